@@ -1,0 +1,67 @@
+/* evenstep: finds the command and runs it. */
+#include "base/fail.h"
+#include "base/nearest.h"
+#include "cli/command.h"
+
+#include <evenstep/version.h>
+#include <string.h>
+
+static int version(int argc, char **argv) {
+  (void)argc;
+  (void)argv;
+  (void)printf("evenstep %s\n", even_version());
+  return 0;
+}
+
+static const even_command commands[] = {
+    /* one line a command, in the order of a user's day */
+    {"version", "the version of this program", version},
+};
+
+enum { COMMAND_COUNT = sizeof commands / sizeof commands[0] };
+
+static void help(FILE *stream) {
+  (void)fprintf(stream,
+                "evenstep %s: trains PyTorch models on unequal devices, each with the work it can "
+                "finish in the same time\n\nusage: evenstep COMMAND [options]\n\n",
+                even_version());
+  for (size_t i = 0; i < COMMAND_COUNT; i++) {
+    (void)fprintf(stream, "  %-10s %s\n", commands[i].name, commands[i].summary);
+  }
+  (void)fprintf(stream, "\n`evenstep COMMAND --help` tells more of each.\n");
+}
+
+static int unknown(const char *word) {
+  const char *names[COMMAND_COUNT + 1];
+  for (size_t i = 0; i < COMMAND_COUNT; i++) {
+    names[i] = commands[i].name;
+  }
+  const char *nearest = even_nearest(word, names, COMMAND_COUNT);
+  (void)even_fail(EVEN_ERR_USAGE, "unknown command \"%s\"", word);
+  if (nearest != NULL) {
+    (void)even_error_fix("did you mean `evenstep %s`? `evenstep --help` lists the commands", nearest);
+  } else {
+    (void)even_error_fix("`evenstep --help` lists the commands");
+  }
+  return even_cli_fail();
+}
+
+int main(int argc, char **argv) {
+  if (argc < 2) {
+    help(stderr);
+    return even_status_exit_code(EVEN_ERR_USAGE);
+  }
+  if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
+    help(stdout);
+    return 0;
+  }
+  if (strcmp(argv[1], "--version") == 0) {
+    return version(0, NULL);
+  }
+  for (size_t i = 0; i < COMMAND_COUNT; i++) {
+    if (strcmp(argv[1], commands[i].name) == 0) {
+      return commands[i].run(argc - 2, argv + 2);
+    }
+  }
+  return unknown(argv[1]);
+}

@@ -1,0 +1,12 @@
+# Warnings and sanitizers, for all targets.
+add_library(evenstep_flags INTERFACE)
+target_compile_definitions(evenstep_flags INTERFACE _GNU_SOURCE)
+target_compile_options(evenstep_flags INTERFACE -Wall -Wextra -Wconversion -Wshadow -Wstrict-prototypes
+                                                -Wmissing-prototypes -Wpointer-arith -Wvla -fno-strict-aliasing)
+if(EVENSTEP_WERROR)
+  target_compile_options(evenstep_flags INTERFACE -Werror)
+endif()
+if(EVENSTEP_SANITIZE)
+  target_compile_options(evenstep_flags INTERFACE -fsanitize=${EVENSTEP_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all -g)
+  target_link_options(evenstep_flags INTERFACE -fsanitize=${EVENSTEP_SANITIZE})
+endif()

@@ -1,0 +1,82 @@
+/* Who gets how many samples. Pure: numbers in, numbers out; no I/O, no threads, no clock. The same
+ * inputs give the same shares on every rank and machine, so that no leader is needed. */
+#ifndef EVENSTEP_BALANCER_H
+#define EVENSTEP_BALANCER_H
+
+#include <evenstep/status.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* X(name, number, text) */
+#define EVEN_POLICY_LIST(X)          \
+  X(EQUAL, 0, "equal")               \
+  X(PROPORTIONAL, 1, "proportional") \
+  X(DYNAMIC, 2, "dynamic")           \
+  X(HYBRID, 3, "hybrid")
+
+typedef enum even_policy {
+#define EVEN_POLICY_ENUM(name, number, text) EVEN_POLICY_##name = (number),
+  EVEN_POLICY_LIST(EVEN_POLICY_ENUM)
+#undef EVEN_POLICY_ENUM
+} even_policy;
+
+/* "hybrid" -> EVEN_POLICY_HYBRID; unknown: EVEN_ERR_ARGUMENT, the nearest name in the fix. */
+EVEN_PUBLIC even_status even_policy_parse(const char *text, even_policy *out) EVEN_MUST_USE;
+EVEN_PUBLIC const char *even_policy_name(even_policy policy);
+
+/* Measured step time of one rank: seconds[i] for samples[i] samples. samples strictly rising from >= 0, seconds finite,
+ * >= 0, non-decreasing. Between points linear; past the last point along the last slope (one point: through the
+ * origin); below the first point along the line to (0, 0) or, with samples[0] == 0, exact. */
+typedef struct even_time_table {
+  const int64_t *samples;
+  const double *seconds;
+  size_t points;
+} even_time_table;
+
+/* Seconds that the table gives for `samples`. */
+EVEN_PUBLIC double even_time_table_at(const even_time_table *table, int64_t samples);
+
+/* The integer optimum: shares[r] >= 0, sum = batch, shares[r] <= caps[r] (caps NULL or < 0: none), that minimises
+ * max_r t_r(shares[r]); among optima the one with the smallest total of shares moved from proportional, ties by rank.
+ * Method: bisection on the step time (each t_r is monotone), then greedy integers; exact.
+ * *step_seconds (may be NULL) = the optimum. Errors: EVEN_ERR_ARGUMENT (says which rank), caps that cannot hold the
+ * batch included. */
+EVEN_PUBLIC even_status even_balancer_solve(const even_time_table *tables, const int64_t *caps, size_t ranks,
+                                            int64_t batch, int64_t *shares, double *step_seconds) EVEN_MUST_USE;
+
+typedef struct even_balancer even_balancer;
+
+typedef struct even_balancer_params {
+  size_t size; /* sizeof(even_balancer_params) */
+  even_policy policy;
+  size_t ranks;         /* >= 1 */
+  int64_t batch;        /* global batch, >= 1; fewer samples than ranks is allowed: some shares are 0 */
+  const double *speeds; /* relative prior speeds, > 0 and finite; NULL: all equal */
+  const int64_t *caps;  /* most samples of each rank; NULL or < 0: none */
+} even_balancer_params;
+
+/* One rank's measurement of one step, as exchanged in the commit vote. */
+typedef struct even_step_timing {
+  int64_t samples;     /* its share in that step (0: a dummy batch ran) */
+  double busy_seconds; /* from the step's start to its last gradient, plus its optimizer; without waiting for peers */
+} even_step_timing;
+
+EVEN_PUBLIC even_status even_balancer_open(const even_balancer_params *params, even_balancer **out) EVEN_MUST_USE;
+EVEN_PUBLIC void even_balancer_close(even_balancer *balancer);
+/* Takes the timings of one step, one per rank. Robust to single outliers; follows real changes within a few steps. A
+ * timing that is not finite or negative: EVEN_ERR_ARGUMENT and nothing is learned. */
+EVEN_PUBLIC even_status even_balancer_observe(even_balancer *balancer, const even_step_timing *timings) EVEN_MUST_USE;
+/* Shares for a step of `batch` samples (the global batch, or a smaller last one). */
+EVEN_PUBLIC even_status even_balancer_shares(even_balancer *balancer, int64_t batch, int64_t *shares) EVEN_MUST_USE;
+/* What the balancer now believes: seconds of rank r for `samples` (0 < before anything was observed means unknown:
+ * NaN). */
+EVEN_PUBLIC double even_balancer_predict(const even_balancer *balancer, size_t rank, int64_t samples);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,73 @@
+/* Collectives between the CPU ranks of one host, over shared memory.
+ *
+ * A group is a shared segment that its ranks map. One rank creates the segment and hands
+ * its descriptor to the others (inherited, or through /proc/PID/fd); each opens the group over it.
+ * Calls are collective: every rank of the group makes the same calls in the same order.
+ * One thread at a time may call into one group; several groups are independent.
+ *
+ * Every call that moves data can fail with EVEN_ERR_PEER_LOST (a rank died: within a second),
+ * EVEN_ERR_REVOKED (even_comm_revoke), EVEN_ERR_TIMEOUT, EVEN_ERR_MISMATCH (ranks made different calls:
+ * kind, count, dtype or op). After any of these the group is unusable: close it. */
+#ifndef EVENSTEP_COMM_H
+#define EVENSTEP_COMM_H
+
+#include <evenstep/status.h>
+#include <evenstep/types.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct even_comm even_comm;
+
+typedef struct even_comm_params {
+  size_t size;            /* sizeof(even_comm_params) */
+  int rank;               /* 0 … ranks-1 */
+  int ranks;              /* 1 … 4096 */
+  size_t arena_bytes;     /* each rank's part of the arena; the same on all ranks; may be 0 */
+  double timeout_seconds; /* of one call; <= 0: 1800 */
+  int spin; /* -1: chosen from the CPUs that the ranks may use; 0: never spin; else polls before sleeping */
+} even_comm_params;
+
+/* Makes the segment for a group (rank 0, or any parent of the ranks). *fd is close-on-exec; the caller
+ * owns it and may close it once all ranks have opened the group. params->rank is not looked at. */
+EVEN_PUBLIC even_status even_comm_create_segment(const even_comm_params *params, int *fd) EVEN_MUST_USE;
+/* Opens the group over a segment. The descriptor is duplicated: the caller keeps its own.
+ * Returns when all ranks have come (or with an error by the timeout). */
+EVEN_PUBLIC even_status even_comm_open(const even_comm_params *params, int fd, even_comm **out) EVEN_MUST_USE;
+/* Leaves the group and unmaps it. NULL is allowed. Not collective: peers that wait for this rank get
+ * EVEN_ERR_PEER_LOST. */
+EVEN_PUBLIC void even_comm_close(even_comm *comm);
+
+EVEN_PUBLIC int even_comm_rank(const even_comm *comm);
+EVEN_PUBLIC int even_comm_ranks(const even_comm *comm);
+/* This rank's part of the arena (64-byte aligned, arena_bytes long). Ordinary memory for this rank between
+ * collectives; a collective on a range of it moves no staging copy. NULL where arena_bytes is 0. */
+EVEN_PUBLIC void *even_comm_arena(even_comm *comm);
+
+/* In place on all ranks: data[i] = op over ranks. `data` in the arena (the same offset on every rank) is reduced
+ * where it lies; any other memory is staged in cache-sized pieces. count elements. */
+EVEN_PUBLIC even_status even_comm_all_reduce(even_comm *comm, void *data, size_t count, even_dtype dtype,
+                                             even_reduce_op op) EVEN_MUST_USE;
+/* output (counts[rank] elements) = op over ranks of input's part for this rank; the parts lie in input in rank
+ * order, counts[r] elements for rank r (0 allowed); counts has `ranks` entries, the same on all ranks. */
+EVEN_PUBLIC even_status even_comm_reduce_scatter(even_comm *comm, const void *input, void *output, const size_t *counts,
+                                                 even_dtype dtype, even_reduce_op op) EVEN_MUST_USE;
+/* output = the ranks' inputs in rank order; counts[r] elements come from rank r (0 allowed). In place when input
+ * already lies at its place in output. */
+EVEN_PUBLIC even_status even_comm_all_gather(even_comm *comm, const void *input, void *output, const size_t *counts,
+                                             even_dtype dtype) EVEN_MUST_USE;
+/* data (bytes long) of rank `root` on all ranks. */
+EVEN_PUBLIC even_status even_comm_broadcast(even_comm *comm, void *data, size_t bytes, int root) EVEN_MUST_USE;
+EVEN_PUBLIC even_status even_comm_barrier(even_comm *comm) EVEN_MUST_USE;
+
+/* Ends every blocked and future call of the group on all ranks with EVEN_ERR_REVOKED. Any thread, any rank. */
+EVEN_PUBLIC void even_comm_revoke(even_comm *comm);
+
+/* The name of the SIMD path in use: "avx512", "avx2", "neon", "portable". */
+EVEN_PUBLIC const char *even_comm_simd(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

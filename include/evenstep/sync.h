@@ -1,0 +1,65 @@
+/* Gradient synchronisation: buckets in a group's arena, reduced by an engine thread
+ * while backward still runs.
+ *
+ * sum_r weight_r * gradient_r is formed for every parameter (weight_r = n_r / N makes it the gradient of the
+ * mean over the whole batch). Buckets are filled in reverse order of the parameters, as in Li et al., "PyTorch
+ * Distributed", VLDB 2020, section 3.2, and reduced in one fixed order, so that all ranks issue the same collectives.
+ */
+#ifndef EVENSTEP_SYNC_H
+#define EVENSTEP_SYNC_H
+
+#include <evenstep/comm.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct even_sync even_sync;
+
+typedef struct even_sync_parameter {
+  size_t count;     /* elements */
+  even_dtype dtype; /* F32, F64, F16, BF16 */
+} even_sync_parameter;
+
+typedef struct even_sync_params {
+  size_t size; /* sizeof(even_sync_params) */
+  const even_sync_parameter *parameters;
+  size_t parameter_count;
+  size_t bucket_bytes;       /* cap of a bucket; 0: 4 MiB. A larger parameter has a bucket of its own */
+  size_t first_bucket_bytes; /* cap of the bucket reduced first; 0: 256 KiB */
+  size_t arena_offset;       /* where in the group's arena the buckets may begin */
+} even_sync_params;
+
+/* What the last even_sync_finish saw. Times in ns of the calling thread's or the engine's clock. */
+typedef struct even_sync_report {
+  uint64_t communication_ns; /* engine: packing and collectives, waiting for peers included */
+  uint64_t peer_wait_ns;     /* engine: of it, waiting for peers to arrive */
+  uint64_t exposed_ns;       /* how long even_sync_finish blocked its caller */
+  uint64_t bytes;            /* reduced */
+  uint32_t buckets;
+} even_sync_report;
+
+/* Bytes of arena that these parameters need (the same on all ranks): for even_comm_params.arena_bytes. */
+EVEN_PUBLIC even_status even_sync_arena_bytes(const even_sync_params *params, size_t *out) EVEN_MUST_USE;
+/* Starts the engine thread. The group must outlive the engine; while a round is open (begin … finish) no other thread
+ * may call into the group. */
+EVEN_PUBLIC even_status even_sync_open(const even_sync_params *params, even_comm *comm, even_sync **out) EVEN_MUST_USE;
+EVEN_PUBLIC void even_sync_close(even_sync *sync);
+/* Where parameter `index` lies in this rank's arena: 64-byte aligned, count elements, contiguous. */
+EVEN_PUBLIC void *even_sync_slot(even_sync *sync, size_t index);
+
+/* Opens a round. weight >= 0; with weight 0 this rank's gradients count as zeros, whatever they hold (NaN included). */
+EVEN_PUBLIC even_status even_sync_begin(even_sync *sync, double weight) EVEN_MUST_USE;
+/* Parameter `index` has its gradient at `gradient` (count contiguous elements; the slot itself is allowed). The
+ * memory must stay as it is until even_sync_finish. A second call for one parameter in one round is EVEN_ERR_STATE. */
+EVEN_PUBLIC even_status even_sync_ready(even_sync *sync, size_t index, const void *gradient) EVEN_MUST_USE;
+/* Closes the round: parameters not made ready count as zeros, or, where no rank made them ready, are absent.
+ * Blocks until every slot holds its sum. used[i] (parameter_count bytes, may be NULL) is 1 where some rank made
+ * parameter i ready, else 0 (its slot is then undefined). Errors: those of the collectives; the engine then refuses
+ * further rounds. */
+EVEN_PUBLIC even_status even_sync_finish(even_sync *sync, uint8_t *used, even_sync_report *report) EVEN_MUST_USE;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,116 @@
+/* What each rank did and when: fixed records in lock-free rings in shared memory. Anyone may write,
+ * from any thread, without a system call; the agent reads. A full ring overwrites its oldest records: the
+ * reader counts what it missed, the writer never waits.
+ *
+ * One segment holds one ring for each rank. Under `evenstep run` its descriptor is in EVENSTEP_TELEMETRY_FD. */
+#ifndef EVENSTEP_TELEMETRY_H
+#define EVENSTEP_TELEMETRY_H
+
+#include <evenstep/status.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* X(name, number, text) */
+#define EVEN_SPAN_LIST(X)                                                                \
+  X(DATA, 0, "data")                   /* the user's loader, until the batch is there */ \
+  X(FORWARD, 1, "forward")             /* from the batch to backward's start */          \
+  X(BACKWARD, 2, "backward")           /* autograd, until its last gradient */           \
+  X(COMMUNICATION, 3, "communication") /* engine thread: a bucket packed and reduced */  \
+  X(WAIT, 4, "wait")                   /* the rank stood still for others */             \
+  X(OPTIMIZER, 5, "optimizer")                                                           \
+  X(CHECKPOINT, 6, "checkpoint")                                                         \
+  X(EVALUATION, 7, "evaluation")
+
+typedef enum even_span {
+#define EVEN_SPAN_ENUM(name, number, text) EVEN_SPAN_##name = (number),
+  EVEN_SPAN_LIST(EVEN_SPAN_ENUM)
+#undef EVEN_SPAN_ENUM
+} even_span;
+#define EVEN_SPAN_COUNT 8
+
+typedef enum even_record_kind { EVEN_RECORD_SPAN = 1, EVEN_RECORD_STEP = 2, EVEN_RECORD_EVENT = 3 } even_record_kind;
+
+/* Times: CLOCK_MONOTONIC in ns (even_clock_ns). step counts optimizer steps from 0 since the start of training
+ * (it goes on after a resume). */
+typedef struct even_span_record {
+  uint32_t step;
+  uint32_t span; /* even_span */
+  uint64_t start_ns;
+  uint64_t duration_ns;
+  uint64_t bytes; /* moved, for COMMUNICATION and CHECKPOINT; else 0 */
+} even_span_record;
+
+/* One per rank and optimizer step, written after the vote. */
+typedef struct even_step_record {
+  uint32_t step;
+  uint32_t epoch;
+  uint64_t end_ns;
+  uint64_t duration_ns;    /* since the end of the step before */
+  uint64_t busy_ns;        /* of it, this rank's own work */
+  uint32_t samples;        /* this rank's share */
+  uint32_t batch;          /* the global batch */
+  float loss;              /* weighted mean over all ranks; NaN when unknown */
+  float predicted_seconds; /* of this step, by the balancer, before it ran; NaN when unknown */
+} even_step_record;
+
+/* X(name, number, text): what happened, with up to 40 bytes of words */
+typedef enum even_event {
+  EVEN_EVENT_SHARES = 1,      /* the shares changed; words: "12,4" */
+  EVEN_EVENT_CHECKPOINT = 2,  /* a checkpoint is whole; words: its folder's name */
+  EVEN_EVENT_TOTAL_STEPS = 3, /* value: steps that the run will make, as far as known */
+  EVEN_EVENT_EPOCH = 4,       /* value: the epoch that begins */
+  EVEN_EVENT_RESUME = 5,      /* value: the step resumed at */
+  EVEN_EVENT_MESSAGE = 6
+} even_event;
+
+typedef struct even_event_record {
+  uint32_t event; /* even_event */
+  uint32_t step;
+  uint64_t at_ns;
+  int64_t value;
+  char words[40]; /* NUL-terminated, cut where longer */
+} even_event_record;
+
+typedef struct even_record {
+  uint32_t kind; /* even_record_kind */
+  uint32_t rank;
+  union {
+    even_span_record span;
+    even_step_record step;
+    even_event_record event;
+  } as;
+} even_record;
+
+/* ---- the writer's side (rank) ---- */
+typedef struct even_telemetry even_telemetry;
+
+/* A zeroed segment for `ranks` rings of `records` records each (rounded up to a power of two; 0: 8192). *fd is
+ * close-on-exec and owned by the caller. */
+EVEN_PUBLIC even_status even_telemetry_create_segment(int ranks, size_t records, int *fd) EVEN_MUST_USE;
+/* Opens rank's ring for writing; the descriptor is duplicated. */
+EVEN_PUBLIC even_status even_telemetry_open(int fd, int rank, even_telemetry **out) EVEN_MUST_USE;
+EVEN_PUBLIC void even_telemetry_close(even_telemetry *telemetry);
+/* Writes one record; a NULL telemetry does nothing. Any thread; wait-free. */
+EVEN_PUBLIC void even_telemetry_span(even_telemetry *telemetry, const even_span_record *record);
+EVEN_PUBLIC void even_telemetry_step(even_telemetry *telemetry, const even_step_record *record);
+EVEN_PUBLIC void even_telemetry_event(even_telemetry *telemetry, const even_event_record *record);
+
+/* ---- the reader's side (agent) ---- */
+typedef struct even_telemetry_reader even_telemetry_reader;
+
+EVEN_PUBLIC even_status even_telemetry_reader_open(int fd, even_telemetry_reader **out) EVEN_MUST_USE;
+EVEN_PUBLIC void even_telemetry_reader_close(even_telemetry_reader *reader);
+EVEN_PUBLIC int even_telemetry_reader_ranks(const even_telemetry_reader *reader);
+/* Up to `limit` new records of all rings into `records`; returns how many. *lost (may be NULL) grows by the records
+ * that were overwritten before they were read. One thread. */
+EVEN_PUBLIC size_t even_telemetry_reader_drain(even_telemetry_reader *reader, even_record *records, size_t limit,
+                                               uint64_t *lost);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,12 @@
+/* The version of these headers; even_version() gives that of the library. */
+#ifndef EVENSTEP_VERSION_H
+#define EVENSTEP_VERSION_H
+
+#include <evenstep/status.h>
+
+#define EVEN_VERSION "0.1.0"
+
+/* A static string. Any thread. */
+EVEN_PUBLIC const char *even_version(void);
+
+#endif

@@ -1,0 +1,24 @@
+/* What the files of the extension share. Limited API 3.9: one abi3 module. */
+#ifndef EVEN_EXT_H
+#define EVEN_EXT_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <string.h>
+
+#include <evenstep/status.h>
+
+/* evenstep.EvenstepError, with attributes status (str), fix (str or None), rank (int or None), device (str or None). */
+extern PyObject *even_ext_error;
+
+/* Raises the calling thread's last error as EvenstepError; returns NULL. MemoryError for EVEN_ERR_MEMORY. */
+PyObject *even_ext_raise(void);
+
+/* Each adds its types and functions to the module; 0, or -1 with an exception set. */
+int even_ext_add_comm(PyObject *module);
+int even_ext_add_sync(PyObject *module);
+int even_ext_add_telemetry(PyObject *module);
+int even_ext_add_balancer(PyObject *module);
+int even_ext_add_checkpoint(PyObject *module);
+
+#endif

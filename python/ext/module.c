@@ -1,0 +1,74 @@
+/* evenstep._core: the module, its exception, its parts. */
+#include "ext.h"
+
+#include <evenstep/version.h>
+
+PyObject *even_ext_error = NULL;
+
+static PyObject *new_reference(PyObject *object) {
+  Py_INCREF(object);
+  return object;
+}
+
+static int set_text(PyObject *exception, const char *name, const char *text) {
+  PyObject *value =
+      text[0] == '\0' ? new_reference(Py_None) : PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
+  if (value == NULL) {
+    return -1;
+  }
+  int failed = PyObject_SetAttrString(exception, name, value);
+  Py_DECREF(value);
+  return failed;
+}
+
+PyObject *even_ext_raise(void) {
+  const even_error *error = even_error_last();
+  if (error->status == EVEN_ERR_MEMORY) {
+    PyErr_SetString(PyExc_MemoryError, error->what);
+    return NULL;
+  }
+  const char *what = error->what[0] != '\0' ? error->what : even_status_text(error->status);
+  PyObject *message = error->fix[0] != '\0' ? PyUnicode_FromFormat("%s (%s)\n  fix: %s", what,
+                                                                   even_status_name(error->status), error->fix)
+                                            : PyUnicode_FromFormat("%s (%s)", what, even_status_name(error->status));
+  if (message == NULL) {
+    return NULL;
+  }
+  PyObject *exception = PyObject_CallFunctionObjArgs(even_ext_error, message, NULL);
+  Py_DECREF(message);
+  if (exception == NULL) {
+    return NULL;
+  }
+  PyObject *rank = error->rank >= 0 ? PyLong_FromLong(error->rank) : new_reference(Py_None);
+  if (rank == NULL || PyObject_SetAttrString(exception, "rank", rank) != 0 ||
+      set_text(exception, "status", even_status_name(error->status)) != 0 ||
+      set_text(exception, "fix", error->fix) != 0 || set_text(exception, "device", error->device) != 0) {
+    Py_XDECREF(rank);
+    Py_DECREF(exception);
+    return NULL;
+  }
+  Py_DECREF(rank);
+  PyErr_SetObject(even_ext_error, exception);
+  Py_DECREF(exception);
+  return NULL;
+}
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_core", "Evenstep's engine, in C.", -1, NULL, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__core(void) {
+  PyObject *module = PyModule_Create(&definition);
+  if (module == NULL) {
+    return NULL;
+  }
+  even_ext_error = PyErr_NewExceptionWithDoc(
+      "evenstep.EvenstepError",
+      "An error of Evenstep: what happened, where and why; `fix` says what to do, `status` is its stable name.",
+      PyExc_RuntimeError, NULL);
+  if (even_ext_error == NULL || PyModule_AddObject(module, "EvenstepError", new_reference(even_ext_error)) != 0 ||
+      PyModule_AddStringConstant(module, "version", even_version()) != 0) {
+    Py_DECREF(module);
+    return NULL;
+  }
+  return module;
+}

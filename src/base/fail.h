@@ -1,0 +1,37 @@
+/* How the library reports an error: one call where the cause is known, one
+ * more, optional, where the user's intent (and so the fix) is known. */
+#ifndef EVEN_BASE_FAIL_H
+#define EVEN_BASE_FAIL_H
+
+#include <evenstep/status.h>
+
+/* Records an error for the calling thread and returns its status:
+ *   return even_fail(EVEN_ERR_INPUT, "%s: line %d is not JSON", path, line); */
+#define even_fail(status, ...) even_fail_at(__FILE__, __LINE__, (status), 0, __VA_ARGS__)
+
+/* The same for a failed system call; the text of `error_number` is appended,
+ * and the status is derived from it (ENOSPC, ENOMEM, EACCES, EADDRINUSE, ENOENT …
+ * have their own), EVEN_ERR_SYSTEM otherwise. */
+#define even_fail_errno(error_number, ...) even_fail_errno_at(__FILE__, __LINE__, (error_number), __VA_ARGS__)
+
+even_status even_fail_at(const char *file, int line, even_status status, int system_error, const char *format, ...)
+    EVEN_PRINTF(5, 6);
+even_status even_fail_errno_at(const char *file, int line, int system_error, const char *format, ...) EVEN_PRINTF(4, 5);
+
+/* Adds the advice to the last error; an advice already there is kept. Returns its status. */
+even_status even_error_fix(const char *format, ...) EVEN_PRINTF(1, 2);
+/* Names the rank (-1: leave) and the device (NULL: leave) of the last error. */
+even_status even_error_place(int rank, const char *device);
+/* Puts "prefix: " before the last error's text. */
+even_status even_error_prefix(const char *format, ...) EVEN_PRINTF(1, 2);
+
+/* Leaves the function when `call` fails. */
+#define EVEN_TRY(call)                     \
+  do {                                     \
+    even_status even_try_status_ = (call); \
+    if (even_try_status_ != EVEN_OK) {     \
+      return even_try_status_;             \
+    }                                      \
+  } while (0)
+
+#endif

@@ -1,0 +1,52 @@
+/* The real system calls. */
+#include "os/calls.h"
+
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+static int real_open(const char *path, int flags, mode_t mode) {
+  return open(path, flags, mode);
+}
+static int real_fstat(int fd, struct stat *out) {
+  return fstat(fd, out);
+}
+
+static long real_futex(uint32_t *word, int operation, uint32_t value, const struct timespec *timeout) {
+  return syscall(SYS_futex, word, operation, value, timeout, NULL, 0);
+}
+
+static int real_pidfd_open(pid_t pid, unsigned int flags) {
+  return (int)syscall(SYS_pidfd_open, pid, flags);
+}
+
+static int real_memfd_create(const char *name, unsigned int flags) {
+  return memfd_create(name, flags);
+}
+
+#define REAL_CALLS                    \
+  {.open = real_open,                 \
+   .close = close,                    \
+   .read = read,                      \
+   .write = write,                    \
+   .pread = pread,                    \
+   .pwrite = pwrite,                  \
+   .fsync = fsync,                    \
+   .ftruncate = ftruncate,            \
+   .fstat = real_fstat,               \
+   .rename = rename,                  \
+   .mkdir = mkdir,                    \
+   .rmdir = rmdir,                    \
+   .unlink = unlink,                  \
+   .mmap = mmap,                      \
+   .munmap = munmap,                  \
+   .memfd_create = real_memfd_create, \
+   .futex = real_futex,               \
+   .pidfd_open = real_pidfd_open,     \
+   .clock_gettime = clock_gettime}
+
+even_os_calls even_os = REAL_CALLS;
+const even_os_calls even_os_real = REAL_CALLS;

@@ -1,0 +1,14 @@
+/* Time: one clock for all spans, the same for all processes of a host. */
+#ifndef EVEN_OS_CLOCK_H
+#define EVEN_OS_CLOCK_H
+
+#include <stdint.h>
+
+/* CLOCK_MONOTONIC in nanoseconds. Never fails on Linux. Any thread. */
+uint64_t even_clock_ns(void);
+/* CLOCK_REALTIME in nanoseconds since 1970 (UTC), for names and files. Any thread. */
+uint64_t even_clock_wall_ns(void);
+/* CPU time of the calling thread in nanoseconds. */
+uint64_t even_clock_thread_cpu_ns(void);
+
+#endif

@@ -1,0 +1,144 @@
+/* Whole files and durable replacement. */
+#include "os/file.h"
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "os/calls.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+
+even_status even_file_read(const char *path, size_t limit_bytes, even_text *out) {
+  char buffer[16384];
+  size_t total = 0;
+  int fd = even_os.open(path, O_RDONLY | O_CLOEXEC, 0);
+  if (fd < 0) {
+    return even_fail_errno(errno, "%s cannot be opened", path);
+  }
+  even_status status = EVEN_OK;
+  for (;;) {
+    ssize_t got = even_os.read(fd, buffer, sizeof buffer);
+    if (got < 0 && errno == EINTR) {
+      continue;
+    }
+    if (got < 0) {
+      status = even_fail_errno(errno, "%s cannot be read", path);
+      break;
+    }
+    if (got == 0) {
+      even_text_append(out, "", 0);
+      status = even_text_status(out);
+      break;
+    }
+    total += (size_t)got;
+    if (total > limit_bytes) {
+      status = even_fail(EVEN_ERR_INPUT, "%s is larger than %zu bytes", path, limit_bytes);
+      break;
+    }
+    even_text_append(out, buffer, (size_t)got);
+  }
+  (void)even_os.close(fd);
+  return status;
+}
+
+even_status even_file_write_all(int fd, const void *data, size_t bytes) {
+  const char *at = data;
+  while (bytes > 0) {
+    ssize_t written = even_os.write(fd, at, bytes);
+    if (written < 0 && errno == EINTR) {
+      continue;
+    }
+    if (written < 0) {
+      return even_fail_errno(errno, "%zu bytes could not be written", bytes);
+    }
+    at += written;
+    bytes -= (size_t)written;
+  }
+  return EVEN_OK;
+}
+
+even_status even_folder_sync(const char *path) {
+  int fd = even_os.open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+  if (fd < 0) {
+    return even_fail_errno(errno, "folder %s cannot be opened", path);
+  }
+  even_status status = EVEN_OK;
+  if (even_os.fsync(fd) != 0 && errno != EINVAL) {
+    status = even_fail_errno(errno, "folder %s cannot be synced", path);
+  }
+  (void)even_os.close(fd);
+  return status;
+}
+
+static even_status sync_parent(const char *path) {
+  const char *slash = strrchr(path, '/');
+  char *folder = NULL;
+  if (slash == NULL) {
+    return even_folder_sync(".");
+  }
+  EVEN_TRY(even_duplicate(path, &folder));
+  folder[slash == path ? 1 : slash - path] = '\0';
+  even_status status = even_folder_sync(folder);
+  even_free(folder);
+  return status;
+}
+
+static even_status write_new(const char *path, const void *data, size_t bytes) {
+  int fd = even_os.open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (fd < 0) {
+    return even_fail_errno(errno, "%s cannot be created", path);
+  }
+  even_status status = even_file_write_all(fd, data, bytes);
+  if (status == EVEN_OK && even_os.fsync(fd) != 0) {
+    status = even_fail_errno(errno, "%s cannot be synced", path);
+  }
+  if (even_os.close(fd) != 0 && status == EVEN_OK) {
+    status = even_fail_errno(errno, "%s cannot be closed", path);
+  }
+  if (status != EVEN_OK) {
+    (void)even_os.unlink(path);
+  }
+  return status;
+}
+
+even_status even_file_replace(const char *path, const void *data, size_t bytes) {
+  even_text temporary = EVEN_TEXT_EMPTY;
+  even_text_format(&temporary, "%s.tmp", path);
+  even_status status = even_text_status(&temporary);
+  if (status == EVEN_OK) {
+    status = write_new(even_text_string(&temporary), data, bytes);
+  }
+  if (status == EVEN_OK && even_os.rename(even_text_string(&temporary), path) != 0) {
+    status = even_fail_errno(errno, "%s cannot be put in place", path);
+    (void)even_os.unlink(even_text_string(&temporary));
+  }
+  if (status == EVEN_OK) {
+    status = sync_parent(path);
+  }
+  even_text_free(&temporary);
+  return status;
+}
+
+even_status even_folder_make(const char *path) {
+  char *partial = NULL;
+  EVEN_TRY(even_duplicate(path, &partial));
+  even_status status = EVEN_OK;
+  for (char *at = partial + 1; status == EVEN_OK; at++) {
+    char kept = *at;
+    if (kept != '/' && kept != '\0') {
+      continue;
+    }
+    *at = '\0';
+    if (even_os.mkdir(partial, 0777) != 0 && errno != EEXIST) {
+      status = even_fail_errno(errno, "folder %s cannot be made", partial);
+    }
+    *at = kept;
+    if (kept == '\0') {
+      break;
+    }
+  }
+  even_free(partial);
+  return status;
+}

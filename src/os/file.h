@@ -1,0 +1,21 @@
+/* Whole files, and writes that survive a power cut. */
+#ifndef EVEN_OS_FILE_H
+#define EVEN_OS_FILE_H
+
+#include "base/text.h"
+
+#include <stddef.h>
+
+/* Appends the whole file (at most limit_bytes, else EVEN_ERR_INPUT) to `out`. */
+even_status even_file_read(const char *path, size_t limit_bytes, even_text *out) EVEN_MUST_USE;
+/* Replaces `path` by `data`: temporary file, fsync, rename, fsync of the folder. On any
+ * failure the old file stays as it was and the temporary one is removed. */
+even_status even_file_replace(const char *path, const void *data, size_t bytes) EVEN_MUST_USE;
+/* Writes all of `data` to fd, through EINTR and short writes. */
+even_status even_file_write_all(int fd, const void *data, size_t bytes) EVEN_MUST_USE;
+/* Makes a folder and those above it; one that exists is fine. Mode 0777 less umask. */
+even_status even_folder_make(const char *path) EVEN_MUST_USE;
+/* fsyncs a folder, so that renames in it are durable. */
+even_status even_folder_sync(const char *path) EVEN_MUST_USE;
+
+#endif

@@ -1,0 +1,82 @@
+/* memfd segments. */
+#include "os/shared_memory.h"
+
+#include "base/fail.h"
+#include "os/calls.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/mman.h>
+
+static even_status map(even_shared_memory *memory) {
+  void *address = even_os.mmap(NULL, memory->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory->fd, 0);
+  if (address == MAP_FAILED) {
+    return even_fail_errno(errno, "%zu bytes of shared memory could not be mapped", memory->bytes);
+  }
+  memory->address = address;
+  return EVEN_OK;
+}
+
+even_status even_shared_memory_create(const char *label, size_t bytes, even_shared_memory *out) {
+  *out = (even_shared_memory){.fd = -1, .bytes = bytes};
+  if (bytes == 0 || bytes > (size_t)INT64_MAX) {
+    return even_fail(EVEN_ERR_ARGUMENT, "a shared memory segment of %zu bytes", bytes);
+  }
+  out->fd = even_os.memfd_create(label, MFD_CLOEXEC);
+  if (out->fd < 0) {
+    return even_fail_errno(errno, "a shared memory segment could not be made");
+  }
+  even_status status = EVEN_OK;
+  if (even_os.ftruncate(out->fd, (off_t)bytes) != 0) {
+    status = even_fail_errno(errno, "a shared memory segment could not grow to %zu bytes", bytes);
+  } else {
+    status = map(out);
+  }
+  if (status != EVEN_OK) {
+    even_shared_memory_close(out);
+  }
+  return status;
+}
+
+even_status even_shared_memory_adopt(int fd, even_shared_memory *out) {
+  struct stat facts;
+  *out = (even_shared_memory){.fd = fd};
+  even_status status = EVEN_OK;
+  if (even_os.fstat(fd, &facts) != 0) {
+    status = even_fail_errno(errno, "shared memory (descriptor %d) cannot be read", fd);
+  } else if (facts.st_size <= 0) {
+    status = even_fail(EVEN_ERR_INPUT, "shared memory (descriptor %d) is empty", fd);
+  } else {
+    out->bytes = (size_t)facts.st_size;
+    status = map(out);
+  }
+  if (status != EVEN_OK) {
+    even_shared_memory_close(out);
+  }
+  return status;
+}
+
+even_status even_shared_memory_open_peer(pid_t pid, int fd, even_shared_memory *out) {
+  char path[64];
+  *out = (even_shared_memory){.fd = -1};
+  (void)snprintf(path, sizeof path, "/proc/%ld/fd/%d", (long)pid, fd);
+  int own = even_os.open(path, O_RDWR | O_CLOEXEC, 0);
+  if (own < 0) {
+    even_status status =
+        even_fail_errno(errno, "the shared memory of process %ld (%s) cannot be opened", (long)pid, path);
+    (void)even_error_fix("run all ranks of a host as one user and in one PID namespace (one container)");
+    return status;
+  }
+  return even_shared_memory_adopt(own, out);
+}
+
+void even_shared_memory_close(even_shared_memory *memory) {
+  if (memory->address != NULL) {
+    (void)even_os.munmap(memory->address, memory->bytes);
+  }
+  if (memory->fd >= 0) {
+    (void)even_os.close(memory->fd);
+  }
+  *memory = (even_shared_memory){.fd = -1};
+}

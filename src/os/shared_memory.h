@@ -1,0 +1,25 @@
+/* Memory that processes of one host share. Segments are memfds: they have no name,
+ * and the kernel frees them with the last process that holds them, whatever its end. */
+#ifndef EVEN_OS_SHARED_MEMORY_H
+#define EVEN_OS_SHARED_MEMORY_H
+
+#include <evenstep/status.h>
+#include <stddef.h>
+#include <sys/types.h>
+
+typedef struct even_shared_memory {
+  int fd;        /* -1 when not open */
+  void *address; /* page-aligned, NULL when not mapped */
+  size_t bytes;
+} even_shared_memory;
+
+/* A new zeroed segment, mapped read-write, its fd close-on-exec. `label` shows in /proc.
+ * Pages are taken when first written. Errors: EVEN_ERR_NO_SPACE, _MEMORY, _SYSTEM. */
+even_status even_shared_memory_create(const char *label, size_t bytes, even_shared_memory *out) EVEN_MUST_USE;
+/* Maps the segment behind `fd` (whole), and owns the fd from then on, also on failure. */
+even_status even_shared_memory_adopt(int fd, even_shared_memory *out) EVEN_MUST_USE;
+/* Maps segment `fd` of process `pid`, of the same user, through /proc. */
+even_status even_shared_memory_open_peer(pid_t pid, int fd, even_shared_memory *out) EVEN_MUST_USE;
+void even_shared_memory_close(even_shared_memory *memory);
+
+#endif
