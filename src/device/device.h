@@ -1,0 +1,53 @@
+/* The devices of this host and what a rank on each may use. */
+#ifndef EVEN_DEVICE_DEVICE_H
+#define EVEN_DEVICE_DEVICE_H
+
+#include <evenstep/status.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef enum even_device_kind { EVEN_DEVICE_CPU, EVEN_DEVICE_CUDA } even_device_kind;
+
+/* A device as `--devices` names it:
+ *   cpu:K    physical core K of those this process may use (with its hardware threads), in hwloc's order
+ *   cpu:A-B  cores A to B as one device
+ *   cpu      all cores as one device
+ *   numa:K   the cores of NUMA node K as one device
+ *   cuda:K   NVIDIA GPU K, in the order of the driver under CUDA_VISIBLE_DEVICES */
+typedef struct even_device {
+  char name[32];
+  even_device_kind kind;
+  char model[128]; /* "AMD EPYC 7B13", "NVIDIA H200" */
+  int32_t *cpus;   /* OS numbers of the CPUs to pin a rank to: the device's own, or those near a GPU */
+  size_t cpu_count;
+  int numa_node;         /* -1 where unknown or several */
+  int cuda_index;        /* -1 for a CPU */
+  char uuid[64];         /* of a GPU */
+  double cores;          /* CPU time that it may use, in cores: the cgroup's quota honoured (half a core is 0.5) */
+  uint64_t memory_bytes; /* that it may use: the cgroup's limit honoured; of a GPU its own */
+} even_device;
+
+typedef struct even_device_list {
+  even_device *items;
+  size_t count;
+} even_device_list;
+
+/* All devices: each physical core, each NUMA node, each GPU. GPUs are looked for through the driver and NVML, opened at
+ * run time; their absence is no error. Free with even_device_list_free. */
+even_status even_device_discover(even_device_list *out) EVEN_MUST_USE;
+
+/* The devices for the ranks of one job, one a rank.
+ * spec "cpu:0,cuda:1": just these (a device named twice is EVEN_ERR_ARGUMENT; one that does not exist EVEN_ERR_DEVICE,
+ * with those that do); ranks must then be 0 or their number. spec NULL, ranks > 0: GPUs when there are as many, else
+ * the cores of this host split into `ranks` even, neighbouring sets (more ranks than cores share them). spec NULL,
+ * ranks 0 ("auto"): one rank a GPU, or without any one a NUMA node. */
+even_status even_device_select(const char *spec, int ranks, even_device_list *out) EVEN_MUST_USE;
+
+void even_device_list_free(even_device_list *list);
+
+/* The profile that `evenstep profile` wrote: one relative score for each device of `devices` into speeds[count]; the
+ * score of a device that the profile lacks is NaN. Errors: EVEN_ERR_NOT_FOUND (no file), EVEN_ERR_INPUT (not JSON, a
+ * speed that is not positive: says which). */
+even_status even_profile_speeds(const char *path, const even_device_list *devices, double *speeds) EVEN_MUST_USE;
+
+#endif

@@ -1,0 +1,48 @@
+/* History, verdicts and the page of one run: reads the ranks' telemetry, keeps it in
+ * runs/NAME/run.db, serves it on localhost, and draws the live view. */
+#ifndef EVEN_MONITOR_MONITOR_H
+#define EVEN_MONITOR_MONITOR_H
+
+#include "base/text.h"
+
+#include <evenstep/status.h>
+#include <stdbool.h>
+#include <sys/types.h>
+
+typedef struct even_monitor even_monitor;
+
+typedef struct even_monitor_rank {
+  const char *device; /* "cpu:0" */
+  const char *model;  /* "AMD EPYC" */
+  double cores;       /* CPU time it may use, quota honoured */
+  double quota;       /* fraction set by --cpu-quota, NAN for none */
+} even_monitor_rank;
+
+typedef struct even_monitor_params {
+  size_t size;            /* sizeof(even_monitor_params) */
+  const char *run_folder; /* "runs/demo": run.db, report.html, agent.json */
+  const char *run_name;
+  const char *command; /* as the user typed it */
+  const char *policy;
+  int ranks;
+  const even_monitor_rank *rank_facts;
+  int telemetry_fd;    /* the rings; duplicated */
+  const char *address; /* to listen at; NULL: 127.0.0.1 */
+  int port;            /* 0: any free one; -1: no server. A port in use: EVEN_ERR_IN_USE with the fix */
+} even_monitor_params;
+
+even_status even_monitor_open(const even_monitor_params *params, even_monitor **out) EVEN_MUST_USE;
+/* "http://127.0.0.1:PORT/?token=…", "" without a server. */
+const char *even_monitor_url(const even_monitor *monitor);
+/* Drains the rings into the database; call it about ten times a second. One thread. A full disk is reported
+ * once and the run goes on without history. */
+even_status even_monitor_tick(even_monitor *monitor) EVEN_MUST_USE;
+void even_monitor_attempt(even_monitor *monitor, int attempt);
+void even_monitor_rank_started(even_monitor *monitor, int rank, pid_t pid);
+void even_monitor_rank_ended(even_monitor *monitor, int rank, const char *cause);
+/* The live view, `columns` wide, several lines, each ended by a newline (as `evenstep top` shows it too). */
+even_status even_monitor_view(even_monitor *monitor, int columns, bool colour, even_text *out) EVEN_MUST_USE;
+/* Drains what is left, notes the exit code, writes report.html, frees. */
+even_status even_monitor_close(even_monitor *monitor, int exit_code) EVEN_MUST_USE;
+
+#endif

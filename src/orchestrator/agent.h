@@ -1,0 +1,51 @@
+/* The host agent: starts one process for each rank, watches them, forwards signals, restarts
+ * the job after a failure, and leaves nothing behind. It knows nothing of the monitor: whoever runs it
+ * may watch through the observer. */
+#ifndef EVEN_ORCHESTRATOR_AGENT_H
+#define EVEN_ORCHESTRATOR_AGENT_H
+
+#include "device/device.h"
+
+#include <stdbool.h>
+#include <sys/types.h>
+
+typedef enum even_rank_end {
+  EVEN_RANK_EXITED,          /* by itself: code */
+  EVEN_RANK_SIGNALLED,       /* by a signal: code */
+  EVEN_RANK_OUT_OF_MEMORY,   /* by the kernel's out-of-memory killer */
+  EVEN_RANK_STOPPED_BY_AGENT /* because another rank failed or the user asked */
+} even_rank_end;
+
+/* Called from the agent's loop, one thread. Any member may be NULL. */
+typedef struct even_agent_observer {
+  void *context;
+  /* an attempt begins (0 for the first); the ranks are not started yet */
+  void (*attempt)(void *context, int attempt);
+  void (*rank_started)(void *context, int rank, pid_t pid);
+  /* `cause` is one line: which rank, where, why; `traceback` the last lines of its output, "" when it ended well */
+  void (*rank_ended)(void *context, int rank, even_rank_end end, int code, const char *cause, const char *traceback);
+  /* a line of a rank's output, without its newline; `error` for stderr */
+  void (*line)(void *context, int rank, bool error, const char *text, size_t length);
+  /* about ten times a second */
+  void (*tick)(void *context);
+} even_agent_observer;
+
+typedef struct even_agent_params {
+  size_t size;                     /* sizeof(even_agent_params) */
+  const even_device_list *devices; /* one a rank */
+  char *const *command;            /* argv of every rank, NULL-terminated: {"python3", "-u", "script.py", …} */
+  const char *run_folder;          /* made; logs/rank-N.log go there */
+  char *const *environment;        /* "NAME=value" lines added for every rank, NULL-terminated, may be NULL */
+  const double *cpu_quota;         /* for each rank: fraction of its cores' time (0 < q <= 1), or NAN; NULL: none */
+  int telemetry_fd;                /* inherited by the ranks as EVENSTEP_TELEMETRY_FD; -1: none */
+  int max_restarts;
+  const char *checkpoint_folder; /* where the newest whole checkpoint is looked for before a (re)start */
+  const char *resume;            /* NULL: start anew; "auto": newest whole checkpoint, if any; else its path */
+  even_agent_observer observer;
+} even_agent_params;
+
+/* Runs the job to its end. *exit_code = the script's exit code (the first failing rank's; 128+signal for a
+ * signal; 130 after Ctrl-C). Errors: only those of the agent itself (EVEN_ERR_SYSTEM …). */
+even_status even_agent_run(const even_agent_params *params, int *exit_code) EVEN_MUST_USE;
+
+#endif
