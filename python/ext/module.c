@@ -56,6 +56,8 @@ PyObject *even_ext_raise(void) {
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, "_core", "Evenstep's engine, in C.", -1, NULL, NULL, NULL, NULL, NULL};
 
+PyMODINIT_FUNC PyInit__core(void); /* CPython declares no prototype */
+
 PyMODINIT_FUNC PyInit__core(void) {
   PyObject *module = PyModule_Create(&definition);
   if (module == NULL) {
