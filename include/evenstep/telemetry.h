@@ -57,7 +57,7 @@ typedef struct even_step_record {
   float predicted_seconds; /* of this step, by the balancer, before it ran; NaN when unknown */
 } even_step_record;
 
-/* X(name, number, text): what happened, with up to 40 bytes of words */
+/* What happened, with a few words. */
 typedef enum even_event {
   EVEN_EVENT_SHARES = 1,      /* the shares changed; words: "12,4" */
   EVEN_EVENT_CHECKPOINT = 2,  /* a checkpoint is whole; words: its folder's name */
@@ -72,7 +72,7 @@ typedef struct even_event_record {
   uint32_t step;
   uint64_t at_ns;
   int64_t value;
-  char words[40]; /* NUL-terminated, cut where longer */
+  char words[40]; /* NUL-terminated; the ring keeps the first 32 bytes */
 } even_event_record;
 
 typedef struct even_record {
@@ -88,13 +88,18 @@ typedef struct even_record {
 /* ---- the writer's side (rank) ---- */
 typedef struct even_telemetry even_telemetry;
 
+#define EVEN_TELEMETRY_MOST_RANKS 4096
+
 /* A zeroed segment for `ranks` rings of `records` records each (rounded up to a power of two; 0: 8192). *fd is
- * close-on-exec and owned by the caller. */
+ * close-on-exec and owned by the caller. Errors: EVEN_ERR_ARGUMENT, and those of the operating system. */
 EVEN_PUBLIC even_status even_telemetry_create_segment(int ranks, size_t records, int *fd) EVEN_MUST_USE;
-/* Opens rank's ring for writing; the descriptor is duplicated. */
+/* Opens rank's ring for writing; the descriptor is duplicated. EVEN_ERR_INPUT where `fd` is no such segment, or one of
+ * another version; EVEN_ERR_ARGUMENT where it has no such rank. Any number of threads and processes may open a ring. */
 EVEN_PUBLIC even_status even_telemetry_open(int fd, int rank, even_telemetry **out) EVEN_MUST_USE;
 EVEN_PUBLIC void even_telemetry_close(even_telemetry *telemetry);
-/* Writes one record; a NULL telemetry does nothing. Any thread; wait-free. */
+/* Writes one record; a NULL telemetry does nothing. Any thread; wait-free (one fetch-and-add, one compare-and-swap, no
+ * loop, no system call). Each record is a seqlock of its own (Boehm, "Can seqlocks get along with programming language
+ * memory models?", MSPC 2012): a reader never takes a torn one for whole. */
 EVEN_PUBLIC void even_telemetry_span(even_telemetry *telemetry, const even_span_record *record);
 EVEN_PUBLIC void even_telemetry_step(even_telemetry *telemetry, const even_step_record *record);
 EVEN_PUBLIC void even_telemetry_event(even_telemetry *telemetry, const even_event_record *record);
@@ -105,8 +110,10 @@ typedef struct even_telemetry_reader even_telemetry_reader;
 EVEN_PUBLIC even_status even_telemetry_reader_open(int fd, even_telemetry_reader **out) EVEN_MUST_USE;
 EVEN_PUBLIC void even_telemetry_reader_close(even_telemetry_reader *reader);
 EVEN_PUBLIC int even_telemetry_reader_ranks(const even_telemetry_reader *reader);
-/* Up to `limit` new records of all rings into `records`; returns how many. *lost (may be NULL) grows by the records
- * that were overwritten before they were read. One thread. */
+/* Up to `limit` new records of all rings into `records`, those of one rank in the order of their writing; returns how
+ * many. *lost (may be NULL) grows by the records that cannot be had: overwritten before they were read, or begun by a
+ * writer that died. A record still being written ends its ring's turn until the next call, for a second at most. The
+ * content is checked: a segment that a wild pointer wrote over yields losses, never a record of no kind. One thread. */
 EVEN_PUBLIC size_t even_telemetry_reader_drain(even_telemetry_reader *reader, even_record *records, size_t limit,
                                                uint64_t *lost);
 

@@ -11,6 +11,9 @@
 static int real_open(const char *path, int flags, mode_t mode) {
   return open(path, flags, mode);
 }
+static int real_duplicate(int fd) {
+  return fcntl(fd, F_DUPFD_CLOEXEC, 0);
+}
 static int real_fstat(int fd, struct stat *out) {
   return fstat(fd, out);
 }
@@ -30,6 +33,7 @@ static int real_memfd_create(const char *name, unsigned int flags) {
 #define REAL_CALLS                    \
   {.open = real_open,                 \
    .close = close,                    \
+   .duplicate = real_duplicate,       \
    .read = read,                      \
    .write = write,                    \
    .pread = pread,                    \

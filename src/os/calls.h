@@ -13,6 +13,7 @@
 typedef struct even_os_calls {
   int (*open)(const char *path, int flags, mode_t mode);
   int (*close)(int fd);
+  int (*duplicate)(int fd); /* close-on-exec */
   ssize_t (*read)(int fd, void *buffer, size_t bytes);
   ssize_t (*write)(int fd, const void *buffer, size_t bytes);
   ssize_t (*pread)(int fd, void *buffer, size_t bytes, off_t offset);

@@ -57,6 +57,15 @@ even_status even_shared_memory_adopt(int fd, even_shared_memory *out) {
   return status;
 }
 
+even_status even_shared_memory_duplicate(int fd, even_shared_memory *out) {
+  *out = (even_shared_memory){.fd = -1};
+  int own = even_os.duplicate(fd);
+  if (own < 0) {
+    return even_fail_errno(errno, "shared memory (descriptor %d) cannot be duplicated", fd);
+  }
+  return even_shared_memory_adopt(own, out);
+}
+
 even_status even_shared_memory_open_peer(pid_t pid, int fd, even_shared_memory *out) {
   char path[64];
   *out = (even_shared_memory){.fd = -1};

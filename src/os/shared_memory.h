@@ -18,6 +18,8 @@ typedef struct even_shared_memory {
 even_status even_shared_memory_create(const char *label, size_t bytes, even_shared_memory *out) EVEN_MUST_USE;
 /* Maps the segment behind `fd` (whole), and owns the fd from then on, also on failure. */
 even_status even_shared_memory_adopt(int fd, even_shared_memory *out) EVEN_MUST_USE;
+/* The same for a duplicate of `fd`: the caller keeps its own. */
+even_status even_shared_memory_duplicate(int fd, even_shared_memory *out) EVEN_MUST_USE;
 /* Maps segment `fd` of process `pid`, of the same user, through /proc. */
 even_status even_shared_memory_open_peer(pid_t pid, int fd, even_shared_memory *out) EVEN_MUST_USE;
 void even_shared_memory_close(even_shared_memory *memory);

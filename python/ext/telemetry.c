@@ -1,0 +1,299 @@
+/* _core.Telemetry and TelemetryReader: the rings from Python, and the clock that all spans use. */
+#include "ext.h"
+
+#include <evenstep/telemetry.h>
+#include <math.h>
+
+#include "os/clock.h"
+
+typedef struct writer_object {
+  PyObject_HEAD even_telemetry *telemetry;
+} writer_object;
+
+typedef struct reader_object {
+  PyObject_HEAD even_telemetry_reader *reader;
+} reader_object;
+
+static void release(PyObject *self) {
+  PyTypeObject *type = Py_TYPE(self);
+  freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
+  free_object(self);
+  Py_DECREF((PyObject *)type);
+}
+
+static PyObject *allocate(PyTypeObject *type) {
+  allocfunc make = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+  return make(type, 0);
+}
+
+static PyObject *writer_new(PyTypeObject *type, PyObject *arguments, PyObject *names) {
+  static char *keywords[] = {"fd", "rank", NULL};
+  int fd = -1;
+  int rank = 0;
+  if (!PyArg_ParseTupleAndKeywords(arguments, names, "ii:Telemetry", keywords, &fd, &rank)) {
+    return NULL;
+  }
+  writer_object *self = (writer_object *)allocate(type);
+  if (self == NULL) {
+    return NULL;
+  }
+  if (fd >= 0 && even_telemetry_open(fd, rank, &self->telemetry) != EVEN_OK) {
+    Py_DECREF((PyObject *)self);
+    return even_ext_raise();
+  }
+  return (PyObject *)self;
+}
+
+static void writer_dealloc(PyObject *self) {
+  even_telemetry_close(((writer_object *)self)->telemetry);
+  release(self);
+}
+
+static PyObject *writer_span(PyObject *self, PyObject *arguments) {
+  unsigned long long start = 0;
+  unsigned long long duration = 0;
+  unsigned long long bytes = 0;
+  unsigned int span = 0;
+  unsigned int step = 0;
+  if (!PyArg_ParseTuple(arguments, "IIKK|K:span", &span, &step, &start, &duration, &bytes)) {
+    return NULL;
+  }
+  if (span >= EVEN_SPAN_COUNT) {
+    return PyErr_Format(PyExc_ValueError, "%u is no kind of span (0 to %d)", span, EVEN_SPAN_COUNT - 1);
+  }
+  const even_span_record record = {
+      .step = step, .span = span, .start_ns = start, .duration_ns = duration, .bytes = bytes};
+  even_telemetry_span(((writer_object *)self)->telemetry, &record);
+  Py_RETURN_NONE;
+}
+
+static PyObject *writer_step(PyObject *self, PyObject *arguments, PyObject *names) {
+  static char *keywords[] = {"step",    "epoch", "end_ns", "duration_ns",       "busy_ns",
+                             "samples", "batch", "loss",   "predicted_seconds", NULL};
+  unsigned long long end = 0;
+  unsigned long long duration = 0;
+  unsigned long long busy = 0;
+  even_step_record record = {.loss = NAN, .predicted_seconds = NAN};
+  if (!PyArg_ParseTupleAndKeywords(arguments, names, "IIKKKII|ff:step", keywords, &record.step, &record.epoch, &end,
+                                   &duration, &busy, &record.samples, &record.batch, &record.loss,
+                                   &record.predicted_seconds)) {
+    return NULL;
+  }
+  record.end_ns = end;
+  record.duration_ns = duration;
+  record.busy_ns = busy;
+  even_telemetry_step(((writer_object *)self)->telemetry, &record);
+  Py_RETURN_NONE;
+}
+
+static PyObject *writer_event(PyObject *self, PyObject *arguments, PyObject *names) {
+  static char *keywords[] = {"event", "step", "value", "words", "at_ns", NULL};
+  unsigned long long at = 0;
+  long long value = 0;
+  const char *words = "";
+  even_event_record record = {.event = 0};
+  if (!PyArg_ParseTupleAndKeywords(arguments, names, "II|LsK:event", keywords, &record.event, &record.step, &value,
+                                   &words, &at)) {
+    return NULL;
+  }
+  if (record.event < EVEN_EVENT_SHARES || record.event > EVEN_EVENT_MESSAGE) {
+    return PyErr_Format(PyExc_ValueError, "%u is no kind of event (%d to %d)", record.event, EVEN_EVENT_SHARES,
+                        EVEN_EVENT_MESSAGE);
+  }
+  record.value = value;
+  record.at_ns = at == 0 ? even_clock_ns() : at;
+  size_t length = strlen(words);
+  memcpy(record.words, words, length < sizeof record.words ? length : sizeof record.words - 1);
+  even_telemetry_event(((writer_object *)self)->telemetry, &record);
+  Py_RETURN_NONE;
+}
+
+/* The capsule keeps the writer alive: its context is a reference to it. */
+static void capsule_end(PyObject *capsule) {
+  Py_XDECREF((PyObject *)PyCapsule_GetContext(capsule));
+}
+
+static PyObject *writer_handle(PyObject *self, void *closure) {
+  (void)closure;
+  if (((writer_object *)self)->telemetry == NULL) {
+    Py_RETURN_NONE;
+  }
+  PyObject *capsule = PyCapsule_New(((writer_object *)self)->telemetry, "evenstep.telemetry", capsule_end);
+  if (capsule != NULL) {
+    if (PyCapsule_SetContext(capsule, self) != 0) {
+      Py_DECREF(capsule);
+      return NULL;
+    }
+    Py_INCREF(self);
+  }
+  return capsule;
+}
+
+static PyObject *reader_new(PyTypeObject *type, PyObject *arguments, PyObject *names) {
+  static char *keywords[] = {"fd", NULL};
+  int fd = -1;
+  if (!PyArg_ParseTupleAndKeywords(arguments, names, "i:TelemetryReader", keywords, &fd)) {
+    return NULL;
+  }
+  reader_object *self = (reader_object *)allocate(type);
+  if (self == NULL) {
+    return NULL;
+  }
+  if (even_telemetry_reader_open(fd, &self->reader) != EVEN_OK) {
+    Py_DECREF((PyObject *)self);
+    return even_ext_raise();
+  }
+  return (PyObject *)self;
+}
+
+static void reader_dealloc(PyObject *self) {
+  even_telemetry_reader_close(((reader_object *)self)->reader);
+  release(self);
+}
+
+static PyObject *record_as_tuple(const even_record *record) {
+  const even_span_record *span = &record->as.span;
+  const even_step_record *step = &record->as.step;
+  const even_event_record *event = &record->as.event;
+  int rank = (int)record->rank;
+  switch (record->kind) {
+    case EVEN_RECORD_SPAN:
+      return Py_BuildValue("siIIKKK", "span", rank, span->span, span->step, (unsigned long long)span->start_ns,
+                           (unsigned long long)span->duration_ns, (unsigned long long)span->bytes);
+    case EVEN_RECORD_STEP:
+      return Py_BuildValue("siIIKKKIIdd", "step", rank, step->step, step->epoch, (unsigned long long)step->end_ns,
+                           (unsigned long long)step->duration_ns, (unsigned long long)step->busy_ns, step->samples,
+                           step->batch, (double)step->loss, (double)step->predicted_seconds);
+    default: {
+      PyObject *words = PyUnicode_DecodeUTF8(event->words, (Py_ssize_t)strlen(event->words), "replace");
+      return words == NULL ? NULL
+                           : Py_BuildValue("siIIKLN", "event", rank, event->event, event->step,
+                                           (unsigned long long)event->at_ns, (long long)event->value, words);
+    }
+  }
+}
+
+static PyObject *reader_drain(PyObject *self, PyObject *unused) {
+  enum { AT_ONCE = 64 };
+  even_record records[AT_ONCE];
+  uint64_t lost = 0;
+  size_t count = 0;
+  (void)unused;
+  PyObject *list = PyList_New(0);
+  if (list == NULL) {
+    return NULL;
+  }
+  do {
+    count = even_telemetry_reader_drain(((reader_object *)self)->reader, records, AT_ONCE, &lost);
+    for (size_t i = 0; i < count; i++) {
+      PyObject *tuple = record_as_tuple(&records[i]);
+      if (tuple == NULL || PyList_Append(list, tuple) != 0) {
+        Py_XDECREF(tuple);
+        Py_DECREF(list);
+        return NULL;
+      }
+      Py_DECREF(tuple);
+    }
+  } while (count == AT_ONCE);
+  return Py_BuildValue("NK", list, (unsigned long long)lost);
+}
+
+static PyObject *clock_ns(PyObject *module, PyObject *unused) {
+  (void)module;
+  (void)unused;
+  return PyLong_FromUnsignedLongLong(even_clock_ns());
+}
+
+static PyObject *telemetry_segment(PyObject *module, PyObject *arguments) {
+  int ranks = 0;
+  Py_ssize_t records = 0;
+  int fd = -1;
+  (void)module;
+  if (!PyArg_ParseTuple(arguments, "i|n:telemetry_segment", &ranks, &records)) {
+    return NULL;
+  }
+  if (records < 0) {
+    PyErr_SetString(PyExc_ValueError, "records must not be negative");
+    return NULL;
+  }
+  if (even_telemetry_create_segment(ranks, (size_t)records, &fd) != EVEN_OK) {
+    return even_ext_raise();
+  }
+  return PyLong_FromLong(fd);
+}
+
+static PyMethodDef writer_methods[] = {
+    {"span", writer_span, METH_VARARGS, "span(kind, step, start_ns, duration_ns, bytes=0)"},
+    {"step", (PyCFunction)(void (*)(void))writer_step, METH_VARARGS | METH_KEYWORDS,
+     "step(step, epoch, end_ns, duration_ns, busy_ns, samples, batch, loss=nan, predicted_seconds=nan)"},
+    {"event", (PyCFunction)(void (*)(void))writer_event, METH_VARARGS | METH_KEYWORDS,
+     "event(event, step, value=0, words='', at_ns=now); 32 bytes of words are kept"},
+    {NULL, NULL, 0, NULL}};
+static PyGetSetDef writer_members[] = {
+    {"handle", writer_handle, NULL, "capsule \"evenstep.telemetry\" for other parts of the engine; None without a ring",
+     NULL},
+    {NULL, NULL, NULL, NULL, NULL}};
+static PyType_Slot writer_slots[] = {
+    {Py_tp_new, (void *)writer_new},
+    {Py_tp_dealloc, (void *)writer_dealloc},
+    {Py_tp_methods, writer_methods},
+    {Py_tp_getset, writer_members},
+    {Py_tp_doc, "Telemetry(fd, rank): writes rank's ring in segment fd; with fd -1 every call does nothing."},
+    {0, NULL}};
+static PyType_Spec writer_spec = {"evenstep._core.Telemetry", sizeof(writer_object), 0, Py_TPFLAGS_DEFAULT,
+                                  writer_slots};
+
+static PyMethodDef reader_methods[] = {
+    {"drain", reader_drain, METH_NOARGS, "drain() -> (records, lost): all new records as tuples (kind, rank, …)"},
+    {NULL, NULL, 0, NULL}};
+static PyType_Slot reader_slots[] = {{Py_tp_new, (void *)reader_new},
+                                     {Py_tp_dealloc, (void *)reader_dealloc},
+                                     {Py_tp_methods, reader_methods},
+                                     {Py_tp_doc, "TelemetryReader(fd): reads all rings of a segment."},
+                                     {0, NULL}};
+static PyType_Spec reader_spec = {"evenstep._core.TelemetryReader", sizeof(reader_object), 0, Py_TPFLAGS_DEFAULT,
+                                  reader_slots};
+
+static PyMethodDef functions[] = {
+    {"clock_ns", clock_ns, METH_NOARGS, "The clock of all spans: CLOCK_MONOTONIC in nanoseconds."},
+    {"telemetry_segment", telemetry_segment, METH_VARARGS,
+     "telemetry_segment(ranks, records=0) -> fd of a new segment, owned by the caller"},
+    {NULL, NULL, 0, NULL}};
+
+static int add_type(PyObject *module, const char *name, PyType_Spec *spec) {
+  PyObject *type = PyType_FromSpec(spec);
+  if (type == NULL) {
+    return -1;
+  }
+  if (PyModule_AddObject(module, name, type) != 0) {
+    Py_DECREF(type);
+    return -1;
+  }
+  return 0;
+}
+
+int even_ext_add_telemetry(PyObject *module) {
+  static const struct {
+    const char *name;
+    int number;
+  } numbers[] = {
+#define SPAN_NUMBER(name, number, text) {"SPAN_" #name, number},
+      EVEN_SPAN_LIST(SPAN_NUMBER)
+#undef SPAN_NUMBER
+          {"EVENT_SHARES", EVEN_EVENT_SHARES},
+      {"EVENT_CHECKPOINT", EVEN_EVENT_CHECKPOINT},
+      {"EVENT_TOTAL_STEPS", EVEN_EVENT_TOTAL_STEPS},
+      {"EVENT_EPOCH", EVEN_EVENT_EPOCH},
+      {"EVENT_RESUME", EVEN_EVENT_RESUME},
+      {"EVENT_MESSAGE", EVEN_EVENT_MESSAGE},
+  };
+  for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+    if (PyModule_AddIntConstant(module, numbers[i].name, numbers[i].number) != 0) {
+      return -1;
+    }
+  }
+  if (add_type(module, "Telemetry", &writer_spec) != 0 || add_type(module, "TelemetryReader", &reader_spec) != 0) {
+    return -1;
+  }
+  return PyModule_AddFunctions(module, functions);
+}

@@ -1,0 +1,82 @@
+/* The writer's side: take a ticket, claim its slot, fill it, publish it. */
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "telemetry/record.h"
+
+struct even_telemetry {
+  even_shared_memory memory;
+  even_ring *ring;
+  uint64_t mask;
+};
+
+even_status even_telemetry_open(int fd, int rank, even_telemetry **out) {
+  even_shared_memory memory;
+  even_ring_header facts;
+  even_telemetry *telemetry = NULL;
+  *out = NULL;
+  EVEN_TRY(even_ring_map(fd, &memory, &facts));
+  even_status status = EVEN_OK;
+  if (rank < 0 || (uint32_t)rank >= facts.ranks) {
+    status = even_fail(EVEN_ERR_ARGUMENT, "rank %d has no ring in a telemetry segment of %u ranks", rank, facts.ranks);
+  } else {
+    status = EVEN_NEW(&telemetry);
+  }
+  if (status != EVEN_OK) {
+    even_shared_memory_close(&memory);
+    return status;
+  }
+  telemetry->memory = memory;
+  telemetry->ring = even_ring_of_rank(&memory, &facts, (uint32_t)rank);
+  telemetry->mask = facts.records - 1U;
+  *out = telemetry;
+  return EVEN_OK;
+}
+
+void even_telemetry_close(even_telemetry *telemetry) {
+  if (telemetry != NULL) {
+    even_shared_memory_close(&telemetry->memory);
+    even_free(telemetry);
+  }
+}
+
+/* A slot that another writer still fills (it was overtaken by a whole lap, or died in it) is left alone and the record
+ * dropped: to write into it too could mix two records. The reader counts the ticket that never came. The payload's
+ * stores are releases, so that whoever sees one of them also sees the odd sequence. */
+static void publish(even_telemetry *telemetry, const uint64_t words[EVEN_RING_PAYLOAD_WORDS]) {
+  uint64_t ticket = atomic_fetch_add_explicit(&telemetry->ring->next_ticket, 1, memory_order_relaxed);
+  even_ring_slot *slot = &telemetry->ring->slots[ticket & telemetry->mask];
+  uint64_t before = atomic_load_explicit(&slot->sequence, memory_order_relaxed);
+  if ((before & 1U) != 0 || before > 2 * ticket ||
+      !atomic_compare_exchange_strong_explicit(&slot->sequence, &before, 2 * ticket + 1, memory_order_acquire,
+                                               memory_order_relaxed)) {
+    return;
+  }
+  for (int i = 0; i < EVEN_RING_PAYLOAD_WORDS; i++) {
+    atomic_store_explicit(&slot->payload[i], words[i], memory_order_release);
+  }
+  atomic_store_explicit(&slot->sequence, 2 * ticket + 2, memory_order_release);
+}
+
+void even_telemetry_span(even_telemetry *telemetry, const even_span_record *record) {
+  uint64_t words[EVEN_RING_PAYLOAD_WORDS] = {0};
+  if (telemetry != NULL) {
+    even_record_pack_span(record, words);
+    publish(telemetry, words);
+  }
+}
+
+void even_telemetry_step(even_telemetry *telemetry, const even_step_record *record) {
+  uint64_t words[EVEN_RING_PAYLOAD_WORDS] = {0};
+  if (telemetry != NULL) {
+    even_record_pack_step(record, words);
+    publish(telemetry, words);
+  }
+}
+
+void even_telemetry_event(even_telemetry *telemetry, const even_event_record *record) {
+  uint64_t words[EVEN_RING_PAYLOAD_WORDS] = {0};
+  if (telemetry != NULL) {
+    even_record_pack_event(record, words);
+    publish(telemetry, words);
+  }
+}

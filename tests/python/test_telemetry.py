@@ -1,0 +1,59 @@
+"""The rings from Python: what a rank writes is what the agent reads."""
+
+import gc
+import math
+import os
+from collections.abc import Iterator
+
+import pytest
+from evenstep import EvenstepError, _core
+
+
+@pytest.fixture
+def segment() -> Iterator[int]:
+    fd = _core.telemetry_segment(2, 64)
+    yield fd
+    os.close(fd)
+
+
+def test_records_come_back(segment: int) -> None:
+    writer = _core.Telemetry(segment, 1)
+    before = _core.clock_ns()
+    writer.span(_core.SPAN_FORWARD, 3, 100, 20)
+    writer.span(_core.SPAN_COMMUNICATION, 3, 110, 20, 4096)
+    writer.step(3, 0, end_ns=130, duration_ns=40, busy_ns=30, samples=5, batch=16, loss=0.5)
+    writer.event(_core.EVENT_SHARES, 3, words="11,5")
+    records, lost = _core.TelemetryReader(segment).drain()
+    assert lost == 0
+    assert records[0] == ("span", 1, _core.SPAN_FORWARD, 3, 100, 20, 0)
+    assert records[1][-1] == 4096
+    assert records[2][:10] == ("step", 1, 3, 0, 130, 40, 30, 5, 16, 0.5)
+    assert math.isnan(records[2][10])
+    assert records[3][:4] == ("event", 1, _core.EVENT_SHARES, 3)
+    assert before <= records[3][4] <= _core.clock_ns()
+    assert records[3][5:] == (0, "11,5")
+
+
+def test_without_a_ring_nothing_happens() -> None:
+    writer = _core.Telemetry(-1, 0)
+    writer.span(_core.SPAN_DATA, 0, 1, 2)
+    writer.step(0, 0, 1, 1, 1, 1, 1)
+    writer.event(_core.EVENT_EPOCH, 0, 1)
+    assert writer.handle is None
+
+
+def test_the_handle_keeps_the_ring_open(segment: int) -> None:
+    handle = _core.Telemetry(segment, 0).handle
+    gc.collect()
+    assert 'capsule object "evenstep.telemetry"' in repr(handle)
+
+
+def test_misuse_is_refused(segment: int) -> None:
+    with pytest.raises(EvenstepError, match="rank 2 has no ring"):
+        _core.Telemetry(segment, 2)
+    with pytest.raises(ValueError, match="no kind of span"):
+        _core.Telemetry(segment, 0).span(99, 0, 0, 0)
+    with pytest.raises(ValueError, match="no kind of event"):
+        _core.Telemetry(segment, 0).event(0, 0)
+    with open(os.devnull) as nothing, pytest.raises(EvenstepError):
+        _core.TelemetryReader(nothing.fileno())
