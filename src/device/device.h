@@ -40,13 +40,17 @@ even_status even_device_discover(even_device_list *out) EVEN_MUST_USE;
  * spec "cpu:0,cuda:1": just these (a device named twice is EVEN_ERR_ARGUMENT; one that does not exist EVEN_ERR_DEVICE,
  * with those that do); ranks must then be 0 or their number. spec NULL, ranks > 0: GPUs when there are as many, else
  * the cores of this host split into `ranks` even, neighbouring sets (more ranks than cores share them). spec NULL,
- * ranks 0 ("auto"): one rank a GPU, or without any one a NUMA node. */
+ * ranks 0 ("auto"): one rank a GPU, or without any one a NUMA node.
+ * `cores` of the result is each rank's part: a core that several ranks share is divided among them, and so is the
+ * cgroup's quota where it is less than all of them together. A rank on a GPU gets the near CPUs that no CPU rank owns.
+ * ranks outside 0 … 4096 or not the number of devices in spec: EVEN_ERR_ARGUMENT. */
 even_status even_device_select(const char *spec, int ranks, even_device_list *out) EVEN_MUST_USE;
 
 void even_device_list_free(even_device_list *list);
 
 /* The profile that `evenstep profile` wrote: one relative score for each device of `devices` into speeds[count]; the
- * score of a device that the profile lacks is NaN. Errors: EVEN_ERR_NOT_FOUND (no file), EVEN_ERR_INPUT (not JSON, a
+ * score of a device that the profile lacks is NaN; a set of cores that it lacks as such has the sum of its cores'
+ * scores. Errors: EVEN_ERR_NOT_FOUND (no file), EVEN_ERR_INPUT (not JSON, a
  * speed that is not positive: says which). */
 even_status even_profile_speeds(const char *path, const even_device_list *devices, double *speeds) EVEN_MUST_USE;
 

@@ -1,6 +1,7 @@
 /* The real system calls. */
 #include "os/calls.h"
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <stdio.h>
@@ -50,7 +51,10 @@ static int real_memfd_create(const char *name, unsigned int flags) {
    .memfd_create = real_memfd_create, \
    .futex = real_futex,               \
    .pidfd_open = real_pidfd_open,     \
-   .clock_gettime = clock_gettime}
+   .clock_gettime = clock_gettime,    \
+   .dlopen = dlopen,                  \
+   .dlsym = dlsym,                    \
+   .dlclose = dlclose}
 
 even_os_calls even_os = REAL_CALLS;
 const even_os_calls even_os_real = REAL_CALLS;

@@ -31,6 +31,9 @@ typedef struct even_os_calls {
   long (*futex)(uint32_t *word, int operation, uint32_t value, const struct timespec *timeout);
   int (*pidfd_open)(pid_t pid, unsigned int flags);
   int (*clock_gettime)(clockid_t clock, struct timespec *out);
+  void *(*dlopen)(const char *name, int flags);
+  void *(*dlsym)(void *handle, const char *name);
+  int (*dlclose)(void *handle);
 } even_os_calls;
 
 extern even_os_calls even_os;

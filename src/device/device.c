@@ -1,0 +1,71 @@
+/* Discovery: asks every driver for its devices. */
+#include "device/device.h"
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "device/driver.h"
+
+const even_device_source even_device_source_host = {
+    .root = "", .cuda_library = "libcuda.so.1", .nvml_library = "libnvidia-ml.so.1"};
+
+static const even_device_driver *const drivers[] = {&even_cpu_driver};
+
+enum { DRIVER_COUNT = sizeof drivers / sizeof drivers[0] };
+
+even_status even_device_context_read(const even_device_source *source, even_device_context *out) {
+  *out = (even_device_context){.source = source};
+  EVEN_TRY(even_topology_read(source, &out->topology));
+  return even_limits_read(source, &out->limits);
+}
+
+void even_device_context_free(even_device_context *context) {
+  even_topology_free(&context->topology);
+}
+
+void even_device_free(even_device *device) {
+  even_free(device->cpus);
+  device->cpus = NULL;
+}
+
+void even_device_list_free(even_device_list *list) {
+  for (size_t i = 0; i < list->count; i++) {
+    even_device_free(&list->items[i]);
+  }
+  even_free(list->items);
+  *list = (even_device_list){0};
+}
+
+even_status even_device_list_add(even_device_list *list, even_device *device) {
+  even_status status = even_realloc((void **)&list->items, list->count + 1, sizeof *list->items);
+  if (status != EVEN_OK) {
+    even_device_free(device);
+    return status;
+  }
+  list->items[list->count++] = *device;
+  return EVEN_OK;
+}
+
+even_status even_device_append_all(const even_device_context *context, even_device_list *out) {
+  for (size_t i = 0; i < DRIVER_COUNT; i++) {
+    EVEN_TRY(drivers[i]->append(context, out));
+  }
+  return EVEN_OK;
+}
+
+even_status even_device_discover_from(const even_device_source *source, even_device_list *out) {
+  even_device_context context;
+  *out = (even_device_list){0};
+  even_status status = even_device_context_read(source, &context);
+  if (status == EVEN_OK) {
+    status = even_device_append_all(&context, out);
+  }
+  even_device_context_free(&context);
+  if (status != EVEN_OK) {
+    even_device_list_free(out);
+  }
+  return status;
+}
+
+even_status even_device_discover(even_device_list *out) {
+  return even_device_discover_from(&even_device_source_host, out);
+}

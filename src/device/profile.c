@@ -1,0 +1,116 @@
+/* Reads gpu_profiles.json: the relative speeds that `evenstep profile` measured. */
+#include "base/fail.h"
+#include "base/json_reader.h"
+#include "device/device.h"
+#include "os/file.h"
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+static const char FORMAT[] = "evenstep-profile-1";
+
+enum { FILE_LIMIT = 16 << 20 };
+
+static even_status fix(void) {
+  return even_error_fix("measure again with `evenstep profile`, or name another file with --profile");
+}
+
+static even_status entry_check(const char *path, size_t index, const json_t *entry) {
+  const char *name = json_string_value(json_object_get(entry, "name"));
+  const json_t *score = json_object_get(entry, "relative_score");
+  if (name == NULL) {
+    return even_fail(EVEN_ERR_INPUT, "%s: device %zu has no name", path, index);
+  }
+  if (score == NULL || json_is_null(score)) {
+    return even_fail(EVEN_ERR_INPUT, "%s: device %s has no relative_score", path, name);
+  }
+  if (!json_is_number(score)) {
+    return even_fail(EVEN_ERR_INPUT, "%s: the relative_score of %s is not a number", path, name);
+  }
+  if (!(json_number_value(score) > 0) || !isfinite(json_number_value(score))) {
+    return even_fail(EVEN_ERR_INPUT, "%s: the relative_score of %s is %g; a speed is above 0", path, name,
+                     json_number_value(score));
+  }
+  return EVEN_OK;
+}
+
+static even_status document_check(const char *path, const json_t *root) {
+  const char *format = json_string_value(json_object_get(root, "format"));
+  const json_t *devices = json_object_get(root, "devices");
+  if (format == NULL || strcmp(format, FORMAT) != 0) {
+    return even_fail(EVEN_ERR_INPUT, "%s is not a profile: its format is %s, not %s", path,
+                     format != NULL ? format : "missing", FORMAT);
+  }
+  if (!json_is_array(devices)) {
+    return even_fail(EVEN_ERR_INPUT, "%s has no list of devices", path);
+  }
+  for (size_t i = 0; i < json_array_size(devices); i++) {
+    EVEN_TRY(entry_check(path, i, json_array_get(devices, i)));
+  }
+  return EVEN_OK;
+}
+
+/* The score of the device `name`, NaN where the profile lacks it. */
+static double score_of(const json_t *devices, const char *name) {
+  for (size_t i = 0; i < json_array_size(devices); i++) {
+    const json_t *entry = json_array_get(devices, i);
+    if (strcmp(json_string_value(json_object_get(entry, "name")), name) == 0) {
+      return json_number_value(json_object_get(entry, "relative_score"));
+    }
+  }
+  return NAN;
+}
+
+static bool uses(const even_device *device, const json_t *cpus) {
+  for (size_t i = 0; i < json_array_size(cpus); i++) {
+    json_int_t cpu = json_integer_value(json_array_get(cpus, i));
+    size_t at = 0;
+    while (at < device->cpu_count && device->cpus[at] != cpu) {
+      at++;
+    }
+    if (at == device->cpu_count) {
+      return false;
+    }
+  }
+  return json_array_size(cpus) > 0;
+}
+
+/* A set of cores that was not measured as such is as fast as its cores together; NaN where one of them is unknown. */
+static double score_of_set(const json_t *devices, const even_device *device) {
+  double sum = 0;
+  size_t known = 0;
+  for (size_t i = 0; i < json_array_size(devices) && device->kind == EVEN_DEVICE_CPU; i++) {
+    const json_t *entry = json_array_get(devices, i);
+    const json_t *cpus = json_object_get(entry, "cpus");
+    const char *name = json_string_value(json_object_get(entry, "name"));
+    if (strncmp(name, "cpu:", 4) == 0 && strchr(name, '-') == NULL && uses(device, cpus)) {
+      sum += json_number_value(json_object_get(entry, "relative_score"));
+      known += json_array_size(cpus);
+    }
+  }
+  return known == device->cpu_count && known > 0 ? sum : NAN;
+}
+
+even_status even_profile_speeds(const char *path, const even_device_list *devices, double *speeds) {
+  even_text content = EVEN_TEXT_EMPTY;
+  json_t *root = NULL;
+  even_status status = even_file_read(path, FILE_LIMIT, &content);
+  if (status == EVEN_OK) {
+    status = even_json_parse(path, even_text_string(&content), content.length, &root);
+  }
+  if (status == EVEN_OK) {
+    status = document_check(path, root);
+  }
+  for (size_t i = 0; i < devices->count && status == EVEN_OK; i++) {
+    const json_t *list = json_object_get(root, "devices");
+    speeds[i] = score_of(list, devices->items[i].name);
+    if (isnan(speeds[i])) {
+      speeds[i] = score_of_set(list, &devices->items[i]);
+    }
+  }
+  json_decref(root);
+  even_text_free(&content);
+  return status == EVEN_OK ? EVEN_OK : (status == EVEN_ERR_MEMORY ? status : fix());
+}

@@ -1,0 +1,19 @@
+/* Shared libraries that are opened at run time, so that one build works with and without them. */
+#ifndef EVEN_OS_LIBRARY_H
+#define EVEN_OS_LIBRARY_H
+
+#include <evenstep/status.h>
+
+typedef struct even_library {
+  void *handle; /* NULL when not open */
+} even_library;
+
+/* Opens `name` ("libcuda.so.1": where the loader looks; or a path). EVEN_ERR_NOT_FOUND with the loader's words. */
+even_status even_library_open(const char *name, even_library *out) EVEN_MUST_USE;
+/* The address of a symbol, NULL where the library lacks it (an older version). Copy it into a function pointer with
+ * memcpy: ISO C knows no cast between the two. */
+void *even_library_symbol(const even_library *library, const char *name);
+/* Its symbols must not be used any more. A library that is not open is left alone. */
+void even_library_close(even_library *library);
+
+#endif
