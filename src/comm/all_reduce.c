@@ -1,0 +1,166 @@
+/* All-reduce: at once for small messages, in place for data in the arena, in a
+ * pipeline of cache-sized pieces for any other. */
+#include "comm/arguments.h"
+#include "comm/group.h"
+
+#include <string.h>
+
+#define LINE ((size_t)64)
+/* What a rank claims at a time of a reduction in the arena. */
+#define LARGEST_CLAIM ((size_t)64 * 1024)
+#define SMALLEST_CLAIM ((size_t)4 * 1024)
+
+typedef struct reduction {
+  unsigned char *data;
+  size_t count;
+  size_t element; /* bytes */
+  even_reduce_function *reduce;
+} reduction;
+
+/* Everybody writes, all meet, everybody reduces everything. */
+static even_status reduce_small(even_comm *comm, const reduction *job) {
+  uint32_t slot = comm->slot++;
+  void *target = job->data;
+  if (job->count > 0) {
+    memcpy(even_comm_slot_of(comm, comm->rank, slot), job->data, job->count * job->element);
+  }
+  EVEN_TRY(even_call_meet(comm));
+  for (int rank = 0; rank < comm->ranks; rank++) {
+    comm->sources[rank] = even_comm_slot_of(comm, rank, slot);
+  }
+  job->reduce(&target, 1, comm->sources, (size_t)comm->ranks, job->count, comm->ranks);
+  return EVEN_OK;
+}
+
+/* Pieces are claimed, not assigned: a rank that has less of a processor does less of the work. The sum is in rank
+ * order whoever forms it. */
+static void reduce_claimed(even_comm *comm, const reduction *job) {
+  size_t ranks = (size_t)comm->ranks;
+  size_t piece_bytes = job->count * job->element / (ranks * 4);
+  piece_bytes = piece_bytes > LARGEST_CLAIM    ? LARGEST_CLAIM
+                : piece_bytes < SMALLEST_CLAIM ? SMALLEST_CLAIM
+                                               : piece_bytes;
+  size_t piece = piece_bytes / LINE * LINE / job->element;
+  size_t pieces = job->count / piece + (job->count % piece != 0);
+  _Atomic uint32_t *claim = &comm->header->claim[comm->call_count & 1u];
+  for (;;) {
+    size_t mine = atomic_fetch_add_explicit(claim, 1u, memory_order_relaxed);
+    if (mine >= pieces) {
+      return;
+    }
+    size_t first = mine * piece;
+    size_t count = job->count - first < piece ? job->count - first : piece;
+    for (int rank = 0; rank < comm->ranks; rank++) {
+      unsigned char *part = even_call_arena_data(comm, rank) + first * job->element;
+      comm->sources[rank] = part;
+      comm->targets[rank] = part;
+    }
+    job->reduce(comm->targets, ranks, comm->sources, ranks, count, comm->ranks);
+  }
+}
+
+/* A piece is `ranks` chunks; chunk r of each piece is reduced by rank r. */
+typedef struct pipeline {
+  size_t chunk; /* elements */
+  size_t pieces;
+} pipeline;
+
+static pipeline plan_pipeline(const even_comm *comm, const reduction *job) {
+  size_t ranks = (size_t)comm->ranks;
+  size_t line = LINE / job->element;
+  size_t largest = comm->layout.stage_bytes / ranks / LINE * line;
+  size_t pieces = job->count / (largest * ranks) + (job->count % (largest * ranks) != 0);
+  size_t chunk = (job->count - 1) / (pieces * ranks) + 1;
+  return (pipeline){.chunk = (chunk + line - 1) / line * line, .pieces = pieces};
+}
+
+/* Where chunk `rank` of a piece begins, no further than the data's end. */
+static size_t chunk_begin(const reduction *job, const pipeline *pipe, size_t ranks, size_t piece, size_t rank) {
+  size_t begin = (piece * ranks + rank) * pipe->chunk;
+  return begin < job->count ? begin : job->count;
+}
+
+/* Copies the chunks that others reduce into this rank's staging. */
+static void stage_in(even_comm *comm, const reduction *job, const pipeline *pipe, size_t piece) {
+  size_t ranks = (size_t)comm->ranks;
+  size_t own = (size_t)comm->rank;
+  unsigned char *staging = even_comm_staging_of(comm, comm->rank, piece & 1u);
+  size_t begin = chunk_begin(job, pipe, ranks, piece, 0);
+  size_t own_begin = chunk_begin(job, pipe, ranks, piece, own);
+  size_t own_end = chunk_begin(job, pipe, ranks, piece, own + 1);
+  size_t end = chunk_begin(job, pipe, ranks, piece, ranks);
+  memcpy(staging, job->data + begin * job->element, (own_begin - begin) * job->element);
+  memcpy(staging + (own_end - begin) * job->element, job->data + own_end * job->element,
+         (end - own_end) * job->element);
+}
+
+/* Reduces this rank's chunk into the data and, for the others, into its staging. */
+static void reduce_chunk(even_comm *comm, const reduction *job, const pipeline *pipe, size_t piece) {
+  size_t ranks = (size_t)comm->ranks;
+  size_t own = (size_t)comm->rank;
+  size_t begin = chunk_begin(job, pipe, ranks, piece, own);
+  size_t end = chunk_begin(job, pipe, ranks, piece, own + 1);
+  size_t offset = own * pipe->chunk * job->element;
+  for (int rank = 0; rank < comm->ranks; rank++) {
+    comm->sources[rank] = even_comm_staging_of(comm, rank, piece & 1u) + offset;
+  }
+  comm->sources[own] = job->data + begin * job->element;
+  void *targets[2] = {job->data + begin * job->element, even_comm_staging_of(comm, comm->rank, 2 + (piece & 1u))};
+  job->reduce(targets, 2, comm->sources, ranks, end - begin, comm->ranks);
+}
+
+/* Copies the chunks that others reduced from their staging. */
+static void stage_out(even_comm *comm, const reduction *job, const pipeline *pipe, size_t piece) {
+  size_t ranks = (size_t)comm->ranks;
+  for (size_t step = 1; step < ranks; step++) {
+    size_t rank = ((size_t)comm->rank + step) % ranks;
+    size_t begin = chunk_begin(job, pipe, ranks, piece, rank);
+    size_t end = chunk_begin(job, pipe, ranks, piece, rank + 1);
+    memcpy(job->data + begin * job->element, even_comm_staging_of(comm, (int)rank, 2 + (piece & 1u)),
+           (end - begin) * job->element);
+  }
+}
+
+/* Stage k copies piece k in, reduces piece k-1 and copies piece k-2 out, then all meet. A buffer written in stage k was
+ * last read by others in stage k-1 (two of each: the piece's number says which). */
+static even_status reduce_staged(even_comm *comm, const reduction *job) {
+  pipeline pipe = plan_pipeline(comm, job);
+  for (size_t stage = 0; stage < pipe.pieces + 2; stage++) {
+    if (stage >= 2) {
+      stage_out(comm, job, &pipe, stage - 2);
+    }
+    if (stage >= 1 && stage <= pipe.pieces) {
+      reduce_chunk(comm, job, &pipe, stage - 1);
+    }
+    if (stage < pipe.pieces) {
+      stage_in(comm, job, &pipe, stage);
+    }
+    if (stage <= pipe.pieces) {
+      EVEN_TRY(even_call_next(comm));
+    }
+  }
+  return EVEN_OK;
+}
+
+static even_status reduce_large(even_comm *comm, const reduction *job) {
+  EVEN_TRY(even_call_meet(comm));
+  if (even_call_all_in_arena(comm)) {
+    reduce_claimed(comm, job);
+    return even_call_next(comm);
+  }
+  return reduce_staged(comm, job);
+}
+
+even_status even_comm_all_reduce(even_comm *comm, void *data, size_t count, even_dtype dtype, even_reduce_op op) {
+  reduction job = {.data = data, .count = count};
+  size_t bytes = 0;
+  EVEN_TRY(even_check_reduction(comm->kernels, dtype, op, &job.reduce));
+  EVEN_TRY(even_check_data(data, count, dtype, &bytes));
+  job.element = even_dtype_bytes(dtype);
+  EVEN_TRY(even_call_begin(comm, EVEN_CALL_ALL_REDUCE, dtype, op, 0, count, NULL, data, bytes));
+  even_status status = EVEN_OK;
+  if (comm->ranks > 1) {
+    status = bytes <= EVEN_COMM_SLOT_BYTES ? reduce_small(comm, &job) : reduce_large(comm, &job);
+  }
+  return even_call_end(comm, status);
+}

@@ -1,0 +1,264 @@
+/* The collectives in which ranks own parts: reduce-scatter, all-gather, broadcast; and the barrier. */
+#include "comm/arguments.h"
+#include "comm/group.h"
+
+#include <string.h>
+
+#define LINE ((size_t)64)
+/* From this size on an output is larger than what the caches would keep of it. */
+#define PAST_CACHES ((size_t)8 << 20)
+
+static size_t least(size_t a, size_t b) {
+  return a < b ? a : b;
+}
+
+static void copy(void *target, const void *source, size_t bytes, bool past_caches) {
+  if (bytes == 0 || target == source) {
+    return;
+  }
+  if (past_caches) {
+    even_copy_past_caches(target, source, bytes);
+  } else {
+    memmove(target, source, bytes);
+  }
+}
+
+/* Elements before rank's part. */
+static size_t part_begin(const size_t *counts, int rank) {
+  size_t begin = 0;
+  for (int before = 0; before < rank; before++) {
+    begin += counts[before];
+  }
+  return begin;
+}
+
+/* ---- reduce-scatter ---- */
+
+typedef struct scatter {
+  const unsigned char *input;
+  unsigned char *output;
+  const size_t *counts;
+  size_t total;
+  size_t largest;
+  size_t element;
+  even_reduce_function *reduce;
+} scatter;
+
+static void reduce_part(even_comm *comm, const scatter *job, void *target, size_t count) {
+  if (count > 0) {
+    job->reduce(&target, 1, comm->sources, (size_t)comm->ranks, count, comm->ranks);
+  }
+}
+
+static even_status scatter_small(even_comm *comm, const scatter *job) {
+  uint32_t slot = comm->slot++;
+  copy(even_comm_slot_of(comm, comm->rank, slot), job->input, job->total * job->element, false);
+  EVEN_TRY(even_call_meet(comm));
+  size_t begin = part_begin(job->counts, comm->rank) * job->element;
+  for (int rank = 0; rank < comm->ranks; rank++) {
+    comm->sources[rank] = even_comm_slot_of(comm, rank, slot) + begin;
+  }
+  reduce_part(comm, job, job->output, job->counts[comm->rank]);
+  return EVEN_OK;
+}
+
+static even_status scatter_in_arena(even_comm *comm, const scatter *job) {
+  size_t begin = part_begin(job->counts, comm->rank) * job->element;
+  for (int rank = 0; rank < comm->ranks; rank++) {
+    comm->sources[rank] = even_call_arena_data(comm, rank) + begin;
+  }
+  reduce_part(comm, job, job->output, job->counts[comm->rank]);
+  return even_call_next(comm); /* the input may change only after all have read it */
+}
+
+/* In rounds: everybody stages the next cells of the parts of all others, all meet, everybody reduces its own cell. */
+static even_status scatter_staged(even_comm *comm, const scatter *job) {
+  size_t ranks = (size_t)comm->ranks;
+  size_t own = (size_t)comm->rank;
+  size_t own_begin = part_begin(job->counts, comm->rank);
+  size_t cell = comm->layout.stage_bytes / ranks / LINE * LINE / job->element;
+  for (size_t first = 0, round = 0; first < job->largest; first += cell, round++) {
+    unsigned char *staging = even_comm_staging_of(comm, comm->rank, round & 1u);
+    size_t begin = 0;
+    for (size_t rank = 0; rank < ranks; begin += job->counts[rank], rank++) {
+      if (rank != own && first < job->counts[rank]) {
+        memcpy(staging + rank * cell * job->element, job->input + (begin + first) * job->element,
+               least(cell, job->counts[rank] - first) * job->element);
+      }
+    }
+    EVEN_TRY(even_call_next(comm));
+    if (first < job->counts[own]) {
+      for (int rank = 0; rank < comm->ranks; rank++) {
+        comm->sources[rank] = even_comm_staging_of(comm, rank, round & 1u) + own * cell * job->element;
+      }
+      comm->sources[own] = job->input + (own_begin + first) * job->element;
+      reduce_part(comm, job, job->output + first * job->element, least(cell, job->counts[own] - first));
+    }
+  }
+  return EVEN_OK;
+}
+
+static even_status scatter_large(even_comm *comm, const scatter *job) {
+  EVEN_TRY(even_call_meet(comm));
+  return even_call_all_in_arena(comm) ? scatter_in_arena(comm, job) : scatter_staged(comm, job);
+}
+
+even_status even_comm_reduce_scatter(even_comm *comm, const void *input, void *output, const size_t *counts,
+                                     even_dtype dtype, even_reduce_op op) {
+  scatter job = {.input = input, .output = output, .counts = counts};
+  size_t bytes = 0;
+  size_t own_bytes = 0;
+  EVEN_TRY(even_check_reduction(comm->kernels, dtype, op, &job.reduce));
+  EVEN_TRY(even_check_counts(counts, comm->ranks, dtype, &job.total, &job.largest));
+  EVEN_TRY(even_check_data(input, job.total, dtype, &bytes));
+  EVEN_TRY(even_check_data(output, counts[comm->rank], dtype, &own_bytes));
+  job.element = even_dtype_bytes(dtype);
+  EVEN_TRY(even_call_begin(comm, EVEN_CALL_REDUCE_SCATTER, dtype, op, 0, job.total, counts, input, bytes));
+  even_status status = EVEN_OK;
+  if (comm->ranks == 1) {
+    copy(output, input, own_bytes, false);
+  } else {
+    status = bytes <= EVEN_COMM_SLOT_BYTES ? scatter_small(comm, &job) : scatter_large(comm, &job);
+  }
+  return even_call_end(comm, status);
+}
+
+/* ---- all-gather ---- */
+
+typedef struct gathering {
+  const unsigned char *input;
+  unsigned char *output;
+  const size_t *counts;
+  size_t largest; /* bytes of the largest part */
+  size_t element;
+  bool past_caches;
+} gathering;
+
+static even_status gather_small(even_comm *comm, const gathering *job) {
+  uint32_t slot = comm->slot++;
+  copy(even_comm_slot_of(comm, comm->rank, slot), job->input, job->counts[comm->rank] * job->element, false);
+  EVEN_TRY(even_call_meet(comm));
+  unsigned char *to = job->output;
+  for (int rank = 0; rank < comm->ranks; rank++) {
+    size_t bytes = job->counts[rank] * job->element;
+    copy(to, even_comm_slot_of(comm, rank, slot), bytes, false);
+    to += bytes;
+  }
+  return EVEN_OK;
+}
+
+static even_status gather_from_arenas(even_comm *comm, const gathering *job) {
+  for (int step = 1; step < comm->ranks; step++) {
+    int rank = (comm->rank + step) % comm->ranks;
+    copy(job->output + part_begin(job->counts, rank) * job->element, even_call_arena_data(comm, rank),
+         job->counts[rank] * job->element, job->past_caches);
+  }
+  return even_call_next(comm);
+}
+
+static even_status gather_staged(even_comm *comm, const gathering *job) {
+  size_t cell = comm->layout.stage_bytes;
+  size_t own_bytes = job->counts[comm->rank] * job->element;
+  for (size_t first = 0, round = 0; first < job->largest; first += cell, round++) {
+    if (first < own_bytes) {
+      memcpy(even_comm_staging_of(comm, comm->rank, round & 1u), job->input + first, least(cell, own_bytes - first));
+    }
+    EVEN_TRY(even_call_next(comm));
+    unsigned char *part = job->output;
+    for (int rank = 0; rank < comm->ranks; rank++) {
+      size_t bytes = job->counts[rank] * job->element;
+      if (rank != comm->rank && first < bytes) {
+        copy(part + first, even_comm_staging_of(comm, rank, round & 1u), least(cell, bytes - first), job->past_caches);
+      }
+      part += bytes;
+    }
+  }
+  return EVEN_OK;
+}
+
+static even_status gather_large(even_comm *comm, const gathering *job) {
+  EVEN_TRY(even_call_meet(comm));
+  copy(job->output + part_begin(job->counts, comm->rank) * job->element, job->input,
+       job->counts[comm->rank] * job->element, false);
+  return even_call_all_in_arena(comm) ? gather_from_arenas(comm, job) : gather_staged(comm, job);
+}
+
+even_status even_comm_all_gather(even_comm *comm, const void *input, void *output, const size_t *counts,
+                                 even_dtype dtype) {
+  gathering job = {.input = input, .output = output, .counts = counts};
+  size_t total = 0;
+  size_t bytes = 0;
+  size_t own_bytes = 0;
+  EVEN_TRY(even_check_counts(counts, comm->ranks, dtype, &total, &job.largest));
+  EVEN_TRY(even_check_data(input, counts[comm->rank], dtype, &own_bytes));
+  EVEN_TRY(even_check_data(output, total, dtype, &bytes));
+  job.element = even_dtype_bytes(dtype);
+  job.largest *= job.element;
+  job.past_caches = bytes >= PAST_CACHES;
+  EVEN_TRY(even_call_begin(comm, EVEN_CALL_ALL_GATHER, dtype, 0, 0, total, counts, input, own_bytes));
+  even_status status = EVEN_OK;
+  if (comm->ranks == 1) {
+    copy(output, input, own_bytes, false);
+  } else {
+    status = job.largest <= EVEN_COMM_SLOT_BYTES ? gather_small(comm, &job) : gather_large(comm, &job);
+  }
+  return even_call_end(comm, status);
+}
+
+/* ---- broadcast and barrier ---- */
+
+static even_status broadcast_small(even_comm *comm, void *data, size_t bytes, int root) {
+  uint32_t slot = comm->slot++;
+  if (comm->rank == root) {
+    copy(even_comm_slot_of(comm, root, slot), data, bytes, false);
+  }
+  EVEN_TRY(even_call_meet(comm));
+  if (comm->rank != root) {
+    copy(data, even_comm_slot_of(comm, root, slot), bytes, false);
+  }
+  return EVEN_OK;
+}
+
+static even_status broadcast_large(even_comm *comm, unsigned char *data, size_t bytes, int root) {
+  size_t cell = comm->layout.stage_bytes;
+  bool past_caches = bytes >= PAST_CACHES;
+  EVEN_TRY(even_call_meet(comm));
+  if (comm->controls[root].call[comm->call_count & 1u].arena_offset != EVEN_NOT_IN_ARENA) {
+    if (comm->rank != root) {
+      copy(data, even_call_arena_data(comm, root), bytes, past_caches);
+    }
+    return even_call_next(comm);
+  }
+  for (size_t first = 0, round = 0; first < bytes; first += cell, round++) {
+    unsigned char *staging = even_comm_staging_of(comm, root, round & 1u);
+    size_t part = least(cell, bytes - first);
+    if (comm->rank == root) {
+      memcpy(staging, data + first, part);
+    }
+    EVEN_TRY(even_call_next(comm));
+    if (comm->rank != root) {
+      copy(data + first, staging, part, past_caches);
+    }
+  }
+  return EVEN_OK;
+}
+
+even_status even_comm_broadcast(even_comm *comm, void *data, size_t bytes, int root) {
+  size_t checked = 0;
+  if (root < 0 || root >= comm->ranks) {
+    return even_fail(EVEN_ERR_ARGUMENT, "broadcast from rank %d in a group of %d ranks", root, comm->ranks);
+  }
+  EVEN_TRY(even_check_data(data, bytes, EVEN_U8, &checked));
+  EVEN_TRY(even_call_begin(comm, EVEN_CALL_BROADCAST, EVEN_U8, 0, root, bytes, NULL, data, bytes));
+  even_status status = EVEN_OK;
+  if (comm->ranks > 1) {
+    status = bytes <= EVEN_COMM_SLOT_BYTES ? broadcast_small(comm, data, bytes, root)
+                                           : broadcast_large(comm, data, bytes, root);
+  }
+  return even_call_end(comm, status);
+}
+
+even_status even_comm_barrier(even_comm *comm) {
+  EVEN_TRY(even_call_begin(comm, EVEN_CALL_BARRIER, 0, 0, 0, 0, NULL, NULL, 0));
+  return even_call_end(comm, even_call_meet(comm));
+}

@@ -1,0 +1,139 @@
+/* Opening and closing a group, and the small questions about it. */
+#include "comm/group.h"
+
+#include "base/alloc.h"
+#include "base/fail.h"
+
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+/* A poll takes 20 to 50 ns. Peers may come late to a call by milliseconds: polling longer than going to sleep costs
+ * pays only when they are about to come, and steals from whoever shares the core. Within a call they are near. */
+#define ARRIVAL_POLLS 600u
+#define PROGRESS_POLLS 2000u
+#define LEAST_POLLS 8u
+#define DEFAULT_TIMEOUT_SECONDS 1800.0
+
+static void choose_patience(even_comm *comm, int spin) {
+  uint32_t arrival = ARRIVAL_POLLS;
+  uint32_t progress = PROGRESS_POLLS;
+  uint32_t least = LEAST_POLLS;
+  if (spin >= 0) {
+    arrival = progress = least = (uint32_t)spin;
+  } else if (!even_peers_have_cpus(comm)) {
+    arrival = progress = least = 0;
+  }
+  comm->arrival = (even_comm_patience){.polls = arrival, .least = least, .most = arrival};
+  comm->progress = (even_comm_patience){.polls = progress, .least = least, .most = progress};
+}
+
+static even_status join(even_comm *comm, int spin) {
+  EVEN_TRY(even_peers_introduce(comm));
+  comm->arrival = (even_comm_patience){0};
+  EVEN_TRY(even_call_begin(comm, EVEN_CALL_OPEN, 0, 0, 0, 0, NULL, NULL, 0));
+  even_status status = even_call_end(comm, even_call_meet(comm));
+  choose_patience(comm, spin);
+  return status;
+}
+
+static even_status check_open(const even_comm_params *params, even_comm_layout *layout) {
+  EVEN_TRY(even_comm_layout_of(params, layout));
+  if (params->rank < 0 || params->rank >= params->ranks) {
+    return even_fail(EVEN_ERR_ARGUMENT, "rank %d of a group of %d ranks", params->rank, params->ranks);
+  }
+  return EVEN_OK;
+}
+
+/* Takes over `memory` in every case. */
+static even_status open_over(const even_comm_params *params, const even_comm_layout *layout, even_comm_header *header,
+                             even_shared_memory memory, even_comm **out) {
+  even_comm *comm = NULL;
+  even_status status = EVEN_NEW(&comm);
+  if (status != EVEN_OK) {
+    even_shared_memory_close(&memory);
+    return status;
+  }
+  double seconds = params->timeout_seconds > 0 ? params->timeout_seconds : DEFAULT_TIMEOUT_SECONDS;
+  comm->rank = params->rank;
+  comm->ranks = params->ranks;
+  comm->header = header;
+  comm->layout = *layout;
+  comm->memory = memory;
+  comm->arena_bytes = params->arena_bytes;
+  comm->timeout_ns = seconds < 1e9 ? (uint64_t)(seconds * 1e9) : UINT64_MAX / 2;
+  comm->kernels = even_kernels_best();
+  comm->controls = (even_comm_control *)(void *)(even_comm_base(comm) + layout->controls);
+  atomic_flag_clear(&comm->busy);
+  status = EVEN_NEW_ARRAY(&comm->sources, (size_t)comm->ranks);
+  if (status == EVEN_OK) {
+    status = EVEN_NEW_ARRAY(&comm->targets, (size_t)comm->ranks);
+  }
+  if (status == EVEN_OK) {
+    status = join(comm, params->spin);
+  }
+  if (status != EVEN_OK) {
+    even_comm_close(comm);
+    return status;
+  }
+  *out = comm;
+  return EVEN_OK;
+}
+
+even_status even_comm_open_mapped(const even_comm_params *params, void *segment, size_t segment_bytes,
+                                  even_comm **out) {
+  even_comm_layout layout;
+  even_shared_memory none = {.fd = -1};
+  *out = NULL;
+  EVEN_TRY(check_open(params, &layout));
+  EVEN_TRY(even_comm_header_check(segment, segment_bytes, params, &layout));
+  return open_over(params, &layout, segment, none, out);
+}
+
+even_status even_comm_open(const even_comm_params *params, int fd, even_comm **out) {
+  even_comm_layout layout;
+  even_shared_memory memory;
+  *out = NULL;
+  EVEN_TRY(check_open(params, &layout));
+  EVEN_TRY(even_shared_memory_open_peer(getpid(), fd, &memory));
+  even_status status = even_comm_header_check(memory.address, memory.bytes, params, &layout);
+  if (status != EVEN_OK) {
+    even_shared_memory_close(&memory);
+    return status;
+  }
+  return open_over(params, &layout, memory.address, memory, out);
+}
+
+void even_comm_close(even_comm *comm) {
+  if (comm == NULL) {
+    return;
+  }
+  if (comm->stage > 0) { /* it had come */
+    atomic_store(&comm->controls[comm->rank].left, 1u);
+    even_group_wake(comm);
+  }
+  even_free(comm->sources);
+  even_free(comm->targets);
+  even_shared_memory_close(&comm->memory);
+  even_free(comm);
+}
+
+int even_comm_rank(const even_comm *comm) {
+  return comm->rank;
+}
+int even_comm_ranks(const even_comm *comm) {
+  return comm->ranks;
+}
+
+void *even_comm_arena(even_comm *comm) {
+  return comm->arena_bytes == 0 ? NULL : even_comm_arena_of(comm, comm->rank);
+}
+
+uint64_t even_comm_wait_ns(const even_comm *comm) {
+  return atomic_load_explicit(&comm->wait_ns, memory_order_relaxed);
+}
+
+void even_comm_revoke(even_comm *comm) {
+  even_group_end(comm, EVEN_GROUP_REVOKED);
+}

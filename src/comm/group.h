@@ -1,0 +1,111 @@
+/* A rank's view of its group; what the files of this room share. */
+#ifndef EVEN_COMM_GROUP_H
+#define EVEN_COMM_GROUP_H
+
+#include "comm/kernels.h"
+#include "comm/segment.h"
+#include "os/shared_memory.h"
+
+#include <stdbool.h>
+
+typedef enum even_call_kind {
+  EVEN_CALL_OPEN = 1,
+  EVEN_CALL_ALL_REDUCE,
+  EVEN_CALL_REDUCE_SCATTER,
+  EVEN_CALL_ALL_GATHER,
+  EVEN_CALL_BROADCAST,
+  EVEN_CALL_BARRIER
+} even_call_kind;
+
+/* How long to poll before sleeping, learnt from how waiting went lately. */
+typedef struct even_comm_patience {
+  uint32_t polls;
+  uint32_t least;
+  uint32_t most;
+} even_comm_patience;
+
+struct even_comm {
+  int rank;
+  int ranks;
+  even_comm_header *header;
+  even_comm_control *controls; /* ranks of them */
+  even_comm_layout layout;
+  even_shared_memory memory; /* address NULL where the caller owns the mapping */
+  size_t arena_bytes;
+  uint64_t timeout_ns;
+  const even_kernels *kernels;
+
+  uint32_t stage; /* stages that this rank has reached */
+  uint32_t slot;  /* which of the two slots the next small message uses */
+  uint64_t call_count;
+  even_comm_call call;         /* the call under way */
+  even_comm_patience arrival;  /* for peers that may be busy elsewhere */
+  even_comm_patience progress; /* for peers that are in the same call */
+  _Atomic uint64_t wait_ns;    /* spent waiting for peers since the group was opened */
+  atomic_flag busy;            /* a thread is in a call */
+  even_status ended;           /* not EVEN_OK: the group is unusable, and why */
+  char ended_what[320];
+  const void **sources; /* room for one pointer a rank */
+  void **targets;
+};
+
+/* Opens a group over a segment that the caller has mapped and keeps mapped: lets threads of one process be ranks. */
+even_status even_comm_open_mapped(const even_comm_params *params, void *segment, size_t segment_bytes,
+                                  even_comm **out) EVEN_MUST_USE;
+
+static inline unsigned char *even_comm_base(const even_comm *comm) {
+  return (unsigned char *)comm->header;
+}
+static inline unsigned char *even_comm_slot_of(const even_comm *comm, int rank, uint32_t slot) {
+  return even_comm_base(comm) + comm->layout.slots + (size_t)rank * comm->layout.slot_stride +
+         (slot & 1u) * EVEN_COMM_SLOT_BYTES;
+}
+/* part: 0 … 3 */
+static inline unsigned char *even_comm_staging_of(const even_comm *comm, int rank, size_t part) {
+  return even_comm_base(comm) + comm->layout.stagings + (size_t)rank * comm->layout.staging_stride +
+         part * comm->layout.stage_bytes;
+}
+static inline unsigned char *even_comm_arena_of(const even_comm *comm, int rank) {
+  return even_comm_base(comm) + comm->layout.arenas + (size_t)rank * comm->layout.arena_stride;
+}
+
+/* peers.c: are the processes of the others alive? */
+
+/* Writes who this process is, and which CPUs the calling thread may use, into this rank's control block. */
+even_status even_peers_introduce(even_comm *comm) EVEN_MUST_USE;
+/* False once the process of `rank` has ended (a zombie has) or has closed the group; true where it cannot be told. */
+bool even_peers_alive(const even_comm *comm, int rank);
+/* Whether the CPUs that all ranks may use together are at least as many as the ranks. */
+bool even_peers_have_cpus(const even_comm *comm);
+
+/* stage.c: one synchronisation of all ranks. */
+
+/* Says that this rank has reached the next stage and returns when all have. `patience` is one of the group's two. */
+even_status even_stage(even_comm *comm, even_comm_patience *patience) EVEN_MUST_USE;
+/* Ends the group for all ranks, for the first cause given, and wakes those that wait. */
+void even_group_end(even_comm *comm, uint32_t state);
+/* Wakes all that wait, to look again. */
+void even_group_wake(even_comm *comm);
+/* Records the group's end as the calling thread's error. */
+even_status even_group_failure(even_comm *comm) EVEN_MUST_USE;
+
+/* call.c: the beginning and the end of a collective. */
+
+/* Takes the group for this thread and announces the call; even_call_end must follow on success. `counts` are the
+ * elements of each rank, or NULL where `count` says all. */
+even_status even_call_begin(even_comm *comm, even_call_kind kind, uint32_t dtype, uint32_t op, int root, size_t count,
+                            const size_t *counts, const void *arena_data, size_t arena_data_bytes) EVEN_MUST_USE;
+/* The call's first stage: all ranks are in the same call, or EVEN_ERR_MISMATCH. */
+even_status even_call_meet(even_comm *comm) EVEN_MUST_USE;
+/* A further stage of the same call. */
+even_status even_call_next(even_comm *comm) EVEN_MUST_USE;
+/* Gives the group free; keeps the first failure. Returns `status`. */
+even_status even_call_end(even_comm *comm, even_status status);
+/* After even_call_meet: whether the data of all ranks lie in their arenas. */
+bool even_call_all_in_arena(const even_comm *comm);
+/* After even_call_meet: the data of `rank`, which lies in its arena. */
+unsigned char *even_call_arena_data(const even_comm *comm, int rank);
+/* "all_reduce of 100 F32 elements, SUM" into `text`. */
+void even_call_describe(const even_comm_call *call, char *text, size_t bytes);
+
+#endif

@@ -1,0 +1,232 @@
+/* The reductions as loops that the compiler vectorises. Included once by each
+ * kernels_*.c, which defines EVEN_KERNEL_TABLE, EVEN_KERNEL_NAME and the two
+ * conversions of 16-bit floats in whole groups of eight. */
+#include "comm/kernels.h"
+
+#include <string.h>
+
+/* Elements reduced at a time: what is summed up stays in the first-level cache. */
+#define BLOCK ((size_t)256)
+
+/* A target may be a source, but only at the same index: no dependence between iterations. */
+#if defined(__clang__)
+#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
+static inline float bits_float(uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+static inline uint32_t float_bits(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+static inline float bf16_float(uint16_t half) {
+  return bits_float((uint32_t)half << 16);
+}
+static inline uint16_t float_bf16(float value) {
+  uint32_t bits = float_bits(value);
+  uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  return (uint16_t)(value != value ? ((bits >> 16) | 0x40u) : rounded);
+}
+
+/* fp16 (IEEE 754 binary16) without hardware: after F. Giesen, "Float->half variants" (2016), round to nearest even. */
+static inline float f16_float(uint16_t half) {
+  uint32_t magnitude = (uint32_t)(half & 0x7fffu) << 13;
+  uint32_t exponent = magnitude & 0x0f800000u;
+  uint32_t sign = (uint32_t)(half & 0x8000u) << 16;
+  float subnormal = bits_float(magnitude + 0x38800000u) - bits_float(0x38800000u);
+  uint32_t normal = magnitude + (exponent == 0x0f800000u ? 0x70000000u : 0x38000000u);
+  return bits_float(sign | (exponent == 0 ? float_bits(subnormal) : normal));
+}
+static inline uint16_t float_f16(float value) {
+  uint32_t bits = float_bits(value);
+  uint32_t sign = (bits >> 16) & 0x8000u;
+  bits &= 0x7fffffffu;
+  uint32_t infinite = bits > 0x7f800000u ? 0x7e00u | ((bits >> 13) & 0x3ffu) : 0x7c00u;
+  uint32_t subnormal = float_bits(bits_float(bits) + 0.5f) - 0x3f000000u;
+  uint32_t normal = (bits - 0x38000000u + 0xfffu + ((bits >> 13) & 1u)) >> 13;
+  uint32_t half = bits >= 0x47800000u ? infinite : bits < 0x38800000u ? subnormal : normal;
+  return (uint16_t)(sign | half);
+}
+
+static inline void load_BF16(float *to, const uint16_t *from, size_t count) {
+  for (size_t i = 0; i < count; i++) {
+    to[i] = bf16_float(from[i]);
+  }
+}
+static inline void store_BF16(uint16_t *to, const float *from, size_t count) {
+  for (size_t i = 0; i < count; i++) {
+    to[i] = float_bf16(from[i]);
+  }
+}
+static inline void load_F16(float *to, const uint16_t *from, size_t count) {
+  size_t i = 0;
+#ifdef EVEN_KERNEL_LOAD_F16
+  for (; i + 8 <= count; i += 8) {
+    EVEN_KERNEL_LOAD_F16(to + i, from + i);
+  }
+#endif
+  for (; i < count; i++) {
+    to[i] = f16_float(from[i]);
+  }
+}
+static inline void store_F16(uint16_t *to, const float *from, size_t count) {
+  size_t i = 0;
+#ifdef EVEN_KERNEL_STORE_F16
+  for (; i + 8 <= count; i += 8) {
+    EVEN_KERNEL_STORE_F16(to + i, from + i);
+  }
+#endif
+  for (; i < count; i++) {
+    to[i] = float_f16(from[i]);
+  }
+}
+
+/* The operations. `wide` is an unsigned type in which integers wrap without promotion to int; floats keep theirs. */
+#define OP_SUM(type, wide, a, b) (type)((wide)(a) + (wide)(b))
+#define OP_PRODUCT(type, wide, a, b) (type)((wide)(a) * (wide)(b))
+/* A NaN wins on either side. */
+#define OP_MIN(type, wide, a, b) (((a) < (b) || (a) != (a)) ? (a) : (b))
+#define OP_MAX(type, wide, a, b) (((a) > (b) || (a) != (a)) ? (a) : (b))
+#define OP_BAND(type, wide, a, b) (type)((a) & (b))
+#define OP_BOR(type, wide, a, b) (type)((a) | (b))
+#define OP_BXOR(type, wide, a, b) (type)((a) ^ (b))
+#define OP_AND(type, wide, a, b) (type)((a) != 0 && (b) != 0)
+#define OP_OR(type, wide, a, b) (type)((a) != 0 || (b) != 0)
+#define OP_XOR(type, wide, a, b) (type)(((a) != 0) != ((b) != 0))
+#define KEEP(type, value) (value)
+#define DIVIDE(type, value) ((value) / (type)divisor)
+
+#define SIGNATURE(name)                                                                                        \
+  static void name(void *const *targets, size_t target_count, const void *const *sources, size_t source_count, \
+                   size_t count, double divisor)
+
+/* Elements that are reduced in their own type. Two sources, the usual case, need no block. */
+#define DIRECT(dtype, op, type, wide, OP, FINISH)                           \
+  SIGNATURE(reduce_##dtype##_##op) {                                        \
+    (void)divisor;                                                          \
+    if (source_count == 2 && target_count <= 2) {                           \
+      const type *a = sources[0];                                           \
+      const type *b = sources[1];                                           \
+      type *x = targets[0];                                                 \
+      type *y = targets[target_count - 1];                                  \
+      if (x == y) {                                                         \
+        INDEPENDENT for (size_t i = 0; i < count; i++) {                    \
+          x[i] = FINISH(type, OP(type, wide, a[i], b[i]));                  \
+        }                                                                   \
+        return;                                                             \
+      }                                                                     \
+      INDEPENDENT for (size_t i = 0; i < count; i++) {                      \
+        type result = FINISH(type, OP(type, wide, a[i], b[i]));             \
+        x[i] = result;                                                      \
+        y[i] = result;                                                      \
+      }                                                                     \
+      return;                                                               \
+    }                                                                       \
+    for (size_t first = 0; first < count; first += BLOCK) {                 \
+      type sum[BLOCK];                                                      \
+      size_t block = count - first < BLOCK ? count - first : BLOCK;         \
+      memcpy(sum, (const type *)sources[0] + first, block * sizeof sum[0]); \
+      for (size_t k = 1; k < source_count; k++) {                           \
+        const type *source = (const type *)sources[k] + first;              \
+        for (size_t i = 0; i < block; i++) {                                \
+          sum[i] = OP(type, wide, sum[i], source[i]);                       \
+        }                                                                   \
+      }                                                                     \
+      for (size_t i = 0; i < block; i++) {                                  \
+        sum[i] = FINISH(type, sum[i]);                                      \
+      }                                                                     \
+      for (size_t t = 0; t < target_count; t++) {                           \
+        memcpy((type *)targets[t] + first, sum, block * sizeof sum[0]);     \
+      }                                                                     \
+    }                                                                       \
+  }
+
+/* 16-bit floats: reduced in fp32, rounded once. */
+#define HALF(dtype, op, OP, FINISH)                                      \
+  SIGNATURE(reduce_##dtype##_##op) {                                     \
+    (void)divisor;                                                       \
+    for (size_t first = 0; first < count; first += BLOCK) {              \
+      float sum[BLOCK];                                                  \
+      float term[BLOCK];                                                 \
+      size_t block = count - first < BLOCK ? count - first : BLOCK;      \
+      load_##dtype(sum, (const uint16_t *)sources[0] + first, block);    \
+      for (size_t k = 1; k < source_count; k++) {                        \
+        load_##dtype(term, (const uint16_t *)sources[k] + first, block); \
+        for (size_t i = 0; i < block; i++) {                             \
+          sum[i] = OP(float, float, sum[i], term[i]);                    \
+        }                                                                \
+      }                                                                  \
+      for (size_t i = 0; i < block; i++) {                               \
+        sum[i] = FINISH(float, sum[i]);                                  \
+      }                                                                  \
+      for (size_t t = 0; t < target_count; t++) {                        \
+        store_##dtype((uint16_t *)targets[t] + first, sum, block);       \
+      }                                                                  \
+    }                                                                    \
+  }
+
+#define FLOATING(dtype, type)                          \
+  DIRECT(dtype, SUM, type, type, OP_SUM, KEEP)         \
+  DIRECT(dtype, AVG, type, type, OP_SUM, DIVIDE)       \
+  DIRECT(dtype, PRODUCT, type, type, OP_PRODUCT, KEEP) \
+  DIRECT(dtype, MIN, type, type, OP_MIN, KEEP)         \
+  DIRECT(dtype, MAX, type, type, OP_MAX, KEEP)
+#define SHORT_FLOATING(dtype)            \
+  HALF(dtype, SUM, OP_SUM, KEEP)         \
+  HALF(dtype, AVG, OP_SUM, DIVIDE)       \
+  HALF(dtype, PRODUCT, OP_PRODUCT, KEEP) \
+  HALF(dtype, MIN, OP_MIN, KEEP)         \
+  HALF(dtype, MAX, OP_MAX, KEEP)
+#define INTEGER(dtype, type, wide)                     \
+  DIRECT(dtype, SUM, type, wide, OP_SUM, KEEP)         \
+  DIRECT(dtype, PRODUCT, type, wide, OP_PRODUCT, KEEP) \
+  DIRECT(dtype, MIN, type, wide, OP_MIN, KEEP)         \
+  DIRECT(dtype, MAX, type, wide, OP_MAX, KEEP)         \
+  DIRECT(dtype, BAND, type, wide, OP_BAND, KEEP)       \
+  DIRECT(dtype, BOR, type, wide, OP_BOR, KEEP)         \
+  DIRECT(dtype, BXOR, type, wide, OP_BXOR, KEEP)
+
+FLOATING(F32, float)
+FLOATING(F64, double)
+SHORT_FLOATING(F16)
+SHORT_FLOATING(BF16)
+INTEGER(I8, int8_t, uint32_t)
+INTEGER(U8, uint8_t, uint32_t)
+INTEGER(I16, int16_t, uint32_t)
+INTEGER(I32, int32_t, uint32_t)
+INTEGER(I64, int64_t, uint64_t)
+DIRECT(BOOL, AND, uint8_t, uint8_t, OP_AND, KEEP)
+DIRECT(BOOL, OR, uint8_t, uint8_t, OP_OR, KEEP)
+DIRECT(BOOL, XOR, uint8_t, uint8_t, OP_XOR, KEEP)
+
+#define FLOATING_ROW(dtype)                                    \
+  [EVEN_##dtype] = {[EVEN_SUM] = reduce_##dtype##_SUM,         \
+                    [EVEN_AVG] = reduce_##dtype##_AVG,         \
+                    [EVEN_PRODUCT] = reduce_##dtype##_PRODUCT, \
+                    [EVEN_MIN] = reduce_##dtype##_MIN,         \
+                    [EVEN_MAX] = reduce_##dtype##_MAX}
+#define INTEGER_ROW(dtype)                                                                          \
+  [EVEN_##dtype] = {[EVEN_SUM] = reduce_##dtype##_SUM,   [EVEN_PRODUCT] = reduce_##dtype##_PRODUCT, \
+                    [EVEN_MIN] = reduce_##dtype##_MIN,   [EVEN_MAX] = reduce_##dtype##_MAX,         \
+                    [EVEN_BAND] = reduce_##dtype##_BAND, [EVEN_BOR] = reduce_##dtype##_BOR,         \
+                    [EVEN_BXOR] = reduce_##dtype##_BXOR}
+
+const even_kernels EVEN_KERNEL_TABLE = {
+    .name = EVEN_KERNEL_NAME,
+    .reduce = {FLOATING_ROW(F32), FLOATING_ROW(F64), FLOATING_ROW(F16), FLOATING_ROW(BF16), INTEGER_ROW(I8),
+               INTEGER_ROW(U8), INTEGER_ROW(I16), INTEGER_ROW(I32), INTEGER_ROW(I64),
+               [EVEN_BOOL] = {[EVEN_SUM] = reduce_BOOL_OR,
+                              [EVEN_PRODUCT] = reduce_BOOL_AND,
+                              [EVEN_MIN] = reduce_BOOL_AND,
+                              [EVEN_MAX] = reduce_BOOL_OR,
+                              [EVEN_BAND] = reduce_BOOL_AND,
+                              [EVEN_BOR] = reduce_BOOL_OR,
+                              [EVEN_BXOR] = reduce_BOOL_XOR}},
+};

@@ -1,0 +1,35 @@
+/* The reductions themselves, one table of functions for each instruction set. */
+#ifndef EVEN_COMM_KERNELS_H
+#define EVEN_COMM_KERNELS_H
+
+#include <evenstep/types.h>
+
+#define EVEN_DTYPES 10
+#define EVEN_REDUCE_OPS 8
+
+/* targets[t][i] = op over k of sources[k][i], in the order of k; divisor is AVG's. Pointers are aligned to their
+ * element. A target may be one of the sources, but may not overlap one in another way. */
+typedef void even_reduce_function(void *const *targets, size_t target_count, const void *const *sources,
+                                  size_t source_count, size_t count, double divisor);
+
+typedef struct even_kernels {
+  const char *name;
+  even_reduce_function *reduce[EVEN_DTYPES][EVEN_REDUCE_OPS]; /* NULL where op makes no sense for the dtype */
+} even_kernels;
+
+/* The best table that this machine can run. Any thread. */
+const even_kernels *even_kernels_best(void);
+/* The table of that name, NULL where this build or machine lacks it (for tests and benchmarks). */
+const even_kernels *even_kernels_named(const char *name);
+/* Makes `kernels` the best from now on (for tests); NULL: chosen again. */
+void even_kernels_use(const even_kernels *kernels);
+
+/* Copies to memory that is not read again soon, past the caches where the machine can. */
+void even_copy_past_caches(void *target, const void *source, size_t bytes);
+
+extern const even_kernels even_kernels_portable;
+extern const even_kernels even_kernels_avx2;
+extern const even_kernels even_kernels_avx512;
+extern const even_kernels even_kernels_neon;
+
+#endif

@@ -1,0 +1,94 @@
+/* The segment's layout, and the checks before anybody trusts it. */
+#include "comm/segment.h"
+
+#include "base/checked.h"
+#include "base/fail.h"
+#include "os/shared_memory.h"
+
+#define PAGE ((size_t)4096)
+
+/* One staged piece: small enough that a core's second-level cache keeps what passes through. Every rank's part of a
+ * piece should still be a few lines long, so that more ranks have larger pieces. */
+static size_t stage_bytes(size_t ranks) {
+  size_t bytes = (size_t)256 * 1024;
+  if (ranks > 64) {
+    bytes = ranks * 4096 < ((size_t)1 << 20) ? ranks * 4096 : (size_t)1 << 20;
+  }
+  return bytes;
+}
+
+/* Appends `ranks` parts of `bytes` each to the layout. */
+static bool place(even_comm_layout *layout, size_t ranks, size_t bytes, size_t *offset, size_t *stride) {
+  size_t all = 0;
+  *offset = layout->total;
+  return even_align_size(bytes, PAGE, stride) && even_multiply_size(ranks, *stride, &all) &&
+         even_add_size(layout->total, all, &layout->total) && layout->total <= (size_t)INT64_MAX;
+}
+
+even_status even_comm_layout_of(const even_comm_params *params, even_comm_layout *out) {
+  size_t stride = 0;
+  *out = (even_comm_layout){0};
+  if (params->size != sizeof *params) {
+    return even_fail(EVEN_ERR_ARGUMENT, "even_comm_params.size is %zu, this library's is %zu", params->size,
+                     sizeof *params);
+  }
+  if (params->ranks < 1 || params->ranks > EVEN_COMM_MAX_RANKS) {
+    return even_fail(EVEN_ERR_ARGUMENT, "a group of %d ranks: 1 … %d are possible", params->ranks, EVEN_COMM_MAX_RANKS);
+  }
+  size_t ranks = (size_t)params->ranks;
+  out->stage_bytes = stage_bytes(ranks);
+  if (!place(out, 1, sizeof(even_comm_header), &out->controls, &stride) ||
+      !place(out, ranks, sizeof(even_comm_control), &out->controls, &stride) ||
+      !place(out, ranks, 2 * EVEN_COMM_SLOT_BYTES, &out->slots, &out->slot_stride) ||
+      !place(out, ranks, 4 * out->stage_bytes, &out->stagings, &out->staging_stride) ||
+      !place(out, ranks, params->arena_bytes, &out->arenas, &out->arena_stride)) {
+    return even_fail(EVEN_ERR_OVERFLOW, "an arena of %zu bytes for each of %d ranks is larger than memory can be",
+                     params->arena_bytes, params->ranks);
+  }
+  return EVEN_OK;
+}
+
+void even_comm_header_write(even_comm_header *header, const even_comm_params *params, const even_comm_layout *layout) {
+  header->magic = EVEN_COMM_MAGIC;
+  header->version = EVEN_COMM_VERSION;
+  header->ranks = (uint32_t)params->ranks;
+  header->arena_bytes = params->arena_bytes;
+  header->segment_bytes = layout->total;
+}
+
+even_status even_comm_header_check(const even_comm_header *header, size_t mapped_bytes, const even_comm_params *params,
+                                   const even_comm_layout *layout) {
+  if (mapped_bytes < sizeof *header || header->magic != EVEN_COMM_MAGIC) {
+    return even_fail(EVEN_ERR_INPUT, "the descriptor is not a group's shared memory");
+  }
+  if (header->version != EVEN_COMM_VERSION) {
+    (void)even_fail(EVEN_ERR_UNSUPPORTED, "the group's shared memory has layout %u, this library's is %u",
+                    header->version, EVEN_COMM_VERSION);
+    return even_error_fix("run all ranks with the same version of evenstep");
+  }
+  if (header->ranks != (uint32_t)params->ranks || header->arena_bytes != params->arena_bytes) {
+    return even_fail(EVEN_ERR_MISMATCH,
+                     "rank %d opens a group of %d ranks with arenas of %zu bytes, but it was made for %u ranks with "
+                     "arenas of %llu bytes",
+                     params->rank, params->ranks, params->arena_bytes, header->ranks,
+                     (unsigned long long)header->arena_bytes);
+  }
+  if (header->segment_bytes != layout->total || mapped_bytes < layout->total) {
+    return even_fail(EVEN_ERR_INPUT, "the group's shared memory is cut short: %zu of %zu bytes", mapped_bytes,
+                     layout->total);
+  }
+  return EVEN_OK;
+}
+
+even_status even_comm_create_segment(const even_comm_params *params, int *fd) {
+  even_comm_layout layout;
+  even_shared_memory memory;
+  *fd = -1;
+  EVEN_TRY(even_comm_layout_of(params, &layout));
+  EVEN_TRY(even_shared_memory_create("evenstep-group", layout.total, &memory));
+  even_comm_header_write(memory.address, params, &layout);
+  *fd = memory.fd;
+  memory.fd = -1;
+  even_shared_memory_close(&memory);
+  return EVEN_OK;
+}

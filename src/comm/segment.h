@@ -1,0 +1,82 @@
+/* What a group's shared segment looks like: a header, then for each rank its
+ * control block, its slots for small messages, its staging and its arena. */
+#ifndef EVEN_COMM_SEGMENT_H
+#define EVEN_COMM_SEGMENT_H
+
+#include <evenstep/comm.h>
+#include <stdatomic.h>
+#include <stdint.h>
+
+#define EVEN_COMM_MAGIC 0x6d6d6f636e657665u /* "evencomm", read as bytes */
+#define EVEN_COMM_VERSION 1u
+#define EVEN_COMM_MAX_RANKS 4096
+/* Messages up to this size go through the slots, with one synchronisation. */
+#define EVEN_COMM_SLOT_BYTES ((size_t)8192)
+#define EVEN_COMM_CPU_WORDS 16 /* CPUs 0 … 1023 */
+
+/* Why a group ended; the low bits of lost, late and mismatched name a rank. */
+#define EVEN_GROUP_WHOLE 0u
+#define EVEN_GROUP_REVOKED 0x10000000u
+#define EVEN_GROUP_LOST 0x20000000u
+#define EVEN_GROUP_TIMEOUT 0x30000000u
+#define EVEN_GROUP_MISMATCH 0x40000000u
+#define EVEN_GROUP_CAUSE(state) ((state) & 0xf0000000u)
+#define EVEN_GROUP_RANK(state) ((int)((state) & 0x0fffffffu))
+
+/* One collective call, as its rank announces it. */
+typedef struct even_comm_call {
+  uint32_t kind; /* even_call_kind */
+  uint32_t dtype;
+  uint32_t op;
+  int32_t root;
+  uint64_t count;
+  uint64_t arena_offset; /* where in the arena the data lies, EVEN_NOT_IN_ARENA where elsewhere */
+  uint64_t signature;    /* of all but arena_offset, and of all counts */
+} even_comm_call;
+#define EVEN_NOT_IN_ARENA UINT64_MAX
+
+/* A rank's words, written by that rank alone. The first line is what peers poll. */
+typedef struct even_comm_control {
+  _Alignas(128) _Atomic uint32_t sequence; /* stages that this rank has reached: only ever grows, modulo 2^32 */
+  _Atomic uint32_t left;                   /* 1 once the rank has closed the group */
+  _Atomic uint64_t signature[2];           /* of the call under way, by the parity of the call */
+  _Alignas(64) even_comm_call call[2];     /* the same in full */
+  _Alignas(128) _Atomic uint32_t process;  /* 0: nobody has come yet */
+  uint64_t start_time;                     /* of the process, as in /proc/PID/stat: tells it from a later one */
+  uint64_t cpus[EVEN_COMM_CPU_WORDS];      /* which this rank may use */
+} even_comm_control;
+
+typedef struct even_comm_header {
+  uint64_t magic;
+  uint32_t version;
+  uint32_t ranks;
+  uint64_t arena_bytes;
+  uint64_t segment_bytes;
+  _Alignas(128) _Atomic uint32_t state;    /* EVEN_GROUP_…; changes once, from whole */
+  _Alignas(128) _Atomic uint32_t bell;     /* the futex on which all wait */
+  _Atomic uint32_t sleepers;               /* ranks that wait on it, or are about to */
+  _Alignas(128) _Atomic uint32_t claim[2]; /* the next piece of a call's work, by the parity of the call */
+} even_comm_header;
+
+/* Byte offsets in the segment and sizes in it; a function of ranks and arena_bytes alone. */
+typedef struct even_comm_layout {
+  size_t controls;
+  size_t slots; /* rank r: at slots + r * slot_stride, two of EVEN_COMM_SLOT_BYTES */
+  size_t slot_stride;
+  size_t stagings; /* rank r: at stagings + r * staging_stride */
+  size_t staging_stride;
+  size_t stage_bytes; /* one staged piece; the staging has four of them */
+  size_t arenas;
+  size_t arena_stride;
+  size_t total;
+} even_comm_layout;
+
+/* Checks the parameters that all ranks share; EVEN_ERR_ARGUMENT, EVEN_ERR_OVERFLOW. */
+even_status even_comm_layout_of(const even_comm_params *params, even_comm_layout *out) EVEN_MUST_USE;
+/* Writes the header into a zeroed segment. */
+void even_comm_header_write(even_comm_header *header, const even_comm_params *params, const even_comm_layout *layout);
+/* Whether a mapped segment is a group's, of this version, these ranks and this size. */
+even_status even_comm_header_check(const even_comm_header *header, size_t mapped_bytes, const even_comm_params *params,
+                                   const even_comm_layout *layout) EVEN_MUST_USE;
+
+#endif

@@ -1,0 +1,157 @@
+/* One synchronisation of all ranks, by numbers that only grow: each rank counts the stages it has reached in a word of
+ * its own, and waits until every peer's word is as far. Nothing is reset, so nothing can be reset too early. */
+#include "base/fail.h"
+#include "comm/group.h"
+#include "os/clock.h"
+#include "os/futex.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* How often a sleeper looks whether those it waits for still live. */
+#define LIFE_CHECK_NS ((uint64_t)100 * 1000000u)
+
+static inline void relax(void) {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ __volatile__("yield");
+#endif
+}
+
+/* The first rank from `from` on that has not reached the stage; `ranks` where all have. */
+static int first_missing(const even_comm *comm, int from) {
+  int rank = from;
+  while (rank < comm->ranks) {
+    uint32_t reached = atomic_load(&comm->controls[rank].sequence);
+    if ((int32_t)(reached - comm->stage) < 0) {
+      break;
+    }
+    rank++;
+  }
+  return rank;
+}
+
+void even_group_wake(even_comm *comm) {
+  (void)atomic_fetch_add(&comm->header->bell, 1u);
+  even_futex_wake_all(&comm->header->bell);
+}
+
+void even_group_end(even_comm *comm, uint32_t state) {
+  uint32_t whole = EVEN_GROUP_WHOLE;
+  (void)atomic_compare_exchange_strong(&comm->header->state, &whole, state);
+  even_group_wake(comm);
+}
+
+even_status even_group_failure(even_comm *comm) {
+  uint32_t state = atomic_load(&comm->header->state);
+  int rank = EVEN_GROUP_RANK(state);
+  char call[128];
+  even_call_describe(&comm->call, call, sizeof call);
+  switch (EVEN_GROUP_CAUSE(state)) {
+    case EVEN_GROUP_REVOKED:
+      return even_fail(EVEN_ERR_REVOKED, "the group was revoked; rank %d was in %s", comm->rank, call);
+    case EVEN_GROUP_LOST: {
+      bool left = atomic_load(&comm->controls[rank].left) != 0;
+      (void)even_fail(EVEN_ERR_PEER_LOST, "rank %d (process %u) %s; rank %d was in %s", rank,
+                      atomic_load(&comm->controls[rank].process), left ? "left the group" : "died", comm->rank, call);
+      (void)even_error_place(rank, NULL);
+      return even_error_fix(
+          "the end of rank %d's own output says why; under `evenstep run` the job restarts from its "
+          "last checkpoint",
+          rank);
+    }
+    case EVEN_GROUP_TIMEOUT:
+      (void)even_fail(EVEN_ERR_TIMEOUT,
+                      "Timed out: rank %d did not come within the timeout of %.3g s; rank %d was in %s", rank,
+                      (double)comm->timeout_ns * 1e-9, comm->rank, call);
+      (void)even_error_place(rank, NULL);
+      return even_error_fix("see what rank %d is doing (a stack dump), or raise the timeout", rank);
+    default:
+      (void)even_fail(EVEN_ERR_MISMATCH, "rank %d found that the ranks make different calls; rank %d was in %s", rank,
+                      comm->rank, call);
+      return even_error_fix("rank %d's own error names both calls", rank);
+  }
+}
+
+/* The ranks that have not come and have ended: the group is then lost. */
+static bool find_the_dead(even_comm *comm, int from) {
+  for (int rank = from; rank < comm->ranks; rank++) {
+    uint32_t reached = atomic_load(&comm->controls[rank].sequence);
+    if ((int32_t)(reached - comm->stage) >= 0 || even_peers_alive(comm, rank)) {
+      continue;
+    }
+    /* It may have come, and then ended, between the two looks. */
+    reached = atomic_load(&comm->controls[rank].sequence);
+    if ((int32_t)(reached - comm->stage) < 0) {
+      even_group_end(comm, EVEN_GROUP_LOST | (uint32_t)rank);
+      return true;
+    }
+  }
+  return false;
+}
+
+/* Sleeps on the group's bell until all have come. The caller is counted among the sleepers. */
+static even_status sleep_for(even_comm *comm, int missing, uint64_t began) {
+  uint64_t checked = began;
+  for (;;) {
+    uint32_t bell = atomic_load(&comm->header->bell);
+    missing = first_missing(comm, missing);
+    if (missing == comm->ranks) {
+      return EVEN_OK;
+    }
+    if (atomic_load(&comm->header->state) != EVEN_GROUP_WHOLE) {
+      return even_group_failure(comm);
+    }
+    uint64_t now = even_clock_ns();
+    if (now - checked >= LIFE_CHECK_NS || atomic_load(&comm->controls[missing].left) != 0) {
+      checked = now;
+      if (find_the_dead(comm, missing)) {
+        continue;
+      }
+    }
+    if (now - began >= comm->timeout_ns) {
+      even_group_end(comm, EVEN_GROUP_TIMEOUT | (uint32_t)missing);
+      continue;
+    }
+    uint64_t left = comm->timeout_ns - (now - began);
+    even_futex_wait(&comm->header->bell, bell, left < LIFE_CHECK_NS ? left : LIFE_CHECK_NS);
+  }
+}
+
+static even_status wait_for_peers(even_comm *comm, int missing, even_comm_patience *patience) {
+  uint64_t began = even_clock_ns();
+  uint32_t polls = 0;
+  even_status status = EVEN_OK;
+  while (polls < patience->polls && (missing = first_missing(comm, missing)) < comm->ranks) {
+    relax();
+    polls++;
+  }
+  if (missing == comm->ranks) {
+    uint32_t more = patience->polls + patience->polls / 4 + 1;
+    patience->polls = more < patience->most ? more : patience->most;
+  } else {
+    uint32_t fewer = patience->polls / 2;
+    patience->polls = fewer > patience->least ? fewer : patience->least;
+    (void)atomic_fetch_add(&comm->header->sleepers, 1u);
+    status = sleep_for(comm, missing, began);
+    (void)atomic_fetch_sub(&comm->header->sleepers, 1u);
+  }
+  (void)atomic_fetch_add_explicit(&comm->wait_ns, even_clock_ns() - began, memory_order_relaxed);
+  return status;
+}
+
+even_status even_stage(even_comm *comm, even_comm_patience *patience) {
+  comm->stage++;
+  atomic_store(&comm->controls[comm->rank].sequence, comm->stage);
+  int missing = first_missing(comm, 0);
+  if (missing < comm->ranks) {
+    return wait_for_peers(comm, missing, patience);
+  }
+  /* Of all stores and loads here there is one order (seq_cst): the last to come sees all others, and either sees a
+   * sleeper or is seen by it. */
+  if (atomic_load(&comm->header->sleepers) != 0) {
+    even_group_wake(comm);
+  }
+  return EVEN_OK;
+}

@@ -1,0 +1,39 @@
+/* Runs the ranks of a group: as processes, as in life, or as threads over one mapping, so that ThreadSanitizer sees
+ * what they share. */
+#ifndef EVEN_TEST_RANKS_H
+#define EVEN_TEST_RANKS_H
+
+#include <evenstep/comm.h>
+#include <stdbool.h>
+#include <sys/types.h>
+
+#define RANKS_MOST 16
+#define RANKS_KILLED (-1) /* in results: ended by a signal */
+
+typedef struct ranks_setup {
+  int ranks;
+  size_t arena_bytes;
+  double timeout_seconds;
+  int spin;
+  bool threads;
+} ranks_setup;
+
+/* What a rank does; returns 0 where all was right. `argument` is the same for all. */
+typedef int ranks_body(even_comm *comm, void *argument);
+
+/* Runs `body` on every rank and waits for all. results[r] is what rank r returned, RANKS_KILLED, or 99 where it could
+ * not open the group. Returns how many results are not 0. */
+int ranks_run(const ranks_setup *setup, ranks_body *body, void *argument, int *results);
+
+/* Says what was wrong, with the rank, on stderr; returns 1. */
+int ranks_complain(const even_comm *comm, const char *format, ...) EVEN_PRINTF(2, 3);
+
+#define RANKS_EXPECT(comm, condition)                                                            \
+  do {                                                                                           \
+    if (!(condition)) {                                                                          \
+      return ranks_complain((comm), "%s:%d: %s; last error: %s", __FILE__, __LINE__, #condition, \
+                            even_error_last()->what);                                            \
+    }                                                                                            \
+  } while (0)
+
+#endif

@@ -1,0 +1,166 @@
+/* The reference: one element at a time, 16-bit floats through the compiler's own type. */
+#include "conformance/comm/reference.h"
+
+#include <string.h>
+
+uint64_t reference_random(uint64_t *state) {
+  *state ^= *state >> 12;
+  *state ^= *state << 25;
+  *state ^= *state >> 27;
+  return *state * 0x2545f4914f6cdd1du;
+}
+
+static uint64_t number_of(uint64_t call, int rank, size_t index) {
+  uint64_t state = (call + 1) * 0x9e3779b97f4a7c15u + (uint64_t)rank * 0xd1b54a32d192ed03u + index * 0x2545f491u + 1;
+  state = state == 0 ? 1 : state;
+  (void)reference_random(&state);
+  return reference_random(&state);
+}
+
+/* Round to nearest even by comparing with the neighbours' distance: slow, and unlike the kernel's way. */
+static uint16_t bf16_of(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  uint32_t low = bits & 0xffffu;
+  uint32_t high = bits >> 16;
+  if (low > 0x8000u || (low == 0x8000u && (high & 1u) == 1u)) {
+    high++;
+  }
+  return (uint16_t)high;
+}
+static float of_bf16(uint16_t half) {
+  uint32_t bits = (uint32_t)half << 16;
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+static double floating(uint64_t number) {
+  return (double)(int64_t)(number >> 11) * 0x1p-53 * 4.0 - 2.0;
+}
+
+void reference_fill(void *out, even_dtype dtype, uint64_t call, int rank, size_t index) {
+  uint64_t number = number_of(call, rank, index);
+  float single = (float)floating(number);
+  double twice = floating(number);
+  _Float16 half = (_Float16)single;
+  uint16_t brain = bf16_of(single);
+  uint8_t truth = (uint8_t)((number >> 20) & 1u);
+  switch (dtype) {
+    case EVEN_F32:
+      memcpy(out, &single, 4);
+      break;
+    case EVEN_F64:
+      memcpy(out, &twice, 8);
+      break;
+    case EVEN_F16:
+      memcpy(out, &half, 2);
+      break;
+    case EVEN_BF16:
+      memcpy(out, &brain, 2);
+      break;
+    case EVEN_BOOL:
+      memcpy(out, &truth, 1);
+      break;
+    default:
+      memcpy(out, &number, even_dtype_bytes(dtype));
+      break;
+  }
+}
+
+int reference_has(even_dtype dtype, even_reduce_op op) {
+  int is_float = dtype == EVEN_F32 || dtype == EVEN_F64 || dtype == EVEN_F16 || dtype == EVEN_BF16;
+  return op == EVEN_AVG ? is_float : op >= EVEN_BAND ? !is_float : 1;
+}
+
+#define FLOAT_STEP(a, b)                        \
+  (op == EVEN_PRODUCT ? (a) * (b)               \
+   : op == EVEN_MIN   ? ((a) < (b) ? (a) : (b)) \
+   : op == EVEN_MAX   ? ((a) > (b) ? (a) : (b)) \
+                      : (a) + (b))
+
+static float reduce_single(even_dtype dtype, even_reduce_op op, uint64_t call, int ranks, size_t index) {
+  float sum = 0;
+  for (int rank = 0; rank < ranks; rank++) {
+    uint32_t raw = 0;
+    _Float16 half;
+    float term;
+    reference_fill(&raw, dtype, call, rank, index);
+    memcpy(&half, &raw, 2);
+    memcpy(&term, &raw, 4);
+    term = dtype == EVEN_F16 ? (float)half : dtype == EVEN_BF16 ? of_bf16((uint16_t)raw) : term;
+    sum = rank == 0 ? term : FLOAT_STEP(sum, term);
+  }
+  return op == EVEN_AVG ? sum / (float)ranks : sum;
+}
+
+static double reduce_double(even_reduce_op op, uint64_t call, int ranks, size_t index) {
+  double sum = 0;
+  for (int rank = 0; rank < ranks; rank++) {
+    double term;
+    reference_fill(&term, EVEN_F64, call, rank, index);
+    sum = rank == 0 ? term : FLOAT_STEP(sum, term);
+  }
+  return op == EVEN_AVG ? sum / (double)ranks : sum;
+}
+
+/* Sign-extended (or not, for U8), so that MIN and MAX compare as the type does. */
+static int64_t integer_of(even_dtype dtype, uint64_t call, int rank, size_t index) {
+  int8_t one;
+  int16_t two;
+  int32_t four;
+  int64_t eight = 0;
+  reference_fill(&eight, dtype, call, rank, index);
+  memcpy(&one, &eight, 1);
+  memcpy(&two, &eight, 2);
+  memcpy(&four, &eight, 4);
+  return dtype == EVEN_I8 ? one : dtype == EVEN_I16 ? two : dtype == EVEN_I32 ? four : eight;
+}
+
+static int64_t reduce_integer(even_dtype dtype, even_reduce_op op, uint64_t call, int ranks, size_t index) {
+  int64_t sum = integer_of(dtype, call, 0, index);
+  for (int rank = 1; rank < ranks; rank++) {
+    int64_t term = integer_of(dtype, call, rank, index);
+    uint64_t a = (uint64_t)sum;
+    uint64_t b = (uint64_t)term;
+    sum = op == EVEN_PRODUCT   ? (int64_t)(a * b)
+          : op == EVEN_MIN     ? (sum < term ? sum : term)
+          : op == EVEN_MAX     ? (sum > term ? sum : term)
+          : op == EVEN_BAND    ? (sum & term)
+          : op == EVEN_BOR     ? (sum | term)
+          : op == EVEN_BXOR    ? (sum ^ term)
+          : dtype == EVEN_BOOL ? (sum | term)
+                               : (int64_t)(a + b);
+  }
+  return sum;
+}
+
+void reference_reduce(void *out, even_dtype dtype, even_reduce_op op, uint64_t call, int ranks, size_t index) {
+  float single = 0;
+  double twice = 0;
+  int64_t integer = 0;
+  _Float16 half;
+  uint16_t brain;
+  switch (dtype) {
+    case EVEN_F32:
+      single = reduce_single(dtype, op, call, ranks, index);
+      memcpy(out, &single, 4);
+      break;
+    case EVEN_F64:
+      twice = reduce_double(op, call, ranks, index);
+      memcpy(out, &twice, 8);
+      break;
+    case EVEN_F16:
+      half = (_Float16)reduce_single(dtype, op, call, ranks, index);
+      memcpy(out, &half, 2);
+      break;
+    case EVEN_BF16:
+      brain = bf16_of(reduce_single(dtype, op, call, ranks, index));
+      memcpy(out, &brain, 2);
+      break;
+    default:
+      integer = reduce_integer(dtype, op, call, ranks, index);
+      memcpy(out, &integer, even_dtype_bytes(dtype));
+      break;
+  }
+}
