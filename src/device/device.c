@@ -8,7 +8,7 @@
 const even_device_source even_device_source_host = {
     .root = "", .cuda_library = "libcuda.so.1", .nvml_library = "libnvidia-ml.so.1"};
 
-static const even_device_driver *const drivers[] = {&even_cpu_driver};
+static const even_device_driver *const drivers[] = {&even_cpu_driver, &even_cuda_driver};
 
 enum { DRIVER_COUNT = sizeof drivers / sizeof drivers[0] };
 

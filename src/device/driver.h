@@ -20,6 +20,7 @@ typedef struct even_device_driver {
 } even_device_driver;
 
 extern const even_device_driver even_cpu_driver;
+extern const even_device_driver even_cuda_driver;
 
 /* Topology and limits of `source`. Free with even_device_context_free, also after an error. */
 even_status even_device_context_read(const even_device_source *source, even_device_context *out) EVEN_MUST_USE;

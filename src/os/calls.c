@@ -3,10 +3,14 @@
 
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <ifaddrs.h>
 #include <linux/futex.h>
 #include <stdio.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
 #include <sys/syscall.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 
 static int real_open(const char *path, int flags, mode_t mode) {
@@ -17,6 +21,11 @@ static int real_duplicate(int fd) {
 }
 static int real_fstat(int fd, struct stat *out) {
   return fstat(fd, out);
+}
+
+/* glibc's prototype has an enumeration of its own */
+static int real_getrlimit(int resource, struct rlimit *out) {
+  return getrlimit((__rlimit_resource_t)resource, out);
 }
 
 static long real_futex(uint32_t *word, int operation, uint32_t value, const struct timespec *timeout) {
@@ -54,7 +63,11 @@ static int real_memfd_create(const char *name, unsigned int flags) {
    .clock_gettime = clock_gettime,    \
    .dlopen = dlopen,                  \
    .dlsym = dlsym,                    \
-   .dlclose = dlclose}
+   .dlclose = dlclose,                \
+   .uname = uname,                    \
+   .statvfs = statvfs,                \
+   .getifaddrs = getifaddrs,          \
+   .getrlimit = real_getrlimit}
 
 even_os_calls even_os = REAL_CALLS;
 const even_os_calls even_os_real = REAL_CALLS;

@@ -10,6 +10,11 @@
 #include <sys/types.h>
 #include <time.h>
 
+struct ifaddrs;
+struct rlimit;
+struct statvfs;
+struct utsname;
+
 typedef struct even_os_calls {
   int (*open)(const char *path, int flags, mode_t mode);
   int (*close)(int fd);
@@ -34,6 +39,10 @@ typedef struct even_os_calls {
   void *(*dlopen)(const char *name, int flags);
   void *(*dlsym)(void *handle, const char *name);
   int (*dlclose)(void *handle);
+  int (*uname)(struct utsname *out);
+  int (*statvfs)(const char *path, struct statvfs *out);
+  int (*getifaddrs)(struct ifaddrs **out); /* freed with freeifaddrs */
+  int (*getrlimit)(int resource, struct rlimit *out);
 } even_os_calls;
 
 extern even_os_calls even_os;

@@ -1,0 +1,90 @@
+/* Reading gpu_profiles.json. */
+#include "device/device.h"
+#include "device/machine.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static machine host;
+static char path[128];
+static even_device_list devices;
+static double speeds[4];
+
+static int setup(void **state) {
+  (void)state;
+  machine_make(&host, "pack:1 core:4 pu:1");
+  (void)snprintf(path, sizeof path, "%s/profile.json", host.root);
+  return even_device_select_from(&host.source, "cpu:0,cpu:1,cpu:0-1,cpu:2-3", 0, &devices) != EVEN_OK;
+}
+
+static int teardown(void **state) {
+  (void)state;
+  even_device_list_free(&devices);
+  machine_remove(&host);
+  return 0;
+}
+
+static void scores_by_name_and_by_sum(void **state) {
+  (void)state;
+  machine_file(&host, "/profile.json",
+               "{\"format\": \"evenstep-profile-1\", \"more\": [], \"devices\": ["
+               "{\"name\": \"cpu:0\", \"cpus\": [0], \"relative_score\": 1},"
+               "{\"name\": \"cpu:2\", \"cpus\": [2], \"relative_score\": 0.5},"
+               "{\"name\": \"cpu:1\", \"cpus\": [1], \"relative_score\": 0.25}]}");
+  assert_int_equal(even_profile_speeds(path, &devices, speeds), EVEN_OK);
+  assert_float_equal(speeds[0], 1, 0);
+  assert_float_equal(speeds[1], 0.25, 0);
+  assert_float_equal(speeds[2], 1.25, 1e-12);
+  assert_true(isnan(speeds[3])); /* cpu:3 is unknown */
+}
+
+static void expect(const char *content, const char *words) {
+  machine_file(&host, "/profile.json", content);
+  assert_int_equal(even_profile_speeds(path, &devices, speeds), EVEN_ERR_INPUT);
+  assert_non_null(strstr(even_error_last()->what, words));
+  assert_non_null(strstr(even_error_last()->what, path));
+  assert_non_null(strstr(even_error_last()->fix, "evenstep profile"));
+}
+
+#define PROFILE(devices) "{\"format\": \"evenstep-profile-1\", \"devices\": " devices "}"
+
+static void errors_say_what_is_wrong(void **state) {
+  (void)state;
+  expect("speed: 3", "is not valid JSON: line 1");
+  expect("", "is not valid JSON");
+  expect("[1, 2]", "its format is missing");
+  expect("{\"format\": \"evenstep-profile-2\", \"devices\": []}", "its format is evenstep-profile-2");
+  expect("{\"format\": \"evenstep-profile-1\"}", "no list of devices");
+  expect(PROFILE("[{\"relative_score\": 1}]"), "device 0 has no name");
+  expect(PROFILE("[7]"), "device 0 has no name");
+  expect(PROFILE("[{\"name\": \"cpu:0\"}]"), "cpu:0 has no relative_score");
+  expect(PROFILE("[{\"name\": \"cpu:0\", \"relative_score\": null}]"), "cpu:0 has no relative_score");
+  expect(PROFILE("[{\"name\": \"cpu:0\", \"relative_score\": \"fast\"}]"), "of cpu:0 is not a number");
+  expect(PROFILE("[{\"name\": \"cpu:0\", \"relative_score\": 0}]"), "of cpu:0 is 0; a speed is above 0");
+  expect(PROFILE("[{\"name\": \"cpu:9\", \"relative_score\": -0.5}]"), "of cpu:9 is -0.5; a speed is above 0");
+  expect(PROFILE("[{\"name\": \"cpu:0\", \"relative_score\": NaN}]"), "is not valid JSON");
+  expect(PROFILE("[{\"name\": \"cpu:0\", \"relative_score\": 1e999}]"), "is not valid JSON");
+}
+
+static void a_missing_file_is_not_found(void **state) {
+  (void)state;
+  assert_int_equal(even_profile_speeds(path, &devices, speeds), EVEN_ERR_NOT_FOUND);
+  assert_non_null(strstr(even_error_last()->what, path));
+  assert_non_null(strstr(even_error_last()->fix, "evenstep profile"));
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test_setup_teardown(scores_by_name_and_by_sum, setup, teardown),
+      cmocka_unit_test_setup_teardown(errors_say_what_is_wrong, setup, teardown),
+      cmocka_unit_test_setup_teardown(a_missing_file_is_not_found, setup, teardown),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
