@@ -35,6 +35,9 @@ EVEN_PUBLIC even_status even_comm_create_segment(const even_comm_params *params,
 /* Opens the group over a segment. The descriptor is duplicated: the caller keeps its own.
  * Returns when all ranks have come (or with an error by the timeout). */
 EVEN_PUBLIC even_status even_comm_open(const even_comm_params *params, int fd, even_comm **out) EVEN_MUST_USE;
+/* Leaves the group but keeps its memory mapped until even_comm_close: for callers whose arena is still looked at. Peers
+ * that wait for this rank get EVEN_ERR_PEER_LOST; every later call on `comm` gets EVEN_ERR_STATE. */
+EVEN_PUBLIC void even_comm_leave(even_comm *comm);
 /* Leaves the group and unmaps it. NULL is allowed. Not collective: peers that wait for this rank get
  * EVEN_ERR_PEER_LOST. */
 EVEN_PUBLIC void even_comm_close(even_comm *comm);

@@ -1,5 +1,6 @@
 """What the extension has, for type checkers. One block a subject."""
 
+from collections.abc import Sequence
 from typing import Any
 
 version: str
@@ -53,3 +54,59 @@ class Telemetry:
 class TelemetryReader:
     def __new__(cls, fd: int) -> TelemetryReader: ...
     def drain(self) -> tuple[list[tuple[Any, ...]], int]: ...
+
+# --- comm ---
+
+DTYPE_F32: int
+DTYPE_F64: int
+DTYPE_F16: int
+DTYPE_BF16: int
+DTYPE_I8: int
+DTYPE_U8: int
+DTYPE_I16: int
+DTYPE_I32: int
+DTYPE_I64: int
+DTYPE_BOOL: int
+OP_SUM: int
+OP_AVG: int
+OP_PRODUCT: int
+OP_MIN: int
+OP_MAX: int
+OP_BAND: int
+OP_BOR: int
+OP_BXOR: int
+
+def open_peer_fd(pid: int, fd: int, /) -> int: ...
+def comm_simd() -> str: ...
+
+class Comm:
+    """A rank's place in a group of processes of one host; opening it returns when all ranks have come."""
+    def __new__(
+        cls,
+        fd: int,
+        rank: int,
+        ranks: int,
+        arena_bytes: int = 0,
+        timeout_seconds: float = 1800.0,
+        spin: int = -1,
+    ) -> Comm: ...
+    @staticmethod
+    def create_segment(ranks: int, arena_bytes: int = 0) -> int: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def ranks(self) -> int: ...
+    @property
+    def wait_ns(self) -> int: ...
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def handle(self) -> Any: ...
+    def arena(self) -> memoryview: ...
+    def all_reduce(self, address: int, count: int, dtype: int, op: int, /) -> None: ...
+    def reduce_scatter(self, input: int, output: int, counts: Sequence[int], dtype: int, op: int, /) -> None: ...
+    def all_gather(self, input: int, output: int, counts: Sequence[int], dtype: int, /) -> None: ...
+    def broadcast(self, address: int, bytes: int, root: int, /) -> None: ...
+    def barrier(self) -> None: ...
+    def revoke(self) -> None: ...
+    def close(self) -> None: ...

@@ -93,7 +93,9 @@ even_status even_call_begin(even_comm *comm, even_call_kind kind, uint32_t dtype
   }
   comm->call = (even_comm_call){.kind = kind, .dtype = dtype, .op = op, .root = root, .count = count};
   even_status status = EVEN_OK;
-  if (comm->ended != EVEN_OK) {
+  if (atomic_load_explicit(&comm->controls[comm->rank].left, memory_order_relaxed) != 0) {
+    status = even_fail(EVEN_ERR_STATE, "rank %d has left the group", comm->rank);
+  } else if (comm->ended != EVEN_OK) {
     status = refuse(comm);
   } else if (atomic_load_explicit(&comm->header->state, memory_order_acquire) != EVEN_GROUP_WHOLE) {
     status = even_group_failure(comm);

@@ -105,14 +105,18 @@ even_status even_comm_open(const even_comm_params *params, int fd, even_comm **o
   return open_over(params, &layout, memory.address, memory, out);
 }
 
-void even_comm_close(even_comm *comm) {
-  if (comm == NULL) {
-    return;
-  }
+void even_comm_leave(even_comm *comm) {
   if (comm->stage > 0) { /* it had come */
     atomic_store(&comm->controls[comm->rank].left, 1u);
     even_group_wake(comm);
   }
+}
+
+void even_comm_close(even_comm *comm) {
+  if (comm == NULL) {
+    return;
+  }
+  even_comm_leave(comm);
   even_free(comm->sources);
   even_free(comm->targets);
   even_shared_memory_close(&comm->memory);

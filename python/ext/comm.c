@@ -1,0 +1,455 @@
+/* _core.Comm: a group's collectives from Python. Data cross as addresses; the GIL is released while a call runs. */
+#include "ext.h"
+
+#include <evenstep/comm.h>
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "os/shared_memory.h"
+
+#ifndef PyBUF_WRITE
+#define PyBUF_WRITE \
+  0x200 /* the headers of the limited API leave it out before 3.11; PyMemoryView_FromMemory needs it */
+#endif
+
+typedef struct comm_object {
+  PyObject_HEAD even_comm *comm; /* NULL once freed */
+  PyObject *view;                /* weak reference to the arena's view while that lives */
+  Py_ssize_t handles;            /* capsules out */
+  Py_ssize_t calls;              /* threads inside a call */
+  size_t arena_bytes;
+  int closed;
+} comm_object;
+
+/* The group's memory may go only when nobody can look at it: no call, no capsule, no view of the arena. */
+static void free_when_unused(comm_object *self) {
+  if (self->closed && self->calls == 0 && self->handles == 0 && self->view == NULL && self->comm != NULL) {
+    even_comm_close(self->comm);
+    self->comm = NULL;
+  }
+}
+
+static PyObject *comm_new(PyTypeObject *type, PyObject *arguments, PyObject *names) {
+  static char *keywords[] = {"fd", "rank", "ranks", "arena_bytes", "timeout_seconds", "spin", NULL};
+  even_comm_params params = {.size = sizeof params, .timeout_seconds = 1800.0, .spin = -1};
+  int fd = -1;
+  Py_ssize_t arena_bytes = 0;
+  if (!PyArg_ParseTupleAndKeywords(arguments, names, "iii|ndi:Comm", keywords, &fd, &params.rank, &params.ranks,
+                                   &arena_bytes, &params.timeout_seconds, &params.spin)) {
+    return NULL;
+  }
+  if (arena_bytes < 0) {
+    return PyErr_Format(PyExc_ValueError, "arena_bytes is %zd; it cannot be negative", arena_bytes);
+  }
+  allocfunc make = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+  comm_object *self = (comm_object *)make(type, 0);
+  if (self == NULL) {
+    return NULL;
+  }
+  even_status status = EVEN_OK;
+  params.arena_bytes = self->arena_bytes = (size_t)arena_bytes;
+  Py_BEGIN_ALLOW_THREADS;
+  status = even_comm_open(&params, fd, &self->comm);
+  Py_END_ALLOW_THREADS;
+  if (status != EVEN_OK) {
+    (void)even_ext_raise();
+    Py_DECREF((PyObject *)self);
+    return NULL;
+  }
+  return (PyObject *)self;
+}
+
+static void comm_dealloc(PyObject *object) {
+  comm_object *self = (comm_object *)object;
+  PyTypeObject *type = Py_TYPE(object);
+  freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
+  even_comm_close(self->comm);
+  Py_CLEAR(self->view);
+  free_object(object);
+  Py_DECREF((PyObject *)type);
+}
+
+/* The group, or NULL with an exception when it is closed. */
+static even_comm *open_group(comm_object *self) {
+  if (self->closed) {
+    (void)even_fail(EVEN_ERR_STATE, "the group is closed");
+    (void)even_ext_raise();
+    return NULL;
+  }
+  return self->comm;
+}
+
+/* Runs `call` without the GIL and returns None or raises. */
+#define RUN(self, call)                \
+  do {                                 \
+    even_status run_status_ = EVEN_OK; \
+    (self)->calls++;                   \
+    Py_BEGIN_ALLOW_THREADS;            \
+    run_status_ = (call);              \
+    Py_END_ALLOW_THREADS;              \
+    PyObject *run_result_ = NULL;      \
+    if (run_status_ == EVEN_OK) {      \
+      run_result_ = Py_None;           \
+      Py_INCREF(Py_None);              \
+    } else {                           \
+      (void)even_ext_raise();          \
+    }                                  \
+    (self)->calls--;                   \
+    free_when_unused(self);            \
+    return run_result_;                \
+  } while (0)
+
+static int to_address(PyObject *object, void *out) {
+  unsigned long long value = PyLong_AsUnsignedLongLong(object);
+  if (value == (unsigned long long)-1 && PyErr_Occurred() != NULL) {
+    return 0;
+  }
+  *(void **)out = (void *)(uintptr_t)value;
+  return 1;
+}
+
+static int to_size(PyObject *object, void *out) {
+  size_t value = PyLong_AsSize_t(object);
+  if (value == (size_t)-1 && PyErr_Occurred() != NULL) {
+    return 0;
+  }
+  *(size_t *)out = value;
+  return 1;
+}
+
+/* A sequence of `ranks` counts into a new array. */
+static size_t *to_counts(PyObject *object, int ranks) {
+  PyObject *items = PySequence_Tuple(object);
+  size_t *counts = NULL;
+  if (items == NULL) {
+    return NULL;
+  }
+  if (PyTuple_Size(items) != ranks) {
+    PyErr_Format(PyExc_ValueError, "%zd counts for a group of %d ranks: give one for each rank", PyTuple_Size(items),
+                 ranks);
+  } else if (EVEN_NEW_ARRAY(&counts, (size_t)ranks) != EVEN_OK) {
+    (void)even_ext_raise();
+  }
+  for (int rank = 0; counts != NULL && rank < ranks; rank++) {
+    if (!to_size(PyTuple_GetItem(items, rank), &counts[rank])) {
+      even_free(counts);
+      counts = NULL;
+    }
+  }
+  Py_DECREF(items);
+  return counts;
+}
+
+static PyObject *comm_all_reduce(PyObject *object, PyObject *arguments) {
+  comm_object *self = (comm_object *)object;
+  void *data = NULL;
+  size_t count = 0;
+  int dtype = 0;
+  int op = 0;
+  even_comm *comm = open_group(self);
+  if (comm == NULL ||
+      !PyArg_ParseTuple(arguments, "O&O&ii:all_reduce", to_address, &data, to_size, &count, &dtype, &op)) {
+    return NULL;
+  }
+  RUN(self, even_comm_all_reduce(comm, data, count, (even_dtype)dtype, (even_reduce_op)op));
+}
+
+static even_status reduce_scatter_and_free(even_comm *comm, const void *input, void *output, size_t *counts, int dtype,
+                                           int op) {
+  even_status status = even_comm_reduce_scatter(comm, input, output, counts, (even_dtype)dtype, (even_reduce_op)op);
+  even_free(counts);
+  return status;
+}
+
+static PyObject *comm_reduce_scatter(PyObject *object, PyObject *arguments) {
+  comm_object *self = (comm_object *)object;
+  void *input = NULL;
+  void *output = NULL;
+  PyObject *sequence = NULL;
+  int dtype = 0;
+  int op = 0;
+  even_comm *comm = open_group(self);
+  if (comm == NULL || !PyArg_ParseTuple(arguments, "O&O&Oii:reduce_scatter", to_address, &input, to_address, &output,
+                                        &sequence, &dtype, &op)) {
+    return NULL;
+  }
+  size_t *counts = to_counts(sequence, even_comm_ranks(comm));
+  if (counts == NULL) {
+    return NULL;
+  }
+  RUN(self, reduce_scatter_and_free(comm, input, output, counts, dtype, op));
+}
+
+static even_status all_gather_and_free(even_comm *comm, const void *input, void *output, size_t *counts, int dtype) {
+  even_status status = even_comm_all_gather(comm, input, output, counts, (even_dtype)dtype);
+  even_free(counts);
+  return status;
+}
+
+static PyObject *comm_all_gather(PyObject *object, PyObject *arguments) {
+  comm_object *self = (comm_object *)object;
+  void *input = NULL;
+  void *output = NULL;
+  PyObject *sequence = NULL;
+  int dtype = 0;
+  even_comm *comm = open_group(self);
+  if (comm == NULL ||
+      !PyArg_ParseTuple(arguments, "O&O&Oi:all_gather", to_address, &input, to_address, &output, &sequence, &dtype)) {
+    return NULL;
+  }
+  size_t *counts = to_counts(sequence, even_comm_ranks(comm));
+  if (counts == NULL) {
+    return NULL;
+  }
+  RUN(self, all_gather_and_free(comm, input, output, counts, dtype));
+}
+
+static PyObject *comm_broadcast(PyObject *object, PyObject *arguments) {
+  comm_object *self = (comm_object *)object;
+  void *data = NULL;
+  size_t bytes = 0;
+  int root = 0;
+  even_comm *comm = open_group(self);
+  if (comm == NULL || !PyArg_ParseTuple(arguments, "O&O&i:broadcast", to_address, &data, to_size, &bytes, &root)) {
+    return NULL;
+  }
+  RUN(self, even_comm_broadcast(comm, data, bytes, root));
+}
+
+static PyObject *comm_barrier(PyObject *object, PyObject *unused) {
+  comm_object *self = (comm_object *)object;
+  even_comm *comm = open_group(self);
+  (void)unused;
+  if (comm == NULL) {
+    return NULL;
+  }
+  RUN(self, even_comm_barrier(comm));
+}
+
+static PyObject *comm_revoke(PyObject *object, PyObject *unused) {
+  even_comm *comm = open_group((comm_object *)object);
+  (void)unused;
+  if (comm == NULL) {
+    return NULL;
+  }
+  even_comm_revoke(comm);
+  Py_RETURN_NONE;
+}
+
+static PyObject *comm_close(PyObject *object, PyObject *unused) {
+  comm_object *self = (comm_object *)object;
+  (void)unused;
+  if (!self->closed) {
+    self->closed = 1;
+    if (self->calls > 0) {
+      even_comm_revoke(self->comm);
+    }
+    even_comm_leave(self->comm);
+    free_when_unused(self);
+  }
+  Py_RETURN_NONE;
+}
+
+/* ---- the arena: a view that keeps the group's memory as long as it lives ---- */
+
+static PyObject *view_died(PyObject *object, PyObject *reference) {
+  comm_object *self = (comm_object *)object;
+  (void)reference;
+  Py_CLEAR(self->view);
+  free_when_unused(self);
+  Py_RETURN_NONE;
+}
+static PyMethodDef view_died_method = {"view_died", view_died, METH_O, NULL};
+
+static PyObject *comm_arena(PyObject *object, PyObject *unused) {
+  comm_object *self = (comm_object *)object;
+  even_comm *comm = open_group(self);
+  (void)unused;
+  if (comm == NULL) {
+    return NULL;
+  }
+  if (self->view != NULL) {
+    PyObject *alive = PyWeakref_GetObject(self->view); /* borrowed */
+    if (alive != NULL && alive != Py_None) {
+      Py_INCREF(alive);
+      return alive;
+    }
+  }
+  static char nothing[1];
+  char *memory = even_comm_arena(comm);
+  PyObject *view =
+      PyMemoryView_FromMemory(memory == NULL ? nothing : memory, (Py_ssize_t)self->arena_bytes, PyBUF_WRITE);
+  PyObject *callback = view == NULL ? NULL : PyCFunction_NewEx(&view_died_method, object, NULL);
+  PyObject *reference = callback == NULL ? NULL : PyWeakref_NewRef(view, callback);
+  Py_XDECREF(callback);
+  if (reference == NULL) {
+    Py_XDECREF(view);
+    return NULL;
+  }
+  Py_XDECREF(self->view);
+  self->view = reference;
+  return view;
+}
+
+/* ---- the handle for other parts of the extension ---- */
+
+static void handle_died(PyObject *capsule) {
+  comm_object *self = PyCapsule_GetContext(capsule);
+  if (self != NULL) {
+    self->handles--;
+    free_when_unused(self);
+    Py_DECREF((PyObject *)self);
+  }
+}
+
+static PyObject *comm_handle(PyObject *object, void *closure) {
+  comm_object *self = (comm_object *)object;
+  even_comm *comm = open_group(self);
+  (void)closure;
+  if (comm == NULL) {
+    return NULL;
+  }
+  PyObject *capsule = PyCapsule_New(comm, "evenstep.comm", handle_died);
+  if (capsule == NULL || PyCapsule_SetContext(capsule, self) != 0) {
+    Py_XDECREF(capsule);
+    return NULL;
+  }
+  Py_INCREF(object);
+  self->handles++;
+  return capsule;
+}
+
+static PyObject *comm_rank(PyObject *object, void *closure) {
+  even_comm *comm = open_group((comm_object *)object);
+  (void)closure;
+  return comm == NULL ? NULL : PyLong_FromLong(even_comm_rank(comm));
+}
+static PyObject *comm_ranks(PyObject *object, void *closure) {
+  even_comm *comm = open_group((comm_object *)object);
+  (void)closure;
+  return comm == NULL ? NULL : PyLong_FromLong(even_comm_ranks(comm));
+}
+static PyObject *comm_wait_ns(PyObject *object, void *closure) {
+  even_comm *comm = open_group((comm_object *)object);
+  (void)closure;
+  return comm == NULL ? NULL : PyLong_FromUnsignedLongLong(even_comm_wait_ns(comm));
+}
+static PyObject *comm_closed(PyObject *object, void *closure) {
+  (void)closure;
+  return PyBool_FromLong(((comm_object *)object)->closed);
+}
+
+static PyObject *comm_create_segment(PyObject *object, PyObject *arguments, PyObject *names) {
+  static char *keywords[] = {"ranks", "arena_bytes", NULL};
+  even_comm_params params = {.size = sizeof params};
+  int fd = -1;
+  (void)object;
+  if (!PyArg_ParseTupleAndKeywords(arguments, names, "i|O&:create_segment", keywords, &params.ranks, to_size,
+                                   &params.arena_bytes)) {
+    return NULL;
+  }
+  if (even_comm_create_segment(&params, &fd) != EVEN_OK) {
+    return even_ext_raise();
+  }
+  return PyLong_FromLong(fd);
+}
+
+static PyObject *open_peer_fd(PyObject *module, PyObject *arguments) {
+  int process = 0;
+  int fd = -1;
+  even_shared_memory memory;
+  (void)module;
+  if (!PyArg_ParseTuple(arguments, "ii:open_peer_fd", &process, &fd)) {
+    return NULL;
+  }
+  if (even_shared_memory_open_peer(process, fd, &memory) != EVEN_OK) {
+    return even_ext_raise();
+  }
+  int own = memory.fd;
+  memory.fd = -1; /* the caller's from here on */
+  even_shared_memory_close(&memory);
+  return PyLong_FromLong(own);
+}
+
+static PyObject *comm_simd(PyObject *module, PyObject *unused) {
+  (void)module;
+  (void)unused;
+  return PyUnicode_FromString(even_comm_simd());
+}
+
+static PyMethodDef comm_methods[] = {
+    {"create_segment", (PyCFunction)(void (*)(void))comm_create_segment, METH_VARARGS | METH_KEYWORDS | METH_STATIC,
+     "create_segment(ranks, arena_bytes=0) -> fd of a new group's memory, owned by the caller"},
+    {"all_reduce", comm_all_reduce, METH_VARARGS, "all_reduce(address, count, dtype, op): in place, on all ranks"},
+    {"reduce_scatter", comm_reduce_scatter, METH_VARARGS,
+     "reduce_scatter(input, output, counts, dtype, op): counts[r] elements for rank r"},
+    {"all_gather", comm_all_gather, METH_VARARGS,
+     "all_gather(input, output, counts, dtype): counts[r] elements from rank r"},
+    {"broadcast", comm_broadcast, METH_VARARGS, "broadcast(address, bytes, root)"},
+    {"barrier", comm_barrier, METH_NOARGS, "Returns when all ranks have come."},
+    {"revoke", comm_revoke, METH_NOARGS, "Ends every blocked and future call of the group, on all ranks."},
+    {"arena", comm_arena, METH_NOARGS,
+     "This rank's part of the arena, writable. The memory stays as long as this view (slices do not count)."},
+    {"close", comm_close, METH_NOARGS, "Leaves the group. The memory goes when nothing looks at it any more."},
+    {NULL, NULL, 0, NULL}};
+
+static PyGetSetDef comm_attributes[] = {
+    {"rank", comm_rank, NULL, "this rank's number", NULL},
+    {"ranks", comm_ranks, NULL, "how many ranks the group has", NULL},
+    {"wait_ns", comm_wait_ns, NULL, "nanoseconds spent waiting for peers since the group was opened", NULL},
+    {"closed", comm_closed, NULL, "whether close() was called", NULL},
+    {"handle", comm_handle, NULL, "capsule \"evenstep.comm\" with the even_comm *", NULL},
+    {NULL, NULL, NULL, NULL, NULL}};
+
+static PyType_Slot comm_slots[] = {
+    {Py_tp_new, (void *)comm_new},
+    {Py_tp_dealloc, (void *)comm_dealloc},
+    {Py_tp_methods, comm_methods},
+    {Py_tp_getset, comm_attributes},
+    {Py_tp_doc,
+     "Comm(fd, rank, ranks, arena_bytes=0, timeout_seconds=1800.0, spin=-1)\n\nA rank's place in a group of "
+     "processes of one host. Opening it returns when all ranks have come."},
+    {0, NULL}};
+
+static PyType_Spec comm_spec = {
+    .name = "evenstep._core.Comm", .basicsize = sizeof(comm_object), .flags = Py_TPFLAGS_DEFAULT, .slots = comm_slots};
+
+static PyMethodDef functions[] = {
+    {"open_peer_fd", open_peer_fd, METH_VARARGS,
+     "open_peer_fd(pid, fd) -> fd of the shared memory that process pid holds as fd, owned by the caller"},
+    {"comm_simd", comm_simd, METH_NOARGS, "The name of the SIMD path of the reductions."},
+    {NULL, NULL, 0, NULL}};
+
+static int add_numbers(PyObject *module) {
+  static const struct {
+    const char *name;
+    int number;
+  } numbers[] = {
+#define DTYPE_NUMBER(name, number, bytes) {"DTYPE_" #name, number},
+      EVEN_DTYPE_LIST(DTYPE_NUMBER)
+#undef DTYPE_NUMBER
+          {"OP_SUM", EVEN_SUM},
+      {"OP_AVG", EVEN_AVG},
+      {"OP_PRODUCT", EVEN_PRODUCT},
+      {"OP_MIN", EVEN_MIN},
+      {"OP_MAX", EVEN_MAX},
+      {"OP_BAND", EVEN_BAND},
+      {"OP_BOR", EVEN_BOR},
+      {"OP_BXOR", EVEN_BXOR},
+  };
+  for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+    if (PyModule_AddIntConstant(module, numbers[i].name, numbers[i].number) != 0) {
+      return -1;
+    }
+  }
+  return 0;
+}
+
+int even_ext_add_comm(PyObject *module) {
+  PyObject *type = PyType_FromSpec(&comm_spec);
+  if (type == NULL || PyModule_AddObject(module, "Comm", type) != 0) {
+    Py_XDECREF(type);
+    return -1;
+  }
+  return add_numbers(module) != 0 ? -1 : PyModule_AddFunctions(module, functions);
+}
