@@ -41,10 +41,12 @@ typedef struct even_time_table {
 EVEN_PUBLIC double even_time_table_at(const even_time_table *table, int64_t samples);
 
 /* The integer optimum: shares[r] >= 0, sum = batch, shares[r] <= caps[r] (caps NULL or < 0: none), that minimises
- * max_r t_r(shares[r]); among optima the one with the smallest total of shares moved from proportional, ties by rank.
- * Method: bisection on the step time (each t_r is monotone), then greedy integers; exact.
+ * max_r t_r(shares[r]); a zero share costs t_r(0). Where several splits are optimal, the one in proportion to what each
+ * rank could do in the optimal time (largest remainders, ties to the lower rank), so that all have the same headroom.
+ * Method: bisection on the step time (each t_r is monotone), then the greedy choice of the next cheapest sample; exact
+ * (Ibaraki and Katoh, Resource Allocation Problems, 1988, chapter 5). Below 1 ms for 1024 ranks.
  * *step_seconds (may be NULL) = the optimum. Errors: EVEN_ERR_ARGUMENT (says which rank), caps that cannot hold the
- * batch included. */
+ * batch included; EVEN_ERR_MEMORY. Any thread. */
 EVEN_PUBLIC even_status even_balancer_solve(const even_time_table *tables, const int64_t *caps, size_t ranks,
                                             int64_t batch, int64_t *shares, double *step_seconds) EVEN_MUST_USE;
 

@@ -1,7 +1,7 @@
 """What the extension has, for type checkers. One block a subject."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 version: str
 
@@ -110,3 +110,25 @@ class Comm:
     def barrier(self) -> None: ...
     def revoke(self) -> None: ...
     def close(self) -> None: ...
+
+# --- balancer ---
+
+class Balancer:
+    """Shares that follow the measured steps; the same observations give the same shares on every rank."""
+    def __new__(
+        cls,
+        policy: str,
+        ranks: int,
+        batch: int,
+        speeds: Sequence[float] | None = None,
+        caps: Sequence[int | None] | None = None,
+    ) -> Self: ...
+    @property
+    def policy(self) -> str: ...
+    def observe(self, timings: Sequence[tuple[int, float]], /) -> None: ...
+    def shares(self, batch: int = ..., /) -> list[int]: ...
+    def predict(self, rank: int, samples: int, /) -> float: ...
+
+def balance(
+    tables: Sequence[Sequence[tuple[int, float]]], batch: int, caps: Sequence[int | None] | None = None
+) -> tuple[list[int], float]: ...

@@ -1,0 +1,246 @@
+/* One rank's time model. Robust regression of two numbers with a prior on the fixed part, over a window that ends
+ * where the rank's speed changed (after ADWIN: Bifet and Gavaldà 2007). */
+#include "balancer/model.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Before two sizes were seen: a tenth of the time is taken as fixed, give or take a quarter. */
+static const double prior_fixed_part = 0.1;
+static const double prior_fixed_spread = 0.25;
+/* What a step's time scatters by before the rank's own scatter is known, and the least that is believed. */
+static const double prior_noise = 0.08;
+static const double least_noise = 0.01;
+/* The steepness is at least this part of the mean cost of a sample: no rank is taken as free of charge. */
+static const double least_slope = 0.02;
+static const double shortest_seconds = 1e-9;
+
+static double larger(double a, double b) {
+  return a > b ? a : b;
+}
+
+static double smaller(double a, double b) {
+  return a < b ? a : b;
+}
+
+static void sort(double *values, int count) {
+  for (int i = 1; i < count; i++) {
+    double value = values[i];
+    int at = i;
+    for (; at > 0 && values[at - 1] > value; at--) {
+      values[at] = values[at - 1];
+    }
+    values[at] = value;
+  }
+}
+
+/* How many steps at each end of a window are cut to the next: one outlier never counts. Not a median: under a CPU
+ * quota a step takes either nothing extra or a whole period, and the median would see only one of the two. */
+static int trimmed(int count) {
+  return count < 3 ? 0 : (count < 16 ? 1 : count / 8);
+}
+
+typedef struct spread {
+  double low; /* everything outside of low … high is cut to it */
+  double high;
+  double mean;
+  double deviation;
+} spread;
+
+static spread winsorised(const double *values, int count) {
+  double sorted[EVEN_MODEL_WINDOW];
+  spread out = {0};
+  memcpy(sorted, values, (size_t)count * sizeof *values);
+  sort(sorted, count);
+  int cut = trimmed(count);
+  out.low = sorted[cut];
+  /* the first steps of a training are slow (warm-up), never fast: of two the faster one is believed */
+  out.high = count == 2 ? sorted[0] : sorted[count - 1 - cut];
+  double sum = 0.0;
+  for (int i = 0; i < count; i++) {
+    sorted[i] = larger(out.low, smaller(out.high, sorted[i]));
+    sum += sorted[i];
+  }
+  out.mean = sum / count;
+  double squares = 0.0;
+  for (int i = 0; i < count; i++) {
+    squares += (sorted[i] - out.mean) * (sorted[i] - out.mean);
+  }
+  out.deviation = count > 1 ? sqrt(squares / (count - 1)) : 0.0;
+  return out;
+}
+
+static double predicted(const even_rank_model *model, double samples) {
+  return larger(shortest_seconds, model->fixed_seconds + model->seconds_per_sample * samples);
+}
+
+double even_model_at(const even_rank_model *model, int64_t samples) {
+  if (samples == 0) {
+    return model->dummy ? predicted(model, 1.0) : model->fixed_seconds;
+  }
+  return predicted(model, (double)samples);
+}
+
+static void drop(even_rank_model *model, int oldest) {
+  model->count -= oldest;
+  memmove(model->samples, model->samples + oldest, (size_t)model->count * sizeof *model->samples);
+  memmove(model->seconds, model->seconds + oldest, (size_t)model->count * sizeof *model->seconds);
+}
+
+void even_model_take(even_rank_model *model, int64_t samples, double seconds) {
+  if (samples == 0) {
+    if (seconds <= 0.0) {
+      return;
+    }
+    model->dummy = true;
+  }
+  if (model->count == EVEN_MODEL_WINDOW) {
+    drop(model, EVEN_MODEL_WINDOW / 8);
+  }
+  /* a dummy batch is one sample whose gradient is thrown away */
+  model->samples[model->count] = samples > 0 ? (double)samples : 1.0;
+  model->seconds[model->count] = larger(shortest_seconds, seconds);
+  model->count++;
+  model->restless = larger(0.0, model->restless - 1.0 / 32.0);
+}
+
+bool even_model_surprised(const even_rank_model *model) {
+  if (!model->known || model->count == 0) {
+    return true;
+  }
+  double ratio = model->seconds[model->count - 1] / predicted(model, model->samples[model->count - 1]);
+  double band = larger(0.1, 2.0 * model->noise);
+  return ratio > 1.0 + band || ratio < 1.0 - smaller(band, 0.5);
+}
+
+static void begin(even_rank_model *model) {
+  double samples = model->samples[0];
+  model->fixed_seconds = prior_fixed_part * model->seconds[0];
+  model->seconds_per_sample = (1.0 - prior_fixed_part) * model->seconds[0] / samples;
+  model->fixed_samples = samples * prior_fixed_part / (1.0 - prior_fixed_part);
+  model->noise = prior_noise;
+  model->known = true;
+}
+
+static void ratios(const even_rank_model *model, double *out) {
+  for (int i = 0; i < model->count; i++) {
+    out[i] = model->seconds[i] / predicted(model, model->samples[i]);
+  }
+}
+
+/* One weighted least-squares step (relative errors) on the cut times; the prior on the fixed part counts as one more
+ * measurement. */
+static void regress(even_rank_model *model) {
+  double ratio[EVEN_MODEL_WINDOW];
+  ratios(model, ratio);
+  spread cut = winsorised(ratio, model->count);
+  double weights = 0.0, x = 0.0, xx = 0.0, y = 0.0, xy = 0.0, mean_samples = 0.0;
+  for (int i = 0; i < model->count; i++) {
+    double expected = predicted(model, model->samples[i]);
+    double seconds = expected * larger(cut.low, smaller(cut.high, ratio[i]));
+    double weight = 1.0 / (expected * expected);
+    weights += weight;
+    x += weight * model->samples[i];
+    xx += weight * model->samples[i] * model->samples[i];
+    y += weight * seconds;
+    xy += weight * model->samples[i] * seconds;
+    mean_samples += model->samples[i];
+  }
+  mean_samples /= model->count;
+  double level = predicted(model, mean_samples) * cut.mean;
+  double prior = level * model->fixed_samples / (model->fixed_samples + mean_samples);
+  double spread_seconds = prior_fixed_spread * level;
+  double noise = larger(model->noise, least_noise);
+  double certainty = noise * noise / (spread_seconds * spread_seconds);
+  double determinant = (weights + certainty) * xx - x * x;
+  double fixed = ((y + certainty * prior) * xx - x * xy) / determinant;
+  double slope = (xy - fixed * x) / xx;
+  double least = least_slope * level / mean_samples;
+  if (!(fixed >= 0.0)) {
+    fixed = 0.0;
+    slope = xy / xx;
+  } else if (slope < least) {
+    slope = least;
+    fixed = larger(0.0, (y - slope * x) / weights);
+  }
+  model->fixed_seconds = fixed;
+  model->seconds_per_sample = larger(slope, least);
+  /* once the data know the fixed part better than the prior did, they are the prior of what comes */
+  if (weights - x * x / xx > certainty) {
+    model->fixed_samples = model->fixed_seconds / model->seconds_per_sample;
+  }
+}
+
+static double blended_noise(double measured, int count) {
+  return sqrt((measured * measured * count + prior_noise * prior_noise * 3.0) / (count + 3));
+}
+
+/* The smallest change that `count` steps in agreement can prove whatever the noise: two steps prove a half, many
+ * prove a twentieth. */
+static double least_change(int count) {
+  return count <= 2 ? 0.5 : count == 3 ? 0.3 : count == 4 ? 0.2 : count <= 6 ? 0.12 : 0.05;
+}
+
+/* By what factor the last `count` ratios differ from those before, 1 when that may be chance. */
+static double change(const even_rank_model *model, const double *ratio, int count) {
+  int older = model->count - count;
+  spread before = winsorised(ratio, older);
+  double recent[EVEN_MODEL_WINDOW];
+  memcpy(recent, ratio + older, (size_t)count * sizeof *recent);
+  double up = 0.0, down = 0.0;
+  if (count >= 8) {
+    up = down = winsorised(recent, count).mean;
+  } else {
+    sort(recent, count); /* more than half of the steps must agree, on the cautious side */
+    up = recent[(count - 1) / 2];
+    down = recent[count / 2];
+  }
+  double factor = up > before.mean ? up / before.mean : (down < before.mean ? down / before.mean : 1.0);
+  double size = factor > 1.0 ? factor - 1.0 : 1.0 / factor - 1.0;
+  double noise = blended_noise(before.deviation / before.mean, older);
+  double chance = (3.5 + 2.0 * model->restless) * noise * sqrt(1.0 / count + 1.0 / older);
+  return size > larger(chance, least_change(count)) ? factor : 1.0;
+}
+
+/* Drops the steps before the rank's speed changed; whether it did. */
+static bool forget_the_past(even_rank_model *model) {
+  static const int recent[] = {2, 3, 4, 6, 8, 12, 16, 24, 32, 48};
+  double ratio[EVEN_MODEL_WINDOW];
+  ratios(model, ratio);
+  for (size_t i = 0; i < sizeof recent / sizeof recent[0] && recent[i] < model->count; i++) {
+    double factor = change(model, ratio, recent[i]);
+    if (factor < 1.0 || factor > 1.0) {
+      drop(model, model->count - recent[i]);
+      model->fixed_seconds *= factor;
+      model->seconds_per_sample *= factor;
+      model->restless += 1.0;
+      return true;
+    }
+  }
+  return false;
+}
+
+void even_model_learn(even_rank_model *model) {
+  enum { PASSES = 3 };
+  if (model->count == 0) {
+    return;
+  }
+  if (!model->known) {
+    begin(model);
+  }
+  double ratio[EVEN_MODEL_WINDOW];
+  bool again = true;
+  for (int tries = 0; again && tries < 2; tries++) {
+    for (int pass = 0; pass < PASSES; pass++) {
+      regress(model);
+    }
+    again = forget_the_past(model);
+  }
+  ratios(model, ratio);
+  spread rest = winsorised(ratio, model->count);
+  model->noise = larger(least_noise, blended_noise(rest.deviation / rest.mean, model->count));
+  model->most_samples = 0.0;
+  for (int i = 0; i < model->count; i++) {
+    model->most_samples = larger(model->most_samples, model->samples[i]);
+  }
+}

@@ -1,0 +1,33 @@
+/* What one rank's step costs: t(b) = fixed + b * per_sample, learned from noisy steps. */
+#ifndef EVEN_BALANCER_MODEL_H
+#define EVEN_BALANCER_MODEL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { EVEN_MODEL_WINDOW = 96 };
+
+typedef struct even_rank_model {
+  int count; /* steps in the window, oldest first */
+  double samples[EVEN_MODEL_WINDOW];
+  double seconds[EVEN_MODEL_WINDOW];
+  bool known; /* something was measured */
+  double fixed_seconds;
+  double seconds_per_sample;
+  double fixed_samples; /* prior: the fixed part costs as much as this many samples; survives changes of speed */
+  double noise;         /* relative standard deviation of a step */
+  double restless;      /* recent changes of speed; each makes the next one harder to believe */
+  double most_samples;  /* the largest share in the window */
+  bool dummy;           /* steps with zero samples took time: a dummy batch runs */
+} even_rank_model;
+
+/* Takes one step into the window; cheap. A zero share that took no time tells nothing and is passed over. */
+void even_model_take(even_rank_model *model, int64_t samples, double seconds);
+/* Whether the last step lies outside of what the model expects. */
+bool even_model_surprised(const even_rank_model *model);
+/* Learns from the window; drops what was before a change of speed. */
+void even_model_learn(even_rank_model *model);
+/* Seconds for `samples`; the model must be known. */
+double even_model_at(const even_rank_model *model, int64_t samples);
+
+#endif
