@@ -15,6 +15,7 @@ static int version(int argc, char **argv) {
 
 static const even_command commands[] = {
     /* one line a command, in the order of a user's day */
+    {"devices", "what this host has and what a rank may use of it", even_cli_devices},
     {"version", "the version of this program", version},
 };
 

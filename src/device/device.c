@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "device/driver.h"
+#include "device/memory_facts.h"
 
 const even_device_source even_device_source_host = {
     .root = "", .cuda_library = "libcuda.so.1", .nvml_library = "libnvidia-ml.so.1"};
@@ -13,8 +14,12 @@ static const even_device_driver *const drivers[] = {&even_cpu_driver, &even_cuda
 enum { DRIVER_COUNT = sizeof drivers / sizeof drivers[0] };
 
 even_status even_device_context_read(const even_device_source *source, even_device_context *out) {
+  even_memory_facts memory;
   *out = (even_device_context){.source = source};
   EVEN_TRY(even_topology_read(source, &out->topology));
+  EVEN_TRY(even_memory_facts_read(source, &memory));
+  /* a virtual machine whose memory grew may say less of it per NUMA node (which hwloc adds up) than in all */
+  out->memory_bytes = memory.total_bytes > 0 ? memory.total_bytes : out->topology.memory_bytes;
   return even_limits_read(source, &out->limits);
 }
 

@@ -10,6 +10,7 @@ typedef struct even_device_context {
   const even_device_source *source;
   even_topology topology;
   even_limits limits;
+  uint64_t memory_bytes; /* of the host */
 } even_device_context;
 
 typedef struct even_device_driver {

@@ -7,10 +7,11 @@
 #include <stdio.h>
 #include <string.h>
 
-static uint64_t memory_of(const even_device_context *context, int node, uint64_t host_bytes) {
-  uint64_t bytes = node >= 0 ? context->topology.nodes[node].memory_bytes : host_bytes;
-  if (bytes == 0) {
-    bytes = host_bytes;
+/* `node` >= 0: all of that node. */
+static uint64_t memory_of(const even_device_context *context, int node) {
+  uint64_t bytes = context->memory_bytes;
+  if (node >= 0 && context->topology.node_count > 1 && context->topology.nodes[node].memory_bytes > 0) {
+    bytes = context->topology.nodes[node].memory_bytes;
   }
   return bytes < context->limits.memory_bytes ? bytes : context->limits.memory_bytes;
 }
@@ -37,7 +38,7 @@ even_status even_cpu_device(const even_device_context *context, const char *name
   bool whole_node = !several_nodes && node >= 0 && (size_t)cores == topology->nodes[node].core_count;
   out->numa_node = several_nodes || node < 0 ? -1 : topology->nodes[node].os_index;
   out->cores = cores < context->limits.cpu_cores ? cores : context->limits.cpu_cores;
-  out->memory_bytes = memory_of(context, whole_node ? node : -1, topology->memory_bytes);
+  out->memory_bytes = memory_of(context, whole_node ? node : -1);
   (void)snprintf(out->name, sizeof out->name, "%s", name);
   (void)snprintf(out->model, sizeof out->model, "%s", topology->model);
   return EVEN_OK;
