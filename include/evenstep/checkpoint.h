@@ -1,13 +1,15 @@
 /* Durable training state: safetensors files and one manifest in a folder that is either whole or not there.
  *
- * A checkpoint is written to "NAME.partial", each file fsynced, then a manifest with checksums, then the folder is
- * renamed to NAME and its parent fsynced. On any failure the partial folder is removed and earlier checkpoints are
- * untouched. Format of the tensor files: safetensors (Hugging Face, format version 0.3+): 8-byte little-endian header
- * length, JSON header, data. */
+ * A checkpoint is written to "NAME.evenstep.partial", each file fsynced, then a manifest with checksums, then the
+ * folder is renamed to NAME and its parent fsynced. On any failure the partial folder is removed and earlier
+ * checkpoints are untouched. A partial folder whose writer was killed is removed by the next writer beside it; that of
+ * a living writer is locked and left alone. Format of the tensor files: safetensors (Hugging Face, format version
+ * 0.3+): 8-byte little-endian header length, JSON header, data. One writer belongs to one thread at a time. */
 #ifndef EVENSTEP_CHECKPOINT_H
 #define EVENSTEP_CHECKPOINT_H
 
 #include <evenstep/status.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -15,7 +17,10 @@
 extern "C" {
 #endif
 
-#define EVEN_CHECKPOINT_CHUNK_BYTES (4u << 20) /* a checksum covers so much */
+#define EVEN_CHECKPOINT_FORMAT "evenstep-checkpoint-1"
+#define EVEN_CHECKPOINT_MANIFEST "manifest.json"
+#define EVEN_CHECKPOINT_PARTIAL ".evenstep.partial" /* an unfinished folder's name; no user has such folders */
+#define EVEN_CHECKPOINT_CHUNK_BYTES (4u << 20)      /* a checksum covers so much */
 
 typedef struct even_checkpoint_writer even_checkpoint_writer;
 
@@ -24,25 +29,65 @@ typedef struct even_checkpoint_tensor {
   const char *dtype; /* safetensors names: "F32", "F64", "F16", "BF16", "I64", "U8", "BOOL" … */
   const int64_t *shape;
   size_t dimensions;
-  const void *data; /* contiguous, little-endian */
+  const void *data; /* contiguous, little-endian; NULL: asked for with `fetch` when it is its turn */
   size_t bytes;
 } even_checkpoint_tensor;
 
-/* Begins checkpoint `folder` (its parent must exist; `folder` itself must not). */
-EVEN_PUBLIC even_status even_checkpoint_writer_open(const char *folder, even_checkpoint_writer **out) EVEN_MUST_USE;
-/* Writes one safetensors file, e.g. "model.safetensors", with its checksums (XXH3, 64 bits, one a chunk). */
-EVEN_PUBLIC even_status even_checkpoint_writer_add(even_checkpoint_writer *writer, const char *file_name,
-                                                   const even_checkpoint_tensor *tensors, size_t count) EVEN_MUST_USE;
+typedef struct even_checkpoint_pair {
+  const char *key;
+  const char *value;
+} even_checkpoint_pair;
+
+/* Gives the bytes of tensors[index], which stay valid until the next call or the end of the file: so that state which
+ * lies on a device needs one tensor's worth of host memory, not all of it. A failure ends the file with its status. */
+typedef even_status (*even_checkpoint_fetch)(void *context, size_t index, const void **data);
+
+typedef struct even_checkpoint_params {
+  size_t size;             /* sizeof(even_checkpoint_params) */
+  const char *folder;      /* its parent must exist */
+  bool replace;            /* an older checkpoint of this name is swapped for the new one in one step; else it is
+                              EVEN_ERR_IN_USE. Anything that is not a checkpoint is never replaced */
+  uint64_t expected_bytes; /* of all tensors, for the figure in a full disk's error; 0: unknown */
+} even_checkpoint_params;
+
+typedef struct even_checkpoint_file {
+  size_t size;      /* sizeof(even_checkpoint_file) */
+  const char *name; /* "model.safetensors": no '/', not the manifest's name */
+  const even_checkpoint_tensor *tensors;
+  size_t tensor_count;
+  const even_checkpoint_pair *metadata; /* for "__metadata__"; NULL: {"format": "pt"} alone */
+  size_t metadata_count;
+  even_checkpoint_fetch fetch; /* NULL: every tensor has its data */
+  void *fetch_context;
+} even_checkpoint_file;
+
+/* Begins a checkpoint. Errors: EVEN_ERR_ARGUMENT (name), _NOT_FOUND (parent), _IN_USE (the folder exists, or another
+ * process writes it at this moment), those of the file system. */
+EVEN_PUBLIC even_status even_checkpoint_writer_open(const even_checkpoint_params *params,
+                                                    even_checkpoint_writer **out) EVEN_MUST_USE;
+/* Writes one safetensors file with its checksums (XXH3, 64 bits, one a chunk), tensors in descending order of their
+ * alignment, then by name; nothing is copied. After a failure the partial folder is gone and the writer refuses
+ * everything but commit and abandon. Errors: EVEN_ERR_ARGUMENT (names twice, a shape that does not fit its bytes …),
+ * _NO_SPACE with the figures. */
+EVEN_PUBLIC even_status even_checkpoint_writer_add(even_checkpoint_writer *writer,
+                                                   const even_checkpoint_file *file) EVEN_MUST_USE;
 /* Writes manifest.json, syncs and renames. `state_json` is a JSON object (step, cursor, RNG, config …) put under
- * "state". Frees the writer, also on failure. */
+ * "state". Frees the writer, also on failure. Only a failure to sync the parent leaves the (whole) checkpoint behind.
+ */
 EVEN_PUBLIC even_status even_checkpoint_writer_commit(even_checkpoint_writer *writer,
                                                       const char *state_json) EVEN_MUST_USE;
-/* Gives up and removes the partial folder. NULL is allowed. */
+/* Gives up, removes the partial folder, frees the writer. NULL is allowed. */
 EVEN_PUBLIC void even_checkpoint_writer_abandon(even_checkpoint_writer *writer);
+
+/* Removes a checkpoint so that no moment shows half of it: renamed to a partial name first. EVEN_ERR_INPUT where the
+ * folder holds no manifest. */
+EVEN_PUBLIC even_status even_checkpoint_remove(const char *folder) EVEN_MUST_USE;
 
 /* Checksums of a file, one for each chunk, into *sums (free with even_checkpoint_free). */
 EVEN_PUBLIC even_status even_checkpoint_file_checksums(const char *path, size_t chunk_bytes, uint64_t **sums,
                                                        size_t *count, uint64_t *file_bytes) EVEN_MUST_USE;
+/* XXH3, 64 bits, of a block of memory: what covers the manifest itself. */
+EVEN_PUBLIC uint64_t even_checkpoint_checksum(const void *data, size_t bytes);
 EVEN_PUBLIC void even_checkpoint_free(void *pointer);
 
 #ifdef __cplusplus

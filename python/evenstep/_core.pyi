@@ -1,6 +1,7 @@
 """What the extension has, for type checkers. One block a subject."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from os import PathLike
 from typing import Any, Self
 
 version: str
@@ -132,3 +133,22 @@ class Balancer:
 def balance(
     tables: Sequence[Sequence[tuple[int, float]]], batch: int, caps: Sequence[int | None] | None = None
 ) -> tuple[list[int], float]: ...
+
+# --- checkpoint ---
+
+class CheckpointWriter:
+    """Writes a checkpoint folder that is whole or not there; a tensor is (name, dtype, shape, address, bytes)."""
+    def __new__(cls, folder: str | PathLike[str], replace: bool = False, expected_bytes: int = 0) -> CheckpointWriter: ...
+    def add(
+        self,
+        name: str,
+        tensors: Sequence[tuple[str, str, tuple[int, ...], int, int]],
+        metadata: Sequence[tuple[str, str]] | None = None,
+        fetch: Callable[[int], int] | None = None,
+    ) -> None: ...
+    def commit(self, state_json: str, /) -> None: ...
+    def abandon(self) -> None: ...
+
+def file_checksums(path: str | PathLike[str], chunk_bytes: int, /) -> tuple[list[int], int]: ...
+def checksum(data: bytes, /) -> int: ...
+def checkpoint_remove(folder: str | PathLike[str], /) -> None: ...

@@ -1,11 +1,13 @@
 /* The real system calls. */
 #include "os/calls.h"
 
+#include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <ifaddrs.h>
 #include <linux/futex.h>
 #include <stdio.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
@@ -36,6 +38,10 @@ static int real_pidfd_open(pid_t pid, unsigned int flags) {
   return (int)syscall(SYS_pidfd_open, pid, flags);
 }
 
+static int real_exchange(const char *a, const char *b) {
+  return renameat2(AT_FDCWD, a, AT_FDCWD, b, RENAME_EXCHANGE);
+}
+
 static int real_memfd_create(const char *name, unsigned int flags) {
   return memfd_create(name, flags);
 }
@@ -55,6 +61,9 @@ static int real_memfd_create(const char *name, unsigned int flags) {
    .mkdir = mkdir,                    \
    .rmdir = rmdir,                    \
    .unlink = unlink,                  \
+   .exchange = real_exchange,         \
+   .flock = flock,                    \
+   .getdents64 = getdents64,          \
    .mmap = mmap,                      \
    .munmap = munmap,                  \
    .memfd_create = real_memfd_create, \

@@ -30,6 +30,9 @@ typedef struct even_os_calls {
   int (*mkdir)(const char *path, mode_t mode);
   int (*rmdir)(const char *path);
   int (*unlink)(const char *path);
+  int (*exchange)(const char *a, const char *b); /* renameat2 with RENAME_EXCHANGE */
+  int (*flock)(int fd, int operation);
+  ssize_t (*getdents64)(int fd, void *buffer, size_t bytes);
   void *(*mmap)(void *address, size_t bytes, int protection, int flags, int fd, off_t offset);
   int (*munmap)(void *address, size_t bytes);
   int (*memfd_create)(const char *name, unsigned int flags);

@@ -1,0 +1,62 @@
+/* Writes the manifest. */
+#include "checkpoint/manifest_writer.h"
+
+#include "base/fail.h"
+#include "base/json_writer.h"
+
+#include <evenstep/checkpoint.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+static void add_time(even_json *json, uint64_t created_ns) {
+  char text[48];
+  struct tm parts;
+  time_t seconds = (time_t)(created_ns / 1000000000u);
+  if (gmtime_r(&seconds, &parts) == NULL) {
+    memset(&parts, 0, sizeof parts);
+  }
+  (void)snprintf(text, sizeof text, "%04d-%02d-%02dT%02d:%02d:%02d.%06uZ", parts.tm_year + 1900, parts.tm_mon + 1,
+                 parts.tm_mday, parts.tm_hour, parts.tm_min, parts.tm_sec,
+                 (unsigned)(created_ns % 1000000000u / 1000u));
+  even_json_string(json, "created", text);
+}
+
+static void add_file(even_json *json, const even_manifest_file *file) {
+  char digits[20];
+  even_json_object(json, NULL);
+  even_json_string(json, "name", file->name);
+  even_json_unsigned(json, "bytes", file->bytes);
+  even_json_unsigned(json, "chunk_bytes", EVEN_CHECKPOINT_CHUNK_BYTES);
+  even_json_array(json, "checksums");
+  for (size_t i = 0; i < file->sum_count; i++) {
+    (void)snprintf(digits, sizeof digits, "%016" PRIx64, file->sums[i]);
+    even_json_string(json, NULL, digits);
+  }
+  even_json_array_end(json);
+  even_json_object_end(json);
+}
+
+even_status even_manifest_write(const even_manifest_file *files, size_t count, uint64_t created_ns,
+                                const char *state_json, even_text *out) {
+  size_t length = strlen(state_json);
+  if (length < 2 || state_json[0] != '{' || state_json[length - 1] != '}') {
+    return even_fail(EVEN_ERR_ARGUMENT, "a checkpoint's state is not a JSON object");
+  }
+  even_json json = even_json_begin(out, 2);
+  even_json_object(&json, NULL);
+  even_json_string(&json, "format", EVEN_CHECKPOINT_FORMAT);
+  add_time(&json, created_ns);
+  even_json_array(&json, "files");
+  for (size_t i = 0; i < count; i++) {
+    add_file(&json, &files[i]);
+  }
+  even_json_array_end(&json);
+  even_json_raw(&json, "state", state_json);
+  even_text_add(out, ",");
+  EVEN_TRY(even_text_status(out));
+  uint64_t sum = even_checkpoint_checksum(out->data, out->length);
+  even_text_format(out, "%s%016" PRIx64 "%s", EVEN_MANIFEST_TAIL, sum, EVEN_MANIFEST_END);
+  return even_text_status(out);
+}

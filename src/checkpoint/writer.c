@@ -1,0 +1,386 @@
+/* Writes one checkpoint: open, add files, commit or abandon. */
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "checkpoint/checksums.h"
+#include "checkpoint/layout.h"
+#include "checkpoint/manifest_writer.h"
+#include "checkpoint/partial.h"
+#include "os/clock.h"
+#include "os/file.h"
+#include "os/folder.h"
+#include "os/stream.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+struct even_checkpoint_writer {
+  char *folder;
+  char *partial;
+  char *parent;
+  int lock;      /* of the partial folder, -1: none */
+  bool begun;    /* the partial folder is there and ours */
+  bool replaces; /* `folder` exists and is a checkpoint */
+  uint64_t expected_bytes;
+  uint64_t written_bytes;
+  even_manifest_file *files;
+  size_t file_count;
+};
+
+static void discard_partial(even_checkpoint_writer *writer) {
+  if (writer->begun) {
+    even_error kept = *even_error_last(); /* the cause, not what the cleaning meets */
+    if (even_folder_remove(writer->partial) != EVEN_OK) {
+      /* the next writer's sweep removes it */
+    }
+    even_folder_unlock(writer->lock);
+    writer->lock = -1;
+    writer->begun = false;
+    if (kept.status != EVEN_OK) {
+      (void)even_fail_at(kept.file, kept.line, kept.status, kept.system_error, "%s", kept.what);
+      if (kept.fix[0] != '\0') {
+        (void)even_error_fix("%s", kept.fix);
+      }
+    }
+  }
+}
+
+static void free_writer(even_checkpoint_writer *writer) {
+  for (size_t i = 0; i < writer->file_count; i++) {
+    even_free(writer->files[i].name);
+    even_free(writer->files[i].sums);
+  }
+  even_free(writer->files);
+  even_free(writer->folder);
+  even_free(writer->partial);
+  even_free(writer->parent);
+  even_free(writer);
+}
+
+static even_status join(const char *folder, const char *name, even_text *out) {
+  even_text_clear(out);
+  even_text_format(out, "%s/%s", folder, name);
+  return even_text_status(out);
+}
+
+/* Adds the advice that fits a failure to write; how much is missing is known here only. */
+static even_status advise(const even_checkpoint_writer *writer, even_status status, uint64_t missing_bytes) {
+  const even_error *error = even_error_last();
+  if (status == EVEN_ERR_NO_SPACE) {
+    (void)even_error_fix("free at least %" PRIu64
+                         " bytes on the disk of %s, or choose another one with "
+                         "--checkpoint-dir; earlier checkpoints are as they were",
+                         missing_bytes, writer->parent);
+  } else if (error->system_error == EFBIG) {
+    (void)even_error_fix(
+        "raise the limit on the size of files (`ulimit -f`), or choose another disk with "
+        "--checkpoint-dir; earlier checkpoints are as they were");
+  } else if (status == EVEN_ERR_PERMISSION) {
+    (void)even_error_fix("make %s writable for this user, or choose another folder with --checkpoint-dir",
+                         writer->parent);
+  } else if (error->system_error != 0) {
+    (void)even_error_fix(
+        "look at the disk of %s (`dmesg`), or choose another one with --checkpoint-dir; "
+        "earlier checkpoints are as they were",
+        writer->parent);
+  }
+  return status;
+}
+
+static even_status name_parts(even_checkpoint_writer *writer, const char *folder) {
+  even_text partial = EVEN_TEXT_EMPTY;
+  EVEN_TRY(even_duplicate(folder, &writer->folder));
+  size_t length = strlen(writer->folder);
+  while (length > 1 && writer->folder[length - 1] == '/') {
+    writer->folder[--length] = '\0';
+  }
+  const char *slash = strrchr(writer->folder, '/');
+  const char *name = slash == NULL ? writer->folder : slash + 1;
+  if (name[0] == '\0' || strcmp(name, ".") == 0 || strcmp(name, "..") == 0) {
+    return even_fail(EVEN_ERR_ARGUMENT, "a checkpoint cannot have the name \"%s\"", folder);
+  }
+  size_t suffix = strlen(EVEN_CHECKPOINT_PARTIAL);
+  if (strlen(name) >= suffix && strcmp(name + strlen(name) - suffix, EVEN_CHECKPOINT_PARTIAL) == 0) {
+    return even_fail(EVEN_ERR_ARGUMENT, "%s: names that end in %s are those of unfinished checkpoints", folder,
+                     EVEN_CHECKPOINT_PARTIAL);
+  }
+  EVEN_TRY(even_duplicate(slash == NULL ? "." : writer->folder, &writer->parent));
+  if (slash != NULL) {
+    writer->parent[slash == writer->folder ? 1 : slash - writer->folder] = '\0';
+  }
+  even_text_format(&partial, "%s%s", writer->folder, EVEN_CHECKPOINT_PARTIAL);
+  even_status status = even_text_status(&partial);
+  if (status == EVEN_OK) {
+    status = even_duplicate(even_text_string(&partial), &writer->partial);
+  }
+  even_text_free(&partial);
+  return status;
+}
+
+/* What already has the name: nothing, a checkpoint that may be replaced, or something that must stay. */
+static even_status check_target(even_checkpoint_writer *writer, bool replace) {
+  even_text manifest = EVEN_TEXT_EMPTY;
+  if (!even_path_exists(writer->folder)) {
+    return EVEN_OK;
+  }
+  even_status status = join(writer->folder, EVEN_CHECKPOINT_MANIFEST, &manifest);
+  bool checkpoint = status == EVEN_OK && even_path_exists(even_text_string(&manifest));
+  even_text_free(&manifest);
+  EVEN_TRY(status);
+  if (!replace || !checkpoint) {
+    status =
+        even_fail(EVEN_ERR_IN_USE, "%s already exists%s", writer->folder, checkpoint ? "" : " and is not a checkpoint");
+    (void)even_error_fix("give another name, or remove it");
+    return status;
+  }
+  writer->replaces = true;
+  return EVEN_OK;
+}
+
+even_status even_checkpoint_writer_open(const even_checkpoint_params *params, even_checkpoint_writer **out) {
+  even_checkpoint_writer *writer = NULL;
+  *out = NULL;
+  if (params == NULL || params->size != sizeof *params || params->folder == NULL) {
+    return even_fail(EVEN_ERR_ARGUMENT, "even_checkpoint_writer_open: parameters of another version");
+  }
+  EVEN_TRY(EVEN_NEW(&writer));
+  writer->lock = -1;
+  writer->expected_bytes = params->expected_bytes;
+  even_status status = name_parts(writer, params->folder);
+  if (status == EVEN_OK) {
+    status = check_target(writer, params->replace);
+  }
+  if (status == EVEN_OK) {
+    even_partial_sweep(writer->parent);
+    status = even_partial_make(writer->partial, &writer->lock);
+    if (status == EVEN_ERR_NOT_FOUND) {
+      (void)even_error_fix("make the folder %s first", writer->parent);
+    } else if (status != EVEN_OK) {
+      (void)advise(writer, status, params->expected_bytes);
+    }
+  }
+  if (status != EVEN_OK) {
+    free_writer(writer);
+    return status;
+  }
+  writer->begun = true;
+  *out = writer;
+  return EVEN_OK;
+}
+
+static even_status check_file_name(const even_checkpoint_writer *writer, const char *name) {
+  if (name == NULL || name[0] == '\0' || strchr(name, '/') != NULL || strcmp(name, ".") == 0 ||
+      strcmp(name, "..") == 0 || strcmp(name, EVEN_CHECKPOINT_MANIFEST) == 0) {
+    even_status status =
+        even_fail(EVEN_ERR_ARGUMENT, "a file of a checkpoint cannot have the name \"%s\"", name == NULL ? "" : name);
+    (void)even_error_fix("give a plain file name such as model.safetensors");
+    return status;
+  }
+  for (size_t i = 0; i < writer->file_count; i++) {
+    if (strcmp(writer->files[i].name, name) == 0) {
+      return even_fail(EVEN_ERR_ARGUMENT, "%s is already in this checkpoint", name);
+    }
+  }
+  return EVEN_OK;
+}
+
+/* Chunk by chunk, so that what is summed is written while it is in the cache. */
+static even_status put(even_output *output, even_chunk_sums *sums, const void *data, size_t bytes) {
+  const char *at = data;
+  while (bytes > 0) {
+    size_t room = even_chunk_sums_room(sums);
+    size_t piece = bytes < room ? bytes : room;
+    EVEN_TRY(even_chunk_sums_update(sums, at, piece));
+    EVEN_TRY(even_output_write(output, at, piece));
+    at += piece;
+    bytes -= piece;
+  }
+  return EVEN_OK;
+}
+
+static even_status put_tensors(const even_checkpoint_file *file, const even_safetensors_layout *layout,
+                               even_output *output, even_chunk_sums *sums) {
+  EVEN_TRY(put(output, sums, layout->header.data, layout->header.length));
+  for (size_t i = 0; i < file->tensor_count; i++) {
+    const even_checkpoint_tensor *tensor = &file->tensors[layout->order[i]];
+    const void *data = tensor->data;
+    if (data == NULL && tensor->bytes > 0) {
+      EVEN_TRY(file->fetch(file->fetch_context, layout->order[i], &data));
+    }
+    EVEN_TRY(put(output, sums, data, tensor->bytes));
+  }
+  return EVEN_OK;
+}
+
+static even_status write_file(even_checkpoint_writer *writer, const even_checkpoint_file *file,
+                              const even_safetensors_layout *layout, even_manifest_file *entry) {
+  even_text path = EVEN_TEXT_EMPTY;
+  even_output output = {.fd = -1};
+  even_chunk_sums *sums = NULL;
+  even_status status = join(writer->partial, file->name, &path);
+  if (status == EVEN_OK) {
+    status = even_chunk_sums_open(EVEN_CHECKPOINT_CHUNK_BYTES, &sums);
+  }
+  if (status == EVEN_OK) {
+    status = even_output_create(even_text_string(&path), &output);
+  }
+  if (status == EVEN_OK) {
+    status = put_tensors(file, layout, &output, sums);
+    entry->bytes = output.bytes;
+  }
+  if (status == EVEN_OK) {
+    status = even_output_finish(&output);
+  }
+  if (status == EVEN_OK) {
+    status = even_chunk_sums_finish(sums, &entry->sums, &entry->sum_count);
+    sums = NULL;
+  }
+  if (status != EVEN_OK) {
+    uint64_t whole = layout->header.length + layout->data_bytes;
+    uint64_t missing = whole - output.bytes;
+    uint64_t planned = writer->written_bytes + output.bytes;
+    (void)advise(writer, status,
+                 writer->expected_bytes > planned + missing ? writer->expected_bytes - planned : missing);
+  }
+  even_output_drop(&output);
+  even_chunk_sums_drop(sums);
+  even_text_free(&path);
+  return status;
+}
+
+static even_status append_entry(even_checkpoint_writer *writer, const char *name, even_manifest_file *entry) {
+  EVEN_TRY(even_realloc((void **)&writer->files, writer->file_count + 1, sizeof *writer->files));
+  EVEN_TRY(even_duplicate(name, &entry->name));
+  writer->files[writer->file_count++] = *entry;
+  writer->written_bytes += entry->bytes;
+  return EVEN_OK;
+}
+
+even_status even_checkpoint_writer_add(even_checkpoint_writer *writer, const even_checkpoint_file *file) {
+  even_manifest_file entry = {0};
+  even_safetensors_layout layout = {0};
+  if (!writer->begun) {
+    return even_fail(EVEN_ERR_STATE, "checkpoint %s has failed and takes no more files", writer->folder);
+  }
+  even_status status = file == NULL || file->size != sizeof *file
+                           ? even_fail(EVEN_ERR_ARGUMENT, "even_checkpoint_writer_add: parameters of another version")
+                           : check_file_name(writer, file->name);
+  if (status == EVEN_OK) {
+    status = even_safetensors_layout_make(file, &layout);
+  }
+  if (status == EVEN_OK) {
+    status = write_file(writer, file, &layout, &entry);
+  }
+  if (status == EVEN_OK) {
+    status = append_entry(writer, file->name, &entry);
+  }
+  even_safetensors_layout_free(&layout);
+  if (status != EVEN_OK) {
+    even_free(entry.sums);
+    discard_partial(writer);
+  }
+  return status;
+}
+
+static even_status write_manifest(even_checkpoint_writer *writer, const char *state_json) {
+  even_text text = EVEN_TEXT_EMPTY;
+  even_text path = EVEN_TEXT_EMPTY;
+  even_output output = {.fd = -1};
+  even_status status = even_manifest_write(writer->files, writer->file_count, even_clock_wall_ns(), state_json, &text);
+  if (status == EVEN_OK) {
+    status = join(writer->partial, EVEN_CHECKPOINT_MANIFEST, &path);
+  }
+  if (status == EVEN_OK) {
+    status = even_output_create(even_text_string(&path), &output);
+  }
+  if (status == EVEN_OK) {
+    status = even_output_write(&output, text.data, text.length);
+  }
+  if (status == EVEN_OK) {
+    status = even_output_finish(&output);
+  }
+  if (status != EVEN_OK) {
+    (void)advise(writer, status, text.length - output.bytes);
+  }
+  even_output_drop(&output);
+  even_text_free(&path);
+  even_text_free(&text);
+  return status;
+}
+
+static even_status put_in_place(even_checkpoint_writer *writer) {
+  EVEN_TRY(even_folder_sync(writer->partial));
+  if (!writer->replaces) {
+    return even_folder_rename(writer->partial, writer->folder);
+  }
+  even_status status = even_folder_exchange(writer->partial, writer->folder);
+  if (status == EVEN_ERR_UNSUPPORTED) {
+    (void)even_error_fix("give each checkpoint its own name on this file system");
+  }
+  return status;
+}
+
+even_status even_checkpoint_writer_commit(even_checkpoint_writer *writer, const char *state_json) {
+  even_status status = EVEN_OK;
+  if (!writer->begun) {
+    status = even_fail(EVEN_ERR_STATE, "checkpoint %s has failed and cannot be committed", writer->folder);
+    free_writer(writer);
+    return status;
+  }
+  status = write_manifest(writer, state_json);
+  if (status == EVEN_OK) {
+    status = put_in_place(writer);
+  }
+  if (status != EVEN_OK) {
+    (void)advise(writer, status, 0);
+    discard_partial(writer);
+    free_writer(writer);
+    return status;
+  }
+  if (!writer->replaces) {
+    writer->begun = false; /* the partial name is gone */
+    even_folder_unlock(writer->lock);
+  }
+  status = even_folder_sync(writer->parent);
+  if (status != EVEN_OK) {
+    (void)even_error_prefix("checkpoint %s is whole, but may not survive a power cut", writer->folder);
+    (void)advise(writer, status, 0);
+  }
+  discard_partial(writer); /* the checkpoint that was replaced, now under the partial name */
+  free_writer(writer);
+  return status;
+}
+
+void even_checkpoint_writer_abandon(even_checkpoint_writer *writer) {
+  if (writer != NULL) {
+    discard_partial(writer);
+    free_writer(writer);
+  }
+}
+
+even_status even_checkpoint_remove(const char *folder) {
+  even_checkpoint_writer *names = NULL;
+  even_text manifest = EVEN_TEXT_EMPTY;
+  EVEN_TRY(EVEN_NEW(&names));
+  names->lock = -1;
+  even_status status = name_parts(names, folder);
+  if (status == EVEN_OK) {
+    status = join(names->folder, EVEN_CHECKPOINT_MANIFEST, &manifest);
+  }
+  if (status == EVEN_OK && !even_path_exists(even_text_string(&manifest))) {
+    status = even_fail(EVEN_ERR_INPUT, "%s is not a checkpoint: it has no %s", folder, EVEN_CHECKPOINT_MANIFEST);
+  }
+  if (status == EVEN_OK) {
+    status = even_partial_make(names->partial, &names->lock);
+  }
+  if (status == EVEN_OK) { /* an empty folder may be renamed over */
+    even_folder_unlock(names->lock);
+    status = even_folder_rename(names->folder, names->partial);
+  }
+  if (status == EVEN_OK) {
+    status = even_folder_remove(names->partial);
+  }
+  even_text_free(&manifest);
+  free_writer(names);
+  return status;
+}

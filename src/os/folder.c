@@ -1,0 +1,171 @@
+/* Folders over the table of calls. */
+#include "os/folder.h"
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "base/text.h"
+#include "os/calls.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+
+static even_status append_name(even_names *names, size_t *capacity, const char *name) {
+  if (names->count == *capacity) {
+    size_t wanted = *capacity == 0 ? 16 : *capacity * 2;
+    EVEN_TRY(even_realloc((void **)&names->items, wanted, sizeof *names->items));
+    *capacity = wanted;
+  }
+  EVEN_TRY(even_duplicate(name, &names->items[names->count]));
+  names->count++;
+  return EVEN_OK;
+}
+
+static even_status append_entries(even_names *names, size_t *capacity, const char *buffer, size_t bytes) {
+  size_t at = 0;
+  while (at < bytes) {
+    struct dirent64 entry;
+    memcpy(&entry, buffer + at, offsetof(struct dirent64, d_name));
+    const char *name = buffer + at + offsetof(struct dirent64, d_name);
+    if (strcmp(name, ".") != 0 && strcmp(name, "..") != 0) {
+      EVEN_TRY(append_name(names, capacity, name));
+    }
+    at += entry.d_reclen;
+  }
+  return EVEN_OK;
+}
+
+static int by_name(const void *left, const void *right) {
+  return strcmp(*(char *const *)left, *(char *const *)right);
+}
+
+even_status even_folder_names(const char *path, even_names *out) {
+  char buffer[8192];
+  size_t capacity = 0;
+  *out = (even_names){NULL, 0};
+  int fd = even_os.open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+  if (fd < 0) {
+    return even_fail_errno(errno, "folder %s cannot be opened", path);
+  }
+  even_status status = EVEN_OK;
+  while (status == EVEN_OK) {
+    ssize_t got = even_os.getdents64(fd, buffer, sizeof buffer);
+    if (got < 0) {
+      status = even_fail_errno(errno, "folder %s cannot be listed", path);
+    }
+    if (got <= 0) {
+      break;
+    }
+    status = append_entries(out, &capacity, buffer, (size_t)got);
+  }
+  (void)even_os.close(fd);
+  if (status == EVEN_OK && out->count > 1) {
+    qsort(out->items, out->count, sizeof *out->items, by_name);
+  }
+  return status;
+}
+
+void even_names_free(even_names *names) {
+  for (size_t i = 0; i < names->count; i++) {
+    even_free(names->items[i]);
+  }
+  even_free(names->items);
+  *names = (even_names){NULL, 0};
+}
+
+even_status even_folder_create(const char *path) {
+  if (even_os.mkdir(path, 0777) != 0) {
+    return even_fail_errno(errno, "folder %s cannot be made", path);
+  }
+  return EVEN_OK;
+}
+
+even_status even_folder_remove(const char *path) {
+  even_names names = {NULL, 0};
+  even_text file = EVEN_TEXT_EMPTY;
+  even_status status = even_folder_names(path, &names);
+  for (size_t i = 0; i < names.count && status == EVEN_OK; i++) {
+    even_text_clear(&file);
+    even_text_format(&file, "%s/%s", path, names.items[i]);
+    status = even_text_status(&file);
+    if (status == EVEN_OK && even_os.unlink(even_text_string(&file)) != 0 && errno != ENOENT) {
+      status = even_fail_errno(errno, "%s cannot be removed", even_text_string(&file));
+    }
+  }
+  if (status == EVEN_OK && even_os.rmdir(path) != 0) {
+    status = even_fail_errno(errno, "folder %s cannot be removed", path);
+  }
+  even_text_free(&file);
+  even_names_free(&names);
+  return status;
+}
+
+even_status even_folder_rename(const char *from, const char *to) {
+  if (even_os.rename(from, to) != 0) {
+    return even_fail_errno(errno, "%s cannot be renamed to %s", from, to);
+  }
+  return EVEN_OK;
+}
+
+even_status even_folder_exchange(const char *a, const char *b) {
+  if (even_os.exchange(a, b) == 0) {
+    return EVEN_OK;
+  }
+  if (errno == EINVAL || errno == ENOSYS) {
+    return even_fail(EVEN_ERR_UNSUPPORTED, "the file system of %s cannot swap two folders in one step", b);
+  }
+  return even_fail_errno(errno, "%s and %s cannot be swapped", a, b);
+}
+
+bool even_path_exists(const char *path) {
+  int fd = even_os.open(path, O_PATH | O_NOFOLLOW | O_CLOEXEC, 0);
+  if (fd < 0) {
+    return errno != ENOENT && errno != ENOTDIR;
+  }
+  (void)even_os.close(fd);
+  return true;
+}
+
+/* Whether `path` still names the folder behind `fd`: between open and flock another process may have removed it. */
+static bool same_folder(const char *path, int fd) {
+  struct stat held;
+  struct stat named;
+  int again = even_os.open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+  if (again < 0) {
+    return false;
+  }
+  bool same = even_os.fstat(fd, &held) == 0 && even_os.fstat(again, &named) == 0 && held.st_ino == named.st_ino &&
+              held.st_dev == named.st_dev;
+  (void)even_os.close(again);
+  return same;
+}
+
+even_status even_folder_lock(const char *path, int *fd) {
+  *fd = -1;
+  int opened = even_os.open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+  if (opened < 0) {
+    return errno == ENOENT ? EVEN_OK : even_fail_errno(errno, "folder %s cannot be opened", path);
+  }
+  if (even_os.flock(opened, LOCK_EX | LOCK_NB) != 0) {
+    even_status status = errno == EWOULDBLOCK ? EVEN_OK : even_fail_errno(errno, "folder %s cannot be locked", path);
+    (void)even_os.close(opened);
+    return status;
+  }
+  if (!same_folder(path, opened)) {
+    even_folder_unlock(opened);
+    return EVEN_OK;
+  }
+  *fd = opened;
+  return EVEN_OK;
+}
+
+void even_folder_unlock(int fd) {
+  if (fd >= 0) {
+    (void)even_os.flock(fd, LOCK_UN);
+    (void)even_os.close(fd);
+  }
+}

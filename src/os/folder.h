@@ -1,0 +1,35 @@
+/* Folders: what is in one, removing one, and who may write to one. */
+#ifndef EVEN_OS_FOLDER_H
+#define EVEN_OS_FOLDER_H
+
+#include <evenstep/status.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+typedef struct even_names {
+  char **items; /* sorted by byte value */
+  size_t count;
+} even_names;
+
+/* The names in a folder, without "." and "..". Free with even_names_free, also after a failure. */
+even_status even_folder_names(const char *path, even_names *out) EVEN_MUST_USE;
+void even_names_free(even_names *names);
+
+/* Makes one folder, which must not exist (EVEN_ERR_IN_USE) and whose parent must. Mode 0777 less umask. */
+even_status even_folder_create(const char *path) EVEN_MUST_USE;
+/* Removes a folder and the files in it; it must not hold other folders. */
+even_status even_folder_remove(const char *path) EVEN_MUST_USE;
+/* Renames; `to` may be an empty folder or nothing. */
+even_status even_folder_rename(const char *from, const char *to) EVEN_MUST_USE;
+/* Swaps two folders in one atomic step. EVEN_ERR_UNSUPPORTED where the file system cannot. */
+even_status even_folder_exchange(const char *a, const char *b) EVEN_MUST_USE;
+/* Whether something has this name (also where it cannot be opened). */
+bool even_path_exists(const char *path);
+
+/* Takes the folder's lock (flock), which the kernel drops when its holder dies, however it dies. *fd = -1 without an
+ * error where a living process holds it, or where the folder was removed or renamed away meanwhile. */
+even_status even_folder_lock(const char *path, int *fd) EVEN_MUST_USE;
+/* Releases; -1 is allowed. Children that were forked meanwhile do not hold the lock any longer. */
+void even_folder_unlock(int fd);
+
+#endif

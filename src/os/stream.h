@@ -1,0 +1,37 @@
+/* Files that are written or read once, from front to back, in pieces. */
+#ifndef EVEN_OS_STREAM_H
+#define EVEN_OS_STREAM_H
+
+#include <evenstep/status.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* A new file under construction. The path is the caller's and must outlive the stream. */
+typedef struct even_output {
+  int fd; /* -1 when not open */
+  const char *path;
+  uint64_t bytes; /* written so far */
+} even_output;
+
+/* Makes a file that must not exist yet (EVEN_ERR_IN_USE). Mode 0666 less umask. */
+even_status even_output_create(const char *path, even_output *out) EVEN_MUST_USE;
+/* Appends all of `data`, through EINTR and short writes; output->bytes is exact after a failure, too. */
+even_status even_output_write(even_output *output, const void *data, size_t bytes) EVEN_MUST_USE;
+/* fsync and close; the file is durable (its name is with the folder's sync). On failure the file is removed. */
+even_status even_output_finish(even_output *output) EVEN_MUST_USE;
+/* Closes and removes the file. Does nothing where none is open. */
+void even_output_drop(even_output *output);
+
+typedef struct even_input {
+  int fd; /* -1 when not open */
+  const char *path;
+  uint64_t bytes; /* size when it was opened */
+} even_input;
+
+/* Opens a regular file for reading; a folder or a device is EVEN_ERR_INPUT. */
+even_status even_input_open(const char *path, even_input *out) EVEN_MUST_USE;
+/* Fills `buffer` up to `bytes`; *got is less only at the end of the file. */
+even_status even_input_read(even_input *input, void *buffer, size_t bytes, size_t *got) EVEN_MUST_USE;
+void even_input_close(even_input *input);
+
+#endif
