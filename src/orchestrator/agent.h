@@ -28,6 +28,8 @@ typedef struct even_agent_observer {
   void (*line)(void *context, int rank, bool error, const char *text, size_t length);
   /* about ten times a second */
   void (*tick)(void *context);
+  /* one line of what the agent does or cannot do: a restart, a slower way taken, a log that cannot be written */
+  void (*notice)(void *context, const char *text);
 } even_agent_observer;
 
 typedef struct even_agent_params {
@@ -38,14 +40,20 @@ typedef struct even_agent_params {
   char *const *environment;        /* "NAME=value" lines added for every rank, NULL-terminated, may be NULL */
   const double *cpu_quota;         /* for each rank: fraction of its cores' time (0 < q <= 1), or NAN; NULL: none */
   int telemetry_fd;                /* inherited by the ranks as EVENSTEP_TELEMETRY_FD; -1: none */
+  bool unpinned;                   /* leave the ranks on all CPUs */
   int max_restarts;
+  /* Restart even when a rank ended by an error of its own (not a signal) and no checkpoint was written since the
+   * attempt began, that is, when a restart is likely to end the same way. */
+  bool restart_always;
   const char *checkpoint_folder; /* where the newest whole checkpoint is looked for before a (re)start */
   const char *resume;            /* NULL: start anew; "auto": newest whole checkpoint, if any; else its path */
   even_agent_observer observer;
 } even_agent_params;
 
 /* Runs the job to its end. *exit_code = the script's exit code (the first failing rank's; 128+signal for a
- * signal; 130 after Ctrl-C). Errors: only those of the agent itself (EVEN_ERR_SYSTEM …). */
+ * signal; 130 after Ctrl-C). Errors: only those of the agent itself (EVEN_ERR_SYSTEM …).
+ * While it runs, all children of the calling process are its own: it adopts orphans and reaps whatever ends. Call it
+ * from the main thread, with the signals blocked before other threads start (even_signals_block). */
 even_status even_agent_run(const even_agent_params *params, int *exit_code) EVEN_MUST_USE;
 
 #endif

@@ -6,13 +6,19 @@
 #include <fcntl.h>
 #include <ifaddrs.h>
 #include <linux/futex.h>
+#include <sched.h>
 #include <stdio.h>
 #include <sys/file.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/random.h>
 #include <sys/resource.h>
+#include <sys/signalfd.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <sys/utsname.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static int real_open(const char *path, int flags, mode_t mode) {
@@ -46,6 +52,43 @@ static int real_memfd_create(const char *name, unsigned int flags) {
   return memfd_create(name, flags);
 }
 
+static int real_execvpe(const char *file, char *const *arguments, char *const *environment) {
+  return execvpe(file, arguments, environment);
+}
+static void real_exit(int code) {
+  _exit(code);
+}
+static pid_t real_wait4(pid_t pid, int *status, int options, struct rusage *usage) {
+  return wait4(pid, status, options, usage);
+}
+static int real_prctl(int option, unsigned long argument) {
+  return prctl(option, argument, 0, 0, 0);
+}
+static int real_setaffinity(pid_t pid, size_t bytes, const void *mask) {
+  return sched_setaffinity(pid, bytes, mask);
+}
+static int real_setpriority(int nice_value) {
+  return setpriority(PRIO_PROCESS, 0, nice_value);
+}
+static int real_fcntl(int fd, int command, int argument) {
+  return fcntl(fd, command, argument);
+}
+static int real_ioctl(int fd, unsigned long request, void *argument) {
+  return ioctl(fd, request, argument);
+}
+static int real_close_range(unsigned int first, unsigned int last) {
+  return (int)syscall(SYS_close_range, first, last, 0);
+}
+static int real_bind(int fd, const struct sockaddr *address, socklen_t bytes) {
+  return bind(fd, address, bytes);
+}
+static int real_getsockname(int fd, struct sockaddr *address, socklen_t *bytes) {
+  return getsockname(fd, address, bytes);
+}
+static int real_nanosleep(const struct timespec *time) {
+  return nanosleep(time, NULL);
+}
+
 #define REAL_CALLS                    \
   {.open = real_open,                 \
    .close = close,                    \
@@ -76,7 +119,39 @@ static int real_memfd_create(const char *name, unsigned int flags) {
    .uname = uname,                    \
    .statvfs = statvfs,                \
    .getifaddrs = getifaddrs,          \
-   .getrlimit = real_getrlimit}
+   .getrlimit = real_getrlimit,       \
+   .fork = fork,                      \
+   .execvpe = real_execvpe,           \
+   .exit = real_exit,                 \
+   .wait4 = real_wait4,               \
+   .kill = kill,                      \
+   .getpid = getpid,                  \
+   .getppid = getppid,                \
+   .setsid = setsid,                  \
+   .prctl = real_prctl,               \
+   .setaffinity = real_setaffinity,   \
+   .setpriority = real_setpriority,   \
+   .mask_signals = pthread_sigmask,   \
+   .sigaction = sigaction,            \
+   .signalfd = signalfd,              \
+   .pipe2 = pipe2,                    \
+   .isatty = isatty,                  \
+   .ioctl = real_ioctl,               \
+   .dup2 = dup2,                      \
+   .fcntl = real_fcntl,               \
+   .close_range = real_close_range,   \
+   .lseek = lseek,                    \
+   .access = access,                  \
+   .readlink = readlink,              \
+   .getcwd = getcwd,                  \
+   .epoll_create1 = epoll_create1,    \
+   .epoll_ctl = epoll_ctl,            \
+   .epoll_wait = epoll_wait,          \
+   .socket = socket,                  \
+   .bind = real_bind,                 \
+   .getsockname = real_getsockname,   \
+   .getrandom = getrandom,            \
+   .nanosleep = real_nanosleep}
 
 even_os_calls even_os = REAL_CALLS;
 const even_os_calls even_os_real = REAL_CALLS;

@@ -4,8 +4,12 @@
 #ifndef EVEN_OS_CALLS_H
 #define EVEN_OS_CALLS_H
 
+#include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 #include <time.h>
@@ -46,6 +50,40 @@ typedef struct even_os_calls {
   int (*statvfs)(const char *path, struct statvfs *out);
   int (*getifaddrs)(struct ifaddrs **out); /* freed with freeifaddrs */
   int (*getrlimit)(int resource, struct rlimit *out);
+  /* processes and their signals */
+  pid_t (*fork)(void);
+  int (*execvpe)(const char *file, char *const *arguments, char *const *environment);
+  void (*exit)(int code); /* _exit: no handlers, for the child of a fork */
+  pid_t (*wait4)(pid_t pid, int *status, int options, struct rusage *usage);
+  int (*kill)(pid_t pid, int signal);
+  pid_t (*getpid)(void);
+  pid_t (*getppid)(void);
+  pid_t (*setsid)(void);
+  int (*prctl)(int option, unsigned long argument);
+  int (*setaffinity)(pid_t pid, size_t bytes, const void *mask);
+  int (*setpriority)(int nice);
+  int (*mask_signals)(int how, const sigset_t *set, sigset_t *old);
+  int (*sigaction)(int signal, const struct sigaction *action, struct sigaction *old);
+  int (*signalfd)(int fd, const sigset_t *set, int flags);
+  /* descriptors */
+  int (*pipe2)(int ends[2], int flags);
+  int (*isatty)(int fd);
+  int (*ioctl)(int fd, unsigned long request, void *argument);
+  int (*dup2)(int from, int to);
+  int (*fcntl)(int fd, int command, int argument);
+  int (*close_range)(unsigned int first, unsigned int last);
+  off_t (*lseek)(int fd, off_t offset, int whence);
+  int (*access)(const char *path, int mode);
+  ssize_t (*readlink)(const char *path, char *buffer, size_t bytes);
+  char *(*getcwd)(char *buffer, size_t bytes);
+  int (*epoll_create1)(int flags);
+  int (*epoll_ctl)(int epoll, int operation, int fd, struct epoll_event *event);
+  int (*epoll_wait)(int epoll, struct epoll_event *events, int count, int timeout_ms);
+  int (*socket)(int domain, int type, int protocol);
+  int (*bind)(int fd, const struct sockaddr *address, socklen_t bytes);
+  int (*getsockname)(int fd, struct sockaddr *address, socklen_t *bytes);
+  ssize_t (*getrandom)(void *buffer, size_t bytes, unsigned int flags);
+  int (*nanosleep)(const struct timespec *time);
 } even_os_calls;
 
 extern even_os_calls even_os;

@@ -43,6 +43,21 @@ even_status even_file_read(const char *path, size_t limit_bytes, even_text *out)
   return status;
 }
 
+even_status even_file_start(const char *path, size_t bytes, even_text *out) {
+  char buffer[4096];
+  int fd = even_os.open(path, O_RDONLY | O_CLOEXEC, 0);
+  if (fd < 0) {
+    return even_fail_errno(errno, "%s cannot be opened", path);
+  }
+  ssize_t got = even_os.read(fd, buffer, bytes < sizeof buffer ? bytes : sizeof buffer);
+  even_status status = got < 0 && errno != EISDIR ? even_fail_errno(errno, "%s cannot be read", path) : EVEN_OK;
+  (void)even_os.close(fd);
+  if (got >= 0) {
+    even_text_append(out, buffer, (size_t)got);
+  }
+  return status == EVEN_OK ? even_text_status(out) : status;
+}
+
 even_status even_file_write_all(int fd, const void *data, size_t bytes) {
   const char *at = data;
   while (bytes > 0) {

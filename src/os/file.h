@@ -8,6 +8,8 @@
 
 /* Appends the whole file (at most limit_bytes, else EVEN_ERR_INPUT) to `out`. */
 even_status even_file_read(const char *path, size_t limit_bytes, even_text *out) EVEN_MUST_USE;
+/* Appends the first bytes of the file (at most `bytes`) to `out`; a folder counts as empty. */
+even_status even_file_start(const char *path, size_t bytes, even_text *out) EVEN_MUST_USE;
 /* Replaces `path` by `data`: temporary file, fsync, rename, fsync of the folder. On any
  * failure the old file stays as it was and the temporary one is removed. */
 even_status even_file_replace(const char *path, const void *data, size_t bytes) EVEN_MUST_USE;

@@ -1,0 +1,45 @@
+/* A job as the command line describes it: the options that `run` and `plan` share, their checks, and the
+ * start of the agent with a view of what it does. */
+#ifndef EVEN_CLI_JOB_H
+#define EVEN_CLI_JOB_H
+
+#include "cli/command.h"
+
+/* As typed; even_job_options_defaults() before parsing. */
+typedef struct even_job_options {
+  const char *ranks;            /* -n: "auto", a number, or NULL */
+  const char *devices;          /* --devices */
+  const char *name;             /* --name */
+  const char *runs_folder;      /* --runs-dir */
+  const char *policy;           /* --policy */
+  const char *profile;          /* --profile; NULL: gpu_profiles.json where present */
+  const char *log_rank;         /* --log-rank: "all", "none", "0,2" */
+  int64_t max_restarts;         /* --max-restarts; -1: not given */
+  const char *checkpoint_every; /* "100" steps, "30s" */
+  const char *checkpoint_folder;
+  int64_t keep;       /* checkpoints to keep */
+  const char *resume; /* NULL, "auto" or a path */
+  const char *cpu_quota;
+  bool no_pin;
+  int64_t port; /* of the monitor; 0: any */
+  bool no_monitor;
+  const char *python;
+  bool module;    /* -m: the operand is a module */
+  bool no_python; /* the operand is a program */
+  bool quiet;
+  bool json;
+} even_job_options;
+
+enum { EVEN_JOB_OPTION_COUNT = 21 };
+
+void even_job_options_defaults(even_job_options *options);
+/* The options' declarations, for even_options_parse, into table[EVEN_JOB_OPTION_COUNT]. */
+void even_job_options_declare(even_job_options *options, even_option *table);
+
+/* Runs `words` (script and its arguments, count >= 1) as a job and returns its exit code; an error before the ranks
+ * start is printed. `environment` ("NAME=value", NULL-terminated, may be NULL) is added for every rank. Uses the
+ * calling (main) thread; call it before other threads are started. */
+int even_job_start(const even_job_options *options, const char *command, char *const *environment, size_t count,
+                   char **words);
+
+#endif

@@ -1,0 +1,107 @@
+/* Finds the interpreter and checks the script before any rank starts. */
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "cli/job_setup.h"
+#include "os/file.h"
+#include "os/path.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static even_status python_beside_us(even_text *out) {
+  static const char *const names[] = {"python3", "python"};
+  even_text program = EVEN_TEXT_EMPTY;
+  EVEN_TRY(even_program_path(&program));
+  size_t folder = (size_t)(strrchr(program.data, '/') + 1 - program.data);
+  for (size_t i = 0; i < 2 && out->length == 0; i++) {
+    even_text_append(out, program.data, folder);
+    even_text_add(out, names[i]);
+    if (even_text_status(out) == EVEN_OK && !even_file_executable(out->data)) {
+      even_text_clear(out);
+    }
+  }
+  even_text_free(&program);
+  return even_text_status(out);
+}
+
+static even_status find_python(const char *wish, even_text *out) {
+  const char *variable = getenv("EVENSTEP_PYTHON");
+  even_text_clear(out);
+  if (wish != NULL) {
+    even_text_add(out, wish);
+    if (strchr(wish, '/') != NULL && !even_file_executable(wish)) {
+      even_status status = even_fail(EVEN_ERR_NOT_FOUND, "--python %s is no executable file", wish);
+      (void)even_error_fix("name a Python interpreter, or leave --python out");
+      return status;
+    }
+    return even_text_status(out);
+  }
+  EVEN_TRY(python_beside_us(out));
+  if (out->length == 0) {
+    even_text_add(out, variable != NULL && variable[0] != '\0' ? variable : "python3");
+  }
+  return even_text_status(out);
+}
+
+static bool starts(const even_text *text, const char *prefix) {
+  return text->length >= strlen(prefix) && memcmp(text->data, prefix, strlen(prefix)) == 0;
+}
+
+/* A program given where a Python script is expected would end in a riddle of syntax errors. */
+static bool is_another_program(const even_text *start) {
+  if (starts(start,
+             "\x7f"
+             "ELF")) {
+    return true;
+  }
+  if (!starts(start, "#!")) {
+    return false;
+  }
+  size_t line = 0;
+  while (line < start->length && start->data[line] != '\n') {
+    line++;
+  }
+  return memmem(start->data, line, "python", 6) == NULL;
+}
+
+static even_status check_script(const char *path) {
+  even_text start = EVEN_TEXT_EMPTY;
+  if (!even_file_exists(path)) {
+    even_status status = even_fail(EVEN_ERR_NOT_FOUND, "script %s does not exist", path);
+    (void)even_error_fix("check the path; it is looked for from the working folder (-m for a module)");
+    return status;
+  }
+  if (!even_file_readable(path)) {
+    even_status status = even_fail(EVEN_ERR_PERMISSION, "script %s cannot be read", path);
+    (void)even_error_fix("chmod +r %s", path);
+    return status;
+  }
+  even_status status = even_file_start(path, 256, &start);
+  if (status == EVEN_OK && is_another_program(&start)) {
+    status = even_fail(EVEN_ERR_INPUT, "%s is not a Python script", path);
+    (void)even_error_fix("run a program that is not Python with --no-python");
+  }
+  even_text_free(&start);
+  return status;
+}
+
+even_status even_job_command(const even_job_options *options, size_t count, char **words, even_job_setup *setup) {
+  size_t at = 0;
+  if (options->module && options->no_python) {
+    return even_fail(EVEN_ERR_USAGE, "-m and --no-python do not go together");
+  }
+  EVEN_TRY(EVEN_NEW_ARRAY(&setup->command, count + 4));
+  if (!options->no_python) {
+    if (!options->module) {
+      EVEN_TRY(check_script(words[0]));
+    }
+    EVEN_TRY(find_python(options->python, &setup->python));
+    setup->command[at++] = setup->python.data;
+    setup->command[at++] = (char *)"-u";
+    if (options->module) {
+      setup->command[at++] = (char *)"-m";
+    }
+  }
+  memcpy(&setup->command[at], words, count * sizeof *words);
+  return EVEN_OK;
+}

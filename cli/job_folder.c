@@ -1,0 +1,99 @@
+/* The run folder: its name, and what happens to one of that name. */
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "cli/job_setup.h"
+#include "os/clock.h"
+#include "os/file.h"
+#include "os/folder.h"
+#include "os/path.h"
+
+#include <string.h>
+#include <time.h>
+
+/* "examples/char_gpt.py" -> "char_gpt" */
+static void add_script_name(even_text *out, const char *script) {
+  const char *slash = strrchr(script, '/');
+  const char *name = slash == NULL || slash[1] == '\0' ? script : slash + 1;
+  size_t length = strlen(name);
+  if (length > 3 && strcmp(name + length - 3, ".py") == 0) {
+    length -= 3;
+  }
+  even_text_append(out, name, length);
+}
+
+static even_status default_name(const char *script, even_text *out) {
+  char when[32];
+  time_t now = (time_t)(even_clock_wall_ns() / 1000000000u);
+  struct tm parts;
+  (void)localtime_r(&now, &parts);
+  (void)strftime(when, sizeof when, "%Y%m%d-%H%M%S", &parts);
+  add_script_name(out, script);
+  even_text_format(out, "-%s", when);
+  return even_text_status(out);
+}
+
+static even_status set_path(even_job_setup *setup, const even_job_options *options, int number) {
+  even_text_clear(&setup->run_folder);
+  even_text_format(&setup->run_folder, "%s/%s", options->runs_folder, setup->run_name.data);
+  if (number > 0) {
+    even_text_format(&setup->run_folder, ".%d", number);
+  }
+  return even_text_status(&setup->run_folder);
+}
+
+static even_status move_away(const char *path) {
+  even_text other = EVEN_TEXT_EMPTY;
+  even_status status = EVEN_OK;
+  int number = 1;
+  do {
+    even_text_clear(&other);
+    even_text_format(&other, "%s.%d", path, number++);
+    status = even_text_status(&other);
+  } while (status == EVEN_OK && even_file_exists(other.data));
+  if (status == EVEN_OK) {
+    status = even_folder_rename(path, other.data);
+  }
+  even_text_free(&other);
+  return status;
+}
+
+/* Two jobs of one script in one second: the second is called NAME.1. */
+static even_status make_unnamed(const even_job_options *options, const char *script, even_job_setup *setup) {
+  even_status status = default_name(script, &setup->run_name);
+  for (int number = 0; status == EVEN_OK; number++) {
+    status = set_path(setup, options, number);
+    if (status == EVEN_OK) {
+      status = even_folder_create(setup->run_folder.data);
+      if (status == EVEN_OK || status != EVEN_ERR_IN_USE) {
+        break;
+      }
+      status = EVEN_OK;
+    }
+  }
+  if (status == EVEN_OK) {
+    const char *slash = strrchr(setup->run_folder.data, '/');
+    even_text_clear(&setup->run_name);
+    even_text_add(&setup->run_name, slash + 1);
+    status = even_text_status(&setup->run_name);
+  }
+  return status;
+}
+
+even_status even_job_run_folder(const even_job_options *options, const char *script, even_job_setup *setup) {
+  EVEN_TRY(even_folder_make(options->runs_folder));
+  if (options->name == NULL) {
+    return make_unnamed(options, script, setup);
+  }
+  if (options->name[0] == '\0' || options->name[0] == '.' || strchr(options->name, '/') != NULL) {
+    even_status status = even_fail(EVEN_ERR_USAGE, "--name \"%s\" is no name for a folder", options->name);
+    (void)even_error_fix("give a name without '/' that does not begin with '.'; --runs-dir says where it is made");
+    return status;
+  }
+  even_text_add(&setup->run_name, options->name);
+  EVEN_TRY(even_text_status(&setup->run_name));
+  EVEN_TRY(set_path(setup, options, 0));
+  if (options->resume == NULL && even_file_exists(setup->run_folder.data)) {
+    EVEN_TRY(move_away(setup->run_folder.data));
+  }
+  return even_folder_make(setup->run_folder.data);
+}

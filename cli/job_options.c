@@ -1,0 +1,52 @@
+/* The options of a job and their defaults. */
+#include "cli/job.h"
+
+#include <string.h>
+
+void even_job_options_defaults(even_job_options *options) {
+  memset(options, 0, sizeof *options);
+  options->runs_folder = "runs";
+  options->policy = "hybrid";
+  options->log_rank = "0";
+  options->max_restarts = -1;
+  options->keep = 3;
+}
+
+void even_job_options_declare(even_job_options *o, even_option *table) {
+  const even_option declared[EVEN_JOB_OPTION_COUNT] = {
+      {'n', "ranks", EVEN_OPTION_TEXT, &o->ranks, "N|auto",
+       "ranks to start; auto: one a GPU, or without any one a NUMA node (default)", 0, 0},
+      {0, "devices", EVEN_OPTION_TEXT, &o->devices, "LIST",
+       "one rank on each, as `evenstep devices` names them: cpu:0,cuda:1", 0, 0},
+      {0, "name", EVEN_OPTION_TEXT, &o->name, "NAME", "run folder runs/NAME (default: the script's name and the time)",
+       0, 0},
+      {0, "runs-dir", EVEN_OPTION_TEXT, &o->runs_folder, "DIR", "where run folders are made (default runs)", 0, 0},
+      {0, "policy", EVEN_OPTION_TEXT, &o->policy, "P", "equal, proportional, dynamic or hybrid (default)", 0, 0},
+      {0, "profile", EVEN_OPTION_TEXT, &o->profile, "FILE",
+       "speeds of the devices (default gpu_profiles.json where present)", 0, 0},
+      {0, "log-rank", EVEN_OPTION_TEXT, &o->log_rank, "R", "ranks whose output is shown: 0 (default), 0,2, all, none",
+       0, 0},
+      {0, "max-restarts", EVEN_OPTION_INTEGER, &o->max_restarts, "N",
+       "restarts after a failure (default 3, none for a script's own error before a checkpoint)", 0, 1000000},
+      {0, "checkpoint-every", EVEN_OPTION_TEXT, &o->checkpoint_every, "N|Ts",
+       "a checkpoint every N steps or T seconds: 100, 30s", 0, 0},
+      {0, "checkpoint-dir", EVEN_OPTION_TEXT, &o->checkpoint_folder, "DIR",
+       "where they are kept (default in the run folder)", 0, 0},
+      {0, "keep", EVEN_OPTION_INTEGER, &o->keep, "N", "newest checkpoints to keep (default 3)", 1, 1000000},
+      {0, "resume", EVEN_OPTION_TEXT, &o->resume, "auto|PATH",
+       "go on from the newest checkpoint of the run, or from PATH", 0, 0},
+      {0, "cpu-quota", EVEN_OPTION_TEXT, &o->cpu_quota, "R:F,…",
+       "slow rank R down to the fraction F of its cores: 1:0.25", 0, 0},
+      {0, "no-pin", EVEN_OPTION_FLAG, &o->no_pin, NULL, "leave the ranks on all CPUs", 0, 0},
+      {0, "port", EVEN_OPTION_INTEGER, &o->port, "N", "port of the page on 127.0.0.1 (default any free one)", 1, 65535},
+      {0, "no-monitor", EVEN_OPTION_FLAG, &o->no_monitor, NULL, "no page and no history", 0, 0},
+      {0, "python", EVEN_OPTION_TEXT, &o->python, "PATH", "the interpreter (default: of this installation, or on PATH)",
+       0, 0},
+      {'m', "module", EVEN_OPTION_FLAG, &o->module, NULL, "the operand is a module, as in python -m", 0, 0},
+      {0, "no-python", EVEN_OPTION_FLAG, &o->no_python, NULL, "the operand is a program, not a Python script", 0, 0},
+      {'q', "quiet", EVEN_OPTION_FLAG, &o->quiet, NULL, "only what the ranks print, and errors", 0, 0},
+      {0, "json", EVEN_OPTION_FLAG, &o->json, NULL,
+       "a JSON object with the outcome as the last line of standard output", 0, 0},
+  };
+  memcpy(table, declared, sizeof declared);
+}

@@ -1,0 +1,261 @@
+/* Options to a job: devices, quotas, speeds, environment; every wrong value named with its fix. */
+#include "cli/job_setup.h"
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "base/nearest.h"
+#include "orchestrator/resume.h"
+#include "os/path.h"
+
+#include <errno.h>
+#include <evenstep/balancer.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_RANKS = 4096 };
+
+static even_status read_ranks(const char *text, int *out) {
+  char *end = NULL;
+  *out = 0;
+  if (text == NULL || strcmp(text, "auto") == 0) {
+    return EVEN_OK;
+  }
+  errno = 0;
+  long value = strtol(text, &end, 10);
+  if (errno != 0 || end == text || *end != '\0' || value < 1 || value > MOST_RANKS) {
+    even_status status = even_fail(EVEN_ERR_USAGE, "-n %s is no number of ranks", text);
+    (void)even_error_fix("give a number from 1 to %d, or auto", MOST_RANKS);
+    return status;
+  }
+  *out = (int)value;
+  return EVEN_OK;
+}
+
+static even_status check_policy(const char *text) {
+#define POLICY_TEXT(name, number, text) text,
+  static const char *const names[] = {EVEN_POLICY_LIST(POLICY_TEXT)};
+#undef POLICY_TEXT
+  const size_t count = sizeof names / sizeof names[0];
+  for (size_t i = 0; i < count; i++) {
+    if (strcmp(names[i], text) == 0) {
+      return EVEN_OK;
+    }
+  }
+  const char *nearest = even_nearest(text, names, count);
+  even_status status = even_fail(EVEN_ERR_USAGE, "--policy %s is unknown", text);
+  if (nearest != NULL) {
+    (void)even_error_fix("did you mean %s? The policies are equal, proportional, dynamic and hybrid", nearest);
+  } else {
+    (void)even_error_fix("the policies are equal, proportional, dynamic and hybrid");
+  }
+  return status;
+}
+
+/* "100" (steps) or "30s" */
+static even_status check_every(const char *text) {
+  char *end = NULL;
+  double value = strtod(text, &end);
+  bool seconds = end != text && strcmp(end, "s") == 0;
+  if (end == text || !isfinite(value) || value <= 0 || (!seconds && (*end != '\0' || floor(value) < value))) {
+    even_status status = even_fail(EVEN_ERR_USAGE, "--checkpoint-every %s is no interval", text);
+    (void)even_error_fix("give steps (100) or seconds (30s)");
+    return status;
+  }
+  return EVEN_OK;
+}
+
+static even_status bad_quota(const char *text, const char *why) {
+  even_status status = even_fail(EVEN_ERR_USAGE, "--cpu-quota %s: %s", text, why);
+  (void)even_error_fix("give RANK:FRACTION,… with fractions above 0, at most 1: --cpu-quota 1:0.25");
+  return status;
+}
+
+static even_status read_quota(const char *text, size_t ranks, double *quota) {
+  const char *at = text;
+  for (size_t i = 0; i < ranks; i++) {
+    quota[i] = (double)NAN;
+  }
+  for (;;) {
+    char *end = NULL;
+    errno = 0;
+    long rank = strtol(at, &end, 10);
+    if (errno != 0 || end == at || *end != ':') {
+      return bad_quota(text, "not RANK:FRACTION");
+    }
+    if (rank < 0 || (size_t)rank >= ranks) {
+      return bad_quota(text, "there is no such rank");
+    }
+    at = end + 1;
+    double fraction = strtod(at, &end);
+    if (end == at || !(fraction > 0 && fraction <= 1) || (*end != '\0' && *end != ',')) {
+      return bad_quota(text, "not a fraction");
+    }
+    quota[rank] = fraction;
+    if (*end == '\0') {
+      return EVEN_OK;
+    }
+    at = end + 1;
+  }
+}
+
+static even_status read_shown(const char *text, size_t ranks, bool *shown) {
+  const char *at = text;
+  bool all = strcmp(text, "all") == 0;
+  for (size_t i = 0; i < ranks; i++) {
+    shown[i] = all;
+  }
+  if (all || strcmp(text, "none") == 0) {
+    return EVEN_OK;
+  }
+  for (;;) {
+    char *end = NULL;
+    long rank = strtol(at, &end, 10);
+    if (end == at || (*end != '\0' && *end != ',') || rank < 0 || (size_t)rank >= ranks) {
+      even_status status = even_fail(EVEN_ERR_USAGE, "--log-rank %s names no rank of this job", text);
+      (void)even_error_fix("give all, none, or ranks from 0 to %zu: 0,2", ranks - 1);
+      return status;
+    }
+    shown[rank] = true;
+    if (*end == '\0') {
+      return EVEN_OK;
+    }
+    at = end + 1;
+  }
+}
+
+/* The prior: the profile's score of each device, times its quota. Without a profile the quotas alone say something
+ * only where the devices are alike, so all are then left unknown unless every device is of one model. */
+static bool one_model(const even_device_list *devices) {
+  for (size_t i = 1; i < devices->count; i++) {
+    if (devices->items[i].kind != devices->items[0].kind ||
+        strcmp(devices->items[i].model, devices->items[0].model) != 0 ||
+        devices->items[i].cpu_count != devices->items[0].cpu_count) {
+      return false;
+    }
+  }
+  return true;
+}
+
+static even_status read_speeds(const even_job_options *options, even_job_setup *setup) {
+  const char *path = options->profile != NULL ? options->profile : "gpu_profiles.json";
+  size_t count = setup->devices.count;
+  bool known = true;
+  EVEN_TRY(EVEN_NEW_ARRAY(&setup->speeds, count));
+  if (options->profile != NULL || even_file_exists(path)) {
+    EVEN_TRY(even_profile_speeds(path, &setup->devices, setup->speeds));
+  } else if (setup->quota != NULL && one_model(&setup->devices)) {
+    for (size_t i = 0; i < count; i++) {
+      setup->speeds[i] = 1;
+    }
+  } else {
+    known = false;
+  }
+  for (size_t i = 0; known && i < count; i++) {
+    known = isfinite(setup->speeds[i]);
+    if (setup->quota != NULL && isfinite(setup->quota[i])) {
+      setup->speeds[i] *= setup->quota[i];
+    }
+  }
+  if (!known) {
+    even_free(setup->speeds);
+    setup->speeds = NULL;
+  }
+  return EVEN_OK;
+}
+
+static even_status set_speeds(even_job_setup *setup) {
+  even_text list = EVEN_TEXT_EMPTY;
+  for (size_t i = 0; i < setup->devices.count; i++) {
+    even_text_format(&list, "%s%.6g", i > 0 ? "," : "", setup->speeds[i]);
+  }
+  even_status status = even_text_status(&list);
+  if (status == EVEN_OK) {
+    status = even_environment_set(&setup->environment, "EVENSTEP_SPEEDS", list.data);
+  }
+  even_text_free(&list);
+  return status;
+}
+
+static even_status build_environment(const even_job_options *options, char *const *extra, even_job_setup *setup) {
+  char keep[24];
+  (void)snprintf(keep, sizeof keep, "%lld", (long long)options->keep);
+  EVEN_TRY(even_environment_set(&setup->environment, "EVENSTEP_POLICY", options->policy));
+  EVEN_TRY(even_environment_set(&setup->environment, "EVENSTEP_CHECKPOINT_DIR", setup->checkpoint_folder.data));
+  EVEN_TRY(even_environment_set(&setup->environment, "EVENSTEP_CHECKPOINT_KEEP", keep));
+  if (options->checkpoint_every != NULL) {
+    EVEN_TRY(even_environment_set(&setup->environment, "EVENSTEP_CHECKPOINT_EVERY", options->checkpoint_every));
+  }
+  if (setup->speeds != NULL) {
+    EVEN_TRY(set_speeds(setup));
+  }
+  for (size_t i = 0; extra != NULL && extra[i] != NULL; i++) {
+    EVEN_TRY(even_environment_put(&setup->environment, extra[i]));
+  }
+  return EVEN_OK;
+}
+
+static even_status set_checkpoint_folder(const even_job_options *options, even_job_setup *setup) {
+  if (options->checkpoint_folder != NULL) {
+    return even_path_absolute(options->checkpoint_folder, &setup->checkpoint_folder);
+  }
+  EVEN_TRY(even_path_absolute(setup->run_folder.data, &setup->checkpoint_folder));
+  even_text_add(&setup->checkpoint_folder, "/checkpoints");
+  return even_text_status(&setup->checkpoint_folder);
+}
+
+static even_status check_options(const even_job_options *options) {
+  EVEN_TRY(check_policy(options->policy));
+  if (options->checkpoint_every != NULL) {
+    EVEN_TRY(check_every(options->checkpoint_every));
+  }
+  if (options->resume != NULL && strcmp(options->resume, "auto") != 0) {
+    EVEN_TRY(even_checkpoint_check(options->resume));
+  }
+  return EVEN_OK;
+}
+
+static even_status open_setup(const even_job_options *options, char *const *environment, size_t count, char **words,
+                              even_job_setup *setup) {
+  int ranks = 0;
+  EVEN_TRY(read_ranks(options->ranks, &ranks));
+  EVEN_TRY(check_options(options));
+  EVEN_TRY(even_job_command(options, count, words, setup));
+  EVEN_TRY(even_device_select(options->devices, ranks, &setup->devices));
+  EVEN_TRY(EVEN_NEW_ARRAY(&setup->shown, setup->devices.count));
+  EVEN_TRY(read_shown(options->log_rank, setup->devices.count, setup->shown));
+  if (options->cpu_quota != NULL) {
+    EVEN_TRY(EVEN_NEW_ARRAY(&setup->quota, setup->devices.count));
+    EVEN_TRY(read_quota(options->cpu_quota, setup->devices.count, setup->quota));
+  }
+  EVEN_TRY(read_speeds(options, setup));
+  setup->max_restarts = options->max_restarts < 0 ? 3 : (int)options->max_restarts;
+  setup->restart_always = options->max_restarts >= 0;
+  EVEN_TRY(even_job_run_folder(options, words[0], setup));
+  EVEN_TRY(set_checkpoint_folder(options, setup));
+  return build_environment(options, environment, setup);
+}
+
+even_status even_job_setup_open(const even_job_options *options, char *const *environment, size_t count, char **words,
+                                even_job_setup *out) {
+  memset(out, 0, sizeof *out);
+  even_status status = open_setup(options, environment, count, words, out);
+  if (status != EVEN_OK) {
+    even_job_setup_close(out);
+  }
+  return status;
+}
+
+void even_job_setup_close(even_job_setup *setup) {
+  even_device_list_free(&setup->devices);
+  even_free(setup->quota);
+  even_free(setup->speeds);
+  even_free(setup->shown);
+  even_free((void *)setup->command);
+  even_text_free(&setup->python);
+  even_text_free(&setup->run_name);
+  even_text_free(&setup->run_folder);
+  even_text_free(&setup->checkpoint_folder);
+  even_environment_free(&setup->environment);
+  memset(setup, 0, sizeof *setup);
+}

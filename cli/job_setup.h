@@ -1,0 +1,38 @@
+/* What a job needs before its ranks start, made from its options. */
+#ifndef EVEN_CLI_JOB_SETUP_H
+#define EVEN_CLI_JOB_SETUP_H
+
+#include "base/text.h"
+#include "cli/job.h"
+#include "device/device.h"
+#include "orchestrator/environment.h"
+
+typedef struct even_job_setup {
+  even_device_list devices;
+  double *quota;  /* a rank each, NAN: none; NULL without --cpu-quota */
+  double *speeds; /* a rank each, > 0; NULL: unknown */
+  bool *shown;    /* ranks whose output is shown */
+  char **command; /* argv of the ranks, NULL-terminated; `words` of the caller inside */
+  even_text python;
+  even_text run_name;
+  even_text run_folder;
+  even_text checkpoint_folder;  /* absolute */
+  even_environment environment; /* added for every rank */
+  int max_restarts;
+  bool restart_always;
+} even_job_setup;
+
+/* Checks the options and builds all of it; the run folder is made last. On failure everything is freed. */
+even_status even_job_setup_open(const even_job_options *options, char *const *environment, size_t count, char **words,
+                                even_job_setup *out) EVEN_MUST_USE;
+void even_job_setup_close(even_job_setup *setup);
+
+/* The ranks' argv: interpreter, script and arguments. */
+even_status even_job_command(const even_job_options *options, size_t count, char **words,
+                             even_job_setup *setup) EVEN_MUST_USE;
+/* Makes the run folder: a new one, or with --resume the one that is there. A folder of that name without --resume is
+ * moved to NAME.1 (.2 …) first. */
+even_status even_job_run_folder(const even_job_options *options, const char *script,
+                                even_job_setup *setup) EVEN_MUST_USE;
+
+#endif

@@ -1,0 +1,44 @@
+/* evenstep run: starts a script on every device. */
+#include "base/fail.h"
+#include "cli/job.h"
+
+static const even_usage usage = {
+    .command = "run",
+    .synopsis = "evenstep run [options] script.py [arguments]",
+    .description =
+        "Starts one process (rank) of the script on each device, pinned to it, with the environment that\n"
+        "torchrun gives; shows and keeps what they print; restarts the job from its last checkpoint when a\n"
+        "rank dies. Options end at the script: what follows is the script's.",
+    .epilogue =
+        "exit codes:\n"
+        "  the script's own; 128 + N after signal N; 130 after Ctrl-C\n"
+        "  2 a wrong option, 3 a file that does not exist or is not valid, 4 a device that does not exist,\n"
+        "  5 the operating system refused something\n"
+        "\n"
+        "examples:\n"
+        "  evenstep run train.py --epochs 3\n"
+        "  evenstep run --devices cpu:0,cuda:0 --checkpoint-every 30s train.py\n"
+        "  evenstep run -n 2 --cpu-quota 1:0.25 train.py     # the second rank four times slower",
+    .stop_at_operand = true,
+};
+
+int even_cli_run(int argc, char **argv) {
+  even_job_options options;
+  even_option table[EVEN_JOB_OPTION_COUNT];
+  int operand = 0;
+  bool helped = false;
+  even_job_options_defaults(&options);
+  even_job_options_declare(&options, table);
+  if (even_options_parse(&usage, table, EVEN_JOB_OPTION_COUNT, argc, argv, &operand, &helped) != EVEN_OK) {
+    return even_cli_fail();
+  }
+  if (helped) {
+    return 0;
+  }
+  if (operand >= argc) {
+    (void)even_fail(EVEN_ERR_USAGE, "run: no script was given");
+    (void)even_error_fix("evenstep run [options] script.py [arguments]");
+    return even_cli_fail();
+  }
+  return even_job_start(&options, "run", NULL, (size_t)(argc - operand), argv + operand);
+}

@@ -1,0 +1,179 @@
+/* Words for a rank's end, and the choice of the one that began it. */
+#include "fault/cause.h"
+
+#include "base/fail.h"
+#include "fault/traceback.h"
+
+#include <inttypes.h>
+#include <signal.h>
+#include <string.h>
+
+enum { EXCERPT_LINES = 16, EXCERPT_BYTES = 4000 };
+
+static void add_memory(even_text *out, uint64_t bytes) {
+  if (bytes >= 1u << 30) {
+    even_text_format(out, "%.1f GiB", (double)bytes / (double)(1u << 30));
+  } else {
+    even_text_format(out, "%" PRIu64 " MiB", bytes >> 20);
+  }
+}
+
+static void add_signal(even_text *cause, const even_fault_facts *facts) {
+  switch (facts->signal) {
+    case SIGKILL:
+      even_text_add(cause, "was killed by SIGKILL, sent from outside (kill -9, a job scheduler, a container's limit)");
+      break;
+    case SIGSEGV:
+      even_text_add(cause, "crashed with SIGSEGV: native code touched memory that is not its own");
+      break;
+    case SIGBUS:
+      even_text_add(cause, "crashed with SIGBUS: a mapped file or /dev/shm could not be read or is full");
+      break;
+    case SIGABRT:
+      even_text_add(cause, "aborted itself with SIGABRT: native code found an error it could not go on with");
+      break;
+    case SIGILL:
+      even_text_add(cause, "crashed with SIGILL: a library was built for instructions that this CPU lacks");
+      break;
+    case SIGFPE:
+      even_text_add(cause, "crashed with SIGFPE: native code divided an integer by zero");
+      break;
+    case SIGTERM:
+      even_text_add(cause, "was ended by SIGTERM, sent from outside");
+      break;
+    case SIGINT:
+      even_text_add(cause, "was interrupted by SIGINT");
+      break;
+    case SIGXCPU:
+      even_text_add(cause, "was ended by SIGXCPU: its limit of CPU time (ulimit -t) is used up");
+      break;
+    default:
+      even_text_format(cause, "was ended by signal %d (%s)", facts->signal, strsignal(facts->signal));
+      break;
+  }
+}
+
+static void add_location(even_text *cause, const even_traceback *traceback) {
+  const char *name = traceback->file.start;
+  size_t length = traceback->file.length;
+  for (size_t i = 0; i < length; i++) {
+    if (traceback->file.start[i] == '/') {
+      name = traceback->file.start + i + 1;
+    }
+  }
+  length -= (size_t)(name - traceback->file.start);
+  even_text_format(cause, " (%.*s:%d", (int)length, name, traceback->line);
+  if (traceback->function.start != NULL && traceback->function.start[0] != '<') {
+    even_text_format(cause, ", in %.*s", (int)traceback->function.length, traceback->function.start);
+  }
+  even_text_add(cause, ")");
+}
+
+static bool find(const even_fault_facts *facts, even_traceback *out) {
+  return even_traceback_find(facts->error, facts->error_length, out) ||
+         even_traceback_find(facts->output, facts->output_length, out);
+}
+
+static void add_excerpt(even_text *excerpt, even_span_text block) {
+  even_span_text part = block;
+  if (part.start == NULL) {
+    return;
+  }
+  part = even_traceback_last_lines(block.start, block.length, EXCERPT_LINES);
+  if (part.length > EXCERPT_BYTES) {
+    part.start += part.length - EXCERPT_BYTES;
+    part.length = EXCERPT_BYTES;
+  }
+  even_text_append(excerpt, part.start, part.length);
+}
+
+/* Text from a program's output may hold anything; the cause is one line of printable text. */
+static void make_printable(even_text *text) {
+  for (size_t i = 0; i < text->length; i++) {
+    if ((unsigned char)text->data[i] < ' ' || text->data[i] == 127) {
+      text->data[i] = ' ';
+    }
+  }
+}
+
+static void add_exit(even_text *cause, const even_fault_facts *facts, const even_traceback *traceback, bool traced) {
+  if (traced) {
+    even_text_format(cause, "exited with code %d: %.*s", facts->code, (int)traceback->exception.length,
+                     traceback->exception.start);
+    if (traceback->file.start != NULL) {
+      add_location(cause, traceback);
+    }
+    return;
+  }
+  even_text_format(cause, "exited with code %d", facts->code);
+  even_span_text last = even_traceback_last_lines(facts->error, facts->error_length, 1);
+  if (last.start != NULL) {
+    even_text_format(cause, ": %.*s", last.length > 300 ? 300 : (int)last.length, last.start);
+  }
+}
+
+even_status even_fault_explain(const even_fault_facts *facts, even_text *cause, even_text *excerpt) {
+  even_traceback traceback;
+  bool traced = find(facts, &traceback);
+  even_text_clear(cause);
+  even_text_clear(excerpt);
+  even_text_append(excerpt, "", 0);
+  even_text_format(cause, "rank %d (%s on %s, process %ld) ", facts->rank, facts->device, facts->host, facts->pid);
+  if (!facts->out_of_memory && facts->signal == 0 && facts->code == 0) {
+    even_text_add(cause, "ended well");
+    return even_text_status(cause);
+  }
+  if (facts->out_of_memory) {
+    even_text_add(cause, facts->signal != 0 ? "was killed by the kernel's out-of-memory killer"
+                                            : "failed after the kernel's out-of-memory killer ended a process of it");
+    if (facts->peak_memory_bytes > 0) {
+      even_text_add(cause, " (it held up to ");
+      add_memory(cause, facts->peak_memory_bytes);
+      even_text_add(cause, "): use a smaller batch or model, fewer ranks, or a larger memory limit");
+    }
+  } else if (facts->stopped_by_agent) {
+    even_text_add(cause, "was stopped because another rank failed or the job was ended");
+  } else if (facts->signal != 0) {
+    add_signal(cause, facts);
+  } else {
+    add_exit(cause, facts, &traceback, traced);
+  }
+  make_printable(cause);
+  add_excerpt(excerpt, traced ? traceback.block
+                              : (even_span_text){facts->error_length > 0 ? facts->error : NULL, facts->error_length});
+  EVEN_TRY(even_text_status(cause));
+  return even_text_status(excerpt);
+}
+
+/* How likely it is that this end began the others; 0: it did not fail. */
+static int guilt(const even_fault_facts *facts) {
+  even_traceback traceback;
+  if (facts->out_of_memory) {
+    return 6;
+  }
+  if (facts->signal != 0 && !facts->stopped_by_agent) {
+    return 5;
+  }
+  if (facts->signal == 0 && facts->code == 0) {
+    return 0;
+  }
+  bool traced = find(facts, &traceback);
+  bool secondary = traced && even_traceback_is_secondary(traceback.exception);
+  if (!facts->stopped_by_agent) {
+    return secondary ? 2 : 4;
+  }
+  return traced && !secondary ? 3 : 1; /* it had failed already and was slow to end */
+}
+
+size_t even_fault_culprit(const even_fault_facts *ends, size_t count) {
+  size_t culprit = count;
+  int most = 0;
+  for (size_t i = 0; i < count; i++) {
+    int its = guilt(&ends[i]);
+    if (its > most) {
+      most = its;
+      culprit = i;
+    }
+  }
+  return culprit;
+}

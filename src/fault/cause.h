@@ -1,0 +1,34 @@
+/* Why a rank ended: from what the kernel said and what it printed last, to one line and an excerpt. Pure. */
+#ifndef EVEN_FAULT_CAUSE_H
+#define EVEN_FAULT_CAUSE_H
+
+#include "base/text.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef struct even_fault_facts {
+  int rank;
+  const char *device; /* "cpu:0" */
+  const char *host;
+  long pid;
+  bool stopped_by_agent; /* it was running when the agent ended it */
+  bool out_of_memory;    /* the kernel's out-of-memory killer chose it or a process below it */
+  int signal;            /* that ended it, 0: it exited */
+  int code;              /* with which it exited */
+  uint64_t peak_memory_bytes;
+  const char *error; /* its last output to stderr, any bytes */
+  size_t error_length;
+  const char *output; /* to stdout */
+  size_t output_length;
+} even_fault_facts;
+
+/* The cause as one line, "rank 1 (cpu:1 on host, process 77) …", and the lines of its output that show it ("" when it
+ * ended well). Errors: EVEN_ERR_MEMORY. */
+even_status even_fault_explain(const even_fault_facts *facts, even_text *cause, even_text *excerpt) EVEN_MUST_USE;
+
+/* Which of the ranks failed first of its own accord: others fail, seconds later or even earlier, only because it went
+ * away. `ends` in the order in which they were seen. Returns `count` when none failed. */
+size_t even_fault_culprit(const even_fault_facts *ends, size_t count);
+
+#endif

@@ -1,0 +1,145 @@
+/* Reads Python's tracebacks (traceback.c of CPython: format stable since 3.0) line by line. */
+#include "fault/traceback.h"
+
+#include <string.h>
+
+static const char header[] = "Traceback (most recent call last):";
+
+static bool starts(even_span_text line, const char *prefix) {
+  size_t length = strlen(prefix);
+  return line.length >= length && memcmp(line.start, prefix, length) == 0;
+}
+
+static bool contains(even_span_text line, const char *part) {
+  return memmem(line.start, line.length, part, strlen(part)) != NULL;
+}
+
+/* The line at *at, without its end; moves *at behind it. False at the end of the text. */
+static bool next_line(const char *end, const char **at, even_span_text *line) {
+  if (*at >= end) {
+    return false;
+  }
+  const char *stop = memchr(*at, '\n', (size_t)(end - *at));
+  line->start = *at;
+  line->length = (size_t)((stop == NULL ? end : stop) - *at);
+  *at = stop == NULL ? end : stop + 1;
+  if (line->length > 0 && line->start[line->length - 1] == '\r') {
+    line->length--;
+  }
+  return true;
+}
+
+/* `  File "train.py", line 12, in main` */
+static bool read_frame(even_span_text line, even_traceback *out) {
+  static const char lead[] = "  File \"";
+  if (!starts(line, lead)) {
+    return false;
+  }
+  even_span_text file = {line.start + sizeof lead - 1, 0};
+  const char *end = line.start + line.length;
+  const char *quote = memmem(file.start, (size_t)(end - file.start), "\", line ", 8);
+  if (quote == NULL) {
+    return false;
+  }
+  file.length = (size_t)(quote - file.start);
+  const char *at = quote + 8;
+  int number = 0;
+  while (at < end && *at >= '0' && *at <= '9' && number < 100000000) {
+    number = number * 10 + (*at++ - '0');
+  }
+  out->file = file;
+  out->line = number;
+  out->function = (even_span_text){NULL, 0};
+  if (end - at > 5 && memcmp(at, ", in ", 5) == 0) {
+    out->function = (even_span_text){at + 5, (size_t)(end - at - 5)};
+  }
+  return true;
+}
+
+static bool is_foreign(even_span_text file) {
+  return contains(file, "/site-packages/") || contains(file, "/dist-packages/") || contains(file, "/lib/python3") ||
+         starts(file, "<frozen");
+}
+
+/* Reads one traceback whose frames begin at *at (behind its header). False when it has no exception line. */
+static bool read_block(const char *end, const char **at, const char *start, even_traceback *out) {
+  even_traceback frame = {{NULL, 0}, {NULL, 0}, {NULL, 0}, {NULL, 0}, 0};
+  even_traceback found = frame;
+  even_span_text line;
+  while (next_line(end, at, &line)) {
+    if (read_frame(line, &frame)) {
+      if (found.file.start == NULL || !is_foreign(frame.file) || is_foreign(found.file)) {
+        found = frame;
+      }
+      continue;
+    }
+    if (line.length == 0 || line.start[0] == ' ' || line.start[0] == '\t') {
+      continue;
+    }
+    found.exception = line;
+    found.block = (even_span_text){start, (size_t)(line.start + line.length - start)};
+    *out = found;
+    return true;
+  }
+  return false;
+}
+
+bool even_traceback_find(const char *text, size_t length, even_traceback *out) {
+  const char *at = text;
+  const char *end = text + length;
+  bool any = false;
+  bool ignored = false; /* the block that follows "Exception ignored in: …" is a destructor's affair */
+  even_span_text line;
+  *out = (even_traceback){{NULL, 0}, {NULL, 0}, {NULL, 0}, {NULL, 0}, 0};
+  while (next_line(end, &at, &line)) {
+    even_traceback found;
+    even_traceback frame;
+    bool headed = starts(line, header);
+    /* a syntax error of the script itself has no header */
+    bool bare = !headed && read_frame(line, &frame) && frame.function.start == NULL;
+    if (headed || bare) {
+      const char *from = headed ? at : line.start;
+      if (read_block(end, &from, line.start, &found)) {
+        if (!ignored && (headed || contains(found.exception, "Error: "))) {
+          *out = found;
+          any = true;
+        }
+        at = from;
+      }
+      ignored = false;
+    } else if (line.length > 0) {
+      ignored = starts(line, "Exception ignored in");
+    }
+  }
+  return any;
+}
+
+even_span_text even_traceback_last_lines(const char *text, size_t length, size_t lines) {
+  const char *end = text + length;
+  while (end > text && (end[-1] == '\n' || end[-1] == '\r' || end[-1] == ' ')) {
+    end--;
+  }
+  const char *start = end;
+  while (start > text) {
+    if (start[-1] == '\n' && --lines == 0) {
+      break;
+    }
+    start--;
+  }
+  return (even_span_text){end > start ? start : NULL, (size_t)(end - start)};
+}
+
+bool even_traceback_is_secondary(even_span_text exception) {
+  static const char *const signs[] = {
+      "EVEN_ERR_PEER_LOST", "EVEN_ERR_REVOKED",    "another rank died",       "Connection closed by peer",
+      "Connection reset",   "Broken pipe",         "DistNetworkError",        "recvValue failed",
+      "ncclRemoteError",    "was aborted on rank", "Connection refused",      "socket has been closed",
+      "KeyboardInterrupt",  "Socket Timeout",      "connection was forcibly", "Timed out waiting",
+  };
+  for (size_t i = 0; exception.start != NULL && i < sizeof signs / sizeof signs[0]; i++) {
+    if (contains(exception, signs[i])) {
+      return true;
+    }
+  }
+  return false;
+}

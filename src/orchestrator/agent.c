@@ -1,0 +1,209 @@
+/* The job from its first attempt to its exit code: attempts, the cause of a failure, restarts. */
+#include "orchestrator/agent.h"
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "orchestrator/job.h"
+#include "orchestrator/resume.h"
+#include "os/file.h"
+#include "os/path.h"
+#include "os/random.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+void even_job_notice(even_job *job, const char *format, ...) {
+  va_list arguments;
+  char text[512];
+  if (job->params->observer.notice == NULL) {
+    return;
+  }
+  va_start(arguments, format);
+  (void)vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  job->params->observer.notice(job->params->observer.context, text);
+}
+
+static even_rank_end kind_of(const even_fault_facts *facts) {
+  if (facts->out_of_memory) {
+    return EVEN_RANK_OUT_OF_MEMORY;
+  }
+  if (facts->stopped_by_agent && (facts->signal != 0 || facts->code != 0)) {
+    return EVEN_RANK_STOPPED_BY_AGENT;
+  }
+  return facts->signal != 0 ? EVEN_RANK_SIGNALLED : EVEN_RANK_EXITED;
+}
+
+static even_status report_end(even_job *job, even_fault_facts *facts) {
+  even_text cause = EVEN_TEXT_EMPTY;
+  even_text excerpt = EVEN_TEXT_EMPTY;
+  even_status status = even_fault_explain(facts, &cause, &excerpt);
+  if (status == EVEN_OK && job->params->observer.rank_ended != NULL) {
+    job->params->observer.rank_ended(job->params->observer.context, facts->rank, kind_of(facts),
+                                     facts->signal != 0 ? facts->signal : facts->code, cause.data, excerpt.data);
+  }
+  even_text_free(&cause);
+  even_text_free(&excerpt);
+  return status;
+}
+
+/* Reports every rank's end, the one that began it first. *culprit == count: all ended well. */
+static even_status report_ends(even_job *job, even_fault_facts *ends, size_t *culprit, even_fault_facts *its) {
+  for (size_t i = 0; i < job->count; i++) {
+    ends[i] = even_job_facts(job, job->order[i]);
+  }
+  *culprit = even_fault_culprit(ends, job->count);
+  if (*culprit < job->count) {
+    /* what it failed of came before our signal */
+    ends[*culprit].stopped_by_agent = ends[*culprit].stopped_by_agent && job->interrupted != 0;
+    *its = ends[*culprit];
+    EVEN_TRY(report_end(job, &ends[*culprit]));
+  }
+  for (size_t i = 0; i < job->count; i++) {
+    if (i != *culprit) {
+      EVEN_TRY(report_end(job, &ends[i]));
+    }
+  }
+  return EVEN_OK;
+}
+
+static even_status find_resume(even_job *job, bool restart) {
+  const char *wish = job->params->resume;
+  even_text_clear(&job->resume);
+  if (restart || (wish != NULL && strcmp(wish, "auto") == 0)) {
+    if (job->params->checkpoint_folder != NULL) {
+      EVEN_TRY(even_checkpoint_newest(job->params->checkpoint_folder, &job->resume));
+    }
+    if (job->resume.length > 0 || !restart || wish == NULL || strcmp(wish, "auto") == 0) {
+      return EVEN_OK;
+    }
+  }
+  if (wish == NULL) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(even_checkpoint_check(wish)); /* named by the user, and still the newest where none was written since */
+  return even_path_absolute(wish, &job->resume);
+}
+
+/* After a failed attempt: whether to start again, and from where. */
+static even_status plan_restart(even_job *job, const even_fault_facts *culprit, bool *again) {
+  even_text before = EVEN_TEXT_EMPTY;
+  *again = false;
+  if (job->attempt >= job->params->max_restarts) {
+    if (job->params->max_restarts > 0) {
+      even_job_notice(job, "no restart is left (--max-restarts %d)", job->params->max_restarts);
+    }
+    return EVEN_OK;
+  }
+  even_text_add(&before, even_text_string(&job->resume));
+  even_status status = even_text_status(&before);
+  if (status == EVEN_OK) {
+    status = find_resume(job, true);
+  }
+  bool progress = strcmp(even_text_string(&before), even_text_string(&job->resume)) != 0;
+  even_text_free(&before);
+  EVEN_TRY(status);
+  if (!progress && culprit->signal == 0 && !culprit->out_of_memory && !job->params->restart_always) {
+    even_job_notice(job,
+                    "not restarted: the script ended by an error of its own and no checkpoint was written since it "
+                    "began (--max-restarts N restarts all the same)");
+    return EVEN_OK;
+  }
+  *again = true;
+  job->attempt++;
+  even_job_notice(job, "restart %d of %d from %s", job->attempt, job->params->max_restarts,
+                  job->resume.length > 0 ? job->resume.data : "the beginning: there is no checkpoint yet");
+  return EVEN_OK;
+}
+
+static int exit_code_of(const even_fault_facts *facts) {
+  return facts->signal != 0 ? 128 + facts->signal : facts->code;
+}
+
+static even_status run_attempts(even_job *job, even_fault_facts *ends, int *exit_code) {
+  for (;;) {
+    size_t culprit = job->count;
+    even_fault_facts its = {.rank = -1};
+    bool again = false;
+    if (job->params->observer.attempt != NULL) {
+      job->params->observer.attempt(job->params->observer.context, job->attempt);
+    }
+    EVEN_TRY(even_job_run_attempt(job));
+    EVEN_TRY(report_ends(job, ends, &culprit, &its));
+    if (job->interrupted != 0) {
+      *exit_code = 128 + job->interrupted;
+      return EVEN_OK;
+    }
+    if (culprit == job->count) {
+      *exit_code = 0;
+      return EVEN_OK;
+    }
+    *exit_code = exit_code_of(&its);
+    EVEN_TRY(plan_restart(job, &its, &again));
+    if (!again) {
+      return EVEN_OK;
+    }
+  }
+}
+
+static even_status make_folders(even_job *job) {
+  even_text logs = EVEN_TEXT_EMPTY;
+  EVEN_TRY(even_path_absolute(job->params->run_folder, &job->run_folder));
+  even_text_format(&logs, "%s/logs", job->run_folder.data);
+  even_status status = even_text_status(&logs);
+  if (status == EVEN_OK) {
+    status = even_folder_make(logs.data);
+  }
+  even_text_free(&logs);
+  return status;
+}
+
+static even_status check(const even_agent_params *params) {
+  if (params->devices == NULL || params->devices->count == 0 || params->command == NULL || params->command[0] == NULL ||
+      params->run_folder == NULL || params->max_restarts < 0) {
+    return even_fail(EVEN_ERR_ARGUMENT, "a job needs devices, a command and a run folder");
+  }
+  return EVEN_OK;
+}
+
+static even_status open_job(even_job *job) {
+  EVEN_TRY(make_folders(job));
+  EVEN_TRY(find_resume(job, false));
+  EVEN_TRY(even_random_hex(job->id, 32));
+  even_host_name(job->host, sizeof job->host);
+  EVEN_TRY(EVEN_NEW_ARRAY(&job->ranks, job->count));
+  EVEN_TRY(EVEN_NEW_ARRAY(&job->order, job->count));
+  EVEN_TRY(even_process_adopt_orphans());
+  EVEN_TRY(even_signals_open(&job->signals));
+  EVEN_TRY(even_loop_open(&job->loop));
+  return even_loop_add(&job->loop, &job->signal_watch, job->signals.fd, even_job_signals_ready, job);
+}
+
+static void close_job(even_job *job) {
+  even_loop_close(&job->loop);
+  even_signals_close(&job->signals);
+  if (job->ranks != NULL) {
+    even_job_forget_attempt(job);
+  }
+  even_free(job->ranks);
+  even_free(job->order);
+  even_text_free(&job->run_folder);
+  even_text_free(&job->resume);
+}
+
+even_status even_agent_run(const even_agent_params *params, int *exit_code) {
+  EVEN_TRY(check(params));
+  even_job job = {.params = params, .count = params->devices->count, .loop = {.fd = -1}, .signals = {.fd = -1}};
+  even_fault_facts *ends = NULL;
+  even_status status = open_job(&job);
+  if (status == EVEN_OK) {
+    status = EVEN_NEW_ARRAY(&ends, job.count);
+  }
+  if (status == EVEN_OK) {
+    status = run_attempts(&job, ends, exit_code);
+  }
+  even_free(ends);
+  close_job(&job);
+  return status;
+}

@@ -1,0 +1,311 @@
+/* One attempt of a job: from the start of its ranks to the end of the last. */
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "orchestrator/environment.h"
+#include "orchestrator/job.h"
+#include "os/clock.h"
+#include "os/file.h"
+#include "os/pipe.h"
+#include "os/port.h"
+
+#include <string.h>
+#include <time.h>
+
+/* How long ranks may take to end when asked, and again when told. */
+static const uint64_t grace_interrupt_ns = 10000000000u;
+static const uint64_t grace_failure_ns = 5000000000u;
+static const uint64_t tick_ns = 100000000u;
+
+static void signal_ranks(even_job *job, int number, bool groups) {
+  for (size_t i = 0; i < job->count; i++) {
+    if (job->ranks[i].alive) {
+      (void)(groups ? even_process_signal_group(job->ranks[i].pid, number)
+                    : even_process_signal(job->ranks[i].pid, number));
+    }
+  }
+}
+
+static void move_to(even_job *job, even_job_stage stage, int number, bool groups, uint64_t grace_ns) {
+  for (size_t i = 0; i < job->count; i++) {
+    job->ranks[i].stopped_by_agent = job->ranks[i].stopped_by_agent || job->ranks[i].alive;
+  }
+  job->stage = stage;
+  job->deadline_ns = even_clock_ns() + grace_ns;
+  signal_ranks(job, number, groups);
+  if (number != SIGKILL) {
+    signal_ranks(job, SIGCONT, groups); /* one that stands still cannot end itself */
+  }
+}
+
+static void kill_all(even_job *job) {
+  move_to(job, EVEN_JOB_KILLED, SIGKILL, true, grace_failure_ns);
+}
+
+/* The ending goes on to the next stage when its time is over. */
+static void check_deadline(even_job *job) {
+  if (job->stage == EVEN_JOB_RUNS || job->alive == 0 || even_clock_ns() < job->deadline_ns) {
+    return;
+  }
+  if (job->stage == EVEN_JOB_ASKED) {
+    even_job_notice(job, "%zu ranks have not ended yet: sending SIGTERM", job->alive);
+    move_to(job, EVEN_JOB_TERMINATED, SIGTERM, false, grace_failure_ns);
+  } else {
+    kill_all(job);
+  }
+}
+
+static void end_by_user(even_job *job, int number) {
+  bool again = job->interrupted == SIGINT && number == SIGINT;
+  job->interrupted = job->interrupted == 0 ? number : job->interrupted;
+  if (again) {
+    even_job_notice(job, "interrupted again: killing the ranks");
+    kill_all(job);
+    return;
+  }
+  if (number == SIGINT) {
+    even_job_notice(job, "interrupted: waiting up to %d s for the ranks to end (again: at once)",
+                    (int)(grace_interrupt_ns / 1000000000u));
+  }
+  if (job->stage <= EVEN_JOB_ASKED) {
+    /* as a terminal does, to the whole group for Ctrl-C; otherwise to the ranks alone, as torchrun does */
+    move_to(job, number == SIGINT ? EVEN_JOB_ASKED : EVEN_JOB_TERMINATED, number, number == SIGINT, grace_interrupt_ns);
+  }
+}
+
+static even_job_rank *rank_of(even_job *job, pid_t pid) {
+  for (size_t i = 0; i < job->count; i++) {
+    if (job->ranks[i].alive && job->ranks[i].pid == pid) {
+      return &job->ranks[i];
+    }
+  }
+  return NULL;
+}
+
+static void rank_ended(even_job *job, even_job_rank *rank, const even_process_end *end) {
+  rank->alive = false;
+  rank->end = *end;
+  job->order[job->ended++] = (size_t)(rank - job->ranks);
+  job->alive--;
+  even_rank_output_finish(&rank->output);
+  if (rank->output.log_status != EVEN_OK) {
+    even_job_notice(job, "the log of rank %d is not whole: %s", rank->output.rank,
+                    even_status_text(rank->output.log_status));
+  }
+  bool well = end->signal == 0 && end->code == 0;
+  if (!well && job->stage == EVEN_JOB_RUNS) {
+    move_to(job, EVEN_JOB_TERMINATED, SIGTERM, false, grace_failure_ns);
+  }
+}
+
+static void reap(even_job *job) {
+  even_process_end end;
+  bool any = true;
+  while (any) {
+    even_status status = even_process_reap(&end, &any);
+    if (status != EVEN_OK) {
+      job->failed = job->failed == EVEN_OK ? status : job->failed;
+      return;
+    }
+    even_job_rank *rank = any ? rank_of(job, end.pid) : NULL;
+    if (rank == NULL) {
+      continue; /* an orphan of a rank, adopted: reaped, and that is all */
+    }
+    if (!end.stopped) {
+      rank_ended(job, rank, &end);
+    } else if (job->stage == EVEN_JOB_RUNS) {
+      even_job_notice(job, "rank %d (process %ld) stands still: it was stopped by %s; `kill -CONT %ld` lets it go on",
+                      rank->output.rank, (long)rank->pid, even_signal_name(end.signal), (long)rank->pid);
+    }
+  }
+}
+
+void even_job_signals_ready(void *context, int fd) {
+  even_job *job = context;
+  int number = 0;
+  (void)fd;
+  while ((number = even_signals_next(&job->signals)) != 0) {
+    switch (number) {
+      case SIGCHLD:
+        reap(job);
+        break;
+      case SIGINT:
+      case SIGTERM:
+      case SIGHUP:
+        end_by_user(job, number);
+        break;
+      default:
+        signal_ranks(job, number, false);
+        break;
+    }
+  }
+}
+
+static void tick(even_job *job) {
+  uint64_t now = even_clock_ns();
+  if (now >= job->next_tick_ns) {
+    job->next_tick_ns = now + tick_ns;
+    if (job->params->observer.tick != NULL) {
+      job->params->observer.tick(job->params->observer.context);
+    }
+  }
+}
+
+static even_status turn(even_job *job) {
+  uint64_t now = even_clock_ns();
+  int wait_ms = now >= job->next_tick_ns ? 0 : (int)((job->next_tick_ns - now + 999999u) / 1000000u);
+  EVEN_TRY(even_loop_turn(&job->loop, wait_ms));
+  check_deadline(job);
+  tick(job);
+  return job->failed;
+}
+
+static void write_header(const even_job *job, int log, size_t rank, char *const *arguments) {
+  even_text text = EVEN_TEXT_EMPTY;
+  char when[32];
+  time_t now = (time_t)(even_clock_wall_ns() / 1000000000u);
+  struct tm parts;
+  (void)gmtime_r(&now, &parts);
+  (void)strftime(when, sizeof when, "%Y-%m-%d %H:%M:%S", &parts);
+  even_text_format(&text, "==== attempt %d, %s UTC, rank %zu of %zu on %s:", job->attempt, when, rank, job->count,
+                   job->params->devices->items[rank].name);
+  for (size_t i = 0; arguments[i] != NULL; i++) {
+    even_text_format(&text, " %s", arguments[i]);
+  }
+  even_text_add(&text, "\n");
+  if (even_text_status(&text) != EVEN_OK || even_file_write_all(log, text.data, text.length) != EVEN_OK) {
+    even_error_clear(); /* a full disk shows at the first output, and does not stop the training */
+  }
+  even_text_free(&text);
+}
+
+static even_status open_log(even_job *job, size_t rank, int *log) {
+  even_text path = EVEN_TEXT_EMPTY;
+  even_text_format(&path, "%s/logs/rank-%zu.log", job->run_folder.data, rank);
+  even_status status = even_text_status(&path);
+  if (status == EVEN_OK) {
+    status = even_log_open(path.data, log);
+  }
+  even_text_free(&path);
+  if (status == EVEN_OK) {
+    write_header(job, *log, rank, job->params->command);
+  }
+  return status;
+}
+
+static void give_line(void *context, int rank, bool error, const char *text, size_t length) {
+  const even_agent_observer *observer = &((even_job *)context)->params->observer;
+  if (observer->line != NULL) {
+    observer->line(observer->context, rank, error, text, length);
+  }
+}
+
+static even_status start_process(even_job *job, size_t index, const even_environment *environment,
+                                 even_process *process) {
+  const even_device *device = &job->params->devices->items[index];
+  even_process_params params = {.arguments = job->params->command,
+                                .environment = environment->lines,
+                                .cpus = device->cpus,
+                                .cpu_count = job->params->unpinned ? 0 : device->cpu_count,
+                                .inherit = &job->params->telemetry_fd,
+                                .inherit_count = job->params->telemetry_fd >= 0 ? 1 : 0};
+  even_status status = even_process_start(&params, process);
+  if (status != EVEN_OK) {
+    (void)even_error_prefix("rank %zu on %s", index, device->name);
+    (void)even_error_place((int)index, device->name);
+  }
+  return status;
+}
+
+static even_status start_rank(even_job *job, size_t index, int port) {
+  even_job_rank *rank = &job->ranks[index];
+  const even_rank_place place = {.rank = (int)index,
+                                 .devices = job->params->devices,
+                                 .master_port = port,
+                                 .attempt = job->attempt,
+                                 .max_restarts = job->params->max_restarts,
+                                 .telemetry_fd = job->params->telemetry_fd,
+                                 .job = job->id,
+                                 .run_folder = job->run_folder.data,
+                                 .resume = job->resume.length > 0 ? job->resume.data : NULL};
+  even_environment environment;
+  even_process process;
+  int log = -1;
+  EVEN_TRY(open_log(job, index, &log));
+  even_status status = even_environment_of_rank(&place, environ, job->params->environment, &environment);
+  if (status == EVEN_OK) {
+    status = start_process(job, index, &environment, &process);
+    even_environment_free(&environment);
+  }
+  if (status != EVEN_OK) {
+    even_pipe_close(log);
+    return status;
+  }
+  rank->pid = process.pid;
+  rank->alive = true;
+  rank->output_open = true;
+  job->alive++;
+  if (job->params->observer.rank_started != NULL) {
+    job->params->observer.rank_started(job->params->observer.context, (int)index, process.pid);
+  }
+  return even_rank_output_open(&rank->output, &job->loop, (int)index, process.output, process.error, log, give_line,
+                               job);
+}
+
+static void reset(even_job *job) {
+  even_job_forget_attempt(job);
+  memset(job->ranks, 0, job->count * sizeof *job->ranks);
+  job->ended = 0;
+  job->alive = 0;
+  job->stage = EVEN_JOB_RUNS;
+}
+
+even_status even_job_run_attempt(even_job *job) {
+  int port = 0;
+  reset(job);
+  EVEN_TRY(even_port_free(&port));
+  even_status status = EVEN_OK;
+  for (size_t i = 0; status == EVEN_OK && i < job->count; i++) {
+    status = start_rank(job, i, port);
+  }
+  while (status == EVEN_OK && job->alive > 0) {
+    status = turn(job);
+  }
+  if (job->alive > 0) { /* the agent itself failed: nothing may stay behind */
+    for (size_t i = 0; i < job->count; i++) {
+      if (job->ranks[i].alive) {
+        (void)even_process_signal_group(job->ranks[i].pid, SIGKILL);
+        even_process_wait(job->ranks[i].pid);
+        job->ranks[i].alive = false;
+      }
+    }
+    job->alive = 0;
+  }
+  return status;
+}
+
+even_fault_facts even_job_facts(const even_job *job, size_t index) {
+  const even_job_rank *rank = &job->ranks[index];
+  const even_text *output = &rank->output.streams[0].tail;
+  const even_text *error = &rank->output.streams[1].tail;
+  return (even_fault_facts){.rank = (int)index,
+                            .device = job->params->devices->items[index].name,
+                            .host = job->host,
+                            .pid = (long)rank->pid,
+                            .stopped_by_agent = rank->stopped_by_agent,
+                            .signal = rank->end.signal,
+                            .code = rank->end.code,
+                            .peak_memory_bytes = rank->end.peak_memory_bytes,
+                            .error = error->data,
+                            .error_length = error->length,
+                            .output = output->data,
+                            .output_length = output->length};
+}
+
+void even_job_forget_attempt(even_job *job) {
+  for (size_t i = 0; i < job->count; i++) {
+    if (job->ranks[i].output_open) {
+      even_rank_output_close(&job->ranks[i].output);
+      job->ranks[i].output_open = false;
+    }
+  }
+}

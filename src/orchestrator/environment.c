@@ -1,0 +1,200 @@
+/* Builds a rank's environment. The names are torchrun's (torch.distributed.elastic, local_elastic_agent.py). */
+#include "orchestrator/environment.h"
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "base/text.h"
+
+#include <stdbool.h>
+#include <string.h>
+
+static char **find(const even_environment *environment, const char *name, size_t length) {
+  for (size_t i = 0; i < environment->count; i++) {
+    if (strncmp(environment->lines[i], name, length) == 0 && environment->lines[i][length] == '=') {
+      return &environment->lines[i];
+    }
+  }
+  return NULL;
+}
+
+const char *even_environment_get(const even_environment *environment, const char *name) {
+  char **line = find(environment, name, strlen(name));
+  return line == NULL ? NULL : *line + strlen(name) + 1;
+}
+
+/* Takes `line` over, also on failure. */
+static even_status put(even_environment *environment, char *line) {
+  size_t length = strcspn(line, "=");
+  char **place = find(environment, line, length);
+  if (place != NULL) {
+    even_free(*place);
+    *place = line;
+    return EVEN_OK;
+  }
+  even_status status = even_realloc((void **)&environment->lines, environment->count + 2, sizeof *environment->lines);
+  if (status != EVEN_OK) {
+    even_free(line);
+    return status;
+  }
+  environment->lines[environment->count++] = line;
+  environment->lines[environment->count] = NULL;
+  return EVEN_OK;
+}
+
+even_status even_environment_put(even_environment *environment, const char *line) {
+  char *copy = NULL;
+  EVEN_TRY(even_duplicate(line, &copy));
+  return put(environment, copy);
+}
+
+even_status even_environment_set(even_environment *environment, const char *name, const char *value) {
+  even_text line = EVEN_TEXT_EMPTY;
+  even_text_format(&line, "%s=%s", name, value);
+  even_status status = even_text_status(&line);
+  if (status != EVEN_OK) {
+    even_text_free(&line);
+    return status;
+  }
+  return put(environment, line.data);
+}
+
+static even_status set_number(even_environment *environment, const char *name, long value) {
+  even_text text = EVEN_TEXT_EMPTY;
+  even_text_format(&text, "%ld", value);
+  even_status status = even_text_status(&text);
+  if (status == EVEN_OK) {
+    status = even_environment_set(environment, name, text.data);
+  }
+  even_text_free(&text);
+  return status;
+}
+
+static even_status set_unless_there(even_environment *environment, const char *name, const char *value) {
+  return even_environment_get(environment, name) != NULL ? EVEN_OK : even_environment_set(environment, name, value);
+}
+
+/* What another job's rank, if we are started by one, has for itself alone. */
+static bool belongs_to_another_job(const char *line) {
+  static const char *const names[] = {"EVENSTEP_JOB=",          "EVENSTEP_RUN_DIR=",        "EVENSTEP_DEVICE=",
+                                      "EVENSTEP_TELEMETRY_FD=", "EVENSTEP_SPEEDS=",         "EVENSTEP_RESUME=",
+                                      "EVENSTEP_PLAN=",         "EVENSTEP_CHECKPOINT_DIR=", "TORCHELASTIC_ERROR_FILE="};
+  for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+    if (strncmp(line, names[i], strlen(names[i])) == 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+/* The n-th entry of the user's own CUDA_VISIBLE_DEVICES, which device.h's numbers count in. */
+static bool add_visible(even_text *out, const char *visible, int index) {
+  while (index > 0 && visible != NULL) {
+    visible = strchr(visible, ',');
+    visible = visible == NULL ? NULL : visible + 1;
+    index--;
+  }
+  if (visible == NULL || visible[0] == '\0') {
+    return false;
+  }
+  even_text_append(out, visible, strcspn(visible, ","));
+  return true;
+}
+
+/* All GPUs of the job in the order of the ranks: where every rank has one, LOCAL_RANK indexes them. */
+static even_status set_visible_gpus(even_environment *environment, const even_device_list *devices) {
+  even_text list = EVEN_TEXT_EMPTY;
+  const char *visible = even_environment_get(environment, "CUDA_VISIBLE_DEVICES");
+  bool any = false;
+  for (size_t i = 0; i < devices->count; i++) {
+    if (devices->items[i].kind != EVEN_DEVICE_CUDA) {
+      continue;
+    }
+    even_text_add(&list, any ? "," : "");
+    any = true;
+    if (visible == NULL || !add_visible(&list, visible, devices->items[i].cuda_index)) {
+      even_text_format(&list, "%d", devices->items[i].cuda_index);
+    }
+  }
+  even_status status = even_text_status(&list);
+  if (status == EVEN_OK && any) {
+    status = even_environment_set(environment, "CUDA_VISIBLE_DEVICES", even_text_string(&list));
+  }
+  even_text_free(&list);
+  return status;
+}
+
+static long thread_count(const even_device *device) {
+  long threads = (long)(device->cores + 0.5);
+  return threads < 1 ? 1 : threads;
+}
+
+static even_status set_torchrun(even_environment *environment, const even_rank_place *place) {
+  long world = (long)place->devices->count;
+  EVEN_TRY(set_number(environment, "RANK", place->rank));
+  EVEN_TRY(set_number(environment, "LOCAL_RANK", place->rank));
+  EVEN_TRY(set_number(environment, "WORLD_SIZE", world));
+  EVEN_TRY(set_number(environment, "LOCAL_WORLD_SIZE", world));
+  EVEN_TRY(set_number(environment, "GROUP_RANK", 0));
+  EVEN_TRY(set_number(environment, "GROUP_WORLD_SIZE", 1));
+  EVEN_TRY(set_number(environment, "ROLE_RANK", place->rank));
+  EVEN_TRY(set_number(environment, "ROLE_WORLD_SIZE", world));
+  EVEN_TRY(even_environment_set(environment, "ROLE_NAME", "default"));
+  EVEN_TRY(even_environment_set(environment, "MASTER_ADDR", "127.0.0.1"));
+  EVEN_TRY(set_number(environment, "MASTER_PORT", place->master_port));
+  EVEN_TRY(set_number(environment, "TORCHELASTIC_RESTART_COUNT", place->attempt));
+  EVEN_TRY(set_number(environment, "TORCHELASTIC_MAX_RESTARTS", place->max_restarts));
+  EVEN_TRY(even_environment_set(environment, "TORCHELASTIC_RUN_ID", place->job));
+  EVEN_TRY(even_environment_set(environment, "TORCHELASTIC_USE_AGENT_STORE", "False"));
+  EVEN_TRY(set_unless_there(environment, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"));
+  return set_visible_gpus(environment, place->devices);
+}
+
+static even_status set_evenstep(even_environment *environment, const even_rank_place *place) {
+  const even_device *device = &place->devices->items[place->rank];
+  if (even_environment_get(environment, "OMP_NUM_THREADS") == NULL) {
+    EVEN_TRY(set_number(environment, "OMP_NUM_THREADS", thread_count(device)));
+  }
+  EVEN_TRY(even_environment_set(environment, "PYTHONUNBUFFERED", "1"));
+  EVEN_TRY(even_environment_set(environment, "EVENSTEP_JOB", place->job));
+  EVEN_TRY(even_environment_set(environment, "EVENSTEP_RUN_DIR", place->run_folder));
+  EVEN_TRY(even_environment_set(environment, "EVENSTEP_DEVICE", device->name));
+  if (place->telemetry_fd >= 0) {
+    EVEN_TRY(set_number(environment, "EVENSTEP_TELEMETRY_FD", place->telemetry_fd));
+  }
+  if (place->resume != NULL) {
+    EVEN_TRY(even_environment_set(environment, "EVENSTEP_RESUME", place->resume));
+  }
+  return EVEN_OK;
+}
+
+even_status even_environment_of_rank(const even_rank_place *place, char *const *inherited, char *const *extra,
+                                     even_environment *out) {
+  even_status status = EVEN_OK;
+  *out = (even_environment){NULL, 0};
+  for (size_t i = 0; status == EVEN_OK && inherited[i] != NULL; i++) {
+    if (!belongs_to_another_job(inherited[i])) {
+      status = even_environment_put(out, inherited[i]);
+    }
+  }
+  if (status == EVEN_OK) {
+    status = set_torchrun(out, place);
+  }
+  if (status == EVEN_OK) {
+    status = set_evenstep(out, place);
+  }
+  for (size_t i = 0; status == EVEN_OK && extra != NULL && extra[i] != NULL; i++) {
+    status = even_environment_put(out, extra[i]);
+  }
+  if (status != EVEN_OK) {
+    even_environment_free(out);
+  }
+  return status;
+}
+
+void even_environment_free(even_environment *environment) {
+  for (size_t i = 0; i < environment->count; i++) {
+    even_free(environment->lines[i]);
+  }
+  even_free((void *)environment->lines);
+  *environment = (even_environment){NULL, 0};
+}

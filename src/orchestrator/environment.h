@@ -1,0 +1,38 @@
+/* The environment of a rank: what torchrun sets, and EVENSTEP_*. */
+#ifndef EVEN_ORCHESTRATOR_ENVIRONMENT_H
+#define EVEN_ORCHESTRATOR_ENVIRONMENT_H
+
+#include "device/device.h"
+
+#include <evenstep/status.h>
+
+/* "NAME=value" strings, NULL-terminated, each name once. */
+typedef struct even_environment {
+  char **lines;
+  size_t count;
+} even_environment;
+
+typedef struct even_rank_place {
+  int rank;
+  const even_device_list *devices; /* of all ranks; their number is the world's size */
+  int master_port;
+  int attempt;
+  int max_restarts;
+  int telemetry_fd; /* -1: none */
+  const char *job;
+  const char *run_folder; /* absolute */
+  const char *resume;     /* folder of a checkpoint, NULL: none */
+} even_rank_place;
+
+/* `inherited`, then the rank's own variables, then `extra` (may be NULL); later ones replace earlier ones. */
+even_status even_environment_of_rank(const even_rank_place *place, char *const *inherited, char *const *extra,
+                                     even_environment *out) EVEN_MUST_USE;
+/* Adds a line "NAME=value", or replaces it. */
+even_status even_environment_put(even_environment *environment, const char *line) EVEN_MUST_USE;
+/* Adds NAME=value, or replaces it. */
+even_status even_environment_set(even_environment *environment, const char *name, const char *value) EVEN_MUST_USE;
+void even_environment_free(even_environment *environment);
+/* The value of `name`, NULL when it is not there. */
+const char *even_environment_get(const even_environment *environment, const char *name);
+
+#endif

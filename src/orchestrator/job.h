@@ -1,0 +1,57 @@
+/* A running job, as the agent's own files see it. */
+#ifndef EVEN_ORCHESTRATOR_JOB_H
+#define EVEN_ORCHESTRATOR_JOB_H
+
+#include "fault/cause.h"
+#include "orchestrator/agent.h"
+#include "orchestrator/rank_output.h"
+#include "os/loop.h"
+#include "os/process.h"
+#include "os/signals.h"
+
+typedef struct even_job_rank {
+  pid_t pid;             /* 0 before it started */
+  bool alive;            /* started and not reaped */
+  bool output_open;      /* `output` has tails to free */
+  bool stopped_by_agent; /* our signal reached it while it ran */
+  bool standing;         /* stopped by a signal, as last seen */
+  even_process_end end;
+  even_rank_output output;
+} even_job_rank;
+
+/* How far the ending of an attempt has gone. */
+typedef enum even_job_stage { EVEN_JOB_RUNS, EVEN_JOB_ASKED, EVEN_JOB_TERMINATED, EVEN_JOB_KILLED } even_job_stage;
+
+typedef struct even_job {
+  const even_agent_params *params;
+  char id[33];
+  char host[64];
+  even_text run_folder; /* absolute */
+  even_loop loop;
+  even_signals signals;
+  even_loop_watch signal_watch;
+  even_job_rank *ranks;
+  size_t count;
+  size_t *order; /* ranks in the order in which they ended */
+  size_t ended;
+  size_t alive;
+  int attempt;
+  even_text resume; /* the checkpoint this attempt began from; empty: none */
+  even_job_stage stage;
+  uint64_t deadline_ns; /* of the stage */
+  int interrupted;      /* the signal by which the user ended the job, 0 */
+  even_status failed;   /* first error of the agent itself inside a callback */
+  uint64_t next_tick_ns;
+} even_job;
+
+/* Starts all ranks and returns when all have ended. An error is the agent's own; the ranks are gone then, too. */
+even_status even_job_run_attempt(even_job *job) EVEN_MUST_USE;
+/* The facts of an ended rank, for src/fault. The texts belong to the job. */
+even_fault_facts even_job_facts(const even_job *job, size_t rank);
+/* Frees what run_attempt left for the facts. */
+void even_job_forget_attempt(even_job *job);
+/* Reads the signals that came (a callback of the loop). */
+void even_job_signals_ready(void *context, int fd);
+void even_job_notice(even_job *job, const char *format, ...) EVEN_PRINTF(2, 3);
+
+#endif

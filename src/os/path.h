@@ -1,0 +1,20 @@
+/* What a path names: whether it is there, where it lies; this program's own and the host's name. */
+#ifndef EVEN_OS_PATH_H
+#define EVEN_OS_PATH_H
+
+#include "base/text.h"
+
+#include <stdbool.h>
+
+/* Whether something readable has this path. */
+bool even_file_readable(const char *path);
+bool even_file_exists(const char *path);
+bool even_file_executable(const char *path);
+/* `path` as seen from the root, into `out` (replaced); links are not followed. */
+even_status even_path_absolute(const char *path, even_text *out) EVEN_MUST_USE;
+/* The file of the running program, into `out` (replaced). */
+even_status even_program_path(even_text *out) EVEN_MUST_USE;
+/* The host's name, "localhost" where it cannot be read; cut to fit. */
+void even_host_name(char *out, size_t bytes);
+
+#endif

@@ -1,0 +1,31 @@
+/* read(2) on pipes, with its three outcomes told apart. */
+#include "os/pipe.h"
+
+#include "base/fail.h"
+#include "os/calls.h"
+
+#include <errno.h>
+#include <fcntl.h>
+
+even_pipe_state even_pipe_read(int fd, void *buffer, size_t bytes, size_t *got) {
+  ssize_t count = 0;
+  do {
+    count = even_os.read(fd, buffer, bytes);
+  } while (count < 0 && errno == EINTR);
+  *got = count > 0 ? (size_t)count : 0;
+  if (count > 0) {
+    return EVEN_PIPE_DATA;
+  }
+  return count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK) ? EVEN_PIPE_EMPTY : EVEN_PIPE_ENDED;
+}
+
+void even_pipe_close(int fd) {
+  if (fd >= 0) {
+    (void)even_os.close(fd);
+  }
+}
+
+even_status even_log_open(const char *path, int *fd) {
+  *fd = even_os.open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+  return *fd >= 0 ? EVEN_OK : even_fail_errno(errno, "log %s cannot be opened", path);
+}

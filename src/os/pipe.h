@@ -1,0 +1,19 @@
+/* Non-blocking reads from pipes, and logs that grow at their end. */
+#ifndef EVEN_OS_PIPE_H
+#define EVEN_OS_PIPE_H
+
+#include <evenstep/status.h>
+#include <stddef.h>
+
+typedef enum even_pipe_state {
+  EVEN_PIPE_DATA,  /* bytes were read */
+  EVEN_PIPE_EMPTY, /* nothing there now */
+  EVEN_PIPE_ENDED  /* no writer is left, or reading failed */
+} even_pipe_state;
+
+even_pipe_state even_pipe_read(int fd, void *buffer, size_t bytes, size_t *got);
+void even_pipe_close(int fd);
+/* Opens a file for appending, made where it is missing; close with even_pipe_close. */
+even_status even_log_open(const char *path, int *fd) EVEN_MUST_USE;
+
+#endif

@@ -1,0 +1,111 @@
+/* signalfd. */
+#include "os/signals.h"
+
+#include "base/fail.h"
+#include "os/calls.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/signalfd.h>
+
+/* A hang-up that the user had ignored (nohup) stays ignored: a blocked signal would come all the same. */
+static sigset_t handled(void) {
+  static const int numbers[] = {SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGCHLD};
+  sigset_t set;
+  struct sigaction hang_up;
+  (void)sigemptyset(&set);
+  memset(&hang_up, 0, sizeof hang_up);
+  (void)even_os.sigaction(SIGHUP, NULL, &hang_up);
+  if (hang_up.sa_handler != SIG_IGN) {
+    (void)sigaddset(&set, SIGHUP);
+  }
+  for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+    (void)sigaddset(&set, numbers[i]);
+  }
+  return set;
+}
+
+static even_status block(sigset_t *before) {
+  sigset_t set = handled();
+  int error_number = even_os.mask_signals(SIG_BLOCK, &set, before);
+  return error_number == 0 ? EVEN_OK : even_fail_errno(error_number, "signals could not be blocked");
+}
+
+even_status even_signals_block(void) {
+  return block(NULL);
+}
+
+even_status even_signals_open(even_signals *out) {
+  sigset_t set = handled();
+  struct sigaction ignore;
+  memset(out, 0, sizeof *out);
+  out->fd = -1;
+  EVEN_TRY(block(&out->before));
+  out->fd = even_os.signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+  if (out->fd < 0) {
+    even_status status = even_fail_errno(errno, "signals could not be watched");
+    (void)even_os.mask_signals(SIG_SETMASK, &out->before, NULL);
+    return status;
+  }
+  memset(&ignore, 0, sizeof ignore);
+  ignore.sa_handler = SIG_IGN;
+  (void)even_os.sigaction(SIGPIPE, &ignore, &out->pipe_before);
+  ignore.sa_handler = SIG_DFL; /* an ignored SIGCHLD would reap the children unseen */
+  (void)even_os.sigaction(SIGCHLD, &ignore, &out->child_before);
+  return EVEN_OK;
+}
+
+int even_signals_next(even_signals *signals) {
+  struct signalfd_siginfo facts;
+  ssize_t got = 0;
+  do {
+    got = even_os.read(signals->fd, &facts, sizeof facts);
+  } while (got < 0 && errno == EINTR);
+  return got == (ssize_t)sizeof facts ? (int)facts.ssi_signo : 0;
+}
+
+void even_signals_close(even_signals *signals) {
+  if (signals->fd < 0) {
+    return;
+  }
+  while (even_signals_next(signals) != 0) {
+  }
+  (void)even_os.close(signals->fd);
+  (void)even_os.sigaction(SIGPIPE, &signals->pipe_before, NULL);
+  (void)even_os.sigaction(SIGCHLD, &signals->child_before, NULL);
+  (void)even_os.mask_signals(SIG_SETMASK, &signals->before, NULL);
+  signals->fd = -1;
+}
+
+const char *even_signal_name(int signal) {
+  switch (signal) {
+#define SIGNAL_NAME(name) \
+  case name:              \
+    return #name;
+    SIGNAL_NAME(SIGHUP)
+    SIGNAL_NAME(SIGINT)
+    SIGNAL_NAME(SIGQUIT)
+    SIGNAL_NAME(SIGILL)
+    SIGNAL_NAME(SIGTRAP)
+    SIGNAL_NAME(SIGABRT)
+    SIGNAL_NAME(SIGBUS)
+    SIGNAL_NAME(SIGFPE)
+    SIGNAL_NAME(SIGKILL)
+    SIGNAL_NAME(SIGUSR1)
+    SIGNAL_NAME(SIGSEGV)
+    SIGNAL_NAME(SIGUSR2)
+    SIGNAL_NAME(SIGPIPE)
+    SIGNAL_NAME(SIGALRM)
+    SIGNAL_NAME(SIGTERM)
+    SIGNAL_NAME(SIGSTOP)
+    SIGNAL_NAME(SIGTSTP)
+    SIGNAL_NAME(SIGTTIN)
+    SIGNAL_NAME(SIGTTOU)
+    SIGNAL_NAME(SIGXCPU)
+    SIGNAL_NAME(SIGXFSZ)
+    SIGNAL_NAME(SIGSYS)
+#undef SIGNAL_NAME
+    default:
+      return "";
+  }
+}

@@ -1,0 +1,28 @@
+/* Signals as descriptors: blocked, then read in the event loop. */
+#ifndef EVEN_OS_SIGNALS_H
+#define EVEN_OS_SIGNALS_H
+
+#include <evenstep/status.h>
+#include <signal.h>
+#include <stdbool.h>
+
+typedef struct even_signals {
+  int fd; /* readable when a signal came; -1 when closed */
+  sigset_t before;
+  struct sigaction pipe_before;
+  struct sigaction child_before;
+} even_signals;
+
+/* Blocks what a job's agent handles (INT, TERM, HUP, USR1, USR2, CHLD) in the calling thread and in threads that it
+ * starts later. Call it before any thread is started; even_signals_open includes it. */
+even_status even_signals_block(void) EVEN_MUST_USE;
+/* Blocks the same and opens a descriptor for them; SIGPIPE is ignored until close. */
+even_status even_signals_open(even_signals *out) EVEN_MUST_USE;
+/* The next signal, 0: none. */
+int even_signals_next(even_signals *signals);
+/* Restores mask and handlers. Signals not read are discarded. */
+void even_signals_close(even_signals *signals);
+/* "SIGKILL"; "signal 77" is never returned: unknown ones are "". A static string. */
+const char *even_signal_name(int signal);
+
+#endif
