@@ -1,0 +1,274 @@
+"""Measuring steps of `evenstep plan`: who runs how much in them, what was seen, and the prediction.
+
+All ranks run in every measuring step, so that what they take from one another (memory bandwidth, power, cores) is in
+the figures as it is in training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from evenstep._core import Balancer, EvenstepError, balance
+
+FORMAT = "evenstep-plan-1"
+DEFAULT_STEPS = 8
+# How far a rank's share is moved away from the predicted one, so that its time per sample and its fixed time can be
+# told apart.
+TILT = 0.3
+# The balanced split must promise this part of the step over the equal one.
+LEAST_GAIN = 0.01
+
+
+class Plan:
+    """The plan of one job, on one rank.
+
+    The session asks :meth:`shares` for each step, calls :meth:`observe` with the timings that all ranks exchanged in
+    the step's commit, and :meth:`finish` once :attr:`done`. Every rank must make the same calls with the same timings,
+    then all decide alike without a leader.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        world_size: int,
+        batch: int,
+        device: str,
+        path: str | os.PathLike[str],
+        steps: int = DEFAULT_STEPS,
+        speeds: Sequence[float] | None = None,
+    ) -> None:
+        if steps < 4:
+            raise ValueError(f"a plan wants at least 4 measuring steps, not {steps}: set EVENSTEP_PLAN_STEPS higher")
+        self.rank = rank
+        self.world_size = world_size
+        self.batch = batch
+        self.device = device
+        self.path = Path(path)
+        self.steps = steps
+        self._balancer = Balancer("hybrid", world_size, batch, speeds=speeds)
+        self._equal = Balancer("equal", world_size, batch)
+        self._decided: dict[int, list[int]] = {}
+        self._timings: list[list[tuple[int, float]]] = []
+        self._memory: dict[int, int] = {}
+        self._overheads: list[float] = []
+        reset_peak_memory(device)
+
+    @classmethod
+    def from_environment(
+        cls,
+        *,
+        rank: int,
+        world_size: int,
+        batch: int,
+        device: str,
+        speeds: Sequence[float] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Plan | None:
+        """The plan that `evenstep plan` asks for with EVENSTEP_PLAN and EVENSTEP_PLAN_STEPS; None in training."""
+        values = os.environ if environment is None else environment
+        path = values.get("EVENSTEP_PLAN")
+        if not path:
+            return None
+        text = values.get("EVENSTEP_PLAN_STEPS", str(DEFAULT_STEPS))
+        try:
+            steps = int(text)
+        except ValueError:
+            raise ValueError(f"EVENSTEP_PLAN_STEPS={text!r} is not a whole number") from None
+        return cls(rank=rank, world_size=world_size, batch=batch, device=device, path=path, steps=steps, speeds=speeds)
+
+    @property
+    def done(self) -> bool:
+        """Whether enough steps were observed."""
+        return len(self._timings) >= self.steps
+
+    def shares(self, step: int, batch: int | None = None) -> list[int]:
+        """Shares of measuring step `step` (the first is 0); once decided they stay, whatever is learned later."""
+        if step not in self._decided:
+            self._decided[step] = self._decide(step, self.batch if batch is None else batch)
+        return list(self._decided[step])
+
+    def _decide(self, step: int, batch: int) -> list[int]:
+        if step < 2:  # the first is warm-up, the second tells the speeds
+            return self._equal.shares(batch)
+        turn = (step - 2) % 6
+        if turn == 5:
+            return self._equal.shares(batch)
+        predicted = self._balancer.shares(batch)
+        return predicted if turn in (0, 2, 4) else tilted(predicted, batch, upwards=turn == 1)
+
+    def observe(self, timings: Sequence[tuple[int, float]], step_seconds: float | None = None) -> None:
+        """Takes a step: (samples, busy seconds) of every rank, and the wall time of the step where it is known."""
+        timings = [(int(samples), float(seconds)) for samples, seconds in timings]
+        first = not self._timings
+        self._timings.append(timings)
+        own = timings[self.rank][0]
+        self._memory[own] = max(self._memory.get(own, 0), peak_memory(self.device))
+        reset_peak_memory(self.device)
+        if first:
+            return  # warm-up: lazy initialisation is no property of the rank
+        self._balancer.observe(timings)
+        if step_seconds is not None and math.isfinite(step_seconds):
+            self._overheads.append(max(0.0, step_seconds - max(seconds for _, seconds in timings)))
+
+    def finish(self, all_gather_bytes: Callable[[bytes], list[bytes]]) -> None:
+        """Gathers what only each rank knows; rank 0 writes the plan. Ends the process: raises SystemExit(0)."""
+        mine = {"device": self.device, "memory": sorted(self._memory.items())}
+        everyone = [json.loads(data) for data in all_gather_bytes(json.dumps(mine).encode())]
+        if self.rank == 0:
+            write_plan(self.path, self.result(everyone))
+        raise SystemExit(0)
+
+    def result(self, everyone: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The plan as plan.json has it, from the device and memory of each rank."""
+        measured = [self._measured(rank) for rank in range(self.world_size)]
+        models = [self._table(rank, [samples for samples, _ in measured[rank]]) for rank in range(self.world_size)]
+        shares, step = balance(models, self.batch)
+        equal = self._equal.shares()
+        equal_step = max(self._seconds(rank, share) for rank, share in enumerate(equal))
+        if equal_step * (1 - LEAST_GAIN) <= step:  # equal ranks: prefer what every other tool does
+            shares, step = equal, equal_step
+        overhead = statistics.median(self._overheads) if self._overheads else 0.0
+        ranks = []
+        bound = 0.0
+        for rank in range(self.world_size):
+            busy = self._seconds(rank, shares[rank])
+            bound += shares[rank] / busy if shares[rank] > 0 and busy > 0 else 0.0
+            memory = [(int(samples), int(peak)) for samples, peak in everyone[rank]["memory"]]
+            peaks = dict(memory)
+            ranks.append(
+                {
+                    "rank": rank,
+                    "device": everyone[rank]["device"],
+                    "samples": [samples for samples, _ in measured[rank]],
+                    "seconds": [seconds for _, seconds in measured[rank]],
+                    "memory_bytes": [peaks.get(samples) for samples, _ in measured[rank]],
+                    "peak_memory_bytes": extrapolate_memory(memory, shares[rank]),
+                    "share": shares[rank],
+                    "share_equal": equal[rank],
+                    "predicted_seconds": busy,
+                    "predicted_seconds_equal": self._seconds(rank, equal[rank]),
+                }
+            )
+        return {
+            "format": FORMAT,
+            "batch": self.batch,
+            "steps": len(self._timings),
+            "ranks": ranks,
+            "predicted": {
+                "balanced": pace(self.batch, step + overhead),
+                "equal": pace(self.batch, equal_step + overhead),
+                "bound_samples_per_second": bound,
+                "overhead_seconds": overhead,
+            },
+        }
+
+    def _measured(self, rank: int) -> list[tuple[int, float]]:
+        """The median seconds of each size that a rank ran, the warm-up step left out."""
+        seen: dict[int, list[float]] = {}
+        for timings in self._timings[1:]:
+            samples, seconds = timings[rank]
+            seen.setdefault(samples, []).append(seconds)
+        return [(samples, statistics.median(seconds)) for samples, seconds in sorted(seen.items())]
+
+    def _seconds(self, rank: int, samples: int) -> float:
+        return self._balancer.predict(rank, samples)
+
+    def _table(self, rank: int, sizes: Sequence[int]) -> list[tuple[int, float]]:
+        """The learned line as a table: single noisy medians may even fall, the line does not."""
+        points = sorted({0, 1, self.batch, *sizes})
+        table = []
+        least = 0.0
+        for samples in points:
+            least = max(least, self._seconds(rank, samples))
+            table.append((samples, least))
+        return table
+
+
+def pace(batch: int, step_seconds: float) -> dict[str, float]:
+    """Step time and throughput, as plan.json has them."""
+    return {
+        "step_seconds": step_seconds,
+        "samples_per_second": batch / step_seconds if step_seconds > 0 else math.inf,
+    }
+
+
+def tilted(shares: Sequence[int], batch: int, *, upwards: bool) -> list[int]:
+    """`shares` with every other rank moved up and the rest down; the sum stays."""
+    factors = [1 + TILT if (rank % 2 == 0) == upwards else 1 - TILT for rank in range(len(shares))]
+    # a rank that has none is tried with one sample, to see its time at all
+    wanted = [max(share, 1) * factor for share, factor in zip(shares, factors)]
+    return apportion(wanted, batch)
+
+
+def apportion(weights: Sequence[float], batch: int) -> list[int]:
+    """`batch` in whole samples in proportion to `weights` (largest remainders, ties to the lower rank)."""
+    total = math.fsum(weights)
+    exact = [batch * weight / total for weight in weights]
+    shares = [math.floor(value) for value in exact]
+    order = sorted(range(len(weights)), key=lambda rank: (shares[rank] - exact[rank], rank))
+    for rank in order[: batch - sum(shares)]:
+        shares[rank] += 1
+    return shares
+
+
+def extrapolate_memory(measured: Sequence[tuple[int, int]], samples: int) -> int | None:
+    """Peak memory at `samples`: measured there, else on the least-squares line through what was measured."""
+    known = [(size, peak) for size, peak in measured if peak > 0]
+    if not known:
+        return None
+    if samples in dict(known):
+        return dict(known)[samples]
+    mean_size = statistics.fmean(size for size, _ in known)
+    mean_peak = statistics.fmean(peak for _, peak in known)
+    width = math.fsum((size - mean_size) ** 2 for size, _ in known)
+    slope = math.fsum((size - mean_size) * (peak - mean_peak) for size, peak in known) / width if width > 0 else 0.0
+    line = mean_peak + max(0.0, slope) * (samples - mean_size)
+    # more samples never need less than fewer did
+    return round(max([line, *(peak for size, peak in known if size <= samples)]))
+
+
+def peak_memory(device: str) -> int:
+    """Most bytes held since :func:`reset_peak_memory`: the process's resident memory, or the GPU's allocations."""
+    torch = sys.modules.get("torch")
+    if device.startswith("cuda") and torch is not None:
+        return int(torch.cuda.max_memory_allocated())
+    try:
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return 0
+
+
+def reset_peak_memory(device: str) -> None:
+    """Starts a new peak."""
+    torch = sys.modules.get("torch")
+    if device.startswith("cuda") and torch is not None:
+        torch.cuda.reset_peak_memory_stats()
+        return
+    with contextlib.suppress(OSError):  # a kernel without it: the peak is that of the whole run
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def write_plan(path: Path, plan: Mapping[str, Any]) -> None:
+    """Writes plan.json whole or not at all."""
+    part = path.with_name(path.name + ".part")
+    try:
+        part.write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise EvenstepError(
+            f"the plan could not be written to {path}: {error.strerror}\n  fix: choose another file with -o"
+        ) from error

@@ -1,0 +1,121 @@
+"""The measuring steps of `evenstep plan`, with invented ranks instead of a job."""
+
+import json
+import random
+
+import evenstep as es
+import pytest
+from evenstep.plan import (
+    Plan,
+    apportion,
+    extrapolate_memory,
+    peak_memory,
+    reset_peak_memory,
+    write_plan,
+)
+
+
+def job(tmp_path, costs, batch, steps=8, noise=0.0, overhead=0.002, ahead=0, speeds=None):
+    """Runs the plan of every rank as a session would; the plan.json of rank 0. `ahead`: steps that loading is ahead."""
+    generator = random.Random(3)
+    path = tmp_path / "plan.json"
+    plans = [
+        Plan(rank=r, world_size=len(costs), batch=batch, device=f"cpu:{r}", path=path, steps=steps, speeds=speeds)
+        for r in range(len(costs))
+    ]
+    for step in range(steps):
+        decided = [plan.shares(step + ahead) for plan in plans]
+        assert all(shares == decided[0] for shares in decided)
+        shares = plans[0].shares(step)
+        assert sum(shares) == batch
+        warm_up = 5.0 if step == 0 else 1.0
+        timings = [
+            (b, warm_up * (fixed + each * max(b, 1)) * (1 + noise * (2 * generator.random() - 1)))
+            for b, (fixed, each) in zip(shares, costs, strict=True)
+        ]
+        for plan in plans:
+            assert not plan.done
+            plan.observe(timings, max(t for _, t in timings) + overhead)
+    gathered = [json.dumps({"device": p.device, "memory": sorted(p._memory.items())}).encode() for p in plans]
+    for plan in reversed(plans):
+        assert plan.done
+        with pytest.raises(SystemExit) as ended:
+            plan.finish(lambda data: gathered)
+        assert ended.value.code == 0
+    return json.loads(path.read_text())
+
+
+def test_quarter_speed_is_planned_and_predicted(tmp_path):
+    plan = job(tmp_path, [(0.004, 0.001), (0.016, 0.004)], batch=64)
+    assert plan["format"] == "evenstep-plan-1" and plan["batch"] == 64
+    fast, slow = plan["ranks"]
+    assert fast["share"] + slow["share"] == 64 and fast["share_equal"] == slow["share_equal"] == 32
+    assert abs(fast["share"] - 54) <= 1  # 4 + b = 16 + 4 (64 - b) milliseconds
+    predicted = plan["predicted"]
+    balanced = max(0.004 + 0.001 * fast["share"], 0.016 + 0.004 * slow["share"]) + 0.002
+    assert predicted["balanced"]["step_seconds"] == pytest.approx(balanced, rel=0.03)
+    assert predicted["equal"]["step_seconds"] == pytest.approx(0.016 + 0.004 * 32 + 0.002, rel=0.03)
+    assert predicted["balanced"]["samples_per_second"] == pytest.approx(64 / balanced, rel=0.03)
+    assert predicted["bound_samples_per_second"] >= predicted["balanced"]["samples_per_second"]
+    for rank in plan["ranks"]:
+        assert len(set(rank["samples"])) >= 3
+        assert len(rank["samples"]) == len(rank["seconds"]) == len(rank["memory_bytes"])
+        assert rank["peak_memory_bytes"] > 1 << 20
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_every_rank_runs_several_sizes(tmp_path, ranks, ahead):
+    plan = job(tmp_path, [(0.002, 0.001 * (1 + r)) for r in range(ranks)], batch=20 * ranks, noise=0.05, ahead=ahead)
+    for rank in plan["ranks"]:
+        assert len(rank["samples"]) >= (2 if ranks > 1 else 1)
+    assert sum(rank["share"] for rank in plan["ranks"]) == 20 * ranks
+    shares = [rank["share"] for rank in plan["ranks"]]
+    assert shares == sorted(shares, reverse=True)
+
+
+def test_equal_ranks_keep_the_equal_split(tmp_path):
+    plan = job(tmp_path, [(0.001, 0.001)] * 4, batch=42)
+    assert [rank["share"] for rank in plan["ranks"]] == [rank["share_equal"] for rank in plan["ranks"]]
+    assert plan["predicted"]["balanced"] == plan["predicted"]["equal"]
+
+
+def test_batch_smaller_than_ranks(tmp_path):
+    plan = job(tmp_path, [(0.001, 0.001)] * 4, batch=2)
+    assert sum(rank["share"] for rank in plan["ranks"]) == 2
+
+
+def test_plan_only_when_asked():
+    arguments = {"rank": 0, "world_size": 2, "batch": 8, "device": "cpu:0"}
+    assert Plan.from_environment(**arguments, environment={}) is None
+    plan = Plan.from_environment(**arguments, environment={"EVENSTEP_PLAN": "x.json", "EVENSTEP_PLAN_STEPS": "5"})
+    assert plan is not None and plan.steps == 5
+    for steps in ("3", "many"):
+        with pytest.raises(ValueError, match="EVENSTEP_PLAN_STEPS"):
+            Plan.from_environment(**arguments, environment={"EVENSTEP_PLAN": "x", "EVENSTEP_PLAN_STEPS": steps})
+
+
+def test_apportion_keeps_the_sum():
+    assert apportion([1, 1, 1], 10) == [4, 3, 3]
+    assert apportion([0.3, 0.7], 1) == [0, 1]
+
+
+def test_memory_is_extrapolated_along_a_line():
+    assert extrapolate_memory([(10, 200), (20, 300)], 40) == 500
+    assert extrapolate_memory([(10, 200), (20, 300)], 20) == 300
+    assert extrapolate_memory([(10, 300), (20, 200)], 40) == 300
+    assert extrapolate_memory([(10, 300)], 5) == 300
+    assert extrapolate_memory([], 5) is None
+
+
+def test_peak_memory_sees_a_block():
+    reset_peak_memory("cpu:0")
+    before = peak_memory("cpu:0")
+    block = bytearray(64 << 20)
+    assert peak_memory("cpu:0") - before >= 60 << 20
+    del block
+
+
+def test_unwritable_file_is_one_clear_error(tmp_path):
+    with pytest.raises(es.EvenstepError, match="could not be written"):
+        write_plan(tmp_path / "absent" / "plan.json", {})
