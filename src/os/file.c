@@ -68,6 +68,9 @@ even_status even_file_write_all(int fd, const void *data, size_t bytes) {
     if (written < 0) {
       return even_fail_errno(errno, "%zu bytes could not be written", bytes);
     }
+    if (written == 0) {
+      return even_fail(EVEN_ERR_SYSTEM, "%zu bytes could not be written: the file takes no more", bytes);
+    }
     at += written;
     bytes -= (size_t)written;
   }
@@ -136,23 +139,35 @@ even_status even_file_replace(const char *path, const void *data, size_t bytes) 
   return status;
 }
 
+static even_status make_one_folder(const char *path) {
+  if (even_os.mkdir(path, 0777) == 0) {
+    return EVEN_OK;
+  }
+  if (errno != EEXIST) {
+    return even_fail_errno(errno, "folder %s cannot be made", path);
+  }
+  int fd = even_os.open(path, O_PATH | O_DIRECTORY | O_CLOEXEC, 0);
+  if (fd < 0 && errno == ENOTDIR) {
+    return even_fail(EVEN_ERR_IN_USE, "folder %s cannot be made: something else has that name", path);
+  }
+  if (fd >= 0) {
+    (void)even_os.close(fd);
+  }
+  return EVEN_OK;
+}
+
 even_status even_folder_make(const char *path) {
   char *partial = NULL;
   EVEN_TRY(even_duplicate(path, &partial));
   even_status status = EVEN_OK;
-  for (char *at = partial + 1; status == EVEN_OK; at++) {
-    char kept = *at;
-    if (kept != '/' && kept != '\0') {
-      continue;
-    }
-    *at = '\0';
-    if (even_os.mkdir(partial, 0777) != 0 && errno != EEXIST) {
-      status = even_fail_errno(errno, "folder %s cannot be made", partial);
-    }
-    *at = kept;
-    if (kept == '\0') {
-      break;
-    }
+  char *slash = partial[0] == '\0' ? NULL : strchr(partial + 1, '/');
+  for (; status == EVEN_OK && slash != NULL; slash = strchr(slash + 1, '/')) {
+    *slash = '\0';
+    status = make_one_folder(partial);
+    *slash = '/';
+  }
+  if (status == EVEN_OK) {
+    status = make_one_folder(partial);
   }
   even_free(partial);
   return status;

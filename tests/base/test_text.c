@@ -1,0 +1,102 @@
+/* A growing string: content, sticky errors, every allocation failing. */
+#include "base/text.h"
+
+#include "support/fault.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static int restore(void **state) {
+  (void)state;
+  fault_reset();
+  return 0;
+}
+
+static void appends_join(void **state) {
+  even_text text = EVEN_TEXT_EMPTY;
+  (void)state;
+  assert_string_equal(even_text_string(&text), "");
+  even_text_add(&text, "one");
+  even_text_append(&text, ", twofold", 5);
+  even_text_format(&text, " %d%%", 3);
+  assert_int_equal(even_text_status(&text), EVEN_OK);
+  assert_string_equal(even_text_string(&text), "one, two 3%");
+  assert_int_equal(text.length, 11);
+  even_text_clear(&text);
+  assert_string_equal(even_text_string(&text), "");
+  even_text_append(&text, "a\0b", 3);
+  assert_int_equal(text.length, 3);
+  even_text_free(&text);
+  assert_string_equal(even_text_string(&text), "");
+}
+
+static void growth_keeps_everything(void **state) {
+  even_text text = EVEN_TEXT_EMPTY;
+  (void)state;
+  for (int i = 0; i < 10000; i++) {
+    even_text_format(&text, "%05d", i);
+  }
+  assert_int_equal(even_text_status(&text), EVEN_OK);
+  assert_int_equal(text.length, 50000);
+  assert_int_equal(strncmp(text.data + 5L * 4321, "04321", 5), 0);
+  even_text_free(&text);
+}
+
+static void the_first_failure_sticks(void **state) {
+  even_text text = EVEN_TEXT_EMPTY;
+  (void)state;
+  even_text_add(&text, "whole");
+  fault_allocation(1);
+  char big[100] = {0};
+  memset(big, 'x', sizeof big - 1);
+  even_text_add(&text, big);
+  even_text_add(&text, "y");
+  assert_int_equal(even_text_status(&text), EVEN_ERR_MEMORY);
+  assert_string_equal(even_text_string(&text), "whole");
+  fault_reset();
+  even_text_clear(&text);
+  even_text_add(&text, "again");
+  assert_int_equal(even_text_status(&text), EVEN_OK);
+  assert_string_equal(even_text_string(&text), "again");
+  even_text_free(&text);
+}
+
+static void a_length_past_memory_is_an_overflow(void **state) {
+  even_text text = EVEN_TEXT_EMPTY;
+  (void)state;
+  even_text_add(&text, "x");
+  even_text_append(&text, "y", SIZE_MAX);
+  assert_int_equal(even_text_status(&text), EVEN_ERR_OVERFLOW);
+  even_text_free(&text);
+}
+
+static even_status grow(void *context) {
+  even_text text = EVEN_TEXT_EMPTY;
+  (void)context;
+  for (int i = 0; i < 100; i++) {
+    even_text_format(&text, "line %d\n", i);
+  }
+  even_status status = even_text_status(&text);
+  even_text_free(&text);
+  return status;
+}
+
+static void each_allocation_may_fail(void **state) {
+  (void)state;
+  assert_true(fault_each_allocation(grow, NULL) > 2);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test_teardown(appends_join, restore),
+      cmocka_unit_test_teardown(growth_keeps_everything, restore),
+      cmocka_unit_test_teardown(the_first_failure_sticks, restore),
+      cmocka_unit_test_teardown(a_length_past_memory_is_an_overflow, restore),
+      cmocka_unit_test_teardown(each_allocation_may_fail, restore),
+  };
+  return cmocka_run_group_tests_name("base_text", tests, NULL, NULL);
+}

@@ -1,0 +1,163 @@
+/* Whole files and durable replacement: short writes, interrupts, a full disk, any call failing. */
+#include "os/file.h"
+
+#include "base/fail.h"
+#include "support/fault.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static char folder[64];
+static char path[128];
+static char temporary[160];
+
+static int make_folder(void **state) {
+  (void)state;
+  (void)snprintf(folder, sizeof folder, "evenstep-test-XXXXXX");
+  if (mkdtemp(folder) == NULL) {
+    return -1;
+  }
+  (void)snprintf(path, sizeof path, "%s/file", folder);
+  (void)snprintf(temporary, sizeof temporary, "%s.tmp", path);
+  return 0;
+}
+
+static int remove_folder(void **state) {
+  (void)state;
+  fault_reset();
+  (void)unlink(path);
+  (void)unlink(temporary);
+  return rmdir(folder);
+}
+
+static void assert_content(const char *expected) {
+  even_text text = EVEN_TEXT_EMPTY;
+  assert_int_equal(even_file_read(path, 1 << 20, &text), EVEN_OK);
+  assert_string_equal(even_text_string(&text), expected);
+  even_text_free(&text);
+}
+
+static void what_was_written_is_read(void **state) {
+  (void)state;
+  assert_int_equal(even_file_replace(path, "first", 5), EVEN_OK);
+  assert_content("first");
+  assert_int_equal(even_file_replace(path, "", 0), EVEN_OK);
+  assert_content("");
+  assert_int_equal(access(temporary, F_OK), -1);
+}
+
+static void a_missing_file_is_named(void **state) {
+  even_text text = EVEN_TEXT_EMPTY;
+  (void)state;
+  assert_int_equal(even_file_read(path, 10, &text), EVEN_ERR_NOT_FOUND);
+  assert_non_null(strstr(even_error_last()->what, path));
+  assert_int_equal(even_file_read(folder, 10, &text), EVEN_ERR_SYSTEM);
+  even_text_free(&text);
+}
+
+static void a_file_above_the_limit_is_refused(void **state) {
+  even_text text = EVEN_TEXT_EMPTY;
+  (void)state;
+  assert_int_equal(even_file_replace(path, "12345", 5), EVEN_OK);
+  assert_int_equal(even_file_read(path, 4, &text), EVEN_ERR_INPUT);
+  even_text_free(&text);
+  assert_int_equal(even_file_read(path, 5, &text), EVEN_OK);
+  even_text_free(&text);
+}
+
+static void short_and_interrupted_calls_are_continued(void **state) {
+  (void)state;
+  fault_os_short(3);
+  fault_os(FAULT_write, 2, EINTR);
+  fault_os(FAULT_read, 2, EINTR);
+  assert_int_equal(even_file_replace(path, "a longer text", 13), EVEN_OK);
+  assert_content("a longer text");
+  assert_true(fault_os_calls(FAULT_write) >= 5);
+}
+
+static ssize_t write_nothing(int fd, const void *buffer, size_t bytes) {
+  (void)fd;
+  (void)buffer;
+  (void)bytes;
+  return 0;
+}
+
+static void a_write_that_never_advances_is_an_error(void **state) {
+  (void)state;
+  even_os.write = write_nothing;
+  assert_int_equal(even_file_write_all(1, "x", 1), EVEN_ERR_SYSTEM);
+}
+
+static even_status replace(void *context) {
+  return even_file_replace(path, context, strlen(context));
+}
+
+static void a_failed_replacement_keeps_the_old_file(void **state) {
+  static const fault_call BEFORE_RENAME[] = {FAULT_open, FAULT_write, FAULT_fsync, FAULT_close, FAULT_rename};
+  (void)state;
+  assert_int_equal(even_file_replace(path, "old", 3), EVEN_OK);
+  for (size_t i = 0; i < sizeof BEFORE_RENAME / sizeof BEFORE_RENAME[0]; i++) {
+    fault_os(BEFORE_RENAME[i], 1, ENOSPC);
+    assert_int_equal(even_file_replace(path, "new", 3), EVEN_ERR_NO_SPACE);
+    fault_reset();
+    assert_content("old");
+    assert_int_equal(access(temporary, F_OK), -1);
+  }
+}
+
+static void each_call_and_allocation_may_fail(void **state) {
+  (void)state;
+  assert_true(fault_each_os(replace, "text", EIO) >= 6);
+  assert_true(fault_each_allocation(replace, "text") >= 2);
+  assert_content("text");
+}
+
+static void folders_are_made_with_those_above(void **state) {
+  char deep[128];
+  char middle[128];
+  (void)state;
+  (void)snprintf(middle, sizeof middle, "%s/a", folder);
+  (void)snprintf(deep, sizeof deep, "%s/a//b/", folder);
+  assert_int_equal(even_folder_make(deep), EVEN_OK);
+  assert_int_equal(even_folder_make(deep), EVEN_OK);
+  assert_int_equal(access(deep, X_OK), 0);
+  assert_int_equal(rmdir(deep), 0);
+  assert_int_equal(rmdir(middle), 0);
+  fault_os(FAULT_mkdir, 2, EACCES);
+  assert_int_equal(even_folder_make(deep), EVEN_ERR_PERMISSION);
+  fault_reset();
+  (void)rmdir(middle);
+  assert_int_equal(even_folder_make("/"), EVEN_OK);
+  assert_int_equal(even_folder_make(""), EVEN_ERR_NOT_FOUND);
+}
+
+static void a_file_in_the_way_of_a_folder_is_an_error(void **state) {
+  (void)state;
+  assert_int_equal(even_file_replace(path, "x", 1), EVEN_OK);
+  assert_int_equal(even_folder_make(path), EVEN_ERR_IN_USE);
+}
+
+int main(void) {
+#define FILE_TEST(test) cmocka_unit_test_setup_teardown(test, make_folder, remove_folder)
+  const struct CMUnitTest tests[] = {
+      FILE_TEST(what_was_written_is_read),
+      FILE_TEST(a_missing_file_is_named),
+      FILE_TEST(a_file_above_the_limit_is_refused),
+      FILE_TEST(short_and_interrupted_calls_are_continued),
+      FILE_TEST(a_write_that_never_advances_is_an_error),
+      FILE_TEST(a_failed_replacement_keeps_the_old_file),
+      FILE_TEST(each_call_and_allocation_may_fail),
+      FILE_TEST(folders_are_made_with_those_above),
+      FILE_TEST(a_file_in_the_way_of_a_folder_is_an_error),
+  };
+  return cmocka_run_group_tests_name("os_file", tests, NULL, NULL);
+}
