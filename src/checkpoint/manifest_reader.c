@@ -1,0 +1,154 @@
+/* Parses and checks a manifest. */
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "base/json_reader.h"
+#include "checkpoint/manifest_writer.h"
+#include "checkpoint/reader.h"
+
+#include <evenstep/checkpoint.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SUM_DIGITS = 16 };
+
+static even_status corrupt(const char *origin, const char *what) {
+  return even_fail(EVEN_ERR_CORRUPT, "%s is damaged: %s", origin, what);
+}
+
+/* Exactly 16 lower-case hexadecimal digits. */
+static bool read_sum(const char *digits, uint64_t *out) {
+  *out = 0;
+  for (size_t i = 0; i < SUM_DIGITS; i++) {
+    char digit = digits[i];
+    unsigned value = digit >= '0' && digit <= '9' ? (unsigned)(digit - '0') : (unsigned)(digit - 'a') + 10u;
+    if (!((digit >= '0' && digit <= '9') || (digit >= 'a' && digit <= 'f'))) {
+      return false;
+    }
+    *out = *out << 4 | value;
+  }
+  return true;
+}
+
+/* The manifest's last line holds the checksum of all that stands before it. */
+static even_status check_own_sum(const char *origin, const char *text, size_t bytes) {
+  size_t tail = strlen(EVEN_MANIFEST_TAIL);
+  size_t end = strlen(EVEN_MANIFEST_END);
+  size_t whole = tail + SUM_DIGITS + end;
+  uint64_t said = 0;
+  if (bytes < whole || memcmp(text + bytes - whole, EVEN_MANIFEST_TAIL, tail) != 0 ||
+      memcmp(text + bytes - end, EVEN_MANIFEST_END, end) != 0 || !read_sum(text + bytes - whole + tail, &said)) {
+    return corrupt(origin, "it does not end with its checksum (truncated?)");
+  }
+  if (even_checkpoint_checksum(text, bytes - whole) != said) {
+    return corrupt(origin, "its checksum does not match its text");
+  }
+  return EVEN_OK;
+}
+
+static bool read_count(const json_t *object, const char *key, uint64_t minimum, uint64_t *out) {
+  const json_t *value = json_object_get(object, key);
+  if (!json_is_integer(value) || json_integer_value(value) < (json_int_t)minimum) {
+    return false;
+  }
+  *out = (uint64_t)json_integer_value(value);
+  return true;
+}
+
+static bool plain_name(const char *name) {
+  return name != NULL && name[0] != '\0' && strchr(name, '/') == NULL && strcmp(name, ".") != 0 &&
+         strcmp(name, "..") != 0;
+}
+
+static even_status read_file(const char *origin, const json_t *object, even_checkpoint_stored_file *file) {
+  const char *name = json_string_value(json_object_get(object, "name"));
+  const json_t *sums = json_object_get(object, "checksums");
+  if (!plain_name(name) || !read_count(object, "bytes", 0, &file->bytes) ||
+      !read_count(object, "chunk_bytes", 1, &file->chunk_bytes) || !json_is_array(sums)) {
+    return corrupt(origin, "an entry of \"files\" lacks a name, bytes, chunk_bytes or checksums");
+  }
+  uint64_t expected = file->bytes / file->chunk_bytes + (file->bytes % file->chunk_bytes != 0 ? 1 : 0);
+  if (json_array_size(sums) != expected) {
+    return corrupt(origin, "the number of checksums does not fit the size of a file");
+  }
+  EVEN_TRY(even_duplicate(name, &file->name));
+  EVEN_TRY(EVEN_NEW_ARRAY(&file->sums, json_array_size(sums)));
+  file->sum_count = json_array_size(sums);
+  for (size_t i = 0; i < file->sum_count; i++) {
+    const char *digits = json_string_value(json_array_get(sums, i));
+    if (digits == NULL || strlen(digits) != SUM_DIGITS || !read_sum(digits, &file->sums[i])) {
+      return corrupt(origin, "a checksum is not 16 hexadecimal digits");
+    }
+  }
+  return EVEN_OK;
+}
+
+static even_status read_files(const char *origin, const json_t *files, even_checkpoint_info *out) {
+  EVEN_TRY(EVEN_NEW_ARRAY(&out->files, json_array_size(files)));
+  out->file_count = json_array_size(files);
+  for (size_t i = 0; i < out->file_count; i++) {
+    EVEN_TRY(read_file(origin, json_array_get(files, i), &out->files[i]));
+    if (__builtin_add_overflow(out->bytes, out->files[i].bytes, &out->bytes)) {
+      return corrupt(origin, "the sizes of its files do not fit in 64 bits");
+    }
+    for (size_t j = 0; j < i; j++) {
+      if (strcmp(out->files[i].name, out->files[j].name) == 0) {
+        return corrupt(origin, "a file is listed twice");
+      }
+    }
+  }
+  return EVEN_OK;
+}
+
+static int64_t state_number(const json_t *state, const char *key) {
+  const json_t *value = json_object_get(state, key);
+  return json_is_integer(value) && json_integer_value(value) >= 0 ? (int64_t)json_integer_value(value) : -1;
+}
+
+static even_status read_root(const char *origin, json_t *root, even_checkpoint_info *out) {
+  const char *format = json_string_value(json_object_get(root, "format"));
+  const char *created = json_string_value(json_object_get(root, "created"));
+  const json_t *files = json_object_get(root, "files");
+  json_t *state = json_object_get(root, "state");
+  if (format == NULL || strcmp(format, EVEN_CHECKPOINT_FORMAT) != 0) {
+    even_status status =
+        format == NULL ? corrupt(origin, "it has no \"format\"")
+                       : even_fail(EVEN_ERR_UNSUPPORTED, "%s has the format \"%s\", not " EVEN_CHECKPOINT_FORMAT,
+                                   origin, format);
+    return status;
+  }
+  if (created == NULL || !json_is_array(files) || !json_is_object(state)) {
+    return corrupt(origin, "it lacks \"created\", \"files\" or \"state\"");
+  }
+  EVEN_TRY(even_duplicate(created, &out->created));
+  out->state = json_incref(state);
+  out->step = state_number(state, "step");
+  out->epoch = state_number(state, "epoch");
+  out->world_size = state_number(state, "world_size");
+  return read_files(origin, files, out);
+}
+
+even_status even_manifest_parse(const char *origin, const char *text, size_t bytes, even_checkpoint_info *out) {
+  json_t *root = NULL;
+  *out = (even_checkpoint_info){.step = -1, .epoch = -1, .world_size = -1};
+  EVEN_TRY(check_own_sum(origin, text, bytes));
+  if (even_json_parse(origin, text, bytes, &root) != EVEN_OK) {
+    char what[256];
+    (void)snprintf(what, sizeof what, "%.255s", even_error_last()->what);
+    return even_fail(EVEN_ERR_CORRUPT, "%s", what);
+  }
+  even_status status = read_root(origin, root, out);
+  json_decref(root);
+  return status;
+}
+
+void even_checkpoint_info_free(even_checkpoint_info *info) {
+  for (size_t i = 0; i < info->file_count; i++) {
+    even_free(info->files[i].name);
+    even_free(info->files[i].sums);
+  }
+  even_free(info->files);
+  even_free(info->created);
+  json_decref(info->state);
+  *info = (even_checkpoint_info){.step = -1, .epoch = -1, .world_size = -1};
+}

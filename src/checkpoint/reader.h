@@ -1,0 +1,59 @@
+/* Reads checkpoints back: what a manifest says, whether the files are what it says, which is the
+ * newest whole one. Program side only. Every function may be called from any thread. */
+#ifndef EVEN_CHECKPOINT_READER_H
+#define EVEN_CHECKPOINT_READER_H
+
+#include "os/folder.h"
+
+#include <evenstep/status.h>
+#include <jansson.h>
+#include <stdint.h>
+
+typedef struct even_checkpoint_stored_file {
+  char *name;
+  uint64_t bytes;
+  uint64_t chunk_bytes;
+  uint64_t *sums; /* one a chunk: ceil(bytes / chunk_bytes) */
+  size_t sum_count;
+} even_checkpoint_stored_file;
+
+typedef struct even_checkpoint_info {
+  char *created; /* UTC, ISO 8601 with microseconds: sorts by time */
+  even_checkpoint_stored_file *files;
+  size_t file_count;
+  uint64_t bytes;     /* of all files */
+  int64_t step;       /* -1: the state does not say */
+  int64_t epoch;      /* -1 */
+  int64_t world_size; /* -1 */
+  json_t *state;      /* the whole state */
+} even_checkpoint_info;
+
+/* Parses a manifest; `origin` is put into errors. EVEN_ERR_CORRUPT: its own checksum, its form or a number in it is
+ * wrong. Free with even_checkpoint_info_free, also after a failure. */
+even_status even_manifest_parse(const char *origin, const char *text, size_t bytes,
+                                even_checkpoint_info *out) EVEN_MUST_USE;
+void even_checkpoint_info_free(even_checkpoint_info *info);
+
+/* Reads the manifest of a checkpoint and compares the sizes of its files; no tensor is read. Errors:
+ * EVEN_ERR_NOT_FOUND (no such folder), _INPUT (no checkpoint), _CORRUPT; *out holds what was read. Free with
+ * even_checkpoint_info_free, also after a failure. */
+even_status even_checkpoint_inspect(const char *folder, even_checkpoint_info *out) EVEN_MUST_USE;
+
+/* Reads everything and compares every checksum. EVEN_ERR_CORRUPT where anything differs: *problems has a line for each
+ * damage (the first is the error's text). `problems` may be NULL; free with even_names_free, also after a failure. */
+even_status even_checkpoint_verify(const char *folder, even_names *problems) EVEN_MUST_USE;
+
+/* The newest whole checkpoint in `folder`, by the time it was written; damaged and unfinished ones are passed over.
+ * thorough: every checksum is compared, else sizes only. *path is NULL where there is none or no such folder. Free
+ * *path with even_free. */
+even_status even_checkpoint_newest(const char *folder, bool thorough, char **path) EVEN_MUST_USE;
+
+/* Checks the header of a safetensors file (the bytes behind the 8 of its length) against the bytes of data that follow
+ * it: types known, shapes fitting, ranges in order without overlap or gap. *out is the header (json_decref).
+ * EVEN_ERR_CORRUPT. */
+even_status even_safetensors_parse(const char *origin, const char *header, size_t header_bytes, uint64_t data_bytes,
+                                   json_t **out) EVEN_MUST_USE;
+/* The same for a file. */
+even_status even_safetensors_read_header(const char *path, json_t **out) EVEN_MUST_USE;
+
+#endif

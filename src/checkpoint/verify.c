@@ -1,0 +1,183 @@
+/* Compares a checkpoint with its manifest. */
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "base/text.h"
+#include "checkpoint/reader.h"
+#include "os/file.h"
+#include "os/stream.h"
+
+#include <evenstep/checkpoint.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { MOST_PROBLEMS = 256, MOST_MANIFEST_BYTES = 256 << 20 };
+
+static even_status join(const char *folder, const char *name, even_text *out) {
+  even_text_clear(out);
+  even_text_format(out, "%s/%s", folder, name);
+  return even_text_status(out);
+}
+
+/* Reads the manifest alone. */
+static even_status read_manifest(const char *folder, even_checkpoint_info *out) {
+  even_text path = EVEN_TEXT_EMPTY;
+  even_text text = EVEN_TEXT_EMPTY;
+  *out = (even_checkpoint_info){.step = -1, .epoch = -1, .world_size = -1};
+  even_status status = join(folder, EVEN_CHECKPOINT_MANIFEST, &path);
+  if (status == EVEN_OK) {
+    status = even_file_read(even_text_string(&path), MOST_MANIFEST_BYTES, &text);
+    if (status == EVEN_ERR_NOT_FOUND) {
+      if (even_path_exists(folder)) {
+        status = even_fail(EVEN_ERR_INPUT, "%s is not a checkpoint: it has no %s", folder, EVEN_CHECKPOINT_MANIFEST);
+        (void)even_error_fix("`evenstep ckpt ls DIR` lists the checkpoints of a folder or a run");
+      } else {
+        status = even_fail(EVEN_ERR_NOT_FOUND, "checkpoint %s does not exist", folder);
+        (void)even_error_fix("`evenstep ckpt ls` lists the checkpoints there are");
+      }
+    }
+  }
+  if (status == EVEN_OK) {
+    status = even_manifest_parse(even_text_string(&path), even_text_string(&text), text.length, out);
+  }
+  even_text_free(&text);
+  even_text_free(&path);
+  return status;
+}
+
+static even_status add_problem(even_names *problems, const char *text) {
+  if (problems->count == MOST_PROBLEMS) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(even_realloc((void **)&problems->items, problems->count + 1, sizeof *problems->items));
+  EVEN_TRY(even_duplicate(text, &problems->items[problems->count]));
+  problems->count++;
+  return EVEN_OK;
+}
+
+/* The last error becomes a problem, unless the machine failed rather than the checkpoint. */
+static even_status note(even_names *problems, even_status status) {
+  if (status == EVEN_ERR_CORRUPT || status == EVEN_ERR_NOT_FOUND || status == EVEN_ERR_INPUT) {
+    char text[sizeof even_error_last()->what];
+    (void)snprintf(text, sizeof text, "%s", even_error_last()->what);
+    return add_problem(problems, text);
+  }
+  return status;
+}
+
+static even_status check_size(const even_checkpoint_stored_file *file, uint64_t bytes) {
+  if (bytes < file->bytes) {
+    return even_fail(EVEN_ERR_CORRUPT, "%s is truncated: %" PRIu64 " of %" PRIu64 " bytes", file->name, bytes,
+                     file->bytes);
+  }
+  if (bytes > file->bytes) {
+    return even_fail(EVEN_ERR_CORRUPT, "%s has %" PRIu64 " bytes, %" PRIu64 " more than were written", file->name,
+                     bytes, bytes - file->bytes);
+  }
+  return EVEN_OK;
+}
+
+static even_status check_chunks(const even_checkpoint_stored_file *file, const uint64_t *sums, even_names *problems) {
+  for (size_t i = 0; i < file->sum_count; i++) {
+    uint64_t first = (uint64_t)i * file->chunk_bytes;
+    uint64_t last = file->bytes - first > file->chunk_bytes ? first + file->chunk_bytes - 1 : file->bytes - 1;
+    if (sums[i] != file->sums[i]) {
+      EVEN_TRY(note(problems,
+                    even_fail(EVEN_ERR_CORRUPT, "chunk %zu of %s (bytes %" PRIu64 "\xE2\x80\x93%" PRIu64 ") is altered",
+                              i, file->name, first, last)));
+    }
+  }
+  return EVEN_OK;
+}
+
+static even_status check_content(const even_checkpoint_stored_file *file, const char *path, even_names *problems) {
+  uint64_t *sums = NULL;
+  size_t count = 0;
+  uint64_t bytes = 0;
+  size_t before = problems->count;
+  if (file->chunk_bytes > SIZE_MAX) {
+    return note(problems, even_fail(EVEN_ERR_CORRUPT, "%s: chunks that do not fit in memory", file->name));
+  }
+  even_status status = even_checkpoint_file_checksums(path, (size_t)file->chunk_bytes, &sums, &count, &bytes);
+  if (status != EVEN_OK) {
+    return note(problems, status);
+  }
+  status = check_size(file, bytes);
+  status = status != EVEN_OK ? note(problems, status) : check_chunks(file, sums, problems);
+  even_free(sums);
+  const char *ending = strrchr(file->name, '.');
+  if (status == EVEN_OK && problems->count == before && ending != NULL && strcmp(ending, ".safetensors") == 0) {
+    json_t *header = NULL;
+    status = even_safetensors_read_header(path, &header);
+    json_decref(header);
+    status = status == EVEN_OK ? EVEN_OK : note(problems, status);
+  }
+  return status;
+}
+
+static even_status check_presence(const even_checkpoint_stored_file *file, const char *path, even_names *problems) {
+  even_input input = {.fd = -1};
+  even_status status = even_input_open(path, &input);
+  if (status == EVEN_OK) {
+    status = check_size(file, input.bytes);
+  }
+  even_input_close(&input);
+  return status == EVEN_OK ? EVEN_OK : note(problems, status);
+}
+
+static even_status check_files(const char *folder, const even_checkpoint_info *info, bool content,
+                               even_names *problems) {
+  even_text path = EVEN_TEXT_EMPTY;
+  even_status status = EVEN_OK;
+  for (size_t i = 0; i < info->file_count && status == EVEN_OK; i++) {
+    status = join(folder, info->files[i].name, &path);
+    if (status == EVEN_OK) {
+      status = content ? check_content(&info->files[i], even_text_string(&path), problems)
+                       : check_presence(&info->files[i], even_text_string(&path), problems);
+    }
+  }
+  even_text_free(&path);
+  return status;
+}
+
+/* Problems found make one error, which names the first. */
+static even_status conclude(const char *folder, const even_names *problems) {
+  if (problems->count == 0) {
+    return EVEN_OK;
+  }
+  even_status status =
+      problems->count == 1
+          ? even_fail(EVEN_ERR_CORRUPT, "checkpoint %s is damaged: %s", folder, problems->items[0])
+          : even_fail(EVEN_ERR_CORRUPT, "checkpoint %s is damaged in %zu places; the first: %s", folder,
+                      problems->count, problems->items[0]);
+  (void)even_error_fix("resume from an earlier checkpoint; `evenstep ckpt ls` lists them, `evenstep ckpt verify` "
+                       "checks them");
+  return status;
+}
+
+static even_status compare(const char *folder, bool content, even_checkpoint_info *info, even_names *problems) {
+  *problems = (even_names){NULL, 0};
+  even_status status = read_manifest(folder, info);
+  if (status == EVEN_ERR_CORRUPT) {
+    status = note(problems, status);
+  } else if (status == EVEN_OK) {
+    status = check_files(folder, info, content, problems);
+  }
+  return status == EVEN_OK ? conclude(folder, problems) : status;
+}
+
+even_status even_checkpoint_inspect(const char *folder, even_checkpoint_info *out) {
+  even_names problems = {NULL, 0};
+  even_status status = compare(folder, false, out, &problems);
+  even_names_free(&problems);
+  return status;
+}
+
+even_status even_checkpoint_verify(const char *folder, even_names *problems) {
+  even_names own = {NULL, 0};
+  even_checkpoint_info info;
+  even_status status = compare(folder, true, &info, problems == NULL ? &own : problems);
+  even_checkpoint_info_free(&info);
+  even_names_free(&own);
+  return status;
+}
