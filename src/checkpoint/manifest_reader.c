@@ -112,9 +112,9 @@ static even_status read_root(const char *origin, json_t *root, even_checkpoint_i
   json_t *state = json_object_get(root, "state");
   if (format == NULL || strcmp(format, EVEN_CHECKPOINT_FORMAT) != 0) {
     even_status status =
-        format == NULL ? corrupt(origin, "it has no \"format\"")
-                       : even_fail(EVEN_ERR_UNSUPPORTED, "%s has the format \"%s\", not " EVEN_CHECKPOINT_FORMAT,
-                                   origin, format);
+        format == NULL
+            ? corrupt(origin, "it has no \"format\"")
+            : even_fail(EVEN_ERR_UNSUPPORTED, "%s has the format \"%s\", not " EVEN_CHECKPOINT_FORMAT, origin, format);
     return status;
   }
   if (created == NULL || !json_is_array(files) || !json_is_object(state)) {

@@ -60,7 +60,7 @@ static even_status collect(const char *folder, const even_names *names, candidat
   return status;
 }
 
-even_status even_checkpoint_newest(const char *folder, bool thorough, char **path) {
+even_status even_checkpoint_find_newest(const char *folder, bool thorough, char **path) {
   even_names names = {NULL, 0};
   candidate *candidates = NULL;
   size_t count = 0;

@@ -46,7 +46,7 @@ even_status even_checkpoint_verify(const char *folder, even_names *problems) EVE
 /* The newest whole checkpoint in `folder`, by the time it was written; damaged and unfinished ones are passed over.
  * thorough: every checksum is compared, else sizes only. *path is NULL where there is none or no such folder. Free
  * *path with even_free. */
-even_status even_checkpoint_newest(const char *folder, bool thorough, char **path) EVEN_MUST_USE;
+even_status even_checkpoint_find_newest(const char *folder, bool thorough, char **path) EVEN_MUST_USE;
 
 /* Checks the header of a safetensors file (the bytes behind the 8 of its length) against the bytes of data that follow
  * it: types known, shapes fitting, ranges in order without overlap or gap. *out is the header (json_decref).

@@ -75,8 +75,7 @@ static even_status check_ranges(const char *origin, range *ranges, size_t count,
   }
   for (size_t i = 0; i < count; i++) {
     if (ranges[i].begin != at) {
-      return corrupt_tensor(origin, ranges[i].name,
-                            ranges[i].begin < at ? "overlaps another" : "begins behind a gap");
+      return corrupt_tensor(origin, ranges[i].name, ranges[i].begin < at ? "overlaps another" : "begins behind a gap");
     }
     at = ranges[i].end;
   }
@@ -139,8 +138,7 @@ static even_status read_header(even_input *input, char **text, uint64_t *header_
     *header_bytes = *header_bytes << 8 | length[i];
   }
   if (got < sizeof length || *header_bytes > most_header_bytes || *header_bytes > input->bytes - sizeof length) {
-    return even_fail(EVEN_ERR_CORRUPT, "%s: no safetensors header in its %" PRIu64 " bytes", input->path,
-                     input->bytes);
+    return even_fail(EVEN_ERR_CORRUPT, "%s: no safetensors header in its %" PRIu64 " bytes", input->path, input->bytes);
   }
   EVEN_TRY(even_alloc((size_t)*header_bytes, 1, (void **)text));
   EVEN_TRY(even_input_read(input, *text, (size_t)*header_bytes, &got));
@@ -155,8 +153,7 @@ even_status even_safetensors_read_header(const char *path, json_t **out) {
   EVEN_TRY(even_input_open(path, &input));
   even_status status = read_header(&input, &text, &header_bytes);
   if (status == EVEN_OK) {
-    status =
-        even_safetensors_parse(path, text, (size_t)header_bytes, input.bytes - LENGTH_BYTES - header_bytes, out);
+    status = even_safetensors_parse(path, text, (size_t)header_bytes, input.bytes - LENGTH_BYTES - header_bytes, out);
   }
   even_free(text);
   even_input_close(&input);

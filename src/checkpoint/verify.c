@@ -145,13 +145,13 @@ static even_status conclude(const char *folder, const even_names *problems) {
   if (problems->count == 0) {
     return EVEN_OK;
   }
-  even_status status =
-      problems->count == 1
-          ? even_fail(EVEN_ERR_CORRUPT, "checkpoint %s is damaged: %s", folder, problems->items[0])
-          : even_fail(EVEN_ERR_CORRUPT, "checkpoint %s is damaged in %zu places; the first: %s", folder,
-                      problems->count, problems->items[0]);
-  (void)even_error_fix("resume from an earlier checkpoint; `evenstep ckpt ls` lists them, `evenstep ckpt verify` "
-                       "checks them");
+  even_status status = problems->count == 1
+                           ? even_fail(EVEN_ERR_CORRUPT, "checkpoint %s is damaged: %s", folder, problems->items[0])
+                           : even_fail(EVEN_ERR_CORRUPT, "checkpoint %s is damaged in %zu places; the first: %s",
+                                       folder, problems->count, problems->items[0]);
+  (void)even_error_fix(
+      "resume from an earlier checkpoint; `evenstep ckpt ls` lists them, `evenstep ckpt verify` "
+      "checks them");
   return status;
 }
 

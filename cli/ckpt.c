@@ -1,0 +1,467 @@
+/* evenstep ckpt ls | verify | show. */
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "base/json_writer.h"
+#include "base/nearest.h"
+#include "checkpoint/reader.h"
+#include "cli/command.h"
+
+#include <evenstep/checkpoint.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct listing {
+  even_json json;
+  bool as_json;
+  size_t count;
+  bool header_printed;
+} listing;
+
+static void size_text(uint64_t bytes, char *out, size_t room) {
+  static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  double value = (double)bytes;
+  size_t unit = 0;
+  while (value >= 1024 && unit + 1 < sizeof units / sizeof units[0]) {
+    value /= 1024;
+    unit++;
+  }
+  (void)snprintf(out, room, unit == 0 ? "%.0f %s" : "%.1f %s", value, units[unit]);
+}
+
+static void number_text(int64_t value, char *out, size_t room) {
+  if (value < 0) {
+    (void)snprintf(out, room, "-");
+  } else {
+    (void)snprintf(out, room, "%" PRId64, value);
+  }
+}
+
+static bool ends_with(const char *text, const char *ending) {
+  size_t length = strlen(text);
+  size_t tail = strlen(ending);
+  return length >= tail && strcmp(text + length - tail, ending) == 0;
+}
+
+static void number_or_null(even_json *json, const char *key, int64_t value) {
+  if (value < 0) {
+    even_json_null(json, key);
+  } else {
+    even_json_integer(json, key, value);
+  }
+}
+
+static void list_one_json(even_json *json, const char *path, const even_checkpoint_info *info, const char *problem) {
+  even_json_object(json, NULL);
+  even_json_string(json, "path", path);
+  number_or_null(json, "step", info->step);
+  number_or_null(json, "epoch", info->epoch);
+  even_json_string(json, "created", info->created);
+  even_json_unsigned(json, "bytes", info->bytes);
+  number_or_null(json, "world_size", info->world_size);
+  even_json_bool(json, "whole", problem == NULL);
+  even_json_string(json, "problem", problem);
+  even_json_object_end(json);
+}
+
+static void list_one_text(listing *out, const char *path, const even_checkpoint_info *info, const char *problem) {
+  char step[24];
+  char epoch[24];
+  char ranks[24];
+  char size[24];
+  char when[24] = "-";
+  if (!out->header_printed) {
+    (void)printf("%10s  %6s  %-19s  %10s  %5s  %-7s  %s\n", "step", "epoch", "written (UTC)", "size", "ranks", "whole",
+                 "folder");
+    out->header_printed = true;
+  }
+  number_text(info->step, step, sizeof step);
+  number_text(info->epoch, epoch, sizeof epoch);
+  number_text(info->world_size, ranks, sizeof ranks);
+  size_text(info->bytes, size, sizeof size);
+  if (info->created != NULL) {
+    (void)snprintf(when, sizeof when, "%.19s", info->created);
+    char *middle = strchr(when, 'T');
+    if (middle != NULL) {
+      *middle = ' ';
+    }
+  }
+  (void)printf("%10s  %6s  %-19s  %10s  %5s  %-7s  %s\n", step, epoch, when, size, ranks,
+               problem == NULL ? "yes" : "NO", path);
+  if (problem != NULL) {
+    (void)printf("%12s%s\n", "", problem);
+  }
+}
+
+static void list_one(listing *out, const char *path) {
+  even_checkpoint_info info = {.step = -1, .epoch = -1, .world_size = -1};
+  char problem[sizeof even_error_last()->what] = "";
+  bool whole = false;
+  if (ends_with(path, EVEN_CHECKPOINT_PARTIAL)) {
+    (void)snprintf(problem, sizeof problem,
+                   "unfinished: it is being written, or its writer died (the next save "
+                   "removes it then)");
+  } else {
+    whole = even_checkpoint_inspect(path, &info) == EVEN_OK;
+    if (!whole) {
+      (void)snprintf(problem, sizeof problem, "%s", even_error_last()->what);
+    }
+  }
+  if (out->as_json) {
+    list_one_json(&out->json, path, &info, whole ? NULL : problem);
+  } else {
+    list_one_text(out, path, &info, whole ? NULL : problem);
+  }
+  out->count++;
+  even_checkpoint_info_free(&info);
+}
+
+static bool has(const char *folder, const char *name) {
+  even_text path = EVEN_TEXT_EMPTY;
+  even_text_format(&path, "%s/%s", folder, name);
+  bool there = even_text_status(&path) == EVEN_OK && even_path_exists(even_text_string(&path));
+  even_text_free(&path);
+  return there;
+}
+
+/* Lists the checkpoints that lie in `folder`, or in the checkpoints/ of a run folder, or `folder` itself. */
+static even_status list_folder(listing *out, const char *folder) {
+  even_names names = {NULL, 0};
+  even_text path = EVEN_TEXT_EMPTY;
+  if (has(folder, EVEN_CHECKPOINT_MANIFEST)) {
+    list_one(out, folder);
+    return EVEN_OK;
+  }
+  even_text_format(&path, "%s%s", folder, has(folder, "checkpoints") ? "/checkpoints" : "");
+  even_status status = even_text_status(&path);
+  size_t root = path.length;
+  if (status == EVEN_OK) {
+    status = even_folder_names(even_text_string(&path), &names);
+  }
+  for (size_t i = 0; i < names.count && status == EVEN_OK; i++) {
+    path.length = root;
+    even_text_format(&path, "/%s", names.items[i]);
+    status = even_text_status(&path);
+    if (status == EVEN_OK && (ends_with(names.items[i], EVEN_CHECKPOINT_PARTIAL) ||
+                              has(even_text_string(&path), EVEN_CHECKPOINT_MANIFEST))) {
+      list_one(out, even_text_string(&path));
+    }
+  }
+  even_names_free(&names);
+  even_text_free(&path);
+  return status;
+}
+
+/* Without an argument: ./checkpoints, else those of every run in ./runs. */
+static even_status list_default(listing *out) {
+  even_names runs = {NULL, 0};
+  even_text path = EVEN_TEXT_EMPTY;
+  if (even_path_exists("checkpoints")) {
+    return list_folder(out, "checkpoints");
+  }
+  even_status status = even_folder_names("runs", &runs);
+  if (status == EVEN_ERR_NOT_FOUND) {
+    status = even_fail(EVEN_ERR_NOT_FOUND, "there is no folder checkpoints or runs here");
+    (void)even_error_fix("name the folder: `evenstep ckpt ls DIR`");
+  }
+  for (size_t i = 0; i < runs.count && status == EVEN_OK; i++) {
+    even_text_clear(&path);
+    even_text_format(&path, "runs/%s", runs.items[i]);
+    status = even_text_status(&path);
+    if (status == EVEN_OK && has(even_text_string(&path), "checkpoints")) {
+      status = list_folder(out, even_text_string(&path));
+    }
+  }
+  even_names_free(&runs);
+  even_text_free(&path);
+  return status;
+}
+
+/* A name without a folder may be that of a run. */
+static even_status list_named(listing *out, const char *name) {
+  even_text path = EVEN_TEXT_EMPTY;
+  even_text_format(&path, "runs/%s", name);
+  even_status status = even_text_status(&path);
+  if (status == EVEN_OK) {
+    bool run = !even_path_exists(name) && even_path_exists(even_text_string(&path));
+    if (!run && !even_path_exists(name)) {
+      status = even_fail(EVEN_ERR_NOT_FOUND, "neither folder %s nor run %s exists", name, even_text_string(&path));
+      (void)even_error_fix("name a folder with checkpoints, a run folder, or a run in ./runs");
+    } else {
+      status = list_folder(out, run ? even_text_string(&path) : name);
+    }
+  }
+  even_text_free(&path);
+  return status;
+}
+
+static int finish_json(even_text *text, even_status status) {
+  if (status == EVEN_OK) {
+    status = even_text_status(text);
+  }
+  if (status == EVEN_OK) {
+    (void)printf("%s\n", even_text_string(text));
+  }
+  even_text_free(text);
+  return status == EVEN_OK ? 0 : even_cli_fail();
+}
+
+static int list(int argc, char **argv) {
+  bool as_json = false;
+  bool helped = false;
+  int operand = 0;
+  const even_usage usage = {
+      .command = "ckpt ls",
+      .synopsis = "evenstep ckpt ls [options] [DIR|RUN …]",
+      .description =
+          "Lists checkpoints: of a folder, a run folder, a run's name; without one those of ./checkpoints "
+          "or of all ./runs. \"whole\" compares sizes only; `evenstep ckpt verify` reads every byte."};
+  const even_option options[] = {{.name = "json", .kind = EVEN_OPTION_FLAG, .value = &as_json, .help = "print JSON"}};
+  if (even_options_parse(&usage, options, 1, argc, argv, &operand, &helped) != EVEN_OK) {
+    return even_cli_fail();
+  }
+  if (helped) {
+    return 0;
+  }
+  even_text text = EVEN_TEXT_EMPTY;
+  listing out = {.json = even_json_begin(&text, 2), .as_json = as_json};
+  even_json_array(&out.json, NULL);
+  even_status status = operand == argc ? list_default(&out) : EVEN_OK;
+  for (int i = operand; i < argc && status == EVEN_OK; i++) {
+    status = list_named(&out, argv[i]);
+  }
+  even_json_array_end(&out.json);
+  if (as_json) {
+    return finish_json(&text, status);
+  }
+  even_text_free(&text);
+  if (status != EVEN_OK) {
+    return even_cli_fail();
+  }
+  if (out.count == 0) {
+    (void)printf("no checkpoints there\n");
+  }
+  return 0;
+}
+
+static void verify_json(even_json *json, const char *path, even_status status, const even_names *problems) {
+  even_json_object(json, NULL);
+  even_json_string(json, "path", path);
+  even_json_bool(json, "whole", status == EVEN_OK);
+  even_json_array(json, "problems");
+  for (size_t i = 0; i < problems->count; i++) {
+    even_json_string(json, NULL, problems->items[i]);
+  }
+  if (status != EVEN_OK && problems->count == 0) {
+    even_json_string(json, NULL, even_error_last()->what);
+  }
+  even_json_array_end(json);
+  even_json_object_end(json);
+}
+
+static void verify_text(const char *path, even_status status, const even_names *problems) {
+  if (status == EVEN_OK) {
+    (void)printf("%s: whole\n", path);
+    return;
+  }
+  if (status == EVEN_ERR_CORRUPT) {
+    (void)printf("%s: DAMAGED\n", path);
+    for (size_t i = 0; i < problems->count; i++) {
+      (void)printf("  %s\n", problems->items[i]);
+    }
+    return;
+  }
+  (void)even_cli_fail();
+}
+
+static int verify(int argc, char **argv) {
+  bool as_json = false;
+  bool helped = false;
+  int operand = 0;
+  int worst = 0;
+  const even_usage usage = {.command = "ckpt verify",
+                            .synopsis = "evenstep ckpt verify [options] PATH …",
+                            .description = "Reads every byte of the checkpoints and compares the checksums.",
+                            .epilogue = "exit code: 0 all are whole, 6 one is damaged, 3 one is not there"};
+  const even_option options[] = {{.name = "json", .kind = EVEN_OPTION_FLAG, .value = &as_json, .help = "print JSON"}};
+  if (even_options_parse(&usage, options, 1, argc, argv, &operand, &helped) != EVEN_OK) {
+    return even_cli_fail();
+  }
+  if (helped) {
+    return 0;
+  }
+  if (operand == argc) {
+    (void)even_fail(EVEN_ERR_USAGE, "ckpt verify: no checkpoint named");
+    (void)even_error_fix("`evenstep ckpt ls` lists them");
+    return even_cli_fail();
+  }
+  even_text text = EVEN_TEXT_EMPTY;
+  even_json json = even_json_begin(&text, 2);
+  even_json_array(&json, NULL);
+  for (int i = operand; i < argc; i++) {
+    even_names problems = {NULL, 0};
+    even_status status = even_checkpoint_verify(argv[i], &problems);
+    int code = even_status_exit_code(status);
+    worst = code > worst ? code : worst;
+    if (as_json) {
+      verify_json(&json, argv[i], status, &problems);
+    } else {
+      verify_text(argv[i], status, &problems);
+    }
+    even_names_free(&problems);
+  }
+  even_json_array_end(&json);
+  if (!as_json) {
+    even_text_free(&text);
+    return worst;
+  }
+  int failed = finish_json(&text, EVEN_OK);
+  return failed != 0 ? failed : worst;
+}
+
+static void show_tensor(even_json *json, bool as_json, const char *name, json_t *tensor) {
+  even_text shape = EVEN_TEXT_EMPTY;
+  json_t *dimensions = json_object_get(tensor, "shape");
+  even_text_add(&shape, "[");
+  for (size_t i = 0; i < json_array_size(dimensions); i++) {
+    even_text_format(&shape, "%s%" JSON_INTEGER_FORMAT, i == 0 ? "" : ",",
+                     json_integer_value(json_array_get(dimensions, i)));
+  }
+  even_text_add(&shape, "]");
+  const char *dtype = json_string_value(json_object_get(tensor, "dtype"));
+  if (as_json) {
+    even_json_object(json, NULL);
+    even_json_string(json, "name", name);
+    even_json_string(json, "dtype", dtype);
+    even_json_raw(json, "shape", even_text_string(&shape));
+    even_json_object_end(json);
+  } else {
+    (void)printf("    %-6s %-20s %s\n", dtype, even_text_string(&shape), name);
+  }
+  even_text_free(&shape);
+}
+
+static even_status show_file(even_json *json, bool as_json, const char *folder,
+                             const even_checkpoint_stored_file *file) {
+  even_text path = EVEN_TEXT_EMPTY;
+  json_t *header = NULL;
+  const char *name = NULL;
+  json_t *tensor = NULL;
+  char size[24];
+  even_text_format(&path, "%s/%s", folder, file->name);
+  even_status status = even_text_status(&path);
+  if (status == EVEN_OK && ends_with(file->name, ".safetensors")) {
+    status = even_safetensors_read_header(even_text_string(&path), &header);
+  }
+  even_text_free(&path);
+  EVEN_TRY(status);
+  size_text(file->bytes, size, sizeof size);
+  if (as_json) {
+    even_json_object(json, NULL);
+    even_json_string(json, "name", file->name);
+    even_json_unsigned(json, "bytes", file->bytes);
+    even_json_array(json, "tensors");
+  } else {
+    (void)printf("  %s (%s)\n", file->name, size);
+  }
+  json_object_foreach(header, name, tensor) {
+    if (strcmp(name, "__metadata__") != 0) {
+      show_tensor(json, as_json, name, tensor);
+    }
+  }
+  if (as_json) {
+    even_json_array_end(json);
+    even_json_object_end(json);
+  }
+  json_decref(header);
+  return EVEN_OK;
+}
+
+static even_status show_checkpoint(const char *path, bool as_json) {
+  even_checkpoint_info info;
+  even_text text = EVEN_TEXT_EMPTY;
+  even_json json = even_json_begin(&text, 2);
+  even_status status = even_checkpoint_inspect(path, &info);
+  if (status != EVEN_OK) {
+    even_checkpoint_info_free(&info);
+    return status;
+  }
+  char *state = json_dumps(info.state, JSON_INDENT(2) | JSON_PRESERVE_ORDER);
+  even_json_object(&json, NULL);
+  even_json_string(&json, "path", path);
+  even_json_string(&json, "created", info.created);
+  if (!as_json) {
+    (void)printf("%s\n  written %s, step %" PRId64 ", epoch %" PRId64 ", %" PRId64 " ranks\n", path, info.created,
+                 info.step, info.epoch, info.world_size);
+  }
+  even_json_array(&json, "files");
+  for (size_t i = 0; i < info.file_count && status == EVEN_OK; i++) {
+    status = show_file(&json, as_json, path, &info.files[i]);
+  }
+  even_json_array_end(&json);
+  even_json_raw(&json, "state", state == NULL ? "null" : state);
+  even_json_object_end(&json);
+  if (status == EVEN_OK && as_json) {
+    status = even_text_status(&text);
+    if (status == EVEN_OK) {
+      (void)printf("%s\n", even_text_string(&text));
+    }
+  }
+  free(state);
+  even_text_free(&text);
+  even_checkpoint_info_free(&info);
+  return status;
+}
+
+static int show(int argc, char **argv) {
+  bool as_json = false;
+  bool helped = false;
+  int operand = 0;
+  const even_usage usage = {.command = "ckpt show",
+                            .synopsis = "evenstep ckpt show [options] PATH",
+                            .description =
+                                "Shows what a checkpoint holds: its files, their tensors, with --json the "
+                                "whole state (step, cursors, optimizer settings), too."};
+  const even_option options[] = {{.name = "json", .kind = EVEN_OPTION_FLAG, .value = &as_json, .help = "print JSON"}};
+  if (even_options_parse(&usage, options, 1, argc, argv, &operand, &helped) != EVEN_OK) {
+    return even_cli_fail();
+  }
+  if (helped) {
+    return 0;
+  }
+  if (argc - operand != 1) {
+    (void)even_fail(EVEN_ERR_USAGE, "ckpt show: name one checkpoint");
+    (void)even_error_fix("`evenstep ckpt ls` lists them");
+    return even_cli_fail();
+  }
+  return show_checkpoint(argv[operand], as_json) == EVEN_OK ? 0 : even_cli_fail();
+}
+
+int even_cli_ckpt(int argc, char **argv) {
+  static const even_command commands[] = {{"ls", "lists the checkpoints of a folder or run", list},
+                                          {"verify", "reads every byte and compares the checksums", verify},
+                                          {"show", "shows files, tensors and state of one", show}};
+  enum { COMMANDS = sizeof commands / sizeof commands[0] };
+  const char *names[COMMANDS];
+  bool help = argc >= 1 && (strcmp(argv[0], "--help") == 0 || strcmp(argv[0], "-h") == 0);
+  if (argc < 1 || help) {
+    FILE *stream = help ? stdout : stderr;
+    (void)fprintf(stream, "usage: evenstep ckpt COMMAND [options]\n\n");
+    for (size_t i = 0; i < COMMANDS; i++) {
+      (void)fprintf(stream, "  %-8s %s\n", commands[i].name, commands[i].summary);
+    }
+    (void)fprintf(stream, "\n`evenstep ckpt COMMAND --help` tells more of each.\n");
+    return help ? 0 : even_status_exit_code(EVEN_ERR_USAGE);
+  }
+  for (size_t i = 0; i < COMMANDS; i++) {
+    names[i] = commands[i].name;
+    if (strcmp(argv[0], commands[i].name) == 0) {
+      return commands[i].run(argc - 1, argv + 1);
+    }
+  }
+  (void)even_fail(EVEN_ERR_USAGE, "ckpt: unknown command \"%s\"", argv[0]);
+  const char *nearest = even_nearest(argv[0], names, COMMANDS);
+  (void)even_error_fix("did you mean `evenstep ckpt %s`? `evenstep ckpt --help` lists the commands",
+                       nearest == NULL ? "ls" : nearest);
+  return even_cli_fail();
+}
