@@ -8,6 +8,7 @@
 #include "os/file.h"
 #include "os/path.h"
 #include "os/random.h"
+#include "os/sweep.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -50,6 +51,7 @@ static even_status report_end(even_job *job, even_fault_facts *facts) {
 
 /* Reports every rank's end, the one that began it first. *culprit == count: all ended well. */
 static even_status report_ends(even_job *job, even_fault_facts *ends, size_t *culprit, even_fault_facts *its) {
+  even_oom_watch_read(&job->oom);
   for (size_t i = 0; i < job->count; i++) {
     ends[i] = even_job_facts(job, job->order[i]);
   }
@@ -167,6 +169,22 @@ static even_status check(const even_agent_params *params) {
   return EVEN_OK;
 }
 
+/* What must go with the job whatever ends the agent is known to the guardian before it exists. */
+static even_status open_guard(even_job *job) {
+  char mark[EVEN_SWEEP_MARK];
+  (void)snprintf(mark, sizeof mark, "EVENSTEP_JOB=%s", job->id);
+  EVEN_TRY(even_guardian_start(mark, &job->guardian));
+  EVEN_TRY(even_slowdown_open(job->params->devices, job->params->cpu_quota, job->id, &job->guardian, &job->slow));
+  if (job->slow.refused[0] != '\0') {
+    even_job_notice(
+        job,
+        "no CPU quota is permitted here (%s): busy neighbours on the same CPUs slow the ranks instead, about "
+        "as much",
+        job->slow.refused);
+  }
+  return EVEN_OK;
+}
+
 static even_status open_job(even_job *job) {
   EVEN_TRY(make_folders(job));
   EVEN_TRY(find_resume(job, false));
@@ -176,11 +194,15 @@ static even_status open_job(even_job *job) {
   EVEN_TRY(EVEN_NEW_ARRAY(&job->order, job->count));
   EVEN_TRY(even_process_adopt_orphans());
   EVEN_TRY(even_signals_open(&job->signals));
+  EVEN_TRY(open_guard(job));
   EVEN_TRY(even_loop_open(&job->loop));
   return even_loop_add(&job->loop, &job->signal_watch, job->signals.fd, even_job_signals_ready, job);
 }
 
 static void close_job(even_job *job) {
+  even_slowdown_close(&job->slow);
+  even_guardian_stop(&job->guardian);
+  even_oom_watch_close(&job->oom);
   even_loop_close(&job->loop);
   even_signals_close(&job->signals);
   if (job->ranks != NULL) {
@@ -194,7 +216,12 @@ static void close_job(even_job *job) {
 
 even_status even_agent_run(const even_agent_params *params, int *exit_code) {
   EVEN_TRY(check(params));
-  even_job job = {.params = params, .count = params->devices->count, .loop = {.fd = -1}, .signals = {.fd = -1}};
+  even_job job = {.params = params,
+                  .count = params->devices->count,
+                  .loop = {.fd = -1},
+                  .signals = {.fd = -1},
+                  .guardian = {.pid = -1, .pipe = -1},
+                  .oom = {.kernel_log = -1}};
   even_fault_facts *ends = NULL;
   even_status status = open_job(&job);
   if (status == EVEN_OK) {

@@ -7,7 +7,9 @@
 #include "os/file.h"
 #include "os/pipe.h"
 #include "os/port.h"
+#include "os/sweep.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
@@ -202,10 +204,12 @@ static void give_line(void *context, int rank, bool error, const char *text, siz
 static even_status start_process(even_job *job, size_t index, const even_environment *environment,
                                  even_process *process) {
   const even_device *device = &job->params->devices->items[index];
+  char *const join[] = {(char *)even_slowdown_join(&job->slow, index), NULL};
   even_process_params params = {.arguments = job->params->command,
                                 .environment = environment->lines,
                                 .cpus = device->cpus,
                                 .cpu_count = job->params->unpinned ? 0 : device->cpu_count,
+                                .join = join,
                                 .inherit = &job->params->telemetry_fd,
                                 .inherit_count = job->params->telemetry_fd >= 0 ? 1 : 0};
   even_status status = even_process_start(&params, process);
@@ -244,11 +248,13 @@ static even_status start_rank(even_job *job, size_t index, int port) {
   rank->alive = true;
   rank->output_open = true;
   job->alive++;
+  status = even_guardian_add_session(&job->guardian, rank->pid);
   if (job->params->observer.rank_started != NULL) {
     job->params->observer.rank_started(job->params->observer.context, (int)index, process.pid);
   }
-  return even_rank_output_open(&rank->output, &job->loop, (int)index, process.output, process.error, log, give_line,
-                               job);
+  even_status opened =
+      even_rank_output_open(&rank->output, &job->loop, (int)index, process.output, process.error, log, give_line, job);
+  return status == EVEN_OK ? opened : status;
 }
 
 static void reset(even_job *job) {
@@ -257,6 +263,31 @@ static void reset(even_job *job) {
   job->ended = 0;
   job->alive = 0;
   job->stage = EVEN_JOB_RUNS;
+  even_oom_watch_close(&job->oom);
+  even_oom_watch_open(&job->oom);
+}
+
+void even_job_sweep(even_job *job) {
+  even_sweep sweep = {.session_count = job->count};
+  pid_t *sessions = NULL;
+  (void)snprintf(sweep.mark, sizeof sweep.mark, "EVENSTEP_JOB=%s", job->id);
+  if (EVEN_NEW_ARRAY(&sessions, job->count) != EVEN_OK) {
+    sweep.session_count = 0; /* the mark alone finds nearly all, and the guardian comes after us */
+    even_error_clear();
+  }
+  for (size_t i = 0; i < sweep.session_count; i++) {
+    sessions[i] = job->ranks[i].pid;
+  }
+  sweep.sessions = sessions;
+  if (even_sweep_kill(&sweep, 5000) > 0) {
+    even_job_notice(job, "processes of this job could not be ended; they carry %s in their environment", sweep.mark);
+  }
+  for (size_t i = 0; i < sweep.session_count; i++) {
+    if (sessions[i] > 0 && even_guardian_drop_session(&job->guardian, sessions[i]) != EVEN_OK) {
+      even_error_clear(); /* a guardian that is gone has nothing to forget */
+    }
+  }
+  even_free(sessions);
 }
 
 even_status even_job_run_attempt(even_job *job) {
@@ -280,7 +311,23 @@ even_status even_job_run_attempt(even_job *job) {
     }
     job->alive = 0;
   }
+  even_job_sweep(job);
   return status;
+}
+
+/* Chosen by the killer itself, or a worker process of it was (torch's words for that are in its traceback). */
+static bool met_oom_killer(const even_job *job, const even_job_rank *rank) {
+  static const char worker[] = "is killed by signal: Killed";
+  const even_text *error = &rank->output.streams[1].tail;
+  bool struck = job->oom.counted || job->oom.victim_count > 0;
+  if (even_oom_is_victim(&job->oom, rank->pid)) {
+    return true;
+  }
+  if (rank->end.signal != 0) {
+    return rank->end.signal == SIGKILL && !rank->stopped_by_agent && job->oom.counted;
+  }
+  return struck && rank->end.code != 0 && error->data != NULL &&
+         memmem(error->data, error->length, worker, sizeof worker - 1) != NULL;
 }
 
 even_fault_facts even_job_facts(const even_job *job, size_t index) {
@@ -292,6 +339,7 @@ even_fault_facts even_job_facts(const even_job *job, size_t index) {
                             .host = job->host,
                             .pid = (long)rank->pid,
                             .stopped_by_agent = rank->stopped_by_agent,
+                            .out_of_memory = met_oom_killer(job, rank),
                             .signal = rank->end.signal,
                             .code = rank->end.code,
                             .peak_memory_bytes = rank->end.peak_memory_bytes,

@@ -5,7 +5,10 @@
 #include "fault/cause.h"
 #include "orchestrator/agent.h"
 #include "orchestrator/rank_output.h"
+#include "orchestrator/slowdown.h"
+#include "os/guardian.h"
 #include "os/loop.h"
+#include "os/oom.h"
 #include "os/process.h"
 #include "os/signals.h"
 
@@ -30,6 +33,9 @@ typedef struct even_job {
   even_loop loop;
   even_signals signals;
   even_loop_watch signal_watch;
+  even_guardian guardian;
+  even_slowdown slow;
+  even_oom_watch oom; /* of the attempt */
   even_job_rank *ranks;
   size_t count;
   size_t *order; /* ranks in the order in which they ended */
@@ -48,6 +54,8 @@ typedef struct even_job {
 even_status even_job_run_attempt(even_job *job) EVEN_MUST_USE;
 /* The facts of an ended rank, for src/fault. The texts belong to the job. */
 even_fault_facts even_job_facts(const even_job *job, size_t rank);
+/* Kills what the ranks of the attempt left running. */
+void even_job_sweep(even_job *job);
 /* Frees what run_attempt left for the facts. */
 void even_job_forget_attempt(even_job *job);
 /* Reads the signals that came (a callback of the loop). */

@@ -48,6 +48,10 @@ static int real_exchange(const char *a, const char *b) {
   return renameat2(AT_FDCWD, a, AT_FDCWD, b, RENAME_EXCHANGE);
 }
 
+static int real_pidfd_send_signal(int pidfd, int number) {
+  return (int)syscall(SYS_pidfd_send_signal, pidfd, number, NULL, 0);
+}
+
 static int real_memfd_create(const char *name, unsigned int flags) {
   return memfd_create(name, flags);
 }
@@ -89,68 +93,69 @@ static int real_nanosleep(const struct timespec *time) {
   return nanosleep(time, NULL);
 }
 
-#define REAL_CALLS                    \
-  {.open = real_open,                 \
-   .close = close,                    \
-   .duplicate = real_duplicate,       \
-   .read = read,                      \
-   .write = write,                    \
-   .pread = pread,                    \
-   .pwrite = pwrite,                  \
-   .fsync = fsync,                    \
-   .ftruncate = ftruncate,            \
-   .fstat = real_fstat,               \
-   .rename = rename,                  \
-   .mkdir = mkdir,                    \
-   .rmdir = rmdir,                    \
-   .unlink = unlink,                  \
-   .exchange = real_exchange,         \
-   .flock = flock,                    \
-   .getdents64 = getdents64,          \
-   .mmap = mmap,                      \
-   .munmap = munmap,                  \
-   .memfd_create = real_memfd_create, \
-   .futex = real_futex,               \
-   .pidfd_open = real_pidfd_open,     \
-   .clock_gettime = clock_gettime,    \
-   .dlopen = dlopen,                  \
-   .dlsym = dlsym,                    \
-   .dlclose = dlclose,                \
-   .uname = uname,                    \
-   .statvfs = statvfs,                \
-   .getifaddrs = getifaddrs,          \
-   .getrlimit = real_getrlimit,       \
-   .fork = fork,                      \
-   .execvpe = real_execvpe,           \
-   .exit = real_exit,                 \
-   .wait4 = real_wait4,               \
-   .kill = kill,                      \
-   .getpid = getpid,                  \
-   .getppid = getppid,                \
-   .setsid = setsid,                  \
-   .prctl = real_prctl,               \
-   .setaffinity = real_setaffinity,   \
-   .setpriority = real_setpriority,   \
-   .mask_signals = pthread_sigmask,   \
-   .sigaction = sigaction,            \
-   .signalfd = signalfd,              \
-   .pipe2 = pipe2,                    \
-   .isatty = isatty,                  \
-   .ioctl = real_ioctl,               \
-   .dup2 = dup2,                      \
-   .fcntl = real_fcntl,               \
-   .close_range = real_close_range,   \
-   .lseek = lseek,                    \
-   .access = access,                  \
-   .readlink = readlink,              \
-   .getcwd = getcwd,                  \
-   .epoll_create1 = epoll_create1,    \
-   .epoll_ctl = epoll_ctl,            \
-   .epoll_wait = epoll_wait,          \
-   .socket = socket,                  \
-   .bind = real_bind,                 \
-   .getsockname = real_getsockname,   \
-   .getrandom = getrandom,            \
+#define REAL_CALLS                              \
+  {.open = real_open,                           \
+   .close = close,                              \
+   .duplicate = real_duplicate,                 \
+   .read = read,                                \
+   .write = write,                              \
+   .pread = pread,                              \
+   .pwrite = pwrite,                            \
+   .fsync = fsync,                              \
+   .ftruncate = ftruncate,                      \
+   .fstat = real_fstat,                         \
+   .rename = rename,                            \
+   .mkdir = mkdir,                              \
+   .rmdir = rmdir,                              \
+   .unlink = unlink,                            \
+   .exchange = real_exchange,                   \
+   .flock = flock,                              \
+   .getdents64 = getdents64,                    \
+   .mmap = mmap,                                \
+   .munmap = munmap,                            \
+   .memfd_create = real_memfd_create,           \
+   .futex = real_futex,                         \
+   .pidfd_open = real_pidfd_open,               \
+   .pidfd_send_signal = real_pidfd_send_signal, \
+   .clock_gettime = clock_gettime,              \
+   .dlopen = dlopen,                            \
+   .dlsym = dlsym,                              \
+   .dlclose = dlclose,                          \
+   .uname = uname,                              \
+   .statvfs = statvfs,                          \
+   .getifaddrs = getifaddrs,                    \
+   .getrlimit = real_getrlimit,                 \
+   .fork = fork,                                \
+   .execvpe = real_execvpe,                     \
+   .exit = real_exit,                           \
+   .wait4 = real_wait4,                         \
+   .kill = kill,                                \
+   .getpid = getpid,                            \
+   .getppid = getppid,                          \
+   .setsid = setsid,                            \
+   .prctl = real_prctl,                         \
+   .setaffinity = real_setaffinity,             \
+   .setpriority = real_setpriority,             \
+   .mask_signals = pthread_sigmask,             \
+   .sigaction = sigaction,                      \
+   .signalfd = signalfd,                        \
+   .pipe2 = pipe2,                              \
+   .isatty = isatty,                            \
+   .ioctl = real_ioctl,                         \
+   .dup2 = dup2,                                \
+   .fcntl = real_fcntl,                         \
+   .close_range = real_close_range,             \
+   .lseek = lseek,                              \
+   .access = access,                            \
+   .readlink = readlink,                        \
+   .getcwd = getcwd,                            \
+   .epoll_create1 = epoll_create1,              \
+   .epoll_ctl = epoll_ctl,                      \
+   .epoll_wait = epoll_wait,                    \
+   .socket = socket,                            \
+   .bind = real_bind,                           \
+   .getsockname = real_getsockname,             \
+   .getrandom = getrandom,                      \
    .nanosleep = real_nanosleep}
 
 even_os_calls even_os = REAL_CALLS;

@@ -42,6 +42,7 @@ typedef struct even_os_calls {
   int (*memfd_create)(const char *name, unsigned int flags);
   long (*futex)(uint32_t *word, int operation, uint32_t value, const struct timespec *timeout);
   int (*pidfd_open)(pid_t pid, unsigned int flags);
+  int (*pidfd_send_signal)(int pidfd, int signal);
   int (*clock_gettime)(clockid_t clock, struct timespec *out);
   void *(*dlopen)(const char *name, int flags);
   void *(*dlsym)(void *handle, const char *name);

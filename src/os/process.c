@@ -315,11 +315,21 @@ even_status even_process_adopt_orphans(void) {
   return EVEN_OK;
 }
 
-static void close_all_but(int kept) {
-  if (kept > 3) {
-    (void)even_os.close_range(3, (unsigned int)kept - 1);
+static void close_from_to(unsigned int first, unsigned int last) {
+  if (first > last || even_os.close_range(first, last) == 0) {
+    return;
   }
-  (void)even_os.close_range(kept < 3 ? 3 : (unsigned int)kept + 1, ~0u);
+  for (unsigned int fd = first; fd <= last && fd < 65536; fd++) { /* a kernel before 5.9 */
+    (void)even_os.close((int)fd);
+  }
+}
+
+static void close_all_but(int kept) {
+  unsigned int middle = kept < 3 ? 2 : (unsigned int)kept;
+  if (kept > 3) {
+    close_from_to(3, middle - 1);
+  }
+  close_from_to(middle + 1, ~0u);
 }
 
 even_status even_process_fork(void (*body)(void *context, int kept), void *context, int kept, bool dies_with_parent,

@@ -1,0 +1,241 @@
+/* cgroup v1 and v2 (Documentation/admin-guide/cgroup-v1, cgroup-v2.rst, scheduler/sched-bwc.rst of the kernel). */
+#include "os/cgroup.h"
+
+#include "base/fail.h"
+#include "base/text.h"
+#include "os/calls.h"
+#include "os/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { FILE_LIMIT = 4 << 20, PERIOD_US = 10000, SMALLEST_QUOTA_US = 1000 };
+
+typedef struct mount {
+  int version;
+  char point[EVEN_CGROUP_PATH];
+  char root[EVEN_CGROUP_PATH]; /* the group that shows at `point` */
+} mount;
+
+/* Whether `word` stands in a list separated by `separator`. */
+static bool listed(const char *list, size_t length, const char *word, char separator) {
+  size_t wanted = strlen(word);
+  const char *end = list + length;
+  while (list < end) {
+    const char *stop = memchr(list, separator, (size_t)(end - list));
+    size_t part = (size_t)((stop == NULL ? end : stop) - list);
+    if (part == wanted && memcmp(list, word, wanted) == 0) {
+      return true;
+    }
+    list += part + 1;
+  }
+  return false;
+}
+
+static even_status read_proc(const char *root, const char *name, even_text *out) {
+  char path[EVEN_CGROUP_PATH];
+  (void)snprintf(path, sizeof path, "%s/proc/self/%s", root, name);
+  even_text_clear(out);
+  return even_file_read(path, FILE_LIMIT, out);
+}
+
+/* `36 35 98:0 /group /point options … - cgroup2 source super,options` (proc(5)) */
+static bool read_mount(char *line, const char *controller, mount *out) {
+  char *tail = strstr(line, " - ");
+  char type[32] = "";
+  char super[EVEN_CGROUP_PATH] = "";
+  if (tail == NULL || sscanf(tail, " - %31s %*s %511s", type, super) != 2 ||
+      sscanf(line, "%*s %*s %*s %511s %511s", out->root, out->point) != 2) {
+    return false;
+  }
+  out->version = strcmp(type, "cgroup") == 0 ? 1 : strcmp(type, "cgroup2") == 0 ? 2 : 0;
+  return out->version == 2 || (out->version == 1 && listed(super, strlen(super), controller, ','));
+}
+
+static bool find_mount(char *text, const char *controller, int version, mount *out) {
+  char *rest = NULL;
+  for (char *line = strtok_r(text, "\n", &rest); line != NULL; line = strtok_r(NULL, "\n", &rest)) {
+    if (read_mount(line, controller, out) && out->version == version) {
+      return true;
+    }
+  }
+  return false;
+}
+
+/* This process's group in /proc/self/cgroup: `4:memory:/a/b` (v1), `0::/a/b` (v2). */
+static bool find_group(char *text, const char *controller, int version, char *group, size_t size) {
+  char *rest = NULL;
+  for (char *line = strtok_r(text, "\n", &rest); line != NULL; line = strtok_r(NULL, "\n", &rest)) {
+    const char *names = strchr(line, ':');
+    const char *path = names == NULL ? NULL : strchr(names + 1, ':');
+    if (path == NULL) {
+      continue;
+    }
+    size_t length = (size_t)(path - names - 1);
+    if (version == 2 ? length == 0 : listed(names + 1, length, controller, ',')) {
+      (void)snprintf(group, size, "%s", path + 1);
+      return true;
+    }
+  }
+  return false;
+}
+
+static bool has_controller(const even_cgroup *group, const char *controller) {
+  even_text path = EVEN_TEXT_EMPTY;
+  even_text text = EVEN_TEXT_EMPTY;
+  even_text_format(&path, "%s/cgroup.controllers", group->folder);
+  bool found = even_text_status(&path) == EVEN_OK && even_file_read(path.data, FILE_LIMIT, &text) == EVEN_OK;
+  if (found) {
+    size_t length = text.length > 0 && text.data[text.length - 1] == '\n' ? text.length - 1 : text.length;
+    found = listed(text.data, length, controller, ' ');
+  }
+  even_text_free(&path);
+  even_text_free(&text);
+  return found;
+}
+
+/* False: not there. `text` is scratch. */
+static even_status own_of_version(const char *root, const char *controller, int version, even_text *text,
+                                  even_cgroup *out, bool *found) {
+  mount where;
+  char group[EVEN_CGROUP_PATH];
+  *found = false;
+  EVEN_TRY(read_proc(root, "mountinfo", text));
+  if (!find_mount(text->data, controller, version, &where)) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(read_proc(root, "cgroup", text));
+  if (!find_group(text->data, controller, version, group, sizeof group)) {
+    return EVEN_OK;
+  }
+  const char *below = group;
+  size_t shown = strcmp(where.root, "/") == 0 ? 0 : strlen(where.root);
+  if (strncmp(group, where.root, shown) == 0) {
+    below += shown; /* a container sees its own group at the mount point */
+  }
+  int written =
+      snprintf(out->folder, sizeof out->folder, "%s%s%s", root, where.point, strcmp(below, "/") == 0 ? "" : below);
+  out->version = version;
+  *found = written > 0 && (size_t)written < sizeof out->folder && (version == 1 || has_controller(out, controller));
+  return EVEN_OK;
+}
+
+even_status even_cgroup_own(const char *root, const char *controller, even_cgroup *out) {
+  even_text text = EVEN_TEXT_EMPTY;
+  bool found = false;
+  even_status status = EVEN_OK;
+  for (int version = 1; version <= 2 && status == EVEN_OK && !found; version++) {
+    status = own_of_version(root, controller, version, &text, out, &found);
+  }
+  even_text_free(&text);
+  if (status == EVEN_OK && !found) {
+    status = even_fail(EVEN_ERR_UNSUPPORTED, "no control group with the %s controller is mounted here", controller);
+  }
+  return status;
+}
+
+static even_status put(const char *folder, const char *file, const char *value) {
+  char path[EVEN_CGROUP_PATH + 64];
+  (void)snprintf(path, sizeof path, "%s/%s", folder, file);
+  int fd = even_os.open(path, O_WRONLY | O_CLOEXEC, 0);
+  if (fd < 0) {
+    return even_fail_errno(errno, "%s cannot be opened", path);
+  }
+  even_status status = EVEN_OK;
+  if (even_os.write(fd, value, strlen(value)) != (ssize_t)strlen(value)) {
+    status = even_fail_errno(errno, "%s did not take \"%s\"", path, value);
+  }
+  (void)even_os.close(fd);
+  return status;
+}
+
+even_status even_cgroup_make(const even_cgroup *parent, const char *controller, const char *name, even_cgroup *out) {
+  char enable[64];
+  out->version = parent->version;
+  int written = snprintf(out->folder, sizeof out->folder, "%s/%s", parent->folder, name);
+  if (written < 0 || (size_t)written >= sizeof out->folder) {
+    return even_fail(EVEN_ERR_OVERFLOW, "the path of control group %s is too long", name);
+  }
+  if (parent->version == 2) {
+    (void)snprintf(enable, sizeof enable, "+%s", controller);
+    EVEN_TRY(put(parent->folder, "cgroup.subtree_control", enable));
+  }
+  if (even_os.mkdir(out->folder, 0777) != 0) {
+    return even_fail_errno(errno, "control group %s cannot be made", out->folder);
+  }
+  return EVEN_OK;
+}
+
+even_status even_cgroup_limit_cpu(const even_cgroup *group, double cores) {
+  char text[64];
+  if (!(cores > 0) || cores > 1e6) {
+    return even_fail(EVEN_ERR_ARGUMENT, "a quota of %g cores", cores);
+  }
+  /* the kernel takes no quota below a millisecond: a smaller share gets a longer period */
+  double period = cores * PERIOD_US < SMALLEST_QUOTA_US ? SMALLEST_QUOTA_US / cores : PERIOD_US;
+  period = period > 1e6 ? 1e6 : period;
+  long quota = (long)(cores * period + 0.5);
+  if (group->version == 2) {
+    (void)snprintf(text, sizeof text, "%ld %ld", quota, (long)period);
+    return put(group->folder, "cpu.max", text);
+  }
+  (void)snprintf(text, sizeof text, "%ld", (long)period);
+  EVEN_TRY(put(group->folder, "cpu.cfs_period_us", text));
+  (void)snprintf(text, sizeof text, "%ld", quota);
+  return put(group->folder, "cpu.cfs_quota_us", text);
+}
+
+/* The number behind `key` in a file of "key number" lines. */
+static even_status read_count(const even_cgroup *group, const char *file, const char *key, uint64_t *value) {
+  even_text path = EVEN_TEXT_EMPTY;
+  even_text text = EVEN_TEXT_EMPTY;
+  even_text_format(&path, "%s/%s", group->folder, file);
+  even_status status = even_text_status(&path);
+  *value = 0;
+  if (status == EVEN_OK) {
+    status = even_file_read(path.data, FILE_LIMIT, &text);
+  }
+  char *rest = NULL;
+  for (char *line = status == EVEN_OK ? strtok_r(text.data, "\n", &rest) : NULL; line != NULL;
+       line = strtok_r(NULL, "\n", &rest)) {
+    size_t length = strlen(key);
+    if (strncmp(line, key, length) == 0 && line[length] == ' ') {
+      *value = strtoumax(line + length + 1, NULL, 10);
+    }
+  }
+  even_text_free(&path);
+  even_text_free(&text);
+  return status;
+}
+
+even_status even_cgroup_held_back(const even_cgroup *group, double *seconds) {
+  uint64_t value = 0;
+  EVEN_TRY(read_count(group, "cpu.stat", group->version == 2 ? "throttled_usec" : "throttled_time", &value));
+  *seconds = (double)value * (group->version == 2 ? 1e-6 : 1e-9);
+  return EVEN_OK;
+}
+
+uint64_t even_cgroup_oom_kills(const even_cgroup *group) {
+  uint64_t value = 0;
+  if (read_count(group, group->version == 2 ? "memory.events" : "memory.oom_control", "oom_kill", &value) != EVEN_OK) {
+    return 0;
+  }
+  return value;
+}
+
+even_status even_cgroup_remove(const char *folder) {
+  const struct timespec moment = {0, 5000000};
+  for (int tries = 0;; tries++) {
+    if (even_os.rmdir(folder) == 0 || errno == ENOENT) {
+      return EVEN_OK;
+    }
+    if (errno != EBUSY || tries == 200) {
+      return even_fail_errno(errno, "control group %s cannot be removed", folder);
+    }
+    (void)even_os.nanosleep(&moment);
+  }
+}

@@ -1,0 +1,36 @@
+/* Control groups: groups with a CPU quota for ranks, and what the kernel counted in them. */
+#ifndef EVEN_OS_CGROUP_H
+#define EVEN_OS_CGROUP_H
+
+#include <evenstep/status.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { EVEN_CGROUP_PATH = 512 };
+
+/* The group of this process under one controller. */
+typedef struct even_cgroup {
+  int version;                   /* 1 or 2 */
+  char folder[EVEN_CGROUP_PATH]; /* where it is mounted */
+} even_cgroup;
+
+/* The group in which this process is under `controller` ("cpu", "memory"); version 1 is looked at first. `root` is put
+ * before /proc and the mount points ("" for this host). EVEN_ERR_UNSUPPORTED: no hierarchy with it is mounted. */
+even_status even_cgroup_own(const char *root, const char *controller, even_cgroup *out) EVEN_MUST_USE;
+
+/* A new group `name` below `parent`. Under version 2 the controller is switched on for the parent's children first.
+ * EVEN_ERR_PERMISSION, EVEN_ERR_IN_USE where the kernel refuses: the caller does without. */
+even_status even_cgroup_make(const even_cgroup *parent, const char *controller, const char *name,
+                             even_cgroup *out) EVEN_MUST_USE;
+/* Lets the group have `cores` CPU seconds a second, dealt out in periods of 10 ms, so that a small share does not come
+ * in long stops (with the kernel's own 100 ms a quarter of a core stands still for 75 ms at a time). */
+even_status even_cgroup_limit_cpu(const even_cgroup *group, double cores) EVEN_MUST_USE;
+/* Seconds that its processes were held back so far. */
+even_status even_cgroup_held_back(const even_cgroup *group, double *seconds) EVEN_MUST_USE;
+/* How often the out-of-memory killer has struck in a memory group; 0 where it does not say. */
+uint64_t even_cgroup_oom_kills(const even_cgroup *group);
+/* Removes an empty group; one that is gone is fine. Processes just killed may keep it for a moment: tries for a
+ * second. Allocates nothing. */
+even_status even_cgroup_remove(const char *folder) EVEN_MUST_USE;
+
+#endif

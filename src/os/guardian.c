@@ -1,0 +1,157 @@
+/* The guardian waits for the end of a pipe that only its parent holds: the kernel closes it whatever kills the parent.
+ */
+#include "os/guardian.h"
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "os/calls.h"
+#include "os/cgroup.h"
+#include "os/process.h"
+#include "os/sweep.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { MOST_SESSIONS = 16384, MOST_GROUPS = 4096, SWEEP_MS = 5000 };
+
+typedef enum message_kind { ADD_SESSION, DROP_SESSION, ADD_GROUP } message_kind;
+
+/* Smaller than PIPE_BUF: written and read whole. */
+typedef struct message {
+  int32_t kind;
+  int32_t session;
+  char folder[EVEN_CGROUP_PATH];
+} message;
+
+/* Allocated before the fork: the child must not allocate. */
+typedef struct duty {
+  char mark[EVEN_SWEEP_MARK];
+  pid_t sessions[MOST_SESSIONS];
+  size_t session_count;
+  char (*groups)[EVEN_CGROUP_PATH];
+  size_t group_count;
+} duty;
+
+static void take(duty *now, const message *told) {
+  switch ((message_kind)told->kind) {
+    case ADD_SESSION:
+      if (now->session_count < MOST_SESSIONS) {
+        now->sessions[now->session_count++] = told->session;
+      }
+      break;
+    case DROP_SESSION:
+      for (size_t i = 0; i < now->session_count; i++) {
+        if (now->sessions[i] == told->session) {
+          now->sessions[i] = now->sessions[--now->session_count];
+        }
+      }
+      break;
+    case ADD_GROUP:
+      if (now->group_count < MOST_GROUPS) {
+        memcpy(now->groups[now->group_count++], told->folder, EVEN_CGROUP_PATH);
+      }
+      break;
+  }
+}
+
+static void ignore_ends(void) {
+  static const int numbers[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE, SIGUSR1, SIGUSR2};
+  struct sigaction ignore;
+  memset(&ignore, 0, sizeof ignore);
+  ignore.sa_handler = SIG_IGN;
+  for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+    (void)even_os.sigaction(numbers[i], &ignore, NULL);
+  }
+}
+
+static void guard(void *context, int pipe) {
+  duty *now = context;
+  message told;
+  ignore_ends();
+  for (;;) {
+    ssize_t got = even_os.read(pipe, &told, sizeof told);
+    if (got == (ssize_t)sizeof told) {
+      take(now, &told);
+    } else if (got >= 0 || errno != EINTR) {
+      break;
+    }
+  }
+  even_sweep sweep = {.sessions = now->sessions, .session_count = now->session_count};
+  memcpy(sweep.mark, now->mark, sizeof sweep.mark);
+  (void)even_sweep_kill(&sweep, SWEEP_MS);
+  for (size_t i = 0; i < now->group_count; i++) {
+    if (even_cgroup_remove(now->groups[i]) != EVEN_OK) {
+      continue; /* nobody is left to tell */
+    }
+  }
+}
+
+static even_status fork_guardian(duty *now, even_guardian *out) {
+  int ends[2] = {-1, -1};
+  if (even_os.pipe2(ends, O_CLOEXEC) != 0) {
+    return even_fail_errno(errno, "a pipe could not be made");
+  }
+  even_status status = even_process_fork(guard, now, ends[0], false, &out->pid);
+  (void)even_os.close(ends[0]);
+  if (status != EVEN_OK) {
+    (void)even_os.close(ends[1]);
+    out->pid = -1;
+    return status;
+  }
+  out->pipe = ends[1];
+  return EVEN_OK;
+}
+
+even_status even_guardian_start(const char *mark, even_guardian *out) {
+  duty *now = NULL;
+  *out = (even_guardian){.pid = -1, .pipe = -1};
+  if (strlen(mark) >= EVEN_SWEEP_MARK || strchr(mark, '=') == NULL) {
+    return even_fail(EVEN_ERR_ARGUMENT, "\"%s\" is no mark", mark);
+  }
+  EVEN_TRY(EVEN_NEW(&now));
+  even_status status = even_alloc(MOST_GROUPS, EVEN_CGROUP_PATH, (void **)&now->groups);
+  if (status == EVEN_OK) {
+    (void)snprintf(now->mark, sizeof now->mark, "%s", mark);
+    status = fork_guardian(now, out);
+  }
+  even_free(now->groups);
+  even_free(now);
+  return status;
+}
+
+static even_status tell(even_guardian *guardian, message_kind kind, pid_t session, const char *folder) {
+  message told;
+  memset(&told, 0, sizeof told);
+  told.kind = (int32_t)kind;
+  told.session = (int32_t)session;
+  (void)snprintf(told.folder, sizeof told.folder, "%s", folder);
+  if (guardian->pid < 0) {
+    return EVEN_OK;
+  }
+  if (even_os.write(guardian->pipe, &told, sizeof told) != (ssize_t)sizeof told) {
+    return even_fail_errno(errno, "the job's guardian (process %ld) cannot be told", (long)guardian->pid);
+  }
+  return EVEN_OK;
+}
+
+even_status even_guardian_add_session(even_guardian *guardian, pid_t leader) {
+  return tell(guardian, ADD_SESSION, leader, "");
+}
+
+even_status even_guardian_drop_session(even_guardian *guardian, pid_t leader) {
+  return tell(guardian, DROP_SESSION, leader, "");
+}
+
+even_status even_guardian_add_cgroup(even_guardian *guardian, const char *folder) {
+  return tell(guardian, ADD_GROUP, 0, folder);
+}
+
+void even_guardian_stop(even_guardian *guardian) {
+  if (guardian->pid >= 0) {
+    (void)even_os.close(guardian->pipe);
+    even_process_wait(guardian->pid);
+  }
+  *guardian = (even_guardian){.pid = -1, .pipe = -1};
+}

@@ -1,0 +1,24 @@
+/* A process that outlives this one, however it ends, and then kills and removes what is left of a job. */
+#ifndef EVEN_OS_GUARDIAN_H
+#define EVEN_OS_GUARDIAN_H
+
+#include <evenstep/status.h>
+#include <sys/types.h>
+
+typedef struct even_guardian {
+  pid_t pid; /* -1: none */
+  int pipe;  /* its other end; the guardian begins when nobody holds it any more */
+} even_guardian;
+
+/* Forks the guardian of the job whose processes carry `mark` ("NAME=value") in their environment. It has a session of
+ * its own, ignores what a terminal or `kill` sends to end programs, and holds no descriptor of this process but the
+ * standard ones. */
+even_status even_guardian_start(const char *mark, even_guardian *out) EVEN_MUST_USE;
+/* Tells it of a session to kill, of one that is no more, of a control group to remove. */
+even_status even_guardian_add_session(even_guardian *guardian, pid_t leader) EVEN_MUST_USE;
+even_status even_guardian_drop_session(even_guardian *guardian, pid_t leader) EVEN_MUST_USE;
+even_status even_guardian_add_cgroup(even_guardian *guardian, const char *folder) EVEN_MUST_USE;
+/* Lets it do its work now and waits until it has ended. */
+void even_guardian_stop(even_guardian *guardian);
+
+#endif

@@ -1,0 +1,126 @@
+/* Walks /proc. A process that dies or is replaced between the look and the signal is guarded by a pidfd: it is opened
+ * first, so that the signal reaches the process that was looked at and no other. */
+#include "os/sweep.h"
+
+#include "base/fail.h"
+#include "os/calls.h"
+#include "os/entries.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct walk {
+  const even_sweep *sweep;
+  pid_t own;
+  size_t alive;
+} walk;
+
+static int open_proc(const char *pid, const char *file) {
+  char path[64];
+  (void)snprintf(path, sizeof path, "/proc/%.20s/%s", pid, file);
+  return even_os.open(path, O_RDONLY | O_CLOEXEC, 0);
+}
+
+/* State and session from `pid (name) S ppid pgrp session …`; the name may hold anything, ')' included. */
+static bool read_stat(const char *pid, char *state, long *session) {
+  char text[512];
+  int fd = open_proc(pid, "stat");
+  if (fd < 0) {
+    return false;
+  }
+  ssize_t got = even_os.read(fd, text, sizeof text - 1);
+  (void)even_os.close(fd);
+  if (got <= 0) {
+    return false;
+  }
+  text[got] = '\0';
+  const char *end = strrchr(text, ')');
+  long parent = 0;
+  long group = 0;
+  return end != NULL && sscanf(end + 1, " %c %ld %ld %ld", state, &parent, &group, session) == 4;
+}
+
+/* Whether the mark is one of the NUL-ended strings of the file, read in overlapping pieces. */
+static bool carries(int fd, const char *mark) {
+  char buffer[8192];
+  size_t length = strlen(mark) + 1; /* with its NUL */
+  size_t kept = 1;                  /* a NUL before the first string */
+  buffer[0] = '\0';
+  for (;;) {
+    ssize_t got = even_os.read(fd, buffer + kept, sizeof buffer - kept);
+    if (got <= 0) {
+      return false;
+    }
+    size_t filled = kept + (size_t)got;
+    const char *at = buffer;
+    while ((at = memmem(at, filled - (size_t)(at - buffer), mark, length)) != NULL) {
+      if (at > buffer && at[-1] == '\0') {
+        return true;
+      }
+      at++;
+    }
+    kept = filled < length ? filled : length;
+    memmove(buffer, buffer + filled - kept, kept);
+  }
+}
+
+static bool is_marked(const char *pid, const char *mark) {
+  int fd = open_proc(pid, "environ");
+  if (fd < 0) {
+    return false;
+  }
+  bool marked = carries(fd, mark);
+  (void)even_os.close(fd);
+  return marked;
+}
+
+static bool in_sessions(const even_sweep *sweep, long session) {
+  for (size_t i = 0; i < sweep->session_count; i++) {
+    if (sweep->sessions[i] > 1 && sweep->sessions[i] == session) {
+      return true;
+    }
+  }
+  return false;
+}
+
+static bool look(void *context, const char *name) {
+  walk *now = context;
+  char *end = NULL;
+  char state = ' ';
+  long session = 0;
+  long pid = strtol(name, &end, 10);
+  if (end == name || *end != '\0' || pid <= 1 || pid == now->own) {
+    return true;
+  }
+  int pidfd = even_os.pidfd_open((pid_t)pid, 0);
+  if (read_stat(name, &state, &session) && state != 'Z' && state != 'X' &&
+      (in_sessions(now->sweep, session) || is_marked(name, now->sweep->mark))) {
+    now->alive++;
+    if (pidfd < 0 || even_os.pidfd_send_signal(pidfd, SIGKILL) != 0) {
+      (void)even_os.kill((pid_t)pid, SIGKILL); /* a kernel before 5.3 */
+    }
+  }
+  if (pidfd >= 0) {
+    (void)even_os.close(pidfd);
+  }
+  return true;
+}
+
+size_t even_sweep_kill(const even_sweep *sweep, int limit_ms) {
+  const struct timespec moment = {0, 5000000};
+  walk now = {.sweep = sweep, .own = even_os.getpid()};
+  for (int spent_ms = 0;; spent_ms += 5) {
+    now.alive = 0;
+    if (even_folder_each("/proc", look, &now) != EVEN_OK) {
+      return 1;
+    }
+    if (now.alive == 0 || spent_ms >= limit_ms) {
+      return now.alive;
+    }
+    (void)even_os.nanosleep(&moment);
+  }
+}
