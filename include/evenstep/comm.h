@@ -67,6 +67,9 @@ EVEN_PUBLIC even_status even_comm_barrier(even_comm *comm) EVEN_MUST_USE;
 /* Ends every blocked and future call of the group on all ranks with EVEN_ERR_REVOKED. Any thread, any rank. */
 EVEN_PUBLIC void even_comm_revoke(even_comm *comm);
 
+/* Sets the limit of later calls; <= 0: 1800. Only this rank's limit: give all ranks the same. */
+EVEN_PUBLIC void even_comm_set_timeout(even_comm *comm, double seconds);
+
 /* Nanoseconds that this rank's calls have spent waiting for peers since the group was opened (polling and sleeping;
  * opening included). Only ever grows: take it before and after a call for that call's wait. Any thread. */
 EVEN_PUBLIC uint64_t even_comm_wait_ns(const even_comm *comm);

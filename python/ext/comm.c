@@ -236,6 +236,16 @@ static PyObject *comm_revoke(PyObject *object, PyObject *unused) {
   Py_RETURN_NONE;
 }
 
+static PyObject *comm_set_timeout(PyObject *object, PyObject *arguments) {
+  double seconds = 0;
+  even_comm *comm = open_group((comm_object *)object);
+  if (comm == NULL || !PyArg_ParseTuple(arguments, "d:set_timeout", &seconds)) {
+    return NULL;
+  }
+  even_comm_set_timeout(comm, seconds);
+  Py_RETURN_NONE;
+}
+
 static PyObject *comm_close(PyObject *object, PyObject *unused) {
   comm_object *self = (comm_object *)object;
   (void)unused;
@@ -388,6 +398,7 @@ static PyMethodDef comm_methods[] = {
     {"broadcast", comm_broadcast, METH_VARARGS, "broadcast(address, bytes, root)"},
     {"barrier", comm_barrier, METH_NOARGS, "Returns when all ranks have come."},
     {"revoke", comm_revoke, METH_NOARGS, "Ends every blocked and future call of the group, on all ranks."},
+    {"set_timeout", comm_set_timeout, METH_VARARGS, "set_timeout(seconds): the limit of this rank's later calls"},
     {"arena", comm_arena, METH_NOARGS,
      "This rank's part of the arena, writable. The memory stays as long as this view (slices do not count)."},
     {"close", comm_close, METH_NOARGS, "Leaves the group. The memory goes when nothing looks at it any more."},

@@ -55,14 +55,13 @@ static even_status open_over(const even_comm_params *params, const even_comm_lay
     even_shared_memory_close(&memory);
     return status;
   }
-  double seconds = params->timeout_seconds > 0 ? params->timeout_seconds : DEFAULT_TIMEOUT_SECONDS;
   comm->rank = params->rank;
   comm->ranks = params->ranks;
   comm->header = header;
   comm->layout = *layout;
   comm->memory = memory;
   comm->arena_bytes = params->arena_bytes;
-  comm->timeout_ns = seconds < 1e9 ? (uint64_t)(seconds * 1e9) : UINT64_MAX / 2;
+  even_comm_set_timeout(comm, params->timeout_seconds);
   comm->kernels = even_kernels_best();
   comm->controls = (even_comm_control *)(void *)(even_comm_base(comm) + layout->controls);
   atomic_flag_clear(&comm->busy);
@@ -106,7 +105,8 @@ even_status even_comm_open(const even_comm_params *params, int fd, even_comm **o
 }
 
 void even_comm_leave(even_comm *comm) {
-  if (comm->stage > 0) { /* it had come */
+  /* Not where the rank never came, and not in a child that inherited the mapping by fork. */
+  if (comm->stage > 0 && (uint32_t)getpid() == atomic_load(&comm->controls[comm->rank].process)) {
     atomic_store(&comm->controls[comm->rank].left, 1u);
     even_group_wake(comm);
   }
@@ -132,6 +132,11 @@ int even_comm_ranks(const even_comm *comm) {
 
 void *even_comm_arena(even_comm *comm) {
   return comm->arena_bytes == 0 ? NULL : even_comm_arena_of(comm, comm->rank);
+}
+
+void even_comm_set_timeout(even_comm *comm, double seconds) {
+  double limit = seconds > 0 ? seconds : DEFAULT_TIMEOUT_SECONDS;
+  comm->timeout_ns = limit < 1e9 ? (uint64_t)(limit * 1e9) : UINT64_MAX / 2;
 }
 
 uint64_t even_comm_wait_ns(const even_comm *comm) {

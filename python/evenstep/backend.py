@@ -1,0 +1,431 @@
+"""The torch.distributed backend "evenstep": our shared-memory collectives for CPU tensors, torch's Gloo and NCCL
+beneath for everything else."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _create_work_from_future
+from torch.futures import Future
+
+from evenstep import _core
+from evenstep.rendezvous import open_group
+
+_DTYPES = {
+    torch.float32: _core.DTYPE_F32,
+    torch.float64: _core.DTYPE_F64,
+    torch.float16: _core.DTYPE_F16,
+    torch.bfloat16: _core.DTYPE_BF16,
+    torch.int8: _core.DTYPE_I8,
+    torch.uint8: _core.DTYPE_U8,
+    torch.int16: _core.DTYPE_I16,
+    torch.int32: _core.DTYPE_I32,
+    torch.int64: _core.DTYPE_I64,
+    torch.bool: _core.DTYPE_BOOL,
+}
+_FLOATING = {_core.DTYPE_F32, _core.DTYPE_F64, _core.DTYPE_F16, _core.DTYPE_BF16}
+_BITWISE = {_core.OP_BAND, _core.OP_BOR, _core.OP_BXOR}
+_RED_OP = dist.ReduceOp.RedOpType
+_OPS = {
+    _RED_OP.SUM: _core.OP_SUM,
+    _RED_OP.AVG: _core.OP_AVG,
+    _RED_OP.PRODUCT: _core.OP_PRODUCT,
+    _RED_OP.MIN: _core.OP_MIN,
+    _RED_OP.MAX: _core.OP_MAX,
+    _RED_OP.BAND: _core.OP_BAND,
+    _RED_OP.BOR: _core.OP_BOR,
+    _RED_OP.BXOR: _core.OP_BXOR,
+}
+_DENSE = torch.strided
+
+
+def _done(result: Any) -> dist.Work:
+    """A Work that is complete, with `result` as its future's value."""
+    future: Future[Any] = Future()
+    future.set_result(result)
+    return _create_work_from_future(future)
+
+
+def _op_of(options: Any) -> int | None:
+    """Our number for the options' reduce operation; None where we have none (PREMUL_SUM)."""
+    if options is None:
+        return _core.OP_SUM
+    op = getattr(options, "reduceOp", options)
+    return _OPS.get(getattr(op, "op", op))
+
+
+def _ours(tensor: torch.Tensor) -> bool:
+    return tensor.is_cpu and tensor.layout is _DENSE
+
+
+def _reducible(tensor: torch.Tensor, op: int | None) -> int | None:
+    """The dtype's number where the engine can reduce this tensor with this operation, else None."""
+    dtype = _DTYPES.get(tensor.dtype)
+    if dtype is None or op is None or not _ours(tensor):
+        return None
+    if (op == _core.OP_AVG and dtype not in _FLOATING) or (op in _BITWISE and dtype in _FLOATING):
+        return None
+    return dtype
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself where its elements lie one after the other and mean what they say, else a copy that does."""
+    if tensor.is_conj():
+        tensor = tensor.resolve_conj()
+    if tensor.is_neg():
+        tensor = tensor.resolve_neg()
+    return tensor.contiguous()
+
+
+def _as_real(tensors: Sequence[torch.Tensor], op: int | None) -> list[torch.Tensor]:
+    """Complex tensors seen as pairs of reals, where the operation means the same on them."""
+    if op not in (_core.OP_SUM, _core.OP_AVG):
+        return list(tensors)
+    return [torch.view_as_real(t) if t.is_complex() and not t.is_conj() else t for t in tensors]
+
+
+class EvenstepGroup(dist.ProcessGroup):
+    """A process group of torch over an engine group; see `docs/communication.md` for what runs where."""
+
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta, name: str) -> None:
+        super().__init__(rank, size)
+        self._rank = rank
+        self._size = size
+        self._store = store
+        self._timeout = timeout
+        self._name = name
+        self._sequence = itertools.count()
+        self._last_sequence = 0
+        self._comm = open_group(store, rank, size, name=f"torch/{name}", timeout_seconds=timeout.total_seconds())
+        if self._comm is None and rank == 0:
+            warnings.warn(
+                'the ranks of this group are on several hosts: backend "evenstep" runs on Gloo there', stacklevel=2
+            )
+        self._beneath = self._open_beneath()
+
+    def _open_beneath(self) -> dict[str, Any]:
+        """torch's own backends for all that the engine does not do, registered where C++ looks for them."""
+        backends: dict[str, Any] = {}
+        gloo = dist.ProcessGroupGloo(
+            dist.PrefixStore("evenstep-gloo/", self._store), self._rank, self._size, timeout=self._timeout
+        )
+        gloo._set_sequence_number_for_group()
+        backends["cpu"] = gloo
+        self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+        if dist.is_nccl_available() and torch.cuda.is_available():
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = self._timeout
+            nccl = dist.ProcessGroupNCCL(
+                dist.PrefixStore("evenstep-nccl/", self._store), self._rank, self._size, options
+            )
+            backends["cuda"] = nccl
+            self._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
+        return backends
+
+    def _under(self, tensor: torch.Tensor) -> Any:
+        backend = self._beneath.get(tensor.device.type)
+        if backend is None:
+            raise _core.EvenstepError(
+                f'backend "evenstep" has nothing for tensors on {tensor.device}\n'
+                "  fix: use CPU or CUDA tensors (CUDA needs a torch built with NCCL)"
+            )
+        return backend
+
+    # -- what torch asks a group about itself --
+
+    def getBackendName(self) -> str:
+        return "evenstep"
+
+    def name(self) -> str:
+        return "evenstep"
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._size
+
+    @property
+    def pg_name(self) -> str:
+        return self._name
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+        if self._comm is not None:
+            self._comm.set_timeout(timeout.total_seconds())
+        for backend in self._beneath.values():
+            set_default = getattr(backend, "_set_default_timeout", None)
+            if set_default is not None:
+                set_default(timeout)
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._last_sequence
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Every group counts from zero."""
+
+    def shutdown(self) -> None:
+        if self._comm is not None:
+            self._comm.close()
+        for backend in self._beneath.values():
+            backend.shutdown()
+
+    def abort(self) -> None:
+        if self._comm is not None and not self._comm.closed:
+            self._comm.revoke()
+        for backend in self._beneath.values():
+            backend.abort()
+
+    # -- the engine's collectives --
+
+    def _finish(self, options: Any, result: Any) -> Any:
+        self._last_sequence = next(self._sequence) + 1
+        # torch's Python functions that wait anyway take None for "complete".
+        return _done(result) if getattr(options, "asyncOp", True) else None
+
+    def _all_reduce(self, tensor: torch.Tensor, dtype: int, op: int) -> None:
+        comm = self._comm
+        assert comm is not None
+        if tensor.is_contiguous() and not tensor.is_neg():
+            comm.all_reduce(tensor.data_ptr(), tensor.numel(), dtype, op)
+        else:
+            copy = _plain(tensor)
+            comm.all_reduce(copy.data_ptr(), copy.numel(), dtype, op)
+            tensor.copy_(copy)
+
+    def _reduce_all(self, given: Sequence[torch.Tensor], options: Any) -> bool:
+        """All-reduces each tensor here; False where one of them is not for the engine (nothing is done then)."""
+        if self._comm is None:
+            return False
+        op = _op_of(options)
+        tensors = _as_real(given, op)
+        dtypes = [_reducible(tensor, op) for tensor in tensors]
+        if op is None or None in dtypes:
+            return False
+        with torch.no_grad():
+            for tensor, dtype in zip(tensors, dtypes):
+                assert dtype is not None
+                self._all_reduce(tensor, dtype, op)
+        return True
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+        given = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+        if len(given) == 1 and self._reduce_all(given, opts):
+            return self._finish(opts, given)
+        return self._under(given[0]).allreduce(given, *_given(opts))
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
+        if self._reduce_all(tensors, opts):
+            return self._finish(opts, tensors)
+        return self._under(tensors[0]).allreduce_coalesced(tensors, *_given(opts))
+
+    def broadcast(self, tensors: Any, opts: Any = None) -> Any:
+        given = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+        tensor = given[0]
+        if self._comm is None or len(given) != 1 or not _ours(tensor):
+            return self._under(tensor).broadcast(given, *_given(opts))
+        root = 0 if opts is None else opts.rootRank
+        with torch.no_grad():
+            data = _plain(tensor)
+            self._comm.broadcast(data.data_ptr(), data.nbytes, root)
+            if data is not tensor and self._rank != root:
+                tensor.copy_(data)
+        return self._finish(opts, given)
+
+    def _gather_parts(self, parts: Sequence[torch.Tensor], own: torch.Tensor) -> None:
+        """parts[r] = rank r's `own`; the parts may differ in size. Bytes are gathered, whatever the dtype."""
+        comm = self._comm
+        assert comm is not None
+        counts = [part.nbytes for part in parts]
+        everything = torch.empty(sum(counts), dtype=torch.uint8)
+        source = _plain(own)
+        comm.all_gather(source.data_ptr(), everything.data_ptr(), counts, _core.DTYPE_U8)
+        for part, data in zip(parts, everything.split(counts)):
+            part.copy_(data.view(part.dtype).view(part.shape) if part.numel() else part)
+
+    def _gather_single(self, output: torch.Tensor, own: torch.Tensor) -> None:
+        comm = self._comm
+        assert comm is not None
+        if output.nbytes != own.nbytes * self._size or output.dtype != own.dtype:
+            raise ValueError(
+                f"all_gather_single of {own.numel()} {own.dtype} elements on each of {self._size} ranks needs an output "
+                f"of {own.numel() * self._size}, not of {output.numel()} {output.dtype} elements"
+            )
+        source = _plain(own)
+        target = _plain(output)
+        comm.all_gather(source.data_ptr(), target.data_ptr(), [own.nbytes] * self._size, _core.DTYPE_U8)
+        if target is not output:
+            output.copy_(target)
+
+    def _gathers(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> bool:
+        return self._comm is not None and all(map(_ours, outputs)) and all(map(_ours, inputs))
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        if isinstance(inputs, torch.Tensor):
+            outputs, inputs = [outputs], [inputs]
+        if len(inputs) != 1 or len(outputs[0]) != self._size or not self._gathers(outputs[0], inputs):
+            return self._under(inputs[0]).allgather(outputs, inputs, *_given(opts))
+        with torch.no_grad():
+            self._gather_parts(outputs[0], inputs[0])
+        return self._finish(opts, outputs)
+
+    def allgather_coalesced(self, output_lists: Any, inputs: Any, opts: Any = None) -> Any:
+        if not all(self._gathers(parts, [own]) for parts, own in zip(output_lists, inputs)):
+            return self._under(inputs[0]).allgather_coalesced(output_lists, inputs, *_given(opts))
+        with torch.no_grad():
+            for rank_or_input, own in enumerate(inputs):
+                # torch lists the outputs by rank: output_lists[rank][input]
+                parts = (
+                    [by_rank[rank_or_input] for by_rank in output_lists]
+                    if len(output_lists) == self._size and len(output_lists[0]) == len(inputs)
+                    else output_lists[rank_or_input]
+                )
+                self._gather_parts(parts, own)
+        return self._finish(opts, output_lists)
+
+    def all_gather_single(self, output: Any, own: Any, opts: Any = None) -> Any:
+        if not self._gathers([output], [own]):
+            return _named(self._under(own), "all_gather_single", "_allgather_base")(output, own, *_given(opts))
+        with torch.no_grad():
+            self._gather_single(output, own)
+        return self._finish(opts, [output])
+
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        if not self._gathers(outputs, inputs):
+            call = _named(self._under(inputs[0]), "all_gather_single_coalesced", "allgather_into_tensor_coalesced")
+            return call(outputs, inputs, *_given(opts))
+        with torch.no_grad():
+            for output, own in zip(outputs, inputs):
+                self._gather_single(output, own)
+        return self._finish(opts, outputs)
+
+    def _scatter(self, output: torch.Tensor, flat: torch.Tensor, counts: Sequence[int], dtype: int, op: int) -> None:
+        """output = op over ranks of this rank's part of `flat`, which is contiguous."""
+        comm = self._comm
+        assert comm is not None
+        if output.numel() != counts[self._rank]:
+            raise ValueError(f"reduce_scatter gives this rank {counts[self._rank]} elements, not {output.numel()}")
+        target = output if output.is_contiguous() else torch.empty_like(output, memory_format=torch.contiguous_format)
+        comm.reduce_scatter(flat.data_ptr(), target.data_ptr(), counts, dtype, op)
+        if target is not output:
+            output.copy_(target)
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        if isinstance(outputs, torch.Tensor):
+            outputs, inputs = [outputs], [inputs]
+        op = _op_of(opts)
+        dtype = _reducible(outputs[0], op)
+        if self._comm is None or dtype is None or op is None or len(outputs) != 1 or not all(map(_ours, inputs[0])):
+            return self._under(outputs[0]).reduce_scatter(outputs, inputs, *_given(opts))
+        with torch.no_grad():
+            flat = torch.cat([_plain(part).view(-1) for part in inputs[0]])
+            self._scatter(outputs[0], flat, [part.numel() for part in inputs[0]], dtype, op)
+        return self._finish(opts, outputs)
+
+    def _scatter_singles(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], options: Any) -> bool:
+        op = _op_of(options)
+        if self._comm is None or op is None:
+            return False
+        outputs, inputs = _as_real(outputs, op), _as_real(inputs, op)
+        dtypes = [_reducible(output, op) for output in outputs]
+        if None in dtypes or not all(map(_ours, inputs)):
+            return False
+        with torch.no_grad():
+            for output, whole, dtype in zip(outputs, inputs, dtypes):
+                assert dtype is not None
+                if whole.numel() != output.numel() * self._size or whole.dtype != output.dtype:
+                    raise ValueError(
+                        f"reduce_scatter_single into {output.numel()} {output.dtype} elements on each of {self._size} "
+                        f"ranks needs an input of {output.numel() * self._size}, not of {whole.numel()} {whole.dtype}"
+                    )
+                self._scatter(output, _plain(whole), [output.numel()] * self._size, dtype, op)
+        return True
+
+    def reduce_scatter_single(self, output: Any, whole: Any, opts: Any = None) -> Any:
+        if self._scatter_singles([output], [whole], opts):
+            return self._finish(opts, [output])
+        return _named(self._under(whole), "reduce_scatter_single", "_reduce_scatter_base")(output, whole, *_given(opts))
+
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        if self._scatter_singles(outputs, inputs, opts):
+            return self._finish(opts, outputs)
+        call = _named(self._under(inputs[0]), "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced")
+        return call(outputs, inputs, *_given(opts))
+
+    def barrier(self, opts: Any = None) -> Any:
+        if self._comm is None:
+            return self._beneath["cpu"].barrier(*_given(opts))
+        self._comm.barrier()
+        return self._finish(opts, [])
+
+    # -- the names of torch before 2.13 --
+
+    def _allgather_base(self, output: Any, own: Any, opts: Any = None) -> Any:
+        return self.all_gather_single(output, own, opts)
+
+    def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        return self.all_gather_single_coalesced(outputs, inputs, opts)
+
+    def _reduce_scatter_base(self, output: Any, whole: Any, opts: Any = None) -> Any:
+        return self.reduce_scatter_single(output, whole, opts)
+
+    def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        return self.reduce_scatter_single_coalesced(outputs, inputs, opts)
+
+    # -- everything else is torch's --
+
+    def reduce(self, tensors: Any, opts: Any = None) -> Any:
+        return self._under(tensors[0]).reduce(tensors, *_given(opts))
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        return self._under(inputs[0]).gather(outputs, inputs, *_given(opts))
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        return self._under(outputs[0]).scatter(outputs, inputs, *_given(opts))
+
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        return self._under(outputs[0]).alltoall(outputs, inputs, *_given(opts))
+
+    def all_to_all_single(self, output: Any, whole: Any, outs: Any, ins: Any, opts: Any = None) -> Any:
+        call = _named(self._under(whole), "all_to_all_single", "alltoall_base")
+        return call(output, whole, outs, ins, *_given(opts))
+
+    def alltoall_base(self, output: Any, whole: Any, outs: Any, ins: Any, opts: Any = None) -> Any:
+        return self.all_to_all_single(output, whole, outs, ins, opts)
+
+    def send(self, tensors: Any, destination: int, tag: int = 0) -> Any:
+        return self._under(tensors[0]).send(tensors, destination, tag)
+
+    def recv(self, tensors: Any, source: int, tag: int = 0) -> Any:
+        return self._under(tensors[0]).recv(tensors, source, tag)
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
+        return self._under(tensors[0]).recv_anysource(tensors, tag)
+
+
+def _given(options: Any) -> tuple[Any, ...]:
+    return () if options is None else (options,)
+
+
+def _named(backend: Any, name: str, older: str) -> Callable[..., Any]:
+    """A backend's method under the name that this torch has for it."""
+    method: Callable[..., Any] = getattr(backend, name, None) or getattr(backend, older)
+    return method
+
+
+def create_group(options: Any, backend_options: Any) -> EvenstepGroup:
+    """What torch calls to make a group (extended API of `Backend.register_backend`)."""
+    del backend_options  # the backend has no options of its own
+    return EvenstepGroup(
+        options.store, options.group_rank, options.group_size, options.timeout, str(options.group_id or "default")
+    )
