@@ -4,6 +4,7 @@ beneath for everything else."""
 from __future__ import annotations
 
 import itertools
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -112,21 +113,26 @@ class EvenstepGroup(dist.ProcessGroup):
     def _open_beneath(self) -> dict[str, Any]:
         """torch's own backends for all that the engine does not do, registered where C++ looks for them."""
         backends: dict[str, Any] = {}
-        gloo = dist.ProcessGroupGloo(
-            dist.PrefixStore("evenstep-gloo/", self._store), self._rank, self._size, timeout=self._timeout
-        )
+        store = dist.PrefixStore(f"evenstep-{self._token()}/", self._store)
+        gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), self._rank, self._size, timeout=self._timeout)
         gloo._set_sequence_number_for_group()
         backends["cpu"] = gloo
         self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
         if dist.is_nccl_available() and torch.cuda.is_available():
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = self._timeout
-            nccl = dist.ProcessGroupNCCL(
-                dist.PrefixStore("evenstep-nccl/", self._store), self._rank, self._size, options
-            )
+            nccl = dist.ProcessGroupNCCL(dist.PrefixStore("nccl/", store), self._rank, self._size, options)
             backends["cuda"] = nccl
             self._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
         return backends
+
+    def _token(self) -> str:
+        """A word that no earlier group over this store had: what Gloo left there would hang a group of its name."""
+        if self._comm is None:
+            return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        token = torch.frombuffer(bytearray(os.urandom(8)), dtype=torch.uint8)
+        self._comm.broadcast(token.data_ptr(), 8, 0)
+        return bytes(token.tolist()).hex()
 
     def _under(self, tensor: torch.Tensor) -> Any:
         backend = self._beneath.get(tensor.device.type)

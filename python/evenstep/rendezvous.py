@@ -79,8 +79,10 @@ def open_group(
         comm = _core.Comm(fd, rank, ranks, arena_bytes, timeout_seconds, spin)
     finally:
         os.close(fd)
-    if rank == 0 and ranks > 1:
-        # All have come: nobody needs the keys, and a later group of this name must not find them.
-        for key in ("segment", *map(str, range(1, ranks))):
-            store.delete_key(f"{prefix}/{key}")
+    if ranks > 1:
+        # All have come: nobody needs the keys, and a later group of this name must not find them, nor lose its own.
+        if rank == 0:
+            for key in ("segment", *map(str, range(1, ranks))):
+                store.delete_key(f"{prefix}/{key}")
+        comm.barrier()
     return comm

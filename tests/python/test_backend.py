@@ -1,0 +1,410 @@
+"""The torch backend "evenstep": each test starts real ranks, as processes that run one of the functions below."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+PYTHON = str(Path(__file__).resolve().parents[2] / "python")
+SECONDS = 120
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def start(body: Callable[..., None], ranks: int, **extra: str) -> list[subprocess.Popen[str]]:
+    port = free_port()
+    processes = []
+    for rank in range(ranks):
+        environment = dict(
+            os.environ,
+            RANK=str(rank),
+            WORLD_SIZE=str(ranks),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+            OMP_NUM_THREADS="1",
+            PYTHONPATH=os.pathsep.join([PYTHON, os.environ.get("PYTHONPATH", "")]),
+            **extra,
+        )
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, __file__, body.__name__],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    return processes
+
+
+def finish(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+    results = []
+    try:
+        for process in processes:
+            out, err = process.communicate(timeout=SECONDS)
+            results.append((process.returncode, out, err))
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return results
+
+
+def check(body: Callable[..., None], ranks: int, **extra: str) -> None:
+    for rank, (code, _, err) in enumerate(finish(start(body, ranks, **extra))):
+        assert code == 0, f"rank {rank}: {err[-3000:]}"
+
+
+# ---- what the ranks do; run in processes of their own ----
+
+
+def rank_and_size() -> tuple[int, int]:
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+def join(backend: str = "evenstep", seconds: float = 60) -> tuple[int, int]:
+    from datetime import timedelta
+
+    import torch.distributed as dist
+
+    import evenstep  # noqa: F401
+
+    torch.manual_seed(0)
+    dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
+    return rank_and_size()
+
+
+def leave() -> None:
+    import torch.distributed as dist
+
+    dist.destroy_process_group()
+
+
+def body_collectives() -> None:
+    import torch.distributed as dist
+
+    rank, size = join()
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8):
+        for shape in ((), (0,), (7,), (3, 5), (50_000,)):
+            tensor = torch.full(shape, rank + 1, dtype=dtype)
+            dist.all_reduce(tensor)
+            assert torch.equal(tensor, torch.full(shape, size * (size + 1) // 2, dtype=dtype)), (dtype, shape)
+    tensor = torch.full((9,), float(rank))
+    dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
+    assert torch.allclose(tensor, torch.full((9,), (size - 1) / 2))
+    tensor = torch.full((9,), float(rank))
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    assert torch.equal(tensor, torch.full((9,), float(size - 1)))
+    flags = torch.tensor([rank == 0, True, False])
+    dist.all_reduce(flags, op=dist.ReduceOp.BAND)
+    assert flags.tolist() == [size == 1, True, False]
+
+    work = dist.all_reduce(tensor, async_op=True)
+    assert work is not None
+    work.wait()
+    assert work.is_completed()
+    assert work.get_future().value()[0] is tensor or torch.equal(work.get_future().value()[0], tensor)
+
+    for dtype in (torch.float32, torch.complex64, torch.bool, torch.uint16):
+        parts = [torch.empty(r, dtype=dtype) for r in range(size)]
+        dist.all_gather(parts, torch.ones(rank, dtype=dtype))
+        assert [p.numel() for p in parts] == list(range(size))
+        assert all(bool(p.eq(1).all()) for p in parts)
+    whole = torch.empty(size * 3)
+    dist.all_gather_into_tensor(whole, torch.full((3,), float(rank)))
+    assert torch.equal(whole, torch.arange(float(size)).repeat_interleave(3))
+
+    out = torch.empty(4)
+    dist.reduce_scatter_tensor(out, torch.arange(4.0 * size) * (rank + 1))
+    assert torch.equal(out, torch.arange(4.0 * size)[4 * rank : 4 * rank + 4] * (size * (size + 1) // 2))
+    uneven = torch.empty(rank + 1)
+    dist.reduce_scatter(uneven, [torch.full((r + 1,), float(rank)) for r in range(size)])
+    assert torch.equal(uneven, torch.full((rank + 1,), size * (size - 1) / 2))
+
+    tensor = torch.full((5,), float(rank))
+    dist.broadcast(tensor, src=size - 1)
+    assert torch.equal(tensor, torch.full((5,), float(size - 1)))
+    dist.barrier()
+    leave()
+
+
+def body_odd_tensors() -> None:
+    import torch.distributed as dist
+
+    rank, size = join()
+    total = size * (size + 1) / 2
+    matrix = torch.full((4, 6), float(rank + 1))
+    dist.all_reduce(matrix.t())  # not contiguous: reduced through a copy
+    assert torch.equal(matrix, torch.full((4, 6), total))
+    matrix = torch.full((4, 6), float(rank + 1))
+    dist.all_reduce(matrix[:, 1:3])
+    assert torch.equal(matrix[:, 1:3], torch.full((4, 2), total))
+    assert torch.equal(matrix[:, 0], torch.full((4,), float(rank + 1)))
+    pairs = torch.full((3,), complex(rank, 1))
+    dist.all_reduce(pairs)
+    assert torch.equal(pairs, torch.full((3,), complex(size * (size - 1) / 2, size)))
+    image = torch.full((2, 3, 4, 5), float(rank)).to(memory_format=torch.channels_last)
+    dist.broadcast(image, src=0)
+    assert torch.equal(image, torch.zeros(2, 3, 4, 5)) and image.is_contiguous(memory_format=torch.channels_last)
+    columns = [torch.empty(6, 4).t() for _ in range(size)]
+    dist.all_gather(columns, torch.full((6, 4), float(rank)).t())
+    assert all(torch.equal(c, torch.full((4, 6), float(r))) for r, c in enumerate(columns))
+    leaf = torch.ones(3, requires_grad=True)
+    dist.all_reduce(leaf)
+    assert torch.equal(leaf.detach(), torch.full((3,), float(size)))
+    with dist._coalescing_manager():
+        many = [torch.full((n,), float(rank)) for n in (1, 100, 3)]
+        for tensor in many:
+            dist.all_reduce(tensor)
+    assert all(bool(t.eq(size * (size - 1) / 2).all()) for t in many)
+    leave()
+
+
+def body_beneath() -> None:
+    import torch.distributed as dist
+    import torch.distributed._functional_collectives as functional
+
+    rank, size = join()
+    objects: list[object] = [None] * size
+    dist.all_gather_object(objects, {"rank": rank})
+    assert objects == [{"rank": r} for r in range(size)]
+    words: list[object] = ["from zero"] if rank == 0 else [None]
+    dist.broadcast_object_list(words, src=0)
+    assert words == ["from zero"]
+    tensor = torch.full((3,), float(rank))
+    if rank == 0:
+        dist.send(tensor + 7, dst=1)
+    elif rank == 1:
+        dist.recv(tensor, src=0)
+        assert torch.equal(tensor, torch.full((3,), 7.0))
+    whole = torch.arange(float(size)) + 10 * rank
+    swapped = torch.empty(size)
+    dist.all_to_all_single(swapped, whole)
+    assert torch.equal(swapped, torch.arange(float(size)) * 10 + rank)
+    sums = functional.all_reduce(torch.ones(3), "sum", dist.group.WORLD)
+    assert torch.equal(sums, torch.full((3,), float(size)))
+    tensor = torch.ones(3)
+    dist.reduce(tensor, dst=0)
+    assert rank != 0 or torch.equal(tensor, torch.full((3,), float(size)))
+    assert dist.get_backend() == "evenstep"
+    leave()
+
+
+def body_groups() -> None:
+    import torch.distributed as dist
+
+    rank, size = join()
+    pairs = [dist.new_group([r, r + 1]) for r in range(0, size, 2)]
+    alone = [dist.new_group([r]) for r in range(size)]
+    own = pairs[rank // 2]
+    tensor = torch.full((20_000,), float(rank))
+    dist.all_reduce(tensor, group=own)
+    assert torch.equal(tensor, torch.full((20_000,), float(2 * (rank // 2 * 2) + 1)))
+    dist.all_reduce(tensor, group=alone[rank])
+    whole = torch.tensor([1.0])
+    dist.all_reduce(whole)
+    assert whole.item() == size
+    dist.broadcast(tensor, src=rank // 2 * 2 + 1, group=own)
+    dist.destroy_process_group(own)
+    dist.barrier()
+    leave()
+    held = [
+        os.readlink(f"/proc/self/fd/{fd}")
+        for fd in os.listdir("/proc/self/fd")
+        if os.path.exists(f"/proc/self/fd/{fd}")
+    ]
+    assert not any("evenstep-group" in name for name in held), held
+    with open("/proc/self/maps") as maps:
+        assert "evenstep-group" not in maps.read()
+    # the same names once more, over the same store's keys
+    join()
+    dist.barrier()
+    leave()
+
+
+def train(backend: str, wrap: str, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    import torch.distributed as dist
+
+    rank, _ = rank_and_size()
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 300), torch.nn.Tanh(), torch.nn.Linear(300, 4)).to(dtype)
+    group = dist.new_group(backend=backend)
+    if wrap == "ddp":
+        wrapped: torch.nn.Module = torch.nn.parallel.DistributedDataParallel(
+            model, process_group=group, bucket_cap_mb=0.01
+        )
+    else:
+        from torch.distributed.device_mesh import DeviceMesh
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model, mesh=DeviceMesh.from_group(group, "cpu"))
+        wrapped = model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.Generator().manual_seed(100 + rank)
+    for _ in range(5):
+        inputs = torch.randn(8, 16, generator=data).to(dtype)
+        loss = wrapped(inputs).float().square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    full = getattr(torch.distributed.tensor, "DTensor", ()) if wrap == "fsdp" else ()
+    return [p.full_tensor().detach() if isinstance(p, full) else p.detach().clone() for p in model.parameters()]
+
+
+def body_ddp() -> None:
+    join()
+    for dtype, tolerance in ((torch.float32, 1e-6), (torch.bfloat16, 2e-2)):
+        ours, theirs = train("evenstep", "ddp", dtype), train("gloo", "ddp", dtype)
+        for a, b in zip(ours, theirs):
+            assert torch.allclose(a, b, rtol=tolerance, atol=tolerance)
+    leave()
+
+
+def body_fsdp() -> None:
+    import torch.distributed.tensor  # noqa: F401
+
+    join()
+    for a, b in zip(train("evenstep", "fsdp"), train("evenstep", "ddp")):
+        assert torch.allclose(a, b, rtol=1e-5, atol=1e-6)
+    leave()
+
+
+def body_death() -> None:
+    import torch.distributed as dist
+
+    import evenstep
+
+    rank, _ = join()
+    dist.all_reduce(torch.ones(4))
+    if rank == 1:
+        print("ready", flush=True)
+        signal.pause()
+    began = time.monotonic()
+    print("waiting", flush=True)
+    try:
+        dist.all_reduce(torch.ones(1_000_000))
+    except evenstep.EvenstepError as error:
+        assert error.status == "EVEN_ERR_PEER_LOST" and error.rank == 1, error
+        print(f"lost {time.monotonic() - began:.3f}", flush=True)
+        os._exit(0)
+    os._exit(1)
+
+
+def body_mismatch() -> None:
+    import torch.distributed as dist
+
+    import evenstep
+
+    rank, _ = join()
+    try:
+        dist.all_reduce(torch.ones(4 + rank))
+    except evenstep.EvenstepError as error:
+        assert error.status == "EVEN_ERR_MISMATCH" and "5 F32" in str(error) and "4 F32" in str(error), error
+        os._exit(0)
+    os._exit(1)
+
+
+def body_timeout() -> None:
+    import torch.distributed as dist
+
+    rank, _ = join(seconds=30)
+    group = dist.distributed_c10d._get_default_group()
+    from datetime import timedelta
+
+    dist.barrier()
+    group.set_timeout(timedelta(seconds=0.3))
+    if rank == 0:
+        try:
+            dist.barrier()
+        except RuntimeError as error:
+            assert "Timed out" in str(error), error
+            print("timed out", flush=True)
+            os._exit(0)
+        os._exit(1)
+    time.sleep(3)  # late: by ten times the limit
+    os._exit(0)
+
+
+# ---- the tests ----
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_collectives(ranks: int) -> None:
+    check(body_collectives, ranks)
+
+
+def test_tensors_of_every_layout() -> None:
+    check(body_odd_tensors, 2)
+
+
+def test_what_torch_does_beneath() -> None:
+    check(body_beneath, 2)
+
+
+def test_subgroups_and_no_leaks() -> None:
+    check(body_groups, 4)
+
+
+def test_ddp_as_gloo() -> None:
+    check(body_ddp, 2)
+
+
+def test_fsdp_as_ddp() -> None:
+    pytest.importorskip("torch.distributed.fsdp", reason="no FSDP in this torch")
+    check(body_fsdp, 2)
+
+
+def test_dead_peer_is_named() -> None:
+    waiting, victim = processes = start(body_death, 2)
+    assert victim.stdout is not None and waiting.stdout is not None
+    try:
+        assert victim.stdout.readline().strip() == "ready"
+        assert waiting.stdout.readline().strip() == "waiting"
+        victim.send_signal(signal.SIGKILL)
+    finally:
+        (code, out, err), _ = finish(processes)
+    assert code == 0, err
+    assert out.startswith("lost")
+
+
+def test_mismatch_names_both_calls() -> None:
+    check(body_mismatch, 2)
+
+
+def test_timeout() -> None:
+    check(body_timeout, 2)
+
+
+def test_import_does_not_import_torch() -> None:
+    code = (
+        "import sys, evenstep; assert 'torch' not in sys.modules; import torch.distributed as d; d.Backend('evenstep')"
+    )
+    environment = dict(os.environ, PYTHONPATH=PYTHON)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=SECONDS
+    )
+    assert done.returncode == 0, done.stderr
+    code = "import torch.distributed as d, evenstep; assert 'evenstep' in d.Backend.backend_list"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=SECONDS
+    )
+    assert done.returncode == 0, done.stderr
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()
