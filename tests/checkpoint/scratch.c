@@ -1,0 +1,96 @@
+/* Scratch folders and sample checkpoints. */
+#include "checkpoint/scratch.h"
+
+#include "base/fail.h"
+#include "support/fault.h"
+
+#include <dirent.h>
+#include <ftw.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+char scratch[64];
+
+int scratch_make(void **state) {
+  (void)state;
+  fault_reset();
+  /* in memory where possible: hundreds of saves, each with its syncs */
+  (void)snprintf(scratch, sizeof scratch, "%s/evenstep-checkpoint-XXXXXX",
+                 access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
+  return mkdtemp(scratch) == NULL ? -1 : 0;
+}
+
+static int remove_entry(const char *path, const struct stat *facts, int kind, struct FTW *place) {
+  (void)facts;
+  (void)kind;
+  (void)place;
+  return remove(path);
+}
+
+int scratch_remove(void **state) {
+  (void)state;
+  fault_reset();
+  return nftw(scratch, remove_entry, 8, FTW_DEPTH | FTW_PHYS);
+}
+
+const char *scratch_path(const char *name) {
+  static char paths[8][256];
+  static int next = 0;
+  char *path = paths[next++ % 8];
+  (void)snprintf(path, sizeof paths[0], "%s/%s", scratch, name);
+  return path;
+}
+
+bool scratch_has(const char *name) {
+  return access(scratch_path(name), F_OK) == 0;
+}
+
+int scratch_entries(void) {
+  int count = 0;
+  DIR *folder = opendir(scratch);
+  for (struct dirent *entry = readdir(folder); entry != NULL; entry = readdir(folder)) {
+    count += strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0;
+  }
+  (void)closedir(folder);
+  return count;
+}
+
+void sample_tensors(even_checkpoint_tensor *tensors, int seed) {
+  static const int64_t matrix[] = {3, 5};
+  static const int64_t vector[] = {7};
+  static const int64_t none[] = {0, 4};
+  static float weights[15];
+  static unsigned char flags[7];
+  for (int i = 0; i < 15; i++) {
+    weights[i] = (float)(seed * 100 + i);
+  }
+  for (int i = 0; i < 7; i++) {
+    flags[i] = (unsigned char)((seed + i) % 2);
+  }
+  tensors[0] = (even_checkpoint_tensor){"flags", "BOOL", vector, 1, flags, sizeof flags};
+  tensors[1] = (even_checkpoint_tensor){"weights", "F32", matrix, 2, weights, sizeof weights};
+  tensors[2] = (even_checkpoint_tensor){"nothing", "I64", none, 2, NULL, 0};
+}
+
+even_status save_sample(const char *folder, bool replace, int seed) {
+  even_checkpoint_tensor tensors[3];
+  even_checkpoint_writer *writer = NULL;
+  even_checkpoint_params params = {.size = sizeof params, .folder = folder, .replace = replace};
+  even_checkpoint_file file = {.size = sizeof file, .name = "model.safetensors", .tensors = tensors, .tensor_count = 3};
+  sample_tensors(tensors, seed);
+  EVEN_TRY(even_checkpoint_writer_open(&params, &writer));
+  even_status status = even_checkpoint_writer_add(writer, &file);
+  if (status == EVEN_OK) {
+    file.name = "optimizer.safetensors";
+    status = even_checkpoint_writer_add(writer, &file);
+  }
+  if (status != EVEN_OK) {
+    even_checkpoint_writer_abandon(writer);
+    return status;
+  }
+  char state[64];
+  (void)snprintf(state, sizeof state, "{\"step\": %d, \"epoch\": 1, \"world_size\": 2}", seed);
+  return even_checkpoint_writer_commit(writer, state);
+}

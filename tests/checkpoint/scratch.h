@@ -1,0 +1,23 @@
+/* A scratch folder, and a small checkpoint in it. */
+#ifndef EVEN_TESTS_CHECKPOINT_SCRATCH_H
+#define EVEN_TESTS_CHECKPOINT_SCRATCH_H
+
+#include <evenstep/checkpoint.h>
+#include <stdbool.h>
+
+extern char scratch[64]; /* the folder; empty before each test */
+
+int scratch_make(void **state);   /* cmocka set-up of a test */
+int scratch_remove(void **state); /* and its tear-down; makes all calls real again */
+
+/* "SCRATCH/name"; valid until the eighth call from then. */
+const char *scratch_path(const char *name);
+bool scratch_has(const char *name);
+/* Files and folders right below the scratch folder. */
+int scratch_entries(void);
+
+/* Three tensors of several types; `seed` varies their data. Fills `tensors` (3). */
+void sample_tensors(even_checkpoint_tensor *tensors, int seed);
+even_status save_sample(const char *folder, bool replace, int seed) EVEN_MUST_USE;
+
+#endif

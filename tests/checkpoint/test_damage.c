@@ -1,0 +1,201 @@
+/* Whatever byte of a checkpoint is altered, cut off or added, verify says so and where. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "checkpoint/reader.h"
+#include "checkpoint/scratch.h"
+#include "support/fault.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static void flip(const char *name, off_t offset) {
+  unsigned char byte = 0;
+  int fd = open(scratch_path(name), O_RDWR);
+  assert_true(fd >= 0);
+  assert_int_equal(pread(fd, &byte, 1, offset), 1);
+  byte ^= (unsigned char)(1u << (offset % 8));
+  assert_int_equal(pwrite(fd, &byte, 1, offset), 1);
+  (void)close(fd);
+}
+
+static off_t size_of(const char *name) {
+  struct stat facts;
+  assert_int_equal(stat(scratch_path(name), &facts), 0);
+  return facts.st_size;
+}
+
+static void every_altered_byte_is_found(void **state) {
+  (void)state;
+  static const char *const files[] = {"one/model.safetensors", "one/optimizer.safetensors", "one/manifest.json"};
+  assert_int_equal(save_sample(scratch_path("one"), false, 1), EVEN_OK);
+  for (size_t i = 0; i < 3; i++) {
+    for (off_t at = 0; at < size_of(files[i]); at++) {
+      even_names problems = {NULL, 0};
+      flip(files[i], at);
+      assert_int_equal(even_checkpoint_verify(scratch_path("one"), &problems), EVEN_ERR_CORRUPT);
+      assert_int_equal(problems.count, 1);
+      assert_non_null(strstr(problems.items[0], strchr(files[i], '/') + 1));
+      even_names_free(&problems);
+      flip(files[i], at);
+    }
+  }
+  assert_int_equal(even_checkpoint_verify(scratch_path("one"), NULL), EVEN_OK);
+}
+
+static void every_truncation_is_found(void **state) {
+  (void)state;
+  static const char *const files[] = {"one/model.safetensors", "one/manifest.json"};
+  for (size_t i = 0; i < 2; i++) {
+    assert_int_equal(save_sample(scratch_path("one"), true, 1), EVEN_OK);
+    for (off_t size = size_of(files[i]) - 1; size >= 0; size--) {
+      assert_int_equal(truncate(scratch_path(files[i]), size), 0);
+      assert_int_equal(even_checkpoint_verify(scratch_path("one"), NULL), EVEN_ERR_CORRUPT);
+    }
+  }
+}
+
+static void expect_problem(const char *text) {
+  even_names problems = {NULL, 0};
+  bool found = false;
+  assert_int_equal(even_checkpoint_verify(scratch_path("one"), &problems), EVEN_ERR_CORRUPT);
+  assert_non_null(strstr(even_error_last()->what, scratch_path("one")));
+  assert_true(even_error_last()->fix[0] != '\0');
+  for (size_t i = 0; i < problems.count; i++) {
+    found = found || strcmp(problems.items[i], text) == 0;
+  }
+  if (!found) {
+    fail_msg("not among %zu problems: %s (the first: %s)", problems.count, text, problems.items[0]);
+  }
+  even_names_free(&problems);
+}
+
+static void damage_is_told_precisely(void **state) {
+  (void)state;
+  even_checkpoint_writer *writer = NULL;
+  even_checkpoint_params params = {.size = sizeof params, .folder = scratch_path("one")};
+  size_t bytes = 3 * (size_t)EVEN_CHECKPOINT_CHUNK_BYTES + 4096;
+  char *data = calloc(1, bytes);
+  int64_t shape = (int64_t)bytes;
+  even_checkpoint_tensor tensor = {"data", "U8", &shape, 1, data, bytes};
+  even_checkpoint_file file = {.size = sizeof file, .name = "o.safetensors", .tensors = &tensor, .tensor_count = 1};
+  assert_int_equal(even_checkpoint_writer_open(&params, &writer), EVEN_OK);
+  assert_int_equal(even_checkpoint_writer_add(writer, &file), EVEN_OK);
+  assert_int_equal(even_checkpoint_writer_commit(writer, "{}"), EVEN_OK);
+  free(data);
+  flip("one/o.safetensors", 3 * (off_t)EVEN_CHECKPOINT_CHUNK_BYTES + 17);
+  flip("one/o.safetensors", (off_t)EVEN_CHECKPOINT_CHUNK_BYTES);
+  char last[128];
+  (void)snprintf(last, sizeof last, "chunk 3 of o.safetensors (bytes 12582912\xE2\x80\x93%ld) is altered",
+                 (long)size_of("one/o.safetensors") - 1);
+  expect_problem(last);
+  expect_problem(
+      "chunk 1 of o.safetensors (bytes 4194304\xE2\x80\x93"
+      "8388607) is altered");
+  (void)snprintf(last, sizeof last, "o.safetensors is truncated: 100 of %ld bytes", (long)size_of("one/o.safetensors"));
+  assert_int_equal(truncate(scratch_path("one/o.safetensors"), 100), 0);
+  expect_problem(last);
+  assert_int_equal(unlink(scratch_path("one/o.safetensors")), 0);
+  assert_int_equal(even_checkpoint_verify(scratch_path("one"), NULL), EVEN_ERR_CORRUPT);
+  assert_non_null(strstr(even_error_last()->what, "o.safetensors cannot be opened: No such file"));
+}
+
+static void what_is_no_checkpoint_is_no_damage(void **state) {
+  (void)state;
+  assert_int_equal(even_checkpoint_verify(scratch_path("absent"), NULL), EVEN_ERR_NOT_FOUND);
+  assert_int_equal(even_checkpoint_verify(scratch, NULL), EVEN_ERR_INPUT);
+}
+
+static even_status parse(const char *header, uint64_t data_bytes) {
+  json_t *root = NULL;
+  even_status status = even_safetensors_parse("x", header, strlen(header), data_bytes, &root);
+  json_decref(root);
+  return status;
+}
+
+#define TENSOR(name, offsets) "\"" name "\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":" offsets "}"
+
+static void headers_are_checked(void **state) {
+  (void)state;
+  static const struct {
+    const char *header;
+    uint64_t data_bytes;
+  } bad[] = {
+      {"", 0},
+      {"[]", 0},
+      {"{", 0},
+      {"{}", 1},                                                     /* data of no tensor */
+      {"{" TENSOR("a", "[0,8]") "}", 7},                             /* beyond the end */
+      {"{" TENSOR("a", "[0,8]") "}", 9},                             /* bytes of nobody */
+      {"{" TENSOR("a", "[0,4]") "}", 4},                             /* not the size of its shape */
+      {"{" TENSOR("a", "[0,8]") "," TENSOR("b", "[4,12]") "}", 12},  /* overlap */
+      {"{" TENSOR("a", "[0,8]") "," TENSOR("b", "[12,20]") "}", 20}, /* gap */
+      {"{" TENSOR("a", "[0,8]") "," TENSOR("a", "[8,16]") "}", 16},  /* twice */
+      {"{" TENSOR("a", "[8,0]") "}", 8},                             /* backwards */
+      {"{" TENSOR("a", "[-8,0]") "}", 8},                            /* negative */
+      {"{" TENSOR("a", "[0.0,8.0]") "}", 8},                         /* no integers */
+      {"{" TENSOR("a", "[0]") "}", 8},                               /* one offset */
+      {"{" TENSOR("a", "[0,99999999999999999999]") "}", 8},          /* no 64-bit number */
+      {"{\"a\":{\"dtype\":\"X9\",\"shape\":[],\"data_offsets\":[0,1]}}", 1},
+      {"{\"a\":{\"dtype\":\"U8\",\"shape\":[-1],\"data_offsets\":[0,1]}}", 1},
+      {"{\"a\":{\"dtype\":\"U8\",\"shape\":1,\"data_offsets\":[0,1]}}", 1},
+      {"{\"a\":{\"dtype\":\"F64\",\"shape\":[4611686018427387904,8],\"data_offsets\":[0,0]}}", 0},
+      {"{\"a\":7}", 0},
+  };
+  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    if (parse(bad[i].header, bad[i].data_bytes) != EVEN_ERR_CORRUPT) {
+      fail_msg("accepted: %s", bad[i].header);
+    }
+  }
+  assert_int_equal(parse("{}", 0), EVEN_OK);
+  assert_int_equal(parse("{\"__metadata__\":{\"a\":\"b\"}," TENSOR("b", "[8,16]") "," TENSOR("a", "[0,8]") "}  ", 16),
+                   EVEN_OK);
+}
+
+static void reading_may_fail(void **state) {
+  (void)state;
+  assert_int_equal(save_sample(scratch_path("one"), false, 1), EVEN_OK);
+  for (long nth = 1;; nth++) {
+    fault_allocation(0);
+    fault_os_any(nth, EIO);
+    even_status status = even_checkpoint_verify(scratch_path("one"), NULL);
+    bool failed_one = fault_os_calls(FAULT_CALL_COUNT) >= nth;
+    long leaked = fault_live_blocks();
+    fault_reset();
+    assert_int_equal(leaked, 0);
+    assert_int_equal(status, failed_one ? EVEN_ERR_SYSTEM : EVEN_OK); /* a failing disk is not a damaged file */
+    if (!failed_one) {
+      break;
+    }
+  }
+  for (long nth = 1;; nth++) {
+    fault_allocation(nth);
+    even_status status = even_checkpoint_verify(scratch_path("one"), NULL);
+    bool failed_one = fault_allocations() >= nth;
+    long leaked = fault_live_blocks();
+    fault_reset();
+    assert_int_equal(leaked, 0);
+    assert_int_equal(status, failed_one ? EVEN_ERR_MEMORY : EVEN_OK);
+    if (!failed_one) {
+      break;
+    }
+  }
+  fault_os_short(5);
+  assert_int_equal(even_checkpoint_verify(scratch_path("one"), NULL), EVEN_OK);
+}
+
+int main(void) {
+#define CASE(name) cmocka_unit_test_setup_teardown(name, scratch_make, scratch_remove)
+  const struct CMUnitTest tests[] = {CASE(every_altered_byte_is_found), CASE(every_truncation_is_found),
+                                     CASE(damage_is_told_precisely),    CASE(what_is_no_checkpoint_is_no_damage),
+                                     CASE(headers_are_checked),         CASE(reading_may_fail)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

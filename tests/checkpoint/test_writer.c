@@ -1,0 +1,309 @@
+/* What a checkpoint holds, what is refused, what happens to others beside it. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "base/alloc.h"
+#include "checkpoint/reader.h"
+#include "checkpoint/scratch.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static even_checkpoint_writer *begin(const char *name) {
+  even_checkpoint_writer *writer = NULL;
+  even_checkpoint_params params = {.size = sizeof params, .folder = scratch_path(name)};
+  assert_int_equal(even_checkpoint_writer_open(&params, &writer), EVEN_OK);
+  return writer;
+}
+
+static even_status add(even_checkpoint_writer *writer, const char *name, const even_checkpoint_tensor *tensors,
+                       size_t count) {
+  even_checkpoint_file file = {.size = sizeof file, .name = name, .tensors = tensors, .tensor_count = count};
+  return even_checkpoint_writer_add(writer, &file);
+}
+
+static void file_is_safetensors(void **state) {
+  (void)state;
+  json_t *header = NULL;
+  assert_int_equal(save_sample(scratch_path("one"), false, 1), EVEN_OK);
+  assert_int_equal(even_safetensors_read_header(scratch_path("one/model.safetensors"), &header), EVEN_OK);
+  json_t *weights = json_object_get(header, "weights");
+  assert_string_equal(json_string_value(json_object_get(weights, "dtype")), "F32");
+  /* the widest type first: nothing (I64) has no bytes, weights are at 0, flags behind them */
+  assert_int_equal(json_integer_value(json_array_get(json_object_get(weights, "data_offsets"), 0)), 0);
+  assert_int_equal(
+      json_integer_value(json_array_get(json_object_get(json_object_get(header, "flags"), "data_offsets"), 1)), 67);
+  assert_string_equal(json_string_value(json_object_get(json_object_get(header, "__metadata__"), "format")), "pt");
+  json_decref(header);
+  /* the data begin at a multiple of 8, and are what was given */
+  unsigned char bytes[4096];
+  float first[2];
+  int fd = open(scratch_path("one/model.safetensors"), O_RDONLY);
+  ssize_t size = read(fd, bytes, sizeof bytes);
+  (void)close(fd);
+  assert_int_equal((size - 67) % 8, 0);
+  memcpy(first, bytes + size - 67, sizeof first);
+  assert_true(first[0] == 100.0F && first[1] == 101.0F);
+}
+
+static void manifest_tells_state(void **state) {
+  (void)state;
+  even_checkpoint_info info;
+  assert_int_equal(save_sample(scratch_path("one"), false, 42), EVEN_OK);
+  assert_int_equal(even_checkpoint_inspect(scratch_path("one"), &info), EVEN_OK);
+  assert_int_equal(info.step, 42);
+  assert_int_equal(info.world_size, 2);
+  assert_int_equal(info.file_count, 2);
+  even_checkpoint_info_free(&info);
+  assert_int_equal(even_checkpoint_verify(scratch_path("one"), NULL), EVEN_OK);
+  assert_int_equal(scratch_entries(), 1);
+}
+
+static void large_file_has_a_sum_for_each_chunk(void **state) {
+  (void)state;
+  size_t bytes = 2 * (size_t)EVEN_CHECKPOINT_CHUNK_BYTES + 5000;
+  char *data = calloc(1, bytes);
+  int64_t shape = (int64_t)bytes;
+  even_checkpoint_tensor tensor = {"data", "U8", &shape, 1, data, bytes};
+  even_checkpoint_info info;
+  even_checkpoint_writer *writer = begin("one");
+  uint64_t *sums = NULL;
+  size_t count = 0;
+  uint64_t whole = 0;
+  assert_int_equal(add(writer, "data.safetensors", &tensor, 1), EVEN_OK);
+  assert_int_equal(even_checkpoint_writer_commit(writer, "{}"), EVEN_OK);
+  assert_int_equal(even_checkpoint_inspect(scratch_path("one"), &info), EVEN_OK);
+  assert_int_equal(info.files[0].sum_count, 3);
+  assert_int_equal(even_checkpoint_file_checksums(scratch_path("one/data.safetensors"), EVEN_CHECKPOINT_CHUNK_BYTES,
+                                                  &sums, &count, &whole),
+                   EVEN_OK);
+  assert_int_equal(count, 3);
+  assert_int_equal(whole, info.files[0].bytes);
+  assert_memory_equal(sums, info.files[0].sums, 3 * sizeof *sums);
+  even_checkpoint_free(sums);
+  even_checkpoint_info_free(&info);
+  free(data);
+}
+
+static even_status fetch(void *context, size_t index, const void **data) {
+  *data = context;
+  return index == 1 ? EVEN_OK : EVEN_ERR_STATE;
+}
+
+static void data_is_asked_for_when_it_is_due(void **state) {
+  (void)state;
+  even_checkpoint_tensor tensors[3];
+  sample_tensors(tensors, 1);
+  const void *weights = tensors[1].data;
+  tensors[1].data = NULL;
+  even_checkpoint_file file = {.size = sizeof file,
+                               .name = "a",
+                               .tensors = tensors,
+                               .tensor_count = 3,
+                               .fetch = fetch,
+                               .fetch_context = (void *)(uintptr_t)weights};
+  even_checkpoint_writer *writer = begin("one");
+  assert_int_equal(even_checkpoint_writer_add(writer, &file), EVEN_OK);
+  file.name = "b";
+  tensors[0].data = NULL; /* fetch refuses this one */
+  assert_int_equal(even_checkpoint_writer_add(writer, &file), EVEN_ERR_STATE);
+  assert_int_equal(scratch_entries(), 0);
+  even_checkpoint_writer_abandon(writer);
+}
+
+static void refuse(const char *file_name, const even_checkpoint_tensor *tensors, size_t count, even_status expected) {
+  even_checkpoint_writer *writer = begin("refused");
+  assert_int_equal(add(writer, file_name, tensors, count), expected);
+  assert_int_equal(scratch_entries(), 0); /* at once, not only when the writer is freed */
+  assert_int_equal(add(writer, "fine", NULL, 0), EVEN_ERR_STATE);
+  assert_int_equal(even_checkpoint_writer_commit(writer, "{}"), EVEN_ERR_STATE);
+  assert_int_equal(scratch_entries(), 0);
+}
+
+static void bad_names_are_refused(void **state) {
+  (void)state;
+  static const char *const names[] = {"", ".", "..", "a/b", "/etc/passwd", "../x", EVEN_CHECKPOINT_MANIFEST};
+  static const char *const folders[] = {"", "/", ".", "..", "/tmp/..", "x" EVEN_CHECKPOINT_PARTIAL};
+  for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+    refuse(names[i], NULL, 0, EVEN_ERR_ARGUMENT);
+  }
+  for (size_t i = 0; i < sizeof folders / sizeof folders[0]; i++) {
+    even_checkpoint_writer *writer = NULL;
+    even_checkpoint_params params = {.size = sizeof params, .folder = folders[i]};
+    assert_int_equal(even_checkpoint_writer_open(&params, &writer), EVEN_ERR_ARGUMENT);
+    assert_null(writer);
+  }
+}
+
+static void bad_tensors_are_refused(void **state) {
+  (void)state;
+  static const int64_t two[] = {2};
+  static const int64_t negative[] = {-2};
+  static const int64_t huge[] = {INT64_MAX, INT64_MAX};
+  static const char data[8] = "";
+  even_checkpoint_tensor twice[] = {{"a", "U8", two, 1, data, 2}, {"a", "F32", two, 1, data, 8}};
+  even_checkpoint_tensor bad[] = {{"short", "F32", two, 1, data, 7},      {"type", "F33", two, 1, data, 8},
+                                  {NULL, "U8", two, 1, data, 2},          {"__metadata__", "U8", two, 1, data, 2},
+                                  {"absent", "U8", two, 1, NULL, 2},      {"\xC0\xAF", "U8", two, 1, data, 2},
+                                  {"\xED\xA0\x80", "U8", two, 1, data, 2}};
+  even_checkpoint_tensor overflow[] = {{"negative", "U8", negative, 1, data, 2}, {"huge", "F64", huge, 2, data, 8}};
+  refuse("a", twice, 2, EVEN_ERR_ARGUMENT);
+  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    refuse("a", &bad[i], 1, EVEN_ERR_ARGUMENT);
+  }
+  refuse("a", &overflow[0], 1, EVEN_ERR_OVERFLOW);
+  refuse("a", &overflow[1], 1, EVEN_ERR_OVERFLOW);
+}
+
+static void a_file_name_comes_once(void **state) {
+  (void)state;
+  even_checkpoint_writer *writer = begin("one");
+  assert_int_equal(add(writer, "a", NULL, 0), EVEN_OK);
+  assert_int_equal(add(writer, "a", NULL, 0), EVEN_ERR_ARGUMENT);
+  even_checkpoint_writer_abandon(writer);
+  assert_int_equal(scratch_entries(), 0);
+}
+
+static void state_must_be_an_object(void **state) {
+  (void)state;
+  static const char *const states[] = {"", "[]", "1", "{"};
+  for (size_t i = 0; i < sizeof states / sizeof states[0]; i++) {
+    assert_int_equal(even_checkpoint_writer_commit(begin("one"), states[i]), EVEN_ERR_ARGUMENT);
+    assert_int_equal(scratch_entries(), 0);
+  }
+}
+
+static void replacing_is_explicit(void **state) {
+  (void)state;
+  even_checkpoint_info info;
+  assert_int_equal(save_sample(scratch_path("one"), false, 1), EVEN_OK);
+  assert_int_equal(save_sample(scratch_path("one"), false, 2), EVEN_ERR_IN_USE);
+  assert_int_equal(save_sample(scratch_path("one"), true, 3), EVEN_OK);
+  assert_int_equal(even_checkpoint_inspect(scratch_path("one"), &info), EVEN_OK);
+  assert_int_equal(info.step, 3);
+  even_checkpoint_info_free(&info);
+  assert_int_equal(scratch_entries(), 1);
+  /* what is no checkpoint is never replaced */
+  assert_int_equal(mkdir(scratch_path("mine"), 0777), 0);
+  assert_int_equal(save_sample(scratch_path("mine"), true, 4), EVEN_ERR_IN_USE);
+  assert_int_equal(scratch_entries(), 2);
+}
+
+static void missing_parent_is_named(void **state) {
+  (void)state;
+  assert_int_equal(save_sample(scratch_path("nowhere/one"), false, 1), EVEN_ERR_NOT_FOUND);
+  assert_non_null(strstr(even_error_last()->fix, "nowhere"));
+}
+
+static void living_writer_is_left_alone(void **state) {
+  (void)state;
+  even_checkpoint_writer *writer = begin("one");
+  assert_int_equal(save_sample(scratch_path("one"), false, 1), EVEN_ERR_IN_USE);
+  assert_int_equal(save_sample(scratch_path("two"), false, 2), EVEN_OK); /* its sweep passes the first by */
+  assert_int_equal(add(writer, "a", NULL, 0), EVEN_OK);
+  assert_int_equal(even_checkpoint_writer_commit(writer, "{}"), EVEN_OK);
+  assert_int_equal(even_checkpoint_verify(scratch_path("one"), NULL), EVEN_OK);
+}
+
+/* A child that dies in the middle, by a signal that nothing can catch. */
+static void die_while_writing(const char *name) {
+  pid_t child = fork();
+  if (child == 0) {
+    even_checkpoint_tensor tensors[3];
+    sample_tensors(tensors, 1);
+    even_checkpoint_writer *writer = begin(name);
+    (void)!add(writer, "a", tensors, 3);
+    (void)raise(SIGKILL);
+  }
+  int status = 0;
+  assert_int_equal(waitpid(child, &status, 0), child);
+  assert_true(WIFSIGNALED(status));
+}
+
+static void dead_writers_are_swept_away(void **state) {
+  (void)state;
+  die_while_writing("one");
+  die_while_writing("two");
+  assert_true(scratch_has("two" EVEN_CHECKPOINT_PARTIAL));
+  assert_int_equal(save_sample(scratch_path("one"), false, 1), EVEN_OK);
+  assert_int_equal(scratch_entries(), 1);
+  /* folders of others that merely look unfinished stay */
+  assert_int_equal(mkdir(scratch_path("download.partial"), 0777), 0);
+  assert_int_equal(save_sample(scratch_path("three"), false, 1), EVEN_OK);
+  assert_true(scratch_has("download.partial"));
+}
+
+static void forked_child_does_not_keep_the_lock(void **state) {
+  (void)state;
+  int pipe_ends[2];
+  even_checkpoint_writer *writer = begin("one");
+  assert_int_equal(pipe(pipe_ends), 0);
+  pid_t child = fork(); /* as a loader's worker, forked while a checkpoint is written */
+  if (child == 0) {
+    char byte = 0;
+    (void)close(pipe_ends[1]);
+    (void)!read(pipe_ends[0], &byte, 1);
+    _exit(0);
+  }
+  even_checkpoint_writer_abandon(writer);
+  assert_int_equal(save_sample(scratch_path("one"), false, 1), EVEN_OK);
+  (void)close(pipe_ends[1]);
+  (void)waitpid(child, NULL, 0);
+  (void)close(pipe_ends[0]);
+}
+
+static void removing_takes_checkpoints_only(void **state) {
+  (void)state;
+  assert_int_equal(save_sample(scratch_path("one"), false, 1), EVEN_OK);
+  assert_int_equal(even_checkpoint_remove(scratch_path("one/")), EVEN_OK);
+  assert_int_equal(scratch_entries(), 0);
+  assert_int_equal(mkdir(scratch_path("mine"), 0777), 0);
+  assert_int_equal(even_checkpoint_remove(scratch_path("mine")), EVEN_ERR_INPUT);
+  assert_true(scratch_has("mine"));
+}
+
+static void newest_is_the_last_whole_one(void **state) {
+  (void)state;
+  char *path = NULL;
+  assert_int_equal(even_checkpoint_find_newest(scratch_path("absent"), true, &path), EVEN_OK);
+  assert_null(path);
+  assert_int_equal(save_sample(scratch_path("step-30"), false, 30), EVEN_OK);
+  assert_int_equal(save_sample(scratch_path("step-10"), false, 10), EVEN_OK); /* later, after going back */
+  die_while_writing("step-40");
+  assert_int_equal(even_checkpoint_find_newest(scratch, true, &path), EVEN_OK);
+  assert_string_equal(path, scratch_path("step-10"));
+  even_free(path);
+  assert_int_equal(truncate(scratch_path("step-10/model.safetensors"), 20), 0);
+  assert_int_equal(even_checkpoint_find_newest(scratch, false, &path), EVEN_OK);
+  assert_string_equal(path, scratch_path("step-30"));
+  even_free(path);
+}
+
+int main(void) {
+#define CASE(name) cmocka_unit_test_setup_teardown(name, scratch_make, scratch_remove)
+  const struct CMUnitTest tests[] = {CASE(file_is_safetensors),
+                                     CASE(manifest_tells_state),
+                                     CASE(large_file_has_a_sum_for_each_chunk),
+                                     CASE(data_is_asked_for_when_it_is_due),
+                                     CASE(bad_names_are_refused),
+                                     CASE(bad_tensors_are_refused),
+                                     CASE(a_file_name_comes_once),
+                                     CASE(state_must_be_an_object),
+                                     CASE(replacing_is_explicit),
+                                     CASE(missing_parent_is_named),
+                                     CASE(living_writer_is_left_alone),
+                                     CASE(dead_writers_are_swept_away),
+                                     CASE(forked_child_does_not_keep_the_lock),
+                                     CASE(removing_takes_checkpoints_only),
+                                     CASE(newest_is_the_last_whole_one)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
