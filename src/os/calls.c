@@ -83,6 +83,12 @@ static int real_ioctl(int fd, unsigned long request, void *argument) {
 static int real_close_range(unsigned int first, unsigned int last) {
   return (int)syscall(SYS_close_range, first, last, 0);
 }
+static int real_listen(int fd, int backlog) {
+  return listen(fd, backlog);
+}
+static int real_setsockopt(int fd, int level, int option, const void *value, socklen_t bytes) {
+  return setsockopt(fd, level, option, value, bytes);
+}
 static int real_bind(int fd, const struct sockaddr *address, socklen_t bytes) {
   return bind(fd, address, bytes);
 }
@@ -154,6 +160,8 @@ static int real_nanosleep(const struct timespec *time) {
    .epoll_wait = epoll_wait,                    \
    .socket = socket,                            \
    .bind = real_bind,                           \
+   .listen = real_listen,                       \
+   .setsockopt = real_setsockopt,               \
    .getsockname = real_getsockname,             \
    .getrandom = getrandom,                      \
    .nanosleep = real_nanosleep}

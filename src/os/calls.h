@@ -82,6 +82,8 @@ typedef struct even_os_calls {
   int (*epoll_wait)(int epoll, struct epoll_event *events, int count, int timeout_ms);
   int (*socket)(int domain, int type, int protocol);
   int (*bind)(int fd, const struct sockaddr *address, socklen_t bytes);
+  int (*listen)(int fd, int backlog);
+  int (*setsockopt)(int fd, int level, int option, const void *value, socklen_t bytes);
   int (*getsockname)(int fd, struct sockaddr *address, socklen_t *bytes);
   ssize_t (*getrandom)(void *buffer, size_t bytes, unsigned int flags);
   int (*nanosleep)(const struct timespec *time);

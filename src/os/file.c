@@ -103,8 +103,8 @@ static even_status sync_parent(const char *path) {
   return status;
 }
 
-static even_status write_new(const char *path, const void *data, size_t bytes) {
-  int fd = even_os.open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+static even_status write_new(const char *path, const void *data, size_t bytes, mode_t mode) {
+  int fd = even_os.open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, mode);
   if (fd < 0) {
     return even_fail_errno(errno, "%s cannot be created", path);
   }
@@ -121,12 +121,12 @@ static even_status write_new(const char *path, const void *data, size_t bytes) {
   return status;
 }
 
-even_status even_file_replace(const char *path, const void *data, size_t bytes) {
+static even_status replace(const char *path, const void *data, size_t bytes, mode_t mode) {
   even_text temporary = EVEN_TEXT_EMPTY;
   even_text_format(&temporary, "%s.tmp", path);
   even_status status = even_text_status(&temporary);
   if (status == EVEN_OK) {
-    status = write_new(even_text_string(&temporary), data, bytes);
+    status = write_new(even_text_string(&temporary), data, bytes, mode);
   }
   if (status == EVEN_OK && even_os.rename(even_text_string(&temporary), path) != 0) {
     status = even_fail_errno(errno, "%s cannot be put in place", path);
@@ -137,6 +137,28 @@ even_status even_file_replace(const char *path, const void *data, size_t bytes) 
   }
   even_text_free(&temporary);
   return status;
+}
+
+even_status even_file_replace(const char *path, const void *data, size_t bytes) {
+  return replace(path, data, bytes, 0666);
+}
+
+even_status even_file_replace_private(const char *path, const void *data, size_t bytes) {
+  return replace(path, data, bytes, 0600);
+}
+
+even_status even_file_rename(const char *from, const char *to) {
+  if (even_os.rename(from, to) != 0) {
+    return even_fail_errno(errno, "%s cannot be renamed to %s", from, to);
+  }
+  return EVEN_OK;
+}
+
+even_status even_file_remove(const char *path) {
+  if (even_os.unlink(path) != 0 && errno != ENOENT) {
+    return even_fail_errno(errno, "%s cannot be removed", path);
+  }
+  return EVEN_OK;
 }
 
 static even_status make_one_folder(const char *path) {

@@ -13,6 +13,12 @@ even_status even_file_start(const char *path, size_t bytes, even_text *out) EVEN
 /* Replaces `path` by `data`: temporary file, fsync, rename, fsync of the folder. On any
  * failure the old file stays as it was and the temporary one is removed. */
 even_status even_file_replace(const char *path, const void *data, size_t bytes) EVEN_MUST_USE;
+/* The same for a file that only its owner may read (mode 0600). */
+even_status even_file_replace_private(const char *path, const void *data, size_t bytes) EVEN_MUST_USE;
+/* Renames; a file at `to` is replaced. */
+even_status even_file_rename(const char *from, const char *to) EVEN_MUST_USE;
+/* Removes; a file that is not there is fine. */
+even_status even_file_remove(const char *path) EVEN_MUST_USE;
 /* Writes all of `data` to fd, through EINTR and short writes. */
 even_status even_file_write_all(int fd, const void *data, size_t bytes) EVEN_MUST_USE;
 /* Makes a folder and those above it; one that exists is fine. Mode 0777 less umask. */

@@ -1,0 +1,264 @@
+/* Rows through prepared statements, a transaction a batch. */
+#include "monitor/database.h"
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "monitor/sqlite.h"
+#include "os/file.h"
+#include "os/folder.h"
+
+#include <math.h>
+#include <string.h>
+
+static const char schema[] =
+    "PRAGMA journal_mode=WAL;"
+    "PRAGMA synchronous=NORMAL;"
+    "CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT);"
+    "CREATE TABLE ranks(rank INTEGER, device TEXT, model TEXT, cores REAL, quota REAL, pid INTEGER, attempt INTEGER,"
+    " ended INTEGER, cause TEXT, PRIMARY KEY(rank, attempt));"
+    "CREATE TABLE steps(attempt INTEGER, step INTEGER, epoch INTEGER, rank INTEGER, end_ns INTEGER,"
+    " duration_ns INTEGER, busy_ns INTEGER, samples INTEGER, batch INTEGER, loss REAL, predicted_seconds REAL);"
+    "CREATE TABLE spans(attempt INTEGER, step INTEGER, rank INTEGER, span TEXT, start_ns INTEGER,"
+    " duration_ns INTEGER, bytes INTEGER);"
+    "CREATE TABLE events(attempt INTEGER, at_ns INTEGER, rank INTEGER, step INTEGER, event TEXT, value INTEGER,"
+    " words TEXT);"
+    "CREATE TABLE usage(at_ns INTEGER, rank INTEGER, cpu_seconds REAL, rss_bytes INTEGER, throttled_seconds REAL);";
+
+enum { LOCK_PATIENCE_MS = 250 };
+
+typedef enum insert {
+  INSERT_META,
+  INSERT_RANK,
+  INSERT_STEP,
+  INSERT_SPAN,
+  INSERT_EVENT,
+  INSERT_USAGE,
+  INSERT_COUNT
+} insert;
+
+static const char *const inserts[INSERT_COUNT] = {
+    "INSERT OR REPLACE INTO meta VALUES(?,?)",         "INSERT OR REPLACE INTO ranks VALUES(?,?,?,?,?,?,?,?,?)",
+    "INSERT INTO steps VALUES(?,?,?,?,?,?,?,?,?,?,?)", "INSERT INTO spans VALUES(?,?,?,?,?,?,?)",
+    "INSERT INTO events VALUES(?,?,?,?,?,?,?)",        "INSERT INTO usage VALUES(?,?,?,?,?)"};
+
+struct even_database {
+  sqlite3 *connection;
+  sqlite3_stmt *statements[INSERT_COUNT];
+  char *path;
+  bool in_batch;
+};
+
+static even_status fail(even_database *database, int code) {
+  return even_sqlite_fail(database->connection, code, database->path, "cannot be written");
+}
+
+static even_status move_aside(const char *path) {
+  static const char *const endings[] = {"", "-wal", "-shm"};
+  even_text kept = EVEN_TEXT_EMPTY;
+  even_text old = EVEN_TEXT_EMPTY;
+  even_status status = EVEN_OK;
+  size_t stem = strlen(path);
+  if (stem > 3 && strcmp(path + stem - 3, ".db") == 0) {
+    stem -= 3;
+  }
+  for (int i = 0; status == EVEN_OK && i < 3; i++) {
+    even_text_clear(&kept);
+    even_text_clear(&old);
+    even_text_append(&kept, path, stem);
+    even_text_format(&kept, "-previous.db%s", endings[i]);
+    even_text_format(&old, "%s%s", path, endings[i]);
+    status = even_text_status(&kept) != EVEN_OK ? even_text_status(&kept) : even_text_status(&old);
+    if (status == EVEN_OK && even_path_exists(even_text_string(&old))) {
+      status = even_file_rename(even_text_string(&old), even_text_string(&kept));
+    } else if (status == EVEN_OK) {
+      status = even_file_remove(even_text_string(&kept));
+    }
+  }
+  if (status != EVEN_OK) {
+    (void)even_error_prefix("the history of the run before cannot be moved aside");
+  }
+  even_text_free(&kept);
+  even_text_free(&old);
+  return status;
+}
+
+static even_status prepare(even_database *database, const char *path) {
+  EVEN_TRY(even_duplicate(path, &database->path));
+  int code = sqlite3_open_v2(path, &database->connection,
+                             SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX, NULL);
+  if (code != SQLITE_OK) {
+    return fail(database, code);
+  }
+  (void)sqlite3_busy_timeout(database->connection, LOCK_PATIENCE_MS);
+  code = sqlite3_exec(database->connection, schema, NULL, NULL, NULL);
+  for (int i = 0; code == SQLITE_OK && i < INSERT_COUNT; i++) {
+    code = sqlite3_prepare_v3(database->connection, inserts[i], -1, SQLITE_PREPARE_PERSISTENT, &database->statements[i],
+                              NULL);
+  }
+  return code == SQLITE_OK ? EVEN_OK : fail(database, code);
+}
+
+even_status even_database_create(const char *path, even_database **out) {
+  even_database *database = NULL;
+  *out = NULL;
+  EVEN_TRY(move_aside(path));
+  EVEN_TRY(EVEN_NEW(&database));
+  even_status status = prepare(database, path);
+  if (status != EVEN_OK) {
+    even_database_close(database);
+    return status;
+  }
+  *out = database;
+  return EVEN_OK;
+}
+
+void even_database_close(even_database *database) {
+  if (database == NULL) {
+    return;
+  }
+  for (int i = 0; i < INSERT_COUNT; i++) {
+    (void)sqlite3_finalize(database->statements[i]);
+  }
+  (void)sqlite3_close(database->connection);
+  even_free(database->path);
+  even_free(database);
+}
+
+/* ---- rows: begin, bind column after column, end ---- */
+
+typedef struct row {
+  even_database *database;
+  sqlite3_stmt *statement;
+  int column;
+} row;
+
+static even_status begin(even_database *database, insert which, row *out) {
+  *out = (row){.database = database, .statement = database->statements[which]};
+  if (!database->in_batch) {
+    int code = sqlite3_exec(database->connection, "BEGIN IMMEDIATE", NULL, NULL, NULL);
+    if (code != SQLITE_OK) {
+      return fail(database, code);
+    }
+    database->in_batch = true;
+  }
+  return EVEN_OK;
+}
+
+/* Binding fails only for want of memory; the column is NULL then, and the step says so. */
+static void integer(row *at, int64_t value) {
+  (void)sqlite3_bind_int64(at->statement, ++at->column, value);
+}
+
+static void number(row *at, double value) {
+  at->column++;
+  if (isfinite(value)) {
+    (void)sqlite3_bind_double(at->statement, at->column, value);
+  } else {
+    (void)sqlite3_bind_null(at->statement, at->column);
+  }
+}
+
+static void text(row *at, const char *value) {
+  (void)sqlite3_bind_text(at->statement, ++at->column, value, -1, SQLITE_STATIC);
+}
+
+static even_status end(row *at) {
+  int code = sqlite3_step(at->statement);
+  (void)sqlite3_reset(at->statement);
+  return code == SQLITE_DONE ? EVEN_OK : fail(at->database, code);
+}
+
+even_status even_database_meta(even_database *database, const char *key, const char *value) {
+  row at;
+  EVEN_TRY(begin(database, INSERT_META, &at));
+  text(&at, key);
+  text(&at, value);
+  return end(&at);
+}
+
+even_status even_database_rank(even_database *database, int rank, const even_state_rank *facts, int attempt,
+                               bool ended) {
+  row at;
+  EVEN_TRY(begin(database, INSERT_RANK, &at));
+  integer(&at, rank);
+  text(&at, facts->device);
+  text(&at, facts->model);
+  number(&at, facts->cores);
+  number(&at, facts->quota);
+  integer(&at, facts->pid);
+  integer(&at, attempt);
+  integer(&at, ended ? 1 : 0);
+  text(&at, facts->cause);
+  return end(&at);
+}
+
+even_status even_database_step(even_database *database, int attempt, int rank, const even_step_record *record) {
+  row at;
+  EVEN_TRY(begin(database, INSERT_STEP, &at));
+  integer(&at, attempt);
+  integer(&at, record->step);
+  integer(&at, record->epoch);
+  integer(&at, rank);
+  integer(&at, (int64_t)record->end_ns);
+  integer(&at, (int64_t)record->duration_ns);
+  integer(&at, (int64_t)record->busy_ns);
+  integer(&at, record->samples);
+  integer(&at, record->batch);
+  number(&at, (double)record->loss);
+  number(&at, (double)record->predicted_seconds);
+  return end(&at);
+}
+
+even_status even_database_span(even_database *database, int attempt, int rank, const even_span_record *record) {
+  static const char *const names[EVEN_SPAN_COUNT] = {
+#define SPAN_NAME(name, number, words) words,
+      EVEN_SPAN_LIST(SPAN_NAME)
+#undef SPAN_NAME
+  };
+  row at;
+  EVEN_TRY(begin(database, INSERT_SPAN, &at));
+  integer(&at, attempt);
+  integer(&at, record->step);
+  integer(&at, rank);
+  text(&at, names[record->span]);
+  integer(&at, (int64_t)record->start_ns);
+  integer(&at, (int64_t)record->duration_ns);
+  integer(&at, (int64_t)record->bytes);
+  return end(&at);
+}
+
+even_status even_database_event(even_database *database, const even_state_event *event) {
+  row at;
+  EVEN_TRY(begin(database, INSERT_EVENT, &at));
+  integer(&at, event->attempt);
+  integer(&at, (int64_t)event->at_ns);
+  integer(&at, event->rank);
+  integer(&at, event->step);
+  text(&at, even_state_event_name(event->event));
+  integer(&at, event->value);
+  text(&at, event->words);
+  return end(&at);
+}
+
+even_status even_database_usage(even_database *database, int rank, const even_usage *usage) {
+  row at;
+  EVEN_TRY(begin(database, INSERT_USAGE, &at));
+  integer(&at, (int64_t)usage->at_ns);
+  integer(&at, rank);
+  number(&at, usage->cpu_seconds);
+  number(&at, usage->rss_bytes);
+  number(&at, usage->throttled_seconds);
+  return end(&at);
+}
+
+even_status even_database_commit(even_database *database) {
+  if (!database->in_batch) {
+    return EVEN_OK;
+  }
+  int code = sqlite3_exec(database->connection, "COMMIT", NULL, NULL, NULL);
+  if (code != SQLITE_OK) {
+    return fail(database, code);
+  }
+  database->in_batch = false;
+  return EVEN_OK;
+}

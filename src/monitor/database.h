@@ -1,0 +1,28 @@
+/* runs/NAME/run.db: the history of one run, written in batches. SQLite in WAL mode, so that `evenstep top` and
+ * `evenstep report` read it while the run writes. Its schema is in docs/monitoring.md. */
+#ifndef EVEN_MONITOR_DATABASE_H
+#define EVEN_MONITOR_DATABASE_H
+
+#include "monitor/state.h"
+
+typedef struct even_database even_database;
+
+/* Makes the database; one that lies there already is kept beside it as run-previous.db. Errors: EVEN_ERR_NO_SPACE,
+ * EVEN_ERR_PERMISSION, EVEN_ERR_IN_USE (locked), EVEN_ERR_SYSTEM. */
+even_status even_database_create(const char *path, even_database **out) EVEN_MUST_USE;
+void even_database_close(even_database *database);
+
+/* Each adds one row to the open batch; the first row opens one. */
+even_status even_database_meta(even_database *database, const char *key, const char *value) EVEN_MUST_USE;
+even_status even_database_rank(even_database *database, int rank, const even_state_rank *facts, int attempt,
+                               bool ended) EVEN_MUST_USE;
+even_status even_database_step(even_database *database, int attempt, int rank,
+                               const even_step_record *record) EVEN_MUST_USE;
+even_status even_database_span(even_database *database, int attempt, int rank,
+                               const even_span_record *record) EVEN_MUST_USE;
+even_status even_database_event(even_database *database, const even_state_event *event) EVEN_MUST_USE;
+even_status even_database_usage(even_database *database, int rank, const even_usage *usage) EVEN_MUST_USE;
+/* Makes the rows since the last commit visible to readers and safe from a crash of this process. */
+even_status even_database_commit(even_database *database) EVEN_MUST_USE;
+
+#endif

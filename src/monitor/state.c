@@ -1,0 +1,252 @@
+/* The run's state: opened, told, closed. */
+#include "monitor/state.h"
+
+#include "base/alloc.h"
+#include "base/fail.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* A step this far beyond the last is damage, not progress. */
+enum { FARTHEST_JUMP = 1 << 24 };
+
+static even_status fill(even_state *state, const char *run_name, const char *command, const char *policy) {
+  size_t ranks = (size_t)state->ranks;
+  EVEN_TRY(even_duplicate(run_name == NULL ? "" : run_name, &state->run_name));
+  EVEN_TRY(even_duplicate(command == NULL ? "" : command, &state->command));
+  EVEN_TRY(even_duplicate(policy == NULL ? "" : policy, &state->policy));
+  EVEN_TRY(EVEN_NEW_ARRAY(&state->rank, ranks));
+  EVEN_TRY(EVEN_NEW_ARRAY(&state->measure_ranks, ranks));
+  EVEN_TRY(EVEN_NEW_ARRAY(&state->points, EVEN_STATE_POINTS));
+  EVEN_TRY(EVEN_NEW_ARRAY(&state->point_ranks, EVEN_STATE_POINTS * ranks));
+  return EVEN_NEW_ARRAY(&state->events, EVEN_STATE_EVENTS);
+}
+
+even_status even_state_open(int ranks, const char *run_name, const char *command, const char *policy,
+                            even_state **out) {
+  even_state *state = NULL;
+  *out = NULL;
+  if (ranks < 1 || ranks > EVEN_STATE_MOST_RANKS) {
+    return even_fail(EVEN_ERR_ARGUMENT, "a run of %d ranks", ranks);
+  }
+  EVEN_TRY(EVEN_NEW(&state));
+  state->ranks = ranks;
+  state->total = -1;
+  state->last_step = -1;
+  state->stride = 1;
+  even_status status = fill(state, run_name, command, policy);
+  if (status != EVEN_OK) {
+    even_state_close(state);
+    return status;
+  }
+  for (int r = 0; r < ranks; r++) {
+    state->rank[r].cores = NAN;
+    state->rank[r].quota = NAN;
+    state->rank[r].usage.throttled_seconds = NAN;
+  }
+  *out = state;
+  return EVEN_OK;
+}
+
+void even_state_close(even_state *state) {
+  if (state == NULL) {
+    return;
+  }
+  even_free(state->run_name);
+  even_free(state->command);
+  even_free(state->policy);
+  even_free(state->rank);
+  even_free(state->measure_ranks);
+  even_free(state->points);
+  even_free(state->point_ranks);
+  even_free(state->events);
+  even_free(state);
+}
+
+void even_state_rank_facts(even_state *state, int rank, const char *device, const char *model, double cores,
+                           double quota) {
+  even_state_rank *at = &state->rank[rank];
+  (void)snprintf(at->device, sizeof at->device, "%s", device == NULL ? "" : device);
+  (void)snprintf(at->model, sizeof at->model, "%s", model == NULL ? "" : model);
+  at->cores = cores;
+  at->quota = quota;
+}
+
+void even_state_attempt(even_state *state, int attempt, uint64_t at_ns) {
+  state->attempt = attempt;
+  state->attempt_steps = 0;
+  state->last_end_ns = at_ns;
+}
+
+void even_state_span(even_state *state, int rank, const even_span_record *record) {
+  even_state_rank *at = &state->rank[rank];
+  size_t slot = record->step % EVEN_STATE_WINDOW;
+  if (at->span_step[slot] != record->step + 1) {
+    at->span_step[slot] = record->step + 1;
+    memset(at->span_window[slot], 0, sizeof at->span_window[slot]);
+    at->communication_window[slot] = 0;
+  }
+  at->span_window[slot][record->span] += record->duration_ns;
+  if (record->span == EVEN_SPAN_COMMUNICATION) {
+    at->communication_window[slot] += record->bytes;
+  }
+  at->span_ns[record->span] += record->duration_ns;
+  at->span_bytes[record->span] += record->bytes;
+}
+
+static void add_point(even_point *to, const even_point *from) {
+  if (!from->used) {
+    return;
+  }
+  if (!to->used) {
+    *to = *from;
+    return;
+  }
+  to->attempt = from->attempt > to->attempt ? from->attempt : to->attempt;
+  to->step = from->step > to->step ? from->step : to->step;
+  to->end_ns = from->end_ns > to->end_ns ? from->end_ns : to->end_ns;
+  to->losses += from->losses;
+  to->loss_sum += from->loss_sum;
+  to->predicted += from->predicted;
+  to->predicted_sum += from->predicted_sum;
+  to->batches += from->batches;
+  to->batch_sum += from->batch_sum;
+}
+
+static void clear_points(even_state *state, size_t from) {
+  size_t ranks = (size_t)state->ranks;
+  if (from < state->point_count) {
+    memset(&state->points[from], 0, (state->point_count - from) * sizeof *state->points);
+    memset(&state->point_ranks[from * ranks], 0, (state->point_count - from) * ranks * sizeof *state->point_ranks);
+    state->point_count = from;
+    state->generation++;
+  }
+}
+
+/* Halves the resolution. */
+static void merge_points(even_state *state) {
+  size_t ranks = (size_t)state->ranks;
+  for (size_t i = 0; i < EVEN_STATE_POINTS; i++) {
+    even_point point = state->points[i];
+    memset(&state->points[i], 0, sizeof point);
+    add_point(&state->points[i / 2], &point);
+    for (size_t r = 0; r < ranks; r++) {
+      even_point_rank part = state->point_ranks[i * ranks + r];
+      memset(&state->point_ranks[i * ranks + r], 0, sizeof part);
+      even_point_rank *to = &state->point_ranks[i / 2 * ranks + r];
+      to->steps += part.steps;
+      to->samples += part.samples;
+      to->busy_ns += part.busy_ns;
+      to->duration_ns += part.duration_ns;
+    }
+  }
+  state->point_count = (state->point_count + 1) / 2;
+  state->stride *= 2;
+  state->generation++;
+}
+
+/* The point for a step; what an earlier attempt did there and after it is forgotten, because it is done again. */
+static size_t point_of(even_state *state, uint32_t step) {
+  if (state->point_count == 0 || step < state->first_step) {
+    clear_points(state, 0);
+    state->first_step = step;
+    state->stride = 1;
+  }
+  while ((step - state->first_step) / state->stride >= EVEN_STATE_POINTS) {
+    merge_points(state);
+  }
+  size_t index = (step - state->first_step) / state->stride;
+  if (index < state->point_count && state->points[index].used && state->points[index].attempt < state->attempt) {
+    clear_points(state, index);
+  }
+  if (index >= state->point_count) {
+    state->point_count = index + 1;
+  }
+  return index;
+}
+
+static void add_to_course(even_state *state, int rank, const even_step_record *record) {
+  size_t index = point_of(state, record->step);
+  even_point_rank *part = &state->point_ranks[index * (size_t)state->ranks + (size_t)rank];
+  const even_point point = {
+      .used = true,
+      .attempt = state->attempt,
+      .step = record->step,
+      .end_ns = record->end_ns,
+      .losses = isfinite(record->loss) ? 1 : 0,
+      .loss_sum = isfinite(record->loss) ? (double)record->loss : 0,
+      .predicted = isfinite(record->predicted_seconds) ? 1 : 0,
+      .predicted_sum = isfinite(record->predicted_seconds) ? (double)record->predicted_seconds : 0,
+      .batches = 1,
+      .batch_sum = record->batch};
+  add_point(&state->points[index], &point);
+  part->steps++;
+  part->samples += record->samples;
+  part->busy_ns += record->busy_ns;
+  part->duration_ns += record->duration_ns;
+}
+
+void even_state_step(even_state *state, int rank, const even_step_record *record) {
+  even_state_rank *at = &state->rank[rank];
+  size_t slot = record->step % EVEN_STATE_WINDOW;
+  if (state->last_step >= 0 && (int64_t)record->step - state->last_step > FARTHEST_JUMP) {
+    return;
+  }
+  at->window[slot] = *record;
+  at->window_attempt[slot] = (uint32_t)state->attempt + 1;
+  at->steps++;
+  at->samples += record->samples;
+  at->busy_ns += record->busy_ns < record->duration_ns ? record->busy_ns : record->duration_ns;
+  at->wait_ns += record->busy_ns < record->duration_ns ? record->duration_ns - record->busy_ns : 0;
+  add_to_course(state, rank, record);
+  state->epoch = (long)record->epoch;
+  if (rank == 0) {
+    state->attempt_steps++;
+  }
+  if (record->end_ns >= state->last_end_ns || state->last_step < 0) {
+    state->last_end_ns = record->end_ns;
+    state->last_step = (long)record->step;
+  }
+}
+
+static bool said_already(const even_state *state, const even_state_event *event) {
+  if (event->event != EVEN_EVENT_SHARES && event->event != EVEN_EVENT_TOTAL_STEPS && event->event != EVEN_EVENT_EPOCH &&
+      event->event != EVEN_EVENT_RESUME && event->event != EVEN_EVENT_CHECKPOINT) {
+    return false;
+  }
+  uint64_t kept = state->event_count < EVEN_STATE_EVENTS ? state->event_count : EVEN_STATE_EVENTS;
+  for (uint64_t back = 1; back <= kept; back++) {
+    const even_state_event *other = &state->events[(state->event_count - back) % EVEN_STATE_EVENTS];
+    if (other->event == event->event && other->attempt == event->attempt && other->step == event->step &&
+        other->value == event->value && strcmp(other->words, event->words) == 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool even_state_event_add(even_state *state, const even_state_event *event) {
+  if (event->event == EVEN_EVENT_TOTAL_STEPS) {
+    state->total = event->value > 0 ? (long)event->value : -1;
+  } else if (event->event == EVEN_EVENT_EPOCH) {
+    state->epoch = (long)event->value;
+  }
+  if (said_already(state, event)) {
+    return false;
+  }
+  if (event->event == EVEN_EVENT_SHARES) {
+    state->shares_changed_at = event->step;
+  } else if (event->event == EVEN_EVENT_CHECKPOINT) {
+    state->checkpoints++;
+  }
+  even_state_event *slot = &state->events[state->event_count % EVEN_STATE_EVENTS];
+  *slot = *event;
+  slot->number = ++state->event_count;
+  return true;
+}
+
+void even_state_usage(even_state *state, int rank, const even_usage *usage) {
+  state->rank[rank].usage_before = state->rank[rank].usage;
+  state->rank[rank].usage = *usage;
+}

@@ -1,0 +1,133 @@
+/* The run as the records tell it: the last steps of each rank, the course of the whole run at a bounded resolution,
+ * and the last events. Filled from the rings while the run lives, or from run.db afterwards. One thread at a time. */
+#ifndef EVEN_MONITOR_STATE_H
+#define EVEN_MONITOR_STATE_H
+
+#include "monitor/measure.h"
+
+#include <stdint.h>
+#include <sys/types.h>
+
+enum {
+  EVEN_STATE_WINDOW = 64,   /* steps that means are over, at most */
+  EVEN_STATE_POINTS = 2048, /* of the course: neighbours are merged when a run has more steps */
+  EVEN_STATE_EVENTS = 256,  /* kept: the last */
+  EVEN_STATE_MOST_RANKS = 4096
+};
+
+/* Events beyond those that ranks write (even_event): the agent's. */
+enum { EVEN_EVENT_ATTEMPT = 100, EVEN_EVENT_RANK_STARTED = 101, EVEN_EVENT_RANK_ENDED = 102, EVEN_EVENT_LOST = 103 };
+
+typedef struct even_state_event {
+  uint64_t number; /* from 1, never reused */
+  int attempt;
+  int rank; /* -1: the run */
+  uint32_t step;
+  uint64_t at_ns;
+  int event;
+  int64_t value;
+  char words[192];
+} even_state_event;
+
+/* One rank's part of a point. */
+typedef struct even_point_rank {
+  uint32_t steps;
+  uint64_t samples;
+  uint64_t busy_ns;
+  uint64_t duration_ns;
+} even_point_rank;
+
+/* `stride` neighbouring steps of the course. */
+typedef struct even_point {
+  bool used;
+  int attempt;
+  uint32_t step; /* the last in it */
+  uint64_t end_ns;
+  uint32_t losses;
+  double loss_sum;
+  double predicted_sum;
+  uint32_t predicted;
+  uint64_t batch_sum;
+  uint32_t batches;
+} even_point;
+
+typedef struct even_usage {
+  uint64_t at_ns; /* 0: never looked */
+  double cpu_seconds;
+  double rss_bytes;
+  double throttled_seconds; /* NAN: the rank is under no quota that can be read */
+} even_usage;
+
+typedef struct even_state_rank {
+  char device[32];
+  char model[128];
+  double cores;
+  double quota;
+  pid_t pid; /* 0: not running */
+  char cause[192];
+  uint64_t steps; /* seen, all attempts */
+  uint64_t samples;
+  uint64_t busy_ns;
+  uint64_t wait_ns;
+  uint64_t span_ns[EVEN_SPAN_COUNT];
+  uint64_t span_bytes[EVEN_SPAN_COUNT];
+  even_step_record window[EVEN_STATE_WINDOW]; /* a ring: the step s lies at s % EVEN_STATE_WINDOW */
+  uint32_t window_attempt[EVEN_STATE_WINDOW]; /* attempt + 1 of it, 0: empty */
+  uint32_t span_step[EVEN_STATE_WINDOW];      /* step + 1 whose spans lie there, 0: none */
+  uint64_t span_window[EVEN_STATE_WINDOW][EVEN_SPAN_COUNT];
+  uint64_t communication_window[EVEN_STATE_WINDOW]; /* bytes */
+  even_usage usage;
+  even_usage usage_before;
+} even_state_rank;
+
+typedef struct even_state {
+  char *run_name;
+  char *command;
+  char *policy;
+  int ranks;
+  even_state_rank *rank;
+  int attempt;
+  uint64_t started_ns;      /* monotonic */
+  uint64_t started_wall_ns; /* since 1970 */
+  uint64_t ended_ns;        /* 0: it runs */
+  int exit_code;
+  long total; /* steps, -1: not known */
+  long epoch;
+  long last_step; /* -1: none */
+  uint64_t last_end_ns;
+  uint64_t attempt_steps; /* of rank 0 in this attempt */
+  uint64_t lost_records;
+  uint64_t checkpoints;
+  uint32_t shares_changed_at; /* step */
+  /* the course */
+  uint32_t first_step;
+  uint32_t stride;     /* a power of two */
+  size_t point_count;  /* points 0 … point_count - 1 may be used */
+  uint64_t generation; /* grows when old points change: a client then fetches all anew */
+  even_point *points;
+  even_point_rank *point_ranks; /* [point * ranks + rank] */
+  even_state_event *events;     /* a ring of EVEN_STATE_EVENTS */
+  uint64_t event_count;         /* ever */
+  even_measure_rank *measure_ranks;
+} even_state;
+
+/* `policy`, `command` and `run_name` are copied, NULL is "". */
+even_status even_state_open(int ranks, const char *run_name, const char *command, const char *policy,
+                            even_state **out) EVEN_MUST_USE;
+void even_state_close(even_state *state);
+void even_state_rank_facts(even_state *state, int rank, const char *device, const char *model, double cores,
+                           double quota);
+
+void even_state_attempt(even_state *state, int attempt, uint64_t at_ns);
+void even_state_span(even_state *state, int rank, const even_span_record *record);
+void even_state_step(even_state *state, int rank, const even_step_record *record);
+/* true: it was kept; false: a repetition of what another rank said already */
+bool even_state_event_add(even_state *state, const even_state_event *event);
+void even_state_usage(even_state *state, int rank, const even_usage *usage);
+
+/* Means over the last steps; `now_ns` on the same clock as the records. out->rank is the state's own memory. */
+void even_state_measure(even_state *state, uint64_t now_ns, even_measure *out);
+const char *even_state_event_name(int event);
+int even_state_event_number(const char *name); /* 0: none */
+
+#endif

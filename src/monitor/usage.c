@@ -1,0 +1,130 @@
+/* /proc and the cgroup's files, read through src/os. */
+#include "monitor/usage.h"
+
+#include "os/file.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { FILE_LIMIT_BYTES = 65536 };
+
+bool even_usage_parse_stat(const char *stat, long ticks_per_second, long page_bytes, even_usage *out) {
+  unsigned long user = 0;
+  unsigned long system = 0;
+  long children_user = 0;
+  long children_system = 0;
+  long pages = 0;
+  const char *after = strrchr(stat, ')'); /* the name may hold blanks and parentheses */
+  if (after == NULL ||
+      sscanf(after + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu %ld %ld %*d %*d %*d %*d %*u %*u %ld",
+             &user, &system, &children_user, &children_system, &pages) != 5) {
+    return false;
+  }
+  out->cpu_seconds =
+      ((double)user + (double)system + (double)children_user + (double)children_system) / (double)ticks_per_second;
+  out->rss_bytes = (double)pages * (double)page_bytes;
+  return true;
+}
+
+static bool number_after(const char *content, const char *key, double *out) {
+  const char *at = strstr(content, key);
+  if (at == NULL) {
+    return false;
+  }
+  char *end = NULL;
+  *out = strtod(at + strlen(key), &end);
+  return end != at + strlen(key);
+}
+
+double even_usage_parse_throttled(const char *cpu_stat) {
+  double value = 0;
+  if (number_after(cpu_stat, "throttled_usec ", &value)) {
+    return value / 1e6;
+  }
+  return number_after(cpu_stat, "throttled_time ", &value) ? value / 1e9 : NAN;
+}
+
+/* The folder of the hierarchy whose controllers field holds `controller` ("" is v2's); the line is ID:CONTROLLERS:PATH.
+ */
+static bool cgroup_folder(const char *cgroup, const char *controller, char *out, size_t bytes) {
+  for (const char *line = cgroup; line != NULL && *line != '\0';) {
+    const char *first = strchr(line, ':');
+    const char *second = first == NULL ? NULL : strchr(first + 1, ':');
+    const char *end = strchr(line, '\n');
+    if (second == NULL) {
+      return false;
+    }
+    bool found = controller[0] == '\0' && second == first + 1;
+    for (const char *at = first + 1; controller[0] != '\0' && at < second;) {
+      size_t length = strcspn(at, ",:");
+      found = found || (length == strlen(controller) && strncmp(at, controller, length) == 0);
+      at += length + 1;
+    }
+    if (found) {
+      size_t length = end == NULL ? strlen(second + 1) : (size_t)(end - second - 1);
+      (void)snprintf(out, bytes, "%.*s", (int)length, second + 1);
+      return true;
+    }
+    line = end == NULL ? NULL : end + 1;
+  }
+  return false;
+}
+
+bool even_usage_cgroup_path(const char *cgroup, int which, char *out, size_t bytes) {
+  static const struct {
+    const char *controller;
+    const char *mount;
+  } places[] = {{"cpu", "/sys/fs/cgroup/cpu"},
+                {"cpu", "/sys/fs/cgroup/cpu,cpuacct"},
+                {"", "/sys/fs/cgroup"},
+                {"", "/sys/fs/cgroup/unified"}};
+  char folder[512];
+  if (which < 0 || which >= (int)(sizeof places / sizeof places[0])) {
+    return false;
+  }
+  if (!cgroup_folder(cgroup, places[which].controller, folder, sizeof folder)) {
+    out[0] = '\0';
+    return true;
+  }
+  (void)snprintf(out, bytes, "%s%s%scpu.stat", places[which].mount, folder,
+                 folder[0] != '\0' && folder[strlen(folder) - 1] == '/' ? "" : "/");
+  return true;
+}
+
+static double throttled_of(pid_t pid, even_text *content) {
+  char path[640];
+  char candidate[640];
+  double seconds = NAN;
+  even_text cgroup = EVEN_TEXT_EMPTY;
+  (void)snprintf(path, sizeof path, "/proc/%ld/cgroup", (long)pid);
+  if (even_file_read(path, FILE_LIMIT_BYTES, &cgroup) == EVEN_OK) {
+    for (int which = 0;
+         isnan(seconds) && even_usage_cgroup_path(even_text_string(&cgroup), which, candidate, sizeof candidate);
+         which++) {
+      even_text_clear(content);
+      if (candidate[0] != '\0' && even_file_read(candidate, FILE_LIMIT_BYTES, content) == EVEN_OK) {
+        seconds = even_usage_parse_throttled(even_text_string(content));
+      }
+    }
+  }
+  even_text_free(&cgroup);
+  return seconds;
+}
+
+bool even_usage_look(pid_t pid, uint64_t now_ns, even_usage *out) {
+  char path[64];
+  even_text content = EVEN_TEXT_EMPTY;
+  *out = (even_usage){.at_ns = now_ns, .throttled_seconds = NAN};
+  (void)snprintf(path, sizeof path, "/proc/%ld/stat", (long)pid);
+  bool there = even_file_read(path, FILE_LIMIT_BYTES, &content) == EVEN_OK &&
+               even_usage_parse_stat(even_text_string(&content), sysconf(_SC_CLK_TCK), sysconf(_SC_PAGESIZE), out);
+  if (there) {
+    out->throttled_seconds = throttled_of(pid, &content);
+  }
+  even_text_free(&content);
+  even_error_clear(); /* a process that ends in between is no error */
+  return there;
+}

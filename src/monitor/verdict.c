@@ -1,0 +1,214 @@
+/* The verdict: the first cause on the way down that takes enough of the step to matter. */
+#include "monitor/verdict.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Below these fractions of the step a cause is not worth a change. */
+static const double IMBALANCE_MATTERS = 0.10;
+static const double DATA_MATTERS = 0.20;
+static const double COMMUNICATION_MATTERS = 0.15;
+static const double CHECKPOINT_MATTERS = 0.10;
+static const double THROTTLING_MATTERS = 0.20;
+static const double SPEEDS_DIFFER = 1.15;
+
+typedef struct facts {
+  int slowest; /* the rank that sets the pace: longest busy */
+  int waiting; /* the one that waits most: shortest busy */
+  int strongest;
+  int weakest; /* by samples per busy second */
+} facts;
+
+const char *even_verdict_name(even_verdict_kind kind) {
+  static const char *const names[] = {"starting",      "warming-up", "stalled",  "imbalance", "data",
+                                      "communication", "checkpoint", "balanced", "ended"};
+  return names[kind];
+}
+
+static void say(char *out, size_t bytes, const char *format, ...) EVEN_PRINTF(3, 4);
+static void say(char *out, size_t bytes, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  (void)vsnprintf(out, bytes, format, arguments);
+  va_end(arguments);
+}
+
+/* "rank 1 (cpu:1)" */
+static const char *name(const even_measure *measure, int rank, char out[64]) {
+  const char *device = measure->rank[rank].device;
+  if (device != NULL && device[0] != '\0') {
+    (void)snprintf(out, 64, "rank %d (%s)", rank, device);
+  } else {
+    (void)snprintf(out, 64, "rank %d", rank);
+  }
+  return out;
+}
+
+/* ", stopped by its CPU quota 75% of the time" where that is so */
+static const char *throttled(const even_measure *measure, int rank, char out[96]) {
+  double fraction = measure->rank[rank].throttled_fraction;
+  out[0] = '\0';
+  if (fraction >= THROTTLING_MATTERS) {
+    (void)snprintf(out, 96, ", stopped by its CPU quota %.0f%% of the time", 100 * fmin(1, fraction));
+  }
+  return out;
+}
+
+static bool find(const even_measure *measure, facts *out) {
+  *out = (facts){-1, -1, -1, -1};
+  for (int r = 0; r < measure->ranks; r++) {
+    const even_measure_rank *rank = &measure->rank[r];
+    if (!isfinite(rank->busy_seconds)) {
+      continue;
+    }
+    if (out->slowest < 0 || rank->busy_seconds > measure->rank[out->slowest].busy_seconds) {
+      out->slowest = r;
+    }
+    if (out->waiting < 0 || rank->busy_seconds < measure->rank[out->waiting].busy_seconds) {
+      out->waiting = r;
+    }
+    double speed = rank->samples_per_busy_second;
+    if (isfinite(speed) && speed > 0) {
+      if (out->strongest < 0 || speed > measure->rank[out->strongest].samples_per_busy_second) {
+        out->strongest = r;
+      }
+      if (out->weakest < 0 || speed < measure->rank[out->weakest].samples_per_busy_second) {
+        out->weakest = r;
+      }
+    }
+  }
+  return out->slowest >= 0 && measure->step_seconds > 0;
+}
+
+static double slower_by(const even_measure *measure, const facts *found) {
+  if (found->weakest < 0) {
+    return 1;
+  }
+  return measure->rank[found->strongest].samples_per_busy_second /
+         measure->rank[found->weakest].samples_per_busy_second;
+}
+
+static bool imbalance(const even_measure *measure, const facts *found, even_verdict *out) {
+  char slow[64];
+  char wait[64];
+  char why[96];
+  const even_measure_rank *slowest = &measure->rank[found->slowest];
+  double gap = slowest->busy_seconds - measure->rank[found->waiting].busy_seconds;
+  if (gap / measure->step_seconds < IMBALANCE_MATTERS) {
+    return false;
+  }
+  bool equal = measure->policy != NULL && strcmp(measure->policy, "equal") == 0;
+  out->kind = EVEN_VERDICT_IMBALANCE;
+  say(out->limit, sizeof out->limit, "%s: %s waits %.0f%% of each step for %s%s",
+      equal                    ? "equal shares"
+      : measure->shares_moving ? "the shares still move"
+                               : "the shares do not fit the speeds",
+      name(measure, found->waiting, wait), 100 * measure->rank[found->waiting].wait_fraction,
+      name(measure, found->slowest, slow), throttled(measure, found->slowest, why));
+  double gain = measure->best_samples_per_second / measure->samples_per_second;
+  if (equal) {
+    say(out->advice, sizeof out->advice, "use --policy hybrid: up to %.1f times as fast", gain);
+  } else if (measure->shares_moving) {
+    say(out->advice, sizeof out->advice, "wait some steps: the balancer is on its way");
+  } else if (gap <= 1.5 * slowest->busy_seconds / fmax(1, slowest->share_samples)) {
+    say(out->advice, sizeof out->advice,
+        "the batch of %.0f cannot be split more finely: a larger one gains up to %.1f times", measure->batch, gain);
+  } else {
+    say(out->advice, sizeof out->advice, "use --policy hybrid, or measure the devices anew with `evenstep profile`");
+  }
+  return true;
+}
+
+static bool data(const even_measure *measure, const facts *found, even_verdict *out) {
+  char slow[64];
+  double fraction = measure->rank[found->slowest].spans[EVEN_SPAN_DATA] / measure->step_seconds;
+  if (!(fraction >= DATA_MATTERS)) {
+    return false;
+  }
+  out->kind = EVEN_VERDICT_DATA;
+  say(out->limit, sizeof out->limit, "data loading takes %.0f%% of %s's step", 100 * fraction,
+      name(measure, found->slowest, slow));
+  say(out->advice, sizeof out->advice, "raise num_workers of the DataLoader, or make each sample cheaper to load");
+  return true;
+}
+
+static bool communication(const even_measure *measure, const facts *found, even_verdict *out) {
+  const even_measure_rank *slowest = &measure->rank[found->slowest];
+  double open = 1 - slowest->busy_seconds / measure->step_seconds;
+  if (measure->ranks < 2 || open < COMMUNICATION_MATTERS) {
+    return false;
+  }
+  out->kind = EVEN_VERDICT_COMMUNICATION;
+  if (isfinite(slowest->communication_bytes) && slowest->communication_bytes > 0) {
+    say(out->limit, sizeof out->limit,
+        "communication: every rank stands still %.0f%% of each step while %.1f MB of gradients are exchanged",
+        100 * open, slowest->communication_bytes / 1e6);
+  } else {
+    say(out->limit, sizeof out->limit, "communication: every rank stands still %.0f%% of each step", 100 * open);
+  }
+  say(out->advice, sizeof out->advice, "a larger batch or gradient accumulation makes exchanges rarer");
+  return true;
+}
+
+static bool checkpoint(const even_measure *measure, const facts *found, even_verdict *out) {
+  double fraction = measure->rank[found->slowest].spans[EVEN_SPAN_CHECKPOINT] / measure->step_seconds;
+  if (!(fraction >= CHECKPOINT_MATTERS)) {
+    return false;
+  }
+  out->kind = EVEN_VERDICT_CHECKPOINT;
+  say(out->limit, sizeof out->limit, "checkpoints take %.0f%% of the time", 100 * fraction);
+  say(out->advice, sizeof out->advice, "write them more rarely: --checkpoint-every");
+  return true;
+}
+
+static void balanced(const even_measure *measure, const facts *found, even_verdict *out) {
+  char weak[64];
+  char why[96];
+  double ratio = slower_by(measure, found);
+  double most = 0;
+  for (int r = 0; r < measure->ranks; r++) {
+    most = fmax(most, isfinite(measure->rank[r].wait_fraction) ? measure->rank[r].wait_fraction : 0);
+  }
+  out->kind = EVEN_VERDICT_BALANCED;
+  if (measure->ranks == 1) {
+    say(out->limit, sizeof out->limit, "one rank does all the work, busy %.0f%% of the time%s", 100 * (1 - most),
+        throttled(measure, 0, why));
+    say(out->advice, sizeof out->advice, "more devices would share it: `evenstep run -n N`");
+  } else if (ratio >= SPEEDS_DIFFER) {
+    say(out->limit, sizeof out->limit,
+        "%s is %.1f times slower%s, and its share of %.3g in %.0f fits: no rank waits more than %.0f%%, the run makes "
+        "%.0f%% of what the devices can do together",
+        name(measure, found->weakest, weak), ratio, throttled(measure, found->weakest, why),
+        measure->rank[found->weakest].share_samples, measure->batch, 100 * most, 100 * fmin(1, measure->efficiency));
+  } else {
+    say(out->limit, sizeof out->limit,
+        "the %d ranks are equally fast and share the work evenly: no rank waits more than %.0f%%, the run makes %.0f%% "
+        "of what the devices can do together",
+        measure->ranks, 100 * most, 100 * fmin(1, measure->efficiency));
+  }
+}
+
+void even_verdict_find(const even_measure *measure, even_verdict *out) {
+  facts found;
+  memset(out, 0, sizeof *out);
+  if (measure->phase == EVEN_PHASE_STARTING) {
+    out->kind = EVEN_VERDICT_STARTING;
+    say(out->limit, sizeof out->limit, "starting: no rank has made a step yet");
+  } else if (measure->phase == EVEN_PHASE_WARMING) {
+    out->kind = EVEN_VERDICT_WARMING;
+    say(out->limit, sizeof out->limit, "warming up: the first %d steps say little", EVEN_WARM_STEPS);
+  } else if (measure->phase == EVEN_PHASE_STALLED) {
+    out->kind = EVEN_VERDICT_STALLED;
+    say(out->limit, sizeof out->limit, "no step for %.0f s; a step took %.3g s before", measure->silent_seconds,
+        measure->step_seconds);
+    say(out->advice, sizeof out->advice, "see logs/rank-N.log in the run's folder for what the ranks do");
+  } else if (!find(measure, &found)) {
+    out->kind = EVEN_VERDICT_ENDED;
+    say(out->limit, sizeof out->limit, "the run ended before enough steps were measured");
+  } else if (!imbalance(measure, &found, out) && !data(measure, &found, out) && !communication(measure, &found, out) &&
+             !checkpoint(measure, &found, out)) {
+    balanced(measure, &found, out);
+  }
+}

@@ -1,0 +1,198 @@
+/* Means over the last steps. */
+#include "monitor/state.h"
+
+#include <math.h>
+#include <string.h>
+
+/* The window: at least the last EVEN_WARM_STEPS, and those that ended in the last ten seconds. */
+static const uint64_t WINDOW_NS = UINT64_C(10000000000);
+static const double STALL_SECONDS = 10; /* and ten times the step */
+
+static const struct {
+  int number;
+  const char *name;
+} events[] = {{EVEN_EVENT_SHARES, "shares"},           {EVEN_EVENT_CHECKPOINT, "checkpoint"},
+              {EVEN_EVENT_TOTAL_STEPS, "total_steps"}, {EVEN_EVENT_EPOCH, "epoch"},
+              {EVEN_EVENT_RESUME, "resume"},           {EVEN_EVENT_MESSAGE, "message"},
+              {EVEN_EVENT_ATTEMPT, "attempt"},         {EVEN_EVENT_RANK_STARTED, "rank_started"},
+              {EVEN_EVENT_RANK_ENDED, "rank_ended"},   {EVEN_EVENT_LOST, "lost_records"}};
+
+const char *even_state_event_name(int event) {
+  for (size_t i = 0; i < sizeof events / sizeof events[0]; i++) {
+    if (events[i].number == event) {
+      return events[i].name;
+    }
+  }
+  return "unknown";
+}
+
+int even_state_event_number(const char *name) {
+  for (size_t i = 0; i < sizeof events / sizeof events[0]; i++) {
+    if (strcmp(events[i].name, name) == 0) {
+      return events[i].number;
+    }
+  }
+  return 0;
+}
+
+/* The step `back` steps before the last, as `rank` saw it in this attempt; NULL where it did not (yet). */
+static const even_step_record *seen(const even_state *state, int rank, long step) {
+  const even_state_rank *at = &state->rank[rank];
+  size_t slot = (size_t)step % EVEN_STATE_WINDOW;
+  bool same = at->window_attempt[slot] == (uint32_t)state->attempt + 1 && at->window[slot].step == (uint32_t)step;
+  return same ? &at->window[slot] : NULL;
+}
+
+/* The first step of the window: the steps after it up to the last count. The first step of an attempt, which pays for
+ * all that is done once, counts only while there is nothing else. */
+static long window_begin(const even_state *state) {
+  long begin = state->last_step;
+  for (long step = state->last_step; step >= 0 && step > state->last_step - EVEN_STATE_WINDOW; step--) {
+    const even_step_record *record = seen(state, 0, step);
+    if (record == NULL) {
+      break;
+    }
+    if (state->last_step - step >= EVEN_WARM_STEPS && state->last_end_ns - record->end_ns > WINDOW_NS) {
+      break;
+    }
+    bool first = step == 0 || (step - 1 > state->last_step - EVEN_STATE_WINDOW && seen(state, 0, step - 1) == NULL);
+    if (first && state->last_step - step >= 2) {
+      break;
+    }
+    begin = step;
+  }
+  return begin;
+}
+
+static void measure_usage(const even_state_rank *at, even_measure_rank *out) {
+  const even_usage *now = &at->usage;
+  const even_usage *before = &at->usage_before;
+  out->cpu_cores = out->rss_bytes = out->throttled_fraction = NAN;
+  if (now->at_ns == 0) {
+    return;
+  }
+  out->rss_bytes = now->rss_bytes;
+  if (before->at_ns != 0 && now->at_ns > before->at_ns && now->cpu_seconds >= before->cpu_seconds) {
+    double seconds = (double)(now->at_ns - before->at_ns) / 1e9;
+    out->cpu_cores = (now->cpu_seconds - before->cpu_seconds) / seconds;
+    out->throttled_fraction = fmax(0, (now->throttled_seconds - before->throttled_seconds) / seconds);
+    if (!isfinite(now->throttled_seconds) || !isfinite(before->throttled_seconds)) {
+      out->throttled_fraction = NAN;
+    }
+  }
+}
+
+static void measure_spans(const even_state_rank *at, long begin, long end, even_measure_rank *out) {
+  double sums[EVEN_SPAN_COUNT] = {0};
+  double bytes = 0;
+  int steps = 0;
+  for (long step = begin; step <= end; step++) {
+    size_t slot = (size_t)step % EVEN_STATE_WINDOW;
+    if (at->span_step[slot] != (uint32_t)step + 1) {
+      continue;
+    }
+    steps++;
+    bytes += (double)at->communication_window[slot];
+    for (int span = 0; span < EVEN_SPAN_COUNT; span++) {
+      sums[span] += (double)at->span_window[slot][span] / 1e9;
+    }
+  }
+  out->communication_bytes = steps > 0 ? bytes / steps : NAN;
+  for (int span = 0; span < EVEN_SPAN_COUNT; span++) {
+    out->spans[span] = steps > 0 && at->span_ns[span] > 0 ? sums[span] / steps : NAN;
+  }
+}
+
+static void measure_rank(const even_state *state, int rank, long begin, even_measure *out) {
+  const even_state_rank *at = &state->rank[rank];
+  even_measure_rank *to = &out->rank[rank];
+  double busy = 0;
+  double samples = 0;
+  int steps = 0;
+  *to = (even_measure_rank){
+      .device = at->device, .model = at->model, .cores = at->cores, .quota = at->quota, .pid = (long)at->pid};
+  for (long step = begin; begin >= 0 && step <= state->last_step; step++) {
+    const even_step_record *record = seen(state, rank, step);
+    if (record != NULL) {
+      busy += (double)record->busy_ns / 1e9;
+      samples += record->samples;
+      steps++;
+    }
+  }
+  to->busy_seconds = steps > 0 ? busy / steps : NAN;
+  to->share_samples = steps > 0 ? samples / steps : NAN;
+  measure_spans(at, begin, begin < 0 ? -2 : state->last_step, to);
+  measure_usage(at, to);
+}
+
+static void measure_steps(const even_state *state, long begin, even_measure *out) {
+  double seconds = 0;
+  double batch = 0;
+  double predicted = 0;
+  int predictions = 0;
+  out->window_steps = 0;
+  out->loss = NAN;
+  for (long step = begin; begin >= 0 && step <= state->last_step; step++) {
+    const even_step_record *record = NULL;
+    for (int rank = 0; rank < state->ranks && record == NULL; rank++) {
+      record = seen(state, rank, step);
+    }
+    if (record == NULL) {
+      continue;
+    }
+    out->window_steps++;
+    seconds += (double)record->duration_ns / 1e9;
+    batch += record->batch;
+    if (isfinite(record->loss)) {
+      out->loss = (double)record->loss;
+    }
+    if (isfinite(record->predicted_seconds)) {
+      predicted += (double)record->predicted_seconds;
+      predictions++;
+    }
+  }
+  out->step_seconds = out->window_steps > 0 ? seconds / out->window_steps : NAN;
+  out->batch = out->window_steps > 0 ? batch / out->window_steps : NAN;
+  out->samples_per_second = seconds > 0 ? batch / seconds : NAN;
+  out->predicted_step_seconds = predictions > 0 ? predicted / predictions : NAN;
+}
+
+static even_phase phase_of(const even_state *state, const even_measure *measure) {
+  if (state->ended_ns != 0) {
+    return state->exit_code == 0 ? EVEN_PHASE_DONE : EVEN_PHASE_FAILED;
+  }
+  if (state->attempt_steps == 0) {
+    return EVEN_PHASE_STARTING;
+  }
+  if (measure->silent_seconds > fmax(STALL_SECONDS, 10 * measure->step_seconds)) {
+    return EVEN_PHASE_STALLED;
+  }
+  return state->attempt_steps < EVEN_WARM_STEPS ? EVEN_PHASE_WARMING : EVEN_PHASE_TRAINING;
+}
+
+void even_state_measure(even_state *state, uint64_t now_ns, even_measure *out) {
+  uint64_t end = state->ended_ns != 0 ? state->ended_ns : now_ns;
+  long begin = window_begin(state);
+  *out = (even_measure){.policy = state->policy,
+                        .attempt = state->attempt,
+                        .step = state->last_step,
+                        .total = state->total,
+                        .epoch = state->epoch,
+                        .lost_records = state->lost_records,
+                        .ranks = state->ranks,
+                        .rank = state->measure_ranks};
+  out->elapsed_seconds = end > state->started_ns ? (double)(end - state->started_ns) / 1e9 : 0;
+  out->silent_seconds = end > state->last_end_ns ? (double)(end - state->last_end_ns) / 1e9 : 0;
+  measure_steps(state, begin, out);
+  for (int rank = 0; rank < state->ranks; rank++) {
+    measure_rank(state, rank, begin, out);
+    out->samples_total += state->rank[rank].samples;
+  }
+  even_measure_derive(out);
+  out->shares_moving = begin >= 0 && (long)state->shares_changed_at > (begin + state->last_step) / 2;
+  out->phase = phase_of(state, out);
+  out->eta_seconds = NAN;
+  if (state->ended_ns == 0 && state->total > 0 && isfinite(out->step_seconds)) {
+    out->eta_seconds = fmax(0, (double)(state->total - 1 - state->last_step) * out->step_seconds - out->silent_seconds);
+  }
+}
