@@ -221,25 +221,6 @@ static void stores_json(even_json *json, const even_host *host) {
   even_json_object_end(json);
 }
 
-static void network_json(even_json *json, const even_interface_list *interfaces) {
-  even_json_array(json, "network");
-  for (size_t i = 0; i < interfaces->count; i++) {
-    const even_interface *interface = &interfaces->items[i];
-    even_json_object(json, NULL);
-    even_json_string(json, "name", interface->name);
-    even_json_bool(json, "up", interface->up);
-    even_json_bool(json, "loopback", interface->loopback);
-    if (interface->megabits_per_second > 0) {
-      even_json_integer(json, "megabits_per_second", interface->megabits_per_second);
-    } else {
-      even_json_null(json, "megabits_per_second");
-    }
-    even_json_string(json, "addresses", interface->addresses);
-    even_json_object_end(json);
-  }
-  even_json_array_end(json);
-}
-
 static int json_print(const even_host *host) {
   even_text text = EVEN_TEXT_EMPTY;
   even_json json = even_json_begin(&text, 2);
@@ -252,7 +233,7 @@ static int json_print(const even_host *host) {
   even_json_string(&json, "libc", host->names.libc);
   cpu_json(&json, host);
   stores_json(&json, host);
-  network_json(&json, &host->interfaces);
+  even_host_network_json(&json, &host->interfaces);
   even_json_object(&json, "nvidia");
   even_json_string(&json, "driver", host->gpus.driver[0] != '\0' ? host->gpus.driver : NULL);
   even_json_integer(&json, "cuda_version", host->gpus.cuda_version);

@@ -16,6 +16,7 @@ static int version(int argc, char **argv) {
 static const even_command commands[] = {
     /* one line a command, in the order of a user's day */
     {"devices", "what this host has and what a rank may use of it", even_cli_devices},
+    {"profile", "measure how fast each device is", even_cli_profile},
     {"run", "train: start a script on every device, watched and restarted", even_cli_run},
     {"ckpt", "list, check and show checkpoints", even_cli_ckpt},
     {"version", "the version of this program", version},

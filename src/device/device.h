@@ -22,6 +22,7 @@ typedef struct even_device {
   size_t cpu_count;
   int numa_node;         /* -1 where unknown or several */
   int cuda_index;        /* -1 for a CPU */
+  int efficiency;        /* of hybrid processors' cores: higher is faster; -1 where all are alike or mixed */
   char uuid[64];         /* of a GPU */
   double cores;          /* CPU time that it may use, in cores: the cgroup's quota honoured (half a core is 0.5) */
   uint64_t memory_bytes; /* that it may use: the cgroup's limit honoured; of a GPU its own */

@@ -59,3 +59,22 @@ void even_host_free(even_host *host) {
   even_gpu_list_free(&host->gpus);
   even_device_list_free(&host->devices);
 }
+
+void even_host_network_json(even_json *json, const even_interface_list *interfaces) {
+  even_json_array(json, "network");
+  for (size_t i = 0; i < interfaces->count; i++) {
+    const even_interface *interface = &interfaces->items[i];
+    even_json_object(json, NULL);
+    even_json_string(json, "name", interface->name);
+    even_json_bool(json, "up", interface->up);
+    even_json_bool(json, "loopback", interface->loopback);
+    if (interface->megabits_per_second > 0) {
+      even_json_integer(json, "megabits_per_second", interface->megabits_per_second);
+    } else {
+      even_json_null(json, "megabits_per_second");
+    }
+    even_json_string(json, "addresses", interface->addresses);
+    even_json_object_end(json);
+  }
+  even_json_array_end(json);
+}

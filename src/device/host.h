@@ -2,6 +2,7 @@
 #ifndef EVEN_DEVICE_HOST_H
 #define EVEN_DEVICE_HOST_H
 
+#include "base/json_writer.h"
 #include "device/cuda/gpu.h"
 #include "device/driver.h"
 #include "device/memory_facts.h"
@@ -24,5 +25,8 @@ typedef struct even_host {
  * stay empty; errors: those of even_topology_read and EVEN_ERR_MEMORY. */
 even_status even_host_read(const even_device_source *source, const char *folder, even_host *out) EVEN_MUST_USE;
 void even_host_free(even_host *host);
+
+/* The interfaces as the member "network" of the object that is open. */
+void even_host_network_json(even_json *json, const even_interface_list *interfaces);
 
 #endif

@@ -1,15 +1,13 @@
 /* Reads gpu_profiles.json: the relative speeds that `evenstep profile` measured. */
+#include "device/profile.h"
 #include "base/fail.h"
 #include "base/json_reader.h"
-#include "device/device.h"
 #include "os/file.h"
 
 #include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
-
-static const char FORMAT[] = "evenstep-profile-1";
 
 enum { FILE_LIMIT = 16 << 20 };
 
@@ -39,9 +37,9 @@ static even_status entry_check(const char *path, size_t index, const json_t *ent
 static even_status document_check(const char *path, const json_t *root) {
   const char *format = json_string_value(json_object_get(root, "format"));
   const json_t *devices = json_object_get(root, "devices");
-  if (format == NULL || strcmp(format, FORMAT) != 0) {
+  if (format == NULL || strcmp(format, even_profile_format) != 0) {
     return even_fail(EVEN_ERR_INPUT, "%s is not a profile: its format is %s, not %s", path,
-                     format != NULL ? format : "missing", FORMAT);
+                     format != NULL ? format : "missing", even_profile_format);
   }
   if (!json_is_array(devices)) {
     return even_fail(EVEN_ERR_INPUT, "%s has no list of devices", path);

@@ -22,7 +22,7 @@ even_status even_cpu_device(const even_device_context *context, const char *name
   double cores = 0;
   int node = -1;
   bool several_nodes = false;
-  *out = (even_device){.kind = EVEN_DEVICE_CPU, .numa_node = -1, .cuda_index = -1};
+  *out = (even_device){.kind = EVEN_DEVICE_CPU, .numa_node = -1, .cuda_index = -1, .efficiency = -1};
   EVEN_TRY(EVEN_NEW_ARRAY(&out->cpus, topology->cpu_count));
   for (size_t i = 0; i < topology->core_count; i++) {
     const even_core *core = &topology->cores[i];
@@ -33,6 +33,7 @@ even_status even_cpu_device(const even_device_context *context, const char *name
     out->cpu_count += core->cpu_count;
     several_nodes = several_nodes || (node >= 0 && node != core->numa);
     node = core->numa;
+    out->efficiency = cores > 0 && out->efficiency != core->efficiency ? -1 : core->efficiency;
     cores += 1;
   }
   bool whole_node = !several_nodes && node >= 0 && (size_t)cores == topology->nodes[node].core_count;

@@ -1,0 +1,16 @@
+/* gpu_profiles.json: the file in which `evenstep profile` leaves what it measured (even_profile_speeds reads it). */
+#ifndef EVEN_DEVICE_PROFILE_H
+#define EVEN_DEVICE_PROFILE_H
+
+#include "base/text.h"
+#include "device/host.h"
+#include "device/measure.h"
+
+/* "evenstep-profile-1". */
+extern const char even_profile_format[];
+
+/* Appends the file's content: `devices` and their measurements, in the same order. */
+even_status even_profile_write(const even_host *host, const even_device_list *devices,
+                               const even_measure_result *result, even_text *out) EVEN_MUST_USE;
+
+#endif

@@ -1,0 +1,171 @@
+/* Talking with a child program. */
+#include "os/dialogue.h"
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "os/calls.h"
+#include "os/clock.h"
+#include "os/file.h"
+#include "os/pipe.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { COMPLAINT_LIMIT = 64 << 10, HEARD_LIMIT = 16 << 20 };
+
+static void collect(even_dialogue *dialogue, even_loop_watch *watch, even_text *into, size_t limit) {
+  char buffer[4096];
+  size_t got = 0;
+  even_pipe_state state = even_pipe_read(watch->fd, buffer, sizeof buffer, &got);
+  if (state == EVEN_PIPE_DATA && into->length + got <= limit) {
+    even_text_append(into, buffer, got);
+  }
+  if (state == EVEN_PIPE_ENDED) {
+    even_loop_remove(&dialogue->loop, watch);
+  }
+}
+
+static void output_ready(void *context, int fd) {
+  even_dialogue *dialogue = context;
+  (void)fd;
+  collect(dialogue, &dialogue->output, &dialogue->heard, HEARD_LIMIT);
+  dialogue->ended = dialogue->output.fd < 0;
+}
+
+static void error_ready(void *context, int fd) {
+  even_dialogue *dialogue = context;
+  (void)fd;
+  collect(dialogue, &dialogue->error, &dialogue->complaint, COMPLAINT_LIMIT);
+}
+
+/* This process's environment with one line more; free the array only. */
+static even_status environment_make(char *added, char ***out) {
+  size_t count = 0;
+  while (environ[count] != NULL) {
+    count++;
+  }
+  EVEN_TRY(EVEN_NEW_ARRAY(out, count + 2));
+  memcpy(*out, environ, count * sizeof **out);
+  (*out)[count] = added;
+  return EVEN_OK;
+}
+
+static even_status child_start(char *const *arguments, int requests, even_process *out) {
+  char added[48];
+  char **environment = NULL;
+  (void)snprintf(added, sizeof added, "EVENSTEP_REQUESTS_FD=%d", requests);
+  EVEN_TRY(environment_make(added, &environment));
+  const even_process_params params = {
+      .arguments = arguments, .environment = environment, .inherit = &requests, .inherit_count = 1};
+  even_status status = even_process_start(&params, out);
+  even_free(environment);
+  return status;
+}
+
+static even_status watch_start(even_dialogue *out) {
+  struct sigaction ignore = {.sa_handler = SIG_IGN};
+  if (even_os.sigaction(SIGPIPE, &ignore, &out->pipe_before) != 0) {
+    return even_fail_errno(errno, "SIGPIPE cannot be ignored");
+  }
+  EVEN_TRY(even_loop_open(&out->loop));
+  EVEN_TRY(even_loop_add(&out->loop, &out->output, out->process.output, output_ready, out));
+  return even_loop_add(&out->loop, &out->error, out->process.error, error_ready, out);
+}
+
+even_status even_dialogue_start(char *const *arguments, even_dialogue *out) {
+  int ends[2];
+  *out = (even_dialogue){.requests = -1, .loop = {.fd = -1}, .output = {.fd = -1}, .error = {.fd = -1}};
+  if (even_os.pipe2(ends, O_CLOEXEC) != 0) {
+    return even_fail_errno(errno, "a pipe could not be made");
+  }
+  out->requests = ends[1];
+  even_status status = child_start(arguments, ends[0], &out->process);
+  (void)even_os.close(ends[0]);
+  if (status != EVEN_OK) {
+    (void)even_os.close(ends[1]);
+    return status;
+  }
+  status = watch_start(out);
+  if (status != EVEN_OK) {
+    even_dialogue_end(out);
+  }
+  return status;
+}
+
+even_status even_dialogue_say(even_dialogue *dialogue, const char *line) {
+  even_text whole = EVEN_TEXT_EMPTY;
+  even_text_format(&whole, "%s\n", line);
+  even_status status = even_text_status(&whole);
+  if (status == EVEN_OK) {
+    status = even_file_write_all(dialogue->requests, whole.data, whole.length);
+  }
+  even_text_free(&whole);
+  return status;
+}
+
+/* Cuts the next whole line out of what was heard; NULL: none yet. At the end the rest counts as a line. */
+static const char *line_take(even_dialogue *dialogue) {
+  if (dialogue->taken >= dialogue->heard.length) {
+    return NULL;
+  }
+  char *line = dialogue->heard.data + dialogue->taken;
+  char *end = memchr(line, '\n', dialogue->heard.length - dialogue->taken);
+  if (end == NULL && !dialogue->ended) {
+    return NULL;
+  }
+  if (end == NULL) {
+    dialogue->taken = dialogue->heard.length;
+  } else {
+    *end = '\0';
+    dialogue->taken += (size_t)(end - line) + 1;
+  }
+  return line;
+}
+
+even_status even_dialogue_hear(even_dialogue *dialogue, int64_t timeout_ms, const char **line) {
+  uint64_t start = even_clock_ns();
+  for (;;) {
+    *line = line_take(dialogue);
+    if (*line != NULL || dialogue->ended) {
+      return even_text_status(&dialogue->heard);
+    }
+    int64_t passed_ms = (int64_t)((even_clock_ns() - start) / 1000000);
+    if (passed_ms >= timeout_ms) {
+      return even_fail(EVEN_ERR_TIMEOUT, "no answer within %.0f seconds", (double)timeout_ms / 1000);
+    }
+    int64_t left_ms = timeout_ms - passed_ms;
+    EVEN_TRY(even_loop_turn(&dialogue->loop, left_ms < 1000 ? (int)left_ms : 1000));
+  }
+}
+
+void even_dialogue_complaint(const even_dialogue *dialogue, char *out, size_t size) {
+  const char *text = even_text_string(&dialogue->complaint);
+  size_t end = strlen(text);
+  while (end > 0 && (text[end - 1] == '\n' || text[end - 1] == ' ')) {
+    end--;
+  }
+  size_t start = end;
+  while (start > 0 && text[start - 1] != '\n') {
+    start--;
+  }
+  (void)snprintf(out, size, "%.*s", (int)(end - start), text + start);
+}
+
+void even_dialogue_end(even_dialogue *dialogue) {
+  if (dialogue->requests >= 0) {
+    (void)even_os.close(dialogue->requests);
+  }
+  (void)even_process_signal_group(dialogue->process.pid, SIGKILL);
+  even_process_wait(dialogue->process.pid);
+  (void)even_os.sigaction(SIGPIPE, &dialogue->pipe_before, NULL);
+  even_loop_close(&dialogue->loop);
+  even_pipe_close(dialogue->process.output);
+  even_pipe_close(dialogue->process.error);
+  even_text_free(&dialogue->heard);
+  even_text_free(&dialogue->complaint);
+  dialogue->requests = -1;
+}
