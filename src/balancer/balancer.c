@@ -13,7 +13,8 @@
 enum {
   POINTS = 3,      /* of a rank's table: the dummy batch, one sample, a straight line through the batch */
   LEAST_STEPS = 2, /* a rank's first step is warm-up: nothing changes before its second */
-  LEARN_EVERY = 4, /* steps between two looks at the models when all ranks do what is expected */
+  LEARN_EVERY = 8, /* steps between two looks at a model whose rank does what is expected */
+  FRESH = 12,      /* steps for which a model is looked at each time */
   PROBE_EVERY = 64 /* steps between two trials of ranks that idle */
 };
 
@@ -213,16 +214,22 @@ static bool holds(const even_balancer *b) {
   return missing == 0;
 }
 
-/* The gain below which a difference of shares may be noise: the error of the least known model. */
+/* The gain below which a difference of shares may be noise: the error of the least known model, and more for many
+ * ranks, of which one errs most (the largest of n errors grows like the root of log n; this line is near it). */
 static double worthwhile(const even_balancer *b) {
-  double error = least_gain;
+  double error = 0.0;
   for (size_t r = 0; r < b->ranks; r++) {
     if (b->models[r].known && b->models[r].count > 0) {
       double own = b->models[r].noise / sqrt((double)b->models[r].count);
       error = own > error ? own : error;
     }
   }
-  return error < most_gain ? error : most_gain;
+  double many = 1.0;
+  for (size_t ranks = b->ranks; ranks > 2; ranks = (ranks + 1) / 2) {
+    many += 0.3;
+  }
+  double gain = error * many;
+  return gain < least_gain ? least_gain : (gain < most_gain ? gain : most_gain);
 }
 
 static even_status decide(even_balancer *b) {
@@ -290,14 +297,17 @@ static even_status check_timings(const even_balancer *b, const even_step_timing 
 
 even_status even_balancer_observe(even_balancer *b, const even_step_timing *timings) {
   EVEN_TRY(check_timings(b, timings));
-  bool look = b->steps < 4 * LEARN_EVERY || b->steps % LEARN_EVERY == 0;
+  bool look = false;
   b->steps++;
   for (size_t r = 0; r < b->ranks; r++) {
-    even_model_take(&b->models[r], timings[r].samples, timings[r].busy_seconds);
-    look = look || even_model_surprised(&b->models[r]);
-  }
-  for (size_t r = 0; look && r < b->ranks; r++) {
-    even_model_learn(&b->models[r]);
+    even_rank_model *model = &b->models[r];
+    even_model_take(model, timings[r].samples, timings[r].busy_seconds);
+    /* the ranks take turns, so that a step costs the same as any other */
+    bool turn = (b->steps + (int64_t)r) % LEARN_EVERY == 0;
+    if (turn || model->count < FRESH || even_model_surprised(model)) {
+      even_model_learn(model);
+      look = true;
+    }
   }
   if (!measured(b) || !learned(b)) {
     return EVEN_OK;

@@ -11,9 +11,13 @@ static const double prior_fixed_spread = 0.25;
 /* What a step's time scatters by before the rank's own scatter is known, and the least that is believed. */
 static const double prior_noise = 0.08;
 static const double least_noise = 0.01;
-/* The steepness is at least this part of the mean cost of a sample: no rank is taken as free of charge. */
-static const double least_slope = 0.02;
+/* The steepness is at least this part of the mean cost of a sample. Where the truth is flatter, a share still moves
+ * until the times agree; were a rank taken as flat by mistake, it would never move, and the mistake never show. */
+static const double least_slope = 0.2;
 static const double shortest_seconds = 1e-9;
+/* Standard errors that make a change certain: many ranks are looked at often, so chance has many tries. */
+static const double certain = 4.5;
+enum { FEW = 6 }; /* recent steps, of which the middle is compared; of more it is the mean */
 
 static double larger(double a, double b) {
   return a > b ? a : b;
@@ -34,10 +38,10 @@ static void sort(double *values, int count) {
   }
 }
 
-/* How many steps at each end of a window are cut to the next: one outlier never counts. Not a median: under a CPU
- * quota a step takes either nothing extra or a whole period, and the median would see only one of the two. */
+/* How many steps at each end of a window are cut to the next: a lone outlier never counts. Not a median: under a CPU
+ * quota a step takes either nothing extra or a whole period, and only their mean tells the speed. */
 static int trimmed(int count) {
-  return count < 3 ? 0 : (count < 16 ? 1 : count / 8);
+  return count < 3 ? 0 : (count < 16 ? 1 : count / 10);
 }
 
 typedef struct spread {
@@ -119,6 +123,7 @@ static void begin(even_rank_model *model) {
   model->seconds_per_sample = (1.0 - prior_fixed_part) * model->seconds[0] / samples;
   model->fixed_samples = samples * prior_fixed_part / (1.0 - prior_fixed_part);
   model->noise = prior_noise;
+  model->usual_noise = prior_noise;
   model->known = true;
 }
 
@@ -165,14 +170,16 @@ static void regress(even_rank_model *model) {
   }
   model->fixed_seconds = fixed;
   model->seconds_per_sample = larger(slope, least);
-  /* once the data know the fixed part better than the prior did, they are the prior of what comes */
-  if (weights - x * x / xx > certainty) {
+  /* once the data know the fixed part far better than the prior did, they are the prior of what comes; not while the
+   * rank is changing, when the difference of two moments would be taken for that of two sizes */
+  if (weights - x * x / xx > 4.0 * certainty && model->restless < 0.5 && model->noise < 2.0 * model->usual_noise) {
     model->fixed_samples = model->fixed_seconds / model->seconds_per_sample;
   }
 }
 
-static double blended_noise(double measured, int count) {
-  return sqrt((measured * measured * count + prior_noise * prior_noise * 3.0) / (count + 3));
+/* `usual` counts as three steps. */
+static double blended_noise(double usual, double measured, int count) {
+  return sqrt((measured * measured * count + usual * usual * 3.0) / (count + 3));
 }
 
 /* The smallest change that `count` steps in agreement can prove whatever the noise: two steps prove a half, many
@@ -181,34 +188,76 @@ static double least_change(int count) {
   return count <= 2 ? 0.5 : count == 3 ? 0.3 : count == 4 ? 0.2 : count <= 6 ? 0.12 : 0.05;
 }
 
+/* Sums of the first i ratios, i = 0 … count, cut like the whole window's: any part's mean and deviation in one step. */
+typedef struct running {
+  double sum[EVEN_MODEL_WINDOW + 1];
+  double squares[EVEN_MODEL_WINDOW + 1];
+} running;
+
+static void run(const even_rank_model *model, const double *ratio, running *out) {
+  spread cut = winsorised(ratio, model->count);
+  out->sum[0] = 0.0;
+  out->squares[0] = 0.0;
+  for (int i = 0; i < model->count; i++) {
+    double value = larger(cut.low, smaller(cut.high, ratio[i]));
+    out->sum[i + 1] = out->sum[i] + value;
+    out->squares[i + 1] = out->squares[i] + value * value;
+  }
+}
+
+/* The same question without a normal distribution, for ranks with rare long stalls: all the last `count` ratios lie
+ * beyond half the way to `factor`; how likely is that, by how often the earlier ones did? */
+static bool unheard_of(const double *ratio, int older, int count, double mean, double factor) {
+  double half = mean * (1.0 + factor) / 2.0;
+  int beyond = 0;
+  double chance = 1.0;
+  for (int i = 0; i < older; i++) {
+    beyond += factor > 1.0 ? ratio[i] >= half : ratio[i] <= half;
+  }
+  for (int i = 0; i < count; i++) {
+    chance *= (beyond + 1.0) / (older + 2.0); /* rule of succession */
+    if (factor > 1.0 ? ratio[older + i] < half : ratio[older + i] > half) {
+      return false;
+    }
+  }
+  return chance < 1e-4;
+}
+
 /* By what factor the last `count` ratios differ from those before, 1 when that may be chance. */
-static double change(const even_rank_model *model, const double *ratio, int count) {
+static double change(const even_rank_model *model, const double *ratio, const running *sums, int count) {
   int older = model->count - count;
-  spread before = winsorised(ratio, older);
-  double recent[EVEN_MODEL_WINDOW];
-  memcpy(recent, ratio + older, (size_t)count * sizeof *recent);
-  double up = 0.0, down = 0.0;
-  if (count >= 8) {
-    up = down = winsorised(recent, count).mean;
+  double mean = sums->sum[older] / older;
+  double variance = larger(0.0, sums->squares[older] / older - mean * mean);
+  double up = 0.0;
+  double down = 0.0;
+  if (count > FEW) {
+    up = down = (sums->sum[model->count] - sums->sum[older]) / count;
   } else {
-    sort(recent, count); /* more than half of the steps must agree, on the cautious side */
+    double recent[FEW]; /* more than half of the steps must agree, on the cautious side */
+    memcpy(recent, ratio + older, (size_t)count * sizeof *recent);
+    sort(recent, count);
     up = recent[(count - 1) / 2];
     down = recent[count / 2];
   }
-  double factor = up > before.mean ? up / before.mean : (down < before.mean ? down / before.mean : 1.0);
+  double factor = up > mean ? up / mean : (down < mean ? down / mean : 1.0);
   double size = factor > 1.0 ? factor - 1.0 : 1.0 / factor - 1.0;
-  double noise = blended_noise(before.deviation / before.mean, older);
-  double chance = (3.5 + 2.0 * model->restless) * noise * sqrt(1.0 / count + 1.0 / older);
-  return size > larger(chance, least_change(count)) ? factor : 1.0;
+  if (size <= least_change(count)) {
+    return 1.0;
+  }
+  double noise = blended_noise(model->usual_noise, sqrt(variance) / mean, older);
+  double chance = (certain + 2.0 * model->restless) * noise * sqrt(1.0 / count + 1.0 / older);
+  return size > chance || (count <= FEW && unheard_of(ratio, older, count, mean, factor)) ? factor : 1.0;
 }
 
 /* Drops the steps before the rank's speed changed; whether it did. */
 static bool forget_the_past(even_rank_model *model) {
-  static const int recent[] = {2, 3, 4, 6, 8, 12, 16, 24, 32, 48};
+  static const int recent[] = {2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64};
   double ratio[EVEN_MODEL_WINDOW];
+  running sums;
   ratios(model, ratio);
+  run(model, ratio, &sums);
   for (size_t i = 0; i < sizeof recent / sizeof recent[0] && recent[i] < model->count; i++) {
-    double factor = change(model, ratio, recent[i]);
+    double factor = change(model, ratio, &sums, recent[i]);
     if (factor < 1.0 || factor > 1.0) {
       drop(model, model->count - recent[i]);
       model->fixed_seconds *= factor;
@@ -238,7 +287,11 @@ void even_model_learn(even_rank_model *model) {
   }
   ratios(model, ratio);
   spread rest = winsorised(ratio, model->count);
-  model->noise = larger(least_noise, blended_noise(rest.deviation / rest.mean, model->count));
+  double noise = larger(least_noise, rest.deviation / rest.mean);
+  model->noise = blended_noise(model->usual_noise, noise, model->count);
+  if (model->count >= 16) {
+    model->usual_noise = noise;
+  }
   model->most_samples = 0.0;
   for (int i = 0; i < model->count; i++) {
     model->most_samples = larger(model->most_samples, model->samples[i]);

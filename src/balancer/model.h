@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { EVEN_MODEL_WINDOW = 96 };
+enum { EVEN_MODEL_WINDOW = 128 };
 
 typedef struct even_rank_model {
   int count; /* steps in the window, oldest first */
@@ -16,6 +16,7 @@ typedef struct even_rank_model {
   double seconds_per_sample;
   double fixed_samples; /* prior: the fixed part costs as much as this many samples; survives changes of speed */
   double noise;         /* relative standard deviation of a step */
+  double usual_noise;   /* the same before the last change of speed */
   double restless;      /* recent changes of speed; each makes the next one harder to believe */
   double most_samples;  /* the largest share in the window */
   bool dummy;           /* steps with zero samples took time: a dummy batch runs */

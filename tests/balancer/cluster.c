@@ -1,0 +1,78 @@
+/* Invented ranks, unequal, noisy and changing. */
+#include "balancer/cluster.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "balancer/random.h"
+
+static double factor_of(const cluster_rank *rank) {
+  return rank->slower > 0.0 ? rank->slower : 1.0;
+}
+
+/* Wall seconds for `work` seconds of a core's time under the rank's quota, from the cluster's present on. */
+static double throttled(cluster_rank *rank, double now, double work) {
+  double at = now;
+  for (;;) {
+    double next = (floor(at / rank->period + 1e-9) + 1.0) * rank->period;
+    double possible = fmin(rank->left, next - at);
+    if (work <= possible) {
+      rank->left -= work;
+      return at + work - now;
+    }
+    work -= possible;
+    at = next;
+    rank->left = rank->quota * rank->period;
+  }
+}
+
+/* What is left of the quota's present period after all waited until `now`. */
+static void refill(cluster_rank *rank, double before, double now) {
+  if (floor(now / rank->period + 1e-9) > floor(before / rank->period + 1e-9)) {
+    rank->left = rank->quota * rank->period;
+  }
+}
+
+double cluster_step(cluster *c, const int64_t *shares, even_step_timing *timings) {
+  double longest = 0.0;
+  for (size_t r = 0; r < c->ranks; r++) {
+    cluster_rank *rank = &c->rank[r];
+    double noise = 1.0 + rank->noise * (2.0 * random_unit(&c->state) - 1.0);
+    noise *= random_unit(&c->state) < rank->outliers ? 5.0 : 1.0;
+    noise *= c->steps == 0 && c->first_step > 0.0 ? c->first_step : 1.0;
+    double samples = shares[r] > 0 ? (double)shares[r] : 1.0;
+    double seconds = (rank->fixed + rank->per_sample * samples) * factor_of(rank) * noise;
+    if (shares[r] == 0 && c->idles) {
+      seconds = 0.0;
+    } else if (rank->quota > 0.0) {
+      seconds = throttled(rank, c->now, seconds);
+    }
+    timings[r] = (even_step_timing){.samples = shares[r], .busy_seconds = seconds};
+    longest = fmax(longest, seconds);
+  }
+  for (size_t r = 0; r < c->ranks; r++) {
+    if (c->rank[r].quota > 0.0) {
+      refill(&c->rank[r], c->now + timings[r].busy_seconds, c->now + longest);
+    }
+  }
+  c->now += longest;
+  c->steps++;
+  return longest;
+}
+
+void cluster_best(const cluster *c, int64_t batch, int64_t *shares) {
+  static const int64_t samples[3] = {0, 1, 1 << 20};
+  double seconds[CLUSTER_RANKS][3];
+  even_time_table tables[CLUSTER_RANKS];
+  for (size_t r = 0; r < c->ranks; r++) {
+    const cluster_rank *rank = &c->rank[r];
+    double speed = factor_of(rank) / (rank->quota > 0.0 ? rank->quota : 1.0);
+    seconds[r][1] = (rank->fixed + rank->per_sample) * speed;
+    seconds[r][0] = c->idles ? 0.0 : seconds[r][1];
+    seconds[r][2] = (rank->fixed + rank->per_sample * (double)samples[2]) * speed;
+    tables[r] = (even_time_table){samples, seconds[r], 3};
+  }
+  if (even_balancer_solve(tables, NULL, c->ranks, batch, shares, NULL) != EVEN_OK) {
+    abort();
+  }
+}
