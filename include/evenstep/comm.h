@@ -47,6 +47,7 @@ EVEN_PUBLIC int even_comm_ranks(const even_comm *comm);
 /* This rank's part of the arena (64-byte aligned, arena_bytes long). Ordinary memory for this rank between
  * collectives; a collective on a range of it moves no staging copy. NULL where arena_bytes is 0. */
 EVEN_PUBLIC void *even_comm_arena(even_comm *comm);
+EVEN_PUBLIC size_t even_comm_arena_bytes(const even_comm *comm);
 
 /* In place on all ranks: data[i] = op over ranks. `data` in the arena (the same offset on every rank) is reduced
  * where it lies; any other memory is staged in cache-sized pieces. count elements. */

@@ -9,6 +9,7 @@
 #define EVENSTEP_SYNC_H
 
 #include <evenstep/comm.h>
+#include <evenstep/telemetry.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -27,7 +28,8 @@ typedef struct even_sync_params {
   size_t parameter_count;
   size_t bucket_bytes;       /* cap of a bucket; 0: 4 MiB. A larger parameter has a bucket of its own */
   size_t first_bucket_bytes; /* cap of the bucket reduced first; 0: 256 KiB */
-  size_t arena_offset;       /* where in the group's arena the buckets may begin */
+  size_t arena_offset;       /* where in the group's arena the buckets may begin; a multiple of 64 */
+  even_telemetry *telemetry; /* one COMMUNICATION span a bucket goes there; NULL: none. Must outlive the engine */
 } even_sync_params;
 
 /* What the last even_sync_finish saw. Times in ns of the calling thread's or the engine's clock. */
@@ -48,12 +50,14 @@ EVEN_PUBLIC void even_sync_close(even_sync *sync);
 /* Where parameter `index` lies in this rank's arena: 64-byte aligned, count elements, contiguous. */
 EVEN_PUBLIC void *even_sync_slot(even_sync *sync, size_t index);
 
-/* Opens a round. weight >= 0; with weight 0 this rank's gradients count as zeros, whatever they hold (NaN included). */
-EVEN_PUBLIC even_status even_sync_begin(even_sync *sync, double weight) EVEN_MUST_USE;
+/* Opens a round. `step` goes into its spans. weight >= 0; with weight 0 this rank's gradients count as zeros, whatever
+ * they hold (NaN included). */
+EVEN_PUBLIC even_status even_sync_begin(even_sync *sync, double weight, uint32_t step) EVEN_MUST_USE;
 /* Parameter `index` has its gradient at `gradient` (count contiguous elements; the slot itself is allowed). The
  * memory must stay as it is until even_sync_finish. A second call for one parameter in one round is EVEN_ERR_STATE. */
 EVEN_PUBLIC even_status even_sync_ready(even_sync *sync, size_t index, const void *gradient) EVEN_MUST_USE;
-/* Closes the round: parameters not made ready count as zeros, or, where no rank made them ready, are absent.
+/* Closes the round: parameters not made ready count as zeros, or, where no rank made them ready, are absent. (A caller
+ * whose parameter holds an older gradient that must survive, as in accumulation, makes it ready before.)
  * Blocks until every slot holds its sum. used[i] (parameter_count bytes, may be NULL) is 1 where some rank made
  * parameter i ready, else 0 (its slot is then undefined). Errors: those of the collectives; the engine then refuses
  * further rounds. */

@@ -25,6 +25,9 @@ even_status even_error_place(int rank, const char *device);
 /* Puts "prefix: " before the last error's text. */
 even_status even_error_prefix(const char *format, ...) EVEN_PRINTF(1, 2);
 
+/* Makes `error`, recorded on another thread, the calling thread's last error. Returns its status. */
+even_status even_error_restore(const even_error *error);
+
 /* Leaves the function when `call` fails. */
 #define EVEN_TRY(call)                     \
   do {                                     \

@@ -50,6 +50,11 @@ void even_error_clear(void) {
   last_error.rank = -1;
 }
 
+even_status even_error_restore(const even_error *error) {
+  last_error = *error;
+  return error->status;
+}
+
 static even_status status_of_errno(int error_number) {
   switch (error_number) {
     case ENOSPC:

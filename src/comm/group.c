@@ -139,6 +139,10 @@ void even_comm_set_timeout(even_comm *comm, double seconds) {
   comm->timeout_ns = limit < 1e9 ? (uint64_t)(limit * 1e9) : UINT64_MAX / 2;
 }
 
+size_t even_comm_arena_bytes(const even_comm *comm) {
+  return comm->arena_bytes;
+}
+
 uint64_t even_comm_wait_ns(const even_comm *comm) {
   return atomic_load_explicit(&comm->wait_ns, memory_order_relaxed);
 }

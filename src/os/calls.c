@@ -145,6 +145,7 @@ static int real_nanosleep(const struct timespec *time) {
    .mask_signals = pthread_sigmask,             \
    .sigaction = sigaction,                      \
    .signalfd = signalfd,                        \
+   .thread_create = pthread_create,             \
    .pipe2 = pipe2,                              \
    .isatty = isatty,                            \
    .ioctl = real_ioctl,                         \

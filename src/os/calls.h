@@ -4,6 +4,7 @@
 #ifndef EVEN_OS_CALLS_H
 #define EVEN_OS_CALLS_H
 
+#include <pthread.h>
 #include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -66,6 +67,7 @@ typedef struct even_os_calls {
   int (*mask_signals)(int how, const sigset_t *set, sigset_t *old);
   int (*sigaction)(int signal, const struct sigaction *action, struct sigaction *old);
   int (*signalfd)(int fd, const sigset_t *set, int flags);
+  int (*thread_create)(pthread_t *thread, const pthread_attr_t *attributes, void *(*body)(void *), void *argument);
   /* descriptors */
   int (*pipe2)(int ends[2], int flags);
   int (*isatty)(int fd);

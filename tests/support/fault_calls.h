@@ -5,6 +5,7 @@
 
 #include "os/calls.h"
 
+#include <errno.h>
 #include <sys/mman.h>
 
 /* clang-format off */
@@ -33,7 +34,10 @@
   X(long, -1, futex, (uint32_t *word, int operation, uint32_t value, const struct timespec *timeout),                  \
     (word, operation, value, timeout))                                                                                 \
   X(int, -1, pidfd_open, (pid_t pid, unsigned int flags), (pid, flags))                                                \
-  X(int, -1, clock_gettime, (clockid_t clock, struct timespec *out), (clock, out))
+  X(int, -1, clock_gettime, (clockid_t clock, struct timespec *out), (clock, out))                                     \
+  X(int, EAGAIN, thread_create,                                                                                        \
+    (pthread_t *thread, const pthread_attr_t *attributes, void *(*body)(void *), void *argument),                      \
+    (thread, attributes, body, argument))
 /* clang-format on */
 
 #endif

@@ -1,0 +1,294 @@
+/* _core.Sync: the gradient engine of one group. Gradients cross as addresses; finish releases the GIL. */
+#include "ext.h"
+
+#include <evenstep/sync.h>
+
+#include "base/alloc.h"
+
+typedef struct sync_object {
+  PyObject_HEAD even_sync *sync; /* NULL once closed */
+  PyObject *comm_handle;         /* capsules: what the engine works on lives as long as it */
+  PyObject *telemetry_handle;
+  size_t parameter_count;
+  size_t arena_offset;
+  const char *arena;
+  int finishing; /* a thread is inside finish */
+} sync_object;
+
+static int to_pointer(PyObject *object, void *out) {
+  unsigned long long value = PyLong_AsUnsignedLongLong(object);
+  if (value == (unsigned long long)-1 && PyErr_Occurred() != NULL) {
+    return 0;
+  }
+  *(const void **)out = (const void *)(uintptr_t)value;
+  return 1;
+}
+
+/* A sequence of (count, dtype) into *out (free with even_free). */
+static int to_parameters(PyObject *sequence, even_sync_parameter **out, size_t *count) {
+  PyObject *list = PySequence_List(sequence);
+  if (list == NULL) {
+    return -1;
+  }
+  *count = (size_t)PyList_Size(list);
+  if (EVEN_NEW_ARRAY(out, *count) != EVEN_OK) {
+    Py_DECREF(list);
+    (void)even_ext_raise();
+    return -1;
+  }
+  for (size_t i = 0; i < *count; i++) {
+    Py_ssize_t elements = 0;
+    int dtype = 0;
+    PyObject *item = PyList_GetItem(list, (Py_ssize_t)i); /* borrowed */
+    if (!PyTuple_Check(item) || !PyArg_ParseTuple(item, "ni", &elements, &dtype) || elements < 0) {
+      if (PyErr_Occurred() == NULL) {
+        PyErr_Format(PyExc_ValueError, "parameter %zu is not (count, dtype)", i);
+      }
+      even_free(*out);
+      Py_DECREF(list);
+      return -1;
+    }
+    (*out)[i] = (even_sync_parameter){.count = (size_t)elements, .dtype = (even_dtype)dtype};
+  }
+  Py_DECREF(list);
+  return 0;
+}
+
+static PyObject *sync_arena_bytes(PyObject *type, PyObject *arguments, PyObject *names) {
+  static char *keywords[] = {"parameters", "bucket_bytes", "first_bucket_bytes", NULL};
+  PyObject *sequence = NULL;
+  Py_ssize_t bucket_bytes = 0;
+  Py_ssize_t first_bucket_bytes = 0;
+  even_sync_params params = {.size = sizeof params};
+  even_sync_parameter *parameters = NULL;
+  size_t bytes = 0;
+  (void)type;
+  if (!PyArg_ParseTupleAndKeywords(arguments, names, "O|nn:arena_bytes", keywords, &sequence, &bucket_bytes,
+                                   &first_bucket_bytes) ||
+      to_parameters(sequence, &parameters, &params.parameter_count) != 0) {
+    return NULL;
+  }
+  params.parameters = parameters;
+  params.bucket_bytes = (size_t)bucket_bytes;
+  params.first_bucket_bytes = (size_t)first_bucket_bytes;
+  even_status status = even_sync_arena_bytes(&params, &bytes);
+  even_free(parameters);
+  return status == EVEN_OK ? PyLong_FromSize_t(bytes) : even_ext_raise();
+}
+
+static int take_handles(sync_object *self, PyObject *comm, PyObject *telemetry) {
+  self->comm_handle = PyObject_GetAttrString(comm, "handle");
+  if (self->comm_handle == NULL) {
+    return -1;
+  }
+  if (telemetry != NULL && telemetry != Py_None) {
+    self->telemetry_handle = PyObject_GetAttrString(telemetry, "handle");
+    if (self->telemetry_handle == NULL) {
+      return -1;
+    }
+    if (self->telemetry_handle == Py_None) {
+      Py_CLEAR(self->telemetry_handle);
+    }
+  }
+  return 0;
+}
+
+static int open_engine(sync_object *self, even_sync_params *params) {
+  even_comm *comm = PyCapsule_GetPointer(self->comm_handle, "evenstep.comm");
+  if (comm == NULL) {
+    return -1;
+  }
+  if (self->telemetry_handle != NULL) {
+    params->telemetry = PyCapsule_GetPointer(self->telemetry_handle, "evenstep.telemetry");
+    if (params->telemetry == NULL) {
+      return -1;
+    }
+  }
+  if (even_sync_open(params, comm, &self->sync) != EVEN_OK) {
+    (void)even_ext_raise();
+    return -1;
+  }
+  self->arena = even_comm_arena(comm);
+  return 0;
+}
+
+static PyObject *sync_new(PyTypeObject *type, PyObject *arguments, PyObject *names) {
+  static char *keywords[] = {"comm",      "parameters", "bucket_bytes", "first_bucket_bytes", "arena_offset",
+                             "telemetry", NULL};
+  PyObject *comm = NULL;
+  PyObject *sequence = NULL;
+  PyObject *telemetry = NULL;
+  Py_ssize_t bucket_bytes = 0;
+  Py_ssize_t first_bucket_bytes = 0;
+  Py_ssize_t arena_offset = 0;
+  even_sync_params params = {.size = sizeof params};
+  even_sync_parameter *parameters = NULL;
+  if (!PyArg_ParseTupleAndKeywords(arguments, names, "OO|nnnO:Sync", keywords, &comm, &sequence, &bucket_bytes,
+                                   &first_bucket_bytes, &arena_offset, &telemetry)) {
+    return NULL;
+  }
+  if (bucket_bytes < 0 || first_bucket_bytes < 0 || arena_offset < 0) {
+    return PyErr_Format(PyExc_ValueError, "sizes in bytes cannot be negative");
+  }
+  allocfunc make = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+  sync_object *self = (sync_object *)make(type, 0);
+  if (self == NULL) {
+    return NULL;
+  }
+  int failed = take_handles(self, comm, telemetry);
+  if (failed == 0) {
+    failed = to_parameters(sequence, &parameters, &params.parameter_count);
+  }
+  if (failed == 0) {
+    params.parameters = parameters;
+    params.bucket_bytes = (size_t)bucket_bytes;
+    params.first_bucket_bytes = (size_t)first_bucket_bytes;
+    params.arena_offset = (size_t)arena_offset;
+    self->parameter_count = params.parameter_count;
+    failed = open_engine(self, &params);
+    even_free(parameters);
+  }
+  if (failed != 0) {
+    Py_DECREF((PyObject *)self);
+    return NULL;
+  }
+  return (PyObject *)self;
+}
+
+static void close_engine(sync_object *self) {
+  even_sync *sync = self->sync;
+  self->sync = NULL;
+  if (sync != NULL) {
+    Py_BEGIN_ALLOW_THREADS;
+    even_sync_close(sync);
+    Py_END_ALLOW_THREADS;
+  }
+  Py_CLEAR(self->comm_handle);
+  Py_CLEAR(self->telemetry_handle);
+}
+
+static void sync_dealloc(PyObject *object) {
+  PyTypeObject *type = Py_TYPE(object);
+  freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
+  close_engine((sync_object *)object);
+  free_object(object);
+  Py_DECREF((PyObject *)type);
+}
+
+/* The engine, or NULL with an exception when it is closed or a thread is inside finish. */
+static even_sync *engine_of(PyObject *object) {
+  sync_object *self = (sync_object *)object;
+  if (self->sync == NULL || self->finishing) {
+    PyErr_SetString(even_ext_error, self->sync == NULL ? "the gradient engine is closed"
+                                                       : "another thread is inside finish of this gradient engine");
+    return NULL;
+  }
+  return self->sync;
+}
+
+static PyObject *none_or_raise(even_status status) {
+  if (status != EVEN_OK) {
+    return even_ext_raise();
+  }
+  Py_RETURN_NONE;
+}
+
+static PyObject *sync_offset(PyObject *object, PyObject *arguments) {
+  sync_object *self = (sync_object *)object;
+  Py_ssize_t index = 0;
+  even_sync *sync = engine_of(object);
+  if (sync == NULL || !PyArg_ParseTuple(arguments, "n:offset", &index)) {
+    return NULL;
+  }
+  if (index < 0 || (size_t)index >= self->parameter_count) {
+    return PyErr_Format(PyExc_IndexError, "parameter %zd of %zu", index, self->parameter_count);
+  }
+  return PyLong_FromSsize_t((const char *)even_sync_slot(sync, (size_t)index) - self->arena);
+}
+
+static PyObject *sync_begin(PyObject *object, PyObject *arguments) {
+  double weight = 0;
+  unsigned int step = 0;
+  even_sync *sync = engine_of(object);
+  if (sync == NULL || !PyArg_ParseTuple(arguments, "d|I:begin", &weight, &step)) {
+    return NULL;
+  }
+  return none_or_raise(even_sync_begin(sync, weight, step));
+}
+
+static PyObject *sync_ready(PyObject *object, PyObject *arguments) {
+  Py_ssize_t index = 0;
+  const void *gradient = NULL;
+  even_sync *sync = engine_of(object);
+  if (sync == NULL || !PyArg_ParseTuple(arguments, "nO&:ready", &index, to_pointer, &gradient)) {
+    return NULL;
+  }
+  return none_or_raise(even_sync_ready(sync, (size_t)index, gradient));
+}
+
+static PyObject *sync_finish(PyObject *object, PyObject *unused) {
+  sync_object *self = (sync_object *)object;
+  even_sync *sync = engine_of(object);
+  even_sync_report report = {0};
+  even_status status = EVEN_OK;
+  (void)unused;
+  if (sync == NULL) {
+    return NULL;
+  }
+  PyObject *used = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)self->parameter_count);
+  if (used == NULL) {
+    return NULL;
+  }
+  uint8_t *flags = (uint8_t *)PyBytes_AsString(used);
+  self->finishing = 1;
+  Py_BEGIN_ALLOW_THREADS;
+  status = even_sync_finish(sync, flags, &report);
+  Py_END_ALLOW_THREADS;
+  self->finishing = 0;
+  if (status != EVEN_OK) {
+    Py_DECREF(used);
+    return even_ext_raise();
+  }
+  return Py_BuildValue("(NKKKKI)", used, (unsigned long long)report.communication_ns,
+                       (unsigned long long)report.peer_wait_ns, (unsigned long long)report.exposed_ns,
+                       (unsigned long long)report.bytes, (unsigned int)report.buckets);
+}
+
+static PyObject *sync_close(PyObject *object, PyObject *unused) {
+  sync_object *self = (sync_object *)object;
+  (void)unused;
+  if (self->finishing) {
+    (void)engine_of(object);
+    return NULL;
+  }
+  close_engine(self);
+  Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"arena_bytes", (PyCFunction)(void (*)(void))sync_arena_bytes, METH_VARARGS | METH_KEYWORDS | METH_STATIC,
+     "arena_bytes(parameters, bucket_bytes=0, first_bucket_bytes=0): bytes of arena that [(count, dtype), …] need"},
+    {"offset", sync_offset, METH_VARARGS, "offset(index): where the parameter's slot lies in the arena, in bytes"},
+    {"begin", sync_begin, METH_VARARGS, "begin(weight, step=0): opens a round"},
+    {"ready", sync_ready, METH_VARARGS, "ready(index, address): the gradient is there and stays until finish"},
+    {"finish", sync_finish, METH_NOARGS,
+     "finish(): blocks until every slot holds its weighted sum; returns (used, communication_ns, peer_wait_ns, "
+     "exposed_ns, bytes, buckets), used[i] 1 where some rank had a gradient of parameter i"},
+    {"close", sync_close, METH_NOARGS, "ends the engine; a round under way is revoked on all ranks"},
+    {NULL, NULL, 0, NULL}};
+
+static PyType_Slot slots[] = {{Py_tp_new, (void *)sync_new},
+                              {Py_tp_dealloc, (void *)sync_dealloc},
+                              {Py_tp_methods, methods},
+                              {Py_tp_doc, "The gradient engine of one group (include/evenstep/sync.h)."},
+                              {0, NULL}};
+static PyType_Spec spec = {"evenstep._core.Sync", sizeof(sync_object), 0, Py_TPFLAGS_DEFAULT, slots};
+
+int even_ext_add_sync(PyObject *module) {
+  PyObject *type = PyType_FromSpec(&spec);
+  if (type == NULL || PyModule_AddObject(module, "Sync", type) != 0) {
+    Py_XDECREF(type);
+    return -1;
+  }
+  return 0;
+}

@@ -1,0 +1,13 @@
+/* Threads that stay out of the way of the program's signals. */
+#ifndef EVEN_OS_THREAD_H
+#define EVEN_OS_THREAD_H
+
+#include <evenstep/status.h>
+#include <pthread.h>
+
+/* Starts a thread with all signals blocked: they go on to the threads that the program made. */
+even_status even_thread_start(void *(*body)(void *), void *argument, pthread_t *out) EVEN_MUST_USE;
+/* Waits for the thread's end. */
+void even_thread_join(pthread_t thread);
+
+#endif

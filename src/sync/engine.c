@@ -1,0 +1,128 @@
+/* The engine thread: packs buckets in order as they become complete and reduces them. */
+#include "sync/engine.h"
+
+#include "base/fail.h"
+#include "comm/kernels.h"
+#include "os/clock.h"
+#include "os/futex.h"
+
+#include <string.h>
+
+#define NAP_NS 1000000000u /* a lost wake would cost this much; none is known */
+
+void even_sync_ring(even_sync *sync) {
+  atomic_fetch_add(&sync->bell, 1u);
+  if (atomic_load(&sync->engine_sleeps) != 0) {
+    even_futex_wake_all(&sync->bell);
+  }
+}
+
+/* Sleeps until `wanted(sync)` holds. All words are sequentially consistent: whoever makes it true rings after. */
+static void sleep_until(even_sync *sync, bool (*wanted)(even_sync *)) {
+  for (;;) {
+    uint32_t bell = atomic_load(&sync->bell);
+    if (wanted(sync)) {
+      return;
+    }
+    atomic_store(&sync->engine_sleeps, 1u);
+    even_futex_wait(&sync->bell, bell, NAP_NS);
+    atomic_store(&sync->engine_sleeps, 0u);
+  }
+}
+
+static bool round_is_open(even_sync *sync) {
+  uint32_t phase = atomic_load(&sync->phase);
+  return phase == EVEN_SYNC_STOP || (phase != EVEN_SYNC_IDLE && atomic_load(&sync->done) == 0);
+}
+
+static bool bucket_can_go(even_sync *sync) {
+  return atomic_load(&sync->pending[atomic_load(&sync->next)]) == 0 || atomic_load(&sync->phase) != EVEN_SYNC_ROUND;
+}
+
+static bool round_is_closing(even_sync *sync) {
+  return atomic_load(&sync->phase) != EVEN_SYNC_ROUND;
+}
+
+/* slot = weight * gradient. Division by 1/weight is the reduction kernels' average over one source. */
+static void pack(even_sync *sync, size_t index) {
+  const even_sync_parameter *parameter = &sync->parameters[index];
+  void *slot = sync->base + sync->layout.places[index].offset;
+  size_t bytes = parameter->count * even_dtype_bytes(parameter->dtype);
+  const void *gradient = sync->gradients[index];
+  if (atomic_load(&sync->ready[index]) == 0 || sync->weight == 0.0) {
+    memset(slot, 0, bytes);
+  } else if (sync->weight == 1.0) {
+    if (slot != gradient) {
+      memcpy(slot, gradient, bytes);
+    }
+  } else {
+    void *targets[1] = {slot};
+    const void *sources[1] = {gradient};
+    even_kernels_best()->reduce[parameter->dtype][EVEN_AVG](targets, 1, sources, 1, parameter->count,
+                                                            1.0 / sync->weight);
+  }
+}
+
+static even_status reduce_bucket(even_sync *sync, size_t bucket) {
+  const even_sync_span *span = &sync->layout.buckets[bucket];
+  uint64_t began = even_clock_ns();
+  for (size_t i = 0; i < span->members; i++) {
+    pack(sync, sync->layout.order[sync->first[bucket] + i]);
+  }
+  EVEN_TRY(even_comm_all_reduce(sync->comm, sync->base + span->offset, span->bytes / even_dtype_bytes(span->dtype),
+                                span->dtype, EVEN_SUM));
+  uint64_t took = even_clock_ns() - began;
+  sync->report.communication_ns += took;
+  sync->report.bytes += span->bytes;
+  sync->report.buckets++;
+  even_telemetry_span(sync->telemetry, &(even_span_record){.step = sync->step,
+                                                           .span = EVEN_SPAN_COMMUNICATION,
+                                                           .start_ns = began,
+                                                           .duration_ns = took,
+                                                           .bytes = span->bytes});
+  return EVEN_OK;
+}
+
+/* Which parameters had a gradient anywhere. */
+static even_status reduce_flags(even_sync *sync) {
+  for (size_t i = 0; i < sync->parameter_count; i++) {
+    sync->used[i] = atomic_load(&sync->ready[i]);
+  }
+  return even_comm_all_reduce(sync->comm, sync->used, sync->parameter_count, EVEN_U8, EVEN_MAX);
+}
+
+static even_status run_round(even_sync *sync) {
+  uint64_t waited = even_comm_wait_ns(sync->comm);
+  for (size_t bucket = 0; bucket < sync->layout.bucket_count; bucket++) {
+    atomic_store(&sync->next, bucket);
+    sleep_until(sync, bucket_can_go);
+    if (atomic_load(&sync->phase) == EVEN_SYNC_STOP) {
+      return EVEN_OK;
+    }
+    EVEN_TRY(reduce_bucket(sync, bucket));
+  }
+  sleep_until(sync, round_is_closing);
+  if (atomic_load(&sync->phase) == EVEN_SYNC_STOP) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(reduce_flags(sync));
+  sync->report.peer_wait_ns = even_comm_wait_ns(sync->comm) - waited;
+  return EVEN_OK;
+}
+
+void *even_sync_engine(void *argument) {
+  even_sync *sync = argument;
+  for (;;) {
+    sleep_until(sync, round_is_open);
+    if (atomic_load(&sync->phase) == EVEN_SYNC_STOP) {
+      return NULL;
+    }
+    even_status status = run_round(sync);
+    if (status != EVEN_OK) {
+      sync->broken = status;
+      sync->error = *even_error_last();
+    }
+    atomic_store(&sync->done, 1u);
+    even_futex_wake_all(&sync->done);
+  }
+}

@@ -1,0 +1,112 @@
+/* Buckets: parameters in reverse order, one dtype a bucket, each up to a cap. */
+#include "sync/layout.h"
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "base/fail.h"
+
+#include <stdbool.h>
+
+#define ALIGNMENT ((size_t)64)
+#define DEFAULT_BUCKET_BYTES ((size_t)4 << 20)
+#define DEFAULT_FIRST_BUCKET_BYTES ((size_t)256 << 10)
+#define NO_BUCKET SIZE_MAX
+
+enum { DTYPES = 4 }; /* F32, F64, F16, BF16: the first of EVEN_DTYPE_LIST */
+
+static even_status slot_bytes(const even_sync_params *params, size_t index, size_t *out) {
+  const even_sync_parameter *parameter = &params->parameters[index];
+  if ((int)parameter->dtype < 0 || (int)parameter->dtype >= DTYPES) {
+    return even_fail(EVEN_ERR_ARGUMENT, "parameter %zu has dtype number %d, which has no gradient", index,
+                     (int)parameter->dtype);
+  }
+  if (!even_multiply_size(parameter->count, even_dtype_bytes(parameter->dtype), out) ||
+      !even_align_size(*out, ALIGNMENT, out)) {
+    return even_fail(EVEN_ERR_OVERFLOW, "parameter %zu has %zu elements, too many for memory", index, parameter->count);
+  }
+  return EVEN_OK;
+}
+
+/* Puts parameters into buckets; a place's offset is still the one inside its bucket. */
+static even_status fill(const even_sync_params *params, even_sync_layout *layout) {
+  size_t cap = params->bucket_bytes > 0 ? params->bucket_bytes : DEFAULT_BUCKET_BYTES;
+  size_t first_cap = params->first_bucket_bytes > 0 ? params->first_bucket_bytes : DEFAULT_FIRST_BUCKET_BYTES;
+  size_t open[DTYPES] = {NO_BUCKET, NO_BUCKET, NO_BUCKET, NO_BUCKET};
+  for (size_t index = params->parameter_count; index-- > 0;) {
+    size_t bytes = 0;
+    size_t grown = 0;
+    EVEN_TRY(slot_bytes(params, index, &bytes));
+    size_t *current = &open[params->parameters[index].dtype];
+    bool full = *current == NO_BUCKET;
+    if (!full) {
+      size_t limit = *current == 0 ? first_cap : cap;
+      full = !even_add_size(layout->buckets[*current].bytes, bytes, &grown) || grown > limit;
+    }
+    if (full) {
+      *current = layout->bucket_count++;
+      layout->buckets[*current].dtype = params->parameters[index].dtype;
+    }
+    even_sync_span *bucket = &layout->buckets[*current];
+    layout->places[index] = (even_sync_place){.bucket = *current, .offset = bucket->bytes};
+    bucket->bytes += bytes;
+    bucket->members++;
+  }
+  return EVEN_OK;
+}
+
+static even_status place(const even_sync_params *params, even_sync_layout *layout) {
+  for (size_t b = 0; b < layout->bucket_count; b++) {
+    layout->buckets[b].offset = layout->bytes;
+    if (!even_add_size(layout->bytes, layout->buckets[b].bytes, &layout->bytes)) {
+      return even_fail(EVEN_ERR_OVERFLOW, "%zu parameters do not fit in memory", params->parameter_count);
+    }
+  }
+  size_t at = 0;
+  for (size_t b = 0; b < layout->bucket_count; b++) {
+    for (size_t index = params->parameter_count; index-- > 0;) {
+      if (layout->places[index].bucket == b) {
+        layout->places[index].offset += layout->buckets[b].offset;
+        layout->order[at++] = index;
+      }
+    }
+  }
+  return EVEN_OK;
+}
+
+even_status even_sync_layout_make(const even_sync_params *params, even_sync_layout *out) {
+  *out = (even_sync_layout){0};
+  if (params->size != sizeof *params) {
+    return even_fail(EVEN_ERR_ARGUMENT, "even_sync_params has size %zu, this library knows %zu", params->size,
+                     sizeof *params);
+  }
+  if (params->parameter_count > 0 && params->parameters == NULL) {
+    return even_fail(EVEN_ERR_ARGUMENT, "%zu parameters and no list of them", params->parameter_count);
+  }
+  if (params->arena_offset % ALIGNMENT != 0) {
+    return even_fail(EVEN_ERR_ARGUMENT, "arena_offset %zu is not a multiple of 64", params->arena_offset);
+  }
+  even_status status = EVEN_NEW_ARRAY(&out->places, params->parameter_count);
+  if (status == EVEN_OK) {
+    status = EVEN_NEW_ARRAY(&out->buckets, params->parameter_count);
+  }
+  if (status == EVEN_OK) {
+    status = EVEN_NEW_ARRAY(&out->order, params->parameter_count);
+  }
+  if (status == EVEN_OK) {
+    status = fill(params, out);
+  }
+  if (status == EVEN_OK) {
+    status = place(params, out);
+  }
+  if (status != EVEN_OK) {
+    even_sync_layout_free(out);
+  }
+  return status;
+}
+
+void even_sync_layout_free(even_sync_layout *layout) {
+  even_free(layout->places);
+  even_free(layout->buckets);
+  even_free(layout->order);
+  *layout = (even_sync_layout){0};
+}
