@@ -1,0 +1,339 @@
+/* What the collectives do when something goes wrong: death, departure, revocation, lateness, disagreement. */
+#include "comm/group.h"
+#include "comm/ranks.h"
+#include "os/clock.h"
+
+#include <dirent.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define FLOATS ((size_t)300000)
+
+static const ranks_setup three = {.ranks = 3, .arena_bytes = FLOATS * 4, .timeout_seconds = 60, .spin = -1};
+static const ranks_setup two = {.ranks = 2, .arena_bytes = 4096, .timeout_seconds = 60, .spin = -1};
+
+/* Collectives of all sizes and ways until one fails; returns that failure. */
+static even_status work_until_failure(even_comm *comm, float *plain) {
+  even_status status = EVEN_OK;
+  for (size_t i = 0; status == EVEN_OK; i++) {
+    static const size_t sizes[] = {16, 5000, FLOATS};
+    size_t count = sizes[i % 3];
+    float *data = i % 2 == 0 ? plain : even_comm_arena(comm);
+    status = even_comm_all_reduce(comm, data, count, EVEN_F32, EVEN_MAX);
+  }
+  return status;
+}
+
+/* ---- death ---- */
+
+static int die_outside(even_comm *comm, void *argument) {
+  float *plain = calloc(FLOATS, 4);
+  (void)argument;
+  RANKS_EXPECT(comm, even_comm_all_reduce(comm, plain, FLOATS, EVEN_F32, EVEN_SUM) == EVEN_OK);
+  if (even_comm_rank(comm) == 1) {
+    (void)raise(SIGKILL);
+  }
+  uint64_t began = even_clock_ns();
+  RANKS_EXPECT(comm, even_comm_all_reduce(comm, plain, FLOATS, EVEN_F32, EVEN_SUM) == EVEN_ERR_PEER_LOST);
+  RANKS_EXPECT(comm, even_error_last()->rank == 1);
+  RANKS_EXPECT(comm, strstr(even_error_last()->what, "rank 1 (process ") != NULL);
+  RANKS_EXPECT(comm, strstr(even_error_last()->what, "died") != NULL && even_error_last()->fix[0] != '\0');
+  RANKS_EXPECT(comm, even_clock_ns() - began < (uint64_t)20 * 1000000000u); /* and not the timeout */
+  RANKS_EXPECT(comm, even_comm_barrier(comm) == EVEN_ERR_PEER_LOST);        /* unusable from then on */
+  free(plain);
+  return 0;
+}
+
+static void test_dead_peer(void **state) {
+  int results[RANKS_MOST];
+  (void)state;
+  (void)ranks_run(&three, die_outside, NULL, results);
+  assert_int_equal(results[0], 0);
+  assert_int_equal(results[1], RANKS_KILLED);
+  assert_int_equal(results[2], 0);
+}
+
+static int work_and_expect_loss(even_comm *comm, void *argument) {
+  float *plain = calloc(FLOATS, 4);
+  int ready = *(int *)argument;
+  RANKS_EXPECT(comm, write(ready, "r", 1) == 1);
+  RANKS_EXPECT(comm, work_until_failure(comm, plain) == EVEN_ERR_PEER_LOST);
+  free(plain);
+  return even_error_last()->rank == 1 ? 0 : ranks_complain(comm, "not rank 1: %s", even_error_last()->what);
+}
+
+static int count_descriptors(void) {
+  int count = 0;
+  DIR *folder = opendir("/proc/self/fd");
+  while (folder != NULL && readdir(folder) != NULL) {
+    count++;
+  }
+  if (folder != NULL) {
+    (void)closedir(folder);
+  }
+  return count;
+}
+
+/* Kills rank 1 at any moment of any collective. EVENSTEP_TEST_KILLS: how often. */
+static void test_kills_at_any_moment(void **state) {
+  const char *wanted = getenv("EVENSTEP_TEST_KILLS");
+  int kills = wanted == NULL ? 12 : atoi(wanted);
+  int before = count_descriptors();
+  (void)state;
+  for (int kill_number = 0; kill_number < kills; kill_number++) {
+    int pipe_ends[2];
+    int fd = -1;
+    pid_t processes[3];
+    even_comm_params params = {
+        .size = sizeof params, .ranks = 3, .arena_bytes = FLOATS * 4, .timeout_seconds = 60, .spin = -1};
+    assert_int_equal(even_comm_create_segment(&params, &fd), EVEN_OK);
+    assert_int_equal(pipe(pipe_ends), 0);
+    for (int rank = 0; rank < 3; rank++) {
+      processes[rank] = fork();
+      if (processes[rank] == 0) {
+        even_comm *comm = NULL;
+        params.rank = rank;
+        _exit(even_comm_open(&params, fd, &comm) != EVEN_OK ? 98 : work_and_expect_loss(comm, &pipe_ends[1]));
+      }
+    }
+    (void)close(fd);
+    (void)close(pipe_ends[1]);
+    for (int ready = 0; ready < 3; ready++) {
+      char byte;
+      assert_int_equal(read(pipe_ends[0], &byte, 1), 1);
+    }
+    (void)usleep((useconds_t)(kill_number * 7919 % 20000)); /* any moment will do: it decides nothing */
+    assert_int_equal(kill(processes[1], SIGKILL), 0);
+    for (int rank = 0; rank < 3; rank++) {
+      int status = 0;
+      (void)waitpid(processes[rank], &status, 0);
+      assert_true(rank == 1 ? WIFSIGNALED(status) : WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    }
+    (void)close(pipe_ends[0]);
+  }
+  assert_int_equal(count_descriptors(), before);
+}
+
+/* ---- departure, revocation, lateness ---- */
+
+static int leave_early(even_comm *comm, void *argument) {
+  (void)argument;
+  if (even_comm_rank(comm) == 1) {
+    return 0; /* the caller closes the group */
+  }
+  RANKS_EXPECT(comm, even_comm_barrier(comm) == EVEN_ERR_PEER_LOST);
+  RANKS_EXPECT(comm, strstr(even_error_last()->what, "left the group") != NULL && even_error_last()->rank == 1);
+  return 0;
+}
+
+static void test_departure(void **state) {
+  ranks_setup threads = three;
+  threads.threads = true;
+  (void)state;
+  assert_int_equal(ranks_run(&three, leave_early, NULL, NULL), 0);
+  assert_int_equal(ranks_run(&threads, leave_early, NULL, NULL), 0);
+}
+
+static int close_in_child(even_comm *comm, void *argument) {
+  (void)argument;
+  pid_t child = fork();
+  if (child == 0) {
+    even_comm_close(comm);
+    _exit(0);
+  }
+  (void)waitpid(child, NULL, 0);
+  RANKS_EXPECT(comm, even_comm_barrier(comm) == EVEN_OK);
+  return 0;
+}
+
+static void test_a_forked_child_does_not_leave_for_its_parent(void **state) {
+  (void)state;
+  assert_int_equal(ranks_run(&two, close_in_child, NULL, NULL), 0);
+}
+
+static void *revoke_when_waiting(void *argument) {
+  even_comm *comm = argument;
+  uint32_t before = 1; /* opening the group was the first stage */
+  while (atomic_load(&comm->controls[0].sequence) == before) {
+  }
+  even_comm_revoke(comm);
+  return NULL;
+}
+
+static int be_revoked(even_comm *comm, void *argument) {
+  (void)argument;
+  if (even_comm_rank(comm) == 0) {
+    pthread_t thread;
+    RANKS_EXPECT(comm, pthread_create(&thread, NULL, revoke_when_waiting, comm) == 0);
+    RANKS_EXPECT(comm, even_comm_barrier(comm) == EVEN_ERR_REVOKED);
+    RANKS_EXPECT(comm, pthread_join(thread, NULL) == 0);
+    return 0;
+  }
+  if (even_comm_rank(comm) == 1) {
+    RANKS_EXPECT(comm, even_comm_barrier(comm) == EVEN_ERR_REVOKED);
+    return 0;
+  }
+  /* Rank 2 comes only once the group is revoked. */
+  while (atomic_load(&comm->header->state) == EVEN_GROUP_WHOLE) {
+  }
+  RANKS_EXPECT(comm, even_comm_barrier(comm) == EVEN_ERR_REVOKED);
+  RANKS_EXPECT(comm, even_comm_barrier(comm) == EVEN_ERR_REVOKED);
+  return 0;
+}
+
+static void test_revoke(void **state) {
+  ranks_setup threads = three;
+  threads.threads = true;
+  (void)state;
+  assert_int_equal(ranks_run(&three, be_revoked, NULL, NULL), 0);
+  assert_int_equal(ranks_run(&threads, be_revoked, NULL, NULL), 0);
+}
+
+static int be_late(even_comm *comm, void *argument) {
+  (void)argument;
+  if (even_comm_rank(comm) == 0) {
+    RANKS_EXPECT(comm, even_comm_barrier(comm) == EVEN_ERR_TIMEOUT);
+    RANKS_EXPECT(comm, even_error_last()->rank == 1 && strstr(even_error_last()->what, "Timed out") != NULL);
+    return 0;
+  }
+  while (atomic_load(&comm->header->state) == EVEN_GROUP_WHOLE) {
+  }
+  RANKS_EXPECT(comm, even_comm_barrier(comm) == EVEN_ERR_TIMEOUT);
+  return 0;
+}
+
+static void test_timeout(void **state) {
+  ranks_setup short_limit = two;
+  short_limit.timeout_seconds = 0.2;
+  (void)state;
+  assert_int_equal(ranks_run(&short_limit, be_late, NULL, NULL), 0);
+}
+
+static int measure_wait(even_comm *comm, void *argument) {
+  (void)argument;
+  uint64_t before = even_comm_wait_ns(comm);
+  if (even_comm_rank(comm) == 0) {
+    RANKS_EXPECT(comm, even_comm_barrier(comm) == EVEN_OK);
+    RANKS_EXPECT(comm, even_comm_wait_ns(comm) > before);
+    return 0;
+  }
+  while (atomic_load(&comm->controls[0].sequence) == 1) { /* until rank 0 waits */
+  }
+  RANKS_EXPECT(comm, even_comm_barrier(comm) == EVEN_OK);
+  return 0;
+}
+
+static void test_wait_is_counted(void **state) {
+  (void)state;
+  assert_int_equal(ranks_run(&two, measure_wait, NULL, NULL), 0);
+}
+
+/* ---- disagreement ---- */
+
+static int disagree(even_comm *comm, void *argument) {
+  int what = *(int *)argument;
+  int other = even_comm_rank(comm) == 1;
+  size_t counts[3] = {4, 4, 4};
+  float data[16] = {0};
+  float output[16];
+  even_status status = EVEN_OK;
+  const char *words = "";
+  switch (what) {
+    case 0:
+      status = even_comm_all_reduce(comm, data, other ? 5 : 4, EVEN_F32, EVEN_SUM);
+      words = other ? "rank 1 called all_reduce of 5 F32 elements with SUM, but rank 0 called all_reduce of 4"
+                    : "called all_reduce of 4 F32 elements with SUM, but rank 1 called all_reduce of 5";
+      break;
+    case 1:
+      status = even_comm_all_reduce(comm, data, 4, other ? EVEN_I32 : EVEN_F32, EVEN_SUM);
+      words = "4 I32 elements";
+      break;
+    case 2:
+      status = even_comm_all_reduce(comm, data, 4, EVEN_F32, other ? EVEN_MIN : EVEN_SUM);
+      words = "with MIN";
+      break;
+    case 3:
+      status = other ? even_comm_barrier(comm) : even_comm_all_reduce(comm, data, 4, EVEN_F32, EVEN_SUM);
+      words = "barrier";
+      break;
+    case 4:
+      status = even_comm_broadcast(comm, data, 16, other);
+      words = "broadcast of 16 bytes from rank 1";
+      break;
+    default:
+      counts[0] = other ? 3 : 4;
+      counts[2] = other ? 5 : 4;
+      status = even_comm_all_gather(comm, data, output, counts, EVEN_F32);
+      words = "divided otherwise";
+      break;
+  }
+  RANKS_EXPECT(comm, status == EVEN_ERR_MISMATCH);
+  RANKS_EXPECT(comm, strstr(even_error_last()->what, words) != NULL);
+  RANKS_EXPECT(comm, even_comm_barrier(comm) == EVEN_ERR_MISMATCH);
+  return 0;
+}
+
+static void test_mismatch(void **state) {
+  (void)state;
+  for (int what = 0; what < 6; what++) {
+    assert_int_equal(ranks_run(&three, disagree, &what, NULL), 0);
+  }
+}
+
+static void *wait_in_barrier(void *argument) {
+  static int result;
+  result = even_comm_barrier(argument);
+  return &result;
+}
+
+static int call_twice(even_comm *comm, void *argument) {
+  (void)argument;
+  if (even_comm_rank(comm) == 0) {
+    pthread_t thread;
+    void *result = NULL;
+    RANKS_EXPECT(comm, pthread_create(&thread, NULL, wait_in_barrier, comm) == 0);
+    while (atomic_load(&comm->controls[0].sequence) == 1) {
+    }
+    RANKS_EXPECT(comm, even_comm_barrier(comm) == EVEN_ERR_STATE);
+    RANKS_EXPECT(comm, strstr(even_error_last()->what, "two threads") != NULL);
+    /* A word that no barrier uses tells rank 1, past the library, that it may come. */
+    atomic_store(&comm->header->claim[1], 77);
+    RANKS_EXPECT(comm, pthread_join(thread, &result) == 0 && *(int *)result == EVEN_OK);
+  } else {
+    while (atomic_load(&comm->header->claim[1]) != 77) {
+    }
+    RANKS_EXPECT(comm, even_comm_barrier(comm) == EVEN_OK);
+  }
+  RANKS_EXPECT(comm, even_comm_barrier(comm) == EVEN_OK); /* the refused call did no harm */
+  return 0;
+}
+
+static void test_two_threads_in_one_group(void **state) {
+  (void)state;
+  assert_int_equal(ranks_run(&two, call_twice, NULL, NULL), 0);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_dead_peer),
+      cmocka_unit_test(test_kills_at_any_moment),
+      cmocka_unit_test(test_departure),
+      cmocka_unit_test(test_a_forked_child_does_not_leave_for_its_parent),
+      cmocka_unit_test(test_revoke),
+      cmocka_unit_test(test_timeout),
+      cmocka_unit_test(test_wait_is_counted),
+      cmocka_unit_test(test_mismatch),
+      cmocka_unit_test(test_two_threads_in_one_group),
+  };
+  return cmocka_run_group_tests_name("collectives that fail", tests, NULL, NULL);
+}

@@ -1,0 +1,253 @@
+/* Opening groups: what is refused and why, and that every failed system call or allocation is survived without a leak.
+ */
+#include "base/alloc.h"
+#include "comm/ranks.h"
+#include "comm/segment.h"
+#include "os/calls.h"
+#include "os/shared_memory.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static even_comm_params params_of(int ranks, size_t arena_bytes) {
+  return (even_comm_params){
+      .size = sizeof(even_comm_params), .ranks = ranks, .arena_bytes = arena_bytes, .timeout_seconds = 0.05, .spin = 0};
+}
+
+static void test_bad_parameters(void **state) {
+  int fd = 5;
+  even_comm *comm = NULL;
+  even_comm_params params = params_of(0, 0);
+  (void)state;
+  assert_int_equal(even_comm_create_segment(&params, &fd), EVEN_ERR_ARGUMENT);
+  assert_int_equal(fd, -1);
+  params.ranks = 5000;
+  assert_int_equal(even_comm_create_segment(&params, &fd), EVEN_ERR_ARGUMENT);
+  params = params_of(4096, SIZE_MAX / 2);
+  assert_int_equal(even_comm_create_segment(&params, &fd), EVEN_ERR_OVERFLOW);
+  params = params_of(1, SIZE_MAX);
+  assert_int_equal(even_comm_create_segment(&params, &fd), EVEN_ERR_OVERFLOW);
+  params = params_of(2, 64);
+  params.size = 3;
+  assert_int_equal(even_comm_create_segment(&params, &fd), EVEN_ERR_ARGUMENT);
+  params = params_of(2, 64);
+  params.rank = 2;
+  assert_int_equal(even_comm_open(&params, 0, &comm), EVEN_ERR_ARGUMENT);
+  params.rank = -1;
+  assert_int_equal(even_comm_open(&params, 0, &comm), EVEN_ERR_ARGUMENT);
+  assert_null(comm);
+  even_comm_close(NULL);
+}
+
+static void test_what_is_no_segment(void **state) {
+  even_comm_params params = params_of(1, 64);
+  even_comm *comm = NULL;
+  (void)state;
+  assert_int_not_equal(even_comm_open(&params, -1, &comm), EVEN_OK);
+  even_shared_memory memory;
+  assert_int_equal(even_shared_memory_create("zeros", 1 << 20, &memory), EVEN_OK);
+  assert_int_equal(even_comm_open(&params, memory.fd, &comm), EVEN_ERR_INPUT);
+  even_shared_memory_close(&memory);
+  assert_int_equal(even_shared_memory_create("short", 64, &memory), EVEN_OK);
+  assert_int_equal(even_comm_open(&params, memory.fd, &comm), EVEN_ERR_INPUT);
+  even_shared_memory_close(&memory);
+}
+
+static void test_segments_of_others(void **state) {
+  even_comm_params params = params_of(2, 64);
+  even_comm *comm = NULL;
+  int fd = -1;
+  (void)state;
+  assert_int_equal(even_comm_create_segment(&params, &fd), EVEN_OK);
+  params = params_of(3, 64);
+  assert_int_equal(even_comm_open(&params, fd, &comm), EVEN_ERR_MISMATCH);
+  assert_non_null(strstr(even_error_last()->what, "made for 2 ranks with arenas of 64 bytes"));
+  params = params_of(2, 65);
+  assert_int_equal(even_comm_open(&params, fd, &comm), EVEN_ERR_MISMATCH);
+  even_comm_header *header = mmap(NULL, sizeof *header, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  params = params_of(2, 64);
+  header->version = 99;
+  assert_int_equal(even_comm_open(&params, fd, &comm), EVEN_ERR_UNSUPPORTED);
+  header->version = EVEN_COMM_VERSION;
+  /* nobody else comes */
+  assert_int_equal(even_comm_open(&params, fd, &comm), EVEN_ERR_TIMEOUT);
+  /* and that rank has been taken */
+  assert_int_equal(even_comm_open(&params, fd, &comm), EVEN_ERR_IN_USE);
+  assert_int_equal(ftruncate(fd, 8192), 0);
+  params.rank = 1;
+  assert_int_equal(even_comm_open(&params, fd, &comm), EVEN_ERR_INPUT);
+  (void)munmap(header, sizeof *header);
+  (void)close(fd);
+}
+
+static even_comm *open_alone(size_t arena_bytes) {
+  even_comm_params params = params_of(1, arena_bytes);
+  even_comm *comm = NULL;
+  int fd = -1;
+  assert_int_equal(even_comm_create_segment(&params, &fd), EVEN_OK);
+  assert_int_equal(even_comm_open(&params, fd, &comm), EVEN_OK);
+  (void)close(fd);
+  return comm;
+}
+
+static void test_arguments_of_calls(void **state) {
+  even_comm *comm = open_alone(4096);
+  double data[4] = {1, 2, 3, 4};
+  size_t counts[1] = {4};
+  size_t huge[1] = {SIZE_MAX / 4};
+  (void)state;
+  assert_int_equal(even_comm_all_reduce(comm, data, 4, (even_dtype)10, EVEN_SUM), EVEN_ERR_ARGUMENT);
+  assert_int_equal(even_comm_all_reduce(comm, data, 4, EVEN_F64, (even_reduce_op)8), EVEN_ERR_ARGUMENT);
+  assert_int_equal(even_comm_all_reduce(comm, data, 4, EVEN_I32, EVEN_AVG), EVEN_ERR_ARGUMENT);
+  assert_int_equal(even_comm_all_reduce(comm, data, 4, EVEN_F64, EVEN_BXOR), EVEN_ERR_ARGUMENT);
+  assert_int_equal(even_comm_all_reduce(comm, NULL, 4, EVEN_F64, EVEN_SUM), EVEN_ERR_ARGUMENT);
+  assert_int_equal(even_comm_all_reduce(comm, (char *)data + 1, 2, EVEN_F64, EVEN_SUM), EVEN_ERR_ARGUMENT);
+  assert_int_equal(even_comm_all_reduce(comm, data, SIZE_MAX / 4, EVEN_F64, EVEN_SUM), EVEN_ERR_OVERFLOW);
+  assert_int_equal(even_comm_all_gather(comm, data, data, huge, EVEN_F64), EVEN_ERR_OVERFLOW);
+  assert_int_equal(even_comm_broadcast(comm, data, 8, 1), EVEN_ERR_ARGUMENT);
+  assert_int_equal(even_comm_broadcast(comm, data, 8, -1), EVEN_ERR_ARGUMENT);
+  /* none of it harmed the group */
+  assert_int_equal(even_comm_all_reduce(comm, data, 4, EVEN_F64, EVEN_AVG), EVEN_OK);
+  assert_int_equal(even_comm_all_reduce(comm, NULL, 0, EVEN_F64, EVEN_SUM), EVEN_OK);
+  double output[4] = {0};
+  assert_int_equal(even_comm_reduce_scatter(comm, data, output, counts, EVEN_F64, EVEN_SUM), EVEN_OK);
+  assert_memory_equal(data, output, sizeof data);
+  assert_true((uintptr_t)even_comm_arena(comm) % 64 == 0);
+  even_comm_leave(comm);
+  assert_int_equal(even_comm_barrier(comm), EVEN_ERR_STATE);
+  even_comm_close(comm);
+  comm = open_alone(0);
+  assert_null(even_comm_arena(comm));
+  even_comm_close(comm);
+}
+
+/* ---- faults ---- */
+
+static int calls_left; /* the call after so many fails */
+
+static bool fails(void) {
+  return calls_left-- == 0;
+}
+static int failing_memfd_create(const char *name, unsigned int flags) {
+  return fails() ? (errno = EMFILE, -1) : even_os_real.memfd_create(name, flags);
+}
+static int failing_ftruncate(int fd, off_t length) {
+  return fails() ? (errno = ENOSPC, -1) : even_os_real.ftruncate(fd, length);
+}
+static void *failing_mmap(void *address, size_t bytes, int protection, int flags, int fd, off_t offset) {
+  return fails() ? (errno = ENOMEM, MAP_FAILED) : even_os_real.mmap(address, bytes, protection, flags, fd, offset);
+}
+static int failing_open(const char *path, int flags, mode_t mode) {
+  return fails() ? (errno = EMFILE, -1) : even_os_real.open(path, flags, mode);
+}
+static int failing_fstat(int fd, struct stat *out) {
+  return fails() ? (errno = EIO, -1) : even_os_real.fstat(fd, out);
+}
+static ssize_t failing_read(int fd, void *buffer, size_t bytes) {
+  return fails() ? (errno = EIO, -1) : even_os_real.read(fd, buffer, bytes);
+}
+static void *failing_allocate(size_t bytes) {
+  return fails() ? NULL : malloc(bytes);
+}
+static void *failing_reallocate(void *pointer, size_t bytes) {
+  return fails() ? NULL : realloc(pointer, bytes);
+}
+
+static int count_descriptors(void) {
+  int count = 0;
+  DIR *folder = opendir("/proc/self/fd");
+  while (readdir(folder) != NULL) {
+    count++;
+  }
+  (void)closedir(folder);
+  return count;
+}
+
+static int count_mappings(void) {
+  int count = 0;
+  char line[512];
+  FILE *maps = fopen("/proc/self/maps", "r");
+  while (fgets(line, sizeof line, maps) != NULL) {
+    count += strstr(line, "evenstep-group") != NULL;
+  }
+  (void)fclose(maps);
+  return count;
+}
+
+static even_status make_and_open(void) {
+  even_comm_params params = params_of(1, 4096);
+  even_comm *comm = NULL;
+  int fd = -1;
+  even_status status = even_comm_create_segment(&params, &fd);
+  if (status == EVEN_OK) {
+    status = even_comm_open(&params, fd, &comm);
+    (void)close(fd);
+  }
+  even_comm_close(comm);
+  return status;
+}
+
+static void inject(const char *what) {
+  even_allocator kept = even_allocator_current;
+  if (strcmp(what, "memfd_create") == 0) {
+    even_os.memfd_create = failing_memfd_create;
+  } else if (strcmp(what, "ftruncate") == 0) {
+    even_os.ftruncate = failing_ftruncate;
+  } else if (strcmp(what, "mmap") == 0) {
+    even_os.mmap = failing_mmap;
+  } else if (strcmp(what, "open") == 0) {
+    even_os.open = failing_open;
+  } else if (strcmp(what, "fstat") == 0) {
+    even_os.fstat = failing_fstat;
+  } else if (strcmp(what, "read") == 0) {
+    even_os.read = failing_read;
+  } else {
+    even_allocator_current = (even_allocator){failing_allocate, failing_reallocate, free};
+  }
+  int descriptors = count_descriptors();
+  int failures = 0;
+  for (int nth = 0; nth < 100; nth++) {
+    calls_left = nth;
+    even_status status = make_and_open();
+    assert_int_equal(count_descriptors(), descriptors);
+    assert_int_equal(count_mappings(), 0);
+    if (status == EVEN_OK) {
+      break;
+    }
+    assert_true(even_error_last()->what[0] != '\0');
+    failures++;
+  }
+  even_os = even_os_real;
+  even_allocator_current = kept;
+  assert_true(failures > 0 && failures < 100);
+}
+
+static void test_every_failed_call_is_survived(void **state) {
+  static const char *const calls[] = {"memfd_create", "ftruncate", "mmap", "open", "fstat", "read", "allocate"};
+  (void)state;
+  for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
+    inject(calls[i]);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_bad_parameters),
+      cmocka_unit_test(test_what_is_no_segment),
+      cmocka_unit_test(test_segments_of_others),
+      cmocka_unit_test(test_arguments_of_calls),
+      cmocka_unit_test(test_every_failed_call_is_survived),
+  };
+  return cmocka_run_group_tests_name("opening groups", tests, NULL, NULL);
+}
