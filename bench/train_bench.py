@@ -34,7 +34,8 @@ def launch(mode: str, quota: str | None, *options: str, monitor: bool = False) -
     for line in done.stdout.splitlines():
         if "RESULT " in line:
             return json.loads(line.split("RESULT ", 1)[1])
-    raise SystemExit(f"{' '.join(command)}\nended with {done.returncode} and no result:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+    tail = f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    raise SystemExit(f"{' '.join(command)}\nended with {done.returncode} and no result:\n{tail}")
 
 
 def seconds_at(table: dict, samples: int) -> float:
@@ -66,7 +67,9 @@ def unequal(args: argparse.Namespace) -> dict:
     first_guess = [round(batch * 0.8), batch - round(batch * 0.8)]
     split, _ = best_split(speeds(batch, quota, first_guess, args.seconds), batch)
     candidates = [[split[0] + d, split[1] - d] for d in (-2, -1, 0, 1, 2) if split[1] - d > 0]
-    scan = {f"{a},{b}": launch("hand", quota, "--split", f"{a},{b}", *common)["samples_per_second"] for a, b in candidates}
+    scan = {
+        f"{a},{b}": launch("hand", quota, "--split", f"{a},{b}", *common)["samples_per_second"] for a, b in candidates
+    }
     tuned = max(scan, key=scan.__getitem__)
     print(f"  hand-tuned splits tried: { {k: round(v, 1) for k, v in scan.items()} } -> {tuned}", flush=True)
     rounds = []
@@ -84,8 +87,11 @@ def unequal(args: argparse.Namespace) -> dict:
             if name == "evenstep":
                 row["rank0_shares"] = result["rank0_shares"]
         rounds.append(row)
-        print(f"  round {index + 1}: bound {bound:.1f} (split {ideal}), evenstep {row['evenstep']:.1f}, hand {row['hand']:.1f}, "
-              f"ddp {row['ddp']:.1f} samples/s", flush=True)
+        print(
+            f"  round {index + 1}: bound {bound:.1f} (split {ideal}), evenstep {row['evenstep']:.1f}, "
+            f"hand {row['hand']:.1f}, ddp {row['ddp']:.1f} samples/s",
+            flush=True,
+        )
     middle = {name: statistics.median(row[name] for row in rounds) for name in ("bound", "evenstep", "hand", "ddp")}
     ratios = {
         "evenstep_over_bound": statistics.median(row["evenstep"] / row["bound"] for row in rounds),
@@ -99,13 +105,18 @@ def equal(args: argparse.Namespace) -> dict:
     common = ["--batch", str(args.batch), "--steps", str(args.steps), "--warmup", str(args.warmup)]
     rounds = []
     for index in range(args.rounds):
-        row = {"evenstep": launch("evenstep", None, *common, monitor=True)["samples_per_second"],
-               "ddp": launch("ddp", None, *common)["samples_per_second"]}
+        row = {
+            "evenstep": launch("evenstep", None, *common, monitor=True)["samples_per_second"],
+            "ddp": launch("ddp", None, *common)["samples_per_second"],
+        }
         rounds.append(row)
         print(f"  round {index + 1}: evenstep {row['evenstep']:.1f}, ddp {row['ddp']:.1f} samples/s", flush=True)
     middle = {name: statistics.median(row[name] for row in rounds) for name in ("evenstep", "ddp")}
-    return {"rounds": rounds, "median": middle,
-            "ratios": {"evenstep_over_ddp": statistics.median(row["evenstep"] / row["ddp"] for row in rounds)}}
+    return {
+        "rounds": rounds,
+        "median": middle,
+        "ratios": {"evenstep_over_ddp": statistics.median(row["evenstep"] / row["ddp"] for row in rounds)},
+    }
 
 
 def processor() -> str:
@@ -116,16 +127,30 @@ def processor() -> str:
 
 
 def markdown(result: dict) -> str:
-    lines = [f"# Training throughput, {result['date']}", "", f"- hardware: {result['hardware']}", f"- software: {result['software']}",
-             f"- command: `{result['command']}`", "", "| case | what | figure | to reach |", "|---|---|---|---|"]
+    lines = [
+        f"# Training throughput, {result['date']}",
+        "",
+        f"- hardware: {result['hardware']}",
+        f"- software: {result['software']}",
+        f"- command: `{result['command']}`",
+        "",
+        "| case | what | figure | to reach |",
+        "|---|---|---|---|",
+    ]
     if "unequal" in result:
         case = result["unequal"]
-        for name, text in (("bound", "best integer split at the speeds while both run"), ("evenstep", "Evenstep, balanced"),
-                           ("hand", f"hand-tuned split {case['tuned_split']}, DDP over Gloo"), ("ddp", "equal split, DDP over Gloo")):
+        for name, text in (
+            ("bound", "best integer split at the speeds while both run"),
+            ("evenstep", "Evenstep, balanced"),
+            ("hand", f"hand-tuned split {case['tuned_split']}, DDP over Gloo"),
+            ("ddp", "equal split, DDP over Gloo"),
+        ):
             lines.append(f"| 1 : 0.25 | {text} | {case['median'][name]:.1f} samples/s | |")
-        for name, text, goal in (("evenstep_over_bound", "Evenstep / best integer split", "≥ 0.95"),
-                                 ("evenstep_over_ddp", "Evenstep / equal split with DDP", "≥ 2.8"),
-                                 ("evenstep_over_hand", "Evenstep / hand-tuned split", "≥ 1.0")):
+        for name, text, goal in (
+            ("evenstep_over_bound", "Evenstep / best integer split", "≥ 0.95"),
+            ("evenstep_over_ddp", "Evenstep / equal split with DDP", "≥ 2.8"),
+            ("evenstep_over_hand", "Evenstep / hand-tuned split", "≥ 1.0"),
+        ):
             lines.append(f"| 1 : 0.25 | {text} | {case['ratios'][name]:.3f} | {goal} |")
     if "equal" in result:
         case = result["equal"]
@@ -152,8 +177,12 @@ def main() -> None:
         args.rounds, args.steps, args.warmup, args.seconds = 1, 15, 8, 1.0
     import torch
 
-    result = {"date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()), "command": "bench/train_bench.py " + " ".join(sys.argv[1:]),
-              "hardware": f"{processor()}, {os.cpu_count()} cores", "software": f"torch {torch.__version__}, Python {platform.python_version()}"}
+    result = {
+        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "command": "bench/train_bench.py " + " ".join(sys.argv[1:]),
+        "hardware": f"{processor()}, {os.cpu_count()} cores",
+        "software": f"torch {torch.__version__}, Python {platform.python_version()}",
+    }
     for name, run in (("unequal", unequal), ("equal", equal)):
         if args.only in (None, name):
             print(f"{name} ranks:", flush=True)

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, RandomSampler, Subset
 from torch.utils.data.distributed import DistributedSampler
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "examples"))
-from char_gpt import GPT, Windows, standard_library_text  # noqa: E402
+from char_gpt import GPT, Windows, standard_library_text
 
 
 def arguments() -> argparse.Namespace:

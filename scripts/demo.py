@@ -1,4 +1,4 @@
-"""`make demo`: trains a small GPT twice on unequal devices, with the equal split and with the balanced one, and compares.
+"""`make demo`: trains a small GPT twice on unequal devices, the equal split and the balanced one, and compares.
 
 Uses the devices there are. Where they are fewer than two or all equal, it makes two unequal CPU ranks, each on its own
 core, the second held to a quarter of its core's time by the kernel, and says so. Everything shown was measured.
@@ -16,17 +16,27 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PROGRAM = os.environ.get("EVENSTEP_PROGRAM") or shutil.which("evenstep", path=str(pathlib.Path(sys.executable).parent)) or "evenstep"
+PROGRAM = (
+    os.environ.get("EVENSTEP_PROGRAM")
+    or shutil.which("evenstep", path=str(pathlib.Path(sys.executable).parent))
+    or "evenstep"
+)
 SCRIPT = str(ROOT / "examples" / "char_gpt.py")
 
 
 def say(text: str) -> None:
-    print(f"\n\033[1m{text}\033[0m" if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else f"\n{text}", flush=True)
+    print(
+        f"\n\033[1m{text}\033[0m" if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else f"\n{text}", flush=True
+    )
 
 
 def evenstep(*words: str) -> None:
     """Runs one command of the program on this terminal; its failure is the demo's."""
-    print("$ evenstep " + " ".join(str(pathlib.Path(w).relative_to(ROOT)) if w.startswith(str(ROOT)) else w for w in words), flush=True)
+    print(
+        "$ evenstep "
+        + " ".join(str(pathlib.Path(w).relative_to(ROOT)) if w.startswith(str(ROOT)) else w for w in words),
+        flush=True,
+    )
     code = subprocess.run([PROGRAM, *words], cwd=ROOT, check=False).returncode
     if code != 0:
         raise SystemExit(code)
@@ -50,8 +60,8 @@ def choose(found: list[dict]) -> tuple[list[str], str]:
     if gpus:
         return ["--devices", f"{gpus[0]['name']},cpu"], f"one GPU ({gpus[0]['model']}) and the CPU beside it"
     return ["-n", "2", "--cpu-quota", "1:0.25"], (
-        "no unequal devices here, so two unequal CPU ranks are made: each on cores of its own, and rank 1 held to a quarter of\n"
-        "its time by a CPU quota of the kernel (where that is not permitted, by a busy process pinned to the same core)"
+        "no unequal devices here, so two unequal CPU ranks are made: each on cores of its own, and rank 1 held\n"
+        "to a quarter of its time by a CPU quota of the kernel (where that is not permitted, by a busy process pinned to the same core)"
     )
 
 

@@ -1,8 +1,9 @@
 """The gradient engine from Python: one rank, real addresses."""
 
-import evenstep._core as core
 import pytest
 import torch
+
+import evenstep._core as core
 
 F32, F64 = 0, 1
 
