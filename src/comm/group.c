@@ -9,9 +9,9 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A poll takes 20 to 50 ns. Peers may come late to a call by milliseconds: polling longer than going to sleep costs
- * pays only when they are about to come, and steals from whoever shares the core. Within a call they are near. */
-#define ARRIVAL_POLLS 600u
+/* A poll takes 20 to 50 ns. Whoever polls steals from whatever shares the core (a backward pass, often), so that these
+ * are small, and smaller yet while peers come late (stage.c learns that). Within a call peers are near. */
+#define ARRIVAL_POLLS 1000u
 #define PROGRESS_POLLS 2000u
 #define LEAST_POLLS 8u
 #define DEFAULT_TIMEOUT_SECONDS 1800.0

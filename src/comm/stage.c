@@ -10,6 +10,8 @@
 
 /* How often a sleeper looks whether those it waits for still live. */
 #define LIFE_CHECK_NS ((uint64_t)100 * 1000000u)
+/* About twice what sleeping and being woken takes on a virtual machine. */
+#define WORTH_POLLING_NS ((uint64_t)100 * 1000u)
 
 static inline void relax(void) {
 #if defined(__x86_64__)
@@ -119,6 +121,18 @@ static even_status sleep_for(even_comm *comm, int missing, uint64_t began) {
   }
 }
 
+/* Polling saves the price of sleeping and being woken, and is wasted where peers are further away than that: the next
+ * wait polls longer where this one was short, however it ended, and less where it was long. */
+static void learn(even_comm_patience *patience, uint64_t waited) {
+  if (waited < WORTH_POLLING_NS) {
+    uint32_t more = patience->polls * 2 + 1;
+    patience->polls = more < patience->most ? more : patience->most;
+  } else {
+    uint32_t fewer = patience->polls / 2;
+    patience->polls = fewer > patience->least ? fewer : patience->least;
+  }
+}
+
 static even_status wait_for_peers(even_comm *comm, int missing, even_comm_patience *patience) {
   uint64_t began = even_clock_ns();
   uint32_t polls = 0;
@@ -127,17 +141,14 @@ static even_status wait_for_peers(even_comm *comm, int missing, even_comm_patien
     relax();
     polls++;
   }
-  if (missing == comm->ranks) {
-    uint32_t more = patience->polls + patience->polls / 4 + 1;
-    patience->polls = more < patience->most ? more : patience->most;
-  } else {
-    uint32_t fewer = patience->polls / 2;
-    patience->polls = fewer > patience->least ? fewer : patience->least;
+  if (missing < comm->ranks) {
     (void)atomic_fetch_add(&comm->header->sleepers, 1u);
     status = sleep_for(comm, missing, began);
     (void)atomic_fetch_sub(&comm->header->sleepers, 1u);
   }
-  (void)atomic_fetch_add_explicit(&comm->wait_ns, even_clock_ns() - began, memory_order_relaxed);
+  uint64_t waited = even_clock_ns() - began;
+  learn(patience, waited);
+  (void)atomic_fetch_add_explicit(&comm->wait_ns, waited, memory_order_relaxed);
   return status;
 }
 

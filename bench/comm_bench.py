@@ -1,0 +1,159 @@
+"""All-reduce between two CPU ranks, each on a core of its own: Evenstep's arena, a plain tensor through torch
+(`dist.all_reduce` on backend "evenstep") and Gloo, in alternating rounds of one run. Medians.
+
+    python bench/comm_bench.py [--json FILE] [--rounds N] [--sizes 1024,65536,…]
+
+The bound is the memory traffic that both ranks together can have at that size, measured in the same run with in-place
+additions: an all-reduce must at least read and write each rank's data once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from typing import Any, Callable
+
+RANKS = 2
+SIZES = [1 << 10, 1 << 13, 1 << 16, 1 << 20, 1 << 22, 1 << 24, 1 << 26]
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", metavar="FILE", help="also write the figures to FILE")
+    parser.add_argument("--rounds", type=int, default=9, help="alternating rounds a size (default 9)")
+    parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="bytes, separated by commas")
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def repetitions(size: int) -> int:
+    """Enough calls a round to time well, few enough to end soon."""
+    return max(2, min(100, (1 << 24) // size))
+
+
+def timed(call: Callable[[], Any], count: int, meet: Callable[[], Any]) -> float:
+    meet()
+    began = time.perf_counter()
+    for _ in range(count):
+        call()
+    return (time.perf_counter() - began) / count
+
+
+def run_rank(options: argparse.Namespace) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[options.rank % len(cores)]})
+    import torch
+    import torch.distributed as dist
+
+    from evenstep import _core
+    from evenstep.rendezvous import open_group
+
+    torch.set_num_threads(1)
+    sizes = [int(size) for size in options.sizes.split(",")]
+    store = dist.TCPStore("127.0.0.1", options.port, RANKS, options.rank == 0, timedelta(seconds=60))
+    dist.init_process_group("evenstep", store=store, rank=options.rank, world_size=RANKS)
+    gloo = dist.new_group(backend="gloo")
+    comm = open_group(store, options.rank, RANKS, name="bench", arena_bytes=max(sizes))
+    assert comm is not None
+    results = []
+    for size in sizes:
+        arena = torch.frombuffer(comm.arena(), dtype=torch.float32, count=size // 4)
+        plain = torch.zeros(size // 4)
+        other = torch.zeros(size // 4)
+        arena.zero_()
+        address, elements = arena.data_ptr(), arena.numel()
+
+        def reduce_arena(address: int = address, elements: int = elements) -> None:
+            comm.all_reduce(address, elements, _core.DTYPE_F32, _core.OP_SUM)
+
+        ways: dict[str, Callable[[], Any]] = {
+            "traffic": lambda other=other: other.add_(1.0),
+            "arena": reduce_arena,
+            "plain": lambda plain=plain: dist.all_reduce(plain),
+            "gloo": lambda plain=plain: dist.all_reduce(plain, group=gloo),
+        }
+        seconds: dict[str, list[float]] = {way: [] for way in ways}
+        for call in ways.values():
+            call()
+        for _ in range(options.rounds):
+            for way, call in ways.items():
+                seconds[way].append(timed(call, repetitions(size), comm.barrier))
+        results.append({"bytes": size, **{f"{way}_seconds": statistics.median(times) for way, times in seconds.items()}})
+    if options.rank == 0:
+        print(json.dumps({"simd": _core.comm_simd(), "torch": torch.__version__, "sizes": results}))
+    comm.barrier()
+    dist.destroy_process_group()
+
+
+def judge(row: dict[str, Any]) -> None:
+    """Adds to a size's times what follows from them."""
+    size = row["bytes"]
+    for way in ("arena", "plain", "gloo"):
+        row[f"{way}_gb_per_second"] = size / row[f"{way}_seconds"] / 1e9
+    row["arena_times_gloo"] = row["gloo_seconds"] / row["arena_seconds"]
+    row["plain_times_gloo"] = row["gloo_seconds"] / row["plain_seconds"]
+    # Both ranks read and write their data: what `traffic` does in the same time, on both cores at once.
+    row["bound_gb_per_second"] = size / row["traffic_seconds"] / 1e9
+    row["arena_of_bound"] = row["traffic_seconds"] / row["arena_seconds"]
+    row["plain_of_bound"] = row["traffic_seconds"] / row["plain_seconds"]
+
+
+def show(report: dict[str, Any]) -> None:
+    print(f"all-reduce, fp32, {RANKS} ranks, one core each; {report['simd']}, torch {report['torch']}; medians")
+    print(f"{'bytes':>10} {'arena':>11} {'plain':>11} {'gloo':>11} {'arena':>7} {'plain':>7} {'gloo':>7} {'bound':>7}", end="")
+    print(f" {'arena':>7} {'plain':>7} {'arena':>7} {'plain':>7}")
+    print(f"{'':>10} {'us':>11} {'us':>11} {'us':>11} {'GB/s':>7} {'GB/s':>7} {'GB/s':>7} {'GB/s':>7}", end="")
+    print(f" {'/gloo':>7} {'/gloo':>7} {'/bound':>7} {'/bound':>7}")
+    for row in report["sizes"]:
+        print(f"{row['bytes']:>10}", end="")
+        for way in ("arena", "plain", "gloo"):
+            print(f" {row[f'{way}_seconds'] * 1e6:>11.1f}", end="")
+        for way in ("arena", "plain", "gloo", "bound"):
+            print(f" {row[f'{way}_gb_per_second']:>7.2f}", end="")
+        print(f" {row['arena_times_gloo']:>6.1f}x {row['plain_times_gloo']:>6.1f}x", end="")
+        print(f" {row['arena_of_bound']:>7.2f} {row['plain_of_bound']:>7.2f}")
+
+
+def main() -> int:
+    options = arguments()
+    if options.rank is not None:
+        run_rank(options)
+        return 0
+    if len(os.sched_getaffinity(0)) < RANKS:
+        print("comm_bench: this machine gives one core only; two ranks on it would measure the scheduler", file=sys.stderr)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    own = [sys.executable, __file__, "--rounds", str(options.rounds), "--sizes", options.sizes, "--port", str(port)]
+    ranks = [
+        subprocess.Popen([*own, "--rank", str(rank)], stdout=subprocess.PIPE, text=True) for rank in range(RANKS)
+    ]
+    try:
+        output, *_ = [rank.communicate(timeout=600)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    if any(rank.returncode for rank in ranks):
+        print(f"comm_bench: ranks ended with {[rank.returncode for rank in ranks]}", file=sys.stderr)
+        return 1
+    report = json.loads(output.strip().splitlines()[-1])
+    report["format"] = "evenstep-comm-bench-1"
+    for row in report["sizes"]:
+        judge(row)
+    show(report)
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump(report, file, indent=2)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
