@@ -4,6 +4,7 @@
 #include "cli/job_setup.h"
 #include "cli/python.h"
 #include "os/file.h"
+#include "os/folder.h"
 #include "os/path.h"
 
 #include <stdlib.h>
@@ -32,7 +33,7 @@ static bool is_another_program(const even_text *start) {
 
 static even_status check_script(const char *path) {
   even_text start = EVEN_TEXT_EMPTY;
-  if (!even_file_exists(path)) {
+  if (!even_path_exists(path)) {
     even_status status = even_fail(EVEN_ERR_NOT_FOUND, "script %s does not exist", path);
     (void)even_error_fix("check the path; it is looked for from the working folder (-m for a module)");
     return status;

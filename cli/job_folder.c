@@ -49,7 +49,7 @@ static even_status move_away(const char *path) {
     even_text_clear(&other);
     even_text_format(&other, "%s.%d", path, number++);
     status = even_text_status(&other);
-  } while (status == EVEN_OK && even_file_exists(other.data));
+  } while (status == EVEN_OK && even_path_exists(other.data));
   if (status == EVEN_OK) {
     status = even_folder_rename(path, other.data);
   }
@@ -79,10 +79,22 @@ static even_status make_unnamed(const even_job_options *options, const char *scr
   return status;
 }
 
+static even_status lock(even_job_setup *setup) {
+  EVEN_TRY(even_folder_lock(setup->run_folder.data, &setup->lock));
+  if (setup->lock < 0) {
+    even_status status =
+        even_fail(EVEN_ERR_IN_USE, "run folder %s belongs to a job that is running", setup->run_folder.data);
+    (void)even_error_fix("choose another --name, or end that job first");
+    return status;
+  }
+  return EVEN_OK;
+}
+
 even_status even_job_run_folder(const even_job_options *options, const char *script, even_job_setup *setup) {
   EVEN_TRY(even_folder_make(options->runs_folder));
   if (options->name == NULL) {
-    return make_unnamed(options, script, setup);
+    EVEN_TRY(make_unnamed(options, script, setup));
+    return lock(setup);
   }
   if (options->name[0] == '\0' || options->name[0] == '.' || strchr(options->name, '/') != NULL) {
     even_status status = even_fail(EVEN_ERR_USAGE, "--name \"%s\" is no name for a folder", options->name);
@@ -92,8 +104,15 @@ even_status even_job_run_folder(const even_job_options *options, const char *scr
   even_text_add(&setup->run_name, options->name);
   EVEN_TRY(even_text_status(&setup->run_name));
   EVEN_TRY(set_path(setup, options, 0));
-  if (options->resume == NULL && even_file_exists(setup->run_folder.data)) {
+  if (even_path_exists(setup->run_folder.data)) {
+    EVEN_TRY(lock(setup));
+    if (options->resume != NULL) {
+      return EVEN_OK;
+    }
     EVEN_TRY(move_away(setup->run_folder.data));
+    even_folder_unlock(setup->lock);
+    setup->lock = -1;
   }
-  return even_folder_make(setup->run_folder.data);
+  EVEN_TRY(even_folder_make(setup->run_folder.data));
+  return lock(setup);
 }

@@ -3,8 +3,8 @@
 
 #include "base/alloc.h"
 #include "base/fail.h"
-#include "base/nearest.h"
-#include "orchestrator/resume.h"
+#include "checkpoint/reader.h"
+#include "os/folder.h"
 #include "os/path.h"
 
 #include <errno.h>
@@ -30,26 +30,6 @@ static even_status read_ranks(const char *text, int *out) {
   }
   *out = (int)value;
   return EVEN_OK;
-}
-
-static even_status check_policy(const char *text) {
-#define POLICY_TEXT(name, number, text) text,
-  static const char *const names[] = {EVEN_POLICY_LIST(POLICY_TEXT)};
-#undef POLICY_TEXT
-  const size_t count = sizeof names / sizeof names[0];
-  for (size_t i = 0; i < count; i++) {
-    if (strcmp(names[i], text) == 0) {
-      return EVEN_OK;
-    }
-  }
-  const char *nearest = even_nearest(text, names, count);
-  even_status status = even_fail(EVEN_ERR_USAGE, "--policy %s is unknown", text);
-  if (nearest != NULL) {
-    (void)even_error_fix("did you mean %s? The policies are equal, proportional, dynamic and hybrid", nearest);
-  } else {
-    (void)even_error_fix("the policies are equal, proportional, dynamic and hybrid");
-  }
-  return status;
 }
 
 /* "100" (steps) or "30s" */
@@ -142,7 +122,7 @@ static even_status read_speeds(const even_job_options *options, even_job_setup *
   size_t count = setup->devices.count;
   bool known = true;
   EVEN_TRY(EVEN_NEW_ARRAY(&setup->speeds, count));
-  if (options->profile != NULL || even_file_exists(path)) {
+  if (options->profile != NULL || even_path_exists(path)) {
     EVEN_TRY(even_profile_speeds(path, &setup->devices, setup->speeds));
   } else if (setup->quota != NULL && one_model(&setup->devices)) {
     for (size_t i = 0; i < count; i++) {
@@ -204,13 +184,25 @@ static even_status set_checkpoint_folder(const even_job_options *options, even_j
   return even_text_status(&setup->checkpoint_folder);
 }
 
+static even_status check_resume(const char *path) {
+  even_checkpoint_info info;
+  even_status status = even_checkpoint_inspect(path, &info);
+  even_checkpoint_info_free(&info);
+  if (status != EVEN_OK) {
+    (void)even_error_prefix("--resume");
+    (void)even_error_fix("`evenstep ckpt ls` lists the checkpoints of a run; --resume auto takes the newest whole one");
+  }
+  return status;
+}
+
 static even_status check_options(const even_job_options *options) {
-  EVEN_TRY(check_policy(options->policy));
+  even_policy policy;
+  EVEN_TRY(even_policy_parse(options->policy, &policy));
   if (options->checkpoint_every != NULL) {
     EVEN_TRY(check_every(options->checkpoint_every));
   }
   if (options->resume != NULL && strcmp(options->resume, "auto") != 0) {
-    EVEN_TRY(even_checkpoint_check(options->resume));
+    EVEN_TRY(check_resume(options->resume));
   }
   return EVEN_OK;
 }
@@ -239,6 +231,7 @@ static even_status open_setup(const even_job_options *options, char *const *envi
 even_status even_job_setup_open(const even_job_options *options, char *const *environment, size_t count, char **words,
                                 even_job_setup *out) {
   memset(out, 0, sizeof *out);
+  out->lock = -1;
   even_status status = open_setup(options, environment, count, words, out);
   if (status != EVEN_OK) {
     even_job_setup_close(out);
@@ -247,6 +240,7 @@ even_status even_job_setup_open(const even_job_options *options, char *const *en
 }
 
 void even_job_setup_close(even_job_setup *setup) {
+  even_folder_unlock(setup->lock);
   even_device_list_free(&setup->devices);
   even_free(setup->quota);
   even_free(setup->speeds);
@@ -258,4 +252,5 @@ void even_job_setup_close(even_job_setup *setup) {
   even_text_free(&setup->checkpoint_folder);
   even_environment_free(&setup->environment);
   memset(setup, 0, sizeof *setup);
+  setup->lock = -1;
 }

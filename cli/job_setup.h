@@ -16,6 +16,7 @@ typedef struct even_job_setup {
   even_text python;
   even_text run_name;
   even_text run_folder;
+  int lock;                     /* on the run folder, for as long as the job lives; -1: none */
   even_text checkpoint_folder;  /* absolute */
   even_environment environment; /* added for every rank */
   int max_restarts;
@@ -31,7 +32,7 @@ void even_job_setup_close(even_job_setup *setup);
 even_status even_job_command(const even_job_options *options, size_t count, char **words,
                              even_job_setup *setup) EVEN_MUST_USE;
 /* Makes the run folder: a new one, or with --resume the one that is there. A folder of that name without --resume is
- * moved to NAME.1 (.2 …) first. */
+ * moved to NAME.1 (.2 …) first; one that a living job uses is EVEN_ERR_IN_USE. */
 even_status even_job_run_folder(const even_job_options *options, const char *script,
                                 even_job_setup *setup) EVEN_MUST_USE;
 

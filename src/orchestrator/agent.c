@@ -3,8 +3,8 @@
 
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "checkpoint/reader.h"
 #include "orchestrator/job.h"
-#include "orchestrator/resume.h"
 #include "os/file.h"
 #include "os/path.h"
 #include "os/random.h"
@@ -70,22 +70,33 @@ static even_status report_ends(even_job *job, even_fault_facts *ends, size_t *cu
   return EVEN_OK;
 }
 
-static even_status find_resume(even_job *job, bool restart) {
-  const char *wish = job->params->resume;
-  even_text_clear(&job->resume);
-  if (restart || (wish != NULL && strcmp(wish, "auto") == 0)) {
-    if (job->params->checkpoint_folder != NULL) {
-      EVEN_TRY(even_checkpoint_newest(job->params->checkpoint_folder, &job->resume));
-    }
-    if (job->resume.length > 0 || !restart || wish == NULL || strcmp(wish, "auto") == 0) {
-      return EVEN_OK;
-    }
-  }
-  if (wish == NULL) {
+/* The newest whole checkpoint, every checksum compared: the ranks read it next anyway, from memory then. */
+static even_status find_newest(even_job *job) {
+  char *path = NULL;
+  if (job->params->checkpoint_folder == NULL) {
     return EVEN_OK;
   }
-  EVEN_TRY(even_checkpoint_check(wish)); /* named by the user, and still the newest where none was written since */
-  return even_path_absolute(wish, &job->resume);
+  EVEN_TRY(even_checkpoint_find_newest(job->params->checkpoint_folder, true, &path));
+  even_status status = path == NULL ? EVEN_OK : even_path_absolute(path, &job->resume);
+  even_free(path);
+  return status;
+}
+
+static even_status find_resume(even_job *job, bool restart) {
+  const char *wish = job->params->resume;
+  bool named = wish != NULL && strcmp(wish, "auto") != 0;
+  even_checkpoint_info info;
+  even_text_clear(&job->resume);
+  if (restart || (wish != NULL && !named)) {
+    EVEN_TRY(find_newest(job));
+  }
+  if (job->resume.length > 0 || !named) {
+    return EVEN_OK;
+  }
+  even_status status =
+      even_checkpoint_inspect(wish, &info); /* the user's, and still the newest where none was written */
+  even_checkpoint_info_free(&info);
+  return status == EVEN_OK ? even_path_absolute(wish, &job->resume) : status;
 }
 
 /* After a failed attempt: whether to start again, and from where. */

@@ -15,10 +15,6 @@ bool even_file_readable(const char *path) {
   return even_os.access(path, R_OK) == 0;
 }
 
-bool even_file_exists(const char *path) {
-  return even_os.access(path, F_OK) == 0;
-}
-
 bool even_file_executable(const char *path) {
   return even_os.access(path, X_OK) == 0;
 }

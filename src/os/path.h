@@ -6,9 +6,8 @@
 
 #include <stdbool.h>
 
-/* Whether something readable has this path. */
+/* Whether this process may read, or run, what has this path. */
 bool even_file_readable(const char *path);
-bool even_file_exists(const char *path);
 bool even_file_executable(const char *path);
 /* `path` as seen from the root, into `out` (replaced); links are not followed. */
 even_status even_path_absolute(const char *path, even_text *out) EVEN_MUST_USE;
