@@ -1,22 +1,29 @@
 /* Starts a job: sets it up, runs the agent, tells how it ended. */
 #include "cli/job.h"
 
+#include "base/alloc.h"
 #include "base/fail.h"
 #include "base/json_writer.h"
 #include "cli/job_setup.h"
 #include "cli/job_view.h"
+#include "monitor/monitor.h"
 #include "orchestrator/agent.h"
 #include "os/clock.h"
+#include "os/file.h"
 #include "os/pipe.h"
 #include "os/signals.h"
 
 #include <evenstep/telemetry.h>
+#include <math.h>
 #include <string.h>
 
 typedef struct running_job {
   const even_job_options *options;
   even_job_setup setup;
   even_job_view view;
+  even_monitor *monitor; /* NULL with --no-monitor */
+  bool monitor_failed;   /* told once */
+  char url[256];
   int telemetry_fd;
   int restarts;
   char cause[640]; /* of the last failure, "" for none */
@@ -26,6 +33,16 @@ static void on_attempt(void *context, int attempt) {
   running_job *job = context;
   job->restarts = attempt;
   even_job_view_attempt(&job->view);
+  if (job->monitor != NULL) {
+    even_monitor_attempt(job->monitor, attempt);
+  }
+}
+
+static void on_rank_started(void *context, int rank, pid_t pid) {
+  running_job *job = context;
+  if (job->monitor != NULL) {
+    even_monitor_rank_started(job->monitor, rank, pid);
+  }
 }
 
 static void on_rank_ended(void *context, int rank, even_rank_end end, int code, const char *cause,
@@ -35,6 +52,9 @@ static void on_rank_ended(void *context, int rank, even_rank_end end, int code, 
   even_job_view_end(&job->view, rank, end, code, cause, traceback);
   if (first && job->view.failed) {
     (void)snprintf(job->cause, sizeof job->cause, "%s", cause);
+  }
+  if (job->monitor != NULL) {
+    even_monitor_rank_ended(job->monitor, rank, cause);
   }
 }
 
@@ -47,7 +67,18 @@ static void on_notice(void *context, const char *text) {
 }
 
 static void on_tick(void *context) {
-  even_job_view_tick(&((running_job *)context)->view);
+  running_job *job = context;
+  if (job->monitor != NULL && even_monitor_tick(job->monitor) != EVEN_OK && !job->monitor_failed) {
+    job->monitor_failed = true; /* the training is worth more than its history */
+    even_job_view_notice(&job->view, even_error_last()->what);
+  }
+  even_job_view_tick(&job->view);
+}
+
+static void on_live(void *context, int columns, bool colour, even_text *out) {
+  if (even_monitor_view(((running_job *)context)->monitor, columns, colour, out) != EVEN_OK) {
+    even_text_clear(out);
+  }
 }
 
 static even_status run(running_job *job, int *exit_code) {
@@ -65,6 +96,7 @@ static even_status run(running_job *job, int *exit_code) {
                                     .resume = job->options->resume,
                                     .observer = {.context = job,
                                                  .attempt = on_attempt,
+                                                 .rank_started = on_rank_started,
                                                  .rank_ended = on_rank_ended,
                                                  .line = on_line,
                                                  .tick = on_tick,
@@ -81,6 +113,7 @@ static void print_outcome(const running_job *job, int exit_code, double seconds)
   even_json_integer(&json, "ranks", (int64_t)job->setup.devices.count);
   even_json_integer(&json, "restarts", job->restarts);
   even_json_number(&json, "seconds", seconds);
+  even_json_string(&json, "url", job->url[0] != '\0' ? job->url : NULL);
   even_json_string(&json, "cause", job->cause[0] != '\0' ? job->cause : NULL);
   even_json_object_end(&json);
   if (even_text_status(&text) == EVEN_OK) {
@@ -99,13 +132,102 @@ static void tell_outcome(const running_job *job, int exit_code, double seconds) 
   }
 }
 
-static even_status open_and_run(running_job *job, int *exit_code) {
-  uint64_t started = even_clock_ns();
+/* The command as it was typed, from the kernel: words separated by blanks. */
+static even_status typed_command(even_text *out) {
+  EVEN_TRY(even_file_read("/proc/self/cmdline", 1u << 22, out));
+  while (out->length > 0 && out->data[out->length - 1] == '\0') {
+    out->length--;
+  }
+  for (size_t i = 0; i < out->length; i++) {
+    out->data[i] = out->data[i] == '\0' ? ' ' : out->data[i];
+  }
+  return EVEN_OK;
+}
+
+static even_status open_monitor_with(running_job *job, even_monitor_rank *facts, const char *command) {
+  const even_job_setup *setup = &job->setup;
+  for (size_t i = 0; i < setup->devices.count; i++) {
+    const even_device *device = &setup->devices.items[i];
+    facts[i] = (even_monitor_rank){.device = device->name,
+                                   .model = device->model,
+                                   .cores = device->cores,
+                                   .quota = setup->quota == NULL ? (double)NAN : setup->quota[i]};
+    if (setup->quota != NULL && isfinite(setup->quota[i])) {
+      facts[i].cores *= setup->quota[i];
+    }
+  }
+  const even_monitor_params params = {.size = sizeof params,
+                                      .run_folder = setup->run_folder.data,
+                                      .run_name = setup->run_name.data,
+                                      .command = command,
+                                      .policy = job->options->policy,
+                                      .ranks = (int)setup->devices.count,
+                                      .rank_facts = facts,
+                                      .telemetry_fd = job->telemetry_fd,
+                                      .port = (int)job->options->port};
+  return even_monitor_open(&params, &job->monitor);
+}
+
+static even_status open_monitor(running_job *job) {
+  even_monitor_rank *facts = NULL;
+  even_text command = EVEN_TEXT_EMPTY;
+  if (job->options->no_monitor) {
+    return EVEN_OK;
+  }
   EVEN_TRY(even_telemetry_create_segment((int)job->setup.devices.count, 0, &job->telemetry_fd));
+  EVEN_TRY(EVEN_NEW_ARRAY(&facts, job->setup.devices.count));
+  even_status status = typed_command(&command);
+  if (status == EVEN_OK) {
+    status = open_monitor_with(job, facts, command.data);
+  }
+  even_text_free(&command);
+  even_free(facts);
+  if (status != EVEN_OK) {
+    (void)even_error_fix("--no-monitor runs without page and history");
+    return status;
+  }
+  (void)snprintf(job->url, sizeof job->url, "%s", even_monitor_url(job->monitor));
+  if (!job->options->quiet && job->url[0] != '\0') {
+    (void)fprintf(stderr, "evenstep: watch it at %s\n", job->url);
+  }
+  return EVEN_OK;
+}
+
+static void open_view(running_job *job) {
   even_job_view_open(&job->view, job->options->quiet, job->options->json, job->setup.shown,
                      (int)job->setup.devices.count);
-  even_status status = run(job, exit_code);
-  even_job_view_close(&job->view);
+  if (job->monitor != NULL && !job->options->quiet && !job->options->json) {
+    even_job_view_live(&job->view, on_live, job);
+  }
+}
+
+/* A history that cannot be finished is told; the script's exit code stands. */
+static even_status close_monitor(running_job *job, int exit_code) {
+  if (job->monitor != NULL && even_monitor_close(job->monitor, exit_code) != EVEN_OK) {
+    (void)fprintf(stderr, "evenstep: %s\n", even_error_last()->what);
+  }
+  job->monitor = NULL;
+  return EVEN_OK;
+}
+
+static even_status open_and_run(running_job *job, int *exit_code) {
+  uint64_t started = even_clock_ns();
+  even_status status = open_monitor(job);
+  if (status == EVEN_OK) {
+    open_view(job);
+    status = run(job, exit_code);
+    even_job_view_close(&job->view);
+  }
+  if (status == EVEN_OK) {
+    status = close_monitor(job, *exit_code);
+  } else if (job->monitor != NULL) {
+    const even_error first = *even_error_last();
+    if (even_monitor_close(job->monitor, even_status_exit_code(status)) != EVEN_OK) {
+      even_error_clear();
+    }
+    (void)even_fail(first.status, "%s", first.what); /* why the job failed is the news */
+    (void)even_error_fix("%s", first.fix);
+  }
   even_pipe_close(job->telemetry_fd);
   if (status == EVEN_OK) {
     tell_outcome(job, *exit_code, (double)(even_clock_ns() - started) * 1e-9);
@@ -121,13 +243,14 @@ int even_job_start(const even_job_options *options, const char *command, char *c
   job.options = options;
   job.telemetry_fd = -1;
   (void)command;
-  if (even_job_setup_open(options, environment, count, words, &job.setup) != EVEN_OK) {
+  even_status status = even_signals_block(); /* before the GPU driver or the monitor starts threads */
+  if (status == EVEN_OK) {
+    status = even_job_setup_open(options, environment, count, words, &job.setup);
+  }
+  if (status != EVEN_OK) {
     return even_cli_fail();
   }
-  even_status status = even_signals_block(); /* before the monitor starts threads */
-  if (status == EVEN_OK) {
-    status = open_and_run(&job, &exit_code);
-  }
+  status = open_and_run(&job, &exit_code);
   even_job_setup_close(&job.setup);
   return status == EVEN_OK ? exit_code : even_cli_fail();
 }

@@ -79,6 +79,18 @@ static even_status make_unnamed(const even_job_options *options, const char *scr
   return status;
 }
 
+even_status even_job_check_name(const even_job_options *options) {
+  if (options->name == NULL) {
+    return EVEN_OK;
+  }
+  if (options->name[0] == '\0' || options->name[0] == '.' || strchr(options->name, '/') != NULL) {
+    even_status status = even_fail(EVEN_ERR_USAGE, "--name \"%s\" is no name for a folder", options->name);
+    (void)even_error_fix("give a name without '/' that does not begin with '.'; --runs-dir says where it is made");
+    return status;
+  }
+  return EVEN_OK;
+}
+
 static even_status lock(even_job_setup *setup) {
   EVEN_TRY(even_folder_lock(setup->run_folder.data, &setup->lock));
   if (setup->lock < 0) {
@@ -95,11 +107,6 @@ even_status even_job_run_folder(const even_job_options *options, const char *scr
   if (options->name == NULL) {
     EVEN_TRY(make_unnamed(options, script, setup));
     return lock(setup);
-  }
-  if (options->name[0] == '\0' || options->name[0] == '.' || strchr(options->name, '/') != NULL) {
-    even_status status = even_fail(EVEN_ERR_USAGE, "--name \"%s\" is no name for a folder", options->name);
-    (void)even_error_fix("give a name without '/' that does not begin with '.'; --runs-dir says where it is made");
-    return status;
   }
   even_text_add(&setup->run_name, options->name);
   EVEN_TRY(even_text_status(&setup->run_name));

@@ -197,6 +197,7 @@ static even_status check_resume(const char *path) {
 
 static even_status check_options(const even_job_options *options) {
   even_policy policy;
+  EVEN_TRY(even_job_check_name(options));
   EVEN_TRY(even_policy_parse(options->policy, &policy));
   if (options->checkpoint_every != NULL) {
     EVEN_TRY(check_every(options->checkpoint_every));

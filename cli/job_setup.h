@@ -31,6 +31,8 @@ void even_job_setup_close(even_job_setup *setup);
 /* The ranks' argv: interpreter, script and arguments. */
 even_status even_job_command(const even_job_options *options, size_t count, char **words,
                              even_job_setup *setup) EVEN_MUST_USE;
+/* Whether --name, where given, can name a folder. */
+even_status even_job_check_name(const even_job_options *options) EVEN_MUST_USE;
 /* Makes the run folder: a new one, or with --resume the one that is there. A folder of that name without --resume is
  * moved to NAME.1 (.2 …) first; one that a living job uses is EVEN_ERR_IN_USE. */
 even_status even_job_run_folder(const even_job_options *options, const char *script,

@@ -5,6 +5,7 @@
 #include "os/clock.h"
 #include "os/terminal.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 static const uint64_t draw_every_ns = 250000000u;
@@ -108,27 +109,45 @@ static int count_lines(const even_text *text) {
   return lines;
 }
 
-void even_job_view_tick(even_job_view *view) {
-  uint64_t now = even_clock_ns();
+void even_job_view_live(even_job_view *view, even_live_call *live, void *context) {
   int rows = 0;
   int columns = 0;
-  if (view->live == NULL || now < view->next_draw_ns || !even_terminal_size(fileno(view->terminal), &rows, &columns)) {
+  const char *kind = getenv("TERM");
+  if (even_terminal_size(fileno(stdout), &rows, &columns) && kind != NULL && strcmp(kind, "dumb") != 0) {
+    view->terminal = stdout;
+    view->live = live;
+    view->live_context = context;
+  }
+}
+
+static void draw(even_job_view *view) {
+  int rows = 0;
+  int columns = 0;
+  if (!even_terminal_size(fileno(view->terminal), &rows, &columns)) {
     return;
   }
-  view->next_draw_ns = now + draw_every_ns;
   even_text_clear(&view->picture);
   view->live(view->live_context, columns, even_cli_colour(view->terminal), &view->picture);
   int lines = count_lines(&view->picture);
   even_job_view_clear(view);
-  if (even_text_status(&view->picture) == EVEN_OK && lines > 0 && lines < rows) {
-    (void)fflush(stdout);
+  if (even_text_status(&view->picture) == EVEN_OK && lines > 0 && lines < rows) { /* a taller one could not be erased */
     (void)fputs(view->picture.data, view->terminal);
     (void)fflush(view->terminal);
     view->drawn_lines = lines;
   }
 }
 
+void even_job_view_tick(even_job_view *view) {
+  uint64_t now = even_clock_ns();
+  if (view->live != NULL && now >= view->next_draw_ns) {
+    view->next_draw_ns = now + draw_every_ns;
+    draw(view);
+  }
+}
+
 void even_job_view_close(even_job_view *view) {
-  even_job_view_clear(view);
+  if (view->live != NULL) {
+    draw(view);
+  }
   even_text_free(&view->picture);
 }

@@ -29,6 +29,8 @@ typedef struct even_job_view {
 } even_job_view;
 
 void even_job_view_open(even_job_view *view, bool quiet, bool json, const bool *shown, int ranks);
+/* Keeps a live view at the bottom of standard output where that is a terminal. */
+void even_job_view_live(even_job_view *view, even_live_call *live, void *context);
 void even_job_view_attempt(even_job_view *view);
 void even_job_view_line(even_job_view *view, int rank, bool error, const char *text, size_t length);
 void even_job_view_notice(even_job_view *view, const char *text);
@@ -36,8 +38,9 @@ void even_job_view_end(even_job_view *view, int rank, even_rank_end end, int cod
                        const char *excerpt);
 /* Draws the live view anew when it is time. */
 void even_job_view_tick(even_job_view *view);
-/* Takes the live view from the screen. */
+/* Takes the live view from the screen, as before anything else is printed. */
 void even_job_view_clear(even_job_view *view);
+/* Draws it a last time and leaves it there. */
 void even_job_view_close(even_job_view *view);
 
 #endif

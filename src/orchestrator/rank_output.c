@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-enum { LONGEST_LINE = 65536, CHUNK = 16384 };
+enum { LONGEST_LINE = 65536, CHUNK = 16384, MOST_CHUNKS = 256 };
 
 static void give_line(even_rank_stream *stream, const char *text, size_t length) {
   even_rank_output *output = stream->output;
@@ -89,9 +89,16 @@ static bool read_some(even_rank_stream *stream) {
   return false;
 }
 
+/* All that is there, so that what a rank wrote first to one stream comes before what it wrote then to the other;
+ * bounded, so that a rank that never stops does not silence the others. */
+static void read_all(even_rank_stream *stream) {
+  for (int chunks = 0; stream->watch.fd >= 0 && chunks < MOST_CHUNKS && read_some(stream); chunks++) {
+  }
+}
+
 static void readable(void *context, int fd) {
   (void)fd;
-  (void)read_some(context);
+  read_all(context);
 }
 
 even_status even_rank_output_open(even_rank_output *out, even_loop *loop, int rank, int output_fd, int error_fd,
@@ -117,9 +124,7 @@ even_status even_rank_output_open(even_rank_output *out, even_loop *loop, int ra
 void even_rank_output_finish(even_rank_output *output) {
   for (int i = 0; i < 2; i++) {
     even_rank_stream *stream = &output->streams[i];
-    /* a process that outlives the rank may hold the pipe open and write on: bounded, and never waited for */
-    for (int chunks = 0; stream->watch.fd >= 0 && chunks < 256 && read_some(stream); chunks++) {
-    }
+    read_all(stream); /* never waited for: a process that outlives the rank may hold the pipe open */
     close_stream(stream);
     even_text_free(&stream->line);
   }

@@ -451,7 +451,7 @@ def test_user_signals_are_forwarded_and_change_nothing(start, script) -> None:
 # ---- nothing stays behind (the fixture no_process_left watches over each test, too) ----
 
 LEAVES_PROCESSES = """
-    import os, subprocess, sys, time
+    import os, pathlib, subprocess, sys, time
     plain = subprocess.Popen(["sleep", "600"])
     far = subprocess.Popen(["sleep", "600"], start_new_session=True)
     bare = subprocess.Popen(["env", "-i", "sleep", "600"])
@@ -461,7 +461,9 @@ LEAVES_PROCESSES = """
         print("pids", plain.pid, far.pid, bare.pid, orphan.pid, flush=True)
         os._exit(0)
     os.wait()
-    sys.stdout.flush()
+    pathlib.Path("ready-" + os.environ["RANK"]).touch()
+    while not all(pathlib.Path(f"ready-{rank}").exists() for rank in range(2)):
+        time.sleep(0.01)
     how = sys.argv[1]
     if how == "ends":
         sys.exit(0)
