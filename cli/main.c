@@ -17,6 +17,7 @@ static const even_command commands[] = {
     /* one line a command, in the order of a user's day */
     {"devices", "what this host has and what a rank may use of it", even_cli_devices},
     {"profile", "measure how fast each device is", even_cli_profile},
+    {"plan", "predict shares, step time and memory from a few measured steps", even_cli_plan},
     {"run", "train: start a script on every device, watched and restarted", even_cli_run},
     {"ckpt", "list, check and show checkpoints", even_cli_ckpt},
     {"version", "the version of this program", version},

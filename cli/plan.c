@@ -1,0 +1,133 @@
+/* evenstep plan: runs a few measuring steps of a training and predicts shares, step time and memory. */
+#include "base/fail.h"
+#include "cli/job.h"
+#include "cli/plan_file.h"
+#include "os/file.h"
+#include "os/folder.h"
+#include "os/path.h"
+
+#include <inttypes.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct plan_command {
+  even_job_options job;
+  const char *output;
+  int64_t steps;
+  bool json;
+  even_text path;     /* of the plan, absolute */
+  even_text measured; /* where the ranks write it: a plan of an earlier run stays until this one is whole */
+} plan_command;
+
+static const even_usage usage = {
+    .command = "plan",
+    .synopsis = "evenstep plan [options] script.py [arguments]",
+    .description =
+        "Starts the job as `evenstep run` does, all ranks at once, trains a few steps at several splits of the\n"
+        "batch, ends it, and predicts each rank's share, time and memory. Nothing is saved but the plan;\n"
+        "`evenstep report --plan` compares it with what came.",
+    .epilogue =
+        "exit codes:\n"
+        "  0 the plan was written; 3 the script ended before enough steps; else as of `evenstep run`\n"
+        "\n"
+        "example:\n"
+        "  evenstep plan -n 2 --cpu-quota 1:0.25 -o plan.json train.py",
+    .stop_at_operand = true,
+};
+
+static even_status find_paths(plan_command *plan) {
+  EVEN_TRY(even_path_absolute(plan->output, &plan->path));
+  even_text_format(&plan->measured, "%s.%ld", even_text_string(&plan->path), (long)getpid());
+  return even_text_status(&plan->measured);
+}
+
+/* The ranks' environment; exit code of the job. */
+static int measure(plan_command *plan, size_t count, char **words) {
+  even_text file = EVEN_TEXT_EMPTY;
+  char steps[64];
+  even_text_format(&file, "EVENSTEP_PLAN=%s", even_text_string(&plan->measured));
+  (void)snprintf(steps, sizeof steps, "EVENSTEP_PLAN_STEPS=%" PRId64, plan->steps);
+  if (even_text_status(&file) != EVEN_OK) {
+    even_text_free(&file);
+    return even_cli_fail();
+  }
+  char *environment[] = {file.data, steps, NULL};
+  int code = even_job_start(&plan->job, "plan", environment, count, words);
+  even_text_free(&file);
+  return code;
+}
+
+static even_status show(const plan_command *plan) {
+  even_plan result;
+  const char *measured = even_text_string(&plan->measured);
+  if (!even_path_exists(measured)) {
+    (void)even_fail(EVEN_ERR_INPUT, "plan: the script ended before its %" PRId64 " measuring steps", plan->steps);
+    return even_error_fix(
+        "train longer than that, or fewer with --steps (at least 4); "
+        "the model, optimizer and loader must go through es.prepare");
+  }
+  even_status status = even_plan_read(measured, &result);
+  if (status == EVEN_OK) {
+    status = even_file_rename(measured, even_text_string(&plan->path));
+  }
+  if (status == EVEN_OK && plan->json) {
+    even_text text = EVEN_TEXT_EMPTY;
+    status = even_file_read(even_text_string(&plan->path), 64U << 20, &text);
+    (void)fputs(even_text_string(&text), stdout);
+    even_text_free(&text);
+  } else if (status == EVEN_OK) {
+    even_plan_print(&result);
+    (void)printf("The plan is in %s; `evenstep report --plan` compares it with a run.\n", plan->output);
+  }
+  even_plan_free(&result);
+  return status;
+}
+
+static int run(plan_command *plan, size_t count, char **words) {
+  if (find_paths(plan) != EVEN_OK) {
+    return even_cli_fail();
+  }
+  int code = measure(plan, count, words);
+  if (code == 0 && show(plan) != EVEN_OK) {
+    code = even_cli_fail();
+  }
+  if (even_file_remove(even_text_string(&plan->measured)) != EVEN_OK && code == 0) {
+    code = even_cli_fail();
+  }
+  return code;
+}
+
+int even_cli_plan(int argc, char **argv) {
+  plan_command plan = {.output = "plan.json", .steps = 8};
+  enum { COUNT = EVEN_JOB_OPTION_COUNT + 2 };
+  even_option table[COUNT];
+  int operand = 0;
+  bool helped = false;
+  even_job_options_defaults(&plan.job);
+  plan.job.log_rank = "none";
+  even_job_options_declare(&plan.job, table);
+  table[COUNT - 2] = (even_option){
+      'o', "output", EVEN_OPTION_TEXT, &plan.output, "FILE", "where the plan is written (default plan.json)", 0, 0};
+  table[COUNT - 1] =
+      (even_option){0, "steps", EVEN_OPTION_INTEGER, &plan.steps, "N", "measuring steps (default 8)", 4, 10000};
+  if (even_options_parse(&usage, table, COUNT, argc, argv, &operand, &helped) != EVEN_OK) {
+    return even_cli_fail();
+  }
+  if (helped) {
+    return 0;
+  }
+  if (operand >= argc) {
+    (void)even_fail(EVEN_ERR_USAGE, "plan: no script was given");
+    (void)even_error_fix("evenstep plan [options] script.py [arguments]");
+    return even_cli_fail();
+  }
+  plan.json = plan.job.json;
+  plan.job.json = false; /* the plan is the object that is asked for, not the job's outcome */
+  plan.job.quiet = true;
+  plan.job.no_monitor = true;
+  plan.job.max_restarts = 0;
+  int code = run(&plan, (size_t)(argc - operand), argv + operand);
+  even_text_free(&plan.path);
+  even_text_free(&plan.measured);
+  return code;
+}

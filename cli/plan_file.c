@@ -1,0 +1,113 @@
+/* Reads and shows plan.json. */
+#include "cli/plan_file.h"
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "base/json_reader.h"
+#include "cli/units.h"
+#include "os/file.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { LARGEST_BYTES = 64 << 20 };
+
+/* A finite number that is not negative, of an object that may be NULL. */
+static bool number(const json_t *object, const char *key, double *out) {
+  const json_t *value = json_object_get(object, key);
+  *out = json_number_value(value);
+  return json_is_number(value) && isfinite(*out) && *out >= 0.0;
+}
+
+static bool whole(const json_t *object, const char *key, int64_t *out) {
+  const json_t *value = json_object_get(object, key);
+  *out = json_integer_value(value);
+  return json_is_integer(value) && *out >= 0;
+}
+
+static bool read_rank(const json_t *object, even_plan_rank *out) {
+  const char *device = json_string_value(json_object_get(object, "device"));
+  (void)snprintf(out->device, sizeof out->device, "%s", device != NULL ? device : "?");
+  out->sizes = json_array_size(json_object_get(object, "samples"));
+  if (!whole(object, "peak_memory_bytes", &out->memory_bytes)) {
+    out->memory_bytes = 0; /* null: could not be measured */
+  }
+  return whole(object, "share", &out->share) && whole(object, "share_equal", &out->share_equal) &&
+         number(object, "predicted_seconds", &out->seconds) &&
+         number(object, "predicted_seconds_equal", &out->seconds_equal);
+}
+
+static even_status read_plan(const char *path, const json_t *root, even_plan *out) {
+  const char *format = json_string_value(json_object_get(root, "format"));
+  const json_t *ranks = json_object_get(root, "ranks");
+  const json_t *predicted = json_object_get(root, "predicted");
+  if (format == NULL || strcmp(format, "evenstep-plan-1") != 0) {
+    return even_fail(EVEN_ERR_INPUT, "%s is not a plan of this version (\"format\": \"evenstep-plan-1\")", path);
+  }
+  if (!whole(root, "batch", &out->batch) || out->batch == 0 || json_array_size(ranks) == 0) {
+    return even_fail(EVEN_ERR_INPUT, "%s: the plan has no batch or no ranks", path);
+  }
+  if (!number(json_object_get(predicted, "balanced"), "step_seconds", &out->balanced_seconds) ||
+      !number(json_object_get(predicted, "equal"), "step_seconds", &out->equal_seconds) ||
+      !number(predicted, "bound_samples_per_second", &out->bound_samples_per_second)) {
+    return even_fail(EVEN_ERR_INPUT, "%s: the plan predicts no step times", path);
+  }
+  if (!number(predicted, "overhead_seconds", &out->overhead_seconds)) {
+    out->overhead_seconds = 0.0;
+  }
+  EVEN_TRY(EVEN_NEW_ARRAY(&out->rank, json_array_size(ranks)));
+  for (; out->ranks < json_array_size(ranks); out->ranks++) {
+    if (!read_rank(json_array_get(ranks, out->ranks), &out->rank[out->ranks])) {
+      return even_fail(EVEN_ERR_INPUT, "%s: what the plan says of rank %zu is not complete", path, out->ranks);
+    }
+  }
+  return EVEN_OK;
+}
+
+even_status even_plan_read(const char *path, even_plan *out) {
+  even_text text = EVEN_TEXT_EMPTY;
+  json_t *root = NULL;
+  memset(out, 0, sizeof *out);
+  even_status status = even_file_read(path, LARGEST_BYTES, &text);
+  if (status == EVEN_OK) {
+    status = even_json_parse(path, even_text_string(&text), text.length, &root);
+  }
+  if (status == EVEN_OK) {
+    status = read_plan(path, root, out);
+  }
+  json_decref(root);
+  even_text_free(&text);
+  return status;
+}
+
+void even_plan_free(even_plan *plan) {
+  even_free(plan->rank);
+  memset(plan, 0, sizeof *plan);
+}
+
+void even_plan_print(const even_plan *plan) {
+  char bytes[32];
+  double batch = (double)plan->batch;
+  (void)printf("%4s  %-9s %7s %9s %11s %11s %7s %9s\n", "RANK", "DEVICE", "SHARE", "BUSY ms", "SAMPLES/s", "PEAK MEM",
+               "EQUAL", "BUSY ms");
+  for (size_t i = 0; i < plan->ranks; i++) {
+    const even_plan_rank *r = &plan->rank[i];
+    (void)printf("%4zu  %-9s %7" PRId64 " %9.1f %11.1f %11s %7" PRId64 " %9.1f\n", i, r->device, r->share,
+                 r->seconds * 1e3, r->seconds > 0.0 ? (double)r->share / r->seconds : 0.0,
+                 r->memory_bytes > 0 ? even_cli_bytes((uint64_t)r->memory_bytes, bytes, sizeof bytes) : "-",
+                 r->share_equal, r->seconds_equal * 1e3);
+  }
+  (void)printf("\nbalanced  %8.1f ms a step, %.1f samples/s\n", plan->balanced_seconds * 1e3,
+               batch / plan->balanced_seconds);
+  (void)printf("equal     %8.1f ms a step, %.1f samples/s\n", plan->equal_seconds * 1e3, batch / plan->equal_seconds);
+  (void)printf("bound              %.1f samples/s: the ranks' speeds added up\n", plan->bound_samples_per_second);
+  double gain = plan->equal_seconds / plan->balanced_seconds;
+  if (gain < 1.01) {
+    (void)printf("\nThe equal split is as good as any here.\n");
+  } else {
+    (void)printf("\nBalancing makes a step of %" PRId64 " samples %.2f times faster than the equal split.\n",
+                 plan->batch, gain);
+  }
+}

@@ -1,0 +1,36 @@
+/* plan.json as `evenstep plan` shows it. */
+#ifndef EVEN_CLI_PLAN_FILE_H
+#define EVEN_CLI_PLAN_FILE_H
+
+#include <evenstep/status.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct even_plan_rank {
+  char device[32];
+  int64_t share;
+  int64_t share_equal;
+  double seconds; /* busy, at its share */
+  double seconds_equal;
+  int64_t memory_bytes; /* peak at its share; 0: unknown */
+  size_t sizes;         /* that were measured */
+} even_plan_rank;
+
+typedef struct even_plan {
+  int64_t batch;
+  double balanced_seconds; /* of a step */
+  double equal_seconds;
+  double bound_samples_per_second;
+  double overhead_seconds; /* of a step, beside the slowest rank's work */
+  size_t ranks;
+  even_plan_rank *rank;
+} even_plan;
+
+/* EVEN_ERR_INPUT with what is wrong where the file is no plan. Free with even_plan_free, also after a failure. */
+even_status even_plan_read(const char *path, even_plan *out) EVEN_MUST_USE;
+void even_plan_free(even_plan *plan);
+/* A table of the ranks and the prediction in two sentences, on standard output. */
+void even_plan_print(const even_plan *plan);
+
+#endif

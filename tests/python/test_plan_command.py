@@ -1,0 +1,85 @@
+"""`evenstep plan`: the job ends after its measuring steps, the prediction is shown and kept, nothing else changes."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+# One rank that measures without a model: what the command does with a plan is the subject here.
+MEASURE = """
+    import os
+    from evenstep.plan import Plan
+    assert os.environ["WORLD_SIZE"] == "1"
+    plan = Plan.from_environment(rank=0, world_size=1, batch=32, device=os.environ["EVENSTEP_DEVICE"])
+    print("SOMETHING THE SCRIPT SAYS")
+    while True:
+        (samples,) = plan.shares(plan_step := len(plan._timings))
+        plan.observe([(samples, 0.001 + 0.0005 * samples)], 0.018)
+        if plan.done:
+            plan.finish(lambda data: [data])
+"""
+
+
+@pytest.fixture
+def plan(program, tmp_path):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("EVENSTEP_")}
+
+    def call(script, *words):
+        (tmp_path / "train.py").write_text(textwrap.dedent(script))
+        return subprocess.run(
+            [str(program), "plan", "-n", "1", *words, "train.py"],
+            cwd=tmp_path,
+            env={**environment, "EVENSTEP_PYTHON": sys.executable},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    return call
+
+
+def test_table_and_file(plan, tmp_path):
+    done = plan(MEASURE)
+    assert done.returncode == 0, done.stderr
+    assert "SHARE" in done.stdout and "samples/s" in done.stdout and "SOMETHING" not in done.stdout
+    assert "equal split is as good" in done.stdout
+    written = json.loads((tmp_path / "plan.json").read_text())
+    assert written["format"] == "evenstep-plan-1" and written["ranks"][0]["share"] == 32
+    assert [path.name for path in tmp_path.glob("plan.json*")] == ["plan.json"]
+
+
+def test_json_and_output(plan, tmp_path):
+    done = plan(MEASURE, "--json", "-o", "other.json", "--steps", "4")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == json.loads((tmp_path / "other.json").read_text())
+    assert json.loads(done.stdout)["steps"] == 4
+
+
+def test_a_script_that_ends_early_keeps_the_old_plan(plan, tmp_path):
+    (tmp_path / "plan.json").write_text("OLD")
+    done = plan("print('nothing to train')")
+    assert done.returncode == 3
+    assert "ended before its 8 measuring steps" in done.stderr and "fix:" in done.stderr
+    assert (tmp_path / "plan.json").read_text() == "OLD"
+
+
+def test_a_failing_script_fails_the_plan(plan, tmp_path):
+    done = plan("raise SystemExit(7)")
+    assert done.returncode == 7
+    assert not (tmp_path / "plan.json").exists()
+
+
+def test_a_plan_that_is_damaged_is_refused(plan):
+    done = plan("import os, pathlib; pathlib.Path(os.environ['EVENSTEP_PLAN']).write_text('{\"format\": 1}')")
+    assert done.returncode == 3
+    assert "is not a plan" in done.stderr
+
+
+def test_wrong_options(plan):
+    assert plan(MEASURE, "--steps", "2").returncode == 2
+    done = plan(MEASURE, "--stepps", "8")
+    assert done.returncode == 2 and "--steps" in done.stderr
