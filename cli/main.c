@@ -20,6 +20,8 @@ static const even_command commands[] = {
     {"plan", "predict shares, step time and memory from a few measured steps", even_cli_plan},
     {"run", "train: start a script on every device, watched and restarted", even_cli_run},
     {"ckpt", "list, check and show checkpoints", even_cli_ckpt},
+    {"top", "what a run does now, in the terminal", even_cli_top},
+    {"report", "what a run reached, as a page and a table", even_cli_report},
     {"version", "the version of this program", version},
 };
 

@@ -240,7 +240,7 @@ even_status even_database_event(even_database *database, const even_state_event 
   return end(&at);
 }
 
-even_status even_database_usage(even_database *database, int rank, const even_usage *usage) {
+even_status even_database_usage(even_database *database, int rank, const even_rank_usage *usage) {
   row at;
   EVEN_TRY(begin(database, INSERT_USAGE, &at));
   integer(&at, (int64_t)usage->at_ns);

@@ -21,7 +21,7 @@ even_status even_database_step(even_database *database, int attempt, int rank,
 even_status even_database_span(even_database *database, int attempt, int rank,
                                const even_span_record *record) EVEN_MUST_USE;
 even_status even_database_event(even_database *database, const even_state_event *event) EVEN_MUST_USE;
-even_status even_database_usage(even_database *database, int rank, const even_usage *usage) EVEN_MUST_USE;
+even_status even_database_usage(even_database *database, int rank, const even_rank_usage *usage) EVEN_MUST_USE;
 /* Makes the rows since the last commit visible to readers and safe from a crash of this process. */
 even_status even_database_commit(even_database *database) EVEN_MUST_USE;
 

@@ -40,11 +40,10 @@ static void rank_members(even_json *json, const even_state_rank *at, const even_
   even_json_unsigned(json, "samples", at->samples);
 }
 
-void even_monitor_json_summary(even_state *state, uint64_t now_ns, even_text *out) {
-  even_measure measure;
+void even_monitor_json_summary(const even_state *state, const even_measure *measured, even_text *out) {
+  const even_measure measure = *measured;
   even_verdict verdict;
   even_json json = even_json_begin(out, 0);
-  even_state_measure(state, now_ns, &measure);
   even_verdict_find(&measure, &verdict);
   even_json_object(&json, NULL);
   even_json_string(&json, "run", state->run_name);
@@ -184,12 +183,10 @@ void even_monitor_json_steps(const even_state *state, long since, size_t limit, 
   even_json_object_end(&json);
 }
 
-void even_monitor_json_spans(even_state *state, uint64_t now_ns, even_text *out) {
-  even_measure measure;
+void even_monitor_json_spans(const even_state *state, const even_measure *measure, even_text *out) {
   even_json json = even_json_begin(out, 0);
-  even_state_measure(state, now_ns, &measure);
   even_json_object(&json, NULL);
-  even_json_number(&json, "step_seconds", measure.step_seconds);
+  even_json_number(&json, "step_seconds", measure->step_seconds);
   even_json_array(&json, "ranks");
   for (int r = 0; r < state->ranks; r++) {
     const even_state_rank *at = &state->rank[r];
@@ -197,7 +194,7 @@ void even_monitor_json_spans(even_state *state, uint64_t now_ns, even_text *out)
     even_json_integer(&json, "rank", r);
     even_json_object(&json, "seconds_per_step");
     for (int span = 0; span < EVEN_SPAN_COUNT; span++) {
-      even_json_number(&json, span_names[span], measure.rank[r].spans[span]);
+      even_json_number(&json, span_names[span], measure->rank[r].spans[span]);
     }
     even_json_object_end(&json);
     even_json_object(&json, "total_seconds");

@@ -5,12 +5,12 @@
 #include "monitor/state.h"
 
 /* Each appends one JSON document; a failed append shows in even_text_status. */
-void even_monitor_json_summary(even_state *state, uint64_t now_ns, even_text *out);
+void even_monitor_json_summary(const even_state *state, const even_measure *measure, even_text *out);
 /* The course after step `since` (-1: from its beginning) in at most `limit` points (0: all kept). A client whose last
  * answer had another `generation` or `stride` fetches all anew. */
 void even_monitor_json_steps(const even_state *state, long since, size_t limit, even_text *out);
-/* Seconds of each kind of span, a rank: over the window and over the whole run. */
-void even_monitor_json_spans(even_state *state, uint64_t now_ns, even_text *out);
+/* Seconds of each kind of span, a rank: a step as measured, and in all. */
+void even_monitor_json_spans(const even_state *state, const even_measure *measure, even_text *out);
 /* Events with numbers above `since`. */
 void even_monitor_json_events(const even_state *state, uint64_t since, even_text *out);
 

@@ -203,7 +203,7 @@ static void drain(even_monitor *monitor) {
 
 static void look(even_monitor *monitor, uint64_t now) {
   for (int rank = 0; rank < monitor->state->ranks; rank++) {
-    even_usage usage;
+    even_rank_usage usage;
     pid_t pid = monitor->state->rank[rank].pid;
     if (pid != 0 && even_usage_look(pid, now, &usage)) {
       even_state_usage(monitor->state, rank, &usage);
@@ -250,7 +250,7 @@ void even_monitor_rank_started(even_monitor *monitor, int rank, pid_t pid) {
     even_state_rank *at = &monitor->state->rank[rank];
     at->pid = pid;
     at->cause[0] = '\0';
-    at->usage = at->usage_before = (even_usage){.throttled_seconds = NAN};
+    at->usage = at->usage_before = (even_rank_usage){.throttled_seconds = NAN};
     HISTORY(even_database_rank(monitor->database, rank, at, monitor->state->attempt, false));
     note_own(monitor, EVEN_EVENT_RANK_STARTED, rank, pid, at->device);
   }
@@ -288,6 +288,7 @@ static int answer(void *context, const even_server_request *request, even_text *
   even_monitor *monitor = context;
   const char *path = even_server_path(request);
   uint64_t now = even_clock_ns();
+  even_measure measure;
   int code = 200;
   (void)pthread_mutex_lock(&monitor->lock);
   *content_type = json;
@@ -295,13 +296,15 @@ static int answer(void *context, const even_server_request *request, even_text *
     *content_type = "text/html; charset=utf-8";
     even_page_live(body);
   } else if (strcmp(path, "/api/v1/summary") == 0) {
-    even_monitor_json_summary(monitor->state, now, body);
+    even_state_measure(monitor->state, now, &measure);
+    even_monitor_json_summary(monitor->state, &measure, body);
   } else if (strcmp(path, "/api/v1/steps") == 0) {
     long limit = even_server_query(request, "limit", 0);
     even_monitor_json_steps(monitor->state, even_server_query(request, "since", -1), limit < 0 ? 0 : (size_t)limit,
                             body);
   } else if (strcmp(path, "/api/v1/spans") == 0) {
-    even_monitor_json_spans(monitor->state, now, body);
+    even_state_measure(monitor->state, now, &measure);
+    even_monitor_json_spans(monitor->state, &measure, body);
   } else if (strcmp(path, "/api/v1/events") == 0) {
     long since = even_server_query(request, "since", 0);
     even_monitor_json_events(monitor->state, since < 0 ? 0 : (uint64_t)since, body);
@@ -497,14 +500,14 @@ even_status even_monitor_close(even_monitor *monitor, int exit_code) {
   (void)pthread_mutex_unlock(&monitor->lock);
   even_server_close(monitor->server);
   monitor->server = NULL;
-  even_database_close(monitor->database); /* folds the WAL into the database */
-  monitor->database = NULL;
   if (path_in(monitor, "agent.json", &path) == EVEN_OK && even_file_remove(even_text_string(&path)) != EVEN_OK) {
     even_error_clear(); /* whoever reads it looks whether the process lives */
   }
   if (status == EVEN_OK && kept) {
     status = even_report_write_page(monitor->folder);
   }
+  even_database_close(monitor->database); /* the last to close folds the WAL into the database */
+  monitor->database = NULL;
   even_text_free(&path);
   even_error last = *even_error_last();
   release(monitor);

@@ -246,7 +246,11 @@ bool even_state_event_add(even_state *state, const even_state_event *event) {
   return true;
 }
 
-void even_state_usage(even_state *state, int rank, const even_usage *usage) {
-  state->rank[rank].usage_before = state->rank[rank].usage;
-  state->rank[rank].usage = *usage;
+void even_state_usage(even_state *state, int rank, const even_rank_usage *usage) {
+  even_state_rank *at = &state->rank[rank];
+  if (at->usage_first.at_ns == 0 || usage->cpu_seconds < at->usage.cpu_seconds) {
+    at->usage_first = *usage;
+  }
+  at->usage_before = at->usage;
+  at->usage = *usage;
 }

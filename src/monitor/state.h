@@ -51,12 +51,12 @@ typedef struct even_point {
   uint32_t batches;
 } even_point;
 
-typedef struct even_usage {
+typedef struct even_rank_usage {
   uint64_t at_ns; /* 0: never looked */
   double cpu_seconds;
   double rss_bytes;
   double throttled_seconds; /* NAN: the rank is under no quota that can be read */
-} even_usage;
+} even_rank_usage;
 
 typedef struct even_state_rank {
   char device[32];
@@ -76,8 +76,9 @@ typedef struct even_state_rank {
   uint32_t span_step[EVEN_STATE_WINDOW];      /* step + 1 whose spans lie there, 0: none */
   uint64_t span_window[EVEN_STATE_WINDOW][EVEN_SPAN_COUNT];
   uint64_t communication_window[EVEN_STATE_WINDOW]; /* bytes */
-  even_usage usage;
-  even_usage usage_before;
+  even_rank_usage usage;
+  even_rank_usage usage_before;
+  even_rank_usage usage_first; /* of the process that runs, or ran last */
 } even_state_rank;
 
 typedef struct even_state {
@@ -123,7 +124,7 @@ void even_state_span(even_state *state, int rank, const even_span_record *record
 void even_state_step(even_state *state, int rank, const even_step_record *record);
 /* true: it was kept; false: a repetition of what another rank said already */
 bool even_state_event_add(even_state *state, const even_state_event *event);
-void even_state_usage(even_state *state, int rank, const even_usage *usage);
+void even_state_usage(even_state *state, int rank, const even_rank_usage *usage);
 
 /* Means over the last steps; `now_ns` on the same clock as the records. out->rank is the state's own memory. */
 void even_state_measure(even_state *state, uint64_t now_ns, even_measure *out);

@@ -11,7 +11,7 @@
 
 enum { FILE_LIMIT_BYTES = 65536 };
 
-bool even_usage_parse_stat(const char *stat, long ticks_per_second, long page_bytes, even_usage *out) {
+bool even_usage_parse_stat(const char *stat, long ticks_per_second, long page_bytes, even_rank_usage *out) {
   unsigned long user = 0;
   unsigned long system = 0;
   long children_user = 0;
@@ -114,10 +114,10 @@ static double throttled_of(pid_t pid, even_text *content) {
   return seconds;
 }
 
-bool even_usage_look(pid_t pid, uint64_t now_ns, even_usage *out) {
+bool even_usage_look(pid_t pid, uint64_t now_ns, even_rank_usage *out) {
   char path[64];
   even_text content = EVEN_TEXT_EMPTY;
-  *out = (even_usage){.at_ns = now_ns, .throttled_seconds = NAN};
+  *out = (even_rank_usage){.at_ns = now_ns, .throttled_seconds = NAN};
   (void)snprintf(path, sizeof path, "/proc/%ld/stat", (long)pid);
   bool there = even_file_read(path, FILE_LIMIT_BYTES, &content) == EVEN_OK &&
                even_usage_parse_stat(even_text_string(&content), sysconf(_SC_CLK_TCK), sysconf(_SC_PAGESIZE), out);

@@ -65,8 +65,8 @@ static long window_begin(const even_state *state) {
 }
 
 static void measure_usage(const even_state_rank *at, even_measure_rank *out) {
-  const even_usage *now = &at->usage;
-  const even_usage *before = &at->usage_before;
+  const even_rank_usage *now = &at->usage;
+  const even_rank_usage *before = &at->usage_before;
   out->cpu_cores = out->rss_bytes = out->throttled_fraction = NAN;
   if (now->at_ns == 0) {
     return;

@@ -19,6 +19,7 @@
 #include <sys/syscall.h>
 #include <sys/utsname.h>
 #include <sys/wait.h>
+#include <termios.h>
 #include <unistd.h>
 
 static int real_open(const char *path, int flags, mode_t mode) {
@@ -148,6 +149,8 @@ static int real_nanosleep(const struct timespec *time) {
    .thread_create = pthread_create,             \
    .pipe2 = pipe2,                              \
    .isatty = isatty,                            \
+   .tcgetattr = tcgetattr,                      \
+   .tcsetattr = tcsetattr,                      \
    .ioctl = real_ioctl,                         \
    .dup2 = dup2,                                \
    .fcntl = real_fcntl,                         \

@@ -18,6 +18,7 @@
 struct ifaddrs;
 struct rlimit;
 struct statvfs;
+struct termios;
 struct utsname;
 
 typedef struct even_os_calls {
@@ -71,6 +72,8 @@ typedef struct even_os_calls {
   /* descriptors */
   int (*pipe2)(int ends[2], int flags);
   int (*isatty)(int fd);
+  int (*tcgetattr)(int fd, struct termios *out);
+  int (*tcsetattr)(int fd, int when, const struct termios *settings);
   int (*ioctl)(int fd, unsigned long request, void *argument);
   int (*dup2)(int from, int to);
   int (*fcntl)(int fd, int command, int argument);

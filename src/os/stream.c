@@ -101,6 +101,26 @@ even_status even_input_read(even_input *input, void *buffer, size_t bytes, size_
   return EVEN_OK;
 }
 
+even_status even_input_read_at(even_input *input, uint64_t offset, void *buffer, size_t bytes) {
+  char *at = buffer;
+  while (bytes > 0) {
+    ssize_t piece = even_os.pread(input->fd, at, bytes, (off_t)offset);
+    if (piece < 0 && errno == EINTR) {
+      continue;
+    }
+    if (piece < 0) {
+      return even_fail_errno(errno, "%s cannot be read", input->path);
+    }
+    if (piece == 0) {
+      return even_fail(EVEN_ERR_CORRUPT, "%s ends too early", input->path);
+    }
+    at += piece;
+    offset += (uint64_t)piece;
+    bytes -= (size_t)piece;
+  }
+  return EVEN_OK;
+}
+
 void even_input_close(even_input *input) {
   if (input->fd >= 0) {
     (void)even_os.close(input->fd);

@@ -32,6 +32,8 @@ typedef struct even_input {
 even_status even_input_open(const char *path, even_input *out) EVEN_MUST_USE;
 /* Fills `buffer` up to `bytes`; *got is less only at the end of the file. */
 even_status even_input_read(even_input *input, void *buffer, size_t bytes, size_t *got) EVEN_MUST_USE;
+/* Fills `buffer` with the bytes at `offset`; EVEN_ERR_CORRUPT where the file ends before. */
+even_status even_input_read_at(even_input *input, uint64_t offset, void *buffer, size_t bytes) EVEN_MUST_USE;
 void even_input_close(even_input *input);
 
 #endif

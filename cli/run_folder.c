@@ -1,0 +1,98 @@
+/* Looking for run.db. */
+#include "cli/run_folder.h"
+
+#include "base/fail.h"
+#include "monitor/history.h"
+#include "os/folder.h"
+
+#include <string.h>
+
+static bool holds_run(const char *folder) {
+  even_text path = EVEN_TEXT_EMPTY;
+  even_text_format(&path, "%s/run.db", folder);
+  bool there = even_text_status(&path) == EVEN_OK && even_path_exists(even_text_string(&path));
+  even_text_free(&path);
+  return there;
+}
+
+/* When the run began, 0 where that cannot be read. */
+static uint64_t began(const char *folder) {
+  even_history *history = NULL;
+  uint64_t when = 0;
+  if (even_history_open(folder, &history) == EVEN_OK) {
+    when = even_history_state(history)->started_wall_ns;
+  }
+  even_history_close(history);
+  return when;
+}
+
+static even_status newest(even_text *out) {
+  even_names names = {NULL, 0};
+  even_text path = EVEN_TEXT_EMPTY;
+  uint64_t best = 0;
+  even_text_clear(out);
+  if (even_folder_names("runs", &names) != EVEN_OK) {
+    even_error_clear();
+  }
+  for (size_t i = 0; i < names.count; i++) {
+    even_text_clear(&path);
+    even_text_format(&path, "runs/%s", names.items[i]);
+    if (even_text_status(&path) != EVEN_OK || !holds_run(even_text_string(&path))) {
+      continue;
+    }
+    uint64_t when = even_history_alive(even_text_string(&path)) ? UINT64_MAX : began(even_text_string(&path));
+    if (when > best) {
+      best = when;
+      even_text_clear(out);
+      even_text_add(out, even_text_string(&path));
+    }
+  }
+  even_names_free(&names);
+  even_text_free(&path);
+  if (best == 0) {
+    even_status status = even_fail(EVEN_ERR_NOT_FOUND, "there is no run in the folder runs");
+    (void)even_error_fix("name the run's folder, or start one: evenstep run train.py");
+    return status;
+  }
+  return even_text_status(out);
+}
+
+static void add_fix(void) {
+  even_names names = {NULL, 0};
+  even_text list = EVEN_TEXT_EMPTY;
+  even_error kept = *even_error_last();
+  bool read = even_folder_names("runs", &names) == EVEN_OK;
+  for (size_t i = 0; read && i < names.count && list.length < 200; i++) {
+    even_text_format(&list, "%s%s", i > 0 ? ", " : "", names.items[i]);
+  }
+  (void)even_fail(kept.status, "%s", kept.what);
+  if (list.length > 0) {
+    (void)even_error_fix("name a run's folder or a run of runs/: %s", even_text_string(&list));
+  } else {
+    (void)even_error_fix("name the folder of a run: the one that `evenstep run` printed");
+  }
+  even_names_free(&names);
+  even_text_free(&list);
+}
+
+even_status even_run_folder(const char *name, even_text *out) {
+  if (name == NULL) {
+    return newest(out);
+  }
+  even_text_clear(out);
+  even_text_add(out, name);
+  while (out->length > 1 && out->data[out->length - 1] == '/') {
+    out->data[--out->length] = '\0';
+  }
+  if (even_text_status(out) == EVEN_OK && !holds_run(even_text_string(out))) {
+    even_text_clear(out);
+    even_text_format(out, "runs/%s", name);
+  }
+  EVEN_TRY(even_text_status(out));
+  if (!holds_run(even_text_string(out))) {
+    even_status status = even_fail(EVEN_ERR_NOT_FOUND, "%s is no run: it has no run.db", name);
+    add_fix();
+    return status;
+  }
+  return EVEN_OK;
+}

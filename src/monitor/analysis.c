@@ -1,0 +1,215 @@
+/* One pass over the steps in order; medians where one odd step must not count. */
+#include "monitor/analysis.h"
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "monitor/sqlite.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_WARMUP = 10 };
+
+typedef struct series {
+  double *values;
+  size_t count;
+  size_t capacity;
+} series;
+
+typedef struct work {
+  even_analysis *out;
+  series durations;
+  series throughputs;
+  series bests;
+  series *speeds; /* one a rank */
+  double *busy;
+  double *samples;
+  double *duration;
+  double *counted;
+  double batch_sum;
+  /* the step being gathered */
+  int attempt;
+  long step;
+  int seen;
+  double step_seconds;
+  double step_batch;
+  double step_best;
+  bool step_steady;
+} work;
+
+long even_analysis_warmup(long steps) {
+  return steps / 5 < MOST_WARMUP ? steps / 5 : MOST_WARMUP;
+}
+
+static even_status add(series *to, double value) {
+  if (to->count == to->capacity) {
+    size_t capacity = to->capacity == 0 ? 256 : to->capacity * 2;
+    EVEN_TRY(even_realloc((void **)&to->values, capacity, sizeof *to->values));
+    to->capacity = capacity;
+  }
+  to->values[to->count++] = value;
+  return EVEN_OK;
+}
+
+static int ascending(const void *a, const void *b) {
+  double left = *(const double *)a;
+  double right = *(const double *)b;
+  return left < right ? -1 : left > right;
+}
+
+static double median(series *of) {
+  if (of->count == 0) {
+    return NAN;
+  }
+  qsort(of->values, of->count, sizeof *of->values, ascending);
+  size_t middle = of->count / 2;
+  return of->count % 2 == 1 ? of->values[middle] : (of->values[middle - 1] + of->values[middle]) / 2;
+}
+
+static even_status end_step(work *at) {
+  if (at->seen == 0) {
+    return EVEN_OK;
+  }
+  at->out->steps++;
+  if (at->step_steady && at->step_seconds > 0) {
+    at->out->steady_steps++;
+    at->batch_sum += at->step_batch;
+    EVEN_TRY(add(&at->durations, at->step_seconds));
+    EVEN_TRY(add(&at->throughputs, at->step_batch / at->step_seconds));
+    if (at->seen == at->out->ranks) { /* a step that some rank's record is lost of says nothing of the sum */
+      EVEN_TRY(add(&at->bests, at->step_best));
+    }
+  }
+  at->seen = 0;
+  return EVEN_OK;
+}
+
+/* columns: attempt, step, rank, duration_ns, busy_ns, samples, batch, loss, steady */
+static even_status take(work *at, sqlite3_stmt *row) {
+  int attempt = sqlite3_column_int(row, 0);
+  long step = (long)sqlite3_column_int64(row, 1);
+  int rank = sqlite3_column_int(row, 2);
+  double duration = (double)sqlite3_column_int64(row, 3) / 1e9;
+  double busy = (double)sqlite3_column_int64(row, 4) / 1e9;
+  double samples = (double)sqlite3_column_int64(row, 5);
+  if (rank < 0 || rank >= at->out->ranks) {
+    return EVEN_OK;
+  }
+  if (attempt != at->attempt || step != at->step) {
+    EVEN_TRY(end_step(at));
+    at->attempt = attempt;
+    at->step = step;
+    at->step_seconds = at->step_best = 0;
+  }
+  at->seen++;
+  at->step_steady = sqlite3_column_int(row, 8) != 0;
+  at->step_batch = (double)sqlite3_column_int64(row, 6);
+  at->step_seconds = at->seen == 1 ? duration : at->step_seconds;
+  if (sqlite3_column_type(row, 7) != SQLITE_NULL) {
+    at->out->last_loss = sqlite3_column_double(row, 7);
+    at->out->first_loss = isnan(at->out->first_loss) ? at->out->last_loss : at->out->first_loss;
+  }
+  if (at->step_steady) {
+    at->busy[rank] += fmin(busy, duration);
+    at->duration[rank] += duration;
+    at->samples[rank] += samples;
+    at->counted[rank]++;
+    if (busy > 0) {
+      at->step_best += samples / busy;
+      EVEN_TRY(add(&at->speeds[rank], samples / busy));
+    }
+  }
+  return EVEN_OK;
+}
+
+/* A step that a later attempt did again is left out; so are the first steps of each attempt. */
+static const char query[] =
+    "WITH spans_of AS (SELECT attempt, min(step) AS first, max(step) AS last FROM steps GROUP BY attempt),"
+    " kept AS (SELECT a.attempt, a.first, a.last,"
+    "  (SELECT min(b.first) FROM spans_of b WHERE b.attempt > a.attempt) AS undone FROM spans_of a) "
+    "SELECT s.attempt, s.step, s.rank, s.duration_ns, s.busy_ns, s.samples, s.batch, s.loss,"
+    " s.step >= k.first + min(10, (k.last - k.first + 1) / 5) "
+    "FROM steps s JOIN kept k ON k.attempt = s.attempt WHERE k.undone IS NULL OR s.step < k.undone "
+    "ORDER BY s.attempt, s.step, s.rank";
+
+static even_status run(even_history *history, work *at) {
+  sqlite3 *connection = even_history_connection(history);
+  sqlite3_stmt *row = NULL;
+  even_status status = EVEN_OK;
+  int code = sqlite3_prepare_v2(connection, query, -1, &row, NULL);
+  if (code == SQLITE_OK) {
+    while (status == EVEN_OK && (code = sqlite3_step(row)) == SQLITE_ROW) {
+      status = take(at, row);
+    }
+  }
+  (void)sqlite3_finalize(row);
+  EVEN_TRY(status);
+  if (code != SQLITE_DONE) {
+    return even_sqlite_fail(connection, code, even_history_path(history), "cannot be read");
+  }
+  return end_step(at);
+}
+
+static void conclude(work *at) {
+  even_analysis *out = at->out;
+  double sum = 0;
+  for (size_t i = 0; i < at->durations.count; i++) {
+    sum += at->durations.values[i];
+  }
+  out->mean_step_seconds = at->durations.count > 0 ? sum / (double)at->durations.count : NAN;
+  out->step_seconds = median(&at->durations);
+  out->samples_per_second = median(&at->throughputs);
+  out->best_samples_per_second = median(&at->bests);
+  out->efficiency = out->samples_per_second / out->best_samples_per_second;
+  out->batch = out->steady_steps > 0 ? at->batch_sum / (double)out->steady_steps : NAN;
+  for (int r = 0; r < out->ranks; r++) {
+    even_analysis_rank *rank = &out->rank[r];
+    bool any = at->counted[r] > 0;
+    rank->share_samples = any ? at->samples[r] / at->counted[r] : NAN;
+    rank->busy_seconds = any ? at->busy[r] / at->counted[r] : NAN;
+    rank->wait_fraction = at->duration[r] > 0 ? 1 - at->busy[r] / at->duration[r] : NAN;
+    rank->samples_per_busy_second = median(&at->speeds[r]);
+  }
+}
+
+static even_status allocate(work *at, even_analysis *out) {
+  size_t ranks = (size_t)out->ranks;
+  EVEN_TRY(EVEN_NEW_ARRAY(&out->rank, ranks));
+  EVEN_TRY(EVEN_NEW_ARRAY(&at->speeds, ranks));
+  EVEN_TRY(EVEN_NEW_ARRAY(&at->busy, ranks));
+  EVEN_TRY(EVEN_NEW_ARRAY(&at->samples, ranks));
+  EVEN_TRY(EVEN_NEW_ARRAY(&at->duration, ranks));
+  return EVEN_NEW_ARRAY(&at->counted, ranks);
+}
+
+even_status even_analysis_make(even_history *history, even_analysis *out) {
+  work at = {.out = out, .attempt = -1, .step = -1};
+  const even_state *state = even_history_state(history);
+  *out = (even_analysis){.ranks = state->ranks, .first_loss = NAN, .last_loss = NAN};
+  even_status status = allocate(&at, out);
+  if (status == EVEN_OK) {
+    status = run(history, &at);
+  }
+  if (status == EVEN_OK) {
+    conclude(&at);
+    out->warmup = even_analysis_warmup(out->steps);
+  }
+  for (int r = 0; at.speeds != NULL && r < out->ranks; r++) {
+    even_free(at.speeds[r].values);
+  }
+  even_free(at.speeds);
+  even_free(at.busy);
+  even_free(at.samples);
+  even_free(at.duration);
+  even_free(at.counted);
+  even_free(at.durations.values);
+  even_free(at.throughputs.values);
+  even_free(at.bests.values);
+  return status;
+}
+
+void even_analysis_free(even_analysis *analysis) {
+  even_free(analysis->rank);
+  analysis->rank = NULL;
+}
