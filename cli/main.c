@@ -15,6 +15,7 @@ static int version(int argc, char **argv) {
 
 static const even_command commands[] = {
     /* one line a command, in the order of a user's day */
+    {"doctor", "what is here, what is missing, and what that costs", even_cli_doctor},
     {"devices", "what this host has and what a rank may use of it", even_cli_devices},
     {"profile", "measure how fast each device is", even_cli_profile},
     {"plan", "predict shares, step time and memory from a few measured steps", even_cli_plan},

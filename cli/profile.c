@@ -80,9 +80,9 @@ static even_status measure(profile *on, const char *folder) {
     const even_measure_params params = {.devices = &on->chosen,
                                         .folder = folder,
                                         .python = even_text_string(&python),
-                                        .seconds = on->quick ? 0.6 : 1.5,
+                                        .seconds = on->quick ? 0.5 : 1.2,
                                         .rounds = on->quick ? 1 : 2,
-                                        .disk_seconds = on->quick ? 0.4 : 2,
+                                        .disk_seconds = on->quick ? 0.3 : 1.5,
                                         .cache_bytes = on->host.context.topology.l3_bytes,
                                         .progress = terminal ? progress : NULL};
     status = even_measure(&params, &on->result);

@@ -17,6 +17,7 @@
 #include <sys/signalfd.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <sys/utsname.h>
 #include <sys/wait.h>
 #include <termios.h>
@@ -39,6 +40,10 @@ static int real_getrlimit(int resource, struct rlimit *out) {
 
 static long real_futex(uint32_t *word, int operation, uint32_t value, const struct timespec *timeout) {
   return syscall(SYS_futex, word, operation, value, timeout, NULL, 0);
+}
+
+static ssize_t real_process_vm_readv(pid_t pid, const struct iovec *local, const struct iovec *remote) {
+  return process_vm_readv(pid, local, 1, remote, 1, 0);
 }
 
 static int real_pidfd_open(pid_t pid, unsigned int flags) {
@@ -137,6 +142,7 @@ static int real_nanosleep(const struct timespec *time) {
    .exit = real_exit,                           \
    .wait4 = real_wait4,                         \
    .kill = kill,                                \
+   .process_vm_readv = real_process_vm_readv,   \
    .getpid = getpid,                            \
    .getppid = getppid,                          \
    .setsid = setsid,                            \

@@ -16,6 +16,7 @@
 #include <time.h>
 
 struct ifaddrs;
+struct iovec;
 struct rlimit;
 struct statvfs;
 struct termios;
@@ -60,6 +61,7 @@ typedef struct even_os_calls {
   pid_t (*wait4)(pid_t pid, int *status, int options, struct rusage *usage);
   int (*kill)(pid_t pid, int signal);
   pid_t (*getpid)(void);
+  ssize_t (*process_vm_readv)(pid_t pid, const struct iovec *local, const struct iovec *remote); /* one of each */
   pid_t (*getppid)(void);
   pid_t (*setsid)(void);
   int (*prctl)(int option, unsigned long argument);

@@ -7,49 +7,55 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = Path(os.environ.get("EVENSTEP_PROGRAM", ROOT / "build/dev/cli/evenstep"))
-FAKE_GPU = PROGRAM.parent.parent / "tests/device/fake_gpu"
 TWO_SOCKETS = "pack:2 [numa(memory=8GiB)] l3:1(size=16MiB) core:4 pu:2"
 
 
-def devices(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def devices(program: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [PROGRAM, "devices", *arguments], env={**os.environ, **environment}, capture_output=True, text=True, timeout=60
+        [program, "devices", *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
 
 
-def facts(**environment: str) -> dict:
-    answer = devices("--json", **environment)
+def facts(program: Path, **environment: str) -> dict:
+    answer = devices(program, "--json", **environment)
     assert answer.returncode == 0, answer.stderr
     return json.loads(answer.stdout)
 
 
-def test_this_host() -> None:
-    host = facts()
+def test_this_host(program: Path) -> None:
+    host = facts(program)
     assert host["format"] == "evenstep-devices-1"
     cores = [device for device in host["devices"] if device["name"].startswith("cpu:")]
     assert len(cores) == host["cpu"]["cores"]
     assert {cpu for core in cores for cpu in core["cpus"]} == os.sched_getaffinity(0)
     assert 0 < host["memory"]["available_bytes"] <= host["memory"]["total_bytes"]
     assert "lo" in [interface["name"] for interface in host["network"]]
-    table = devices()
+    table = devices(program)
     assert table.returncode == 0
     assert "cpu:0" in table.stdout
     assert "\x1b" not in table.stdout
 
 
-def test_affinity_hides_cores() -> None:
+def test_affinity_hides_cores(program: Path) -> None:
     cpu = min(os.sched_getaffinity(0))
     answer = subprocess.run(
-        ["taskset", "-c", str(cpu), PROGRAM, "devices", "--json"], capture_output=True, text=True, timeout=60
+        ["taskset", "-c", str(cpu), program, "devices", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     host = json.loads(answer.stdout)
     assert [device["cpus"] for device in host["devices"] if device["name"].startswith("cpu:")] == [[cpu]]
 
 
-def test_two_sockets_with_hardware_threads() -> None:
-    host = facts(HWLOC_SYNTHETIC=TWO_SOCKETS)
+def test_two_sockets_with_hardware_threads(program: Path) -> None:
+    host = facts(program, HWLOC_SYNTHETIC=TWO_SOCKETS)
     assert (host["cpu"]["sockets"], host["cpu"]["cores"], host["cpu"]["hardware_threads"]) == (2, 8, 16)
     assert host["cpu"]["l3_bytes"] == 16 << 20
     by_name = {device["name"]: device for device in host["devices"]}
@@ -57,30 +63,32 @@ def test_two_sockets_with_hardware_threads() -> None:
     assert by_name["numa:1"]["numa_node"] == 1
 
 
-def test_a_large_machine_is_cut_short_unless_asked() -> None:
+def test_a_large_machine_is_cut_short_unless_asked(program: Path) -> None:
     large = {"HWLOC_SYNTHETIC": "pack:2 core:16 pu:2"}
-    assert "cpu:20" not in devices(**large).stdout
-    assert "23 more cores" in devices(**large).stdout
-    assert "cpu:20" in devices("--all", **large).stdout
+    assert "cpu:20" not in devices(program, **large).stdout
+    assert "23 more cores" in devices(program, **large).stdout
+    assert "cpu:20" in devices(program, "--all", **large).stdout
 
 
-@pytest.mark.skipif(not FAKE_GPU.exists(), reason="the build has no tests, so no made-up driver")
-def test_gpus_of_a_made_up_driver() -> None:
-    gpus = {"LD_LIBRARY_PATH": str(FAKE_GPU), "EVENSTEP_FAKE_GPUS": "2", "CUDA_VISIBLE_DEVICES": "1,0"}
-    host = facts(**gpus)
+def test_gpus_of_a_made_up_driver(program: Path) -> None:
+    fake = program.parent.parent / "tests/device/fake_gpu"
+    if not fake.exists():
+        pytest.skip("an installed program has no made-up driver beside it; tests/device tests the same in C")
+    gpus = {"LD_LIBRARY_PATH": str(fake), "EVENSTEP_FAKE_GPUS": "2", "CUDA_VISIBLE_DEVICES": "1,0"}
+    host = facts(program, **gpus)
     assert host["nvidia"]["driver"] == "570.86.10"
     first, second = (device for device in host["devices"] if device["kind"] == "cuda")
     assert (first["name"], first["model"], first["temperature_celsius"]) == ("cuda:0", "Fake GPU 1", 41)
     assert first["power_watts"] is None
     assert second["power_watts"] == 98.5
-    assert "98 W of 700 W" in devices(**gpus).stdout
+    assert "98 W of 700 W" in devices(program, **gpus).stdout
 
 
-def test_wrong_words() -> None:
-    answer = devices("--jsn")
+def test_wrong_words(program: Path) -> None:
+    answer = devices(program, "--jsn")
     assert answer.returncode == 2
     assert "did you mean --json" in answer.stderr
-    answer = devices("cpu:0")
+    answer = devices(program, "cpu:0")
     assert answer.returncode == 2
     assert "one word too many" in answer.stderr
-    assert devices("--help").returncode == 0
+    assert devices(program, "--help").returncode == 0

@@ -1,0 +1,200 @@
+/* Doctor: kernel, CPUs, memory, disk, and the libraries. */
+#include "cli/doctor.h"
+#include "cli/units.h"
+#include "device/cpu/simd.h"
+#include "device/host.h"
+#include "os/cgroup.h"
+#include "os/clock.h"
+#include "os/features.h"
+#include "os/file.h"
+#include "os/library.h"
+
+#include <hwloc.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <math.h>
+#include <microhttpd.h>
+#include <sqlite3.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* below these a note is due */
+static const uint64_t LITTLE_DISK_BYTES = UINT64_C(5) << 30;
+static const uint64_t LITTLE_SHM_BYTES = UINT64_C(256) << 20;
+static const uint64_t LITTLE_MEMLOCK_BYTES = UINT64_C(64) << 20;
+
+static void cpu_check(even_doctor *doctor, const even_host *host) {
+  const even_topology *topology = &host->context.topology;
+  even_doctor_add(doctor, "CPU", EVEN_DOCTOR_OK, NULL, NULL, "%s: %zu core%s, %zu NUMA node%s", topology->model,
+                  topology->core_count, topology->core_count == 1 ? "" : "s", topology->node_count,
+                  topology->node_count == 1 ? "" : "s");
+  bool all = topology->cpu_count >= topology->host_cpu_count;
+  even_doctor_add(doctor, "CPU affinity", all ? EVEN_DOCTOR_OK : EVEN_DOCTOR_NOTE,
+                  "ranks run only on the CPUs that this process may use",
+                  "if that is not wanted: start without taskset, or give the container more CPUs",
+                  "%zu of the host's %zu CPUs may be used", topology->cpu_count, topology->host_cpu_count);
+  bool wide = even_cpu_has_avx2() || even_cpu_has_avx512();
+#if defined(__x86_64__)
+  even_doctor_add(doctor, "SIMD", wide ? EVEN_DOCTOR_OK : EVEN_DOCTOR_NOTE, "collectives and torch run much slower",
+                  "a CPU with AVX2 (2013 and later)", "%s", host->simd);
+#else
+  (void)wide;
+  even_doctor_add(doctor, "SIMD", EVEN_DOCTOR_OK, NULL, NULL, "%s", host->simd);
+#endif
+  even_doctor_add(doctor, "bf16 in the CPU", even_cpu_has_bf16() ? EVEN_DOCTOR_OK : EVEN_DOCTOR_NOTE,
+                  "bf16 products on this CPU are slower than fp32: train in fp32 here",
+                  "only with a newer CPU (AVX512-BF16, AMX, Arm BF16)", "%s", even_cpu_has_bf16() ? "yes" : "no");
+}
+
+/* Tries it the way `evenstep run --cpu-quota` does. */
+static void quota_check(even_doctor *doctor, const even_host *host) {
+  even_cgroup own;
+  even_cgroup made;
+  char name[64];
+  bool can = false;
+  int version = 0;
+  if (even_cgroup_own("", "cpu", &own) == EVEN_OK) {
+    version = own.version;
+    (void)snprintf(name, sizeof name, "evenstep-doctor-%" PRIu64, even_clock_ns());
+    if (even_cgroup_make(&own, "cpu", name, &made) == EVEN_OK) {
+      can = even_cgroup_limit_cpu(&made, 0.5) == EVEN_OK;
+      can = even_cgroup_remove(made.folder) == EVEN_OK && can;
+    }
+  }
+  if (version == 0) {
+    even_doctor_add(doctor, "CPU quota", EVEN_DOCTOR_NOTE, "--cpu-quota slows ranks down with busy neighbours instead",
+                    "mount the cpu controller of cgroup v1 or v2", "no control group with the cpu controller");
+    return;
+  }
+  even_doctor_add(doctor, "CPU quota", can ? EVEN_DOCTOR_OK : EVEN_DOCTOR_NOTE,
+                  "--cpu-quota slows ranks down with busy neighbours instead",
+                  "run as root, or in a group delegated to you (systemd-run --user --scope -p Delegate=yes)",
+                  "cgroup v%d; new groups with a quota %s", version, can ? "can be made" : "cannot be made");
+  if (isfinite(host->context.limits.cpu_cores)) {
+    even_doctor_add(doctor, "own CPU quota", EVEN_DOCTOR_NOTE, "ranks together get no more than that",
+                    "raise the container's or group's CPU limit", "%.4g cores (%s)", host->context.limits.cpu_cores,
+                    host->context.limits.cpu_folder);
+  }
+}
+
+static void memory_check(even_doctor *doctor, const even_host *host) {
+  char bytes[32];
+  even_disk shm;
+  uint64_t locked = 0;
+  even_doctor_add(doctor, "shared memory", even_feature_shared_memory() ? EVEN_DOCTOR_OK : EVEN_DOCTOR_MISSING,
+                  "ranks cannot exchange gradients", "allow memfd_create in the container's seccomp profile",
+                  "memfd_create %s", even_feature_shared_memory() ? "works" : "does not work");
+  if (even_disk_read("/dev/shm", &shm) == EVEN_OK) {
+    even_doctor_add(doctor, "/dev/shm", shm.free_bytes >= LITTLE_SHM_BYTES ? EVEN_DOCTOR_OK : EVEN_DOCTOR_NOTE,
+                    "torch's data-loading workers may run out of it (Evenstep itself does not use it)",
+                    "start the container with a larger --shm-size", "%s free",
+                    even_cli_bytes(shm.free_bytes, bytes, sizeof bytes));
+  } else {
+    even_doctor_add(doctor, "/dev/shm", EVEN_DOCTOR_NOTE, "torch's data-loading workers do not work",
+                    "mount -t tmpfs tmpfs /dev/shm", "not there");
+  }
+  if (even_host_memlock_bytes(&locked) == EVEN_OK) {
+    bool enough = locked >= LITTLE_MEMLOCK_BYTES;
+    even_doctor_add(doctor, "locked memory", enough ? EVEN_DOCTOR_OK : EVEN_DOCTOR_NOTE,
+                    "nothing now; needed for fast networks between hosts, later", "ulimit -l unlimited", "%s%s",
+                    locked == UINT64_MAX ? "no limit" : "at most ",
+                    locked == UINT64_MAX ? "" : even_cli_bytes(locked, bytes, sizeof bytes));
+  }
+  even_doctor_add(doctor, "memory", EVEN_DOCTOR_OK, NULL, NULL, "%s available",
+                  even_cli_bytes(host->memory.available_bytes, bytes, sizeof bytes));
+}
+
+static void kernel_check(even_doctor *doctor, const even_host *host) {
+  even_text scope = EVEN_TEXT_EMPTY;
+  bool pidfd = even_feature_pidfd();
+  bool peers = even_feature_peer_memory();
+  even_doctor_add(doctor, "kernel", EVEN_DOCTOR_OK, NULL, NULL, "Linux %s, %s, %s", host->names.kernel,
+                  host->names.architecture, host->names.libc);
+  even_doctor_add(doctor, "pidfd", pidfd ? EVEN_DOCTOR_OK : EVEN_DOCTOR_NOTE,
+                  "a rank that dies is noticed later, and leftovers are not swept up", "Linux 5.3 or later", "%s",
+                  pidfd ? "works" : "does not work");
+  if (even_file_read("/proc/sys/kernel/yama/ptrace_scope", 64, &scope) != EVEN_OK) {
+    even_text_clear(&scope);
+    even_text_add(&scope, "0");
+  }
+  long level = strtol(even_text_string(&scope), NULL, 10);
+  even_doctor_add(doctor, "memory of peers", peers && level == 0 ? EVEN_DOCTOR_OK : EVEN_DOCTOR_NOTE,
+                  "nothing now; large transfers between ranks will take one copy more, later",
+                  "sysctl kernel.yama.ptrace_scope=0", "process_vm_readv %s, ptrace_scope %ld",
+                  peers ? "works" : "does not work", level);
+  even_text_free(&scope);
+}
+
+static void disk_check(even_doctor *doctor, const even_host *host) {
+  char bytes[32];
+  even_doctor_add(doctor, "disk", host->disk.free_bytes >= LITTLE_DISK_BYTES ? EVEN_DOCTOR_OK : EVEN_DOCTOR_NOTE,
+                  "checkpoints of large models may not fit", "free some space, or name another --runs-dir",
+                  "%s free in this folder (%s)", even_cli_bytes(host->disk.free_bytes, bytes, sizeof bytes),
+                  host->disk.filesystem);
+}
+
+static void gpu_check(even_doctor *doctor, const even_host *host) {
+  const even_gpu_list *gpus = &host->gpus;
+  if (gpus->count == 0) {
+    even_doctor_add(doctor, "NVIDIA GPU", EVEN_DOCTOR_NOTE, "training runs on CPUs only",
+                    "only with such a GPU: install its driver (nvidia-smi then lists it)", "none: %s", gpus->note);
+    return;
+  }
+  even_doctor_add(doctor, "NVIDIA GPU", gpus->note[0] == '\0' ? EVEN_DOCTOR_OK : EVEN_DOCTOR_NOTE,
+                  "clocks, temperature and power of the GPUs are unknown",
+                  "install the driver's full package, libnvidia-ml included",
+                  "%zu, the first %s; driver %s, CUDA %d.%d", gpus->count, gpus->items[0].name,
+                  gpus->driver[0] != '\0' ? gpus->driver : "unknown", gpus->cuda_version / 1000,
+                  gpus->cuda_version % 1000 / 10);
+}
+
+void even_doctor_host(even_doctor *doctor) {
+  even_host host;
+  if (even_host_read(&even_device_source_host, ".", &host) != EVEN_OK) {
+    even_doctor_add(doctor, "CPU", EVEN_DOCTOR_MISSING, "no rank can be placed", NULL, "%s", even_error_last()->what);
+    even_host_free(&host);
+    return;
+  }
+  kernel_check(doctor, &host);
+  cpu_check(doctor, &host);
+  quota_check(doctor, &host);
+  memory_check(doctor, &host);
+  disk_check(doctor, &host);
+  gpu_check(doctor, &host);
+  even_host_free(&host);
+}
+
+/* The first of `names` (NULL at the end) that the loader finds; NULL: none. */
+static const char *library_found(const char *const *names) {
+  for (; *names != NULL; names++) {
+    even_library library;
+    if (even_library_open(*names, &library) == EVEN_OK) {
+      even_library_close(&library);
+      return *names;
+    }
+  }
+  return NULL;
+}
+
+static void library_check(even_doctor *doctor, const char *name, const char *const *files, const char *cost,
+                          const char *fix) {
+  const char *found = library_found(files);
+  even_doctor_add(doctor, name, found != NULL ? EVEN_DOCTOR_OK : EVEN_DOCTOR_NOTE, cost, fix, "%s",
+                  found != NULL ? found : "not found");
+}
+
+void even_doctor_libraries(even_doctor *doctor) {
+  static const char *const cupti[] = {"libcupti.so.13", "libcupti.so.12", "libcupti.so", NULL};
+  static const char *const ucx[] = {"libucp.so.0", NULL};
+  static const char *const mpi[] = {"libmpi.so.40", "libmpi.so.12", "libmpi.so", NULL};
+  library_check(doctor, "CUPTI", cupti, "nothing now; GPU kernels cannot be traced, later",
+                "only with NVIDIA GPUs: pip install nvidia-cuda-cupti-cu12, or the CUDA toolkit");
+  library_check(doctor, "UCX", ucx, "nothing now; needed for fast transfers between hosts, later",
+                "apt-get install libucx0");
+  library_check(doctor, "MPI", mpi, "nothing now; needed only where a cluster's site wants MPI, later",
+                "apt-get install libopenmpi3 (Debian 12) or libmpich12");
+  unsigned hwloc = hwloc_get_api_version();
+  even_doctor_add(doctor, "built with", EVEN_DOCTOR_OK, NULL, NULL,
+                  "hwloc (interface %u.%u), SQLite %s, libmicrohttpd %s, jansson %s", hwloc >> 16, hwloc >> 8 & 0xff,
+                  sqlite3_libversion(), MHD_get_version(), JANSSON_VERSION);
+}

@@ -1,0 +1,33 @@
+/* Trying what the kernel can do. */
+#include "os/features.h"
+
+#include "os/calls.h"
+#include "os/shared_memory.h"
+
+#include <sys/uio.h>
+
+bool even_feature_pidfd(void) {
+  int fd = even_os.pidfd_open(even_os.getpid(), 0);
+  if (fd < 0) {
+    return false;
+  }
+  (void)even_os.close(fd);
+  return true;
+}
+
+bool even_feature_shared_memory(void) {
+  even_shared_memory memory;
+  if (even_shared_memory_create("evenstep-doctor", 4096, &memory) != EVEN_OK) {
+    return false;
+  }
+  even_shared_memory_close(&memory);
+  return true;
+}
+
+bool even_feature_peer_memory(void) {
+  char from = 1;
+  char to = 0;
+  struct iovec local = {&to, 1};
+  struct iovec remote = {&from, 1};
+  return even_os.process_vm_readv(even_os.getpid(), &local, &remote) == 1 && to == from;
+}

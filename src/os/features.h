@@ -1,0 +1,11 @@
+/* What this kernel lets an ordinary process do; tried, not guessed from its version. */
+#ifndef EVEN_OS_FEATURES_H
+#define EVEN_OS_FEATURES_H
+
+#include <stdbool.h>
+
+bool even_feature_pidfd(void);         /* pidfd_open (5.3): processes are watched without races over their numbers */
+bool even_feature_shared_memory(void); /* memfd_create, ftruncate, mmap */
+bool even_feature_peer_memory(void);   /* process_vm_readv; that a container's seccomp filter lets it through */
+
+#endif
