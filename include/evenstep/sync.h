@@ -20,6 +20,7 @@ typedef struct even_sync even_sync;
 typedef struct even_sync_parameter {
   size_t count;     /* elements */
   even_dtype dtype; /* F32, F64, F16, BF16 */
+  int late;         /* not 0: expected without a gradient (frozen), so in buckets of its own, reduced last */
 } even_sync_parameter;
 
 typedef struct even_sync_params {
@@ -34,6 +35,7 @@ typedef struct even_sync_params {
 
 /* What the last even_sync_finish saw. Times in ns of the calling thread's or the engine's clock. */
 typedef struct even_sync_report {
+  uint64_t start_ns;         /* engine: when its first bucket was complete; even_clock_ns */
   uint64_t communication_ns; /* engine: packing and collectives, waiting for peers included */
   uint64_t peer_wait_ns;     /* engine: of it, waiting for peers to arrive */
   uint64_t exposed_ns;       /* how long even_sync_finish blocked its caller */

@@ -24,7 +24,7 @@ static int to_pointer(PyObject *object, void *out) {
   return 1;
 }
 
-/* A sequence of (count, dtype) into *out (free with even_free). */
+/* A sequence of (count, dtype[, late]) into *out (free with even_free). */
 static int to_parameters(PyObject *sequence, even_sync_parameter **out, size_t *count) {
   PyObject *list = PySequence_List(sequence);
   if (list == NULL) {
@@ -39,16 +39,17 @@ static int to_parameters(PyObject *sequence, even_sync_parameter **out, size_t *
   for (size_t i = 0; i < *count; i++) {
     Py_ssize_t elements = 0;
     int dtype = 0;
+    int late = 0;
     PyObject *item = PyList_GetItem(list, (Py_ssize_t)i); /* borrowed */
-    if (!PyTuple_Check(item) || !PyArg_ParseTuple(item, "ni", &elements, &dtype) || elements < 0) {
+    if (!PyTuple_Check(item) || !PyArg_ParseTuple(item, "ni|p", &elements, &dtype, &late) || elements < 0) {
       if (PyErr_Occurred() == NULL) {
-        PyErr_Format(PyExc_ValueError, "parameter %zu is not (count, dtype)", i);
+        PyErr_Format(PyExc_ValueError, "parameter %zu is not (count, dtype[, late])", i);
       }
       even_free(*out);
       Py_DECREF(list);
       return -1;
     }
-    (*out)[i] = (even_sync_parameter){.count = (size_t)elements, .dtype = (even_dtype)dtype};
+    (*out)[i] = (even_sync_parameter){.count = (size_t)elements, .dtype = (even_dtype)dtype, .late = late};
   }
   Py_DECREF(list);
   return 0;
@@ -249,9 +250,10 @@ static PyObject *sync_finish(PyObject *object, PyObject *unused) {
     Py_DECREF(used);
     return even_ext_raise();
   }
-  return Py_BuildValue("(NKKKKI)", used, (unsigned long long)report.communication_ns,
-                       (unsigned long long)report.peer_wait_ns, (unsigned long long)report.exposed_ns,
-                       (unsigned long long)report.bytes, (unsigned int)report.buckets);
+  return Py_BuildValue("(NKKKKKI)", used, (unsigned long long)report.start_ns,
+                       (unsigned long long)report.communication_ns, (unsigned long long)report.peer_wait_ns,
+                       (unsigned long long)report.exposed_ns, (unsigned long long)report.bytes,
+                       (unsigned int)report.buckets);
 }
 
 static PyObject *sync_close(PyObject *object, PyObject *unused) {
@@ -272,7 +274,8 @@ static PyMethodDef methods[] = {
     {"begin", sync_begin, METH_VARARGS, "begin(weight, step=0): opens a round"},
     {"ready", sync_ready, METH_VARARGS, "ready(index, address): the gradient is there and stays until finish"},
     {"finish", sync_finish, METH_NOARGS,
-     "finish(): blocks until every slot holds its weighted sum; returns (used, communication_ns, peer_wait_ns, "
+     "finish(): blocks until every slot holds its weighted sum; returns (used, start_ns, communication_ns, "
+     "peer_wait_ns, "
      "exposed_ns, bytes, buckets), used[i] 1 where some rank had a gradient of parameter i"},
     {"close", sync_close, METH_NOARGS, "ends the engine; a round under way is revoked on all ranks"},
     {NULL, NULL, 0, NULL}};

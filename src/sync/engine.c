@@ -72,6 +72,9 @@ static even_status reduce_bucket(even_sync *sync, size_t bucket) {
   EVEN_TRY(even_comm_all_reduce(sync->comm, sync->base + span->offset, span->bytes / even_dtype_bytes(span->dtype),
                                 span->dtype, EVEN_SUM));
   uint64_t took = even_clock_ns() - began;
+  if (sync->report.buckets == 0) {
+    sync->report.start_ns = began;
+  }
   sync->report.communication_ns += took;
   sync->report.bytes += span->bytes;
   sync->report.buckets++;

@@ -27,14 +27,17 @@ static even_status slot_bytes(const even_sync_params *params, size_t index, size
   return EVEN_OK;
 }
 
-/* Puts parameters into buckets; a place's offset is still the one inside its bucket. */
-static even_status fill(const even_sync_params *params, even_sync_layout *layout) {
+/* Puts the parameters that are `late` or not into buckets; a place's offset is still the one inside its bucket. */
+static even_status fill(const even_sync_params *params, bool late, even_sync_layout *layout) {
   size_t cap = params->bucket_bytes > 0 ? params->bucket_bytes : DEFAULT_BUCKET_BYTES;
   size_t first_cap = params->first_bucket_bytes > 0 ? params->first_bucket_bytes : DEFAULT_FIRST_BUCKET_BYTES;
   size_t open[DTYPES] = {NO_BUCKET, NO_BUCKET, NO_BUCKET, NO_BUCKET};
   for (size_t index = params->parameter_count; index-- > 0;) {
     size_t bytes = 0;
     size_t grown = 0;
+    if ((params->parameters[index].late != 0) != late) {
+      continue;
+    }
     EVEN_TRY(slot_bytes(params, index, &bytes));
     size_t *current = &open[params->parameters[index].dtype];
     bool full = *current == NO_BUCKET;
@@ -93,7 +96,10 @@ even_status even_sync_layout_make(const even_sync_params *params, even_sync_layo
     status = EVEN_NEW_ARRAY(&out->order, params->parameter_count);
   }
   if (status == EVEN_OK) {
-    status = fill(params, out);
+    status = fill(params, false, out);
+  }
+  if (status == EVEN_OK) {
+    status = fill(params, true, out);
   }
   if (status == EVEN_OK) {
     status = place(params, out);

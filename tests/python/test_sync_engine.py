@@ -19,7 +19,7 @@ def test_a_round_scales_in_the_arena():
     gradient = torch.arange(10, dtype=torch.float32)
     sync.begin(0.5)
     sync.ready(0, gradient.data_ptr())
-    used, _, _, _, moved, buckets = sync.finish()
+    used, _, _, _, _, moved, buckets = sync.finish()
     assert used == b"\x01\x00"
     assert torch.equal(first, gradient / 2)
     assert (moved, buckets) == (size, 2)

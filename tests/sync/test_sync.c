@@ -17,8 +17,9 @@
 
 enum { PARAMETERS = 7, ROUNDS = 20 };
 
-static const even_sync_parameter parameters[PARAMETERS] = {
-    {1000, EVEN_F32}, {3, EVEN_F64}, {70000, EVEN_F32}, {1, EVEN_F32}, {0, EVEN_F32}, {513, EVEN_F64}, {129, EVEN_F32}};
+static const even_sync_parameter parameters[PARAMETERS] = {{1000, EVEN_F32, 1}, {3, EVEN_F64, 0}, {70000, EVEN_F32, 0},
+                                                           {1, EVEN_F32, 0},    {0, EVEN_F32, 0}, {513, EVEN_F64, 0},
+                                                           {129, EVEN_F32, 0}};
 
 static even_sync_params sync_params(size_t bucket_bytes) {
   return (even_sync_params){.size = sizeof(even_sync_params),
@@ -271,11 +272,11 @@ static void test_layout(void **state) {
   (void)state;
   even_sync_params params = sync_params(4096);
   size_t bytes = 0;
-  even_sync_parameter wrong = {4, EVEN_I32};
+  even_sync_parameter wrong = {4, EVEN_I32, 0};
   params.parameters = &wrong;
   params.parameter_count = 1;
   assert_int_equal(even_sync_arena_bytes(&params, &bytes), EVEN_ERR_ARGUMENT);
-  wrong = (even_sync_parameter){SIZE_MAX / 2, EVEN_F32};
+  wrong = (even_sync_parameter){SIZE_MAX / 2, EVEN_F32, 0};
   assert_int_equal(even_sync_arena_bytes(&params, &bytes), EVEN_ERR_OVERFLOW);
   params.size = 1;
   assert_int_equal(even_sync_arena_bytes(&params, &bytes), EVEN_ERR_ARGUMENT);
