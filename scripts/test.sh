@@ -63,6 +63,17 @@ bc_or_zero() {
 
 c_tests() { ctest --test-dir "build/$1" --output-on-failure --no-tests=error -j "$(nproc)"; }
 
+c_library() {
+  local prefix="$PWD/build/prefix"
+  rm -rf "$prefix"
+  cmake --install build/gcc --prefix "$prefix" || return 1
+  PKG_CONFIG_PATH="$(dirname "$(find "$prefix" -name evenstep.pc)")"
+  export PKG_CONFIG_PATH
+  # shellcheck disable=SC2046  # several words are meant
+  gcc -Wall -Wextra -Werror -std=c11 examples/c/shares.c $(pkg-config --cflags --libs evenstep) -o build/shares || return 1
+  LD_LIBRARY_PATH="$(pkg-config --variable=libdir evenstep)" build/shares | grep 'shares 37 9 18: 40.0 ms'
+}
+
 install_wheel() {
   rm -rf "$fresh"
   "${PYTHON:-python3}" -m venv "$fresh" &&
@@ -85,6 +96,7 @@ export TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1:${TSAN_OPTIONS:-}"
 
 step "build with gcc, -Werror" scripts/build.sh gcc &&
   step --show "C tests" c_tests gcc
+step "a C program against the installed library" c_library
 step "build with clang, -Werror" scripts/build.sh clang
 step "build with AddressSanitizer and UndefinedBehaviorSanitizer" scripts/build.sh address &&
   step --show "C tests under AddressSanitizer and UndefinedBehaviorSanitizer" c_tests address
