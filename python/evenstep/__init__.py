@@ -22,10 +22,21 @@ if TYPE_CHECKING:
     from evenstep.evaluation import evaluate, gather, reduce_mean
     from evenstep.loader import EvenLoader
     from evenstep.prepare import prepare
-    from evenstep.session import Session, barrier, epochs, is_main, local_rank, log, no_sync, rank, session, set_weight
+    from evenstep.session import (
+        Session,
+        barrier,
+        epochs,
+        is_main,
+        local_rank,
+        log,
+        no_sync,
+        rank,
+        session,
+        set_weight,
+        world_size,
+    )
     from evenstep.session import print_main as print
     from evenstep.session import step_count as step
-    from evenstep.session import world_size
 
 __all__ = [
     "EvenLoader",

@@ -1,4 +1,4 @@
-"""Wraps torch.autograd.backward, once, so that the end of a backward pass is known: there the gradients are finished."""
+"""Wraps torch.autograd.backward, once, so that the end of a backward pass is known and gradients are finished there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engines that form sum_r weight_r * gradient_r: our shared-memory one and, as the fallback, torch's collectives."""
+"""The engines that form sum_r weight_r * gradient_r: in shared memory, or as the fallback through torch."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class SharedEngine:
         self._sync.ready(index, self._addresses[index])
 
     def finish(self) -> tuple[Sequence[int], Report]:
-        used, communication_ns, peer_wait_ns, exposed_ns, moved, _ = self._sync.finish()
+        used, _, communication_ns, peer_wait_ns, exposed_ns, moved, _ = self._sync.finish()
         for index, on_cpu in enumerate(self._on_cpu):
             self._held[index] = None
             if not on_cpu and used[index]:

@@ -1,7 +1,7 @@
 """One model's gradients: hooks that hand them to the engine as backward makes them, and the whole sums put back.
 
-After every synchronised backward, p.grad = sum over ranks of weight_r * p.grad_r (no gradient counts as zero; None stays
-None where no rank has one). The weights of the ranks sum to 1, so what was already a sum stays what it is.
+After every synchronised backward, p.grad = sum over ranks of weight_r * p.grad_r (no gradient counts as zero; None
+stays None where no rank has one). The weights of the ranks sum to 1, so what was already a sum stays what it is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The global order of a loader's samples: the user's sampler, run with random numbers that depend on (seed, epoch) only,
+"""The global order of a loader's samples: the user's sampler, its random numbers depending only on (seed, epoch),
 so that every rank and every world size sees the same batches."""
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ def prepare(
     `python script.py`) everything comes back unchanged.
 
     train=False: the loaders of this call serve evaluation, split without padding or repeats.
-    shares: a schedule instead of the balancer, for tests and experiments: shares(number_of_the_batch, its_samples) gives
-    one share a rank. engine="torch": torch's collectives instead of shared memory.
+    shares: a schedule instead of the balancer, for tests and experiments: shares(number_of_the_batch, its_samples)
+    gives one share a rank. engine="torch": torch's collectives instead of shared memory.
     """
     given = [*objects, *([] if loader is None else [loader])]
     if not given:
@@ -175,8 +175,8 @@ def _prepare_loader(
         )
     if even.unwrapped and current.rank == 0:
         warnings.warn(
-            f"es.prepare took the DistributedSampler away: its batch_size times {current.world_size} ranks, {batch}, is "
-            "now the global batch, and each rank gets the share that it can finish in the same time",
+            f"es.prepare took the DistributedSampler away: its batch_size times {current.world_size} ranks, {batch}, "
+            "is now the global batch, and each rank gets the share that it can finish in the same time",
             stacklevel=3,
         )
     return even

@@ -1,4 +1,4 @@
-"""Who gets how many samples of a batch: the balancer, a schedule that the caller gives, or the plan's measuring steps."""
+"""Who gets how many samples of a batch: the balancer, the caller's schedule, or the plan's measuring steps."""
 
 from __future__ import annotations
 

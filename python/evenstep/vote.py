@@ -84,8 +84,8 @@ def check(ballots: Sequence[Ballot]) -> None:
         (
             "see the samples in different orders",
             [b.checksum for b in ballots],
-            "the sampler must depend only on torch's, random's and numpy's random numbers or set_epoch, and the dataset "
-            "must be the same on every rank",
+            "the sampler must depend only on torch's, random's and numpy's random numbers or set_epoch, and the "
+            "dataset must be the same on every rank",
         ),
         ("call optimizer.step() at different times", [b.step for b in ballots], "step on every rank alike"),
         (
