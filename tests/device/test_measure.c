@@ -90,6 +90,7 @@ static void bandwidth_survives_any_allocation(void **state) {
   even_cpu_bandwidth out;
   (void)state;
   assert_int_equal(even_cpu_bandwidth_measure(&devices.items[0], 2, 1 << 20, 0.02, &out), EVEN_OK);
+  assert_true(out.cpu_fraction > 0 && out.cpu_fraction < 1.1);
   assert_true(out.copy_gb_per_second > 0.01 && out.read_gb_per_second > 0.01);
   assert_true(fault_each_allocation(bandwidth, NULL) >= 6);
 }
@@ -220,6 +221,20 @@ static void the_file_is_read_back(void **state) {
   even_host_free(&host);
 }
 
+static void other_work_is_noticed_a_quota_is_none(void **state) {
+  even_device device = {.name = "cpu:0", .cores = 1};
+  even_measurement item = {.measured = true, .cpu_fraction = 0.5};
+  (void)state;
+  assert_true(even_measurement_disturbed(&device, &item));
+  item.cpu_fraction = 0.95;
+  assert_false(even_measurement_disturbed(&device, &item));
+  device.cores = 0.5;
+  item.cpu_fraction = 0.49;
+  assert_false(even_measurement_disturbed(&device, &item));
+  item.cpu_fraction = NAN; /* a GPU */
+  assert_false(even_measurement_disturbed(&device, &item));
+}
+
 static even_status host_read(void *context) {
   even_host host;
   (void)context;
@@ -264,6 +279,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(a_full_disk_is_a_note, setup, teardown),
       cmocka_unit_test_setup_teardown(like_cores_are_measured_once, setup, teardown),
       cmocka_unit_test_setup_teardown(the_file_is_read_back, setup, teardown),
+      cmocka_unit_test_setup_teardown(other_work_is_noticed_a_quota_is_none, setup, teardown),
       cmocka_unit_test_setup_teardown(a_host_is_read_in_spite_of_faults, setup, teardown),
       cmocka_unit_test_setup_teardown(simd_has_words, setup, teardown),
   };
