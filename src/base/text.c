@@ -21,7 +21,7 @@ static bool reserve(even_text *text, size_t extra) {
   if (wanted > text->capacity) {
     size_t capacity = text->capacity < 64 ? 64 : text->capacity;
     while (capacity < wanted) {
-      capacity = capacity > wanted / 2 ? wanted : capacity * 2;
+      capacity = capacity > SIZE_MAX / 2 ? wanted : capacity * 2; /* doubled: appending stays linear */
     }
     text->status = even_realloc((void **)&text->data, capacity, 1);
     if (text->status != EVEN_OK) {

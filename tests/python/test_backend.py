@@ -223,9 +223,14 @@ def body_groups() -> None:
     dist.destroy_process_group(own)
     dist.barrier()
     leave()
-    held = [str(fd.readlink()) for fd in Path("/proc/self/fd").iterdir() if fd.exists()]
+    held = [
+        os.readlink(f"/proc/self/fd/{fd}")
+        for fd in os.listdir("/proc/self/fd")
+        if os.path.exists(f"/proc/self/fd/{fd}")
+    ]
     assert not any("evenstep-group" in name for name in held), held
-    assert "evenstep-group" not in Path("/proc/self/maps").read_text(encoding="utf-8")
+    with open("/proc/self/maps") as maps:
+        assert "evenstep-group" not in maps.read()
     # the same names once more, over the same store's keys
     join()
     dist.barrier()
@@ -271,7 +276,7 @@ def body_ddp() -> None:
 
 
 def body_fsdp() -> None:
-    import torch.distributed.tensor
+    import torch.distributed.tensor  # noqa: F401
 
     join()
     for a, b in zip(train("evenstep", "fsdp"), train("evenstep", "ddp")):

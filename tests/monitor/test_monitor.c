@@ -1,0 +1,465 @@
+/* A monitor over rings and a real database: everything that was written is read back; what fails is said once. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "base/json_reader.h"
+#include "monitor/analysis.h"
+#include "monitor/feed.h"
+#include "monitor/monitor.h"
+#include "monitor/report.h"
+#include "os/clock.h"
+#include "os/file.h"
+#include "support/fault.h"
+
+#include <errno.h>
+#include <math.h>
+#include <sqlite3.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+typedef struct fixture {
+  char folder[64];
+  feed ranks;
+  even_monitor *monitor;
+} fixture;
+
+static const char *in_folder(const fixture *made, const char *name) {
+  static char path[160];
+  (void)snprintf(path, sizeof path, "%s/%s", made->folder, name);
+  return path;
+}
+
+static int set_up(void **state) {
+  fixture *made = calloc(1, sizeof *made);
+  (void)snprintf(made->folder, sizeof made->folder, "/tmp/evenstep-test-XXXXXX");
+  if (made == NULL || mkdtemp(made->folder) == NULL) {
+    return -1;
+  }
+  feed_open(&made->ranks, 2, 16, even_clock_ns());
+  made->ranks.speeds[0] = 4000;
+  made->ranks.speeds[1] = 1000;
+  *state = made;
+  return 0;
+}
+
+static int tear_down(void **state) {
+  static const char *const names[] = {"run.db",     "run.db-wal", "run.db-shm",      "run-previous.db", "report.html",
+                                      "agent.json", "plan.json",  "report.html.tmp", "agent.json.tmp"};
+  fixture *made = *state;
+  fault_reset();
+  feed_close(&made->ranks);
+  for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+    (void)unlink(in_folder(made, names[i]));
+  }
+  int failed = rmdir(made->folder);
+  free(made);
+  return failed;
+}
+
+static even_status try_open(fixture *made, int port) {
+  static const even_monitor_rank facts[] = {{"cpu:0", "CPU", 1, NAN}, {"cpu:1", "CPU", 0.25, 0.25}};
+  const even_monitor_params params = {.size = sizeof params,
+                                      .run_folder = made->folder,
+                                      .run_name = "test",
+                                      .command = "evenstep run --name </script><!-- train.py",
+                                      .policy = "hybrid",
+                                      .ranks = 2,
+                                      .rank_facts = facts,
+                                      .telemetry_fd = made->ranks.fd,
+                                      .port = port};
+  return even_monitor_open(&params, &made->monitor);
+}
+
+static void start(fixture *made) {
+  assert_int_equal(try_open(made, -1), EVEN_OK);
+  assert_string_equal(even_monitor_url(made->monitor), "");
+  even_monitor_attempt(made->monitor, 0);
+  even_monitor_rank_started(made->monitor, 0, getpid());
+  even_monitor_rank_started(made->monitor, 1, getpid());
+}
+
+static void steps(fixture *made, int count, uint32_t first_share) {
+  const uint32_t shares[2] = {first_share, 16 - first_share};
+  for (int i = 0; i < count; i++) {
+    feed_step(&made->ranks, shares);
+  }
+  assert_int_equal(even_monitor_tick(made->monitor), EVEN_OK);
+}
+
+static void everything_comes_back(void **state) {
+  fixture *made = *state;
+  even_history *history = NULL;
+  even_analysis analysis;
+  struct stat facts;
+  start(made);
+  assert_int_equal(stat(in_folder(made, "agent.json"), &facts), 0);
+  assert_int_equal(facts.st_mode & 0777, 0600);
+  assert_true(even_history_alive(made->folder));
+  feed_event(&made->ranks, 1, EVEN_EVENT_TOTAL_STEPS, 60, "");
+  feed_event(&made->ranks, 0, EVEN_EVENT_SHARES, 0, "8,8");
+  feed_event(&made->ranks, 1, EVEN_EVENT_SHARES, 0, "8,8");
+  feed_event(&made->ranks, 1, EVEN_EVENT_MESSAGE, 7, "caf\xc3\xa9 \xff\x01 cut in the charact\xc3\xa9");
+  steps(made, 20, 8);
+  steps(made, 40, 13);
+  even_monitor_rank_ended(made->monitor, 1, "exit code 3");
+  assert_int_equal(even_monitor_close(made->monitor, 3), EVEN_OK);
+  assert_int_equal(access(in_folder(made, "agent.json"), F_OK), -1);
+  assert_int_equal(access(in_folder(made, "run.db-wal"), F_OK), -1);
+
+  assert_int_equal(even_history_open(made->folder, &history), EVEN_OK);
+  even_state *back = even_history_state(history);
+  even_measure measure;
+  even_state_measure(back, 0, &measure);
+  assert_true(even_history_ended(history));
+  assert_int_equal(measure.phase, EVEN_PHASE_FAILED);
+  assert_int_equal(back->exit_code, 3);
+  assert_int_equal(measure.step, 59);
+  assert_int_equal(measure.total, 60);
+  assert_string_equal(back->rank[1].cause, "exit code 3");
+  assert_float_equal(back->rank[1].cores, 0.25, 0);
+  assert_true(isnan(back->rank[0].quota));
+  assert_float_equal(measure.rank[0].share_samples, 11.4F, 0.1F); /* the window holds both shares */
+  /* two communication spans a step were summed */
+  assert_int_equal(back->rank[0].span_bytes[EVEN_SPAN_COMMUNICATION], 60 * 1000000);
+  int shares = 0;
+  for (uint64_t i = 0; i < back->event_count; i++) {
+    shares += back->events[i].event == EVEN_EVENT_SHARES;
+    if (back->events[i].event == EVEN_EVENT_MESSAGE) {
+      assert_string_equal(back->events[i].words, "caf\xc3\xa9 ?? cut in the charact\xc3\xa9");
+    }
+  }
+  assert_int_equal(shares, 1);
+
+  assert_int_equal(even_analysis_make(history, &analysis), EVEN_OK);
+  assert_int_equal(analysis.steps, 60);
+  assert_int_equal(analysis.steady_steps, 50);
+  assert_float_equal(analysis.samples_per_second, 4826.546F, 1);
+  assert_float_equal(analysis.best_samples_per_second, 5000, 1);
+  assert_float_equal(analysis.efficiency, 0.965, 0.001);
+  even_analysis_free(&analysis);
+  even_history_close(history);
+}
+
+static void a_restart_is_told_apart(void **state) {
+  fixture *made = *state;
+  even_history *history = NULL;
+  even_analysis analysis;
+  start(made);
+  steps(made, 30, 13);
+  even_monitor_rank_ended(made->monitor, 1, "killed by SIGKILL");
+  made->ranks.step = 20; /* from the checkpoint of step 20 on, again */
+  even_monitor_attempt(made->monitor, 1);
+  even_monitor_rank_started(made->monitor, 1, getpid());
+  steps(made, 30, 13);
+  assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
+  assert_int_equal(even_history_open(made->folder, &history), EVEN_OK);
+  assert_int_equal(even_history_state(history)->attempt, 1);
+  assert_int_equal(even_analysis_make(history, &analysis), EVEN_OK);
+  assert_int_equal(analysis.steps, 50); /* 20 to 29 count once */
+  even_analysis_free(&analysis);
+  even_history_close(history);
+}
+
+static void read_file(const char *path, even_text *out) {
+  even_text_clear(out);
+  assert_int_equal(even_file_read(path, 64 << 20, out), EVEN_OK);
+}
+
+/* The page's data must parse as JSON and not end their script element, whatever the run was called. */
+static void the_report_page_holds_its_data_safely(void **state) {
+  fixture *made = *state;
+  even_text page = EVEN_TEXT_EMPTY;
+  start(made);
+  steps(made, 30, 13);
+  assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
+  read_file(in_folder(made, "report.html"), &page);
+  const char *data = strstr(even_text_string(&page), "const EVENSTEP_DATA = ");
+  assert_non_null(data);
+  data += strlen("const EVENSTEP_DATA = ");
+  const char *end = strstr(data, ";</script>");
+  assert_non_null(end);
+  assert_null(memchr(data, '<', (size_t)(end - data)));
+  json_t *parsed = NULL;
+  assert_int_equal(even_json_parse("page", data, (size_t)(end - data), &parsed), EVEN_OK);
+  assert_string_equal(json_string_value(json_object_get(json_object_get(parsed, "summary"), "command")),
+                      "evenstep run --name </script><!-- train.py");
+  json_decref(parsed);
+  even_text_free(&page);
+}
+
+/* An agent killed outright leaves a database without an end, and perhaps its agent.json. */
+static void a_crashed_run_is_reported_as_far_as_it_came(void **state) {
+  fixture *made = *state;
+  start(made);
+  steps(made, 30, 13);
+  even_history *history = NULL;
+  /* what a reader sees while the monitor lives and after it died is the same file: no close has run */
+  assert_int_equal(even_history_open(made->folder, &history), EVEN_OK);
+  assert_false(even_history_ended(history));
+  even_history_give_up(history);
+  even_measure measure;
+  even_state_measure(even_history_state(history), even_clock_ns(), &measure);
+  assert_int_equal(measure.phase, EVEN_PHASE_FAILED);
+  even_history_close(history);
+  assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
+}
+
+static void a_run_without_a_step_is_reported(void **state) {
+  fixture *made = *state;
+  even_report *report = NULL;
+  even_text text = EVEN_TEXT_EMPTY;
+  start(made);
+  assert_int_equal(even_monitor_close(made->monitor, 1), EVEN_OK);
+  const even_report_params params = {.folder = made->folder, .other = made->folder};
+  assert_int_equal(even_report_open(&params, &report), EVEN_OK);
+  even_report_lines(report, false, &text);
+  assert_int_equal(even_text_status(&text), EVEN_OK);
+  assert_non_null(strstr(even_text_string(&text), "No step was measured."));
+  even_text_free(&text);
+  even_report_close(report);
+}
+
+static void expect_no_report(const fixture *made, even_status expected, const char *words) {
+  even_report *report = NULL;
+  const even_report_params params = {.folder = made->folder};
+  assert_int_equal(even_report_open(&params, &report), expected);
+  assert_null(report);
+  if (strstr(even_error_last()->what, words) == NULL) {
+    fail_msg("%s is not in: %s", words, even_error_last()->what);
+  }
+}
+
+static void put(const fixture *made, const char *name, const char *content) {
+  FILE *file = fopen(in_folder(made, name), "w");
+  assert_non_null(file);
+  assert_true(fputs(content, file) >= 0);
+  assert_int_equal(fclose(file), 0);
+}
+
+static void what_is_no_history_is_refused(void **state) {
+  fixture *made = *state;
+  expect_no_report(made, EVEN_ERR_NOT_FOUND, "is no run");
+  put(made, "run.db",
+      "this is no database, and long enough to be looked at as one ..............................."
+      "........................................................................................");
+  expect_no_report(made, EVEN_ERR_CORRUPT, "file is not a database");
+  put(made, "run.db", "");
+  expect_no_report(made, EVEN_ERR_CORRUPT, "no history of an evenstep run");
+}
+
+static void a_damaged_history_is_one_error(void **state) {
+  fixture *made = *state;
+  start(made);
+  steps(made, 400, 13);
+  assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
+  FILE *file = fopen(in_folder(made, "run.db"), "r+");
+  assert_non_null(file);
+  assert_int_equal(fseek(file, 30000, SEEK_SET), 0);
+  for (int i = 0; i < 60000; i++) {
+    (void)fputc(0x5a, file);
+  }
+  assert_int_equal(fclose(file), 0);
+  expect_no_report(made, EVEN_ERR_CORRUPT, "run.db cannot be read");
+}
+
+static void a_plan_is_compared_or_refused(void **state) {
+  fixture *made = *state;
+  even_report *report = NULL;
+  even_text text = EVEN_TEXT_EMPTY;
+  start(made);
+  steps(made, 30, 13);
+  assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
+  put(made, "plan.json",
+      "{\"format\":\"evenstep-plan-1\",\"predicted\":{\"balanced\":{\"step_seconds\":0.0033,\"samples_per_second\":"
+      "4850},"
+      "\"equal\":{\"step_seconds\":0.008,\"samples_per_second\":2000},\"bound_samples_per_second\":5000}}");
+  const even_report_params params = {.folder = made->folder};
+  assert_int_equal(even_report_open(&params, &report), EVEN_OK);
+  even_report_lines(report, false, &text);
+  assert_non_null(strstr(even_text_string(&text), "4850"));
+  even_text_free(&text);
+  even_report_close(report);
+  put(made, "plan.json", "{\"format\":");
+  expect_no_report(made, EVEN_ERR_INPUT, "plan.json is not valid JSON");
+  put(made, "plan.json", "{\"format\":\"other\"}");
+  expect_no_report(made, EVEN_ERR_INPUT, "no plan");
+}
+
+static void the_run_before_is_kept_beside(void **state) {
+  fixture *made = *state;
+  start(made);
+  steps(made, 5, 8);
+  assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
+  start(made);
+  assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
+  assert_int_equal(access(in_folder(made, "run-previous.db"), F_OK), 0);
+}
+
+/* ---- faults ---- */
+
+/* SQLite over a disk that is full while disk_full is set. The main file and the WAL have different method tables. */
+enum { METHOD_TABLES = 4 };
+static struct {
+  const sqlite3_io_methods *real;
+  sqlite3_io_methods full;
+} tables[METHOD_TABLES];
+static int (*real_open)(sqlite3_vfs *, const char *, sqlite3_file *, int, int *);
+static int (*real_write)(sqlite3_file *, const void *, int, sqlite3_int64);
+static bool disk_full;
+
+static int full_write(sqlite3_file *file, const void *data, int bytes, sqlite3_int64 offset) {
+  return disk_full ? SQLITE_FULL : real_write(file, data, bytes, offset);
+}
+
+static int full_open(sqlite3_vfs *vfs, const char *name, sqlite3_file *file, int flags, int *out) {
+  int code = real_open(vfs, name, file, flags, out);
+  if (code != SQLITE_OK || file->pMethods == NULL) {
+    return code;
+  }
+  int i = 0;
+  while (tables[i].real != NULL && tables[i].real != file->pMethods) {
+    i++;
+    assert_true(i < METHOD_TABLES);
+  }
+  tables[i].real = file->pMethods;
+  tables[i].full = *file->pMethods;
+  real_write = file->pMethods->xWrite;
+  tables[i].full.xWrite = full_write;
+  file->pMethods = &tables[i].full;
+  return SQLITE_OK;
+}
+
+static void a_full_disk_is_told_once_and_the_run_goes_on(void **state) {
+  fixture *made = *state;
+  sqlite3_vfs *vfs = sqlite3_vfs_find(NULL);
+  real_open = vfs->xOpen;
+  vfs->xOpen = full_open;
+  start(made);
+  steps(made, 5, 8);
+  disk_full = true;
+  const uint32_t shares[2] = {8, 8};
+  even_status status = EVEN_OK;
+  uint64_t deadline = even_clock_ns() + UINT64_C(20000000000);
+  while (status == EVEN_OK && even_clock_ns() < deadline) { /* rows are committed once a second */
+    feed_step(&made->ranks, shares);
+    status = even_monitor_tick(made->monitor);
+  }
+  assert_int_equal(status, EVEN_ERR_NO_SPACE);
+  assert_non_null(strstr(even_error_last()->what, "the run goes on without history"));
+  assert_non_null(strstr(even_error_last()->what, "full"));
+  assert_non_null(strstr(even_error_last()->fix, "free some space"));
+  even_text view = EVEN_TEXT_EMPTY;
+  steps(made, 5, 8); /* told once; the live view goes on */
+  assert_int_equal(even_monitor_view(made->monitor, 80, false, &view), EVEN_OK);
+  assert_non_null(strstr(even_text_string(&view), "samples/s"));
+  even_text_free(&view);
+  assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
+}
+
+static int tear_down_disk(void **state) {
+  disk_full = false;
+  sqlite3_vfs_find(NULL)->xOpen = real_open;
+  return tear_down(state);
+}
+
+static void a_locked_history_is_told_once(void **state) {
+  fixture *made = *state;
+  sqlite3 *other = NULL;
+  start(made);
+  assert_int_equal(sqlite3_open(in_folder(made, "run.db"), &other), SQLITE_OK);
+  steps(made, 1, 8);
+  even_monitor_attempt(made->monitor, 0); /* no row is open now or one is: take the lock between two */
+  uint64_t deadline = even_clock_ns() + UINT64_C(20000000000);
+  int code = SQLITE_BUSY;
+  while (code != SQLITE_OK && even_clock_ns() < deadline) {
+    assert_int_equal(even_monitor_tick(made->monitor), EVEN_OK);
+    code = sqlite3_exec(other, "BEGIN IMMEDIATE", NULL, NULL, NULL);
+  }
+  assert_int_equal(code, SQLITE_OK);
+  const uint32_t shares[2] = {8, 8};
+  feed_step(&made->ranks, shares);
+  assert_int_equal(even_monitor_tick(made->monitor), EVEN_ERR_IN_USE);
+  assert_non_null(strstr(even_error_last()->what, "locked"));
+  steps(made, 1, 8);
+  assert_int_equal(sqlite3_close(other), SQLITE_OK);
+  assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
+}
+
+static void a_folder_that_cannot_be_had_is_an_error(void **state) {
+  fixture *made = *state;
+  put(made, "report.html", "");
+  fixture under = *made;
+  (void)snprintf(under.folder, sizeof under.folder, "%.40s/report.html", made->folder);
+  assert_int_not_equal(try_open(&under, -1), EVEN_OK);
+  assert_null(under.monitor);
+}
+
+static void a_foreign_ring_is_refused(void **state) {
+  fixture *made = *state;
+  int kept = made->ranks.fd;
+  made->ranks.fd = STDIN_FILENO;
+  assert_int_not_equal(try_open(made, -1), EVEN_OK);
+  made->ranks.fd = kept;
+}
+
+static even_status whole_life(void *context) {
+  fixture *made = context;
+  even_status status = try_open(made, -1);
+  if (status != EVEN_OK) {
+    return status;
+  }
+  even_monitor_attempt(made->monitor, 0);
+  even_monitor_rank_started(made->monitor, 0, getpid());
+  status = even_monitor_tick(made->monitor);
+  even_status closed = even_monitor_close(made->monitor, 0);
+  return status != EVEN_OK ? status : closed;
+}
+
+static void every_failing_allocation_is_survived(void **state) {
+  fixture *made = *state;
+  const uint32_t shares[2] = {8, 8};
+  feed_step(&made->ranks, shares);
+  long nth = 0;
+  do { /* a monitor goes on without what it can do without: most faults are no failure, none may leak */
+    fault_reset();
+    fault_allocation(++nth);
+    even_status status = whole_life(made);
+    assert_true(status == EVEN_OK || status == EVEN_ERR_MEMORY);
+    assert_int_equal(fault_live_blocks(), 0);
+  } while (fault_allocations() >= nth);
+  assert_true(nth > 40);
+}
+
+static void every_failing_call_is_survived(void **state) {
+  fixture *made = *state;
+  assert_true(fault_each_os(whole_life, made, EIO) > 10);
+}
+
+int main(void) {
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+  const struct CMUnitTest tests[] = {
+      TEST(everything_comes_back),
+      TEST(a_restart_is_told_apart),
+      TEST(the_report_page_holds_its_data_safely),
+      TEST(a_crashed_run_is_reported_as_far_as_it_came),
+      TEST(a_run_without_a_step_is_reported),
+      TEST(what_is_no_history_is_refused),
+      TEST(a_damaged_history_is_one_error),
+      TEST(a_plan_is_compared_or_refused),
+      TEST(the_run_before_is_kept_beside),
+      cmocka_unit_test_setup_teardown(a_full_disk_is_told_once_and_the_run_goes_on, set_up, tear_down_disk),
+      TEST(a_locked_history_is_told_once),
+      TEST(a_folder_that_cannot_be_had_is_an_error),
+      TEST(a_foreign_ring_is_refused),
+      TEST(every_failing_allocation_is_survived),
+      TEST(every_failing_call_is_survived),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,293 @@
+/* The state: means over the window, restarts, the course of long runs, events told by several ranks. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "base/json_reader.h"
+#include "monitor/json.h"
+#include "monitor/metrics.h"
+#include "monitor/view.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static even_state *open_state(int ranks) {
+  even_state *state = NULL;
+  assert_int_equal(even_state_open(ranks, "run \"one\"", "evenstep run x.py", "hybrid", &state), EVEN_OK);
+  state->started_ns = 1000000000;
+  for (int rank = 0; rank < ranks; rank++) {
+    even_state_rank_facts(state, rank, "cpu:0", "CPU", 1, NAN);
+  }
+  return state;
+}
+
+/* Step `step` of all ranks: 0.1 s each; rank 0 busy 0.1 s with 12 of 16 samples, the others 0.05 s with the rest. */
+static void make_step(even_state *state, uint32_t step) {
+  for (int rank = 0; rank < state->ranks; rank++) {
+    const even_span_record span = {.step = step,
+                                   .span = EVEN_SPAN_DATA,
+                                   .start_ns = 1000000000 + step * UINT64_C(100000000),
+                                   .duration_ns = 20000000};
+    const even_step_record record = {.step = step,
+                                     .end_ns = 1000000000 + (step + 1) * UINT64_C(100000000),
+                                     .duration_ns = 100000000,
+                                     .busy_ns = rank == 0 ? 100000000 : 50000000,
+                                     .samples = rank == 0 ? 12 : 4,
+                                     .batch = 16,
+                                     .loss = (float)step,
+                                     .predicted_seconds = NAN};
+    even_state_span(state, rank, &span);
+    even_state_step(state, rank, &record);
+  }
+}
+
+static uint64_t after(uint32_t steps) {
+  return 1000000000 + steps * UINT64_C(100000000);
+}
+
+static void the_window_measures(void **unused) {
+  (void)unused;
+  even_state *state = open_state(2);
+  even_measure measure;
+  even_state_measure(state, after(0), &measure);
+  assert_int_equal(measure.phase, EVEN_PHASE_STARTING);
+  assert_true(isnan(measure.samples_per_second));
+  for (uint32_t step = 0; step < 30; step++) {
+    make_step(state, step);
+    even_state_measure(state, after(step + 1), &measure);
+    assert_int_equal(measure.phase, step < 4 ? EVEN_PHASE_WARMING : EVEN_PHASE_TRAINING);
+  }
+  state->total = 130;
+  even_state_measure(state, after(30), &measure);
+  assert_int_equal(measure.step, 29);
+  assert_float_equal(measure.samples_per_second, 160, 1e-9);
+  assert_float_equal(measure.best_samples_per_second, 120 + 80, 1e-9);
+  assert_float_equal(measure.efficiency, 0.8, 1e-9);
+  assert_float_equal(measure.rank[1].wait_fraction, 0.5, 1e-9);
+  assert_float_equal(measure.rank[0].spans[EVEN_SPAN_DATA], 0.02, 1e-9);
+  assert_true(isnan(measure.rank[0].spans[EVEN_SPAN_CHECKPOINT]));
+  assert_float_equal(measure.eta_seconds, 10, 1e-9);
+  assert_float_equal(measure.loss, 29, 0);
+  assert_int_equal(measure.samples_total, 30 * 16);
+  even_state_measure(state, after(30) + UINT64_C(20000000000), &measure);
+  assert_int_equal(measure.phase, EVEN_PHASE_STALLED);
+  even_state_close(state);
+}
+
+static json_t *parsed(even_text *text) {
+  json_t *value = NULL;
+  assert_int_equal(even_text_status(text), EVEN_OK);
+  assert_int_equal(even_json_parse("test", even_text_string(text), text->length, &value), EVEN_OK);
+  even_text_free(text);
+  return value;
+}
+
+static json_t *steps_json(const even_state *state, long since, size_t limit) {
+  even_text text = EVEN_TEXT_EMPTY;
+  even_monitor_json_steps(state, since, limit, &text);
+  return parsed(&text);
+}
+
+static void a_long_run_is_kept_whole_at_less_resolution(void **unused) {
+  (void)unused;
+  even_state *state = open_state(2);
+  enum { STEPS = 100000 };
+  for (uint32_t step = 0; step < STEPS; step++) {
+    make_step(state, step);
+  }
+  json_t *all = steps_json(state, -1, 0);
+  json_t *points = json_object_get(all, "points");
+  assert_int_equal(json_integer_value(json_object_get(all, "stride")), 64);
+  assert_int_equal(json_array_size(points), (STEPS + 63) / 64);
+  json_t *last = json_array_get(points, json_array_size(points) - 1);
+  assert_int_equal(json_integer_value(json_array_get(last, 0)), STEPS - 1);
+  assert_float_equal(json_number_value(json_array_get(last, 3)), 160, 1e-3);
+  assert_float_equal(json_number_value(json_array_get(json_array_get(last, 6), 0)), 12, 1e-9);
+  assert_float_equal(json_number_value(json_array_get(json_array_get(last, 7), 1)), 0.5, 1e-9);
+  json_decref(all);
+  all = steps_json(state, -1, 100);
+  assert_true(json_array_size(json_object_get(all, "points")) <= 100);
+  json_decref(all);
+  all = steps_json(state, STEPS - 1, 0); /* a client that has all gets the last again, it may have grown */
+  assert_int_equal(json_array_size(json_object_get(all, "points")), 1);
+  json_decref(all);
+  all = steps_json(state, 4000000000L, 0); /* and one from another run nothing */
+  assert_int_equal(json_array_size(json_object_get(all, "points")), 0);
+  json_decref(all);
+  even_state_close(state);
+}
+
+static void a_restart_takes_the_place_of_what_is_done_again(void **unused) {
+  (void)unused;
+  even_state *state = open_state(2);
+  even_measure measure;
+  for (uint32_t step = 0; step < 40; step++) {
+    make_step(state, step);
+  }
+  uint64_t generation = state->generation;
+  even_state_attempt(state, 1, after(45));
+  even_state_measure(state, after(46), &measure);
+  assert_int_equal(measure.phase, EVEN_PHASE_STARTING);
+  even_step_record again = {.step = 30,
+                            .end_ns = after(50),
+                            .duration_ns = 200000000,
+                            .busy_ns = 200000000,
+                            .samples = 16,
+                            .batch = 16,
+                            .loss = NAN};
+  even_state_step(state, 0, &again);
+  even_state_measure(state, after(50), &measure);
+  assert_int_equal(measure.step, 30);
+  assert_int_equal(measure.phase, EVEN_PHASE_WARMING);
+  assert_float_equal(measure.step_seconds, 0.2, 1e-9); /* nothing of the attempt before */
+  assert_true(state->generation > generation);
+  json_t *all = steps_json(state, -1, 0);
+  assert_int_equal(json_array_size(json_object_get(all, "points")), 31);
+  json_decref(all);
+  even_state_close(state);
+}
+
+static void what_every_rank_says_is_kept_once(void **unused) {
+  (void)unused;
+  even_state *state = open_state(3);
+  even_state_event event = {.event = EVEN_EVENT_SHARES, .step = 5, .words = "8,4,4"};
+  for (int rank = 0; rank < 3; rank++) {
+    event.rank = rank;
+    assert_int_equal(even_state_event_add(state, &event), rank == 0);
+  }
+  event.step = 9;
+  assert_true(even_state_event_add(state, &event));
+  event.event = EVEN_EVENT_MESSAGE; /* two ranks may say the same and mean it */
+  assert_true(even_state_event_add(state, &event));
+  assert_true(even_state_event_add(state, &event));
+  assert_int_equal(state->event_count, 4);
+  for (int i = 0; i < 1000; i++) {
+    assert_true(even_state_event_add(state, &event));
+  }
+  even_text text = EVEN_TEXT_EMPTY;
+  even_monitor_json_events(state, 0, &text);
+  json_t *events = parsed(&text);
+  assert_int_equal(json_array_size(json_object_get(events, "events")), EVEN_STATE_EVENTS);
+  assert_int_equal(json_integer_value(json_object_get(events, "last")), 1004);
+  json_decref(events);
+  even_state_close(state);
+}
+
+static void damage_does_not_ruin_the_course(void **unused) {
+  (void)unused;
+  even_state *state = open_state(1);
+  make_step(state, 0);
+  make_step(state, 1);
+  const even_step_record wild = {.step = 4000000000U, .end_ns = after(2), .duration_ns = 1, .busy_ns = UINT64_MAX};
+  even_state_step(state, 0, &wild);
+  assert_int_equal(state->last_step, 1);
+  assert_int_equal(state->stride, 1);
+  even_state_close(state);
+}
+
+static void outputs_hold_for_no_steps_and_many_ranks(void **unused) {
+  (void)unused;
+  const int counts[] = {1, 64};
+  for (size_t i = 0; i < 2; i++) {
+    for (uint32_t steps = 0; steps < 12; steps += 11) {
+      even_state *state = open_state(counts[i]);
+      even_measure measure;
+      even_text text = EVEN_TEXT_EMPTY;
+      for (uint32_t step = 0; step < steps; step++) {
+        make_step(state, step);
+      }
+      even_state_measure(state, after(steps), &measure);
+      even_monitor_json_summary(state, &measure, &text);
+      json_t *summary = parsed(&text);
+      assert_string_equal(json_string_value(json_object_get(summary, "run")), "run \"one\"");
+      assert_int_equal(json_array_size(json_object_get(summary, "ranks")), counts[i]);
+      json_decref(summary);
+      even_monitor_json_spans(state, &measure, &text);
+      json_decref(parsed(&text));
+      for (int columns = 1; columns < 200; columns += 33) {
+        even_view_draw(state, after(steps), columns, false, &text);
+        for (const char *line = even_text_string(&text); *line != '\0'; line = strchr(line, '\n') + 1) {
+          assert_true(strcspn(line, "\n") <= (size_t)(columns < 20 ? 20 : columns) * 3); /* bytes of "█" */
+        }
+        even_text_clear(&text);
+      }
+      even_text_free(&text);
+      even_state_close(state);
+    }
+  }
+}
+
+static void the_view_obeys_width_and_colour(void **unused) {
+  (void)unused;
+  assert_int_equal(setenv("LC_ALL", "C", 1), 0);
+  even_state *state = open_state(2);
+  even_text text = EVEN_TEXT_EMPTY;
+  state->total = 100;
+  for (uint32_t step = 0; step < 50; step++) {
+    make_step(state, step);
+  }
+  even_view_draw(state, after(50), 40, false, &text);
+  assert_null(strchr(even_text_string(&text), '\033'));
+  assert_non_null(strstr(even_text_string(&text), "#################................."));
+  assert_non_null(strstr(even_text_string(&text), " 50%"));
+  for (const char *line = even_text_string(&text); *line != '\0'; line = strchr(line, '\n') + 1) {
+    assert_true(strcspn(line, "\n") <= 40);
+  }
+  even_text_clear(&text);
+  even_view_draw(state, after(50), 100, true, &text);
+  assert_non_null(strstr(even_text_string(&text), "\033[32m"));
+  assert_non_null(strstr(even_text_string(&text), "share   4.0  wait  50%"));
+  even_text_free(&text);
+  even_state_close(state);
+}
+
+/* The OpenMetrics rules that a scraper checks: families whole and in one piece, counters end in _total, EOF at the end.
+ */
+static void metrics_are_openmetrics(void **unused) {
+  (void)unused;
+  even_state *state = open_state(2);
+  even_text text = EVEN_TEXT_EMPTY;
+  char family[128] = "";
+  bool counter = false;
+  for (uint32_t step = 0; step < 8; step++) {
+    make_step(state, step);
+  }
+  even_monitor_metrics(state, after(8), &text);
+  assert_int_equal(even_text_status(&text), EVEN_OK);
+  const char *end = strstr(even_text_string(&text), "# EOF\n");
+  assert_non_null(end);
+  assert_string_equal(end, "# EOF\n");
+  assert_non_null(strstr(even_text_string(&text), "evenstep_run_info{run=\"run \\\"one\\\"\",policy=\"hybrid\"} 1\n"));
+  assert_non_null(strstr(even_text_string(&text), "evenstep_rank_samples_total{rank=\"1\",device=\"cpu:0\"} 32\n"));
+  for (const char *line = even_text_string(&text); line < end; line = strchr(line, '\n') + 1) {
+    char word[128];
+    if (sscanf(line, "# TYPE %127s %127s", family, word) == 2) {
+      counter = strcmp(word, "counter") == 0;
+    } else if (line[0] != '#') {
+      assert_int_equal(strncmp(line, family, strlen(family)), 0);
+      assert_int_equal(sscanf(line, "%127[a-z_]", word), 1);
+      assert_int_equal(counter, strlen(word) > 6 && strcmp(word + strlen(word) - 6, "_total") == 0);
+    }
+  }
+  even_text_free(&text);
+  even_state_close(state);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(the_window_measures),
+      cmocka_unit_test(a_long_run_is_kept_whole_at_less_resolution),
+      cmocka_unit_test(a_restart_takes_the_place_of_what_is_done_again),
+      cmocka_unit_test(what_every_rank_says_is_kept_once),
+      cmocka_unit_test(damage_does_not_ruin_the_course),
+      cmocka_unit_test(outputs_hold_for_no_steps_and_many_ranks),
+      cmocka_unit_test(the_view_obeys_width_and_colour),
+      cmocka_unit_test(metrics_are_openmetrics),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

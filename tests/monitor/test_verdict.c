@@ -1,0 +1,136 @@
+/* The verdict over situations as they were measured on real runs, or as issue and manual describe them. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "monitor/verdict.h"
+
+#include <math.h>
+#include <string.h>
+
+static even_measure_rank ranks[3];
+
+/* Two ranks: shares, busy seconds; the rest as usual. */
+static even_measure situation(const char *policy, double step, double share_0, double busy_0, double share_1,
+                              double busy_1) {
+  even_measure made = {.phase = EVEN_PHASE_TRAINING,
+                       .policy = policy,
+                       .step = 100,
+                       .total = 200,
+                       .window_steps = 60,
+                       .batch = share_0 + share_1,
+                       .step_seconds = step,
+                       .samples_per_second = (share_0 + share_1) / step,
+                       .ranks = 2,
+                       .rank = ranks};
+  memset(ranks, 0, sizeof ranks);
+  for (int r = 0; r < 3; r++) {
+    ranks[r].throttled_fraction = NAN;
+    ranks[r].communication_bytes = NAN;
+    for (int span = 0; span < EVEN_SPAN_COUNT; span++) {
+      ranks[r].spans[span] = NAN;
+    }
+  }
+  ranks[0].device = "cpu:0";
+  ranks[1].device = "cpu:1";
+  ranks[0].share_samples = share_0;
+  ranks[0].busy_seconds = busy_0;
+  ranks[1].share_samples = share_1;
+  ranks[1].busy_seconds = busy_1;
+  even_measure_derive(&made);
+  return made;
+}
+
+static void expect(const even_measure *measure, even_verdict_kind kind, const char *limit, const char *advice) {
+  even_verdict verdict;
+  even_verdict_find(measure, &verdict);
+  assert_int_equal(verdict.kind, kind);
+  if (strstr(verdict.limit, limit) == NULL || strstr(verdict.advice, advice) == NULL) {
+    fail_msg("\"%s\" or \"%s\" not in \"%s\"; \"%s\"", limit, advice, verdict.limit, verdict.advice);
+  }
+}
+
+static void equal_shares_on_unequal_ranks(void **state) {
+  (void)state;
+  even_measure measure = situation("equal", 0.41, 8, 0.1, 8, 0.4);
+  ranks[1].throttled_fraction = 0.75;
+  expect(&measure, EVEN_VERDICT_IMBALANCE,
+         "equal shares: rank 0 (cpu:0) waits 76% of each step for rank 1 (cpu:1), stopped by its CPU quota 75% of the "
+         "time",
+         "use --policy hybrid: up to 2.6 times as fast");
+}
+
+static void shares_that_fit(void **state) {
+  (void)state;
+  even_measure measure = situation("hybrid", 0.166, 13, 0.1625, 3, 0.15);
+  expect(&measure, EVEN_VERDICT_BALANCED,
+         "rank 1 (cpu:1) is 4.0 times slower, and its share of 3 in 16 fits: no rank waits more than 10%", "");
+  measure = situation("hybrid", 0.102, 8, 0.1, 8, 0.1);
+  expect(&measure, EVEN_VERDICT_BALANCED, "the 2 ranks are equally fast", "");
+}
+
+static void shares_that_move_or_cannot_fit(void **state) {
+  (void)state;
+  even_measure measure = situation("hybrid", 0.41, 8, 0.1, 8, 0.4);
+  measure.shares_moving = true;
+  expect(&measure, EVEN_VERDICT_IMBALANCE, "the shares still move", "wait some steps");
+  measure = situation("hybrid", 0.41, 3, 0.3, 1, 0.4); /* 4 samples: the slow rank cannot have less than one */
+  expect(&measure, EVEN_VERDICT_IMBALANCE, "the shares do not fit", "the batch of 4 cannot be split more finely");
+  measure = situation("proportional", 0.41, 24, 0.1, 8, 0.4);
+  expect(&measure, EVEN_VERDICT_IMBALANCE, "the shares do not fit", "evenstep profile");
+}
+
+static void the_loader(void **state) {
+  (void)state;
+  even_measure measure = situation("hybrid", 0.41, 8, 0.4, 8, 0.395);
+  ranks[0].spans[EVEN_SPAN_DATA] = 0.164;
+  expect(&measure, EVEN_VERDICT_DATA, "data loading takes 40% of rank 0 (cpu:0)'s step", "num_workers");
+}
+
+static void communication_in_the_open(void **state) {
+  (void)state;
+  even_measure measure = situation("hybrid", 0.5, 8, 0.4, 8, 0.395);
+  ranks[0].communication_bytes = 12.5e6;
+  expect(&measure, EVEN_VERDICT_COMMUNICATION,
+         "every rank stands still 20% of each step while 12.5 MB of gradients are exchanged", "accumulation");
+  measure.ranks = 1;
+  expect(&measure, EVEN_VERDICT_BALANCED, "one rank does all the work, busy 80% of the time", "evenstep run -n");
+}
+
+static void checkpoints(void **state) {
+  (void)state;
+  even_measure measure = situation("hybrid", 0.41, 8, 0.4, 8, 0.395);
+  ranks[0].spans[EVEN_SPAN_CHECKPOINT] = 0.1;
+  expect(&measure, EVEN_VERDICT_CHECKPOINT, "checkpoints take 24% of the time", "--checkpoint-every");
+}
+
+static void runs_without_steps(void **state) {
+  (void)state;
+  even_measure measure = situation("hybrid", NAN, NAN, NAN, NAN, NAN);
+  measure.phase = EVEN_PHASE_STARTING;
+  expect(&measure, EVEN_VERDICT_STARTING, "no rank has made a step", "");
+  measure.phase = EVEN_PHASE_WARMING;
+  expect(&measure, EVEN_VERDICT_WARMING, "warming up", "");
+  measure.phase = EVEN_PHASE_FAILED;
+  expect(&measure, EVEN_VERDICT_ENDED, "ended before", "");
+  measure = situation("hybrid", 0.1, 8, 0.1, 8, 0.1);
+  measure.phase = EVEN_PHASE_STALLED;
+  measure.silent_seconds = 44;
+  expect(&measure, EVEN_VERDICT_STALLED, "no step for 44 s; a step took 0.1 s before", "logs/rank-N.log");
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(equal_shares_on_unequal_ranks),
+      cmocka_unit_test(shares_that_fit),
+      cmocka_unit_test(shares_that_move_or_cannot_fit),
+      cmocka_unit_test(the_loader),
+      cmocka_unit_test(communication_in_the_open),
+      cmocka_unit_test(checkpoints),
+      cmocka_unit_test(runs_without_steps),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
