@@ -4,7 +4,7 @@
     python bench/comm_bench.py [--json FILE] [--rounds N] [--sizes 1024,65536,…]
 
 The bound is the memory traffic that both ranks together can have at that size, measured in the same run with in-place
-additions: an all-reduce must at least read and write each rank's data once.
+additions (where the data exceed the caches): an all-reduce must at least read and write each rank's data once.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ import subprocess
 import sys
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Callable
 
 RANKS = 2
+BEYOND_CACHES = 1 << 24
 SIZES = [1 << 10, 1 << 13, 1 << 16, 1 << 20, 1 << 22, 1 << 24, 1 << 26]
 
 
@@ -86,7 +88,8 @@ def run_rank(options: argparse.Namespace) -> None:
         for _ in range(options.rounds):
             for way, call in ways.items():
                 seconds[way].append(timed(call, repetitions(size), comm.barrier))
-        results.append({"bytes": size, **{f"{way}_seconds": statistics.median(times) for way, times in seconds.items()}})
+        medians = {f"{way}_seconds": statistics.median(times) for way, times in seconds.items()}
+        results.append({"bytes": size, **medians})
     if options.rank == 0:
         print(json.dumps({"simd": _core.comm_simd(), "torch": torch.__version__, "sizes": results}))
     comm.barrier()
@@ -100,26 +103,37 @@ def judge(row: dict[str, Any]) -> None:
         row[f"{way}_gb_per_second"] = size / row[f"{way}_seconds"] / 1e9
     row["arena_times_gloo"] = row["gloo_seconds"] / row["arena_seconds"]
     row["plain_times_gloo"] = row["gloo_seconds"] / row["plain_seconds"]
-    # Both ranks read and write their data: what `traffic` does in the same time, on both cores at once.
-    row["bound_gb_per_second"] = size / row["traffic_seconds"] / 1e9
-    row["arena_of_bound"] = row["traffic_seconds"] / row["arena_seconds"]
-    row["plain_of_bound"] = row["traffic_seconds"] / row["plain_seconds"]
+    if size >= BEYOND_CACHES:
+        # Both ranks read and write their data: what `traffic` does in the same time, on both cores at once.
+        row["bound_gb_per_second"] = size / row["traffic_seconds"] / 1e9
+        row["arena_of_bound"] = row["traffic_seconds"] / row["arena_seconds"]
+        row["plain_of_bound"] = row["traffic_seconds"] / row["plain_seconds"]
+
+
+COLUMNS = (
+    ("arena", "us", "arena_seconds", 1e6, 9, 1),
+    ("plain", "us", "plain_seconds", 1e6, 9, 1),
+    ("Gloo", "us", "gloo_seconds", 1e6, 9, 1),
+    ("arena", "GB/s", "arena_gb_per_second", 1, 7, 2),
+    ("plain", "GB/s", "plain_gb_per_second", 1, 7, 2),
+    ("Gloo", "GB/s", "gloo_gb_per_second", 1, 7, 2),
+    ("bound", "GB/s", "bound_gb_per_second", 1, 7, 2),
+    ("arena", "/Gloo", "arena_times_gloo", 1, 7, 1),
+    ("plain", "/Gloo", "plain_times_gloo", 1, 7, 1),
+    ("arena", "/bound", "arena_of_bound", 1, 7, 2),
+    ("plain", "/bound", "plain_of_bound", 1, 7, 2),
+)
 
 
 def show(report: dict[str, Any]) -> None:
     print(f"all-reduce, fp32, {RANKS} ranks, one core each; {report['simd']}, torch {report['torch']}; medians")
-    print(f"{'bytes':>10} {'arena':>11} {'plain':>11} {'gloo':>11} {'arena':>7} {'plain':>7} {'gloo':>7} {'bound':>7}", end="")
-    print(f" {'arena':>7} {'plain':>7} {'arena':>7} {'plain':>7}")
-    print(f"{'':>10} {'us':>11} {'us':>11} {'us':>11} {'GB/s':>7} {'GB/s':>7} {'GB/s':>7} {'GB/s':>7}", end="")
-    print(f" {'/gloo':>7} {'/gloo':>7} {'/bound':>7} {'/bound':>7}")
+    print(f"{'bytes':>9}" + "".join(f" {name:>{width}}" for name, _, _, _, width, _ in COLUMNS))
+    print(f"{'':>9}" + "".join(f" {unit:>{width}}" for _, unit, _, _, width, _ in COLUMNS))
     for row in report["sizes"]:
-        print(f"{row['bytes']:>10}", end="")
-        for way in ("arena", "plain", "gloo"):
-            print(f" {row[f'{way}_seconds'] * 1e6:>11.1f}", end="")
-        for way in ("arena", "plain", "gloo", "bound"):
-            print(f" {row[f'{way}_gb_per_second']:>7.2f}", end="")
-        print(f" {row['arena_times_gloo']:>6.1f}x {row['plain_times_gloo']:>6.1f}x", end="")
-        print(f" {row['arena_of_bound']:>7.2f} {row['plain_of_bound']:>7.2f}")
+        line = f"{row['bytes']:>9}"
+        for _, _, key, scale, width, digits in COLUMNS:
+            line += f" {row[key] * scale:>{width}.{digits}f}" if key in row else f" {'-':>{width}}"
+        print(line)
 
 
 def main() -> int:
@@ -128,14 +142,12 @@ def main() -> int:
         run_rank(options)
         return 0
     if len(os.sched_getaffinity(0)) < RANKS:
-        print("comm_bench: this machine gives one core only; two ranks on it would measure the scheduler", file=sys.stderr)
+        print("comm_bench: there is one core only: two ranks on it measure the scheduler", file=sys.stderr)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     own = [sys.executable, __file__, "--rounds", str(options.rounds), "--sizes", options.sizes, "--port", str(port)]
-    ranks = [
-        subprocess.Popen([*own, "--rank", str(rank)], stdout=subprocess.PIPE, text=True) for rank in range(RANKS)
-    ]
+    ranks = [subprocess.Popen([*own, "--rank", str(rank)], stdout=subprocess.PIPE, text=True) for rank in range(RANKS)]
     try:
         output, *_ = [rank.communicate(timeout=600)[0] for rank in ranks]
     finally:
@@ -150,8 +162,7 @@ def main() -> int:
         judge(row)
     show(report)
     if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(report, file, indent=2)
+        Path(options.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return 0
 
 

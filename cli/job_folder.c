@@ -64,7 +64,7 @@ static even_status make_unnamed(const even_job_options *options, const char *scr
     status = set_path(setup, options, number);
     if (status == EVEN_OK) {
       status = even_folder_create(setup->run_folder.data);
-      if (status == EVEN_OK || status != EVEN_ERR_IN_USE) {
+      if (status != EVEN_ERR_IN_USE) {
         break;
       }
       status = EVEN_OK;

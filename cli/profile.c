@@ -102,6 +102,16 @@ static void figure_print(double value, int width) {
   }
 }
 
+static void disturbed_print(const profile *on) {
+  for (size_t i = 0; i < on->result.count; i++) {
+    const even_measurement *item = &on->result.items[i];
+    if (item->like == i && even_measurement_disturbed(&on->chosen.items[i], item)) {
+      (void)printf("note      %s was busy with other work (the measurement had %.0f%% of it): measure again in quiet\n",
+                   on->chosen.items[i].name, item->cpu_fraction * 100);
+    }
+  }
+}
+
 static void table_print(const profile *on) {
   (void)printf("%-9s %6s  %12s  %12s  %9s  %9s  %6s  %s\n", "DEVICE", "CORES", "FP32 GFLOP/s", "BF16 GFLOP/s",
                "COPY GB/s", "READ GB/s", "SCORE", "MODEL");
@@ -135,6 +145,7 @@ static void table_print(const profile *on) {
   if (on->result.note[0] != '\0') {
     (void)printf("note      %s\n", on->result.note);
   }
+  disturbed_print(on);
   if (isfinite(on->host.context.limits.cpu_cores)) {
     (void)printf("note      a CPU quota of %.4g cores is in these figures\n", on->host.context.limits.cpu_cores);
   }

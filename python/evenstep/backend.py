@@ -1,6 +1,9 @@
 """The torch.distributed backend "evenstep": our shared-memory collectives for CPU tensors, torch's Gloo and NCCL
 beneath for everything else."""
 
+# torch's stubs differ from version to version and from what it calls; what it calls is what is here.
+# mypy: disable-error-code="override,attr-defined,name-defined,call-arg,no-any-return"
+
 from __future__ import annotations
 
 import itertools
@@ -264,8 +267,8 @@ class EvenstepGroup(dist.ProcessGroup):
         assert comm is not None
         if output.nbytes != own.nbytes * self._size or output.dtype != own.dtype:
             raise ValueError(
-                f"all_gather_single of {own.numel()} {own.dtype} elements on each of {self._size} ranks needs an output "
-                f"of {own.numel() * self._size}, not of {output.numel()} {output.dtype} elements"
+                f"all_gather_single of {own.numel()} {own.dtype} elements on each of {self._size} ranks needs an "
+                f"output of {own.numel() * self._size}, not of {output.numel()} {output.dtype} elements"
             )
         source = _plain(own)
         target = _plain(output)

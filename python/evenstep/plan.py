@@ -59,6 +59,7 @@ class Plan:
         self._decided: dict[int, list[int]] = {}
         self._timings: list[list[tuple[int, float]]] = []
         self._memory: dict[int, int] = {}
+        self._first_memory = 0  # the first step's peak: caches and workspaces are made then, whatever the share
         self._overheads: list[float] = []
         reset_peak_memory(device)
 
@@ -110,18 +111,19 @@ class Plan:
         timings = [(int(samples), float(seconds)) for samples, seconds in timings]
         first = not self._timings
         self._timings.append(timings)
-        own = timings[self.rank][0]
-        self._memory[own] = max(self._memory.get(own, 0), peak_memory(self.device))
+        own, peak = timings[self.rank][0], peak_memory(self.device)
         reset_peak_memory(self.device)
         if first:
+            self._first_memory = peak
             return  # warm-up: lazy initialisation is no property of the rank
+        self._memory[own] = max(self._memory.get(own, 0), peak)
         self._balancer.observe(timings)
         if step_seconds is not None and math.isfinite(step_seconds):
             self._overheads.append(max(0.0, step_seconds - max(seconds for _, seconds in timings)))
 
     def finish(self, all_gather_bytes: Callable[[bytes], list[bytes]]) -> None:
         """Gathers what only each rank knows; rank 0 writes the plan. Ends the process: raises SystemExit(0)."""
-        mine = {"device": self.device, "memory": sorted(self._memory.items())}
+        mine = {"device": self.device, "first_memory": self._first_memory, "memory": sorted(self._memory.items())}
         everyone = [json.loads(data) for data in all_gather_bytes(json.dumps(mine).encode())]
         if self.rank == 0:
             write_plan(self.path, self.result(everyone))
@@ -151,7 +153,7 @@ class Plan:
                     "samples": [samples for samples, _ in measured[rank]],
                     "seconds": [seconds for _, seconds in measured[rank]],
                     "memory_bytes": [peaks.get(samples) for samples, _ in measured[rank]],
-                    "peak_memory_bytes": extrapolate_memory(memory, shares[rank]),
+                    "peak_memory_bytes": extrapolate_memory(memory, shares[rank], int(everyone[rank]["first_memory"])),
                     "share": shares[rank],
                     "share_equal": equal[rank],
                     "predicted_seconds": busy,
@@ -220,20 +222,23 @@ def apportion(weights: Sequence[float], batch: int) -> list[int]:
     return shares
 
 
-def extrapolate_memory(measured: Sequence[tuple[int, int]], samples: int) -> int | None:
-    """Peak memory at `samples`: measured there, else on the least-squares line through what was measured."""
+def extrapolate_memory(measured: Sequence[tuple[int, int]], samples: int, first: int = 0) -> int | None:
+    """Peak memory of a run at `samples`: measured there, else on the least-squares line through what was measured.
+
+    At least `first`, the first step's, which every run has.
+    """
     known = [(size, peak) for size, peak in measured if peak > 0]
     if not known:
         return None
     if samples in dict(known):
-        return dict(known)[samples]
+        return max(first, dict(known)[samples])
     mean_size = statistics.fmean(size for size, _ in known)
     mean_peak = statistics.fmean(peak for _, peak in known)
     width = math.fsum((size - mean_size) ** 2 for size, _ in known)
     slope = math.fsum((size - mean_size) * (peak - mean_peak) for size, peak in known) / width if width > 0 else 0.0
     line = mean_peak + max(0.0, slope) * (samples - mean_size)
     # more samples never need less than fewer did
-    return round(max([line, *(peak for size, peak in known if size <= samples)]))
+    return round(max([line, first, *(peak for size, peak in known if size <= samples)]))
 
 
 def peak_memory(device: str) -> int:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evenstep import _core
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch.distributed.distributed_c10d import Store
 
 _ELSEWHERE = "elsewhere"
 
 
 def _place() -> str:
     """The same for all processes that can open each other's memory, different for any others."""
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as boot:
-        host = boot.read().strip()
-    return f"{host} {os.readlink('/proc/self/ns/pid')} {os.getuid()}"
+    host = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{host} {Path('/proc/self/ns/pid').readlink()} {os.getuid()}"
 
 
 def _get(store: Store, key: str, timeout_seconds: float) -> str:

@@ -24,6 +24,9 @@ static const double most_gain = 0.10;
 /* What looking after a rank without samples may cost of the run. */
 static const double probe_cost = 0.002;
 
+/* Prior speeds below this part of the fastest are raised to it, so that all times stay finite. */
+static const double slowest = 1e-9;
+
 struct even_balancer {
   even_policy policy;
   size_t ranks;
@@ -83,8 +86,13 @@ static even_status make(even_balancer *b, const even_balancer_params *params) {
   EVEN_TRY(even_alloc(b->ranks, POINTS * sizeof *b->table_seconds, (void **)&b->table_seconds));
   EVEN_TRY(even_solve_room_open(b->ranks, &b->room));
   bool prior = params->speeds != NULL && (b->policy == EVEN_POLICY_PROPORTIONAL || b->policy == EVEN_POLICY_HYBRID);
+  double fastest = 0.0;
+  for (size_t r = 0; prior && r < b->ranks; r++) {
+    fastest = params->speeds[r] > fastest ? params->speeds[r] : fastest;
+  }
   for (size_t r = 0; r < b->ranks; r++) {
-    b->speeds[r] = prior ? params->speeds[r] : 1.0;
+    double relative = prior ? params->speeds[r] / fastest : 1.0;
+    b->speeds[r] = relative > slowest ? relative : slowest;
     b->caps[r] = params->caps != NULL ? params->caps[r] : -1;
     b->tables[r].samples = b->table_samples + r * POINTS;
     b->tables[r].seconds = b->table_seconds + r * POINTS;
@@ -265,7 +273,7 @@ static void probe(even_balancer *b) {
       continue;
     }
     double loss = step > 0.0 ? even_time_table_at(&b->tables[r], 1) / step - 1.0 : 0.0;
-    double wait = loss > 0.0 ? LEAST_STEPS * loss / probe_cost : 0.0;
+    double wait = loss > 0.0 ? (double)LEAST_STEPS * loss / probe_cost : 0.0;
     b->probed = r;
     b->probe_left = LEAST_STEPS;
     b->next_probe = b->steps + PROBE_EVERY + (wait < 1e9 ? (int64_t)wait : INT64_C(1000000000));

@@ -14,7 +14,10 @@ static const double least_noise = 0.01;
 /* The steepness is at least this part of the mean cost of a sample. Where the truth is flatter, a share still moves
  * until the times agree; were a rank taken as flat by mistake, it would never move, and the mistake never show. */
 static const double least_slope = 0.2;
+/* Times and sizes outside of these are cut: their squares must stay finite. */
 static const double shortest_seconds = 1e-9;
+static const double longest_seconds = 1e9;
+static const double most_samples = 0x1p53;
 /* Standard errors that make a change certain: many ranks are looked at often, so chance has many tries. */
 static const double certain = 4.5;
 enum { FEW = 6 }; /* recent steps, of which the middle is compared; of more it is the mean */
@@ -102,8 +105,8 @@ void even_model_take(even_rank_model *model, int64_t samples, double seconds) {
     drop(model, EVEN_MODEL_WINDOW / 8);
   }
   /* a dummy batch is one sample whose gradient is thrown away */
-  model->samples[model->count] = samples > 0 ? (double)samples : 1.0;
-  model->seconds[model->count] = larger(shortest_seconds, seconds);
+  model->samples[model->count] = samples > 0 ? smaller((double)samples, most_samples) : 1.0;
+  model->seconds[model->count] = larger(shortest_seconds, smaller(seconds, longest_seconds));
   model->count++;
   model->restless = larger(0.0, model->restless - 1.0 / 32.0);
 }

@@ -167,7 +167,7 @@ static double first_guess(const even_time_table *tables, size_t ranks, int64_t b
 /* The least time in which all ranks together finish `batch`. */
 static double least_time(const even_solve_room *room, const even_time_table *tables, int64_t batch) {
   size_t ranks = room->ranks;
-  wide few = (wide)(ranks / 2 + 32);
+  wide few = (wide)ranks / 2 + 32;
   bracket b = {.lower = room->lower, .upper = room->upper, .tried = room->tried};
   for (size_t r = 0; r < ranks; r++) {
     b.low_seconds = longer(b.low_seconds, even_time_table_at(&tables[r], 0));

@@ -107,6 +107,7 @@ int64_t even_time_table_reach(const even_time_table *table, double seconds, int6
   int64_t at = most;
   if (near < (double)most) { /* false for NaN and infinity too: then `most` is tried first */
     at = near > (double)least ? (int64_t)near : least;
+    at = at < most ? at : most; /* (double)most may be rounded up */
   }
   /* the guess is mostly right to one sample: walk from it in growing steps, then halve */
   for (int64_t stride = 1; low < high; stride *= 2) {

@@ -75,6 +75,7 @@ static even_status memory_measure(course *on, const even_device *device, even_me
                                       on->params->seconds * MEMORY_PART, &bandwidth));
   keep_best(&to->memory_bandwidth_gb_per_second, bandwidth.copy_gb_per_second);
   keep_best(&to->memory_read_gb_per_second, bandwidth.read_gb_per_second);
+  keep_best(&to->cpu_fraction, bandwidth.cpu_fraction);
   return EVEN_OK;
 }
 
@@ -265,11 +266,17 @@ even_status even_measure(const even_measure_params *params, even_measure_result 
                                        .matmul_bf16_gflops = NAN,
                                        .memory_bandwidth_gb_per_second = NAN,
                                        .memory_read_gb_per_second = NAN,
+                                       .cpu_fraction = NAN,
                                        .relative_score = NAN};
   }
   on.steps = 1 + stand_ins_choose(params->devices, out->items) * (size_t)params->rounds;
   run(&on);
   return score(out);
+}
+
+bool even_measurement_disturbed(const even_device *device, const even_measurement *of) {
+  double fair = device->cores / (double)threads_of(device); /* a quota is no disturbance */
+  return of->measured && of->cpu_fraction < 0.85 * fair;    /* false for a NaN */
 }
 
 void even_measure_result_free(even_measure_result *result) {

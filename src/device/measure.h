@@ -13,9 +13,13 @@ typedef struct even_measurement {
   double matmul_bf16_gflops;
   double memory_bandwidth_gb_per_second; /* copying: bytes read plus written */
   double memory_read_gb_per_second;
+  double cpu_fraction;   /* of a CPU's time, how much the measuring threads got (even_cpu_bandwidth) */
   double relative_score; /* 1 for the fastest */
   char note[256];        /* "" when all is well */
 } even_measurement;
+
+/* Whether other work took a good part (15% or more) of the CPU while this was measured: the figures are too low. */
+bool even_measurement_disturbed(const even_device *device, const even_measurement *of);
 
 typedef struct even_measure_params {
   const even_device_list *devices;

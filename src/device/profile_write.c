@@ -42,6 +42,7 @@ static void device_write(even_json *json, const even_device_list *devices, const
   even_json_number(json, "matmul_bf16_gflops", measured->matmul_bf16_gflops);
   even_json_number(json, "memory_bandwidth_gb_per_second", measured->memory_bandwidth_gb_per_second);
   even_json_number(json, "memory_read_gb_per_second", measured->memory_read_gb_per_second);
+  even_json_number(json, "cpu_time_fraction", measured->cpu_fraction);
   even_json_number(json, "relative_score", measured->relative_score);
   even_json_string(json, "measured_on", devices->items[measured->like].name);
   even_json_object_end(json);

@@ -85,11 +85,12 @@ even_status even_disk_read(const char *path, even_disk *out) {
   out->total_bytes = (uint64_t)space.f_blocks * space.f_frsize;
   out->free_bytes = (uint64_t)space.f_bavail * space.f_frsize;
   EVEN_TRY(device_of(path, &device));
-  if (even_file_read("/proc/self/mountinfo", 4 << 20, &mounts) == EVEN_OK) {
+  even_status status = even_file_read("/proc/self/mountinfo", 4 << 20, &mounts);
+  if (status == EVEN_OK) {
     mount_find(device, mounts.data, out);
   }
   even_text_free(&mounts);
-  return EVEN_OK;
+  return status == EVEN_ERR_MEMORY ? status : EVEN_OK;
 }
 
 static even_interface *interface_of(even_interface_list *list, const char *name, even_status *status) {
@@ -108,15 +109,17 @@ static even_interface *interface_of(even_interface_list *list, const char *name,
   return added;
 }
 
-static void speed_read(even_interface *interface) {
+static even_status speed_read(even_interface *interface) {
   char path[96];
   even_text content = EVEN_TEXT_EMPTY;
   (void)snprintf(path, sizeof path, "/sys/class/net/%s/speed", interface->name);
-  if (even_file_read(path, 64, &content) == EVEN_OK) {
+  even_status status = even_file_read(path, 64, &content);
+  if (status == EVEN_OK) {
     long long speed = strtoll(even_text_string(&content), NULL, 10);
     interface->megabits_per_second = speed > 0 && speed < 10000000 ? speed : -1; /* a driver may say 2^32-1 */
   }
   even_text_free(&content);
+  return status == EVEN_ERR_MEMORY ? status : EVEN_OK; /* most drivers of virtual interfaces say nothing */
 }
 
 static void address_add(even_interface *interface, const struct ifaddrs *entry) {
@@ -152,8 +155,8 @@ even_status even_interface_list_read(even_interface_list *out) {
     address_add(interface, entry);
   }
   freeifaddrs(entries);
-  for (size_t i = 0; i < out->count; i++) {
-    speed_read(&out->items[i]);
+  for (size_t i = 0; i < out->count && status == EVEN_OK; i++) {
+    status = speed_read(&out->items[i]);
   }
   return status;
 }

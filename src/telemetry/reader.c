@@ -112,6 +112,9 @@ static size_t drain_ring(even_telemetry_reader *reader, uint32_t rank, even_reco
 size_t even_telemetry_reader_drain(even_telemetry_reader *reader, even_record *records, size_t limit, uint64_t *lost) {
   uint64_t missed = 0;
   size_t count = 0;
+  if (reader->ranks == 0) {
+    return 0;
+  }
   for (uint32_t turn = 0; turn < reader->ranks && count < limit; turn++) {
     uint32_t rank = (reader->first + turn) % reader->ranks;
     count += drain_ring(reader, rank, records + count, limit - count, &missed);

@@ -111,6 +111,27 @@ static void wrong_timings_teach_nothing(void **context) {
   even_balancer_close(balancer);
 }
 
+/* Legal but absurd numbers (found by the fuzzer): shares stay a split of the batch. */
+static void absurd_numbers_do_no_harm(void **context) {
+  (void)context;
+  const double speeds[2] = {5e-324, 1e308};
+  const double times[] = {1e308, 0.0, 5e-324, 1e-300, 1e308};
+  even_balancer_params params = {
+      .size = sizeof params, .policy = EVEN_POLICY_HYBRID, .ranks = 2, .batch = 255, .speeds = speeds};
+  even_balancer *balancer = NULL;
+  assert_int_equal(even_balancer_open(&params, &balancer), EVEN_OK);
+  for (int step = 0; step < 60; step++) {
+    int64_t shares[2];
+    assert_int_equal(even_balancer_shares(balancer, 255, shares), EVEN_OK);
+    assert_true(shares[0] >= 0 && shares[1] >= 0);
+    assert_int_equal(shares[0] + shares[1], 255);
+    const even_step_timing timings[2] = {{INT64_MAX, times[step % 5]}, {shares[1], times[(step / 2) % 5]}};
+    assert_int_equal(even_balancer_observe(balancer, timings), EVEN_OK);
+    assert_true(isfinite(even_balancer_predict(balancer, 0, 7)));
+  }
+  even_balancer_close(balancer);
+}
+
 static void wrong_parameters_are_refused(void **context) {
   (void)context;
   const double good[2] = {1.0, 2.0};
@@ -145,6 +166,7 @@ int main(void) {
       cmocka_unit_test_teardown(every_allocation_may_fail, restore),
       cmocka_unit_test_teardown(training_allocates_nothing, restore),
       cmocka_unit_test(wrong_timings_teach_nothing),
+      cmocka_unit_test(absurd_numbers_do_no_harm),
       cmocka_unit_test(wrong_parameters_are_refused),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -13,7 +13,7 @@
 
 #include "balancer/cluster.h"
 
-enum { AHEAD = 2, SEEDS = 6 };
+enum { AHEAD = 2, SEEDS = 4 };
 
 typedef struct trial {
   cluster ranks;
@@ -151,9 +151,10 @@ static void noise_without_a_change_costs_a_hundredth(void **context) {
   for (size_t i = 0; i < sizeof ranks / sizeof ranks[0]; i++) {
     trial t = {.policy = EVEN_POLICY_HYBRID, .batch = 32 * (int64_t)ranks[i], .steps = 500, .from = 30};
     t.ranks = unequal(ranks[i], 0.2);
-    assert_true(worst(&t) >= 0.99);
     for (uint64_t seed = 1; seed <= SEEDS; seed++) {
-      assert_true(run(&t, seed).changes <= 25);
+      outcome out = run(&t, seed);
+      assert_true(out.efficiency >= 0.99);
+      assert_true(out.changes <= 25);
     }
   }
 }

@@ -291,7 +291,7 @@ static void test_mismatch(void **state) {
 }
 
 static void *wait_in_barrier(void *argument) {
-  static int result;
+  static even_status result;
   result = even_comm_barrier(argument);
   return &result;
 }
@@ -308,7 +308,7 @@ static int call_twice(even_comm *comm, void *argument) {
     RANKS_EXPECT(comm, strstr(even_error_last()->what, "two threads") != NULL);
     /* A word that no barrier uses tells rank 1, past the library, that it may come. */
     atomic_store(&comm->header->claim[1], 77);
-    RANKS_EXPECT(comm, pthread_join(thread, &result) == 0 && *(int *)result == EVEN_OK);
+    RANKS_EXPECT(comm, pthread_join(thread, &result) == 0 && *(even_status *)result == EVEN_OK);
   } else {
     while (atomic_load(&comm->header->claim[1]) != 77) {
     }

@@ -223,14 +223,9 @@ def body_groups() -> None:
     dist.destroy_process_group(own)
     dist.barrier()
     leave()
-    held = [
-        os.readlink(f"/proc/self/fd/{fd}")
-        for fd in os.listdir("/proc/self/fd")
-        if os.path.exists(f"/proc/self/fd/{fd}")
-    ]
+    held = [str(fd.readlink()) for fd in Path("/proc/self/fd").iterdir() if fd.exists()]
     assert not any("evenstep-group" in name for name in held), held
-    with open("/proc/self/maps") as maps:
-        assert "evenstep-group" not in maps.read()
+    assert "evenstep-group" not in Path("/proc/self/maps").read_text(encoding="utf-8")
     # the same names once more, over the same store's keys
     join()
     dist.barrier()
@@ -276,7 +271,7 @@ def body_ddp() -> None:
 
 
 def body_fsdp() -> None:
-    import torch.distributed.tensor  # noqa: F401
+    import torch.distributed.tensor
 
     join()
     for a, b in zip(train("evenstep", "fsdp"), train("evenstep", "ddp")):

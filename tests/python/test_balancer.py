@@ -3,11 +3,12 @@
 import itertools
 import math
 
-import evenstep as es
 import pytest
-from evenstep import _core
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import evenstep as es
+from evenstep import _core
 
 
 def tables(max_ranks, max_points=5):
@@ -32,9 +33,11 @@ def seconds_of(table, samples):
         return points[0][1] if samples == points[0][0] else points[0][1] * samples / points[0][0]
     if len(points) == 1:
         return points[0][1] if points[0][0] == 0 else points[0][1] * samples / points[0][0]
-    for (b0, t0), (b1, t1) in itertools.pairwise(points):
-        if samples <= b1:
+    segment = ((0, 0.0), (1, 0.0))
+    for segment in itertools.pairwise(points):
+        if samples <= segment[1][0]:
             break
+    (b0, t0), (b1, t1) = segment
     return t0 + (t1 - t0) * (samples - b0) / (b1 - b0)
 
 

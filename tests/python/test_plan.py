@@ -3,8 +3,9 @@
 import json
 import random
 
-import evenstep as es
 import pytest
+
+import evenstep as es
 from evenstep.plan import (
     Plan,
     apportion,
@@ -36,7 +37,10 @@ def job(tmp_path, costs, batch, steps=8, noise=0.0, overhead=0.002, ahead=0, spe
         for plan in plans:
             assert not plan.done
             plan.observe(timings, max(t for _, t in timings) + overhead)
-    gathered = [json.dumps({"device": p.device, "memory": sorted(p._memory.items())}).encode() for p in plans]
+    gathered = [
+        json.dumps({"device": p.device, "first_memory": p._first_memory, "memory": sorted(p._memory.items())}).encode()
+        for p in plans
+    ]
     for plan in reversed(plans):
         assert plan.done
         with pytest.raises(SystemExit) as ended:
@@ -105,6 +109,8 @@ def test_memory_is_extrapolated_along_a_line():
     assert extrapolate_memory([(10, 200), (20, 300)], 20) == 300
     assert extrapolate_memory([(10, 300), (20, 200)], 40) == 300
     assert extrapolate_memory([(10, 300)], 5) == 300
+    assert extrapolate_memory([(10, 200), (20, 300)], 40, first=800) == 800
+    assert extrapolate_memory([(10, 200), (20, 300)], 20, first=800) == 800
     assert extrapolate_memory([], 5) is None
 
 

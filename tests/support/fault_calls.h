@@ -35,6 +35,12 @@
     (word, operation, value, timeout))                                                                                 \
   X(int, -1, pidfd_open, (pid_t pid, unsigned int flags), (pid, flags))                                                \
   X(int, -1, clock_gettime, (clockid_t clock, struct timespec *out), (clock, out))                                     \
+  X(void *, NULL, dlopen, (const char *name, int flags), (name, flags))                                                \
+  X(void *, NULL, dlsym, (void *handle, const char *name), (handle, name))                                             \
+  X(int, -1, uname, (struct utsname *out), (out))                                                                      \
+  X(int, -1, statvfs, (const char *path, struct statvfs *out), (path, out))                                            \
+  X(int, -1, getifaddrs, (struct ifaddrs **out), (out))                                                                \
+  X(int, -1, getrlimit, (int resource, struct rlimit *out), (resource, out))                                           \
   X(int, EAGAIN, thread_create,                                                                                        \
     (pthread_t *thread, const pthread_attr_t *attributes, void *(*body)(void *), void *argument),                      \
     (thread, attributes, body, argument))

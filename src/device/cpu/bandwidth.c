@@ -2,13 +2,14 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "device/cpu/crew.h"
+#include "device/cpu/simd.h"
 #include "device/cpu/speed.h"
 #include "os/clock.h"
 
 #include <stdint.h>
 #include <string.h>
 
-enum { LANES = 32, CHUNK = 1 << 20, LEAST_BYTES = 32 << 20, MOST_BYTES = 256 << 20 };
+enum { LANES = 32, CHUNK = 1 << 20, LEAST_BYTES = 8 << 20, UNKNOWN_CACHE_BYTES = 64 << 20, MOST_BYTES = 256 << 20 };
 
 typedef struct task {
   size_t bytes; /* of each thread's two arrays */
@@ -22,12 +23,9 @@ typedef struct member {
   uint64_t sum;
 } member;
 
-/* One version a width of the vector unit: a narrow loop reads slower than the memory gives. */
-#if defined(__x86_64__)
-__attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
-#endif
-static uint64_t
-sum_of(const unsigned char *data, size_t bytes) {
+typedef uint64_t (*summation)(const unsigned char *data, size_t bytes);
+
+static inline __attribute__((always_inline)) uint64_t sum_of(const unsigned char *data, size_t bytes) {
   uint64_t sums[LANES] = {0};
   uint64_t sum = 0;
   for (size_t i = 0; i < bytes; i += sizeof sums) {
@@ -43,6 +41,26 @@ sum_of(const unsigned char *data, size_t bytes) {
   return sum;
 }
 
+static uint64_t sum_plain(const unsigned char *data, size_t bytes) {
+  return sum_of(data, bytes);
+}
+
+#if defined(__x86_64__)
+/* a narrow loop reads slower than the memory gives */
+__attribute__((target("avx2"))) static uint64_t sum_avx2(const unsigned char *data, size_t bytes) {
+  return sum_of(data, bytes);
+}
+#endif
+
+static summation widest(void) {
+#if defined(__x86_64__)
+  if (even_cpu_has_avx2()) {
+    return sum_avx2;
+  }
+#endif
+  return sum_plain;
+}
+
 static double copy_rate(const task *shared, const unsigned char *from, unsigned char *to) {
   uint64_t start = even_clock_ns();
   uint64_t now = start;
@@ -56,11 +74,12 @@ static double copy_rate(const task *shared, const unsigned char *from, unsigned 
 
 /* *sum is kept so that no compiler may leave the reading out. */
 static double read_rate(const task *shared, const unsigned char *from, uint64_t *sum) {
+  summation sum_widest = widest();
   uint64_t start = even_clock_ns();
   uint64_t now = start;
   double done = 0;
   for (size_t at = 0; now - start < shared->budget_ns; at = (at + CHUNK) % shared->bytes, now = even_clock_ns()) {
-    *sum += sum_of(from + at, CHUNK);
+    *sum += sum_widest(from + at, CHUNK);
     done += CHUNK;
   }
   return done / (double)(now - start);
@@ -77,8 +96,11 @@ static void work(void *context, size_t index) {
     self->status = even_alloc(shared->bytes, 1, (void **)&to);
   }
   if (self->status == EVEN_OK) {
+    uint64_t start = even_clock_ns();
+    uint64_t ran = even_clock_thread_cpu_ns();
     self->rate.copy_gb_per_second = copy_rate(shared, from, to); /* bytes a nanosecond are GB a second */
     self->rate.read_gb_per_second = read_rate(shared, from, &self->sum);
+    self->rate.cpu_fraction = (double)(even_clock_thread_cpu_ns() - ran) / (double)(even_clock_ns() - start);
   }
   even_free(from);
   even_free(to);
@@ -86,7 +108,7 @@ static void work(void *context, size_t index) {
 
 /* One thread's part: all together twice the cache at least, within what one may ask of a machine. */
 static size_t part_bytes(uint64_t cache_bytes, size_t threads) {
-  uint64_t bytes = cache_bytes * 2 / threads;
+  uint64_t bytes = (cache_bytes > 0 ? cache_bytes : UNKNOWN_CACHE_BYTES) * 2 / threads;
   bytes = bytes < LEAST_BYTES ? LEAST_BYTES : bytes > MOST_BYTES ? MOST_BYTES : bytes;
   return (size_t)(bytes / CHUNK) * CHUNK;
 }
@@ -103,6 +125,7 @@ even_status even_cpu_bandwidth_measure(const even_device *device, size_t threads
     }
     out->copy_gb_per_second += shared.members[i].rate.copy_gb_per_second;
     out->read_gb_per_second += shared.members[i].rate.read_gb_per_second;
+    out->cpu_fraction += shared.members[i].rate.cpu_fraction / (double)threads;
   }
   even_free(shared.members);
   return status;

@@ -2,6 +2,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "device/cpu/crew.h"
+#include "device/cpu/simd.h"
 #include "device/cpu/speed.h"
 #include "os/clock.h"
 
@@ -13,12 +14,9 @@ typedef struct task {
   double *rates;
 } task;
 
-/* One version a width of the vector unit; the loader picks the widest that the CPU has. */
-#if defined(__x86_64__)
-__attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
-#endif
-static void
-multiply(const float *a, const float *b, float *c) {
+typedef void (*product)(const float *a, const float *b, float *c);
+
+static inline __attribute__((always_inline)) void multiply(const float *a, const float *b, float *c) {
   for (size_t column = 0; column < SIZE; column += LANES) {
     for (size_t row = 0; row < SIZE; row += ROWS) {
       float sums[ROWS][LANES] = {{0}};
@@ -38,6 +36,33 @@ multiply(const float *a, const float *b, float *c) {
   }
 }
 
+static void multiply_plain(const float *a, const float *b, float *c) {
+  multiply(a, b, c);
+}
+
+#if defined(__x86_64__)
+/* one version a width of the vector unit (no target_clones: its resolvers run before the sanitizers can) */
+__attribute__((target("avx2,fma"))) static void multiply_avx2(const float *a, const float *b, float *c) {
+  multiply(a, b, c);
+}
+
+__attribute__((target("avx512f"))) static void multiply_avx512(const float *a, const float *b, float *c) {
+  multiply(a, b, c);
+}
+#endif
+
+static product widest(void) {
+#if defined(__x86_64__)
+  if (even_cpu_has_avx512()) {
+    return multiply_avx512;
+  }
+  if (even_cpu_has_avx2()) {
+    return multiply_avx2;
+  }
+#endif
+  return multiply_plain;
+}
+
 static void work(void *context, size_t index) {
   task *shared = context;
   float *a = shared->memory + index * 3 * SIZE * SIZE;
@@ -47,11 +72,12 @@ static void work(void *context, size_t index) {
     a[i] = (float)(i % 7) * 0.25F;
     b[i] = (float)(i % 5) * 0.5F;
   }
+  product multiply_widest = widest();
   uint64_t start = even_clock_ns();
   uint64_t now = start;
   double operations = 0;
   while (now - start < shared->budget_ns) {
-    multiply(a, b, c);
+    multiply_widest(a, b, c);
     a[0] = c[0] * 1e-6F; /* each product needs the one before */
     operations += 2.0 * SIZE * SIZE * SIZE;
     now = even_clock_ns();

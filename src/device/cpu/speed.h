@@ -7,6 +7,7 @@
 typedef struct even_cpu_bandwidth {
   double copy_gb_per_second; /* 10^9 bytes read plus written (as STREAM counts: McCalpin 1995) */
   double read_gb_per_second;
+  double cpu_fraction; /* of the time, how much the threads really ran: less under a quota or beside busy neighbours */
 } even_cpu_bandwidth;
 
 /* Each takes about `seconds` and counts all that was done in all of that time, so that a CPU quota shows. `threads`

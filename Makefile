@@ -1,0 +1,45 @@
+# Thin over scripts/: each target is one script that says what it does. `make help` lists them.
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+.PHONY: help demo test bench wheel lint format fuzz fuzz-long soak clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
+
+demo: ## installs what is missing, builds, trains on unequal devices, reports
+	@scripts/demo.sh
+
+test: ## the same for all checks: both compilers, sanitizers, pytest on the built wheel, lint
+	@scripts/bootstrap.sh test
+	@scripts/test.sh
+
+bench: ## measures the numbers of docs/results, side by side with PyTorch
+	@scripts/bootstrap.sh test
+	@scripts/bench.sh
+
+wheel: ## a wheel that needs nothing but Python and torch, into dist/
+	@scripts/bootstrap.sh test
+	@scripts/wheel.sh
+
+lint: ## format, ruff, mypy, shellcheck, clang-tidy, room order, docs
+	@scripts/bootstrap.sh test
+	@scripts/lint.sh
+
+format: ## puts clang-format and ruff right
+	@scripts/bootstrap.sh test
+	@scripts/format.sh
+
+fuzz: ## ten seconds for each fuzz target
+	@scripts/bootstrap.sh test
+	@scripts/fuzz.sh 10
+
+fuzz-long: ## ten minutes for each fuzz target
+	@scripts/bootstrap.sh test
+	@scripts/fuzz.sh 600
+
+soak: ## an hour of jobs that are killed and restarted; nothing may be left or lost
+	@scripts/bootstrap.sh test
+	@scripts/soak.sh
+
+clean: ## removes what was built; keeps .venv and runs
+	rm -rf build dist python/evenstep/_core.abi3.so

@@ -1,0 +1,13 @@
+# libevenstep for C programs: shared library, headers, pkg-config file. Not part of the wheel.
+if(SKBUILD)
+  return()
+endif()
+include(GNUInstallDirs)
+file(WRITE ${CMAKE_BINARY_DIR}/empty.c "typedef int evenstep_library;\n")
+add_library(evenstep_library SHARED ${CMAKE_BINARY_DIR}/empty.c)
+target_link_libraries(evenstep_library PRIVATE -Wl,--whole-archive evenstep_core -Wl,--no-whole-archive)
+set_target_properties(evenstep_library PROPERTIES OUTPUT_NAME evenstep VERSION ${PROJECT_VERSION} SOVERSION 0)
+configure_file(cmake/evenstep.pc.in ${CMAKE_BINARY_DIR}/evenstep.pc @ONLY)
+install(TARGETS evenstep_library DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(DIRECTORY include/evenstep DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(FILES ${CMAKE_BINARY_DIR}/evenstep.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

@@ -1,0 +1,141 @@
+/* Any tables, caps and timings: an error or a split that holds; never a crash, never a hang. */
+#include <evenstep/balancer.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_RANKS = 6, MOST_POINTS = 5, MOST_STEPS = 200 };
+
+typedef struct input {
+  const uint8_t *data;
+  size_t left;
+} input;
+
+static void take(input *in, void *out, size_t bytes) {
+  size_t have = bytes < in->left ? bytes : in->left;
+  memset(out, 0, bytes);
+  if (have > 0) {
+    memcpy(out, in->data, have);
+    in->data += have;
+    in->left -= have;
+  }
+}
+
+static uint8_t take_byte(input *in) {
+  uint8_t byte = 0;
+  take(in, &byte, 1);
+  return byte;
+}
+
+static int64_t take_count(input *in) {
+  uint8_t kind = take_byte(in);
+  int64_t value = 0;
+  take(in, &value, kind % 4 == 0 ? sizeof value : 1 + kind % 3);
+  return value;
+}
+
+static double take_seconds(input *in) {
+  double value = 0.0;
+  if (take_byte(in) % 4 == 0) {
+    take(in, &value, sizeof value);
+    return value;
+  }
+  uint16_t small = 0;
+  take(in, &small, sizeof small);
+  return (double)small / 1024.0;
+}
+
+static void holds(const int64_t *shares, const int64_t *caps, size_t ranks, int64_t batch) {
+  int64_t left = batch;
+  for (size_t r = 0; r < ranks; r++) {
+    if (shares[r] < 0 || shares[r] > left || (caps != NULL && caps[r] >= 0 && shares[r] > caps[r])) {
+      abort();
+    }
+    left -= shares[r];
+  }
+  if (left != 0) {
+    abort();
+  }
+}
+
+static void solve(input *in, size_t ranks, int64_t batch, const int64_t *caps) {
+  int64_t samples[MOST_RANKS][MOST_POINTS];
+  double seconds[MOST_RANKS][MOST_POINTS];
+  even_time_table tables[MOST_RANKS];
+  int64_t shares[MOST_RANKS];
+  for (size_t r = 0; r < ranks; r++) {
+    size_t points = take_byte(in) % (MOST_POINTS + 1);
+    for (size_t i = 0; i < points; i++) {
+      samples[r][i] = take_count(in);
+      seconds[r][i] = take_seconds(in);
+    }
+    tables[r] = (even_time_table){samples[r], seconds[r], points};
+  }
+  double step = 0.0;
+  if (even_balancer_solve(tables, caps, ranks, batch, shares, &step) != EVEN_OK) {
+    return;
+  }
+  holds(shares, caps, ranks, batch);
+  for (size_t r = 0; r < ranks; r++) {
+    if (even_time_table_at(&tables[r], shares[r]) > step) {
+      abort();
+    }
+  }
+}
+
+static void learn(input *in, size_t ranks, int64_t batch, const int64_t *caps) {
+  double speeds[MOST_RANKS];
+  int64_t shares[MOST_RANKS];
+  even_step_timing timings[MOST_RANKS];
+  even_balancer *balancer = NULL;
+  for (size_t r = 0; r < ranks; r++) {
+    speeds[r] = take_seconds(in);
+  }
+  even_balancer_params params = {.size = sizeof params,
+                                 .policy = (even_policy)(take_byte(in) % 5),
+                                 .ranks = ranks,
+                                 .batch = batch,
+                                 .speeds = take_byte(in) % 2 == 0 ? speeds : NULL,
+                                 .caps = caps};
+  if (even_balancer_open(&params, &balancer) != EVEN_OK) {
+    return;
+  }
+  for (int step = 0; step < MOST_STEPS && in->left > 0; step++) {
+    int64_t now = take_byte(in) % 8 == 0 ? take_count(in) : batch;
+    if (even_balancer_shares(balancer, now, shares) == EVEN_OK) {
+      holds(shares, caps, ranks, now);
+    }
+    for (size_t r = 0; r < ranks; r++) {
+      timings[r].samples = take_byte(in) % 8 == 0 ? take_count(in) : shares[r];
+      timings[r].busy_seconds = take_seconds(in);
+    }
+    even_status status = even_balancer_observe(balancer, timings);
+    if (status != EVEN_OK && status != EVEN_ERR_ARGUMENT) {
+      abort();
+    }
+    if (even_balancer_predict(balancer, 0, 7) < 0.0) {
+      abort();
+    }
+  }
+  even_balancer_close(balancer);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes); /* libFuzzer declares no prototype */
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
+  input in = {data, bytes};
+  size_t ranks = 1 + take_byte(&in) % MOST_RANKS;
+  int64_t batch = take_count(&in);
+  int64_t caps[MOST_RANKS];
+  bool capped = take_byte(&in) % 2 == 0;
+  for (size_t r = 0; capped && r < ranks; r++) {
+    caps[r] = take_count(&in);
+  }
+  if (take_byte(&in) % 2 == 0) {
+    solve(&in, ranks, batch, capped ? caps : NULL);
+  } else {
+    learn(&in, ranks, batch, capped ? caps : NULL);
+  }
+  return 0;
+}

@@ -1,0 +1,76 @@
+"""Buffers that forward changes (BatchNorm's running statistics): kept the same on all ranks, step by step."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from evenstep.group import Group
+
+
+class BufferSync:
+    """Of the buffers that some rank's forward changed: floating ones become the average weighted by samples, all
+    others those of rank 0."""
+
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        self._owners: list[tuple[nn.Module, str]] = []
+        for model in models:
+            for module in model.modules():
+                for name, buffer in module._buffers.items():
+                    if buffer is not None and buffer.numel():
+                        self._owners.append((module, name))
+        self._versions = [self._version(i) for i in range(len(self._owners))]
+        self._agreed: dict[tuple[int, ...], list[int]] = {}
+
+    def _get(self, index: int) -> torch.Tensor | None:
+        module, name = self._owners[index]
+        return module._buffers.get(name)
+
+    def _version(self, index: int) -> tuple[int, int]:
+        buffer = self._get(index)
+        if buffer is None:
+            return (0, 0)
+        return (id(buffer), 0 if buffer.is_inference() else buffer._version)
+
+    def changed(self) -> list[int]:
+        """Which buffers this rank changed since the last call of `synchronise`."""
+        return [i for i in range(len(self._owners)) if self._version(i) != self._versions[i]]
+
+    @staticmethod
+    def checksum(changed: Sequence[int]) -> int:
+        """0 for none."""
+        return zlib.crc32(",".join(map(str, changed)).encode()) | 1 if changed else 0
+
+    @torch.no_grad()
+    def synchronise(
+        self, group: Group, changed: list[int], checksums: Sequence[int], weight: float, total: float
+    ) -> None:
+        """Collective where any checksum is not 0. `weight` of `total` (over ranks) is this rank's say."""
+        if len(set(checksums)) > 1:
+            from evenstep.group import gather_objects
+
+            key = tuple(checksums)
+            if key not in self._agreed:
+                self._agreed[key] = sorted(set().union(*gather_objects(group, changed)))
+            changed = self._agreed[key]
+        buffers = [b for b in map(self._get, changed) if b is not None]
+        floating = [b for b in buffers if b.is_floating_point()]
+        if floating and total > 0:
+            flat = torch.cat([b.detach().to("cpu", torch.float64).reshape(-1) for b in floating])
+            flat = flat * (weight / total) if weight > 0 else torch.zeros_like(flat)
+            group.sum_(flat)
+            at = 0
+            for buffer in floating:
+                buffer.copy_(flat[at : at + buffer.numel()].view(buffer.shape))
+                at += buffer.numel()
+        for buffer in buffers:
+            if not buffer.is_floating_point():
+                value = buffer.detach().cpu().contiguous()
+                group.broadcast_(value)
+                buffer.copy_(value)
+        self._versions = [self._version(i) for i in range(len(self._owners))]

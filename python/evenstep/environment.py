@@ -1,0 +1,113 @@
+"""What the launcher told this process: torchrun's variables and Evenstep's own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from evenstep._core import EvenstepError
+
+POLICIES = ("equal", "proportional", "dynamic", "hybrid")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """One rank's place in its job; `in_job` is False in a plain `python script.py`."""
+
+    in_job: bool = False
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    restart: int = 0
+    device: str = ""
+    run_dir: str = ""
+    policy: str = "hybrid"
+    speeds: tuple[float, ...] | None = None
+    telemetry_fd: int = -1
+    checkpoint_steps: int = 0
+    checkpoint_seconds: float = 0.0
+    plan: str = ""
+    plan_steps: int = 8
+    resume: str = ""
+    seed: int | None = None
+
+
+def _integer(variables: Mapping[str, str], name: str, default: int, least: int = 0) -> int:
+    text = variables.get(name, "")
+    if not text:
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise EvenstepError(
+            f"the environment variable {name} is {text!r}, not a whole number of at least {least}\n"
+            "  fix: start the script with `evenstep run` or torchrun, which set it"
+        )
+    return value
+
+
+def _speeds(text: str, world_size: int) -> tuple[float, ...] | None:
+    if not text:
+        return None
+    try:
+        speeds = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        speeds = ()
+    if len(speeds) != world_size or not all(0 < speed < float("inf") for speed in speeds):
+        raise EvenstepError(
+            f"EVENSTEP_SPEEDS is {text!r}; it needs {world_size} positive numbers, one for each rank, like '1,0.25'"
+        )
+    return speeds
+
+
+def _cadence(text: str) -> tuple[int, float]:
+    """'100' -> every 100 steps, '30s' -> every 30 seconds."""
+    if not text:
+        return 0, 0.0
+    try:
+        if text.endswith("s"):
+            seconds = float(text[:-1])
+            if 0 < seconds < float("inf"):
+                return 0, seconds
+        elif int(text) > 0:
+            return int(text), 0.0
+    except ValueError:
+        pass
+    raise EvenstepError(f"EVENSTEP_CHECKPOINT_EVERY is {text!r}; give steps ('100') or seconds ('30s')")
+
+
+def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
+    """Reads and checks the launcher's variables."""
+    v: Mapping[str, str] = os.environ if variables is None else variables
+    in_job = "RANK" in v and "WORLD_SIZE" in v
+    world_size = _integer(v, "WORLD_SIZE", 1, 1) if in_job else 1
+    rank = _integer(v, "RANK", 0) if in_job else 0
+    if rank >= world_size:
+        raise EvenstepError(f"RANK is {rank} but WORLD_SIZE is {world_size}: ranks go from 0 to {world_size - 1}")
+    policy = v.get("EVENSTEP_POLICY", "") or "hybrid"
+    if policy not in POLICIES:
+        raise EvenstepError(f"EVENSTEP_POLICY is {policy!r}; choose one of {', '.join(POLICIES)}")
+    steps, seconds = _cadence(v.get("EVENSTEP_CHECKPOINT_EVERY", ""))
+    return Environment(
+        in_job=in_job,
+        rank=rank,
+        world_size=world_size,
+        local_rank=_integer(v, "LOCAL_RANK", 0) if in_job else 0,
+        local_world_size=_integer(v, "LOCAL_WORLD_SIZE", world_size, 1) if in_job else 1,
+        restart=_integer(v, "TORCHELASTIC_RESTART_COUNT", 0),
+        device=v.get("EVENSTEP_DEVICE", ""),
+        run_dir=v.get("EVENSTEP_RUN_DIR", ""),
+        policy=policy,
+        speeds=_speeds(v.get("EVENSTEP_SPEEDS", ""), world_size),
+        telemetry_fd=_integer(v, "EVENSTEP_TELEMETRY_FD", -1, 0),
+        checkpoint_steps=steps,
+        checkpoint_seconds=seconds,
+        plan=v.get("EVENSTEP_PLAN", ""),
+        plan_steps=_integer(v, "EVENSTEP_PLAN_STEPS", 8, 1),
+        resume=v.get("EVENSTEP_RESUME", ""),
+        seed=_integer(v, "EVENSTEP_SEED", 0) if v.get("EVENSTEP_SEED") else None,
+    )

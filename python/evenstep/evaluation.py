@@ -1,0 +1,162 @@
+"""Numbers over all ranks that equal one device's: weighted means, rows gathered in sample order, whole evaluations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from evenstep import _core
+from evenstep._core import EvenstepError
+from evenstep.group import gather_objects
+from evenstep.loader import EvenLoader
+from evenstep.session import session
+
+
+def _default_weight() -> float:
+    latest = session().latest
+    return float(latest.samples) if latest is not None else 1.0
+
+
+def reduce_mean(value: Any, weight: float | None = None) -> Any:
+    """The mean of `value` (a number or a tensor) over all ranks, weighted. Collective.
+
+    weight: how many things this rank's value is a mean over; by default the samples of its share of the last batch. A
+    rank with weight 0 counts nothing, NaN included. Returns a number for a number, else a tensor without gradient.
+    """
+    current = session()
+    amount = _default_weight() if weight is None else float(weight)
+    if not (amount >= 0 and math.isfinite(amount)):
+        raise ValueError(f"es.reduce_mean(weight={weight!r}): give a number >= 0")
+    if not current.in_job:
+        return value.detach() if isinstance(value, torch.Tensor) else value
+    tensor = value.detach() if isinstance(value, torch.Tensor) else torch.tensor(float(value), dtype=torch.float64)
+    flat = tensor.to("cpu", torch.float64).reshape(-1)
+    packed = torch.zeros(flat.numel() + 1, dtype=torch.float64)
+    if amount > 0:
+        packed[:-1] = flat * amount
+        packed[-1] = amount
+    with current.steps.blocking():
+        current.group.sum_(packed)
+    mean = packed[:-1] / packed[-1]
+    if not isinstance(value, torch.Tensor):
+        return float(mean[0])
+    dtype = tensor.dtype if tensor.is_floating_point() else torch.get_default_dtype()
+    return mean.reshape(tensor.shape).to(tensor.device, dtype)
+
+
+def gather(tensor: torch.Tensor) -> torch.Tensor:
+    """The ranks' rows (dimension 0, any number each) one after the other, on every rank. Collective.
+
+    Rows of a prepared loader's batch come out in the order of the samples of the global batch. A rank that ran a dummy
+    sample brings none.
+    """
+    current = session()
+    if tensor.dim() == 0:
+        raise EvenstepError("es.gather needs a tensor with rows\n  fix: give tensor[None] for a single number")
+    if not current.in_job:
+        return tensor.detach()
+    latest = current.latest
+    if latest is not None and latest.samples == 0 and tensor.shape[0] <= current.dummy_samples:
+        tensor = tensor[:0]
+    rows = tensor.detach().cpu().contiguous()
+    with current.steps.blocking():
+        shapes = gather_objects(current.group, (tuple(rows.shape), str(rows.dtype)))
+        if len({(shape[1:], dtype) for shape, dtype in shapes}) > 1:
+            raise EvenstepError(f"es.gather: the ranks' rows differ in shape or dtype: {shapes}")
+        width = math.prod(rows.shape[1:])
+        flat = current.group.gather_rows(rows.reshape(-1), [shape[0] * width for shape, _ in shapes])
+    total = sum(shape[0] for shape, _ in shapes)
+    return flat.reshape(total, *rows.shape[1:]).to(tensor.device)
+
+
+class _Totals:
+    """Weighted sums of named metrics in double precision."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, tuple[torch.Tensor, float]] = {}
+        self.single = False
+
+    def add(self, result: Any, samples: int) -> None:
+        if not isinstance(result, dict):
+            self.single, result = True, {"value": result}
+        for name, value in result.items():
+            tensor = torch.as_tensor(value).detach().to("cpu", torch.float64)
+            if tensor.dim() == 0:
+                total = tensor * samples
+            elif tensor.shape[0] == samples:
+                total = tensor.sum(dim=0)
+            else:
+                raise EvenstepError(
+                    f"es.evaluate: metric {name!r} has shape {tuple(tensor.shape)} for {samples} samples\n"
+                    "  fix: return one value a sample, or one mean over the samples"
+                )
+            before, count = self.sums.get(name, (torch.zeros_like(total), 0.0))
+            self.sums[name] = (before + total, count + samples)
+
+
+def evaluate(model: nn.Module, loader: Any, fn: Callable[[nn.Module, Any], Any]) -> Any:
+    """Means over all samples of `loader`, as one device would compute them. Collective.
+
+    fn(model, batch) gives a number or tensor, or a dict of them: one value a sample (first dimension), or one mean over
+    the batch's samples. The model is in eval mode, without gradients, and goes back to the mode it had. A plain
+    DataLoader is split among the ranks; one from es.prepare(loader=…, train=False) already is.
+    """
+    current = session()
+    if isinstance(loader, EvenLoader) and loader.train:
+        raise EvenstepError(
+            "es.evaluate was given a training loader, whose ranks may get dummy samples\n"
+            "  fix: give the DataLoader itself, or es.prepare(loader=loader, train=False)"
+        )
+    if current.in_job and isinstance(loader, DataLoader):
+        from evenstep.prepare import prepare
+
+        loader = prepare(loader=loader, train=False)
+    totals = _Totals()
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    latest = current.latest
+    try:
+        with current.steps.apart(_core.SPAN_EVALUATION), torch.no_grad():
+            for batch in loader:
+                samples = current.latest.samples if current.in_job and current.latest is not None else _count(batch)
+                totals.add(fn(model, batch), samples)
+            means = _means(totals)
+    finally:
+        current.latest = latest
+        for module, training in modes:
+            module.training = training
+    return means
+
+
+def _count(batch: Any) -> int:
+    """Samples of a collated batch: the first dimension of its first tensor."""
+    if isinstance(batch, torch.Tensor):
+        return batch.shape[0]
+    values = batch.values() if isinstance(batch, dict) else batch
+    for value in values:
+        if isinstance(value, (torch.Tensor, dict, list, tuple)):
+            return _count(value)
+    raise EvenstepError("es.evaluate found no tensor in the batch to count its samples by")
+
+
+def _means(totals: _Totals) -> Any:
+    current = session()
+    if current.in_job:
+        everyone = gather_objects(current.group, (totals.single, totals.sums))
+        totals.single = any(single for single, _ in everyone)
+        sums: dict[str, tuple[torch.Tensor, float]] = {}
+        for _, theirs in everyone:
+            for name, (total, count) in theirs.items():
+                before, had = sums.get(name, (torch.zeros_like(total), 0.0))
+                sums[name] = (before + total, had + count)
+        totals.sums = sums
+    means: dict[str, Any] = {}
+    for name, (total, count) in totals.sums.items():
+        mean = total / count
+        means[name] = float(mean) if mean.dim() == 0 else mean
+    return means.get("value", math.nan) if totals.single else means

@@ -1,0 +1,198 @@
+"""One model's gradients: hooks that hand them to the engine as backward makes them, and the whole sums put back.
+
+After every synchronised backward, p.grad = sum over ranks of weight_r * p.grad_r (no gradient counts as zero; None
+stays None where no rank has one). The weights of the ranks sum to 1, so what was already a sum stays what it is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from evenstep._core import EvenstepError
+from evenstep.engine import Engine, Report
+
+if TYPE_CHECKING:
+    from evenstep.steps import Steps
+
+
+def trained_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Every parameter that gets a gradient, once (tied ones too)."""
+    return [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+
+
+class GradientSync:
+    """Hooks of one model. `steps` says this rank's part of the batch now in backward."""
+
+    def __init__(self, name: str, model: nn.Module, engine: Engine, steps: Steps) -> None:
+        self.name, self.model, self.engine = name, model, engine
+        named = trained_parameters(model)
+        self._frozen = [(n, p) for n, p in model.named_parameters() if not p.requires_grad]
+        self._names = [n for n, _ in named]
+        self.parameters = [p for _, p in named]
+        self._steps = steps
+        self._current_weight = steps.current_weight
+        self._fired: set[int] = set()
+        self._submitted: set[int] = set()
+        self._refired = False
+        self._open = False
+        self._pending: float | None = None  # weight of what backward left in p.grad under no_sync
+        self._stash: dict[int, torch.Tensor] | None = None
+        self.enabled = True  # False under no_sync
+        self.defer = False  # nested backward passes seen: hand over only at the end
+        self.reduced = 0  # parameters that the last round reduced
+        for index, parameter in enumerate(self.parameters):
+            self._hook(index, parameter)
+
+    def _hook(self, index: int, parameter: nn.Parameter) -> None:
+        if not parameter.is_leaf:
+            raise EvenstepError(
+                f"parameter {self._names[index]!r} of model {self.name!r} is not a leaf tensor, so it gets no gradient"
+            )
+
+        def on_gradient(p: torch.Tensor) -> None:
+            self._on_gradient(index, p)
+
+        parameter.register_post_accumulate_grad_hook(on_gradient)
+
+    # -- during backward --
+
+    def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
+        if index in self._fired:
+            if index in self._submitted and parameter.grad is self.engine.views[index]:
+                raise EvenstepError(
+                    f"parameter {self._names[index]!r} got a second gradient in one backward (reentrant "
+                    "checkpointing) after its first was already being reduced\n"
+                    "  fix: use torch.utils.checkpoint with use_reentrant=False, or zero_grad(set_to_none=True)"
+                )
+            self._refired = True
+            return
+        self._fired.add(index)
+        if self.enabled and self._stash is None and not self.defer:
+            self._submit(index, parameter)
+
+    def _submit(self, index: int, parameter: torch.Tensor) -> None:
+        gradient = parameter.grad
+        if gradient is None:
+            return
+        if gradient.layout is not torch.strided:
+            raise EvenstepError(
+                f"parameter {self._names[index]!r} of model {self.name!r} has a sparse gradient, which this version "
+                "does not reduce\n  fix: build its layer with sparse=False"
+            )
+        if not self._open:
+            self.engine.begin(self._current_weight(), self._steps.step)
+            self._open = True
+        self.engine.ready(index, gradient)
+        self._submitted.add(index)
+
+    # -- around backward --
+
+    def before_backward(self) -> None:
+        """Makes what no_sync left in p.grad count with its own weight beside the gradients to come."""
+        for name, parameter in self._frozen:
+            if parameter.requires_grad:
+                raise EvenstepError(
+                    f"parameter {name!r} of model {self.name!r} was frozen when es.prepare saw it and now requires a "
+                    "gradient, which would differ between ranks\n"
+                    "  fix: call es.prepare while all parameters that will ever be trained require gradients"
+                )
+        weight = self._current_weight()
+        if weight == 0.0 and (self._pending is not None or not self.enabled):
+            # what comes counts nothing; what is there must stay: keep it apart
+            self._stash = {}
+            for index, parameter in enumerate(self.parameters):
+                if parameter.grad is not None:
+                    self._stash[index] = parameter.grad
+                    parameter.grad = None
+        elif self._pending is not None and self._pending != weight:
+            with torch.no_grad():
+                for parameter in self.parameters:
+                    if parameter.grad is not None:
+                        parameter.grad.mul_(self._pending / weight)
+            self._pending = weight
+
+    def after_unsynchronised(self) -> None:
+        """Closes a backward under no_sync."""
+        if self._stash is not None:
+            self._unstash()
+        elif self._fired:
+            self._pending = self._current_weight()
+        self._fired.clear()
+        self._refired = False
+
+    def _unstash(self) -> None:
+        assert self._stash is not None
+        for index, parameter in enumerate(self.parameters):
+            parameter.grad = self._stash.get(index)
+        self._stash = None
+
+    @property
+    def fired(self) -> bool:
+        """Whether this backward, or one under no_sync before it, gave this model a gradient on this rank."""
+        return bool(self._fired) or self._pending is not None
+
+    @property
+    def open(self) -> bool:
+        return self._open
+
+    @property
+    def refired(self) -> bool:
+        return self._refired
+
+    @torch.no_grad()
+    def finish(self, again: bool) -> Report:
+        """Collective. `again`: some rank's gradient changed after it was handed over, so the round runs twice."""
+        weight = self._current_weight()
+        if self._stash is not None:
+            self._unstash()
+            weight = self._pending if self._pending is not None else 0.0
+        if not self._open:
+            self.engine.begin(weight, self._steps.step)
+            self._open = True
+        used, report = self._close_round()
+        if again:
+            self.engine.begin(weight, self._steps.step)
+            self._open = True
+            used, second = self._close_round()
+            report.communication_ns += second.communication_ns
+            report.exposed_ns += second.exposed_ns
+            report.peer_wait_ns += second.peer_wait_ns
+            report.bytes += second.bytes
+        views = self.engine.views
+        count = 0
+        for index, parameter in enumerate(self.parameters):
+            if used[index]:
+                count += 1
+                gradient = parameter.grad
+                if gradient is not views[index]:
+                    self._put(index, parameter, gradient)
+        self.reduced = count
+        self._fired.clear()
+        self._refired = False
+        self._pending = None
+        return report
+
+    def _close_round(self) -> tuple[Any, Report]:
+        if len(self._submitted) < len(self.parameters):
+            for index, parameter in enumerate(self.parameters):
+                if parameter.grad is not None and index not in self._submitted:
+                    self._submit(index, parameter)
+        used, report = self.engine.finish()
+        self._open = False
+        self._submitted.clear()
+        return used, report
+
+    def _put(self, index: int, parameter: torch.Tensor, gradient: torch.Tensor | None) -> None:
+        view = self.engine.views[index]
+        if gradient is None and index in self._fired:
+            raise EvenstepError(
+                f"the gradient of parameter {self._names[index]!r} was gone when backward ended: a hook of yours took "
+                "it (an optimizer inside backward?)\n  fix: call optimizer.step() after backward"
+            )
+        if gradient is not None and gradient.requires_grad:  # create_graph=True: keep the graph, change the value
+            gradient.data.copy_(view)
+        elif parameter.requires_grad:
+            parameter.grad = view

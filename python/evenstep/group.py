@@ -1,0 +1,219 @@
+"""How the ranks talk about anything but gradients: small records, bytes, sums; over shared memory or torch's Gloo."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from evenstep import _core
+from evenstep._core import EvenstepError
+from evenstep.environment import Environment
+
+
+class Group(Protocol):
+    """One rank's place among all ranks. Every method but `revoke` is collective."""
+
+    rank: int
+    ranks: int
+
+    def exchange(self, record: bytes) -> list[bytes]:
+        """The records of all ranks, of equal length, in rank order."""
+
+    def sum_(self, values: torch.Tensor) -> None:
+        """Adds a CPU tensor up over the ranks, in place."""
+
+    def broadcast_(self, values: torch.Tensor, root: int = 0) -> None:
+        """A contiguous CPU tensor of rank `root` on all ranks."""
+
+    def gather_rows(self, values: torch.Tensor, counts: list[int]) -> torch.Tensor:
+        """The ranks' contiguous CPU tensors one after the other; rank r brings counts[r] elements."""
+
+    def barrier(self) -> None: ...
+
+    def revoke(self) -> None:
+        """Ends what the other ranks wait for, where the engine can."""
+
+
+class SharedGroup:
+    """Over an engine group in shared memory."""
+
+    def __init__(self, comm: _core.Comm) -> None:
+        self.comm = comm
+        self.rank, self.ranks = comm.rank, comm.ranks
+        self._bytes = -1
+
+    def exchange(self, record: bytes) -> list[bytes]:
+        length = len(record)
+        if length != self._bytes:
+            self._bytes = length
+            self._out = ctypes.create_string_buffer(max(1, length))
+            self._in = ctypes.create_string_buffer(max(1, length * self.ranks))
+            self._out_address, self._in_address = ctypes.addressof(self._out), ctypes.addressof(self._in)
+            self._counts = [length] * self.ranks
+        self._out.raw = record
+        self.comm.all_gather(self._out_address, self._in_address, self._counts, _core.DTYPE_U8)
+        everything = self._in.raw
+        return [everything[i : i + length] for i in range(0, length * self.ranks, length)]
+
+    def sum_(self, values: torch.Tensor) -> None:
+        self.comm.all_reduce(values.data_ptr(), values.numel(), DTYPES[values.dtype], _core.OP_SUM)
+
+    def broadcast_(self, values: torch.Tensor, root: int = 0) -> None:
+        self.comm.broadcast(values.data_ptr(), values.numel() * values.element_size(), root)
+
+    def gather_rows(self, values: torch.Tensor, counts: list[int]) -> torch.Tensor:
+        out = torch.empty(sum(counts), dtype=values.dtype)
+        size = values.element_size()
+        if out.numel() == 0:
+            return out
+        mine = values if values.numel() else out  # an address is wanted even where nothing is sent
+        self.comm.all_gather(mine.data_ptr(), out.data_ptr(), [count * size for count in counts], _core.DTYPE_U8)
+        return out
+
+    def barrier(self) -> None:
+        self.comm.barrier()
+
+    def revoke(self) -> None:
+        self.comm.revoke()
+
+
+class TorchGroup:
+    """Over a Gloo group of torch: several hosts, or no shared memory."""
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+
+    def exchange(self, record: bytes) -> list[bytes]:
+        mine = torch.frombuffer(bytearray(record), dtype=torch.uint8)
+        out = [torch.empty_like(mine) for _ in range(self.ranks)]
+        dist.all_gather(out, mine, group=self.group)
+        return [as_bytes(row) for row in out]
+
+    def sum_(self, values: torch.Tensor) -> None:
+        dist.all_reduce(values, group=self.group)
+
+    def broadcast_(self, values: torch.Tensor, root: int = 0) -> None:
+        dist.broadcast(values, src=dist.get_global_rank(self.group, root), group=self.group)
+
+    def gather_rows(self, values: torch.Tensor, counts: list[int]) -> torch.Tensor:
+        most = max(1, *counts)
+        padded = torch.zeros(most, dtype=values.dtype)
+        padded[: values.numel()] = values
+        rows = [torch.empty_like(padded) for _ in range(self.ranks)]
+        dist.all_gather(rows, padded, group=self.group)
+        return torch.cat([row[:count] for row, count in zip(rows, counts, strict=True)])
+
+    def barrier(self) -> None:
+        dist.barrier(group=self.group)
+
+    def revoke(self) -> None:
+        pass
+
+
+DTYPES = {
+    torch.float32: _core.DTYPE_F32,
+    torch.float64: _core.DTYPE_F64,
+    torch.float16: _core.DTYPE_F16,
+    torch.bfloat16: _core.DTYPE_BF16,
+    torch.int64: _core.DTYPE_I64,
+    torch.int32: _core.DTYPE_I32,
+    torch.uint8: _core.DTYPE_U8,
+}
+
+
+def as_bytes(values: torch.Tensor) -> bytes:
+    """A contiguous CPU tensor's memory."""
+    return ctypes.string_at(values.data_ptr(), values.numel() * values.element_size()) if values.numel() else b""
+
+
+def gather_bytes(group: Group, data: bytes) -> list[bytes]:
+    """Everyone's data, of any length, in rank order."""
+    counts = [int.from_bytes(row, "little") for row in group.exchange(len(data).to_bytes(8, "little"))]
+    mine = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)[: len(data)]
+    everything = as_bytes(group.gather_rows(mine, counts)) if sum(counts) else b""
+    parts, at = [], 0
+    for count in counts:
+        parts.append(everything[at : at + count])
+        at += count
+    return parts
+
+
+def broadcast_bytes(group: Group, data: bytes | None, root: int = 0) -> bytes:
+    """The data of rank `root`; the others' is not looked at."""
+    mine = (data or b"") if group.rank == root else b""
+    length = int.from_bytes(group.exchange(len(mine).to_bytes(8, "little"))[root], "little")
+    values = torch.frombuffer(bytearray(mine), dtype=torch.uint8) if mine else torch.zeros(length, dtype=torch.uint8)
+    if length:
+        group.broadcast_(values, root)
+    return as_bytes(values)[:length]
+
+
+def gather_objects(group: Group, value: Any) -> list[Any]:
+    """Everyone's small Python value; the ranks are one program and trust one another."""
+    return [pickle.loads(data) for data in gather_bytes(group, pickle.dumps(value))]
+
+
+class Bootstrap:
+    """Opens groups over the job's torch store; counts them, so that every rank uses the same names."""
+
+    def __init__(self, environment: Environment, timeout_seconds: float = 1800.0) -> None:
+        self.environment = environment
+        self.timeout_seconds = timeout_seconds
+        self._opened = 0
+        self._gloo: Any = None
+
+    def start(self) -> None:
+        """Makes torch.distributed ready; a group that the user made before is kept."""
+        if not dist.is_available():
+            raise EvenstepError(
+                "this torch has no torch.distributed, which es.prepare needs to find the other ranks\n"
+                "  fix: install a torch that has it (every Linux wheel does)"
+            )
+        if dist.is_initialized():
+            if dist.get_world_size() != self.environment.world_size or dist.get_rank() != self.environment.rank:
+                raise EvenstepError(
+                    f"torch.distributed was initialised as rank {dist.get_rank()} of {dist.get_world_size()}, "
+                    f"but the launcher says rank {self.environment.rank} of {self.environment.world_size}\n"
+                    "  fix: leave init_process_group to es.prepare, or use the launcher's RANK and WORLD_SIZE"
+                )
+            return
+        missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+        if missing:
+            raise EvenstepError(
+                f"RANK and WORLD_SIZE are set but {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not\n"
+                "  fix: start the script with `evenstep run` or torchrun"
+            )
+        backend = "evenstep" if "evenstep" in dist.Backend.backend_list else None
+        dist.init_process_group(backend, timeout=timedelta(seconds=self.timeout_seconds))
+
+    def shared(self, arena_bytes: int, purpose: str) -> _core.Comm | None:
+        """An engine group of all ranks, or None where they are not all on one host."""
+        try:
+            from evenstep.rendezvous import open_group
+        except ImportError:
+            return None
+        self._opened += 1
+        return open_group(
+            dist.distributed_c10d._get_default_store(),
+            self.environment.rank,
+            self.environment.world_size,
+            name=f"session/{purpose}/{self._opened}",
+            arena_bytes=arena_bytes,
+            timeout_seconds=self.timeout_seconds,
+        )
+
+    def gloo(self) -> Any:
+        if self._gloo is None:
+            self._gloo = dist.new_group(backend="gloo", timeout=timedelta(seconds=self.timeout_seconds))
+        return self._gloo
+
+    def control(self) -> Group:
+        comm = self.shared(0, "control")
+        return TorchGroup(self.gloo()) if comm is None else SharedGroup(comm)

@@ -1,0 +1,307 @@
+"""EvenLoader: a user's DataLoader of which each rank gets its share of every global batch."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from evenstep import _core
+from evenstep._core import EvenstepError
+from evenstep.order import GlobalOrder, batch_hash
+from evenstep.shares import Shares, equal_shares
+
+if TYPE_CHECKING:
+    from evenstep.session import Session
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """One global batch and this rank's part of it."""
+
+    loader: EvenLoader
+    epoch: int
+    batch: int  # its number in the epoch
+    total: int  # samples of all ranks
+    shares: list[int]
+    samples: int  # of this rank; 0: a dummy sample that counts nothing
+    checksum: int
+    predicted_seconds: float
+
+    @property
+    def weight(self) -> float:
+        return self.samples / self.total
+
+
+class _ShareSampler:
+    """What the inner DataLoader asks for indices: this rank's slice of each global batch."""
+
+    def __init__(self, owner: EvenLoader) -> None:
+        self._owner = owner
+        self.start: tuple[int, int, deque[BatchPlan]] = (0, 0, deque())
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        epoch, skip, plans = self.start
+        return self._owner._draw(epoch, skip, plans)
+
+    def __len__(self) -> int:
+        return len(self._owner)
+
+
+def _grouped(batches: Iterator[list[Any]], least: int) -> Iterator[list[Any]]:
+    """Joins batches until each has `least` samples; what is left over joins the last."""
+    ready: list[Any] | None = None
+    group: list[Any] = []
+    for batch in batches:
+        group = group + batch
+        if len(group) >= least:
+            if ready is not None:
+                yield ready
+            ready, group = group, []
+    if ready is not None:
+        yield ready + group
+    elif group:
+        yield group
+
+
+class EvenLoader:
+    """Iterates over this rank's share of the global batches of `loader`.
+
+    Its length counts global batches and is the same on every rank. With train=False the split serves evaluation:
+    without padding or repeats, small batches joined so that every rank has a sample of each.
+    Attributes it does not have are those of the user's loader.
+    """
+
+    def __init__(
+        self, session: Session, loader: DataLoader[Any], *, train: bool, shares: Shares | None, seed: int
+    ) -> None:
+        check_loader(loader)
+        self.loader = loader
+        self.train = train
+        self.seed = seed
+        self._session = session
+        self._order = GlobalOrder(loader, session.world_size)
+        self._shares = shares
+        self._source = _ShareSampler(self)
+        self._inner: DataLoader[Any] = DataLoader(loader.dataset, batch_sampler=self._source, **_options(loader))  # type: ignore[arg-type]
+        self._next_epoch = 0  # of the next iteration
+        self._resume_epoch = 0
+        self._resume_batch = 0
+        self._epoch = 0  # the cursor: batches of this epoch that the user has had
+        self._batch = 0
+        self._samples = 0
+        self._iterating = False
+
+    # -- what a DataLoader has --
+
+    def __len__(self) -> int:
+        count = len(self._order)
+        if self.train or self._session.world_size == 1:
+            return count
+        size = self._order.batch_size
+        if size is None or size >= self._session.world_size:
+            last_is_small = (
+                size is not None and not self.loader.drop_last and self._last_batch() < self._session.world_size
+            )
+            return max(1, count - 1) if last_is_small and count else count
+        return sum(1 for _ in self._eval_batches(0))
+
+    def _last_batch(self) -> int:
+        size = self._order.batch_size or 1
+        left = len(self._order.sampler) % size
+        return left or size
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "loader" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples of a global batch."""
+        return self._order.batch_size
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration is this epoch."""
+        self._next_epoch = epoch
+
+    @property
+    def epoch(self) -> int:
+        """The epoch under way, or the next one between two."""
+        return self._epoch
+
+    # -- the cursor --
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where training stands: plain JSON."""
+        return {
+            "epoch": self._epoch,
+            "batch": self._batch,
+            "seed": self.seed,
+            "samples": self._samples,
+            "batch_size": self._order.batch_size,
+            "scheduler_calls": self._session.scheduler_calls(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes to a cursor: iterations of epochs before it yield nothing, its own begins at its batch."""
+        size = state.get("batch_size")
+        if size != self._order.batch_size and state["batch"]:
+            raise EvenstepError(
+                f"the checkpoint's data position counts batches of {size} samples, but this loader's global batch has "
+                f"{self._order.batch_size}\n  fix: resume with the batch size of the checkpoint"
+            )
+        self.seed = int(state["seed"])
+        self._resume_epoch = self._epoch = int(state["epoch"])
+        self._resume_batch = self._batch = int(state["batch"])
+        self._samples = int(state["samples"])
+        self._next_epoch = 0
+        self._session.replay(state.get("scheduler_calls", {}))
+
+    def skip_to_cursor(self) -> int:
+        """The epoch to go on with, for loops that can start there (es.epochs)."""
+        self._next_epoch = max(self._next_epoch, self._resume_epoch)
+        return self._resume_epoch
+
+    # -- iterating --
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._iterate() if self.train else self._iterate_evaluation()
+
+    def _eval_batches(self, epoch: int) -> Iterator[list[Any]]:
+        return _grouped(self._order.batches(self.seed, epoch), self._session.world_size)
+
+    def _draw(self, epoch: int, skip: int, plans: deque[BatchPlan]) -> Iterator[list[Any]]:
+        session = self._session
+        batches = self._order.batches(self.seed, epoch) if self.train else self._eval_batches(epoch)
+        for number, indices in enumerate(batches):
+            if number < skip:
+                continue
+            total = len(indices)
+            if total == 0:
+                continue
+            predicted = float("nan")
+            if self.train and self._shares is not None:
+                shares = self._shares.draw(total)
+                predicted = self._shares.predict(shares)
+            elif self._shares is not None:
+                shares = self._shares.split(total)
+            else:
+                shares = equal_shares(total, session.world_size)
+            first = sum(shares[: session.rank])
+            mine = indices[first : first + shares[session.rank]]
+            if not mine and not self.train:
+                continue
+            plans.append(BatchPlan(self, epoch, number, total, shares, len(mine), batch_hash(indices), predicted))
+            yield mine or indices[: session.dummy_samples]
+
+    def _iterate(self) -> Iterator[Any]:
+        session = self._session
+        epoch = self._next_epoch
+        self._next_epoch += 1
+        if epoch < self._resume_epoch:
+            return
+        skip = self._resume_batch if epoch == self._resume_epoch else 0
+        self._epoch, self._batch = epoch, skip
+        session.epoch_begins(self, epoch)
+        self._iterating = True
+        try:
+            while True:
+                yield from self._one_epoch(epoch, skip)
+                if not session.planning:
+                    break
+                skip = 0  # the plan's measuring steps go on in the same epoch
+        finally:
+            self._iterating = False
+        self._epoch, self._batch = epoch + 1, 0
+
+    def _one_epoch(self, epoch: int, skip: int) -> Iterator[Any]:
+        session = self._session
+        start = _core.clock_ns()
+        plans: deque[BatchPlan] = deque()
+        self._source.start = (epoch, skip, plans)
+        for batch in self._inner:
+            plan = plans.popleft()
+            session.batch_arrives(plan, start)
+            self._batch += 1
+            self._samples += plan.total
+            yield batch
+            session.boundary()
+            start = _core.clock_ns()
+
+    def _iterate_evaluation(self) -> Iterator[Any]:
+        epoch = self._next_epoch
+        self._next_epoch += 1
+        plans: deque[BatchPlan] = deque()
+        self._source.start = (epoch, 0, plans)
+        for batch in self._inner:
+            self._session.latest = plans.popleft()
+            yield batch
+
+    def first_batch_size(self) -> int:
+        """Samples of a global batch; where a batch sampler does not say, of the first."""
+        if self._order.batch_size is not None:
+            return self._order.batch_size
+        return max(1, len(next(self._order.batches(self.seed, 0), [])))
+
+    def set_shares(self, shares: Shares | None) -> None:
+        self._shares = shares
+
+    @property
+    def iterating(self) -> bool:
+        return self._iterating
+
+    @property
+    def has_length(self) -> bool:
+        try:
+            len(self)
+        except TypeError:
+            return False
+        return True
+
+    @property
+    def unwrapped(self) -> bool:
+        """Whether a DistributedSampler was taken away."""
+        return self._order.unwrapped
+
+    @property
+    def shares(self) -> Shares | None:
+        return self._shares
+
+
+def check_loader(loader: DataLoader[Any]) -> None:
+    """Says clearly what cannot be split."""
+    if isinstance(loader.dataset, IterableDataset):
+        raise EvenstepError(
+            "the loader's dataset is an IterableDataset, which has no indices to share out among the ranks\n"
+            "  fix: use a map-style dataset (__len__ and __getitem__); this version splits only those"
+        )
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        raise EvenstepError(
+            f"{type(loader).__name__} has its own __iter__, which Evenstep would not run\n"
+            "  fix: give a plain torch.utils.data.DataLoader and put the change into collate_fn"
+        )
+
+
+def _options(loader: DataLoader[Any]) -> dict[str, Any]:
+    """The user's options that do not say which samples make a batch."""
+    options: dict[str, Any] = {
+        "num_workers": loader.num_workers,
+        "collate_fn": loader.collate_fn,
+        "pin_memory": loader.pin_memory,
+        "timeout": loader.timeout,
+        "worker_init_fn": loader.worker_init_fn,
+        "multiprocessing_context": loader.multiprocessing_context,
+        "generator": loader.generator,
+    }
+    if loader.num_workers > 0:
+        options["prefetch_factor"] = loader.prefetch_factor
+        options["persistent_workers"] = loader.persistent_workers
+    if getattr(loader, "pin_memory_device", ""):
+        options["pin_memory_device"] = loader.pin_memory_device
+    if hasattr(loader, "in_order"):
+        options["in_order"] = loader.in_order
+    return options

@@ -1,0 +1,197 @@
+"""es.prepare: takes what a training loop has and makes it train on all ranks of the job, each with its share."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from evenstep._core import EvenstepError
+from evenstep.agreement import broadcast_model, broadcast_optimizer, check_same_model, check_same_optimizer
+from evenstep.backward import observe_backward
+from evenstep.buffers import BufferSync
+from evenstep.engine import choose_engine
+from evenstep.gradients import GradientSync, trained_parameters
+from evenstep.group import broadcast_bytes, gather_objects
+from evenstep.loader import EvenLoader, check_loader
+from evenstep.session import Session, session
+from evenstep.shares import Shares, ShareSchedule
+
+
+def prepare(
+    *objects: Any,
+    loader: DataLoader[Any] | None = None,
+    train: bool = True,
+    shares: ShareSchedule | None = None,
+    engine: str | None = None,
+) -> Any:
+    """Prepares models, optimizers, DataLoaders and learning-rate schedulers; returns them in the order given.
+
+    Models, optimizers and schedulers come back as the same objects. A loader comes back as an `EvenLoader`: its
+    batch_size is the global batch, of which each rank gets a share that follows its speed. Outside a job (plain
+    `python script.py`) everything comes back unchanged.
+
+    train=False: the loaders of this call serve evaluation, split without padding or repeats.
+    shares: a schedule instead of the balancer, for tests and experiments: shares(number_of_the_batch, its_samples)
+    gives one share a rank. engine="torch": torch's collectives instead of shared memory.
+    """
+    given = [*objects, *([] if loader is None else [loader])]
+    if not given:
+        raise TypeError("es.prepare() needs something to prepare: a model, an optimizer, a DataLoader, a scheduler")
+    if engine not in (None, "shared", "torch"):
+        raise ValueError(f"es.prepare(engine={engine!r}): choose 'shared' or 'torch', or leave it to Evenstep")
+    current = session()
+    _check_arguments(current, given)
+    models = _register(current.models, "model", [g for g in given if isinstance(g, nn.Module)])
+    optimizers = _register(current.optimizers, "optimizer", [g for g in given if isinstance(g, Optimizer)])
+    schedulers = _register(current.schedulers, "scheduler", [g for g in given if isinstance(g, LRScheduler)])
+    for name, optimizer in optimizers.items():
+        current.watch_optimizer(optimizer, first=name == "optimizer")
+    results: dict[int, Any] = {}
+    if current.in_job:
+        current.join()
+        _prepare_models(current, models, optimizers, engine)
+        for name, scheduler in schedulers.items():
+            current.watch_scheduler(name, scheduler)
+        for one in given:
+            if isinstance(one, DataLoader):
+                results[id(one)] = _prepare_loader(current, one, train, shares)
+        if models:
+            observe_backward(current.steps)
+    returned = tuple(results.get(id(one), one) for one in given)
+    return returned[0] if len(returned) == 1 else returned
+
+
+def _register(registry: dict[str, Any], kind: str, objects: Sequence[Any]) -> dict[str, Any]:
+    """Names them: "model", "model_1", …"""
+    added: dict[str, Any] = {}
+    for one in objects:
+        name = kind if not registry else f"{kind}_{len(registry)}"
+        registry[name] = added[name] = one
+    return added
+
+
+def _check_arguments(current: Session, given: Sequence[Any]) -> None:
+    seen: set[int] = set()
+    for position, one in enumerate(given, 1):
+        what = f"argument {position} of es.prepare"
+        if isinstance(one, (DataParallel, DistributedDataParallel)):
+            raise TypeError(
+                f"{what} is wrapped in {type(one).__name__}; es.prepare does its work\n  fix: give the model itself"
+            )
+        if isinstance(one, EvenLoader) or id(one) in seen:
+            raise EvenstepError(f"{what} ({type(one).__name__}) was prepared before\n  fix: prepare each object once")
+        if not isinstance(one, (nn.Module, Optimizer, DataLoader, LRScheduler)):
+            hint = "give model.parameters()'s model" if hasattr(one, "__next__") else "leave it out"
+            raise TypeError(
+                f"{what} is a {type(one).__module__}.{type(one).__qualname__}; es.prepare takes torch.nn.Module, "
+                f"torch.optim.Optimizer, torch.utils.data.DataLoader and learning-rate schedulers\n  fix: {hint}"
+            )
+        seen.add(id(one))
+        registries: tuple[dict[str, Any], ...] = (current.models, current.optimizers, current.schedulers)
+        if any(one is known for registry in registries for known in registry.values()):
+            raise EvenstepError(f"{what} ({type(one).__name__}) was prepared before\n  fix: prepare each object once")
+        if isinstance(one, nn.Module) and not any(True for _ in one.parameters()):
+            raise EvenstepError(
+                f"{what}, a {type(one).__name__}, has no parameters, so there is nothing to train\n"
+                "  fix: give the module that holds the parameters, after its layers exist (lazy ones: run it once)"
+            )
+        if isinstance(one, DataLoader):
+            check_loader(one)
+    models = [*current.models.values(), *(g for g in given if isinstance(g, nn.Module))]
+    known = {id(p) for model in models for p in model.parameters()}
+    for position, one in enumerate(given, 1):
+        if isinstance(one, Optimizer):
+            for group, options in enumerate(one.param_groups):
+                strangers = sum(1 for p in options["params"] if id(p) not in known)
+                if strangers:
+                    raise EvenstepError(
+                        f"argument {position} of es.prepare: parameter group {group} of the {type(one).__name__} has "
+                        f"{strangers} parameters that belong to no prepared model, so their gradients would differ "
+                        "between ranks\n  fix: give every model that the optimizer trains to es.prepare; move models "
+                        "to their device before building the optimizer"
+                    )
+
+
+def _prepare_models(
+    current: Session, models: dict[str, nn.Module], optimizers: dict[str, Optimizer], engine: str | None
+) -> None:
+    group, bootstrap = current.group, current.bootstrap
+    assert bootstrap is not None
+    counts = gather_objects(group, (len(models), len(optimizers)))
+    if len(set(counts)) > 1:
+        raise EvenstepError(
+            f"the ranks gave es.prepare different numbers of models and optimizers: {counts}\n"
+            "  fix: call es.prepare with the same arguments on every rank"
+        )
+    for name, model in models.items():
+        check_same_model(group, name, model)
+        broadcast_model(group, model)
+        parameters = [p for _, p in trained_parameters(model)]
+        device = next((str(p.device) for p in parameters), "cpu")
+        devices = gather_objects(group, f"{device}@{os.uname().nodename}")
+        chosen = choose_engine(parameters, bootstrap, group, devices, engine, current.telemetry)
+        current.steps.syncs.append(GradientSync(name, model, chosen, current.steps))
+        if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()):
+            current.dummy_samples = 2  # one sample alone has no variance
+    if models:
+        current.steps.buffers = BufferSync(list(current.models.values()))
+    for name, optimizer in optimizers.items():
+        check_same_optimizer(group, name, optimizer)
+        broadcast_optimizer(group, optimizer)
+
+
+def _prepare_loader(
+    current: Session, loader: DataLoader[Any], train: bool, schedule: ShareSchedule | None
+) -> EvenLoader:
+    environment = current.environment
+    seed = environment.seed
+    if seed is None:
+        seed = loader.generator.initial_seed() if loader.generator is not None else torch.initial_seed()
+    seed = int(broadcast_bytes(current.group, str(seed).encode())) & 0x7FFFFFFFFFFFFFFF
+    even = EvenLoader(current, loader, train=train, shares=None, seed=seed)
+    batch = even.first_batch_size()
+    if train:
+        if not any(known.train for known in current.loaders.values()):
+            current.plan = _plan(current, batch)
+        even.set_shares(
+            Shares(environment.policy, current.world_size, batch, environment.speeds, schedule, current.plan)
+        )
+        current.loaders["loader" if not current.loaders else f"loader_{len(current.loaders)}"] = even
+    else:
+        trained = next((known for known in current.loaders.values() if known.train), None)
+        even.set_shares(
+            trained.shares
+            if trained is not None
+            else Shares(environment.policy, current.world_size, batch, environment.speeds)
+        )
+    if even.unwrapped and current.rank == 0:
+        warnings.warn(
+            f"es.prepare took the DistributedSampler away: its batch_size times {current.world_size} ranks, {batch}, "
+            "is now the global batch, and each rank gets the share that it can finish in the same time",
+            stacklevel=3,
+        )
+    return even
+
+
+def _plan(current: Session, batch: int) -> Any:
+    if not current.environment.plan:
+        return None
+    from evenstep.plan import Plan
+
+    device = current.environment.device or "cpu"
+    return Plan.from_environment(
+        rank=current.rank,
+        world_size=current.world_size,
+        batch=batch,
+        device=device,
+        speeds=current.environment.speeds,
+    )

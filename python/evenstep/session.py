@@ -1,0 +1,304 @@
+"""The session of this process: its rank, what was prepared, and the calls that go with a training loop."""
+
+from __future__ import annotations
+
+import builtins
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from evenstep import _core
+from evenstep._core import EvenstepError
+from evenstep.environment import Environment, read_environment
+from evenstep.group import Bootstrap, Group, broadcast_bytes, gather_bytes
+from evenstep.steps import Steps
+
+if TYPE_CHECKING:
+    from evenstep.loader import BatchPlan, EvenLoader
+
+
+class _Alone:
+    """The group of a process outside any job."""
+
+    rank, ranks = 0, 1
+
+    def exchange(self, record: bytes) -> list[bytes]:
+        return [record]
+
+    def sum_(self, values: Any) -> None: ...
+
+    def broadcast_(self, values: Any, root: int = 0) -> None: ...
+
+    def gather_rows(self, values: Any, counts: list[int]) -> Any:
+        return values.clone()
+
+    def barrier(self) -> None: ...
+
+    def revoke(self) -> None: ...
+
+
+class Session:
+    """What es.prepare was given, and where training stands. One per process: `es.session()`."""
+
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
+        self.rank, self.world_size = environment.rank, environment.world_size
+        self.models: dict[str, nn.Module] = {}
+        self.optimizers: dict[str, Optimizer] = {}
+        self.schedulers: dict[str, Any] = {}
+        self.loaders: dict[str, EvenLoader] = {}
+        self.user_state: dict[str, Any] = {}
+        self.group: Group = _Alone()
+        self.bootstrap: Bootstrap | None = None
+        self.telemetry = _core.Telemetry(environment.telemetry_fd, environment.rank)
+        self.steps = Steps(self.group, self.telemetry)
+        self.plan: Any = None  # of `evenstep plan`
+        self.dummy_samples = 1
+        self.latest: BatchPlan | None = None  # the last batch of any prepared loader
+        self.scalars: dict[str, float] = {}
+        self.boundary_calls: list[Callable[[], None]] = []
+        self.total_epochs = 0  # 0: unknown
+        self._committed = False
+        self._scheduler_calls: dict[str, int] = {}
+        self._replayed: dict[str, int] = {}
+        self._last_checkpoint = time.monotonic()
+
+    # -- the group --
+
+    @property
+    def in_job(self) -> bool:
+        return self.environment.in_job
+
+    def join(self) -> None:
+        """Finds the other ranks; once."""
+        if self.bootstrap is None and self.in_job:
+            self.bootstrap = Bootstrap(self.environment)
+            self.bootstrap.start()
+            self.group = self.steps.group = self.bootstrap.control()
+
+    def barrier(self) -> None:
+        """Returns when all ranks have come."""
+        with self.steps.blocking():
+            self.group.barrier()
+
+    def broadcast_bytes(self, data: bytes | None, root: int = 0) -> bytes:
+        with self.steps.blocking():
+            return broadcast_bytes(self.group, data, root)
+
+    def all_gather_bytes(self, data: bytes) -> list[bytes]:
+        with self.steps.blocking():
+            return gather_bytes(self.group, data)
+
+    # -- where training stands --
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done since the start of training."""
+        return self.steps.step
+
+    @step.setter
+    def step(self, value: int) -> None:
+        self.steps.step = value
+
+    @property
+    def epoch(self) -> int:
+        return next((loader.epoch for loader in self.loaders.values() if loader.train), 0)
+
+    @property
+    def loss(self) -> float:
+        """Of the last step, over all ranks; NaN where unknown."""
+        return self.steps.loss
+
+    @property
+    def planning(self) -> bool:
+        """Whether this job measures for `evenstep plan`."""
+        return self.plan is not None
+
+    # -- called by loaders --
+
+    def batch_arrives(self, plan: BatchPlan, asked_ns: int) -> None:
+        self.latest = plan
+        self.steps.batch_arrives(plan, asked_ns)
+
+    def epoch_begins(self, loader: EvenLoader, epoch: int) -> None:
+        if self.rank == 0:
+            self.telemetry.event(_core.EVENT_EPOCH, self.step, epoch)
+            if loader.has_length:
+                total = (self.total_epochs or epoch + 1) * len(loader)
+                self.telemetry.event(_core.EVENT_TOTAL_STEPS, self.step, total)
+
+    def boundary(self) -> None:
+        """Between two batches: what must not fall into the middle of a step."""
+        if not self._committed:
+            return
+        self._committed = False
+        if self.plan is not None and self.plan.done:
+            self.plan.finish(self.all_gather_bytes)
+        self._checkpoint_when_due()
+        for call in self.boundary_calls:
+            call()
+
+    def _checkpoint_when_due(self) -> None:
+        environment = self.environment
+        steps = self.steps
+        due = environment.checkpoint_steps > 0 and steps.step % environment.checkpoint_steps == 0
+        if environment.checkpoint_seconds > 0:
+            due = steps.checkpoint_agreed
+            wants = time.monotonic() - self._last_checkpoint >= environment.checkpoint_seconds
+            steps.wants_checkpoint = self.rank == 0 and wants and not due
+        if due:
+            from evenstep.checkpoint import checkpoint
+
+            checkpoint()
+            self._last_checkpoint = time.monotonic()
+
+    # -- optimizers --
+
+    def watch_optimizer(self, optimizer: Optimizer, first: bool) -> None:
+        """Makes the first optimizer's step the commit."""
+        if first:
+            optimizer.register_step_pre_hook(self._before_step)
+            optimizer.register_step_post_hook(self._after_step)
+
+    def _before_step(self, *_: Any) -> None:
+        steps = self.steps
+        timings = steps.commit()
+        plan = steps.plan
+        if timings and plan is not None and plan.loader.shares is not None:
+            plan.loader.shares.observe(timings, steps.step_seconds)
+
+    def _after_step(self, *_: Any) -> None:
+        self.steps.stepped()
+        self._committed = True
+        if not any(loader.train for loader in self.loaders.values()):
+            self.boundary()
+
+    # -- schedulers --
+
+    def watch_scheduler(self, name: str, scheduler: Any) -> None:
+        """Counts its steps between epochs, so that a resumed run does not make again those it already has."""
+        original = scheduler.step
+        self._scheduler_calls[name] = 0
+
+        def step(*arguments: Any, **options: Any) -> Any:
+            if not any(loader.iterating for loader in self.loaders.values()):
+                self._scheduler_calls[name] += 1
+                if self._scheduler_calls[name] <= self._replayed.get(name, 0):
+                    return None
+            return original(*arguments, **options)
+
+        scheduler.step = step
+
+    def scheduler_calls(self) -> dict[str, int]:
+        """Steps that each scheduler made between epochs."""
+        return dict(self._scheduler_calls)
+
+    def replay(self, calls: dict[str, int]) -> None:
+        """The script runs from its beginning: the first so many calls were made before."""
+        self._replayed = dict(calls)
+        self._scheduler_calls = dict.fromkeys(self._scheduler_calls, 0)
+
+    def no_replay(self) -> None:
+        """The script's loop starts where training stands: every call counts."""
+        for name, calls in self._replayed.items():
+            self._scheduler_calls[name] = max(calls, self._scheduler_calls.get(name, 0))
+
+
+_session: Session | None = None
+
+
+def session() -> Session:
+    """This process's session; made on first use."""
+    global _session
+    if _session is None:
+        _session = Session(read_environment())
+    return _session
+
+
+def rank() -> int:
+    """This process's number among all ranks; 0 outside a job."""
+    return session().rank
+
+
+def local_rank() -> int:
+    """This process's number on its host; 0 outside a job."""
+    return session().environment.local_rank
+
+
+def world_size() -> int:
+    """How many ranks the job has; 1 outside one."""
+    return session().world_size
+
+
+def is_main() -> bool:
+    """True on rank 0 and outside a job."""
+    return session().rank == 0
+
+
+def print_main(*values: Any, **options: Any) -> None:
+    """print on rank 0 only."""
+    if is_main():
+        options.setdefault("flush", True)
+        builtins.print(*values, **options)
+
+
+def step_count() -> int:
+    """Optimizer steps done since the start of training; a resumed run goes on counting."""
+    return session().step
+
+
+def barrier() -> None:
+    """Returns when all ranks have come."""
+    session().barrier()
+
+
+def epochs(count: int) -> Iterator[int]:
+    """range(count), but a resumed run starts with the epoch that was under way."""
+    current = session()
+    current.total_epochs = count
+    loaders = [loader for loader in current.loaders.values() if loader.train]
+    start = max((loader.skip_to_cursor() for loader in loaders), default=0)
+    current.no_replay()
+    yield from range(start, count)
+
+
+def set_weight(amount: float) -> None:
+    """Before backward: the loss is a mean over `amount` things (tokens, say) on this rank. Collective.
+
+    The gradients of the next backward are then those of the mean over all ranks' things.
+    """
+    session().steps.set_weight(float(amount))
+
+
+@contextmanager
+def no_sync(*models: nn.Module) -> Iterator[None]:
+    """Backward passes inside only add up on each rank; the next one outside makes the exact sum of all.
+
+    Without models: all prepared ones. Enter it on every rank for the same passes.
+    """
+    syncs = session().steps.syncs
+    chosen = [sync for sync in syncs if not models or any(sync.model is model for model in models)]
+    for model in models:
+        if session().in_job and not any(sync.model is model for sync in syncs):
+            raise EvenstepError(f"es.no_sync was given a {type(model).__name__} that es.prepare has not prepared")
+    before = [sync.enabled for sync in chosen]
+    for sync in chosen:
+        sync.enabled = False
+    try:
+        yield
+    finally:
+        for sync, enabled in zip(chosen, before, strict=True):
+            sync.enabled = enabled
+
+
+def log(**scalars: float) -> None:
+    """Numbers of yours for the run's record, from rank 0."""
+    current = session()
+    for name, value in scalars.items():
+        current.scalars[name] = float(value)
+        if current.rank == 0:
+            current.telemetry.event(_core.EVENT_MESSAGE, current.step, 0, f"{name}={float(value):.6g}")

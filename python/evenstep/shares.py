@@ -1,0 +1,76 @@
+"""Who gets how many samples of a batch: the balancer, the caller's schedule, or the plan's measuring steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from evenstep._core import Balancer, EvenstepError
+
+# (number of the batch drawn, its samples) -> shares of the ranks
+ShareSchedule = Callable[[int, int], Sequence[int]]
+
+
+def equal_shares(batch: int, ranks: int) -> list[int]:
+    return [batch // ranks + (1 if rank < batch % ranks else 0) for rank in range(ranks)]
+
+
+def at_least_one(shares: Sequence[int]) -> list[int]:
+    """No zero share where there are enough samples: taken from the largest."""
+    mended = list(shares)
+    if sum(mended) >= len(mended):
+        for rank, share in enumerate(mended):
+            if share == 0:
+                mended[mended.index(max(mended))] -= 1
+                mended[rank] = 1
+    return mended
+
+
+class Shares:
+    """Shares of one loader's batches; the same calls give the same shares on every rank."""
+
+    def __init__(
+        self,
+        policy: str,
+        ranks: int,
+        batch: int,
+        speeds: Sequence[float] | None = None,
+        schedule: ShareSchedule | None = None,
+        plan: Any = None,
+    ) -> None:
+        self.ranks, self.batch = ranks, batch
+        self._schedule, self._plan = schedule, plan
+        self._balancer = Balancer(policy, ranks, batch, speeds)
+        self._drawn = 0
+
+    def draw(self, batch: int) -> list[int]:
+        """Shares of the next batch of `batch` samples."""
+        number = self._drawn
+        self._drawn += 1
+        if self._schedule is not None:
+            shares = [int(share) for share in self._schedule(number, batch)]
+            if len(shares) != self.ranks or min(shares) < 0 or sum(shares) != batch:
+                raise EvenstepError(
+                    f"the share schedule gave {shares} for batch {number} of {batch} samples on {self.ranks} ranks\n"
+                    f"  fix: return {self.ranks} numbers >= 0 that add up to {batch}"
+                )
+            return shares
+        if self._plan is not None:
+            return list(self._plan.shares(number, batch))
+        return list(self._balancer.shares(batch))
+
+    def split(self, batch: int) -> list[int]:
+        """Shares by the speeds known now, for work outside training steps; no rank idle where that can be."""
+        return at_least_one(self._balancer.shares(batch))
+
+    def observe(self, timings: Sequence[tuple[int, float]], step_seconds: float) -> None:
+        if self._plan is not None:
+            self._plan.observe(timings, step_seconds)
+        else:
+            self._balancer.observe(timings)
+
+    def predict(self, shares: Sequence[int]) -> float:
+        """Seconds of a step with these shares; NaN while unknown."""
+        seconds = [self._balancer.predict(rank, share) for rank, share in enumerate(shares)]
+        return max(seconds) if not any(math.isnan(s) for s in seconds) else math.nan

@@ -1,0 +1,310 @@
+"""What happens around each training step: gradients finished when backward ends, the ranks' records exchanged, the
+step committed when the optimizer steps; and the times of all that."""
+
+from __future__ import annotations
+
+import math
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from evenstep import _core, vote
+from evenstep._core import EvenstepError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from evenstep.buffers import BufferSync
+    from evenstep.gradients import GradientSync
+    from evenstep.group import Group
+    from evenstep.loader import BatchPlan
+
+
+def loss_of(tensors: Any) -> float:
+    """The value that backward starts from, where it is one number; else NaN."""
+    if isinstance(tensors, torch.Tensor):
+        if tensors.numel() == 1 and tensors.device.type == "cpu" and not tensors.is_complex():
+            return float(tensors.detach())
+        return math.nan
+    try:
+        parts = [loss_of(tensor) for tensor in tensors]
+    except TypeError:
+        return math.nan
+    return math.fsum(parts) if parts and not any(math.isnan(p) for p in parts) else math.nan
+
+
+class Steps:
+    """The step under way on this rank. One per session, used by the thread that trains."""
+
+    def __init__(self, group: Group, telemetry: _core.Telemetry) -> None:
+        self.group = group
+        self.telemetry = telemetry
+        self.syncs: list[GradientSync] = []
+        self.buffers: BufferSync | None = None
+        self.step = 0
+        self.loss = math.nan  # of the last committed step, over all ranks
+        self.plan: BatchPlan | None = None  # the training batch now at work
+        self.ballots: list[vote.Ballot] = []  # of the last synchronised backward since the last commit
+        self.wants_checkpoint = False
+        self.checkpoint_agreed = False  # rank 0 asked for one in the last vote
+        self._weight: float | None = None  # from set_weight
+        self._ambiguous = False
+        self._samples_undecided = False  # a batch came that no backward has used yet
+        self._backward_count = 0
+        self._checksum = 0
+        self._samples = self._total = self._batches = 0
+        self._loss_sum = 0.0
+        self._loss_value = math.nan
+        self._changed: list[int] = []
+        self._broken = ""
+        now = _core.clock_ns()
+        self._reference = now  # where this step's work began: the end of the last backward before the last commit
+        self._blocked_reference = self._blocked_at_sync = 0
+        self._exposed = 0  # ns blocked in engines' finish and in groups that do not count their waits
+        self._apart = 0  # ns of evaluation and checkpoints
+        self._apart_reference = self._apart_at_sync = 0
+        self._sync_end = now
+        self._step_end = now
+        self._batch_start = now
+        self._backward_start = now
+        self._record: tuple[Any, ...] | None = None
+        self._reported_shares: list[int] = []
+
+    # -- weights --
+
+    def current_weight(self) -> float:
+        """This rank's part of what is now in backward."""
+        if self._weight is not None:
+            return self._weight
+        return self.plan.weight if self.plan is not None else 1.0 / self.group.ranks
+
+    def set_weight(self, amount: float) -> None:
+        if not (amount >= 0 and math.isfinite(amount)):
+            raise ValueError(f"es.set_weight({amount!r}): give what this rank's loss is a mean over, a number >= 0")
+        values = torch.tensor([float(amount)], dtype=torch.float64)
+        with self.blocking():
+            self.group.sum_(values)
+        total = float(values[0])
+        self._weight = amount / total if total > 0 else 0.0
+
+    # -- time blocked on others --
+
+    def blocked_ns(self) -> int:
+        comm = getattr(self.group, "comm", None)
+        return self._exposed + (comm.wait_ns if comm is not None else 0) + _backend_wait_ns()
+
+    @contextmanager
+    def blocking(self) -> Iterator[None]:
+        """Around a collective of the group, which may not count its own waiting."""
+        if hasattr(self.group, "comm"):
+            yield
+            return
+        start = _core.clock_ns()
+        try:
+            yield
+        finally:
+            self._exposed += _core.clock_ns() - start
+
+    @contextmanager
+    def apart(self, span: int) -> Iterator[None]:
+        """Work that is no part of a training step: not the balancer's business."""
+        start, blocked = _core.clock_ns(), self.blocked_ns()
+        try:
+            yield
+        finally:
+            duration = _core.clock_ns() - start
+            self._apart += max(0, duration - (self.blocked_ns() - blocked))
+            self.telemetry.span(span, self.step, start, duration)
+
+    # -- batches --
+
+    def batch_arrives(self, plan: BatchPlan, asked_ns: int) -> None:
+        now = _core.clock_ns()
+        self.telemetry.span(_core.SPAN_DATA, self.step, asked_ns, now - asked_ns)
+        previous = self.plan
+        self._ambiguous = (
+            previous is not None
+            and previous.loader is not plan.loader
+            and self._samples_undecided
+            and previous.weight != plan.weight
+        )
+        self._samples_undecided = True
+        self.plan = plan
+        self._batch_start = now
+        self._checksum = (self._checksum * 31 + plan.checksum + plan.total) & 0xFFFFFFFFFFFFFFFF
+        self._samples += plan.samples
+        self._total += plan.total
+        self._batches += 1
+
+    # -- backward --
+
+    def before_backward(self, losses: Any) -> None:
+        if not self.syncs:
+            return
+        if self._broken:
+            raise EvenstepError(
+                f"the ranks are no longer in step: {self._broken}\n  fix: end the job; it goes on from its checkpoint"
+            )
+        if self._ambiguous and self._weight is None:
+            raise EvenstepError(
+                "two training loaders gave this rank different shares before one backward, so its weight is unclear\n"
+                "  fix: call es.set_weight(samples) before backward"
+            )
+        now = self._backward_start = _core.clock_ns()
+        if self.plan is not None:
+            self.telemetry.span(_core.SPAN_FORWARD, self.step, self._batch_start, now - self._batch_start)
+        self._loss_value = loss_of(losses)
+        for sync in self.syncs:
+            sync.before_backward()
+
+    def nested_backward(self) -> None:
+        for sync in self.syncs:
+            sync.defer = True
+
+    def failed_backward(self, error: BaseException) -> None:
+        if any(sync.open for sync in self.syncs):
+            self._broken = f"backward failed on rank {self.group.rank} ({type(error).__name__})"
+            self.group.revoke()
+
+    def after_backward(self) -> None:
+        if not self.syncs:
+            return
+        end = _core.clock_ns()
+        weight = self.current_weight()
+        if weight > 0:
+            self._loss_sum += weight * self._loss_value
+        self.telemetry.span(_core.SPAN_BACKWARD, self.step, self._backward_start, end - self._backward_start)
+        self._samples_undecided = self._ambiguous = False
+        self._batch_start = end
+        enabled = [sync for sync in self.syncs if sync.enabled]
+        for sync in self.syncs:
+            if not sync.enabled:
+                sync.after_unsynchronised()
+        if enabled:
+            try:
+                self._synchronise(end, weight)
+            except BaseException as error:
+                self._broken = self._broken or str(error).splitlines()[0]
+                raise
+        self._weight = None
+
+    def _synchronise(self, end: int, weight: float) -> None:
+        self._backward_count += 1
+        self._changed = self.buffers.changed() if self.buffers is not None else []
+        blocked = self.blocked_ns() - self._blocked_reference
+        busy = end - self._reference - blocked - (self._apart - self._apart_reference)
+
+        def bits(which: str) -> int:
+            return sum(1 << i for i, sync in enumerate(self.syncs) if sync.enabled and getattr(sync, which))
+
+        ballot = vote.Ballot(
+            backward=self._backward_count,
+            step=self.step,
+            samples=self._samples,
+            total=self._total,
+            busy_seconds=max(0, busy) / 1e9,
+            loss=self._loss_sum,
+            weight=weight,
+            enabled=bits("enabled"),
+            fired=bits("fired"),
+            refired=bits("refired"),
+            checksum=self._checksum,
+            buffers=self.buffers.checksum(self._changed) if self.buffers is not None else 0,
+            flags=vote.WANTS_CHECKPOINT if self.wants_checkpoint else 0,
+            batches=self._batches,
+        )
+        with self.blocking():
+            records = self.group.exchange(ballot.pack())
+        self.ballots = [vote.unpack(record) for record in records]
+        vote.check(self.ballots)
+        self.checkpoint_agreed = bool(self.ballots[0].flags & vote.WANTS_CHECKPOINT)
+        fired = refired = 0
+        for one in self.ballots:
+            fired |= one.fired
+            refired |= one.refired
+        for index, sync in enumerate(self.syncs):
+            if fired >> index & 1:
+                report = sync.finish(again=bool(refired >> index & 1))
+                self._exposed += report.exposed_ns
+        self._sync_end = _core.clock_ns()
+        self._blocked_at_sync, self._apart_at_sync = self.blocked_ns(), self._apart
+        self.telemetry.span(_core.SPAN_WAIT, self.step, end, self._sync_end - end)
+
+    # -- the optimizer's step --
+
+    def commit(self) -> list[tuple[int, float]]:
+        """Before the first optimizer's step: makes the step count. Returns each rank's (samples, busy seconds) of one
+        batch, or nothing where no batch of a prepared loader was in it."""
+        if any(sync.open for sync in self.syncs):  # a backward that did not come through torch.autograd.backward
+            self.before_backward_missed()
+        timings: list[tuple[int, float]] = []
+        ballots, self.ballots = self.ballots, []
+        self.loss = math.nan
+        if ballots:
+            if any(ballot.buffers for ballot in ballots) and self.buffers is not None:
+                mine = ballots[self.group.rank].weight
+                with self.blocking():
+                    self.buffers.synchronise(
+                        self.group,
+                        self._changed,
+                        [ballot.buffers for ballot in ballots],
+                        mine,
+                        math.fsum(ballot.weight for ballot in ballots),
+                    )
+            self.loss = math.fsum(ballot.loss for ballot in ballots)
+            batches = ballots[0].batches
+            if batches > 0:
+                timings = [(round(b.samples / batches), b.busy_seconds / batches) for b in ballots]
+        plan = self.plan
+        own = ballots[self.group.rank] if ballots else None
+        self._record = (
+            self.step,
+            plan.epoch if plan is not None else 0,
+            int(own.busy_seconds * 1e9) if own is not None else 0,
+            self._samples,
+            self._total,
+            self.loss,
+            plan.predicted_seconds if plan is not None else math.nan,
+        )
+        if plan is not None and plan.shares != self._reported_shares and self.group.rank == 0:
+            self._reported_shares = plan.shares
+            words = ",".join(map(str, plan.shares))
+            self.telemetry.event(_core.EVENT_SHARES, self.step, plan.total, words)
+        self._samples = self._total = self._batches = 0
+        self._checksum = 0
+        self._loss_sum = 0.0
+        if ballots:
+            self._reference = self._sync_end
+            self._blocked_reference, self._apart_reference = self._blocked_at_sync, self._apart_at_sync
+        self.step += 1
+        return timings
+
+    def before_backward_missed(self) -> None:
+        """Hooks fired, but the end of that backward was not seen: finish now, on every rank alike."""
+        self._backward_start = _core.clock_ns()
+        self._loss_value = math.nan
+        self.after_backward()
+
+    @property
+    def step_seconds(self) -> float:
+        """Since the end of the step before."""
+        return (_core.clock_ns() - self._step_end) / 1e9
+
+    def stepped(self) -> None:
+        """After the first optimizer's step."""
+        now = _core.clock_ns()
+        self.telemetry.span(_core.SPAN_OPTIMIZER, max(0, self.step - 1), self._sync_end, now - self._sync_end)
+        if self._record is not None:
+            step, epoch, busy, samples, batch, loss, predicted = self._record
+            duration = now - self._step_end
+            self.telemetry.step(step, epoch, now, duration, busy, samples, batch, loss, predicted)
+            self._record = None
+        self._step_end = now
+
+
+def _backend_wait_ns() -> int:
+    """Waiting in collectives that the user calls through backend "evenstep"."""
+    world = torch.distributed.group.WORLD if torch.distributed.is_available() else None
+    comm = getattr(world, "_comm", None)
+    return comm.wait_ns if comm is not None and not comm.closed else 0

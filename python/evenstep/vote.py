@@ -1,0 +1,103 @@
+"""What the ranks tell one another at the end of every synchronised backward, and what they check in it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from evenstep._core import EvenstepError
+
+_FORMAT = struct.Struct("<qqqqdddQQQIIIi")
+
+WANTS_CHECKPOINT = 1
+LOSS_UNKNOWN = 2
+
+
+@dataclass(frozen=True)
+class Ballot:
+    """One rank's record; what counts up does so since the last optimizer step."""
+
+    backward: int  # how many synchronised backward passes this rank has made
+    step: int
+    samples: int  # this rank's, of all batches since the step before
+    total: int  # the same of all ranks together
+    busy_seconds: float
+    loss: float  # sum over backward passes of weight * loss
+    weight: float  # of the batch now in backward
+    enabled: int  # a bit for each model: not under no_sync
+    fired: int  # a bit for each model: has gradients
+    refired: int
+    checksum: int  # of the global batches drawn
+    buffers: int  # checksum of which buffers changed
+    flags: int
+    batches: int
+
+    def pack(self) -> bytes:
+        return _FORMAT.pack(
+            self.backward,
+            self.step,
+            self.samples,
+            self.total,
+            self.busy_seconds,
+            self.loss,
+            self.weight,
+            self.enabled,
+            self.fired,
+            self.refired,
+            self.checksum,
+            self.buffers,
+            self.flags,
+            self.batches,
+        )
+
+
+def unpack(record: bytes) -> Ballot:
+    return Ballot(*_FORMAT.unpack(record))
+
+
+def _odd_ranks(values: Sequence[object]) -> str:
+    """Which ranks differ from the majority (from rank 0 where there is none)."""
+    usual = max(values, key=lambda value: (values.count(value), value == values[0]))
+    odd = [str(rank) for rank, value in enumerate(values) if value != usual]
+    return f"rank {odd[0]} differs" if len(odd) == 1 else f"ranks {', '.join(odd)} differ"
+
+
+def check(ballots: Sequence[Ballot]) -> None:
+    """Raises where the ranks are not doing the same thing."""
+    first = ballots[0]
+    if all(
+        b.backward == first.backward
+        and b.step == first.step
+        and b.checksum == first.checksum
+        and b.enabled == first.enabled
+        and b.batches == first.batches
+        for b in ballots
+    ):
+        return
+    for what, values, fix in (
+        (
+            "have drawn different numbers of batches",
+            [b.batches for b in ballots],
+            "iterate over the prepared loader equally often on every rank",
+        ),
+        (
+            "see the samples in different orders",
+            [b.checksum for b in ballots],
+            "the sampler must depend only on torch's, random's and numpy's random numbers or set_epoch, and the "
+            "dataset must be the same on every rank",
+        ),
+        ("call optimizer.step() at different times", [b.step for b in ballots], "step on every rank alike"),
+        (
+            "use no_sync differently",
+            [b.enabled for b in ballots],
+            "enter es.no_sync for the same backward passes on every rank",
+        ),
+        (
+            "call backward at different times",
+            [b.backward for b in ballots],
+            "call backward equally often on every rank",
+        ),
+    ):
+        if len(set(values)) > 1:
+            raise EvenstepError(f"the ranks {what}: {_odd_ranks(values)} ({values})\n  fix: {fix}")

@@ -1,0 +1,116 @@
+#!/usr/bin/env bash
+# All checks, one after the other; the first failure does not stop the rest. Ends with "N passed, N failed".
+# shellcheck disable=SC2317  # functions are called by name
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
+
+fresh="$PWD/build/installed"
+logs=build/test-logs
+passed=0
+failed=0
+began=$SECONDS
+report=()
+mkdir -p "$logs"
+
+# step [--show] NAME COMMAND…: runs it, keeps its output; --show prints all of it, else only a failure is shown.
+step() {
+  local show=no name log start result
+  if [ "$1" = --show ]; then
+    show=yes
+    shift
+  fi
+  name="$1"
+  shift
+  log="$logs/${name//[^A-Za-z0-9]/-}.log"
+  start=$SECONDS
+  echo "== $name"
+  if [ "$show" = yes ]; then
+    "$@" 2>&1 | tee "$log"
+    result=${PIPESTATUS[0]}
+  else
+    "$@" > "$log" 2>&1
+    result=$?
+    [ "$result" -eq 0 ] || tail -n 60 "$log"
+  fi
+  count "$log" "$result"
+  report+=("$(printf '  %-4s %4d s  %s' "$([ "$result" -eq 0 ] && echo ok || echo FAIL)" $((SECONDS - start)) "$name")")
+  return "$result"
+}
+
+# Adds a step to the totals: the tests that ctest or pytest counted, or the step itself.
+count() {
+  local log="$1" result="$2" all bad good
+  if all=$(grep -oE '[0-9]+ tests failed out of [0-9]+' "$log" | tail -n 1) && [ -n "$all" ]; then
+    bad=${all%% *}
+    good=$((${all##* } - bad))
+  elif all=$(grep -E '[0-9]+ (passed|failed|error).* in [0-9.]+s' "$log" | tail -n 1) && [ -n "$all" ]; then
+    good=$(grep -oE '[0-9]+ passed' <<< "$all" | grep -oE '[0-9]+' || echo 0)
+    bad=$(grep -oE '[0-9]+ (failed|error)' <<< "$all" | grep -oE '[0-9]+' | paste -sd+ - | bc_or_zero)
+  else
+    good=1 bad=0
+    [ "$result" -eq 0 ] || good=0
+  fi
+  [ "$result" -ne 0 ] && [ "$bad" -eq 0 ] && bad=1
+  passed=$((passed + good))
+  failed=$((failed + bad))
+}
+
+bc_or_zero() {
+  local sum
+  read -r sum || true
+  echo $((${sum:-0}))
+}
+
+c_tests() { ctest --test-dir "build/$1" --output-on-failure --no-tests=error -j "$(nproc)"; }
+
+c_library() {
+  local prefix="$PWD/build/prefix"
+  rm -rf "$prefix"
+  cmake --install build/gcc --prefix "$prefix" || return 1
+  PKG_CONFIG_PATH="$(dirname "$(find "$prefix" -name evenstep.pc)")"
+  export PKG_CONFIG_PATH
+  # shellcheck disable=SC2046  # several words are meant
+  gcc -Wall -Wextra -Werror -std=c11 examples/c/shares.c $(pkg-config --cflags --libs evenstep) -o build/shares || return 1
+  LD_LIBRARY_PATH="$(pkg-config --variable=libdir evenstep)" build/shares | grep 'shares 37 9 18: 40.0 ms'
+}
+
+install_wheel() {
+  rm -rf "$fresh"
+  "${PYTHON:-python3}" -m venv "$fresh" &&
+    "$fresh/bin/python" -m pip install -qq --disable-pip-version-check --constraint constraints.txt \
+      "$(grep '^torch==' constraints.txt)" &&
+    "$fresh/bin/python" -m pip install -qq --disable-pip-version-check --constraint constraints.txt \
+      dist/evenstep-*.whl numpy pytest pytest-timeout hypothesis safetensors &&
+    "$fresh/bin/python" -m pip check
+}
+
+# The package as a user has it: nothing of the tree on the path, the libraries of the program from the wheel.
+python_tests() {
+  env -u PYTHONPATH -u EVENSTEP_PROGRAM EVENSTEP_TEST_INSTALLED=1 PATH="$fresh/bin:$PATH" \
+    "$fresh/bin/python" -m pytest -q -p no:cacheprovider --durations=10 tests/python
+}
+
+export ASAN_OPTIONS="detect_leaks=1:abort_on_error=1:strict_string_checks=1:${ASAN_OPTIONS:-}"
+export UBSAN_OPTIONS="print_stacktrace=1:${UBSAN_OPTIONS:-}"
+export TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1:${TSAN_OPTIONS:-}"
+
+step "build with gcc, -Werror" scripts/build.sh gcc &&
+  step --show "C tests" c_tests gcc
+step "a C program against the installed library" c_library
+step "build with clang, -Werror" scripts/build.sh clang
+step "build with AddressSanitizer and UndefinedBehaviorSanitizer" scripts/build.sh address &&
+  step --show "C tests under AddressSanitizer and UndefinedBehaviorSanitizer" c_tests address
+step "build with ThreadSanitizer" scripts/build.sh thread &&
+  step --show "C tests under ThreadSanitizer" c_tests thread
+step --show "lint" scripts/lint.sh
+[ ! -d fuzz ] || step "fuzz, a few seconds a target" scripts/fuzz.sh 4
+step "wheel" scripts/wheel.sh &&
+  step "the wheel in a fresh environment" install_wheel &&
+  step --show "Python tests against the installed wheel" python_tests
+
+echo
+echo "== summary ($(((SECONDS - began) / 60)) min $(((SECONDS - began) % 60)) s)"
+printf '%s\n' "${report[@]}"
+echo
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]
