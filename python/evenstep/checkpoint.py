@@ -1,0 +1,367 @@
+"""es.checkpoint and es.load_checkpoint: durable state of everything that was prepared, and going on from it.
+
+The session calls `Cadence.due` on rank 0 at each commit (its answer travels in the vote, so that all ranks agree),
+and `automatic` on all ranks at the next moment at which the user's loop is between two steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+from evenstep import _core
+from evenstep._core import EvenstepError
+from evenstep.checkpoint_files import MANIFEST, PARTIAL, read_manifest, sizes_match, total_bytes, verify, write_tensors
+from evenstep.checkpoint_state import Snapshot, apply, capture, load_random, pack_random
+
+__all__ = ["Cadence", "automatic", "checkpoint", "load_checkpoint", "newest_checkpoint", "resume"]
+
+_STEP_NAME = re.compile(r"step-\d+\Z")
+_DEFAULT_KEEP = 3
+
+
+class Cadence:
+    """When an automatic checkpoint is due. Rank 0 asks; the others follow its answer.
+
+    every: "100" (steps), "30s" (seconds), or "" (never)."""
+
+    def __init__(self, every: str, now: float | None = None) -> None:
+        self.steps, self.seconds = _parse_every(every)
+        self._last_step: int | None = None
+        self._last_time = time.monotonic() if now is None else now
+
+    def due(self, step: int, now: float | None = None) -> bool:
+        """Whether a checkpoint is to be made after `step` steps; counts it as made when so."""
+        now = time.monotonic() if now is None else now
+        if self.steps:
+            is_due = step > 0 and step % self.steps == 0 and step != self._last_step
+        else:
+            is_due = self.seconds > 0 and now - self._last_time >= self.seconds and step != self._last_step
+        if is_due:
+            self.made(step, now)
+        return is_due
+
+    def made(self, step: int, now: float | None = None) -> None:
+        """A checkpoint was made (or begun) at `step`: the next one is an interval later."""
+        self._last_step = step
+        self._last_time = time.monotonic() if now is None else now
+
+
+def _parse_every(every: str) -> tuple[int, float]:
+    text = every.strip()
+    try:
+        if not text:
+            return 0, 0.0
+        if text.endswith("s") and 0 < float(text[:-1]) < float("inf"):
+            return 0, float(text[:-1])
+        if not text.endswith("s") and int(text) > 0:
+            return int(text), 0.0
+    except ValueError:
+        pass
+    raise EvenstepError(
+        f"the interval between checkpoints is {every!r}\n  fix: give a number of steps (100) or of seconds (30s)"
+    )
+
+
+# -- where --
+
+
+def checkpoint_folder() -> Path:
+    """Where checkpoints without a path of their own go."""
+    folder = os.environ.get("EVENSTEP_CHECKPOINT_DIR", "")
+    run = os.environ.get("EVENSTEP_RUN_DIR", "")
+    return (Path(folder) if folder else Path(run or ".") / "checkpoints").absolute()
+
+
+def _keep_count() -> int:
+    text = os.environ.get("EVENSTEP_CHECKPOINT_KEEP", "") or str(_DEFAULT_KEEP)
+    if not text.isdigit() or int(text) < 1:
+        raise EvenstepError(
+            f"EVENSTEP_CHECKPOINT_KEEP is {text!r}\n  fix: give the number of checkpoints to keep, at least 1"
+        )
+    return int(text)
+
+
+def _whole_checkpoints(folder: Path) -> tuple[list[Path], list[Path]]:
+    """(whole ones, newest first; damaged ones) among folder/step-N."""
+    whole, damaged = [], []
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if not _STEP_NAME.match(path.name) or not (path / MANIFEST).exists():
+            continue
+        if sizes_match(path):
+            manifest = read_manifest(path)
+            whole.append((manifest["created"], manifest["state"].get("step", 0), path))
+        else:
+            damaged.append(path)
+    return [path for _, _, path in sorted(whole, reverse=True)], damaged
+
+
+def newest_checkpoint(folder: str | os.PathLike[str] | None = None) -> Path | None:
+    """The newest checkpoint in `folder` (default: where es.checkpoint writes) whose files have their sizes."""
+    whole, _ = _whole_checkpoints(checkpoint_folder() if folder is None else Path(folder))
+    return whole[0] if whole else None
+
+
+def _retain(folder: Path, keep: int) -> None:
+    """Removes all but the newest `keep` whole checkpoints; called only when a new one is whole."""
+    whole, damaged = _whole_checkpoints(folder)
+    if not whole:
+        return
+    for path in [*whole[keep:], *damaged]:
+        try:
+            _core.checkpoint_remove(path)
+        except EvenstepError as error:
+            warnings.warn(f"an old checkpoint stays: {error}", RuntimeWarning, stacklevel=2)
+
+
+# -- writing --
+
+
+def _write(folder: Path, snapshot: Snapshot) -> int:
+    """Writes one checkpoint, or leaves nothing; returns its bytes."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EvenstepError(
+            f"the folder for checkpoints {folder.parent} cannot be made: {error.strerror}\n"
+            "  fix: choose another one with --checkpoint-dir"
+        ) from None
+    text = json.dumps(snapshot.state, ensure_ascii=False, allow_nan=False)
+    size = sum(total_bytes(tensors) for tensors in snapshot.files.values())
+    writer = _core.CheckpointWriter(folder, True, size + len(text))
+    try:
+        for name, tensors in snapshot.files.items():
+            write_tensors(writer, name, tensors, snapshot.metadata.get(name, ()))
+        writer.commit(text)
+    finally:
+        writer.abandon()  # nothing where it was committed
+    return size
+
+
+class _Background:
+    """The write that goes on while training does (wait=False); at most one."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def start(self, work: Any) -> None:
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:
+                self._error = error
+
+        self._thread = threading.Thread(target=run, name="evenstep-checkpoint")
+        self._thread.start()
+
+    def join(self) -> BaseException | None:
+        """Waits for the write; gives its error once."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        return error
+
+
+_background = _Background()
+
+
+def _finish_at_exit() -> None:
+    error = _background.join()
+    if error is not None:
+        sys.stderr.write(f"evenstep: the last checkpoint was not written: {error}\n")
+
+
+def _register_exit() -> None:
+    # threading's own hook runs before atexit's and joins the thread; this one tells its error
+    import atexit
+
+    atexit.register(_finish_at_exit)
+
+
+_register_exit()
+
+
+def _on_rank_zero(session: Any, path: Path | None, random_states: list[bytes], extra: Any, wait: bool) -> Path:
+    before = _background.join()
+    if before is not None:
+        raise EvenstepError(f"the checkpoint before this one was not written: {before}")
+    folder = checkpoint_folder() / f"step-{int(session.step):08d}" if path is None else path
+    keep = _keep_count() if path is None else 0
+    step = int(session.step)
+    snapshot = capture(session, random_states, extra)
+    telemetry = getattr(session, "telemetry", None)
+
+    def work() -> None:
+        start = _core.clock_ns()
+        size = _write(folder, snapshot)
+        if telemetry is not None:
+            telemetry.span(_core.SPAN_CHECKPOINT, step, start, _core.clock_ns() - start, size)
+            telemetry.event(_core.EVENT_CHECKPOINT, step, 0, folder.name)
+        if keep:
+            _retain(folder.parent, keep)
+
+    if wait:
+        work()
+    else:
+        snapshot.detach()
+        _background.start(work)
+    return folder
+
+
+def _save(session: Any, path: Path | None, extra: Any, wait: bool) -> Path:
+    """All ranks call it; rank 0 writes, its outcome is everyone's."""
+    random_states = session.all_gather_bytes(pack_random())
+    outcome: bytes | None = None
+    if session.rank == 0:
+        try:
+            folder = _on_rank_zero(session, path, random_states, extra, wait)
+            outcome = json.dumps({"path": os.fspath(folder)}).encode()
+        except (EvenstepError, MemoryError, OSError, TypeError, ValueError) as error:
+            outcome = json.dumps({"error": str(error) or type(error).__name__}).encode()
+    result = json.loads(session.broadcast_bytes(outcome))
+    if "error" in result:
+        raise EvenstepError(result["error"])
+    return Path(result["path"])
+
+
+def checkpoint(
+    path: str | os.PathLike[str] | None = None, *, extra: dict[str, Any] | None = None, wait: bool = True
+) -> Path:
+    """Saves everything that was prepared: models, optimizers, schedulers, data positions, random states, the step.
+
+    Every rank calls it at the same step, between two steps; rank 0 writes. Returns the folder.
+
+    path: the checkpoint's folder; a checkpoint there is replaced in one step. Default: step-N in the run's checkpoints
+        folder (./checkpoints outside a run), of which the newest EVENSTEP_CHECKPOINT_KEEP (3) are kept.
+    extra: anything of JSON and tensors to save with it; es.load_checkpoint and es.session().user_state give it back.
+    wait: False copies the state to memory and writes it while training goes on; an error is then raised by the next
+        es.checkpoint (or told at exit).
+
+    Raises EvenstepError where it cannot be written: nothing half stays behind, earlier checkpoints are as they were."""
+    session = _session()
+    if path is not None and Path(path).name.endswith(PARTIAL):
+        raise ValueError(f"{path}: names that end in {PARTIAL} are those of unfinished checkpoints")
+    if extra is not None:
+        session.user_state = extra
+    return _save(session, None if path is None else Path(path).absolute(), session.user_state, wait)
+
+
+_told: set[str] = set()
+
+
+def automatic(session: Any) -> Path | None:
+    """The checkpoint that the cadence asked for: called by the session on all ranks. A failure is told once (rank 0)
+    and training goes on; None then."""
+    try:
+        return _save(session, None, session.user_state, True)
+    except EvenstepError as error:
+        if session.rank == 0 and "automatic" not in _told:
+            _told.add("automatic")
+            sys.stderr.write(
+                f"evenstep: warning: the checkpoint at step {session.step} was not written, training goes on: {error}\n"
+            )
+        return None
+
+
+# -- loading --
+
+
+def _session() -> Any:
+    from evenstep.session import session
+
+    return session()
+
+
+def _verified(session: Any, folder: Path) -> None:
+    """Rank 0 compares the checksums; its verdict is everyone's."""
+    verdict: bytes | None = None
+    if session.rank == 0:
+        try:
+            verify(folder, read_manifest(folder))
+            verdict = b"{}"
+        except (EvenstepError, OSError, KeyError, TypeError, ValueError) as error:
+            verdict = json.dumps({"error": str(error)}).encode()
+    result = json.loads(session.broadcast_bytes(verdict))
+    if "error" in result:
+        raise EvenstepError(result["error"])
+
+
+def _load(session: Any, folder: Path, **parts: bool) -> dict[str, Any]:
+    _verified(session, folder)
+    manifest = read_manifest(folder)
+    state = manifest["state"]
+    extra = apply(session, folder, state, **parts)
+    return {
+        "path": folder,
+        "step": state["step"],
+        "epoch": state["epoch"],
+        "world_size": state["world_size"],
+        "created": manifest["created"],
+        "extra": extra,
+        "state": state,
+    }
+
+
+def load_checkpoint(
+    path: str | os.PathLike[str],
+    *,
+    models: bool = True,
+    optimizers: bool = True,
+    schedulers: bool = True,
+    loaders: bool = True,
+    random: bool = True,
+) -> dict[str, Any]:
+    """Puts a checkpoint back into what was prepared, on every rank; the checksums are compared first.
+
+    path: a checkpoint, or a folder of them (the newest whole one is taken). Parts may be left out, for example to
+    begin a new training with the weights of an old one: es.load_checkpoint(path, optimizers=False, schedulers=False,
+    loaders=False, random=False). Returns what was saved: step, epoch, extra …
+
+    Raises EvenstepError where the checkpoint is damaged, or does not fit: the tensor, its shapes, types are named."""
+    session = _session()
+    folder = Path(path).absolute()
+    if not (folder / MANIFEST).exists() and folder.is_dir():
+        folder = newest_checkpoint(folder) or folder
+    loaded = _load(session, folder, models=models, optimizers=optimizers, schedulers=schedulers, loaders=loaders)
+    session.user_state = loaded["extra"] if loaded["extra"] is not None else {}
+    if loaders and optimizers:  # the same training goes on
+        session.step = loaded["step"]
+    if random:
+        _restore_random(session, folder, loaded["state"])
+    return {key: value for key, value in loaded.items() if key != "state"}
+
+
+def resume(session: Any, path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What es.prepare calls when EVENSTEP_RESUME names a checkpoint: everything is put back, or an error."""
+    folder = Path(path).absolute()
+    loaded = _load(session, folder, models=True, optimizers=True, schedulers=True, loaders=True)
+    session.step = loaded["step"]
+    session.user_state = loaded["extra"] if loaded["extra"] is not None else {}
+    _restore_random(session, folder, loaded["state"])
+    if session.rank == 0 and getattr(session, "telemetry", None) is not None:
+        session.telemetry.event(_core.EVENT_RESUME, session.step, session.step, folder.name)
+    return loaded
+
+
+def _restore_random(session: Any, folder: Path, state: dict[str, Any]) -> None:
+    """Now, and once more before the first batch: what the script draws until then (a seed set anew, a loader's own)
+    leaves no trace, so that the step to come draws what it would have drawn."""
+    put_back = load_random(folder, state, session.rank)
+    put_back()
+    session.pending_random = put_back
+
+
+def restore_pending_random(session: Any) -> None:
+    """Called when the first batch after a resume is about to be fetched."""
+    put_back = getattr(session, "pending_random", None)
+    if put_back is not None:
+        session.pending_random = None
+        put_back()

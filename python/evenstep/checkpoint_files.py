@@ -1,0 +1,221 @@
+"""The files of a checkpoint: tensors into safetensors files through the C writer, and back; the manifest."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from evenstep import _core
+from evenstep._core import EvenstepError
+from evenstep.checkpoint_encoding import UnsavableState
+
+FORMAT = "evenstep-checkpoint-1"
+MANIFEST = "manifest.json"
+PARTIAL = ".evenstep.partial"
+
+# The manifest ends with a checksum over all that stands before this line.
+_TAIL = b'\n  "manifest_checksum": "'
+_TAIL_BYTES = len(_TAIL) + 16 + len(b'"\n}\n')
+
+
+def _dtypes() -> dict[torch.dtype, str]:
+    known = {
+        "F64": "float64",
+        "F32": "float32",
+        "F16": "float16",
+        "BF16": "bfloat16",
+        "I64": "int64",
+        "I32": "int32",
+        "I16": "int16",
+        "I8": "int8",
+        "U8": "uint8",
+        "U16": "uint16",
+        "U32": "uint32",
+        "U64": "uint64",
+        "BOOL": "bool",
+        "F8_E4M3": "float8_e4m3fn",
+        "F8_E5M2": "float8_e5m2",
+    }
+    return {getattr(torch, name): code for code, name in known.items() if hasattr(torch, name)}
+
+
+DTYPES = _dtypes()
+_BY_CODE = {code: dtype for dtype, code in DTYPES.items()}
+
+
+def _damaged(text: str) -> EvenstepError:
+    return EvenstepError(
+        f"{text}\n  fix: resume from an earlier checkpoint; `evenstep ckpt ls` lists them, `evenstep ckpt verify` "
+        "checks them"
+    )
+
+
+def _checked(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as plain numbers (complex: a last dimension of two), or an error that names it."""
+    plain = tensor.detach()
+    if plain.layout != torch.strided or plain.is_quantized or plain.is_meta or hasattr(plain, "full_tensor"):
+        raise UnsavableState(
+            f"tensor {name!r} cannot be put into a checkpoint: it is sparse, quantized, distributed or without data\n"
+            "  fix: make it a dense tensor before es.checkpoint"
+        )
+    if plain.is_complex():
+        plain = torch.view_as_real(plain.resolve_conj())
+    if plain.dtype not in DTYPES:
+        raise UnsavableState(f"tensor {name!r} has the type {plain.dtype}, which safetensors files do not know")
+    return plain
+
+
+def total_bytes(tensors: dict[str, torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def find_tied(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
+    """Names of tensors that are the same memory as an earlier one -> that one's name: they are saved once."""
+    seen: dict[Any, str] = {}
+    tied = {}
+    for name, tensor in tensors.items():
+        if tensor.layout != torch.strided or tensor.numel() == 0:
+            continue
+        place = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        if seen.setdefault(place, name) != name:
+            tied[name] = seen[place]
+    return tied
+
+
+def write_tensors(
+    writer: _core.CheckpointWriter,
+    file_name: str,
+    tensors: dict[str, torch.Tensor],
+    metadata: Iterable[tuple[str, str]] = (),
+) -> None:
+    """One safetensors file. Tensors on a device, or not contiguous, are staged one at a time."""
+    names = list(tensors)
+    plain = [_checked(name, tensors[name]) for name in names]
+    staged: list[torch.Tensor] = []
+    specs = []
+    for name, tensor in zip(names, plain):
+        direct = tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_neg() and tensor.numel() > 0
+        bytes_ = tensor.numel() * tensor.element_size()
+        specs.append((name, DTYPES[tensor.dtype], tuple(tensor.shape), tensor.data_ptr() if direct else 0, bytes_))
+
+    def fetch(index: int) -> int:
+        staged[:] = [plain[index].resolve_neg().cpu().contiguous()]
+        return staged[0].data_ptr()
+
+    complex_names = [name for name in names if tensors[name].is_complex()]
+    pairs = [("format", "pt"), *metadata]
+    if complex_names:
+        pairs.append(("complex", json.dumps(complex_names)))
+    writer.add(file_name, specs, pairs, fetch)
+
+
+class TensorFile:
+    """Reads the tensors of a safetensors file one by one, each into memory of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: BinaryIO = path.open("rb")
+        self.metadata: dict[str, str] = {}
+        try:
+            self._read_header()
+        except (ValueError, KeyError, TypeError, struct.error, UnicodeDecodeError) as error:
+            self._file.close()
+            raise _damaged(f"{path} is not a valid safetensors file: {error}") from None
+
+    def _read_header(self) -> None:
+        (length,) = struct.unpack("<Q", self._file.read(8))
+        if length > 100_000_000:
+            raise ValueError(f"a header of {length} bytes")
+        header = json.loads(self._file.read(length).decode("utf-8"))
+        self.metadata = header.pop("__metadata__", {})
+        self._start = 8 + length
+        self._complex = set(json.loads(self.metadata.get("complex", "[]")))
+        self._entries = {
+            name: (_BY_CODE[entry["dtype"]], tuple(entry["shape"]), *entry["data_offsets"])
+            for name, entry in header.items()
+        }
+
+    def __enter__(self) -> TensorFile:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self._file.close()
+
+    def names(self) -> list[str]:
+        return list(self._entries)
+
+    def describe(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
+        """Type and shape, as they were saved."""
+        dtype, shape, _, _ = self._entries[name]
+        if name in self._complex:
+            return (torch.complex64 if dtype == torch.float32 else torch.complex128), shape[:-1]
+        return dtype, shape
+
+    def read(self, name: str) -> torch.Tensor:
+        if name not in self._entries:
+            raise _damaged(f"{self.path} has no tensor {name!r}")
+        dtype, shape, begin, end = self._entries[name]
+        if begin == end:
+            values = torch.empty(shape, dtype=dtype)
+        else:
+            buffer = bytearray(end - begin)
+            self._file.seek(self._start + begin)
+            if self._file.readinto(buffer) != end - begin:  # type: ignore[attr-defined]
+                raise _damaged(f"{self.path} is truncated: tensor {name!r} ends beyond it")
+            # a copy in memory of torch's own: aligned as its kernels like it
+            values = torch.frombuffer(buffer, dtype=dtype).reshape(shape).clone()
+        return torch.view_as_complex(values) if name in self._complex else values
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest, its own checksum verified."""
+    path = folder / MANIFEST
+    try:
+        text = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        if folder.exists():
+            raise EvenstepError(f"{folder} is not a checkpoint: it has no {MANIFEST}") from None
+        raise EvenstepError(
+            f"checkpoint {folder} does not exist\n  fix: `evenstep ckpt ls` lists the checkpoints there are"
+        ) from None
+    body, tail = text[:-_TAIL_BYTES], text[-_TAIL_BYTES:]
+    said = tail[len(_TAIL) : len(_TAIL) + 16]
+    if not tail.startswith(_TAIL) or said != b"%016x" % _core.checksum(body):
+        raise _damaged(f"{path} is damaged: its checksum does not match its text")
+    manifest = json.loads(text)
+    if manifest.get("format") != FORMAT:
+        raise EvenstepError(f"{path} has the format {manifest.get('format')!r}, not {FORMAT!r}")
+    return dict(manifest)
+
+
+def verify(folder: Path, manifest: dict[str, Any]) -> None:
+    """Compares every checksum; an error names the first damage."""
+    for entry in manifest["files"]:
+        name, size, chunk = entry["name"], entry["bytes"], entry["chunk_bytes"]
+        try:
+            sums, there = _core.file_checksums(folder / name, chunk)
+        except EvenstepError as error:
+            raise _damaged(f"checkpoint {folder} is damaged: {str(error).splitlines()[0]}") from None
+        if there != size:
+            how = "truncated" if there < size else "too long"
+            raise _damaged(f"checkpoint {folder} is damaged: {name} is {how}: {there} of {size} bytes")
+        for i, (have, want) in enumerate(zip(sums, entry["checksums"])):
+            if f"{have:016x}" != want:
+                last = min(size, (i + 1) * chunk) - 1
+                raise _damaged(
+                    f"checkpoint {folder} is damaged: chunk {i} of {name} (bytes {i * chunk}–{last}) is altered"
+                )
+
+
+def sizes_match(folder: Path) -> bool:
+    """The quick look: a manifest that is itself whole, and files of the sizes that it says."""
+    try:
+        manifest = read_manifest(folder)
+        return all((folder / entry["name"]).stat().st_size == entry["bytes"] for entry in manifest["files"])
+    except (EvenstepError, OSError, ValueError):
+        return False

@@ -1,0 +1,367 @@
+"""What a checkpoint of a session holds and how it is put back: models, optimizers, schedulers, cursors, generators."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Callable
+
+import torch
+
+from evenstep import _core, checkpoint_random
+from evenstep._core import EvenstepError
+from evenstep.checkpoint_encoding import decode, encode
+from evenstep.checkpoint_files import TensorFile, find_tied
+
+Tensors = dict[str, torch.Tensor]
+
+# Names that no model's, optimizer's or scheduler's file has.
+_RANDOM_FILE = "random.safetensors"
+_OTHER_FILE = "state.safetensors"
+
+
+class Snapshot:
+    """State on its way to the disk: files of tensors, their metadata, and the JSON for the manifest."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, Tensors] = {}
+        self.metadata: dict[str, list[tuple[str, str]]] = {}
+        self.state: dict[str, Any] = {}
+
+    def detach(self) -> None:
+        """Copies every tensor to host memory, so that training may go on while they are written."""
+        for tensors in self.files.values():
+            for name, tensor in tensors.items():
+                tensors[name] = tensor.detach().to("cpu", copy=True)
+
+
+def parameter_names(models: dict[str, Any]) -> dict[int, str]:
+    """id of a parameter -> its name; those of a second model begin with "model_1:"."""
+    names: dict[int, str] = {}
+    for model_name, model in models.items():
+        prefix = "" if model_name == "model" else f"{model_name}:"
+        for name, parameter in model.named_parameters():
+            names.setdefault(id(parameter), prefix + name)
+    return names
+
+
+# -- models --
+
+
+def _save_model(name: str, model: Any, into: Snapshot) -> None:
+    tensors: Tensors = {}
+    other: Tensors = {}
+    extra = {}
+    for key, value in model.state_dict().items():
+        if isinstance(value, torch.Tensor):
+            tensors[key] = value
+        else:  # what get_extra_state gives
+            extra[key] = encode(value, f"{name}/{key}", other)
+    tied = find_tied(tensors)
+    file = f"{name}.safetensors"
+    into.files[file] = {key: value for key, value in tensors.items() if key not in tied}
+    into.files[_OTHER_FILE].update(other)
+    into.metadata[file] = list(tied.items())  # as safetensors.torch.load_model reads them
+    into.state["models"][name] = {"file": file, "tied": tied, "extra": extra}
+
+
+def _difference(what: str, missing: Iterable[str], unexpected: Iterable[str]) -> str:
+    parts = []
+    for kind, names in (("lacks", sorted(missing)), ("has, unknown here,", sorted(unexpected))):
+        if names:
+            more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+            parts.append(f"{kind} {', '.join(names[:4])}{more}")
+    return f"the checkpoint's {what} {'; it '.join(parts)}"
+
+
+def _check_tensor(what: str, key: str, saved: tuple[torch.dtype, tuple[int, ...]], here: torch.Tensor) -> None:
+    if isinstance(here, torch.nn.parameter.UninitializedTensorMixin):
+        return
+    if saved[1] != tuple(here.shape):
+        raise EvenstepError(
+            f"{what}: tensor {key!r} has the shape {list(saved[1])} in the checkpoint and {list(here.shape)} here\n"
+            "  fix: build the model as it was when the checkpoint was written"
+        )
+    if saved[0] != here.dtype:
+        raise EvenstepError(
+            f"{what}: tensor {key!r} has the type {saved[0]} in the checkpoint and {here.dtype} here\n"
+            "  fix: convert the model to that type before es.prepare"
+        )
+
+
+def _load_model(name: str, model: Any, saved: dict[str, Any], folder: Path, other: Any) -> None:
+    here = model.state_dict()
+    tied, extra = saved["tied"], saved["extra"]
+    with TensorFile(folder / saved["file"]) as file:
+        there = {*file.names(), *tied, *extra}
+        if there != set(here):
+            raise EvenstepError(
+                f"{_difference(f'model {name!r}', set(here) - there, there - set(here))}\n"
+                "  fix: build the model as it was when the checkpoint was written"
+            )
+        values: dict[str, Any] = {}
+        for key, value in here.items():
+            if key in extra:
+                values[key] = decode(extra[key], other, value)
+                continue
+            source = tied.get(key, key)
+            _check_tensor(f"model {name!r}", key, file.describe(source), value)
+            values[key] = values[source] if source in values else file.read(source)
+    model.load_state_dict(values)
+
+
+# -- optimizers --
+
+
+def _groups_of(optimizer: Any, state: dict[str, Any], names: dict[int, str]) -> list[list[tuple[int, str, Any]]]:
+    """For each parameter group: (index in the state_dict, name, parameter)."""
+    groups = []
+    for g, (group, live) in enumerate(zip(state["param_groups"], optimizer.param_groups)):
+        groups.append(
+            [
+                (index, names.get(id(parameter), f"group{g}.{i}"), parameter)
+                for i, (index, parameter) in enumerate(zip(group["params"], live["params"]))
+            ]
+        )
+    return groups
+
+
+def _has_torch_form(state: Any) -> bool:
+    return isinstance(state, dict) and isinstance(state.get("state"), dict) and "param_groups" in state
+
+
+def _save_optimizer(name: str, optimizer: Any, names: dict[int, str], into: Snapshot) -> None:
+    state = optimizer.state_dict()
+    tensors: Tensors = {}
+    file = f"{name}.safetensors"
+    saved: dict[str, Any] = {"file": file, "class": _class_name(optimizer)}
+    if not _has_torch_form(state) or len(state["param_groups"]) != len(optimizer.param_groups):
+        saved["whole"] = encode(state, name, tensors)
+    else:
+        groups = _groups_of(optimizer, state, names)
+        indices = {index: key for group in groups for index, key, _ in group}
+        saved["parameters"] = [[[key, list(parameter.shape)] for _, key, parameter in group] for group in groups]
+        saved["groups"] = [
+            {k: encode(v, f"{name}/group{g}/{k}", tensors) for k, v in group.items() if k not in _BY_PARAMETER}
+            for g, group in enumerate(state["param_groups"])
+        ]
+        saved["state"] = {
+            indices[index]: encode(value, f"{name}/{indices[index]}", tensors)
+            for index, value in state["state"].items()
+            if index in indices
+        }
+        # some optimizers keep entries that belong to no parameter
+        saved["other"] = encode(
+            {
+                "keys": {k: v for k, v in state.items() if k not in ("state", "param_groups")},
+                "state": {k: v for k, v in state["state"].items() if k not in indices},
+            },
+            f"{name}/other",
+            tensors,
+        )
+    into.files[file] = tensors
+    into.state["optimizers"][name] = saved
+
+
+# A group's entries that follow its parameters' order: taken from the optimizer that loads.
+_BY_PARAMETER = ("params", "param_names")
+
+
+def _class_name(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _load_optimizer(name: str, optimizer: Any, names: dict[int, str], saved: dict[str, Any], folder: Path) -> None:
+    if saved["class"] != _class_name(optimizer):
+        raise EvenstepError(
+            f"optimizer {name!r} was {saved['class']} when the checkpoint was written and is {_class_name(optimizer)} "
+            "here\n  fix: use the same optimizer, or load the model alone: "
+            "es.load_checkpoint(path, optimizers=False, schedulers=False)"
+        )
+    current = optimizer.state_dict()
+    with TensorFile(folder / saved["file"]) as file:
+        if "whole" in saved:
+            optimizer.load_state_dict(decode(saved["whole"], file.read, current))
+            return
+        groups = _groups_of(optimizer, current, names)
+        _check_parameters(name, groups, saved["parameters"])
+        index_of = {key: index for group in groups for index, key, _ in group}
+        other = decode(saved["other"], file.read)
+        state = {index_of[key]: decode(value, file.read) for key, value in saved["state"].items()}
+        param_groups = []
+        for group, settings in zip(current["param_groups"], saved["groups"]):
+            kept = {key: group[key] for key in _BY_PARAMETER if key in group}
+            param_groups.append({**decode(settings, file.read, group), **kept})
+    whole = {**other["keys"], "state": {**state, **other["state"]}, "param_groups": param_groups}
+    optimizer.load_state_dict(whole)
+    _keep_types(optimizer, groups, state)
+
+
+def _check_parameters(name: str, groups: list[list[tuple[int, str, Any]]], saved: list[list[list[Any]]]) -> None:
+    if len(groups) != len(saved):
+        raise EvenstepError(
+            f"optimizer {name!r} had {len(saved)} parameter groups when the checkpoint was written and has "
+            f"{len(groups)} here\n  fix: make the same groups"
+        )
+    for g, (group, wanted) in enumerate(zip(groups, saved)):
+        here = {key: list(parameter.shape) for _, key, parameter in group}
+        there = dict(wanted)
+        if set(here) != set(there):
+            text = _difference(f"optimizer {name!r}, group {g},", set(here) - set(there), set(there) - set(here))
+            raise EvenstepError(f"{text}\n  fix: give the optimizer the same parameters in the same groups")
+        for key, shape in there.items():
+            if here[key] != shape:
+                raise EvenstepError(
+                    f"optimizer {name!r}: parameter {key!r} has the shape {shape} in the checkpoint and {here[key]} "
+                    "here\n  fix: build the model as it was when the checkpoint was written"
+                )
+
+
+def _keep_types(optimizer: Any, groups: list[list[tuple[int, str, Any]]], saved: dict[int, Any]) -> None:
+    """torch casts loaded state to its parameter's type; state that was kept wider (fp32 for bf16) stays so."""
+    for group in groups:
+        for index, _, parameter in group:
+            loaded = optimizer.state.get(parameter)
+            values = saved.get(index)
+            if not isinstance(values, dict) or not isinstance(loaded, dict):
+                continue
+            for key, value in values.items():
+                now = loaded.get(key)
+                if isinstance(value, torch.Tensor) and isinstance(now, torch.Tensor) and now.dtype != value.dtype:
+                    loaded[key] = value.to(now.device)
+
+
+# -- the whole --
+
+
+def _object_names(objects: dict[str, Any]) -> dict[str, Any]:
+    for name in objects:
+        if "/" in name or name in ("", ".", "..", "random", "state", "manifest"):
+            raise EvenstepError(f"a checkpoint cannot name an object {name!r}")
+    return objects
+
+
+def capture(session: Any, random_states: list[bytes], extra: Any) -> Snapshot:
+    """Everything that training needs to go on; references to the live tensors (see Snapshot.detach)."""
+    into = Snapshot()
+    into.files[_OTHER_FILE] = {}
+    into.files[_RANDOM_FILE] = {}
+    into.state = {
+        "step": int(session.step),
+        "epoch": int(session.epoch),
+        "world_size": int(session.world_size),
+        "seed": torch.initial_seed() & ((1 << 63) - 1),
+        "versions": {"evenstep": _core.version, "torch": torch.__version__, "python": platform.python_version()},
+        "models": {},
+        "optimizers": {},
+        "schedulers": {},
+        "loaders": {},
+        "random": {},
+    }
+    names = parameter_names(session.models)
+    for name, model in _object_names(session.models).items():
+        _save_model(name, model, into)
+    for name, optimizer in _object_names(session.optimizers).items():
+        _save_optimizer(name, optimizer, names, into)
+    other = into.files[_OTHER_FILE]
+    for name, scheduler in session.schedulers.items():
+        state = scheduler.state_dict()
+        into.state["schedulers"][name] = {"class": _class_name(scheduler), "state": encode(state, name, other)}
+    for name, loader in session.loaders.items():
+        if hasattr(loader, "state_dict"):
+            into.state["loaders"][name] = encode(loader.state_dict(), f"loaders/{name}", other)
+    into.state["extra"] = encode(extra, "extra", other)
+    for rank, packed in enumerate(random_states):
+        into.state["random"][str(rank)] = _unpack_random(packed, rank, into.files[_RANDOM_FILE])
+    if not other:
+        del into.files[_OTHER_FILE]
+    return into
+
+
+def pack_random() -> bytes:
+    """This rank's random state, for the rank that writes."""
+    state, tensors = checkpoint_random.capture()
+    values = {name: [str(t.dtype).split(".")[1], t.flatten().tolist()] for name, t in tensors.items()}
+    return json.dumps([state, values]).encode()
+
+
+def _unpack_random(packed: bytes, rank: int, tensors: Tensors) -> Any:
+    state, values = json.loads(packed)
+    for name, (dtype, numbers) in values.items():
+        tensors[f"rank{rank}/{name}"] = torch.tensor(numbers, dtype=getattr(torch, dtype))
+    return state
+
+
+def load_random(folder: Path, state: dict[str, Any], rank: int) -> Callable[[], None]:
+    """Gives the call that puts this rank's generators where they were, or, for a rank that was not there, where seed,
+    rank and step say."""
+    mine = state["random"].get(str(rank))
+    if mine is None:
+        return lambda: checkpoint_random.derive(state["seed"], rank, state["step"])
+    prefix = f"rank{rank}/"
+    with TensorFile(folder / _RANDOM_FILE) as file:
+        tensors = {name[len(prefix) :]: file.read(name) for name in file.names() if name.startswith(prefix)}
+    return lambda: checkpoint_random.restore(mine, tensors.__getitem__)
+
+
+class _OtherTensors:
+    """Tensors of schedulers and of the user; their file is there only when there are some."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / _OTHER_FILE
+
+    def __call__(self, name: str) -> torch.Tensor:
+        with TensorFile(self.path) as file:
+            return file.read(name)
+
+
+def _pairs(what: str, live: dict[str, Any], saved: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    if set(live) != set(saved):
+        raise EvenstepError(
+            f"this script prepared the {what} {sorted(live) or 'none'}, the checkpoint has {sorted(saved) or 'none'}\n"
+            f"  fix: give es.prepare the same {what} in the same order, or load what fits with es.load_checkpoint"
+        )
+    return [(name, live[name], saved[name]) for name in live]
+
+
+def apply(
+    session: Any,
+    folder: Path,
+    state: dict[str, Any],
+    *,
+    models: bool,
+    optimizers: bool,
+    schedulers: bool,
+    loaders: bool,
+) -> Any:
+    """Puts the state back into the session's objects; returns the user's extra. Nothing is loaded partly with a
+    warning: what does not fit is an error."""
+    other = _OtherTensors(folder)
+    names = parameter_names(session.models)
+    if models:
+        for name, model, saved in _pairs("models", session.models, state["models"]):
+            _load_model(name, model, saved, folder, other)
+    if optimizers:
+        for name, optimizer, saved in _pairs("optimizers", session.optimizers, state["optimizers"]):
+            _load_optimizer(name, optimizer, names, saved, folder)
+    if schedulers:
+        for name, scheduler, saved in _pairs("schedulers", session.schedulers, state["schedulers"]):
+            if saved["class"] != _class_name(scheduler):
+                raise EvenstepError(
+                    f"scheduler {name!r} was {saved['class']} when the checkpoint was written and is "
+                    f"{_class_name(scheduler)} here\n  fix: use the same scheduler, or load without: "
+                    "es.load_checkpoint(path, schedulers=False)"
+                )
+            scheduler.load_state_dict(decode(saved["state"], other, scheduler.state_dict()))
+    if loaders:
+        for name, saved in state["loaders"].items():
+            loader = session.loaders.get(name)
+            if loader is None:
+                raise EvenstepError(
+                    f"the checkpoint has the data position of {name!r}, which this script did not prepare\n"
+                    "  fix: give es.prepare the same loaders in the same order"
+                )
+            loader.load_state_dict(decode(saved, other))
+    return decode(state["extra"], other)
