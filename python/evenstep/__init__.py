@@ -19,6 +19,7 @@ from evenstep._core import version as __version__
 from evenstep.registration import register as _register_backend
 
 if TYPE_CHECKING:
+    from evenstep.checkpoint import checkpoint, load_checkpoint
     from evenstep.evaluation import evaluate, gather, reduce_mean
     from evenstep.loader import EvenLoader
     from evenstep.prepare import prepare
@@ -44,10 +45,12 @@ __all__ = [
     "Session",
     "__version__",
     "barrier",
+    "checkpoint",
     "epochs",
     "evaluate",
     "gather",
     "is_main",
+    "load_checkpoint",
     "local_rank",
     "log",
     "no_sync",
@@ -66,10 +69,12 @@ _LAZY = {
     "EvenLoader": ("evenstep.loader", "EvenLoader"),
     "Session": ("evenstep.session", "Session"),
     "barrier": ("evenstep.session", "barrier"),
+    "checkpoint": ("evenstep.checkpoint", "checkpoint"),
     "epochs": ("evenstep.session", "epochs"),
     "evaluate": ("evenstep.evaluation", "evaluate"),
     "gather": ("evenstep.evaluation", "gather"),
     "is_main": ("evenstep.session", "is_main"),
+    "load_checkpoint": ("evenstep.checkpoint", "load_checkpoint"),
     "local_rank": ("evenstep.session", "local_rank"),
     "log": ("evenstep.session", "log"),
     "no_sync": ("evenstep.session", "no_sync"),

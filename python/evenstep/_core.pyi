@@ -139,7 +139,9 @@ def balance(
 
 class CheckpointWriter:
     """Writes a checkpoint folder that is whole or not there; a tensor is (name, dtype, shape, address, bytes)."""
-    def __new__(cls, folder: str | PathLike[str], replace: bool = False, expected_bytes: int = 0) -> CheckpointWriter: ...
+    def __new__(
+        cls, folder: str | PathLike[str], replace: bool = False, expected_bytes: int = 0
+    ) -> CheckpointWriter: ...
     def add(
         self,
         name: str,
@@ -169,7 +171,9 @@ class Sync:
     ) -> Sync: ...
     @staticmethod
     def arena_bytes(
-        parameters: Sequence[tuple[int, int] | tuple[int, int, bool]], bucket_bytes: int = 0, first_bucket_bytes: int = 0
+        parameters: Sequence[tuple[int, int] | tuple[int, int, bool]],
+        bucket_bytes: int = 0,
+        first_bucket_bytes: int = 0,
     ) -> int: ...
     def offset(self, index: int, /) -> int: ...
     def begin(self, weight: float, step: int = 0, /) -> None: ...

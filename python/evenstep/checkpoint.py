@@ -1,7 +1,7 @@
 """es.checkpoint and es.load_checkpoint: durable state of everything that was prepared, and going on from it.
 
-The session calls `Cadence.due` on rank 0 at each commit (its answer travels in the vote, so that all ranks agree),
-and `automatic` on all ranks at the next moment at which the user's loop is between two steps."""
+The session calls `automatic` on all ranks at the same moment, between two steps: at each Nth, or where rank 0's clock
+said so in the vote. es.prepare makes a `Resume` where EVENSTEP_RESUME names a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import os
 import re
 import sys
 import threading
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,55 +17,12 @@ from typing import Any
 from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.checkpoint_files import MANIFEST, PARTIAL, read_manifest, sizes_match, total_bytes, verify, write_tensors
-from evenstep.checkpoint_state import Snapshot, apply, capture, load_random, pack_random
+from evenstep.checkpoint_state import KINDS, Loader, Snapshot, capture, load_random, pack_random
 
-__all__ = ["Cadence", "automatic", "checkpoint", "load_checkpoint", "newest_checkpoint", "resume"]
+__all__ = ["Resume", "automatic", "checkpoint", "load_checkpoint", "newest_checkpoint"]
 
 _STEP_NAME = re.compile(r"step-\d+\Z")
 _DEFAULT_KEEP = 3
-
-
-class Cadence:
-    """When an automatic checkpoint is due. Rank 0 asks; the others follow its answer.
-
-    every: "100" (steps), "30s" (seconds), or "" (never)."""
-
-    def __init__(self, every: str, now: float | None = None) -> None:
-        self.steps, self.seconds = _parse_every(every)
-        self._last_step: int | None = None
-        self._last_time = time.monotonic() if now is None else now
-
-    def due(self, step: int, now: float | None = None) -> bool:
-        """Whether a checkpoint is to be made after `step` steps; counts it as made when so."""
-        now = time.monotonic() if now is None else now
-        if self.steps:
-            is_due = step > 0 and step % self.steps == 0 and step != self._last_step
-        else:
-            is_due = self.seconds > 0 and now - self._last_time >= self.seconds and step != self._last_step
-        if is_due:
-            self.made(step, now)
-        return is_due
-
-    def made(self, step: int, now: float | None = None) -> None:
-        """A checkpoint was made (or begun) at `step`: the next one is an interval later."""
-        self._last_step = step
-        self._last_time = time.monotonic() if now is None else now
-
-
-def _parse_every(every: str) -> tuple[int, float]:
-    text = every.strip()
-    try:
-        if not text:
-            return 0, 0.0
-        if text.endswith("s") and 0 < float(text[:-1]) < float("inf"):
-            return 0, float(text[:-1])
-        if not text.endswith("s") and int(text) > 0:
-            return int(text), 0.0
-    except ValueError:
-        pass
-    raise EvenstepError(
-        f"the interval between checkpoints is {every!r}\n  fix: give a number of steps (100) or of seconds (30s)"
-    )
 
 
 # -- where --
@@ -123,8 +79,8 @@ def _retain(folder: Path, keep: int) -> None:
 # -- writing --
 
 
-def _write(folder: Path, snapshot: Snapshot) -> int:
-    """Writes one checkpoint, or leaves nothing; returns its bytes."""
+def _write(folder: Path, snapshot: Snapshot) -> None:
+    """Writes one checkpoint, or leaves nothing."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -141,7 +97,6 @@ def _write(folder: Path, snapshot: Snapshot) -> int:
         writer.commit(text)
     finally:
         writer.abandon()  # nothing where it was committed
-    return size
 
 
 class _Background:
@@ -197,14 +152,10 @@ def _on_rank_zero(session: Any, path: Path | None, random_states: list[bytes], e
     keep = _keep_count() if path is None else 0
     step = int(session.step)
     snapshot = capture(session, random_states, extra)
-    telemetry = getattr(session, "telemetry", None)
 
     def work() -> None:
-        start = _core.clock_ns()
-        size = _write(folder, snapshot)
-        if telemetry is not None:
-            telemetry.span(_core.SPAN_CHECKPOINT, step, start, _core.clock_ns() - start, size)
-            telemetry.event(_core.EVENT_CHECKPOINT, step, 0, folder.name)
+        _write(folder, snapshot)
+        session.telemetry.event(_core.EVENT_CHECKPOINT, step, step, folder.name)
         if keep:
             _retain(folder.parent, keep)
 
@@ -218,6 +169,11 @@ def _on_rank_zero(session: Any, path: Path | None, random_states: list[bytes], e
 
 def _save(session: Any, path: Path | None, extra: Any, wait: bool) -> Path:
     """All ranks call it; rank 0 writes, its outcome is everyone's."""
+    with session.steps.apart(_core.SPAN_CHECKPOINT):
+        return _save_apart(session, path, extra, wait)
+
+
+def _save_apart(session: Any, path: Path | None, extra: Any, wait: bool) -> Path:
     random_states = session.all_gather_bytes(pack_random())
     outcome: bytes | None = None
     if session.rank == 0:
@@ -294,22 +250,6 @@ def _verified(session: Any, folder: Path) -> None:
         raise EvenstepError(result["error"])
 
 
-def _load(session: Any, folder: Path, **parts: bool) -> dict[str, Any]:
-    _verified(session, folder)
-    manifest = read_manifest(folder)
-    state = manifest["state"]
-    extra = apply(session, folder, state, **parts)
-    return {
-        "path": folder,
-        "step": state["step"],
-        "epoch": state["epoch"],
-        "world_size": state["world_size"],
-        "created": manifest["created"],
-        "extra": extra,
-        "state": state,
-    }
-
-
 def load_checkpoint(
     path: str | os.PathLike[str],
     *,
@@ -323,32 +263,52 @@ def load_checkpoint(
 
     path: a checkpoint, or a folder of them (the newest whole one is taken). Parts may be left out, for example to
     begin a new training with the weights of an old one: es.load_checkpoint(path, optimizers=False, schedulers=False,
-    loaders=False, random=False). Returns what was saved: step, epoch, extra …
+    loaders=False, random=False). Returns what was saved: path, step, epoch, world_size, created, extra.
 
     Raises EvenstepError where the checkpoint is damaged, or does not fit: the tensor, its shapes, types are named."""
     session = _session()
     folder = Path(path).absolute()
     if not (folder / MANIFEST).exists() and folder.is_dir():
         folder = newest_checkpoint(folder) or folder
-    loaded = _load(session, folder, models=models, optimizers=optimizers, schedulers=schedulers, loaders=loaders)
-    session.user_state = loaded["extra"] if loaded["extra"] is not None else {}
+    _verified(session, folder)
+    manifest = read_manifest(folder)
+    loader = Loader(session, folder, manifest["state"])
+    wanted = [kind for kind, on in zip(KINDS, (models, optimizers, schedulers, loaders)) if on]
+    loader.load(wanted)
+    loader.check_complete(wanted)
+    extra = loader.extra()
+    session.user_state = extra if extra is not None else {}
+    state = manifest["state"]
     if loaders and optimizers:  # the same training goes on
-        session.step = loaded["step"]
+        session.step = state["step"]
     if random:
-        _restore_random(session, folder, loaded["state"])
-    return {key: value for key, value in loaded.items() if key != "state"}
+        _restore_random(session, folder, state)
+    facts = {key: state[key] for key in ("step", "epoch", "world_size")}
+    return {"path": folder, "created": manifest["created"], "extra": extra, **facts}
 
 
-def resume(session: Any, path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What es.prepare calls when EVENSTEP_RESUME names a checkpoint: everything is put back, or an error."""
-    folder = Path(path).absolute()
-    loaded = _load(session, folder, models=True, optimizers=True, schedulers=True, loaders=True)
-    session.step = loaded["step"]
-    session.user_state = loaded["extra"] if loaded["extra"] is not None else {}
-    _restore_random(session, folder, loaded["state"])
-    if session.rank == 0 and getattr(session, "telemetry", None) is not None:
-        session.telemetry.event(_core.EVENT_RESUME, session.step, session.step, folder.name)
-    return loaded
+class Resume:
+    """Going on from EVENSTEP_RESUME. Objects are loaded as they are prepared (`take`, at the end of each es.prepare);
+    when the first batch is about to be fetched, all that the checkpoint holds must have been (`finish`)."""
+
+    def __init__(self, session: Any, path: str | os.PathLike[str]) -> None:
+        folder = Path(path).absolute()
+        _verified(session, folder)
+        self._state = read_manifest(folder)["state"]
+        self._loader = Loader(session, folder, self._state)
+        self._session = session
+        session.step = self._state["step"]
+        session.user_state = self._loader.extra() or {}
+        _restore_random(session, folder, self._state)
+        if session.rank == 0:
+            session.telemetry.event(_core.EVENT_RESUME, session.step, session.step, folder.name)
+
+    def take(self) -> None:
+        self._loader.load(KINDS, later=True)
+
+    def finish(self) -> None:
+        self._loader.load(KINDS)
+        self._loader.check_complete(KINDS)
 
 
 def _restore_random(session: Any, folder: Path, state: dict[str, Any]) -> None:
@@ -357,11 +317,3 @@ def _restore_random(session: Any, folder: Path, state: dict[str, Any]) -> None:
     put_back = load_random(folder, state, session.rank)
     put_back()
     session.pending_random = put_back
-
-
-def restore_pending_random(session: Any) -> None:
-    """Called when the first batch after a resume is about to be fetched."""
-    put_back = getattr(session, "pending_random", None)
-    if put_back is not None:
-        session.pending_random = None
-        put_back()

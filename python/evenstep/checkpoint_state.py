@@ -269,9 +269,8 @@ def capture(session: Any, random_states: list[bytes], extra: Any) -> Snapshot:
     for name, scheduler in session.schedulers.items():
         state = scheduler.state_dict()
         into.state["schedulers"][name] = {"class": _class_name(scheduler), "state": encode(state, name, other)}
-    for name, loader in session.loaders.items():
-        if hasattr(loader, "state_dict"):
-            into.state["loaders"][name] = encode(loader.state_dict(), f"loaders/{name}", other)
+    for name, loader in _trained(session.loaders).items():
+        into.state["loaders"][name] = encode(loader.state_dict(), f"loaders/{name}", other)
     into.state["extra"] = encode(extra, "extra", other)
     for rank, packed in enumerate(random_states):
         into.state["random"][str(rank)] = _unpack_random(packed, rank, into.files[_RANDOM_FILE])
@@ -317,51 +316,74 @@ class _OtherTensors:
             return file.read(name)
 
 
-def _pairs(what: str, live: dict[str, Any], saved: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-    if set(live) != set(saved):
-        raise EvenstepError(
-            f"this script prepared the {what} {sorted(live) or 'none'}, the checkpoint has {sorted(saved) or 'none'}\n"
-            f"  fix: give es.prepare the same {what} in the same order, or load what fits with es.load_checkpoint"
-        )
-    return [(name, live[name], saved[name]) for name in live]
+KINDS = ("models", "optimizers", "schedulers", "loaders")
 
 
-def apply(
-    session: Any,
-    folder: Path,
-    state: dict[str, Any],
-    *,
-    models: bool,
-    optimizers: bool,
-    schedulers: bool,
-    loaders: bool,
-) -> Any:
-    """Puts the state back into the session's objects; returns the user's extra. Nothing is loaded partly with a
-    warning: what does not fit is an error."""
-    other = _OtherTensors(folder)
-    names = parameter_names(session.models)
-    if models:
-        for name, model, saved in _pairs("models", session.models, state["models"]):
-            _load_model(name, model, saved, folder, other)
-    if optimizers:
-        for name, optimizer, saved in _pairs("optimizers", session.optimizers, state["optimizers"]):
-            _load_optimizer(name, optimizer, names, saved, folder)
-    if schedulers:
-        for name, scheduler, saved in _pairs("schedulers", session.schedulers, state["schedulers"]):
-            if saved["class"] != _class_name(scheduler):
+class Loader:
+    """Puts a checkpoint's state back into a session's objects, each once. What does not fit is an error."""
+
+    def __init__(self, session: Any, folder: Path, state: dict[str, Any]) -> None:
+        self._session = session
+        self._folder = folder
+        self._state = state
+        self._other = _OtherTensors(folder)
+        self._done: set[tuple[str, str]] = set()
+
+    def extra(self) -> Any:
+        """What the user saved with it."""
+        return decode(self._state["extra"], self._other)
+
+    def load(self, kinds: Iterable[str], later: bool = False) -> None:
+        """Loads what is prepared and not yet loaded. later: more is to be prepared, so that an optimizer whose model is
+        not there yet may wait, and so may a model that the checkpoint does not know."""
+        names = parameter_names(self._session.models)
+        for kind in (kind for kind in KINDS if kind in kinds):
+            for name, live in getattr(self._session, kind).items():
+                saved = self._state[kind].get(name)
+                if saved is None or (kind, name) in self._done:
+                    continue
+                if later and kind == "optimizers" and not _all_named(live, names):
+                    continue
+                getattr(self, f"_load_{kind}")(name, live, saved, names)
+                self._done.add((kind, name))
+
+    def check_complete(self, kinds: Iterable[str]) -> None:
+        """The script must have prepared what the checkpoint holds, no more and no less."""
+        for kind in kinds:
+            live = _trained(getattr(self._session, kind)) if kind == "loaders" else getattr(self._session, kind)
+            if set(live) != set(self._state[kind]):
                 raise EvenstepError(
-                    f"scheduler {name!r} was {saved['class']} when the checkpoint was written and is "
-                    f"{_class_name(scheduler)} here\n  fix: use the same scheduler, or load without: "
-                    "es.load_checkpoint(path, schedulers=False)"
+                    f"this script prepared the {kind} {sorted(live) or 'none'}, the checkpoint has "
+                    f"{sorted(self._state[kind]) or 'none'}\n  fix: give es.prepare the same {kind} in the same order, "
+                    f"or leave them out: es.load_checkpoint(path, {kind}=False)"
                 )
-            scheduler.load_state_dict(decode(saved["state"], other, scheduler.state_dict()))
-    if loaders:
-        for name, saved in state["loaders"].items():
-            loader = session.loaders.get(name)
-            if loader is None:
-                raise EvenstepError(
-                    f"the checkpoint has the data position of {name!r}, which this script did not prepare\n"
-                    "  fix: give es.prepare the same loaders in the same order"
-                )
-            loader.load_state_dict(decode(saved, other))
-    return decode(state["extra"], other)
+
+    def _load_models(self, name: str, live: Any, saved: dict[str, Any], names: dict[int, str]) -> None:
+        _load_model(name, live, saved, self._folder, self._other)
+
+    def _load_optimizers(self, name: str, live: Any, saved: dict[str, Any], names: dict[int, str]) -> None:
+        _load_optimizer(name, live, names, saved, self._folder)
+
+    def _load_schedulers(self, name: str, live: Any, saved: dict[str, Any], names: dict[int, str]) -> None:
+        if saved["class"] != _class_name(live):
+            raise EvenstepError(
+                f"scheduler {name!r} was {saved['class']} when the checkpoint was written and is {_class_name(live)} "
+                "here\n  fix: use the same scheduler, or load without: es.load_checkpoint(path, schedulers=False)"
+            )
+        live.load_state_dict(decode(saved["state"], self._other, live.state_dict()))
+
+    def _load_loaders(self, name: str, live: Any, saved: dict[str, Any], names: dict[int, str]) -> None:
+        live.load_state_dict(decode(saved, self._other))
+
+
+def _all_named(optimizer: Any, names: dict[int, str]) -> bool:
+    return all(id(p) in names for group in optimizer.param_groups for p in group["params"])
+
+
+def _trained(loaders: dict[str, Any]) -> dict[str, Any]:
+    """Loaders with a data position worth keeping: those of evaluation start anew each time."""
+    return {
+        name: loader
+        for name, loader in loaders.items()
+        if getattr(loader, "train", True) and hasattr(loader, "state_dict")
+    }

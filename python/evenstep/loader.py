@@ -223,7 +223,9 @@ class EvenLoader:
         start = _core.clock_ns()
         plans: deque[BatchPlan] = deque()
         self._source.start = (epoch, skip, plans)
-        for batch in self._inner:
+        batches = iter(self._inner)  # draws a seed for its workers: before the generators are put back
+        session.first_fetch()
+        for batch in batches:
             plan = plans.popleft()
             session.batch_arrives(plan, start)
             self._batch += 1

@@ -66,8 +66,25 @@ def prepare(
                 results[id(one)] = _prepare_loader(current, one, train, shares)
         if models:
             observe_backward(current.steps)
+    if current.environment.resume:
+        _resume(current)
     returned = tuple(results.get(id(one), one) for one in given)
     return returned[0] if len(returned) == 1 else returned
+
+
+def _resume(current: Session) -> None:
+    if not current.in_job:
+        raise EvenstepError(
+            "EVENSTEP_RESUME is set, but this process is no rank of a job, so its data position cannot be put back\n"
+            "  fix: start it with `evenstep run --resume PATH`, or call es.load_checkpoint(PATH)"
+        )
+    if not current.resumed:
+        from evenstep.checkpoint import Resume
+
+        current.resumed = True
+        current.resume = Resume(current, current.environment.resume)
+    if current.resume is not None:
+        current.resume.take()
 
 
 def _register(registry: dict[str, Any], kind: str, objects: Sequence[Any]) -> dict[str, Any]:

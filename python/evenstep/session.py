@@ -57,6 +57,9 @@ class Session:
         self.telemetry = _core.Telemetry(environment.telemetry_fd, environment.rank)
         self.steps = Steps(self.group, self.telemetry)
         self.plan: Any = None  # of `evenstep plan`
+        self.resumed = False
+        self.resume: Any = None  # the checkpoint to go on from, until the first batch
+        self.pending_random: Callable[[], None] | None = None  # puts a checkpoint's generators back
         self.dummy_samples = 1
         self.latest: BatchPlan | None = None  # the last batch of any prepared loader
         self.scalars: dict[str, float] = {}
@@ -131,6 +134,15 @@ class Session:
                 total = (self.total_epochs or epoch + 1) * len(loader)
                 self.telemetry.event(_core.EVENT_TOTAL_STEPS, self.step, total)
 
+    def first_fetch(self) -> None:
+        """Before an epoch's first batch is fetched: a resumed run is now where its checkpoint was written."""
+        if self.resume is not None:
+            self.resume.finish()
+            self.resume = None
+        if self.pending_random is not None:
+            put_back, self.pending_random = self.pending_random, None
+            put_back()
+
     def boundary(self) -> None:
         """Between two batches: what must not fall into the middle of a step."""
         if not self._committed:
@@ -151,9 +163,9 @@ class Session:
             wants = time.monotonic() - self._last_checkpoint >= environment.checkpoint_seconds
             steps.wants_checkpoint = self.rank == 0 and wants and not due
         if due:
-            from evenstep.checkpoint import checkpoint
+            from evenstep.checkpoint import automatic
 
-            checkpoint()
+            automatic(self)
             self._last_checkpoint = time.monotonic()
 
     # -- optimizers --

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import math
@@ -41,9 +42,10 @@ class Cursor:
 class OneProcess:
     """What es.checkpoint needs of a session."""
 
-    rank, world_size, epoch, telemetry = 0, 1, 0, None
+    rank, world_size, epoch, telemetry = 0, 1, 0, _core.Telemetry(-1, 0)
 
     def __init__(self, **objects: Any) -> None:
+        self.steps = self
         self.models = {k: v for k, v in objects.items() if isinstance(v, nn.Module)}
         self.optimizers = {k: v for k, v in objects.items() if isinstance(v, torch.optim.Optimizer)}
         self.loaders = {k: v for k, v in objects.items() if isinstance(v, Cursor)}
@@ -52,7 +54,8 @@ class OneProcess:
         self.user_state: Any = {}
         self.step = 0
 
-    def barrier(self) -> None: ...
+    def apart(self, span: int) -> Any:
+        return contextlib.nullcontext()
 
     def broadcast_bytes(self, data: bytes | None, root: int = 0) -> bytes:
         assert data is not None
@@ -449,7 +452,7 @@ def test_generators_cursor_step_and_extra_come_back(monkeypatch: pytest.MonkeyPa
     again = [torch.rand(3).tolist(), random.gauss(0, 1), random.random(), numpy.random.normal(), numpy.random.rand()]
     assert again == draws
     torch.manual_seed(99)  # what a script draws before its loop
-    ck.restore_pending_random(session)
+    session.pending_random()
     assert torch.rand(3).tolist() == draws[0]
 
 
@@ -659,26 +662,6 @@ def test_killed_in_the_middle_leaves_the_older_one_whole(monkeypatch: pytest.Mon
     session.step = 2
     ck.checkpoint()
     assert names() == ["step-00000000", "step-00000002"]  # what the dead writer left is gone
-
-
-# -- cadence --
-
-
-def test_cadence_in_steps_and_seconds() -> None:
-    steps = ck.Cadence("10", now=0.0)
-    assert [s for s in range(35) if steps.due(s, 0.0)] == [10, 20, 30]
-    seconds = ck.Cadence("30s", now=100.0)
-    assert [t for t in range(100, 200, 5) if seconds.due(t, float(t))] == [130, 160, 190]
-    seconds.made(200, 200.0)
-    assert not seconds.due(201, 229.0) and seconds.due(202, 230.0)
-    never = ck.Cadence("", now=0.0)
-    assert not never.due(100, 1e9)
-
-
-@pytest.mark.parametrize("every", ["0", "-5", "x", "5m", "s", "0s", "nans", "infs", "1.5"])
-def test_bad_intervals_are_refused(every: str) -> None:
-    with pytest.raises(EvenstepError, match="interval"):
-        ck.Cadence(every)
 
 
 def test_bad_keep_is_refused_before_anything_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
