@@ -11,11 +11,11 @@
 #include <string.h>
 
 enum {
-  POINTS = 3,      /* of a rank's table: the dummy batch, one sample, a straight line through the batch */
-  LEAST_STEPS = 2, /* a rank's first step is warm-up: nothing changes before its second */
-  LEARN_EVERY = 8, /* steps between two looks at a model whose rank does what is expected */
-  FRESH = 12,      /* steps for which a model is looked at each time */
-  PROBE_EVERY = 64 /* steps between two trials of ranks that idle */
+  POINTS = 3,       /* of a rank's table: the dummy batch, one sample, a straight line through the batch */
+  LEAST_STEPS = 2,  /* a rank's first step is warm-up: nothing changes before its second */
+  LEARN_EVERY = 16, /* steps between two looks at a model whose rank does what is expected */
+  FRESH = 12,       /* steps for which a model is looked at each time */
+  PROBE_EVERY = 64  /* steps between two trials of ranks that idle */
 };
 
 /* A change must promise this part of the step, and more while the models are uncertain. */

@@ -20,7 +20,10 @@ static const double longest_seconds = 1e9;
 static const double most_samples = 0x1p53;
 /* Standard errors that make a change certain: many ranks are looked at often, so chance has many tries. */
 static const double certain = 4.5;
-enum { FEW = 6 }; /* recent steps, of which the middle is compared; of more it is the mean */
+enum {
+  FRESH_LINE = 24, /* steps before which a line still moves much at each look */
+  FEW = 6          /* recent steps, of which the middle is compared; of more it is the mean */
+};
 
 static double larger(double a, double b) {
   return a > b ? a : b;
@@ -30,14 +33,19 @@ static double smaller(double a, double b) {
   return a < b ? a : b;
 }
 
+/* Shell's sort with the gaps of Ciura (2001): no recursion, quick on a window's size. */
 static void sort(double *values, int count) {
-  for (int i = 1; i < count; i++) {
-    double value = values[i];
-    int at = i;
-    for (; at > 0 && values[at - 1] > value; at--) {
-      values[at] = values[at - 1];
+  static const int gaps[] = {57, 23, 10, 4, 1};
+  for (size_t g = 0; g < sizeof gaps / sizeof gaps[0]; g++) {
+    int gap = gaps[g];
+    for (int i = gap; i < count; i++) {
+      double value = values[i];
+      int at = i;
+      for (; at >= gap && values[at - gap] > value; at -= gap) {
+        values[at] = values[at - gap];
+      }
+      values[at] = value;
     }
-    values[at] = value;
   }
 }
 
@@ -273,7 +281,6 @@ static bool forget_the_past(even_rank_model *model) {
 }
 
 void even_model_learn(even_rank_model *model) {
-  enum { PASSES = 3 };
   if (model->count == 0) {
     return;
   }
@@ -283,7 +290,8 @@ void even_model_learn(even_rank_model *model) {
   double ratio[EVEN_MODEL_WINDOW];
   bool again = true;
   for (int tries = 0; again && tries < 2; tries++) {
-    for (int pass = 0; pass < PASSES; pass++) {
+    /* the last line is a good start where little is new */
+    for (int pass = model->count < FRESH_LINE ? 3 : 1; pass > 0; pass--) {
       regress(model);
     }
     again = forget_the_past(model);
