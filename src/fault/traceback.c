@@ -14,6 +14,28 @@ static bool contains(even_span_text line, const char *part) {
   return memmem(line.start, line.length, part, strlen(part)) != NULL;
 }
 
+/* torch writes "[rank1]: " before each line of a traceback once a process group exists. */
+static void skip_rank(even_span_text *line) {
+  static const char lead[] = "[rank";
+  size_t at = sizeof lead - 1;
+  if (!starts(*line, lead)) {
+    return;
+  }
+  while (at < line->length && line->start[at] >= '0' && line->start[at] <= '9') {
+    at++;
+  }
+  if (at == sizeof lead - 1 || at + 2 > line->length || memcmp(line->start + at, "]:", 2) != 0) {
+    return;
+  }
+  at += 2;
+  if (at < line->length && line->start[at] != ' ') {
+    return; /* "[rank1]:[W1121 …": a line of its log */
+  }
+  at += at < line->length;
+  line->start += at;
+  line->length -= at;
+}
+
 /* The line at *at, without its end; moves *at behind it. False at the end of the text. */
 static bool next_line(const char *end, const char **at, even_span_text *line) {
   if (*at >= end) {
@@ -26,6 +48,7 @@ static bool next_line(const char *end, const char **at, even_span_text *line) {
   if (line->length > 0 && line->start[line->length - 1] == '\r') {
     line->length--;
   }
+  skip_rank(line);
   return true;
 }
 
@@ -67,6 +90,11 @@ static bool read_block(const char *end, const char **at, const char *start, even
   even_traceback found = frame;
   even_span_text line;
   while (next_line(end, at, &line)) {
+    if (starts(line, header)) { /* one that was cut short comes before it */
+      found = (even_traceback){{NULL, 0}, {NULL, 0}, {NULL, 0}, {NULL, 0}, 0};
+      start = line.start;
+      continue;
+    }
     if (read_frame(line, &frame)) {
       if (found.file.start == NULL || !is_foreign(frame.file) || is_foreign(found.file)) {
         found = frame;

@@ -360,7 +360,7 @@ def test_a_killed_rank_restarts_the_job(start, script, tmp_path: pathlib.Path) -
     assert code == 0, text
     assert re.search(rf"rank 1 \(cpu:\d+ on \S+, process {victim}\) was killed by SIGKILL", text)
     assert "restart 1 of 3 from the beginning" in text
-    ports = {attempt: port for attempt, port in re.findall(r"attempt (\d) port (\d+)", text)}
+    ports = dict(re.findall(r"attempt (\d) port (\d+)", text))
     assert set(ports) == {"0", "1"} and ports["0"] != ports["1"]
     log = (tmp_path / "runs/a/logs/rank-0.log").read_text()
     assert log.count("==== attempt") == 2

@@ -1,0 +1,68 @@
+/* What ranks really printed before they ended (Python 3.11, torch 2.13), paths shortened. */
+#ifndef EVEN_TESTS_FAULT_RECORDED_H
+#define EVEN_TESTS_FAULT_RECORDED_H
+
+#define RECORDED_OWN_ERROR                                                                              \
+  "step 3\n"                                                                                            \
+  "Traceback (most recent call last):\n"                                                                \
+  "  File \"/home/u/train.py\", line 41, in <module>\n"                                                 \
+  "    main()\n"                                                                                        \
+  "  File \"/home/u/train.py\", line 30, in main\n"                                                     \
+  "    loss = F.cross_entropy(model(x), y)\n"                                                           \
+  "           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^\n"                                                           \
+  "  File \"/venv/lib/python3.11/site-packages/torch/nn/functional.py\", line 3504, in cross_entropy\n" \
+  "    return torch._C._nn.cross_entropy_loss(\n"                                                       \
+  "           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^\n"                                                       \
+  "ValueError: Expected input batch_size (8) to match target batch_size (4).\n"
+
+#define RECORDED_CHAIN                                                    \
+  "Traceback (most recent call last):\n"                                  \
+  "  File \"/home/u/train.py\", line 5, in read\n"                        \
+  "    return table[key]\n"                                               \
+  "KeyError: 'a'\n"                                                       \
+  "\n"                                                                    \
+  "During handling of the above exception, another exception occurred:\n" \
+  "\n"                                                                    \
+  "Traceback (most recent call last):\n"                                  \
+  "  File \"/home/u/train.py\", line 9, in <module>\n"                    \
+  "    read('a')\n"                                                       \
+  "  File \"/home/u/train.py\", line 7, in read\n"                        \
+  "    raise RuntimeError(\"no such table\\n(in two lines)\")\n"          \
+  "RuntimeError: no such table\n"                                         \
+  "(in two lines)\n"
+
+#define RECORDED_DESTRUCTOR                                   \
+  "Exception ignored in: <function Loader.__del__ at 0x7f>\n" \
+  "Traceback (most recent call last):\n"                      \
+  "  File \"/home/u/loader.py\", line 3, in __del__\n"        \
+  "AttributeError: 'NoneType' object has no attribute 'close'\n"
+
+#define RECORDED_SYNTAX                   \
+  "  File \"/home/u/train.py\", line 2\n" \
+  "    def f(:\n"                         \
+  "          ^\n"                         \
+  "SyntaxError: invalid syntax\n"
+
+#define RECORDED_PEER                                                                                               \
+  "[rank0]: Traceback (most recent call last):\n"                                                                   \
+  "Traceback (most recent call last):\n"                                                                            \
+  "  File \"/home/u/train.py\", line 12, in <module>\n"                                                             \
+  "    dist.all_reduce(t)\n"                                                                                        \
+  "  File \"/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py\", line 3032, in all_reduce\n" \
+  "    work.wait()\n"                                                                                               \
+  "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:2345\n"
+
+#define RECORDED_TORCH_PREFIX                                   \
+  "[rank1]: Traceback (most recent call last):\n"               \
+  "[rank1]:   File \"/home/u/train.py\", line 8, in <module>\n" \
+  "[rank1]:     raise ValueError('bad')\n"                      \
+  "[rank1]: ValueError: bad\n"                                  \
+  "[rank1]:[W1121 05:41:00.1 ProcessGroup.cpp:1] Warning: process group was not destroyed\n"
+
+#define RECORDED_FATAL                                  \
+  "Fatal Python error: Segmentation fault\n"            \
+  "\n"                                                  \
+  "Current thread 0x00007f (most recent call first):\n" \
+  "  File \"/home/u/train.py\", line 3 in crash\n"
+
+#endif

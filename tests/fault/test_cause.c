@@ -1,0 +1,164 @@
+/* Causes: one line that names rank, place and reason, and the rank that began it. */
+#include "fault/cause.h"
+#include "recorded.h"
+#include "support/fault.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static even_fault_facts facts_of(int signal, int code, const char *error) {
+  return (even_fault_facts){.rank = 1,
+                            .device = "cpu:1",
+                            .host = "box",
+                            .pid = 77,
+                            .signal = signal,
+                            .code = code,
+                            .error = error,
+                            .error_length = strlen(error)};
+}
+
+static void assert_cause(const even_fault_facts *facts, const char *expected) {
+  even_text cause = EVEN_TEXT_EMPTY;
+  even_text excerpt = EVEN_TEXT_EMPTY;
+  assert_int_equal(even_fault_explain(facts, &cause, &excerpt), EVEN_OK);
+  if (strstr(cause.data, expected) == NULL) {
+    fail_msg("\"%s\" does not say \"%s\"", cause.data, expected);
+  }
+  assert_null(strchr(cause.data, '\n'));
+  assert_non_null(excerpt.data);
+  even_text_free(&cause);
+  even_text_free(&excerpt);
+}
+
+static void tells_exceptions(void **state) {
+  (void)state;
+  even_fault_facts facts = facts_of(0, 1, RECORDED_OWN_ERROR);
+  assert_cause(
+      &facts,
+      "rank 1 (cpu:1 on box, process 77) exited with code 1: ValueError: Expected input batch_size (8) to match "
+      "target batch_size (4). (train.py:30, in main)");
+  facts = facts_of(0, 1, RECORDED_SYNTAX);
+  assert_cause(&facts, "exited with code 1: SyntaxError: invalid syntax (train.py:2)");
+  facts = facts_of(0, 9, "some\nerror: disk gone\n\n");
+  assert_cause(&facts, "exited with code 9: error: disk gone");
+  facts = facts_of(0, 9, "");
+  assert_cause(&facts, "exited with code 9");
+}
+
+static void tells_signals(void **state) {
+  (void)state;
+  even_fault_facts facts = facts_of(SIGKILL, 0, "");
+  assert_cause(&facts, "killed by SIGKILL, sent from outside");
+  facts = facts_of(SIGSEGV, 0, RECORDED_FATAL);
+  assert_cause(&facts, "crashed with SIGSEGV");
+  facts = facts_of(SIGBUS, 0, "");
+  assert_cause(&facts, "/dev/shm");
+  facts = facts_of(SIGUSR1, 0, "");
+  assert_cause(&facts, "ended by signal 10");
+}
+
+static void tells_memory(void **state) {
+  (void)state;
+  even_fault_facts facts = facts_of(SIGKILL, 0, "");
+  facts.out_of_memory = true;
+  facts.peak_memory_bytes = 3u << 30;
+  assert_cause(&facts, "killed by the kernel's out-of-memory killer (it held up to 3.0 GiB)");
+  facts.signal = 0;
+  facts.code = 1;
+  facts.peak_memory_bytes = 200u << 20;
+  assert_cause(&facts, "failed after the kernel's out-of-memory killer ended a process of it (it held up to 200 MiB)");
+}
+
+static void tells_the_others(void **state) {
+  (void)state;
+  even_fault_facts facts = facts_of(0, 0, "");
+  assert_cause(&facts, "ended well");
+  facts = facts_of(SIGTERM, 0, "");
+  facts.stopped_by_agent = true;
+  assert_cause(&facts, "stopped because another rank failed");
+}
+
+static void keeps_the_cause_printable(void **state) {
+  (void)state;
+  even_fault_facts facts = facts_of(0, 1, "");
+  facts.error = "\033[31mred\0\n";
+  facts.error_length = 10;
+  assert_cause(&facts, "exited with code 1:  [31mred");
+}
+
+static void cuts_the_excerpt(void **state) {
+  (void)state;
+  even_text long_output = EVEN_TEXT_EMPTY;
+  even_text cause = EVEN_TEXT_EMPTY;
+  even_text excerpt = EVEN_TEXT_EMPTY;
+  for (int i = 0; i < 200; i++) {
+    even_text_format(&long_output, "line %d\n", i);
+  }
+  even_fault_facts facts = facts_of(0, 1, long_output.data);
+  assert_int_equal(even_fault_explain(&facts, &cause, &excerpt), EVEN_OK);
+  assert_non_null(strstr(excerpt.data, "line 199"));
+  assert_null(strstr(excerpt.data, "line 100\n"));
+  even_text_free(&long_output);
+  even_text_free(&cause);
+  even_text_free(&excerpt);
+}
+
+static void finds_the_culprit(void **state) {
+  (void)state;
+  even_fault_facts well = facts_of(0, 0, "");
+  even_fault_facts peer = facts_of(0, 1, RECORDED_PEER);
+  even_fault_facts own = facts_of(0, 1, RECORDED_OWN_ERROR);
+  even_fault_facts killed = facts_of(SIGKILL, 0, "");
+  even_fault_facts stopped = facts_of(SIGTERM, 0, "");
+  even_fault_facts slow = facts_of(SIGTERM, 0, RECORDED_OWN_ERROR);
+  even_fault_facts memory = killed;
+  stopped.stopped_by_agent = true;
+  slow.stopped_by_agent = true;
+  memory.out_of_memory = true;
+  const struct {
+    even_fault_facts ends[3];
+    size_t culprit;
+  } cases[] = {
+      {{well, well, well}, 3},       {{own, stopped, stopped}, 0},
+      {{peer, own, stopped}, 1},    /* hung up on, and seen first */
+      {{peer, stopped, slow}, 2},   /* it had raised already, and was slow to end */
+      {{peer, killed, stopped}, 1}, /* somebody's kill -9 */
+      {{own, own, killed}, 2},       {{killed, memory, peer}, 1},
+      {{peer, stopped, peer}, 0}, /* no better known: the first */
+      {{stopped, well, stopped}, 0},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    assert_int_equal(even_fault_culprit(cases[i].ends, 3), cases[i].culprit);
+  }
+  assert_int_equal(even_fault_culprit(NULL, 0), 0);
+}
+
+static even_status explain(void *context) {
+  even_text cause = EVEN_TEXT_EMPTY;
+  even_text excerpt = EVEN_TEXT_EMPTY;
+  even_status status = even_fault_explain(context, &cause, &excerpt);
+  even_text_free(&cause);
+  even_text_free(&excerpt);
+  return status;
+}
+
+static void survives_lack_of_memory(void **state) {
+  (void)state;
+  even_fault_facts facts = facts_of(0, 1, RECORDED_OWN_ERROR);
+  assert_true(fault_each_allocation(explain, &facts) >= 2);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(tells_exceptions),  cmocka_unit_test(tells_signals),
+      cmocka_unit_test(tells_memory),      cmocka_unit_test(tells_the_others),
+      cmocka_unit_test(finds_the_culprit), cmocka_unit_test(keeps_the_cause_printable),
+      cmocka_unit_test(cuts_the_excerpt),  cmocka_unit_test(survives_lack_of_memory),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

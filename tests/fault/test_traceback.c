@@ -1,0 +1,125 @@
+/* Tracebacks found in what ranks printed. */
+#include "fault/traceback.h"
+#include "recorded.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static void assert_part(even_span_text part, const char *text) {
+  assert_non_null(part.start);
+  assert_int_equal(part.length, strlen(text));
+  assert_memory_equal(part.start, text, part.length);
+}
+
+static even_traceback found_in(const char *text) {
+  even_traceback traceback;
+  assert_true(even_traceback_find(text, strlen(text), &traceback));
+  return traceback;
+}
+
+static void names_the_users_own_frame(void **state) {
+  (void)state;
+  even_traceback traceback = found_in(RECORDED_OWN_ERROR);
+  assert_part(traceback.exception, "ValueError: Expected input batch_size (8) to match target batch_size (4).");
+  assert_part(traceback.file, "/home/u/train.py");
+  assert_part(traceback.function, "main");
+  assert_int_equal(traceback.line, 30);
+  assert_memory_equal(traceback.block.start, "Traceback", 9);
+}
+
+static void takes_the_last_of_a_chain(void **state) {
+  (void)state;
+  even_traceback traceback = found_in(RECORDED_CHAIN);
+  assert_part(traceback.exception, "RuntimeError: no such table");
+  assert_int_equal(traceback.line, 7);
+}
+
+static void passes_over_destructors(void **state) {
+  (void)state;
+  even_traceback traceback = found_in(RECORDED_OWN_ERROR RECORDED_DESTRUCTOR);
+  assert_int_equal(traceback.line, 30);
+  assert_false(even_traceback_find(RECORDED_DESTRUCTOR, strlen(RECORDED_DESTRUCTOR), &traceback));
+}
+
+static void reads_syntax_errors(void **state) {
+  (void)state;
+  even_traceback traceback = found_in(RECORDED_SYNTAX);
+  assert_part(traceback.exception, "SyntaxError: invalid syntax");
+  assert_int_equal(traceback.line, 2);
+  assert_null(traceback.function.start);
+}
+
+static void reads_through_torchs_prefix(void **state) {
+  (void)state;
+  even_traceback traceback = found_in(RECORDED_TORCH_PREFIX);
+  assert_part(traceback.exception, "ValueError: bad");
+  assert_int_equal(traceback.line, 8);
+}
+
+static void survives_what_is_no_traceback(void **state) {
+  (void)state;
+  even_traceback traceback;
+  static const char *const texts[] = {
+      "",
+      "\n",
+      "Traceback (most recent call last):",
+      "Traceback (most recent call last):\n  File \"",
+      "Traceback (most recent call last):\n  File \"x\", line 99999999999999999999, in f\n",
+      "  File \"x\", line 1\n",
+  };
+  for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+    assert_false(even_traceback_find(texts[i], strlen(texts[i]), &traceback));
+  }
+  assert_false(even_traceback_find("\0\xff\n\0", 4, &traceback));
+}
+
+/* Cut anywhere, as the end of a ring may cut it: no read outside (the sanitizer watches), no nonsense. */
+static void survives_every_cut(void **state) {
+  (void)state;
+  static const char whole[] = RECORDED_OWN_ERROR RECORDED_DESTRUCTOR RECORDED_SYNTAX RECORDED_TORCH_PREFIX;
+  even_traceback traceback;
+  for (size_t from = 0; from < sizeof whole - 1; from++) {
+    size_t length = sizeof whole - 1 - from;
+    char *copy = malloc(length);
+    assert_non_null(copy);
+    memcpy(copy, whole + from, length);
+    if (even_traceback_find(copy, length, &traceback)) {
+      assert_true(traceback.exception.start >= copy &&
+                  traceback.exception.start + traceback.exception.length <= copy + length);
+    }
+    if (even_traceback_find(whole, length, &traceback)) {
+      assert_true(traceback.exception.length > 0);
+    }
+    free(copy);
+  }
+}
+
+static void takes_last_lines(void **state) {
+  (void)state;
+  assert_part(even_traceback_last_lines("a\nb\nc\n\n", 7, 2), "b\nc");
+  assert_part(even_traceback_last_lines("a", 1, 3), "a");
+  assert_null(even_traceback_last_lines("\n \n", 3, 1).start);
+}
+
+static void knows_secondary_failures(void **state) {
+  (void)state;
+  assert_true(even_traceback_is_secondary(found_in(RECORDED_PEER).exception));
+  assert_false(even_traceback_is_secondary(found_in(RECORDED_OWN_ERROR).exception));
+  assert_false(even_traceback_is_secondary((even_span_text){NULL, 0}));
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(names_the_users_own_frame),   cmocka_unit_test(takes_the_last_of_a_chain),
+      cmocka_unit_test(passes_over_destructors),     cmocka_unit_test(reads_syntax_errors),
+      cmocka_unit_test(reads_through_torchs_prefix), cmocka_unit_test(survives_what_is_no_traceback),
+      cmocka_unit_test(survives_every_cut),          cmocka_unit_test(takes_last_lines),
+      cmocka_unit_test(knows_secondary_failures),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
