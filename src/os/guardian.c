@@ -56,20 +56,9 @@ static void take(duty *now, const message *told) {
   }
 }
 
-static void ignore_ends(void) {
-  static const int numbers[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE, SIGUSR1, SIGUSR2};
-  struct sigaction ignore;
-  memset(&ignore, 0, sizeof ignore);
-  ignore.sa_handler = SIG_IGN;
-  for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
-    (void)even_os.sigaction(numbers[i], &ignore, NULL);
-  }
-}
-
 static void guard(void *context, int pipe) {
   duty *now = context;
   message told;
-  ignore_ends();
   for (;;) {
     ssize_t got = even_os.read(pipe, &told, sizeof told);
     if (got == (ssize_t)sizeof told) {

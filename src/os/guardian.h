@@ -11,7 +11,7 @@ typedef struct even_guardian {
 } even_guardian;
 
 /* Forks the guardian of the job whose processes carry `mark` ("NAME=value") in their environment. It has a session of
- * its own, ignores what a terminal or `kill` sends to end programs, and holds no descriptor of this process but the
+ * its own, cannot be ended by a terminal or a plain `kill`, and holds no descriptor of this process but the
  * standard ones. */
 even_status even_guardian_start(const char *mark, even_guardian *out) EVEN_MUST_USE;
 /* Tells it of a session to kill, of one that is no more, of a control group to remove. */

@@ -39,14 +39,18 @@ typedef struct child_plan {
   int report;
 } child_plan;
 
-static void default_signals(void) {
+static void default_handlers(void) {
   struct sigaction fallback;
-  sigset_t none;
   memset(&fallback, 0, sizeof fallback);
   fallback.sa_handler = SIG_DFL;
   for (int number = 1; number < NSIG; number++) {
     (void)even_os.sigaction(number, &fallback, NULL);
   }
+}
+
+static void default_signals(void) {
+  sigset_t none;
+  default_handlers();
   (void)sigemptyset(&none);
   (void)even_os.mask_signals(SIG_SETMASK, &none, NULL);
 }
@@ -332,21 +336,32 @@ static void close_all_but(int kept) {
   close_from_to(middle + 1, ~0u);
 }
 
+static void run_body(void (*body)(void *context, int kept), void *context, int kept, bool dies_with_parent,
+                     pid_t parent) {
+  default_handlers();
+  (void)even_os.setsid();
+  if (!dies_with_parent || die_with(parent)) {
+    close_all_but(kept);
+    body(context, kept);
+  }
+  even_os.exit(0);
+}
+
 even_status even_process_fork(void (*body)(void *context, int kept), void *context, int kept, bool dies_with_parent,
                               pid_t *out) {
   pid_t parent = even_os.getpid();
+  sigset_t all;
+  sigset_t before;
+  (void)sigfillset(&all);
+  int error_number = even_os.mask_signals(SIG_SETMASK, &all, &before); /* from its first instruction on */
+  if (error_number != 0) {
+    return even_fail_errno(error_number, "signals could not be blocked");
+  }
   *out = even_os.fork();
-  if (*out < 0) {
-    return even_fail_errno(errno, "a process could not be started");
-  }
   if (*out == 0) {
-    default_signals();
-    (void)even_os.setsid();
-    if (!dies_with_parent || die_with(parent)) {
-      close_all_but(kept);
-      body(context, kept);
-    }
-    even_os.exit(0);
+    run_body(body, context, kept, dies_with_parent, parent);
   }
-  return EVEN_OK;
+  even_status status = *out < 0 ? even_fail_errno(errno, "a process could not be started") : EVEN_OK;
+  (void)even_os.mask_signals(SIG_SETMASK, &before, NULL);
+  return status;
 }

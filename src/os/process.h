@@ -53,8 +53,8 @@ bool even_process_signal_group(pid_t leader, int signal);
 even_status even_process_adopt_orphans(void) EVEN_MUST_USE;
 
 /* A child that runs `body` in a session of its own until it returns, with only descriptor `kept` (-1: none) and the
- * standard ones. `body` must call nothing that takes a lock or allocates: the parent may have threads. With
- * `dies_with_parent` it is killed when the calling thread ends. */
+ * standard ones, and with all signals blocked: only SIGKILL ends it. `body` must call nothing that takes a lock or
+ * allocates: the parent may have threads. With `dies_with_parent` it is killed when the calling thread ends. */
 even_status even_process_fork(void (*body)(void *context, int kept), void *context, int kept, bool dies_with_parent,
                               pid_t *out) EVEN_MUST_USE;
 

@@ -43,7 +43,27 @@
   X(int, -1, getrlimit, (int resource, struct rlimit *out), (resource, out))                                           \
   X(int, EAGAIN, thread_create,                                                                                        \
     (pthread_t *thread, const pthread_attr_t *attributes, void *(*body)(void *), void *argument),                      \
-    (thread, attributes, body, argument))
+    (thread, attributes, body, argument))                                                                              \
+  X(pid_t, -1, fork, (void), ())                                                                                       \
+  X(int, -1, execvpe, (const char *file, char *const *words, char *const *lines), (file, words, lines))                \
+  X(pid_t, -1, setsid, (void), ())                                                                                     \
+  X(int, -1, prctl, (int option, unsigned long argument), (option, argument))                                          \
+  X(int, -1, setaffinity, (pid_t pid, size_t bytes, const void *mask), (pid, bytes, mask))                             \
+  X(int, -1, signalfd, (int fd, const sigset_t *set, int flags), (fd, set, flags))                                     \
+  X(int, -1, pipe2, (int ends[2], int flags), (ends, flags))                                                           \
+  X(int, -1, dup2, (int from, int to), (from, to))                                                                     \
+  X(int, -1, fcntl, (int fd, int command, int argument), (fd, command, argument))                                      \
+  X(int, -1, close_range, (unsigned int first, unsigned int last), (first, last))                                      \
+  X(ssize_t, -1, readlink, (const char *path, char *buffer, size_t bytes), (path, buffer, bytes))                      \
+  X(char *, NULL, getcwd, (char *buffer, size_t bytes), (buffer, bytes))                                               \
+  X(int, -1, epoll_create1, (int flags), (flags))                                                                      \
+  X(int, -1, epoll_ctl, (int epoll, int operation, int fd, struct epoll_event *event), (epoll, operation, fd, event))  \
+  X(int, -1, epoll_wait, (int epoll, struct epoll_event *events, int count, int timeout_ms),                           \
+    (epoll, events, count, timeout_ms))                                                                                \
+  X(int, -1, socket, (int domain, int type, int protocol), (domain, type, protocol))                                   \
+  X(int, -1, bind, (int fd, const struct sockaddr *address, socklen_t bytes), (fd, address, bytes))                    \
+  X(int, -1, getsockname, (int fd, struct sockaddr *address, socklen_t *bytes), (fd, address, bytes))                  \
+  X(ssize_t, -1, getrandom, (void *buffer, size_t bytes, unsigned int flags), (buffer, bytes, flags))
 /* clang-format on */
 
 #endif

@@ -1,0 +1,183 @@
+/* Control groups of both versions, on invented hosts in a folder (files instead of the kernel's). */
+#include "os/cgroup.h"
+
+#include "support/fault.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static char root[64];
+
+static void write_file(const char *path, const char *text) {
+  char whole[512];
+  (void)snprintf(whole, sizeof whole, "%s/%s", root, path);
+  for (char *at = whole + 1; (at = strchr(at, '/')) != NULL; at++) {
+    *at = '\0';
+    (void)mkdir(whole, 0700);
+    *at = '/';
+  }
+  FILE *file = fopen(whole, "w");
+  assert_non_null(file);
+  assert_true(fputs(text, file) >= 0);
+  assert_int_equal(fclose(file), 0);
+}
+
+static void assert_file(const char *folder, const char *name, const char *text) {
+  char path[600];
+  char found[64] = "";
+  (void)snprintf(path, sizeof path, "%s/%s", folder, name);
+  int fd = open(path, O_RDONLY | O_CLOEXEC);
+  assert_true(fd >= 0);
+  assert_true(read(fd, found, sizeof found - 1) >= 0);
+  (void)close(fd);
+  assert_string_equal(found, text);
+}
+
+static int make_root(void **state) {
+  (void)state;
+  (void)strcpy(root, "/tmp/evenstep-cgroup-XXXXXX");
+  return mkdtemp(root) == NULL;
+}
+
+static int remove_root(void **state) {
+  (void)state;
+  char command[128];
+  fault_reset();
+  (void)snprintf(command, sizeof command, "rm -rf %s", root);
+  return system(command);
+}
+
+static const char mounts_v1[] =
+    "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw,mode=755\n"
+    "32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu,cpuacct\n"
+    "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime shared:5 - cgroup cgroup rw,memory\n"
+    "41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw\n";
+
+static void finds_and_limits_in_version_1(void **state) {
+  (void)state;
+  even_cgroup own;
+  even_cgroup group;
+  write_file("proc/self/mountinfo", mounts_v1);
+  write_file("proc/self/cgroup", "4:memory:/job/1\n1:cpuacct,cpu:/job\n0::/\n");
+  write_file("sys/fs/cgroup/cpu/job/cgroup.procs", "");
+  assert_int_equal(even_cgroup_own(root, "cpu", &own), EVEN_OK);
+  assert_int_equal(own.version, 1);
+  assert_string_equal(own.folder + strlen(root), "/sys/fs/cgroup/cpu/job");
+  assert_int_equal(even_cgroup_make(&own, "cpu", "slow", &group), EVEN_OK);
+  write_file("sys/fs/cgroup/cpu/job/slow/cpu.cfs_period_us", "");
+  write_file("sys/fs/cgroup/cpu/job/slow/cpu.cfs_quota_us", "");
+  assert_int_equal(even_cgroup_limit_cpu(&group, 0.25), EVEN_OK);
+  assert_file(group.folder, "cpu.cfs_period_us", "10000");
+  assert_file(group.folder, "cpu.cfs_quota_us", "2500");
+  assert_int_equal(even_cgroup_make(&own, "cpu", "slow", &group), EVEN_ERR_IN_USE);
+  assert_int_equal(even_cgroup_own(root, "memory", &own), EVEN_OK);
+  assert_string_equal(own.folder + strlen(root), "/sys/fs/cgroup/memory/job/1");
+  assert_int_equal(even_cgroup_own(root, "pids", &own), EVEN_ERR_UNSUPPORTED);
+}
+
+static void finds_and_limits_in_version_2(void **state) {
+  (void)state;
+  even_cgroup own;
+  even_cgroup group;
+  write_file("proc/self/mountinfo", "30 23 0:26 /user/me /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n");
+  write_file("proc/self/cgroup", "0::/user/me/shell\n");
+  write_file("sys/fs/cgroup/shell/cgroup.controllers", "cpuset cpu memory\n");
+  write_file("sys/fs/cgroup/shell/cgroup.subtree_control", "");
+  assert_int_equal(even_cgroup_own(root, "cpu", &own), EVEN_OK);
+  assert_int_equal(own.version, 2);
+  assert_string_equal(own.folder + strlen(root), "/sys/fs/cgroup/shell"); /* what the container sees of its group */
+  assert_int_equal(even_cgroup_own(root, "io", &group), EVEN_ERR_UNSUPPORTED);
+  assert_int_equal(even_cgroup_make(&own, "cpu", "slow", &group), EVEN_OK);
+  assert_file(own.folder, "cgroup.subtree_control", "+cpu");
+  write_file("sys/fs/cgroup/shell/slow/cpu.max", "");
+  assert_int_equal(even_cgroup_limit_cpu(&group, 1.5), EVEN_OK);
+  assert_file(group.folder, "cpu.max", "15000 10000");
+  write_file("sys/fs/cgroup/shell/slow/cpu.max", "");
+  assert_int_equal(even_cgroup_limit_cpu(&group, 0.01), EVEN_OK); /* no quota below a millisecond */
+  assert_file(group.folder, "cpu.max", "1000 100000");
+  assert_int_equal(even_cgroup_limit_cpu(&group, 0), EVEN_ERR_ARGUMENT);
+}
+
+static void reads_what_the_kernel_counted(void **state) {
+  (void)state;
+  double seconds = 0;
+  even_cgroup one = {.version = 1};
+  even_cgroup two = {.version = 2};
+  write_file("one/cpu.stat", "nr_periods 5\nnr_throttled 2\nthrottled_time 1500000000\n");
+  write_file("one/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n");
+  write_file("two/cpu.stat", "usage_usec 9\nthrottled_usec 2500000\n");
+  write_file("two/memory.events", "oom 9\noom_kill 4\noom_group_kill 1\n");
+  (void)snprintf(one.folder, sizeof one.folder, "%s/one", root);
+  (void)snprintf(two.folder, sizeof two.folder, "%s/two", root);
+  assert_int_equal(even_cgroup_held_back(&one, &seconds), EVEN_OK);
+  assert_float_equal(seconds, 1.5, 1e-9);
+  assert_int_equal(even_cgroup_held_back(&two, &seconds), EVEN_OK);
+  assert_float_equal(seconds, 2.5, 1e-9);
+  assert_int_equal(even_cgroup_oom_kills(&one), 3);
+  assert_int_equal(even_cgroup_oom_kills(&two), 4);
+  (void)strcat(two.folder, "/gone");
+  assert_int_equal(even_cgroup_held_back(&two, &seconds), EVEN_ERR_NOT_FOUND);
+  assert_int_equal(even_cgroup_oom_kills(&two), 0);
+}
+
+static void removes_patiently(void **state) {
+  (void)state;
+  char folder[80];
+  (void)snprintf(folder, sizeof folder, "%s/group", root);
+  assert_int_equal(mkdir(folder, 0700), 0);
+  fault_os(FAULT_rmdir, 1, EBUSY); /* a process that was just killed */
+  assert_int_equal(even_cgroup_remove(folder), EVEN_OK);
+  fault_reset();
+  assert_int_equal(access(folder, F_OK), -1);
+  assert_int_equal(even_cgroup_remove(folder), EVEN_OK); /* gone: fine */
+  fault_os(FAULT_rmdir, 1, EACCES);
+  assert_int_equal(even_cgroup_remove(folder), EVEN_ERR_PERMISSION);
+}
+
+static void refusals_come_back(void **state) {
+  (void)state;
+  even_cgroup own = {.version = 2};
+  even_cgroup group;
+  (void)snprintf(own.folder, sizeof own.folder, "%s/v2", root);
+  write_file("v2/cgroup.subtree_control", "");
+  fault_os(FAULT_write, 1, EBUSY); /* a group with processes of its own may not have children with controllers */
+  assert_int_equal(even_cgroup_make(&own, "cpu", "slow", &group), EVEN_ERR_IN_USE);
+  fault_os(FAULT_mkdir, 1, EACCES);
+  assert_int_equal(even_cgroup_make(&own, "cpu", "slow", &group), EVEN_ERR_PERMISSION);
+}
+
+static even_status find(void *context) {
+  even_cgroup own;
+  (void)context;
+  return even_cgroup_own(root, "cpu", &own);
+}
+
+static void survives_every_fault(void **state) {
+  (void)state;
+  write_file("proc/self/mountinfo", mounts_v1);
+  write_file("proc/self/cgroup", "1:cpu:/\n");
+  assert_true(fault_each_allocation(find, NULL) >= 1);
+  assert_true(fault_each_os(find, NULL, EIO) >= 4);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test_setup_teardown(finds_and_limits_in_version_1, make_root, remove_root),
+      cmocka_unit_test_setup_teardown(finds_and_limits_in_version_2, make_root, remove_root),
+      cmocka_unit_test_setup_teardown(reads_what_the_kernel_counted, make_root, remove_root),
+      cmocka_unit_test_setup_teardown(removes_patiently, make_root, remove_root),
+      cmocka_unit_test_setup_teardown(refusals_come_back, make_root, remove_root),
+      cmocka_unit_test_setup_teardown(survives_every_fault, make_root, remove_root),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

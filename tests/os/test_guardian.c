@@ -1,0 +1,199 @@
+/* The guardian and the sweep: marked processes end, others do not; a killed parent is avenged. */
+#include "os/guardian.h"
+
+#include "os/random.h"
+#include "os/sweep.h"
+#include "support/fault.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static char mark[EVEN_SWEEP_MARK];
+
+static int make_mark(void **state) {
+  char digits[17];
+  (void)state;
+  if (even_random_hex(digits, 16) != EVEN_OK) {
+    return -1;
+  }
+  (void)snprintf(mark, sizeof mark, "EVENSTEP_JOB=%s", digits);
+  return 0;
+}
+
+/* A sleeper with one more line in its environment behind `padding` bytes of others; ready when it returns. */
+static pid_t start_sleeper(const char *line, size_t padding, bool own_session) {
+  int ends[2];
+  char byte = 0;
+  assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
+  char *stuffing = malloc(padding + 16);
+  assert_non_null(stuffing);
+  (void)sprintf(stuffing, "STUFFING=");
+  memset(stuffing + 9, 'x', padding);
+  stuffing[9 + padding] = '\0';
+  pid_t pid = fork();
+  if (pid == 0) {
+    char *const words[] = {(char *)"sleep", (char *)"600", NULL};
+    char *const lines[] = {(char *)"PATH=/usr/bin:/bin", stuffing, (char *)(uintptr_t)line, NULL};
+    if (own_session) {
+      (void)setsid();
+    }
+    (void)execvpe("sleep", words, lines);
+    _exit(1);
+  }
+  free(stuffing);
+  (void)close(ends[1]);
+  assert_int_equal(read(ends[0], &byte, 1), 0); /* closed by exec */
+  (void)close(ends[0]);
+  return pid;
+}
+
+static bool is_alive(pid_t pid) {
+  return waitpid(pid, NULL, WNOHANG) == 0;
+}
+
+static void end(pid_t pid) {
+  (void)kill(pid, SIGKILL);
+  (void)waitpid(pid, NULL, 0);
+}
+
+static void sweeps_the_marked_alone(void **state) {
+  (void)state;
+  char longer[EVEN_SWEEP_MARK + 8];
+  char other[EVEN_SWEEP_MARK + 8];
+  (void)snprintf(longer, sizeof longer, "%s0", mark);  /* another job whose name begins like ours */
+  (void)snprintf(other, sizeof other, "NOT_%s", mark); /* ends like ours */
+  pid_t marked = start_sleeper(mark, 10, false);
+  pid_t far = start_sleeper(mark, 8192 - 40, true); /* the mark lies across the end of the first piece read */
+  pid_t begins = start_sleeper(longer, 10, false);
+  pid_t ends = start_sleeper(other, 10, false);
+  pid_t session = start_sleeper("A=b", 10, true);
+  even_sweep sweep = {.sessions = &session, .session_count = 1};
+  memcpy(sweep.mark, mark, sizeof mark);
+  assert_int_equal(even_sweep_kill(&sweep, 5000), 0);
+  assert_int_equal(waitpid(marked, NULL, 0), marked);
+  assert_int_equal(waitpid(far, NULL, 0), far);
+  assert_int_equal(waitpid(session, NULL, 0), session);
+  assert_true(is_alive(begins));
+  assert_true(is_alive(ends));
+  end(begins);
+  end(ends);
+}
+
+/* Every place of the mark against the edges of the pieces in which the environment is read. */
+static void finds_the_mark_wherever_it_lies(void **state) {
+  (void)state;
+  for (size_t padding = 8192 - 80; padding < 8192 + 10; padding += 3) {
+    pid_t pid = start_sleeper(mark, padding, false);
+    even_sweep sweep = {.session_count = 0};
+    memcpy(sweep.mark, mark, sizeof mark);
+    assert_int_equal(even_sweep_kill(&sweep, 5000), 0);
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+  }
+}
+
+static void says_when_proc_cannot_be_read(void **state) {
+  (void)state;
+  even_sweep sweep = {.session_count = 0};
+  memcpy(sweep.mark, mark, sizeof mark);
+  fault_os(FAULT_open, 1, EACCES);
+  assert_int_not_equal(even_sweep_kill(&sweep, 0), 0);
+  fault_reset();
+}
+
+static void works_when_told_to_stop(void **state) {
+  (void)state;
+  even_guardian guardian;
+  char folder[] = "/tmp/evenstep-guardian-XXXXXX";
+  assert_non_null(mkdtemp(folder));
+  pid_t marked = start_sleeper(mark, 10, false);
+  pid_t session = start_sleeper("A=b", 10, true);
+  pid_t dropped = start_sleeper("A=b", 10, true);
+  assert_int_equal(even_guardian_start(mark, &guardian), EVEN_OK);
+  assert_int_equal(even_guardian_add_session(&guardian, session), EVEN_OK);
+  assert_int_equal(even_guardian_add_session(&guardian, dropped), EVEN_OK);
+  assert_int_equal(even_guardian_drop_session(&guardian, dropped), EVEN_OK);
+  assert_int_equal(even_guardian_add_cgroup(&guardian, folder), EVEN_OK);
+  assert_int_equal(kill(guardian.pid, SIGTERM), 0); /* what ends others does not end it */
+  assert_int_equal(kill(guardian.pid, SIGINT), 0);
+  even_guardian_stop(&guardian);
+  assert_int_equal(waitpid(marked, NULL, 0), marked);
+  assert_int_equal(waitpid(session, NULL, 0), session);
+  assert_true(is_alive(dropped));
+  assert_int_equal(access(folder, F_OK), -1);
+  end(dropped);
+  even_guardian_stop(&guardian); /* again: fine */
+}
+
+/* The parent is killed as it stands; the test holds the write end's twin to see when the guardian has ended. */
+static void outlives_a_killed_parent(void **state) {
+  (void)state;
+  int ends[2];
+  char byte = 0;
+  pid_t marked = start_sleeper(mark, 10, true);
+  assert_int_equal(pipe(ends), 0);
+  pid_t parent = fork();
+  if (parent == 0) {
+    even_guardian guardian;
+    (void)close(ends[0]);
+    (void)dup2(ends[1], 2); /* a standard descriptor: the guardian keeps it until it ends */
+    if (even_guardian_start(mark, &guardian) == EVEN_OK) {
+      (void)!write(ends[1], "x", 1);
+    }
+    (void)pause();
+    _exit(0);
+  }
+  (void)close(ends[1]);
+  assert_int_equal(read(ends[0], &byte, 1), 1);
+  assert_int_equal(kill(parent, SIGKILL), 0);
+  assert_int_equal(read(ends[0], &byte, 1), 0);
+  assert_int_equal(waitpid(marked, NULL, 0), marked);
+  assert_int_equal(waitpid(parent, NULL, 0), parent);
+  (void)close(ends[0]);
+}
+
+static even_status start_and_stop(void *context) {
+  even_guardian guardian;
+  (void)context;
+  even_status status = even_guardian_start(mark, &guardian);
+  if (status == EVEN_OK) {
+    status = even_guardian_add_session(&guardian, 99999999);
+  }
+  even_guardian_stop(&guardian);
+  return status;
+}
+
+static void survives_every_fault(void **state) {
+  (void)state;
+  even_guardian guardian;
+  assert_int_equal(fault_each_allocation(start_and_stop, NULL), 2);
+  assert_true(fault_each_os(start_and_stop, NULL, EAGAIN) >= 3);
+  fault_os_from(FAULT_close_range, 1, ENOSYS); /* an older kernel: it must close what it holds one by one */
+  assert_int_equal(start_and_stop(NULL), EVEN_OK);
+  fault_reset();
+  assert_int_equal(even_guardian_start("nothing", &guardian), EVEN_ERR_ARGUMENT);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test_setup(sweeps_the_marked_alone, make_mark),
+      cmocka_unit_test_setup(finds_the_mark_wherever_it_lies, make_mark),
+      cmocka_unit_test_setup(says_when_proc_cannot_be_read, make_mark),
+      cmocka_unit_test_setup(works_when_told_to_stop, make_mark),
+      cmocka_unit_test_setup(outlives_a_killed_parent, make_mark),
+      cmocka_unit_test_setup(survives_every_fault, make_mark),
+  };
+  (void)signal(SIGPIPE, SIG_IGN);
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

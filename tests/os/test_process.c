@@ -1,0 +1,295 @@
+/* Children: pinned, joined, told apart when they cannot start, dead with their parent. */
+#include "os/process.h"
+
+#include "os/calls.h"
+#include "os/pipe.h"
+#include "os/sweep.h"
+#include "support/fault.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static char *const no_environment[] = {(char *)"PATH=/usr/bin:/bin", NULL};
+
+typedef struct ended {
+  int status; /* of waitpid */
+  char output[4096];
+  char error[4096];
+} ended;
+
+static void read_whole(int fd, char *text, size_t size) {
+  size_t filled = 0;
+  assert_int_equal(fcntl(fd, F_SETFL, 0), 0); /* the test may wait */
+  for (;;) {
+    ssize_t got = read(fd, text + filled, size - 1 - filled);
+    if (got <= 0) {
+      break;
+    }
+    filled += (size_t)got;
+  }
+  text[filled] = '\0';
+  (void)close(fd);
+}
+
+static even_status run(even_process_params params, ended *out) {
+  even_process process;
+  params.environment = no_environment;
+  even_status status = even_process_start(&params, &process);
+  if (status != EVEN_OK) {
+    assert_int_equal(process.pid, -1);
+    return status;
+  }
+  read_whole(process.output, out->output, sizeof out->output);
+  read_whole(process.error, out->error, sizeof out->error);
+  assert_int_equal(waitpid(process.pid, &out->status, 0), process.pid);
+  return EVEN_OK;
+}
+
+static even_status run_shell(const char *script, ended *out) {
+  char *const arguments[] = {(char *)"sh", (char *)"-c", (char *)script, NULL};
+  return run((even_process_params){.arguments = arguments}, out);
+}
+
+static void gives_output_and_code(void **state) {
+  (void)state;
+  ended end;
+  assert_int_equal(run_shell("echo out; echo err >&2; exit 7", &end), EVEN_OK);
+  assert_string_equal(end.output, "out\n");
+  assert_string_equal(end.error, "err\n");
+  assert_true(WIFEXITED(end.status) && WEXITSTATUS(end.status) == 7);
+}
+
+static void leads_its_own_session_with_clean_signals(void **state) {
+  (void)state;
+  ended end;
+  sigset_t set;
+  sigset_t before;
+  (void)sigemptyset(&set);
+  (void)sigaddset(&set, SIGTERM);
+  assert_int_equal(pthread_sigmask(SIG_BLOCK, &set, &before), 0);
+  void (*handler)(int) = signal(SIGPIPE, SIG_IGN);
+  char *const arguments[] = {(char *)"grep", (char *)"-E", (char *)"^Sig(Blk|Ign)", (char *)"/proc/self/status", NULL};
+  assert_int_equal(run((even_process_params){.arguments = arguments}, &end), EVEN_OK);
+  (void)signal(SIGPIPE, handler);
+  assert_int_equal(pthread_sigmask(SIG_SETMASK, &before, NULL), 0);
+  assert_string_equal(end.output, "SigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n");
+  assert_int_equal(run_shell("[ $$ = $(ps -o pgid= -p $$) ] && [ $$ = $(ps -o sid= -p $$) ] && echo leads", &end),
+                   EVEN_OK);
+  assert_string_equal(end.output, "leads\n");
+}
+
+static void pins(void **state) {
+  (void)state;
+  ended end;
+  cpu_set_t allowed;
+  assert_int_equal(sched_getaffinity(0, sizeof allowed, &allowed), 0);
+  int32_t last = 0;
+  for (int32_t cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+    last = CPU_ISSET((size_t)cpu, &allowed) ? cpu : last;
+  }
+  char *const arguments[] = {(char *)"grep", (char *)"Cpus_allowed_list", (char *)"/proc/self/status", NULL};
+  assert_int_equal(run((even_process_params){.arguments = arguments, .cpus = &last, .cpu_count = 1}, &end), EVEN_OK);
+  char expected[64];
+  (void)snprintf(expected, sizeof expected, "Cpus_allowed_list:\t%d\n", last);
+  assert_string_equal(end.output, expected);
+  int32_t none = 100000;
+  assert_int_not_equal(run((even_process_params){.arguments = arguments, .cpus = &none, .cpu_count = 1}, &end),
+                       EVEN_OK);
+  assert_non_null(strstr(even_error_last()->what, "pinned"));
+  assert_non_null(strstr(even_error_last()->fix, "--no-pin"));
+}
+
+static void inherits_only_what_it_shall(void **state) {
+  (void)state;
+  ended end;
+  char path[] = "/tmp/evenstep-inherit-XXXXXX";
+  int kept = mkostemp(path, O_CLOEXEC);
+  int other = dup(kept); /* not close-on-exec: the caller's own affair */
+  assert_true(kept >= 0 && other >= 0);
+  assert_int_equal(fcntl(other, F_SETFD, FD_CLOEXEC), 0);
+  char script[128];
+  (void)snprintf(script, sizeof script, "[ -e /proc/$$/fd/%d ] && echo kept; [ -e /proc/$$/fd/%d ] || echo closed",
+                 kept, other);
+  char *const arguments[] = {(char *)"sh", (char *)"-c", script, NULL};
+  assert_int_equal(run((even_process_params){.arguments = arguments, .inherit = &kept, .inherit_count = 1}, &end),
+                   EVEN_OK);
+  assert_string_equal(end.output, "kept\nclosed\n");
+  (void)close(kept);
+  (void)close(other);
+  (void)unlink(path);
+}
+
+static void joins_a_group_first(void **state) {
+  (void)state;
+  ended end;
+  char path[] = "/tmp/evenstep-join-XXXXXX";
+  int fd = mkstemp(path);
+  assert_true(fd >= 0);
+  char *const join[] = {path, NULL};
+  char *const arguments[] = {(char *)"cat", path, NULL};
+  assert_int_equal(run((even_process_params){.arguments = arguments, .join = join}, &end), EVEN_OK);
+  assert_string_equal(end.output, "0"); /* "0" is the writer itself */
+  (void)close(fd);
+  (void)unlink(path);
+  assert_int_equal(run((even_process_params){.arguments = arguments, .join = join}, &end), EVEN_ERR_NOT_FOUND);
+  assert_non_null(strstr(even_error_last()->what, "join its cgroup"));
+}
+
+static void says_what_cannot_run(void **state) {
+  (void)state;
+  ended end;
+  char *const missing[] = {(char *)"no-such-program-anywhere", NULL};
+  char *const folder[] = {(char *)"/tmp", NULL};
+  assert_int_equal(run((even_process_params){.arguments = missing}, &end), EVEN_ERR_NOT_FOUND);
+  assert_non_null(strstr(even_error_last()->what, "no-such-program-anywhere"));
+  assert_int_equal(run((even_process_params){.arguments = folder}, &end), EVEN_ERR_PERMISSION);
+}
+
+static void reaps_ends_and_stops(void **state) {
+  (void)state;
+  even_process process;
+  even_process_end end;
+  bool any = true;
+  char *const arguments[] = {(char *)"sh", (char *)"-c", (char *)"kill -STOP $$; exit 3", NULL};
+  const even_process_params params = {.arguments = arguments, .environment = no_environment};
+  siginfo_t facts;
+  assert_int_equal(even_process_reap(&end, &any), EVEN_OK);
+  assert_false(any);
+  assert_int_equal(even_process_start(&params, &process), EVEN_OK);
+  assert_int_equal(waitid(P_PID, (id_t)process.pid, &facts, WSTOPPED | WNOWAIT), 0);
+  assert_int_equal(even_process_reap(&end, &any), EVEN_OK);
+  assert_true(any && end.stopped && end.pid == process.pid && end.signal == SIGSTOP);
+  assert_true(even_process_signal(process.pid, SIGCONT));
+  assert_int_equal(waitid(P_PID, (id_t)process.pid, &facts, WEXITED | WNOWAIT), 0);
+  assert_int_equal(even_process_reap(&end, &any), EVEN_OK);
+  assert_true(any && !end.stopped && end.pid == process.pid && end.signal == 0 && end.code == 3);
+  assert_true(end.peak_memory_bytes > 0);
+  assert_true(even_process_signal(process.pid, SIGTERM)); /* gone: no error */
+  assert_false(even_process_signal_group(1, SIGTERM));
+  assert_false(even_process_signal_group(0, SIGTERM));
+  even_pipe_close(process.output);
+  even_pipe_close(process.error);
+}
+
+/* A parent that is killed takes its child along: told by the pipe that the child alone then holds. */
+static void dies_with_its_parent(void **state) {
+  (void)state;
+  int ends[2];
+  char byte = 0;
+  assert_int_equal(pipe(ends), 0);
+  pid_t parent = fork();
+  if (parent == 0) {
+    char *const arguments[] = {(char *)"sleep", (char *)"600", NULL};
+    const even_process_params params = {
+        .arguments = arguments, .environment = no_environment, .inherit = &ends[1], .inherit_count = 1};
+    even_process process;
+    if (even_process_start(&params, &process) == EVEN_OK) {
+      (void)!write(ends[1], "x", 1);
+    }
+    (void)pause();
+    _exit(0);
+  }
+  (void)close(ends[1]);
+  assert_int_equal(read(ends[0], &byte, 1), 1);
+  assert_int_equal(kill(parent, SIGKILL), 0);
+  assert_int_equal(read(ends[0], &byte, 1), 0); /* ends only when the sleeper has ended, too */
+  assert_int_equal(waitpid(parent, NULL, 0), parent);
+  (void)close(ends[0]);
+}
+
+static void body(void *context, int kept) {
+  (void)!write(kept, context, 4);
+}
+
+static void forks_with_one_descriptor(void **state) {
+  (void)state;
+  int ends[2];
+  char text[8] = "";
+  pid_t pid = -1;
+  assert_int_equal(pipe(ends), 0);
+  assert_int_equal(even_process_fork(body, (void *)(uintptr_t)"done", ends[1], true, &pid), EVEN_OK);
+  (void)close(ends[1]);
+  assert_int_equal(read(ends[0], text, 4), 4);
+  assert_string_equal(text, "done");
+  assert_int_equal(read(ends[0], text, 1), 0);
+  even_process_wait(pid);
+  even_process_wait(pid); /* again: fine */
+  (void)close(ends[0]);
+}
+
+static even_status start_one(void *context) {
+  (void)context;
+  int32_t cpu = sched_getcpu();
+  char *const arguments[] = {(char *)"true", NULL};
+  const even_process_params params = {
+      .arguments = arguments, .environment = no_environment, .cpus = &cpu, .cpu_count = 1};
+  even_process process;
+  even_status status = even_process_start(&params, &process);
+  if (status == EVEN_OK) {
+    even_process_wait(process.pid);
+    even_pipe_close(process.output);
+    even_pipe_close(process.error);
+  }
+  return status;
+}
+
+static size_t open_descriptors(void) {
+  size_t count = 0;
+  for (int fd = 0; fd < 1024; fd++) {
+    count += fcntl(fd, F_GETFD) >= 0;
+  }
+  return count;
+}
+
+static void survives_every_fault(void **state) {
+  (void)state;
+  size_t before = open_descriptors();
+  assert_true(fault_each_allocation(start_one, NULL) >= 1);
+  even_status last = EVEN_ERR_STATE;
+  for (long nth = 1; nth < 60; nth++) { /* the parent's calls and the child's count apart */
+    fault_os_any(nth, EAGAIN);
+    last = start_one(NULL);
+    fault_reset();
+    assert_int_equal(open_descriptors(), before);
+    assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);
+  }
+  assert_int_equal(last, EVEN_OK);
+  for (fault_call call = FAULT_fork; call <= FAULT_dup2; call++) {
+    if (call == FAULT_signalfd) {
+      continue; /* not part of a start */
+    }
+    fault_os(call, 1, EPERM);
+    assert_int_not_equal(start_one(NULL), EVEN_OK);
+    fault_reset();
+    assert_int_equal(open_descriptors(), before);
+    assert_int_equal(waitpid(-1, NULL, WNOHANG), -1); /* and no child is left */
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(gives_output_and_code),
+      cmocka_unit_test(leads_its_own_session_with_clean_signals),
+      cmocka_unit_test(pins),
+      cmocka_unit_test(inherits_only_what_it_shall),
+      cmocka_unit_test(joins_a_group_first),
+      cmocka_unit_test(says_what_cannot_run),
+      cmocka_unit_test(reaps_ends_and_stops),
+      cmocka_unit_test(dies_with_its_parent),
+      cmocka_unit_test(forks_with_one_descriptor),
+      cmocka_unit_test(survives_every_fault),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
