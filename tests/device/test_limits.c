@@ -91,6 +91,7 @@ static void container_sees_its_group_as_the_top(void **state) {
   assert_float_equal(limits.cpu_cores, 1.5, 1e-12);
   /* a group that only begins with the same letters is another's */
   machine_file(&host, "/proc/self/cgroup", "0::/docker/abcinner\n");
+  machine_file(&host, "/sys/fs/cgroupinner/cpu.max", "10000 100000\n");
   assert_int_equal(even_limits_read(&host.source, &limits), EVEN_OK);
   assert_float_equal(limits.cpu_cores, 2, 1e-12);
   /* moved out of the namespace: only the mounted top is known */
