@@ -158,6 +158,21 @@ even_status even_options_parse(const even_usage *usage, const even_option *optio
   return EVEN_OK;
 }
 
+/* Columns that UTF-8 text takes on a terminal: its characters, continuation bytes not counted. */
+static int columns(const char *text) {
+  int count = 0;
+  for (; *text != '\0'; text++) {
+    count += ((unsigned char)*text & 0xC0u) == 0x80u ? 0 : 1;
+  }
+  return count;
+}
+
+static void help_line(FILE *stream, const char *left, const char *right) {
+  enum { LEFT_COLUMNS = 32 };
+  int padding = columns(left) < LEFT_COLUMNS ? LEFT_COLUMNS - columns(left) : 0;
+  (void)fprintf(stream, "  %s%*s %s\n", left, padding, "", right);
+}
+
 void even_options_help(const even_usage *usage, const even_option *options, size_t count, FILE *stream) {
   (void)fprintf(stream, "usage: %s\n", usage->synopsis);
   if (usage->description != NULL) {
@@ -172,9 +187,9 @@ void even_options_help(const even_usage *usage, const even_option *options, size
     }
     (void)snprintf(left, sizeof left, "%s--%s%s%s", letter, options[i].name, options[i].argument != NULL ? " " : "",
                    options[i].argument != NULL ? options[i].argument : "");
-    (void)fprintf(stream, "  %-32s %s\n", left, options[i].help);
+    help_line(stream, left, options[i].help);
   }
-  (void)fprintf(stream, "  %-32s %s\n", "-h, --help", "this text");
+  help_line(stream, "-h, --help", "this text");
   if (usage->epilogue != NULL) {
     (void)fprintf(stream, "\n%s\n", usage->epilogue);
   }

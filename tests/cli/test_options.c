@@ -18,7 +18,7 @@ static const even_option OPTIONS[] = {
     {'q', "quiet", EVEN_OPTION_FLAG, &quiet, NULL, "says less", 0, 0},
     {0, "name", EVEN_OPTION_TEXT, &name, "NAME", "of the run", 0, 0},
     {'n', "ranks", EVEN_OPTION_INTEGER, &ranks, "N", "how many", 1, 4096},
-    {0, "rate", EVEN_OPTION_NUMBER, &rate, "R", "a number", 0, 0},
+    {0, "rate", EVEN_OPTION_NUMBER, &rate, "R,…", "a number", 0, 0},
 };
 enum { OPTION_COUNT = sizeof OPTIONS / sizeof OPTIONS[0], MOST_WORDS = 16 };
 
@@ -144,7 +144,8 @@ static void help_is_printed_and_ends_it(void **state) {
   assert_int_equal(fclose(stream), 0);
   assert_non_null(strstr(text, "usage: evenstep test [options]"));
   assert_non_null(strstr(text, "-n, --ranks N"));
-  assert_non_null(strstr(text, "-h, --help"));
+  assert_non_null(strstr(text, "-h, --help                       this text"));
+  assert_non_null(strstr(text, "    --rate R,…                   a number")); /* … is one column */
   assert_non_null(strstr(text, "exit codes: 0"));
   free(text);
 }
