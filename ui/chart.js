@@ -2,7 +2,7 @@
 "use strict";
 
 const Chart = (() => {
-  const MARGIN = { left: 46, right: 8, top: 8, bottom: 22 };
+  const EDGE = { left: 46, right: 8, top: 8, bottom: 22 };
   const HEIGHT = 210;
   const NAMESPACE = "http://www.w3.org/2000/svg";
 
@@ -20,6 +20,13 @@ const Chart = (() => {
     if (size >= 100) return value.toFixed(0);
     if (size === 0) return "0";
     return size >= 0.001 ? String(Number(value.toPrecision(3))) : value.toExponential(1);
+  }
+
+  /* The label of a tick: as many digits as tell it from its neighbours. */
+  function label(value, step) {
+    if (Math.abs(value) >= 1e4 || !(step > 0)) return number(value);
+    const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
+    return digits > 6 ? value.toExponential(2) : value.toFixed(digits);
   }
 
   /* Round numbers that cover low … high, about `count` of them. */
@@ -143,12 +150,16 @@ const Chart = (() => {
     const [low, high] = range(series, data);
     const first = x[0];
     const last = x[x.length - 1] > first ? x[x.length - 1] : first + 1;
+    const levels = ticks(low, high, 4);
+    const step = levels.length > 1 ? levels[1] - levels[0] : 0;
+    const names = levels.map((v) => (data.format ? data.format(v) : label(v, step)));
+    const MARGIN = { ...EDGE, left: Math.max(EDGE.left, 12 + 7 * Math.max(0, ...names.map((name) => name.length))) };
     const px = (v) => MARGIN.left + ((v - first) / (last - first)) * (width - MARGIN.left - MARGIN.right);
     const py = (v) => HEIGHT - MARGIN.bottom - ((Math.min(v, high) - low) / (high - low)) * (HEIGHT - MARGIN.top - MARGIN.bottom);
-    for (const value of ticks(low, high, 4)) {
+    levels.forEach((value, i) => {
       make("line", { class: "grid", x1: MARGIN.left, x2: width - MARGIN.right, y1: py(value), y2: py(value) }, svg);
-      make("text", { x: MARGIN.left - 6, y: py(value) + 4, "text-anchor": "end" }, svg).textContent = format(value);
-    }
+      make("text", { x: MARGIN.left - 6, y: py(value) + 4, "text-anchor": "end" }, svg).textContent = names[i];
+    });
     for (const value of ticks(first, last, Math.max(2, Math.floor(width / 110))).filter(Number.isInteger)) {
       make("text", { x: px(value), y: HEIGHT - 5, "text-anchor": px(value) > width - 30 ? "end" : "middle" }, svg).textContent = number(value);
     }
@@ -161,7 +172,7 @@ const Chart = (() => {
       const line = make("line", { class: "mark", x1: px(mark.x), x2: px(mark.x), y1: MARGIN.top, y2: HEIGHT - MARGIN.bottom }, svg);
       make("title", {}, line).textContent = mark.text;
     }
-    crosshair(figure, svg, { x, series, px, width, first, last, format, data });
+    crosshair(figure, svg, { x, series, px, width, left: MARGIN.left, first, last, format, data });
   }
 
   function legend(figure, data) {
@@ -186,16 +197,16 @@ const Chart = (() => {
     return `${data.title}, last: ${now.join(", ")}`;
   }
 
-  function crosshair(figure, svg, { x, series, px, width, first, last, format, data }) {
+  function crosshair(figure, svg, { x, series, px, width, left, left: MARGIN.left, first, last, format, data }) {
     const tip = figure.querySelector(".tip");
-    const cross = make("line", { class: "cross", y1: MARGIN.top, y2: HEIGHT - MARGIN.bottom, visibility: "hidden" }, svg);
+    const cross = make("line", { class: "cross", y1: EDGE.top, y2: HEIGHT - EDGE.bottom, visibility: "hidden" }, svg);
     svg.onpointerleave = () => {
       tip.hidden = true;
       cross.setAttribute("visibility", "hidden");
     };
     svg.onpointermove = (event) => {
       const box = svg.getBoundingClientRect();
-      const at = first + (((event.clientX - box.left) / box.width) * width - MARGIN.left) / (width - MARGIN.left - MARGIN.right) * (last - first);
+      const at = first + (((event.clientX - box.left) / box.width) * width - left) / (width - left - EDGE.right) * (last - first);
       let index = 0;
       while (index + 1 < x.length && Math.abs(x[index + 1] - at) <= Math.abs(x[index] - at)) index++;
       cross.setAttribute("x1", px(x[index]));
@@ -208,8 +219,8 @@ const Chart = (() => {
         tip.append(row);
       }
       tip.hidden = false;
-      const left = (px(x[index]) / width) * box.width;
-      tip.style.left = left > box.width / 2 ? `${left - tip.offsetWidth}px` : `${left + 24}px`;
+      const place = (px(x[index]) / width) * box.width;
+      tip.style.left = place > box.width / 2 ? `${place - tip.offsetWidth}px` : `${place + 24}px`;
       tip.style.top = "44px";
     };
   }

@@ -85,7 +85,7 @@ function showRanks(s) {
       element("td", { textContent: r.cpu_cores === null ? "–" : `${Chart.number(r.cpu_cores)} of ${Chart.number(r.cores)}` }),
       element("td", { textContent: bytes(r.rss_bytes) }),
       element("td", { textContent: percent(r.throttled_fraction) }),
-      element("td", { className: "text", textContent: r.alive || s.ended ? r.cause : `not running${r.cause ? `: ${r.cause}` : ""}` }),
+      element("td", { className: "text", textContent: endedWell(r.cause) ? (r.alive || s.ended ? "" : "not running") : r.cause }),
     ];
     return element("tr", { className: r.alive || s.ended ? "" : "dead" }, ...cells);
   });
@@ -130,10 +130,13 @@ function showSpans(spans) {
   place.replaceChildren(element("div", { className: "bars" }, ...rows), legend);
 }
 
+/* the agent's words for a rank that did nothing wrong */
+const endedWell = (words) => !words || words.includes("ended well") || words.includes("stopped");
+
 const EVENT_WORDS = {
   shares: (e) => `shares ${e.words}`, checkpoint: (e) => `checkpoint ${e.words} is whole`, epoch: (e) => `epoch ${e.value} begins`,
   resume: (e) => `resumed at step ${e.value}`, message: (e) => e.words, attempt: (e) => e.words,
-  rank_started: (e) => `rank ${e.rank} runs on ${e.words} (process ${e.value})`, rank_ended: (e) => `rank ${e.rank} ended${e.words ? `: ${e.words}` : ""}`,
+  rank_started: (e) => `rank ${e.rank} runs on ${e.words} (process ${e.value})`, rank_ended: (e) => e.words || `rank ${e.rank} ended`,
   lost_records: (e) => e.words, total_steps: (e) => `${e.value} steps to make`,
 };
 
@@ -141,7 +144,7 @@ function showEvents(events) {
   const rows = events.slice(-200).reverse().map((e) => {
     const words = (EVENT_WORDS[e.event] || ((x) => x.words))(e);
     return element("li", {}, element("span", { className: "quiet", textContent: duration(Math.max(0, e.seconds)) }), element("span", { className: "quiet", textContent: `step ${e.step}` }),
-      element("span", { textContent: words, className: e.event === "attempt" || (e.event === "rank_ended" && e.words) ? "bad" : "" }));
+      element("span", { textContent: words, className: e.event === "attempt" || (e.event === "rank_ended" && !endedWell(e.words)) ? "bad" : "" }));
   });
   byId("events").replaceChildren(...(rows.length ? rows : [element("li", { className: "empty", textContent: "nothing yet" })]));
 }

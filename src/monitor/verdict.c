@@ -13,6 +13,7 @@ static const double COMMUNICATION_MATTERS = 0.15;
 static const double CHECKPOINT_MATTERS = 0.10;
 static const double THROTTLING_MATTERS = 0.20;
 static const double SPEEDS_DIFFER = 1.15;
+static const double STARVED = 0.6; /* CPU seconds a busy second */
 
 typedef struct facts {
   int slowest; /* the rank that sets the pace: longest busy */
@@ -90,6 +91,14 @@ static double slower_by(const even_measure *measure, const facts *found) {
          measure->rank[found->weakest].samples_per_busy_second;
 }
 
+/* A CPU rank that was busy far longer than it had CPU time: others have taken its core. */
+static bool starved(const even_measure *measure, int rank) {
+  const even_measure_rank *at = &measure->rank[rank];
+  double busy = 1 - at->wait_fraction;
+  return at->device != NULL && strncmp(at->device, "cpu", 3) == 0 && at->throttled_fraction < THROTTLING_MATTERS &&
+         busy > 0.2 && at->cpu_cores < STARVED * busy;
+}
+
 static bool imbalance(const even_measure *measure, const facts *found, even_verdict *out) {
   char slow[64];
   char wait[64];
@@ -112,11 +121,20 @@ static bool imbalance(const even_measure *measure, const facts *found, even_verd
     say(out->advice, sizeof out->advice, "use --policy hybrid: up to %.1f times as fast", gain);
   } else if (measure->shares_moving) {
     say(out->advice, sizeof out->advice, "wait some steps: the balancer is on its way");
+  } else if (starved(measure, found->slowest)) {
+    say(out->advice, sizeof out->advice,
+        "other programs take its CPU (it had %.0f%% of one while it was busy %.0f%% of the time): end them or give the "
+        "run other cores",
+        100 * measure->rank[found->slowest].cpu_cores, 100 * (1 - measure->rank[found->slowest].wait_fraction));
   } else if (gap <= 1.5 * slowest->busy_seconds / fmax(1, slowest->share_samples)) {
     say(out->advice, sizeof out->advice,
         "the batch of %.0f cannot be split more finely: a larger one gains up to %.1f times", measure->batch, gain);
   } else {
-    say(out->advice, sizeof out->advice, "use --policy hybrid, or measure the devices anew with `evenstep profile`");
+    bool adapts =
+        measure->policy != NULL && (strcmp(measure->policy, "hybrid") == 0 || strcmp(measure->policy, "dynamic") == 0);
+    say(out->advice, sizeof out->advice, "%s",
+        adapts ? "the speeds change faster than the shares follow: look for what disturbs the slower rank"
+               : "use --policy hybrid, or measure the devices anew with `evenstep profile`");
   }
   return true;
 }
@@ -135,6 +153,8 @@ static bool data(const even_measure *measure, const facts *found, even_verdict *
 }
 
 static bool communication(const even_measure *measure, const facts *found, even_verdict *out) {
+  char slow[64];
+  char why[96];
   const even_measure_rank *slowest = &measure->rank[found->slowest];
   double open = 1 - slowest->busy_seconds / measure->step_seconds;
   if (measure->ranks < 2 || open < COMMUNICATION_MATTERS) {
@@ -147,6 +167,13 @@ static bool communication(const even_measure *measure, const facts *found, even_
         100 * open, slowest->communication_bytes / 1e6);
   } else {
     say(out->limit, sizeof out->limit, "communication: every rank stands still %.0f%% of each step", 100 * open);
+  }
+  for (int r = 0; r < measure->ranks; r++) {
+    if (throttled(measure, r, why)[0] != '\0') { /* the exchange needs CPU time too */
+      say(out->advice, sizeof out->advice, "%s takes part slowly%s; a larger batch makes exchanges rarer",
+          name(measure, r, slow), why);
+      return true;
+    }
   }
   say(out->advice, sizeof out->advice, "a larger batch or gradient accumulation makes exchanges rarer");
   return true;

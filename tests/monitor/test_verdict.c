@@ -29,6 +29,7 @@ static even_measure situation(const char *policy, double step, double share_0, d
   memset(ranks, 0, sizeof ranks);
   for (int r = 0; r < 3; r++) {
     ranks[r].throttled_fraction = NAN;
+    ranks[r].cpu_cores = NAN;
     ranks[r].communication_bytes = NAN;
     for (int span = 0; span < EVEN_SPAN_COUNT; span++) {
       ranks[r].spans[span] = NAN;
@@ -79,6 +80,12 @@ static void shares_that_move_or_cannot_fit(void **state) {
   expect(&measure, EVEN_VERDICT_IMBALANCE, "the shares still move", "wait some steps");
   measure = situation("hybrid", 0.41, 3, 0.3, 1, 0.4); /* 4 samples: the slow rank cannot have less than one */
   expect(&measure, EVEN_VERDICT_IMBALANCE, "the shares do not fit", "the batch of 4 cannot be split more finely");
+  measure = situation("hybrid", 0.41, 24, 0.1, 8, 0.4);
+  expect(&measure, EVEN_VERDICT_IMBALANCE, "the shares do not fit", "change faster than the shares follow");
+  ranks[1].throttled_fraction = 0;
+  ranks[1].cpu_cores = 0.3;
+  expect(&measure, EVEN_VERDICT_IMBALANCE, "the shares do not fit",
+         "other programs take its CPU (it had 30% of one while it was busy 98% of the time)");
   measure = situation("proportional", 0.41, 24, 0.1, 8, 0.4);
   expect(&measure, EVEN_VERDICT_IMBALANCE, "the shares do not fit", "evenstep profile");
 }
@@ -96,6 +103,9 @@ static void communication_in_the_open(void **state) {
   ranks[0].communication_bytes = 12.5e6;
   expect(&measure, EVEN_VERDICT_COMMUNICATION,
          "every rank stands still 20% of each step while 12.5 MB of gradients are exchanged", "accumulation");
+  ranks[1].throttled_fraction = 0.4;
+  expect(&measure, EVEN_VERDICT_COMMUNICATION, "20% of each step",
+         "rank 1 (cpu:1) takes part slowly, stopped by its CPU quota 40% of the time");
   measure.ranks = 1;
   expect(&measure, EVEN_VERDICT_BALANCED, "one rank does all the work, busy 80% of the time", "evenstep run -n");
 }
