@@ -50,7 +50,7 @@ static even_status write_measure(even_direct_file *file, const void *block, size
     count++;
   }
   EVEN_TRY(even_direct_file_sync(file));
-  out->write_mb_per_second = (double)count * BLOCK / since(start) * 1e-6;
+  out->write_mb_per_second = (double)count * (double)BLOCK / since(start) * 1e-6;
   *written = count;
   return EVEN_OK;
 }
@@ -63,7 +63,7 @@ static even_status read_measure(even_direct_file *file, void *block, size_t writ
     EVEN_TRY(even_direct_file_read(file, block, BLOCK, (uint64_t)(count % written) * BLOCK));
     count++;
   }
-  out->read_mb_per_second = (double)count * BLOCK / since(start) * 1e-6;
+  out->read_mb_per_second = (double)count * (double)BLOCK / since(start) * 1e-6;
   return EVEN_OK;
 }
 

@@ -67,7 +67,7 @@ static double copy_rate(const task *shared, const unsigned char *from, unsigned 
   double done = 0;
   for (size_t at = 0; now - start < shared->budget_ns; at = (at + CHUNK) % shared->bytes, now = even_clock_ns()) {
     memcpy(to + at, from + at, CHUNK);
-    done += 2.0 * CHUNK;
+    done += 2.0 * (double)CHUNK;
   }
   return done / (double)(now - start);
 }
@@ -80,7 +80,7 @@ static double read_rate(const task *shared, const unsigned char *from, uint64_t 
   double done = 0;
   for (size_t at = 0; now - start < shared->budget_ns; at = (at + CHUNK) % shared->bytes, now = even_clock_ns()) {
     *sum += sum_widest(from + at, CHUNK);
-    done += CHUNK;
+    done += (double)CHUNK;
   }
   return done / (double)(now - start);
 }

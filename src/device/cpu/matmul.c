@@ -79,7 +79,7 @@ static void work(void *context, size_t index) {
   while (now - start < shared->budget_ns) {
     multiply_widest(a, b, c);
     a[0] = c[0] * 1e-6F; /* each product needs the one before */
-    operations += 2.0 * SIZE * SIZE * SIZE;
+    operations += 2.0 * (double)SIZE * (double)SIZE * (double)SIZE;
     now = even_clock_ns();
   }
   shared->rates[index] = operations / ((double)(now - start) * 1e-9);
