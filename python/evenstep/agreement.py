@@ -31,7 +31,7 @@ def check_same_model(group: Group, name: str, model: nn.Module) -> None:
         if len(theirs) != len(everyone[0]):
             detail = f"it has {len(theirs)} parameters and buffers, rank 0 has {len(everyone[0])}"
         else:
-            (a, x), (b, y) = next((p, q) for p, q in zip(theirs, everyone[0], strict=True) if p != q)
+            (a, x), (b, y) = next((p, q) for p, q in zip(theirs, everyone[0]) if p != q)
             detail = f"its {a!r} is {x}, where rank 0 has {b!r}, {y}"
         raise EvenstepError(
             f"model {name!r} of rank {rank} differs from rank 0's: {detail}\n"

@@ -159,7 +159,7 @@ class TorchEngine:
     def finish(self) -> tuple[Sequence[int], Report]:
         start = _core.clock_ns()
         mine = bytes(0 if gradient is None else 1 for gradient in self._ready)
-        used = bytes(map(max, zip(*self._group.exchange(mine), strict=True))) if mine else b""
+        used = bytes(map(max, zip(*self._group.exchange(mine)))) if mine else b""
         works = []
         moved = 0
         for flat, indices in self._buckets:

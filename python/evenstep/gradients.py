@@ -128,6 +128,7 @@ class GradientSync:
         for index, parameter in enumerate(self.parameters):
             parameter.grad = self._stash.get(index)
         self._stash = None
+        self._fired.clear()  # what came was thrown away
 
     @property
     def fired(self) -> bool:

@@ -108,7 +108,7 @@ class TorchGroup:
         padded[: values.numel()] = values
         rows = [torch.empty_like(padded) for _ in range(self.ranks)]
         dist.all_gather(rows, padded, group=self.group)
-        return torch.cat([row[:count] for row, count in zip(rows, counts, strict=True)])
+        return torch.cat([row[:count] for row, count in zip(rows, counts)])
 
     def barrier(self) -> None:
         dist.barrier(group=self.group)

@@ -56,7 +56,7 @@ class _RandomState:
         return states, random.getstate(), None if self._numpy is None else self._numpy.random.get_state()
 
     def _load(self, state: tuple[Any, ...]) -> None:
-        for generator, one in zip(self._generators, state[0], strict=True):
+        for generator, one in zip(self._generators, state[0]):
             generator.set_state(one)
         random.setstate(state[1])
         if self._numpy is not None:

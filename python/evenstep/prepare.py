@@ -53,8 +53,8 @@ def prepare(
     models = _register(current.models, "model", [g for g in given if isinstance(g, nn.Module)])
     optimizers = _register(current.optimizers, "optimizer", [g for g in given if isinstance(g, Optimizer)])
     schedulers = _register(current.schedulers, "scheduler", [g for g in given if isinstance(g, LRScheduler)])
-    for name, optimizer in optimizers.items():
-        current.watch_optimizer(optimizer, first=name == "optimizer")
+    for optimizer in optimizers.values():
+        current.watch_optimizer(optimizer)
     results: dict[int, Any] = {}
     if current.in_job:
         current.join()
@@ -149,6 +149,8 @@ def _prepare_models(
             f"the ranks gave es.prepare different numbers of models and optimizers: {counts}\n"
             "  fix: call es.prepare with the same arguments on every rank"
         )
+    if len(current.models) > 64:
+        raise EvenstepError(f"{len(current.models)} models were prepared; this version keeps up to 64 in step")
     for name, model in models.items():
         check_same_model(group, name, model)
         broadcast_model(group, model)

@@ -68,6 +68,7 @@ class Session:
         self._committed = False
         self._scheduler_calls: dict[str, int] = {}
         self._replayed: dict[str, int] = {}
+        self._leader: int | None = None  # id of the optimizer whose step is the commit where no loader is prepared
         self._last_checkpoint = time.monotonic()
 
     # -- the group --
@@ -170,40 +171,49 @@ class Session:
 
     # -- optimizers --
 
-    def watch_optimizer(self, optimizer: Optimizer, first: bool) -> None:
-        """Makes the first optimizer's step the commit."""
-        if first:
-            optimizer.register_step_pre_hook(self._before_step)
-            optimizer.register_step_post_hook(self._after_step)
+    def watch_optimizer(self, optimizer: Optimizer) -> None:
+        """Makes its steps commits; of several optimizers that share a batch, the first to step commits."""
+        self._leader = None
+        optimizer.register_step_pre_hook(self._before_step)
+        optimizer.register_step_post_hook(self._after_step)
 
-    def _before_step(self, *_: Any) -> None:
+    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
         steps = self.steps
+        if self._leader is None:
+            self._leader = id(optimizer)
+        if not (steps.has_new_batch or self._leader == id(optimizer)):
+            return
+        self._leader = id(optimizer)
         timings = steps.commit()
         plan = steps.plan
         if timings and plan is not None and plan.loader.shares is not None:
             plan.loader.shares.observe(timings, steps.step_seconds)
 
-    def _after_step(self, *_: Any) -> None:
+    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if self._leader != id(optimizer):
+            return
         self.steps.stepped()
         self._committed = True
-        if not any(loader.train for loader in self.loaders.values()):
+        if not any(loader.iterating for loader in self.loaders.values()):
             self.boundary()
 
     # -- schedulers --
 
     def watch_scheduler(self, name: str, scheduler: Any) -> None:
         """Counts its steps between epochs, so that a resumed run does not make again those it already has."""
-        original = scheduler.step
+        session, plain = self, type(scheduler)
         self._scheduler_calls[name] = 0
 
-        def step(*arguments: Any, **options: Any) -> Any:
-            if not any(loader.iterating for loader in self.loaders.values()):
-                self._scheduler_calls[name] += 1
-                if self._scheduler_calls[name] <= self._replayed.get(name, 0):
+        def step(scheduler: Any, *arguments: Any, **options: Any) -> Any:
+            if not any(loader.iterating for loader in session.loaders.values()):
+                session._scheduler_calls[name] += 1
+                if session._scheduler_calls[name] <= session._replayed.get(name, 0):
                     return None
-            return original(*arguments, **options)
+            return plain.step(scheduler, *arguments, **options)
 
-        scheduler.step = step
+        # A class of the same name, not an attribute: a scheduler's state_dict takes all attributes along.
+        names = {"step": step, "__module__": plain.__module__, "__qualname__": plain.__qualname__}
+        scheduler.__class__ = type(plain.__name__, (plain,), names)
 
     def scheduler_calls(self) -> dict[str, int]:
         """Steps that each scheduler made between epochs."""
@@ -303,7 +313,7 @@ def no_sync(*models: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for sync, enabled in zip(chosen, before, strict=True):
+        for sync, enabled in zip(chosen, before):
             sync.enabled = enabled
 
 

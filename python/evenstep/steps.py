@@ -233,6 +233,11 @@ class Steps:
 
     # -- the optimizer's step --
 
+    @property
+    def has_new_batch(self) -> bool:
+        """Whether a batch that no step has used was in a backward."""
+        return bool(self.ballots) and self.ballots[0].batches > 0
+
     def commit(self) -> list[tuple[int, float]]:
         """Before the first optimizer's step: makes the step count. Returns each rank's (samples, busy seconds) of one
         batch, or nothing where no batch of a prepared loader was in it."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from evenstep._core import EvenstepError
 
-_FORMAT = struct.Struct("<qqqqdddQQQIIIi")
+_FORMAT = struct.Struct("<qqqqdddQQQQIIi")
 
 WANTS_CHECKPOINT = 1
 LOSS_UNKNOWN = 2
