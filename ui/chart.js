@@ -150,7 +150,7 @@ const Chart = (() => {
     const [low, high] = range(series, data);
     const first = x[0];
     const last = x[x.length - 1] > first ? x[x.length - 1] : first + 1;
-    const levels = ticks(low, high, 4);
+    const levels = ticks(low, high, 5);
     const step = levels.length > 1 ? levels[1] - levels[0] : 0;
     const names = levels.map((v) => (data.format ? data.format(v) : label(v, step)));
     const MARGIN = { ...EDGE, left: Math.max(EDGE.left, 12 + 7 * Math.max(0, ...names.map((name) => name.length))) };
@@ -197,7 +197,7 @@ const Chart = (() => {
     return `${data.title}, last: ${now.join(", ")}`;
   }
 
-  function crosshair(figure, svg, { x, series, px, width, left, left: MARGIN.left, first, last, format, data }) {
+  function crosshair(figure, svg, { x, series, px, width, left, first, last, format, data }) {
     const tip = figure.querySelector(".tip");
     const cross = make("line", { class: "cross", y1: EDGE.top, y2: HEIGHT - EDGE.bottom, visibility: "hidden" }, svg);
     svg.onpointerleave = () => {

@@ -5,12 +5,21 @@
 #include "monitor/verdict.h"
 
 #include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
 
 static const char *const span_names[EVEN_SPAN_COUNT] = {
 #define SPAN_NAME(name, number, words) words,
     EVEN_SPAN_LIST(SPAN_NAME)
 #undef SPAN_NAME
 };
+
+/* Six digits are enough for a plot, and keep the answers small. */
+static double six_digits(double value) {
+  char digits[32];
+  (void)snprintf(digits, sizeof digits, "%.6g", value);
+  return strtod(digits, NULL);
+}
 
 static void positive(even_json *json, const char *key, long value) {
   if (value < 0) {
@@ -130,9 +139,9 @@ static void point(even_json *json, const even_state *state, size_t first, size_t
   even_json_unsigned(json, NULL, sum.step);
   even_json_integer(json, NULL, sum.attempt);
   even_json_number(json, NULL, round(1e3 * ((double)sum.end_ns - (double)state->started_ns) / 1e9) / 1e3);
-  even_json_number(json, NULL, (double)(float)(seconds > 0 ? batch * steps / seconds : NAN));
-  even_json_number(json, NULL, sum.losses > 0 ? round(1e5 * sum.loss_sum / sum.losses) / 1e5 : NAN);
-  even_json_number(json, NULL, sum.predicted > 0 ? round(1e6 * sum.predicted_sum / sum.predicted) / 1e6 : NAN);
+  even_json_number(json, NULL, six_digits(seconds > 0 ? batch * steps / seconds : NAN));
+  even_json_number(json, NULL, sum.losses > 0 ? six_digits(sum.loss_sum / sum.losses) : NAN);
+  even_json_number(json, NULL, sum.predicted > 0 ? six_digits(sum.predicted_sum / sum.predicted) : NAN);
   even_json_array(json, NULL);
   for (size_t r = 0; r < ranks; r++) {
     double samples = 0;

@@ -167,6 +167,11 @@ static even_phase phase_of(const even_state *state, const even_measure *measure)
   if (measure->silent_seconds > fmax(STALL_SECONDS, 10 * measure->step_seconds)) {
     return EVEN_PHASE_STALLED;
   }
+  for (int rank = 0; rank < measure->ranks; rank++) {
+    if (!isfinite(measure->rank[rank].busy_seconds)) { /* half the picture would be a wrong one */
+      return EVEN_PHASE_WARMING;
+    }
+  }
   return state->attempt_steps < EVEN_WARM_STEPS ? EVEN_PHASE_WARMING : EVEN_PHASE_TRAINING;
 }
 

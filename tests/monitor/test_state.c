@@ -79,6 +79,20 @@ static void the_window_measures(void **unused) {
   even_state_close(state);
 }
 
+static void one_rank_alone_says_nothing_yet(void **unused) {
+  (void)unused;
+  even_state *state = open_state(2);
+  even_measure measure;
+  state->ranks = 1;
+  for (uint32_t step = 0; step < 30; step++) {
+    make_step(state, step);
+  }
+  state->ranks = 2;
+  even_state_measure(state, after(30), &measure);
+  assert_int_equal(measure.phase, EVEN_PHASE_WARMING);
+  even_state_close(state);
+}
+
 static json_t *parsed(even_text *text) {
   json_t *value = NULL;
   assert_int_equal(even_text_status(text), EVEN_OK);
@@ -281,6 +295,7 @@ static void metrics_are_openmetrics(void **unused) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(the_window_measures),
+      cmocka_unit_test(one_rank_alone_says_nothing_yet),
       cmocka_unit_test(a_long_run_is_kept_whole_at_less_resolution),
       cmocka_unit_test(a_restart_takes_the_place_of_what_is_done_again),
       cmocka_unit_test(what_every_rank_says_is_kept_once),
