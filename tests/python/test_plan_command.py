@@ -83,3 +83,48 @@ def test_wrong_options(plan):
     assert plan(MEASURE, "--steps", "2").returncode == 2
     done = plan(MEASURE, "--stepps", "8")
     assert done.returncode == 2 and "--steps" in done.stderr
+
+
+# The two lines of a user's script; the second rank does four times the work on each sample.
+TRAIN = """
+    import torch
+    from torch import nn
+    import evenstep as es
+
+    class Uneven(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(256, 256)
+        def forward(self, x):
+            for _ in range(24 if es.rank() == 0 else 96):
+                x = torch.tanh(self.layer(x))
+            return x
+
+    torch.manual_seed(0)
+    model = Uneven()
+    data = torch.utils.data.TensorDataset(torch.randn(4096, 256))
+    loader = torch.utils.data.DataLoader(data, batch_size=64, shuffle=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer, loader = es.prepare(model, optimizer, loader)
+    for (x,) in loader:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    raise SystemExit("the plan did not end the job")
+"""
+
+
+def test_a_prepared_training_is_planned(plan, tmp_path):
+    done = plan(TRAIN, "-n", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    written = json.loads(done.stdout)
+    ranks = written["ranks"]
+    assert written["batch"] == 64 and [rank["rank"] for rank in ranks] == [0, 1]
+    assert sum(rank["share"] for rank in ranks) == 64
+    assert [rank["share_equal"] for rank in ranks] == [32, 32]
+    for rank in ranks:
+        assert len(rank["samples"]) >= 2 and len(rank["seconds"]) == len(rank["samples"])
+        assert rank["peak_memory_bytes"] > 1 << 20
+    predicted = written["predicted"]
+    assert 0 < predicted["balanced"]["step_seconds"] <= predicted["equal"]["step_seconds"]
+    assert predicted["overhead_seconds"] >= 0
