@@ -195,6 +195,8 @@ void even_state_step(even_state *state, int rank, const even_step_record *record
   }
   at->window[slot] = *record;
   at->window_attempt[slot] = (uint32_t)state->attempt + 1;
+  at->last_step = (long)record->step;
+  at->last_attempt = (uint32_t)state->attempt + 1;
   at->steps++;
   at->samples += record->samples;
   at->busy_ns += record->busy_ns < record->duration_ns ? record->busy_ns : record->duration_ns;

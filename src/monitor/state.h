@@ -9,7 +9,8 @@
 #include <sys/types.h>
 
 enum {
-  EVEN_STATE_WINDOW = 64,   /* steps that means are over, at most */
+  EVEN_STATE_WINDOW = 64,   /* steps kept of each rank; means are over half of them at most, so that ranks may be
+                               told of one after the other */
   EVEN_STATE_POINTS = 2048, /* of the course: neighbours are merged when a run has more steps */
   EVEN_STATE_EVENTS = 256,  /* kept: the last */
   EVEN_STATE_MOST_RANKS = 4096
@@ -72,6 +73,8 @@ typedef struct even_state_rank {
   uint64_t span_ns[EVEN_SPAN_COUNT];
   uint64_t span_bytes[EVEN_SPAN_COUNT];
   even_step_record window[EVEN_STATE_WINDOW]; /* a ring: the step s lies at s % EVEN_STATE_WINDOW */
+  long last_step;                             /* of attempt last_attempt - 1; last_attempt 0: none yet */
+  uint32_t last_attempt;
   uint32_t window_attempt[EVEN_STATE_WINDOW]; /* attempt + 1 of it, 0: empty */
   uint32_t span_step[EVEN_STATE_WINDOW];      /* step + 1 whose spans lie there, 0: none */
   uint64_t span_window[EVEN_STATE_WINDOW][EVEN_SPAN_COUNT];

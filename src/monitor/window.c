@@ -43,20 +43,33 @@ static const even_step_record *seen(const even_state *state, int rank, long step
   return same ? &at->window[slot] : NULL;
 }
 
-/* The first step of the window: the steps after it up to the last count. The first step of an attempt, which pays for
+/* The last step that all ranks have told of: the rings are read one after the other, so that some ranks' records come
+ * a moment before the others'. */
+static long window_end(const even_state *state) {
+  long end = state->last_step;
+  for (int rank = 0; rank < state->ranks; rank++) {
+    const even_state_rank *at = &state->rank[rank];
+    bool near =
+        at->last_attempt == (uint32_t)state->attempt + 1 && state->last_step - at->last_step < EVEN_STATE_WINDOW / 2;
+    end = near && at->last_step < end ? at->last_step : end;
+  }
+  return end;
+}
+
+/* The first step of the window that ends with `end`. The first step of an attempt, which pays for
  * all that is done once, counts only while there is nothing else. */
-static long window_begin(const even_state *state) {
-  long begin = state->last_step;
-  for (long step = state->last_step; step >= 0 && step > state->last_step - EVEN_STATE_WINDOW; step--) {
+static long window_begin(const even_state *state, long end) {
+  long begin = end;
+  for (long step = end; step >= 0 && step > end - EVEN_STATE_WINDOW / 2 - 1; step--) {
     const even_step_record *record = seen(state, 0, step);
     if (record == NULL) {
       break;
     }
-    if (state->last_step - step >= EVEN_WARM_STEPS && state->last_end_ns - record->end_ns > WINDOW_NS) {
+    if (end - step >= EVEN_WARM_STEPS && state->last_end_ns - record->end_ns > WINDOW_NS) {
       break;
     }
-    bool first = step == 0 || (step - 1 > state->last_step - EVEN_STATE_WINDOW && seen(state, 0, step - 1) == NULL);
-    if (first && state->last_step - step >= 2) {
+    bool first = step == 0 || (step - 1 > end - EVEN_STATE_WINDOW / 2 && seen(state, 0, step - 1) == NULL);
+    if (first && end - step >= 2) {
       break;
     }
     begin = step;
@@ -103,7 +116,7 @@ static void measure_spans(const even_state_rank *at, long begin, long end, even_
   }
 }
 
-static void measure_rank(const even_state *state, int rank, long begin, even_measure *out) {
+static void measure_rank(const even_state *state, int rank, long begin, long end, even_measure *out) {
   const even_state_rank *at = &state->rank[rank];
   even_measure_rank *to = &out->rank[rank];
   double busy = 0;
@@ -111,7 +124,7 @@ static void measure_rank(const even_state *state, int rank, long begin, even_mea
   int steps = 0;
   *to = (even_measure_rank){
       .device = at->device, .model = at->model, .cores = at->cores, .quota = at->quota, .pid = (long)at->pid};
-  for (long step = begin; begin >= 0 && step <= state->last_step; step++) {
+  for (long step = begin; begin >= 0 && step <= end; step++) {
     const even_step_record *record = seen(state, rank, step);
     if (record != NULL) {
       busy += (double)record->busy_ns / 1e9;
@@ -121,18 +134,18 @@ static void measure_rank(const even_state *state, int rank, long begin, even_mea
   }
   to->busy_seconds = steps > 0 ? busy / steps : NAN;
   to->share_samples = steps > 0 ? samples / steps : NAN;
-  measure_spans(at, begin, begin < 0 ? -2 : state->last_step, to);
+  measure_spans(at, begin, begin < 0 ? -2 : end, to);
   measure_usage(at, to);
 }
 
-static void measure_steps(const even_state *state, long begin, even_measure *out) {
+static void measure_steps(const even_state *state, long begin, long end, even_measure *out) {
   double seconds = 0;
   double batch = 0;
   double predicted = 0;
   int predictions = 0;
   out->window_steps = 0;
   out->loss = NAN;
-  for (long step = begin; begin >= 0 && step <= state->last_step; step++) {
+  for (long step = begin; begin >= 0 && step <= end; step++) {
     const even_step_record *record = NULL;
     for (int rank = 0; rank < state->ranks && record == NULL; rank++) {
       record = seen(state, rank, step);
@@ -176,8 +189,9 @@ static even_phase phase_of(const even_state *state, const even_measure *measure)
 }
 
 void even_state_measure(even_state *state, uint64_t now_ns, even_measure *out) {
-  uint64_t end = state->ended_ns != 0 ? state->ended_ns : now_ns;
-  long begin = window_begin(state);
+  uint64_t now = state->ended_ns != 0 ? state->ended_ns : now_ns;
+  long end = window_end(state);
+  long begin = window_begin(state, end);
   *out = (even_measure){.policy = state->policy,
                         .attempt = state->attempt,
                         .step = state->last_step,
@@ -186,15 +200,15 @@ void even_state_measure(even_state *state, uint64_t now_ns, even_measure *out) {
                         .lost_records = state->lost_records,
                         .ranks = state->ranks,
                         .rank = state->measure_ranks};
-  out->elapsed_seconds = end > state->started_ns ? (double)(end - state->started_ns) / 1e9 : 0;
-  out->silent_seconds = end > state->last_end_ns ? (double)(end - state->last_end_ns) / 1e9 : 0;
-  measure_steps(state, begin, out);
+  out->elapsed_seconds = now > state->started_ns ? (double)(now - state->started_ns) / 1e9 : 0;
+  out->silent_seconds = now > state->last_end_ns ? (double)(now - state->last_end_ns) / 1e9 : 0;
+  measure_steps(state, begin, end, out);
   for (int rank = 0; rank < state->ranks; rank++) {
-    measure_rank(state, rank, begin, out);
+    measure_rank(state, rank, begin, end, out);
     out->samples_total += state->rank[rank].samples;
   }
   even_measure_derive(out);
-  out->shares_moving = begin >= 0 && (long)state->shares_changed_at > (begin + state->last_step) / 2;
+  out->shares_moving = begin >= 0 && (long)state->shares_changed_at > (begin + end) / 2;
   out->phase = phase_of(state, out);
   out->eta_seconds = NAN;
   if (state->ended_ns == 0 && state->total > 0 && isfinite(out->step_seconds)) {

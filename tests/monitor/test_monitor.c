@@ -125,7 +125,7 @@ static void everything_comes_back(void **state) {
   assert_string_equal(back->rank[1].cause, "exit code 3");
   assert_float_equal(back->rank[1].cores, 0.25, 0);
   assert_true(isnan(back->rank[0].quota));
-  assert_float_equal(measure.rank[0].share_samples, 11.4F, 0.1F); /* the window holds both shares */
+  assert_float_equal(measure.rank[0].share_samples, 13, 1e-6F);
   /* two communication spans a step were summed */
   assert_int_equal(back->rank[0].span_bytes[EVEN_SPAN_COMMUNICATION], 60 * 1000000);
   int shares = 0;

@@ -93,6 +93,26 @@ static void one_rank_alone_says_nothing_yet(void **unused) {
   even_state_close(state);
 }
 
+static void a_rank_that_is_ahead_does_not_blur_the_means(void **unused) {
+  (void)unused;
+  even_state *state = open_state(2);
+  even_measure measure;
+  for (uint32_t step = 0; step < 30; step++) {
+    make_step(state, step);
+  }
+  state->ranks = 1; /* rank 0's ring was read, rank 1's not yet */
+  for (uint32_t step = 30; step < 50; step++) {
+    make_step(state, step);
+  }
+  state->ranks = 2;
+  even_state_measure(state, after(50), &measure);
+  assert_int_equal(measure.phase, EVEN_PHASE_TRAINING);
+  assert_int_equal(measure.step, 49);
+  assert_float_equal(measure.rank[1].wait_fraction, 0.5F, 1e-6F);
+  assert_float_equal(measure.best_samples_per_second, 200, 1e-3F);
+  even_state_close(state);
+}
+
 static json_t *parsed(even_text *text) {
   json_t *value = NULL;
   assert_int_equal(even_text_status(text), EVEN_OK);
@@ -295,6 +315,7 @@ static void metrics_are_openmetrics(void **unused) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(the_window_measures),
+      cmocka_unit_test(a_rank_that_is_ahead_does_not_blur_the_means),
       cmocka_unit_test(one_rank_alone_says_nothing_yet),
       cmocka_unit_test(a_long_run_is_kept_whole_at_less_resolution),
       cmocka_unit_test(a_restart_takes_the_place_of_what_is_done_again),
