@@ -282,6 +282,10 @@ void even_job_sweep(even_job *job) {
   if (even_sweep_kill(&sweep, 5000) > 0) {
     even_job_notice(job, "processes of this job could not be ended; they carry %s in their environment", sweep.mark);
   }
+  even_process_end end; /* orphans that were ours to reap */
+  bool any = true;
+  while (any && even_process_reap(&end, &any) == EVEN_OK) {
+  }
   for (size_t i = 0; i < sweep.session_count; i++) {
     if (sessions[i] > 0 && even_guardian_drop_session(&job->guardian, sessions[i]) != EVEN_OK) {
       even_error_clear(); /* a guardian that is gone has nothing to forget */

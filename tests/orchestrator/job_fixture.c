@@ -1,0 +1,108 @@
+/* Runs jobs of shell scripts. */
+#include "job_fixture.h"
+
+#include <evenstep/checkpoint.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+void job_fixture_open(job_fixture *job) {
+  memset(job, 0, sizeof *job);
+  (void)strcpy(job->folder, "/tmp/evenstep-job-XXXXXX");
+  assert_non_null(mkdtemp(job->folder));
+  (void)snprintf(job->run_folder, sizeof job->run_folder, "%s/run", job->folder);
+  (void)snprintf(job->checkpoints, sizeof job->checkpoints, "%s/checkpoints", job->folder);
+  for (int i = 0; i < 2; i++) {
+    (void)snprintf(job->devices[i].name, sizeof job->devices[i].name, "cpu:%d", i);
+    job->devices[i].cores = 1;
+    job->devices[i].cuda_index = -1;
+  }
+  job->list = (even_device_list){job->devices, 2};
+}
+
+void job_fixture_close(job_fixture *job) {
+  char command[128];
+  (void)snprintf(command, sizeof command, "rm -rf %s", job->folder);
+  assert_int_equal(system(command), 0);
+  even_text_free(&job->seen);
+}
+
+static void on_attempt(void *context, int attempt) {
+  even_text_format(&((job_fixture *)context)->seen, "attempt %d|", attempt);
+}
+
+static void on_started(void *context, int rank, pid_t pid) {
+  job_fixture *job = context;
+  job->pids[rank] = pid;
+  even_text_format(&job->seen, "started %d|", rank);
+}
+
+static void on_ended(void *context, int rank, even_rank_end end, int code, const char *cause, const char *traceback) {
+  (void)traceback;
+  even_text_format(&((job_fixture *)context)->seen, "ended %d %d %d %s|", rank, (int)end, code, cause);
+}
+
+static void on_line(void *context, int rank, bool error, const char *text, size_t length) {
+  job_fixture *job = context;
+  char line[256];
+  (void)error;
+  (void)snprintf(line, sizeof line, "%.*s", (int)length, text);
+  even_text_format(&job->seen, "line %d %s|", rank, line);
+  if (job->on_line != NULL) {
+    job->on_line(job, rank, line);
+  }
+}
+
+static void on_notice(void *context, const char *text) {
+  even_text_format(&((job_fixture *)context)->seen, "notice %s|", text);
+}
+
+even_status job_fixture_run(job_fixture *job, const char *script, int *exit_code) {
+  char folder[96];
+  char *const command[] = {(char *)"sh", (char *)"-c", (char *)(uintptr_t)script, NULL};
+  (void)snprintf(folder, sizeof folder, "FOLDER=%s", job->folder);
+  char *const environment[] = {folder, NULL};
+  const even_agent_params params = {.size = sizeof params,
+                                    .devices = &job->list,
+                                    .command = command,
+                                    .run_folder = job->run_folder,
+                                    .environment = environment,
+                                    .cpu_quota = job->quota,
+                                    .telemetry_fd = -1,
+                                    .max_restarts = job->max_restarts,
+                                    .restart_always = job->restart_always,
+                                    .checkpoint_folder = job->checkpoints,
+                                    .resume = job->resume,
+                                    .observer = {.context = job,
+                                                 .attempt = on_attempt,
+                                                 .rank_started = on_started,
+                                                 .rank_ended = on_ended,
+                                                 .line = on_line,
+                                                 .notice = on_notice}};
+  return even_agent_run(&params, exit_code);
+}
+
+bool job_fixture_saw(const job_fixture *job, const char *text) {
+  return strstr(even_text_string(&job->seen), text) != NULL;
+}
+
+void job_fixture_write_checkpoint(job_fixture *job, const char *name) {
+  even_checkpoint_writer *writer = NULL;
+  char path[160];
+  const float value[2] = {1, 2};
+  const int64_t shape[1] = {2};
+  const even_checkpoint_tensor tensor = {
+      .name = "w", .dtype = "F32", .shape = shape, .dimensions = 1, .data = value, .bytes = sizeof value};
+  (void)snprintf(path, sizeof path, "%s/%s", job->folder, name);
+  const even_checkpoint_params params = {.size = sizeof params, .folder = path};
+  const even_checkpoint_file file = {
+      .size = sizeof file, .name = "model.safetensors", .tensors = &tensor, .tensor_count = 1};
+  assert_int_equal(even_checkpoint_writer_open(&params, &writer), EVEN_OK);
+  assert_int_equal(even_checkpoint_writer_add(writer, &file), EVEN_OK);
+  assert_int_equal(even_checkpoint_writer_commit(writer, "{\"step\":1}"), EVEN_OK);
+}

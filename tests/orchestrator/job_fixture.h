@@ -1,0 +1,31 @@
+/* Jobs of shell scripts, and what the observer saw of them. */
+#ifndef EVEN_TESTS_ORCHESTRATOR_JOB_FIXTURE_H
+#define EVEN_TESTS_ORCHESTRATOR_JOB_FIXTURE_H
+
+#include "base/text.h"
+#include "orchestrator/agent.h"
+
+typedef struct job_fixture {
+  char folder[64]; /* the test's own; the run folder is FOLDER/run, checkpoints in FOLDER/checkpoints */
+  char run_folder[96];
+  char checkpoints[96];
+  even_device devices[2];
+  even_device_list list;
+  even_text seen; /* "attempt 0|started 0|line 1 text|ended 1 kind code cause|notice text|" */
+  void (*on_line)(struct job_fixture *job, int rank, const char *text); /* may be NULL */
+  pid_t pids[2];
+  double *quota;
+  const char *resume;
+  int max_restarts;
+  bool restart_always;
+} job_fixture;
+
+void job_fixture_open(job_fixture *job);
+void job_fixture_close(job_fixture *job);
+/* Runs `script` with sh as two ranks; $FOLDER is the test's folder. */
+even_status job_fixture_run(job_fixture *job, const char *script, int *exit_code);
+bool job_fixture_saw(const job_fixture *job, const char *text);
+/* Writes a whole checkpoint FOLDER/NAME with the library. */
+void job_fixture_write_checkpoint(job_fixture *job, const char *name);
+
+#endif

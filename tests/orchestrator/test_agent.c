@@ -1,0 +1,274 @@
+/* Whole jobs: their ends, restarts and leftovers. */
+#include "job_fixture.h"
+#include "support/fault.h"
+
+#include <errno.h>
+#include <math.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static int open_job(void **state) {
+  job_fixture *job = malloc(sizeof *job);
+  assert_non_null(job);
+  job_fixture_open(job);
+  *state = job;
+  return 0;
+}
+
+static int close_job(void **state) {
+  fault_reset();
+  assert_int_equal(waitpid(-1, NULL, WNOHANG), -1); /* no child is left, whatever happened */
+  assert_int_equal(errno, ECHILD);
+  job_fixture_close(*state);
+  free(*state);
+  return 0;
+}
+
+static void all_well_is_zero(void **state) {
+  job_fixture *job = *state;
+  int code = -1;
+  assert_int_equal(job_fixture_run(job, "echo rank $RANK of $WORLD_SIZE", &code), EVEN_OK);
+  assert_int_equal(code, 0);
+  assert_true(job_fixture_saw(job, "line 0 rank 0 of 2|"));
+  assert_true(job_fixture_saw(job, "line 1 rank 1 of 2|"));
+  assert_true(job_fixture_saw(job, "ended 0 0 0 rank 0 (cpu:0 on "));
+  assert_int_equal(strncmp(job->seen.data, "attempt 0|started 0|", 20), 0);
+}
+
+static void the_first_failure_ends_the_others(void **state) {
+  job_fixture *job = *state;
+  int code = -1;
+  assert_int_equal(job_fixture_run(job, "[ $RANK = 1 ] && { echo boom >&2; exit 9; }; sleep 600", &code), EVEN_OK);
+  assert_int_equal(code, 9);
+  const char *cause = strstr(job->seen.data, "ended 1 0 9 ");
+  const char *other = strstr(job->seen.data, "ended 0 3 15 "); /* EVEN_RANK_STOPPED_BY_AGENT, SIGTERM */
+  assert_true(cause != NULL && other != NULL && cause < other);
+  assert_non_null(strstr(cause, "exited with code 9: boom"));
+}
+
+static void a_signal_is_128_and_more(void **state) {
+  job_fixture *job = *state;
+  int code = -1;
+  assert_int_equal(job_fixture_run(job, "[ $RANK = 0 ] && kill -SEGV $$; sleep 600", &code), EVEN_OK);
+  assert_int_equal(code, 128 + SIGSEGV);
+  assert_true(job_fixture_saw(job, "ended 0 1 11 "));
+}
+
+static void a_rank_that_ignores_sigterm_is_killed(void **state) {
+  job_fixture *job = *state;
+  int code = -1;
+  const char *script =
+      "if [ $RANK = 1 ]; then trap '' TERM; : > $FOLDER/ready; while :; do sleep 1; done; fi; "
+      "until [ -e $FOLDER/ready ]; do sleep 0.01; done; exit 4";
+  assert_int_equal(job_fixture_run(job, script, &code), EVEN_OK);
+  assert_int_equal(code, 4);
+  assert_true(job_fixture_saw(job, "ended 1 3 9 "));
+}
+
+/* Attempt 0 begins anew and is killed behind a checkpoint; attempt 1 resumes from the newest whole one. */
+static void restarts_from_the_newest_whole_checkpoint(void **state) {
+  job_fixture *job = *state;
+  char command[256];
+  int code = -1;
+  job->max_restarts = 3;
+  job_fixture_write_checkpoint(job, "step-9");
+  job_fixture_write_checkpoint(job, "step-10");
+  job_fixture_write_checkpoint(job, "step-11");
+  (void)snprintf(command, sizeof command, ": > %s/step-11/model.safetensors", job->folder); /* damaged */
+  assert_int_equal(system(command), 0);
+  const char *script =
+      "echo resume=${EVENSTEP_RESUME##*/} count=$TORCHELASTIC_RESTART_COUNT; "
+      "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; "
+      "[ $RANK = 0 ] && sleep 600; "
+      "mkdir $FOLDER/checkpoints; mv $FOLDER/step-* $FOLDER/checkpoints; kill -9 $$";
+  assert_int_equal(job_fixture_run(job, script, &code), EVEN_OK);
+  assert_int_equal(code, 0);
+  assert_true(job_fixture_saw(job, "line 1 resume= count=0|"));
+  assert_true(job_fixture_saw(job, "line 0 resume=step-10 count=1|"));
+  assert_true(job_fixture_saw(job, "notice restart 1 of 3 from "));
+  assert_true(job_fixture_saw(job, "attempt 1|"));
+}
+
+static void resumes_from_what_the_user_named(void **state) {
+  job_fixture *job = *state;
+  char path[128];
+  int code = -1;
+  job->max_restarts = 1;
+  job_fixture_write_checkpoint(job, "step-5");
+  (void)snprintf(path, sizeof path, "%s/step-5", job->folder);
+  job->resume = path;
+  const char *script = "echo from ${EVENSTEP_RESUME##*/}; [ $TORCHELASTIC_RESTART_COUNT = 1 ] || kill -9 $$";
+  assert_int_equal(job_fixture_run(job, script, &code), EVEN_OK);
+  assert_int_equal(code, 0);
+  const char *second = strstr(job->seen.data, "attempt 1|");
+  assert_non_null(second);
+  assert_non_null(strstr(second, "from step-5")); /* nothing newer was written: the restart begins there again */
+  job->resume = "auto";
+  assert_int_equal(job_fixture_run(job, "echo nothing=$EVENSTEP_RESUME", &code), EVEN_OK);
+  assert_true(job_fixture_saw(job, "line 0 nothing=|"));
+  job->resume = "/no/such/checkpoint";
+  assert_int_equal(job_fixture_run(job, "true", &code), EVEN_ERR_NOT_FOUND);
+}
+
+static void restarts_end(void **state) {
+  job_fixture *job = *state;
+  int code = -1;
+  job->max_restarts = 2;
+  assert_int_equal(job_fixture_run(job, "kill -9 $$", &code), EVEN_OK);
+  assert_int_equal(code, 128 + SIGKILL);
+  assert_true(job_fixture_saw(job, "attempt 2|"));
+  assert_false(job_fixture_saw(job, "attempt 3|"));
+  assert_true(job_fixture_saw(job, "no restart is left"));
+  even_text_clear(&job->seen);
+  assert_int_equal(job_fixture_run(job, "exit 3", &code), EVEN_OK); /* a restart would end the same way */
+  assert_false(job_fixture_saw(job, "attempt 1|"));
+  job->restart_always = true;
+  assert_int_equal(job_fixture_run(job, "exit 3", &code), EVEN_OK);
+  assert_true(job_fixture_saw(job, "attempt 2|"));
+}
+
+static void interrupt_once(job_fixture *job, int rank, const char *text) {
+  (void)job;
+  (void)rank;
+  if (strcmp(text, "up") == 0) {
+    assert_int_equal(kill(getpid(), SIGINT), 0);
+  }
+}
+
+static void an_interrupt_is_130_and_no_restart(void **state) {
+  job_fixture *job = *state;
+  int code = -1;
+  job->max_restarts = 3;
+  job->on_line = interrupt_once;
+  assert_int_equal(
+      job_fixture_run(job, "trap 'echo saved; exit 0' INT; [ $RANK = 0 ] && echo up; sleep 600 & wait", &code),
+      EVEN_OK);
+  assert_int_equal(code, 130);
+  assert_false(job_fixture_saw(job, "attempt 1|"));
+}
+
+static void interrupt_each_time(job_fixture *job, int rank, const char *text) {
+  (void)job;
+  (void)rank;
+  if (strcmp(text, "up") == 0 || strcmp(text, "stubborn") == 0) {
+    assert_int_equal(kill(getpid(), SIGINT), 0);
+  }
+}
+
+static void a_second_interrupt_kills(void **state) {
+  job_fixture *job = *state;
+  int code = -1;
+  job->on_line = interrupt_each_time;
+  const char *script =
+      "[ $RANK = 1 ] && exec sleep 600; trap 'echo stubborn' INT; trap '' TERM; echo up; "
+      "while :; do sleep 1; done";
+  assert_int_equal(job_fixture_run(job, script, &code), EVEN_OK);
+  assert_int_equal(code, 130);
+  assert_true(job_fixture_saw(job, "killing the ranks"));
+  assert_true(job_fixture_saw(job, "ended 0 3 9 "));
+}
+
+/* Descendants in sessions of their own, without environment, reparented: all gone when the job is over. */
+static void nothing_is_left(void **state) {
+  job_fixture *job = *state;
+  int code = -1;
+  const char *script =
+      "setsid sleep 601 & a=$!; env -i /bin/sleep 602 & b=$!; "
+      "(setsid sh -c 'echo $$ > $FOLDER/'$RANK'; exec sleep 603' &); "
+      "until [ -s $FOLDER/$RANK ]; do sleep 0.01; done; echo pids $a $b $(cat $FOLDER/$RANK)";
+  assert_int_equal(job_fixture_run(job, script, &code), EVEN_OK);
+  assert_int_equal(code, 0);
+  int checked = 0;
+  for (char *at = strstr(job->seen.data, "pids "); at != NULL; at = strstr(at + 1, "pids ")) {
+    int pids[3] = {0, 0, 0};
+    assert_int_equal(sscanf(at, "pids %d %d %d", &pids[0], &pids[1], &pids[2]), 3);
+    for (int i = 0; i < 3; i++) {
+      char path[64];
+      struct stat facts;
+      (void)snprintf(path, sizeof path, "/proc/%d", pids[i]);
+      while (waitpid(pids[i], NULL, WNOHANG) > 0) { /* adopted orphans that the sweep killed last */
+      }
+      assert_int_equal(stat(path, &facts), -1);
+      checked++;
+    }
+  }
+  assert_int_equal(checked, 6);
+  while (waitpid(-1, NULL, WNOHANG) > 0) {
+  }
+}
+
+static void a_program_that_cannot_start_is_an_error(void **state) {
+  job_fixture *job = *state;
+  int code = -1;
+  char *const command[] = {(char *)"/no/such/interpreter", NULL};
+  const even_agent_params params = {.size = sizeof params,
+                                    .devices = &job->list,
+                                    .command = command,
+                                    .run_folder = job->run_folder,
+                                    .telemetry_fd = -1};
+  assert_int_equal(even_agent_run(&params, &code), EVEN_ERR_NOT_FOUND);
+  assert_non_null(strstr(even_error_last()->what, "rank 0 on cpu:0"));
+  const even_agent_params nothing = {.size = sizeof nothing};
+  assert_int_equal(even_agent_run(&nothing, &code), EVEN_ERR_ARGUMENT);
+}
+
+/* The start of a job with each call failing once: an error or a job that ran, and nothing left. */
+static void survives_every_fault(void **state) {
+  job_fixture *job = *state;
+  double quota[] = {(double)NAN, 0.9};
+  job->quota = quota;
+  for (long nth = 1; nth < 90; nth++) {
+    int code = -1;
+    fault_allocation(0);
+    fault_os_any(nth, EAGAIN);
+    even_status status = job_fixture_run(job, "exit 0", &code);
+    long blocks = fault_live_blocks();
+    fault_reset();
+    even_text_free(&job->seen);
+    job->seen = (even_text)EVEN_TEXT_EMPTY;
+    assert_true(status != EVEN_OK || code >= 0);
+    assert_true(blocks <= 1); /* the observer's own text */
+    while (waitpid(-1, NULL, 0) > 0) {
+    }
+  }
+  for (long nth = 1; nth < 400; nth += 7) {
+    int code = -1;
+    fault_allocation(nth);
+    even_status status = job_fixture_run(job, "exit 0", &code);
+    fault_reset();
+    even_text_free(&job->seen);
+    job->seen = (even_text)EVEN_TEXT_EMPTY;
+    assert_true(status == EVEN_OK || status == EVEN_ERR_MEMORY);
+    while (waitpid(-1, NULL, 0) > 0) {
+    }
+  }
+  job->quota = NULL;
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test_setup_teardown(all_well_is_zero, open_job, close_job),
+      cmocka_unit_test_setup_teardown(the_first_failure_ends_the_others, open_job, close_job),
+      cmocka_unit_test_setup_teardown(a_signal_is_128_and_more, open_job, close_job),
+      cmocka_unit_test_setup_teardown(a_rank_that_ignores_sigterm_is_killed, open_job, close_job),
+      cmocka_unit_test_setup_teardown(restarts_from_the_newest_whole_checkpoint, open_job, close_job),
+      cmocka_unit_test_setup_teardown(resumes_from_what_the_user_named, open_job, close_job),
+      cmocka_unit_test_setup_teardown(restarts_end, open_job, close_job),
+      cmocka_unit_test_setup_teardown(an_interrupt_is_130_and_no_restart, open_job, close_job),
+      cmocka_unit_test_setup_teardown(a_second_interrupt_kills, open_job, close_job),
+      cmocka_unit_test_setup_teardown(nothing_is_left, open_job, close_job),
+      cmocka_unit_test_setup_teardown(a_program_that_cannot_start_is_an_error, open_job, close_job),
+      cmocka_unit_test_setup_teardown(survives_every_fault, open_job, close_job),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
