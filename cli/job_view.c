@@ -139,7 +139,7 @@ static void draw(even_job_view *view) {
 
 void even_job_view_tick(even_job_view *view) {
   uint64_t now = even_clock_ns();
-  if (view->live != NULL && now >= view->next_draw_ns) {
+  if (view->live != NULL && (now >= view->next_draw_ns || view->drawn_lines == 0)) { /* lines were printed over it */
     view->next_draw_ns = now + draw_every_ns;
     draw(view);
   }

@@ -13,7 +13,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FILE_LIMIT = 4 << 20, PERIOD_US = 10000, SMALLEST_QUOTA_US = 1000 };
+enum { FILE_LIMIT = 4 << 20 };
+
+static const double period_us = 10000;
+static const double smallest_quota_us = 1000;
 
 typedef struct mount {
   int version;
@@ -176,7 +179,7 @@ even_status even_cgroup_limit_cpu(const even_cgroup *group, double cores) {
     return even_fail(EVEN_ERR_ARGUMENT, "a quota of %g cores", cores);
   }
   /* the kernel takes no quota below a millisecond: a smaller share gets a longer period */
-  double period = cores * PERIOD_US < SMALLEST_QUOTA_US ? SMALLEST_QUOTA_US / cores : PERIOD_US;
+  double period = cores * period_us < smallest_quota_us ? smallest_quota_us / cores : period_us;
   period = period > 1e6 ? 1e6 : period;
   long quota = (long)(cores * period + 0.5);
   if (group->version == 2) {
