@@ -68,8 +68,6 @@ __all__ = [
 _LAZY = {
     "EvenLoader": ("evenstep.loader", "EvenLoader"),
     "Session": ("evenstep.session", "Session"),
-    "checkpoint": ("evenstep.checkpoint", "checkpoint"),
-    "load_checkpoint": ("evenstep.checkpoint", "load_checkpoint"),
     "barrier": ("evenstep.session", "barrier"),
     "checkpoint": ("evenstep.checkpoint", "checkpoint"),
     "epochs": ("evenstep.session", "epochs"),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 if TYPE_CHECKING:
     from evenstep.group import Group
@@ -39,7 +40,12 @@ class BufferSync:
 
     def changed(self) -> list[int]:
         """Which buffers this rank changed since the last call of `synchronise`."""
-        return [i for i in range(len(self._owners)) if self._version(i) != self._versions[i]]
+        return [i for i in range(len(self._owners)) if self._is_statistic(i) or self._version(i) != self._versions[i]]
+
+    def _is_statistic(self, index: int) -> bool:
+        """Running statistics of a norm in training: torch's kernels write them without counting a version."""
+        module, name = self._owners[index]
+        return module.training and isinstance(module, _NormBase) and name in ("running_mean", "running_var")
 
     @staticmethod
     def checksum(changed: Sequence[int]) -> int:

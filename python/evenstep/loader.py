@@ -208,6 +208,7 @@ class EvenLoader:
         self._epoch, self._batch = epoch, skip
         session.epoch_begins(self, epoch)
         self._iterating = True
+        session.steps.unpause()
         try:
             while True:
                 yield from self._one_epoch(epoch, skip)
@@ -216,6 +217,8 @@ class EvenLoader:
                 skip = 0  # the plan's measuring steps go on in the same epoch
         finally:
             self._iterating = False
+            session.latest = None
+            session.steps.pause()
         self._epoch, self._batch = epoch + 1, 0
 
     def _one_epoch(self, epoch: int, skip: int) -> Iterator[Any]:
@@ -239,9 +242,12 @@ class EvenLoader:
         self._next_epoch += 1
         plans: deque[BatchPlan] = deque()
         self._source.start = (epoch, 0, plans)
-        for batch in self._inner:
-            self._session.latest = plans.popleft()
-            yield batch
+        try:
+            for batch in self._inner:
+                self._session.latest = plans.popleft()
+                yield batch
+        finally:
+            self._session.latest = None
 
     def first_batch_size(self) -> int:
         """Samples of a global batch; where a batch sampler does not say, of the first."""

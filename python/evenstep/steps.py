@@ -66,6 +66,7 @@ class Steps:
         self._apart_reference = self._apart_at_sync = 0
         self._sync_end = now
         self._step_end = now
+        self._paused: tuple[int, int] | None = (now, 0)  # since when nothing is trained, and blocked_ns then
         self._batch_start = now
         self._backward_start = now
         self._record: tuple[Any, ...] | None = None
@@ -118,6 +119,16 @@ class Steps:
             self.telemetry.span(span, self.step, start, duration)
 
     # -- batches --
+
+    def pause(self) -> None:
+        """A loader's epoch ended: what comes until the next batch is asked for is no training."""
+        self._paused = (_core.clock_ns(), self.blocked_ns())
+
+    def unpause(self) -> None:
+        if self._paused is not None:
+            since, blocked = self._paused
+            self._apart += max(0, _core.clock_ns() - since - (self.blocked_ns() - blocked))
+            self._paused = None
 
     def batch_arrives(self, plan: BatchPlan, asked_ns: int) -> None:
         now = _core.clock_ns()

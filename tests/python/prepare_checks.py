@@ -1,0 +1,236 @@
+"""What a training script may rely on, checked on every rank of one job; run by test_prepare_loops.py.
+
+Prints ORDER and the indices that all ranks saw together, so that jobs of different sizes can be compared.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler, WeightedRandomSampler
+
+import evenstep as es
+
+RANKS = int(os.environ["WORLD_SIZE"])
+RANK = int(os.environ["RANK"])
+
+
+class Numbers(Dataset):
+    def __init__(self, count: int):
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.full((2,), float(index)), index
+
+
+class Shuffled(Sampler):
+    """Without a length; draws from three generators as it goes."""
+
+    def __init__(self, count: int):
+        self.count = count
+
+    def __iter__(self):
+        numbers = list(range(self.count))
+        random.shuffle(numbers)
+        for number in numbers:
+            yield (number + int(torch.randint(3, ()))) % self.count
+
+
+class Batches(Sampler):
+    """A batch sampler of growing batches."""
+
+    def __init__(self, count: int):
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self):
+        for number in range(self.count):
+            yield list(range(number + 1))
+
+
+def everyone(values: list[int]) -> list[list[int]]:
+    return [json.loads(data) for data in es.session().all_gather_bytes(json.dumps(values).encode())]
+
+
+def seen_in_order(loader: es.EvenLoader) -> list[int]:
+    """The global batches of one epoch, put together from the ranks' shares; no index twice or missing."""
+    order = []
+    for _, indices in loader:
+        plan = es.session().latest
+        mine = indices.tolist() if plan.samples else []
+        parts = everyone(mine)
+        assert [len(part) for part in parts] == plan.shares, (parts, plan.shares)
+        order += [i for part in parts for i in part]
+    return order
+
+
+def prepare(loader: DataLoader, **options) -> es.EvenLoader:
+    shares = random_shares if options.pop("change", True) else None
+    return es.prepare(loader, shares=shares, **options)
+
+
+def random_shares(number: int, batch: int) -> list[int]:
+    cuts = sorted(random.Random(number).randint(0, batch) for _ in range(RANKS - 1))
+    return [b - a for a, b in zip([0, *cuts], [*cuts, batch])]
+
+
+def check_orders() -> dict[str, list[int]]:
+    torch.manual_seed(7 + RANK)  # the order comes from rank 0's seed alone
+    data = Numbers(23)
+    orders = {}
+    shuffled = prepare(DataLoader(data, batch_size=5, shuffle=True))
+    first, second = seen_in_order(shuffled), seen_in_order(shuffled)
+    assert sorted(first) == sorted(second) == list(range(23)) and first != second
+    assert len(shuffled) == 5 and shuffled.batch_size == 5 and len(shuffled.dataset) == 23
+    torch.manual_seed(7 + RANK)
+    again = prepare(DataLoader(data, batch_size=5, shuffle=True))
+    again.set_epoch(1)
+    assert seen_in_order(again) == second
+    orders["shuffled"] = first + second
+    dropped = prepare(DataLoader(data, batch_size=5, drop_last=True))
+    assert len(dropped) == 4 and seen_in_order(dropped) == list(range(20))
+    torch.manual_seed(7 + RANK)
+    random.seed(RANK)
+    orders["own sampler"] = seen_in_order(prepare(DataLoader(data, batch_size=4, sampler=Shuffled(23))))
+    orders["weighted"] = seen_in_order(
+        prepare(DataLoader(data, batch_size=4, sampler=WeightedRandomSampler(torch.arange(23.0), 30)))
+    )
+    grown = prepare(DataLoader(data, batch_sampler=Batches(6)))
+    assert seen_in_order(grown) == [i for n in range(6) for i in range(n + 1)]
+    workers = prepare(DataLoader(data, batch_size=5, shuffle=True, num_workers=2, persistent_workers=True))
+    orders["workers"] = seen_in_order(workers) + seen_in_order(workers)
+    return orders
+
+
+def check_distributed_sampler() -> None:
+    sampler = DistributedSampler(Numbers(21), num_replicas=RANKS, rank=RANK, shuffle=True, seed=3)
+    loader = prepare(DataLoader(Numbers(21), batch_size=2, sampler=sampler), change=False)
+    assert loader.batch_size == 2 * RANKS
+    assert sorted(seen_in_order(loader)) == list(range(21))  # no padding, no repeats
+
+
+def check_random_numbers_are_the_users() -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state().clone(), random.getstate()
+    loader = prepare(DataLoader(Numbers(9), batch_size=3, sampler=Shuffled(9)))
+    iterator = iter(loader)
+    next(iterator)
+    torch.manual_seed(5)
+    list(iterator)
+    assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
+
+
+def check_evaluation() -> None:
+    for count, batch in ((23, 5), (23, 1), (1, 4), (7, 7)):
+        loader = DataLoader(Numbers(count), batch_size=batch)
+        model = nn.Sequential(nn.Dropout(), nn.Linear(2, 1))
+        model.train()
+
+        def metrics(module: nn.Module, data: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+            assert not module.training and not torch.is_grad_enabled()
+            x, index = data
+            return {"each": x[:, 0] ** 2, "mean": index.float().mean(), "vector": x}
+
+        result = es.evaluate(model, loader, metrics)
+        assert model.training
+        expected = sum(i * i for i in range(count)) / count
+        assert math.isclose(result["each"], expected, rel_tol=1e-12, abs_tol=1e-12), (result, expected)
+        assert math.isclose(result["mean"], (count - 1) / 2, rel_tol=1e-6)
+        assert torch.allclose(result["vector"], torch.full((2,), (count - 1) / 2, dtype=torch.float64))
+        single = es.evaluate(model, es.prepare(loader=loader, train=False), lambda m, d: d[0][:, 0])
+        assert math.isclose(single, (count - 1) / 2)
+        split = es.prepare(loader=loader, train=False)
+        mine = [i for _, indices in split for i in indices.tolist()]
+        parts = everyone(mine)
+        assert sorted(i for part in parts for i in part) == list(range(count))
+        lengths = everyone([sum(1 for _ in split)])
+        if count >= RANKS:
+            assert all(one == [len(split)] for one in lengths), (lengths, len(split))
+
+
+def check_numbers_over_ranks() -> None:
+    loader = prepare(DataLoader(Numbers(22), batch_size=4))
+    for x, index in loader:
+        plan = es.session().latest
+        rows = es.gather(index)
+        assert rows.tolist() == list(range(plan.batch * 4, plan.batch * 4 + plan.total))
+        value = x[:, 0].mean() if plan.samples else torch.tensor(math.nan)
+        assert math.isclose(float(es.reduce_mean(value)), sum(rows.tolist()) / len(rows), rel_tol=1e-6)
+        assert isinstance(es.reduce_mean(1.5), float)
+    assert es.reduce_mean(float(RANK), weight=RANK + 1.0) == sum(r * (r + 1) for r in range(RANKS)) / sum(
+        r + 1 for r in range(RANKS)
+    )
+    assert es.gather(torch.full((RANK, 2), RANK)).tolist() == [[r, r] for r in range(RANKS) for _ in range(r)]
+
+
+def check_buffers() -> None:
+    torch.manual_seed(RANK)  # other values on every rank until es.prepare
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(Numbers(12), batch_size=6)
+    model, optimizer, loader = es.prepare(model, optimizer, loader, shares=lambda n, b: [b] + [0] * (RANKS - 1))
+    for x, _ in loader:
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    values = torch.cat([t.double().reshape(-1) for t in model.state_dict().values()])
+    rows = es.gather(values[None])
+    assert bool((rows == rows[0]).all())
+    if RANK == 0:
+        expected = nn.BatchNorm1d(3)  # rank 0 had all samples, so its statistics are everyone's
+        assert int(model[1].num_batches_tracked) == 2 and not torch.equal(model[1].running_mean, expected.running_mean)
+
+
+def check_two_models() -> None:
+    """A GAN's pattern: backward through both, two optimizers, each stepping once a batch; one commit a batch."""
+    torch.manual_seed(0)
+    makers = [nn.Linear(2, 2), nn.Linear(2, 1)]
+    torch.manual_seed(0)
+    plain = [nn.Linear(2, 2), nn.Linear(2, 1)]
+    data = DataLoader(Numbers(24), batch_size=6)
+
+    def train(generator: nn.Module, critic: nn.Module, loader, optimizers) -> None:
+        for x, _ in loader:
+            x = x / 24
+            optimizers[1].zero_grad()
+            (critic(x).mean() - critic(generator(x).detach()).mean()).backward()
+            optimizers[1].step()
+            optimizers[0].zero_grad()
+            (-critic(generator(x)).mean() + generator(x).square().mean()).backward()
+            optimizers[0].step()
+
+    train(*plain, data, [torch.optim.SGD(m.parameters(), lr=0.1) for m in plain])
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in makers]
+    g, c, og, oc = es.prepare(makers[0], makers[1], *optimizers)
+    before = es.step()
+    train(g, c, prepare(data), [og, oc])
+    assert es.step() == before + 4, (before, es.step())
+    for ours, theirs in zip((g, c), plain):
+        for a, b in zip(ours.parameters(), theirs.parameters()):
+            assert torch.allclose(a, b, atol=1e-6), (a, b)
+
+
+def main() -> None:
+    orders = check_orders()
+    check_distributed_sampler()
+    check_random_numbers_are_the_users()
+    check_evaluation()
+    check_numbers_over_ranks()
+    check_two_models()
+    check_buffers()
+    es.barrier()
+    es.print("ORDER " + json.dumps(orders))
+
+
+if __name__ == "__main__":
+    main()
