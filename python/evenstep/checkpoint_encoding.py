@@ -123,7 +123,15 @@ def decode(value: Any, tensor: Callable[[str], torch.Tensor], current: Any = _MI
         ((kind, content),) = value.items()
         if kind.startswith("$"):
             return _decode_kind(kind, content, tensor, current)
-    return {key: decode(item, tensor, _at(current, key)) for key, item in value.items()}
+    return {
+        key: decode(item, tensor, _at(current, key))
+        for key, item in value.items()
+        if not (_is_kept(item) and _at(current, key) is _MISSING)  # the loading object has no such code: nor a None
+    }
+
+
+def _is_kept(value: Any) -> bool:
+    return isinstance(value, dict) and len(value) == 1 and "$kept" in value
 
 
 def _at(current: Any, key: Any) -> Any:

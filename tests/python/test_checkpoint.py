@@ -181,6 +181,7 @@ def test_code_is_kept_from_the_loading_object() -> None:
     tensors: dict[str, torch.Tensor] = {}
     saved = encoding.encode({"f": math.sin, "n": [1]}, "x", tensors)
     assert encoding.decode(saved, tensors.__getitem__, {"f": math.cos, "n": [2]}) == {"f": math.cos, "n": [1]}
+    assert encoding.decode(saved, tensors.__getitem__, {"n": [2]}) == {"n": [1]}
 
 
 # -- models --
