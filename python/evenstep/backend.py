@@ -6,8 +6,9 @@ beneath for everything else."""
 
 from __future__ import annotations
 
-import itertools
 import os
+import queue
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -94,6 +95,73 @@ def _as_real(tensors: Sequence[torch.Tensor], op: int | None) -> list[torch.Tens
     return [torch.view_as_real(t) if t.is_complex() and not t.is_conj() else t for t in tensors]
 
 
+class _LaterWork(dist.Work):
+    """A Work that completes later. Python waits on the future itself and sees the error as it was raised; C++ gets one
+    whose error is its own, since an exception that Python sets in a future is a value like any other to C++."""
+
+    def __init__(self, future: Future[Any]) -> None:
+        super().__init__()
+        self._future = future
+        self._for_cpp = future.then(lambda done: done.value())
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self._future.wait()
+        self._for_cpp.wait()  # it completes a moment later, and may be asked for its value now
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def get_future(self) -> Future[Any]:
+        return self._for_cpp
+
+    def is_completed(self) -> bool:
+        return self._for_cpp.done()
+
+    def result(self) -> Any:
+        return self._future.wait()
+
+
+class _Worker:
+    """Runs a group's asynchronous calls, in their order, on one thread."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], None], Future[Any], Any] | None] = queue.SimpleQueue()
+        self._last: Future[Any] | None = None
+        self._thread = threading.Thread(target=self._work, name="evenstep-collectives", daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        with torch.no_grad():
+            for job, future, result in iter(self._jobs.get, None):
+                try:
+                    job()
+                except Exception as error:
+                    future.set_exception(error)
+                else:
+                    future.set_result(result)
+                del job, future, result  # nothing is kept alive while the thread waits
+
+    def submit(self, job: Callable[[], None], result: Any) -> dist.Work:
+        future: Future[Any] = Future()
+        self._last = future
+        self._jobs.put((job, future, result))
+        return _LaterWork(future)
+
+    def settle(self) -> None:
+        """Waits for the calls submitted so far; their errors belong to their own Works."""
+        if self._last is not None:
+            try:
+                self._last.wait()
+            except Exception:
+                pass
+            self._last = None
+
+    def stop(self) -> None:
+        self._jobs.put(None)
+        self._thread.join(timeout=10)
+
+
 class EvenstepGroup(dist.ProcessGroup):
     """A process group of torch over an engine group; see `docs/communication.md` for what runs where."""
 
@@ -104,8 +172,8 @@ class EvenstepGroup(dist.ProcessGroup):
         self._store = store
         self._timeout = timeout
         self._name = name
-        self._sequence = itertools.count()
-        self._last_sequence = 0
+        self._sequence = 0
+        self._later: _Worker | None = None
         self._comm = open_group(store, rank, size, name=f"torch/{name}", timeout_seconds=timeout.total_seconds())
         if self._comm is None and rank == 0:
             warnings.warn(
@@ -178,14 +246,17 @@ class EvenstepGroup(dist.ProcessGroup):
                 set_default(timeout)
 
     def _get_sequence_number_for_group(self) -> int:
-        return self._last_sequence
+        return self._sequence
 
     def _set_sequence_number_for_group(self) -> None:
         """Every group counts from zero."""
 
     def shutdown(self) -> None:
         if self._comm is not None:
-            self._comm.close()
+            self._comm.close()  # a call under way on the group's thread ends with it
+        if self._later is not None:
+            self._later.stop()
+            self._later = None
         for backend in self._beneath.values():
             backend.shutdown()
 
@@ -197,14 +268,21 @@ class EvenstepGroup(dist.ProcessGroup):
 
     # -- the engine's collectives --
 
-    def _finish(self, options: Any, result: Any) -> Any:
-        self._last_sequence = next(self._sequence) + 1
+    def _run(self, options: Any, job: Callable[[], None], result: Any) -> Any:
+        """Does `job` now, or on the group's thread where the caller wants a Work to wait for."""
+        self._sequence += 1
+        if getattr(options, "asyncOp", True) and self._size > 1:
+            if self._later is None:
+                self._later = _Worker()
+            return self._later.submit(job, result)
+        if self._later is not None:
+            self._later.settle()
+        with torch.no_grad():
+            job()
         # torch's Python functions that wait anyway take None for "complete".
         return _done(result) if getattr(options, "asyncOp", True) else None
 
-    def _all_reduce(self, tensor: torch.Tensor, dtype: int, op: int) -> None:
-        comm = self._comm
-        assert comm is not None
+    def _all_reduce(self, comm: _core.Comm, tensor: torch.Tensor, dtype: int, op: int) -> None:
         if tensor.is_contiguous() and not tensor.is_neg():
             comm.all_reduce(tensor.data_ptr(), tensor.numel(), dtype, op)
         else:
@@ -212,49 +290,52 @@ class EvenstepGroup(dist.ProcessGroup):
             comm.all_reduce(copy.data_ptr(), copy.numel(), dtype, op)
             tensor.copy_(copy)
 
-    def _reduce_all(self, given: Sequence[torch.Tensor], options: Any) -> bool:
-        """All-reduces each tensor here; False where one of them is not for the engine (nothing is done then)."""
-        if self._comm is None:
-            return False
-        op = _op_of(options)
+    def _reduction(self, given: Sequence[torch.Tensor], options: Any) -> Callable[[], None] | None:
+        """All-reduces each tensor; None where one of them is not for the engine."""
+        comm, op = self._comm, _op_of(options)
+        if comm is None or op is None:
+            return None
         tensors = _as_real(given, op)
         dtypes = [_reducible(tensor, op) for tensor in tensors]
-        if op is None or None in dtypes:
-            return False
-        with torch.no_grad():
+        if None in dtypes:
+            return None
+
+        def job() -> None:
             for tensor, dtype in zip(tensors, dtypes):
-                assert dtype is not None
-                self._all_reduce(tensor, dtype, op)
-        return True
+                self._all_reduce(comm, tensor, dtype, op)  # type: ignore[arg-type]
+
+        return job
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
         given = [tensors] if isinstance(tensors, torch.Tensor) else tensors
-        if len(given) == 1 and self._reduce_all(given, opts):
-            return self._finish(opts, given)
-        return self._under(given[0]).allreduce(given, *_given(opts))
+        job = self._reduction(given, opts) if len(given) == 1 else None
+        if job is None:
+            return self._under(given[0]).allreduce(given, *_given(opts))
+        return self._run(opts, job, given)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
-        if self._reduce_all(tensors, opts):
-            return self._finish(opts, tensors)
-        return self._under(tensors[0]).allreduce_coalesced(tensors, *_given(opts))
+        job = self._reduction(tensors, opts)
+        if job is None:
+            return self._under(tensors[0]).allreduce_coalesced(tensors, *_given(opts))
+        return self._run(opts, job, tensors)
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Any:
         given = [tensors] if isinstance(tensors, torch.Tensor) else tensors
-        tensor = given[0]
-        if self._comm is None or len(given) != 1 or not _ours(tensor):
+        comm, tensor = self._comm, given[0]
+        if comm is None or len(given) != 1 or not _ours(tensor):
             return self._under(tensor).broadcast(given, *_given(opts))
         root = 0 if opts is None else opts.rootRank
-        with torch.no_grad():
+
+        def job() -> None:
             data = _plain(tensor)
-            self._comm.broadcast(data.data_ptr(), data.nbytes, root)
+            comm.broadcast(data.data_ptr(), data.nbytes, root)
             if data is not tensor and self._rank != root:
                 tensor.copy_(data)
-        return self._finish(opts, given)
 
-    def _gather_parts(self, parts: Sequence[torch.Tensor], own: torch.Tensor) -> None:
+        return self._run(opts, job, given)
+
+    def _gather_parts(self, comm: _core.Comm, parts: Sequence[torch.Tensor], own: torch.Tensor) -> None:
         """parts[r] = rank r's `own`; the parts may differ in size. Bytes are gathered, whatever the dtype."""
-        comm = self._comm
-        assert comm is not None
         counts = [part.nbytes for part in parts]
         everything = torch.empty(sum(counts), dtype=torch.uint8)
         source = _plain(own)
@@ -262,68 +343,62 @@ class EvenstepGroup(dist.ProcessGroup):
         for part, data in zip(parts, everything.split(counts)):
             part.copy_(data.view(part.dtype).view(part.shape) if part.numel() else part)
 
-    def _gather_single(self, output: torch.Tensor, own: torch.Tensor) -> None:
-        comm = self._comm
-        assert comm is not None
-        if output.nbytes != own.nbytes * self._size or output.dtype != own.dtype:
-            raise ValueError(
-                f"all_gather_single of {own.numel()} {own.dtype} elements on each of {self._size} ranks needs an "
-                f"output of {own.numel() * self._size}, not of {output.numel()} {output.dtype} elements"
-            )
+    def _gather_single(self, comm: _core.Comm, output: torch.Tensor, own: torch.Tensor) -> None:
         source = _plain(own)
         target = _plain(output)
         comm.all_gather(source.data_ptr(), target.data_ptr(), [own.nbytes] * self._size, _core.DTYPE_U8)
         if target is not output:
             output.copy_(target)
 
-    def _gathers(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> bool:
-        return self._comm is not None and all(map(_ours, outputs)) and all(map(_ours, inputs))
+    def _check_gather(self, output: torch.Tensor, own: torch.Tensor) -> None:
+        if output.nbytes != own.nbytes * self._size or output.dtype != own.dtype:
+            raise ValueError(
+                f"all_gather_single of {own.numel()} {own.dtype} elements on each of {self._size} ranks needs an "
+                f"output of {own.numel() * self._size}, not of {output.numel()} {output.dtype} elements"
+            )
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
-        if len(inputs) != 1 or len(outputs[0]) != self._size or not self._gathers(outputs[0], inputs):
+        comm = self._comm
+        ours = comm is not None and len(inputs) == 1 and _ours(inputs[0]) and all(map(_ours, outputs[0]))
+        if comm is None or not ours or len(outputs[0]) != self._size:
             return self._under(inputs[0]).allgather(outputs, inputs, *_given(opts))
-        with torch.no_grad():
-            self._gather_parts(outputs[0], inputs[0])
-        return self._finish(opts, outputs)
+        return self._run(opts, lambda: self._gather_parts(comm, outputs[0], inputs[0]), outputs)
 
     def allgather_coalesced(self, output_lists: Any, inputs: Any, opts: Any = None) -> Any:
-        if not all(self._gathers(parts, [own]) for parts, own in zip(output_lists, inputs)):
-            return self._under(inputs[0]).allgather_coalesced(output_lists, inputs, *_given(opts))
-        with torch.no_grad():
-            for rank_or_input, own in enumerate(inputs):
-                # torch lists the outputs by rank: output_lists[rank][input]
-                parts = (
-                    [by_rank[rank_or_input] for by_rank in output_lists]
-                    if len(output_lists) == self._size and len(output_lists[0]) == len(inputs)
-                    else output_lists[rank_or_input]
-                )
-                self._gather_parts(parts, own)
-        return self._finish(opts, output_lists)
+        return self._under(inputs[0]).allgather_coalesced(output_lists, inputs, *_given(opts))
+
+    def _gathering(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Callable[[], None] | None:
+        comm = self._comm
+        if comm is None or not all(map(_ours, outputs)) or not all(map(_ours, inputs)):
+            return None
+        for output, own in zip(outputs, inputs):
+            self._check_gather(output, own)
+
+        def job() -> None:
+            for output, own in zip(outputs, inputs):
+                self._gather_single(comm, output, own)
+
+        return job
 
     def all_gather_single(self, output: Any, own: Any, opts: Any = None) -> Any:
-        if not self._gathers([output], [own]):
+        job = self._gathering([output], [own])
+        if job is None:
             return _named(self._under(own), "all_gather_single", "_allgather_base")(output, own, *_given(opts))
-        with torch.no_grad():
-            self._gather_single(output, own)
-        return self._finish(opts, [output])
+        return self._run(opts, job, [output])
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        if not self._gathers(outputs, inputs):
+        job = self._gathering(outputs, inputs)
+        if job is None:
             call = _named(self._under(inputs[0]), "all_gather_single_coalesced", "allgather_into_tensor_coalesced")
             return call(outputs, inputs, *_given(opts))
-        with torch.no_grad():
-            for output, own in zip(outputs, inputs):
-                self._gather_single(output, own)
-        return self._finish(opts, outputs)
+        return self._run(opts, job, outputs)
 
-    def _scatter(self, output: torch.Tensor, flat: torch.Tensor, counts: Sequence[int], dtype: int, op: int) -> None:
+    def _scatter(
+        self, comm: _core.Comm, output: torch.Tensor, flat: torch.Tensor, counts: Sequence[int], dtype: int, op: int
+    ) -> None:
         """output = op over ranks of this rank's part of `flat`, which is contiguous."""
-        comm = self._comm
-        assert comm is not None
-        if output.numel() != counts[self._rank]:
-            raise ValueError(f"reduce_scatter gives this rank {counts[self._rank]} elements, not {output.numel()}")
         target = output if output.is_contiguous() else torch.empty_like(output, memory_format=torch.contiguous_format)
         comm.reduce_scatter(flat.data_ptr(), target.data_ptr(), counts, dtype, op)
         if target is not output:
@@ -332,50 +407,65 @@ class EvenstepGroup(dist.ProcessGroup):
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         if isinstance(outputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
-        op = _op_of(opts)
+        comm, op = self._comm, _op_of(opts)
         dtype = _reducible(outputs[0], op)
-        if self._comm is None or dtype is None or op is None or len(outputs) != 1 or not all(map(_ours, inputs[0])):
+        if comm is None or dtype is None or op is None or len(outputs) != 1 or not all(map(_ours, inputs[0])):
             return self._under(outputs[0]).reduce_scatter(outputs, inputs, *_given(opts))
-        with torch.no_grad():
-            flat = torch.cat([_plain(part).view(-1) for part in inputs[0]])
-            self._scatter(outputs[0], flat, [part.numel() for part in inputs[0]], dtype, op)
-        return self._finish(opts, outputs)
+        counts = [part.numel() for part in inputs[0]]
+        if len(counts) != self._size or outputs[0].numel() != counts[self._rank]:
+            raise ValueError(
+                f"reduce_scatter needs {self._size} inputs, the one of this rank as large as its output; got inputs of "
+                f"{counts} elements and an output of {outputs[0].numel()}"
+            )
 
-    def _scatter_singles(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], options: Any) -> bool:
-        op = _op_of(options)
-        if self._comm is None or op is None:
-            return False
-        outputs, inputs = _as_real(outputs, op), _as_real(inputs, op)
+        def job() -> None:
+            flat = torch.cat([_plain(part).view(-1) for part in inputs[0]])
+            self._scatter(comm, outputs[0], flat, counts, dtype, op)
+
+        return self._run(opts, job, outputs)
+
+    def _scattering(
+        self, given_outputs: Sequence[torch.Tensor], given_inputs: Sequence[torch.Tensor], options: Any
+    ) -> Callable[[], None] | None:
+        comm, op = self._comm, _op_of(options)
+        if comm is None or op is None:
+            return None
+        outputs, inputs = _as_real(given_outputs, op), _as_real(given_inputs, op)
         dtypes = [_reducible(output, op) for output in outputs]
         if None in dtypes or not all(map(_ours, inputs)):
-            return False
-        with torch.no_grad():
+            return None
+        for output, whole in zip(outputs, inputs):
+            if whole.numel() != output.numel() * self._size or whole.dtype != output.dtype:
+                raise ValueError(
+                    f"reduce_scatter_single into {output.numel()} {output.dtype} elements on each of {self._size} "
+                    f"ranks needs an input of {output.numel() * self._size}, not of {whole.numel()} {whole.dtype}"
+                )
+
+        def job() -> None:
             for output, whole, dtype in zip(outputs, inputs, dtypes):
-                assert dtype is not None
-                if whole.numel() != output.numel() * self._size or whole.dtype != output.dtype:
-                    raise ValueError(
-                        f"reduce_scatter_single into {output.numel()} {output.dtype} elements on each of {self._size} "
-                        f"ranks needs an input of {output.numel() * self._size}, not of {whole.numel()} {whole.dtype}"
-                    )
-                self._scatter(output, _plain(whole), [output.numel()] * self._size, dtype, op)
-        return True
+                counts = [output.numel()] * self._size
+                self._scatter(comm, output, _plain(whole), counts, dtype, op)  # type: ignore[arg-type]
+
+        return job
 
     def reduce_scatter_single(self, output: Any, whole: Any, opts: Any = None) -> Any:
-        if self._scatter_singles([output], [whole], opts):
-            return self._finish(opts, [output])
-        return _named(self._under(whole), "reduce_scatter_single", "_reduce_scatter_base")(output, whole, *_given(opts))
+        job = self._scattering([output], [whole], opts)
+        if job is None:
+            call = _named(self._under(whole), "reduce_scatter_single", "_reduce_scatter_base")
+            return call(output, whole, *_given(opts))
+        return self._run(opts, job, [output])
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        if self._scatter_singles(outputs, inputs, opts):
-            return self._finish(opts, outputs)
-        call = _named(self._under(inputs[0]), "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced")
-        return call(outputs, inputs, *_given(opts))
+        job = self._scattering(outputs, inputs, opts)
+        if job is None:
+            call = _named(self._under(inputs[0]), "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced")
+            return call(outputs, inputs, *_given(opts))
+        return self._run(opts, job, outputs)
 
     def barrier(self, opts: Any = None) -> Any:
         if self._comm is None:
             return self._beneath["cpu"].barrier(*_given(opts))
-        self._comm.barrier()
-        return self._finish(opts, [])
+        return self._run(opts, self._comm.barrier, [])
 
     # -- the names of torch before 2.13 --
 

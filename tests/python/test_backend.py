@@ -66,8 +66,9 @@ def finish(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]
 
 
 def check(body: Callable[..., None], ranks: int, **extra: str) -> None:
-    for rank, (code, _, err) in enumerate(finish(start(body, ranks, **extra))):
-        assert code == 0, f"rank {rank}: {err[-3000:]}"
+    results = finish(start(body, ranks, **extra))
+    ends = "\n".join(f"rank {rank} ended with {code}: {err[-3000:]}" for rank, (code, _, err) in enumerate(results))
+    assert all(code == 0 for code, _, _ in results), ends
 
 
 # ---- what the ranks do; run in processes of their own ----
@@ -172,6 +173,41 @@ def body_odd_tensors() -> None:
         for tensor in many:
             dist.all_reduce(tensor)
     assert all(bool(t.eq(size * (size - 1) / 2).all()) for t in many)
+    leave()
+
+
+def body_async() -> None:
+    import torch.distributed as dist
+
+    rank, size = join()
+    # While rank 0's all-reduce is under way it sends what rank 1 waits for before it joins: no deadlock.
+    tensor = torch.full((300_000,), float(rank + 1))
+    word = torch.zeros(1)
+    if rank == 0:
+        work = dist.all_reduce(tensor, async_op=True)
+        dist.send(word + 5, dst=1)
+    else:
+        dist.recv(word, src=0)
+        assert word.item() == 5
+        work = dist.all_reduce(tensor, async_op=True)
+    work.wait()
+    assert torch.equal(tensor, torch.full((300_000,), 3.0))
+    # Many at once, in order, and one that is not asynchronous behind them.
+    many = [torch.full((n,), float(rank)) for n in range(1, 50)]
+    works = [dist.all_reduce(t, async_op=True) for t in many]
+    last = torch.ones(1)
+    dist.all_reduce(last)
+    for work in works:
+        work.wait()
+    assert all(bool(t.eq(1).all()) for t in many) and last.item() == size
+    # A failure belongs to its own Work.
+    bad = dist.all_reduce(torch.ones(3 + rank), async_op=True)
+    try:
+        bad.wait()
+    except RuntimeError as error:
+        assert "EVEN_ERR_MISMATCH" in str(error), error
+    else:
+        raise AssertionError("no error")
     leave()
 
 
@@ -300,6 +336,22 @@ def body_death() -> None:
     os._exit(1)
 
 
+def body_death_in_ddp() -> None:
+    import torch.distributed as dist  # noqa: F401
+
+    rank, _ = join()
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+    model(torch.ones(2, 64)).sum().backward()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        model(torch.ones(2, 64)).sum().backward()
+    except RuntimeError as error:
+        assert "rank 1" in str(error) and "EVEN_ERR_PEER_LOST" in str(error), error
+        os._exit(0)
+    os._exit(1)
+
+
 def body_mismatch() -> None:
     import torch.distributed as dist
 
@@ -343,6 +395,10 @@ def test_collectives(ranks: int) -> None:
     check(body_collectives, ranks)
 
 
+def test_asynchronous_calls() -> None:
+    check(body_async, 2)
+
+
 def test_tensors_of_every_layout() -> None:
     check(body_odd_tensors, 2)
 
@@ -375,6 +431,12 @@ def test_dead_peer_is_named() -> None:
         (code, out, err), _ = finish(processes)
     assert code == 0, err
     assert out.startswith("lost")
+
+
+def test_dead_peer_ends_ddp() -> None:
+    (code, _, err), (killed, _, _) = finish(start(body_death_in_ddp, 2))
+    assert code == 0, err
+    assert killed == -signal.SIGKILL
 
 
 def test_mismatch_names_both_calls() -> None:
