@@ -70,14 +70,46 @@ static even_status report_ends(even_job *job, even_fault_facts *ends, size_t *cu
   return EVEN_OK;
 }
 
+static even_status read_created(const char *path, even_text *out) {
+  even_checkpoint_info info;
+  even_text_clear(out);
+  even_status status = even_checkpoint_inspect(path, &info);
+  if (status == EVEN_OK) {
+    even_text_add(out, info.created);
+    status = even_text_status(out);
+  }
+  even_checkpoint_info_free(&info);
+  return status;
+}
+
+/* What lies in the folder before the job starts is another training's, or one that the user chose to go back behind:
+ * a restart must not go on from it. With --resume auto it is this training's. */
+static even_status find_foreign(even_job *job) {
+  const char *wish = job->params->resume;
+  char *path = NULL;
+  if (job->params->checkpoint_folder == NULL || (wish != NULL && strcmp(wish, "auto") == 0)) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(even_checkpoint_find_newest(job->params->checkpoint_folder, false, &path));
+  even_status status = path == NULL ? EVEN_OK : read_created(path, &job->foreign);
+  even_free(path);
+  return status;
+}
+
 /* The newest whole checkpoint, every checksum compared: the ranks read it next anyway, from memory then. */
 static even_status find_newest(even_job *job) {
   char *path = NULL;
+  even_text created = EVEN_TEXT_EMPTY;
   if (job->params->checkpoint_folder == NULL) {
     return EVEN_OK;
   }
   EVEN_TRY(even_checkpoint_find_newest(job->params->checkpoint_folder, true, &path));
-  even_status status = path == NULL ? EVEN_OK : even_path_absolute(path, &job->resume);
+  even_status status = path == NULL ? EVEN_OK : read_created(path, &created);
+  /* times of one form, so that their order is that of the letters */
+  if (status == EVEN_OK && path != NULL && strcmp(even_text_string(&created), even_text_string(&job->foreign)) > 0) {
+    status = even_path_absolute(path, &job->resume);
+  }
+  even_text_free(&created);
   even_free(path);
   return status;
 }
@@ -198,6 +230,7 @@ static even_status open_guard(even_job *job) {
 
 static even_status open_job(even_job *job) {
   EVEN_TRY(make_folders(job));
+  EVEN_TRY(find_foreign(job));
   EVEN_TRY(find_resume(job, false));
   EVEN_TRY(even_random_hex(job->id, 32));
   even_host_name(job->host, sizeof job->host);
@@ -223,6 +256,7 @@ static void close_job(even_job *job) {
   even_free(job->order);
   even_text_free(&job->run_folder);
   even_text_free(&job->resume);
+  even_text_free(&job->foreign);
 }
 
 even_status even_agent_run(const even_agent_params *params, int *exit_code) {

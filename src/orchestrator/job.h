@@ -42,7 +42,8 @@ typedef struct even_job {
   size_t ended;
   size_t alive;
   int attempt;
-  even_text resume; /* the checkpoint this attempt began from; empty: none */
+  even_text resume;  /* the checkpoint this attempt began from; empty: none */
+  even_text foreign; /* when the newest checkpoint that is not this job's was made; empty: there is none */
   even_job_stage stage;
   uint64_t deadline_ns; /* of the stage */
   int interrupted;      /* the signal by which the user ended the job, 0 */

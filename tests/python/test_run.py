@@ -366,6 +366,44 @@ def test_a_killed_rank_restarts_the_job(start, script, tmp_path: pathlib.Path) -
     assert log.count("==== attempt") == 2
 
 
+def write_checkpoint(folder: pathlib.Path) -> None:
+    from evenstep import _core
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    _core.CheckpointWriter(folder, True, 0).commit('{"step": 7, "epoch": 0, "world_size": 1}')
+
+
+@pytest.mark.parametrize("resume", [[], ["--resume", "chosen"]])
+def test_a_restart_leaves_checkpoints_of_other_trainings_alone(
+    run: Run, script, tmp_path: pathlib.Path, resume: list[str]
+) -> None:
+    write_checkpoint(tmp_path / "chosen")
+    write_checkpoint(tmp_path / "kept/step-00000007")
+    name = script("""
+        import os, signal
+        print("goes on from", os.environ.get("EVENSTEP_RESUME"), flush=True)
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+    """)
+    text = run("-n", "1", "--checkpoint-dir", "kept", *resume, name).stdout
+    begun = str(tmp_path / "chosen") if resume else "None"
+    assert re.findall(r"goes on from (.*)", text) == [begun, begun]
+
+
+def test_a_restart_goes_on_from_the_checkpoint_of_this_job(run: Run, script, tmp_path: pathlib.Path) -> None:
+    write_checkpoint(tmp_path / "kept/step-00000007")
+    write_checkpoint(tmp_path / "made")
+    name = script("""
+        import os, signal
+        print("goes on from", os.environ.get("EVENSTEP_RESUME"), flush=True)
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            os.rename("made", "kept/step-00000003")
+            os.kill(os.getpid(), signal.SIGKILL)
+    """)
+    text = run("-n", "1", "--checkpoint-dir", "kept", name).stdout
+    assert re.findall(r"goes on from (.*)", text) == ["None", str(tmp_path / "kept/step-00000003")]
+
+
 def test_restarts_are_counted(run: Run, script) -> None:
     name = script("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     result = run("-n", "1", "--max-restarts", "2", "--json", name)
