@@ -120,7 +120,8 @@ bool even_usage_look(pid_t pid, uint64_t now_ns, even_rank_usage *out) {
   *out = (even_rank_usage){.at_ns = now_ns, .throttled_seconds = NAN};
   (void)snprintf(path, sizeof path, "/proc/%ld/stat", (long)pid);
   bool there = even_file_read(path, FILE_LIMIT_BYTES, &content) == EVEN_OK &&
-               even_usage_parse_stat(even_text_string(&content), sysconf(_SC_CLK_TCK), sysconf(_SC_PAGESIZE), out);
+               even_usage_parse_stat(even_text_string(&content), sysconf(_SC_CLK_TCK), sysconf(_SC_PAGESIZE), out) &&
+               out->rss_bytes > 0; /* an ended process that nobody has waited for has no memory any more */
   if (there) {
     out->throttled_seconds = throttled_of(pid, &content);
   }

@@ -5,7 +5,7 @@
 #include "monitor/state.h"
 
 /* Looks at process `pid` now: /proc/PID/stat (CPU time with ended children, resident pages) and its cgroup's cpu.stat,
- * v1 or v2. false: the process is gone. What cannot be read is NAN. */
+ * v1 or v2. false: the process is gone, or has ended. What cannot be read is NAN. */
 bool even_usage_look(pid_t pid, uint64_t now_ns, even_rank_usage *out);
 
 /* For tests: the contents of these files. */

@@ -110,6 +110,7 @@ static void a_rank_that_is_ahead_does_not_blur_the_means(void **unused) {
   assert_int_equal(measure.step, 49);
   assert_float_equal(measure.rank[1].wait_fraction, 0.5F, 1e-6F);
   assert_float_equal(measure.best_samples_per_second, 200, 1e-3F);
+  assert_float_equal(measure.loss, 29, 0); /* of the last step that both have told of */
   even_state_close(state);
 }
 

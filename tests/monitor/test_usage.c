@@ -10,6 +10,7 @@
 
 #include <math.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static void a_stat_line_is_read_behind_the_name(void **state) {
@@ -61,6 +62,14 @@ static void this_process_has_usage_and_a_gone_one_has_none(void **state) {
   assert_true(usage.rss_bytes > 100000);
   assert_int_equal(usage.at_ns, 77);
   assert_false(even_usage_look(0x7ffffffe, 77, &usage));
+  pid_t child = fork();
+  if (child == 0) {
+    _exit(0);
+  }
+  siginfo_t ended;
+  assert_int_equal(waitid(P_PID, (id_t)child, &ended, WEXITED | WNOWAIT), 0);
+  assert_false(even_usage_look(child, 77, &usage)); /* not waited for: it has a stat line, and no memory */
+  assert_int_equal(waitpid(child, NULL, 0), child);
 }
 
 int main(void) {
