@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pathlib
+import pty
 import re
 import select
 import signal
+import socket
+import struct
 import subprocess
 import sys
+import termios
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -579,6 +584,89 @@ def test_out_of_memory_is_told(start, script) -> None:
         group.rmdir()
     assert code == 128 + signal.SIGKILL
     assert re.search(r"rank 1 \(.*\) was killed by the kernel's out-of-memory killer \(it held up to \d+ MiB\)", text)
+
+
+# ---- the monitor, and the view in a terminal ----
+
+
+def test_a_port_in_use_is_named(
+    program: pathlib.Path, script, tmp_path: pathlib.Path, environment: dict[str, str]
+) -> None:
+    name = script("print('ran')")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        result = subprocess.run(
+            [str(program), "run", "-n", "1", "--port", str(port), name],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert result.returncode == 5, result.stderr
+    assert str(port) in result.stderr and "  fix: " in result.stderr and "ran" not in result.stdout
+
+
+def screen(data: str) -> list[str]:
+    """What a terminal shows after these bytes: returns, new lines, cursor up and erase are all that may be there."""
+    rows, row, column = [""], 0, 0
+    for match in re.finditer(r"\x1b\[([\d;]*)([A-Za-z])|\r|\n|[^\x1b\r\n]+", data):
+        text = match.group(0)
+        if text == "\r":
+            column = 0
+        elif text == "\n":
+            row += 1
+            rows += [""] * (row == len(rows))
+        elif text.startswith("\x1b"):
+            assert match.group(2) in "AJm", text
+            if match.group(2) == "A":
+                row = max(0, row - int(match.group(1)))
+            elif match.group(2) == "J":
+                rows[row] = rows[row][:column]
+                del rows[row + 1 :]
+        else:
+            rows[row] = rows[row][:column].ljust(column) + text + rows[row][column + len(text) :]
+            column += len(text)
+    return rows
+
+
+def test_the_live_view_leaves_lines_whole(
+    program: pathlib.Path, script, tmp_path: pathlib.Path, environment: dict[str, str]
+) -> None:
+    name = script("""
+        import time
+        for number in range(20):
+            print("line", number, "x" * 40, flush=True)
+            time.sleep(0.05)
+    """)
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    process = subprocess.Popen(
+        [str(program), "run", "-n", "2", "--log-rank", "all", "--name", "live", name],
+        cwd=tmp_path,
+        env={**environment, "TERM": "xterm"},
+        stdin=subprocess.DEVNULL,
+        stdout=slave,
+        stderr=slave,
+    )
+    os.close(slave)
+    data = b""
+    try:
+        while chunk := os.read(master, 65536):
+            data += chunk
+    except OSError:  # how a terminal tells its end
+        pass
+    finally:
+        os.close(master)
+    assert process.wait(timeout=30) == 0
+    rows = screen(data.decode())
+    for rank in range(2):
+        shown = [row for row in rows if row.startswith(f"[rank {rank}] ")]
+        assert shown == [f"[rank {rank}] line {number} {'x' * 40}" for number in range(20)]
+    assert data.count(b"\x1b[J") >= 2  # drawn and erased
+    assert sum("live" in row and "ended" not in row and "http" not in row for row in rows) <= 2  # and not left over
 
 
 # ---- wrong input ----
