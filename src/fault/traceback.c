@@ -113,8 +113,8 @@ static bool read_block(const char *end, const char **at, const char *start, even
 }
 
 bool even_traceback_find(const char *text, size_t length, even_traceback *out) {
-  const char *at = text;
-  const char *end = text + length;
+  const char *at = length == 0 ? "" : text; /* no arithmetic on NULL */
+  const char *end = at + length;
   bool any = false;
   bool ignored = false; /* the block that follows "Exception ignored in: …" is a destructor's affair */
   even_span_text line;
@@ -143,6 +143,7 @@ bool even_traceback_find(const char *text, size_t length, even_traceback *out) {
 }
 
 even_span_text even_traceback_last_lines(const char *text, size_t length, size_t lines) {
+  text = length == 0 ? "" : text;
   const char *end = text + length;
   while (end > text && (end[-1] == '\n' || end[-1] == '\r' || end[-1] == ' ')) {
     end--;
