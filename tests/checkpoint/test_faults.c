@@ -166,6 +166,26 @@ static void removing_may_fail_anywhere(void **state) {
   }
 }
 
+/* What a whole checkpoint rests on is never skipped: two files, the manifest, their folder, its parent are synced. */
+static void no_failure_that_matters_is_passed_over(void **state) {
+  (void)state;
+  static const struct {
+    fault_call call;
+    long times;
+  } needed[] = {{FAULT_fsync, 5}, {FAULT_rename, 1}, {FAULT_mkdir, 1}, {FAULT_write, 5}};
+  for (size_t i = 0; i < sizeof needed / sizeof needed[0]; i++) {
+    for (long nth = 1; nth <= needed[i].times; nth++) {
+      fault_os(needed[i].call, nth, EIO);
+      even_status status = save_sample(scratch_path("new"), false, 2);
+      fault_reset();
+      assert_int_not_equal(status, EVEN_OK);
+      if (scratch_has("new")) { /* the parent's sync came last */
+        assert_int_equal(even_checkpoint_remove(scratch_path("new")), EVEN_OK);
+      }
+    }
+  }
+}
+
 static void short_writes_are_continued(void **state) {
   (void)state;
   fault_os_short(7);
@@ -202,6 +222,7 @@ int main(void) {
       CASE(cleaning_may_fail),
       CASE(every_allocation_may_fail),
       CASE(removing_may_fail_anywhere),
+      CASE(no_failure_that_matters_is_passed_over),
       CASE(short_writes_are_continued),
       CASE(a_full_disk_is_told_with_figures),
   };
