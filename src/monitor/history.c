@@ -19,8 +19,8 @@ enum { LOCK_PATIENCE_MS = 2000, AGENT_FILE_LIMIT = 65536 };
 typedef enum table { TABLE_STEPS, TABLE_SPANS, TABLE_EVENTS, TABLE_USAGE, TABLE_COUNT } table;
 
 static const char *const queries[TABLE_COUNT] = {
-    "SELECT rowid,attempt,step,epoch,rank,end_ns,duration_ns,busy_ns,samples,batch,loss,predicted_seconds FROM steps "
-    "WHERE rowid>? ORDER BY rowid",
+    ("SELECT rowid,attempt,step,epoch,rank,end_ns,duration_ns,busy_ns,samples,batch,loss,predicted_seconds FROM steps "
+     "WHERE rowid>? ORDER BY rowid"),
     "SELECT rowid,step,rank,span,start_ns,duration_ns,bytes FROM spans WHERE rowid>? ORDER BY rowid",
     "SELECT rowid,attempt,at_ns,rank,step,event,value,words FROM events WHERE rowid>? ORDER BY rowid",
     "SELECT rowid,at_ns,rank,cpu_seconds,rss_bytes,throttled_seconds FROM usage WHERE rowid>? ORDER BY rowid"};
