@@ -132,7 +132,7 @@ static void refuse(const char *file_name, const even_checkpoint_tensor *tensors,
 static void bad_names_are_refused(void **state) {
   (void)state;
   static const char *const names[] = {"", ".", "..", "a/b", "/etc/passwd", "../x", EVEN_CHECKPOINT_MANIFEST};
-  static const char *const folders[] = {"", "/", ".", "..", "/tmp/..", "x" EVEN_CHECKPOINT_PARTIAL};
+  static const char *const folders[] = {"", "/", ".", "..", "/tmp/..", ("x" EVEN_CHECKPOINT_PARTIAL)};
   for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
     refuse(names[i], NULL, 0, EVEN_ERR_ARGUMENT);
   }
