@@ -10,13 +10,13 @@ import argparse
 import json
 import os
 import pathlib
-import platform
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
+
+from heading import heading
 
 BENCH = pathlib.Path(__file__).resolve().parent
 PROGRAM = os.environ.get("EVENSTEP_PROGRAM") or shutil.which("evenstep") or "evenstep"
@@ -119,13 +119,6 @@ def equal(args: argparse.Namespace) -> dict:
     }
 
 
-def processor() -> str:
-    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
-
-
 def markdown(result: dict) -> str:
     lines = [
         f"# Training throughput, {result['date']}",
@@ -175,14 +168,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.quick:
         args.rounds, args.steps, args.warmup, args.seconds = 1, 15, 8, 1.0
-    import torch
-
-    result = {
-        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        "command": "bench/train_bench.py " + " ".join(sys.argv[1:]),
-        "hardware": f"{processor()}, {os.cpu_count()} cores",
-        "software": f"torch {torch.__version__}, Python {platform.python_version()}",
-    }
+    result = dict(heading())
     for name, run in (("unequal", unequal), ("equal", equal)):
         if args.only in (None, name):
             print(f"{name} ranks:", flush=True)

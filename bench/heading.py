@@ -1,0 +1,36 @@
+"""What stands above every result: when, on what, with what."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import platform
+import sys
+import time
+
+
+def processor() -> str:
+    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+def heading() -> dict[str, str]:
+    """date, hardware, software, command of this process."""
+    import torch
+
+    words = [f"bench/{pathlib.Path(sys.argv[0]).name}", *sys.argv[1:]]
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "hardware": f"{processor()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the start",
+        "software": f"torch {torch.__version__}, Python {platform.python_version()}",
+        "command": "python " + " ".join(words),
+    }
+
+
+def print_heading(title: str) -> None:
+    print(title)
+    for name, value in heading().items():
+        print(f"  {name:9} {value}")
+    print()

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# `make bench`: all figures of docs/results, each beside its peer in one run. About twenty minutes; leave the machine alone meanwhile.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+scripts/install.sh
+bin="${EVENSTEP_VENV:-$PWD/.venv}/bin"
+export PATH="$bin:$PATH"
+results=docs/results
+day="$(date -u +%Y-%m-%d)"
+mkdir -p "$results"
+which="${1:-all}"
+
+wanted() { [ "$which" = all ] || [ "$which" = "$1" ]; }
+
+if wanted comm; then
+  echo "== all-reduce between two ranks"
+  "$bin/python" bench/comm_bench.py --json "$results/comm-$day.json" | tee "$results/comm-$day.txt"
+fi
+if wanted exactness; then
+  echo "== parameters after 50 steps, balanced against one process"
+  "$bin/python" bench/exactness.py | tee "$results/exactness-$day.txt"
+fi
+if wanted telemetry; then
+  echo "== what telemetry costs"
+  "$bin/python" bench/telemetry_overhead.py | tee "$results/telemetry-$day.txt"
+fi
+if wanted train; then
+  echo "== training on unequal and on equal ranks"
+  "$bin/python" bench/train_bench.py --json "$results/train-$day.json" --markdown "$results/train-$day.md"
+fi
+if wanted demo; then
+  echo "== the demo, a second time, and the first page"
+  "$bin/python" bench/demo_bench.py | tee "$results/demo-$day.txt"
+fi
