@@ -86,7 +86,7 @@ static double step(size_t ranks) {
     spent += i >= WARM_UP ? even_clock_ns() - start : 0;
   }
   even_balancer_close(balancer);
-  return (double)spent * 1e-3 / STEPS;
+  return (double)spent * 1e-3 / (double)STEPS;
 }
 
 int main(void) {

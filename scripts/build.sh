@@ -23,4 +23,4 @@ if ! cmake -B "build/$flavour" -G Ninja "${options[@]}" > "build/$flavour.config
   cat "build/$flavour.configure.log" >&2
   exit 1
 fi
-cmake --build "build/$flavour"
+cmake --build "build/$flavour" -- -k 0
