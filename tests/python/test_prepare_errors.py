@@ -1,0 +1,214 @@
+"""Every wrong use of es.prepare and its companions ends with one clear error that says what to do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import evenstep as es
+from evenstep.environment import read_environment
+from evenstep.order import batch_hash, epoch_seed
+from evenstep.vote import Ballot, check, unpack
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def numbers(count: int = 8, **options: Any) -> DataLoader:
+    return DataLoader(TensorDataset(torch.arange(float(count))), **options)
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(5))
+
+
+class OwnLoader(DataLoader):
+    def __iter__(self) -> Any:
+        return iter(())
+
+
+def test_outside_a_job_everything_comes_back_unchanged() -> None:
+    model = nn.Linear(2, 2)
+    optimizer, loader = optimizer_of(model), numbers()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    assert es.prepare(optimizer, model, loader, scheduler) == (optimizer, model, loader, scheduler)
+    assert es.prepare(loader) is loader
+    assert (es.rank(), es.world_size(), es.is_main()) == (0, 1, True)
+    assert list(es.epochs(3)) == [0, 1, 2]
+    assert es.reduce_mean(2.0) == 2.0
+    before = es.step()
+    with es.no_sync(model):
+        model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert es.step() == before + 1
+    assert es.evaluate(model, numbers(8, batch_size=3), lambda m, batch: batch[0]) == 3.5
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: (), TypeError, "needs something to prepare"),
+        (lambda: (5,), TypeError, "argument 1 of es.prepare is a builtins.int"),
+        (lambda: (nn.Linear(1, 1).parameters(),), TypeError, "fix: give model.parameters"),
+        (lambda: (nn.ReLU(),), es.EvenstepError, "has no parameters"),
+        (lambda: [nn.Linear(1, 1)] * 2, es.EvenstepError, "was prepared before"),
+        (lambda: (optimizer_of(nn.Linear(1, 1)),), es.EvenstepError, "belong to no prepared model"),
+        (lambda: (nn.DataParallel(nn.Linear(1, 1)),), TypeError, "give the model itself"),
+        (lambda: (DataLoader(Stream()),), es.EvenstepError, "use a map-style dataset"),
+        (lambda: (OwnLoader(TensorDataset(torch.ones(3))),), es.EvenstepError, "has its own __iter__"),
+    ],
+)
+def test_wrong_arguments(make: Callable[[], Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        es.prepare(*make())
+
+
+def test_prepared_twice() -> None:
+    model = nn.Linear(1, 1)
+    es.prepare(model)
+    with pytest.raises(es.EvenstepError, match=r"argument 1 of es\.prepare \(Linear\) was prepared before"):
+        es.prepare(model)
+
+
+def test_unknown_engine() -> None:
+    with pytest.raises(ValueError, match="choose 'shared' or 'torch'"):
+        es.prepare(nn.Linear(1, 1), engine="fast")
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"RANK": "two", "WORLD_SIZE": "2"}, "RANK is 'two'"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "ranks go from 0 to 1"),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE is '0'"),
+        ({"EVENSTEP_POLICY": "best"}, "choose one of equal, proportional, dynamic, hybrid"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "EVENSTEP_SPEEDS": "1,-1"}, "needs 2 positive numbers"),
+        ({"EVENSTEP_CHECKPOINT_EVERY": "often"}, "seconds"),
+    ],
+)
+def test_wrong_environment(variables: dict[str, str], words: str) -> None:
+    with pytest.raises(es.EvenstepError, match=words):
+        read_environment(variables)
+
+
+def test_launcher_without_address() -> None:
+    environment = {k: v for k, v in os.environ.items() if k not in ("MASTER_ADDR", "MASTER_PORT")}
+    code = "import evenstep as es; from torch import nn; es.prepare(nn.Linear(1, 1))"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env={**environment, "RANK": "0", "WORLD_SIZE": "1"}, capture_output=True, text=True
+    )
+    assert ended.returncode != 0 and "MASTER_ADDR and MASTER_PORT are not" in ended.stderr
+
+
+def ballot(**changes: Any) -> Ballot:
+    values: dict[str, Any] = {name: 0 for name in Ballot.__dataclass_fields__} | {"weight": 0.5} | changes
+    return Ballot(**values)
+
+
+def test_a_ballot_survives_its_record() -> None:
+    one = ballot(checksum=2**64 - 1, fired=2**63, busy_seconds=1.25, batches=3)
+    assert unpack(one.pack()) == one
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ("batches", "drawn different numbers of batches: rank 2 differs"),
+        ("checksum", "see the samples in different orders: rank 2 differs"),
+        ("step", "optimizer.step"),
+        ("enabled", "no_sync"),
+        ("backward", "call backward at different times"),
+    ],
+)
+def test_the_vote_names_the_rank_that_differs(field: str, words: str) -> None:
+    check([ballot(), ballot(), ballot()])
+    with pytest.raises(es.EvenstepError, match=words):
+        check([ballot(), ballot(), ballot(**{field: 1})])
+
+
+def test_seeds_and_checksums() -> None:
+    seeds = {epoch_seed(seed, epoch) for seed in range(50) for epoch in range(50)}
+    assert len(seeds) == 2500 and all(0 <= seed < 2**63 for seed in seeds)
+    assert batch_hash([1, 2, 3]) != batch_hash([1, 3, 2])
+    assert batch_hash(["a", ("b", 1)]) != batch_hash(["a", ("b", 2)])
+    assert batch_hash([object()]) == batch_hash([object()])  # nothing to compare: the length alone
+
+
+MISUSES = {
+    "other model": (
+        "model = nn.Linear(2, 2 + rank)\nes.prepare(model)",
+        "model 'model' of rank 1 differs from rank 0's: its 'weight' is",
+    ),
+    "other optimizer": (
+        "model = nn.Linear(2, 2)\nes.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1 + rank))",
+        "optimizer 'optimizer' of rank 1 differs",
+    ),
+    "other order": (
+        "from torch.utils.data import Sampler\n"
+        "class Own(Sampler):\n"
+        "    def __len__(self): return 8\n"
+        "    def __iter__(self): return iter(range(rank, 8 + rank))\n"
+        "data = TensorDataset(torch.arange(20.0)[:, None])\n"
+        "model = nn.Linear(1, 1)\n"
+        "model, loader = es.prepare(model, DataLoader(data, batch_size=4, sampler=Own()))\n"
+        "for (x,) in loader: model(x).sum().backward()",
+        "the ranks see the samples in different orders: rank 1 differs",
+    ),
+    "thawed later": (
+        "model = nn.Linear(2, 2)\nmodel.bias.requires_grad_(False)\nes.prepare(model)\nmodel.bias.requires_grad_(True)\n"
+        "model(torch.ones(1, 2)).sum().backward()",
+        "parameter 'bias' of model 'model' was frozen when es.prepare saw it",
+    ),
+    "sparse": (
+        "model = nn.Embedding(4, 2, sparse=True)\nes.prepare(model)\nmodel(torch.tensor([1])).sum().backward()",
+        "has a sparse gradient",
+    ),
+    "rank 1 stops in backward": (
+        "model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))\nes.prepare(model)\n"
+        "def fail(g): raise ValueError('mine')\n"
+        "h = model[0](torch.ones(1, 2))\n"
+        "if rank: h.register_hook(fail)\n"
+        "try: model[1](h).sum().backward()\n"
+        "except ValueError as error: raise SystemExit(str(error))",
+        "EVEN_ERR_REVOKED|EVEN_ERR_PEER_LOST|mine",
+    ),
+    "wrong shares": (
+        "data = TensorDataset(torch.arange(20.0))\nlist(es.prepare(DataLoader(data, batch_size=4), shares=lambda n, b: [b, 1]))",
+        r"the share schedule gave \[4, 1\]",
+    ),
+    "no_sync with a stranger": (
+        "es.prepare(nn.Linear(1, 1))\nwith es.no_sync(nn.Linear(1, 1)): pass",
+        "that es.prepare has not prepared",
+    ),
+    "evaluation of a training loader": (
+        "loader = es.prepare(DataLoader(TensorDataset(torch.ones(4))))\nes.evaluate(nn.Linear(1, 1), loader, None)",
+        "was given a training loader",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISUSES)
+def test_misuse_in_a_job(run_ranks: Callable[..., list[Any]], name: str) -> None:
+    code, words = MISUSES[name]
+    head = (
+        "import os, torch\nfrom torch import nn\nfrom torch.utils.data import DataLoader, TensorDataset\n"
+        "import evenstep as es\nrank = int(os.environ['RANK'])\n"
+    )
+    results = run_ranks(head + code, ranks=2, timeout=60, check=False)
+    import re
+
+    for result in results:
+        assert result.returncode != 0, result
+    assert any(re.search(words, result.stderr) for result in results), results
