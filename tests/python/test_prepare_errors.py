@@ -107,7 +107,10 @@ def test_launcher_without_address() -> None:
     environment = {k: v for k, v in os.environ.items() if k not in ("MASTER_ADDR", "MASTER_PORT")}
     code = "import evenstep as es; from torch import nn; es.prepare(nn.Linear(1, 1))"
     ended = subprocess.run(
-        [sys.executable, "-c", code], env={**environment, "RANK": "0", "WORLD_SIZE": "1"}, capture_output=True, text=True
+        [sys.executable, "-c", code],
+        env={**environment, "RANK": "0", "WORLD_SIZE": "1"},
+        capture_output=True,
+        text=True,
     )
     assert ended.returncode != 0 and "MASTER_ADDR and MASTER_PORT are not" in ended.stderr
 
