@@ -49,7 +49,8 @@ SCRIPT = """
                 optimizer.step()
                 every_step.step()
                 mine = indices.tolist() if es.session().latest.samples else []
-                print(json.dumps([es.step(), epoch, mine]), file=seen, flush=True)
+                drawn = torch.rand(()).item()
+                print(json.dumps([es.step(), epoch, mine, drawn]), file=seen, flush=True)
             every_epoch.step()
     if es.is_main():
         rates = [group["lr"] for group in optimizer.param_groups]
@@ -115,10 +116,16 @@ def samples_by_epoch(folder: Path, tag: str, attempt: int, first: int, last: int
     epochs: dict[int, Counter[int]] = {}
     for path in folder.glob(f"seen-{tag}-{attempt}-*.jsonl"):
         for line in path.read_text().splitlines():
-            step, epoch, indices = json.loads(line)
+            step, epoch, indices, _ = json.loads(line)
             if first <= step <= last:
                 epochs.setdefault(epoch, Counter()).update(indices)
     return epochs
+
+
+def random_numbers(folder: Path, tag: str, attempt: int, rank: int, first: int) -> list[float]:
+    """What a rank drew in each step from `first` on."""
+    lines = (folder / f"seen-{tag}-{attempt}-{rank}.jsonl").read_text().splitlines()
+    return [drawn for step, _, _, drawn in map(json.loads, lines) if step >= first]
 
 
 def expect_each_sample_once(parts: list[dict[int, Counter[int]]]) -> None:
@@ -135,6 +142,9 @@ def test_a_killed_rank_changes_nothing(killed: str, whole: Any, folder: Path) ->
     before = samples_by_epoch(folder, "killed", 0, 1, 18)
     after = samples_by_epoch(folder, "killed", 1, 19, 99)
     expect_each_sample_once([before, after])
+    for rank in range(2):
+        drawn = random_numbers(folder, "killed", 1, rank, 19)
+        assert len(drawn) == 14 and drawn == random_numbers(folder, "whole", 0, rank, 19)
 
 
 @pytest.mark.parametrize("ranks, step", [(3, 15), (1, 24)])  # in the middle of an epoch, and at the very end of one
