@@ -35,7 +35,9 @@ def fingerprint(command: list[str], directory: pathlib.Path) -> str:
     if "-o" in words:
         at = words.index("-o")
         del words[at : at + 2]
-    listed = subprocess.run([*words, "-MM", "-MF", "-"], cwd=directory, capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        [*words, "-MM", "-MF", "-"], cwd=directory, capture_output=True, text=True, check=True
+    ).stdout
     digest = hashlib.sha256((ROOT / ".clang-tidy").read_bytes() + " ".join(words).encode())
     for name in listed.replace("\\\n", " ").split()[1:]:
         digest.update((directory / name).read_bytes())
@@ -43,7 +45,7 @@ def fingerprint(command: list[str], directory: pathlib.Path) -> str:
 
 
 def read_one(build: pathlib.Path, path: pathlib.Path, command: list[str]) -> str:
-    """"" when the file is clean, else what clang-tidy said."""
+    """ "" when the file is clean, else what clang-tidy said."""
     mark = build / "tidy" / str(path.relative_to(ROOT)).replace("/", "_")
     print_ = fingerprint(command, build)
     if mark.exists() and mark.read_text() == print_:

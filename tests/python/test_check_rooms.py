@@ -45,5 +45,7 @@ def test_right_includes_pass(tree, tmp_path):
     (tmp_path / "include").mkdir()
     room = tmp_path / "src" / "sync"
     room.mkdir(parents=True)
-    (room / "a.c").write_text('#include "sync/b.h"\n#include <evenstep/comm.h>\n#include "os/clock.h"\n#include <string.h>\n')
+    (room / "a.c").write_text(
+        '#include "sync/b.h"\n#include <evenstep/comm.h>\n#include "os/clock.h"\n#include <string.h>\n'
+    )
     assert check(tree, tmp_path).returncode == 0
