@@ -310,6 +310,4 @@ def _options(loader: DataLoader[Any]) -> dict[str, Any]:
         options["persistent_workers"] = loader.persistent_workers
     if getattr(loader, "pin_memory_device", ""):
         options["pin_memory_device"] = loader.pin_memory_device
-    if hasattr(loader, "in_order"):
-        options["in_order"] = loader.in_order
-    return options
+    return options  # without in_order=False: a batch's weight is known by its place

@@ -5,8 +5,10 @@ Prints ORDER and the indices that all ranks saw together, so that jobs of differ
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
+import multiprocessing
 import os
 import random
 
@@ -56,6 +58,22 @@ class Batches(Sampler):
     def __iter__(self):
         for number in range(self.count):
             yield list(range(number + 1))
+
+
+class LateFirst(Numbers):
+    """Its first batch is fetched only when another worker has reached the fourth."""
+
+    def __init__(self, batch: int):
+        super().__init__(4 * batch)
+        self.batch = batch
+        self.reached = multiprocessing.Event()
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if index < self.batch:
+            assert self.reached.wait(60)
+        elif index >= 3 * self.batch:
+            self.reached.set()
+        return super().__getitem__(index)
 
 
 def everyone(values: list[int]) -> list[list[int]]:
@@ -117,6 +135,15 @@ def check_distributed_sampler() -> None:
     loader = prepare(DataLoader(Numbers(21), batch_size=2, sampler=sampler), change=False)
     assert loader.batch_size == 2 * RANKS
     assert sorted(seen_in_order(loader)) == list(range(21))  # no padding, no repeats
+
+
+def check_batches_come_with_their_plans() -> None:
+    # a user's in_order=False would bring batch 1 first, under the weight of batch 0
+    options = {"in_order": False} if "in_order" in inspect.signature(DataLoader).parameters else {}
+    loader = prepare(DataLoader(LateFirst(6), batch_size=6, num_workers=2, **options))
+    for number, (_, indices) in enumerate(loader):
+        plan = es.session().latest
+        assert plan.batch == number and {index // 6 for index in indices.tolist()} == {number}
 
 
 def check_random_numbers_are_the_users() -> None:
@@ -223,6 +250,7 @@ def check_two_models() -> None:
 def main() -> None:
     orders = check_orders()
     check_distributed_sampler()
+    check_batches_come_with_their_plans()
     check_random_numbers_are_the_users()
     check_evaluation()
     check_numbers_over_ranks()
