@@ -101,12 +101,13 @@ class GradientSync:
                 )
         weight = self._current_weight()
         if weight == 0.0 and (self._pending is not None or not self.enabled):
-            # what comes counts nothing; what is there must stay: keep it apart
+            # What comes counts nothing; what no_sync left must stay: keep it apart. A whole sum from before counts with
+            # this pass's weights, on the other ranks in full and here not at all: it goes.
             self._stash = {}
             for index, parameter in enumerate(self.parameters):
-                if parameter.grad is not None:
+                if parameter.grad is not None and self._pending is not None:
                     self._stash[index] = parameter.grad
-                    parameter.grad = None
+                parameter.grad = None
         elif self._pending is not None and self._pending != weight:
             with torch.no_grad():
                 for parameter in self.parameters:

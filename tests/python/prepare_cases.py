@@ -172,6 +172,7 @@ CASES: dict[str, Case] = {
     "mlp_accumulation": Case(mlp, vectors, square, adamw, accumulate=3),
     "mlp_accumulation_keeps_gradients": Case(mlp, vectors, square, accumulate=2, set_to_none=False),
     "mlp_no_sync": Case(mlp, vectors, square, adamw, accumulate=3, no_sync=True),
+    "mlp_no_sync_after_a_sum": Case(mlp, vectors, square, adamw, batch=2, accumulate=3, no_sync=True, unsynced=[1]),
     "mlp_last_batch_smaller_than_ranks": Case(mlp, vectors, square, batch=5, samples=5 * STEPS + 1, epochs=2),
     "mlp_batch_of_one": Case(mlp, vectors, square, batch=1, samples=STEPS),
     "cnn_channels_last_two_groups": Case(cnn, images, classify, two_groups),
@@ -234,7 +235,8 @@ def train(case: Case, dtype: torch.dtype, es: Any, ranks: int, seed: int) -> tup
             else:
                 loss = case.loss(model, x, y)
             last = (number + 1) % accumulate == 0
-            if options.get("no_sync") and not last and es is not None:
+            unsynced = options.get("unsynced", range(accumulate - 1))
+            if options.get("no_sync") and number % accumulate in unsynced and es is not None:
                 with es.no_sync(model):
                     (loss / accumulate).backward()
             else:
