@@ -1,8 +1,8 @@
-"""What telemetry and balancing cost a training step, measured in one run: blocks of steps with and without, in turn.
+"""What telemetry and balancing cost a training step, measured in one run: steps with and without, in turn.
 
     evenstep run -n 2 --no-monitor bench/telemetry_overhead.py      (or torchrun --nproc-per-node 2 …)
 
-Writes to a ring of its own, so it needs no agent. Prints medians over the blocks, and what each part costs alone.
+Writes to a ring of its own, so it needs no agent. Prints the medians, and what each part costs alone.
 """
 
 from __future__ import annotations
@@ -21,14 +21,23 @@ import evenstep as es
 from evenstep import _core
 
 
-def steps_per_block(loader: DataLoader, model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
+def alternate(
+    loader: DataLoader, model: nn.Module, optimizer: torch.optim.Optimizer, writers: tuple[_core.Telemetry, ...]
+) -> list[list[float]]:
+    """Seconds of each step, by writer; the writers take turns step by step, so that both see the same weather."""
+    steps = es.session().steps
+    times: list[list[float]] = [[] for _ in writers]
     began = time.perf_counter()
-    for x, y in loader:
+    for number, (x, y) in enumerate(loader):
         loss = ((model(x) - y) ** 2).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    return (time.perf_counter() - began) / len(loader)
+        now = time.perf_counter()
+        times[number % len(writers)].append(now - began)
+        began = now
+        steps.telemetry = writers[(number + 1) % len(writers)]
+    return times
 
 
 def cost_of_records(telemetry: _core.Telemetry) -> float:
@@ -56,8 +65,7 @@ def cost_of_balancing(ranks: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--blocks", type=int, default=10, help="pairs of blocks")
-    parser.add_argument("--steps", type=int, default=20, help="steps a block")
+    parser.add_argument("--steps", type=int, default=600, help="steps, half of them with telemetry")
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -68,17 +76,11 @@ def main() -> None:
     model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(args.width, args.width), nn.Tanh())))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     model, optimizer, loader = es.prepare(model, optimizer, DataLoader(data, batch_size=batch))
-    steps = es.session().steps
     on = _core.Telemetry(_core.telemetry_segment(1), 0)
     off = _core.Telemetry(-1, 0)
-    steps_per_block(loader, model, optimizer)  # warm-up
-    times: dict[bool, list[float]] = {True: [], False: []}
-    for block in range(2 * args.blocks):
-        enabled = block % 2 == 0
-        steps.telemetry = on if enabled else off
-        es.barrier()
-        times[enabled].append(steps_per_block(loader, model, optimizer))
-    with_it, without = statistics.median(times[True]), statistics.median(times[False])
+    alternate(loader, model, optimizer, (off,))  # warm-up
+    times = alternate(loader, model, optimizer, (on, off))
+    with_it, without = (statistics.median(one[2:]) for one in times)
     records, balancing = cost_of_records(on), cost_of_balancing(es.world_size())
     result = {
         "ranks": es.world_size(),
@@ -96,7 +98,7 @@ def main() -> None:
         json.dump(result, sys.stdout, indent=2)
         print()
         return
-    print(f"step without telemetry      {without * 1e3:9.3f} ms (median of {args.blocks} blocks of {args.steps})")
+    print(f"step without telemetry      {without * 1e3:9.3f} ms (median of {len(times[1])} steps)")
     print(f"step with telemetry         {with_it * 1e3:9.3f} ms ({result['difference_percent']:+.2f} %)")
     print(f"a step's records alone      {records * 1e6:9.2f} us ({result['records_percent']:.3f} % of the step)")
     print(f"a step's balancing alone    {balancing * 1e6:9.2f} us ({result['balancing_percent']:.3f} % of the step)")

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-
-torch = pytest.importorskip("torch")
-
+import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -116,7 +115,7 @@ def test_launcher_without_address() -> None:
 
 
 def ballot(**changes: Any) -> Ballot:
-    values: dict[str, Any] = {name: 0 for name in Ballot.__dataclass_fields__} | {"weight": 0.5} | changes
+    values: dict[str, Any] = dict.fromkeys(Ballot.__dataclass_fields__, 0) | {"weight": 0.5} | changes
     return Ballot(**values)
 
 
@@ -210,8 +209,6 @@ def test_misuse_in_a_job(run_ranks: Callable[..., list[Any]], name: str) -> None
         "import evenstep as es\nrank = int(os.environ['RANK'])\n"
     )
     results = run_ranks(head + code, ranks=2, timeout=60, check=False)
-    import re
-
     for result in results:
         assert result.returncode != 0, result
     assert any(re.search(words, result.stderr) for result in results), results
