@@ -52,26 +52,28 @@ class GradientSync:
                 f"parameter {self._names[index]!r} of model {self.name!r} is not a leaf tensor, so it gets no gradient"
             )
 
+        fired, submit = self._fired, self._submit
+
         def on_gradient(p: torch.Tensor) -> None:
-            self._on_gradient(index, p)
+            if index in fired:
+                self._fired_again(index, p)
+                return
+            fired.add(index)
+            if self.enabled and self._stash is None and not self.defer:
+                submit(index, p)
 
         parameter.register_post_accumulate_grad_hook(on_gradient)
 
     # -- during backward --
 
-    def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
-        if index in self._fired:
-            if index in self._submitted and parameter.grad is self.engine.views[index]:
-                raise EvenstepError(
-                    f"parameter {self._names[index]!r} got a second gradient in one backward (reentrant "
-                    "checkpointing) after its first was already being reduced\n"
-                    "  fix: use torch.utils.checkpoint with use_reentrant=False, or zero_grad(set_to_none=True)"
-                )
-            self._refired = True
-            return
-        self._fired.add(index)
-        if self.enabled and self._stash is None and not self.defer:
-            self._submit(index, parameter)
+    def _fired_again(self, index: int, parameter: torch.Tensor) -> None:
+        if index in self._submitted and parameter.grad is self.engine.views[index]:
+            raise EvenstepError(
+                f"parameter {self._names[index]!r} got a second gradient in one backward (reentrant "
+                "checkpointing) after its first was already being reduced\n"
+                "  fix: use torch.utils.checkpoint with use_reentrant=False, or zero_grad(set_to_none=True)"
+            )
+        self._refired = True
 
     def _submit(self, index: int, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
