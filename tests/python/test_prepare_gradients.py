@@ -1,0 +1,132 @@
+"""The hooks of one model with an engine that copies each gradient the moment it is handed over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from evenstep import EvenstepError, _core
+from evenstep.backward import observe_backward
+from evenstep.engine import Report
+from evenstep.gradients import GradientSync
+from evenstep.session import _Alone
+from evenstep.steps import Steps
+
+
+class Hasty:
+    """Takes weight * gradient at once: what comes later for a parameter is missed."""
+
+    def __init__(self, parameters: list[torch.Tensor]):
+        self.views = [torch.zeros_like(p) for p in parameters]
+        self.used = bytearray(len(parameters))
+
+    def begin(self, weight: float, step: int) -> None:
+        self.weight = weight
+        self.used = bytearray(len(self.views))
+
+    def ready(self, index: int, gradient: torch.Tensor) -> None:
+        assert not self.used[index], "handed over twice"
+        self.used[index] = 1
+        self.views[index].copy_(gradient.detach() * self.weight)
+
+    def finish(self) -> tuple[bytes, Report]:
+        return bytes(self.used), Report(0, 0, 0, 0)
+
+
+class Shared(nn.Module):
+    """`gate` gets a gradient after the checkpointed block's and one inside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.gate = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = checkpoint(lambda h: torch.tanh(self.gate(self.first(h))), x.requires_grad_(), use_reentrant=True)
+        return self.gate(x)
+
+
+@pytest.fixture
+def watched() -> Iterator[tuple[Shared, Steps]]:
+    torch.manual_seed(0)
+    model = Shared().double()
+    steps = Steps(_Alone(), _core.Telemetry(-1, 0))
+    steps.syncs.append(GradientSync("model", model, Hasty(list(model.parameters())), steps))
+    observe_backward(steps)
+    yield model, steps
+    observe_backward(None)
+
+
+def loss_of(model: nn.Module, seed: int = 1) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return model(torch.randn(5, 3, dtype=torch.float64, generator=generator)).square().mean()
+
+
+def gradients(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.grad.reshape(-1) for p in model.parameters()])
+
+
+def plain_gradients(model: nn.Module, passes: int = 1) -> torch.Tensor:
+    twin = Shared().double()
+    twin.load_state_dict(model.state_dict())
+    observe_backward(None)
+    for number in range(passes):
+        loss_of(twin, number + 1).backward()
+    return gradients(twin)
+
+
+def test_second_gradient_of_reentrant_checkpointing_is_not_lost(watched: tuple[Shared, Steps]) -> None:
+    model, steps = watched
+    expected = plain_gradients(model)
+    observe_backward(steps)
+    loss_of(model).backward()
+    assert torch.allclose(gradients(model), expected, rtol=1e-14, atol=0)
+    model.zero_grad()
+    loss_of(model).backward()  # from now on everything is handed over at the end
+    assert torch.allclose(gradients(model), expected, rtol=1e-14, atol=0)
+
+
+def test_accumulates_over_passes(watched: tuple[Shared, Steps]) -> None:
+    model, steps = watched
+    expected = plain_gradients(model, passes=3)
+    observe_backward(steps)
+    steps.nested_backward()  # as after a first such pass
+    for number in range(3):
+        loss_of(model, number + 1).backward()
+    assert torch.allclose(gradients(model), expected, rtol=1e-13, atol=0)
+
+
+def test_create_graph_keeps_its_graph(watched: tuple[Shared, Steps]) -> None:
+    model, _ = watched
+    with pytest.warns(UserWarning, match="create_graph"):
+        model.first(torch.ones(1, 3, dtype=torch.float64)).square().sum().backward(create_graph=True)
+    assert model.first.weight.grad.requires_grad
+    model.zero_grad()
+
+
+def test_autograd_grad_is_left_alone(watched: tuple[Shared, Steps]) -> None:
+    model, _ = watched
+    loss = model.first(torch.ones(1, 3, dtype=torch.float64)).sum()
+    (gradient,) = torch.autograd.grad(loss, [model.first.bias])
+    assert torch.equal(gradient, torch.ones(3, dtype=torch.float64)) and model.first.bias.grad is None
+
+
+def test_an_optimizer_inside_backward_is_refused(watched: tuple[Shared, Steps]) -> None:
+    model, _ = watched
+
+    def step_now(parameter: torch.Tensor) -> None:
+        parameter.grad = None
+
+    model.first.bias.register_post_accumulate_grad_hook(step_now)
+    with pytest.raises(EvenstepError, match="a hook of yours took it"):
+        model.first(torch.ones(1, 3, dtype=torch.float64)).sum().backward()
+
+
+def test_loss_that_is_no_number_is_unknown(watched: tuple[Shared, Steps]) -> None:
+    model, steps = watched
+    y = model.first(torch.ones(2, 3, dtype=torch.float64))
+    torch.autograd.backward([y], [torch.ones_like(y)])
+    assert steps.commit() == [] and steps.loss != steps.loss and steps.step == 1
