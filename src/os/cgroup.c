@@ -117,7 +117,7 @@ static even_status own_of_version(const char *root, const char *controller, int 
   }
   const char *below = group;
   size_t shown = strcmp(where.root, "/") == 0 ? 0 : strlen(where.root);
-  if (strncmp(group, where.root, shown) == 0) {
+  if (strncmp(group, where.root, shown) == 0 && (group[shown] == '/' || group[shown] == '\0')) {
     below += shown; /* a container sees its own group at the mount point */
   }
   int written =

@@ -106,6 +106,9 @@ static void finds_and_limits_in_version_2(void **state) {
   assert_int_equal(even_cgroup_limit_cpu(&group, 0.01), EVEN_OK); /* no quota below a millisecond */
   assert_file(group.folder, "cpu.max", "1000 100000");
   assert_int_equal(even_cgroup_limit_cpu(&group, 0), EVEN_ERR_ARGUMENT);
+  write_file("proc/self/cgroup", "0::/user/me2\n"); /* not below what is mounted, though it begins like it */
+  write_file("sys/fs/cgroup2/cgroup.controllers", "cpu\n");
+  assert_int_equal(even_cgroup_own(root, "cpu", &own), EVEN_ERR_UNSUPPORTED);
 }
 
 static void reads_what_the_kernel_counted(void **state) {
