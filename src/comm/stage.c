@@ -56,7 +56,8 @@ even_status even_group_failure(even_comm *comm) {
     case EVEN_GROUP_LOST: {
       bool left = atomic_load(&comm->controls[rank].left) != 0;
       (void)even_fail(EVEN_ERR_PEER_LOST, "rank %d (process %u) %s; rank %d was in %s", rank,
-                      atomic_load(&comm->controls[rank].process), left ? "left the group" : "died", comm->rank, call);
+                      atomic_load(&comm->controls[rank].process), left ? "left the group" : "died or came to its end",
+                      comm->rank, call);
       (void)even_error_place(rank, NULL);
       return even_error_fix(
           "the end of rank %d's own output says why; under `evenstep run` the job restarts from its "
