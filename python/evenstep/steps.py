@@ -126,9 +126,12 @@ class Steps:
 
     def unpause(self) -> None:
         if self._paused is not None:
+            now = _core.clock_ns()
             since, blocked = self._paused
-            self._apart += max(0, _core.clock_ns() - since - (self.blocked_ns() - blocked))
+            self._apart += max(0, now - since - (self.blocked_ns() - blocked))
             self._paused = None
+            if self._step_end == since:  # nothing was trained yet: the first step begins here
+                self._step_end = now
 
     def batch_arrives(self, plan: BatchPlan, asked_ns: int) -> None:
         now = _core.clock_ns()
