@@ -375,15 +375,19 @@ def body_timeout() -> None:
 
     dist.barrier()
     group.set_timeout(timedelta(seconds=0.3))
+    store = dist.distributed_c10d._get_default_store()
     if rank == 0:
         try:
             dist.barrier()
         except RuntimeError as error:
             assert "Timed out" in str(error), error
             print("timed out", flush=True)
+            store.set("seen", "1")
+            store.wait(["told"])  # the store lives here: not gone before the other has looked
             os._exit(0)
         os._exit(1)
-    time.sleep(3)  # late: by ten times the limit
+    store.wait(["seen"])  # too late for the barrier, however long the other took
+    store.set("told", "1")
     os._exit(0)
 
 
