@@ -185,7 +185,7 @@ class EvenLoader:
                 continue
             predicted = float("nan")
             if self.train and self._shares is not None:
-                shares = self._shares.draw(total)
+                shares = self._shares.draw(total, alone=session.dummy_samples == 1)
                 predicted = self._shares.predict(shares)
             elif self._shares is not None:
                 shares = self._shares.split(total)

@@ -27,6 +27,16 @@ def at_least_one(shares: Sequence[int]) -> list[int]:
     return mended
 
 
+def none_alone(shares: Sequence[int]) -> list[int]:
+    """No share of a single sample, of which a BatchNorm in training has no variance: it goes to the largest other."""
+    mended = list(shares)
+    for rank, share in enumerate(mended):
+        if share == 1:
+            mended[rank] = 0
+            mended[mended.index(max(mended)) if max(mended) > 0 else rank] += 1
+    return mended
+
+
 class Shares:
     """Shares of one loader's batches; the same calls give the same shares on every rank."""
 
@@ -44,8 +54,8 @@ class Shares:
         self._balancer = Balancer(policy, ranks, batch, speeds)
         self._drawn = 0
 
-    def draw(self, batch: int) -> list[int]:
-        """Shares of the next batch of `batch` samples."""
+    def draw(self, batch: int, alone: bool = True) -> list[int]:
+        """Shares of the next batch of `batch` samples. alone: a share may be a single sample."""
         number = self._drawn
         self._drawn += 1
         if self._schedule is not None:
@@ -57,8 +67,10 @@ class Shares:
                 )
             return shares
         if self._plan is not None:
-            return list(self._plan.shares(number, batch))
-        return list(self._balancer.shares(batch))
+            shares = list(self._plan.shares(number, batch))
+        else:
+            shares = list(self._balancer.shares(batch))
+        return shares if alone else none_alone(shares)
 
     def split(self, batch: int) -> list[int]:
         """Shares by the speeds known now, for work outside training steps; no rank idle where that can be."""

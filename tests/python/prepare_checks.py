@@ -218,6 +218,20 @@ def check_buffers() -> None:
         assert int(model[1].num_batches_tracked) == 2 and not torch.equal(model[1].running_mean, expected.running_mean)
 
 
+def check_batchnorm_with_few_samples() -> None:
+    # one sample a rank would be too few for a variance, where one device has enough
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = es.prepare(model, optimizer, DataLoader(Numbers(2 * RANKS), batch_size=RANKS + 1))
+    for x, _ in loader:
+        plan = es.session().latest
+        assert sum(plan.shares) == plan.total
+        if plan.total > 1:  # one device cannot do a batch of one either
+            assert 1 not in plan.shares
+            model(x).sum().backward()
+            optimizer.step()
+
+
 def check_two_models() -> None:
     """A GAN's pattern: backward through both, two optimizers, each stepping once a batch; one commit a batch."""
     torch.manual_seed(0)
@@ -256,6 +270,7 @@ def main() -> None:
     check_numbers_over_ranks()
     check_two_models()
     check_buffers()
+    check_batchnorm_with_few_samples()
     es.barrier()
     es.print("ORDER " + json.dumps(orders))
 
