@@ -92,6 +92,9 @@ static even_status compare_tensor(side *a, side *b, const json_t *in_a, const js
   const char *type_b = json_string_value(json_object_get(in_b, "dtype"));
   size_t bytes_a = element_bytes(type_a);
   size_t bytes_b = element_bytes(type_b);
+  if (bytes_a == 0 || bytes_b == 0) {
+    return EVEN_OK; /* not numbers to compare */
+  }
   uint64_t count = (offset_of(in_a, 1) - offset_of(in_a, 0)) / bytes_a;
   const uint64_t at_once = BLOCK_BYTES / 8;
   for (uint64_t done = 0; done < count; done += at_once) {
