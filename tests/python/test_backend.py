@@ -15,7 +15,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-PYTHON = str(Path(__file__).resolve().parents[2] / "python")
 SECONDS = 120
 
 
@@ -37,7 +36,6 @@ def start(body: Callable[..., None], ranks: int, **extra: str) -> list[subproces
             MASTER_ADDR="127.0.0.1",
             MASTER_PORT=str(port),
             OMP_NUM_THREADS="1",
-            PYTHONPATH=os.pathsep.join([PYTHON, os.environ.get("PYTHONPATH", "")]),
             **extra,
         )
         processes.append(
@@ -455,7 +453,7 @@ def test_import_does_not_import_torch() -> None:
     code = (
         "import sys, evenstep; assert 'torch' not in sys.modules; import torch.distributed as d; d.Backend('evenstep')"
     )
-    environment = dict(os.environ, PYTHONPATH=PYTHON)
+    environment = dict(os.environ)
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=SECONDS
     )
