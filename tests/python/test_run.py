@@ -64,6 +64,11 @@ def run(program: pathlib.Path, tmp_path: pathlib.Path, environment: dict[str, st
     return call
 
 
+def hear_hangups() -> None:
+    """A job under nohup rightly ignores SIGHUP; these tests may run under nohup themselves."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 class Job:
     """A job that is watched while it runs."""
 
@@ -76,6 +81,7 @@ class Job:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=hear_hangups,
         )
         self.seen = b""
 
