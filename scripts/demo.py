@@ -21,7 +21,7 @@ PROGRAM = (
     or shutil.which("evenstep", path=str(pathlib.Path(sys.executable).parent))
     or "evenstep"
 )
-SCRIPT = str(ROOT / "examples" / "char_gpt.py")
+SCRIPT = "examples/char_gpt.py"  # all paths are those that a user in the tree would type; they show in the report
 
 
 def say(text: str) -> None:
@@ -33,11 +33,10 @@ def say(text: str) -> None:
 def evenstep(*words: str) -> None:
     """Runs one command of the program on this terminal; its failure is the demo's."""
     print(
-        "$ evenstep "
-        + " ".join(str(pathlib.Path(w).relative_to(ROOT)) if w.startswith(str(ROOT)) else w for w in words),
+        "$ evenstep " + " ".join(words),
         flush=True,
     )
-    code = subprocess.run([PROGRAM, *words], cwd=ROOT, check=False).returncode
+    code = subprocess.run(["evenstep", *words], executable=PROGRAM, cwd=ROOT, check=False).returncode
     if code != 0:
         raise SystemExit(code)
 
@@ -76,13 +75,14 @@ def main() -> None:
     say("1. What is here")
     options, words = choose(devices())
     print(words)
-    profile = ROOT / "gpu_profiles.json"
+    os.chdir(ROOT)
+    profile = pathlib.Path("gpu_profiles.json")
     if args.new_profile or not profile.exists():
         say("2. How fast is each device? (measured once, kept in gpu_profiles.json)")
         evenstep("profile", "--quick", "-o", str(profile))
     else:
         say("2. How fast is each device? (gpu_profiles.json of an earlier run is used; --new-profile measures anew)")
-    runs = ROOT / "runs"
+    runs = pathlib.Path("runs")
     plan = runs / "demo-plan.json"
     runs.mkdir(exist_ok=True)
     script = [SCRIPT, "--steps", str(args.steps), "--batch", str(args.batch)]
