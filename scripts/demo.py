@@ -66,7 +66,7 @@ def choose(found: list[dict]) -> tuple[list[str], str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=40, help="optimizer steps of each run (default 40)")
+    parser.add_argument("--steps", type=int, default=32, help="optimizer steps of each run (default 32)")
     parser.add_argument("--batch", type=int, default=32, help="global batch (default 32)")
     parser.add_argument("--new-profile", action="store_true", help="measure the devices anew")
     args = parser.parse_args()
