@@ -66,7 +66,7 @@ def unequal(args: argparse.Namespace) -> dict:
     common = ["--batch", str(batch), "--steps", str(args.steps), "--warmup", str(args.warmup)]
     first_guess = [round(batch * 0.8), batch - round(batch * 0.8)]
     split, _ = best_split(speeds(batch, quota, first_guess, args.seconds), batch)
-    candidates = [[split[0] + d, split[1] - d] for d in (-2, -1, 0, 1, 2) if split[1] - d > 0]
+    candidates = [[split[0] + d, split[1] - d] for d in range(-args.scan, args.scan + 1) if split[1] - d > 0]
     scan = {
         f"{a},{b}": launch("hand", quota, "--split", f"{a},{b}", *common)["samples_per_second"] for a, b in candidates
     }
@@ -161,6 +161,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--warmup", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--scan", type=int, default=2, help="hand-tuned splits tried on either side of the best one")
     parser.add_argument("--quick", action="store_true", help="one short round, to see that it works")
     parser.add_argument("--only", choices=["unequal", "equal"])
     parser.add_argument("--json", metavar="FILE")
