@@ -39,14 +39,13 @@ def launch(mode: str, quota: str | None, *options: str, monitor: bool = False) -
 
 
 def seconds_at(table: dict, samples: int) -> float:
-    """Linear between the measured points, along the last slope beyond them; 0 samples cost nothing."""
-    if samples == 0:
-        return 0.0
-    points = list(zip(table["samples"], table["seconds"]))
-    for (b0, t0), (b1, t1) in zip(points, points[1:]):
-        if samples <= b1 or (b1, t1) == points[-1]:
-            return t0 + (t1 - t0) * (samples - b0) / (b1 - b0)
-    raise ValueError("a table needs two points")
+    """The least-squares line through the measured points, neither its start nor its slope below zero."""
+    sizes, seconds = table["samples"], table["seconds"]
+    size, second = statistics.fmean(sizes), statistics.fmean(seconds)
+    spread = sum((b - size) ** 2 for b in sizes)
+    slope = sum((b - size) * (t - second) for b, t in zip(sizes, seconds)) / spread if spread else second / size
+    slope = min(max(slope, 0.0), second / size)
+    return second + slope * (samples - size) if samples > 0 else 0.0
 
 
 def best_split(tables: list[dict], batch: int) -> tuple[list[int], float]:
