@@ -39,20 +39,66 @@ def check_same_model(group: Group, name: str, model: nn.Module) -> None:
         )
 
 
-def check_same_optimizer(group: Group, name: str, optimizer: Optimizer) -> None:
-    """Raises where the parameter groups differ in size or options."""
+# How a step is computed, not what: ranks on unlike devices may differ.
+_OWN_AFFAIR = ("foreach", "fused", "capturable")
 
-    def plain(value: Any) -> str:
-        return f"{value.item()}" if isinstance(value, torch.Tensor) and value.numel() == 1 else repr(value)
 
-    mine = [
-        (len(g["params"]), sorted((k, plain(v)) for k, v in g.items() if k != "params")) for g in optimizer.param_groups
+def _qualified(value: Any) -> str:
+    return f"{value.__module__}.{value.__qualname__}"
+
+
+def _comparable(value: Any) -> Any:
+    """What can travel and be compared with ==: values as they are, tensors by value, code by its name."""
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+        return "NaN" if value != value else value
+    if isinstance(value, torch.Tensor):
+        return _comparable(value.item()) if value.numel() == 1 else _comparable(value.detach().cpu().tolist())
+    if isinstance(value, (list, tuple)):
+        return [_comparable(one) for one in value]
+    if isinstance(value, dict):
+        return {str(key): _comparable(one) for key, one in value.items()}
+    if hasattr(value, "__qualname__"):
+        return _qualified(value)
+    return _qualified(type(value))  # an object of the user's: its repr may hold an address
+
+
+def _options(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Of each parameter group: how many parameters, and the options that all ranks must share."""
+    return [
+        {
+            "params": f"{len(group['params'])} parameters",
+            **{k: _comparable(v) for k, v in group.items() if k not in ("params", "param_names", *_OWN_AFFAIR)},
+        }
+        for group in optimizer.param_groups
     ]
-    everyone = gather_objects(group, (type(optimizer).__name__, mine))
-    for rank, theirs in enumerate(everyone):
-        if theirs != everyone[0]:
+
+
+def _difference(theirs: list[dict[str, Any]], first: list[dict[str, Any]]) -> str:
+    """The first difference of two optimizers of one class in words, or nothing."""
+    if len(theirs) != len(first):
+        return f"it has {len(theirs)} parameter groups, rank 0 has {len(first)}"
+    for number, (mine, other) in enumerate(zip(theirs, first)):
+        for key in (*other, *(key for key in mine if key not in other)):
+            if key not in mine or key not in other:
+                where, lacks = ("rank 0", "it") if key not in mine else ("it", "rank 0")
+                return f"in parameter group {number} {where} has an option {key!r}, which {lacks} lacks"
+            if mine[key] != other[key]:
+                return f"in parameter group {number} its {key!r} is {mine[key]!r}, where rank 0 has {other[key]!r}"
+    return ""
+
+
+def check_same_optimizer(group: Group, name: str, optimizer: Optimizer) -> None:
+    """Raises, on every rank, where a rank's optimizer is another one than rank 0's or has other options."""
+    everyone = gather_objects(group, (_qualified(type(optimizer)), _options(optimizer)))
+    first_class, first_options = everyone[0]
+    for rank, (its_class, its_options) in enumerate(everyone):
+        if its_class != first_class:
+            detail = f"it is a {its_class}, rank 0's a {first_class}"
+        else:
+            detail = _difference(its_options, first_options)
+        if detail:
             raise EvenstepError(
-                f"optimizer {name!r} of rank {rank} differs from rank 0's: {theirs} against {everyone[0]}\n"
+                f"optimizer {name!r} of rank {rank} differs from rank 0's: {detail}\n"
                 "  fix: give every rank the same optimizer with the same options"
             )
 

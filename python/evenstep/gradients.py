@@ -133,6 +133,13 @@ class GradientSync:
         self._stash = None
         self._fired.clear()  # what came was thrown away
 
+    def abandon(self) -> None:
+        """A backward failed before anything was handed over: what was there before it stays."""
+        if self._stash is not None:
+            self._unstash()
+        self._fired.clear()
+        self._refired = False
+
     @property
     def fired(self) -> bool:
         """Whether this backward, or one under no_sync before it, gave this model a gradient on this rank."""
@@ -141,6 +148,11 @@ class GradientSync:
     @property
     def open(self) -> bool:
         return self._open
+
+    @property
+    def begun(self) -> bool:
+        """Whether the pass under way has changed a p.grad, or handed one over."""
+        return self._open or (bool(self._fired) and self._stash is None)
 
     @property
     def refired(self) -> bool:

@@ -177,9 +177,38 @@ class Steps:
             sync.defer = True
 
     def failed_backward(self, error: BaseException) -> None:
-        if any(sync.open for sync in self.syncs):
-            self._broken = f"backward failed on rank {self.group.rank} ({type(error).__name__})"
-            self.group.revoke()
+        """The error goes on to the script, which may catch it: the other ranks must not wait for this one meanwhile.
+
+        Where there are gradients already, the group is revoked. Else this rank says so in the vote that the others are
+        in, or come to; where all of them failed (a batch that the model refuses), the pass counts on none and
+        training goes on.
+        """
+        if not any(sync.enabled for sync in self.syncs):  # a pass that no other rank waits for
+            for sync in self.syncs:
+                sync.abandon()
+            return
+        name = type(error).__name__
+        if any(sync.begun for sync in self.syncs) or not isinstance(error, Exception):
+            self._break(f"backward failed on rank {self.group.rank} ({name})")
+            return
+        self._backward_count += 1
+        try:
+            ballots = self._exchange(0.0, 0, vote.FAILED)
+        except EvenstepError as lost:
+            self._break(f"backward failed on rank {self.group.rank} ({name}), and then {str(lost).splitlines()[0]}")
+            return
+        others = [rank for rank in range(len(ballots)) if rank not in vote.failed(ballots)]
+        if others:
+            self._break(f"backward failed on rank {self.group.rank} ({name}), not on rank {others[0]}")
+            return
+        self._weight = None
+        self._samples_undecided = self._ambiguous = False
+        for sync in self.syncs:
+            sync.abandon()
+
+    def _break(self, why: str) -> None:
+        self._broken = why
+        self.group.revoke()
 
     def after_backward(self) -> None:
         if not self.syncs:
@@ -203,12 +232,7 @@ class Steps:
                 raise
         self._weight = None
 
-    def _synchronise(self, end: int, weight: float) -> None:
-        self._backward_count += 1
-        self._changed = self.buffers.changed() if self.buffers is not None else []
-        blocked = self.blocked_ns() - self._blocked_reference
-        busy = end - self._reference - blocked - (self._apart - self._apart_reference)
-
+    def _exchange(self, weight: float, busy_ns: int, flags: int) -> list[vote.Ballot]:
         def bits(which: str) -> int:
             return sum(1 << i for i, sync in enumerate(self.syncs) if sync.enabled and getattr(sync, which))
 
@@ -217,7 +241,7 @@ class Steps:
             step=self.step,
             samples=self._samples,
             total=self._total,
-            busy_seconds=max(0, busy) / 1e9,
+            busy_seconds=busy_ns / 1e9,
             loss=self._loss_sum,
             weight=weight,
             enabled=bits("enabled"),
@@ -225,12 +249,28 @@ class Steps:
             refired=bits("refired"),
             checksum=self._checksum,
             buffers=self.buffers.checksum(self._changed) if self.buffers is not None else 0,
-            flags=vote.WANTS_CHECKPOINT if self.wants_checkpoint else 0,
+            flags=flags,
             batches=self._batches,
         )
         with self.blocking():
             records = self.group.exchange(ballot.pack())
-        self.ballots = [vote.unpack(record) for record in records]
+        return [vote.unpack(record) for record in records]
+
+    def _synchronise(self, end: int, weight: float) -> None:
+        self._backward_count += 1
+        self._changed = self.buffers.changed() if self.buffers is not None else []
+        blocked = self.blocked_ns() - self._blocked_reference
+        busy = end - self._reference - blocked - (self._apart - self._apart_reference)
+        flags = vote.WANTS_CHECKPOINT if self.wants_checkpoint else 0
+        ballots = self._exchange(weight, max(0, busy), flags)
+        failed = vote.failed(ballots)
+        if failed:
+            self._break(f"backward failed on rank {failed[0]}")
+            raise EvenstepError(
+                f"backward failed on rank {failed[0]}, not on rank {self.group.rank}, so the ranks are no longer in "
+                "step\n  fix: the error is in that rank's output; where a batch may fail, catch it before backward"
+            )
+        self.ballots = ballots
         vote.check(self.ballots)
         self.checkpoint_agreed = bool(self.ballots[0].flags & vote.WANTS_CHECKPOINT)
         fired = refired = 0

@@ -12,6 +12,7 @@ _FORMAT = struct.Struct("<qqqqdddQQQQIIi")
 
 WANTS_CHECKPOINT = 1
 LOSS_UNKNOWN = 2
+FAILED = 4  # this rank's backward raised an error before it made a gradient
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,11 @@ def _odd_ranks(values: Sequence[object]) -> str:
     usual = max(values, key=lambda value: (values.count(value), value == values[0]))
     odd = [str(rank) for rank, value in enumerate(values) if value != usual]
     return f"rank {odd[0]} differs" if len(odd) == 1 else f"ranks {', '.join(odd)} differ"
+
+
+def failed(ballots: Sequence[Ballot]) -> list[int]:
+    """The ranks whose backward raised an error."""
+    return [rank for rank, ballot in enumerate(ballots) if ballot.flags & FAILED]
 
 
 def check(ballots: Sequence[Ballot]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import subprocess
@@ -15,6 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import evenstep as es
+from evenstep.agreement import _comparable, _difference, _options
 from evenstep.environment import read_environment
 from evenstep.order import batch_hash, epoch_seed
 from evenstep.vote import Ballot, check, unpack
@@ -155,7 +157,11 @@ MISUSES = {
     ),
     "other optimizer": (
         "model = nn.Linear(2, 2)\nes.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1 + rank))",
-        "optimizer 'optimizer' of rank 1 differs",
+        "optimizer 'optimizer' of rank 1 differs from rank 0's: in parameter group 0 its 'lr' is 1.1, where rank 0 has 0.1",
+    ),
+    "optimizer of another class": (
+        "model = nn.Linear(2, 2)\nes.prepare(model, [torch.optim.SGD, torch.optim.Adagrad][rank](model.parameters(), lr=0.1))",
+        r"it is a torch\.optim\.adagrad\.Adagrad, rank 0's a torch\.optim\.sgd\.SGD",
     ),
     "other order": (
         "from torch.utils.data import Sampler\n"
@@ -186,6 +192,24 @@ MISUSES = {
         "except ValueError as error: raise SystemExit(str(error))",
         "EVEN_ERR_REVOKED|EVEN_ERR_PEER_LOST|mine",
     ),
+    "rank 1 fails before its first gradient and goes on": (
+        "import pathlib, time\n"
+        "model = nn.Linear(2, 2)\nes.prepare(model)\n"
+        "class Fails(torch.autograd.Function):\n"
+        "    @staticmethod\n"
+        "    def forward(ctx, x): return x.clone()\n"
+        "    @staticmethod\n"
+        "    def backward(ctx, g): raise ValueError('mine')\n"
+        "y = model(torch.ones(1, 2))\n"
+        "if rank:\n"
+        "    try: Fails.apply(y).sum().backward()\n"
+        "    except ValueError: pass\n"
+        "    while not pathlib.Path('rank 0 knows').exists(): time.sleep(0.01)\n"
+        "    raise SystemExit('waited for rank 0')\n"
+        "try: y.sum().backward()\n"
+        "finally: pathlib.Path('rank 0 knows').touch()",
+        "backward failed on rank 1, not on rank 0",
+    ),
     "wrong shares": (
         "data = TensorDataset(torch.arange(20.0))\nlist(es.prepare(DataLoader(data, batch_size=4), shares=lambda n, b: [b, 1]))",
         r"the share schedule gave \[4, 1\]",
@@ -212,3 +236,52 @@ def test_misuse_in_a_job(run_ranks: Callable[..., list[Any]], name: str) -> None
     for result in results:
         assert result.returncode != 0, result
     assert any(re.search(words, result.stderr) for result in results), results
+
+
+def test_a_batch_that_fails_on_all_ranks_may_be_skipped(run_ranks: Callable[..., list[Any]]) -> None:
+    code = """
+    import torch
+    from torch import nn
+    import evenstep as es
+
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+        @staticmethod
+        def backward(ctx, g):
+            raise ValueError("mine")
+
+    torch.manual_seed(0)
+    model = nn.Linear(2, 2)
+    es.prepare(model)
+    x = torch.full((1, 2), es.rank() + 1.0)
+    for number in range(4):
+        y = model(x)
+        try:
+            (Fails.apply(y) if number % 2 else y).sum().backward()
+        except ValueError:
+            es.print("skipped", number)
+    print("gradient", model.weight.grad.tolist())
+    """
+    results = run_ranks(code, ranks=2)
+    assert "skipped 1\nskipped 3\n" in results[0].stdout
+    for result in results:  # two passes of the mean of 1 and 2
+        assert "gradient [[3.0, 3.0], [3.0, 3.0]]" in result.stdout
+
+
+@pytest.mark.parametrize("value", [float("nan"), 1, None, (0.9, 0.99), torch.ones(3), {"a": [1]}, print, nn.ReLU()])
+def test_an_option_agrees_with_itself(value: Any) -> None:
+    assert _comparable(value) == _comparable(copy.deepcopy(value))
+
+
+def test_options_that_only_say_how_to_compute_may_differ() -> None:
+    model = nn.Linear(1, 1)
+    one, other = (torch.optim.SGD(model.parameters(), lr=lr, foreach=f) for lr, f in ((0.1, True), (0.1, False)))
+    assert _difference(_options(one), _options(other)) == ""
+    one.param_groups[0]["lr"] = torch.tensor(0.25)
+    other.param_groups[0]["lr"] = torch.tensor(0.5)
+    assert _difference(_options(one), _options(other)) == "in parameter group 0 its 'lr' is 0.25, where rank 0 has 0.5"
+    one.param_groups[0]["lr"] = 0.5
+    other.param_groups[0]["own"] = 1
+    assert "rank 0 has an option 'own', which it lacks" in _difference(_options(one), _options(other))
