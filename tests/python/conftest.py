@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
+from run_jobs import Job, Run
 
 TREE = pathlib.Path(__file__).resolve().parents[2]
 MARK = "EVENSTEP_TEST_MARK"  # inherited by every process that a test starts
@@ -210,3 +211,63 @@ def _end_by(processes: Sequence[subprocess.Popen[bytes]], deadline: float) -> li
         processes[rank].kill()
         processes[rank].wait()
     return late
+
+
+# ---- jobs of `evenstep run` ----
+
+
+@pytest.fixture
+def environment() -> dict[str, str]:
+    """The tests' own, with this interpreter for the ranks and without what would change the runs."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("EVENSTEP_") or name.startswith("EVENSTEP_TEST")
+    }
+    kept.pop("OMP_NUM_THREADS", None)
+    return {**kept, "EVENSTEP_PYTHON": sys.executable}
+
+
+@pytest.fixture
+def script(tmp_path: pathlib.Path) -> Callable[[str], str]:
+    def write(source: str, name: str = "train.py") -> str:
+        (tmp_path / name).write_text(textwrap.dedent(source))
+        return name
+
+    return write
+
+
+@pytest.fixture
+def run(program: pathlib.Path, tmp_path: pathlib.Path, environment: dict[str, str]) -> Run:
+    """Runs `evenstep run --no-monitor …` to its end in the test's own folder."""
+
+    def call(*words: str, timeout: float = 60, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(program), "run", "--no-monitor", *words],
+            cwd=tmp_path,
+            env={**environment, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+        )
+
+    return call
+
+
+@pytest.fixture
+def start(program: pathlib.Path, tmp_path: pathlib.Path, environment: dict[str, str]) -> Iterator[Callable[..., Job]]:
+    jobs: list[Job] = []
+
+    def call(*words: str, before: Sequence[str] = ()) -> Job:
+        jobs.append(Job([*before, str(program), "run", "--no-monitor", *words], tmp_path, environment))
+        return jobs[-1]
+
+    yield call
+    for job in jobs:
+        if job.process.poll() is None:
+            job.process.kill()
+            job.process.wait()
+        if job.process.stdout is not None:
+            job.process.stdout.close()

@@ -1,0 +1,82 @@
+"""Jobs of `evenstep run` that are watched while they run, and what they may leave."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+
+import pytest
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def hear_hangups() -> None:
+    """A job under nohup rightly ignores SIGHUP; these tests may run under nohup themselves."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+class Job:
+    """A job that is watched while it runs."""
+
+    def __init__(self, command: Sequence[str], cwd: pathlib.Path, env: dict[str, str]) -> None:
+        self.process = subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=hear_hangups,
+        )
+        self.seen = b""
+
+    def wait_for(self, pattern: str, times: int = 1, timeout: float = 30) -> list[str]:
+        """Reads on until the pattern was printed so often; its first groups."""
+        assert self.process.stdout is not None
+        deadline = time.monotonic() + timeout
+        while len(found := re.findall(pattern.encode(), self.seen)) < times:
+            left = deadline - time.monotonic()
+            ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, left))
+            chunk = os.read(self.process.stdout.fileno(), 65536) if ready else b""
+            if not chunk:
+                pytest.fail(f"{pattern!r} was not printed {times} times: {self.seen.decode(errors='replace')}")
+            self.seen += chunk
+        return [each.decode() for each in found]
+
+    def finish(self, timeout: float = 30) -> tuple[int, str]:
+        """Waits for the end; everybody that holds the output must be gone, or this does not return."""
+        rest, _ = self.process.communicate(timeout=timeout)
+        self.seen += rest
+        return self.process.returncode, self.seen.decode(errors="replace")
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def own_cgroup(controller: str) -> pathlib.Path | None:
+    """The version 1 control group of this process, where it may make children."""
+    for line in pathlib.Path("/proc/self/cgroup").read_text().splitlines():
+        _, names, path = line.split(":", 2)
+        if controller in names.split(","):
+            folder = pathlib.Path("/sys/fs/cgroup") / controller / path.lstrip("/")
+            return folder if folder.is_dir() and os.access(folder, os.W_OK) else None
+    return None
+
+
+def write_checkpoint(folder: pathlib.Path) -> None:
+    from evenstep import _core
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    _core.CheckpointWriter(folder, True, 0).commit('{"step": 7, "epoch": 0, "world_size": 1}')

@@ -1,0 +1,135 @@
+"""`evenstep run`: signals and exit codes, and that nothing of a job stays behind."""
+
+from __future__ import annotations
+
+import pathlib
+import signal
+
+import pytest
+from run_jobs import Job, Run, alive, own_cgroup
+
+
+def test_the_scripts_exit_code(run: Run, script) -> None:
+    name = script("import os, sys; sys.exit(7 if os.environ['RANK'] == '1' else 0)")
+    assert run("-n", "2", name).returncode == 7
+    assert run("-n", "1", name).returncode == 0
+
+
+def test_ctrl_c_lets_the_ranks_end(start, script) -> None:
+    name = script("""
+        import time
+        print("up", flush=True)
+        try:
+            time.sleep(600)
+        except KeyboardInterrupt:
+            print("saved", flush=True)
+    """)
+    job = start("-n", "2", "--log-rank", "all", name)
+    job.wait_for("up", times=2)
+    job.process.send_signal(signal.SIGINT)
+    code, text = job.finish()
+    assert code == 130 and text.count("saved") == 2 and "restart" not in text
+
+
+def test_ctrl_c_twice_ends_at_once(start, script) -> None:
+    name = script("""
+        import os, signal, time
+        signal.signal(signal.SIGINT, lambda *_: print("stubborn", flush=True))
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print("up", flush=True)
+        while True:
+            time.sleep(1)
+    """)
+    job = start("-n", "2", "--log-rank", "all", name)
+    job.wait_for("up", times=2)
+    job.process.send_signal(signal.SIGINT)
+    job.wait_for("stubborn", times=2)
+    job.process.send_signal(signal.SIGINT)
+    code, text = job.finish(timeout=8)  # the first alone would take 15 s
+    assert code == 130 and "killing" in text
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_other_ends_are_forwarded(start, script, number: signal.Signals) -> None:
+    name = script(f"""
+        import signal, sys, time
+        def end(*_):
+            print("told", flush=True)
+            sys.exit(0)
+        signal.signal({int(number)}, end)
+        print("up", flush=True)
+        time.sleep(600)
+    """)
+    job = start("-n", "1", name)
+    job.wait_for("up")
+    job.process.send_signal(number)
+    code, text = job.finish()
+    assert code == 128 + number and "told" in text
+
+
+def test_user_signals_are_forwarded_and_change_nothing(start, script) -> None:
+    name = script("""
+        import signal, sys, time
+        signal.signal(signal.SIGUSR1, lambda *_: print("usr1", flush=True))
+        signal.signal(signal.SIGUSR2, lambda *_: sys.exit(0))
+        print("up", flush=True)
+        while True:
+            time.sleep(1)
+    """)
+    job = start("-n", "1", name)
+    job.wait_for("up")
+    job.process.send_signal(signal.SIGUSR1)
+    job.wait_for("usr1")
+    job.process.send_signal(signal.SIGUSR2)
+    assert job.finish()[0] == 0
+
+
+# ---- nothing stays behind (the fixture no_process_left watches over each test, too) ----
+
+LEAVES_PROCESSES = """
+    import os, pathlib, subprocess, sys, time
+    plain = subprocess.Popen(["sleep", "600"])
+    far = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    bare = subprocess.Popen(["env", "-i", "sleep", "600"])
+    if os.fork() == 0:
+        os.setsid()
+        orphan = subprocess.Popen(["sleep", "600"])
+        print("pids", plain.pid, far.pid, bare.pid, orphan.pid, flush=True)
+        os._exit(0)
+    os.wait()
+    pathlib.Path("ready-" + os.environ["RANK"]).touch()
+    while not all(pathlib.Path(f"ready-{rank}").exists() for rank in range(2)):
+        time.sleep(0.01)
+    how = sys.argv[1]
+    if how == "ends":
+        sys.exit(0)
+    if how == "fails":
+        sys.exit(3)
+    time.sleep(600)
+"""
+
+
+def pids_of(job: Job) -> list[int]:
+    groups = job.wait_for(r"pids ([\d ]+)\n", times=2)
+    return [int(pid) for group in groups for pid in group.split()]
+
+
+def cgroups_left() -> list[str]:
+    folder = own_cgroup("cpu")
+    return [path.name for path in folder.glob("evenstep-*")] if folder else []
+
+
+@pytest.mark.parametrize("how", ["ends", "fails", "interrupted", "killed"])
+def test_nothing_stays_behind(start, script, how: str, tmp_path: pathlib.Path) -> None:
+    before = set(cgroups_left())
+    job = start("-n", "2", "--log-rank", "all", "--cpu-quota", "1:0.5", script(LEAVES_PROCESSES), how)
+    pids = pids_of(job)
+    if how == "interrupted":
+        job.process.send_signal(signal.SIGINT)
+    if how == "killed":
+        job.process.kill()
+    # communicate() returns when the last process that holds the output has ended: the guardian, too
+    code, _ = job.finish()
+    assert code == {"ends": 0, "fails": 3, "interrupted": 130, "killed": -9}[how]
+    assert [pid for pid in pids if alive(pid)] == []
+    assert set(cgroups_left()) <= before

@@ -1,0 +1,159 @@
+"""`evenstep run`: the cause of a failure, and restarts."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import signal
+
+import pytest
+from run_jobs import Run, own_cgroup, write_checkpoint
+
+
+def test_the_cause_names_rank_place_and_line(run: Run, script, tmp_path: pathlib.Path) -> None:
+    name = script("""
+        import os, time
+        def load(path):
+            return {}[path]
+        if os.environ["RANK"] == "1":
+            load("weights")
+        time.sleep(600)
+    """)
+    result = run("-n", "2", "--name", "a", name)
+    assert result.returncode == 1
+    first = next(line for line in result.stderr.splitlines() if line.startswith("evenstep: rank"))
+    assert re.match(r"evenstep: rank 1 \(cpu:\d+ on \S+, process \d+\) exited with code 1: KeyError: 'weights'", first)
+    assert first.endswith("(train.py:4, in load)")
+    assert "  | Traceback (most recent call last):" in result.stderr  # rank 1 is not shown, so its last lines are
+    assert "not restarted" in result.stderr
+
+
+def test_the_rank_that_began_it_is_named(run: Run, script) -> None:
+    # rank 0 fails first by the clock, because rank 1 hung up on it while it was ending
+    name = script("""
+        import os, socket, sys, time
+        path = sys.argv[1]
+        if os.environ["RANK"] == "1":
+            with socket.socket(socket.AF_UNIX) as server:
+                server.bind(path)
+                server.listen()
+                peer, _ = server.accept()
+                try:
+                    raise RuntimeError("the real fault")
+                except RuntimeError:
+                    import traceback
+                    traceback.print_exc()
+                peer.close()
+            time.sleep(600)
+        while True:
+            try:
+                client = socket.socket(socket.AF_UNIX)
+                client.connect(path)
+                break
+            except OSError:
+                client.close()
+                time.sleep(0.01)
+        client.recv(1)
+        raise ConnectionResetError("Connection reset by peer")
+    """)
+    result = run("-n", "2", name, "peer.socket")
+    assert result.returncode != 0
+    causes = [line for line in result.stderr.splitlines() if line.startswith("evenstep: ")]
+    assert "rank 1" in causes[0] and causes[1].startswith("evenstep: then rank 0")
+
+
+def test_a_killed_rank_restarts_the_job(start, script, tmp_path: pathlib.Path) -> None:
+    name = script("""
+        import os, time
+        print("attempt", os.environ["TORCHELASTIC_RESTART_COUNT"], "port", os.environ["MASTER_PORT"],
+              "pid", os.getpid(), flush=True)
+        while os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            time.sleep(0.01)
+    """)
+    job = start("-n", "2", "--name", "a", "--log-rank", "all", name)
+    pids = job.wait_for(r"attempt 0 port \d+ pid (\d+)", times=2)
+    victim = int(job.wait_for(r"\[rank 1\] attempt 0 port \d+ pid (\d+)")[0])
+    assert str(victim) in pids
+    os.kill(victim, signal.SIGKILL)
+    code, text = job.finish()
+    assert code == 0, text
+    assert re.search(rf"rank 1 \(cpu:\d+ on \S+, process {victim}\) was killed by SIGKILL", text)
+    assert "restart 1 of 3 from the beginning" in text
+    ports = dict(re.findall(r"attempt (\d) port (\d+)", text))
+    assert set(ports) == {"0", "1"} and ports["0"] != ports["1"]
+    log = (tmp_path / "runs/a/logs/rank-0.log").read_text()
+    assert log.count("==== attempt") == 2
+
+
+@pytest.mark.parametrize("resume", [[], ["--resume", "chosen"]])
+def test_a_restart_leaves_checkpoints_of_other_trainings_alone(
+    run: Run, script, tmp_path: pathlib.Path, resume: list[str]
+) -> None:
+    write_checkpoint(tmp_path / "chosen")
+    write_checkpoint(tmp_path / "kept/step-00000007")
+    name = script("""
+        import os, signal
+        print("goes on from", os.environ.get("EVENSTEP_RESUME"), flush=True)
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+    """)
+    text = run("-n", "1", "--checkpoint-dir", "kept", *resume, name).stdout
+    begun = str(tmp_path / "chosen") if resume else "None"
+    assert re.findall(r"goes on from (.*)", text) == [begun, begun]
+
+
+def test_a_restart_goes_on_from_the_checkpoint_of_this_job(run: Run, script, tmp_path: pathlib.Path) -> None:
+    write_checkpoint(tmp_path / "kept/step-00000007")
+    write_checkpoint(tmp_path / "made")
+    name = script("""
+        import os, signal
+        print("goes on from", os.environ.get("EVENSTEP_RESUME"), flush=True)
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            os.rename("made", "kept/step-00000003")
+            os.kill(os.getpid(), signal.SIGKILL)
+    """)
+    text = run("-n", "1", "--checkpoint-dir", "kept", name).stdout
+    assert re.findall(r"goes on from (.*)", text) == ["None", str(tmp_path / "kept/step-00000003")]
+
+
+def test_restarts_are_counted(run: Run, script) -> None:
+    name = script("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    result = run("-n", "1", "--max-restarts", "2", "--json", name)
+    assert result.returncode == 128 + signal.SIGKILL
+    assert json.loads(result.stdout)["restarts"] == 2 and "no restart is left" in result.stderr
+
+
+def test_an_error_of_the_script_restarts_only_on_demand(run: Run, script) -> None:
+    name = script("raise ValueError('always')")
+    assert json.loads(run("-n", "1", "--json", name).stdout)["restarts"] == 0
+    assert json.loads(run("-n", "1", "--json", "--max-restarts", "1", name).stdout)["restarts"] == 1
+
+
+def test_out_of_memory_is_told(start, script) -> None:
+    parent = own_cgroup("memory")
+    group = parent / f"evenstep-test-{os.getpid()}" if parent else None
+    try:
+        assert group is not None
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(96 << 20))
+    except (AssertionError, OSError) as error:
+        pytest.skip(f"no memory control group may be made here: {error}")
+    name = script("""
+        import os
+        print("up", flush=True)
+        if os.environ["RANK"] == "1":
+            blocks = []
+            while True:
+                blocks.append(bytearray(os.urandom(1 << 20)))
+        import time
+        time.sleep(600)
+    """)
+    try:
+        into = ["sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh"]
+        code, text = start("-n", "2", "--max-restarts", "0", name, before=into).finish(timeout=60)
+    finally:
+        group.rmdir()
+    assert code == 128 + signal.SIGKILL
+    assert re.search(r"rank 1 \(.*\) was killed by the kernel's out-of-memory killer \(it held up to \d+ MiB\)", text)
