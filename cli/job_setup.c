@@ -184,10 +184,10 @@ static even_status set_checkpoint_folder(const even_job_options *options, even_j
   return even_text_status(&setup->checkpoint_folder);
 }
 
+/* Every byte is read before anything is made: a damage that only the ranks found would end the job the same way, later,
+ * with the run folder already in use. */
 static even_status check_resume(const char *path) {
-  even_checkpoint_info info;
-  even_status status = even_checkpoint_inspect(path, &info);
-  even_checkpoint_info_free(&info);
+  even_status status = even_checkpoint_verify(path, NULL);
   if (status != EVEN_OK) {
     (void)even_error_prefix("--resume");
     (void)even_error_fix("`evenstep ckpt ls` lists the checkpoints of a run; --resume auto takes the newest whole one");

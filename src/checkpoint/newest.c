@@ -5,6 +5,7 @@
 #include "checkpoint/reader.h"
 
 #include <evenstep/checkpoint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -30,8 +31,22 @@ static bool is_partial(const char *name) {
   return length >= suffix && strcmp(name + length - suffix, EVEN_CHECKPOINT_PARTIAL) == 0;
 }
 
+/* The last error becomes a line of `damaged` (NULL: nobody asks). */
+static even_status note_damaged(even_names *damaged) {
+  char text[sizeof even_error_last()->what];
+  if (damaged == NULL) {
+    return EVEN_OK;
+  }
+  (void)snprintf(text, sizeof text, "%s", even_error_last()->what);
+  EVEN_TRY(even_realloc((void **)&damaged->items, damaged->count + 1, sizeof *damaged->items));
+  EVEN_TRY(even_duplicate(text, &damaged->items[damaged->count]));
+  damaged->count++;
+  return EVEN_OK;
+}
+
 /* A candidate for each folder whose manifest and sizes are right. */
-static even_status collect(const char *folder, const even_names *names, candidate *candidates, size_t *count) {
+static even_status collect(const char *folder, const even_names *names, candidate *candidates, size_t *count,
+                           even_names *damaged) {
   even_text path = EVEN_TEXT_EMPTY;
   even_status status = EVEN_OK;
   for (size_t i = 0; i < names->count && status == EVEN_OK; i++) {
@@ -53,6 +68,8 @@ static even_status collect(const char *folder, const even_names *names, candidat
       status = even_duplicate(even_text_string(&path), &next->path);
     } else if (whole == EVEN_ERR_MEMORY) {
       status = whole;
+    } else if (whole == EVEN_ERR_CORRUPT) {
+      status = note_damaged(damaged);
     }
     even_checkpoint_info_free(&info);
   }
@@ -60,7 +77,7 @@ static even_status collect(const char *folder, const even_names *names, candidat
   return status;
 }
 
-even_status even_checkpoint_find_newest(const char *folder, bool thorough, char **path) {
+static even_status find(const char *folder, bool thorough, even_names *damaged, char **path) {
   even_names names = {NULL, 0};
   candidate *candidates = NULL;
   size_t count = 0;
@@ -74,7 +91,7 @@ even_status even_checkpoint_find_newest(const char *folder, bool thorough, char 
     status = EVEN_NEW_ARRAY(&candidates, names.count);
   }
   if (status == EVEN_OK) {
-    status = collect(folder, &names, candidates, &count);
+    status = collect(folder, &names, candidates, &count, damaged);
   }
   if (status == EVEN_OK && count > 1) {
     qsort(candidates, count, sizeof *candidates, newest_first);
@@ -84,8 +101,8 @@ even_status even_checkpoint_find_newest(const char *folder, bool thorough, char 
     if (whole == EVEN_OK) {
       *path = candidates[i].path;
       candidates[i].path = NULL;
-    } else if (whole != EVEN_ERR_CORRUPT) {
-      status = whole;
+    } else {
+      status = whole == EVEN_ERR_CORRUPT ? note_damaged(damaged) : whole;
     }
   }
   for (size_t i = 0; i < count; i++) {
@@ -95,4 +112,13 @@ even_status even_checkpoint_find_newest(const char *folder, bool thorough, char 
   even_free(candidates);
   even_names_free(&names);
   return status;
+}
+
+even_status even_checkpoint_find_newest(const char *folder, bool thorough, char **path) {
+  return find(folder, thorough, NULL, path);
+}
+
+even_status even_checkpoint_find_whole(const char *folder, even_names *damaged, char **path) {
+  *damaged = (even_names){NULL, 0};
+  return find(folder, true, damaged, path);
 }

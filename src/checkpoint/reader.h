@@ -47,6 +47,10 @@ even_status even_checkpoint_verify(const char *folder, even_names *problems) EVE
  * thorough: every checksum is compared, else sizes only. *path is NULL where there is none or no such folder. Free
  * *path with even_free. */
 even_status even_checkpoint_find_newest(const char *folder, bool thorough, char **path) EVEN_MUST_USE;
+/* The same, thorough, and what was passed over: `damaged` has a line for each damaged checkpoint that the search met,
+ * worded as the error of even_checkpoint_verify (of those older than *path, only the sizes are compared). Free with
+ * even_names_free, also after a failure. */
+even_status even_checkpoint_find_whole(const char *folder, even_names *damaged, char **path) EVEN_MUST_USE;
 
 /* Checks the header of a safetensors file (the bytes behind the 8 of its length) against the bytes of data that follow
  * it: types known, shapes fitting, ranges in order without overlap or gap. *out is the header (json_decref).

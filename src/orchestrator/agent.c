@@ -96,15 +96,35 @@ static even_status find_foreign(even_job *job) {
   return status;
 }
 
+/* A training of which something is left, none of it whole, is not quietly begun anew. */
+static even_status refuse_all_damaged(const even_job *job, const even_names *damaged) {
+  (void)even_fail(EVEN_ERR_CORRUPT, "--resume auto: none of the %zu checkpoints in %s is whole: %s", damaged->count,
+                  job->params->checkpoint_folder, damaged->items[0]);
+  return even_error_fix(
+      "`evenstep ckpt verify` names every damage; --resume PATH goes on from a checkpoint elsewhere, without --resume "
+      "training begins anew");
+}
+
 /* The newest whole checkpoint, every checksum compared: the ranks read it next anyway, from memory then. */
-static even_status find_newest(even_job *job) {
+static even_status find_newest(even_job *job, bool restart) {
   char *path = NULL;
+  even_names damaged = {NULL, 0};
   even_text created = EVEN_TEXT_EMPTY;
   if (job->params->checkpoint_folder == NULL) {
     return EVEN_OK;
   }
-  EVEN_TRY(even_checkpoint_find_newest(job->params->checkpoint_folder, true, &path));
-  even_status status = path == NULL ? EVEN_OK : read_created(path, &created);
+  even_status status = even_checkpoint_find_whole(job->params->checkpoint_folder, &damaged, &path);
+  bool refuse = status == EVEN_OK && path == NULL && damaged.count > 0 && !restart;
+  for (size_t i = refuse ? 1 : 0; i < damaged.count; i++) {
+    even_job_notice(job, "passed over: %s", damaged.items[i]);
+  }
+  if (refuse) {
+    status = refuse_all_damaged(job, &damaged);
+  }
+  even_names_free(&damaged);
+  if (status == EVEN_OK && path != NULL) {
+    status = read_created(path, &created);
+  }
   /* times of one form, so that their order is that of the letters */
   if (status == EVEN_OK && path != NULL && strcmp(even_text_string(&created), even_text_string(&job->foreign)) > 0) {
     status = even_path_absolute(path, &job->resume);
@@ -120,7 +140,7 @@ static even_status find_resume(even_job *job, bool restart) {
   even_checkpoint_info info;
   even_text_clear(&job->resume);
   if (restart || (wish != NULL && !named)) {
-    EVEN_TRY(find_newest(job));
+    EVEN_TRY(find_newest(job, restart));
   }
   if (job->resume.length > 0 || !named) {
     return EVEN_OK;

@@ -46,7 +46,9 @@ typedef struct even_agent_params {
    * attempt began, that is, when a restart is likely to end the same way. */
   bool restart_always;
   const char *checkpoint_folder; /* where the newest whole checkpoint is looked for before a (re)start */
-  const char *resume;            /* NULL: start anew; "auto": newest whole checkpoint, if any; else its path */
+  /* NULL: start anew; "auto": newest whole checkpoint, if any (EVEN_ERR_CORRUPT where there are only damaged ones);
+   * else its path (whose checksums the caller has compared) */
+  const char *resume;
   even_agent_observer observer;
 } even_agent_params;
 

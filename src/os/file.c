@@ -103,8 +103,10 @@ static even_status sync_parent(const char *path) {
   return status;
 }
 
+/* The file is always a new one: a stale one of that name may be a link to another file, or open to others. */
 static even_status write_new(const char *path, const void *data, size_t bytes, mode_t mode) {
-  int fd = even_os.open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, mode);
+  (void)even_os.unlink(path);
+  int fd = even_os.open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
   if (fd < 0) {
     return even_fail_errno(errno, "%s cannot be created", path);
   }

@@ -298,6 +298,29 @@ static void newest_is_the_last_whole_one(void **state) {
   even_free(path);
 }
 
+static void what_is_passed_over_is_named(void **state) {
+  (void)state;
+  char *path = NULL;
+  even_names damaged;
+  assert_int_equal(even_checkpoint_find_whole(scratch_path("absent"), &damaged, &path), EVEN_OK);
+  assert_int_equal(damaged.count, 0);
+  even_names_free(&damaged);
+  assert_int_equal(save_sample(scratch_path("step-10"), false, 10), EVEN_OK);
+  assert_int_equal(save_sample(scratch_path("step-20"), false, 20), EVEN_OK);
+  assert_int_equal(save_sample(scratch_path("step-30"), false, 30), EVEN_OK);
+  assert_int_equal(truncate(scratch_path("step-20/model.safetensors"), 20), 0);
+  int file = open(scratch_path("step-30/model.safetensors"), O_WRONLY);
+  assert_int_equal(pwrite(file, "X", 1, 200), 1); /* same size, other bytes */
+  assert_int_equal(close(file), 0);
+  assert_int_equal(even_checkpoint_find_whole(scratch, &damaged, &path), EVEN_OK);
+  assert_string_equal(path, scratch_path("step-10"));
+  assert_int_equal(damaged.count, 2);
+  assert_non_null(strstr(damaged.items[0], "step-20 is damaged: model.safetensors is truncated"));
+  assert_non_null(strstr(damaged.items[1], "step-30 is damaged: chunk 0 of model.safetensors"));
+  even_names_free(&damaged);
+  even_free(path);
+}
+
 int main(void) {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, scratch_make, scratch_remove)
   const struct CMUnitTest tests[] = {CASE(file_is_safetensors),
@@ -314,6 +337,7 @@ int main(void) {
                                      CASE(dead_writers_are_swept_away),
                                      CASE(forked_child_does_not_keep_the_lock),
                                      CASE(removing_takes_checkpoints_only),
-                                     CASE(newest_is_the_last_whole_one)};
+                                     CASE(newest_is_the_last_whole_one),
+                                     CASE(what_is_passed_over_is_named)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -120,6 +120,31 @@ static void resumes_from_what_the_user_named(void **state) {
   assert_int_equal(job_fixture_run(job, "true", &code), EVEN_ERR_NOT_FOUND);
 }
 
+static void a_damaged_newest_checkpoint_is_passed_over_and_told(void **state) {
+  job_fixture *job = *state;
+  char command[256];
+  int code = -1;
+  (void)snprintf(command, sizeof command, "mkdir %s", job->checkpoints);
+  assert_int_equal(system(command), 0);
+  job_fixture_write_checkpoint(job, "checkpoints/step-5");
+  job_fixture_write_checkpoint(job, "checkpoints/step-6");
+  (void)snprintf(command, sizeof command, "printf X | dd of=%s/step-6/model.safetensors seek=40 bs=1 conv=notrunc",
+                 job->checkpoints);
+  assert_int_equal(system(command), 0);
+  job->resume = "auto";
+  assert_int_equal(job_fixture_run(job, "echo from ${EVENSTEP_RESUME##*/}", &code), EVEN_OK);
+  assert_true(job_fixture_saw(job, "line 0 from step-5|"));
+  assert_true(job_fixture_saw(job, "notice passed over: checkpoint "));
+  assert_true(job_fixture_saw(job, "step-6 is damaged: chunk 0 of model.safetensors"));
+  even_text_clear(&job->seen);
+  (void)snprintf(command, sizeof command, "rm -r %s/step-5", job->checkpoints);
+  assert_int_equal(system(command), 0);
+  assert_int_equal(job_fixture_run(job, "echo ran", &code), EVEN_ERR_CORRUPT);
+  assert_non_null(strstr(even_error_last()->what, "step-6 is damaged: chunk 0 of model.safetensors"));
+  assert_non_null(strstr(even_error_last()->fix, "--resume"));
+  assert_false(job_fixture_saw(job, "started"));
+}
+
 static void restarts_end(void **state) {
   job_fixture *job = *state;
   int code = -1;
@@ -263,6 +288,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(a_rank_that_ignores_sigterm_is_killed, open_job, close_job),
       cmocka_unit_test_setup_teardown(restarts_from_the_newest_whole_checkpoint, open_job, close_job),
       cmocka_unit_test_setup_teardown(resumes_from_what_the_user_named, open_job, close_job),
+      cmocka_unit_test_setup_teardown(a_damaged_newest_checkpoint_is_passed_over_and_told, open_job, close_job),
       cmocka_unit_test_setup_teardown(restarts_end, open_job, close_job),
       cmocka_unit_test_setup_teardown(an_interrupt_is_130_and_no_restart, open_job, close_job),
       cmocka_unit_test_setup_teardown(a_second_interrupt_kills, open_job, close_job),

@@ -2,6 +2,7 @@
 #include "os/file.h"
 
 #include "base/fail.h"
+#include "os/calls.h"
 #include "support/fault.h"
 
 #include <errno.h>
@@ -12,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -121,6 +123,48 @@ static void each_call_and_allocation_may_fail(void **state) {
   assert_content("text");
 }
 
+/* Somebody who may write to the folder plants a link, or a file of his own, under the name that is written to first. */
+static void what_was_planted_is_not_written_to(void **state) {
+  char victim[160];
+  struct stat facts;
+  (void)state;
+  (void)snprintf(victim, sizeof victim, "%s/victim", folder);
+  assert_int_equal(even_file_replace(victim, "mine", 4), EVEN_OK);
+  assert_int_equal(symlink("victim", temporary), 0);
+  assert_int_equal(even_file_replace_private(path, "secret", 6), EVEN_OK);
+  assert_int_equal(lstat(path, &facts), 0);
+  assert_true(S_ISREG(facts.st_mode));
+  assert_int_equal(facts.st_mode & 0777, 0600);
+  assert_int_equal(stat(victim, &facts), 0);
+  assert_int_equal(facts.st_size, 4);
+  assert_content("secret");
+  int open_to_all = open(temporary, O_RDWR | O_CREAT | O_EXCL, 0666);
+  assert_true(open_to_all >= 0);
+  assert_int_equal(even_file_replace_private(path, "token", 5), EVEN_OK);
+  assert_int_equal(stat(path, &facts), 0);
+  assert_int_equal(facts.st_mode & 0777, 0600);
+  assert_int_equal(fstat(open_to_all, &facts), 0);
+  assert_int_equal(facts.st_size, 0);
+  assert_int_equal(close(open_to_all), 0);
+  assert_int_equal(unlink(victim), 0);
+}
+
+static int plant_again(const char *name) {
+  int result = unlink(name);
+  (void)symlink("victim", name);
+  return result;
+}
+
+/* Planted between the two calls: refused, not followed. */
+static void a_link_planted_meanwhile_is_refused(void **state) {
+  char victim[160];
+  (void)state;
+  (void)snprintf(victim, sizeof victim, "%s/victim", folder);
+  even_os.unlink = plant_again;
+  assert_int_equal(even_file_replace_private(path, "secret", 6), EVEN_ERR_IN_USE);
+  assert_int_equal(access(victim, F_OK), -1);
+}
+
 static void folders_are_made_with_those_above(void **state) {
   char deep[128];
   char middle[128];
@@ -156,6 +200,8 @@ int main(void) {
       FILE_TEST(a_write_that_never_advances_is_an_error),
       FILE_TEST(a_failed_replacement_keeps_the_old_file),
       FILE_TEST(each_call_and_allocation_may_fail),
+      FILE_TEST(what_was_planted_is_not_written_to),
+      FILE_TEST(a_link_planted_meanwhile_is_refused),
       FILE_TEST(folders_are_made_with_those_above),
       FILE_TEST(a_file_in_the_way_of_a_folder_is_an_error),
   };

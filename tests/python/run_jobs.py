@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pathlib
 import re
@@ -75,8 +76,12 @@ def own_cgroup(controller: str) -> pathlib.Path | None:
     return None
 
 
-def write_checkpoint(folder: pathlib.Path) -> None:
+def write_checkpoint(folder: pathlib.Path, tensor: bool = False) -> None:
     from evenstep import _core
 
     folder.parent.mkdir(parents=True, exist_ok=True)
-    _core.CheckpointWriter(folder, True, 0).commit('{"step": 7, "epoch": 0, "world_size": 1}')
+    writer = _core.CheckpointWriter(folder, True, 0)
+    if tensor:
+        content = ctypes.create_string_buffer(64)
+        writer.add("model.safetensors", [("w", "U8", (64,), ctypes.addressof(content), 64)])
+    writer.commit('{"step": 7, "epoch": 0, "world_size": 1}')
