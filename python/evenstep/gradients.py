@@ -6,6 +6,7 @@ stays None where no rank has one). The weights of the ranks sum to 1, so what wa
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 
 from evenstep._core import EvenstepError
 from evenstep.engine import Engine, Report
+from evenstep.sparse import sum_sparse
 
 if TYPE_CHECKING:
     from evenstep.steps import Steps
@@ -24,11 +26,20 @@ def trained_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 class GradientSync:
-    """Hooks of one model. `steps` says this rank's part of the batch now in backward."""
+    """Hooks of one model. `steps` says this rank's part of the batch now in backward.
 
-    def __init__(self, name: str, model: nn.Module, engine: Engine, steps: Steps) -> None:
+    The engine has the parameters that are not in `sparse` (ids), in the model's order; those in it come after them
+    here, and their gradients are added up when backward has ended.
+    """
+
+    def __init__(
+        self, name: str, model: nn.Module, engine: Engine, steps: Steps, sparse: Container[int] = frozenset()
+    ) -> None:
         self.name, self.model, self.engine = name, model, engine
-        named = trained_parameters(model)
+        trained = trained_parameters(model)
+        named = [one for one in trained if id(one[1]) not in sparse]
+        self._dense = len(named)
+        named += [one for one in trained if id(one[1]) in sparse]
         self._frozen = [(n, p) for n, p in model.named_parameters() if not p.requires_grad]
         self._names = [n for n, _ in named]
         self.parameters = [p for _, p in named]
@@ -67,6 +78,8 @@ class GradientSync:
     # -- during backward --
 
     def _fired_again(self, index: int, parameter: torch.Tensor) -> None:
+        if index >= self._dense:
+            return
         if index in self._submitted and parameter.grad is self.engine.views[index]:
             raise EvenstepError(
                 f"parameter {self._names[index]!r} got a second gradient in one backward (reentrant "
@@ -77,13 +90,10 @@ class GradientSync:
 
     def _submit(self, index: int, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
-        if gradient is None:
+        if gradient is None or index >= self._dense:
             return
-        if gradient.layout is not torch.strided:
-            raise EvenstepError(
-                f"parameter {self._names[index]!r} of model {self.name!r} has a sparse gradient, which this version "
-                "does not reduce\n  fix: build its layer with sparse=False"
-            )
+        if gradient.layout is not torch.strided:  # from no layer that said so: other ranks may have it dense
+            gradient = parameter.grad = gradient.to_dense()
         if not self._open:
             self.engine.begin(self._current_weight(), self._steps.step)
             self._open = True
@@ -179,12 +189,17 @@ class GradientSync:
             report.bytes += second.bytes
         views = self.engine.views
         count = 0
-        for index, parameter in enumerate(self.parameters):
+        for index, parameter in enumerate(self.parameters[: self._dense]):
             if used[index]:
                 count += 1
                 gradient = parameter.grad
                 if gradient is not views[index]:
                     self._put(index, parameter, gradient)
+        if self._dense < len(self.parameters):
+            with self._steps.blocking():
+                sparse, moved = sum_sparse(self._steps.group, self.parameters[self._dense :], weight)
+            count += sparse
+            report.bytes += moved
         self.reduced = count
         self._fired.clear()
         self._refired = False
@@ -192,8 +207,8 @@ class GradientSync:
         return report
 
     def _close_round(self) -> tuple[Any, Report]:
-        if len(self._submitted) < len(self.parameters):
-            for index, parameter in enumerate(self.parameters):
+        if len(self._submitted) < self._dense:
+            for index, parameter in enumerate(self.parameters[: self._dense]):
                 if parameter.grad is not None and index not in self._submitted:
                     self._submit(index, parameter)
         used, report = self.engine.finish()

@@ -24,6 +24,7 @@ from evenstep.group import broadcast_bytes, gather_objects
 from evenstep.loader import EvenLoader, check_loader
 from evenstep.session import Session, session
 from evenstep.shares import Shares, ShareSchedule
+from evenstep.sparse import sparse_parameters
 
 
 def prepare(
@@ -154,11 +155,12 @@ def _prepare_models(
     for name, model in models.items():
         check_same_model(group, name, model)
         broadcast_model(group, model)
-        parameters = [p for _, p in trained_parameters(model)]
+        sparse = sparse_parameters(model, optimizers.values())
+        parameters = [p for _, p in trained_parameters(model) if id(p) not in sparse]
         device = next((str(p.device) for p in parameters), "cpu")
         devices = gather_objects(group, f"{device}@{os.uname().nodename}")
         chosen = choose_engine(parameters, bootstrap, group, devices, engine, current.telemetry)
-        current.steps.syncs.append(GradientSync(name, model, chosen, current.steps))
+        current.steps.syncs.append(GradientSync(name, model, chosen, current.steps, sparse))
         if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()):
             current.dummy_samples = 2  # one sample alone has no variance
     if models:

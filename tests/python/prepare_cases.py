@@ -111,6 +111,42 @@ class Mixed(nn.Module):
         return self.second(h.to(self.second.weight.dtype))
 
 
+class Bags(nn.Module):
+    """Sparse embeddings, one of which only some data use, before dense layers."""
+
+    def __init__(self, only: bool = False) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(50, 4, sparse=True)
+        self.rare = nn.EmbeddingBag(50, 4, mode="sum", sparse=True)
+        self.head = None if only else nn.Linear(4, 50)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(tokens)
+        rows = tokens[:, 0] % 5 == 0
+        if bool(rows.any()):
+            x = torch.cat([x[~rows], x[rows] + self.rare(tokens[rows])[:, None]])
+        return torch.tanh(x if self.head is None else self.head(x))
+
+
+class Lookup(nn.Module):
+    """A sparse gradient that no layer announces, and a weight with a sparse and a dense gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(50, 4))
+        self.tokens = nn.Embedding(50, 4, sparse=True)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = functional.embedding(tokens, self.table, sparse=True) + self.tokens(tokens)
+        return x @ self.tokens.weight.t()
+
+
+def ids(count: int) -> tuple[torch.Tensor, ...]:
+    tokens = torch.randint(50, (count, 6))
+    tokens[::3, 0] = 0
+    return tokens, tokens
+
+
 def vectors(count: int) -> tuple[torch.Tensor, ...]:
     return torch.randn(count, 6), torch.randn(count, 3)
 
@@ -134,6 +170,18 @@ def classify(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor
 
 def predict(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
+
+
+def spread(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return model(x).square().mean() - model(x).mean()
+
+
+def sparse_adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SparseAdam(model.parameters(), lr=0.01)
+
+
+def plain_sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.05)
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -182,6 +230,11 @@ CASES: dict[str, Case] = {
     "branches_accumulated": Case(Branches, vectors, square, accumulate=2, batch=4),
     "branches_no_sync": Case(Branches, vectors, square, accumulate=2, batch=4, no_sync=True),
     "mixed_dtypes_and_frozen": Case(Mixed, vectors, square, adamw),
+    "sparse_adam": Case(lambda: Bags(only=True), ids, spread, sparse_adam, batch=7),
+    "sparse_sgd": Case(Bags, ids, spread, plain_sgd, batch=7),
+    "sparse_accumulated": Case(Bags, ids, spread, plain_sgd, accumulate=2, batch=4, no_sync=True),
+    "sparse_torch_engine": Case(Bags, ids, spread, plain_sgd, engine="torch"),
+    "sparse_tied_and_unannounced": Case(Lookup, ids, spread, plain_sgd),
     "weights_by_tokens": Case(mlp, vectors, square, by_tokens=True),
     "dummy_sample_of_nan": Case(mlp, vectors, square, poison=True),
 }

@@ -179,10 +179,6 @@ MISUSES = {
         "model(torch.ones(1, 2)).sum().backward()",
         "parameter 'bias' of model 'model' was frozen when es.prepare saw it",
     ),
-    "sparse": (
-        "model = nn.Embedding(4, 2, sparse=True)\nes.prepare(model)\nmodel(torch.tensor([1])).sum().backward()",
-        "has a sparse gradient",
-    ),
     "rank 1 stops in backward": (
         "model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))\nes.prepare(model)\n"
         "def fail(g): raise ValueError('mine')\n"
