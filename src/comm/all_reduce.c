@@ -2,6 +2,7 @@
  * pipeline of cache-sized pieces for any other. */
 #include "comm/arguments.h"
 #include "comm/group.h"
+#include "comm/writing.h"
 
 #include <string.h>
 
@@ -81,7 +82,7 @@ static size_t chunk_begin(const reduction *job, const pipeline *pipe, size_t ran
 }
 
 /* Copies the chunks that others reduce into this rank's staging. */
-static void stage_in(even_comm *comm, const reduction *job, const pipeline *pipe, size_t piece) {
+static void stage_in(even_comm *comm, const reduction *job, const pipeline *pipe, size_t piece, bool past_caches) {
   size_t ranks = (size_t)comm->ranks;
   size_t own = (size_t)comm->rank;
   unsigned char *staging = even_comm_staging_of(comm, comm->rank, piece & 1u);
@@ -89,13 +90,13 @@ static void stage_in(even_comm *comm, const reduction *job, const pipeline *pipe
   size_t own_begin = chunk_begin(job, pipe, ranks, piece, own);
   size_t own_end = chunk_begin(job, pipe, ranks, piece, own + 1);
   size_t end = chunk_begin(job, pipe, ranks, piece, ranks);
-  memcpy(staging, job->data + begin * job->element, (own_begin - begin) * job->element);
-  memcpy(staging + (own_end - begin) * job->element, job->data + own_end * job->element,
-         (end - own_end) * job->element);
+  even_writing_copy(staging, job->data + begin * job->element, (own_begin - begin) * job->element, past_caches);
+  even_writing_copy(staging + (own_end - begin) * job->element, job->data + own_end * job->element,
+                    (end - own_end) * job->element, past_caches);
 }
 
 /* Reduces this rank's chunk into the data and, for the others, into its staging. */
-static void reduce_chunk(even_comm *comm, const reduction *job, const pipeline *pipe, size_t piece) {
+static void reduce_chunk(even_comm *comm, const reduction *job, const pipeline *pipe, size_t piece, bool past_caches) {
   size_t ranks = (size_t)comm->ranks;
   size_t own = (size_t)comm->rank;
   size_t begin = chunk_begin(job, pipe, ranks, piece, own);
@@ -106,18 +107,21 @@ static void reduce_chunk(even_comm *comm, const reduction *job, const pipeline *
   }
   comm->sources[own] = job->data + begin * job->element;
   void *targets[2] = {job->data + begin * job->element, even_comm_staging_of(comm, comm->rank, 2 + (piece & 1u))};
-  job->reduce(targets, 2, comm->sources, ranks, end - begin, comm->ranks);
+  job->reduce(targets, past_caches ? 1 : 2, comm->sources, ranks, end - begin, comm->ranks);
+  if (past_caches) {
+    even_copy_past_caches(targets[1], targets[0], (end - begin) * job->element);
+  }
 }
 
 /* Copies the chunks that others reduced from their staging. */
-static void stage_out(even_comm *comm, const reduction *job, const pipeline *pipe, size_t piece) {
+static void stage_out(even_comm *comm, const reduction *job, const pipeline *pipe, size_t piece, bool past_caches) {
   size_t ranks = (size_t)comm->ranks;
   for (size_t step = 1; step < ranks; step++) {
     size_t rank = ((size_t)comm->rank + step) % ranks;
     size_t begin = chunk_begin(job, pipe, ranks, piece, rank);
     size_t end = chunk_begin(job, pipe, ranks, piece, rank + 1);
-    memcpy(job->data + begin * job->element, even_comm_staging_of(comm, (int)rank, 2 + (piece & 1u)),
-           (end - begin) * job->element);
+    even_writing_copy(job->data + begin * job->element, even_comm_staging_of(comm, (int)rank, 2 + (piece & 1u)),
+                      (end - begin) * job->element, past_caches);
   }
 }
 
@@ -126,18 +130,21 @@ static void stage_out(even_comm *comm, const reduction *job, const pipeline *pip
 static even_status reduce_staged(even_comm *comm, const reduction *job) {
   pipeline pipe = plan_pipeline(comm, job);
   for (size_t stage = 0; stage < pipe.pieces + 2; stage++) {
+    bool full = stage >= 2 && stage < pipe.pieces;
+    bool past_caches = even_writing_begin(comm, full);
     if (stage >= 2) {
-      stage_out(comm, job, &pipe, stage - 2);
+      stage_out(comm, job, &pipe, stage - 2, past_caches);
     }
     if (stage >= 1 && stage <= pipe.pieces) {
-      reduce_chunk(comm, job, &pipe, stage - 1);
+      reduce_chunk(comm, job, &pipe, stage - 1, past_caches);
     }
     if (stage < pipe.pieces) {
-      stage_in(comm, job, &pipe, stage);
+      stage_in(comm, job, &pipe, stage, past_caches);
     }
     if (stage <= pipe.pieces) {
       EVEN_TRY(even_call_next(comm));
     }
+    even_writing_end(comm, pipe.chunk * job->element);
   }
   return EVEN_OK;
 }

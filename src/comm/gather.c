@@ -1,6 +1,6 @@
 /* The collectives in which ranks own parts: reduce-scatter, all-gather, broadcast; and the barrier. */
 #include "comm/arguments.h"
-#include "comm/group.h"
+#include "comm/writing.h"
 
 #include <string.h>
 
@@ -21,6 +21,14 @@ static void copy(void *target, const void *source, size_t bytes, bool past_cache
   } else {
     memmove(target, source, bytes);
   }
+}
+
+static size_t smallest(const size_t *counts, int ranks) {
+  size_t count = counts[0];
+  for (int rank = 1; rank < ranks; rank++) {
+    count = least(count, counts[rank]);
+  }
+  return count;
 }
 
 /* Elements before rank's part. */
@@ -77,13 +85,15 @@ static even_status scatter_staged(even_comm *comm, const scatter *job) {
   size_t own = (size_t)comm->rank;
   size_t own_begin = part_begin(job->counts, comm->rank);
   size_t cell = comm->layout.stage_bytes / ranks / LINE * LINE / job->element;
+  size_t common = smallest(job->counts, comm->ranks);
   for (size_t first = 0, round = 0; first < job->largest; first += cell, round++) {
     unsigned char *staging = even_comm_staging_of(comm, comm->rank, round & 1u);
     size_t begin = 0;
+    bool past_caches = even_writing_begin(comm, first + cell <= common);
     for (size_t rank = 0; rank < ranks; begin += job->counts[rank], rank++) {
       if (rank != own && first < job->counts[rank]) {
-        memcpy(staging + rank * cell * job->element, job->input + (begin + first) * job->element,
-               least(cell, job->counts[rank] - first) * job->element);
+        even_writing_copy(staging + rank * cell * job->element, job->input + (begin + first) * job->element,
+                          least(cell, job->counts[rank] - first) * job->element, past_caches);
       }
     }
     EVEN_TRY(even_call_next(comm));
@@ -94,6 +104,7 @@ static even_status scatter_staged(even_comm *comm, const scatter *job) {
       comm->sources[own] = job->input + (own_begin + first) * job->element;
       reduce_part(comm, job, job->output + first * job->element, least(cell, job->counts[own] - first));
     }
+    even_writing_end(comm, cell * job->element);
   }
   return EVEN_OK;
 }
@@ -159,19 +170,24 @@ static even_status gather_from_arenas(even_comm *comm, const gathering *job) {
 static even_status gather_staged(even_comm *comm, const gathering *job) {
   size_t cell = comm->layout.stage_bytes;
   size_t own_bytes = job->counts[comm->rank] * job->element;
+  size_t common = smallest(job->counts, comm->ranks) * job->element;
   for (size_t first = 0, round = 0; first < job->largest; first += cell, round++) {
+    bool past_caches = even_writing_begin(comm, first + cell <= common);
     if (first < own_bytes) {
-      memcpy(even_comm_staging_of(comm, comm->rank, round & 1u), job->input + first, least(cell, own_bytes - first));
+      even_writing_copy(even_comm_staging_of(comm, comm->rank, round & 1u), job->input + first,
+                        least(cell, own_bytes - first), past_caches);
     }
     EVEN_TRY(even_call_next(comm));
     unsigned char *part = job->output;
     for (int rank = 0; rank < comm->ranks; rank++) {
       size_t bytes = job->counts[rank] * job->element;
       if (rank != comm->rank && first < bytes) {
-        copy(part + first, even_comm_staging_of(comm, rank, round & 1u), least(cell, bytes - first), job->past_caches);
+        copy(part + first, even_comm_staging_of(comm, rank, round & 1u), least(cell, bytes - first),
+             past_caches || job->past_caches);
       }
       part += bytes;
     }
+    even_writing_end(comm, cell);
   }
   return EVEN_OK;
 }
@@ -232,13 +248,15 @@ static even_status broadcast_large(even_comm *comm, unsigned char *data, size_t 
   for (size_t first = 0, round = 0; first < bytes; first += cell, round++) {
     unsigned char *staging = even_comm_staging_of(comm, root, round & 1u);
     size_t part = least(cell, bytes - first);
+    bool past = even_writing_begin(comm, part == cell);
     if (comm->rank == root) {
-      memcpy(staging, data + first, part);
+      even_writing_copy(staging, data + first, part, past);
     }
     EVEN_TRY(even_call_next(comm));
     if (comm->rank != root) {
-      copy(data + first, staging, part, past_caches);
+      copy(data + first, staging, part, past || past_caches);
     }
+    even_writing_end(comm, cell);
   }
   return EVEN_OK;
 }

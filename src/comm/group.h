@@ -24,6 +24,17 @@ typedef struct even_comm_patience {
   uint32_t most;
 } even_comm_patience;
 
+/* How staged data are written (writing.c). */
+typedef struct even_comm_writing {
+  bool past_caches;  /* the verdict of the last trial */
+  uint32_t stages;   /* full ones since the trial began */
+  uint32_t kind;     /* of the calls that the trial is made of */
+  uint64_t least[2]; /* ns of the trial's stages for 1024 bytes: through the caches, past them */
+  uint32_t passed;   /* full stages of other kinds meanwhile */
+  bool counted;      /* the stage under way is one of the trial's or of the time to the next */
+  uint64_t began;    /* the stage under way, 0 where it is not measured */
+} even_comm_writing;
+
 struct even_comm {
   int rank;
   int ranks;
@@ -41,9 +52,10 @@ struct even_comm {
   even_comm_call call;         /* the call under way */
   even_comm_patience arrival;  /* for peers that may be busy elsewhere */
   even_comm_patience progress; /* for peers that are in the same call */
-  _Atomic uint64_t wait_ns;    /* spent waiting for peers since the group was opened */
-  atomic_flag busy;            /* a thread is in a call */
-  even_status ended;           /* not EVEN_OK: the group is unusable, and why */
+  even_comm_writing writing;
+  _Atomic uint64_t wait_ns; /* spent waiting for peers since the group was opened */
+  atomic_flag busy;         /* a thread is in a call */
+  even_status ended;        /* not EVEN_OK: the group is unusable, and why */
   char ended_what[320];
   const void **sources; /* room for one pointer a rank */
   void **targets;
