@@ -61,7 +61,7 @@ static double solve(size_t ranks) {
 /* Observing a noisy step and asking for the next shares, after the models' windows are full: the mean, because most
  * steps only take note and some learn. */
 static double step(size_t ranks) {
-  enum { WARM_UP = 200, STEPS = 400 };
+  enum { WARM_UP = 200, STEPS = 2000 };
   static even_step_timing timings[MOST_RANKS];
   static int64_t shares[MOST_RANKS];
   uint64_t spent = 0;

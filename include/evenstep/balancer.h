@@ -4,6 +4,7 @@
 #define EVENSTEP_BALANCER_H
 
 #include <evenstep/status.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -74,6 +75,10 @@ EVEN_PUBLIC void even_balancer_close(even_balancer *balancer);
 EVEN_PUBLIC even_status even_balancer_observe(even_balancer *balancer, const even_step_timing *timings) EVEN_MUST_USE;
 /* Shares for a step of `batch` samples (the global batch, or a smaller last one). */
 EVEN_PUBLIC even_status even_balancer_shares(even_balancer *balancer, int64_t batch, int64_t *shares) EVEN_MUST_USE;
+/* Whether balanced shares were measured slower than equal ones, so that equal ones are given until a later trial
+ * finds balanced ones faster. *balanced_seconds and *equal_seconds (may be NULL): a step in the last such trial; 0
+ * before the first. */
+EVEN_PUBLIC bool even_balancer_on_equal(const even_balancer *balancer, double *balanced_seconds, double *equal_seconds);
 /* What the balancer now believes: seconds of rank r for `samples` (0 < before anything was observed means unknown:
  * NaN). */
 EVEN_PUBLIC double even_balancer_predict(const even_balancer *balancer, size_t rank, int64_t samples);

@@ -64,7 +64,9 @@ typedef enum even_event {
   EVEN_EVENT_TOTAL_STEPS = 3, /* value: steps that the run will make, as far as known */
   EVEN_EVENT_EPOCH = 4,       /* value: the epoch that begins */
   EVEN_EVENT_RESUME = 5,      /* value: the step resumed at */
-  EVEN_EVENT_MESSAGE = 6
+  EVEN_EVENT_MESSAGE = 6,
+  EVEN_EVENT_BALANCING = 7 /* value 1: balanced shares were measured slower than equal ones, which run now; 0: balanced
+                              ones run again; words: "21.5 ms, equal 18.2 ms", what a step took */
 } even_event;
 
 typedef struct even_event_record {

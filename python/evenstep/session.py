@@ -188,6 +188,9 @@ class Session:
         plan = steps.plan
         if timings and plan is not None and plan.loader.shares is not None:
             plan.loader.shares.observe(timings, steps.step_seconds)
+            turned = plan.loader.shares.turned()
+            if turned is not None and self.rank == 0:
+                self.telemetry.event(_core.EVENT_BALANCING, self.step, int(turned[0]), turned[1])
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         if self._leader != id(optimizer):

@@ -53,6 +53,7 @@ class Shares:
         self._schedule, self._plan = schedule, plan
         self._balancer = Balancer(policy, ranks, batch, speeds)
         self._drawn = 0
+        self._on_equal = False
 
     def draw(self, batch: int, alone: bool = True) -> list[int]:
         """Shares of the next batch of `batch` samples. alone: a share may be a single sample."""
@@ -81,6 +82,15 @@ class Shares:
             self._plan.observe(timings, step_seconds)
         else:
             self._balancer.observe(timings)
+
+    def turned(self) -> tuple[bool, str] | None:
+        """(True, measured times) once balanced shares were measured slower than equal ones, which run from now on;
+        (False, times) once balanced ones run again; else None."""
+        on_equal, balanced, equal = self._balancer.on_equal
+        if on_equal == self._on_equal:
+            return None
+        self._on_equal = on_equal
+        return on_equal, f"{1e3 * balanced:.4g} ms, equal {1e3 * equal:.4g} ms"
 
     def predict(self, shares: Sequence[int]) -> float:
         """Seconds of a step with these shares; NaN while unknown."""

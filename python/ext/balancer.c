@@ -209,6 +209,14 @@ static PyObject *balancer_predict(PyObject *object, PyObject *arguments) {
   return PyFloat_FromDouble(even_balancer_predict(self->balancer, (size_t)rank, samples));
 }
 
+static PyObject *balancer_on_equal(PyObject *object, void *closure) {
+  (void)closure;
+  double balanced = 0.0;
+  double equal = 0.0;
+  bool on_equal = even_balancer_on_equal(((balancer_object *)object)->balancer, &balanced, &equal);
+  return Py_BuildValue("Ndd", PyBool_FromLong(on_equal), balanced, equal);
+}
+
 static PyObject *balancer_policy(PyObject *object, void *closure) {
   (void)closure;
   return PyUnicode_FromString(even_policy_name((even_policy)((balancer_object *)object)->policy));
@@ -287,6 +295,10 @@ static PyMethodDef balancer_methods[] = {
      "predict(rank, samples) -> seconds that the balancer expects, nan before anything was measured"},
     {NULL, NULL, 0, NULL}};
 static PyGetSetDef balancer_members[] = {{"policy", balancer_policy, NULL, "the policy's name", NULL},
+                                         {"on_equal", balancer_on_equal, NULL,
+                                          "(whether equal shares are given because balanced ones were measured "
+                                          "slower, seconds of a balanced step, of an equal one)",
+                                          NULL},
                                          {NULL, NULL, NULL, NULL, NULL}};
 static PyType_Slot balancer_slots[] = {
     {Py_tp_new, (void *)balancer_new},

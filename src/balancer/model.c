@@ -3,6 +3,7 @@
 #include "balancer/model.h"
 
 #include <math.h>
+#include <stddef.h>
 #include <string.h>
 
 /* Before two sizes were seen: a tenth of the time is taken as fixed, give or take a quarter. */
@@ -20,9 +21,13 @@ static const double longest_seconds = 1e9;
 static const double most_samples = 0x1p53;
 /* Standard errors that make a change certain: many ranks are looked at often, so chance has many tries. */
 static const double certain = 4.5;
+/* Scatter above which steps are taken together, and below which they are told apart again. */
+static const double bursty = 0.4;
+static const double calm = 0.1;
 enum {
   FRESH_LINE = 24, /* steps before which a line still moves much at each look */
-  FEW = 6          /* recent steps, of which the middle is compared; of more it is the mean */
+  MOST_BLOCK = 8,
+  FEW = 6 /* recent steps, of which the middle is compared; of more it is the mean */
 };
 
 static double larger(double a, double b) {
@@ -102,21 +107,42 @@ static void drop(even_rank_model *model, int oldest) {
   memmove(model->seconds, model->seconds + oldest, (size_t)model->count * sizeof *model->seconds);
 }
 
-void even_model_take(even_rank_model *model, int64_t samples, double seconds) {
+bool even_model_take(even_rank_model *model, int64_t samples, double seconds) {
   if (samples == 0) {
     if (seconds <= 0.0) {
-      return;
+      return false;
     }
     model->dummy = true;
+  }
+  /* a dummy batch is one sample whose gradient is thrown away */
+  model->pending_samples += samples > 0 ? smaller((double)samples, most_samples) : 1.0;
+  model->pending_seconds += larger(shortest_seconds, smaller(seconds, longest_seconds));
+  model->pending++;
+  model->restless = larger(0.0, model->restless - 1.0 / 32.0);
+  if (model->pending < model->block) {
+    return false;
   }
   if (model->count == EVEN_MODEL_WINDOW) {
     drop(model, EVEN_MODEL_WINDOW / 8);
   }
-  /* a dummy batch is one sample whose gradient is thrown away */
-  model->samples[model->count] = samples > 0 ? smaller((double)samples, most_samples) : 1.0;
-  model->seconds[model->count] = larger(shortest_seconds, smaller(seconds, longest_seconds));
+  model->samples[model->count] = model->pending_samples / model->pending;
+  model->seconds[model->count] = model->pending_seconds / model->pending;
   model->count++;
-  model->restless = larger(0.0, model->restless - 1.0 / 32.0);
+  model->pending = 0;
+  model->pending_samples = model->pending_seconds = 0.0;
+  return true;
+}
+
+/* Every two entries become their mean. */
+static void merge(even_rank_model *model) {
+  int odd = model->count % 2;
+  drop(model, odd);
+  model->count /= 2;
+  for (int i = 0; i < model->count; i++) {
+    model->samples[i] = (model->samples[(ptrdiff_t)2 * i] + model->samples[2 * i + 1]) / 2.0;
+    model->seconds[i] = (model->seconds[(ptrdiff_t)2 * i] + model->seconds[2 * i + 1]) / 2.0;
+  }
+  model->block *= 2;
 }
 
 bool even_model_surprised(const even_rank_model *model) {
@@ -302,6 +328,13 @@ void even_model_learn(even_rank_model *model) {
   model->noise = blended_noise(model->usual_noise, noise, model->count);
   if (model->count >= 16) {
     model->usual_noise = noise;
+  }
+  if (model->count >= 16) {
+    if (noise > bursty && model->block < MOST_BLOCK) {
+      merge(model);
+    } else if (noise < calm && model->block > 1) {
+      model->block /= 2;
+    }
   }
   model->most_samples = 0.0;
   for (int i = 0; i < model->count; i++) {

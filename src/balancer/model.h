@@ -8,7 +8,11 @@
 enum { EVEN_MODEL_WINDOW = 128 };
 
 typedef struct even_rank_model {
-  int count; /* steps in the window, oldest first */
+  int count;   /* entries of the window, oldest first: steps, or the means of `block` steps */
+  int block;   /* 1; more where a rank's steps are mostly short and sometimes long, as under a CPU quota */
+  int pending; /* steps of the entry that is not complete */
+  double pending_samples;
+  double pending_seconds;
   double samples[EVEN_MODEL_WINDOW];
   double seconds[EVEN_MODEL_WINDOW];
   bool known; /* something was measured */
@@ -22,8 +26,9 @@ typedef struct even_rank_model {
   bool dummy;           /* steps with zero samples took time: a dummy batch runs */
 } even_rank_model;
 
-/* Takes one step into the window; cheap. A zero share that took no time tells nothing and is passed over. */
-void even_model_take(even_rank_model *model, int64_t samples, double seconds);
+/* Takes one step; cheap. Whether the window has a new entry. A zero share that took no time tells nothing and is
+ * passed over. */
+bool even_model_take(even_rank_model *model, int64_t samples, double seconds);
 /* Whether the last step lies outside of what the model expects. */
 bool even_model_surprised(const even_rank_model *model);
 /* Learns from the window; drops what was before a change of speed. */

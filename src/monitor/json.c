@@ -80,6 +80,7 @@ void even_monitor_json_summary(const even_state *state, const even_measure *meas
   even_json_number(&json, "eta_seconds", measure.eta_seconds);
   even_json_unsigned(&json, "samples", measure.samples_total);
   even_json_unsigned(&json, "checkpoints", state->checkpoints);
+  even_json_bool(&json, "on_equal_shares", state->on_equal);
   even_json_unsigned(&json, "lost_records", measure.lost_records);
   even_json_unsigned(&json, "events", state->event_count);
   even_json_object(&json, "verdict");

@@ -2,6 +2,7 @@
 #include "monitor/report_run.h"
 #include "monitor/verdict.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -104,6 +105,11 @@ static void closing(const even_report *report, bool colour, even_text *out) {
   }
   even_verdict_find(&report->run.measure, &verdict);
   even_text_format(out, "\n  %s%s%s\n", verdict.limit, verdict.advice[0] != '\0' ? "; " : "", verdict.advice);
+  const even_state *state = even_history_state(report->run.history);
+  if (state->on_equal) {
+    even_text_format(out, "  balancing was measured slower than equal shares (%s): went back at step %" PRIu32 "\n",
+                     state->on_equal_words, state->on_equal_at);
+  }
   even_report_warmup_words(&report->run, words, sizeof words);
   even_text_format(out, "  %s%s%s\n", colour ? "\033[2m" : "", words, colour ? "\033[0m" : "");
 }

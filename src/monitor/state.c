@@ -241,6 +241,12 @@ bool even_state_event_add(even_state *state, const even_state_event *event) {
     state->shares_changed_at = event->step;
   } else if (event->event == EVEN_EVENT_CHECKPOINT) {
     state->checkpoints++;
+  } else if (event->event == EVEN_EVENT_BALANCING) {
+    state->on_equal = event->value != 0;
+    state->on_equal_at = event->step;
+    (void)snprintf(state->on_equal_words, sizeof state->on_equal_words, "%.39s", event->words);
+  } else if (event->event == EVEN_EVENT_ATTEMPT) {
+    state->on_equal = false; /* the ranks' balancers begin anew */
   }
   even_state_event *slot = &state->events[state->event_count % EVEN_STATE_EVENTS];
   *slot = *event;

@@ -103,6 +103,9 @@ typedef struct even_state {
   uint64_t lost_records;
   uint64_t checkpoints;
   uint32_t shares_changed_at; /* step */
+  bool on_equal;              /* balanced shares were measured slower: equal ones run */
+  uint32_t on_equal_at;       /* since this step */
+  char on_equal_words[40];    /* what was measured */
   /* the course */
   uint32_t first_step;
   uint32_t stride;     /* a power of two */

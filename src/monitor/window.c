@@ -11,11 +11,17 @@ static const double STALL_SECONDS = 10; /* and ten times the step */
 static const struct {
   int number;
   const char *name;
-} events[] = {{EVEN_EVENT_SHARES, "shares"},           {EVEN_EVENT_CHECKPOINT, "checkpoint"},
-              {EVEN_EVENT_TOTAL_STEPS, "total_steps"}, {EVEN_EVENT_EPOCH, "epoch"},
-              {EVEN_EVENT_RESUME, "resume"},           {EVEN_EVENT_MESSAGE, "message"},
-              {EVEN_EVENT_ATTEMPT, "attempt"},         {EVEN_EVENT_RANK_STARTED, "rank_started"},
-              {EVEN_EVENT_RANK_ENDED, "rank_ended"},   {EVEN_EVENT_LOST, "lost_records"}};
+} events[] = {{EVEN_EVENT_SHARES, "shares"},
+              {EVEN_EVENT_CHECKPOINT, "checkpoint"},
+              {EVEN_EVENT_TOTAL_STEPS, "total_steps"},
+              {EVEN_EVENT_EPOCH, "epoch"},
+              {EVEN_EVENT_RESUME, "resume"},
+              {EVEN_EVENT_MESSAGE, "message"},
+              {EVEN_EVENT_BALANCING, "balancing"},
+              {EVEN_EVENT_ATTEMPT, "attempt"},
+              {EVEN_EVENT_RANK_STARTED, "rank_started"},
+              {EVEN_EVENT_RANK_ENDED, "rank_ended"},
+              {EVEN_EVENT_LOST, "lost_records"}};
 
 const char *even_state_event_name(int event) {
   for (size_t i = 0; i < sizeof events / sizeof events[0]; i++) {

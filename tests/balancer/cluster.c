@@ -33,15 +33,37 @@ static void refill(cluster_rank *rank, double before, double now) {
   }
 }
 
+/* Box and Muller (1958). */
+static double lognormal(cluster *c, double deviation) {
+  double radius = sqrt(-2.0 * log(1.0 - random_unit(&c->state)));
+  double angle = 6.283185307179586 * random_unit(&c->state);
+  return exp(deviation * radius * cos(angle));
+}
+
+/* By how much all ranks are slower because the shares differ. */
+static double tilted(const cluster *c, const int64_t *shares) {
+  int64_t least = INT64_MAX;
+  int64_t most = 0;
+  int64_t sum = 0;
+  for (size_t r = 0; r < c->ranks; r++) {
+    least = shares[r] < least ? shares[r] : least;
+    most = shares[r] > most ? shares[r] : most;
+    sum += shares[r];
+  }
+  return 1.0 + c->tilt * (double)(most - least) / (double)sum;
+}
+
 double cluster_step(cluster *c, const int64_t *shares, even_step_timing *timings) {
   double longest = 0.0;
+  double tilt = tilted(c, shares);
   for (size_t r = 0; r < c->ranks; r++) {
     cluster_rank *rank = &c->rank[r];
     double noise = 1.0 + rank->noise * (2.0 * random_unit(&c->state) - 1.0);
+    noise *= rank->lognormal > 0.0 ? lognormal(c, rank->lognormal) : 1.0;
     noise *= random_unit(&c->state) < rank->outliers ? 5.0 : 1.0;
     noise *= c->steps == 0 && c->first_step > 0.0 ? c->first_step : 1.0;
     double samples = shares[r] > 0 ? (double)shares[r] : 1.0;
-    double seconds = (rank->fixed + rank->per_sample * samples) * factor_of(rank) * noise;
+    double seconds = (rank->fixed + rank->per_sample * samples) * factor_of(rank) * noise * tilt;
     if (shares[r] == 0 && c->idles) {
       seconds = 0.0;
     } else if (rank->quota > 0.0) {

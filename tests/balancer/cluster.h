@@ -12,6 +12,7 @@ typedef struct cluster_rank {
   double per_sample; /* seconds of work of a sample */
   double slower;     /* factor now; 1: as built, 0 is read as 1 */
   double noise;      /* each step takes 1 - noise … 1 + noise of its time */
+  double lognormal;  /* standard deviation of the logarithm of a step's time */
   double outliers;   /* chance of a step that takes five times as long */
   double quota; /* of a core's time, in each period; 0: none. As the kernel's CPU quota does it: the work goes on at
                    full speed until the period's time is used up, then stands still until the next */
@@ -24,6 +25,7 @@ typedef struct cluster {
   cluster_rank rank[CLUSTER_RANKS];
   double now;
   uint64_t state;
+  double tilt;       /* each rank is slower by this factor times the part of the batch by which the shares differ */
   bool idles;        /* ranks without samples take no time, instead of that of a dummy batch */
   double first_step; /* factor of the first step's time: warm-up; 0 is read as 1 */
   int64_t steps;

@@ -1,0 +1,175 @@
+/* What balancing loses against the best fixed split, on invented ranks: 1.000 is what the best of all fixed splits
+ * reaches with the same noise. No clock: the same figures on every machine. */
+#include "balancer/cluster.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { AHEAD = 2, SEEDS = 5, STEPS = 1200, SETTLED = 400, MOST_ROUNDS = 400, MOST_RANKS = 8 };
+
+typedef struct scenario {
+  const char *name;
+  size_t ranks;
+  double speeds[MOST_RANKS]; /* of a core; with a period they are quotas */
+  double period;             /* seconds; 0: a rank is slow, not stopped */
+  double step;               /* seconds of a step at the best split */
+  double lognormal;
+  double outliers;
+  int change_at; /* the last rank becomes `slower` times slower … */
+  double slower;
+} scenario;
+
+static const scenario scenarios[] = {
+    {"1:1", 2, {1, 1}, 0, 0.05, 0.10, 0.0, 0, 1},
+    {"1:0.25", 2, {1, .25}, 0, 0.05, 0.10, 0.0, 0, 1},
+    {"1:0.25, 2 % of steps take 5 times as long", 2, {1, .25}, 0, 0.05, 0.10, 0.02, 0, 1},
+    {"1:0.5:0.25:0.1", 4, {1, .5, .25, .1}, 0, 0.05, 0.10, 0.0, 0, 1},
+    {"1:0.5:0.25:0.1, 2 % of steps take 5 times as long", 4, {1, .5, .25, .1}, 0, 0.05, 0.10, 0.02, 0, 1},
+    {"1:0.5, from step 700 on 1:0.125 (from 10 steps after)", 2, {1, .5}, 0, 0.05, 0.10, 0.0, 700, 4},
+    {"quotas 1:0.25 of 10 ms, steps of 11 ms", 2, {1, .25}, 0.01, 0.011, 0.10, 0.0, 0, 1},
+    {"quotas 1:0.25 of 10 ms, steps of 50 ms", 2, {1, .25}, 0.01, 0.05, 0.10, 0.0, 0, 1},
+    {"quotas 1:0.25 of 10 ms, steps of 220 ms", 2, {1, .25}, 0.01, 0.22, 0.10, 0.0, 0, 1},
+    {"quotas 1:0.25 of 100 ms, steps of 11 ms", 2, {1, .25}, 0.1, 0.011, 0.10, 0.0, 0, 1},
+    {"quotas 1:0.25 of 100 ms, steps of 50 ms", 2, {1, .25}, 0.1, 0.05, 0.10, 0.0, 0, 1},
+    {"quotas 1:0.25 of 100 ms, steps of 100 ms", 2, {1, .25}, 0.1, 0.1, 0.10, 0.0, 0, 1},
+    {"quotas 1:0.25 of 100 ms, steps of 220 ms", 2, {1, .25}, 0.1, 0.22, 0.10, 0.0, 0, 1},
+    {"quotas 0.5:0.25 of 100 ms, steps of 50 ms", 2, {.5, .25}, 0.1, 0.05, 0.10, 0.0, 0, 1},
+    {"quotas 1:0.5:0.25:0.1 of 10 ms, steps of 50 ms", 4, {1, .5, .25, .1}, 0.01, 0.05, 0.10, 0.0, 0, 1},
+    {"quotas 1:0.5:0.25:0.1 of 100 ms, steps of 11 ms", 4, {1, .5, .25, .1}, 0.1, 0.011, 0.10, 0.0, 0, 1},
+    {"quotas 1:0.5:0.25:0.1 of 100 ms, steps of 50 ms", 4, {1, .5, .25, .1}, 0.1, 0.05, 0.10, 0.0, 0, 1},
+};
+
+static cluster make(const scenario *s, int64_t batch, uint64_t seed) {
+  cluster c = {.ranks = s->ranks, .first_step = 3.0, .state = seed * 7919};
+  double sum = 0.0;
+  for (size_t r = 0; r < s->ranks; r++) {
+    sum += s->speeds[r];
+  }
+  double work = s->step * sum / ((double)batch + 3.0 * (double)s->ranks); /* a fixed part of three samples */
+  for (size_t r = 0; r < s->ranks; r++) {
+    double slow = s->period > 0.0 ? 1.0 : 1.0 / s->speeds[r];
+    c.rank[r] = (cluster_rank){
+        .fixed = 3.0 * work * slow, .per_sample = work * slow, .lognormal = s->lognormal, .outliers = s->outliers};
+    if (s->period > 0.0 && s->speeds[r] < 1.0) {
+      c.rank[r].quota = s->speeds[r];
+      c.rank[r].period = s->period;
+      c.rank[r].left = s->speeds[r] * s->period;
+    }
+  }
+  return c;
+}
+
+static void set_speed(const scenario *s, cluster *c, int step) {
+  c->rank[c->ranks - 1].slower = s->change_at > 0 && step >= s->change_at ? s->slower : 1.0;
+}
+
+static double fixed_split(const scenario *s, int64_t batch, const int64_t *shares, int from) {
+  even_step_timing timings[CLUSTER_RANKS];
+  double seconds = 0.0;
+  for (uint64_t seed = 1; seed <= SEEDS; seed++) {
+    cluster c = make(s, batch, seed);
+    for (int step = 0; step < STEPS; step++) {
+      set_speed(s, &c, step);
+      double one = cluster_step(&c, shares, timings);
+      seconds += step >= from ? one : 0.0;
+    }
+  }
+  return seconds;
+}
+
+/* Tries `many` samples of rank `a` on rank `b`; whether that is better, else the split stays. */
+static bool move(const scenario *s, int64_t batch, int64_t *shares, size_t a, size_t b, int64_t many, int from,
+                 double *least) {
+  if (a == b || shares[a] <= many) {
+    return false;
+  }
+  shares[a] -= many;
+  shares[b] += many;
+  double seconds = fixed_split(s, batch, shares, from);
+  if (seconds < *least * 0.9999) {
+    *least = seconds;
+    return true;
+  }
+  shares[a] += many;
+  shares[b] -= many;
+  return false;
+}
+
+/* The best fixed split: from the one at the true speeds, moving samples between any two ranks while that helps. */
+static double best_fixed(const scenario *s, int64_t batch, int from, int64_t *best) {
+  cluster c = make(s, batch, 1);
+  set_speed(s, &c, from);
+  cluster_best(&c, batch, best);
+  double least = fixed_split(s, batch, best, from);
+  bool better = true;
+  for (int round = 0; better && round < MOST_ROUNDS; round++) {
+    better = false;
+    for (size_t a = 0; a < s->ranks; a++) {
+      for (size_t b = 0; b < s->ranks; b++) {
+        for (int64_t many = 1; many <= 4; many *= 2) {
+          better = move(s, batch, best, a, b, many, from, &least) || better;
+        }
+      }
+    }
+  }
+  return least;
+}
+
+static double balanced(const scenario *s, int64_t batch, uint64_t seed, int from, int64_t *last) {
+  cluster c = make(s, batch, seed);
+  even_step_timing timings[CLUSTER_RANKS];
+  int64_t queue[AHEAD + 1][CLUSTER_RANKS]; /* shares reach the ranks two steps late */
+  even_balancer *balancer = NULL;
+  even_balancer_params params = {
+      .size = sizeof params, .policy = EVEN_POLICY_HYBRID, .ranks = s->ranks, .batch = batch};
+  even_status status = even_balancer_open(&params, &balancer);
+  for (int i = 0; i <= AHEAD && status == EVEN_OK; i++) {
+    status = even_balancer_shares(balancer, batch, queue[i]);
+  }
+  double seconds = 0.0;
+  for (int step = 0; step < STEPS && status == EVEN_OK; step++) {
+    set_speed(s, &c, step);
+    memcpy(last, queue[0], s->ranks * sizeof *last);
+    memmove(queue[0], queue[1], AHEAD * sizeof queue[0]);
+    double one = cluster_step(&c, last, timings);
+    seconds += step >= from ? one : 0.0;
+    status = even_balancer_observe(balancer, timings);
+    status = status == EVEN_OK ? even_balancer_shares(balancer, batch, queue[AHEAD]) : status;
+  }
+  if (status != EVEN_OK) {
+    (void)fprintf(stderr, "balancer_regret: %s\n", even_error_last()->what);
+    exit(1);
+  }
+  even_balancer_close(balancer);
+  return seconds;
+}
+
+static void print_shares(const char *title, size_t ranks, const int64_t *shares) {
+  (void)printf("  %s", title);
+  for (size_t r = 0; r < ranks; r++) {
+    (void)printf("%c%" PRId64, r == 0 ? ' ' : ':', shares[r]);
+  }
+}
+
+int main(void) {
+  (void)printf("%-56s %s\n", "ranks (10 % noise)", "of the best fixed split, from step 400 on");
+  for (size_t i = 0; i < sizeof scenarios / sizeof scenarios[0]; i++) {
+    const scenario *s = &scenarios[i];
+    int64_t batch = 32 * (int64_t)s->ranks;
+    int from = s->change_at > 0 ? s->change_at + 10 : SETTLED;
+    int64_t best[CLUSTER_RANKS];
+    int64_t last[CLUSTER_RANKS];
+    double seconds = 0.0;
+    for (uint64_t seed = 1; seed <= SEEDS; seed++) {
+      seconds += balanced(s, batch, seed, from, last);
+    }
+    (void)printf("%-56s %.3f", s->name, best_fixed(s, batch, from, best) / seconds);
+    print_shares("best", s->ranks, best);
+    print_shares("at the end", s->ranks, last);
+    (void)printf("\n");
+  }
+  return 0;
+}

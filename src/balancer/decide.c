@@ -1,0 +1,186 @@
+/* From what was measured to shares: tables of the models, the best split of them, and a change only where it
+ * pays. */
+#include "balancer/state.h"
+#include "base/fail.h"
+
+#include <math.h>
+#include <string.h>
+
+/* A change must promise this part of the step, and more while the models are uncertain. */
+static const double least_gain = 0.01;
+static const double most_gain = 0.30;
+/* What looking after a rank without samples may cost of the run. */
+static const double probe_cost = 0.002;
+
+/* Straight lines from (0, idle) over (1, one) on. */
+static void set_table(even_balancer *b, size_t rank, double idle, double one, double per_sample) {
+  int64_t *samples = b->table_samples + rank * EVEN_TABLE_POINTS;
+  double *seconds = b->table_seconds + rank * EVEN_TABLE_POINTS;
+  samples[0] = 0;
+  samples[1] = 1;
+  samples[2] = INT64_C(1) << 40; /* far out, so that the slope keeps its digits */
+  seconds[0] = idle < one ? idle : one;
+  seconds[1] = one;
+  seconds[2] = one + per_sample * (double)(samples[2] - 1);
+  b->tables[rank].points = EVEN_TABLE_POINTS;
+}
+
+/* Tables of the prior speeds. */
+void even_balancer_expect(even_balancer *b) {
+  for (size_t r = 0; r < b->ranks; r++) {
+    set_table(b, r, 0.0, 1.0 / b->speeds[r], 1.0 / b->speeds[r]);
+  }
+}
+
+void even_balancer_expect_equal(even_balancer *b) {
+  for (size_t r = 0; r < b->ranks; r++) {
+    set_table(b, r, 0.0, 1.0, 1.0);
+  }
+}
+
+bool even_balancer_measured(const even_balancer *b) {
+  return b->policy == EVEN_POLICY_DYNAMIC || b->policy == EVEN_POLICY_HYBRID;
+}
+
+bool even_balancer_learned(const even_balancer *b) {
+  bool any = false;
+  for (size_t r = 0; r < b->ranks; r++) {
+    const even_rank_model *model = &b->models[r];
+    if (model->known && model->count >= EVEN_LEAST_STEPS) {
+      any = true;
+    } else if (b->current[r] > 0) {
+      return false;
+    }
+  }
+  return any;
+}
+
+/* Tables of what was measured; a rank that never had samples is judged by its prior speed beside the others. */
+void even_balancer_believe(even_balancer *b) {
+  double one = 0.0;
+  double fixed = 0.0;
+  double known = 0.0;
+  for (size_t r = 0; r < b->ranks; r++) {
+    if (b->models[r].known) {
+      one += b->models[r].seconds_per_sample * b->speeds[r];
+      fixed += b->models[r].fixed_seconds * b->speeds[r];
+      known += 1.0;
+    }
+  }
+  for (size_t r = 0; r < b->ranks; r++) {
+    const even_rank_model *model = &b->models[r];
+    if (model->known) {
+      double floor = b->guard.floors[r];
+      if (floor * (double)b->current[r] > even_model_at(model, b->current[r])) {
+        set_table(b, r, 0.0, floor, floor);
+      } else {
+        set_table(b, r, even_model_at(model, 0), even_model_at(model, 1), model->seconds_per_sample);
+      }
+    } else {
+      double per_sample = one / known / b->speeds[r];
+      set_table(b, r, 0.0, fixed / known / b->speeds[r] + per_sample, per_sample);
+    }
+  }
+}
+
+double even_balancer_step_seconds(const even_balancer *b, const int64_t *shares) {
+  double most = 0.0;
+  for (size_t r = 0; r < b->ranks; r++) {
+    double seconds = even_time_table_at(&b->tables[r], shares[r]);
+    most = seconds > most ? seconds : most;
+  }
+  return most;
+}
+
+/* A straight line is trusted up to twice the largest share that was measured. */
+static void set_reach(even_balancer *b, double factor) {
+  for (size_t r = 0; r < b->ranks; r++) {
+    const even_rank_model *model = &b->models[r];
+    double most = model->known ? factor * model->most_samples + 1.0 : factor;
+    int64_t reach = most < (double)b->batch ? (int64_t)most : b->batch;
+    b->reach[r] = b->caps[r] >= 0 && b->caps[r] < reach ? b->caps[r] : reach;
+  }
+}
+
+static bool holds(const even_balancer *b) {
+  int64_t missing = b->batch;
+  for (size_t r = 0; r < b->ranks && missing > 0; r++) {
+    missing -= b->reach[r] < missing ? b->reach[r] : missing;
+  }
+  return missing == 0;
+}
+
+/* The gain below which a difference of shares may be noise: the error of the least known model, and more for many
+ * ranks, of which one errs most (the largest of n errors grows like the root of log n; this line is near it). */
+static double worthwhile(const even_balancer *b) {
+  double error = 0.0;
+  for (size_t r = 0; r < b->ranks; r++) {
+    if (b->models[r].known && b->models[r].count > 0) {
+      double own = b->models[r].noise / sqrt((double)b->models[r].count);
+      error = own > error ? own : error;
+    }
+  }
+  double many = 1.0;
+  for (size_t ranks = b->ranks; ranks > 2; ranks = (ranks + 1) / 2) {
+    many += 0.3;
+  }
+  double gain = error * many;
+  return gain < least_gain ? least_gain : (gain < most_gain ? gain : most_gain);
+}
+
+even_status even_balancer_propose(even_balancer *b, double *promised) {
+  even_balancer_believe(b);
+  double factor = 2.0;
+  set_reach(b, factor);
+  while (!holds(b)) {
+    factor *= 2.0;
+    set_reach(b, factor);
+  }
+  return even_solve(&b->room, b->tables, b->reach, b->batch, b->candidate, promised);
+}
+
+even_status even_balancer_decide(even_balancer *b) {
+  double promised = 0.0;
+  EVEN_TRY(even_balancer_propose(b, &promised));
+  if (promised < even_balancer_step_seconds(b, b->current) * (1.0 - worthwhile(b))) {
+    memcpy(b->current, b->candidate, b->ranks * sizeof *b->current);
+  }
+  return EVEN_OK;
+}
+
+/* A rank whose share is zero and that runs no dummy batch shows nothing: from time to time it gets one sample for as
+ * many steps as it takes to be believed, seldom enough that a rank as slow as before costs next to nothing. */
+void even_balancer_probe(even_balancer *b) {
+  if (b->probe_left > 0) {
+    b->probe_left--;
+    return;
+  }
+  if (b->steps < b->next_probe) {
+    return;
+  }
+  double step = even_balancer_step_seconds(b, b->current);
+  for (size_t i = 1; i <= b->ranks; i++) {
+    size_t r = (b->probed + i) % b->ranks;
+    if (b->current[r] > 0 || b->models[r].dummy || b->caps[r] == 0) {
+      continue;
+    }
+    double loss = step > 0.0 ? even_time_table_at(&b->tables[r], 1) / step - 1.0 : 0.0;
+    double wait = loss > 0.0 ? (double)EVEN_LEAST_STEPS * loss / probe_cost : 0.0;
+    b->probed = r;
+    b->probe_left = EVEN_LEAST_STEPS;
+    b->next_probe = b->steps + EVEN_PROBE_EVERY + (wait < 1e9 ? (int64_t)wait : INT64_C(1000000000));
+    return;
+  }
+  b->next_probe = b->steps + EVEN_PROBE_EVERY;
+}
+
+void even_balancer_give_probe(const even_balancer *b, int64_t *shares) {
+  size_t largest = 0;
+  for (size_t r = 1; r < b->ranks; r++) {
+    largest = shares[r] > shares[largest] ? r : largest;
+  }
+  if (shares[b->probed] == 0 && shares[largest] > 0) {
+    shares[largest]--;
+    shares[b->probed]++;
+  }
+}

@@ -1,0 +1,136 @@
+/* Two splits compared by what their steps took. */
+#include "balancer/trial.h"
+
+#include <math.h>
+#include <stddef.h>
+
+enum {
+  CHECK = 16, /* steps of the split in force after a challenger that was faster */
+  SETTLE = 3, /* steps passed over after each change */
+  SHOWN = 3,  /* steps of a challenger before it may be given up */
+  BLOCKS = 4  /* of consecutive steps, whose means tell how sure a series' mean is */
+};
+
+/* A trial ends early once the challenger has lost this many steps' time: its cost is bounded, however bad it is. */
+static const double most_lost_steps = 4.0;
+
+void even_series_clear(even_series *series) {
+  series->taken = 0;
+}
+
+void even_series_take(even_series *series, double seconds) {
+  series->seconds[series->taken % EVEN_TRIAL_WINDOW] = seconds;
+  series->taken++;
+}
+
+int even_series_count(const even_series *series) {
+  return series->taken < EVEN_TRIAL_WINDOW ? series->taken : EVEN_TRIAL_WINDOW;
+}
+
+static double mean_of(const double *values, int count) {
+  double sum = 0.0;
+  int least = 0;
+  int most = 0;
+  double second_least = INFINITY;
+  double second_most = -INFINITY;
+  for (int i = 0; i < count; i++) {
+    least = values[i] < values[least] ? i : least;
+    most = values[i] > values[most] ? i : most;
+    sum += values[i];
+  }
+  if (count < 3 || least == most) {
+    return count > 0 ? sum / count : 0.0;
+  }
+  for (int i = 0; i < count; i++) {
+    second_least = i != least && values[i] < second_least ? values[i] : second_least;
+    second_most = i != most && values[i] > second_most ? values[i] : second_most;
+  }
+  return (sum - values[least] - values[most] + second_least + second_most) / count;
+}
+
+double even_series_mean(const even_series *series) {
+  return mean_of(series->seconds, even_series_count(series));
+}
+
+/* Standard error of the mean by batch means: consecutive steps under a quota are not independent of one another. */
+static double error_of(const even_series *series) {
+  int count = even_series_count(series) / BLOCKS;
+  if (count == 0) {
+    return 0.0;
+  }
+  double mean = 0.0;
+  double squares = 0.0;
+  double block[BLOCKS];
+  for (int i = 0; i < BLOCKS; i++) {
+    block[i] = mean_of(series->seconds + (ptrdiff_t)i * count, count);
+    mean += block[i] / BLOCKS;
+  }
+  for (int i = 0; i < BLOCKS; i++) {
+    squares += (block[i] - mean) * (block[i] - mean);
+  }
+  return sqrt(squares / (BLOCKS - 1) / BLOCKS);
+}
+
+void even_trial_begin(even_trial *trial, double margin) {
+  trial->state = EVEN_TRIAL_CHALLENGER_RUNS;
+  even_series_clear(&trial->challenger);
+  even_series_clear(&trial->after);
+  trial->settling = SETTLE;
+  trial->lost = 0.0;
+  trial->margin = margin;
+}
+
+static even_trial_result end(even_trial *trial, even_trial_result result) {
+  trial->state = EVEN_TRIAL_IDLE;
+  return result;
+}
+
+static even_trial_result challenge(even_trial *trial, double seconds) {
+  double before = even_series_mean(&trial->before);
+  trial->lost += seconds - before;
+  if (trial->settling > 0) {
+    trial->settling--;
+    return EVEN_TRIAL_GOES_ON;
+  }
+  even_series_take(&trial->challenger, seconds);
+  int count = even_series_count(&trial->challenger);
+  if (count >= SHOWN && trial->lost > most_lost_steps * before) {
+    return end(trial, EVEN_TRIAL_LOST);
+  }
+  if (count < EVEN_TRIAL_CHALLENGE) {
+    return EVEN_TRIAL_GOES_ON;
+  }
+  double gain = before - even_series_mean(&trial->challenger);
+  double error = hypot(error_of(&trial->before), error_of(&trial->challenger));
+  if (!(gain > trial->margin * before && gain > error)) {
+    return end(trial, EVEN_TRIAL_LOST);
+  }
+  trial->state = EVEN_TRIAL_CHECKED;
+  trial->settling = SETTLE;
+  return EVEN_TRIAL_GOES_ON;
+}
+
+even_trial_result even_trial_take(even_trial *trial, bool challenger, double seconds) {
+  if (trial->state == EVEN_TRIAL_IDLE) {
+    if (!challenger) {
+      even_series_take(&trial->before, seconds);
+    }
+    return EVEN_TRIAL_GOES_ON;
+  }
+  if (trial->state == EVEN_TRIAL_CHALLENGER_RUNS) {
+    return challenger ? challenge(trial, seconds) : EVEN_TRIAL_GOES_ON;
+  }
+  if (challenger) {
+    return EVEN_TRIAL_GOES_ON;
+  }
+  if (trial->settling > 0) {
+    trial->settling--;
+    return EVEN_TRIAL_GOES_ON;
+  }
+  even_series_take(&trial->after, seconds);
+  if (even_series_count(&trial->after) < CHECK) {
+    return EVEN_TRIAL_GOES_ON;
+  }
+  bool faster = even_series_mean(&trial->challenger) < even_series_mean(&trial->after) * (1.0 - trial->margin);
+  return end(trial, faster ? EVEN_TRIAL_WON : EVEN_TRIAL_LOST);
+}

@@ -1,0 +1,215 @@
+/* What models cannot know and only measuring tells: ranks that a quota stops, and balanced shares that are slower than
+ * equal ones. Invented ranks, fixed seeds, no clock. */
+#include <evenstep/balancer.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "balancer/cluster.h"
+
+enum { AHEAD = 2, SEEDS = 5, BATCH = 64 };
+
+typedef struct job {
+  cluster ranks;
+  even_balancer *balancer;
+  int64_t queue[AHEAD + 1][CLUSTER_RANKS];
+  double last_seconds;
+} job;
+
+static void start(job *j, const cluster *ranks, uint64_t seed) {
+  even_balancer_params params = {
+      .size = sizeof params, .policy = EVEN_POLICY_HYBRID, .ranks = ranks->ranks, .batch = BATCH};
+  j->ranks = *ranks;
+  j->ranks.state = seed * 7919;
+  assert_int_equal(even_balancer_open(&params, &j->balancer), EVEN_OK);
+  for (int i = 0; i <= AHEAD; i++) {
+    assert_int_equal(even_balancer_shares(j->balancer, BATCH, j->queue[i]), EVEN_OK);
+  }
+}
+
+/* Seconds of `steps` steps. Shares reach the ranks two steps late. */
+static double go(job *j, int steps) {
+  double seconds = 0.0;
+  even_step_timing timings[CLUSTER_RANKS];
+  for (int step = 0; step < steps; step++) {
+    seconds += cluster_step(&j->ranks, j->queue[0], timings);
+    memmove(j->queue[0], j->queue[1], AHEAD * sizeof j->queue[0]);
+    assert_int_equal(even_balancer_observe(j->balancer, timings), EVEN_OK);
+    assert_int_equal(even_balancer_shares(j->balancer, BATCH, j->queue[AHEAD]), EVEN_OK);
+  }
+  return seconds;
+}
+
+static double fixed_split(const cluster *ranks, uint64_t seed, const int64_t *shares, int from, int steps) {
+  even_step_timing timings[CLUSTER_RANKS];
+  cluster c = *ranks;
+  double seconds = 0.0;
+  c.state = seed * 7919;
+  for (int step = 0; step < from + steps; step++) {
+    double one = cluster_step(&c, shares, timings);
+    seconds += step >= from ? one : 0.0;
+  }
+  return seconds;
+}
+
+/* Seconds with the best of all fixed splits over two ranks, over all seeds. */
+static double best_fixed(const cluster *ranks, int from, int steps) {
+  double least = INFINITY;
+  for (int64_t first = 1; first < BATCH; first++) {
+    const int64_t shares[2] = {first, BATCH - first};
+    double seconds = 0.0;
+    for (uint64_t seed = 1; seed <= SEEDS; seed++) {
+      seconds += fixed_split(ranks, seed, shares, from, steps);
+    }
+    least = fmin(least, seconds);
+  }
+  return least;
+}
+
+/* A whole core and a quota of `quota` of one; both need `step` seconds at the best split. */
+static cluster under_quota(double quota, double period, double step, double noise) {
+  double work = step * (1.0 + quota) / (BATCH + 6.0);
+  cluster c = {.ranks = 2, .first_step = 3.0};
+  c.rank[0] = (cluster_rank){.fixed = 3.0 * work, .per_sample = work, .lognormal = noise};
+  c.rank[1] = c.rank[0];
+  c.rank[1].quota = quota;
+  c.rank[1].period = period;
+  c.rank[1].left = quota * period;
+  return c;
+}
+
+static double efficiency(const cluster *ranks, int from, int steps) {
+  double seconds = 0.0;
+  for (uint64_t seed = 1; seed <= SEEDS; seed++) {
+    job j;
+    start(&j, ranks, seed);
+    (void)go(&j, from);
+    seconds += go(&j, steps);
+    even_balancer_close(j.balancer);
+  }
+  return best_fixed(ranks, from, steps) / seconds;
+}
+
+/* Equal mean times are not the least mean of the slowest: a rank that mostly waits, and is stopped now and then, must
+ * get less than its mean time says. */
+static void quotas_reach_the_best_fixed_split(void **context) {
+  (void)context;
+  const struct {
+    double quota, period, step, noise, reach;
+  } cases[] = {{0.25, 0.01, 0.011, 0.05, 0.95}, {0.25, 0.01, 0.05, 0.10, 0.95}, {0.25, 0.01, 0.22, 0.10, 0.95},
+               {0.25, 0.1, 0.011, 0.05, 0.95},  {0.25, 0.1, 0.011, 0.10, 0.95}, {0.25, 0.1, 0.05, 0.10, 0.95},
+               {0.25, 0.1, 0.1, 0.10, 0.93},    {0.25, 0.1, 0.22, 0.10, 0.95}};
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    cluster c = under_quota(cases[i].quota, cases[i].period, cases[i].step, cases[i].noise);
+    double reached = efficiency(&c, 400, 800);
+    if (!(reached >= cases[i].reach)) {
+      print_error("case %zu: %.3f of the best fixed split\n", i, reached);
+    }
+    assert_true(reached >= cases[i].reach);
+  }
+}
+
+/* The quota is lifted in mid-run: what the rank was held to is forgotten. */
+static void lifted_quota_is_noticed(void **context) {
+  (void)context;
+  cluster c = under_quota(0.25, 0.1, 0.011, 0.05);
+  job j;
+  start(&j, &c, 1);
+  (void)go(&j, 500);
+  assert_true(j.queue[0][1] <= 16);
+  j.ranks.rank[1].quota = 0.0;
+  (void)go(&j, 1500);
+  assert_true(j.queue[0][1] >= 28);
+  even_balancer_close(j.balancer);
+}
+
+/* Ranks of speed 1 and 0.7 that disturb one another the more their shares differ: each rank's own times speak for
+ * unequal shares, the step's for equal ones. */
+static cluster misleading(double tilt) {
+  cluster c = {.ranks = 2, .first_step = 3.0, .tilt = tilt};
+  c.rank[0] = (cluster_rank){.per_sample = 0.001, .lognormal = 0.05};
+  c.rank[1] = (cluster_rank){.per_sample = 0.001 / 0.7, .lognormal = 0.05};
+  return c;
+}
+
+static void balancing_that_is_slower_is_given_up(void **context) {
+  (void)context;
+  for (uint64_t seed = 1; seed <= SEEDS; seed++) {
+    cluster c = misleading(2.0);
+    job j;
+    double balanced = -1.0;
+    double equal = -1.0;
+    start(&j, &c, seed);
+    assert_false(even_balancer_on_equal(j.balancer, &balanced, &equal));
+    assert_float_equal(balanced, 0.0, 0.0);
+    assert_float_equal(equal, 0.0, 0.0);
+    (void)go(&j, 200);
+    assert_true(even_balancer_on_equal(j.balancer, &balanced, &equal));
+    assert_true(balanced > equal * 1.02 && equal > 0.04 && equal < 0.055);
+    (void)go(&j, AHEAD + 1);
+    assert_int_equal(j.queue[0][0], BATCH / 2);
+    int64_t last[2];
+    assert_int_equal(even_balancer_shares(j.balancer, 10, last), EVEN_OK);
+    assert_int_equal(last[0], 5);
+    /* trials of balanced shares are rare: over a long time equal shares lose next to nothing */
+    const int64_t halves[2] = {BATCH / 2, BATCH / 2};
+    double mine = go(&j, 2000);
+    assert_true(mine < fixed_split(&c, seed, halves, 203, 2000) * 1.01);
+    /* the disturbance ends: balanced shares come back */
+    j.ranks.tilt = 0.0;
+    (void)go(&j, 8000);
+    assert_false(even_balancer_on_equal(j.balancer, NULL, NULL));
+    assert_true(j.queue[0][0] > 35);
+    even_balancer_close(j.balancer);
+  }
+}
+
+/* Where balancing helps it stays, and looking whether equal shares would be faster costs next to nothing. */
+static void balancing_that_helps_stays(void **context) {
+  (void)context;
+  const double slow[] = {0.25, 0.5, 0.7, 0.9};
+  for (size_t i = 0; i < sizeof slow / sizeof slow[0]; i++) {
+    cluster c = misleading(0.0);
+    c.rank[1].per_sample = 0.001 / slow[i];
+    for (uint64_t seed = 1; seed <= SEEDS; seed++) {
+      job j;
+      start(&j, &c, seed);
+      (void)go(&j, 1000);
+      assert_false(even_balancer_on_equal(j.balancer, NULL, NULL));
+      even_balancer_close(j.balancer);
+    }
+    assert_true(efficiency(&c, 40, 2000) >= 0.975);
+  }
+}
+
+/* All ranks become slower at once, so that balanced steps are slower than equal ones were: no reason to go back. */
+static void slower_times_for_all_do_not_mislead(void **context) {
+  (void)context;
+  for (uint64_t seed = 1; seed <= SEEDS; seed++) {
+    cluster c = misleading(0.0);
+    job j;
+    start(&j, &c, seed);
+    (void)go(&j, 60);
+    j.ranks.rank[0].slower = j.ranks.rank[1].slower = 3.0;
+    for (int i = 0; i < 40; i++) {
+      (void)go(&j, 10);
+      assert_false(even_balancer_on_equal(j.balancer, NULL, NULL));
+    }
+    assert_true(j.queue[0][0] > 35);
+    even_balancer_close(j.balancer);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(quotas_reach_the_best_fixed_split),    cmocka_unit_test(lifted_quota_is_noticed),
+      cmocka_unit_test(balancing_that_is_slower_is_given_up), cmocka_unit_test(balancing_that_helps_stays),
+      cmocka_unit_test(slower_times_for_all_do_not_mislead),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
