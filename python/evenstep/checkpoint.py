@@ -7,79 +7,31 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import threading
-import warnings
 from pathlib import Path
 from typing import Any
 
 from evenstep import _core
 from evenstep._core import EvenstepError
-from evenstep.checkpoint_files import MANIFEST, PARTIAL, read_manifest, sizes_match, total_bytes, verify, write_tensors
+from evenstep.checkpoint_files import MANIFEST, PARTIAL, read_manifest, total_bytes, verify, write_tensors
+from evenstep.checkpoint_keeping import (
+    checkpoint_folder,
+    inherit,
+    keep_count,
+    lineage_of,
+    newest_checkpoint,
+    retain,
+    step_folder,
+)
 from evenstep.checkpoint_state import KINDS, Loader, Snapshot, capture, load_random, pack_random
 
 __all__ = ["Resume", "automatic", "checkpoint", "load_checkpoint", "newest_checkpoint"]
 
-_STEP_NAME = re.compile(r"step-\d+\Z")
-_DEFAULT_KEEP = 3
-
-
-# -- where --
-
-
-def checkpoint_folder() -> Path:
-    """Where checkpoints without a path of their own go."""
-    folder = os.environ.get("EVENSTEP_CHECKPOINT_DIR", "")
-    run = os.environ.get("EVENSTEP_RUN_DIR", "")
-    return (Path(folder) if folder else Path(run or ".") / "checkpoints").absolute()
-
-
-def _keep_count() -> int:
-    text = os.environ.get("EVENSTEP_CHECKPOINT_KEEP", "") or str(_DEFAULT_KEEP)
-    if not text.isdigit() or int(text) < 1:
-        raise EvenstepError(
-            f"EVENSTEP_CHECKPOINT_KEEP is {text!r}\n  fix: give the number of checkpoints to keep, at least 1"
-        )
-    return int(text)
-
-
-def _whole_checkpoints(folder: Path) -> tuple[list[Path], list[Path]]:
-    """(whole ones, newest first; damaged ones) among folder/step-N."""
-    whole, damaged = [], []
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if not _STEP_NAME.match(path.name) or not (path / MANIFEST).exists():
-            continue
-        if sizes_match(path):
-            manifest = read_manifest(path)
-            whole.append((manifest["created"], manifest["state"].get("step", 0), path))
-        else:
-            damaged.append(path)
-    return [path for _, _, path in sorted(whole, reverse=True)], damaged
-
-
-def newest_checkpoint(folder: str | os.PathLike[str] | None = None) -> Path | None:
-    """The newest checkpoint in `folder` (default: where es.checkpoint writes) whose files have their sizes."""
-    whole, _ = _whole_checkpoints(checkpoint_folder() if folder is None else Path(folder))
-    return whole[0] if whole else None
-
-
-def _retain(folder: Path, keep: int) -> None:
-    """Removes all but the newest `keep` whole checkpoints; called only when a new one is whole."""
-    whole, damaged = _whole_checkpoints(folder)
-    if not whole:
-        return
-    for path in [*whole[keep:], *damaged]:
-        try:
-            _core.checkpoint_remove(path)
-        except EvenstepError as error:
-            warnings.warn(f"an old checkpoint stays: {error}", RuntimeWarning, stacklevel=2)
-
-
 # -- writing --
 
 
-def _write(folder: Path, snapshot: Snapshot) -> None:
+def _write(folder: Path, snapshot: Snapshot, replace: bool) -> None:
     """Writes one checkpoint, or leaves nothing."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +42,7 @@ def _write(folder: Path, snapshot: Snapshot) -> None:
         ) from None
     text = json.dumps(snapshot.state, ensure_ascii=False, allow_nan=False)
     size = sum(total_bytes(tensors) for tensors in snapshot.files.values())
-    writer = _core.CheckpointWriter(folder, True, size + len(text))
+    writer = _core.CheckpointWriter(folder, replace, size + len(text))
     try:
         for name, tensors in snapshot.files.items():
             write_tensors(writer, name, tensors, snapshot.metadata.get(name, ()))
@@ -148,16 +100,20 @@ def _on_rank_zero(session: Any, path: Path | None, random_states: list[bytes], e
     before = _background.join()
     if before is not None:
         raise EvenstepError(f"the checkpoint before this one was not written: {before}")
-    folder = checkpoint_folder() / f"step-{int(session.step):08d}" if path is None else path
-    keep = _keep_count() if path is None else 0
     step = int(session.step)
+    lineage = lineage_of(session)
+    folder, replace = step_folder(checkpoint_folder(), step, lineage) if path is None else (path, True)
+    keep = keep_count() if path is None else 0
     snapshot = capture(session, random_states, extra)
 
+    def forget() -> None:
+        session.resumed_from = None
+
     def work() -> None:
-        _write(folder, snapshot)
+        _write(folder, snapshot, replace)
         session.telemetry.event(_core.EVENT_CHECKPOINT, step, step, folder.name)
         if keep:
-            _retain(folder.parent, keep)
+            retain(folder, keep, lineage, session.resumed_from, forget)
 
     if wait:
         work()
@@ -281,6 +237,7 @@ def load_checkpoint(
     state = manifest["state"]
     if loaders and optimizers:  # the same training goes on
         session.step = state["step"]
+        inherit(session, folder, state)
     if random:
         _restore_random(session, folder, state)
     facts = {key: state[key] for key in ("step", "epoch", "world_size")}
@@ -298,6 +255,7 @@ class Resume:
         self._loader = Loader(session, folder, self._state)
         self._session = session
         session.step = self._state["step"]
+        inherit(session, folder, self._state)
         session.user_state = self._loader.extra() or {}
         _restore_random(session, folder, self._state)
         if session.rank == 0:

@@ -14,6 +14,7 @@ from evenstep import _core, checkpoint_random
 from evenstep._core import EvenstepError
 from evenstep.checkpoint_encoding import decode, encode
 from evenstep.checkpoint_files import TensorFile, find_tied
+from evenstep.checkpoint_keeping import lineage_of
 
 Tensors = dict[str, torch.Tensor]
 
@@ -249,6 +250,7 @@ def capture(session: Any, random_states: list[bytes], extra: Any) -> Snapshot:
     into.files[_OTHER_FILE] = {}
     into.files[_RANDOM_FILE] = {}
     into.state = {
+        "lineage": lineage_of(session),
         "step": int(session.step),
         "epoch": int(session.epoch),
         "world_size": int(session.world_size),

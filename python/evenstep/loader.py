@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -144,7 +145,26 @@ class EvenLoader:
             "samples": self._samples,
             "batch_size": self._order.batch_size,
             "scheduler_calls": self._session.scheduler_calls(),
+            "speeds": {} if self._shares is None else {**self._place(), "timings": self._shares.state()},
         }
+
+    def _place(self) -> dict[str, Any]:
+        """What measured speeds are true of."""
+        speeds = self._session.environment.speeds
+        return {"devices": list(self._session.devices), "priors": None if speeds is None else list(speeds)}
+
+    def _take_speeds(self, state: dict[str, Any]) -> None:
+        """Goes on from the speeds that were measured before the checkpoint, where the ranks are the same."""
+        if self._shares is None or self._session.planning or not state.get("timings"):
+            return
+        mine = self._place()
+        if state["devices"] == mine["devices"] and _alike(state["priors"], mine["priors"]):
+            self._shares.learn(state["timings"])
+        elif self._session.rank == 0:
+            sys.stderr.write(
+                f"evenstep: the speeds measured before the checkpoint are not used: it had {_ranks(state)}, this job "
+                f"has {_ranks(mine)}; the shares start from what is known of these\n"
+            )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes to a cursor: iterations of epochs before it yield nothing, its own begins at its batch."""
@@ -159,6 +179,7 @@ class EvenLoader:
         self._resume_batch = self._batch = int(state["batch"])
         self._samples = int(state["samples"])
         self._next_epoch = 0
+        self._take_speeds(state.get("speeds", {}))
         self._session.replay(state.get("scheduler_calls", {}))
 
     def skip_to_cursor(self) -> int:
@@ -278,6 +299,20 @@ class EvenLoader:
     @property
     def shares(self) -> Shares | None:
         return self._shares
+
+
+def _alike(one: list[float] | None, other: list[float] | None) -> bool:
+    """Prior speeds within a fifth: the same devices measured again."""
+    if one is None or other is None:
+        return one == other
+    return all(0.8 < (a / max(one)) / (b / max(other)) < 1.25 for a, b in zip(one, other))
+
+
+def _ranks(place: dict[str, Any]) -> str:
+    names = ", ".join(place["devices"]).strip(", ")
+    priors = place["priors"]
+    speeds = "" if priors is None else f" of speeds {', '.join(f'{speed:.3g}' for speed in priors)}"
+    return f"{len(place['devices'])} ranks{f' on {names}' if names else ''}{speeds}"
 
 
 def check_loader(loader: DataLoader[Any]) -> None:

@@ -6,6 +6,7 @@ import builtins
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -57,6 +58,9 @@ class Session:
         self.telemetry = _core.Telemetry(environment.telemetry_fd, environment.rank)
         self.steps = Steps(self.group, self.telemetry)
         self.plan: Any = None  # of `evenstep plan`
+        self.lineage = ""  # which training this is, once a checkpoint asked (evenstep.checkpoint_keeping)
+        self.resumed_from: Path | None = None
+        self.devices = [environment.device]  # of all ranks, once they have joined
         self.resumed = False
         self.resume: Any = None  # the checkpoint to go on from, until the first batch
         self.pending_random: Callable[[], None] | None = None  # puts a checkpoint's generators back
@@ -83,6 +87,7 @@ class Session:
             self.bootstrap = Bootstrap(self.environment)
             self.bootstrap.start()
             self.group = self.steps.group = self.bootstrap.control()
+            self.devices = [name.decode() for name in gather_bytes(self.group, self.environment.device.encode())]
 
     def barrier(self) -> None:
         """Returns when all ranks have come."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,9 @@ from evenstep._core import Balancer, EvenstepError
 
 # (number of the batch drawn, its samples) -> shares of the ranks
 ShareSchedule = Callable[[int, int], Sequence[int]]
+
+
+_REMEMBERED = 64  # steps whose timings a checkpoint keeps: enough for every line that the balancer draws
 
 
 def equal_shares(batch: int, ranks: int) -> list[int]:
@@ -52,6 +56,7 @@ class Shares:
         self.ranks, self.batch = ranks, batch
         self._schedule, self._plan = schedule, plan
         self._balancer = Balancer(policy, ranks, batch, speeds)
+        self._timings: deque[list[tuple[int, float]]] = deque(maxlen=_REMEMBERED)
         self._drawn = 0
         self._on_equal = False
 
@@ -82,6 +87,17 @@ class Shares:
             self._plan.observe(timings, step_seconds)
         else:
             self._balancer.observe(timings)
+            self._timings.append(list(timings))
+
+    def state(self) -> list[list[list[float]]]:
+        """The last steps' timings, a pair (samples, seconds) for each rank: what the balancer knows, whatever it makes
+        of it."""
+        return [[list(pair) for pair in timings] for timings in self._timings]
+
+    def learn(self, state: Sequence[Sequence[Sequence[float]]]) -> None:
+        """Takes the timings of an earlier run of the same ranks."""
+        for timings in state:
+            self.observe([(int(samples), float(seconds)) for samples, seconds in timings], math.nan)
 
     def turned(self) -> tuple[bool, str] | None:
         """(True, measured times) once balanced shares were measured slower than equal ones, which run from now on;

@@ -97,7 +97,9 @@ def _sum_rows(group: Group, parameter: torch.Tensor, weight: float, rows: list[i
     width = tail.numel()
     all_indices = group.gather_rows(indices, rows)
     all_values = group.gather_rows(values, [count * width for count in rows])
-    total = torch.sparse_coo_tensor(all_indices[None], all_values.reshape(-1, *tail), tuple(parameter.shape))
+    total = torch.sparse_coo_tensor(
+        all_indices[None], all_values.reshape(-1, *tail), tuple(parameter.shape), check_invariants=False
+    )
     total = total.coalesce()  # on the CPU, in the order of the ranks: the same bits everywhere
     parameter.grad = total.to(parameter.device, parameter.dtype).coalesce()
     return indices.numel() * 8 + values.numel() * values.element_size()

@@ -1,0 +1,106 @@
+"""Which checkpoints a folder has, whose they are, and which of them may go.
+
+A training has an identity, its lineage: drawn at its start, kept by restarts, inherited by what goes on from one of its
+checkpoints. Two jobs that share a folder leave each other's alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from evenstep import _core
+from evenstep._core import EvenstepError
+from evenstep.checkpoint_files import MANIFEST, read_manifest, sizes_match, verify
+
+_STEP_NAME = re.compile(r"step-\d+(-[0-9a-f]+)?\Z")
+_DEFAULT_KEEP = 3
+
+
+def checkpoint_folder() -> Path:
+    """Where checkpoints without a path of their own go."""
+    folder = os.environ.get("EVENSTEP_CHECKPOINT_DIR", "")
+    run = os.environ.get("EVENSTEP_RUN_DIR", "")
+    return (Path(folder) if folder else Path(run or ".") / "checkpoints").absolute()
+
+
+def keep_count() -> int:
+    text = os.environ.get("EVENSTEP_CHECKPOINT_KEEP", "") or str(_DEFAULT_KEEP)
+    if not text.isdigit() or int(text) < 1:
+        raise EvenstepError(
+            f"EVENSTEP_CHECKPOINT_KEEP is {text!r}\n  fix: give the number of checkpoints to keep, at least 1"
+        )
+    return int(text)
+
+
+def lineage_of(session: Any) -> str:
+    """The training's identity; rank 0's counts. Attempts of one job have the job's."""
+    if not session.lineage:
+        job = os.environ.get("EVENSTEP_JOB", "")
+        session.lineage = job if re.fullmatch(r"[0-9a-f]{8,}", job) else secrets.token_hex(8)
+    return str(session.lineage)
+
+
+def inherit(session: Any, folder: Path, state: dict[str, Any]) -> None:
+    """The session goes on with the training that wrote the checkpoint."""
+    session.lineage = state.get("lineage", "")
+    session.resumed_from = folder
+
+
+def _lineage_in(path: Path) -> str | None:
+    """None: there is no telling."""
+    try:
+        return str(read_manifest(path)["state"].get("lineage", ""))
+    except (EvenstepError, OSError, ValueError, KeyError):
+        return None
+
+
+def step_folder(folder: Path, step: int, lineage: str) -> tuple[Path, bool]:
+    """The folder for a training's checkpoint of that step, and whether one of its own is there, to be replaced. Where
+    another training has the plain name, this one's carries its lineage."""
+    plain = folder / f"step-{step:08d}"
+    if (plain / MANIFEST).exists() and _lineage_in(plain) != lineage:
+        plain = folder / f"{plain.name}-{lineage[:8]}"
+    return plain, _lineage_in(plain) == lineage
+
+
+def _all_checkpoints(folder: Path) -> tuple[list[tuple[str, int, Path]], list[Path]]:
+    """((created, step, path) of the whole ones, newest first; damaged ones) among folder/step-N."""
+    whole, damaged = [], []
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if not _STEP_NAME.match(path.name) or not (path / MANIFEST).exists():
+            continue
+        if sizes_match(path):
+            manifest = read_manifest(path)
+            whole.append((manifest["created"], manifest["state"].get("step", 0), path))
+        else:
+            damaged.append(path)
+    return sorted(whole, reverse=True), damaged
+
+
+def newest_checkpoint(folder: str | os.PathLike[str] | None = None) -> Path | None:
+    """The newest checkpoint in `folder` (default: where es.checkpoint writes) whose files have their sizes."""
+    whole, _ = _all_checkpoints(checkpoint_folder() if folder is None else Path(folder))
+    return whole[0][2] if whole else None
+
+
+def retain(newest: Path, keep: int, lineage: str, resumed_from: Path | None, forget: Callable[[], None]) -> None:
+    """Removes all but the newest `keep` whole checkpoints of this lineage; called when `newest` is whole. The one that
+    the training goes on from is removed, and forgotten, only when `newest` has been read back and found right."""
+    whole, damaged = _all_checkpoints(newest.parent)
+    others = [path for _, _, path in whole if path != newest and _lineage_in(path) == lineage]
+    for path in [*others[keep - 1 :], *(path for path in damaged if _lineage_in(path) == lineage)]:
+        try:
+            if path == resumed_from:
+                verify(newest, read_manifest(newest))
+            _core.checkpoint_remove(path)
+        except EvenstepError as error:
+            warnings.warn(f"an old checkpoint stays: {error}", RuntimeWarning, stacklevel=2)
+        else:
+            if path == resumed_from:
+                forget()

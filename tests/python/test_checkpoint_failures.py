@@ -1,0 +1,188 @@
+"""Damaged checkpoints, full disks, killed writers, wrong use: one clear error, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoint_session import OneProcess, ck, empty_place, files, names, use  # noqa: F401
+from torch import nn
+
+from evenstep import EvenstepError, _core
+
+
+def test_altered_and_truncated_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, OneProcess(model=nn.Linear(64, 64)))
+    path = ck.checkpoint("here")
+    file = path / "model.safetensors"
+    good = file.read_bytes()
+    file.write_bytes(good[:5000] + bytes([good[5000] ^ 1]) + good[5001:])
+    with pytest.raises(EvenstepError, match=r"chunk 0 of model.safetensors \(bytes 0–\d+\) is altered"):
+        ck.load_checkpoint(path)
+    file.write_bytes(good[:100])
+    with pytest.raises(EvenstepError, match=rf"model.safetensors is truncated: 100 of {len(good)} bytes"):
+        ck.load_checkpoint(path)
+    file.write_bytes(good)
+    manifest = (path / "manifest.json").read_bytes()
+    (path / "manifest.json").write_bytes(manifest.replace(b'"step": 0', b'"step": 9'))
+    with pytest.raises(EvenstepError, match="its checksum does not match"):
+        ck.load_checkpoint(path)
+    (path / "manifest.json").unlink()
+    with pytest.raises(EvenstepError, match="not a checkpoint"):
+        ck.load_checkpoint(path)
+    with pytest.raises(EvenstepError, match="does not exist"):
+        ck.load_checkpoint("nowhere")
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Any:
+    """A real file system of 256 KiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("mounting a small tmpfs needs root")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk_loses_nothing(full_disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setenv("EVENSTEP_CHECKPOINT_DIR", str(full_disk / "checkpoints"))
+    small_one = use(monkeypatch, OneProcess(model=nn.Linear(8, 8)))
+    small_one.step = 1
+    old = ck.checkpoint()
+    large = use(monkeypatch, OneProcess(model=nn.Linear(512, 512)))
+    large.step = 2
+    with pytest.raises(EvenstepError, match=r"(?s)No space left on device.*free at least \d+ bytes.*--checkpoint-dir"):
+        ck.checkpoint()
+    assert names(full_disk / "checkpoints") == [old.name]
+    files.verify(old, files.read_manifest(old))
+    assert ck.automatic(large) is None and ck.automatic(large) is None  # training goes on
+    assert capsys.readouterr().err.count("was not written, training goes on") == 1
+    assert names(full_disk / "checkpoints") == [old.name]
+
+
+def test_a_limit_on_file_sizes_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = use(monkeypatch, OneProcess(model=nn.Linear(8, 8)))
+    old = ck.checkpoint()
+    session.models["model"] = nn.Linear(512, 512)
+    session.step = 1
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(EvenstepError, match=r"(?s)File too large.*ulimit -f"):
+            ck.checkpoint()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert names() == [old.name]
+
+
+def test_a_folder_that_cannot_be_made_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, OneProcess(model=nn.Linear(1, 1)))
+    Path("file").write_text("")
+    with pytest.raises(EvenstepError, match=r"file.* cannot be made"):
+        ck.checkpoint("file/below/here")
+
+
+def test_unsavable_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, OneProcess(model=nn.Linear(1, 1)))
+    with pytest.raises(EvenstepError, match="'extra/when'"):
+        ck.checkpoint("here", extra={"when": object()})
+    with pytest.raises(EvenstepError, match="sparse"):
+        ck.checkpoint("here", extra={"t": torch.eye(3).to_sparse()})
+    assert not names(".")
+
+
+def test_background_write_sees_the_state_of_its_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(300, 300)
+    use(monkeypatch, OneProcess(model=model))
+    want = model.weight.detach().clone()
+    path = ck.checkpoint("here", wait=False)
+    with torch.no_grad():
+        model.weight.zero_()
+    ck.checkpoint("next", wait=False)  # waits for the first
+    with files.TensorFile(path / "model.safetensors") as file:
+        assert torch.equal(file.read("weight"), want)
+    assert ck._background.join() is None
+
+
+def test_a_failed_background_write_is_told_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, OneProcess(model=nn.Linear(1, 1)))
+    Path("mine").mkdir()
+    ck.checkpoint("mine", wait=False)
+    with pytest.raises(EvenstepError, match=r"before this one was not written.*mine already exists"):
+        ck.checkpoint("next")
+    ck.checkpoint("next")
+
+
+KILLED = """
+import importlib, os, signal, sys, threading, torch
+from evenstep import _core
+ck = importlib.import_module("evenstep.checkpoint")
+sys.path.insert(0, {tests!r})
+from checkpoint_session import OneProcess
+session = OneProcess(model=torch.nn.Linear(64, 64))
+ck._session = lambda: session
+ck.checkpoint()
+session.step = 1
+session.models["model"] = torch.nn.Linear(4000, 4000)
+write = ck.write_tensors
+def then_die(writer, *rest):
+    write(writer, *rest)
+    os.kill(os.getpid(), signal.SIGKILL)
+ck.write_tensors = then_die
+ck.checkpoint()
+"""
+
+
+def test_killed_in_the_middle_leaves_the_older_one_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = KILLED.format(tests=str(Path(__file__).parent))
+    done = subprocess.run([sys.executable, "-c", script], timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    assert names() == ["step-00000000", "step-00000001.evenstep.partial"]
+    old = Path("checkpoints/step-00000000")
+    files.verify(old, files.read_manifest(old))
+    assert ck.newest_checkpoint() == old.absolute()
+    session = use(monkeypatch, OneProcess(model=nn.Linear(1, 1)))
+    session.step = 2
+    ck.checkpoint()
+    assert names() == ["step-00000000", "step-00000002"]  # what the dead writer left is gone
+
+
+def test_bad_keep_is_refused_before_anything_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVENSTEP_CHECKPOINT_KEEP", "none")
+    use(monkeypatch, OneProcess(model=nn.Linear(1, 1)))
+    with pytest.raises(EvenstepError, match="EVENSTEP_CHECKPOINT_KEEP"):
+        ck.checkpoint()
+    assert not Path("checkpoints").exists()
+
+
+# -- the writer in C, from Python --
+
+
+def test_the_writer_refuses_misuse(tmp_path: Path) -> None:
+    writer = _core.CheckpointWriter(tmp_path / "a")
+    for bad in (
+        [1],
+        [("a", "U8", (1,), 0)],
+        [("a", "U8", [1], 0, 1)],
+        [("a", "U8", ("x",), 0, 1)],
+        [("a", "U8", (1,), 0, -1)],
+    ):
+        with pytest.raises((TypeError, ValueError)):
+            writer.add("x", [bad])  # type: ignore[arg-type]
+    with pytest.raises(ZeroDivisionError):
+        writer.add("x", [("a", "U8", (1,), 0, 1)], fetch=lambda i: 1 // 0)
+    writer.abandon()
+    with pytest.raises(RuntimeError, match="committed or abandoned"):
+        writer.add("x", [])
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError):
+        _core.file_checksums(__file__, 0)

@@ -1,0 +1,129 @@
+"""Which checkpoints stay and which go, also where jobs share a folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoint_session import OneProcess, ck, empty_place, files, names, use  # noqa: F401
+from torch import nn
+
+from evenstep import EvenstepError
+
+
+def test_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVENSTEP_CHECKPOINT_KEEP", "2")
+    session = use(monkeypatch, OneProcess(model=nn.Linear(1, 1)))
+    for session.step in (100, 200, 300):
+        ck.checkpoint()
+    assert names() == ["step-00000200", "step-00000300"]
+    (Path("checkpoints") / "notes.txt").write_text("mine")
+    session.step = 50  # went back: newest is what was written last
+    ck.checkpoint()
+    assert names() == ["notes.txt", "step-00000050", "step-00000300"]
+    assert ck.newest_checkpoint().name == "step-00000050"
+    ck.checkpoint("elsewhere")  # a path of its own is nobody's to remove
+    session.step = 51
+    ck.checkpoint()
+    assert Path("elsewhere/manifest.json").exists()
+
+
+def test_damaged_ones_do_not_count_as_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVENSTEP_CHECKPOINT_KEEP", "2")
+    session = use(monkeypatch, OneProcess(model=nn.Linear(1, 1)))
+    for session.step in (1, 2):
+        ck.checkpoint()
+    os.truncate("checkpoints/step-00000002/model.safetensors", 10)
+    session.step = 3
+    ck.checkpoint()
+    assert names() == ["step-00000001", "step-00000003"]
+
+
+def test_a_checkpoint_is_replaced_but_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = use(monkeypatch, OneProcess(model=nn.Linear(1, 1)))
+    for session.step in (1, 2):
+        ck.checkpoint("best")
+    assert files.read_manifest(Path("best"))["state"]["step"] == 2
+    Path("mine").mkdir()
+    with pytest.raises(EvenstepError, match="not a checkpoint"):
+        ck.checkpoint("mine")
+    assert names(".") == ["best", "mine"]
+
+
+def save(session: Any, monkeypatch: pytest.MonkeyPatch, *steps: int) -> None:
+    use(monkeypatch, session)
+    for session.step in steps:
+        ck.checkpoint()
+
+
+def lineage(path: str) -> str:
+    return str(files.read_manifest(Path("checkpoints") / path)["state"]["lineage"])
+
+
+def test_jobs_that_share_a_folder_keep_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVENSTEP_CHECKPOINT_KEEP", "2")
+    mine, other = OneProcess(model=nn.Linear(1, 1)), OneProcess(model=nn.Linear(2, 2))
+    save(mine, monkeypatch, 10, 20, 30)
+    save(other, monkeypatch, 10, 20)  # of the same names: nothing of mine is replaced
+    other_20 = f"step-00000020-{other.lineage[:8]}"
+    assert names() == ["step-00000010", "step-00000020", other_20, "step-00000030"]
+    assert lineage("step-00000020") == mine.lineage and lineage(other_20) == other.lineage
+    save(other, monkeypatch, 20, 25)  # its own is replaced, its oldest goes
+    assert names() == ["step-00000020", other_20, "step-00000025", "step-00000030"]
+    save(mine, monkeypatch, 40)
+    assert names() == [other_20, "step-00000025", "step-00000030", "step-00000040"]
+    assert ck.newest_checkpoint().name == "step-00000040"
+
+
+def test_a_damaged_one_of_another_job_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVENSTEP_CHECKPOINT_KEEP", "1")
+    save(OneProcess(model=nn.Linear(1, 1)), monkeypatch, 1)
+    os.truncate("checkpoints/step-00000001/model.safetensors", 10)
+    save(OneProcess(model=nn.Linear(1, 1)), monkeypatch, 2, 3)
+    assert names() == ["step-00000001", "step-00000003"]
+
+
+def test_what_goes_on_inherits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVENSTEP_CHECKPOINT_KEEP", "2")
+    first = OneProcess(model=nn.Linear(1, 1))
+    save(first, monkeypatch, 1, 2)
+    second = use(monkeypatch, OneProcess(model=nn.Linear(1, 1)))
+    ck.load_checkpoint("checkpoints")
+    save(second, monkeypatch, 3)
+    assert names() == ["step-00000002", "step-00000003"] and second.lineage == first.lineage
+    # weights alone begin another training
+    third = use(monkeypatch, OneProcess(model=nn.Linear(1, 1)))
+    ck.load_checkpoint("checkpoints", optimizers=False, loaders=False)
+    save(third, monkeypatch, 1, 2, 3)
+    assert len(names()) == 4 and third.lineage != first.lineage
+
+
+def test_restarts_of_a_job_are_one_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVENSTEP_JOB", "0123456789abcdef")
+    monkeypatch.setenv("EVENSTEP_CHECKPOINT_KEEP", "1")
+    save(OneProcess(model=nn.Linear(1, 1)), monkeypatch, 1)
+    save(OneProcess(model=nn.Linear(1, 1)), monkeypatch, 2)
+    assert names() == ["step-00000002"] and lineage("step-00000002") == "0123456789abcdef"
+
+
+def test_the_one_resumed_from_goes_only_when_a_newer_one_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVENSTEP_CHECKPOINT_KEEP", "1")
+    save(OneProcess(model=nn.Linear(1, 1)), monkeypatch, 1)
+    session = use(monkeypatch, OneProcess(model=nn.Linear(1, 1)))
+    ck.load_checkpoint("checkpoints")
+    write = ck.write_tensors
+
+    def bad_disk(writer: Any, name: str, *rest: Any) -> None:
+        write(writer, name, *rest)
+        path = next(Path("checkpoints").glob("*.partial")) / name
+        path.write_bytes(path.read_bytes()[:-1] + b"\xee")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ck, "write_tensors", bad_disk)
+        with pytest.warns(RuntimeWarning, match=r"an old checkpoint stays: .*step-00000002 is damaged"):
+            save(session, monkeypatch, 2)
+    assert names() == ["step-00000001", "step-00000002"]
+    save(session, monkeypatch, 3)
+    assert names() == ["step-00000003"]

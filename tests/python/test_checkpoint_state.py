@@ -1,0 +1,254 @@
+"""What es.checkpoint saves comes back as it was: values, models, generators, cursors, the user's own."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections import Counter, OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoint_session import Cursor, OneProcess, ck, empty_place, files, same, small, use  # noqa: F401
+from torch import nn
+
+from evenstep import EvenstepError
+from evenstep import checkpoint_encoding as encoding
+
+# -- encoding --
+
+
+def round_trip(value: Any) -> Any:
+    tensors: dict[str, torch.Tensor] = {}
+    text = json.dumps(encoding.encode(value, "x", tensors), allow_nan=False)
+    return encoding.decode(json.loads(text), tensors.__getitem__)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        0,
+        -(1 << 63),
+        1 << 63,
+        (1 << 64) - 1,
+        0.1,
+        1e308,
+        float("inf"),
+        float("-inf"),
+        float("nan"),
+        "",
+        "naïve \0 \ud800 \u2028",
+        b"\x00\xff",
+        1 + 2j,
+        [],
+        (),
+        {},
+        [1, (2.0, [None, {"a": ()}])],
+        {"$tensor": 1},
+        {1: 2, "b": {(1, 2): 3}},
+        OrderedDict([("z", 1), ("a", 2)]),
+        Counter({30: 1, 60: 2}),
+        {1, 2, 3},
+        torch.bfloat16,
+        torch.arange(3),
+        {"a": torch.zeros(()), "b": [torch.empty(0, 3)]},
+    ],
+    ids=repr,
+)
+def test_values_come_back_as_they_were(value: Any) -> None:
+    same(value, round_trip(value))
+
+
+def test_numpy_values_come_back() -> None:
+    numpy = pytest.importorskip("numpy")
+    back = round_trip({"a": numpy.float32(0.5), "b": numpy.int64(7), "c": numpy.arange(6).reshape(2, 3)})
+    assert back["a"] == 0.5 and type(back["a"]) is numpy.float32
+    assert back["b"] == 7 and type(back["b"]) is numpy.int64
+    assert (back["c"] == numpy.arange(6).reshape(2, 3)).all()
+
+
+def test_what_cannot_be_saved_is_named() -> None:
+    with pytest.raises(EvenstepError, match=r"'optimizer/weight/thing/1'.*object"):
+        encoding.encode({"thing": [1, object()]}, "optimizer/weight", {})
+
+
+def test_code_is_kept_from_the_loading_object() -> None:
+    tensors: dict[str, torch.Tensor] = {}
+    saved = encoding.encode({"f": math.sin, "n": [1]}, "x", tensors)
+    assert encoding.decode(saved, tensors.__getitem__, {"f": math.cos, "n": [2]}) == {"f": math.cos, "n": [1]}
+    assert encoding.decode(saved, tensors.__getitem__, {"n": [2]}) == {"n": [1]}
+
+
+# -- models --
+
+
+class Odd(nn.Module):
+    """Every kind of tensor that a model may have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(6, 4)
+        self.head = nn.Linear(4, 6, bias=False)
+        self.head.weight = self.embedding.weight  # tied
+        self.fp16 = nn.Parameter(torch.randn(3).half())
+        self.bf16 = nn.Parameter(torch.randn(3, 2).bfloat16())
+        self.turned = nn.Parameter(torch.randn(3, 5).t())  # not contiguous
+        self.scale = nn.Parameter(torch.tensor(2.0))  # 0-dim
+        self.register_buffer("count", torch.tensor(7))
+        self.register_buffer("mask", torch.tensor([True, False]))
+        self.register_buffer("none", torch.empty(0, 4))
+        self.register_buffer("octets", torch.arange(5, dtype=torch.uint8))
+        self.register_buffer("wave", torch.randn(3, dtype=torch.complex64))
+        self.register_buffer("part", torch.arange(20.0)[::2])
+        self.register_buffer("unsaved", torch.zeros(1), persistent=False)
+
+    def get_extra_state(self) -> Any:
+        return {"words": ["a", "b"], "table": torch.arange(4)}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.extra = state
+
+
+def test_every_kind_of_tensor_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(1)
+    model = Odd()
+    use(monkeypatch, OneProcess(model=model))
+    path = ck.checkpoint("here")
+    want = {key: value for key, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+    torch.manual_seed(2)
+    other = Odd()
+    use(monkeypatch, OneProcess(model=other))
+    ck.load_checkpoint(path)
+    have = other.state_dict()
+    for key, value in want.items():
+        assert torch.equal(value, have[key]) and value.dtype == have[key].dtype, key
+    assert other.head.weight is other.embedding.weight
+    same(other.extra, {"words": ["a", "b"], "table": torch.arange(4)})
+
+
+def test_files_are_read_by_the_safetensors_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    model = Odd()
+    optimizer = torch.optim.AdamW(small().parameters())
+    use(monkeypatch, OneProcess(model=model, optimizer=optimizer))
+    path = ck.checkpoint("here")
+    have = safetensors.load_file(path / "model.safetensors")
+    for key, value in model.state_dict().items():
+        if isinstance(value, torch.Tensor) and key != "head.weight" and not value.is_complex():
+            assert torch.equal(have[key], value) and have[key].dtype == value.dtype, key
+    assert "head.weight" not in have  # tied: once
+    # and its own loader of tied models understands the file
+    tied = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)})
+    tied["b"].weight = tied["a"].weight
+    use(monkeypatch, OneProcess(model=tied))
+    path = ck.checkpoint("tied")
+    fresh = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)})
+    fresh["b"].weight = fresh["a"].weight
+    safetensors.load_model(fresh, path / "model.safetensors")
+    same(dict(fresh.state_dict()), dict(tied.state_dict()))
+
+
+def test_files_of_the_safetensors_package_are_read(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    want = {"b": torch.randn(3, 2), "a": torch.arange(5), "c": torch.zeros(()).bool()}
+    safetensors.save_file(want, tmp_path / "x.safetensors")
+    with files.TensorFile(tmp_path / "x.safetensors") as file:
+        same({name: file.read(name) for name in want}, want)
+
+
+def expect_misfit(monkeypatch: pytest.MonkeyPatch, path: Path, match: str, **objects: Any) -> None:
+    use(monkeypatch, OneProcess(**objects))
+    with pytest.raises(EvenstepError, match=match):
+        ck.load_checkpoint(path)
+
+
+def test_what_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    use(monkeypatch, OneProcess(model=model, optimizer=optimizer))
+    path = ck.checkpoint("here")
+    expect_misfit(
+        monkeypatch, path, r"models \['model', 'model_1'\]", model=model, model_1=small(), optimizer=optimizer
+    )
+    wide = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 5))
+    sgd = torch.optim.SGD(wide.parameters(), 0.1, momentum=0.9)
+    expect_misfit(
+        monkeypatch,
+        path,
+        r"'1.weight' has the shape \[2, 3\] in the checkpoint and \[5, 3\]",
+        model=wide,
+        optimizer=sgd,
+    )
+    expect_misfit(
+        monkeypatch,
+        path,
+        r"'0.weight' has the type torch.float32 in the checkpoint and torch.float64",
+        model=nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)).double(),
+        optimizer=sgd,
+    )
+    deep = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2), nn.Linear(2, 2))
+    expect_misfit(monkeypatch, path, r"lacks 2.bias, 2.weight", model=deep, optimizer=sgd)
+    flat = nn.Sequential(nn.Linear(4, 3))
+    expect_misfit(monkeypatch, path, r"has, unknown here, 1.bias, 1.weight", model=flat, optimizer=sgd)
+    expect_misfit(
+        monkeypatch, path, r"was torch.optim.sgd.SGD", model=model, optimizer=torch.optim.Adam(model.parameters())
+    )
+    part = torch.optim.SGD(model[0].parameters(), 0.1)
+    expect_misfit(monkeypatch, path, r"has, unknown here, 1.bias, 1.weight", model=model, optimizer=part)
+    two = torch.optim.SGD([{"params": model[0].parameters()}, {"params": model[1].parameters()}], 0.1)
+    expect_misfit(monkeypatch, path, r"had 1 parameter groups .* and has 2", model=model, optimizer=two)
+
+
+# -- the rest of the state --
+
+
+def test_generators_cursor_step_and_extra_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    numpy = pytest.importorskip("numpy")
+    cursor = Cursor()
+    cursor.state = {"epoch": 3, "batch": 17, "seed": (1 << 63) + 5}
+    session = use(monkeypatch, OneProcess(model=nn.Linear(1, 1), loader=cursor))
+    session.step = 120
+    torch.manual_seed(1), random.seed(2), numpy.random.seed(3)
+    random.gauss(0, 1), numpy.random.normal()
+    path = ck.checkpoint(extra={"best": 0.25, "ema": torch.ones(3)})
+    assert path == Path("checkpoints/step-00000120").absolute()
+    draws = [torch.rand(3).tolist(), random.gauss(0, 1), random.random(), numpy.random.normal(), numpy.random.rand()]
+    other = Cursor()
+    session = use(monkeypatch, OneProcess(model=nn.Linear(1, 1), loader=other))
+    loaded = ck.load_checkpoint("checkpoints")  # the newest in it
+    assert loaded["step"] == session.step == 120
+    assert other.state == cursor.state
+    same(session.user_state, {"best": 0.25, "ema": torch.ones(3)})
+    again = [torch.rand(3).tolist(), random.gauss(0, 1), random.random(), numpy.random.normal(), numpy.random.rand()]
+    assert again == draws
+    torch.manual_seed(99)  # what a script draws before its loop
+    session.pending_random()
+    assert torch.rand(3).tolist() == draws[0]
+
+
+def test_ranks_that_were_not_there_derive_their_generators(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, OneProcess(model=nn.Linear(1, 1)))
+    path = ck.checkpoint("here")
+    draws = []
+    for rank in (1, 2, 1):
+        session = use(monkeypatch, OneProcess(model=nn.Linear(1, 1)))
+        session.broadcast_bytes = lambda data, root=0: b"{}"  # type: ignore[method-assign]
+        session.rank = rank  # type: ignore[misc]
+        ck.load_checkpoint(path)
+        draws.append((torch.rand(2).tolist(), random.random()))
+    assert draws[0] == draws[2] != draws[1]
+
+
+def test_parts_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(2, 2)
+    session = use(monkeypatch, OneProcess(model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1)))
+    session.step = 5
+    path = ck.checkpoint()
+    other = nn.Linear(2, 2)
+    session = use(monkeypatch, OneProcess(model=other, optimizer=torch.optim.Adam(other.parameters())))
+    ck.load_checkpoint(path, optimizers=False, schedulers=False, loaders=False, random=False)
+    assert torch.equal(other.weight, model.weight) and session.step == 0
