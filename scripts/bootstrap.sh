@@ -26,8 +26,24 @@ installed() { [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2> /dev/null)" = 
 
 python="${PYTHON:-python3}"
 python_can() { "$python" -c "$1"; }
+compiles() { # gcc without the C library's headers is a compiler that compiles nothing
+  local folder result=0
+  folder="$(mktemp -d)"
+  printf '#include <stdio.h>\nint main(void) { return puts("") < 0; }\n' > "$folder/a.c"
+  cc "$folder/a.c" -o "$folder/a.out" || result=1
+  rm -rf "$folder"
+  return "$result"
+}
+
+# apt's python3 is the one version that the distribution has: asking for it again would not make it newer
+if command -v "$python" > /dev/null && ! python_can 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+  echo "The pinned packages need Python 3.11 or newer; $python is $("$python" -V 2>&1 || echo broken). Debian 12 and Ubuntu 24.04 have one." >&2
+  echo "With another: PYTHON=/path/to/python3.11 make $what" >&2
+  exit 1
+fi
 
 need gcc "C compiler" command -v cc
+need libc6-dev "the C library's headers" compiles
 need make "runs these steps" command -v make
 need cmake "configures the build (3.22 or newer)" sh -c 'cmake --version | grep -Eq "version (3\.(2[2-9]|[3-9][0-9])|[4-9])"'
 need ninja-build "builds" command -v ninja
@@ -37,7 +53,7 @@ need libhwloc-dev "finds cores, caches, NUMA nodes" have_header hwloc
 need libsqlite3-dev "keeps a run's history" have_header sqlite3
 need libmicrohttpd-dev "serves the page" have_header libmicrohttpd
 need libjansson-dev "reads JSON" have_header jansson
-need python3 "Python 3.10 or newer" python_can 'import sys; assert sys.version_info >= (3, 10)'
+need python3 "Python 3.11 or newer" command -v "$python"
 if command -v "$python" > /dev/null; then
   need python3-venv "virtual environments" python_can 'import venv, ensurepip'
   need python3-dev "Python's C headers" python_can 'import sysconfig, os; assert os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))'
@@ -75,16 +91,16 @@ if [ "${#missing[@]}" -gt 0 ]; then
   export DEBIAN_FRONTEND=noninteractive
   install=("${as_root[@]}" apt-get install -y -qq --no-install-recommends "${packages[@]}")
   echo "Installing them: ${install[*]}"
-  if ! "${install[@]}" > build-apt.log 2>&1; then
+  mkdir -p build
+  apt_log=build/apt.log
+  if ! "${install[@]}" > "$apt_log" 2>&1; then
     echo "(the list of packages is old or absent: apt-get update first)"
-    "${as_root[@]}" apt-get update -qq
-    if ! "${install[@]}" > build-apt.log 2>&1; then
-      cat build-apt.log >&2
-      echo "apt-get could not install them (see above)." >&2
+    if ! { "${as_root[@]}" apt-get update -qq && "${install[@]}"; } > "$apt_log" 2>&1; then
+      cat "$apt_log" >&2
+      echo "apt-get could not install them (see above). Put that right, then come back." >&2
       exit 1
     fi
   fi
-  rm -f build-apt.log
 fi
 
 # ---- what the virtual environment lacks ----
@@ -103,7 +119,10 @@ if ! "$venv/bin/python" -c 'import pip' 2> /dev/null; then
   "$python" -m venv "$venv"
 fi
 echo "Installing Python packages into $venv: $(grep -E "^($(IFS='|'; echo "${packages[*]}"))==" constraints.txt | tr '\n' ' ')"
+pip=("$venv/bin/python" -m pip install -qq --disable-pip-version-check --constraint constraints.txt)
 # torch by its exact pin and first: a range may bring other builds of it
-"$venv/bin/python" -m pip install -qq --disable-pip-version-check "$(grep '^torch==' constraints.txt)" --constraint constraints.txt
-"$venv/bin/python" -m pip install -qq --disable-pip-version-check --constraint constraints.txt "${packages[@]}"
+if ! { "${pip[@]}" "$(grep '^torch==' constraints.txt)" && "${pip[@]}" "${packages[@]}"; }; then
+  echo "pip could not install them (see above): is the package index reachable? Then come back; what is already there is kept." >&2
+  exit 1
+fi
 echo "$state" > "$stamp"

@@ -64,6 +64,15 @@ def choose(found: list[dict]) -> tuple[list[str], str]:
     )
 
 
+def measured_in_quiet(profile: pathlib.Path) -> bool:
+    """Whether the profile of an earlier run is one to go on with; a device that other work disturbed is measured anew."""
+    try:
+        found = json.loads(profile.read_text(encoding="utf-8"))["devices"]
+        return bool(found) and not any(device.get("disturbed") for device in found)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return False
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=32, help="optimizer steps of each run (default 32)")
@@ -79,6 +88,11 @@ def main() -> None:
     profile = pathlib.Path("gpu_profiles.json")
     if args.new_profile or not profile.exists():
         say("2. How fast is each device? (measured once, kept in gpu_profiles.json)")
+        evenstep("profile", "--quick", "-o", str(profile))
+    elif not measured_in_quiet(profile):
+        say(
+            "2. How fast is each device? (the gpu_profiles.json of an earlier run was disturbed by other work: measured anew)"
+        )
         evenstep("profile", "--quick", "-o", str(profile))
     else:
         say("2. How fast is each device? (gpu_profiles.json of an earlier run is used; --new-profile measures anew)")

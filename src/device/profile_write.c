@@ -1,5 +1,6 @@
 /* Writes gpu_profiles.json; every name says its unit. */
 #include "base/json_writer.h"
+#include "device/measure.h"
 #include "device/profile.h"
 #include "os/clock.h"
 
@@ -43,6 +44,7 @@ static void device_write(even_json *json, const even_device_list *devices, const
   even_json_number(json, "memory_bandwidth_gb_per_second", measured->memory_bandwidth_gb_per_second);
   even_json_number(json, "memory_read_gb_per_second", measured->memory_read_gb_per_second);
   even_json_number(json, "cpu_time_fraction", measured->cpu_fraction);
+  even_json_bool(json, "disturbed", even_measurement_disturbed(device, measured));
   even_json_number(json, "relative_score", measured->relative_score);
   even_json_string(json, "measured_on", devices->items[measured->like].name);
   even_json_object_end(json);

@@ -37,6 +37,7 @@ def check_figures(content: dict[str, Any], torch: bool) -> None:
     (device,) = content["devices"]
     assert device["name"] == "cpu:0"
     assert device["relative_score"] == 1
+    assert isinstance(device["disturbed"], bool)
     assert device["matmul_fp32_gflops"] > 0
     assert (device["matmul_bf16_gflops"] is not None) == torch
     assert device["memory_bandwidth_gb_per_second"] > 0
