@@ -104,7 +104,7 @@ static even_status run(running_job *job, int *exit_code) {
   return even_agent_run(&params, exit_code);
 }
 
-static void print_outcome(const running_job *job, int exit_code, double seconds) {
+static void print_outcome(running_job *job, int exit_code, double seconds) {
   even_text text = EVEN_TEXT_EMPTY;
   even_json json = even_json_begin(&text, 0);
   even_json_object(&json, NULL);
@@ -117,18 +117,21 @@ static void print_outcome(const running_job *job, int exit_code, double seconds)
   even_json_string(&json, "cause", job->cause[0] != '\0' ? job->cause : NULL);
   even_json_object_end(&json);
   if (even_text_status(&text) == EVEN_OK) {
-    (void)printf("%s\n", text.data);
+    even_job_view_result(&job->view, text.data);
   }
   even_text_free(&text);
 }
 
-static void tell_outcome(const running_job *job, int exit_code, double seconds) {
+static void tell_outcome(running_job *job, int exit_code, double seconds) {
+  even_text text = EVEN_TEXT_EMPTY;
   if (job->options->json) {
     print_outcome(job, exit_code, seconds);
   }
   if (!job->options->quiet) {
-    (void)fprintf(stderr, "evenstep: %s %s after %.1f s; logs in %s/logs\n", job->setup.run_name.data,
-                  exit_code == 0 ? "ended well" : "failed", seconds, job->setup.run_folder.data);
+    even_text_format(&text, "%s %s after %.1f s; logs in %s/logs", job->setup.run_name.data,
+                     exit_code == 0 ? "ended well" : "failed", seconds, job->setup.run_folder.data);
+    even_job_view_notice(&job->view, even_text_string(&text));
+    even_text_free(&text);
   }
 }
 
@@ -188,23 +191,17 @@ static even_status open_monitor(running_job *job) {
   }
   (void)snprintf(job->url, sizeof job->url, "%s", even_monitor_url(job->monitor));
   if (!job->options->quiet && job->url[0] != '\0') {
-    (void)fprintf(stderr, "evenstep: watch it at %s\n", job->url);
+    char words[sizeof job->url + 16];
+    (void)snprintf(words, sizeof words, "watch it at %s", job->url);
+    even_job_view_notice(&job->view, words);
   }
   return EVEN_OK;
-}
-
-static void open_view(running_job *job) {
-  even_job_view_open(&job->view, job->options->quiet, job->options->json, job->setup.shown,
-                     (int)job->setup.devices.count);
-  if (job->monitor != NULL && !job->options->quiet && !job->options->json) {
-    even_job_view_live(&job->view, on_live, job);
-  }
 }
 
 /* A history that cannot be finished is told; the script's exit code stands. */
 static even_status close_monitor(running_job *job, int exit_code) {
   if (job->monitor != NULL && even_monitor_close(job->monitor, exit_code) != EVEN_OK) {
-    (void)fprintf(stderr, "evenstep: %s\n", even_error_last()->what);
+    even_job_view_notice(&job->view, even_error_last()->what);
   }
   job->monitor = NULL;
   return EVEN_OK;
@@ -214,9 +211,11 @@ static even_status open_and_run(running_job *job, int *exit_code) {
   uint64_t started = even_clock_ns();
   even_status status = open_monitor(job);
   if (status == EVEN_OK) {
-    open_view(job);
+    if (job->monitor != NULL && !job->options->quiet && !job->options->json) {
+      even_job_view_live(&job->view, on_live, job);
+    }
     status = run(job, exit_code);
-    even_job_view_close(&job->view);
+    even_job_view_settle(&job->view);
   }
   if (status == EVEN_OK) {
     status = close_monitor(job, *exit_code);
@@ -250,7 +249,15 @@ int even_job_start(const even_job_options *options, const char *command, char *c
   if (status != EVEN_OK) {
     return even_cli_fail();
   }
-  status = open_and_run(&job, &exit_code);
+  status = even_job_view_open(&job.view, options->quiet, options->json, job.setup.shown, (int)job.setup.devices.count,
+                              job.setup.run_folder.data);
+  if (status == EVEN_OK) {
+    status = open_and_run(&job, &exit_code);
+  }
+  bool reader_paused = !even_job_view_close(&job.view);
   even_job_setup_close(&job.setup);
-  return status == EVEN_OK ? exit_code : even_cli_fail();
+  if (status != EVEN_OK) {
+    return reader_paused ? even_status_exit_code(status) : even_cli_fail();
+  }
+  return exit_code;
 }

@@ -168,6 +168,7 @@ static int real_nanosleep(const struct timespec *time) {
    .epoll_create1 = epoll_create1,              \
    .epoll_ctl = epoll_ctl,                      \
    .epoll_wait = epoll_wait,                    \
+   .poll = poll,                                \
    .socket = socket,                            \
    .bind = real_bind,                           \
    .listen = real_listen,                       \

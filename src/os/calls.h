@@ -4,6 +4,7 @@
 #ifndef EVEN_OS_CALLS_H
 #define EVEN_OS_CALLS_H
 
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stddef.h>
@@ -87,6 +88,7 @@ typedef struct even_os_calls {
   int (*epoll_create1)(int flags);
   int (*epoll_ctl)(int epoll, int operation, int fd, struct epoll_event *event);
   int (*epoll_wait)(int epoll, struct epoll_event *events, int count, int timeout_ms);
+  int (*poll)(struct pollfd *descriptors, nfds_t count, int timeout_ms);
   int (*socket)(int domain, int type, int protocol);
   int (*bind)(int fd, const struct sockaddr *address, socklen_t bytes);
   int (*listen)(int fd, int backlog);

@@ -60,6 +60,7 @@
   X(int, -1, epoll_ctl, (int epoll, int operation, int fd, struct epoll_event *event), (epoll, operation, fd, event))  \
   X(int, -1, epoll_wait, (int epoll, struct epoll_event *events, int count, int timeout_ms),                           \
     (epoll, events, count, timeout_ms))                                                                                \
+  X(int, -1, poll, (struct pollfd *descriptors, nfds_t count, int timeout_ms), (descriptors, count, timeout_ms))       \
   X(int, -1, socket, (int domain, int type, int protocol), (domain, type, protocol))                                   \
   X(int, -1, bind, (int fd, const struct sockaddr *address, socklen_t bytes), (fd, address, bytes))                    \
   X(int, -1, getsockname, (int fd, struct sockaddr *address, socklen_t *bytes), (fd, address, bytes))                  \
