@@ -208,7 +208,7 @@ static int finish_json(even_text *text, even_status status) {
 
 static int list(int argc, char **argv) {
   bool as_json = false;
-  bool helped = false;
+  int code = 0;
   int operand = 0;
   const even_usage usage = {
       .command = "ckpt ls",
@@ -217,11 +217,8 @@ static int list(int argc, char **argv) {
           "Lists checkpoints: of a folder, a run folder, a run's name; without one those of ./checkpoints "
           "or of all ./runs. \"whole\" compares sizes only; `evenstep ckpt verify` reads every byte."};
   const even_option options[] = {{.name = "json", .kind = EVEN_OPTION_FLAG, .value = &as_json, .help = "print JSON"}};
-  if (even_options_parse(&usage, options, 1, argc, argv, &operand, &helped) != EVEN_OK) {
-    return even_cli_fail();
-  }
-  if (helped) {
-    return 0;
+  if (!even_cli_begin(&usage, options, 1, argc, argv, -1, NULL, &operand, &code)) {
+    return code;
   }
   even_text text = EVEN_TEXT_EMPTY;
   listing out = {.json = even_json_begin(&text, 2), .as_json = as_json};
@@ -276,7 +273,7 @@ static void verify_text(const char *path, even_status status, const even_names *
 
 static int verify(int argc, char **argv) {
   bool as_json = false;
-  bool helped = false;
+  int code = 0;
   int operand = 0;
   int worst = 0;
   const even_usage usage = {.command = "ckpt verify",
@@ -284,11 +281,8 @@ static int verify(int argc, char **argv) {
                             .description = "Reads every byte of the checkpoints and compares the checksums.",
                             .epilogue = "exit code: 0 all are whole, 6 one is damaged, 3 one is not there"};
   const even_option options[] = {{.name = "json", .kind = EVEN_OPTION_FLAG, .value = &as_json, .help = "print JSON"}};
-  if (even_options_parse(&usage, options, 1, argc, argv, &operand, &helped) != EVEN_OK) {
-    return even_cli_fail();
-  }
-  if (helped) {
-    return 0;
+  if (!even_cli_begin(&usage, options, 1, argc, argv, -1, NULL, &operand, &code)) {
+    return code;
   }
   if (operand == argc) {
     (void)even_fail(EVEN_ERR_USAGE, "ckpt verify: no checkpoint named");
@@ -301,7 +295,7 @@ static int verify(int argc, char **argv) {
   for (int i = operand; i < argc; i++) {
     even_names problems = {NULL, 0};
     even_status status = even_checkpoint_verify(argv[i], &problems);
-    int code = even_status_exit_code(status);
+    code = even_status_exit_code(status);
     worst = code > worst ? code : worst;
     if (as_json) {
       verify_json(&json, argv[i], status, &problems);
@@ -415,7 +409,7 @@ static even_status show_checkpoint(const char *path, bool as_json) {
 
 static int show(int argc, char **argv) {
   bool as_json = false;
-  bool helped = false;
+  int code = 0;
   int operand = 0;
   const even_usage usage = {.command = "ckpt show",
                             .synopsis = "evenstep ckpt show [options] PATH",
@@ -423,11 +417,8 @@ static int show(int argc, char **argv) {
                                 "Shows what a checkpoint holds: its files, their tensors, with --json the "
                                 "whole state (step, cursors, optimizer settings), too."};
   const even_option options[] = {{.name = "json", .kind = EVEN_OPTION_FLAG, .value = &as_json, .help = "print JSON"}};
-  if (even_options_parse(&usage, options, 1, argc, argv, &operand, &helped) != EVEN_OK) {
-    return even_cli_fail();
-  }
-  if (helped) {
-    return 0;
+  if (!even_cli_begin(&usage, options, 1, argc, argv, -1, NULL, &operand, &code)) {
+    return code;
   }
   if (argc - operand != 1) {
     (void)even_fail(EVEN_ERR_USAGE, "ckpt show: name one checkpoint");

@@ -49,6 +49,11 @@ even_status even_options_parse(const even_usage *usage, const even_option *optio
                                int *operand, bool *helped) EVEN_MUST_USE;
 void even_options_help(const even_usage *usage, const even_option *options, size_t count, FILE *stream);
 
+/* The beginning of a command: parses, prints the help that was asked for, refuses operands beyond `most_operands` (-1:
+ * any number; `operand_fix`, may be NULL, says what to do instead). False where the command ends here, with *code. */
+bool even_cli_begin(const even_usage *usage, const even_option *options, size_t count, int argc, char **argv,
+                    int most_operands, const char *operand_fix, int *operand, int *code) EVEN_MUST_USE;
+
 /* Prints the calling thread's last error ("evenstep: what" and "  fix: …") to stderr and returns its exit code. */
 int even_cli_fail(void);
 

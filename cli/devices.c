@@ -1,5 +1,4 @@
 /* evenstep devices: what this host has, and what a rank may use of it. */
-#include "base/fail.h"
 #include "base/json_writer.h"
 #include "cli/command.h"
 #include "cli/units.h"
@@ -267,21 +266,11 @@ int even_cli_devices(int argc, char **argv) {
           "Shows what this host has and what a rank may use of it: CPUs that the process may run on, the\n"
           "quota and limit of its control groups, memory, disk, network, NVIDIA GPUs."};
   int operand = 0;
-  bool helped = false;
-  even_host host;
-  if (even_options_parse(&usage, options, sizeof options / sizeof options[0], argc, argv, &operand, &helped) !=
-      EVEN_OK) {
-    return even_cli_fail();
-  }
-  if (helped) {
-    return 0;
-  }
-  if (operand < argc) {
-    (void)even_fail(EVEN_ERR_USAGE, "devices: \"%s\" is one word too many", argv[operand]);
-    (void)even_error_fix("see `evenstep devices --help`");
-    return even_cli_fail();
-  }
   int code = 0;
+  even_host host;
+  if (!even_cli_begin(&usage, options, sizeof options / sizeof options[0], argc, argv, 0, NULL, &operand, &code)) {
+    return code;
+  }
   if (even_host_read(&even_device_source_host, ".", &host) != EVEN_OK) {
     code = even_cli_fail();
   } else if (json) {

@@ -2,7 +2,6 @@
 #include "cli/doctor.h"
 
 #include "base/alloc.h"
-#include "base/fail.h"
 #include "base/json_writer.h"
 #include "cli/command.h"
 
@@ -135,18 +134,9 @@ int even_cli_doctor(int argc, char **argv) {
           "what each missing part costs, how to get it.",
       .epilogue = "Exit code: 0 when training can work on this host, 8 when a part that it needs is missing."};
   int operand = 0;
-  bool helped = false;
-  if (even_options_parse(&usage, options, sizeof options / sizeof options[0], argc, argv, &operand, &helped) !=
-      EVEN_OK) {
-    return even_cli_fail();
-  }
-  if (helped) {
-    return 0;
-  }
-  if (operand < argc) {
-    (void)even_fail(EVEN_ERR_USAGE, "doctor: \"%s\" is one word too many", argv[operand]);
-    (void)even_error_fix("see `evenstep doctor --help`");
-    return even_cli_fail();
+  int code = 0;
+  if (!even_cli_begin(&usage, options, sizeof options / sizeof options[0], argc, argv, 0, NULL, &operand, &code)) {
+    return code;
   }
   return examine(python, json);
 }

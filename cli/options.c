@@ -158,6 +158,27 @@ even_status even_options_parse(const even_usage *usage, const even_option *optio
   return EVEN_OK;
 }
 
+bool even_cli_begin(const even_usage *usage, const even_option *options, size_t count, int argc, char **argv,
+                    int most_operands, const char *operand_fix, int *operand, int *code) {
+  bool helped = false;
+  *code = 0;
+  if (even_options_parse(usage, options, count, argc, argv, operand, &helped) != EVEN_OK) {
+    *code = even_cli_fail();
+    return false;
+  }
+  if (!helped && most_operands >= 0 && argc - *operand > most_operands) {
+    (void)even_fail(EVEN_ERR_USAGE, "%s: \"%s\" is one word too many", usage->command, argv[*operand + most_operands]);
+    if (operand_fix != NULL) {
+      (void)even_error_fix("%s; see `evenstep %s --help`", operand_fix, usage->command);
+    } else {
+      (void)even_error_fix("see `evenstep %s --help`", usage->command);
+    }
+    *code = even_cli_fail();
+    return false;
+  }
+  return !helped;
+}
+
 /* Columns that UTF-8 text takes on a terminal: its characters, continuation bytes not counted. */
 static int columns(const char *text) {
   int count = 0;

@@ -102,7 +102,7 @@ int even_cli_plan(int argc, char **argv) {
   enum { COUNT = EVEN_JOB_OPTION_COUNT + 2 };
   even_option table[COUNT];
   int operand = 0;
-  bool helped = false;
+  int code = 0;
   even_job_options_defaults(&plan.job);
   plan.job.log_rank = "none";
   even_job_options_declare(&plan.job, table);
@@ -110,11 +110,8 @@ int even_cli_plan(int argc, char **argv) {
       'o', "output", EVEN_OPTION_TEXT, &plan.output, "FILE", "where the plan is written (default plan.json)", 0, 0};
   table[COUNT - 1] =
       (even_option){0, "steps", EVEN_OPTION_INTEGER, &plan.steps, "N", "measuring steps (default 8)", 4, 10000};
-  if (even_options_parse(&usage, table, COUNT, argc, argv, &operand, &helped) != EVEN_OK) {
-    return even_cli_fail();
-  }
-  if (helped) {
-    return 0;
+  if (!even_cli_begin(&usage, table, COUNT, argc, argv, -1, NULL, &operand, &code)) {
+    return code;
   }
   if (operand >= argc) {
     (void)even_fail(EVEN_ERR_USAGE, "plan: no script was given");
@@ -126,7 +123,7 @@ int even_cli_plan(int argc, char **argv) {
   plan.job.quiet = true;
   plan.job.no_monitor = true;
   plan.job.max_restarts = 0;
-  int code = run(&plan, (size_t)(argc - operand), argv + operand);
+  code = run(&plan, (size_t)(argc - operand), argv + operand);
   even_text_free(&plan.path);
   even_text_free(&plan.measured);
   return code;

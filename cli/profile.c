@@ -209,20 +209,12 @@ int even_cli_profile(int argc, char **argv) {
           "without it), memory bandwidth, and the disk behind the output file. `evenstep run` starts with shares in\n"
           "proportion to the scores; training then measures on as it goes."};
   int operand = 0;
-  bool helped = false;
-  if (even_options_parse(&usage, options, sizeof options / sizeof options[0], argc, argv, &operand, &helped) !=
-      EVEN_OK) {
-    return even_cli_fail();
+  int code = 0;
+  if (!even_cli_begin(&usage, options, sizeof options / sizeof options[0], argc, argv, 0, "devices go behind --devices",
+                      &operand, &code)) {
+    return code;
   }
-  if (helped) {
-    return 0;
-  }
-  if (operand < argc) {
-    (void)even_fail(EVEN_ERR_USAGE, "profile: \"%s\" is one word too many", argv[operand]);
-    (void)even_error_fix("devices go behind --devices; see `evenstep profile --help`");
-    return even_cli_fail();
-  }
-  int code = run_in_folder(&on) == EVEN_OK ? 0 : even_cli_fail();
+  code = run_in_folder(&on) == EVEN_OK ? 0 : even_cli_fail();
   even_measure_result_free(&on.result);
   even_device_list_free(&on.chosen);
   even_host_free(&on.host);

@@ -90,18 +90,10 @@ int even_cli_report(int argc, char **argv) {
       "name in runs/; without it, the newest run. Runs that crashed or still run are reported as far as they came.",
       "example:\n  evenstep report runs/demo --compare runs/demo-equal", false};
   int operand = 0;
-  bool helped = false;
-  if (even_options_parse(&usage, options, sizeof options / sizeof options[0], argc, argv, &operand, &helped) !=
-      EVEN_OK) {
-    return even_cli_fail();
-  }
-  if (helped) {
-    return 0;
-  }
-  if (argc - operand > 1) {
-    (void)even_fail(EVEN_ERR_USAGE, "report: one run, not %d", argc - operand);
-    (void)even_error_fix("compare two with: evenstep report %s --compare %s", argv[operand], argv[operand + 1]);
-    return even_cli_fail();
+  int code = 0;
+  if (!even_cli_begin(&usage, options, sizeof options / sizeof options[0], argc, argv, 1,
+                      "a second run goes behind --compare", &operand, &code)) {
+    return code;
   }
   return report_run(operand < argc ? argv[operand] : NULL, &o) == EVEN_OK ? 0 : even_cli_fail();
 }

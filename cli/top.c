@@ -169,17 +169,9 @@ int even_cli_top(int argc, char **argv) {
                             "in runs/; without it, the run that lives, or the newest.",
                             "keys: q or Ctrl-C ends the view (not the run)", false};
   int operand = 0;
-  bool helped = false;
-  if (even_options_parse(&usage, options, sizeof options / sizeof options[0], argc, argv, &operand, &helped) !=
-      EVEN_OK) {
-    return even_cli_fail();
-  }
-  if (helped) {
-    return 0;
-  }
-  if (argc - operand > 1) {
-    (void)even_fail(EVEN_ERR_USAGE, "top: one run, not %d", argc - operand);
-    return even_cli_fail();
+  int code = 0;
+  if (!even_cli_begin(&usage, options, sizeof options / sizeof options[0], argc, argv, 1, NULL, &operand, &code)) {
+    return code;
   }
   return show(operand < argc ? argv[operand] : NULL, once, json) == EVEN_OK ? 0 : even_cli_fail();
 }

@@ -99,15 +99,6 @@ static even_comm *open_group(comm_object *self) {
     return run_result_;                \
   } while (0)
 
-static int to_address(PyObject *object, void *out) {
-  unsigned long long value = PyLong_AsUnsignedLongLong(object);
-  if (value == (unsigned long long)-1 && PyErr_Occurred() != NULL) {
-    return 0;
-  }
-  *(void **)out = (void *)(uintptr_t)value;
-  return 1;
-}
-
 static int to_size(PyObject *object, void *out) {
   size_t value = PyLong_AsSize_t(object);
   if (value == (size_t)-1 && PyErr_Occurred() != NULL) {
@@ -148,7 +139,7 @@ static PyObject *comm_all_reduce(PyObject *object, PyObject *arguments) {
   int op = 0;
   even_comm *comm = open_group(self);
   if (comm == NULL ||
-      !PyArg_ParseTuple(arguments, "O&O&ii:all_reduce", to_address, &data, to_size, &count, &dtype, &op)) {
+      !PyArg_ParseTuple(arguments, "O&O&ii:all_reduce", even_ext_to_address, &data, to_size, &count, &dtype, &op)) {
     return NULL;
   }
   RUN(self, even_comm_all_reduce(comm, data, count, (even_dtype)dtype, (even_reduce_op)op));
@@ -169,8 +160,8 @@ static PyObject *comm_reduce_scatter(PyObject *object, PyObject *arguments) {
   int dtype = 0;
   int op = 0;
   even_comm *comm = open_group(self);
-  if (comm == NULL || !PyArg_ParseTuple(arguments, "O&O&Oii:reduce_scatter", to_address, &input, to_address, &output,
-                                        &sequence, &dtype, &op)) {
+  if (comm == NULL || !PyArg_ParseTuple(arguments, "O&O&Oii:reduce_scatter", even_ext_to_address, &input,
+                                        even_ext_to_address, &output, &sequence, &dtype, &op)) {
     return NULL;
   }
   size_t *counts = to_counts(sequence, even_comm_ranks(comm));
@@ -193,8 +184,8 @@ static PyObject *comm_all_gather(PyObject *object, PyObject *arguments) {
   PyObject *sequence = NULL;
   int dtype = 0;
   even_comm *comm = open_group(self);
-  if (comm == NULL ||
-      !PyArg_ParseTuple(arguments, "O&O&Oi:all_gather", to_address, &input, to_address, &output, &sequence, &dtype)) {
+  if (comm == NULL || !PyArg_ParseTuple(arguments, "O&O&Oi:all_gather", even_ext_to_address, &input,
+                                        even_ext_to_address, &output, &sequence, &dtype)) {
     return NULL;
   }
   size_t *counts = to_counts(sequence, even_comm_ranks(comm));
@@ -210,7 +201,8 @@ static PyObject *comm_broadcast(PyObject *object, PyObject *arguments) {
   size_t bytes = 0;
   int root = 0;
   even_comm *comm = open_group(self);
-  if (comm == NULL || !PyArg_ParseTuple(arguments, "O&O&i:broadcast", to_address, &data, to_size, &bytes, &root)) {
+  if (comm == NULL ||
+      !PyArg_ParseTuple(arguments, "O&O&i:broadcast", even_ext_to_address, &data, to_size, &bytes, &root)) {
     return NULL;
   }
   RUN(self, even_comm_broadcast(comm, data, bytes, root));

@@ -4,6 +4,7 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <stdint.h>
 #include <string.h>
 
 #include <evenstep/status.h>
@@ -13,6 +14,17 @@ extern PyObject *even_ext_error;
 
 /* Raises the calling thread's last error as EvenstepError; returns NULL. MemoryError for EVEN_ERR_MEMORY. */
 PyObject *even_ext_raise(void);
+
+/* PyArg converter ("O&"): an integer address, as of tensor.data_ptr(), into a void * or const void *. */
+static inline int even_ext_to_address(PyObject *object, void *out) {
+  unsigned long long value = PyLong_AsUnsignedLongLong(object);
+  if (value == (unsigned long long)-1 && PyErr_Occurred() != NULL) {
+    return 0;
+  }
+  const void *address = (const void *)(uintptr_t)value;
+  memcpy(out, &address, sizeof address);
+  return 1;
+}
 
 /* Each adds its types and functions to the module; 0, or -1 with an exception set. */
 int even_ext_add_comm(PyObject *module);

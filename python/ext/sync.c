@@ -15,15 +15,6 @@ typedef struct sync_object {
   int finishing; /* a thread is inside finish */
 } sync_object;
 
-static int to_pointer(PyObject *object, void *out) {
-  unsigned long long value = PyLong_AsUnsignedLongLong(object);
-  if (value == (unsigned long long)-1 && PyErr_Occurred() != NULL) {
-    return 0;
-  }
-  *(const void **)out = (const void *)(uintptr_t)value;
-  return 1;
-}
-
 /* A sequence of (count, dtype[, late]) into *out (free with even_free). */
 static int to_parameters(PyObject *sequence, even_sync_parameter **out, size_t *count) {
   PyObject *list = PySequence_List(sequence);
@@ -221,7 +212,7 @@ static PyObject *sync_ready(PyObject *object, PyObject *arguments) {
   Py_ssize_t index = 0;
   const void *gradient = NULL;
   even_sync *sync = engine_of(object);
-  if (sync == NULL || !PyArg_ParseTuple(arguments, "nO&:ready", &index, to_pointer, &gradient)) {
+  if (sync == NULL || !PyArg_ParseTuple(arguments, "nO&:ready", &index, even_ext_to_address, &gradient)) {
     return NULL;
   }
   return none_or_raise(even_sync_ready(sync, (size_t)index, gradient));

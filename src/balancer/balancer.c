@@ -50,6 +50,7 @@ static even_status make(even_balancer *b, const even_balancer_params *params) {
   EVEN_TRY(EVEN_NEW_ARRAY(&b->models, b->ranks));
   EVEN_TRY(EVEN_NEW_ARRAY(&b->current, b->ranks));
   EVEN_TRY(EVEN_NEW_ARRAY(&b->candidate, b->ranks));
+  EVEN_TRY(EVEN_NEW_ARRAY(&b->unlimited, b->ranks));
   EVEN_TRY(EVEN_NEW_ARRAY(&b->reach, b->ranks));
   EVEN_TRY(EVEN_NEW_ARRAY(&b->tables, b->ranks));
   EVEN_TRY(even_alloc(b->ranks, EVEN_TABLE_POINTS * sizeof *b->table_samples, (void **)&b->table_samples));
@@ -103,6 +104,7 @@ void even_balancer_close(even_balancer *b) {
   even_free(b->models);
   even_free(b->current);
   even_free(b->candidate);
+  even_free(b->unlimited);
   even_free(b->reach);
   even_free(b->tables);
   even_free(b->table_samples);

@@ -142,7 +142,15 @@ even_status even_balancer_propose(even_balancer *b, double *promised) {
 even_status even_balancer_decide(even_balancer *b) {
   double promised = 0.0;
   EVEN_TRY(even_balancer_propose(b, &promised));
-  if (promised < even_balancer_step_seconds(b, b->current) * (1.0 - worthwhile(b))) {
+  double now = even_balancer_step_seconds(b, b->current);
+  double enough = now * (1.0 - worthwhile(b));
+  if (promised >= enough && promised < now) {
+    /* a small share that may only double gains little at first: what lies at the end of the way counts */
+    double end = 0.0;
+    EVEN_TRY(even_solve(&b->room, b->tables, b->caps, b->batch, b->unlimited, &end));
+    enough = end < enough ? now : enough;
+  }
+  if (promised < enough) {
     memcpy(b->current, b->candidate, b->ranks * sizeof *b->current);
   }
   return EVEN_OK;

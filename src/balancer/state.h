@@ -21,7 +21,8 @@ struct even_balancer {
   even_rank_model *models;
   int64_t *current; /* shares of a whole batch */
   int64_t *candidate;
-  int64_t *reach; /* caps, and how far a rank's share may grow beyond what was measured */
+  int64_t *unlimited; /* the best split, were it trusted at once */
+  int64_t *reach;     /* caps, and how far a rank's share may grow beyond what was measured */
   even_time_table *tables;
   int64_t *table_samples;
   double *table_seconds;

@@ -33,13 +33,13 @@ even_status even_time_table_check(const even_time_table *table, size_t rank) {
   return EVEN_OK;
 }
 
-/* The number of points at or below `samples`. */
-static size_t points_below(const even_time_table *table, int64_t samples) {
+/* The number of points at or below `samples` and `seconds`: both rise along the table. */
+static size_t points_within(const even_time_table *table, int64_t samples, double seconds) {
   size_t low = 0;
   size_t high = table->points;
   while (low < high) {
     size_t middle = low + (high - low) / 2;
-    if (table->samples[middle] <= samples) {
+    if (table->samples[middle] <= samples && table->seconds[middle] <= seconds) {
       low = middle + 1;
     } else {
       high = middle;
@@ -54,7 +54,7 @@ static double line(double seconds, double slope_seconds, double run, double widt
 
 double even_time_table_at(const even_time_table *table, int64_t samples) {
   size_t last = table->points - 1;
-  size_t below = points_below(table, samples);
+  size_t below = points_within(table, samples, INFINITY);
   if (below > 0 && table->samples[below - 1] == samples) {
     return table->seconds[below - 1];
   }
@@ -80,16 +80,7 @@ double even_time_table_at(const even_time_table *table, int64_t samples) {
 
 /* A first guess at the inverse, from the segment in which `seconds` lies; may be off by rounding. */
 static double guess(const even_time_table *table, double seconds) {
-  size_t low = 0;
-  size_t high = table->points;
-  while (low < high) {
-    size_t middle = low + (high - low) / 2;
-    if (table->seconds[middle] <= seconds) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
+  size_t low = points_within(table, INT64_MAX, seconds);
   if (low == 0 || table->points == 1) {
     return (double)table->samples[0] * (seconds / table->seconds[0]);
   }

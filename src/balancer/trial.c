@@ -52,8 +52,8 @@ double even_series_mean(const even_series *series) {
   return mean_of(series->seconds, even_series_count(series));
 }
 
-/* Standard error of the mean by batch means: consecutive steps under a quota are not independent of one another. */
-static double error_of(const even_series *series) {
+/* Variance of the mean by batch means: consecutive steps under a quota are not independent of one another. */
+static double variance_of(const even_series *series) {
   int count = even_series_count(series) / BLOCKS;
   if (count == 0) {
     return 0.0;
@@ -68,7 +68,7 @@ static double error_of(const even_series *series) {
   for (int i = 0; i < BLOCKS; i++) {
     squares += (block[i] - mean) * (block[i] - mean);
   }
-  return sqrt(squares / (BLOCKS - 1) / BLOCKS);
+  return squares / (BLOCKS - 1) / BLOCKS;
 }
 
 void even_trial_begin(even_trial *trial, double margin) {
@@ -101,7 +101,7 @@ static even_trial_result challenge(even_trial *trial, double seconds) {
     return EVEN_TRIAL_GOES_ON;
   }
   double gain = before - even_series_mean(&trial->challenger);
-  double error = hypot(error_of(&trial->before), error_of(&trial->challenger));
+  double error = sqrt(variance_of(&trial->before) + variance_of(&trial->challenger));
   if (!(gain > trial->margin * before && gain > error)) {
     return end(trial, EVEN_TRIAL_LOST);
   }

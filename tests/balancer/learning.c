@@ -358,6 +358,29 @@ static void prior_speeds_set_the_first_step(void **context) {
   }
 }
 
+/* A line through small sizes says little about large ones: a share grows to at most twice what the rank was measured
+ * at, and so reaches its place in a few steps. */
+static void share_at_most_doubles(void **context) {
+  (void)context;
+  const double speeds[2] = {1000.0, 1.0};
+  even_balancer_params params = {
+      .size = sizeof params, .policy = EVEN_POLICY_HYBRID, .ranks = 2, .batch = 1000, .speeds = speeds};
+  even_balancer *balancer = NULL;
+  int64_t shares[2];
+  int64_t most = 0;
+  int grew = 0;
+  assert_int_equal(even_balancer_open(&params, &balancer), EVEN_OK);
+  for (int step = 0; step < 60; step++) {
+    assert_int_equal(even_balancer_shares(balancer, 1000, shares), EVEN_OK);
+    assert_true(step == 0 || shares[1] <= 2 * most + 1); /* from none to one, too */
+    grew += shares[1] > most;
+    most = shares[1] > most ? shares[1] : most;
+    observe_line(balancer, 1000, 0.001, 0.001, 1.0);
+  }
+  assert_true(grew >= 8 && shares[1] >= 490 && shares[1] <= 510);
+  even_balancer_close(balancer);
+}
+
 static void fewer_samples_than_ranks(void **context) {
   (void)context;
   trial t = {.policy = EVEN_POLICY_HYBRID, .batch = 3, .steps = 60, .from = 20};
@@ -381,6 +404,7 @@ int main(void) {
       cmocka_unit_test(rank_without_samples_comes_back),
       cmocka_unit_test(smaller_last_batch_and_caps),
       cmocka_unit_test(prior_speeds_set_the_first_step),
+      cmocka_unit_test(share_at_most_doubles),
       cmocka_unit_test(fewer_samples_than_ranks),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
