@@ -43,26 +43,35 @@ typedef struct even_sync_report {
   uint32_t buckets;
 } even_sync_report;
 
+/* Threads: open, begin, finish and close are one caller's, one after the other (any thread, if ordered). Ready may be
+ * called by several threads at once, between a begin that has returned and a finish that has not been called; that the
+ * last ready has returned before finish is called is the caller's to see to. Slot may be called any time. No pointer
+ * may be NULL but where it says so. */
+
 /* Bytes of arena that these parameters need (the same on all ranks): for even_comm_params.arena_bytes. */
 EVEN_PUBLIC even_status even_sync_arena_bytes(const even_sync_params *params, size_t *out) EVEN_MUST_USE;
 /* Starts the engine thread. The group must outlive the engine; while a round is open (begin … finish) no other thread
  * may call into the group. */
 EVEN_PUBLIC even_status even_sync_open(const even_sync_params *params, even_comm *comm, even_sync **out) EVEN_MUST_USE;
+/* Ends the engine thread. In the middle of a round the group is revoked, since peers may wait for this rank. NULL is
+ * allowed. */
 EVEN_PUBLIC void even_sync_close(even_sync *sync);
-/* Where parameter `index` lies in this rank's arena: 64-byte aligned, count elements, contiguous. */
+/* Where parameter `index` lies in this rank's arena: 64-byte aligned, count elements, contiguous. NULL where there is
+ * no such parameter. Valid until even_sync_close. */
 EVEN_PUBLIC void *even_sync_slot(even_sync *sync, size_t index);
 
 /* Opens a round. `step` goes into its spans. weight >= 0; with weight 0 this rank's gradients count as zeros, whatever
  * they hold (NaN included). */
 EVEN_PUBLIC even_status even_sync_begin(even_sync *sync, double weight, uint32_t step) EVEN_MUST_USE;
 /* Parameter `index` has its gradient at `gradient` (count contiguous elements; the slot itself is allowed). The
- * memory must stay as it is until even_sync_finish. A second call for one parameter in one round is EVEN_ERR_STATE. */
+ * memory must stay as it is until even_sync_finish. Of several calls for one parameter in one round one is taken, the
+ * others are EVEN_ERR_STATE. */
 EVEN_PUBLIC even_status even_sync_ready(even_sync *sync, size_t index, const void *gradient) EVEN_MUST_USE;
 /* Closes the round: parameters not made ready count as zeros, or, where no rank made them ready, are absent. (A caller
  * whose parameter holds an older gradient that must survive, as in accumulation, makes it ready before.)
- * Blocks until every slot holds its sum. used[i] (parameter_count bytes, may be NULL) is 1 where some rank made
- * parameter i ready, else 0 (its slot is then undefined). Errors: those of the collectives; the engine then refuses
- * further rounds. */
+ * Blocks until every slot holds its sum. used[i] (parameter_count bytes, may be NULL, as `report` may) is 1 where some
+ * rank made parameter i ready, else 0 (its slot is then undefined). Errors: those of the collectives; the engine then
+ * refuses further rounds. */
 EVEN_PUBLIC even_status even_sync_finish(even_sync *sync, uint8_t *used, even_sync_report *report) EVEN_MUST_USE;
 
 #ifdef __cplusplus

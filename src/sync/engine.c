@@ -32,15 +32,16 @@ static void sleep_until(even_sync *sync, bool (*wanted)(even_sync *)) {
 
 static bool round_is_open(even_sync *sync) {
   uint32_t phase = atomic_load(&sync->phase);
-  return phase == EVEN_SYNC_STOP || (phase != EVEN_SYNC_IDLE && atomic_load(&sync->done) == 0);
-}
-
-static bool bucket_can_go(even_sync *sync) {
-  return atomic_load(&sync->pending[atomic_load(&sync->next)]) == 0 || atomic_load(&sync->phase) != EVEN_SYNC_ROUND;
+  return phase == EVEN_SYNC_ROUND || phase == EVEN_SYNC_CLOSING || phase == EVEN_SYNC_STOP;
 }
 
 static bool round_is_closing(even_sync *sync) {
-  return atomic_load(&sync->phase) != EVEN_SYNC_ROUND;
+  uint32_t phase = atomic_load(&sync->phase);
+  return phase == EVEN_SYNC_CLOSING || phase == EVEN_SYNC_STOP;
+}
+
+static bool bucket_can_go(even_sync *sync) {
+  return atomic_load(&sync->pending[atomic_load(&sync->next)]) == 0 || round_is_closing(sync);
 }
 
 /* slot = weight * gradient. Division by 1/weight is the reduction kernels' average over one source. */
@@ -117,15 +118,16 @@ void *even_sync_engine(void *argument) {
   even_sync *sync = argument;
   for (;;) {
     sleep_until(sync, round_is_open);
-    if (atomic_load(&sync->phase) == EVEN_SYNC_STOP) {
-      return NULL;
-    }
     even_status status = run_round(sync);
     if (status != EVEN_OK) {
       sync->broken = status;
       sync->error = *even_error_last();
     }
-    atomic_store(&sync->done, 1u);
-    even_futex_wake_all(&sync->done);
+    sleep_until(sync, round_is_closing); /* a round that fails stays open until its caller closes it */
+    uint32_t closing = EVEN_SYNC_CLOSING;
+    if (!atomic_compare_exchange_strong(&sync->phase, &closing, EVEN_SYNC_DONE)) {
+      return NULL; /* STOP */
+    }
+    even_futex_wake_all(&sync->phase);
   }
 }

@@ -8,11 +8,13 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+/* Where the round stands: one word, so that no thread can see half of a change. */
 typedef enum even_sync_phase {
-  EVEN_SYNC_IDLE,    /* between rounds */
-  EVEN_SYNC_ROUND,   /* begin … finish */
-  EVEN_SYNC_CLOSING, /* finish was called: what is not ready will not come */
-  EVEN_SYNC_STOP     /* the engine is to end */
+  EVEN_SYNC_IDLE,    /* between rounds; begin goes on to ROUND */
+  EVEN_SYNC_ROUND,   /* gradients come; finish goes on to CLOSING */
+  EVEN_SYNC_CLOSING, /* what is not ready will not come; the engine goes on to DONE, in every case */
+  EVEN_SYNC_DONE,    /* buckets and flags are reduced, or `broken` says why not; finish goes back to IDLE */
+  EVEN_SYNC_STOP     /* the engine is to end; close sets it, from any other phase */
 } even_sync_phase;
 
 struct even_sync {
@@ -27,17 +29,16 @@ struct even_sync {
   pthread_t thread;
   bool thread_runs;
 
-  /* The round. Written by the caller before the phase says so, then by ready and the engine. */
+  /* The round. Written by the caller before the phase says ROUND, then by ready and the engine until it says DONE. */
   double weight;
   uint32_t step;
   const void **gradients;  /* one a parameter: where its gradient lies */
-  _Atomic uint8_t *ready;  /* one a parameter */
+  _Atomic uint8_t *ready;  /* one a parameter: whose call was the first has set it */
   _Atomic size_t *pending; /* one a bucket: members that are not ready */
   _Atomic size_t next;     /* the bucket that the engine wants */
-  _Atomic uint32_t phase;  /* even_sync_phase */
+  _Atomic uint32_t phase;  /* even_sync_phase; finish sleeps on it */
   _Atomic uint32_t bell;   /* the engine sleeps on it */
   _Atomic uint32_t engine_sleeps;
-  _Atomic uint32_t done;   /* 1 when the round's buckets and flags are reduced; finish sleeps on it */
   uint8_t *used;           /* one a parameter: reduced flags, the engine's */
   even_sync_report report; /* the engine's part of it */
 

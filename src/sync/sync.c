@@ -84,11 +84,9 @@ void even_sync_close(even_sync *sync) {
     return;
   }
   if (sync->thread_runs) {
-    bool under_way = atomic_load(&sync->phase) != EVEN_SYNC_IDLE && atomic_load(&sync->done) == 0;
-    if (under_way) {
+    if (atomic_exchange(&sync->phase, EVEN_SYNC_STOP) != EVEN_SYNC_IDLE) {
       even_comm_revoke(sync->comm); /* the engine may be inside a collective that nobody will complete */
     }
-    atomic_store(&sync->phase, EVEN_SYNC_STOP);
     even_sync_ring(sync);
     even_thread_join(sync->thread);
   }
@@ -107,11 +105,11 @@ void *even_sync_slot(even_sync *sync, size_t index) {
 }
 
 even_status even_sync_begin(even_sync *sync, double weight, uint32_t step) {
-  if (sync->broken != EVEN_OK) {
-    return even_error_restore(&sync->error);
-  }
   if (atomic_load(&sync->phase) != EVEN_SYNC_IDLE) {
     return even_fail(EVEN_ERR_STATE, "a round of gradients begins while one is open");
+  }
+  if (sync->broken != EVEN_OK) {
+    return even_error_restore(&sync->error);
   }
   if (!isfinite(weight) || weight < 0.0) {
     return even_fail(EVEN_ERR_ARGUMENT, "a gradient weight of %g", weight);
@@ -126,7 +124,6 @@ even_status even_sync_begin(even_sync *sync, double weight, uint32_t step) {
     atomic_store_explicit(&sync->pending[b], sync->layout.buckets[b].members, memory_order_relaxed);
   }
   atomic_store(&sync->next, 0u);
-  atomic_store(&sync->done, 0u);
   atomic_store(&sync->phase, EVEN_SYNC_ROUND);
   even_sync_ring(sync);
   return EVEN_OK;
@@ -139,11 +136,10 @@ even_status even_sync_ready(even_sync *sync, size_t index, const void *gradient)
   if (atomic_load(&sync->phase) != EVEN_SYNC_ROUND) {
     return even_fail(EVEN_ERR_STATE, "the gradient of parameter %zu comes outside a round", index);
   }
-  if (atomic_load(&sync->ready[index]) != 0) {
+  if (atomic_exchange(&sync->ready[index], 1) != 0) {
     return even_fail(EVEN_ERR_STATE, "the gradient of parameter %zu comes twice in one round", index);
   }
-  sync->gradients[index] = gradient;
-  atomic_store(&sync->ready[index], 1);
+  sync->gradients[index] = gradient; /* the engine looks once `pending` says so, or after finish */
   size_t bucket = sync->layout.places[index].bucket;
   if (atomic_fetch_sub(&sync->pending[bucket], 1u) == 1u && bucket == atomic_load(&sync->next)) {
     even_sync_ring(sync);
@@ -158,8 +154,8 @@ even_status even_sync_finish(even_sync *sync, uint8_t *used, even_sync_report *r
   uint64_t began = even_clock_ns();
   atomic_store(&sync->phase, EVEN_SYNC_CLOSING);
   even_sync_ring(sync);
-  while (atomic_load(&sync->done) == 0) {
-    even_futex_wait(&sync->done, 0u, NAP_NS);
+  while (atomic_load(&sync->phase) == EVEN_SYNC_CLOSING) {
+    even_futex_wait(&sync->phase, EVEN_SYNC_CLOSING, NAP_NS);
   }
   atomic_store(&sync->phase, EVEN_SYNC_IDLE);
   sync->report.exposed_ns = even_clock_ns() - began;
