@@ -4,16 +4,18 @@
 #include "base/fail.h"
 #include "base/text.h"
 #include "os/calls.h"
+#include "os/clock.h"
 #include "os/file.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { FILE_LIMIT = 4 << 20 };
+enum { FILE_LIMIT = 4 << 20, REMOVE_MS = 1000 };
 
 static const double period_us = 10000;
 static const double smallest_quota_us = 1000;
@@ -230,15 +232,49 @@ uint64_t even_cgroup_oom_kills(const even_cgroup *group) {
   return value;
 }
 
+/* A pidfd of the first member, -1 for none. */
+static int open_member(const char *folder) {
+  char path[EVEN_CGROUP_PATH + 64];
+  char text[64];
+  (void)snprintf(path, sizeof path, "%s/cgroup.procs", folder);
+  int fd = even_os.open(path, O_RDONLY | O_CLOEXEC, 0);
+  ssize_t got = fd < 0 ? -1 : even_os.read(fd, text, sizeof text - 1);
+  if (fd >= 0) {
+    (void)even_os.close(fd);
+  }
+  text[got > 0 ? got : 0] = '\0';
+  long pid = strtol(text, NULL, 10);
+  return pid > 0 ? even_os.pidfd_open((pid_t)pid, 0) : -1;
+}
+
+/* Waits for the end of one member. False: there is none that has not ended yet. */
+static bool wait_for_member(const char *folder, int limit_ms) {
+  struct pollfd member = {.fd = open_member(folder), .events = POLLIN};
+  if (member.fd < 0) {
+    return false;
+  }
+  bool lives = even_os.poll(&member, 1, 0) == 0;
+  if (lives) {
+    (void)even_os.poll(&member, 1, limit_ms);
+  }
+  (void)even_os.close(member.fd);
+  return lives;
+}
+
 even_status even_cgroup_remove(const char *folder) {
   const struct timespec moment = {0, 5000000};
-  for (int tries = 0;; tries++) {
+  uint64_t deadline_ns = even_clock_ns() + REMOVE_MS * UINT64_C(1000000);
+  for (;;) {
     if (even_os.rmdir(folder) == 0 || errno == ENOENT) {
       return EVEN_OK;
     }
-    if (errno != EBUSY || tries == 200) {
-      return even_fail_errno(errno, "control group %s cannot be removed", folder);
+    int why = errno;
+    uint64_t now = even_clock_ns();
+    if (why != EBUSY || now >= deadline_ns) {
+      return even_fail_errno(why, "control group %s cannot be removed", folder);
     }
-    (void)even_os.nanosleep(&moment);
+    if (!wait_for_member(folder, (int)((deadline_ns - now) / 1000000u) + 1)) {
+      (void)even_os.nanosleep(&moment);
+    }
   }
 }

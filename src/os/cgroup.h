@@ -29,8 +29,9 @@ even_status even_cgroup_limit_cpu(const even_cgroup *group, double cores) EVEN_M
 even_status even_cgroup_held_back(const even_cgroup *group, double *seconds) EVEN_MUST_USE;
 /* How often the out-of-memory killer has struck in a memory group; 0 where it does not say. */
 uint64_t even_cgroup_oom_kills(const even_cgroup *group);
-/* Removes an empty group; one that is gone is fine. Processes just killed may keep it for a moment: tries for a
- * second. Allocates nothing. */
+/* Removes an empty group; one that is gone is fine. Members that were just killed are waited for, for a second at most
+ * in all: each tells its end, and only for what the kernel does behind that (nothing tells of it under version 1) it is
+ * tried again after 5 ms. Allocates nothing. */
 even_status even_cgroup_remove(const char *folder) EVEN_MUST_USE;
 
 #endif

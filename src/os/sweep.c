@@ -1,22 +1,28 @@
 /* Walks /proc. A process that dies or is replaced between the look and the signal is guarded by a pidfd: it is opened
- * first, so that the signal reaches the process that was looked at and no other. */
+ * first, so that the signal reaches the process that was looked at and no other; and it tells when that has ended. */
 #include "os/sweep.h"
 
 #include "base/fail.h"
 #include "os/calls.h"
+#include "os/clock.h"
 #include "os/entries.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+enum { MOST_WATCHED = 256, MOMENT_MS = 5 };
+
 typedef struct walk {
   const even_sweep *sweep;
   pid_t own;
   size_t alive;
+  struct pollfd dying[MOST_WATCHED]; /* pidfds of what was killed; the rest waits for the next round */
+  size_t dying_count;
 } walk;
 
 static int open_proc(const char *pid, const char *file) {
@@ -102,6 +108,9 @@ static bool look(void *context, const char *name) {
     now->alive++;
     if (pidfd < 0 || even_os.pidfd_send_signal(pidfd, SIGKILL) != 0) {
       (void)even_os.kill((pid_t)pid, SIGKILL); /* a kernel before 5.3 */
+    } else if (now->dying_count < MOST_WATCHED) {
+      now->dying[now->dying_count++] = (struct pollfd){.fd = pidfd, .events = POLLIN};
+      return true;
     }
   }
   if (pidfd >= 0) {
@@ -110,17 +119,47 @@ static bool look(void *context, const char *name) {
   return true;
 }
 
-size_t even_sweep_kill(const even_sweep *sweep, int limit_ms) {
-  const struct timespec moment = {0, 5000000};
-  walk now = {.sweep = sweep, .own = even_os.getpid()};
-  for (int spent_ms = 0;; spent_ms += 5) {
-    now.alive = 0;
-    if (even_folder_each("/proc", look, &now) != EVEN_OK) {
-      return 1;
-    }
-    if (now.alive == 0 || spent_ms >= limit_ms) {
-      return now.alive;
-    }
+static int left_ms(uint64_t deadline_ns) {
+  uint64_t now = even_clock_ns();
+  return now >= deadline_ns ? 0 : (int)((deadline_ns - now + 999999u) / 1000000u);
+}
+
+/* Waits until what was killed has ended, and forgets it. Where nothing tells of that, a moment. */
+static void wait_for_the_dying(walk *now, uint64_t deadline_ns) {
+  const struct timespec moment = {0, MOMENT_MS * 1000000};
+  size_t living = now->dying_count;
+  if (living == 0) {
     (void)even_os.nanosleep(&moment);
+  }
+  while (living > 0 && even_os.poll(now->dying, now->dying_count, left_ms(deadline_ns)) > 0) {
+    for (size_t i = 0; i < now->dying_count; i++) {
+      if (now->dying[i].fd >= 0 && now->dying[i].revents != 0) {
+        (void)even_os.close(now->dying[i].fd);
+        now->dying[i].fd = -1; /* poll passes over it from now on */
+        living--;
+      }
+    }
+  }
+  for (size_t i = 0; i < now->dying_count; i++) {
+    if (now->dying[i].fd >= 0) {
+      (void)even_os.close(now->dying[i].fd);
+    }
+  }
+  now->dying_count = 0;
+}
+
+size_t even_sweep_kill(const even_sweep *sweep, int limit_ms) {
+  walk now = {.sweep = sweep, .own = even_os.getpid()};
+  uint64_t deadline_ns = even_clock_ns() + (uint64_t)limit_ms * 1000000u;
+  for (;;) {
+    now.alive = 0;
+    bool read = even_folder_each("/proc", look, &now) == EVEN_OK;
+    bool last = !read || now.alive == 0 || left_ms(deadline_ns) == 0;
+    if (now.alive > 0) {
+      wait_for_the_dying(&now, deadline_ns);
+    }
+    if (last) {
+      return read ? now.alive : 1;
+    }
   }
 }

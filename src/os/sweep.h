@@ -14,8 +14,9 @@ typedef struct even_sweep {
 } even_sweep;
 
 /* Kills every living process (but the caller) that was started with the mark in its environment or belongs to one of
- * the sessions, again and again until none is left or about `limit_ms` are over. Returns how many were seen alive in
- * the last round: 0 when all is clean. Allocates nothing, takes no lock. */
+ * the sessions, again and again until none is left or `limit_ms` are over: after each round it waits for the ends of
+ * those it killed. Returns how many were seen alive in the last round: 0 when all is clean. Allocates nothing, takes no
+ * lock. */
 size_t even_sweep_kill(const even_sweep *sweep, int limit_ms);
 
 #endif

@@ -1,17 +1,22 @@
 /* Control groups of both versions, on invented hosts in a folder (files instead of the kernel's). */
 #include "os/cgroup.h"
 
+#include "os/calls.h"
 #include "support/fault.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -147,6 +152,64 @@ static void removes_patiently(void **state) {
   assert_int_equal(even_cgroup_remove(folder), EVEN_ERR_PERMISSION);
 }
 
+static pid_t member;
+static char procs[96];
+static int sleeps;
+static bool seen_alive;
+
+static int never_sleeps(const struct timespec *time) {
+  (void)time;
+  sleeps++;
+  return 0;
+}
+
+/* A group that is busy until its member has ended, and in which it is killed now. */
+static int busy_until_the_member_ended(const char *path) {
+  siginfo_t facts = {.si_pid = 0};
+  assert_int_equal(waitid(P_PID, (id_t)member, &facts, WEXITED | WNOHANG | WNOWAIT), 0);
+  if (facts.si_pid == member) {
+    (void)unlink(procs);
+    return rmdir(path);
+  }
+  assert_int_equal(kill(member, SIGKILL), 0);
+  errno = EBUSY;
+  return -1;
+}
+
+/* The first look comes before it has ended, whatever the scheduler does. */
+static int sees_it_alive_first(struct pollfd *watched, nfds_t count, int timeout_ms) {
+  if (!seen_alive) {
+    seen_alive = true;
+    assert_int_equal(timeout_ms, 0);
+    return 0;
+  }
+  return poll(watched, count, timeout_ms);
+}
+
+static void waits_for_the_end_of_a_member(void **state) {
+  (void)state;
+  char folder[80];
+  char number[24];
+  (void)snprintf(folder, sizeof folder, "%s/group", root);
+  (void)snprintf(procs, sizeof procs, "%s/cgroup.procs", folder);
+  assert_int_equal(mkdir(folder, 0700), 0);
+  member = fork();
+  if (member == 0) {
+    (void)pause();
+    _exit(0);
+  }
+  (void)snprintf(number, sizeof number, "%ld\n", (long)member);
+  write_file("group/cgroup.procs", number);
+  sleeps = 0;
+  seen_alive = false;
+  even_os.nanosleep = never_sleeps;
+  even_os.rmdir = busy_until_the_member_ended;
+  even_os.poll = sees_it_alive_first;
+  assert_int_equal(even_cgroup_remove(folder), EVEN_OK);
+  assert_int_equal(sleeps, 0);
+  assert_int_equal(waitpid(member, NULL, 0), member);
+}
+
 static void refusals_come_back(void **state) {
   (void)state;
   even_cgroup own = {.version = 2};
@@ -179,6 +242,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(finds_and_limits_in_version_2, make_root, remove_root),
       cmocka_unit_test_setup_teardown(reads_what_the_kernel_counted, make_root, remove_root),
       cmocka_unit_test_setup_teardown(removes_patiently, make_root, remove_root),
+      cmocka_unit_test_setup_teardown(waits_for_the_end_of_a_member, make_root, remove_root),
       cmocka_unit_test_setup_teardown(refusals_come_back, make_root, remove_root),
       cmocka_unit_test_setup_teardown(survives_every_fault, make_root, remove_root),
   };

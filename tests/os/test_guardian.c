@@ -103,6 +103,53 @@ static void finds_the_mark_wherever_it_lies(void **state) {
   }
 }
 
+static int sleeps;
+
+static int never_sleeps(const struct timespec *time) {
+  (void)time;
+  sleeps++;
+  return 0;
+}
+
+static int open_descriptors(void) {
+  int count = 0;
+  for (int fd = 0; fd < 256; fd++) {
+    count += fcntl(fd, F_GETFD) >= 0;
+  }
+  return count;
+}
+
+/* The ends of those killed are waited for, not slept away; and where nothing tells of them, all end all the same. */
+static void waits_for_ends_not_for_time(void **state) {
+  (void)state;
+  int before = open_descriptors();
+  even_sweep sweep = {.session_count = 0};
+  memcpy(sweep.mark, mark, sizeof mark);
+  for (int old_kernel = 0; old_kernel <= 1; old_kernel++) {
+    pid_t pids[3];
+    for (int i = 0; i < 3; i++) {
+      pids[i] = start_sleeper(mark, 10, i == 1);
+    }
+    sleeps = 0;
+    even_os.nanosleep = never_sleeps;
+    if (old_kernel) {
+      fault_os_from(FAULT_pidfd_open, 1, ENOSYS);
+    }
+    assert_int_equal(even_sweep_kill(&sweep, 5000), 0);
+    assert_true(old_kernel ? sleeps > 0 : sleeps == 0);
+    fault_reset();
+    for (int i = 0; i < 3; i++) {
+      assert_int_equal(waitpid(pids[i], NULL, 0), pids[i]);
+    }
+  }
+  fault_os_from(FAULT_poll, 1, ENOMEM);
+  pid_t pid = start_sleeper(mark, 10, false);
+  assert_int_equal(even_sweep_kill(&sweep, 5000), 0);
+  fault_reset();
+  assert_int_equal(waitpid(pid, NULL, 0), pid);
+  assert_int_equal(open_descriptors(), before);
+}
+
 static void says_when_proc_cannot_be_read(void **state) {
   (void)state;
   even_sweep sweep = {.session_count = 0};
@@ -189,6 +236,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup(sweeps_the_marked_alone, make_mark),
       cmocka_unit_test_setup(finds_the_mark_wherever_it_lies, make_mark),
+      cmocka_unit_test_setup(waits_for_ends_not_for_time, make_mark),
       cmocka_unit_test_setup(says_when_proc_cannot_be_read, make_mark),
       cmocka_unit_test_setup(works_when_told_to_stop, make_mark),
       cmocka_unit_test_setup(outlives_a_killed_parent, make_mark),
