@@ -174,10 +174,10 @@ static even_status open_monitor_with(running_job *job, even_monitor_rank *facts,
 static even_status open_monitor(running_job *job) {
   even_monitor_rank *facts = NULL;
   even_text command = EVEN_TEXT_EMPTY;
-  if (job->options->no_monitor) {
-    return EVEN_OK;
-  }
   EVEN_TRY(even_telemetry_create_segment((int)job->setup.devices.count, 0, &job->telemetry_fd));
+  if (job->options->no_monitor) {
+    return EVEN_OK; /* the agent alone reads it */
+  }
   EVEN_TRY(EVEN_NEW_ARRAY(&facts, job->setup.devices.count));
   even_status status = typed_command(&command);
   if (status == EVEN_OK) {

@@ -65,8 +65,11 @@ typedef enum even_event {
   EVEN_EVENT_EPOCH = 4,       /* value: the epoch that begins */
   EVEN_EVENT_RESUME = 5,      /* value: the step resumed at */
   EVEN_EVENT_MESSAGE = 6,
-  EVEN_EVENT_BALANCING = 7 /* value 1: balanced shares were measured slower than equal ones, which run now; 0: balanced
-                              ones run again; words: "21.5 ms, equal 18.2 ms", what a step took */
+  /* value 1: balanced shares were measured slower than equal ones, which run now; 0: balanced ones run again; words:
+   * "21.5 ms, equal 18.2 ms", what a step took */
+  EVEN_EVENT_BALANCING = 7,
+  EVEN_EVENT_JOINING = 8, /* the rank came to es.prepare and waits there until all ranks have come */
+  EVEN_EVENT_JOINED = 9   /* all have come */
 } even_event;
 
 typedef struct even_event_record {

@@ -31,6 +31,8 @@ EVENT_EPOCH: int
 EVENT_RESUME: int
 EVENT_MESSAGE: int
 EVENT_BALANCING: int
+EVENT_JOINING: int
+EVENT_JOINED: int
 
 def clock_ns() -> int: ...
 def telemetry_segment(ranks: int, records: int = 0, /) -> int: ...

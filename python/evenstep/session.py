@@ -84,9 +84,12 @@ class Session:
     def join(self) -> None:
         """Finds the other ranks; once."""
         if self.bootstrap is None and self.in_job:
+            # the agent ends the wait when a rank for which it is has ended
+            self.telemetry.event(_core.EVENT_JOINING, self.step, words="waits for all in es.prepare")
             self.bootstrap = Bootstrap(self.environment)
             self.bootstrap.start()
             self.group = self.steps.group = self.bootstrap.control()
+            self.telemetry.event(_core.EVENT_JOINED, self.step, words="all ranks have come")
             self.devices = [name.decode() for name in gather_bytes(self.group, self.environment.device.encode())]
 
     def barrier(self) -> None:

@@ -96,9 +96,9 @@ static PyObject *writer_event(PyObject *self, PyObject *arguments, PyObject *nam
                                    &words, &at)) {
     return NULL;
   }
-  if (record.event < EVEN_EVENT_SHARES || record.event > EVEN_EVENT_BALANCING) {
+  if (record.event < EVEN_EVENT_SHARES || record.event > EVEN_EVENT_JOINED) {
     return PyErr_Format(PyExc_ValueError, "%u is no kind of event (%d to %d)", record.event, EVEN_EVENT_SHARES,
-                        EVEN_EVENT_BALANCING);
+                        EVEN_EVENT_JOINED);
   }
   record.value = value;
   record.at_ns = at == 0 ? even_clock_ns() : at;
@@ -287,6 +287,8 @@ int even_ext_add_telemetry(PyObject *module) {
       {"EVENT_RESUME", EVEN_EVENT_RESUME},
       {"EVENT_MESSAGE", EVEN_EVENT_MESSAGE},
       {"EVENT_BALANCING", EVEN_EVENT_BALANCING},
+      {"EVENT_JOINING", EVEN_EVENT_JOINING},
+      {"EVENT_JOINED", EVEN_EVENT_JOINED},
   };
   for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
     if (PyModule_AddIntConstant(module, numbers[i].name, numbers[i].number) != 0) {

@@ -6,6 +6,7 @@
 
 #include <inttypes.h>
 #include <signal.h>
+#include <stdio.h>
 #include <string.h>
 
 enum { EXCERPT_LINES = 16, EXCERPT_BYTES = 4000 };
@@ -69,6 +70,10 @@ static void add_location(even_text *cause, const even_traceback *traceback) {
   even_text_add(cause, ")");
 }
 
+static bool ended_well(const even_fault_facts *facts) {
+  return !facts->out_of_memory && facts->signal == 0 && facts->code == 0;
+}
+
 static bool find(const even_fault_facts *facts, even_traceback *out) {
   return even_traceback_find(facts->error, facts->error_length, out) ||
          even_traceback_find(facts->output, facts->output_length, out);
@@ -112,6 +117,23 @@ static void add_exit(even_text *cause, const even_fault_facts *facts, const even
   }
 }
 
+/* Code 0, but the others were not done with it. */
+static void add_leave(even_text *cause, const even_fault_facts *facts) {
+  if (facts->leave == EVEN_LEAVE_BEFORE_JOINING) {
+    even_text_add(cause,
+                  "ended with code 0 without es.prepare, where the other ranks wait for it: let every rank call "
+                  "es.prepare, or none");
+    return;
+  }
+  even_text_add(cause, "ended with code 0 ");
+  if (facts->steps_known) {
+    even_text_format(cause, "at step %" PRIu64 " ", facts->steps);
+  }
+  even_text_add(cause,
+                "while the others were still training: let every rank make the same steps (no break, return or exit on "
+                "one rank alone)");
+}
+
 even_status even_fault_explain(const even_fault_facts *facts, even_text *cause, even_text *excerpt) {
   even_traceback traceback;
   bool traced = find(facts, &traceback);
@@ -119,8 +141,12 @@ even_status even_fault_explain(const even_fault_facts *facts, even_text *cause, 
   even_text_clear(excerpt);
   even_text_append(excerpt, "", 0);
   even_text_format(cause, "rank %d (%s on %s, process %ld) ", facts->rank, facts->device, facts->host, facts->pid);
-  if (!facts->out_of_memory && facts->signal == 0 && facts->code == 0) {
-    even_text_add(cause, "ended well");
+  if (ended_well(facts)) {
+    if (facts->leave == EVEN_LEAVE_NONE) {
+      even_text_add(cause, "ended well");
+    } else {
+      add_leave(cause, facts);
+    }
     return even_text_status(cause);
   }
   if (facts->out_of_memory) {
@@ -154,8 +180,8 @@ static int guilt(const even_fault_facts *facts) {
   if (facts->signal != 0 && !facts->stopped_by_agent) {
     return 5;
   }
-  if (facts->signal == 0 && facts->code == 0) {
-    return 0;
+  if (ended_well(facts)) {
+    return facts->leave == EVEN_LEAVE_BEFORE_JOINING ? 4 : 0;
   }
   bool traced = find(facts, &traceback);
   bool secondary = traced && even_traceback_is_secondary(traceback.exception);
@@ -163,6 +189,34 @@ static int guilt(const even_fault_facts *facts) {
     return secondary ? 2 : 4;
   }
   return traced && !secondary ? 3 : 1; /* it had failed already and was slow to end */
+}
+
+bool even_fault_is_secondary(const even_fault_facts *facts) {
+  even_traceback traceback;
+  return find(facts, &traceback) && even_traceback_is_secondary(traceback.exception);
+}
+
+/* Whether the failure names the process that went away (src/comm does, torch's Gloo does not), and it is not this. */
+static bool names_another(const even_fault_facts *failed, long pid) {
+  static const char lead[] = "(process ";
+  even_traceback traceback;
+  char text[48];
+  if (!find(failed, &traceback) ||
+      memmem(traceback.exception.start, traceback.exception.length, lead, sizeof lead - 1) == NULL) {
+    return false;
+  }
+  int length = snprintf(text, sizeof text, "%s%ld)", lead, pid);
+  return memmem(traceback.exception.start, traceback.exception.length, text, (size_t)length) == NULL;
+}
+
+/* The rank that ended with code 0, of its own accord, and for lack of which `failed` failed; `count`: none. */
+static size_t early_leaver(const even_fault_facts *ends, size_t count, const even_fault_facts *failed) {
+  for (size_t i = 0; i < count; i++) {
+    if (ended_well(&ends[i]) && !ends[i].stopped_by_agent && !names_another(failed, ends[i].pid)) {
+      return i;
+    }
+  }
+  return count;
 }
 
 size_t even_fault_culprit(const even_fault_facts *ends, size_t count) {
@@ -174,6 +228,10 @@ size_t even_fault_culprit(const even_fault_facts *ends, size_t count) {
       most = its;
       culprit = i;
     }
+  }
+  if (culprit < count && most == 2) { /* nobody failed of his own */
+    size_t leaver = early_leaver(ends, count, &ends[culprit]);
+    culprit = leaver < count ? leaver : culprit;
   }
   return culprit;
 }

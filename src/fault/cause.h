@@ -7,6 +7,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* An end with code 0 that was none for the others. */
+typedef enum even_fault_leave {
+  EVEN_LEAVE_NONE,
+  EVEN_LEAVE_BEFORE_JOINING, /* others wait for it in es.prepare, where it never was */
+  EVEN_LEAVE_EARLY           /* others failed in a step that it did not take part in */
+} even_fault_leave;
+
 typedef struct even_fault_facts {
   int rank;
   const char *device; /* "cpu:0" */
@@ -16,6 +23,9 @@ typedef struct even_fault_facts {
   bool out_of_memory;    /* the kernel's out-of-memory killer chose it or a process below it */
   int signal;            /* that ended it, 0: it exited */
   int code;              /* with which it exited */
+  even_fault_leave leave;
+  bool steps_known;
+  uint64_t steps; /* made before it ended, since the start of training */
   uint64_t peak_memory_bytes;
   const char *error; /* its last output to stderr, any bytes */
   size_t error_length;
@@ -27,8 +37,12 @@ typedef struct even_fault_facts {
  * ended well). Errors: EVEN_ERR_MEMORY. */
 even_status even_fault_explain(const even_fault_facts *facts, even_text *cause, even_text *excerpt) EVEN_MUST_USE;
 
+/* Whether its last output says that it failed only because another rank went away. */
+bool even_fault_is_secondary(const even_fault_facts *facts);
+
 /* Which of the ranks failed first of its own accord: others fail, seconds later or even earlier, only because it went
- * away. `ends` in the order in which they were seen. Returns `count` when none failed. */
+ * away. That may be one that ended with code 0, but too early: the caller then sets its `leave`. `ends` in the order in
+ * which they were seen. Returns `count` when none failed. */
 size_t even_fault_culprit(const even_fault_facts *ends, size_t count);
 
 #endif

@@ -18,6 +18,8 @@ static const struct {
               {EVEN_EVENT_RESUME, "resume"},
               {EVEN_EVENT_MESSAGE, "message"},
               {EVEN_EVENT_BALANCING, "balancing"},
+              {EVEN_EVENT_JOINING, "joining"},
+              {EVEN_EVENT_JOINED, "joined"},
               {EVEN_EVENT_ATTEMPT, "attempt"},
               {EVEN_EVENT_RANK_STARTED, "rank_started"},
               {EVEN_EVENT_RANK_ENDED, "rank_ended"},

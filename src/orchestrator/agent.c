@@ -33,6 +33,9 @@ static even_rank_end kind_of(const even_fault_facts *facts) {
   if (facts->stopped_by_agent && (facts->signal != 0 || facts->code != 0)) {
     return EVEN_RANK_STOPPED_BY_AGENT;
   }
+  if (facts->leave != EVEN_LEAVE_NONE) {
+    return EVEN_RANK_LEFT;
+  }
   return facts->signal != 0 ? EVEN_RANK_SIGNALLED : EVEN_RANK_EXITED;
 }
 
@@ -52,6 +55,7 @@ static even_status report_end(even_job *job, even_fault_facts *facts) {
 /* Reports every rank's end, the one that began it first. *culprit == count: all ended well. */
 static even_status report_ends(even_job *job, even_fault_facts *ends, size_t *culprit, even_fault_facts *its) {
   even_oom_watch_read(&job->oom);
+  even_progress_read(&job->progress);
   for (size_t i = 0; i < job->count; i++) {
     ends[i] = even_job_facts(job, job->order[i]);
   }
@@ -59,6 +63,9 @@ static even_status report_ends(even_job *job, even_fault_facts *ends, size_t *cu
   if (*culprit < job->count) {
     /* what it failed of came before our signal */
     ends[*culprit].stopped_by_agent = ends[*culprit].stopped_by_agent && job->interrupted != 0;
+    if (ends[*culprit].signal == 0 && ends[*culprit].code == 0 && ends[*culprit].leave == EVEN_LEAVE_NONE) {
+      ends[*culprit].leave = EVEN_LEAVE_EARLY;
+    }
     *its = ends[*culprit];
     EVEN_TRY(report_end(job, &ends[*culprit]));
   }
@@ -178,11 +185,14 @@ static even_status plan_restart(even_job *job, const even_fault_facts *culprit, 
   *again = true;
   job->attempt++;
   even_job_notice(job, "restart %d of %d from %s", job->attempt, job->params->max_restarts,
-                  job->resume.length > 0 ? job->resume.data : "the beginning: there is no checkpoint yet");
+                  job->resume.length > 0 ? job->resume.data : "the beginning: there is no whole checkpoint of it");
   return EVEN_OK;
 }
 
 static int exit_code_of(const even_fault_facts *facts) {
+  if (facts->leave != EVEN_LEAVE_NONE) {
+    return even_status_exit_code(EVEN_ERR_PEER_LOST); /* its own is 0 */
+  }
   return facts->signal != 0 ? 128 + facts->signal : facts->code;
 }
 
@@ -256,6 +266,7 @@ static even_status open_job(even_job *job) {
   even_host_name(job->host, sizeof job->host);
   EVEN_TRY(EVEN_NEW_ARRAY(&job->ranks, job->count));
   EVEN_TRY(EVEN_NEW_ARRAY(&job->order, job->count));
+  EVEN_TRY(even_progress_open(job->params->telemetry_fd, job->count, &job->progress));
   EVEN_TRY(even_process_adopt_orphans());
   EVEN_TRY(even_signals_open(&job->signals));
   EVEN_TRY(open_guard(job));
@@ -267,6 +278,7 @@ static void close_job(even_job *job) {
   even_slowdown_close(&job->slow);
   even_guardian_stop(&job->guardian);
   even_oom_watch_close(&job->oom);
+  even_progress_close(&job->progress);
   even_loop_close(&job->loop);
   even_signals_close(&job->signals);
   if (job->ranks != NULL) {

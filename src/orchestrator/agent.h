@@ -10,10 +10,11 @@
 #include <sys/types.h>
 
 typedef enum even_rank_end {
-  EVEN_RANK_EXITED,          /* by itself: code */
-  EVEN_RANK_SIGNALLED,       /* by a signal: code */
-  EVEN_RANK_OUT_OF_MEMORY,   /* by the kernel's out-of-memory killer */
-  EVEN_RANK_STOPPED_BY_AGENT /* because another rank failed or the user asked */
+  EVEN_RANK_EXITED,           /* by itself: code */
+  EVEN_RANK_SIGNALLED,        /* by a signal: code */
+  EVEN_RANK_OUT_OF_MEMORY,    /* by the kernel's out-of-memory killer */
+  EVEN_RANK_STOPPED_BY_AGENT, /* because another rank failed or the user asked */
+  EVEN_RANK_LEFT              /* by itself with code 0, but others could not go on without it */
 } even_rank_end;
 
 /* Called from the agent's loop, one thread. Any member may be NULL. */
@@ -39,8 +40,10 @@ typedef struct even_agent_params {
   const char *run_folder;          /* made; logs/rank-N.log go there */
   char *const *environment;        /* "NAME=value" lines added for every rank, NULL-terminated, may be NULL */
   const double *cpu_quota;         /* for each rank: fraction of its cores' time (0 < q <= 1), or NAN; NULL: none */
-  int telemetry_fd;                /* inherited by the ranks as EVENSTEP_TELEMETRY_FD; -1: none */
-  bool unpinned;                   /* leave the ranks on all CPUs */
+  /* Inherited by the ranks as EVENSTEP_TELEMETRY_FD; what they write there tells the agent who waits for a rank that
+   * has ended. -1: none, nobody is known to wait. */
+  int telemetry_fd;
+  bool unpinned; /* leave the ranks on all CPUs */
   int max_restarts;
   /* Restart even when a rank ended by an error of its own (not a signal) and no checkpoint was written since the
    * attempt began, that is, when a restart is likely to end the same way. */
@@ -53,9 +56,10 @@ typedef struct even_agent_params {
 } even_agent_params;
 
 /* Runs the job to its end. *exit_code = the script's exit code (the first failing rank's; 128+signal for a
- * signal; 130 after Ctrl-C). Errors: only those of the agent itself (EVEN_ERR_SYSTEM …).
- * While it runs, all children of the calling process are its own: it adopts orphans and reaps whatever ends. Call it
- * from the main thread, with the signals blocked before other threads start (even_signals_block). */
+ * signal; 130 after Ctrl-C; 7 when a rank that others needed ended with 0). Errors: only those of the agent itself
+ * (EVEN_ERR_SYSTEM …). While it runs, all children of the calling process are its own: it adopts orphans and reaps
+ * whatever ends. Call it from the main thread, with the signals blocked before other threads start
+ * (even_signals_block). */
 even_status even_agent_run(const even_agent_params *params, int *exit_code) EVEN_MUST_USE;
 
 #endif

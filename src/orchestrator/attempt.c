@@ -48,7 +48,9 @@ static void check_deadline(even_job *job) {
   if (job->stage == EVEN_JOB_RUNS || job->alive == 0 || even_clock_ns() < job->deadline_ns) {
     return;
   }
-  if (job->stage == EVEN_JOB_ASKED) {
+  if (job->stage == EVEN_JOB_SETTLES) {
+    move_to(job, EVEN_JOB_TERMINATED, SIGTERM, false, grace_failure_ns);
+  } else if (job->stage == EVEN_JOB_ASKED) {
     even_job_notice(job, "%zu ranks have not ended yet: sending SIGTERM", job->alive);
     move_to(job, EVEN_JOB_TERMINATED, SIGTERM, false, grace_failure_ns);
   } else {
@@ -94,7 +96,35 @@ static void rank_ended(even_job *job, even_job_rank *rank, const even_process_en
                     even_status_text(rank->output.log_status));
   }
   bool well = end->signal == 0 && end->code == 0;
-  if (!well && job->stage == EVEN_JOB_RUNS) {
+  const even_fault_facts facts = even_job_facts(job, (size_t)(rank - job->ranks));
+  bool secondary = !well && even_fault_is_secondary(&facts);
+  if (job->stage == EVEN_JOB_RUNS && secondary) {
+    job->stage = EVEN_JOB_SETTLES;
+    job->deadline_ns = even_clock_ns() + grace_failure_ns;
+  } else if ((job->stage == EVEN_JOB_RUNS && !well) || (job->stage == EVEN_JOB_SETTLES && !secondary)) {
+    move_to(job, EVEN_JOB_TERMINATED, SIGTERM, false, grace_failure_ns);
+  }
+}
+
+/* es.prepare waits for all ranks, and one that has ended cannot come any more: no matter how slow they are, ranks that
+ * wait there would do so for ever. Scripts in which nobody waits are let be. */
+static void check_awaited(even_job *job) {
+  bool waits = false;
+  if (job->stage != EVEN_JOB_RUNS || job->ended == 0 || job->alive == 0) {
+    return;
+  }
+  even_progress_read(&job->progress);
+  for (size_t i = 0; i < job->count; i++) {
+    const even_rank_progress *rank = &job->progress.ranks[i];
+    waits = waits || (job->ranks[i].alive && rank->joining && !rank->joined);
+  }
+  bool missed = false;
+  for (size_t i = 0; i < job->ended && waits; i++) {
+    size_t gone = job->order[i];
+    job->ranks[gone].awaited = !job->progress.ranks[gone].joined;
+    missed = missed || job->ranks[gone].awaited;
+  }
+  if (missed) {
     move_to(job, EVEN_JOB_TERMINATED, SIGTERM, false, grace_failure_ns);
   }
 }
@@ -149,6 +179,7 @@ static void tick(even_job *job) {
     if (job->params->observer.tick != NULL) {
       job->params->observer.tick(job->params->observer.context);
     }
+    check_awaited(job);
   }
 }
 
@@ -265,6 +296,7 @@ static void reset(even_job *job) {
   job->stage = EVEN_JOB_RUNS;
   even_oom_watch_close(&job->oom);
   even_oom_watch_open(&job->oom);
+  even_progress_begin(&job->progress);
 }
 
 void even_job_sweep(even_job *job) {
@@ -344,6 +376,9 @@ even_fault_facts even_job_facts(const even_job *job, size_t index) {
                             .pid = (long)rank->pid,
                             .stopped_by_agent = rank->stopped_by_agent,
                             .out_of_memory = met_oom_killer(job, rank),
+                            .leave = rank->awaited ? EVEN_LEAVE_BEFORE_JOINING : EVEN_LEAVE_NONE,
+                            .steps_known = job->progress.reader != NULL && job->progress.ranks[index].joined,
+                            .steps = job->progress.ranks[index].stepped ? job->progress.ranks[index].last_step + 1 : 0,
                             .signal = rank->end.signal,
                             .code = rank->end.code,
                             .peak_memory_bytes = rank->end.peak_memory_bytes,

@@ -4,6 +4,7 @@
 
 #include "fault/cause.h"
 #include "orchestrator/agent.h"
+#include "orchestrator/progress.h"
 #include "orchestrator/rank_output.h"
 #include "orchestrator/slowdown.h"
 #include "os/guardian.h"
@@ -18,12 +19,20 @@ typedef struct even_job_rank {
   bool output_open;      /* `output` has tails to free */
   bool stopped_by_agent; /* our signal reached it while it ran */
   bool standing;         /* stopped by a signal, as last seen */
+  bool awaited;          /* ended with code 0 while others wait for it in es.prepare */
   even_process_end end;
   even_rank_output output;
 } even_job_rank;
 
-/* How far the ending of an attempt has gone. */
-typedef enum even_job_stage { EVEN_JOB_RUNS, EVEN_JOB_ASKED, EVEN_JOB_TERMINATED, EVEN_JOB_KILLED } even_job_stage;
+/* How far the ending of an attempt has gone. It SETTLES when a rank failed only because another went away: that one,
+ * which may be slow to end, shall end by itself, so that why it did is seen. */
+typedef enum even_job_stage {
+  EVEN_JOB_RUNS,
+  EVEN_JOB_SETTLES,
+  EVEN_JOB_ASKED,
+  EVEN_JOB_TERMINATED,
+  EVEN_JOB_KILLED
+} even_job_stage;
 
 typedef struct even_job {
   const even_agent_params *params;
@@ -36,6 +45,7 @@ typedef struct even_job {
   even_guardian guardian;
   even_slowdown slow;
   even_oom_watch oom; /* of the attempt */
+  even_progress progress;
   even_job_rank *ranks;
   size_t count;
   size_t *order; /* ranks in the order in which they ended */

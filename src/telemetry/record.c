@@ -74,7 +74,7 @@ bool even_record_unpack(const uint64_t words[EVEN_RING_PAYLOAD_WORDS], even_reco
     case EVEN_RECORD_EVENT:
       out->as.event = (even_event_record){.event = detail, .step = step, .at_ns = words[1], .value = (int64_t)words[2]};
       memcpy(out->as.event.words, &words[3], EVEN_EVENT_WORDS_KEPT);
-      return detail >= EVEN_EVENT_SHARES && detail <= EVEN_EVENT_BALANCING;
+      return detail >= EVEN_EVENT_SHARES && detail <= EVEN_EVENT_JOINED;
     default:
       return false;
   }

@@ -65,4 +65,14 @@
   "Current thread 0x00007f (most recent call first):\n" \
   "  File \"/home/u/train.py\", line 3 in crash\n"
 
+/* torch's wording for the group's shared memory: the process that went away is named */
+#define RECORDED_LOST                                                                                              \
+  "[rank0]: Traceback (most recent call last):\n"                                                                  \
+  "[rank0]:   File \"/home/u/train.py\", line 13, in <module>\n"                                                   \
+  "[rank0]:     loss.backward()\n"                                                                                 \
+  "[rank0]:   File \"/venv/lib/python3.11/site-packages/evenstep/group.py\", line 60, in exchange\n"               \
+  "[rank0]: evenstep.EvenstepError: rank 1 (process 77) died or came to its end; rank 0 was in all_gather of 200 " \
+  "U8 elements in all (EVEN_ERR_PEER_LOST)\n"                                                                      \
+  "[rank0]:   fix: the end of rank 1's own output says why\n"
+
 #endif

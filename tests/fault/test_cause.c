@@ -138,6 +138,42 @@ static void finds_the_culprit(void **state) {
   assert_int_equal(even_fault_culprit(NULL, 0), 0);
 }
 
+static void names_the_one_that_left_early(void **state) {
+  (void)state;
+  even_fault_facts well = facts_of(0, 0, "");
+  even_fault_facts other = facts_of(0, 0, "");
+  even_fault_facts lost = facts_of(0, 1, RECORDED_LOST); /* names process 77 */
+  even_fault_facts gloo = facts_of(0, 1, RECORDED_PEER); /* names none */
+  even_fault_facts own = facts_of(0, 1, RECORDED_OWN_ERROR);
+  even_fault_facts told = facts_of(0, 0, ""); /* ended well when the agent told it to */
+  even_fault_facts awaited = facts_of(0, 0, "");
+  even_fault_facts stopped = facts_of(SIGTERM, 0, "");
+  other.pid = 78;
+  lost.pid = own.pid = gloo.pid = 79;
+  told.stopped_by_agent = true;
+  stopped.stopped_by_agent = true;
+  awaited.leave = EVEN_LEAVE_BEFORE_JOINING;
+  const struct {
+    even_fault_facts ends[3];
+    size_t culprit;
+  } cases[] = {
+      {{lost, other, well}, 2},   {{other, lost, other}, 1}, /* 78 had done its part */
+      {{other, gloo, well}, 0},   {{well, own, lost}, 1},         {{gloo, told, stopped}, 0},
+      {{lost, told, stopped}, 0}, {{other, awaited, stopped}, 1},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    assert_int_equal(even_fault_culprit(cases[i].ends, 3), cases[i].culprit);
+  }
+  assert_true(even_fault_is_secondary(&lost) && even_fault_is_secondary(&gloo));
+  assert_false(even_fault_is_secondary(&own) || even_fault_is_secondary(&well));
+  assert_cause(&awaited, "rank 1 (cpu:1 on box, process 77) ended with code 0 without es.prepare");
+  well.leave = EVEN_LEAVE_EARLY;
+  assert_cause(&well, "ended with code 0 while the others were still training: let every rank make the same steps");
+  well.steps_known = true;
+  well.steps = 5;
+  assert_cause(&well, "ended with code 0 at step 5 while");
+}
+
 static even_status explain(void *context) {
   even_text cause = EVEN_TEXT_EMPTY;
   even_text excerpt = EVEN_TEXT_EMPTY;
@@ -155,10 +191,15 @@ static void survives_lack_of_memory(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(tells_exceptions),  cmocka_unit_test(tells_signals),
-      cmocka_unit_test(tells_memory),      cmocka_unit_test(tells_the_others),
-      cmocka_unit_test(finds_the_culprit), cmocka_unit_test(keeps_the_cause_printable),
-      cmocka_unit_test(cuts_the_excerpt),  cmocka_unit_test(survives_lack_of_memory),
+      cmocka_unit_test(tells_exceptions),
+      cmocka_unit_test(tells_signals),
+      cmocka_unit_test(tells_memory),
+      cmocka_unit_test(tells_the_others),
+      cmocka_unit_test(finds_the_culprit),
+      cmocka_unit_test(keeps_the_cause_printable),
+      cmocka_unit_test(names_the_one_that_left_early),
+      cmocka_unit_test(cuts_the_excerpt),
+      cmocka_unit_test(survives_lack_of_memory),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

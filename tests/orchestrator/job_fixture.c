@@ -1,13 +1,16 @@
 /* Runs jobs of shell scripts. */
 #include "job_fixture.h"
+#include "os/clock.h"
 
 #include <evenstep/checkpoint.h>
+#include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -23,12 +26,14 @@ void job_fixture_open(job_fixture *job) {
     job->devices[i].cuda_index = -1;
   }
   job->list = (even_device_list){job->devices, 2};
+  assert_int_equal(even_telemetry_create_segment(2, 64, &job->telemetry_fd), EVEN_OK);
 }
 
 void job_fixture_close(job_fixture *job) {
   char command[128];
   (void)snprintf(command, sizeof command, "rm -rf %s", job->folder);
   assert_int_equal(system(command), 0);
+  assert_int_equal(close(job->telemetry_fd), 0);
   even_text_free(&job->seen);
 }
 
@@ -58,6 +63,13 @@ static void on_line(void *context, int rank, bool error, const char *text, size_
   }
 }
 
+static void on_tick(void *context) {
+  job_fixture *job = context;
+  if (job->on_tick != NULL) {
+    job->on_tick(job);
+  }
+}
+
 static void on_notice(void *context, const char *text) {
   even_text_format(&((job_fixture *)context)->seen, "notice %s|", text);
 }
@@ -73,7 +85,7 @@ even_status job_fixture_run(job_fixture *job, const char *script, int *exit_code
                                     .run_folder = job->run_folder,
                                     .environment = environment,
                                     .cpu_quota = job->quota,
-                                    .telemetry_fd = -1,
+                                    .telemetry_fd = job->telemetry_fd,
                                     .max_restarts = job->max_restarts,
                                     .restart_always = job->restart_always,
                                     .checkpoint_folder = job->checkpoints,
@@ -83,8 +95,25 @@ even_status job_fixture_run(job_fixture *job, const char *script, int *exit_code
                                                  .rank_started = on_started,
                                                  .rank_ended = on_ended,
                                                  .line = on_line,
+                                                 .tick = on_tick,
                                                  .notice = on_notice}};
   return even_agent_run(&params, exit_code);
+}
+
+void job_fixture_event(const job_fixture *job, int rank, even_event event) {
+  even_telemetry *ring = NULL;
+  const even_event_record record = {.event = (uint32_t)event, .at_ns = even_clock_ns()};
+  assert_int_equal(even_telemetry_open(job->telemetry_fd, rank, &ring), EVEN_OK);
+  even_telemetry_event(ring, &record);
+  even_telemetry_close(ring);
+}
+
+void job_fixture_touch(const job_fixture *job, const char *name) {
+  char path[128];
+  (void)snprintf(path, sizeof path, "%s/%s", job->folder, name);
+  int file = open(path, O_WRONLY | O_CREAT, 0666);
+  assert_true(file >= 0);
+  assert_int_equal(close(file), 0);
 }
 
 bool job_fixture_saw(const job_fixture *job, const char *text) {

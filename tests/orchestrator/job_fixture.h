@@ -5,6 +5,8 @@
 #include "base/text.h"
 #include "orchestrator/agent.h"
 
+#include <evenstep/telemetry.h>
+
 typedef struct job_fixture {
   char folder[64]; /* the test's own; the run folder is FOLDER/run, checkpoints in FOLDER/checkpoints */
   char run_folder[96];
@@ -13,6 +15,8 @@ typedef struct job_fixture {
   even_device_list list;
   even_text seen; /* "attempt 0|started 0|line 1 text|ended 1 kind code cause|notice text|" */
   void (*on_line)(struct job_fixture *job, int rank, const char *text); /* may be NULL */
+  void (*on_tick)(struct job_fixture *job);                             /* may be NULL */
+  int telemetry_fd;                                                     /* of open; -1 for none */
   pid_t pids[2];
   double *quota;
   const char *resume;
@@ -24,6 +28,10 @@ void job_fixture_open(job_fixture *job);
 void job_fixture_close(job_fixture *job);
 /* Runs `script` with sh as two ranks; $FOLDER is the test's folder. */
 even_status job_fixture_run(job_fixture *job, const char *script, int *exit_code);
+/* Writes an event into a rank's ring, as the rank would. */
+void job_fixture_event(const job_fixture *job, int rank, even_event event);
+/* Makes the empty file FOLDER/NAME. */
+void job_fixture_touch(const job_fixture *job, const char *name);
 bool job_fixture_saw(const job_fixture *job, const char *text);
 /* Writes a whole checkpoint FOLDER/NAME with the library. */
 void job_fixture_write_checkpoint(job_fixture *job, const char *name);

@@ -6,7 +6,9 @@ import json
 import os
 import pathlib
 import re
+import select
 import signal
+import subprocess
 
 import pytest
 from run_jobs import Run, own_cgroup, write_checkpoint
@@ -157,3 +159,69 @@ def test_out_of_memory_is_told(start, script) -> None:
         group.rmdir()
     assert code == 128 + signal.SIGKILL
     assert re.search(r"rank 1 \(.*\) was killed by the kernel's out-of-memory killer \(it held up to \d+ MiB\)", text)
+
+
+# ---- ranks that end with code 0, too early ----
+
+TRAINS = """
+    import os, sys
+    rank, who, how = os.environ["RANK"], sys.argv[1], sys.argv[2]
+    if how == "before" and rank == who:
+        sys.exit(0)
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+    import evenstep as es
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    loader = DataLoader(TensorDataset(torch.randn(160, 4), torch.randn(160, 1)), batch_size=16)
+    model, optimizer, loader = es.prepare(model, optimizer, loader)
+    print("pid", os.getpid(), flush=True)
+    for number, (x, y) in enumerate(loader):
+        if number == 5 and how == "break" and rank == who:
+            break
+        ((model(x) - y) ** 2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    if how == "later" and rank != who:
+        sys.stdin.read()  # until the test has seen the other one gone
+        print("whole", flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", ["0", "1"])
+@pytest.mark.parametrize("how", ["break", "before"])
+def test_a_rank_that_ends_too_early_is_named(run: Run, script, who: str, how: str) -> None:
+    result = run("-n", "2", "--json", script(TRAINS), who, how, timeout=120)
+    outcome = json.loads(result.stdout)
+    why = "at step 5 while the others were still training" if how == "break" else "without es.prepare"
+    assert result.returncode == 7 == outcome["exit_code"], result.stderr
+    assert re.match(rf"rank {who} \(cpu:\d+ on \S+, process \d+\) ended with code 0 {why}", outcome["cause"])
+    assert outcome["cause"] in result.stderr
+
+
+@pytest.mark.slow
+def test_a_rank_may_be_done_before_the_others(
+    program: pathlib.Path, script, tmp_path: pathlib.Path, environment: dict[str, str]
+) -> None:
+    command = [str(program), "run", "-n", "2", "--no-monitor", "--log-rank", "all", script(TRAINS), "1", "later"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as job:
+        assert job.stdin is not None and job.stdout is not None
+        text = b""
+        while not (found := re.search(rb"\[rank 1\] pid (\d+)\n", text)):
+            text += job.stdout.readline()
+        pidfd = None
+        try:
+            pidfd = os.pidfd_open(int(found[1]))
+            select.select([pidfd], [], [], 60)
+        except ProcessLookupError:
+            pass
+        finally:
+            if pidfd is not None:
+                os.close(pidfd)
+        job.stdin.close()
+        text += job.stdout.read()
+    assert job.returncode == 0 and b"[rank 0] whole" in text, text.decode()

@@ -1,0 +1,32 @@
+/* How far the ranks have come, from what they write into their telemetry rings: in es.prepare, and in steps. */
+#ifndef EVEN_ORCHESTRATOR_PROGRESS_H
+#define EVEN_ORCHESTRATOR_PROGRESS_H
+
+#include <evenstep/status.h>
+#include <evenstep/telemetry.h>
+#include <stdbool.h>
+
+typedef struct even_rank_progress {
+  bool joining;       /* it came to es.prepare */
+  bool joined;        /* and all others, too */
+  bool stepped;       /* it made a step */
+  uint64_t last_step; /* the last that it made, from 0 since the start of training */
+} even_rank_progress;
+
+typedef struct even_progress {
+  even_telemetry_reader *reader; /* NULL: nothing is known */
+  even_rank_progress *ranks;
+  size_t count;
+  uint64_t since_ns; /* the attempt's start: what is older is another attempt's */
+} even_progress;
+
+/* telemetry_fd -1: no rank ever says anything. After a failure close it, too. */
+even_status even_progress_open(int telemetry_fd, size_t ranks, even_progress *out) EVEN_MUST_USE;
+void even_progress_close(even_progress *progress);
+/* A new attempt begins. */
+void even_progress_begin(even_progress *progress);
+/* Reads what came since the last time. It need not be called before something is to be known: a ring keeps a rank's
+ * last records, and a rank that waits writes none. */
+void even_progress_read(even_progress *progress);
+
+#endif
