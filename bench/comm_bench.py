@@ -1,7 +1,9 @@
 """All-reduce between two CPU ranks, each on a core of its own: Evenstep's arena, a plain tensor through torch
 (`dist.all_reduce` on backend "evenstep") and Gloo, in alternating rounds of one run. Medians.
 
-    python bench/comm_bench.py [--json FILE] [--rounds N] [--sizes 1024,65536,…]
+    python bench/comm_bench.py [--json FILE] [--rounds N] [--sizes 1024,65536,…] [--busy]
+
+--busy gives the second rank's core a neighbour that never rests.
 
 The bound is the memory traffic that both ranks together can have at that size, measured in the same run with in-place
 additions (where the data exceed the caches): an all-reduce must at least read and write each rank's data once.
@@ -31,6 +33,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", metavar="FILE", help="also write the figures to FILE")
     parser.add_argument("--rounds", type=int, default=9, help="alternating rounds a size (default 9)")
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="bytes, separated by commas")
+    parser.add_argument("--busy", action="store_true", help="with a busy neighbour on the second rank's core")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -47,6 +50,13 @@ def timed(call: Callable[[], Any], count: int, meet: Callable[[], Any]) -> float
     for _ in range(count):
         call()
     return (time.perf_counter() - began) / count
+
+
+def be_busy() -> subprocess.Popen[str]:
+    """A process that computes for ever on the core of the second rank."""
+    cores = sorted(os.sched_getaffinity(0))
+    code = f"import os\nos.sched_setaffinity(0, {{{cores[1 % len(cores)]}}})\nwhile True:\n    pass\n"
+    return subprocess.Popen([sys.executable, "-c", code], text=True)
 
 
 def run_rank(options: argparse.Namespace) -> None:
@@ -126,7 +136,8 @@ COLUMNS = (
 
 
 def show(report: dict[str, Any]) -> None:
-    print(f"all-reduce, fp32, {RANKS} ranks, one core each; {report['simd']}, torch {report['torch']}; medians")
+    busy = ", the second core shared with a busy neighbour" if report["busy_neighbour"] else ""
+    print(f"all-reduce, fp32, {RANKS} ranks, one core each{busy}; {report['simd']}, torch {report['torch']}; medians")
     print(f"{'bytes':>9}" + "".join(f" {name:>{width}}" for name, _, _, _, width, _ in COLUMNS))
     print(f"{'':>9}" + "".join(f" {unit:>{width}}" for _, unit, _, _, width, _ in COLUMNS))
     for row in report["sizes"]:
@@ -147,17 +158,20 @@ def main() -> int:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     own = [sys.executable, __file__, "--rounds", str(options.rounds), "--sizes", options.sizes, "--port", str(port)]
+    neighbour = be_busy() if options.busy else None
     ranks = [subprocess.Popen([*own, "--rank", str(rank)], stdout=subprocess.PIPE, text=True) for rank in range(RANKS)]
     try:
         output, *_ = [rank.communicate(timeout=600)[0] for rank in ranks]
     finally:
-        for rank in ranks:
-            rank.kill()
+        for process in (*ranks, *filter(None, [neighbour])):
+            process.kill()
+            process.wait()
     if any(rank.returncode for rank in ranks):
         print(f"comm_bench: ranks ended with {[rank.returncode for rank in ranks]}", file=sys.stderr)
         return 1
     report = json.loads(output.strip().splitlines()[-1])
     report["format"] = "evenstep-comm-bench-1"
+    report["busy_neighbour"] = options.busy
     for row in report["sizes"]:
         judge(row)
     show(report)
