@@ -23,7 +23,7 @@ if wanted exactness; then
 fi
 if wanted telemetry; then
   echo "== what telemetry costs"
-  "$bin/torchrun" --nproc-per-node 2 bench/telemetry_overhead.py | tee "$results/telemetry-$day.txt"
+  "$bin/evenstep" run -n 2 --name telemetry-bench bench/telemetry_overhead.py -o "$results/telemetry-$day.txt"
 fi
 if wanted train; then
   echo "== training on unequal and on equal ranks"

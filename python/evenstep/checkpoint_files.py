@@ -20,7 +20,8 @@ PARTIAL = ".evenstep.partial"
 
 # The manifest ends with a checksum over all that stands before this line.
 _TAIL = b'\n  "manifest_checksum": "'
-_TAIL_BYTES = len(_TAIL) + 16 + len(b'"\n}\n')
+_END = b'"\n}\n'
+_TAIL_BYTES = len(_TAIL) + 16 + len(_END)
 
 
 def _dtypes() -> dict[torch.dtype, str]:
@@ -185,7 +186,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         ) from None
     body, tail = text[:-_TAIL_BYTES], text[-_TAIL_BYTES:]
     said = tail[len(_TAIL) : len(_TAIL) + 16]
-    if not tail.startswith(_TAIL) or said != b"%016x" % _core.checksum(body):
+    if not (tail.startswith(_TAIL) and tail.endswith(_END)) or said != b"%016x" % _core.checksum(body):
         raise _damaged(f"{path} is damaged: its checksum does not match its text")
     manifest = json.loads(text)
     if manifest.get("format") != FORMAT:

@@ -155,6 +155,8 @@ def _means(totals: _Totals) -> Any:
                 before, had = sums.get(name, (torch.zeros_like(total), 0.0))
                 sums[name] = (before + total, had + count)
         totals.sums = sums
+    if not totals.sums:
+        raise EvenstepError("es.evaluate: the loader has no samples, so there is no mean\n  fix: give it some")
     means: dict[str, Any] = {}
     for name, (total, count) in totals.sums.items():
         mean = total / count

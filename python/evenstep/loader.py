@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from evenstep import _core
 from evenstep._core import EvenstepError
@@ -226,6 +226,11 @@ class EvenLoader:
         if epoch < self._resume_epoch:
             return
         skip = self._resume_batch if epoch == self._resume_epoch else 0
+        if self.has_length and len(self) == 0:
+            raise EvenstepError(
+                f"the training loader has no batch: {_samples_in(self.loader)}, batch_size {self.batch_size}, drop_last "
+                f"{self.loader.drop_last}\n  fix: give it a dataset with samples, or a smaller batch_size"
+            )
         self._epoch, self._batch = epoch, skip
         session.epoch_begins(self, epoch)
         self._iterating = True
@@ -301,6 +306,13 @@ class EvenLoader:
         return self._shares
 
 
+def _samples_in(loader: DataLoader[Any]) -> str:
+    try:
+        return f"{len(loader.sampler)} samples"  # type: ignore[arg-type]
+    except TypeError:
+        return "an unknown number of samples"
+
+
 def _alike(one: list[float] | None, other: list[float] | None) -> bool:
     """Prior speeds within a fifth: the same devices measured again."""
     if one is None or other is None:
@@ -322,6 +334,14 @@ def check_loader(loader: DataLoader[Any]) -> None:
             "the loader's dataset is an IterableDataset, which has no indices to share out among the ranks\n"
             "  fix: use a map-style dataset (__len__ and __getitem__); this version splits only those"
         )
+    if isinstance(loader.sampler, (SequentialSampler, RandomSampler)) and loader.batch_sampler is not None:
+        try:
+            len(loader.sampler)
+        except (TypeError, NotImplementedError):
+            raise EvenstepError(
+                f"the loader's dataset, a {type(loader.dataset).__name__}, has no length, so its samples cannot be "
+                "shared out among the ranks\n  fix: give it __len__, or the DataLoader a sampler that yields its indices"
+            ) from None
     if type(loader).__iter__ is not DataLoader.__iter__:
         raise EvenstepError(
             f"{type(loader).__name__} has its own __iter__, which Evenstep would not run\n"

@@ -122,6 +122,8 @@ def _check_arguments(current: Session, given: Sequence[Any]) -> None:
                 f"{what}, a {type(one).__name__}, has no parameters, so there is nothing to train\n"
                 "  fix: give the module that holds the parameters, after its layers exist (lazy ones: run it once)"
             )
+        if isinstance(one, nn.Module):
+            _check_values(what, one)
         if isinstance(one, DataLoader):
             check_loader(one)
     models = [*current.models.values(), *(g for g in given if isinstance(g, nn.Module))]
@@ -137,6 +139,22 @@ def _check_arguments(current: Session, given: Sequence[Any]) -> None:
                         "between ranks\n  fix: give every model that the optimizer trains to es.prepare; move models "
                         "to their device before building the optimizer"
                     )
+
+
+def _check_values(what: str, model: nn.Module) -> None:
+    """Rank 0's values are sent to all ranks: there must be some."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+            raise EvenstepError(
+                f"{what}, a {type(model).__name__}: its {name!r} is lazy and has no shape yet\n"
+                "  fix: run the model once on one sample before es.prepare (and before building the optimizer)"
+            )
+        if tensor.is_meta:
+            raise EvenstepError(
+                f"{what}, a {type(model).__name__}: its {name!r} is on the meta device and has no values\n"
+                "  fix: model.to_empty(device=…) and set the values (load_state_dict, or the layers' reset_parameters) "
+                "before es.prepare"
+            )
 
 
 def _prepare_models(
@@ -193,6 +211,13 @@ def _prepare_loader(
             trained.shares
             if trained is not None
             else Shares(environment.policy, current.world_size, batch, environment.speeds)
+        )
+    if train and batch < current.world_size and current.rank == 0:
+        warnings.warn(
+            f"the global batch of {batch} is smaller than the {current.world_size} ranks: in every step some rank only "
+            f"keeps the others company\n  fix: give the DataLoader a batch_size of at least {current.world_size}, or "
+            "start fewer ranks",
+            stacklevel=3,
         )
     if even.unwrapped and current.rank == 0:
         warnings.warn(

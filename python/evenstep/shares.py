@@ -13,7 +13,7 @@ from evenstep._core import Balancer, EvenstepError
 ShareSchedule = Callable[[int, int], Sequence[int]]
 
 
-_REMEMBERED = 64  # steps whose timings a checkpoint keeps: enough for every line that the balancer draws
+_REMEMBERED = 24  # steps whose timings a checkpoint keeps: enough to draw lines by, too few to begin a trial
 
 
 def equal_shares(batch: int, ranks: int) -> list[int]:

@@ -41,6 +41,32 @@ def test_altered_and_truncated_files_are_refused(monkeypatch: pytest.MonkeyPatch
         ck.load_checkpoint("nowhere")
 
 
+@pytest.mark.parametrize("name", ["manifest", "model", "optimizer", "random", "state"])
+@pytest.mark.parametrize("cut", [0, 7, 1 / 2, "last"])
+def test_damage_of_every_file_is_named(name: str, cut: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make() -> OneProcess:
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        return OneProcess(model=model, optimizer=optimizer)
+
+    use(monkeypatch, make())
+    path = ck.checkpoint("here", extra={"mean": torch.ones(3)})
+    session = use(monkeypatch, make())
+    before = {key: value.clone() for key, value in session.models["model"].state_dict().items()}
+    file = path / (f"{name}.safetensors" if name != "manifest" else "manifest.json")
+    good = file.read_bytes()
+    if cut == "last":
+        file.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    else:
+        file.write_bytes(good[: int(cut * len(good)) if isinstance(cut, float) else cut])
+    with pytest.raises(EvenstepError, match=rf"(?s){file.name}.*fix: resume from an earlier checkpoint"):
+        ck.load_checkpoint(path)
+    for key, value in session.models["model"].state_dict().items():  # nothing of it was loaded
+        assert torch.equal(value, before[key])
+
+
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Any:
     """A real file system of 256 KiB."""

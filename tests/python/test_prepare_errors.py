@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import evenstep as es
 from evenstep.agreement import _comparable, _difference, _options
@@ -33,6 +33,11 @@ def numbers(count: int = 8, **options: Any) -> DataLoader:
 class Stream(IterableDataset):
     def __iter__(self) -> Iterator[int]:
         return iter(range(5))
+
+
+class NoLength(Dataset):
+    def __getitem__(self, index: int) -> int:
+        return index
 
 
 class OwnLoader(DataLoader):
@@ -68,6 +73,9 @@ def test_outside_a_job_everything_comes_back_unchanged() -> None:
         (lambda: (optimizer_of(nn.Linear(1, 1)),), es.EvenstepError, "belong to no prepared model"),
         (lambda: (nn.DataParallel(nn.Linear(1, 1)),), TypeError, "give the model itself"),
         (lambda: (DataLoader(Stream()),), es.EvenstepError, "use a map-style dataset"),
+        (lambda: (DataLoader(NoLength()),), es.EvenstepError, "a NoLength, has no length"),
+        (lambda: (nn.Sequential(nn.ReLU(), nn.LazyLinear(2)),), es.EvenstepError, r"its '1\.weight' is lazy"),
+        (lambda: (nn.Linear(1, 1, device="meta"),), es.EvenstepError, "its 'weight' is on the meta device"),
         (lambda: (OwnLoader(TensorDataset(torch.ones(3))),), es.EvenstepError, "has its own __iter__"),
     ],
 )
@@ -205,6 +213,22 @@ MISUSES = {
         "try: y.sum().backward()\n"
         "finally: pathlib.Path('rank 0 knows').touch()",
         "backward failed on rank 1, not on rank 0",
+    ),
+    "no samples": (
+        "loader = es.prepare(DataLoader(TensorDataset(torch.ones(0)), batch_size=4))\nlist(loader)",
+        "the training loader has no batch: 0 samples, batch_size 4, drop_last False",
+    ),
+    "fewer samples than a batch": (
+        "loader = es.prepare(DataLoader(TensorDataset(torch.ones(3)), batch_size=4, drop_last=True))\nlist(loader)",
+        "the training loader has no batch: 3 samples, batch_size 4, drop_last True",
+    ),
+    "no samples to evaluate": (
+        "es.evaluate(nn.Linear(1, 1), DataLoader(TensorDataset(torch.ones(0))), None)",
+        "es.evaluate: the loader has no samples",
+    ),
+    "a batch smaller than the ranks, and an error of one's own": (
+        "list(es.prepare(DataLoader(TensorDataset(torch.ones(3)))))\nraise ValueError('mine')",
+        "the global batch of 1 is smaller than the 2 ranks",
     ),
     "wrong shares": (
         "data = TensorDataset(torch.arange(20.0))\nlist(es.prepare(DataLoader(data, batch_size=4), shares=lambda n, b: [b, 1]))",
