@@ -59,7 +59,7 @@ static void check_deadline(even_job *job) {
 }
 
 static void end_by_user(even_job *job, int number) {
-  bool again = job->interrupted == SIGINT && number == SIGINT;
+  bool again = number == SIGINT && ++job->interrupts > 1; /* whatever signal came before */
   job->interrupted = job->interrupted == 0 ? number : job->interrupted;
   if (again) {
     even_job_notice(job, "interrupted again: killing the ranks");

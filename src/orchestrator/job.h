@@ -57,6 +57,7 @@ typedef struct even_job {
   even_job_stage stage;
   uint64_t deadline_ns; /* of the stage */
   int interrupted;      /* the signal by which the user ended the job, 0 */
+  int interrupts;       /* how often Ctrl-C was pressed */
   even_status failed;   /* first error of the agent itself inside a callback */
   uint64_t next_tick_ns;
 } even_job;

@@ -49,6 +49,27 @@ def test_ctrl_c_twice_ends_at_once(start, script) -> None:
     assert code == 130 and "killing" in text
 
 
+def test_ctrl_c_twice_ends_at_once_after_a_hang_up(start, script) -> None:
+    name = script("""
+        import signal, time
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, lambda *_: print("stubborn", flush=True))
+        print("up", flush=True)
+        while True:
+            time.sleep(1)
+    """)
+    job = start("-n", "1", name)
+    job.wait_for("up")
+    job.process.send_signal(signal.SIGHUP)
+    job.wait_for("stubborn")
+    job.process.send_signal(signal.SIGINT)
+    job.wait_for("again: at once")
+    job.process.send_signal(signal.SIGINT)
+    code, text = job.finish()
+    assert code == 129 and "interrupted again: killing" in text
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_other_ends_are_forwarded(start, script, number: signal.Signals) -> None:
     name = script(f"""
