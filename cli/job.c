@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "base/json_writer.h"
+#include "base/stop.h"
 #include "cli/job_setup.h"
 #include "cli/job_view.h"
 #include "monitor/monitor.h"
@@ -234,30 +235,37 @@ static even_status open_and_run(running_job *job, int *exit_code) {
   return status;
 }
 
+static bool user_asks(void) {
+  return even_signals_end_pending() != 0;
+}
+
 int even_job_start(const even_job_options *options, const char *command, char *const *environment, size_t count,
                    char **words) {
   running_job job;
   int exit_code = 0;
+  bool reader_paused = false;
   memset(&job, 0, sizeof job);
   job.options = options;
   job.telemetry_fd = -1;
   (void)command;
   even_status status = even_signals_block(); /* before the GPU driver or the monitor starts threads */
+  even_stop_when(user_asks);
   if (status == EVEN_OK) {
     status = even_job_setup_open(options, environment, count, words, &job.setup);
   }
-  if (status != EVEN_OK) {
-    return even_cli_fail();
-  }
-  status = even_job_view_open(&job.view, options->quiet, options->json, job.setup.shown, (int)job.setup.devices.count,
-                              job.setup.run_folder.data);
   if (status == EVEN_OK) {
-    status = open_and_run(&job, &exit_code);
+    status = even_job_view_open(&job.view, options->quiet, options->json, job.setup.shown, (int)job.setup.devices.count,
+                                job.setup.run_folder.data);
+    if (status == EVEN_OK) {
+      status = open_and_run(&job, &exit_code);
+    }
+    reader_paused = !even_job_view_close(&job.view);
+    even_job_setup_close(&job.setup);
   }
-  bool reader_paused = !even_job_view_close(&job.view);
-  even_job_setup_close(&job.setup);
+  even_stop_when(NULL);
   if (status != EVEN_OK) {
-    return reader_paused ? even_status_exit_code(status) : even_cli_fail();
+    exit_code = reader_paused ? even_status_exit_code(status) : even_cli_fail();
+    return status == EVEN_ERR_INTERRUPTED && user_asks() ? 128 + even_signals_end_pending() : exit_code;
   }
   return exit_code;
 }

@@ -3,6 +3,7 @@
 
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "base/stop.h"
 #include "os/stream.h"
 
 #include <evenstep/checkpoint.h>
@@ -102,10 +103,14 @@ void even_chunk_sums_drop(even_chunk_sums *sums) {
   }
 }
 
+/* Hundreds of gigabytes take minutes: the user may have thought better of it. */
 static even_status sum_input(even_input *input, char *buffer, even_chunk_sums *sums, uint64_t *file_bytes) {
   size_t got = 0;
   *file_bytes = 0;
   do {
+    if (even_stop_asked()) {
+      return even_fail(EVEN_ERR_INTERRUPTED, "interrupted while %s was read", input->path);
+    }
     EVEN_TRY(even_input_read(input, buffer, READ_BYTES, &got));
     EVEN_TRY(even_chunk_sums_update(sums, buffer, got));
     *file_bytes += got;

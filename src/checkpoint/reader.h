@@ -40,7 +40,8 @@ void even_checkpoint_info_free(even_checkpoint_info *info);
 even_status even_checkpoint_inspect(const char *folder, even_checkpoint_info *out) EVEN_MUST_USE;
 
 /* Reads everything and compares every checksum. EVEN_ERR_CORRUPT where anything differs: *problems has a line for each
- * damage (the first is the error's text). `problems` may be NULL; free with even_names_free, also after a failure. */
+ * damage (the first is the error's text). `problems` may be NULL; free with even_names_free, also after a failure.
+ * EVEN_ERR_INTERRUPTED where the thread's question says so (base/stop.h); this holds for what searches, too. */
 even_status even_checkpoint_verify(const char *folder, even_names *problems) EVEN_MUST_USE;
 
 /* The newest whole checkpoint in `folder`, by the time it was written; damaged and unfinished ones are passed over.

@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "base/json_reader.h"
+#include "base/stop.h"
 #include "monitor/sqlite.h"
 #include "os/file.h"
 #include "os/folder.h"
@@ -14,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LOCK_PATIENCE_MS = 2000, AGENT_FILE_LIMIT = 65536 };
+enum { LOCK_PATIENCE_MS = 2000, STEPS_BETWEEN_LOOKS = 10000, AGENT_FILE_LIMIT = 65536 };
 
 typedef enum table { TABLE_STEPS, TABLE_SPANS, TABLE_EVENTS, TABLE_USAGE, TABLE_COUNT } table;
 
@@ -245,9 +246,21 @@ even_status even_history_read(even_history *history) {
   return status;
 }
 
+static int stop(void *unused) {
+  (void)unused;
+  return even_stop_asked();
+}
+
+/* A path in a URI: what means something there is written as %XX. */
+static void add_escaped(even_text *out, const char *path) {
+  for (; *path != '\0'; path++) {
+    even_text_format(out, strchr("%?#", *path) != NULL ? "%%%02X" : "%c", (unsigned char)*path);
+  }
+}
+
 /* A database in a folder that cannot be written needs to be told that nobody changes it. */
 static int connect(even_history *history) {
-  char *address = NULL;
+  even_text address = EVEN_TEXT_EMPTY;
   int code = sqlite3_open_v2(history->path, &history->connection, SQLITE_OPEN_READONLY | SQLITE_OPEN_NOMUTEX, NULL);
   (void)sqlite3_busy_timeout(history->connection, LOCK_PATIENCE_MS);
   if (code == SQLITE_OK) {
@@ -256,14 +269,17 @@ static int connect(even_history *history) {
   if ((code & 0xff) != SQLITE_CANTOPEN && (code & 0xff) != SQLITE_READONLY) {
     return code;
   }
-  address = sqlite3_mprintf("file:%s?immutable=1", history->path);
-  if (address == NULL) {
+  even_text_add(&address, "file:");
+  add_escaped(&address, history->path);
+  even_text_add(&address, "?immutable=1");
+  if (even_text_status(&address) != EVEN_OK) {
+    even_text_free(&address);
     return SQLITE_NOMEM;
   }
   (void)sqlite3_close(history->connection);
-  code = sqlite3_open_v2(address, &history->connection, SQLITE_OPEN_READONLY | SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_URI,
-                         NULL);
-  sqlite3_free(address);
+  code = sqlite3_open_v2(even_text_string(&address), &history->connection,
+                         SQLITE_OPEN_READONLY | SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_URI, NULL);
+  even_text_free(&address);
   return code == SQLITE_OK ? sqlite3_exec(history->connection, "SELECT count(*) FROM meta", NULL, NULL, NULL) : code;
 }
 
@@ -290,6 +306,7 @@ static even_status open_parts(even_history *history, const char *folder) {
     }
     return status;
   }
+  sqlite3_progress_handler(history->connection, STEPS_BETWEEN_LOOKS, stop, NULL);
   EVEN_TRY(open_state(history));
   EVEN_TRY(meta_number(history, "started_ns", 0, &value));
   history->state->started_ns = history->state->last_end_ns = (uint64_t)value;
@@ -347,22 +364,19 @@ const char *even_history_path(const even_history *history) {
   return history->path;
 }
 
+/* The job holds the lock of its folder while it lives, however it ends: a process number alone says nothing, for it may
+ * be another's by now. Where nothing can be locked, agent.json must do. */
 bool even_history_alive(const char *folder) {
   even_text path = EVEN_TEXT_EMPTY;
-  even_text content = EVEN_TEXT_EMPTY;
-  json_t *agent = NULL;
   bool alive = false;
+  int lock = -1;
   even_text_format(&path, "%s/agent.json", folder);
-  if (even_text_status(&path) == EVEN_OK &&
-      even_file_read(even_text_string(&path), AGENT_FILE_LIMIT, &content) == EVEN_OK &&
-      even_json_parse("agent.json", even_text_string(&content), content.length, &agent) == EVEN_OK) {
-    even_text_clear(&path);
-    even_text_format(&path, "/proc/%" JSON_INTEGER_FORMAT "/stat", json_integer_value(json_object_get(agent, "pid")));
-    alive = even_text_status(&path) == EVEN_OK && even_path_exists(even_text_string(&path));
+  if (even_text_status(&path) == EVEN_OK && even_path_exists(even_text_string(&path))) {
+    even_status status = even_folder_lock(folder, &lock);
+    alive = status != EVEN_OK || lock < 0;
+    even_folder_unlock(lock);
   }
-  json_decref(agent);
   even_text_free(&path);
-  even_text_free(&content);
   even_error_clear();
   return alive;
 }

@@ -25,7 +25,7 @@ void even_history_give_up(even_history *history);
 sqlite3 *even_history_connection(even_history *history);
 const char *even_history_path(const even_history *history);
 
-/* Whether FOLDER/agent.json names an evenstep process that lives. */
+/* Whether the job of this run folder lives: it has written agent.json and holds the folder's lock. */
 bool even_history_alive(const char *folder);
 
 #endif

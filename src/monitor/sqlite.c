@@ -30,6 +30,10 @@ even_status even_sqlite_fail(sqlite3 *connection, int code, const char *path, co
       status = EVEN_ERR_CORRUPT;
       fix = "restore it from a copy; `sqlite3 run.db .recover` saves what can be read";
       break;
+    case SQLITE_INTERRUPT:
+      status = EVEN_ERR_INTERRUPTED;
+      fix = "`evenstep report` makes the report of a run at any time";
+      break;
     case SQLITE_CANTOPEN:
       status = EVEN_ERR_NOT_FOUND;
       break;

@@ -204,6 +204,10 @@ static even_status run_attempts(even_job *job, even_fault_facts *ends, int *exit
     if (job->params->observer.attempt != NULL) {
       job->params->observer.attempt(job->params->observer.context, job->attempt);
     }
+    if ((job->interrupted = even_signals_end_pending()) != 0) { /* while checkpoints were read: no rank has to start */
+      *exit_code = 128 + job->interrupted;
+      return EVEN_OK;
+    }
     EVEN_TRY(even_job_run_attempt(job));
     EVEN_TRY(report_ends(job, ends, &culprit, &its));
     if (job->interrupted != 0) {

@@ -59,7 +59,7 @@ typedef struct even_agent_params {
  * signal; 130 after Ctrl-C; 7 when a rank that others needed ended with 0). Errors: only those of the agent itself
  * (EVEN_ERR_SYSTEM …). While it runs, all children of the calling process are its own: it adopts orphans and reaps
  * whatever ends. Call it from the main thread, with the signals blocked before other threads start
- * (even_signals_block). */
+ * (even_signals_block). EVEN_ERR_INTERRUPTED: the thread's question (base/stop.h) ended the reading of checkpoints. */
 even_status even_agent_run(const even_agent_params *params, int *exit_code) EVEN_MUST_USE;
 
 #endif

@@ -150,6 +150,7 @@ static int real_nanosleep(const struct timespec *time) {
    .setaffinity = real_setaffinity,             \
    .setpriority = real_setpriority,             \
    .mask_signals = pthread_sigmask,             \
+   .pending_signals = sigpending,               \
    .sigaction = sigaction,                      \
    .signalfd = signalfd,                        \
    .thread_create = pthread_create,             \

@@ -69,6 +69,7 @@ typedef struct even_os_calls {
   int (*setaffinity)(pid_t pid, size_t bytes, const void *mask);
   int (*setpriority)(int nice);
   int (*mask_signals)(int how, const sigset_t *set, sigset_t *old);
+  int (*pending_signals)(sigset_t *out);
   int (*sigaction)(int signal, const struct sigaction *action, struct sigaction *old);
   int (*signalfd)(int fd, const sigset_t *set, int flags);
   int (*thread_create)(pthread_t *thread, const pthread_attr_t *attributes, void *(*body)(void *), void *argument);

@@ -64,6 +64,19 @@ int even_signals_next(even_signals *signals) {
   return got == (ssize_t)sizeof facts ? (int)facts.ssi_signo : 0;
 }
 
+int even_signals_end_pending(void) {
+  static const int ends[] = {SIGINT, SIGTERM, SIGHUP};
+  sigset_t pending;
+  if (even_os.pending_signals(&pending) == 0) {
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
+      if (sigismember(&pending, ends[i]) == 1) {
+        return ends[i];
+      }
+    }
+  }
+  return 0;
+}
+
 void even_signals_close(even_signals *signals) {
   if (signals->fd < 0) {
     return;

@@ -20,9 +20,11 @@ even_status even_signals_block(void) EVEN_MUST_USE;
 even_status even_signals_open(even_signals *out) EVEN_MUST_USE;
 /* The next signal, 0: none. */
 int even_signals_next(even_signals *signals);
+/* One of INT, TERM and HUP that came while they are blocked and was not read yet; it stays so. 0: none. */
+int even_signals_end_pending(void);
 /* Restores mask and handlers. Signals not read are discarded. */
 void even_signals_close(even_signals *signals);
-/* "SIGKILL"; "signal 77" is never returned: unknown ones are "". A static string. */
+/* "SIGKILL"; "" for those that have no name here. A static string. */
 const char *even_signal_name(int signal);
 
 #endif

@@ -6,6 +6,7 @@
 
 #include <cmocka.h>
 
+#include "base/stop.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/scratch.h"
 #include "support/fault.h"
@@ -192,10 +193,38 @@ static void reading_may_fail(void **state) {
   assert_int_equal(even_checkpoint_verify(scratch_path("one"), NULL), EVEN_OK);
 }
 
+static int looks_left;
+static bool stop_after_some(void) {
+  return looks_left-- <= 0;
+}
+
+static void reading_ends_when_it_is_asked_to(void **state) {
+  (void)state;
+  char *path = NULL;
+  even_names damaged = {NULL, 0};
+  assert_int_equal(save_sample(scratch_path("one"), false, 1), EVEN_OK);
+  even_stop_when(stop_after_some);
+  for (int looks = 0; looks < 2; looks++) { /* in the first file, in the second */
+    looks_left = looks;
+    assert_int_equal(even_checkpoint_verify(scratch_path("one"), NULL), EVEN_ERR_INTERRUPTED);
+    looks_left = looks;
+    assert_int_equal(even_checkpoint_find_whole(scratch, &damaged, &path), EVEN_ERR_INTERRUPTED);
+    assert_int_equal(damaged.count, 0); /* what was not read is not damaged */
+    even_names_free(&damaged);
+    assert_null(path);
+  }
+  even_stop_when(NULL);
+  assert_int_equal(even_checkpoint_verify(scratch_path("one"), NULL), EVEN_OK);
+}
+
 int main(void) {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, scratch_make, scratch_remove)
-  const struct CMUnitTest tests[] = {CASE(every_altered_byte_is_found), CASE(every_truncation_is_found),
-                                     CASE(damage_is_told_precisely),    CASE(what_is_no_checkpoint_is_no_damage),
-                                     CASE(headers_are_checked),         CASE(reading_may_fail)};
+  const struct CMUnitTest tests[] = {CASE(every_altered_byte_is_found),
+                                     CASE(reading_ends_when_it_is_asked_to),
+                                     CASE(every_truncation_is_found),
+                                     CASE(damage_is_told_precisely),
+                                     CASE(what_is_no_checkpoint_is_no_damage),
+                                     CASE(headers_are_checked),
+                                     CASE(reading_may_fail)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,6 +4,7 @@
 
 #include "monitor/monitor.h"
 #include "os/clock.h"
+#include "os/folder.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -38,7 +39,8 @@ int main(int argc, char **argv) {
                                       .rank_facts = facts,
                                       .telemetry_fd = made.fd,
                                       .port = atoi(argv[4])};
-  if (even_monitor_open(&params, &monitor) != EVEN_OK) {
+  int lock = -1;
+  if (even_folder_lock(argv[1], &lock) != EVEN_OK || even_monitor_open(&params, &monitor) != EVEN_OK) {
     (void)fprintf(stderr, "%s\nfix: %s\n", even_error_last()->what, even_error_last()->fix);
     return even_status_exit_code(even_error_last()->status);
   }
@@ -77,5 +79,6 @@ int main(int argc, char **argv) {
     (void)fprintf(stderr, "%s\n", even_error_last()->what);
   }
   feed_close(&made);
+  even_folder_unlock(lock);
   return even_status_exit_code(status);
 }

@@ -7,12 +7,14 @@
 #include <cmocka.h>
 
 #include "base/json_reader.h"
+#include "base/stop.h"
 #include "monitor/analysis.h"
 #include "monitor/feed.h"
 #include "monitor/monitor.h"
 #include "monitor/report.h"
 #include "os/clock.h"
 #include "os/file.h"
+#include "os/folder.h"
 #include "support/fault.h"
 
 #include <errno.h>
@@ -28,6 +30,7 @@ typedef struct fixture {
   char folder[64];
   feed ranks;
   even_monitor *monitor;
+  int lock; /* of the folder */
 } fixture;
 
 static const char *in_folder(const fixture *made, const char *name) {
@@ -46,7 +49,7 @@ static int set_up(void **state) {
   made->ranks.speeds[0] = 4000;
   made->ranks.speeds[1] = 1000;
   *state = made;
-  return 0;
+  return even_folder_lock(made->folder, &made->lock) == EVEN_OK && made->lock >= 0 ? 0 : -1; /* as a job does */
 }
 
 static int tear_down(void **state) {
@@ -54,6 +57,7 @@ static int tear_down(void **state) {
                                       "agent.json", "plan.json",  "report.html.tmp", "agent.json.tmp"};
   fixture *made = *state;
   fault_reset();
+  even_folder_unlock(made->lock);
   feed_close(&made->ranks);
   for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
     (void)unlink(in_folder(made, names[i]));
@@ -336,6 +340,11 @@ static int full_open(sqlite3_vfs *vfs, const char *name, sqlite3_file *file, int
   return SQLITE_OK;
 }
 
+/* A folder that cannot be written has no place for a WAL. */
+static int no_side_file_open(sqlite3_vfs *vfs, const char *name, sqlite3_file *file, int flags, int *out_flags) {
+  return (flags & SQLITE_OPEN_WAL) != 0 ? SQLITE_CANTOPEN : real_open(vfs, name, file, flags, out_flags);
+}
+
 static void a_full_disk_is_told_once_and_the_run_goes_on(void **state) {
   fixture *made = *state;
   sqlite3_vfs *vfs = sqlite3_vfs_find(NULL);
@@ -390,6 +399,65 @@ static void a_locked_history_is_told_once(void **state) {
   steps(made, 1, 8);
   assert_int_equal(sqlite3_close(other), SQLITE_OK);
   assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
+}
+
+static void a_job_lives_as_long_as_it_holds_its_folder(void **state) {
+  fixture *made = *state;
+  start(made); /* agent.json names this process, which lives on */
+  assert_true(even_history_alive(made->folder));
+  even_folder_unlock(made->lock);
+  made->lock = -1;
+  assert_false(even_history_alive(made->folder)); /* killed, and its number is another's now */
+  assert_int_equal(even_folder_lock(made->folder, &made->lock), EVEN_OK);
+  assert_true(made->lock >= 0); /* who asked holds nothing */
+  assert_true(even_history_alive(made->folder));
+  assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
+  assert_false(even_history_alive(made->folder));
+}
+
+static bool at_once(void) {
+  return true;
+}
+
+static void the_report_ends_when_it_is_asked_to(void **state) {
+  fixture *made = *state;
+  even_history *history = NULL;
+  start(made);
+  steps(made, 3000, 8);
+  even_stop_when(at_once);
+  assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_ERR_INTERRUPTED);
+  even_stop_when(NULL);
+  assert_int_equal(access(in_folder(made, "report.html"), F_OK), -1);
+  assert_int_equal(even_history_open(made->folder, &history), EVEN_OK); /* nothing of the history is missing */
+  assert_true(even_history_ended(history));
+  even_history_close(history);
+}
+
+static void a_folder_of_any_name_is_read_where_nothing_can_be_written(void **state) {
+  fixture *made = *state;
+  static const char odd[] = "run.db?mode=memory#100%25";
+  even_history *history = NULL;
+  char parent[200];
+  (void)snprintf(parent, sizeof parent, "%s/%s", made->folder, odd);
+  start(made);
+  steps(made, 5, 8);
+  assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
+  assert_int_equal(mkdir(parent, 0700), 0);
+  char from[400];
+  char to[400];
+  (void)snprintf(from, sizeof from, "%s/run.db", made->folder);
+  (void)snprintf(to, sizeof to, "%s/run.db", parent);
+  assert_int_equal(rename(from, to), 0);
+  sqlite3_vfs *vfs = sqlite3_vfs_find(NULL);
+  real_open = vfs->xOpen;
+  vfs->xOpen = no_side_file_open;
+  even_status status = even_history_open(parent, &history);
+  vfs->xOpen = real_open;
+  assert_int_equal(status, EVEN_OK);
+  assert_int_equal(even_history_state(history)->last_step, 4);
+  even_history_close(history);
+  assert_int_equal(unlink(to), 0);
+  assert_int_equal(rmdir(parent), 0);
 }
 
 static void a_folder_that_cannot_be_had_is_an_error(void **state) {
@@ -456,6 +524,9 @@ int main(void) {
       TEST(the_run_before_is_kept_beside),
       cmocka_unit_test_setup_teardown(a_full_disk_is_told_once_and_the_run_goes_on, set_up, tear_down_disk),
       TEST(a_locked_history_is_told_once),
+      TEST(a_job_lives_as_long_as_it_holds_its_folder),
+      TEST(the_report_ends_when_it_is_asked_to),
+      TEST(a_folder_of_any_name_is_read_where_nothing_can_be_written),
       TEST(a_folder_that_cannot_be_had_is_an_error),
       TEST(a_foreign_ring_is_refused),
       TEST(every_failing_allocation_is_survived),

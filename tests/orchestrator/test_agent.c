@@ -1,5 +1,6 @@
 /* Whole jobs: their ends, restarts and leftovers. */
 #include "job_fixture.h"
+#include "os/signals.h"
 #include "support/fault.h"
 
 #include <errno.h>
@@ -280,6 +281,22 @@ static void survives_every_fault(void **state) {
   job->quota = NULL;
 }
 
+static void a_signal_before_the_ranks_start_starts_none(void **state) {
+  job_fixture *job = *state;
+  int code = 0;
+  sigset_t before;
+  assert_int_equal(sigprocmask(SIG_SETMASK, NULL, &before), 0);
+  assert_int_equal(even_signals_block(), EVEN_OK);
+  assert_int_equal(even_signals_end_pending(), 0);
+  assert_int_equal(raise(SIGTERM), 0); /* as while a checkpoint is read */
+  assert_int_equal(even_signals_end_pending(), SIGTERM);
+  assert_int_equal(job_fixture_run(job, "exit 0", &code), EVEN_OK);
+  assert_int_equal(code, 128 + SIGTERM);
+  assert_false(job_fixture_saw(job, "started"));
+  assert_int_equal(even_signals_end_pending(), 0);
+  assert_int_equal(sigprocmask(SIG_SETMASK, &before, NULL), 0);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(all_well_is_zero, open_job, close_job),
@@ -291,6 +308,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(a_damaged_newest_checkpoint_is_passed_over_and_told, open_job, close_job),
       cmocka_unit_test_setup_teardown(restarts_end, open_job, close_job),
       cmocka_unit_test_setup_teardown(an_interrupt_is_130_and_no_restart, open_job, close_job),
+      cmocka_unit_test_setup_teardown(a_signal_before_the_ranks_start_starts_none, open_job, close_job),
       cmocka_unit_test_setup_teardown(a_second_interrupt_kills, open_job, close_job),
       cmocka_unit_test_setup_teardown(nothing_is_left, open_job, close_job),
       cmocka_unit_test_setup_teardown(a_program_that_cannot_start_is_an_error, open_job, close_job),
