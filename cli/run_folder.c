@@ -60,10 +60,15 @@ static even_status newest(even_text *out) {
 static void add_fix(void) {
   even_names names = {NULL, 0};
   even_text list = EVEN_TEXT_EMPTY;
+  even_text path = EVEN_TEXT_EMPTY;
   even_error kept = *even_error_last();
   bool read = even_folder_names("runs", &names) == EVEN_OK;
   for (size_t i = 0; read && i < names.count && list.length < 200; i++) {
-    even_text_format(&list, "%s%s", i > 0 ? ", " : "", names.items[i]);
+    even_text_clear(&path);
+    even_text_format(&path, "runs/%s", names.items[i]);
+    if (even_text_status(&path) == EVEN_OK && holds_run(even_text_string(&path))) {
+      even_text_format(&list, "%s%s", list.length > 0 ? ", " : "", names.items[i]);
+    }
   }
   (void)even_fail(kept.status, "%s", kept.what);
   if (list.length > 0) {
@@ -73,6 +78,7 @@ static void add_fix(void) {
   }
   even_names_free(&names);
   even_text_free(&list);
+  even_text_free(&path);
 }
 
 even_status even_run_folder(const char *name, even_text *out) {
@@ -90,7 +96,8 @@ even_status even_run_folder(const char *name, even_text *out) {
   }
   EVEN_TRY(even_text_status(out));
   if (!holds_run(even_text_string(out))) {
-    even_status status = even_fail(EVEN_ERR_NOT_FOUND, "%s is no run: it has no run.db", name);
+    even_status status =
+        even_fail(EVEN_ERR_NOT_FOUND, "%s is no run: neither %s nor runs/%s has a run.db", name, name, name);
     add_fix();
     return status;
   }

@@ -15,14 +15,14 @@ extern "C" {
 #endif
 
 /* X(name, number, text) */
-#define EVEN_SPAN_LIST(X)                                                                \
-  X(DATA, 0, "data")                   /* the user's loader, until the batch is there */ \
-  X(FORWARD, 1, "forward")             /* from the batch to backward's start */          \
-  X(BACKWARD, 2, "backward")           /* autograd, until its last gradient */           \
-  X(COMMUNICATION, 3, "communication") /* engine thread: a bucket packed and reduced */  \
-  X(WAIT, 4, "wait")                   /* the rank stood still for others */             \
-  X(OPTIMIZER, 5, "optimizer")                                                           \
-  X(CHECKPOINT, 6, "checkpoint")                                                         \
+#define EVEN_SPAN_LIST(X)                                                                 \
+  X(DATA, 0, "data")                   /* the user's loader, until the batch is there */  \
+  X(FORWARD, 1, "forward")             /* from the batch to backward's start */           \
+  X(BACKWARD, 2, "backward")           /* autograd, until its last gradient */            \
+  X(COMMUNICATION, 3, "communication") /* engine thread: packing and reducing; no wait */ \
+  X(WAIT, 4, "wait")                   /* the rank stood still for others */              \
+  X(OPTIMIZER, 5, "optimizer")                                                            \
+  X(CHECKPOINT, 6, "checkpoint")                                                          \
   X(EVALUATION, 7, "evaluation")
 
 typedef enum even_span {

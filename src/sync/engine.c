@@ -67,12 +67,15 @@ static void pack(even_sync *sync, size_t index) {
 static even_status reduce_bucket(even_sync *sync, size_t bucket) {
   const even_sync_span *span = &sync->layout.buckets[bucket];
   uint64_t began = even_clock_ns();
+  uint64_t waited = even_comm_wait_ns(sync->comm);
   for (size_t i = 0; i < span->members; i++) {
     pack(sync, sync->layout.order[sync->first[bucket] + i]);
   }
   EVEN_TRY(even_comm_all_reduce(sync->comm, sync->base + span->offset, span->bytes / even_dtype_bytes(span->dtype),
                                 span->dtype, EVEN_SUM));
   uint64_t took = even_clock_ns() - began;
+  waited = even_comm_wait_ns(sync->comm) - waited;
+  waited = waited < took ? waited : took; /* for ranks that had not come yet: no communication */
   if (sync->report.buckets == 0) {
     sync->report.start_ns = began;
   }
@@ -81,8 +84,8 @@ static even_status reduce_bucket(even_sync *sync, size_t bucket) {
   sync->report.buckets++;
   even_telemetry_span(sync->telemetry, &(even_span_record){.step = sync->step,
                                                            .span = EVEN_SPAN_COMMUNICATION,
-                                                           .start_ns = began,
-                                                           .duration_ns = took,
+                                                           .start_ns = began + waited,
+                                                           .duration_ns = took - waited,
                                                            .bytes = span->bytes});
   return EVEN_OK;
 }
