@@ -1,6 +1,8 @@
 /* evenstep._core.CheckpointWriter and the checksum functions. */
 #include "ext.h"
 
+#include "base/fail.h"
+
 #include <evenstep/checkpoint.h>
 #include <stdlib.h>
 
@@ -166,7 +168,7 @@ static even_status fetch(void *context, size_t index, const void **data) {
   }
   int failed = PyErr_Occurred() != NULL || *data == NULL;
   call->released = PyEval_SaveThread();
-  return failed ? EVEN_ERR_STATE : EVEN_OK;
+  return failed ? even_fail(EVEN_ERR_STATE, "fetch gave no address for tensor %zu", index) : EVEN_OK;
 }
 
 static void end_call(add_call *call) {
@@ -189,6 +191,9 @@ static PyObject *run_add(writer_object *self, const char *name, add_call *call) 
   file.metadata = call->pairs;
   file.metadata_count = (size_t)pairs;
   file.fetch = call->fetch == NULL ? NULL : fetch;
+  if (!usable(self)) { /* not before: what was converted up to here may have run any Python code */
+    return NULL;
+  }
   self->busy = 1;
   call->released = PyEval_SaveThread();
   even_status status = even_checkpoint_writer_add(self->writer, &file);
@@ -212,8 +217,7 @@ static PyObject *writer_add(PyObject *object, PyObject *arguments, PyObject *key
   PyObject *tensors = NULL;
   PyObject *metadata = Py_None;
   PyObject *fetcher = Py_None;
-  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "sO|OO:add", names, &name, &tensors, &metadata, &fetcher) ||
-      !usable(self)) {
+  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "sO|OO:add", names, &name, &tensors, &metadata, &fetcher)) {
     return NULL;
   }
   call.fetch = fetcher == Py_None ? NULL : fetcher;

@@ -36,12 +36,7 @@ static void discard_partial(even_checkpoint_writer *writer) {
     even_folder_unlock(writer->lock);
     writer->lock = -1;
     writer->begun = false;
-    if (kept.status != EVEN_OK) {
-      (void)even_fail_at(kept.file, kept.line, kept.status, kept.system_error, "%s", kept.what);
-      if (kept.fix[0] != '\0') {
-        (void)even_error_fix("%s", kept.fix);
-      }
-    }
+    (void)even_error_restore(&kept);
   }
 }
 
@@ -376,6 +371,14 @@ even_status even_checkpoint_remove(const char *folder) {
   if (status == EVEN_OK) { /* an empty folder may be renamed over */
     even_folder_unlock(names->lock);
     status = even_folder_rename(names->folder, names->partial);
+    if (status != EVEN_OK) {
+      even_error kept = *even_error_last();
+      (void)!even_folder_remove(names->partial);
+      (void)even_error_restore(&kept);
+    }
+  }
+  if (status == EVEN_OK) { /* first the name, for good: no power cut may leave half a checkpoint under it */
+    status = even_folder_sync(names->parent);
   }
   if (status == EVEN_OK) {
     status = even_folder_remove(names->partial);

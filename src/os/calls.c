@@ -120,6 +120,8 @@ static int real_nanosleep(const struct timespec *time) {
    .mkdir = mkdir,                              \
    .rmdir = rmdir,                              \
    .unlink = unlink,                            \
+   .unlinkat = unlinkat,                        \
+   .geteuid = geteuid,                          \
    .exchange = real_exchange,                   \
    .flock = flock,                              \
    .getdents64 = getdents64,                    \

@@ -38,6 +38,8 @@ typedef struct even_os_calls {
   int (*mkdir)(const char *path, mode_t mode);
   int (*rmdir)(const char *path);
   int (*unlink)(const char *path);
+  int (*unlinkat)(int folder, const char *name, int flags);
+  uid_t (*geteuid)(void);
   int (*exchange)(const char *a, const char *b); /* renameat2 with RENAME_EXCHANGE */
   int (*flock)(int fd, int operation);
   ssize_t (*getdents64)(int fd, void *buffer, size_t bytes);

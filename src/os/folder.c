@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -43,14 +44,10 @@ static int by_name(const void *left, const void *right) {
   return strcmp(*(char *const *)left, *(char *const *)right);
 }
 
-even_status even_folder_names(const char *path, even_names *out) {
+/* What is in the folder behind `fd`, which has not been listed before. */
+static even_status list(const char *path, int fd, even_names *out) {
   char buffer[8192];
   size_t capacity = 0;
-  *out = (even_names){NULL, 0};
-  int fd = even_os.open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
-  if (fd < 0) {
-    return even_fail_errno(errno, "folder %s cannot be opened", path);
-  }
   even_status status = EVEN_OK;
   while (status == EVEN_OK) {
     ssize_t got = even_os.getdents64(fd, buffer, sizeof buffer);
@@ -62,10 +59,23 @@ even_status even_folder_names(const char *path, even_names *out) {
     }
     status = append_entries(out, &capacity, buffer, (size_t)got);
   }
-  (void)even_os.close(fd);
   if (status == EVEN_OK && out->count > 1) {
     qsort(out->items, out->count, sizeof *out->items, by_name);
   }
+  return status;
+}
+
+static even_status open_folder(const char *path, int flags, int *fd) {
+  *fd = even_os.open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | flags, 0);
+  return *fd < 0 ? even_fail_errno(errno, "folder %s cannot be opened", path) : EVEN_OK;
+}
+
+even_status even_folder_names(const char *path, even_names *out) {
+  int fd = -1;
+  *out = (even_names){NULL, 0};
+  EVEN_TRY(open_folder(path, 0, &fd));
+  even_status status = list(path, fd, out);
+  (void)even_os.close(fd);
   return status;
 }
 
@@ -84,23 +94,26 @@ even_status even_folder_create(const char *path) {
   return EVEN_OK;
 }
 
-even_status even_folder_remove(const char *path) {
+even_status even_folder_remove_locked(const char *path, int fd) {
   even_names names = {NULL, 0};
-  even_text file = EVEN_TEXT_EMPTY;
-  even_status status = even_folder_names(path, &names);
+  even_status status = list(path, fd, &names);
   for (size_t i = 0; i < names.count && status == EVEN_OK; i++) {
-    even_text_clear(&file);
-    even_text_format(&file, "%s/%s", path, names.items[i]);
-    status = even_text_status(&file);
-    if (status == EVEN_OK && even_os.unlink(even_text_string(&file)) != 0 && errno != ENOENT) {
-      status = even_fail_errno(errno, "%s cannot be removed", even_text_string(&file));
+    if (even_os.unlinkat(fd, names.items[i], 0) != 0 && errno != ENOENT) {
+      status = even_fail_errno(errno, "%s/%s cannot be removed", path, names.items[i]);
     }
   }
   if (status == EVEN_OK && even_os.rmdir(path) != 0) {
     status = even_fail_errno(errno, "folder %s cannot be removed", path);
   }
-  even_text_free(&file);
   even_names_free(&names);
+  return status;
+}
+
+even_status even_folder_remove(const char *path) {
+  int fd = -1;
+  EVEN_TRY(open_folder(path, O_NOFOLLOW, &fd));
+  even_status status = even_folder_remove_locked(path, fd);
+  (void)even_os.close(fd);
   return status;
 }
 
@@ -131,10 +144,10 @@ bool even_path_exists(const char *path) {
 }
 
 /* Whether `path` still names the folder behind `fd`: between open and flock another process may have removed it. */
-static bool same_folder(const char *path, int fd) {
+static bool same_folder(const char *path, int flags, int fd) {
   struct stat held;
   struct stat named;
-  int again = even_os.open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+  int again = even_os.open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | flags, 0);
   if (again < 0) {
     return false;
   }
@@ -144,23 +157,88 @@ static bool same_folder(const char *path, int fd) {
   return same;
 }
 
-even_status even_folder_lock(const char *path, int *fd) {
+static even_status lock(const char *path, int flags, int *fd) {
   *fd = -1;
-  int opened = even_os.open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+  int opened = even_os.open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | flags, 0);
   if (opened < 0) {
     return errno == ENOENT ? EVEN_OK : even_fail_errno(errno, "folder %s cannot be opened", path);
   }
   if (even_os.flock(opened, LOCK_EX | LOCK_NB) != 0) {
-    even_status status = errno == EWOULDBLOCK ? EVEN_OK : even_fail_errno(errno, "folder %s cannot be locked", path);
+    int reason = errno;
     (void)even_os.close(opened);
-    return status;
+    if (reason == ENOSYS || reason == ENOLCK || reason == EOPNOTSUPP) {
+      return even_fail(EVEN_ERR_UNSUPPORTED, "folder %s cannot be locked: its file system has no locks", path);
+    }
+    return reason == EWOULDBLOCK ? EVEN_OK : even_fail_errno(reason, "folder %s cannot be locked", path);
   }
-  if (!same_folder(path, opened)) {
+  if (!same_folder(path, flags, opened)) {
     even_folder_unlock(opened);
     return EVEN_OK;
   }
   *fd = opened;
   return EVEN_OK;
+}
+
+even_status even_folder_lock(const char *path, int *fd) {
+  return lock(path, 0, fd);
+}
+
+even_status even_folder_lock_itself(const char *path, int *fd) {
+  return lock(path, O_NOFOLLOW, fd);
+}
+
+static void look_at(const struct stat *facts, uint64_t *newest) {
+  uint64_t written = (uint64_t)facts->st_mtim.tv_sec * 1000000000u + (uint64_t)facts->st_mtim.tv_nsec;
+  if (facts->st_mtim.tv_sec > 0 && written > *newest) {
+    *newest = written;
+  }
+}
+
+/* A file that is gone by now counts as just written: somebody is at work. */
+static even_status look_at_file(const char *folder, const char *name, uint64_t *newest) {
+  even_text path = EVEN_TEXT_EMPTY;
+  struct stat facts;
+  even_text_format(&path, "%s/%s", folder, name);
+  even_status status = even_text_status(&path);
+  if (status == EVEN_OK) {
+    int fd = even_os.open(even_text_string(&path), O_PATH | O_NOFOLLOW | O_CLOEXEC, 0);
+    if (fd < 0 || even_os.fstat(fd, &facts) != 0) {
+      *newest = UINT64_MAX;
+    } else {
+      look_at(&facts, newest);
+    }
+    if (fd >= 0) {
+      (void)even_os.close(fd);
+    }
+  }
+  even_text_free(&path);
+  return status;
+}
+
+even_status even_folder_written_ns(const char *path, uint64_t *out) {
+  even_names names = {NULL, 0};
+  struct stat facts;
+  int fd = -1;
+  *out = 0;
+  EVEN_TRY(open_folder(path, O_NOFOLLOW, &fd));
+  even_status status = list(path, fd, &names);
+  if (status == EVEN_OK && even_os.fstat(fd, &facts) != 0) {
+    status = even_fail_errno(errno, "folder %s cannot be looked at", path);
+  }
+  if (status == EVEN_OK) {
+    look_at(&facts, out);
+  }
+  for (size_t i = 0; i < names.count && status == EVEN_OK; i++) {
+    status = look_at_file(path, names.items[i], out);
+  }
+  (void)even_os.close(fd);
+  even_names_free(&names);
+  return status;
+}
+
+bool even_folder_is_own(int fd) {
+  struct stat facts;
+  return even_os.fstat(fd, &facts) == 0 && facts.st_uid == even_os.geteuid();
 }
 
 void even_folder_unlock(int fd) {

@@ -5,6 +5,7 @@
 #include <evenstep/status.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 typedef struct even_names {
   char **items; /* sorted by byte value */
@@ -17,8 +18,11 @@ void even_names_free(even_names *names);
 
 /* Makes one folder, which must not exist (EVEN_ERR_IN_USE) and whose parent must. Mode 0777 less umask. */
 even_status even_folder_create(const char *path) EVEN_MUST_USE;
-/* Removes a folder and the files in it; it must not hold other folders. */
+/* Removes a folder and the files in it; it must not hold other folders, nor be a symbolic link. */
 even_status even_folder_remove(const char *path) EVEN_MUST_USE;
+/* The same for the folder behind `fd`, which `path` named when it was locked: files go from that folder whatever has
+ * the name by now. `fd` stays open. */
+even_status even_folder_remove_locked(const char *path, int fd) EVEN_MUST_USE;
 /* Renames; `to` may be an empty folder or nothing. */
 even_status even_folder_rename(const char *from, const char *to) EVEN_MUST_USE;
 /* Swaps two folders in one atomic step. EVEN_ERR_UNSUPPORTED where the file system cannot. */
@@ -27,8 +31,15 @@ even_status even_folder_exchange(const char *a, const char *b) EVEN_MUST_USE;
 bool even_path_exists(const char *path);
 
 /* Takes the folder's lock (flock), which the kernel drops when its holder dies, however it dies. *fd = -1 without an
- * error where a living process holds it, or where the folder was removed or renamed away meanwhile. */
+ * error where a living process holds it, or where the folder was removed or renamed away meanwhile.
+ * EVEN_ERR_UNSUPPORTED where the file system has no locks. */
 even_status even_folder_lock(const char *path, int *fd) EVEN_MUST_USE;
+/* The same for a folder that is not a symbolic link (an error there): for one whose files are to go. */
+even_status even_folder_lock_itself(const char *path, int *fd) EVEN_MUST_USE;
+/* Whether this user owns the folder behind `fd`; false where it cannot be told. */
+bool even_folder_is_own(int fd);
+/* When (wall clock, ns) the folder or one of its files was last written to. Not a symbolic link. */
+even_status even_folder_written_ns(const char *path, uint64_t *out) EVEN_MUST_USE;
 /* Releases; -1 is allowed. Children that were forked meanwhile do not hold the lock any longer. */
 void even_folder_unlock(int fd);
 

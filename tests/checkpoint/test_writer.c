@@ -9,7 +9,9 @@
 #include "base/alloc.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/scratch.h"
+#include "support/fault.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -245,6 +247,82 @@ static void dead_writers_are_swept_away(void **state) {
   assert_true(scratch_has("download.partial"));
 }
 
+/* A colleague's link among the checkpoints of a shared folder: what it points to is not ours to sweep. */
+static void link_to_a_folder_is_not_swept(void **state) {
+  (void)state;
+  assert_int_equal(mkdir(scratch_path("victim"), 0777), 0);
+  assert_int_equal(save_sample(scratch_path("victim/file"), false, 1), EVEN_OK);
+  assert_int_equal(symlink("victim/file", scratch_path("x" EVEN_CHECKPOINT_PARTIAL)), 0);
+  assert_int_equal(save_sample(scratch_path("one"), false, 1), EVEN_OK);
+  assert_int_equal(even_checkpoint_verify(scratch_path("victim/file"), NULL), EVEN_OK);
+  assert_int_not_equal(save_sample(scratch_path("x"), false, 1), EVEN_OK); /* nor by its name */
+  assert_int_equal(even_checkpoint_verify(scratch_path("victim/file"), NULL), EVEN_OK);
+}
+
+/* The name may change hands between the look and the removal: files go from the folder that was locked. */
+static void files_go_from_the_locked_folder(void **state) {
+  int lock = -1;
+  (void)state;
+  assert_int_equal(save_sample(scratch_path("one"), false, 1), EVEN_OK);
+  assert_int_equal(save_sample(scratch_path("two"), false, 1), EVEN_OK);
+  assert_int_equal(even_folder_lock_itself(scratch_path("one"), &lock), EVEN_OK);
+  assert_int_equal(rename(scratch_path("one"), scratch_path("three")), 0);
+  assert_int_equal(symlink("two", scratch_path("one")), 0);
+  assert_int_not_equal(even_folder_remove_locked(scratch_path("one"), lock), EVEN_OK);
+  even_folder_unlock(lock);
+  assert_int_equal(even_checkpoint_verify(scratch_path("two"), NULL), EVEN_OK);
+}
+
+static uid_t another_user(void) {
+  return getuid() + 1;
+}
+
+static void leftovers_of_others_stay(void **state) {
+  (void)state;
+  die_while_writing("one");
+  even_os.geteuid = another_user;
+  assert_int_equal(save_sample(scratch_path("two"), false, 1), EVEN_OK);
+  assert_true(scratch_has("one" EVEN_CHECKPOINT_PARTIAL));
+}
+
+static int no_locks(int fd, int operation) {
+  (void)fd;
+  (void)operation;
+  errno = ENOLCK;
+  return -1;
+}
+
+/* Without locks a leftover goes once nothing in it has changed for long; before, its writer may live. */
+static void without_locks_old_leftovers_go(void **state) {
+  (void)state;
+  const struct timespec old[2] = {{1000000000, 0}, {1000000000, 0}};
+  die_while_writing("one");
+  even_os.flock = no_locks;
+  assert_int_equal(save_sample(scratch_path("one"), false, 1), EVEN_ERR_IN_USE);
+  assert_non_null(strstr(even_error_last()->fix, "wait"));
+  assert_int_equal(utimensat(AT_FDCWD, scratch_path("one" EVEN_CHECKPOINT_PARTIAL), old, 0), 0);
+  assert_int_equal(save_sample(scratch_path("one"), false, 1), EVEN_ERR_IN_USE); /* its file is new */
+  assert_int_equal(utimensat(AT_FDCWD, scratch_path("one" EVEN_CHECKPOINT_PARTIAL "/a"), old, 0), 0);
+  assert_int_equal(save_sample(scratch_path("one"), false, 1), EVEN_OK);
+  assert_int_equal(even_checkpoint_verify(scratch_path("one"), NULL), EVEN_OK);
+}
+
+/* The name goes for good before the first file does; a name that cannot go leaves nothing behind. */
+static void removing_fails_as_a_whole(void **state) {
+  (void)state;
+  assert_int_equal(save_sample(scratch_path("one"), false, 1), EVEN_OK);
+  fault_os(FAULT_rename, 1, EACCES);
+  assert_int_equal(even_checkpoint_remove(scratch_path("one")), EVEN_ERR_PERMISSION);
+  fault_reset();
+  assert_int_equal(even_checkpoint_verify(scratch_path("one"), NULL), EVEN_OK);
+  assert_int_equal(scratch_entries(), 1);
+  fault_os(FAULT_fsync, 1, EIO);
+  assert_int_not_equal(even_checkpoint_remove(scratch_path("one")), EVEN_OK);
+  fault_reset();
+  assert_true(scratch_has("one" EVEN_CHECKPOINT_PARTIAL "/" EVEN_CHECKPOINT_MANIFEST));
+  assert_false(scratch_has("one"));
+}
+
 static void forked_child_does_not_keep_the_lock(void **state) {
   (void)state;
   int pipe_ends[2];
@@ -335,6 +413,11 @@ int main(void) {
                                      CASE(missing_parent_is_named),
                                      CASE(living_writer_is_left_alone),
                                      CASE(dead_writers_are_swept_away),
+                                     CASE(link_to_a_folder_is_not_swept),
+                                     CASE(files_go_from_the_locked_folder),
+                                     CASE(leftovers_of_others_stay),
+                                     CASE(without_locks_old_leftovers_go),
+                                     CASE(removing_fails_as_a_whole),
                                      CASE(forked_child_does_not_keep_the_lock),
                                      CASE(removing_takes_checkpoints_only),
                                      CASE(newest_is_the_last_whole_one),

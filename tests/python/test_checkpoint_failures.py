@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +192,24 @@ def test_bad_keep_is_refused_before_anything_is_written(monkeypatch: pytest.Monk
 
 
 # -- the writer in C, from Python --
+
+
+def test_the_writer_names_a_fetch_that_gives_nothing(tmp_path: Path) -> None:
+    (tmp_path / "x.evenstep.partial" / "folder").mkdir(parents=True)  # the sweep fails on it, which is no matter here
+    writer = _core.CheckpointWriter(tmp_path / "a")
+    with pytest.raises(EvenstepError, match="fetch gave no address for tensor 0"):
+        writer.add("x", [("a", "U8", (1,), 0, 1)], fetch=lambda i: 0)
+
+
+def test_the_writer_may_be_ended_while_it_reads_its_arguments(tmp_path: Path) -> None:
+    writer = _core.CheckpointWriter(tmp_path / "a")
+
+    def tensors() -> Iterator[tuple[str, str, tuple[int, ...], int, int]]:
+        writer.commit("{}")
+        yield ("a", "U8", (1,), 1, 0)
+
+    with pytest.raises(RuntimeError, match="committed or abandoned"):
+        writer.add("x", tensors())  # type: ignore[arg-type]
 
 
 def test_the_writer_refuses_misuse(tmp_path: Path) -> None:

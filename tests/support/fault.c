@@ -84,6 +84,7 @@ static bool undoes_or_looks(fault_call call) {
     case FAULT_close:
     case FAULT_munmap:
     case FAULT_unlink:
+    case FAULT_unlinkat:
     case FAULT_rmdir:
     case FAULT_futex:
     case FAULT_clock_gettime:

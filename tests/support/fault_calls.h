@@ -24,6 +24,7 @@
   X(int, -1, mkdir, (const char *path, mode_t mode), (path, mode))                                                     \
   X(int, -1, rmdir, (const char *path), (path))                                                                        \
   X(int, -1, unlink, (const char *path), (path))                                                                       \
+  X(int, -1, unlinkat, (int folder, const char *name, int flags), (folder, name, flags))                                 \
   X(int, -1, exchange, (const char *a, const char *b), (a, b))                                                         \
   X(int, -1, flock, (int fd, int operation), (fd, operation))                                                          \
   X(ssize_t, -1, getdents64, (int fd, void *buffer, size_t bytes), (fd, buffer, bytes))                                \
