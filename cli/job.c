@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "base/json_writer.h"
 #include "base/stop.h"
+#include "base/utf8.h"
 #include "cli/job_setup.h"
 #include "cli/job_view.h"
 #include "monitor/monitor.h"
@@ -53,6 +54,7 @@ static void on_rank_ended(void *context, int rank, even_rank_end end, int code, 
   even_job_view_end(&job->view, rank, end, code, cause, traceback);
   if (first && job->view.failed) {
     (void)snprintf(job->cause, sizeof job->cause, "%s", cause);
+    even_utf8_trim(job->cause);
   }
   if (job->monitor != NULL) {
     even_monitor_rank_ended(job->monitor, rank, cause);

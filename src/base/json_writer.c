@@ -1,6 +1,8 @@
 /* A JSON writer without state beyond depth and a comma. */
 #include "base/json_writer.h"
 
+#include "base/utf8.h"
+
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -21,10 +23,27 @@ static void line_break(even_json *json) {
   }
 }
 
+/* Returns the bytes of `value` that it stands for. */
+static size_t character(even_text *text, const char *value) {
+  size_t bytes = even_utf8_character(value);
+  if (bytes == 0) {
+    even_text_add(text, EVEN_UTF8_REPLACEMENT); /* no reader of JSON takes anything else */
+    return 1;
+  }
+  if ((unsigned char)value[0] < 0x20) {
+    even_text_format(text, "\\u%04x", (unsigned char)value[0]);
+  } else {
+    even_text_append(text, value, bytes);
+  }
+  return bytes;
+}
+
 static void quoted(even_json *json, const char *value) {
   even_text *text = json->text;
+  size_t bytes = 1;
   even_text_append(text, "\"", 1);
-  for (const unsigned char *at = (const unsigned char *)value; *at != 0; at++) {
+  for (const char *at = value; *at != '\0'; at += bytes) {
+    bytes = 1;
     switch (*at) {
       case '"':
         even_text_add(text, "\\\"");
@@ -42,11 +61,7 @@ static void quoted(even_json *json, const char *value) {
         even_text_add(text, "\\t");
         break;
       default:
-        if (*at < 0x20) {
-          even_text_format(text, "\\u%04x", *at);
-        } else {
-          even_text_append(text, (const char *)at, 1);
-        }
+        bytes = character(text, at);
     }
   }
   even_text_append(text, "\"", 1);

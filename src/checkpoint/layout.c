@@ -6,6 +6,7 @@
 #include "base/checked.h"
 #include "base/fail.h"
 #include "base/json_writer.h"
+#include "base/utf8.h"
 #include "checkpoint/dtype.h"
 
 #include <inttypes.h>
@@ -35,35 +36,15 @@ static int by_place(const void *left, const void *right) {
 }
 
 /* RFC 3629: shortest forms only, no surrogates, nothing above U+10FFFF. */
-static bool is_utf8(const char *text) {
-  const unsigned char *at = (const unsigned char *)text;
-  while (*at != 0) {
-    size_t extra = *at < 0x80 ? 0 : *at >= 0xC2 && *at <= 0xDF ? 1 : *at >= 0xE0 && *at <= 0xEF ? 2 : 3;
-    if (extra == 3 && (*at < 0xF0 || *at > 0xF4)) {
-      return false;
-    }
-    if ((*at == 0xE0 && at[1] < 0xA0) || (*at == 0xED && at[1] > 0x9F) || (*at == 0xF0 && at[1] < 0x90) ||
-        (*at == 0xF4 && at[1] > 0x8F)) {
-      return false;
-    }
-    for (size_t i = 1; i <= extra; i++) {
-      if ((at[i] & 0xC0) != 0x80) {
-        return false;
-      }
-    }
-    at += extra + 1;
-  }
-  return true;
-}
 
 static even_status check_tensor(const char *file, const even_checkpoint_tensor *tensor, bool can_fetch,
                                 size_t *element_bytes) {
   uint64_t bytes = 0;
-  if (tensor->name == NULL || !is_utf8(tensor->name) || strcmp(tensor->name, "__metadata__") == 0) {
+  if (tensor->name == NULL || !even_utf8_valid(tensor->name) || strcmp(tensor->name, "__metadata__") == 0) {
     return even_fail(EVEN_ERR_ARGUMENT, "%s: a tensor's name is %s", file,
-                     tensor->name == NULL     ? "missing"
-                     : !is_utf8(tensor->name) ? "not UTF-8"
-                                              : "__metadata__, which the format keeps for itself");
+                     tensor->name == NULL             ? "missing"
+                     : !even_utf8_valid(tensor->name) ? "not UTF-8"
+                                                      : "__metadata__, which the format keeps for itself");
   }
   *element_bytes = tensor->dtype == NULL ? 0 : even_safetensors_dtype_bytes(tensor->dtype);
   if (*element_bytes == 0) {

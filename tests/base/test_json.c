@@ -1,11 +1,13 @@
 /* What the writer writes, the reader reads back; what is not JSON is refused with its place. */
 #include "base/json_reader.h"
 #include "base/json_writer.h"
+#include "base/utf8.h"
 #include "support/fault.h"
 
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -94,8 +96,54 @@ static void each_allocation_may_fail(void **state) {
   assert_true(fault_each_allocation(write_and_free, NULL) > 1);
 }
 
+static void what_is_no_utf8_is_replaced(void **state) {
+  static const char *const wrong[] = {
+      "\x80", "\xE9",        "\xC3", "\xC0\xAF", "\xE2\x82", "\xED\xA0\x80", "\xF4\x90\x80\x80", "\xF0\x80\x80\xAF",
+      "\xFF", "\xE0\x9F\xBF"};
+  static const char right[] = "caf\xC3\xA9 \xE2\x82\xAC \xF0\x9F\x98\x80 \xED\x9F\xBF \xF4\x8F\xBF\xBF \x7F";
+  (void)state;
+  for (size_t i = 0; i < sizeof wrong / sizeof wrong[0] + 1; i++) {
+    char value[64];
+    const char *piece = i == 0 ? right : wrong[i - 1];
+    even_text text = EVEN_TEXT_EMPTY;
+    json_t *parsed = NULL;
+    (void)snprintf(value, sizeof value, "a%sb", piece);
+    even_json json = even_json_begin(&text, 0);
+    even_json_array(&json, NULL);
+    even_json_string(&json, NULL, value);
+    even_json_string(&json, NULL, piece); /* cut at the end of the text, too */
+    even_json_array_end(&json);
+    assert_int_equal(even_json_parse("sample", even_text_string(&text), text.length, &parsed), EVEN_OK);
+    const char *back = json_string_value(json_array_get(parsed, 0));
+    if (i == 0) {
+      assert_string_equal(back, value);
+      assert_true(even_utf8_valid(value));
+    } else {
+      assert_memory_equal(back, "a\xEF\xBF\xBD", 4);
+      assert_int_equal(back[strlen(back) - 1], 'b');
+      assert_false(even_utf8_valid(value));
+    }
+    json_decref(parsed);
+    even_text_free(&text);
+  }
+}
+
+static void a_cut_character_is_taken_away(void **state) {
+  static const char whole[] = "e\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80";
+  static const size_t kept[] = {0, 1, 1, 3, 3, 3, 6, 6, 6, 6, 10};
+  (void)state;
+  for (size_t cut = 0; cut < sizeof whole; cut++) {
+    char text[sizeof whole] = "";
+    memcpy(text, whole, cut);
+    even_utf8_trim(text);
+    assert_int_equal(strlen(text), kept[cut]);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(what_is_no_utf8_is_replaced),
+      cmocka_unit_test(a_cut_character_is_taken_away),
       cmocka_unit_test_teardown(one_line_is_exact, restore),
       cmocka_unit_test_teardown(reads_back_with_indent, restore),
       cmocka_unit_test_teardown(not_json_is_refused_with_its_place, restore),
