@@ -31,6 +31,19 @@ static bool is_another_program(const even_text *start) {
   return memmem(start->data, line, "python", 6) == NULL;
 }
 
+/* Python runs the __main__.py of a folder. */
+static even_status check_folder(const char *path) {
+  even_text main = EVEN_TEXT_EMPTY;
+  even_text_format(&main, "%s/__main__.py", path);
+  even_status status = even_text_status(&main);
+  if (status == EVEN_OK && !even_path_exists(main.data)) {
+    status = even_fail(EVEN_ERR_INPUT, "%s is a folder without a __main__.py, not a script", path);
+    (void)even_error_fix("name the script in it");
+  }
+  even_text_free(&main);
+  return status;
+}
+
 static even_status check_script(const char *path) {
   even_text start = EVEN_TEXT_EMPTY;
   if (!even_path_exists(path)) {
@@ -42,6 +55,9 @@ static even_status check_script(const char *path) {
     even_status status = even_fail(EVEN_ERR_PERMISSION, "script %s cannot be read", path);
     (void)even_error_fix("chmod +r %s", path);
     return status;
+  }
+  if (even_path_is_folder(path)) {
+    return check_folder(path);
   }
   even_status status = even_file_start(path, 256, &start);
   if (status == EVEN_OK && is_another_program(&start)) {

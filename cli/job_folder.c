@@ -102,7 +102,7 @@ static even_status lock(even_job_setup *setup) {
   return EVEN_OK;
 }
 
-even_status even_job_run_folder(const even_job_options *options, const char *script, even_job_setup *setup) {
+static even_status open_folder(const even_job_options *options, const char *script, even_job_setup *setup) {
   EVEN_TRY(even_folder_make(options->runs_folder));
   if (options->name == NULL) {
     EVEN_TRY(make_unnamed(options, script, setup));
@@ -122,4 +122,12 @@ even_status even_job_run_folder(const even_job_options *options, const char *scr
   }
   EVEN_TRY(even_folder_make(setup->run_folder.data));
   return lock(setup);
+}
+
+even_status even_job_run_folder(const even_job_options *options, const char *script, even_job_setup *setup) {
+  even_status status = open_folder(options, script, setup);
+  if (status != EVEN_OK && even_error_last()->fix[0] == '\0') {
+    (void)even_error_fix("--runs-dir DIR names a folder that you may write to");
+  }
+  return status;
 }

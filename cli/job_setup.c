@@ -195,12 +195,25 @@ static even_status check_resume(const char *path) {
   return status;
 }
 
+/* Found out by the first checkpoint otherwise, after all the work before it. */
+static even_status check_checkpoint_folder(const char *path) {
+  if (even_path_exists(path) && !even_path_is_folder(path)) {
+    even_status status = even_fail(EVEN_ERR_IN_USE, "--checkpoint-dir %s is no folder", path);
+    (void)even_error_fix("name a folder, or one that is not there yet");
+    return status;
+  }
+  return EVEN_OK;
+}
+
 static even_status check_options(const even_job_options *options) {
   even_policy policy;
   EVEN_TRY(even_job_check_name(options));
   EVEN_TRY(even_policy_parse(options->policy, &policy));
   if (options->checkpoint_every != NULL) {
     EVEN_TRY(check_every(options->checkpoint_every));
+  }
+  if (options->checkpoint_folder != NULL) {
+    EVEN_TRY(check_checkpoint_folder(options->checkpoint_folder));
   }
   if (options->resume != NULL && strcmp(options->resume, "auto") != 0) {
     EVEN_TRY(check_resume(options->resume));

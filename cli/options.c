@@ -50,12 +50,19 @@ static even_status unknown(const even_usage *usage, const even_option *options, 
   return status;
 }
 
+static even_status fix_with_help(const even_usage *usage, even_status status) {
+  (void)even_error_fix("`evenstep %s --help` says what each option takes", usage->command);
+  return status;
+}
+
 static even_status set_integer(const even_usage *usage, const even_option *option, const char *text) {
   char *end = NULL;
   errno = 0;
   intmax_t value = strtoimax(text, &end, 10);
   if (errno != 0 || end == text || *end != '\0') {
-    return even_fail(EVEN_ERR_USAGE, "%s: --%s wants a whole number, not \"%s\"", usage->command, option->name, text);
+    even_status status =
+        even_fail(EVEN_ERR_USAGE, "%s: --%s wants a whole number, not \"%s\"", usage->command, option->name, text);
+    return fix_with_help(usage, status);
   }
   if ((option->minimum != 0 || option->maximum != 0) && (value < option->minimum || value > option->maximum)) {
     even_status status = even_fail(EVEN_ERR_USAGE, "%s: --%s %s is out of range", usage->command, option->name, text);
@@ -80,7 +87,9 @@ static even_status set_value(const even_usage *usage, const even_option *option,
     case EVEN_OPTION_NUMBER: {
       double value = strtod(text, &end);
       if (end == text || *end != '\0' || !isfinite(value)) {
-        return even_fail(EVEN_ERR_USAGE, "%s: --%s wants a number, not \"%s\"", usage->command, option->name, text);
+        even_status status =
+            even_fail(EVEN_ERR_USAGE, "%s: --%s wants a number, not \"%s\"", usage->command, option->name, text);
+        return fix_with_help(usage, status);
       }
       *(double *)option->value = value;
       return EVEN_OK;
@@ -109,12 +118,13 @@ static even_status take(const even_usage *usage, const even_option *options, siz
   (*at)++;
   if (option->kind == EVEN_OPTION_FLAG) {
     if (text != NULL) {
-      return even_fail(EVEN_ERR_USAGE, "%s: --%s takes no value", usage->command, option->name);
+      return fix_with_help(usage, even_fail(EVEN_ERR_USAGE, "%s: --%s takes no value", usage->command, option->name));
     }
   } else if (text == NULL) {
     if (*at >= argc) {
-      return even_fail(EVEN_ERR_USAGE, "%s: --%s wants %s", usage->command, option->name,
-                       option->argument == NULL ? "a value" : option->argument);
+      even_status status = even_fail(EVEN_ERR_USAGE, "%s: --%s wants %s", usage->command, option->name,
+                                     option->argument == NULL ? "a value" : option->argument);
+      return fix_with_help(usage, status);
     }
     text = argv[(*at)++];
   }

@@ -143,6 +143,14 @@ bool even_path_exists(const char *path) {
   return true;
 }
 
+bool even_path_is_folder(const char *path) {
+  int fd = even_os.open(path, O_PATH | O_DIRECTORY | O_CLOEXEC, 0);
+  if (fd >= 0) {
+    (void)even_os.close(fd);
+  }
+  return fd >= 0;
+}
+
 /* Whether `path` still names the folder behind `fd`: between open and flock another process may have removed it. */
 static bool same_folder(const char *path, int flags, int fd) {
   struct stat held;

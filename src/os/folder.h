@@ -29,6 +29,8 @@ even_status even_folder_rename(const char *from, const char *to) EVEN_MUST_USE;
 even_status even_folder_exchange(const char *a, const char *b) EVEN_MUST_USE;
 /* Whether something has this name (also where it cannot be opened). */
 bool even_path_exists(const char *path);
+/* Whether it is a folder (or a link to one). */
+bool even_path_is_folder(const char *path);
 
 /* Takes the folder's lock (flock), which the kernel drops when its holder dies, however it dies. *fd = -1 without an
  * error where a living process holds it, or where the folder was removed or renamed away meanwhile.

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import pathlib
+import shutil
+import subprocess
+import tempfile
 
 import pytest
 from run_jobs import Run, write_checkpoint
@@ -27,6 +32,23 @@ from run_jobs import Run, write_checkpoint
         (["--python", "/no/python", "train.py"], 3, ["/no/python"]),
         (["--name", "a/b", "train.py"], 2, ["a/b"]),
         ([], 2, ["no script"]),
+        ([""], 3, ["script"]),
+        ([".."], 3, ["..", "__main__.py"]),
+        (["-n", "-1", "train.py"], 2, ["-n -1"]),
+        (["-n", "5000", "train.py"], 2, ["5000", "4096"]),
+        (["-n"], 2, ["--ranks wants N|auto", "--help"]),
+        (["--port", "train.py"], 2, ["--port wants a whole number", "--help"]),
+        (["--port", "99999", "train.py"], 2, ["99999", "65535"]),
+        (["--quiet=yes", "train.py"], 2, ["--quiet takes no value"]),
+        (["--devices", "cpu:9999", "train.py"], 4, ["cpu:9999", "this host has"]),
+        (["--devices", "tpu:0", "train.py"], 2, ["tpu:0", "cuda:K"]),
+        (["--checkpoint-every", "0", "train.py"], 2, ["--checkpoint-every 0"]),
+        (["--max-restarts", "-1", "train.py"], 2, ["-1 is out of range"]),
+        (["--keep", "0", "train.py"], 2, ["--keep 0"]),
+        (["--name", "..", "train.py"], 2, [".."]),
+        (["--checkpoint-dir", "train.py", "train.py"], 5, ["--checkpoint-dir train.py is no folder"]),
+        (["--runs-dir", "train.py", "train.py"], 5, ["folder train.py cannot be made", "--runs-dir"]),
+        (["--resume", ".", "train.py"], 3, ["--resume", "manifest.json"]),
     ],
 )
 def test_wrong_input_is_named_and_nothing_is_made(
@@ -65,3 +87,45 @@ def test_a_damaged_checkpoint_to_resume_from_is_6(run: Run, script, tmp_path: pa
     damage(tmp_path / "runs/a/checkpoints/step-1")
     none = run("-n", "1", "--name", "a", "--resume", "auto", name)
     assert none.returncode == 6 and told in none.stderr and "  fix: " in none.stderr and "from" not in none.stdout
+
+
+def test_a_profile_with_a_negative_speed_is_refused(run: Run, script, tmp_path: pathlib.Path) -> None:
+    profile = {"format": "evenstep-profile-1", "devices": [{"name": "cpu:0", "cpus": [0], "relative_score": -1}]}
+    (tmp_path / "gpu_profiles.json").write_text(json.dumps(profile))
+    result = run("-n", "1", script("print('ran')"))
+    assert result.returncode == 3, result.stderr
+    assert "gpu_profiles.json: the relative_score of cpu:0 is -1" in result.stderr and "  fix: " in result.stderr
+    assert "ran" not in result.stdout and not (tmp_path / "runs").exists()
+
+
+def test_a_folder_with_a_main_is_a_script(run: Run, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training/__main__.py").write_text("print('main ran')")
+    assert "main ran" in run("-n", "1", "training").stdout
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="another user's folder is needed, so root")
+def test_a_runs_folder_that_cannot_be_written_to_is_named(
+    program: pathlib.Path, environment: dict[str, str], tmp_path: pathlib.Path
+) -> None:
+    # as nobody, in a folder of root's; the program's copy lies where nobody may run it
+    place = pathlib.Path(tempfile.mkdtemp())
+    try:
+        place.chmod(0o755)
+        shutil.copy(program, place / "evenstep")
+        (place / "train.py").write_text("print('ran')")
+        result = subprocess.run(
+            [str(place / "evenstep"), "run", "--no-monitor", "--python", "/bin/true", "train.py"],
+            cwd=place,
+            env=environment,
+            user=65534,
+            group=65534,
+            extra_groups=[],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert result.returncode == 5, result.stderr
+        assert "runs" in result.stderr and "Permission denied" in result.stderr and "  fix: --runs-dir" in result.stderr
+    finally:
+        shutil.rmtree(place)
