@@ -5,9 +5,11 @@
  * Calls are collective: every rank of the group makes the same calls in the same order.
  * One thread at a time may call into one group; several groups are independent.
  *
- * Every call that moves data can fail with EVEN_ERR_PEER_LOST (a rank died: within a second),
- * EVEN_ERR_REVOKED (even_comm_revoke), EVEN_ERR_TIMEOUT, EVEN_ERR_MISMATCH (ranks made different calls:
- * kind, count, dtype or op). After any of these the group is unusable: close it. */
+ * Every call that moves data can fail with EVEN_ERR_PEER_LOST (a rank that had opened the group died: within a second;
+ * one that never comes: by the timeout), EVEN_ERR_REVOKED (even_comm_revoke), EVEN_ERR_TIMEOUT, EVEN_ERR_MISMATCH
+ * (ranks made different calls: kind, count, dtype or op). After any of these the group is unusable: close it.
+ * EVEN_ERR_ARGUMENT and EVEN_ERR_OVERFLOW come before anything is announced: the group stays as it is, but peers that
+ * made the call wait for this rank. No `comm`, `out` or `fd` may be NULL but in even_comm_close. */
 #ifndef EVENSTEP_COMM_H
 #define EVENSTEP_COMM_H
 
@@ -25,8 +27,9 @@ typedef struct even_comm_params {
   int rank;               /* 0 … ranks-1 */
   int ranks;              /* 1 … 4096 */
   size_t arena_bytes;     /* each rank's part of the arena; the same on all ranks; may be 0 */
-  double timeout_seconds; /* of one call; <= 0: 1800 */
-  int spin; /* -1: chosen from the CPUs that the ranks may use; 0: never spin; else polls before sleeping */
+  double timeout_seconds; /* of one call, from its first wait on; <= 0: 1800 */
+  int spin; /* -1: chosen from the CPUs that the ranks may use; 0: never spin; else polls before sleeping, at most 2^20
+             */
 } even_comm_params;
 
 /* Makes the segment for a group (rank 0, or any parent of the ranks). *fd is close-on-exec; the caller
@@ -42,6 +45,7 @@ EVEN_PUBLIC void even_comm_leave(even_comm *comm);
  * EVEN_ERR_PEER_LOST. */
 EVEN_PUBLIC void even_comm_close(even_comm *comm);
 
+/* What the group was opened with, and this rank's memory: any thread, valid until even_comm_close. */
 EVEN_PUBLIC int even_comm_rank(const even_comm *comm);
 EVEN_PUBLIC int even_comm_ranks(const even_comm *comm);
 /* This rank's part of the arena (64-byte aligned, arena_bytes long). Ordinary memory for this rank between
@@ -54,7 +58,8 @@ EVEN_PUBLIC size_t even_comm_arena_bytes(const even_comm *comm);
 EVEN_PUBLIC even_status even_comm_all_reduce(even_comm *comm, void *data, size_t count, even_dtype dtype,
                                              even_reduce_op op) EVEN_MUST_USE;
 /* output (counts[rank] elements) = op over ranks of input's part for this rank; the parts lie in input in rank
- * order, counts[r] elements for rank r (0 allowed); counts has `ranks` entries, the same on all ranks. */
+ * order, counts[r] elements for rank r (0 allowed); counts has `ranks` entries, the same on all ranks.
+ * An input in the arena is read by all ranks: output must not overlap the parts of other ranks in it. */
 EVEN_PUBLIC even_status even_comm_reduce_scatter(even_comm *comm, const void *input, void *output, const size_t *counts,
                                                  even_dtype dtype, even_reduce_op op) EVEN_MUST_USE;
 /* output = the ranks' inputs in rank order; counts[r] elements come from rank r (0 allowed). In place when input
@@ -68,7 +73,8 @@ EVEN_PUBLIC even_status even_comm_barrier(even_comm *comm) EVEN_MUST_USE;
 /* Ends every blocked and future call of the group on all ranks with EVEN_ERR_REVOKED. Any thread, any rank. */
 EVEN_PUBLIC void even_comm_revoke(even_comm *comm);
 
-/* Sets the limit of later calls; <= 0: 1800. Only this rank's limit: give all ranks the same. */
+/* Sets the limit of later calls; <= 0: 1800. Only this rank's limit: give all ranks the same. Any
+ * thread; a call under way may see the old or the new one. */
 EVEN_PUBLIC void even_comm_set_timeout(even_comm *comm, double seconds);
 
 /* Nanoseconds that this rank's calls have spent waiting for peers since the group was opened (polling and sleeping;

@@ -44,6 +44,9 @@ even_status even_check_counts(const size_t *counts, int ranks, even_dtype dtype,
   EVEN_TRY(check_dtype(dtype));
   *total = 0;
   *largest = 0;
+  if (counts == NULL) {
+    return even_fail(EVEN_ERR_ARGUMENT, "no counts for %d ranks", ranks);
+  }
   for (int rank = 0; rank < ranks; rank++) {
     if (!even_add_size(*total, counts[rank], total)) {
       return even_fail(EVEN_ERR_OVERFLOW, "the ranks' counts add up to more than a size can hold");

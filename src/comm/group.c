@@ -3,17 +3,18 @@
 
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "os/thread.h"
 
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 /* A poll takes 20 to 50 ns. Whoever polls steals from whatever shares the core (a backward pass, often), so that these
  * are small, and smaller yet while peers come late (stage.c learns that). Within a call peers are near. */
 #define ARRIVAL_POLLS 1000u
 #define PROGRESS_POLLS 2000u
 #define LEAST_POLLS 8u
+#define MOST_POLLS (1 << 20) /* nobody looks for the dead meanwhile: some 50 ms */
 #define DEFAULT_TIMEOUT_SECONDS 1800.0
 
 static void choose_patience(even_comm *comm, int spin) {
@@ -21,7 +22,7 @@ static void choose_patience(even_comm *comm, int spin) {
   uint32_t progress = PROGRESS_POLLS;
   uint32_t least = LEAST_POLLS;
   if (spin >= 0) {
-    arrival = progress = least = (uint32_t)spin;
+    arrival = progress = least = (uint32_t)(spin < MOST_POLLS ? spin : MOST_POLLS);
   } else if (!even_peers_have_cpus(comm)) {
     arrival = progress = least = 0;
   }
@@ -57,6 +58,7 @@ static even_status open_over(const even_comm_params *params, const even_comm_lay
   }
   comm->rank = params->rank;
   comm->ranks = params->ranks;
+  comm->process = even_own_process();
   comm->header = header;
   comm->layout = *layout;
   comm->memory = memory;
@@ -95,7 +97,7 @@ even_status even_comm_open(const even_comm_params *params, int fd, even_comm **o
   even_shared_memory memory;
   *out = NULL;
   EVEN_TRY(check_open(params, &layout));
-  EVEN_TRY(even_shared_memory_open_peer(getpid(), fd, &memory));
+  EVEN_TRY(even_shared_memory_duplicate(fd, &memory));
   even_status status = even_comm_header_check(memory.address, memory.bytes, params, &layout);
   if (status != EVEN_OK) {
     even_shared_memory_close(&memory);
@@ -106,7 +108,7 @@ even_status even_comm_open(const even_comm_params *params, int fd, even_comm **o
 
 void even_comm_leave(even_comm *comm) {
   /* Not where the rank never came, and not in a child that inherited the mapping by fork. */
-  if (comm->stage > 0 && (uint32_t)getpid() == atomic_load(&comm->controls[comm->rank].process)) {
+  if (comm->stage > 0 && comm->process == even_own_process()) {
     atomic_store(&comm->controls[comm->rank].left, 1u);
     even_group_wake(comm);
   }
@@ -136,7 +138,7 @@ void *even_comm_arena(even_comm *comm) {
 
 void even_comm_set_timeout(even_comm *comm, double seconds) {
   double limit = seconds > 0 ? seconds : DEFAULT_TIMEOUT_SECONDS;
-  comm->timeout_ns = limit < 1e9 ? (uint64_t)(limit * 1e9) : UINT64_MAX / 2;
+  atomic_store(&comm->timeout_ns, limit < 1e9 ? (uint64_t)(limit * 1e9) : UINT64_MAX / 2);
 }
 
 size_t even_comm_arena_bytes(const even_comm *comm) {

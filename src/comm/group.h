@@ -38,12 +38,14 @@ typedef struct even_comm_writing {
 struct even_comm {
   int rank;
   int ranks;
+  pid_t process; /* that opened the group */
   even_comm_header *header;
   even_comm_control *controls; /* ranks of them */
   even_comm_layout layout;
   even_shared_memory memory; /* address NULL where the caller owns the mapping */
   size_t arena_bytes;
-  uint64_t timeout_ns;
+  _Atomic uint64_t timeout_ns; /* of a call's waiting, from its first wait on */
+  uint64_t waits_since;        /* when the call under way first waited, 0: not yet */
   const even_kernels *kernels;
 
   uint32_t stage; /* stages that this rank has reached */

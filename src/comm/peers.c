@@ -78,7 +78,7 @@ even_status even_peers_introduce(even_comm *comm) {
     (void)even_fail(EVEN_ERR_IN_USE, "rank %d of the group is taken by process %u", comm->rank, nobody);
     return even_error_fix("give every process a rank of its own");
   }
-  own->start_time = facts.start_time;
+  atomic_store(&own->start_time, facts.start_time);
   even_status status = even_file_read("/proc/thread-self/status", 65536, &text);
   if (status == EVEN_OK) {
     parse_cpus(even_text_string(&text), own->cpus);
@@ -104,7 +104,8 @@ bool even_peers_alive(const even_comm *comm, int rank) {
     int reason = even_error_last()->system_error;
     return reason != ENOENT && reason != ESRCH;
   }
-  return facts.start_time == peer->start_time && facts.state != 'Z' && facts.state != 'X';
+  uint64_t start_time = atomic_load(&peer->start_time);
+  return (start_time == 0 || facts.start_time == start_time) && facts.state != 'Z' && facts.state != 'X';
 }
 
 bool even_peers_have_cpus(const even_comm *comm) {

@@ -42,8 +42,8 @@ typedef struct even_comm_control {
   _Atomic uint64_t signature[2];           /* of the call under way, by the parity of the call */
   _Alignas(64) even_comm_call call[2];     /* the same in full */
   _Alignas(128) _Atomic uint32_t process;  /* 0: nobody has come yet */
-  uint64_t start_time;                     /* of the process, as in /proc/PID/stat: tells it from a later one */
-  uint64_t cpus[EVEN_COMM_CPU_WORDS];      /* which this rank may use */
+  _Atomic uint64_t start_time; /* of the process, as in /proc/PID/stat: tells it from a later one; 0: not said yet */
+  uint64_t cpus[EVEN_COMM_CPU_WORDS]; /* which this rank may use */
 } even_comm_control;
 
 typedef struct even_comm_header {

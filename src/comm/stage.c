@@ -67,7 +67,7 @@ even_status even_group_failure(even_comm *comm) {
     case EVEN_GROUP_TIMEOUT:
       (void)even_fail(EVEN_ERR_TIMEOUT,
                       "Timed out: rank %d did not come within the timeout of %.3g s; rank %d was in %s", rank,
-                      (double)comm->timeout_ns * 1e-9, comm->rank, call);
+                      (double)atomic_load(&comm->timeout_ns) * 1e-9, comm->rank, call);
       (void)even_error_place(rank, NULL);
       return even_error_fix("see what rank %d is doing (a stack dump), or raise the timeout", rank);
     default:
@@ -113,11 +113,12 @@ static even_status sleep_for(even_comm *comm, int missing, uint64_t began) {
         continue;
       }
     }
-    if (now - began >= comm->timeout_ns) {
+    uint64_t timeout = atomic_load_explicit(&comm->timeout_ns, memory_order_relaxed);
+    if (now - comm->waits_since >= timeout) {
       even_group_end(comm, EVEN_GROUP_TIMEOUT | (uint32_t)missing);
       continue;
     }
-    uint64_t left = comm->timeout_ns - (now - began);
+    uint64_t left = timeout - (now - comm->waits_since);
     even_futex_wait(&comm->header->bell, bell, left < LIFE_CHECK_NS ? left : LIFE_CHECK_NS);
   }
 }
@@ -136,6 +137,9 @@ static void learn(even_comm_patience *patience, uint64_t waited) {
 
 static even_status wait_for_peers(even_comm *comm, int missing, even_comm_patience *patience) {
   uint64_t began = even_clock_ns();
+  if (comm->waits_since == 0) {
+    comm->waits_since = began;
+  }
   uint32_t polls = 0;
   even_status status = EVEN_OK;
   while (polls < patience->polls && (missing = first_missing(comm, missing)) < comm->ranks) {

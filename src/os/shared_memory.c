@@ -23,7 +23,7 @@ even_status even_shared_memory_create(const char *label, size_t bytes, even_shar
   if (bytes == 0 || bytes > (size_t)INT64_MAX) {
     return even_fail(EVEN_ERR_ARGUMENT, "a shared memory segment of %zu bytes", bytes);
   }
-  out->fd = even_os.memfd_create(label, MFD_CLOEXEC);
+  out->fd = even_os.memfd_create(label, MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (out->fd < 0) {
     return even_fail_errno(errno, "a shared memory segment could not be made");
   }
@@ -31,6 +31,8 @@ even_status even_shared_memory_create(const char *label, size_t bytes, even_shar
   if (even_os.ftruncate(out->fd, (off_t)bytes) != 0) {
     status = even_fail_errno(errno, "a shared memory segment could not grow to %zu bytes", bytes);
   } else {
+    /* Who shrinks a segment kills its peers by SIGBUS. Without seals it works as well, among friends. */
+    (void)even_os.fcntl(out->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
     status = map(out);
   }
   if (status != EVEN_OK) {

@@ -13,7 +13,7 @@ typedef struct even_shared_memory {
   size_t bytes;
 } even_shared_memory;
 
-/* A new zeroed segment, mapped read-write, its fd close-on-exec. `label` shows in /proc.
+/* A new zeroed segment, mapped read-write, its fd close-on-exec, its size sealed. `label` shows in /proc.
  * Pages are taken when first written. Errors: EVEN_ERR_NO_SPACE, _MEMORY, _SYSTEM. */
 even_status even_shared_memory_create(const char *label, size_t bytes, even_shared_memory *out) EVEN_MUST_USE;
 /* Maps the segment behind `fd` (whole), and owns the fd from then on, also on failure. */

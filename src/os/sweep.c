@@ -7,6 +7,7 @@
 #include "os/clock.h"
 #include "os/entries.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -103,12 +104,15 @@ static bool look(void *context, const char *name) {
     return true;
   }
   int pidfd = even_os.pidfd_open((pid_t)pid, 0);
+  bool no_pidfds = pidfd < 0 && errno == ENOSYS;
   if (read_stat(name, &state, &session) && state != 'Z' && state != 'X' &&
       (in_sessions(now->sweep, session) || is_marked(name, now->sweep->mark))) {
     now->alive++;
-    if (pidfd < 0 || even_os.pidfd_send_signal(pidfd, SIGKILL) != 0) {
+    if (pidfd >= 0) {
+      (void)even_os.pidfd_send_signal(pidfd, SIGKILL); /* ESRCH: it has ended; its number may be another's by now */
+    } else if (no_pidfds) {
       (void)even_os.kill((pid_t)pid, SIGKILL); /* a kernel before 5.3 */
-    } else if (now->dying_count < MOST_WATCHED) {
+    } /* else it is for the next round, when there is a descriptor */ else if (now->dying_count < MOST_WATCHED) {
       now->dying[now->dying_count++] = (struct pollfd){.fd = pidfd, .events = POLLIN};
       return true;
     }

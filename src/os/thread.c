@@ -10,14 +10,18 @@ even_status even_thread_start(void *(*body)(void *), void *argument, pthread_t *
   sigset_t all;
   sigset_t before;
   (void)sigfillset(&all);
-  (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+  (void)even_os.mask_signals(SIG_SETMASK, &all, &before);
   int failed = even_os.thread_create(out, NULL, body, argument);
-  (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+  (void)even_os.mask_signals(SIG_SETMASK, &before, NULL);
   if (failed != 0) {
     (void)even_fail_errno(failed, "a thread could not be started");
     return even_error_fix("raise the limit of processes (ulimit -u) or end some");
   }
   return EVEN_OK;
+}
+
+pid_t even_own_process(void) {
+  return even_os.getpid();
 }
 
 void even_thread_join(pthread_t thread) {

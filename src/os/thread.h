@@ -4,9 +4,12 @@
 
 #include <evenstep/status.h>
 #include <pthread.h>
+#include <sys/types.h>
 
 /* Starts a thread with all signals blocked: they go on to the threads that the program made. */
 even_status even_thread_start(void *(*body)(void *), void *argument, pthread_t *out) EVEN_MUST_USE;
+/* The number of this process, also in a child of a fork. */
+pid_t even_own_process(void);
 /* Waits for the thread's end. */
 void even_thread_join(pthread_t thread);
 
