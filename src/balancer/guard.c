@@ -292,7 +292,7 @@ static bool equal_is_due(even_balancer *b, double mean) {
   }
   even_balancer_believe(b);
   double loss = even_balancer_step_seconds(b, g->equal) / mean - 1.0;
-  double steps = loss > 0.0 ? fmin(loss * EVEN_TRIAL_CHALLENGE, 4.0 + 4.0 * loss) : 0.0;
+  double steps = loss > 0.0 ? fmin(loss * (double)EVEN_TRIAL_CHALLENGE, 4.0 + 4.0 * loss) : 0.0;
   return (double)(b->steps - g->next[EVEN_GUARD_EQUAL] + g->pause[EVEN_GUARD_EQUAL]) >=
          steps / trial_cost[EVEN_GUARD_EQUAL];
 }
@@ -349,7 +349,7 @@ even_status even_guard_take(even_balancer *b, const even_step_timing *timings) {
   }
   if (!running(g)) {
     blame(b, timings);
-    g->recent += (longest - g->recent) / DOZEN;
+    g->recent += (longest - g->recent) / (double)DOZEN;
   }
   even_trial_result result = even_trial_take(&g->trial, challenger, longest);
   if (result != EVEN_TRIAL_GOES_ON) {

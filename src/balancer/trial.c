@@ -63,12 +63,12 @@ static double variance_of(const even_series *series) {
   double block[BLOCKS];
   for (int i = 0; i < BLOCKS; i++) {
     block[i] = mean_of(series->seconds + (ptrdiff_t)i * count, count);
-    mean += block[i] / BLOCKS;
+    mean += block[i] / (double)BLOCKS;
   }
   for (int i = 0; i < BLOCKS; i++) {
     squares += (block[i] - mean) * (block[i] - mean);
   }
-  return squares / (BLOCKS - 1) / BLOCKS;
+  return squares / (double)((BLOCKS - 1) * BLOCKS);
 }
 
 void even_trial_begin(even_trial *trial, double margin) {

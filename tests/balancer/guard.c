@@ -73,7 +73,7 @@ static double best_fixed(const cluster *ranks, int from, int steps) {
 
 /* A whole core and a quota of `quota` of one; both need `step` seconds at the best split. */
 static cluster under_quota(double quota, double period, double step, double noise) {
-  double work = step * (1.0 + quota) / (BATCH + 6.0);
+  double work = step * (1.0 + quota) / ((double)BATCH + 6.0);
   cluster c = {.ranks = 2, .first_step = 3.0};
   c.rank[0] = (cluster_rank){.fixed = 3.0 * work, .per_sample = work, .lognormal = noise};
   c.rank[1] = c.rank[0];
