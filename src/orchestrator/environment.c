@@ -75,9 +75,10 @@ static even_status set_unless_there(even_environment *environment, const char *n
 
 /* What another job's rank, if we are started by one, has for itself alone. */
 static bool belongs_to_another_job(const char *line) {
-  static const char *const names[] = {"EVENSTEP_JOB=",          "EVENSTEP_RUN_DIR=",        "EVENSTEP_DEVICE=",
-                                      "EVENSTEP_TELEMETRY_FD=", "EVENSTEP_SPEEDS=",         "EVENSTEP_RESUME=",
-                                      "EVENSTEP_PLAN=",         "EVENSTEP_CHECKPOINT_DIR=", "TORCHELASTIC_ERROR_FILE="};
+  static const char *const names[] = {
+      "EVENSTEP_JOB=",        "EVENSTEP_RUN_DIR=", "EVENSTEP_DEVICE=",      "EVENSTEP_TELEMETRY_FD=",
+      "EVENSTEP_SPEEDS=",     "EVENSTEP_RESUME=",  "EVENSTEP_REQUESTS_FD=", "EVENSTEP_PLAN=",
+      "EVENSTEP_PLAN_STEPS=", "EVENSTEP_POLICY=",  "EVENSTEP_CHECKPOINT_",  "TORCHELASTIC_ERROR_FILE="};
   for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
     if (strncmp(line, names[i], strlen(names[i])) == 0) {
       return true;

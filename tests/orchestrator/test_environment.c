@@ -114,7 +114,9 @@ static void forgets_another_jobs(void **state) {
   (void)state;
   char *const inherited[] = {(char *)"EVENSTEP_RESUME=/other", (char *)"EVENSTEP_TELEMETRY_FD=3",
                              (char *)"EVENSTEP_JOB=outer",     (char *)"EVENSTEP_PLAN=/outer",
-                             (char *)"EVENSTEP_SPEEDS=1,2",    NULL};
+                             (char *)"EVENSTEP_SPEEDS=1,2",    (char *)"EVENSTEP_CHECKPOINT_EVERY=1",
+                             (char *)"EVENSTEP_PLAN_STEPS=4",  (char *)"EVENSTEP_CHECKPOINT_KEEP=1",
+                             (char *)"EVENSTEP_DATA=/data",    NULL};
   even_environment environment;
   even_rank_place place = place_of(0);
   assert_int_equal(even_environment_of_rank(&place, inherited, NULL, &environment), EVEN_OK);
@@ -122,6 +124,10 @@ static void forgets_another_jobs(void **state) {
   assert_value(&environment, "EVENSTEP_TELEMETRY_FD", NULL);
   assert_value(&environment, "EVENSTEP_PLAN", NULL);
   assert_value(&environment, "EVENSTEP_SPEEDS", NULL);
+  assert_value(&environment, "EVENSTEP_CHECKPOINT_EVERY", NULL);
+  assert_value(&environment, "EVENSTEP_CHECKPOINT_KEEP", NULL);
+  assert_value(&environment, "EVENSTEP_PLAN_STEPS", NULL);
+  assert_value(&environment, "EVENSTEP_DATA", "/data"); /* the user's own */
   assert_value(&environment, "EVENSTEP_JOB", "abc");
   assert_value(&environment, "OMP_NUM_THREADS", "1"); /* less than half a core is still one thread */
   even_environment_free(&environment);
