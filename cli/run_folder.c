@@ -15,17 +15,6 @@ static bool holds_run(const char *folder) {
   return there;
 }
 
-/* When the run began, 0 where that cannot be read. */
-static uint64_t began(const char *folder) {
-  even_history *history = NULL;
-  uint64_t when = 0;
-  if (even_history_open(folder, &history) == EVEN_OK) {
-    when = even_history_state(history)->started_wall_ns;
-  }
-  even_history_close(history);
-  return when;
-}
-
 static even_status newest(even_text *out) {
   even_names names = {NULL, 0};
   even_text path = EVEN_TEXT_EMPTY;
@@ -40,7 +29,8 @@ static even_status newest(even_text *out) {
     if (even_text_status(&path) != EVEN_OK || !holds_run(even_text_string(&path))) {
       continue;
     }
-    uint64_t when = even_history_alive(even_text_string(&path)) ? UINT64_MAX : began(even_text_string(&path));
+    uint64_t when =
+        even_history_alive(even_text_string(&path)) ? UINT64_MAX : even_history_began(even_text_string(&path));
     if (when > best) {
       best = when;
       even_text_clear(out);

@@ -24,7 +24,8 @@ static const char schema[] =
     " words TEXT);"
     "CREATE TABLE usage(at_ns INTEGER, rank INTEGER, cpu_seconds REAL, rss_bytes INTEGER, throttled_seconds REAL);";
 
-enum { LOCK_PATIENCE_MS = 250 };
+/* The agent's loop stands still meanwhile: short while the run lives. */
+enum { LOCK_PATIENCE_MS = 250, LAST_PATIENCE_MS = 3000, MOST_WAITING_ROWS = 1 << 20 };
 
 typedef enum insert {
   INSERT_META,
@@ -36,6 +37,7 @@ typedef enum insert {
   INSERT_COUNT
 } insert;
 
+static const char *const tables[INSERT_COUNT] = {"meta", "ranks", "steps", "spans", "events", "usage"};
 static const char *const inserts[INSERT_COUNT] = {
     "INSERT OR REPLACE INTO meta VALUES(?,?)",         "INSERT OR REPLACE INTO ranks VALUES(?,?,?,?,?,?,?,?,?)",
     "INSERT INTO steps VALUES(?,?,?,?,?,?,?,?,?,?,?)", "INSERT INTO spans VALUES(?,?,?,?,?,?,?)",
@@ -44,6 +46,8 @@ static const char *const inserts[INSERT_COUNT] = {
 struct even_database {
   sqlite3 *connection;
   sqlite3_stmt *statements[INSERT_COUNT];
+  sqlite3_stmt *waiting[INSERT_COUNT]; /* into temporary tables, while somebody else has the database locked */
+  long waiting_rows;
   char *path;
   bool in_batch;
 };
@@ -82,6 +86,26 @@ static even_status move_aside(const char *path) {
   return status;
 }
 
+/* A temporary table of the same columns, in memory. */
+static int prepare_waiting(even_database *database, int table) {
+  even_text text = EVEN_TEXT_EMPTY;
+  const char *values = strstr(inserts[table], " VALUES");
+  even_text_format(&text, "CREATE TEMP TABLE waiting_%s AS SELECT * FROM %s WHERE 0", tables[table], tables[table]);
+  int code = even_text_status(&text) == EVEN_OK
+                 ? sqlite3_exec(database->connection, even_text_string(&text), NULL, NULL, NULL)
+                 : SQLITE_NOMEM;
+  even_text_clear(&text);
+  even_text_format(&text, "INSERT INTO waiting_%s%s", tables[table], values);
+  if (code == SQLITE_OK) {
+    code = even_text_status(&text) == EVEN_OK
+               ? sqlite3_prepare_v3(database->connection, even_text_string(&text), -1, SQLITE_PREPARE_PERSISTENT,
+                                    &database->waiting[table], NULL)
+               : SQLITE_NOMEM;
+  }
+  even_text_free(&text);
+  return code;
+}
+
 static even_status prepare(even_database *database, const char *path) {
   EVEN_TRY(even_duplicate(path, &database->path));
   int code = sqlite3_open_v2(path, &database->connection,
@@ -91,9 +115,11 @@ static even_status prepare(even_database *database, const char *path) {
   }
   (void)sqlite3_busy_timeout(database->connection, LOCK_PATIENCE_MS);
   code = sqlite3_exec(database->connection, schema, NULL, NULL, NULL);
+  code = code == SQLITE_OK ? sqlite3_exec(database->connection, "PRAGMA temp_store=MEMORY", NULL, NULL, NULL) : code;
   for (int i = 0; code == SQLITE_OK && i < INSERT_COUNT; i++) {
     code = sqlite3_prepare_v3(database->connection, inserts[i], -1, SQLITE_PREPARE_PERSISTENT, &database->statements[i],
                               NULL);
+    code = code == SQLITE_OK ? prepare_waiting(database, i) : code;
   }
   return code == SQLITE_OK ? EVEN_OK : fail(database, code);
 }
@@ -118,6 +144,7 @@ void even_database_close(even_database *database) {
   }
   for (int i = 0; i < INSERT_COUNT; i++) {
     (void)sqlite3_finalize(database->statements[i]);
+    (void)sqlite3_finalize(database->waiting[i]);
   }
   (void)sqlite3_close(database->connection);
   even_free(database->path);
@@ -132,14 +159,24 @@ typedef struct row {
   int column;
 } row;
 
+static bool is_locked(int code) {
+  return (code & 0xff) == SQLITE_BUSY || (code & 0xff) == SQLITE_LOCKED;
+}
+
 static even_status begin(even_database *database, insert which, row *out) {
   *out = (row){.database = database, .statement = database->statements[which]};
-  if (!database->in_batch) {
+  if (!database->in_batch && database->waiting_rows == 0) {
     int code = sqlite3_exec(database->connection, "BEGIN IMMEDIATE", NULL, NULL, NULL);
-    if (code != SQLITE_OK) {
+    if (code != SQLITE_OK && !is_locked(code)) {
       return fail(database, code);
     }
-    database->in_batch = true;
+    database->in_batch = code == SQLITE_OK;
+  }
+  if (!database->in_batch) { /* somebody reads or copies it at leisure: the rows wait for the next commit */
+    if (++database->waiting_rows > MOST_WAITING_ROWS) {
+      return fail(database, SQLITE_BUSY);
+    }
+    out->statement = database->waiting[which];
   }
   return EVEN_OK;
 }
@@ -251,14 +288,50 @@ even_status even_database_usage(even_database *database, int rank, const even_ra
   return end(&at);
 }
 
-even_status even_database_commit(even_database *database) {
-  if (!database->in_batch) {
+/* In a batch of their own, behind which nothing of them waits any more. */
+static int move_waiting(even_database *database) {
+  even_text text = EVEN_TEXT_EMPTY;
+  for (int i = 0; i < INSERT_COUNT; i++) {
+    even_text_format(&text,
+                     "INSERT OR REPLACE INTO %s SELECT * FROM waiting_%s ORDER BY rowid; DELETE FROM waiting_%s;",
+                     tables[i], tables[i], tables[i]);
+  }
+  int code = even_text_status(&text) == EVEN_OK
+                 ? sqlite3_exec(database->connection, even_text_string(&text), NULL, NULL, NULL)
+                 : SQLITE_NOMEM;
+  even_text_free(&text);
+  return code;
+}
+
+/* `patience_ms`: 0 while the run lives, for the lock was waited for already. */
+static even_status commit(even_database *database, int patience_ms, bool last) {
+  int code = SQLITE_OK;
+  if (!database->in_batch && database->waiting_rows == 0) {
     return EVEN_OK;
   }
-  int code = sqlite3_exec(database->connection, "COMMIT", NULL, NULL, NULL);
+  if (!database->in_batch) {
+    (void)sqlite3_busy_timeout(database->connection, patience_ms);
+    code = sqlite3_exec(database->connection, "BEGIN IMMEDIATE", NULL, NULL, NULL);
+    (void)sqlite3_busy_timeout(database->connection, LOCK_PATIENCE_MS);
+    if (is_locked(code) && !last) {
+      return EVEN_OK;
+    }
+    database->in_batch = code == SQLITE_OK;
+    code = code == SQLITE_OK ? move_waiting(database) : code;
+  }
+  code = code == SQLITE_OK ? sqlite3_exec(database->connection, "COMMIT", NULL, NULL, NULL) : code;
   if (code != SQLITE_OK) {
     return fail(database, code);
   }
   database->in_batch = false;
+  database->waiting_rows = 0;
   return EVEN_OK;
+}
+
+even_status even_database_commit(even_database *database) {
+  return commit(database, 0, false);
+}
+
+even_status even_database_finish(even_database *database) {
+  return commit(database, LAST_PATIENCE_MS, true);
 }

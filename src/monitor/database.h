@@ -22,7 +22,10 @@ even_status even_database_span(even_database *database, int attempt, int rank,
                                const even_span_record *record) EVEN_MUST_USE;
 even_status even_database_event(even_database *database, const even_state_event *event) EVEN_MUST_USE;
 even_status even_database_usage(even_database *database, int rank, const even_rank_usage *usage) EVEN_MUST_USE;
-/* Makes the rows since the last commit visible to readers and safe from a crash of this process. */
+/* Makes the rows since the last commit visible to readers and safe from a crash of this process. While another program
+ * has the database locked, rows are kept for a later commit: EVEN_OK (EVEN_ERR_IN_USE after a million of them). */
 even_status even_database_commit(even_database *database) EVEN_MUST_USE;
+/* The last commit: waits for a lock, up to seconds. EVEN_ERR_IN_USE: rows are lost. */
+even_status even_database_finish(even_database *database) EVEN_MUST_USE;
 
 #endif

@@ -283,8 +283,7 @@ static int connect(even_history *history) {
   return code == SQLITE_OK ? sqlite3_exec(history->connection, "SELECT count(*) FROM meta", NULL, NULL, NULL) : code;
 }
 
-static even_status open_parts(even_history *history, const char *folder) {
-  long long value = 0;
+static even_status open_file(even_history *history, const char *folder) {
   even_text path = EVEN_TEXT_EMPTY;
   even_text_format(&path, "%s/run.db", folder);
   even_status status = even_text_status(&path);
@@ -307,12 +306,30 @@ static even_status open_parts(even_history *history, const char *folder) {
     return status;
   }
   sqlite3_progress_handler(history->connection, STEPS_BETWEEN_LOOKS, stop, NULL);
+  return EVEN_OK;
+}
+
+static even_status open_parts(even_history *history, const char *folder) {
+  long long value = 0;
+  EVEN_TRY(open_file(history, folder));
   EVEN_TRY(open_state(history));
   EVEN_TRY(meta_number(history, "started_ns", 0, &value));
   history->state->started_ns = history->state->last_end_ns = (uint64_t)value;
   EVEN_TRY(meta_number(history, "started_wall_ns", 0, &value));
   history->state->started_wall_ns = (uint64_t)value;
   return even_history_read(history);
+}
+
+uint64_t even_history_began(const char *folder) {
+  even_history history = {.path = NULL};
+  long long when = 0;
+  if (open_file(&history, folder) != EVEN_OK || meta_number(&history, "started_wall_ns", 0, &when) != EVEN_OK) {
+    even_error_clear();
+    when = 0;
+  }
+  (void)sqlite3_close(history.connection);
+  even_free(history.path);
+  return (uint64_t)when;
 }
 
 even_status even_history_open(const char *folder, even_history **out) {

@@ -25,6 +25,8 @@ void even_history_give_up(even_history *history);
 sqlite3 *even_history_connection(even_history *history);
 const char *even_history_path(const even_history *history);
 
+/* When the run began (ns since 1970), without reading its rows; 0 where that cannot be read. */
+uint64_t even_history_began(const char *folder);
 /* Whether the job of this run folder lives: it has written agent.json and holds the folder's lock. */
 bool even_history_alive(const char *folder);
 

@@ -478,7 +478,7 @@ static even_status end_history(even_monitor *monitor, int exit_code) {
   EVEN_TRY(meta_number(monitor->database, "ended_ns", (long long)monitor->state->ended_ns));
   EVEN_TRY(meta_number(monitor->database, "exit_code", exit_code));
   EVEN_TRY(meta_number(monitor->database, "lost_records", (long long)monitor->state->lost_records));
-  return even_database_commit(monitor->database);
+  return even_database_finish(monitor->database);
 }
 
 even_status even_monitor_close(even_monitor *monitor, int exit_code) {

@@ -149,16 +149,8 @@ static enum MHD_Result granted(even_server *server, struct MHD_Connection *conne
 static enum MHD_Result handle(void *context, struct MHD_Connection *connection, const char *url, const char *method,
                               const char *version, const char *upload_data, size_t *upload_data_size, void **request) {
   even_server *server = context;
-  (void)version, (void)upload_data;
+  (void)version, (void)upload_data, (void)upload_data_size, (void)request; /* a body is never waited for */
   if (strcmp(method, "GET") != 0 && strcmp(method, "HEAD") != 0) {
-    if (*request == NULL) { /* first call: a body may follow; it is thrown away */
-      *request = server;
-      return MHD_YES;
-    }
-    if (*upload_data_size != 0) {
-      *upload_data_size = 0;
-      return MHD_YES;
-    }
     return refuse(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "only GET and HEAD\n", MHD_HTTP_HEADER_ALLOW, "GET, HEAD");
   }
   if (!names_this_host(server, connection)) {

@@ -378,13 +378,16 @@ static int tear_down_disk(void **state) {
   return tear_down(state);
 }
 
-static void a_locked_history_is_told_once(void **state) {
-  fixture *made = *state;
-  sqlite3 *other = NULL;
-  start(made);
-  assert_int_equal(sqlite3_open(in_folder(made, "run.db"), &other), SQLITE_OK);
-  steps(made, 1, 8);
-  even_monitor_attempt(made->monitor, 0); /* no row is open now or one is: take the lock between two */
+/* Ticks until the batch was committed, or would have been. */
+static void committed_once_more(fixture *made) {
+  uint64_t until = even_clock_ns() + UINT64_C(1100000000);
+  do {
+    assert_int_equal(even_monitor_tick(made->monitor), EVEN_OK);
+  } while (even_clock_ns() < until);
+}
+
+/* Between two batches. */
+static void take_lock(fixture *made, sqlite3 *other) {
   uint64_t deadline = even_clock_ns() + UINT64_C(20000000000);
   int code = SQLITE_BUSY;
   while (code != SQLITE_OK && even_clock_ns() < deadline) {
@@ -392,13 +395,45 @@ static void a_locked_history_is_told_once(void **state) {
     code = sqlite3_exec(other, "BEGIN IMMEDIATE", NULL, NULL, NULL);
   }
   assert_int_equal(code, SQLITE_OK);
-  const uint32_t shares[2] = {8, 8};
-  feed_step(&made->ranks, shares);
-  assert_int_equal(even_monitor_tick(made->monitor), EVEN_ERR_IN_USE);
-  assert_non_null(strstr(even_error_last()->what, "locked"));
+}
+
+static void locked_history(void **state, bool unlocked) {
+  fixture *made = *state;
+  sqlite3 *other = NULL;
+  start(made);
+  assert_int_equal(sqlite3_open(in_folder(made, "run.db"), &other), SQLITE_OK);
   steps(made, 1, 8);
+  even_monitor_attempt(made->monitor, 0); /* no row is open now or one is: take the lock between two */
+  take_lock(made, other);
+  steps(made, 30, 8); /* kept, not written, and not an error */
+  even_monitor_attempt(made->monitor, 0);
+  committed_once_more(made);
+  assert_int_equal(sqlite3_exec(other, "ROLLBACK", NULL, NULL, NULL), SQLITE_OK);
+  committed_once_more(made);
+  steps(made, 5, 8);
+  if (unlocked) {
+    assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
+    even_history *history = NULL;
+    assert_int_equal(even_history_open(made->folder, &history), EVEN_OK);
+    assert_true(even_history_ended(history));
+    assert_int_equal(even_history_state(history)->rank[1].steps, 36);
+    assert_true(even_history_state(history)->rank[1].span_ns[EVEN_SPAN_FORWARD] > 0);
+    even_history_close(history);
+  } else { /* until the end: told then */
+    take_lock(made, other);
+    steps(made, 5, 8);
+    assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_ERR_IN_USE);
+    assert_non_null(strstr(even_error_last()->what, "locked"));
+  }
   assert_int_equal(sqlite3_close(other), SQLITE_OK);
-  assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
+}
+
+static void a_locked_history_goes_on_when_it_can(void **state) {
+  locked_history(state, true);
+}
+
+static void a_history_that_stays_locked_is_told_at_the_end(void **state) {
+  locked_history(state, false);
 }
 
 static void a_job_lives_as_long_as_it_holds_its_folder(void **state) {
@@ -523,7 +558,8 @@ int main(void) {
       TEST(a_plan_is_compared_or_refused),
       TEST(the_run_before_is_kept_beside),
       cmocka_unit_test_setup_teardown(a_full_disk_is_told_once_and_the_run_goes_on, set_up, tear_down_disk),
-      TEST(a_locked_history_is_told_once),
+      TEST(a_locked_history_goes_on_when_it_can),
+      TEST(a_history_that_stays_locked_is_told_at_the_end),
       TEST(a_job_lives_as_long_as_it_holds_its_folder),
       TEST(the_report_ends_when_it_is_asked_to),
       TEST(a_folder_of_any_name_is_read_where_nothing_can_be_written),

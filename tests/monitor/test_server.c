@@ -8,6 +8,7 @@
 
 #include "base/json_reader.h"
 #include "monitor/feed.h"
+#include "monitor/history.h"
 #include "monitor/monitor.h"
 #include "os/clock.h"
 
@@ -171,6 +172,8 @@ static void other_hosts_and_methods_are_refused(void **state) {
   assert_int_equal(ask_with(made, "POST /", "localhost", header), 405);
   assert_non_null(strstr(made->answer, "Allow: GET, HEAD"));
   assert_int_equal(ask_with(made, "DELETE /", "localhost", header), 405);
+  /* nor is a body waited for, which might never come */
+  assert_int_equal(ask_with(made, "POST /", "localhost", "Content-Length: 1000000\r\n"), 405);
   assert_int_equal(ask_with(made, "HEAD /", "localhost", header), 200);
   assert_string_equal(body(made), "");
   assert_int_equal(get(made, "/nothing"), 404);
@@ -215,6 +218,37 @@ static void the_api_answers(void **state) {
   assert_int_equal(get(made, "/metrics"), 200);
   assert_non_null(strstr(made->answer, "Content-Type: application/openmetrics-text; version=1.0.0; charset=utf-8"));
   assert_non_null(strstr(body(made), "\nevenstep_steps_total 50\n"));
+}
+
+static void a_restart_sets_no_counter_back(void **state) {
+  fixture *made = *state;
+  const uint32_t shares[2] = {8, 8};
+  even_monitor_attempt(made->monitor, 1);
+  made->ranks.step = 30; /* from the last checkpoint on */
+  feed_step(&made->ranks, shares);
+  assert_int_equal(even_monitor_tick(made->monitor), EVEN_OK);
+  assert_int_equal(get(made, "/metrics"), 200);
+  assert_non_null(strstr(body(made), "\nevenstep_steps_total 51\n"));
+  assert_non_null(strstr(body(made), "\nevenstep_step 31\n"));
+}
+
+static void when_it_began_needs_no_rows(void **state) {
+  fixture *made = *state;
+  even_history *history = NULL;
+  assert_int_equal(even_history_open(made->folder, &history), EVEN_OK);
+  uint64_t began = even_history_state(history)->started_wall_ns;
+  assert_true(began > 0);
+  even_history_close(history);
+  char path[128];
+  sqlite3 *other = NULL;
+  (void)snprintf(path, sizeof path, "%s/run.db", made->folder);
+  assert_int_equal(sqlite3_open(path, &other), SQLITE_OK);
+  assert_int_equal(sqlite3_exec(other, "ALTER TABLE steps RENAME TO rows", NULL, NULL, NULL), SQLITE_OK);
+  assert_int_not_equal(even_history_open(made->folder, &history), EVEN_OK);
+  assert_int_equal(even_history_began(made->folder), began);
+  assert_int_equal(sqlite3_exec(other, "ALTER TABLE rows RENAME TO steps", NULL, NULL, NULL), SQLITE_OK);
+  assert_int_equal(sqlite3_close(other), SQLITE_OK);
+  assert_int_equal(even_history_began("/nowhere"), 0);
 }
 
 static void a_port_in_use_is_an_error_with_the_fix(void **state) {
@@ -266,6 +300,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       TEST(only_the_token_opens),
       TEST(other_hosts_and_methods_are_refused),
+      TEST(a_restart_sets_no_counter_back),
+      TEST(when_it_began_needs_no_rows),
       TEST(the_page_comes_with_its_guards),
       TEST(the_api_answers),
       TEST(a_port_in_use_is_an_error_with_the_fix),
