@@ -66,7 +66,8 @@ def test_without_python_it_is_one_of_the_missing_packages(machine):
 
 
 def test_an_old_python_is_named_before_anything_is_installed(machine):
-    old = 'case "$1" in -V) echo Python 3.10.12 ;; *) exit 1 ;; esac'
+    code = "import sys; sys.version_info = (3, 10, 12); exec(sys.argv.pop(1))"
+    old = f'[ "$1" != -V ] || {{ echo Python 3.10.12; exit; }}; shift; exec "{sys.executable}" -c "{code}" "$@"'
     done = machine(id="echo 0", python3=old, **{"apt-get": "echo apt-get was called; exit 1"})
     assert done.returncode == 1
     assert "3.11 or newer; python3 is Python 3.10.12" in done.stderr

@@ -87,3 +87,21 @@ PLANNED = {"es.verify", "es.optim"}
 
 def test_the_docs_were_found():
     assert {page.name for page in PAGES} >= {"README.md", "QUICKSTART.md", "CONTRIBUTING.md"}
+
+
+def test_the_ten_lines_of_the_readme_train():
+    import torch
+
+    class Net(torch.nn.Linear):
+        def __init__(self):
+            super().__init__(4, 3)
+
+    (sample,) = (body for language, body in FENCE.findall((TREE / "README.md").read_text()) if language == "python")
+    data = torch.utils.data.TensorDataset(torch.randn(600, 4), torch.randint(0, 3, (600,)))
+    names = {"Net": Net, "data": data}
+    torch.manual_seed(0)
+    exec(sample, names)
+    torch.manual_seed(0)
+    fresh = Net().weight
+    assert names["optimizer"].state, "no step was made"
+    assert not torch.equal(names["model"].weight, fresh)
