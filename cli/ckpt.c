@@ -5,6 +5,7 @@
 #include "base/nearest.h"
 #include "checkpoint/reader.h"
 #include "cli/command.h"
+#include "cli/units.h"
 
 #include <evenstep/checkpoint.h>
 #include <inttypes.h>
@@ -18,16 +19,7 @@ typedef struct listing {
   bool header_printed;
 } listing;
 
-static void size_text(uint64_t bytes, char *out, size_t room) {
-  static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-  double value = (double)bytes;
-  size_t unit = 0;
-  while (value >= 1024 && unit + 1 < sizeof units / sizeof units[0]) {
-    value /= 1024;
-    unit++;
-  }
-  (void)snprintf(out, room, unit == 0 ? "%.0f %s" : "%.1f %s", value, units[unit]);
-}
+enum { MOST_SHOWN = 1024 };
 
 static void number_text(int64_t value, char *out, size_t room) {
   if (value < 0) {
@@ -70,6 +62,7 @@ static void list_one_text(listing *out, const char *path, const even_checkpoint_
   char ranks[24];
   char size[24];
   char when[24] = "-";
+  char shown[MOST_SHOWN];
   if (!out->header_printed) {
     (void)printf("%10s  %6s  %-19s  %10s  %5s  %-7s  %s\n", "step", "epoch", "written (UTC)", "size", "ranks", "whole",
                  "folder");
@@ -78,18 +71,18 @@ static void list_one_text(listing *out, const char *path, const even_checkpoint_
   number_text(info->step, step, sizeof step);
   number_text(info->epoch, epoch, sizeof epoch);
   number_text(info->world_size, ranks, sizeof ranks);
-  size_text(info->bytes, size, sizeof size);
+  (void)even_cli_bytes(info->bytes, size, sizeof size);
   if (info->created != NULL) {
-    (void)snprintf(when, sizeof when, "%.19s", info->created);
+    (void)even_cli_clean(info->created, when, 20);
     char *middle = strchr(when, 'T');
     if (middle != NULL) {
       *middle = ' ';
     }
   }
   (void)printf("%10s  %6s  %-19s  %10s  %5s  %-7s  %s\n", step, epoch, when, size, ranks,
-               problem == NULL ? "yes" : "NO", path);
+               problem == NULL ? "yes" : "NO", even_cli_clean(path, shown, sizeof shown));
   if (problem != NULL) {
-    (void)printf("%12s%s\n", "", problem);
+    (void)printf("%12s%s\n", "", even_cli_clean(problem, shown, sizeof shown));
   }
 }
 
@@ -264,7 +257,8 @@ static void verify_text(const char *path, even_status status, const even_names *
   if (status == EVEN_ERR_CORRUPT) {
     (void)printf("%s: DAMAGED\n", path);
     for (size_t i = 0; i < problems->count; i++) {
-      (void)printf("  %s\n", problems->items[i]);
+      char shown[MOST_SHOWN];
+      (void)printf("  %s\n", even_cli_clean(problems->items[i], shown, sizeof shown));
     }
     return;
   }
@@ -330,7 +324,8 @@ static void show_tensor(even_json *json, bool as_json, const char *name, json_t 
     even_json_raw(json, "shape", even_text_string(&shape));
     even_json_object_end(json);
   } else {
-    (void)printf("    %-6s %-20s %s\n", dtype, even_text_string(&shape), name);
+    char shown[MOST_SHOWN];
+    (void)printf("    %-6s %-20s %s\n", dtype, even_text_string(&shape), even_cli_clean(name, shown, sizeof shown));
   }
   even_text_free(&shape);
 }
@@ -349,14 +344,15 @@ static even_status show_file(even_json *json, bool as_json, const char *folder,
   }
   even_text_free(&path);
   EVEN_TRY(status);
-  size_text(file->bytes, size, sizeof size);
+  (void)even_cli_bytes(file->bytes, size, sizeof size);
   if (as_json) {
     even_json_object(json, NULL);
     even_json_string(json, "name", file->name);
     even_json_unsigned(json, "bytes", file->bytes);
     even_json_array(json, "tensors");
   } else {
-    (void)printf("  %s (%s)\n", file->name, size);
+    char shown[MOST_SHOWN];
+    (void)printf("  %s (%s)\n", even_cli_clean(file->name, shown, sizeof shown), size);
   }
   json_object_foreach(header, name, tensor) {
     if (strcmp(name, "__metadata__") != 0) {
@@ -385,8 +381,9 @@ static even_status show_checkpoint(const char *path, bool as_json) {
   even_json_string(&json, "path", path);
   even_json_string(&json, "created", info.created);
   if (!as_json) {
-    (void)printf("%s\n  written %s, step %" PRId64 ", epoch %" PRId64 ", %" PRId64 " ranks\n", path, info.created,
-                 info.step, info.epoch, info.world_size);
+    char created[64];
+    (void)printf("%s\n  written %s, step %" PRId64 ", epoch %" PRId64 ", %" PRId64 " ranks\n", path,
+                 even_cli_clean(info.created, created, sizeof created), info.step, info.epoch, info.world_size);
   }
   even_json_array(&json, "files");
   for (size_t i = 0; i < info.file_count && status == EVEN_OK; i++) {

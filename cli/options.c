@@ -1,6 +1,7 @@
 /* Declared options: parsing, checking, help. */
 #include "base/fail.h"
 #include "base/nearest.h"
+#include "base/utf8.h"
 #include "cli/command.h"
 
 #include <errno.h>
@@ -226,11 +227,32 @@ void even_options_help(const even_usage *usage, const even_option *options, size
   }
 }
 
+const char *even_cli_clean(const char *text, char *out, size_t room) {
+  size_t used = 0;
+  while (*text != '\0') {
+    size_t bytes = even_utf8_character(text);
+    unsigned char first = (unsigned char)text[0];
+    bool control = first < 0x20 || first == 0x7F || (first == 0xC2 && bytes == 2 && (unsigned char)text[1] < 0xA0);
+    bool plain = bytes > 0 && !control;
+    size_t taken = plain ? bytes : 1;
+    if (used + taken + 1 > room) {
+      break;
+    }
+    memcpy(out + used, plain ? text : "?", taken);
+    used += taken;
+    text += bytes == 0 ? 1 : bytes;
+  }
+  out[used] = '\0';
+  return out;
+}
+
 int even_cli_fail(void) {
   const even_error *error = even_error_last();
-  (void)fprintf(stderr, "evenstep: %s\n", error->what[0] != '\0' ? error->what : even_status_text(error->status));
+  char text[sizeof error->what + sizeof error->fix];
+  const char *what = error->what[0] != '\0' ? error->what : even_status_text(error->status);
+  (void)fprintf(stderr, "evenstep: %s\n", even_cli_clean(what, text, sizeof text));
   if (error->fix[0] != '\0') {
-    (void)fprintf(stderr, "  fix: %s\n", error->fix);
+    (void)fprintf(stderr, "  fix: %s\n", even_cli_clean(error->fix, text, sizeof text));
   }
   return even_status_exit_code(error->status);
 }

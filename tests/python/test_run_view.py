@@ -1,7 +1,8 @@
-"""`evenstep run`: a reader of its output that pauses, or reads on too late, never stops the job."""
+"""What the program prints: a reader that pauses never stops a job, and what others wrote commands no terminal."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pathlib
 import select
@@ -89,3 +90,14 @@ def test_the_end_is_told_when_the_reader_goes_on_in_time(start, script, told: in
     code, text = job.finish()
     assert code == 0 and "left out" in text
     assert "ended well" in text.rstrip().splitlines()[-1]
+
+
+def test_a_checkpoint_commands_no_terminal(program: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    from evenstep import _core
+
+    content = ctypes.create_string_buffer(64)
+    writer = _core.CheckpointWriter(tmp_path / "one", True, 0)
+    writer.add("model.safetensors", [("w\x1b]52;c;eA==\x07\x9b2J", "U8", (64,), ctypes.addressof(content), 64)])
+    writer.commit('{"step": 7, "epoch": 0, "world_size": 1}')
+    shown = subprocess.run([program, "ckpt", "show", tmp_path / "one"], capture_output=True, timeout=30, check=True)
+    assert b"w?]52;c;eA==??2J\n" in shown.stdout
