@@ -7,6 +7,7 @@
 #define EVENSTEP_TELEMETRY_H
 
 #include <evenstep/status.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -121,6 +122,9 @@ EVEN_PUBLIC int even_telemetry_reader_ranks(const even_telemetry_reader *reader)
  * content is checked: a segment that a wild pointer wrote over yields losses, never a record of no kind. One thread. */
 EVEN_PUBLIC size_t even_telemetry_reader_drain(even_telemetry_reader *reader, even_record *records, size_t limit,
                                                uint64_t *lost);
+/* Whether anybody may still write (true at first). false, when the writers have ended: a record that one of them had
+ * only begun is lost at once, and what lies behind it is read. One thread. */
+EVEN_PUBLIC void even_telemetry_reader_writers(even_telemetry_reader *reader, bool alive);
 
 #ifdef __cplusplus
 }

@@ -180,17 +180,16 @@ static void take(even_monitor *monitor, const even_record *record) {
   }
 }
 
-/* Bounded: writers faster than this reader must not hold the agent's loop. */
-static void drain(even_monitor *monitor) {
+/* Bounded: writers faster than this reader must not hold the agent's loop. Whether there may be more. */
+static bool drain(even_monitor *monitor) {
   uint64_t lost = 0;
-  for (int round = 0; round < MOST_ROUNDS; round++) {
+  bool more = true;
+  for (int round = 0; more && round < MOST_ROUNDS; round++) {
     size_t count = even_telemetry_reader_drain(monitor->reader, monitor->records, RECORDS_AT_ONCE, &lost);
     for (size_t i = 0; i < count; i++) {
       take(monitor, &monitor->records[i]);
     }
-    if (count < RECORDS_AT_ONCE) {
-      break;
-    }
+    more = count == RECORDS_AT_ONCE;
   }
   if (lost > 0) {
     char words[96];
@@ -199,6 +198,15 @@ static void drain(even_monitor *monitor) {
                    (unsigned long long)lost);
     note_own(monitor, EVEN_EVENT_LOST, -1, (int64_t)lost, words);
   }
+  return more;
+}
+
+/* All that the ranks wrote before they ended: a record that one had only begun when it was killed holds up nothing. */
+static void drain_ended(even_monitor *monitor) {
+  even_telemetry_reader_writers(monitor->reader, false);
+  while (drain(monitor)) {
+  }
+  even_telemetry_reader_writers(monitor->reader, true);
 }
 
 static void look(even_monitor *monitor, uint64_t now) {
@@ -215,7 +223,7 @@ static void look(even_monitor *monitor, uint64_t now) {
 even_status even_monitor_tick(even_monitor *monitor) {
   uint64_t now = even_clock_ns();
   (void)pthread_mutex_lock(&monitor->lock);
-  drain(monitor);
+  (void)drain(monitor);
   if (now - monitor->looked_ns >= USAGE_EVERY_NS) {
     monitor->looked_ns = now;
     look(monitor, now);
@@ -233,7 +241,7 @@ even_status even_monitor_tick(even_monitor *monitor) {
 
 void even_monitor_attempt(even_monitor *monitor, int attempt) {
   (void)pthread_mutex_lock(&monitor->lock);
-  drain(monitor); /* what the ranks of the attempt before wrote is still theirs */
+  drain_ended(monitor); /* what the ranks of the attempt before wrote is still theirs */
   keep_all_spans(monitor);
   even_state_attempt(monitor->state, attempt, even_clock_ns());
   if (attempt > 0) {
@@ -259,7 +267,7 @@ void even_monitor_rank_started(even_monitor *monitor, int rank, pid_t pid) {
 
 void even_monitor_rank_ended(even_monitor *monitor, int rank, const char *cause) {
   (void)pthread_mutex_lock(&monitor->lock);
-  drain(monitor);
+  (void)drain(monitor);
   if (rank >= 0 && rank < monitor->state->ranks) {
     even_state_rank *at = &monitor->state->rank[rank];
     clean_words(cause == NULL ? "" : cause, sizeof at->cause - 8, at->cause, sizeof at->cause);
@@ -487,7 +495,7 @@ even_status even_monitor_close(even_monitor *monitor, int exit_code) {
     return EVEN_OK;
   }
   (void)pthread_mutex_lock(&monitor->lock);
-  drain(monitor);
+  drain_ended(monitor);
   keep_all_spans(monitor);
   monitor->state->ended_ns = even_clock_ns();
   monitor->state->exit_code = exit_code;

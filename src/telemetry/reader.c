@@ -20,6 +20,7 @@ struct even_telemetry_reader {
   even_shared_memory memory;
   uint32_t ranks;
   uint64_t records;
+  bool writers_ended;
   uint32_t first; /* whose turn it is: rings are served round robin */
   cursor cursors[];
 };
@@ -95,7 +96,7 @@ static size_t drain_ring(even_telemetry_reader *reader, uint32_t rank, even_reco
   while (at->next < head && count < limit) {
     uint64_t words[EVEN_RING_PAYLOAD_WORDS];
     slot_state state = read_slot(&at->ring->slots[at->next & (reader->records - 1)], at->next, words);
-    if (state == SLOT_NOT_YET && still_patient(at)) {
+    if (state == SLOT_NOT_YET && !reader->writers_ended && still_patient(at)) {
       break;
     }
     at->waiting_since = 0;
@@ -124,4 +125,8 @@ size_t even_telemetry_reader_drain(even_telemetry_reader *reader, even_record *r
     *lost += missed;
   }
   return count;
+}
+
+void even_telemetry_reader_writers(even_telemetry_reader *reader, bool alive) {
+  reader->writers_ended = !alive;
 }

@@ -147,6 +147,32 @@ static void a_half_written_slot_is_neither_read_nor_reused(void **state) {
   close_fixture(&made);
 }
 
+static void nobody_waits_for_a_writer_that_ended(void **state) {
+  (void)state;
+  fixture made = open_fixture(16);
+  even_shared_memory memory;
+  even_ring_header facts;
+  even_record records[64];
+  uint64_t lost = 0;
+  assert_int_equal(even_ring_map(made.fd, &memory, &facts), EVEN_OK);
+  even_ring *ring = even_ring_of_rank(&memory, &facts, 0);
+  (void)atomic_fetch_add(&ring->next_ticket, 1);
+  atomic_store(&ring->slots[0].sequence, 1); /* killed in the middle of its record */
+  write_span(made.writers[0], 1);
+  even_telemetry_reader_writers(made.reader, false);
+  assert_int_equal(even_telemetry_reader_drain(made.reader, records, 64, &lost), 1);
+  assert_int_equal(records[0].as.span.step, 1);
+  assert_int_equal(lost, 1);
+  (void)atomic_fetch_add(&ring->next_ticket, 1);
+  atomic_store(&ring->slots[2].sequence, 5);
+  even_telemetry_reader_writers(made.reader, true);
+  assert_int_equal(even_telemetry_reader_drain(made.reader, records, 64, &lost),
+                   0); /* the next attempt's: it may come */
+  assert_int_equal(lost, 1);
+  even_shared_memory_close(&memory);
+  close_fixture(&made);
+}
+
 static void nonsense_in_the_ring_is_counted_not_returned(void **state) {
   (void)state;
   fixture made = open_fixture(16);
@@ -238,6 +264,7 @@ int main(void) {
       cmocka_unit_test(a_full_ring_keeps_the_newest_and_counts_the_rest),
       cmocka_unit_test(a_small_limit_serves_all_ranks_in_turn),
       cmocka_unit_test(a_half_written_slot_is_neither_read_nor_reused),
+      cmocka_unit_test(nobody_waits_for_a_writer_that_ended),
       cmocka_unit_test(nonsense_in_the_ring_is_counted_not_returned),
       cmocka_unit_test(concurrent_writers_lose_records_but_never_mix_them),
   };
