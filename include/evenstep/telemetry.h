@@ -35,7 +35,10 @@ typedef enum even_span {
 
 typedef enum even_record_kind { EVEN_RECORD_SPAN = 1, EVEN_RECORD_STEP = 2, EVEN_RECORD_EVENT = 3 } even_record_kind;
 
-/* Times: CLOCK_MONOTONIC in ns (even_clock_ns). step counts optimizer steps from 0 since the start of training
+/* CLOCK_MONOTONIC in nanoseconds: what all times of records are. The same for all processes of a host. Any thread. */
+EVEN_PUBLIC uint64_t even_clock_ns(void);
+
+/* Times are of even_clock_ns. step counts optimizer steps from 0 since the start of training
  * (it goes on after a resume). */
 typedef struct even_span_record {
   uint32_t step;

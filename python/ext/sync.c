@@ -60,6 +60,11 @@ static PyObject *sync_arena_bytes(PyObject *type, PyObject *arguments, PyObject 
       to_parameters(sequence, &parameters, &params.parameter_count) != 0) {
     return NULL;
   }
+  if (bucket_bytes < 0 || first_bucket_bytes < 0) {
+    even_free(parameters);
+    PyErr_SetString(PyExc_ValueError, "bucket_bytes and first_bucket_bytes cannot be negative");
+    return NULL;
+  }
   params.parameters = parameters;
   params.bucket_bytes = (size_t)bucket_bytes;
   params.first_bucket_bytes = (size_t)first_bucket_bytes;

@@ -12,12 +12,6 @@ static inline bool even_add_size(size_t a, size_t b, size_t *out) {
 static inline bool even_multiply_size(size_t a, size_t b, size_t *out) {
   return !__builtin_mul_overflow(a, b, out);
 }
-static inline bool even_add_i64(int64_t a, int64_t b, int64_t *out) {
-  return !__builtin_add_overflow(a, b, out);
-}
-static inline bool even_multiply_i64(int64_t a, int64_t b, int64_t *out) {
-  return !__builtin_mul_overflow(a, b, out);
-}
 /* `value` rounded up to a multiple of `alignment` (a power of two). */
 static inline bool even_align_size(size_t value, size_t alignment, size_t *out) {
   size_t sum = 0;

@@ -2,24 +2,17 @@
 #include "checkpoint/manifest_writer.h"
 
 #include "base/fail.h"
+#include "base/json_check.h"
 #include "base/json_writer.h"
+#include "checkpoint/created.h"
 
 #include <evenstep/checkpoint.h>
 #include <inttypes.h>
 #include <stdio.h>
-#include <string.h>
-#include <time.h>
 
 static void add_time(even_json *json, uint64_t created_ns) {
-  char text[48];
-  struct tm parts;
-  time_t seconds = (time_t)(created_ns / 1000000000u);
-  if (gmtime_r(&seconds, &parts) == NULL) {
-    memset(&parts, 0, sizeof parts);
-  }
-  (void)snprintf(text, sizeof text, "%04d-%02d-%02dT%02d:%02d:%02d.%06uZ", parts.tm_year + 1900, parts.tm_mon + 1,
-                 parts.tm_mday, parts.tm_hour, parts.tm_min, parts.tm_sec,
-                 (unsigned)(created_ns % 1000000000u / 1000u));
+  char text[EVEN_CREATED_BYTES];
+  even_created_text(created_ns, text);
   even_json_string(json, "created", text);
 }
 
@@ -40,10 +33,7 @@ static void add_file(even_json *json, const even_manifest_file *file) {
 
 even_status even_manifest_write(const even_manifest_file *files, size_t count, uint64_t created_ns,
                                 const char *state_json, even_text *out) {
-  size_t length = strlen(state_json);
-  if (length < 2 || state_json[0] != '{' || state_json[length - 1] != '}') {
-    return even_fail(EVEN_ERR_ARGUMENT, "a checkpoint's state is not a JSON object");
-  }
+  EVEN_TRY(even_json_check_object("a checkpoint's state", state_json));
   even_json json = even_json_begin(out, 2);
   even_json_object(&json, NULL);
   even_json_string(&json, "format", EVEN_CHECKPOINT_FORMAT);

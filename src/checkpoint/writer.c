@@ -2,10 +2,10 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "checkpoint/checksums.h"
+#include "checkpoint/created.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/manifest_writer.h"
 #include "checkpoint/partial.h"
-#include "os/clock.h"
 #include "os/file.h"
 #include "os/folder.h"
 #include "os/stream.h"
@@ -281,7 +281,11 @@ static even_status write_manifest(even_checkpoint_writer *writer, const char *st
   even_text text = EVEN_TEXT_EMPTY;
   even_text path = EVEN_TEXT_EMPTY;
   even_output output = {.fd = -1};
-  even_status status = even_manifest_write(writer->files, writer->file_count, even_clock_wall_ns(), state_json, &text);
+  uint64_t created = 0;
+  even_status status = even_checkpoint_now(writer->parent, &created);
+  if (status == EVEN_OK) {
+    status = even_manifest_write(writer->files, writer->file_count, created, state_json, &text);
+  }
   if (status == EVEN_OK) {
     status = join(writer->partial, EVEN_CHECKPOINT_MANIFEST, &path);
   }

@@ -18,8 +18,8 @@ typedef struct neighbour {
 
 int even_busy_plan(double fraction, int *nice) {
   double wanted = (1 - fraction) / fraction; /* their weight, in units of the rank's */
-  int count = (int)ceil(wanted - 1e-9);
-  count = count < 1 ? 1 : count > EVEN_BUSY_MOST ? EVEN_BUSY_MOST : count;
+  double whole = ceil(wanted - 1e-9);        /* of a tiny fraction far more than an int holds */
+  int count = whole < 1 ? 1 : whole > EVEN_BUSY_MOST ? EVEN_BUSY_MOST : (int)whole;
   double each = wanted / count;
   long steps = each >= 1 ? 0 : lround(log(1 / each) / log(1.25));
   *nice = steps > 19 ? 19 : (int)steps;
@@ -32,9 +32,7 @@ static void be_nice(int value) {
   int length = snprintf(text, sizeof text, "%d", value);
   int fd = even_os.open("/proc/self/autogroup", O_WRONLY | O_CLOEXEC, 0);
   if (fd >= 0) {
-    if (even_os.write(fd, text, (size_t)length) < 0) {
-      (void)even_os.setpriority(value); /* switched off: below is all there is */
-    }
+    (void)!even_os.write(fd, text, (size_t)length); /* switched off: below is all there is */
     (void)even_os.close(fd);
   }
   (void)even_os.setpriority(value);

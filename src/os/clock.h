@@ -2,10 +2,11 @@
 #ifndef EVEN_OS_CLOCK_H
 #define EVEN_OS_CLOCK_H
 
+#include <evenstep/status.h>
 #include <stdint.h>
 
 /* CLOCK_MONOTONIC in nanoseconds. Never fails on Linux. Any thread. */
-uint64_t even_clock_ns(void);
+EVEN_PUBLIC uint64_t even_clock_ns(void); /* public as of telemetry.h */
 /* CLOCK_REALTIME in nanoseconds since 1970 (UTC), for names and files. Any thread. */
 uint64_t even_clock_wall_ns(void);
 /* CPU time of the calling thread in nanoseconds. */

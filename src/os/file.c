@@ -10,13 +10,30 @@
 #include <stdio.h>
 #include <string.h>
 
+/* Opens a file that the user may have named: not a FIFO or a terminal, on which a read may wait for ever. */
+static even_status open_file(const char *path, int *fd) {
+  struct stat facts;
+  *fd = even_os.open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC, 0);
+  if (*fd < 0) {
+    return even_fail_errno(errno, "%s cannot be opened", path);
+  }
+  if (even_os.fstat(*fd, &facts) != 0) {
+    even_status status = even_fail_errno(errno, "%s cannot be looked at", path);
+    (void)even_os.close(*fd);
+    return status;
+  }
+  if (!S_ISREG(facts.st_mode) && !S_ISDIR(facts.st_mode)) {
+    (void)even_os.close(*fd);
+    return even_fail(EVEN_ERR_INPUT, "%s is not a plain file (but a pipe, a device or a socket)", path);
+  }
+  return EVEN_OK;
+}
+
 even_status even_file_read(const char *path, size_t limit_bytes, even_text *out) {
   char buffer[16384];
   size_t total = 0;
-  int fd = even_os.open(path, O_RDONLY | O_CLOEXEC, 0);
-  if (fd < 0) {
-    return even_fail_errno(errno, "%s cannot be opened", path);
-  }
+  int fd = -1;
+  EVEN_TRY(open_file(path, &fd));
   even_status status = EVEN_OK;
   for (;;) {
     ssize_t got = even_os.read(fd, buffer, sizeof buffer);
@@ -45,10 +62,8 @@ even_status even_file_read(const char *path, size_t limit_bytes, even_text *out)
 
 even_status even_file_start(const char *path, size_t bytes, even_text *out) {
   char buffer[4096];
-  int fd = even_os.open(path, O_RDONLY | O_CLOEXEC, 0);
-  if (fd < 0) {
-    return even_fail_errno(errno, "%s cannot be opened", path);
-  }
+  int fd = -1;
+  EVEN_TRY(open_file(path, &fd));
   ssize_t got = even_os.read(fd, buffer, bytes < sizeof buffer ? bytes : sizeof buffer);
   even_status status = got < 0 && errno != EISDIR ? even_fail_errno(errno, "%s cannot be read", path) : EVEN_OK;
   (void)even_os.close(fd);

@@ -6,7 +6,8 @@
 
 #include <stddef.h>
 
-/* Appends the whole file (at most limit_bytes, else EVEN_ERR_INPUT) to `out`. */
+/* Appends the whole file (at most limit_bytes, else EVEN_ERR_INPUT) to `out`. Never waits: a FIFO, a device or a
+ * socket is EVEN_ERR_INPUT, here and below. */
 even_status even_file_read(const char *path, size_t limit_bytes, even_text *out) EVEN_MUST_USE;
 /* Appends the first bytes of the file (at most `bytes`) to `out`; a folder counts as empty. */
 even_status even_file_start(const char *path, size_t bytes, even_text *out) EVEN_MUST_USE;

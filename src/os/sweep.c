@@ -110,12 +110,13 @@ static bool look(void *context, const char *name) {
     now->alive++;
     if (pidfd >= 0) {
       (void)even_os.pidfd_send_signal(pidfd, SIGKILL); /* ESRCH: it has ended; its number may be another's by now */
+      if (now->dying_count < MOST_WATCHED) {
+        now->dying[now->dying_count++] = (struct pollfd){.fd = pidfd, .events = POLLIN};
+        return true;
+      }
     } else if (no_pidfds) {
       (void)even_os.kill((pid_t)pid, SIGKILL); /* a kernel before 5.3 */
-    } /* else it is for the next round, when there is a descriptor */ else if (now->dying_count < MOST_WATCHED) {
-      now->dying[now->dying_count++] = (struct pollfd){.fd = pidfd, .events = POLLIN};
-      return true;
-    }
+    } /* else it is for the next round, when there is a descriptor */
   }
   if (pidfd >= 0) {
     (void)even_os.close(pidfd);

@@ -14,6 +14,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -307,6 +308,34 @@ static void without_locks_old_leftovers_go(void **state) {
   assert_int_equal(even_checkpoint_verify(scratch_path("one"), NULL), EVEN_OK);
 }
 
+static int clock_of_2001(clockid_t clock, struct timespec *out) {
+  (void)clock;
+  *out = (struct timespec){1000000000, 0};
+  return 0;
+}
+
+static void clock_that_jumps_back_keeps_the_order(void **state) {
+  char *path = NULL;
+  (void)state;
+  assert_int_equal(save_sample(scratch_path("step-10"), false, 10), EVEN_OK);
+  even_os.clock_gettime = clock_of_2001;
+  for (int step = 20; step <= 40; step += 10) {
+    char name[16];
+    (void)snprintf(name, sizeof name, "step-%d", step);
+    assert_int_equal(save_sample(scratch_path(name), false, step), EVEN_OK);
+    assert_int_equal(even_checkpoint_find_newest(scratch, true, &path), EVEN_OK);
+    assert_string_equal(path, scratch_path(name));
+    even_free(path);
+  }
+}
+
+static void state_is_whole_json(void **state) {
+  (void)state;
+  even_checkpoint_writer *writer = begin("one");
+  assert_int_equal(even_checkpoint_writer_commit(writer, "{ } junk }"), EVEN_ERR_ARGUMENT);
+  assert_int_equal(scratch_entries(), 0);
+}
+
 /* The name goes for good before the first file does; a name that cannot go leaves nothing behind. */
 static void removing_fails_as_a_whole(void **state) {
   (void)state;
@@ -418,6 +447,8 @@ int main(void) {
                                      CASE(leftovers_of_others_stay),
                                      CASE(without_locks_old_leftovers_go),
                                      CASE(removing_fails_as_a_whole),
+                                     CASE(clock_that_jumps_back_keeps_the_order),
+                                     CASE(state_is_whole_json),
                                      CASE(forked_child_does_not_keep_the_lock),
                                      CASE(removing_takes_checkpoints_only),
                                      CASE(newest_is_the_last_whole_one),

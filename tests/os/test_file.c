@@ -76,6 +76,16 @@ static void a_file_above_the_limit_is_refused(void **state) {
   even_text_free(&text);
 }
 
+static void a_pipe_is_refused_at_once(void **state) {
+  even_text text = EVEN_TEXT_EMPTY;
+  (void)state;
+  assert_int_equal(mkfifo(path, 0600), 0);
+  assert_int_equal(even_file_read(path, 10, &text), EVEN_ERR_INPUT);
+  assert_int_equal(even_file_start(path, 10, &text), EVEN_ERR_INPUT);
+  assert_int_equal(even_file_read("/dev/zero", 10, &text), EVEN_ERR_INPUT);
+  even_text_free(&text);
+}
+
 static void short_and_interrupted_calls_are_continued(void **state) {
   (void)state;
   fault_os_short(3);
@@ -196,6 +206,7 @@ int main(void) {
       FILE_TEST(what_was_written_is_read),
       FILE_TEST(a_missing_file_is_named),
       FILE_TEST(a_file_above_the_limit_is_refused),
+      FILE_TEST(a_pipe_is_refused_at_once),
       FILE_TEST(short_and_interrupted_calls_are_continued),
       FILE_TEST(a_write_that_never_advances_is_an_error),
       FILE_TEST(a_failed_replacement_keeps_the_old_file),

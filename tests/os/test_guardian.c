@@ -150,6 +150,38 @@ static void waits_for_ends_not_for_time(void **state) {
   assert_int_equal(open_descriptors(), before);
 }
 
+static int kills;
+
+static int counted_kill(pid_t pid, int signal) {
+  kills++;
+  return even_os_real.kill(pid, signal);
+}
+
+static int gone(int pidfd, int signal) {
+  (void)pidfd;
+  (void)signal;
+  errno = ESRCH;
+  return -1;
+}
+
+/* A number is no process: where the process that was looked at is gone, or no descriptor is free, nobody is hit. */
+static void kills_by_number_on_old_kernels_only(void **state) {
+  (void)state;
+  even_sweep sweep = {.session_count = 0};
+  memcpy(sweep.mark, mark, sizeof mark);
+  pid_t pid = start_sleeper(mark, 10, false);
+  even_os.kill = counted_kill;
+  even_os.pidfd_send_signal = gone;
+  assert_int_not_equal(even_sweep_kill(&sweep, 0), 0);
+  even_os.pidfd_send_signal = even_os_real.pidfd_send_signal;
+  fault_os_from(FAULT_pidfd_open, 1, EMFILE);
+  assert_int_not_equal(even_sweep_kill(&sweep, 0), 0);
+  assert_int_equal(kills, 0);
+  fault_reset();
+  assert_int_equal(even_sweep_kill(&sweep, 5000), 0);
+  assert_int_equal(waitpid(pid, NULL, 0), pid);
+}
+
 static void says_when_proc_cannot_be_read(void **state) {
   (void)state;
   even_sweep sweep = {.session_count = 0};
@@ -237,6 +269,7 @@ int main(void) {
       cmocka_unit_test_setup(sweeps_the_marked_alone, make_mark),
       cmocka_unit_test_setup(finds_the_mark_wherever_it_lies, make_mark),
       cmocka_unit_test_setup(waits_for_ends_not_for_time, make_mark),
+      cmocka_unit_test_setup(kills_by_number_on_old_kernels_only, make_mark),
       cmocka_unit_test_setup(says_when_proc_cannot_be_read, make_mark),
       cmocka_unit_test_setup(works_when_told_to_stop, make_mark),
       cmocka_unit_test_setup(outlives_a_killed_parent, make_mark),

@@ -137,6 +137,8 @@ static void plans_neighbours(void **state) {
     assert_in_range(nice, 0, 19);
     assert_true(fabs(left - fraction) < 0.06);
   }
+  int nice = 0;
+  assert_int_equal(even_busy_plan(1e-12, &nice), EVEN_BUSY_MOST);
 }
 
 static void starts_neighbours(void **state) {

@@ -82,7 +82,7 @@ static even_status create_and_close(void *context) {
 static void each_call_may_fail(void **state) {
   (void)state;
   int before = open_descriptors();
-  assert_int_equal(fault_each_os(create_and_close, NULL, ENOSPC), 3);
+  assert_int_equal(fault_each_os(create_and_close, NULL, ENOSPC), 4);
   assert_int_equal(open_descriptors(), before);
   fault_os(FAULT_ftruncate, 1, ENOSPC);
   assert_int_equal(create_and_close(NULL), EVEN_ERR_NO_SPACE);

@@ -35,5 +35,7 @@ def test_a_round_scales_in_the_arena():
 def test_bad_parameters_are_refused():
     with pytest.raises(ValueError, match="parameter 0"):
         core.Sync.arena_bytes([(-1, F32)])
+    with pytest.raises(ValueError, match="negative"):
+        core.Sync.arena_bytes([(4, F32)], -1)
     with pytest.raises(core.EvenstepError, match="dtype"):
         core.Sync.arena_bytes([(4, 99)])
