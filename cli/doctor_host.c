@@ -46,7 +46,7 @@ static void cpu_check(even_doctor *doctor, const even_host *host) {
                   "only with a newer CPU (AVX512-BF16, AMX, Arm BF16)", "%s", even_cpu_has_bf16() ? "yes" : "no");
 }
 
-/* Tries it the way `evenstep run --cpu-quota` does. */
+/* Tries it the way `evenstep run --cpu-quota` does, for looking does not tell; all is then as before. */
 static void quota_check(even_doctor *doctor, const even_host *host) {
   even_cgroup own;
   even_cgroup made;
@@ -59,6 +59,7 @@ static void quota_check(even_doctor *doctor, const even_host *host) {
     if (even_cgroup_make(&own, "cpu", name, &made) == EVEN_OK) {
       can = even_cgroup_limit_cpu(&made, 0.5) == EVEN_OK;
       can = even_cgroup_remove(made.folder) == EVEN_OK && can;
+      even_cgroup_switch_off(&made, "cpu");
     }
   }
   if (version == 0) {

@@ -90,6 +90,9 @@ void even_slowdown_close(even_slowdown *slow) {
       even_error_clear(); /* the guardian tries once more */
     }
   }
+  for (size_t i = 0; slow->groups != NULL && i < slow->ranks; i++) {
+    even_cgroup_switch_off(&slow->groups[i], "cpu");
+  }
   even_free(slow->neighbours);
   even_free(slow->groups);
   even_free(slow->joins);

@@ -5,6 +5,7 @@
 #include "base/text.h"
 #include "os/calls.h"
 #include "os/clock.h"
+#include "os/entries.h"
 #include "os/file.h"
 
 #include <errno.h>
@@ -14,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { FILE_LIMIT = 4 << 20, REMOVE_MS = 1000 };
 
@@ -89,10 +91,11 @@ static bool find_group(char *text, const char *controller, int version, char *gr
   return false;
 }
 
-static bool has_controller(const even_cgroup *group, const char *controller) {
+/* `file`: cgroup.controllers (it may use) or cgroup.subtree_control (its children may). */
+static bool has_controller(const even_cgroup *group, const char *file, const char *controller) {
   even_text path = EVEN_TEXT_EMPTY;
   even_text text = EVEN_TEXT_EMPTY;
-  even_text_format(&path, "%s/cgroup.controllers", group->folder);
+  even_text_format(&path, "%s/%s", group->folder, file);
   bool found = even_text_status(&path) == EVEN_OK && even_file_read(path.data, FILE_LIMIT, &text) == EVEN_OK;
   if (found) {
     size_t length = text.length > 0 && text.data[text.length - 1] == '\n' ? text.length - 1 : text.length;
@@ -125,7 +128,8 @@ static even_status own_of_version(const char *root, const char *controller, int 
   int written =
       snprintf(out->folder, sizeof out->folder, "%s%s%s", root, where.point, strcmp(below, "/") == 0 ? "" : below);
   out->version = version;
-  *found = written > 0 && (size_t)written < sizeof out->folder && (version == 1 || has_controller(out, controller));
+  *found = written > 0 && (size_t)written < sizeof out->folder &&
+           (version == 1 || has_controller(out, "cgroup.controllers", controller));
   return EVEN_OK;
 }
 
@@ -161,18 +165,49 @@ static even_status put(const char *folder, const char *file, const char *value) 
 even_status even_cgroup_make(const even_cgroup *parent, const char *controller, const char *name, even_cgroup *out) {
   char enable[64];
   out->version = parent->version;
+  out->switched_on = false;
   int written = snprintf(out->folder, sizeof out->folder, "%s/%s", parent->folder, name);
   if (written < 0 || (size_t)written >= sizeof out->folder) {
     return even_fail(EVEN_ERR_OVERFLOW, "the path of control group %s is too long", name);
   }
-  if (parent->version == 2) {
+  if (parent->version == 2 && !has_controller(parent, "cgroup.subtree_control", controller)) {
     (void)snprintf(enable, sizeof enable, "+%s", controller);
     EVEN_TRY(put(parent->folder, "cgroup.subtree_control", enable));
+    out->switched_on = true;
   }
   if (even_os.mkdir(out->folder, 0777) != 0) {
     return even_fail_errno(errno, "control group %s cannot be made", out->folder);
   }
   return EVEN_OK;
+}
+
+typedef struct children {
+  const char *folder;
+  bool any;
+} children;
+
+static bool look_for_child(void *context, const char *name) {
+  children *at = context;
+  char path[2 * EVEN_CGROUP_PATH];
+  (void)snprintf(path, sizeof path, "%s/%s/cgroup.procs", at->folder, name);
+  at->any = even_os.access(path, F_OK) == 0;
+  return !at->any;
+}
+
+void even_cgroup_switch_off(const even_cgroup *group, const char *controller) {
+  even_cgroup parent = *group;
+  char disable[64];
+  char *slash = strrchr(parent.folder, '/');
+  if (!group->switched_on || slash == NULL) {
+    return;
+  }
+  *slash = '\0';
+  children found = {.folder = parent.folder};
+  (void)snprintf(disable, sizeof disable, "-%s", controller);
+  bool looked = even_folder_each(parent.folder, look_for_child, &found) == EVEN_OK;
+  if (!looked || (!found.any && put(parent.folder, "cgroup.subtree_control", disable) != EVEN_OK)) {
+    even_error_clear(); /* it costs nothing where it stays on */
+  }
 }
 
 even_status even_cgroup_limit_cpu(const even_cgroup *group, double cores) {

@@ -11,6 +11,7 @@ enum { EVEN_CGROUP_PATH = 512 };
 /* The group of this process under one controller. */
 typedef struct even_cgroup {
   int version;                   /* 1 or 2 */
+  bool switched_on;              /* made: and the controller was switched on in its parent for that */
   char folder[EVEN_CGROUP_PATH]; /* where it is mounted */
 } even_cgroup;
 
@@ -22,6 +23,9 @@ even_status even_cgroup_own(const char *root, const char *controller, even_cgrou
  * EVEN_ERR_PERMISSION, EVEN_ERR_IN_USE where the kernel refuses: the caller does without. */
 even_status even_cgroup_make(const even_cgroup *parent, const char *controller, const char *name,
                              even_cgroup *out) EVEN_MUST_USE;
+/* After the groups made were removed: switches the controller off in the parent again, where `group` had it switched on
+ * and the parent has no other children, which may rely on it by now. */
+void even_cgroup_switch_off(const even_cgroup *group, const char *controller);
 /* Lets the group have `cores` CPU seconds a second, dealt out in periods of 10 ms, so that a small share does not come
  * in long stops (with the kernel's own 100 ms a quarter of a core stands still for 75 ms at a time). */
 even_status even_cgroup_limit_cpu(const even_cgroup *group, double cores) EVEN_MUST_USE;

@@ -210,6 +210,33 @@ static void waits_for_the_end_of_a_member(void **state) {
   assert_int_equal(waitpid(member, NULL, 0), member);
 }
 
+static void leaves_the_parent_as_it_was(void **state) {
+  (void)state;
+  even_cgroup own = {.version = 2};
+  even_cgroup group;
+  even_cgroup second;
+  (void)snprintf(own.folder, sizeof own.folder, "%s/v2", root);
+  write_file("v2/cgroup.subtree_control", "memory\n");
+  assert_int_equal(even_cgroup_make(&own, "cpu", "one", &group), EVEN_OK);
+  assert_true(group.switched_on);
+  write_file("v2/cgroup.subtree_control", "cpu memory\n"); /* as the kernel says it then */
+  assert_int_equal(even_cgroup_make(&own, "cpu", "two", &second), EVEN_OK);
+  assert_false(second.switched_on);
+  assert_file(own.folder, "cgroup.subtree_control", "cpu memory\n");
+  assert_int_equal(rmdir(group.folder), 0);
+  even_cgroup_switch_off(&second, "cpu"); /* not its doing */
+  assert_file(own.folder, "cgroup.subtree_control", "cpu memory\n");
+  write_file("v2/two/cgroup.procs", "");
+  even_cgroup_switch_off(&group, "cpu"); /* another relies on it */
+  assert_file(own.folder, "cgroup.subtree_control", "cpu memory\n");
+  char path[EVEN_CGROUP_PATH + 64];
+  (void)snprintf(path, sizeof path, "%s/cgroup.procs", second.folder);
+  assert_int_equal(unlink(path), 0);
+  assert_int_equal(rmdir(second.folder), 0);
+  even_cgroup_switch_off(&group, "cpu");
+  assert_file(own.folder, "cgroup.subtree_control", "-cpumemory\n"); /* a file, not the kernel's: written over */
+}
+
 static void refusals_come_back(void **state) {
   (void)state;
   even_cgroup own = {.version = 2};
@@ -243,6 +270,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(reads_what_the_kernel_counted, make_root, remove_root),
       cmocka_unit_test_setup_teardown(removes_patiently, make_root, remove_root),
       cmocka_unit_test_setup_teardown(waits_for_the_end_of_a_member, make_root, remove_root),
+      cmocka_unit_test_setup_teardown(leaves_the_parent_as_it_was, make_root, remove_root),
       cmocka_unit_test_setup_teardown(refusals_come_back, make_root, remove_root),
       cmocka_unit_test_setup_teardown(survives_every_fault, make_root, remove_root),
   };
