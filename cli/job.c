@@ -227,8 +227,7 @@ static even_status open_and_run(running_job *job, int *exit_code) {
     if (even_monitor_close(job->monitor, even_status_exit_code(status)) != EVEN_OK) {
       even_error_clear();
     }
-    (void)even_fail(first.status, "%s", first.what); /* why the job failed is the news */
-    (void)even_error_fix("%s", first.fix);
+    (void)even_error_restore(&first); /* why the job failed is the news */
   }
   even_pipe_close(job->telemetry_fd);
   if (status == EVEN_OK) {

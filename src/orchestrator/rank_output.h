@@ -39,7 +39,7 @@ even_status even_rank_output_open(even_rank_output *out, even_loop *loop, int ra
 void even_rank_output_finish(even_rank_output *output);
 /* Frees the tails too. */
 void even_rank_output_close(even_rank_output *output);
-/* The last bytes of a stream, at most EVEN_RANK_TAIL_BYTES. */
+/* The last bytes of a stream: so many at least where there were as many, up to twice as many. */
 enum { EVEN_RANK_TAIL_BYTES = 16384 };
 
 #endif
