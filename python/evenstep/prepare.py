@@ -198,6 +198,12 @@ def _prepare_loader(
     seed = int(broadcast_bytes(current.group, str(seed).encode())) & 0x7FFFFFFFFFFFFFFF
     even = EvenLoader(current, loader, train=train, shares=None, seed=seed)
     batch = even.first_batch_size()
+    if train and even.batch_size is not None and even.batch_size < current.world_size:
+        raise ValueError(
+            f"the global batch of {even.batch_size} is smaller than the {current.world_size} ranks: in every step some rank would "
+            f"only keep the others company\n  fix: give the DataLoader a batch_size of at least {current.world_size}, "
+            "or start fewer ranks"
+        )
     if train:
         if not any(known.train for known in current.loaders.values()):
             current.plan = _plan(current, batch)
@@ -211,13 +217,6 @@ def _prepare_loader(
             trained.shares
             if trained is not None
             else Shares(environment.policy, current.world_size, batch, environment.speeds)
-        )
-    if train and batch < current.world_size and current.rank == 0:
-        warnings.warn(
-            f"the global batch of {batch} is smaller than the {current.world_size} ranks: in every step some rank only "
-            f"keeps the others company\n  fix: give the DataLoader a batch_size of at least {current.world_size}, or "
-            "start fewer ranks",
-            stacklevel=3,
         )
     if even.unwrapped and current.rank == 0:
         warnings.warn(
