@@ -98,7 +98,7 @@ step "build with gcc, -Werror" scripts/build.sh gcc &&
   step --show "C tests" c_tests gcc
 step "a C program against the installed library" c_library
 step "build with clang, -Werror" scripts/build.sh clang
-step "library and extension without the program" sh -c 'cmake -B build/library -G Ninja -DEVENSTEP_PROGRAM=OFF -DEVENSTEP_WERROR=ON "-DEVENSTEP_EXTENSION_FOLDER=$PWD/build/library/python" "-DPython_EXECUTABLE=${EVENSTEP_VENV:-$PWD/.venv}/bin/python" && cmake --build build/library'
+step "library and extension without the program" sh -c "cmake -B build/library -G Ninja -DEVENSTEP_PROGRAM=OFF -DEVENSTEP_WERROR=ON '-DEVENSTEP_EXTENSION_FOLDER=$PWD/build/library/python' '-DPython_EXECUTABLE=${EVENSTEP_VENV:-$PWD/.venv}/bin/python' && cmake --build build/library"
 step "build with AddressSanitizer and UndefinedBehaviorSanitizer" scripts/build.sh address &&
   step --show "C tests under AddressSanitizer and UndefinedBehaviorSanitizer" c_tests address
 step "build with ThreadSanitizer" scripts/build.sh thread &&

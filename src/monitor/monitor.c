@@ -213,7 +213,7 @@ static void look(even_monitor *monitor, uint64_t now) {
   for (int rank = 0; rank < monitor->state->ranks; rank++) {
     even_rank_usage usage;
     pid_t pid = monitor->state->rank[rank].pid;
-    if (pid != 0 && even_usage_look(pid, now, &usage)) {
+    if (pid != 0 && even_usage_look(pid, now, &monitor->state->rank[rank].usage, &usage)) {
       even_state_usage(monitor->state, rank, &usage);
       HISTORY(even_database_usage(monitor->database, rank, &usage));
     }

@@ -57,6 +57,11 @@ typedef struct even_rank_usage {
   double cpu_seconds;
   double rss_bytes;
   double throttled_seconds; /* NAN: the rank is under no quota that can be read */
+  /* of the living processes below it, already in cpu_seconds and rss_bytes */
+  size_t workers;
+  double workers_bytes;   /* private memory when it was last measured */
+  double workers_rss;     /* the sum of their resident sets then */
+  uint64_t workers_at_ns; /* when that was; 0: never */
 } even_rank_usage;
 
 typedef struct even_state_rank {

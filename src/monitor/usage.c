@@ -1,6 +1,7 @@
 /* /proc and the cgroup's files, read through src/os. */
 #include "monitor/usage.h"
 
+#include "monitor/workers.h"
 #include "os/file.h"
 
 #include <math.h>
@@ -10,6 +11,7 @@
 #include <unistd.h>
 
 enum { FILE_LIMIT_BYTES = 65536 };
+static const uint64_t PRIVATE_AGE_NS = UINT64_C(30000000000);
 
 bool even_usage_parse_stat(const char *stat, long ticks_per_second, long page_bytes, even_rank_usage *out) {
   unsigned long user = 0;
@@ -114,7 +116,32 @@ static double throttled_of(pid_t pid, even_text *content) {
   return seconds;
 }
 
-bool even_usage_look(pid_t pid, uint64_t now_ns, even_rank_usage *out) {
+/* Adds the living processes below. One that ends between two looks is for a moment in neither its own nor its parent's
+ * time: what was used does not become less. */
+static void add_workers(pid_t pid, const even_rank_usage *before, even_rank_usage *out) {
+  even_workers now;
+  even_workers_look(pid, 0, &now);
+  double changed = fabs(now.rss_bytes - before->workers_rss);
+  if (now.count > 0 && (before->workers_at_ns == 0 || now.count != before->workers ||
+                        changed > before->workers_rss / 8 || out->at_ns - before->workers_at_ns > PRIVATE_AGE_NS)) {
+    even_workers_look(pid, 1, &now);
+    out->workers_bytes = now.private_bytes;
+    out->workers_rss = now.rss_bytes;
+    out->workers_at_ns = out->at_ns;
+  } else if (now.count > 0) {
+    out->workers_bytes = before->workers_bytes;
+    out->workers_rss = before->workers_rss;
+    out->workers_at_ns = before->workers_at_ns;
+  }
+  out->workers = now.count;
+  out->cpu_seconds += now.cpu_seconds;
+  out->rss_bytes += out->workers_bytes;
+  if (before->at_ns != 0 && out->cpu_seconds < before->cpu_seconds) {
+    out->cpu_seconds = before->cpu_seconds;
+  }
+}
+
+bool even_usage_look(pid_t pid, uint64_t now_ns, const even_rank_usage *before, even_rank_usage *out) {
   char path[64];
   even_text content = EVEN_TEXT_EMPTY;
   *out = (even_rank_usage){.at_ns = now_ns, .throttled_seconds = NAN};
@@ -124,6 +151,7 @@ bool even_usage_look(pid_t pid, uint64_t now_ns, even_rank_usage *out) {
                out->rss_bytes > 0; /* an ended process that nobody has waited for has no memory any more */
   if (there) {
     out->throttled_seconds = throttled_of(pid, &content);
+    add_workers(pid, before, out);
   }
   even_text_free(&content);
   even_error_clear(); /* a process that ends in between is no error */

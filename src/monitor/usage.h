@@ -4,9 +4,12 @@
 
 #include "monitor/state.h"
 
-/* Looks at process `pid` now: /proc/PID/stat (CPU time with ended children, resident pages) and its cgroup's cpu.stat,
- * v1 or v2. false: the process is gone, or has ended. What cannot be read is NAN. */
-bool even_usage_look(pid_t pid, uint64_t now_ns, even_rank_usage *out);
+/* Looks at process `pid` now: /proc/PID/stat and its cgroup's cpu.stat, v1 or v2; and at the living processes below it
+ * (DataLoader workers). CPU time is that of all of them and of those that have ended; memory the resident set of `pid`
+ * and what the others have for themselves alone, so that pages shared by a fork count once (their measuring is dear:
+ * at once when their number or their resident sets change by an eighth, else every 30 s). `before` is what was seen the
+ * last time, at_ns 0 for nothing. false: the process is gone, or has ended. What cannot be read is NAN. */
+bool even_usage_look(pid_t pid, uint64_t now_ns, const even_rank_usage *before, even_rank_usage *out);
 
 /* For tests: the contents of these files. */
 bool even_usage_parse_stat(const char *stat, long ticks_per_second, long page_bytes, even_rank_usage *out);
