@@ -19,7 +19,7 @@ typedef struct neighbour {
 int even_busy_plan(double fraction, int *nice) {
   double wanted = (1 - fraction) / fraction; /* their weight, in units of the rank's */
   double whole = ceil(wanted - 1e-9);        /* of a tiny fraction far more than an int holds */
-  int count = whole < 1 ? 1 : whole > (double)EVEN_BUSY_MOST ? EVEN_BUSY_MOST : (int)whole;
+  int count = whole<1 ? 1 : whole>(double) EVEN_BUSY_MOST ? EVEN_BUSY_MOST : (int)whole;
   double each = wanted / count;
   long steps = each >= 1 ? 0 : lround(log(1 / each) / log(1.25));
   *nice = steps > 19 ? 19 : (int)steps;
