@@ -23,6 +23,8 @@ static void collect(even_dialogue *dialogue, even_loop_watch *watch, even_text *
   even_pipe_state state = even_pipe_read(watch->fd, buffer, sizeof buffer, &got);
   if (state == EVEN_PIPE_DATA && into->length + got <= limit) {
     even_text_append(into, buffer, got);
+  } else if (state == EVEN_PIPE_DATA && into == &dialogue->heard) {
+    dialogue->overflowed = true; /* a line without its middle would be no answer */
   }
   if (state == EVEN_PIPE_ENDED) {
     even_loop_remove(&dialogue->loop, watch);
@@ -126,10 +128,23 @@ static const char *line_take(even_dialogue *dialogue) {
   return line;
 }
 
+/* Makes room: the lines that were handed out go. */
+static void forget_taken(even_dialogue *dialogue) {
+  even_text *heard = &dialogue->heard;
+  if (dialogue->taken > 0) {
+    heard->length -= dialogue->taken;
+    memmove(heard->data, heard->data + dialogue->taken, heard->length + 1); /* its NUL, too */
+    dialogue->taken = 0;
+  }
+}
+
 even_status even_dialogue_hear(even_dialogue *dialogue, int64_t timeout_ms, const char **line) {
   uint64_t start = even_clock_ns();
   for (;;) {
     *line = line_take(dialogue);
+    if (*line == NULL && dialogue->overflowed) {
+      return even_fail(EVEN_ERR_INPUT, "more than %d bytes came without an end of line", HEARD_LIMIT);
+    }
     if (*line != NULL || dialogue->ended) {
       return even_text_status(&dialogue->heard);
     }
@@ -138,6 +153,7 @@ even_status even_dialogue_hear(even_dialogue *dialogue, int64_t timeout_ms, cons
       return even_fail(EVEN_ERR_TIMEOUT, "no answer within %.0f seconds", (double)timeout_ms / 1000);
     }
     int64_t left_ms = timeout_ms - passed_ms;
+    forget_taken(dialogue);
     EVEN_TRY(even_loop_turn(&dialogue->loop, left_ms < 1000 ? (int)left_ms : 1000));
   }
 }

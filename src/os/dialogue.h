@@ -16,6 +16,7 @@ typedef struct even_dialogue {
   even_text heard;     /* of its standard output, from `taken` on not yet handed out */
   even_text complaint; /* of its standard error */
   size_t taken;
+  bool overflowed;              /* a line was too long to be kept */
   bool ended;                   /* it closed its output */
   struct sigaction pipe_before; /* SIGPIPE is ignored meanwhile: a child that died must not take us along */
 } even_dialogue;
@@ -27,7 +28,7 @@ even_status even_dialogue_start(char *const *arguments, even_dialogue *out) EVEN
 /* Sends one line. EVEN_ERR_SYSTEM when the child reads no more. */
 even_status even_dialogue_say(even_dialogue *dialogue, const char *line) EVEN_MUST_USE;
 /* The next line without its newline: *line is valid until the next call, NULL when the child has closed its output.
- * EVEN_ERR_TIMEOUT after `timeout_ms` without a whole line. */
+ * EVEN_ERR_INPUT when 16 MiB came and no line ended, EVEN_ERR_TIMEOUT after `timeout_ms` without a whole line. */
 even_status even_dialogue_hear(even_dialogue *dialogue, int64_t timeout_ms, const char **line) EVEN_MUST_USE;
 /* The last line that it wrote to its standard error, "" without any: why it failed. Cut to fit. */
 void even_dialogue_complaint(const even_dialogue *dialogue, char *out, size_t size);

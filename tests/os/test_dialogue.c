@@ -59,6 +59,25 @@ static void several_lines_and_a_rest_without_newline(void **state) {
   even_dialogue_end(&dialogue);
 }
 
+/* More in all than is kept at a time is heard line by line; a line beyond that is said to be too long. */
+static void much_is_heard_in_lines(void **state) {
+  even_dialogue dialogue;
+  (void)state;
+  assert_int_equal(start("x=$(head -c 1000000 /dev/zero | tr '\\0' x); for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 "
+                         "17 18 19 20; do read go <&$EVENSTEP_REQUESTS_FD; echo $x; done",
+                         &dialogue),
+                   EVEN_OK);
+  for (int i = 0; i < 20; i++) {
+    assert_int_equal(even_dialogue_say(&dialogue, "go"), EVEN_OK);
+    assert_int_equal(strlen(hear(&dialogue)), 1000000);
+  }
+  even_dialogue_end(&dialogue);
+  const char *line = NULL;
+  assert_int_equal(start("cat /dev/zero", &dialogue), EVEN_OK);
+  assert_int_equal(even_dialogue_hear(&dialogue, PATIENCE_MS, &line), EVEN_ERR_INPUT);
+  even_dialogue_end(&dialogue);
+}
+
 static void the_complaint_is_its_last_word(void **state) {
   even_dialogue dialogue;
   char words[64];
@@ -124,6 +143,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_teardown(asks_and_answers, teardown),
       cmocka_unit_test_teardown(several_lines_and_a_rest_without_newline, teardown),
+      cmocka_unit_test_teardown(much_is_heard_in_lines, teardown),
       cmocka_unit_test_teardown(the_complaint_is_its_last_word, teardown),
       cmocka_unit_test_teardown(silence_is_a_timeout, teardown),
       cmocka_unit_test_teardown(a_child_that_died_takes_no_one_along, teardown),
