@@ -166,7 +166,8 @@ static void other_hosts_and_methods_are_refused(void **state) {
   (void)snprintf(header, sizeof header, "Authorization: Bearer %s\r\n", made->token);
   assert_int_equal(ask_with(made, "GET /", "evil.example", header), 403);
   assert_int_equal(ask_with(made, "GET /", "127.0.0.1.evil.example:80", header), 403);
-  assert_int_equal(ask_with(made, "GET /", "", header), 403);
+  int nameless = ask_with(made, "GET /", "", header);
+  assert_true(nameless == 403 || nameless == 400); /* libmicrohttpd 1.0 refuses it itself, as RFC 9112 (3.2) has it */
   assert_int_equal(ask_with(made, "GET /", "LOCALHOST:1", header), 200);
   assert_int_equal(ask_with(made, "GET /", "[::1]:1", header), 200);
   assert_int_equal(ask_with(made, "POST /", "localhost", header), 405);
