@@ -31,6 +31,10 @@ class Engine(Protocol):
 
     views: list[torch.Tensor]
 
+    @property
+    def memory(self) -> Sequence[torch.Tensor]:
+        """What else of its own shares the memory of the views."""
+
     def begin(self, weight: float, step: int) -> None: ...
 
     def ready(self, index: int, gradient: torch.Tensor) -> None:
@@ -77,7 +81,11 @@ class SharedEngine:
             slot = flat.as_strided(shape, stride)
             self._slots.append(slot)
             self._addresses.append(slot.data_ptr())
-            self.views.append(slot if self._on_cpu[index] else torch.empty_like(parameter))
+            self.views.append(slot.detach() if self._on_cpu[index] else torch.empty_like(parameter))
+
+    @property
+    def memory(self) -> Sequence[torch.Tensor]:
+        return self._slots
 
     @staticmethod
     def arena_bytes(parameters: Sequence[torch.Tensor]) -> int:
@@ -148,6 +156,10 @@ class TorchEngine:
             self.views[index] = flat[at : at + count].as_strided(shape, stride)
             at += count
         self._buckets.append((flat, indices))
+
+    @property
+    def memory(self) -> Sequence[torch.Tensor]:
+        return [flat for flat, _ in self._buckets]
 
     def begin(self, weight: float, step: int) -> None:
         self._weight, self._step = weight, step
