@@ -14,6 +14,7 @@ from torch import nn
 
 from evenstep._core import EvenstepError
 from evenstep.engine import Engine, Report
+from evenstep.kept import KeptGradients
 from evenstep.sparse import sum_sparse
 
 if TYPE_CHECKING:
@@ -29,20 +30,28 @@ class GradientSync:
     """Hooks of one model. `steps` says this rank's part of the batch now in backward.
 
     The engine has the parameters that are not in `sparse` (ids), in the model's order; those in it come after them
-    here, and their gradients are added up when backward has ended.
+    here, and their gradients are added up when backward has ended. `others` are parameters (ids) that belong to the
+    GradientSync of another model: each is reduced and rescaled once.
     """
 
     def __init__(
-        self, name: str, model: nn.Module, engine: Engine, steps: Steps, sparse: Container[int] = frozenset()
+        self,
+        name: str,
+        model: nn.Module,
+        engine: Engine,
+        steps: Steps,
+        sparse: Container[int] = frozenset(),
+        others: Container[int] = frozenset(),
     ) -> None:
         self.name, self.model, self.engine = name, model, engine
-        trained = trained_parameters(model)
+        trained = [one for one in trained_parameters(model) if id(one[1]) not in others]
         named = [one for one in trained if id(one[1]) not in sparse]
         self._dense = len(named)
         named += [one for one in trained if id(one[1]) in sparse]
         self._frozen = [(n, p) for n, p in model.named_parameters() if not p.requires_grad]
         self._names = [n for n, _ in named]
         self.parameters = [p for _, p in named]
+        self._kept = KeptGradients(engine.views, engine.memory)
         self._steps = steps
         self._current_weight = steps.current_weight
         self._fired: set[int] = set()
@@ -95,15 +104,22 @@ class GradientSync:
         if gradient.layout is not torch.strided:  # from no layer that said so: other ranks may have it dense
             gradient = parameter.grad = gradient.to_dense()
         if not self._open:
-            self.engine.begin(self._current_weight(), self._steps.step)
-            self._open = True
+            self._begin(self._current_weight())
         self.engine.ready(index, gradient)
         self._submitted.add(index)
 
+    def _begin(self, weight: float) -> None:
+        self._kept.let_go(self.parameters[: self._dense])
+        self.engine.begin(weight, self._steps.step)
+        self._open = True
+
     # -- around backward --
 
-    def before_backward(self) -> None:
-        """Makes what no_sync left in p.grad count with its own weight beside the gradients to come."""
+    def before_backward(self, empty: bool = False) -> None:
+        """Makes what no_sync left in p.grad count with its own weight beside the gradients to come.
+
+        empty: they count nothing on any rank, so that all that is there stays.
+        """
         for name, parameter in self._frozen:
             if parameter.requires_grad:
                 raise EvenstepError(
@@ -112,7 +128,11 @@ class GradientSync:
                     "  fix: call es.prepare while all parameters that will ever be trained require gradients"
                 )
         weight = self._current_weight()
-        if weight == 0.0 and (self._pending is not None or not self.enabled):
+        if empty:
+            self._stash = {i: p.grad for i, p in enumerate(self.parameters) if p.grad is not None}
+            for parameter in self.parameters:
+                parameter.grad = None
+        elif weight == 0.0 and (self._pending is not None or not self.enabled):
             # What comes counts nothing; what no_sync left must stay: keep it apart. A whole sum from before counts with
             # this pass's weights, on the other ranks in full and here not at all: it goes.
             self._stash = {}
@@ -144,7 +164,7 @@ class GradientSync:
         self._fired.clear()  # what came was thrown away
 
     def abandon(self) -> None:
-        """A backward failed before anything was handed over: what was there before it stays."""
+        """A backward failed before anything was handed over, or counts nothing: what was there before it stays."""
         if self._stash is not None:
             self._unstash()
         self._fired.clear()
@@ -153,7 +173,7 @@ class GradientSync:
     @property
     def fired(self) -> bool:
         """Whether this backward, or one under no_sync before it, gave this model a gradient on this rank."""
-        return bool(self._fired) or self._pending is not None
+        return (bool(self._fired) and not self._steps.empty) or self._pending is not None
 
     @property
     def open(self) -> bool:
@@ -176,12 +196,10 @@ class GradientSync:
             self._unstash()
             weight = self._pending if self._pending is not None else 0.0
         if not self._open:
-            self.engine.begin(weight, self._steps.step)
-            self._open = True
+            self._begin(weight)
         used, report = self._close_round()
         if again:
-            self.engine.begin(weight, self._steps.step)
-            self._open = True
+            self._begin(weight)
             used, second = self._close_round()
             report.communication_ns += second.communication_ns
             report.exposed_ns += second.exposed_ns
@@ -225,5 +243,7 @@ class GradientSync:
             )
         if gradient is not None and gradient.requires_grad:  # create_graph=True: keep the graph, change the value
             gradient.data.copy_(view)
+        elif index in self._kept.own and gradient is not None:
+            gradient.copy_(view)
         elif parameter.requires_grad:
-            parameter.grad = view
+            parameter.grad = view.clone() if index in self._kept.own else view

@@ -174,11 +174,12 @@ def _prepare_models(
         check_same_model(group, name, model)
         broadcast_model(group, model)
         sparse = sparse_parameters(model, optimizers.values())
-        parameters = [p for _, p in trained_parameters(model) if id(p) not in sparse]
+        others = {id(p) for sync in current.steps.syncs for p in sync.parameters}
+        parameters = [p for _, p in trained_parameters(model) if id(p) not in sparse and id(p) not in others]
         device = next((str(p.device) for p in parameters), "cpu")
         devices = gather_objects(group, f"{device}@{os.uname().nodename}")
         chosen = choose_engine(parameters, bootstrap, group, devices, engine, current.telemetry)
-        current.steps.syncs.append(GradientSync(name, model, chosen, current.steps, sparse))
+        current.steps.syncs.append(GradientSync(name, model, chosen, current.steps, sparse, others))
         if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()):
             current.dummy_samples = 2  # one sample alone has no variance
     if models:

@@ -49,6 +49,7 @@ class Steps:
         self.wants_checkpoint = False
         self.checkpoint_agreed = False  # rank 0 asked for one in the last vote
         self._weight: float | None = None  # from set_weight
+        self.empty = False  # set_weight: the next backward counts nothing on any rank
         self._ambiguous = False
         self._samples_undecided = False  # a batch came that no backward has used yet
         self._backward_count = 0
@@ -88,6 +89,7 @@ class Steps:
             self.group.sum_(values)
         total = float(values[0])
         self._weight = amount / total if total > 0 else 0.0
+        self.empty = total == 0
 
     # -- time blocked on others --
 
@@ -170,7 +172,7 @@ class Steps:
             self.telemetry.span(_core.SPAN_FORWARD, self.step, self._batch_start, now - self._batch_start)
         self._loss_value = loss_of(losses)
         for sync in self.syncs:
-            sync.before_backward()
+            sync.before_backward(self.empty)
 
     def nested_backward(self) -> None:
         for sync in self.syncs:
@@ -201,7 +203,7 @@ class Steps:
         if others:
             self._break(f"backward failed on rank {self.group.rank} ({name}), not on rank {others[0]}")
             return
-        self._weight = None
+        self._weight, self.empty = None, False
         self._samples_undecided = self._ambiguous = False
         for sync in self.syncs:
             sync.abandon()
@@ -230,7 +232,10 @@ class Steps:
             except BaseException as error:
                 self._broken = self._broken or str(error).splitlines()[0]
                 raise
-        self._weight = None
+        if self.empty:
+            for sync in enabled:
+                sync.abandon()
+        self._weight, self.empty = None, False
 
     def _exchange(self, weight: float, busy_ns: int, flags: int) -> list[vote.Ballot]:
         def bits(which: str) -> int:

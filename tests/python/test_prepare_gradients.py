@@ -23,6 +23,7 @@ class Hasty:
     def __init__(self, parameters: list[torch.Tensor]):
         self.views = [torch.zeros_like(p) for p in parameters]
         self.used = bytearray(len(parameters))
+        self.memory: list[torch.Tensor] = []
 
     def begin(self, weight: float, step: int) -> None:
         self.weight = weight
