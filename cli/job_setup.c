@@ -104,8 +104,15 @@ static even_status read_shown(const char *text, size_t ranks, bool *shown) {
   }
 }
 
-/* The prior: the profile's score of each device, times its quota. Without a profile the quotas alone say something
- * only where the devices are alike, so all are then left unknown unless every device is of one model. */
+static bool all_known(const double *speeds, size_t count) {
+  for (size_t i = 0; i < count; i++) {
+    if (!isfinite(speeds[i])) {
+      return false;
+    }
+  }
+  return true;
+}
+
 static bool one_model(const even_device_list *devices) {
   for (size_t i = 1; i < devices->count; i++) {
     if (devices->items[i].kind != devices->items[0].kind ||
@@ -117,22 +124,24 @@ static bool one_model(const even_device_list *devices) {
   return true;
 }
 
+/* The prior: the profile's score of each device, times its quota. Without a score of each the quotas alone say
+ * something only where the devices are alike, so all are then left unknown unless every device is of one model. */
 static even_status read_speeds(const even_job_options *options, even_job_setup *setup) {
   const char *path = options->profile != NULL ? options->profile : "gpu_profiles.json";
   size_t count = setup->devices.count;
-  bool known = true;
+  bool known = false;
   EVEN_TRY(EVEN_NEW_ARRAY(&setup->speeds, count));
   if (options->profile != NULL || even_path_exists(path)) {
     EVEN_TRY(even_profile_speeds(path, &setup->devices, setup->speeds));
-  } else if (setup->quota != NULL && one_model(&setup->devices)) {
+    known = all_known(setup->speeds, count);
+  }
+  if (!known && setup->quota != NULL && one_model(&setup->devices)) {
     for (size_t i = 0; i < count; i++) {
       setup->speeds[i] = 1;
     }
-  } else {
-    known = false;
+    known = true;
   }
   for (size_t i = 0; known && i < count; i++) {
-    known = isfinite(setup->speeds[i]);
     if (setup->quota != NULL && isfinite(setup->quota[i])) {
       setup->speeds[i] *= setup->quota[i];
     }

@@ -50,9 +50,9 @@ even_status even_device_select(const char *spec, int ranks, even_device_list *ou
 void even_device_list_free(even_device_list *list);
 
 /* The profile that `evenstep profile` wrote: one relative score for each device of `devices` into speeds[count]; the
- * score of a device that the profile lacks is NaN; a set of cores that it lacks as such has the sum of its cores'
- * scores. Errors: EVEN_ERR_NOT_FOUND (no file), EVEN_ERR_INPUT (not JSON, a
- * speed that is not positive: says which). */
+ * score of a device that the profile lacks, or measured while other work took its time ("disturbed"), is NaN; a set of
+ * cores that it lacks as such has the sum of its cores' scores. Errors: EVEN_ERR_NOT_FOUND (no file), EVEN_ERR_INPUT
+ * (not JSON, a speed that is not positive: says which). */
 even_status even_profile_speeds(const char *path, const even_device_list *devices, double *speeds) EVEN_MUST_USE;
 
 #endif

@@ -50,12 +50,19 @@ static even_status document_check(const char *path, const json_t *root) {
   return EVEN_OK;
 }
 
+/* A score that was measured while other work took the device's time says nothing of its speed: NaN. */
+static double score_in(const json_t *entry) {
+  return json_is_true(json_object_get(entry, "disturbed"))
+             ? NAN
+             : json_number_value(json_object_get(entry, "relative_score"));
+}
+
 /* The score of the device `name`, NaN where the profile lacks it. */
 static double score_of(const json_t *devices, const char *name) {
   for (size_t i = 0; i < json_array_size(devices); i++) {
     const json_t *entry = json_array_get(devices, i);
     if (strcmp(json_string_value(json_object_get(entry, "name")), name) == 0) {
-      return json_number_value(json_object_get(entry, "relative_score"));
+      return score_in(entry);
     }
   }
   return NAN;
@@ -84,7 +91,7 @@ static double score_of_set(const json_t *devices, const even_device *device) {
     const json_t *cpus = json_object_get(entry, "cpus");
     const char *name = json_string_value(json_object_get(entry, "name"));
     if (strncmp(name, "cpu:", 4) == 0 && strchr(name, '-') == NULL && uses(device, cpus)) {
-      sum += json_number_value(json_object_get(entry, "relative_score"));
+      sum += score_in(entry);
       known += json_array_size(cpus);
     }
   }

@@ -45,6 +45,19 @@ static void scores_by_name_and_by_sum(void **state) {
   assert_true(isnan(speeds[3])); /* cpu:3 is unknown */
 }
 
+static void a_disturbed_score_is_unknown(void **state) {
+  (void)state;
+  machine_file(&host, "/profile.json",
+               "{\"format\": \"evenstep-profile-1\", \"devices\": ["
+               "{\"name\": \"cpu:0\", \"cpus\": [0], \"relative_score\": 1, \"disturbed\": false},"
+               "{\"name\": \"cpu:2\", \"cpus\": [2], \"relative_score\": 0.5},"
+               "{\"name\": \"cpu:1\", \"cpus\": [1], \"relative_score\": 0.01, \"disturbed\": true}]}");
+  assert_int_equal(even_profile_speeds(path, &devices, speeds), EVEN_OK);
+  assert_float_equal(speeds[0], 1, 0);
+  assert_true(isnan(speeds[1]));
+  assert_true(isnan(speeds[2])); /* the set that cpu:1 belongs to */
+}
+
 static void expect(const char *content, const char *words) {
   machine_file(&host, "/profile.json", content);
   assert_int_equal(even_profile_speeds(path, &devices, speeds), EVEN_ERR_INPUT);
@@ -83,6 +96,7 @@ static void a_missing_file_is_not_found(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(scores_by_name_and_by_sum, setup, teardown),
+      cmocka_unit_test_setup_teardown(a_disturbed_score_is_unknown, setup, teardown),
       cmocka_unit_test_setup_teardown(errors_say_what_is_wrong, setup, teardown),
       cmocka_unit_test_setup_teardown(a_missing_file_is_not_found, setup, teardown),
   };
