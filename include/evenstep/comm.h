@@ -3,7 +3,7 @@
  * A group is a shared segment that its ranks map. One rank creates the segment and hands
  * its descriptor to the others (inherited, or through /proc/PID/fd); each opens the group over it.
  * Calls are collective: every rank of the group makes the same calls in the same order.
- * One thread at a time may call into one group; several groups are independent.
+ * One thread at a time may call a collective of one group; several groups are independent.
  *
  * Every call that moves data can fail with EVEN_ERR_PEER_LOST (a rank that had opened the group died: within a second;
  * one that never comes: by the timeout), EVEN_ERR_REVOKED (even_comm_revoke), EVEN_ERR_TIMEOUT, EVEN_ERR_MISMATCH
@@ -15,6 +15,7 @@
 
 #include <evenstep/status.h>
 #include <evenstep/types.h>
+#include <stdbool.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -69,6 +70,39 @@ EVEN_PUBLIC even_status even_comm_all_gather(even_comm *comm, const void *input,
 /* data (bytes long) of rank `root` on all ranks. */
 EVEN_PUBLIC even_status even_comm_broadcast(even_comm *comm, void *data, size_t bytes, int root) EVEN_MUST_USE;
 EVEN_PUBLIC even_status even_comm_barrier(even_comm *comm) EVEN_MUST_USE;
+
+/* ---- messages from one rank to another ----
+ * They go their own way: any thread may send and receive, also while another is inside a collective of the group.
+ * Messages from one rank to another with one tag arrive in the order in which they were sent, and are received in the
+ * order of the calls that receive. A message of up to 200 KB or so is sent at once; a longer one while its receiver
+ * takes it. What has begun goes on in the background. Groups of up to EVEN_COMM_MESSAGE_RANKS ranks;
+ * EVEN_ERR_UNSUPPORTED in larger ones. Failures of peers end the group, as in collectives. */
+
+#define EVEN_COMM_ANY_RANK (-1)
+#define EVEN_COMM_MESSAGE_RANKS 256
+
+typedef struct even_comm_request even_comm_request;
+
+/* Whether the group is small enough for messages. */
+EVEN_PUBLIC bool even_comm_has_messages(const even_comm *comm);
+/* Begins to send `bytes` at `data`, which stay untouched until the request is done, to rank `peer` (own rank allowed).
+ */
+EVEN_PUBLIC even_status even_comm_send_begin(even_comm *comm, const void *data, size_t bytes, int peer, uint64_t tag,
+                                             even_comm_request **out) EVEN_MUST_USE;
+/* Begins to receive the next message with that tag from rank `peer`, or from any (EVEN_COMM_ANY_RANK), of exactly
+ * `bytes` bytes: the request fails with EVEN_ERR_MISMATCH where the message has another size, and leaves it where it
+ * is. */
+EVEN_PUBLIC even_status even_comm_receive_begin(even_comm *comm, void *data, size_t bytes, int peer, uint64_t tag,
+                                                even_comm_request **out) EVEN_MUST_USE;
+/* Whether the request is done, well or not; does what can be done for it at once. */
+EVEN_PUBLIC bool even_comm_request_done(even_comm_request *request);
+/* Returns when the request is done, with its outcome; *peer (NULL allowed) is the rank at the other end. After
+ * timeout_seconds (<= 0: the group's) without an end: EVEN_ERR_TIMEOUT, and the group ends. */
+EVEN_PUBLIC even_status even_comm_request_wait(even_comm_request *request, double timeout_seconds,
+                                               int *peer) EVEN_MUST_USE;
+/* Forgets a request; NULL is allowed. One that is not done is given up: where a part of its message has been moved, the
+ * group is revoked, since what follows could not be understood. Before even_comm_close. */
+EVEN_PUBLIC void even_comm_request_free(even_comm_request *request);
 
 /* Ends every blocked and future call of the group on all ranks with EVEN_ERR_REVOKED. Any thread, any rank. */
 EVEN_PUBLIC void even_comm_revoke(even_comm *comm);

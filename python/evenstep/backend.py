@@ -7,8 +7,6 @@ beneath for everything else."""
 from __future__ import annotations
 
 import os
-import queue
-import threading
 import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -16,153 +14,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _create_work_from_future
-from torch.futures import Future
 
 from evenstep import _core
+from evenstep.backend_messages import MessagesMixin
+from evenstep.backend_tensors import as_real, is_ours, op_of, plain, reducible
+from evenstep.backend_work import Worker, completed
 from evenstep.rendezvous import open_group
 
-_DTYPES = {
-    torch.float32: _core.DTYPE_F32,
-    torch.float64: _core.DTYPE_F64,
-    torch.float16: _core.DTYPE_F16,
-    torch.bfloat16: _core.DTYPE_BF16,
-    torch.int8: _core.DTYPE_I8,
-    torch.uint8: _core.DTYPE_U8,
-    torch.int16: _core.DTYPE_I16,
-    torch.int32: _core.DTYPE_I32,
-    torch.int64: _core.DTYPE_I64,
-    torch.bool: _core.DTYPE_BOOL,
-}
-_FLOATING = {_core.DTYPE_F32, _core.DTYPE_F64, _core.DTYPE_F16, _core.DTYPE_BF16}
-_BITWISE = {_core.OP_BAND, _core.OP_BOR, _core.OP_BXOR}
-_RED_OP = dist.ReduceOp.RedOpType
-_OPS = {
-    _RED_OP.SUM: _core.OP_SUM,
-    _RED_OP.AVG: _core.OP_AVG,
-    _RED_OP.PRODUCT: _core.OP_PRODUCT,
-    _RED_OP.MIN: _core.OP_MIN,
-    _RED_OP.MAX: _core.OP_MAX,
-    _RED_OP.BAND: _core.OP_BAND,
-    _RED_OP.BOR: _core.OP_BOR,
-    _RED_OP.BXOR: _core.OP_BXOR,
-}
-_DENSE = torch.strided
 
-
-def _done(result: Any) -> dist.Work:
-    """A Work that is complete, with `result` as its future's value."""
-    future: Future[Any] = Future()
-    future.set_result(result)
-    return _create_work_from_future(future)
-
-
-def _op_of(options: Any) -> int | None:
-    """Our number for the options' reduce operation; None where we have none (PREMUL_SUM)."""
-    if options is None:
-        return _core.OP_SUM
-    op = getattr(options, "reduceOp", options)
-    return _OPS.get(getattr(op, "op", op))
-
-
-def _ours(tensor: torch.Tensor) -> bool:
-    return tensor.is_cpu and tensor.layout is _DENSE
-
-
-def _reducible(tensor: torch.Tensor, op: int | None) -> int | None:
-    """The dtype's number where the engine can reduce this tensor with this operation, else None."""
-    dtype = _DTYPES.get(tensor.dtype)
-    if dtype is None or op is None or not _ours(tensor):
-        return None
-    if (op == _core.OP_AVG and dtype not in _FLOATING) or (op in _BITWISE and dtype in _FLOATING):
-        return None
-    return dtype
-
-
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself where its elements lie one after the other and mean what they say, else a copy that does."""
-    if tensor.is_conj():
-        tensor = tensor.resolve_conj()
-    if tensor.is_neg():
-        tensor = tensor.resolve_neg()
-    return tensor.contiguous()
-
-
-def _as_real(tensors: Sequence[torch.Tensor], op: int | None) -> list[torch.Tensor]:
-    """Complex tensors seen as pairs of reals, where the operation means the same on them."""
-    if op not in (_core.OP_SUM, _core.OP_AVG):
-        return list(tensors)
-    return [torch.view_as_real(t) if t.is_complex() and not t.is_conj() else t for t in tensors]
-
-
-class _LaterWork(dist.Work):
-    """A Work that completes later. Python waits on the future itself and sees the error as it was raised; C++ gets one
-    whose error is its own, since an exception that Python sets in a future is a value like any other to C++."""
-
-    def __init__(self, future: Future[Any]) -> None:
-        super().__init__()
-        self._future = future
-        self._for_cpp = future.then(lambda done: done.value())
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        self._future.wait()
-        self._for_cpp.wait()  # it completes a moment later, and may be asked for its value now
-        return True
-
-    def synchronize(self) -> None:
-        self.wait()
-
-    def get_future(self) -> Future[Any]:
-        return self._for_cpp
-
-    def is_completed(self) -> bool:
-        return self._for_cpp.done()
-
-    def result(self) -> Any:
-        return self._future.wait()
-
-
-class _Worker:
-    """Runs a group's asynchronous calls, in their order, on one thread."""
-
-    def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], None], Future[Any], Any] | None] = queue.SimpleQueue()
-        self._last: Future[Any] | None = None
-        self._thread = threading.Thread(target=self._work, name="evenstep-collectives", daemon=True)
-        self._thread.start()
-
-    def _work(self) -> None:
-        with torch.no_grad():
-            for job, future, result in iter(self._jobs.get, None):
-                try:
-                    job()
-                except Exception as error:
-                    future.set_exception(error)
-                else:
-                    future.set_result(result)
-                del job, future, result  # nothing is kept alive while the thread waits
-
-    def submit(self, job: Callable[[], None], result: Any) -> dist.Work:
-        future: Future[Any] = Future()
-        self._last = future
-        self._jobs.put((job, future, result))
-        return _LaterWork(future)
-
-    def settle(self) -> None:
-        """Waits for the calls submitted so far; their errors belong to their own Works."""
-        if self._last is not None:
-            try:
-                self._last.wait()
-            except Exception:
-                pass
-            self._last = None
-
-    def stop(self) -> None:
-        self._jobs.put(None)
-        self._thread.join(timeout=10)
-
-
-class EvenstepGroup(dist.ProcessGroup):
+class EvenstepGroup(MessagesMixin, dist.ProcessGroup):
     """A process group of torch over an engine group; see `docs/communication.md` for what runs where."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta, name: str) -> None:
@@ -173,7 +33,8 @@ class EvenstepGroup(dist.ProcessGroup):
         self._timeout = timeout
         self._name = name
         self._sequence = 0
-        self._later: _Worker | None = None
+        self._later: Worker | None = None
+        self._messages = []
         self._comm = open_group(store, rank, size, name=f"torch/{name}", timeout_seconds=timeout.total_seconds())
         if self._comm is None and rank == 0:
             warnings.warn(
@@ -273,30 +134,30 @@ class EvenstepGroup(dist.ProcessGroup):
         self._sequence += 1
         if getattr(options, "asyncOp", True) and self._size > 1:
             if self._later is None:
-                self._later = _Worker()
+                self._later = Worker()
             return self._later.submit(job, result)
         if self._later is not None:
             self._later.settle()
         with torch.no_grad():
             job()
         # torch's Python functions that wait anyway take None for "complete".
-        return _done(result) if getattr(options, "asyncOp", True) else None
+        return completed(result) if getattr(options, "asyncOp", True) else None
 
     def _all_reduce(self, comm: _core.Comm, tensor: torch.Tensor, dtype: int, op: int) -> None:
         if tensor.is_contiguous() and not tensor.is_neg():
             comm.all_reduce(tensor.data_ptr(), tensor.numel(), dtype, op)
         else:
-            copy = _plain(tensor)
+            copy = plain(tensor)
             comm.all_reduce(copy.data_ptr(), copy.numel(), dtype, op)
             tensor.copy_(copy)
 
     def _reduction(self, given: Sequence[torch.Tensor], options: Any) -> Callable[[], None] | None:
         """All-reduces each tensor; None where one of them is not for the engine."""
-        comm, op = self._comm, _op_of(options)
+        comm, op = self._comm, op_of(options)
         if comm is None or op is None:
             return None
-        tensors = _as_real(given, op)
-        dtypes = [_reducible(tensor, op) for tensor in tensors]
+        tensors = as_real(given, op)
+        dtypes = [reducible(tensor, op) for tensor in tensors]
         if None in dtypes:
             return None
 
@@ -322,12 +183,12 @@ class EvenstepGroup(dist.ProcessGroup):
     def broadcast(self, tensors: Any, opts: Any = None) -> Any:
         given = [tensors] if isinstance(tensors, torch.Tensor) else tensors
         comm, tensor = self._comm, given[0]
-        if comm is None or len(given) != 1 or not _ours(tensor):
+        if comm is None or len(given) != 1 or not is_ours(tensor):
             return self._under(tensor).broadcast(given, *_given(opts))
         root = 0 if opts is None else opts.rootRank
 
         def job() -> None:
-            data = _plain(tensor)
+            data = plain(tensor)
             comm.broadcast(data.data_ptr(), data.nbytes, root)
             if data is not tensor and self._rank != root:
                 tensor.copy_(data)
@@ -338,14 +199,14 @@ class EvenstepGroup(dist.ProcessGroup):
         """parts[r] = rank r's `own`; the parts may differ in size. Bytes are gathered, whatever the dtype."""
         counts = [part.nbytes for part in parts]
         everything = torch.empty(sum(counts), dtype=torch.uint8)
-        source = _plain(own)
+        source = plain(own)
         comm.all_gather(source.data_ptr(), everything.data_ptr(), counts, _core.DTYPE_U8)
         for part, data in zip(parts, everything.split(counts)):
             part.copy_(data.view(part.dtype).view(part.shape) if part.numel() else part)
 
     def _gather_single(self, comm: _core.Comm, output: torch.Tensor, own: torch.Tensor) -> None:
-        source = _plain(own)
-        target = _plain(output)
+        source = plain(own)
+        target = plain(output)
         comm.all_gather(source.data_ptr(), target.data_ptr(), [own.nbytes] * self._size, _core.DTYPE_U8)
         if target is not output:
             output.copy_(target)
@@ -361,7 +222,7 @@ class EvenstepGroup(dist.ProcessGroup):
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         comm = self._comm
-        ours = comm is not None and len(inputs) == 1 and _ours(inputs[0]) and all(map(_ours, outputs[0]))
+        ours = comm is not None and len(inputs) == 1 and is_ours(inputs[0]) and all(map(is_ours, outputs[0]))
         if comm is None or not ours or len(outputs[0]) != self._size:
             return self._under(inputs[0]).allgather(outputs, inputs, *_given(opts))
         return self._run(opts, lambda: self._gather_parts(comm, outputs[0], inputs[0]), outputs)
@@ -371,7 +232,7 @@ class EvenstepGroup(dist.ProcessGroup):
 
     def _gathering(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Callable[[], None] | None:
         comm = self._comm
-        if comm is None or not all(map(_ours, outputs)) or not all(map(_ours, inputs)):
+        if comm is None or not all(map(is_ours, outputs)) or not all(map(is_ours, inputs)):
             return None
         for output, own in zip(outputs, inputs):
             self._check_gather(output, own)
@@ -407,9 +268,9 @@ class EvenstepGroup(dist.ProcessGroup):
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         if isinstance(outputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
-        comm, op = self._comm, _op_of(opts)
-        dtype = _reducible(outputs[0], op)
-        if comm is None or dtype is None or op is None or len(outputs) != 1 or not all(map(_ours, inputs[0])):
+        comm, op = self._comm, op_of(opts)
+        dtype = reducible(outputs[0], op)
+        if comm is None or dtype is None or op is None or len(outputs) != 1 or not all(map(is_ours, inputs[0])):
             return self._under(outputs[0]).reduce_scatter(outputs, inputs, *_given(opts))
         counts = [part.numel() for part in inputs[0]]
         if len(counts) != self._size or outputs[0].numel() != counts[self._rank]:
@@ -419,7 +280,7 @@ class EvenstepGroup(dist.ProcessGroup):
             )
 
         def job() -> None:
-            flat = torch.cat([_plain(part).view(-1) for part in inputs[0]])
+            flat = torch.cat([plain(part).view(-1) for part in inputs[0]])
             self._scatter(comm, outputs[0], flat, counts, dtype, op)
 
         return self._run(opts, job, outputs)
@@ -427,12 +288,12 @@ class EvenstepGroup(dist.ProcessGroup):
     def _scattering(
         self, given_outputs: Sequence[torch.Tensor], given_inputs: Sequence[torch.Tensor], options: Any
     ) -> Callable[[], None] | None:
-        comm, op = self._comm, _op_of(options)
+        comm, op = self._comm, op_of(options)
         if comm is None or op is None:
             return None
-        outputs, inputs = _as_real(given_outputs, op), _as_real(given_inputs, op)
-        dtypes = [_reducible(output, op) for output in outputs]
-        if None in dtypes or not all(map(_ours, inputs)):
+        outputs, inputs = as_real(given_outputs, op), as_real(given_inputs, op)
+        dtypes = [reducible(output, op) for output in outputs]
+        if None in dtypes or not all(map(is_ours, inputs)):
             return None
         for output, whole in zip(outputs, inputs):
             if whole.numel() != output.numel() * self._size or whole.dtype != output.dtype:
@@ -444,7 +305,7 @@ class EvenstepGroup(dist.ProcessGroup):
         def job() -> None:
             for output, whole, dtype in zip(outputs, inputs, dtypes):
                 counts = [output.numel()] * self._size
-                self._scatter(comm, output, _plain(whole), counts, dtype, op)  # type: ignore[arg-type]
+                self._scatter(comm, output, plain(whole), counts, dtype, op)  # type: ignore[arg-type]
 
         return job
 
@@ -501,15 +362,6 @@ class EvenstepGroup(dist.ProcessGroup):
 
     def alltoall_base(self, output: Any, whole: Any, outs: Any, ins: Any, opts: Any = None) -> Any:
         return self.all_to_all_single(output, whole, outs, ins, opts)
-
-    def send(self, tensors: Any, destination: int, tag: int = 0) -> Any:
-        return self._under(tensors[0]).send(tensors, destination, tag)
-
-    def recv(self, tensors: Any, source: int, tag: int = 0) -> Any:
-        return self._under(tensors[0]).recv(tensors, source, tag)
-
-    def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
-        return self._under(tensors[0]).recv_anysource(tensors, tag)
 
 
 def _given(options: Any) -> tuple[Any, ...]:

@@ -1,7 +1,5 @@
 /* _core.Comm: a group's collectives from Python. Data cross as addresses; the GIL is released while a call runs. */
-#include "ext.h"
-
-#include <evenstep/comm.h>
+#include "comm.h"
 
 #include "base/alloc.h"
 #include "base/fail.h"
@@ -12,18 +10,10 @@
   0x200 /* the headers of the limited API leave it out before 3.11; PyMemoryView_FromMemory needs it */
 #endif
 
-typedef struct comm_object {
-  PyObject_HEAD even_comm *comm; /* NULL once freed */
-  PyObject *view;                /* weak reference to the arena's view while that lives */
-  Py_ssize_t handles;            /* capsules out */
-  Py_ssize_t calls;              /* threads inside a call */
-  size_t arena_bytes;
-  int closed;
-} comm_object;
-
-/* The group's memory may go only when nobody can look at it: no call, no capsule, no view of the arena. */
-static void free_when_unused(comm_object *self) {
-  if (self->closed && self->calls == 0 && self->handles == 0 && self->view == NULL && self->comm != NULL) {
+/* The group's memory may go only when nobody can look at it: no call, no message, no capsule, no view of the arena. */
+void even_ext_comm_free_when_unused(even_ext_comm *self) {
+  if (self->closed && self->calls == 0 && self->messages == 0 && self->handles == 0 && self->view == NULL &&
+      self->comm != NULL) {
     even_comm_close(self->comm);
     self->comm = NULL;
   }
@@ -42,7 +32,7 @@ static PyObject *comm_new(PyTypeObject *type, PyObject *arguments, PyObject *nam
     return PyErr_Format(PyExc_ValueError, "arena_bytes is %zd; it cannot be negative", arena_bytes);
   }
   allocfunc make = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-  comm_object *self = (comm_object *)make(type, 0);
+  even_ext_comm *self = (even_ext_comm *)make(type, 0);
   if (self == NULL) {
     return NULL;
   }
@@ -60,7 +50,7 @@ static PyObject *comm_new(PyTypeObject *type, PyObject *arguments, PyObject *nam
 }
 
 static void comm_dealloc(PyObject *object) {
-  comm_object *self = (comm_object *)object;
+  even_ext_comm *self = (even_ext_comm *)object;
   PyTypeObject *type = Py_TYPE(object);
   freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
   even_comm_close(self->comm);
@@ -70,7 +60,7 @@ static void comm_dealloc(PyObject *object) {
 }
 
 /* The group, or NULL with an exception when it is closed. */
-static even_comm *open_group(comm_object *self) {
+even_comm *even_ext_comm_open_group(even_ext_comm *self) {
   if (self->closed) {
     (void)even_fail(EVEN_ERR_STATE, "the group is closed");
     (void)even_ext_raise();
@@ -80,33 +70,24 @@ static even_comm *open_group(comm_object *self) {
 }
 
 /* Runs `call` without the GIL and returns None or raises. */
-#define RUN(self, call)                \
-  do {                                 \
-    even_status run_status_ = EVEN_OK; \
-    (self)->calls++;                   \
-    Py_BEGIN_ALLOW_THREADS;            \
-    run_status_ = (call);              \
-    Py_END_ALLOW_THREADS;              \
-    PyObject *run_result_ = NULL;      \
-    if (run_status_ == EVEN_OK) {      \
-      run_result_ = Py_None;           \
-      Py_INCREF(Py_None);              \
-    } else {                           \
-      (void)even_ext_raise();          \
-    }                                  \
-    (self)->calls--;                   \
-    free_when_unused(self);            \
-    return run_result_;                \
+#define RUN(self, call)                   \
+  do {                                    \
+    even_status run_status_ = EVEN_OK;    \
+    (self)->calls++;                      \
+    Py_BEGIN_ALLOW_THREADS;               \
+    run_status_ = (call);                 \
+    Py_END_ALLOW_THREADS;                 \
+    PyObject *run_result_ = NULL;         \
+    if (run_status_ == EVEN_OK) {         \
+      run_result_ = Py_None;              \
+      Py_INCREF(Py_None);                 \
+    } else {                              \
+      (void)even_ext_raise();             \
+    }                                     \
+    (self)->calls--;                      \
+    even_ext_comm_free_when_unused(self); \
+    return run_result_;                   \
   } while (0)
-
-static int to_size(PyObject *object, void *out) {
-  size_t value = PyLong_AsSize_t(object);
-  if (value == (size_t)-1 && PyErr_Occurred() != NULL) {
-    return 0;
-  }
-  *(size_t *)out = value;
-  return 1;
-}
 
 /* A sequence of `ranks` counts into a new array. */
 static size_t *to_counts(PyObject *object, int ranks) {
@@ -122,7 +103,7 @@ static size_t *to_counts(PyObject *object, int ranks) {
     (void)even_ext_raise();
   }
   for (int rank = 0; counts != NULL && rank < ranks; rank++) {
-    if (!to_size(PyTuple_GetItem(items, rank), &counts[rank])) {
+    if (!even_ext_to_size(PyTuple_GetItem(items, rank), &counts[rank])) {
       even_free(counts);
       counts = NULL;
     }
@@ -132,14 +113,14 @@ static size_t *to_counts(PyObject *object, int ranks) {
 }
 
 static PyObject *comm_all_reduce(PyObject *object, PyObject *arguments) {
-  comm_object *self = (comm_object *)object;
+  even_ext_comm *self = (even_ext_comm *)object;
   void *data = NULL;
   size_t count = 0;
   int dtype = 0;
   int op = 0;
-  even_comm *comm = open_group(self);
-  if (comm == NULL ||
-      !PyArg_ParseTuple(arguments, "O&O&ii:all_reduce", even_ext_to_address, &data, to_size, &count, &dtype, &op)) {
+  even_comm *comm = even_ext_comm_open_group(self);
+  if (comm == NULL || !PyArg_ParseTuple(arguments, "O&O&ii:all_reduce", even_ext_to_address, &data, even_ext_to_size,
+                                        &count, &dtype, &op)) {
     return NULL;
   }
   RUN(self, even_comm_all_reduce(comm, data, count, (even_dtype)dtype, (even_reduce_op)op));
@@ -153,13 +134,13 @@ static even_status reduce_scatter_and_free(even_comm *comm, const void *input, v
 }
 
 static PyObject *comm_reduce_scatter(PyObject *object, PyObject *arguments) {
-  comm_object *self = (comm_object *)object;
+  even_ext_comm *self = (even_ext_comm *)object;
   void *input = NULL;
   void *output = NULL;
   PyObject *sequence = NULL;
   int dtype = 0;
   int op = 0;
-  even_comm *comm = open_group(self);
+  even_comm *comm = even_ext_comm_open_group(self);
   if (comm == NULL || !PyArg_ParseTuple(arguments, "O&O&Oii:reduce_scatter", even_ext_to_address, &input,
                                         even_ext_to_address, &output, &sequence, &dtype, &op)) {
     return NULL;
@@ -178,12 +159,12 @@ static even_status all_gather_and_free(even_comm *comm, const void *input, void 
 }
 
 static PyObject *comm_all_gather(PyObject *object, PyObject *arguments) {
-  comm_object *self = (comm_object *)object;
+  even_ext_comm *self = (even_ext_comm *)object;
   void *input = NULL;
   void *output = NULL;
   PyObject *sequence = NULL;
   int dtype = 0;
-  even_comm *comm = open_group(self);
+  even_comm *comm = even_ext_comm_open_group(self);
   if (comm == NULL || !PyArg_ParseTuple(arguments, "O&O&Oi:all_gather", even_ext_to_address, &input,
                                         even_ext_to_address, &output, &sequence, &dtype)) {
     return NULL;
@@ -196,21 +177,21 @@ static PyObject *comm_all_gather(PyObject *object, PyObject *arguments) {
 }
 
 static PyObject *comm_broadcast(PyObject *object, PyObject *arguments) {
-  comm_object *self = (comm_object *)object;
+  even_ext_comm *self = (even_ext_comm *)object;
   void *data = NULL;
   size_t bytes = 0;
   int root = 0;
-  even_comm *comm = open_group(self);
+  even_comm *comm = even_ext_comm_open_group(self);
   if (comm == NULL ||
-      !PyArg_ParseTuple(arguments, "O&O&i:broadcast", even_ext_to_address, &data, to_size, &bytes, &root)) {
+      !PyArg_ParseTuple(arguments, "O&O&i:broadcast", even_ext_to_address, &data, even_ext_to_size, &bytes, &root)) {
     return NULL;
   }
   RUN(self, even_comm_broadcast(comm, data, bytes, root));
 }
 
 static PyObject *comm_barrier(PyObject *object, PyObject *unused) {
-  comm_object *self = (comm_object *)object;
-  even_comm *comm = open_group(self);
+  even_ext_comm *self = (even_ext_comm *)object;
+  even_comm *comm = even_ext_comm_open_group(self);
   (void)unused;
   if (comm == NULL) {
     return NULL;
@@ -219,7 +200,7 @@ static PyObject *comm_barrier(PyObject *object, PyObject *unused) {
 }
 
 static PyObject *comm_revoke(PyObject *object, PyObject *unused) {
-  even_comm *comm = open_group((comm_object *)object);
+  even_comm *comm = even_ext_comm_open_group((even_ext_comm *)object);
   (void)unused;
   if (comm == NULL) {
     return NULL;
@@ -230,7 +211,7 @@ static PyObject *comm_revoke(PyObject *object, PyObject *unused) {
 
 static PyObject *comm_set_timeout(PyObject *object, PyObject *arguments) {
   double seconds = 0;
-  even_comm *comm = open_group((comm_object *)object);
+  even_comm *comm = even_ext_comm_open_group((even_ext_comm *)object);
   if (comm == NULL || !PyArg_ParseTuple(arguments, "d:set_timeout", &seconds)) {
     return NULL;
   }
@@ -239,7 +220,7 @@ static PyObject *comm_set_timeout(PyObject *object, PyObject *arguments) {
 }
 
 static PyObject *comm_close(PyObject *object, PyObject *unused) {
-  comm_object *self = (comm_object *)object;
+  even_ext_comm *self = (even_ext_comm *)object;
   (void)unused;
   if (!self->closed) {
     self->closed = 1;
@@ -247,7 +228,7 @@ static PyObject *comm_close(PyObject *object, PyObject *unused) {
       even_comm_revoke(self->comm);
     }
     even_comm_leave(self->comm);
-    free_when_unused(self);
+    even_ext_comm_free_when_unused(self);
   }
   Py_RETURN_NONE;
 }
@@ -255,17 +236,17 @@ static PyObject *comm_close(PyObject *object, PyObject *unused) {
 /* ---- the arena: a view that keeps the group's memory as long as it lives ---- */
 
 static PyObject *view_died(PyObject *object, PyObject *reference) {
-  comm_object *self = (comm_object *)object;
+  even_ext_comm *self = (even_ext_comm *)object;
   (void)reference;
   Py_CLEAR(self->view);
-  free_when_unused(self);
+  even_ext_comm_free_when_unused(self);
   Py_RETURN_NONE;
 }
 static PyMethodDef view_died_method = {"view_died", view_died, METH_O, NULL};
 
 static PyObject *comm_arena(PyObject *object, PyObject *unused) {
-  comm_object *self = (comm_object *)object;
-  even_comm *comm = open_group(self);
+  even_ext_comm *self = (even_ext_comm *)object;
+  even_comm *comm = even_ext_comm_open_group(self);
   (void)unused;
   if (comm == NULL) {
     return NULL;
@@ -296,17 +277,17 @@ static PyObject *comm_arena(PyObject *object, PyObject *unused) {
 /* ---- the handle for other parts of the extension ---- */
 
 static void handle_died(PyObject *capsule) {
-  comm_object *self = PyCapsule_GetContext(capsule);
+  even_ext_comm *self = PyCapsule_GetContext(capsule);
   if (self != NULL) {
     self->handles--;
-    free_when_unused(self);
+    even_ext_comm_free_when_unused(self);
     Py_DECREF((PyObject *)self);
   }
 }
 
 static PyObject *comm_handle(PyObject *object, void *closure) {
-  comm_object *self = (comm_object *)object;
-  even_comm *comm = open_group(self);
+  even_ext_comm *self = (even_ext_comm *)object;
+  even_comm *comm = even_ext_comm_open_group(self);
   (void)closure;
   if (comm == NULL) {
     return NULL;
@@ -322,23 +303,28 @@ static PyObject *comm_handle(PyObject *object, void *closure) {
 }
 
 static PyObject *comm_rank(PyObject *object, void *closure) {
-  even_comm *comm = open_group((comm_object *)object);
+  even_comm *comm = even_ext_comm_open_group((even_ext_comm *)object);
   (void)closure;
   return comm == NULL ? NULL : PyLong_FromLong(even_comm_rank(comm));
 }
 static PyObject *comm_ranks(PyObject *object, void *closure) {
-  even_comm *comm = open_group((comm_object *)object);
+  even_comm *comm = even_ext_comm_open_group((even_ext_comm *)object);
   (void)closure;
   return comm == NULL ? NULL : PyLong_FromLong(even_comm_ranks(comm));
 }
 static PyObject *comm_wait_ns(PyObject *object, void *closure) {
-  even_comm *comm = open_group((comm_object *)object);
+  even_comm *comm = even_ext_comm_open_group((even_ext_comm *)object);
   (void)closure;
   return comm == NULL ? NULL : PyLong_FromUnsignedLongLong(even_comm_wait_ns(comm));
 }
+static PyObject *comm_sends(PyObject *object, void *closure) {
+  even_comm *comm = even_ext_comm_open_group((even_ext_comm *)object);
+  (void)closure;
+  return comm == NULL ? NULL : PyBool_FromLong(even_comm_has_messages(comm));
+}
 static PyObject *comm_closed(PyObject *object, void *closure) {
   (void)closure;
-  return PyBool_FromLong(((comm_object *)object)->closed);
+  return PyBool_FromLong(((even_ext_comm *)object)->closed);
 }
 
 static PyObject *comm_create_segment(PyObject *object, PyObject *arguments, PyObject *names) {
@@ -346,7 +332,7 @@ static PyObject *comm_create_segment(PyObject *object, PyObject *arguments, PyOb
   even_comm_params params = {.size = sizeof params};
   int fd = -1;
   (void)object;
-  if (!PyArg_ParseTupleAndKeywords(arguments, names, "i|O&:create_segment", keywords, &params.ranks, to_size,
+  if (!PyArg_ParseTupleAndKeywords(arguments, names, "i|O&:create_segment", keywords, &params.ranks, even_ext_to_size,
                                    &params.arena_bytes)) {
     return NULL;
   }
@@ -388,6 +374,9 @@ static PyMethodDef comm_methods[] = {
     {"all_gather", comm_all_gather, METH_VARARGS,
      "all_gather(input, output, counts, dtype): counts[r] elements from rank r"},
     {"broadcast", comm_broadcast, METH_VARARGS, "broadcast(address, bytes, root)"},
+    {"send", even_ext_comm_send, METH_VARARGS, "send(address, bytes, rank, tag) -> Request"},
+    {"receive", even_ext_comm_receive, METH_VARARGS,
+     "receive(address, bytes, rank, tag) -> Request; rank -1: from any"},
     {"barrier", comm_barrier, METH_NOARGS, "Returns when all ranks have come."},
     {"revoke", comm_revoke, METH_NOARGS, "Ends every blocked and future call of the group, on all ranks."},
     {"set_timeout", comm_set_timeout, METH_VARARGS, "set_timeout(seconds): the limit of this rank's later calls"},
@@ -400,6 +389,7 @@ static PyGetSetDef comm_attributes[] = {
     {"rank", comm_rank, NULL, "this rank's number", NULL},
     {"ranks", comm_ranks, NULL, "how many ranks the group has", NULL},
     {"wait_ns", comm_wait_ns, NULL, "nanoseconds spent waiting for peers since the group was opened", NULL},
+    {"sends", comm_sends, NULL, "whether the group is small enough for messages", NULL},
     {"closed", comm_closed, NULL, "whether close() was called", NULL},
     {"handle", comm_handle, NULL, "capsule \"evenstep.comm\" with the even_comm *", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
@@ -414,8 +404,10 @@ static PyType_Slot comm_slots[] = {
      "processes of one host. Opening it returns when all ranks have come."},
     {0, NULL}};
 
-static PyType_Spec comm_spec = {
-    .name = "evenstep._core.Comm", .basicsize = sizeof(comm_object), .flags = Py_TPFLAGS_DEFAULT, .slots = comm_slots};
+static PyType_Spec comm_spec = {.name = "evenstep._core.Comm",
+                                .basicsize = sizeof(even_ext_comm),
+                                .flags = Py_TPFLAGS_DEFAULT,
+                                .slots = comm_slots};
 
 static PyMethodDef functions[] = {
     {"open_peer_fd", open_peer_fd, METH_VARARGS,
@@ -452,6 +444,9 @@ int even_ext_add_comm(PyObject *module) {
   PyObject *type = PyType_FromSpec(&comm_spec);
   if (type == NULL || PyModule_AddObject(module, "Comm", type) != 0) {
     Py_XDECREF(type);
+    return -1;
+  }
+  if (even_ext_add_request(module) != 0) {
     return -1;
   }
   return add_numbers(module) != 0 ? -1 : PyModule_AddFunctions(module, functions);

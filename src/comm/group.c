@@ -3,6 +3,7 @@
 
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "comm/messages.h"
 #include "os/thread.h"
 
 #include <stdint.h>
@@ -72,6 +73,9 @@ static even_status open_over(const even_comm_params *params, const even_comm_lay
     status = EVEN_NEW_ARRAY(&comm->targets, (size_t)comm->ranks);
   }
   if (status == EVEN_OK) {
+    status = even_messages_open(comm);
+  }
+  if (status == EVEN_OK) {
     status = join(comm, params->spin);
   }
   if (status != EVEN_OK) {
@@ -109,8 +113,9 @@ even_status even_comm_open(const even_comm_params *params, int fd, even_comm **o
 void even_comm_leave(even_comm *comm) {
   /* Not where the rank never came, and not in a child that inherited the mapping by fork. */
   if (comm->stage > 0 && comm->process == even_own_process()) {
+    even_messages_stop(comm);
     atomic_store(&comm->controls[comm->rank].left, 1u);
-    even_group_wake(comm);
+    even_group_alarm(comm);
   }
 }
 
@@ -119,6 +124,7 @@ void even_comm_close(even_comm *comm) {
     return;
   }
   even_comm_leave(comm);
+  even_messages_free(comm);
   even_free(comm->sources);
   even_free(comm->targets);
   even_shared_memory_close(&comm->memory);

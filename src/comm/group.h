@@ -35,6 +35,8 @@ typedef struct even_comm_writing {
   uint64_t began;    /* the stage under way, 0 where it is not measured */
 } even_comm_writing;
 
+typedef struct even_messages even_messages; /* messages.h */
+
 struct even_comm {
   int rank;
   int ranks;
@@ -59,6 +61,7 @@ struct even_comm {
   atomic_flag busy;         /* a thread is in a call */
   even_status ended;        /* not EVEN_OK: the group is unusable, and why */
   char ended_what[320];
+  even_messages *messages;
   const void **sources; /* room for one pointer a rank */
   void **targets;
 };
@@ -79,6 +82,11 @@ static inline unsigned char *even_comm_staging_of(const even_comm *comm, int ran
   return even_comm_base(comm) + comm->layout.stagings + (size_t)rank * comm->layout.staging_stride +
          part * comm->layout.stage_bytes;
 }
+static inline even_comm_channel *even_comm_channel_of(const even_comm *comm, int from, int to) {
+  size_t number = (size_t)from * (size_t)comm->ranks + (size_t)to;
+  return (even_comm_channel *)(void *)(even_comm_base(comm) + comm->layout.channels +
+                                       number * comm->layout.channel_stride);
+}
 static inline unsigned char *even_comm_arena_of(const even_comm *comm, int rank) {
   return even_comm_base(comm) + comm->layout.arenas + (size_t)rank * comm->layout.arena_stride;
 }
@@ -98,10 +106,16 @@ bool even_peers_have_cpus(const even_comm *comm);
 even_status even_stage(even_comm *comm, even_comm_patience *patience) EVEN_MUST_USE;
 /* Ends the group for all ranks, for the first cause given, and wakes those that wait. */
 void even_group_end(even_comm *comm, uint32_t state);
-/* Wakes all that wait, to look again. */
+/* Wakes all that wait in collectives, to look again. */
 void even_group_wake(even_comm *comm);
+/* Wakes also those that wait for messages. */
+void even_group_alarm(even_comm *comm);
+/* Wakes those of one rank that wait for messages (channel.c). */
+void even_message_bell_ring(even_comm *comm, int rank);
 /* Records the group's end as the calling thread's error. */
 even_status even_group_failure(even_comm *comm) EVEN_MUST_USE;
+/* The same for one who was not in a collective: `doing` says in what. */
+even_status even_group_failure_in(const even_comm *comm, const char *doing) EVEN_MUST_USE;
 
 /* call.c: the beginning and the end of a collective. */
 

@@ -17,6 +17,15 @@ static size_t stage_bytes(size_t ranks) {
   return bytes;
 }
 
+/* Longer rings let senders run ahead. Their memory is taken when it is first written. */
+static size_t ring_bytes(size_t ranks) {
+  size_t bytes = (size_t)256 * 1024;
+  while (ranks * ranks * bytes > ((size_t)256 << 20) && bytes > PAGE) {
+    bytes /= 2;
+  }
+  return ranks <= EVEN_COMM_MESSAGE_RANKS ? bytes : 0;
+}
+
 /* Appends `ranks` parts of `bytes` each to the layout. */
 static bool place(even_comm_layout *layout, size_t ranks, size_t bytes, size_t *offset, size_t *stride) {
   size_t all = 0;
@@ -37,10 +46,13 @@ even_status even_comm_layout_of(const even_comm_params *params, even_comm_layout
   }
   size_t ranks = (size_t)params->ranks;
   out->stage_bytes = stage_bytes(ranks);
+  out->ring_bytes = ring_bytes(ranks);
+  size_t channels = out->ring_bytes == 0 ? 0 : ranks * ranks;
   if (!place(out, 1, sizeof(even_comm_header), &out->controls, &stride) ||
       !place(out, ranks, sizeof(even_comm_control), &out->controls, &stride) ||
       !place(out, ranks, 2 * EVEN_COMM_SLOT_BYTES, &out->slots, &out->slot_stride) ||
       !place(out, ranks, 4 * out->stage_bytes, &out->stagings, &out->staging_stride) ||
+      !place(out, channels, sizeof(even_comm_channel) + out->ring_bytes, &out->channels, &out->channel_stride) ||
       !place(out, ranks, params->arena_bytes, &out->arenas, &out->arena_stride)) {
     return even_fail(EVEN_ERR_OVERFLOW, "an arena of %zu bytes for each of %d ranks is larger than memory can be",
                      params->arena_bytes, params->ranks);

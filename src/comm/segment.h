@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 #define EVEN_COMM_MAGIC 0x6d6d6f636e657665u /* "evencomm", read as bytes */
-#define EVEN_COMM_VERSION 1u
+#define EVEN_COMM_VERSION 2u
 #define EVEN_COMM_MAX_RANKS 4096
 /* Messages up to this size go through the slots, with one synchronisation. */
 #define EVEN_COMM_SLOT_BYTES ((size_t)8192)
@@ -41,10 +41,18 @@ typedef struct even_comm_control {
   _Atomic uint32_t left;                   /* 1 once the rank has closed the group */
   _Atomic uint64_t signature[2];           /* of the call under way, by the parity of the call */
   _Alignas(64) even_comm_call call[2];     /* the same in full */
+  _Alignas(128) _Atomic uint32_t message_bell; /* the futex of those in this process who wait for messages */
+  _Atomic uint32_t message_sleepers;
   _Alignas(128) _Atomic uint32_t process;  /* 0: nobody has come yet */
   _Atomic uint64_t start_time; /* of the process, as in /proc/PID/stat: tells it from a later one; 0: not said yet */
   uint64_t cpus[EVEN_COMM_CPU_WORDS]; /* which this rank may use */
 } even_comm_control;
+
+/* What rank s sends to rank r, as a stream of bytes in a ring that follows; only s writes `written`, only r `read`. */
+typedef struct even_comm_channel {
+  _Alignas(128) _Atomic uint64_t written; /* bytes since the group was made */
+  _Alignas(128) _Atomic uint64_t read;
+} even_comm_channel;
 
 typedef struct even_comm_header {
   uint64_t magic;
@@ -66,6 +74,9 @@ typedef struct even_comm_layout {
   size_t stagings; /* rank r: at stagings + r * staging_stride */
   size_t staging_stride;
   size_t stage_bytes; /* one staged piece; the staging has four of them */
+  size_t channels;    /* from s to r: at channels + (s * ranks + r) * channel_stride */
+  size_t channel_stride;
+  size_t ring_bytes; /* a power of two; 0 where there are too many ranks for messages */
   size_t arenas;
   size_t arena_stride;
   size_t total;

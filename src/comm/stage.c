@@ -39,17 +39,28 @@ void even_group_wake(even_comm *comm) {
   even_futex_wake_all(&comm->header->bell);
 }
 
+void even_group_alarm(even_comm *comm) {
+  even_group_wake(comm);
+  for (int rank = 0; rank < comm->ranks; rank++) {
+    even_message_bell_ring(comm, rank);
+  }
+}
+
 void even_group_end(even_comm *comm, uint32_t state) {
   uint32_t whole = EVEN_GROUP_WHOLE;
   (void)atomic_compare_exchange_strong(&comm->header->state, &whole, state);
-  even_group_wake(comm);
+  even_group_alarm(comm);
 }
 
 even_status even_group_failure(even_comm *comm) {
-  uint32_t state = atomic_load(&comm->header->state);
-  int rank = EVEN_GROUP_RANK(state);
   char call[128];
   even_call_describe(&comm->call, call, sizeof call);
+  return even_group_failure_in(comm, call);
+}
+
+even_status even_group_failure_in(const even_comm *comm, const char *call) {
+  uint32_t state = atomic_load(&comm->header->state);
+  int rank = EVEN_GROUP_RANK(state);
   switch (EVEN_GROUP_CAUSE(state)) {
     case EVEN_GROUP_REVOKED:
       return even_fail(EVEN_ERR_REVOKED, "the group was revoked; rank %d was in %s", comm->rank, call);

@@ -1,0 +1,112 @@
+"""Point-to-point calls of the backend: send, recv, recv from any rank."""
+
+# torch's stubs differ from version to version and from what it calls; what it calls is what is here.
+# mypy: disable-error-code="override,attr-defined,name-defined,call-arg,no-any-return"
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from evenstep import _core
+from evenstep.backend_tensors import is_ours, plain
+
+_ANY_RANK = -1
+
+
+class MessageWork(dist.Work):
+    """A message under way. `data` are the bytes that the engine sees, `target` where they belong when they have come."""
+
+    def __init__(self, request: _core.Request, data: torch.Tensor, target: torch.Tensor | None) -> None:
+        super().__init__()
+        self._request = request
+        self._data = data
+        self._target = target
+        self._rank = _ANY_RANK
+
+    def _end(self, seconds: float) -> None:
+        self._rank = self._request.wait(seconds)
+        if self._target is not None:
+            with torch.no_grad():
+                self._target.copy_(self._data)
+            self._target = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self._end(0 if timeout is None else timeout.total_seconds())
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        if not self._request.done():
+            return False
+        try:
+            self._end(0)
+        except _core.EvenstepError:
+            pass  # whoever waits is told
+        return True
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> BaseException | None:
+        try:
+            self._end(0)
+        except _core.EvenstepError as error:
+            return error
+        return None
+
+    def source_rank(self) -> int:
+        return self._rank
+
+    _source_rank = source_rank
+
+
+class MessagesMixin:
+    """What a group does for single pairs of ranks. They need not come in the order of its collectives."""
+
+    _comm: _core.Comm | None
+    _messages: list[MessageWork]
+
+    def _message(self, tensors: Any) -> torch.Tensor | None:
+        """The tensor, where the engine can send or receive it."""
+        possible = self._comm is not None and self._comm.sends and len(tensors) == 1 and is_ours(tensors[0])
+        return tensors[0] if possible else None
+
+    def _begun(self, request: _core.Request, data: torch.Tensor, target: torch.Tensor | None = None) -> MessageWork:
+        work = MessageWork(request, data, target)
+        # Kept until it is done: its data must stay, even where nobody keeps the Work.
+        self._messages = [other for other in self._messages if not other.is_completed()]
+        if not work.is_completed():
+            self._messages.append(work)
+        return work
+
+    def send(self, tensors: Any, destination: int, tag: int = 0) -> Any:
+        tensor = self._message(tensors)
+        if tensor is None or self._comm is None:
+            return self._under(tensors[0]).send(tensors, destination, tag)
+        data = plain(tensor.detach())
+        return self._begun(self._comm.send(data.data_ptr(), data.nbytes, destination, tag), data)
+
+    def _receive(self, tensor: torch.Tensor, source: int, tag: int) -> MessageWork:
+        assert self._comm is not None
+        data = plain(tensor.detach())
+        direct = data.data_ptr() == tensor.data_ptr()
+        request = self._comm.receive(data.data_ptr(), data.nbytes, source, tag)
+        return self._begun(request, data, None if direct else tensor)
+
+    def recv(self, tensors: Any, source: int, tag: int = 0) -> Any:
+        tensor = self._message(tensors)
+        return (
+            self._under(tensors[0]).recv(tensors, source, tag) if tensor is None else self._receive(tensor, source, tag)
+        )
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
+        tensor = self._message(tensors)
+        if tensor is None:
+            return self._under(tensors[0]).recv_anysource(tensors, tag)
+        return self._receive(tensor, _ANY_RANK, tag)

@@ -1,0 +1,79 @@
+"""What of torch's tensors and reduce operations the engine understands."""
+
+# torch's stubs differ from version to version and from what it calls; what it calls is what is here.
+# mypy: disable-error-code="override,attr-defined,name-defined,call-arg,no-any-return"
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from evenstep import _core
+
+_DTYPES = {
+    torch.float32: _core.DTYPE_F32,
+    torch.float64: _core.DTYPE_F64,
+    torch.float16: _core.DTYPE_F16,
+    torch.bfloat16: _core.DTYPE_BF16,
+    torch.int8: _core.DTYPE_I8,
+    torch.uint8: _core.DTYPE_U8,
+    torch.int16: _core.DTYPE_I16,
+    torch.int32: _core.DTYPE_I32,
+    torch.int64: _core.DTYPE_I64,
+    torch.bool: _core.DTYPE_BOOL,
+}
+_FLOATING = {_core.DTYPE_F32, _core.DTYPE_F64, _core.DTYPE_F16, _core.DTYPE_BF16}
+_BITWISE = {_core.OP_BAND, _core.OP_BOR, _core.OP_BXOR}
+_RED_OP = dist.ReduceOp.RedOpType
+_OPS = {
+    _RED_OP.SUM: _core.OP_SUM,
+    _RED_OP.AVG: _core.OP_AVG,
+    _RED_OP.PRODUCT: _core.OP_PRODUCT,
+    _RED_OP.MIN: _core.OP_MIN,
+    _RED_OP.MAX: _core.OP_MAX,
+    _RED_OP.BAND: _core.OP_BAND,
+    _RED_OP.BOR: _core.OP_BOR,
+    _RED_OP.BXOR: _core.OP_BXOR,
+}
+_DENSE = torch.strided
+
+
+def op_of(options: Any) -> int | None:
+    """Our number for the options' reduce operation; None where we have none (PREMUL_SUM)."""
+    if options is None:
+        return _core.OP_SUM
+    op = getattr(options, "reduceOp", options)
+    return _OPS.get(getattr(op, "op", op))
+
+
+def is_ours(tensor: torch.Tensor) -> bool:
+    return tensor.is_cpu and tensor.layout is _DENSE
+
+
+def reducible(tensor: torch.Tensor, op: int | None) -> int | None:
+    """The dtype's number where the engine can reduce this tensor with this operation, else None."""
+    dtype = _DTYPES.get(tensor.dtype)
+    if dtype is None or op is None or not is_ours(tensor):
+        return None
+    if (op == _core.OP_AVG and dtype not in _FLOATING) or (op in _BITWISE and dtype in _FLOATING):
+        return None
+    return dtype
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself where its elements lie one after the other and mean what they say, else a copy that does."""
+    if tensor.is_conj():
+        tensor = tensor.resolve_conj()
+    if tensor.is_neg():
+        tensor = tensor.resolve_neg()
+    return tensor.contiguous()
+
+
+def as_real(tensors: Sequence[torch.Tensor], op: int | None) -> list[torch.Tensor]:
+    """Complex tensors seen as pairs of reals, where the operation means the same on them."""
+    if op not in (_core.OP_SUM, _core.OP_AVG):
+        return list(tensors)
+    return [torch.view_as_real(t) if t.is_complex() and not t.is_conj() else t for t in tensors]

@@ -1,0 +1,91 @@
+"""The Works that torch waits on, and the thread on which asynchronous collectives run."""
+
+# torch's stubs differ from version to version and from what it calls; what it calls is what is here.
+# mypy: disable-error-code="override,attr-defined,name-defined,call-arg,no-any-return"
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _create_work_from_future
+from torch.futures import Future
+
+
+def completed(result: Any) -> dist.Work:
+    """A Work that is complete, with `result` as its future's value."""
+    future: Future[Any] = Future()
+    future.set_result(result)
+    return _create_work_from_future(future)
+
+
+class LaterWork(dist.Work):
+    """A Work that completes later. Python waits on the future itself and sees the error as it was raised; C++ gets one
+    whose error is its own, since an exception that Python sets in a future is a value like any other to C++."""
+
+    def __init__(self, future: Future[Any]) -> None:
+        super().__init__()
+        self._future = future
+        self._for_cpp = future.then(lambda done: done.value())
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self._future.wait()
+        self._for_cpp.wait()  # it completes a moment later, and may be asked for its value now
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def get_future(self) -> Future[Any]:
+        return self._for_cpp
+
+    def is_completed(self) -> bool:
+        return self._for_cpp.done()
+
+    def result(self) -> Any:
+        return self._future.wait()
+
+
+class Worker:
+    """Runs a group's asynchronous calls, in their order, on one thread."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], None], Future[Any], Any] | None] = queue.SimpleQueue()
+        self._last: Future[Any] | None = None
+        self._thread = threading.Thread(target=self._work, name="evenstep-collectives", daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        with torch.no_grad():
+            for job, future, result in iter(self._jobs.get, None):
+                try:
+                    job()
+                except Exception as error:
+                    future.set_exception(error)
+                else:
+                    future.set_result(result)
+                del job, future, result  # nothing is kept alive while the thread waits
+
+    def submit(self, job: Callable[[], None], result: Any) -> dist.Work:
+        future: Future[Any] = Future()
+        self._last = future
+        self._jobs.put((job, future, result))
+        return LaterWork(future)
+
+    def settle(self) -> None:
+        """Waits for the calls submitted so far; their errors belong to their own Works."""
+        if self._last is not None:
+            try:
+                self._last.wait()
+            except Exception:
+                pass
+            self._last = None
+
+    def stop(self) -> None:
+        self._jobs.put(None)
+        self._thread.join(timeout=10)

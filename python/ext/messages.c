@@ -1,0 +1,116 @@
+/* _core.Request: messages between two ranks, from Python. */
+#include "comm.h"
+
+#include "base/fail.h"
+
+/* One that has begun. It holds the group, whose memory it needs to the end. */
+typedef struct request_object {
+  PyObject_HEAD even_comm_request *request;
+  even_ext_comm *owner;
+} request_object;
+
+static PyObject *request_type; /* made once, with the module */
+
+static PyObject *new_request(even_ext_comm *owner, even_comm_request *request) {
+  allocfunc make = (allocfunc)PyType_GetSlot((PyTypeObject *)request_type, Py_tp_alloc);
+  request_object *self = (request_object *)make((PyTypeObject *)request_type, 0);
+  if (self == NULL) {
+    even_comm_request_free(request);
+    return NULL;
+  }
+  self->request = request;
+  self->owner = owner;
+  Py_INCREF((PyObject *)owner);
+  owner->messages++;
+  return (PyObject *)self;
+}
+
+static void request_dealloc(PyObject *object) {
+  request_object *self = (request_object *)object;
+  PyTypeObject *type = Py_TYPE(object);
+  freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
+  if (self->owner != NULL) {
+    even_comm_request_free(self->request);
+    self->owner->messages--;
+    even_ext_comm_free_when_unused(self->owner);
+    Py_DECREF((PyObject *)self->owner);
+  }
+  free_object(object);
+  Py_DECREF((PyObject *)type);
+}
+
+static PyObject *request_done(PyObject *object, PyObject *unused) {
+  (void)unused;
+  return PyBool_FromLong(even_comm_request_done(((request_object *)object)->request));
+}
+
+static PyObject *request_wait(PyObject *object, PyObject *arguments) {
+  double seconds = 0;
+  int peer = -1;
+  even_status status = EVEN_OK;
+  if (!PyArg_ParseTuple(arguments, "|d:wait", &seconds)) {
+    return NULL;
+  }
+  even_comm_request *request = ((request_object *)object)->request;
+  Py_BEGIN_ALLOW_THREADS;
+  status = even_comm_request_wait(request, seconds, &peer);
+  Py_END_ALLOW_THREADS;
+  return status == EVEN_OK ? PyLong_FromLong(peer) : even_ext_raise();
+}
+
+static PyMethodDef request_methods[] = {
+    {"done", request_done, METH_NOARGS, "Whether it has ended, well or not."},
+    {"wait", request_wait, METH_VARARGS, "wait(seconds=0) -> the rank at the other end, or the error it ended with"},
+    {NULL, NULL, 0, NULL}};
+static PyType_Slot request_slots[] = {{Py_tp_dealloc, (void *)request_dealloc},
+                                      {Py_tp_methods, request_methods},
+                                      {Py_tp_doc, "A message that has begun. Keep its data until it is done."},
+                                      {0, NULL}};
+static PyType_Spec request_spec = {.name = "evenstep._core.Request",
+                                   .basicsize = sizeof(request_object),
+                                   .flags = Py_TPFLAGS_DEFAULT,
+                                   .slots = request_slots};
+
+static PyObject *begin_message(PyObject *object, PyObject *arguments, bool sends) {
+  even_ext_comm *self = (even_ext_comm *)object;
+  void *data = NULL;
+  size_t bytes = 0;
+  size_t tag = 0;
+  int peer = 0;
+  even_comm_request *request = NULL;
+  even_comm *comm = even_ext_comm_open_group(self);
+  if (comm == NULL || !PyArg_ParseTuple(arguments, sends ? "O&O&iO&:send" : "O&O&iO&:receive", even_ext_to_address,
+                                        &data, even_ext_to_size, &bytes, &peer, even_ext_to_size, &tag)) {
+    return NULL;
+  }
+  even_status status = EVEN_OK;
+  self->calls++;
+  Py_BEGIN_ALLOW_THREADS;
+  status = sends ? even_comm_send_begin(comm, data, bytes, peer, tag, &request)
+                 : even_comm_receive_begin(comm, data, bytes, peer, tag, &request);
+  Py_END_ALLOW_THREADS;
+  PyObject *result = status == EVEN_OK ? new_request(self, request) : even_ext_raise();
+  self->calls--;
+  even_ext_comm_free_when_unused(self);
+  return result;
+}
+
+PyObject *even_ext_comm_send(PyObject *object, PyObject *arguments) {
+  return begin_message(object, arguments, true);
+}
+PyObject *even_ext_comm_receive(PyObject *object, PyObject *arguments) {
+  return begin_message(object, arguments, false);
+}
+
+int even_ext_add_request(PyObject *module) {
+  request_type = PyType_FromSpec(&request_spec);
+  if (request_type == NULL) {
+    return -1;
+  }
+  Py_INCREF(request_type);
+  if (PyModule_AddObject(module, "Request", request_type) != 0) {
+    Py_DECREF(request_type);
+    return -1;
+  }
+  return 0;
+}

@@ -1,0 +1,348 @@
+/* Beginning, awaiting and giving up messages. Whoever waits for one moves all; where nobody waits, a thread does. */
+#include "comm/messages.h"
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "os/clock.h"
+#include "os/futex.h"
+#include "os/thread.h"
+
+#include <stdio.h>
+
+/* How often a sleeper looks whether those it depends on still live. */
+#define LIFE_CHECK_NS ((uint64_t)100 * 1000000u)
+
+static void describe(const even_comm_request *request, char *text, size_t bytes) {
+  const char *verb = request->sends ? "send" : "receive";
+  const char *preposition = request->sends ? "to" : "from";
+  if (request->peer == EVEN_COMM_ANY_RANK) {
+    (void)snprintf(text, bytes, "receive of %zu bytes from any rank with tag %llu", request->bytes,
+                   (unsigned long long)request->tag);
+    return;
+  }
+  (void)snprintf(text, bytes, "%s of %zu bytes %s rank %d with tag %llu", verb, request->bytes, preposition,
+                 request->peer, (unsigned long long)request->tag);
+}
+
+static bool is_whole(const even_comm *comm) {
+  return atomic_load(&comm->header->state) == EVEN_GROUP_WHOLE;
+}
+
+static void fail_request(even_comm_request *request) {
+  char doing[128];
+  describe(request, doing, sizeof doing);
+  even_messages_unlink(request);
+  even_messages_finish(request, even_group_failure_in(request->comm, doing));
+}
+
+/* The group has ended: so have all requests. */
+static void fail_all(even_comm *comm) {
+  even_messages *messages = comm->messages;
+  for (int rank = 0; rank < comm->ranks; rank++) {
+    while (messages->streams[rank].first != NULL) {
+      fail_request(messages->streams[rank].first);
+    }
+    messages->streams[rank].taker = NULL;
+  }
+  while (messages->receives != NULL) {
+    fail_request(messages->receives);
+  }
+}
+
+/* Ends one that is open when its own rank leaves. */
+static void leave_request(even_comm *comm) {
+  even_messages *messages = comm->messages;
+  even_comm_request *request = messages->receives;
+  for (int rank = 0; request == NULL && rank < comm->ranks; rank++) {
+    request = messages->streams[rank].first;
+  }
+  char doing[128];
+  describe(request, doing, sizeof doing);
+  even_messages_unlink(request);
+  even_messages_finish(request,
+                       even_fail(EVEN_ERR_STATE, "rank %d left the group before its %s was done", comm->rank, doing));
+}
+
+/* ---- does everybody live on whom something depends? ---- */
+
+static bool has_left(const even_comm *comm, int rank) {
+  return atomic_load(&comm->controls[rank].left) != 0;
+}
+
+static bool depends_on(const even_comm *comm, int rank) {
+  const even_messages *messages = comm->messages;
+  if (messages->streams[rank].first != NULL) {
+    return true;
+  }
+  int here = 0;
+  for (int other = 0; other < comm->ranks; other++) {
+    here += other != comm->rank && !has_left(comm, other);
+  }
+  for (even_comm_request *request = messages->receives; request != NULL; request = request->next) {
+    /* One who receives from any loses nothing with a rank that has closed the group, unless that was the last. */
+    if (request->peer == rank || (request->peer == EVEN_COMM_ANY_RANK && (!has_left(comm, rank) || here == 0))) {
+      return true;
+    }
+  }
+  return false;
+}
+
+static void check_lives(even_comm *comm) {
+  for (int rank = 0; rank < comm->ranks; rank++) {
+    if (rank == comm->rank || !depends_on(comm, rank) || even_peers_alive(comm, rank)) {
+      continue;
+    }
+    while (even_messages_move(comm)) { /* what it sent before */
+    }
+    if (depends_on(comm, rank)) {
+      even_group_end(comm, EVEN_GROUP_LOST | (uint32_t)rank);
+    }
+  }
+}
+
+/* Sleeps until a peer has done something for this rank, at most `limit_ns`. The lock is held, and let go meanwhile. */
+static void sleep_unlocked(even_comm *comm, const even_comm_request *request, uint64_t limit_ns) {
+  even_comm_control *own = &comm->controls[comm->rank];
+  (void)atomic_fetch_add(&own->message_sleepers, 1u);
+  uint32_t bell = atomic_load(&own->message_bell);
+  bool idle = !even_messages_move(comm) && is_whole(comm) && (request == NULL || !request->done);
+  (void)pthread_mutex_unlock(&comm->messages->lock);
+  if (idle) {
+    even_futex_wait(&own->message_bell, bell, limit_ns < LIFE_CHECK_NS ? limit_ns : LIFE_CHECK_NS);
+  }
+  (void)atomic_fetch_sub(&own->message_sleepers, 1u);
+  (void)pthread_mutex_lock(&comm->messages->lock);
+}
+
+/* ---- the background ---- */
+
+static void *work_in_background(void *argument) {
+  even_comm *comm = argument;
+  even_messages *messages = comm->messages;
+  uint64_t checked = even_clock_ns();
+  (void)pthread_mutex_lock(&messages->lock);
+  while (!messages->stop) {
+    if (messages->open == 0 || messages->waiters > 0) {
+      (void)pthread_cond_wait(&messages->work, &messages->lock);
+    } else if (!is_whole(comm)) {
+      fail_all(comm);
+    } else {
+      sleep_unlocked(comm, NULL, LIFE_CHECK_NS);
+      if (even_clock_ns() - checked >= LIFE_CHECK_NS) {
+        checked = even_clock_ns();
+        check_lives(comm);
+      }
+    }
+  }
+  (void)pthread_mutex_unlock(&messages->lock);
+  return NULL;
+}
+
+/* Something is left to do that nobody waits for. Without a thread it is done when somebody waits. */
+static void leave_to_background(even_comm *comm) {
+  even_messages *messages = comm->messages;
+  if (messages->open == 0 || messages->waiters > 0 || messages->stop) {
+    return;
+  }
+  if (!messages->started) {
+    messages->started = even_thread_start(work_in_background, comm, &messages->thread) == EVEN_OK;
+  }
+  (void)pthread_cond_signal(&messages->work);
+}
+
+even_status even_messages_open(even_comm *comm) {
+  EVEN_TRY(EVEN_NEW(&comm->messages));
+  (void)pthread_mutex_init(&comm->messages->lock, NULL);
+  (void)pthread_cond_init(&comm->messages->work, NULL);
+  return EVEN_NEW_ARRAY(&comm->messages->streams, (size_t)comm->ranks);
+}
+
+void even_messages_stop(even_comm *comm) {
+  even_messages *messages = comm->messages;
+  (void)pthread_mutex_lock(&messages->lock);
+  bool started = messages->started;
+  while (messages->open > 0) {
+    leave_request(comm);
+  }
+  messages->stop = true;
+  messages->started = false;
+  (void)pthread_cond_signal(&messages->work);
+  (void)pthread_mutex_unlock(&messages->lock);
+  even_message_bell_ring(comm, comm->rank);
+  if (started) {
+    even_thread_join(messages->thread);
+  }
+}
+
+void even_messages_free(even_comm *comm) {
+  even_messages *messages = comm->messages;
+  if (messages == NULL) {
+    return;
+  }
+  for (int rank = 0; messages->streams != NULL && rank < comm->ranks; rank++) {
+    even_free(messages->streams[rank].keeper);
+  }
+  while (messages->kept != NULL) {
+    even_kept_message *message = messages->kept;
+    messages->kept = message->next;
+    even_free(message);
+  }
+  even_free(messages->streams);
+  even_free(messages);
+}
+
+/* ---- the calls ---- */
+
+bool even_comm_has_messages(const even_comm *comm) {
+  return comm->layout.ring_bytes > 0;
+}
+
+static even_status check(const even_comm *comm, const void *data, size_t bytes, int peer, bool any) {
+  if (comm->layout.ring_bytes == 0) {
+    return even_fail(EVEN_ERR_UNSUPPORTED, "messages in a group of %d ranks: %d at most can send them", comm->ranks,
+                     EVEN_COMM_MESSAGE_RANKS);
+  }
+  if (peer >= comm->ranks || (peer < 0 && !(any && peer == EVEN_COMM_ANY_RANK))) {
+    return even_fail(EVEN_ERR_ARGUMENT, "a message %s rank %d in a group of %d ranks", any ? "from" : "to", peer,
+                     comm->ranks);
+  }
+  if (bytes > 0 && data == NULL) {
+    return even_fail(EVEN_ERR_ARGUMENT, "no data for a message of %zu bytes", bytes);
+  }
+  if (atomic_load(&comm->controls[comm->rank].left) != 0) {
+    return even_fail(EVEN_ERR_STATE, "rank %d has left the group", comm->rank);
+  }
+  return EVEN_OK;
+}
+
+static even_status begin(even_comm *comm, const even_comm_request *wanted, even_comm_request **out) {
+  even_messages *messages = comm->messages;
+  *out = NULL;
+  EVEN_TRY(check(comm, wanted->data, wanted->bytes, wanted->peer, !wanted->sends));
+  if (!is_whole(comm)) {
+    char doing[128];
+    describe(wanted, doing, sizeof doing);
+    return even_group_failure_in(comm, doing);
+  }
+  EVEN_TRY(EVEN_NEW(out));
+  even_comm_request *request = *out;
+  *request = *wanted;
+  (void)pthread_mutex_lock(&messages->lock);
+  even_comm_request **at = request->sends ? &messages->streams[request->peer].first : &messages->receives;
+  while (*at != NULL) {
+    at = &(*at)->next;
+  }
+  *at = request;
+  messages->open++;
+  if (!request->sends) {
+    even_messages_offer_kept(comm, request);
+  }
+  (void)even_messages_move(comm);
+  leave_to_background(comm);
+  (void)pthread_mutex_unlock(&messages->lock);
+  return EVEN_OK;
+}
+
+even_status even_comm_send_begin(even_comm *comm, const void *data, size_t bytes, int peer, uint64_t tag,
+                                 even_comm_request **out) {
+  /* The data of a send are only read. */
+  unsigned char *bytes_at = (unsigned char *)(uintptr_t)data;
+  even_comm_request wanted = {.comm = comm, .sends = true, .data = bytes_at, .bytes = bytes, .peer = peer, .tag = tag};
+  return begin(comm, &wanted, out);
+}
+
+even_status even_comm_receive_begin(even_comm *comm, void *data, size_t bytes, int peer, uint64_t tag,
+                                    even_comm_request **out) {
+  even_comm_request wanted = {.comm = comm, .data = data, .bytes = bytes, .peer = peer, .tag = tag};
+  return begin(comm, &wanted, out);
+}
+
+bool even_comm_request_done(even_comm_request *request) {
+  even_comm *comm = request->comm;
+  (void)pthread_mutex_lock(&comm->messages->lock);
+  if (!request->done && is_whole(comm)) {
+    (void)even_messages_move(comm);
+  } else if (!request->done) {
+    fail_all(comm);
+  }
+  bool done = request->done;
+  (void)pthread_mutex_unlock(&comm->messages->lock);
+  return done;
+}
+
+static void time_out(even_comm_request *request, uint64_t limit_ns) {
+  even_comm *comm = request->comm;
+  int late = request->peer == EVEN_COMM_ANY_RANK ? comm->rank : request->peer;
+  char doing[128];
+  describe(request, doing, sizeof doing);
+  (void)even_fail(EVEN_ERR_TIMEOUT, "Timed out: nothing came of a %s within the timeout of %.3g s", doing,
+                  (double)limit_ns * 1e-9);
+  (void)even_error_place(late, NULL);
+  (void)even_error_fix("see what rank %d is doing (a stack dump), or raise the timeout", late);
+  even_messages_unlink(request);
+  even_messages_finish(request, EVEN_ERR_TIMEOUT);
+  even_group_end(comm, EVEN_GROUP_TIMEOUT | (uint32_t)late);
+}
+
+even_status even_comm_request_wait(even_comm_request *request, double timeout_seconds, int *peer) {
+  even_comm *comm = request->comm;
+  even_messages *messages = comm->messages;
+  uint64_t began = even_clock_ns();
+  uint64_t checked = began;
+  uint64_t limit = timeout_seconds > 0 ? (uint64_t)(timeout_seconds * 1e9) : comm->timeout_ns;
+  (void)pthread_mutex_lock(&messages->lock);
+  messages->waiters++;
+  for (uint32_t polls = 0; !request->done;) {
+    if (!is_whole(comm)) {
+      fail_all(comm);
+      continue;
+    }
+    if (even_messages_move(comm)) {
+      polls = 0;
+      continue;
+    }
+    if (polls < comm->arrival.most) {
+      polls++;
+      (void)pthread_mutex_unlock(&messages->lock); /* others may want to begin something */
+      (void)pthread_mutex_lock(&messages->lock);
+      continue;
+    }
+    uint64_t now = even_clock_ns();
+    if (now - began >= limit) {
+      time_out(request, limit);
+      break;
+    }
+    sleep_unlocked(comm, request, limit - (now - began));
+    now = even_clock_ns();
+    if (now - checked >= LIFE_CHECK_NS || (request->peer >= 0 && has_left(comm, request->peer))) {
+      checked = now;
+      check_lives(comm);
+    }
+  }
+  messages->waiters--;
+  leave_to_background(comm);
+  (void)pthread_mutex_unlock(&messages->lock);
+  if (peer != NULL) {
+    *peer = request->peer;
+  }
+  return request->status == EVEN_OK ? EVEN_OK : even_error_restore(&request->error);
+}
+
+void even_comm_request_free(even_comm_request *request) {
+  if (request == NULL) {
+    return;
+  }
+  even_comm *comm = request->comm;
+  (void)pthread_mutex_lock(&comm->messages->lock);
+  if (!request->done) {
+    if (request->headed) {
+      even_comm_revoke(comm);
+      fail_all(comm);
+    } else {
+      even_messages_unlink(request);
+      even_messages_finish(request, EVEN_OK);
+    }
+  }
+  (void)pthread_mutex_unlock(&comm->messages->lock);
+  even_free(request);
+}
