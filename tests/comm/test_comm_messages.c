@@ -321,6 +321,7 @@ static void test_timeout(void **state) {
 
 static int wrong_size(even_comm *comm, void *argument) {
   char words[8] = "1234567";
+  char more[16];
   (void)argument;
   if (even_comm_rank(comm) == 0) {
     RANKS_EXPECT(comm, send_now(comm, words, 8, 1, 0) == EVEN_OK);
@@ -331,6 +332,7 @@ static int wrong_size(even_comm *comm, void *argument) {
   RANKS_EXPECT(comm, strstr(even_error_last()->what, "rank 0 sent 8 bytes with tag 0, but rank 1 receives 4") != NULL);
   RANKS_EXPECT(comm, receive_now(comm, words, 1, 0, 1, NULL) == EVEN_OK); /* the other is kept meanwhile */
   RANKS_EXPECT(comm, receive_now(comm, words, 4, 0, 0, NULL) == EVEN_ERR_MISMATCH);
+  RANKS_EXPECT(comm, receive_now(comm, more, sizeof more, 0, 0, NULL) == EVEN_ERR_MISMATCH);
   RANKS_EXPECT(comm, receive_now(comm, words, 8, 0, 0, NULL) == EVEN_OK && strcmp(words, "1234567") == 0);
   return even_comm_barrier(comm) != EVEN_OK;
 }
