@@ -37,13 +37,13 @@ typedef struct even_comm_call {
 
 /* A rank's words, written by that rank alone. The first line is what peers poll. */
 typedef struct even_comm_control {
-  _Alignas(128) _Atomic uint32_t sequence; /* stages that this rank has reached: only ever grows, modulo 2^32 */
-  _Atomic uint32_t left;                   /* 1 once the rank has closed the group */
-  _Atomic uint64_t signature[2];           /* of the call under way, by the parity of the call */
-  _Alignas(64) even_comm_call call[2];     /* the same in full */
+  _Alignas(128) _Atomic uint32_t sequence;     /* stages that this rank has reached: only ever grows, modulo 2^32 */
+  _Atomic uint32_t left;                       /* 1 once the rank has closed the group */
+  _Atomic uint64_t signature[2];               /* of the call under way, by the parity of the call */
+  _Alignas(64) even_comm_call call[2];         /* the same in full */
   _Alignas(128) _Atomic uint32_t message_bell; /* the futex of those in this process who wait for messages */
   _Atomic uint32_t message_sleepers;
-  _Alignas(128) _Atomic uint32_t process;  /* 0: nobody has come yet */
+  _Alignas(128) _Atomic uint32_t process; /* 0: nobody has come yet */
   _Atomic uint64_t start_time; /* of the process, as in /proc/PID/stat: tells it from a later one; 0: not said yet */
   uint64_t cpus[EVEN_COMM_CPU_WORDS]; /* which this rank may use */
 } even_comm_control;
