@@ -228,22 +228,7 @@ void even_options_help(const even_usage *usage, const even_option *options, size
 }
 
 const char *even_cli_clean(const char *text, char *out, size_t room) {
-  size_t used = 0;
-  while (*text != '\0') {
-    size_t bytes = even_utf8_character(text);
-    unsigned char first = (unsigned char)text[0];
-    bool control = first < 0x20 || first == 0x7F || (first == 0xC2 && bytes == 2 && (unsigned char)text[1] < 0xA0);
-    bool plain = bytes > 0 && !control;
-    size_t taken = plain ? bytes : 1;
-    if (used + taken + 1 > room) {
-      break;
-    }
-    memcpy(out + used, plain ? text : "?", taken);
-    used += taken;
-    text += bytes == 0 ? 1 : bytes;
-  }
-  out[used] = '\0';
-  return out;
+  return even_utf8_clean(text, out, room);
 }
 
 int even_cli_fail(void) {

@@ -45,3 +45,22 @@ void even_utf8_trim(char *text) {
     }
   }
 }
+
+const char *even_utf8_clean(const char *text, char *out, size_t room) {
+  size_t used = 0;
+  while (*text != '\0') {
+    size_t bytes = even_utf8_character(text);
+    unsigned char first = (unsigned char)text[0];
+    bool control = first < 0x20 || first == 0x7F || (first == 0xC2 && bytes == 2 && (unsigned char)text[1] < 0xA0);
+    bool plain = bytes > 0 && !control;
+    size_t taken = plain ? bytes : 1;
+    if (used + taken + 1 > room) {
+      break;
+    }
+    memcpy(out + used, plain ? text : "?", taken);
+    used += taken;
+    text += bytes == 0 ? 1 : bytes;
+  }
+  out[used] = '\0';
+  return out;
+}

@@ -14,5 +14,8 @@ size_t even_utf8_character(const char *text);
 bool even_utf8_valid(const char *text);
 /* Takes a character that was cut in two from the end of the text. */
 void even_utf8_trim(char *text);
+/* The text with "?" for each control character and each byte that is no character, cut at a whole character to what
+ * `out` holds, NUL included: fit for a terminal, JSON and a page, whatever wrote it. Returns out. */
+const char *even_utf8_clean(const char *text, char *out, size_t room);
 
 #endif

@@ -1,0 +1,66 @@
+/* What the parts of a living run's monitor share. */
+#ifndef EVEN_MONITOR_PARTS_H
+#define EVEN_MONITOR_PARTS_H
+
+#include "monitor/database.h"
+#include "monitor/monitor.h"
+#include "monitor/server.h"
+
+#include <pthread.h>
+
+enum { EVEN_MONITOR_RECORDS_AT_ONCE = 512 };
+
+/* Spans of one kind and step are summed before they are kept: communication has one for each bucket. */
+typedef struct even_pending_span {
+  bool used;
+  even_span_record record;
+} even_pending_span;
+
+struct even_monitor {
+  pthread_mutex_t lock; /* state: between tick and the server's thread */
+  even_state *state;
+  even_telemetry_reader *reader;
+  even_database *database; /* NULL: history stopped */
+  even_error trouble;      /* to be reported by the next tick; status EVEN_OK: none */
+  even_server *server;
+  even_pending_span (*pending)[EVEN_SPAN_COUNT];
+  even_record *records; /* EVEN_MONITOR_RECORDS_AT_ONCE */
+  char *folder;
+  char token[EVEN_SERVER_TOKEN_DIGITS + 1];
+  char url[160];
+  uint64_t committed_ns;
+  uint64_t looked_ns;
+};
+
+/* All with the lock held, or where the server does not run. */
+
+/* ---- records.c ---- */
+
+/* What came of writing to the history: it stops at its first failure, and the run goes on. */
+void even_monitor_history(even_monitor *monitor, even_status status);
+#define EVEN_HISTORY(call)                   \
+  do {                                       \
+    if (monitor->database != NULL) {         \
+      even_monitor_history(monitor, (call)); \
+    }                                        \
+  } while (0)
+/* An event of the agent's own. */
+void even_monitor_note(even_monitor *monitor, int event, int rank, int64_t value, const char *words);
+/* Takes what the rings hold into the state and the history. Bounded: writers faster than this reader must not hold the
+ * agent's loop. Whether there may be more. */
+bool even_monitor_drain(even_monitor *monitor);
+/* All that the ranks wrote before they ended, with the spans that were still being summed: a record that one had only
+ * begun when it was killed holds up nothing. */
+void even_monitor_drain_ended(even_monitor *monitor);
+
+/* ---- routes.c ---- */
+
+/* Opens the server that params asks for, or none. */
+even_status even_monitor_serve(even_monitor *monitor, const even_monitor_params *params) EVEN_MUST_USE;
+/* runs/NAME/agent.json tells `evenstep top` and scripts where the living run is found. It holds the token: mode 0600.
+ */
+even_status even_monitor_agent_file_write(even_monitor *monitor) EVEN_MUST_USE;
+/* One that cannot be removed stays: whoever reads it looks whether the job lives. */
+void even_monitor_agent_file_remove(even_monitor *monitor);
+
+#endif
