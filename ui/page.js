@@ -138,6 +138,7 @@ const EVENT_WORDS = {
   resume: (e) => `resumed at step ${e.value}`, message: (e) => e.words, attempt: (e) => e.words,
   rank_started: (e) => `rank ${e.rank} runs on ${e.words} (process ${e.value})`, rank_ended: (e) => e.words || `rank ${e.rank} ended`,
   balancing: (e) => (e.value ? `balancing was measured slower than equal shares (${e.words}): went back` : `balanced shares are faster again (${e.words})`),
+  joining: (e) => `rank ${e.rank} ${e.words || "waits for the others"}`, joined: (e) => `rank ${e.rank}: ${e.words || "all ranks have come"}`,
   lost_records: (e) => e.words, total_steps: (e) => `${e.value} steps to make`,
 };
 

@@ -9,11 +9,9 @@
 #include "base/json_reader.h"
 #include "base/stop.h"
 #include "monitor/analysis.h"
-#include "monitor/feed.h"
-#include "monitor/monitor.h"
+#include "monitor/monitored.h"
 #include "monitor/report.h"
 #include "os/clock.h"
-#include "os/file.h"
 #include "os/folder.h"
 #include "support/fault.h"
 
@@ -26,96 +24,25 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-typedef struct fixture {
-  char folder[64];
-  feed ranks;
-  even_monitor *monitor;
-  int lock; /* of the folder */
-} fixture;
-
-static const char *in_folder(const fixture *made, const char *name) {
-  static char path[160];
-  (void)snprintf(path, sizeof path, "%s/%s", made->folder, name);
-  return path;
-}
-
-static int set_up(void **state) {
-  fixture *made = calloc(1, sizeof *made);
-  (void)snprintf(made->folder, sizeof made->folder, "/tmp/evenstep-test-XXXXXX");
-  if (made == NULL || mkdtemp(made->folder) == NULL) {
-    return -1;
-  }
-  feed_open(&made->ranks, 2, 16, even_clock_ns());
-  made->ranks.speeds[0] = 4000;
-  made->ranks.speeds[1] = 1000;
-  *state = made;
-  return even_folder_lock(made->folder, &made->lock) == EVEN_OK && made->lock >= 0 ? 0 : -1; /* as a job does */
-}
-
-static int tear_down(void **state) {
-  static const char *const names[] = {"run.db",     "run.db-wal", "run.db-shm",      "run-previous.db", "report.html",
-                                      "agent.json", "plan.json",  "report.html.tmp", "agent.json.tmp"};
-  fixture *made = *state;
-  fault_reset();
-  even_folder_unlock(made->lock);
-  feed_close(&made->ranks);
-  for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-    (void)unlink(in_folder(made, names[i]));
-  }
-  int failed = rmdir(made->folder);
-  free(made);
-  return failed;
-}
-
-static even_status try_open(fixture *made, int port) {
-  static const even_monitor_rank facts[] = {{"cpu:0", "CPU", 1, NAN}, {"cpu:1", "CPU", 0.25, 0.25}};
-  const even_monitor_params params = {.size = sizeof params,
-                                      .run_folder = made->folder,
-                                      .run_name = "test",
-                                      .command = "evenstep run --name </script><!-- train.py",
-                                      .policy = "hybrid",
-                                      .ranks = 2,
-                                      .rank_facts = facts,
-                                      .telemetry_fd = made->ranks.fd,
-                                      .port = port};
-  return even_monitor_open(&params, &made->monitor);
-}
-
-static void start(fixture *made) {
-  assert_int_equal(try_open(made, -1), EVEN_OK);
-  assert_string_equal(even_monitor_url(made->monitor), "");
-  even_monitor_attempt(made->monitor, 0);
-  even_monitor_rank_started(made->monitor, 0, getpid());
-  even_monitor_rank_started(made->monitor, 1, getpid());
-}
-
-static void steps(fixture *made, int count, uint32_t first_share) {
-  const uint32_t shares[2] = {first_share, 16 - first_share};
-  for (int i = 0; i < count; i++) {
-    feed_step(&made->ranks, shares);
-  }
-  assert_int_equal(even_monitor_tick(made->monitor), EVEN_OK);
-}
-
 static void everything_comes_back(void **state) {
-  fixture *made = *state;
+  monitored *made = *state;
   even_history *history = NULL;
   even_analysis analysis;
   struct stat facts;
-  start(made);
-  assert_int_equal(stat(in_folder(made, "agent.json"), &facts), 0);
+  monitored_start(made);
+  assert_int_equal(stat(monitored_path(made, "agent.json"), &facts), 0);
   assert_int_equal(facts.st_mode & 0777, 0600);
   assert_true(even_history_alive(made->folder));
   feed_event(&made->ranks, 1, EVEN_EVENT_TOTAL_STEPS, 60, "");
   feed_event(&made->ranks, 0, EVEN_EVENT_SHARES, 0, "8,8");
   feed_event(&made->ranks, 1, EVEN_EVENT_SHARES, 0, "8,8");
   feed_event(&made->ranks, 1, EVEN_EVENT_MESSAGE, 7, "caf\xc3\xa9 \xff\x01 cut in the charact\xc3\xa9");
-  steps(made, 20, 8);
-  steps(made, 40, 13);
+  monitored_steps(made, 20, 8);
+  monitored_steps(made, 40, 13);
   even_monitor_rank_ended(made->monitor, 1, "exit code 3");
   assert_int_equal(even_monitor_close(made->monitor, 3), EVEN_OK);
-  assert_int_equal(access(in_folder(made, "agent.json"), F_OK), -1);
-  assert_int_equal(access(in_folder(made, "run.db-wal"), F_OK), -1);
+  assert_int_equal(access(monitored_path(made, "agent.json"), F_OK), -1);
+  assert_int_equal(access(monitored_path(made, "run.db-wal"), F_OK), -1);
 
   assert_int_equal(even_history_open(made->folder, &history), EVEN_OK);
   even_state *back = even_history_state(history);
@@ -152,16 +79,16 @@ static void everything_comes_back(void **state) {
 }
 
 static void a_restart_is_told_apart(void **state) {
-  fixture *made = *state;
+  monitored *made = *state;
   even_history *history = NULL;
   even_analysis analysis;
-  start(made);
-  steps(made, 30, 13);
+  monitored_start(made);
+  monitored_steps(made, 30, 13);
   even_monitor_rank_ended(made->monitor, 1, "killed by SIGKILL");
   made->ranks.step = 20; /* from the checkpoint of step 20 on, again */
   even_monitor_attempt(made->monitor, 1);
   even_monitor_rank_started(made->monitor, 1, getpid());
-  steps(made, 30, 13);
+  monitored_steps(made, 30, 13);
   assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
   assert_int_equal(even_history_open(made->folder, &history), EVEN_OK);
   assert_int_equal(even_history_state(history)->attempt, 1);
@@ -171,38 +98,23 @@ static void a_restart_is_told_apart(void **state) {
   even_history_close(history);
 }
 
-static void read_file(const char *path, even_text *out) {
-  even_text_clear(out);
-  assert_int_equal(even_file_read(path, 64 << 20, out), EVEN_OK);
-}
-
 /* The page's data must parse as JSON and not end their script element, whatever the run was called. */
 static void the_report_page_holds_its_data_safely(void **state) {
-  fixture *made = *state;
-  even_text page = EVEN_TEXT_EMPTY;
-  start(made);
-  steps(made, 30, 13);
+  monitored *made = *state;
+  monitored_start(made);
+  monitored_steps(made, 30, 13);
   assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
-  read_file(in_folder(made, "report.html"), &page);
-  const char *data = strstr(even_text_string(&page), "const EVENSTEP_DATA = ");
-  assert_non_null(data);
-  data += strlen("const EVENSTEP_DATA = ");
-  const char *end = strstr(data, ";</script>");
-  assert_non_null(end);
-  assert_null(memchr(data, '<', (size_t)(end - data)));
-  json_t *parsed = NULL;
-  assert_int_equal(even_json_parse("page", data, (size_t)(end - data), &parsed), EVEN_OK);
+  json_t *parsed = monitored_page(made);
   assert_string_equal(json_string_value(json_object_get(json_object_get(parsed, "summary"), "command")),
                       "evenstep run --name </script><!-- train.py");
   json_decref(parsed);
-  even_text_free(&page);
 }
 
 /* An agent killed outright leaves a database without an end, and perhaps its agent.json. */
 static void a_crashed_run_is_reported_as_far_as_it_came(void **state) {
-  fixture *made = *state;
-  start(made);
-  steps(made, 30, 13);
+  monitored *made = *state;
+  monitored_start(made);
+  monitored_steps(made, 30, 13);
   even_history *history = NULL;
   /* what a reader sees while the monitor lives and after it died is the same file: no close has run */
   assert_int_equal(even_history_open(made->folder, &history), EVEN_OK);
@@ -216,10 +128,10 @@ static void a_crashed_run_is_reported_as_far_as_it_came(void **state) {
 }
 
 static void a_run_without_a_step_is_reported(void **state) {
-  fixture *made = *state;
+  monitored *made = *state;
   even_report *report = NULL;
   even_text text = EVEN_TEXT_EMPTY;
-  start(made);
+  monitored_start(made);
   assert_int_equal(even_monitor_close(made->monitor, 1), EVEN_OK);
   const even_report_params params = {.folder = made->folder, .other = made->folder};
   assert_int_equal(even_report_open(&params, &report), EVEN_OK);
@@ -230,7 +142,7 @@ static void a_run_without_a_step_is_reported(void **state) {
   even_report_close(report);
 }
 
-static void expect_no_report(const fixture *made, even_status expected, const char *words) {
+static void expect_no_report(const monitored *made, even_status expected, const char *words) {
   even_report *report = NULL;
   const even_report_params params = {.folder = made->folder};
   assert_int_equal(even_report_open(&params, &report), expected);
@@ -240,15 +152,15 @@ static void expect_no_report(const fixture *made, even_status expected, const ch
   }
 }
 
-static void put(const fixture *made, const char *name, const char *content) {
-  FILE *file = fopen(in_folder(made, name), "w");
+static void put(const monitored *made, const char *name, const char *content) {
+  FILE *file = fopen(monitored_path(made, name), "w");
   assert_non_null(file);
   assert_true(fputs(content, file) >= 0);
   assert_int_equal(fclose(file), 0);
 }
 
 static void what_is_no_history_is_refused(void **state) {
-  fixture *made = *state;
+  monitored *made = *state;
   expect_no_report(made, EVEN_ERR_NOT_FOUND, "is no run");
   put(made, "run.db",
       "this is no database, and long enough to be looked at as one ..............................."
@@ -259,11 +171,11 @@ static void what_is_no_history_is_refused(void **state) {
 }
 
 static void a_damaged_history_is_one_error(void **state) {
-  fixture *made = *state;
-  start(made);
-  steps(made, 400, 13);
+  monitored *made = *state;
+  monitored_start(made);
+  monitored_steps(made, 400, 13);
   assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
-  FILE *file = fopen(in_folder(made, "run.db"), "r+");
+  FILE *file = fopen(monitored_path(made, "run.db"), "r+");
   assert_non_null(file);
   assert_int_equal(fseek(file, 30000, SEEK_SET), 0);
   for (int i = 0; i < 60000; i++) {
@@ -274,11 +186,11 @@ static void a_damaged_history_is_one_error(void **state) {
 }
 
 static void a_plan_is_compared_or_refused(void **state) {
-  fixture *made = *state;
+  monitored *made = *state;
   even_report *report = NULL;
   even_text text = EVEN_TEXT_EMPTY;
-  start(made);
-  steps(made, 30, 13);
+  monitored_start(made);
+  monitored_steps(made, 30, 13);
   assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
   put(made, "plan.json",
       "{\"format\":\"evenstep-plan-1\",\"predicted\":{\"balanced\":{\"step_seconds\":0.0033,\"samples_per_second\":"
@@ -297,13 +209,13 @@ static void a_plan_is_compared_or_refused(void **state) {
 }
 
 static void the_run_before_is_kept_beside(void **state) {
-  fixture *made = *state;
-  start(made);
-  steps(made, 5, 8);
+  monitored *made = *state;
+  monitored_start(made);
+  monitored_steps(made, 5, 8);
   assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
-  start(made);
+  monitored_start(made);
   assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
-  assert_int_equal(access(in_folder(made, "run-previous.db"), F_OK), 0);
+  assert_int_equal(access(monitored_path(made, "run-previous.db"), F_OK), 0);
 }
 
 /* ---- faults ---- */
@@ -346,12 +258,12 @@ static int no_side_file_open(sqlite3_vfs *vfs, const char *name, sqlite3_file *f
 }
 
 static void a_full_disk_is_told_once_and_the_run_goes_on(void **state) {
-  fixture *made = *state;
+  monitored *made = *state;
   sqlite3_vfs *vfs = sqlite3_vfs_find(NULL);
   real_open = vfs->xOpen;
   vfs->xOpen = full_open;
-  start(made);
-  steps(made, 5, 8);
+  monitored_start(made);
+  monitored_steps(made, 5, 8);
   disk_full = true;
   const uint32_t shares[2] = {8, 8};
   even_status status = EVEN_OK;
@@ -365,7 +277,7 @@ static void a_full_disk_is_told_once_and_the_run_goes_on(void **state) {
   assert_non_null(strstr(even_error_last()->what, "full"));
   assert_non_null(strstr(even_error_last()->fix, "free some space"));
   even_text view = EVEN_TEXT_EMPTY;
-  steps(made, 5, 8); /* told once; the live view goes on */
+  monitored_steps(made, 5, 8); /* told once; the live view goes on */
   assert_int_equal(even_monitor_view(made->monitor, 80, false, &view), EVEN_OK);
   assert_non_null(strstr(even_text_string(&view), "samples/s"));
   even_text_free(&view);
@@ -375,11 +287,11 @@ static void a_full_disk_is_told_once_and_the_run_goes_on(void **state) {
 static int tear_down_disk(void **state) {
   disk_full = false;
   sqlite3_vfs_find(NULL)->xOpen = real_open;
-  return tear_down(state);
+  return monitored_tear_down(state);
 }
 
 /* Ticks until the batch was committed, or would have been. */
-static void committed_once_more(fixture *made) {
+static void committed_once_more(monitored *made) {
   uint64_t until = even_clock_ns() + UINT64_C(1100000000);
   do {
     assert_int_equal(even_monitor_tick(made->monitor), EVEN_OK);
@@ -387,7 +299,7 @@ static void committed_once_more(fixture *made) {
 }
 
 /* Between two batches. */
-static void take_lock(fixture *made, sqlite3 *other) {
+static void take_lock(monitored *made, sqlite3 *other) {
   uint64_t deadline = even_clock_ns() + UINT64_C(20000000000);
   int code = SQLITE_BUSY;
   while (code != SQLITE_OK && even_clock_ns() < deadline) {
@@ -398,19 +310,19 @@ static void take_lock(fixture *made, sqlite3 *other) {
 }
 
 static void locked_history(void **state, bool unlocked) {
-  fixture *made = *state;
+  monitored *made = *state;
   sqlite3 *other = NULL;
-  start(made);
-  assert_int_equal(sqlite3_open(in_folder(made, "run.db"), &other), SQLITE_OK);
-  steps(made, 1, 8);
+  monitored_start(made);
+  assert_int_equal(sqlite3_open(monitored_path(made, "run.db"), &other), SQLITE_OK);
+  monitored_steps(made, 1, 8);
   even_monitor_attempt(made->monitor, 0); /* no row is open now or one is: take the lock between two */
   take_lock(made, other);
-  steps(made, 30, 8); /* kept, not written, and not an error */
+  monitored_steps(made, 30, 8); /* kept, not written, and not an error */
   even_monitor_attempt(made->monitor, 0);
   committed_once_more(made);
   assert_int_equal(sqlite3_exec(other, "ROLLBACK", NULL, NULL, NULL), SQLITE_OK);
   committed_once_more(made);
-  steps(made, 5, 8);
+  monitored_steps(made, 5, 8);
   if (unlocked) {
     assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
     even_history *history = NULL;
@@ -421,7 +333,7 @@ static void locked_history(void **state, bool unlocked) {
     even_history_close(history);
   } else { /* until the end: told then */
     take_lock(made, other);
-    steps(made, 5, 8);
+    monitored_steps(made, 5, 8);
     assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_ERR_IN_USE);
     assert_non_null(strstr(even_error_last()->what, "locked"));
   }
@@ -437,8 +349,8 @@ static void a_history_that_stays_locked_is_told_at_the_end(void **state) {
 }
 
 static void a_job_lives_as_long_as_it_holds_its_folder(void **state) {
-  fixture *made = *state;
-  start(made); /* agent.json names this process, which lives on */
+  monitored *made = *state;
+  monitored_start(made); /* agent.json names this process, which lives on */
   assert_true(even_history_alive(made->folder));
   even_folder_unlock(made->lock);
   made->lock = -1;
@@ -455,27 +367,27 @@ static bool at_once(void) {
 }
 
 static void the_report_ends_when_it_is_asked_to(void **state) {
-  fixture *made = *state;
+  monitored *made = *state;
   even_history *history = NULL;
-  start(made);
-  steps(made, 3000, 8);
+  monitored_start(made);
+  monitored_steps(made, 3000, 8);
   even_stop_when(at_once);
   assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_ERR_INTERRUPTED);
   even_stop_when(NULL);
-  assert_int_equal(access(in_folder(made, "report.html"), F_OK), -1);
+  assert_int_equal(access(monitored_path(made, "report.html"), F_OK), -1);
   assert_int_equal(even_history_open(made->folder, &history), EVEN_OK); /* nothing of the history is missing */
   assert_true(even_history_ended(history));
   even_history_close(history);
 }
 
 static void a_folder_of_any_name_is_read_where_nothing_can_be_written(void **state) {
-  fixture *made = *state;
+  monitored *made = *state;
   static const char odd[] = "run.db?mode=memory#100%25";
   even_history *history = NULL;
   char parent[200];
   (void)snprintf(parent, sizeof parent, "%s/%s", made->folder, odd);
-  start(made);
-  steps(made, 5, 8);
+  monitored_start(made);
+  monitored_steps(made, 5, 8);
   assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
   assert_int_equal(mkdir(parent, 0700), 0);
   char from[400];
@@ -496,25 +408,25 @@ static void a_folder_of_any_name_is_read_where_nothing_can_be_written(void **sta
 }
 
 static void a_folder_that_cannot_be_had_is_an_error(void **state) {
-  fixture *made = *state;
+  monitored *made = *state;
   put(made, "report.html", "");
-  fixture under = *made;
+  monitored under = *made;
   (void)snprintf(under.folder, sizeof under.folder, "%.40s/report.html", made->folder);
-  assert_int_not_equal(try_open(&under, -1), EVEN_OK);
+  assert_int_not_equal(monitored_open(&under, -1), EVEN_OK);
   assert_null(under.monitor);
 }
 
 static void a_foreign_ring_is_refused(void **state) {
-  fixture *made = *state;
+  monitored *made = *state;
   int kept = made->ranks.fd;
   made->ranks.fd = STDIN_FILENO;
-  assert_int_not_equal(try_open(made, -1), EVEN_OK);
+  assert_int_not_equal(monitored_open(made, -1), EVEN_OK);
   made->ranks.fd = kept;
 }
 
 static even_status whole_life(void *context) {
-  fixture *made = context;
-  even_status status = try_open(made, -1);
+  monitored *made = context;
+  even_status status = monitored_open(made, -1);
   if (status != EVEN_OK) {
     return status;
   }
@@ -526,7 +438,7 @@ static even_status whole_life(void *context) {
 }
 
 static void every_failing_allocation_is_survived(void **state) {
-  fixture *made = *state;
+  monitored *made = *state;
   const uint32_t shares[2] = {8, 8};
   feed_step(&made->ranks, shares);
   long nth = 0;
@@ -541,12 +453,12 @@ static void every_failing_allocation_is_survived(void **state) {
 }
 
 static void every_failing_call_is_survived(void **state) {
-  fixture *made = *state;
+  monitored *made = *state;
   assert_true(fault_each_os(whole_life, made, EIO) > 10);
 }
 
 int main(void) {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, monitored_set_up, monitored_tear_down)
   const struct CMUnitTest tests[] = {
       TEST(everything_comes_back),
       TEST(a_restart_is_told_apart),
@@ -557,7 +469,7 @@ int main(void) {
       TEST(a_damaged_history_is_one_error),
       TEST(a_plan_is_compared_or_refused),
       TEST(the_run_before_is_kept_beside),
-      cmocka_unit_test_setup_teardown(a_full_disk_is_told_once_and_the_run_goes_on, set_up, tear_down_disk),
+      cmocka_unit_test_setup_teardown(a_full_disk_is_told_once_and_the_run_goes_on, monitored_set_up, tear_down_disk),
       TEST(a_locked_history_goes_on_when_it_can),
       TEST(a_history_that_stays_locked_is_told_at_the_end),
       TEST(a_job_lives_as_long_as_it_holds_its_folder),

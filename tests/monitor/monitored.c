@@ -1,0 +1,99 @@
+/* A monitored run of two invented ranks. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "monitor/monitored.h"
+
+#include "os/clock.h"
+#include "os/file.h"
+#include "os/folder.h"
+#include "support/fault.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+const char *monitored_path(const monitored *made, const char *name) {
+  static char path[160];
+  (void)snprintf(path, sizeof path, "%s/%s", made->folder, name);
+  return path;
+}
+
+int monitored_set_up(void **state) {
+  monitored *made = calloc(1, sizeof *made);
+  (void)snprintf(made->folder, sizeof made->folder, "/tmp/evenstep-test-XXXXXX");
+  if (made == NULL || mkdtemp(made->folder) == NULL) {
+    return -1;
+  }
+  feed_open(&made->ranks, 2, 16, even_clock_ns());
+  made->ranks.speeds[0] = 4000;
+  made->ranks.speeds[1] = 1000;
+  *state = made;
+  return even_folder_lock(made->folder, &made->lock) == EVEN_OK && made->lock >= 0 ? 0 : -1; /* as a job does */
+}
+
+int monitored_tear_down(void **state) {
+  static const char *const names[] = {"run.db",     "run.db-wal", "run.db-shm",      "run-previous.db", "report.html",
+                                      "agent.json", "plan.json",  "report.html.tmp", "agent.json.tmp"};
+  monitored *made = *state;
+  fault_reset();
+  even_folder_unlock(made->lock);
+  feed_close(&made->ranks);
+  for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+    (void)unlink(monitored_path(made, names[i]));
+  }
+  int failed = rmdir(made->folder);
+  free(made);
+  return failed;
+}
+
+even_status monitored_open(monitored *made, int port) {
+  static const even_monitor_rank facts[] = {{"cpu:0", "CPU", 1, NAN}, {"cpu:1", "CPU", 0.25, 0.25}};
+  const even_monitor_params params = {.size = sizeof params,
+                                      .run_folder = made->folder,
+                                      .run_name = "test",
+                                      .command = "evenstep run --name </script><!-- train.py",
+                                      .policy = "hybrid",
+                                      .ranks = 2,
+                                      .rank_facts = facts,
+                                      .telemetry_fd = made->ranks.fd,
+                                      .port = port};
+  return even_monitor_open(&params, &made->monitor);
+}
+
+void monitored_start(monitored *made) {
+  assert_int_equal(monitored_open(made, -1), EVEN_OK);
+  assert_string_equal(even_monitor_url(made->monitor), "");
+  even_monitor_attempt(made->monitor, 0);
+  even_monitor_rank_started(made->monitor, 0, getpid());
+  even_monitor_rank_started(made->monitor, 1, getpid());
+}
+
+void monitored_steps(monitored *made, int count, uint32_t first_share) {
+  const uint32_t shares[2] = {first_share, 16 - first_share};
+  for (int i = 0; i < count; i++) {
+    feed_step(&made->ranks, shares);
+  }
+  assert_int_equal(even_monitor_tick(made->monitor), EVEN_OK);
+}
+
+json_t *monitored_page(const monitored *made) {
+  even_text page = EVEN_TEXT_EMPTY;
+  json_t *parsed = NULL;
+  assert_int_equal(even_file_read(monitored_path(made, "report.html"), 64 << 20, &page), EVEN_OK);
+  const char *data = strstr(even_text_string(&page), "const EVENSTEP_DATA = ");
+  assert_non_null(data);
+  data += strlen("const EVENSTEP_DATA = ");
+  const char *end = strstr(data, ";</script>");
+  assert_non_null(end);
+  assert_null(memchr(data, '<', (size_t)(end - data)));
+  assert_int_equal(even_json_parse("page", data, (size_t)(end - data), &parsed), EVEN_OK);
+  even_text_free(&page);
+  return parsed;
+}

@@ -1,0 +1,29 @@
+/* A monitored run of two invented ranks in a folder of its own, without a server. */
+#ifndef EVEN_TEST_MONITORED_H
+#define EVEN_TEST_MONITORED_H
+
+#include "base/json_reader.h"
+#include "monitor/feed.h"
+#include "monitor/monitor.h"
+
+typedef struct monitored {
+  char folder[64];
+  feed ranks;
+  even_monitor *monitor;
+  int lock; /* of the folder */
+} monitored;
+
+/* For cmocka; the folder is gone afterwards. Rank 0 makes 4000 samples a second, rank 1 1000, a batch has 16. */
+int monitored_set_up(void **state);
+int monitored_tear_down(void **state);
+/* FOLDER/name, until the next call. */
+const char *monitored_path(const monitored *made, const char *name);
+even_status monitored_open(monitored *made, int port);
+/* Opens the monitor and tells it of both ranks. */
+void monitored_start(monitored *made);
+/* Steps of both ranks, and a tick. */
+void monitored_steps(monitored *made, int count, uint32_t first_share);
+/* The data in report.html; nothing in them can end their script element. */
+json_t *monitored_page(const monitored *made);
+
+#endif
