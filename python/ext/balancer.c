@@ -126,8 +126,9 @@ static PyObject *balancer_new(PyTypeObject *type, PyObject *arguments, PyObject 
     return PyErr_Format(PyExc_ValueError, "%zd ranks; at least 1 is needed", ranks);
   }
   even_balancer_params params = {.size = sizeof params, .ranks = (size_t)ranks, .batch = batch};
-  if (even_policy_parse(policy, &params.policy) != EVEN_OK) {
-    return even_ext_raise();
+  even_status status = even_policy_parse(policy, &params.policy);
+  if (status != EVEN_OK) {
+    return even_ext_raise(status);
   }
   double *speed = NULL;
   int64_t *cap = NULL;
@@ -142,9 +143,10 @@ static PyObject *balancer_new(PyTypeObject *type, PyObject *arguments, PyObject 
     self->ranks = params.ranks;
     self->batch = batch;
     self->policy = (int)params.policy;
-    if (even_balancer_open(&params, &self->balancer) != EVEN_OK) {
+    status = even_balancer_open(&params, &self->balancer);
+    if (status != EVEN_OK) {
       Py_DECREF((PyObject *)self);
-      self = (balancer_object *)even_ext_raise();
+      self = (balancer_object *)even_ext_raise(status);
     }
   }
   PyMem_Free(speed);
@@ -172,10 +174,10 @@ static PyObject *balancer_observe(PyObject *object, PyObject *timings) {
     read = as_pair(PyTuple_GetItem(tuple, (Py_ssize_t)r), &timing[r].samples, &timing[r].busy_seconds) == 0;
   }
   Py_DECREF(tuple);
-  bool learned = read && even_balancer_observe(self->balancer, timing) == EVEN_OK;
+  even_status status = read ? even_balancer_observe(self->balancer, timing) : EVEN_OK;
   PyMem_Free(timing);
-  if (!learned) {
-    return read ? even_ext_raise() : NULL;
+  if (!read || status != EVEN_OK) {
+    return read ? even_ext_raise(status) : NULL;
   }
   Py_RETURN_NONE;
 }
@@ -190,8 +192,8 @@ static PyObject *balancer_shares(PyObject *object, PyObject *arguments) {
   if (shares == NULL) {
     return NULL;
   }
-  PyObject *list =
-      even_balancer_shares(self->balancer, batch, shares) == EVEN_OK ? as_list(shares, self->ranks) : even_ext_raise();
+  even_status status = even_balancer_shares(self->balancer, batch, shares);
+  PyObject *list = status == EVEN_OK ? as_list(shares, self->ranks) : even_ext_raise(status);
   PyMem_Free(shares);
   return list;
 }
@@ -255,8 +257,8 @@ static PyObject *solve(PyObject *tables, PyObject *caps, int64_t batch) {
   }
   if (read) {
     double step = 0.0;
-    PyObject *list = even_balancer_solve(table, cap, ranks, batch, shares, &step) == EVEN_OK ? as_list(shares, ranks)
-                                                                                             : even_ext_raise();
+    even_status status = even_balancer_solve(table, cap, ranks, batch, shares, &step);
+    PyObject *list = status == EVEN_OK ? as_list(shares, ranks) : even_ext_raise(status);
     result = list != NULL ? Py_BuildValue("Nd", list, step) : NULL;
   }
   for (size_t r = 0; table != NULL && r < ranks; r++) {

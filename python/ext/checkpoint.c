@@ -54,7 +54,7 @@ static PyObject *writer_new(PyTypeObject *type, PyObject *arguments, PyObject *k
   Py_DECREF(folder);
   if (status != EVEN_OK) {
     Py_DECREF(self);
-    return even_ext_raise();
+    return even_ext_raise(status);
   }
   return (PyObject *)self;
 }
@@ -203,7 +203,7 @@ static PyObject *run_add(writer_object *self, const char *name, add_call *call) 
     return NULL;
   }
   if (status != EVEN_OK) {
-    return even_ext_raise();
+    return even_ext_raise(status);
   }
   Py_INCREF(Py_None);
   return Py_None;
@@ -241,7 +241,7 @@ static PyObject *writer_commit(PyObject *object, PyObject *arguments) {
   status = even_checkpoint_writer_commit(writer, state);
   Py_END_ALLOW_THREADS;
   if (status != EVEN_OK) {
-    return even_ext_raise();
+    return even_ext_raise(status);
   }
   Py_INCREF(Py_None);
   return Py_None;
@@ -320,7 +320,7 @@ static PyObject *file_checksums(PyObject *module, PyObject *arguments) {
   status = even_checkpoint_file_checksums(name, (size_t)chunk_bytes, &sums, &count, &file_bytes);
   Py_END_ALLOW_THREADS;
   Py_DECREF(path);
-  PyObject *result = status == EVEN_OK ? list_of_sums(sums, count, file_bytes) : even_ext_raise();
+  PyObject *result = status == EVEN_OK ? list_of_sums(sums, count, file_bytes) : even_ext_raise(status);
   even_checkpoint_free(sums);
   return result;
 }
@@ -348,7 +348,7 @@ static PyObject *checkpoint_remove(PyObject *module, PyObject *arguments) {
   Py_END_ALLOW_THREADS;
   Py_DECREF(path);
   if (status != EVEN_OK) {
-    return even_ext_raise();
+    return even_ext_raise(status);
   }
   Py_INCREF(Py_None);
   return Py_None;

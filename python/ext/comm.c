@@ -42,7 +42,7 @@ static PyObject *comm_new(PyTypeObject *type, PyObject *arguments, PyObject *nam
   status = even_comm_open(&params, fd, &self->comm);
   Py_END_ALLOW_THREADS;
   if (status != EVEN_OK) {
-    (void)even_ext_raise();
+    (void)even_ext_raise(status);
     Py_DECREF((PyObject *)self);
     return NULL;
   }
@@ -62,8 +62,7 @@ static void comm_dealloc(PyObject *object) {
 /* The group, or NULL with an exception when it is closed. */
 even_comm *even_ext_comm_open_group(even_ext_comm *self) {
   if (self->closed) {
-    (void)even_fail(EVEN_ERR_STATE, "the group is closed");
-    (void)even_ext_raise();
+    (void)even_ext_raise(even_fail(EVEN_ERR_STATE, "the group is closed"));
     return NULL;
   }
   return self->comm;
@@ -82,7 +81,7 @@ even_comm *even_ext_comm_open_group(even_ext_comm *self) {
       run_result_ = Py_None;              \
       Py_INCREF(Py_None);                 \
     } else {                              \
-      (void)even_ext_raise();             \
+      (void)even_ext_raise(run_status_);  \
     }                                     \
     (self)->calls--;                      \
     even_ext_comm_free_when_unused(self); \
@@ -93,14 +92,18 @@ even_comm *even_ext_comm_open_group(even_ext_comm *self) {
 static size_t *to_counts(PyObject *object, int ranks) {
   PyObject *items = PySequence_Tuple(object);
   size_t *counts = NULL;
+  even_status status = EVEN_OK;
   if (items == NULL) {
     return NULL;
   }
   if (PyTuple_Size(items) != ranks) {
     PyErr_Format(PyExc_ValueError, "%zd counts for a group of %d ranks: give one for each rank", PyTuple_Size(items),
                  ranks);
-  } else if (EVEN_NEW_ARRAY(&counts, (size_t)ranks) != EVEN_OK) {
-    (void)even_ext_raise();
+  } else {
+    status = EVEN_NEW_ARRAY(&counts, (size_t)ranks);
+  }
+  if (status != EVEN_OK) {
+    (void)even_ext_raise(status);
   }
   for (int rank = 0; counts != NULL && rank < ranks; rank++) {
     if (!even_ext_to_size(PyTuple_GetItem(items, rank), &counts[rank])) {
@@ -336,8 +339,9 @@ static PyObject *comm_create_segment(PyObject *object, PyObject *arguments, PyOb
                                    &params.arena_bytes)) {
     return NULL;
   }
-  if (even_comm_create_segment(&params, &fd) != EVEN_OK) {
-    return even_ext_raise();
+  even_status status = even_comm_create_segment(&params, &fd);
+  if (status != EVEN_OK) {
+    return even_ext_raise(status);
   }
   return PyLong_FromLong(fd);
 }
@@ -350,8 +354,9 @@ static PyObject *open_peer_fd(PyObject *module, PyObject *arguments) {
   if (!PyArg_ParseTuple(arguments, "ii:open_peer_fd", &process, &fd)) {
     return NULL;
   }
-  if (even_shared_memory_open_peer(process, fd, &memory) != EVEN_OK) {
-    return even_ext_raise();
+  even_status status = even_shared_memory_open_peer(process, fd, &memory);
+  if (status != EVEN_OK) {
+    return even_ext_raise(status);
   }
   int own = memory.fd;
   memory.fd = -1; /* the caller's from here on */

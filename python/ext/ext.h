@@ -12,8 +12,9 @@
 /* evenstep.EvenstepError, with attributes status (str), fix (str or None), rank (int or None), device (str or None). */
 extern PyObject *even_ext_error;
 
-/* Raises the calling thread's last error as EvenstepError; returns NULL. MemoryError for EVEN_ERR_MEMORY. */
-PyObject *even_ext_raise(void);
+/* Raises `status` as EvenstepError, with the words of the calling thread's last error where it is of this status, else
+ * those of the table; returns NULL. MemoryError for EVEN_ERR_MEMORY. */
+PyObject *even_ext_raise(even_status status);
 
 /* PyArg converter ("O&"): an integer address, as of tensor.data_ptr(), into a void * or const void *. */
 static inline int even_ext_to_address(PyObject *object, void *out) {

@@ -55,7 +55,7 @@ static PyObject *request_wait(PyObject *object, PyObject *arguments) {
   Py_BEGIN_ALLOW_THREADS;
   status = even_comm_request_wait(request, seconds, &peer);
   Py_END_ALLOW_THREADS;
-  return status == EVEN_OK ? PyLong_FromLong(peer) : even_ext_raise();
+  return status == EVEN_OK ? PyLong_FromLong(peer) : even_ext_raise(status);
 }
 
 static PyMethodDef request_methods[] = {
@@ -89,7 +89,7 @@ static PyObject *begin_message(PyObject *object, PyObject *arguments, bool sends
   status = sends ? even_comm_send_begin(comm, data, bytes, peer, tag, &request)
                  : even_comm_receive_begin(comm, data, bytes, peer, tag, &request);
   Py_END_ALLOW_THREADS;
-  PyObject *result = status == EVEN_OK ? new_request(self, request) : even_ext_raise();
+  PyObject *result = status == EVEN_OK ? new_request(self, request) : even_ext_raise(status);
   self->calls--;
   even_ext_comm_free_when_unused(self);
   return result;

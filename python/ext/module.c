@@ -1,4 +1,5 @@
 /* evenstep._core: the module, its exception, its parts. */
+#include "base/fail.h"
 #include "ext.h"
 
 #include <evenstep/version.h>
@@ -21,16 +22,16 @@ static int set_text(PyObject *exception, const char *name, const char *text) {
   return failed;
 }
 
-PyObject *even_ext_raise(void) {
-  const even_error *error = even_error_last();
+PyObject *even_ext_raise(even_status status) {
+  const even_error *error = even_error_of(status);
   if (error->status == EVEN_ERR_MEMORY) {
     PyErr_SetString(PyExc_MemoryError, error->what);
     return NULL;
   }
-  const char *what = error->what[0] != '\0' ? error->what : even_status_text(error->status);
-  PyObject *message = error->fix[0] != '\0' ? PyUnicode_FromFormat("%s (%s)\n  fix: %s", what,
-                                                                   even_status_name(error->status), error->fix)
-                                            : PyUnicode_FromFormat("%s (%s)", what, even_status_name(error->status));
+  PyObject *message =
+      error->fix[0] != '\0'
+          ? PyUnicode_FromFormat("%s (%s)\n  fix: %s", error->what, even_status_name(error->status), error->fix)
+          : PyUnicode_FromFormat("%s (%s)", error->what, even_status_name(error->status));
   if (message == NULL) {
     return NULL;
   }

@@ -22,9 +22,10 @@ static int to_parameters(PyObject *sequence, even_sync_parameter **out, size_t *
     return -1;
   }
   *count = (size_t)PyList_Size(list);
-  if (EVEN_NEW_ARRAY(out, *count) != EVEN_OK) {
+  even_status status = EVEN_NEW_ARRAY(out, *count);
+  if (status != EVEN_OK) {
     Py_DECREF(list);
-    (void)even_ext_raise();
+    (void)even_ext_raise(status);
     return -1;
   }
   for (size_t i = 0; i < *count; i++) {
@@ -70,7 +71,7 @@ static PyObject *sync_arena_bytes(PyObject *type, PyObject *arguments, PyObject 
   params.first_bucket_bytes = (size_t)first_bucket_bytes;
   even_status status = even_sync_arena_bytes(&params, &bytes);
   even_free(parameters);
-  return status == EVEN_OK ? PyLong_FromSize_t(bytes) : even_ext_raise();
+  return status == EVEN_OK ? PyLong_FromSize_t(bytes) : even_ext_raise(status);
 }
 
 static int take_handles(sync_object *self, PyObject *comm, PyObject *telemetry) {
@@ -101,8 +102,9 @@ static int open_engine(sync_object *self, even_sync_params *params) {
       return -1;
     }
   }
-  if (even_sync_open(params, comm, &self->sync) != EVEN_OK) {
-    (void)even_ext_raise();
+  even_status status = even_sync_open(params, comm, &self->sync);
+  if (status != EVEN_OK) {
+    (void)even_ext_raise(status);
     return -1;
   }
   self->arena = even_comm_arena(comm);
@@ -185,7 +187,7 @@ static even_sync *engine_of(PyObject *object) {
 
 static PyObject *none_or_raise(even_status status) {
   if (status != EVEN_OK) {
-    return even_ext_raise();
+    return even_ext_raise(status);
   }
   Py_RETURN_NONE;
 }
@@ -244,7 +246,7 @@ static PyObject *sync_finish(PyObject *object, PyObject *unused) {
   self->finishing = 0;
   if (status != EVEN_OK) {
     Py_DECREF(used);
-    return even_ext_raise();
+    return even_ext_raise(status);
   }
   return Py_BuildValue("(NKKKKKI)", used, (unsigned long long)report.start_ns,
                        (unsigned long long)report.communication_ns, (unsigned long long)report.peer_wait_ns,

@@ -37,9 +37,10 @@ static PyObject *writer_new(PyTypeObject *type, PyObject *arguments, PyObject *n
   if (self == NULL) {
     return NULL;
   }
-  if (fd >= 0 && even_telemetry_open(fd, rank, &self->telemetry) != EVEN_OK) {
+  even_status status = fd >= 0 ? even_telemetry_open(fd, rank, &self->telemetry) : EVEN_OK;
+  if (status != EVEN_OK) {
     Py_DECREF((PyObject *)self);
-    return even_ext_raise();
+    return even_ext_raise(status);
   }
   return (PyObject *)self;
 }
@@ -139,9 +140,10 @@ static PyObject *reader_new(PyTypeObject *type, PyObject *arguments, PyObject *n
   if (self == NULL) {
     return NULL;
   }
-  if (even_telemetry_reader_open(fd, &self->reader) != EVEN_OK) {
+  even_status status = even_telemetry_reader_open(fd, &self->reader);
+  if (status != EVEN_OK) {
     Py_DECREF((PyObject *)self);
-    return even_ext_raise();
+    return even_ext_raise(status);
   }
   return (PyObject *)self;
 }
@@ -216,8 +218,9 @@ static PyObject *telemetry_segment(PyObject *module, PyObject *arguments) {
     PyErr_SetString(PyExc_ValueError, "records must not be negative");
     return NULL;
   }
-  if (even_telemetry_create_segment(ranks, (size_t)records, &fd) != EVEN_OK) {
-    return even_ext_raise();
+  even_status status = even_telemetry_create_segment(ranks, (size_t)records, &fd);
+  if (status != EVEN_OK) {
+    return even_ext_raise(status);
   }
   return PyLong_FromLong(fd);
 }

@@ -25,6 +25,10 @@ even_status even_error_place(int rank, const char *device);
 /* Puts "prefix: " before the last error's text. */
 even_status even_error_prefix(const char *format, ...) EVEN_PRINTF(1, 2);
 
+/* The words for `status`: the calling thread's last error where that is of this status, else (a function failed without
+ * saying why, or another call failed since) the table's text, which becomes the last error. Never NULL. */
+const even_error *even_error_of(even_status status);
+
 /* Makes `error`, recorded on another thread, the calling thread's last error. Returns its status. */
 even_status even_error_restore(const even_error *error);
 

@@ -55,6 +55,24 @@ even_status even_error_restore(const even_error *error) {
   return error->status;
 }
 
+static void record(const char *file, int line, even_status status, int system_error) {
+  even_error_clear();
+  last_error.status = status;
+  last_error.system_error = system_error;
+  last_error.file = file;
+  last_error.line = line;
+}
+
+const even_error *even_error_of(even_status status) {
+  if (last_error.status != status) {
+    record(NULL, 0, status, 0);
+  }
+  if (last_error.what[0] == '\0') {
+    (void)snprintf(last_error.what, sizeof last_error.what, "%s", even_status_text(status));
+  }
+  return &last_error;
+}
+
 static even_status status_of_errno(int error_number) {
   switch (error_number) {
     case ENOSPC:
@@ -82,14 +100,6 @@ static even_status status_of_errno(int error_number) {
     default:
       return EVEN_ERR_SYSTEM;
   }
-}
-
-static void record(const char *file, int line, even_status status, int system_error) {
-  even_error_clear();
-  last_error.status = status;
-  last_error.system_error = system_error;
-  last_error.file = file;
-  last_error.line = line;
 }
 
 even_status even_fail_at(const char *file, int line, even_status status, int system_error, const char *format, ...) {

@@ -92,6 +92,20 @@ static void long_texts_are_cut_not_overrun(void **state) {
   assert_non_null(strstr(error->what, "Input/output error"));
 }
 
+static void words_of_another_status_are_not_taken(void **state) {
+  (void)state;
+  (void)even_fail(EVEN_ERR_NOT_FOUND, "a folder is gone");
+  (void)even_error_fix("make it");
+  assert_string_equal(even_error_of(EVEN_ERR_NOT_FOUND)->what, "a folder is gone");
+  assert_string_equal(even_error_of(EVEN_ERR_NOT_FOUND)->fix, "make it");
+  const even_error *error = even_error_of(EVEN_ERR_STATE);
+  assert_int_equal(error->status, EVEN_ERR_STATE);
+  assert_string_equal(error->what, even_status_text(EVEN_ERR_STATE));
+  assert_string_equal(error->fix, "");
+  even_error_clear();
+  assert_string_equal(even_error_of(EVEN_ERR_STATE)->what, even_status_text(EVEN_ERR_STATE));
+}
+
 static void *fail_elsewhere(void *unused) {
   (void)unused;
   (void)even_fail(EVEN_ERR_DEVICE, "theirs");
@@ -115,6 +129,7 @@ int main(void) {
       cmocka_unit_test_teardown(errno_gives_the_status_and_the_reason, forget),
       cmocka_unit_test_teardown(own_text_may_be_an_argument, forget),
       cmocka_unit_test_teardown(long_texts_are_cut_not_overrun, forget),
+      cmocka_unit_test_teardown(words_of_another_status_are_not_taken, forget),
       cmocka_unit_test_teardown(each_thread_has_its_own, forget),
   };
   return cmocka_run_group_tests_name("base_status", tests, NULL, NULL);
