@@ -14,19 +14,25 @@ if TYPE_CHECKING:
     from evenstep.group import Group
 
 
+Change = tuple[int, tuple[int, ...]]  # a buffer's number, its shape
+
+
 class BufferSync:
     """Of the buffers that some rank's forward changed: floating ones become the average weighted by samples, all
-    others those of rank 0."""
+    others those of rank 0.
+
+    Left out: buffers that are no part of the state (persistent=False: caches of masks or positions), and those whose
+    shape differs between ranks.
+    """
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         self._owners: list[tuple[nn.Module, str]] = []
         for model in models:
             for module in model.modules():
                 for name, buffer in module._buffers.items():
-                    if buffer is not None and buffer.numel():
+                    if buffer is not None and buffer.numel() and name not in module._non_persistent_buffers_set:
                         self._owners.append((module, name))
         self._versions = [self._version(i) for i in range(len(self._owners))]
-        self._agreed: dict[tuple[int, ...], list[int]] = {}
 
     def _get(self, index: int) -> torch.Tensor | None:
         module, name = self._owners[index]
@@ -38,9 +44,17 @@ class BufferSync:
             return (0, 0)
         return (id(buffer), 0 if buffer.is_inference() else buffer._version)
 
-    def changed(self) -> list[int]:
+    def changed(self) -> list[Change]:
         """Which buffers this rank changed since the last call of `synchronise`."""
-        return [i for i in range(len(self._owners)) if self._is_statistic(i) or self._version(i) != self._versions[i]]
+        return [
+            (i, self._shape(i))
+            for i in range(len(self._owners))
+            if self._is_statistic(i) or self._version(i) != self._versions[i]
+        ]
+
+    def _shape(self, index: int) -> tuple[int, ...]:
+        buffer = self._get(index)
+        return (-1,) if buffer is None else tuple(buffer.shape)
 
     def _is_statistic(self, index: int) -> bool:
         """Running statistics of a norm in training: torch's kernels write them without counting a version."""
@@ -48,23 +62,25 @@ class BufferSync:
         return module.training and isinstance(module, _NormBase) and name in ("running_mean", "running_var")
 
     @staticmethod
-    def checksum(changed: Sequence[int]) -> int:
+    def checksum(changed: Sequence[Change]) -> int:
         """0 for none."""
         return zlib.crc32(",".join(map(str, changed)).encode()) | 1 if changed else 0
 
     @torch.no_grad()
     def synchronise(
-        self, group: Group, changed: list[int], checksums: Sequence[int], weight: float, total: float
+        self, group: Group, changed: list[Change], checksums: Sequence[int], weight: float, total: float
     ) -> None:
         """Collective where any checksum is not 0. `weight` of `total` (over ranks) is this rank's say."""
         if len(set(checksums)) > 1:
             from evenstep.group import gather_objects
 
-            key = tuple(checksums)
-            if key not in self._agreed:
-                self._agreed[key] = sorted(set().union(*gather_objects(group, changed)))
-            changed = self._agreed[key]
-        buffers = [b for b in map(self._get, changed) if b is not None]
+            mine = ([index for index, _ in changed], [self._shape(i) for i in range(len(self._owners))])
+            everyone = gather_objects(group, mine)
+            union = sorted(set().union(*(theirs for theirs, _ in everyone)))
+            indices = [i for i in union if len({shapes[i] for _, shapes in everyone}) == 1]
+        else:
+            indices = [index for index, _ in changed]
+        buffers = [b for b in map(self._get, indices) if b is not None]
         floating = [b for b in buffers if b.is_floating_point()]
         if floating and total > 0:
             flat = torch.cat([b.detach().to("cpu", torch.float64).reshape(-1) for b in floating])

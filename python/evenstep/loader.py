@@ -95,6 +95,8 @@ class EvenLoader:
         self._batch = 0
         self._samples = 0
         self._iterating = False
+        self.fetched = 0  # batches since the last optimizer step
+        self._per_step = 1  # of the last step that had any
 
     # -- what a DataLoader has --
 
@@ -206,7 +208,9 @@ class EvenLoader:
                 continue
             predicted = float("nan")
             if self.train and self._shares is not None:
-                shares = self._shares.draw(total, alone=session.dummy_samples == 1)
+                shares = self._shares.draw(
+                    total, alone=session.dummy_samples == 1, step=self._expected_step(len(plans))
+                )
                 predicted = self._shares.predict(shares)
             elif self._shares is not None:
                 shares = self._shares.split(total)
@@ -218,6 +222,15 @@ class EvenLoader:
                 continue
             plans.append(BatchPlan(self, epoch, number, total, shares, len(mine), batch_hash(indices), predicted))
             yield mine or indices[: session.dummy_samples]
+
+    def _expected_step(self, ahead: int) -> int:
+        """The optimizer step that will use a batch drawn now, with `ahead` drawn before it and not fetched."""
+        return self._session.step + (min(self.fetched, self._per_step - 1) + ahead) // self._per_step
+
+    def stepped(self) -> None:
+        """An optimizer step has used what was fetched."""
+        if self.fetched:
+            self._per_step, self.fetched = self.fetched, 0
 
     def _iterate(self) -> Iterator[Any]:
         session = self._session
@@ -231,7 +244,7 @@ class EvenLoader:
                 f"the training loader has no batch: {_samples_in(self.loader)}, batch_size {self.batch_size}, drop_last "
                 f"{self.loader.drop_last}\n  fix: give it a dataset with samples, or a smaller batch_size"
             )
-        self._epoch, self._batch = epoch, skip
+        self._epoch, self._batch, self.fetched = epoch, skip, 0
         session.epoch_begins(self, epoch)
         self._iterating = True
         session.steps.unpause()
@@ -244,7 +257,7 @@ class EvenLoader:
         finally:
             self._iterating = False
             session.latest = None
-            session.steps.pause()
+            session.steps.pause(self)
         self._epoch, self._batch = epoch + 1, 0
 
     def _one_epoch(self, epoch: int, skip: int) -> Iterator[Any]:
@@ -256,7 +269,8 @@ class EvenLoader:
         session.first_fetch()
         for batch in batches:
             plan = plans.popleft()
-            session.batch_arrives(plan, start)
+            session.batch_arrives(plan, start, batch)
+            self.fetched += 1
             self._batch += 1
             self._samples += plan.total
             yield batch
@@ -268,12 +282,13 @@ class EvenLoader:
         self._next_epoch += 1
         plans: deque[BatchPlan] = deque()
         self._source.start = (epoch, 0, plans)
+        before = self._session.latest  # an evaluation may run between two batches
         try:
             for batch in self._inner:
                 self._session.latest = plans.popleft()
                 yield batch
         finally:
-            self._session.latest = None
+            self._session.latest = before
 
     def first_batch_size(self) -> int:
         """Samples of a global batch; where a batch sampler does not say, of the first."""

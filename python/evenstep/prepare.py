@@ -209,7 +209,8 @@ def _prepare_loader(
         if not any(known.train for known in current.loaders.values()):
             current.plan = _plan(current, batch)
         even.set_shares(
-            Shares(environment.policy, current.world_size, batch, environment.speeds, schedule, current.plan)
+            _same_shares(current, batch, schedule)
+            or Shares(environment.policy, current.world_size, batch, environment.speeds, schedule, current.plan)
         )
         current.loaders["loader" if not current.loaders else f"loader_{len(current.loaders)}"] = even
     else:
@@ -226,6 +227,14 @@ def _prepare_loader(
             stacklevel=3,
         )
     return even
+
+
+def _same_shares(current: Session, batch: int, schedule: ShareSchedule | None) -> Shares | None:
+    """Those of another training loader with batches of this size: a backward over both has one weight."""
+    if schedule is not None or current.plan is not None:
+        return None
+    known = (one.shares for one in current.loaders.values() if one.train and one.shares is not None)
+    return next((shares for shares in known if shares.batch == batch and not shares.scheduled), None)
 
 
 def _plan(current: Session, batch: int) -> Any:

@@ -132,9 +132,9 @@ class Session:
 
     # -- called by loaders --
 
-    def batch_arrives(self, plan: BatchPlan, asked_ns: int) -> None:
+    def batch_arrives(self, plan: BatchPlan, asked_ns: int, batch: Any = None) -> None:
         self.latest = plan
-        self.steps.batch_arrives(plan, asked_ns)
+        self.steps.batch_arrives(plan, asked_ns, batch)
 
     def epoch_begins(self, loader: EvenLoader, epoch: int) -> None:
         if self.rank == 0:
@@ -193,10 +193,16 @@ class Session:
             return
         self._leader = id(optimizer)
         timings = steps.commit()
-        plan = steps.plan
-        if timings and plan is not None and plan.loader.shares is not None:
-            plan.loader.shares.observe(timings, steps.step_seconds)
-            turned = plan.loader.shares.turned()
+        plan = steps.last_plan
+        loaders = [loader for loader in self.loaders.values() if loader.train and loader.fetched]
+        for loader in loaders:
+            loader.stepped()
+        if plan is not None and plan.loader not in loaders:
+            loaders.append(plan.loader)
+        observing = {id(loader.shares): loader.shares for loader in loaders if loader.shares is not None}
+        for shares in observing.values() if timings else ():
+            shares.observe(timings, steps.step_seconds)
+            turned = shares.turned()
             if turned is not None and self.rank == 0:
                 self.telemetry.event(_core.EVENT_BALANCING, self.step, int(turned[0]), turned[1])
 

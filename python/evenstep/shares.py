@@ -13,6 +13,7 @@ from evenstep._core import Balancer, EvenstepError
 ShareSchedule = Callable[[int, int], Sequence[int]]
 
 
+_DECIDED = 1024  # more than any loader draws ahead
 _REMEMBERED = 24  # steps whose timings a checkpoint keeps: enough to draw lines by, too few to begin a trial
 
 
@@ -58,10 +59,19 @@ class Shares:
         self._balancer = Balancer(policy, ranks, batch, speeds)
         self._timings: deque[list[tuple[int, float]]] = deque(maxlen=_REMEMBERED)
         self._drawn = 0
+        self._decided: dict[tuple[int, int], list[int]] = {}  # (step, samples of the batch) -> shares
         self._on_equal = False
 
-    def draw(self, batch: int, alone: bool = True) -> list[int]:
-        """Shares of the next batch of `batch` samples. alone: a share may be a single sample."""
+    @property
+    def scheduled(self) -> bool:
+        return self._schedule is not None
+
+    def draw(self, batch: int, alone: bool = True, step: int | None = None) -> list[int]:
+        """Shares of the next batch of `batch` samples. alone: a share may be a single sample.
+
+        step: the optimizer step that the batch is expected in. All batches of one size in one step have the same
+        shares, whichever loader they come from and when: a backward over several has one weight.
+        """
         number = self._drawn
         self._drawn += 1
         if self._schedule is not None:
@@ -72,11 +82,18 @@ class Shares:
                     f"  fix: return {self.ranks} numbers >= 0 that add up to {batch}"
                 )
             return shares
-        if self._plan is not None:
-            shares = list(self._plan.shares(number, batch))
-        else:
-            shares = list(self._balancer.shares(batch))
+        shares = self._decide(batch, step) if self._plan is None else list(self._plan.shares(number, batch))
         return shares if alone else none_alone(shares)
+
+    def _decide(self, batch: int, step: int | None) -> list[int]:
+        if step is None:
+            return list(self._balancer.shares(batch))
+        key = (step, batch)
+        if key not in self._decided:
+            self._decided[key] = list(self._balancer.shares(batch))
+            while len(self._decided) > _DECIDED:
+                del self._decided[min(self._decided)]
+        return list(self._decided[key])
 
     def split(self, batch: int) -> list[int]:
         """Shares by the speeds known now, for work outside training steps; no rank idle where that can be."""
@@ -95,7 +112,9 @@ class Shares:
         return [[list(pair) for pair in timings] for timings in self._timings]
 
     def learn(self, state: Sequence[Sequence[Sequence[float]]]) -> None:
-        """Takes the timings of an earlier run of the same ranks."""
+        """Takes the timings of an earlier run of the same ranks; once where several loaders share them."""
+        if self.state() == [[list(pair) for pair in timings] for timings in state]:
+            return
         for timings in state:
             self.observe([(int(samples), float(seconds)) for samples, seconds in timings], math.nan)
 

@@ -4,6 +4,7 @@ step committed when the optimizer steps; and the times of all that."""
 from __future__ import annotations
 
 import math
+import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,19 @@ from evenstep import _core, vote
 from evenstep._core import EvenstepError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from evenstep.buffers import BufferSync
+    from evenstep.buffers import BufferSync, Change
     from evenstep.gradients import GradientSync
     from evenstep.group import Group
-    from evenstep.loader import BatchPlan
+    from evenstep.loader import BatchPlan, EvenLoader
+
+
+def _reference(batch: Any) -> Callable[[], Any] | None:
+    """To the batch's first tensor: gives None once it is gone."""
+    while isinstance(batch, (list, tuple, dict)) and batch:
+        batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
+    return weakref.ref(batch) if isinstance(batch, torch.Tensor) else None
 
 
 def loss_of(tensors: Any) -> float:
@@ -45,19 +53,23 @@ class Steps:
         self.step = 0
         self.loss = math.nan  # of the last committed step, over all ranks
         self.plan: BatchPlan | None = None  # the training batch now at work
+        self.last_plan: BatchPlan | None = None  # the last one that was, also when its epoch has ended
         self.ballots: list[vote.Ballot] = []  # of the last synchronised backward since the last commit
         self.wants_checkpoint = False
         self.checkpoint_agreed = False  # rank 0 asked for one in the last vote
         self._weight: float | None = None  # from set_weight
         self.empty = False  # set_weight: the next backward counts nothing on any rank
-        self._ambiguous = False
-        self._samples_undecided = False  # a batch came that no backward has used yet
+        self._undecided: list[
+            tuple[BatchPlan, Callable[[], Any] | None]
+        ] = []  # batches that came since the last backward
         self._backward_count = 0
+        self.rounds = 0  # synchronised backward passes that gave gradients
+        self.last_weight = 1.0 / group.ranks  # this rank's part of what was last in backward
         self._checksum = 0
         self._samples = self._total = self._batches = 0
         self._loss_sum = 0.0
         self._loss_value = math.nan
-        self._changed: list[int] = []
+        self._changed: list[Change] = []
         self._broken = ""
         now = _core.clock_ns()
         self._reference = now  # where this step's work began: the end of the last backward before the last commit
@@ -122,8 +134,13 @@ class Steps:
 
     # -- batches --
 
-    def pause(self) -> None:
-        """A loader's epoch ended: what comes until the next batch is asked for is no training."""
+    def pause(self, loader: EvenLoader | None = None) -> None:
+        """A loader's epoch ended: what comes until the next batch is asked for is no training, and a backward on other
+        data has not the last batch's weight."""
+        if self.plan is not None and self.plan.loader is loader:
+            if not any(plan is self.plan for plan, _ in self._undecided):
+                self.plan = None
+            self._undecided = [one for one in self._undecided if one[0].loader is not loader]
         self._paused = (_core.clock_ns(), self.blocked_ns())
 
     def unpause(self) -> None:
@@ -135,18 +152,11 @@ class Steps:
             if self._step_end == since:  # nothing was trained yet: the first step begins here
                 self._step_end = now
 
-    def batch_arrives(self, plan: BatchPlan, asked_ns: int) -> None:
+    def batch_arrives(self, plan: BatchPlan, asked_ns: int, batch: Any = None) -> None:
         now = _core.clock_ns()
         self.telemetry.span(_core.SPAN_DATA, self.step, asked_ns, now - asked_ns)
-        previous = self.plan
-        self._ambiguous = (
-            previous is not None
-            and previous.loader is not plan.loader
-            and self._samples_undecided
-            and previous.weight != plan.weight
-        )
-        self._samples_undecided = True
-        self.plan = plan
+        self._undecided.append((plan, _reference(batch)))
+        self.plan = self.last_plan = plan
         self._batch_start = now
         self._checksum = (self._checksum * 31 + plan.checksum + plan.total) & 0xFFFFFFFFFFFFFFFF
         self._samples += plan.samples
@@ -162,17 +172,29 @@ class Steps:
             raise EvenstepError(
                 f"the ranks are no longer in step: {self._broken}\n  fix: end the job; it goes on from its checkpoint"
             )
-        if self._ambiguous and self._weight is None:
-            raise EvenstepError(
-                "two training loaders gave this rank different shares before one backward, so its weight is unclear\n"
-                "  fix: call es.set_weight(samples) before backward"
-            )
+        if self._weight is None:
+            self._check_one_weight()
         now = self._backward_start = _core.clock_ns()
         if self.plan is not None:
             self.telemetry.span(_core.SPAN_FORWARD, self.step, self._batch_start, now - self._batch_start)
         self._loss_value = loss_of(losses)
         for sync in self.syncs:
             sync.before_backward(self.empty)
+
+    def _check_one_weight(self) -> None:
+        """One backward has one weight: batches with other shares must not be in it."""
+        last = self.plan
+        for plan, batch in self._undecided:
+            assert last is not None
+            # A batch that is gone was skipped, and one of an iteration that has ended was only looked at.
+            used = plan.loader is not last.loader if batch is None else batch() is not None
+            if used and plan.weight != last.weight:
+                raise EvenstepError(
+                    f"two batches came before one backward of which this rank has different parts, {plan.samples} of "
+                    f"{plan.total} samples and {last.samples} of {last.total}, so its gradient has no one weight\n"
+                    "  fix: call backward for each batch before the next is fetched; or give the loaders one batch_size "
+                    "and drop_last=True; or run with --policy equal"
+                )
 
     def nested_backward(self) -> None:
         for sync in self.syncs:
@@ -204,7 +226,7 @@ class Steps:
             self._break(f"backward failed on rank {self.group.rank} ({name}), not on rank {others[0]}")
             return
         self._weight, self.empty = None, False
-        self._samples_undecided = self._ambiguous = False
+        self._undecided.clear()
         for sync in self.syncs:
             sync.abandon()
 
@@ -220,7 +242,7 @@ class Steps:
         if weight > 0:
             self._loss_sum += weight * self._loss_value
         self.telemetry.span(_core.SPAN_BACKWARD, self.step, self._backward_start, end - self._backward_start)
-        self._samples_undecided = self._ambiguous = False
+        self._undecided.clear()
         self._batch_start = end
         enabled = [sync for sync in self.syncs if sync.enabled]
         for sync in self.syncs:
@@ -235,6 +257,7 @@ class Steps:
         if self.empty:
             for sync in enabled:
                 sync.abandon()
+        self.last_weight = weight
         self._weight, self.empty = None, False
 
     def _exchange(self, weight: float, busy_ns: int, flags: int) -> list[vote.Ballot]:
@@ -284,6 +307,7 @@ class Steps:
             refired |= one.refired
         for index, sync in enumerate(self.syncs):
             if fired >> index & 1:
+                self.rounds += 1
                 report = sync.finish(again=bool(refired >> index & 1))
                 self._exposed += report.exposed_ns
         self._sync_end = _core.clock_ns()
@@ -320,7 +344,7 @@ class Steps:
             batches = ballots[0].batches
             if batches > 0:
                 timings = [(round(b.samples / batches), b.busy_seconds / batches) for b in ballots]
-        plan = self.plan
+        plan = self.last_plan
         own = ballots[self.group.rank] if ballots else None
         self._record = (
             self.step,

@@ -179,6 +179,71 @@ def common_trunk(unsynchronised: int) -> Callable[[Prepared], list[nn.Module]]:
     return run
 
 
+class Moving:
+    """A balancer with other shares after every observation."""
+
+    on_equal = (False, 0.0, 0.0)
+
+    def __init__(self, ranks: int) -> None:
+        self.observed, self.schedule = 0, share_schedule(ranks, 3)
+
+    def observe(self, timings: Any) -> None:
+        self.observed += 1
+
+    def shares(self, batch: int) -> list[int]:
+        return self.schedule(self.observed, batch)
+
+    def predict(self, rank: int, samples: int) -> float:
+        return float("nan")
+
+
+def balanced(prepared: Prepared, *objects: Any) -> Any:
+    """Prepared with moving shares, which all loaders must take alike."""
+    everything = prepared(*objects, shares=None)
+    if prepared.es is not None:
+        for shares in {one.shares for one in everything if hasattr(one, "shares")}:
+            shares._balancer = Moving(prepared.es.world_size())
+    return everything
+
+
+def pairs(skipped: int = -1, **options: Any) -> Callable[[Prepared], list[nn.Module]]:
+    """Two batches of one loader in one backward, after one that was only looked at; one is left out."""
+
+    def run(prepared: Prepared) -> list[nn.Module]:
+        model = build()
+        model, optimizer, loader = balanced(prepared, model, sgd(model), loader_of(**options))
+        looked_at = next(iter(loader))
+        for _ in range(2):
+            batches = iter(loader)
+            for number, one in enumerate(batches):
+                if number == skipped:
+                    continue
+                other = next(batches, one)
+                optimizer.zero_grad()
+                (square(model, *one) + square(model, *other)).backward()
+                optimizer.step()
+        assert len(looked_at) == 2
+        return [model]
+
+    return run
+
+
+def side_by_side(*options: dict[str, Any]) -> Callable[[Prepared], list[nn.Module]]:
+    """As labelled and unlabelled data: a batch of each loader in one backward."""
+
+    def run(prepared: Prepared) -> list[nn.Module]:
+        model = build()
+        loaders = [loader_of(seed, **one) for seed, one in enumerate(options, 1)]
+        model, optimizer, *loaders = balanced(prepared, model, sgd(model), *loaders)
+        for batches in zip(*loaders):
+            optimizer.zero_grad()
+            sum(square(model, x, y) for x, y in batches).backward()
+            optimizer.step()
+        return [model]
+
+    return run
+
+
 CASES: dict[str, Callable[[Prepared], list[nn.Module]]] = {
     "kept_gradients": two_losses(objects_of),
     "kept_detached_gradients": two_losses(detached),
@@ -190,11 +255,16 @@ CASES: dict[str, Callable[[Prepared], list[nn.Module]]] = {
     "nothing_at_the_end": nothing_at_the_end,
     "common_trunk": common_trunk(0),
     "common_trunk_no_sync": common_trunk(2),
+    "pairs": pairs(skipped=4),
+    "pairs_ahead": pairs(num_workers=1, prefetch_factor=3),
+    "two_loaders": side_by_side({}, {}),
+    "three_loaders_ahead": side_by_side({}, {"num_workers": 1, "prefetch_factor": 3}, {}),
 }
 
 
 def results(es: Any, engine: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
     for name, run in CASES.items():
+        es.session().loaders.clear()  # of the cases before
         expected = torch.cat([vector(model) for model in run(Prepared(None, engine))])
         ours = torch.cat([vector(model) for model in run(Prepared(es, engine))])
         everywhere = es.gather(ours[None])
