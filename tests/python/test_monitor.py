@@ -27,6 +27,10 @@ RANKS = """
     ring = _core.Telemetry(int(os.environ["EVENSTEP_TELEMETRY_FD"]), rank)
     now = _core.clock_ns()
     ring.event(_core.EVENT_TOTAL_STEPS, 0, 60)
+    ring.event(_core.EVENT_JOINING, 0, words="waits for all in es.prepare")
+    ring.event(_core.EVENT_JOINED, 0, words="all ranks have come")
+    if rank == 0:
+        ring.event(_core.EVENT_BALANCING, 7, 1, "21.5 ms, equal 18.2 ms")
     for step in range(40):
         busy = 40_000_000 if rank == 1 else 10_000_000
         now += 42_000_000
@@ -136,6 +140,7 @@ def test_a_finished_run_is_reported(watched: Watched) -> None:
     assert numbers["samples_per_second"] == pytest.approx(16 / 0.042, rel=1e-3)
     assert numbers["best_samples_per_second"] == pytest.approx(8 / 0.010 + 8 / 0.040, rel=1e-3)
     both = watched.call("report", str(folder), "--compare", "w", "-o", "both.html")
+    assert "equal shares (21.5 ms, equal 18.2 ms): went back at step 7" in both.stdout
     assert both.returncode == 0 and "1.00 times the samples per second of w" in both.stdout
     assert (watched.folder / "both.html").exists()
     assert "done" in watched.call("top", "w").stdout  # ends by itself
@@ -180,4 +185,8 @@ def test_the_page_draws_in_a_browser(watched: Watched, tmp_path: pathlib.Path) -
         assert len(re.findall(r'<path d="M', page)) >= 4  # one line or area at least in each chart
         assert page.count('aria-label="Throughput, last:') == 1
         assert "381" in page  # samples a second
+        for rank in range(2):
+            assert f"rank {rank} waits for all in es.prepare" in page
+            assert f"rank {rank}: all ranks have come" in page
+        assert "slower than equal shares (21.5 ms, equal 18.2 ms): went back" in page
     assert "steady steps counted" in stored
