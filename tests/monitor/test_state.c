@@ -8,7 +8,6 @@
 
 #include "base/json_reader.h"
 #include "monitor/json.h"
-#include "monitor/metrics.h"
 #include "monitor/view.h"
 
 #include <math.h>
@@ -281,38 +280,6 @@ static void the_view_obeys_width_and_colour(void **unused) {
   even_state_close(state);
 }
 
-/* The OpenMetrics rules that a scraper checks: families whole and in one piece, counters end in _total, EOF at the end.
- */
-static void metrics_are_openmetrics(void **unused) {
-  (void)unused;
-  even_state *state = open_state(2);
-  even_text text = EVEN_TEXT_EMPTY;
-  char family[128] = "";
-  bool counter = false;
-  for (uint32_t step = 0; step < 8; step++) {
-    make_step(state, step);
-  }
-  even_monitor_metrics(state, after(8), &text);
-  assert_int_equal(even_text_status(&text), EVEN_OK);
-  const char *end = strstr(even_text_string(&text), "# EOF\n");
-  assert_non_null(end);
-  assert_string_equal(end, "# EOF\n");
-  assert_non_null(strstr(even_text_string(&text), "evenstep_run_info{run=\"run \\\"one\\\"\",policy=\"hybrid\"} 1\n"));
-  assert_non_null(strstr(even_text_string(&text), "evenstep_rank_samples_total{rank=\"1\",device=\"cpu:0\"} 32\n"));
-  for (const char *line = even_text_string(&text); line < end; line = strchr(line, '\n') + 1) {
-    char word[128];
-    if (sscanf(line, "# TYPE %127s %127s", family, word) == 2) {
-      counter = strcmp(word, "counter") == 0;
-    } else if (line[0] != '#') {
-      assert_int_equal(strncmp(line, family, strlen(family)), 0);
-      assert_int_equal(sscanf(line, "%127[a-z_]", word), 1);
-      assert_int_equal(counter, strlen(word) > 6 && strcmp(word + strlen(word) - 6, "_total") == 0);
-    }
-  }
-  even_text_free(&text);
-  even_state_close(state);
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(the_window_measures),
@@ -324,7 +291,6 @@ int main(void) {
       cmocka_unit_test(damage_does_not_ruin_the_course),
       cmocka_unit_test(outputs_hold_for_no_steps_and_many_ranks),
       cmocka_unit_test(the_view_obeys_width_and_colour),
-      cmocka_unit_test(metrics_are_openmetrics),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
