@@ -16,13 +16,14 @@ import torch
 import torch.distributed as dist
 
 from evenstep import _core
+from evenstep.backend_exchange import ExchangeMixin
 from evenstep.backend_messages import MessagesMixin
-from evenstep.backend_tensors import as_real, is_ours, op_of, plain, reducible
+from evenstep.backend_tensors import as_real, factor_of, given_options, is_ours, named, op_of, plain, reducible, scaled
 from evenstep.backend_work import Worker, completed
 from evenstep.rendezvous import open_group
 
 
-class EvenstepGroup(MessagesMixin, dist.ProcessGroup):
+class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
     """A process group of torch over an engine group; see `docs/communication.md` for what runs where."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta, name: str) -> None:
@@ -132,6 +133,7 @@ class EvenstepGroup(MessagesMixin, dist.ProcessGroup):
     def _run(self, options: Any, job: Callable[[], None], result: Any) -> Any:
         """Does `job` now, or on the group's thread where the caller wants a Work to wait for."""
         self._sequence += 1
+        job = self._within(getattr(options, "timeout", None), job)
         if getattr(options, "asyncOp", True) and self._size > 1:
             if self._later is None:
                 self._later = Worker()
@@ -142,6 +144,22 @@ class EvenstepGroup(MessagesMixin, dist.ProcessGroup):
             job()
         # torch's Python functions that wait anyway take None for "complete".
         return completed(result) if getattr(options, "asyncOp", True) else None
+
+    def _within(self, timeout: timedelta | None, job: Callable[[], None]) -> Callable[[], None]:
+        """`job` with a time limit of its own where the call has one (torch says -1 ms where it has none)."""
+        comm = self._comm
+        if comm is None or timeout is None or timeout.total_seconds() <= 0:
+            return job
+
+        def limited() -> None:
+            comm.set_timeout(timeout.total_seconds())
+            try:
+                job()
+            finally:
+                if not comm.closed:
+                    comm.set_timeout(self._timeout.total_seconds())
+
+        return limited
 
     def _all_reduce(self, comm: _core.Comm, tensor: torch.Tensor, dtype: int, op: int) -> None:
         if tensor.is_contiguous() and not tensor.is_neg():
@@ -156,13 +174,15 @@ class EvenstepGroup(MessagesMixin, dist.ProcessGroup):
         comm, op = self._comm, op_of(options)
         if comm is None or op is None:
             return None
-        tensors = as_real(given, op)
+        tensors, factor = as_real(given, op), factor_of(options)
         dtypes = [reducible(tensor, op) for tensor in tensors]
         if None in dtypes:
             return None
 
         def job() -> None:
             for tensor, dtype in zip(tensors, dtypes):
+                if factor is not None:
+                    tensor.mul_(factor)
                 self._all_reduce(comm, tensor, dtype, op)  # type: ignore[arg-type]
 
         return job
@@ -171,20 +191,20 @@ class EvenstepGroup(MessagesMixin, dist.ProcessGroup):
         given = [tensors] if isinstance(tensors, torch.Tensor) else tensors
         job = self._reduction(given, opts) if len(given) == 1 else None
         if job is None:
-            return self._under(given[0]).allreduce(given, *_given(opts))
+            return self._under(given[0]).allreduce(given, *given_options(opts))
         return self._run(opts, job, given)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
         job = self._reduction(tensors, opts)
         if job is None:
-            return self._under(tensors[0]).allreduce_coalesced(tensors, *_given(opts))
+            return self._under(tensors[0]).allreduce_coalesced(tensors, *given_options(opts))
         return self._run(opts, job, tensors)
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Any:
         given = [tensors] if isinstance(tensors, torch.Tensor) else tensors
         comm, tensor = self._comm, given[0]
         if comm is None or len(given) != 1 or not is_ours(tensor):
-            return self._under(tensor).broadcast(given, *_given(opts))
+            return self._under(tensor).broadcast(given, *given_options(opts))
         root = 0 if opts is None else opts.rootRank
 
         def job() -> None:
@@ -224,11 +244,21 @@ class EvenstepGroup(MessagesMixin, dist.ProcessGroup):
         comm = self._comm
         ours = comm is not None and len(inputs) == 1 and is_ours(inputs[0]) and all(map(is_ours, outputs[0]))
         if comm is None or not ours or len(outputs[0]) != self._size:
-            return self._under(inputs[0]).allgather(outputs, inputs, *_given(opts))
+            return self._under(inputs[0]).allgather(outputs, inputs, *given_options(opts))
         return self._run(opts, lambda: self._gather_parts(comm, outputs[0], inputs[0]), outputs)
 
     def allgather_coalesced(self, output_lists: Any, inputs: Any, opts: Any = None) -> Any:
-        return self._under(inputs[0]).allgather_coalesced(output_lists, inputs, *_given(opts))
+        """output_lists[i][r] = rank r's inputs[i]."""
+        comm = self._comm
+        everything = [*inputs, *(output for outputs in output_lists for output in outputs)]
+        if comm is None or not all(map(is_ours, everything)):
+            return self._under(inputs[0]).allgather_coalesced(output_lists, inputs, *given_options(opts))
+
+        def job() -> None:
+            for outputs, own in zip(output_lists, inputs):
+                self._gather_parts(comm, outputs, own)
+
+        return self._run(opts, job, output_lists)
 
     def _gathering(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Callable[[], None] | None:
         comm = self._comm
@@ -246,14 +276,14 @@ class EvenstepGroup(MessagesMixin, dist.ProcessGroup):
     def all_gather_single(self, output: Any, own: Any, opts: Any = None) -> Any:
         job = self._gathering([output], [own])
         if job is None:
-            return _named(self._under(own), "all_gather_single", "_allgather_base")(output, own, *_given(opts))
+            return named(self._under(own), "all_gather_single", "_allgather_base")(output, own, *given_options(opts))
         return self._run(opts, job, [output])
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         job = self._gathering(outputs, inputs)
         if job is None:
-            call = _named(self._under(inputs[0]), "all_gather_single_coalesced", "allgather_into_tensor_coalesced")
-            return call(outputs, inputs, *_given(opts))
+            call = named(self._under(inputs[0]), "all_gather_single_coalesced", "allgather_into_tensor_coalesced")
+            return call(outputs, inputs, *given_options(opts))
         return self._run(opts, job, outputs)
 
     def _scatter(
@@ -268,10 +298,10 @@ class EvenstepGroup(MessagesMixin, dist.ProcessGroup):
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         if isinstance(outputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
-        comm, op = self._comm, op_of(opts)
+        comm, op, factor = self._comm, op_of(opts), factor_of(opts)
         dtype = reducible(outputs[0], op)
         if comm is None or dtype is None or op is None or len(outputs) != 1 or not all(map(is_ours, inputs[0])):
-            return self._under(outputs[0]).reduce_scatter(outputs, inputs, *_given(opts))
+            return self._under(outputs[0]).reduce_scatter(outputs, inputs, *given_options(opts))
         counts = [part.numel() for part in inputs[0]]
         if len(counts) != self._size or outputs[0].numel() != counts[self._rank]:
             raise ValueError(
@@ -280,7 +310,7 @@ class EvenstepGroup(MessagesMixin, dist.ProcessGroup):
             )
 
         def job() -> None:
-            flat = torch.cat([plain(part).view(-1) for part in inputs[0]])
+            flat = torch.cat([scaled(part, factor).view(-1) for part in inputs[0]])
             self._scatter(comm, outputs[0], flat, counts, dtype, op)
 
         return self._run(opts, job, outputs)
@@ -291,7 +321,7 @@ class EvenstepGroup(MessagesMixin, dist.ProcessGroup):
         comm, op = self._comm, op_of(options)
         if comm is None or op is None:
             return None
-        outputs, inputs = as_real(given_outputs, op), as_real(given_inputs, op)
+        outputs, inputs, factor = as_real(given_outputs, op), as_real(given_inputs, op), factor_of(options)
         dtypes = [reducible(output, op) for output in outputs]
         if None in dtypes or not all(map(is_ours, inputs)):
             return None
@@ -305,28 +335,38 @@ class EvenstepGroup(MessagesMixin, dist.ProcessGroup):
         def job() -> None:
             for output, whole, dtype in zip(outputs, inputs, dtypes):
                 counts = [output.numel()] * self._size
-                self._scatter(comm, output, plain(whole), counts, dtype, op)  # type: ignore[arg-type]
+                self._scatter(comm, output, scaled(whole, factor), counts, dtype, op)  # type: ignore[arg-type]
 
         return job
 
     def reduce_scatter_single(self, output: Any, whole: Any, opts: Any = None) -> Any:
         job = self._scattering([output], [whole], opts)
         if job is None:
-            call = _named(self._under(whole), "reduce_scatter_single", "_reduce_scatter_base")
-            return call(output, whole, *_given(opts))
+            call = named(self._under(whole), "reduce_scatter_single", "_reduce_scatter_base")
+            return call(output, whole, *given_options(opts))
         return self._run(opts, job, [output])
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         job = self._scattering(outputs, inputs, opts)
         if job is None:
-            call = _named(self._under(inputs[0]), "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced")
-            return call(outputs, inputs, *_given(opts))
+            call = named(self._under(inputs[0]), "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced")
+            return call(outputs, inputs, *given_options(opts))
         return self._run(opts, job, outputs)
 
     def barrier(self, opts: Any = None) -> Any:
         if self._comm is None:
-            return self._beneath["cpu"].barrier(*_given(opts))
+            return self._beneath["cpu"].barrier(*given_options(opts))
         return self._run(opts, self._comm.barrier, [])
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """A barrier with a time limit of its own, whose error names a rank that did not come. (torch's function of this
+        name is for Gloo alone: call it on the group.)"""
+        del wait_all_ranks  # one is named in any case
+        options = dist.BarrierOptions()
+        options.asyncOp = False
+        if timeout is not None:
+            options.timeout = timeout
+        self.barrier(options)
 
     # -- the names of torch before 2.13 --
 
@@ -341,37 +381,6 @@ class EvenstepGroup(MessagesMixin, dist.ProcessGroup):
 
     def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         return self.reduce_scatter_single_coalesced(outputs, inputs, opts)
-
-    # -- everything else is torch's --
-
-    def reduce(self, tensors: Any, opts: Any = None) -> Any:
-        return self._under(tensors[0]).reduce(tensors, *_given(opts))
-
-    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        return self._under(inputs[0]).gather(outputs, inputs, *_given(opts))
-
-    def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        return self._under(outputs[0]).scatter(outputs, inputs, *_given(opts))
-
-    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        return self._under(outputs[0]).alltoall(outputs, inputs, *_given(opts))
-
-    def all_to_all_single(self, output: Any, whole: Any, outs: Any, ins: Any, opts: Any = None) -> Any:
-        call = _named(self._under(whole), "all_to_all_single", "alltoall_base")
-        return call(output, whole, outs, ins, *_given(opts))
-
-    def alltoall_base(self, output: Any, whole: Any, outs: Any, ins: Any, opts: Any = None) -> Any:
-        return self.all_to_all_single(output, whole, outs, ins, opts)
-
-
-def _given(options: Any) -> tuple[Any, ...]:
-    return () if options is None else (options,)
-
-
-def _named(backend: Any, name: str, older: str) -> Callable[..., Any]:
-    """A backend's method under the name that this torch has for it."""
-    method: Callable[..., Any] = getattr(backend, name, None) or getattr(backend, older)
-    return method
 
 
 def create_group(options: Any, backend_options: Any) -> EvenstepGroup:

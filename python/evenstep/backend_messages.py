@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -71,6 +72,7 @@ class MessagesMixin:
 
     _comm: _core.Comm | None
     _messages: list[MessageWork]
+    _under: Callable[[torch.Tensor], Any]
 
     def _message(self, tensors: Any) -> torch.Tensor | None:
         """The tensor, where the engine can send or receive it."""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -37,16 +37,24 @@ _OPS = {
     _RED_OP.BAND: _core.OP_BAND,
     _RED_OP.BOR: _core.OP_BOR,
     _RED_OP.BXOR: _core.OP_BXOR,
+    _RED_OP.PREMUL_SUM: _core.OP_SUM,
 }
 _DENSE = torch.strided
+_NOTHING = torch.empty(0, dtype=torch.uint8)
 
 
 def op_of(options: Any) -> int | None:
-    """Our number for the options' reduce operation; None where we have none (PREMUL_SUM)."""
+    """Our number for the options' reduce operation; PREMUL_SUM is a SUM of what `factor_of` has multiplied."""
     if options is None:
         return _core.OP_SUM
     op = getattr(options, "reduceOp", options)
     return _OPS.get(getattr(op, "op", op))
+
+
+def factor_of(options: Any) -> Any:
+    """What PREMUL_SUM multiplies with before it sums, None with any other operation."""
+    op = getattr(options, "reduceOp", options)
+    return op.__getstate__()[1] if getattr(op, "op", op) == _RED_OP.PREMUL_SUM else None
 
 
 def is_ours(tensor: torch.Tensor) -> bool:
@@ -72,8 +80,36 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous()
 
 
+def scaled(tensor: torch.Tensor, factor: Any) -> torch.Tensor:
+    """`plain`, or a copy of it multiplied by the factor where there is one."""
+    return plain(tensor) if factor is None else plain(tensor).mul(factor)
+
+
+def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The tensors' bytes, one after the other."""
+    return torch.cat([plain(tensor).view(-1).view(torch.uint8) for tensor in tensors if tensor.numel()] or [_NOTHING])
+
+
+def divide(data: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+    """Fills the tensors from bytes that lie one after the other."""
+    for tensor, part in zip(tensors, data.split([tensor.nbytes for tensor in tensors])):
+        if tensor.numel():
+            aligned = part if part.storage_offset() % tensor.element_size() == 0 else part.clone()
+            tensor.copy_(aligned.view(tensor.dtype).view(tensor.shape))
+
+
 def as_real(tensors: Sequence[torch.Tensor], op: int | None) -> list[torch.Tensor]:
     """Complex tensors seen as pairs of reals, where the operation means the same on them."""
     if op not in (_core.OP_SUM, _core.OP_AVG):
         return list(tensors)
     return [torch.view_as_real(t) if t.is_complex() and not t.is_conj() else t for t in tensors]
+
+
+def given_options(options: Any) -> tuple[Any, ...]:
+    return () if options is None else (options,)
+
+
+def named(backend: Any, name: str, older: str) -> Callable[..., Any]:
+    """A backend's method under the name that this torch has for it."""
+    method: Callable[..., Any] = getattr(backend, name, None) or getattr(backend, older)
+    return method

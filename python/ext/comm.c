@@ -179,6 +179,34 @@ static PyObject *comm_all_gather(PyObject *object, PyObject *arguments) {
   RUN(self, all_gather_and_free(comm, input, output, counts, dtype));
 }
 
+static even_status all_to_all_and_free(even_comm *comm, const void *input, size_t *input_bytes, void *output,
+                                       size_t *output_bytes) {
+  even_status status = even_comm_all_to_all(comm, input, input_bytes, output, output_bytes);
+  even_free(input_bytes);
+  even_free(output_bytes);
+  return status;
+}
+
+static PyObject *comm_all_to_all(PyObject *object, PyObject *arguments) {
+  even_ext_comm *self = (even_ext_comm *)object;
+  void *input = NULL;
+  void *output = NULL;
+  PyObject *sent = NULL;
+  PyObject *received = NULL;
+  even_comm *comm = even_ext_comm_open_group(self);
+  if (comm == NULL || !PyArg_ParseTuple(arguments, "O&OO&O:all_to_all", even_ext_to_address, &input, &sent,
+                                        even_ext_to_address, &output, &received)) {
+    return NULL;
+  }
+  size_t *input_bytes = to_counts(sent, even_comm_ranks(comm));
+  size_t *output_bytes = input_bytes == NULL ? NULL : to_counts(received, even_comm_ranks(comm));
+  if (output_bytes == NULL) {
+    even_free(input_bytes);
+    return NULL;
+  }
+  RUN(self, all_to_all_and_free(comm, input, input_bytes, output, output_bytes));
+}
+
 static PyObject *comm_broadcast(PyObject *object, PyObject *arguments) {
   even_ext_comm *self = (even_ext_comm *)object;
   void *data = NULL;
@@ -378,6 +406,8 @@ static PyMethodDef comm_methods[] = {
      "reduce_scatter(input, output, counts, dtype, op): counts[r] elements for rank r"},
     {"all_gather", comm_all_gather, METH_VARARGS,
      "all_gather(input, output, counts, dtype): counts[r] elements from rank r"},
+    {"all_to_all", comm_all_to_all, METH_VARARGS,
+     "all_to_all(input, input_bytes, output, output_bytes): bytes for, and from, each rank"},
     {"broadcast", comm_broadcast, METH_VARARGS, "broadcast(address, bytes, root)"},
     {"send", even_ext_comm_send, METH_VARARGS, "send(address, bytes, rank, tag) -> Request"},
     {"receive", even_ext_comm_receive, METH_VARARGS,

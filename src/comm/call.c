@@ -29,6 +29,8 @@ static const char *kind_name(uint32_t kind) {
       return "broadcast";
     case EVEN_CALL_BARRIER:
       return "barrier";
+    case EVEN_CALL_ALL_TO_ALL:
+      return "all_to_all";
     default:
       return "no call";
   }

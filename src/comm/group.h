@@ -14,7 +14,8 @@ typedef enum even_call_kind {
   EVEN_CALL_REDUCE_SCATTER,
   EVEN_CALL_ALL_GATHER,
   EVEN_CALL_BROADCAST,
-  EVEN_CALL_BARRIER
+  EVEN_CALL_BARRIER,
+  EVEN_CALL_ALL_TO_ALL
 } even_call_kind;
 
 /* How long to poll before sleeping, learnt from how waiting went lately. */

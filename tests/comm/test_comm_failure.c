@@ -290,6 +290,30 @@ static void test_mismatch(void **state) {
   }
 }
 
+static int exchange_that_disagrees(even_comm *comm, void *argument) {
+  char data[16] = {0};
+  char output[16];
+  size_t sends[3] = {1, 2, 3};
+  size_t receives[3] = {1, 1, 1};
+  (void)argument;
+  /* Everybody sends 1 byte to rank 0, 2 to rank 1, 3 to rank 2; rank 1 alone expects something else. */
+  for (int rank = 0; rank < 3; rank++) {
+    receives[rank] = even_comm_rank(comm) == 1 && rank == 2 ? 5 : (size_t)even_comm_rank(comm) + 1;
+  }
+  even_status status = even_comm_all_to_all(comm, data, sends, output, receives);
+  if (even_comm_rank(comm) == 1) {
+    RANKS_EXPECT(comm, status == EVEN_ERR_MISMATCH && even_error_last()->rank == 2);
+    RANKS_EXPECT(comm, strstr(even_error_last()->what, "rank 2 sends 2 bytes to rank 1, which expects 5") != NULL);
+  }
+  RANKS_EXPECT(comm, even_comm_barrier(comm) == EVEN_ERR_MISMATCH);
+  return 0;
+}
+
+static void test_exchange_of_sizes_that_differ(void **state) {
+  (void)state;
+  assert_int_equal(ranks_run(&three, exchange_that_disagrees, NULL, NULL), 0);
+}
+
 static void *wait_in_barrier(void *argument) {
   static even_status result;
   result = even_comm_barrier(argument);
@@ -333,6 +357,7 @@ int main(void) {
       cmocka_unit_test(test_timeout),
       cmocka_unit_test(test_wait_is_counted),
       cmocka_unit_test(test_mismatch),
+      cmocka_unit_test(test_exchange_of_sizes_that_differ),
       cmocka_unit_test(test_two_threads_in_one_group),
   };
   return cmocka_run_group_tests_name("collectives that fail", tests, NULL, NULL);

@@ -25,7 +25,7 @@ typedef struct random_calls {
 /* One call, the same on all ranks. */
 typedef struct random_call {
   uint64_t number;
-  int kind; /* 0 all-reduce, 1 reduce-scatter, 2 all-gather, 3 broadcast, 4 barrier */
+  int kind; /* 0 all-reduce, 1 reduce-scatter, 2 all-gather, 3 broadcast, 4 barrier, 5 all-to-all */
   even_dtype dtype;
   even_reduce_op op;
   int root;
@@ -47,7 +47,7 @@ static random_call random_call_of(const random_calls *suite, int ranks, uint64_t
   for (int i = 0; i < 4; i++) {
     (void)reference_random(&state);
   }
-  call.kind = (int)(reference_random(&state) % 5);
+  call.kind = (int)(reference_random(&state) % 6);
   do {
     call.dtype = (even_dtype)(reference_random(&state) % EVEN_DTYPES);
     call.op = (even_reduce_op)(reference_random(&state) % EVEN_REDUCE_OPS);
@@ -173,6 +173,53 @@ static int try_broadcast(even_comm *comm, const random_call *call, unsigned char
   return 0;
 }
 
+/* Bytes that `from` has for `to`: now few, now many, now for one rank or from one rank alone. */
+static size_t part_bytes(const random_calls *suite, const random_call *call, int ranks, int from, int to) {
+  uint64_t state = call->number * 0x9e3779b97f4a7c15u + (uint64_t)(from * 64 + to) * 0xd1342543de82ef95u + 7;
+  for (int i = 0; i < 4; i++) {
+    (void)reference_random(&state);
+  }
+  int shape = (int)call->shift % 4;
+  size_t most = suite->largest / (size_t)ranks;
+  size_t bytes = random_count(&state, shape == 0 ? (size_t)6000 / (size_t)ranks : most);
+  return (shape == 1 && to != call->root) || (shape == 2 && from != call->root) ? 0 : bytes;
+}
+
+static int try_all_to_all(even_comm *comm, const random_calls *suite, const random_call *call, unsigned char *input,
+                          unsigned char *output) {
+  size_t sends[RANKS_MOST];
+  size_t receives[RANKS_MOST];
+  int ranks = even_comm_ranks(comm);
+  int own = even_comm_rank(comm);
+  size_t at = 0;
+  for (int rank = 0; rank < ranks; rank++) {
+    sends[rank] = part_bytes(suite, call, ranks, own, rank);
+    receives[rank] = part_bytes(suite, call, ranks, rank, own);
+    for (size_t i = 0; i < sends[rank]; i++) {
+      reference_fill(input + at++, EVEN_U8, call->number, own * 64 + rank, i);
+    }
+  }
+  size_t total = 0;
+  for (int rank = 0; rank < ranks; rank++) {
+    total += receives[rank];
+  }
+  memset(output + total, GUARD, 1);
+  RANKS_EXPECT(comm, even_comm_all_to_all(comm, input, sends, output, receives) == EVEN_OK);
+  at = 0;
+  for (int rank = 0; rank < ranks; rank++) {
+    for (size_t i = 0; i < receives[rank]; i++, at++) {
+      unsigned char wanted[8] = {0};
+      reference_fill(wanted, EVEN_U8, call->number, rank * 64 + own, i);
+      if (output[at] != wanted[0]) {
+        return ranks_complain(comm, "call %llu, all_to_all: byte %zu from rank %d is wrong",
+                              (unsigned long long)call->number, i, rank);
+      }
+    }
+  }
+  RANKS_EXPECT(comm, output[total] == GUARD);
+  return 0;
+}
+
 static int run_suite(even_comm *comm, void *argument) {
   const random_calls *suite = argument;
   int wrong = 0;
@@ -192,6 +239,9 @@ static int run_suite(even_comm *comm, void *argument) {
         break;
       case 3:
         wrong = try_broadcast(comm, &call, plain);
+        break;
+      case 5:
+        wrong = try_all_to_all(comm, suite, &call, plain, output);
         break;
       default:
         wrong = even_comm_barrier(comm) != EVEN_OK;

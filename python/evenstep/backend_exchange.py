@@ -1,0 +1,154 @@
+"""Collectives of the backend in which ranks have different parts: reduce, gather, scatter, all-to-all."""
+
+# torch's stubs differ from version to version and from what it calls; what it calls is what is here.
+# mypy: disable-error-code="override,attr-defined,name-defined,call-arg,no-any-return"
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from evenstep import _core
+from evenstep.backend_tensors import (
+    as_real,
+    divide,
+    factor_of,
+    given_options,
+    is_ours,
+    joined,
+    named,
+    op_of,
+    plain,
+    reducible,
+    scaled,
+)
+
+
+def _rows(tensor: torch.Tensor, splits: Sequence[int], ranks: int, name: str) -> list[int]:
+    """Bytes of each rank's part of a tensor that is split in its first dimension; equally where no splits are given."""
+    length = tensor.size(0) if tensor.dim() else 1
+    if not splits:
+        if length % ranks:
+            raise ValueError(
+                f"all_to_all_single: the {name} has {length} rows, which {ranks} ranks cannot share equally"
+            )
+        splits = [length // ranks] * ranks
+    if len(splits) != ranks or sum(splits) != length or min(splits) < 0:
+        raise ValueError(f"all_to_all_single: {name} splits {list(splits)} of {length} rows among {ranks} ranks")
+    row = tensor.nbytes // length if length else 0
+    return [split * row for split in splits]
+
+
+class ExchangeMixin:
+    """What a group does where not all ranks have or get the same."""
+
+    _comm: _core.Comm | None
+    _rank: int
+    _size: int
+
+    def reduce(self, tensors: Any, opts: Any = None) -> Any:
+        """The root's tensor = op over ranks; the others keep theirs."""
+        comm, op, factor = self._comm, op_of(opts), factor_of(opts)
+        tensor = as_real(tensors, op)[0]
+        dtype = reducible(tensor, op)
+        if comm is None or dtype is None or op is None or len(tensors) != 1:
+            return self._under(tensors[0]).reduce(tensors, *given_options(opts))
+        root = 0 if opts is None else opts.rootRank
+
+        def job() -> None:
+            counts = [0] * self._size
+            counts[root] = tensor.numel()
+            source = scaled(tensor, factor)
+            target = torch.empty_like(source) if self._rank == root else source
+            comm.reduce_scatter(source.data_ptr(), target.data_ptr(), counts, dtype, op)
+            if self._rank == root:
+                tensor.copy_(target)
+
+        return self._run(opts, job, tensors)
+
+    def _exchange(
+        self, sent: Sequence[int], source: torch.Tensor, received: Sequence[int], target: torch.Tensor
+    ) -> None:
+        assert self._comm is not None
+        self._comm.all_to_all(source.data_ptr(), sent, target.data_ptr(), received)
+
+    def _exchange_tensors(self, inputs: Sequence[torch.Tensor | None], outputs: Sequence[torch.Tensor | None]) -> None:
+        """Rank r gets inputs[r] as the entry for this rank of its outputs; None: nothing goes."""
+        target = torch.empty(sum(0 if output is None else output.nbytes for output in outputs), dtype=torch.uint8)
+        source = joined([tensor for tensor in inputs if tensor is not None])
+        sent = [0 if tensor is None else tensor.nbytes for tensor in inputs]
+        received = [0 if tensor is None else tensor.nbytes for tensor in outputs]
+        self._exchange(sent, source, received, target)
+        divide(target, [tensor for tensor in outputs if tensor is not None])
+
+    def _only(self, rank: int, tensor: torch.Tensor) -> list[torch.Tensor | None]:
+        return [tensor if other == rank else None for other in range(self._size)]
+
+    def _check_parts(self, name: str, parts: Sequence[torch.Tensor], own: torch.Tensor) -> None:
+        if len(parts) != self._size or any(p.numel() != own.numel() or p.dtype != own.dtype for p in parts):
+            raise ValueError(
+                f"{name} needs {self._size} tensors of {own.numel()} {own.dtype} elements on its root; got "
+                f"{[(part.numel(), part.dtype) for part in parts]}"
+            )
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        own, parts = inputs[0], outputs[0] if outputs else []
+        if self._comm is None or not all(map(is_ours, [own, *parts])):
+            return self._under(own).gather(outputs, inputs, *given_options(opts))
+        root = 0 if opts is None else opts.rootRank
+        if self._rank == root:
+            self._check_parts("gather", parts, own)
+        nothing = [None] * self._size
+        return self._run(
+            opts,
+            lambda: self._exchange_tensors(self._only(root, own), parts if self._rank == root else nothing),
+            outputs,
+        )
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        own, parts = outputs[0], inputs[0] if inputs else []
+        if self._comm is None or not all(map(is_ours, [own, *parts])):
+            return self._under(own).scatter(outputs, inputs, *given_options(opts))
+        root = 0 if opts is None else opts.rootRank
+        if self._rank == root:
+            self._check_parts("scatter", parts, own)
+        nothing = [None] * self._size
+        return self._run(
+            opts,
+            lambda: self._exchange_tensors(parts if self._rank == root else nothing, self._only(root, own)),
+            outputs,
+        )
+
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        if self._comm is None or not all(map(is_ours, [*outputs, *inputs])):
+            return self._under(outputs[0]).alltoall(outputs, inputs, *given_options(opts))
+        if len(outputs) != self._size or len(inputs) != self._size:
+            raise ValueError(f"all_to_all needs {self._size} inputs and outputs, not {len(inputs)} and {len(outputs)}")
+        return self._run(opts, lambda: self._exchange_tensors(inputs, outputs), outputs)
+
+    def all_to_all_single(self, output: Any, whole: Any, outs: Any, ins: Any, opts: Any = None) -> Any:
+        if self._comm is None or not is_ours(output) or not is_ours(whole):
+            call = named(self._under(whole), "all_to_all_single", "alltoall_base")
+            return call(output, whole, outs, ins, *given_options(opts))
+        if output.dtype != whole.dtype:
+            raise ValueError(f"all_to_all_single from {whole.dtype} into {output.dtype}")
+        received = _rows(output, outs, self._size, "output")
+        sent = _rows(whole, ins, self._size, "input")
+
+        def job() -> None:
+            target = (
+                output if output.is_contiguous() else torch.empty_like(output, memory_format=torch.contiguous_format)
+            )
+            self._exchange(sent, plain(whole), received, target)
+            if target is not output:
+                output.copy_(target)
+
+        return self._run(opts, job, [output])
+
+    def alltoall_base(self, output: Any, whole: Any, outs: Any, ins: Any, opts: Any = None) -> Any:
+        return self.all_to_all_single(output, whole, outs, ins, opts)
+
+    _run: Callable[..., Any]
+    _under: Callable[..., Any]

@@ -1,0 +1,182 @@
+/* All-to-all with parts of any sizes; a gather or a scatter is one in which few parts are not empty. */
+#include "comm/arguments.h"
+#include "comm/writing.h"
+
+#include <string.h>
+
+#define LINE ((size_t)64)
+
+typedef struct exchange {
+  const unsigned char *input;
+  unsigned char *output;
+  const size_t *sends;    /* bytes for each rank */
+  const size_t *receives; /* bytes from each rank */
+  uint32_t slot;
+} exchange;
+
+/* Every rank writes what it sends to whom into its slot, and the parts too where all of them find room behind it. */
+static const uint64_t *row_of(const even_comm *comm, const exchange *job, int rank) {
+  return (const uint64_t *)(const void *)even_comm_slot_of(comm, rank, job->slot);
+}
+
+/* What a rank's row says of its parts for others. */
+typedef struct outgoing {
+  bool in_slot;
+  size_t before;  /* bytes of the parts for lower ranks than the one in question */
+  size_t largest; /* of the parts */
+  size_t parts;   /* that are not empty */
+  size_t index;   /* of the one in question among them */
+} outgoing;
+
+static outgoing read_row(const even_comm *comm, const exchange *job, int from, int to) {
+  const uint64_t *row = row_of(comm, job, from);
+  outgoing out = {0};
+  size_t room = EVEN_COMM_SLOT_BYTES - (size_t)comm->ranks * sizeof *row;
+  size_t total = 0;
+  for (int rank = 0; rank < comm->ranks; rank++) {
+    size_t bytes = rank == from ? 0 : (size_t)row[rank];
+    out.before = rank == to ? total : out.before;
+    out.index = rank == to ? out.parts : out.index;
+    out.parts += bytes > 0;
+    out.largest = bytes > out.largest ? bytes : out.largest;
+    total += bytes; /* checked by its rank: it does not overflow */
+  }
+  out.in_slot = total <= room;
+  return out;
+}
+
+/* In each round a rank stages a cell of every part that is not empty. */
+static size_t cell_of(const even_comm *comm, const outgoing *out) {
+  return comm->layout.stage_bytes / out->parts / LINE * LINE;
+}
+
+static size_t rounds_of(const even_comm *comm, const outgoing *out) {
+  if (out->in_slot) {
+    return 0;
+  }
+  size_t cell = cell_of(comm, out);
+  return out->largest / cell + (out->largest % cell != 0);
+}
+
+static size_t part_in_round(size_t bytes, size_t cell, size_t round) {
+  size_t first = round * cell;
+  return first >= bytes ? 0 : bytes - first < cell ? bytes - first : cell;
+}
+
+static void announce(even_comm *comm, const exchange *job) {
+  unsigned char *slot = even_comm_slot_of(comm, comm->rank, job->slot);
+  uint64_t *row = (uint64_t *)(void *)slot;
+  for (int rank = 0; rank < comm->ranks; rank++) {
+    row[rank] = job->sends[rank];
+  }
+  outgoing own = read_row(comm, job, comm->rank, 0);
+  unsigned char *at = slot + (size_t)comm->ranks * sizeof *row;
+  const unsigned char *from = job->input;
+  for (int rank = 0; own.in_slot && rank < comm->ranks; from += job->sends[rank], rank++) {
+    if (rank != comm->rank && job->sends[rank] > 0) {
+      memcpy(at, from, job->sends[rank]);
+      at += job->sends[rank];
+    }
+  }
+}
+
+static even_status check_sizes(even_comm *comm, const exchange *job) {
+  for (int rank = 0; rank < comm->ranks; rank++) {
+    size_t sent = (size_t)row_of(comm, job, rank)[comm->rank];
+    if (sent != job->receives[rank]) {
+      even_group_end(comm, EVEN_GROUP_MISMATCH | (uint32_t)comm->rank);
+      (void)even_fail(EVEN_ERR_MISMATCH, "in all_to_all rank %d sends %zu bytes to rank %d, which expects %zu", rank,
+                      sent, comm->rank, job->receives[rank]);
+      (void)even_error_place(rank, NULL);
+      return even_error_fix("what one rank's sizes say it sends must be what the other's say it receives");
+    }
+  }
+  return EVEN_OK;
+}
+
+static void stage_cells(even_comm *comm, const exchange *job, const outgoing *own, size_t round) {
+  size_t cell = cell_of(comm, own);
+  unsigned char *at = even_comm_staging_of(comm, comm->rank, round & 1u);
+  const unsigned char *from = job->input;
+  for (int rank = 0; rank < comm->ranks; from += job->sends[rank], rank++) {
+    if (rank != comm->rank && job->sends[rank] > 0) {
+      even_writing_copy(at, from + round * cell, part_in_round(job->sends[rank], cell, round),
+                        comm->writing.past_caches);
+      at += cell;
+    }
+  }
+}
+
+/* What lies in the slots (round 0 only) and, of what is staged, this round's cells. */
+static void take(even_comm *comm, const exchange *job, size_t round, bool slots) {
+  unsigned char *to = job->output;
+  for (int rank = 0; rank < comm->ranks; to += job->receives[rank], rank++) {
+    size_t bytes = job->receives[rank];
+    if (rank == comm->rank || bytes == 0) {
+      continue;
+    }
+    outgoing out = read_row(comm, job, rank, comm->rank);
+    if (out.in_slot && slots) {
+      size_t rows = (size_t)comm->ranks * sizeof(uint64_t);
+      memcpy(to, even_comm_slot_of(comm, rank, job->slot) + rows + out.before, bytes);
+    } else if (!out.in_slot && !slots) {
+      size_t cell = cell_of(comm, &out);
+      even_writing_copy(to + round * cell, even_comm_staging_of(comm, rank, round & 1u) + out.index * cell,
+                        part_in_round(bytes, cell, round), comm->writing.past_caches);
+    }
+  }
+}
+
+static void copy_own(const even_comm *comm, const exchange *job) {
+  const unsigned char *from = job->input;
+  unsigned char *to = job->output;
+  for (int rank = 0; rank < comm->rank; rank++) {
+    from += job->sends[rank];
+    to += job->receives[rank];
+  }
+  if (job->sends[comm->rank] > 0) {
+    memmove(to, from, job->sends[comm->rank]);
+  }
+}
+
+static even_status run(even_comm *comm, exchange *job) {
+  size_t rounds = 0;
+  job->slot = comm->slot++;
+  announce(comm, job);
+  EVEN_TRY(even_call_meet(comm));
+  EVEN_TRY(check_sizes(comm, job));
+  for (int rank = 0; rank < comm->ranks; rank++) {
+    outgoing out = read_row(comm, job, rank, 0);
+    size_t needed = rounds_of(comm, &out);
+    rounds = needed > rounds ? needed : rounds;
+  }
+  outgoing own = read_row(comm, job, comm->rank, 0);
+  copy_own(comm, job);
+  take(comm, job, 0, true);
+  for (size_t round = 0; round < rounds; round++) {
+    if (!own.in_slot) {
+      stage_cells(comm, job, &own, round);
+    }
+    EVEN_TRY(even_call_next(comm));
+    take(comm, job, round, false);
+  }
+  return EVEN_OK;
+}
+
+even_status even_comm_all_to_all(even_comm *comm, const void *input, const size_t *input_bytes, void *output,
+                                 const size_t *output_bytes) {
+  exchange job = {.input = input, .output = output, .sends = input_bytes, .receives = output_bytes};
+  size_t total = 0;
+  size_t largest = 0;
+  size_t bytes = 0;
+  if ((size_t)comm->ranks * sizeof(uint64_t) > EVEN_COMM_SLOT_BYTES) {
+    return even_fail(EVEN_ERR_UNSUPPORTED, "all_to_all in a group of %d ranks: %zu at most can do it", comm->ranks,
+                     EVEN_COMM_SLOT_BYTES / sizeof(uint64_t));
+  }
+  EVEN_TRY(even_check_counts(input_bytes, comm->ranks, EVEN_U8, &total, &largest));
+  EVEN_TRY(even_check_data(input, total, EVEN_U8, &bytes));
+  EVEN_TRY(even_check_counts(output_bytes, comm->ranks, EVEN_U8, &total, &largest));
+  EVEN_TRY(even_check_data(output, total, EVEN_U8, &bytes));
+  EVEN_TRY(even_call_begin(comm, EVEN_CALL_ALL_TO_ALL, EVEN_U8, 0, 0, 0, NULL, NULL, 0));
+  return even_call_end(comm, run(comm, &job));
+}

@@ -1,0 +1,341 @@
+"""Every collective of torch on backend "evenstep", with every dtype, operation and group, against a plain reference and
+against Gloo where Gloo can do it. Run in each rank: `python backend_conformance_cases.py PART`."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import evenstep
+
+RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+INTEGERS = [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64]
+COMPLEX = [torch.complex64, torch.complex128]
+ALL = [*FLOATS, *INTEGERS, *COMPLEX, torch.bool, torch.uint16]
+SIZES = (1, 37, 3000, 40_000)
+OP = dist.ReduceOp
+PREMUL = 0.5
+
+
+def value(dtype: torch.dtype, rank: int, count: int, seed: int = 0) -> torch.Tensor:
+    """What rank `rank` puts in; every rank can work it out for all."""
+    generator = torch.Generator().manual_seed(1000 * seed + rank)
+    if dtype.is_complex:
+        return torch.randn(count, 2, generator=generator, dtype=torch.float64).view(torch.complex128).view(-1).to(dtype)
+    if dtype.is_floating_point:
+        return torch.randn(count, generator=generator, dtype=torch.float64).to(dtype)
+    return torch.randint(0, 2 if dtype is torch.bool else 7, (count,), generator=generator).to(dtype)
+
+
+def reduced(op: Any, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The operation over the tensors, in the plainest way."""
+    dtype = tensors[0].dtype
+    if dtype is torch.bool:
+        table: dict[Any, Callable[[Any, Any], Any]] = {
+            OP.SUM: torch.logical_or,
+            OP.PRODUCT: torch.logical_and,
+            OP.MIN: torch.logical_and,
+            OP.MAX: torch.logical_or,
+            OP.BAND: torch.logical_and,
+            OP.BOR: torch.logical_or,
+            OP.BXOR: torch.logical_xor,
+        }
+        return functools.reduce(table[op], tensors)
+    if dtype.is_complex:
+        return torch.view_as_complex(reduced(op, [torch.view_as_real(tensor) for tensor in tensors]))
+    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    values = [tensor.to(wide) for tensor in tensors]
+    steps: dict[Any, Callable[[Any, Any], Any]] = {
+        OP.PRODUCT: torch.mul,
+        OP.MIN: torch.minimum,
+        OP.MAX: torch.maximum,
+        OP.BAND: torch.bitwise_and,
+        OP.BOR: torch.bitwise_or,
+        OP.BXOR: torch.bitwise_xor,
+    }
+    result = functools.reduce(steps.get(op, torch.add), values)
+    return (result / len(values) if op == OP.AVG else result).to(dtype)
+
+
+def possible(op: Any, dtype: torch.dtype) -> bool:
+    if dtype is torch.uint16:
+        return False
+    if op == OP.AVG:
+        return dtype.is_floating_point or dtype.is_complex
+    if op in (OP.BAND, OP.BOR, OP.BXOR):
+        return not (dtype.is_floating_point or dtype.is_complex)
+    return op == OP.SUM or not dtype.is_complex
+
+
+def same(got: torch.Tensor, wanted: torch.Tensor, what: object, exact: bool = True) -> None:
+    assert got.shape == wanted.shape and got.dtype == wanted.dtype, what
+    if exact:
+        equal = torch.equal(got, wanted)
+    else:  # Gloo rounds 16-bit floats at every step, and sums in another order
+        rough = 5e-2 if got.dtype in (torch.float16, torch.bfloat16) else 1e-5
+        equal = torch.allclose(got, wanted, rtol=rough, atol=rough)
+    assert equal, f"{what}: {got[:8]} instead of {wanted[:8]}"
+
+
+class Both:
+    """A subset of the ranks, as a group of either backend."""
+
+    def __init__(self, ranks: list[int]) -> None:
+        self.ranks = ranks
+        self.ours = dist.new_group(ranks, backend="evenstep")
+        self.gloo = dist.new_group(ranks, backend="gloo")
+        self.inside = RANK in ranks
+        self.own = ranks.index(RANK) if self.inside else -1
+        self.size = len(ranks)
+
+    def compare(self, what: object, call: Callable[[Any], Any], wanted: Any, floats: bool = False) -> None:
+        """`call(group)` gives tensors: as wanted to the last bit on ours, nearly on Gloo where it can do that at all."""
+        for got, expected in zip(call(self.ours), wanted, strict=True):
+            same(got, expected, what)
+        try:
+            theirs = call(self.gloo)
+        except (RuntimeError, ValueError):
+            return  # refused before anything was sent
+        for got, expected in zip(theirs, wanted, strict=True):
+            same(got, expected, (what, "on Gloo"), exact=not floats)
+
+
+def finish(work: Any) -> None:
+    if work is not None:
+        work.wait()
+
+
+def reductions(both: Both) -> None:
+    for seed, dtype in enumerate(ALL):
+        for op in (OP.SUM, OP.AVG, OP.PRODUCT, OP.MIN, OP.MAX, OP.BAND, OP.BOR, OP.BXOR):
+            count = SIZES[(seed + int(op)) % len(SIZES)]
+            inputs = [value(dtype, rank, count, seed) for rank in range(both.size)]
+            if not possible(op, dtype):
+                try:
+                    dist.all_reduce(inputs[both.own].clone(), op, group=both.ours)
+                except (RuntimeError, ValueError):
+                    continue
+                raise AssertionError(f"{op} of {dtype} was not refused")
+            one_reduction(both, dtype, op, inputs)
+
+
+def one_reduction(both: Both, dtype: torch.dtype, op: Any, inputs: list[torch.Tensor]) -> None:
+    count, own, size = inputs[0].numel(), both.own, both.size
+    floats = dtype.is_floating_point or dtype.is_complex
+    wanted = reduced(op, inputs)
+    to_gloo = dtype is not torch.bool  # whose SUM of booleans on Gloo is not one
+
+    def all_reduce(group: Any, asynchronous: bool = False) -> list[torch.Tensor]:
+        tensor = inputs[own].clone()
+        finish(dist.all_reduce(tensor, op, group=group, async_op=asynchronous))
+        return [tensor]
+
+    def reduce(group: Any) -> list[torch.Tensor]:
+        tensor = inputs[own].clone()
+        dist.reduce(tensor, both.ranks[-1], op, group=group)
+        return [tensor] if own == size - 1 else []
+
+    def reduce_scatter(group: Any) -> list[torch.Tensor]:
+        part = torch.empty(count, dtype=dtype)
+        parts = [value(dtype, own, count, 50 + r) for r in range(size)]
+        dist.reduce_scatter(part, parts, op, group=group)
+        whole = torch.empty(count, dtype=dtype)
+        dist.reduce_scatter_tensor(whole, torch.cat(parts), op, group=group)
+        return [part, whole]
+
+    compare = both.compare if to_gloo else functools.partial(only_ours, both)
+    compare(("all_reduce", dtype, op, count), all_reduce, [wanted], floats)
+    only_ours(both, "async", lambda group: all_reduce(group, True), [wanted])
+    compare(("reduce", dtype, op, count), reduce, [wanted] if own == size - 1 else [], floats)
+    if not dtype.is_complex:
+        scattered = reduced(op, [value(dtype, rank, count, 50 + own) for rank in range(size)])
+        compare(("reduce_scatter", dtype, op, count), reduce_scatter, [scattered, scattered], floats)
+
+
+def only_ours(both: Both, what: object, call: Callable[[Any], Any], wanted: Any, floats: bool = False) -> None:
+    for got, expected in zip(call(both.ours), wanted, strict=True):
+        same(got, expected, what)
+
+
+def premultiplied(both: Both) -> None:
+    make = getattr(torch._C._distributed_c10d, "_make_nccl_premul_sum", None)
+    if make is None:
+        return
+    for dtype in FLOATS:
+        inputs = [value(dtype, rank, 3000, 3) for rank in range(both.size)]
+        wanted = reduced(OP.SUM, [tensor * PREMUL for tensor in inputs])
+        tensor = inputs[both.own].clone()
+        dist.all_reduce(tensor, make(PREMUL), group=both.ours)
+        same(tensor, wanted, ("PREMUL_SUM", dtype))
+        kept = inputs[both.own].clone()
+        part = torch.empty(1000, dtype=dtype)
+        whole = kept[: 1000 * both.size] if both.size <= 3 else kept
+        dist.reduce_scatter_tensor(part, whole, make(PREMUL), group=both.ours)
+        same(kept, inputs[both.own], "the input of reduce_scatter")
+        same(part, wanted[1000 * both.own : 1000 * both.own + 1000], ("PREMUL_SUM scattered", dtype))
+
+
+def movements(both: Both) -> None:
+    for seed, dtype in enumerate(ALL):
+        for count in (SIZES[seed % len(SIZES)], SIZES[(seed + 2) % len(SIZES)]):
+            move(both, dtype, count, seed)
+
+
+def move(both: Both, dtype: torch.dtype, count: int, seed: int) -> None:
+    own, size, last = both.own, both.size, both.ranks[-1]
+    inputs = [value(dtype, rank, count, seed) for rank in range(size)]
+    mine = inputs[own]
+
+    def empty(length: int = count) -> torch.Tensor:
+        return torch.zeros(length, dtype=dtype)
+
+    def broadcast(group: Any) -> list[torch.Tensor]:
+        tensor = mine.clone()
+        dist.broadcast(tensor, last, group=group)
+        return [tensor]
+
+    def all_gather(group: Any) -> list[torch.Tensor]:
+        outputs = [empty() for _ in range(size)]
+        finish(dist.all_gather(outputs, mine, group=group, async_op=True))
+        whole = empty(count * size)
+        dist.all_gather_into_tensor(whole, mine, group=group)
+        return [*outputs, whole]
+
+    def gather(group: Any) -> list[torch.Tensor]:
+        outputs = [empty() for _ in range(size)] if last == RANK else None
+        dist.gather(mine, outputs, last, group=group)
+        return outputs or []
+
+    def scatter(group: Any) -> list[torch.Tensor]:
+        output = empty()
+        dist.scatter(output, inputs if last == RANK else None, last, group=group)
+        return [output]
+
+    def all_to_all(group: Any) -> list[torch.Tensor]:
+        outputs = [empty(sender + 2 * own) for sender in range(size)]
+        dist.all_to_all(outputs, [mine[:1].repeat(own + 2 * r) for r in range(size)], group=group)
+        return outputs
+
+    def all_to_all_single(group: Any) -> list[torch.Tensor]:
+        output = empty(size * 3)
+        dist.all_to_all_single(output, mine[:1].repeat(3 * size), group=group)
+        uneven = empty(sum(sender + own for sender in range(size))).view(-1, 1)
+        sent = [own + receiver for receiver in range(size)]
+        dist.all_to_all_single(
+            uneven, mine[:1].repeat(sum(sent)).view(-1, 1), [s + own for s in range(size)], sent, group=group
+        )
+        return [output, uneven]
+
+    compare = both.compare
+    compare(("broadcast", dtype, count), broadcast, [inputs[-1]])
+    compare(("all_gather", dtype, count), all_gather, [*inputs, torch.cat(inputs)])
+    compare(("gather", dtype, count), gather, inputs if last == RANK else [])
+    compare(("scatter", dtype, count), scatter, [mine])
+    firsts = [tensor[:1] for tensor in inputs]
+    only_ours(both, ("all_to_all", dtype), all_to_all, [f.repeat(s + 2 * own) for s, f in enumerate(firsts)])
+    compare(
+        ("all_to_all_single", dtype),
+        all_to_all_single,
+        [
+            torch.cat([f.repeat(3) for f in firsts]),
+            torch.cat([f.repeat(s + own) for s, f in enumerate(firsts)]).view(-1, 1),
+        ],
+    )
+
+
+def objects(both: Both) -> None:
+    first = both.ranks[0]
+    everything = [{"rank": rank, "text": "x" * (rank * 5000)} for rank in both.ranks]
+    mine = everything[both.own]
+    gathered: list[Any] = [None] * both.size
+    dist.all_gather_object(gathered, mine, group=both.ours)
+    assert gathered == everything
+    at_root: list[Any] | None = [None] * both.size if first == RANK else None
+    dist.gather_object(mine, at_root, first, group=both.ours)
+    assert at_root is None or at_root == everything
+    words: list[Any] = [mine, both.own]
+    dist.broadcast_object_list(words, first, group=both.ours)
+    assert words == [everything[0], 0]
+    out: list[Any] = [None]
+    dist.scatter_object_list(out, everything if first == RANK else None, first, group=both.ours)
+    assert out == [mine]
+
+
+def layouts(both: Both) -> None:
+    """Tensors whose elements do not lie one after the other, and what torch refuses."""
+    own, size, first = both.own, both.size, both.ranks[0]
+    total = size * (size + 1) / 2
+    matrix = torch.full((3, 4), float(own + 1))
+    dist.reduce(matrix.t(), first, group=both.ours)
+    assert torch.equal(matrix, torch.full((3, 4), total if own == 0 else own + 1.0))
+    columns = [torch.zeros(4, 3).t() for _ in range(size)]
+    dist.gather(torch.full((3, 4), float(own)), columns if own == 0 else None, first, group=both.ours)
+    assert own != 0 or all(bool(c.eq(r).all()) for r, c in enumerate(columns))
+    wide = torch.zeros(size, 6)[:, :2]
+    dist.all_to_all_single(wide, torch.full((size, 2), float(own)), group=both.ours)
+    assert torch.equal(wide, torch.arange(float(size)).view(-1, 1).expand(size, 2))
+    for bad in (
+        lambda: dist.all_to_all_single(torch.zeros(size + 1), torch.zeros(size + 1), group=both.ours),
+        lambda: dist.all_to_all_single(torch.zeros(3), torch.zeros(3), [1] * size, [4] * size, group=both.ours),
+        lambda: dist.scatter(torch.zeros(2), [torch.zeros(3)] * size, RANK, group=both.ours),
+        lambda: dist.gather(torch.zeros(2), [torch.zeros(2)] * (size + 1), RANK, group=both.ours),
+    ):
+        try:
+            bad()
+        except ValueError:
+            continue
+        raise AssertionError("not refused")
+    dist.barrier(group=both.ours)
+
+
+def limits() -> None:
+    """A call's own time limit; the group's stays."""
+    options = dist.BarrierOptions()
+    options.asyncOp = False
+    options.timeout = timedelta(seconds=0.2)
+    group = dist.distributed_c10d._get_default_group()
+    store = dist.distributed_c10d._get_default_store()
+    group.monitored_barrier(timedelta(seconds=50))
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    if RANK == 0:
+        try:
+            group.barrier(options)
+        except evenstep.EvenstepError as error:
+            assert error.status == "EVEN_ERR_TIMEOUT" and "0.2 s" in str(error), error
+        else:
+            raise AssertionError("no time limit")
+        store.set("seen", "1")
+        store.wait([f"told{rank}" for rank in range(1, SIZE)])
+    else:
+        store.wait(["seen"])
+        store.set(f"told{RANK}", "1")
+    os._exit(0)
+
+
+PARTS = {
+    "reductions": reductions,
+    "premultiplied": premultiplied,
+    "movements": movements,
+    "objects": objects,
+    "layouts": layouts,
+}
+
+if __name__ == "__main__":
+    dist.init_process_group("evenstep", timeout=timedelta(seconds=60))
+    if sys.argv[1] == "limits":
+        limits()
+    groups = [Both(list(range(SIZE))), Both([0, SIZE - 1]), Both([1, SIZE - 1]) if SIZE > 2 else Both([0])]
+    for subset in groups:
+        if subset.inside:
+            PARTS[sys.argv[1]](subset)
+    dist.barrier()
+    dist.destroy_process_group()
