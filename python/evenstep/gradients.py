@@ -176,6 +176,11 @@ class GradientSync:
         return (bool(self._fired) and not self._steps.empty) or self._pending is not None
 
     @property
+    def unsynchronised(self) -> bool:
+        """Whether p.grad holds what only this rank has."""
+        return self._pending is not None
+
+    @property
     def open(self) -> bool:
         return self._open
 

@@ -230,6 +230,17 @@ MISUSES = {
         "list(es.prepare(DataLoader(TensorDataset(torch.ones(3)))))",
         "the global batch of 1 is smaller than the 2 ranks",
     ),
+    "parameters added later": (
+        "model = nn.Linear(2, 2)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nes.prepare(model, optimizer)\n"
+        "model.late = nn.Linear(2, 2)\noptimizer.add_param_group({'params': list(model.late.parameters())})\n"
+        "model.late(model(torch.ones(1, 2))).sum().backward()\noptimizer.step()",
+        r"the SGD has got parameters since es\.prepare \(late\.weight, late\.bias\)",
+    ),
+    "a step after no_sync": (
+        "model = nn.Linear(2, 2)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nes.prepare(model, optimizer)\n"
+        "with es.no_sync(): model(torch.ones(1, 2)).sum().backward()\noptimizer.step()",
+        r"fix: leave the last backward before the step outside es\.no_sync",
+    ),
     "wrong shares": (
         "data = TensorDataset(torch.arange(20.0))\nlist(es.prepare(DataLoader(data, batch_size=4), shares=lambda n, b: [b, 1]))",
         r"the share schedule gave \[4, 1\]",
