@@ -176,7 +176,10 @@ void even_monitor_json_steps(const even_state *state, long since, size_t limit, 
     begin = begin > state->point_count ? state->point_count : begin;
   }
   size_t count = state->point_count - begin;
-  size_t together = limit == 0 || count <= limit ? 1 : (count + limit - 1) / limit;
+  size_t together = 1;
+  while (limit > 0 && count > limit * together) { /* by powers of two, as points are merged: two runs' steps meet */
+    together *= 2;
+  }
   even_json_object(&json, NULL);
   even_json_integer(&json, "ranks", state->ranks);
   even_json_unsigned(&json, "generation", state->generation);

@@ -15,6 +15,8 @@
 #include <stdio.h>
 #include <string.h>
 
+enum { PAGE_RANK_POINTS = 32768, FEWEST_PAGE_POINTS = 128 };
+
 /* The model of the newest whole checkpoint and its step; *path is NULL where there is none. */
 static even_status newest_model(const char *folder, char **path, long *step) {
   even_text place = EVEN_TEXT_EMPTY;
@@ -132,6 +134,12 @@ void even_report_json(even_report *report, even_text *out) {
   even_text_add(out, "\n");
 }
 
+/* Points of the course in a page: no more numbers for many ranks than for a few. */
+static size_t page_points(int ranks) {
+  size_t points = PAGE_RANK_POINTS / (size_t)ranks;
+  return points > FEWEST_PAGE_POINTS ? points : FEWEST_PAGE_POINTS;
+}
+
 /* What the page shows of one run: as members of the object that is open. */
 static void page_members(even_json *json, even_report_run *run, even_text *piece) {
   even_state *state = even_history_state(run->history);
@@ -139,7 +147,7 @@ static void page_members(even_json *json, even_report_run *run, even_text *piece
   even_monitor_json_summary(state, &run->measure, piece);
   even_json_raw(json, "summary", even_text_string(piece));
   even_text_clear(piece);
-  even_monitor_json_steps(state, -1, 0, piece);
+  even_monitor_json_steps(state, -1, page_points(state->ranks), piece);
   even_json_raw(json, "steps", even_text_string(piece));
   even_text_clear(piece);
   even_monitor_json_spans(state, &run->measure, piece);

@@ -60,8 +60,8 @@ even_status monitored_open(monitored *made, int port) {
                                       .run_name = "test",
                                       .command = "evenstep run --name </script><!-- train.py",
                                       .policy = "hybrid",
-                                      .ranks = 2,
-                                      .rank_facts = facts,
+                                      .ranks = made->ranks.ranks,
+                                      .rank_facts = made->ranks.ranks == 2 ? facts : NULL,
                                       .telemetry_fd = made->ranks.fd,
                                       .port = port};
   return even_monitor_open(&params, &made->monitor);

@@ -8,6 +8,7 @@
 
 #include "monitor/monitored.h"
 #include "monitor/report.h"
+#include "os/clock.h"
 
 #include <string.h>
 
@@ -128,12 +129,41 @@ static void a_wait_for_peers_is_no_communication(void **state) {
   json_decref(data);
 }
 
+/* The course in a page has fewer points where there are more ranks; all of the run is in it. */
+static void a_page_of_many_ranks_is_bounded(void **state) {
+  monitored *made = *state;
+  enum { RANKS = 64, STEPS = 600, POINTS = 300 };
+  uint32_t shares[RANKS];
+  feed_close(&made->ranks);
+  feed_open(&made->ranks, RANKS, 8 * RANKS, even_clock_ns());
+  for (int rank = 0; rank < RANKS; rank++) {
+    shares[rank] = 8;
+  }
+  assert_int_equal(monitored_open(made, -1), EVEN_OK);
+  even_monitor_attempt(made->monitor, 0);
+  for (int step = 0; step < STEPS; step++) {
+    feed_step(&made->ranks, shares);
+    if (step % 100 == 99) {
+      assert_int_equal(even_monitor_tick(made->monitor), EVEN_OK);
+    }
+  }
+  assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
+  json_t *data = monitored_page(made);
+  const json_t *course = json_object_get(data, "steps");
+  const json_t *points = json_object_get(course, "points");
+  assert_int_equal(json_integer_value(json_object_get(course, "stride")), 2);
+  assert_int_equal(json_array_size(points), POINTS);
+  assert_int_equal(json_integer_value(json_array_get(json_array_get(points, POINTS - 1), 0)), STEPS - 1);
+  assert_int_equal(json_array_size(json_array_get(json_array_get(points, 0), 6)), RANKS);
+  json_decref(data);
+}
+
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, monitored_set_up, monitored_tear_down)
   const struct CMUnitTest tests[] = {
       TEST(equal_shares_that_won_are_told_everywhere), TEST(balanced_shares_that_won_again_too),
       TEST(a_restart_forgets_that_equal_shares_won),   TEST(who_joins_is_named),
-      TEST(a_wait_for_peers_is_no_communication),
+      TEST(a_wait_for_peers_is_no_communication),      TEST(a_page_of_many_ranks_is_bounded),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
