@@ -5,10 +5,10 @@
 #include "os/file.h"
 #include "os/folder.h"
 #include "os/path.h"
+#include "os/thread.h"
 
 #include <inttypes.h>
 #include <string.h>
-#include <unistd.h>
 
 typedef struct plan_command {
   even_job_options job;
@@ -37,7 +37,7 @@ static const even_usage usage = {
 
 static even_status find_paths(plan_command *plan) {
   EVEN_TRY(even_path_absolute(plan->output, &plan->path));
-  even_text_format(&plan->measured, "%s.%ld", even_text_string(&plan->path), (long)getpid());
+  even_text_format(&plan->measured, "%s.%ld", even_text_string(&plan->path), (long)even_own_process());
   return even_text_status(&plan->measured);
 }
 

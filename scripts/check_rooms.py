@@ -37,8 +37,20 @@ KERNEL = {
     "sys/ioctl.h",
     "linux/futex.h",
     "spawn.h",
+    "unistd.h",
+    "netdb.h",
+    "ifaddrs.h",
     "dlfcn.h",
 }
+# Calls of headers that rooms need for something else (types, mutexes, names of signals): these go through src/os too.
+CALLS = re.compile(
+    r"(?<![\w.>])(pthread_(?:create|join|detach|kill|cancel|sigmask|setaffinity_np|setname_np|atfork)"
+    r"|(?:sig(?:action|procmask|wait|waitinfo|timedwait|pending|suspend|queue|nal))|kill|raise"
+    r"|getpid|getppid|gettid|sysconf|getnameinfo|getaddrinfo"
+    r"|clock_gettime|nanosleep|clock_nanosleep|fopen|fdopen|popen|system|opendir|open|openat|fcntl|stat|fstat|lstat"
+    r"|mkdir|chmod|rename|remove|mmap|fork)\s*\("
+)
+NO_CODE = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 
 
@@ -54,7 +66,11 @@ def room_of(include: str) -> str | None:
 
 def check_file(path: pathlib.Path, room: str) -> list[str]:
     found = []
-    for include in INCLUDE.findall(path.read_text(encoding="utf-8")):
+    text = path.read_text(encoding="utf-8")
+    if room != "os":
+        for name in CALLS.findall(NO_CODE.sub(" ", text)):
+            found.append(f"{path}: {room} calls {name}(), but only src/os calls the kernel")
+    for include in INCLUDE.findall(text):
         target = room_of(include)
         if include == "evenstep/evenstep.h":
             found.append(f"{path}: includes all public headers; a room includes those it needs")

@@ -3,48 +3,11 @@
 #include "base/text.h"
 #include "comm/group.h"
 #include "os/file.h"
+#include "os/process_stat.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-typedef struct process_facts {
-  uint32_t process;
-  char state;
-  uint64_t start_time;
-} process_facts;
-
-/* proc(5): pid (name) state ppid … with the start time as field 22; the name may hold anything, so read from its end.
- */
-static bool parse_stat(const char *text, process_facts *out) {
-  const char *at = strrchr(text, ')');
-  if (at == NULL || at[1] != ' ' || at[2] == '\0') {
-    return false;
-  }
-  out->process = (uint32_t)strtoul(text, NULL, 10);
-  out->state = at[2];
-  at += 2;
-  for (int field = 3; field < 22; field++) {
-    at = strchr(at, ' ');
-    if (at == NULL) {
-      return false;
-    }
-    at++;
-  }
-  out->start_time = strtoull(at, NULL, 10);
-  return out->process != 0;
-}
-
-static even_status read_stat(const char *path, process_facts *out) {
-  even_text text = EVEN_TEXT_EMPTY;
-  even_status status = even_file_read(path, 8192, &text);
-  if (status == EVEN_OK && !parse_stat(even_text_string(&text), out)) {
-    status = even_fail(EVEN_ERR_INPUT, "%s is not as proc(5) says", path);
-  }
-  even_text_free(&text);
-  return status;
-}
 
 /* "Cpus_allowed:\t3,ffffffff": groups of 32 bits, the highest first. */
 static void parse_cpus(const char *text, uint64_t *words) {
@@ -70,11 +33,14 @@ static void parse_cpus(const char *text, uint64_t *words) {
 
 even_status even_peers_introduce(even_comm *comm) {
   even_comm_control *own = &comm->controls[comm->rank];
-  process_facts facts = {0};
+  even_process_stat facts;
   even_text text = EVEN_TEXT_EMPTY;
-  EVEN_TRY(read_stat("/proc/self/stat", &facts));
+  int failed = even_process_stat_read(0, &facts);
+  if (failed != 0) {
+    return even_fail_errno(failed, "/proc/self/stat cannot be read");
+  }
   uint32_t nobody = 0;
-  if (!atomic_compare_exchange_strong(&own->process, &nobody, facts.process)) {
+  if (!atomic_compare_exchange_strong(&own->process, &nobody, (uint32_t)facts.pid)) {
     (void)even_fail(EVEN_ERR_IN_USE, "rank %d of the group is taken by process %u", comm->rank, nobody);
     return even_error_fix("give every process a rank of its own");
   }
@@ -96,13 +62,10 @@ bool even_peers_alive(const even_comm *comm, int rank) {
   if (process == 0 || process == atomic_load(&comm->controls[comm->rank].process)) {
     return true;
   }
-  char path[48];
-  process_facts facts = {0};
-  (void)snprintf(path, sizeof path, "/proc/%u/stat", process);
-  even_status status = read_stat(path, &facts);
-  if (status != EVEN_OK) {
-    int reason = even_error_last()->system_error;
-    return reason != ENOENT && reason != ESRCH;
+  even_process_stat facts;
+  int failed = even_process_stat_read((pid_t)process, &facts);
+  if (failed != 0) {
+    return failed != ENOENT && failed != ESRCH;
   }
   uint64_t start_time = atomic_load(&peer->start_time);
   return (start_time == 0 || facts.start_time == start_time) && facts.state != 'Z' && facts.state != 'X';

@@ -7,10 +7,10 @@
 #include "monitor/parts.h"
 #include "os/clock.h"
 #include "os/file.h"
+#include "os/thread.h"
 
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 static int answer(void *context, const even_server_request *request, even_text *body, const char **content_type) {
   static const char json[] = "application/json; charset=utf-8";
@@ -73,7 +73,7 @@ even_status even_monitor_agent_file_write(even_monitor *monitor) {
   even_text content = EVEN_TEXT_EMPTY;
   even_json json = even_json_begin(&content, 2);
   even_json_object(&json, NULL);
-  even_json_integer(&json, "pid", getpid());
+  even_json_integer(&json, "pid", even_own_process());
   even_json_string(&json, "url", monitor->server == NULL ? NULL : monitor->url);
   if (monitor->server == NULL) {
     even_json_null(&json, "port");

@@ -4,10 +4,9 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "os/listener.h"
+#include "os/thread.h"
 
 #include <microhttpd.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -168,15 +167,13 @@ static enum MHD_Result handle(void *context, struct MHD_Connection *connection, 
 
 /* Signals are the agent's: the server's thread takes none. */
 static struct MHD_Daemon *start(even_server *server, int fd) {
-  sigset_t all;
   sigset_t before;
-  (void)sigfillset(&all);
-  (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+  even_thread_signals_block(&before);
   struct MHD_Daemon *daemon = MHD_start_daemon(
       MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_AUTO, (uint16_t)server->port, NULL, NULL, handle, server,
       MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_CONNECTION_LIMIT, (unsigned int)MOST_CONNECTIONS,
       MHD_OPTION_CONNECTION_TIMEOUT, (unsigned int)IDLE_SECONDS, MHD_OPTION_END);
-  (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+  even_thread_signals_restore(&before);
   return daemon;
 }
 

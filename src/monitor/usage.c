@@ -3,33 +3,15 @@
 
 #include "monitor/workers.h"
 #include "os/file.h"
+#include "os/process_stat.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { FILE_LIMIT_BYTES = 65536 };
 static const uint64_t PRIVATE_AGE_NS = UINT64_C(30000000000);
-
-bool even_usage_parse_stat(const char *stat, long ticks_per_second, long page_bytes, even_rank_usage *out) {
-  unsigned long user = 0;
-  unsigned long system = 0;
-  long children_user = 0;
-  long children_system = 0;
-  long pages = 0;
-  const char *after = strrchr(stat, ')'); /* the name may hold blanks and parentheses */
-  if (after == NULL ||
-      sscanf(after + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu %ld %ld %*d %*d %*d %*d %*u %*u %ld",
-             &user, &system, &children_user, &children_system, &pages) != 5) {
-    return false;
-  }
-  out->cpu_seconds =
-      ((double)user + (double)system + (double)children_user + (double)children_system) / (double)ticks_per_second;
-  out->rss_bytes = (double)pages * (double)page_bytes;
-  return true;
-}
 
 static bool number_after(const char *content, const char *key, double *out) {
   const char *at = strstr(content, key);
@@ -142,14 +124,14 @@ static void add_workers(pid_t pid, const even_rank_usage *before, even_rank_usag
 }
 
 bool even_usage_look(pid_t pid, uint64_t now_ns, const even_rank_usage *before, even_rank_usage *out) {
-  char path[64];
   even_text content = EVEN_TEXT_EMPTY;
+  even_process_stat stat;
   *out = (even_rank_usage){.at_ns = now_ns, .throttled_seconds = NAN};
-  (void)snprintf(path, sizeof path, "/proc/%ld/stat", (long)pid);
-  bool there = even_file_read(path, FILE_LIMIT_BYTES, &content) == EVEN_OK &&
-               even_usage_parse_stat(even_text_string(&content), sysconf(_SC_CLK_TCK), sysconf(_SC_PAGESIZE), out) &&
-               out->rss_bytes > 0; /* an ended process that nobody has waited for has no memory any more */
+  /* an ended process that nobody has waited for has no memory any more */
+  bool there = even_process_stat_read(pid, &stat) == 0 && stat.rss_bytes > 0;
   if (there) {
+    out->cpu_seconds = stat.cpu_seconds;
+    out->rss_bytes = stat.rss_bytes;
     out->throttled_seconds = throttled_of(pid, &content);
     add_workers(pid, before, out);
   }

@@ -12,7 +12,6 @@
 bool even_usage_look(pid_t pid, uint64_t now_ns, const even_rank_usage *before, even_rank_usage *out);
 
 /* For tests: the contents of these files. */
-bool even_usage_parse_stat(const char *stat, long ticks_per_second, long page_bytes, even_rank_usage *out);
 /* seconds throttled in a cpu.stat of v1 (throttled_time, ns) or v2 (throttled_usec); NAN without */
 double even_usage_parse_throttled(const char *cpu_stat);
 /* Where the cpu.stat of a /proc/PID/cgroup lies, for candidate number `which` (0 …); false: no more candidates. */

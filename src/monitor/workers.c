@@ -2,15 +2,14 @@
 #include "monitor/workers.h"
 
 #include "base/text.h"
-#include "monitor/usage.h"
 #include "os/entries.h"
 #include "os/file.h"
+#include "os/process_stat.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { MOST_WORKERS = 1024, FILE_LIMIT_BYTES = 65536 };
 
@@ -41,13 +40,9 @@ static bool take_children(void *context, const char *thread) {
   }
 }
 
-static void add_usage(tree *now, pid_t pid, even_workers *out) {
-  char path[64];
-  even_rank_usage one;
-  (void)snprintf(path, sizeof path, "/proc/%ld/stat", (long)pid);
-  even_text_clear(&now->content);
-  if (even_file_read(path, FILE_LIMIT_BYTES, &now->content) == EVEN_OK &&
-      even_usage_parse_stat(even_text_string(&now->content), sysconf(_SC_CLK_TCK), sysconf(_SC_PAGESIZE), &one)) {
+static void add_usage(pid_t pid, even_workers *out) {
+  even_process_stat one;
+  if (even_process_stat_read(pid, &one) == 0) {
     out->count++;
     out->cpu_seconds += one.cpu_seconds;
     out->rss_bytes += one.rss_bytes;
@@ -80,7 +75,7 @@ void even_workers_look(pid_t pid, int with_private, even_workers *out) {
     }
   }
   for (size_t i = 1; i < now.count; i++) {
-    add_usage(&now, now.pids[i], out);
+    add_usage(now.pids[i], out);
     if (with_private) {
       add_private(&now, now.pids[i], out);
     }

@@ -147,6 +147,7 @@ static int real_nanosleep(const struct timespec *time) {
    .process_vm_readv = real_process_vm_readv,   \
    .getpid = getpid,                            \
    .getppid = getppid,                          \
+   .sysconf = sysconf,                          \
    .setsid = setsid,                            \
    .prctl = real_prctl,                         \
    .setaffinity = real_setaffinity,             \

@@ -66,6 +66,7 @@ typedef struct even_os_calls {
   pid_t (*getpid)(void);
   ssize_t (*process_vm_readv)(pid_t pid, const struct iovec *local, const struct iovec *remote); /* one of each */
   pid_t (*getppid)(void);
+  long (*sysconf)(int name);
   pid_t (*setsid)(void);
   int (*prctl)(int option, unsigned long argument);
   int (*setaffinity)(pid_t pid, size_t bytes, const void *mask);

@@ -6,6 +6,7 @@
 #include "os/calls.h"
 #include "os/clock.h"
 #include "os/entries.h"
+#include "os/process_stat.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -25,31 +26,6 @@ typedef struct walk {
   struct pollfd dying[MOST_WATCHED]; /* pidfds of what was killed; the rest waits for the next round */
   size_t dying_count;
 } walk;
-
-static int open_proc(const char *pid, const char *file) {
-  char path[64];
-  (void)snprintf(path, sizeof path, "/proc/%.20s/%s", pid, file);
-  return even_os.open(path, O_RDONLY | O_CLOEXEC, 0);
-}
-
-/* State and session from `pid (name) S ppid pgrp session …`; the name may hold anything, ')' included. */
-static bool read_stat(const char *pid, char *state, long *session) {
-  char text[512];
-  int fd = open_proc(pid, "stat");
-  if (fd < 0) {
-    return false;
-  }
-  ssize_t got = even_os.read(fd, text, sizeof text - 1);
-  (void)even_os.close(fd);
-  if (got <= 0) {
-    return false;
-  }
-  text[got] = '\0';
-  const char *end = strrchr(text, ')');
-  long parent = 0;
-  long group = 0;
-  return end != NULL && sscanf(end + 1, " %c %ld %ld %ld", state, &parent, &group, session) == 4;
-}
 
 /* Whether the mark is one of the NUL-ended strings of the file, read in overlapping pieces. */
 static bool carries(int fd, const char *mark) {
@@ -76,7 +52,9 @@ static bool carries(int fd, const char *mark) {
 }
 
 static bool is_marked(const char *pid, const char *mark) {
-  int fd = open_proc(pid, "environ");
+  char path[64];
+  (void)snprintf(path, sizeof path, "/proc/%.20s/environ", pid);
+  int fd = even_os.open(path, O_RDONLY | O_CLOEXEC, 0);
   if (fd < 0) {
     return false;
   }
@@ -85,7 +63,7 @@ static bool is_marked(const char *pid, const char *mark) {
   return marked;
 }
 
-static bool in_sessions(const even_sweep *sweep, long session) {
+static bool in_sessions(const even_sweep *sweep, pid_t session) {
   for (size_t i = 0; i < sweep->session_count; i++) {
     if (sweep->sessions[i] > 1 && sweep->sessions[i] == session) {
       return true;
@@ -97,16 +75,15 @@ static bool in_sessions(const even_sweep *sweep, long session) {
 static bool look(void *context, const char *name) {
   walk *now = context;
   char *end = NULL;
-  char state = ' ';
-  long session = 0;
+  even_process_stat stat;
   long pid = strtol(name, &end, 10);
   if (end == name || *end != '\0' || pid <= 1 || pid == now->own) {
     return true;
   }
   int pidfd = even_os.pidfd_open((pid_t)pid, 0);
   bool no_pidfds = pidfd < 0 && errno == ENOSYS;
-  if (read_stat(name, &state, &session) && state != 'Z' && state != 'X' &&
-      (in_sessions(now->sweep, session) || is_marked(name, now->sweep->mark))) {
+  if (even_process_stat_read((pid_t)pid, &stat) == 0 && stat.state != 'Z' && stat.state != 'X' &&
+      (in_sessions(now->sweep, stat.session) || is_marked(name, now->sweep->mark))) {
     now->alive++;
     if (pidfd >= 0) {
       (void)even_os.pidfd_send_signal(pidfd, SIGKILL); /* ESRCH: it has ended; its number may be another's by now */

@@ -4,15 +4,21 @@
 #include "base/fail.h"
 #include "os/calls.h"
 
-#include <signal.h>
+void even_thread_signals_block(sigset_t *before) {
+  sigset_t all;
+  (void)sigfillset(&all);
+  (void)even_os.mask_signals(SIG_SETMASK, &all, before);
+}
+
+void even_thread_signals_restore(const sigset_t *before) {
+  (void)even_os.mask_signals(SIG_SETMASK, before, NULL);
+}
 
 even_status even_thread_start(void *(*body)(void *), void *argument, pthread_t *out) {
-  sigset_t all;
   sigset_t before;
-  (void)sigfillset(&all);
-  (void)even_os.mask_signals(SIG_SETMASK, &all, &before);
+  even_thread_signals_block(&before);
   int failed = even_os.thread_create(out, NULL, body, argument);
-  (void)even_os.mask_signals(SIG_SETMASK, &before, NULL);
+  even_thread_signals_restore(&before);
   if (failed != 0) {
     (void)even_fail_errno(failed, "a thread could not be started");
     return even_error_fix("raise the limit of processes (ulimit -u) or end some");

@@ -4,8 +4,12 @@
 
 #include <evenstep/status.h>
 #include <pthread.h>
+#include <signal.h>
 #include <sys/types.h>
 
+/* Blocks all signals in the calling thread, so that threads started meanwhile (by a library too) take none. */
+void even_thread_signals_block(sigset_t *before);
+void even_thread_signals_restore(const sigset_t *before);
 /* Starts a thread with all signals blocked: they go on to the threads that the program made. */
 even_status even_thread_start(void *(*body)(void *), void *argument, pthread_t *out) EVEN_MUST_USE;
 /* The number of this process, also in a child of a fork. */

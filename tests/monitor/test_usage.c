@@ -17,19 +17,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static void a_stat_line_is_read_behind_the_name(void **state) {
-  (void)state;
-  even_rank_usage usage = {0};
-  assert_true(
-      even_usage_parse_stat("4711 (py) (thon 3) S 1 4711 4711 0 -1 4194560 100 0 0 0 250 50 30 20 20 0 3 0 12345 "
-                            "100000000 2048 18446744073709551615 1 1",
-                            100, 4096, &usage));
-  assert_float_equal(usage.cpu_seconds, 3.5, 1e-9);
-  assert_float_equal(usage.rss_bytes, 2048.0 * 4096, 0);
-  assert_false(even_usage_parse_stat("4711 (python) S 1", 100, 4096, &usage));
-  assert_false(even_usage_parse_stat("", 100, 4096, &usage));
-}
-
 static void both_cgroup_versions_tell_throttling(void **state) {
   (void)state;
   assert_float_equal(even_usage_parse_throttled("nr_periods 10\nnr_throttled 3\nthrottled_time 1500000000\n"), 1.5,
@@ -147,7 +134,6 @@ static void workers_that_live_are_counted(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(a_stat_line_is_read_behind_the_name),
       cmocka_unit_test(both_cgroup_versions_tell_throttling),
       cmocka_unit_test(a_process_leads_to_its_cgroup),
       cmocka_unit_test(this_process_has_usage_and_a_gone_one_has_none),

@@ -24,6 +24,9 @@ def test_the_tree_is_in_order(tree):
         ("src/comm/a.h", "#include <evenstep/balancer.h>", "balancer is not above comm"),
         ("src/sync/a.c", '#  include "fault/x.h"', "fault is not above sync"),
         ("src/monitor/deep/a.c", "#include <sys/mman.h>", "only src/os calls the kernel"),
+        ("src/comm/a.c", "#include <unistd.h>", "only src/os calls the kernel"),
+        ("src/monitor/a.c", "  (void)pthread_sigmask(SIG_SETMASK, &all, &before);", "monitor calls pthread_sigmask()"),
+        ("src/comm/a.h", "static int own(void) { return getpid(); }", "comm calls getpid()"),
         ("src/device/a.c", '#include "cli/command.h"', "stands on top"),
         ("src/os/a.c", "#include <evenstep/evenstep.h>", "includes those it needs"),
         ("src/helpers/a.c", "", "no such room"),
@@ -46,6 +49,7 @@ def test_right_includes_pass(tree, tmp_path):
     room = tmp_path / "src" / "sync"
     room.mkdir(parents=True)
     (room / "a.c").write_text(
-        '#include "sync/b.h"\n#include <evenstep/comm.h>\n#include "os/clock.h"\n#include <string.h>\n'
+        '#include "sync/b.h"\n#include <evenstep/comm.h>\n#include "os/clock.h"\n#include <string.h>\n#include <pthread.h>\n'
+        'void f(void) { pthread_mutex_lock(&lock); even_os_kill(1); table.open(2); say("fork()"); } /* getpid() */\n'
     )
     assert check(tree, tmp_path).returncode == 0

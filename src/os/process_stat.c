@@ -1,0 +1,54 @@
+/* proc(5): pid (name) state ppid pgrp session … The name may hold anything, blanks and ')' too: read from its end. */
+#include "os/process_stat.h"
+
+#include "os/calls.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+bool even_process_stat_parse(const char *text, even_process_stat *out) {
+  unsigned long user = 0;
+  unsigned long system = 0;
+  long children_user = 0;
+  long children_system = 0;
+  long pages = 0;
+  long session = 0;
+  const char *name_end = strrchr(text, ')');
+  *out = (even_process_stat){.pid = (pid_t)strtol(text, NULL, 10)};
+  if (name_end == NULL || out->pid <= 0 ||
+      sscanf(name_end + 1,
+             " %c %*d %*d %ld %*d %*d %*u %*u %*u %*u %*u %lu %lu %ld %ld %*d %*d %*d %*d %" SCNu64 " %*u %ld",
+             &out->state, &session, &user, &system, &children_user, &children_system, &out->start_time, &pages) != 8) {
+    return false;
+  }
+  out->session = (pid_t)session;
+  out->cpu_seconds = ((double)user + (double)system + (double)children_user + (double)children_system) /
+                     (double)even_os.sysconf(_SC_CLK_TCK);
+  out->rss_bytes = (double)pages * (double)even_os.sysconf(_SC_PAGESIZE);
+  return true;
+}
+
+int even_process_stat_read(pid_t pid, even_process_stat *out) {
+  char path[64];
+  char text[2048]; /* 52 numbers and a name of 64 bytes at most: more than the kernel ever writes */
+  size_t filled = 0;
+  ssize_t got = 0;
+  (void)snprintf(path, sizeof path, "/proc/%ld/stat", (long)pid);
+  int fd = even_os.open(pid == 0 ? "/proc/self/stat" : path, O_RDONLY | O_CLOEXEC, 0);
+  if (fd < 0) {
+    return errno;
+  }
+  while (filled < sizeof text - 1 &&
+         ((got = even_os.read(fd, text + filled, sizeof text - 1 - filled)) > 0 || (got < 0 && errno == EINTR))) {
+    filled += got > 0 ? (size_t)got : 0;
+  }
+  int failed = got < 0 ? errno : 0;
+  (void)even_os.close(fd);
+  text[filled] = '\0';
+  return failed != 0 ? failed : even_process_stat_parse(text, out) ? 0 : EINVAL;
+}

@@ -1,0 +1,25 @@
+/* What /proc/PID/stat says of one process. */
+#ifndef EVEN_OS_PROCESS_STAT_H
+#define EVEN_OS_PROCESS_STAT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+typedef struct even_process_stat {
+  pid_t pid;
+  char state; /* 'R', 'S' … 'Z' has ended and waits for its parent, 'X' is gone */
+  pid_t session;
+  uint64_t start_time; /* clock ticks since the host started: with the number it names the process for good */
+  double cpu_seconds;  /* its own and that of the children it has waited for */
+  double rss_bytes;    /* resident; 0 once it has ended */
+} even_process_stat;
+
+/* Reads it for `pid`, 0 for the calling process. 0, or the errno: ENOENT and ESRCH where there is no such process,
+ * EINVAL where the text is not as proc(5) says. Allocates nothing and records no error: also for the child of a fork.
+ */
+int even_process_stat_read(pid_t pid, even_process_stat *out);
+/* The same from the file's text; whether it is as proc(5) says. */
+bool even_process_stat_parse(const char *text, even_process_stat *out);
+
+#endif
