@@ -233,11 +233,11 @@ even_status even_monitor_close(even_monitor *monitor, int exit_code) {
   }
   EVEN_HISTORY(end_history(monitor, exit_code));
   bool kept = monitor->database != NULL;
-  even_status status = report_trouble(monitor);
   (void)pthread_mutex_unlock(&monitor->lock);
   even_server_close(monitor->server);
   monitor->server = NULL;
   even_monitor_agent_file_remove(monitor);
+  even_status status = report_trouble(monitor);
   if (status == EVEN_OK && kept) {
     status = even_report_write_page(monitor->folder);
   }

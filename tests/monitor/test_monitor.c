@@ -334,7 +334,11 @@ static void locked_history(void **state, bool unlocked) {
   } else { /* until the end: told then */
     take_lock(made, other);
     monitored_steps(made, 5, 8);
+    /* also where agent.json cannot be removed */
+    assert_int_equal(unlink(monitored_path(made, "agent.json")), 0);
+    assert_int_equal(mkdir(monitored_path(made, "agent.json"), 0700), 0);
     assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_ERR_IN_USE);
+    assert_int_equal(rmdir(monitored_path(made, "agent.json")), 0);
     assert_non_null(strstr(even_error_last()->what, "locked"));
   }
   assert_int_equal(sqlite3_close(other), SQLITE_OK);
