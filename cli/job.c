@@ -240,15 +240,13 @@ static bool user_asks(void) {
   return even_signals_end_pending() != 0;
 }
 
-int even_job_start(const even_job_options *options, const char *command, char *const *environment, size_t count,
-                   char **words) {
+int even_job_start(const even_job_options *options, char *const *environment, size_t count, char **words) {
   running_job job;
   int exit_code = 0;
   bool reader_paused = false;
   memset(&job, 0, sizeof job);
   job.options = options;
   job.telemetry_fd = -1;
-  (void)command;
   even_status status = even_signals_block(); /* before the GPU driver or the monitor starts threads */
   even_stop_when(user_asks);
   if (status == EVEN_OK) {

@@ -39,7 +39,6 @@ void even_job_options_declare(even_job_options *options, even_option *table);
 /* Runs `words` (script and its arguments, count >= 1) as a job and returns its exit code; an error before the ranks
  * start is printed. `environment` ("NAME=value", NULL-terminated, may be NULL) is added for every rank. Uses the
  * calling (main) thread; call it before other threads are started. */
-int even_job_start(const even_job_options *options, const char *command, char *const *environment, size_t count,
-                   char **words);
+int even_job_start(const even_job_options *options, char *const *environment, size_t count, char **words);
 
 #endif

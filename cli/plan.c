@@ -52,7 +52,7 @@ static int measure(plan_command *plan, size_t count, char **words) {
     return even_cli_fail();
   }
   char *environment[] = {file.data, steps, NULL};
-  int code = even_job_start(&plan->job, "plan", environment, count, words);
+  int code = even_job_start(&plan->job, environment, count, words);
   even_text_free(&file);
   return code;
 }

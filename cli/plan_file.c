@@ -30,7 +30,6 @@ static bool whole(const json_t *object, const char *key, int64_t *out) {
 static bool read_rank(const json_t *object, even_plan_rank *out) {
   const char *device = json_string_value(json_object_get(object, "device"));
   (void)snprintf(out->device, sizeof out->device, "%s", device != NULL ? device : "?");
-  out->sizes = json_array_size(json_object_get(object, "samples"));
   if (!whole(object, "peak_memory_bytes", &out->memory_bytes)) {
     out->memory_bytes = 0; /* null: could not be measured */
   }
@@ -53,9 +52,6 @@ static even_status read_plan(const char *path, const json_t *root, even_plan *ou
       !number(json_object_get(predicted, "equal"), "step_seconds", &out->equal_seconds) ||
       !number(predicted, "bound_samples_per_second", &out->bound_samples_per_second)) {
     return even_fail(EVEN_ERR_INPUT, "%s: the plan predicts no step times", path);
-  }
-  if (!number(predicted, "overhead_seconds", &out->overhead_seconds)) {
-    out->overhead_seconds = 0.0;
   }
   EVEN_TRY(EVEN_NEW_ARRAY(&out->rank, json_array_size(ranks)));
   for (; out->ranks < json_array_size(ranks); out->ranks++) {

@@ -14,7 +14,6 @@ typedef struct even_plan_rank {
   double seconds; /* busy, at its share */
   double seconds_equal;
   int64_t memory_bytes; /* peak at its share; 0: unknown */
-  size_t sizes;         /* that were measured */
 } even_plan_rank;
 
 typedef struct even_plan {
@@ -22,7 +21,6 @@ typedef struct even_plan {
   double balanced_seconds; /* of a step */
   double equal_seconds;
   double bound_samples_per_second;
-  double overhead_seconds; /* of a step, beside the slowest rank's work */
   size_t ranks;
   even_plan_rank *rank;
 } even_plan;

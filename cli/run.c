@@ -41,5 +41,5 @@ int even_cli_run(int argc, char **argv) {
     (void)even_error_fix("evenstep run [options] script.py [arguments]");
     return even_cli_fail();
   }
-  return even_job_start(&options, "run", NULL, (size_t)(argc - operand), argv + operand);
+  return even_job_start(&options, NULL, (size_t)(argc - operand), argv + operand);
 }

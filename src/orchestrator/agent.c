@@ -191,7 +191,7 @@ static even_status plan_restart(even_job *job, const even_fault_facts *culprit, 
 
 static int exit_code_of(const even_fault_facts *facts) {
   if (facts->leave != EVEN_LEAVE_NONE) {
-    return even_status_exit_code(EVEN_ERR_PEER_LOST); /* its own is 0 */
+    return even_status_exit_code(EVEN_ERR_RANK_FAILED); /* its own is 0 */
   }
   return facts->signal != 0 ? 128 + facts->signal : facts->code;
 }
