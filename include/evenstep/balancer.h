@@ -1,5 +1,8 @@
 /* Who gets how many samples. Pure: numbers in, numbers out; no I/O, no threads, no clock. The same
- * inputs give the same shares on every rank and machine, so that no leader is needed. */
+ * inputs give the same shares on every rank and machine, so that no leader is needed.
+ *
+ * Threads: one balancer belongs to one thread at a time; different ones do not touch one another. Arrays and structs
+ * that are passed stay the caller's, may be freed after the call, and must not be NULL unless it says so. */
 #ifndef EVENSTEP_BALANCER_H
 #define EVENSTEP_BALANCER_H
 
@@ -27,6 +30,7 @@ typedef enum even_policy {
 
 /* "hybrid" -> EVEN_POLICY_HYBRID; unknown: EVEN_ERR_ARGUMENT, the nearest name in the fix. */
 EVEN_PUBLIC even_status even_policy_parse(const char *text, even_policy *out) EVEN_MUST_USE;
+/* The policy's text, "unknown" for a number that is no policy; a static string, never NULL. Any thread. */
 EVEN_PUBLIC const char *even_policy_name(even_policy policy);
 
 /* Measured step time of one rank: seconds[i] for samples[i] samples. samples strictly rising from >= 0, seconds finite,
@@ -38,7 +42,8 @@ typedef struct even_time_table {
   size_t points;
 } even_time_table;
 
-/* Seconds that the table gives for `samples`. */
+/* Seconds that the table gives for `samples` >= 0. The table is not checked: it must be as said above, with at least
+ * one point. Any thread. */
 EVEN_PUBLIC double even_time_table_at(const even_time_table *table, int64_t samples);
 
 /* The integer optimum: shares[r] >= 0, sum = batch, shares[r] <= caps[r] (caps NULL or < 0: none), that minimises
@@ -68,19 +73,23 @@ typedef struct even_step_timing {
   double busy_seconds; /* from the step's start to its last gradient, plus its optimizer; without waiting for peers */
 } even_step_timing;
 
+/* *out is the caller's, closed with even_balancer_close; NULL after a failure. The parameters are copied. Errors:
+ * EVEN_ERR_ARGUMENT (says which, caps that cannot hold the batch included), EVEN_ERR_MEMORY. */
 EVEN_PUBLIC even_status even_balancer_open(const even_balancer_params *params, even_balancer **out) EVEN_MUST_USE;
+/* NULL is allowed. */
 EVEN_PUBLIC void even_balancer_close(even_balancer *balancer);
 /* Takes the timings of one step, one per rank. Robust to single outliers; follows real changes within a few steps. A
  * timing that is not finite or negative: EVEN_ERR_ARGUMENT and nothing is learned. */
 EVEN_PUBLIC even_status even_balancer_observe(even_balancer *balancer, const even_step_timing *timings) EVEN_MUST_USE;
-/* Shares for a step of `batch` samples (the global batch, or a smaller last one). */
+/* Shares for a step of `batch` samples (the global batch, or a smaller last one) into shares[ranks]. Errors:
+ * EVEN_ERR_ARGUMENT (batch < 1, or more than the caps hold). */
 EVEN_PUBLIC even_status even_balancer_shares(even_balancer *balancer, int64_t batch, int64_t *shares) EVEN_MUST_USE;
 /* Whether balanced shares were measured slower than equal ones, so that equal ones are given until a later trial
  * finds balanced ones faster. *balanced_seconds and *equal_seconds (may be NULL): a step in the last such trial; 0
  * before the first. */
 EVEN_PUBLIC bool even_balancer_on_equal(const even_balancer *balancer, double *balanced_seconds, double *equal_seconds);
-/* What the balancer now believes: seconds of rank r for `samples` (0 < before anything was observed means unknown:
- * NaN). */
+/* What the balancer now believes: busy seconds of `rank` for `samples`, > 0. NaN while that is unknown (nothing was
+ * observed of the rank yet), and for a rank or a number of samples that there cannot be. */
 EVEN_PUBLIC double even_balancer_predict(const even_balancer *balancer, size_t rank, int64_t samples);
 
 #ifdef __cplusplus

@@ -4,7 +4,10 @@
  * folder is renamed to NAME and its parent fsynced. On any failure the partial folder is removed and earlier
  * checkpoints are untouched. A partial folder whose writer was killed is removed by the next writer beside it; that of
  * a living writer is locked and left alone. Format of the tensor files: safetensors (Hugging Face, format version
- * 0.3+): 8-byte little-endian header length, JSON header, data. One writer belongs to one thread at a time. */
+ * 0.3+): 8-byte little-endian header length, JSON header, data.
+ *
+ * Threads: one writer belongs to one thread at a time; all else may be called from any. Everything that is passed stays
+ * the caller's and must last until the call returns; strings are UTF-8. Pointers must not be NULL unless it says so. */
 #ifndef EVENSTEP_CHECKPOINT_H
 #define EVENSTEP_CHECKPOINT_H
 
@@ -55,14 +58,15 @@ typedef struct even_checkpoint_file {
   const char *name; /* "model.safetensors": no '/', not the manifest's name */
   const even_checkpoint_tensor *tensors;
   size_t tensor_count;
-  const even_checkpoint_pair *metadata; /* for "__metadata__"; NULL: {"format": "pt"} alone */
+  const even_checkpoint_pair *metadata; /* for "__metadata__"; NULL: {"format": "pt"} alone; keys once, in UTF-8 */
   size_t metadata_count;
   even_checkpoint_fetch fetch; /* NULL: every tensor has its data */
   void *fetch_context;
 } even_checkpoint_file;
 
-/* Begins a checkpoint. Errors: EVEN_ERR_ARGUMENT (name), _NOT_FOUND (parent), _IN_USE (the folder exists, or another
- * process writes it at this moment), those of the file system. */
+/* Begins a checkpoint; *out is the caller's, ended by commit or abandon, and NULL after a failure. Errors:
+ * EVEN_ERR_ARGUMENT (name), _NOT_FOUND (parent), _IN_USE (the folder exists, or another process writes it at this
+ * moment), those of the file system. */
 EVEN_PUBLIC even_status even_checkpoint_writer_open(const even_checkpoint_params *params,
                                                     even_checkpoint_writer **out) EVEN_MUST_USE;
 /* Writes one safetensors file with its checksums (XXH3, 64 bits, one a chunk), tensors in descending order of their
@@ -73,21 +77,24 @@ EVEN_PUBLIC even_status even_checkpoint_writer_add(even_checkpoint_writer *write
                                                    const even_checkpoint_file *file) EVEN_MUST_USE;
 /* Writes manifest.json, syncs and renames. `state_json` is a JSON object (step, cursor, RNG, config …) put under
  * "state". Frees the writer, also on failure. Only a failure to sync the parent leaves the (whole) checkpoint behind.
- */
+ * Errors: EVEN_ERR_ARGUMENT (state_json is NULL or no object in JSON), EVEN_ERR_STATE (an add failed before), _NO_SPACE
+ * and those of the file system. */
 EVEN_PUBLIC even_status even_checkpoint_writer_commit(even_checkpoint_writer *writer,
                                                       const char *state_json) EVEN_MUST_USE;
 /* Gives up, removes the partial folder, frees the writer. NULL is allowed. */
 EVEN_PUBLIC void even_checkpoint_writer_abandon(even_checkpoint_writer *writer);
 
 /* Removes a checkpoint so that no moment shows half of it: renamed to a partial name first. EVEN_ERR_INPUT where the
- * folder holds no manifest. */
+ * folder holds no manifest; else errors of the file system. Any thread. */
 EVEN_PUBLIC even_status even_checkpoint_remove(const char *folder) EVEN_MUST_USE;
 
-/* Checksums of a file, one for each chunk, into *sums (free with even_checkpoint_free). */
+/* Checksums of a file, one for each chunk, into *sums (free with even_checkpoint_free; NULL after a
+ * failure). Errors: EVEN_ERR_NOT_FOUND, EVEN_ERR_INPUT (no regular file), EVEN_ERR_MEMORY, those of reading. */
 EVEN_PUBLIC even_status even_checkpoint_file_checksums(const char *path, size_t chunk_bytes, uint64_t **sums,
                                                        size_t *count, uint64_t *file_bytes) EVEN_MUST_USE;
 /* XXH3, 64 bits, of a block of memory: what covers the manifest itself. */
 EVEN_PUBLIC uint64_t even_checkpoint_checksum(const void *data, size_t bytes);
+/* NULL is allowed. */
 EVEN_PUBLIC void even_checkpoint_free(void *pointer);
 
 #ifdef __cplusplus

@@ -105,6 +105,7 @@ EVEN_PUBLIC even_status even_telemetry_create_segment(int ranks, size_t records,
 /* Opens rank's ring for writing; the descriptor is duplicated. EVEN_ERR_INPUT where `fd` is no such segment, or one of
  * another version; EVEN_ERR_ARGUMENT where it has no such rank. Any number of threads and processes may open a ring. */
 EVEN_PUBLIC even_status even_telemetry_open(int fd, int rank, even_telemetry **out) EVEN_MUST_USE;
+/* NULL is allowed. No thread may be writing through it any more, or write after: end them, or wait for them, first. */
 EVEN_PUBLIC void even_telemetry_close(even_telemetry *telemetry);
 /* Writes one record; a NULL telemetry does nothing. Any thread; wait-free (one fetch-and-add, one compare-and-swap, no
  * loop, no system call). Each record is a seqlock of its own (Boehm, "Can seqlocks get along with programming language
@@ -116,8 +117,12 @@ EVEN_PUBLIC void even_telemetry_event(even_telemetry *telemetry, const even_even
 /* ---- the reader's side (agent) ---- */
 typedef struct even_telemetry_reader even_telemetry_reader;
 
+/* *out reads all rings of the segment; the descriptor is duplicated. It belongs to one thread at a time and is closed
+ * by even_telemetry_reader_close; NULL after a failure. Errors: EVEN_ERR_INPUT as above, EVEN_ERR_MEMORY. */
 EVEN_PUBLIC even_status even_telemetry_reader_open(int fd, even_telemetry_reader **out) EVEN_MUST_USE;
+/* NULL is allowed. */
 EVEN_PUBLIC void even_telemetry_reader_close(even_telemetry_reader *reader);
+/* How many rings there are, one for each rank. */
 EVEN_PUBLIC int even_telemetry_reader_ranks(const even_telemetry_reader *reader);
 /* Up to `limit` new records of all rings into `records`, those of one rank in the order of their writing; returns how
  * many. *lost (may be NULL) grows by the records that cannot be had: overwritten before they were read, or begun by a

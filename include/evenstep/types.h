@@ -1,9 +1,14 @@
-/* Element types and reduce operations, shared by the collectives and their users. */
+/* Element types and reduce operations, shared by the collectives and their users. Nothing here has state: any thread.
+ */
 #ifndef EVENSTEP_TYPES_H
 #define EVENSTEP_TYPES_H
 
 #include <stddef.h>
 #include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 /* X(name, number, bytes an element) */
 #define EVEN_DTYPE_LIST(X) \
@@ -48,5 +53,9 @@ static inline size_t even_dtype_bytes(even_dtype dtype) {
   }
   return 0;
 }
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -4,9 +4,17 @@
 
 #include <evenstep/status.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 #define EVEN_VERSION "0.1.0"
 
 /* A static string. Any thread. */
 EVEN_PUBLIC const char *even_version(void);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -82,17 +82,24 @@ static even_status collect(const even_checkpoint_file *file, entry *entries) {
 }
 
 static even_status add_metadata(even_json *json, const even_checkpoint_file *file) {
+  if (file->metadata == NULL && file->metadata_count > 0) {
+    return even_fail(EVEN_ERR_ARGUMENT, "%s: %zu pairs of metadata, but no address", file->name, file->metadata_count);
+  }
   even_json_object(json, "__metadata__");
   if (file->metadata == NULL) {
     even_json_string(json, "format", "pt");
   }
   for (size_t i = 0; i < file->metadata_count; i++) {
+    const even_checkpoint_pair *pair = &file->metadata[i];
+    if (pair->key == NULL || pair->value == NULL || !even_utf8_valid(pair->key) || !even_utf8_valid(pair->value)) {
+      return even_fail(EVEN_ERR_ARGUMENT, "%s: pair %zu of the metadata has no key or value in UTF-8", file->name, i);
+    }
     for (size_t j = 0; j < i; j++) {
-      if (strcmp(file->metadata[i].key, file->metadata[j].key) == 0) {
-        return even_fail(EVEN_ERR_ARGUMENT, "%s: the metadata have %s twice", file->name, file->metadata[i].key);
+      if (strcmp(pair->key, file->metadata[j].key) == 0) {
+        return even_fail(EVEN_ERR_ARGUMENT, "%s: the metadata have %s twice", file->name, pair->key);
       }
     }
-    even_json_string(json, file->metadata[i].key, file->metadata[i].value);
+    even_json_string(json, pair->key, pair->value);
   }
   even_json_object_end(json);
   return EVEN_OK;

@@ -33,7 +33,7 @@ static void add_file(even_json *json, const even_manifest_file *file) {
 
 even_status even_manifest_write(const even_manifest_file *files, size_t count, uint64_t created_ns,
                                 const char *state_json, even_text *out) {
-  EVEN_TRY(even_json_check_object("a checkpoint's state", state_json));
+  EVEN_TRY(even_json_check_object("a checkpoint's state", state_json != NULL ? state_json : ""));
   even_json json = even_json_begin(out, 2);
   even_json_object(&json, NULL);
   even_json_string(&json, "format", EVEN_CHECKPOINT_FORMAT);

@@ -170,6 +170,19 @@ static void bad_tensors_are_refused(void **state) {
   refuse("a", &overflow[1], 1, EVEN_ERR_OVERFLOW);
 }
 
+static void bad_metadata_are_refused(void **state) {
+  (void)state;
+  static const even_checkpoint_pair bad[] = {{NULL, "v"}, {"k", NULL}, {"\xC0\xAF", "v"}, {"k", "\xFF"}};
+  for (size_t i = 0; i <= sizeof bad / sizeof bad[0]; i++) { /* the last: a pair at no address */
+    even_checkpoint_writer *writer = begin("metadata");
+    even_checkpoint_file file = {.size = sizeof file, .name = "a", .metadata_count = 1};
+    file.metadata = i < sizeof bad / sizeof bad[0] ? &bad[i] : NULL;
+    assert_int_equal(even_checkpoint_writer_add(writer, &file), EVEN_ERR_ARGUMENT);
+    even_checkpoint_writer_abandon(writer);
+  }
+  assert_int_equal(scratch_entries(), 0);
+}
+
 static void a_file_name_comes_once(void **state) {
   (void)state;
   even_checkpoint_writer *writer = begin("one");
@@ -181,7 +194,7 @@ static void a_file_name_comes_once(void **state) {
 
 static void state_must_be_an_object(void **state) {
   (void)state;
-  static const char *const states[] = {"", "[]", "1", "{"};
+  static const char *const states[] = {NULL, "", "[]", "1", "{"};
   for (size_t i = 0; i < sizeof states / sizeof states[0]; i++) {
     assert_int_equal(even_checkpoint_writer_commit(begin("one"), states[i]), EVEN_ERR_ARGUMENT);
     assert_int_equal(scratch_entries(), 0);
@@ -436,6 +449,7 @@ int main(void) {
                                      CASE(data_is_asked_for_when_it_is_due),
                                      CASE(bad_names_are_refused),
                                      CASE(bad_tensors_are_refused),
+                                     CASE(bad_metadata_are_refused),
                                      CASE(a_file_name_comes_once),
                                      CASE(state_must_be_an_object),
                                      CASE(replacing_is_explicit),
