@@ -60,11 +60,10 @@ class ExchangeMixin:
         def job() -> None:
             counts = [0] * self._size
             counts[root] = tensor.numel()
-            source = scaled(tensor, factor)
-            target = torch.empty_like(source) if self._rank == root else source
-            comm.reduce_scatter(source.data_ptr(), target.data_ptr(), counts, dtype, op)
-            if self._rank == root:
-                tensor.copy_(target)
+            data = scaled(tensor, factor)
+            comm.reduce_scatter(data.data_ptr(), data.data_ptr(), counts, dtype, op)  # writes the root's alone
+            if self._rank == root and data.data_ptr() != tensor.data_ptr():
+                tensor.copy_(data)
 
         return self._run(opts, job, tensors)
 

@@ -2,9 +2,8 @@
  * lies across the ring's end. */
 #include "comm/channel.h"
 
+#include "comm/writing.h"
 #include "os/futex.h"
-
-#include <string.h>
 
 #define UNIT sizeof(even_message_header)
 /* Moved before the other side hears of it: it takes one piece while the next is written. */
@@ -42,13 +41,15 @@ size_t even_channel_write(even_comm *comm, int to, const void *data, size_t byte
   size_t ring = comm->layout.ring_bytes;
   uint64_t written = atomic_load_explicit(&channel->written, memory_order_relaxed);
   size_t done = 0;
+  bool past_caches = comm->writing.past_caches;
   while (done < bytes) {
     size_t room = ring - (size_t)(written - atomic_load_explicit(&channel->read, memory_order_acquire));
     size_t piece = piece_at(ring, written, room, bytes - done);
     if (piece == 0) {
       break;
     }
-    memcpy(ring_of(channel) + (written & (ring - 1)), (const unsigned char *)data + done, piece);
+    even_writing_copy(ring_of(channel) + (written & (ring - 1)), (const unsigned char *)data + done, piece,
+                      past_caches);
     done += piece;
     written += padded(piece);
     atomic_store(&channel->written, written);
@@ -68,7 +69,7 @@ size_t even_channel_read(even_comm *comm, int from, void *data, size_t bytes) {
     if (piece == 0) {
       break;
     }
-    memcpy((unsigned char *)data + done, ring_of(channel) + (taken & (ring - 1)), piece);
+    even_copy_from_core((unsigned char *)data + done, ring_of(channel) + (taken & (ring - 1)), piece);
     done += piece;
     taken += padded(piece);
     atomic_store(&channel->read, taken);

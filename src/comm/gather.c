@@ -2,6 +2,7 @@
 #include "comm/arguments.h"
 #include "comm/writing.h"
 
+#include <stdint.h>
 #include <string.h>
 
 #define LINE ((size_t)64)
@@ -23,12 +24,22 @@ static void copy(void *target, const void *source, size_t bytes, bool past_cache
   }
 }
 
+/* Of those that are not 0. */
 static size_t smallest(const size_t *counts, int ranks) {
-  size_t count = counts[0];
-  for (int rank = 1; rank < ranks; rank++) {
-    count = least(count, counts[rank]);
+  size_t count = SIZE_MAX;
+  for (int rank = 0; rank < ranks; rank++) {
+    count = counts[rank] > 0 ? least(count, counts[rank]) : count;
   }
   return count;
+}
+
+/* How many ranks before this one have a part that is not empty. */
+static size_t parts_before(const size_t *counts, int rank) {
+  size_t parts = 0;
+  for (int before = 0; before < rank; before++) {
+    parts += counts[before] > 0;
+  }
+  return parts;
 }
 
 /* Elements before rank's part. */
@@ -79,27 +90,29 @@ static even_status scatter_in_arena(even_comm *comm, const scatter *job) {
   return even_call_next(comm); /* the input may change only after all have read it */
 }
 
-/* In rounds: everybody stages the next cells of the parts of all others, all meet, everybody reduces its own cell. */
+/* In rounds: everybody stages the next cells of the parts that others have, all meet, everybody reduces its own cell.
+ */
 static even_status scatter_staged(even_comm *comm, const scatter *job) {
   size_t ranks = (size_t)comm->ranks;
   size_t own = (size_t)comm->rank;
   size_t own_begin = part_begin(job->counts, comm->rank);
-  size_t cell = comm->layout.stage_bytes / ranks / LINE * LINE / job->element;
+  size_t own_cell = parts_before(job->counts, comm->rank);
+  size_t cell = comm->layout.stage_bytes / parts_before(job->counts, comm->ranks) / LINE * LINE / job->element;
   size_t common = smallest(job->counts, comm->ranks);
   for (size_t first = 0, round = 0; first < job->largest; first += cell, round++) {
     unsigned char *staging = even_comm_staging_of(comm, comm->rank, round & 1u);
     size_t begin = 0;
     bool past_caches = even_writing_begin(comm, first + cell <= common);
-    for (size_t rank = 0; rank < ranks; begin += job->counts[rank], rank++) {
+    for (size_t rank = 0, part = 0; rank < ranks; begin += job->counts[rank], part += job->counts[rank] > 0, rank++) {
       if (rank != own && first < job->counts[rank]) {
-        even_writing_copy(staging + rank * cell * job->element, job->input + (begin + first) * job->element,
+        even_writing_copy(staging + part * cell * job->element, job->input + (begin + first) * job->element,
                           least(cell, job->counts[rank] - first) * job->element, past_caches);
       }
     }
     EVEN_TRY(even_call_next(comm));
     if (first < job->counts[own]) {
       for (int rank = 0; rank < comm->ranks; rank++) {
-        comm->sources[rank] = even_comm_staging_of(comm, rank, round & 1u) + own * cell * job->element;
+        comm->sources[rank] = even_comm_staging_of(comm, rank, round & 1u) + own_cell * cell * job->element;
       }
       comm->sources[own] = job->input + (own_begin + first) * job->element;
       reduce_part(comm, job, job->output + first * job->element, least(cell, job->counts[own] - first));

@@ -27,13 +27,13 @@ typedef struct even_comm_patience {
 
 /* How staged data are written (writing.c). */
 typedef struct even_comm_writing {
-  bool past_caches;  /* the verdict of the last trial */
-  uint32_t stages;   /* full ones since the trial began */
-  uint32_t kind;     /* of the calls that the trial is made of */
-  uint64_t least[2]; /* ns of the trial's stages for 1024 bytes: through the caches, past them */
-  uint32_t passed;   /* full stages of other kinds meanwhile */
-  bool counted;      /* the stage under way is one of the trial's or of the time to the next */
-  uint64_t began;    /* the stage under way, 0 where it is not measured */
+  _Atomic bool past_caches; /* the verdict of the last trial */
+  uint32_t stages;          /* full ones since the trial began */
+  uint32_t kind;            /* of the calls that the trial is made of */
+  uint64_t least[2];        /* ns of the trial's stages for 1024 bytes: through the caches, past them */
+  uint32_t passed;          /* full stages of other kinds meanwhile */
+  bool counted;             /* the stage under way is one of the trial's or of the time to the next */
+  uint64_t began;           /* the stage under way, 0 where it is not measured */
 } even_comm_writing;
 
 typedef struct even_messages even_messages; /* messages.h */

@@ -70,7 +70,29 @@ void even_copy_past_caches(void *target, const void *source, size_t bytes) {
   _mm_sfence();
   memcpy(to + at, from + at, bytes - at);
 }
+
+void even_copy_from_core(void *target, const void *source, size_t bytes) {
+  char *to = target;
+  const char *from = source;
+  size_t at = 0;
+  for (; at + 64 <= bytes; at += 64) {
+    __m128i a = _mm_loadu_si128((const __m128i *)(const void *)(from + at));
+    __m128i b = _mm_loadu_si128((const __m128i *)(const void *)(from + at + 16));
+    __m128i c = _mm_loadu_si128((const __m128i *)(const void *)(from + at + 32));
+    __m128i d = _mm_loadu_si128((const __m128i *)(const void *)(from + at + 48));
+    _mm_storeu_si128((__m128i *)(void *)(to + at), a);
+    _mm_storeu_si128((__m128i *)(void *)(to + at + 16), b);
+    _mm_storeu_si128((__m128i *)(void *)(to + at + 32), c);
+    _mm_storeu_si128((__m128i *)(void *)(to + at + 48), d);
+  }
+  if (at < bytes) {
+    memcpy(to + at, from + at, bytes - at);
+  }
+}
 #else
+void even_copy_from_core(void *target, const void *source, size_t bytes) {
+  memcpy(target, source, bytes);
+}
 void even_copy_past_caches(void *target, const void *source, size_t bytes) {
   memcpy(target, source, bytes);
 }

@@ -27,6 +27,10 @@ void even_kernels_use(const even_kernels *kernels);
 /* Copies to memory that is not read again soon, past the caches where the machine can. */
 void even_copy_past_caches(void *target, const void *source, size_t bytes);
 
+/* Copies what another core has written. memcpy may use one instruction for the whole copy (rep movsb), which fetches
+ * lines out of a cache that is not shared three times more slowly than loads do. */
+void even_copy_from_core(void *target, const void *source, size_t bytes);
+
 extern const even_kernels even_kernels_portable;
 extern const even_kernels even_kernels_avx2;
 extern const even_kernels even_kernels_avx512;

@@ -99,6 +99,9 @@ static void test_copies(void **state) {
       memset(to, 77, sizeof to);
       even_writing_copy(to + 1, from + bytes % 61, bytes, past_caches != 0);
       assert_memory_equal(to + 1, from + bytes % 61, bytes);
+      memset(to, 77, sizeof to);
+      even_copy_from_core(to + 1, from + bytes % 61, bytes);
+      assert_memory_equal(to + 1, from + bytes % 61, bytes);
       assert_int_equal(to[0], 77);
       assert_int_equal(to[1 + bytes], 77);
     }

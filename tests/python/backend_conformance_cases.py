@@ -269,6 +269,27 @@ def objects(both: Both) -> None:
     assert out == [mine]
 
 
+def functional(both: Both) -> None:
+    """The collectives that torch.compile and DTensor use: on our engine too, not on the Gloo beneath."""
+    import torch.distributed._functional_collectives as calls
+
+    group, size, own = both.ours, both.size, both.own
+    for backend in group._beneath.values():
+        backend.shutdown()  # nobody may need it
+    inputs = [value(torch.float32, rank, 600 * size, 4) for rank in range(size)]
+    total = reduced(OP.SUM, inputs)
+    same(calls.all_reduce(inputs[own], "sum", group) + 0, total, "functional all_reduce")
+    gathered = calls.all_gather_tensor(inputs[own], 0, group) + 0
+    same(gathered, torch.cat(inputs), "functional all_gather")
+    part = calls.reduce_scatter_tensor(inputs[own], "sum", 0, group) + 0
+    same(part, total[600 * own : 600 * own + 600], "functional reduce_scatter")
+    exchanged = calls.all_to_all_single(inputs[own], None, None, group) + 0
+    same(exchanged, torch.cat([i[600 * own : 600 * own + 600] for i in inputs]), "functional all_to_all_single")
+    same(calls.broadcast(inputs[own], size - 1, group) + 0, inputs[-1], "functional broadcast")
+    several = calls.all_reduce_coalesced([inputs[own], inputs[own][:5].clone()], "avg", group)
+    same(several[1] + 0, reduced(OP.AVG, [i[:5] for i in inputs]), "functional all_reduce_coalesced")
+
+
 def layouts(both: Both) -> None:
     """Tensors whose elements do not lie one after the other, and what torch refuses."""
     own, size, first = both.own, both.size, both.ranks[0]
@@ -326,6 +347,7 @@ PARTS = {
     "premultiplied": premultiplied,
     "movements": movements,
     "objects": objects,
+    "functional": functional,
     "layouts": layouts,
 }
 

@@ -13,7 +13,9 @@ pytest.importorskip("torch")
 CASES = Path(__file__).with_name("backend_conformance_cases.py")
 
 
-@pytest.mark.parametrize("part", ["reductions", "premultiplied", "movements", "objects", "layouts", "limits"])
+@pytest.mark.parametrize(
+    "part", ["reductions", "premultiplied", "movements", "objects", "functional", "layouts", "limits"]
+)
 def test_as_the_reference_and_gloo(run_ranks: Callable[..., Any], part: str) -> None:
     run_ranks(CASES, 3, args=(part,), timeout=180)
 

@@ -58,6 +58,8 @@ static random_call random_call_of(const random_calls *suite, int ranks, uint64_t
   call.shift = reference_random(&state) % 2 == 0 ? 0 : (size_t)(reference_random(&state) % 33);
   for (int rank = 0; rank < ranks; rank++) {
     call.counts[rank] = random_count(&state, call.kind == 0 || call.kind == 3 ? most : most / (size_t)ranks);
+    bool only_root = call.kind == 1 && call.shift % 3 == 1; /* a reduce to one rank */
+    call.counts[rank] = only_root && rank != call.root ? 0 : call.counts[rank];
     call.total += call.counts[rank];
     call.in_arena[rank] = where == 0 || (where == 1 && reference_random(&state) % 2 == 0);
   }
