@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 
 from evenstep import _core
 from evenstep._core import EvenstepError
+from evenstep.iterations import LOOKED, TRAINED, Iterations, epoch_done
 from evenstep.order import GlobalOrder, batch_hash
 from evenstep.shares import Shares, equal_shares
 
@@ -89,8 +90,10 @@ class EvenLoader:
         self._source = _ShareSampler(self)
         self._inner: DataLoader[Any] = DataLoader(loader.dataset, batch_sampler=self._source, **_options(loader))  # type: ignore[arg-type]
         self._next_epoch = 0  # of the next iteration
-        self._resume_epoch = 0
-        self._resume_batch = 0
+        self._epoch_set = False
+        self._iterations = Iterations()
+        self._loop: int | None = None  # es.epochs' value at the last iteration's begin
+        self._start: int | None = None  # where es.epochs goes on
         self._epoch = 0  # the cursor: batches of this epoch that the user has had
         self._batch = 0
         self._samples = 0
@@ -129,7 +132,7 @@ class EvenLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is this epoch."""
-        self._next_epoch = epoch
+        self._next_epoch, self._epoch_set = epoch, True
 
     @property
     def epoch(self) -> int:
@@ -140,7 +143,14 @@ class EvenLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Where training stands: plain JSON."""
+        now = self._session.loop_epoch
+        if self._iterations.resuming:
+            loop = self._start
+        else:
+            loop = now + 1 if now is not None and now == self._loop and not self._iterating else now
         return {
+            "iterations": self._iterations.state(),
+            "loop": loop,
             "epoch": self._epoch,
             "batch": self._batch,
             "seed": self.seed,
@@ -177,8 +187,9 @@ class EvenLoader:
                 f"{self._order.batch_size}\n  fix: resume with the batch size of the checkpoint"
             )
         self.seed = int(state["seed"])
-        self._resume_epoch = self._epoch = int(state["epoch"])
-        self._resume_batch = self._batch = int(state["batch"])
+        self._epoch, self._batch = int(state["epoch"]), int(state["batch"])
+        self._iterations.load(state.get("iterations", [[0, self._epoch, TRAINED]]), self._epoch)
+        self._start = state.get("loop")
         self._samples = int(state["samples"])
         self._next_epoch = 0
         self._take_speeds(state.get("speeds", {}))
@@ -186,13 +197,38 @@ class EvenLoader:
 
     def skip_to_cursor(self) -> int:
         """The epoch to go on with, for loops that can start there (es.epochs)."""
-        self._next_epoch = max(self._next_epoch, self._resume_epoch)
-        return self._resume_epoch
+        if not self._iterations.resuming:
+            return 0
+        self._iterations.skip()
+        return self._epoch if self._start is None else self._start
 
     # -- iterating --
 
     def __iter__(self) -> Iterator[Any]:
-        return self._iterate() if self.train else self._iterate_evaluation()
+        return _Iteration(self) if self.train else self._iterate_evaluation()
+
+    def begin(self) -> Iterator[Any]:
+        """The iteration whose first batch is asked for."""
+        self._session.iteration_begins()
+        kind, jump, skip = "", False, 0
+        if self._iterations.resuming:
+            kind, epoch = self._iterations.next()
+            jump = kind == "jump"
+            if self._epoch_set:  # the script says where it is
+                kind = "cursor" if self._next_epoch >= self._epoch else kind
+            if kind == TRAINED:
+                self._next_epoch, self._epoch_set = epoch + 1, False
+                raise epoch_done(epoch)
+            if kind == LOOKED:
+                self._next_epoch, self._epoch_set = epoch + 1, False
+                return self._look_again(epoch)
+            if not self._epoch_set or self._next_epoch == self._epoch:
+                self._next_epoch, skip = self._epoch, self._batch
+            self._iterations.reached()
+        if jump:
+            self._session.no_replay()
+        self._epoch_set = False
+        return self._iterate(skip, jump)
 
     def _eval_batches(self, epoch: int) -> Iterator[list[Any]]:
         return _grouped(self._order.batches(self.seed, epoch), self._session.world_size)
@@ -232,19 +268,30 @@ class EvenLoader:
         if self.fetched:
             self._per_step, self.fetched = self.fetched, 0
 
-    def _iterate(self) -> Iterator[Any]:
+    def _look_again(self, epoch: int) -> Iterator[Any]:
+        """What the script looked at before it trained, once more."""
+        plans: deque[BatchPlan] = deque()
+        self._source.start = (epoch, 0, plans)
+        try:
+            for batch in self._inner:
+                self._session.latest = plans.popleft()
+                yield batch
+        finally:
+            self._session.latest = None
+
+    def _iterate(self, skip: int, onward: bool) -> Iterator[Any]:
+        """onward: where the epoch has no batch left, with the next."""
         session = self._session
         epoch = self._next_epoch
         self._next_epoch += 1
-        if epoch < self._resume_epoch:
-            return
-        skip = self._resume_batch if epoch == self._resume_epoch else 0
         if self.has_length and len(self) == 0:
             raise EvenstepError(
                 f"the training loader has no batch: {_samples_in(self.loader)}, batch_size {self.batch_size}, drop_last "
                 f"{self.loader.drop_last}\n  fix: give it a dataset with samples, or a smaller batch_size"
             )
         self._epoch, self._batch, self.fetched = epoch, skip, 0
+        self._iterations.begin(epoch)
+        self._loop = session.loop_epoch
         session.epoch_begins(self, epoch)
         self._iterating = True
         session.steps.unpause()
@@ -255,10 +302,18 @@ class EvenLoader:
                     break
                 skip = 0  # the plan's measuring steps go on in the same epoch
         finally:
+            found = self._batch > skip
             self._iterating = False
+            self._iterations.end()
+            self._epoch, self._batch = epoch + 1, 0  # also after a break: the next iteration is of the next epoch
             session.latest = None
             session.steps.pause(self)
-        self._epoch, self._batch = epoch + 1, 0
+        if onward and not found:
+            yield from self._iterate(0, False)
+
+    def committed(self, mine: bool) -> None:
+        """An optimizer step was made; mine: with a batch of this loader."""
+        self._iterations.committed(mine)
 
     def _one_epoch(self, epoch: int, skip: int) -> Iterator[Any]:
         session = self._session
@@ -319,6 +374,23 @@ class EvenLoader:
     @property
     def shares(self) -> Shares | None:
         return self._shares
+
+
+class _Iteration:
+    """One iteration over a training loader, from the first batch that is asked for."""
+
+    def __init__(self, loader: EvenLoader) -> None:
+        self._loader = loader
+        self._batches: Iterator[Any] | None = None
+
+    def __iter__(self) -> _Iteration:
+        return self
+
+    def __next__(self) -> Any:
+        if self._batches is None:
+            self._batches = iter(())  # of what was done before the checkpoint
+            self._batches = self._loader.begin()
+        return next(self._batches)
 
 
 def _samples_in(loader: DataLoader[Any]) -> str:

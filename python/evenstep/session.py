@@ -74,7 +74,9 @@ class Session:
         self._replayed: dict[str, int] = {}
         self._parameter_counts: dict[int, int] = {}  # of each optimizer, by id, when es.prepare saw it
         self._leader: int | None = None  # id of the optimizer whose step is the commit where no loader is prepared
+        self.loop_epoch: int | None = None  # where es.epochs is
         self._last_checkpoint = time.monotonic()
+        self._checkpointed = 0  # the step up to which --checkpoint-every N is done
 
     # -- the group --
 
@@ -115,7 +117,7 @@ class Session:
 
     @step.setter
     def step(self, value: int) -> None:
-        self.steps.step = value
+        self.steps.step = self._checkpointed = value
 
     @property
     def epoch(self) -> int:
@@ -153,6 +155,11 @@ class Session:
             put_back, self.pending_random = self.pending_random, None
             put_back()
 
+    def iteration_begins(self) -> None:
+        """The step before a break, whose loop did not come back for another batch, is over too."""
+        if not any(loader.iterating for loader in self.loaders.values()):
+            self.boundary()
+
     def boundary(self) -> None:
         """Between two batches: what must not fall into the middle of a step."""
         if not self._committed:
@@ -167,7 +174,8 @@ class Session:
     def _checkpoint_when_due(self) -> None:
         environment = self.environment
         steps = self.steps
-        due = environment.checkpoint_steps > 0 and steps.step % environment.checkpoint_steps == 0
+        every = environment.checkpoint_steps
+        due = every > 0 and steps.step // every > self._checkpointed // every
         if environment.checkpoint_seconds > 0:
             due = steps.checkpoint_agreed
             wants = time.monotonic() - self._last_checkpoint >= environment.checkpoint_seconds
@@ -176,6 +184,7 @@ class Session:
             from evenstep.checkpoint import automatic
 
             automatic(self)
+            self._checkpointed = steps.step
             self._last_checkpoint = time.monotonic()
 
     # -- optimizers --
@@ -235,8 +244,11 @@ class Session:
         if self._leader != id(optimizer):
             return
         self.steps.stepped()
-        self._committed = True
-        if not any(loader.iterating for loader in self.loaders.values()):
+        plan = self.steps.last_plan
+        for loader in self.loaders.values():
+            loader.committed(plan is not None and plan.loader is loader)
+        late, self._committed = self._committed, True  # late: no loader was asked for a batch since the step before
+        if not any(loader.iterating for loader in self.loaders.values()) and (late or not self.loaders):
             self.boundary()
 
     # -- schedulers --
@@ -259,7 +271,7 @@ class Session:
 
     def scheduler_calls(self) -> dict[str, int]:
         """Steps that each scheduler made between epochs."""
-        return dict(self._scheduler_calls)
+        return {name: max(calls, self._replayed.get(name, 0)) for name, calls in self._scheduler_calls.items()}
 
     def replay(self, calls: dict[str, int]) -> None:
         """The script runs from its beginning: the first so many calls were made before."""
@@ -331,7 +343,11 @@ def epochs(count: int) -> Iterator[int]:
     loaders = [loader for loader in current.loaders.values() if loader.train]
     start = max((loader.skip_to_cursor() for loader in loaders), default=0)
     current.no_replay()
-    yield from range(start, count)
+    try:
+        for current.loop_epoch in range(start, count):
+            yield current.loop_epoch
+    finally:
+        current.loop_epoch = None
 
 
 def set_weight(amount: float) -> None:

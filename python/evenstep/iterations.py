@@ -1,0 +1,108 @@
+"""Which iterations over a training loader there were, so that a resumed script's are told apart: those that trained
+are over, those that only looked are repeated, and the one under way goes on."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from evenstep._core import EvenstepError
+
+TRAINED, LOOKED, TAKEN = "trained", "looked", "taken"  # taken: left before the step that used its batch
+
+
+class EpochDone(EvenstepError, StopIteration):
+    """An epoch that was done before the checkpoint: a `for` loop ends, and a bare next() has a clear error."""
+
+
+class Iterations:
+    """The iterations of one loader; a checkpoint keeps them."""
+
+    def __init__(self) -> None:
+        self._past: list[list[Any]] = []  # runs [first epoch, how many, kind] of those before the current one
+        self._epoch: int | None = None  # of the current one, until it is filed
+        self._open = False
+        self._commits = 0  # optimizer steps while it was open
+        self._used = False  # a step after it was left used its batch
+        self._saved: dict[str, Any] | None = None  # the checkpoint's, until its cursor is reached
+        self._at = 0  # iterations of this script so far
+
+    # -- in a run --
+
+    def begin(self, epoch: int) -> None:
+        self._file()
+        self._epoch, self._open, self._commits, self._used = epoch, True, 0, False
+        self._at += 1
+
+    def end(self) -> None:
+        self._open = False
+
+    def committed(self, mine: bool) -> None:
+        """An optimizer step was made; mine: with a batch of this loader."""
+        if self._open:
+            self._commits += 1
+        elif mine:
+            self._used = True
+
+    def _file(self) -> None:
+        if self._epoch is None:
+            return
+        _append(self._past, self._epoch, TRAINED if self._commits else TAKEN if self._used else LOOKED)
+        self._epoch = None
+
+    def state(self) -> list[list[Any]]:
+        """All before the cursor's."""
+        if self._saved is not None:
+            return list(self._saved["past"])
+        past = [list(run) for run in self._past]
+        if self._epoch is not None and not self._open:
+            _append(past, self._epoch, TRAINED if self._commits else TAKEN if self._used else LOOKED)
+        return past
+
+    # -- in a resumed run --
+
+    @property
+    def resuming(self) -> bool:
+        return self._saved is not None
+
+    def load(self, past: list[list[Any]], epoch: int) -> None:
+        self._saved = {"past": past, "epoch": epoch}
+
+    def next(self) -> tuple[str, int]:
+        """What the script's next iteration is: its kind ("cursor": the one to go on with), and its epoch."""
+        assert self._saved is not None
+        left = self._at
+        for first, count, kind in self._saved["past"]:
+            if left < count:
+                # next() again, in answer to the end that it was told: the loop counts steps, not epochs
+                if kind == TAKEN or (kind == TRAINED and isinstance(sys.exc_info()[1], EpochDone)):
+                    return "jump", self._saved["epoch"]
+                self._at += 1
+                return kind, first + left
+            left -= count
+        return "jump" if isinstance(sys.exc_info()[1], EpochDone) else "cursor", self._saved["epoch"]
+
+    def reached(self) -> None:
+        """The cursor's iteration begins."""
+        assert self._saved is not None
+        self._past = [list(run) for run in self._saved["past"]]
+        self._saved, self._epoch = None, None
+
+    def skip(self) -> None:
+        """The script's loop starts with the cursor's epoch."""
+        if self._saved is not None:
+            self._at = sum(count for _, count, _ in self._saved["past"])
+
+
+def _append(runs: list[list[Any]], epoch: int, kind: str) -> None:
+    if runs and runs[-1][2] == kind and runs[-1][0] + runs[-1][1] == epoch:
+        runs[-1][1] += 1
+    else:
+        runs.append([epoch, 1, kind])
+
+
+def epoch_done(epoch: int) -> EpochDone:
+    return EpochDone(
+        f"epoch {epoch} was done before the checkpoint that this run goes on from, so it has no batch\n"
+        "  fix: loop with `for … in loader`, over epochs of es.epochs(n), or as long as es.step() < n"
+    )
