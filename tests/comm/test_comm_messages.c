@@ -246,6 +246,112 @@ static void test_beside_a_collective(void **state) {
   assert_int_equal(ranks_run(&two, beside_a_collective, NULL, NULL), 0);
 }
 
+/* ---- any order ---- */
+
+#define RANDOM_MESSAGES 12 /* from each rank to each */
+#define RANDOM_TAGS 3
+
+static uint64_t scramble(uint64_t seed, uint64_t a, uint64_t b, uint64_t c) {
+  uint64_t hash = seed + a * 0x9e3779b97f4a7c15u + b * 0xbf58476d1ce4e5b9u + c * 0x94d049bb133111ebu;
+  hash = (hash ^ (hash >> 30)) * 0xbf58476d1ce4e5b9u;
+  return hash ^ (hash >> 27);
+}
+
+typedef struct random_message {
+  int from;
+  int to;
+  int number;
+  uint64_t tag;
+  size_t bytes;
+  uint64_t turn; /* messages are begun in this order */
+  unsigned char *data;
+  even_comm_request *request;
+} random_message;
+
+static size_t number_of(const random_message *message) {
+  return (size_t)(message->from * 10007 + message->to * 101 + message->number);
+}
+
+static int earlier(const void *a, const void *b) {
+  const random_message *one = a;
+  const random_message *other = b;
+  return one->turn < other->turn ? -1 : one->turn > other->turn;
+}
+
+/* Turns that grow with the number within one pair and tag, and are mixed otherwise: sorting by them keeps both. */
+static void plan_messages(random_message *messages, int ranks, uint64_t seed, bool receiving) {
+  for (int from = 0, at = 0; from < ranks; from++) {
+    for (int to = 0; to < ranks; to++) {
+      uint64_t turn[RANDOM_TAGS] = {0};
+      for (int number = 0; number < RANDOM_MESSAGES; number++, at++) {
+        uint64_t random = scramble(seed, (uint64_t)from, (uint64_t)to, (uint64_t)number);
+        uint64_t tag = random % RANDOM_TAGS;
+        turn[tag] += (scramble(random, receiving, 3, 4) % 1000 + 1) << 16; /* and no two alike: */
+        size_t most = random / 64 % 4 == 0 ? 400000 : 3000;
+        messages[at] = (random_message){.from = from,
+                                        .to = to,
+                                        .number = number,
+                                        .tag = tag,
+                                        .bytes = random / 1024 % most,
+                                        .turn = turn[tag] + (uint64_t)at};
+      }
+    }
+  }
+}
+
+static int any_order(even_comm *comm, void *argument) {
+  static const int most = 3 * 3 * RANDOM_MESSAGES;
+  uint64_t seed = *(uint64_t *)argument;
+  int own = even_comm_rank(comm);
+  int count = even_comm_ranks(comm) * even_comm_ranks(comm) * RANDOM_MESSAGES;
+  random_message *sends = calloc((size_t)most * 2, sizeof *sends);
+  random_message *receives = sends + most;
+  plan_messages(sends, even_comm_ranks(comm), seed, false);
+  plan_messages(receives, even_comm_ranks(comm), seed, true);
+  qsort(sends, (size_t)count, sizeof *sends, earlier);
+  qsort(receives, (size_t)count, sizeof *receives, earlier);
+  for (int i = 0; i < count; i++) {
+    random_message *out = &sends[i];
+    random_message *in = &receives[i];
+    if (out->from == own) {
+      out->data = filled(number_of(out), out->bytes);
+      RANKS_EXPECT(comm,
+                   even_comm_send_begin(comm, out->data, out->bytes, out->to, out->tag, &out->request) == EVEN_OK);
+    }
+    if (in->to == own) {
+      in->data = calloc(1, in->bytes + 1);
+      RANKS_EXPECT(comm,
+                   even_comm_receive_begin(comm, in->data, in->bytes, in->from, in->tag, &in->request) == EVEN_OK);
+    }
+  }
+  for (int i = count; i-- > 0;) {
+    random_message *message = seed % 2 == 0 ? &receives[i] : &receives[count - 1 - i];
+    if (message->to == own) {
+      RANKS_EXPECT(comm, even_comm_request_wait(message->request, 0, NULL) == EVEN_OK);
+      RANKS_EXPECT(comm, holds(message->data, number_of(message), message->bytes));
+    }
+  }
+  for (int i = 0; i < 2 * most; i++) {
+    if (sends[i].request != NULL) {
+      RANKS_EXPECT(comm, even_comm_request_wait(sends[i].request, 0, NULL) == EVEN_OK);
+      even_comm_request_free(sends[i].request);
+      free(sends[i].data);
+    }
+  }
+  free(sends);
+  return 0;
+}
+
+static void test_any_order(void **state) {
+  (void)state;
+  for (uint64_t seed = 0; seed < 12; seed++) {
+    ranks_setup setup = seed % 3 == 0 ? two : three;
+    setup.threads = seed % 4 == 1;
+    setup.spin = seed % 5 == 2 ? 0 : -1;
+    assert_int_equal(ranks_run(&setup, any_order, &seed, NULL), 0);
+  }
+}
+
 /* ---- what ends ---- */
 
 static int peer_dies(even_comm *comm, void *argument) {
@@ -473,13 +579,21 @@ static void test_without_a_thread(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_there_and_back),    cmocka_unit_test(test_tags_choose_and_order_is_kept),
-      cmocka_unit_test(test_from_any_rank),     cmocka_unit_test(test_crossing),
-      cmocka_unit_test(test_in_the_background), cmocka_unit_test(test_beside_a_collective),
-      cmocka_unit_test(test_death_of_a_peer),   cmocka_unit_test(test_revoke),
-      cmocka_unit_test(test_timeout),           cmocka_unit_test(test_wrong_size),
-      cmocka_unit_test(test_giving_up),         cmocka_unit_test(test_bad_arguments),
-      cmocka_unit_test(test_without_memory),    cmocka_unit_test(test_without_a_thread),
+      cmocka_unit_test(test_there_and_back),
+      cmocka_unit_test(test_tags_choose_and_order_is_kept),
+      cmocka_unit_test(test_from_any_rank),
+      cmocka_unit_test(test_crossing),
+      cmocka_unit_test(test_in_the_background),
+      cmocka_unit_test(test_beside_a_collective),
+      cmocka_unit_test(test_any_order),
+      cmocka_unit_test(test_death_of_a_peer),
+      cmocka_unit_test(test_revoke),
+      cmocka_unit_test(test_timeout),
+      cmocka_unit_test(test_wrong_size),
+      cmocka_unit_test(test_giving_up),
+      cmocka_unit_test(test_bad_arguments),
+      cmocka_unit_test(test_without_memory),
+      cmocka_unit_test(test_without_a_thread),
   };
   return cmocka_run_group_tests_name("messages between ranks", tests, NULL, NULL);
 }
