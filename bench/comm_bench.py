@@ -1,5 +1,6 @@
 """All-reduce between two CPU ranks, each on a core of its own: Evenstep's arena, a plain tensor through torch
-(`dist.all_reduce` on backend "evenstep") and Gloo, in alternating rounds of one run. Medians.
+(`dist.all_reduce` on backend "evenstep") and Gloo, in alternating rounds of one run; then the other calls of torch on
+either backend. Medians.
 
     python bench/comm_bench.py [--json FILE] [--rounds N] [--sizes 1024,65536,…] [--busy]
 
@@ -12,6 +13,7 @@ additions (where the data exceed the caches): an all-reduce must at least read a
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import socket
@@ -25,6 +27,7 @@ from typing import Any, Callable
 
 RANKS = 2
 BEYOND_CACHES = 1 << 24
+OTHER_SIZES = [1 << 10, 1 << 20, 1 << 24]
 SIZES = [1 << 10, 1 << 13, 1 << 16, 1 << 20, 1 << 22, 1 << 24, 1 << 26]
 
 
@@ -100,10 +103,55 @@ def run_rank(options: argparse.Namespace) -> None:
                 seconds[way].append(timed(call, repetitions(size), comm.barrier))
         medians = {f"{way}_seconds": statistics.median(times) for way, times in seconds.items()}
         results.append({"bytes": size, **medians})
+    other = other_calls(options, gloo)
     if options.rank == 0:
-        print(json.dumps({"simd": _core.comm_simd(), "torch": torch.__version__, "sizes": results}))
+        print(json.dumps({"simd": _core.comm_simd(), "torch": torch.__version__, "sizes": results, "other": other}))
     comm.barrier()
     dist.destroy_process_group()
+
+
+def other_calls(options: argparse.Namespace, gloo: Any) -> list[dict[str, Any]]:
+    """What training code calls besides all-reduce, on both backends."""
+    import torch
+    import torch.distributed as dist
+
+    rank, peer = options.rank, 1 - options.rank
+
+    def there_and_back(data: torch.Tensor, into: torch.Tensor, group: Any) -> None:
+        for sender in range(RANKS):
+            if rank == sender:
+                dist.send(data, peer, group=group)
+            else:
+                dist.recv(into, peer, group=group)
+
+    def at_once(data: torch.Tensor, into: torch.Tensor, group: Any) -> None:
+        pair = [dist.P2POp(dist.isend, data, peer, group=group), dist.P2POp(dist.irecv, into, peer, group=group)]
+        for work in dist.batch_isend_irecv(pair):
+            work.wait()
+
+    def gather(data: torch.Tensor, into: torch.Tensor, group: Any) -> None:
+        dist.gather(data, [into, into] if rank == 0 else None, 0, group=group)
+
+    calls: dict[str, Callable[[torch.Tensor, torch.Tensor, Any], Any]] = {
+        "send, recv back": there_and_back,
+        "isend and irecv": at_once,
+        "all_to_all_single": lambda data, into, group: dist.all_to_all_single(into, data, group=group),
+        "reduce": lambda data, into, group: dist.reduce(data, 0, group=group),
+        "gather": gather,
+        "broadcast": lambda data, into, group: dist.broadcast(data, 0, group=group),
+    }
+    rows = []
+    for size in OTHER_SIZES:
+        data, into = torch.zeros(size // 4), torch.zeros(size // 4)
+        for name, call in calls.items():
+            row: dict[str, Any] = {"call": name, "bytes": size}
+            for backend, group in (("evenstep", None), ("gloo", gloo)):
+                call(data, into, group)
+                one = functools.partial(call, data, into, group)
+                times = [timed(one, max(2, repetitions(size) // 4), dist.barrier) for _ in range(options.rounds)]
+                row[f"{backend}_seconds"] = statistics.median(times)
+            rows.append(row)
+    return rows
 
 
 def judge(row: dict[str, Any]) -> None:
@@ -145,6 +193,10 @@ def show(report: dict[str, Any]) -> None:
         for _, _, key, scale, width, digits in COLUMNS:
             line += f" {row[key] * scale:>{width}.{digits}f}" if key in row else f" {'-':>{width}}"
         print(line)
+    print(f"\n{'bytes':>9} {'call':<18} {'evenstep us':>12} {'Gloo us':>12} {'/Gloo':>6}")
+    for row in report["other"]:
+        ours, theirs = row["evenstep_seconds"], row["gloo_seconds"]
+        print(f"{row['bytes']:>9} {row['call']:<18} {ours * 1e6:>12.1f} {theirs * 1e6:>12.1f} {theirs / ours:>6.1f}")
 
 
 def main() -> int:
