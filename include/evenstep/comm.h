@@ -69,13 +69,13 @@ EVEN_PUBLIC even_status even_comm_all_gather(even_comm *comm, const void *input,
                                              even_dtype dtype) EVEN_MUST_USE;
 /* data (bytes long) of rank `root` on all ranks. */
 EVEN_PUBLIC even_status even_comm_broadcast(even_comm *comm, void *data, size_t bytes, int root) EVEN_MUST_USE;
-/* Each rank's input has a part for every rank, in rank order, input_bytes[r] bytes for rank r; output is the parts that
- * the ranks have for this one, in rank order, output_bytes[r] from rank r (0 allowed). The sizes may differ from rank
- * to rank; what r's input_bytes say of this rank must be output_bytes[r] (EVEN_ERR_MISMATCH). input and output may not
- * overlap. A gather is this with parts for the root only, a scatter with parts from the root only; a reduce to one rank
- * is a reduce-scatter in which all is that rank's. Up to 1024 ranks. */
-EVEN_PUBLIC even_status even_comm_all_to_all(even_comm *comm, const void *input, const size_t *input_bytes,
-                                             void *output, const size_t *output_bytes) EVEN_MUST_USE;
+/* Each rank has a part for every rank, input_bytes[r] bytes at inputs[r], and gets one from each, output_bytes[r] at
+ * outputs[r] (0 allowed). The sizes may differ from rank to rank; what r's input_bytes say of this rank must be
+ * output_bytes[r] (EVEN_ERR_MISMATCH). No output may overlap an input. A gather is this with parts for the root only, a
+ * scatter with parts from the root only; a reduce to one rank is a reduce-scatter in which all is that rank's. Up to
+ * 1024 ranks. */
+EVEN_PUBLIC even_status even_comm_all_to_all(even_comm *comm, const void *const *inputs, const size_t *input_bytes,
+                                             void *const *outputs, const size_t *output_bytes) EVEN_MUST_USE;
 EVEN_PUBLIC even_status even_comm_barrier(even_comm *comm) EVEN_MUST_USE;
 
 /* ---- messages from one rank to another ----

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,11 +14,9 @@ import torch
 from evenstep import _core
 from evenstep.backend_tensors import (
     as_real,
-    divide,
     factor_of,
     given_options,
     is_ours,
-    joined,
     named,
     op_of,
     plain,
@@ -39,6 +38,19 @@ def _rows(tensor: torch.Tensor, splits: Sequence[int], ranks: int, name: str) ->
         raise ValueError(f"all_to_all_single: {name} splits {list(splits)} of {length} rows among {ranks} ranks")
     row = tensor.nbytes // length if length else 0
     return [split * row for split in splits]
+
+
+def _offsets(tensor: torch.Tensor, parts: Sequence[int]) -> list[int]:
+    """Where each part of a contiguous tensor begins, parts given in bytes."""
+    return [tensor.data_ptr() + before for before in itertools.accumulate([0, *parts[:-1]])]
+
+
+def _places(tensors: Sequence[torch.Tensor | None]) -> tuple[list[int], list[int]]:
+    """Addresses and bytes of contiguous tensors."""
+    return (
+        [0 if tensor is None else tensor.data_ptr() for tensor in tensors],
+        [0 if tensor is None else tensor.nbytes for tensor in tensors],
+    )
 
 
 class ExchangeMixin:
@@ -67,20 +79,15 @@ class ExchangeMixin:
 
         return self._run(opts, job, tensors)
 
-    def _exchange(
-        self, sent: Sequence[int], source: torch.Tensor, received: Sequence[int], target: torch.Tensor
-    ) -> None:
-        assert self._comm is not None
-        self._comm.all_to_all(source.data_ptr(), sent, target.data_ptr(), received)
-
     def _exchange_tensors(self, inputs: Sequence[torch.Tensor | None], outputs: Sequence[torch.Tensor | None]) -> None:
         """Rank r gets inputs[r] as the entry for this rank of its outputs; None: nothing goes."""
-        target = torch.empty(sum(0 if output is None else output.nbytes for output in outputs), dtype=torch.uint8)
-        source = joined([tensor for tensor in inputs if tensor is not None])
-        sent = [0 if tensor is None else tensor.nbytes for tensor in inputs]
-        received = [0 if tensor is None else tensor.nbytes for tensor in outputs]
-        self._exchange(sent, source, received, target)
-        divide(target, [tensor for tensor in outputs if tensor is not None])
+        assert self._comm is not None
+        sources = [None if tensor is None else plain(tensor) for tensor in inputs]
+        targets = [None if tensor is None else plain(tensor) for tensor in outputs]
+        self._comm.all_to_all(*_places(sources), *_places(targets))
+        for tensor, target in zip(outputs, targets):
+            if tensor is not None and target is not None and target.data_ptr() != tensor.data_ptr():
+                tensor.copy_(target)
 
     def _only(self, rank: int, tensor: torch.Tensor) -> list[torch.Tensor | None]:
         return [tensor if other == rank else None for other in range(self._size)]
@@ -128,7 +135,8 @@ class ExchangeMixin:
         return self._run(opts, lambda: self._exchange_tensors(inputs, outputs), outputs)
 
     def all_to_all_single(self, output: Any, whole: Any, outs: Any, ins: Any, opts: Any = None) -> Any:
-        if self._comm is None or not is_ours(output) or not is_ours(whole):
+        comm = self._comm
+        if comm is None or not is_ours(output) or not is_ours(whole):
             call = named(self._under(whole), "all_to_all_single", "alltoall_base")
             return call(output, whole, outs, ins, *given_options(opts))
         if output.dtype != whole.dtype:
@@ -140,7 +148,8 @@ class ExchangeMixin:
             target = (
                 output if output.is_contiguous() else torch.empty_like(output, memory_format=torch.contiguous_format)
             )
-            self._exchange(sent, plain(whole), received, target)
+            source = plain(whole)
+            comm.all_to_all(_offsets(source, sent), sent, _offsets(target, received), received)
             if target is not output:
                 output.copy_(target)
 

@@ -40,7 +40,6 @@ _OPS = {
     _RED_OP.PREMUL_SUM: _core.OP_SUM,
 }
 _DENSE = torch.strided
-_NOTHING = torch.empty(0, dtype=torch.uint8)
 
 
 def op_of(options: Any) -> int | None:
@@ -83,19 +82,6 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 def scaled(tensor: torch.Tensor, factor: Any) -> torch.Tensor:
     """`plain`, or a copy of it multiplied by the factor where there is one."""
     return plain(tensor) if factor is None else plain(tensor).mul(factor)
-
-
-def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The tensors' bytes, one after the other."""
-    return torch.cat([plain(tensor).view(-1).view(torch.uint8) for tensor in tensors if tensor.numel()] or [_NOTHING])
-
-
-def divide(data: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
-    """Fills the tensors from bytes that lie one after the other."""
-    for tensor, part in zip(tensors, data.split([tensor.nbytes for tensor in tensors])):
-        if tensor.numel():
-            aligned = part if part.storage_offset() % tensor.element_size() == 0 else part.clone()
-            tensor.copy_(aligned.view(tensor.dtype).view(tensor.shape))
 
 
 def as_real(tensors: Sequence[torch.Tensor], op: int | None) -> list[torch.Tensor]:

@@ -179,32 +179,57 @@ static PyObject *comm_all_gather(PyObject *object, PyObject *arguments) {
   RUN(self, all_gather_and_free(comm, input, output, counts, dtype));
 }
 
-static even_status all_to_all_and_free(even_comm *comm, const void *input, size_t *input_bytes, void *output,
-                                       size_t *output_bytes) {
-  even_status status = even_comm_all_to_all(comm, input, input_bytes, output, output_bytes);
-  even_free(input_bytes);
-  even_free(output_bytes);
+/* A sequence of `ranks` addresses into a new array. */
+static void **to_parts(PyObject *object, int ranks) {
+  size_t *numbers = to_counts(object, ranks); /* an address is a number that fits a size_t */
+  void **parts = NULL;
+  even_status status = numbers == NULL ? EVEN_OK : EVEN_NEW_ARRAY(&parts, (size_t)ranks);
+  if (status != EVEN_OK) {
+    (void)even_ext_raise(status);
+  }
+  for (int rank = 0; parts != NULL && rank < ranks; rank++) {
+    parts[rank] = (void *)(uintptr_t)numbers[rank];
+  }
+  even_free(numbers);
+  return parts;
+}
+
+typedef struct all_to_all_arguments {
+  void **inputs;
+  size_t *input_bytes;
+  void **outputs;
+  size_t *output_bytes;
+} all_to_all_arguments;
+
+static void free_arguments(all_to_all_arguments *all) {
+  even_free(all->inputs);
+  even_free(all->input_bytes);
+  even_free(all->outputs);
+  even_free(all->output_bytes);
+}
+
+static even_status all_to_all_and_free(even_comm *comm, all_to_all_arguments *all) {
+  even_status status =
+      even_comm_all_to_all(comm, (const void *const *)all->inputs, all->input_bytes, all->outputs, all->output_bytes);
+  free_arguments(all);
   return status;
 }
 
 static PyObject *comm_all_to_all(PyObject *object, PyObject *arguments) {
   even_ext_comm *self = (even_ext_comm *)object;
-  void *input = NULL;
-  void *output = NULL;
-  PyObject *sent = NULL;
-  PyObject *received = NULL;
+  PyObject *given[4];
+  all_to_all_arguments all = {0};
   even_comm *comm = even_ext_comm_open_group(self);
-  if (comm == NULL || !PyArg_ParseTuple(arguments, "O&OO&O:all_to_all", even_ext_to_address, &input, &sent,
-                                        even_ext_to_address, &output, &received)) {
+  if (comm == NULL || !PyArg_ParseTuple(arguments, "OOOO:all_to_all", &given[0], &given[1], &given[2], &given[3])) {
     return NULL;
   }
-  size_t *input_bytes = to_counts(sent, even_comm_ranks(comm));
-  size_t *output_bytes = input_bytes == NULL ? NULL : to_counts(received, even_comm_ranks(comm));
-  if (output_bytes == NULL) {
-    even_free(input_bytes);
+  int ranks = even_comm_ranks(comm);
+  if ((all.inputs = to_parts(given[0], ranks)) == NULL || (all.input_bytes = to_counts(given[1], ranks)) == NULL ||
+      (all.outputs = to_parts(given[2], ranks)) == NULL || (all.output_bytes = to_counts(given[3], ranks)) == NULL) {
+    free_arguments(&all);
     return NULL;
   }
-  RUN(self, all_to_all_and_free(comm, input, input_bytes, output, output_bytes));
+  RUN(self, all_to_all_and_free(comm, &all));
 }
 
 static PyObject *comm_broadcast(PyObject *object, PyObject *arguments) {
@@ -407,7 +432,7 @@ static PyMethodDef comm_methods[] = {
     {"all_gather", comm_all_gather, METH_VARARGS,
      "all_gather(input, output, counts, dtype): counts[r] elements from rank r"},
     {"all_to_all", comm_all_to_all, METH_VARARGS,
-     "all_to_all(input, input_bytes, output, output_bytes): bytes for, and from, each rank"},
+     "all_to_all(inputs, input_bytes, outputs, output_bytes): addresses and bytes for, and from, each rank"},
     {"broadcast", comm_broadcast, METH_VARARGS, "broadcast(address, bytes, root)"},
     {"send", even_ext_comm_send, METH_VARARGS, "send(address, bytes, rank, tag) -> Request"},
     {"receive", even_ext_comm_receive, METH_VARARGS,

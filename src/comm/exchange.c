@@ -7,10 +7,10 @@
 #define LINE ((size_t)64)
 
 typedef struct exchange {
-  const unsigned char *input;
-  unsigned char *output;
-  const size_t *sends;    /* bytes for each rank */
-  const size_t *receives; /* bytes from each rank */
+  const void *const *inputs; /* a part for each rank */
+  void *const *outputs;      /* a part from each rank */
+  const size_t *sends;       /* bytes of either */
+  const size_t *receives;
   uint32_t slot;
 } exchange;
 
@@ -71,10 +71,9 @@ static void announce(even_comm *comm, const exchange *job) {
   }
   outgoing own = read_row(comm, job, comm->rank, 0);
   unsigned char *at = slot + (size_t)comm->ranks * sizeof *row;
-  const unsigned char *from = job->input;
-  for (int rank = 0; own.in_slot && rank < comm->ranks; from += job->sends[rank], rank++) {
+  for (int rank = 0; own.in_slot && rank < comm->ranks; rank++) {
     if (rank != comm->rank && job->sends[rank] > 0) {
-      memcpy(at, from, job->sends[rank]);
+      memcpy(at, job->inputs[rank], job->sends[rank]);
       at += job->sends[rank];
     }
   }
@@ -97,11 +96,10 @@ static even_status check_sizes(even_comm *comm, const exchange *job) {
 static void stage_cells(even_comm *comm, const exchange *job, const outgoing *own, size_t round) {
   size_t cell = cell_of(comm, own);
   unsigned char *at = even_comm_staging_of(comm, comm->rank, round & 1u);
-  const unsigned char *from = job->input;
-  for (int rank = 0; rank < comm->ranks; from += job->sends[rank], rank++) {
+  for (int rank = 0; rank < comm->ranks; rank++) {
     if (rank != comm->rank && job->sends[rank] > 0) {
-      even_writing_copy(at, from + round * cell, part_in_round(job->sends[rank], cell, round),
-                        comm->writing.past_caches);
+      even_writing_copy(at, (const unsigned char *)job->inputs[rank] + round * cell,
+                        part_in_round(job->sends[rank], cell, round), comm->writing.past_caches);
       at += cell;
     }
   }
@@ -109,8 +107,8 @@ static void stage_cells(even_comm *comm, const exchange *job, const outgoing *ow
 
 /* What lies in the slots (round 0 only) and, of what is staged, this round's cells. */
 static void take(even_comm *comm, const exchange *job, size_t round, bool slots) {
-  unsigned char *to = job->output;
-  for (int rank = 0; rank < comm->ranks; to += job->receives[rank], rank++) {
+  for (int rank = 0; rank < comm->ranks; rank++) {
+    unsigned char *to = job->outputs[rank];
     size_t bytes = job->receives[rank];
     if (rank == comm->rank || bytes == 0) {
       continue;
@@ -128,14 +126,8 @@ static void take(even_comm *comm, const exchange *job, size_t round, bool slots)
 }
 
 static void copy_own(const even_comm *comm, const exchange *job) {
-  const unsigned char *from = job->input;
-  unsigned char *to = job->output;
-  for (int rank = 0; rank < comm->rank; rank++) {
-    from += job->sends[rank];
-    to += job->receives[rank];
-  }
   if (job->sends[comm->rank] > 0) {
-    memmove(to, from, job->sends[comm->rank]);
+    memmove(job->outputs[comm->rank], job->inputs[comm->rank], job->sends[comm->rank]);
   }
 }
 
@@ -163,20 +155,28 @@ static even_status run(even_comm *comm, exchange *job) {
   return EVEN_OK;
 }
 
-even_status even_comm_all_to_all(even_comm *comm, const void *input, const size_t *input_bytes, void *output,
-                                 const size_t *output_bytes) {
-  exchange job = {.input = input, .output = output, .sends = input_bytes, .receives = output_bytes};
+static even_status check_parts(const even_comm *comm, const void *const *parts, const size_t *bytes) {
   size_t total = 0;
   size_t largest = 0;
-  size_t bytes = 0;
+  if (parts == NULL || bytes == NULL) {
+    return even_fail(EVEN_ERR_ARGUMENT, "all_to_all without the parts or their sizes");
+  }
+  EVEN_TRY(even_check_counts(bytes, comm->ranks, EVEN_U8, &total, &largest));
+  for (int rank = 0; rank < comm->ranks; rank++) {
+    EVEN_TRY(even_check_data(parts[rank], bytes[rank], EVEN_U8, &total));
+  }
+  return EVEN_OK;
+}
+
+even_status even_comm_all_to_all(even_comm *comm, const void *const *inputs, const size_t *input_bytes,
+                                 void *const *outputs, const size_t *output_bytes) {
+  exchange job = {.inputs = inputs, .outputs = outputs, .sends = input_bytes, .receives = output_bytes};
   if ((size_t)comm->ranks * sizeof(uint64_t) > EVEN_COMM_SLOT_BYTES) {
     return even_fail(EVEN_ERR_UNSUPPORTED, "all_to_all in a group of %d ranks: %zu at most can do it", comm->ranks,
                      EVEN_COMM_SLOT_BYTES / sizeof(uint64_t));
   }
-  EVEN_TRY(even_check_counts(input_bytes, comm->ranks, EVEN_U8, &total, &largest));
-  EVEN_TRY(even_check_data(input, total, EVEN_U8, &bytes));
-  EVEN_TRY(even_check_counts(output_bytes, comm->ranks, EVEN_U8, &total, &largest));
-  EVEN_TRY(even_check_data(output, total, EVEN_U8, &bytes));
+  EVEN_TRY(check_parts(comm, inputs, input_bytes));
+  EVEN_TRY(check_parts(comm, (const void *const *)outputs, output_bytes));
   EVEN_TRY(even_call_begin(comm, EVEN_CALL_ALL_TO_ALL, EVEN_U8, 0, 0, 0, NULL, NULL, 0));
   return even_call_end(comm, run(comm, &job));
 }

@@ -320,7 +320,9 @@ static int exchange_that_disagrees(even_comm *comm, void *argument) {
   for (int rank = 0; rank < 3; rank++) {
     receives[rank] = even_comm_rank(comm) == 1 && rank == 2 ? 5 : (size_t)even_comm_rank(comm) + 1;
   }
-  even_status status = even_comm_all_to_all(comm, data, sends, output, receives);
+  const void *inputs[3] = {data, data + 1, data + 3};
+  void *outputs[3] = {output, output + 5, output + 10};
+  even_status status = even_comm_all_to_all(comm, inputs, sends, outputs, receives);
   if (even_comm_rank(comm) == 1) {
     RANKS_EXPECT(comm, status == EVEN_ERR_MISMATCH && even_error_last()->rank == 2);
     RANKS_EXPECT(comm, strstr(even_error_last()->what, "rank 2 sends 2 bytes to rank 1, which expects 5") != NULL);

@@ -111,6 +111,9 @@ static void test_arguments_of_calls(void **state) {
   size_t counts[1] = {4};
   size_t huge[1] = {SIZE_MAX / 4};
   size_t more_than_memory[1] = {SIZE_MAX};
+  const void *parts[1] = {data};
+  const void *nothing[1] = {NULL};
+  void *outputs[1] = {data + 2};
   (void)state;
   assert_int_equal(even_comm_all_reduce(comm, data, 4, (even_dtype)10, EVEN_SUM), EVEN_ERR_ARGUMENT);
   assert_int_equal(even_comm_all_reduce(comm, data, 4, EVEN_F64, (even_reduce_op)8), EVEN_ERR_ARGUMENT);
@@ -120,9 +123,9 @@ static void test_arguments_of_calls(void **state) {
   assert_int_equal(even_comm_all_reduce(comm, (char *)data + 1, 2, EVEN_F64, EVEN_SUM), EVEN_ERR_ARGUMENT);
   assert_int_equal(even_comm_all_reduce(comm, data, SIZE_MAX / 4, EVEN_F64, EVEN_SUM), EVEN_ERR_OVERFLOW);
   assert_int_equal(even_comm_all_gather(comm, data, data, huge, EVEN_F64), EVEN_ERR_OVERFLOW);
-  assert_int_equal(even_comm_all_to_all(comm, data, more_than_memory, data, counts), EVEN_ERR_OVERFLOW);
-  assert_int_equal(even_comm_all_to_all(comm, NULL, counts, data, counts), EVEN_ERR_ARGUMENT);
-  assert_int_equal(even_comm_all_to_all(comm, data, counts, NULL, counts), EVEN_ERR_ARGUMENT);
+  assert_int_equal(even_comm_all_to_all(comm, parts, more_than_memory, outputs, counts), EVEN_ERR_OVERFLOW);
+  assert_int_equal(even_comm_all_to_all(comm, nothing, counts, outputs, counts), EVEN_ERR_ARGUMENT);
+  assert_int_equal(even_comm_all_to_all(comm, parts, counts, NULL, counts), EVEN_ERR_ARGUMENT);
   assert_int_equal(even_comm_broadcast(comm, data, 8, 1), EVEN_ERR_ARGUMENT);
   assert_int_equal(even_comm_broadcast(comm, data, 8, -1), EVEN_ERR_ARGUMENT);
   /* none of it harmed the group */

@@ -191,22 +191,26 @@ static int try_all_to_all(even_comm *comm, const random_calls *suite, const rand
                           unsigned char *output) {
   size_t sends[RANKS_MOST];
   size_t receives[RANKS_MOST];
+  const void *inputs[RANKS_MOST];
+  void *outputs[RANKS_MOST];
   int ranks = even_comm_ranks(comm);
   int own = even_comm_rank(comm);
   size_t at = 0;
   for (int rank = 0; rank < ranks; rank++) {
     sends[rank] = part_bytes(suite, call, ranks, own, rank);
     receives[rank] = part_bytes(suite, call, ranks, rank, own);
+    inputs[rank] = input + at;
     for (size_t i = 0; i < sends[rank]; i++) {
       reference_fill(input + at++, EVEN_U8, call->number, own * 64 + rank, i);
     }
   }
   size_t total = 0;
   for (int rank = 0; rank < ranks; rank++) {
+    outputs[rank] = output + total;
     total += receives[rank];
   }
   memset(output + total, GUARD, 1);
-  RANKS_EXPECT(comm, even_comm_all_to_all(comm, input, sends, output, receives) == EVEN_OK);
+  RANKS_EXPECT(comm, even_comm_all_to_all(comm, inputs, sends, outputs, receives) == EVEN_OK);
   at = 0;
   for (int rank = 0; rank < ranks; rank++) {
     for (size_t i = 0; i < receives[rank]; i++, at++) {
