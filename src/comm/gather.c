@@ -97,7 +97,8 @@ static even_status scatter_staged(even_comm *comm, const scatter *job) {
   size_t own = (size_t)comm->rank;
   size_t own_begin = part_begin(job->counts, comm->rank);
   size_t own_cell = parts_before(job->counts, comm->rank);
-  size_t cell = comm->layout.stage_bytes / parts_before(job->counts, comm->ranks) / LINE * LINE / job->element;
+  size_t parts = parts_before(job->counts, comm->ranks); /* 0 where there is nothing to reduce: no round then */
+  size_t cell = comm->layout.stage_bytes / (parts > 0 ? parts : 1) / LINE * LINE / job->element;
   size_t common = smallest(job->counts, comm->ranks);
   for (size_t first = 0, round = 0; first < job->largest; first += cell, round++) {
     unsigned char *staging = even_comm_staging_of(comm, comm->rank, round & 1u);

@@ -7,6 +7,7 @@ import os
 import pathlib
 import shutil
 import subprocess
+import sysconfig
 import tempfile
 
 import pytest
@@ -104,6 +105,16 @@ def test_a_folder_with_a_main_is_a_script(run: Run, tmp_path: pathlib.Path) -> N
     assert "main ran" in run("-n", "1", "training").stdout
 
 
+def copied(program: pathlib.Path, place: pathlib.Path) -> pathlib.Path:
+    """A copy of the program, with the libraries that an installed one has beside it."""
+    if program.read_bytes()[:2] != b"#!":
+        return pathlib.Path(shutil.copy(program, place / "evenstep"))
+    packages = pathlib.Path(sysconfig.get_path("platlib"))
+    for folder in ("evenstep.scripts", "evenstep.libs"):
+        shutil.copytree(packages / folder, place / folder)
+    return place / "evenstep.scripts" / "evenstep"
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="another user's folder is needed, so root")
 def test_a_runs_folder_that_cannot_be_written_to_is_named(
     program: pathlib.Path, environment: dict[str, str], tmp_path: pathlib.Path
@@ -112,10 +123,10 @@ def test_a_runs_folder_that_cannot_be_written_to_is_named(
     place = pathlib.Path(tempfile.mkdtemp())
     try:
         place.chmod(0o755)
-        shutil.copy(program, place / "evenstep")
+        mine = copied(program, place)
         (place / "train.py").write_text("print('ran')")
         result = subprocess.run(
-            [str(place / "evenstep"), "run", "--no-monitor", "--python", "/bin/true", "train.py"],
+            [str(mine), "run", "--no-monitor", "--python", "/bin/true", "train.py"],
             cwd=place,
             env=environment,
             user=65534,
