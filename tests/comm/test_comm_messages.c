@@ -171,7 +171,7 @@ static int crossing(even_comm *comm, void *argument) {
     RANKS_EXPECT(comm, even_comm_receive_begin(comm, data[3 + peer], LARGE, peer, 0, &requests[3 + peer]) == EVEN_OK);
   }
   for (size_t i = 0; i < 6; i++) {
-    RANKS_EXPECT(comm, even_comm_request_wait(requests[i], 0, NULL) == EVEN_OK);
+    RANKS_EXPECT(comm, even_comm_request_wait(requests[i], 1e30, NULL) == EVEN_OK);
     RANKS_EXPECT(comm, even_comm_request_done(requests[i]));
     even_comm_request_free(requests[i]);
     RANKS_EXPECT(comm, i < 3 || holds(data[i], (i - 3) * 10 + own, LARGE));
