@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.iterations import LOOKED, TRAINED, Iterations, epoch_done
-from evenstep.order import GlobalOrder, batch_hash
+from evenstep.order import GlobalOrder, batch_hash, chained
 from evenstep.shares import Shares, equal_shares
 
 if TYPE_CHECKING:
@@ -97,6 +97,10 @@ class EvenLoader:
         self._epoch = 0  # the cursor: batches of this epoch that the user has had
         self._batch = 0
         self._samples = 0
+        self._drawn = 0  # checksum of the batches that make the cursor
+        self._expected: int | None = None  # the checkpoint's
+        self._sampler_state = ""  # at the beginning of the epoch under way
+        self._saved_sampler: str | None = None  # the checkpoint's, until its epoch begins
         self._iterating = False
         self.fetched = 0  # batches since the last optimizer step
         self._per_step = 1  # of the last step that had any
@@ -155,10 +159,18 @@ class EvenLoader:
             "batch": self._batch,
             "seed": self.seed,
             "samples": self._samples,
+            "drawn": self._drawn,
+            "sampler": self._state_of_sampler(),
             "batch_size": self._order.batch_size,
             "scheduler_calls": self._session.scheduler_calls(),
             "speeds": {} if self._shares is None else {**self._place(), "timings": self._shares.state()},
         }
+
+    def _state_of_sampler(self) -> str:
+        """With which the cursor's epoch begins."""
+        if self._saved_sampler is not None:
+            return self._saved_sampler
+        return self._sampler_state if self._iterating else self._order.sampler_state()
 
     def _place(self) -> dict[str, Any]:
         """What measured speeds are true of."""
@@ -191,6 +203,9 @@ class EvenLoader:
         self._iterations.load(state.get("iterations", [[0, self._epoch, TRAINED]]), self._epoch)
         self._start = state.get("loop")
         self._samples = int(state["samples"])
+        self._expected = state.get("drawn")
+        self._drawn = self._expected or 0
+        self._saved_sampler = state.get("sampler", "")
         self._next_epoch = 0
         self._take_speeds(state.get("speeds", {}))
         self._session.replay(state.get("scheduler_calls", {}))
@@ -225,6 +240,8 @@ class EvenLoader:
             if not self._epoch_set or self._next_epoch == self._epoch:
                 self._next_epoch, skip = self._epoch, self._batch
             self._iterations.reached()
+            self._order.load_sampler_state(self._saved_sampler or "")
+            self._saved_sampler = None
         if jump:
             self._session.no_replay()
         self._epoch_set = False
@@ -236,9 +253,13 @@ class EvenLoader:
     def _draw(self, epoch: int, skip: int, plans: deque[BatchPlan]) -> Iterator[list[Any]]:
         session = self._session
         batches = self._order.batches(self.seed, epoch) if self.train else self._eval_batches(epoch)
+        drawn = 0
         for number, indices in enumerate(batches):
             if number < skip:
+                drawn = chained(drawn, batch_hash(indices))
                 continue
+            if number == skip and skip and self._expected is not None and drawn != self._expected:
+                raise self._other_order(epoch, skip)
             total = len(indices)
             if total == 0:
                 continue
@@ -258,6 +279,15 @@ class EvenLoader:
                 continue
             plans.append(BatchPlan(self, epoch, number, total, shares, len(mine), batch_hash(indices), predicted))
             yield mine or indices[: session.dummy_samples]
+
+    def _other_order(self, epoch: int, skip: int) -> EvenstepError:
+        name = type(self._order.sampler if self._order.sampler is not None else self._order.batch_sampler).__name__
+        return EvenstepError(
+            f"the sampler {name} does not give the samples of before the checkpoint: the first {skip} batches of epoch "
+            f"{epoch} differ, so going on would train some samples twice and others never\n  fix: resume with the same "
+            "data; or give the sampler state_dict() and load_state_dict(); or let its order depend on set_epoch(), on "
+            "torch's, random's or NumPy's global generators, or on generators among its attributes"
+        )
 
     def _expected_step(self, ahead: int) -> int:
         """The optimizer step that will use a batch drawn now, with `ahead` drawn before it and not fetched."""
@@ -290,6 +320,8 @@ class EvenLoader:
                 f"{self.loader.drop_last}\n  fix: give it a dataset with samples, or a smaller batch_size"
             )
         self._epoch, self._batch, self.fetched = epoch, skip, 0
+        self._drawn = self._drawn if skip else 0
+        self._sampler_state = self._order.sampler_state()
         self._iterations.begin(epoch)
         self._loop = session.loop_epoch
         session.epoch_begins(self, epoch)
@@ -306,6 +338,7 @@ class EvenLoader:
             self._iterating = False
             self._iterations.end()
             self._epoch, self._batch = epoch + 1, 0  # also after a break: the next iteration is of the next epoch
+            self._drawn = 0
             session.latest = None
             session.steps.pause(self)
         if onward and not found:
@@ -327,6 +360,7 @@ class EvenLoader:
             session.batch_arrives(plan, start, batch)
             self.fetched += 1
             self._batch += 1
+            self._drawn = chained(self._drawn, plan.checksum)
             self._samples += plan.total
             yield batch
             session.boundary()
@@ -349,7 +383,10 @@ class EvenLoader:
         """Samples of a global batch; where a batch sampler does not say, of the first."""
         if self._order.batch_size is not None:
             return self._order.batch_size
-        return max(1, len(next(self._order.batches(self.seed, 0), [])))
+        before = self._order.sampler_state()
+        size = len(next(self._order.batches(self.seed, 0), []))
+        self._order.load_sampler_state(before)
+        return max(1, size)
 
     def set_shares(self, shares: Shares | None) -> None:
         self._shares = shares

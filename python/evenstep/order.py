@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Sampler
 
+from evenstep import sampler_state
 from evenstep._core import EvenstepError
 
 _CHUNK = 16  # batches drawn from the sampler at a time
@@ -34,6 +35,11 @@ def batch_hash(indices: list[Any], before: int = 0) -> int:
         plain = all(isinstance(index, (str, bytes, int, float, tuple)) for index in indices)
         data = repr(indices).encode() if plain else str(len(indices)).encode()
     return zlib.crc32(data, before)
+
+
+def chained(before: int, checksum: int) -> int:
+    """The checksum of several global batches, one after the other."""
+    return zlib.crc32(checksum.to_bytes(8, "little"), before)
 
 
 class _RandomState:
@@ -118,11 +124,22 @@ class GlobalOrder:
     def __len__(self) -> int:
         return len(self.batch_sampler)
 
+    def _owners(self) -> list[Any]:
+        """The user's objects that may draw."""
+        return list({id(owner): owner for owner in (self.batch_sampler, self.sampler)}.values())
+
+    def sampler_state(self) -> str:
+        """What the samplers keep from epoch to epoch."""
+        return sampler_state.save(self._owners())
+
+    def load_sampler_state(self, state: str) -> None:
+        sampler_state.load(self._owners(), state)
+
     def batches(self, seed: int, epoch: int) -> Iterator[list[Any]]:
         """The epoch's batches, from the first."""
         found = [getattr(owner, "generator", None) for owner in (self.batch_sampler, self.sampler)]
         state = _RandomState(epoch_seed(seed, epoch), [g for g in found if isinstance(g, torch.Generator)])
-        for owner in {id(o): o for o in (self.batch_sampler, self.sampler)}.values():
+        for owner in self._owners():
             set_epoch = getattr(owner, "set_epoch", None)
             if callable(set_epoch):
                 set_epoch(epoch)

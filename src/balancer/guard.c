@@ -108,11 +108,12 @@ static bool same(const even_balancer *b, const int64_t *one, const int64_t *othe
   return memcmp(one, other, b->ranks * sizeof *one) == 0;
 }
 
-static int64_t distance(const even_balancer *b, const even_step_timing *timings, const int64_t *shares) {
-  int64_t sum = 0;
+/* Both are splits of one batch, so that this is at most twice the batch: more than an int64_t holds, not than this. */
+static uint64_t distance(const even_balancer *b, const even_step_timing *timings, const int64_t *shares) {
+  uint64_t sum = 0;
   for (size_t r = 0; r < b->ranks; r++) {
     int64_t off = timings[r].samples - shares[r];
-    sum += off < 0 ? -off : off;
+    sum += (uint64_t)(off < 0 ? -off : off);
   }
   return sum;
 }
@@ -344,7 +345,7 @@ even_status even_guard_take(even_balancer *b, const even_step_timing *timings) {
     g->first_equals++;
   }
   bool challenger = running(g) && distance(b, timings, g->challenger) < distance(b, timings, in_force(b));
-  if (!challenger && distance(b, timings, in_force(b)) > (int64_t)b->ranks) {
+  if (!challenger && distance(b, timings, in_force(b)) > b->ranks) {
     return EVEN_OK; /* loaded before the shares changed */
   }
   if (!running(g)) {
