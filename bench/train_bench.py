@@ -54,9 +54,16 @@ def best_split(tables: list[dict], batch: int) -> tuple[list[int], float]:
     return [first, batch - first], batch / seconds
 
 
+def sizes_around(share: int) -> list[int]:
+    """Four different batch sizes: each rank measures as many, as all meet before each."""
+    sizes = {max(1, round(share * f)) for f in (0.6, 0.8, 1.0, 1.25)}
+    while len(sizes) < 4:
+        sizes.add(max(sizes) + 1)
+    return sorted(sizes)
+
+
 def speeds(batch: int, quota: str | None, guess: list[int], seconds: float) -> list[dict]:
-    sizes = "/".join(",".join(str(max(1, round(share * f))) for f in (0.6, 0.8, 1.0, 1.25)) for share in guess)
-    sizes = "/".join(",".join(dict.fromkeys(part.split(","))) for part in sizes.split("/"))
+    sizes = "/".join(",".join(map(str, sizes_around(share))) for share in guess)
     return launch("speeds", quota, "--batch", str(batch), "--sizes", sizes, "--seconds", str(seconds))["tables"]
 
 
