@@ -3,6 +3,7 @@
 #include "base/fail.h"
 #include "base/json_writer.h"
 #include "base/nearest.h"
+#include "base/utf8.h"
 #include "checkpoint/reader.h"
 #include "cli/command.h"
 #include "cli/units.h"
@@ -73,16 +74,16 @@ static void list_one_text(listing *out, const char *path, const even_checkpoint_
   number_text(info->world_size, ranks, sizeof ranks);
   (void)even_cli_bytes(info->bytes, size, sizeof size);
   if (info->created != NULL) {
-    (void)even_cli_clean(info->created, when, 20);
+    (void)even_utf8_clean(info->created, when, 20);
     char *middle = strchr(when, 'T');
     if (middle != NULL) {
       *middle = ' ';
     }
   }
   (void)printf("%10s  %6s  %-19s  %10s  %5s  %-7s  %s\n", step, epoch, when, size, ranks,
-               problem == NULL ? "yes" : "NO", even_cli_clean(path, shown, sizeof shown));
+               problem == NULL ? "yes" : "NO", even_utf8_clean(path, shown, sizeof shown));
   if (problem != NULL) {
-    (void)printf("%12s%s\n", "", even_cli_clean(problem, shown, sizeof shown));
+    (void)printf("%12s%s\n", "", even_utf8_clean(problem, shown, sizeof shown));
   }
 }
 
@@ -258,7 +259,7 @@ static void verify_text(const char *path, even_status status, const even_names *
     (void)printf("%s: DAMAGED\n", path);
     for (size_t i = 0; i < problems->count; i++) {
       char shown[MOST_SHOWN];
-      (void)printf("  %s\n", even_cli_clean(problems->items[i], shown, sizeof shown));
+      (void)printf("  %s\n", even_utf8_clean(problems->items[i], shown, sizeof shown));
     }
     return;
   }
@@ -325,7 +326,7 @@ static void show_tensor(even_json *json, bool as_json, const char *name, json_t 
     even_json_object_end(json);
   } else {
     char shown[MOST_SHOWN];
-    (void)printf("    %-6s %-20s %s\n", dtype, even_text_string(&shape), even_cli_clean(name, shown, sizeof shown));
+    (void)printf("    %-6s %-20s %s\n", dtype, even_text_string(&shape), even_utf8_clean(name, shown, sizeof shown));
   }
   even_text_free(&shape);
 }
@@ -352,7 +353,7 @@ static even_status show_file(even_json *json, bool as_json, const char *folder,
     even_json_array(json, "tensors");
   } else {
     char shown[MOST_SHOWN];
-    (void)printf("  %s (%s)\n", even_cli_clean(file->name, shown, sizeof shown), size);
+    (void)printf("  %s (%s)\n", even_utf8_clean(file->name, shown, sizeof shown), size);
   }
   json_object_foreach(header, name, tensor) {
     if (strcmp(name, "__metadata__") != 0) {
@@ -383,7 +384,7 @@ static even_status show_checkpoint(const char *path, bool as_json) {
   if (!as_json) {
     char created[64];
     (void)printf("%s\n  written %s, step %" PRId64 ", epoch %" PRId64 ", %" PRId64 " ranks\n", path,
-                 even_cli_clean(info.created, created, sizeof created), info.step, info.epoch, info.world_size);
+                 even_utf8_clean(info.created, created, sizeof created), info.step, info.epoch, info.world_size);
   }
   even_json_array(&json, "files");
   for (size_t i = 0; i < info.file_count && status == EVEN_OK; i++) {

@@ -57,10 +57,6 @@ bool even_cli_begin(const even_usage *usage, const even_option *options, size_t 
 /* Prints the calling thread's last error ("evenstep: what" and "  fix: …") to stderr and returns its exit code. */
 int even_cli_fail(void);
 
-/* A copy of a text that somebody else wrote (a name in a checkpoint), safe to print: a control character, also one of
- * two bytes, and what is no UTF-8 become "?", so that it commands no terminal. Cut where `room` ends. Returns `out`. */
-const char *even_cli_clean(const char *text, char *out, size_t room);
-
 /* Whether `stream` is a terminal that may be coloured (NO_COLOR and TERM=dumb are obeyed). */
 bool even_cli_colour(FILE *stream);
 

@@ -227,17 +227,13 @@ void even_options_help(const even_usage *usage, const even_option *options, size
   }
 }
 
-const char *even_cli_clean(const char *text, char *out, size_t room) {
-  return even_utf8_clean(text, out, room);
-}
-
 int even_cli_fail(void) {
   const even_error *error = even_error_last();
   char text[sizeof error->what + sizeof error->fix];
   const char *what = error->what[0] != '\0' ? error->what : even_status_text(error->status);
-  (void)fprintf(stderr, "evenstep: %s\n", even_cli_clean(what, text, sizeof text));
+  (void)fprintf(stderr, "evenstep: %s\n", even_utf8_clean(what, text, sizeof text));
   if (error->fix[0] != '\0') {
-    (void)fprintf(stderr, "  fix: %s\n", even_cli_clean(error->fix, text, sizeof text));
+    (void)fprintf(stderr, "  fix: %s\n", even_utf8_clean(error->fix, text, sizeof text));
   }
   return even_status_exit_code(error->status);
 }

@@ -18,7 +18,18 @@ import torch.distributed as dist
 from evenstep import _core
 from evenstep.backend_exchange import ExchangeMixin
 from evenstep.backend_messages import MessagesMixin
-from evenstep.backend_tensors import as_real, factor_of, given_options, is_ours, named, op_of, plain, reducible, scaled
+from evenstep.backend_tensors import (
+    as_real,
+    factor_of,
+    given_options,
+    is_ours,
+    landing,
+    named,
+    op_of,
+    plain,
+    reducible,
+    scaled,
+)
 from evenstep.backend_work import Worker, completed
 from evenstep.rendezvous import open_group
 
@@ -162,12 +173,10 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
         return limited
 
     def _all_reduce(self, comm: _core.Comm, tensor: torch.Tensor, dtype: int, op: int) -> None:
-        if tensor.is_contiguous() and not tensor.is_neg():
-            comm.all_reduce(tensor.data_ptr(), tensor.numel(), dtype, op)
-        else:
-            copy = plain(tensor)
-            comm.all_reduce(copy.data_ptr(), copy.numel(), dtype, op)
-            tensor.copy_(copy)
+        data = plain(tensor)
+        comm.all_reduce(data.data_ptr(), data.numel(), dtype, op)
+        if data is not tensor:
+            tensor.copy_(data)
 
     def _reduction(self, given: Sequence[torch.Tensor], options: Any) -> Callable[[], None] | None:
         """All-reduces each tensor; None where one of them is not for the engine."""
@@ -226,7 +235,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
 
     def _gather_single(self, comm: _core.Comm, output: torch.Tensor, own: torch.Tensor) -> None:
         source = plain(own)
-        target = plain(output)
+        target = landing(output)
         comm.all_gather(source.data_ptr(), target.data_ptr(), [own.nbytes] * self._size, _core.DTYPE_U8)
         if target is not output:
             output.copy_(target)
@@ -290,7 +299,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
         self, comm: _core.Comm, output: torch.Tensor, flat: torch.Tensor, counts: Sequence[int], dtype: int, op: int
     ) -> None:
         """output = op over ranks of this rank's part of `flat`, which is contiguous."""
-        target = output if output.is_contiguous() else torch.empty_like(output, memory_format=torch.contiguous_format)
+        target = landing(output)
         comm.reduce_scatter(flat.data_ptr(), target.data_ptr(), counts, dtype, op)
         if target is not output:
             output.copy_(target)

@@ -17,6 +17,7 @@ from evenstep.backend_tensors import (
     factor_of,
     given_options,
     is_ours,
+    landing,
     named,
     op_of,
     plain,
@@ -83,14 +84,11 @@ class ExchangeMixin:
         """Rank r gets inputs[r] as the entry for this rank of its outputs; None: nothing goes."""
         assert self._comm is not None
         sources = [None if tensor is None else plain(tensor) for tensor in inputs]
-        targets = [None if tensor is None else plain(tensor) for tensor in outputs]
+        targets = [None if tensor is None else landing(tensor) for tensor in outputs]
         self._comm.all_to_all(*_places(sources), *_places(targets))
         for tensor, target in zip(outputs, targets):
-            if tensor is not None and target is not None and target.data_ptr() != tensor.data_ptr():
+            if tensor is not None and target is not None and target is not tensor:
                 tensor.copy_(target)
-
-    def _only(self, rank: int, tensor: torch.Tensor) -> list[torch.Tensor | None]:
-        return [tensor if other == rank else None for other in range(self._size)]
 
     def _check_parts(self, name: str, parts: Sequence[torch.Tensor], own: torch.Tensor) -> None:
         if len(parts) != self._size or any(p.numel() != own.numel() or p.dtype != own.dtype for p in parts):
@@ -99,33 +97,26 @@ class ExchangeMixin:
                 f"{[(part.numel(), part.dtype) for part in parts]}"
             )
 
-    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        own, parts = inputs[0], outputs[0] if outputs else []
+    def _rooted(
+        self, name: str, own: torch.Tensor, parts: Sequence[torch.Tensor], outputs: Any, inputs: Any, opts: Any
+    ) -> Any:
+        """gather and scatter: `own` on every rank, one of the root's `parts` for each."""
         if self._comm is None or not all(map(is_ours, [own, *parts])):
-            return self._under(own).gather(outputs, inputs, *given_options(opts))
+            return getattr(self._under(own), name)(outputs, inputs, *given_options(opts))
         root = 0 if opts is None else opts.rootRank
+        every: Sequence[torch.Tensor | None] = [None] * self._size
         if self._rank == root:
-            self._check_parts("gather", parts, own)
-        nothing = [None] * self._size
-        return self._run(
-            opts,
-            lambda: self._exchange_tensors(self._only(root, own), parts if self._rank == root else nothing),
-            outputs,
-        )
+            self._check_parts(name, parts, own)
+            every = parts
+        one = [own if rank == root else None for rank in range(self._size)]
+        sources, targets = (one, every) if name == "gather" else (every, one)
+        return self._run(opts, lambda: self._exchange_tensors(sources, targets), outputs)
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        return self._rooted("gather", inputs[0], outputs[0] if outputs else [], outputs, inputs, opts)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        own, parts = outputs[0], inputs[0] if inputs else []
-        if self._comm is None or not all(map(is_ours, [own, *parts])):
-            return self._under(own).scatter(outputs, inputs, *given_options(opts))
-        root = 0 if opts is None else opts.rootRank
-        if self._rank == root:
-            self._check_parts("scatter", parts, own)
-        nothing = [None] * self._size
-        return self._run(
-            opts,
-            lambda: self._exchange_tensors(parts if self._rank == root else nothing, self._only(root, own)),
-            outputs,
-        )
+        return self._rooted("scatter", outputs[0], inputs[0] if inputs else [], outputs, inputs, opts)
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         if self._comm is None or not all(map(is_ours, [*outputs, *inputs])):
@@ -145,9 +136,7 @@ class ExchangeMixin:
         sent = _rows(whole, ins, self._size, "input")
 
         def job() -> None:
-            target = (
-                output if output.is_contiguous() else torch.empty_like(output, memory_format=torch.contiguous_format)
-            )
+            target = landing(output)
             source = plain(whole)
             comm.all_to_all(_offsets(source, sent), sent, _offsets(target, received), received)
             if target is not output:

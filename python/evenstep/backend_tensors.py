@@ -79,6 +79,14 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous()
 
 
+def landing(tensor: torch.Tensor) -> torch.Tensor:
+    """Where to write what the tensor shall hold: itself where its elements lie one after the other and mean what they
+    say, else new memory, which `tensor.copy_` then takes."""
+    if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
 def scaled(tensor: torch.Tensor, factor: Any) -> torch.Tensor:
     """`plain`, or a copy of it multiplied by the factor where there is one."""
     return plain(tensor) if factor is None else plain(tensor).mul(factor)

@@ -6,7 +6,7 @@ stays None where no rank has one). The weights of the ranks sum to 1, so what wa
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -61,8 +61,8 @@ class GradientSync:
         self._pending: float | None = None  # weight of what backward left in p.grad under no_sync
         self._stash: dict[int, torch.Tensor] | None = None
         self.enabled = True  # False under no_sync
+        self.rounds = 0  # that are done
         self.defer = False  # nested backward passes seen: hand over only at the end
-        self.reduced = 0  # parameters that the last round reduced
         for index, parameter in enumerate(self.parameters):
             self._hook(index, parameter)
 
@@ -163,6 +163,19 @@ class GradientSync:
         self._stash = None
         self._fired.clear()  # what came was thrown away
 
+    def set_by_hand(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters, with their names, whose gradient is not where a round left it."""
+        for index, parameter in enumerate(self.parameters[: self._dense]):
+            gradient = parameter.grad
+            if gradient is None or gradient is self.engine.views[index] or gradient.requires_grad:
+                continue
+            if index not in self._kept.own:
+                yield self._names[index], parameter
+
+    def take_gradients(self) -> None:
+        """What is in p.grad takes part in the round to come, as if a backward pass had made it."""
+        self._fired.update(index for index, parameter in enumerate(self.parameters) if parameter.grad is not None)
+
     def abandon(self) -> None:
         """A backward failed before anything was handed over, or counts nothing: what was there before it stays."""
         if self._stash is not None:
@@ -211,22 +224,19 @@ class GradientSync:
             report.peer_wait_ns += second.peer_wait_ns
             report.bytes += second.bytes
         views = self.engine.views
-        count = 0
         for index, parameter in enumerate(self.parameters[: self._dense]):
             if used[index]:
-                count += 1
                 gradient = parameter.grad
                 if gradient is not views[index]:
                     self._put(index, parameter, gradient)
         if self._dense < len(self.parameters):
             with self._steps.blocking():
-                sparse, moved = sum_sparse(self._steps.group, self.parameters[self._dense :], weight)
-            count += sparse
+                moved = sum_sparse(self._steps.group, self.parameters[self._dense :], weight)
             report.bytes += moved
-        self.reduced = count
         self._fired.clear()
         self._refired = False
         self._pending = None
+        self.rounds += 1
         return report
 
     def _close_round(self) -> tuple[Any, Report]:

@@ -47,8 +47,11 @@ class Iterations:
     def _file(self) -> None:
         if self._epoch is None:
             return
-        _append(self._past, self._epoch, TRAINED if self._commits else TAKEN if self._used else LOOKED)
+        _append(self._past, self._epoch, self._kind())
         self._epoch = None
+
+    def _kind(self) -> str:
+        return TRAINED if self._commits else TAKEN if self._used else LOOKED
 
     def state(self) -> list[list[Any]]:
         """All before the cursor's."""
@@ -56,7 +59,7 @@ class Iterations:
             return list(self._saved["past"])
         past = [list(run) for run in self._past]
         if self._epoch is not None and not self._open:
-            _append(past, self._epoch, TRAINED if self._commits else TAKEN if self._used else LOOKED)
+            _append(past, self._epoch, self._kind())
         return past
 
     # -- in a resumed run --

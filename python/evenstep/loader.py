@@ -236,7 +236,7 @@ class EvenLoader:
                 raise epoch_done(epoch)
             if kind == LOOKED:
                 self._next_epoch, self._epoch_set = epoch + 1, False
-                return self._look_again(epoch)
+                return self._batches_apart(epoch)
             if not self._epoch_set or self._next_epoch == self._epoch:
                 self._next_epoch, skip = self._epoch, self._batch
             self._iterations.reached()
@@ -298,16 +298,18 @@ class EvenLoader:
         if self.fetched:
             self._per_step, self.fetched = self.fetched, 0
 
-    def _look_again(self, epoch: int) -> Iterator[Any]:
-        """What the script looked at before it trained, once more."""
+    def _batches_apart(self, epoch: int) -> Iterator[Any]:
+        """An epoch's batches that train nothing: evaluation, maybe between two training batches, or what the script
+        looked at before it trained, once more."""
         plans: deque[BatchPlan] = deque()
         self._source.start = (epoch, 0, plans)
+        before = self._session.latest
         try:
             for batch in self._inner:
                 self._session.latest = plans.popleft()
                 yield batch
         finally:
-            self._session.latest = None
+            self._session.latest = before
 
     def _iterate(self, skip: int, onward: bool) -> Iterator[Any]:
         """onward: where the epoch has no batch left, with the next."""
@@ -369,15 +371,7 @@ class EvenLoader:
     def _iterate_evaluation(self) -> Iterator[Any]:
         epoch = self._next_epoch
         self._next_epoch += 1
-        plans: deque[BatchPlan] = deque()
-        self._source.start = (epoch, 0, plans)
-        before = self._session.latest  # an evaluation may run between two batches
-        try:
-            for batch in self._inner:
-                self._session.latest = plans.popleft()
-                yield batch
-        finally:
-            self._session.latest = before
+        yield from self._batches_apart(epoch)
 
     def first_batch_size(self) -> int:
         """Samples of a global batch; where a batch sampler does not say, of the first."""

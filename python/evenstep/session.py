@@ -16,6 +16,7 @@ from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.environment import Environment, read_environment
 from evenstep.group import Bootstrap, Group, broadcast_bytes, gather_bytes
+from evenstep.step_checks import StepChecks
 from evenstep.steps import Steps
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Session:
         self._committed = False
         self._scheduler_calls: dict[str, int] = {}
         self._replayed: dict[str, int] = {}
-        self._parameter_counts: dict[int, int] = {}  # of each optimizer, by id, when es.prepare saw it
+        self.checks = StepChecks()
         self._leader: int | None = None  # id of the optimizer whose step is the commit where no loader is prepared
         self.loop_epoch: int | None = None  # where es.epochs is
         self._last_checkpoint = time.monotonic()
@@ -192,14 +193,14 @@ class Session:
     def watch_optimizer(self, optimizer: Optimizer) -> None:
         """Makes its steps commits; of several optimizers that share a batch, the first to step commits."""
         self._leader = None
-        self._parameter_counts[id(optimizer)] = _parameters_in(optimizer)
+        self.checks.watch(optimizer)
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
         steps = self.steps
         if self.world_size > 1 and steps.syncs:
-            self._check_gradients(optimizer)
+            self.checks.check(optimizer, self.models.values(), steps.syncs)
         if self._leader is None:
             self._leader = id(optimizer)
         if not (steps.has_new_batch or self._leader == id(optimizer)):
@@ -218,27 +219,6 @@ class Session:
             turned = shares.turned()
             if turned is not None and self.rank == 0:
                 self.telemetry.event(_core.EVENT_BALANCING, self.step, int(turned[0]), turned[1])
-
-    def _check_gradients(self, optimizer: Optimizer) -> None:
-        """Raises where the step would use what the ranks have not exchanged."""
-        if _parameters_in(optimizer) != self._parameter_counts[id(optimizer)]:
-            known = {id(p) for sync in self.steps.syncs for p in sync.parameters}
-            late = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad} - known
-            if late:
-                every = (one for model in self.models.values() for one in model.named_parameters())
-                names = [name for name, p in every if id(p) in late]
-                raise EvenstepError(
-                    f"the {type(optimizer).__name__} has got parameters since es.prepare "
-                    f"({', '.join(names[:5]) or 'of no model'}), whose gradients would differ between ranks\n"
-                    "  fix: build the whole model and its optimizer before es.prepare"
-                )
-            self._parameter_counts[id(optimizer)] = _parameters_in(optimizer)
-        for sync in self.steps.syncs:
-            if sync.unsynchronised:
-                raise EvenstepError(
-                    f"optimizer.step() after a backward of model {sync.name!r} under es.no_sync, whose gradients the "
-                    "ranks have not exchanged\n  fix: leave the last backward before the step outside es.no_sync"
-                )
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         if self._leader != id(optimizer):
@@ -282,10 +262,6 @@ class Session:
         """The script's loop starts where training stands: every call counts."""
         for name, calls in self._replayed.items():
             self._scheduler_calls[name] = max(calls, self._scheduler_calls.get(name, 0))
-
-
-def _parameters_in(optimizer: Optimizer) -> int:
-    return sum(len(group["params"]) for group in optimizer.param_groups)
 
 
 _session: Session | None = None
@@ -356,6 +332,15 @@ def set_weight(amount: float) -> None:
     The gradients of the next backward are then those of the mean over all ranks' things.
     """
     session().steps.set_weight(float(amount))
+
+
+def exchange_gradients() -> None:
+    """After `p.grad = …` by hand (`torch.autograd.grad`), before the optimizer's step: p.grad = the mean over the ranks,
+    each with its part of the batch, as backward does it. Collective.
+
+    All prepared models that have a gradient on some rank take part; what is the same on all ranks stays what it is.
+    """
+    session().steps.exchange_gradients()
 
 
 @contextmanager

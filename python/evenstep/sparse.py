@@ -51,26 +51,25 @@ def _describe(parameter: torch.Tensor, weight: float) -> tuple[int, int]:
 
 
 @torch.no_grad()
-def sum_sparse(group: Group, parameters: Sequence[torch.Tensor], weight: float) -> tuple[int, int]:
+def sum_sparse(group: Group, parameters: Sequence[torch.Tensor], weight: float) -> int:
     """p.grad = sum over ranks of weight_r * p.grad_r, coalesced; None where no rank has one. Collective.
 
-    Where some rank's gradient is dense (a weight tied to a dense layer), the sum is. Returns (parameters that have a
-    gradient now, bytes that this rank sent).
+    Where some rank's gradient is dense (a weight tied to a dense layer), the sum is. Returns the bytes
+    that this rank sent.
     """
     mine = [_describe(p, weight) for p in parameters]
     records = group.exchange(b"".join(_ENTRY.pack(*one) for one in mine))
     everyone = [list(_ENTRY.iter_unpack(record)) for record in records]
-    used = moved = 0
+    moved = 0
     for index, parameter in enumerate(parameters):
         kinds = {entries[index][0] for entries in everyone}
         if kinds == {_NONE}:
             continue
-        used += 1
         if _DENSE in kinds:
             moved += _sum_dense(group, parameter, weight)
         else:
             moved += _sum_rows(group, parameter, weight, [entries[index][1] for entries in everyone])
-    return used, moved
+    return moved
 
 
 def _sum_dense(group: Group, parameter: torch.Tensor, weight: float) -> int:

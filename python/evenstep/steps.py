@@ -63,8 +63,6 @@ class Steps:
             tuple[BatchPlan, Callable[[], Any] | None]
         ] = []  # batches that came since the last backward
         self._backward_count = 0
-        self.rounds = 0  # synchronised backward passes that gave gradients
-        self.last_weight = 1.0 / group.ranks  # this rank's part of what was last in backward
         self._checksum = 0
         self._samples = self._total = self._batches = 0
         self._loss_sum = 0.0
@@ -257,8 +255,15 @@ class Steps:
         if self.empty:
             for sync in enabled:
                 sync.abandon()
-        self.last_weight = weight
         self._weight, self.empty = None, False
+
+    def exchange_gradients(self) -> None:
+        """What the end of a backward pass does, for gradients that none made."""
+        if self.syncs:
+            self.before_backward(None)
+            for sync in self.syncs:
+                sync.take_gradients()
+            self.after_backward()
 
     def _exchange(self, weight: float, busy_ns: int, flags: int) -> list[vote.Ballot]:
         def bits(which: str) -> int:
@@ -307,7 +312,6 @@ class Steps:
             refired |= one.refired
         for index, sync in enumerate(self.syncs):
             if fired >> index & 1:
-                self.rounds += 1
                 report = sync.finish(again=bool(refired >> index & 1))
                 self._exposed += report.exposed_ns
         self._sync_end = _core.clock_ns()

@@ -11,7 +11,6 @@ from evenstep._core import EvenstepError
 _FORMAT = struct.Struct("<qqqqdddQQQQIIi")
 
 WANTS_CHECKPOINT = 1
-LOSS_UNKNOWN = 2
 FAILED = 4  # this rank's backward raised an error before it made a gradient
 
 

@@ -1,13 +1,11 @@
 /* Edit distance over short names, no allocation. */
 #include "base/nearest.h"
 
+#include "base/checked.h"
+
 #include <string.h>
 
 enum { LONGEST = 63 };
-
-static size_t least(size_t a, size_t b) {
-  return a < b ? a : b;
-}
 
 static size_t distance(const char *a, size_t a_length, const char *b, size_t b_length) {
   size_t rows[3][LONGEST + 1];
@@ -22,9 +20,9 @@ static size_t distance(const char *a, size_t a_length, const char *b, size_t b_l
     row[0] = i;
     for (size_t j = 1; j <= b_length; j++) {
       size_t change = up[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
-      row[j] = least(change, least(up[j], row[j - 1]) + 1);
+      row[j] = even_least_size(change, even_least_size(up[j], row[j - 1]) + 1);
       if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
-        row[j] = least(row[j], two_up[j - 2] + 1);
+        row[j] = even_least_size(row[j], two_up[j - 2] + 1);
       }
     }
     size_t *spare = two_up;

@@ -1,12 +1,12 @@
 /* All-reduce: at once for small messages, in place for data in the arena, in a
  * pipeline of cache-sized pieces for any other. */
+#include "base/checked.h"
 #include "comm/arguments.h"
 #include "comm/group.h"
 #include "comm/writing.h"
 
 #include <string.h>
 
-#define LINE ((size_t)64)
 /* What a rank claims at a time of a reduction in the arena. */
 #define LARGEST_CLAIM ((size_t)64 * 1024)
 #define SMALLEST_CLAIM ((size_t)4 * 1024)
@@ -41,7 +41,7 @@ static void reduce_claimed(even_comm *comm, const reduction *job) {
   piece_bytes = piece_bytes > LARGEST_CLAIM    ? LARGEST_CLAIM
                 : piece_bytes < SMALLEST_CLAIM ? SMALLEST_CLAIM
                                                : piece_bytes;
-  size_t piece = piece_bytes / LINE * LINE / job->element;
+  size_t piece = piece_bytes / EVEN_COMM_LINE * EVEN_COMM_LINE / job->element;
   size_t pieces = job->count / piece + (job->count % piece != 0);
   _Atomic uint32_t *claim = &comm->header->claim[comm->call_count & 1u];
   for (;;) {
@@ -50,7 +50,7 @@ static void reduce_claimed(even_comm *comm, const reduction *job) {
       return;
     }
     size_t first = mine * piece;
-    size_t count = job->count - first < piece ? job->count - first : piece;
+    size_t count = even_least_size(job->count - first, piece);
     for (int rank = 0; rank < comm->ranks; rank++) {
       unsigned char *part = even_call_arena_data(comm, rank) + first * job->element;
       comm->sources[rank] = part;
@@ -68,8 +68,8 @@ typedef struct pipeline {
 
 static pipeline plan_pipeline(const even_comm *comm, const reduction *job) {
   size_t ranks = (size_t)comm->ranks;
-  size_t line = LINE / job->element;
-  size_t largest = comm->layout.stage_bytes / ranks / LINE * line;
+  size_t line = EVEN_COMM_LINE / job->element;
+  size_t largest = comm->layout.stage_bytes / ranks / EVEN_COMM_LINE * line;
   size_t pieces = job->count / (largest * ranks) + (job->count % (largest * ranks) != 0);
   size_t chunk = (job->count - 1) / (pieces * ranks) + 1;
   return (pipeline){.chunk = (chunk + line - 1) / line * line, .pieces = pieces};
@@ -78,7 +78,7 @@ static pipeline plan_pipeline(const even_comm *comm, const reduction *job) {
 /* Where chunk `rank` of a piece begins, no further than the data's end. */
 static size_t chunk_begin(const reduction *job, const pipeline *pipe, size_t ranks, size_t piece, size_t rank) {
   size_t begin = (piece * ranks + rank) * pipe->chunk;
-  return begin < job->count ? begin : job->count;
+  return even_least_size(begin, job->count);
 }
 
 /* Copies the chunks that others reduce into this rank's staging. */

@@ -2,6 +2,7 @@
  * lies across the ring's end. */
 #include "comm/channel.h"
 
+#include "base/checked.h"
 #include "comm/writing.h"
 #include "os/futex.h"
 
@@ -26,14 +27,10 @@ void even_message_bell_ring(even_comm *comm, int rank) {
   }
 }
 
-static size_t least(size_t a, size_t b) {
-  return a < b ? a : b;
-}
-
 /* What can be moved in one piece from position `at` on, of `bytes`, where `room` units' bytes are free or filled. */
 static size_t piece_at(size_t ring, uint64_t at, size_t room, size_t bytes) {
   size_t before_end = ring - (size_t)(at & (ring - 1));
-  return least(least(least(room, before_end), PIECE), bytes);
+  return even_least_size(even_least_size(even_least_size(room, before_end), PIECE), bytes);
 }
 
 size_t even_channel_write(even_comm *comm, int to, const void *data, size_t bytes) {
@@ -76,9 +73,4 @@ size_t even_channel_read(even_comm *comm, int from, void *data, size_t bytes) {
     even_message_bell_ring(comm, from);
   }
   return done;
-}
-
-bool even_channel_waiting(const even_comm *comm, int from) {
-  even_comm_channel *channel = even_comm_channel_of(comm, from, comm->rank);
-  return atomic_load(&channel->written) != atomic_load_explicit(&channel->read, memory_order_relaxed);
 }

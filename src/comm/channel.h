@@ -15,7 +15,5 @@ typedef struct even_message_header {
 size_t even_channel_write(even_comm *comm, int to, const void *data, size_t bytes);
 /* Takes up to `bytes` out of the stream from rank `from`, with the padding that follows the last; returns how many. */
 size_t even_channel_read(even_comm *comm, int from, void *data, size_t bytes);
-/* Whether anything lies in the stream from rank `from`. */
-bool even_channel_waiting(const even_comm *comm, int from);
 
 #endif

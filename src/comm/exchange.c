@@ -1,10 +1,9 @@
 /* All-to-all with parts of any sizes; a gather or a scatter is one in which few parts are not empty. */
+#include "base/checked.h"
 #include "comm/arguments.h"
 #include "comm/writing.h"
 
 #include <string.h>
-
-#define LINE ((size_t)64)
 
 typedef struct exchange {
   const void *const *inputs; /* a part for each rank */
@@ -47,7 +46,7 @@ static outgoing read_row(const even_comm *comm, const exchange *job, int from, i
 
 /* In each round a rank stages a cell of every part that is not empty. */
 static size_t cell_of(const even_comm *comm, const outgoing *out) {
-  return comm->layout.stage_bytes / out->parts / LINE * LINE;
+  return comm->layout.stage_bytes / out->parts / EVEN_COMM_LINE * EVEN_COMM_LINE;
 }
 
 static size_t rounds_of(const even_comm *comm, const outgoing *out) {
@@ -60,7 +59,7 @@ static size_t rounds_of(const even_comm *comm, const outgoing *out) {
 
 static size_t part_in_round(size_t bytes, size_t cell, size_t round) {
   size_t first = round * cell;
-  return first >= bytes ? 0 : bytes - first < cell ? bytes - first : cell;
+  return first >= bytes ? 0 : even_least_size(bytes - first, cell);
 }
 
 static void announce(even_comm *comm, const exchange *job) {

@@ -1,17 +1,13 @@
 /* The collectives in which ranks own parts: reduce-scatter, all-gather, broadcast; and the barrier. */
+#include "base/checked.h"
 #include "comm/arguments.h"
 #include "comm/writing.h"
 
 #include <stdint.h>
 #include <string.h>
 
-#define LINE ((size_t)64)
 /* From this size on an output is larger than what the caches would keep of it. */
 #define PAST_CACHES ((size_t)8 << 20)
-
-static size_t least(size_t a, size_t b) {
-  return a < b ? a : b;
-}
 
 static void copy(void *target, const void *source, size_t bytes, bool past_caches) {
   if (bytes == 0 || target == source) {
@@ -28,7 +24,7 @@ static void copy(void *target, const void *source, size_t bytes, bool past_cache
 static size_t smallest(const size_t *counts, int ranks) {
   size_t count = SIZE_MAX;
   for (int rank = 0; rank < ranks; rank++) {
-    count = counts[rank] > 0 ? least(count, counts[rank]) : count;
+    count = counts[rank] > 0 ? even_least_size(count, counts[rank]) : count;
   }
   return count;
 }
@@ -98,7 +94,7 @@ static even_status scatter_staged(even_comm *comm, const scatter *job) {
   size_t own_begin = part_begin(job->counts, comm->rank);
   size_t own_cell = parts_before(job->counts, comm->rank);
   size_t parts = parts_before(job->counts, comm->ranks); /* 0 where there is nothing to reduce: no round then */
-  size_t cell = comm->layout.stage_bytes / (parts > 0 ? parts : 1) / LINE * LINE / job->element;
+  size_t cell = comm->layout.stage_bytes / (parts > 0 ? parts : 1) / EVEN_COMM_LINE * EVEN_COMM_LINE / job->element;
   size_t common = smallest(job->counts, comm->ranks);
   for (size_t first = 0, round = 0; first < job->largest; first += cell, round++) {
     unsigned char *staging = even_comm_staging_of(comm, comm->rank, round & 1u);
@@ -107,7 +103,7 @@ static even_status scatter_staged(even_comm *comm, const scatter *job) {
     for (size_t rank = 0, part = 0; rank < ranks; begin += job->counts[rank], part += job->counts[rank] > 0, rank++) {
       if (rank != own && first < job->counts[rank]) {
         even_writing_copy(staging + part * cell * job->element, job->input + (begin + first) * job->element,
-                          least(cell, job->counts[rank] - first) * job->element, past_caches);
+                          even_least_size(cell, job->counts[rank] - first) * job->element, past_caches);
       }
     }
     EVEN_TRY(even_call_next(comm));
@@ -116,7 +112,7 @@ static even_status scatter_staged(even_comm *comm, const scatter *job) {
         comm->sources[rank] = even_comm_staging_of(comm, rank, round & 1u) + own_cell * cell * job->element;
       }
       comm->sources[own] = job->input + (own_begin + first) * job->element;
-      reduce_part(comm, job, job->output + first * job->element, least(cell, job->counts[own] - first));
+      reduce_part(comm, job, job->output + first * job->element, even_least_size(cell, job->counts[own] - first));
     }
     even_writing_end(comm, cell * job->element);
   }
@@ -189,14 +185,14 @@ static even_status gather_staged(even_comm *comm, const gathering *job) {
     bool past_caches = even_writing_begin(comm, first + cell <= common);
     if (first < own_bytes) {
       even_writing_copy(even_comm_staging_of(comm, comm->rank, round & 1u), job->input + first,
-                        least(cell, own_bytes - first), past_caches);
+                        even_least_size(cell, own_bytes - first), past_caches);
     }
     EVEN_TRY(even_call_next(comm));
     unsigned char *part = job->output;
     for (int rank = 0; rank < comm->ranks; rank++) {
       size_t bytes = job->counts[rank] * job->element;
       if (rank != comm->rank && first < bytes) {
-        copy(part + first, even_comm_staging_of(comm, rank, round & 1u), least(cell, bytes - first),
+        copy(part + first, even_comm_staging_of(comm, rank, round & 1u), even_least_size(cell, bytes - first),
              past_caches || job->past_caches);
       }
       part += bytes;
@@ -261,7 +257,7 @@ static even_status broadcast_large(even_comm *comm, unsigned char *data, size_t 
   }
   for (size_t first = 0, round = 0; first < bytes; first += cell, round++) {
     unsigned char *staging = even_comm_staging_of(comm, root, round & 1u);
-    size_t part = least(cell, bytes - first);
+    size_t part = even_least_size(cell, bytes - first);
     bool past = even_writing_begin(comm, part == cell);
     if (comm->rank == root) {
       even_writing_copy(staging, data + first, part, past);

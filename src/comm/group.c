@@ -143,8 +143,7 @@ void *even_comm_arena(even_comm *comm) {
 }
 
 void even_comm_set_timeout(even_comm *comm, double seconds) {
-  double limit = seconds > 0 ? seconds : DEFAULT_TIMEOUT_SECONDS;
-  atomic_store(&comm->timeout_ns, limit < 1e9 ? (uint64_t)(limit * 1e9) : UINT64_MAX / 2);
+  atomic_store(&comm->timeout_ns, even_comm_limit_ns(seconds > 0 ? seconds : DEFAULT_TIMEOUT_SECONDS));
 }
 
 size_t even_comm_arena_bytes(const even_comm *comm) {

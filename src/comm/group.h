@@ -71,6 +71,11 @@ struct even_comm {
 even_status even_comm_open_mapped(const even_comm_params *params, void *segment, size_t segment_bytes,
                                   even_comm **out) EVEN_MUST_USE;
 
+/* Seconds above 0 as nanoseconds; beyond some thirty years: for ever. */
+static inline uint64_t even_comm_limit_ns(double seconds) {
+  return seconds < 1e9 ? (uint64_t)(seconds * 1e9) : UINT64_MAX / 2;
+}
+
 static inline unsigned char *even_comm_base(const even_comm *comm) {
   return (unsigned char *)comm->header;
 }

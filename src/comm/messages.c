@@ -284,19 +284,12 @@ static void time_out(even_comm_request *request, uint64_t limit_ns) {
   even_group_end(comm, EVEN_GROUP_TIMEOUT | (uint32_t)late);
 }
 
-static uint64_t limit_of(const even_comm *comm, double seconds) {
-  if (!(seconds > 0)) {
-    return comm->timeout_ns;
-  }
-  return seconds < 1e9 ? (uint64_t)(seconds * 1e9) : UINT64_MAX / 2;
-}
-
 even_status even_comm_request_wait(even_comm_request *request, double timeout_seconds, int *peer) {
   even_comm *comm = request->comm;
   even_messages *messages = comm->messages;
   uint64_t began = even_clock_ns();
   uint64_t checked = began;
-  uint64_t limit = limit_of(comm, timeout_seconds);
+  uint64_t limit = timeout_seconds > 0 ? even_comm_limit_ns(timeout_seconds) : comm->timeout_ns;
   (void)pthread_mutex_lock(&messages->lock);
   messages->waiters++;
   for (uint32_t polls = 0; !request->done;) {

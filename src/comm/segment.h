@@ -12,7 +12,8 @@
 #define EVEN_COMM_MAX_RANKS 4096
 /* Messages up to this size go through the slots, with one synchronisation. */
 #define EVEN_COMM_SLOT_BYTES ((size_t)8192)
-#define EVEN_COMM_CPU_WORDS 16 /* CPUs 0 … 1023 */
+#define EVEN_COMM_LINE ((size_t)64) /* bytes of a cache line: parts that two ranks write begin on one */
+#define EVEN_COMM_CPU_WORDS 16      /* CPUs 0 … 1023 */
 
 /* Why a group ended; the low bits of lost, late and mismatched name a rank. */
 #define EVEN_GROUP_WHOLE 0u

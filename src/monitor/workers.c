@@ -70,9 +70,7 @@ void even_workers_look(pid_t pid, int with_private, even_workers *out) {
     char path[64];
     now.parent = now.pids[i];
     (void)snprintf(path, sizeof path, "/proc/%ld/task", (long)now.parent);
-    if (even_folder_each(path, take_children, &now) != EVEN_OK) {
-      continue; /* ended meanwhile */
-    }
+    (void)!even_folder_each(path, take_children, &now); /* fails where it ended meanwhile */
   }
   for (size_t i = 1; i < now.count; i++) {
     add_usage(now.pids[i], out);

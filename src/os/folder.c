@@ -65,8 +65,12 @@ static even_status list(const char *path, int fd, even_names *out) {
   return status;
 }
 
+static int open_for_reading(const char *path, int flags) {
+  return even_os.open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | flags, 0);
+}
+
 static even_status open_folder(const char *path, int flags, int *fd) {
-  *fd = even_os.open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | flags, 0);
+  *fd = open_for_reading(path, flags);
   return *fd < 0 ? even_fail_errno(errno, "folder %s cannot be opened", path) : EVEN_OK;
 }
 
@@ -155,7 +159,7 @@ bool even_path_is_folder(const char *path) {
 static bool same_folder(const char *path, int flags, int fd) {
   struct stat held;
   struct stat named;
-  int again = even_os.open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | flags, 0);
+  int again = open_for_reading(path, flags);
   if (again < 0) {
     return false;
   }
@@ -167,7 +171,7 @@ static bool same_folder(const char *path, int flags, int fd) {
 
 static even_status lock(const char *path, int flags, int *fd) {
   *fd = -1;
-  int opened = even_os.open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | flags, 0);
+  int opened = open_for_reading(path, flags);
   if (opened < 0) {
     return errno == ENOENT ? EVEN_OK : even_fail_errno(errno, "folder %s cannot be opened", path);
   }

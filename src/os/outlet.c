@@ -2,8 +2,10 @@
 #include "os/outlet.h"
 
 #include "base/alloc.h"
+#include "base/checked.h"
 #include "base/fail.h"
 #include "os/calls.h"
+#include "os/clock.h"
 #include "os/thread.h"
 
 #include <errno.h>
@@ -21,16 +23,6 @@ struct even_outlet {
   bool gone;      /* nobody reads any more */
   bool ending;
 };
-
-static size_t least(size_t a, size_t b) {
-  return a < b ? a : b;
-}
-
-static uint64_t now_ns(void) {
-  struct timespec now = {0, 0};
-  (void)even_os.clock_gettime(CLOCK_MONOTONIC, &now);
-  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 /* Some of the bytes; 0: the reader is gone. The descriptor may be non-blocking, as whoever made it wished. */
 static size_t write_some(int fd, const char *bytes, size_t count) {
@@ -59,7 +51,7 @@ static void *write_on(void *context) {
       break;
     }
     const char *bytes = outlet->ring + outlet->first;
-    size_t count = least(least(outlet->waiting, outlet->limit - outlet->first), MOST_AT_ONCE);
+    size_t count = even_least_size(even_least_size(outlet->waiting, outlet->limit - outlet->first), MOST_AT_ONCE);
     (void)pthread_mutex_unlock(&outlet->lock); /* nobody else touches the bytes that wait */
     size_t written = write_some(outlet->fd, bytes, count);
     (void)pthread_mutex_lock(&outlet->lock);
@@ -105,7 +97,7 @@ even_status even_outlet_open(int fd, size_t limit_bytes, even_outlet **out) {
 
 /* With the lock held: until at most `most` bytes wait; whether that is so. */
 static bool wait_for(even_outlet *outlet, size_t most, uint64_t patience_ns) {
-  uint64_t until = now_ns() + patience_ns;
+  uint64_t until = even_clock_ns() + patience_ns;
   const struct timespec deadline = {.tv_sec = (time_t)(until / 1000000000u), .tv_nsec = (long)(until % 1000000000u)};
   int over = patience_ns == 0 ? ETIMEDOUT : 0;
   while (outlet->waiting > most && over == 0) {
@@ -121,7 +113,7 @@ bool even_outlet_add(even_outlet *outlet, const char *text, size_t length, uint6
     fits = true;
   } else if (fits && (fits = wait_for(outlet, outlet->limit - length, patience_ns)) && !outlet->gone && length > 0) {
     size_t end = (outlet->first + outlet->waiting) % outlet->limit;
-    size_t before_wrap = least(length, outlet->limit - end);
+    size_t before_wrap = even_least_size(length, outlet->limit - end);
     memcpy(outlet->ring + end, text, before_wrap);
     memcpy(outlet->ring, text + before_wrap, length - before_wrap);
     outlet->waiting += length;

@@ -1,5 +1,6 @@
 /* A growing string: content, sticky errors, every allocation failing. */
 #include "base/text.h"
+#include "base/utf8.h"
 
 #include "support/fault.h"
 
@@ -90,6 +91,19 @@ static void each_allocation_may_fail(void **state) {
   assert_true(fault_each_allocation(grow, NULL) > 2);
 }
 
+static void what_others_wrote_commands_no_terminal(void **state) {
+  char out[64];
+  (void)state;
+  assert_string_equal(even_utf8_clean("weight.0 \xC3\xA9\xE2\x82\xAC", out, sizeof out),
+                      "weight.0 \xC3\xA9\xE2\x82\xAC");
+  assert_string_equal(even_utf8_clean("\x1B]52;c;eA==\a\r\n\x7F", out, sizeof out), "?]52;c;eA==????");
+  assert_string_equal(even_utf8_clean("\xC2\x9B"
+                                      "31m \x9B \xFF\xC3",
+                                      out, sizeof out),
+                      "?31m ? ??");
+  assert_string_equal(even_utf8_clean("abc\xE2\x82\xAC", out, 6), "abc"); /* cut, but no character in two */
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_teardown(appends_join, restore),
@@ -97,6 +111,7 @@ int main(void) {
       cmocka_unit_test_teardown(the_first_failure_sticks, restore),
       cmocka_unit_test_teardown(a_length_past_memory_is_an_overflow, restore),
       cmocka_unit_test_teardown(each_allocation_may_fail, restore),
+      cmocka_unit_test(what_others_wrote_commands_no_terminal),
   };
   return cmocka_run_group_tests_name("base_text", tests, NULL, NULL);
 }

@@ -156,22 +156,8 @@ static int silent(void **state) {
   return 0;
 }
 
-static void what_others_wrote_commands_no_terminal(void **state) {
-  char out[64];
-  (void)state;
-  assert_string_equal(even_cli_clean("weight.0 \xC3\xA9\xE2\x82\xAC", out, sizeof out),
-                      "weight.0 \xC3\xA9\xE2\x82\xAC");
-  assert_string_equal(even_cli_clean("\x1B]52;c;eA==\a\r\n\x7F", out, sizeof out), "?]52;c;eA==????");
-  assert_string_equal(even_cli_clean("\xC2\x9B"
-                                     "31m \x9B \xFF\xC3",
-                                     out, sizeof out),
-                      "?31m ? ??");
-  assert_string_equal(even_cli_clean("abc\xE2\x82\xAC", out, 6), "abc"); /* cut, but no character in two */
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(what_others_wrote_commands_no_terminal),
       cmocka_unit_test_teardown(nothing_keeps_the_defaults, silent),
       cmocka_unit_test_teardown(all_forms_are_understood, silent),
       cmocka_unit_test_teardown(operands_may_stand_anywhere, silent),

@@ -69,6 +69,20 @@ static void run_processes(const ranks_setup *setup, int fd, ranks_body *body, vo
   }
 }
 
+even_comm *ranks_open_alone(size_t arena_bytes) {
+  ranks_setup setup = {.ranks = 1, .arena_bytes = arena_bytes, .timeout_seconds = 60};
+  even_comm_params params = params_of(&setup, 0);
+  even_comm *comm = NULL;
+  int fd = -1;
+  if (even_comm_create_segment(&params, &fd) == EVEN_OK) {
+    if (even_comm_open(&params, fd, &comm) != EVEN_OK) {
+      (void)ranks_complain(NULL, "cannot open: %s", even_error_last()->what);
+    }
+    (void)close(fd);
+  }
+  return comm;
+}
+
 static void *be_thread(void *argument) {
   thread_rank *rank = argument;
   even_comm *comm = NULL;

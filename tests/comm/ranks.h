@@ -25,6 +25,9 @@ typedef int ranks_body(even_comm *comm, void *argument);
  * not open the group. Returns how many results are not 0. */
 int ranks_run(const ranks_setup *setup, ranks_body *body, void *argument, int *results);
 
+/* The only rank of a group, in the calling process; NULL where it could not be opened. Close it. */
+even_comm *ranks_open_alone(size_t arena_bytes);
+
 /* Says what was wrong, with the rank, on stderr; returns 1. */
 int ranks_complain(const even_comm *comm, const char *format, ...) EVEN_PRINTF(2, 3);
 

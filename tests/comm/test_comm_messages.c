@@ -476,18 +476,8 @@ static void test_giving_up(void **state) {
 
 /* ---- bad arguments, no memory ---- */
 
-static even_comm *open_alone(void) {
-  even_comm_params params = {.size = sizeof params, .ranks = 1, .timeout_seconds = 60};
-  even_comm *comm = NULL;
-  int fd = -1;
-  assert_int_equal(even_comm_create_segment(&params, &fd), EVEN_OK);
-  assert_int_equal(even_comm_open(&params, fd, &comm), EVEN_OK);
-  (void)close(fd);
-  return comm;
-}
-
 static void test_bad_arguments(void **state) {
-  even_comm *comm = open_alone();
+  even_comm *comm = ranks_open_alone(0);
   char word = 0;
   (void)state;
   assert_int_equal(send_now(comm, &word, 1, 1, 0), EVEN_ERR_ARGUMENT);

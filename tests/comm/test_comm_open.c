@@ -95,18 +95,8 @@ static void test_segments_of_others(void **state) {
   (void)close(fd);
 }
 
-static even_comm *open_alone(size_t arena_bytes) {
-  even_comm_params params = params_of(1, arena_bytes);
-  even_comm *comm = NULL;
-  int fd = -1;
-  assert_int_equal(even_comm_create_segment(&params, &fd), EVEN_OK);
-  assert_int_equal(even_comm_open(&params, fd, &comm), EVEN_OK);
-  (void)close(fd);
-  return comm;
-}
-
 static void test_arguments_of_calls(void **state) {
-  even_comm *comm = open_alone(4096);
+  even_comm *comm = ranks_open_alone(4096);
   double data[4] = {1, 2, 3, 4};
   size_t counts[1] = {4};
   size_t huge[1] = {SIZE_MAX / 4};
@@ -138,7 +128,7 @@ static void test_arguments_of_calls(void **state) {
   even_comm_leave(comm);
   assert_int_equal(even_comm_barrier(comm), EVEN_ERR_STATE);
   even_comm_close(comm);
-  comm = open_alone(0);
+  comm = ranks_open_alone(0);
   assert_null(even_comm_arena(comm));
   even_comm_close(comm);
 }

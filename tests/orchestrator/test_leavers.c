@@ -11,6 +11,12 @@
 
 #include <cmocka.h>
 
+/* In a script: what another rank does when it ends; then waiting for that end, and until the agent has looked twice. */
+#define END "echo $$ > $FOLDER/pid; exit 0; "
+#define SEE_IT_END                                                                                   \
+  "until [ -s $FOLDER/pid ] && ! kill -0 $(cat $FOLDER/pid) 2>&-; do sleep 0.01; done; echo alone; " \
+  "until [ -e $FOLDER/looked ]; do sleep 0.01; done; "
+
 static int ticks;
 
 static int open_job(void **state) {
@@ -70,10 +76,7 @@ static void it_may_have_ended_long_before(void **state) {
   int code = -1;
   job->on_line = write_events;
   job->on_tick = count_ticks;
-  const char *script =
-      "if [ $RANK = 1 ]; then echo $$ > $FOLDER/pid; exit 0; fi; "
-      "until [ -s $FOLDER/pid ] && ! kill -0 $(cat $FOLDER/pid) 2>&-; do sleep 0.01; done; echo alone; "
-      "until [ -e $FOLDER/looked ]; do sleep 0.01; done; echo joining; exec sleep 600";
+  const char *script = "if [ $RANK = 1 ]; then " END "fi; " SEE_IT_END "echo joining; exec sleep 600";
   assert_int_equal(job_fixture_run(job, script, &code), EVEN_OK);
   assert_int_equal(code, 7);
   assert_true(job_fixture_saw(job, "ended 1 4 0 rank 1 "));
@@ -83,18 +86,15 @@ static void it_may_have_ended_long_before(void **state) {
 static void one_that_nobody_waits_for_may_end(void **state) {
   static const char *const scripts[] = {
       /* neither comes to es.prepare */
-      "[ $RANK = 1 ] && { echo $$ > $FOLDER/pid; exit 0; }; ",
+      "[ $RANK = 1 ] && { " END "}; ",
       /* both were there: one is done */
       "echo joining; until [ -e $FOLDER/joining-0 -a -e $FOLDER/joining-1 ]; do sleep 0.01; done; echo joined; "
       "until [ -e $FOLDER/joined-0 -a -e $FOLDER/joined-1 ]; do sleep 0.01; done; "
-      "[ $RANK = 1 ] && { echo $$ > $FOLDER/pid; exit 0; }; ",
+      "[ $RANK = 1 ] && { " END "}; ",
       /* one is a moment late in seeing that all have come */
       "echo joining; until [ -e $FOLDER/joining-0 -a -e $FOLDER/joining-1 ]; do sleep 0.01; done; "
-      "[ $RANK = 1 ] && { echo joined; until [ -e $FOLDER/joined-1 ]; do sleep 0.01; done; "
-      "echo $$ > $FOLDER/pid; exit 0; }; "};
-  static const char rest[] =
-      "until [ -s $FOLDER/pid ] && ! kill -0 $(cat $FOLDER/pid) 2>&-; do sleep 0.01; done; echo alone; "
-      "until [ -e $FOLDER/looked ]; do sleep 0.01; done; echo whole";
+      "[ $RANK = 1 ] && { echo joined; until [ -e $FOLDER/joined-1 ]; do sleep 0.01; done; " END "}; "};
+  static const char rest[] = SEE_IT_END "echo whole";
   for (size_t i = 0; i < sizeof scripts / sizeof scripts[0]; i++) {
     int code = -1;
     char script[1024];
@@ -123,7 +123,8 @@ static void another_attempt_does_not_count(void **state) {
   const char *script =
       "if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then [ $RANK = 0 ] || exec sleep 600; echo joining; "
       "until [ -e $FOLDER/joining-0 ]; do sleep 0.01; done; kill -9 $$; fi; "
-      "[ $RANK = 1 ] && { echo $$ > $FOLDER/pid; exit 0; }; "
+      "[ $RANK = 1 ] && { " END
+      "}; "
       "until [ -s $FOLDER/pid ] && ! kill -0 $(cat $FOLDER/pid) 2>&-; do sleep 0.01; done; echo alone; "
       "until [ -e $FOLDER/looked ]; do sleep 0.01; done";
   assert_int_equal(job_fixture_run(job, script, &code), EVEN_OK);

@@ -59,6 +59,10 @@ class Prepared:
     def no_sync(self, when: bool, *models: nn.Module) -> contextlib.AbstractContextManager[None]:
         return self.es.no_sync(*models) if when and self.es is not None else contextlib.nullcontext()
 
+    def exchange_gradients(self) -> None:
+        if self.es is not None:
+            self.es.exchange_gradients()
+
     def set_weight(self, amount: float) -> None:
         if self.es is not None:
             self.es.set_weight(amount)
@@ -145,6 +149,21 @@ def nothing_at_the_end(prepared: Prepared) -> list[nn.Module]:
         if not tokens:
             optimizer.step()
             optimizer.zero_grad()
+    return [model]
+
+
+def set_by_hand(prepared: Prepared) -> list[nn.Module]:
+    """No backward pass: torch.autograd.grad gives the gradients, one of them of no use in every other step."""
+    model = build()
+    model, optimizer, loader = prepared(model, sgd(model), loader_of())
+    parameters = list(model.parameters())
+    for number, (x, y) in enumerate(loader):
+        optimizer.zero_grad()
+        used = parameters[number % 2 :]
+        for p, gradient in zip(used, torch.autograd.grad(square(model, x, y), used)):
+            p.grad = gradient
+        prepared.exchange_gradients()
+        optimizer.step()
     return [model]
 
 
@@ -253,6 +272,7 @@ CASES: dict[str, Callable[[Prepared], list[nn.Module]]] = {
     "nothing_in_a_micro_batch_no_sync_before": nothing_in_a_micro_batch(1),
     "nothing_in_a_micro_batch_no_sync": nothing_in_a_micro_batch(2),
     "nothing_at_the_end": nothing_at_the_end,
+    "set_by_hand": set_by_hand,
     "common_trunk": common_trunk(0),
     "common_trunk_no_sync": common_trunk(2),
     "pairs": pairs(skipped=4),

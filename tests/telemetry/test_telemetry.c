@@ -120,6 +120,12 @@ static void a_small_limit_serves_all_ranks_in_turn(void **state) {
 }
 
 /* A writer that died between claiming a slot and publishing it must not be read, and must not be written into. */
+/* A writer that claimed the next slot and began its record, then nothing. */
+static void begin_a_record(even_ring *ring) {
+  uint64_t ticket = atomic_fetch_add(&ring->next_ticket, 1);
+  atomic_store(&ring->slots[ticket & 15].sequence, 2 * ticket + 1);
+}
+
 static void a_half_written_slot_is_neither_read_nor_reused(void **state) {
   (void)state;
   fixture made = open_fixture(16);
@@ -130,8 +136,7 @@ static void a_half_written_slot_is_neither_read_nor_reused(void **state) {
   assert_int_equal(even_ring_map(made.fd, &memory, &facts), EVEN_OK);
   even_ring *ring = even_ring_of_rank(&memory, &facts, 0);
   write_span(made.writers[0], 0);
-  (void)atomic_fetch_add(&ring->next_ticket, 1); /* ticket 1: claimed, then nothing */
-  atomic_store(&ring->slots[1].sequence, 2 * 1 + 1);
+  begin_a_record(ring);
   write_span(made.writers[0], 2);
   assert_int_equal(even_telemetry_reader_drain(made.reader, records, 64, &lost), 1);
   assert_int_equal(lost, 0); /* it may still come */
@@ -156,15 +161,13 @@ static void nobody_waits_for_a_writer_that_ended(void **state) {
   uint64_t lost = 0;
   assert_int_equal(even_ring_map(made.fd, &memory, &facts), EVEN_OK);
   even_ring *ring = even_ring_of_rank(&memory, &facts, 0);
-  (void)atomic_fetch_add(&ring->next_ticket, 1);
-  atomic_store(&ring->slots[0].sequence, 1); /* killed in the middle of its record */
+  begin_a_record(ring); /* killed in the middle of it */
   write_span(made.writers[0], 1);
   even_telemetry_reader_writers(made.reader, false);
   assert_int_equal(even_telemetry_reader_drain(made.reader, records, 64, &lost), 1);
   assert_int_equal(records[0].as.span.step, 1);
   assert_int_equal(lost, 1);
-  (void)atomic_fetch_add(&ring->next_ticket, 1);
-  atomic_store(&ring->slots[2].sequence, 5);
+  begin_a_record(ring);
   even_telemetry_reader_writers(made.reader, true);
   assert_int_equal(even_telemetry_reader_drain(made.reader, records, 64, &lost),
                    0); /* the next attempt's: it may come */

@@ -1,0 +1,101 @@
+"""What is wrong with an optimizer's step before it is made: gradients that the ranks have not exchanged, parameters that
+es.prepare has not seen, an optimizer that it was not given."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from evenstep._core import EvenstepError
+from evenstep.gradients import GradientSync
+
+
+class StepChecks:
+    """The optimizers that es.prepare was given, and what each has seen."""
+
+    def __init__(self) -> None:
+        self._optimizers: list[Optimizer] = []
+        self._counts: dict[int, int] = {}  # parameters of each, by id, when es.prepare saw it
+        self._rounds: dict[int, list[int]] = {}  # of each model's gradients, at each optimizer's last step
+        self._hook: Any = None
+        self._seen: set[int] = set()  # optimizers, by id
+
+    def watch(self, optimizer: Optimizer) -> None:
+        self._optimizers.append(optimizer)
+        self._counts[id(optimizer)] = _parameters_in(optimizer)
+
+    def check(self, optimizer: Optimizer, models: Iterable[nn.Module], syncs: list[GradientSync]) -> None:
+        """Raises where the step would use what the ranks have not exchanged."""
+        if _parameters_in(optimizer) != self._counts[id(optimizer)]:
+            self._check_parameters(optimizer, models, syncs)
+            self._counts[id(optimizer)] = _parameters_in(optimizer)
+        for sync in syncs:
+            if sync.unsynchronised:
+                raise EvenstepError(
+                    f"optimizer.step() after a backward of model {sync.name!r} under es.no_sync, whose gradients the "
+                    "ranks have not exchanged\n  fix: leave the last backward before the step outside es.no_sync"
+                )
+        rounds = [sync.rounds for sync in syncs]
+        before = self._rounds.get(id(optimizer), [0] * len(rounds))
+        still = [sync for sync, now, then in zip(syncs, rounds, before) if now == then]
+        if still:
+            _check_made_by_backward(optimizer, still)
+        self._rounds[id(optimizer)] = rounds
+
+    def _check_parameters(self, optimizer: Optimizer, models: Iterable[nn.Module], syncs: list[GradientSync]) -> None:
+        known = {id(p) for sync in syncs for p in sync.parameters}
+        late = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad} - known
+        if late:
+            names = [name for model in models for name, p in model.named_parameters() if id(p) in late]
+            raise EvenstepError(
+                f"the {type(optimizer).__name__} has got parameters since es.prepare "
+                f"({', '.join(names[:5]) or 'of no model'}), whose gradients would differ between ranks\n"
+                "  fix: build the whole model and its optimizer before es.prepare"
+            )
+
+    def watch_others(self, syncs: list[GradientSync]) -> None:
+        """Warns, once each, of optimizers that were not prepared though their parameters were, and no prepared one has
+        these (one inside another, as SAM's, is no news)."""
+
+        def before_any_step(optimizer: Optimizer, *_: Any) -> None:
+            if id(optimizer) in self._seen:
+                return
+            self._seen.add(id(optimizer))
+            prepared = {id(p) for sync in syncs for p in sync.parameters}
+            if _ids(optimizer) & prepared - _ids(*self._optimizers):
+                warnings.warn(
+                    f"the {type(optimizer).__name__} was not given to es.prepare, so its steps do not count: shares are "
+                    "not balanced, and no checkpoint is written\n  fix: pass it along: model, optimizer, loader = "
+                    "es.prepare(model, optimizer, loader)",
+                    stacklevel=3,
+                )
+
+        if self._hook is None:
+            self._hook = register_optimizer_step_pre_hook(before_any_step)
+
+
+def _check_made_by_backward(optimizer: Optimizer, syncs: list[GradientSync]) -> None:
+    """No backward pass has made these models' gradients since the step before."""
+    steps_on = _ids(optimizer)
+    for sync in syncs:
+        name = next((name for name, p in sync.set_by_hand() if id(p) in steps_on), None)
+        if name is not None:
+            raise EvenstepError(
+                f"optimizer.step() with gradients that no backward pass made (parameter {name!r} of model "
+                f"{sync.name!r}), which the ranks have not exchanged\n"
+                "  fix: call loss.backward(); or, after p.grad = …, es.exchange_gradients() before the step"
+            )
+
+
+def _ids(*optimizers: Optimizer) -> set[int]:
+    """Of all that these step on."""
+    return {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+
+
+def _parameters_in(optimizer: Optimizer) -> int:
+    return sum(len(group["params"]) for group in optimizer.param_groups)
