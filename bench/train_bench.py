@@ -1,41 +1,55 @@
 """Training throughput on unequal and on equal CPU ranks, side by side with PyTorch, medians of alternating rounds.
 
-    python bench/train_bench.py [--rounds 5] [--quick] [--json FILE] [--markdown FILE]
+    python bench/train_bench.py [--rounds 15] [--quick] [--only unequal|equal] [--json FILE] [--markdown FILE]
 
 Unequal: two ranks, each pinned to its own core, rank 1 held to a quarter of its core by a CPU quota.
-Equal: two ranks, each pinned to its own core. Every mode is started by the same launcher (`evenstep run`).
+Equal: two ranks, each pinned to its own core. Every mode is a job of the same launcher (`evenstep run`); all stand ready
+and take turns of a few seconds, so that a round's figures were taken within some fifteen seconds: the speed of a shared
+machine moves by a third within a minute.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 
 from heading import heading
+from train_gate import Job
 
 BENCH = pathlib.Path(__file__).resolve().parent
 PROGRAM = os.environ.get("EVENSTEP_PROGRAM") or shutil.which("evenstep") or "evenstep"
 
 
-def launch(mode: str, quota: str | None, *options: str, monitor: bool = False) -> dict:
-    """Runs one job and returns rank 0's result."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [PROGRAM, "run", "-n", "2", "--runs-dir", folder, "--name", mode, "--max-restarts", "0"]
-        command += ["--python", sys.executable]
-        command += [] if monitor else ["--no-monitor"]
-        command += ["--cpu-quota", quota] if quota else []
-        command += [str(BENCH / "train_rank.py"), "--mode", mode, *options]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    for line in done.stdout.splitlines():
-        if "RESULT " in line:
-            return json.loads(line.split("RESULT ", 1)[1])
-    tail = f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-    raise SystemExit(f"{' '.join(command)}\nended with {done.returncode} and no result:\n{tail}")
+class Jobs:
+    """One job for each mode, all at their gates."""
+
+    def __init__(self, args: argparse.Namespace, quota: str | None, *modes: str) -> None:
+        with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            self._jobs = {mode: stack.enter_context(Job(command(args, quota, mode, folder), 2)) for mode in modes}
+            for job in self._jobs.values():
+                job.ready()
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> dict[str, Job]:
+        return self._jobs
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.__exit__(*error)  # type: ignore[arg-type]
+
+
+def command(args: argparse.Namespace, quota: str | None, mode: str, folder: str) -> list[str]:
+    words = [PROGRAM, "run", "-n", "2", "--runs-dir", folder, "--name", mode, "--max-restarts", "0"]
+    words += ["--python", sys.executable]
+    words += [] if mode == "evenstep" else ["--no-monitor"]
+    words += ["--cpu-quota", quota] if quota else []
+    words += [str(BENCH / "train_rank.py"), "--mode", mode, "--batch", str(args.batch), "--steps", str(args.steps)]
+    return words
 
 
 def seconds_at(table: dict, samples: int) -> float:
@@ -62,67 +76,75 @@ def sizes_around(share: int) -> list[int]:
     return sorted(sizes)
 
 
-def speeds(batch: int, quota: str | None, guess: list[int], seconds: float) -> list[dict]:
-    sizes = "/".join(",".join(map(str, sizes_around(share))) for share in guess)
-    return launch("speeds", quota, "--batch", str(batch), "--sizes", sizes, "--seconds", str(seconds))["tables"]
+def measure_speeds(job: Job, split: list[int], seconds: float) -> list[dict]:
+    return job.block(sizes=[sizes_around(share) for share in split], seconds=seconds)["tables"]
+
+
+def hand_tuned(job: Job, args: argparse.Namespace, split: list[int]) -> tuple[list[int], dict[str, float]]:
+    """The fastest split of those around `split`, tried as a patient user would: each in turn, several times."""
+    tried = [[split[0] + d, split[1] - d] for d in range(-args.scan, args.scan + 1) if split[1] - d > 0]
+    rates: dict[str, list[float]] = {f"{a},{b}": [] for a, b in tried}
+    for _ in range(args.scan_rounds):
+        for one in tried:
+            rates[f"{one[0]},{one[1]}"].append(job.block(split=one)["samples_per_second"])
+    medians = {name: statistics.median(rate) for name, rate in rates.items()}
+    return max(tried, key=lambda one: medians[f"{one[0]},{one[1]}"]), medians
 
 
 def unequal(args: argparse.Namespace) -> dict:
     batch, quota = args.batch, "1:0.25"
-    common = ["--batch", str(batch), "--steps", str(args.steps), "--warmup", str(args.warmup)]
-    first_guess = [round(batch * 0.8), batch - round(batch * 0.8)]
-    split, _ = best_split(speeds(batch, quota, first_guess, args.seconds), batch)
-    candidates = [[split[0] + d, split[1] - d] for d in range(-args.scan, args.scan + 1) if split[1] - d > 0]
-    scan = {
-        f"{a},{b}": launch("hand", quota, "--split", f"{a},{b}", *common)["samples_per_second"] for a, b in candidates
-    }
-    tuned = max(scan, key=scan.__getitem__)
-    print(f"  hand-tuned splits tried: { {k: round(v, 1) for k, v in scan.items()} } -> {tuned}", flush=True)
-    rounds = []
-    for index in range(args.rounds):
-        tables = speeds(batch, quota, split, args.seconds)
-        ideal, bound = best_split(tables, batch)
-        row = {"best_split": ideal, "bound": bound, "tables": tables}
-        for name, mode, options, monitor in (
-            ("evenstep", "evenstep", [], True),
-            ("hand", "hand", ["--split", tuned], False),
-            ("ddp", "ddp", [], False),
-        ):
-            result = launch(mode, quota, *common, *options, monitor=monitor)
-            row[name] = result["samples_per_second"]
-            if name == "evenstep":
-                row["rank0_shares"] = result["rank0_shares"]
-        rounds.append(row)
-        print(
-            f"  round {index + 1}: bound {bound:.1f} (split {ideal}), evenstep {row['evenstep']:.1f}, "
-            f"hand {row['hand']:.1f}, ddp {row['ddp']:.1f} samples/s",
-            flush=True,
-        )
+    first = round(batch * 0.8)
+    with Jobs(args, quota, "speeds", "ddp", "evenstep") as jobs:
+        split, _ = best_split(measure_speeds(jobs["speeds"], [first, batch - first], args.seconds), batch)
+        tuned, scan = hand_tuned(jobs["ddp"], args, split)
+        print(f"  hand-tuned splits tried: { {k: round(v, 1) for k, v in scan.items()} } -> {tuned}", flush=True)
+        for _ in range(args.settle):
+            jobs["evenstep"].block()
+        turns = {
+            "tables": lambda: measure_speeds(jobs["speeds"], split, args.seconds),
+            "evenstep": jobs["evenstep"].block,
+            "hand": lambda: jobs["ddp"].block(split=tuned),
+            "ddp": lambda: jobs["ddp"].block(split=[batch // 2, batch - batch // 2], steps=max(3, args.steps // 3)),
+        }
+        rounds = []
+        for index in range(args.rounds):
+            names = list(turns)
+            names = names[index % 4 :] + names[: index % 4]
+            found = {name: turns[name]() for name in names}
+            ideal, bound = best_split(found["tables"], batch)
+            row = {"best_split": ideal, "bound": bound, "tables": found["tables"]}
+            row |= {name: found[name]["samples_per_second"] for name in ("evenstep", "hand", "ddp")}
+            row["rank0_shares"] = found["evenstep"]["rank0_shares"]
+            rounds.append(row)
+            print(
+                f"  round {index + 1}: bound {bound:.1f} (split {ideal}), evenstep {row['evenstep']:.1f}, "
+                f"hand {row['hand']:.1f}, ddp {row['ddp']:.1f} samples/s",
+                flush=True,
+            )
     middle = {name: statistics.median(row[name] for row in rounds) for name in ("bound", "evenstep", "hand", "ddp")}
-    ratios = {
-        "evenstep_over_bound": statistics.median(row["evenstep"] / row["bound"] for row in rounds),
-        "evenstep_over_ddp": statistics.median(row["evenstep"] / row["ddp"] for row in rounds),
-        "evenstep_over_hand": statistics.median(row["evenstep"] / row["hand"] for row in rounds),
-    }
+    ratios = {f"evenstep_over_{name}": ratio(rounds, "evenstep", name) for name in ("bound", "ddp", "hand")}
+    ratios["hand_over_bound"] = ratio(rounds, "hand", "bound")
     return {"quota": quota, "tuned_split": tuned, "scan": scan, "rounds": rounds, "median": middle, "ratios": ratios}
 
 
 def equal(args: argparse.Namespace) -> dict:
-    common = ["--batch", str(args.batch), "--steps", str(args.steps), "--warmup", str(args.warmup)]
+    halves = [args.batch // 2, args.batch - args.batch // 2]
     rounds = []
-    for index in range(args.rounds):
-        row = {
-            "evenstep": launch("evenstep", None, *common, monitor=True)["samples_per_second"],
-            "ddp": launch("ddp", None, *common)["samples_per_second"],
-        }
-        rounds.append(row)
-        print(f"  round {index + 1}: evenstep {row['evenstep']:.1f}, ddp {row['ddp']:.1f} samples/s", flush=True)
+    with Jobs(args, None, "ddp", "evenstep") as jobs:
+        for _ in range(args.settle):
+            jobs["evenstep"].block()
+        for index in range(args.rounds):
+            names = ["evenstep", "ddp"] if index % 2 == 0 else ["ddp", "evenstep"]
+            orders: dict[str, dict] = {"evenstep": {}, "ddp": {"split": halves}}
+            row = {name: jobs[name].block(**orders[name])["samples_per_second"] for name in names}
+            rounds.append(row)
+            print(f"  round {index + 1}: evenstep {row['evenstep']:.1f}, ddp {row['ddp']:.1f} samples/s", flush=True)
     middle = {name: statistics.median(row[name] for row in rounds) for name in ("evenstep", "ddp")}
-    return {
-        "rounds": rounds,
-        "median": middle,
-        "ratios": {"evenstep_over_ddp": statistics.median(row["evenstep"] / row["ddp"] for row in rounds)},
-    }
+    return {"rounds": rounds, "median": middle, "ratios": {"evenstep_over_ddp": ratio(rounds, "evenstep", "ddp")}}
+
+
+def ratio(rounds: list[dict], one: str, other: str) -> float:
+    return statistics.median(row[one] / row[other] for row in rounds)
 
 
 def markdown(result: dict) -> str:
@@ -149,6 +171,7 @@ def markdown(result: dict) -> str:
             ("evenstep_over_bound", "Evenstep / best integer split", "≥ 0.95"),
             ("evenstep_over_ddp", "Evenstep / equal split with DDP", "≥ 2.8"),
             ("evenstep_over_hand", "Evenstep / hand-tuned split", "≥ 1.0"),
+            ("hand_over_bound", "hand-tuned split / best integer split", ""),
         ):
             lines.append(f"| 1 : 0.25 | {text} | {case['ratios'][name]:.3f} | {goal} |")
     if "equal" in result:
@@ -162,19 +185,20 @@ def markdown(result: dict) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--warmup", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--steps", type=int, default=24, help="of a turn")
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each batch size whose speed is measured")
+    parser.add_argument("--settle", type=int, default=3, help="turns that Evenstep has before the first round")
     parser.add_argument("--scan", type=int, default=2, help="hand-tuned splits tried on either side of the best one")
+    parser.add_argument("--scan-rounds", type=int, default=3, help="how often each of them is tried")
     parser.add_argument("--quick", action="store_true", help="one short round, to see that it works")
     parser.add_argument("--only", choices=["unequal", "equal"])
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--markdown", metavar="FILE")
     args = parser.parse_args()
     if args.quick:
-        args.rounds, args.steps, args.warmup, args.seconds = 1, 15, 8, 1.0
+        args.rounds, args.steps, args.seconds, args.settle, args.scan_rounds = 1, 8, 0.5, 1, 1
     result = dict(heading())
     for name, run in (("unequal", unequal), ("equal", equal)):
         if args.only in (None, name):

@@ -1,28 +1,26 @@
-"""One rank of the training benchmark: the same model and loop in five ways.
+"""One rank of the training benchmark: the same model and loop in three ways, a few seconds at a time.
 
-    ddp       PyTorch DDP over Gloo, the equal split
-    hand      PyTorch DDP over Gloo, a fixed unequal split (--split), each loss weighted by hand
+    ddp       PyTorch DDP over Gloo; each order says the split, each loss is weighted by hand where it is unequal
     evenstep  es.prepare; the shares are Evenstep's affair
     speeds    no communication: what each rank does alone while the other runs too, at several batch sizes
-    plain     one process
 
-Rank 0 prints one line "RESULT {json}". Started by train_bench.py, for all modes by the same launcher with the same
-pinning and quotas.
+Started by train_bench.py, for all modes by the same launcher with the same pinning and quotas; it waits at a gate
+(train_gate.py) for each order and answers with what it measured.
 """
 
 import argparse
-import json
 import os
 import pathlib
 import sys
 import time
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, RandomSampler, Subset
-from torch.utils.data.distributed import DistributedSampler
+from torch.utils.data import DataLoader, RandomSampler
+from train_gate import Gate
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "examples"))
 from char_gpt import GPT, Windows, standard_library_text
@@ -30,16 +28,14 @@ from char_gpt import GPT, Windows, standard_library_text
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--mode", choices=["ddp", "hand", "evenstep", "speeds", "plain"], required=True)
-    parser.add_argument("--split", help="hand: samples of each rank, e.g. 26,6")
+    parser.add_argument("--mode", choices=["ddp", "evenstep", "speeds"], required=True)
+    parser.add_argument("--gate", required=True)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--warmup", type=int, default=15)
+    parser.add_argument("--steps", type=int, default=20, help="of a block, measured")
+    parser.add_argument("--warmup", type=int, default=3, help="of a block, before those")
     parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--seconds", type=float, default=2.0, help="speeds: how long each batch size runs")
-    parser.add_argument("--sizes", help="speeds: batch sizes of each rank, e.g. '16,24,30/2,4,8'")
     return parser.parse_args()
 
 
@@ -58,97 +54,84 @@ def train_step(model, optimizer, tokens, targets, weight=1.0) -> None:
     optimizer.step()
 
 
-def timed(args, batches, step) -> float:
-    """Samples per second of all ranks over the steps after the warm-up."""
-    began = 0.0
-    for index, (tokens, targets) in enumerate(batches):
-        if index == args.warmup:
-            if dist.is_initialized():
-                dist.barrier()
+def seconds_a_step(batches: Iterable, warmup: int, step: Callable[..., None]) -> float:
+    """The mean over the steps after the warm-up; the ranks are in step, so each knows it by itself."""
+    began = time.perf_counter()
+    count = -warmup
+    for tokens, targets in batches:
+        if count == 0:
             began = time.perf_counter()
         step(tokens, targets)
-    if dist.is_initialized():
-        dist.barrier()
-    return args.steps * args.batch / (time.perf_counter() - began)
+        count += 1
+    return (time.perf_counter() - began) / count
 
 
-def run_ddp(args: argparse.Namespace, rank: int, world: int) -> dict:
+def run_ddp(args: argparse.Namespace, gate: Gate, rank: int, world: int) -> None:
     dist.init_process_group("gloo")
     model, optimizer, dataset = build(args)
-    split = [int(part) for part in args.split.split(",")] if args.split else [args.batch // world] * world
-    steps = args.steps + args.warmup
-    mine = Subset(dataset, range(steps * split[rank] * world))
-    sampler = DistributedSampler(mine, num_replicas=world, rank=rank)
-    loader = DataLoader(mine, batch_size=split[rank], sampler=sampler, drop_last=True)
     model = DistributedDataParallel(model)
-    weight = split[rank] * world / args.batch  # DDP divides by the world size
-    rate = timed(args, loader, lambda x, y: train_step(model, optimizer, x, y, weight))
+    for order in gate.orders():
+        own = order["split"][rank]
+        weight = own * world / args.batch  # DDP divides by the world size
+        steps = order.get("steps", args.steps)
+        sampler = RandomSampler(dataset, num_samples=(steps + args.warmup) * own)
+        loader = DataLoader(dataset, batch_size=own, sampler=sampler)
+        seconds = seconds_a_step(loader, args.warmup, lambda x, y, w=weight: train_step(model, optimizer, x, y, w))
+        gate.answer({"samples_per_second": args.batch / seconds})
     dist.destroy_process_group()
-    return {"samples_per_second": rate, "split": split}
 
 
-def run_evenstep(args: argparse.Namespace) -> dict:
+def run_evenstep(args: argparse.Namespace, gate: Gate) -> None:
     import evenstep as es
 
     model, optimizer, dataset = build(args)
     sampler = RandomSampler(dataset, num_samples=(args.steps + args.warmup) * args.batch)
     loader = DataLoader(dataset, batch_size=args.batch, sampler=sampler)
     model, optimizer, loader = es.prepare(model, optimizer, loader)
-    sizes: list[int] = []
+    for _ in gate.orders():
+        sizes: list[int] = []
 
-    def step(tokens, targets) -> None:
-        sizes.append(len(tokens))
-        train_step(model, optimizer, tokens, targets)
+        def step(tokens: torch.Tensor, targets: torch.Tensor, sizes: list[int] = sizes) -> None:
+            sizes.append(len(tokens))
+            train_step(model, optimizer, tokens, targets)
 
-    rate = timed(args, loader, step)
-    return {"samples_per_second": rate, "rank0_shares": sizes}
-
-
-def run_plain(args: argparse.Namespace) -> dict:
-    model, optimizer, dataset = build(args)
-    sampler = RandomSampler(dataset, num_samples=(args.steps + args.warmup) * args.batch)
-    loader = DataLoader(dataset, batch_size=args.batch, sampler=sampler)
-    return {"samples_per_second": timed(args, loader, lambda x, y: train_step(model, optimizer, x, y))}
+        seconds = seconds_a_step(loader, args.warmup, step)  # one epoch
+        gate.answer({"samples_per_second": args.batch / seconds, "rank0_shares": sizes})
 
 
-def run_speeds(args: argparse.Namespace, rank: int) -> dict | None:
+def run_speeds(args: argparse.Namespace, gate: Gate, rank: int) -> None:
     """Mean seconds a step at each of this rank's batch sizes, all ranks at work the whole time."""
     dist.init_process_group("gloo")
     model, optimizer, dataset = build(args)
-    sizes = [int(size) for size in args.sizes.split("/")[rank].split(",")]
-    seconds = []
-    for size in sizes:
-        loader = DataLoader(dataset, batch_size=size, shuffle=True)
-        batches = iter(loader)
-        for _ in range(2):
+    for order in gate.orders():
+        sizes, seconds = order["sizes"][rank], []
+        for size in sizes:
+            batches = iter(DataLoader(dataset, batch_size=size, shuffle=True))
             train_step(model, optimizer, *next(batches))
-        dist.barrier()
-        began = time.perf_counter()
-        count = 0
-        while time.perf_counter() - began < args.seconds or count < 3:
-            train_step(model, optimizer, *next(batches))
-            count += 1
-        seconds.append((time.perf_counter() - began) / count)
-    tables: list = [None] * dist.get_world_size()
-    dist.all_gather_object(tables, {"samples": sizes, "seconds": seconds})
+            dist.barrier()
+            began = time.perf_counter()
+            count = 0
+            while time.perf_counter() - began < order["seconds"] or count < 3:
+                train_step(model, optimizer, *next(batches))
+                count += 1
+            seconds.append((time.perf_counter() - began) / count)
+        tables: list = [None] * dist.get_world_size()
+        dist.all_gather_object(tables, {"samples": sizes, "seconds": seconds})
+        gate.answer({"tables": tables})
     dist.destroy_process_group()
-    return {"tables": tables}
 
 
 def main() -> None:
     args = arguments()
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", "1"))))
-    if args.mode in ("ddp", "hand"):
-        result = run_ddp(args, rank, world)
+    gate = Gate(args.gate)
+    if args.mode == "ddp":
+        run_ddp(args, gate, rank, world)
     elif args.mode == "evenstep":
-        result = run_evenstep(args)
-    elif args.mode == "plain":
-        result = run_plain(args)
+        run_evenstep(args, gate)
     else:
-        result = run_speeds(args, rank)
-    if rank == 0:
-        print("RESULT " + json.dumps(result), flush=True)
+        run_speeds(args, gate, rank)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `make bench`: all figures of docs/results, each beside its peer in one run. About twenty minutes; leave the machine alone meanwhile.
+# `make bench`: all figures of docs/results, each beside its peer in one run. About twenty-five minutes; leave the machine alone meanwhile.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
