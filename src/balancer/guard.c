@@ -184,18 +184,29 @@ static void wait(even_balancer *b, even_guard_question question, bool won) {
   }
 }
 
+/* Equal and balanced shares were compared: the answer holds for both questions, and what equal shares took as the run
+ * began is no reason any more to ask again. */
+static void answer_both(even_balancer *b, bool won) {
+  even_guard *g = &b->guard;
+  bool equal = g->question == EVEN_GUARD_EQUAL;
+  double before = even_series_mean(&g->trial.before);
+  double challenger = even_series_mean(&g->trial.challenger);
+  g->equal_seconds = equal ? challenger : before;
+  g->balanced_seconds = equal ? before : challenger;
+  g->first_equals = 0;
+  if (won) {
+    even_guard_question reverse = equal ? EVEN_GUARD_RETURN : EVEN_GUARD_EQUAL;
+    g->on_equal = equal;
+    g->next[reverse] = b->steps + g->pause[reverse];
+  }
+}
+
 static void conclude(even_balancer *b, bool won) {
   even_guard *g = &b->guard;
   even_guard_question question = g->question;
-  double before = even_series_mean(&g->trial.before);
-  double challenger = even_series_mean(&g->trial.challenger);
   wait(b, question, won);
   if (question == EVEN_GUARD_EQUAL || question == EVEN_GUARD_RETURN) {
-    g->equal_seconds = question == EVEN_GUARD_EQUAL ? challenger : before;
-    g->balanced_seconds = question == EVEN_GUARD_EQUAL ? before : challenger;
-    if (won) {
-      g->on_equal = question == EVEN_GUARD_EQUAL;
-    }
+    answer_both(b, won);
   } else if (won) {
     memcpy(b->current, g->challenger, b->ranks * sizeof *b->current);
     memcpy(g->floors, g->floors_tried, b->ranks * sizeof *g->floors);
@@ -289,7 +300,7 @@ static void against_equal(even_balancer *b, bool *begun) {
 static bool equal_is_due(even_balancer *b, double mean) {
   even_guard *g = &b->guard;
   if (b->steps < g->next[EVEN_GUARD_EQUAL]) {
-    return g->pause[EVEN_GUARD_EQUAL] == FIRST_EQUAL && g->first_equals >= 3 && mean > g->first_equal / g->first_equals;
+    return g->first_equals >= 3 && mean > g->first_equal / g->first_equals;
   }
   even_balancer_believe(b);
   double loss = even_balancer_step_seconds(b, g->equal) / mean - 1.0;

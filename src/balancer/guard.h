@@ -32,10 +32,10 @@ typedef struct even_guard {
   int64_t *equal;       /* equal shares of a whole batch */
   int64_t *challenger;  /* shares of a whole batch in a trial */
   even_trial trial;
-  even_guard_question question; /* of the trial that runs */
-  bool on_equal;                /* equal shares are in force: balancing was measured slower */
-  double first_equal;           /* seconds of the steps with equal shares as the run began, and their number */
-  int first_equals;
+  even_guard_question question;       /* of the trial that runs */
+  bool on_equal;                      /* equal shares are in force: balancing was measured slower */
+  double first_equal;                 /* seconds of the steps with equal shares as the run began, and their number … */
+  int first_equals;                   /* … 0 once a trial has told more */
   double released;                    /* by what factor floors are lowered in the next trial */
   int64_t next[EVEN_GUARD_QUESTIONS]; /* steps before which the question is not asked again */
   int64_t pause[EVEN_GUARD_QUESTIONS];

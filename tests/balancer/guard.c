@@ -171,6 +171,41 @@ static void balancing_that_is_slower_is_given_up(void **context) {
   }
 }
 
+/* The trial that told which is faster is not repeated the other way round: not before 256 steps are over, whenever it
+ * was, and then once. */
+static void an_answer_holds_for_a_while(void **context) {
+  (void)context;
+  const int before[] = {0, 1000};
+  for (size_t i = 0; i < sizeof before / sizeof before[0]; i++) {
+    cluster c = misleading(i == 0 ? 2.0 : 0.0);
+    job j;
+    int waited = 0;
+    start(&j, &c, 3);
+    (void)go(&j, before[i]);
+    j.ranks.tilt = 2.0;
+    for (; !even_balancer_on_equal(j.balancer, NULL, NULL) && waited < 4000; waited++) {
+      (void)go(&j, 1);
+    }
+    assert_true(waited < 4000);
+    for (int step = 0; step < 255; step++) {
+      assert_int_equal(j.queue[AHEAD][0], BATCH / 2);
+      (void)go(&j, 1);
+    }
+    /* long after, balanced shares become faster and come back: equal ones are not tried again at once */
+    (void)go(&j, 3000);
+    j.ranks.tilt = 0.0;
+    for (waited = 0; even_balancer_on_equal(j.balancer, NULL, NULL) && waited < 8192; waited++) {
+      (void)go(&j, 1);
+    }
+    assert_true(waited < 8192);
+    for (int step = 0; step < 255; step++) {
+      assert_true(j.queue[AHEAD][0] > BATCH / 2 + 2);
+      (void)go(&j, 1);
+    }
+    even_balancer_close(j.balancer);
+  }
+}
+
 /* Where balancing helps it stays, and looking whether equal shares would be faster costs next to nothing. */
 static void balancing_that_helps_stays(void **context) {
   (void)context;
@@ -211,7 +246,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(quotas_reach_the_best_fixed_split),    cmocka_unit_test(lifted_quota_is_noticed),
       cmocka_unit_test(balancing_that_is_slower_is_given_up), cmocka_unit_test(balancing_that_helps_stays),
-      cmocka_unit_test(slower_times_for_all_do_not_mislead),
+      cmocka_unit_test(slower_times_for_all_do_not_mislead),  cmocka_unit_test(an_answer_holds_for_a_while),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
