@@ -81,15 +81,17 @@ EVEN_PUBLIC void even_balancer_close(even_balancer *balancer);
 /* Takes the timings of one step, one per rank. Robust to single outliers; follows real changes within a few steps. A
  * timing that is not finite or negative: EVEN_ERR_ARGUMENT and nothing is learned. */
 EVEN_PUBLIC even_status even_balancer_observe(even_balancer *balancer, const even_step_timing *timings) EVEN_MUST_USE;
-/* Shares for a step of `batch` samples (the global batch, or a smaller last one) into shares[ranks]. Errors:
- * EVEN_ERR_ARGUMENT (batch < 1, or more than the caps hold). */
+/* Shares for a step of `batch` samples (the global batch, or a smaller last one) into shares[ranks]. Asking changes
+ * nothing: only what was observed decides on later shares. Errors: EVEN_ERR_ARGUMENT (batch < 1, or more than the caps
+ * hold). */
 EVEN_PUBLIC even_status even_balancer_shares(even_balancer *balancer, int64_t batch, int64_t *shares) EVEN_MUST_USE;
 /* Whether balanced shares were measured slower than equal ones, so that equal ones are given until a later trial
  * finds balanced ones faster. *balanced_seconds and *equal_seconds (may be NULL): a step in the last such trial; 0
  * before the first. */
 EVEN_PUBLIC bool even_balancer_on_equal(const even_balancer *balancer, double *balanced_seconds, double *equal_seconds);
-/* What the balancer now believes: busy seconds of `rank` for `samples`, > 0. NaN while that is unknown (nothing was
- * observed of the rank yet), and for a rank or a number of samples that there cannot be. */
+/* What the balancer now believes: busy seconds of `rank` for `samples`, > 0; for 0 samples, where no dummy batch runs,
+ * >= 0. NaN while that is unknown (nothing was observed of the rank yet), and for a rank or a number of samples that
+ * there cannot be. */
 EVEN_PUBLIC double even_balancer_predict(const even_balancer *balancer, size_t rank, int64_t samples);
 
 #ifdef __cplusplus

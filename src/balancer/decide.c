@@ -166,6 +166,7 @@ void even_balancer_probe(even_balancer *b) {
   if (b->steps < b->next_probe) {
     return;
   }
+  even_balancer_believe(b); /* the tables are whoever's came last, even a caller's who only asked for shares */
   double step = even_balancer_step_seconds(b, b->current);
   for (size_t i = 1; i <= b->ranks; i++) {
     size_t r = (b->probed + i) % b->ranks;

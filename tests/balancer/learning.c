@@ -311,6 +311,44 @@ static void rank_without_samples_comes_back(void **context) {
   }
 }
 
+/* "The same inputs give the same shares" leaves out who asked for shares in between, and how often: the last batch of
+ * an epoch comes earlier for a rank that loads ahead. With a rank that idles, and others whose splits are tried. */
+static void asking_for_shares_changes_nothing(void **context) {
+  (void)context;
+  const struct {
+    double tilt, outliers, lognormal, slower;
+  } cases[] = {{2.0, 0.0, 0.0, 6.0}, {0.0, 0.03, 0.2, 12.0}};
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    even_balancer *silent = open_for(EVEN_POLICY_HYBRID, 3, 7);
+    even_balancer *asked = open_for(EVEN_POLICY_HYBRID, 3, 7);
+    cluster c = {.ranks = 3, .idles = true, .tilt = cases[i].tilt, .state = 5};
+    for (size_t r = 0; r < 3; r++) {
+      c.rank[r] = (cluster_rank){.per_sample = 0.001, .noise = 0.05};
+    }
+    c.rank[1].outliers = cases[i].outliers;
+    c.rank[1].lognormal = cases[i].lognormal;
+    c.rank[2].slower = cases[i].slower;
+    int probed = 0;
+    for (int step = 0; step < 5000; step++) {
+      even_step_timing timings[3];
+      int64_t shares[3];
+      int64_t same[3];
+      int64_t last[3];
+      assert_int_equal(even_balancer_shares(silent, 7, shares), EVEN_OK);
+      assert_int_equal(even_balancer_shares(asked, 7, same), EVEN_OK);
+      assert_memory_equal(shares, same, sizeof shares);
+      probed += step > 20 && shares[2] > 0;
+      (void)cluster_step(&c, shares, timings);
+      assert_int_equal(even_balancer_observe(silent, timings), EVEN_OK);
+      assert_int_equal(even_balancer_observe(asked, timings), EVEN_OK);
+      assert_int_equal(even_balancer_shares(asked, 6, last), EVEN_OK);
+    }
+    assert_true(probed >= 4);
+    even_balancer_close(silent);
+    even_balancer_close(asked);
+  }
+}
+
 static void smaller_last_batch_and_caps(void **context) {
   (void)context;
   const int64_t caps[2] = {35, -1};
@@ -402,6 +440,7 @@ int main(void) {
       cmocka_unit_test(equal_ranks_stay_equal),
       cmocka_unit_test(line_is_identified_from_two_sizes),
       cmocka_unit_test(rank_without_samples_comes_back),
+      cmocka_unit_test(asking_for_shares_changes_nothing),
       cmocka_unit_test(smaller_last_batch_and_caps),
       cmocka_unit_test(prior_speeds_set_the_first_step),
       cmocka_unit_test(share_at_most_doubles),
