@@ -171,29 +171,42 @@ even_status even_fault_explain(const even_fault_facts *facts, even_text *cause, 
   return even_text_status(excerpt);
 }
 
-/* How likely it is that this end began the others; 0: it did not fail. */
-static int guilt(const even_fault_facts *facts) {
+/* How likely it is that this end began the others. */
+typedef enum guilt {
+  GUILT_NONE,
+  GUILT_STOPPED,   /* the agent ended it */
+  GUILT_PEER_LOST, /* it says itself that another rank went away */
+  GUILT_UNCLEAR,   /* a connection of it broke, or somebody interrupted it */
+  GUILT_SLOW,      /* it had failed already when the agent ended it, and was slow to end */
+  GUILT_FAILED,
+  GUILT_SIGNALLED,
+  GUILT_OUT_OF_MEMORY
+} guilt;
+
+static guilt guilt_of(const even_fault_facts *facts) {
+  static const guilt by_blame[] = {
+      [EVEN_BLAME_OWN] = GUILT_FAILED, [EVEN_BLAME_UNCLEAR] = GUILT_UNCLEAR, [EVEN_BLAME_PEER] = GUILT_PEER_LOST};
   even_traceback traceback;
   if (facts->out_of_memory) {
-    return 6;
+    return GUILT_OUT_OF_MEMORY;
   }
   if (facts->signal != 0 && !facts->stopped_by_agent) {
-    return 5;
+    return GUILT_SIGNALLED;
   }
   if (ended_well(facts)) {
-    return facts->leave == EVEN_LEAVE_BEFORE_JOINING ? 4 : 0;
+    return facts->leave == EVEN_LEAVE_BEFORE_JOINING ? GUILT_FAILED : GUILT_NONE;
   }
   bool traced = find(facts, &traceback);
-  bool secondary = traced && even_traceback_is_secondary(traceback.exception);
+  even_traceback_blame blame = traced ? even_traceback_blames(&traceback) : EVEN_BLAME_OWN;
   if (!facts->stopped_by_agent) {
-    return secondary ? 2 : 4;
+    return by_blame[blame];
   }
-  return traced && !secondary ? 3 : 1; /* it had failed already and was slow to end */
+  return traced && blame == EVEN_BLAME_OWN ? GUILT_SLOW : GUILT_STOPPED;
 }
 
 bool even_fault_is_secondary(const even_fault_facts *facts) {
   even_traceback traceback;
-  return find(facts, &traceback) && even_traceback_is_secondary(traceback.exception);
+  return find(facts, &traceback) && even_traceback_blames(&traceback) != EVEN_BLAME_OWN;
 }
 
 /* Whether the failure names the process that went away (src/comm does, torch's Gloo does not), and it is not this. */
@@ -221,15 +234,15 @@ static size_t early_leaver(const even_fault_facts *ends, size_t count, const eve
 
 size_t even_fault_culprit(const even_fault_facts *ends, size_t count) {
   size_t culprit = count;
-  int most = 0;
+  guilt most = GUILT_NONE;
   for (size_t i = 0; i < count; i++) {
-    int its = guilt(&ends[i]);
+    guilt its = guilt_of(&ends[i]);
     if (its > most) {
       most = its;
       culprit = i;
     }
   }
-  if (culprit < count && most == 2) { /* nobody failed of his own */
+  if (most == GUILT_PEER_LOST) { /* nobody failed of his own */
     size_t leaver = early_leaver(ends, count, &ends[culprit]);
     culprit = leaver < count ? leaver : culprit;
   }

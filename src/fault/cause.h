@@ -37,12 +37,12 @@ typedef struct even_fault_facts {
  * ended well). Errors: EVEN_ERR_MEMORY. */
 even_status even_fault_explain(const even_fault_facts *facts, even_text *cause, even_text *excerpt) EVEN_MUST_USE;
 
-/* Whether its last output says that it failed only because another rank went away. */
+/* Whether its last output says that it failed, or may have failed, only because another rank went away. */
 bool even_fault_is_secondary(const even_fault_facts *facts);
 
 /* Which of the ranks failed first of its own accord: others fail, seconds later or even earlier, only because it went
- * away. That may be one that ended with code 0, but too early: the caller then sets its `leave`. `ends` in the order in
- * which they were seen. Returns `count` when none failed. */
+ * away. That may be one that ended with code 0, but too early, where another one's failure is certainly for lack of it:
+ * the caller then sets its `leave`. `ends` in the order in which they were seen. Returns `count` when none failed. */
 size_t even_fault_culprit(const even_fault_facts *ends, size_t count);
 
 #endif

@@ -86,12 +86,12 @@ static bool is_foreign(even_span_text file) {
 
 /* Reads one traceback whose frames begin at *at (behind its header). False when it has no exception line. */
 static bool read_block(const char *end, const char **at, const char *start, even_traceback *out) {
-  even_traceback frame = {{NULL, 0}, {NULL, 0}, {NULL, 0}, {NULL, 0}, 0};
-  even_traceback found = frame;
+  even_traceback frame = {0};
+  even_traceback found = {0};
   even_span_text line;
   while (next_line(end, at, &line)) {
     if (starts(line, header)) { /* one that was cut short comes before it */
-      found = (even_traceback){{NULL, 0}, {NULL, 0}, {NULL, 0}, {NULL, 0}, 0};
+      found = (even_traceback){0};
       start = line.start;
       continue;
     }
@@ -99,6 +99,7 @@ static bool read_block(const char *end, const char **at, const char *start, even
       if (found.file.start == NULL || !is_foreign(frame.file) || is_foreign(found.file)) {
         found = frame;
       }
+      found.innermost = frame.file;
       continue;
     }
     if (line.length == 0 || line.start[0] == ' ' || line.start[0] == '\t') {
@@ -118,7 +119,7 @@ bool even_traceback_find(const char *text, size_t length, even_traceback *out) {
   bool any = false;
   bool ignored = false; /* the block that follows "Exception ignored in: …" is a destructor's affair */
   even_span_text line;
-  *out = (even_traceback){{NULL, 0}, {NULL, 0}, {NULL, 0}, {NULL, 0}, 0};
+  *out = (even_traceback){0};
   while (next_line(end, &at, &line)) {
     even_traceback found;
     even_traceback frame;
@@ -158,17 +159,38 @@ even_span_text even_traceback_last_lines(const char *text, size_t length, size_t
   return (even_span_text){end > start ? start : NULL, (size_t)(end - start)};
 }
 
-bool even_traceback_is_secondary(even_span_text exception) {
-  static const char *const signs[] = {
-      "EVEN_ERR_PEER_LOST", "EVEN_ERR_REVOKED",    "another rank died",       "Connection closed by peer",
-      "Connection reset",   "Broken pipe",         "DistNetworkError",        "recvValue failed",
-      "ncclRemoteError",    "was aborted on rank", "Connection refused",      "socket has been closed",
-      "KeyboardInterrupt",  "Socket Timeout",      "connection was forcibly", "Timed out waiting",
-  };
-  for (size_t i = 0; exception.start != NULL && i < sizeof signs / sizeof signs[0]; i++) {
-    if (contains(exception, signs[i])) {
+/* `parts` ends with NULL. */
+static bool contains_any(even_span_text text, const char *const *parts) {
+  for (; text.start != NULL && *parts != NULL; parts++) {
+    if (contains(text, *parts)) {
       return true;
     }
   }
   return false;
+}
+
+even_traceback_blame even_traceback_blames(const even_traceback *traceback) {
+  /* ours, and words that only process groups have */
+  static const char *const of_a_peer[] = {"EVEN_ERR_PEER_LOST", "EVEN_ERR_REVOKED",    "another rank died",
+                                          "DistNetworkError",   "recvValue failed",    "ncclRemoteError",
+                                          "Socket Timeout",     "was aborted on rank", NULL};
+  static const char *const of_any_connection[] = {"Connection closed by peer",
+                                                  "Connection reset",
+                                                  "Broken pipe",
+                                                  "Connection refused",
+                                                  "socket has been closed",
+                                                  "Timed out waiting",
+                                                  "connection was forcibly",
+                                                  NULL};
+  static const char *const of_a_group[] = {"gloo", "Gloo", "nccl", "NCCL", "torch.distributed.", NULL};
+  static const char *const group_folder[] = {"/torch/distributed/", NULL};
+  static const char *const interrupted[] = {"KeyboardInterrupt", NULL};
+  if (contains_any(traceback->exception, of_a_peer)) {
+    return EVEN_BLAME_PEER;
+  }
+  if (contains_any(traceback->exception, of_any_connection)) {
+    bool group = contains_any(traceback->exception, of_a_group) || contains_any(traceback->innermost, group_folder);
+    return group ? EVEN_BLAME_PEER : EVEN_BLAME_UNCLEAR;
+  }
+  return contains_any(traceback->exception, interrupted) ? EVEN_BLAME_UNCLEAR : EVEN_BLAME_OWN;
 }

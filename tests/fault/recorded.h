@@ -52,6 +52,39 @@
   "    work.wait()\n"                                                                                               \
   "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:2345\n"
 
+/* a server outside the job is down */
+#define RECORDED_SERVER                                                        \
+  "Traceback (most recent call last):\n"                                       \
+  "  File \"/usr/lib/python3.11/urllib/request.py\", line 1348, in do_open\n"  \
+  "    h.request(req.get_method(), req.selector, req.data, headers,\n"         \
+  "  File \"/usr/lib/python3.11/socket.py\", line 836, in create_connection\n" \
+  "    sock.connect(sa)\n"                                                     \
+  "ConnectionRefusedError: [Errno 111] Connection refused\n"                   \
+  "\n"                                                                         \
+  "During handling of the above exception, another exception occurred:\n"      \
+  "\n"                                                                         \
+  "Traceback (most recent call last):\n"                                       \
+  "  File \"/home/u/train.py\", line 20, in <module>\n"                        \
+  "    urllib.request.urlopen(\"http://metrics:9/\", data)\n"                  \
+  "  File \"/usr/lib/python3.11/urllib/request.py\", line 1351, in do_open\n"  \
+  "    raise URLError(err)\n"                                                  \
+  "urllib.error.URLError: <urlopen error [Errno 111] Connection refused>\n"
+
+/* the store of torch's process group: the system's words, from torch's code */
+#define RECORDED_STORE                                                                                           \
+  "Traceback (most recent call last):\n"                                                                         \
+  "  File \"/home/u/train.py\", line 6, in <module>\n"                                                           \
+  "    dist.barrier()\n"                                                                                         \
+  "  File \"/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py\", line 4551, in barrier\n" \
+  "    work = group.barrier(opts=opts)\n"                                                                        \
+  "RuntimeError: Connection reset by peer\n"
+
+#define RECORDED_INTERRUPT                             \
+  "Traceback (most recent call last):\n"               \
+  "  File \"/home/u/train.py\", line 9, in <module>\n" \
+  "    model(x)\n"                                     \
+  "KeyboardInterrupt\n"
+
 #define RECORDED_TORCH_PREFIX                                   \
   "[rank1]: Traceback (most recent call last):\n"               \
   "[rank1]:   File \"/home/u/train.py\", line 8, in <module>\n" \

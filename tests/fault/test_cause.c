@@ -174,6 +174,32 @@ static void names_the_one_that_left_early(void **state) {
   assert_cause(&well, "ended with code 0 at step 5 while");
 }
 
+/* A rank that has nothing left to do may end with code 0: a server that another one does not reach is not its doing. */
+static void a_server_that_is_down_is_nobody_elses_fault(void **state) {
+  (void)state;
+  even_fault_facts done = facts_of(0, 0, "");
+  even_fault_facts server = facts_of(0, 1, RECORDED_SERVER);
+  even_fault_facts interrupted = facts_of(0, 1, RECORDED_INTERRUPT);
+  even_fault_facts store = facts_of(0, 1, RECORDED_STORE);
+  even_fault_facts gloo = facts_of(0, 1, RECORDED_PEER);
+  even_fault_facts own = facts_of(0, 1, RECORDED_OWN_ERROR);
+  even_fault_facts slow = facts_of(SIGTERM, 0, RECORDED_OWN_ERROR);
+  even_fault_facts stopped = facts_of(SIGTERM, 0, "");
+  slow.stopped_by_agent = stopped.stopped_by_agent = true;
+  const struct {
+    even_fault_facts ends[3];
+    size_t culprit;
+  } cases[] = {
+      {{done, server, stopped}, 1}, {{done, interrupted, stopped}, 1}, {{done, store, stopped}, 0},
+      {{gloo, server, stopped}, 1}, /* it went away for a reason of its own, and was hung up on */
+      {{server, own, stopped}, 1},  {{server, slow, stopped}, 1},      {{server, stopped, stopped}, 0},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    assert_int_equal(even_fault_culprit(cases[i].ends, 3), cases[i].culprit);
+  }
+  assert_true(even_fault_is_secondary(&server)); /* it may be for lack of a rank: worth a moment's wait */
+}
+
 static even_status explain(void *context) {
   even_text cause = EVEN_TEXT_EMPTY;
   even_text excerpt = EVEN_TEXT_EMPTY;
@@ -198,6 +224,7 @@ int main(void) {
       cmocka_unit_test(finds_the_culprit),
       cmocka_unit_test(keeps_the_cause_printable),
       cmocka_unit_test(names_the_one_that_left_early),
+      cmocka_unit_test(a_server_that_is_down_is_nobody_elses_fault),
       cmocka_unit_test(cuts_the_excerpt),
       cmocka_unit_test(survives_lack_of_memory),
   };

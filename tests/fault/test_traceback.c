@@ -106,11 +106,29 @@ static void takes_last_lines(void **state) {
   assert_null(even_traceback_last_lines("\n \n", 3, 1).start);
 }
 
-static void knows_secondary_failures(void **state) {
+static void knows_whose_fault_it_is(void **state) {
   (void)state;
-  assert_true(even_traceback_is_secondary(found_in(RECORDED_PEER).exception));
-  assert_false(even_traceback_is_secondary(found_in(RECORDED_OWN_ERROR).exception));
-  assert_false(even_traceback_is_secondary((even_span_text){NULL, 0}));
+  static const struct {
+    const char *output;
+    even_traceback_blame blame;
+  } cases[] = {
+      {RECORDED_PEER, EVEN_BLAME_PEER},      {RECORDED_LOST, EVEN_BLAME_PEER},
+      {RECORDED_STORE, EVEN_BLAME_PEER},     {RECORDED_OWN_ERROR, EVEN_BLAME_OWN},
+      {RECORDED_SERVER, EVEN_BLAME_UNCLEAR}, {RECORDED_INTERRUPT, EVEN_BLAME_UNCLEAR},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    even_traceback traceback = found_in(cases[i].output);
+    assert_int_equal(even_traceback_blames(&traceback), cases[i].blame);
+  }
+  even_traceback nothing = {0};
+  assert_int_equal(even_traceback_blames(&nothing), EVEN_BLAME_OWN);
+}
+
+static void keeps_the_innermost_frame(void **state) {
+  (void)state;
+  even_traceback traceback = found_in(RECORDED_STORE);
+  assert_part(traceback.file, "/home/u/train.py");
+  assert_part(traceback.innermost, "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py");
 }
 
 int main(void) {
@@ -119,7 +137,7 @@ int main(void) {
       cmocka_unit_test(passes_over_destructors),     cmocka_unit_test(reads_syntax_errors),
       cmocka_unit_test(reads_through_torchs_prefix), cmocka_unit_test(survives_what_is_no_traceback),
       cmocka_unit_test(survives_every_cut),          cmocka_unit_test(takes_last_lines),
-      cmocka_unit_test(knows_secondary_failures),
+      cmocka_unit_test(knows_whose_fault_it_is),     cmocka_unit_test(keeps_the_innermost_frame),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
