@@ -50,19 +50,27 @@ static even_status document_check(const char *path, const json_t *root) {
   return EVEN_OK;
 }
 
-/* A score that was measured while other work took the device's time says nothing of its speed: NaN. */
-static double score_in(const json_t *entry) {
-  return json_is_true(json_object_get(entry, "disturbed"))
-             ? NAN
-             : json_number_value(json_object_get(entry, "relative_score"));
+/* A file may come from another machine (a project's folder that was copied, a home that several hosts share), where the
+ * same name is another processor. Not by the host's name: containers get a new one at each start. An entry without a
+ * model was written by hand. */
+static bool of_this_model(const json_t *entry, const even_device *device) {
+  const char *model = json_string_value(json_object_get(entry, "model"));
+  return model == NULL || strcmp(model, device->model) == 0;
 }
 
-/* The score of the device `name`, NaN where the profile lacks it. */
-static double score_of(const json_t *devices, const char *name) {
+/* What an entry says of a device, or of cores that are part of it. A score that was measured while other work took the
+ * device's time, or on another model, says nothing of its speed: NaN. */
+static double score_in(const json_t *entry, const even_device *device) {
+  bool disturbed = json_is_true(json_object_get(entry, "disturbed"));
+  return disturbed || !of_this_model(entry, device) ? NAN : json_number_value(json_object_get(entry, "relative_score"));
+}
+
+/* The score of the device by its name, NaN where the profile lacks it. */
+static double score_of(const json_t *devices, const even_device *device) {
   for (size_t i = 0; i < json_array_size(devices); i++) {
     const json_t *entry = json_array_get(devices, i);
-    if (strcmp(json_string_value(json_object_get(entry, "name")), name) == 0) {
-      return score_in(entry);
+    if (strcmp(json_string_value(json_object_get(entry, "name")), device->name) == 0) {
+      return score_in(entry, device);
     }
   }
   return NAN;
@@ -91,7 +99,7 @@ static double score_of_set(const json_t *devices, const even_device *device) {
     const json_t *cpus = json_object_get(entry, "cpus");
     const char *name = json_string_value(json_object_get(entry, "name"));
     if (strncmp(name, "cpu:", 4) == 0 && strchr(name, '-') == NULL && uses(device, cpus)) {
-      sum += score_in(entry);
+      sum += score_in(entry, device);
       known += json_array_size(cpus);
     }
   }
@@ -110,7 +118,7 @@ even_status even_profile_speeds(const char *path, const even_device_list *device
   }
   for (size_t i = 0; i < devices->count && status == EVEN_OK; i++) {
     const json_t *list = json_object_get(root, "devices");
-    speeds[i] = score_of(list, devices->items[i].name);
+    speeds[i] = score_of(list, &devices->items[i]);
     if (isnan(speeds[i])) {
       speeds[i] = score_of_set(list, &devices->items[i]);
     }

@@ -58,6 +58,25 @@ static void a_disturbed_score_is_unknown(void **state) {
   assert_true(isnan(speeds[2])); /* the set that cpu:1 belongs to */
 }
 
+/* "cpu:0" of another machine is another processor: nobody's speed here. */
+static void another_machines_scores_are_unknown(void **state) {
+  (void)state;
+  for (size_t i = 0; i < devices.count; i++) {
+    (void)snprintf(devices.items[i].model, sizeof devices.items[i].model, "Fast 9000");
+  }
+  machine_file(&host, "/profile.json",
+               "{\"format\": \"evenstep-profile-1\", \"host\": \"other\", \"devices\": ["
+               "{\"name\": \"cpu:0\", \"cpus\": [0], \"model\": \"Fast 9000\", \"relative_score\": 1},"
+               "{\"name\": \"cpu:1\", \"cpus\": [1], \"model\": \"Slow 100\", \"relative_score\": 0.25},"
+               "{\"name\": \"cpu:2\", \"cpus\": [2], \"relative_score\": 0.5},"
+               "{\"name\": \"cpu:3\", \"cpus\": [3], \"model\": \"Fast 9000\", \"relative_score\": 0.125}]}");
+  assert_int_equal(even_profile_speeds(path, &devices, speeds), EVEN_OK);
+  assert_float_equal(speeds[0], 1, 0); /* the same model, whatever the host is called now */
+  assert_true(isnan(speeds[1]));
+  assert_true(isnan(speeds[2])); /* cpu:0-1 */
+  assert_float_equal(speeds[3], 0.625, 1e-12);
+}
+
 static void expect(const char *content, const char *words) {
   machine_file(&host, "/profile.json", content);
   assert_int_equal(even_profile_speeds(path, &devices, speeds), EVEN_ERR_INPUT);
@@ -97,6 +116,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(scores_by_name_and_by_sum, setup, teardown),
       cmocka_unit_test_setup_teardown(a_disturbed_score_is_unknown, setup, teardown),
+      cmocka_unit_test_setup_teardown(another_machines_scores_are_unknown, setup, teardown),
       cmocka_unit_test_setup_teardown(errors_say_what_is_wrong, setup, teardown),
       cmocka_unit_test_setup_teardown(a_missing_file_is_not_found, setup, teardown),
   };
