@@ -56,21 +56,3 @@ even_status even_device_append_all(const even_device_context *context, even_devi
   }
   return EVEN_OK;
 }
-
-even_status even_device_discover_from(const even_device_source *source, even_device_list *out) {
-  even_device_context context;
-  *out = (even_device_list){0};
-  even_status status = even_device_context_read(source, &context);
-  if (status == EVEN_OK) {
-    status = even_device_append_all(&context, out);
-  }
-  even_device_context_free(&context);
-  if (status != EVEN_OK) {
-    even_device_list_free(out);
-  }
-  return status;
-}
-
-even_status even_device_discover(even_device_list *out) {
-  return even_device_discover_from(&even_device_source_host, out);
-}

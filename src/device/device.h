@@ -33,11 +33,7 @@ typedef struct even_device_list {
   size_t count;
 } even_device_list;
 
-/* All devices: each physical core, each NUMA node, each GPU. GPUs are looked for through the driver and NVML, opened at
- * run time; their absence is no error. Free with even_device_list_free. */
-even_status even_device_discover(even_device_list *out) EVEN_MUST_USE;
-
-/* The devices for the ranks of one job, one a rank.
+/* The devices for the ranks of one job, one a rank. Free with even_device_list_free.
  * spec "cpu:0,cuda:1": just these (a device named twice is EVEN_ERR_ARGUMENT; one that does not exist EVEN_ERR_DEVICE,
  * with those that do); ranks must then be 0 or their number. spec NULL, ranks > 0: GPUs when there are as many, else
  * the cores of this host split into `ranks` even, neighbouring sets (more ranks than cores share them). spec NULL,
@@ -50,9 +46,9 @@ even_status even_device_select(const char *spec, int ranks, even_device_list *ou
 void even_device_list_free(even_device_list *list);
 
 /* The profile that `evenstep profile` wrote: one relative score for each device of `devices` into speeds[count]; the
- * score of a device that the profile lacks, or measured while other work took its time ("disturbed"), is NaN; a set of
- * cores that it lacks as such has the sum of its cores' scores. Errors: EVEN_ERR_NOT_FOUND (no file), EVEN_ERR_INPUT
- * (not JSON, a speed that is not positive: says which). */
+ * score of a device that the profile lacks, or measured while other work took its time ("disturbed") or on another
+ * model of processor (another machine), is NaN; a set of cores that it lacks as such has the sum of its cores' scores.
+ * Errors: EVEN_ERR_NOT_FOUND (no file), EVEN_ERR_INPUT (not JSON, a speed that is not positive: says which). */
 even_status even_profile_speeds(const char *path, const even_device_list *devices, double *speeds) EVEN_MUST_USE;
 
 #endif

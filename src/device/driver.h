@@ -27,7 +27,8 @@ extern const even_device_driver even_cuda_driver;
 even_status even_device_context_read(const even_device_source *source, even_device_context *out) EVEN_MUST_USE;
 void even_device_context_free(even_device_context *context);
 
-/* The devices of every driver, appended. */
+/* The devices of every driver, appended: each physical core, each NUMA node, each GPU. GPUs are looked for through the
+ * driver and NVML, opened at run time; their absence is no error. */
 even_status even_device_append_all(const even_device_context *context, even_device_list *out) EVEN_MUST_USE;
 
 /* Moves `device` to the end of the list, which owns it then; on an error the device is freed. */

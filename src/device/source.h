@@ -16,8 +16,7 @@ typedef struct even_device_source {
 /* This host. */
 extern const even_device_source even_device_source_host;
 
-/* even_device_discover and even_device_select on `source`. */
-even_status even_device_discover_from(const even_device_source *source, even_device_list *out) EVEN_MUST_USE;
+/* even_device_select on `source`. */
 even_status even_device_select_from(const even_device_source *source, const char *spec, int ranks,
                                     even_device_list *out) EVEN_MUST_USE;
 

@@ -252,13 +252,6 @@ static even_status read_count(const even_cgroup *group, const char *file, const 
   return status;
 }
 
-even_status even_cgroup_held_back(const even_cgroup *group, double *seconds) {
-  uint64_t value = 0;
-  EVEN_TRY(read_count(group, "cpu.stat", group->version == 2 ? "throttled_usec" : "throttled_time", &value));
-  *seconds = (double)value * (group->version == 2 ? 1e-6 : 1e-9);
-  return EVEN_OK;
-}
-
 uint64_t even_cgroup_oom_kills(const even_cgroup *group) {
   uint64_t value = 0;
   if (read_count(group, group->version == 2 ? "memory.events" : "memory.oom_control", "oom_kill", &value) != EVEN_OK) {

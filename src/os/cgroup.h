@@ -29,8 +29,6 @@ void even_cgroup_switch_off(const even_cgroup *group, const char *controller);
 /* Lets the group have `cores` CPU seconds a second, dealt out in periods of 10 ms, so that a small share does not come
  * in long stops (with the kernel's own 100 ms a quarter of a core stands still for 75 ms at a time). */
 even_status even_cgroup_limit_cpu(const even_cgroup *group, double cores) EVEN_MUST_USE;
-/* Seconds that its processes were held back so far. */
-even_status even_cgroup_held_back(const even_cgroup *group, double *seconds) EVEN_MUST_USE;
 /* How often the out-of-memory killer has struck in a memory group; 0 where it does not say. */
 uint64_t even_cgroup_oom_kills(const even_cgroup *group);
 /* Removes an empty group; one that is gone is fine. Members that were just killed are waited for, for a second at most

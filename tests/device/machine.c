@@ -1,5 +1,7 @@
 #include "device/machine.h"
 
+#include "device/driver.h"
+
 #include <ftw.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -43,4 +45,18 @@ static int entry_remove(const char *path, const struct stat *info, int type, str
 
 void machine_remove(machine *made) {
   (void)nftw(made->root, entry_remove, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+even_status machine_devices(const machine *made, even_device_list *out) {
+  even_device_context context;
+  *out = (even_device_list){0};
+  even_status status = even_device_context_read(&made->source, &context);
+  if (status == EVEN_OK) {
+    status = even_device_append_all(&context, out);
+  }
+  even_device_context_free(&context);
+  if (status != EVEN_OK) {
+    even_device_list_free(out);
+  }
+  return status;
 }

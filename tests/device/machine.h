@@ -18,4 +18,7 @@ void machine_make(machine *made, const char *synthetic);
 void machine_file(const machine *made, const char *path, const char *content);
 void machine_remove(machine *made);
 
+/* All its devices; *out is empty after an error. Free with even_device_list_free. */
+even_status machine_devices(const machine *made, even_device_list *out);
+
 #endif

@@ -74,7 +74,7 @@ static void v2_tightest_of_nested_groups(void **state) {
   assert_true(limits.memory_bytes == UINT64_C(4) << 30);
   /* a device's memory and cores follow */
   even_device_list list;
-  assert_int_equal(even_device_discover_from(&host.source, &list), EVEN_OK);
+  assert_int_equal(machine_devices(&host, &list), EVEN_OK);
   assert_float_equal(list.items[0].cores, 0.25, 1e-12);
   assert_true(list.items[0].memory_bytes == UINT64_C(4) << 30);
   even_device_list_free(&list);

@@ -1,4 +1,4 @@
-/* even_device_discover and even_device_select on invented machines. */
+/* Devices that are found, and those that are chosen, on invented machines. */
 #include "base/alloc.h"
 #include "device/machine.h"
 
@@ -57,7 +57,7 @@ static void expect_error(const char *spec, int ranks, even_status status, const 
 static void discovers_cores_and_nodes(void **state) {
   even_device_list list;
   (void)state;
-  assert_int_equal(even_device_discover_from(&host.source, &list), EVEN_OK);
+  assert_int_equal(machine_devices(&host, &list), EVEN_OK);
   assert_int_equal(list.count, 10);
   check(&list.items[0], "cpu:0", 2, 0, 1);
   check(&list.items[7], "cpu:7", 2, 14, 1);
@@ -71,7 +71,7 @@ static void affinity_hides_cores(void **state) {
   even_device_list list;
   (void)state;
   host.source.allowed = "3,10-12"; /* one thread of core 1, core 5, one thread of core 6 */
-  assert_int_equal(even_device_discover_from(&host.source, &list), EVEN_OK);
+  assert_int_equal(machine_devices(&host, &list), EVEN_OK);
   assert_int_equal(list.count, 5);
   check(&list.items[0], "cpu:0", 1, 3, 1);
   check(&list.items[1], "cpu:1", 2, 10, 1);
@@ -84,11 +84,11 @@ static void allowed_without_any_cpu_is_an_error(void **state) {
   even_device_list list;
   (void)state;
   host.source.allowed = "99";
-  assert_int_equal(even_device_discover_from(&host.source, &list), EVEN_ERR_DEVICE);
+  assert_int_equal(machine_devices(&host, &list), EVEN_ERR_DEVICE);
   host.source.allowed = "one";
-  assert_int_equal(even_device_discover_from(&host.source, &list), EVEN_ERR_INPUT);
+  assert_int_equal(machine_devices(&host, &list), EVEN_ERR_INPUT);
   host.source.synthetic = "pack:zero";
-  assert_int_equal(even_device_discover_from(&host.source, &list), EVEN_ERR_INPUT);
+  assert_int_equal(machine_devices(&host, &list), EVEN_ERR_INPUT);
 }
 
 static void named_devices(void **state) {
@@ -135,7 +135,7 @@ static void quota_is_divided(void **state) {
   even_device_list list;
   (void)state;
   quota("50000\n");
-  assert_int_equal(even_device_discover_from(&host.source, &list), EVEN_OK);
+  assert_int_equal(machine_devices(&host, &list), EVEN_OK);
   check(&list.items[1], "cpu:1", 1, 1, 0.5); /* alone it may use all of the quota */
   even_device_list_free(&list);
   assert_int_equal(even_device_select_from(&host.source, NULL, 2, &list), EVEN_OK);

@@ -118,23 +118,15 @@ static void finds_and_limits_in_version_2(void **state) {
 
 static void reads_what_the_kernel_counted(void **state) {
   (void)state;
-  double seconds = 0;
   even_cgroup one = {.version = 1};
   even_cgroup two = {.version = 2};
-  write_file("one/cpu.stat", "nr_periods 5\nnr_throttled 2\nthrottled_time 1500000000\n");
   write_file("one/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n");
-  write_file("two/cpu.stat", "usage_usec 9\nthrottled_usec 2500000\n");
   write_file("two/memory.events", "oom 9\noom_kill 4\noom_group_kill 1\n");
   (void)snprintf(one.folder, sizeof one.folder, "%s/one", root);
   (void)snprintf(two.folder, sizeof two.folder, "%s/two", root);
-  assert_int_equal(even_cgroup_held_back(&one, &seconds), EVEN_OK);
-  assert_float_equal(seconds, 1.5, 1e-9);
-  assert_int_equal(even_cgroup_held_back(&two, &seconds), EVEN_OK);
-  assert_float_equal(seconds, 2.5, 1e-9);
   assert_int_equal(even_cgroup_oom_kills(&one), 3);
   assert_int_equal(even_cgroup_oom_kills(&two), 4);
   (void)strcat(two.folder, "/gone");
-  assert_int_equal(even_cgroup_held_back(&two, &seconds), EVEN_ERR_NOT_FOUND);
   assert_int_equal(even_cgroup_oom_kills(&two), 0);
 }
 
