@@ -184,6 +184,9 @@ static void take_event(even_history *history, sqlite3_stmt *row) {
                             .value = sqlite3_column_int64(row, 6)};
   (void)snprintf(event.words, sizeof event.words, "%s", text_column(row, 7));
   if (event.event != 0) {
+  if (event.event == EVEN_EVENT_ATTEMPT && event.attempt > history->state->attempt) { /* it has made no step yet */
+    even_state_attempt(history->state, event.attempt, event.at_ns);
+  }
     (void)even_state_event_add(history->state, &event);
   }
 }

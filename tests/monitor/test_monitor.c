@@ -11,6 +11,8 @@
 #include "monitor/analysis.h"
 #include "monitor/monitored.h"
 #include "monitor/report.h"
+#include "monitor/view.h"
+#include "os/calls.h"
 #include "os/clock.h"
 #include "os/folder.h"
 #include "support/fault.h"
@@ -80,6 +82,14 @@ static void everything_comes_back(void **state) {
 
 static void a_restart_is_told_apart(void **state) {
   monitored *made = *state;
+/* Ticks until the batch was committed, or would have been. */
+static void committed_once_more(monitored *made) {
+  uint64_t until = even_clock_ns() + UINT64_C(1100000000);
+  do {
+    assert_int_equal(even_monitor_tick(made->monitor), EVEN_OK);
+  } while (even_clock_ns() < until);
+}
+
   even_history *history = NULL;
   even_analysis analysis;
   monitored_start(made);
@@ -100,6 +110,47 @@ static void a_restart_is_told_apart(void **state) {
 
 /* The page's data must parse as JSON and not end their script element, whatever the run was called. */
 static void the_report_page_holds_its_data_safely(void **state) {
+/* Whoever reads run.db sees a restart that is still starting, as the page does. */
+static void a_restart_without_a_step_is_told(void **state) {
+  monitored *made = *state;
+  even_history *history = NULL;
+  even_report *report = NULL;
+  even_measure measure;
+  even_text view = EVEN_TEXT_EMPTY;
+  monitored_start(made);
+  monitored_steps(made, 30, 13);
+  for (int attempt = 1; attempt < 3; attempt++) {
+    even_monitor_rank_ended(made->monitor, 1, "killed by SIGKILL");
+    even_monitor_attempt(made->monitor, attempt);
+    even_monitor_rank_started(made->monitor, 1, getpid());
+  }
+  committed_once_more(made);
+  assert_int_equal(even_history_open(made->folder, &history), EVEN_OK); /* as `evenstep top` does */
+  even_state_measure(even_history_state(history), even_clock_ns(), &measure);
+  assert_int_equal(measure.phase, EVEN_PHASE_STARTING);
+  assert_int_equal(measure.attempt, 2);
+  even_view_draw(even_history_state(history), even_clock_ns(), 80, false, &view);
+  assert_non_null(strstr(even_text_string(&view), "test  starting (restart 2)"));
+  even_text_free(&view);
+  made->ranks.now_ns = even_clock_ns();
+  made->ranks.step = 20;
+  monitored_steps(made, 30, 13);
+  committed_once_more(made);
+  assert_int_equal(even_history_read(history), EVEN_OK);
+  even_state_measure(even_history_state(history), made->ranks.now_ns, &measure);
+  assert_int_equal(measure.phase, EVEN_PHASE_TRAINING);
+  even_history_close(history);
+  even_monitor_attempt(made->monitor, 3); /* and fails before its first step */
+  assert_int_equal(even_monitor_close(made->monitor, 1), EVEN_OK);
+  const even_report_params params = {.folder = made->folder};
+  assert_int_equal(even_report_open(&params, &report), EVEN_OK);
+  even_text json = EVEN_TEXT_EMPTY;
+  even_report_json(report, &json);
+  assert_non_null(strstr(even_text_string(&json), "\"restarts\": 3"));
+  even_text_free(&json);
+  even_report_close(report);
+}
+
   monitored *made = *state;
   monitored_start(made);
   monitored_steps(made, 30, 13);
@@ -290,14 +341,6 @@ static int tear_down_disk(void **state) {
   return monitored_tear_down(state);
 }
 
-/* Ticks until the batch was committed, or would have been. */
-static void committed_once_more(monitored *made) {
-  uint64_t until = even_clock_ns() + UINT64_C(1100000000);
-  do {
-    assert_int_equal(even_monitor_tick(made->monitor), EVEN_OK);
-  } while (even_clock_ns() < until);
-}
-
 /* Between two batches. */
 static void take_lock(monitored *made, sqlite3 *other) {
   uint64_t deadline = even_clock_ns() + UINT64_C(20000000000);
@@ -486,3 +529,4 @@ int main(void) {
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
+      TEST(a_restart_without_a_step_is_told),
