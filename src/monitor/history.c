@@ -389,12 +389,9 @@ const char *even_history_path(const even_history *history) {
 bool even_history_alive(const char *folder) {
   even_text path = EVEN_TEXT_EMPTY;
   bool alive = false;
-  int lock = -1;
   even_text_format(&path, "%s/agent.json", folder);
   if (even_text_status(&path) == EVEN_OK && even_path_exists(even_text_string(&path))) {
-    even_status status = even_folder_lock(folder, &lock);
-    alive = status != EVEN_OK || lock < 0;
-    even_folder_unlock(lock);
+    alive = even_folder_is_locked(folder, &alive) != EVEN_OK || alive;
   }
   even_text_free(&path);
   even_error_clear();

@@ -5,15 +5,19 @@
 #include "base/fail.h"
 #include "base/text.h"
 #include "os/calls.h"
+#include "os/clock.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+
+static const uint64_t ASKERS_LEAVE_NS = UINT64_C(2000000000);
 
 static even_status append_name(even_names *names, size_t *capacity, const char *name) {
   if (names->count == *capacity) {
@@ -169,19 +173,36 @@ static bool same_folder(const char *path, int flags, int fd) {
   return same;
 }
 
+static even_status locking_failed(const char *path, int reason) {
+  if (reason == ENOSYS || reason == ENOLCK || reason == EOPNOTSUPP) {
+    return even_fail(EVEN_ERR_UNSUPPORTED, "folder %s cannot be locked: its file system has no locks", path);
+  }
+  return reason == EWOULDBLOCK ? EVEN_OK : even_fail_errno(reason, "folder %s cannot be locked", path);
+}
+
+/* 0, or the reason why not. Whoever asks whether the folder is locked holds the lock shared for a moment: where only
+ * such are in the way (it can be had shared), it is asked for again. */
+static int take_lock(int fd) {
+  const uint64_t until = even_clock_ns() + ASKERS_LEAVE_NS;
+  while (even_os.flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK || even_os.flock(fd, LOCK_SH | LOCK_NB) != 0 || even_clock_ns() >= until) {
+      return errno;
+    }
+    (void)sched_yield();
+  }
+  return 0;
+}
+
 static even_status lock(const char *path, int flags, int *fd) {
   *fd = -1;
   int opened = open_for_reading(path, flags);
   if (opened < 0) {
     return errno == ENOENT ? EVEN_OK : even_fail_errno(errno, "folder %s cannot be opened", path);
   }
-  if (even_os.flock(opened, LOCK_EX | LOCK_NB) != 0) {
-    int reason = errno;
+  int reason = take_lock(opened);
+  if (reason != 0) {
     (void)even_os.close(opened);
-    if (reason == ENOSYS || reason == ENOLCK || reason == EOPNOTSUPP) {
-      return even_fail(EVEN_ERR_UNSUPPORTED, "folder %s cannot be locked: its file system has no locks", path);
-    }
-    return reason == EWOULDBLOCK ? EVEN_OK : even_fail_errno(reason, "folder %s cannot be locked", path);
+    return locking_failed(path, reason);
   }
   if (!same_folder(path, flags, opened)) {
     even_folder_unlock(opened);
@@ -193,6 +214,22 @@ static even_status lock(const char *path, int flags, int *fd) {
 
 even_status even_folder_lock(const char *path, int *fd) {
   return lock(path, 0, fd);
+}
+
+even_status even_folder_is_locked(const char *path, bool *out) {
+  *out = false;
+  int fd = open_for_reading(path, 0);
+  if (fd < 0) {
+    return errno == ENOENT ? EVEN_OK : even_fail_errno(errno, "folder %s cannot be opened", path);
+  }
+  if (even_os.flock(fd, LOCK_SH | LOCK_NB) == 0) {
+    even_folder_unlock(fd);
+    return EVEN_OK;
+  }
+  int reason = errno;
+  (void)even_os.close(fd);
+  *out = reason == EWOULDBLOCK;
+  return locking_failed(path, reason);
 }
 
 even_status even_folder_lock_itself(const char *path, int *fd) {

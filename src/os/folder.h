@@ -36,7 +36,10 @@ bool even_path_is_folder(const char *path);
  * error where a living process holds it, or where the folder was removed or renamed away meanwhile.
  * EVEN_ERR_UNSUPPORTED where the file system has no locks. */
 even_status even_folder_lock(const char *path, int *fd) EVEN_MUST_USE;
-/* The same for a folder that is not a symbolic link (an error there): for one whose files are to go. */
+/* Whether a living process holds that lock; who asks is in nobody's way. false where there is no such folder.
+ * EVEN_ERR_UNSUPPORTED where the file system has no locks. */
+even_status even_folder_is_locked(const char *path, bool *out) EVEN_MUST_USE;
+/* As even_folder_lock, for a folder that is not a symbolic link (an error there): for one whose files are to go. */
 even_status even_folder_lock_itself(const char *path, int *fd) EVEN_MUST_USE;
 /* Whether this user owns the folder behind `fd`; false where it cannot be told. */
 bool even_folder_is_own(int fd);

@@ -18,11 +18,13 @@
 #include "support/fault.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <sqlite3.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -80,8 +82,6 @@ static void everything_comes_back(void **state) {
   even_history_close(history);
 }
 
-static void a_restart_is_told_apart(void **state) {
-  monitored *made = *state;
 /* Ticks until the batch was committed, or would have been. */
 static void committed_once_more(monitored *made) {
   uint64_t until = even_clock_ns() + UINT64_C(1100000000);
@@ -90,6 +90,8 @@ static void committed_once_more(monitored *made) {
   } while (even_clock_ns() < until);
 }
 
+static void a_restart_is_told_apart(void **state) {
+  monitored *made = *state;
   even_history *history = NULL;
   even_analysis analysis;
   monitored_start(made);
@@ -108,8 +110,6 @@ static void committed_once_more(monitored *made) {
   even_history_close(history);
 }
 
-/* The page's data must parse as JSON and not end their script element, whatever the run was called. */
-static void the_report_page_holds_its_data_safely(void **state) {
 /* Whoever reads run.db sees a restart that is still starting, as the page does. */
 static void a_restart_without_a_step_is_told(void **state) {
   monitored *made = *state;
@@ -151,6 +151,8 @@ static void a_restart_without_a_step_is_told(void **state) {
   even_report_close(report);
 }
 
+/* The page's data must parse as JSON and not end their script element, whatever the run was called. */
+static void the_report_page_holds_its_data_safely(void **state) {
   monitored *made = *state;
   monitored_start(made);
   monitored_steps(made, 30, 13);
@@ -395,6 +397,19 @@ static void a_history_that_stays_locked_is_told_at_the_end(void **state) {
   locked_history(state, false);
 }
 
+static int asker = -1;
+
+/* flock; whoever asked goes away when somebody else could not have the lock. */
+static int asker_leaves(int fd, int operation) {
+  int result = flock(fd, operation);
+  int reason = errno;
+  if (result != 0) {
+    (void)flock(asker, LOCK_UN);
+  }
+  errno = reason;
+  return result;
+}
+
 static void a_job_lives_as_long_as_it_holds_its_folder(void **state) {
   monitored *made = *state;
   monitored_start(made); /* agent.json names this process, which lives on */
@@ -407,6 +422,26 @@ static void a_job_lives_as_long_as_it_holds_its_folder(void **state) {
   assert_true(even_history_alive(made->folder));
   assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
   assert_false(even_history_alive(made->folder));
+}
+
+/* `evenstep top` in another terminal asks at the same moment: it stands there with the lock shared. */
+static void who_asks_meets_neither_another_nor_a_job(void **state) {
+  monitored *made = *state;
+  monitored_start(made);
+  even_folder_unlock(made->lock);
+  made->lock = -1;
+  asker = open(made->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  assert_true(asker >= 0);
+  assert_int_equal(flock(asker, LOCK_SH | LOCK_NB), 0);
+  assert_false(even_history_alive(made->folder)); /* its agent was killed: nobody may call it alive */
+  even_os.flock = asker_leaves;
+  assert_int_equal(even_folder_lock(made->folder, &made->lock), EVEN_OK); /* a new job of that name */
+  even_os = even_os_real;
+  assert_true(made->lock >= 0);
+  assert_int_equal(flock(asker, LOCK_SH | LOCK_NB), -1);
+  assert_true(even_history_alive(made->folder));
+  assert_int_equal(close(asker), 0);
+  assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
 }
 
 static bool at_once(void) {
@@ -509,6 +544,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       TEST(everything_comes_back),
       TEST(a_restart_is_told_apart),
+      TEST(a_restart_without_a_step_is_told),
       TEST(the_report_page_holds_its_data_safely),
       TEST(a_crashed_run_is_reported_as_far_as_it_came),
       TEST(a_run_without_a_step_is_reported),
@@ -519,6 +555,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(a_full_disk_is_told_once_and_the_run_goes_on, monitored_set_up, tear_down_disk),
       TEST(a_locked_history_goes_on_when_it_can),
       TEST(a_history_that_stays_locked_is_told_at_the_end),
+      TEST(who_asks_meets_neither_another_nor_a_job),
       TEST(a_job_lives_as_long_as_it_holds_its_folder),
       TEST(the_report_ends_when_it_is_asked_to),
       TEST(a_folder_of_any_name_is_read_where_nothing_can_be_written),
@@ -529,4 +566,3 @@ int main(void) {
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
-      TEST(a_restart_without_a_step_is_told),
