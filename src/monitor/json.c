@@ -177,8 +177,14 @@ void even_monitor_json_steps(const even_state *state, long since, size_t limit, 
   }
   size_t count = state->point_count - begin;
   size_t together = 1;
-  while (limit > 0 && count > limit * together) { /* by powers of two, as points are merged: two runs' steps meet */
+  /* by powers of two, as points are merged: two runs' steps meet. Of the whole course, so that the next answer has the
+   * same stride whatever it begins with */
+  while (limit > 0 && state->point_count > limit * together) {
     together *= 2;
+  if (since >= 0 && state->point_count > 0 && (uint64_t)since >= state->first_step) {
+    begin = (size_t)(((uint64_t)since - state->first_step) / state->stride);
+    begin = begin > state->point_count ? state->point_count : begin - begin % together;
+  }
   }
   even_json_object(&json, NULL);
   even_json_integer(&json, "ranks", state->ranks);

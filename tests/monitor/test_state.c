@@ -148,6 +148,14 @@ static void a_long_run_is_kept_whole_at_less_resolution(void **unused) {
   assert_int_equal(json_array_size(json_object_get(all, "points")), 98); /* 1563 points, 16 together */
   assert_int_equal(json_integer_value(json_object_get(all, "stride")), 16 * 64);
   json_decref(all);
+  all = steps_json(state, STEPS - 1, 110); /* nor another stride for what comes next */
+  assert_int_equal(json_array_size(json_object_get(all, "points")), 1);
+  assert_int_equal(json_integer_value(json_object_get(all, "stride")), 16 * 64);
+  assert_int_equal(json_integer_value(json_array_get(json_array_get(json_object_get(all, "points"), 0), 0)), STEPS - 1);
+  json_decref(all);
+  all = steps_json(state, STEPS / 2, 110); /* its points are those of the whole course */
+  assert_int_equal(json_array_size(json_object_get(all, "points")), 98 - STEPS / 2 / (16 * 64));
+  json_decref(all);
   all = steps_json(state, STEPS - 1, 0); /* a client that has all gets the last again, it may have grown */
   assert_int_equal(json_array_size(json_object_get(all, "points")), 1);
   json_decref(all);
