@@ -67,8 +67,6 @@ class Session:
         self.pending_random: Callable[[], None] | None = None  # puts a checkpoint's generators back
         self.dummy_samples = 1
         self.latest: BatchPlan | None = None  # the last batch of any prepared loader
-        self.scalars: dict[str, float] = {}
-        self.boundary_calls: list[Callable[[], None]] = []
         self.total_epochs = 0  # 0: unknown
         self._committed = False
         self._scheduler_calls: dict[str, int] = {}
@@ -169,8 +167,6 @@ class Session:
         if self.plan is not None and self.plan.done:
             self.plan.finish(self.all_gather_bytes)
         self._checkpoint_when_due()
-        for call in self.boundary_calls:
-            call()
 
     def _checkpoint_when_due(self) -> None:
         environment = self.environment

@@ -9,8 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_WARMUP = 10 };
-
 typedef struct series {
   double *values;
   size_t count;
@@ -37,10 +35,6 @@ typedef struct work {
   double step_best;
   bool step_steady;
 } work;
-
-long even_analysis_warmup(long steps) {
-  return steps / 5 < MOST_WARMUP ? steps / 5 : MOST_WARMUP;
-}
 
 static even_status add(series *to, double value) {
   if (to->count == to->capacity) {
@@ -123,7 +117,8 @@ static even_status take(work *at, sqlite3_stmt *row) {
   return EVEN_OK;
 }
 
-/* A step that a later attempt did again is left out; so are the first steps of each attempt. */
+/* A step that a later attempt did again is left out; so are the first steps of each attempt: a fifth, at most ten. They
+ * pay for what is done once (compiling, filling caches, the balancer's first looks). */
 static const char query[] =
     "WITH spans_of AS (SELECT attempt, min(step) AS first, max(step) AS last FROM steps GROUP BY attempt),"
     " kept AS (SELECT a.attempt, a.first, a.last,"
@@ -193,7 +188,7 @@ even_status even_analysis_make(even_history *history, even_analysis *out) {
   }
   if (status == EVEN_OK) {
     conclude(&at);
-    out->warmup = even_analysis_warmup(out->steps);
+    status = losses(history, out);
   }
   for (int r = 0; at.speeds != NULL && r < out->ranks; r++) {
     even_free(at.speeds[r].values);

@@ -14,7 +14,6 @@ typedef struct even_analysis_rank {
 typedef struct even_analysis {
   long steps;          /* done and kept: a step done again after a restart counts once */
   long steady_steps;   /* that the numbers below are over */
-  long warmup;         /* first steps of each attempt that are left out */
   double step_seconds; /* median */
   double mean_step_seconds;
   double samples_per_second;      /* median over the steps of batch / duration */
@@ -27,9 +26,6 @@ typedef struct even_analysis {
   even_analysis_rank *rank;
 } even_analysis;
 
-/* Steps of an attempt that are left out: a fifth, at most ten. They pay for what is done once (compiling, filling
- * caches, the balancer's first looks). */
-long even_analysis_warmup(long steps);
 /* Free with even_analysis_free, also after a failure. */
 even_status even_analysis_make(even_history *history, even_analysis *out) EVEN_MUST_USE;
 void even_analysis_free(even_analysis *analysis);

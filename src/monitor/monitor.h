@@ -26,9 +26,8 @@ typedef struct even_monitor_params {
   const char *policy;
   int ranks;
   const even_monitor_rank *rank_facts;
-  int telemetry_fd;    /* the rings; duplicated */
-  const char *address; /* to listen at; NULL: 127.0.0.1 */
-  int port;            /* 0: any free one; -1: no server. A port in use: EVEN_ERR_IN_USE with the fix */
+  int telemetry_fd; /* the rings; duplicated */
+  int port;         /* on 127.0.0.1; 0: any free one; -1: no server. A port in use: EVEN_ERR_IN_USE with the fix */
 } even_monitor_params;
 
 even_status even_monitor_open(const even_monitor_params *params, even_monitor **out) EVEN_MUST_USE;

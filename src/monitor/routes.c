@@ -50,7 +50,7 @@ static int answer(void *context, const even_server_request *request, even_text *
 }
 
 even_status even_monitor_serve(even_monitor *monitor, const even_monitor_params *params) {
-  const char *address = params->address == NULL ? "127.0.0.1" : params->address;
+  static const char address[] = "127.0.0.1";
   if (params->port < 0) {
     return EVEN_OK;
   }
