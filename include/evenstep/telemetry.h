@@ -63,7 +63,7 @@ typedef struct even_step_record {
 
 /* What happened, with a few words. */
 typedef enum even_event {
-  EVEN_EVENT_SHARES = 1,      /* the shares changed; words: "12,4" */
+  EVEN_EVENT_SHARES = 1,      /* the shares changed; words: "12,4", "12,4,…" where they do not fit */
   EVEN_EVENT_CHECKPOINT = 2,  /* a checkpoint is whole; words: its folder's name */
   EVEN_EVENT_TOTAL_STEPS = 3, /* value: steps that the run will make, as far as known */
   EVEN_EVENT_EPOCH = 4,       /* value: the epoch that begins */
@@ -73,16 +73,24 @@ typedef enum even_event {
    * "21.5 ms, equal 18.2 ms", what a step took */
   EVEN_EVENT_BALANCING = 7,
   EVEN_EVENT_JOINING = 8, /* the rank came to es.prepare and waits there until all ranks have come */
-  EVEN_EVENT_JOINED = 9   /* all have come */
+  EVEN_EVENT_JOINED = 9,  /* all have come */
+  EVEN_EVENT_SCALAR = 10  /* a number of the user's; words: its name, number: its value */
 } even_event;
+
+#define EVEN_EVENT_WORDS_BYTES 128 /* with the NUL */
 
 typedef struct even_event_record {
   uint32_t event; /* even_event */
   uint32_t step;
   uint64_t at_ns;
   int64_t value;
-  char words[40]; /* NUL-terminated; the ring keeps the first 32 bytes */
+  double number;                      /* of SCALAR, in place of value */
+  char words[EVEN_EVENT_WORDS_BYTES]; /* NUL-terminated, UTF-8; from 33 bytes on the record takes two or three slots */
 } even_event_record;
+
+/* Sets the words of a record whose event is set. What does not fit is left out: whole characters, and of SHARES whole
+ * numbers, with "…" in their place. */
+EVEN_PUBLIC void even_event_record_words(even_event_record *record, const char *words);
 
 typedef struct even_record {
   uint32_t kind; /* even_record_kind */
@@ -107,12 +115,16 @@ EVEN_PUBLIC even_status even_telemetry_create_segment(int ranks, size_t records,
 EVEN_PUBLIC even_status even_telemetry_open(int fd, int rank, even_telemetry **out) EVEN_MUST_USE;
 /* NULL is allowed. No thread may be writing through it any more, or write after: end them, or wait for them, first. */
 EVEN_PUBLIC void even_telemetry_close(even_telemetry *telemetry);
-/* Writes one record; a NULL telemetry does nothing. Any thread; wait-free (one fetch-and-add, one compare-and-swap, no
- * loop, no system call). Each record is a seqlock of its own (Boehm, "Can seqlocks get along with programming language
- * memory models?", MSPC 2012): a reader never takes a torn one for whole. */
+/* Writes one record; a NULL telemetry does nothing. Any thread; wait-free (one fetch-and-add, one compare-and-swap a
+ * slot, no waiting, no system call). Each record is a seqlock of its own (Boehm, "Can seqlocks get along with
+ * programming language memory models?", MSPC 2012): a reader never takes a torn one for whole. */
 EVEN_PUBLIC void even_telemetry_span(even_telemetry *telemetry, const even_span_record *record);
 EVEN_PUBLIC void even_telemetry_step(even_telemetry *telemetry, const even_step_record *record);
 EVEN_PUBLIC void even_telemetry_event(even_telemetry *telemetry, const even_event_record *record);
+
+/* While paused, nothing is written through this handle, whoever holds it: to measure what the records cost. NULL is
+ * allowed. Any thread. */
+EVEN_PUBLIC void even_telemetry_pause(even_telemetry *telemetry, bool paused);
 
 /* ---- the reader's side (agent) ---- */
 typedef struct even_telemetry_reader even_telemetry_reader;
@@ -126,8 +138,9 @@ EVEN_PUBLIC void even_telemetry_reader_close(even_telemetry_reader *reader);
 EVEN_PUBLIC int even_telemetry_reader_ranks(const even_telemetry_reader *reader);
 /* Up to `limit` new records of all rings into `records`, those of one rank in the order of their writing; returns how
  * many. *lost (may be NULL) grows by the records that cannot be had: overwritten before they were read, or begun by a
- * writer that died. A record still being written ends its ring's turn until the next call, for a second at most. The
- * content is checked: a segment that a wild pointer wrote over yields losses, never a record of no kind. One thread. */
+ * writer that died; one that takes several slots, of which one is lost, counts as so many. A record still being written
+ * ends its ring's turn until the next call, for a second at most. The content is checked: a segment that a wild pointer
+ * wrote over yields losses, never a record of no kind. One thread. */
 EVEN_PUBLIC size_t even_telemetry_reader_drain(even_telemetry_reader *reader, even_record *records, size_t limit,
                                                uint64_t *lost);
 /* Whether anybody may still write (true at first). false, when the writers have ended: a record that one of them had

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -361,9 +362,27 @@ def no_sync(*models: nn.Module) -> Iterator[None]:
 
 
 def log(**scalars: float) -> None:
-    """Numbers of yours for the run's record, from rank 0."""
+    """Numbers of yours for the run's record, from rank 0: of the step whose backward was made, else of the last step.
+
+    `loss` takes the place of the number that backward began from, on the page, in metrics and in the report: give it where
+    that one is scaled or only a part. Names have up to 127 bytes.
+    """
     current = session()
+    step = current.step if current.steps.ballots else max(0, current.step - 1)
     for name, value in scalars.items():
-        current.scalars[name] = float(value)
+        number = float(value)
         if current.rank == 0:
-            current.telemetry.event(_core.EVENT_MESSAGE, current.step, 0, f"{name}={float(value):.6g}")
+            current.telemetry.scalar(_fitting(name), step, number)
+
+
+def _fitting(name: str) -> str:
+    encoded = name.encode(errors="replace")
+    if len(encoded) <= _core.SCALAR_NAME_BYTES:
+        return encoded.decode()
+    kept = encoded[: _core.SCALAR_NAME_BYTES].decode(errors="ignore")
+    warnings.warn(
+        f"es.log: a name of {len(encoded)} bytes is kept as {kept!r}\n"
+        f"  fix: give it at most {_core.SCALAR_NAME_BYTES} bytes, so that no two names become one",
+        stacklevel=3,
+    )
+    return kept

@@ -103,8 +103,22 @@ static PyObject *writer_event(PyObject *self, PyObject *arguments, PyObject *nam
   }
   record.value = value;
   record.at_ns = at == 0 ? even_clock_ns() : at;
-  size_t length = strlen(words);
-  memcpy(record.words, words, length < sizeof record.words ? length : sizeof record.words - 1);
+  even_event_record_words(&record, words);
+  even_telemetry_event(((writer_object *)self)->telemetry, &record);
+  Py_RETURN_NONE;
+}
+
+static PyObject *writer_scalar(PyObject *self, PyObject *arguments) {
+  const char *name = NULL;
+  even_event_record record = {.event = EVEN_EVENT_SCALAR};
+  if (!PyArg_ParseTuple(arguments, "sId:scalar", &name, &record.step, &record.number)) {
+    return NULL;
+  }
+  if (strlen(name) >= sizeof record.words) {
+    return PyErr_Format(PyExc_ValueError, "a name of %zu bytes (at most %d)", strlen(name), EVEN_EVENT_WORDS_BYTES - 1);
+  }
+  record.at_ns = even_clock_ns();
+  even_event_record_words(&record, name);
   even_telemetry_event(((writer_object *)self)->telemetry, &record);
   Py_RETURN_NONE;
 }
@@ -128,6 +142,19 @@ static PyObject *writer_handle(PyObject *self, void *closure) {
     Py_INCREF(self);
   }
   return capsule;
+}
+
+static int writer_pause(PyObject *self, PyObject *value, void *closure) {
+  (void)closure;
+  int paused = value == NULL ? -1 : PyObject_IsTrue(value);
+  if (value == NULL) {
+    PyErr_SetString(PyExc_AttributeError, "paused cannot be deleted");
+  }
+  if (paused < 0) {
+    return -1;
+  }
+  even_telemetry_pause(((writer_object *)self)->telemetry, paused != 0);
+  return 0;
 }
 
 static PyObject *reader_new(PyTypeObject *type, PyObject *arguments, PyObject *names) {
@@ -167,10 +194,16 @@ static PyObject *record_as_tuple(const even_record *record) {
                            (unsigned long long)step->duration_ns, (unsigned long long)step->busy_ns, step->samples,
                            step->batch, (double)step->loss, (double)step->predicted_seconds);
     default: {
+      bool scalar = event->event == EVEN_EVENT_SCALAR;
+      PyObject *value = scalar ? PyFloat_FromDouble(event->number) : PyLong_FromLongLong(event->value);
       PyObject *words = PyUnicode_DecodeUTF8(event->words, (Py_ssize_t)strlen(event->words), "replace");
-      return words == NULL ? NULL
-                           : Py_BuildValue("siIIKLN", "event", rank, event->event, event->step,
-                                           (unsigned long long)event->at_ns, (long long)event->value, words);
+      if (words == NULL || value == NULL) {
+        Py_XDECREF(words);
+        Py_XDECREF(value);
+        return NULL;
+      }
+      return Py_BuildValue("siIIKNN", "event", rank, event->event, event->step, (unsigned long long)event->at_ns, value,
+                           words);
     }
   }
 }
@@ -230,11 +263,13 @@ static PyMethodDef writer_methods[] = {
     {"step", (PyCFunction)(void (*)(void))writer_step, METH_VARARGS | METH_KEYWORDS,
      "step(step, epoch, end_ns, duration_ns, busy_ns, samples, batch, loss=nan, predicted_seconds=nan)"},
     {"event", (PyCFunction)(void (*)(void))writer_event, METH_VARARGS | METH_KEYWORDS,
-     "event(event, step, value=0, words='', at_ns=now); 32 bytes of words are kept"},
+     "event(event, step, value=0, words='', at_ns=now); what does not fit into SCALAR_NAME_BYTES is left out"},
+    {"scalar", writer_scalar, METH_VARARGS, "scalar(name, step, number); ValueError beyond SCALAR_NAME_BYTES"},
     {NULL, NULL, 0, NULL}};
 static PyGetSetDef writer_members[] = {
     {"handle", writer_handle, NULL, "capsule \"evenstep.telemetry\" for other parts of the engine; None without a ring",
      NULL},
+    {"paused", NULL, writer_pause, "set it to write nothing for a while, the engine through the handle neither", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 static PyType_Slot writer_slots[] = {
     {Py_tp_new, (void *)writer_new},
@@ -292,6 +327,8 @@ int even_ext_add_telemetry(PyObject *module) {
       {"EVENT_BALANCING", EVEN_EVENT_BALANCING},
       {"EVENT_JOINING", EVEN_EVENT_JOINING},
       {"EVENT_JOINED", EVEN_EVENT_JOINED},
+      {"EVENT_SCALAR", EVEN_EVENT_SCALAR},
+      {"SCALAR_NAME_BYTES", EVEN_EVENT_WORDS_BYTES - 1},
   };
   for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
     if (PyModule_AddIntConstant(module, numbers[i].name, numbers[i].number) != 0) {

@@ -146,6 +146,36 @@ static even_status run(even_history *history, work *at) {
   return end_step(at);
 }
 
+static even_status given_loss(even_history *history, const char *order, double *out) {
+  sqlite3_stmt *row = NULL;
+  even_text text = EVEN_TEXT_EMPTY;
+  even_text_format(
+      &text, "SELECT value FROM events WHERE event='scalar' AND words='loss' AND rank=0 ORDER BY rowid %s LIMIT 1",
+      order);
+  even_status status = even_text_status(&text);
+  int code = SQLITE_NOMEM;
+  if (status == EVEN_OK) {
+    code = sqlite3_prepare_v2(even_history_connection(history), even_text_string(&text), -1, &row, NULL);
+    code = code == SQLITE_OK ? sqlite3_step(row) : code;
+    *out = code == SQLITE_ROW && sqlite3_column_type(row, 0) != SQLITE_NULL ? sqlite3_column_double(row, 0) : NAN;
+  }
+  if (status == EVEN_OK && code != SQLITE_ROW && code != SQLITE_DONE) {
+    status = even_sqlite_fail(even_history_connection(history), code, even_history_path(history), "cannot be read");
+  }
+  (void)sqlite3_finalize(row);
+  even_text_free(&text);
+  return status;
+}
+
+/* The losses that the script gave count, where it gave some. */
+static even_status losses(even_history *history, even_analysis *out) {
+  if (!even_history_state(history)->loss_given) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(given_loss(history, "ASC", &out->first_loss));
+  return given_loss(history, "DESC", &out->last_loss);
+}
+
 static void conclude(work *at) {
   even_analysis *out = at->out;
   double sum = 0;

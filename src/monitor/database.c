@@ -272,7 +272,11 @@ even_status even_database_event(even_database *database, const even_state_event 
   integer(&at, event->rank);
   integer(&at, event->step);
   text(&at, even_state_event_name(event->event));
-  integer(&at, event->value);
+  if (event->event == EVEN_EVENT_SCALAR) {
+    (void)sqlite3_bind_double(at.statement, ++at.column, event->scalar); /* infinities too; NULL for NaN */
+  } else {
+    integer(&at, event->value);
+  }
   text(&at, event->words);
   return end(&at);
 }

@@ -181,12 +181,13 @@ static void take_event(even_history *history, sqlite3_stmt *row) {
                             .rank = sqlite3_column_int(row, 3),
                             .step = (uint32_t)sqlite3_column_int64(row, 4),
                             .event = even_state_event_number(text_column(row, 5)),
-                            .value = sqlite3_column_int64(row, 6)};
+                            .value = sqlite3_column_int64(row, 6),
+                            .scalar = number_column(row, 6)};
   (void)snprintf(event.words, sizeof event.words, "%s", text_column(row, 7));
-  if (event.event != 0) {
   if (event.event == EVEN_EVENT_ATTEMPT && event.attempt > history->state->attempt) { /* it has made no step yet */
     even_state_attempt(history->state, event.attempt, event.at_ns);
   }
+  if (event.event != 0) {
     (void)even_state_event_add(history->state, &event);
   }
 }

@@ -127,6 +127,8 @@ static void point(even_json *json, const even_state *state, size_t first, size_t
     sum.end_ns = at->end_ns;
     sum.losses += at->losses;
     sum.loss_sum += at->loss_sum;
+    sum.given += at->given;
+    sum.given_sum += at->given_sum;
     sum.predicted += at->predicted;
     sum.predicted_sum += at->predicted_sum;
     sum.batches += at->batches;
@@ -136,12 +138,14 @@ static void point(even_json *json, const even_state *state, size_t first, size_t
     return;
   }
   double batch = (double)sum.batch_sum / sum.batches;
+  double losses = state->loss_given ? sum.given : sum.losses;
+  double loss_sum = state->loss_given ? sum.given_sum : sum.loss_sum;
   even_json_array(json, NULL);
   even_json_unsigned(json, NULL, sum.step);
   even_json_integer(json, NULL, sum.attempt);
   even_json_number(json, NULL, round(1e3 * ((double)sum.end_ns - (double)state->started_ns) / 1e9) / 1e3);
   even_json_number(json, NULL, six_digits(seconds > 0 ? batch * steps / seconds : NAN));
-  even_json_number(json, NULL, sum.losses > 0 ? six_digits(sum.loss_sum / sum.losses) : NAN);
+  even_json_number(json, NULL, losses > 0 ? six_digits(loss_sum / losses) : NAN);
   even_json_number(json, NULL, sum.predicted > 0 ? six_digits(sum.predicted_sum / sum.predicted) : NAN);
   even_json_array(json, NULL);
   for (size_t r = 0; r < ranks; r++) {
@@ -171,20 +175,15 @@ static void point(even_json *json, const even_state *state, size_t first, size_t
 void even_monitor_json_steps(const even_state *state, long since, size_t limit, even_text *out) {
   even_json json = even_json_begin(out, 0);
   size_t begin = 0;
-  if (since >= 0 && state->point_count > 0 && (uint64_t)since >= state->first_step) {
-    begin = (size_t)(((uint64_t)since - state->first_step) / state->stride);
-    begin = begin > state->point_count ? state->point_count : begin;
-  }
-  size_t count = state->point_count - begin;
   size_t together = 1;
   /* by powers of two, as points are merged: two runs' steps meet. Of the whole course, so that the next answer has the
    * same stride whatever it begins with */
   while (limit > 0 && state->point_count > limit * together) {
     together *= 2;
+  }
   if (since >= 0 && state->point_count > 0 && (uint64_t)since >= state->first_step) {
     begin = (size_t)(((uint64_t)since - state->first_step) / state->stride);
     begin = begin > state->point_count ? state->point_count : begin - begin % together;
-  }
   }
   even_json_object(&json, NULL);
   even_json_integer(&json, "ranks", state->ranks);
@@ -247,7 +246,11 @@ void even_monitor_json_events(const even_state *state, uint64_t since, even_text
     }
     even_json_unsigned(&json, "step", event->step);
     even_json_string(&json, "event", even_state_event_name(event->event));
-    even_json_integer(&json, "value", event->value);
+    if (event->event == EVEN_EVENT_SCALAR) {
+      even_json_number(&json, "value", event->scalar);
+    } else {
+      even_json_integer(&json, "value", event->value);
+    }
     even_json_string(&json, "words", event->words);
     even_json_object_end(&json);
   }

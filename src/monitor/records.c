@@ -68,7 +68,8 @@ static void take_event(even_monitor *monitor, int rank, const even_event_record 
                             .step = record->step,
                             .at_ns = record->at_ns,
                             .event = (int)record->event,
-                            .value = record->value};
+                            .value = record->value,
+                            .scalar = record->number};
   (void)even_utf8_clean(record->words, event.words, sizeof event.words);
   note(monitor, &event);
 }

@@ -96,11 +96,16 @@ void even_state_span(even_state *state, int rank, const even_span_record *record
 }
 
 static void add_point(even_point *to, const even_point *from) {
+  to->given += from->given;
+  to->given_sum += from->given_sum;
   if (!from->used) {
     return;
   }
   if (!to->used) {
+    const even_point given = {.given = to->given, .given_sum = to->given_sum};
     *to = *from;
+    to->given = given.given;
+    to->given_sum = given.given_sum;
     return;
   }
   to->attempt = from->attempt > to->attempt ? from->attempt : to->attempt;
@@ -212,6 +217,29 @@ void even_state_step(even_state *state, int rank, const even_step_record *record
   }
 }
 
+/* The point that a step of an attempt belongs to; EVEN_STATE_POINTS: none, or the step was done again since. */
+static size_t point_told_of(even_state *state, int attempt, uint32_t step) {
+  if (state->point_count > 0 && step < state->first_step) {
+    return EVEN_STATE_POINTS;
+  }
+  if (attempt >= state->attempt) {
+    bool near = state->last_step < 0 || (int64_t)step - state->last_step <= EVEN_STATE_WINDOW;
+    return near ? point_of(state, step) : EVEN_STATE_POINTS;
+  }
+  size_t index = (step - state->first_step) / state->stride;
+  return index < state->point_count && state->points[index].attempt <= attempt ? index : EVEN_STATE_POINTS;
+}
+
+static void take_given_loss(even_state *state, const even_state_event *event) {
+  state->loss_given = true;
+  state->given_loss = event->scalar;
+  size_t index = isfinite(event->scalar) ? point_told_of(state, event->attempt, event->step) : EVEN_STATE_POINTS;
+  if (index < EVEN_STATE_POINTS) {
+    const even_point given = {.given = 1, .given_sum = event->scalar};
+    add_point(&state->points[index], &given);
+  }
+}
+
 static bool said_already(const even_state *state, const even_state_event *event) {
   if (event->event != EVEN_EVENT_SHARES && event->event != EVEN_EVENT_TOTAL_STEPS && event->event != EVEN_EVENT_EPOCH &&
       event->event != EVEN_EVENT_RESUME && event->event != EVEN_EVENT_CHECKPOINT) {
@@ -247,6 +275,8 @@ bool even_state_event_add(even_state *state, const even_state_event *event) {
     (void)snprintf(state->on_equal_words, sizeof state->on_equal_words, "%.39s", event->words);
   } else if (event->event == EVEN_EVENT_ATTEMPT) {
     state->on_equal = false; /* the ranks' balancers begin anew */
+  } else if (event->event == EVEN_EVENT_SCALAR && event->rank == 0 && strcmp(event->words, "loss") == 0) {
+    take_given_loss(state, event);
   }
   even_state_event *slot = &state->events[state->event_count % EVEN_STATE_EVENTS];
   *slot = *event;

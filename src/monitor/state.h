@@ -27,6 +27,7 @@ typedef struct even_state_event {
   uint64_t at_ns;
   int event;
   int64_t value;
+  double scalar; /* of that event, in place of value */
   char words[192];
 } even_state_event;
 
@@ -50,6 +51,8 @@ typedef struct even_point {
   uint32_t predicted;
   uint64_t batch_sum;
   uint32_t batches;
+  uint32_t given; /* losses that the script gave, and their sum: known before and after the steps themselves */
+  double given_sum;
 } even_point;
 
 typedef struct even_rank_usage {
@@ -111,6 +114,8 @@ typedef struct even_state {
   bool on_equal;              /* balanced shares were measured slower: equal ones run */
   uint32_t on_equal_at;       /* since this step */
   char on_equal_words[40];    /* what was measured */
+  bool loss_given;            /* by the script: the loss that backward began from does not count any more */
+  double given_loss;          /* the last */
   /* the course */
   uint32_t first_step;
   uint32_t stride;     /* a power of two */

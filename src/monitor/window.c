@@ -11,19 +11,13 @@ static const double STALL_SECONDS = 10; /* and ten times the step */
 static const struct {
   int number;
   const char *name;
-} events[] = {{EVEN_EVENT_SHARES, "shares"},
-              {EVEN_EVENT_CHECKPOINT, "checkpoint"},
-              {EVEN_EVENT_TOTAL_STEPS, "total_steps"},
-              {EVEN_EVENT_EPOCH, "epoch"},
-              {EVEN_EVENT_RESUME, "resume"},
-              {EVEN_EVENT_MESSAGE, "message"},
-              {EVEN_EVENT_BALANCING, "balancing"},
-              {EVEN_EVENT_JOINING, "joining"},
-              {EVEN_EVENT_JOINED, "joined"},
-              {EVEN_EVENT_ATTEMPT, "attempt"},
-              {EVEN_EVENT_RANK_STARTED, "rank_started"},
-              {EVEN_EVENT_RANK_ENDED, "rank_ended"},
-              {EVEN_EVENT_LOST, "lost_records"}};
+} events[] = {{EVEN_EVENT_SHARES, "shares"},           {EVEN_EVENT_CHECKPOINT, "checkpoint"},
+              {EVEN_EVENT_TOTAL_STEPS, "total_steps"}, {EVEN_EVENT_EPOCH, "epoch"},
+              {EVEN_EVENT_RESUME, "resume"},           {EVEN_EVENT_MESSAGE, "message"},
+              {EVEN_EVENT_BALANCING, "balancing"},     {EVEN_EVENT_JOINING, "joining"},
+              {EVEN_EVENT_JOINED, "joined"},           {EVEN_EVENT_SCALAR, "scalar"},
+              {EVEN_EVENT_ATTEMPT, "attempt"},         {EVEN_EVENT_RANK_STARTED, "rank_started"},
+              {EVEN_EVENT_RANK_ENDED, "rank_ended"},   {EVEN_EVENT_LOST, "lost_records"}};
 
 const char *even_state_event_name(int event) {
   for (size_t i = 0; i < sizeof events / sizeof events[0]; i++) {
@@ -172,6 +166,7 @@ static void measure_steps(const even_state *state, long begin, long end, even_me
       predictions++;
     }
   }
+  out->loss = state->loss_given ? state->given_loss : out->loss;
   out->step_seconds = out->window_steps > 0 ? seconds / out->window_steps : NAN;
   out->batch = out->window_steps > 0 ? batch / out->window_steps : NAN;
   out->samples_per_second = seconds > 0 ? batch / seconds : NAN;

@@ -14,6 +14,9 @@ typedef struct cursor {
   even_ring *ring;
   uint64_t next;          /* ticket */
   uint64_t waiting_since; /* for `next`, 0: not waiting */
+  even_record begun;      /* of several slots, `have` of which were read and `want` are still to come */
+  unsigned have;
+  unsigned want;
 } cursor;
 
 struct even_telemetry_reader {
@@ -59,7 +62,7 @@ int even_telemetry_reader_ranks(const even_telemetry_reader *reader) {
 
 typedef enum slot_state { SLOT_WHOLE, SLOT_NOT_YET, SLOT_LOST } slot_state;
 
-static slot_state read_slot(even_ring_slot *slot, uint64_t ticket, uint64_t words[EVEN_RING_PAYLOAD_WORDS]) {
+static slot_state read_slot(even_ring_slot *slot, uint64_t ticket, even_record_slot words) {
   const uint64_t whole = 2 * ticket + 2;
   uint64_t sequence = atomic_load_explicit(&slot->sequence, memory_order_acquire);
   if (sequence != whole) {
@@ -80,6 +83,34 @@ static bool still_patient(cursor *at) {
   return now - at->waiting_since < PATIENCE_NS;
 }
 
+/* Slots of a record that cannot be had whole any more. */
+static void drop_begun(cursor *at, uint64_t *lost) {
+  *lost += at->have;
+  at->have = at->want = 0;
+}
+
+/* One whole slot: the next of the record begun before, or the first of another. Whether *out is a whole record. */
+static bool take_slot(cursor *at, const even_record_slot words, even_record *out, uint64_t *lost) {
+  if (at->want > 0 && even_record_unpack_more(words, at->have, &at->begun)) {
+    at->have++;
+    at->want--;
+  } else {
+    drop_begun(at, lost);
+    if (!even_record_unpack(words, &at->begun, &at->want)) {
+      at->want = 0;
+      (*lost)++;
+      return false;
+    }
+    at->have = 1;
+  }
+  if (at->want > 0) {
+    return false;
+  }
+  *out = at->begun;
+  at->have = 0;
+  return true;
+}
+
 static size_t drain_ring(even_telemetry_reader *reader, uint32_t rank, even_record *records, size_t limit,
                          uint64_t *lost) {
   cursor *at = &reader->cursors[rank];
@@ -92,19 +123,21 @@ static size_t drain_ring(even_telemetry_reader *reader, uint32_t rank, even_reco
     *lost += head - reader->records - at->next;
     at->next = head - reader->records;
     at->waiting_since = 0;
+    drop_begun(at, lost);
   }
   while (at->next < head && count < limit) {
-    uint64_t words[EVEN_RING_PAYLOAD_WORDS];
+    even_record_slot words;
     slot_state state = read_slot(&at->ring->slots[at->next & (reader->records - 1)], at->next, words);
     if (state == SLOT_NOT_YET && !reader->writers_ended && still_patient(at)) {
       break;
     }
     at->waiting_since = 0;
     at->next++;
-    if (state == SLOT_WHOLE && even_record_unpack(words, &records[count])) {
-      records[count++].rank = rank;
-    } else {
+    if (state != SLOT_WHOLE) {
+      drop_begun(at, lost);
       (*lost)++;
+    } else if (take_slot(at, words, &records[count], lost)) {
+      records[count++].rank = rank;
     }
   }
   return count;

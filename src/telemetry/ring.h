@@ -11,7 +11,7 @@
 
 #define EVEN_RING_MAGIC UINT64_C(0x314c45544e455645) /* "EVENTEL1", little-endian */
 
-enum { EVEN_RING_VERSION = 1, EVEN_RING_PAYLOAD_WORDS = 7, EVEN_RING_DEFAULT_RECORDS = 8192 };
+enum { EVEN_RING_VERSION = 2, EVEN_RING_PAYLOAD_WORDS = 7, EVEN_RING_DEFAULT_RECORDS = 8192 };
 
 typedef struct even_ring_header {
   uint64_t magic;

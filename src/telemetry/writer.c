@@ -7,6 +7,7 @@ struct even_telemetry {
   even_shared_memory memory;
   even_ring *ring;
   uint64_t mask;
+  _Atomic bool paused;
 };
 
 even_status even_telemetry_open(int fd, int rank, even_telemetry **out) {
@@ -42,8 +43,7 @@ void even_telemetry_close(even_telemetry *telemetry) {
 /* A slot that another writer still fills (it was overtaken by a whole lap, or died in it) is left alone and the record
  * dropped: to write into it too could mix two records. The reader counts the ticket that never came. The payload's
  * stores are releases, so that whoever sees one of them also sees the odd sequence. */
-static void publish(even_telemetry *telemetry, const uint64_t words[EVEN_RING_PAYLOAD_WORDS]) {
-  uint64_t ticket = atomic_fetch_add_explicit(&telemetry->ring->next_ticket, 1, memory_order_relaxed);
+static void fill(even_telemetry *telemetry, uint64_t ticket, const even_record_slot words) {
   even_ring_slot *slot = &telemetry->ring->slots[ticket & telemetry->mask];
   uint64_t before = atomic_load_explicit(&slot->sequence, memory_order_relaxed);
   if ((before & 1U) != 0 || before > 2 * ticket ||
@@ -57,26 +57,42 @@ static void publish(even_telemetry *telemetry, const uint64_t words[EVEN_RING_PA
   atomic_store_explicit(&slot->sequence, 2 * ticket + 2, memory_order_release);
 }
 
-void even_telemetry_span(even_telemetry *telemetry, const even_span_record *record) {
-  uint64_t words[EVEN_RING_PAYLOAD_WORDS] = {0};
+/* All tickets of a record are taken at once, so that no other writer's come between them. */
+static void publish(even_telemetry *telemetry, even_record_slot slots[], size_t count) {
+  if (atomic_load_explicit(&telemetry->paused, memory_order_relaxed)) {
+    return;
+  }
+  uint64_t ticket = atomic_fetch_add_explicit(&telemetry->ring->next_ticket, count, memory_order_relaxed);
+  for (size_t i = 0; i < count; i++) {
+    fill(telemetry, ticket + i, slots[i]);
+  }
+}
+
+void even_telemetry_pause(even_telemetry *telemetry, bool paused) {
   if (telemetry != NULL) {
-    even_record_pack_span(record, words);
-    publish(telemetry, words);
+    atomic_store_explicit(&telemetry->paused, paused, memory_order_relaxed);
+  }
+}
+
+void even_telemetry_span(even_telemetry *telemetry, const even_span_record *record) {
+  even_record_slot slots[1] = {{0}};
+  if (telemetry != NULL) {
+    even_record_pack_span(record, slots[0]);
+    publish(telemetry, slots, 1);
   }
 }
 
 void even_telemetry_step(even_telemetry *telemetry, const even_step_record *record) {
-  uint64_t words[EVEN_RING_PAYLOAD_WORDS] = {0};
+  even_record_slot slots[1] = {{0}};
   if (telemetry != NULL) {
-    even_record_pack_step(record, words);
-    publish(telemetry, words);
+    even_record_pack_step(record, slots[0]);
+    publish(telemetry, slots, 1);
   }
 }
 
 void even_telemetry_event(even_telemetry *telemetry, const even_event_record *record) {
-  uint64_t words[EVEN_RING_PAYLOAD_WORDS] = {0};
+  even_record_slot slots[EVEN_RECORD_MOST_SLOTS] = {{0}};
   if (telemetry != NULL) {
-    even_record_pack_event(record, words);
-    publish(telemetry, words);
+    publish(telemetry, slots, even_record_pack_event(record, slots));
   }
 }

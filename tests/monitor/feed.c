@@ -68,6 +68,12 @@ void feed_step(feed *made, const uint32_t *shares) {
 
 void feed_event(feed *made, int rank, even_event event, int64_t value, const char *words) {
   even_event_record record = {.event = event, .step = made->step, .at_ns = made->now_ns, .value = value};
-  (void)snprintf(record.words, sizeof record.words, "%s", words);
+  even_event_record_words(&record, words);
+  even_telemetry_event(made->writers[rank], &record);
+}
+
+void feed_scalar(feed *made, int rank, uint32_t step, const char *name, double number) {
+  even_event_record record = {.event = EVEN_EVENT_SCALAR, .step = step, .at_ns = made->now_ns, .number = number};
+  even_event_record_words(&record, name);
   even_telemetry_event(made->writers[rank], &record);
 }

@@ -21,5 +21,7 @@ void feed_close(feed *made);
 /* One step with these shares: spans and step records of every rank; time goes on by the slowest's. */
 void feed_step(feed *made, const uint32_t *shares);
 void feed_event(feed *made, int rank, even_event event, int64_t value, const char *words);
+/* What es.log(name=number) writes. */
+void feed_scalar(feed *made, int rank, uint32_t step, const char *name, double number);
 
 #endif

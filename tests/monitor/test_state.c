@@ -221,6 +221,51 @@ static void what_every_rank_says_is_kept_once(void **unused) {
   even_state_close(state);
 }
 
+static void give_loss(even_state *state, int attempt, uint32_t step, double loss) {
+  even_state_event event = {.event = EVEN_EVENT_SCALAR, .attempt = attempt, .step = step, .scalar = loss};
+  (void)snprintf(event.words, sizeof event.words, "loss");
+  assert_true(even_state_event_add(state, &event));
+}
+
+static double loss_of_point(const even_state *state, size_t index) {
+  json_t *all = steps_json(state, -1, 0);
+  const json_t *loss = json_array_get(json_array_get(json_object_get(all, "points"), index), 4);
+  double value = json_is_null(loss) ? (double)NAN : json_number_value(loss);
+  json_decref(all);
+  return value;
+}
+
+static void a_given_loss_stands_in_the_course(void **unused) {
+  (void)unused;
+  even_state *state = open_state(2);
+  even_measure measure;
+  give_loss(state, 0, 0, 5.5); /* before its step */
+  make_step(state, 0);
+  make_step(state, 1);
+  make_step(state, 2);
+  give_loss(state, 0, 1, 4); /* after it */
+  even_state_measure(state, after(3), &measure);
+  assert_true(measure.loss == 4);
+  assert_true(loss_of_point(state, 0) == 5.5);
+  assert_true(loss_of_point(state, 1) == 4);
+  assert_true(isnan(loss_of_point(state, 2))); /* what backward began from does not count any more */
+  give_loss(state, 0, 4000000000U, 1);         /* damage */
+  assert_int_equal(state->stride, 1);
+  assert_int_equal(state->point_count, 3);
+  even_state_attempt(state, 1, after(4));
+  give_loss(state, 1, 1, 3.5); /* done again: the one before is forgotten */
+  make_step(state, 1);
+  assert_true(loss_of_point(state, 1) == 3.5);
+  give_loss(state, 0, 1, 9); /* what is read late of the attempt before */
+  assert_true(loss_of_point(state, 1) == 3.5);
+  for (uint32_t step = 2; step < 5000; step++) {
+    make_step(state, step);
+  }
+  assert_int_equal(state->stride, 4); /* merged, not lost */
+  assert_true(loss_of_point(state, 0) == 4.5);
+  even_state_close(state);
+}
+
 static void damage_does_not_ruin_the_course(void **unused) {
   (void)unused;
   even_state *state = open_state(1);
@@ -297,6 +342,7 @@ int main(void) {
       cmocka_unit_test(a_long_run_is_kept_whole_at_less_resolution),
       cmocka_unit_test(a_restart_takes_the_place_of_what_is_done_again),
       cmocka_unit_test(what_every_rank_says_is_kept_once),
+      cmocka_unit_test(a_given_loss_stands_in_the_course),
       cmocka_unit_test(damage_does_not_ruin_the_course),
       cmocka_unit_test(outputs_hold_for_no_steps_and_many_ranks),
       cmocka_unit_test(the_view_obeys_width_and_colour),

@@ -10,6 +10,8 @@
 #include "monitor/report.h"
 #include "os/clock.h"
 
+#include <math.h>
+#include <sqlite3.h>
 #include <string.h>
 
 /* The nth event of a kind that a rank told of. */
@@ -113,6 +115,86 @@ static void who_joins_is_named(void **state) {
   json_decref(data);
 }
 
+/* One number of run.db; NAN for NULL. */
+static double stored(const monitored *made, const char *query) {
+  sqlite3 *history = NULL;
+  sqlite3_stmt *row = NULL;
+  assert_int_equal(sqlite3_open(monitored_path(made, "run.db"), &history), SQLITE_OK);
+  assert_int_equal(sqlite3_prepare_v2(history, query, -1, &row, NULL), SQLITE_OK);
+  assert_int_equal(sqlite3_step(row), SQLITE_ROW);
+  double value = sqlite3_column_type(row, 0) == SQLITE_NULL ? (double)NAN : sqlite3_column_double(row, 0);
+  assert_int_equal(sqlite3_finalize(row), SQLITE_OK);
+  assert_int_equal(sqlite3_close(history), SQLITE_OK);
+  return value;
+}
+
+static void what_a_script_logs_keeps_its_name_and_its_digits(void **state) {
+  monitored *made = *state;
+  monitored_start(made);
+  monitored_steps(made, 5, 8);
+  feed_scalar(&made->ranks, 0, 4, "validation_perplexity_wikitext", 23.456789012345678);
+  feed_scalar(&made->ranks, 0, 4, "a_loss_that_is_gone", (double)NAN);
+  feed_scalar(&made->ranks, 0, 4, "a_norm_without_end", (double)INFINITY);
+  feed_event(&made->ranks, 0, EVEN_EVENT_SHARES, 0,
+             "1000,1001,1002,1003,1004,1005,1006,1007,1008,1009,1010,1011,1012,1013,1014,1015,1016,1017,1018,1019,"
+             "1020,1021,1022,1023,1024,1025,1026,1027");
+  monitored_steps(made, 5, 8);
+  assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
+  static const char value[] = "SELECT value FROM events WHERE event='scalar' AND rank=0 AND step=4 AND words='";
+  char query[256];
+  (void)snprintf(query, sizeof query, "%s%s'", value, "validation_perplexity_wikitext");
+  assert_true(stored(made, query) == 23.456789012345678);
+  (void)snprintf(query, sizeof query, "%s%s'", value, "a_loss_that_is_gone");
+  assert_true(isnan(stored(made, query)));
+  (void)snprintf(query, sizeof query, "%s%s'", value, "a_norm_without_end");
+  assert_true(isinf(stored(made, query)));
+  json_t *data = monitored_page(made);
+  const json_t *events = json_object_get(json_object_get(data, "events"), "events");
+  const json_t *event = event_in(events, "scalar", 0, 0);
+  assert_string_equal(json_string_value(json_object_get(event, "words")), "validation_perplexity_wikitext");
+  assert_true(json_real_value(json_object_get(event, "value")) == 23.456789012345678);
+  assert_true(json_is_null(json_object_get(event_in(events, "scalar", 0, 1), "value")));
+  const char *shares = json_string_value(json_object_get(event_in(events, "shares", 0, 0), "words"));
+  assert_string_equal(shares + strlen(shares) - strlen("1023,…"), "1023,…");
+  json_decref(data);
+}
+
+static double loss_at(const json_t *data, size_t step) {
+  const json_t *points = json_object_get(json_object_get(data, "steps"), "points");
+  const json_t *loss = json_array_get(json_array_get(points, step), 4);
+  return json_is_null(loss) ? (double)NAN : json_number_value(loss);
+}
+
+/* Given before the step's record is written or after, and once more for a step that a restart did again. */
+static void the_loss_that_a_script_gives_is_the_runs(void **state) {
+  monitored *made = *state;
+  monitored_start(made);
+  feed_scalar(&made->ranks, 0, 0, "loss", 2.25);
+  feed_scalar(&made->ranks, 1, 0, "loss", 99); /* rank 0's counts */
+  monitored_steps(made, 10, 8);
+  feed_scalar(&made->ranks, 0, 9, "loss", 1.75);
+  monitored_steps(made, 10, 8);
+  feed_scalar(&made->ranks, 0, 19, "loss", 1.25);
+  assert_int_equal(even_monitor_tick(made->monitor), EVEN_OK);
+  made->ranks.step = 15;
+  even_monitor_attempt(made->monitor, 1);
+  monitored_steps(made, 4, 8);
+  feed_scalar(&made->ranks, 0, 18, "loss", 1.5);
+  monitored_steps(made, 3, 8);
+  assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
+  json_t *data = monitored_page(made); /* read back from run.db: all steps first, then the events */
+  assert_true(loss_at(data, 0) == 2.25);
+  assert_true(isnan(loss_at(data, 1)));
+  assert_true(loss_at(data, 9) == 1.75);
+  assert_true(loss_at(data, 18) == 1.5);
+  assert_true(isnan(loss_at(data, 19)));
+  const json_t *report = json_object_get(data, "report");
+  assert_true(json_number_value(json_object_get(json_object_get(data, "summary"), "loss")) == 1.5);
+  assert_true(json_number_value(json_object_get(report, "first_loss")) == 2.25);
+  assert_true(json_number_value(json_object_get(report, "last_loss")) == 1.5);
+  json_decref(data);
+}
+
 /* Rank 0 waits for rank 1 most of each step: that is "wait", and no part of its communication. */
 static void a_wait_for_peers_is_no_communication(void **state) {
   monitored *made = *state;
@@ -161,9 +243,14 @@ static void a_page_of_many_ranks_is_bounded(void **state) {
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, monitored_set_up, monitored_tear_down)
   const struct CMUnitTest tests[] = {
-      TEST(equal_shares_that_won_are_told_everywhere), TEST(balanced_shares_that_won_again_too),
-      TEST(a_restart_forgets_that_equal_shares_won),   TEST(who_joins_is_named),
-      TEST(a_wait_for_peers_is_no_communication),      TEST(a_page_of_many_ranks_is_bounded),
+      TEST(equal_shares_that_won_are_told_everywhere),
+      TEST(balanced_shares_that_won_again_too),
+      TEST(a_restart_forgets_that_equal_shares_won),
+      TEST(who_joins_is_named),
+      TEST(a_wait_for_peers_is_no_communication),
+      TEST(a_page_of_many_ranks_is_bounded),
+      TEST(what_a_script_logs_keeps_its_name_and_its_digits),
+      TEST(the_loss_that_a_script_gives_is_the_runs),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

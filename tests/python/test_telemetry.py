@@ -35,11 +35,35 @@ def test_records_come_back(segment: int) -> None:
     assert records[3][5:] == (0, "11,5")
 
 
+def test_a_long_name_keeps_its_number(segment: int) -> None:
+    writer = _core.Telemetry(segment, 0)
+    name = "é" * (_core.SCALAR_NAME_BYTES // 2)
+    writer.scalar(name, 3, 1 / 3)
+    writer.event(_core.EVENT_SHARES, 3, words=",".join(["1234"] * 100))
+    (scalar, shares), lost = _core.TelemetryReader(segment).drain()
+    assert (scalar[:4], scalar[5:], lost) == (("event", 0, _core.EVENT_SCALAR, 3), (1 / 3, name), 0)
+    assert set(shares[6].split(",")) == {"1234", "…"}
+    with pytest.raises(ValueError, match="128 bytes"):
+        writer.scalar("n" * 128, 3, 1.0)
+
+
+def test_a_paused_ring_stays_as_it_is(segment: int) -> None:
+    writer = _core.Telemetry(segment, 0)
+    writer.paused = True
+    writer.span(_core.SPAN_DATA, 1, 1, 2)
+    writer.paused = False
+    writer.span(_core.SPAN_DATA, 2, 1, 2)
+    records, lost = _core.TelemetryReader(segment).drain()
+    assert ([record[3] for record in records], lost) == ([2], 0)
+
+
 def test_without_a_ring_nothing_happens() -> None:
     writer = _core.Telemetry(-1, 0)
     writer.span(_core.SPAN_DATA, 0, 1, 2)
     writer.step(0, 0, 1, 1, 1, 1, 1)
     writer.event(_core.EVENT_EPOCH, 0, 1)
+    writer.scalar("loss", 0, 1.0)
+    writer.paused = True
     assert writer.handle is None
 
 

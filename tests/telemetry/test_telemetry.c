@@ -73,7 +73,7 @@ static void every_kind_comes_back_as_written(void **state) {
   assert_int_equal(records[1].kind, EVEN_RECORD_EVENT);
   assert_int_equal(records[1].as.event.value, -5);
   assert_int_equal(records[1].as.event.at_ns, 77);
-  assert_string_equal(records[1].as.event.words, "01234567890123456789012345678901");
+  assert_string_equal(records[1].as.event.words, "012345678901234567890123456789012345678");
   assert_int_equal(records[2].rank, 1);
   assert_int_equal(records[2].as.span.span, EVEN_SPAN_WAIT);
   assert_int_equal(records[2].as.span.duration_ns, 36);
@@ -82,6 +82,123 @@ static void every_kind_comes_back_as_written(void **state) {
   even_telemetry_span(NULL, &records[2].as.span);
   even_telemetry_step(NULL, &step);
   even_telemetry_event(NULL, &event);
+  close_fixture(&made);
+}
+
+/* `letters` x's. */
+static void long_name(size_t letters, char out[EVEN_EVENT_WORDS_BYTES]) {
+  memset(out, 0, EVEN_EVENT_WORDS_BYTES);
+  memset(out, 'x', letters);
+}
+
+static void write_scalar(even_telemetry *writer, uint32_t step, size_t letters, double number) {
+  even_event_record record = {.event = EVEN_EVENT_SCALAR, .step = step, .at_ns = step, .number = number};
+  char name[EVEN_EVENT_WORDS_BYTES];
+  long_name(letters, name);
+  even_event_record_words(&record, name);
+  even_telemetry_event(writer, &record);
+}
+
+static void a_name_of_any_length_keeps_its_number(void **state) {
+  (void)state;
+  const size_t lengths[] = {0, 1, 32, 33, 80, 81, EVEN_EVENT_WORDS_BYTES - 1};
+  for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+    fixture made = open_fixture(16);
+    even_record records[4];
+    uint64_t lost = 0;
+    char name[EVEN_EVENT_WORDS_BYTES];
+    long_name(lengths[i], name);
+    write_scalar(made.writers[0], 7, lengths[i], 23.456789012345678);
+    write_span(made.writers[0], 8);
+    assert_int_equal(even_telemetry_reader_drain(made.reader, records, 4, &lost), 2);
+    assert_int_equal(lost, 0);
+    assert_int_equal(records[0].kind, EVEN_RECORD_EVENT);
+    assert_int_equal(records[0].as.event.event, EVEN_EVENT_SCALAR);
+    assert_int_equal(records[0].as.event.step, 7);
+    assert_true(records[0].as.event.number == 23.456789012345678);
+    assert_string_equal(records[0].as.event.words, name);
+    assert_int_equal(records[1].as.span.step, 8);
+    close_fixture(&made);
+  }
+}
+
+static void words_that_do_not_fit_end_whole(void **state) {
+  (void)state;
+  even_event_record record = {.event = EVEN_EVENT_SHARES};
+  char list[1024] = "";
+  char fits[EVEN_EVENT_WORDS_BYTES] = "";
+  (void)snprintf(list, sizeof list, "7");
+  for (int rank = 1; rank < 30; rank++) { /* 117 bytes */
+    (void)snprintf(list + strlen(list), sizeof list - strlen(list), ",%d", 100 + rank);
+  }
+  even_event_record_words(&record, list);
+  assert_string_equal(record.words, list);
+  (void)snprintf(fits, sizeof fits, "%s,130,…", list);
+  for (int rank = 30; rank < 200; rank++) {
+    (void)snprintf(list + strlen(list), sizeof list - strlen(list), ",%d", 100 + rank);
+  }
+  even_event_record_words(&record, list);
+  assert_string_equal(record.words, fits);
+  record.event = EVEN_EVENT_MESSAGE;
+  long_name(EVEN_EVENT_WORDS_BYTES - 2, list);
+  memcpy(list + EVEN_EVENT_WORDS_BYTES - 2, "é", sizeof "é"); /* its second byte does not fit */
+  even_event_record_words(&record, list);
+  assert_int_equal(strlen(record.words), EVEN_EVENT_WORDS_BYTES - 2);
+  even_event_record_words(&record, "short");
+  assert_string_equal(record.words, "short");
+}
+
+static void a_record_of_several_slots_comes_whole_or_not_at_all(void **state) {
+  (void)state;
+  fixture made = open_fixture(16);
+  even_shared_memory memory;
+  even_ring_header facts;
+  even_record records[64];
+  uint64_t lost = 0;
+  assert_int_equal(even_ring_map(made.fd, &memory, &facts), EVEN_OK);
+  even_ring *ring = even_ring_of_rank(&memory, &facts, 0);
+  write_scalar(made.writers[0], 1, 100, 1.5); /* slots 0, 1 and 2 */
+  uint64_t kept = atomic_load(&ring->slots[1].sequence);
+  atomic_store(&ring->slots[1].sequence, 3); /* its second one is still being written */
+  assert_int_equal(even_telemetry_reader_drain(made.reader, records, 64, &lost), 0);
+  atomic_store(&ring->slots[1].sequence, kept);
+  assert_int_equal(even_telemetry_reader_drain(made.reader, records, 64, &lost), 1);
+  assert_int_equal(strlen(records[0].as.event.words), 100);
+  assert_int_equal(lost, 0);
+  write_scalar(made.writers[0], 2, 100, 1.5);
+  write_span(made.writers[0], 3);
+  atomic_store(&ring->slots[4].payload[0], UINT64_MAX); /* a wild write into its second slot */
+  assert_int_equal(even_telemetry_reader_drain(made.reader, records, 64, &lost), 1);
+  assert_int_equal(records[0].as.span.step, 3);
+  assert_int_equal(lost, 3);
+  write_scalar(made.writers[0], 4, 100, 1.5);
+  for (uint32_t i = 5; i < 20; i++) { /* 15 more: its first two slots are overwritten */
+    write_span(made.writers[0], i);
+  }
+  assert_int_equal(even_telemetry_reader_drain(made.reader, records, 64, &lost), 15);
+  assert_int_equal(records[0].as.span.step, 5);
+  assert_int_equal(lost, 6);
+  even_shared_memory_close(&memory);
+  close_fixture(&made);
+}
+
+static void a_paused_handle_writes_nothing(void **state) {
+  (void)state;
+  fixture made = open_fixture(16);
+  even_record records[4];
+  uint64_t lost = 0;
+  even_telemetry_pause(NULL, true);
+  even_telemetry_pause(made.writers[0], true);
+  write_span(made.writers[0], 1);
+  write_scalar(made.writers[0], 1, 100, 1);
+  even_telemetry_step(made.writers[0], &(even_step_record){.step = 1});
+  write_span(made.writers[1], 2); /* another handle */
+  even_telemetry_pause(made.writers[0], false);
+  write_span(made.writers[0], 3);
+  assert_int_equal(even_telemetry_reader_drain(made.reader, records, 4, &lost), 2);
+  assert_int_equal(records[0].as.span.step, 3);
+  assert_int_equal(records[1].as.span.step, 2);
+  assert_int_equal(lost, 0);
   close_fixture(&made);
 }
 
@@ -208,9 +325,46 @@ typedef struct producer {
 static void *produce(void *argument) {
   const producer *own = argument;
   for (uint32_t i = 0; i < RECORDS_EACH; i++) {
-    write_span(own->telemetry, own->first + i);
+    if (i % 8 == 7) { /* one slot, two, three */
+      write_scalar(own->telemetry, own->first + i, i % 127, own->first + i);
+    } else {
+      write_span(own->telemetry, own->first + i);
+    }
   }
   return NULL;
+}
+
+static uint64_t slots_of(size_t letters) {
+  return letters <= 32 ? 1 : letters <= 80 ? 2 : 3;
+}
+
+/* All slots that a producer takes. */
+static uint64_t slots_each(void) {
+  uint64_t sum = 0;
+  for (uint32_t i = 0; i < RECORDS_EACH; i++) {
+    sum += i % 8 == 7 ? slots_of(i % 127) : 1;
+  }
+  return sum;
+}
+
+/* The number of a record, which is what was written under it. */
+static uint32_t checked(const even_record *record, uint64_t *slots) {
+  if (record->kind == EVEN_RECORD_SPAN) {
+    const even_span_record *span = &record->as.span;
+    assert_int_equal(span->start_ns, span->step * 10U);
+    assert_int_equal(span->duration_ns, span->step * 3U);
+    assert_int_equal(span->bytes, ~(uint64_t)span->step);
+    *slots += 1;
+    return span->step;
+  }
+  const even_event_record *event = &record->as.event;
+  char name[EVEN_EVENT_WORDS_BYTES];
+  size_t letters = event->step % RECORDS_EACH % 127;
+  long_name(letters, name);
+  assert_true(event->number == event->step);
+  assert_string_equal(event->words, name);
+  *slots += slots_of(letters);
+  return event->step;
 }
 
 /* Four threads lap a small ring while it is read: each record is whole, each writer's come in order, and read plus lost
@@ -230,19 +384,16 @@ static void concurrent_writers_lose_records_but_never_mix_them(void **state) {
     assert_int_equal(pthread_create(&threads[i], NULL, produce, &producers[i]), 0);
   }
   bool running = true;
-  while (seen + lost < (uint64_t)WRITERS * RECORDS_EACH) {
+  const uint64_t all = WRITERS * slots_each();
+  while (seen + lost < all) {
     size_t count = even_telemetry_reader_drain(made.reader, records, 128, &lost);
     for (size_t i = 0; i < count; i++) {
-      const even_span_record *span = &records[i].as.span;
-      uint32_t writer = span->step / RECORDS_EACH;
+      uint32_t number = checked(&records[i], &seen);
+      uint32_t writer = number / RECORDS_EACH;
       assert_true(writer < WRITERS);
-      assert_int_equal(span->start_ns, span->step * 10U);
-      assert_int_equal(span->duration_ns, span->step * 3U);
-      assert_int_equal(span->bytes, ~(uint64_t)span->step);
-      assert_true(span->step % RECORDS_EACH >= next[writer]);
-      next[writer] = span->step % RECORDS_EACH + 1;
+      assert_true(number % RECORDS_EACH >= next[writer]);
+      next[writer] = number % RECORDS_EACH + 1;
     }
-    seen += count;
     if (count == 0 && running) {
       for (int i = 0; i < WRITERS; i++) {
         assert_int_equal(pthread_join(threads[i], NULL), 0);
@@ -250,20 +401,24 @@ static void concurrent_writers_lose_records_but_never_mix_them(void **state) {
       running = false;
     }
   }
-  assert_false(running && seen + lost > (uint64_t)WRITERS * RECORDS_EACH);
+  assert_false(running && seen + lost > all);
   if (running) {
     for (int i = 0; i < WRITERS; i++) {
       assert_int_equal(pthread_join(threads[i], NULL), 0);
     }
   }
   assert_true(seen > 0);
-  assert_int_equal(seen + lost, (uint64_t)WRITERS * RECORDS_EACH);
+  assert_int_equal(seen + lost, all);
   close_fixture(&made);
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(every_kind_comes_back_as_written),
+      cmocka_unit_test(a_name_of_any_length_keeps_its_number),
+      cmocka_unit_test(words_that_do_not_fit_end_whole),
+      cmocka_unit_test(a_record_of_several_slots_comes_whole_or_not_at_all),
+      cmocka_unit_test(a_paused_handle_writes_nothing),
       cmocka_unit_test(a_full_ring_keeps_the_newest_and_counts_the_rest),
       cmocka_unit_test(a_small_limit_serves_all_ranks_in_turn),
       cmocka_unit_test(a_half_written_slot_is_neither_read_nor_reused),
