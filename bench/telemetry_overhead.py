@@ -35,9 +35,10 @@ KINDS = (_core.SPAN_DATA, _core.SPAN_FORWARD, _core.SPAN_BACKWARD, _core.SPAN_WA
 
 
 class Training:
-    """The demo's training, step by step; the records go where `write_to` says."""
+    """The demo's training, step by step, with records or without: those of the engine's thread too."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int, telemetry: _core.Telemetry) -> None:
+        self.telemetry = es.session().telemetry = es.session().steps.telemetry = telemetry  # the engine keeps it, too
         torch.manual_seed(0)
         data = Windows(standard_library_text(1_000_000), LENGTH)
         loader = DataLoader(data, batch_size=BATCH, sampler=RandomSampler(data, num_samples=steps * BATCH))
@@ -51,8 +52,8 @@ class Training:
         self.model, self.optimizer, self.loader = es.prepare(model, optimizer, loader, shares=equal)
         self._batches: Iterator[list[torch.Tensor]] = iter(self.loader)
 
-    def write_to(self, telemetry: _core.Telemetry) -> None:
-        es.session().telemetry = es.session().steps.telemetry = telemetry
+    def record(self, wanted: bool) -> None:
+        self.telemetry.paused = not wanted
 
     def block(self, steps: int) -> float:
         """Seconds that so many steps take."""
@@ -66,16 +67,15 @@ class Training:
         return time.perf_counter() - began
 
 
-def compare(training: Training, on: _core.Telemetry, off: _core.Telemetry, pairs: int, steps: int) -> list[list[float]]:
+def compare(training: Training, pairs: int, steps: int) -> list[list[float]]:
     """Seconds of a step with and without, in pairs of blocks that follow one another, in turning order: drift and
     neighbours meet both alike."""
     found = []
     for number in range(pairs):
-        order = (on, off) if number % 2 == 0 else (off, on)
         seconds = {}
-        for telemetry in order:
-            training.write_to(telemetry)
-            seconds[telemetry is on] = training.block(steps) / steps
+        for wanted in (True, False) if number % 2 == 0 else (False, True):
+            training.record(wanted)
+            seconds[wanted] = training.block(steps) / steps
         found.append([seconds[True], seconds[False]])
     return found
 
@@ -123,13 +123,13 @@ def agent_clock() -> Callable[[], float] | None:
     return lambda: sum(int((task / "schedstat").read_text().split()[0]) for task in tasks.iterdir()) / 1e9
 
 
-def agents_part(training: Training, on: _core.Telemetry, off: _core.Telemetry, steps: int) -> tuple[float, float]:
+def agents_part(training: Training, steps: int) -> tuple[float, float]:
     """CPU seconds of the agent for a step: with records to drain, and without."""
     clock = agent_clock()
     assert clock is not None
     spent = []
-    for telemetry in (on, off):
-        training.write_to(telemetry)
+    for wanted in (True, False):
+        training.record(wanted)
         began = clock()
         training.block(steps)
         spent.append((clock() - began) / steps)
@@ -138,13 +138,12 @@ def agents_part(training: Training, on: _core.Telemetry, off: _core.Telemetry, s
 
 def measure(pairs: int, steps: int, watched: int) -> dict[str, float | int | None]:
     warm_up = 10
-    training = Training(warm_up + 2 * pairs * steps + 2 * watched)
-    off = _core.Telemetry(-1, 0)
     in_run = es.session().environment.telemetry_fd >= 0
     alone = _core.Telemetry(_core.telemetry_segment(1), 0)
-    on = es.session().telemetry if in_run else alone
+    own = _core.Telemetry(_core.telemetry_segment(1), 0)
+    training = Training(warm_up + 2 * pairs * steps + 2 * watched, es.session().telemetry if in_run else own)
     training.block(warm_up)
-    times = compare(training, on, off, pairs, steps)
+    times = compare(training, pairs, steps)
     step = statistics.median(seconds for pair in times for seconds in pair)
     middle, low, high = interval([100 * (a - b) / b for a, b in times])
     buckets = 2
@@ -169,12 +168,12 @@ def measure(pairs: int, steps: int, watched: int) -> dict[str, float | int | Non
         sys.stderr.write("no agent.json in the run's folder: the agent's part is left out\n")
     if in_run:
         with_records, without = (
-            agents_part(training, on, off, watched)
+            agents_part(training, watched)
             if agent_clock() is not None
             else (float("nan"), training.block(2 * watched) * 0)
         )
         result["agent_seconds_per_step"], result["agent_idle_seconds_per_step"] = with_records, without
-    training.write_to(on)
+    training.record(True)
     return result
 
 
