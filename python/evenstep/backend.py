@@ -29,6 +29,7 @@ from evenstep.backend_tensors import (
     plain,
     reducible,
     scaled,
+    sources_as_real,
 )
 from evenstep.backend_work import Worker, completed
 from evenstep.rendezvous import open_group
@@ -224,6 +225,14 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
 
         return self._run(opts, job, given)
 
+    def _check_gather_parts(self, parts: Sequence[torch.Tensor], own: torch.Tensor) -> None:
+        """The engine reads as much of `own` as this rank's part is long: they must agree."""
+        if parts[self._rank].numel() != own.numel() or any(part.dtype != own.dtype for part in parts):
+            raise ValueError(
+                f"all_gather of {own.numel()} {own.dtype} elements on rank {self._rank} needs outputs of that dtype, "
+                f"the one of this rank as large; got {[(part.numel(), part.dtype) for part in parts]}"
+            )
+
     def _gather_parts(self, comm: _core.Comm, parts: Sequence[torch.Tensor], own: torch.Tensor) -> None:
         """parts[r] = rank r's `own`; the parts may differ in size. Bytes are gathered, whatever the dtype."""
         counts = [part.nbytes for part in parts]
@@ -254,18 +263,23 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
         ours = comm is not None and len(inputs) == 1 and is_ours(inputs[0]) and all(map(is_ours, outputs[0]))
         if comm is None or not ours or len(outputs[0]) != self._size:
             return self._under(inputs[0]).allgather(outputs, inputs, *given_options(opts))
+        self._check_gather_parts(outputs[0], inputs[0])
         return self._run(opts, lambda: self._gather_parts(comm, outputs[0], inputs[0]), outputs)
 
     def allgather_coalesced(self, output_lists: Any, inputs: Any, opts: Any = None) -> Any:
-        """output_lists[i][r] = rank r's inputs[i]."""
+        """output_lists[r][i] = rank r's inputs[i]."""
         comm = self._comm
         everything = [*inputs, *(output for outputs in output_lists for output in outputs)]
-        if comm is None or not all(map(is_ours, everything)):
+        fits = len(output_lists) == self._size and all(len(outputs) == len(inputs) for outputs in output_lists)
+        if comm is None or not fits or not all(map(is_ours, everything)):
             return self._under(inputs[0]).allgather_coalesced(output_lists, inputs, *given_options(opts))
+        gathers = [([outputs[i] for outputs in output_lists], own) for i, own in enumerate(inputs)]
+        for parts, own in gathers:
+            self._check_gather_parts(parts, own)
 
         def job() -> None:
-            for outputs, own in zip(output_lists, inputs):
-                self._gather_parts(comm, outputs, own)
+            for parts, own in gathers:
+                self._gather_parts(comm, parts, own)
 
         return self._run(opts, job, output_lists)
 
@@ -308,19 +322,22 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
         if isinstance(outputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         comm, op, factor = self._comm, op_of(opts), factor_of(opts)
-        dtype = reducible(outputs[0], op)
-        if comm is None or dtype is None or op is None or len(outputs) != 1 or not all(map(is_ours, inputs[0])):
+        output, parts = as_real(outputs, op)[0], sources_as_real(inputs[0], op)
+        dtype = reducible(output, op)
+        if comm is None or dtype is None or op is None or len(outputs) != 1 or not all(map(is_ours, parts)):
             return self._under(outputs[0]).reduce_scatter(outputs, inputs, *given_options(opts))
-        counts = [part.numel() for part in inputs[0]]
-        if len(counts) != self._size or outputs[0].numel() != counts[self._rank]:
+        given = [part.numel() for part in inputs[0]]
+        fits = len(parts) == self._size and outputs[0].numel() == given[self._rank]
+        if not fits or any(part.dtype != output.dtype for part in parts):
             raise ValueError(
-                f"reduce_scatter needs {self._size} inputs, the one of this rank as large as its output; got inputs of "
-                f"{counts} elements and an output of {outputs[0].numel()}"
+                f"reduce_scatter needs {self._size} inputs, the one of this rank as large as its output, of one dtype; "
+                f"got inputs of {given} elements and an output of {outputs[0].numel()} {outputs[0].dtype}"
             )
+        counts = [part.numel() for part in parts]
 
         def job() -> None:
-            flat = torch.cat([scaled(part, factor).view(-1) for part in inputs[0]])
-            self._scatter(comm, outputs[0], flat, counts, dtype, op)
+            flat = torch.cat([scaled(part, factor).view(-1) for part in parts])
+            self._scatter(comm, output, flat, counts, dtype, op)
 
         return self._run(opts, job, outputs)
 
@@ -330,7 +347,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
         comm, op = self._comm, op_of(options)
         if comm is None or op is None:
             return None
-        outputs, inputs, factor = as_real(given_outputs, op), as_real(given_inputs, op), factor_of(options)
+        outputs, inputs, factor = as_real(given_outputs, op), sources_as_real(given_inputs, op), factor_of(options)
         dtypes = [reducible(output, op) for output in outputs]
         if None in dtypes or not all(map(is_ours, inputs)):
             return None

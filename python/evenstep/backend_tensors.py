@@ -99,6 +99,11 @@ def as_real(tensors: Sequence[torch.Tensor], op: int | None) -> list[torch.Tenso
     return [torch.view_as_real(t) if t.is_complex() and not t.is_conj() else t for t in tensors]
 
 
+def sources_as_real(tensors: Sequence[torch.Tensor], op: int | None) -> list[torch.Tensor]:
+    """The same for tensors that are only read: a conjugate may then be a copy."""
+    return as_real([tensor.resolve_conj() for tensor in tensors], op)
+
+
 def given_options(options: Any) -> tuple[Any, ...]:
     return () if options is None else (options,)
 

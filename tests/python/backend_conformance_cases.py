@@ -155,9 +155,8 @@ def one_reduction(both: Both, dtype: torch.dtype, op: Any, inputs: list[torch.Te
     compare(("all_reduce", dtype, op, count), all_reduce, [wanted], floats)
     only_ours(both, "async", lambda group: all_reduce(group, True), [wanted])
     compare(("reduce", dtype, op, count), reduce, [wanted] if own == size - 1 else [], floats)
-    if not dtype.is_complex:
-        scattered = reduced(op, [value(dtype, rank, count, 50 + own) for rank in range(size)])
-        compare(("reduce_scatter", dtype, op, count), reduce_scatter, [scattered, scattered], floats)
+    scattered = reduced(op, [value(dtype, rank, count, 50 + own) for rank in range(size)])
+    compare(("reduce_scatter", dtype, op, count), reduce_scatter, [scattered, scattered], floats)
 
 
 def only_ours(both: Both, what: object, call: Callable[[Any], Any], wanted: Any, floats: bool = False) -> None:
@@ -209,6 +208,11 @@ def move(both: Both, dtype: torch.dtype, count: int, seed: int) -> None:
         dist.all_gather_into_tensor(whole, mine, group=group)
         return [*outputs, whole]
 
+    def all_gather_coalesced(group: Any) -> list[torch.Tensor]:
+        outputs = [[empty(), empty(1)] for _ in range(size)]
+        dist.all_gather_coalesced(outputs, [mine, mine[-1:].clone()], group=group)
+        return [tensor for of_rank in outputs for tensor in of_rank]
+
     def gather(group: Any) -> list[torch.Tensor]:
         outputs = [empty() for _ in range(size)] if last == RANK else None
         dist.gather(mine, outputs, last, group=group)
@@ -237,6 +241,8 @@ def move(both: Both, dtype: torch.dtype, count: int, seed: int) -> None:
     compare = both.compare
     compare(("broadcast", dtype, count), broadcast, [inputs[-1]])
     compare(("all_gather", dtype, count), all_gather, [*inputs, torch.cat(inputs)])
+    both_parts = [part for tensor in inputs for part in (tensor, tensor[-1:])]
+    compare(("all_gather_coalesced", dtype, count), all_gather_coalesced, both_parts)
     compare(("gather", dtype, count), gather, inputs if last == RANK else [])
     compare(("scatter", dtype, count), scatter, [mine])
     firsts = [tensor[:1] for tensor in inputs]
@@ -303,7 +309,21 @@ def layouts(both: Both) -> None:
     wide = torch.zeros(size, 6)[:, :2]
     dist.all_to_all_single(wide, torch.full((size, 2), float(own)), group=both.ours)
     assert torch.equal(wide, torch.arange(float(size)).view(-1, 1).expand(size, 2))
+    outputs = [torch.zeros(2) for _ in range(size)]
+    pair = torch.view_as_complex(torch.tensor([[1.0, own + 1.0]]))
+    part, parts = torch.zeros(1, dtype=torch.complex64), [pair.conj()] * size
+    dist.reduce_scatter(part, parts, group=both.ours)
+    assert torch.equal(part, torch.tensor([complex(size, -total)]))
+    dist.reduce_scatter_tensor(part, torch.cat([pair] * size).conj(), group=both.ours)
+    assert torch.equal(part, torch.tensor([complex(size, -total)]))
     for bad in (
+        # Outputs that are larger than what is given would be filled from beyond its end.
+        lambda: dist.all_gather(outputs, torch.ones(1), group=both.ours),
+        lambda: dist.all_gather(outputs, torch.ones(3), group=both.ours),
+        lambda: both.ours.allgather([outputs], [torch.ones(2, dtype=torch.float64)]),
+        lambda: dist.all_gather_coalesced([[output] for output in outputs], [torch.ones(1)], group=both.ours),
+        lambda: dist.reduce_scatter(torch.zeros(2), [torch.zeros(1)] * size, group=both.ours),
+        lambda: both.ours.reduce_scatter([torch.zeros(2)], [[torch.zeros(2, dtype=torch.float64)] * size]),
         lambda: dist.all_to_all_single(torch.zeros(size + 1), torch.zeros(size + 1), group=both.ours),
         lambda: dist.all_to_all_single(torch.zeros(3), torch.zeros(3), [1] * size, [4] * size, group=both.ours),
         lambda: dist.scatter(torch.zeros(2), [torch.zeros(3)] * size, RANK, group=both.ours),
