@@ -55,6 +55,9 @@ class MessageWork(dist.Work):
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
+        """What the message failed with; None where it did not, or is under way."""
+        if not self._request.done():
+            return None
         try:
             self._end(0)
         except _core.EvenstepError as error:

@@ -16,12 +16,24 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future
 from torch.futures import Future
 
+from evenstep import _core
+
 
 def completed(result: Any) -> dist.Work:
     """A Work that is complete, with `result` as its future's value."""
     future: Future[Any] = Future()
     future.set_result(result)
     return _create_work_from_future(future)
+
+
+def _too_late(seconds: float) -> _core.EvenstepError:
+    fix = "wait for it again, or see what the other ranks are doing (a stack dump)"
+    error = _core.EvenstepError(
+        f"Timed out: a collective was not done after the {seconds:.3g} s of this wait; it goes on (EVEN_ERR_TIMEOUT)\n"
+        f"  fix: {fix}"
+    )
+    error.status, error.fix, error.rank, error.device = "EVEN_ERR_TIMEOUT", fix, None, None
+    return error
 
 
 class LaterWork(dist.Work):
@@ -33,7 +45,17 @@ class LaterWork(dist.Work):
         self._future = future
         self._for_cpp = future.then(lambda done: done.value())
 
+    def _ends_within(self, seconds: float) -> bool:
+        ended = threading.Event()
+        self._for_cpp.add_done_callback(lambda _: ended.set())
+        return ended.wait(seconds)
+
     def wait(self, timeout: timedelta | None = None) -> bool:
+        """Returns when the call is done. With a limit (torch says 0 where there is none) the wait may end before: the
+        call then goes on, as in Gloo."""
+        limit = 0.0 if timeout is None else timeout.total_seconds()
+        if limit > 0 and not self._ends_within(limit):
+            raise _too_late(limit)
         self._future.wait()
         self._for_cpp.wait()  # it completes a moment later, and may be asked for its value now
         return True
@@ -46,6 +68,18 @@ class LaterWork(dist.Work):
 
     def is_completed(self) -> bool:
         return self._for_cpp.done()
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> BaseException | None:
+        """What the call failed with; None where it did not, or goes on."""
+        if self.is_completed():
+            try:
+                self._future.wait()
+            except Exception as error:
+                return error
+        return None
 
     def result(self) -> Any:
         return self._future.wait()

@@ -133,6 +133,7 @@ def case_failures() -> None:
     if RANK == 0:
         dist.send(torch.zeros(3), 1)
         work = dist.irecv(torch.zeros(1), 1, tag=5)
+        assert work.exception() is None and not work.is_success()  # and neither waits for it
         expect("EVEN_ERR_TIMEOUT", "with tag 5", lambda: work.wait(timedelta(seconds=0.2)))
         assert isinstance(work.exception(), evenstep.EvenstepError) and not work.is_success()
         store.set("late", "1")

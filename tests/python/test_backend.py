@@ -198,6 +198,7 @@ def body_async() -> None:
     for work in works:
         work.wait()
     assert all(bool(t.eq(1).all()) for t in many) and last.item() == size
+    assert all(work.is_success() and work.exception() is None for work in works)
     # A failure belongs to its own Work.
     bad = dist.all_reduce(torch.ones(3 + rank), async_op=True)
     try:
@@ -206,6 +207,41 @@ def body_async() -> None:
         assert "EVEN_ERR_MISMATCH" in str(error), error
     else:
         raise AssertionError("no error")
+    assert bad.is_completed() and not bad.is_success()
+    assert "EVEN_ERR_MISMATCH" in str(bad.exception()), bad.exception()
+    leave()
+
+
+def body_limited_wait() -> None:
+    """A wait may end before its collective, which goes on: as in Gloo."""
+    from datetime import timedelta
+
+    import torch.distributed as dist
+
+    import evenstep
+
+    rank, size = join()
+    store = dist.distributed_c10d._get_default_store()
+    for name, group in (("ours", None), ("gloo", dist.new_group(backend="gloo"))):
+        tensor = torch.full((50_000,), float(rank + 1))
+        if rank == 0:
+            work = dist.all_reduce(tensor, group=group, async_op=True)
+            try:
+                work.wait(timedelta(seconds=0.05))
+            except RuntimeError as error:
+                assert name == "gloo" or (isinstance(error, evenstep.EvenstepError) and "0.05 s" in str(error)), error
+                assert name == "gloo" or error.status == "EVEN_ERR_TIMEOUT"
+            else:
+                raise AssertionError(f"{name}: no limit")
+            assert not work.is_completed()
+            assert name == "gloo" or (not work.is_success() and work.exception() is None)
+            store.set(name, "may come")
+        else:
+            store.wait([name])
+            work = dist.all_reduce(tensor, group=group, async_op=True)
+        assert work.wait(timedelta(seconds=50))
+        work.wait(timedelta(seconds=0.001))  # done already
+        assert torch.equal(tensor, torch.full((50_000,), size * (size + 1) / 2)), name
     leave()
 
 
@@ -399,6 +435,10 @@ def test_collectives(ranks: int) -> None:
 
 def test_asynchronous_calls() -> None:
     check(body_async, 2)
+
+
+def test_a_wait_with_a_limit() -> None:
+    check(body_limited_wait, 2)
 
 
 def test_tensors_of_every_layout() -> None:
