@@ -31,10 +31,21 @@ static void parse_cpus(const char *text, uint64_t *words) {
   }
 }
 
+static even_status read_cpus(uint64_t *words) {
+  even_text text = EVEN_TEXT_EMPTY;
+  even_status status = even_file_read("/proc/thread-self/status", 65536, &text);
+  if (status == EVEN_OK) {
+    parse_cpus(even_text_string(&text), words);
+  }
+  even_text_free(&text);
+  return status;
+}
+
 even_status even_peers_introduce(even_comm *comm) {
   even_comm_control *own = &comm->controls[comm->rank];
   even_process_stat facts;
-  even_text text = EVEN_TEXT_EMPTY;
+  uint64_t cpus[EVEN_COMM_CPU_WORDS];
+  EVEN_TRY(read_cpus(cpus)); /* the rank is taken last: nothing gives it back */
   int failed = even_process_stat_read(0, &facts);
   if (failed != 0) {
     return even_fail_errno(failed, "/proc/self/stat cannot be read");
@@ -45,12 +56,8 @@ even_status even_peers_introduce(even_comm *comm) {
     return even_error_fix("give every process a rank of its own");
   }
   atomic_store(&own->start_time, facts.start_time);
-  even_status status = even_file_read("/proc/thread-self/status", 65536, &text);
-  if (status == EVEN_OK) {
-    parse_cpus(even_text_string(&text), own->cpus);
-  }
-  even_text_free(&text);
-  return status;
+  memcpy(own->cpus, cpus, sizeof cpus);
+  return EVEN_OK;
 }
 
 bool even_peers_alive(const even_comm *comm, int rank) {

@@ -234,6 +234,32 @@ static void inject(const char *what) {
   assert_true(failures > 0 && failures < 100);
 }
 
+/* A rank whose opening failed can be opened again, by this process or another. */
+static void test_a_failed_opening_leaves_the_rank_free(void **state) {
+  even_comm_params params = params_of(1, 4096);
+  int failures = 0;
+  (void)state;
+  for (int way = 0; way < 2; way++) {
+    even_comm *comm = NULL;
+    int fd = -1;
+    even_status status = EVEN_ERR_SYSTEM;
+    assert_int_equal(even_comm_create_segment(&params, &fd), EVEN_OK);
+    for (int nth = 0; nth < 100 && status != EVEN_OK; nth++) {
+      calls_left = nth;
+      even_os.open = way == 0 ? failing_open : even_os_real.open;
+      even_os.read = way == 1 ? failing_read : even_os_real.read;
+      status = even_comm_open(&params, fd, &comm);
+      even_os = even_os_real;
+      assert_int_not_equal(status, EVEN_ERR_IN_USE);
+      failures += status != EVEN_OK;
+    }
+    assert_int_equal(status, EVEN_OK);
+    even_comm_close(comm);
+    (void)close(fd);
+  }
+  assert_true(failures >= 4); /* the process, and its CPUs */
+}
+
 static void test_every_failed_call_is_survived(void **state) {
   static const char *const calls[] = {"memfd_create", "ftruncate", "mmap", "open", "fstat", "read", "allocate"};
   (void)state;
@@ -248,6 +274,7 @@ int main(void) {
       cmocka_unit_test(test_what_is_no_segment),
       cmocka_unit_test(test_segments_of_others),
       cmocka_unit_test(test_arguments_of_calls),
+      cmocka_unit_test(test_a_failed_opening_leaves_the_rank_free),
       cmocka_unit_test(test_every_failed_call_is_survived),
   };
   return cmocka_run_group_tests_name("opening groups", tests, NULL, NULL);
