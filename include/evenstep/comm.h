@@ -60,7 +60,8 @@ EVEN_PUBLIC even_status even_comm_all_reduce(even_comm *comm, void *data, size_t
                                              even_reduce_op op) EVEN_MUST_USE;
 /* output (counts[rank] elements) = op over ranks of input's part for this rank; the parts lie in input in rank
  * order, counts[r] elements for rank r (0 allowed); counts has `ranks` entries, the same on all ranks.
- * An input in the arena is read by all ranks: output must not overlap the parts of other ranks in it. */
+ * output may be this rank's own part of input, but may not overlap input in another way: the other parts are read
+ * while output is written. */
 EVEN_PUBLIC even_status even_comm_reduce_scatter(even_comm *comm, const void *input, void *output, const size_t *counts,
                                                  even_dtype dtype, even_reduce_op op) EVEN_MUST_USE;
 /* output = the ranks' inputs in rank order; counts[r] elements come from rank r (0 allowed). In place when input
@@ -81,8 +82,9 @@ EVEN_PUBLIC even_status even_comm_barrier(even_comm *comm) EVEN_MUST_USE;
 /* ---- messages from one rank to another ----
  * They go their own way: any thread may send and receive, also while another is inside a collective of the group.
  * Messages from one rank to another with one tag arrive in the order in which they were sent, and are received in the
- * order of the calls that receive. A message of up to 200 KB or so is sent at once; a longer one while its receiver
- * takes it. What has begun goes on in the background. Groups of up to EVEN_COMM_MESSAGE_RANKS ranks;
+ * order of the calls that receive. What fits the pair's ring is sent at once, a longer message while its receiver takes
+ * it: rings hold 256 KB in groups of up to 32 ranks, and a quarter of it each time the ranks double (64 KB at 64, 4 KB
+ * at 256). What has begun goes on in the background. Groups of up to EVEN_COMM_MESSAGE_RANKS ranks;
  * EVEN_ERR_UNSUPPORTED in larger ones. Failures of peers end the group, as in collectives. */
 
 #define EVEN_COMM_ANY_RANK (-1)
@@ -104,7 +106,8 @@ EVEN_PUBLIC even_status even_comm_receive_begin(even_comm *comm, void *data, siz
 /* Whether the request is done, well or not; does what can be done for it at once. */
 EVEN_PUBLIC bool even_comm_request_done(even_comm_request *request);
 /* Returns when the request is done, with its outcome; *peer (NULL allowed) is the rank at the other end. After
- * timeout_seconds (<= 0: the group's) without an end: EVEN_ERR_TIMEOUT, and the group ends. */
+ * timeout_seconds (<= 0: the group's) without an end: EVEN_ERR_TIMEOUT, and the group ends. The error names the peer as
+ * late, and nobody where any rank could have come. */
 EVEN_PUBLIC even_status even_comm_request_wait(even_comm_request *request, double timeout_seconds,
                                                int *peer) EVEN_MUST_USE;
 /* Forgets a request; NULL is allowed. One that is not done is given up: where a part of its message has been moved, the

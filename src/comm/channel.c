@@ -20,7 +20,8 @@ static unsigned char *ring_of(even_comm_channel *channel) {
 
 void even_message_bell_ring(even_comm *comm, int rank) {
   even_comm_control *control = &comm->controls[rank];
-  /* One order of all stores and loads (seq_cst): either the sleeper is seen here, or it sees what was stored before. */
+  /* One order of all stores and loads (seq_cst, as of the other side's position below): either the sleeper is seen
+   * here, or it sees what was stored before. */
   if (atomic_load(&control->message_sleepers) != 0) {
     (void)atomic_fetch_add(&control->message_bell, 1u);
     even_futex_wake_all(&control->message_bell);
@@ -40,7 +41,7 @@ size_t even_channel_write(even_comm *comm, int to, const void *data, size_t byte
   size_t done = 0;
   bool past_caches = comm->writing.past_caches;
   while (done < bytes) {
-    size_t room = ring - (size_t)(written - atomic_load_explicit(&channel->read, memory_order_acquire));
+    size_t room = ring - (size_t)(written - atomic_load(&channel->read));
     size_t piece = piece_at(ring, written, room, bytes - done);
     if (piece == 0) {
       break;
@@ -61,7 +62,7 @@ size_t even_channel_read(even_comm *comm, int from, void *data, size_t bytes) {
   uint64_t taken = atomic_load_explicit(&channel->read, memory_order_relaxed);
   size_t done = 0;
   while (done < bytes) {
-    size_t filled = (size_t)(atomic_load_explicit(&channel->written, memory_order_acquire) - taken);
+    size_t filled = (size_t)(atomic_load(&channel->written) - taken);
     size_t piece = piece_at(ring, taken, filled, bytes - done);
     if (piece == 0) {
       break;
