@@ -97,6 +97,13 @@ static inline unsigned char *even_comm_arena_of(const even_comm *comm, int rank)
   return even_comm_base(comm) + comm->layout.arenas + (size_t)rank * comm->layout.arena_stride;
 }
 
+static inline bool even_group_whole(const even_comm *comm) {
+  return atomic_load(&comm->header->state) == EVEN_GROUP_WHOLE;
+}
+
+/* How often a sleeper looks whether those it waits for still live. */
+#define EVEN_COMM_LIFE_CHECK_NS ((uint64_t)100 * 1000000u)
+
 /* peers.c: are the processes of the others alive? */
 
 /* Writes who this process is, and which CPUs the calling thread may use, into this rank's control block. */

@@ -9,9 +9,6 @@
 
 #include <stdio.h>
 
-/* How often a sleeper looks whether those it depends on still live. */
-#define LIFE_CHECK_NS ((uint64_t)100 * 1000000u)
-
 static void describe(const even_comm_request *request, char *text, size_t bytes) {
   const char *verb = request->sends ? "send" : "receive";
   const char *preposition = request->sends ? "to" : "from";
@@ -24,15 +21,21 @@ static void describe(const even_comm_request *request, char *text, size_t bytes)
                  request->peer, (unsigned long long)request->tag);
 }
 
-static bool is_whole(const even_comm *comm) {
-  return atomic_load(&comm->header->state) == EVEN_GROUP_WHOLE;
-}
-
 static void fail_request(even_comm_request *request) {
   char doing[128];
   describe(request, doing, sizeof doing);
   even_messages_unlink(request);
   even_messages_finish(request, even_group_failure_in(request->comm, doing));
+}
+
+/* Of a message that was coming in nothing is left: its receive has ended before it. */
+static void forget_incoming(even_messages *messages, int rank) {
+  even_message_stream *stream = &messages->streams[rank];
+  even_free(stream->keeper);
+  stream->keeper = NULL;
+  stream->taker = NULL;
+  stream->headed = false;
+  stream->got = 0;
 }
 
 /* The group has ended: so have all requests. */
@@ -42,7 +45,7 @@ static void fail_all(even_comm *comm) {
     while (messages->streams[rank].first != NULL) {
       fail_request(messages->streams[rank].first);
     }
-    messages->streams[rank].taker = NULL;
+    forget_incoming(messages, rank);
   }
   while (messages->receives != NULL) {
     fail_request(messages->receives);
@@ -100,15 +103,23 @@ static void check_lives(even_comm *comm) {
   }
 }
 
+static void check_lives_at_times(even_comm *comm) {
+  uint64_t now = even_clock_ns();
+  if (now - comm->messages->lives_checked_ns >= EVEN_COMM_LIFE_CHECK_NS) {
+    comm->messages->lives_checked_ns = now;
+    check_lives(comm);
+  }
+}
+
 /* Sleeps until a peer has done something for this rank, at most `limit_ns`. The lock is held, and let go meanwhile. */
 static void sleep_unlocked(even_comm *comm, const even_comm_request *request, uint64_t limit_ns) {
   even_comm_control *own = &comm->controls[comm->rank];
   (void)atomic_fetch_add(&own->message_sleepers, 1u);
   uint32_t bell = atomic_load(&own->message_bell);
-  bool idle = !even_messages_move(comm) && is_whole(comm) && (request == NULL || !request->done);
+  bool idle = !even_messages_move(comm) && even_group_whole(comm) && (request == NULL || !request->done);
   (void)pthread_mutex_unlock(&comm->messages->lock);
   if (idle) {
-    even_futex_wait(&own->message_bell, bell, limit_ns < LIFE_CHECK_NS ? limit_ns : LIFE_CHECK_NS);
+    even_futex_wait(&own->message_bell, bell, limit_ns < EVEN_COMM_LIFE_CHECK_NS ? limit_ns : EVEN_COMM_LIFE_CHECK_NS);
   }
   (void)atomic_fetch_sub(&own->message_sleepers, 1u);
   (void)pthread_mutex_lock(&comm->messages->lock);
@@ -119,19 +130,15 @@ static void sleep_unlocked(even_comm *comm, const even_comm_request *request, ui
 static void *work_in_background(void *argument) {
   even_comm *comm = argument;
   even_messages *messages = comm->messages;
-  uint64_t checked = even_clock_ns();
   (void)pthread_mutex_lock(&messages->lock);
   while (!messages->stop) {
     if (messages->open == 0 || messages->waiters > 0) {
       (void)pthread_cond_wait(&messages->work, &messages->lock);
-    } else if (!is_whole(comm)) {
+    } else if (!even_group_whole(comm)) {
       fail_all(comm);
     } else {
-      sleep_unlocked(comm, NULL, LIFE_CHECK_NS);
-      if (even_clock_ns() - checked >= LIFE_CHECK_NS) {
-        checked = even_clock_ns();
-        check_lives(comm);
-      }
+      sleep_unlocked(comm, NULL, EVEN_COMM_LIFE_CHECK_NS);
+      check_lives_at_times(comm);
     }
   }
   (void)pthread_mutex_unlock(&messages->lock);
@@ -163,6 +170,9 @@ void even_messages_stop(even_comm *comm) {
   bool started = messages->started;
   while (messages->open > 0) {
     leave_request(comm);
+  }
+  for (int rank = 0; rank < comm->ranks; rank++) {
+    forget_incoming(messages, rank);
   }
   messages->stop = true;
   messages->started = false;
@@ -209,25 +219,24 @@ static even_status check(const even_comm *comm, const void *data, size_t bytes, 
   if (bytes > 0 && data == NULL) {
     return even_fail(EVEN_ERR_ARGUMENT, "no data for a message of %zu bytes", bytes);
   }
-  if (atomic_load(&comm->controls[comm->rank].left) != 0) {
-    return even_fail(EVEN_ERR_STATE, "rank %d has left the group", comm->rank);
-  }
   return EVEN_OK;
 }
 
-static even_status begin(even_comm *comm, const even_comm_request *wanted, even_comm_request **out) {
-  even_messages *messages = comm->messages;
-  *out = NULL;
-  EVEN_TRY(check(comm, wanted->data, wanted->bytes, wanted->peer, !wanted->sends));
-  if (!is_whole(comm)) {
+/* With the lock held, under which alone requests end: none is begun after the last has ended. */
+static even_status check_open(const even_comm *comm, const even_comm_request *wanted) {
+  if (comm->messages->stop || has_left(comm, comm->rank)) {
+    return even_fail(EVEN_ERR_STATE, "rank %d has left the group", comm->rank);
+  }
+  if (!even_group_whole(comm)) {
     char doing[128];
     describe(wanted, doing, sizeof doing);
     return even_group_failure_in(comm, doing);
   }
-  EVEN_TRY(EVEN_NEW(out));
-  even_comm_request *request = *out;
-  *request = *wanted;
-  (void)pthread_mutex_lock(&messages->lock);
+  return EVEN_OK;
+}
+
+static void queue(even_comm *comm, even_comm_request *request) {
+  even_messages *messages = comm->messages;
   even_comm_request **at = request->sends ? &messages->streams[request->peer].first : &messages->receives;
   while (*at != NULL) {
     at = &(*at)->next;
@@ -239,8 +248,24 @@ static even_status begin(even_comm *comm, const even_comm_request *wanted, even_
   }
   (void)even_messages_move(comm);
   leave_to_background(comm);
-  (void)pthread_mutex_unlock(&messages->lock);
-  return EVEN_OK;
+}
+
+static even_status begin(even_comm *comm, const even_comm_request *wanted, even_comm_request **out) {
+  *out = NULL;
+  EVEN_TRY(check(comm, wanted->data, wanted->bytes, wanted->peer, !wanted->sends));
+  EVEN_TRY(EVEN_NEW(out));
+  **out = *wanted;
+  (void)pthread_mutex_lock(&comm->messages->lock);
+  even_status status = check_open(comm, wanted);
+  if (status == EVEN_OK) {
+    queue(comm, *out);
+  }
+  (void)pthread_mutex_unlock(&comm->messages->lock);
+  if (status != EVEN_OK) {
+    even_free(*out);
+    *out = NULL;
+  }
+  return status;
 }
 
 even_status even_comm_send_begin(even_comm *comm, const void *data, size_t bytes, int peer, uint64_t tag,
@@ -260,9 +285,10 @@ even_status even_comm_receive_begin(even_comm *comm, void *data, size_t bytes, i
 bool even_comm_request_done(even_comm_request *request) {
   even_comm *comm = request->comm;
   (void)pthread_mutex_lock(&comm->messages->lock);
-  if (!request->done && is_whole(comm)) {
-    (void)even_messages_move(comm);
-  } else if (!request->done) {
+  if (!request->done && !even_messages_move(comm)) {
+    check_lives_at_times(comm); /* nobody else may: the thread can be missing */
+  }
+  if (!request->done && !even_group_whole(comm)) {
     fail_all(comm);
   }
   bool done = request->done;
@@ -272,16 +298,22 @@ bool even_comm_request_done(even_comm_request *request) {
 
 static void time_out(even_comm_request *request, uint64_t limit_ns) {
   even_comm *comm = request->comm;
-  int late = request->peer == EVEN_COMM_ANY_RANK ? comm->rank : request->peer;
+  uint32_t cause = EVEN_GROUP_TIMEOUT | (uint32_t)request->peer;
   char doing[128];
   describe(request, doing, sizeof doing);
   (void)even_fail(EVEN_ERR_TIMEOUT, "Timed out: nothing came of a %s within the timeout of %.3g s", doing,
                   (double)limit_ns * 1e-9);
-  (void)even_error_place(late, NULL);
-  (void)even_error_fix("see what rank %d is doing (a stack dump), or raise the timeout", late);
+  if (request->peer == EVEN_COMM_ANY_RANK) {
+    (void)even_error_fix("see what the other ranks are doing (a stack dump), or raise the timeout");
+    cause = EVEN_GROUP_ALL_LATE | (uint32_t)comm->rank;
+  } else {
+    (void)even_error_place(request->peer, NULL);
+    (void)even_error_fix("see what rank %d is doing (a stack dump), or raise the timeout", request->peer);
+  }
   even_messages_unlink(request);
   even_messages_finish(request, EVEN_ERR_TIMEOUT);
-  even_group_end(comm, EVEN_GROUP_TIMEOUT | (uint32_t)late);
+  even_group_end(comm, cause);
+  fail_all(comm);
 }
 
 even_status even_comm_request_wait(even_comm_request *request, double timeout_seconds, int *peer) {
@@ -293,7 +325,7 @@ even_status even_comm_request_wait(even_comm_request *request, double timeout_se
   (void)pthread_mutex_lock(&messages->lock);
   messages->waiters++;
   for (uint32_t polls = 0; !request->done;) {
-    if (!is_whole(comm)) {
+    if (!even_group_whole(comm)) {
       fail_all(comm);
       continue;
     }
@@ -314,7 +346,7 @@ even_status even_comm_request_wait(even_comm_request *request, double timeout_se
     }
     sleep_unlocked(comm, request, limit - (now - began));
     now = even_clock_ns();
-    if (now - checked >= LIFE_CHECK_NS || (request->peer >= 0 && has_left(comm, request->peer))) {
+    if (now - checked >= EVEN_COMM_LIFE_CHECK_NS || (request->peer >= 0 && has_left(comm, request->peer))) {
       checked = now;
       check_lives(comm);
     }

@@ -47,6 +47,7 @@ struct even_messages {
   even_kept_message *kept;     /* whole ones, in the order in which they came */
   size_t open;                 /* requests not done */
   size_t waiters;              /* threads that wait for a request and do all the moving */
+  uint64_t lives_checked_ns;   /* when one who does not wait last looked whether the peers live */
   bool started;
   bool stop;
   pthread_t thread;
@@ -59,7 +60,7 @@ void even_messages_free(even_comm *comm);
 
 /* messages_move.c, with the lock held: */
 
-/* Moves what can be moved; whether anything was. */
+/* Moves what can be moved; whether anything was. Nothing is once the group has ended or this rank has left. */
 bool even_messages_move(even_comm *comm);
 /* Gives a new receive what was kept for it. */
 void even_messages_offer_kept(even_comm *comm, even_comm_request *request);

@@ -203,6 +203,9 @@ void even_messages_offer_kept(even_comm *comm, even_comm_request *request) {
 
 bool even_messages_move(even_comm *comm) {
   bool moved = false;
+  if (comm->messages->stop || !even_group_whole(comm)) {
+    return false; /* who waited may be gone, and the memory to move to with it */
+  }
   for (int rank = 0; rank < comm->ranks; rank++) {
     moved = send_to(comm, rank) || moved;
     moved = receive_from(comm, rank) || moved;

@@ -15,12 +15,14 @@
 #define EVEN_COMM_LINE ((size_t)64) /* bytes of a cache line: parts that two ranks write begin on one */
 #define EVEN_COMM_CPU_WORDS 16      /* CPUs 0 … 1023 */
 
-/* Why a group ended; the low bits of lost, late and mismatched name a rank. */
+/* Why a group ended; the low bits name a rank: the lost one, the late one, the one that found the mismatch, the one
+ * that waited for any of the others. */
 #define EVEN_GROUP_WHOLE 0u
 #define EVEN_GROUP_REVOKED 0x10000000u
 #define EVEN_GROUP_LOST 0x20000000u
 #define EVEN_GROUP_TIMEOUT 0x30000000u
 #define EVEN_GROUP_MISMATCH 0x40000000u
+#define EVEN_GROUP_ALL_LATE 0x50000000u
 #define EVEN_GROUP_CAUSE(state) ((state) & 0xf0000000u)
 #define EVEN_GROUP_RANK(state) ((int)((state) & 0x0fffffffu))
 

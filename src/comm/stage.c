@@ -8,8 +8,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/* How often a sleeper looks whether those it waits for still live. */
-#define LIFE_CHECK_NS ((uint64_t)100 * 1000000u)
 /* About twice what sleeping and being woken takes on a virtual machine. */
 #define WORTH_POLLING_NS ((uint64_t)100 * 1000u)
 
@@ -52,6 +50,13 @@ void even_group_end(even_comm *comm, uint32_t state) {
   even_group_alarm(comm);
 }
 
+static even_status fail_late(const even_comm *comm, int late, const char *within, const char *call) {
+  (void)even_fail(EVEN_ERR_TIMEOUT, "Timed out: rank %d did not come %s; rank %d was in %s", late, within, comm->rank,
+                  call);
+  (void)even_error_place(late, NULL);
+  return even_error_fix("see what rank %d is doing (a stack dump), or raise the timeout", late);
+}
+
 even_status even_group_failure(even_comm *comm) {
   char call[128];
   even_call_describe(&comm->call, call, sizeof call);
@@ -75,12 +80,13 @@ even_status even_group_failure_in(const even_comm *comm, const char *call) {
           "last checkpoint",
           rank);
     }
-    case EVEN_GROUP_TIMEOUT:
-      (void)even_fail(EVEN_ERR_TIMEOUT,
-                      "Timed out: rank %d did not come within the timeout of %.3g s; rank %d was in %s", rank,
-                      (double)atomic_load(&comm->timeout_ns) * 1e-9, comm->rank, call);
-      (void)even_error_place(rank, NULL);
-      return even_error_fix("see what rank %d is doing (a stack dump), or raise the timeout", rank);
+    case EVEN_GROUP_TIMEOUT: /* another's: how long it has waited, its own error says */
+      return fail_late(comm, rank, "in time", call);
+    case EVEN_GROUP_ALL_LATE:
+      (void)even_fail(EVEN_ERR_TIMEOUT, "Timed out: no rank sent in time what rank %d receives; rank %d was in %s",
+                      rank, comm->rank, call);
+      return even_error_fix("rank %d's own error names the message; see what the other ranks are doing (a stack dump)",
+                            rank);
     default:
       (void)even_fail(EVEN_ERR_MISMATCH, "rank %d found that the ranks make different calls; rank %d was in %s", rank,
                       comm->rank, call);
@@ -105,6 +111,20 @@ static bool find_the_dead(even_comm *comm, int from) {
   return false;
 }
 
+/* Ends the group for a rank that has not come, unless it has ended otherwise meanwhile. */
+static even_status time_out(even_comm *comm, int late, uint64_t limit_ns) {
+  uint32_t cause = EVEN_GROUP_TIMEOUT | (uint32_t)late;
+  even_group_end(comm, cause);
+  if (atomic_load(&comm->header->state) != cause) {
+    return even_group_failure(comm);
+  }
+  char within[64];
+  char call[128];
+  (void)snprintf(within, sizeof within, "within the timeout of %.3g s", (double)limit_ns * 1e-9);
+  even_call_describe(&comm->call, call, sizeof call);
+  return fail_late(comm, late, within, call);
+}
+
 /* Sleeps on the group's bell until all have come. The caller is counted among the sleepers. */
 static even_status sleep_for(even_comm *comm, int missing, uint64_t began) {
   uint64_t checked = began;
@@ -118,7 +138,7 @@ static even_status sleep_for(even_comm *comm, int missing, uint64_t began) {
       return even_group_failure(comm);
     }
     uint64_t now = even_clock_ns();
-    if (now - checked >= LIFE_CHECK_NS || atomic_load(&comm->controls[missing].left) != 0) {
+    if (now - checked >= EVEN_COMM_LIFE_CHECK_NS || atomic_load(&comm->controls[missing].left) != 0) {
       checked = now;
       if (find_the_dead(comm, missing)) {
         continue;
@@ -126,11 +146,10 @@ static even_status sleep_for(even_comm *comm, int missing, uint64_t began) {
     }
     uint64_t timeout = atomic_load_explicit(&comm->timeout_ns, memory_order_relaxed);
     if (now - comm->waits_since >= timeout) {
-      even_group_end(comm, EVEN_GROUP_TIMEOUT | (uint32_t)missing);
-      continue;
+      return time_out(comm, missing, timeout);
     }
     uint64_t left = timeout - (now - comm->waits_since);
-    even_futex_wait(&comm->header->bell, bell, left < LIFE_CHECK_NS ? left : LIFE_CHECK_NS);
+    even_futex_wait(&comm->header->bell, bell, left < EVEN_COMM_LIFE_CHECK_NS ? left : EVEN_COMM_LIFE_CHECK_NS);
   }
 }
 

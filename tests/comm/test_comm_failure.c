@@ -239,6 +239,27 @@ static void test_timeout(void **state) {
   assert_int_equal(ranks_run(&short_limit, be_late, NULL, NULL), 0);
 }
 
+/* Rank 0 waits for rank 1 by a limit of its own; rank 2 has a longer one, and does not claim that it has passed. */
+static int wait_by_own_limits(even_comm *comm, void *argument) {
+  (void)argument;
+  if (even_comm_rank(comm) == 1) {
+    while (atomic_load(&comm->header->state) == EVEN_GROUP_WHOLE) {
+    }
+    return 0;
+  }
+  even_comm_set_timeout(comm, even_comm_rank(comm) == 0 ? 0.2 : 50);
+  RANKS_EXPECT(comm, even_comm_barrier(comm) == EVEN_ERR_TIMEOUT && even_error_last()->rank == 1);
+  const char *words = even_comm_rank(comm) == 0 ? "rank 1 did not come within the timeout of 0.2 s; rank 0 was in"
+                                                : "rank 1 did not come in time; rank 2 was in";
+  RANKS_EXPECT(comm, strstr(even_error_last()->what, words) != NULL);
+  return 0;
+}
+
+static void test_limits_that_differ(void **state) {
+  (void)state;
+  assert_int_equal(ranks_run(&three, wait_by_own_limits, NULL, NULL), 0);
+}
+
 static int measure_wait(even_comm *comm, void *argument) {
   (void)argument;
   uint64_t before = even_comm_wait_ns(comm);
@@ -377,6 +398,7 @@ int main(void) {
       cmocka_unit_test(test_a_forked_child_does_not_leave_for_its_parent),
       cmocka_unit_test(test_revoke),
       cmocka_unit_test(test_timeout),
+      cmocka_unit_test(test_limits_that_differ),
       cmocka_unit_test(test_wait_is_counted),
       cmocka_unit_test(test_mismatch),
       cmocka_unit_test(test_exchange_of_sizes_that_differ),
