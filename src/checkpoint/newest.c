@@ -31,7 +31,20 @@ static bool is_partial(const char *name) {
   return length >= suffix && strcmp(name + length - suffix, EVEN_CHECKPOINT_PARTIAL) == 0;
 }
 
-/* The last error becomes a line of `damaged` (NULL: nobody asks). */
+/* A folder's own, which only root may look into: it holds no checkpoint. */
+static bool is_of_the_file_system(const char *name) {
+  return strcmp(name, "lost+found") == 0;
+}
+
+/* What is searched for, and where it is told what was passed over. */
+typedef struct search {
+  even_checkpoint_accept accept; /* NULL: all */
+  const void *context;
+  bool thorough;
+  even_names *damaged; /* NULL: nobody asks */
+} search;
+
+/* The last error becomes a line of `damaged`. */
 static even_status note_damaged(even_names *damaged) {
   char text[sizeof even_error_last()->what];
   if (damaged == NULL) {
@@ -44,40 +57,58 @@ static even_status note_damaged(even_names *damaged) {
   return EVEN_OK;
 }
 
-/* A candidate for each folder whose manifest and sizes are right. */
-static even_status collect(const char *folder, const even_names *names, candidate *candidates, size_t *count,
-                           even_names *damaged) {
+/* After a candidate could not be read. What is no checkpoint, or was removed meanwhile, says nothing; all else is
+ * noted: a training that is there but cannot be read must not look as if there were none. */
+static even_status pass_over(even_status why, even_names *damaged) {
+  switch (why) {
+    case EVEN_ERR_INPUT:
+    case EVEN_ERR_NOT_FOUND:
+      return EVEN_OK;
+    case EVEN_ERR_MEMORY:
+    case EVEN_ERR_INTERRUPTED:
+      return why;
+    default:
+      return note_damaged(damaged);
+  }
+}
+
+/* A candidate where the manifest and the sizes are right. */
+static even_status look_at(const search *what, const char *path, candidate *candidates, size_t *count) {
+  even_checkpoint_info info;
+  even_status status = even_checkpoint_inspect(path, &info);
+  bool wanted = info.state == NULL || what->accept == NULL || what->accept(what->context, &info);
+  if (status == EVEN_OK && wanted) {
+    candidate *next = &candidates[(*count)++];
+    *next = (candidate){NULL, info.created, info.step};
+    info.created = NULL;
+    status = even_duplicate(path, &next->path);
+  } else if (status != EVEN_OK) {
+    status = pass_over(status, wanted ? what->damaged : NULL);
+  }
+  even_checkpoint_info_free(&info);
+  return status;
+}
+
+static even_status collect(const search *what, const char *folder, const even_names *names, candidate *candidates,
+                           size_t *count) {
   even_text path = EVEN_TEXT_EMPTY;
   even_status status = EVEN_OK;
   for (size_t i = 0; i < names->count && status == EVEN_OK; i++) {
-    even_checkpoint_info info;
-    if (is_partial(names->items[i])) {
+    if (is_partial(names->items[i]) || is_of_the_file_system(names->items[i])) {
       continue;
     }
     even_text_clear(&path);
     even_text_format(&path, "%s/%s", folder, names->items[i]);
     status = even_text_status(&path);
-    if (status != EVEN_OK) {
-      break;
+    if (status == EVEN_OK) {
+      status = look_at(what, even_text_string(&path), candidates, count);
     }
-    even_status whole = even_checkpoint_inspect(even_text_string(&path), &info);
-    if (whole == EVEN_OK) {
-      candidate *next = &candidates[(*count)++];
-      *next = (candidate){NULL, info.created, info.step};
-      info.created = NULL;
-      status = even_duplicate(even_text_string(&path), &next->path);
-    } else if (whole == EVEN_ERR_MEMORY) {
-      status = whole;
-    } else if (whole == EVEN_ERR_CORRUPT) {
-      status = note_damaged(damaged);
-    }
-    even_checkpoint_info_free(&info);
   }
   even_text_free(&path);
   return status;
 }
 
-static even_status find(const char *folder, bool thorough, even_names *damaged, char **path) {
+static even_status find(const search *what, const char *folder, char **path) {
   even_names names = {NULL, 0};
   candidate *candidates = NULL;
   size_t count = 0;
@@ -91,18 +122,18 @@ static even_status find(const char *folder, bool thorough, even_names *damaged, 
     status = EVEN_NEW_ARRAY(&candidates, names.count);
   }
   if (status == EVEN_OK) {
-    status = collect(folder, &names, candidates, &count, damaged);
+    status = collect(what, folder, &names, candidates, &count);
   }
   if (status == EVEN_OK && count > 1) {
     qsort(candidates, count, sizeof *candidates, newest_first);
   }
   for (size_t i = 0; i < count && status == EVEN_OK && *path == NULL; i++) {
-    even_status whole = thorough ? even_checkpoint_verify(candidates[i].path, NULL) : EVEN_OK;
+    even_status whole = what->thorough ? even_checkpoint_verify(candidates[i].path, NULL) : EVEN_OK;
     if (whole == EVEN_OK) {
       *path = candidates[i].path;
       candidates[i].path = NULL;
     } else {
-      status = whole == EVEN_ERR_CORRUPT ? note_damaged(damaged) : whole;
+      status = pass_over(whole, what->damaged);
     }
   }
   for (size_t i = 0; i < count; i++) {
@@ -115,10 +146,11 @@ static even_status find(const char *folder, bool thorough, even_names *damaged, 
 }
 
 even_status even_checkpoint_find_newest(const char *folder, bool thorough, char **path) {
-  return find(folder, thorough, NULL, path);
+  return find(&(search){.thorough = thorough}, folder, path);
 }
 
-even_status even_checkpoint_find_whole(const char *folder, even_names *damaged, char **path) {
+even_status even_checkpoint_find_whole(const char *folder, even_checkpoint_accept accept, const void *context,
+                                       even_names *damaged, char **path) {
   *damaged = (even_names){NULL, 0};
-  return find(folder, true, damaged, path);
+  return find(&(search){.accept = accept, .context = context, .thorough = true, .damaged = damaged}, folder, path);
 }

@@ -7,6 +7,7 @@
 
 #include <evenstep/status.h>
 #include <jansson.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 typedef struct even_checkpoint_stored_file {
@@ -44,14 +45,20 @@ even_status even_checkpoint_inspect(const char *folder, even_checkpoint_info *ou
  * EVEN_ERR_INTERRUPTED where the thread's question says so (base/stop.h); this holds for what searches, too. */
 even_status even_checkpoint_verify(const char *folder, even_names *problems) EVEN_MUST_USE;
 
-/* The newest whole checkpoint in `folder`, by the time it was written; damaged and unfinished ones are passed over.
+/* The newest whole checkpoint in `folder`, by the time it was written; damaged, unreadable and unfinished ones are
+ * passed over.
  * thorough: every checksum is compared, else sizes only. *path is NULL where there is none or no such folder. Free
  * *path with even_free. */
 even_status even_checkpoint_find_newest(const char *folder, bool thorough, char **path) EVEN_MUST_USE;
-/* The same, thorough, and what was passed over: `damaged` has a line for each damaged checkpoint that the search met,
- * worded as the error of even_checkpoint_verify (of those older than *path, only the sizes are compared). Free with
+/* Whether a checkpoint may be taken, by its manifest alone. */
+typedef bool (*even_checkpoint_accept)(const void *context, const even_checkpoint_info *info);
+/* The same, thorough, among those that `accept` takes (NULL: all), and what was passed over: `damaged` has a line for
+ * each checkpoint that the search met and that is damaged or cannot be read (no permission, a failing disk, a newer
+ * format), worded as the error of even_checkpoint_verify (of those older than *path, only the manifest is read and the
+ * sizes are compared). Whose a manifest is that cannot be read, nobody can tell: it has its line, too. Free with
  * even_names_free, also after a failure. */
-even_status even_checkpoint_find_whole(const char *folder, even_names *damaged, char **path) EVEN_MUST_USE;
+even_status even_checkpoint_find_whole(const char *folder, even_checkpoint_accept accept, const void *context,
+                                       even_names *damaged, char **path) EVEN_MUST_USE;
 
 /* Checks the header of a safetensors file (the bytes behind the 8 of its length) against the bytes of data that follow
  * it: types known, shapes fitting, ranges in order without overlap or gap. *out is the header (json_decref).

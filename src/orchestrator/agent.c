@@ -77,36 +77,63 @@ static even_status report_ends(even_job *job, even_fault_facts *ends, size_t *cu
   return EVEN_OK;
 }
 
-static even_status read_created(const char *path, even_text *out) {
+/* When a checkpoint was made and, where `lineage` is not NULL, of which training it is ("": it does not say). */
+static even_status read_origin(const char *path, even_text *created, even_text *lineage) {
   even_checkpoint_info info;
-  even_text_clear(out);
+  even_text_clear(created);
   even_status status = even_checkpoint_inspect(path, &info);
   if (status == EVEN_OK) {
-    even_text_add(out, info.created);
-    status = even_text_status(out);
+    even_text_add(created, info.created);
+    status = even_text_status(created);
+  }
+  if (status == EVEN_OK && lineage != NULL) {
+    const char *name = json_string_value(json_object_get(info.state, "lineage"));
+    even_text_clear(lineage);
+    even_text_add(lineage, name == NULL ? "" : name);
+    status = even_text_status(lineage);
   }
   even_checkpoint_info_free(&info);
   return status;
 }
 
-/* What lies in the folder before the job starts is another training's, or one that the user chose to go back behind:
- * a restart must not go on from it. With --resume auto it is this training's. */
+static bool resumes_by_itself(const even_job *job) {
+  return job->params->resume != NULL && strcmp(job->params->resume, "auto") == 0;
+}
+
+/* What does not say who wrote it and lies in the folder before the job starts is another training's, or one that the
+ * user chose to go back behind: a restart must not go on from it. With --resume auto it is this training's. */
 static even_status find_foreign(even_job *job) {
-  const char *wish = job->params->resume;
   char *path = NULL;
-  if (job->params->checkpoint_folder == NULL || (wish != NULL && strcmp(wish, "auto") == 0)) {
+  if (job->params->checkpoint_folder == NULL || resumes_by_itself(job)) {
     return EVEN_OK;
   }
   EVEN_TRY(even_checkpoint_find_newest(job->params->checkpoint_folder, false, &path));
-  even_status status = path == NULL ? EVEN_OK : read_created(path, &job->foreign);
+  even_status status = path == NULL ? EVEN_OK : read_origin(path, &job->foreign, NULL);
   even_free(path);
   return status;
 }
 
+/* Whether a restart may go on from it. Other jobs may write into the same folder meanwhile, so the job's own is what
+ * names the job; with --resume auto, also what its training had before. */
+static bool is_own(const void *context, const even_checkpoint_info *info) {
+  const even_job *job = context;
+  const char *writer = json_string_value(json_object_get(info->state, "job"));
+  const char *lineage = json_string_value(json_object_get(info->state, "lineage"));
+  if (writer != NULL && strcmp(writer, job->id) == 0) {
+    return true;
+  }
+  /* times of one form, so that their order is that of the letters */
+  if (lineage == NULL) { /* not by es.checkpoint */
+    return writer == NULL && strcmp(info->created, even_text_string(&job->foreign)) > 0;
+  }
+  return job->began.length > 0 && strcmp(lineage, even_text_string(&job->lineage)) == 0 &&
+         strcmp(info->created, even_text_string(&job->began)) <= 0;
+}
+
 /* A training of which something is left, none of it whole, is not quietly begun anew. */
 static even_status refuse_all_damaged(const even_job *job, const even_names *damaged) {
-  (void)even_fail(EVEN_ERR_CORRUPT, "--resume auto: none of the %zu checkpoints in %s is whole: %s", damaged->count,
-                  job->params->checkpoint_folder, damaged->items[0]);
+  (void)even_fail(EVEN_ERR_CORRUPT, "--resume auto: none of the %zu checkpoints in %s can be read whole: %s",
+                  damaged->count, job->params->checkpoint_folder, damaged->items[0]);
   return even_error_fix(
       "`evenstep ckpt verify` names every damage; --resume PATH goes on from a checkpoint elsewhere, without --resume "
       "training begins anew");
@@ -116,11 +143,11 @@ static even_status refuse_all_damaged(const even_job *job, const even_names *dam
 static even_status find_newest(even_job *job, bool restart) {
   char *path = NULL;
   even_names damaged = {NULL, 0};
-  even_text created = EVEN_TEXT_EMPTY;
   if (job->params->checkpoint_folder == NULL) {
     return EVEN_OK;
   }
-  even_status status = even_checkpoint_find_whole(job->params->checkpoint_folder, &damaged, &path);
+  even_status status =
+      even_checkpoint_find_whole(job->params->checkpoint_folder, restart ? is_own : NULL, job, &damaged, &path);
   bool refuse = status == EVEN_OK && path == NULL && damaged.count > 0 && !restart;
   for (size_t i = refuse ? 1 : 0; i < damaged.count; i++) {
     even_job_notice(job, "passed over: %s", damaged.items[i]);
@@ -129,21 +156,19 @@ static even_status find_newest(even_job *job, bool restart) {
     status = refuse_all_damaged(job, &damaged);
   }
   even_names_free(&damaged);
-  if (status == EVEN_OK && path != NULL) {
-    status = read_created(path, &created);
+  if (status == EVEN_OK && path != NULL && !restart) {
+    status = read_origin(path, &job->began, &job->lineage);
   }
-  /* times of one form, so that their order is that of the letters */
-  if (status == EVEN_OK && path != NULL && strcmp(even_text_string(&created), even_text_string(&job->foreign)) > 0) {
+  if (status == EVEN_OK && path != NULL) {
     status = even_path_absolute(path, &job->resume);
   }
-  even_text_free(&created);
   even_free(path);
   return status;
 }
 
 static even_status find_resume(even_job *job, bool restart) {
   const char *wish = job->params->resume;
-  bool named = wish != NULL && strcmp(wish, "auto") != 0;
+  bool named = wish != NULL && !resumes_by_itself(job);
   even_checkpoint_info info;
   even_text_clear(&job->resume);
   if (restart || (wish != NULL && !named)) {
@@ -264,9 +289,9 @@ static even_status open_guard(even_job *job) {
 
 static even_status open_job(even_job *job) {
   EVEN_TRY(make_folders(job));
+  EVEN_TRY(even_random_hex(job->id, 32));
   EVEN_TRY(find_foreign(job));
   EVEN_TRY(find_resume(job, false));
-  EVEN_TRY(even_random_hex(job->id, 32));
   even_host_name(job->host, sizeof job->host);
   EVEN_TRY(EVEN_NEW_ARRAY(&job->ranks, job->count));
   EVEN_TRY(EVEN_NEW_ARRAY(&job->order, job->count));
@@ -293,6 +318,8 @@ static void close_job(even_job *job) {
   even_text_free(&job->run_folder);
   even_text_free(&job->resume);
   even_text_free(&job->foreign);
+  even_text_free(&job->lineage);
+  even_text_free(&job->began);
 }
 
 even_status even_agent_run(const even_agent_params *params, int *exit_code) {

@@ -48,9 +48,12 @@ typedef struct even_agent_params {
   /* Restart even when a rank ended by an error of its own (not a signal) and no checkpoint was written since the
    * attempt began, that is, when a restart is likely to end the same way. */
   bool restart_always;
-  const char *checkpoint_folder; /* where the newest whole checkpoint is looked for before a (re)start */
-  /* NULL: start anew; "auto": newest whole checkpoint, if any (EVEN_ERR_CORRUPT where there are only damaged ones);
-   * else its path (whose checksums the caller has compared) */
+  /* Where the newest whole checkpoint is looked for before a (re)start; other jobs may write there, too. A restart
+   * takes those whose state names this job ("job": its EVENSTEP_JOB), with "auto" also those of the training that it
+   * went on with; of those that name neither a job nor a training, the ones made since the job began. */
+  const char *checkpoint_folder;
+  /* NULL: start anew; "auto": newest whole checkpoint, if any (EVEN_ERR_CORRUPT where all are damaged or cannot be
+   * read); else its path (whose checksums the caller has compared) */
   const char *resume;
   even_agent_observer observer;
 } even_agent_params;

@@ -51,8 +51,12 @@ typedef struct even_job {
   size_t ended;
   size_t alive;
   int attempt;
-  even_text resume;  /* the checkpoint this attempt began from; empty: none */
-  even_text foreign; /* when the newest checkpoint that is not this job's was made; empty: there is none */
+  even_text resume; /* the checkpoint this attempt began from; empty: none */
+  /* Of checkpoints that do not say who wrote them, those made later are the job's: when the newest that lay there at
+   * its start was made. Empty: all are */
+  even_text foreign;
+  even_text lineage; /* with --resume auto: of the checkpoint that the job began from, */
+  even_text began;   /* and when that was made; empty: it began anew */
   even_job_stage stage;
   uint64_t deadline_ns; /* of the stage */
   int interrupted;      /* the signal by which the user ended the job, 0 */

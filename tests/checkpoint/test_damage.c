@@ -6,13 +6,17 @@
 
 #include <cmocka.h>
 
+#include "base/alloc.h"
 #include "base/stop.h"
+#include "checkpoint/manifest_writer.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/scratch.h"
 #include "support/fault.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -193,6 +197,110 @@ static void reading_may_fail(void **state) {
   assert_int_equal(even_checkpoint_verify(scratch_path("one"), NULL), EVEN_OK);
 }
 
+/* Opens the folder, then the manifest. */
+static void what_cannot_be_read_is_told(void **state) {
+  (void)state;
+  static const struct {
+    int error;
+    const char *words;
+  } failures[] = {{EACCES, "Permission denied"}, {EIO, "Input/output error"}, {EMFILE, "Too many open files"}};
+  char *path = NULL;
+  even_names unread;
+  assert_int_equal(save_sample(scratch_path("one"), false, 1), EVEN_OK);
+  assert_int_equal(mkdir(scratch_path("lost+found"), 0700), 0);
+  for (size_t i = 0; i < sizeof failures / sizeof failures[0]; i++) {
+    fault_os_from(FAULT_open, 2, failures[i].error);
+    even_status status = even_checkpoint_find_whole(scratch, NULL, NULL, &unread, &path);
+    fault_reset();
+    assert_int_equal(status, EVEN_OK);
+    assert_null(path);
+    assert_int_equal(unread.count, 1);
+    assert_non_null(strstr(unread.items[0], "one/manifest.json cannot be opened: "));
+    assert_non_null(strstr(unread.items[0], failures[i].words));
+    even_names_free(&unread);
+  }
+}
+
+static void a_newer_format_is_told(void **state) {
+  (void)state;
+  char text[4096];
+  char sum[17];
+  char *path = NULL;
+  even_names unread;
+  assert_int_equal(save_sample(scratch_path("one"), false, 1), EVEN_OK);
+  FILE *file = fopen(scratch_path("one/manifest.json"), "r+");
+  size_t bytes = fread(text, 1, sizeof text - 1, file);
+  text[bytes] = '\0';
+  char *number = strstr(text, EVEN_CHECKPOINT_FORMAT) + strlen(EVEN_CHECKPOINT_FORMAT) - 1;
+  *number = '9';
+  char *end = text + bytes - strlen(EVEN_MANIFEST_END) - 16;
+  size_t covered = (size_t)(end - text) - strlen(EVEN_MANIFEST_TAIL);
+  (void)snprintf(sum, sizeof sum, "%016" PRIx64, even_checkpoint_checksum(text, covered));
+  memcpy(end, sum, 16);
+  rewind(file);
+  assert_int_equal(fwrite(text, 1, bytes, file), bytes);
+  assert_int_equal(fclose(file), 0);
+  assert_int_equal(even_checkpoint_find_whole(scratch, NULL, NULL, &unread, &path), EVEN_OK);
+  assert_null(path);
+  assert_int_equal(unread.count, 1);
+  assert_non_null(strstr(unread.items[0], "has the format \"evenstep-checkpoint-9\""));
+  even_names_free(&unread);
+}
+
+static void a_failing_disk_leads_to_the_older_one(void **state) {
+  (void)state;
+  bool went_on = false;
+  char *path = NULL;
+  even_names unread;
+  assert_int_equal(save_sample(scratch_path("old"), false, 1), EVEN_OK);
+  assert_int_equal(save_sample(scratch_path("new"), false, 2), EVEN_OK);
+  assert_int_equal(even_checkpoint_verify(scratch_path("old"), NULL), EVEN_OK);
+  for (long nth = 1;; nth++) {
+    fault_os_any(nth, EIO);
+    even_status status = even_checkpoint_find_whole(scratch, NULL, NULL, &unread, &path);
+    bool failed_one = fault_os_calls(FAULT_CALL_COUNT) >= nth;
+    fault_reset();
+    if (status == EVEN_OK) {
+      assert_non_null(path);
+      bool older = strcmp(path, scratch_path("old")) == 0;
+      assert_true(unread.count == 1 || (unread.count == 0 && !older));
+      went_on = went_on || older;
+    } else {
+      assert_int_equal(status, EVEN_ERR_SYSTEM); /* the folder itself */
+    }
+    even_names_free(&unread);
+    even_free(path);
+    if (!failed_one) {
+      break;
+    }
+  }
+  assert_true(went_on);
+}
+
+static bool is_of_step(const void *step, const even_checkpoint_info *info) {
+  return info->step == *(const int64_t *)step;
+}
+
+static void only_what_is_accepted_is_taken(void **state) {
+  (void)state;
+  char *path = NULL;
+  even_names damaged;
+  int64_t step = 1;
+  assert_int_equal(save_sample(scratch_path("mine"), false, 1), EVEN_OK);
+  assert_int_equal(save_sample(scratch_path("another"), false, 2), EVEN_OK);
+  assert_int_equal(save_sample(scratch_path("short"), false, 3), EVEN_OK);
+  assert_int_equal(truncate(scratch_path("short/model.safetensors"), 20), 0);
+  assert_int_equal(even_checkpoint_find_whole(scratch, is_of_step, &step, &damaged, &path), EVEN_OK);
+  assert_string_equal(path, scratch_path("mine"));
+  assert_int_equal(damaged.count, 0); /* nor is another's damage told */
+  even_names_free(&damaged);
+  even_free(path);
+  step = 9;
+  assert_int_equal(even_checkpoint_find_whole(scratch, is_of_step, &step, &damaged, &path), EVEN_OK);
+  assert_null(path);
+  even_names_free(&damaged);
+}
+
 static int looks_left;
 static bool stop_after_some(void) {
   return looks_left-- <= 0;
@@ -208,7 +316,7 @@ static void reading_ends_when_it_is_asked_to(void **state) {
     looks_left = looks;
     assert_int_equal(even_checkpoint_verify(scratch_path("one"), NULL), EVEN_ERR_INTERRUPTED);
     looks_left = looks;
-    assert_int_equal(even_checkpoint_find_whole(scratch, &damaged, &path), EVEN_ERR_INTERRUPTED);
+    assert_int_equal(even_checkpoint_find_whole(scratch, NULL, NULL, &damaged, &path), EVEN_ERR_INTERRUPTED);
     assert_int_equal(damaged.count, 0); /* what was not read is not damaged */
     even_names_free(&damaged);
     assert_null(path);
@@ -225,6 +333,10 @@ int main(void) {
                                      CASE(damage_is_told_precisely),
                                      CASE(what_is_no_checkpoint_is_no_damage),
                                      CASE(headers_are_checked),
+                                     CASE(what_cannot_be_read_is_told),
+                                     CASE(a_newer_format_is_told),
+                                     CASE(a_failing_disk_leads_to_the_older_one),
+                                     CASE(only_what_is_accepted_is_taken),
                                      CASE(reading_may_fail)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

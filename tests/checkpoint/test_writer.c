@@ -422,7 +422,7 @@ static void what_is_passed_over_is_named(void **state) {
   (void)state;
   char *path = NULL;
   even_names damaged;
-  assert_int_equal(even_checkpoint_find_whole(scratch_path("absent"), &damaged, &path), EVEN_OK);
+  assert_int_equal(even_checkpoint_find_whole(scratch_path("absent"), NULL, NULL, &damaged, &path), EVEN_OK);
   assert_int_equal(damaged.count, 0);
   even_names_free(&damaged);
   assert_int_equal(save_sample(scratch_path("step-10"), false, 10), EVEN_OK);
@@ -432,7 +432,7 @@ static void what_is_passed_over_is_named(void **state) {
   int file = open(scratch_path("step-30/model.safetensors"), O_WRONLY);
   assert_int_equal(pwrite(file, "X", 1, 200), 1); /* same size, other bytes */
   assert_int_equal(close(file), 0);
-  assert_int_equal(even_checkpoint_find_whole(scratch, &damaged, &path), EVEN_OK);
+  assert_int_equal(even_checkpoint_find_whole(scratch, NULL, NULL, &damaged, &path), EVEN_OK);
   assert_string_equal(path, scratch_path("step-10"));
   assert_int_equal(damaged.count, 2);
   assert_non_null(strstr(damaged.items[0], "step-20 is damaged: model.safetensors is truncated"));

@@ -120,7 +120,7 @@ bool job_fixture_saw(const job_fixture *job, const char *text) {
   return strstr(even_text_string(&job->seen), text) != NULL;
 }
 
-void job_fixture_write_checkpoint(job_fixture *job, const char *name) {
+static void write_checkpoint(job_fixture *job, const char *name, const char *state) {
   even_checkpoint_writer *writer = NULL;
   char path[160];
   const float value[2] = {1, 2};
@@ -133,5 +133,15 @@ void job_fixture_write_checkpoint(job_fixture *job, const char *name) {
       .size = sizeof file, .name = "model.safetensors", .tensors = &tensor, .tensor_count = 1};
   assert_int_equal(even_checkpoint_writer_open(&params, &writer), EVEN_OK);
   assert_int_equal(even_checkpoint_writer_add(writer, &file), EVEN_OK);
-  assert_int_equal(even_checkpoint_writer_commit(writer, "{\"step\":1}"), EVEN_OK);
+  assert_int_equal(even_checkpoint_writer_commit(writer, state), EVEN_OK);
+}
+
+void job_fixture_write_checkpoint(job_fixture *job, const char *name) {
+  write_checkpoint(job, name, "{\"step\":1}");
+}
+
+void job_fixture_write_checkpoint_of(job_fixture *job, const char *name, const char *lineage, const char *writer) {
+  char state[160];
+  (void)snprintf(state, sizeof state, "{\"step\":1,\"lineage\":\"%s\",\"job\":\"%s\"}", lineage, writer);
+  write_checkpoint(job, name, state);
 }

@@ -100,6 +100,67 @@ static void restarts_from_the_newest_whole_checkpoint(void **state) {
   assert_true(job_fixture_saw(job, "attempt 1|"));
 }
 
+/* Attempt 0 says who it is and waits to be told to die. */
+static const char *const dies_when_told =
+    "echo resume=${EVENSTEP_RESUME##*/}; [ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; [ $RANK = 0 ] && sleep 600; "
+    "echo id=$EVENSTEP_JOB; until [ -e $FOLDER/go ]; do sleep 0.01; done; kill -9 $$";
+
+static void others_write_into_the_folder(job_fixture *job, int rank, const char *line) {
+  (void)rank;
+  if (strncmp(line, "id=", 3) == 0) {
+    job_fixture_write_checkpoint_of(job, "checkpoints/step-10", "loaded by the script", line + 3);
+    job_fixture_write_checkpoint_of(job, "checkpoints/step-300", "another", "another job");
+    job_fixture_touch(job, "go");
+  }
+}
+
+static void a_restart_takes_no_other_jobs_checkpoint(void **state) {
+  job_fixture *job = *state;
+  int code = -1;
+  job->max_restarts = 1;
+  job->on_line = others_write_into_the_folder;
+  assert_int_equal(mkdir(job->checkpoints, 0777), 0);
+  assert_int_equal(job_fixture_run(job, dies_when_told, &code), EVEN_OK);
+  assert_int_equal(code, 0);
+  assert_true(job_fixture_saw(job, "line 1 resume=|"));
+  assert_true(job_fixture_saw(job, "line 1 resume=step-10|"));
+}
+
+static void others_go_on_from_the_same(job_fixture *job, int rank, const char *line) {
+  (void)rank;
+  if (strncmp(line, "id=", 3) == 0) {
+    job_fixture_write_checkpoint_of(job, "checkpoints/step-300", "another", "another job");
+    job_fixture_write_checkpoint_of(job, "checkpoints/step-7", "mine", "a job that went on from it, too");
+    job_fixture_touch(job, "go");
+  }
+}
+
+static void a_restart_after_auto_takes_what_its_training_had(void **state) {
+  job_fixture *job = *state;
+  char command[320];
+  int code = -1;
+  job->max_restarts = 1;
+  job->resume = "auto";
+  job->on_line = others_go_on_from_the_same;
+  assert_int_equal(mkdir(job->checkpoints, 0777), 0);
+  job_fixture_write_checkpoint_of(job, "checkpoints/step-4", "mine", "the job before");
+  job_fixture_write_checkpoint_of(job, "checkpoints/step-200", "another", "another job");
+  job_fixture_write_checkpoint_of(job, "checkpoints/step-5", "mine", "the job before");
+  assert_int_equal(job_fixture_run(job, dies_when_told, &code), EVEN_OK);
+  assert_int_equal(code, 0);
+  const char *second = strstr(job->seen.data, "attempt 1|");
+  assert_non_null(second);
+  assert_non_null(strstr(second, "line 0 resume=step-5|"));
+  /* and where nothing was there, a restart begins anew rather than from another's */
+  (void)snprintf(command, sizeof command, "rm -r %s/go %s/*", job->folder, job->checkpoints);
+  assert_int_equal(system(command), 0);
+  even_text_clear(&job->seen);
+  assert_int_equal(job_fixture_run(job, dies_when_told, &code), EVEN_OK);
+  second = strstr(job->seen.data, "attempt 1|");
+  assert_non_null(second);
+  assert_non_null(strstr(second, "line 0 resume=|"));
+}
+
 static void resumes_from_what_the_user_named(void **state) {
   job_fixture *job = *state;
   char path[128];
@@ -304,6 +365,8 @@ int main(void) {
       cmocka_unit_test_setup_teardown(a_signal_is_128_and_more, open_job, close_job),
       cmocka_unit_test_setup_teardown(a_rank_that_ignores_sigterm_is_killed, open_job, close_job),
       cmocka_unit_test_setup_teardown(restarts_from_the_newest_whole_checkpoint, open_job, close_job),
+      cmocka_unit_test_setup_teardown(a_restart_takes_no_other_jobs_checkpoint, open_job, close_job),
+      cmocka_unit_test_setup_teardown(a_restart_after_auto_takes_what_its_training_had, open_job, close_job),
       cmocka_unit_test_setup_teardown(resumes_from_what_the_user_named, open_job, close_job),
       cmocka_unit_test_setup_teardown(a_damaged_newest_checkpoint_is_passed_over_and_told, open_job, close_job),
       cmocka_unit_test_setup_teardown(restarts_end, open_job, close_job),
