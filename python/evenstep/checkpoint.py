@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from evenstep import _core
 from evenstep._core import EvenstepError
@@ -96,13 +96,46 @@ def _register_exit() -> None:
 _register_exit()
 
 
-def _on_rank_zero(session: Any, path: Path | None, random_states: list[bytes], extra: Any, wait: bool) -> Path:
+def _join_background() -> None:
     before = _background.join()
     if before is not None:
         raise EvenstepError(f"the checkpoint before this one was not written: {before}")
+
+
+def _replays(session: Any) -> bool:
+    """Whether the script, which runs again from its beginning, has not come to where its checkpoint was written: its
+    calls were made before then. What follows es.load_checkpoint at once is a new call."""
+    if session.loaded is None or session.loaded.step != session.step:
+        return False
+    trained = [loader for loader in session.loaders.values() if loader.train]
+    return any(loader.resuming if session.loaded.by_launcher else loader.replaying for loader in trained)
+
+
+_told: set[str] = set()
+
+
+def _tell_once(session: Any, what: str, text: str) -> None:
+    if session.rank == 0 and what not in _told:
+        _told.add(what)
+        sys.stderr.write(f"evenstep: {text}\n")
+
+
+def _on_rank_zero(
+    session: Any, path: Path | None, random_states: list[bytes], extra: Any, wait: bool
+) -> tuple[Path, bool]:
+    """The folder, and whether it was left as it was: the call is one of before the checkpoint that the script resumes."""
+    _join_background()
     step = int(session.step)
     lineage = lineage_of(session)
     folder, replace = step_folder(checkpoint_folder(), step, lineage) if path is None else (path, True)
+    if replace and _replays(session) and (folder / MANIFEST).exists():
+        _tell_once(
+            session,
+            "replayed",
+            f"the checkpoint {folder} stays as it is: the script is not yet where the run that it resumes was, and wrote "
+            "it there (so are others until then)",
+        )
+        return folder, True
     keep = keep_count() if path is None else 0
     snapshot = capture(session, random_states, extra)
 
@@ -120,7 +153,7 @@ def _on_rank_zero(session: Any, path: Path | None, random_states: list[bytes], e
     else:
         snapshot.detach()
         _background.start(work)
-    return folder
+    return folder, False
 
 
 def _save(session: Any, path: Path | None, extra: Any, wait: bool) -> Path:
@@ -130,15 +163,17 @@ def _save(session: Any, path: Path | None, extra: Any, wait: bool) -> Path:
 
 
 def _save_apart(session: Any, path: Path | None, extra: Any, wait: bool) -> Path:
-    random_states = session.all_gather_bytes(pack_random())
+    random_states = session.all_gather_bytes(pack_random(session.pending_random))
     outcome: bytes | None = None
     if session.rank == 0:
         try:
-            folder = _on_rank_zero(session, path, random_states, extra, wait)
-            outcome = json.dumps({"path": os.fspath(folder)}).encode()
+            folder, kept = _on_rank_zero(session, path, random_states, extra, wait)
+            outcome = json.dumps({"path": os.fspath(folder), "kept": kept}).encode()
         except (EvenstepError, MemoryError, OSError, TypeError, ValueError) as error:
             outcome = json.dumps({"error": str(error) or type(error).__name__}).encode()
     result = json.loads(session.broadcast_bytes(outcome))
+    if not result.get("kept"):
+        session.user_state = extra
     if "error" in result:
         raise EvenstepError(result["error"])
     return Path(result["path"])
@@ -147,9 +182,11 @@ def _save_apart(session: Any, path: Path | None, extra: Any, wait: bool) -> Path
 def checkpoint(
     path: str | os.PathLike[str] | None = None, *, extra: dict[str, Any] | None = None, wait: bool = True
 ) -> Path:
-    """Saves everything that was prepared: models, optimizers, schedulers, data positions, random states, the step.
+    """Saves everything that was prepared: models, optimizers, schedulers, data positions, what else has a state; and the
+    random states and the step.
 
-    Every rank calls it at the same step, between two steps; rank 0 writes. Returns the folder.
+    Every rank calls it at the same step, between two steps; rank 0 writes. Returns the folder. A resumed script that has
+    not yet come to where its checkpoint was written has made this call before: what it wrote then stays as it is.
 
     path: the checkpoint's folder; a checkpoint there is replaced in one step. Default: step-N in the run's checkpoints
         folder (./checkpoints outside a run), of which the newest EVENSTEP_CHECKPOINT_KEEP (3) are kept.
@@ -161,12 +198,8 @@ def checkpoint(
     session = _session()
     if path is not None and Path(path).name.endswith(PARTIAL):
         raise ValueError(f"{path}: names that end in {PARTIAL} are those of unfinished checkpoints")
-    if extra is not None:
-        session.user_state = extra
-    return _save(session, None if path is None else Path(path).absolute(), session.user_state, wait)
-
-
-_told: set[str] = set()
+    where = None if path is None else Path(path).absolute()
+    return _save(session, where, session.user_state if extra is None else extra, wait)
 
 
 def automatic(session: Any) -> Path | None:
@@ -175,11 +208,11 @@ def automatic(session: Any) -> Path | None:
     try:
         return _save(session, None, session.user_state, True)
     except EvenstepError as error:
-        if session.rank == 0 and "automatic" not in _told:
-            _told.add("automatic")
-            sys.stderr.write(
-                f"evenstep: warning: the checkpoint at step {session.step} was not written, training goes on: {error}\n"
-            )
+        _tell_once(
+            session,
+            "automatic",
+            f"warning: the checkpoint at step {session.step} was not written, training goes on: {error}",
+        )
         return None
 
 
@@ -192,18 +225,31 @@ def _session() -> Any:
     return session()
 
 
-def _verified(session: Any, folder: Path) -> None:
-    """Rank 0 compares the checksums; its verdict is everyone's."""
+def _agree(session: Any, path: str | os.PathLike[str]) -> Path:
+    """The checkpoint that is meant. Rank 0 waits for its own write, looks which is the newest and compares the checksums;
+    what it finds is everyone's: the others' own looks could come at another moment of a write."""
     verdict: bytes | None = None
     if session.rank == 0:
         try:
+            _join_background()
+            folder = Path(path).absolute()
+            if not (folder / MANIFEST).exists() and folder.is_dir():
+                folder = newest_checkpoint(folder) or folder
             verify(folder, read_manifest(folder))
-            verdict = b"{}"
+            verdict = json.dumps({"path": os.fspath(folder)}).encode()
         except (EvenstepError, OSError, KeyError, TypeError, ValueError) as error:
             verdict = json.dumps({"error": str(error)}).encode()
     result = json.loads(session.broadcast_bytes(verdict))
     if "error" in result:
         raise EvenstepError(result["error"])
+    return Path(result["path"])
+
+
+class Loaded(NamedTuple):
+    """What a session has from a checkpoint: the step it was at, and whether the launcher named it (or the script)."""
+
+    step: int
+    by_launcher: bool
 
 
 def load_checkpoint(
@@ -214,29 +260,32 @@ def load_checkpoint(
     schedulers: bool = True,
     loaders: bool = True,
     random: bool = True,
+    objects: bool = True,
 ) -> dict[str, Any]:
     """Puts a checkpoint back into what was prepared, on every rank; the checksums are compared first.
 
-    path: a checkpoint, or a folder of them (the newest whole one is taken). Parts may be left out, for example to
+    path: a checkpoint, or a folder of them (the newest whole one is taken); one that es.checkpoint(wait=False) is
+        still writing is waited for. Parts may be left out, for example to
     begin a new training with the weights of an old one: es.load_checkpoint(path, optimizers=False, schedulers=False,
-    loaders=False, random=False). Returns what was saved: path, step, epoch, world_size, created, extra.
+    loaders=False, random=False, objects=False). objects: what else was prepared, such as a GradScaler. Returns what was saved: path, step, epoch, world_size, created, extra.
 
-    Raises EvenstepError where the checkpoint is damaged, or does not fit: the tensor, its shapes, types are named."""
+    Outside a job loaders are the user's own, so a data position in the checkpoint is left alone.
+
+    Raises EvenstepError where the checkpoint is damaged, or does not fit: the tensor, its shapes, types are named.
+    Everything is compared before anything is loaded."""
     session = _session()
-    folder = Path(path).absolute()
-    if not (folder / MANIFEST).exists() and folder.is_dir():
-        folder = newest_checkpoint(folder) or folder
-    _verified(session, folder)
+    folder = _agree(session, path)
     manifest = read_manifest(folder)
     loader = Loader(session, folder, manifest["state"])
-    wanted = [kind for kind, on in zip(KINDS, (models, optimizers, schedulers, loaders)) if on]
-    loader.load(wanted)
+    wanted = [kind for kind, on in zip(KINDS, (models, optimizers, schedulers, loaders, objects)) if on]
     loader.check_complete(wanted)
+    loader.load(wanted)
     extra = loader.extra()
     session.user_state = extra if extra is not None else {}
     state = manifest["state"]
     if loaders and optimizers:  # the same training goes on
         session.step = state["step"]
+        session.loaded = Loaded(session.step, by_launcher=False)
         inherit(session, folder, state)
     if random:
         _restore_random(session, folder, state)
@@ -249,12 +298,12 @@ class Resume:
     when the first batch is about to be fetched, all that the checkpoint holds must have been (`finish`)."""
 
     def __init__(self, session: Any, path: str | os.PathLike[str]) -> None:
-        folder = Path(path).absolute()
-        _verified(session, folder)
+        folder = _agree(session, path)
         self._state = read_manifest(folder)["state"]
         self._loader = Loader(session, folder, self._state)
         self._session = session
         session.step = self._state["step"]
+        session.loaded = Loaded(session.step, by_launcher=True)
         inherit(session, folder, self._state)
         session.user_state = self._loader.extra() or {}
         _restore_random(session, folder, self._state)
@@ -265,8 +314,8 @@ class Resume:
         self._loader.load(KINDS, later=True)
 
     def finish(self) -> None:
-        self._loader.load(KINDS)
         self._loader.check_complete(KINDS)
+        self._loader.load(KINDS)
 
 
 def _restore_random(session: Any, folder: Path, state: dict[str, Any]) -> None:

@@ -41,6 +41,16 @@ def restore(state: Any, tensor: Callable[[str], torch.Tensor]) -> None:
         numpy.random.set_state(values["numpy"])
 
 
+def capture_after(put_back: Callable[[], None]) -> tuple[Any, dict[str, torch.Tensor]]:
+    """The state that `put_back` sets; the generators stay as they are."""
+    state, tensors = capture()
+    put_back()
+    try:
+        return capture()
+    finally:
+        restore(state, tensors.__getitem__)
+
+
 def derive(seed: int, rank: int, step: int) -> None:
     """For a rank that no checkpointed rank stands for: the same generators on every resume from that step."""
     digest = hashlib.sha256(f"{seed}/{rank}/{step}".encode()).digest()

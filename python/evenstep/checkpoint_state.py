@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Callable
 
 import torch
+from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
 from evenstep import _core, checkpoint_random
 from evenstep._core import EvenstepError
@@ -92,7 +95,12 @@ def _check_tensor(what: str, key: str, saved: tuple[torch.dtype, tuple[int, ...]
         )
 
 
-def _load_model(name: str, model: Any, saved: dict[str, Any], folder: Path, other: Any) -> None:
+def _is_extra(key: str) -> bool:
+    """What a module's get_extra_state gave: its own affair, whatever its form."""
+    return key.rpartition(".")[2] == _EXTRA_STATE_KEY_SUFFIX
+
+
+def _check_model(name: str, model: Any, saved: dict[str, Any], folder: Path) -> None:
     here = model.state_dict()
     tied, extra = saved["tied"], saved["extra"]
     with TensorFile(folder / saved["file"]) as file:
@@ -102,13 +110,20 @@ def _load_model(name: str, model: Any, saved: dict[str, Any], folder: Path, othe
                 f"{_difference(f'model {name!r}', set(here) - there, there - set(here))}\n"
                 "  fix: build the model as it was when the checkpoint was written"
             )
-        values: dict[str, Any] = {}
         for key, value in here.items():
+            if key not in extra and not _is_extra(key):
+                _check_tensor(f"model {name!r}", key, file.describe(tied.get(key, key)), value)
+
+
+def _load_model(model: Any, saved: dict[str, Any], folder: Path, other: Any) -> None:
+    tied, extra = saved["tied"], saved["extra"]
+    values: dict[str, Any] = {}
+    with TensorFile(folder / saved["file"]) as file:
+        for key, value in model.state_dict().items():
             if key in extra:
                 values[key] = decode(extra[key], other, value)
                 continue
             source = tied.get(key, key)
-            _check_tensor(f"model {name!r}", key, file.describe(source), value)
             values[key] = values[source] if source in values else file.read(source)
     model.load_state_dict(values)
 
@@ -174,20 +189,24 @@ def _class_name(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
-def _load_optimizer(name: str, optimizer: Any, names: dict[int, str], saved: dict[str, Any], folder: Path) -> None:
+def _check_optimizer(name: str, optimizer: Any, names: dict[int, str], saved: dict[str, Any]) -> None:
     if saved["class"] != _class_name(optimizer):
         raise EvenstepError(
             f"optimizer {name!r} was {saved['class']} when the checkpoint was written and is {_class_name(optimizer)} "
             "here\n  fix: use the same optimizer, or load the model alone: "
             "es.load_checkpoint(path, optimizers=False, schedulers=False)"
         )
+    if "whole" not in saved:
+        _check_parameters(name, _groups_of(optimizer, optimizer.state_dict(), names), saved["parameters"])
+
+
+def _load_optimizer(optimizer: Any, names: dict[int, str], saved: dict[str, Any], folder: Path) -> None:
     current = optimizer.state_dict()
     with TensorFile(folder / saved["file"]) as file:
         if "whole" in saved:
             optimizer.load_state_dict(decode(saved["whole"], file.read, current))
             return
         groups = _groups_of(optimizer, current, names)
-        _check_parameters(name, groups, saved["parameters"])
         index_of = {key: index for group in groups for index, key, _ in group}
         other = decode(saved["other"], file.read)
         state = {index_of[key]: decode(value, file.read) for key, value in saved["state"].items()}
@@ -251,6 +270,7 @@ def capture(session: Any, random_states: list[bytes], extra: Any) -> Snapshot:
     into.files[_RANDOM_FILE] = {}
     into.state = {
         "lineage": lineage_of(session),
+        "job": os.environ.get("EVENSTEP_JOB", "") if session.in_job else "",  # by which its agent knows its own
         "step": int(session.step),
         "epoch": int(session.epoch),
         "world_size": int(session.world_size),
@@ -260,6 +280,7 @@ def capture(session: Any, random_states: list[bytes], extra: Any) -> Snapshot:
         "optimizers": {},
         "schedulers": {},
         "loaders": {},
+        "objects": {},
         "random": {},
     }
     names = parameter_names(session.models)
@@ -273,6 +294,9 @@ def capture(session: Any, random_states: list[bytes], extra: Any) -> Snapshot:
         into.state["schedulers"][name] = {"class": _class_name(scheduler), "state": encode(state, name, other)}
     for name, loader in _trained(session.loaders).items():
         into.state["loaders"][name] = encode(loader.state_dict(), f"loaders/{name}", other)
+    for name, one in session.objects.items():
+        state = encode(one.state_dict(), f"objects/{name}", other)
+        into.state["objects"][name] = {"class": _class_name(one), "state": state}
     into.state["extra"] = encode(extra, "extra", other)
     for rank, packed in enumerate(random_states):
         into.state["random"][str(rank)] = _unpack_random(packed, rank, into.files[_RANDOM_FILE])
@@ -281,9 +305,9 @@ def capture(session: Any, random_states: list[bytes], extra: Any) -> Snapshot:
     return into
 
 
-def pack_random() -> bytes:
-    """This rank's random state, for the rank that writes."""
-    state, tensors = checkpoint_random.capture()
+def pack_random(pending: Callable[[], None] | None) -> bytes:
+    """This rank's random state, for the rank that writes. pending: sets what the next batch will find."""
+    state, tensors = checkpoint_random.capture() if pending is None else checkpoint_random.capture_after(pending)
     values = {name: [str(t.dtype).split(".")[1], t.flatten().tolist()] for name, t in tensors.items()}
     return json.dumps([state, values]).encode()
 
@@ -308,7 +332,7 @@ def load_random(folder: Path, state: dict[str, Any], rank: int) -> Callable[[], 
 
 
 class _OtherTensors:
-    """Tensors of schedulers and of the user; their file is there only when there are some."""
+    """Tensors of schedulers, of other objects and of the user; their file is there only when there are some."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / _OTHER_FILE
@@ -318,7 +342,7 @@ class _OtherTensors:
             return file.read(name)
 
 
-KINDS = ("models", "optimizers", "schedulers", "loaders")
+KINDS = ("models", "optimizers", "schedulers", "loaders", "objects")
 
 
 class Loader:
@@ -335,47 +359,99 @@ class Loader:
         """What the user saved with it."""
         return decode(self._state["extra"], self._other)
 
+    def _saved(self, kind: str) -> dict[str, Any]:
+        saved: dict[str, Any] = self._state.get(kind, {})  # older checkpoints have no objects
+        return saved
+
     def load(self, kinds: Iterable[str], later: bool = False) -> None:
-        """Loads what is prepared and not yet loaded. later: more is to be prepared, so that an optimizer whose model is
-        not there yet may wait, and so may a model that the checkpoint does not know."""
+        """Loads what is prepared and not yet loaded, nothing where one of it does not fit. later: more is to be prepared,
+        so that an optimizer whose model is not there yet may wait, and so may a model that the checkpoint does not know."""
         names = parameter_names(self._session.models)
+        todo = []
         for kind in (kind for kind in KINDS if kind in kinds):
             for name, live in getattr(self._session, kind).items():
-                saved = self._state[kind].get(name)
+                saved = self._saved(kind).get(name)
                 if saved is None or (kind, name) in self._done:
                     continue
                 if later and kind == "optimizers" and not _all_named(live, names):
                     continue
-                getattr(self, f"_load_{kind}")(name, live, saved, names)
-                self._done.add((kind, name))
+                getattr(self, f"_check_{kind}")(name, live, saved, names)
+                todo.append((kind, name, live, saved))
+        # what runs code of others, which may still refuse, comes first
+        for kind, name, live, saved in reversed(todo):
+            getattr(self, f"_load_{kind}")(live, saved, names)
+            self._done.add((kind, name))
 
     def check_complete(self, kinds: Iterable[str]) -> None:
         """The script must have prepared what the checkpoint holds, no more and no less."""
         for kind in kinds:
             live = _trained(getattr(self._session, kind)) if kind == "loaders" else getattr(self._session, kind)
-            if set(live) != set(self._state[kind]):
+            saved = self._saved(kind)
+            if kind == "loaders" and not self._has_positions(live, saved):
+                continue
+            if set(live) != set(saved):
                 raise EvenstepError(
                     f"this script prepared the {kind} {sorted(live) or 'none'}, the checkpoint has "
-                    f"{sorted(self._state[kind]) or 'none'}\n  fix: give es.prepare the same {kind} in the same order, "
+                    f"{sorted(saved) or 'none'}\n  fix: give es.prepare the same {kind} in the same order, "
                     f"or leave them out: es.load_checkpoint(path, {kind}=False)"
                 )
 
-    def _load_models(self, name: str, live: Any, saved: dict[str, Any], names: dict[int, str]) -> None:
-        _load_model(name, live, saved, self._folder, self._other)
-
-    def _load_optimizers(self, name: str, live: Any, saved: dict[str, Any], names: dict[int, str]) -> None:
-        _load_optimizer(name, live, names, saved, self._folder)
-
-    def _load_schedulers(self, name: str, live: Any, saved: dict[str, Any], names: dict[int, str]) -> None:
-        if saved["class"] != _class_name(live):
-            raise EvenstepError(
-                f"scheduler {name!r} was {saved['class']} when the checkpoint was written and is {_class_name(live)} "
-                "here\n  fix: use the same scheduler, or load without: es.load_checkpoint(path, schedulers=False)"
+    def _has_positions(self, live: dict[str, Any], saved: dict[str, Any]) -> bool:
+        """Outside a job loaders are the user's own and have no data position, neither to save nor to go to."""
+        if not self._session.in_job:
+            return False
+        if live and not saved and self._session.rank == 0:
+            sys.stderr.write(
+                f"evenstep: {self._folder} holds no data position (it was written outside a job, or without a loader): "
+                "the data begin with epoch 0\n"
             )
+        return bool(saved)
+
+    def _check_models(self, name: str, live: Any, saved: dict[str, Any], names: dict[int, str]) -> None:
+        _check_model(name, live, saved, self._folder)
+
+    def _load_models(self, live: Any, saved: dict[str, Any], names: dict[int, str]) -> None:
+        _load_model(live, saved, self._folder, self._other)
+
+    def _check_optimizers(self, name: str, live: Any, saved: dict[str, Any], names: dict[int, str]) -> None:
+        _check_optimizer(name, live, names, saved)
+
+    def _load_optimizers(self, live: Any, saved: dict[str, Any], names: dict[int, str]) -> None:
+        _load_optimizer(live, names, saved, self._folder)
+
+    def _check_schedulers(self, name: str, live: Any, saved: dict[str, Any], names: dict[int, str]) -> None:
+        _check_class("scheduler", name, live, saved)
+
+    def _load_schedulers(self, live: Any, saved: dict[str, Any], names: dict[int, str]) -> None:
         live.load_state_dict(decode(saved["state"], self._other, live.state_dict()))
 
-    def _load_loaders(self, name: str, live: Any, saved: dict[str, Any], names: dict[int, str]) -> None:
+    def _check_objects(self, name: str, live: Any, saved: dict[str, Any], names: dict[int, str]) -> None:
+        _check_class("object", name, live, saved)
+
+    def _load_objects(self, live: Any, saved: dict[str, Any], names: dict[int, str]) -> None:
+        state = decode(saved["state"], self._other, live.state_dict())
+        try:
+            live.load_state_dict(state)
+        except Exception as error:  # code of others
+            raise EvenstepError(
+                f"the {saved['class']} does not take the state that it had when the checkpoint was written: "
+                f"{type(error).__name__}: {error}\n  fix: build it as it was then, or load without: "
+                "es.load_checkpoint(path, objects=False)"
+            ) from error
+
+    def _check_loaders(self, name: str, live: Any, saved: dict[str, Any], names: dict[int, str]) -> None:
+        live.check_state_dict(decode(saved, self._other))
+
+    def _load_loaders(self, live: Any, saved: dict[str, Any], names: dict[int, str]) -> None:
         live.load_state_dict(decode(saved, self._other))
+
+
+def _check_class(kind: str, name: str, live: Any, saved: dict[str, Any]) -> None:
+    if saved["class"] != _class_name(live):
+        raise EvenstepError(
+            f"{kind} {name!r} was {saved['class']} when the checkpoint was written and is {_class_name(live)} "
+            f"here\n  fix: use the same {kind}, or load without: es.load_checkpoint(path, {kind}s=False)"
+        )
 
 
 def _all_named(optimizer: Any, names: dict[int, str]) -> bool:

@@ -26,6 +26,7 @@ class Iterations:
         self._used = False  # a step after it was left used its batch
         self._saved: dict[str, Any] | None = None  # the checkpoint's, until its cursor is reached
         self._at = 0  # iterations of this script so far
+        self._loaded_at = 0  # how many there were when the checkpoint was loaded
 
     # -- in a run --
 
@@ -68,8 +69,14 @@ class Iterations:
     def resuming(self) -> bool:
         return self._saved is not None
 
+    @property
+    def replaying(self) -> bool:
+        """Whether the script has come by an iteration of before the checkpoint, and not yet to the cursor's."""
+        return self.resuming and self._at > self._loaded_at
+
     def load(self, past: list[list[Any]], epoch: int) -> None:
         self._saved = {"past": past, "epoch": epoch}
+        self._loaded_at = self._at
 
     def next(self) -> tuple[str, int]:
         """What the script's next iteration is: its kind ("cursor": the one to go on with), and its epoch."""

@@ -190,14 +190,18 @@ class EvenLoader:
                 f"has {_ranks(mine)}; the shares start from what is known of these\n"
             )
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes to a cursor: iterations of epochs before it yield nothing, its own begins at its batch."""
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Raises where the cursor is none of this loader's; changes nothing."""
         size = state.get("batch_size")
         if size != self._order.batch_size and state["batch"]:
             raise EvenstepError(
                 f"the checkpoint's data position counts batches of {size} samples, but this loader's global batch has "
                 f"{self._order.batch_size}\n  fix: resume with the batch size of the checkpoint"
             )
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes to a cursor: iterations of epochs before it yield nothing, its own begins at its batch."""
+        self.check_state_dict(state)
         self.seed = int(state["seed"])
         self._epoch, self._batch = int(state["epoch"]), int(state["batch"])
         self._iterations.load(state.get("iterations", [[0, self._epoch, TRAINED]]), self._epoch)
@@ -209,6 +213,16 @@ class EvenLoader:
         self._next_epoch = 0
         self._take_speeds(state.get("speeds", {}))
         self._session.replay(state.get("scheduler_calls", {}))
+
+    @property
+    def resuming(self) -> bool:
+        """Whether the script has not come to the checkpoint's cursor."""
+        return self._iterations.resuming
+
+    @property
+    def replaying(self) -> bool:
+        """The same, once it has come by an iteration of before the checkpoint."""
+        return self._iterations.replaying
 
     def skip_to_cursor(self) -> int:
         """The epoch to go on with, for loops that can start there (es.epochs)."""

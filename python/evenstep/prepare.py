@@ -34,9 +34,12 @@ def prepare(
     shares: ShareSchedule | None = None,
     engine: str | None = None,
 ) -> Any:
-    """Prepares models, optimizers, DataLoaders and learning-rate schedulers; returns them in the order given.
+    """Prepares models, optimizers, DataLoaders, learning-rate schedulers, and what else has a state; returns them in the
+    order given.
 
-    Models, optimizers and schedulers come back as the same objects. A loader comes back as an `EvenLoader`: its
+    Models, optimizers and schedulers come back as the same objects. So does anything else that has state_dict() and
+    load_state_dict() (torch.amp.GradScaler, an average of the weights, a counter of yours): checkpoints keep its state,
+    that of rank 0, and every rank gets it back. A loader comes back as an `EvenLoader`: its
     batch_size is the global batch, of which each rank gets a share that follows its speed. Outside a job (plain
     `python script.py`) everything comes back unchanged.
 
@@ -54,6 +57,7 @@ def prepare(
     models = _register(current.models, "model", [g for g in given if isinstance(g, nn.Module)])
     optimizers = _register(current.optimizers, "optimizer", [g for g in given if isinstance(g, Optimizer)])
     schedulers = _register(current.schedulers, "scheduler", [g for g in given if isinstance(g, LRScheduler)])
+    _register(current.objects, "object", [g for g in given if not isinstance(g, _KNOWN)])
     for optimizer in optimizers.values():
         current.watch_optimizer(optimizer)
     results: dict[int, Any] = {}
@@ -97,6 +101,20 @@ def _register(registry: dict[str, Any], kind: str, objects: Sequence[Any]) -> di
     return added
 
 
+_KNOWN = (nn.Module, Optimizer, DataLoader, LRScheduler)
+
+
+def _has_state(one: Any) -> bool:
+    """Whether it is kept for its state alone. Not what looks like a loader or an optimizer that is none of torch's: each
+    rank would go its own way with it, and nothing would say so."""
+    methods = (getattr(one, name, None) for name in ("state_dict", "load_state_dict"))
+    return (
+        not isinstance(one, type)
+        and all(callable(method) for method in methods)
+        and not any(hasattr(one, name) for name in ("__iter__", "param_groups"))
+    )
+
+
 def _check_arguments(current: Session, given: Sequence[Any]) -> None:
     seen: set[int] = set()
     for position, one in enumerate(given, 1):
@@ -107,14 +125,20 @@ def _check_arguments(current: Session, given: Sequence[Any]) -> None:
             )
         if isinstance(one, EvenLoader) or id(one) in seen:
             raise EvenstepError(f"{what} ({type(one).__name__}) was prepared before\n  fix: prepare each object once")
-        if not isinstance(one, (nn.Module, Optimizer, DataLoader, LRScheduler)):
+        if not isinstance(one, _KNOWN) and not _has_state(one):
             hint = "give model.parameters()'s model" if hasattr(one, "__next__") else "leave it out"
             raise TypeError(
                 f"{what} is a {type(one).__module__}.{type(one).__qualname__}; es.prepare takes torch.nn.Module, "
-                f"torch.optim.Optimizer, torch.utils.data.DataLoader and learning-rate schedulers\n  fix: {hint}"
+                "torch.optim.Optimizer, torch.utils.data.DataLoader, learning-rate schedulers, and what has state_dict() "
+                f"and load_state_dict() and is neither an optimizer nor iterable\n  fix: {hint}"
             )
         seen.add(id(one))
-        registries: tuple[dict[str, Any], ...] = (current.models, current.optimizers, current.schedulers)
+        registries: tuple[dict[str, Any], ...] = (
+            current.models,
+            current.optimizers,
+            current.schedulers,
+            current.objects,
+        )
         if any(one is known for registry in registries for known in registry.values()):
             raise EvenstepError(f"{what} ({type(one).__name__}) was prepared before\n  fix: prepare each object once")
         if isinstance(one, nn.Module) and not any(True for _ in one.parameters()):

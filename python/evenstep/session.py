@@ -21,6 +21,7 @@ from evenstep.step_checks import StepChecks
 from evenstep.steps import Steps
 
 if TYPE_CHECKING:
+    from evenstep.checkpoint import Loaded
     from evenstep.loader import BatchPlan, EvenLoader
 
 
@@ -54,6 +55,7 @@ class Session:
         self.optimizers: dict[str, Optimizer] = {}
         self.schedulers: dict[str, Any] = {}
         self.loaders: dict[str, EvenLoader] = {}
+        self.objects: dict[str, Any] = {}  # of which checkpoints keep the state: a GradScaler, for one
         self.user_state: dict[str, Any] = {}
         self.group: Group = _Alone()
         self.bootstrap: Bootstrap | None = None
@@ -64,6 +66,7 @@ class Session:
         self.resumed_from: Path | None = None
         self.devices = [environment.device]  # of all ranks, once they have joined
         self.resumed = False
+        self.loaded: Loaded | None = None  # the last checkpoint that was loaded
         self.resume: Any = None  # the checkpoint to go on from, until the first batch
         self.pending_random: Callable[[], None] | None = None  # puts a checkpoint's generators back
         self.dummy_samples = 1
@@ -175,7 +178,6 @@ class Session:
         every = environment.checkpoint_steps
         due = every > 0 and steps.step // every > self._checkpointed // every
         if environment.checkpoint_seconds > 0:
-            due = steps.checkpoint_agreed
             wants = time.monotonic() - self._last_checkpoint >= environment.checkpoint_seconds
             steps.wants_checkpoint = self.rank == 0 and wants and not due
         if due:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from evenstep import _core
+from evenstep import EvenstepError, _core
 
 # es.checkpoint, the function, hides the module of that name
 ck = importlib.import_module("evenstep.checkpoint")
@@ -21,11 +21,17 @@ files = importlib.import_module("evenstep.checkpoint_files")
 
 
 class Cursor:
+    train, resuming, replaying = True, False, False
+
     def __init__(self) -> None:
         self.state = {"epoch": 0, "batch": 0, "seed": 1}
 
     def state_dict(self) -> dict[str, int]:
         return dict(self.state)
+
+    def check_state_dict(self, state: dict[str, int]) -> None:
+        if state["batch"] < 0:
+            raise EvenstepError("a cursor that does not fit")
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.state = dict(state)
@@ -35,17 +41,21 @@ class OneProcess:
     """What es.checkpoint needs of a session."""
 
     rank, world_size, epoch, telemetry = 0, 1, 0, _core.Telemetry(-1, 0)
+    in_job = True
 
     def __init__(self, **objects: Any) -> None:
         self.steps = self
         self.models = {k: v for k, v in objects.items() if isinstance(v, nn.Module)}
         self.optimizers = {k: v for k, v in objects.items() if isinstance(v, torch.optim.Optimizer)}
         self.loaders = {k: v for k, v in objects.items() if isinstance(v, Cursor)}
-        others = (self.models, self.optimizers, self.loaders)
+        self.objects = {k: v for k, v in objects.items() if k.startswith("object")}
+        others = (self.models, self.optimizers, self.loaders, self.objects)
         self.schedulers = {k: v for k, v in objects.items() if not any(k in group for group in others)}
         self.user_state: Any = {}
         self.lineage = ""
         self.resumed_from: Path | None = None
+        self.loaded: Any = None
+        self.pending_random: Any = None
         self.step = 0
 
     def apart(self, span: int) -> Any:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import random
+import threading
 from collections import Counter, OrderedDict
 from pathlib import Path
 from typing import Any
@@ -161,9 +163,14 @@ def test_files_of_the_safetensors_package_are_read(tmp_path: Path) -> None:
 
 
 def expect_misfit(monkeypatch: pytest.MonkeyPatch, path: Path, match: str, **objects: Any) -> None:
-    use(monkeypatch, OneProcess(**objects))
+    """An error, and nothing is loaded half."""
+    session = use(monkeypatch, OneProcess(**objects))
+    before = {name: copy.deepcopy(one.state_dict()) for name, one in objects.items()}
     with pytest.raises(EvenstepError, match=match):
         ck.load_checkpoint(path)
+    for name, one in objects.items():
+        same(before[name], one.state_dict(), name)
+    assert session.step == 0 and session.loaded is None
 
 
 def test_what_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,6 +178,8 @@ def test_what_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     use(monkeypatch, OneProcess(model=model, optimizer=optimizer))
     path = ck.checkpoint("here")
+    with torch.no_grad():
+        model[0].weight.zero_()
     expect_misfit(
         monkeypatch, path, r"models \['model', 'model_1'\]", model=model, model_1=small(), optimizer=optimizer
     )
@@ -201,6 +210,40 @@ def test_what_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     expect_misfit(monkeypatch, path, r"has, unknown here, 1.bias, 1.weight", model=model, optimizer=part)
     two = torch.optim.SGD([{"params": model[0].parameters()}, {"params": model[1].parameters()}], 0.1)
     expect_misfit(monkeypatch, path, r"had 1 parameter groups .* and has 2", model=model, optimizer=two)
+
+
+def test_a_cursor_that_does_not_fit_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    cursor = Cursor()
+    cursor.state["batch"] = -1
+    use(monkeypatch, OneProcess(model=nn.Linear(2, 2), loader=cursor))
+    path = ck.checkpoint("here")
+    expect_misfit(monkeypatch, path, "a cursor that does not fit", model=nn.Linear(2, 2), loader=Cursor())
+
+
+class Pickled(nn.Module):
+    """As layers of eight bits keep their scales: bytes in a tensor, more or fewer each time, none at first."""
+
+    def __init__(self, words: bytes) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(2))
+        self.words = words
+
+    def get_extra_state(self) -> Any:
+        return torch.frombuffer(bytearray(self.words), dtype=torch.uint8) if self.words else None
+
+    def set_extra_state(self, state: Any) -> None:
+        self.words = bytes(state.tolist()) if state is not None else b""
+
+
+@pytest.mark.parametrize("here", [b"longer than before", b""])
+@pytest.mark.parametrize("there", [b"saved", b""])
+def test_a_modules_extra_state_may_be_of_any_size(here: bytes, there: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, OneProcess(model=nn.Sequential(Pickled(there))))
+    path = ck.checkpoint("here")
+    model = nn.Sequential(Pickled(here))
+    use(monkeypatch, OneProcess(model=model))
+    ck.load_checkpoint(path)
+    assert model[0].words == there
 
 
 # -- the rest of the state --
@@ -236,7 +279,8 @@ def test_ranks_that_were_not_there_derive_their_generators(monkeypatch: pytest.M
     draws = []
     for rank in (1, 2, 1):
         session = use(monkeypatch, OneProcess(model=nn.Linear(1, 1)))
-        session.broadcast_bytes = lambda data, root=0: b"{}"  # type: ignore[method-assign]
+        told = json.dumps({"path": str(path)}).encode()
+        session.broadcast_bytes = lambda data, root=0, told=told: told  # type: ignore[misc]
         session.rank = rank  # type: ignore[misc]
         ck.load_checkpoint(path)
         draws.append((torch.rand(2).tolist(), random.random()))
@@ -252,3 +296,156 @@ def test_parts_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     session = use(monkeypatch, OneProcess(model=other, optimizer=torch.optim.Adam(other.parameters())))
     ck.load_checkpoint(path, optimizers=False, schedulers=False, loaders=False, random=False)
     assert torch.equal(other.weight, model.weight) and session.step == 0
+
+
+def test_a_checkpoint_before_the_first_batch_keeps_what_that_will_find(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, OneProcess(model=nn.Linear(1, 1)))
+    path = ck.checkpoint("here")
+    session = use(monkeypatch, OneProcess(model=nn.Linear(1, 1)))
+    ck.load_checkpoint(path)
+    torch.manual_seed(99), random.seed(99)  # the script's own, until the first batch
+    again = ck.checkpoint("again")
+    assert random.random() == random.Random(99).random()  # and left alone
+    session.pending_random()
+    want = torch.rand(3).tolist(), random.random()
+    session = use(monkeypatch, OneProcess(model=nn.Linear(1, 1)))
+    ck.load_checkpoint(again)
+    session.pending_random()
+    assert (torch.rand(3).tolist(), random.random()) == want
+
+
+# -- what else has a state --
+
+
+class Average:
+    """A running average of weights, as users write them."""
+
+    def __init__(self, value: float, size: int = 3) -> None:
+        self.values, self.count = torch.full((size,), value), int(value)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": self.values, "count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["values"].shape != self.values.shape:
+            raise ValueError(f"{len(state['values'])} values")
+        self.values, self.count = state["values"], state["count"]
+
+
+def test_other_objects_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=7)
+    scaler.scale(torch.ones(1))
+    scaler.update(8.0)
+    model = nn.Linear(2, 2)
+    use(monkeypatch, OneProcess(model=model, object=scaler, object_1=Average(3.0)))
+    path = ck.checkpoint("here")
+    other, average = torch.amp.GradScaler("cpu"), Average(1.0)
+    use(monkeypatch, OneProcess(model=nn.Linear(2, 2), object=other, object_1=average))
+    ck.load_checkpoint(path)
+    same(other.state_dict(), scaler.state_dict())
+    assert other.get_scale() == 8.0 and average.count == 3 and average.values.tolist() == [3.0] * 3
+    expect_misfit(monkeypatch, path, r"objects \['object'\]", model=model, object=scaler)
+    expect_misfit(
+        monkeypatch, path, "object 'object' was torch.amp.* and is", model=model, object=average, object_1=other
+    )
+    with torch.no_grad():
+        model.weight.zero_()
+    wider = Average(1.0, 4)
+    want = r"Average does not take the state .*: ValueError: 3 values"
+    expect_misfit(monkeypatch, path, want, model=model, object=scaler, object_1=wider)
+    use(monkeypatch, OneProcess(model=model))
+    ck.load_checkpoint(path, objects=False)
+    # one that was written before there were any
+    manifest = files.read_manifest(path)
+    del manifest["state"]["objects"]
+    monkeypatch.setattr(ck, "read_manifest", lambda folder: manifest)
+    monkeypatch.setattr(ck, "verify", lambda folder, manifest: None)
+    ck.load_checkpoint(path)
+
+
+# -- outside a job, and from there into one --
+
+
+def outside(**objects: Any) -> OneProcess:
+    session = OneProcess(**objects)
+    session.in_job = False
+    return session
+
+
+def test_a_jobs_checkpoint_loads_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(2, 2)
+    session = use(monkeypatch, OneProcess(model=model, loader=Cursor()))
+    session.step = 5
+    path = ck.checkpoint("here")
+    other = nn.Linear(2, 2)
+    session = use(monkeypatch, outside(model=other))
+    assert ck.load_checkpoint(path)["step"] == session.step == 5
+    assert torch.equal(other.weight, model.weight)
+
+
+def test_a_checkpoint_from_outside_loads_in_a_job(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = nn.Linear(2, 2)
+    use(monkeypatch, outside(model=model)).step = 5
+    path = ck.checkpoint("here")
+    assert files.read_manifest(path)["state"]["job"] == ""
+    other, cursor = nn.Linear(2, 2), Cursor()
+    session = use(monkeypatch, OneProcess(model=other, loader=cursor))
+    ck.load_checkpoint(path)
+    assert torch.equal(other.weight, model.weight) and session.step == 5 and cursor.state == Cursor().state
+    assert "holds no data position" in capsys.readouterr().err
+    # but one that has a position wants the loader
+    use(monkeypatch, OneProcess(model=model, loader=cursor))
+    expect_misfit(monkeypatch, ck.checkpoint("there"), r"loaders none, the checkpoint has \['loader'\]", model=other)
+
+
+# -- what several ranks load --
+
+
+def test_the_ranks_load_what_the_first_one_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = use(monkeypatch, OneProcess(model=nn.Linear(1, 1)))
+    for session.step in (1, 2):
+        ck.checkpoint()
+    found = Path("checkpoints/step-00000001").absolute()  # when it looked, the second was not there
+    session = use(monkeypatch, OneProcess(model=nn.Linear(1, 1)))
+    session.broadcast_bytes = lambda data, root=0: json.dumps({"path": str(found)}).encode()  # type: ignore[method-assign]
+    session.rank = 1  # type: ignore[misc]
+    assert ck.load_checkpoint("checkpoints")["path"] == found and session.step == 1
+
+
+def test_what_is_still_being_written_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = use(monkeypatch, OneProcess(model=nn.Linear(1, 1)))
+    ck.checkpoint("best")
+    go_on, write, join = threading.Event(), ck._write, ck._background.join
+
+    def slow_write(*arguments: Any) -> None:
+        go_on.wait()
+        write(*arguments)
+
+    def waits() -> Any:
+        go_on.set()
+        return join()
+
+    monkeypatch.setattr(ck, "_write", slow_write)
+    session.step = 7
+    ck.checkpoint("best", wait=False)
+    monkeypatch.setattr(ck._background, "join", waits)
+    try:
+        assert ck.load_checkpoint("best")["step"] == 7
+    finally:
+        waits()
+
+
+def test_a_write_that_failed_is_told_when_its_checkpoint_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, OneProcess(model=nn.Linear(1, 1)))
+    ck.checkpoint("best")
+
+    def full(*_: Any) -> None:
+        raise EvenstepError("no space")
+
+    monkeypatch.setattr(ck, "_write", full)
+    ck.checkpoint("best", wait=False)
+    with pytest.raises(EvenstepError, match="the checkpoint before this one was not written: no space"):
+        ck.load_checkpoint("best")
+    assert ck.load_checkpoint("best")["step"] == 0  # told once

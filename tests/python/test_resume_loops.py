@@ -28,6 +28,8 @@ def step(batch):
         raise SystemExit(0)
     if es.is_main():
         print("SEEN", es.step(), es.session().latest.checksum if es.session().latest else "-", flush=True)
+    if es.is_main() and es.session().user_state:
+        print("EXTRA", es.session().user_state["epoch"], flush=True)
     ((model(batch[0]) - batch[1]) ** 2).mean().backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -62,6 +64,12 @@ elif loop == "break, then checkpoint":
             if i == 5:
                 break
         es.checkpoint(f"end-{epoch}")
+elif loop == "checkpoint each epoch":
+    es.checkpoint("begin")
+    for epoch in range(4):
+        for batch in loader:
+            step(batch)
+        es.checkpoint(f"end-{epoch}", extra={"epoch": epoch})
 if es.is_main():
     print("END", es.step(), *[v.hex() for p in model.parameters() for v in p.reshape(-1).tolist()])
 """
@@ -93,3 +101,18 @@ def test_goes_on_as_if_never_stopped(
     step = every * (stop // every) if every else 12
     resumed = lines(run_ranks(SCRIPT, args=(loop, "-1"), env={"EVENSTEP_RESUME": str(tmp_path / folder)}))
     assert resumed == whole[step:]
+
+
+def test_what_was_written_before_stays_as_it_was(run_ranks: Callable[..., list[Any]], tmp_path: pathlib.Path) -> None:
+    cadence = {"EVENSTEP_CHECKPOINT_DIR": str(tmp_path / "checkpoints"), "EVENSTEP_CHECKPOINT_EVERY": "14"}
+    run_ranks(SCRIPT, args=("checkpoint each epoch", "30"), env=cadence)
+    written = {name: (tmp_path / name / "manifest.json").read_bytes() for name in ("begin", "end-0", "end-1")}
+    resume = {"EVENSTEP_RESUME": str(tmp_path / "checkpoints/step-00000028")}
+    results = run_ranks(SCRIPT, args=("checkpoint each epoch", "-1"), env=resume)
+    for name, manifest in written.items():
+        assert (tmp_path / name / "manifest.json").read_bytes() == manifest, name
+    assert (tmp_path / "end-2").exists() and (tmp_path / "end-3").exists()
+    assert [result.stderr.count("stays as it is") for result in results] == [1, 0]
+    # nor is what such a call would have saved beside it taken for new
+    extras = [line for line in results[0].stdout.splitlines() if line.startswith("EXTRA")]
+    assert extras[0] == "EXTRA 1" and extras[-1] == "EXTRA 2"
