@@ -216,6 +216,12 @@ def automatic(session: Any) -> Path | None:
         return None
 
 
+def write_here(session: Any, random_states: list[bytes]) -> None:
+    """The checkpoint that the cadence asked for, on rank 0 alone, with what the ranks' generators were."""
+    with session.steps.apart(_core.SPAN_CHECKPOINT):
+        _on_rank_zero(session, None, random_states, session.user_state, True)
+
+
 # -- loading --
 
 

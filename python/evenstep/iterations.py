@@ -38,6 +38,10 @@ class Iterations:
     def end(self) -> None:
         self._open = False
 
+    def reopen(self) -> None:
+        """It was not ended after all."""
+        self._open = True
+
     def committed(self, mine: bool) -> None:
         """An optimizer step was made; mine: with a batch of this loader."""
         if self._open:

@@ -102,6 +102,7 @@ class EvenLoader:
         self._sampler_state = ""  # at the beginning of the epoch under way
         self._saved_sampler: str | None = None  # the checkpoint's, until its epoch begins
         self._iterating = False
+        self._left: tuple[int, int, int] | None = None  # the cursor where an iteration was left before its end
         self.fetched = 0  # batches since the last optimizer step
         self._per_step = 1  # of the last step that had any
 
@@ -343,14 +344,17 @@ class EvenLoader:
         session.epoch_begins(self, epoch)
         self._iterating = True
         session.steps.unpause()
+        ended = False
         try:
             while True:
                 yield from self._one_epoch(epoch, skip)
                 if not session.planning:
                     break
                 skip = 0  # the plan's measuring steps go on in the same epoch
+            ended = True
         finally:
             found = self._batch > skip
+            self._left = None if ended else (epoch, self._batch, self._drawn)
             self._iterating = False
             self._iterations.end()
             self._epoch, self._batch = epoch + 1, 0  # also after a break: the next iteration is of the next epoch
@@ -359,6 +363,15 @@ class EvenLoader:
             session.steps.pause(self)
         if onward and not found:
             yield from self._iterate(0, False)
+
+    def reopen(self) -> None:
+        """At the script's end: an iteration that was left is under way. A `break` cannot be told from an exit in the
+        middle of an epoch, whose other samples must not be lost."""
+        if self._left is not None and not self._iterating:
+            self._epoch, self._batch, self._drawn = self._left
+            self._iterating = True
+            self._iterations.reopen()
+            self._session.loop_epoch = self._loop
 
     def committed(self, mine: bool) -> None:
         """An optimizer step was made; mine: with a batch of this loader."""

@@ -22,6 +22,7 @@ from evenstep.steps import Steps
 
 if TYPE_CHECKING:
     from evenstep.checkpoint import Loaded
+    from evenstep.checkpoint_last import LastStep
     from evenstep.loader import BatchPlan, EvenLoader
 
 
@@ -66,6 +67,7 @@ class Session:
         self.resumed_from: Path | None = None
         self.devices = [environment.device]  # of all ranks, once they have joined
         self.resumed = False
+        self.last_step: LastStep | None = None  # at which a checkpoint was due
         self.loaded: Loaded | None = None  # the last checkpoint that was loaded
         self.resume: Any = None  # the checkpoint to go on from, until the first batch
         self.pending_random: Callable[[], None] | None = None  # puts a checkpoint's generators back
@@ -172,11 +174,22 @@ class Session:
             self.plan.finish(self.all_gather_bytes)
         self._checkpoint_when_due()
 
+    def _checkpoint_due(self) -> bool:
+        """The same on all ranks."""
+        if self.environment.checkpoint_seconds > 0:
+            return self.steps.checkpoint_agreed
+        every = self.environment.checkpoint_steps
+        return every > 0 and self.steps.step // every > self._checkpointed // every
+
+    @property
+    def checkpoint_waits(self) -> bool:
+        """Whether the last step's checkpoint is due, and no batch has been asked for since."""
+        return self._committed and self._checkpoint_due()
+
     def _checkpoint_when_due(self) -> None:
         environment = self.environment
         steps = self.steps
-        every = environment.checkpoint_steps
-        due = every > 0 and steps.step // every > self._checkpointed // every
+        due = self._checkpoint_due()
         if environment.checkpoint_seconds > 0:
             wants = time.monotonic() - self._last_checkpoint >= environment.checkpoint_seconds
             steps.wants_checkpoint = self.rank == 0 and wants and not due
@@ -220,8 +233,14 @@ class Session:
                 self.telemetry.event(_core.EVENT_BALANCING, self.step, int(turned[0]), turned[1])
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
-        if self._leader != id(optimizer):
-            return
+        if self._leader == id(optimizer):
+            self._step_done()
+        if self.checkpoint_waits and not self.planning:
+            from evenstep.checkpoint_last import remember
+
+            remember(self)
+
+    def _step_done(self) -> None:
         self.steps.stepped()
         plan = self.steps.last_plan
         for loader in self.loaders.values():
@@ -321,6 +340,7 @@ def epochs(count: int) -> Iterator[int]:
     try:
         for current.loop_epoch in range(start, count):
             yield current.loop_epoch
+        current.iteration_begins()  # none does: the last step, left by a break, is over all the same
     finally:
         current.loop_epoch = None
 

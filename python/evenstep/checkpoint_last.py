@@ -1,0 +1,87 @@
+"""The checkpoint that is due at a script's last step. It is written when the next batch is asked for; where none is, rank
+0 writes it when its process ends.
+
+Rank 0 alone, since nobody may be left to talk to then: what it needs of the others, their generators, comes with the
+step. Nothing is written where an error ended the script, or where the models are no longer those of that step (an
+average put in their place, a conversion for export): a checkpoint of the step must be of the step."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from typing import Any, NamedTuple
+
+import torch
+
+from evenstep import _core
+from evenstep._core import EvenstepError
+from evenstep.checkpoint_keeping import checkpoint_folder, lineage_of, step_folder
+from evenstep.checkpoint_state import pack_random
+
+
+class LastStep(NamedTuple):
+    """What rank 0 has to remember of a step at which a checkpoint is due."""
+
+    step: int
+    random_states: list[bytes]
+    models: list[str]
+    process: int  # a forked child has no right to write
+
+
+def remember(session: Any) -> None:
+    """After each optimizer's step while a checkpoint is due: collective at the first of a step."""
+    with session.steps.apart(_core.SPAN_CHECKPOINT):
+        _remember(session)
+
+
+def _remember(session: Any) -> None:
+    known = session.last_step
+    if known is None or known.step != session.step:
+        states = session.all_gather_bytes(pack_random(session.pending_random))
+    else:
+        states = known.random_states  # another optimizer of the same step
+    if session.rank == 0:
+        if known is None:
+            atexit.register(_at_exit, session)
+        session.last_step = LastStep(session.step, states, _describe(session.models), os.getpid())
+    else:
+        session.last_step = LastStep(session.step, states, [], os.getpid())
+
+
+@torch.no_grad()
+def _describe(models: dict[str, Any]) -> list[str]:
+    """Values that change with the models: each tensor's norm."""
+    return [_norm(t) for model in models.values() for t in (*model.parameters(), *model.buffers())]
+
+
+def _norm(tensor: torch.Tensor) -> str:
+    values = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    if not values.is_floating_point():
+        return str(values.sum().item())
+    return float(torch.linalg.vector_norm(values, dtype=torch.float64).item()).hex()
+
+
+def _failed() -> bool:
+    """Whether an exception ended the script."""
+    return any(getattr(sys, name, None) is not None for name in ("last_value", "last_exc"))
+
+
+def _at_exit(session: Any) -> None:
+    last = session.last_step
+    if last.process != os.getpid() or last.step != session.step or not session.checkpoint_waits or _failed():
+        return
+    if _describe(session.models) != last.models:
+        return
+    _, written = step_folder(checkpoint_folder(), last.step, lineage_of(session))
+    if written:  # by the script itself
+        return
+    for loader in session.loaders.values():
+        if loader.train:
+            loader.reopen()
+    from evenstep.checkpoint import write_here
+
+    try:
+        write_here(session, last.random_states)
+    except (EvenstepError, MemoryError, OSError, TypeError, ValueError) as error:
+        sys.stderr.write(f"evenstep: warning: the checkpoint at the last step, {last.step}, was not written: {error}\n")
