@@ -172,11 +172,19 @@ even_status even_cgroup_make(const even_cgroup *parent, const char *controller, 
   }
   if (parent->version == 2 && !has_controller(parent, "cgroup.subtree_control", controller)) {
     (void)snprintf(enable, sizeof enable, "+%s", controller);
-    EVEN_TRY(put(parent->folder, "cgroup.subtree_control", enable));
+    even_status status = put(parent->folder, "cgroup.subtree_control", enable);
+    if (status != EVEN_OK) {
+      out->folder[0] = '\0';
+      return status;
+    }
     out->switched_on = true;
   }
   if (even_os.mkdir(out->folder, 0777) != 0) {
-    return even_fail_errno(errno, "control group %s cannot be made", out->folder);
+    even_status status = even_fail_errno(errno, "control group %s cannot be made", out->folder);
+    even_cgroup_switch_off(out, controller);
+    out->switched_on = false;
+    out->folder[0] = '\0';
+    return status;
   }
   return EVEN_OK;
 }
@@ -202,11 +210,12 @@ void even_cgroup_switch_off(const even_cgroup *group, const char *controller) {
     return;
   }
   *slash = '\0';
+  const even_error kept = *even_error_last();
   children found = {.folder = parent.folder};
   (void)snprintf(disable, sizeof disable, "-%s", controller);
   bool looked = even_folder_each(parent.folder, look_for_child, &found) == EVEN_OK;
   if (!looked || (!found.any && put(parent.folder, "cgroup.subtree_control", disable) != EVEN_OK)) {
-    even_error_clear(); /* it costs nothing where it stays on */
+    (void)even_error_restore(&kept); /* it costs nothing where it stays on */
   }
 }
 

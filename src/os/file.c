@@ -186,13 +186,17 @@ static even_status make_one_folder(const char *path) {
     return even_fail_errno(errno, "folder %s cannot be made", path);
   }
   int fd = even_os.open(path, O_PATH | O_DIRECTORY | O_CLOEXEC, 0);
-  if (fd < 0 && errno == ENOTDIR) {
-    return even_fail(EVEN_ERR_IN_USE, "folder %s cannot be made: something else has that name", path);
-  }
   if (fd >= 0) {
     (void)even_os.close(fd);
+    return EVEN_OK;
   }
-  return EVEN_OK;
+  if (errno == ENOTDIR) {
+    return even_fail(EVEN_ERR_IN_USE, "folder %s cannot be made: something else has that name", path);
+  }
+  if (errno == ENOENT) {
+    return even_fail(EVEN_ERR_IN_USE, "folder %s cannot be made: a link of that name leads nowhere", path);
+  }
+  return even_fail_errno(errno, "folder %s is there and cannot be entered", path);
 }
 
 even_status even_folder_make(const char *path) {

@@ -1,6 +1,7 @@
 /* Control groups of both versions, on invented hosts in a folder (files instead of the kernel's). */
 #include "os/cgroup.h"
 
+#include "base/fail.h"
 #include "os/calls.h"
 #include "support/fault.h"
 
@@ -237,8 +238,24 @@ static void refusals_come_back(void **state) {
   write_file("v2/cgroup.subtree_control", "");
   fault_os(FAULT_write, 1, EBUSY); /* a group with processes of its own may not have children with controllers */
   assert_int_equal(even_cgroup_make(&own, "cpu", "slow", &group), EVEN_ERR_IN_USE);
+  assert_string_equal(group.folder, "");
   fault_os(FAULT_mkdir, 1, EACCES);
   assert_int_equal(even_cgroup_make(&own, "cpu", "slow", &group), EVEN_ERR_PERMISSION);
+  assert_file(own.folder, "cgroup.subtree_control", "-cpu"); /* switched on for it, and off again */
+  assert_false(group.switched_on);
+  assert_string_equal(group.folder, "");
+  assert_non_null(strstr(even_error_last()->what, "cannot be made"));
+}
+
+/* Cleaning up says nothing: the record is of what went wrong before. */
+static void switching_off_keeps_the_record(void **state) {
+  (void)state;
+  even_cgroup group = {.version = 2, .switched_on = true};
+  (void)snprintf(group.folder, sizeof group.folder, "%s/not-there/slow", root);
+  assert_int_equal(even_fail(EVEN_ERR_NO_SPACE, "the cause"), EVEN_ERR_NO_SPACE);
+  even_cgroup_switch_off(&group, "cpu");
+  assert_int_equal(even_error_last()->status, EVEN_ERR_NO_SPACE);
+  assert_string_equal(even_error_last()->what, "the cause");
 }
 
 static even_status find(void *context) {
@@ -264,6 +281,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(waits_for_the_end_of_a_member, make_root, remove_root),
       cmocka_unit_test_setup_teardown(leaves_the_parent_as_it_was, make_root, remove_root),
       cmocka_unit_test_setup_teardown(refusals_come_back, make_root, remove_root),
+      cmocka_unit_test_setup_teardown(switching_off_keeps_the_record, make_root, remove_root),
       cmocka_unit_test_setup_teardown(survives_every_fault, make_root, remove_root),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

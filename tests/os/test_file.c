@@ -200,6 +200,21 @@ static void a_file_in_the_way_of_a_folder_is_an_error(void **state) {
   assert_int_equal(even_folder_make(path), EVEN_ERR_IN_USE);
 }
 
+/* Said where the folder is asked for, not by the first file that is to go there. */
+static void a_link_that_leads_nowhere_is_no_folder(void **state) {
+  (void)state;
+  assert_int_equal(symlink("no-such-folder", path), 0);
+  assert_int_equal(even_folder_make(path), EVEN_ERR_IN_USE);
+  assert_non_null(strstr(even_error_last()->what, "a link of that name leads nowhere"));
+  assert_int_equal(unlink(path), 0);
+  assert_int_equal(symlink(".", path), 0);
+  assert_int_equal(even_folder_make(path), EVEN_OK);
+  fault_os(FAULT_open, 1, EACCES); /* a link to a folder below one that may not be searched */
+  assert_int_equal(even_folder_make(path), EVEN_ERR_PERMISSION);
+  fault_reset();
+  assert_int_equal(unlink(path), 0);
+}
+
 int main(void) {
 #define FILE_TEST(test) cmocka_unit_test_setup_teardown(test, make_folder, remove_folder)
   const struct CMUnitTest tests[] = {
@@ -215,6 +230,7 @@ int main(void) {
       FILE_TEST(a_link_planted_meanwhile_is_refused),
       FILE_TEST(folders_are_made_with_those_above),
       FILE_TEST(a_file_in_the_way_of_a_folder_is_an_error),
+      FILE_TEST(a_link_that_leads_nowhere_is_no_folder),
   };
   return cmocka_run_group_tests_name("os_file", tests, NULL, NULL);
 }
