@@ -37,6 +37,9 @@ static int real_fstat(int fd, struct stat *out) {
 static int real_getrlimit(int resource, struct rlimit *out) {
   return getrlimit((__rlimit_resource_t)resource, out);
 }
+static int real_setrlimit(int resource, const struct rlimit *limit) {
+  return setrlimit((__rlimit_resource_t)resource, limit);
+}
 
 static long real_futex(uint32_t *word, int operation, uint32_t value, const struct timespec *timeout) {
   return syscall(SYS_futex, word, operation, value, timeout, NULL, 0);
@@ -139,6 +142,7 @@ static int real_nanosleep(const struct timespec *time) {
    .statvfs = statvfs,                          \
    .getifaddrs = getifaddrs,                    \
    .getrlimit = real_getrlimit,                 \
+   .setrlimit = real_setrlimit,                 \
    .fork = fork,                                \
    .execvpe = real_execvpe,                     \
    .exit = real_exit,                           \

@@ -57,6 +57,7 @@ typedef struct even_os_calls {
   int (*statvfs)(const char *path, struct statvfs *out);
   int (*getifaddrs)(struct ifaddrs **out); /* freed with freeifaddrs */
   int (*getrlimit)(int resource, struct rlimit *out);
+  int (*setrlimit)(int resource, const struct rlimit *limit);
   /* processes and their signals */
   pid_t (*fork)(void);
   int (*execvpe)(const char *file, char *const *arguments, char *const *environment);

@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "os/calls.h"
+#include "os/descriptors.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -21,6 +22,7 @@ typedef enum child_step {
   STEP_PIN,
   STEP_INPUT,
   STEP_OUTPUT,
+  STEP_LIMIT,
   STEP_EXEC
 } child_step;
 
@@ -31,7 +33,7 @@ typedef struct child_report {
 
 typedef struct child_plan {
   const even_process_params *params;
-  cpu_set_t *cpus;
+  const void *cpus; /* mask to pin to; NULL: not pinned */
   size_t cpu_bytes;
   pid_t parent;
   int output;
@@ -111,7 +113,8 @@ static bool prepare_child(const child_plan *plan, child_step *step) {
       return false;
     }
   }
-  return true;
+  *step = STEP_LIMIT;
+  return params->descriptors == 0 || even_descriptors_limit(params->descriptors);
 }
 
 static void run_child(const child_plan *plan) {
@@ -159,7 +162,7 @@ static even_status read_report(const even_process_params *params, int fd) {
   return got == (ssize_t)sizeof report ? child_failed(params, &report) : EVEN_OK;
 }
 
-static even_status make_mask(const int32_t *cpus, size_t count, cpu_set_t **mask, size_t *bytes) {
+even_status even_process_mask(const int32_t *cpus, size_t count, void **mask, size_t *bytes) {
   int32_t largest = 0;
   for (size_t i = 0; i < count; i++) {
     if (cpus[i] < 0) {
@@ -168,17 +171,17 @@ static even_status make_mask(const int32_t *cpus, size_t count, cpu_set_t **mask
     largest = cpus[i] > largest ? cpus[i] : largest;
   }
   *bytes = CPU_ALLOC_SIZE((size_t)largest + 1);
-  EVEN_TRY(even_alloc(1, *bytes, (void **)mask));
+  EVEN_TRY(even_alloc(1, *bytes, mask));
   for (size_t i = 0; i < count; i++) {
-    CPU_SET_S((size_t)cpus[i], *bytes, *mask);
+    CPU_SET_S((size_t)cpus[i], *bytes, (cpu_set_t *)*mask);
   }
   return EVEN_OK;
 }
 
 even_status even_process_pin(const int32_t *cpus, size_t count) {
-  cpu_set_t *mask = NULL;
+  void *mask = NULL;
   size_t bytes = 0;
-  EVEN_TRY(make_mask(cpus, count, &mask, &bytes));
+  EVEN_TRY(even_process_mask(cpus, count, &mask, &bytes));
   even_status status = EVEN_OK;
   if (even_os.setaffinity(0, bytes, mask) != 0) {
     status = even_fail_errno(errno, "a thread could not be pinned");
@@ -215,7 +218,7 @@ typedef struct start_pipes {
   int report[2];
 } start_pipes;
 
-static even_status fork_child(const even_process_params *params, const start_pipes *pipes, cpu_set_t *cpus,
+static even_status fork_child(const even_process_params *params, const start_pipes *pipes, const void *cpus,
                               size_t cpu_bytes, even_process *out) {
   child_plan plan = {.params = params,
                      .cpus = cpus,
@@ -238,11 +241,11 @@ static even_status fork_child(const even_process_params *params, const start_pip
 
 even_status even_process_start(const even_process_params *params, even_process *out) {
   start_pipes pipes = {{-1, -1}, {-1, -1}, {-1, -1}};
-  cpu_set_t *cpus = NULL;
+  void *cpus = NULL;
   size_t cpu_bytes = 0;
   *out = (even_process){.pid = -1, .output = -1, .error = -1};
   if (params->cpu_count > 0) {
-    EVEN_TRY(make_mask(params->cpus, params->cpu_count, &cpus, &cpu_bytes));
+    EVEN_TRY(even_process_mask(params->cpus, params->cpu_count, &cpus, &cpu_bytes));
   }
   even_status status = make_pipe(pipes.output, true);
   if (status == EVEN_OK) {

@@ -16,6 +16,7 @@ typedef struct even_process_params {
   char *const *join;  /* cgroup.procs files that the child joins before it runs, NULL-terminated; may be NULL */
   const int *inherit; /* descriptors that stay open in the child under their numbers */
   size_t inherit_count;
+  uint64_t descriptors; /* its soft limit on open files; 0: the parent's */
 } even_process_params;
 
 typedef struct even_process {
@@ -58,6 +59,8 @@ even_status even_process_adopt_orphans(void) EVEN_MUST_USE;
 even_status even_process_fork(void (*body)(void *context, int kept), void *context, int kept, bool dies_with_parent,
                               pid_t *out) EVEN_MUST_USE;
 
+/* The mask of these CPUs for sched_setaffinity, of any number of them; free it with even_free. */
+even_status even_process_mask(const int32_t *cpus, size_t count, void **mask, size_t *bytes) EVEN_MUST_USE;
 /* Pins the calling thread to these CPUs. */
 even_status even_process_pin(const int32_t *cpus, size_t count) EVEN_MUST_USE;
 

@@ -152,6 +152,17 @@ static void joins_a_group_first(void **state) {
   assert_non_null(strstr(even_error_last()->what, "join its cgroup"));
 }
 
+static void has_the_limit_on_open_files_that_it_shall(void **state) {
+  (void)state;
+  ended end;
+  char *const arguments[] = {(char *)"sh", (char *)"-c", (char *)"ulimit -n", NULL};
+  assert_int_equal(run((even_process_params){.arguments = arguments, .descriptors = 77}, &end), EVEN_OK);
+  assert_string_equal(end.output, "77\n");
+  fault_os(FAULT_setrlimit, 1, EPERM);
+  assert_int_equal(run((even_process_params){.arguments = arguments, .descriptors = 77}, &end), EVEN_ERR_PERMISSION);
+  fault_reset();
+}
+
 static void says_what_cannot_run(void **state) {
   (void)state;
   ended end;
@@ -290,6 +301,7 @@ int main(void) {
       cmocka_unit_test(pins),
       cmocka_unit_test(inherits_only_what_it_shall),
       cmocka_unit_test(joins_a_group_first),
+      cmocka_unit_test(has_the_limit_on_open_files_that_it_shall),
       cmocka_unit_test(says_what_cannot_run),
       cmocka_unit_test(reaps_ends_and_stops),
       cmocka_unit_test(dies_with_its_parent),

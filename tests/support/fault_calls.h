@@ -42,6 +42,7 @@
   X(int, -1, statvfs, (const char *path, struct statvfs *out), (path, out))                                            \
   X(int, -1, getifaddrs, (struct ifaddrs **out), (out))                                                                \
   X(int, -1, getrlimit, (int resource, struct rlimit *out), (resource, out))                                           \
+  X(int, -1, setrlimit, (int resource, const struct rlimit *limit), (resource, limit))                                 \
   X(int, EAGAIN, thread_create,                                                                                        \
     (pthread_t *thread, const pthread_attr_t *attributes, void *(*body)(void *), void *argument),                      \
     (thread, attributes, body, argument))                                                                              \

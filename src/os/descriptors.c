@@ -1,0 +1,60 @@
+/* RLIMIT_NOFILE. */
+#include "os/descriptors.h"
+
+#include "base/fail.h"
+#include "os/calls.h"
+#include "os/entries.h"
+
+#include <errno.h>
+#include <sys/resource.h>
+
+/* Counted where /proc cannot be read. */
+enum { USUALLY_OPEN = 64 };
+
+static bool count(void *context, const char *name) {
+  (void)name;
+  ++*(uint64_t *)context;
+  return true;
+}
+
+static uint64_t open_now(void) {
+  const even_error kept = *even_error_last();
+  uint64_t found = 0;
+  if (even_folder_each("/proc/self/fd", count, &found) != EVEN_OK) {
+    (void)even_error_restore(&kept);
+    found = USUALLY_OPEN;
+  }
+  return found;
+}
+
+even_status even_descriptors_raise(uint64_t more, uint64_t *before) {
+  struct rlimit limit;
+  uint64_t wanted = open_now() + more;
+  *before = 0;
+  if (even_os.getrlimit(RLIMIT_NOFILE, &limit) != 0) {
+    return even_fail_errno(errno, "the limit on open files cannot be read");
+  }
+  if (limit.rlim_cur >= wanted) {
+    return EVEN_OK;
+  }
+  if (limit.rlim_max < wanted) {
+    return even_fail(EVEN_ERR_SYSTEM, "%llu open files are needed, and this process may have no more than %llu",
+                     (unsigned long long)wanted, (unsigned long long)limit.rlim_max);
+  }
+  uint64_t was = limit.rlim_cur;
+  limit.rlim_cur = wanted;
+  if (even_os.setrlimit(RLIMIT_NOFILE, &limit) != 0) {
+    return even_fail_errno(errno, "the limit on open files cannot be raised to %llu", (unsigned long long)wanted);
+  }
+  *before = was;
+  return EVEN_OK;
+}
+
+bool even_descriptors_limit(uint64_t soft) {
+  struct rlimit limit;
+  if (even_os.getrlimit(RLIMIT_NOFILE, &limit) != 0) {
+    return false;
+  }
+  limit.rlim_cur = soft;
+  return even_os.setrlimit(RLIMIT_NOFILE, &limit) == 0;
+}

@@ -1,0 +1,17 @@
+/* How many descriptors (open files, pipes) this process may hold at a time. */
+#ifndef EVEN_OS_DESCRIPTORS_H
+#define EVEN_OS_DESCRIPTORS_H
+
+#include <evenstep/status.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Raises the soft limit where `more` descriptors do not fit beside those that are open. *before: the soft limit that
+ * was, which children should have again (programs that call select(2) break with descriptors above 1023); 0: nothing
+ * was changed. EVEN_ERR_SYSTEM where the hard limit, which only root may raise, is too low. */
+even_status even_descriptors_raise(uint64_t more, uint64_t *before) EVEN_MUST_USE;
+/* Sets the soft limit; what is open stays open. False, with errno, where it cannot be. Allowed between fork and exec.
+ */
+bool even_descriptors_limit(uint64_t soft);
+
+#endif

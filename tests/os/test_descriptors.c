@@ -1,0 +1,98 @@
+/* The limit on open files: raised where it must be, left alone where not. */
+#include "os/descriptors.h"
+
+#include "os/calls.h"
+#include "support/fault.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static struct rlimit real;
+
+static int keep(void **state) {
+  (void)state;
+  return getrlimit(RLIMIT_NOFILE, &real);
+}
+
+static int restore(void **state) {
+  (void)state;
+  fault_reset();
+  return setrlimit(RLIMIT_NOFILE, &real);
+}
+
+static void limit_to(rlim_t soft) {
+  const struct rlimit limit = {.rlim_cur = soft, .rlim_max = real.rlim_max};
+  assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+}
+
+static void what_is_asked_for_fits_then(void **state) {
+  (void)state;
+  int opened[100];
+  uint64_t before = 0;
+  limit_to(32);
+  assert_int_equal(even_descriptors_raise(100, &before), EVEN_OK);
+  assert_int_equal(before, 32);
+  for (int i = 0; i < 100; i++) {
+    opened[i] = dup(0);
+    assert_true(opened[i] >= 0);
+  }
+  for (int i = 0; i < 100; i++) {
+    assert_int_equal(close(opened[i]), 0);
+  }
+  assert_true(even_descriptors_limit(before));
+  struct rlimit limit;
+  assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  assert_int_equal(limit.rlim_cur, 32);
+  assert_int_equal(limit.rlim_max, real.rlim_max); /* it may be raised again */
+}
+
+static void what_fits_changes_nothing(void **state) {
+  (void)state;
+  uint64_t before = 7;
+  fault_os(FAULT_setrlimit, 0, 0);
+  assert_int_equal(even_descriptors_raise(1, &before), EVEN_OK);
+  assert_int_equal(before, 0);
+  assert_int_equal(fault_os_calls(FAULT_setrlimit), 0);
+}
+
+static void what_the_hard_limit_forbids_is_an_error(void **state) {
+  (void)state;
+  uint64_t before = 7;
+  assert_int_equal(even_descriptors_raise(UINT64_MAX / 2, &before), EVEN_ERR_SYSTEM);
+  assert_int_equal(before, 0);
+  assert_non_null(strstr(even_error_last()->what, "open files are needed"));
+}
+
+static void refusals_come_back(void **state) {
+  (void)state;
+  uint64_t before = 7;
+  limit_to(32);
+  fault_os(FAULT_setrlimit, 1, EPERM);
+  assert_int_equal(even_descriptors_raise(100, &before), EVEN_ERR_PERMISSION);
+  assert_int_equal(before, 0);
+  fault_os(FAULT_getrlimit, 1, EPERM);
+  assert_int_equal(even_descriptors_raise(100, &before), EVEN_ERR_PERMISSION);
+  fault_os(FAULT_getrlimit, 1, EPERM);
+  assert_false(even_descriptors_limit(32));
+  fault_reset();
+  fault_os(FAULT_getdents64, 1, EACCES); /* without /proc a usual number is taken for what is open */
+  assert_int_equal(even_descriptors_raise(1, &before), EVEN_OK);
+  assert_int_equal(before, 32);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test_setup_teardown(what_is_asked_for_fits_then, keep, restore),
+      cmocka_unit_test_setup_teardown(what_fits_changes_nothing, keep, restore),
+      cmocka_unit_test_setup_teardown(what_the_hard_limit_forbids_is_an_error, keep, restore),
+      cmocka_unit_test_setup_teardown(refusals_come_back, keep, restore),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
