@@ -10,7 +10,9 @@
 #include <errno.h>
 #include <math.h>
 #include <netinet/in.h>
+#include <sched.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -141,6 +143,34 @@ static void plans_neighbours(void **state) {
   assert_int_equal(even_busy_plan(1e-12, &nice), EVEN_BUSY_MOST);
 }
 
+/* One without its place would slow another rank, or none: whoever starts it hears of that. */
+static void a_neighbour_has_its_place_or_is_none(void **state) {
+  (void)state;
+  pid_t pids[EVEN_BUSY_MOST];
+  size_t count = 9;
+  cpu_set_t mask;
+  int32_t cpu = sched_getcpu();
+  assert_int_equal(even_busy_start(cpu, 0.5, pids, &count), EVEN_OK);
+  assert_int_equal(sched_getaffinity(pids[0], sizeof mask, &mask), 0);
+  assert_true(CPU_COUNT(&mask) == 1 && CPU_ISSET((size_t)cpu, &mask));
+  assert_int_equal(kill(pids[0], SIGKILL), 0);
+  assert_int_equal(waitpid(pids[0], NULL, 0), pids[0]);
+  assert_int_not_equal(even_busy_start(100000, 0.5, pids, &count),
+                       EVEN_OK); /* no such CPU; more than a cpu_set_t has */
+  assert_int_equal(count, 0);
+  assert_non_null(strstr(even_error_last()->what, "pinned to CPU 100000"));
+  assert_non_null(strstr(even_error_last()->fix, "taskset"));
+  for (fault_call call = FAULT_fork; call <= FAULT_pipe2; call++) {
+    if (call == FAULT_fork || call == FAULT_prctl || call == FAULT_setaffinity || call == FAULT_pipe2) {
+      fault_os(call, 1, EPERM);
+      assert_int_not_equal(even_busy_start(cpu, 0.5, pids, &count), EVEN_OK);
+      fault_reset();
+      assert_int_equal(count, 0);
+      assert_int_equal(waitpid(-1, NULL, WNOHANG), -1); /* no child is left */
+    }
+  }
+}
+
 static void starts_neighbours(void **state) {
   (void)state;
   pid_t pids[EVEN_BUSY_MOST];
@@ -194,6 +224,7 @@ int main(void) {
       cmocka_unit_test(knows_the_hosts_name),
       cmocka_unit_test(walks_a_folder),
       cmocka_unit_test(plans_neighbours),
+      cmocka_unit_test(a_neighbour_has_its_place_or_is_none),
       cmocka_unit_test(starts_neighbours),
       cmocka_unit_test(reads_the_kernels_words),
       cmocka_unit_test(does_without_the_kernels_log),
