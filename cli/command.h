@@ -54,7 +54,10 @@ void even_options_help(const even_usage *usage, const even_option *options, size
 bool even_cli_begin(const even_usage *usage, const even_option *options, size_t count, int argc, char **argv,
                     int most_operands, const char *operand_fix, int *operand, int *code) EVEN_MUST_USE;
 
-/* Prints the calling thread's last error ("evenstep: what" and "  fix: …") to stderr and returns its exit code. */
+/* Prints the words for `status` ("evenstep: what" and "  fix: …") to stderr and returns its exit code, never 0: what
+ * was returned decides, for the cleaning up behind an error may have left another record, or none. */
+int even_cli_fail_of(even_status status);
+/* The same for the calling thread's last error, right behind the call that failed. */
 int even_cli_fail(void);
 
 /* Whether `stream` is a terminal that may be coloured (NO_COLOR and TERM=dumb are obeyed). */

@@ -249,7 +249,7 @@ static int json_print(const even_host *host) {
     (void)puts(even_text_string(&text));
   }
   even_text_free(&text);
-  return status == EVEN_OK ? 0 : even_cli_fail();
+  return status == EVEN_OK ? 0 : even_cli_fail_of(status);
 }
 
 int even_cli_devices(int argc, char **argv) {
@@ -271,8 +271,9 @@ int even_cli_devices(int argc, char **argv) {
   if (!even_cli_begin(&usage, options, sizeof options / sizeof options[0], argc, argv, 0, NULL, &operand, &code)) {
     return code;
   }
-  if (even_host_read(&even_device_source_host, ".", &host) != EVEN_OK) {
-    code = even_cli_fail();
+  even_status status = even_host_read(&even_device_source_host, ".", &host);
+  if (status != EVEN_OK) {
+    code = even_cli_fail_of(status);
   } else if (json) {
     code = json_print(&host);
   } else {

@@ -112,7 +112,7 @@ static int examine(const char *python, bool json) {
   } else if (status == EVEN_OK) {
     table_print(&doctor);
   }
-  int code = status != EVEN_OK         ? even_cli_fail()
+  int code = status != EVEN_OK         ? even_cli_fail_of(status)
              : missing_of(&doctor) > 0 ? even_status_exit_code(EVEN_ERR_UNSUPPORTED)
                                        : 0;
   doctor_free(&doctor);

@@ -227,15 +227,19 @@ void even_options_help(const even_usage *usage, const even_option *options, size
   }
 }
 
-int even_cli_fail(void) {
-  const even_error *error = even_error_last();
+int even_cli_fail_of(even_status status) {
+  /* a failure is never told as a success, whatever became of its record */
+  const even_error *error = even_error_of(status == EVEN_OK ? EVEN_ERR_STATE : status);
   char text[sizeof error->what + sizeof error->fix];
-  const char *what = error->what[0] != '\0' ? error->what : even_status_text(error->status);
-  (void)fprintf(stderr, "evenstep: %s\n", even_utf8_clean(what, text, sizeof text));
+  (void)fprintf(stderr, "evenstep: %s\n", even_utf8_clean(error->what, text, sizeof text));
   if (error->fix[0] != '\0') {
     (void)fprintf(stderr, "  fix: %s\n", even_utf8_clean(error->fix, text, sizeof text));
   }
   return even_status_exit_code(error->status);
+}
+
+int even_cli_fail(void) {
+  return even_cli_fail_of(even_error_last()->status);
 }
 
 bool even_cli_colour(FILE *stream) {

@@ -214,7 +214,8 @@ int even_cli_profile(int argc, char **argv) {
                       &operand, &code)) {
     return code;
   }
-  code = run_in_folder(&on) == EVEN_OK ? 0 : even_cli_fail();
+  even_status status = run_in_folder(&on);
+  code = status == EVEN_OK ? 0 : even_cli_fail_of(status);
   even_measure_result_free(&on.result);
   even_device_list_free(&on.chosen);
   even_host_free(&on.host);

@@ -95,5 +95,6 @@ int even_cli_report(int argc, char **argv) {
                       "a second run goes behind --compare", &operand, &code)) {
     return code;
   }
-  return report_run(operand < argc ? argv[operand] : NULL, &o) == EVEN_OK ? 0 : even_cli_fail();
+  even_status status = report_run(operand < argc ? argv[operand] : NULL, &o);
+  return status == EVEN_OK ? 0 : even_cli_fail_of(status);
 }

@@ -173,5 +173,6 @@ int even_cli_top(int argc, char **argv) {
   if (!even_cli_begin(&usage, options, sizeof options / sizeof options[0], argc, argv, 1, NULL, &operand, &code)) {
     return code;
   }
-  return show(operand < argc ? argv[operand] : NULL, once, json) == EVEN_OK ? 0 : even_cli_fail();
+  even_status status = show(operand < argc ? argv[operand] : NULL, once, json);
+  return status == EVEN_OK ? 0 : even_cli_fail_of(status);
 }

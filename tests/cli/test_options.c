@@ -150,6 +150,19 @@ static void help_is_printed_and_ends_it(void **state) {
   free(text);
 }
 
+/* Cleaning up may have cleared the record of the error: what was returned decides, and a failure is never a success. */
+static void a_failure_without_a_record_is_a_failure(void **state) {
+  (void)state;
+  even_error_clear();
+  assert_int_equal(even_cli_fail_of(EVEN_ERR_SYSTEM), 5);
+  (void)even_fail(EVEN_ERR_INPUT, "something else since");
+  assert_int_equal(even_cli_fail_of(EVEN_ERR_CORRUPT), 6);
+  even_error_clear();
+  assert_int_not_equal(even_cli_fail(), 0);
+  (void)even_fail(EVEN_ERR_INPUT, "the cause");
+  assert_int_equal(even_cli_fail(), 3);
+}
+
 static int silent(void **state) {
   (void)state;
   even_error_clear();
@@ -166,6 +179,7 @@ int main(void) {
       cmocka_unit_test_teardown(slips_are_named_with_the_nearest, silent),
       cmocka_unit_test_teardown(wrong_values_are_refused, silent),
       cmocka_unit_test_teardown(help_is_printed_and_ends_it, silent),
+      cmocka_unit_test_teardown(a_failure_without_a_record_is_a_failure, silent),
   };
   return cmocka_run_group_tests_name("cli_options", tests, NULL, NULL);
 }
