@@ -91,8 +91,30 @@ even_status even_job_check_name(const even_job_options *options) {
   return EVEN_OK;
 }
 
+/* A file system without locks (Lustre mounted without them, some of FUSE) cannot tell whether a job lives: the file
+ * that a living one keeps there must do, as it does for `evenstep top`. */
+static even_status check_unlocked(const even_job_setup *setup) {
+  even_text file = EVEN_TEXT_EMPTY;
+  even_text_format(&file, "%s/agent.json", setup->run_folder.data);
+  even_status status = even_text_status(&file);
+  if (status == EVEN_OK && even_path_exists(file.data)) {
+    status = even_fail(EVEN_ERR_IN_USE,
+                       "run folder %s may belong to a job that is running: it holds agent.json, and its "
+                       "file system has no locks that would tell",
+                       setup->run_folder.data);
+    (void)even_error_fix("choose another --name, end that job first, or where none runs remove %s", file.data);
+  }
+  even_text_free(&file);
+  return status;
+}
+
 static even_status lock(even_job_setup *setup) {
-  EVEN_TRY(even_folder_lock(setup->run_folder.data, &setup->lock));
+  even_status locked = even_folder_lock(setup->run_folder.data, &setup->lock);
+  if (locked == EVEN_ERR_UNSUPPORTED) {
+    even_error_clear(); /* the job runs without */
+    return check_unlocked(setup);
+  }
+  EVEN_TRY(locked);
   if (setup->lock < 0) {
     even_status status =
         even_fail(EVEN_ERR_IN_USE, "run folder %s belongs to a job that is running", setup->run_folder.data);
