@@ -216,6 +216,11 @@ static even_status check_checkpoint_folder(const char *path) {
 
 static even_status check_options(const even_job_options *options) {
   even_policy policy;
+  if (options->no_monitor && options->port != 0) {
+    (void)even_fail(EVEN_ERR_USAGE, "--port %lld is the port of a page, and --no-monitor says that there is none",
+                    (long long)options->port);
+    return even_error_fix("leave out one of the two");
+  }
   EVEN_TRY(even_job_check_name(options));
   EVEN_TRY(even_policy_parse(options->policy, &policy));
   if (options->checkpoint_every != NULL) {

@@ -84,17 +84,34 @@ static even_status show(const plan_command *plan) {
 }
 
 static int run(plan_command *plan, size_t count, char **words) {
-  if (find_paths(plan) != EVEN_OK) {
-    return even_cli_fail();
+  even_status status = find_paths(plan);
+  if (status != EVEN_OK) {
+    return even_cli_fail_of(status);
   }
   int code = measure(plan, count, words);
-  if (code == 0 && show(plan) != EVEN_OK) {
-    code = even_cli_fail();
+  if (code == 0 && (status = show(plan)) != EVEN_OK) {
+    code = even_cli_fail_of(status);
   }
-  if (even_file_remove(even_text_string(&plan->measured)) != EVEN_OK && code == 0) {
-    code = even_cli_fail();
+  if ((status = even_file_remove(even_text_string(&plan->measured))) != EVEN_OK && code == 0) {
+    code = even_cli_fail_of(status);
   }
   return code;
+}
+
+/* What a plan decides itself: one attempt, no page, no words but its own. */
+static size_t leave_out(even_option *table, size_t count) {
+  static const char *const not_of_a_plan[] = {"max-restarts", "port", "no-monitor", "quiet"};
+  size_t kept = 0;
+  for (size_t i = 0; i < count; i++) {
+    bool decided = false;
+    for (size_t k = 0; k < sizeof not_of_a_plan / sizeof not_of_a_plan[0]; k++) {
+      decided = decided || strcmp(table[i].name, not_of_a_plan[k]) == 0;
+    }
+    if (!decided) {
+      table[kept++] = table[i];
+    }
+  }
+  return kept;
 }
 
 int even_cli_plan(int argc, char **argv) {
@@ -106,11 +123,12 @@ int even_cli_plan(int argc, char **argv) {
   even_job_options_defaults(&plan.job);
   plan.job.log_rank = "none";
   even_job_options_declare(&plan.job, table);
-  table[COUNT - 2] = (even_option){
+  size_t count = leave_out(table, EVEN_JOB_OPTION_COUNT);
+  table[count++] = (even_option){
       'o', "output", EVEN_OPTION_TEXT, &plan.output, "FILE", "where the plan is written (default plan.json)", 0, 0};
-  table[COUNT - 1] =
+  table[count++] =
       (even_option){0, "steps", EVEN_OPTION_INTEGER, &plan.steps, "N", "measuring steps (default 8)", 4, 10000};
-  if (!even_cli_begin(&usage, table, COUNT, argc, argv, -1, NULL, &operand, &code)) {
+  if (!even_cli_begin(&usage, table, count, argc, argv, -1, NULL, &operand, &code)) {
     return code;
   }
   if (operand >= argc) {

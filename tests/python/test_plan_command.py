@@ -85,6 +85,12 @@ def test_wrong_options(plan):
     assert done.returncode == 2 and "--steps" in done.stderr
 
 
+@pytest.mark.parametrize("words", [["--max-restarts", "2"], ["--port", "8080"], ["--no-monitor"], ["-q"]])
+def test_what_a_plan_decides_itself_is_no_option(plan, words):
+    done = plan(MEASURE, *words)
+    assert done.returncode == 2 and f"unknown option {words[0]}" in done.stderr
+
+
 # The two lines of a user's script; the second rank does four times the work on each sample.
 TRAIN = """
     import torch

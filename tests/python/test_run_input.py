@@ -40,6 +40,7 @@ from run_jobs import Run, write_checkpoint
         (["-n"], 2, ["--ranks wants N|auto", "--help"]),
         (["--port", "train.py"], 2, ["--port wants a whole number", "--help"]),
         (["--port", "99999", "train.py"], 2, ["99999", "65535"]),
+        (["--port", "8080", "train.py"], 2, ["--port 8080", "--no-monitor"]),
         (["--quiet=yes", "train.py"], 2, ["--quiet takes no value"]),
         (["--devices", "cpu:9999", "train.py"], 4, ["cpu:9999", "this host has"]),
         (["--devices", "tpu:0", "train.py"], 2, ["tpu:0", "cuda:K"]),
