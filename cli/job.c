@@ -210,23 +210,32 @@ static even_status close_monitor(running_job *job, int exit_code) {
   return EVEN_OK;
 }
 
+static bool user_asks(void) {
+  return even_signals_end_pending() != 0;
+}
+
+/* The exit code of a job that an error of its own ended; a signal that came while it was set up ends it as such. */
+static int code_of(even_status status) {
+  return status == EVEN_ERR_INTERRUPTED && user_asks() ? 128 + even_signals_end_pending()
+                                                       : even_status_exit_code(status);
+}
+
 static even_status open_and_run(running_job *job, int *exit_code) {
   uint64_t started = even_clock_ns();
   even_status status = open_monitor(job);
+  even_error first = *even_error_last();
   if (status == EVEN_OK) {
     if (job->monitor != NULL && !job->options->quiet && !job->options->json) {
       even_job_view_live(&job->view, on_live, job);
     }
     status = run(job, exit_code);
+    first = *even_error_last();
     even_job_view_settle(&job->view);
   }
   if (status == EVEN_OK) {
     status = close_monitor(job, *exit_code);
-  } else if (job->monitor != NULL) {
-    const even_error first = *even_error_last();
-    if (even_monitor_close(job->monitor, even_status_exit_code(status)) != EVEN_OK) {
-      even_error_clear();
-    }
+  } else {
+    (void)!even_monitor_close(job->monitor, code_of(status));
     (void)even_error_restore(&first); /* why the job failed is the news */
   }
   even_pipe_close(job->telemetry_fd);
@@ -234,10 +243,6 @@ static even_status open_and_run(running_job *job, int *exit_code) {
     tell_outcome(job, *exit_code, (double)(even_clock_ns() - started) * 1e-9);
   }
   return status;
-}
-
-static bool user_asks(void) {
-  return even_signals_end_pending() != 0;
 }
 
 int even_job_start(const even_job_options *options, char *const *environment, size_t count, char **words) {
@@ -263,8 +268,10 @@ int even_job_start(const even_job_options *options, char *const *environment, si
   }
   even_stop_when(NULL);
   if (status != EVEN_OK) {
-    exit_code = reader_paused ? even_status_exit_code(status) : even_cli_fail();
-    return status == EVEN_ERR_INTERRUPTED && user_asks() ? 128 + even_signals_end_pending() : exit_code;
+    if (!reader_paused) {
+      (void)even_cli_fail_of(status);
+    }
+    exit_code = code_of(status);
   }
   return exit_code;
 }

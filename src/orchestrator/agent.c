@@ -8,7 +8,6 @@
 #include "os/file.h"
 #include "os/path.h"
 #include "os/random.h"
-#include "os/sweep.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -244,9 +243,13 @@ static even_status run_attempts(even_job *job, even_fault_facts *ends, int *exit
       return EVEN_OK;
     }
     *exit_code = exit_code_of(&its);
-    EVEN_TRY(plan_restart(job, &its, &again));
-    if (!again) {
+    even_status status = plan_restart(job, &its, &again);
+    if (status == EVEN_ERR_INTERRUPTED && (job->interrupted = even_signals_end_pending()) != 0) {
+      *exit_code = 128 + job->interrupted; /* the signal is the news, not the checkpoint half read */
       return EVEN_OK;
+    }
+    if (status != EVEN_OK || !again) {
+      return status;
     }
   }
 }
@@ -271,22 +274,6 @@ static even_status check(const even_agent_params *params) {
   return EVEN_OK;
 }
 
-/* What must go with the job whatever ends the agent is known to the guardian before it exists. */
-static even_status open_guard(even_job *job) {
-  char mark[EVEN_SWEEP_MARK];
-  (void)snprintf(mark, sizeof mark, "EVENSTEP_JOB=%s", job->id);
-  EVEN_TRY(even_guardian_start(mark, &job->guardian));
-  EVEN_TRY(even_slowdown_open(job->params->devices, job->params->cpu_quota, job->id, &job->guardian, &job->slow));
-  if (job->slow.refused[0] != '\0') {
-    even_job_notice(
-        job,
-        "no CPU quota is permitted here (%s): busy neighbours on the same CPUs slow the ranks instead, about "
-        "as much",
-        job->slow.refused);
-  }
-  return EVEN_OK;
-}
-
 static even_status open_job(even_job *job) {
   EVEN_TRY(make_folders(job));
   EVEN_TRY(even_random_hex(job->id, 32));
@@ -298,7 +285,7 @@ static even_status open_job(even_job *job) {
   EVEN_TRY(even_progress_open(job->params->telemetry_fd, job->count, &job->progress));
   EVEN_TRY(even_process_adopt_orphans());
   EVEN_TRY(even_signals_open(&job->signals));
-  EVEN_TRY(open_guard(job));
+  EVEN_TRY(even_job_guard_open(job));
   EVEN_TRY(even_loop_open(&job->loop));
   return even_loop_add(&job->loop, &job->signal_watch, job->signals.fd, even_job_signals_ready, job);
 }

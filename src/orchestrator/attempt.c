@@ -7,7 +7,6 @@
 #include "os/file.h"
 #include "os/pipe.h"
 #include "os/port.h"
-#include "os/sweep.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -135,12 +134,15 @@ static void reap(even_job *job) {
   while (any) {
     even_status status = even_process_reap(&end, &any);
     if (status != EVEN_OK) {
-      job->failed = job->failed == EVEN_OK ? status : job->failed;
+      job->failure = job->failure.status == EVEN_OK ? *even_error_last() : job->failure;
       return;
     }
     even_job_rank *rank = any ? rank_of(job, end.pid) : NULL;
     if (rank == NULL) {
-      continue; /* an orphan of a rank, adopted: reaped, and that is all */
+      if (any) { /* the guardian, or an orphan of a rank, adopted: reaped, and that is all */
+        even_job_guard_ended(job, &end);
+      }
+      continue;
     }
     if (!end.stopped) {
       rank_ended(job, rank, &end);
@@ -189,7 +191,7 @@ static even_status turn(even_job *job) {
   EVEN_TRY(even_loop_turn(&job->loop, wait_ms));
   check_deadline(job);
   tick(job);
-  return job->failed;
+  return job->failure.status == EVEN_OK ? EVEN_OK : even_error_restore(&job->failure);
 }
 
 static void write_header(const even_job *job, int log, size_t rank, char *const *arguments) {
@@ -279,7 +281,7 @@ static even_status start_rank(even_job *job, size_t index, int port) {
   rank->alive = true;
   rank->output_open = true;
   job->alive++;
-  status = even_guardian_add_session(&job->guardian, rank->pid);
+  status = even_job_guard_rank(job, rank->pid);
   if (job->params->observer.rank_started != NULL) {
     job->params->observer.rank_started(job->params->observer.context, (int)index, process.pid);
   }
@@ -297,33 +299,6 @@ static void reset(even_job *job) {
   even_oom_watch_close(&job->oom);
   even_oom_watch_open(&job->oom);
   even_progress_begin(&job->progress);
-}
-
-void even_job_sweep(even_job *job) {
-  even_sweep sweep = {.session_count = job->count};
-  pid_t *sessions = NULL;
-  (void)snprintf(sweep.mark, sizeof sweep.mark, "EVENSTEP_JOB=%s", job->id);
-  if (EVEN_NEW_ARRAY(&sessions, job->count) != EVEN_OK) {
-    sweep.session_count = 0; /* the mark alone finds nearly all, and the guardian comes after us */
-    even_error_clear();
-  }
-  for (size_t i = 0; i < sweep.session_count; i++) {
-    sessions[i] = job->ranks[i].pid;
-  }
-  sweep.sessions = sessions;
-  if (even_sweep_kill(&sweep, 5000) > 0) {
-    even_job_notice(job, "processes of this job could not be ended; they carry %s in their environment", sweep.mark);
-  }
-  even_process_end end; /* orphans that were ours to reap */
-  bool any = true;
-  while (any && even_process_reap(&end, &any) == EVEN_OK) {
-  }
-  for (size_t i = 0; i < sweep.session_count; i++) {
-    if (sessions[i] > 0 && even_guardian_drop_session(&job->guardian, sessions[i]) != EVEN_OK) {
-      even_error_clear(); /* a guardian that is gone has nothing to forget */
-    }
-  }
-  even_free(sessions);
 }
 
 even_status even_job_run_attempt(even_job *job) {

@@ -61,7 +61,7 @@ typedef struct even_job {
   uint64_t deadline_ns; /* of the stage */
   int interrupted;      /* the signal by which the user ended the job, 0 */
   int interrupts;       /* how often Ctrl-C was pressed */
-  even_status failed;   /* first error of the agent itself inside a callback */
+  even_error failure;   /* first error of the agent itself inside a callback; EVEN_OK: none */
   uint64_t next_tick_ns;
 } even_job;
 
@@ -69,6 +69,12 @@ typedef struct even_job {
 even_status even_job_run_attempt(even_job *job) EVEN_MUST_USE;
 /* The facts of an ended rank, for src/fault. The texts belong to the job. */
 even_fault_facts even_job_facts(const even_job *job, size_t rank);
+/* Starts the guardian and what slows ranks down. */
+even_status even_job_guard_open(even_job *job) EVEN_MUST_USE;
+/* Tells the guardian of a rank's process; one that is gone is replaced. */
+even_status even_job_guard_rank(even_job *job, pid_t pid) EVEN_MUST_USE;
+/* A child that is no rank was reaped: where it is the guardian, another one is started; a neighbour is forgotten. */
+void even_job_guard_ended(even_job *job, const even_process_end *end);
 /* Kills what the ranks of the attempt left running. */
 void even_job_sweep(even_job *job);
 /* Frees what run_attempt left for the facts. */

@@ -38,7 +38,11 @@ void job_fixture_close(job_fixture *job) {
 }
 
 static void on_attempt(void *context, int attempt) {
-  even_text_format(&((job_fixture *)context)->seen, "attempt %d|", attempt);
+  job_fixture *job = context;
+  even_text_format(&job->seen, "attempt %d|", attempt);
+  if (job->on_attempt != NULL) {
+    job->on_attempt(job, attempt);
+  }
 }
 
 static void on_started(void *context, int rank, pid_t pid) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import signal
 
@@ -133,6 +134,32 @@ LEAVES_PROCESSES = """
 def pids_of(job: Job) -> list[int]:
     groups = job.wait_for(r"pids ([\d ]+)\n", times=2)
     return [int(pid) for group in groups for pid in group.split()]
+
+
+def guardian_of(job: Job) -> int:
+    """The child of the agent that runs the agent's own program."""
+    program = pathlib.Path(f"/proc/{job.process.pid}/exe").resolve()
+    found = []
+    for entry in pathlib.Path("/proc").iterdir():
+        try:
+            parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+            if parent == str(job.process.pid) and (entry / "exe").resolve() == program:
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    (guardian,) = found
+    return guardian
+
+
+def test_a_guardian_that_is_killed_is_replaced_by_one_that_knows_all(start, script) -> None:
+    job = start("-n", "2", "--log-rank", "all", script(LEAVES_PROCESSES), "killed")
+    pids = pids_of(job)
+    os.kill(guardian_of(job), signal.SIGKILL)
+    job.wait_for("another one watches now")
+    job.process.kill()
+    code, _ = job.finish()  # returns when the last process that holds the output has ended
+    assert code == -9
+    assert [pid for pid in pids if alive(pid)] == []
 
 
 def cgroups_left() -> list[str]:

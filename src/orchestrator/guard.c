@@ -1,0 +1,123 @@
+/* What must go with the job whatever ends the agent: the guardian is told of all of it, and replaced where it is
+ * killed; what the ranks of an attempt leave running is swept away. */
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "orchestrator/job.h"
+#include "os/sweep.h"
+
+#include <errno.h>
+#include <stdio.h>
+
+static even_status start_guardian(even_job *job) {
+  char mark[EVEN_SWEEP_MARK];
+  (void)snprintf(mark, sizeof mark, "EVENSTEP_JOB=%s", job->id);
+  return even_guardian_start(mark, &job->guardian);
+}
+
+even_status even_job_guard_open(even_job *job) {
+  EVEN_TRY(start_guardian(job));
+  EVEN_TRY(even_slowdown_open(job->params->devices, job->params->cpu_quota, !job->params->unpinned, job->id,
+                              &job->guardian, &job->slow));
+  if (job->slow.refused[0] != '\0') {
+    even_job_notice(
+        job,
+        "no CPU quota is permitted here (%s): busy neighbours on the same CPUs slow the ranks instead, about "
+        "as much",
+        job->slow.refused);
+  }
+  return EVEN_OK;
+}
+
+/* A new guardian knows of nothing yet. */
+static even_status tell_all(even_job *job) {
+  for (size_t i = 0; i < job->count; i++) {
+    if (job->ranks[i].alive) {
+      EVEN_TRY(even_guardian_add_session(&job->guardian, job->ranks[i].pid));
+    }
+  }
+  return even_slowdown_tell(&job->slow);
+}
+
+/* The guardian has ended, which it never does by itself while the agent lives. The training does not end with it. */
+static void replace(even_job *job) {
+  const even_error kept = *even_error_last();
+  long lost = (long)job->guardian.pid;
+  even_guardian_stop(&job->guardian);
+  even_status status = start_guardian(job);
+  if (status == EVEN_OK) {
+    status = tell_all(job);
+  }
+  if (status == EVEN_OK) {
+    even_job_notice(job, "the job's guardian (process %ld) has ended, killed perhaps: another one watches now", lost);
+  } else {
+    even_job_notice(job,
+                    "the job's guardian (process %ld) has ended and there is no other (%s): where evenstep is killed "
+                    "too, processes of the job may stay",
+                    lost, even_error_last()->what);
+  }
+  (void)even_error_restore(&kept);
+}
+
+even_status even_job_guard_rank(even_job *job, pid_t pid) {
+  const even_error kept = *even_error_last();
+  even_status status = even_guardian_add_session(&job->guardian, pid);
+  if (status == EVEN_OK || even_error_last()->system_error != EPIPE) {
+    return status;
+  }
+  (void)even_error_restore(&kept);
+  replace(job);
+  return EVEN_OK;
+}
+
+static void forget(even_job *job, const pid_t *sessions, size_t count) {
+  const even_error kept = *even_error_last();
+  for (size_t i = 0; i < count; i++) {
+    if (sessions[i] > 0) {
+      (void)!even_guardian_drop_session(&job->guardian, sessions[i]); /* one that is gone has nothing to forget */
+    }
+  }
+  (void)even_error_restore(&kept);
+}
+
+void even_job_guard_ended(even_job *job, const even_process_end *end) {
+  size_t rank = 0;
+  if (end->stopped) {
+    return;
+  }
+  if (end->pid == job->guardian.pid) {
+    replace(job);
+  } else if (even_slowdown_forget(&job->slow, end->pid, &rank)) {
+    forget(job, &end->pid, 1);
+    even_job_notice(job,
+                    "a busy neighbour of rank %zu (process %ld) has ended, killed perhaps: the rank is faster now than "
+                    "its --cpu-quota",
+                    rank, (long)end->pid);
+  }
+}
+
+void even_job_sweep(even_job *job) {
+  const even_error kept = *even_error_last(); /* of what ended the attempt, not of its cleaning up */
+  even_sweep sweep = {.session_count = job->count};
+  pid_t *sessions = NULL;
+  (void)snprintf(sweep.mark, sizeof sweep.mark, "EVENSTEP_JOB=%s", job->id);
+  if (EVEN_NEW_ARRAY(&sessions, job->count) != EVEN_OK) {
+    sweep.session_count = 0; /* the mark alone finds nearly all, and the guardian comes after us */
+  }
+  for (size_t i = 0; i < sweep.session_count; i++) {
+    sessions[i] = job->ranks[i].pid;
+  }
+  sweep.sessions = sessions;
+  if (even_sweep_kill(&sweep, 5000) > 0) {
+    even_job_notice(job, "processes of this job could not be ended; they carry %s in their environment", sweep.mark);
+  }
+  even_process_end end; /* orphans that were ours to reap */
+  bool any = true;
+  while (any && even_process_reap(&end, &any) == EVEN_OK) {
+    if (any) {
+      even_job_guard_ended(job, &end);
+    }
+  }
+  forget(job, sessions, sweep.session_count);
+  even_free(sessions);
+  (void)even_error_restore(&kept);
+}

@@ -1,0 +1,257 @@
+/* Jobs whose agent is disturbed: its guardian is killed, its calls fail, a signal comes while it reads. */
+#include "base/stop.h"
+#include "job_fixture.h"
+#include "os/calls.h"
+#include "os/signals.h"
+#include "support/fault.h"
+
+#include <errno.h>
+#include <math.h>
+#include <sched.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { MOST_FORKS = 64 };
+static pid_t forked[MOST_FORKS]; /* the guardian is the first */
+static size_t forks;
+static job_fixture *current;
+
+static pid_t remember(void) {
+  pid_t pid = even_os_real.fork();
+  if (pid > 0 && forks < MOST_FORKS) {
+    forked[forks++] = pid;
+  }
+  return pid;
+}
+
+static int open_job(void **state) {
+  current = malloc(sizeof *current);
+  assert_non_null(current);
+  job_fixture_open(current);
+  forks = 0;
+  even_os.fork = remember;
+  *state = current;
+  return 0;
+}
+
+static int close_job(void **state) {
+  fault_reset();
+  assert_int_equal(waitpid(-1, NULL, WNOHANG), -1); /* no child is left, whatever happened */
+  assert_int_equal(errno, ECHILD);
+  job_fixture_close(*state);
+  free(*state);
+  return 0;
+}
+
+/* It has ended, and the agent has not heard of it yet. */
+static void kill_unheard(pid_t pid) {
+  siginfo_t facts;
+  assert_int_equal(kill(pid, SIGKILL), 0);
+  assert_int_equal(waitid(P_PID, (id_t)pid, &facts, WEXITED | WNOWAIT), 0);
+}
+
+static void kill_the_first(job_fixture *job, int rank, const char *text) {
+  (void)job;
+  (void)rank;
+  if (strcmp(text, "up") == 0) {
+    assert_int_equal(kill(forked[0], SIGKILL), 0);
+  }
+}
+
+static void let_go_on_when_told(job_fixture *job) {
+  if (job_fixture_saw(job, "another one watches now") || job_fixture_saw(job, "notice a busy neighbour of rank 1 ")) {
+    job_fixture_touch(job, "told");
+  }
+}
+
+#define UNTIL_TOLD "echo up; until [ -e $FOLDER/told ]; do sleep 0.01; done; "
+
+static void a_guardian_that_is_killed_is_replaced(void **state) {
+  job_fixture *job = *state;
+  int code = -1;
+  job->max_restarts = 1;
+  job->on_line = kill_the_first;
+  job->on_tick = let_go_on_when_told;
+  const char *script =
+      "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; [ $RANK = 1 ] && exec sleep 600; " UNTIL_TOLD "kill -9 $$";
+  assert_int_equal(job_fixture_run(job, script, &code), EVEN_OK);
+  assert_int_equal(code, 0);
+  assert_true(job_fixture_saw(job, "attempt 1|"));
+}
+
+static void kill_it_before_the_restart(job_fixture *job, int attempt) {
+  (void)job;
+  if (attempt == 1) {
+    kill_unheard(forked[0]);
+  }
+}
+
+static void a_guardian_that_is_gone_at_a_restart_is_replaced(void **state) {
+  job_fixture *job = *state;
+  int code = -1;
+  job->max_restarts = 1;
+  job->on_attempt = kill_it_before_the_restart;
+  const char *script = "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; kill -9 $$";
+  assert_int_equal(job_fixture_run(job, script, &code), EVEN_OK);
+  assert_int_equal(code, 0);
+  assert_true(job_fixture_saw(job, "another one watches now"));
+}
+
+static void a_job_goes_on_where_no_guardian_can_be_had(void **state) {
+  job_fixture *job = *state;
+  int code = -1;
+  job->max_restarts = 1;
+  job->on_attempt = kill_it_before_the_restart;
+  /* the pipes of the two ranks of attempt 0 and of its guardian; then the replacement's */
+  const char *script = "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; kill -9 $$";
+  fault_os(FAULT_pipe2, 1 + 3 * 2 + 3 + 1, EMFILE);
+  even_os.fork = remember;
+  assert_int_equal(job_fixture_run(job, script, &code), EVEN_OK);
+  assert_int_equal(code, 0);
+  assert_true(job_fixture_saw(job, "there is no other (a pipe could not be made: Too many open files)"));
+}
+
+static int fails_beside_a_dead_guardian(int epoll, struct epoll_event *events, int count, int timeout_ms) {
+  (void)epoll;
+  (void)events;
+  (void)count;
+  (void)timeout_ms;
+  kill_unheard(forked[0]);
+  errno = EIO;
+  return -1;
+}
+
+static void the_error_is_known_after_the_cleaning_up(void **state) {
+  job_fixture *job = *state;
+  int code = -1;
+  even_os.epoll_wait = fails_beside_a_dead_guardian;
+  assert_int_equal(job_fixture_run(job, "exec sleep 600", &code), EVEN_ERR_SYSTEM);
+  assert_int_equal(even_error_last()->status, EVEN_ERR_SYSTEM);
+  assert_non_null(strstr(even_error_last()->what, "Input/output error"));
+}
+
+static pid_t reaps_nothing(pid_t pid, int *status, int options, struct rusage *usage) {
+  if (pid == -1) {
+    errno = EINVAL;
+    return -1;
+  }
+  return even_os_real.wait4(pid, status, options, usage);
+}
+
+/* A second between any two looks: what is done now and then is done each time. */
+static int leaping_clock(clockid_t clock, struct timespec *out) {
+  static time_t leap;
+  int result = even_os_real.clock_gettime(clock, out);
+  out->tv_sec += ++leap;
+  return result;
+}
+
+static void clear_the_record(job_fixture *job) {
+  (void)job;
+  even_error_clear(); /* as the monitor does, whose looks may fail */
+}
+
+static void the_error_is_known_after_a_tick(void **state) {
+  job_fixture *job = *state;
+  int code = -1;
+  job->on_tick = clear_the_record;
+  even_os.wait4 = reaps_nothing;
+  even_os.clock_gettime = leaping_clock;
+  assert_int_equal(job_fixture_run(job, "[ $RANK = 1 ] && exit 1; exec sleep 600", &code), EVEN_ERR_SYSTEM);
+  assert_int_equal(even_error_last()->status, EVEN_ERR_SYSTEM);
+  assert_non_null(strstr(even_error_last()->what, "children could not be waited for"));
+}
+
+static bool signalled;
+
+/* SIGTERM comes while the checkpoints are read for a restart. */
+static bool asks(void) {
+  if (!signalled && job_fixture_saw(current, "ended 1 ")) {
+    signalled = true;
+    assert_int_equal(raise(SIGTERM), 0);
+  }
+  return even_signals_end_pending() != 0;
+}
+
+static void a_signal_while_a_restart_reads_ends_as_that_signal(void **state) {
+  job_fixture *job = *state;
+  int code = -1;
+  signalled = false;
+  job->max_restarts = 1;
+  job_fixture_write_checkpoint(job, "step-9");
+  const char *script =
+      "[ $RANK = 0 ] && exec sleep 600; mkdir $FOLDER/checkpoints; mv $FOLDER/step-9 $FOLDER/checkpoints; kill -9 $$";
+  even_stop_when(asks);
+  assert_int_equal(job_fixture_run(job, script, &code), EVEN_OK);
+  even_stop_when(NULL);
+  assert_true(signalled);
+  assert_int_equal(code, 128 + SIGTERM);
+  assert_false(job_fixture_saw(job, "attempt 1|"));
+  assert_int_equal(even_signals_end_pending(), 0);
+}
+
+static int makes_no_groups(const char *path, mode_t mode) {
+  if (strstr(path, "-rank-") != NULL) {
+    errno = EACCES;
+    return -1;
+  }
+  return even_os_real.mkdir(path, mode);
+}
+
+static void kill_the_neighbour(job_fixture *job, int rank, const char *text) {
+  (void)job;
+  (void)rank;
+  if (strcmp(text, "up") == 0) {
+    assert_int_equal(kill(forked[1], SIGKILL), 0);
+  }
+}
+
+static size_t strangers_hit;
+
+static int watched_kill(pid_t pid, int number) {
+  strangers_hit += pid == forked[1];
+  return even_os_real.kill(pid, number);
+}
+
+/* Its number may be another's once it was reaped. */
+static void a_neighbour_that_ends_is_told_and_forgotten(void **state) {
+  job_fixture *job = *state;
+  int code = -1;
+  double quota[] = {(double)NAN, 0.5};
+  int32_t cpu = sched_getcpu();
+  job->quota = quota;
+  job->devices[1].cpus = &cpu;
+  job->devices[1].cpu_count = 1;
+  job->on_line = kill_the_neighbour;
+  job->on_tick = let_go_on_when_told;
+  strangers_hit = 0;
+  even_os.mkdir = makes_no_groups;
+  even_os.kill = watched_kill;
+  assert_int_equal(job_fixture_run(job, "[ $RANK = 0 ] || { " UNTIL_TOLD "}", &code), EVEN_OK);
+  assert_int_equal(code, 0);
+  assert_int_equal(strangers_hit, 0);
+}
+
+int main(void) {
+#define JOB_TEST(test) cmocka_unit_test_setup_teardown(test, open_job, close_job)
+  const struct CMUnitTest tests[] = {
+      JOB_TEST(a_guardian_that_is_killed_is_replaced),
+      JOB_TEST(a_guardian_that_is_gone_at_a_restart_is_replaced),
+      JOB_TEST(a_job_goes_on_where_no_guardian_can_be_had),
+      JOB_TEST(the_error_is_known_after_the_cleaning_up),
+      JOB_TEST(the_error_is_known_after_a_tick),
+      JOB_TEST(a_signal_while_a_restart_reads_ends_as_that_signal),
+      JOB_TEST(a_neighbour_that_ends_is_told_and_forgotten),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
