@@ -47,6 +47,13 @@ static void on_rank_started(void *context, int rank, pid_t pid) {
   }
 }
 
+static void on_rank_gone(void *context, int rank) {
+  running_job *job = context;
+  if (job->monitor != NULL) {
+    even_monitor_rank_gone(job->monitor, rank);
+  }
+}
+
 static void on_rank_ended(void *context, int rank, even_rank_end end, int code, const char *cause,
                           const char *traceback) {
   running_job *job = context;
@@ -100,6 +107,7 @@ static even_status run(running_job *job, int *exit_code) {
                                     .observer = {.context = job,
                                                  .attempt = on_attempt,
                                                  .rank_started = on_rank_started,
+                                                 .rank_gone = on_rank_gone,
                                                  .rank_ended = on_rank_ended,
                                                  .line = on_line,
                                                  .tick = on_tick,

@@ -84,6 +84,17 @@ void even_monitor_rank_started(even_monitor *monitor, int rank, pid_t pid) {
   (void)pthread_mutex_unlock(&monitor->lock);
 }
 
+void even_monitor_rank_gone(even_monitor *monitor, int rank) {
+  (void)pthread_mutex_lock(&monitor->lock);
+  (void)even_monitor_drain(monitor);
+  if (rank >= 0 && rank < monitor->state->ranks) {
+    even_state_rank *at = &monitor->state->rank[rank];
+    EVEN_HISTORY(even_database_rank(monitor->database, rank, at, monitor->state->attempt, true));
+    at->pid = 0;
+  }
+  (void)pthread_mutex_unlock(&monitor->lock);
+}
+
 void even_monitor_rank_ended(even_monitor *monitor, int rank, const char *cause) {
   (void)pthread_mutex_lock(&monitor->lock);
   (void)even_monitor_drain(monitor);

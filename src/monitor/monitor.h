@@ -38,6 +38,9 @@ const char *even_monitor_url(const even_monitor *monitor);
 even_status even_monitor_tick(even_monitor *monitor) EVEN_MUST_USE;
 void even_monitor_attempt(even_monitor *monitor, int attempt);
 void even_monitor_rank_started(even_monitor *monitor, int rank, pid_t pid);
+/* The rank's process is no more: it is not up from now on, and its number is looked at no longer. */
+void even_monitor_rank_gone(even_monitor *monitor, int rank);
+/* Why it ended, known when the attempt is over. */
 void even_monitor_rank_ended(even_monitor *monitor, int rank, const char *cause);
 /* The live view, `columns` wide, several lines, each ended by a newline (as `evenstep top` shows it too). */
 even_status even_monitor_view(even_monitor *monitor, int columns, bool colour, even_text *out) EVEN_MUST_USE;

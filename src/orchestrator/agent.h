@@ -23,6 +23,8 @@ typedef struct even_agent_observer {
   /* an attempt begins (0 for the first); the ranks are not started yet */
   void (*attempt)(void *context, int attempt);
   void (*rank_started)(void *context, int rank, pid_t pid);
+  /* the rank's process has ended; why is told by rank_ended, when all of the attempt have */
+  void (*rank_gone)(void *context, int rank);
   /* `cause` is one line: which rank, where, why; `traceback` the last lines of its output, "" when it ended well */
   void (*rank_ended)(void *context, int rank, even_rank_end end, int code, const char *cause, const char *traceback);
   /* a line of a rank's output, without its newline; `error` for stderr */

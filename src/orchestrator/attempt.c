@@ -90,6 +90,9 @@ static void rank_ended(even_job *job, even_job_rank *rank, const even_process_en
   job->order[job->ended++] = (size_t)(rank - job->ranks);
   job->alive--;
   even_rank_output_finish(&rank->output);
+  if (job->params->observer.rank_gone != NULL) {
+    job->params->observer.rank_gone(job->params->observer.context, rank->output.rank);
+  }
   if (rank->output.log_status != EVEN_OK) {
     even_job_notice(job, "the log of rank %d is not whole: %s", rank->output.rank,
                     even_status_text(rank->output.log_status));

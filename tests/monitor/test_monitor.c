@@ -10,6 +10,7 @@
 #include "base/stop.h"
 #include "monitor/analysis.h"
 #include "monitor/monitored.h"
+#include "monitor/parts.h"
 #include "monitor/report.h"
 #include "monitor/view.h"
 #include "os/calls.h"
@@ -88,6 +89,22 @@ static void committed_once_more(monitored *made) {
   do {
     assert_int_equal(even_monitor_tick(made->monitor), EVEN_OK);
   } while (even_clock_ns() < until);
+}
+
+/* Ranks may end at different times: one that is done is not up until the last has ended, too. */
+static void a_rank_that_is_gone_is_not_up(void **state) {
+  monitored *made = *state;
+  even_history *history = NULL;
+  monitored_start(made);
+  monitored_steps(made, 10, 8);
+  even_monitor_rank_gone(made->monitor, 1);
+  assert_int_equal(made->monitor->state->rank[0].pid, getpid());
+  assert_int_equal(made->monitor->state->rank[1].pid, 0);
+  even_monitor_rank_ended(made->monitor, 1, "ended with code 0");
+  assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
+  assert_int_equal(even_history_open(made->folder, &history), EVEN_OK);
+  assert_string_equal(even_history_state(history)->rank[1].cause, "ended with code 0");
+  even_history_close(history);
 }
 
 static void a_restart_is_told_apart(void **state) {
@@ -543,6 +560,7 @@ int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, monitored_set_up, monitored_tear_down)
   const struct CMUnitTest tests[] = {
       TEST(everything_comes_back),
+      TEST(a_rank_that_is_gone_is_not_up),
       TEST(a_restart_is_told_apart),
       TEST(a_restart_without_a_step_is_told),
       TEST(the_report_page_holds_its_data_safely),

@@ -45,6 +45,10 @@ static void on_attempt(void *context, int attempt) {
   }
 }
 
+static void on_gone(void *context, int rank) {
+  even_text_format(&((job_fixture *)context)->seen, "gone %d|", rank);
+}
+
 static void on_started(void *context, int rank, pid_t pid) {
   job_fixture *job = context;
   job->pids[rank] = pid;
@@ -97,6 +101,7 @@ even_status job_fixture_run(job_fixture *job, const char *script, int *exit_code
                                     .observer = {.context = job,
                                                  .attempt = on_attempt,
                                                  .rank_started = on_started,
+                                                 .rank_gone = on_gone,
                                                  .rank_ended = on_ended,
                                                  .line = on_line,
                                                  .tick = on_tick,

@@ -13,7 +13,7 @@ typedef struct job_fixture {
   char checkpoints[96];
   even_device devices[2];
   even_device_list list;
-  even_text seen; /* "attempt 0|started 0|line 1 text|ended 1 kind code cause|notice text|" */
+  even_text seen; /* "attempt 0|started 0|line 1 text|gone 1|ended 1 kind code cause|notice text|" */
   void (*on_attempt)(struct job_fixture *job, int attempt);             /* may be NULL */
   void (*on_line)(struct job_fixture *job, int rank, const char *text); /* may be NULL */
   void (*on_tick)(struct job_fixture *job);                             /* may be NULL */

@@ -110,6 +110,9 @@ static void one_that_nobody_waits_for_may_end(void **state) {
     assert_int_equal(code, 0);
     assert_true(job_fixture_saw(job, "line 0 whole|"));
     assert_true(job_fixture_saw(job, "ended 1 0 0 "));
+    /* who watches knows at once that it runs no longer, and why when all have ended */
+    const char *gone = strstr(job->seen.data, "gone 1|");
+    assert_true(gone != NULL && gone < strstr(job->seen.data, "line 0 alone|"));
   }
 }
 
