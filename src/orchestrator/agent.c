@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "checkpoint/reader.h"
 #include "orchestrator/job.h"
+#include "os/descriptors.h"
 #include "os/file.h"
 #include "os/path.h"
 #include "os/random.h"
@@ -274,7 +275,21 @@ static even_status check(const even_agent_params *params) {
   return EVEN_OK;
 }
 
+/* The agent holds a pipe for each of a rank's streams, and its log; a few more while it starts one, or sweeps. */
+static even_status make_room(even_job *job) {
+  enum { OF_A_RANK = 3, RESERVE = 32 };
+  even_status status = even_descriptors_raise(OF_A_RANK * (uint64_t)job->count + RESERVE, &job->descriptors_before);
+  if (status != EVEN_OK) {
+    (void)even_error_prefix("%zu ranks", job->count);
+    (void)even_error_fix(
+        "start fewer ranks, or raise the hard limit (`ulimit -Hn` as root, LimitNOFILE= of a service, --ulimit nofile= "
+        "of a container)");
+  }
+  return status;
+}
+
 static even_status open_job(even_job *job) {
+  EVEN_TRY(make_room(job));
   EVEN_TRY(make_folders(job));
   EVEN_TRY(even_random_hex(job->id, 32));
   EVEN_TRY(find_foreign(job));
@@ -297,6 +312,9 @@ static void close_job(even_job *job) {
   even_progress_close(&job->progress);
   even_loop_close(&job->loop);
   even_signals_close(&job->signals);
+  if (job->descriptors_before != 0) {
+    (void)even_descriptors_limit(job->descriptors_before);
+  }
   if (job->ranks != NULL) {
     even_job_forget_attempt(job);
   }

@@ -247,7 +247,8 @@ static even_status start_process(even_job *job, size_t index, const even_environ
                                 .cpu_count = job->params->unpinned ? 0 : device->cpu_count,
                                 .join = join,
                                 .inherit = &job->params->telemetry_fd,
-                                .inherit_count = job->params->telemetry_fd >= 0 ? 1 : 0};
+                                .inherit_count = job->params->telemetry_fd >= 0 ? 1 : 0,
+                                .descriptors = job->descriptors_before};
   even_status status = even_process_start(&params, process);
   if (status != EVEN_OK) {
     (void)even_error_prefix("rank %zu on %s", index, device->name);

@@ -35,6 +35,7 @@ typedef enum even_job_stage {
 
 typedef struct even_job {
   const even_agent_params *params;
+  uint64_t descriptors_before; /* the soft limit on open files that the agent raised; 0: it did not */
   char id[33];
   char host[64];
   even_text run_folder; /* absolute */

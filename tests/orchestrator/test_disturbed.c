@@ -242,6 +242,66 @@ static void a_neighbour_that_ends_is_told_and_forgotten(void **state) {
   assert_int_equal(strangers_hit, 0);
 }
 
+enum { MANY = 24 };
+
+static even_status run_many(const job_fixture *job, const char *script, even_agent_observer observer, int *code) {
+  even_device devices[MANY];
+  const even_device_list list = {devices, MANY};
+  char *const command[] = {(char *)"sh", (char *)"-c", (char *)(uintptr_t)script, NULL};
+  for (int i = 0; i < MANY; i++) {
+    devices[i] = job->devices[0];
+  }
+  const even_agent_params params = {.size = sizeof params,
+                                    .devices = &list,
+                                    .command = command,
+                                    .run_folder = job->run_folder,
+                                    .telemetry_fd = -1,
+                                    .observer = observer};
+  return even_agent_run(&params, code);
+}
+
+static void count_lines(void *context, int rank, bool error, const char *text, size_t length) {
+  (void)rank;
+  (void)error;
+  *(int *)context += length == 2 && strncmp(text, "40", 2) == 0;
+}
+
+/* The agent's limit is raised where the ranks need it; they themselves have the one that was. */
+static void many_ranks_fit_below_a_low_limit(void **state) {
+  struct rlimit before;
+  int code = -1;
+  int lines = 0;
+  assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const struct rlimit low = {.rlim_cur = 40, .rlim_max = before.rlim_max};
+  assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
+  const even_agent_observer observer = {.context = &lines, .line = count_lines};
+  even_status status = run_many(*state, "ulimit -n", observer, &code);
+  struct rlimit after;
+  assert_int_equal(getrlimit(RLIMIT_NOFILE, &after), 0);
+  assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+  assert_int_equal(status, EVEN_OK);
+  assert_int_equal(code, 0);
+  assert_int_equal(lines, MANY);
+  assert_int_equal(after.rlim_cur, 40);
+}
+
+static int hard_limit_of_64(int resource, struct rlimit *out) {
+  int result = even_os_real.getrlimit(resource, out);
+  out->rlim_cur = 40;
+  out->rlim_max = 64;
+  return result;
+}
+
+static void ranks_that_cannot_fit_are_refused_at_once(void **state) {
+  int code = -1;
+  even_os.getrlimit = hard_limit_of_64;
+  assert_int_equal(run_many(*state, "true", (even_agent_observer){.context = NULL}, &code), EVEN_ERR_SYSTEM);
+  assert_non_null(strstr(even_error_last()->what, "24 ranks: "));
+  assert_non_null(strstr(even_error_last()->what, "no more than 64"));
+  assert_non_null(strstr(even_error_last()->fix, "ulimit -Hn"));
+  assert_int_equal(forks, 0);
+}
+
 int main(void) {
 #define JOB_TEST(test) cmocka_unit_test_setup_teardown(test, open_job, close_job)
   const struct CMUnitTest tests[] = {
@@ -252,6 +312,8 @@ int main(void) {
       JOB_TEST(the_error_is_known_after_a_tick),
       JOB_TEST(a_signal_while_a_restart_reads_ends_as_that_signal),
       JOB_TEST(a_neighbour_that_ends_is_told_and_forgotten),
+      JOB_TEST(many_ranks_fit_below_a_low_limit),
+      JOB_TEST(ranks_that_cannot_fit_are_refused_at_once),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
