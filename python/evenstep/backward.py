@@ -20,6 +20,11 @@ _installed = False
 _active = False
 
 
+def in_backward() -> bool:
+    """Whether an observed pass is under way."""
+    return _active
+
+
 def observe_backward(observer: BackwardObserver | None) -> None:
     """Sets who is told; wraps the function on first use. Passes inside a pass (reentrant checkpointing) only report
     themselves as nested."""

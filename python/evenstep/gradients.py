@@ -58,6 +58,7 @@ class GradientSync:
         self._submitted: set[int] = set()
         self._refired = False
         self._open = False
+        self._ids = {id(p) for p in self.parameters}
         self._pending: float | None = None  # weight of what backward left in p.grad under no_sync
         self._stash: dict[int, torch.Tensor] | None = None
         self.enabled = True  # False under no_sync
@@ -163,6 +164,10 @@ class GradientSync:
         self._stash = None
         self._fired.clear()  # what came was thrown away
 
+    def has_any(self, ids: set[int]) -> bool:
+        """Whether one of these parameters (ids) is among those that it reduces."""
+        return not self._ids.isdisjoint(ids)
+
     def set_by_hand(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters, with their names, whose gradient is not where a round left it."""
         for index, parameter in enumerate(self.parameters[: self._dense]):
@@ -174,7 +179,19 @@ class GradientSync:
 
     def take_gradients(self) -> None:
         """What is in p.grad takes part in the round to come, as if a backward pass had made it."""
-        self._fired.update(index for index, parameter in enumerate(self.parameters) if parameter.grad is not None)
+        for index, parameter in enumerate(self.parameters):
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            self._fired.add(index)
+            if index in self._kept.own or gradient.requires_grad:
+                # It is to be written in place, and torch.autograd.grad may give expanded or shared memory.
+                parameter.grad = gradient.clone()
+
+    def taken(self) -> str | None:
+        """A parameter whose gradient of this pass is gone: a hook of the script has used it as this rank alone has it."""
+        gone = (self._names[index] for index in self._fired if self.parameters[index].grad is None)
+        return next(gone, None)
 
     def abandon(self) -> None:
         """A backward failed before anything was handed over, or counts nothing: what was there before it stays."""
@@ -251,11 +268,6 @@ class GradientSync:
 
     def _put(self, index: int, parameter: torch.Tensor, gradient: torch.Tensor | None) -> None:
         view = self.engine.views[index]
-        if gradient is None and index in self._fired:
-            raise EvenstepError(
-                f"the gradient of parameter {self._names[index]!r} was gone when backward ended: a hook of yours took "
-                "it (an optimizer inside backward?)\n  fix: call optimizer.step() after backward"
-            )
         if gradient is not None and gradient.requires_grad:  # create_graph=True: keep the graph, change the value
             gradient.data.copy_(view)
         elif index in self._kept.own and gradient is not None:

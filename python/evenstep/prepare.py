@@ -207,7 +207,7 @@ def _prepare_models(
         if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()):
             current.dummy_samples = 2  # one sample alone has no variance
     if models:
-        current.checks.watch_others(current.steps.syncs)
+        current.checks.watch_all(current.steps.syncs)
         current.steps.buffers = BufferSync(list(current.models.values()))
     for name, optimizer in optimizers.items():
         check_same_optimizer(group, name, optimizer)

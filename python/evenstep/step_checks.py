@@ -1,5 +1,5 @@
 """What is wrong with an optimizer's step before it is made: gradients that the ranks have not exchanged, parameters that
-es.prepare has not seen, an optimizer that it was not given."""
+es.prepare has not seen, an optimizer that it was not given, a backward that has not ended."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from evenstep._core import EvenstepError
+from evenstep.backward import in_backward
 from evenstep.gradients import GradientSync
 
 
@@ -21,7 +22,7 @@ class StepChecks:
     def __init__(self) -> None:
         self._optimizers: list[Optimizer] = []
         self._counts: dict[int, int] = {}  # parameters of each, by id, when es.prepare saw it
-        self._rounds: dict[int, list[int]] = {}  # of each model's gradients, at each optimizer's last step
+        self._rounds: dict[tuple[int, str], int] = {}  # (id, model): its gradients' rounds at the optimizer's last step
         self._hook: Any = None
         self._seen: set[int] = set()  # optimizers, by id
 
@@ -34,18 +35,13 @@ class StepChecks:
         if _parameters_in(optimizer) != self._counts[id(optimizer)]:
             self._check_parameters(optimizer, models, syncs)
             self._counts[id(optimizer)] = _parameters_in(optimizer)
+        steps_on = _ids(optimizer)
         for sync in syncs:
-            if sync.unsynchronised:
-                raise EvenstepError(
-                    f"optimizer.step() after a backward of model {sync.name!r} under es.no_sync, whose gradients the "
-                    "ranks have not exchanged\n  fix: leave the last backward before the step outside es.no_sync"
-                )
-        rounds = [sync.rounds for sync in syncs]
-        before = self._rounds.get(id(optimizer), [0] * len(rounds))
-        still = [sync for sync, now, then in zip(syncs, rounds, before) if now == then]
-        if still:
-            _check_made_by_backward(optimizer, still)
-        self._rounds[id(optimizer)] = rounds
+            key = (id(optimizer), sync.name)
+            if (sync.unsynchronised or self._rounds.get(key, 0) == sync.rounds) and sync.has_any(steps_on):
+                _check_exchanged(sync)
+                _check_made_by_backward(sync, steps_on)
+            self._rounds[key] = sync.rounds
 
     def _check_parameters(self, optimizer: Optimizer, models: Iterable[nn.Module], syncs: list[GradientSync]) -> None:
         known = {id(p) for sync in syncs for p in sync.parameters}
@@ -58,11 +54,14 @@ class StepChecks:
                 "  fix: build the whole model and its optimizer before es.prepare"
             )
 
-    def watch_others(self, syncs: list[GradientSync]) -> None:
-        """Warns, once each, of optimizers that were not prepared though their parameters were, and no prepared one has
-        these (one inside another, as SAM's, is no news)."""
+    def watch_all(self, syncs: list[GradientSync]) -> None:
+        """Refuses every step on prepared parameters inside backward. Warns, once each, of optimizers that were not
+        prepared though their parameters were, and no prepared one has these (one inside another, as SAM's, is no
+        news)."""
 
         def before_any_step(optimizer: Optimizer, *_: Any) -> None:
+            if in_backward():
+                _check_outside_backward(optimizer, syncs)
             if id(optimizer) in self._seen:
                 return
             self._seen.add(id(optimizer))
@@ -79,12 +78,29 @@ class StepChecks:
             self._hook = register_optimizer_step_pre_hook(before_any_step)
 
 
-def _check_made_by_backward(optimizer: Optimizer, syncs: list[GradientSync]) -> None:
-    """No backward pass has made these models' gradients since the step before."""
+def _check_outside_backward(optimizer: Optimizer, syncs: list[GradientSync]) -> None:
     steps_on = _ids(optimizer)
     for sync in syncs:
-        name = next((name for name, p in sync.set_by_hand() if id(p) in steps_on), None)
-        if name is not None:
+        if sync.has_any(steps_on):
+            raise EvenstepError(
+                f"{type(optimizer).__name__}.step() inside backward, in a hook, on parameters of model {sync.name!r} "
+                "whose gradients the ranks have not exchanged yet\n  fix: call optimizer.step() after backward"
+            )
+
+
+def _check_exchanged(sync: GradientSync) -> None:
+    if sync.unsynchronised:
+        raise EvenstepError(
+            f"optimizer.step() after a backward of model {sync.name!r} under es.no_sync, whose gradients the ranks have "
+            "not exchanged\n  fix: leave the last backward before the step outside es.no_sync"
+        )
+
+
+def _check_made_by_backward(sync: GradientSync, steps_on: set[int]) -> None:
+    """No backward pass has made this model's gradients since the step before."""
+    for name, parameter in sync.set_by_hand():
+        # zeros are no gradient: some make the optimizer's state by a step with them
+        if id(parameter) in steps_on and parameter.grad is not None and bool(parameter.grad.any()):
             raise EvenstepError(
                 f"optimizer.step() with gradients that no backward pass made (parameter {name!r} of model "
                 f"{sync.name!r}), which the ranks have not exchanged\n"

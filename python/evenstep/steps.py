@@ -243,12 +243,16 @@ class Steps:
         self._undecided.clear()
         self._batch_start = end
         enabled = [sync for sync in self.syncs if sync.enabled]
+        taken = self._taken()
+        if taken and not enabled:  # no vote comes in which the other ranks hear of it
+            self._break(taken)
+            raise self._no_gradient(taken)
         for sync in self.syncs:
             if not sync.enabled:
                 sync.after_unsynchronised()
         if enabled:
             try:
-                self._synchronise(end, weight)
+                self._synchronise(end, weight, taken)
             except BaseException as error:
                 self._broken = self._broken or str(error).splitlines()[0]
                 raise
@@ -289,12 +293,27 @@ class Steps:
             records = self.group.exchange(ballot.pack())
         return [vote.unpack(record) for record in records]
 
-    def _synchronise(self, end: int, weight: float) -> None:
+    def _taken(self) -> str:
+        """Which gradient a hook took away before backward ended, in words; "" for none."""
+        for sync in self.syncs:
+            name = sync.taken()
+            if name is not None:
+                return f"the gradient of parameter {name!r} of model {sync.name!r} was gone when backward ended"
+        return ""
+
+    @staticmethod
+    def _no_gradient(why: str) -> EvenstepError:
+        return EvenstepError(
+            f"{why}: a hook of yours took it before the ranks had exchanged it (an optimizer inside backward?)\n"
+            "  fix: call optimizer.step() after backward; freeze parameters by requires_grad_(False)"
+        )
+
+    def _synchronise(self, end: int, weight: float, taken: str) -> None:
         self._backward_count += 1
         self._changed = self.buffers.changed() if self.buffers is not None else []
         blocked = self.blocked_ns() - self._blocked_reference
         busy = end - self._reference - blocked - (self._apart - self._apart_reference)
-        flags = vote.WANTS_CHECKPOINT if self.wants_checkpoint else 0
+        flags = (vote.WANTS_CHECKPOINT if self.wants_checkpoint else 0) | (vote.TAKEN if taken else 0)
         ballots = self._exchange(weight, max(0, busy), flags)
         failed = vote.failed(ballots)
         if failed:
@@ -303,6 +322,9 @@ class Steps:
                 f"backward failed on rank {failed[0]}, not on rank {self.group.rank}, so the ranks are no longer in "
                 "step\n  fix: the error is in that rank's output; where a batch may fail, catch it before backward"
             )
+        took = vote.took(ballots)
+        if took:
+            raise self._no_gradient(taken or f"a gradient of rank {took[0]} was gone when backward ended")
         self.ballots = ballots
         vote.check(self.ballots)
         self.checkpoint_agreed = bool(self.ballots[0].flags & vote.WANTS_CHECKPOINT)

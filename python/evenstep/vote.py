@@ -11,6 +11,7 @@ from evenstep._core import EvenstepError
 _FORMAT = struct.Struct("<qqqqdddQQQQIIi")
 
 WANTS_CHECKPOINT = 1
+TAKEN = 2  # a hook took a gradient away before this rank's backward ended
 FAILED = 4  # this rank's backward raised an error before it made a gradient
 
 
@@ -66,6 +67,11 @@ def _odd_ranks(values: Sequence[object]) -> str:
 def failed(ballots: Sequence[Ballot]) -> list[int]:
     """The ranks whose backward raised an error."""
     return [rank for rank, ballot in enumerate(ballots) if ballot.flags & FAILED]
+
+
+def took(ballots: Sequence[Ballot]) -> list[int]:
+    """The ranks on which a hook took a gradient away."""
+    return [rank for rank, ballot in enumerate(ballots) if ballot.flags & TAKEN]
 
 
 def check(ballots: Sequence[Ballot]) -> None:

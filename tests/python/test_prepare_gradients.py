@@ -115,15 +115,36 @@ def test_autograd_grad_is_left_alone(watched: tuple[Shared, Steps]) -> None:
     assert torch.equal(gradient, torch.ones(3, dtype=torch.float64)) and model.first.bias.grad is None
 
 
-def test_an_optimizer_inside_backward_is_refused(watched: tuple[Shared, Steps]) -> None:
+def test_a_hook_that_takes_the_gradient_is_refused(watched: tuple[Shared, Steps]) -> None:
+    """Registered after es.prepare: it runs when the gradient is with the engine."""
     model, _ = watched
-
-    def step_now(parameter: torch.Tensor) -> None:
-        parameter.grad = None
-
-    model.first.bias.register_post_accumulate_grad_hook(step_now)
-    with pytest.raises(EvenstepError, match="a hook of yours took it"):
+    model.first.bias.register_post_accumulate_grad_hook(take)
+    with pytest.raises(
+        EvenstepError, match=r"parameter 'first\.bias' of model 'model' was gone .*a hook of yours took it"
+    ):
         model.first(torch.ones(1, 3, dtype=torch.float64)).sum().backward()
+
+
+@pytest.mark.parametrize("enabled", [True, False], ids=["", "under no_sync"])
+def test_a_hook_that_was_there_first_is_refused(enabled: bool) -> None:
+    """Registered before es.prepare: no rank ever hands the gradient over."""
+    model = nn.Linear(3, 1)
+    model.bias.register_post_accumulate_grad_hook(take)
+    steps = Steps(_Alone(), _core.Telemetry(-1, 0))
+    steps.syncs.append(GradientSync("model", model, Hasty(list(model.parameters())), steps))
+    steps.syncs[0].enabled = enabled
+    observe_backward(steps)
+    try:
+        with pytest.raises(EvenstepError, match="parameter 'bias' of model 'model' was gone when backward ended"):
+            model(torch.ones(1, 3)).sum().backward()
+        with pytest.raises(EvenstepError, match="no longer in step"):
+            model(torch.ones(1, 3)).sum().backward()
+    finally:
+        observe_backward(None)
+
+
+def take(parameter: torch.Tensor) -> None:
+    parameter.grad = None
 
 
 def test_loss_that_is_no_number_is_unknown(watched: tuple[Shared, Steps]) -> None:
