@@ -4,7 +4,6 @@ step committed when the optimizer steps; and the times of all that."""
 from __future__ import annotations
 
 import math
-import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -12,21 +11,15 @@ import torch
 
 from evenstep import _core, vote
 from evenstep._core import EvenstepError
+from evenstep.fetched import FetchedBatches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from evenstep.buffers import BufferSync, Change
     from evenstep.gradients import GradientSync
     from evenstep.group import Group
     from evenstep.loader import BatchPlan, EvenLoader
-
-
-def _reference(batch: Any) -> Callable[[], Any] | None:
-    """To the batch's first tensor: gives None once it is gone."""
-    while isinstance(batch, (list, tuple, dict)) and batch:
-        batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
-    return weakref.ref(batch) if isinstance(batch, torch.Tensor) else None
 
 
 def loss_of(tensors: Any) -> float:
@@ -59,9 +52,7 @@ class Steps:
         self.checkpoint_agreed = False  # rank 0 asked for one in the last vote
         self._weight: float | None = None  # from set_weight
         self.empty = False  # set_weight: the next backward counts nothing on any rank
-        self._undecided: list[
-            tuple[BatchPlan, Callable[[], Any] | None]
-        ] = []  # batches that came since the last backward
+        self._fetched = FetchedBatches()
         self._backward_count = 0
         self._checksum = 0
         self._samples = self._total = self._batches = 0
@@ -135,10 +126,10 @@ class Steps:
     def pause(self, loader: EvenLoader | None = None) -> None:
         """A loader's epoch ended: what comes until the next batch is asked for is no training, and a backward on other
         data has not the last batch's weight."""
-        if self.plan is not None and self.plan.loader is loader:
-            if not any(plan is self.plan for plan, _ in self._undecided):
+        if loader is not None:
+            if self.plan is not None and self.plan.loader is loader and not self._fetched.has(self.plan):
                 self.plan = None
-            self._undecided = [one for one in self._undecided if one[0].loader is not loader]
+            self._fetched.end(loader)
         self._paused = (_core.clock_ns(), self.blocked_ns())
 
     def unpause(self) -> None:
@@ -153,7 +144,7 @@ class Steps:
     def batch_arrives(self, plan: BatchPlan, asked_ns: int, batch: Any = None) -> None:
         now = _core.clock_ns()
         self.telemetry.span(_core.SPAN_DATA, self.step, asked_ns, now - asked_ns)
-        self._undecided.append((plan, _reference(batch)))
+        self._fetched.add(plan, batch)
         self.plan = self.last_plan = plan
         self._batch_start = now
         self._checksum = (self._checksum * 31 + plan.checksum + plan.total) & 0xFFFFFFFFFFFFFFFF
@@ -171,28 +162,13 @@ class Steps:
                 f"the ranks are no longer in step: {self._broken}\n  fix: end the job; it goes on from its checkpoint"
             )
         if self._weight is None:
-            self._check_one_weight()
+            self._fetched.check_one_weight()
         now = self._backward_start = _core.clock_ns()
         if self.plan is not None:
             self.telemetry.span(_core.SPAN_FORWARD, self.step, self._batch_start, now - self._batch_start)
         self._loss_value = loss_of(losses)
         for sync in self.syncs:
             sync.before_backward(self.empty)
-
-    def _check_one_weight(self) -> None:
-        """One backward has one weight: batches with other shares must not be in it."""
-        last = self.plan
-        for plan, batch in self._undecided:
-            assert last is not None
-            # A batch that is gone was skipped, and one of an iteration that has ended was only looked at.
-            used = plan.loader is not last.loader if batch is None else batch() is not None
-            if used and plan.weight != last.weight:
-                raise EvenstepError(
-                    f"two batches came before one backward of which this rank has different parts, {plan.samples} of "
-                    f"{plan.total} samples and {last.samples} of {last.total}, so its gradient has no one weight\n"
-                    "  fix: call backward for each batch before the next is fetched; or give the loaders one batch_size "
-                    "and drop_last=True; or run with --policy equal"
-                )
 
     def nested_backward(self) -> None:
         for sync in self.syncs:
@@ -224,7 +200,7 @@ class Steps:
             self._break(f"backward failed on rank {self.group.rank} ({name}), not on rank {others[0]}")
             return
         self._weight, self.empty = None, False
-        self._undecided.clear()
+        self._fetched.used()
         for sync in self.syncs:
             sync.abandon()
 
@@ -240,7 +216,7 @@ class Steps:
         if weight > 0:
             self._loss_sum += weight * self._loss_value
         self.telemetry.span(_core.SPAN_BACKWARD, self.step, self._backward_start, end - self._backward_start)
-        self._undecided.clear()
+        self._fetched.used()
         self._batch_start = end
         enabled = [sync for sync in self.syncs if sync.enabled]
         taken = self._taken()

@@ -198,6 +198,34 @@ def common_trunk(unsynchronised: int) -> Callable[[Prepared], list[nn.Module]]:
     return run
 
 
+def one_accumulates(prepared: Prepared) -> list[nn.Module]:
+    """Two models; one steps at every batch, also while the other is under no_sync."""
+    first, second = build(), build()
+    first, second, slow, fast, loader = prepared(first, second, sgd(first), sgd(second), loader_of())
+    for number, (x, y) in enumerate(loader):
+        with prepared.no_sync(number % 2 == 0, first):
+            square(first, x, y).backward()
+            square(second, x, y).backward()
+        fast.step()
+        fast.zero_grad()
+        if number % 2:
+            slow.step()
+            slow.zero_grad()
+    return [first, second]
+
+
+def kept_batches(prepared: Prepared) -> list[nn.Module]:
+    """A list of the loader is trained on twice: all batches have the same shares."""
+    model = build()
+    model, optimizer, loader = prepared(model, sgd(model), loader_of(), shares=None)
+    batches = list(loader)
+    for x, y in batches * 2:
+        optimizer.zero_grad()
+        square(model, x, y).backward()
+        optimizer.step()
+    return [model]
+
+
 class Moving:
     """A balancer with other shares after every observation."""
 
@@ -275,6 +303,8 @@ CASES: dict[str, Callable[[Prepared], list[nn.Module]]] = {
     "set_by_hand": set_by_hand,
     "common_trunk": common_trunk(0),
     "common_trunk_no_sync": common_trunk(2),
+    "one_accumulates": one_accumulates,
+    "kept_batches": kept_batches,
     "pairs": pairs(skipped=4),
     "pairs_ahead": pairs(num_workers=1, prefetch_factor=3),
     "two_loaders": side_by_side({}, {}),

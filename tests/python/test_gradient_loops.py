@@ -37,8 +37,95 @@ def test_batches_of_unequal_parts_are_refused_in_one_backward(run_ranks: Callabl
         sum(model(x).mean() for (x,) in batches).backward()
     """
     for result in run_ranks(code, check=False):
-        assert "two batches came before one backward of which this rank has different parts" in result.stderr
+        assert "of which the ranks have different parts, [6, 6] and [3, 9] samples" in result.stderr
         assert "fix: call backward for each batch before the next is fetched" in result.stderr
+
+
+KEPT = {
+    "a list of the loader": "list(loader)",
+    "copies": "[(x.double(),) for (x,) in loader]",
+    "a class of its own": "list(map(Own, loader))",
+    "flushed after the loop": "[next(batches), next(batches), *batches]",
+}
+
+
+@pytest.mark.parametrize("kept", KEPT.values(), ids=KEPT)
+def test_batches_of_unequal_parts_kept_past_their_iteration_are_refused(
+    run_ranks: Callable[..., list[Any]], kept: str
+) -> None:
+    code = f"""
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+    import evenstep as es
+
+    class Own:
+        def __init__(self, batch):
+            self.x = batch[0]
+        def __iter__(self):
+            return iter((self.x.double(),))
+
+    model = nn.Linear(1, 1).double()
+    data = TensorDataset(torch.arange(9.0)[:, None])
+    loader = DataLoader(data, batch_size=4, collate_fn=lambda rows: [torch.stack([x for x, in rows]).float()])
+    model, loader = es.prepare(model, loader)
+    batches = iter(loader)
+    kept = {kept}
+    for (x,) in kept:
+        model(x.double()).mean().backward()
+    """
+    for result in run_ranks(code, check=False):
+        assert "a backward on batches that were kept from an iteration that has ended" in result.stderr
+        assert "have different parts, [2, 2] and [1, 0] samples" in result.stderr
+        assert "fix: iterate over the prepared loader in every epoch" in result.stderr
+
+
+TAKERS = {
+    "the tutorial's, before es.prepare": (
+        "register(step); es.prepare(model)",
+        "SGD.step() inside backward, in a hook, on parameters of model 'model'",
+    ),
+    "prepared, after es.prepare": (
+        "es.prepare(model, *optimizers.values()); register(step)",
+        "SGD.step() inside backward, in a hook, on parameters of model 'model'",
+    ),
+    "no optimizer, on one rank": (
+        "if es.rank() == 1: register(descend)\nes.prepare(model)",
+        "was gone when backward ended: a hook of yours took it before the ranks had exchanged it",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TAKERS)
+def test_steps_inside_backward_are_refused_on_all_ranks(run_ranks: Callable[..., list[Any]], name: str) -> None:
+    code, words = TAKERS[name]
+    head = """
+import torch
+from torch import nn
+import evenstep as es
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+
+def step(p):
+    optimizers[p].step()
+    optimizers[p].zero_grad()
+
+def descend(p):
+    p.data.add_(p.grad, alpha=-0.1)
+    p.grad = None
+
+def register(hook):
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(hook)
+
+"""
+    tail = "\nmodel(torch.full((3, 2), 1.0 + es.rank())).mean().backward()\n"
+    for result in run_ranks(head + code + tail, check=False):
+        assert result.returncode != 0
+        assert words in result.stderr
+        assert "fix: call optimizer.step() after backward" in result.stderr
 
 
 def test_gradients_set_by_hand_are_refused_until_they_are_exchanged(run_ranks: Callable[..., list[Any]]) -> None:
@@ -66,6 +153,9 @@ def test_gradients_set_by_hand_are_refused_until_they_are_exchanged(run_ranks: C
     assert model.weight.grad.tolist() == [[1.5, 1.5]], model.weight.grad
     optimizer.step()
     optimizer.step()  # once more with the same: whole already
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)  # as torch.distributed.checkpoint does, for the optimizer to make its state
+    optimizer.step()
     set_gradients()
     assert refused()
     optimizer.zero_grad()
@@ -73,6 +163,40 @@ def test_gradients_set_by_hand_are_refused_until_they_are_exchanged(run_ranks: C
     model(torch.ones(3, 2)).mean().backward()
     model.weight.grad = model.weight.grad.sign()  # gradients that backward made, changed
     optimizer.step()
+
+    later = nn.Linear(2, 1)
+    es.prepare(later)
+    optimizer.zero_grad()
+    optimizer.add_param_group({"params": list(later.parameters())})
+    for p in later.parameters():
+        p.grad = torch.ones_like(p)
+    try:
+        optimizer.step()  # whose last step was before this model came
+        raise SystemExit("not refused")
+    except es.EvenstepError as error:
+        assert "parameter 'weight' of model 'model_1'" in str(error), error
+    """
+    run_ranks(code)
+
+
+def test_gradients_set_by_hand_where_earlier_ones_were_kept(run_ranks: Callable[..., list[Any]]) -> None:
+    code = """
+    import torch
+    from torch import nn
+    import evenstep as es
+
+    model = nn.Linear(2, 1)
+    model, optimizer = es.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    for _ in range(2):  # found kept, each gets its gradients as memory of its own
+        model(torch.ones(3, 2)).sum().backward()
+        kept = [p.grad for p in model.parameters()]
+        optimizer.zero_grad()
+    one = torch.full((1,), es.rank() + 1.0)
+    model.weight.grad = one.expand(1, 2)  # as of a sum; and the same memory for both
+    model.bias.grad = one
+    es.exchange_gradients()
+    assert model.weight.grad.tolist() == [[1.5, 1.5]] and model.bias.grad.tolist() == [1.5], model.weight.grad
+    assert one.tolist() == [es.rank() + 1.0] and kept[0].tolist() == [[3.0, 3.0]]
     """
     run_ranks(code)
 
