@@ -14,6 +14,7 @@ import torch.distributed as dist
 from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.environment import Environment
+from evenstep.rendezvous import open_group
 
 
 class Group(Protocol):
@@ -195,10 +196,6 @@ class Bootstrap:
 
     def shared(self, arena_bytes: int, purpose: str) -> _core.Comm | None:
         """An engine group of all ranks, or None where they are not all on one host."""
-        try:
-            from evenstep.rendezvous import open_group
-        except ImportError:
-            return None
         self._opened += 1
         return open_group(
             dist.distributed_c10d._get_default_store(),

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class _Alone:
-    """The group of a process outside any job."""
+    """The group of a process outside any job, and of a rank until it has found the others."""
 
     rank, ranks = 0, 1
 
@@ -90,26 +90,31 @@ class Session:
         return self.environment.in_job
 
     def join(self) -> None:
-        """Finds the other ranks; once."""
+        """Finds the other ranks, which must come too; once. Every collective call does so first: es.prepare may come
+        later (`if es.is_main(): download()`, `es.barrier()`)."""
         if self.bootstrap is None and self.in_job:
             # the agent ends the wait when a rank for which it is has ended
-            self.telemetry.event(_core.EVENT_JOINING, self.step, words="waits for all in es.prepare")
-            self.bootstrap = Bootstrap(self.environment)
-            self.bootstrap.start()
-            self.group = self.steps.group = self.bootstrap.control()
+            self.telemetry.event(_core.EVENT_JOINING, self.step, words="waits for all ranks")
+            bootstrap = Bootstrap(self.environment)
+            bootstrap.start()
+            self.group = self.steps.group = bootstrap.control()
+            self.bootstrap = bootstrap
             self.telemetry.event(_core.EVENT_JOINED, self.step, words="all ranks have come")
             self.devices = [name.decode() for name in gather_bytes(self.group, self.environment.device.encode())]
 
     def barrier(self) -> None:
         """Returns when all ranks have come."""
+        self.join()
         with self.steps.blocking():
             self.group.barrier()
 
     def broadcast_bytes(self, data: bytes | None, root: int = 0) -> bytes:
+        self.join()
         with self.steps.blocking():
             return broadcast_bytes(self.group, data, root)
 
     def all_gather_bytes(self, data: bytes) -> list[bytes]:
+        self.join()
         with self.steps.blocking():
             return gather_bytes(self.group, data)
 
@@ -350,7 +355,9 @@ def set_weight(amount: float) -> None:
 
     The gradients of the next backward are then those of the mean over all ranks' things.
     """
-    session().steps.set_weight(float(amount))
+    current = session()
+    current.join()
+    current.steps.set_weight(float(amount))
 
 
 def exchange_gradients() -> None:
