@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,17 +18,20 @@ from evenstep.session import session
 
 
 def _default_weight() -> float:
-    latest = session().latest
-    return float(latest.samples) if latest is not None else 1.0
+    current = session()
+    last = current.latest or current.steps.last_plan
+    return float(last.samples) if last is not None else 1.0
 
 
 def reduce_mean(value: Any, weight: float | None = None) -> Any:
     """The mean of `value` (a number or a tensor) over all ranks, weighted. Collective.
 
-    weight: how many things this rank's value is a mean over; by default the samples of its share of the last batch. A
-    rank with weight 0 counts nothing, NaN included. Returns a number for a number, else a tensor without gradient.
+    weight: how many things this rank's value is a mean over; by default the samples of its share of the batch that the
+    loop is at, after the loop of the last training batch. A rank with weight 0 counts nothing, NaN included. Returns a
+    number for a number, else a tensor without gradient.
     """
     current = session()
+    current.join()
     amount = _default_weight() if weight is None else float(weight)
     if not (amount >= 0 and math.isfinite(amount)):
         raise ValueError(f"es.reduce_mean(weight={weight!r}): give a number >= 0")
@@ -49,25 +52,32 @@ def reduce_mean(value: Any, weight: float | None = None) -> Any:
     return mean.reshape(tensor.shape).to(tensor.device, dtype)
 
 
-def gather(tensor: torch.Tensor) -> torch.Tensor:
+def gather(tensor: torch.Tensor, *, batch: bool = True) -> torch.Tensor:
     """The ranks' rows (dimension 0, any number each) one after the other, on every rank. Collective.
 
-    Rows of a prepared loader's batch come out in the order of the samples of the global batch. A rank that ran a dummy
-    sample brings none.
+    Rows of a prepared loader's batch come out in the order of the samples of the global batch. In the loop over one, the
+    rows of a rank whose batch is a dummy sample are left out, however many it made of it: they are no sample's.
+
+    batch: False where the rows are not those of the loop's batch (one value a rank, rows collected over several
+    batches): every rank's come.
     """
     current = session()
+    current.join()
     if tensor.dim() == 0:
         raise EvenstepError("es.gather needs a tensor with rows\n  fix: give tensor[None] for a single number")
     if not current.in_job:
         return tensor.detach()
     latest = current.latest
-    if latest is not None and latest.samples == 0 and tensor.shape[0] <= current.dummy_samples:
+    if batch and latest is not None and latest.samples == 0:
         tensor = tensor[:0]
     rows = tensor.detach().cpu().contiguous()
     with current.steps.blocking():
         shapes = gather_objects(current.group, (tuple(rows.shape), str(rows.dtype)))
         if len({(shape[1:], dtype) for shape, dtype in shapes}) > 1:
-            raise EvenstepError(f"es.gather: the ranks' rows differ in shape or dtype: {shapes}")
+            raise EvenstepError(
+                f"es.gather: the ranks' rows differ in shape or dtype: {shapes}\n"
+                "  fix: pad the rows to one shape on all ranks, and give all one dtype"
+            )
         width = math.prod(rows.shape[1:])
         flat = current.group.gather_rows(rows.reshape(-1), [shape[0] * width for shape, _ in shapes])
     total = sum(shape[0] for shape, _ in shapes)
@@ -104,14 +114,13 @@ def evaluate(model: nn.Module, loader: Any, fn: Callable[[nn.Module, Any], Any])
 
     fn(model, batch) gives a number or tensor, or a dict of them: one value a sample (first dimension), or one mean over
     the batch's samples. The model is in eval mode, without gradients, and goes back to the mode it had. A plain
-    DataLoader is split among the ranks; one from es.prepare(loader=…, train=False) already is.
+    DataLoader is split among the ranks; one from es.prepare(loader=…, train=False) already is. Anything else that gives
+    batches (a list) is each rank's own: its samples are counted by the batch's first tensor.
     """
     current = session()
-    if isinstance(loader, EvenLoader) and loader.train:
-        raise EvenstepError(
-            "es.evaluate was given a training loader, whose ranks may get dummy samples\n"
-            "  fix: give the DataLoader itself, or es.prepare(loader=loader, train=False)"
-        )
+    current.join()
+    if isinstance(loader, EvenLoader):
+        _check_serves_evaluation(loader)
     if current.in_job and isinstance(loader, DataLoader):
         from evenstep.prepare import prepare
 
@@ -119,12 +128,13 @@ def evaluate(model: nn.Module, loader: Any, fn: Callable[[nn.Module, Any], Any])
     totals = _Totals()
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
-    latest = current.latest
+    latest, current.latest = current.latest, None  # the training batch at work, which is none of these
     try:
         with current.steps.apart(_core.SPAN_EVALUATION), torch.no_grad():
             for batch in loader:
-                samples = current.latest.samples if current.in_job and current.latest is not None else _count(batch)
-                totals.add(fn(model, batch), samples)
+                samples = _samples(batch)
+                if samples > 0:
+                    totals.add(fn(model, batch), samples)
             means = _means(totals)
     finally:
         current.latest = latest
@@ -133,15 +143,39 @@ def evaluate(model: nn.Module, loader: Any, fn: Callable[[nn.Module, Any], Any])
     return means
 
 
+def _check_serves_evaluation(loader: EvenLoader) -> None:
+    if loader.train:
+        raise EvenstepError(
+            "es.evaluate was given a training loader, whose ranks may get dummy samples\n"
+            "  fix: give the DataLoader itself, or es.prepare(loader=loader, train=False)"
+        )
+
+
+def _samples(batch: Any) -> int:
+    """Of this rank's batch of an evaluation; 0 for a dummy sample."""
+    plan = session().latest
+    if plan is None:
+        return _count(batch)
+    _check_serves_evaluation(plan.loader)  # what was given may only wrap a prepared loader, as tqdm does
+    return plan.samples
+
+
 def _count(batch: Any) -> int:
     """Samples of a collated batch: the first dimension of its first tensor."""
+    first = _first_tensor(batch)
+    if first is None or first.dim() == 0:
+        raise EvenstepError(
+            f"es.evaluate found no tensor of samples in the batch, a {type(batch).__name__}, to count them by\n"
+            "  fix: give batches of tensors (in a tuple, list or dict), or a DataLoader"
+        )
+    return first.shape[0]
+
+
+def _first_tensor(batch: Any) -> torch.Tensor | None:
     if isinstance(batch, torch.Tensor):
-        return batch.shape[0]
-    values = batch.values() if isinstance(batch, dict) else batch
-    for value in values:
-        if isinstance(value, (torch.Tensor, dict, list, tuple)):
-            return _count(value)
-    raise EvenstepError("es.evaluate found no tensor in the batch to count its samples by")
+        return batch
+    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
+    return next((found for value in values if (found := _first_tensor(value)) is not None), None)
 
 
 def _means(totals: _Totals) -> Any:

@@ -73,7 +73,8 @@ class EvenLoader:
     """Iterates over this rank's share of the global batches of `loader`.
 
     Its length counts global batches and is the same on every rank. With train=False the split serves evaluation:
-    without padding or repeats, small batches joined so that every rank has a sample of each.
+    without padding or repeats, small batches joined so that every rank has a sample of each; where there are fewer
+    samples than ranks, those without get a dummy one, as in training.
     Attributes it does not have are those of the user's loader.
     """
 
@@ -290,8 +291,6 @@ class EvenLoader:
                 shares = equal_shares(total, session.world_size)
             first = sum(shares[: session.rank])
             mine = indices[first : first + shares[session.rank]]
-            if not mine and not self.train:
-                continue
             plans.append(BatchPlan(self, epoch, number, total, shares, len(mine), batch_hash(indices), predicted))
             yield mine or indices[: session.dummy_samples]
 

@@ -72,7 +72,7 @@ class Session:
         self.resume: Any = None  # the checkpoint to go on from, until the first batch
         self.pending_random: Callable[[], None] | None = None  # puts a checkpoint's generators back
         self.dummy_samples = 1
-        self.latest: BatchPlan | None = None  # the last batch of any prepared loader
+        self.latest: BatchPlan | None = None  # the batch of a prepared loader that the script is at
         self.total_epochs = 0  # 0: unknown
         self._committed = False
         self._scheduler_calls: dict[str, int] = {}

@@ -177,12 +177,43 @@ def check_evaluation() -> None:
         single = es.evaluate(model, es.prepare(loader=loader, train=False), lambda m, d: d[0][:, 0])
         assert math.isclose(single, (count - 1) / 2)
         split = es.prepare(loader=loader, train=False)
-        mine = [i for _, indices in split for i in indices.tolist()]
+        mine = [i for _, indices in split if es.session().latest.samples for i in indices.tolist()]
         parts = everyone(mine)
         assert sorted(i for part in parts for i in part) == list(range(count))
         lengths = everyone([sum(1 for _ in split)])
-        if count >= RANKS:
-            assert all(one == [len(split)] for one in lengths), (lengths, len(split))
+        assert all(one == [len(split)] for one in lengths), (lengths, len(split))
+
+
+def check_evaluation_by_hand_of_fewer_samples_than_ranks() -> None:
+    split = es.prepare(loader=DataLoader(Numbers(1)), train=False)
+    rows, means = [], []
+    for _, index in split:  # every rank goes through it, so that the calls match
+        rows += es.gather(index + 5).tolist()
+        means.append(es.reduce_mean(float(index) if es.session().latest.samples else math.nan))
+    assert rows == [5] and means == [0.0]
+
+
+def check_evaluation_of_what_is_no_loader() -> None:
+    """Batches that no prepared loader gave are counted by themselves, also between two training batches."""
+    model = nn.Linear(2, 1)
+    model.train()
+    own = [torch.full((n, 2), float(n)) for n in range(1, 4)]  # smaller and smaller shares of no global batch
+    texts = [{"words": ["a"], "rows": [torch.ones(2), torch.zeros(2)]}]
+    loader = es.prepare(DataLoader(Numbers(2 * RANKS), batch_size=RANKS), shares=lambda n, b: [b] + [0] * (RANKS - 1))
+    for _ in loader:
+        latest = es.session().latest
+        assert es.evaluate(model, own, lambda m, x: x.mean()) == (1 + 4 + 9) / 6
+        assert es.evaluate(model, own, lambda m, x: x[:, 0]) == (1 + 4 + 9) / 6
+        assert es.evaluate(model, texts, lambda m, b: b["rows"][0]) == 1.0
+        split = es.prepare(loader=DataLoader(Numbers(7), batch_size=3), train=False)
+        assert math.isclose(es.evaluate(model, (one for one in split), lambda m, d: d[0][:, 0]), 3.0)
+        assert es.session().latest is latest
+    again = prepare(DataLoader(Numbers(2 * RANKS), batch_size=RANKS))
+    try:
+        es.evaluate(model, (one for one in again), lambda m, d: d[0].mean())
+        raise AssertionError("not refused")
+    except es.EvenstepError as error:
+        assert "was given a training loader" in str(error)
 
 
 def check_numbers_over_ranks() -> None:
@@ -200,22 +231,53 @@ def check_numbers_over_ranks() -> None:
     assert es.gather(torch.full((RANK, 2), RANK)).tolist() == [[r, r] for r in range(RANKS) for _ in range(r)]
 
 
-def check_buffers() -> None:
-    torch.manual_seed(RANK)  # other values on every rank until es.prepare
-    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = DataLoader(Numbers(12), batch_size=6)
-    model, optimizer, loader = es.prepare(model, optimizer, loader, shares=lambda n, b: [b] + [0] * (RANKS - 1))
+def check_numbers_after_the_loop() -> None:
+    """They are still those of the last batch; a rank that had a dummy sample in it counts nothing."""
+    loader = es.prepare(
+        DataLoader(Numbers(6), batch_size=6), shares=lambda n, b: [b - 1, 1, 0][:RANKS] if RANKS > 1 else [b]
+    )
     for x, _ in loader:
-        model(x).square().mean().backward()
+        inside = es.reduce_mean(x[:, 0].mean() if es.session().latest.samples else torch.tensor(math.nan))
+    value = x[:, 0].mean() if RANK < 2 else torch.tensor(math.nan)
+    assert float(inside) == float(es.reduce_mean(value)) == 2.5
+    rows = es.gather(torch.tensor([RANK]))  # of no batch any more: collected over the loop, say
+    assert rows.tolist() == list(range(RANKS))
+
+
+def check_rows_of_a_rank_without_samples() -> None:
+    """None of them comes, however many the dummy sample made; with batch=False all do."""
+    loader = es.prepare(DataLoader(Numbers(6), batch_size=3), shares=lambda n, b: [0] * (RANKS - 1) + [b])
+    for _, index in loader:
+        tokens = index.repeat_interleave(4)  # as logits.flatten(0, 1)
+        wanted = [3 * es.session().latest.batch + i for i in range(3) for _ in range(4)]
+        assert es.gather(tokens).tolist() == wanted
+        assert es.gather(torch.tensor([RANK]), batch=False).tolist() == list(range(RANKS))
+
+
+def check_buffers() -> None:
+    """Running statistics are the mean of the ranks', weighted by samples; a dummy sample's count nothing."""
+    torch.manual_seed(RANK)  # other values on every rank until es.prepare
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    parts = {1: [6], 2: [4, 2], 3: [4, 2, 0]}[RANKS]
+    loader = DataLoader(Numbers(12), batch_size=6)
+    model, optimizer, loader = es.prepare(model, optimizer, loader, shares=lambda n, b: parts)
+    for x, _ in loader:
+        model(x.double()).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    values = torch.cat([t.double().reshape(-1) for t in model.state_dict().values()])
-    rows = es.gather(values[None])
-    assert bool((rows == rows[0]).all())
-    if RANK == 0:
-        expected = nn.BatchNorm1d(3)  # rank 0 had all samples, so its statistics are everyone's
-        assert int(model[1].num_batches_tracked) == 2 and not torch.equal(model[1].running_mean, expected.running_mean)
+    mean, variance = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    for first in (0, 6):
+        samples = torch.arange(first, first + 6.0)[:, None].expand(-1, 2).double()
+        shares = model[0](samples).detach().split(parts)
+        mean = 0.9 * mean + 0.1 * sum(len(h) / 6 * h.mean(0) for h in shares if len(h))
+        variance = 0.9 * variance + 0.1 * sum(len(h) / 6 * h.var(0) for h in shares if len(h))
+    norm = model[1]
+    assert torch.allclose(norm.running_mean, mean, rtol=1e-12), (norm.running_mean, mean)
+    assert torch.allclose(norm.running_var, variance, rtol=1e-12), (norm.running_var, variance)
+    assert int(norm.num_batches_tracked) == 2
+    rows = es.gather(torch.cat([norm.running_mean, norm.running_var])[None])
+    assert rows.shape[0] == RANKS and bool((rows == rows[0]).all())
 
 
 def check_batchnorm_with_few_samples() -> None:
@@ -267,7 +329,11 @@ def main() -> None:
     check_batches_come_with_their_plans()
     check_random_numbers_are_the_users()
     check_evaluation()
+    check_evaluation_by_hand_of_fewer_samples_than_ranks()
+    check_evaluation_of_what_is_no_loader()
     check_numbers_over_ranks()
+    check_numbers_after_the_loop()
+    check_rows_of_a_rank_without_samples()
     check_two_models()
     check_buffers()
     check_batchnorm_with_few_samples()
