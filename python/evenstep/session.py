@@ -17,6 +17,7 @@ from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.environment import Environment, read_environment
 from evenstep.group import Bootstrap, Group, broadcast_bytes, gather_bytes
+from evenstep.ring import open_ring
 from evenstep.step_checks import StepChecks
 from evenstep.steps import Steps
 
@@ -60,7 +61,7 @@ class Session:
         self.user_state: dict[str, Any] = {}
         self.group: Group = _Alone()
         self.bootstrap: Bootstrap | None = None
-        self.telemetry = _core.Telemetry(environment.telemetry_fd, environment.rank)
+        self.telemetry = open_ring(environment.telemetry_fd, environment.rank)
         self.steps = Steps(self.group, self.telemetry)
         self.plan: Any = None  # of `evenstep plan`
         self.lineage = ""  # which training this is, once a checkpoint asked (evenstep.checkpoint_keeping)

@@ -1,8 +1,12 @@
 """The rings from Python: what a rank writes is what the agent reads."""
 
 import gc
+import json
 import math
 import os
+import pathlib
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -82,3 +86,47 @@ def test_misuse_is_refused(segment: int) -> None:
         _core.Telemetry(segment, 0).event(0, 0)
     with open(os.devnull) as nothing, pytest.raises(EvenstepError):
         _core.TelemetryReader(nothing.fileno())
+
+
+CHILD = """
+import json, sys
+from evenstep.environment import read_environment
+from evenstep.ring import open_ring
+environment = read_environment()
+ring = open_ring(environment.telemetry_fd, environment.rank)
+print(json.dumps([environment.rank, ring.handle is not None]))
+"""
+
+RANK = (
+    CHILD
+    + """
+import subprocess
+subprocess.run([sys.executable, "-c", sys.argv[1]], check=True)
+"""
+)
+
+
+def run_rank(code: str, fd: int, *arguments: str, keep: bool = True) -> tuple[list[list[object]], str]:
+    """Runs code with the launcher's variables; what it printed, a JSON a line, and its errors."""
+    ended = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env={**os.environ, "RANK": "1", "WORLD_SIZE": "2", "EVENSTEP_TELEMETRY_FD": str(fd)},
+        pass_fds=(fd,) if keep else (),
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return [json.loads(line) for line in ended.stdout.splitlines()], ended.stderr
+
+
+def test_a_process_that_the_rank_starts_has_no_ring(segment: int) -> None:
+    printed, errors = run_rank(RANK, segment, CHILD)
+    assert sorted(printed) == [[1, False], [1, True]] and errors == ""
+
+
+def test_a_rank_behind_a_wrapper_goes_without_a_ring(segment: int, tmp_path: pathlib.Path) -> None:
+    printed, errors = run_rank(CHILD, segment, keep=False)  # subprocess closed it
+    assert printed == [[1, False]] and "the steps of this rank are not recorded" in errors
+    with (tmp_path / "other").open("wb") as other:  # and another file got its number
+        printed, errors = run_rank(CHILD, other.fileno())
+    assert printed == [[1, False]] and "fix: let `evenstep run` start the script itself" in errors
