@@ -231,6 +231,11 @@ class Steps:
                 self._synchronise(end, weight, taken)
             except BaseException as error:
                 self._broken = self._broken or str(error).splitlines()[0]
+                if getattr(error, "status", "") == "EVEN_ERR_REVOKED":
+                    raise EvenstepError(
+                        f"another rank's backward failed: {str(error).splitlines()[0]}\n"
+                        "  fix: the reason is in that rank's output"
+                    ) from None
                 raise
         if self.empty:
             for sync in enabled:
