@@ -95,38 +95,60 @@ static void stage_in(even_comm *comm, const reduction *job, const pipeline *pipe
                     (end - own_end) * job->element, past_caches);
 }
 
-/* Reduces this rank's chunk into the data and, for the others, into its staging. */
+/* Of two ranks, one may leave its result where it read the other's chunk: in the other's staging, whose lines it then
+ * has at hand. That is less traffic between the cores than a place of its own. Among more ranks it would be more. Ranks
+ * may write in different ways: each says where its result lies. */
+static bool leaves_in_place(const even_comm *comm, bool past_caches) {
+  return comm->ranks == 2 && !past_caches;
+}
+
+/* The chunk of `piece` that `rank` has reduced, for this rank. */
+static const unsigned char *reduced_chunk(const even_comm *comm, const reduction *job, const pipeline *pipe,
+                                          size_t piece, int rank) {
+  size_t parity = piece & 1u;
+  if (atomic_load_explicit(&comm->controls[rank].in_place[parity], memory_order_relaxed) != 0) {
+    return even_comm_staging_of(comm, comm->rank, parity) + (size_t)rank * pipe->chunk * job->element;
+  }
+  return even_comm_staging_of(comm, rank, 2 + parity);
+}
+
+/* Reduces this rank's chunk into the data and, for the others, into staging. */
 static void reduce_chunk(even_comm *comm, const reduction *job, const pipeline *pipe, size_t piece, bool past_caches) {
   size_t ranks = (size_t)comm->ranks;
   size_t own = (size_t)comm->rank;
   size_t begin = chunk_begin(job, pipe, ranks, piece, own);
   size_t end = chunk_begin(job, pipe, ranks, piece, own + 1);
   size_t offset = own * pipe->chunk * job->element;
+  bool in_place = leaves_in_place(comm, past_caches);
+  void *result = even_comm_staging_of(comm, comm->rank, 2 + (piece & 1u));
   for (int rank = 0; rank < comm->ranks; rank++) {
-    comm->sources[rank] = even_comm_staging_of(comm, rank, piece & 1u) + offset;
+    unsigned char *chunk = even_comm_staging_of(comm, rank, piece & 1u) + offset;
+    comm->sources[rank] = chunk;
+    result = in_place && rank != comm->rank ? chunk : result;
   }
+  atomic_store_explicit(&comm->controls[own].in_place[piece & 1u], in_place, memory_order_relaxed);
   comm->sources[own] = job->data + begin * job->element;
-  void *targets[2] = {job->data + begin * job->element, even_comm_staging_of(comm, comm->rank, 2 + (piece & 1u))};
+  void *targets[2] = {job->data + begin * job->element, result};
   job->reduce(targets, past_caches ? 1 : 2, comm->sources, ranks, end - begin, comm->ranks);
   if (past_caches) {
     even_copy_past_caches(targets[1], targets[0], (end - begin) * job->element);
   }
 }
 
-/* Copies the chunks that others reduced from their staging. */
+/* Copies the chunks that others reduced. */
 static void stage_out(even_comm *comm, const reduction *job, const pipeline *pipe, size_t piece, bool past_caches) {
   size_t ranks = (size_t)comm->ranks;
   for (size_t step = 1; step < ranks; step++) {
     size_t rank = ((size_t)comm->rank + step) % ranks;
     size_t begin = chunk_begin(job, pipe, ranks, piece, rank);
     size_t end = chunk_begin(job, pipe, ranks, piece, rank + 1);
-    even_writing_copy(job->data + begin * job->element, even_comm_staging_of(comm, (int)rank, 2 + (piece & 1u)),
+    even_writing_copy(job->data + begin * job->element, reduced_chunk(comm, job, pipe, piece, (int)rank),
                       (end - begin) * job->element, past_caches);
   }
 }
 
-/* Stage k copies piece k in, reduces piece k-1 and copies piece k-2 out, then all meet. A buffer written in stage k was
- * last read by others in stage k-1 (two of each: the piece's number says which). */
+/* Stage k copies piece k-2 out, reduces piece k-1 and copies piece k in, then all meet. A buffer written in stage k was
+ * last read or written by others in stage k-1 (two of each: the piece's number says which). */
 static even_status reduce_staged(even_comm *comm, const reduction *job) {
   pipeline pipe = plan_pipeline(comm, job);
   for (size_t stage = 0; stage < pipe.pieces + 2; stage++) {

@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 #define EVEN_COMM_MAGIC 0x6d6d6f636e657665u /* "evencomm", read as bytes */
-#define EVEN_COMM_VERSION 2u
+#define EVEN_COMM_VERSION 3u
 #define EVEN_COMM_MAX_RANKS 4096
 /* Messages up to this size go through the slots, with one synchronisation. */
 #define EVEN_COMM_SLOT_BYTES ((size_t)8192)
@@ -40,10 +40,11 @@ typedef struct even_comm_call {
 
 /* A rank's words, written by that rank alone. The first line is what peers poll. */
 typedef struct even_comm_control {
-  _Alignas(128) _Atomic uint32_t sequence;     /* stages that this rank has reached: only ever grows, modulo 2^32 */
-  _Atomic uint32_t left;                       /* 1 once the rank has closed the group */
-  _Atomic uint64_t signature[2];               /* of the call under way, by the parity of the call */
-  _Alignas(64) even_comm_call call[2];         /* the same in full */
+  _Alignas(128) _Atomic uint32_t sequence; /* stages that this rank has reached: only ever grows, modulo 2^32 */
+  _Atomic uint32_t left;                   /* 1 once the rank has closed the group */
+  _Atomic uint64_t signature[2];           /* of the call under way, by the parity of the call */
+  _Alignas(64) even_comm_call call[2];     /* the same in full */
+  _Atomic uint32_t in_place[2];            /* all_reduce.c: where the rank's result of a piece lies, by its parity */
   _Alignas(128) _Atomic uint32_t message_bell; /* the futex of those in this process who wait for messages */
   _Atomic uint32_t message_sleepers;
   _Alignas(128) _Atomic uint32_t process; /* 0: nobody has come yet */
