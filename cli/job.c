@@ -178,7 +178,8 @@ static even_status open_monitor_with(running_job *job, even_monitor_rank *facts,
                                       .ranks = (int)setup->devices.count,
                                       .rank_facts = facts,
                                       .telemetry_fd = job->telemetry_fd,
-                                      .port = (int)job->options->port};
+                                      .port = (int)job->options->port,
+                                      .step_rows = job->options->whole_history ? -1 : 0};
   return even_monitor_open(&params, &job->monitor);
 }
 

@@ -23,6 +23,7 @@ typedef struct even_job_options {
   bool no_pin;
   int64_t port; /* of the monitor; 0: any */
   bool no_monitor;
+  bool whole_history; /* --whole-history */
   const char *python;
   bool module;    /* -m: the operand is a module */
   bool no_python; /* the operand is a program */
@@ -30,7 +31,7 @@ typedef struct even_job_options {
   bool json;
 } even_job_options;
 
-enum { EVEN_JOB_OPTION_COUNT = 21 };
+enum { EVEN_JOB_OPTION_COUNT = 22 };
 
 void even_job_options_defaults(even_job_options *options);
 /* The options' declarations, for even_options_parse, into table[EVEN_JOB_OPTION_COUNT]. */

@@ -40,6 +40,8 @@ void even_job_options_declare(even_job_options *o, even_option *table) {
       {0, "no-pin", EVEN_OPTION_FLAG, &o->no_pin, NULL, "leave the ranks on all CPUs", 0, 0},
       {0, "port", EVEN_OPTION_INTEGER, &o->port, "N", "port of the page on 127.0.0.1 (default any free one)", 1, 65535},
       {0, "no-monitor", EVEN_OPTION_FLAG, &o->no_monitor, NULL, "no page and no history", 0, 0},
+      {0, "whole-history", EVEN_OPTION_FLAG, &o->whole_history, NULL,
+       "keep every step in run.db, however large it grows (default: old ones are merged)", 0, 0},
       {0, "python", EVEN_OPTION_TEXT, &o->python, "PATH", "the interpreter (default: of this installation, or on PATH)",
        0, 0},
       {'m', "module", EVEN_OPTION_FLAG, &o->module, NULL, "the operand is a module, as in python -m", 0, 0},

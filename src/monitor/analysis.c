@@ -9,8 +9,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+typedef struct counted_value {
+  double value;
+  long count; /* steps that have it */
+} counted_value;
+
 typedef struct series {
-  double *values;
+  counted_value *values;
   size_t count;
   size_t capacity;
 } series;
@@ -33,61 +38,78 @@ typedef struct work {
   double step_seconds;
   double step_batch;
   double step_best;
+  long step_count; /* more than one where old steps were merged: the numbers are their means */
   bool step_steady;
 } work;
 
-static even_status add(series *to, double value) {
+static even_status add(series *to, double value, long count) {
   if (to->count == to->capacity) {
     size_t capacity = to->capacity == 0 ? 256 : to->capacity * 2;
     EVEN_TRY(even_realloc((void **)&to->values, capacity, sizeof *to->values));
     to->capacity = capacity;
   }
-  to->values[to->count++] = value;
+  to->values[to->count++] = (counted_value){.value = value, .count = count};
   return EVEN_OK;
 }
 
 static int ascending(const void *a, const void *b) {
-  double left = *(const double *)a;
-  double right = *(const double *)b;
+  double left = ((const counted_value *)a)->value;
+  double right = ((const counted_value *)b)->value;
   return left < right ? -1 : left > right;
 }
 
+/* The value of step number `number` of a sorted series. */
+static double value_at(const series *of, long number) {
+  size_t i = 0;
+  for (long before = 0; before + of->values[i].count <= number; i++) {
+    before += of->values[i].count;
+  }
+  return of->values[i].value;
+}
+
 static double median(series *of) {
+  long steps = 0;
   if (of->count == 0) {
     return NAN;
   }
   qsort(of->values, of->count, sizeof *of->values, ascending);
-  size_t middle = of->count / 2;
-  return of->count % 2 == 1 ? of->values[middle] : (of->values[middle - 1] + of->values[middle]) / 2;
+  for (size_t i = 0; i < of->count; i++) {
+    steps += of->values[i].count;
+  }
+  return (value_at(of, (steps - 1) / 2) + value_at(of, steps / 2)) / 2;
 }
 
 static even_status end_step(work *at) {
   if (at->seen == 0) {
     return EVEN_OK;
   }
-  at->out->steps++;
+  long count = at->step_count;
+  at->out->steps += count;
   if (at->step_steady && at->step_seconds > 0) {
-    at->out->steady_steps++;
-    at->batch_sum += at->step_batch;
-    EVEN_TRY(add(&at->durations, at->step_seconds));
-    EVEN_TRY(add(&at->throughputs, at->step_batch / at->step_seconds));
+    at->out->steady_steps += count;
+    at->batch_sum += at->step_batch * (double)count;
+    EVEN_TRY(add(&at->durations, at->step_seconds, count));
+    EVEN_TRY(add(&at->throughputs, at->step_batch / at->step_seconds, count));
     if (at->seen == at->out->ranks) { /* a step that some rank's record is lost of says nothing of the sum */
-      EVEN_TRY(add(&at->bests, at->step_best));
+      EVEN_TRY(add(&at->bests, at->step_best, count));
     }
   }
   at->seen = 0;
   return EVEN_OK;
 }
 
-/* columns: attempt, step, rank, duration_ns, busy_ns, samples, batch, loss, steady */
+/* columns: attempt, step, rank, duration_ns, busy_ns, samples, batch, loss, steady, the row's steps, those of them that
+ * no later attempt did again */
 static even_status take(work *at, sqlite3_stmt *row) {
   int attempt = sqlite3_column_int(row, 0);
   long step = (long)sqlite3_column_int64(row, 1);
   int rank = sqlite3_column_int(row, 2);
-  double duration = (double)sqlite3_column_int64(row, 3) / 1e9;
-  double busy = (double)sqlite3_column_int64(row, 4) / 1e9;
-  double samples = (double)sqlite3_column_int64(row, 5);
-  if (rank < 0 || rank >= at->out->ranks) {
+  double steps = (double)sqlite3_column_int64(row, 9);
+  long kept = (long)sqlite3_column_int64(row, 10);
+  double duration = (double)sqlite3_column_int64(row, 3) / 1e9 / steps;
+  double busy = (double)sqlite3_column_int64(row, 4) / 1e9 / steps;
+  double samples = (double)sqlite3_column_int64(row, 5) / steps;
+  if (rank < 0 || rank >= at->out->ranks || kept < 1) {
     return EVEN_OK;
   }
   if (attempt != at->attempt || step != at->step) {
@@ -98,20 +120,22 @@ static even_status take(work *at, sqlite3_stmt *row) {
   }
   at->seen++;
   at->step_steady = sqlite3_column_int(row, 8) != 0;
-  at->step_batch = (double)sqlite3_column_int64(row, 6);
+  at->step_batch = (double)sqlite3_column_int64(row, 6) / steps;
   at->step_seconds = at->seen == 1 ? duration : at->step_seconds;
+  at->step_count = at->seen == 1 || kept > at->step_count ? kept : at->step_count; /* a record of one may be lost */
   if (sqlite3_column_type(row, 7) != SQLITE_NULL) {
     at->out->last_loss = sqlite3_column_double(row, 7);
     at->out->first_loss = isnan(at->out->first_loss) ? at->out->last_loss : at->out->first_loss;
   }
   if (at->step_steady) {
-    at->busy[rank] += fmin(busy, duration);
-    at->duration[rank] += duration;
-    at->samples[rank] += samples;
-    at->counted[rank]++;
+    double count = (double)kept;
+    at->busy[rank] += fmin(busy, duration) * count;
+    at->duration[rank] += duration * count;
+    at->samples[rank] += samples * count;
+    at->counted[rank] += count;
     if (busy > 0) {
       at->step_best += samples / busy;
-      EVEN_TRY(add(&at->speeds[rank], samples / busy));
+      EVEN_TRY(add(&at->speeds[rank], samples / busy, kept));
     }
   }
   return EVEN_OK;
@@ -119,19 +143,24 @@ static even_status take(work *at, sqlite3_stmt *row) {
 
 /* A step that a later attempt did again is left out; so are the first steps of each attempt: a fifth, at most ten. They
  * pay for what is done once (compiling, filling caches, the balancer's first looks). */
-static const char query[] =
-    "WITH spans_of AS (SELECT attempt, min(step) AS first, max(step) AS last FROM steps GROUP BY attempt),"
-    " kept AS (SELECT a.attempt, a.first, a.last,"
-    "  (SELECT min(b.first) FROM spans_of b WHERE b.attempt > a.attempt) AS undone FROM spans_of a) "
-    "SELECT s.attempt, s.step, s.rank, s.duration_ns, s.busy_ns, s.samples, s.batch, s.loss,"
-    " s.step >= k.first + min(10, (k.last - k.first + 1) / 5) "
-    "FROM steps s JOIN kept k ON k.attempt = s.attempt WHERE k.undone IS NULL OR s.step < k.undone "
-    "ORDER BY s.attempt, s.step, s.rank";
+#define QUERY(steps)                                                                                      \
+  "WITH spans_of AS (SELECT attempt, min(step) AS first, max(step) AS last FROM steps GROUP BY attempt)," \
+  " kept AS (SELECT a.attempt, a.first, a.last,"                                                          \
+  "  (SELECT min(b.first) FROM spans_of b WHERE b.attempt > a.attempt) AS undone FROM spans_of a) "       \
+  "SELECT s.attempt, s.step, s.rank, s.duration_ns, s.busy_ns, s.samples, s.batch, s.loss,"               \
+  " s.step >= k.first + min(10, (k.last - k.first + 1) / 5), " steps                                      \
+  ","                                                                                                     \
+  " CASE WHEN k.undone IS NULL OR s.step < k.undone THEN " steps " ELSE k.undone - 1 - s.step + " steps   \
+  " END "                                                                                                 \
+  "FROM steps s JOIN kept k ON k.attempt = s.attempt WHERE k.undone IS NULL OR s.step - " steps           \
+  " + 1 < k.undone "                                                                                      \
+  "ORDER BY s.attempt, s.step, s.rank"
 
 static even_status run(even_history *history, work *at) {
   sqlite3 *connection = even_history_connection(history);
   sqlite3_stmt *row = NULL;
   even_status status = EVEN_OK;
+  const char *query = even_history_merges(history) ? QUERY("s.steps") : QUERY("1");
   int code = sqlite3_prepare_v2(connection, query, -1, &row, NULL);
   if (code == SQLITE_OK) {
     while (status == EVEN_OK && (code = sqlite3_step(row)) == SQLITE_ROW) {
@@ -180,9 +209,9 @@ static void conclude(work *at) {
   even_analysis *out = at->out;
   double sum = 0;
   for (size_t i = 0; i < at->durations.count; i++) {
-    sum += at->durations.values[i];
+    sum += at->durations.values[i].value * (double)at->durations.values[i].count;
   }
-  out->mean_step_seconds = at->durations.count > 0 ? sum / (double)at->durations.count : NAN;
+  out->mean_step_seconds = out->steady_steps > 0 ? sum / (double)out->steady_steps : NAN;
   out->step_seconds = median(&at->durations);
   out->samples_per_second = median(&at->throughputs);
   out->best_samples_per_second = median(&at->bests);

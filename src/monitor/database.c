@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "monitor/sqlite.h"
+#include "monitor/thin.h"
 #include "os/file.h"
 #include "os/folder.h"
 
@@ -17,7 +18,8 @@ static const char schema[] =
     "CREATE TABLE ranks(rank INTEGER, device TEXT, model TEXT, cores REAL, quota REAL, pid INTEGER, attempt INTEGER,"
     " ended INTEGER, cause TEXT, PRIMARY KEY(rank, attempt));"
     "CREATE TABLE steps(attempt INTEGER, step INTEGER, epoch INTEGER, rank INTEGER, end_ns INTEGER,"
-    " duration_ns INTEGER, busy_ns INTEGER, samples INTEGER, batch INTEGER, loss REAL, predicted_seconds REAL);"
+    " duration_ns INTEGER, busy_ns INTEGER, samples INTEGER, batch INTEGER, loss REAL, predicted_seconds REAL,"
+    " steps INTEGER);"
     "CREATE TABLE spans(attempt INTEGER, step INTEGER, rank INTEGER, span TEXT, start_ns INTEGER,"
     " duration_ns INTEGER, bytes INTEGER);"
     "CREATE TABLE events(attempt INTEGER, at_ns INTEGER, rank INTEGER, step INTEGER, event TEXT, value INTEGER,"
@@ -39,9 +41,9 @@ typedef enum insert {
 
 static const char *const tables[INSERT_COUNT] = {"meta", "ranks", "steps", "spans", "events", "usage"};
 static const char *const inserts[INSERT_COUNT] = {
-    "INSERT OR REPLACE INTO meta VALUES(?,?)",         "INSERT OR REPLACE INTO ranks VALUES(?,?,?,?,?,?,?,?,?)",
-    "INSERT INTO steps VALUES(?,?,?,?,?,?,?,?,?,?,?)", "INSERT INTO spans VALUES(?,?,?,?,?,?,?)",
-    "INSERT INTO events VALUES(?,?,?,?,?,?,?)",        "INSERT INTO usage VALUES(?,?,?,?,?)"};
+    "INSERT OR REPLACE INTO meta VALUES(?,?)",           "INSERT OR REPLACE INTO ranks VALUES(?,?,?,?,?,?,?,?,?)",
+    "INSERT INTO steps VALUES(?,?,?,?,?,?,?,?,?,?,?,1)", "INSERT INTO spans VALUES(?,?,?,?,?,?,?)",
+    "INSERT INTO events VALUES(?,?,?,?,?,?,?)",          "INSERT INTO usage VALUES(?,?,?,?,?)"};
 
 struct even_database {
   sqlite3 *connection;
@@ -50,6 +52,7 @@ struct even_database {
   long waiting_rows;
   char *path;
   bool in_batch;
+  even_thinning thinning;
 };
 
 static even_status fail(even_database *database, int code) {
@@ -124,11 +127,12 @@ static even_status prepare(even_database *database, const char *path) {
   return code == SQLITE_OK ? EVEN_OK : fail(database, code);
 }
 
-even_status even_database_create(const char *path, even_database **out) {
+even_status even_database_create(const char *path, int64_t most_rows, even_database **out) {
   even_database *database = NULL;
   *out = NULL;
   EVEN_TRY(move_aside(path));
   EVEN_TRY(EVEN_NEW(&database));
+  database->thinning.most_rows = most_rows;
   even_status status = prepare(database, path);
   if (status != EVEN_OK) {
     even_database_close(database);
@@ -232,6 +236,7 @@ even_status even_database_rank(even_database *database, int rank, const even_sta
 even_status even_database_step(even_database *database, int attempt, int rank, const even_step_record *record) {
   row at;
   EVEN_TRY(begin(database, INSERT_STEP, &at));
+  database->thinning.rows++;
   integer(&at, attempt);
   integer(&at, record->step);
   integer(&at, record->epoch);
@@ -323,6 +328,7 @@ static even_status commit(even_database *database, int patience_ms, bool last) {
     database->in_batch = code == SQLITE_OK;
     code = code == SQLITE_OK ? move_waiting(database) : code;
   }
+  code = code == SQLITE_OK ? even_thin(database->connection, &database->thinning) : code;
   code = code == SQLITE_OK ? sqlite3_exec(database->connection, "COMMIT", NULL, NULL, NULL) : code;
   if (code != SQLITE_OK) {
     return fail(database, code);

@@ -7,9 +7,10 @@
 
 typedef struct even_database even_database;
 
-/* Makes the database; one that lies there already is kept beside it as run-previous.db. Errors: EVEN_ERR_NO_SPACE,
+/* Makes the database; one that lies there already is kept beside it as run-previous.db. Of its steps `most_rows` rows
+ * are kept (INT64_MAX: all), the older ones merged (monitor/thin.h). Errors: EVEN_ERR_NO_SPACE,
  * EVEN_ERR_PERMISSION, EVEN_ERR_IN_USE (locked), EVEN_ERR_SYSTEM. */
-even_status even_database_create(const char *path, even_database **out) EVEN_MUST_USE;
+even_status even_database_create(const char *path, int64_t most_rows, even_database **out) EVEN_MUST_USE;
 void even_database_close(even_database *database);
 
 /* Each adds one row to the open batch; the first row opens one. */

@@ -20,11 +20,15 @@ enum { LOCK_PATIENCE_MS = 2000, STEPS_BETWEEN_LOOKS = 10000, AGENT_FILE_LIMIT = 
 typedef enum table { TABLE_STEPS, TABLE_SPANS, TABLE_EVENTS, TABLE_USAGE, TABLE_COUNT } table;
 
 static const char *const queries[TABLE_COUNT] = {
-    ("SELECT rowid,attempt,step,epoch,rank,end_ns,duration_ns,busy_ns,samples,batch,loss,predicted_seconds FROM steps "
-     "WHERE rowid>? ORDER BY rowid"),
+    ("SELECT rowid,attempt,step,epoch,rank,end_ns,duration_ns,busy_ns,samples,batch,loss,predicted_seconds,steps "
+     "FROM steps WHERE rowid>? ORDER BY rowid"),
     "SELECT rowid,step,rank,span,start_ns,duration_ns,bytes FROM spans WHERE rowid>? ORDER BY rowid",
     "SELECT rowid,attempt,at_ns,rank,step,event,value,words FROM events WHERE rowid>? ORDER BY rowid",
     "SELECT rowid,at_ns,rank,cpu_seconds,rss_bytes,throttled_seconds FROM usage WHERE rowid>? ORDER BY rowid"};
+
+static const char query_without_count[] =
+    "SELECT rowid,attempt,step,epoch,rank,end_ns,duration_ns,busy_ns,samples,batch,loss,predicted_seconds FROM steps "
+    "WHERE rowid>? ORDER BY rowid";
 
 struct even_history {
   sqlite3 *connection;
@@ -32,6 +36,7 @@ struct even_history {
   even_state *state;
   int64_t last[TABLE_COUNT];
   bool ended;
+  bool merges; /* steps has the column that counts; runs of before kept every step */
 };
 
 static even_status fail(even_history *history, int code) {
@@ -143,13 +148,28 @@ static void take_step(even_history *history, sqlite3_stmt *row) {
                                    .batch = (uint32_t)sqlite3_column_int64(row, 9),
                                    .loss = (float)number_column(row, 10),
                                    .predicted_seconds = (float)number_column(row, 11)};
-  if (rank < 0 || rank >= state->ranks) {
+  int64_t steps = history->merges ? sqlite3_column_int64(row, 12) : 1;
+  if (rank < 0 || rank >= state->ranks || steps < 1) {
     return;
   }
   if (attempt > state->attempt) {
     even_state_attempt(state, attempt, record.end_ns - record.duration_ns);
   }
-  even_state_step(state, rank, &record);
+  if (steps == 1) {
+    even_state_step(state, rank, &record);
+    return;
+  }
+  const even_state_steps merged = {.last = record.step,
+                                   .steps = (uint32_t)steps,
+                                   .epoch = record.epoch,
+                                   .end_ns = record.end_ns,
+                                   .duration_ns = record.duration_ns,
+                                   .busy_ns = record.busy_ns,
+                                   .samples = (uint64_t)sqlite3_column_int64(row, 8),
+                                   .batch = (uint64_t)sqlite3_column_int64(row, 9),
+                                   .loss = number_column(row, 10),
+                                   .predicted_seconds = number_column(row, 11)};
+  even_state_merged(state, rank, &merged);
 }
 
 static int span_number(const char *name) {
@@ -207,7 +227,8 @@ static even_status read_table(even_history *history, table which) {
   static void (*const takers[TABLE_COUNT])(even_history *, sqlite3_stmt *) = {take_step, take_span, take_event,
                                                                               take_usage};
   sqlite3_stmt *row = NULL;
-  int code = sqlite3_prepare_v2(history->connection, queries[which], -1, &row, NULL);
+  const char *query = which == TABLE_STEPS && !history->merges ? query_without_count : queries[which];
+  int code = sqlite3_prepare_v2(history->connection, query, -1, &row, NULL);
   if (code == SQLITE_OK) {
     (void)sqlite3_bind_int64(row, 1, history->last[which]);
     while ((code = sqlite3_step(row)) == SQLITE_ROW) {
@@ -233,13 +254,36 @@ static even_status read_end(even_history *history) {
   return EVEN_OK;
 }
 
+/* The state without a row. */
+static even_status begin_anew(even_history *history) {
+  long long value = 0;
+  even_state_close(history->state);
+  history->state = NULL;
+  memset(history->last, 0, sizeof history->last);
+  EVEN_TRY(open_state(history));
+  EVEN_TRY(meta_number(history, "started_ns", 0, &value));
+  history->state->started_ns = history->state->last_end_ns = (uint64_t)value;
+  EVEN_TRY(meta_number(history, "started_wall_ns", 0, &value));
+  history->state->started_wall_ns = (uint64_t)value;
+  return EVEN_OK;
+}
+
+/* Rows that were merged before they were seen (the reader was stopped for long) are not told apart from those that were
+ * seen: all is read again. */
+static even_status check_merged(even_history *history) {
+  long long merged = 0;
+  EVEN_TRY(meta_number(history, "merged_rows", 0, &merged));
+  return merged > history->last[TABLE_STEPS] && history->last[TABLE_STEPS] > 0 ? begin_anew(history) : EVEN_OK;
+}
+
 /* Reads from one snapshot, so that the tables fit each other while a run writes. */
 even_status even_history_read(even_history *history) {
   int code = sqlite3_exec(history->connection, "BEGIN", NULL, NULL, NULL);
   if (code != SQLITE_OK) {
     return fail(history, code);
   }
-  even_status status = read_ranks(history);
+  even_status status = check_merged(history);
+  status = status == EVEN_OK ? read_ranks(history) : status;
   for (int which = 0; status == EVEN_OK && which < TABLE_COUNT; which++) {
     status = read_table(history, (table)which);
   }
@@ -314,13 +358,10 @@ static even_status open_file(even_history *history, const char *folder) {
 }
 
 static even_status open_parts(even_history *history, const char *folder) {
-  long long value = 0;
   EVEN_TRY(open_file(history, folder));
-  EVEN_TRY(open_state(history));
-  EVEN_TRY(meta_number(history, "started_ns", 0, &value));
-  history->state->started_ns = history->state->last_end_ns = (uint64_t)value;
-  EVEN_TRY(meta_number(history, "started_wall_ns", 0, &value));
-  history->state->started_wall_ns = (uint64_t)value;
+  EVEN_TRY(begin_anew(history));
+  history->merges = sqlite3_table_column_metadata(history->connection, NULL, "steps", "steps", NULL, NULL, NULL, NULL,
+                                                  NULL) == SQLITE_OK;
   return even_history_read(history);
 }
 
@@ -361,6 +402,10 @@ void even_history_close(even_history *history) {
 
 even_state *even_history_state(even_history *history) {
   return history->state;
+}
+
+bool even_history_merges(const even_history *history) {
+  return history->merges;
 }
 
 bool even_history_ended(const even_history *history) {

@@ -18,6 +18,8 @@ void even_history_close(even_history *history);
 /* Owned by the history. A run whose agent died before it could say how it ended counts as living until
  * even_history_give_up. */
 even_state *even_history_state(even_history *history);
+/* Whether steps has the column "steps": old rows may be of several steps. */
+bool even_history_merges(const even_history *history);
 /* Whether the run wrote its end. */
 bool even_history_ended(const even_history *history);
 /* Nobody writes any more: the run ended at its last record, with an exit code of -1 (unknown). */

@@ -6,6 +6,7 @@
 #include "base/utf8.h"
 #include "monitor/parts.h"
 #include "monitor/report.h"
+#include "monitor/thin.h"
 #include "monitor/usage.h"
 #include "monitor/view.h"
 #include "os/clock.h"
@@ -141,13 +142,21 @@ static even_status write_meta(even_database *database, const even_state *state) 
   return even_database_commit(database);
 }
 
+static int64_t rows_kept(const even_monitor_params *params) {
+  if (params->step_rows != 0) {
+    return params->step_rows < 0 ? INT64_MAX : params->step_rows;
+  }
+  int64_t least = (int64_t)params->ranks * EVEN_THIN_ROWS_A_RANK;
+  return least > EVEN_THIN_STEP_ROWS ? least : EVEN_THIN_STEP_ROWS;
+}
+
 /* A database that cannot be made is reported by the first tick, like one that breaks later. */
-static even_status open_history(even_monitor *monitor) {
+static even_status open_history(even_monitor *monitor, const even_monitor_params *params) {
   even_text path = EVEN_TEXT_EMPTY;
   even_text_format(&path, "%s/run.db", monitor->folder);
   even_status status = even_text_status(&path);
   if (status == EVEN_OK) {
-    status = even_database_create(even_text_string(&path), &monitor->database);
+    status = even_database_create(even_text_string(&path), rows_kept(params), &monitor->database);
     if (status == EVEN_OK) {
       EVEN_HISTORY(write_meta(monitor->database, monitor->state));
     } else {
@@ -177,7 +186,7 @@ static even_status open_parts(even_monitor *monitor, const even_monitor_params *
   EVEN_TRY(even_folder_make(params->run_folder));
   EVEN_TRY(even_random_hex(monitor->token, EVEN_SERVER_TOKEN_DIGITS));
   EVEN_TRY(even_monitor_serve(monitor, params)); /* before the database: a port in use must not touch the history */
-  EVEN_TRY(open_history(monitor));
+  EVEN_TRY(open_history(monitor, params));
   even_status status = even_monitor_agent_file_write(monitor);
   if (status == EVEN_ERR_NO_SPACE) { /* the run goes on; the first tick says it */
     if (monitor->trouble.status == EVEN_OK) {

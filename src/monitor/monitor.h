@@ -26,8 +26,9 @@ typedef struct even_monitor_params {
   const char *policy;
   int ranks;
   const even_monitor_rank *rank_facts;
-  int telemetry_fd; /* the rings; duplicated */
-  int port;         /* on 127.0.0.1; 0: any free one; -1: no server. A port in use: EVEN_ERR_IN_USE with the fix */
+  int telemetry_fd;    /* the rings; duplicated */
+  int port;            /* on 127.0.0.1; 0: any free one; -1: no server. A port in use: EVEN_ERR_IN_USE with the fix */
+  long long step_rows; /* of steps kept in run.db, one a rank and step: 0: 32768, at least 256 a rank; -1: all */
 } even_monitor_params;
 
 even_status even_monitor_open(const even_monitor_params *params, even_monitor **out) EVEN_MUST_USE;

@@ -171,50 +171,90 @@ static size_t point_of(even_state *state, uint32_t step) {
   return index;
 }
 
-static void add_to_course(even_state *state, int rank, const even_step_record *record) {
-  size_t index = point_of(state, record->step);
-  even_point_rank *part = &state->point_ranks[index * (size_t)state->ranks + (size_t)rank];
-  const even_point point = {
-      .used = true,
-      .attempt = state->attempt,
-      .step = record->step,
-      .end_ns = record->end_ns,
-      .losses = isfinite(record->loss) ? 1 : 0,
-      .loss_sum = isfinite(record->loss) ? (double)record->loss : 0,
-      .predicted = isfinite(record->predicted_seconds) ? 1 : 0,
-      .predicted_sum = isfinite(record->predicted_seconds) ? (double)record->predicted_seconds : 0,
-      .batches = 1,
-      .batch_sum = record->batch};
-  add_point(&state->points[index], &point);
-  part->steps++;
-  part->samples += record->samples;
-  part->busy_ns += record->busy_ns;
-  part->duration_ns += record->duration_ns;
+/* The next n of `left` steps' part of a sum. */
+static uint64_t take_part(uint64_t *sum, uint32_t n, uint32_t left) {
+  uint64_t part = n == left ? *sum : *sum / left * n;
+  *sum -= part;
+  return part;
+}
+
+/* How many of the steps from `first` on lie in the same point. */
+static uint32_t within_point(const even_state *state, uint32_t first, uint32_t left) {
+  uint32_t room = state->stride - (first - state->first_step) % state->stride;
+  return left < room ? left : room;
+}
+
+static void add_to_course(even_state *state, int rank, even_state_steps all) {
+  for (uint32_t n = 0; all.steps > 0; all.steps -= n) {
+    uint32_t first = all.last - all.steps + 1;
+    (void)point_of(state, first); /* settles the stride */
+    n = within_point(state, first, all.steps);
+    size_t index = point_of(state, first);
+    even_point_rank *part = &state->point_ranks[index * (size_t)state->ranks + (size_t)rank];
+    uint64_t duration = take_part(&all.duration_ns, n, all.steps);
+    const even_point point = {.used = true,
+                              .attempt = state->attempt,
+                              .step = first + n - 1,
+                              .end_ns = all.end_ns - all.duration_ns,
+                              .losses = isfinite(all.loss) ? n : 0,
+                              .loss_sum = isfinite(all.loss) ? all.loss * n : 0,
+                              .predicted = isfinite(all.predicted_seconds) ? n : 0,
+                              .predicted_sum = isfinite(all.predicted_seconds) ? all.predicted_seconds * n : 0,
+                              .batches = n,
+                              .batch_sum = take_part(&all.batch, n, all.steps)};
+    add_point(&state->points[index], &point);
+    part->steps += n;
+    part->samples += take_part(&all.samples, n, all.steps);
+    part->busy_ns += take_part(&all.busy_ns, n, all.steps);
+    part->duration_ns += duration;
+  }
+}
+
+static bool too_far(const even_state *state, uint32_t step) {
+  return state->last_step >= 0 && (int64_t)step - state->last_step > FARTHEST_JUMP;
+}
+
+void even_state_merged(even_state *state, int rank, const even_state_steps *steps) {
+  even_state_rank *at = &state->rank[rank];
+  if (steps->steps == 0 || steps->steps > steps->last + 1 || too_far(state, steps->last - steps->steps + 1)) {
+    return;
+  }
+  at->last_step = (long)steps->last;
+  at->last_attempt = (uint32_t)state->attempt + 1;
+  at->steps += steps->steps;
+  at->samples += steps->samples;
+  at->busy_ns += steps->busy_ns < steps->duration_ns ? steps->busy_ns : steps->duration_ns;
+  at->wait_ns += steps->busy_ns < steps->duration_ns ? steps->duration_ns - steps->busy_ns : 0;
+  add_to_course(state, rank, *steps);
+  state->epoch = (long)steps->epoch;
+  if (rank == 0) {
+    state->attempt_steps += steps->steps;
+  }
+  if (steps->end_ns >= state->last_end_ns || state->last_step < 0) {
+    state->last_end_ns = steps->end_ns;
+    state->last_step = (long)steps->last;
+  }
 }
 
 void even_state_step(even_state *state, int rank, const even_step_record *record) {
   even_state_rank *at = &state->rank[rank];
   size_t slot = record->step % EVEN_STATE_WINDOW;
-  if (state->last_step >= 0 && (int64_t)record->step - state->last_step > FARTHEST_JUMP) {
+  if (too_far(state, record->step)) {
     return;
   }
   at->window[slot] = *record;
   at->window_attempt[slot] = (uint32_t)state->attempt + 1;
-  at->last_step = (long)record->step;
-  at->last_attempt = (uint32_t)state->attempt + 1;
-  at->steps++;
-  at->samples += record->samples;
-  at->busy_ns += record->busy_ns < record->duration_ns ? record->busy_ns : record->duration_ns;
-  at->wait_ns += record->busy_ns < record->duration_ns ? record->duration_ns - record->busy_ns : 0;
-  add_to_course(state, rank, record);
-  state->epoch = (long)record->epoch;
-  if (rank == 0) {
-    state->attempt_steps++;
-  }
-  if (record->end_ns >= state->last_end_ns || state->last_step < 0) {
-    state->last_end_ns = record->end_ns;
-    state->last_step = (long)record->step;
-  }
+  const even_state_steps one = {.last = record->step,
+                                .steps = 1,
+                                .epoch = record->epoch,
+                                .end_ns = record->end_ns,
+                                .duration_ns = record->duration_ns,
+                                .busy_ns = record->busy_ns,
+                                .samples = record->samples,
+                                .batch = record->batch,
+                                .loss = (double)record->loss,
+                                .predicted_seconds = (double)record->predicted_seconds};
+  even_state_merged(state, rank, &one);
 }
 
 /* The point that a step of an attempt belongs to; EVEN_STATE_POINTS: none, or the step was done again since. */

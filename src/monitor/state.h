@@ -138,6 +138,21 @@ void even_state_rank_facts(even_state *state, int rank, const char *device, cons
 void even_state_attempt(even_state *state, int attempt, uint64_t at_ns);
 void even_state_span(even_state *state, int rank, const even_span_record *record);
 void even_state_step(even_state *state, int rank, const even_step_record *record);
+/* The steps last - steps + 1 … last of a rank at once, with the sums of their numbers and the means of loss and
+ * predicted_seconds (NAN: not known). They count, and are in the course, but not in the window. */
+typedef struct even_state_steps {
+  uint32_t last;
+  uint32_t steps;
+  uint32_t epoch;
+  uint64_t end_ns;
+  uint64_t duration_ns;
+  uint64_t busy_ns;
+  uint64_t samples;
+  uint64_t batch;
+  double loss;
+  double predicted_seconds;
+} even_state_steps;
+void even_state_merged(even_state *state, int rank, const even_state_steps *steps);
 /* true: it was kept; false: a repetition of what another rank said already */
 bool even_state_event_add(even_state *state, const even_state_event *event);
 void even_state_usage(even_state *state, int rank, const even_rank_usage *usage);

@@ -63,7 +63,8 @@ even_status monitored_open(monitored *made, int port) {
                                       .ranks = made->ranks.ranks,
                                       .rank_facts = made->ranks.ranks == 2 ? facts : NULL,
                                       .telemetry_fd = made->ranks.fd,
-                                      .port = port};
+                                      .port = port,
+                                      .step_rows = made->step_rows};
   return even_monitor_open(&params, &made->monitor);
 }
 

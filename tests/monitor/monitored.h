@@ -10,7 +10,8 @@ typedef struct monitored {
   char folder[64];
   feed ranks;
   even_monitor *monitor;
-  int lock; /* of the folder */
+  int lock;            /* of the folder */
+  long long step_rows; /* for the monitor */
 } monitored;
 
 /* For cmocka; the folder is gone afterwards. Rank 0 makes 4000 samples a second, rank 1 1000, a batch has 16. */

@@ -159,6 +159,29 @@ static void what_a_script_logs_keeps_its_name_and_its_digits(void **state) {
   json_decref(data);
 }
 
+static void few_rows_are_kept(monitored *made, long long step_rows, bool merged) {
+  made->step_rows = step_rows;
+  monitored_start(made);
+  for (int i = 0; i < 6; i++) {
+    monitored_steps(made, 100, 8);
+  }
+  assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
+  assert_int_equal(stored(made, "SELECT sum(steps) FROM steps"), 1200);
+  assert_true((stored(made, "SELECT count(*) FROM steps") < 1200) == merged);
+  json_t *data = monitored_page(made);
+  assert_int_equal(json_integer_value(json_object_get(json_object_get(data, "report"), "steps")), 600);
+  assert_int_equal(json_integer_value(json_object_get(json_object_get(data, "summary"), "samples")), 600 * 16);
+  json_decref(data);
+}
+
+static void old_steps_are_merged(void **state) {
+  few_rows_are_kept(*state, 600, true);
+}
+
+static void no_step_is_merged_where_all_are_wanted(void **state) {
+  few_rows_are_kept(*state, -1, false);
+}
+
 static double loss_at(const json_t *data, size_t step) {
   const json_t *points = json_object_get(json_object_get(data, "steps"), "points");
   const json_t *loss = json_array_get(json_array_get(points, step), 4);
@@ -249,6 +272,8 @@ int main(void) {
       TEST(who_joins_is_named),
       TEST(a_wait_for_peers_is_no_communication),
       TEST(a_page_of_many_ranks_is_bounded),
+      TEST(old_steps_are_merged),
+      TEST(no_step_is_merged_where_all_are_wanted),
       TEST(what_a_script_logs_keeps_its_name_and_its_digits),
       TEST(the_loss_that_a_script_gives_is_the_runs),
   };
