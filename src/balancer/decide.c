@@ -139,12 +139,23 @@ even_status even_balancer_propose(even_balancer *b, double *promised) {
   return even_solve(&b->room, b->tables, b->reach, b->batch, b->candidate, promised);
 }
 
+/* Whether some rank could take more than its reach in the `promised` time; else the best split of all is no faster. */
+static bool limited(const even_balancer *b, double promised) {
+  for (size_t r = 0; r < b->ranks; r++) {
+    bool own = b->reach[r] >= b->batch || b->reach[r] == b->caps[r];
+    if (!own && even_time_table_at(&b->tables[r], b->reach[r] + 1) <= promised) {
+      return true;
+    }
+  }
+  return false;
+}
+
 even_status even_balancer_decide(even_balancer *b) {
   double promised = 0.0;
   EVEN_TRY(even_balancer_propose(b, &promised));
   double now = even_balancer_step_seconds(b, b->current);
   double enough = now * (1.0 - worthwhile(b));
-  if (promised >= enough && promised < now) {
+  if (promised >= enough && promised < now && limited(b, promised)) {
     /* a small share that may only double gains little at first: what lies at the end of the way counts */
     double end = 0.0;
     EVEN_TRY(even_solve(&b->room, b->tables, b->caps, b->batch, b->unlimited, &end));

@@ -38,26 +38,29 @@ static double smaller(double a, double b) {
   return a < b ? a : b;
 }
 
-/* Shell's sort with the gaps of Ciura (2001): no recursion, quick on a window's size. */
-static void sort(double *values, int count) {
-  static const int gaps[] = {57, 23, 10, 4, 1};
-  for (size_t g = 0; g < sizeof gaps / sizeof gaps[0]; g++) {
-    int gap = gaps[g];
-    for (int i = gap; i < count; i++) {
-      double value = values[i];
-      int at = i;
-      for (; at >= gap && values[at - gap] > value; at -= gap) {
-        values[at] = values[at - gap];
-      }
-      values[at] = value;
-    }
-  }
-}
-
 /* How many steps at each end of a window are cut to the next: a lone outlier never counts. Not a median: under a CPU
  * quota a step takes either nothing extra or a whole period, and only their mean tells the speed. */
 static int trimmed(int count) {
   return count < 3 ? 0 : (count < 16 ? 1 : count / 10);
+}
+
+/* The value of `times` (1 or -1) times `values` that `before` of them lie below. Only the least ones are kept in order:
+ * most of a window are passed over by one comparison, where sorting all of it was half of a step's cost. */
+static double in_order(const double *values, int count, int before, double times) {
+  double kept[EVEN_MODEL_WINDOW / 10 + 1];
+  int held = 0;
+  for (int i = 0; i < count; i++) {
+    double value = times * values[i];
+    if (held > before && value >= kept[before]) {
+      continue;
+    }
+    int at = held > before ? before : held++;
+    for (; at > 0 && kept[at - 1] > value; at--) {
+      kept[at] = kept[at - 1];
+    }
+    kept[at] = value;
+  }
+  return times * kept[before];
 }
 
 typedef struct spread {
@@ -67,24 +70,25 @@ typedef struct spread {
   double deviation;
 } spread;
 
+static double within(const spread *limits, double value) {
+  return larger(limits->low, smaller(limits->high, value));
+}
+
 static spread winsorised(const double *values, int count) {
-  double sorted[EVEN_MODEL_WINDOW];
   spread out = {0};
-  memcpy(sorted, values, (size_t)count * sizeof *values);
-  sort(sorted, count);
   int cut = trimmed(count);
-  out.low = sorted[cut];
+  out.low = in_order(values, count, cut, 1.0);
   /* the first steps of a training are slow (warm-up), never fast: of two the faster one is believed */
-  out.high = count == 2 ? sorted[0] : sorted[count - 1 - cut];
+  out.high = count == 2 ? out.low : in_order(values, count, cut, -1.0);
   double sum = 0.0;
   for (int i = 0; i < count; i++) {
-    sorted[i] = larger(out.low, smaller(out.high, sorted[i]));
-    sum += sorted[i];
+    sum += within(&out, values[i]);
   }
   out.mean = sum / count;
   double squares = 0.0;
   for (int i = 0; i < count; i++) {
-    squares += (sorted[i] - out.mean) * (sorted[i] - out.mean);
+    double off = within(&out, values[i]) - out.mean;
+    squares += off * off;
   }
   out.deviation = count > 1 ? sqrt(squares / (count - 1)) : 0.0;
   return out;
@@ -173,13 +177,13 @@ static void ratios(const even_rank_model *model, double *out) {
 /* One weighted least-squares step (relative errors) on the cut times; the prior on the fixed part counts as one more
  * measurement. */
 static void regress(even_rank_model *model) {
-  double ratio[EVEN_MODEL_WINDOW];
+  double ratio[EVEN_MODEL_WINDOW] = {0};
   ratios(model, ratio);
   spread cut = winsorised(ratio, model->count);
   double weights = 0.0, x = 0.0, xx = 0.0, y = 0.0, xy = 0.0, mean_samples = 0.0;
   for (int i = 0; i < model->count; i++) {
     double expected = predicted(model, model->samples[i]);
-    double seconds = expected * larger(cut.low, smaller(cut.high, ratio[i]));
+    double seconds = expected * within(&cut, ratio[i]);
     double weight = 1.0 / (expected * expected);
     weights += weight;
     x += weight * model->samples[i];
@@ -231,12 +235,11 @@ typedef struct running {
   double squares[EVEN_MODEL_WINDOW + 1];
 } running;
 
-static void run(const even_rank_model *model, const double *ratio, running *out) {
-  spread cut = winsorised(ratio, model->count);
+static void run(const even_rank_model *model, const double *ratio, const spread *cut, running *out) {
   out->sum[0] = 0.0;
   out->squares[0] = 0.0;
   for (int i = 0; i < model->count; i++) {
-    double value = larger(cut.low, smaller(cut.high, ratio[i]));
+    double value = within(cut, ratio[i]);
     out->sum[i + 1] = out->sum[i] + value;
     out->squares[i + 1] = out->squares[i] + value * value;
   }
@@ -270,11 +273,9 @@ static double change(const even_rank_model *model, const double *ratio, const ru
   if (count > FEW) {
     up = down = (sums->sum[model->count] - sums->sum[older]) / count;
   } else {
-    double recent[FEW]; /* more than half of the steps must agree, on the cautious side */
-    memcpy(recent, ratio + older, (size_t)count * sizeof *recent);
-    sort(recent, count);
-    up = recent[(count - 1) / 2];
-    down = recent[count / 2];
+    /* more than half of the steps must agree, on the cautious side */
+    up = in_order(ratio + older, count, (count - 1) / 2, 1.0);
+    down = in_order(ratio + older, count, count / 2, 1.0);
   }
   double factor = up > mean ? up / mean : (down < mean ? down / mean : 1.0);
   double size = factor > 1.0 ? factor - 1.0 : 1.0 / factor - 1.0;
@@ -286,13 +287,14 @@ static double change(const even_rank_model *model, const double *ratio, const ru
   return size > chance || (count <= FEW && unheard_of(ratio, older, count, mean, factor)) ? factor : 1.0;
 }
 
-/* Drops the steps before the rank's speed changed; whether it did. */
-static bool forget_the_past(even_rank_model *model) {
+/* Drops the steps before the rank's speed changed; whether it did. *rest: the ratios of those that are left. */
+static bool forget_the_past(even_rank_model *model, spread *rest) {
   static const int recent[] = {2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64};
   double ratio[EVEN_MODEL_WINDOW];
   running sums;
   ratios(model, ratio);
-  run(model, ratio, &sums);
+  *rest = winsorised(ratio, model->count);
+  run(model, ratio, rest, &sums);
   for (size_t i = 0; i < sizeof recent / sizeof recent[0] && recent[i] < model->count; i++) {
     double factor = change(model, ratio, &sums, recent[i]);
     if (factor < 1.0 || factor > 1.0) {
@@ -300,6 +302,8 @@ static bool forget_the_past(even_rank_model *model) {
       model->fixed_seconds *= factor;
       model->seconds_per_sample *= factor;
       model->restless += 1.0;
+      ratios(model, ratio);
+      *rest = winsorised(ratio, model->count);
       return true;
     }
   }
@@ -313,17 +317,15 @@ void even_model_learn(even_rank_model *model) {
   if (!model->known) {
     begin(model);
   }
-  double ratio[EVEN_MODEL_WINDOW];
+  spread rest = {0};
   bool again = true;
   for (int tries = 0; again && tries < 2; tries++) {
     /* the last line is a good start where little is new */
     for (int pass = model->count < FRESH_LINE ? 3 : 1; pass > 0; pass--) {
       regress(model);
     }
-    again = forget_the_past(model);
+    again = forget_the_past(model, &rest);
   }
-  ratios(model, ratio);
-  spread rest = winsorised(ratio, model->count);
   double noise = larger(least_noise, rest.deviation / rest.mean);
   model->noise = blended_noise(model->usual_noise, noise, model->count);
   if (model->count >= 16) {
