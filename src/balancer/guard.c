@@ -56,6 +56,7 @@ even_status even_guard_open(even_guard *g, even_balancer *b) {
   EVEN_TRY(EVEN_NEW_ARRAY(&g->watched, b->ranks));
   EVEN_TRY(EVEN_NEW_ARRAY(&g->equal, b->ranks));
   EVEN_TRY(EVEN_NEW_ARRAY(&g->challenger, b->ranks));
+  EVEN_TRY(even_stops_open(&g->stops, b->ranks));
   for (int i = 0; i < EVEN_GUARD_QUESTIONS; i++) {
     g->next[i] = g->pause[i] = first_pause[i];
   }
@@ -73,6 +74,7 @@ void even_guard_close(even_guard *g) {
   even_free(g->watched);
   even_free(g->equal);
   even_free(g->challenger);
+  even_stops_close(&g->stops);
 }
 
 static bool running(const even_guard *g) {
@@ -201,6 +203,18 @@ static void answer_both(even_balancer *b, bool won) {
   }
 }
 
+/* What a slower challenger has told: a rank that got more, and was stopped for it, needs so many seconds for a sample.
+ */
+static void learn_floors(even_balancer *b) {
+  even_guard *g = &b->guard;
+  double mean = even_series_mean(&g->trial.challenger);
+  for (size_t r = 0; r < b->ranks; r++) {
+    if (g->challenger[r] > b->current[r] && !(g->floors[r] > 0.0) && even_stops_of(&g->stops, r, mean, g->bursts[r])) {
+      g->floors[r] = mean / (double)g->challenger[r];
+    }
+  }
+}
+
 static void conclude(even_balancer *b, bool won) {
   even_guard *g = &b->guard;
   even_guard_question question = g->question;
@@ -210,6 +224,12 @@ static void conclude(even_balancer *b, bool won) {
   } else if (won) {
     memcpy(b->current, g->challenger, b->ranks * sizeof *b->current);
     memcpy(g->floors, g->floors_tried, b->ranks * sizeof *g->floors);
+  }
+  if (!won && (question == EVEN_GUARD_CAUTION || question == EVEN_GUARD_MODELS)) {
+    learn_floors(b);
+  }
+  if (question == EVEN_GUARD_CAUTION) {
+    g->alone = !won && !g->alone;
   }
   if (question == EVEN_GUARD_RELEASE) {
     g->released = won ? g->released * g->released : 0.9;
@@ -232,11 +252,29 @@ static even_status challenge(even_balancer *b, even_guard_question question, boo
   if (*begun) {
     memcpy(g->challenger, b->candidate, b->ranks * sizeof *g->challenger);
     g->question = question;
+    even_stops_begin(&g->stops);
     even_trial_begin(&g->trial, least_gain);
   } else {
     g->next[question] = b->steps + SETTLED; /* nothing to ask now */
   }
   return EVEN_OK;
+}
+
+/* Whether the rank is fast on the whole, and stopped now and then: by the spread of its times, for chance alone does
+ * not make a third of the mean. */
+static bool stopped(const even_balancer *b, size_t rank, double mean) {
+  const even_guard *g = &b->guard;
+  double spread = far * g->busy[rank];
+  return b->current[rank] > 0 && g->busy[rank] < mostly_waits * mean && g->scatter[rank] > spread * spread;
+}
+
+/* The worst rank gets less; not at the cost of others that are stopped, too, unless it is tried alone. */
+static void set_floors(even_balancer *b, size_t worst, double mean) {
+  even_guard *g = &b->guard;
+  for (size_t r = 0; r < b->ranks; r++) {
+    bool held = r == worst || (!g->alone && stopped(b, r, mean));
+    g->floors_tried[r] = held ? mean / (double)b->current[r] : g->floors[r];
+  }
 }
 
 static even_status caution(even_balancer *b, bool *begun) {
@@ -254,9 +292,14 @@ static even_status caution(even_balancer *b, bool *begun) {
   if (worst == b->ranks) {
     return EVEN_OK;
   }
-  memcpy(g->floors_tried, g->floors, b->ranks * sizeof *g->floors);
-  g->floors_tried[worst] = mean / (double)b->current[worst];
-  return challenge(b, EVEN_GUARD_CAUTION, begun);
+  set_floors(b, worst, mean);
+  EVEN_TRY(challenge(b, EVEN_GUARD_CAUTION, begun));
+  if (!*begun) {
+    g->alone = !g->alone;
+    set_floors(b, worst, mean);
+    EVEN_TRY(challenge(b, EVEN_GUARD_CAUTION, begun));
+  }
+  return EVEN_OK;
 }
 
 static even_status release(even_balancer *b, bool *begun) {
@@ -362,6 +405,9 @@ even_status even_guard_take(even_balancer *b, const even_step_timing *timings) {
   if (!running(g)) {
     blame(b, timings);
     g->recent += (longest - g->recent) / (double)DOZEN;
+  }
+  if (challenger && g->trial.state == EVEN_TRIAL_CHALLENGER_RUNS) {
+    even_stops_take(&g->stops, timings);
   }
   even_trial_result result = even_trial_take(&g->trial, challenger, longest);
   if (result != EVEN_TRIAL_GOES_ON) {

@@ -6,6 +6,7 @@
 #include <evenstep/balancer.h>
 #include <stdbool.h>
 
+#include "balancer/stops.h"
 #include "balancer/trial.h"
 
 /* X(NAME): what a trial asks */
@@ -32,10 +33,12 @@ typedef struct even_guard {
   int64_t *equal;       /* equal shares of a whole batch */
   int64_t *challenger;  /* shares of a whole batch in a trial */
   even_trial trial;
+  even_stops stops;                   /* in the challenger's steps */
   even_guard_question question;       /* of the trial that runs */
   bool on_equal;                      /* equal shares are in force: balancing was measured slower */
   double first_equal;                 /* seconds of the steps with equal shares as the run began, and their number … */
   int first_equals;                   /* … 0 once a trial has told more */
+  bool alone;                         /* the next trial of caution holds back one rank, not all that are stopped */
   double released;                    /* by what factor floors are lowered in the next trial */
   int64_t next[EVEN_GUARD_QUESTIONS]; /* steps before which the question is not asked again */
   int64_t pause[EVEN_GUARD_QUESTIONS];

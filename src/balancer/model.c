@@ -47,7 +47,7 @@ static int trimmed(int count) {
 /* The value of `times` (1 or -1) times `values` that `before` of them lie below. Only the least ones are kept in order:
  * most of a window are passed over by one comparison, where sorting all of it was half of a step's cost. */
 static double in_order(const double *values, int count, int before, double times) {
-  double kept[EVEN_MODEL_WINDOW / 10 + 1];
+  double kept[EVEN_MODEL_WINDOW / 10 + 1] = {0};
   int held = 0;
   for (int i = 0; i < count; i++) {
     double value = times * values[i];

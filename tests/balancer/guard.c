@@ -114,6 +114,41 @@ static void quotas_reach_the_best_fixed_split(void **context) {
   }
 }
 
+/* Three of four ranks have quotas: the one that stops the step most must not get less at the cost of others that have
+ * no time left either. Beside the split at the true speeds. */
+static void several_quotas_are_found(void **context) {
+  (void)context;
+  const double quotas[] = {0.0, 0.5, 0.25, 0.1};
+  const struct {
+    double step, reach;
+  } cases[] = {{0.011, 0.80}, {0.05, 0.88}};
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    cluster c = {.ranks = 4, .first_step = 3.0};
+    double work = cases[i].step * 1.85 / ((double)BATCH + 12.0);
+    for (size_t r = 0; r < 4; r++) {
+      c.rank[r] = (cluster_rank){.fixed = 3.0 * work, .per_sample = work, .lognormal = 0.10, .quota = quotas[r]};
+      c.rank[r].period = 0.1;
+      c.rank[r].left = quotas[r] * 0.1;
+    }
+    int64_t best[CLUSTER_RANKS];
+    double ours = 0.0;
+    double theirs = 0.0;
+    cluster_best(&c, BATCH, best);
+    for (uint64_t seed = 1; seed <= 4 * (uint64_t)SEEDS; seed++) {
+      job j;
+      start(&j, &c, seed);
+      (void)go(&j, 400);
+      ours += go(&j, 800);
+      theirs += fixed_split(&c, seed, best, 400, 800);
+      even_balancer_close(j.balancer);
+    }
+    if (!(theirs / ours >= cases[i].reach)) {
+      print_error("case %zu: %.3f of the best split\n", i, theirs / ours);
+    }
+    assert_true(theirs / ours >= cases[i].reach);
+  }
+}
+
 /* The quota is lifted in mid-run: what the rank was held to is forgotten. */
 static void lifted_quota_is_noticed(void **context) {
   (void)context;
@@ -244,9 +279,10 @@ static void slower_times_for_all_do_not_mislead(void **context) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(quotas_reach_the_best_fixed_split),    cmocka_unit_test(lifted_quota_is_noticed),
-      cmocka_unit_test(balancing_that_is_slower_is_given_up), cmocka_unit_test(balancing_that_helps_stays),
-      cmocka_unit_test(slower_times_for_all_do_not_mislead),  cmocka_unit_test(an_answer_holds_for_a_while),
+      cmocka_unit_test(several_quotas_are_found),    cmocka_unit_test(quotas_reach_the_best_fixed_split),
+      cmocka_unit_test(lifted_quota_is_noticed),     cmocka_unit_test(balancing_that_is_slower_is_given_up),
+      cmocka_unit_test(balancing_that_helps_stays),  cmocka_unit_test(slower_times_for_all_do_not_mislead),
+      cmocka_unit_test(an_answer_holds_for_a_while),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
