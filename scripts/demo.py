@@ -41,15 +41,23 @@ def evenstep(*words: str) -> None:
         raise SystemExit(code)
 
 
-def devices() -> list[dict]:
-    done = subprocess.run([PROGRAM, "devices", "--json"], cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
+def told(*words: str) -> dict:
+    """What a command of the program says as JSON."""
+    done = subprocess.run([PROGRAM, *words, "--json"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode != 0 and not done.stdout:
         sys.stderr.write(done.stderr)
         raise SystemExit(done.returncode)
-    return json.loads(done.stdout)["devices"]
+    return json.loads(done.stdout)
 
 
-def choose(found: list[dict]) -> tuple[list[str], str]:
+def can_slow_a_rank() -> bool:
+    """By a quota, or by a busy neighbour on a CPU that is the rank's alone."""
+    if len(os.sched_getaffinity(0)) >= 2:
+        return True
+    return any(check["name"] == "CPU quota" and check["state"] == "ok" for check in told("doctor")["checks"])
+
+
+def choose(found: list[dict], can_slow: bool) -> tuple[list[str], str]:
     """Options of `evenstep run` that give unequal ranks, and the words that say what they are."""
     gpus = [device for device in found if device["kind"] == "cuda"]
     if len({device["model"] for device in gpus}) > 1:
@@ -58,6 +66,11 @@ def choose(found: list[dict]) -> tuple[list[str], str]:
         )
     if gpus:
         return ["--devices", f"{gpus[0]['name']},cpu"], f"one GPU ({gpus[0]['model']}) and the CPU beside it"
+    if not can_slow:
+        return ["-n", "2"], (
+            "one CPU and no permission to set CPU quotas: the two ranks share the CPU and are equal. On two cores one of them\n"
+            "would be slowed, and the balanced run be the faster one"
+        )
     return ["-n", "2", "--cpu-quota", "1:0.25"], (
         "no unequal devices here, so two unequal CPU ranks are made: each on cores of its own, and rank 1 held\n"
         "to a quarter of its time by a CPU quota of the kernel (where that is not permitted, by a busy process pinned to the same core)"
@@ -82,7 +95,7 @@ def main() -> None:
     began = time.monotonic()
 
     say("1. What is here")
-    options, words = choose(devices())
+    options, words = choose(told("devices")["devices"], can_slow_a_rank())
     print(words)
     os.chdir(ROOT)
     profile = pathlib.Path("gpu_profiles.json")

@@ -30,8 +30,10 @@ def test_a_profile_that_other_work_disturbed_is_not_kept(demo, tmp_path):
 def test_unequal_devices_are_used_and_equal_ones_are_made_unequal(demo):
     cpu = {"kind": "cpu", "name": "cpu:0", "model": "AMD EPYC"}
     old, new = ({"kind": "cuda", "name": f"cuda:{i}", "model": model} for i, model in enumerate(["T4", "H200"]))
-    assert demo.choose([cpu, old, new])[0] == ["--devices", "cuda:0,cuda:1"]
-    assert demo.choose([cpu, old])[0] == ["--devices", "cuda:0,cpu"]
-    options, words = demo.choose([cpu, cpu])
+    assert demo.choose([cpu, old, new], True)[0] == ["--devices", "cuda:0,cuda:1"]
+    assert demo.choose([cpu, old], True)[0] == ["--devices", "cuda:0,cpu"]
+    options, words = demo.choose([cpu, cpu], True)
     assert options == ["-n", "2", "--cpu-quota", "1:0.25"]
     assert "made" in words and "quota" in words
+    options, words = demo.choose([cpu], False)
+    assert options == ["-n", "2"] and "share the CPU" in words
