@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from evenstep import _core
+from evenstep._core import EvenstepError
 from evenstep.group import DTYPES, Bootstrap, Group
 
 BUCKET_BYTES = 25 << 20
@@ -205,14 +206,26 @@ def choose_engine(
 ) -> Engine:
     """The shared-memory engine where all ranks are on one host, unless all have a CUDA device of their own for NCCL.
 
-    `devices` are those of all ranks' parameters, the same list on every rank.
+    `devices` are those of all ranks' parameters, the same list on every rank. Raises EvenstepError, on every rank,
+    where engine="shared" was asked for and cannot be had.
     """
     unsupported = sorted({str(p.dtype) for p in parameters if p.dtype not in DTYPES})
     on_gpus = all(d.startswith("cuda") for d in devices) and len(set(devices)) == len(devices)
     use_torch = engine == "torch" or (engine is None and (bool(unsupported) or (on_gpus and len(devices) > 1)))
+    if engine == "shared" and unsupported:
+        raise EvenstepError(
+            f"es.prepare(engine='shared'): the model has parameters of {', '.join(unsupported)}, which the "
+            "shared-memory engine does not add up\n  fix: leave engine out, or give engine='torch'"
+        )
     if not use_torch:
         comm = bootstrap.shared(SharedEngine.arena_bytes(parameters), "gradients")
         if comm is not None:
             return SharedEngine(parameters, comm, telemetry)
+        if engine == "shared":
+            raise EvenstepError(
+                "es.prepare(engine='shared'): the ranks cannot open one another's memory: they are on several hosts, in "
+                "containers with process numbers of their own, or of several users\n  fix: start all ranks on one host "
+                "as one user; or leave engine out, and torch's collectives are used"
+            )
     nccl = on_gpus and dist.is_nccl_available()
     return TorchEngine(parameters, dist.new_group(backend="nccl") if nccl else bootstrap.gloo(), group, telemetry)

@@ -44,14 +44,20 @@ def prepare(
     `python script.py`) everything comes back unchanged.
 
     train=False: the loaders of this call serve evaluation, split without padding or repeats.
-    shares: a schedule instead of the balancer, for tests and experiments: shares(number_of_the_batch, its_samples)
-    gives one share a rank. engine="torch": torch's collectives instead of shared memory.
+    shares: a schedule instead of the balancer for this call's training loaders, for tests and experiments:
+    shares(number_of_the_batch, its_samples) gives one share a rank. engine="torch": torch's collectives instead of
+    shared memory; "shared": an error where shared memory cannot be had.
     """
     given = [*objects, *([] if loader is None else [loader])]
     if not given:
         raise TypeError("es.prepare() needs something to prepare: a model, an optimizer, a DataLoader, a scheduler")
     if engine not in (None, "shared", "torch"):
         raise ValueError(f"es.prepare(engine={engine!r}): choose 'shared' or 'torch', or leave it to Evenstep")
+    if shares is not None and not (train and any(isinstance(one, DataLoader) for one in given)):
+        raise ValueError(
+            "es.prepare(shares=…) says how training batches are split, but this call has "
+            f"{'no DataLoader' if train else 'train=False'}\n  fix: leave shares out, or give it with the training loader"
+        )
     current = session()
     _check_arguments(current, given)
     models = _register(current.models, "model", [g for g in given if isinstance(g, nn.Module)])
@@ -65,7 +71,7 @@ def prepare(
         current.join()
         _prepare_models(current, models, optimizers, engine)
         for name, scheduler in schedulers.items():
-            current.watch_scheduler(name, scheduler)
+            current.scheduler_steps.watch(name, scheduler)
         for one in given:
             if isinstance(one, DataLoader):
                 results[id(one)] = _prepare_loader(current, one, train, shares)

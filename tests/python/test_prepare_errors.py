@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import evenstep as es
 from evenstep.agreement import _comparable, _difference, _options
+from evenstep.engine import choose_engine
 from evenstep.environment import read_environment
 from evenstep.order import batch_hash, epoch_seed
 from evenstep.vote import Ballot, check, unpack
@@ -94,6 +95,32 @@ def test_prepared_twice() -> None:
 def test_unknown_engine() -> None:
     with pytest.raises(ValueError, match="choose 'shared' or 'torch'"):
         es.prepare(nn.Linear(1, 1), engine="fast")
+
+
+def test_shares_without_a_training_loader() -> None:
+    def shares(number: int, batch: int) -> list[int]:
+        return [batch]
+
+    with pytest.raises(ValueError, match="how training batches are split, but this call has train=False"):
+        es.prepare(loader=numbers(), train=False, shares=shares)
+    with pytest.raises(ValueError, match="this call has no DataLoader"):
+        es.prepare(nn.Linear(1, 1), shares=shares)
+    es.prepare(nn.Linear(1, 1), numbers(), shares=shares)
+
+
+class Elsewhere:
+    """Ranks that cannot open one another's memory."""
+
+    def shared(self, arena_bytes: int, purpose: str) -> None: ...
+
+
+def test_shared_memory_that_cannot_be_had() -> None:
+    parameters = list(nn.Linear(1, 1).parameters())
+    arguments: Any = (Elsewhere(), None, ["cpu@one", "cpu@two"], "shared", None)
+    with pytest.raises(
+        es.EvenstepError, match=r"cannot open one another's memory.*\n  fix: start all ranks on one host"
+    ):
+        choose_engine(parameters, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -182,6 +209,10 @@ MISUSES: dict[str, tuple[str, str | tuple[str, str]]] = {
         "model, loader = es.prepare(model, DataLoader(data, batch_size=4, sampler=Own()))\n"
         "for (x,) in loader: model(x).sum().backward()",
         "the ranks see the samples in different orders: rank 1 differs",
+    ),
+    "shared memory for complex numbers": (
+        "es.prepare(nn.Linear(1, 1, dtype=torch.complex64), engine='shared')",
+        r"engine='shared'\): the model has parameters of torch\.complex64, which",
     ),
     "thawed later": (
         "model = nn.Linear(2, 2)\nmodel.bias.requires_grad_(False)\nes.prepare(model)\nmodel.bias.requires_grad_(True)\n"
