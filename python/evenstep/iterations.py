@@ -67,6 +67,11 @@ class Iterations:
             _append(past, self._epoch, self._kind())
         return past
 
+    @property
+    def first(self) -> bool:
+        """Whether the last one to begin was the first of all."""
+        return not self._past
+
     # -- in a resumed run --
 
     @property

@@ -331,10 +331,7 @@ class EvenLoader:
         epoch = self._next_epoch
         self._next_epoch += 1
         if self.has_length and len(self) == 0:
-            raise EvenstepError(
-                f"the training loader has no batch: {_samples_in(self.loader)}, batch_size {self.batch_size}, drop_last "
-                f"{self.loader.drop_last}\n  fix: give it a dataset with samples, or a smaller batch_size"
-            )
+            raise self._no_batch()
         self._epoch, self._batch, self.fetched = epoch, skip, 0
         self._drawn = self._drawn if skip else 0
         self._sampler_state = self._order.sampler_state()
@@ -362,6 +359,15 @@ class EvenLoader:
             session.steps.pause(self)
         if onward and not found:
             yield from self._iterate(0, False)
+        elif not found and skip == 0 and self._iterations.first:
+            raise self._no_batch()
+
+    def _no_batch(self) -> EvenstepError:
+        return EvenstepError(
+            f"the training loader has no batch: {_samples_in(self.loader)}, batch_size {self.batch_size}, drop_last "
+            f"{self.loader.drop_last}\n  fix: give it a dataset with samples, or a smaller batch_size; a sampler that is "
+            "used up before es.prepare, build anew"
+        )
 
     def reopen(self) -> None:
         """At the script's end: an iteration that was left is under way. A `break` cannot be told from an exit in the
@@ -400,13 +406,9 @@ class EvenLoader:
         yield from self._batches_apart(epoch)
 
     def first_batch_size(self) -> int:
-        """Samples of a global batch; where a batch sampler does not say, of the first."""
-        if self._order.batch_size is not None:
-            return self._order.batch_size
-        before = self._order.sampler_state()
-        size = len(next(self._order.batches(self.seed, 0), []))
-        self._order.load_sampler_state(before)
-        return max(1, size)
+        """Samples of a global batch; where a batch sampler does not say, of the first, with which training begins."""
+        size = self._order.batch_size
+        return max(1, len(self._order.begin(self.seed)) if size is None else size)
 
     def set_shares(self, shares: Shares | None) -> None:
         self._shares = shares

@@ -8,6 +8,8 @@ import sys
 import zlib
 from array import array
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, islice, repeat
 from typing import Any
 
 import torch
@@ -98,6 +100,16 @@ class _WholeSampler(Sampler[int]):
         return iter(torch.randperm(len(self), generator=generator).tolist())
 
 
+@dataclass
+class _Begun:
+    """An epoch 0 whose first batch was drawn."""
+
+    seed: int
+    sampler_state: str  # before it
+    first: list[Any]
+    rest: Iterator[list[Any]]
+
+
 class GlobalOrder:
     """The batches of a user's DataLoader as lists of indices."""
 
@@ -120,6 +132,7 @@ class GlobalOrder:
         self.batch_sampler = batch_sampler
         size = getattr(batch_sampler, "batch_size", None)
         self.batch_size: int | None = size if isinstance(size, int) else None
+        self._begun: _Begun | None = None
 
     def __len__(self) -> int:
         return len(self.batch_sampler)
@@ -130,13 +143,43 @@ class GlobalOrder:
 
     def sampler_state(self) -> str:
         """What the samplers keep from epoch to epoch."""
-        return sampler_state.save(self._owners())
+        return sampler_state.save(self._owners()) if self._begun is None else self._begun.sampler_state
 
     def load_sampler_state(self, state: str) -> None:
+        if state:
+            self._forget()
         sampler_state.load(self._owners(), state)
+
+    def begin(self, seed: int) -> list[Any]:
+        """The first batch of epoch 0, [] where there is none. It is drawn once: batches() goes on from it."""
+        state = self.sampler_state()
+        batches = self._draw(seed, 0)
+        first = next(batches, None)
+        if first is None:
+            sampler_state.load(self._owners(), state)
+            return []
+        self._begun = _Begun(seed, state, first, batches)
+        return first
+
+    def _forget(self) -> None:
+        """What was begun is not gone on with."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            sampler_state.load(self._owners(), begun.sampler_state)
 
     def batches(self, seed: int, epoch: int) -> Iterator[list[Any]]:
         """The epoch's batches, from the first."""
+        begun = self._begun
+        if begun is None:
+            return self._draw(seed, epoch)
+        # An iterator has each batch once, for whatever epoch.
+        if (begun.seed, 0) == (seed, epoch) or isinstance(self.batch_sampler, Iterator):
+            self._begun = None
+            return chain([begun.first], begun.rest)
+        self._forget()
+        return self._draw(seed, epoch)
+
+    def _draw(self, seed: int, epoch: int) -> Iterator[list[Any]]:
         found = [getattr(owner, "generator", None) for owner in (self.batch_sampler, self.sampler)]
         state = _RandomState(epoch_seed(seed, epoch), [g for g in found if isinstance(g, torch.Generator)])
         for owner in self._owners():
@@ -145,13 +188,9 @@ class GlobalOrder:
                 set_epoch(epoch)
         with state:
             source = iter(self.batch_sampler)
-        while True:
-            chunk: list[list[Any]] = []
+        for size in chain([1], repeat(_CHUNK)):  # the first may be all that is asked for
             with state:
-                for batch in source:
-                    chunk.append(list(batch))
-                    if len(chunk) == _CHUNK:
-                        break
+                chunk = [list(batch) for batch in islice(source, size)]
             yield from chunk
-            if len(chunk) < _CHUNK:
+            if len(chunk) < size:
                 return

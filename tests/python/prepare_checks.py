@@ -60,6 +60,23 @@ class Batches(Sampler):
             yield list(range(number + 1))
 
 
+class Cursor(Sampler):
+    """A batch sampler that goes round and round: an epoch begins where the one before ended."""
+
+    def __init__(self, count: int):
+        self.count, self.at = count, 0
+        self.source = random.Random(4)
+
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self):
+        for _ in range(3):
+            batch = [(self.at + n) % self.count for n in range(4)]
+            self.at += 4
+            yield self.source.sample(batch, 4)
+
+
 class LateFirst(Numbers):
     """Its first batch is fetched only when another worker has reached the fourth."""
 
@@ -125,6 +142,12 @@ def check_orders() -> dict[str, list[int]]:
     )
     grown = prepare(DataLoader(data, batch_sampler=Batches(6)))
     assert seen_in_order(grown) == [i for n in range(6) for i in range(n + 1)]
+    alone, cursor = Cursor(23), prepare(DataLoader(data, batch_sampler=Cursor(23)))
+    for _ in range(3):
+        assert seen_in_order(cursor) == [i for batch in alone for i in batch]
+    once = prepare(DataLoader(data, batch_sampler=(list(range(n, n + 5)) for n in range(0, 20, 5))))
+    once.set_epoch(3)
+    assert seen_in_order(once) == list(range(20)) and seen_in_order(once) == []
     workers = prepare(DataLoader(data, batch_size=5, shuffle=True, num_workers=2, persistent_workers=True))
     orders["workers"] = seen_in_order(workers) + seen_in_order(workers)
     return orders

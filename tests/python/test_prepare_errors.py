@@ -210,6 +210,11 @@ MISUSES: dict[str, tuple[str, str | tuple[str, str]]] = {
         "for (x,) in loader: model(x).sum().backward()",
         "the ranks see the samples in different orders: rank 1 differs",
     ),
+    "a sampler without batches": (
+        "model, loader = es.prepare(nn.Linear(1, 1), DataLoader(TensorDataset(torch.ones(3)), batch_sampler=iter([])))\n"
+        "for batch in loader: pass",
+        r"the training loader has no batch: 3 samples(.|\n)*a sampler that is used up before es\.prepare, build anew",
+    ),
     "shared memory for complex numbers": (
         "es.prepare(nn.Linear(1, 1, dtype=torch.complex64), engine='shared')",
         r"engine='shared'\): the model has parameters of torch\.complex64, which",
