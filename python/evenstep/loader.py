@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.iterations import LOOKED, TRAINED, Iterations, epoch_done
+from evenstep.loops import Place, Position
 from evenstep.order import GlobalOrder, batch_hash, chained
 from evenstep.shares import Shares, equal_shares
 
@@ -93,8 +94,10 @@ class EvenLoader:
         self._next_epoch = 0  # of the next iteration
         self._epoch_set = False
         self._iterations = Iterations()
-        self._loop: int | None = None  # es.epochs' value at the last iteration's begin
-        self._start: int | None = None  # where es.epochs goes on
+        self._last_place = Place()  # in es.epochs' loops, at the last iteration's begin
+        self._before = 0  # iterations before the first one in that place
+        self._iterated = False  # in this script
+        self._moved = False  # to a checkpoint's cursor, in the middle of an iteration
         self._epoch = 0  # the cursor: batches of this epoch that the user has had
         self._batch = 0
         self._samples = 0
@@ -149,14 +152,11 @@ class EvenLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Where training stands: plain JSON."""
-        now = self._session.loop_epoch
-        if self._iterations.resuming:
-            loop = self._start
-        else:
-            loop = now + 1 if now is not None and now == self._loop and not self._iterating else now
+        here = self._session.loops.place().position == self._last_place.position
         return {
             "iterations": self._iterations.state(),
-            "loop": loop,
+            "place": self._session.loops.state(),
+            "within": self._iterations.before - self._before if here else 0,  # iterations in that place
             "epoch": self._epoch,
             "batch": self._batch,
             "seed": self.seed,
@@ -164,7 +164,7 @@ class EvenLoader:
             "drawn": self._drawn,
             "sampler": self._state_of_sampler(),
             "batch_size": self._order.batch_size,
-            "scheduler_calls": self._session.scheduler_calls(),
+            "scheduler_calls": self._session.scheduler_steps.total(),
             "speeds": {} if self._shares is None else {**self._place(), "timings": self._shares.state()},
         }
 
@@ -202,19 +202,43 @@ class EvenLoader:
             )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes to a cursor: iterations of epochs before it yield nothing, its own begins at its batch."""
+        """Goes to a cursor. At the script's beginning: iterations of epochs before it yield nothing, its own begins at
+        its batch. Once a loop has trained: the next batch is the cursor's, whatever the iteration."""
         self.check_state_dict(state)
         self.seed = int(state["seed"])
         self._epoch, self._batch = int(state["epoch"]), int(state["batch"])
-        self._iterations.load(state.get("iterations", [[0, self._epoch, TRAINED]]), self._epoch)
-        self._start = state.get("loop")
         self._samples = int(state["samples"])
         self._expected = state.get("drawn")
         self._drawn = self._expected or 0
         self._saved_sampler = state.get("sampler", "")
         self._next_epoch = 0
+        if self._session.loops.trained:
+            self._moved = self._iterating
+            if not self._moved:
+                self._next_is_the_cursor()
+            return
+        self._iterations.load(state.get("iterations", [[0, self._epoch, TRAINED]]), self._epoch)
+        self._last_place = self._session.loops.load(state.get("place", {}))
+        self._before = self._iterations.before - state.get("within", 0)
         self._take_speeds(state.get("speeds", {}))
-        self._session.replay(state.get("scheduler_calls", {}))
+        self._session.scheduler_steps.replay(state.get("scheduler_calls", {}))
+
+    def _next_is_the_cursor(self) -> None:
+        """After a cursor was loaded between two iterations of a script that has trained: what came before stays."""
+        self._moved = False
+        self._iterations.go_to(self._epoch)
+
+    # -- for es.epochs --
+
+    @property
+    def trained(self) -> bool:
+        """Whether this script has made a step with it."""
+        return self._iterations.trained
+
+    @property
+    def last_position(self) -> Position | None:
+        """Of its last iteration in this script."""
+        return self._last_place.position if self._iterated else None
 
     @property
     def resuming(self) -> bool:
@@ -227,11 +251,20 @@ class EvenLoader:
         return self._iterations.replaying
 
     def skip_to_cursor(self) -> int:
-        """The epoch to go on with, for loops that can start there (es.epochs)."""
-        if not self._iterations.resuming:
+        """The script's loop may start with the epoch under way: its number; 0 where the script has come by those
+        before it."""
+        if self._iterations.replayed:
             return 0
         self._iterations.skip()
-        return self._epoch if self._start is None else self._start
+        return self._epoch
+
+    def skip_to_position(self) -> None:
+        """The script's loop starts with the checkpoint's epoch of it: the iterations that it had there are left."""
+        self._iterations.skip(self._iterations.before - self._before)
+
+    def skip_loop(self, tag: int) -> None:
+        """The script's loop was over."""
+        self._iterations.skip_to(tag)
 
     # -- iterating --
 
@@ -256,10 +289,10 @@ class EvenLoader:
             if not self._epoch_set or self._next_epoch == self._epoch:
                 self._next_epoch, skip = self._epoch, self._batch
             self._iterations.reached()
-            self._order.load_sampler_state(self._saved_sampler or "")
-            self._saved_sampler = None
+            self._session.loops.reached()
+            self._put_sampler_back()
         if jump:
-            self._session.no_replay()
+            self._session.scheduler_steps.go_on()
         self._epoch_set = False
         return self._iterate(skip, jump)
 
@@ -335,8 +368,12 @@ class EvenLoader:
         self._epoch, self._batch, self.fetched = epoch, skip, 0
         self._drawn = self._drawn if skip else 0
         self._sampler_state = self._order.sampler_state()
-        self._iterations.begin(epoch)
-        self._loop = session.loop_epoch
+        place = session.loops.now
+        if place.position != self._last_place.position:
+            self._before = self._iterations.before
+        self._last_place = place
+        self._iterations.begin(epoch, place.tag)
+        self._iterated = True
         session.epoch_begins(self, epoch)
         self._iterating = True
         session.steps.unpause()
@@ -344,17 +381,23 @@ class EvenLoader:
         try:
             while True:
                 yield from self._one_epoch(epoch, skip)
-                if not session.planning:
+                if self._moved:
+                    epoch, skip = self._arrive()
+                elif session.planning:
+                    skip = 0  # the plan's measuring steps go on in the same epoch
+                else:
                     break
-                skip = 0  # the plan's measuring steps go on in the same epoch
             ended = True
         finally:
             found = self._batch > skip
-            self._left = None if ended else (epoch, self._batch, self._drawn)
+            self._left = None if ended or self._moved else (epoch, self._batch, self._drawn)
             self._iterating = False
             self._iterations.end()
-            self._epoch, self._batch = epoch + 1, 0  # also after a break: the next iteration is of the next epoch
-            self._drawn = 0
+            if self._moved:
+                self._next_is_the_cursor()
+            else:
+                self._epoch, self._batch = epoch + 1, 0  # also after a break: the next iteration is of the next epoch
+                self._drawn = 0
             session.latest = None
             session.steps.pause(self)
         if onward and not found:
@@ -372,11 +415,25 @@ class EvenLoader:
     def reopen(self) -> None:
         """At the script's end: an iteration that was left is under way. A `break` cannot be told from an exit in the
         middle of an epoch, whose other samples must not be lost."""
-        if self._left is not None and not self._iterating:
+        loops = self._session.loops
+        if self._left is not None and not self._iterating and self._last_place.number == loops.now.number:
             self._epoch, self._batch, self._drawn = self._left
             self._iterating = True
             self._iterations.reopen()
-            self._session.loop_epoch = self._loop
+            loops.back_to(self._last_place)
+
+    def _arrive(self) -> tuple[int, int]:
+        """The iteration under way goes on at a cursor that was loaded: in this epoch, after so many batches."""
+        self._moved = False
+        self._put_sampler_back()
+        self._sampler_state = self._order.sampler_state()
+        self._iterations.moved(self._epoch)
+        self._next_epoch = self._epoch + 1
+        return self._epoch, self._batch
+
+    def _put_sampler_back(self) -> None:
+        self._order.load_sampler_state(self._saved_sampler or "")
+        self._saved_sampler = None
 
     def committed(self, mine: bool) -> None:
         """An optimizer step was made; mine: with a batch of this loader."""
@@ -398,6 +455,8 @@ class EvenLoader:
             self._samples += plan.total
             yield batch
             session.boundary()
+            if self._moved:
+                return
             start = _core.clock_ns()
 
     def _iterate_evaluation(self) -> Iterator[Any]:

@@ -17,7 +17,9 @@ from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.environment import Environment, read_environment
 from evenstep.group import Bootstrap, Group, broadcast_bytes, gather_bytes
+from evenstep.loops import Loops
 from evenstep.ring import open_ring
+from evenstep.schedulers import SchedulerSteps
 from evenstep.step_checks import StepChecks
 from evenstep.steps import Steps
 
@@ -76,11 +78,10 @@ class Session:
         self.latest: BatchPlan | None = None  # the batch of a prepared loader that the script is at
         self.total_epochs = 0  # 0: unknown
         self._committed = False
-        self._scheduler_calls: dict[str, int] = {}
-        self._replayed: dict[str, int] = {}
+        self.scheduler_steps = SchedulerSteps(self._iterating)
+        self.loops = Loops(self.loaders, self.scheduler_steps, self.rank)
         self.checks = StepChecks()
         self._leader: int | None = None  # id of the optimizer whose step is the commit where no loader is prepared
-        self.loop_epoch: int | None = None  # where es.epochs is
         self._last_checkpoint = time.monotonic()
         self._checkpointed = 0  # the step up to which --checkpoint-every N is done
 
@@ -166,9 +167,12 @@ class Session:
             put_back, self.pending_random = self.pending_random, None
             put_back()
 
+    def _iterating(self) -> bool:
+        return any(loader.iterating for loader in self.loaders.values())
+
     def iteration_begins(self) -> None:
         """The step before a break, whose loop did not come back for another batch, is over too."""
-        if not any(loader.iterating for loader in self.loaders.values()):
+        if not self._iterating():
             self.boundary()
 
     def boundary(self) -> None:
@@ -252,40 +256,8 @@ class Session:
         for loader in self.loaders.values():
             loader.committed(plan is not None and plan.loader is loader)
         late, self._committed = self._committed, True  # late: no loader was asked for a batch since the step before
-        if not any(loader.iterating for loader in self.loaders.values()) and (late or not self.loaders):
+        if not self._iterating() and (late or not self.loaders):
             self.boundary()
-
-    # -- schedulers --
-
-    def watch_scheduler(self, name: str, scheduler: Any) -> None:
-        """Counts its steps between epochs, so that a resumed run does not make again those it already has."""
-        session, plain = self, type(scheduler)
-        self._scheduler_calls[name] = 0
-
-        def step(scheduler: Any, *arguments: Any, **options: Any) -> Any:
-            if not any(loader.iterating for loader in session.loaders.values()):
-                session._scheduler_calls[name] += 1
-                if session._scheduler_calls[name] <= session._replayed.get(name, 0):
-                    return None
-            return plain.step(scheduler, *arguments, **options)
-
-        # A class of the same name, not an attribute: a scheduler's state_dict takes all attributes along.
-        names = {"step": step, "__module__": plain.__module__, "__qualname__": plain.__qualname__}
-        scheduler.__class__ = type(plain.__name__, (plain,), names)
-
-    def scheduler_calls(self) -> dict[str, int]:
-        """Steps that each scheduler made between epochs."""
-        return {name: max(calls, self._replayed.get(name, 0)) for name, calls in self._scheduler_calls.items()}
-
-    def replay(self, calls: dict[str, int]) -> None:
-        """The script runs from its beginning: the first so many calls were made before."""
-        self._replayed = dict(calls)
-        self._scheduler_calls = dict.fromkeys(self._scheduler_calls, 0)
-
-    def no_replay(self) -> None:
-        """The script's loop starts where training stands: every call counts."""
-        for name, calls in self._replayed.items():
-            self._scheduler_calls[name] = max(calls, self._scheduler_calls.get(name, 0))
 
 
 _session: Session | None = None
@@ -337,18 +309,14 @@ def barrier() -> None:
 
 
 def epochs(count: int) -> Iterator[int]:
-    """range(count), but a resumed run starts with the epoch that was under way."""
+    """range(count), but in a resumed run loops that were over yield nothing, and the one that was under way starts with
+    its epoch of then."""
     current = session()
     current.total_epochs = count
-    loaders = [loader for loader in current.loaders.values() if loader.train]
-    start = max((loader.skip_to_cursor() for loader in loaders), default=0)
-    current.no_replay()
-    try:
-        for current.loop_epoch in range(start, count):
-            yield current.loop_epoch
+    outermost = not current.loops.now.inside
+    yield from current.loops.run(count)
+    if outermost:
         current.iteration_begins()  # none does: the last step, left by a break, is over all the same
-    finally:
-        current.loop_epoch = None
 
 
 def set_weight(amount: float) -> None:

@@ -1,0 +1,128 @@
+"""es.epochs: where the script's loops over epochs are, so that a resumed script passes those that were over and goes on
+in the one that was under way."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from evenstep.schedulers import SchedulerSteps
+
+if TYPE_CHECKING:
+    from evenstep.loader import EvenLoader
+
+Position = tuple[int, "int | None"]  # the loop's number and its epoch; None: after that loop
+
+
+@dataclass(frozen=True)
+class Place:
+    """Of the script, in its es.epochs loops."""
+
+    number: int = 0  # of the loop, the first is 1; 0: before it
+    inside: bool = False
+    epoch: int | None = None  # with which the loop goes on; None: nothing is left of it
+    calls: dict[str, int] | None = None  # scheduler steps that the script had come by there
+
+    @property
+    def position(self) -> Position:
+        return self.number, self.epoch if self.inside else None
+
+    @property
+    def tag(self) -> int:
+        """Grows from loop to loop: odd in one, even between two."""
+        return 2 * self.number - int(self.inside)
+
+
+class Loops:
+    """The es.epochs loops of one script. `loaders`: the session's, as they come. One inside another is as range(): its
+    iterations are told apart by their number in the outer one's epoch."""
+
+    def __init__(self, loaders: dict[str, EvenLoader], schedulers: SchedulerSteps, rank: int) -> None:
+        self._loaders, self._schedulers, self._rank = loaders, schedulers, rank
+        self._now = Place()
+        self._saved: Place | None = None  # the checkpoint's, until the script is there
+
+    def _training(self) -> list[EvenLoader]:
+        return [loader for loader in self._loaders.values() if loader.train]
+
+    @property
+    def now(self) -> Place:
+        """Of this script."""
+        return self._now
+
+    @property
+    def trained(self) -> bool:
+        """Whether this script is past its beginning: a checkpoint that it loads now moves the data, not the script."""
+        return any(loader.iterating or loader.trained for loader in self._training())
+
+    # -- the checkpoint's --
+
+    def state(self) -> dict[str, Any]:
+        return asdict(self.place())
+
+    def place(self) -> Place:
+        """Where a script that resumes from here goes on. Between two iterations the epoch's body is taken for done."""
+        now = self._saved or self._now
+        if self._saved is None and now.inside and now.epoch is not None:
+            loaders = self._training()
+            done = any(loader.last_position == now.position for loader in loaders)
+            if done and not any(loader.iterating for loader in loaders):
+                return Place(now.number, True, now.epoch + 1, self._schedulers.made())
+        return now
+
+    def load(self, state: dict[str, Any]) -> Place:
+        self._saved = Place(**state)
+        return self._saved
+
+    def reached(self) -> None:
+        """The script is where the checkpoint was written."""
+        self._saved = None
+
+    def back_to(self, place: Place) -> None:
+        """At the script's end: an iteration that was begun there goes on."""
+        self._now = place
+
+    # -- es.epochs --
+
+    def run(self, count: int) -> Iterator[int]:
+        if self._now.inside:
+            yield from range(count)
+            return
+        start = self._begin(count)
+        number = self._now.number
+        end = None  # where it is left before its end
+        try:
+            for epoch in range(start, count):
+                self._now = Place(number, True, epoch, self._schedulers.made())
+                yield epoch
+            end = max(start, count)
+        finally:
+            self._now = Place(number, False, end, self._schedulers.made())
+
+    def _begin(self, count: int) -> int:
+        number = self._now.number + 1
+        self._now = Place(number, True, None, self._schedulers.made())
+        saved = self._saved
+        if saved is None:
+            return 0
+        if number < saved.number:
+            for loader in self._training():
+                loader.skip_loop(self._now.tag)
+            if self._rank == 0:
+                sys.stderr.write(
+                    f"evenstep: es.epochs loop {number} of the script was over before the checkpoint; training goes on "
+                    f"{'in' if saved.inside else 'after'} loop {saved.number}\n"
+                )
+            return count
+        self.reached()
+        if number > saved.number:
+            start = max((loader.skip_to_cursor() for loader in self._training()), default=0)
+            if start:
+                self._schedulers.go_on()
+            return start if saved.number == 0 else 0  # 0: the checkpoint's script had none
+        self._schedulers.go_on(saved.calls or {})
+        for loader in self._training():
+            loader.skip_to_position()
+        return count if saved.epoch is None else saved.epoch
