@@ -229,6 +229,22 @@ static int code_of(even_status status) {
                                                        : even_status_exit_code(status);
 }
 
+static void tell_what_a_profile_lacks(running_job *job) {
+  const even_job_options *options = job->options;
+  int rank = job->setup.no_score;
+  if (rank < 0 || options->quiet) {
+    return;
+  }
+  even_text text = EVEN_TEXT_EMPTY;
+  even_text_format(
+      &text,
+      "%s has no score that holds for %s (none, one of another model, or a disturbed one): the shares do not "
+      "start from it; `evenstep profile` measures anew",
+      options->profile != NULL ? options->profile : "gpu_profiles.json", job->setup.devices.items[rank].name);
+  even_job_view_notice(&job->view, even_text_string(&text));
+  even_text_free(&text);
+}
+
 static even_status open_and_run(running_job *job, int *exit_code) {
   uint64_t started = even_clock_ns();
   even_status status = open_monitor(job);
@@ -270,6 +286,7 @@ int even_job_start(const even_job_options *options, char *const *environment, si
     status = even_job_view_open(&job.view, options->quiet, options->json, job.setup.shown, (int)job.setup.devices.count,
                                 job.setup.run_folder.data);
     if (status == EVEN_OK) {
+      tell_what_a_profile_lacks(&job);
       status = open_and_run(&job, &exit_code);
     }
     reader_paused = !even_job_view_close(&job.view);

@@ -104,13 +104,14 @@ static even_status read_shown(const char *text, size_t ranks, bool *shown) {
   }
 }
 
-static bool all_known(const double *speeds, size_t count) {
+/* -1: none. */
+static int first_unknown(const double *speeds, size_t count) {
   for (size_t i = 0; i < count; i++) {
     if (!isfinite(speeds[i])) {
-      return false;
+      return (int)i;
     }
   }
-  return true;
+  return -1;
 }
 
 static bool one_model(const even_device_list *devices) {
@@ -133,7 +134,8 @@ static even_status read_speeds(const even_job_options *options, even_job_setup *
   EVEN_TRY(EVEN_NEW_ARRAY(&setup->speeds, count));
   if (options->profile != NULL || even_path_exists(path)) {
     EVEN_TRY(even_profile_speeds(path, &setup->devices, setup->speeds));
-    known = all_known(setup->speeds, count);
+    setup->no_score = first_unknown(setup->speeds, count);
+    known = setup->no_score < 0;
   }
   if (!known && setup->quota != NULL && one_model(&setup->devices)) {
     for (size_t i = 0; i < count; i++) {
@@ -260,6 +262,7 @@ even_status even_job_setup_open(const even_job_options *options, char *const *en
                                 even_job_setup *out) {
   memset(out, 0, sizeof *out);
   out->lock = -1;
+  out->no_score = -1;
   even_status status = open_setup(options, environment, count, words, out);
   if (status != EVEN_OK) {
     even_job_setup_close(out);

@@ -100,6 +100,15 @@ def test_a_profile_with_a_negative_speed_is_refused(run: Run, script, tmp_path: 
     assert "ran" not in result.stdout and not (tmp_path / "runs").exists()
 
 
+def test_a_profile_of_another_machine_is_named(run: Run, script, tmp_path: pathlib.Path) -> None:
+    device = {"name": "cpu", "cpus": [0], "relative_score": 1, "model": "a processor of another machine"}
+    profile = tmp_path / "old.json"
+    profile.write_text(json.dumps({"format": "evenstep-profile-1", "devices": [{**device, "name": "cpu:0"}, device]}))
+    result = run("-n", "1", "--profile", "old.json", script("print('ran')"))
+    assert result.returncode == 0 and "ran" in result.stdout
+    assert "old.json has no score that holds for cpu" in result.stderr and "`evenstep profile` measures" in result.stderr
+
+
 def test_a_folder_with_a_main_is_a_script(run: Run, tmp_path: pathlib.Path) -> None:
     (tmp_path / "training").mkdir()
     (tmp_path / "training/__main__.py").write_text("print('main ran')")
