@@ -106,7 +106,9 @@ def test_a_profile_of_another_machine_is_named(run: Run, script, tmp_path: pathl
     profile.write_text(json.dumps({"format": "evenstep-profile-1", "devices": [{**device, "name": "cpu:0"}, device]}))
     result = run("-n", "1", "--profile", "old.json", script("print('ran')"))
     assert result.returncode == 0 and "ran" in result.stdout
-    assert "old.json has no score that holds for cpu" in result.stderr and "`evenstep profile` measures" in result.stderr
+    assert (
+        "old.json has no score that holds for cpu" in result.stderr and "`evenstep profile` measures" in result.stderr
+    )
 
 
 def test_a_folder_with_a_main_is_a_script(run: Run, tmp_path: pathlib.Path) -> None:
