@@ -126,6 +126,7 @@ even_status even_balancer_observe(even_balancer *b, const even_step_timing *timi
   EVEN_TRY(check_timings(b, timings));
   bool look = false;
   b->steps++;
+  even_scatter_take(&b->scatter, b->models, timings, b->ranks);
   for (size_t r = 0; r < b->ranks; r++) {
     even_rank_model *model = &b->models[r];
     bool taken = even_model_take(model, timings[r].samples, timings[r].busy_seconds);

@@ -60,21 +60,27 @@ void even_balancer_believe(even_balancer *b) {
   double one = 0.0;
   double fixed = 0.0;
   double known = 0.0;
+  double step = 0.0;
+  double least = INFINITY;
   for (size_t r = 0; r < b->ranks; r++) {
     if (b->models[r].known) {
+      step = fmax(step, even_model_at(&b->models[r], b->current[r]));
+      least = fmin(least, b->models[r].seconds_per_sample);
       one += b->models[r].seconds_per_sample * b->speeds[r];
       fixed += b->models[r].fixed_seconds * b->speeds[r];
       known += 1.0;
     }
   }
+  double scatter = even_scatter_seconds(&b->scatter, b->ranks, step);
   for (size_t r = 0; r < b->ranks; r++) {
     const even_rank_model *model = &b->models[r];
     if (model->known) {
+      double headroom = even_scatter_headroom(scatter, model->seconds_per_sample / least);
       double floor = b->guard.floors[r];
       if (floor * (double)b->current[r] > even_model_at(model, b->current[r])) {
         set_table(b, r, 0.0, floor, floor);
       } else {
-        set_table(b, r, even_model_at(model, 0), even_model_at(model, 1), model->seconds_per_sample);
+        set_table(b, r, even_model_at(model, 0), even_model_at(model, 1) + headroom, model->seconds_per_sample);
       }
     } else {
       double per_sample = one / known / b->speeds[r];

@@ -4,6 +4,7 @@
 
 #include "balancer/guard.h"
 #include "balancer/model.h"
+#include "balancer/scatter.h"
 #include "balancer/solve.h"
 
 enum {
@@ -28,6 +29,7 @@ struct even_balancer {
   double *table_seconds;
   even_solve_room room;
   even_guard guard;
+  even_scatter scatter;
   int64_t steps;
   int64_t next_probe; /* the step from which a rank without samples and without timings may be tried again */
   int64_t probe_left; /* steps that the trial goes on */
