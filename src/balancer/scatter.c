@@ -45,7 +45,8 @@ void even_scatter_take(even_scatter *scatter, const even_rank_model *models, con
 /* ln x for x >= 1, to 1e-5. */
 static double logarithm(double x) {
   double halvings = 0.0;
-  for (; x > 2.0; x /= 2.0) {
+  while (x > 2.0) {
+    x /= 2.0;
     halvings += 1.0;
   }
   double z = (x - 1.0) / (x + 1.0);
