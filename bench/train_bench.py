@@ -1,20 +1,22 @@
 """Training throughput on unequal and on equal CPU ranks, side by side with PyTorch, medians of alternating rounds.
 
-    python bench/train_bench.py [--rounds 15] [--quick] [--only unequal|equal] [--json FILE] [--markdown FILE]
+    python bench/train_bench.py [--rounds 40] [--quick] [--only unequal|equal] [--json FILE] [--markdown FILE]
 
 Unequal: two ranks, each pinned to its own core, rank 1 held to a quarter of its core by a CPU quota.
 Equal: two ranks, each pinned to its own core. Every mode is a job of the same launcher (`evenstep run`); all stand ready
-and take turns of a few seconds, so that a round's figures were taken within some fifteen seconds: the speed of a shared
+and take turns of a second or two, so that a round's figures were taken within some eight seconds: the speed of a shared
 machine moves by a third within a minute.
 """
 
 import argparse
 import contextlib
 import json
+import math
 import os
 import pathlib
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 
@@ -124,7 +126,10 @@ def unequal(args: argparse.Namespace) -> dict:
     middle = {name: statistics.median(row[name] for row in rounds) for name in ("bound", "evenstep", "hand", "ddp")}
     ratios = {f"evenstep_over_{name}": ratio(rounds, "evenstep", name) for name in ("bound", "ddp", "hand")}
     ratios["hand_over_bound"] = ratio(rounds, "hand", "bound")
-    return {"quota": quota, "tuned_split": tuned, "scan": scan, "rounds": rounds, "median": middle, "ratios": ratios}
+    scatter = {f"evenstep_over_{name}": interval(rounds, "evenstep", name) for name in ("bound", "ddp", "hand")}
+    scatter["hand_over_bound"] = interval(rounds, "hand", "bound")
+    found = {"quota": quota, "tuned_split": tuned, "scan": scan, "rounds": rounds}
+    return found | {"median": middle, "ratios": ratios, "intervals": scatter}
 
 
 def equal(args: argparse.Namespace) -> dict:
@@ -140,11 +145,26 @@ def equal(args: argparse.Namespace) -> dict:
             rounds.append(row)
             print(f"  round {index + 1}: evenstep {row['evenstep']:.1f}, ddp {row['ddp']:.1f} samples/s", flush=True)
     middle = {name: statistics.median(row[name] for row in rounds) for name in ("evenstep", "ddp")}
-    return {"rounds": rounds, "median": middle, "ratios": {"evenstep_over_ddp": ratio(rounds, "evenstep", "ddp")}}
+    ratios = {"evenstep_over_ddp": ratio(rounds, "evenstep", "ddp")}
+    scatter = {"evenstep_over_ddp": interval(rounds, "evenstep", "ddp")}
+    return {"rounds": rounds, "median": middle, "ratios": ratios, "intervals": scatter}
 
 
 def ratio(rounds: list[dict], one: str, other: str) -> float:
     return statistics.median(row[one] / row[other] for row in rounds)
+
+
+def interval(rounds: list[dict], one: str, other: str) -> tuple[float, float]:
+    """Between which the median of the rounds' ratios is with 95 % confidence, by their order alone."""
+    ordered = sorted(row[one] / row[other] for row in rounds)
+    half = 0.98 * math.sqrt(len(ordered))
+    low, high = math.floor(len(ordered) / 2 - half), math.ceil(len(ordered) / 2 + half)
+    return ordered[max(0, low)], ordered[min(len(ordered), high + 1) - 1]
+
+
+def may_set_quotas() -> bool:
+    done = subprocess.run([PROGRAM, "doctor", "--json"], capture_output=True, text=True, check=False)
+    return any(check["name"] == "CPU quota" and check["state"] == "ok" for check in json.loads(done.stdout)["checks"])
 
 
 def markdown(result: dict) -> str:
@@ -173,25 +193,32 @@ def markdown(result: dict) -> str:
             ("evenstep_over_hand", "Evenstep / hand-tuned split", "≥ 1.0"),
             ("hand_over_bound", "hand-tuned split / best integer split", ""),
         ):
-            lines.append(f"| 1 : 0.25 | {text} | {case['ratios'][name]:.3f} | {goal} |")
+            low, high = case["intervals"][name]
+            lines.append(f"| 1 : 0.25 | {text} | {case['ratios'][name]:.3f} ({low:.3f} to {high:.3f}) | {goal} |")
     if "equal" in result:
         case = result["equal"]
         lines.append(f"| 1 : 1 | Evenstep | {case['median']['evenstep']:.1f} samples/s | |")
         lines.append(f"| 1 : 1 | DDP over Gloo | {case['median']['ddp']:.1f} samples/s | |")
-        lines.append(f"| 1 : 1 | Evenstep / DDP | {case['ratios']['evenstep_over_ddp']:.3f} | ≥ 1.0 |")
-    lines += ["", "Ratios are medians of the ratios of each round; the rows above them are medians of the rates.", ""]
+        low, high = case["intervals"]["evenstep_over_ddp"]
+        figure = f"{case['ratios']['evenstep_over_ddp']:.3f} ({low:.3f} to {high:.3f})"
+        lines.append(f"| 1 : 1 | Evenstep / DDP | {figure} | ≥ 1.0 |")
+    lines += [
+        "",
+        "Ratios are medians of the ratios of each round, with 95 % intervals of the median; the rows above them are medians of the rates.",
+        "",
+    ]
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=24, help="of a turn")
-    parser.add_argument("--seconds", type=float, default=1.0, help="for each batch size whose speed is measured")
-    parser.add_argument("--settle", type=int, default=3, help="turns that Evenstep has before the first round")
+    parser.add_argument("--steps", type=int, default=10, help="of a turn")
+    parser.add_argument("--seconds", type=float, default=0.6, help="for each batch size whose speed is measured")
+    parser.add_argument("--settle", type=int, default=8, help="turns that Evenstep has before the first round")
     parser.add_argument("--scan", type=int, default=2, help="hand-tuned splits tried on either side of the best one")
-    parser.add_argument("--scan-rounds", type=int, default=3, help="how often each of them is tried")
+    parser.add_argument("--scan-rounds", type=int, default=6, help="how often each of them is tried")
     parser.add_argument("--quick", action="store_true", help="one short round, to see that it works")
     parser.add_argument("--only", choices=["unequal", "equal"])
     parser.add_argument("--json", metavar="FILE")
@@ -201,7 +228,10 @@ def main() -> None:
         args.rounds, args.steps, args.seconds, args.settle, args.scan_rounds = 1, 8, 0.5, 1, 1
     result = dict(heading())
     for name, run in (("unequal", unequal), ("equal", equal)):
-        if args.only in (None, name):
+        if name == "unequal" and not may_set_quotas():
+            # each waiting job would have busy neighbours of its own on rank 1's core
+            print("unequal ranks: not measured, CPU quotas are not permitted here (see `evenstep doctor`)", flush=True)
+        elif args.only in (None, name):
             print(f"{name} ranks:", flush=True)
             result[name] = run(args)
     text = markdown(result)

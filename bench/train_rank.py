@@ -32,7 +32,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--gate", required=True)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--steps", type=int, default=20, help="of a block, measured")
-    parser.add_argument("--warmup", type=int, default=3, help="of a block, before those")
+    parser.add_argument("--warmup", type=int, default=2, help="of a block, before those")
     parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=128)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -56,8 +57,9 @@ class LaterWork(dist.Work):
         limit = 0.0 if timeout is None else timeout.total_seconds()
         if limit > 0 and not self._ends_within(limit):
             raise _too_late(limit)
+        with contextlib.suppress(Exception):  # the same error as the one that comes now, in C++'s words
+            self._for_cpp.wait()  # it completes a moment later, and may be asked at once
         self._future.wait()
-        self._for_cpp.wait()  # it completes a moment later, and may be asked for its value now
         return True
 
     def synchronize(self) -> None:
