@@ -59,6 +59,7 @@ class FetchedBatches:
         self._ended: list[_Batch] = []
         self._last: _Batch | None = None  # to come
         self._alike = True  # as far as checked: what is held only becomes less
+        self._ahead: _Batch | None = None  # had by a backward, or fetched ahead of it: the next one may be over this
 
     def add(self, plan: BatchPlan, batch: Any) -> None:
         self._ended = []  # they were only looked at
@@ -76,13 +77,21 @@ class FetchedBatches:
         self._waiting = [one for one in self._waiting if one.plan.loader is not loader]
 
     def used(self) -> None:
-        """A backward has had them."""
+        """A backward has had them; or all but the last, where the script fetches one ahead."""
+        several = len({id(one.plan.loader) for one in self._waiting}) < len(self._waiting)
+        held = self._ahead is not None and not self._ahead.gone
+        self._ahead = self._waiting[-1] if self._waiting and (several or held) else None
         self._waiting = []
 
     def check_one_weight(self) -> None:
         """Raises where the next backward may be over batches of which a rank has different parts."""
         last = self._last
-        if self._alike or last is None:
+        if last is None:
+            return
+        ahead = self._ahead
+        if ahead is not None and ahead is not last and not ahead.gone and not _same_parts(ahead.plan, last.plan):
+            raise _no_one_weight(ahead.plan, last.plan, False)
+        if self._alike:
             return
         # One that is gone was skipped; where even the last one is, the script works on copies, and nothing is known.
         copies = last.gone

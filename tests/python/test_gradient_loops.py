@@ -128,6 +128,35 @@ def register(hook):
         assert "fix: call optimizer.step() after backward" in result.stderr
 
 
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_batch_fetched_ahead_has_its_own_weight_or_is_refused(
+    run_ranks: Callable[..., list[Any]], moves: bool
+) -> None:
+    # from the third batch on the shares are others: the first backward with a batch of these ahead must not pass
+    code = f"""
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+    import evenstep as es
+
+    data = TensorDataset(torch.randn(60, 2))
+    model = es.prepare(nn.Linear(2, 1))
+    loader = es.prepare(DataLoader(data, batch_size=12), shares=lambda n, b: [9, 3] if {moves} and n > 1 else [6, 6])
+    batches = iter(loader)
+    (ahead,) = next(batches)
+    for done in range(4):
+        x, (ahead,) = ahead, next(batches)
+        try:
+            model(x).mean().backward()
+        except es.EvenstepError as error:
+            assert done == 1 and "two batches came before one backward" in str(error), (done, error)
+            print("refused")
+            break
+    """
+    for result in run_ranks(code):
+        assert ("refused" in result.stdout) == moves, result
+
+
 def test_gradients_set_by_hand_are_refused_until_they_are_exchanged(run_ranks: Callable[..., list[Any]]) -> None:
     code = """
     import torch
