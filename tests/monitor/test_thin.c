@@ -31,6 +31,7 @@ enum {
 typedef struct written {
   char folder[64];
   even_database *database;
+  uint64_t steps; /* written */
 } written;
 
 static char *path_of(const written *made) {
@@ -40,6 +41,7 @@ static char *path_of(const written *made) {
 }
 
 static void begin(written *made, int64_t most_rows) {
+  made->steps = 0;
   (void)snprintf(made->folder, sizeof made->folder, "/tmp/evenstep-test-XXXXXX");
   assert_non_null(mkdtemp(made->folder));
   assert_int_equal(even_database_create(path_of(made), most_rows, &made->database), EVEN_OK);
@@ -63,18 +65,20 @@ static void end(written *made) {
  * of step 301 is lost. */
 static void write_steps(written *made, int attempt, uint32_t from, uint32_t to) {
   for (uint32_t step = from; step < to; step++) {
+    const uint64_t ends = 1000000000 + ++made->steps * UINT64_C(104000000);
     for (int rank = 0; rank < RANKS; rank++) {
       const uint64_t duration = 100000000 + step % 5 * UINT64_C(1000000);
       const even_step_record record = {.step = step,
                                        .epoch = step / 100,
-                                       .end_ns = 1000000000 + (step + 1) * UINT64_C(104000000),
+                                       .end_ns = ends,
                                        .duration_ns = duration,
                                        .busy_ns = rank == 0 ? duration : 50000000,
                                        .samples = rank == 0 ? 12 : 4,
                                        .batch = 16,
                                        .loss = step % 7 == 3 ? NAN : 5 - (float)step / 1000,
                                        .predicted_seconds = 0.1F};
-      const even_span_record span = {.step = step, .span = EVEN_SPAN_FORWARD, .duration_ns = 30000000, .bytes = 3};
+      const even_span_record span = {
+          .step = step, .span = EVEN_SPAN_FORWARD, .start_ns = ends - duration, .duration_ns = 30000000, .bytes = 3};
       assert_int_equal(even_database_span(made->database, attempt, rank, &span), EVEN_OK);
       if (step != 301 || rank != 1) {
         assert_int_equal(even_database_step(made->database, attempt, rank, &record), EVEN_OK);
@@ -247,6 +251,50 @@ static void a_reader_that_stood_still_counts_nothing_twice(void **state) {
   end(&few);
 }
 
+/* es.load_checkpoint goes back within an attempt: the steps made again are the newest, whatever their numbers. */
+static void going_back_merges_the_older_pass_alone(void **state) {
+  (void)state;
+  static const char *const sums[] = {"SELECT sum(steps) FROM steps WHERE rank = 0", "SELECT sum(samples) FROM steps",
+                                     "SELECT sum(bytes) FROM spans"};
+  written few;
+  begin(&few, FEW_ROWS);
+  write_steps(&few, 0, 0, 490);
+  assert_true(one_number(&few, "SELECT count(*) FROM meta WHERE key = 'merged_rows'") == 0);
+  write_steps(&few, 0, 0, 100); /* merged at 1000 rows, the middle one of the first pass */
+  assert_true(one_number(&few, "SELECT max(steps) FROM steps") == 2);
+  assert_true(one_number(&few, "SELECT count(*) FROM steps WHERE rank = 0 AND step < 100 AND steps = 1") >= 164);
+  assert_true(one_number(&few, "SELECT max(steps) FROM (SELECT steps FROM steps ORDER BY rowid DESC LIMIT 500)") == 1);
+  assert_true(one_number(&few, "SELECT max(rowid) FROM steps") == 2 * 590 - 1);
+  assert_true(one_number(&few, "SELECT max(rowid) FROM spans") == 2 * 590);
+  write_steps(&few, 0, 100, 2000);
+  write_steps(&few, 0, 0, 1900);
+  const int made = 590 + 1900 + 1900;
+  const double expected[] = {made, 16 * made - 4 * 3, 3 * 2 * made}; /* rank 1's step 301 is lost in each pass */
+  for (size_t i = 0; i < sizeof sums / sizeof sums[0]; i++) {
+    assert_true(one_number(&few, sums[i]) == expected[i]);
+  }
+  assert_true(one_number(&few, "SELECT count(*) FROM steps") <= 1.5 * FEW_ROWS);
+  assert_true(one_number(&few, "SELECT max(steps) FROM (SELECT steps FROM steps ORDER BY rowid DESC LIMIT 400)") == 1);
+  assert_true(one_number(&few, "SELECT count(*) FROM steps WHERE rank = 0 AND rowid <= 128 AND steps = 1") == 64);
+  assert_true(one_number(&few, "SELECT count(*) FROM steps WHERE steps > step + 1") == 0); /* no row of two passes */
+  assert_true(one_number(&few, "SELECT max(rowid) FROM steps") == 2 * made - 3);
+  end(&few);
+}
+
+static void spans_of_an_attempt_without_a_step_are_kept(void **state) {
+  (void)state;
+  written few;
+  const even_span_record data = {.step = 0, .span = EVEN_SPAN_DATA, .start_ns = 5, .duration_ns = 7, .bytes = 9};
+  begin(&few, FEW_ROWS);
+  assert_int_equal(even_database_span(few.database, 0, 0, &data), EVEN_OK);
+  assert_int_equal(even_database_span(few.database, 0, 1, &data), EVEN_OK);
+  write_steps(&few, 1, 0, 2000);
+  assert_true(one_number(&few, "SELECT max(steps) FROM steps") > 1);
+  assert_true(one_number(&few, "SELECT count(*) FROM spans WHERE attempt = 0 AND step = 0") == 2);
+  assert_true(one_number(&few, "SELECT sum(duration_ns) FROM spans WHERE span = 'data'") == 14);
+  end(&few);
+}
+
 /* A run.db of a version that kept every step. */
 static void a_history_without_counts_is_read(void **state) {
   (void)state;
@@ -272,6 +320,8 @@ int main(void) {
       cmocka_unit_test(the_rows_are_few_and_the_sums_the_same),
       cmocka_unit_test(what_is_read_back_is_the_same),
       cmocka_unit_test(a_reader_that_stood_still_counts_nothing_twice),
+      cmocka_unit_test(going_back_merges_the_older_pass_alone),
+      cmocka_unit_test(spans_of_an_attempt_without_a_step_are_kept),
       cmocka_unit_test(a_history_without_counts_is_read),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
