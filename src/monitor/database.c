@@ -226,7 +226,7 @@ even_status even_database_rank(even_database *database, int rank, const even_sta
   text(&at, facts->model);
   number(&at, facts->cores);
   number(&at, facts->quota);
-  integer(&at, facts->pid);
+  integer(&at, facts->last_pid);
   integer(&at, attempt);
   integer(&at, ended ? 1 : 0);
   text(&at, facts->cause);

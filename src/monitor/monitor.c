@@ -76,7 +76,7 @@ void even_monitor_rank_started(even_monitor *monitor, int rank, pid_t pid) {
   (void)pthread_mutex_lock(&monitor->lock);
   if (rank >= 0 && rank < monitor->state->ranks) {
     even_state_rank *at = &monitor->state->rank[rank];
-    at->pid = pid;
+    at->pid = at->last_pid = pid;
     at->cause[0] = '\0';
     at->usage = at->usage_before = (even_rank_usage){.throttled_seconds = NAN};
     EVEN_HISTORY(even_database_rank(monitor->database, rank, at, monitor->state->attempt, false));

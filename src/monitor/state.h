@@ -72,7 +72,8 @@ typedef struct even_state_rank {
   char model[128];
   double cores;
   double quota;
-  pid_t pid; /* 0: not running */
+  pid_t pid;      /* 0: not running */
+  pid_t last_pid; /* of the process that ran last in the attempt, ended or not; 0: none did */
   char cause[192];
   uint64_t steps; /* seen, all attempts */
   uint64_t samples;

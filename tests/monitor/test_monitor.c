@@ -91,6 +91,19 @@ static void committed_once_more(monitored *made) {
   } while (even_clock_ns() < until);
 }
 
+static int64_t pid_of_rank_1(const char *path) {
+  sqlite3 *connection = NULL;
+  sqlite3_stmt *row = NULL;
+  assert_int_equal(sqlite3_open(path, &connection), SQLITE_OK);
+  assert_int_equal(sqlite3_prepare_v2(connection, "SELECT pid FROM ranks WHERE rank = 1 AND ended = 1", -1, &row, NULL),
+                   SQLITE_OK);
+  assert_int_equal(sqlite3_step(row), SQLITE_ROW);
+  int64_t pid = sqlite3_column_int64(row, 0);
+  assert_int_equal(sqlite3_finalize(row), SQLITE_OK);
+  assert_int_equal(sqlite3_close(connection), SQLITE_OK);
+  return pid;
+}
+
 /* Ranks may end at different times: one that is done is not up until the last has ended, too. */
 static void a_rank_that_is_gone_is_not_up(void **state) {
   monitored *made = *state;
@@ -102,8 +115,10 @@ static void a_rank_that_is_gone_is_not_up(void **state) {
   assert_int_equal(made->monitor->state->rank[1].pid, 0);
   even_monitor_rank_ended(made->monitor, 1, "ended with code 0");
   assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
+  assert_int_equal(pid_of_rank_1(monitored_path(made, "run.db")), getpid()); /* which it was stays known */
   assert_int_equal(even_history_open(made->folder, &history), EVEN_OK);
   assert_string_equal(even_history_state(history)->rank[1].cause, "ended with code 0");
+  assert_int_equal(even_history_state(history)->rank[1].pid, 0);
   even_history_close(history);
 }
 
