@@ -168,6 +168,7 @@ even_status even_cgroup_make(const even_cgroup *parent, const char *controller, 
   out->switched_on = false;
   int written = snprintf(out->folder, sizeof out->folder, "%s/%s", parent->folder, name);
   if (written < 0 || (size_t)written >= sizeof out->folder) {
+    out->folder[0] = '\0'; /* cut off, it would name another group */
     return even_fail(EVEN_ERR_OVERFLOW, "the path of control group %s is too long", name);
   }
   if (parent->version == 2 && !has_controller(parent, "cgroup.subtree_control", controller)) {

@@ -20,8 +20,8 @@ typedef struct even_cgroup {
 even_status even_cgroup_own(const char *root, const char *controller, even_cgroup *out) EVEN_MUST_USE;
 
 /* A new group `name` below `parent`. Under version 2 the controller is switched on for the parent's children first.
- * EVEN_ERR_PERMISSION, EVEN_ERR_IN_USE where the kernel refuses: all is then as before, out->folder is empty, and the
- * caller does without. */
+ * EVEN_ERR_PERMISSION, EVEN_ERR_IN_USE where the kernel refuses, EVEN_ERR_OVERFLOW where the path is longer than
+ * EVEN_CGROUP_PATH: all is then as before, out->folder is empty, and the caller does without. */
 even_status even_cgroup_make(const even_cgroup *parent, const char *controller, const char *name,
                              even_cgroup *out) EVEN_MUST_USE;
 /* After the groups made were removed: switches the controller off in the parent again, where `group` had it switched on

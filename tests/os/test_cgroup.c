@@ -247,6 +247,17 @@ static void refusals_come_back(void **state) {
   assert_non_null(strstr(even_error_last()->what, "cannot be made"));
 }
 
+static void a_path_that_is_too_long_names_no_group(void **state) {
+  (void)state;
+  even_cgroup own = {.version = 1};
+  even_cgroup group;
+  memset(own.folder, 'x', sizeof own.folder - 4);
+  own.folder[0] = '/';
+  assert_int_equal(even_cgroup_make(&own, "cpu", "slow", &group), EVEN_ERR_OVERFLOW);
+  assert_string_equal(group.folder, "");
+  assert_false(group.switched_on);
+}
+
 /* Cleaning up says nothing: the record is of what went wrong before. */
 static void switching_off_keeps_the_record(void **state) {
   (void)state;
@@ -281,6 +292,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(waits_for_the_end_of_a_member, make_root, remove_root),
       cmocka_unit_test_setup_teardown(leaves_the_parent_as_it_was, make_root, remove_root),
       cmocka_unit_test_setup_teardown(refusals_come_back, make_root, remove_root),
+      cmocka_unit_test_setup_teardown(a_path_that_is_too_long_names_no_group, make_root, remove_root),
       cmocka_unit_test_setup_teardown(switching_off_keeps_the_record, make_root, remove_root),
       cmocka_unit_test_setup_teardown(survives_every_fault, make_root, remove_root),
   };
