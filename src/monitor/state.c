@@ -271,6 +271,7 @@ static size_t point_told_of(even_state *state, int attempt, uint32_t step) {
 }
 
 static void take_given_loss(even_state *state, const even_state_event *event) {
+  state->generation += !state->loss_given; /* the loss of all points becomes another one */
   state->loss_given = true;
   state->given_loss = event->scalar;
   size_t index = isfinite(event->scalar) ? point_told_of(state, event->attempt, event->step) : EVEN_STATE_POINTS;

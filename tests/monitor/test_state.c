@@ -235,6 +235,24 @@ static double loss_of_point(const even_state *state, size_t index) {
   return value;
 }
 
+/* A page that has points with the loss that backward began from fetches them anew. */
+static void the_first_given_loss_changes_the_old_points(void **unused) {
+  (void)unused;
+  even_state *state = open_state(2);
+  make_step(state, 0);
+  make_step(state, 1);
+  uint64_t generation = state->generation;
+  assert_true(loss_of_point(state, 1) == 1);
+  give_loss(state, 0, 1, 4);
+  assert_true(state->generation > generation);
+  assert_true(isnan(loss_of_point(state, 0)));
+  generation = state->generation;
+  make_step(state, 2);
+  give_loss(state, 0, 2, 3);
+  assert_int_equal(state->generation, generation);
+  even_state_close(state);
+}
+
 static void a_given_loss_stands_in_the_course(void **unused) {
   (void)unused;
   even_state *state = open_state(2);
@@ -343,6 +361,7 @@ int main(void) {
       cmocka_unit_test(a_restart_takes_the_place_of_what_is_done_again),
       cmocka_unit_test(what_every_rank_says_is_kept_once),
       cmocka_unit_test(a_given_loss_stands_in_the_course),
+      cmocka_unit_test(the_first_given_loss_changes_the_old_points),
       cmocka_unit_test(damage_does_not_ruin_the_course),
       cmocka_unit_test(outputs_hold_for_no_steps_and_many_ranks),
       cmocka_unit_test(the_view_obeys_width_and_colour),
