@@ -275,10 +275,19 @@ static even_status check(const even_agent_params *params) {
   return EVEN_OK;
 }
 
-/* The agent holds a pipe for each of a rank's streams, and its log; a few more while it starts one, or sweeps. */
+/* The agent holds a pipe for each of a rank's streams, and its log; a few more of its own, while it starts one, or
+ * sweeps. The page's connections come and go meanwhile: a restart must find room beside them. */
 static even_status make_room(even_job *job) {
-  enum { OF_A_RANK = 3, RESERVE = 32 };
-  even_status status = even_descriptors_raise(OF_A_RANK * (uint64_t)job->count + RESERVE, &job->descriptors_before);
+  enum { OF_A_RANK = 3, ITS_OWN = 16, SPARE = 128 };
+  bool tight = false;
+  even_status status =
+      even_descriptors_raise(OF_A_RANK * (uint64_t)job->count + ITS_OWN, SPARE, &job->descriptors_before, &tight);
+  if (tight) {
+    even_job_notice(job,
+                    "the hard limit on open files (`ulimit -Hn`) leaves little room beside %zu ranks: while many read "
+                    "the page, a restart may find none",
+                    job->count);
+  }
   if (status != EVEN_OK) {
     (void)even_error_prefix("%zu ranks", job->count);
     (void)even_error_fix(

@@ -27,19 +27,28 @@ static uint64_t open_now(void) {
   return found;
 }
 
-even_status even_descriptors_raise(uint64_t more, uint64_t *before) {
+even_status even_descriptors_raise(uint64_t needed, uint64_t spare, uint64_t *before, bool *tight) {
   struct rlimit limit;
-  uint64_t wanted = open_now() + more;
+  uint64_t least = open_now() + needed;
+  uint64_t wanted = least + spare;
   *before = 0;
+  *tight = false;
   if (even_os.getrlimit(RLIMIT_NOFILE, &limit) != 0) {
     return even_fail_errno(errno, "the limit on open files cannot be read");
   }
   if (limit.rlim_cur >= wanted) {
     return EVEN_OK;
   }
-  if (limit.rlim_max < wanted) {
+  if (limit.rlim_max < least) {
     return even_fail(EVEN_ERR_SYSTEM, "%llu open files are needed, and this process may have no more than %llu",
-                     (unsigned long long)wanted, (unsigned long long)limit.rlim_max);
+                     (unsigned long long)least, (unsigned long long)limit.rlim_max);
+  }
+  if (limit.rlim_max < wanted) {
+    *tight = true;
+    wanted = limit.rlim_max;
+  }
+  if (limit.rlim_cur >= wanted) {
+    return EVEN_OK;
   }
   uint64_t was = limit.rlim_cur;
   limit.rlim_cur = wanted;

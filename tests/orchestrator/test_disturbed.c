@@ -302,6 +302,37 @@ static void ranks_that_cannot_fit_are_refused_at_once(void **state) {
   assert_int_equal(forks, 0);
 }
 
+static struct rlimit low_limit = {.rlim_cur = 40, .rlim_max = 180};
+
+static int get_low_limit(int resource, struct rlimit *out) {
+  (void)resource;
+  *out = low_limit;
+  return 0;
+}
+
+static int set_low_limit(int resource, const struct rlimit *limit) {
+  (void)resource;
+  low_limit.rlim_cur = limit->rlim_cur;
+  return 0;
+}
+
+static void count_tight_notices(void *context, const char *text) {
+  *(int *)context += strstr(text, "leaves little room beside 24 ranks") != NULL;
+}
+
+/* The hard limit holds the ranks, and not all that the page may take beside them. */
+static void ranks_that_just_fit_run_with_a_notice(void **state) {
+  int code = -1;
+  int notices = 0;
+  even_os.getrlimit = get_low_limit;
+  even_os.setrlimit = set_low_limit;
+  const even_agent_observer observer = {.context = &notices, .notice = count_tight_notices};
+  assert_int_equal(run_many(*state, "true", observer, &code), EVEN_OK);
+  assert_int_equal(code, 0);
+  assert_int_equal(notices, 1);
+  assert_int_equal(low_limit.rlim_cur, 40);
+}
+
 int main(void) {
 #define JOB_TEST(test) cmocka_unit_test_setup_teardown(test, open_job, close_job)
   const struct CMUnitTest tests[] = {
@@ -314,6 +345,7 @@ int main(void) {
       JOB_TEST(a_neighbour_that_ends_is_told_and_forgotten),
       JOB_TEST(many_ranks_fit_below_a_low_limit),
       JOB_TEST(ranks_that_cannot_fit_are_refused_at_once),
+      JOB_TEST(ranks_that_just_fit_run_with_a_notice),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

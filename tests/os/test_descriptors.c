@@ -36,9 +36,11 @@ static void what_is_asked_for_fits_then(void **state) {
   (void)state;
   int opened[100];
   uint64_t before = 0;
+  bool tight = true;
   limit_to(32);
-  assert_int_equal(even_descriptors_raise(100, &before), EVEN_OK);
+  assert_int_equal(even_descriptors_raise(60, 40, &before, &tight), EVEN_OK);
   assert_int_equal(before, 32);
+  assert_false(tight);
   for (int i = 0; i < 100; i++) {
     opened[i] = dup(0);
     assert_true(opened[i] >= 0);
@@ -56,8 +58,9 @@ static void what_is_asked_for_fits_then(void **state) {
 static void what_fits_changes_nothing(void **state) {
   (void)state;
   uint64_t before = 7;
+  bool tight = true;
   fault_os(FAULT_setrlimit, 0, 0);
-  assert_int_equal(even_descriptors_raise(1, &before), EVEN_OK);
+  assert_int_equal(even_descriptors_raise(1, 0, &before, &tight), EVEN_OK);
   assert_int_equal(before, 0);
   assert_int_equal(fault_os_calls(FAULT_setrlimit), 0);
 }
@@ -65,25 +68,59 @@ static void what_fits_changes_nothing(void **state) {
 static void what_the_hard_limit_forbids_is_an_error(void **state) {
   (void)state;
   uint64_t before = 7;
-  assert_int_equal(even_descriptors_raise(UINT64_MAX / 2, &before), EVEN_ERR_SYSTEM);
+  bool tight = true;
+  assert_int_equal(even_descriptors_raise(UINT64_MAX / 2, 0, &before, &tight), EVEN_ERR_SYSTEM);
   assert_int_equal(before, 0);
   assert_non_null(strstr(even_error_last()->what, "open files are needed"));
+}
+
+static struct rlimit set;
+
+static int hard_limit_of_200(int resource, struct rlimit *out) {
+  (void)resource;
+  *out = (struct rlimit){.rlim_cur = set.rlim_cur, .rlim_max = 200};
+  return 0;
+}
+
+static int note_the_limit(int resource, const struct rlimit *limit) {
+  (void)resource;
+  set = *limit;
+  return 0;
+}
+
+/* What is only spare is no reason to refuse. */
+static void the_spare_ones_are_had_as_far_as_the_hard_limit_goes(void **state) {
+  (void)state;
+  uint64_t before = 7;
+  bool tight = false;
+  set.rlim_cur = 32;
+  even_os.getrlimit = hard_limit_of_200;
+  even_os.setrlimit = note_the_limit;
+  assert_int_equal(even_descriptors_raise(100, 1000, &before, &tight), EVEN_OK);
+  assert_int_equal(before, 32);
+  assert_int_equal(set.rlim_cur, 200);
+  assert_true(tight);
+  assert_int_equal(even_descriptors_raise(100, 1000, &before, &tight), EVEN_OK); /* it is there already */
+  assert_int_equal(before, 0);
+  assert_true(tight);
+  assert_int_equal(even_descriptors_raise(200, 0, &before, &tight), EVEN_ERR_SYSTEM);
 }
 
 static void refusals_come_back(void **state) {
   (void)state;
   uint64_t before = 7;
+  bool tight = true;
   limit_to(32);
   fault_os(FAULT_setrlimit, 1, EPERM);
-  assert_int_equal(even_descriptors_raise(100, &before), EVEN_ERR_PERMISSION);
+  assert_int_equal(even_descriptors_raise(60, 40, &before, &tight), EVEN_ERR_PERMISSION);
   assert_int_equal(before, 0);
   fault_os(FAULT_getrlimit, 1, EPERM);
-  assert_int_equal(even_descriptors_raise(100, &before), EVEN_ERR_PERMISSION);
+  assert_int_equal(even_descriptors_raise(60, 40, &before, &tight), EVEN_ERR_PERMISSION);
   fault_os(FAULT_getrlimit, 1, EPERM);
   assert_false(even_descriptors_limit(32));
   fault_reset();
   fault_os(FAULT_getdents64, 1, EACCES); /* without /proc a usual number is taken for what is open */
-  assert_int_equal(even_descriptors_raise(1, &before), EVEN_OK);
+  assert_int_equal(even_descriptors_raise(1, 0, &before, &tight), EVEN_OK);
   assert_int_equal(before, 32);
 }
 
@@ -92,6 +129,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(what_is_asked_for_fits_then, keep, restore),
       cmocka_unit_test_setup_teardown(what_fits_changes_nothing, keep, restore),
       cmocka_unit_test_setup_teardown(what_the_hard_limit_forbids_is_an_error, keep, restore),
+      cmocka_unit_test_setup_teardown(the_spare_ones_are_had_as_far_as_the_hard_limit_goes, keep, restore),
       cmocka_unit_test_setup_teardown(refusals_come_back, keep, restore),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
