@@ -114,6 +114,13 @@ static int first_unknown(const double *speeds, size_t count) {
   return -1;
 }
 
+/* The others begin with equal shares. */
+static bool begins_from_speeds(const even_job_options *options) {
+  even_policy policy;
+  return even_policy_parse(options->policy, &policy) == EVEN_OK &&
+         (policy == EVEN_POLICY_PROPORTIONAL || policy == EVEN_POLICY_HYBRID);
+}
+
 static bool one_model(const even_device_list *devices) {
   for (size_t i = 1; i < devices->count; i++) {
     if (devices->items[i].kind != devices->items[0].kind ||
@@ -134,8 +141,9 @@ static even_status read_speeds(const even_job_options *options, even_job_setup *
   EVEN_TRY(EVEN_NEW_ARRAY(&setup->speeds, count));
   if (options->profile != NULL || even_path_exists(path)) {
     EVEN_TRY(even_profile_speeds(path, &setup->devices, setup->speeds));
-    setup->no_score = first_unknown(setup->speeds, count);
-    known = setup->no_score < 0;
+    int unknown = first_unknown(setup->speeds, count);
+    known = unknown < 0;
+    setup->no_score = begins_from_speeds(options) ? unknown : -1;
   }
   if (!known && setup->quota != NULL && one_model(&setup->devices)) {
     for (size_t i = 0; i < count; i++) {
@@ -221,6 +229,10 @@ static even_status check_options(const even_job_options *options) {
   if (options->no_monitor && options->port != 0) {
     (void)even_fail(EVEN_ERR_USAGE, "--port %lld is the port of a page, and --no-monitor says that there is none",
                     (long long)options->port);
+    return even_error_fix("leave out one of the two");
+  }
+  if (options->no_monitor && options->whole_history) {
+    (void)even_fail(EVEN_ERR_USAGE, "--whole-history keeps every step, and --no-monitor says that none is recorded");
     return even_error_fix("leave out one of the two");
   }
   EVEN_TRY(even_job_check_name(options));

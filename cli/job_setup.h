@@ -11,7 +11,7 @@ typedef struct even_job_setup {
   even_device_list devices;
   double *quota;  /* a rank each, NAN: none; NULL without --cpu-quota */
   double *speeds; /* a rank each, > 0; NULL: unknown */
-  int no_score;   /* a rank whose device a profile that was read tells no usable score of; -1: none */
+  int no_score;   /* a rank whose device a profile that counts tells no usable score of; -1: none */
   bool *shown;    /* ranks whose output is shown */
   char **command; /* argv of the ranks, NULL-terminated; `words` of the caller inside */
   even_text python;

@@ -85,7 +85,9 @@ def test_wrong_options(plan):
     assert done.returncode == 2 and "--steps" in done.stderr
 
 
-@pytest.mark.parametrize("words", [["--max-restarts", "2"], ["--port", "8080"], ["--no-monitor"], ["-q"]])
+@pytest.mark.parametrize(
+    "words", [["--max-restarts", "2"], ["--port", "8080"], ["--no-monitor"], ["--whole-history"], ["-q"]]
+)
 def test_what_a_plan_decides_itself_is_no_option(plan, words):
     done = plan(MEASURE, *words)
     assert done.returncode == 2 and f"unknown option {words[0]}" in done.stderr

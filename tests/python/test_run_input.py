@@ -41,6 +41,7 @@ from run_jobs import Run, write_checkpoint
         (["--port", "train.py"], 2, ["--port wants a whole number", "--help"]),
         (["--port", "99999", "train.py"], 2, ["99999", "65535"]),
         (["--port", "8080", "train.py"], 2, ["--port 8080", "--no-monitor"]),
+        (["--no-monitor", "--whole-history", "train.py"], 2, ["--whole-history", "--no-monitor"]),
         (["--quiet=yes", "train.py"], 2, ["--quiet takes no value"]),
         (["--devices", "cpu:9999", "train.py"], 4, ["cpu:9999", "this host has"]),
         (["--devices", "tpu:0", "train.py"], 2, ["tpu:0", "cuda:K"]),
@@ -109,6 +110,18 @@ def test_a_profile_of_another_machine_is_named(run: Run, script, tmp_path: pathl
     assert (
         "old.json has no score that holds for cpu" in result.stderr and "`evenstep profile` measures" in result.stderr
     )
+
+
+@pytest.mark.parametrize("policy", ["equal", "dynamic"])
+def test_a_profile_is_not_complained_of_where_none_counts(
+    run: Run, script, tmp_path: pathlib.Path, policy: str
+) -> None:
+    device = {"name": "cpu", "cpus": [0], "relative_score": 1, "model": "a processor of another machine"}
+    content = {"format": "evenstep-profile-1", "devices": [{**device, "name": "cpu:0"}, device]}
+    (tmp_path / "gpu_profiles.json").write_text(json.dumps(content))
+    result = run("-n", "1", "--policy", policy, script("print('ran')"))
+    assert result.returncode == 0 and "ran" in result.stdout
+    assert "has no score" not in result.stderr
 
 
 def test_a_folder_with_a_main_is_a_script(run: Run, tmp_path: pathlib.Path) -> None:
