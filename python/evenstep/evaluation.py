@@ -19,16 +19,16 @@ from evenstep.session import session
 
 def _default_weight() -> float:
     current = session()
-    last = current.latest or current.steps.last_plan
-    return float(last.samples) if last is not None else 1.0
+    samples = current.latest.samples if current.latest is not None else current.steps.loop_samples
+    return 1.0 if samples is None else float(samples)
 
 
 def reduce_mean(value: Any, weight: float | None = None) -> Any:
     """The mean of `value` (a number or a tensor) over all ranks, weighted. Collective.
 
     weight: how many things this rank's value is a mean over; by default the samples of its share of the batch that the
-    loop is at, after the loop of the last training batch. A rank with weight 0 counts nothing, NaN included. Returns a
-    number for a number, else a tensor without gradient.
+    loop is at, after a training loop all that it had there (1 before the first). A rank with weight 0 counts nothing,
+    NaN included: give 1 for a vote, or a time. Returns a number for a number, else a tensor without gradient.
     """
     current = session()
     current.join()

@@ -47,6 +47,8 @@ class Steps:
         self.loss = math.nan  # of the last committed step, over all ranks
         self.plan: BatchPlan | None = None  # the training batch now at work
         self.last_plan: BatchPlan | None = None  # the last one that was, also when its epoch has ended
+        self.loop_samples: int | None = None  # of this rank, in the iteration that ended last
+        self._had: dict[EvenLoader, int] = {}  # the same, of those under way
         self.ballots: list[vote.Ballot] = []  # of the last synchronised backward since the last commit
         self.wants_checkpoint = False
         self.checkpoint_agreed = False  # rank 0 asked for one in the last vote
@@ -130,6 +132,7 @@ class Steps:
             if self.plan is not None and self.plan.loader is loader and not self._fetched.has(self.plan):
                 self.plan = None
             self._fetched.end(loader)
+            self.loop_samples = self._had.pop(loader, self.loop_samples)
         self._paused = (_core.clock_ns(), self.blocked_ns())
 
     def unpause(self) -> None:
@@ -145,6 +148,7 @@ class Steps:
         now = _core.clock_ns()
         self.telemetry.span(_core.SPAN_DATA, self.step, asked_ns, now - asked_ns)
         self._fetched.add(plan, batch)
+        self._had[plan.loader] = self._had.get(plan.loader, 0) + plan.samples
         self.plan = self.last_plan = plan
         self._batch_start = now
         self._checksum = (self._checksum * 31 + plan.checksum + plan.total) & 0xFFFFFFFFFFFFFFFF

@@ -255,7 +255,7 @@ def check_numbers_over_ranks() -> None:
 
 
 def check_numbers_after_the_loop() -> None:
-    """They are still those of the last batch; a rank that had a dummy sample in it counts nothing."""
+    """They count as many samples as the rank had in the loop; one that had only dummy samples counts nothing."""
     loader = es.prepare(
         DataLoader(Numbers(6), batch_size=6), shares=lambda n, b: [b - 1, 1, 0][:RANKS] if RANKS > 1 else [b]
     )
@@ -263,6 +263,20 @@ def check_numbers_after_the_loop() -> None:
         inside = es.reduce_mean(x[:, 0].mean() if es.session().latest.samples else torch.tensor(math.nan))
     value = x[:, 0].mean() if RANK < 2 else torch.tensor(math.nan)
     assert float(inside) == float(es.reduce_mean(value)) == 2.5
+    rest = es.prepare(
+        DataLoader(Numbers(5), batch_size=4),
+        shares=lambda n, b: [b - RANKS + 1] + [1] * (RANKS - 1) if b > 1 else [1] + [0] * (RANKS - 1),
+    )
+    mine = []
+    for _, index in rest:
+        mine += index.tolist() if es.session().latest.samples else []
+    assert es.session().steps.last_plan.shares[1:] == [0] * (RANKS - 1)  # the last batch is the first rank's alone
+    assert math.isclose(es.reduce_mean(sum(mine) / len(mine)), 2.0)
+    for _ in es.prepare(loader=DataLoader(Numbers(7)), train=False):
+        pass
+    assert es.evaluate(nn.Linear(2, 1), DataLoader(Numbers(5)), lambda m, d: d[0][:, 0]) == 2.0
+    assert es.reduce_mean(float(RANK == RANKS - 1)) > 0  # a flag of a rank without a sample in the last batch is seen
+    assert es.reduce_mean(float(RANK == RANKS - 1), weight=1) == 1 / RANKS
     rows = es.gather(torch.tensor([RANK]))  # of no batch any more: collected over the loop, say
     assert rows.tolist() == list(range(RANKS))
 
