@@ -1,8 +1,11 @@
-"""Before training: the ranks check that they have the same model and optimizer, and start from rank 0's values."""
+"""What all ranks must have alike: the model and the optimizer, which start from rank 0's values, and the gradients of a
+step."""
 
 from __future__ import annotations
 
 import io
+import zlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -130,3 +133,29 @@ def broadcast_optimizer(group: Group, optimizer: Optimizer) -> None:
     received = broadcast_bytes(group, data)
     if received and group.rank != 0:
         optimizer.load_state_dict(torch.load(io.BytesIO(received), map_location="cpu", weights_only=True))
+
+
+@torch.no_grad()
+def same_values(group: Group, tensors: Mapping[int, torch.Tensor]) -> bool:
+    """Whether all ranks have the same ones, but for the rounding of sums over other numbers of threads; the same answer on
+    all. Collective."""
+    shapes = repr([(key, tuple(one.shape), str(one.dtype)) for key, one in tensors.items()])
+    if len(set(group.exchange(zlib.crc32(shapes.encode()).to_bytes(4, "little")))) > 1:
+        return False
+    differing = 0
+    for one in tensors.values():  # to the end: every rank is in each broadcast
+        differing += not _is_rank_0s(group, one)
+    return not any(map(any, group.exchange(bytes([differing > 0]))))
+
+
+def _is_rank_0s(group: Group, tensor: torch.Tensor) -> bool:
+    dense = tensor.detach().to_dense() if tensor.layout is not torch.strided else tensor.detach()
+    mine = (torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense).cpu().contiguous()
+    if mine.numel() == 0:
+        return True
+    first = mine.clone()
+    group.broadcast_(first)
+    if torch.equal(first, mine):
+        return True
+    mine, first = mine.double().nan_to_num(), first.double().nan_to_num()
+    return float((mine - first).norm()) <= torch.finfo(tensor.dtype).eps ** 0.5 * float(first.norm())

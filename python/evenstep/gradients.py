@@ -6,13 +6,15 @@ stays None where no rank has one). The weights of the ranks sum to 1, so what wa
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+import weakref
+from collections.abc import Container
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from evenstep._core import EvenstepError
+from evenstep.agreement import same_values
 from evenstep.engine import Engine, Report
 from evenstep.kept import KeptGradients
 from evenstep.sparse import sum_sparse
@@ -52,6 +54,7 @@ class GradientSync:
         self._names = [n for n, _ in named]
         self.parameters = [p for _, p in named]
         self._kept = KeptGradients(engine.views, engine.memory)
+        self._whole: dict[int, weakref.ref[torch.Tensor]] = {}  # gradients beside the views that all ranks have alike
         self._steps = steps
         self._current_weight = steps.current_weight
         self._fired: set[int] = set()
@@ -168,14 +171,27 @@ class GradientSync:
         """Whether one of these parameters (ids) is among those that it reduces."""
         return not self._ids.isdisjoint(ids)
 
-    def set_by_hand(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters, with their names, whose gradient is not where a round left it."""
+    def differing(self, ids: set[int]) -> str | None:
+        """One of these parameters (ids) whose gradient is another on some rank; None where all are whole.
+
+        Collective where a gradient is not the object that a round left: the script may have computed it from one, so only
+        the values can tell.
+        """
+        views, found = self.engine.views, {}
         for index, parameter in enumerate(self.parameters[: self._dense]):
             gradient = parameter.grad
-            if gradient is None or gradient is self.engine.views[index] or gradient.requires_grad:
+            if gradient is None or gradient is views[index] or id(parameter) not in ids:
                 continue
-            if index not in self._kept.own:
-                yield self._names[index], parameter
+            known = self._whole.get(index)
+            if known is None or known() is not gradient:
+                found[index] = gradient
+        if not found:
+            return None
+        with self._steps.blocking():
+            if not same_values(self._steps.group, found):
+                return self._names[next(iter(found))]
+        self._whole.update((index, weakref.ref(gradient)) for index, gradient in found.items())
+        return None
 
     def take_gradients(self) -> None:
         """What is in p.grad takes part in the round to come, as if a backward pass had made it."""
@@ -273,4 +289,7 @@ class GradientSync:
         elif index in self._kept.own and gradient is not None:
             gradient.copy_(view)
         elif parameter.requires_grad:
-            parameter.grad = view.clone() if index in self._kept.own else view
+            gradient = parameter.grad = view.clone() if index in self._kept.own else view
+        else:
+            return
+        self._whole[index] = weakref.ref(gradient)

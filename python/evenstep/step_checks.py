@@ -35,12 +35,13 @@ class StepChecks:
         if _parameters_in(optimizer) != self._counts[id(optimizer)]:
             self._check_parameters(optimizer, models, syncs)
             self._counts[id(optimizer)] = _parameters_in(optimizer)
-        steps_on = _ids(optimizer)
         for sync in syncs:
             key = (id(optimizer), sync.name)
-            if (sync.unsynchronised or self._rounds.get(key, 0) == sync.rounds) and sync.has_any(steps_on):
-                _check_exchanged(sync)
-                _check_made_by_backward(sync, steps_on)
+            if sync.unsynchronised or self._rounds.get(key, 0) == sync.rounds:
+                steps_on = _ids(optimizer)
+                if sync.has_any(steps_on):
+                    _check_exchanged(sync)
+                    _check_whole(sync, steps_on)
             self._rounds[key] = sync.rounds
 
     def _check_parameters(self, optimizer: Optimizer, models: Iterable[nn.Module], syncs: list[GradientSync]) -> None:
@@ -96,16 +97,15 @@ def _check_exchanged(sync: GradientSync) -> None:
         )
 
 
-def _check_made_by_backward(sync: GradientSync, steps_on: set[int]) -> None:
+def _check_whole(sync: GradientSync, steps_on: set[int]) -> None:
     """No backward pass has made this model's gradients since the step before."""
-    for name, parameter in sync.set_by_hand():
-        # zeros are no gradient: some make the optimizer's state by a step with them
-        if id(parameter) in steps_on and parameter.grad is not None and bool(parameter.grad.any()):
-            raise EvenstepError(
-                f"optimizer.step() with gradients that no backward pass made (parameter {name!r} of model "
-                f"{sync.name!r}), which the ranks have not exchanged\n"
-                "  fix: call loss.backward(); or, after p.grad = …, es.exchange_gradients() before the step"
-            )
+    name = sync.differing(steps_on)
+    if name is not None:
+        raise EvenstepError(
+            f"optimizer.step() with gradients that no backward pass made (parameter {name!r} of model {sync.name!r}), "
+            "which the ranks have not exchanged: they differ between them\n"
+            "  fix: call loss.backward(); or, after p.grad = …, es.exchange_gradients() before the step"
+        )
 
 
 def _ids(*optimizers: Optimizer) -> set[int]:

@@ -8,6 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+
+from evenstep.step_checks import StepChecks
 
 SCRIPT = pathlib.Path(__file__).parent / "gradient_cases.py"
 
@@ -198,7 +202,7 @@ def test_gradients_set_by_hand_are_refused_until_they_are_exchanged(run_ranks: C
     optimizer.zero_grad()
     optimizer.add_param_group({"params": list(later.parameters())})
     for p in later.parameters():
-        p.grad = torch.ones_like(p)
+        p.grad = torch.full_like(p, es.rank() + 1)
     try:
         optimizer.step()  # whose last step was before this model came
         raise SystemExit("not refused")
@@ -226,8 +230,86 @@ def test_gradients_set_by_hand_where_earlier_ones_were_kept(run_ranks: Callable[
     es.exchange_gradients()
     assert model.weight.grad.tolist() == [[1.5, 1.5]] and model.bias.grad.tolist() == [1.5], model.weight.grad
     assert one.tolist() == [es.rank() + 1.0] and kept[0].tolist() == [[3.0, 3.0]]
+    optimizer.step()
+    optimizer.step()  # once more with the same, which lie outside the engine
+    optimizer.zero_grad()
+    for p in model.parameters():
+        p.grad = torch.full_like(p, es.rank() + 1)
+    try:
+        optimizer.step()
+        raise SystemExit("not refused")
+    except es.EvenstepError as error:
+        assert "parameter 'weight' of model 'model'" in str(error) and "differ between them" in str(error), error
     """
     run_ranks(code)
+
+
+def test_whole_gradients_that_the_script_replaced_are_stepped_on_again(run_ranks: Callable[..., list[Any]]) -> None:
+    code = """
+    import torch
+    from torch import nn
+    import evenstep as es
+
+    encoder, decoder = nn.Linear(2, 2), nn.Linear(2, 1)
+    parameters = [*encoder.parameters(), *decoder.parameters()]
+    encoder, decoder, optimizer = es.prepare(encoder, decoder, torch.optim.SGD(parameters, lr=0.1))
+    x = torch.ones(3, 2) + es.rank()
+
+    def halve():
+        for p in parameters:
+            p.grad = p.grad * 0.5
+
+    decoder(encoder(x)).mean().backward()
+    halve()
+    optimizer.step()
+    for _ in range(2):
+        halve()
+        optimizer.step()
+    decoder.zero_grad()
+    decoder(encoder(x).detach()).mean().backward()  # the encoder's gradient is still there
+    optimizer.step()
+    for p in parameters:  # as sums over other numbers of threads
+        p.grad = p.grad * (1 + 1e-6 * es.rank())
+    optimizer.step()
+
+    optimizer.zero_grad()
+    loss = decoder(encoder(x)).mean()
+    for p, gradient in zip(parameters, torch.autograd.grad(loss, parameters, create_graph=True)):
+        p.grad = gradient
+    try:
+        optimizer.step()
+        raise SystemExit("not refused")
+    except es.EvenstepError as error:
+        assert "of model 'model'" in str(error), error
+    decoder(encoder(x)).mean().backward()  # all ranks are in step still
+    optimizer.step()
+    """
+    run_ranks(code)
+
+
+def test_a_step_after_backward_looks_at_no_gradient() -> None:
+    class Round:
+        name, unsynchronised, rounds = "model", False, 1
+
+        def has_any(self, ids: set[int]) -> bool:
+            raise AssertionError("looked at parameters")
+
+    class Groups(list[Any]):
+        looked_at = 0
+
+        def __iter__(self) -> Any:
+            self.looked_at += 1
+            return super().__iter__()
+
+    optimizer = torch.optim.SGD(nn.Linear(2, 1).parameters())
+    checks, sync = StepChecks(), Round()
+    checks.watch(optimizer)
+    group = optimizer.param_groups[0]
+    group["params"] = Groups(group["params"])
+    checks.check(optimizer, [], [sync])  # type: ignore[list-item]
+    assert group["params"].looked_at == 0
+    with pytest.raises(AssertionError, match="looked at parameters"):
+        checks.check(optimizer, [], [sync])  # type: ignore[list-item]
 
 
 def test_an_optimizer_that_was_not_prepared_is_named(run_ranks: Callable[..., list[Any]]) -> None:
