@@ -286,6 +286,7 @@ def load_checkpoint(
     wanted = [kind for kind, on in zip(KINDS, (models, optimizers, schedulers, loaders, objects)) if on]
     loader.check_complete(wanted)
     loader.load(wanted)
+    session.pending_objects, session.replayed = loader.load_objects_again, False
     extra = loader.extra()
     session.user_state = extra if extra is not None else {}
     state = manifest["state"]
@@ -313,6 +314,7 @@ class Resume:
         inherit(session, folder, self._state)
         session.user_state = self._loader.extra() or {}
         _restore_random(session, folder, self._state)
+        session.pending_objects = self._loader.load_objects_again
         if session.rank == 0:
             session.telemetry.event(_core.EVENT_RESUME, session.step, session.step, folder.name)
 

@@ -2,7 +2,7 @@
 0 writes it when its process ends.
 
 Rank 0 alone, since nobody may be left to talk to then: what it needs of the others, their generators, comes with the
-step. Nothing is written where an error ended the script, or where the models are no longer those of that step (an
+step. Nothing is written where an exception ended the script, or where the models are no longer those of that step (an
 average put in their place, a conversion for export): a checkpoint of the step must be of the step."""
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.checkpoint_keeping import checkpoint_folder, lineage_of, step_folder
 from evenstep.checkpoint_state import pack_random
+from evenstep.loops import ended_by_exception
 
 
 class LastStep(NamedTuple):
@@ -62,14 +63,9 @@ def _norm(tensor: torch.Tensor) -> str:
     return float(torch.linalg.vector_norm(values, dtype=torch.float64).item()).hex()
 
 
-def _failed() -> bool:
-    """Whether an exception ended the script."""
-    return any(getattr(sys, name, None) is not None for name in ("last_value", "last_exc"))
-
-
 def _at_exit(session: Any) -> None:
     last = session.last_step
-    if last.process != os.getpid() or last.step != session.step or not session.checkpoint_waits or _failed():
+    if last.process != os.getpid() or last.step != session.step or not session.checkpoint_waits or ended_by_exception():
         return
     if _describe(session.models) != last.models:
         return

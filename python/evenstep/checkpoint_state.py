@@ -382,12 +382,21 @@ class Loader:
             getattr(self, f"_load_{kind}")(live, saved, names)
             self._done.add((kind, name))
 
+    def load_objects_again(self) -> None:
+        """A script that came by what it had done before the checkpoint (`early.step()` after each epoch of a `range` loop)
+        has done it to them once more."""
+        for kind, name in self._done:
+            if kind == "objects":
+                self._load_objects(self._session.objects[name], self._saved(kind)[name], {})
+
     def check_complete(self, kinds: Iterable[str]) -> None:
         """The script must have prepared what the checkpoint holds, no more and no less."""
         for kind in kinds:
             live = _trained(getattr(self._session, kind)) if kind == "loaders" else getattr(self._session, kind)
             saved = self._saved(kind)
             if kind == "loaders" and not self._has_positions(live, saved):
+                continue
+            if kind == "objects" and not self._has_objects(live):
                 continue
             if set(live) != set(saved):
                 raise EvenstepError(
@@ -406,6 +415,15 @@ class Loader:
                 "the data begin with epoch 0\n"
             )
         return bool(saved)
+
+    def _has_objects(self, live: dict[str, Any]) -> bool:
+        """Checkpoints of before objects were kept say nothing of them."""
+        if live and "objects" not in self._state and self._session.rank == 0:
+            sys.stderr.write(
+                f"evenstep: {self._folder} is of a version that kept no other objects: {', '.join(sorted(live))} begin as "
+                "the script made them\n"
+            )
+        return "objects" in self._state
 
     def _check_models(self, name: str, live: Any, saved: dict[str, Any], names: dict[int, str]) -> None:
         _check_model(name, live, saved, self._folder)

@@ -98,6 +98,9 @@ class EvenLoader:
         self._before = 0  # iterations before the first one in that place
         self._iterated = False  # in this script
         self._moved = False  # to a checkpoint's cursor, in the middle of an iteration
+        self._undecided: dict[str, Any] | None = None  # a checkpoint's state, loaded in an iteration before any step
+        self._onward = False  # the cursor was loaded between two iterations: where its epoch is done, the next begins
+        self._turn = 0  # of the iteration under way; one that is closed later than the next begins counts no more
         self._epoch = 0  # the cursor: batches of this epoch that the user has had
         self._batch = 0
         self._samples = 0
@@ -152,6 +155,8 @@ class EvenLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Where training stands: plain JSON."""
+        if self._undecided is not None:
+            return dict(self._undecided)
         here = self._session.loops.place().position == self._last_place.position
         return {
             "iterations": self._iterations.state(),
@@ -212,11 +217,19 @@ class EvenLoader:
         self._drawn = self._expected or 0
         self._saved_sampler = state.get("sampler", "")
         self._next_epoch = 0
-        if self._session.loops.trained:
-            self._moved = self._iterating
-            if not self._moved:
-                self._next_is_the_cursor()
+        loops = self._session.loops
+        self._undecided = None
+        if not loops.trained and not loops.iterating:
+            self._begin_with(state)
             return
+        self._moved = self._iterating
+        if not loops.trained:
+            self._undecided = state
+        elif not self._moved:
+            self._next_is_the_cursor()
+
+    def _begin_with(self, state: dict[str, Any]) -> None:
+        """The script is at its beginning: what was done before the cursor is passed over."""
         self._iterations.load(state.get("iterations", [[0, self._epoch, TRAINED]]), self._epoch)
         self._last_place = self._session.loops.load(state.get("place", {}))
         self._before = self._iterations.before - state.get("within", 0)
@@ -225,8 +238,26 @@ class EvenLoader:
 
     def _next_is_the_cursor(self) -> None:
         """After a cursor was loaded between two iterations of a script that has trained: what came before stays."""
-        self._moved = False
+        self._moved, self._onward = False, True
         self._iterations.go_to(self._epoch)
+
+    def settle(self, beginning: bool) -> None:
+        """Of a checkpoint that was loaded in an iteration before any step, see Loops.settle."""
+        state, self._undecided = self._undecided, None
+        if state is None:
+            return
+        if beginning:
+            self._leave()
+            self._begin_with(state)
+        elif not self._iterating:
+            self._next_is_the_cursor()
+
+    def _leave(self) -> None:
+        """The iteration under way, whose iterator is still referenced, is over: another begins."""
+        self._turn += 1
+        self._moved = self._iterating = False
+        self._iterations.end()
+        self._session.latest = None
 
     # -- for es.epochs --
 
@@ -273,6 +304,12 @@ class EvenLoader:
 
     def begin(self) -> Iterator[Any]:
         """The iteration whose first batch is asked for."""
+        loops = self._session.loops
+        if self._undecided is not None:
+            loops.settle(beginning=True)
+        if self._moved:
+            self._leave()
+            self._next_is_the_cursor()
         self._session.iteration_begins()
         kind, jump, skip = "", False, 0
         if self._iterations.resuming:
@@ -282,6 +319,7 @@ class EvenLoader:
                 kind = "cursor" if self._next_epoch >= self._epoch else kind
             if kind == TRAINED:
                 self._next_epoch, self._epoch_set = epoch + 1, False
+                self._session.replayed = True
                 raise epoch_done(epoch)
             if kind == LOOKED:
                 self._next_epoch, self._epoch_set = epoch + 1, False
@@ -289,12 +327,12 @@ class EvenLoader:
             if not self._epoch_set or self._next_epoch == self._epoch:
                 self._next_epoch, skip = self._epoch, self._batch
             self._iterations.reached()
-            self._session.loops.reached()
+            loops.reached()
             self._put_sampler_back()
         if jump:
             self._session.scheduler_steps.go_on()
-        self._epoch_set = False
-        return self._iterate(skip, jump)
+        onward, self._onward, self._epoch_set = jump or self._onward, False, False
+        return self._iterate(skip, onward)
 
     def _eval_batches(self, epoch: int) -> Iterator[list[Any]]:
         return _grouped(self._order.batches(self.seed, epoch), self._session.world_size)
@@ -376,6 +414,8 @@ class EvenLoader:
         self._iterated = True
         session.epoch_begins(self, epoch)
         self._iterating = True
+        self._turn += 1
+        turn = self._turn
         session.steps.unpause()
         ended = False
         try:
@@ -390,20 +430,27 @@ class EvenLoader:
             ended = True
         finally:
             found = self._batch > skip
-            self._left = None if ended or self._moved else (epoch, self._batch, self._drawn)
-            self._iterating = False
-            self._iterations.end()
-            if self._moved:
-                self._next_is_the_cursor()
-            else:
-                self._epoch, self._batch = epoch + 1, 0  # also after a break: the next iteration is of the next epoch
-                self._drawn = 0
-            session.latest = None
-            session.steps.pause(self)
+            if turn == self._turn:
+                self._end(epoch, ended)
         if onward and not found:
             yield from self._iterate(0, False)
         elif not found and skip == 0 and self._iterations.first:
             raise self._no_batch()
+
+    def _end(self, epoch: int, ended: bool) -> None:
+        session = self._session
+        self._left = None if ended or self._moved else (epoch, self._batch, self._drawn)
+        self._iterating = False
+        self._iterations.end()
+        if self._undecided is not None:
+            session.loops.settle(beginning=True)  # it was a look
+        elif self._moved:
+            self._next_is_the_cursor()
+        else:
+            self._epoch, self._batch = epoch + 1, 0  # also after a break: the next iteration is of the next epoch
+            self._drawn = 0
+        session.latest = None
+        session.steps.pause(self)
 
     def _no_batch(self) -> EvenstepError:
         return EvenstepError(
@@ -424,6 +471,7 @@ class EvenLoader:
 
     def _arrive(self) -> tuple[int, int]:
         """The iteration under way goes on at a cursor that was loaded: in this epoch, after so many batches."""
+        self._session.loops.settle(beginning=False)
         self._moved = False
         self._put_sampler_back()
         self._sampler_state = self._order.sampler_state()

@@ -3,11 +3,14 @@ in the one that was under way."""
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from evenstep._core import EvenstepError
 from evenstep.schedulers import SchedulerSteps
 
 if TYPE_CHECKING:
@@ -24,6 +27,7 @@ class Place:
     inside: bool = False
     epoch: int | None = None  # with which the loop goes on; None: nothing is left of it
     calls: dict[str, int] | None = None  # scheduler steps that the script had come by there
+    counts: list[int] = field(default_factory=list)  # epochs of each loop so far; older checkpoints have none
 
     @property
     def position(self) -> Position:
@@ -43,6 +47,8 @@ class Loops:
         self._loaders, self._schedulers, self._rank = loaders, schedulers, rank
         self._now = Place()
         self._saved: Place | None = None  # the checkpoint's, until the script is there
+        self._counts: list[int] = []  # epochs of this script's loops so far
+        self._passed = False  # over one that was over before the checkpoint
 
     def _training(self) -> list[EvenLoader]:
         return [loader for loader in self._loaders.values() if loader.train]
@@ -55,7 +61,18 @@ class Loops:
     @property
     def trained(self) -> bool:
         """Whether this script is past its beginning: a checkpoint that it loads now moves the data, not the script."""
-        return any(loader.iterating or loader.trained for loader in self._training())
+        return any(loader.trained for loader in self._training())
+
+    @property
+    def iterating(self) -> bool:
+        """Whether an iteration is open: one that trains, or a look whose iterator is still referenced."""
+        return any(loader.iterating for loader in self._training())
+
+    def settle(self, beginning: bool) -> None:
+        """It shows now what the iteration was in which a checkpoint was loaded before any step: a look, so that this is
+        the script's beginning, or the loop that trains, which goes on."""
+        for loader in self._training():
+            loader.settle(beginning)
 
     # -- the checkpoint's --
 
@@ -69,8 +86,11 @@ class Loops:
             loaders = self._training()
             done = any(loader.last_position == now.position for loader in loaders)
             if done and not any(loader.iterating for loader in loaders):
-                return Place(now.number, True, now.epoch + 1, self._schedulers.made())
+                return self._place(now.number, True, now.epoch + 1)
         return now
+
+    def _place(self, number: int, inside: bool, epoch: int | None) -> Place:
+        return Place(number, inside, epoch, self._schedulers.made(), list(self._counts))
 
     def load(self, state: dict[str, Any]) -> Place:
         self._saved = Place(**state)
@@ -90,21 +110,25 @@ class Loops:
         if self._now.inside:
             yield from range(count)
             return
+        self.settle(beginning=True)
         start = self._begin(count)
         number = self._now.number
         end = None  # where it is left before its end
         try:
             for epoch in range(start, count):
-                self._now = Place(number, True, epoch, self._schedulers.made())
+                self._now = self._place(number, True, epoch)
                 yield epoch
             end = max(start, count)
         finally:
-            self._now = Place(number, False, end, self._schedulers.made())
+            self._now = self._place(number, False, end)
 
     def _begin(self, count: int) -> int:
         number = self._now.number + 1
-        self._now = Place(number, True, None, self._schedulers.made())
         saved = self._saved
+        if saved is not None and number < saved.number:
+            self._check_passed(number, count, saved)
+        self._counts.append(count)
+        self._now = self._place(number, True, None)
         if saved is None:
             return 0
         if number < saved.number:
@@ -126,3 +150,32 @@ class Loops:
         for loader in self._training():
             loader.skip_to_position()
         return count if saved.epoch is None else saved.epoch
+
+    def _check_passed(self, number: int, count: int, saved: Place) -> None:
+        """Loops are told apart by their number, so one that was left out in this attempt moves the others: what can be
+        seen of that is an error now, the rest is said at the script's end."""
+        if not self._passed:
+            self._passed = True
+            atexit.register(self._at_exit, os.getpid())
+        before = saved.counts[number - 1] if number <= len(saved.counts) else count
+        if before != count:
+            raise EvenstepError(
+                f"es.epochs loop {number} of the script has {count} epochs, that of the checkpoint's had {before}, and "
+                f"training stood in or after loop {saved.number}: it cannot be told which loop goes on\n"
+                "  fix: call es.epochs for the same loops with the same counts in every attempt, without an `if` around one "
+                "that was over: it yields nothing then"
+            )
+
+    def _at_exit(self, process: int) -> None:
+        if self._saved is None or self._rank != 0 or process != os.getpid() or ended_by_exception():
+            return
+        sys.stderr.write(
+            f"evenstep: warning: the script ended before es.epochs loop {self._saved.number}, in which its checkpoint was "
+            "written: nothing was trained\n  fix: call es.epochs for the same loops in every attempt, without an `if` "
+            "around one that was over: it yields nothing then\n"
+        )
+
+
+def ended_by_exception() -> bool:
+    """At the process's exit: whether one ended the script (sys.exit is none)."""
+    return any(getattr(sys, name, None) is not None for name in ("last_value", "last_exc"))

@@ -74,6 +74,8 @@ class Session:
         self.loaded: Loaded | None = None  # the last checkpoint that was loaded
         self.resume: Any = None  # the checkpoint to go on from, until the first batch
         self.pending_random: Callable[[], None] | None = None  # puts a checkpoint's generators back
+        self.pending_objects: Callable[[], None] | None = None  # the same for `objects`
+        self.replayed = False  # the script came by epochs that were done, and by what follows each
         self.dummy_samples = 1
         self.latest: BatchPlan | None = None  # the batch of a prepared loader that the script is at
         self.total_epochs = 0  # 0: unknown
@@ -163,9 +165,17 @@ class Session:
         if self.resume is not None:
             self.resume.finish()
             self.resume = None
+        objects, self.pending_objects = self.pending_objects, None
+        if objects is not None and self.replayed:
+            objects()
+        self.replayed = False
         if self.pending_random is not None:
             put_back, self.pending_random = self.pending_random, None
             put_back()
+
+    def _forget_pending(self) -> None:
+        """A step without a loader's batch: training has gone on from the checkpoint, whose state is past."""
+        self.pending_random = self.pending_objects = None
 
     def _iterating(self) -> bool:
         return any(loader.iterating for loader in self.loaders.values())
@@ -255,6 +265,8 @@ class Session:
         plan = self.steps.last_plan
         for loader in self.loaders.values():
             loader.committed(plan is not None and plan.loader is loader)
+        if not self._iterating():
+            self._forget_pending()
         late, self._committed = self._committed, True  # late: no loader was asked for a batch since the step before
         if not self._iterating() and (late or not self.loaders):
             self.boundary()

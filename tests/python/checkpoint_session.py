@@ -56,6 +56,8 @@ class OneProcess:
         self.resumed_from: Path | None = None
         self.loaded: Any = None
         self.pending_random: Any = None
+        self.pending_objects: Any = None
+        self.replayed = False
         self.step = 0
 
     def apart(self, span: int) -> Any:

@@ -332,6 +332,23 @@ class Average:
         self.values, self.count = state["values"], state["count"]
 
 
+def test_a_checkpoint_of_before_objects_were_kept_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(monkeypatch, OneProcess(model=nn.Linear(2, 2)))
+    path = ck.checkpoint("here")
+    session = OneProcess(model=nn.Linear(2, 2), object=Average(3.0))
+    old = ck.read_manifest(path)
+    del old["state"]["objects"]
+    monkeypatch.setattr(ck, "read_manifest", lambda folder: old)
+    monkeypatch.setattr(ck, "verify", lambda folder, manifest: None)
+    resume = ck.Resume(use(monkeypatch, session), path)
+    resume.take()
+    resume.finish()
+    assert session.objects["object"].count == 3
+    assert capsys.readouterr().err.count("kept no other objects: object begin as the script made them") == 1
+
+
 def test_other_objects_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=7)
     scaler.scale(torch.ones(1))
