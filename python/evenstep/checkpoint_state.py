@@ -367,7 +367,7 @@ class Loader:
         """Loads what is prepared and not yet loaded, nothing where one of it does not fit. later: more is to be prepared,
         so that an optimizer whose model is not there yet may wait, and so may a model that the checkpoint does not know."""
         names = parameter_names(self._session.models)
-        todo = []
+        checked = []
         for kind in (kind for kind in KINDS if kind in kinds):
             for name, live in getattr(self._session, kind).items():
                 saved = self._saved(kind).get(name)
@@ -376,9 +376,9 @@ class Loader:
                 if later and kind == "optimizers" and not _all_named(live, names):
                     continue
                 getattr(self, f"_check_{kind}")(name, live, saved, names)
-                todo.append((kind, name, live, saved))
+                checked.append((kind, name, live, saved))
         # what runs code of others, which may still refuse, comes first
-        for kind, name, live, saved in reversed(todo):
+        for kind, name, live, saved in reversed(checked):
             getattr(self, f"_load_{kind}")(live, saved, names)
             self._done.add((kind, name))
 

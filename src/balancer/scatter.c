@@ -12,8 +12,12 @@ static const double furthest = 0.5;
  * trials find what is best for them. */
 static const double noisy = 0.12;
 static const double stopped = 0.20;
+static double ratio_of(const even_rank_model *model, const even_step_timing *timing) {
+  return timing->busy_seconds / even_model_at(model, timing->samples);
+}
+
 static double off_by(const even_rank_model *model, const even_step_timing *timing, double mean) {
-  double off = timing->busy_seconds / even_model_at(model, timing->samples) - mean;
+  double off = ratio_of(model, timing) - mean;
   return off > furthest ? furthest : (off < -furthest ? -furthest : off);
 }
 
@@ -24,7 +28,7 @@ void even_scatter_take(even_scatter *scatter, const even_rank_model *models, con
   size_t count = 0;
   for (size_t r = 0; r < ranks; r++) {
     if (models[r].known && timings[r].samples > 0) {
-      double ratio = timings[r].busy_seconds / even_model_at(&models[r], timings[r].samples);
+      double ratio = ratio_of(&models[r], &timings[r]);
       sum += ratio > 1.0 + furthest ? 1.0 + furthest : ratio;
       count++;
     }

@@ -236,13 +236,13 @@ static void a_small_limit_serves_all_ranks_in_turn(void **state) {
   close_fixture(&made);
 }
 
-/* A writer that died between claiming a slot and publishing it must not be read, and must not be written into. */
 /* A writer that claimed the next slot and began its record, then nothing. */
 static void begin_a_record(even_ring *ring) {
   uint64_t ticket = atomic_fetch_add(&ring->next_ticket, 1);
   atomic_store(&ring->slots[ticket & 15].sequence, 2 * ticket + 1);
 }
 
+/* A writer that died between claiming a slot and publishing it must not be read, and must not be written into. */
 static void a_half_written_slot_is_neither_read_nor_reused(void **state) {
   (void)state;
   fixture made = open_fixture(16);
