@@ -1,7 +1,9 @@
 /* Runs jobs of shell scripts. */
 #include "job_fixture.h"
 #include "os/clock.h"
+#include "support/fault.h"
 
+#include <errno.h>
 #include <evenstep/checkpoint.h>
 #include <fcntl.h>
 #include <setjmp.h>
@@ -10,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -80,6 +83,15 @@ static void on_tick(void *context) {
 
 static void on_notice(void *context, const char *text) {
   even_text_format(&((job_fixture *)context)->seen, "notice %s|", text);
+}
+
+int job_fixture_teardown(void **state) {
+  fault_reset();
+  assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);
+  assert_int_equal(errno, ECHILD);
+  job_fixture_close(*state);
+  free(*state);
+  return 0;
 }
 
 even_status job_fixture_run(job_fixture *job, const char *script, int *exit_code) {

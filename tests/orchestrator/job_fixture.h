@@ -27,6 +27,8 @@ typedef struct job_fixture {
 
 void job_fixture_open(job_fixture *job);
 void job_fixture_close(job_fixture *job);
+/* Closes and frees the job of a test: no fault and no child is left of it, whatever happened. */
+int job_fixture_teardown(void **state);
 /* Runs `script` with sh as two ranks; $FOLDER is the test's folder. */
 even_status job_fixture_run(job_fixture *job, const char *script, int *exit_code);
 /* Writes an event into a rank's ring, as the rank would. */

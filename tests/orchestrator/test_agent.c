@@ -3,7 +3,6 @@
 #include "os/signals.h"
 #include "support/fault.h"
 
-#include <errno.h>
 #include <math.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -23,15 +22,6 @@ static int open_job(void **state) {
   assert_non_null(job);
   job_fixture_open(job);
   *state = job;
-  return 0;
-}
-
-static int close_job(void **state) {
-  fault_reset();
-  assert_int_equal(waitpid(-1, NULL, WNOHANG), -1); /* no child is left, whatever happened */
-  assert_int_equal(errno, ECHILD);
-  job_fixture_close(*state);
-  free(*state);
   return 0;
 }
 
@@ -360,22 +350,23 @@ static void a_signal_before_the_ranks_start_starts_none(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test_setup_teardown(all_well_is_zero, open_job, close_job),
-      cmocka_unit_test_setup_teardown(the_first_failure_ends_the_others, open_job, close_job),
-      cmocka_unit_test_setup_teardown(a_signal_is_128_and_more, open_job, close_job),
-      cmocka_unit_test_setup_teardown(a_rank_that_ignores_sigterm_is_killed, open_job, close_job),
-      cmocka_unit_test_setup_teardown(restarts_from_the_newest_whole_checkpoint, open_job, close_job),
-      cmocka_unit_test_setup_teardown(a_restart_takes_no_other_jobs_checkpoint, open_job, close_job),
-      cmocka_unit_test_setup_teardown(a_restart_after_auto_takes_what_its_training_had, open_job, close_job),
-      cmocka_unit_test_setup_teardown(resumes_from_what_the_user_named, open_job, close_job),
-      cmocka_unit_test_setup_teardown(a_damaged_newest_checkpoint_is_passed_over_and_told, open_job, close_job),
-      cmocka_unit_test_setup_teardown(restarts_end, open_job, close_job),
-      cmocka_unit_test_setup_teardown(an_interrupt_is_130_and_no_restart, open_job, close_job),
-      cmocka_unit_test_setup_teardown(a_signal_before_the_ranks_start_starts_none, open_job, close_job),
-      cmocka_unit_test_setup_teardown(a_second_interrupt_kills, open_job, close_job),
-      cmocka_unit_test_setup_teardown(nothing_is_left, open_job, close_job),
-      cmocka_unit_test_setup_teardown(a_program_that_cannot_start_is_an_error, open_job, close_job),
-      cmocka_unit_test_setup_teardown(survives_every_fault, open_job, close_job),
+      cmocka_unit_test_setup_teardown(all_well_is_zero, open_job, job_fixture_teardown),
+      cmocka_unit_test_setup_teardown(the_first_failure_ends_the_others, open_job, job_fixture_teardown),
+      cmocka_unit_test_setup_teardown(a_signal_is_128_and_more, open_job, job_fixture_teardown),
+      cmocka_unit_test_setup_teardown(a_rank_that_ignores_sigterm_is_killed, open_job, job_fixture_teardown),
+      cmocka_unit_test_setup_teardown(restarts_from_the_newest_whole_checkpoint, open_job, job_fixture_teardown),
+      cmocka_unit_test_setup_teardown(a_restart_takes_no_other_jobs_checkpoint, open_job, job_fixture_teardown),
+      cmocka_unit_test_setup_teardown(a_restart_after_auto_takes_what_its_training_had, open_job, job_fixture_teardown),
+      cmocka_unit_test_setup_teardown(resumes_from_what_the_user_named, open_job, job_fixture_teardown),
+      cmocka_unit_test_setup_teardown(a_damaged_newest_checkpoint_is_passed_over_and_told, open_job,
+                                      job_fixture_teardown),
+      cmocka_unit_test_setup_teardown(restarts_end, open_job, job_fixture_teardown),
+      cmocka_unit_test_setup_teardown(an_interrupt_is_130_and_no_restart, open_job, job_fixture_teardown),
+      cmocka_unit_test_setup_teardown(a_signal_before_the_ranks_start_starts_none, open_job, job_fixture_teardown),
+      cmocka_unit_test_setup_teardown(a_second_interrupt_kills, open_job, job_fixture_teardown),
+      cmocka_unit_test_setup_teardown(nothing_is_left, open_job, job_fixture_teardown),
+      cmocka_unit_test_setup_teardown(a_program_that_cannot_start_is_an_error, open_job, job_fixture_teardown),
+      cmocka_unit_test_setup_teardown(survives_every_fault, open_job, job_fixture_teardown),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -44,15 +44,6 @@ static int open_job(void **state) {
   return 0;
 }
 
-static int close_job(void **state) {
-  fault_reset();
-  assert_int_equal(waitpid(-1, NULL, WNOHANG), -1); /* no child is left, whatever happened */
-  assert_int_equal(errno, ECHILD);
-  job_fixture_close(*state);
-  free(*state);
-  return 0;
-}
-
 /* It has ended, and the agent has not heard of it yet. */
 static void kill_unheard(pid_t pid) {
   siginfo_t facts;
@@ -334,7 +325,7 @@ static void ranks_that_just_fit_run_with_a_notice(void **state) {
 }
 
 int main(void) {
-#define JOB_TEST(test) cmocka_unit_test_setup_teardown(test, open_job, close_job)
+#define JOB_TEST(test) cmocka_unit_test_setup_teardown(test, open_job, job_fixture_teardown)
   const struct CMUnitTest tests[] = {
       JOB_TEST(a_guardian_that_is_killed_is_replaced),
       JOB_TEST(a_guardian_that_is_gone_at_a_restart_is_replaced),
