@@ -49,6 +49,8 @@ EVEN_PUBLIC void even_comm_close(even_comm *comm);
 /* What the group was opened with, and this rank's memory: any thread, valid until even_comm_close. */
 EVEN_PUBLIC int even_comm_rank(const even_comm *comm);
 EVEN_PUBLIC int even_comm_ranks(const even_comm *comm);
+/* How the group moves data: "shm" (shared memory of one host). A static string. */
+EVEN_PUBLIC const char *even_comm_engine_name(const even_comm *comm);
 /* This rank's part of the arena (64-byte aligned, arena_bytes long). Ordinary memory for this rank between
  * collectives; a collective on a range of it moves no staging copy. NULL where arena_bytes is 0. */
 EVEN_PUBLIC void *even_comm_arena(even_comm *comm);

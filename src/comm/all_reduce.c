@@ -1,7 +1,7 @@
 /* All-reduce: at once for small messages, in place for data in the arena, in a
  * pipeline of cache-sized pieces for any other. */
 #include "base/checked.h"
-#include "comm/arguments.h"
+#include "base/fail.h"
 #include "comm/group.h"
 #include "comm/writing.h"
 
@@ -11,12 +11,7 @@
 #define LARGEST_CLAIM ((size_t)64 * 1024)
 #define SMALLEST_CLAIM ((size_t)4 * 1024)
 
-typedef struct reduction {
-  unsigned char *data;
-  size_t count;
-  size_t element; /* bytes */
-  even_reduce_function *reduce;
-} reduction;
+typedef even_comm_reduction reduction;
 
 /* Everybody writes, all meet, everybody reduces everything. */
 static even_status reduce_small(even_comm *comm, const reduction *job) {
@@ -29,7 +24,7 @@ static even_status reduce_small(even_comm *comm, const reduction *job) {
   for (int rank = 0; rank < comm->ranks; rank++) {
     comm->sources[rank] = even_comm_slot_of(comm, rank, slot);
   }
-  job->reduce(&target, 1, comm->sources, (size_t)comm->ranks, job->count, comm->ranks);
+  job->reduce(&target, 1, comm->sources, (size_t)comm->ranks, job->count, job->divisor);
   return EVEN_OK;
 }
 
@@ -56,7 +51,7 @@ static void reduce_claimed(even_comm *comm, const reduction *job) {
       comm->sources[rank] = part;
       comm->targets[rank] = part;
     }
-    job->reduce(comm->targets, ranks, comm->sources, ranks, count, comm->ranks);
+    job->reduce(comm->targets, ranks, comm->sources, ranks, count, job->divisor);
   }
 }
 
@@ -129,7 +124,7 @@ static void reduce_chunk(even_comm *comm, const reduction *job, const pipeline *
   atomic_store_explicit(&comm->controls[own].in_place[piece & 1u], in_place, memory_order_relaxed);
   comm->sources[own] = job->data + begin * job->element;
   void *targets[2] = {job->data + begin * job->element, result};
-  job->reduce(targets, past_caches ? 1 : 2, comm->sources, ranks, end - begin, comm->ranks);
+  job->reduce(targets, past_caches ? 1 : 2, comm->sources, ranks, end - begin, job->divisor);
   if (past_caches) {
     even_copy_past_caches(targets[1], targets[0], (end - begin) * job->element);
   }
@@ -180,16 +175,12 @@ static even_status reduce_large(even_comm *comm, const reduction *job) {
   return reduce_staged(comm, job);
 }
 
-even_status even_comm_all_reduce(even_comm *comm, void *data, size_t count, even_dtype dtype, even_reduce_op op) {
-  reduction job = {.data = data, .count = count};
-  size_t bytes = 0;
-  EVEN_TRY(even_check_reduction(comm->kernels, dtype, op, &job.reduce));
-  EVEN_TRY(even_check_data(data, count, dtype, &bytes));
-  job.element = even_dtype_bytes(dtype);
-  EVEN_TRY(even_call_begin(comm, EVEN_CALL_ALL_REDUCE, dtype, op, 0, count, NULL, data, bytes));
+even_status even_shared_all_reduce(even_comm *comm, const even_comm_reduction *job) {
+  EVEN_TRY(
+      even_call_begin(comm, EVEN_CALL_ALL_REDUCE, job->dtype, job->op, 0, job->count, NULL, job->data, job->bytes));
   even_status status = EVEN_OK;
   if (comm->ranks > 1) {
-    status = bytes <= EVEN_COMM_SLOT_BYTES ? reduce_small(comm, &job) : reduce_large(comm, &job);
+    status = job->bytes <= EVEN_COMM_SLOT_BYTES ? reduce_small(comm, job) : reduce_large(comm, job);
   }
   return even_call_end(comm, status);
 }

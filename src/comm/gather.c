@@ -1,6 +1,6 @@
 /* The collectives in which ranks own parts: reduce-scatter, all-gather, broadcast; and the barrier. */
 #include "base/checked.h"
-#include "comm/arguments.h"
+#include "base/fail.h"
 #include "comm/writing.h"
 
 #include <stdint.h>
@@ -49,19 +49,11 @@ static size_t part_begin(const size_t *counts, int rank) {
 
 /* ---- reduce-scatter ---- */
 
-typedef struct scatter {
-  const unsigned char *input;
-  unsigned char *output;
-  const size_t *counts;
-  size_t total;
-  size_t largest;
-  size_t element;
-  even_reduce_function *reduce;
-} scatter;
+typedef even_comm_scattering scatter;
 
 static void reduce_part(even_comm *comm, const scatter *job, void *target, size_t count) {
   if (count > 0) {
-    job->reduce(&target, 1, comm->sources, (size_t)comm->ranks, count, comm->ranks);
+    job->reduce(&target, 1, comm->sources, (size_t)comm->ranks, count, job->divisor);
   }
 }
 
@@ -124,36 +116,21 @@ static even_status scatter_large(even_comm *comm, const scatter *job) {
   return even_call_all_in_arena(comm) ? scatter_in_arena(comm, job) : scatter_staged(comm, job);
 }
 
-even_status even_comm_reduce_scatter(even_comm *comm, const void *input, void *output, const size_t *counts,
-                                     even_dtype dtype, even_reduce_op op) {
-  scatter job = {.input = input, .output = output, .counts = counts};
-  size_t bytes = 0;
-  size_t own_bytes = 0;
-  EVEN_TRY(even_check_reduction(comm->kernels, dtype, op, &job.reduce));
-  EVEN_TRY(even_check_counts(counts, comm->ranks, dtype, &job.total, &job.largest));
-  EVEN_TRY(even_check_data(input, job.total, dtype, &bytes));
-  EVEN_TRY(even_check_data(output, counts[comm->rank], dtype, &own_bytes));
-  job.element = even_dtype_bytes(dtype);
-  EVEN_TRY(even_call_begin(comm, EVEN_CALL_REDUCE_SCATTER, dtype, op, 0, job.total, counts, input, bytes));
+even_status even_shared_reduce_scatter(even_comm *comm, const even_comm_scattering *job) {
+  EVEN_TRY(even_call_begin(comm, EVEN_CALL_REDUCE_SCATTER, job->dtype, job->op, 0, job->total, job->counts, job->input,
+                           job->bytes));
   even_status status = EVEN_OK;
   if (comm->ranks == 1) {
-    copy(output, input, own_bytes, false);
+    copy(job->output, job->input, job->bytes, false);
   } else {
-    status = bytes <= EVEN_COMM_SLOT_BYTES ? scatter_small(comm, &job) : scatter_large(comm, &job);
+    status = job->bytes <= EVEN_COMM_SLOT_BYTES ? scatter_small(comm, job) : scatter_large(comm, job);
   }
   return even_call_end(comm, status);
 }
 
 /* ---- all-gather ---- */
 
-typedef struct gathering {
-  const unsigned char *input;
-  unsigned char *output;
-  const size_t *counts;
-  size_t largest; /* bytes of the largest part */
-  size_t element;
-  bool past_caches;
-} gathering;
+typedef even_comm_gathering gathering;
 
 static even_status gather_small(even_comm *comm, const gathering *job) {
   uint32_t slot = comm->slot++;
@@ -172,7 +149,7 @@ static even_status gather_from_arenas(even_comm *comm, const gathering *job) {
   for (int step = 1; step < comm->ranks; step++) {
     int rank = (comm->rank + step) % comm->ranks;
     copy(job->output + part_begin(job->counts, rank) * job->element, even_call_arena_data(comm, rank),
-         job->counts[rank] * job->element, job->past_caches);
+         job->counts[rank] * job->element, (job->bytes >= PAST_CACHES));
   }
   return even_call_next(comm);
 }
@@ -193,7 +170,7 @@ static even_status gather_staged(even_comm *comm, const gathering *job) {
       size_t bytes = job->counts[rank] * job->element;
       if (rank != comm->rank && first < bytes) {
         copy(part + first, even_comm_staging_of(comm, rank, round & 1u), even_least_size(cell, bytes - first),
-             past_caches || job->past_caches);
+             past_caches || (job->bytes >= PAST_CACHES));
       }
       part += bytes;
     }
@@ -209,24 +186,15 @@ static even_status gather_large(even_comm *comm, const gathering *job) {
   return even_call_all_in_arena(comm) ? gather_from_arenas(comm, job) : gather_staged(comm, job);
 }
 
-even_status even_comm_all_gather(even_comm *comm, const void *input, void *output, const size_t *counts,
-                                 even_dtype dtype) {
-  gathering job = {.input = input, .output = output, .counts = counts};
-  size_t total = 0;
-  size_t bytes = 0;
-  size_t own_bytes = 0;
-  EVEN_TRY(even_check_counts(counts, comm->ranks, dtype, &total, &job.largest));
-  EVEN_TRY(even_check_data(input, counts[comm->rank], dtype, &own_bytes));
-  EVEN_TRY(even_check_data(output, total, dtype, &bytes));
-  job.element = even_dtype_bytes(dtype);
-  job.largest *= job.element;
-  job.past_caches = bytes >= PAST_CACHES;
-  EVEN_TRY(even_call_begin(comm, EVEN_CALL_ALL_GATHER, dtype, 0, 0, total, counts, input, own_bytes));
+even_status even_shared_all_gather(even_comm *comm, const even_comm_gathering *job) {
+  size_t own_bytes = job->counts[comm->rank] * job->element;
+  EVEN_TRY(
+      even_call_begin(comm, EVEN_CALL_ALL_GATHER, job->dtype, 0, 0, job->total, job->counts, job->input, own_bytes));
   even_status status = EVEN_OK;
   if (comm->ranks == 1) {
-    copy(output, input, own_bytes, false);
+    copy(job->output, job->input, own_bytes, false);
   } else {
-    status = job.largest <= EVEN_COMM_SLOT_BYTES ? gather_small(comm, &job) : gather_large(comm, &job);
+    status = job->largest <= EVEN_COMM_SLOT_BYTES ? gather_small(comm, job) : gather_large(comm, job);
   }
   return even_call_end(comm, status);
 }
@@ -271,12 +239,7 @@ static even_status broadcast_large(even_comm *comm, unsigned char *data, size_t 
   return EVEN_OK;
 }
 
-even_status even_comm_broadcast(even_comm *comm, void *data, size_t bytes, int root) {
-  size_t checked = 0;
-  if (root < 0 || root >= comm->ranks) {
-    return even_fail(EVEN_ERR_ARGUMENT, "broadcast from rank %d in a group of %d ranks", root, comm->ranks);
-  }
-  EVEN_TRY(even_check_data(data, bytes, EVEN_U8, &checked));
+even_status even_shared_broadcast(even_comm *comm, unsigned char *data, size_t bytes, int root) {
   EVEN_TRY(even_call_begin(comm, EVEN_CALL_BROADCAST, EVEN_U8, 0, root, bytes, NULL, data, bytes));
   even_status status = EVEN_OK;
   if (comm->ranks > 1) {
@@ -286,7 +249,7 @@ even_status even_comm_broadcast(even_comm *comm, void *data, size_t bytes, int r
   return even_call_end(comm, status);
 }
 
-even_status even_comm_barrier(even_comm *comm) {
+even_status even_shared_barrier(even_comm *comm) {
   EVEN_TRY(even_call_begin(comm, EVEN_CALL_BARRIER, 0, 0, 0, 0, NULL, NULL, 0));
   return even_call_end(comm, even_call_meet(comm));
 }

@@ -1,4 +1,4 @@
-/* Opening and closing a group, and the small questions about it. */
+/* The shared-memory engine: opening and closing a group, the small questions about it, and the table of its calls. */
 #include "comm/group.h"
 
 #include "base/alloc.h"
@@ -16,7 +16,9 @@
 #define PROGRESS_POLLS 2000u
 #define LEAST_POLLS 8u
 #define MOST_POLLS (1 << 20) /* nobody looks for the dead meanwhile: some 50 ms */
-#define DEFAULT_TIMEOUT_SECONDS 1800.0
+
+static const even_comm_engine shared_engine;
+static void close_group(even_comm *comm);
 
 static void choose_patience(even_comm *comm, int spin) {
   uint32_t arrival = ARRIVAL_POLLS;
@@ -57,6 +59,7 @@ static even_status open_over(const even_comm_params *params, const even_comm_lay
     even_shared_memory_close(&memory);
     return status;
   }
+  comm->engine = &shared_engine;
   comm->rank = params->rank;
   comm->ranks = params->ranks;
   comm->process = even_own_process();
@@ -64,9 +67,9 @@ static even_status open_over(const even_comm_params *params, const even_comm_lay
   comm->layout = *layout;
   comm->memory = memory;
   comm->arena_bytes = params->arena_bytes;
-  even_comm_set_timeout(comm, params->timeout_seconds);
+  atomic_store(&comm->timeout_ns, even_comm_limit_ns(params->timeout_seconds));
   comm->kernels = even_kernels_best();
-  comm->controls = (even_comm_control *)(void *)(even_comm_base(comm) + layout->controls);
+  comm->controls = (even_comm_control *)(void *)(even_comm_memory(comm) + layout->controls);
   atomic_flag_clear(&comm->busy);
   status = EVEN_NEW_ARRAY(&comm->sources, (size_t)comm->ranks);
   if (status == EVEN_OK) {
@@ -79,7 +82,7 @@ static even_status open_over(const even_comm_params *params, const even_comm_lay
     status = join(comm, params->spin);
   }
   if (status != EVEN_OK) {
-    even_comm_close(comm);
+    close_group(comm);
     return status;
   }
   *out = comm;
@@ -110,7 +113,7 @@ even_status even_comm_open(const even_comm_params *params, int fd, even_comm **o
   return open_over(params, &layout, memory.address, memory, out);
 }
 
-void even_comm_leave(even_comm *comm) {
+static void leave_group(even_comm *comm) {
   /* Not where the rank never came, and not in a child that inherited the mapping by fork. */
   if (comm->stage > 0 && comm->process == even_own_process()) {
     even_messages_stop(comm);
@@ -119,11 +122,8 @@ void even_comm_leave(even_comm *comm) {
   }
 }
 
-void even_comm_close(even_comm *comm) {
-  if (comm == NULL) {
-    return;
-  }
-  even_comm_leave(comm);
+static void close_group(even_comm *comm) {
+  leave_group(comm);
   even_messages_free(comm);
   even_free(comm->sources);
   even_free(comm->targets);
@@ -131,29 +131,40 @@ void even_comm_close(even_comm *comm) {
   even_free(comm);
 }
 
-int even_comm_rank(const even_comm *comm) {
-  return comm->rank;
-}
-int even_comm_ranks(const even_comm *comm) {
-  return comm->ranks;
+static void *arena(even_comm *comm) {
+  return even_comm_arena_of(comm, comm->rank);
 }
 
-void *even_comm_arena(even_comm *comm) {
-  return comm->arena_bytes == 0 ? NULL : even_comm_arena_of(comm, comm->rank);
+static void set_timeout(even_comm *comm, double seconds) {
+  atomic_store(&comm->timeout_ns, even_comm_limit_ns(seconds));
 }
 
-void even_comm_set_timeout(even_comm *comm, double seconds) {
-  atomic_store(&comm->timeout_ns, even_comm_limit_ns(seconds > 0 ? seconds : DEFAULT_TIMEOUT_SECONDS));
-}
-
-size_t even_comm_arena_bytes(const even_comm *comm) {
-  return comm->arena_bytes;
-}
-
-uint64_t even_comm_wait_ns(const even_comm *comm) {
+static uint64_t wait_ns(const even_comm *comm) {
   return atomic_load_explicit(&comm->wait_ns, memory_order_relaxed);
 }
 
-void even_comm_revoke(even_comm *comm) {
+static void revoke_group(even_comm *comm) {
   even_group_end(comm, EVEN_GROUP_REVOKED);
 }
+
+static const even_comm_engine shared_engine = {
+    .name = "shm",
+    .all_reduce = even_shared_all_reduce,
+    .reduce_scatter = even_shared_reduce_scatter,
+    .all_gather = even_shared_all_gather,
+    .broadcast = even_shared_broadcast,
+    .all_to_all = even_shared_all_to_all,
+    .barrier = even_shared_barrier,
+    .has_messages = even_shared_has_messages,
+    .send_begin = even_shared_send_begin,
+    .receive_begin = even_shared_receive_begin,
+    .request_done = even_shared_request_done,
+    .request_wait = even_shared_request_wait,
+    .request_free = even_shared_request_free,
+    .arena = arena,
+    .revoke = revoke_group,
+    .set_timeout = set_timeout,
+    .wait_ns = wait_ns,
+    .leave = leave_group,
+    .close = close_group,
+};

@@ -1,8 +1,8 @@
-/* A rank's view of its group; what the files of this room share. */
+/* The shared-memory engine: a rank's view of its group, and what the files of the engine share. */
 #ifndef EVEN_COMM_GROUP_H
 #define EVEN_COMM_GROUP_H
 
-#include "comm/kernels.h"
+#include "comm/engine.h"
 #include "comm/segment.h"
 #include "os/shared_memory.h"
 
@@ -39,17 +39,14 @@ typedef struct even_comm_writing {
 typedef struct even_messages even_messages; /* messages.h */
 
 struct even_comm {
-  int rank;
-  int ranks;
+  EVEN_COMM_BASE;
   pid_t process; /* that opened the group */
   even_comm_header *header;
   even_comm_control *controls; /* ranks of them */
   even_comm_layout layout;
-  even_shared_memory memory; /* address NULL where the caller owns the mapping */
-  size_t arena_bytes;
+  even_shared_memory memory;   /* address NULL where the caller owns the mapping */
   _Atomic uint64_t timeout_ns; /* of a call's waiting, from its first wait on */
   uint64_t waits_since;        /* when the call under way first waited, 0: not yet */
-  const even_kernels *kernels;
 
   uint32_t stage; /* stages that this rank has reached */
   uint32_t slot;  /* which of the two slots the next small message uses */
@@ -71,30 +68,25 @@ struct even_comm {
 even_status even_comm_open_mapped(const even_comm_params *params, void *segment, size_t segment_bytes,
                                   even_comm **out) EVEN_MUST_USE;
 
-/* Seconds above 0 as nanoseconds; beyond some thirty years: for ever. */
-static inline uint64_t even_comm_limit_ns(double seconds) {
-  return seconds < 1e9 ? (uint64_t)(seconds * 1e9) : UINT64_MAX / 2;
-}
-
-static inline unsigned char *even_comm_base(const even_comm *comm) {
+static inline unsigned char *even_comm_memory(const even_comm *comm) {
   return (unsigned char *)comm->header;
 }
 static inline unsigned char *even_comm_slot_of(const even_comm *comm, int rank, uint32_t slot) {
-  return even_comm_base(comm) + comm->layout.slots + (size_t)rank * comm->layout.slot_stride +
+  return even_comm_memory(comm) + comm->layout.slots + (size_t)rank * comm->layout.slot_stride +
          (slot & 1u) * EVEN_COMM_SLOT_BYTES;
 }
 /* part: 0 … 3 */
 static inline unsigned char *even_comm_staging_of(const even_comm *comm, int rank, size_t part) {
-  return even_comm_base(comm) + comm->layout.stagings + (size_t)rank * comm->layout.staging_stride +
+  return even_comm_memory(comm) + comm->layout.stagings + (size_t)rank * comm->layout.staging_stride +
          part * comm->layout.stage_bytes;
 }
 static inline even_comm_channel *even_comm_channel_of(const even_comm *comm, int from, int to) {
   size_t number = (size_t)from * (size_t)comm->ranks + (size_t)to;
-  return (even_comm_channel *)(void *)(even_comm_base(comm) + comm->layout.channels +
+  return (even_comm_channel *)(void *)(even_comm_memory(comm) + comm->layout.channels +
                                        number * comm->layout.channel_stride);
 }
 static inline unsigned char *even_comm_arena_of(const even_comm *comm, int rank) {
-  return even_comm_base(comm) + comm->layout.arenas + (size_t)rank * comm->layout.arena_stride;
+  return even_comm_memory(comm) + comm->layout.arenas + (size_t)rank * comm->layout.arena_stride;
 }
 
 static inline bool even_group_whole(const even_comm *comm) {
@@ -103,6 +95,22 @@ static inline bool even_group_whole(const even_comm *comm) {
 
 /* How often a sleeper looks whether those it waits for still live. */
 #define EVEN_COMM_LIFE_CHECK_NS ((uint64_t)100 * 1000000u)
+
+/* What the engine's table (group.c) names; each where its subject is. */
+even_status even_shared_all_reduce(even_comm *comm, const even_comm_reduction *job) EVEN_MUST_USE;
+even_status even_shared_reduce_scatter(even_comm *comm, const even_comm_scattering *job) EVEN_MUST_USE;
+even_status even_shared_all_gather(even_comm *comm, const even_comm_gathering *job) EVEN_MUST_USE;
+even_status even_shared_broadcast(even_comm *comm, unsigned char *data, size_t bytes, int root) EVEN_MUST_USE;
+even_status even_shared_all_to_all(even_comm *comm, const even_comm_exchange *job) EVEN_MUST_USE;
+even_status even_shared_barrier(even_comm *comm) EVEN_MUST_USE;
+bool even_shared_has_messages(const even_comm *comm);
+even_status even_shared_send_begin(even_comm *comm, const void *data, size_t bytes, int peer, uint64_t tag,
+                                   even_comm_request **out) EVEN_MUST_USE;
+even_status even_shared_receive_begin(even_comm *comm, void *data, size_t bytes, int peer, uint64_t tag,
+                                      even_comm_request **out) EVEN_MUST_USE;
+bool even_shared_request_done(even_comm_request *request);
+even_status even_shared_request_wait(even_comm_request *request, double timeout_seconds, int *peer) EVEN_MUST_USE;
+void even_shared_request_free(even_comm_request *request);
 
 /* peers.c: are the processes of the others alive? */
 

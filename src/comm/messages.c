@@ -203,23 +203,8 @@ void even_messages_free(even_comm *comm) {
 
 /* ---- the calls ---- */
 
-bool even_comm_has_messages(const even_comm *comm) {
+bool even_shared_has_messages(const even_comm *comm) {
   return comm->layout.ring_bytes > 0;
-}
-
-static even_status check(const even_comm *comm, const void *data, size_t bytes, int peer, bool any) {
-  if (comm->layout.ring_bytes == 0) {
-    return even_fail(EVEN_ERR_UNSUPPORTED, "messages in a group of %d ranks: %d at most can send them", comm->ranks,
-                     EVEN_COMM_MESSAGE_RANKS);
-  }
-  if (peer >= comm->ranks || (peer < 0 && !(any && peer == EVEN_COMM_ANY_RANK))) {
-    return even_fail(EVEN_ERR_ARGUMENT, "a message %s rank %d in a group of %d ranks", any ? "from" : "to", peer,
-                     comm->ranks);
-  }
-  if (bytes > 0 && data == NULL) {
-    return even_fail(EVEN_ERR_ARGUMENT, "no data for a message of %zu bytes", bytes);
-  }
-  return EVEN_OK;
 }
 
 /* With the lock held, under which alone requests end: none is begun after the last has ended. */
@@ -252,7 +237,6 @@ static void queue(even_comm *comm, even_comm_request *request) {
 
 static even_status begin(even_comm *comm, const even_comm_request *wanted, even_comm_request **out) {
   *out = NULL;
-  EVEN_TRY(check(comm, wanted->data, wanted->bytes, wanted->peer, !wanted->sends));
   EVEN_TRY(EVEN_NEW(out));
   **out = *wanted;
   (void)pthread_mutex_lock(&comm->messages->lock);
@@ -268,21 +252,21 @@ static even_status begin(even_comm *comm, const even_comm_request *wanted, even_
   return status;
 }
 
-even_status even_comm_send_begin(even_comm *comm, const void *data, size_t bytes, int peer, uint64_t tag,
-                                 even_comm_request **out) {
+even_status even_shared_send_begin(even_comm *comm, const void *data, size_t bytes, int peer, uint64_t tag,
+                                   even_comm_request **out) {
   /* The data of a send are only read. */
   unsigned char *bytes_at = (unsigned char *)(uintptr_t)data;
   even_comm_request wanted = {.comm = comm, .sends = true, .data = bytes_at, .bytes = bytes, .peer = peer, .tag = tag};
   return begin(comm, &wanted, out);
 }
 
-even_status even_comm_receive_begin(even_comm *comm, void *data, size_t bytes, int peer, uint64_t tag,
-                                    even_comm_request **out) {
+even_status even_shared_receive_begin(even_comm *comm, void *data, size_t bytes, int peer, uint64_t tag,
+                                      even_comm_request **out) {
   even_comm_request wanted = {.comm = comm, .data = data, .bytes = bytes, .peer = peer, .tag = tag};
   return begin(comm, &wanted, out);
 }
 
-bool even_comm_request_done(even_comm_request *request) {
+bool even_shared_request_done(even_comm_request *request) {
   even_comm *comm = request->comm;
   (void)pthread_mutex_lock(&comm->messages->lock);
   if (!request->done && !even_messages_move(comm)) {
@@ -316,7 +300,7 @@ static void time_out(even_comm_request *request, uint64_t limit_ns) {
   fail_all(comm);
 }
 
-even_status even_comm_request_wait(even_comm_request *request, double timeout_seconds, int *peer) {
+even_status even_shared_request_wait(even_comm_request *request, double timeout_seconds, int *peer) {
   even_comm *comm = request->comm;
   even_messages *messages = comm->messages;
   uint64_t began = even_clock_ns();
@@ -360,15 +344,12 @@ even_status even_comm_request_wait(even_comm_request *request, double timeout_se
   return request->status == EVEN_OK ? EVEN_OK : even_error_restore(&request->error);
 }
 
-void even_comm_request_free(even_comm_request *request) {
-  if (request == NULL) {
-    return;
-  }
+void even_shared_request_free(even_comm_request *request) {
   even_comm *comm = request->comm;
   (void)pthread_mutex_lock(&comm->messages->lock);
   if (!request->done) {
     if (request->headed) {
-      even_comm_revoke(comm);
+      even_group_end(comm, EVEN_GROUP_REVOKED);
       fail_all(comm);
     } else {
       even_messages_unlink(request);

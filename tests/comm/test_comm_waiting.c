@@ -57,7 +57,7 @@ static int tear_down(void **state) {
 
 static void the_timeout_is_of_the_whole_call(void **state) {
   (void)state;
-  even_comm_set_timeout(&comm, 1.0);
+  atomic_store(&comm.timeout_ns, even_comm_limit_ns(1.0));
   even_os.clock_gettime = clock_of_the_test;
   even_os.futex = sleep_of_the_test;
   for (int call = 0; call < 3; call++) { /* each waits 0.8 s */

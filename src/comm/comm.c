@@ -1,0 +1,175 @@
+/* The public calls: what a caller passes is checked here, once for all engines, and handed to the group's engine. */
+#include "comm/arguments.h"
+#include "comm/engine.h"
+
+/* ---- collectives ---- */
+
+even_status even_comm_all_reduce(even_comm *comm, void *data, size_t count, even_dtype dtype, even_reduce_op op) {
+  const even_comm_base *base = even_comm_base_of(comm);
+  even_comm_reduction job = {.data = data, .count = count, .dtype = dtype, .op = op, .divisor = base->ranks};
+  EVEN_TRY(even_check_reduction(base->kernels, dtype, op, &job.reduce));
+  EVEN_TRY(even_check_data(data, count, dtype, &job.bytes));
+  job.element = even_dtype_bytes(dtype);
+  return base->engine->all_reduce(comm, &job);
+}
+
+even_status even_comm_reduce_scatter(even_comm *comm, const void *input, void *output, const size_t *counts,
+                                     even_dtype dtype, even_reduce_op op) {
+  const even_comm_base *base = even_comm_base_of(comm);
+  even_comm_scattering job = {
+      .input = input, .output = output, .counts = counts, .dtype = dtype, .op = op, .divisor = base->ranks};
+  size_t own_bytes = 0;
+  EVEN_TRY(even_check_reduction(base->kernels, dtype, op, &job.reduce));
+  EVEN_TRY(even_check_counts(counts, base->ranks, dtype, &job.total, &job.largest));
+  EVEN_TRY(even_check_data(input, job.total, dtype, &job.bytes));
+  EVEN_TRY(even_check_data(output, counts[base->rank], dtype, &own_bytes));
+  job.element = even_dtype_bytes(dtype);
+  return base->engine->reduce_scatter(comm, &job);
+}
+
+even_status even_comm_all_gather(even_comm *comm, const void *input, void *output, const size_t *counts,
+                                 even_dtype dtype) {
+  const even_comm_base *base = even_comm_base_of(comm);
+  even_comm_gathering job = {.input = input, .output = output, .counts = counts, .dtype = dtype};
+  size_t own_bytes = 0;
+  EVEN_TRY(even_check_counts(counts, base->ranks, dtype, &job.total, &job.largest));
+  EVEN_TRY(even_check_data(input, counts[base->rank], dtype, &own_bytes));
+  EVEN_TRY(even_check_data(output, job.total, dtype, &job.bytes));
+  job.element = even_dtype_bytes(dtype);
+  job.largest *= job.element;
+  return base->engine->all_gather(comm, &job);
+}
+
+even_status even_comm_broadcast(even_comm *comm, void *data, size_t bytes, int root) {
+  const even_comm_base *base = even_comm_base_of(comm);
+  size_t checked = 0;
+  if (root < 0 || root >= base->ranks) {
+    return even_fail(EVEN_ERR_ARGUMENT, "broadcast from rank %d in a group of %d ranks", root, base->ranks);
+  }
+  EVEN_TRY(even_check_data(data, bytes, EVEN_U8, &checked));
+  return base->engine->broadcast(comm, data, bytes, root);
+}
+
+static even_status check_parts(int ranks, const void *const *parts, const size_t *bytes) {
+  size_t total = 0;
+  size_t largest = 0;
+  if (parts == NULL || bytes == NULL) {
+    return even_fail(EVEN_ERR_ARGUMENT, "all_to_all without the parts or their sizes");
+  }
+  EVEN_TRY(even_check_counts(bytes, ranks, EVEN_U8, &total, &largest));
+  for (int rank = 0; rank < ranks; rank++) {
+    EVEN_TRY(even_check_data(parts[rank], bytes[rank], EVEN_U8, &total));
+  }
+  return EVEN_OK;
+}
+
+even_status even_comm_all_to_all(even_comm *comm, const void *const *inputs, const size_t *input_bytes,
+                                 void *const *outputs, const size_t *output_bytes) {
+  const even_comm_base *base = even_comm_base_of(comm);
+  even_comm_exchange job = {.inputs = inputs, .outputs = outputs, .sends = input_bytes, .receives = output_bytes};
+  EVEN_TRY(check_parts(base->ranks, inputs, input_bytes));
+  EVEN_TRY(check_parts(base->ranks, (const void *const *)outputs, output_bytes));
+  return base->engine->all_to_all(comm, &job);
+}
+
+even_status even_comm_barrier(even_comm *comm) {
+  return even_comm_engine_of(comm)->barrier(comm);
+}
+
+/* ---- messages ---- */
+
+bool even_comm_has_messages(const even_comm *comm) {
+  return even_comm_engine_of(comm)->has_messages(comm);
+}
+
+static even_status check_message(const even_comm *comm, const void *data, size_t bytes, int peer, bool receives) {
+  int ranks = even_comm_base_of(comm)->ranks;
+  if (!even_comm_has_messages(comm)) {
+    return even_fail(EVEN_ERR_UNSUPPORTED, "messages in a group of %d ranks: %d at most can send them", ranks,
+                     EVEN_COMM_MESSAGE_RANKS);
+  }
+  if (peer >= ranks || (peer < 0 && !(receives && peer == EVEN_COMM_ANY_RANK))) {
+    return even_fail(EVEN_ERR_ARGUMENT, "a message %s rank %d in a group of %d ranks", receives ? "from" : "to", peer,
+                     ranks);
+  }
+  if (bytes > 0 && data == NULL) {
+    return even_fail(EVEN_ERR_ARGUMENT, "no data for a message of %zu bytes", bytes);
+  }
+  return EVEN_OK;
+}
+
+even_status even_comm_send_begin(even_comm *comm, const void *data, size_t bytes, int peer, uint64_t tag,
+                                 even_comm_request **out) {
+  *out = NULL;
+  EVEN_TRY(check_message(comm, data, bytes, peer, false));
+  return even_comm_engine_of(comm)->send_begin(comm, data, bytes, peer, tag, out);
+}
+
+even_status even_comm_receive_begin(even_comm *comm, void *data, size_t bytes, int peer, uint64_t tag,
+                                    even_comm_request **out) {
+  *out = NULL;
+  EVEN_TRY(check_message(comm, data, bytes, peer, true));
+  return even_comm_engine_of(comm)->receive_begin(comm, data, bytes, peer, tag, out);
+}
+
+static const even_comm_engine *engine_of_request(const even_comm_request *request) {
+  return even_comm_engine_of(((const even_comm_request_base *)(const void *)request)->comm);
+}
+
+bool even_comm_request_done(even_comm_request *request) {
+  return engine_of_request(request)->request_done(request);
+}
+
+even_status even_comm_request_wait(even_comm_request *request, double timeout_seconds, int *peer) {
+  return engine_of_request(request)->request_wait(request, timeout_seconds, peer);
+}
+
+void even_comm_request_free(even_comm_request *request) {
+  if (request != NULL) {
+    engine_of_request(request)->request_free(request);
+  }
+}
+
+/* ---- the group ---- */
+
+const char *even_comm_engine_name(const even_comm *comm) {
+  return even_comm_engine_of(comm)->name;
+}
+
+int even_comm_rank(const even_comm *comm) {
+  return even_comm_base_of(comm)->rank;
+}
+
+int even_comm_ranks(const even_comm *comm) {
+  return even_comm_base_of(comm)->ranks;
+}
+
+void *even_comm_arena(even_comm *comm) {
+  return even_comm_base_of(comm)->arena_bytes == 0 ? NULL : even_comm_engine_of(comm)->arena(comm);
+}
+
+size_t even_comm_arena_bytes(const even_comm *comm) {
+  return even_comm_base_of(comm)->arena_bytes;
+}
+
+void even_comm_revoke(even_comm *comm) {
+  even_comm_engine_of(comm)->revoke(comm);
+}
+
+void even_comm_set_timeout(even_comm *comm, double seconds) {
+  even_comm_engine_of(comm)->set_timeout(comm, seconds);
+}
+
+uint64_t even_comm_wait_ns(const even_comm *comm) {
+  return even_comm_engine_of(comm)->wait_ns(comm);
+}
+
+void even_comm_leave(even_comm *comm) {
+  even_comm_engine_of(comm)->leave(comm);
+}
+
+void even_comm_close(even_comm *comm) {
+  if (comm != NULL) {
+    even_comm_engine_of(comm)->close(comm);
+  }
+}

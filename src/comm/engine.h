@@ -1,0 +1,117 @@
+/* What an engine is: a way to move data between the ranks of a group. comm.c checks what callers pass, once for all
+ * engines, and calls the group's engine through its table. */
+#ifndef EVEN_COMM_ENGINE_H
+#define EVEN_COMM_ENGINE_H
+
+#include "comm/kernels.h"
+
+#include <evenstep/comm.h>
+
+typedef struct even_comm_engine even_comm_engine;
+
+/* What the group of every engine begins with, so that an even_comm can be read as an even_comm_base. */
+#define EVEN_COMM_BASE                                 \
+  const even_comm_engine *engine;                      \
+  const even_kernels *kernels; /* of the reductions */ \
+  int rank;                                            \
+  int ranks;                                           \
+  size_t arena_bytes /* of each rank's part of the arena */
+
+typedef struct even_comm_base {
+  EVEN_COMM_BASE;
+} even_comm_base;
+
+/* And what every engine's request begins with. */
+typedef struct even_comm_request_base {
+  even_comm *comm;
+} even_comm_request_base;
+
+/* ---- what a collective is given; checked: the sizes fit, the pointers are aligned, the kernel exists ---- */
+
+typedef struct even_comm_reduction {
+  unsigned char *data;
+  size_t count;
+  size_t element; /* bytes */
+  size_t bytes;   /* of all elements */
+  even_dtype dtype;
+  even_reduce_op op;
+  double divisor; /* of AVG */
+  even_reduce_function *reduce;
+} even_comm_reduction;
+
+typedef struct even_comm_scattering {
+  const unsigned char *input;
+  unsigned char *output;
+  const size_t *counts;
+  size_t total;   /* elements of input */
+  size_t largest; /* elements of the largest part */
+  size_t element;
+  size_t bytes; /* of input */
+  even_dtype dtype;
+  even_reduce_op op;
+  double divisor;
+  even_reduce_function *reduce;
+} even_comm_scattering;
+
+typedef struct even_comm_gathering {
+  const unsigned char *input;
+  unsigned char *output;
+  const size_t *counts;
+  size_t total;   /* elements of output */
+  size_t largest; /* bytes of the largest part */
+  size_t element;
+  size_t bytes; /* of output */
+  even_dtype dtype;
+} even_comm_gathering;
+
+typedef struct even_comm_exchange {
+  const void *const *inputs; /* a part for each rank */
+  void *const *outputs;      /* a part from each rank */
+  const size_t *sends;       /* bytes of either */
+  const size_t *receives;
+} even_comm_exchange;
+
+/* One engine: what <evenstep/comm.h> promises of each call, for this engine's groups. Sums are formed in an order that
+ * the group's make-up alone decides, so that all ranks hold the same bits. */
+struct even_comm_engine {
+  const char *name;
+  even_status (*all_reduce)(even_comm *comm, const even_comm_reduction *job);
+  even_status (*reduce_scatter)(even_comm *comm, const even_comm_scattering *job);
+  even_status (*all_gather)(even_comm *comm, const even_comm_gathering *job);
+  even_status (*broadcast)(even_comm *comm, unsigned char *data, size_t bytes, int root);
+  even_status (*all_to_all)(even_comm *comm, const even_comm_exchange *job);
+  even_status (*barrier)(even_comm *comm);
+  bool (*has_messages)(const even_comm *comm);
+  /* `peer` is a rank of the group, or, of a receive, EVEN_COMM_ANY_RANK. */
+  even_status (*send_begin)(even_comm *comm, const void *data, size_t bytes, int peer, uint64_t tag,
+                            even_comm_request **out);
+  even_status (*receive_begin)(even_comm *comm, void *data, size_t bytes, int peer, uint64_t tag,
+                               even_comm_request **out);
+  bool (*request_done)(even_comm_request *request);
+  even_status (*request_wait)(even_comm_request *request, double timeout_seconds, int *peer);
+  void (*request_free)(even_comm_request *request);
+  void *(*arena)(even_comm *comm); /* called where arena_bytes is not 0 */
+  void (*revoke)(even_comm *comm);
+  void (*set_timeout)(even_comm *comm, double seconds);
+  uint64_t (*wait_ns)(const even_comm *comm);
+  void (*leave)(even_comm *comm);
+  void (*close)(even_comm *comm);
+};
+
+static inline const even_comm_base *even_comm_base_of(const even_comm *comm) {
+  return (const even_comm_base *)(const void *)comm;
+}
+static inline const even_comm_engine *even_comm_engine_of(const even_comm *comm) {
+  return even_comm_base_of(comm)->engine;
+}
+
+/* The limit that <= 0 stands for. */
+#define EVEN_COMM_DEFAULT_TIMEOUT_SECONDS 1800.0
+
+/* Seconds as nanoseconds; <= 0: the default; beyond some thirty years: for ever. */
+static inline uint64_t even_comm_limit_ns(double seconds) {
+  double limit = seconds > 0 ? seconds : EVEN_COMM_DEFAULT_TIMEOUT_SECONDS;
+  return limit < 1e9 ? (uint64_t)(limit * 1e9) : UINT64_MAX / 2;
+}
+
+#endif
