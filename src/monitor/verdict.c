@@ -13,7 +13,8 @@ static const double COMMUNICATION_MATTERS = 0.15;
 static const double CHECKPOINT_MATTERS = 0.10;
 static const double THROTTLING_MATTERS = 0.20;
 static const double SPEEDS_DIFFER = 1.15;
-static const double STARVED = 0.6; /* CPU seconds a busy second */
+static const double MOST_SCATTER = 0.0936; /* 0.12 of the step, times 0.78 for two ranks: balancer/scatter.c */
+static const double STARVED = 0.6;         /* CPU seconds a busy second */
 
 typedef struct facts {
   int slowest; /* the rank that sets the pace: longest busy */
@@ -99,20 +100,43 @@ static bool starved(const even_measure *measure, int rank) {
          busy > 0.2 && at->cpu_cores < STARVED * busy;
 }
 
+static bool adapts(const even_measure *measure) {
+  return measure->policy != NULL && (strcmp(measure->policy, "hybrid") == 0 || strcmp(measure->policy, "dynamic") == 0);
+}
+
+/* Seconds that the balancer leaves a slow rank free on purpose, at most (docs/balancing.md, headroom). */
+static double headroom(const even_measure *measure, const facts *found) {
+  double times =
+      measure->rank[found->slowest].samples_per_busy_second / measure->rank[found->waiting].samples_per_busy_second;
+  return adapts(measure) && isfinite(times) && times > 1 ? MOST_SCATTER * log(times) * measure->step_seconds : 0;
+}
+
+/* A sample moved from the slowest rank to the waiting one would take that one as long as it waits now. */
+static bool coarse(const even_measure *measure, const facts *found, double gap) {
+  const even_measure_rank *from = &measure->rank[found->slowest];
+  const even_measure_rank *to = &measure->rank[found->waiting];
+  double sample =
+      fmax(from->busy_seconds / fmax(1, from->share_samples), to->busy_seconds / fmax(1, to->share_samples));
+  return gap <= 1.5 * sample;
+}
+
 static bool imbalance(const even_measure *measure, const facts *found, even_verdict *out) {
   char slow[64];
   char wait[64];
   char why[96];
   const even_measure_rank *slowest = &measure->rank[found->slowest];
   double gap = slowest->busy_seconds - measure->rank[found->waiting].busy_seconds;
-  if (gap / measure->step_seconds < IMBALANCE_MATTERS) {
+  if (gap - headroom(measure, found) < IMBALANCE_MATTERS * measure->step_seconds) {
     return false;
   }
   bool equal = measure->policy != NULL && strcmp(measure->policy, "equal") == 0;
+  bool others = starved(measure, found->slowest);
+  bool whole = !equal && !measure->shares_moving && !others && coarse(measure, found, gap);
   out->kind = EVEN_VERDICT_IMBALANCE;
   say(out->limit, sizeof out->limit, "%s: %s waits %.0f%% of each step for %s%s",
       equal                    ? "equal shares"
       : measure->shares_moving ? "the shares still move"
+      : whole                  ? "one sample more would take too long"
                                : "the shares do not fit the speeds",
       name(measure, found->waiting, wait), 100 * measure->rank[found->waiting].wait_fraction,
       name(measure, found->slowest, slow), throttled(measure, found->slowest, why));
@@ -121,20 +145,18 @@ static bool imbalance(const even_measure *measure, const facts *found, even_verd
     say(out->advice, sizeof out->advice, "use --policy hybrid: up to %.1f times as fast", gain);
   } else if (measure->shares_moving) {
     say(out->advice, sizeof out->advice, "wait some steps: the balancer is on its way");
-  } else if (starved(measure, found->slowest)) {
+  } else if (others) {
     say(out->advice, sizeof out->advice,
         "other programs take its CPU (it had %.0f%% of one while it was busy %.0f%% of the time): end them or give the "
         "run other cores",
         100 * measure->rank[found->slowest].cpu_cores, 100 * (1 - measure->rank[found->slowest].wait_fraction));
-  } else if (gap <= 1.5 * slowest->busy_seconds / fmax(1, slowest->share_samples)) {
+  } else if (whole) {
     say(out->advice, sizeof out->advice,
         "the batch of %.0f cannot be split more finely: a larger one gains up to %.1f times", measure->batch, gain);
   } else {
-    bool adapts =
-        measure->policy != NULL && (strcmp(measure->policy, "hybrid") == 0 || strcmp(measure->policy, "dynamic") == 0);
     say(out->advice, sizeof out->advice, "%s",
-        adapts ? "the speeds change faster than the shares follow: look for what disturbs the slower rank"
-               : "use --policy hybrid, or measure the devices anew with `evenstep profile`");
+        adapts(measure) ? "the speeds change faster than the shares follow: look for what disturbs the slower rank"
+                        : "use --policy hybrid, or measure the devices anew with `evenstep profile`");
   }
   return true;
 }

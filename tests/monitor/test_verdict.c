@@ -79,7 +79,11 @@ static void shares_that_move_or_cannot_fit(void **state) {
   measure.shares_moving = true;
   expect(&measure, EVEN_VERDICT_IMBALANCE, "the shares still move", "wait some steps");
   measure = situation("hybrid", 0.41, 3, 0.3, 1, 0.4); /* 4 samples: the slow rank cannot have less than one */
-  expect(&measure, EVEN_VERDICT_IMBALANCE, "the shares do not fit", "the batch of 4 cannot be split more finely");
+  expect(&measure, EVEN_VERDICT_IMBALANCE, "one sample more would take too long: rank 0 (cpu:0) waits",
+         "the batch of 4 cannot be split more finely");
+  measure = situation("hybrid", 0.2, 10, 0.195, 1, 0.11); /* a second sample would take the slow rank 0.22 s */
+  expect(&measure, EVEN_VERDICT_IMBALANCE, "one sample more would take too long: rank 1 (cpu:1) waits",
+         "the batch of 11 cannot be split more finely");
   measure = situation("hybrid", 0.41, 24, 0.1, 8, 0.4);
   expect(&measure, EVEN_VERDICT_IMBALANCE, "the shares do not fit", "change faster than the shares follow");
   ranks[1].throttled_fraction = 0;
@@ -88,6 +92,21 @@ static void shares_that_move_or_cannot_fit(void **state) {
          "other programs take its CPU (it had 30% of one while it was busy 98% of the time)");
   measure = situation("proportional", 0.41, 24, 0.1, 8, 0.4);
   expect(&measure, EVEN_VERDICT_IMBALANCE, "the shares do not fit", "evenstep profile");
+}
+
+/* Times scatter, so the slower rank is planned to end earlier. */
+static void headroom_is_no_fault(void **state) {
+  (void)state;
+  even_measure measure = situation("hybrid", 1, 80, 0.98, 20, 0.78); /* 3.2 times slower */
+  expect(&measure, EVEN_VERDICT_BALANCED, "its share of 20 in 100 fits: no rank waits more than 22%", "");
+  measure = situation("hybrid", 1, 20, 0.78, 80, 0.98); /* the other way round in rank order */
+  expect(&measure, EVEN_VERDICT_BALANCED, "its share of 20 in 100 fits", "");
+  measure = situation("proportional", 1, 80, 0.98, 20, 0.78); /* gives no headroom */
+  expect(&measure, EVEN_VERDICT_IMBALANCE, "the shares do not fit", "use --policy hybrid");
+  measure = situation("hybrid", 1, 80, 0.78, 20, 0.98); /* it is the fast rank that waits */
+  expect(&measure, EVEN_VERDICT_IMBALANCE, "the shares do not fit", "change faster");
+  measure = situation("hybrid", 1, 80, 0.98, 20, 0.6); /* more than headroom */
+  expect(&measure, EVEN_VERDICT_IMBALANCE, "the shares do not fit", "change faster");
 }
 
 static void the_loader(void **state) {
@@ -137,6 +156,7 @@ int main(void) {
       cmocka_unit_test(equal_shares_on_unequal_ranks),
       cmocka_unit_test(shares_that_fit),
       cmocka_unit_test(shares_that_move_or_cannot_fit),
+      cmocka_unit_test(headroom_is_no_fault),
       cmocka_unit_test(the_loader),
       cmocka_unit_test(communication_in_the_open),
       cmocka_unit_test(checkpoints),
