@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import pathlib
 import secrets
@@ -15,6 +16,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import pytest
 from run_jobs import Job, Run
@@ -71,19 +73,31 @@ def free_port() -> int:
     return _free_port()
 
 
-def _marked(mark: str) -> dict[int, str]:
-    """Processes, zombies excepted, that carry the mark in their environment, with their command lines."""
-    wanted = f"{MARK}={mark}".encode()
-    found = {}
-    for entry in pathlib.Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        try:
-            if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-    return found
+@dataclasses.dataclass
+class Watch:
+    """What tells the processes of a test: a mark in the environment, or, for forked ranks (the environment of /proc is
+    that of the last exec), the process groups that they lead."""
+
+    mark: str
+    groups: list[int] = dataclasses.field(default_factory=list)
+
+    def left(self) -> dict[int, str]:
+        """Processes of the test that run, zombies excepted, with their command lines."""
+        wanted = f"{MARK}={self.mark}".encode()
+        found = {}
+        for entry in pathlib.Path("/proc").iterdir():
+            if not entry.name.isdigit() or int(entry.name) == os.getpid():
+                continue
+            try:
+                state, _, group = (entry / "stat").read_bytes().rpartition(b")")[2].split()[:3]
+                ours = wanted in (entry / "environ").read_bytes().split(b"\0") or int(group) in self.groups
+                if ours and state != b"Z":
+                    found[int(entry.name)] = (
+                        (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    )
+            except OSError:
+                continue
+        return found
 
 
 def _wait_gone(pids: Sequence[int], seconds: float) -> None:
@@ -100,15 +114,15 @@ def _wait_gone(pids: Sequence[int], seconds: float) -> None:
 
 
 @pytest.fixture(autouse=True)
-def no_process_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def no_process_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     """Every test: no process that it started, nor their children, outlives it by more than five seconds."""
-    mark = secrets.token_hex(8)
-    monkeypatch.setenv(MARK, mark)
-    yield mark
-    left = _marked(mark)
+    watch = Watch(secrets.token_hex(8))
+    monkeypatch.setenv(MARK, watch.mark)
+    yield watch
+    left = watch.left()
     if left:
         _wait_gone(list(left), 5.0)
-        left = _marked(mark)
+        left = watch.left()
     for pid in left:
         try:
             os.kill(pid, signal.SIGKILL)
@@ -126,13 +140,81 @@ class Rank:
     stderr: str
 
 
+class _RankServer:
+    """`rank_server.py`, kept for the whole session."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        if self._process is None or self._process.poll() is not None:
+            environment = {name: value for name, value in os.environ.items() if name != MARK}
+            self._process = subprocess.Popen(
+                [sys.executable, str(pathlib.Path(__file__).with_name("rank_server.py"))],
+                env={**environment, "OMP_NUM_THREADS": "1"},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        reply = self._process.stdout.readline()
+        assert reply, f"the rank server ended with {self._process.wait()}"
+        return dict(json.loads(reply))
+
+    def start(self, orders: Sequence[dict[str, Any]]) -> list[int]:
+        return list(self._ask({"ranks": list(orders)})["pids"])
+
+    def returncodes(self) -> list[int]:
+        """Of all ranks started last; waits for those that still run."""
+        return list(self._ask({"wait": True})["returncodes"])
+
+    def end(self) -> None:
+        if self._process is not None:
+            assert self._process.stdin is not None and self._process.stdout is not None
+            self._process.stdin.close()
+            self._process.wait()
+            self._process.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def rank_server() -> Iterator[_RankServer]:
+    server = _RankServer()
+    yield server
+    server.end()
+
+
+def _forkable(environment: Mapping[str, str]) -> bool:
+    """Whether a process that is already up can take this environment on: nothing in it is read at Python's or torch's
+    start alone."""
+    read_at_start = ("OMP_", "MKL_", "KMP_", "PYTHON", "LD_", "MALLOC_", "TORCH", "CUDA_")
+    return not any(name.startswith(read_at_start) for name in environment) and "EVENSTEP_TEST_FRESH" not in os.environ
+
+
+def _run_fresh(orders: Sequence[dict[str, Any]], timeout: float) -> tuple[list[int], list[int]]:
+    """Starts each rank as a program; (return codes, ranks that were late and have been killed)."""
+    processes = []
+    for order in orders:
+        with open(order["out"], "wb") as out, open(order["err"], "wb") as err:
+            command = [sys.executable, *order["argv"]]
+            processes.append(
+                subprocess.Popen(
+                    command, env=order["env"], cwd=order["cwd"], stdin=subprocess.DEVNULL, stdout=out, stderr=err
+                )
+            )
+    late = _end_by([process.pid for process in processes], timeout)
+    return [process.wait() for process in processes], late
+
+
 @pytest.fixture
-def run_ranks(tmp_path: pathlib.Path) -> Callable[..., list[Rank]]:
+def run_ranks(tmp_path: pathlib.Path, rank_server: _RankServer, no_process_left: Watch) -> Callable[..., list[Rank]]:
     """Runs a script as several ranks with torchrun's environment, without any launcher.
 
     run_ranks(source_or_path, ranks=2, args=(), env={}, rank_env={1: {…}}, timeout=60, check=True) -> [Rank, …]
     A str is the script's source (dedented), a Path an existing script. Ranks run in tmp_path; when the time is up all
-    are killed and the test fails with their output. check=True fails the test unless every rank ended with 0.
+    are killed and the test fails with their output. check=True fails the test unless every rank ended with 0. Ranks are
+    forked from a process that has torch (rank_server.py); EVENSTEP_TEST_FRESH=1 starts each as a program.
     """
     count = 0
 
@@ -153,9 +235,12 @@ def run_ranks(tmp_path: pathlib.Path) -> Callable[..., list[Rank]]:
         else:
             path = script
         port = _free_port()
-        processes = []
-        outputs = []
+        orders = []
+        given = [{**(env or {}), **((rank_env or {}).get(rank, {}))} for rank in range(ranks)]
         for rank in range(ranks):
+            out, err = (tmp_path / f"run_{count}_rank_{rank}.{kind}" for kind in ("out", "err"))
+            out.touch()
+            err.touch()
             environment = os.environ | {
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank),
@@ -167,27 +252,27 @@ def run_ranks(tmp_path: pathlib.Path) -> Callable[..., list[Rank]]:
                 "MASTER_PORT": str(port),
                 "OMP_NUM_THREADS": "1",
                 "PYTHONUNBUFFERED": "1",
-                **(env or {}),
-                **((rank_env or {}).get(rank, {})),
+                **given[rank],
             }
-            out = tmp_path / f"run_{count}_rank_{rank}.out"
-            err = tmp_path / f"run_{count}_rank_{rank}.err"
-            outputs.append((out, err))
-            with out.open("wb") as out_file, err.open("wb") as err_file:
-                processes.append(
-                    subprocess.Popen(
-                        [sys.executable, str(path), *args],
-                        env=environment,
-                        cwd=tmp_path,
-                        stdin=subprocess.DEVNULL,
-                        stdout=out_file,
-                        stderr=err_file,
-                    )
-                )
-        late = _end_by(processes, time.monotonic() + timeout)
+            orders.append(
+                {
+                    "argv": [str(path), *args],
+                    "env": environment,
+                    "cwd": str(tmp_path),
+                    "out": str(out),
+                    "err": str(err),
+                }
+            )
+        if all(map(_forkable, given)):
+            pids = rank_server.start(orders)
+            no_process_left.groups += pids
+            late = _end_by(pids, timeout)
+            returncodes = rank_server.returncodes()
+        else:
+            returncodes, late = _run_fresh(orders, timeout)
         results = [
-            Rank(process.returncode, out.read_text(errors="replace"), err.read_text(errors="replace"))
-            for process, (out, err) in zip(processes, outputs, strict=True)
+            Rank(code, *(pathlib.Path(order[kind]).read_text(errors="replace") for kind in ("out", "err")))
+            for code, order in zip(returncodes, orders, strict=True)
         ]
         if late or (check and any(result.returncode != 0 for result in results)):
             story = f"not ended after {timeout} s: ranks {late}\n" if late else ""
@@ -199,17 +284,19 @@ def run_ranks(tmp_path: pathlib.Path) -> Callable[..., list[Rank]]:
     return run
 
 
-def _end_by(processes: Sequence[subprocess.Popen[bytes]], deadline: float) -> list[int]:
-    """Waits for all, kills those that are late; returns the late ones."""
+def _end_by(pids: Sequence[int], seconds: float) -> list[int]:
+    """Waits for all, kills those that are late; returns the late ones' ranks. None is reaped."""
+    deadline = time.monotonic() + seconds
     late = []
-    for rank, process in enumerate(processes):
+    for rank, pid in enumerate(pids):
+        pidfd = os.pidfd_open(pid)
         try:
-            process.wait(timeout=max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            late.append(rank)
+            if not select.select([pidfd], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                late.append(rank)
+        finally:
+            os.close(pidfd)
     for rank in late:
-        processes[rank].kill()
-        processes[rank].wait()
+        os.kill(pids[rank], signal.SIGKILL)
     return late
 
 

@@ -1,5 +1,8 @@
 """The tests' own tools: a job of several ranks sees its environment, and a late or failing one fails the test."""
 
+import os
+import signal
+
 import pytest
 
 
@@ -24,6 +27,55 @@ def test_a_failing_rank_fails_the_test(run_ranks):
     with pytest.raises(pytest.fail.Exception, match="rank 1: exit 3"):
         run_ranks("import os, sys; sys.exit(3 * int(os.environ['RANK']))")
     assert run_ranks("raise SystemExit(4)", ranks=1, check=False)[0].returncode == 4
+
+
+@pytest.fixture(params=["forked", "fresh"])
+def started(request, monkeypatch):
+    """Ranks forked from the server, and ranks started as programs: a script must not see which."""
+    if request.param == "fresh":
+        monkeypatch.setenv("EVENSTEP_TEST_FRESH", "1")
+
+
+def test_a_rank_is_a_program_of_its_own(run_ranks, started, tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(
+        "import os, sys, atexit, random\n"
+        "atexit.register(print, 'at the end')\n"
+        "print(__name__, __file__ == sys.argv[0], sys.path[0] == os.path.dirname(__file__), sys.argv[1:])\n"
+        "print(os.getcwd(), sys.modules['__main__'].os is os, 'evenstep' in sys.modules, repr(sys.stdin.read()))\n"
+        "print('random', random.random())\n"
+        "{}['missing']\n"
+    )
+    results = run_ranks(path, args=("a b",), check=False)
+    drawn = set()
+    for result in results:
+        assert result.returncode == 1
+        first, second, third, last = result.stdout.splitlines()
+        assert first == "__main__ True True ['a b']"
+        assert second == f"{tmp_path} True False ''"
+        assert last == "at the end"
+        drawn.add(third)
+        frames = [line for line in result.stderr.splitlines() if line.startswith("  File ")]
+        assert frames == [f'  File "{path}", line 6, in <module>'] and "KeyError: 'missing'" in result.stderr
+    assert len(drawn) == 2
+
+
+@pytest.mark.parametrize(
+    ("ends", "returncode"),
+    [("sys.exit()", 0), ("sys.exit('words')", 1), ("os._exit(7)", 7), ("os.kill(os.getpid(), 9)", -9), ("", 0)],
+)
+def test_how_a_rank_ended(run_ranks, started, ends, returncode):
+    result = run_ranks(f"import os, sys\n{ends}", ranks=1, check=False)[0]
+    assert result.returncode == returncode
+    assert result.stderr == ("words\n" if "words" in ends else "")
+
+
+def test_what_a_rank_leaves_behind_is_found(run_ranks, started, no_process_left):
+    run_ranks("import os, signal\nif os.fork() == 0: signal.pause()", ranks=1)
+    left = no_process_left.left()
+    assert len(left) == 1
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
 
 
 def test_a_late_rank_is_ended(run_ranks):
