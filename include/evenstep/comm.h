@@ -9,7 +9,8 @@
  * one that never comes: by the timeout), EVEN_ERR_REVOKED (even_comm_revoke), EVEN_ERR_TIMEOUT, EVEN_ERR_MISMATCH
  * (ranks made different calls: kind, count, dtype or op). After any of these the group is unusable: close it.
  * EVEN_ERR_ARGUMENT and EVEN_ERR_OVERFLOW come before anything is announced: the group stays as it is, but peers that
- * made the call wait for this rank. No `comm`, `out` or `fd` may be NULL but in even_comm_close. */
+ * made the call wait for this rank. A child that a rank forks inherits nothing of the group: its calls fail with
+ * EVEN_ERR_STATE, even_comm_revoke does nothing there, and even_comm_close gives back its memory alone. No `comm`, `out` or `fd` may be NULL but in even_comm_close. */
 #ifndef EVENSTEP_COMM_H
 #define EVENSTEP_COMM_H
 

@@ -1,12 +1,32 @@
 /* The public calls: what a caller passes is checked here, once for all engines, and handed to the group's engine. */
 #include "comm/arguments.h"
 #include "comm/engine.h"
+#include "os/thread.h"
+
+/* A child that was forked after the group had been opened has its parent's place in it, and would answer for it. */
+static bool is_inherited(const even_comm_base *base) {
+  return base->process_mark != 0 && base->process_mark != even_process_mark();
+}
+
+static even_status check_process(const even_comm_base *base) {
+  if (!is_inherited(base)) {
+    return EVEN_OK;
+  }
+  (void)even_fail(
+      EVEN_ERR_STATE,
+      "process %d was forked from rank %d of a group of %d after that had opened the group, which belongs to "
+      "the process that opened it",
+      (int)even_own_process(), base->rank, base->ranks);
+  return even_error_fix(
+      "open a group of the child's own, or start it by \"spawn\" or \"forkserver\" (multiprocessing)");
+}
 
 /* ---- collectives ---- */
 
 even_status even_comm_all_reduce(even_comm *comm, void *data, size_t count, even_dtype dtype, even_reduce_op op) {
   const even_comm_base *base = even_comm_base_of(comm);
   even_comm_reduction job = {.data = data, .count = count, .dtype = dtype, .op = op, .divisor = base->ranks};
+  EVEN_TRY(check_process(base));
   EVEN_TRY(even_check_reduction(base->kernels, dtype, op, &job.reduce));
   EVEN_TRY(even_check_data(data, count, dtype, &job.bytes));
   job.element = even_dtype_bytes(dtype);
@@ -19,6 +39,7 @@ even_status even_comm_reduce_scatter(even_comm *comm, const void *input, void *o
   even_comm_scattering job = {
       .input = input, .output = output, .counts = counts, .dtype = dtype, .op = op, .divisor = base->ranks};
   size_t own_bytes = 0;
+  EVEN_TRY(check_process(base));
   EVEN_TRY(even_check_reduction(base->kernels, dtype, op, &job.reduce));
   EVEN_TRY(even_check_counts(counts, base->ranks, dtype, &job.total, &job.largest));
   EVEN_TRY(even_check_data(input, job.total, dtype, &job.bytes));
@@ -32,6 +53,7 @@ even_status even_comm_all_gather(even_comm *comm, const void *input, void *outpu
   const even_comm_base *base = even_comm_base_of(comm);
   even_comm_gathering job = {.input = input, .output = output, .counts = counts, .dtype = dtype};
   size_t own_bytes = 0;
+  EVEN_TRY(check_process(base));
   EVEN_TRY(even_check_counts(counts, base->ranks, dtype, &job.total, &job.largest));
   EVEN_TRY(even_check_data(input, counts[base->rank], dtype, &own_bytes));
   EVEN_TRY(even_check_data(output, job.total, dtype, &job.bytes));
@@ -43,6 +65,7 @@ even_status even_comm_all_gather(even_comm *comm, const void *input, void *outpu
 even_status even_comm_broadcast(even_comm *comm, void *data, size_t bytes, int root) {
   const even_comm_base *base = even_comm_base_of(comm);
   size_t checked = 0;
+  EVEN_TRY(check_process(base));
   if (root < 0 || root >= base->ranks) {
     return even_fail(EVEN_ERR_ARGUMENT, "broadcast from rank %d in a group of %d ranks", root, base->ranks);
   }
@@ -67,12 +90,14 @@ even_status even_comm_all_to_all(even_comm *comm, const void *const *inputs, con
                                  void *const *outputs, const size_t *output_bytes) {
   const even_comm_base *base = even_comm_base_of(comm);
   even_comm_exchange job = {.inputs = inputs, .outputs = outputs, .sends = input_bytes, .receives = output_bytes};
+  EVEN_TRY(check_process(base));
   EVEN_TRY(check_parts(base->ranks, inputs, input_bytes));
   EVEN_TRY(check_parts(base->ranks, (const void *const *)outputs, output_bytes));
   return base->engine->all_to_all(comm, &job);
 }
 
 even_status even_comm_barrier(even_comm *comm) {
+  EVEN_TRY(check_process(even_comm_base_of(comm)));
   return even_comm_engine_of(comm)->barrier(comm);
 }
 
@@ -84,6 +109,7 @@ bool even_comm_has_messages(const even_comm *comm) {
 
 static even_status check_message(const even_comm *comm, const void *data, size_t bytes, int peer, bool receives) {
   int ranks = even_comm_base_of(comm)->ranks;
+  EVEN_TRY(check_process(even_comm_base_of(comm)));
   if (!even_comm_has_messages(comm)) {
     return even_fail(EVEN_ERR_UNSUPPORTED, "messages in a group of %d ranks: %d at most can send them", ranks,
                      EVEN_COMM_MESSAGE_RANKS);
@@ -112,21 +138,24 @@ even_status even_comm_receive_begin(even_comm *comm, void *data, size_t bytes, i
   return even_comm_engine_of(comm)->receive_begin(comm, data, bytes, peer, tag, out);
 }
 
-static const even_comm_engine *engine_of_request(const even_comm_request *request) {
-  return even_comm_engine_of(((const even_comm_request_base *)(const void *)request)->comm);
+static const even_comm_base *base_of_request(const even_comm_request *request) {
+  return even_comm_base_of(((const even_comm_request_base *)(const void *)request)->comm);
 }
 
 bool even_comm_request_done(even_comm_request *request) {
-  return engine_of_request(request)->request_done(request);
+  const even_comm_base *base = base_of_request(request);
+  return is_inherited(base) || base->engine->request_done(request); /* to wait for it is an error there */
 }
 
 even_status even_comm_request_wait(even_comm_request *request, double timeout_seconds, int *peer) {
-  return engine_of_request(request)->request_wait(request, timeout_seconds, peer);
+  EVEN_TRY(check_process(base_of_request(request)));
+  return base_of_request(request)->engine->request_wait(request, timeout_seconds, peer);
 }
 
 void even_comm_request_free(even_comm_request *request) {
-  if (request != NULL) {
-    engine_of_request(request)->request_free(request);
+  /* In a child of a fork its lock may be held by a thread that is not there: the memory goes with the child. */
+  if (request != NULL && !is_inherited(base_of_request(request))) {
+    base_of_request(request)->engine->request_free(request);
   }
 }
 
@@ -153,6 +182,9 @@ size_t even_comm_arena_bytes(const even_comm *comm) {
 }
 
 void even_comm_revoke(even_comm *comm) {
+  if (is_inherited(even_comm_base_of(comm))) {
+    return; /* the parent goes on with it */
+  }
   even_comm_engine_of(comm)->revoke(comm);
 }
 

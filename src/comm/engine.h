@@ -10,12 +10,13 @@
 typedef struct even_comm_engine even_comm_engine;
 
 /* What the group of every engine begins with, so that an even_comm can be read as an even_comm_base. */
-#define EVEN_COMM_BASE                                 \
-  const even_comm_engine *engine;                      \
-  const even_kernels *kernels; /* of the reductions */ \
-  int rank;                                            \
-  int ranks;                                           \
-  size_t arena_bytes /* of each rank's part of the arena */
+#define EVEN_COMM_BASE                                                        \
+  const even_comm_engine *engine;                                             \
+  const even_kernels *kernels; /* of the reductions */                        \
+  int rank;                                                                   \
+  int ranks;                                                                  \
+  uint32_t process_mark; /* even_process_mark() at opening; 0: not checked */ \
+  size_t arena_bytes     /* of each rank's part of the arena */
 
 typedef struct even_comm_base {
   EVEN_COMM_BASE;

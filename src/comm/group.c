@@ -63,6 +63,7 @@ static even_status open_over(const even_comm_params *params, const even_comm_lay
   comm->rank = params->rank;
   comm->ranks = params->ranks;
   comm->process = even_own_process();
+  comm->process_mark = even_process_mark();
   comm->header = header;
   comm->layout = *layout;
   comm->memory = memory;

@@ -4,6 +4,8 @@
 #include "base/fail.h"
 #include "os/calls.h"
 
+#include <stdatomic.h>
+
 void even_thread_signals_block(sigset_t *before) {
   sigset_t all;
   (void)sigfillset(&all);
@@ -28,6 +30,22 @@ even_status even_thread_start(void *(*body)(void *), void *argument, pthread_t *
 
 pid_t even_own_process(void) {
   return even_os.getpid();
+}
+
+static _Atomic uint32_t process_mark = 1;
+static pthread_once_t watched = PTHREAD_ONCE_INIT;
+
+static void mark_child(void) {
+  (void)atomic_fetch_add_explicit(&process_mark, 1u, memory_order_relaxed);
+}
+
+static void watch_forks(void) {
+  (void)pthread_atfork(NULL, NULL, mark_child); /* fails without memory alone: forks are not noticed then */
+}
+
+uint32_t even_process_mark(void) {
+  (void)pthread_once(&watched, watch_forks);
+  return atomic_load_explicit(&process_mark, memory_order_relaxed);
 }
 
 void even_thread_join(pthread_t thread) {

@@ -5,6 +5,7 @@
 #include <evenstep/status.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdint.h>
 #include <sys/types.h>
 
 /* Blocks all signals in the calling thread, so that threads started meanwhile (by a library too) take none. */
@@ -14,6 +15,8 @@ void even_thread_signals_restore(const sigset_t *before);
 even_status even_thread_start(void *(*body)(void *), void *argument, pthread_t *out) EVEN_MUST_USE;
 /* The number of this process, also in a child of a fork. */
 pid_t even_own_process(void);
+/* A number, never 0, that is another in each child that this process forks. Costs no call to the kernel. */
+uint32_t even_process_mark(void);
 /* Waits for the thread's end. */
 void even_thread_join(pthread_t thread);
 

@@ -181,6 +181,58 @@ static void test_a_forked_child_does_not_leave_for_its_parent(void **state) {
   assert_int_equal(ranks_run(&two, close_in_child, NULL, NULL), 0);
 }
 
+static int call_all_in_child(even_comm *comm, void *argument) {
+  float data[2] = {1, 2};
+  float output[4] = {0};
+  size_t counts[2] = {1, 1};
+  const void *inputs[2] = {&data[0], &data[1]};
+  void *outputs[2] = {&output[0], &output[1]};
+  size_t bytes[2] = {4, 4};
+  even_comm_request *begun = argument;
+  even_comm_request *request = NULL;
+  RANKS_EXPECT(comm, even_comm_all_reduce(comm, data, 2, EVEN_F32, EVEN_SUM) == EVEN_ERR_STATE);
+  RANKS_EXPECT(comm, strstr(even_error_last()->what, "was forked from rank") != NULL);
+  RANKS_EXPECT(comm, even_comm_reduce_scatter(comm, data, output, counts, EVEN_F32, EVEN_SUM) == EVEN_ERR_STATE);
+  RANKS_EXPECT(comm, even_comm_all_gather(comm, data, output, counts, EVEN_F32) == EVEN_ERR_STATE);
+  RANKS_EXPECT(comm, even_comm_broadcast(comm, data, 8, 0) == EVEN_ERR_STATE);
+  RANKS_EXPECT(comm, even_comm_all_to_all(comm, inputs, bytes, outputs, bytes) == EVEN_ERR_STATE);
+  RANKS_EXPECT(comm, even_comm_barrier(comm) == EVEN_ERR_STATE);
+  RANKS_EXPECT(comm, even_comm_send_begin(comm, data, 8, 0, 0, &request) == EVEN_ERR_STATE);
+  RANKS_EXPECT(comm, even_comm_receive_begin(comm, data, 8, 0, 0, &request) == EVEN_ERR_STATE);
+  RANKS_EXPECT(comm, even_comm_request_done(begun));
+  RANKS_EXPECT(comm, even_comm_request_wait(begun, 0, NULL) == EVEN_ERR_STATE);
+  even_comm_request_free(begun);
+  even_comm_revoke(comm);
+  return 0;
+}
+
+static int go_on_beside_child(even_comm *comm, void *argument) {
+  int word = even_comm_rank(comm);
+  int ended = -1;
+  even_comm_request *begun = NULL;
+  (void)argument;
+  RANKS_EXPECT(comm, even_comm_receive_begin(comm, &word, sizeof word, 1 - word, 7, &begun) == EVEN_OK);
+  pid_t child = fork();
+  if (child == 0) {
+    _exit(call_all_in_child(comm, begun));
+  }
+  RANKS_EXPECT(comm, waitpid(child, &ended, 0) == child && WIFEXITED(ended) && WEXITSTATUS(ended) == 0);
+  int own = even_comm_rank(comm);
+  even_comm_request *sent = NULL;
+  RANKS_EXPECT(comm, even_comm_send_begin(comm, &own, sizeof own, 1 - own, 7, &sent) == EVEN_OK);
+  RANKS_EXPECT(comm, even_comm_request_wait(begun, 0, NULL) == EVEN_OK && word == 1 - own);
+  RANKS_EXPECT(comm, even_comm_request_wait(sent, 0, NULL) == EVEN_OK);
+  even_comm_request_free(begun);
+  even_comm_request_free(sent);
+  RANKS_EXPECT(comm, even_comm_barrier(comm) == EVEN_OK);
+  return 0;
+}
+
+static void test_a_forked_child_cannot_call_for_its_parent(void **state) {
+  (void)state;
+  assert_int_equal(ranks_run(&two, go_on_beside_child, NULL, NULL), 0);
+}
+
 static void *revoke_when_waiting(void *argument) {
   even_comm *comm = argument;
   uint32_t before = 1; /* opening the group was the first stage */
@@ -396,6 +448,7 @@ int main(void) {
       cmocka_unit_test(test_kills_at_any_moment),
       cmocka_unit_test(test_departure),
       cmocka_unit_test(test_a_forked_child_does_not_leave_for_its_parent),
+      cmocka_unit_test(test_a_forked_child_cannot_call_for_its_parent),
       cmocka_unit_test(test_revoke),
       cmocka_unit_test(test_timeout),
       cmocka_unit_test(test_limits_that_differ),
