@@ -64,14 +64,19 @@ bc_or_zero() {
 c_tests() { ctest --test-dir "build/$1" --output-on-failure --no-tests=error -j "$(nproc)"; }
 
 c_library() {
-  local prefix="$PWD/build/prefix"
+  local prefix="$PWD/build/prefix" program
+  local -x LD_LIBRARY_PATH
   rm -rf "$prefix"
   cmake --install build/gcc --prefix "$prefix" || return 1
   PKG_CONFIG_PATH="$(dirname "$(find "$prefix" -name evenstep.pc)")"
   export PKG_CONFIG_PATH
   # shellcheck disable=SC2046  # several words are meant
-  gcc -Wall -Wextra -Werror -std=c11 examples/c/shares.c $(pkg-config --cflags --libs evenstep) -o build/shares || return 1
-  LD_LIBRARY_PATH="$(pkg-config --variable=libdir evenstep)" build/shares | grep 'shares 37 9 18: 40.0 ms'
+  for program in shares all_reduce; do
+    gcc -Wall -Wextra -Werror -std=gnu11 "examples/c/$program.c" $(pkg-config --cflags --libs evenstep) -o "build/$program" || return 1
+  done
+  LD_LIBRARY_PATH="$(pkg-config --variable=libdir evenstep)"
+  build/shares | grep 'shares 37 9 18: 40.0 ms' || return 1
+  build/all_reduce | grep -c 'of 2: 256 sums, each 3$' | grep -x 2
 }
 
 install_wheel() {
