@@ -27,6 +27,7 @@ from evenstep.backend_tensors import (
     named,
     op_of,
     plain,
+    reducer_of,
     reducible,
     scaled,
     sources_as_real,
@@ -53,6 +54,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
             warnings.warn(
                 'the ranks of this group are on several hosts: backend "evenstep" runs on Gloo there', stacklevel=2
             )
+        self._at_once = reducer_of(self._comm)
         self._beneath = self._open_beneath()
 
     def _open_beneath(self) -> dict[str, Any]:
@@ -198,6 +200,10 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
         return job
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+        later = self._later
+        if (later is None or later.idle()) and self._at_once(tensors, opts):
+            self._sequence += 1
+            return None
         given = [tensors] if isinstance(tensors, torch.Tensor) else tensors
         job = self._reduction(given, opts) if len(given) == 1 else None
         if job is None:

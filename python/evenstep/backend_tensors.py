@@ -40,6 +40,18 @@ _OPS = {
     _RED_OP.PREMUL_SUM: _core.OP_SUM,
 }
 _DENSE = torch.strided
+# An operation of torch hashes to its number, which the extension finds there in a tenth of a microsecond.
+_HASHES = {hash(dist.ReduceOp(theirs)): ours for theirs, ours in _OPS.items() if theirs != _RED_OP.PREMUL_SUM}
+_FEW = len(_HASHES) == len(_OPS) - 1 and all(0 <= number < 16 for number in _HASHES)
+
+
+def reducer_of(comm: _core.Comm | None) -> Callable[[Any, Any], bool]:
+    """All-reduces the plainest calls in one step of C and says so: one dense CPU tensor, contiguous, done before the call
+    returns, in the group's time limit. False for all others, of which nothing is done."""
+    options = dist.AllreduceOptions()
+    if comm is None or not _FEW or not hasattr(options, "asyncOp"):
+        return lambda tensors, options: False
+    return _core.Reducer(comm, (torch.Tensor, torch.nn.Parameter), _HASHES, options.timeout)
 
 
 def op_of(options: Any) -> int | None:

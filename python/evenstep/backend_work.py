@@ -113,6 +113,10 @@ class Worker:
         self._jobs.put((job, future, result))
         return LaterWork(future)
 
+    def idle(self) -> bool:
+        """Whether all calls submitted so far are done."""
+        return self._last is None or self._last.done()
+
     def settle(self) -> None:
         """Waits for the calls submitted so far; their errors belong to their own Works."""
         if self._last is not None:

@@ -427,6 +427,8 @@ static PyMethodDef comm_methods[] = {
     {"create_segment", (PyCFunction)(void (*)(void))comm_create_segment, METH_VARARGS | METH_KEYWORDS | METH_STATIC,
      "create_segment(ranks, arena_bytes=0) -> fd of a new group's memory, owned by the caller"},
     {"all_reduce", comm_all_reduce, METH_VARARGS, "all_reduce(address, count, dtype, op): in place, on all ranks"},
+    {"all_reduce_data", even_ext_comm_all_reduce_data, METH_VARARGS,
+     "all_reduce_data(array, op): in place, on all ranks; any array or tensor whose memory can be seen"},
     {"reduce_scatter", comm_reduce_scatter, METH_VARARGS,
      "reduce_scatter(input, output, counts, dtype, op): counts[r] elements for rank r"},
     {"all_gather", comm_all_gather, METH_VARARGS,
@@ -506,7 +508,7 @@ int even_ext_add_comm(PyObject *module) {
     Py_XDECREF(type);
     return -1;
   }
-  if (even_ext_add_request(module) != 0) {
+  if (even_ext_add_request(module) != 0 || even_ext_add_reduce(module, type) != 0) {
     return -1;
   }
   return add_numbers(module) != 0 ? -1 : PyModule_AddFunctions(module, functions);

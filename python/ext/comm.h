@@ -37,4 +37,8 @@ PyObject *even_ext_comm_send(PyObject *object, PyObject *arguments);
 PyObject *even_ext_comm_receive(PyObject *object, PyObject *arguments);
 int even_ext_add_request(PyObject *module);
 
+/* reduce.c */
+PyObject *even_ext_comm_all_reduce_data(PyObject *object, PyObject *arguments);
+int even_ext_add_reduce(PyObject *module, PyObject *type_of_comm);
+
 #endif

@@ -1,0 +1,222 @@
+/* All-reduce with one call from Python: of any array, and of a tensor as torch hands it to a backend. */
+#include "comm.h"
+
+#include "base/fail.h"
+#include "data.h"
+
+/* Runs without the GIL; None, or NULL with an exception. */
+static PyObject *reduce(even_ext_comm *self, const even_ext_data *data, int op) {
+  even_status status = EVEN_OK;
+  even_comm *comm = self->comm;
+  size_t count = data->count * (size_t)data->reals;
+  self->calls++;
+  Py_BEGIN_ALLOW_THREADS;
+  status = even_comm_all_reduce(comm, data->address, count, (even_dtype)data->dtype, (even_reduce_op)op);
+  Py_END_ALLOW_THREADS;
+  if (status != EVEN_OK) {
+    (void)even_ext_raise(status); /* before a call of another thread's ends in another error */
+  }
+  self->calls--;
+  even_ext_comm_free_when_unused(self);
+  if (status != EVEN_OK) {
+    return NULL;
+  }
+  Py_RETURN_NONE;
+}
+
+static PyObject *refuse(even_status status, const char *fix) {
+  (void)status;
+  return even_ext_raise(even_error_fix("%s", fix));
+}
+
+PyObject *even_ext_comm_all_reduce_data(PyObject *object, PyObject *arguments) {
+  even_ext_comm *self = (even_ext_comm *)object;
+  PyObject *array = NULL;
+  PyObject *result = NULL;
+  even_ext_data data;
+  int op = 0;
+  if (even_ext_comm_open_group(self) == NULL || !PyArg_ParseTuple(arguments, "Oi:all_reduce_data", &array, &op) ||
+      even_ext_data_open(array, &data) != 0) {
+    return NULL;
+  }
+  if (data.read_only) {
+    result = refuse(even_fail(EVEN_ERR_ARGUMENT, "all_reduce writes into its array, which is read-only"),
+                    "pass a copy: x.copy()");
+  } else if (!even_ext_data_reducible(&data, op)) {
+    result = refuse(
+        even_fail(EVEN_ERR_ARGUMENT, "elements of this dtype (%zu bytes each) cannot be reduced so", data.element),
+        "integers have no average, floats no bits, complex numbers sums alone; see es.comm for the dtypes");
+  } else {
+    result = reduce(self, &data, op);
+  }
+  even_ext_data_close(&data);
+  return result;
+}
+
+/* ---- what torch hands to a backend ---- */
+
+#define MOST_OPS 16
+
+/* _core.Reducer: callable with (tensors, options). */
+typedef struct reducer_object {
+  PyObject_HEAD even_ext_comm *comm;
+  PyObject *types;           /* a tuple of those whose tensors are plain memory */
+  PyObject *unset;           /* what options.timeout is where the call has none */
+  signed char ops[MOST_OPS]; /* what torch's operation hashes to -> ours, -1 where we have none */
+} reducer_object;
+
+static struct {
+  PyObject *asynchronous;
+  PyObject *timeout;
+  PyObject *reduction;
+} names;
+
+/* Whether the type is one of the tuple's: another may hold no memory of its own. */
+static bool is_plain_type(const reducer_object *self, PyObject *tensor) {
+  PyObject *type = (PyObject *)Py_TYPE(tensor);
+  for (Py_ssize_t i = 0; i < PyTuple_Size(self->types); i++) {
+    if (PyTuple_GetItem(self->types, i) == type) {
+      return true;
+    }
+  }
+  return false;
+}
+
+/* The options ask for a call that returns when it is done, within the group's time limit. */
+static bool is_plain_call(const reducer_object *self, PyObject *options) {
+  PyObject *asynchronous = PyObject_GetAttr(options, names.asynchronous);
+  PyObject *timeout = asynchronous == Py_False ? PyObject_GetAttr(options, names.timeout) : NULL;
+  bool plain = timeout != NULL && PyObject_RichCompareBool(timeout, self->unset, Py_EQ) == 1;
+  Py_XDECREF(timeout);
+  Py_XDECREF(asynchronous);
+  return plain;
+}
+
+/* Our number of the operation, -1 where we have none. torch's operations hash to their numbers, which is three times
+ * faster than asking for them. */
+static int read_op(const reducer_object *self, PyObject *options) {
+  PyObject *reduction = PyObject_GetAttr(options, names.reduction);
+  Py_hash_t number = reduction == NULL ? -1 : PyObject_Hash(reduction);
+  Py_XDECREF(reduction);
+  return number >= 0 && number < MOST_OPS ? self->ops[number] : -1;
+}
+
+/* True once the tensor is reduced; False where the call is not of the plain kind: nothing has happened then. */
+static PyObject *reducer_call(PyObject *object, PyObject *arguments, PyObject *keywords) {
+  reducer_object *self = (reducer_object *)object;
+  PyObject *tensors = NULL;
+  PyObject *options = NULL;
+  even_ext_data data;
+  (void)keywords;
+  if (!PyArg_UnpackTuple(arguments, "Reducer", 2, 2, &tensors, &options)) {
+    return NULL;
+  }
+  PyObject *tensor = PyList_Check(tensors) && PyList_Size(tensors) == 1 ? PyList_GetItem(tensors, 0) : NULL;
+  if (tensor == NULL || self->comm->closed || !is_plain_type(self, tensor) || !is_plain_call(self, options)) {
+    PyErr_Clear();
+    Py_RETURN_FALSE;
+  }
+  int op = read_op(self, options);
+  if (op < 0 || even_ext_data_open(tensor, &data) != 0) {
+    PyErr_Clear();
+    Py_RETURN_FALSE;
+  }
+  if (!even_ext_data_reducible(&data, op)) {
+    even_ext_data_close(&data);
+    Py_RETURN_FALSE;
+  }
+  Py_INCREF(tensor); /* the list is the caller's, and may change meanwhile */
+  PyObject *done = reduce(self->comm, &data, op);
+  Py_DECREF(tensor);
+  even_ext_data_close(&data);
+  if (done == NULL) {
+    return NULL;
+  }
+  Py_DECREF(done);
+  Py_RETURN_TRUE;
+}
+
+static int read_ops(reducer_object *self, PyObject *pairs) {
+  PyObject *items = PyDict_Items(pairs);
+  memset(self->ops, -1, sizeof self->ops);
+  for (Py_ssize_t i = 0; items != NULL && i < PyList_Size(items); i++) {
+    int theirs = 0;
+    int ours = 0;
+    if (!PyArg_ParseTuple(PyList_GetItem(items, i), "ii", &theirs, &ours) || theirs < 0 || theirs >= MOST_OPS) {
+      Py_DECREF(items);
+      if (PyErr_Occurred() == NULL) {
+        PyErr_Format(PyExc_ValueError, "%d is no number of an operation", theirs);
+      }
+      return -1;
+    }
+    self->ops[theirs] = (signed char)ours;
+  }
+  Py_XDECREF(items);
+  return items == NULL ? -1 : 0;
+}
+
+static PyObject *comm_type;
+
+static PyObject *reducer_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords) {
+  PyObject *comm = NULL;
+  PyObject *types = NULL;
+  PyObject *ops = NULL;
+  PyObject *unset = NULL;
+  (void)keywords;
+  if (!PyArg_ParseTuple(arguments, "O!O!O!O:Reducer", (PyTypeObject *)comm_type, &comm, &PyTuple_Type, &types,
+                        &PyDict_Type, &ops, &unset)) {
+    return NULL;
+  }
+  allocfunc make = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+  reducer_object *self = (reducer_object *)make(type, 0);
+  if (self == NULL) {
+    return NULL;
+  }
+  Py_INCREF(comm);
+  Py_INCREF(types);
+  Py_INCREF(unset);
+  self->comm = (even_ext_comm *)comm;
+  self->types = types;
+  self->unset = unset;
+  if (read_ops(self, ops) != 0) {
+    Py_DECREF((PyObject *)self);
+    return NULL;
+  }
+  return (PyObject *)self;
+}
+
+static void reducer_dealloc(PyObject *object) {
+  reducer_object *self = (reducer_object *)object;
+  PyTypeObject *type = Py_TYPE(object);
+  freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
+  Py_XDECREF((PyObject *)self->comm);
+  Py_XDECREF(self->types);
+  Py_XDECREF(self->unset);
+  free_object(object);
+  Py_DECREF((PyObject *)type);
+}
+
+static PyType_Slot reducer_slots[] = {
+    {Py_tp_new, (void *)reducer_new},
+    {Py_tp_dealloc, (void *)reducer_dealloc},
+    {Py_tp_call, (void *)reducer_call},
+    {Py_tp_doc, "Reducer(comm, types, ops, unset)(tensors, options) -> whether the tensor was all-reduced"},
+    {0, NULL}};
+static PyType_Spec reducer_spec = {.name = "evenstep._core.Reducer",
+                                   .basicsize = sizeof(reducer_object),
+                                   .flags = Py_TPFLAGS_DEFAULT,
+                                   .slots = reducer_slots};
+
+int even_ext_add_reduce(PyObject *module, PyObject *type_of_comm) {
+  comm_type = type_of_comm;
+  names.asynchronous = PyUnicode_InternFromString("asyncOp");
+  names.timeout = PyUnicode_InternFromString("timeout");
+  names.reduction = PyUnicode_InternFromString("reduceOp");
+  PyObject *type = PyType_FromSpec(&reducer_spec);
+  if (names.asynchronous == NULL || names.timeout == NULL || names.reduction == NULL || type == NULL ||
+      PyModule_AddObject(module, "Reducer", type) != 0) {
+    Py_XDECREF(type);
+    return -1;
+  }
+  return 0;
+}
