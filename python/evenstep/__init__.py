@@ -19,6 +19,7 @@ from evenstep._core import version as __version__
 from evenstep.registration import register as _register_backend
 
 if TYPE_CHECKING:
+    from evenstep import comm
     from evenstep.checkpoint import checkpoint, load_checkpoint
     from evenstep.evaluation import evaluate, gather, reduce_mean
     from evenstep.loader import EvenLoader
@@ -47,6 +48,7 @@ __all__ = [
     "__version__",
     "barrier",
     "checkpoint",
+    "comm",
     "epochs",
     "evaluate",
     "exchange_gradients",
@@ -90,9 +92,12 @@ _LAZY = {
     "step": ("evenstep.session", "step_count"),
     "world_size": ("evenstep.session", "world_size"),
 }
+_MODULES = ("comm",)
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"evenstep.{name}")
     place = _LAZY.get(name)
     if place is None:
         raise AttributeError(f"module 'evenstep' has no attribute {name!r}")
@@ -102,7 +107,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    return sorted({*globals(), *_LAZY, *_MODULES})
 
 
 _register_backend()

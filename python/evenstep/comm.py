@@ -1,0 +1,466 @@
+"""Collectives between the processes of a job, on NumPy arrays, CPU tensors and whatever else shows its memory.
+
+    import numpy as np
+    import evenstep as es
+
+    with es.comm.open() as group:           # under `evenstep run`, torchrun or mpirun-like variables
+        x = np.full(1000, group.rank, dtype=np.float32)
+        group.all_reduce(x)                 # in place, on every rank
+        group.broadcast(x, root=0)
+
+Neither torch nor torch.distributed is needed, nor started. Every call but `send`, `recv`, `isend`, `irecv`, `close` and
+`revoke` is collective: all ranks of the group make it, in the same order, with the same sizes. Arrays are anything with
+DLPack (torch's tensors, through its table of C functions), NumPy's array interface or the buffer protocol, in this host's
+memory, elements one after the other. The GIL is released while a call moves data. Failures are `es.EvenstepError`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar, Union
+
+from evenstep import _core
+from evenstep.comm_data import Data, argument_error, check_apart, check_same_dtype, counts_of, data_of, reduced_as
+from evenstep.comm_meeting import meet
+from evenstep.environment import Environment, read_environment
+
+if TYPE_CHECKING:
+    from numpy import ndarray
+    from numpy.typing import DTypeLike
+    from typing_extensions import Self
+
+__all__ = ["ANY", "Group", "Request", "open"]
+
+ANY = -1
+"""`recv(x, ANY)` takes the next message of any rank."""
+
+_OPS = {
+    "sum": _core.OP_SUM,
+    "avg": _core.OP_AVG,
+    "product": _core.OP_PRODUCT,
+    "min": _core.OP_MIN,
+    "max": _core.OP_MAX,
+    "band": _core.OP_BAND,
+    "bor": _core.OP_BOR,
+    "bxor": _core.OP_BXOR,
+}
+_LINE = 64  # arrays in the arena begin on a cache line of their own
+
+Array = TypeVar("Array")
+Arrays = Union[Any, Sequence[Any]]
+
+
+def _op(name: str) -> int:
+    op = _OPS.get(name)
+    if op is None:
+        raise argument_error(f"{name!r} is no reduce operation", f"choose one of {', '.join(_OPS)}")
+    return op
+
+
+class Request:
+    """A message under way. The group keeps its array until it is done."""
+
+    def __init__(self, request: _core.Request, data: Data, array: Any) -> None:
+        self._request = request
+        self._kept = (data, array)
+
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._request.done()
+
+    def wait(self, timeout: float = 0.0) -> int:
+        """Returns when it is done, with the rank at the other end; `timeout` in seconds, 0: the group's."""
+        return self._request.wait(timeout)
+
+
+class _Block:
+    """A piece of the arena, seen by NumPy. The group's memory stays as long as any of them."""
+
+    def __init__(self, arena: _Arena, offset: int, size: int, interface: dict[str, Any]) -> None:
+        self.__array_interface__ = interface
+        self._arena = arena
+        self._place = (offset, size)
+
+    def __del__(self) -> None:
+        self._arena.returned.append(self._place)
+
+
+class _Arena:
+    """This rank's part of the group's shared memory, given out in pieces; the first that fits."""
+
+    def __init__(self, comm: _core.Comm, total: int) -> None:
+        self._memory = comm.handle  # keeps it mapped
+        self._address = data_of(comm.arena()).address if total else 0
+        self._total = total
+        self._free = [(0, total)]
+        # Given back wherever an array happens to die, also in another thread: taken up by the next `take`.
+        self.returned: deque[tuple[int, int]] = deque()
+
+    def _merge(self) -> None:
+        while self.returned:
+            self._free.append(self.returned.popleft())
+        merged: list[tuple[int, int]] = []
+        for offset, size in sorted(self._free):
+            if merged and sum(merged[-1]) == offset:
+                merged[-1] = (merged[-1][0], merged[-1][1] + size)
+            else:
+                merged.append((offset, size))
+        self._free = merged
+
+    def take(self, size: int, interface: dict[str, Any]) -> _Block:
+        self._merge()
+        padded = max(_LINE, (size + _LINE - 1) // _LINE * _LINE)
+        for i, (offset, room) in enumerate(self._free):
+            if room >= padded:
+                self._free[i : i + 1] = [(offset + padded, room - padded)] if room > padded else []
+                data = {"data": (self._address + offset, False), "version": 3}
+                return _Block(self, offset, padded, {**interface, **data})
+        raise argument_error(
+            f"{size} bytes do not fit into the group's arena of {self._total} bytes",
+            "open the group with a larger arena_bytes=, or drop arrays that are not needed any more",
+        )
+
+
+class Group:
+    """This process's place among the ranks of a group. One thread at a time may be in a collective of it."""
+
+    def __init__(self, comm: _core.Comm, arena_bytes: int, timeout: float) -> None:
+        self._comm = comm
+        self._reduce = comm.all_reduce_data
+        self._arena_bytes = arena_bytes
+        self._arena: _Arena | None = None
+        self._timeout = timeout
+        self._requests: list[Request] = []
+        self.rank: int = comm.rank
+        """0 … size - 1"""
+        self.size: int = comm.ranks
+        """How many ranks the group has."""
+
+    def __repr__(self) -> str:
+        state = ", closed" if self.closed else ""
+        return f"<evenstep.comm.Group rank {self.rank} of {self.size}{state}>"
+
+    # -- reductions --
+
+    def all_reduce(self, data: Array, op: str = "sum") -> Array:
+        """In place on all ranks: the operation over the ranks' arrays, in rank order, so that all have the same bits.
+        Returns `data`. `op`: sum, avg, product, min, max, band, bor, bxor. An array of `empty` is reduced where it lies."""
+        number = _OPS.get(op)
+        try:
+            self._reduce(data, _op(op) if number is None else number)
+        except TypeError:
+            view = data_of(data, written=True)  # an object with the buffer protocol alone
+            self._comm.all_reduce(view.address, *reduced_as(view, _op(op), op), _op(op))
+        return data
+
+    def reduce(self, data: Array, root: int = 0, op: str = "sum") -> Array:
+        """As all_reduce, but only rank `root` gets the result; the others' arrays stay as they are."""
+        view = data_of(data, written=self.rank == root)
+        counts = [0] * self.size
+        counts[self._rank_named(root)], dtype = reduced_as(view, _op(op), op)
+        self._comm.reduce_scatter(view.address, view.address, counts, dtype, _op(op))
+        return data
+
+    def reduce_scatter(self, data: Any, out: Array, counts: Sequence[int] | None = None, op: str = "sum") -> Array:
+        """`out` = the operation over the ranks' parts for this rank. The parts lie in `data` in rank order: counts[r]
+        elements for rank r, equal parts where no counts are given. `out` may be this rank's own part of `data`."""
+        source, target = data_of(data), data_of(out, written=True)
+        check_same_dtype(source, target, "reduce_scatter")
+        parts = counts_of(counts, source.length, self.size, "reduce_scatter")
+        self._check_length(target, parts[self.rank], "reduce_scatter", "out")
+        check_apart(target, source, "reduce_scatter", sum(parts[: self.rank]) * source.element)
+        _, dtype = reduced_as(source, _op(op), op)
+        self._comm.reduce_scatter(
+            source.address, target.address, [part * source.reals for part in parts], dtype, _op(op)
+        )
+        return out
+
+    # -- movements: any dtype --
+
+    def all_gather(self, data: Any, out: Array, counts: Sequence[int] | None = None) -> Array:
+        """`out` = the ranks' arrays in rank order; counts[r] elements come from rank r, as many from each where no counts
+        are given. `data` may lie at its place in `out`."""
+        source, target = data_of(data), data_of(out, written=True)
+        check_same_dtype(source, target, "all_gather")
+        parts = counts_of(counts, target.length, self.size, "all_gather")
+        self._check_length(source, parts[self.rank], "all_gather", "data")
+        check_apart(source, target, "all_gather", sum(parts[: self.rank]) * source.element)
+        element = target.element
+        self._comm.all_gather(source.address, target.address, [part * element for part in parts], _core.DTYPE_U8)
+        return out
+
+    def broadcast(self, data: Array, root: int = 0) -> Array:
+        """The array of rank `root` on all ranks. Returns `data`."""
+        view = data_of(data, written=self.rank != root)
+        self._comm.broadcast(view.address, view.bytes, self._rank_named(root))
+        return data
+
+    def gather(self, data: Any, out: Array | None = None, root: int = 0) -> Array | None:
+        """`out` of rank `root` = the ranks' arrays in rank order, all of one size; the others give none."""
+        source = data_of(data)
+        sends = self._only(self._rank_named(root), source)
+        if self.rank == root:
+            target = self._of_root(out, source, "gather", written=True)
+            self._exchange(sends, self._split(target, None, "gather"), "gather")
+        else:
+            self._exchange(sends, self._only(-1, source), "gather")
+        return out
+
+    def scatter(self, data: Any, out: Array, root: int = 0) -> Array:
+        """`out` = this rank's part of `data` of rank `root`, parts in rank order, all of one size; the others give None."""
+        target = data_of(out, written=True)
+        receives = self._only(self._rank_named(root), target)
+        if self.rank == root:
+            source = self._of_root(data, target, "scatter", written=False)
+            self._exchange(self._split(source, None, "scatter"), receives, "scatter")
+        else:
+            self._exchange(self._only(-1, target), receives, "scatter")
+        return out
+
+    def all_to_all(
+        self,
+        data: Arrays,
+        out: Arrays,
+        sends: Sequence[int] | None = None,
+        receives: Sequence[int] | None = None,
+    ) -> Arrays:
+        """Each rank has a part for every rank and gets one from each. `data` and `out` are either an array each, whose
+        parts lie in rank order (sends[r] elements for rank r, receives[r] from it; equal parts where they are not given),
+        or a list of arrays, one for each rank, of any sizes."""
+        given, wanted = (
+            self._parts(data, sends, written=False),
+            self._parts(out, receives, written=True),
+        )
+        self._exchange(given, wanted, "all_to_all")
+        return out
+
+    def barrier(self) -> None:
+        """Returns when all ranks have come."""
+        self._comm.barrier()
+
+    # -- messages --
+
+    def send(self, data: Any, to: int, tag: int = 0, timeout: float = 0.0) -> None:
+        """Sends the array to rank `to`; returns when it may be changed again."""
+        self.isend(data, to, tag).wait(timeout)
+
+    def recv(self, data: Any, source: int = ANY, tag: int = 0, timeout: float = 0.0) -> int:
+        """Receives the next message with that tag from rank `source` into the array, which has its size; returns the rank
+        that sent it."""
+        return self.irecv(data, source, tag).wait(timeout)
+
+    def isend(self, data: Any, to: int, tag: int = 0) -> Request:
+        """Begins to send. The array stays as it is until the request is done."""
+        view = data_of(data)
+        return self._begun(Request(self._comm.send(view.address, view.bytes, to, tag), view, data))
+
+    def irecv(self, data: Any, source: int = ANY, tag: int = 0) -> Request:
+        """Begins to receive."""
+        view = data_of(data, written=True)
+        return self._begun(Request(self._comm.receive(view.address, view.bytes, source, tag), view, data))
+
+    def _begun(self, request: Request) -> Request:
+        self._requests = [other for other in self._requests if not other.done()]
+        self._requests.append(request)
+        return request
+
+    # -- memory --
+
+    def empty(self, shape: int | Sequence[int], dtype: DTypeLike = "float32") -> ndarray:
+        """A new NumPy array in the group's shared memory, its content undefined: collectives on it stage nothing, where
+        every rank's data come from `empty`. The memory stays as long as the array or a view of it, also after `close`,
+        and then serves another `empty`. `torch.from_numpy` of it is a tensor on the same memory."""
+        import numpy
+
+        kind = numpy.dtype(dtype)
+        sizes = (shape,) if isinstance(shape, int) else tuple(int(size) for size in shape)
+        if kind.hasobject or min(sizes, default=0) < 0:
+            raise argument_error(
+                f"no array of shape {sizes} and dtype {kind} can be shared", "give sizes and a number type"
+            )
+        if self._arena is None:
+            self._arena = _Arena(self._comm, self._arena_bytes)
+        length = kind.itemsize
+        for size in sizes:
+            length *= size
+        block = self._arena.take(length, {"shape": sizes, "typestr": kind.str, "descr": kind.descr})
+        return numpy.asarray(block)
+
+    # -- the group itself --
+
+    def split(self, ranks: Sequence[int], *, arena_bytes: int | None = None) -> Group | None:
+        """A group of some of the ranks, in that order; None on the others. Collective over all ranks of this group, which
+        all name the same ranks."""
+        chosen = [self._rank_named(rank) for rank in ranks]
+        if not chosen or len(set(chosen)) != len(chosen):
+            raise argument_error(f"a group of the ranks {chosen}", "name at least one rank, and none twice")
+        room = self._arena_bytes if arena_bytes is None else arena_bytes
+        words = f"{chosen} {room}".encode().ljust(4096)
+        said = bytearray(len(words) * self.size)
+        self.all_gather(bytearray(words), said)
+        for rank in range(self.size):
+            theirs = bytes(said[rank * len(words) : (rank + 1) * len(words)])
+            if theirs != words:
+                raise argument_error(
+                    f"rank {self.rank} splits off the ranks {words.decode().strip()}, rank {rank} {theirs.decode().strip()}",
+                    "name the same ranks, in the same order, on every rank",
+                )
+        return self._split_off(chosen, room)
+
+    def _split_off(self, chosen: list[int], arena_bytes: int) -> Group | None:
+        first = self.rank == chosen[0]
+        fd = _core.Comm.create_segment(len(chosen), arena_bytes) if first else -1
+        place = bytearray(f"{os.getpid()}:{fd}".encode().ljust(32))
+        try:
+            self.broadcast(place, chosen[0])
+            comm = None
+            if self.rank in chosen:
+                if not first:
+                    fd = _core.open_peer_fd(*map(int, place.decode().strip().split(":")))
+                own = chosen.index(self.rank)
+                comm = _core.Comm(fd, own, len(chosen), arena_bytes, self._timeout)
+        finally:
+            if fd >= 0:
+                os.close(fd)
+        return None if comm is None else Group(comm, arena_bytes, self._timeout)
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that a call waits for the others before it fails with EVEN_ERR_TIMEOUT; the same on all ranks."""
+        return self._timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None:
+        self._comm.set_timeout(seconds)
+        self._timeout = seconds
+
+    @property
+    def closed(self) -> bool:
+        return self._comm.closed
+
+    def revoke(self) -> None:
+        """Ends every blocked and future call of the group on all ranks, with EVEN_ERR_REVOKED. Any thread."""
+        self._comm.revoke()
+
+    def close(self) -> None:
+        """Leaves the group. Ranks that still wait for this one get an error that names it."""
+        self._comm.close()
+        self._requests = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Waits for the others where all went well, so that nobody leaves while another still needs it."""
+        try:
+            if kind is None and not self.closed:
+                self.barrier()
+        finally:
+            self.close()
+
+    # -- parts --
+
+    def _rank_named(self, rank: int) -> int:
+        if not 0 <= rank < self.size:
+            raise argument_error(f"rank {rank} of a group of {self.size} ranks", f"give one of 0 … {self.size - 1}")
+        return rank
+
+    @staticmethod
+    def _check_length(data: Data, count: int, call: str, name: str) -> None:
+        if data.length != count:
+            raise argument_error(
+                f"{call}: {name} has {data.length} elements where this rank's part has {count}", "make them agree"
+            )
+
+    def _of_root(self, array: Any, own: Data, call: str, *, written: bool) -> Data:
+        if array is None:
+            raise argument_error(f"{call}: the root gives no array for all parts", "give it one on the root")
+        whole = data_of(array, written=written)
+        check_same_dtype(whole, own, call)
+        self._check_length(whole, own.length * self.size, call, "the root's array")
+        return whole
+
+    def _only(self, rank: int, data: Data) -> list[Data]:
+        """A part for one rank, nothing for the others."""
+        return [data if other == rank else data._replace(length=0) for other in range(self.size)]
+
+    def _split(self, data: Data, counts: Sequence[int] | None, call: str) -> list[Data]:
+        parts = counts_of(counts, data.length, self.size, call)
+        begins = itertools.accumulate([0, *parts[:-1]])
+        return [
+            data._replace(address=data.address + begin * data.element, length=part)
+            for begin, part in zip(begins, parts)
+        ]
+
+    def _parts(self, arrays: Arrays, counts: Sequence[int] | None, *, written: bool) -> list[Data]:
+        if not isinstance(arrays, (list, tuple)):
+            return self._split(data_of(arrays, written=written), counts, "all_to_all")
+        if len(arrays) != self.size or counts is not None:
+            raise argument_error(
+                f"all_to_all: {len(arrays)} arrays for {self.size} ranks",
+                "give one for each rank, and no counts with them",
+            )
+        return [data_of(array, written=written) for array in arrays]
+
+    def _exchange(self, sends: list[Data], receives: list[Data], call: str) -> None:
+        for target, source in itertools.product(receives, sends):
+            check_apart(target, source, call)
+        for target, source in zip(receives, sends):
+            check_same_dtype(source, target, call)
+        self._comm.all_to_all(
+            [part.address for part in sends],
+            [part.bytes for part in sends],
+            [part.address for part in receives],
+            [part.bytes for part in receives],
+        )
+
+
+_opened: dict[str, int] = {}
+
+
+def open(name: str = "default", *, arena_bytes: int = 64 << 20, timeout: float = 1800.0) -> Group:
+    """Opens a group of all ranks of the job; collective. Each call of the same name opens a new one.
+
+    The ranks are those of RANK and WORLD_SIZE (`evenstep run`, torchrun, or any launcher that sets them and MASTER_PORT);
+    without them the group has one rank. `arena_bytes` is the shared memory of each rank for `empty`, taken up only when
+    it is used; `timeout` the seconds that a call waits for the others."""
+    environment = read_environment()
+    _opened[name] = number = _opened.get(name, 0) + 1
+    place = f"{name}/{number}"
+    if environment.local_world_size == environment.world_size:
+        comm = meet(place, environment.rank, environment.world_size, arena_bytes=arena_bytes, timeout_seconds=timeout)
+    else:
+        comm = _meet_over_torch(place, environment, arena_bytes, timeout)
+    return Group(comm, arena_bytes, timeout)
+
+
+def _meet_over_torch(place: str, environment: Environment, arena_bytes: int, timeout: float) -> _core.Comm:
+    """The launcher speaks of several hosts: torch's store is what they share."""
+    import torch.distributed as dist
+
+    from evenstep.rendezvous import open_group
+
+    if dist.is_initialized():
+        store = dist.distributed_c10d._get_default_store()
+    else:
+        store = next(iter(dist.rendezvous("env://")))[0]
+    comm = open_group(
+        store,
+        environment.rank,
+        environment.world_size,
+        name=f"comm/{place}",
+        arena_bytes=arena_bytes,
+        timeout_seconds=timeout,
+    )
+    if comm is None:
+        raise argument_error(
+            "the ranks are on several hosts, which es.comm cannot connect here",
+            "open a group on each host, or use torch.distributed between them",
+        )
+    return comm

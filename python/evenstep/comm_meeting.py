@@ -1,0 +1,195 @@
+"""How the ranks of `es.comm` on one host meet, without torch: rank 0 listens on a local socket that is named after the job
+and hands each of the others the descriptor of the shared memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import selectors
+import socket
+import struct
+import time
+from typing import Any
+
+from evenstep import _core
+from evenstep._core import EvenstepError
+
+_LONGEST = 4096
+_GRACE_SECONDS = 10.0  # longer than rank 0 waits, so that its error, which names who is missing, comes to all
+
+
+def _error(status: str, what: str, fix: str, rank: int | None = None) -> EvenstepError:
+    error = EvenstepError(f"{what} ({status})\n  fix: {fix}")
+    error.status, error.fix, error.rank, error.device = status, fix, rank, None
+    return error
+
+
+def _address(name: str) -> bytes:
+    """In the abstract namespace: nothing is left behind, however the processes end."""
+    job = [str(os.getuid()), name]
+    for variable in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"):
+        job.append(os.environ.get(variable, ""))
+    return b"\0evenstep-" + hashlib.sha256("\0".join(job).encode()).hexdigest()[:32].encode()
+
+
+def _owner(connection: socket.socket) -> int:
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[1])
+
+
+def _tell(connection: socket.socket, outcome: BaseException | int) -> None:
+    """The descriptor of the group's memory, or why there is none."""
+    status = getattr(outcome, "status", "EVEN_ERR_SYSTEM")
+    words = {"status": status, "rank": getattr(outcome, "rank", None), "what": str(outcome).split("\n")[0][:2000]}
+    try:
+        if isinstance(outcome, int):
+            socket.send_fds(connection, [b"{}"], [outcome])
+        else:
+            connection.sendall(json.dumps(words).encode())
+    except OSError:
+        pass  # it has ended; whoever waits for it will see that
+    connection.close()
+
+
+class _Meeting:
+    """Rank 0's side: who has come, and whether what they say fits."""
+
+    def __init__(self, listener: socket.socket, facts: dict[str, Any]) -> None:
+        self._listener = listener
+        self._facts = facts
+        self._come: dict[int, socket.socket] = {}
+
+    def _missing(self) -> list[int]:
+        return [rank for rank in range(1, self._facts["ranks"]) if rank not in self._come]
+
+    def _admit(self, connection: socket.socket) -> None:
+        if _owner(connection) != os.getuid():
+            connection.close()
+            return
+        try:
+            said = json.loads(connection.recv(_LONGEST))
+            rank = int(said.pop("rank"))
+        except (ValueError, KeyError, AttributeError, OSError):
+            connection.close()  # no rank of ours
+            return
+        words = ""
+        if said != self._facts:
+            words = f"rank {rank} opens the group with {said}, rank 0 with {self._facts}"
+        elif rank not in self._missing():
+            words = f"rank {rank} came twice, or is none of {self._facts['ranks']} ranks"
+        if words:
+            error = _error("EVEN_ERR_MISMATCH", words, "start every rank once, with the same arguments", rank)
+            _tell(connection, error)
+            raise error
+        self._come[rank] = connection
+
+    def gather(self, deadline: float) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._listener, selectors.EVENT_READ)
+            while missing := self._missing():
+                ready = selector.select(max(0.0, deadline - time.monotonic()))
+                if not ready:
+                    raise _error(
+                        "EVEN_ERR_TIMEOUT",
+                        f"Timed out: of the group's {self._facts['ranks']} ranks these did not come: {missing}",
+                        "see that all of them run on this host and call es.comm.open",
+                        missing[0],
+                    )
+                for key, _ in ready:
+                    if key.fileobj is self._listener:
+                        before = set(self._come)
+                        self._admit(self._listener.accept()[0])
+                        for rank in set(self._come) - before:
+                            selector.register(self._come[rank], selectors.EVENT_READ, rank)
+                    else:
+                        raise _error(
+                            "EVEN_ERR_PEER_LOST",
+                            f"rank {key.data} ended before all ranks had come",
+                            f"the end of rank {key.data}'s own output says why",
+                            key.data,
+                        )
+
+    def tell(self, outcome: BaseException | int) -> None:
+        for connection in self._come.values():
+            _tell(connection, outcome)
+
+
+def _host(name: str, facts: dict[str, Any], deadline: float) -> int:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        try:
+            listener.bind(_address(name))
+        except OSError as error:
+            raise _error(
+                "EVEN_ERR_IN_USE",
+                f"another job on this host uses the same MASTER_PORT, or rank 0 opens {name!r} twice: {error.strerror}",
+                "give each job a MASTER_PORT of its own",
+            ) from None
+        listener.listen(facts["ranks"])
+        meeting = _Meeting(listener, facts)
+        try:
+            meeting.gather(deadline)
+            fd = _core.Comm.create_segment(facts["ranks"], facts["arena_bytes"])
+        except BaseException as error:
+            meeting.tell(error)
+            raise
+        meeting.tell(fd)
+        return fd
+
+
+def _connect(name: str, deadline: float) -> socket.socket:
+    pause = 0.001
+    while True:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            connection.connect(_address(name))
+            return connection
+        except OSError:
+            connection.close()
+        if time.monotonic() + pause > deadline:
+            raise _error(
+                "EVEN_ERR_TIMEOUT",
+                f"Timed out: rank 0 of the group {name!r} was not found on this host",
+                "see that rank 0 runs on this host and calls es.comm.open; with ranks on several hosts set "
+                "LOCAL_WORLD_SIZE, as torchrun does",
+                0,
+            )
+        time.sleep(pause)  # rank 0 has not begun to listen, and nobody can tell when it does
+        pause = min(2 * pause, 0.05)
+
+
+def _join(name: str, rank: int, facts: dict[str, Any], deadline: float) -> int:
+    with _connect(name, deadline) as connection:
+        connection.sendall(json.dumps({"rank": rank, **facts}).encode())
+        connection.settimeout(max(0.0, deadline - time.monotonic()) + _GRACE_SECONDS)
+        try:
+            said, fds, _, _ = socket.recv_fds(connection, _LONGEST, 1)
+        except socket.timeout:
+            raise _error(
+                "EVEN_ERR_TIMEOUT",
+                f"Timed out: not all {facts['ranks']} ranks of the group {name!r} came",
+                "rank 0's own error names those that did not",
+            ) from None
+        except OSError:
+            said, fds = b"", []
+    if fds:
+        return int(fds[0])
+    if not said:
+        what = "rank 0 ended before all ranks had come"
+        raise _error("EVEN_ERR_PEER_LOST", what, "the end of rank 0's own output says why", 0)
+    words = json.loads(said)
+    raise _error(words["status"], f"rank 0 could not open the group: {words['what']}", "see rank 0", words["rank"])
+
+
+def meet(name: str, rank: int, ranks: int, *, arena_bytes: int, timeout_seconds: float) -> _core.Comm:
+    """Opens the group `name` of the job over memory of this host; collective over all ranks."""
+    facts = {"ranks": ranks, "arena_bytes": arena_bytes}
+    deadline = time.monotonic() + timeout_seconds
+    if ranks == 1:
+        fd = _core.Comm.create_segment(1, arena_bytes)
+    else:
+        fd = _host(name, facts, deadline) if rank == 0 else _join(name, rank, facts, deadline)
+    try:
+        return _core.Comm(fd, rank, ranks, arena_bytes, timeout_seconds)
+    finally:
+        os.close(fd)

@@ -1,0 +1,297 @@
+"""What each rank does with `es.comm` in test_comm.py: `python comm_cases.py PART`. Neither torch nor a store is there."""
+
+from __future__ import annotations
+
+import array
+import gc
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import evenstep as es
+
+
+def refused(call: Callable[[], Any], *words: str, status: str = "EVEN_ERR_ARGUMENT") -> None:
+    try:
+        call()
+    except es.EvenstepError as error:
+        assert error.status == status and error.fix, error
+        assert all(word in str(error) for word in words), error
+        return
+    raise AssertionError(f"not refused: {words}")
+
+
+def reductions(group: es.comm.Group) -> None:
+    rank, size = group.rank, group.size
+    total = size * (size + 1) // 2
+    for dtype in ("f4", "f8", "f2", "i1", "u1", "i2", "i4", "i8", "c8", "c16"):
+        x = np.full((2, 3), rank + 1, dtype=dtype)
+        assert group.all_reduce(x) is x
+        assert (x == total).all(), dtype
+    x = np.array([rank + 1.0, -rank])
+    assert group.all_reduce(x.copy(), "max").tolist() == [size, 0]
+    assert group.all_reduce(x.copy(), "min").tolist() == [1, 1 - size]
+    assert np.allclose(group.all_reduce(x.copy(), "avg"), [(size + 1) / 2, -(size - 1) / 2])
+    flags = np.array([rank == 0, True])
+    assert group.all_reduce(flags, "band").tolist() == [size == 1, True]
+    assert group.all_reduce(np.array(1 << rank), "bor").item() == (1 << size) - 1
+    group.all_reduce(np.empty((0, 5)))
+    large = np.full(300_000, float(rank))
+    assert (group.all_reduce(large) == size * (size - 1) / 2).all()
+    mine = np.full(4, float(rank))
+    group.reduce(mine, root=size - 1)
+    assert (mine == (size * (size - 1) / 2 if rank == size - 1 else rank)).all()
+    parts, out = np.arange(float(2 * size)), np.empty(2)
+    group.reduce_scatter(parts, out)
+    assert out.tolist() == [2 * rank * size, (2 * rank + 1) * size]
+    uneven, out = np.arange(float(total)), np.empty(rank + 1)
+    group.reduce_scatter(uneven, out, counts=[r + 1 for r in range(size)], op="avg")
+    assert out.tolist() == list(range(rank * (rank + 1) // 2, (rank + 1) * (rank + 2) // 2))
+    group.reduce_scatter(parts, parts[2 * rank : 2 * rank + 2])  # in place
+    assert parts[2 * rank] == 2 * rank * size
+
+
+def movements(group: es.comm.Group) -> None:
+    rank, size = group.rank, group.size
+    for dtype in ("f4", "u2", "u4", "u8", "M8[s]", "S3", ">i4", "c16"):
+        mine = np.full(3, rank, dtype="i4").astype(dtype)
+        everything = np.zeros((size, 3), dtype=dtype)
+        assert group.all_gather(mine, everything) is everything
+        assert all((everything[r] == np.full(3, r, dtype="i4").astype(dtype)).all() for r in range(size)), dtype
+    uneven = np.zeros(size * (size + 1) // 2)
+    group.all_gather(np.full(rank + 1, rank), uneven.astype("i8"), counts=[r + 1 for r in range(size)])
+    rows = np.zeros((size, 4))
+    rows[rank] = rank
+    group.all_gather(rows[rank], rows)  # in place
+    assert (rows == np.arange(float(size))[:, None]).all()
+    assert group.broadcast(np.full(5, rank), root=1).tolist() == [1] * 5
+    frozen = np.full(5, rank)
+    frozen.flags.writeable = rank != 1
+    group.broadcast(frozen, root=1)  # only read there
+    out = np.zeros((size, 2), dtype="i8") if rank == 1 else None
+    group.gather(np.array([rank, -rank]), out, root=1)
+    assert out is None or out.tolist() == [[r, -r] for r in range(size)]
+    part = np.zeros(2, dtype="i8")
+    group.scatter(out, part, root=1)
+    assert part.tolist() == [rank, -rank]
+    got = np.zeros(size, dtype="i8")
+    group.all_to_all(np.arange(size) + 10 * rank, got)
+    assert got.tolist() == [10 * r + rank for r in range(size)]
+    given = [np.full(to + rank, rank) for to in range(size)]
+    wanted = [np.zeros(rank + source, dtype="i8") for source in range(size)]
+    group.all_to_all(given, wanted)
+    assert all((part == source).all() for source, part in enumerate(wanted))
+    group.barrier()
+
+
+def messages(group: es.comm.Group) -> None:
+    rank, size = group.rank, group.size
+    right, left = (rank + 1) % size, (rank - 1) % size
+    got = np.zeros(200_000)
+    sent = group.isend(np.full(200_000, float(rank)), right, tag=5)  # the group keeps the array
+    assert group.recv(got, left, tag=5) == left and (got == left).all()
+    sent.wait()
+    assert sent.done()
+    word = np.array([rank])
+    if rank:
+        group.send(word, 0)
+    else:
+        assert sorted(group.recv(np.zeros(1, "i8")) for _ in range(1, size)) == list(range(1, size))
+    group.barrier()
+
+
+class Dlpack:
+    """An array that has DLPack alone, of before versions."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __dlpack__(self) -> Any:
+        return self.data.__dlpack__()
+
+
+class VersionedDlpack(Dlpack):
+    def __dlpack__(self, *, max_version: Any = None, **more: Any) -> Any:
+        return self.data.__dlpack__(max_version=max_version)
+
+
+def kinds_of_arrays(group: es.comm.Group) -> None:
+    size = group.size
+    for kind in (Dlpack, VersionedDlpack):
+        data = np.ones(3, dtype="f4")
+        group.all_reduce(kind(data))
+        assert data.tolist() == [size] * 3, kind
+    for data in (bytearray(b"\1\2"), array.array("f", [1, 2]), memoryview(array.array("q", [1, 2]))):
+        group.all_reduce(data)
+        assert list(data) == [size, 2 * size]
+        group.all_reduce(data, "min")
+    out = bytearray(2 * size)
+    group.all_gather(b"ab", out)  # read-only, and only read
+    assert out == b"ab" * size
+    frozen = np.ones(3)
+    frozen.flags.writeable = False
+    refused(lambda: group.all_reduce(frozen), "read-only")
+    refused(lambda: group.all_reduce(VersionedDlpack(frozen)), "read-only")
+    refused(lambda: group.all_reduce(b"ab"), "read-only")
+    refused(lambda: group.all_reduce(np.ones((4, 4))[:, 1]), "one after the other")
+    refused(lambda: group.all_reduce(np.ones((4, 4)).T), "one after the other")
+    refused(lambda: group.all_reduce(np.array([object()])), "Python objects")
+    refused(lambda: group.all_reduce([1.0, 2.0]), "'list'")
+    refused(lambda: group.all_reduce(np.ones(3, dtype="u4")), "cannot be reduced")
+    refused(lambda: group.all_reduce(np.ones(3, dtype="i4"), "avg"), "cannot be reduced")
+    refused(lambda: group.all_reduce(np.ones(3, dtype=">f4")), "cannot be reduced")
+    refused(lambda: group.all_reduce(np.ones(3), "mean"), "'mean'", "choose one of sum")
+    refused(lambda: group.reduce(np.ones(3, dtype="c8"), op="max"), "cannot be reduced")
+    refused(lambda: group.broadcast(np.ones(3), root=size), f"rank {size}")
+    refused(lambda: group.all_gather(np.ones(3), np.ones(3 * size + 1)), "do not divide")
+    refused(lambda: group.all_gather(np.ones(2), np.ones(3 * size)), "data has 2 elements")
+    refused(lambda: group.all_gather(np.ones(3), np.ones(3 * size, dtype="f4")), "different dtypes")
+    refused(lambda: group.reduce_scatter(np.ones(3 * size), np.ones(3), counts=[3] * (size + 1)), "counts")
+    whole = np.ones(3 * size)
+    refused(lambda: group.all_gather(whole[1:4], whole), "overlaps")
+    refused(lambda: group.reduce_scatter(whole, whole[1:4]), "overlaps")
+    refused(lambda: group.all_to_all(whole, whole), "overlaps")
+    refused(lambda: group.gather(np.ones(3), None, root=group.rank), "no array for all parts")
+    refused(lambda: group.split([0, 0]), "none twice")
+    group.barrier()  # the group is as it was
+
+
+def arena(group: es.comm.Group) -> None:
+    rank, size = group.rank, group.size
+    x = group.empty((100, 50), "f8")
+    x[:] = rank + 1
+    group.all_reduce(x)
+    assert (x == size * (size + 1) / 2).all()
+    place = x.ctypes.data
+    row = x[3]
+    del x
+    gc.collect()
+    y = group.empty((100, 50), "f8")
+    assert y.ctypes.data != place  # the row keeps it
+    del row
+    gc.collect()
+    assert group.empty((100, 50), "f8").ctypes.data == place
+    assert group.empty(0).shape == (0,) and group.empty(()).shape == ()
+    refused(lambda: group.empty(1 << 40), "arena_bytes")
+    refused(lambda: group.empty(3, object), "can be shared")
+    many = [group.empty(1000, "u1") for _ in range(100)]
+    assert len({a.ctypes.data for a in many}) == 100 and all(a.ctypes.data % 64 == 0 for a in many)
+
+
+def groups(group: es.comm.Group) -> None:
+    rank, size = group.rank, group.size
+    with es.comm.open("other", arena_bytes=0) as other, es.comm.open("other") as third:
+        refused(lambda: other.empty(3), "arena")
+        assert (third.all_reduce(other.all_reduce(np.ones(2))) == size**2).all()
+    assert other.closed
+    backwards = list(reversed(range(1, size)))
+    part = group.split(backwards)
+    assert (part is None) == (rank == 0)
+    if part is not None:
+        assert part.rank == backwards.index(rank) and part.size == size - 1
+        assert part.broadcast(np.array([rank])).item() == size - 1
+        part.close()
+    try:
+        group.split([rank])
+    except es.EvenstepError as error:
+        assert "name the same ranks" in str(error), error
+    else:
+        raise AssertionError("every rank named another")
+    group.timeout = 77
+    assert group.timeout == 77
+
+
+def forked(group: es.comm.Group) -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            refused(lambda: group.all_reduce(np.ones(3)), "was forked from rank", status="EVEN_ERR_STATE")
+            group.revoke()
+            group.close()
+        except BaseException as error:
+            print(error, file=sys.stderr)
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert group.all_reduce(np.ones(1)).item() == group.size
+
+
+def calls() -> None:
+    with es.comm.open() as group:
+        for part in (reductions, movements, messages, kinds_of_arrays, arena, groups, forked):
+            part(group)
+        kept = group.empty(10)
+        kept[:] = group.rank
+    assert group.closed and (kept == group.rank).all()  # its memory is there
+    del kept, group
+    gc.collect()
+    assert "evenstep-group" not in Path("/proc/self/maps").read_text(encoding="utf-8")
+    assert "torch" not in sys.modules
+
+
+def torch_tensors() -> None:
+    import torch
+
+    with es.comm.open() as group:
+        for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.complex64):
+            x = torch.full((4, 3), group.rank + 1).to(dtype)
+            group.all_reduce(x)
+            assert torch.equal(x, torch.full((4, 3), group.size * (group.size + 1) // 2).to(dtype)), dtype
+        shared = torch.from_numpy(group.empty(1000))
+        shared.fill_(1.0)
+        assert (group.all_reduce(shared) == group.size).all()
+        whole = torch.zeros(group.size, 2, dtype=torch.uint16)
+        group.all_gather(torch.tensor([group.rank, 7], dtype=torch.uint16), whole)
+        assert whole.tolist() == [[r, 7] for r in range(group.size)]
+        leaf = torch.ones(2, requires_grad=True)
+        refused(lambda: group.all_reduce(torch.ones(4, 4).t()[:2]), "one after the other")
+        refused(lambda: group.all_reduce(torch.ones(3, dtype=torch.complex64).conj()), "conjugate")
+        refused(lambda: group.all_reduce(torch._neg_view(torch.ones(3))), "negative")
+        group.all_reduce(leaf.detach())
+        assert leaf.tolist() == [group.size] * 2
+        assert not torch.distributed.is_initialized()
+
+
+def killed() -> None:
+    group = es.comm.open()
+    group.barrier()
+    if group.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        group.all_reduce(np.ones(100_000))
+    except es.EvenstepError as error:
+        assert error.status == "EVEN_ERR_PEER_LOST" and error.rank == 1, error
+    else:
+        raise AssertionError("no error")
+
+
+def missing() -> None:
+    """Rank 1 never comes."""
+    if os.environ["RANK"] == "1":
+        return
+    try:
+        es.comm.open(timeout=1.0)
+    except es.EvenstepError as error:
+        assert error.status == "EVEN_ERR_TIMEOUT" and "[1]" in str(error) and error.rank == 1, error
+    else:
+        raise AssertionError("no error")
+
+
+def unlike() -> None:
+    """The ranks ask for different arenas."""
+    try:
+        es.comm.open(arena_bytes=64 << int(os.environ["RANK"]))
+    except es.EvenstepError as error:
+        assert error.status == "EVEN_ERR_MISMATCH" and error.rank == 1, error
+        assert "rank 1 opens the group with {'ranks': 2, 'arena_bytes': 128}" in str(error), error
+    else:
+        raise AssertionError("no error")
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()

@@ -1,0 +1,91 @@
+"""`es.comm`: collectives on arrays, without torch; see comm_cases.py and comm_properties.py."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CASES = Path(__file__).with_name("comm_cases.py")
+FRESH = {"PYTHONHASHSEED": "0"}  # such ranks start as programs: what they import is theirs
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_every_call_on_every_kind_of_array(run_ranks: Callable[..., Any], ranks: int) -> None:
+    run_ranks(CASES, ranks, args=("calls",), env=FRESH)
+
+
+def test_tensors_of_torch(run_ranks: Callable[..., Any]) -> None:
+    pytest.importorskip("torch")
+    run_ranks(CASES, 2, args=("torch_tensors",))
+
+
+def test_a_killed_rank_is_named(run_ranks: Callable[..., Any]) -> None:
+    waiting, victim = run_ranks(CASES, 2, args=("killed",), check=False)
+    assert waiting.returncode == 0, waiting.stderr
+    assert victim.returncode == -9
+
+
+def test_a_rank_that_does_not_come_is_named(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(CASES, 3, args=("missing",))
+
+
+def test_ranks_that_do_not_fit(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(CASES, 2, args=("unlike",))
+
+
+def test_two_jobs_of_one_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    import evenstep as es
+    from evenstep import comm_meeting
+
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "7"}.items():
+        monkeypatch.setenv(name, value)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+        other.bind(comm_meeting._address("taken/1"))
+        with pytest.raises(es.EvenstepError, match="another job on this host uses the same MASTER_PORT"):
+            es.comm.open("taken")
+
+
+def test_without_a_launcher_a_group_has_one_rank() -> None:
+    import numpy as np
+
+    import evenstep as es
+
+    with es.comm.open() as group:
+        assert group.size == 1
+        assert group.all_reduce(np.ones(3)).tolist() == [1, 1, 1]
+
+
+def test_ranks_of_several_hosts_meet_at_the_store_of_torch(run_ranks: Callable[..., Any]) -> None:
+    """They are on one here, and say otherwise."""
+    pytest.importorskip("torch")
+    script = """
+        import numpy as np
+        import evenstep as es
+
+        with es.comm.open() as group:
+            assert group.all_reduce(np.ones(3)).tolist() == [2, 2, 2]
+    """
+    run_ranks(script, 2, env={"LOCAL_WORLD_SIZE": "1"})
+
+
+def test_under_evenstep_run(run: Callable[..., subprocess.CompletedProcess[str]], script: Callable[[str], str]) -> None:
+    name = script(
+        """
+        import numpy as np
+        import evenstep as es
+
+        with es.comm.open() as group:
+            x = group.empty(5)
+            x[:] = group.rank
+            assert group.size == 2
+            print("sum", group.all_reduce(x).tolist())
+        """
+    )
+    done = run("-n", "2", name)
+    assert done.returncode == 0, done.stderr
+    assert "sum [1.0, 1.0, 1.0, 1.0, 1.0]" in done.stdout
