@@ -4,6 +4,10 @@
  * sum_r weight_r * gradient_r is formed for every parameter (weight_r = n_r / N makes it the gradient of the
  * mean over the whole batch). Buckets are filled in reverse order of the parameters, as in Li et al., "PyTorch
  * Distributed", VLDB 2020, section 3.2, and reduced in one fixed order, so that all ranks issue the same collectives.
+ *
+ * With a `wire` of 16 bits, fp32 gradients travel as that: each rank rounds weight_r * gradient_r to the nearest, the
+ * sum is formed in fp32 in the order of the ranks, rounded once more, and widened into the fp32 slots; the same bits on
+ * all ranks, and half the bytes. Gradients of other types travel as they are.
  */
 #ifndef EVENSTEP_SYNC_H
 #define EVENSTEP_SYNC_H
@@ -30,6 +34,7 @@ typedef struct even_sync_params {
   size_t bucket_bytes;       /* cap of a bucket; 0: 4 MiB. A larger parameter has a bucket of its own */
   size_t first_bucket_bytes; /* cap of the bucket reduced first; 0: 256 KiB */
   size_t arena_offset;       /* where in the group's arena the buckets may begin; a multiple of 64 */
+  even_dtype wire; /* F16 or BF16: what fp32 gradients travel as; F32 (0): as they are. The same on all ranks */
   even_telemetry *telemetry; /* one COMMUNICATION span a bucket goes there; NULL: none. Must outlive the engine */
 } even_sync_params;
 
@@ -39,7 +44,8 @@ typedef struct even_sync_report {
   uint64_t communication_ns; /* engine: packing and collectives, waiting for peers included */
   uint64_t peer_wait_ns;     /* engine: of it, waiting for peers to arrive */
   uint64_t exposed_ns;       /* how long even_sync_finish blocked its caller */
-  uint64_t bytes;            /* reduced */
+  uint64_t bytes;            /* reduced, as they travelled */
+  uint64_t full_bytes;       /* the same in the gradients' own types */
   uint32_t buckets;
 } even_sync_report;
 

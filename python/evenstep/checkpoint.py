@@ -25,6 +25,7 @@ from evenstep.checkpoint_keeping import (
     step_folder,
 )
 from evenstep.checkpoint_state import KINDS, Loader, Snapshot, capture, load_random, pack_random
+from evenstep.exchange_state import capture_exchange, restore_exchange
 
 __all__ = ["Resume", "automatic", "checkpoint", "load_checkpoint", "newest_checkpoint"]
 
@@ -164,6 +165,7 @@ def _save(session: Any, path: Path | None, extra: Any, wait: bool) -> Path:
 
 def _save_apart(session: Any, path: Path | None, extra: Any, wait: bool) -> Path:
     random_states = session.all_gather_bytes(pack_random(session.pending_random))
+    session.exchange_state = capture_exchange(session)
     outcome: bytes | None = None
     if session.rank == 0:
         try:
@@ -171,6 +173,7 @@ def _save_apart(session: Any, path: Path | None, extra: Any, wait: bool) -> Path
             outcome = json.dumps({"path": os.fspath(folder), "kept": kept}).encode()
         except (EvenstepError, MemoryError, OSError, TypeError, ValueError) as error:
             outcome = json.dumps({"error": str(error) or type(error).__name__}).encode()
+    session.exchange_state = {}
     result = json.loads(session.broadcast_bytes(outcome))
     if not result.get("kept"):
         session.user_state = extra
@@ -286,6 +289,8 @@ def load_checkpoint(
     wanted = [kind for kind, on in zip(KINDS, (models, optimizers, schedulers, loaders, objects)) if on]
     loader.check_complete(wanted)
     loader.load(wanted)
+    if models and optimizers:
+        restore_exchange(session, loader.exchange())
     session.pending_objects, session.replayed = loader.load_objects_again, False
     extra = loader.extra()
     session.user_state = extra if extra is not None else {}
@@ -324,6 +329,7 @@ class Resume:
     def finish(self) -> None:
         self._loader.check_complete(KINDS)
         self._loader.load(KINDS)
+        restore_exchange(self._session, self._loader.exchange())
 
 
 def _restore_random(session: Any, folder: Path, state: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.checkpoint_keeping import checkpoint_folder, lineage_of, step_folder
 from evenstep.checkpoint_state import pack_random
+from evenstep.exchange_state import capture_exchange
 from evenstep.loops import ended_by_exception
 
 
@@ -27,6 +28,7 @@ class LastStep(NamedTuple):
     step: int
     random_states: list[bytes]
     models: list[str]
+    exchange: dict[str, Any]  # on rank 0
     process: int  # a forked child has no right to write
 
 
@@ -40,14 +42,15 @@ def _remember(session: Any) -> None:
     known = session.last_step
     if known is None or known.step != session.step:
         states = session.all_gather_bytes(pack_random(session.pending_random))
+        exchange = capture_exchange(session)
     else:
-        states = known.random_states  # another optimizer of the same step
+        states, exchange = known.random_states, known.exchange  # another optimizer of the same step
     if session.rank == 0:
         if known is None:
             atexit.register(_at_exit, session)
-        session.last_step = LastStep(session.step, states, _describe(session.models), os.getpid())
+        session.last_step = LastStep(session.step, states, _describe(session.models), exchange, os.getpid())
     else:
-        session.last_step = LastStep(session.step, states, [], os.getpid())
+        session.last_step = LastStep(session.step, states, [], {}, os.getpid())
 
 
 @torch.no_grad()
@@ -77,6 +80,7 @@ def _at_exit(session: Any) -> None:
             loader.reopen()
     from evenstep.checkpoint import write_here
 
+    session.exchange_state = last.exchange
     try:
         write_here(session, last.random_states)
     except (EvenstepError, MemoryError, OSError, TypeError, ValueError) as error:

@@ -297,6 +297,7 @@ def capture(session: Any, random_states: list[bytes], extra: Any) -> Snapshot:
     for name, one in session.objects.items():
         state = encode(one.state_dict(), f"objects/{name}", other)
         into.state["objects"][name] = {"class": _class_name(one), "state": state}
+    into.state["exchange"] = encode(session.exchange_state, "exchange", other)
     into.state["extra"] = encode(extra, "extra", other)
     for rank, packed in enumerate(random_states):
         into.state["random"][str(rank)] = _unpack_random(packed, rank, into.files[_RANDOM_FILE])
@@ -358,6 +359,10 @@ class Loader:
     def extra(self) -> Any:
         """What the user saved with it."""
         return decode(self._state["extra"], self._other)
+
+    def exchange(self) -> dict[str, Any]:
+        """What the ranks' exchange of gradients remembered."""
+        return decode(self._state.get("exchange", {}), self._other)  # type: ignore[no-any-return]
 
     def _saved(self, kind: str) -> dict[str, Any]:
         saved: dict[str, Any] = self._state.get(kind, {})  # older checkpoints have no objects

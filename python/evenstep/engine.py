@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -10,17 +11,39 @@ import torch.distributed as dist
 
 from evenstep import _core
 from evenstep._core import EvenstepError
+from evenstep.compression import WIRES, Compression
+from evenstep.exchange import Exchange, SharedExchange, TorchExchange
 from evenstep.group import DTYPES, Bootstrap, Group
 
 BUCKET_BYTES = 25 << 20
+FIRST_BUCKET_BYTES = 256 << 10  # of the engine in C
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What es.prepare was told about the exchange of gradients."""
+
+    engine: str | None = None  # "shared", "torch"; None: chosen
+    compression: Compression | None = None
+    bucket_bytes: int = 0  # 0: the engine's own
+    adasum: bool = False
+    seed: int = 0  # of what is rounded at random
+
+    @property
+    def gathers(self) -> bool:
+        """Whether the gradients go another way than an all-reduce in their own type or in 16 bits."""
+        return self.adasum or (self.compression is not None and self.compression.name not in WIRES)
 
 
 class Report:
-    """What one round cost, in nanoseconds."""
+    """What one round cost, in nanoseconds. full_bytes: what `bytes` would be without compression."""
 
-    __slots__ = ("bytes", "communication_ns", "exposed_ns", "peer_wait_ns")
+    __slots__ = ("bytes", "communication_ns", "exposed_ns", "full_bytes", "peer_wait_ns")
 
-    def __init__(self, communication_ns: int, peer_wait_ns: int, exposed_ns: int, moved: int) -> None:
+    def __init__(
+        self, communication_ns: int, peer_wait_ns: int, exposed_ns: int, moved: int, full: int | None = None
+    ) -> None:
+        self.full_bytes = moved if full is None else full
         self.communication_ns = communication_ns
         self.peer_wait_ns = peer_wait_ns
         self.exposed_ns = exposed_ns
@@ -63,10 +86,14 @@ class SharedEngine:
     """
 
     def __init__(
-        self, parameters: Sequence[torch.Tensor], comm: _core.Comm, telemetry: _core.Telemetry | None = None
+        self,
+        parameters: Sequence[torch.Tensor],
+        comm: _core.Comm,
+        telemetry: _core.Telemetry | None = None,
+        options: EngineOptions = EngineOptions(),
     ) -> None:
         self._comm = comm
-        self._sync = _core.Sync(comm, _shapes(parameters), telemetry=telemetry)
+        self._sync = _core.Sync(comm, _shapes(parameters), telemetry=telemetry, **_in_c(options))
         arena = comm.arena()
         self._on_cpu = [p.device.type == "cpu" for p in parameters]
         self._held: list[Any] = [None] * len(parameters)
@@ -89,8 +116,8 @@ class SharedEngine:
         return self._slots
 
     @staticmethod
-    def arena_bytes(parameters: Sequence[torch.Tensor]) -> int:
-        return _core.Sync.arena_bytes(_shapes(parameters))
+    def arena_bytes(parameters: Sequence[torch.Tensor], options: EngineOptions = EngineOptions()) -> int:
+        return _core.Sync.arena_bytes(_shapes(parameters), **_in_c(options))
 
     def begin(self, weight: float, step: int) -> None:
         self._sync.begin(weight, step)
@@ -112,21 +139,34 @@ class SharedEngine:
         self._sync.ready(index, self._addresses[index])
 
     def finish(self) -> tuple[Sequence[int], Report]:
-        used, _, communication_ns, peer_wait_ns, exposed_ns, moved, _ = self._sync.finish()
+        used, _, communication_ns, peer_wait_ns, exposed_ns, moved, _, full = self._sync.finish()
         for index, on_cpu in enumerate(self._on_cpu):
             self._held[index] = None
             if not on_cpu and used[index]:
                 self.views[index].copy_(self._slots[index])
-        return used, Report(communication_ns, peer_wait_ns, exposed_ns, moved)
+        return used, Report(communication_ns, peer_wait_ns, exposed_ns, moved, full)
+
+
+def _in_c(options: EngineOptions) -> dict[str, int]:
+    """The same for the engine in C."""
+    wire = WIRES[options.compression.name] if options.compression is not None else torch.float32
+    first = min(options.bucket_bytes, FIRST_BUCKET_BYTES)
+    return {"bucket_bytes": options.bucket_bytes, "first_bucket_bytes": first, "wire": DTYPES[wire]}
 
 
 class TorchEngine:
     """Flat buffers for each device and dtype, all-reduced by torch after backward; gradients end as views of them."""
 
     def __init__(
-        self, parameters: Sequence[torch.Tensor], process_group: Any, group: Group, telemetry: _core.Telemetry
+        self,
+        parameters: Sequence[torch.Tensor],
+        exchange: Exchange,
+        group: Group,
+        telemetry: _core.Telemetry,
+        options: EngineOptions = EngineOptions(),
     ) -> None:
-        self._process_group, self._group, self._telemetry = process_group, group, telemetry
+        self._exchange, self._group, self._telemetry = exchange, group, telemetry
+        self._wire = WIRES.get(options.compression.name) if options.compression is not None else None
         self._weight, self._step = 0.0, 0
         self._ready: list[Any] = [None] * len(parameters)
         self.views = [torch.empty(0)] * len(parameters)
@@ -134,12 +174,13 @@ class TorchEngine:
         kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
         for index in reversed(range(len(parameters))):
             kinds.setdefault((parameters[index].device, parameters[index].dtype), []).append(index)
+        limit = options.bucket_bytes or BUCKET_BYTES
         for (device, dtype), indices in kinds.items():
             bucket: list[int] = []
             size = 0
             for index in indices:
                 parameter = parameters[index]
-                if bucket and size + parameter.numel() * parameter.element_size() > BUCKET_BYTES:
+                if bucket and size + parameter.numel() * parameter.element_size() > limit:
                     self._add_bucket(parameters, bucket, device, dtype)
                     bucket, size = [], 0
                 bucket.append(index)
@@ -173,27 +214,45 @@ class TorchEngine:
         start = _core.clock_ns()
         mine = bytes(0 if gradient is None else 1 for gradient in self._ready)
         used = bytes(map(max, zip(*self._group.exchange(mine)))) if mine else b""
-        works = []
-        moved = 0
-        for flat, indices in self._buckets:
-            for index in indices:
-                view, gradient = self.views[index], self._ready[index]
-                if gradient is None or self._weight == 0.0:
-                    view.zero_()
-                elif gradient is view:
-                    view.mul_(self._weight)
-                else:
-                    torch.mul(gradient, self._weight, out=view)
+        flats = []
+        for number, (flat, indices) in enumerate(self._buckets):
+            self._pack(indices)
             if any(used[index] for index in indices):
-                moved += flat.numel() * flat.element_size()
-                works.append(dist.all_reduce(flat, group=self._process_group, async_op=True))
-        for work in works:
-            if work is not None:
-                work.wait()
+                flats.append((number, flat))
+        moved, full = self._reduce(flats)
         self._ready = [None] * len(self._ready)
         now = _core.clock_ns()
         self._telemetry.span(_core.SPAN_COMMUNICATION, self._step, start, now - start, moved)
-        return used, Report(now - start, 0, now - start, moved)
+        return used, Report(now - start, 0, now - start, moved, full)
+
+    def _pack(self, indices: list[int]) -> None:
+        weight = self._weight
+        for index in indices:
+            view, gradient = self.views[index], self._ready[index]
+            if gradient is None or weight == 0.0:
+                view.zero_()
+            elif gradient is view:
+                view.mul_(weight)
+            else:
+                torch.mul(gradient, weight, out=view)
+
+    def _reduce(self, flats: Sequence[tuple[int, torch.Tensor]]) -> tuple[int, int]:
+        """flat = its sum over ranks; the bytes that travel, and those of the gradients."""
+        moved = full = 0
+        works = []
+        for _, flat in flats:
+            size = flat.numel() * flat.element_size()
+            full += size
+            if self._wire is not None and flat.dtype is torch.float32:
+                flat.copy_(self._exchange.sum_short(flat.to(self._wire)))
+                moved += size // 2
+            else:
+                works.append(self._exchange.all_reduce(flat))
+                moved += size
+        for work in works:
+            if work is not None:
+                work.wait()
+        return moved, full
 
 
 def choose_engine(
@@ -201,7 +260,7 @@ def choose_engine(
     bootstrap: Bootstrap,
     group: Group,
     devices: Sequence[str],
-    engine: str | None,
+    options: EngineOptions,
     telemetry: _core.Telemetry,
 ) -> Engine:
     """The shared-memory engine where all ranks are on one host, unless all have a CUDA device of their own for NCCL.
@@ -209,6 +268,7 @@ def choose_engine(
     `devices` are those of all ranks' parameters, the same list on every rank. Raises EvenstepError, on every rank,
     where engine="shared" was asked for and cannot be had.
     """
+    engine = options.engine
     unsupported = sorted({str(p.dtype) for p in parameters if p.dtype not in DTYPES})
     on_gpus = all(d.startswith("cuda") for d in devices) and len(set(devices)) == len(devices)
     use_torch = engine == "torch" or (engine is None and (bool(unsupported) or (on_gpus and len(devices) > 1)))
@@ -218,9 +278,9 @@ def choose_engine(
             "shared-memory engine does not add up\n  fix: leave engine out, or give engine='torch'"
         )
     if not use_torch:
-        comm = bootstrap.shared(SharedEngine.arena_bytes(parameters), "gradients")
-        if comm is not None:
-            return SharedEngine(parameters, comm, telemetry)
+        shared = _shared_engine(parameters, bootstrap, group, options, telemetry)
+        if shared is not None:
+            return shared
         if engine == "shared":
             raise EvenstepError(
                 "es.prepare(engine='shared'): the ranks cannot open one another's memory: they are on several hosts, in "
@@ -228,4 +288,46 @@ def choose_engine(
                 "as one user; or leave engine out, and torch's collectives are used"
             )
     nccl = on_gpus and dist.is_nccl_available()
-    return TorchEngine(parameters, dist.new_group(backend="nccl") if nccl else bootstrap.gloo(), group, telemetry)
+    process_group = dist.new_group(backend="nccl") if nccl else bootstrap.gloo()
+    exchange = TorchExchange(process_group)
+    if options.gathers:
+        return _gathering_engine(parameters, exchange, bootstrap, group, options, telemetry)
+    return TorchEngine(parameters, exchange, group, telemetry, options)
+
+
+def _shared_engine(
+    parameters: Sequence[torch.Tensor],
+    bootstrap: Bootstrap,
+    group: Group,
+    options: EngineOptions,
+    telemetry: _core.Telemetry,
+) -> Engine | None:
+    """None where the ranks share no memory."""
+    if options.gathers:
+        comm = bootstrap.shared(0, "gradients")
+        if comm is None:
+            return None
+        return _gathering_engine(parameters, SharedExchange(comm), bootstrap, group, options, telemetry)
+    comm = bootstrap.shared(SharedEngine.arena_bytes(parameters, options), "gradients")
+    return None if comm is None else SharedEngine(parameters, comm, telemetry, options)
+
+
+def _gathering_engine(
+    parameters: Sequence[torch.Tensor],
+    exchange: Exchange,
+    bootstrap: Bootstrap,
+    group: Group,
+    options: EngineOptions,
+    telemetry: _core.Telemetry,
+) -> Engine:
+    from evenstep.compressed_engine import AdasumEngine, CompressedEngine, PowerSGDEngine
+
+    if options.adasum:
+        return AdasumEngine(parameters, exchange, group, telemetry, options)
+    assert options.compression is not None
+    if options.compression.name != "powersgd":
+        return CompressedEngine(parameters, exchange, group, telemetry, options)
+    if not isinstance(exchange, TorchExchange):
+        # torch's hook wants a group of torch's, whose callbacks may wait for further collectives: none of ours
+        exchange = TorchExchange(bootstrap.gloo())
+    return PowerSGDEngine(parameters, exchange, group, telemetry, options)

@@ -32,6 +32,7 @@ class Environment:
     plan_steps: int = 8
     resume: str = ""
     seed: int | None = None
+    compression: str = ""
 
 
 def _integer(variables: Mapping[str, str], name: str, default: int, least: int = 0) -> int:
@@ -110,4 +111,5 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         plan_steps=_integer(v, "EVENSTEP_PLAN_STEPS", 8, 1),
         resume=v.get("EVENSTEP_RESUME", ""),
         seed=_integer(v, "EVENSTEP_SEED", 0) if v.get("EVENSTEP_SEED") else None,
+        compression=v.get("EVENSTEP_COMPRESSION", ""),
     )

@@ -64,6 +64,7 @@ class GradientSync:
         self._ids = {id(p) for p in self.parameters}
         self._pending: float | None = None  # weight of what backward left in p.grad under no_sync
         self._stash: dict[int, torch.Tensor] | None = None
+        self.compression = ""  # of its engine, in words
         self.enabled = True  # False under no_sync
         self.rounds = 0  # that are done
         self.defer = False  # nested backward passes seen: hand over only at the end
@@ -256,6 +257,7 @@ class GradientSync:
             report.exposed_ns += second.exposed_ns
             report.peer_wait_ns += second.peer_wait_ns
             report.bytes += second.bytes
+            report.full_bytes += second.full_bytes
         views = self.engine.views
         for index, parameter in enumerate(self.parameters[: self._dense]):
             if used[index]:
@@ -266,6 +268,7 @@ class GradientSync:
             with self._steps.blocking():
                 moved = sum_sparse(self._steps.group, self.parameters[self._dense :], weight)
             report.bytes += moved
+            report.full_bytes += moved
         self._fired.clear()
         self._refired = False
         self._pending = None

@@ -18,10 +18,11 @@ from evenstep._core import EvenstepError
 from evenstep.agreement import broadcast_model, broadcast_optimizer, check_same_model, check_same_optimizer
 from evenstep.backward import observe_backward
 from evenstep.buffers import BufferSync
-from evenstep.engine import choose_engine
+from evenstep.engine import EngineOptions, choose_engine
 from evenstep.gradients import GradientSync, trained_parameters
 from evenstep.group import broadcast_bytes, gather_objects
 from evenstep.loader import EvenLoader, check_loader
+from evenstep.prepare_options import engine_options
 from evenstep.session import Session, session
 from evenstep.shares import Shares, ShareSchedule
 from evenstep.sparse import sparse_parameters
@@ -33,6 +34,9 @@ def prepare(
     train: bool = True,
     shares: ShareSchedule | None = None,
     engine: str | None = None,
+    compression: str | None = None,
+    reduction: str = "mean",
+    bucket_cap_mb: float | None = None,
 ) -> Any:
     """Prepares models, optimizers, DataLoaders, learning-rate schedulers, and what else has a state; returns them in the
     order given.
@@ -47,18 +51,22 @@ def prepare(
     shares: a schedule instead of the balancer for this call's training loaders, for tests and experiments:
     shares(number_of_the_batch, its_samples) gives one share a rank. engine="torch": torch's collectives instead of
     shared memory; "shared": an error where shared memory cannot be had.
+
+    compression: "fp16", "bf16", "int8", "onebit", "topk:0.01" or "powersgd:4": gradients travel as fewer bytes, and are
+    no longer exact (docs/compression.md); None: what EVENSTEP_COMPRESSION says, else none; "none". reduction="adasum":
+    Adasum instead of the weighted mean. bucket_cap_mb: how many MiB of gradients are exchanged at once, instead of the
+    engine's own choice. They hold for the models of this call.
     """
     given = [*objects, *([] if loader is None else [loader])]
     if not given:
         raise TypeError("es.prepare() needs something to prepare: a model, an optimizer, a DataLoader, a scheduler")
-    if engine not in (None, "shared", "torch"):
-        raise ValueError(f"es.prepare(engine={engine!r}): choose 'shared' or 'torch', or leave it to Evenstep")
     if shares is not None and not (train and any(isinstance(one, DataLoader) for one in given)):
         raise ValueError(
             "es.prepare(shares=…) says how training batches are split, but this call has "
             f"{'no DataLoader' if train else 'train=False'}\n  fix: leave shares out, or give it with the training loader"
         )
     current = session()
+    options = engine_options(current.environment, engine, compression, reduction, bucket_cap_mb)
     _check_arguments(current, given)
     models = _register(current.models, "model", [g for g in given if isinstance(g, nn.Module)])
     optimizers = _register(current.optimizers, "optimizer", [g for g in given if isinstance(g, Optimizer)])
@@ -69,7 +77,7 @@ def prepare(
     results: dict[int, Any] = {}
     if current.in_job:
         current.join()
-        _prepare_models(current, models, optimizers, engine)
+        _prepare_models(current, models, optimizers, options)
         for name, scheduler in schedulers.items():
             current.scheduler_steps.watch(name, scheduler)
         for one in given:
@@ -188,28 +196,37 @@ def _check_values(what: str, model: nn.Module) -> None:
 
 
 def _prepare_models(
-    current: Session, models: dict[str, nn.Module], optimizers: dict[str, Optimizer], engine: str | None
+    current: Session, models: dict[str, nn.Module], optimizers: dict[str, Optimizer], options: EngineOptions
 ) -> None:
     group, bootstrap = current.group, current.bootstrap
     assert bootstrap is not None
-    counts = gather_objects(group, (len(models), len(optimizers)))
+    told = gather_objects(group, (len(models), len(optimizers), options))
+    counts = [one[:2] for one in told]
     if len(set(counts)) > 1:
         raise EvenstepError(
             f"the ranks gave es.prepare different numbers of models and optimizers: {counts}\n"
             "  fix: call es.prepare with the same arguments on every rank"
         )
+    _check_same_options([one[2] for one in told])
     if len(current.models) > 64:
         raise EvenstepError(f"{len(current.models)} models were prepared; this version keeps up to 64 in step")
     for name, model in models.items():
         check_same_model(group, name, model)
         broadcast_model(group, model)
         sparse = sparse_parameters(model, optimizers.values())
+        if sparse and options.adasum:
+            raise EvenstepError(
+                f"es.prepare(reduction='adasum'): model {name!r} has sparse gradients, whose rows are only added up\n"
+                "  fix: build its embeddings with sparse=False, or leave reduction out"
+            )
         others = {id(p) for sync in current.steps.syncs for p in sync.parameters}
         parameters = [p for _, p in trained_parameters(model) if id(p) not in sparse and id(p) not in others]
         device = next((str(p.device) for p in parameters), "cpu")
         devices = gather_objects(group, f"{device}@{os.uname().nodename}")
-        chosen = choose_engine(parameters, bootstrap, group, devices, engine, current.telemetry)
-        current.steps.syncs.append(GradientSync(name, model, chosen, current.steps, sparse, others))
+        chosen = choose_engine(parameters, bootstrap, group, devices, options, current.telemetry)
+        sync = GradientSync(name, model, chosen, current.steps, sparse, others)
+        sync.compression = str(options.compression or "")
+        current.steps.syncs.append(sync)
         if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()):
             current.dummy_samples = 2  # one sample alone has no variance
     if models:
@@ -218,6 +235,15 @@ def _prepare_models(
     for name, optimizer in optimizers.items():
         check_same_optimizer(group, name, optimizer)
         broadcast_optimizer(group, optimizer)
+
+
+def _check_same_options(everyone: Sequence[EngineOptions]) -> None:
+    for rank, theirs in enumerate(everyone):
+        if theirs != everyone[0]:
+            raise EvenstepError(
+                f"rank {rank} was told another way to exchange gradients than rank 0: {theirs}, rank 0: {everyone[0]}\n"
+                "  fix: call es.prepare with the same arguments, and set EVENSTEP_COMPRESSION, on every rank alike"
+            )
 
 
 def _prepare_loader(

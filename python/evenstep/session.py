@@ -60,6 +60,9 @@ class Session:
         self.schedulers: dict[str, Any] = {}
         self.loaders: dict[str, EvenLoader] = {}
         self.objects: dict[str, Any] = {}  # of which checkpoints keep the state: a GradScaler, for one
+        self.exchange_state: dict[
+            str, Any
+        ] = {}  # of all ranks, while a checkpoint is written (evenstep.exchange_state)
         self.user_state: dict[str, Any] = {}
         self.group: Group = _Alone()
         self.bootstrap: Bootstrap | None = None

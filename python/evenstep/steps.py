@@ -12,6 +12,7 @@ import torch
 from evenstep import _core, vote
 from evenstep._core import EvenstepError
 from evenstep.fetched import FetchedBatches
+from evenstep.saved_bytes import SavedBytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,6 +63,7 @@ class Steps:
         self._loss_value = math.nan
         self._changed: list[Change] = []
         self._broken = ""
+        self._saved = SavedBytes(telemetry)
         now = _core.clock_ns()
         self._reference = now  # where this step's work began: the end of the last backward before the last commit
         self._blocked_reference = self._blocked_at_sync = 0
@@ -321,6 +323,7 @@ class Steps:
             if fired >> index & 1:
                 report = sync.finish(again=bool(refired >> index & 1))
                 self._exposed += report.exposed_ns
+                self._saved.add(sync.compression, report.bytes, report.full_bytes)
         self._sync_end = _core.clock_ns()
         self._blocked_at_sync, self._apart_at_sync = self.blocked_ns(), self._apart
         self.telemetry.span(_core.SPAN_WAIT, self.step, end, self._sync_end - end)
@@ -370,6 +373,7 @@ class Steps:
             self._reported_shares = plan.shares
             words = ",".join(map(str, plan.shares))
             self.telemetry.event(_core.EVENT_SHARES, self.step, plan.total, words)
+        self._saved.tell(self.step, aloud=self.group.rank == 0)
         self._samples = self._total = self._batches = 0
         self._checksum = 0
         self._loss_sum = 0.0

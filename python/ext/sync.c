@@ -48,16 +48,17 @@ static int to_parameters(PyObject *sequence, even_sync_parameter **out, size_t *
 }
 
 static PyObject *sync_arena_bytes(PyObject *type, PyObject *arguments, PyObject *names) {
-  static char *keywords[] = {"parameters", "bucket_bytes", "first_bucket_bytes", NULL};
+  static char *keywords[] = {"parameters", "bucket_bytes", "first_bucket_bytes", "wire", NULL};
   PyObject *sequence = NULL;
   Py_ssize_t bucket_bytes = 0;
   Py_ssize_t first_bucket_bytes = 0;
+  int wire = EVEN_F32;
   even_sync_params params = {.size = sizeof params};
   even_sync_parameter *parameters = NULL;
   size_t bytes = 0;
   (void)type;
-  if (!PyArg_ParseTupleAndKeywords(arguments, names, "O|nn:arena_bytes", keywords, &sequence, &bucket_bytes,
-                                   &first_bucket_bytes) ||
+  if (!PyArg_ParseTupleAndKeywords(arguments, names, "O|nni:arena_bytes", keywords, &sequence, &bucket_bytes,
+                                   &first_bucket_bytes, &wire) ||
       to_parameters(sequence, &parameters, &params.parameter_count) != 0) {
     return NULL;
   }
@@ -69,6 +70,7 @@ static PyObject *sync_arena_bytes(PyObject *type, PyObject *arguments, PyObject 
   params.parameters = parameters;
   params.bucket_bytes = (size_t)bucket_bytes;
   params.first_bucket_bytes = (size_t)first_bucket_bytes;
+  params.wire = (even_dtype)wire;
   even_status status = even_sync_arena_bytes(&params, &bytes);
   even_free(parameters);
   return status == EVEN_OK ? PyLong_FromSize_t(bytes) : even_ext_raise(status);
@@ -112,18 +114,19 @@ static int open_engine(sync_object *self, even_sync_params *params) {
 }
 
 static PyObject *sync_new(PyTypeObject *type, PyObject *arguments, PyObject *names) {
-  static char *keywords[] = {"comm",      "parameters", "bucket_bytes", "first_bucket_bytes", "arena_offset",
-                             "telemetry", NULL};
+  static char *keywords[] = {"comm",         "parameters", "bucket_bytes", "first_bucket_bytes",
+                             "arena_offset", "telemetry",  "wire",         NULL};
   PyObject *comm = NULL;
   PyObject *sequence = NULL;
   PyObject *telemetry = NULL;
   Py_ssize_t bucket_bytes = 0;
   Py_ssize_t first_bucket_bytes = 0;
   Py_ssize_t arena_offset = 0;
+  int wire = EVEN_F32;
   even_sync_params params = {.size = sizeof params};
   even_sync_parameter *parameters = NULL;
-  if (!PyArg_ParseTupleAndKeywords(arguments, names, "OO|nnnO:Sync", keywords, &comm, &sequence, &bucket_bytes,
-                                   &first_bucket_bytes, &arena_offset, &telemetry)) {
+  if (!PyArg_ParseTupleAndKeywords(arguments, names, "OO|nnnOi:Sync", keywords, &comm, &sequence, &bucket_bytes,
+                                   &first_bucket_bytes, &arena_offset, &telemetry, &wire)) {
     return NULL;
   }
   if (bucket_bytes < 0 || first_bucket_bytes < 0 || arena_offset < 0) {
@@ -143,6 +146,7 @@ static PyObject *sync_new(PyTypeObject *type, PyObject *arguments, PyObject *nam
     params.bucket_bytes = (size_t)bucket_bytes;
     params.first_bucket_bytes = (size_t)first_bucket_bytes;
     params.arena_offset = (size_t)arena_offset;
+    params.wire = (even_dtype)wire;
     self->parameter_count = params.parameter_count;
     failed = open_engine(self, &params);
     even_free(parameters);
@@ -248,10 +252,10 @@ static PyObject *sync_finish(PyObject *object, PyObject *unused) {
     Py_DECREF(used);
     return even_ext_raise(status);
   }
-  return Py_BuildValue("(NKKKKKI)", used, (unsigned long long)report.start_ns,
+  return Py_BuildValue("(NKKKKKIK)", used, (unsigned long long)report.start_ns,
                        (unsigned long long)report.communication_ns, (unsigned long long)report.peer_wait_ns,
                        (unsigned long long)report.exposed_ns, (unsigned long long)report.bytes,
-                       (unsigned int)report.buckets);
+                       (unsigned int)report.buckets, (unsigned long long)report.full_bytes);
 }
 
 static PyObject *sync_close(PyObject *object, PyObject *unused) {
@@ -267,14 +271,15 @@ static PyObject *sync_close(PyObject *object, PyObject *unused) {
 
 static PyMethodDef methods[] = {
     {"arena_bytes", (PyCFunction)(void (*)(void))sync_arena_bytes, METH_VARARGS | METH_KEYWORDS | METH_STATIC,
-     "arena_bytes(parameters, bucket_bytes=0, first_bucket_bytes=0): bytes of arena that [(count, dtype), …] need"},
+     "arena_bytes(parameters, bucket_bytes=0, first_bucket_bytes=0, wire=DTYPE_F32): bytes of arena that [(count, "
+     "dtype), …] need"},
     {"offset", sync_offset, METH_VARARGS, "offset(index): where the parameter's slot lies in the arena, in bytes"},
     {"begin", sync_begin, METH_VARARGS, "begin(weight, step=0): opens a round"},
     {"ready", sync_ready, METH_VARARGS, "ready(index, address): the gradient is there and stays until finish"},
     {"finish", sync_finish, METH_NOARGS,
      "finish(): blocks until every slot holds its weighted sum; returns (used, start_ns, communication_ns, "
      "peer_wait_ns, "
-     "exposed_ns, bytes, buckets), used[i] 1 where some rank had a gradient of parameter i"},
+     "exposed_ns, bytes, buckets, full_bytes), used[i] 1 where some rank had a gradient of parameter i"},
     {"close", sync_close, METH_NOARGS, "ends the engine; a round under way is revoked on all ranks"},
     {NULL, NULL, 0, NULL}};
 

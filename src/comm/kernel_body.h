@@ -88,6 +88,23 @@ static inline void store_F16(uint16_t *to, const float *from, size_t count) {
   }
 }
 
+#define CONVERSIONS(dtype)                                                                 \
+  static void narrow_##dtype(uint16_t *to, const float *from, size_t count, float scale) { \
+    for (size_t first = 0; first < count; first += BLOCK) {                                \
+      float scaled[BLOCK];                                                                 \
+      size_t block = count - first < BLOCK ? count - first : BLOCK;                        \
+      for (size_t i = 0; i < block; i++) {                                                 \
+        scaled[i] = from[first + i] * scale;                                               \
+      }                                                                                    \
+      store_##dtype(to + first, scaled, block);                                            \
+    }                                                                                      \
+  }                                                                                        \
+  static void widen_##dtype(float *to, const uint16_t *from, size_t count) {               \
+    load_##dtype(to, from, count);                                                         \
+  }
+CONVERSIONS(F16)
+CONVERSIONS(BF16)
+
 /* The operations. `wide` is an unsigned type in which integers wrap without promotion to int; floats keep theirs. */
 #define OP_SUM(type, wide, a, b) (type)((wide)(a) + (wide)(b))
 #define OP_PRODUCT(type, wide, a, b) (type)((wide)(a) * (wide)(b))
@@ -220,6 +237,8 @@ DIRECT(BOOL, XOR, uint8_t, uint8_t, OP_XOR, KEEP)
 
 const even_kernels EVEN_KERNEL_TABLE = {
     .name = EVEN_KERNEL_NAME,
+    .narrow = {[EVEN_F16] = narrow_F16, [EVEN_BF16] = narrow_BF16},
+    .widen = {[EVEN_F16] = widen_F16, [EVEN_BF16] = widen_BF16},
     .reduce = {FLOATING_ROW(F32), FLOATING_ROW(F64), FLOATING_ROW(F16), FLOATING_ROW(BF16), INTEGER_ROW(I8),
                INTEGER_ROW(U8), INTEGER_ROW(I16), INTEGER_ROW(I32), INTEGER_ROW(I64),
                [EVEN_BOOL] = {[EVEN_SUM] = reduce_BOOL_OR,

@@ -12,9 +12,16 @@
 typedef void even_reduce_function(void *const *targets, size_t target_count, const void *const *sources,
                                   size_t source_count, size_t count, double divisor);
 
+/* to[i] = from[i] * scale, formed in fp32 and rounded to the nearest 16-bit float. */
+typedef void even_narrow_function(uint16_t *to, const float *from, size_t count, float scale);
+/* to[i] = from[i]. */
+typedef void even_widen_function(float *to, const uint16_t *from, size_t count);
+
 typedef struct even_kernels {
   const char *name;
   even_reduce_function *reduce[EVEN_DTYPES][EVEN_REDUCE_OPS]; /* NULL where op makes no sense for the dtype */
+  even_narrow_function *narrow[EVEN_DTYPES];                  /* to F16 and BF16; NULL for the others */
+  even_widen_function *widen[EVEN_DTYPES];                    /* from F16 and BF16; NULL for the others */
 } even_kernels;
 
 /* The best table that this machine can run. Any thread. */

@@ -110,6 +110,9 @@ static void closing(const even_report *report, bool colour, even_text *out) {
     even_text_format(out, "  balancing was measured slower than equal shares (%s): went back at step %" PRIu32 "\n",
                      state->on_equal_words, state->on_equal_at);
   }
+  if (state->compression_words[0] != '\0') {
+    even_text_format(out, "  compression %s\n", state->compression_words);
+  }
   even_report_warmup_words(&report->run, words, sizeof words);
   even_text_format(out, "  %s%s%s\n", colour ? "\033[2m" : "", words, colour ? "\033[0m" : "");
 }

@@ -314,6 +314,8 @@ bool even_state_event_add(even_state *state, const even_state_event *event) {
     state->on_equal = event->value != 0;
     state->on_equal_at = event->step;
     (void)snprintf(state->on_equal_words, sizeof state->on_equal_words, "%.39s", event->words);
+  } else if (event->event == EVEN_EVENT_COMPRESSION) {
+    (void)snprintf(state->compression_words, sizeof state->compression_words, "%.95s", event->words);
   } else if (event->event == EVEN_EVENT_ATTEMPT) {
     state->on_equal = false; /* the ranks' balancers begin anew */
   } else if (event->event == EVEN_EVENT_SCALAR && event->rank == 0 && strcmp(event->words, "loss") == 0) {

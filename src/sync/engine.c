@@ -64,15 +64,22 @@ static void pack(even_sync *sync, size_t index) {
   }
 }
 
-static even_status reduce_bucket(even_sync *sync, size_t bucket) {
+static even_status reduce_in_place(even_sync *sync, size_t bucket) {
   const even_sync_span *span = &sync->layout.buckets[bucket];
-  uint64_t began = even_clock_ns();
-  uint64_t waited = even_comm_wait_ns(sync->comm);
   for (size_t i = 0; i < span->members; i++) {
     pack(sync, sync->layout.order[sync->first[bucket] + i]);
   }
-  EVEN_TRY(even_comm_all_reduce(sync->comm, sync->base + span->offset, span->bytes / even_dtype_bytes(span->dtype),
-                                span->dtype, EVEN_SUM));
+  return even_comm_all_reduce(sync->comm, sync->base + span->offset, span->bytes / even_dtype_bytes(span->dtype),
+                              span->dtype, EVEN_SUM);
+}
+
+static even_status reduce_bucket(even_sync *sync, size_t bucket) {
+  const even_sync_span *span = &sync->layout.buckets[bucket];
+  bool narrow = even_sync_is_narrow(&sync->layout, bucket);
+  uint64_t moved = narrow ? span->bytes / 2 : span->bytes;
+  uint64_t began = even_clock_ns();
+  uint64_t waited = even_comm_wait_ns(sync->comm);
+  EVEN_TRY(narrow ? even_sync_reduce_narrow(sync, bucket) : reduce_in_place(sync, bucket));
   uint64_t took = even_clock_ns() - began;
   waited = even_comm_wait_ns(sync->comm) - waited;
   waited = waited < took ? waited : took; /* for ranks that had not come yet: no communication */
@@ -80,13 +87,14 @@ static even_status reduce_bucket(even_sync *sync, size_t bucket) {
     sync->report.start_ns = began;
   }
   sync->report.communication_ns += took;
-  sync->report.bytes += span->bytes;
+  sync->report.bytes += moved;
+  sync->report.full_bytes += span->bytes;
   sync->report.buckets++;
   even_telemetry_span(sync->telemetry, &(even_span_record){.step = sync->step,
                                                            .span = EVEN_SPAN_COMMUNICATION,
                                                            .start_ns = began + waited,
                                                            .duration_ns = took - waited,
-                                                           .bytes = span->bytes});
+                                                           .bytes = moved});
   return EVEN_OK;
 }
 

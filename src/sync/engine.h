@@ -51,4 +51,9 @@ void *even_sync_engine(void *sync);
 /* Wakes the engine. */
 void even_sync_ring(even_sync *sync);
 
+/* Whether the bucket travels in 16 bits. */
+bool even_sync_is_narrow(const even_sync_layout *layout, size_t bucket);
+/* Packs and reduces such a bucket by way of the wire; the engine thread's. */
+even_status even_sync_reduce_narrow(even_sync *sync, size_t bucket) EVEN_MUST_USE;
+
 #endif

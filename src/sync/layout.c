@@ -76,6 +76,28 @@ static even_status place(const even_sync_params *params, even_sync_layout *layou
   return EVEN_OK;
 }
 
+/* Room for the largest fp32 bucket in 16 bits. Its half is a multiple of 32, so one place is aligned after it. */
+static even_status place_wire(const even_sync_params *params, even_sync_layout *layout) {
+  size_t most = 0;
+  layout->wire = params->wire;
+  layout->wire_offset = layout->bytes;
+  if (params->wire == EVEN_F32) {
+    return EVEN_OK;
+  }
+  if (params->wire != EVEN_F16 && params->wire != EVEN_BF16) {
+    return even_fail(EVEN_ERR_ARGUMENT, "gradients cannot travel as dtype number %d", (int)params->wire);
+  }
+  for (size_t b = 0; b < layout->bucket_count; b++) {
+    if (layout->buckets[b].dtype == EVEN_F32 && layout->buckets[b].bytes > most) {
+      most = layout->buckets[b].bytes;
+    }
+  }
+  if (!even_align_size(most / 2, ALIGNMENT, &most) || !even_add_size(layout->bytes, most, &layout->bytes)) {
+    return even_fail(EVEN_ERR_OVERFLOW, "%zu parameters do not fit in memory", params->parameter_count);
+  }
+  return EVEN_OK;
+}
+
 even_status even_sync_layout_make(const even_sync_params *params, even_sync_layout *out) {
   *out = (even_sync_layout){0};
   if (params->size != sizeof *params) {
@@ -103,6 +125,9 @@ even_status even_sync_layout_make(const even_sync_params *params, even_sync_layo
   }
   if (status == EVEN_OK) {
     status = place(params, out);
+  }
+  if (status == EVEN_OK) {
+    status = place_wire(params, out);
   }
   if (status != EVEN_OK) {
     even_sync_layout_free(out);

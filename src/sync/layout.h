@@ -22,7 +22,9 @@ typedef struct even_sync_layout {
   even_sync_span *buckets; /* in the order in which they are reduced */
   size_t *order;           /* parameters bucket by bucket: bucket b has its members at order[first of b …] */
   size_t bucket_count;
-  size_t bytes; /* of all buckets */
+  size_t bytes;       /* of all buckets, and of the wire after them */
+  even_dtype wire;    /* what fp32 buckets travel as; EVEN_F32: as they are */
+  size_t wire_offset; /* where the bucket under way is narrowed to: one place, as large as the largest */
 } even_sync_layout;
 
 /* Errors: EVEN_ERR_ARGUMENT (a dtype that has no gradient), EVEN_ERR_OVERFLOW, EVEN_ERR_MEMORY. Free in any case. */

@@ -121,6 +121,31 @@ static void check_specials(const even_kernels *kernels) {
   assert_int_equal(result[2], 0);
 }
 
+/* Every path gives the same bits as the plain one, whatever the length. */
+static void check_conversions(const even_kernels *kernels) {
+  static float from[HALVES];
+  static float back[2][HALVES];
+  static uint16_t to[2][HALVES];
+  const even_dtype dtypes[2] = {EVEN_F16, EVEN_BF16};
+  uint32_t random = 7;
+  for (uint32_t i = 0; i < HALVES; i++) {
+    random = random * 1664525u + 1013904223u;
+    memcpy(&from[i], &random, sizeof from[i]); /* any magnitude, infinities among them */
+    from[i] = isnan(from[i]) ? (float)i : from[i];
+  }
+  for (int k = 0; k < 2; k++) {
+    for (size_t count = HALVES - 21; count <= HALVES; count += 7) {
+      even_kernels_named("portable")->narrow[dtypes[k]](to[0], from, count, 0.3f);
+      kernels->narrow[dtypes[k]](to[1], from, count, 0.3f);
+      assert_memory_equal(to[0], to[1], count * sizeof to[0][0]);
+      even_kernels_named("portable")->widen[dtypes[k]](back[0], to[0], count);
+      kernels->widen[dtypes[k]](back[1], to[0], count);
+      assert_memory_equal(back[0], back[1], count * sizeof back[0][0]);
+    }
+    assert_null(kernels->narrow[EVEN_F32]);
+  }
+}
+
 static void check_targets(const even_kernels *kernels) {
   enum { COUNT = 1001 };
   float sources[5][COUNT];
@@ -155,6 +180,7 @@ static void test_paths(void **state) {
     check_brains(kernels);
     check_specials(kernels);
     check_targets(kernels);
+    check_conversions(kernels);
   }
 }
 

@@ -66,6 +66,20 @@ static void equal_shares_that_won_are_told_everywhere(void **state) {
   json_decref(data);
 }
 
+static void what_compression_saves_is_told(void **state) {
+  monitored *made = *state;
+  monitored_start(made);
+  monitored_steps(made, 20, 13);
+  feed_event(&made->ranks, 0, EVEN_EVENT_COMPRESSION, 50, "bf16: 50% fewer bytes");
+  monitored_steps(made, 20, 8);
+  assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
+  report_says(made, "  compression bf16: 50% fewer bytes\n", true);
+  json_t *data = monitored_page(made);
+  expect_event(json_object_get(json_object_get(data, "events"), "events"), "compression", 0, 0, 20, 50,
+               "bf16: 50% fewer bytes");
+  json_decref(data);
+}
+
 static void balanced_shares_that_won_again_too(void **state) {
   monitored *made = *state;
   monitored_start(made);
@@ -268,6 +282,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       TEST(equal_shares_that_won_are_told_everywhere),
       TEST(balanced_shares_that_won_again_too),
+      TEST(what_compression_saves_is_told),
       TEST(a_restart_forgets_that_equal_shares_won),
       TEST(who_joins_is_named),
       TEST(a_wait_for_peers_is_no_communication),

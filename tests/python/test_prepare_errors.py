@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import evenstep as es
 from evenstep.agreement import _comparable, _difference, _options
-from evenstep.engine import choose_engine
+from evenstep.engine import EngineOptions, choose_engine
 from evenstep.environment import read_environment
 from evenstep.order import batch_hash, epoch_seed
 from evenstep.vote import Ballot, check, unpack
@@ -116,7 +116,7 @@ class Elsewhere:
 
 def test_shared_memory_that_cannot_be_had() -> None:
     parameters = list(nn.Linear(1, 1).parameters())
-    arguments: Any = (Elsewhere(), None, ["cpu@one", "cpu@two"], "shared", None)
+    arguments: Any = (Elsewhere(), None, ["cpu@one", "cpu@two"], EngineOptions("shared"), None)
     with pytest.raises(
         es.EvenstepError, match=r"cannot open one another's memory.*\n  fix: start all ranks on one host"
     ):

@@ -1,0 +1,226 @@
+"""Engines for gradients that every rank encodes and sends to all: int8, onebit, topk; PowerSGD by torch's hook; Adasum.
+
+They work when backward has ended. fp32 and 16-bit gradients are encoded; others travel as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from evenstep import _core
+from evenstep.compression import encoding_of
+from evenstep.engine import EngineOptions, TorchEngine
+from evenstep.exchange import Exchange, TorchExchange
+from evenstep.group import Group
+
+
+class _Gathering(TorchEngine):
+    """Flats of the types that are encoded go to `_combine`, one after the other; the others are all-reduced."""
+
+    _encoded: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16)
+
+    def _reduce(self, flats: Sequence[tuple[int, torch.Tensor]]) -> tuple[int, int]:
+        moved, full = super()._reduce([one for one in flats if one[1].dtype not in self._encoded])
+        for number, flat in flats:
+            if flat.dtype not in self._encoded or flat.numel() == 0:
+                continue
+            full += flat.numel() * flat.element_size()
+            moved += self._combine(number, flat)
+        return moved, full
+
+    def _combine(self, number: int, flat: torch.Tensor) -> int:
+        """flat = what all ranks have then, for bucket `number`. The bytes that travel, as those of an all-reduce count: a
+        rank sends 2 (n - 1) / n of these, but n - 1 times what it sends to every other."""
+        raise NotImplementedError
+
+    def _gathered_bytes(self, payload: torch.Tensor) -> int:
+        return payload.numel() * self._exchange.ranks // 2
+
+
+class CompressedEngine(_Gathering):
+    """sum over ranks, in their order, of what each has encoded; with error feedback where the encoding wants it."""
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        exchange: Exchange,
+        group: Group,
+        telemetry: _core.Telemetry,
+        options: EngineOptions,
+    ) -> None:
+        super().__init__(parameters, exchange, group, telemetry, options)
+        assert options.compression is not None
+        self._encoding = encoding_of(options.compression)
+        self._seed = options.seed
+        self._left_out: dict[int, torch.Tensor] = {}  # of each bucket, in fp32
+        self._round = (-1, 0)  # the step, and which round of it
+
+    def begin(self, weight: float, step: int) -> None:
+        super().begin(weight, step)
+        last, count = self._round
+        self._round = (step, count + 1 if last == step else 0)
+
+    def _combine(self, number: int, flat: torch.Tensor) -> int:
+        values = flat.to(torch.float32, copy=True)
+        if self._encoding.feedback and number in self._left_out:
+            values += self._left_out[number]
+        payload = self._encoding.encode(values, self._random_seed(number))
+        if self._encoding.feedback:
+            self._keep(number, values, payload)
+        total = torch.zeros_like(values)
+        for row in self._exchange.gather(payload):
+            self._encoding.add(row, total)
+        flat.copy_(total)
+        return self._gathered_bytes(payload)
+
+    def _random_seed(self, number: int) -> int:
+        seed = self._seed
+        for part in (self._group.rank, *self._round, number):
+            seed = (seed * 1_000_003 + part) & 0x7FFFFFFFFFFFFFFF
+        return seed
+
+    def _keep(self, number: int, values: torch.Tensor, payload: torch.Tensor) -> None:
+        sent = torch.zeros_like(values)
+        self._encoding.add(payload, sent)
+        left = values - sent
+        if bool(left.isfinite().all()):  # else a GradScaler skips the step: what was left out before stays
+            self._left_out[number] = left
+
+    def feedback_state(self) -> dict[str, torch.Tensor]:
+        """What this rank has left out so far, for a checkpoint."""
+        return {str(number): left for number, left in self._left_out.items()}
+
+    def load_feedback(self, state: dict[str, torch.Tensor]) -> None:
+        for number, (flat, _) in enumerate(self._buckets):
+            left = state.get(str(number))
+            if left is not None and left.numel() == flat.numel():
+                self._left_out[number] = left.to(flat.device, torch.float32, copy=True)
+
+
+class _Bucket:
+    """What torch's hook asks a bucket of DistributedDataParallel for."""
+
+    def __init__(self, number: int, last: bool, flat: torch.Tensor, gradients: list[torch.Tensor]) -> None:
+        self._number, self._last, self._flat, self._gradients = number, last, flat, gradients
+
+    def index(self) -> int:
+        return self._number
+
+    def is_last(self) -> bool:
+        return self._last
+
+    def buffer(self) -> torch.Tensor:
+        return self._flat
+
+    def gradients(self) -> list[torch.Tensor]:
+        return self._gradients
+
+
+class PowerSGDEngine(_Gathering):
+    """Low-rank factors by torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook, whose first steps are a plain
+    all-reduce. The hook gives means over ranks, so each brings ranks * weight * gradient."""
+
+    PLAIN_STEPS = 10
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        exchange: TorchExchange,
+        group: Group,
+        telemetry: _core.Telemetry,
+        options: EngineOptions,
+    ) -> None:
+        super().__init__(parameters, exchange, group, telemetry, options)
+        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hooks
+
+        assert options.compression is not None
+        self._hook: Any = hooks.powerSGD_hook
+        self._shapes = [tuple(p.shape) or (1,) for p in parameters]
+        self._last = len(self._buckets) - 1
+        self.state = hooks.PowerSGDState(
+            exchange.process_group,
+            matrix_approximation_rank=int(options.compression.number),
+            start_powerSGD_iter=self.PLAIN_STEPS,
+            orthogonalization_epsilon=1e-8,
+            random_seed=options.seed & 0x7FFFFFFF,
+        )
+
+    def _reduce(self, flats: Sequence[tuple[int, torch.Tensor]]) -> tuple[int, int]:
+        encoded = [number for number, flat in flats if flat.dtype in self._encoded and flat.numel() > 0]
+        self._last = max(encoded, default=-1)
+        return super()._reduce(flats)
+
+    def _combine(self, number: int, flat: torch.Tensor) -> int:
+        state, size = self.state, flat.element_size()
+        gradients, at = [], 0
+        for index in self._buckets[number][1]:
+            count = self.views[index].numel()
+            if count:
+                gradients.append(flat[at : at + count].view(self._shapes[index]))
+            at += count
+        plain = state.iter < state.start_powerSGD_iter
+        before = state.total_numel_after_compression
+        flat.mul_(self._exchange.ranks)
+        result = self._hook(state, _Bucket(number, number == self._last, flat, gradients)).wait()
+        result = result[0] if isinstance(result, (list, tuple)) else result
+        if result.data_ptr() != flat.data_ptr():
+            flat.copy_(result)
+        return (flat.numel() if plain else int(state.total_numel_after_compression - before)) * size
+
+    def feedback_state(self) -> dict[str, torch.Tensor]:
+        state = {str(number): error for number, error in self.state.error_dict.items()}
+        for name, memory in (("p", self.state.p_memory_dict), ("q", self.state.q_memory_dict)):
+            state.update({f"{name}{number}": values for number, values in memory.items()})
+        state["iter"] = torch.tensor(self.state.iter)
+        return state
+
+    def load_feedback(self, state: dict[str, torch.Tensor]) -> None:
+        self.state.iter = int(state["iter"])
+        for number, (flat, _) in enumerate(self._buckets):
+            if str(number) in state and state[str(number)].numel() == flat.numel():
+                self.state.error_dict[number] = state[str(number)].to(flat.device, flat.dtype, copy=True)
+                if f"p{number}" in state:
+                    self.state.p_memory_dict[number] = state[f"p{number}"].to(flat.device, flat.dtype, copy=True)
+                    self.state.q_memory_dict[number] = state[f"q{number}"].to(flat.device, flat.dtype, copy=True)
+
+
+class AdasumEngine(_Gathering):
+    """Adasum (Maleki et al., "Scaling distributed training with adaptive summation", MLSys 2021, section 3) of each
+    parameter's gradient: of pairs of ranks, then of pairs of these. Each rank brings ranks * weight * gradient: where all
+    point one way the result is their weighted mean, where they are orthogonal it is `ranks` times that."""
+
+    _encoded = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+    def _combine(self, number: int, flat: torch.Tensor) -> int:
+        wide = torch.promote_types(flat.dtype, torch.float32)
+        mine = (flat.to(wide) * self._exchange.ranks).view(torch.uint8)
+        values = [row.view(wide) for row in self._exchange.gather(mine)]
+        counts = [self.views[index].numel() for index in self._buckets[number][1]]
+        while len(values) > 1:
+            values = self._level(values, counts)
+        flat.copy_(values[0])
+        return self._gathered_bytes(mine)
+
+    def _level(self, values: list[torch.Tensor], counts: list[int]) -> list[torch.Tensor]:
+        """Pairs of neighbours; the factors are rank 0's, since a dot product's last bits depend on the threads."""
+        pairs = list(zip(values[::2], values[1::2]))
+        factors = torch.stack([_factors(a, b, counts) for a, b in pairs]).cpu().contiguous()
+        self._group.broadcast_(factors)
+        sizes = torch.tensor(counts, device=values[0].device)
+        merged = []
+        for (a, b), factor in zip(pairs, factors.to(values[0].device, values[0].dtype)):
+            of_a, of_b = (one.repeat_interleave(sizes) for one in factor)
+            merged.append(of_a * a + of_b * b)
+        return merged
+
+
+def _factors(a: torch.Tensor, b: torch.Tensor, counts: list[int]) -> torch.Tensor:
+    """1 - a·b / (2 |a|²) and 1 - a·b / (2 |b|²) of each parameter; a factor of what is zero is 1."""
+    rows = []
+    for x, y in zip(a.double().split(counts), b.double().split(counts)):
+        both, xx, yy = (x * y).sum(), (x * x).sum(), (y * y).sum()
+        rows.append(torch.stack([1 - both / (2 * xx) if xx > 0 else xx + 1, 1 - both / (2 * yy) if yy > 0 else yy + 1]))
+    return torch.stack(rows, 1)

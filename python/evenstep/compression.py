@@ -1,0 +1,144 @@
+"""What es.prepare(compression=…) may be, and how gradients are encoded that every rank sends to every other.
+
+Sources: stochastic rounding by blocks after Alistarh et al., "QSGD", NeurIPS 2017; the sign with the mean magnitude after
+Seide et al., Interspeech 2014; top-k after Aji and Heafield, EMNLP 2017; what an encoding leaves out is added to the next
+gradient (error feedback) as in Karimireddy et al., ICML 2019.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+_NUMBERS = {"topk": 0.01, "powersgd": 4.0}  # the part that travels; the rank of the matrices
+_PLAIN = ("fp16", "bf16", "int8", "onebit")
+WIRES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Compression:
+    """One choice; `number` is the ratio of topk and the rank of powersgd."""
+
+    name: str
+    number: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.number:g}" if self.name in _NUMBERS else self.name
+
+
+def parse_compression(words: str | None, where: str = "es.prepare(compression=…)") -> Compression | None:
+    """None and "none": gradients travel as they are. Raises ValueError."""
+    if words is None or words == "none":
+        return None
+    name, colon, text = str(words).partition(":")
+    if name in _PLAIN and not colon:
+        return Compression(name)
+    if name in _NUMBERS:
+        try:
+            number = float(text) if colon else _NUMBERS[name]
+        except ValueError:
+            number = math.nan
+        if (name == "topk" and 0 < number <= 1) or (name == "powersgd" and number >= 1 and number.is_integer()):
+            return Compression(name, number)
+    raise ValueError(
+        f"{where} is {words!r}\n  fix: choose 'fp16', 'bf16', 'int8', 'onebit', 'topk:0.01' (the part that travels, up to 1), "
+        "'powersgd:4' (the rank of the matrices, from 1), or 'none'"
+    )
+
+
+class Encoding(Protocol):
+    """Flat fp32 values to bytes and back. The bytes of equally many values are equally many on every rank. Decoding is one
+    operation an element, so that it gives the same bits on every rank; what is not finite stays so."""
+
+    feedback: bool  # whether what it leaves out is to be added to the next values
+
+    def encode(self, values: torch.Tensor, seed: int) -> torch.Tensor: ...
+
+    def add(self, payload: torch.Tensor, into: torch.Tensor) -> None:
+        """into += what was encoded."""
+
+
+def _blocks(values: torch.Tensor, size: int) -> torch.Tensor:
+    """Rows of `size`, the last one filled with zeros."""
+    rows = -(-values.numel() // size)
+    padded = values.new_zeros(rows * size)
+    padded[: values.numel()] = values
+    return padded.view(rows, size)
+
+
+def _as_bytes(*parts: torch.Tensor) -> torch.Tensor:
+    return torch.cat([part.contiguous().view(-1).view(torch.uint8) for part in parts])
+
+
+class Int8:
+    """q = floor(x / s + u), u uniform in [0, 1): x on average. s: a 127th of the largest magnitude in each 256 values."""
+
+    feedback = False
+    BLOCK = 256
+
+    def encode(self, values: torch.Tensor, seed: int) -> torch.Tensor:
+        rows = _blocks(values, self.BLOCK)
+        scales = rows.abs().amax(1, keepdim=True) / 127
+        random = torch.Generator(values.device).manual_seed(seed)
+        steps = rows / torch.where(scales > 0, scales, torch.ones_like(scales))
+        steps += torch.rand(rows.shape, generator=random, device=values.device)
+        return _as_bytes(scales, steps.floor_().clamp_(-127, 127).nan_to_num_(0).to(torch.int8))
+
+    def add(self, payload: torch.Tensor, into: torch.Tensor) -> None:
+        rows = -(-into.numel() // self.BLOCK)
+        scales = payload[: 4 * rows].view(torch.float32)
+        steps = payload[4 * rows :].view(torch.int8).view(rows, self.BLOCK)
+        into += (steps.to(torch.float32) * scales[:, None]).view(-1)[: into.numel()]
+
+
+class OneBit:
+    """The sign of each value and the mean magnitude of each 1024."""
+
+    feedback = True
+    BLOCK = 1024
+
+    def encode(self, values: torch.Tensor, seed: int) -> torch.Tensor:
+        rows = _blocks(values, self.BLOCK)
+        scales = rows.abs().sum(1)
+        counts = torch.full_like(scales, self.BLOCK)
+        counts[-1] -= rows.numel() - values.numel()
+        bits = (rows >= 0).view(-1, 8) * self._masks(values)
+        return _as_bytes(scales / counts, bits.sum(1, dtype=torch.uint8))
+
+    @staticmethod
+    def _masks(like: torch.Tensor) -> torch.Tensor:
+        return torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8, device=like.device)
+
+    def add(self, payload: torch.Tensor, into: torch.Tensor) -> None:
+        rows = -(-into.numel() // self.BLOCK)
+        scales = payload[: 4 * rows].view(torch.float32)[:, None]
+        signs = (payload[4 * rows :, None] & self._masks(into)).ne_(0).view(rows, self.BLOCK)
+        into += torch.where(signs.bool(), scales, -scales).view(-1)[: into.numel()]
+
+
+class TopK:
+    """The largest values by magnitude, with their places."""
+
+    feedback = True
+
+    def __init__(self, ratio: float) -> None:
+        self.ratio = ratio
+
+    def encode(self, values: torch.Tensor, seed: int) -> torch.Tensor:
+        count = max(1, math.ceil(self.ratio * values.numel()))
+        places = values.abs().topk(count, sorted=False).indices
+        return _as_bytes(values[places], places.to(torch.int32))
+
+    def add(self, payload: torch.Tensor, into: torch.Tensor) -> None:
+        count = payload.numel() // 8
+        values, places = payload[: 4 * count].view(torch.float32), payload[4 * count :].view(torch.int32)
+        into.index_add_(0, places, values)
+
+
+def encoding_of(compression: Compression) -> Encoding:
+    if compression.name == "topk":
+        return TopK(compression.number)
+    return Int8() if compression.name == "int8" else OneBit()

@@ -1,0 +1,84 @@
+"""How flat buffers of gradients go between the ranks, over torch's collectives or an engine group in shared memory."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from evenstep import _core
+from evenstep.group import DTYPES
+
+# its name since torch 2.13
+_all_gather: Any = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
+
+
+class Exchange(Protocol):
+    """Every method is collective, on contiguous flat tensors."""
+
+    ranks: int
+
+    def all_reduce(self, values: torch.Tensor) -> Any:
+        """values = their sum over ranks once the work that it gives (maybe None) has been waited for."""
+
+    def sum_short(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum over ranks of 16-bit floats: formed in fp32 in the order of the ranks, rounded once."""
+
+    def gather(self, payload: torch.Tensor) -> torch.Tensor:
+        """One row a rank of equally many bytes."""
+
+
+class TorchExchange:
+    """Over a process group of torch. Its own sums of 16-bit floats round after every addition, so they are not used."""
+
+    def __init__(self, process_group: Any) -> None:
+        self.process_group = process_group
+        self.ranks = dist.get_world_size(process_group)
+
+    def all_reduce(self, values: torch.Tensor) -> Any:
+        return dist.all_reduce(values, group=self.process_group, async_op=True)
+
+    def sum_short(self, values: torch.Tensor) -> torch.Tensor:
+        part = -(-values.numel() // self.ranks)
+        mine = values.new_zeros(part * self.ranks)
+        mine[: values.numel()] = values
+        theirs = torch.empty_like(mine)
+        dist.all_to_all_single(theirs, mine, group=self.process_group)
+        rows = theirs.view(self.ranks, part)
+        total = rows[0].to(torch.float32)
+        for row in rows[1:]:
+            total += row
+        _all_gather(mine, total.to(values.dtype), group=self.process_group)
+        return mine[: values.numel()]
+
+    def gather(self, payload: torch.Tensor) -> torch.Tensor:
+        rows = payload.new_empty(self.ranks * payload.numel())
+        _all_gather(rows, payload, group=self.process_group)
+        return rows.view(self.ranks, -1)
+
+
+class SharedExchange:
+    """Over an engine group of CPU ranks on one host; tensors of other devices are staged."""
+
+    def __init__(self, comm: _core.Comm) -> None:
+        self._comm = comm
+        self.ranks = comm.ranks
+
+    def all_reduce(self, values: torch.Tensor) -> Any:
+        staged = values.cpu()
+        self._comm.all_reduce(staged.data_ptr(), staged.numel(), DTYPES[staged.dtype], _core.OP_SUM)
+        if staged is not values:
+            values.copy_(staged)
+
+    def sum_short(self, values: torch.Tensor) -> torch.Tensor:
+        total = values.clone()
+        self.all_reduce(total)
+        return total
+
+    def gather(self, payload: torch.Tensor) -> torch.Tensor:
+        staged = payload.cpu()
+        rows = staged.new_empty((self.ranks, staged.numel()))
+        counts = [staged.numel()] * self.ranks
+        self._comm.all_gather(staged.data_ptr(), rows.data_ptr(), counts, _core.DTYPE_U8)
+        return rows.to(payload.device)

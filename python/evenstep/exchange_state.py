@@ -1,0 +1,83 @@
+"""What each rank's exchange of gradients remembers between steps, in checkpoints: what compression has left out so far.
+
+With other ranks than it was written by, what all had left out is added up and split evenly: the same sum is still to come.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import torch
+
+from evenstep.group import Group, gather_objects
+
+State = dict[str, torch.Tensor]
+
+
+def capture_exchange(session: Any) -> dict[str, Any]:
+    """Collective. Every model's states, one a rank."""
+    models = {}
+    for sync in session.steps.syncs:
+        if hasattr(sync.engine, "feedback_state"):
+            ranks = _gather_states(session.group, sync.engine.feedback_state())
+            models[sync.name] = {"compression": sync.compression, "ranks": ranks}
+    return {"models": models} if models else {}
+
+
+def _gather_states(group: Group, state: State) -> list[State]:
+    """Everyone's, on every rank."""
+    everyone: list[list[tuple[str, tuple[int, ...], torch.dtype]]]
+    everyone = gather_objects(group, [(name, tuple(one.shape), one.dtype) for name, one in state.items()])
+    states: list[State] = [{} for _ in everyone]
+    for place in range(max(map(len, everyone))):
+        theirs = [known[place] if place < len(known) else None for known in everyone]
+        mine = list(state.values())[place] if place < len(state) else torch.empty(0)
+        flat = mine.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        counts = [0 if one is None else math.prod(one[1]) * one[2].itemsize for one in theirs]
+        rows = group.gather_rows(flat, counts).split(counts)
+        for known, row, one in zip(states, rows, theirs):
+            if one is not None:
+                known[one[0]] = row.clone().view(one[2]).view(one[1])
+    return states
+
+
+def restore_exchange(session: Any, saved: dict[str, Any] | None) -> None:
+    """Puts it back into the engines of what was prepared; tells (rank 0) what could not be as it was."""
+    models = (saved or {}).get("models", {})
+    for sync in session.steps.syncs:
+        if not hasattr(sync.engine, "load_feedback"):
+            continue
+        there = models.get(sync.name)
+        if there is None or there["compression"] != sync.compression:
+            was = "without compression" if there is None else f"with compression {there['compression']}"
+            _tell(
+                session,
+                f"the checkpoint was written {was}: what {sync.compression} leaves out of the gradients of "
+                f"{sync.name!r} begins at zero",
+            )
+            continue
+        ranks = there["ranks"]
+        if len(ranks) == session.world_size:
+            sync.engine.load_feedback(ranks[session.rank])
+            continue
+        sync.engine.load_feedback(_split(ranks, session.world_size))
+        _tell(
+            session,
+            f"what {sync.compression} had left out of the gradients of {sync.name!r} on {len(ranks)} ranks is added up "
+            f"and split evenly between {session.world_size}",
+        )
+
+
+def _split(ranks: list[State], parts: int) -> State:
+    """Numbered entries are buckets' errors; the others are the same on all ranks."""
+    split = dict(ranks[0])
+    for name in {name for state in ranks for name in state if name.isdigit()}:
+        split[name] = sum(state[name] for state in ranks if name in state) / parts  # type: ignore[assignment]
+    return split
+
+
+def _tell(session: Any, words: str) -> None:
+    if session.rank == 0:
+        sys.stderr.write(f"evenstep: {words}\n")

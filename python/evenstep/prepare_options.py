@@ -1,0 +1,49 @@
+"""What es.prepare may be told about the exchange of gradients, checked before anything is done."""
+
+from __future__ import annotations
+
+import math
+
+from evenstep._core import EvenstepError
+from evenstep.compression import parse_compression
+from evenstep.engine import EngineOptions
+from evenstep.environment import Environment
+
+_MOST_MB = 1 << 20
+
+
+def engine_options(
+    environment: Environment,
+    engine: str | None,
+    compression: str | None,
+    reduction: str,
+    bucket_cap_mb: float | None,
+) -> EngineOptions:
+    """Raises ValueError, or EvenstepError where the launcher's variables are wrong."""
+    if engine not in (None, "shared", "torch"):
+        raise ValueError(f"es.prepare(engine={engine!r}): choose 'shared' or 'torch', or leave it to Evenstep")
+    if reduction not in ("mean", "adasum"):
+        raise ValueError(f"es.prepare(reduction={reduction!r}): choose 'mean' (weighted by the shares) or 'adasum'")
+    if compression is not None:
+        chosen = parse_compression(compression)
+    else:
+        try:
+            chosen = parse_compression(environment.compression or None, "EVENSTEP_COMPRESSION")
+        except ValueError as error:
+            raise EvenstepError(str(error)) from None
+    adasum = reduction == "adasum"
+    if adasum and chosen is not None:
+        raise ValueError(
+            f"es.prepare(reduction='adasum', compression={str(chosen)!r}): Adasum needs the gradients as they are\n"
+            "  fix: leave one of the two out (compression='none' where the launcher sets one)"
+        )
+    ranks = environment.world_size
+    if adasum and ranks & (ranks - 1):
+        raise ValueError(
+            f"es.prepare(reduction='adasum') adds up pairs of ranks, and the job has {ranks}\n"
+            "  fix: start 2, 4, 8, … ranks"
+        )
+    if bucket_cap_mb is not None and not (0 < bucket_cap_mb <= _MOST_MB and math.isfinite(bucket_cap_mb)):
+        raise ValueError(f"es.prepare(bucket_cap_mb={bucket_cap_mb!r}): give MiB, more than 0 and up to {_MOST_MB}")
+    cap = 0 if bucket_cap_mb is None else max(1, int(bucket_cap_mb * (1 << 20)))
+    return EngineOptions(engine, chosen, cap, adasum, environment.seed or 0)

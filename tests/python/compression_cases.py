@@ -1,0 +1,201 @@
+"""Compressed exchanges of gradients, on every rank of one job (test_compression.py): each step's p.grad against a plain
+reference made of all ranks' own gradients, trainings against the uncompressed one, a checkpoint that is gone back to.
+
+Prints one line a case: NAME and what was measured, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from typing import Any
+
+import torch
+from prepare_cases import Branches, mlp, share_schedule, vector
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import evenstep as es
+
+RANKS, RANK = es.world_size(), es.rank()
+BATCH = 12
+
+
+def data(samples: int) -> TensorDataset:
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(samples, 6, generator=generator)
+    return TensorDataset(x, torch.tanh(x[:, :3] * 2) + 0.1 * x[:, 3:])
+
+
+def prepared(build: Any, steps: int, **options: Any) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+    torch.manual_seed(1)
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(data(BATCH * steps), batch_size=BATCH)
+    return es.prepare(model, optimizer, loader, **{"shares": share_schedule(RANKS, 3), **options})
+
+
+def flat_of(gradients: list[Any], parameters: list[nn.Parameter]) -> torch.Tensor:
+    """As the engines that gather lay them out: the last parameter first; zeros where there is none."""
+    parts = [torch.zeros_like(p) if g is None else g for g, p in zip(gradients, parameters)]
+    return torch.cat([part.reshape(-1) for part in reversed(parts)])
+
+
+class Reference:
+    """The sum of what the ranks send, by the simplest means."""
+
+    def __init__(self, name: str) -> None:
+        self.name, _, number = name.partition(":")
+        self.number = float(number or 0)
+        self.left = [torch.zeros(()) for _ in range(RANKS)]
+
+    def total(self, flats: list[torch.Tensor]) -> torch.Tensor:
+        if self.name in ("fp16", "bf16"):
+            short = torch.float16 if self.name == "fp16" else torch.bfloat16
+            total = flats[0].to(short).float()
+            for flat in flats[1:]:
+                total = total + flat.to(short).float()
+            return total.to(short).float()
+        if self.name == "adasum":
+            raise AssertionError("by parameter: see adasum_of")
+        total = torch.zeros_like(flats[0])
+        for rank, flat in enumerate(flats):
+            values = flat + self.left[rank]
+            sent = self.top(values) if self.name == "topk" else self.signs(values)
+            self.left[rank] = values - sent
+            total = total + sent
+        return total
+
+    def top(self, values: torch.Tensor) -> torch.Tensor:
+        count = math.ceil(self.number * values.numel())
+        order = sorted(range(values.numel()), key=lambda i: -abs(float(values[i])))
+        sent = torch.zeros_like(values)
+        for place in order[:count]:
+            sent[place] = values[place]
+        return sent
+
+    @staticmethod
+    def signs(values: torch.Tensor) -> torch.Tensor:
+        return torch.cat([torch.where(b >= 0, 1.0, -1.0) * b.abs().mean() for b in values.split(1024)])
+
+
+def adasum_of(rows: list[torch.Tensor]) -> torch.Tensor:
+    if len(rows) == 1:
+        return rows[0]
+    merged = []
+    for a, b in zip(rows[::2], rows[1::2]):
+        dot = float((a * b).sum())
+        aa, bb = float((a * a).sum()), float((b * b).sum())
+        merged.append((1 - dot / (2 * aa) if aa else 1) * a + (1 - dot / (2 * bb) if bb else 1) * b)
+    return adasum_of(merged)
+
+
+def steps_against_reference(name: str, engine: str | None, build: Any = mlp, steps: int = 5) -> dict[str, Any]:
+    adasum = name == "adasum"
+    options: dict[str, Any] = {"reduction": "adasum"} if adasum else {"compression": name}
+    model, optimizer, loader = prepared(build, steps, engine=engine, bucket_cap_mb=1, **options)
+    parameters = list(model.parameters())
+    reference, worst, alike, absent = Reference(name), 0.0, True, 0
+    for x, y in loader:
+        weight = es.session().steps.current_weight()
+        mine = torch.autograd.grad((model(x) - y).square().mean(), parameters, allow_unused=True)
+        mine = [g if weight > 0 else None for g in mine]
+        flats = [row * w for row, w in zip(gathered(flat_of(mine, parameters)), gathered(torch.tensor([weight])))]
+        (model(x) - y).square().mean().backward()
+        got = flat_of([p.grad for p in parameters], parameters)
+        if adasum:
+            sizes = [p.numel() for p in reversed(parameters)]
+            parts = zip(*(flat.mul(RANKS).double().split(sizes) for flat in flats))
+            wanted = torch.cat([adasum_of(list(rows)) for rows in parts]).float()
+        elif name == "int8":
+            wanted = sum(flats[1:], flats[0])
+            steps_of = [b.abs().amax() / 127 * torch.ones_like(b) for flat in flats for b in flat.split(256)]
+            bound = sum(torch.cat(steps_of).view(RANKS, -1))
+            worst = max(worst, float(((got - wanted).abs() / bound.clamp(min=1e-30)).max()))
+            alike = alike and not torch.equal(got, wanted)  # it is rounded
+        else:
+            wanted = reference.total(flats)
+        if name != "int8":
+            worst = max(worst, float((got - wanted).abs().max() / wanted.abs().max()))
+        alike = alike and all(torch.equal(row, got) for row in gathered(got))
+        absent += sum(p.grad is None for p in parameters)
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"worst": worst, "alike": alike, "absent": absent}
+
+
+def gathered(row: torch.Tensor) -> list[torch.Tensor]:
+    return list(es.gather(row[None], batch=False))
+
+
+def training(name: str | None, engine: str | None = None, no_sync: bool = False, **more: Any) -> dict[str, Any]:
+    reduction = {"reduction": "adasum"} if name == "adasum" else {"compression": name}
+    model, optimizer, loader = prepared(mlp, 160, engine=engine, **reduction, **more)
+    for number, (x, y) in enumerate(loader):
+        if no_sync and number % 2 == 0:
+            with es.no_sync(model):
+                ((model(x) - y).square().mean() / 2).backward()
+            continue
+        ((model(x) - y).square().mean() / (2 if no_sync else 1)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    x, y = data(400).tensors
+    with torch.no_grad():
+        loss = float((model(x) - y).square().mean())
+    values = vector(model)
+    return {"loss": loss, "alike": all(torch.equal(row, values) for row in gathered(values)), "values": values}
+
+
+def going_back(name: str, engine: str | None = None) -> dict[str, Any]:
+    """Goes on for some steps after a checkpoint, goes back to it, and makes them again."""
+    options = {"engine": engine, "compression": name, "shares": lambda number, batch: [batch - 1, 1]}
+    model, optimizer, loader = prepared(mlp, 40, **options)
+    first, path, ends = es.step(), None, []
+
+    def some(until: int) -> None:
+        nonlocal path
+        for x, y in loader:
+            (model(x) - y).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if es.step() == first + 15 and path is None:
+                path = es.checkpoint(f"going_back_{name.replace(':', '_')}_{engine}")
+            if es.step() == until:
+                break
+        ends.append(vector(model))
+
+    some(first + 21)
+    facts = es.load_checkpoint(path)
+    assert facts["step"] == first + 15 == es.step()
+    some(first + 21)
+    return {"same": torch.equal(*ends), "moved": float(ends[0].norm())}
+
+
+def main() -> None:
+    for engine in (None, "torch"):
+        for name in ("fp16", "bf16", "topk:0.1", "onebit", "int8", "adasum"):
+            tell(f"step {name} {engine}", steps_against_reference(name, engine))
+    tell("step topk:0.1 unused", steps_against_reference("topk:0.1", None, Branches))
+    tell("step bf16 unused", steps_against_reference("bf16", None, Branches))
+    plain = training(None)
+    tell("train none None", plain)
+    for name in ("fp16", "bf16", "int8", "onebit", "topk:0.1", "powersgd:2", "adasum"):
+        tell(f"train {name} None", training(name))
+    tell("train bf16 torch", training("bf16", "torch"))
+    tell("train powersgd:2 torch", training("powersgd:2", "torch"))
+    tell("train none accumulated", training(None, no_sync=True))
+    tell("train topk:0.1 accumulated", training("topk:0.1", no_sync=True))
+    for name in ("topk:0.1", "int8", "powersgd:2"):
+        tell(f"back {name}", going_back(name))
+
+
+def tell(name: str, facts: dict[str, Any]) -> None:
+    facts.pop("values", None)
+    if es.is_main():
+        sys.stdout.write(json.dumps([name, facts]) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
