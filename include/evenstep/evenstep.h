@@ -5,6 +5,7 @@
 #include <evenstep/balancer.h>
 #include <evenstep/checkpoint.h>
 #include <evenstep/comm.h>
+#include <evenstep/device_comm.h>
 #include <evenstep/status.h>
 #include <evenstep/sync.h>
 #include <evenstep/telemetry.h>

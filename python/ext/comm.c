@@ -89,7 +89,7 @@ even_comm *even_ext_comm_open_group(even_ext_comm *self) {
   } while (0)
 
 /* A sequence of `ranks` counts into a new array. */
-static size_t *to_counts(PyObject *object, int ranks) {
+size_t *even_ext_to_counts(PyObject *object, int ranks) {
   PyObject *items = PySequence_Tuple(object);
   size_t *counts = NULL;
   even_status status = EVEN_OK;
@@ -148,7 +148,7 @@ static PyObject *comm_reduce_scatter(PyObject *object, PyObject *arguments) {
                                         even_ext_to_address, &output, &sequence, &dtype, &op)) {
     return NULL;
   }
-  size_t *counts = to_counts(sequence, even_comm_ranks(comm));
+  size_t *counts = even_ext_to_counts(sequence, even_comm_ranks(comm));
   if (counts == NULL) {
     return NULL;
   }
@@ -172,7 +172,7 @@ static PyObject *comm_all_gather(PyObject *object, PyObject *arguments) {
                                         even_ext_to_address, &output, &sequence, &dtype)) {
     return NULL;
   }
-  size_t *counts = to_counts(sequence, even_comm_ranks(comm));
+  size_t *counts = even_ext_to_counts(sequence, even_comm_ranks(comm));
   if (counts == NULL) {
     return NULL;
   }
@@ -180,8 +180,8 @@ static PyObject *comm_all_gather(PyObject *object, PyObject *arguments) {
 }
 
 /* A sequence of `ranks` addresses into a new array. */
-static void **to_parts(PyObject *object, int ranks) {
-  size_t *numbers = to_counts(object, ranks); /* an address is a number that fits a size_t */
+void **even_ext_to_parts(PyObject *object, int ranks) {
+  size_t *numbers = even_ext_to_counts(object, ranks); /* an address is a number that fits a size_t */
   void **parts = NULL;
   even_status status = numbers == NULL ? EVEN_OK : EVEN_NEW_ARRAY(&parts, (size_t)ranks);
   if (status != EVEN_OK) {
@@ -224,8 +224,10 @@ static PyObject *comm_all_to_all(PyObject *object, PyObject *arguments) {
     return NULL;
   }
   int ranks = even_comm_ranks(comm);
-  if ((all.inputs = to_parts(given[0], ranks)) == NULL || (all.input_bytes = to_counts(given[1], ranks)) == NULL ||
-      (all.outputs = to_parts(given[2], ranks)) == NULL || (all.output_bytes = to_counts(given[3], ranks)) == NULL) {
+  if ((all.inputs = even_ext_to_parts(given[0], ranks)) == NULL ||
+      (all.input_bytes = even_ext_to_counts(given[1], ranks)) == NULL ||
+      (all.outputs = even_ext_to_parts(given[2], ranks)) == NULL ||
+      (all.output_bytes = even_ext_to_counts(given[3], ranks)) == NULL) {
     free_arguments(&all);
     return NULL;
   }

@@ -32,6 +32,10 @@ static inline int even_ext_to_size(PyObject *object, void *out) {
   return 1;
 }
 
+/* A sequence of `ranks` numbers, or addresses, into a new array (even_free); NULL with an exception. */
+size_t *even_ext_to_counts(PyObject *object, int ranks);
+void **even_ext_to_parts(PyObject *object, int ranks);
+
 /* messages.c */
 PyObject *even_ext_comm_send(PyObject *object, PyObject *arguments);
 PyObject *even_ext_comm_receive(PyObject *object, PyObject *arguments);

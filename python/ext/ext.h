@@ -29,6 +29,7 @@ static inline int even_ext_to_address(PyObject *object, void *out) {
 
 /* Each adds its types and functions to the module; 0, or -1 with an exception set. */
 int even_ext_add_comm(PyObject *module);
+int even_ext_add_device_comm(PyObject *module);
 int even_ext_add_sync(PyObject *module);
 int even_ext_add_telemetry(PyObject *module);
 int even_ext_add_balancer(PyObject *module);

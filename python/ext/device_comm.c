@@ -1,0 +1,569 @@
+/* _core.DeviceComm: collectives on device memory through NCCL. Data cross as addresses, streams as the numbers that
+ * torch gives (stream.cuda_stream). The GIL is released while a call runs. */
+#include "comm.h"
+
+#include "base/alloc.h"
+#include "base/fail.h"
+
+#include <evenstep/device_comm.h>
+#include <stdbool.h>
+
+typedef struct device_object {
+  PyObject_HEAD even_device_comm *comm; /* NULL once freed */
+  Py_ssize_t calls;                     /* threads inside a call */
+  int closed;
+} device_object;
+
+static PyObject *device_type; /* made once, with the module */
+
+static void free_when_unused(device_object *self) {
+  if (self->closed && self->calls == 0 && self->comm != NULL) {
+    even_device_comm *comm = self->comm;
+    self->comm = NULL;
+    (void)even_device_comm_close(comm);
+  }
+}
+
+static even_device_comm *opened(device_object *self) {
+  if (self->closed || self->comm == NULL) {
+    (void)even_ext_raise(even_fail(EVEN_ERR_STATE, "the device communicator is closed"));
+    return NULL;
+  }
+  return self->comm;
+}
+
+/* Runs `call` without the GIL; None, or NULL with an exception. */
+#define RUN(self, call)                  \
+  do {                                   \
+    even_status run_status_ = EVEN_OK;   \
+    (self)->calls++;                     \
+    Py_BEGIN_ALLOW_THREADS;              \
+    run_status_ = (call);                \
+    Py_END_ALLOW_THREADS;                \
+    PyObject *run_result_ = NULL;        \
+    if (run_status_ == EVEN_OK) {        \
+      run_result_ = Py_None;             \
+      Py_INCREF(Py_None);                \
+    } else {                             \
+      (void)even_ext_raise(run_status_); \
+    }                                    \
+    (self)->calls--;                     \
+    free_when_unused(self);              \
+    return run_result_;                  \
+  } while (0)
+
+/* PyArg converter ("O&"): None, or a float into a double that `value` points to then. */
+typedef struct optional_double {
+  double number;
+  const double *value;
+} optional_double;
+
+static int to_factor(PyObject *object, void *out) {
+  optional_double *into = out;
+  into->value = NULL;
+  if (object == Py_None) {
+    return 1;
+  }
+  into->number = PyFloat_AsDouble(object);
+  if (PyErr_Occurred() != NULL) {
+    return 0;
+  }
+  into->value = &into->number;
+  return 1;
+}
+
+static int to_id(PyObject *object, void *out) {
+  char *bytes = NULL;
+  Py_ssize_t length = 0;
+  if (PyBytes_AsStringAndSize(object, &bytes, &length) != 0) {
+    return 0;
+  }
+  if (length != EVEN_DEVICE_COMM_ID_BYTES) {
+    PyErr_Format(PyExc_ValueError, "an identity has %d bytes, not %zd", EVEN_DEVICE_COMM_ID_BYTES, length);
+    return 0;
+  }
+  memcpy(((even_device_comm_id *)out)->bytes, bytes, EVEN_DEVICE_COMM_ID_BYTES);
+  return 1;
+}
+
+static PyObject *wrapped(even_device_comm *comm) {
+  allocfunc make = (allocfunc)PyType_GetSlot((PyTypeObject *)device_type, Py_tp_alloc);
+  device_object *self = (device_object *)make((PyTypeObject *)device_type, 0);
+  if (self == NULL) {
+    (void)even_device_comm_close(comm);
+    return NULL;
+  }
+  self->comm = comm;
+  return (PyObject *)self;
+}
+
+static PyObject *open_or_join(PyObject *arguments, PyObject *names, bool joins) {
+  static char *keywords[] = {"id",      "rank", "ranks", "device", "shares_device", "blocking", "timeout_seconds",
+                             "library", NULL};
+  even_device_comm_params params = {.size = sizeof params, .timeout_seconds = 1800.0};
+  even_device_comm_id id;
+  int shares = 0;
+  int blocks = 0;
+  even_device_comm *comm = NULL;
+  if (!PyArg_ParseTupleAndKeywords(arguments, names, "O&iii|ppdz:DeviceComm", keywords, to_id, &id, &params.rank,
+                                   &params.ranks, &params.device, &shares, &blocks, &params.timeout_seconds,
+                                   &params.library)) {
+    return NULL;
+  }
+  params.shares_device = shares != 0;
+  params.blocking = blocks != 0;
+  even_status status = EVEN_OK;
+  Py_BEGIN_ALLOW_THREADS;
+  status = joins ? even_device_comm_join(&params, &id, &comm) : even_device_comm_open(&params, &id, &comm);
+  Py_END_ALLOW_THREADS;
+  return status == EVEN_OK ? wrapped(comm) : even_ext_raise(status);
+}
+
+static PyObject *device_new(PyTypeObject *type, PyObject *arguments, PyObject *names) {
+  (void)type;
+  return open_or_join(arguments, names, false);
+}
+
+static PyObject *device_join(PyObject *module, PyObject *arguments, PyObject *names) {
+  (void)module;
+  return open_or_join(arguments, names, true);
+}
+
+static void device_dealloc(PyObject *object) {
+  device_object *self = (device_object *)object;
+  PyTypeObject *type = Py_TYPE(object);
+  freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
+  if (self->comm != NULL) {
+    even_device_comm_abort(self->comm); /* forgotten: nobody waits for what is on its stream */
+    (void)even_device_comm_close(self->comm);
+  }
+  free_object(object);
+  Py_DECREF((PyObject *)type);
+}
+
+static PyObject *device_make_id(PyObject *module, PyObject *arguments) {
+  const char *library = NULL;
+  even_device_comm_id id;
+  (void)module;
+  if (!PyArg_ParseTuple(arguments, "|z:make_id", &library)) {
+    return NULL;
+  }
+  even_status status = even_device_comm_make_id(library, &id);
+  return status == EVEN_OK ? PyBytes_FromStringAndSize((const char *)id.bytes, sizeof id.bytes)
+                           : even_ext_raise(status);
+}
+
+static PyObject *device_version(PyObject *module, PyObject *arguments) {
+  const char *library = NULL;
+  int version = 0;
+  (void)module;
+  if (!PyArg_ParseTuple(arguments, "|z:version", &library)) {
+    return NULL;
+  }
+  even_status status = even_device_comm_library(library, &version);
+  return status == EVEN_OK ? PyLong_FromLong(version) : even_ext_raise(status);
+}
+
+/* ---- collectives ---- */
+
+static PyObject *device_all_reduce(PyObject *object, PyObject *arguments) {
+  device_object *self = (device_object *)object;
+  void *input = NULL;
+  void *output = NULL;
+  void *stream = NULL;
+  size_t count = 0;
+  int dtype = 0;
+  int op = 0;
+  optional_double factor = {0};
+  even_device_comm *comm = opened(self);
+  if (comm == NULL ||
+      !PyArg_ParseTuple(arguments, "O&O&O&iiO&O&:all_reduce", even_ext_to_address, &input, even_ext_to_address, &output,
+                        even_ext_to_size, &count, &dtype, &op, to_factor, &factor, even_ext_to_address, &stream)) {
+    return NULL;
+  }
+  RUN(self, even_device_comm_all_reduce(comm, input, output, count, (even_dtype)dtype, (even_reduce_op)op, factor.value,
+                                        stream));
+}
+
+static PyObject *device_reduce(PyObject *object, PyObject *arguments) {
+  device_object *self = (device_object *)object;
+  void *input = NULL;
+  void *output = NULL;
+  void *stream = NULL;
+  size_t count = 0;
+  int dtype = 0;
+  int op = 0;
+  int root = 0;
+  optional_double factor = {0};
+  even_device_comm *comm = opened(self);
+  if (comm == NULL || !PyArg_ParseTuple(arguments, "O&O&O&iiO&iO&:reduce", even_ext_to_address, &input,
+                                        even_ext_to_address, &output, even_ext_to_size, &count, &dtype, &op, to_factor,
+                                        &factor, &root, even_ext_to_address, &stream)) {
+    return NULL;
+  }
+  RUN(self, even_device_comm_reduce(comm, input, output, count, (even_dtype)dtype, (even_reduce_op)op, factor.value,
+                                    root, stream));
+}
+
+/* `call`, and then the lists that it was given go. */
+#define FREED(a, b, c, d, call)         \
+  do {                                  \
+    even_status freed_status_ = (call); \
+    even_free(a);                       \
+    even_free(b);                       \
+    even_free(c);                       \
+    even_free(d);                       \
+    return freed_status_;               \
+  } while (0)
+
+static even_status reduce_scatter_and_free(even_device_comm *comm, const void *input, void *output, size_t *counts,
+                                           int dtype, int op, const double *factor, void *stream) {
+  FREED(counts, NULL, NULL, NULL,
+        even_device_comm_reduce_scatter(comm, input, output, counts, (even_dtype)dtype, (even_reduce_op)op, factor,
+                                        stream));
+}
+
+static PyObject *device_reduce_scatter(PyObject *object, PyObject *arguments) {
+  device_object *self = (device_object *)object;
+  void *input = NULL;
+  void *output = NULL;
+  void *stream = NULL;
+  PyObject *sequence = NULL;
+  int dtype = 0;
+  int op = 0;
+  optional_double factor = {0};
+  even_device_comm *comm = opened(self);
+  if (comm == NULL ||
+      !PyArg_ParseTuple(arguments, "O&O&OiiO&O&:reduce_scatter", even_ext_to_address, &input, even_ext_to_address,
+                        &output, &sequence, &dtype, &op, to_factor, &factor, even_ext_to_address, &stream)) {
+    return NULL;
+  }
+  size_t *counts = even_ext_to_counts(sequence, even_device_comm_ranks(comm));
+  if (counts == NULL) {
+    return NULL;
+  }
+  RUN(self, reduce_scatter_and_free(comm, input, output, counts, dtype, op, factor.value, stream));
+}
+
+static even_status all_gather_and_free(even_device_comm *comm, const void *input, void *output, size_t *bytes,
+                                       void *stream) {
+  FREED(bytes, NULL, NULL, NULL, even_device_comm_all_gather(comm, input, output, bytes, stream));
+}
+
+static PyObject *device_all_gather(PyObject *object, PyObject *arguments) {
+  device_object *self = (device_object *)object;
+  void *input = NULL;
+  void *output = NULL;
+  void *stream = NULL;
+  PyObject *sequence = NULL;
+  even_device_comm *comm = opened(self);
+  if (comm == NULL || !PyArg_ParseTuple(arguments, "O&O&OO&:all_gather", even_ext_to_address, &input,
+                                        even_ext_to_address, &output, &sequence, even_ext_to_address, &stream)) {
+    return NULL;
+  }
+  size_t *bytes = even_ext_to_counts(sequence, even_device_comm_ranks(comm));
+  if (bytes == NULL) {
+    return NULL;
+  }
+  RUN(self, all_gather_and_free(comm, input, output, bytes, stream));
+}
+
+static PyObject *device_broadcast(PyObject *object, PyObject *arguments) {
+  device_object *self = (device_object *)object;
+  void *data = NULL;
+  void *stream = NULL;
+  size_t bytes = 0;
+  int root = 0;
+  even_device_comm *comm = opened(self);
+  if (comm == NULL || !PyArg_ParseTuple(arguments, "O&O&iO&:broadcast", even_ext_to_address, &data, even_ext_to_size,
+                                        &bytes, &root, even_ext_to_address, &stream)) {
+    return NULL;
+  }
+  RUN(self, even_device_comm_broadcast(comm, data, bytes, root, stream));
+}
+
+static even_status all_to_all_and_free(even_device_comm *comm, void **inputs, size_t *input_bytes, void **outputs,
+                                       size_t *output_bytes, void *stream) {
+  FREED(inputs, input_bytes, outputs, output_bytes,
+        even_device_comm_all_to_all(comm, (const void *const *)inputs, input_bytes, outputs, output_bytes, stream));
+}
+
+static PyObject *device_all_to_all(PyObject *object, PyObject *arguments) {
+  device_object *self = (device_object *)object;
+  PyObject *given[4];
+  void *stream = NULL;
+  even_device_comm *comm = opened(self);
+  if (comm == NULL || !PyArg_ParseTuple(arguments, "OOOOO&:all_to_all", &given[0], &given[1], &given[2], &given[3],
+                                        even_ext_to_address, &stream)) {
+    return NULL;
+  }
+  int ranks = even_device_comm_ranks(comm);
+  void **inputs = even_ext_to_parts(given[0], ranks);
+  size_t *input_bytes = inputs == NULL ? NULL : even_ext_to_counts(given[1], ranks);
+  void **outputs = input_bytes == NULL ? NULL : even_ext_to_parts(given[2], ranks);
+  size_t *output_bytes = outputs == NULL ? NULL : even_ext_to_counts(given[3], ranks);
+  if (output_bytes == NULL) {
+    even_free(inputs);
+    even_free(input_bytes);
+    even_free(outputs);
+    return NULL;
+  }
+  RUN(self, all_to_all_and_free(comm, inputs, input_bytes, outputs, output_bytes, stream));
+}
+
+static PyObject *message(PyObject *object, PyObject *arguments, bool sends) {
+  device_object *self = (device_object *)object;
+  void *data = NULL;
+  void *stream = NULL;
+  size_t bytes = 0;
+  int peer = 0;
+  even_device_comm *comm = opened(self);
+  if (comm == NULL || !PyArg_ParseTuple(arguments, "O&O&iO&", even_ext_to_address, &data, even_ext_to_size, &bytes,
+                                        &peer, even_ext_to_address, &stream)) {
+    return NULL;
+  }
+  RUN(self, sends ? even_device_comm_send(comm, data, bytes, peer, stream)
+                  : even_device_comm_receive(comm, data, bytes, peer, stream));
+}
+
+static PyObject *device_send(PyObject *object, PyObject *arguments) {
+  return message(object, arguments, true);
+}
+static PyObject *device_receive(PyObject *object, PyObject *arguments) {
+  return message(object, arguments, false);
+}
+
+static PyObject *device_barrier(PyObject *object, PyObject *arguments) {
+  device_object *self = (device_object *)object;
+  void *stream = NULL;
+  even_device_comm *comm = opened(self);
+  if (comm == NULL || !PyArg_ParseTuple(arguments, "O&:barrier", even_ext_to_address, &stream)) {
+    return NULL;
+  }
+  RUN(self, even_device_comm_barrier(comm, stream));
+}
+
+/* NCCL's groups belong to the thread, and so does the group's lock: no other thread may come between. */
+static PyObject *device_group_begin(PyObject *object, PyObject *unused) {
+  device_object *self = (device_object *)object;
+  even_device_comm *comm = opened(self);
+  (void)unused;
+  if (comm == NULL) {
+    return NULL;
+  }
+  RUN(self, even_device_comm_group_begin(comm));
+}
+static PyObject *device_group_end(PyObject *object, PyObject *unused) {
+  device_object *self = (device_object *)object;
+  even_device_comm *comm = opened(self);
+  (void)unused;
+  if (comm == NULL) {
+    return NULL;
+  }
+  RUN(self, even_device_comm_group_end(comm));
+}
+
+/* ---- lives ---- */
+
+static PyObject *device_poll(PyObject *object, PyObject *unused) {
+  device_object *self = (device_object *)object;
+  even_device_comm *comm = opened(self);
+  (void)unused;
+  if (comm == NULL) {
+    return NULL;
+  }
+  RUN(self, even_device_comm_poll(comm));
+}
+
+static even_status abort_it(even_device_comm *comm) {
+  even_device_comm_abort(comm);
+  return EVEN_OK;
+}
+
+static PyObject *device_abort(PyObject *object, PyObject *unused) {
+  device_object *self = (device_object *)object;
+  even_device_comm *comm = opened(self);
+  (void)unused;
+  if (comm == NULL) {
+    return NULL;
+  }
+  RUN(self, abort_it(comm));
+}
+
+static PyObject *device_set_timeout(PyObject *object, PyObject *arguments) {
+  double seconds = 0;
+  even_device_comm *comm = opened((device_object *)object);
+  if (comm == NULL || !PyArg_ParseTuple(arguments, "d:set_timeout", &seconds)) {
+    return NULL;
+  }
+  even_device_comm_set_timeout(comm, seconds);
+  Py_RETURN_NONE;
+}
+
+static PyObject *device_close(PyObject *object, PyObject *unused) {
+  device_object *self = (device_object *)object;
+  (void)unused;
+  if (self->closed) {
+    Py_RETURN_NONE;
+  }
+  self->closed = 1;
+  if (self->calls > 0) {
+    even_device_comm_abort(self->comm); /* the call comes back, and the last one out closes */
+    Py_RETURN_NONE;
+  }
+  even_status status = EVEN_OK;
+  even_device_comm *comm = self->comm;
+  self->comm = NULL;
+  Py_BEGIN_ALLOW_THREADS;
+  status = even_device_comm_close(comm);
+  Py_END_ALLOW_THREADS;
+  if (status != EVEN_OK) {
+    return even_ext_raise(status);
+  }
+  Py_RETURN_NONE;
+}
+
+static PyObject *device_shrink(PyObject *object, PyObject *arguments) {
+  device_object *self = (device_object *)object;
+  PyObject *sequence = NULL;
+  int aborts = 0;
+  even_device_comm *comm = opened(self);
+  if (comm == NULL || !PyArg_ParseTuple(arguments, "O|p:shrink", &sequence, &aborts)) {
+    return NULL;
+  }
+  Py_ssize_t count = PySequence_Size(sequence);
+  size_t *given = count < 0 ? NULL : even_ext_to_counts(sequence, (int)count);
+  int *excluded = NULL;
+  if (given == NULL) {
+    return NULL;
+  }
+  even_status status = EVEN_NEW_ARRAY(&excluded, (size_t)count);
+  for (Py_ssize_t i = 0; status == EVEN_OK && i < count; i++) {
+    excluded[i] = given[i] > INT_MAX ? INT_MAX : (int)given[i];
+  }
+  even_free(given);
+  even_device_comm *rest = NULL;
+  if (status == EVEN_OK) {
+    self->calls++;
+    Py_BEGIN_ALLOW_THREADS;
+    status = even_device_comm_shrink(comm, excluded, (int)count, aborts != 0, &rest);
+    Py_END_ALLOW_THREADS;
+    self->calls--;
+  }
+  even_free(excluded);
+  PyObject *result = status == EVEN_OK ? wrapped(rest) : even_ext_raise(status);
+  free_when_unused(self);
+  return result;
+}
+
+static PyObject *device_grow_id(PyObject *object, PyObject *unused) {
+  even_device_comm_id id;
+  even_device_comm *comm = opened((device_object *)object);
+  (void)unused;
+  if (comm == NULL) {
+    return NULL;
+  }
+  even_status status = even_device_comm_grow_id(comm, &id);
+  return status == EVEN_OK ? PyBytes_FromStringAndSize((const char *)id.bytes, sizeof id.bytes)
+                           : even_ext_raise(status);
+}
+
+static PyObject *device_grow(PyObject *object, PyObject *arguments) {
+  device_object *self = (device_object *)object;
+  PyObject *given = Py_None;
+  int ranks = 0;
+  even_device_comm_id id;
+  even_device_comm *all = NULL;
+  even_device_comm *comm = opened(self);
+  if (comm == NULL || !PyArg_ParseTuple(arguments, "i|O:grow", &ranks, &given) ||
+      (given != Py_None && !to_id(given, &id))) {
+    return NULL;
+  }
+  even_status status = EVEN_OK;
+  self->calls++;
+  Py_BEGIN_ALLOW_THREADS;
+  status = even_device_comm_grow(comm, ranks, given == Py_None ? NULL : &id, &all);
+  Py_END_ALLOW_THREADS;
+  self->calls--;
+  PyObject *result = status == EVEN_OK ? wrapped(all) : even_ext_raise(status);
+  free_when_unused(self);
+  return result;
+}
+
+static PyObject *device_rank(PyObject *object, void *closure) {
+  even_device_comm *comm = opened((device_object *)object);
+  (void)closure;
+  return comm == NULL ? NULL : PyLong_FromLong(even_device_comm_rank(comm));
+}
+static PyObject *device_ranks(PyObject *object, void *closure) {
+  even_device_comm *comm = opened((device_object *)object);
+  (void)closure;
+  return comm == NULL ? NULL : PyLong_FromLong(even_device_comm_ranks(comm));
+}
+static PyObject *device_closed(PyObject *object, void *closure) {
+  (void)closure;
+  return PyBool_FromLong(((device_object *)object)->closed);
+}
+
+#define WITH_NAMES(function) (PyCFunction)(void (*)(void))(function)
+
+static PyMethodDef device_methods[] = {
+    {"version", device_version, METH_VARARGS | METH_STATIC,
+     "version(library=None) -> int: NCCL's version (22703 is 2.27.3); EvenstepError where it or the driver is absent"},
+    {"make_id", device_make_id, METH_VARARGS | METH_STATIC, "make_id(library=None) -> bytes: a new group's identity"},
+    {"join", WITH_NAMES(device_join), METH_VARARGS | METH_KEYWORDS | METH_STATIC,
+     "join(...) -> DeviceComm: as a new rank of a group that grows; arguments as DeviceComm's"},
+    {"all_reduce", device_all_reduce, METH_VARARGS, "all_reduce(input, output, count, dtype, op, factor, stream)"},
+    {"reduce", device_reduce, METH_VARARGS, "reduce(input, output, count, dtype, op, factor, root, stream)"},
+    {"reduce_scatter", device_reduce_scatter, METH_VARARGS,
+     "reduce_scatter(input, output, counts, dtype, op, factor, stream)"},
+    {"all_gather", device_all_gather, METH_VARARGS, "all_gather(input, output, bytes, stream)"},
+    {"broadcast", device_broadcast, METH_VARARGS, "broadcast(data, bytes, root, stream)"},
+    {"all_to_all", device_all_to_all, METH_VARARGS,
+     "all_to_all(inputs, input_bytes, outputs, output_bytes, stream): addresses and bytes for, and from, each rank"},
+    {"send", device_send, METH_VARARGS, "send(data, bytes, peer, stream)"},
+    {"receive", device_receive, METH_VARARGS, "receive(data, bytes, peer, stream)"},
+    {"barrier", device_barrier, METH_VARARGS, "barrier(stream): the stream goes on when all ranks' have come here"},
+    {"group_begin", device_group_begin, METH_NOARGS, "Calls up to group_end, of this thread, are one operation."},
+    {"group_end", device_group_end, METH_NOARGS, "Ends what group_begin began."},
+    {"poll", device_poll, METH_NOARGS, "Raises what has failed on the GPU or the network since."},
+    {"abort", device_abort, METH_NOARGS, "Ends what this rank has on the streams, and every call under way."},
+    {"set_timeout", device_set_timeout, METH_VARARGS, "set_timeout(seconds): of the host's part of later calls"},
+    {"shrink", device_shrink, METH_VARARGS, "shrink(excluded, abort=False) -> DeviceComm of the other ranks"},
+    {"grow_id", device_grow_id, METH_NOARGS, "grow_id() -> bytes for the ranks that will join"},
+    {"grow", device_grow, METH_VARARGS, "grow(ranks, id=None) -> DeviceComm; id on the rank that made it"},
+    {"close", device_close, METH_NOARGS, "Lets what is on the streams end, and frees the communicator."},
+    {NULL, NULL, 0, NULL}};
+
+static PyGetSetDef device_attributes[] = {{"rank", device_rank, NULL, "this rank's number", NULL},
+                                          {"ranks", device_ranks, NULL, "how many ranks the group has", NULL},
+                                          {"closed", device_closed, NULL, "whether close() was called", NULL},
+                                          {NULL, NULL, NULL, NULL, NULL}};
+
+static PyType_Slot device_slots[] = {
+    {Py_tp_new, (void *)device_new},
+    {Py_tp_dealloc, (void *)device_dealloc},
+    {Py_tp_methods, device_methods},
+    {Py_tp_getset, device_attributes},
+    {Py_tp_doc,
+     "DeviceComm(id, rank, ranks, device, shares_device=False, blocking=False, timeout_seconds=1800.0, "
+     "library=None)\n\nA rank's place in a group of GPUs. Opening it returns when all ranks have come."},
+    {0, NULL}};
+
+static PyType_Spec device_spec = {.name = "evenstep._core.DeviceComm",
+                                  .basicsize = sizeof(device_object),
+                                  .flags = Py_TPFLAGS_DEFAULT,
+                                  .slots = device_slots};
+
+int even_ext_add_device_comm(PyObject *module) {
+  device_type = PyType_FromSpec(&device_spec);
+  if (device_type == NULL) {
+    return -1;
+  }
+  Py_INCREF(device_type);
+  if (PyModule_AddObject(module, "DeviceComm", device_type) != 0) {
+    Py_DECREF(device_type);
+    return -1;
+  }
+  return 0;
+}

@@ -1,0 +1,284 @@
+/* What every call on a communicator does before and after NCCL's: the lock, the context, groups, waits, errors. */
+#include "comm/nccl/device_comm.h"
+
+#include "base/alloc.h"
+#include "os/clock.h"
+#include "os/futex.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* NCCL's groups belong to the thread; ours to one communicator of it. */
+static _Thread_local even_device_comm *grouped;
+
+bool even_device_in_group(const even_device_comm *comm) {
+  return grouped == comm;
+}
+
+/* ---- errors ---- */
+
+static even_status place(const even_device_comm *comm) {
+  char device[32];
+  (void)snprintf(device, sizeof device, "cuda:%d", comm->device);
+  return even_error_place(comm->rank, device);
+}
+
+static even_status revoked(const even_device_comm *comm, const even_device_call *call) {
+  (void)even_fail(EVEN_ERR_REVOKED, "%s: the communicator of rank %d of %d was aborted", call->name, comm->rank,
+                  comm->ranks);
+  return place(comm);
+}
+
+static even_status too_late(const even_device_comm *comm, const even_device_call *call, double seconds) {
+  (void)even_fail(EVEN_ERR_TIMEOUT,
+                  "%s on rank %d of %d (cuda:%d): NCCL was not ready after %.3g s: a rank did not come", call->name,
+                  comm->rank, comm->ranks, comm->device, seconds);
+  (void)place(comm);
+  return even_error_fix("see what the other ranks do; NCCL_DEBUG=INFO on all of them says whom NCCL waits for");
+}
+
+static even_status status_of(int result, const char *words) {
+  switch (result) {
+    case EVEN_NCCL_SYSTEM_ERROR:
+      return EVEN_ERR_SYSTEM;
+    case EVEN_NCCL_INVALID_ARGUMENT:
+      return EVEN_ERR_ARGUMENT;
+    case EVEN_NCCL_INVALID_USAGE:
+      return strstr(words, "Duplicate GPU") != NULL ? EVEN_ERR_UNSUPPORTED : EVEN_ERR_STATE;
+    case EVEN_NCCL_REMOTE_ERROR:
+      return EVEN_ERR_PEER_LOST;
+    case EVEN_NCCL_TIMEOUT:
+      return EVEN_ERR_TIMEOUT;
+    default:
+      return EVEN_ERR_DEVICE;
+  }
+}
+
+static even_status advise(even_status status) {
+  switch (status) {
+    case EVEN_ERR_SYSTEM:
+      return even_error_fix(
+          "NCCL_DEBUG=WARN names the call that failed; look at the room in /dev/shm and at the network "
+          "interfaces (NCCL_SOCKET_IFNAME)");
+    case EVEN_ERR_ARGUMENT:
+      return even_error_fix("give device memory and a stream of this communicator's GPU");
+    case EVEN_ERR_UNSUPPORTED:
+      return even_error_fix(
+          "give each rank a GPU of its own (CUDA_VISIBLE_DEVICES); NCCL 2.30 and newer take several "
+          "ranks on one with NCCL_MULTI_RANK_GPU_ENABLE=1 and shares_device");
+    case EVEN_ERR_PEER_LOST:
+      return even_error_fix("see the other ranks' errors; abort, and make a new group of those that are left");
+    default:
+      return even_error_fix(
+          "NCCL_DEBUG=WARN says more; abort the communicator; after an error of CUDA itself the process "
+          "has to start anew");
+  }
+}
+
+static even_status translate(const even_device_comm *comm, even_nccl_comm *handle, const even_device_call *call,
+                             int result) {
+  const char *text = comm->nccl->error_text(result);
+  const char *words = comm->nccl->last_error(handle);
+  words = words == NULL ? "" : words;
+  even_status status = even_fail(status_of(result, words), "%s (%zu) on rank %d of %d, cuda:%d: NCCL says: %s%s%s",
+                                 call->name, call->count, comm->rank, comm->ranks, comm->device,
+                                 text == NULL ? "unknown error" : text, words[0] == '\0' ? "" : ": ", words);
+  (void)place(comm);
+  return advise(status);
+}
+
+static even_status broken_before(const even_device_comm *comm, const even_device_call *call) {
+  (void)even_fail(EVEN_ERR_STATE, "%s: the communicator is broken since: %s", call->name, comm->broken.what);
+  (void)place(comm);
+  return even_error_fix("abort or close it, and open a new one");
+}
+
+/* What a failure means for later calls: a refused argument nothing, all else the end. */
+static even_status remember(even_device_comm *comm, even_status status) {
+  bool harmless = status == EVEN_OK || status == EVEN_ERR_REVOKED || (status == EVEN_ERR_ARGUMENT && grouped != comm);
+  if (!harmless && comm->broken.status == EVEN_OK) {
+    comm->broken = *even_error_of(status);
+  }
+  return status;
+}
+
+/* ---- waits ---- */
+
+even_status even_device_settle(even_device_comm *comm, even_nccl_comm *handle, const even_device_call *call,
+                               int result) {
+  enum { SHORT_NS = 20000 };
+  double seconds = atomic_load(&comm->timeout_seconds);
+  uint64_t begun = result == EVEN_NCCL_IN_PROGRESS ? even_clock_ns() : 0;
+  while (result == EVEN_NCCL_IN_PROGRESS) {
+    if (atomic_load(&comm->ending) != 0) {
+      return revoked(comm, call);
+    }
+    int state = EVEN_NCCL_SUCCESS;
+    int code = comm->nccl->async_error(handle, &state);
+    result = code == EVEN_NCCL_SUCCESS ? state : code;
+    if (result == EVEN_NCCL_IN_PROGRESS) {
+      if ((double)(even_clock_ns() - begun) > seconds * 1e9) {
+        return too_late(comm, call, seconds);
+      }
+      even_futex_wait(&comm->ending, 0, SHORT_NS);
+    }
+  }
+  return result == EVEN_NCCL_SUCCESS ? EVEN_OK : translate(comm, handle, call, result);
+}
+
+even_status even_device_result(even_device_comm *comm, const even_device_call *call, int result) {
+  if (grouped == comm && result == EVEN_NCCL_IN_PROGRESS) {
+    return EVEN_OK; /* it begins at the group's end */
+  }
+  return remember(comm, even_device_settle(comm, comm->handle, call, result));
+}
+
+/* ---- before and after ---- */
+
+even_status even_device_context_push(even_device_comm *comm) {
+  int code = comm->cuda->context_push(comm->context);
+  if (code != 0) {
+    const char *text = NULL;
+    (void)comm->cuda->error_text(code, &text);
+    (void)even_fail(EVEN_ERR_DEVICE, "cuda:%d cannot be made current: %s (error %d)", comm->device,
+                    text == NULL ? "unknown error" : text, code);
+    return place(comm);
+  }
+  return EVEN_OK;
+}
+
+void even_device_context_pop(even_device_comm *comm) {
+  void *context = NULL;
+  (void)comm->cuda->context_pop(&context);
+}
+
+static even_status ready(even_device_comm *comm, const even_device_call *call, bool also_broken) {
+  if (atomic_load(&comm->ending) != 0) {
+    return revoked(comm, call);
+  }
+  if (comm->broken.status != EVEN_OK && !also_broken) {
+    return broken_before(comm, call);
+  }
+  return even_device_context_push(comm);
+}
+
+even_status even_device_enter_any(even_device_comm *comm, const even_device_call *call, bool also_broken) {
+  if (grouped != NULL && grouped != comm) {
+    (void)even_fail(EVEN_ERR_STATE, "%s: this thread has a group of another communicator open", call->name);
+    (void)place(comm);
+    return even_error_fix("end that group first: a group is of one communicator");
+  }
+  if (grouped == NULL) {
+    (void)pthread_mutex_lock(&comm->lock);
+  }
+  even_status status = ready(comm, call, also_broken);
+  if (status != EVEN_OK && grouped == NULL) {
+    (void)pthread_mutex_unlock(&comm->lock);
+  }
+  return status;
+}
+
+even_status even_device_enter(even_device_comm *comm, const even_device_call *call) {
+  return even_device_enter_any(comm, call, false);
+}
+
+static void free_ops(even_device_comm *comm) {
+  while (comm->op_count > 0) {
+    int op = comm->ops[--comm->op_count];
+    if (comm->handle != NULL) {
+      (void)comm->nccl->op_free(op, comm->handle);
+    }
+  }
+}
+
+even_status even_device_leave(even_device_comm *comm, even_status status) {
+  if (grouped == NULL) {
+    free_ops(comm);
+  }
+  even_device_context_pop(comm);
+  if (grouped == NULL) {
+    (void)pthread_mutex_unlock(&comm->lock);
+  }
+  return status;
+}
+
+even_status even_device_reserve_op(even_device_comm *comm) {
+  if (comm->op_count < comm->op_capacity) {
+    return EVEN_OK;
+  }
+  size_t capacity = comm->op_capacity == 0 ? 8 : 2 * comm->op_capacity;
+  EVEN_TRY(even_realloc((void **)&comm->ops, capacity, sizeof *comm->ops));
+  comm->op_capacity = capacity;
+  return EVEN_OK;
+}
+
+void even_device_keep_op(even_device_comm *comm, int op) {
+  comm->ops[comm->op_count++] = op;
+}
+
+/* ---- groups ---- */
+
+even_status even_device_group_open(even_device_comm *comm, const even_device_call *call) {
+  int result = comm->nccl->group_begin();
+  if (result != EVEN_NCCL_SUCCESS) {
+    return remember(comm, translate(comm, comm->handle, call, result));
+  }
+  if (comm->depth++ == 0) {
+    grouped = comm;
+  }
+  return EVEN_OK;
+}
+
+even_status even_device_group_shut(even_device_comm *comm, const even_device_call *call, even_status status) {
+  int result = comm->nccl->group_end();
+  if (--comm->depth == 0) {
+    grouped = NULL;
+  }
+  if (status != EVEN_OK) {
+    return status; /* its words stay the last ones */
+  }
+  return even_device_result(comm, call, result);
+}
+
+even_status even_device_comm_group_begin(even_device_comm *comm) {
+  const even_device_call call = {"group_begin", 0};
+  EVEN_TRY(even_device_enter(comm, &call));
+  even_status status = even_device_group_open(comm, &call);
+  if (status != EVEN_OK) {
+    return even_device_leave(comm, status);
+  }
+  even_device_context_pop(comm); /* the lock stays with the group */
+  return EVEN_OK;
+}
+
+even_status even_device_comm_group_end(even_device_comm *comm) {
+  const even_device_call call = {"group_end", 0};
+  if (grouped != comm) {
+    (void)even_fail(EVEN_ERR_STATE, "group_end: this thread has no group of this communicator open");
+    return place(comm);
+  }
+  even_status status = even_device_context_push(comm);
+  if (comm->broken.status != EVEN_OK) {
+    status = even_error_restore(&comm->broken);
+  } else if (atomic_load(&comm->ending) != 0) {
+    status = revoked(comm, &call);
+  }
+  status = even_device_group_shut(comm, &call, status);
+  return even_device_leave(comm, status);
+}
+
+/* ---- arguments ---- */
+
+even_status even_device_check_data(const void *data, size_t count) {
+  if (count > 0 && data == NULL) {
+    return even_fail(EVEN_ERR_ARGUMENT, "no device memory for %zu elements", count);
+  }
+  return EVEN_OK;
+}
+
+even_status even_device_check_rank(const even_device_comm *comm, int rank, const char *what) {
+  if (rank < 0 || rank >= comm->ranks) {
+    return even_fail(EVEN_ERR_ARGUMENT, "%s %d: the group has ranks 0 to %d", what, rank, comm->ranks - 1);
+  }
+  return EVEN_OK;
+}
