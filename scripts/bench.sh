@@ -17,6 +17,10 @@ if wanted comm; then
   echo "== all-reduce between two ranks"
   "$bin/python" bench/comm_bench.py --json "$results/comm-$day.json" | tee "$results/comm-$day.txt"
 fi
+if wanted ddp; then
+  echo "== DDP on the backend and on Gloo"
+  "$bin/python" bench/ddp_bench.py --json "$results/ddp-$day.json" | tee "$results/ddp-$day.txt"
+fi
 if wanted exactness; then
   echo "== parameters after 50 steps, balanced against one process"
   "$bin/python" bench/exactness.py | tee "$results/exactness-$day.txt"
