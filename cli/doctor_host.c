@@ -17,6 +17,7 @@
 #include <sqlite3.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* below these a note is due */
 static const uint64_t LITTLE_DISK_BYTES = UINT64_C(5) << 30;
@@ -78,6 +79,22 @@ static void quota_check(even_doctor *doctor, const even_host *host) {
   }
 }
 
+/* "always within_size advise [never] deny force" */
+static void huge_pages_check(even_doctor *doctor) {
+  even_text modes = EVEN_TEXT_EMPTY;
+  char mode[32] = "unknown to this kernel";
+  if (even_file_read("/sys/kernel/mm/transparent_hugepage/shmem_enabled", 256, &modes) == EVEN_OK) {
+    const char *chosen = strchr(even_text_string(&modes), '[');
+    (void)sscanf(chosen == NULL ? "" : chosen, "[%31[^]]", mode);
+  }
+  bool offered = strcmp(mode, "advise") == 0 || strcmp(mode, "always") == 0 || strcmp(mode, "within_size") == 0;
+  even_doctor_add(doctor, "huge pages", offered ? EVEN_DOCTOR_OK : EVEN_DOCTOR_NOTE,
+                  "large exchanges between CPU ranks take up to a third longer",
+                  "as root: echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled", "for shared memory: %s",
+                  mode);
+  even_text_free(&modes);
+}
+
 static void memory_check(even_doctor *doctor, const even_host *host) {
   char bytes[32];
   even_disk shm;
@@ -85,6 +102,7 @@ static void memory_check(even_doctor *doctor, const even_host *host) {
   even_doctor_add(doctor, "shared memory", even_feature_shared_memory() ? EVEN_DOCTOR_OK : EVEN_DOCTOR_MISSING,
                   "ranks cannot exchange gradients", "allow memfd_create in the container's seccomp profile",
                   "memfd_create %s", even_feature_shared_memory() ? "works" : "does not work");
+  huge_pages_check(doctor);
   if (even_disk_read("/dev/shm", &shm) == EVEN_OK) {
     even_doctor_add(doctor, "/dev/shm", shm.free_bytes >= LITTLE_SHM_BYTES ? EVEN_DOCTOR_OK : EVEN_DOCTOR_NOTE,
                     "torch's data-loading workers may run out of it (Evenstep itself does not use it)",

@@ -130,6 +130,7 @@ static int real_nanosleep(const struct timespec *time) {
    .getdents64 = getdents64,                    \
    .mmap = mmap,                                \
    .munmap = munmap,                            \
+   .madvise = madvise,                          \
    .memfd_create = real_memfd_create,           \
    .futex = real_futex,                         \
    .pidfd_open = real_pidfd_open,               \

@@ -45,6 +45,7 @@ typedef struct even_os_calls {
   ssize_t (*getdents64)(int fd, void *buffer, size_t bytes);
   void *(*mmap)(void *address, size_t bytes, int protection, int flags, int fd, off_t offset);
   int (*munmap)(void *address, size_t bytes);
+  int (*madvise)(void *address, size_t bytes, int advice);
   int (*memfd_create)(const char *name, unsigned int flags);
   long (*futex)(uint32_t *word, int operation, uint32_t value, const struct timespec *timeout);
   int (*pidfd_open)(pid_t pid, unsigned int flags);

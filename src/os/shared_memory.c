@@ -9,12 +9,19 @@
 #include <stdio.h>
 #include <sys/mman.h>
 
+/* Where the system offers huge pages for shared memory on request (transparent_hugepage/shmem_enabled: advise): fewer
+ * page faults and TLB misses. Small segments would take more memory than they need. */
+#define LEAST_FOR_HUGE_PAGES ((size_t)8 << 20)
+
 static even_status map(even_shared_memory *memory) {
   void *address = even_os.mmap(NULL, memory->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory->fd, 0);
   if (address == MAP_FAILED) {
     return even_fail_errno(errno, "%zu bytes of shared memory could not be mapped", memory->bytes);
   }
   memory->address = address;
+  if (memory->bytes >= LEAST_FOR_HUGE_PAGES) {
+    (void)even_os.madvise(address, memory->bytes, MADV_HUGEPAGE);
+  }
   return EVEN_OK;
 }
 

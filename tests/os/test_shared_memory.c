@@ -2,6 +2,7 @@
 #include "os/shared_memory.h"
 
 #include "base/fail.h"
+#include "os/calls.h"
 #include "support/fault.h"
 
 #include <dirent.h>
@@ -11,6 +12,7 @@
 #include <stdarg.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -63,6 +65,28 @@ static void wrong_sizes_and_descriptors_are_refused(void **state) {
   assert_int_equal(even_shared_memory_adopt(-1, &memory), EVEN_ERR_SYSTEM);
 }
 
+static int advised;
+static int refuse_advice(void *address, size_t bytes, int advice) {
+  (void)address;
+  (void)bytes;
+  advised = advice;
+  errno = EINVAL;
+  return -1;
+}
+
+static void huge_pages_are_asked_for_and_not_needed(void **state) {
+  even_shared_memory memory;
+  (void)state;
+  even_os.madvise = refuse_advice;
+  assert_int_equal(even_shared_memory_create("test", 4096, &memory), EVEN_OK);
+  assert_int_equal(advised, 0); /* a small segment would take more memory than it needs */
+  even_shared_memory_close(&memory);
+  assert_int_equal(even_shared_memory_create("test", (size_t)8 << 20, &memory), EVEN_OK);
+  assert_int_equal(advised, MADV_HUGEPAGE);
+  ((char *)memory.address)[0] = 1;
+  even_shared_memory_close(&memory);
+}
+
 static void a_gone_peer_is_said_with_a_fix(void **state) {
   even_shared_memory memory;
   (void)state;
@@ -92,6 +116,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_teardown(two_mappings_are_one_memory, restore),
       cmocka_unit_test_teardown(wrong_sizes_and_descriptors_are_refused, restore),
+      cmocka_unit_test_teardown(huge_pages_are_asked_for_and_not_needed, restore),
       cmocka_unit_test_teardown(a_gone_peer_is_said_with_a_fix, restore),
       cmocka_unit_test_teardown(each_call_may_fail, restore),
   };

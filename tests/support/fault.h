@@ -28,7 +28,8 @@ long fault_live_blocks(void);
 void fault_os(fault_call call, long nth, int error_number);
 /* From the nth call on, all fail. */
 void fault_os_from(fault_call call, long nth, int error_number);
-/* The nth call of any kind fails, but for those that undo or only look (close, munmap, unlink, rmdir, clock, futex). */
+/* The nth call of any kind fails, but for those that undo, advise or only look (close, munmap, unlink, rmdir, clock,
+ * futex). */
 void fault_os_any(long nth, int error_number);
 /* How often `call` was called since it was armed; FAULT_CALL_COUNT: all that fault_os_any counts. */
 long fault_os_calls(fault_call call);

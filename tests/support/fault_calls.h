@@ -31,6 +31,7 @@
   X(void *, MAP_FAILED, mmap, (void *address, size_t bytes, int protection, int flags, int fd, off_t offset),          \
     (address, bytes, protection, flags, fd, offset))                                                                   \
   X(int, -1, munmap, (void *address, size_t bytes), (address, bytes))                                                  \
+  X(int, -1, madvise, (void *address, size_t bytes, int advice), (address, bytes, advice)) \
   X(int, -1, memfd_create, (const char *name, unsigned int flags), (name, flags))                                      \
   X(long, -1, futex, (uint32_t *word, int operation, uint32_t value, const struct timespec *timeout),                  \
     (word, operation, value, timeout))                                                                                 \
