@@ -18,8 +18,11 @@ import torch.distributed as dist
 from evenstep import _core
 from evenstep.backend_exchange import ExchangeMixin
 from evenstep.backend_messages import MessagesMixin
+from evenstep.backend_sparse import sparse_reduction
 from evenstep.backend_tensors import (
+    apart,
     as_real,
+    check_outputs,
     factor_of,
     given_options,
     is_ours,
@@ -32,7 +35,7 @@ from evenstep.backend_tensors import (
     scaled,
     sources_as_real,
 )
-from evenstep.backend_work import Worker, completed
+from evenstep.backend_work import Worker, absent, completed
 from evenstep.rendezvous import open_group
 
 
@@ -47,6 +50,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
         self._timeout = timeout
         self._name = name
         self._sequence = 0
+        self._monitored = 0
         self._later: Worker | None = None
         self._messages = []
         self._comm = open_group(store, rank, size, name=f"torch/{name}", timeout_seconds=timeout.total_seconds())
@@ -146,10 +150,11 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
 
     def _run(self, options: Any, job: Callable[[], None], result: Any) -> Any:
         """Does `job` now, or on the group's thread where the caller wants a Work to wait for."""
+        check_outputs(result)
         self._sequence += 1
         job = self._within(getattr(options, "timeout", None), job)
         if getattr(options, "asyncOp", True) and self._size > 1:
-            if self._later is None:
+            if self._later is None or not self._later.alive():  # none in a child that was forked
                 self._later = Worker()
             return self._later.submit(job, result)
         if self._later is not None:
@@ -206,6 +211,8 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
             return None
         given = [tensors] if isinstance(tensors, torch.Tensor) else tensors
         job = self._reduction(given, opts) if len(given) == 1 else None
+        if job is None and factor_of(opts) is None:
+            job = sparse_reduction(self._comm, given, op_of(opts))
         if job is None:
             return self._under(given[0]).allreduce(given, *given_options(opts))
         return self._run(opts, job, given)
@@ -249,8 +256,8 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
             part.copy_(data.view(part.dtype).view(part.shape) if part.numel() else part)
 
     def _gather_single(self, comm: _core.Comm, output: torch.Tensor, own: torch.Tensor) -> None:
-        source = plain(own)
         target = landing(output)
+        source = apart(plain(own), [target], own.nbytes * self._rank)
         comm.all_gather(source.data_ptr(), target.data_ptr(), [own.nbytes] * self._size, _core.DTYPE_U8)
         if target is not output:
             output.copy_(target)
@@ -320,6 +327,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
     ) -> None:
         """output = op over ranks of this rank's part of `flat`, which is contiguous."""
         target = landing(output)
+        flat = apart(flat, [target], sum(counts[: self._rank]) * flat.element_size())
         comm.reduce_scatter(flat.data_ptr(), target.data_ptr(), counts, dtype, op)
         if target is not output:
             output.copy_(target)
@@ -391,14 +399,26 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
         return self._run(opts, self._comm.barrier, [])
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """A barrier with a time limit of its own, whose error names a rank that did not come. (torch's function of this
-        name is for Gloo alone: call it on the group.)"""
-        del wait_all_ranks  # one is named in any case
+        """A barrier with a time limit of its own, whose error names a rank that did not come, all of them with
+        `wait_all_ranks`. (torch's function of this name is for Gloo alone: call it on the group.)"""
         options = dist.BarrierOptions()
         options.asyncOp = False
         if timeout is not None:
             options.timeout = timeout
-        self.barrier(options)
+        self._monitored += 1
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        keys = [f"evenstep-monitored/{attempt}/{self._monitored}/{rank}" for rank in range(self._size)]
+        if wait_all_ranks:
+            self._store.set(keys[self._rank], "here")
+        try:
+            self.barrier(options)
+        except _core.EvenstepError as error:
+            missing = [rank for rank, key in enumerate(keys) if wait_all_ranks and not self._store.check([key])]
+            if error.status != "EVEN_ERR_TIMEOUT" or not missing:
+                raise
+            raise absent(missing, (timeout or self._timeout).total_seconds()) from error
+        if wait_all_ranks:
+            self._store.delete_key(keys[self._rank])
 
     # -- the names of torch before 2.13 --
 

@@ -13,6 +13,7 @@ import torch
 
 from evenstep import _core
 from evenstep.backend_tensors import (
+    apart,
     as_real,
     factor_of,
     given_options,
@@ -83,8 +84,8 @@ class ExchangeMixin:
     def _exchange_tensors(self, inputs: Sequence[torch.Tensor | None], outputs: Sequence[torch.Tensor | None]) -> None:
         """Rank r gets inputs[r] as the entry for this rank of its outputs; None: nothing goes."""
         assert self._comm is not None
-        sources = [None if tensor is None else plain(tensor) for tensor in inputs]
         targets = [None if tensor is None else landing(tensor) for tensor in outputs]
+        sources = [None if tensor is None else apart(plain(tensor), targets) for tensor in inputs]
         self._comm.all_to_all(*_places(sources), *_places(targets))
         for tensor, target in zip(outputs, targets):
             if tensor is not None and target is not None and target is not tensor:
@@ -137,7 +138,7 @@ class ExchangeMixin:
 
         def job() -> None:
             target = landing(output)
-            source = plain(whole)
+            source = apart(plain(whole), [target])
             comm.all_to_all(_offsets(source, sent), sent, _offsets(target, received), received)
             if target is not output:
                 output.copy_(target)

@@ -99,6 +99,32 @@ def landing(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
+def check_outputs(outputs: Any) -> None:
+    """Refuses, as torch does, to write into a tensor several of whose elements are one place in memory: the last to be
+    written would win. `outputs` may be lists of lists."""
+    for output in outputs:
+        if isinstance(output, (list, tuple)):
+            check_outputs(output)
+        elif output.layout is _DENSE and not output.is_contiguous() and torch._debug_has_internal_overlap(output) == 1:
+            raise RuntimeError(
+                f"unsupported operation: more than one element of the written-to tensor, of shape {tuple(output.shape)} "
+                f"and strides {output.stride()}, refers to a single memory location. Please clone() the tensor"
+            )
+
+
+def apart(source: torch.Tensor, targets: Sequence[torch.Tensor | None], place: int = -1) -> torch.Tensor:
+    """A contiguous source that no target overlaps, a copy where one does: the engine reads it while it writes. Not
+    where one begins at its place in the other, `place` bytes from its beginning: that is in place."""
+    begin, end = source.data_ptr(), source.data_ptr() + source.nbytes
+    for target in targets:
+        if target is None or not target.nbytes or not source.nbytes:
+            continue
+        at = target.data_ptr()
+        if at < end and begin < at + target.nbytes and not (place >= 0 and abs(at - begin) == place):
+            return source.clone()
+    return source
+
+
 def scaled(tensor: torch.Tensor, factor: Any) -> torch.Tensor:
     """`plain`, or a copy of it multiplied by the factor where there is one."""
     return plain(tensor) if factor is None else plain(tensor).mul(factor)

@@ -37,6 +37,17 @@ def _too_late(seconds: float) -> _core.EvenstepError:
     return error
 
 
+def absent(ranks: list[int], seconds: float) -> _core.EvenstepError:
+    """What a barrier fails with that knows all who did not come."""
+    fix = f"see what ranks {ranks} are doing (a stack dump), or raise the timeout"
+    error = _core.EvenstepError(
+        f"Timed out: ranks {ranks} did not come to monitored_barrier within {seconds:.3g} s (EVEN_ERR_TIMEOUT)\n"
+        f"  fix: {fix}"
+    )
+    error.status, error.fix, error.rank, error.device = "EVEN_ERR_TIMEOUT", fix, ranks[0], None
+    return error
+
+
 class LaterWork(dist.Work):
     """A Work that completes later. Python waits on the future itself and sees the error as it was raised; C++ gets one
     whose error is its own, since an exception that Python sets in a future is a value like any other to C++."""
@@ -112,6 +123,10 @@ class Worker:
         self._last = future
         self._jobs.put((job, future, result))
         return LaterWork(future)
+
+    def alive(self) -> bool:
+        """Whether its thread is there: not in a process that was forked from the one that made it."""
+        return self._thread.is_alive()
 
     def idle(self) -> bool:
         """Whether all calls submitted so far are done."""

@@ -1,0 +1,227 @@
+"""What a backend is asked for beside dense collectives: sparse tensors, odd dtypes, overlaps, meshes, forks, barriers that
+name who is missing. Run in each rank: `python backend_rest_cases.py PART`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import evenstep
+
+RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+def raises(kind: type[BaseException], call: Callable[[], Any], *words: str) -> None:
+    try:
+        call()
+    except kind as error:
+        assert all(word in str(error) for word in words), error
+        return
+    raise AssertionError(f"no {kind.__name__}: {words}")
+
+
+def sparse_of(rank: int, dtype: torch.dtype, shape: tuple[int, ...], sparse: int, count: int) -> torch.Tensor:
+    """Not coalesced: indices may come twice. Whole numbers: any order of adding gives the same."""
+    generator = torch.Generator().manual_seed(rank)
+    indices = torch.stack([torch.randint(0, n, (count,), generator=generator) for n in shape[:sparse]])
+    values = torch.randint(0, 5, (count, *shape[sparse:]), generator=generator).to(dtype)
+    return torch.sparse_coo_tensor(indices, values, shape, check_invariants=True)
+
+
+def sparse() -> None:
+    gloo = dist.new_group(backend="gloo")
+    kinds = [
+        (torch.float32, (7, 4), 1, 5),
+        (torch.float64, (3, 5), 2, 4 * RANK),
+        (torch.float32, (100, 300), 1, 80),
+        (torch.int64, (6,), 1, 3),
+        (torch.float32, (4, 2, 3), 2, 0),
+        (torch.float32, (4, 0), 1, 2),
+    ]
+    for dtype, shape, dimensions, count in kinds:
+        counts = [4 * rank if count == 4 * RANK and shape == (3, 5) else count for rank in range(SIZE)]
+        inputs = [sparse_of(rank, dtype, shape, dimensions, n) for rank, n in enumerate(counts)]
+        wanted = torch.stack([tensor.to_dense() for tensor in inputs]).sum(0)
+        for asynchronous in (False, True):
+            tensor = inputs[RANK].clone()
+            work = dist.all_reduce(tensor, async_op=asynchronous)
+            if work is not None:
+                work.wait()
+            assert tensor.is_coalesced() and torch.equal(tensor.to_dense(), wanted), (dtype, shape)
+    theirs, ours = (sparse_of(RANK, torch.float32, (9, 3), 1, 6) for _ in range(2))
+    dist.all_reduce(theirs, group=gloo)
+    dist.all_reduce(ours)
+    assert torch.equal(ours.to_dense(), theirs.to_dense())
+    alike = torch.sparse_coo_tensor([[1]], [1.0], (3 + (RANK == 0),))
+    raises(ValueError, lambda: dist.all_reduce(alike), "sparse tensors of different kinds", "[4]", "[3]")
+
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Embedding(50, 4, sparse=True), torch.nn.Linear(4, 2))
+    grads = []
+    for group in (None, gloo):
+        wrapped = torch.nn.parallel.DistributedDataParallel(model, process_group=group)
+        wrapped(torch.arange(6) * (RANK + 1) % 50).square().mean().backward()
+        grads.append([p.grad.to_dense().clone() for p in model.parameters()])
+        model.zero_grad()
+    assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(*grads))
+
+
+def odd_dtypes() -> None:
+    names = ("uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
+    for dtype in [getattr(torch, name) for name in names if hasattr(torch, name)]:
+        mine = torch.full((3,), RANK + 1.0).to(dtype)
+        parts = [torch.zeros(3).to(dtype) for _ in range(SIZE)]
+        dist.all_gather(parts, mine)
+        assert [float(part[0]) for part in parts] == [r + 1 for r in range(SIZE)], dtype
+        whole = torch.zeros(3 * SIZE).to(dtype)
+        dist.all_gather_into_tensor(whole, mine)
+        swapped = torch.zeros(3 * SIZE).to(dtype)
+        dist.all_to_all_single(swapped, whole)
+        assert float(swapped[0]) == RANK + 1 and float(whole[-1]) == SIZE
+        got = mine.clone()
+        dist.broadcast(got, src=SIZE - 1)
+        assert float(got[0]) == SIZE
+        if RANK == 0:
+            dist.send(mine, 1)
+        elif RANK == 1:
+            dist.recv(got, 0)
+            assert float(got[0]) == 1.0
+        raises((RuntimeError, ValueError), lambda mine=mine: dist.all_reduce(mine.clone()))  # as Gloo
+
+
+def overlaps() -> None:
+    one = torch.zeros(1).expand(4)
+    message = "refers to a single memory location"
+    raises(RuntimeError, lambda: dist.all_reduce(one), message)
+    raises(RuntimeError, lambda: dist.broadcast(one, 0), message)
+    raises(RuntimeError, lambda: dist.all_gather([one] * SIZE, torch.ones(4)), message)
+    raises(RuntimeError, lambda: dist.all_gather_into_tensor(torch.zeros(1).expand(4 * SIZE), torch.ones(4)), message)
+    raises(RuntimeError, lambda: dist.reduce_scatter_tensor(one, torch.ones(4 * SIZE)), message)
+    raises(RuntimeError, lambda: dist.all_to_all_single(torch.zeros(1).expand(SIZE), torch.ones(SIZE)), message)
+    # An input that is overwritten while it is read is as good as a copy of it; at its own place it is in place.
+    for width, shift in ((2, 0), (2, 1), (300_000, 1000)):
+        for at in range(SIZE):
+            memory = torch.full((SIZE * width + shift,), -1.0)
+            whole, part = memory[: SIZE * width], memory[width * at + shift : width * at + shift + width]
+            part.fill_(RANK)
+            dist.all_gather_into_tensor(whole, part)
+            assert torch.equal(whole, torch.arange(float(SIZE)).repeat_interleave(width)), (width, at)
+            memory = torch.arange(float(SIZE * width + shift))
+            whole, part = memory[: SIZE * width], memory[width * at + shift : width * at + shift + width]
+            dist.reduce_scatter_tensor(part, whole)
+            assert torch.equal(part, torch.arange(float(width)) * SIZE + width * RANK * SIZE), (width, at)
+        memory = torch.arange(float(SIZE * width + shift)) + RANK
+        dist.all_to_all_single(memory[shift:], memory[: SIZE * width])
+        wanted = [torch.arange(float(width)) + width * RANK + r for r in range(SIZE)]
+        assert torch.equal(memory[shift:], torch.cat(wanted)), width
+    pieces = list((torch.arange(float(SIZE)) + 10 * RANK).split(1))
+    dist.all_to_all(pieces, list(reversed(pieces)))
+    assert [piece.item() for piece in pieces] == [10 * r + SIZE - 1 - RANK for r in range(SIZE)]
+
+
+def lazy() -> None:
+    """Views whose elements mean something else than what lies in memory; the shortest way must not take them."""
+    negative = torch._neg_view(torch.full((3,), RANK + 1.0))
+    dist.all_reduce(negative)
+    assert negative.tolist() == [-SIZE * (SIZE + 1) / 2] * 3
+    half = torch.full((4,), RANK + 1.0)[::2]
+    dist.all_reduce(half)
+    assert half.tolist() == [SIZE * (SIZE + 1) / 2] * 2
+
+    class Marked(torch.Tensor):
+        pass
+
+    marked = torch.ones(3).as_subclass(Marked)
+    dist.all_reduce(marked)
+    assert marked.tolist() == [SIZE] * 3
+    for shape in ((0,), (3, 0, 2), ()):
+        empty = torch.ones(shape)
+        dist.all_reduce(empty)
+        dist.broadcast(empty, 0)
+        dist.all_gather([torch.zeros(shape) for _ in range(SIZE)], empty)
+        whole = torch.zeros((SIZE, *shape))
+        dist.all_gather_into_tensor(whole, empty)
+        dist.reduce_scatter_tensor(torch.zeros(shape), whole)
+    group = dist.distributed_c10d._get_default_group()
+    options = dist.AllreduceOptions()
+    options.asyncOp = False
+    assert group._at_once([torch.ones(3)], options), "the shortest way was not taken"
+    for other in (
+        torch._neg_view(torch.ones(3)),
+        half,
+        marked,
+        torch.ones(3, dtype=torch.uint32),
+        torch.ones(3).to_sparse(),
+    ):
+        assert not group._at_once([other], options), other
+    options.reduceOp = dist.ReduceOp.AVG
+    assert not group._at_once([torch.ones(3, dtype=torch.int64)], options)
+    options.timeout = timedelta(seconds=9)
+    assert not group._at_once([torch.ones(3)], options)
+
+
+def meshes() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (1, SIZE), mesh_dim_names=("replicate", "shard"))
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor, group=mesh.get_group("shard"))
+    assert tensor.tolist() == [SIZE] * 3
+    dist.all_reduce(tensor, group=mesh.get_group("replicate"))
+    assert isinstance(mesh.get_group("shard"), evenstep.backend.EvenstepGroup)
+    raises(ValueError, lambda: dist.new_group([0, 0]), "duplicate")
+
+
+def forked() -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            for call in (
+                lambda: dist.all_reduce(torch.ones(3)),
+                lambda: dist.all_reduce(torch.ones(3), async_op=True).wait(),
+                lambda: dist.barrier(),
+                lambda: dist.send(torch.ones(3), 1 - min(RANK, 1)),
+            ):
+                raises(evenstep.EvenstepError, call, "was forked from rank")
+        except BaseException as error:
+            print(error, file=sys.stderr)
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    dist.barrier()
+
+
+def rest() -> None:
+    for part in (sparse, odd_dtypes, overlaps, lazy, meshes, forked):
+        part()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def absent() -> None:
+    """All but rank 0 stay away from a monitored barrier."""
+    group = dist.distributed_c10d._get_default_group()
+    store = dist.distributed_c10d._get_default_store()
+    group.monitored_barrier(timedelta(seconds=50), wait_all_ranks=True)
+    if RANK == 0:
+        barrier = lambda: group.monitored_barrier(timedelta(seconds=0.2), wait_all_ranks=True)  # noqa: E731
+        raises(evenstep.EvenstepError, barrier, f"ranks {list(range(1, SIZE))} did not come", "0.2 s")
+        store.set("seen", "1")
+        store.wait([f"told{rank}" for rank in range(1, SIZE)])
+    else:
+        store.wait(["seen"])
+        store.set(f"told{RANK}", "1")
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    # On every device that there is; the same group serves them all.
+    dist.init_process_group("cpu:evenstep,cuda:evenstep", timeout=timedelta(seconds=60))
+    assert isinstance(dist.distributed_c10d._get_default_group(), evenstep.backend.EvenstepGroup)
+    globals()[sys.argv[1]]()
