@@ -23,6 +23,7 @@ static const even_command commands[] = {
     {"ckpt", "list, check and show checkpoints", even_cli_ckpt},
     {"top", "what a run does now, in the terminal", even_cli_top},
     {"report", "what a run reached, as a page and a table", even_cli_report},
+    {"bench", "how fast ranks exchange data, beside Gloo and MPI", even_cli_bench},
     {"version", "the version of this program", version},
 };
 

@@ -1,0 +1,66 @@
+"""`evenstep bench comm`: measures what it was asked to, beside its peers, and says what it could not find."""
+
+import json
+import os
+import pathlib
+import stat
+import subprocess
+
+import pytest
+
+ROWS = ["all_reduce", "broadcast"]
+
+
+@pytest.fixture
+def mpirun(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A made-up MPI first on PATH, which prints what a real one's ranks would, and what it was asked."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    program = folder / "mpirun"
+    rows = [{"collective": name, "bytes": 1024, "seconds": {"mpi": 0.000123}} for name in ROWS]
+    answer = json.dumps({"library": "Made-up MPI 1.0", "rows": rows})
+    program.write_text(f"#!/bin/sh\nprintf '%s\\n' \"$*\" > {tmp_path}/asked\necho hello\necho '{answer}'\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    return folder
+
+
+def test_measures_beside_its_peers(program, environment, tmp_path, mpirun):
+    words = ["bench", "comm", "--sizes", "1K", "--collectives", ",".join(ROWS), "--rounds", "1", "-o", "figures.json"]
+    done = subprocess.run(
+        [program, *words],
+        cwd=tmp_path,
+        env={**environment, "PATH": f"{mpirun}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert figures["format"] == "evenstep-bench-comm-1" and figures["ranks"] == 2
+    assert [(row["collective"], row["bytes"]) for row in figures["rows"]] == [(name, 1024) for name in ROWS]
+    for row in figures["rows"]:
+        ways = {"arena", "plain", "gloo"} | ({"memory"} if row["collective"] == "all_reduce" else set())
+        assert set(row["seconds"]) == ways and all(took > 0 for took in row["seconds"].values())
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines if line.startswith(tuple(ROWS))] == ROWS
+    assert "123.0" in done.stdout and "Made-up MPI 1.0" in done.stdout
+    asked = (tmp_path / "asked").read_text().split()
+    assert asked[:2] == ["-n", "2"]
+    assert asked[-6:] == ["--sizes", "1024", "--collectives", ",".join(ROWS), "--rounds", "1"]
+    assert not list(tmp_path.glob("runs/bench-comm*"))
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["bench"], 2, "bench: of what?"),
+        (["bench", "com"], 2, "there is no bench com"),
+        (["bench", "comm", "--sizes", "1Q"], 2, '"1Q" in --sizes is no size'),
+        (["bench", "comm", "--collectives", "allreduce"], 2, "did you mean all_reduce?"),
+        (["bench", "comm", "--rounds", "0"], 2, "--rounds 0 is out of range"),
+        (["bench", "comm", "-n", "0"], 2, "-n 0"),
+    ],
+)
+def test_wrong_words(program, environment, tmp_path, words, code, said):
+    done = subprocess.run([program, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, said in done.stderr) == (code, True), done.stderr
