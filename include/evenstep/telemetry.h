@@ -75,7 +75,7 @@ typedef enum even_event {
   EVEN_EVENT_JOINING = 8, /* the rank came to es.prepare and waits there until all ranks have come */
   EVEN_EVENT_JOINED = 9,  /* all have come */
   EVEN_EVENT_SCALAR = 10, /* a number of the user's; words: its name, number: its value */
-  /* value: percent of the gradients' bytes that compression saves; words: "bf16: 50% fewer bytes" */
+  /* value: percent of the gradients' bytes that are saved; words: how, "compression bf16: 50% fewer bytes" */
   EVEN_EVENT_COMPRESSION = 11
 } even_event;
 

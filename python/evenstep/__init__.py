@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from evenstep.checkpoint import checkpoint, load_checkpoint
     from evenstep.evaluation import evaluate, gather, reduce_mean
     from evenstep.loader import EvenLoader
+    from evenstep.modes import DiLoCo, LocalSGD, Stale
     from evenstep.prepare import prepare
     from evenstep.session import (
         Session,
@@ -36,15 +37,19 @@ if TYPE_CHECKING:
         rank,
         session,
         set_weight,
+        synchronise_models,
         world_size,
     )
     from evenstep.session import print_main as print
     from evenstep.session import step_count as step
 
 __all__ = [
+    "DiLoCo",
     "EvenLoader",
     "EvenstepError",
+    "LocalSGD",
     "Session",
+    "Stale",
     "__version__",
     "barrier",
     "checkpoint",
@@ -65,11 +70,16 @@ __all__ = [
     "session",
     "set_weight",
     "step",
+    "synchronise_models",
     "world_size",
 ]
 
 # name -> (module, its name there)
 _LAZY = {
+    "DiLoCo": ("evenstep.modes", "DiLoCo"),
+    "LocalSGD": ("evenstep.modes", "LocalSGD"),
+    "Stale": ("evenstep.modes", "Stale"),
+    "synchronise_models": ("evenstep.session", "synchronise_models"),
     "EvenLoader": ("evenstep.loader", "EvenLoader"),
     "Session": ("evenstep.session", "Session"),
     "barrier": ("evenstep.session", "barrier"),

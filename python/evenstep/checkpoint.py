@@ -164,6 +164,7 @@ def _save(session: Any, path: Path | None, extra: Any, wait: bool) -> Path:
 
 
 def _save_apart(session: Any, path: Path | None, extra: Any, wait: bool) -> Path:
+    session.synchronise_models()
     random_states = session.all_gather_bytes(pack_random(session.pending_random))
     session.exchange_state = capture_exchange(session)
     outcome: bytes | None = None

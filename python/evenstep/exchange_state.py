@@ -17,13 +17,16 @@ State = dict[str, torch.Tensor]
 
 
 def capture_exchange(session: Any) -> dict[str, Any]:
-    """Collective. Every model's states, one a rank."""
+    """Collective. Every model's states, one a rank, and what its mode (es.DiLoCo, es.Stale) keeps."""
     models = {}
+    modes = {}
     for sync in session.steps.syncs:
+        if sync.local is not None or sync.stale is not None:
+            modes[sync.name] = (sync.local or sync.stale).state()
         if hasattr(sync.engine, "feedback_state"):
             ranks = _gather_states(session.group, sync.engine.feedback_state())
             models[sync.name] = {"compression": sync.compression, "ranks": ranks}
-    return {"models": models} if models else {}
+    return {"models": models, "modes": modes} if models or modes else {}
 
 
 def _gather_states(group: Group, state: State) -> list[State]:
@@ -46,6 +49,7 @@ def _gather_states(group: Group, state: State) -> list[State]:
 def restore_exchange(session: Any, saved: dict[str, Any] | None) -> None:
     """Puts it back into the engines of what was prepared; tells (rank 0) what could not be as it was."""
     models = (saved or {}).get("models", {})
+    _restore_modes(session, (saved or {}).get("modes", {}))
     for sync in session.steps.syncs:
         if not hasattr(sync.engine, "load_feedback"):
             continue
@@ -68,6 +72,18 @@ def restore_exchange(session: Any, saved: dict[str, Any] | None) -> None:
             f"what {sync.compression} had left out of the gradients of {sync.name!r} on {len(ranks)} ranks is added up "
             f"and split evenly between {session.world_size}",
         )
+
+
+def _restore_modes(session: Any, saved: dict[str, Any]) -> None:
+    for sync in session.steps.syncs:
+        there = saved.get(sync.name)
+        if sync.local is not None and not sync.local.load(there):
+            _tell(
+                session,
+                f"the checkpoint has no outer momentum for {sync.name!r}: that of {sync.local.mode} begins at zero",
+            )
+        if sync.stale is not None and not sync.stale.load(there, [p.device for p in sync.parameters]):
+            _tell(session, f"the checkpoint has no late gradients for {sync.name!r}: its first steps change nothing")
 
 
 def _split(ranks: list[State], parts: int) -> State:

@@ -17,9 +17,11 @@ from evenstep._core import EvenstepError
 from evenstep.agreement import same_values
 from evenstep.engine import Engine, Report
 from evenstep.kept import KeptGradients
+from evenstep.local_training import LocalTraining
 from evenstep.sparse import sum_sparse
 
 if TYPE_CHECKING:
+    from evenstep.stale import StaleRounds
     from evenstep.steps import Steps
 
 
@@ -65,6 +67,8 @@ class GradientSync:
         self._pending: float | None = None  # weight of what backward left in p.grad under no_sync
         self._stash: dict[int, torch.Tensor] | None = None
         self.compression = ""  # of its engine, in words
+        self.local: LocalTraining | None = None  # es.LocalSGD, es.DiLoCo: gradients stay on their rank
+        self.stale: StaleRounds | None = None  # es.Stale
         self.enabled = True  # False under no_sync
         self.rounds = 0  # that are done
         self.defer = False  # nested backward passes seen: hand over only at the end
@@ -84,7 +88,7 @@ class GradientSync:
                 self._fired_again(index, p)
                 return
             fired.add(index)
-            if self.enabled and self._stash is None and not self.defer:
+            if self.enabled and self._stash is None and not self.defer and self.local is None:
                 submit(index, p)
 
         parameter.register_post_accumulate_grad_hook(on_gradient)
@@ -133,19 +137,21 @@ class GradientSync:
                     "  fix: call es.prepare while all parameters that will ever be trained require gradients"
                 )
         weight = self._current_weight()
+        if self.stale is not None and self.enabled:
+            self.stale.check_once_a_step(self._steps.step)
         if empty:
             self._stash = {i: p.grad for i, p in enumerate(self.parameters) if p.grad is not None}
             for parameter in self.parameters:
                 parameter.grad = None
-        elif weight == 0.0 and (self._pending is not None or not self.enabled):
+        elif weight == 0.0 and (self._pending is not None or not self.enabled or self.local is not None):
             # What comes counts nothing; what no_sync left must stay: keep it apart. A whole sum from before counts with
             # this pass's weights, on the other ranks in full and here not at all: it goes.
             self._stash = {}
             for index, parameter in enumerate(self.parameters):
-                if parameter.grad is not None and self._pending is not None:
+                if parameter.grad is not None and (self._pending is not None or self.local is not None):
                     self._stash[index] = parameter.grad
                 parameter.grad = None
-        elif self._pending is not None and self._pending != weight:
+        elif self._pending is not None and self._pending != weight and self.local is None:
             with torch.no_grad():
                 for parameter in self.parameters:
                     if parameter.grad is not None:
@@ -154,6 +160,8 @@ class GradientSync:
 
     def after_unsynchronised(self) -> None:
         """Closes a backward under no_sync."""
+        if self.local is not None:
+            self.local.saw(self._steps.current_amount())
         if self._stash is not None:
             self._unstash()
         elif self._fired:
@@ -176,8 +184,10 @@ class GradientSync:
         """One of these parameters (ids) whose gradient is another on some rank; None where all are whole.
 
         Collective where a gradient is not the object that a round left: the script may have computed it from one, so only
-        the values can tell.
+        the values can tell. Where ranks train on their own, they do differ.
         """
+        if self.local is not None:
+            return None
         views, found = self.engine.views, {}
         for index, parameter in enumerate(self.parameters[: self._dense]):
             gradient = parameter.grad
@@ -247,6 +257,9 @@ class GradientSync:
         if self._stash is not None:
             self._unstash()
             weight = self._pending if self._pending is not None else 0.0
+        if self.local is not None or self.stale is not None:
+            report = self._stay_local() if self.local is not None else self._take_turns(weight)
+            return self._done(report)
         if not self._open:
             self._begin(weight)
         used, report = self._close_round()
@@ -269,11 +282,37 @@ class GradientSync:
                 moved = sum_sparse(self._steps.group, self.parameters[self._dense :], weight)
             report.bytes += moved
             report.full_bytes += moved
+        return self._done(report)
+
+    def _done(self, report: Report) -> Report:
         self._fired.clear()
         self._refired = False
         self._pending = None
         self.rounds += 1
         return report
+
+    def _stay_local(self) -> Report:
+        assert self.local is not None
+        self.local.saw(self._steps.current_amount())
+        self.local.spare_exchange()
+        return Report(0, 0, 0, 0)
+
+    def _take_turns(self, weight: float) -> Report:
+        """p.grad goes to the other ranks, and the sum of an earlier step comes in its place."""
+        assert self.stale is not None
+        mine = {i: p.grad.detach() for i, p in enumerate(self.parameters) if p.grad is not None}
+        mine = {i: g if g.layout is torch.strided else g.to_dense() for i, g in mine.items()}
+        due, reports = self.stale.turn(mine, weight, self._steps.step)
+        for index, parameter in enumerate(self.parameters):
+            gradient = parameter.grad = due.get(index)
+            if gradient is not None:
+                self._whole[index] = weakref.ref(gradient)
+        total = Report(0, 0, 0, 0)
+        for one in reports:
+            total.exposed_ns += one.exposed_ns
+            total.bytes += one.bytes
+            total.full_bytes += one.full_bytes
+        return total
 
     def _close_round(self) -> tuple[Any, Report]:
         if len(self._submitted) < self._dense:

@@ -22,10 +22,13 @@ from evenstep.engine import EngineOptions, choose_engine
 from evenstep.gradients import GradientSync, trained_parameters
 from evenstep.group import broadcast_bytes, gather_objects
 from evenstep.loader import EvenLoader, check_loader
-from evenstep.prepare_options import engine_options
+from evenstep.local_training import LocalTraining
+from evenstep.modes import Mode, Stale
+from evenstep.prepare_options import check_mode, engine_options
 from evenstep.session import Session, session
 from evenstep.shares import Shares, ShareSchedule
 from evenstep.sparse import sparse_parameters
+from evenstep.stale import StaleRounds
 
 
 def prepare(
@@ -37,6 +40,7 @@ def prepare(
     compression: str | None = None,
     reduction: str = "mean",
     bucket_cap_mb: float | None = None,
+    sync: Mode | None = None,
 ) -> Any:
     """Prepares models, optimizers, DataLoaders, learning-rate schedulers, and what else has a state; returns them in the
     order given.
@@ -55,7 +59,8 @@ def prepare(
     compression: "fp16", "bf16", "int8", "onebit", "topk:0.01" or "powersgd:4": gradients travel as fewer bytes, and are
     no longer exact (docs/compression.md); None: what EVENSTEP_COMPRESSION says, else none; "none". reduction="adasum":
     Adasum instead of the weighted mean. bucket_cap_mb: how many MiB of gradients are exchanged at once, instead of the
-    engine's own choice. They hold for the models of this call.
+    engine's own choice. sync: es.LocalSGD(every=8), es.DiLoCo(every=32) or es.Stale(steps=1): ranks that exchange less often,
+    or later (docs/asynchronous.md). They hold for the models of this call.
     """
     given = [*objects, *([] if loader is None else [loader])]
     if not given:
@@ -67,6 +72,7 @@ def prepare(
         )
     current = session()
     options = engine_options(current.environment, engine, compression, reduction, bucket_cap_mb)
+    check_mode(sync, options)
     _check_arguments(current, given)
     models = _register(current.models, "model", [g for g in given if isinstance(g, nn.Module)])
     optimizers = _register(current.optimizers, "optimizer", [g for g in given if isinstance(g, Optimizer)])
@@ -77,7 +83,7 @@ def prepare(
     results: dict[int, Any] = {}
     if current.in_job:
         current.join()
-        _prepare_models(current, models, optimizers, options)
+        _prepare_models(current, models, optimizers, options, sync)
         for name, scheduler in schedulers.items():
             current.scheduler_steps.watch(name, scheduler)
         for one in given:
@@ -196,11 +202,15 @@ def _check_values(what: str, model: nn.Module) -> None:
 
 
 def _prepare_models(
-    current: Session, models: dict[str, nn.Module], optimizers: dict[str, Optimizer], options: EngineOptions
+    current: Session,
+    models: dict[str, nn.Module],
+    optimizers: dict[str, Optimizer],
+    options: EngineOptions,
+    mode: Mode | None,
 ) -> None:
     group, bootstrap = current.group, current.bootstrap
     assert bootstrap is not None
-    told = gather_objects(group, (len(models), len(optimizers), options))
+    told = gather_objects(group, (len(models), len(optimizers), (options, mode)))
     counts = [one[:2] for one in told]
     if len(set(counts)) > 1:
         raise EvenstepError(
@@ -214,18 +224,26 @@ def _prepare_models(
         check_same_model(group, name, model)
         broadcast_model(group, model)
         sparse = sparse_parameters(model, optimizers.values())
-        if sparse and options.adasum:
+        if sparse and (options.adasum or mode is not None):
+            which = "reduction='adasum'" if options.adasum else f"sync={mode!r}"
             raise EvenstepError(
-                f"es.prepare(reduction='adasum'): model {name!r} has sparse gradients, whose rows are only added up\n"
-                "  fix: build its embeddings with sparse=False, or leave reduction out"
+                f"es.prepare({which}): model {name!r} has sparse gradients, whose rows are only added up\n"
+                f"  fix: build its embeddings with sparse=False, or leave {which.partition('=')[0]} out"
             )
         others = {id(p) for sync in current.steps.syncs for p in sync.parameters}
         parameters = [p for _, p in trained_parameters(model) if id(p) not in sparse and id(p) not in others]
         device = next((str(p.device) for p in parameters), "cpu")
         devices = gather_objects(group, f"{device}@{os.uname().nodename}")
-        chosen = choose_engine(parameters, bootstrap, group, devices, options, current.telemetry)
-        sync = GradientSync(name, model, chosen, current.steps, sparse, others)
+        engines = [
+            choose_engine(parameters, bootstrap, group, devices, options, current.telemetry)
+            for _ in range(mode.steps if isinstance(mode, Stale) else 1)
+        ]
+        sync = GradientSync(name, model, engines[0], current.steps, sparse, others)
         sync.compression = str(options.compression or "")
+        if isinstance(mode, Stale):
+            sync.stale, sync.defer = StaleRounds(engines), True
+        elif mode is not None:
+            sync.local = LocalTraining(mode, engines[0], sync.parameters, current.steps)
         current.steps.syncs.append(sync)
         if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()):
             current.dummy_samples = 2  # one sample alone has no variance
@@ -237,7 +255,7 @@ def _prepare_models(
         broadcast_optimizer(group, optimizer)
 
 
-def _check_same_options(everyone: Sequence[EngineOptions]) -> None:
+def _check_same_options(everyone: Sequence[tuple[EngineOptions, Mode | None]]) -> None:
     for rank, theirs in enumerate(everyone):
         if theirs != everyone[0]:
             raise EvenstepError(

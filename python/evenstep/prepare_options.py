@@ -8,6 +8,7 @@ from evenstep._core import EvenstepError
 from evenstep.compression import parse_compression
 from evenstep.engine import EngineOptions
 from evenstep.environment import Environment
+from evenstep.modes import DiLoCo, LocalSGD, Mode, Stale
 
 _MOST_MB = 1 << 20
 
@@ -47,3 +48,31 @@ def engine_options(
         raise ValueError(f"es.prepare(bucket_cap_mb={bucket_cap_mb!r}): give MiB, more than 0 and up to {_MOST_MB}")
     cap = 0 if bucket_cap_mb is None else max(1, int(bucket_cap_mb * (1 << 20)))
     return EngineOptions(engine, chosen, cap, adasum, environment.seed or 0)
+
+
+def check_mode(mode: Mode | None, options: EngineOptions) -> None:
+    """Raises TypeError or ValueError where the two make no sense together."""
+    if mode is None:
+        return
+    if not isinstance(mode, (LocalSGD, DiLoCo, Stale)):
+        raise TypeError(
+            f"es.prepare(sync={mode!r}): give es.LocalSGD(every=8), es.DiLoCo(every=32), es.Stale(steps=1), or leave it out"
+        )
+    chosen = options.compression
+    if options.adasum and not isinstance(mode, Stale):
+        raise ValueError(
+            f"es.prepare(reduction='adasum', sync={mode!r}): Adasum adds up gradients, which do not travel here\n"
+            "  fix: leave one of the two out"
+        )
+    if chosen is None:
+        return
+    feedback = chosen.name in ("onebit", "topk", "powersgd")
+    if isinstance(mode, LocalSGD):
+        why, fix = "the parameters themselves would be rounded", "es.DiLoCo(…, outer_lr=1, outer_momentum=0)"
+    elif feedback and isinstance(mode, DiLoCo):
+        why, fix = "what it leaves out is made up for only at every step", "compression='bf16' or 'int8'"
+    elif feedback and isinstance(mode, Stale) and mode.steps > 1:
+        why, fix = "what it leaves out is made up for in the very next exchange", "es.Stale(steps=1)"
+    else:
+        return
+    raise ValueError(f"es.prepare(compression={str(chosen)!r}, sync={mode!r}): {why}\n  fix: {fix}")

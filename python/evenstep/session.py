@@ -198,7 +198,9 @@ class Session:
         self._checkpoint_when_due()
 
     def _checkpoint_due(self) -> bool:
-        """The same on all ranks."""
+        """The same on all ranks. Where they train on their own, at their next synchronisation."""
+        if not self._whole:
+            return False
         if self.environment.checkpoint_seconds > 0:
             return self.steps.checkpoint_agreed
         every = self.environment.checkpoint_steps
@@ -255,7 +257,21 @@ class Session:
             if turned is not None and self.rank == 0:
                 self.telemetry.event(_core.EVENT_BALANCING, self.step, int(turned[0]), turned[1])
 
+    def synchronise_models(self) -> None:
+        """Ends the time in which ranks train on their own (es.LocalSGD, es.DiLoCo), wherever it stands. Collective."""
+        for sync in self.steps.syncs:
+            if sync.local is not None:
+                sync.local.synchronise()
+
+    @property
+    def _whole(self) -> bool:
+        """Whether all ranks have the same parameters."""
+        return all(sync.local is None or sync.local.whole for sync in self.steps.syncs)
+
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        for sync in self.steps.syncs:
+            if sync.local is not None:
+                sync.local.after_step(optimizer)
         if self._leader == id(optimizer):
             self._step_done()
         if self.checkpoint_waits and not self.planning:
@@ -342,6 +358,12 @@ def set_weight(amount: float) -> None:
     current = session()
     current.join()
     current.steps.set_weight(float(amount))
+
+
+def synchronise_models() -> None:
+    """Where ranks train on their own (es.LocalSGD, es.DiLoCo): makes their parameters one now, before an evaluation or the
+    end of training. Else nothing. Collective."""
+    session().synchronise_models()
 
 
 def exchange_gradients() -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from evenstep.buffers import BufferSync, Change
+    from evenstep.engine import Report
     from evenstep.gradients import GradientSync
     from evenstep.group import Group
     from evenstep.loader import BatchPlan, EvenLoader
@@ -54,6 +55,7 @@ class Steps:
         self.wants_checkpoint = False
         self.checkpoint_agreed = False  # rank 0 asked for one in the last vote
         self._weight: float | None = None  # from set_weight
+        self._amount = 0.0  # what it was given
         self.empty = False  # set_weight: the next backward counts nothing on any rank
         self._fetched = FetchedBatches()
         self._backward_count = 0
@@ -63,7 +65,7 @@ class Steps:
         self._loss_value = math.nan
         self._changed: list[Change] = []
         self._broken = ""
-        self._saved = SavedBytes(telemetry)
+        self.saved = SavedBytes(telemetry)
         now = _core.clock_ns()
         self._reference = now  # where this step's work began: the end of the last backward before the last commit
         self._blocked_reference = self._blocked_at_sync = 0
@@ -93,8 +95,14 @@ class Steps:
         with self.blocking():
             self.group.sum_(values)
         total = float(values[0])
-        self._weight = amount / total if total > 0 else 0.0
+        self._weight, self._amount = amount / total if total > 0 else 0.0, amount
         self.empty = total == 0
+
+    def current_amount(self) -> float:
+        """How much of what is now in backward is this rank's: samples, what es.set_weight counts, else 1."""
+        if self._weight is not None:
+            return self._amount
+        return float(self.plan.samples) if self.plan is not None else 1.0
 
     # -- time blocked on others --
 
@@ -323,7 +331,8 @@ class Steps:
             if fired >> index & 1:
                 report = sync.finish(again=bool(refired >> index & 1))
                 self._exposed += report.exposed_ns
-                self._saved.add(sync.compression, report.bytes, report.full_bytes)
+                name = f"compression {sync.compression}" if sync.compression else ""
+                self.saved.add(name, report.bytes, report.full_bytes)
         self._sync_end = _core.clock_ns()
         self._blocked_at_sync, self._apart_at_sync = self.blocked_ns(), self._apart
         self.telemetry.span(_core.SPAN_WAIT, self.step, end, self._sync_end - end)
@@ -373,7 +382,8 @@ class Steps:
             self._reported_shares = plan.shares
             words = ",".join(map(str, plan.shares))
             self.telemetry.event(_core.EVENT_SHARES, self.step, plan.total, words)
-        self._saved.tell(self.step, aloud=self.group.rank == 0)
+        if not any(sync.local for sync in self.syncs):
+            self.saved.tell(self.step, aloud=self.group.rank == 0)
         self._samples = self._total = self._batches = 0
         self._checksum = 0
         self._loss_sum = 0.0
@@ -382,6 +392,12 @@ class Steps:
             self._blocked_reference, self._apart_reference = self._blocked_at_sync, self._apart_at_sync
         self.step += 1
         return timings
+
+    def exchanged(self, mode: str, report: Report) -> None:
+        """Parameters of ranks that train on their own were exchanged."""
+        self._exposed += report.exposed_ns
+        self.saved.add(mode, report.bytes, 0)
+        self.saved.tell(self.step, aloud=self.group.rank == 0)
 
     def before_backward_missed(self) -> None:
         """Hooks fired, but the end of that backward was not seen: finish now, on every rank alike."""

@@ -111,7 +111,7 @@ static void closing(const even_report *report, bool colour, even_text *out) {
                      state->on_equal_words, state->on_equal_at);
   }
   if (state->compression_words[0] != '\0') {
-    even_text_format(out, "  compression %s\n", state->compression_words);
+    even_text_format(out, "  %s\n", state->compression_words);
   }
   even_report_warmup_words(&report->run, words, sizeof words);
   even_text_format(out, "  %s%s%s\n", colour ? "\033[2m" : "", words, colour ? "\033[0m" : "");

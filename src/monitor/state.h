@@ -115,7 +115,7 @@ typedef struct even_state {
   bool on_equal;              /* balanced shares were measured slower: equal ones run */
   uint32_t on_equal_at;       /* since this step */
   char on_equal_words[40];    /* what was measured */
-  char compression_words[96]; /* "bf16: 50% fewer bytes"; empty: none */
+  char compression_words[96]; /* "compression bf16: 50% fewer bytes"; empty: none */
   bool loss_given;            /* by the script: the loss that backward began from does not count any more */
   double given_loss;          /* the last */
   /* the course */

@@ -70,13 +70,13 @@ static void what_compression_saves_is_told(void **state) {
   monitored *made = *state;
   monitored_start(made);
   monitored_steps(made, 20, 13);
-  feed_event(&made->ranks, 0, EVEN_EVENT_COMPRESSION, 50, "bf16: 50% fewer bytes");
+  feed_event(&made->ranks, 0, EVEN_EVENT_COMPRESSION, 50, "compression bf16: 50% fewer bytes");
   monitored_steps(made, 20, 8);
   assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
   report_says(made, "  compression bf16: 50% fewer bytes\n", true);
   json_t *data = monitored_page(made);
   expect_event(json_object_get(json_object_get(data, "events"), "events"), "compression", 0, 0, 20, 50,
-               "bf16: 50% fewer bytes");
+               "compression bf16: 50% fewer bytes");
   json_decref(data);
 }
 

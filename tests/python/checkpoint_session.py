@@ -62,6 +62,8 @@ class OneProcess:
         self.replayed = False
         self.step = 0
 
+    def synchronise_models(self) -> None: ...
+
     def apart(self, span: int) -> Any:
         return contextlib.nullcontext()
 

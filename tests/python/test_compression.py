@@ -178,6 +178,7 @@ class Going:
 
     def __init__(self, world_size: int) -> None:
         self.world_size, self.engine, self.name, self.compression = world_size, Fed(), "model", "topk:0.1"
+        self.local = self.stale = None
         self.steps, self.syncs = self, [self]
 
 
@@ -211,12 +212,15 @@ def test_saved_bytes_are_told_once_and_when_they_change() -> None:
     told: Any = Told()
     saved = SavedBytes(told)
     for step, moved in enumerate((50, 50, 50, 25)):
-        saved.add("bf16", moved, 100)
+        saved.add("compression bf16", moved, 100)
         saved.add("", 0, 0)
         saved.tell(step, True)
     saved.tell(4, True)
     kind = _core.EVENT_COMPRESSION
-    assert told.events == [(kind, 0, 50, "bf16: 50% fewer bytes"), (kind, 3, 75, "bf16: 75% fewer bytes")]
+    assert told.events == [
+        (kind, 0, 50, "compression bf16: 50% fewer bytes"),
+        (kind, 3, 75, "compression bf16: 75% fewer bytes"),
+    ]
 
 
 @pytest.mark.parametrize(

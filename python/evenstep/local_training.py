@@ -1,0 +1,136 @@
+"""Ranks that train on their own between synchronisations: LocalSGD and DiLoCo of one model.
+
+The parameters (LocalSGD), or how far they have moved (DiLoCo), go through the model's engine in place of gradients: each
+rank with its part of the samples since the last time. Every optimizer has its own count and synchronises what it trains.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim import Optimizer
+
+from evenstep.modes import DiLoCo, LocalSGD
+
+if TYPE_CHECKING:
+    from evenstep.engine import Engine
+    from evenstep.steps import Steps
+
+
+class LocalTraining:
+    """`parameters` are the engine's, in its order."""
+
+    def __init__(
+        self, mode: LocalSGD | DiLoCo, engine: Engine, parameters: list[torch.nn.Parameter], steps: Steps
+    ) -> None:
+        self.mode, self._engine, self._parameters, self._steps = mode, engine, parameters, steps
+        self._index = {id(p): index for index, p in enumerate(parameters)}
+        self._seen = 0.0  # samples of this rank since the start
+        self._counts: dict[int, int] = {}  # optimizer (id): its steps since the last synchronisation
+        self._seen_before: dict[int, float] = {}  # and what had been seen then
+        self._trained: dict[int, list[int]] = {}  # and which parameters it has
+        self._bytes = sum(p.numel() * p.element_size() for p in parameters)
+        self._outer: torch.optim.SGD | None = None
+        self._anchors: list[torch.Tensor] = []  # where the parameters were when all ranks had the same
+        self._anchored = False
+        if isinstance(mode, DiLoCo):
+            self._anchors = [p.detach().clone() for p in parameters]
+            self._outer = torch.optim.SGD(
+                self._anchors,
+                lr=mode.outer_lr,
+                momentum=mode.outer_momentum,
+                nesterov=mode.outer_momentum > 0,
+                foreach=False,
+            )
+
+    def saw(self, amount: float) -> None:
+        """A backward over `amount` samples (or what es.set_weight counts) has ended."""
+        if not self._anchored:  # the script may have set the parameters since es.prepare
+            self._anchor()
+        self._seen += amount
+
+    def spare_exchange(self) -> None:
+        """Gradients stay here that would else have been exchanged."""
+        self._steps.saved.add(str(self.mode), 0, self._bytes)
+
+    @torch.no_grad()
+    def _anchor(self) -> None:
+        self._anchored = True
+        for anchor, parameter in zip(self._anchors, self._parameters):
+            anchor.copy_(parameter)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all ranks have the same parameters."""
+        return not any(self._counts.values())
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """Collective at every `every`-th step of the optimizer, which all ranks make."""
+        key = id(optimizer)
+        if key not in self._trained:
+            found = (self._index.get(id(p)) for group in optimizer.param_groups for p in group["params"])
+            self._trained[key] = sorted(index for index in found if index is not None)
+        if not self._trained[key]:
+            return
+        self._counts[key] = self._counts.get(key, 0) + 1
+        if self._counts[key] >= self.mode.every:
+            self._synchronise(key)
+
+    def synchronise(self) -> None:
+        """Now, whatever the count. Collective."""
+        for key, count in self._counts.items():
+            if count > 0:
+                self._synchronise(key)
+
+    @torch.no_grad()
+    def _synchronise(self, key: int) -> None:
+        seen = self._seen - self._seen_before.get(key, 0.0)
+        self._counts[key], self._seen_before[key] = 0, self._seen
+        total = torch.tensor([seen], dtype=torch.float64)
+        with self._steps.blocking():
+            self._steps.group.sum_(total)
+        if float(total) > 0:  # else no rank has trained
+            self._exchange(self._trained[key], seen / float(total))
+
+    def _exchange(self, indices: list[int], weight: float) -> None:
+        engine, parameters = self._engine, self._parameters
+        engine.begin(weight, self._steps.step)
+        for index in indices:
+            value = parameters[index].detach()
+            engine.ready(index, self._anchors[index] - value if self._outer is not None else value)
+        _, report = engine.finish()
+        self._steps.exchanged(str(self.mode), report)
+        if self._outer is None:
+            for index in indices:
+                parameters[index].copy_(engine.views[index])
+            return
+        for index in indices:
+            self._anchors[index].grad = engine.views[index]
+        self._outer.step()
+        for index in indices:
+            self._anchors[index].grad = None
+            parameters[index].copy_(self._anchors[index])
+
+    # -- checkpoints, which are written where the parameters are whole --
+
+    def state(self) -> dict[str, Any]:
+        """The same on all ranks."""
+        outer = {} if self._outer is None else self._outer.state
+        momentum = {str(i): outer[p]["momentum_buffer"] for i, p in enumerate(self._anchors) if p in outer}
+        return {"mode": type(self.mode).__name__, "momentum": {k: v for k, v in momentum.items() if v is not None}}
+
+    def load(self, state: dict[str, Any] | None) -> bool:
+        """After the parameters were loaded. False where the checkpoint has no state of this mode."""
+        self._counts.clear()
+        self._seen_before = dict.fromkeys(self._trained, self._seen)
+        self._anchored = False
+        if self._outer is None:
+            return True
+        self._outer.state.clear()
+        if state is None or state["mode"] != type(self.mode).__name__:
+            return False
+        for index, buffer in state["momentum"].items():
+            anchor = self._anchors[int(index)]
+            self._outer.state[anchor]["momentum_buffer"] = buffer.to(anchor.device, anchor.dtype, copy=True)
+        return True
