@@ -160,6 +160,13 @@ def _connect(name: str, deadline: float) -> socket.socket:
 
 def _join(name: str, rank: int, facts: dict[str, Any], deadline: float) -> int:
     with _connect(name, deadline) as connection:
+        if _owner(connection) != os.getuid():
+            raise _error(
+                "EVEN_ERR_PERMISSION",
+                f"user {_owner(connection)} listens where rank 0 of the group {name!r} was expected: not trusted",
+                "run all ranks as one user; give the job another MASTER_PORT, from which the name is made",
+                0,
+            )
         connection.sendall(json.dumps({"rank": rank, **facts}).encode())
         connection.settimeout(max(0.0, deadline - time.monotonic()) + _GRACE_SECONDS)
         try:

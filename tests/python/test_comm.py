@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 from collections.abc import Callable
@@ -48,6 +49,32 @@ def test_two_jobs_of_one_port(monkeypatch: pytest.MonkeyPatch) -> None:
         other.bind(comm_meeting._address("taken/1"))
         with pytest.raises(es.EvenstepError, match="another job on this host uses the same MASTER_PORT"):
             es.comm.open("taken")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user as well")
+def test_another_user_who_waits_in_rank_0s_place_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    import evenstep as es
+    from evenstep import comm_meeting
+
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "8"}.items():
+        monkeypatch.setenv(name, value)
+    address = comm_meeting._address("bait/1")
+    ready, listening = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.setuid(65534)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+            other.bind(address)
+            other.listen(1)
+            os.write(listening, b"x")
+            connection, _ = other.accept()
+            os._exit(0 if connection.recv(1) == b"" else 1)  # nothing of the job is said to it
+    assert os.read(ready, 1) == b"x"
+    with pytest.raises(es.EvenstepError, match="user 65534 listens where rank 0"):
+        es.comm.open("bait")
+    assert os.waitpid(pid, 0)[1] == 0
+    os.close(ready)
+    os.close(listening)
 
 
 def test_without_a_launcher_a_group_has_one_rank() -> None:
