@@ -10,12 +10,16 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 SECONDS = 120
+
+
+Check = Callable[[Callable[..., None], int], None]
 
 
 def free_port() -> int:
@@ -25,7 +29,7 @@ def free_port() -> int:
         return port
 
 
-def start(body: Callable[..., None], ranks: int, **extra: str) -> list[subprocess.Popen[str]]:
+def start(body: Callable[..., None], ranks: int) -> list[subprocess.Popen[str]]:
     port = free_port()
     processes = []
     for rank in range(ranks):
@@ -36,7 +40,6 @@ def start(body: Callable[..., None], ranks: int, **extra: str) -> list[subproces
             MASTER_ADDR="127.0.0.1",
             MASTER_PORT=str(port),
             OMP_NUM_THREADS="1",
-            **extra,
         )
         processes.append(
             subprocess.Popen(
@@ -63,10 +66,14 @@ def finish(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]
     return results
 
 
-def check(body: Callable[..., None], ranks: int, **extra: str) -> None:
-    results = finish(start(body, ranks, **extra))
-    ends = "\n".join(f"rank {rank} ended with {code}: {err[-3000:]}" for rank, (code, _, err) in enumerate(results))
-    assert all(code == 0 for code, _, _ in results), ends
+@pytest.fixture
+def check(run_ranks: Callable[..., Any]) -> Callable[[Callable[..., None], int], None]:
+    """Runs a body of this file on so many ranks; all must end well."""
+
+    def run(body: Callable[..., None], ranks: int) -> None:
+        run_ranks(Path(__file__), ranks, args=(body.__name__,))
+
+    return run
 
 
 # ---- what the ranks do; run in processes of their own ----
@@ -429,35 +436,35 @@ def body_timeout() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_collectives(ranks: int) -> None:
+def test_collectives(ranks: int, check: Check) -> None:
     check(body_collectives, ranks)
 
 
-def test_asynchronous_calls() -> None:
+def test_asynchronous_calls(check: Check) -> None:
     check(body_async, 2)
 
 
-def test_a_wait_with_a_limit() -> None:
+def test_a_wait_with_a_limit(check: Check) -> None:
     check(body_limited_wait, 2)
 
 
-def test_tensors_of_every_layout() -> None:
+def test_tensors_of_every_layout(check: Check) -> None:
     check(body_odd_tensors, 2)
 
 
-def test_what_torch_does_beneath() -> None:
+def test_what_torch_does_beneath(check: Check) -> None:
     check(body_beneath, 2)
 
 
-def test_subgroups_and_no_leaks() -> None:
+def test_subgroups_and_no_leaks(check: Check) -> None:
     check(body_groups, 4)
 
 
-def test_ddp_as_gloo() -> None:
+def test_ddp_as_gloo(check: Check) -> None:
     check(body_ddp, 2)
 
 
-def test_fsdp_as_ddp() -> None:
+def test_fsdp_as_ddp(check: Check) -> None:
     pytest.importorskip("torch.distributed.fsdp", reason="no FSDP in this torch")
     check(body_fsdp, 2)
 
@@ -475,17 +482,17 @@ def test_dead_peer_is_named() -> None:
     assert out.startswith("lost")
 
 
-def test_dead_peer_ends_ddp() -> None:
-    (code, _, err), (killed, _, _) = finish(start(body_death_in_ddp, 2))
-    assert code == 0, err
-    assert killed == -signal.SIGKILL
+def test_dead_peer_ends_ddp(run_ranks: Callable[..., Any]) -> None:
+    survivor, killed = run_ranks(Path(__file__), 2, args=("body_death_in_ddp",), check=False)
+    assert survivor.returncode == 0, survivor.stderr
+    assert killed.returncode == -signal.SIGKILL
 
 
-def test_mismatch_names_both_calls() -> None:
+def test_mismatch_names_both_calls(check: Check) -> None:
     check(body_mismatch, 2)
 
 
-def test_timeout() -> None:
+def test_timeout(check: Check) -> None:
     check(body_timeout, 2)
 
 
