@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -19,18 +20,24 @@ Change = tuple[int, tuple[int, ...]]  # a buffer's number, its shape
 
 class BufferSync:
     """Of the buffers that some rank's forward changed: floating ones become the average weighted by samples, all
-    others those of rank 0.
+    others those of rank 0. Where a model's rule is True, all are those of the first rank that had samples; where it is
+    False they stay each rank's own.
 
     Left out: buffers that are no part of the state (persistent=False: caches of masks or positions), and those whose
     shape differs between ranks.
     """
 
-    def __init__(self, models: Sequence[nn.Module]) -> None:
+    def __init__(self, models: Sequence[tuple[nn.Module, bool | None]]) -> None:
         self._owners: list[tuple[nn.Module, str]] = []
-        for model in models:
+        self._sent: set[int] = set()  # those that are sent, by their number
+        for model, rule in models:
+            if rule is False:
+                continue
             for module in model.modules():
                 for name, buffer in module._buffers.items():
                     if buffer is not None and buffer.numel() and name not in module._non_persistent_buffers_set:
+                        if rule:
+                            self._sent.add(len(self._owners))
                         self._owners.append((module, name))
         self._versions = [self._version(i) for i in range(len(self._owners))]
 
@@ -68,9 +75,11 @@ class BufferSync:
 
     @torch.no_grad()
     def synchronise(
-        self, group: Group, changed: list[Change], checksums: Sequence[int], weight: float, total: float
+        self, group: Group, changed: list[Change], checksums: Sequence[int], weights: Sequence[float]
     ) -> None:
-        """Collective where any checksum is not 0. `weight` of `total` (over ranks) is this rank's say."""
+        """Collective where any checksum is not 0. `weights`: each rank's say."""
+        weight, total = weights[group.rank], math.fsum(weights)
+        root = next((rank for rank, one in enumerate(weights) if one > 0), 0)
         if len(set(checksums)) > 1:
             from evenstep.group import gather_objects
 
@@ -80,8 +89,8 @@ class BufferSync:
             indices = [i for i in union if len({shapes[i] for _, shapes in everyone}) == 1]
         else:
             indices = [index for index, _ in changed]
-        buffers = [b for b in map(self._get, indices) if b is not None]
-        floating = [b for b in buffers if b.is_floating_point()]
+        there = [(i, b) for i, b in ((i, self._get(i)) for i in indices) if b is not None]
+        floating = [b for i, b in there if b.is_floating_point() and i not in self._sent]
         if floating and total > 0:
             flat = torch.cat([b.detach().to("cpu", torch.float64).reshape(-1) for b in floating])
             flat = flat * (weight / total) if weight > 0 else torch.zeros_like(flat)
@@ -90,9 +99,9 @@ class BufferSync:
             for buffer in floating:
                 buffer.copy_(flat[at : at + buffer.numel()].view(buffer.shape))
                 at += buffer.numel()
-        for buffer in buffers:
-            if not buffer.is_floating_point():
+        for index, buffer in there:
+            if index in self._sent or not buffer.is_floating_point():
                 value = buffer.detach().cpu().contiguous()
-                group.broadcast_(value)
+                group.broadcast_(value, root if index in self._sent else 0)
                 buffer.copy_(value)
         self._versions = [self._version(i) for i in range(len(self._owners))]

@@ -19,8 +19,10 @@ from evenstep.engine import Engine, Report
 from evenstep.kept import KeptGradients
 from evenstep.local_training import LocalTraining
 from evenstep.sparse import sum_sparse
+from evenstep.used_parameters import UsedParameters
 
 if TYPE_CHECKING:
+    from evenstep.prepare_options import DDPOptions
     from evenstep.stale import StaleRounds
     from evenstep.steps import Steps
 
@@ -66,6 +68,7 @@ class GradientSync:
         self._ids = {id(p) for p in self.parameters}
         self._pending: float | None = None  # weight of what backward left in p.grad under no_sync
         self._stash: dict[int, torch.Tensor] | None = None
+        self._watch: UsedParameters | None = None
         self.compression = ""  # of its engine, in words
         self.local: LocalTraining | None = None  # es.LocalSGD, es.DiLoCo: gradients stay on their rank
         self.stale: StaleRounds | None = None  # es.Stale
@@ -74,6 +77,12 @@ class GradientSync:
         self.defer = False  # nested backward passes seen: hand over only at the end
         for index, parameter in enumerate(self.parameters):
             self._hook(index, parameter)
+
+    def use_options(self, options: DDPOptions) -> None:
+        if not options.gradient_as_bucket_view:
+            self._kept.own.update(range(self._dense))
+        if options.watches:
+            self._watch = UsedParameters(self.name, self._names[: self._dense], options)
 
     def _hook(self, index: int, parameter: nn.Parameter) -> None:
         if not parameter.is_leaf:
@@ -271,6 +280,8 @@ class GradientSync:
             report.peer_wait_ns += second.peer_wait_ns
             report.bytes += second.bytes
             report.full_bytes += second.full_bytes
+        if self._watch is not None:
+            self._watch.check(used)
         views = self.engine.views
         for index, parameter in enumerate(self.parameters[: self._dense]):
             if used[index]:

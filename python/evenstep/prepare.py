@@ -24,7 +24,7 @@ from evenstep.group import broadcast_bytes, gather_objects
 from evenstep.loader import EvenLoader, check_loader
 from evenstep.local_training import LocalTraining
 from evenstep.modes import Mode, Stale
-from evenstep.prepare_options import check_mode, engine_options
+from evenstep.prepare_options import DDPOptions, check_mode, engine_options
 from evenstep.session import Session, session
 from evenstep.shares import Shares, ShareSchedule
 from evenstep.sparse import sparse_parameters
@@ -41,6 +41,10 @@ def prepare(
     reduction: str = "mean",
     bucket_cap_mb: float | None = None,
     sync: Mode | None = None,
+    find_unused_parameters: bool | None = None,
+    static_graph: bool = False,
+    gradient_as_bucket_view: bool = True,
+    broadcast_buffers: bool | None = None,
 ) -> Any:
     """Prepares models, optimizers, DataLoaders, learning-rate schedulers, and what else has a state; returns them in the
     order given.
@@ -60,7 +64,12 @@ def prepare(
     no longer exact (docs/compression.md); None: what EVENSTEP_COMPRESSION says, else none; "none". reduction="adasum":
     Adasum instead of the weighted mean. bucket_cap_mb: how many MiB of gradients are exchanged at once, instead of the
     engine's own choice. sync: es.LocalSGD(every=8), es.DiLoCo(every=32) or es.Stale(steps=1): ranks that exchange less often,
-    or later (docs/asynchronous.md). They hold for the models of this call.
+    or later (docs/asynchronous.md).
+
+    As in DistributedDataParallel: find_unused_parameters needs not be asked for; False makes a parameter that has no
+    gradient on any rank an error. static_graph=True makes it an error when other parameters have gradients than in the
+    first pass. gradient_as_bucket_view=False: p.grad is memory of its own. broadcast_buffers=True: rank 0's instead of the
+    average; False: each rank keeps its own. All of these hold for the models of this call.
     """
     given = [*objects, *([] if loader is None else [loader])]
     if not given:
@@ -72,7 +81,8 @@ def prepare(
         )
     current = session()
     options = engine_options(current.environment, engine, compression, reduction, bucket_cap_mb)
-    check_mode(sync, options)
+    ddp = DDPOptions(find_unused_parameters, static_graph, gradient_as_bucket_view, broadcast_buffers)
+    check_mode(sync, options, ddp)
     _check_arguments(current, given)
     models = _register(current.models, "model", [g for g in given if isinstance(g, nn.Module)])
     optimizers = _register(current.optimizers, "optimizer", [g for g in given if isinstance(g, Optimizer)])
@@ -83,7 +93,7 @@ def prepare(
     results: dict[int, Any] = {}
     if current.in_job:
         current.join()
-        _prepare_models(current, models, optimizers, options, sync)
+        _prepare_models(current, models, optimizers, options, sync, ddp)
         for name, scheduler in schedulers.items():
             current.scheduler_steps.watch(name, scheduler)
         for one in given:
@@ -207,10 +217,11 @@ def _prepare_models(
     optimizers: dict[str, Optimizer],
     options: EngineOptions,
     mode: Mode | None,
+    ddp: DDPOptions,
 ) -> None:
     group, bootstrap = current.group, current.bootstrap
     assert bootstrap is not None
-    told = gather_objects(group, (len(models), len(optimizers), (options, mode)))
+    told = gather_objects(group, (len(models), len(optimizers), (options, mode, ddp)))
     counts = [one[:2] for one in told]
     if len(set(counts)) > 1:
         raise EvenstepError(
@@ -240,6 +251,7 @@ def _prepare_models(
         ]
         sync = GradientSync(name, model, engines[0], current.steps, sparse, others)
         sync.compression = str(options.compression or "")
+        sync.use_options(ddp)
         if isinstance(mode, Stale):
             sync.stale, sync.defer = StaleRounds(engines), True
         elif mode is not None:
@@ -249,13 +261,14 @@ def _prepare_models(
             current.dummy_samples = 2  # one sample alone has no variance
     if models:
         current.checks.watch_all(current.steps.syncs)
-        current.steps.buffers = BufferSync(list(current.models.values()))
+        current.buffer_rules.update(dict.fromkeys(models, ddp.broadcast_buffers))
+        current.steps.buffers = BufferSync([(m, current.buffer_rules[n]) for n, m in current.models.items()])
     for name, optimizer in optimizers.items():
         check_same_optimizer(group, name, optimizer)
         broadcast_optimizer(group, optimizer)
 
 
-def _check_same_options(everyone: Sequence[tuple[EngineOptions, Mode | None]]) -> None:
+def _check_same_options(everyone: Sequence[tuple[EngineOptions, Mode | None, DDPOptions]]) -> None:
     for rank, theirs in enumerate(everyone):
         if theirs != everyone[0]:
             raise EvenstepError(

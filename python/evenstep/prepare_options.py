@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from evenstep._core import EvenstepError
 from evenstep.compression import parse_compression
@@ -11,6 +12,20 @@ from evenstep.environment import Environment
 from evenstep.modes import DiLoCo, LocalSGD, Mode, Stale
 
 _MOST_MB = 1 << 20
+
+
+@dataclass(frozen=True)
+class DDPOptions:
+    """Those that users know from DistributedDataParallel; None: as Evenstep does it."""
+
+    find_unused_parameters: bool | None = None  # False: a parameter without a gradient on any rank is an error
+    static_graph: bool = False  # True: another set of parameters with gradients than in the first pass is an error
+    gradient_as_bucket_view: bool = True  # False: p.grad is memory of its own
+    broadcast_buffers: bool | None = None  # None: averaged; True: rank 0's; False: each rank's own
+
+    @property
+    def watches(self) -> bool:
+        return self.static_graph or self.find_unused_parameters is False
 
 
 def engine_options(
@@ -50,13 +65,19 @@ def engine_options(
     return EngineOptions(engine, chosen, cap, adasum, environment.seed or 0)
 
 
-def check_mode(mode: Mode | None, options: EngineOptions) -> None:
+def check_mode(mode: Mode | None, options: EngineOptions, ddp: DDPOptions) -> None:
     """Raises TypeError or ValueError where the two make no sense together."""
     if mode is None:
         return
     if not isinstance(mode, (LocalSGD, DiLoCo, Stale)):
         raise TypeError(
             f"es.prepare(sync={mode!r}): give es.LocalSGD(every=8), es.DiLoCo(every=32), es.Stale(steps=1), or leave it out"
+        )
+    if ddp.watches:
+        which = "static_graph=True" if ddp.static_graph else "find_unused_parameters=False"
+        raise ValueError(
+            f"es.prepare({which}, sync={mode!r}): which parameters have gradients is known only where all ranks exchange "
+            "them at every step\n  fix: leave one of the two out"
         )
     chosen = options.compression
     if options.adasum and not isinstance(mode, Stale):

@@ -56,6 +56,7 @@ class Session:
         self.environment = environment
         self.rank, self.world_size = environment.rank, environment.world_size
         self.models: dict[str, nn.Module] = {}
+        self.buffer_rules: dict[str, bool | None] = {}  # es.prepare(broadcast_buffers=…) of each model
         self.optimizers: dict[str, Optimizer] = {}
         self.schedulers: dict[str, Any] = {}
         self.loaders: dict[str, EvenLoader] = {}

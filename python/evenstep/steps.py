@@ -354,14 +354,12 @@ class Steps:
         self.loss = math.nan
         if ballots:
             if any(ballot.buffers for ballot in ballots) and self.buffers is not None:
-                mine = ballots[self.group.rank].weight
                 with self.blocking():
                     self.buffers.synchronise(
                         self.group,
                         self._changed,
                         [ballot.buffers for ballot in ballots],
-                        mine,
-                        math.fsum(ballot.weight for ballot in ballots),
+                        [ballot.weight for ballot in ballots],
                     )
             self.loss = math.fsum(ballot.loss for ballot in ballots)
             batches = ballots[0].batches

@@ -58,6 +58,10 @@ def test_modes_that_make_no_sense(make: Callable[[], Any], words: str) -> None:
         ({"sync": es.LocalSGD(), "compression": "bf16"}, "the parameters themselves would be rounded"),
         ({"sync": es.DiLoCo(), "compression": "topk"}, "only at every step"),
         ({"sync": es.Stale(steps=2), "compression": "onebit"}, "the very next exchange"),
+        (
+            {"sync": es.Stale(), "static_graph": True},
+            "static_graph=True, sync=.*where all ranks exchange them at every step",
+        ),
         ({"sync": es.LocalSGD(), "reduction": "adasum"}, "gradients, which do not travel here"),
     ],
 )
