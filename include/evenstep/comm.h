@@ -40,6 +40,43 @@ EVEN_PUBLIC even_status even_comm_create_segment(const even_comm_params *params,
 /* Opens the group over a segment. The descriptor is duplicated: the caller keeps its own.
  * Returns when all ranks have come (or with an error by the timeout). */
 EVEN_PUBLIC even_status even_comm_open(const even_comm_params *params, int fd, even_comm **out) EVEN_MUST_USE;
+/* ---- groups over several hosts ---- */
+
+/* How the ranks of a group over the network find one another. */
+typedef struct even_comm_network {
+  size_t size; /* sizeof(even_comm_network) */
+  /* all (`ranks` times `bytes`) = `mine` of every rank, in rank order; collective, called a few times while the group is
+   * opened. What it returns ends the opening; it records its error itself. */
+  even_status (*gather)(void *context, const void *mine, size_t bytes, void *all);
+  void *context;
+  const char *library;    /* NULL: libucp.so.0 where the loader looks. The first one opened serves the whole process */
+  const char *interfaces; /* as UCX_NET_DEVICES: "eth0", "mlx5_0:1,eth1"; NULL: that variable's, or UCX's own choice */
+  int number;             /* what this rank is called in error texts; < 0: its rank */
+} even_comm_network;
+
+/* Opens a group over UCX, which is opened at run time: TCP, shared memory, RDMA, as UCX finds them. Collective; returns
+ * when all ranks have come. Each rank's arena is its own memory, and no faster than any other. Sums are formed in rank
+ * order. EVEN_ERR_NOT_FOUND without UCX, EVEN_ERR_UNSUPPORTED where another rank cannot use it. */
+EVEN_PUBLIC even_status even_comm_open_ucx(const even_comm_params *params, const even_comm_network *network,
+                                           even_comm **out) EVEN_MUST_USE;
+
+/* A group made of others: the ranks of each host over shared memory, the first of each host over the network. */
+typedef struct even_comm_hosts {
+  size_t size; /* sizeof(even_comm_hosts) */
+  int rank;
+  int ranks;
+  const int *host_of;  /* the host of each rank; hosts are numbered from 0 in the order of their first ranks */
+  even_comm *inside;   /* of this host's ranks, in rank order */
+  even_comm *between;  /* of the hosts' first ranks, in the order of the hosts; NULL on all other ranks */
+  even_comm *everyone; /* of all ranks, for messages and all-to-all; NULL: these are EVEN_ERR_UNSUPPORTED */
+} even_comm_hosts;
+
+/* Presents them as one group, which owns them from then on (not after a failure). Not collective. Sums are formed on
+ * each host in rank order, then in the order of the hosts; 16-bit floats are rounded once on each host and once more
+ * between them. The arena is that of `inside`. timeout_seconds as in even_comm_params. */
+EVEN_PUBLIC even_status even_comm_open_hosts(const even_comm_hosts *params, double timeout_seconds,
+                                             even_comm **out) EVEN_MUST_USE;
+
 /* Leaves the group but keeps its memory mapped until even_comm_close: for callers whose arena is still looked at. Peers
  * that wait for this rank get EVEN_ERR_PEER_LOST; every later call on `comm` gets EVEN_ERR_STATE. */
 EVEN_PUBLIC void even_comm_leave(even_comm *comm);
@@ -50,7 +87,8 @@ EVEN_PUBLIC void even_comm_close(even_comm *comm);
 /* What the group was opened with, and this rank's memory: any thread, valid until even_comm_close. */
 EVEN_PUBLIC int even_comm_rank(const even_comm *comm);
 EVEN_PUBLIC int even_comm_ranks(const even_comm *comm);
-/* How the group moves data: "shm" (shared memory of one host). A static string. */
+/* How the group moves data: "shm" (shared memory of one host), "ucx", "hosts" (shared memory on each host, UCX between
+ * them). A static string. */
 EVEN_PUBLIC const char *even_comm_engine_name(const even_comm *comm);
 /* This rank's part of the arena (64-byte aligned, arena_bytes long). Ordinary memory for this rank between
  * collectives; a collective on a range of it moves no staging copy. NULL where arena_bytes is 0. */

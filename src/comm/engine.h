@@ -93,6 +93,11 @@ struct even_comm_engine {
   void (*request_free)(even_comm_request *request);
   void *(*arena)(even_comm *comm); /* called where arena_bytes is not 0 */
   void (*revoke)(even_comm *comm);
+  /* Ends the group as a revocation does, but with this error where the engine can hand it to all ranks. */
+  void (*end)(even_comm *comm, const even_error *why);
+  bool (*has_ended)(const even_comm *comm); /* any thread */
+  /* Revokes the group once ended(context) says so; looked at ten times a second by those who wait. May be NULL. */
+  void (*watch)(even_comm *comm, bool (*ended)(void *context), void *context);
   void (*set_timeout)(even_comm *comm, double seconds);
   uint64_t (*wait_ns)(const even_comm *comm);
   void (*leave)(even_comm *comm);

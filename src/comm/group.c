@@ -148,6 +148,15 @@ static void revoke_group(even_comm *comm) {
   even_group_end(comm, EVEN_GROUP_REVOKED);
 }
 
+static void end_group(even_comm *comm, const even_error *why) {
+  (void)why; /* the segment has one word for it */
+  revoke_group(comm);
+}
+
+static bool has_ended(const even_comm *comm) {
+  return !even_group_whole(comm);
+}
+
 static const even_comm_engine shared_engine = {
     .name = "shm",
     .all_reduce = even_shared_all_reduce,
@@ -164,6 +173,8 @@ static const even_comm_engine shared_engine = {
     .request_free = even_shared_request_free,
     .arena = arena,
     .revoke = revoke_group,
+    .end = end_group,
+    .has_ended = has_ended,
     .set_timeout = set_timeout,
     .wait_ns = wait_ns,
     .leave = leave_group,

@@ -2,6 +2,7 @@
 #include "comm/ranks.h"
 
 #include "comm/group.h"
+#include "comm/ucx/api.h"
 #include "os/shared_memory.h"
 
 #include <pthread.h>
@@ -12,6 +13,10 @@
 #include <unistd.h>
 
 #define CANNOT_OPEN 99
+
+/* The segments of the groups of which a group over several hosts is made. */
+static int inside_fds[RANKS_MOST];
+static int leaders_fd = -1;
 
 typedef struct thread_rank {
   even_comm_params params;
@@ -40,9 +45,147 @@ static even_comm_params params_of(const ranks_setup *setup, int rank) {
                             .spin = setup->spin};
 }
 
-static int be_process(const even_comm_params *params, int fd, ranks_body *body, void *argument) {
+/* Through a group in shared memory. */
+static even_status gather(void *context, const void *mine, size_t bytes, void *all) {
+  even_comm *comm = context;
+  size_t counts[RANKS_MOST];
+  for (int rank = 0; rank < even_comm_ranks(comm); rank++) {
+    counts[rank] = bytes;
+  }
+  return even_comm_all_gather(comm, mine, all, counts, EVEN_U8);
+}
+
+static even_status open_ucx(const even_comm_params *params, even_comm *bootstrap, even_comm **out) {
+  even_comm_network network = {.size = sizeof network, .gather = gather, .context = bootstrap, .number = -1};
+  return even_comm_open_ucx(params, &network, out);
+}
+
+static int hosts_of(const ranks_setup *setup) {
+  int hosts = 0;
+  for (int rank = 0; rank < setup->ranks; rank++) {
+    hosts = setup->host_of[rank] >= hosts ? setup->host_of[rank] + 1 : hosts;
+  }
+  return hosts;
+}
+
+/* How many ranks before `end` are on that host. */
+static int ranks_on(const ranks_setup *setup, int host, int end) {
+  int count = 0;
+  for (int rank = 0; rank < end; rank++) {
+    count += setup->host_of[rank] == host;
+  }
+  return count;
+}
+
+static even_status open_between(const ranks_setup *setup, const even_comm_params *params, even_comm **out) {
+  even_comm *bootstrap = NULL;
+  even_comm_params outer = *params;
+  even_comm_network network = {.size = sizeof network, .gather = gather, .number = params->rank};
+  outer.rank = setup->host_of[params->rank];
+  outer.ranks = hosts_of(setup);
+  outer.arena_bytes = 0;
+  even_status status = even_comm_open(&outer, leaders_fd, &bootstrap);
+  if (status == EVEN_OK) {
+    network.context = bootstrap;
+    status = even_comm_open_ucx(&outer, &network, out);
+  }
+  if (status == EVEN_OK) {
+    status = even_comm_barrier(bootstrap);
+  }
+  even_comm_close(bootstrap);
+  return status;
+}
+
+static even_status open_hosts(const ranks_setup *setup, const even_comm_params *params, even_comm *everyone,
+                              even_comm **out) {
+  int host = setup->host_of[params->rank];
+  even_comm_hosts hosts = {.size = sizeof hosts,
+                           .rank = params->rank,
+                           .ranks = params->ranks,
+                           .host_of = setup->host_of,
+                           .everyone = everyone};
+  even_comm_params inner = *params;
+  inner.rank = ranks_on(setup, host, params->rank);
+  inner.ranks = ranks_on(setup, host, params->ranks);
+  even_status status = even_comm_open(&inner, inside_fds[host], &hosts.inside);
+  if (status == EVEN_OK && inner.rank == 0) {
+    status = open_between(setup, params, &hosts.between);
+  }
+  return status == EVEN_OK ? even_comm_open_hosts(&hosts, params->timeout_seconds, out) : status;
+}
+
+static even_status make_segments(const ranks_setup *setup) {
+  even_comm_params params = params_of(setup, 0);
+  int hosts = setup->engine == RANKS_HOSTS ? hosts_of(setup) : 0;
+  for (int host = 0; host < hosts; host++) {
+    params.ranks = ranks_on(setup, host, setup->ranks);
+    even_status status = even_comm_create_segment(&params, &inside_fds[host]);
+    if (status != EVEN_OK) {
+      return status;
+    }
+  }
+  params.ranks = hosts;
+  params.arena_bytes = 0;
+  return hosts == 0 ? EVEN_OK : even_comm_create_segment(&params, &leaders_fd);
+}
+
+static void close_segments(const ranks_setup *setup) {
+  int hosts = setup->engine == RANKS_HOSTS ? hosts_of(setup) : 0;
+  for (int host = 0; host < hosts; host++) {
+    (void)close(inside_fds[host]);
+  }
+  if (hosts > 0) {
+    (void)close(leaders_fd);
+  }
+}
+
+static even_status open_group(const ranks_setup *setup, const even_comm_params *params, int fd, even_comm **out) {
+  even_comm *bootstrap = NULL;
+  if (setup->engine == RANKS_SHM) {
+    return even_comm_open(params, fd, out);
+  }
+  even_status status = even_comm_open(params, fd, &bootstrap);
+  if (status == EVEN_OK) {
+    status = open_ucx(params, bootstrap, out);
+  }
+  if (status == EVEN_OK && setup->engine == RANKS_HOSTS) {
+    status = open_hosts(setup, params, *out, out);
+  }
+  if (status == EVEN_OK) {
+    status = even_comm_barrier(bootstrap); /* who leaves it first is not lost to the others */
+  }
+  even_comm_close(bootstrap);
+  return status;
+}
+
+static int try_ucx(void) {
+  const even_ucx_api *api = NULL;
+  if (even_ucx_api_get(NULL, &api) != EVEN_OK) {
+    (void)fprintf(stderr, "UCX is not tested: %s\n", even_error_last()->what);
+    return 1;
+  }
+  return 0;
+}
+
+bool ranks_have_ucx(void) {
+  int status = 1;
+  (void)setenv("UCX_TLS", "tcp,self", 0);
+  (void)setenv("UCX_HANDLE_ERRORS", "none", 0);
+  (void)setenv("UCX_LOG_LEVEL", "error", 0);
+  (void)setenv("UCX_MEM_EVENTS", "n", 0); /* its patches of the C library and a sanitizer's do not agree */
+  (void)fflush(NULL);
+  pid_t child = fork(); /* what UCX starts when it is opened does not survive a fork */
+  if (child == 0) {
+    _exit(try_ucx());
+  }
+  (void)waitpid(child, &status, 0);
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+static int be_process(const ranks_setup *setup, const even_comm_params *params, int fd, ranks_body *body,
+                      void *argument) {
   even_comm *comm = NULL;
-  if (even_comm_open(params, fd, &comm) != EVEN_OK) {
+  if (open_group(setup, params, fd, &comm) != EVEN_OK) {
     (void)ranks_complain(NULL, "rank %d cannot open: %s", params->rank, even_error_last()->what);
     return CANNOT_OPEN;
   }
@@ -58,7 +201,7 @@ static void run_processes(const ranks_setup *setup, int fd, ranks_body *body, vo
     even_comm_params params = params_of(setup, rank);
     processes[rank] = fork();
     if (processes[rank] == 0) {
-      _exit(be_process(&params, fd, body, argument));
+      _exit(be_process(setup, &params, fd, body, argument));
     }
   }
   (void)close(fd);
@@ -123,13 +266,14 @@ int ranks_run(const ranks_setup *setup, ranks_body *body, void *argument, int *r
   int wrong = 0;
   even_comm_params params = params_of(setup, 0);
   int *into = results == NULL ? own : results;
-  if (even_comm_create_segment(&params, &fd) != EVEN_OK) {
+  if (even_comm_create_segment(&params, &fd) != EVEN_OK || make_segments(setup) != EVEN_OK) {
     return ranks_complain(NULL, "no segment: %s", even_error_last()->what);
   }
   if (setup->threads) {
     run_threads(setup, fd, body, argument, into);
   } else {
     run_processes(setup, fd, body, argument, into);
+    close_segments(setup);
   }
   for (int rank = 0; rank < setup->ranks; rank++) {
     wrong += into[rank] != 0;

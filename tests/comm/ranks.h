@@ -10,12 +10,20 @@
 #define RANKS_MOST 16
 #define RANKS_KILLED (-1) /* in results: ended by a signal */
 
+typedef enum ranks_engine {
+  RANKS_SHM,
+  RANKS_UCX,   /* over TCP, unless UCX_TLS says otherwise */
+  RANKS_HOSTS, /* shared memory on each of the hosts that `host_of` says, UCX between them */
+} ranks_engine;
+
 typedef struct ranks_setup {
   int ranks;
   size_t arena_bytes;
   double timeout_seconds;
   int spin;
   bool threads;
+  ranks_engine engine;
+  const int *host_of; /* of RANKS_HOSTS: one a rank */
 } ranks_setup;
 
 /* What a rank does; returns 0 where all was right. `argument` is the same for all. */
@@ -27,6 +35,9 @@ int ranks_run(const ranks_setup *setup, ranks_body *body, void *argument, int *r
 
 /* The only rank of a group, in the calling process; NULL where it could not be opened. Close it. */
 even_comm *ranks_open_alone(size_t arena_bytes);
+
+/* Whether UCX can be opened here; says so where not. */
+bool ranks_have_ucx(void);
 
 /* Says what was wrong, with the rank, on stderr; returns 1. */
 int ranks_complain(const even_comm *comm, const char *format, ...) EVEN_PRINTF(2, 3);

@@ -1,6 +1,7 @@
 /* The reference: one element at a time, 16-bit floats through the compiler's own type. */
 #include "conformance/comm/reference.h"
 
+#include <stdbool.h>
 #include <string.h>
 
 uint64_t reference_random(uint64_t *state) {
@@ -79,29 +80,59 @@ int reference_has(even_dtype dtype, even_reduce_op op) {
    : op == EVEN_MAX   ? ((a) > (b) ? (a) : (b)) \
                       : (a) + (b))
 
+static const int *host_of;
+
+void reference_set_hosts(const int *hosts) {
+  host_of = hosts;
+}
+
+static bool is_of(int rank, int host) {
+  return host_of == NULL ? host == 0 : host_of[rank] == host;
+}
+
+static float rounded(even_dtype dtype, float value) {
+  return dtype == EVEN_F16 ? (float)(_Float16)value : dtype == EVEN_BF16 ? of_bf16(bf16_of(value)) : value;
+}
+
 static float reduce_single(even_dtype dtype, even_reduce_op op, uint64_t call, int ranks, size_t index) {
-  float sum = 0;
-  for (int rank = 0; rank < ranks; rank++) {
-    uint32_t raw = 0;
-    _Float16 half;
-    float term;
-    reference_fill(&raw, dtype, call, rank, index);
-    memcpy(&half, &raw, 2);
-    memcpy(&term, &raw, 4);
-    term = dtype == EVEN_F16 ? (float)half : dtype == EVEN_BF16 ? of_bf16((uint16_t)raw) : term;
-    sum = rank == 0 ? term : FLOAT_STEP(sum, term);
+  float all = 0;
+  for (int host = 0; host < ranks; host++) {
+    float sum = 0;
+    int terms = 0;
+    for (int rank = 0; rank < ranks; rank++) {
+      uint32_t raw = 0;
+      _Float16 half;
+      float term;
+      if (!is_of(rank, host)) {
+        continue;
+      }
+      reference_fill(&raw, dtype, call, rank, index);
+      memcpy(&half, &raw, 2);
+      memcpy(&term, &raw, 4);
+      term = dtype == EVEN_F16 ? (float)half : dtype == EVEN_BF16 ? of_bf16((uint16_t)raw) : term;
+      sum = terms++ == 0 ? term : FLOAT_STEP(sum, term);
+    }
+    sum = host_of == NULL ? sum : rounded(dtype, sum);
+    all = host == 0 ? sum : terms == 0 ? all : FLOAT_STEP(all, sum);
   }
-  return op == EVEN_AVG ? sum / (float)ranks : sum;
+  return op == EVEN_AVG ? all / (float)ranks : all;
 }
 
 static double reduce_double(even_reduce_op op, uint64_t call, int ranks, size_t index) {
-  double sum = 0;
-  for (int rank = 0; rank < ranks; rank++) {
-    double term;
-    reference_fill(&term, EVEN_F64, call, rank, index);
-    sum = rank == 0 ? term : FLOAT_STEP(sum, term);
+  double all = 0;
+  for (int host = 0; host < ranks; host++) {
+    double sum = 0;
+    int terms = 0;
+    for (int rank = 0; rank < ranks; rank++) {
+      double term;
+      if (is_of(rank, host)) {
+        reference_fill(&term, EVEN_F64, call, rank, index);
+        sum = terms++ == 0 ? term : FLOAT_STEP(sum, term);
+      }
+    }
+    all = host == 0 ? sum : terms == 0 ? all : FLOAT_STEP(all, sum);
   }
-  return op == EVEN_AVG ? sum / (double)ranks : sum;
+  return op == EVEN_AVG ? all / (double)ranks : all;
 }
 
 /* Sign-extended (or not, for U8), so that MIN and MAX compare as the type does. */

@@ -291,6 +291,12 @@ static void test_ways_of_writing_that_differ(void **state) {
   }
 }
 
+static void check_over(ranks_engine engine, int ranks, int calls, size_t largest) {
+  ranks_setup setup = {.ranks = ranks, .arena_bytes = ARENA_BYTES, .timeout_seconds = 60, .spin = -1, .engine = engine};
+  random_calls suite = {.seed = (uint64_t)ranks * 1000 + (uint64_t)engine, .calls = calls, .largest = largest};
+  assert_int_equal(ranks_run(&setup, run_suite, &suite, NULL), 0);
+}
+
 static void check(int ranks, bool threads, int spin, int calls, size_t largest) {
   ranks_setup setup = {
       .ranks = ranks, .arena_bytes = ARENA_BYTES, .timeout_seconds = 60, .spin = spin, .threads = threads};
@@ -337,6 +343,48 @@ static void test_every_simd_path(void **state) {
   even_kernels_use(NULL);
 }
 
+static void test_ucx(void **state) {
+  (void)state;
+  if (!ranks_have_ucx()) {
+    skip();
+  }
+  check_over(RANKS_UCX, 1, 50, 100000);
+  check_over(RANKS_UCX, 2, 200, 200000);
+  check_over(RANKS_UCX, 2, 30, 4000000);
+  check_over(RANKS_UCX, 3, 100, 300000);
+  check_over(RANKS_UCX, 5, 60, 400000);
+}
+
+static void check_hosts(int ranks, const int *host_of, int calls, size_t largest) {
+  ranks_setup setup = {.ranks = ranks,
+                       .arena_bytes = ARENA_BYTES,
+                       .timeout_seconds = 60,
+                       .spin = -1,
+                       .engine = RANKS_HOSTS,
+                       .host_of = host_of};
+  random_calls suite = {.seed = (uint64_t)ranks * 1000 + 7, .calls = calls, .largest = largest};
+  reference_set_hosts(host_of);
+  int wrong = ranks_run(&setup, run_suite, &suite, NULL);
+  reference_set_hosts(NULL);
+  assert_int_equal(wrong, 0);
+}
+
+static void test_hosts(void **state) {
+  static const int alone[] = {0, 1};
+  static const int uneven[] = {0, 0, 1};
+  static const int three[] = {0, 1, 1, 1, 2, 2};
+  static const int mixed[] = {0, 1, 0, 2, 1}; /* the ranks of a host are not neighbours */
+  (void)state;
+  if (!ranks_have_ucx()) {
+    skip();
+  }
+  check_hosts(2, alone, 60, 200000);
+  check_hosts(3, uneven, 120, 300000);
+  check_hosts(3, uneven, 20, 4000000);
+  check_hosts(6, three, 60, 300000);
+  check_hosts(5, mixed, 80, 300000);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_processes),
@@ -344,6 +392,8 @@ int main(void) {
       cmocka_unit_test(test_threads),
       cmocka_unit_test(test_every_simd_path),
       cmocka_unit_test(test_ways_of_writing_that_differ),
+      cmocka_unit_test(test_ucx),
+      cmocka_unit_test(test_hosts),
   };
   return cmocka_run_group_tests_name("collectives against the reference", tests, NULL, NULL);
 }

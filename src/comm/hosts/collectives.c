@@ -1,0 +1,235 @@
+/* The collectives over several hosts: inside each, between the leaders, inside each again. Sums are formed in rank
+ * order on each host, then in the order of the hosts: the same bits on all ranks. 16-bit floats are rounded once on
+ * each host and once more between them. */
+#include "comm/hosts/group.h"
+
+#include "base/fail.h"
+
+#include <string.h>
+
+/* The operation among the ranks of a host: the division of AVG is for the end. */
+static even_reduce_op inner_op(even_reduce_op op) {
+  return op == EVEN_AVG ? EVEN_SUM : op;
+}
+
+/* The host's ranks' sum of `input` in `output` of its leader; the others' output is not touched. */
+static even_status reduce_inside(even_hosts_group *group, const void *input, void *output, size_t count,
+                                 even_dtype dtype, even_reduce_op op) {
+  group->counts[0] = count;
+  for (int local = 1; local < group->locals; local++) {
+    group->counts[local] = 0;
+  }
+  return even_hosts_inside(group,
+                           even_comm_reduce_scatter(group->inside, input, output, group->counts, dtype, inner_op(op)));
+}
+
+/* ---- all-reduce, barrier, broadcast ---- */
+
+even_status even_hosts_all_reduce(even_comm *comm, const even_comm_reduction *job) {
+  even_hosts_group *group = even_hosts_of(comm);
+  EVEN_TRY(even_hosts_begin(group, "all_reduce"));
+  even_status status = reduce_inside(group, job->data, job->data, job->count, job->dtype, job->op);
+  if (status != EVEN_OK) {
+    return even_hosts_end(group, status);
+  }
+  if (even_hosts_leads(group)) {
+    status = even_comm_engine_of(group->between)->all_reduce(group->between, job);
+  }
+  status = even_hosts_agree(group, status);
+  if (status == EVEN_OK && group->locals > 1) {
+    status = even_hosts_inside(group, even_comm_broadcast(group->inside, job->data, job->bytes, 0));
+  }
+  return even_hosts_end(group, status);
+}
+
+even_status even_hosts_barrier(even_comm *comm) {
+  even_hosts_group *group = even_hosts_of(comm);
+  EVEN_TRY(even_hosts_begin(group, "barrier"));
+  even_status status = even_hosts_inside(group, even_comm_barrier(group->inside));
+  if (status == EVEN_OK) {
+    status = even_hosts_leads(group) ? even_comm_barrier(group->between) : EVEN_OK;
+    status = even_hosts_agree(group, status);
+  }
+  return even_hosts_end(group, status);
+}
+
+/* The host of a rank, and its place among that host's ranks. */
+static int host_of(const even_hosts_group *group, int rank, int *local) {
+  int host = 0;
+  int at = 0;
+  while (group->members[at] != rank) {
+    at++;
+  }
+  while (at >= group->first[host + 1]) {
+    host++;
+  }
+  *local = at - group->first[host];
+  return host;
+}
+
+even_status even_hosts_broadcast(even_comm *comm, unsigned char *data, size_t bytes, int root) {
+  even_hosts_group *group = even_hosts_of(comm);
+  int local = 0;
+  int host = host_of(group, root, &local);
+  even_status status = EVEN_OK;
+  EVEN_TRY(even_hosts_begin(group, "broadcast"));
+  if (host == group->own_host) {
+    status = even_hosts_inside(group, even_comm_broadcast(group->inside, data, bytes, local));
+  }
+  if (status != EVEN_OK) {
+    return even_hosts_end(group, status);
+  }
+  if (even_hosts_leads(group)) {
+    status = even_comm_broadcast(group->between, data, bytes, host);
+  }
+  status = even_hosts_agree(group, status);
+  if (status == EVEN_OK && host != group->own_host && group->locals > 1) {
+    status = even_hosts_inside(group, even_comm_broadcast(group->inside, data, bytes, 0));
+  }
+  return even_hosts_end(group, status);
+}
+
+/* ---- what is cut by ranks is cut by hosts between them ---- */
+
+/* sizes[h] = what host h's ranks have together. */
+static void sum_by_host(const even_hosts_group *group, const size_t *counts, size_t *sizes) {
+  for (int host = 0; host < group->hosts; host++) {
+    sizes[host] = 0;
+    for (int at = group->first[host]; at < group->first[host + 1]; at++) {
+      sizes[host] += counts[group->members[at]];
+    }
+  }
+}
+
+/* Where `rank`'s part begins in what lies in rank order, in elements. */
+static size_t begin_of(const size_t *counts, int rank) {
+  size_t begin = 0;
+  for (int before = 0; before < rank; before++) {
+    begin += counts[before];
+  }
+  return begin;
+}
+
+/* Copies parts from rank order to the order of the hosts, or back. */
+static void reorder(const even_hosts_group *group, unsigned char *by_rank, unsigned char *by_host, const size_t *counts,
+                    size_t element, bool back) {
+  for (int i = 0; i < group->ranks; i++) {
+    int rank = group->members[i];
+    unsigned char *part = by_rank + begin_of(counts, rank) * element;
+    size_t bytes = counts[rank] * element;
+    if (bytes > 0) {
+      (void)memcpy(back ? part : by_host, back ? by_host : part, bytes);
+    }
+    by_host += bytes;
+  }
+}
+
+/* Parts of the host's ranks, one after the other at `block` of the leader, to them (or, gathers, from them); `own` is
+ * where this rank's is. */
+static even_status move_parts(even_hosts_group *group, unsigned char *block, unsigned char *own, const size_t *counts,
+                              size_t element, bool gathers) {
+  const int *locals = &group->members[group->first[group->own_host]];
+  size_t mine = counts[group->rank] * element;
+  size_t at = 0;
+  void *none[1] = {NULL};
+  const void **leaders = group->pointers;               /* on the leader: where everybody's part is */
+  const void **others = group->pointers + group->ranks; /* on all: where the leader's or one's own is */
+  for (int local = 0; local < group->locals; local++) {
+    size_t bytes = counts[locals[local]] * element;
+    leaders[local] = block == NULL ? none[0] : block + at;
+    others[local] = own;
+    group->sizes[local] = even_hosts_leads(group) ? bytes : 0;
+    group->nothing[local] = 0;
+    at += bytes;
+  }
+  group->nothing[0] = mine; /* of what goes to or comes from the leader */
+  even_status status =
+      gathers ? even_comm_all_to_all(group->inside, others, group->nothing, (void *const *)leaders, group->sizes)
+              : even_comm_all_to_all(group->inside, leaders, group->sizes, (void *const *)others, group->nothing);
+  return even_hosts_inside(group, status);
+}
+
+/* The leader's step of a reduce-scatter: the host's sums at `sums`, in rank order; the host's block of the result is at
+ * *block afterwards. */
+static even_status scatter_between(even_hosts_group *group, const even_comm_scattering *job, unsigned char *sums,
+                                   unsigned char *ordered, unsigned char **block) {
+  even_comm_scattering outer = *job;
+  sum_by_host(group, job->counts, group->sizes);
+  if (!group->in_order) {
+    reorder(group, sums, ordered, job->counts, job->element, false);
+    sums = ordered;
+  }
+  *block = sums + begin_of(group->sizes, group->own_host) * job->element;
+  outer.input = sums;
+  outer.output = *block;
+  outer.counts = group->sizes;
+  outer.largest = 0;
+  for (int host = 0; host < group->hosts; host++) {
+    outer.largest = group->sizes[host] > outer.largest ? group->sizes[host] : outer.largest;
+  }
+  return even_comm_engine_of(group->between)->reduce_scatter(group->between, &outer);
+}
+
+even_status even_hosts_reduce_scatter(even_comm *comm, const even_comm_scattering *job) {
+  even_hosts_group *group = even_hosts_of(comm);
+  bool leads = even_hosts_leads(group);
+  unsigned char *block = NULL;
+  EVEN_TRY(even_hosts_begin(group, "reduce_scatter"));
+  even_status status = leads ? even_hosts_scratch(group, 2 * job->bytes + 1) : EVEN_OK;
+  if (status == EVEN_OK) {
+    unsigned char *unused = job->output;
+    status = reduce_inside(group, job->input, leads ? group->scratch : unused, job->total, job->dtype, job->op);
+  }
+  if (status != EVEN_OK) {
+    return even_hosts_end(group, status);
+  }
+  if (leads) {
+    status = scatter_between(group, job, group->scratch, group->scratch + job->bytes, &block);
+  }
+  status = even_hosts_agree(group, status);
+  if (status == EVEN_OK) {
+    status = move_parts(group, block, job->output, job->counts, job->element, false);
+  }
+  return even_hosts_end(group, status);
+}
+
+static even_status gather_between(even_hosts_group *group, const even_comm_gathering *job, const unsigned char *block,
+                                  unsigned char *ordered) {
+  even_comm_gathering outer = *job;
+  sum_by_host(group, job->counts, group->sizes);
+  outer.input = block;
+  outer.output = group->in_order ? job->output : ordered;
+  outer.counts = group->sizes;
+  outer.largest = 0;
+  for (int host = 0; host < group->hosts; host++) {
+    size_t bytes = group->sizes[host] * job->element;
+    outer.largest = bytes > outer.largest ? bytes : outer.largest;
+  }
+  EVEN_TRY(even_comm_engine_of(group->between)->all_gather(group->between, &outer));
+  if (!group->in_order) {
+    reorder(group, job->output, ordered, job->counts, job->element, true);
+  }
+  return EVEN_OK;
+}
+
+even_status even_hosts_all_gather(even_comm *comm, const even_comm_gathering *job) {
+  even_hosts_group *group = even_hosts_of(comm);
+  bool leads = even_hosts_leads(group);
+  EVEN_TRY(even_hosts_begin(group, "all_gather"));
+  even_status status = leads ? even_hosts_scratch(group, 2 * job->bytes + 1) : EVEN_OK;
+  if (status == EVEN_OK) {
+    unsigned char *own = (unsigned char *)(uintptr_t)job->input; /* only read */
+    status = move_parts(group, leads ? group->scratch : NULL, own, job->counts, job->element, true);
+  }
+  if (status != EVEN_OK) {
+    return even_hosts_end(group, status);
+  }
+  if (leads) {
+    status = gather_between(group, job, group->scratch, group->scratch + job->bytes);
+  }
+  status = even_hosts_agree(group, status);
+  if (status == EVEN_OK && group->locals > 1) {
+    status = even_hosts_inside(group, even_comm_broadcast(group->inside, job->output, job->bytes, 0));
+  }
+  return even_hosts_end(group, status);
+}

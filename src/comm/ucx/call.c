@@ -1,0 +1,130 @@
+/* The beginning and the end of a collective over UCX: every rank tells every other which call it makes. */
+#include "comm/ucx/group.h"
+
+#include "base/fail.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define HEADER_BYTES offsetof(even_ucx_block, data)
+
+/* FNV-1a over 64-bit words (Fowler, Noll, Vo). */
+static uint64_t mix(uint64_t hash, uint64_t value) {
+  return (hash ^ value) * 0x100000001b3u;
+}
+
+static even_status check_open(even_ucx_group *group) {
+  char doing[128];
+  even_call_describe(&group->call, doing, sizeof doing);
+  (void)pthread_mutex_lock(&group->lock);
+  even_status status = EVEN_OK;
+  if (group->has_left) {
+    status = even_fail(EVEN_ERR_STATE, "rank %d has left the group", group->peers[group->rank].number);
+  } else if (group->ended && group->refuses) {
+    (void)even_fail(group->end.status, "the group is unusable since an earlier failure: %.460s", group->end.what);
+    status = even_error_fix("close the group and open a new one");
+  } else if (group->ended) {
+    status = even_ucx_failure(group, doing);
+  }
+  (void)pthread_mutex_unlock(&group->lock);
+  return status;
+}
+
+even_status even_ucx_call_begin(even_ucx_group *group, even_call_kind kind, uint32_t dtype, uint32_t op, int root,
+                                size_t count, const size_t *counts) {
+  if (atomic_flag_test_and_set_explicit(&group->busy, memory_order_acquire)) {
+    (void)even_fail(EVEN_ERR_STATE, "two threads called into one group at the same time");
+    return even_error_fix("let one thread at a time call into a group, or give each thread a group of its own");
+  }
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (int rank = 0; counts != NULL && rank < group->ranks; rank++) {
+    hash = mix(hash, counts[rank]);
+  }
+  group->waits_since = 0;
+  group->call =
+      (even_comm_call){.kind = kind, .dtype = dtype, .op = op, .root = root, .count = count, .signature = hash};
+  even_status status = check_open(group);
+  if (status != EVEN_OK) {
+    return even_ucx_call_end(group, status);
+  }
+  group->call_count++;
+  return EVEN_OK;
+}
+
+uint64_t even_ucx_call_tag(const even_ucx_group *group, int sender, uint64_t step) {
+  uint64_t steps = (uint64_t)1 << EVEN_UCX_STEP_BITS;
+  return even_ucx_tag(EVEN_UCX_CALL, sender, (group->call_count % steps) << EVEN_UCX_STEP_BITS | step % steps);
+}
+
+static bool differs(const even_comm_call *a, const even_comm_call *b) {
+  return a->kind != b->kind || a->dtype != b->dtype || a->op != b->op || a->root != b->root || a->count != b->count ||
+         a->signature != b->signature;
+}
+
+static even_status mismatch(even_ucx_group *group, int rank) {
+  char own[128];
+  char other[128];
+  char name[128];
+  char doing[128];
+  int number = group->peers[group->rank].number;
+  even_call_describe(&group->call, own, sizeof own);
+  even_call_describe(&group->arrived[rank].call, other, sizeof other);
+  even_ucx_name(group, rank, name, sizeof name);
+  even_status status = even_fail(
+      EVEN_ERR_MISMATCH, "rank %d called %s, but %s called %s%s (call %llu of the group)", number, own, name, other,
+      strcmp(own, other) == 0 ? ", divided otherwise among the ranks" : "", (unsigned long long)group->call_count);
+  (void)even_error_place(group->peers[rank].number, NULL);
+  (void)even_error_fix(
+      "all ranks must make the same calls in the same order: look for a branch that depends on the rank or on the "
+      "data");
+  (void)pthread_mutex_lock(&group->lock);
+  if (group->ended) { /* another found it first */
+    even_call_describe(&group->call, doing, sizeof doing);
+    status = even_ucx_failure(group, doing);
+  } else {
+    even_ucx_end(group);
+  }
+  (void)pthread_mutex_unlock(&group->lock);
+  return status;
+}
+
+even_status even_ucx_call_meet(even_ucx_group *group, size_t bytes, const size_t *each) {
+  size_t count = 0;
+  (void)pthread_mutex_lock(&group->lock);
+  for (int step = 1; step < group->ranks; step++) {
+    int from = (group->rank + group->ranks - step) % group->ranks;
+    even_ucx_receive(group, &group->transfers[count++], from, even_ucx_call_tag(group, from, 0), &group->arrived[from],
+                     sizeof group->arrived[from]);
+  }
+  for (int step = 1; step < group->ranks; step++) {
+    int to = (group->rank + step) % group->ranks;
+    even_ucx_block *block = &group->outgoing[each == NULL ? group->rank : to];
+    block->call = group->call;
+    even_ucx_send(group, &group->transfers[count++], to, even_ucx_call_tag(group, group->rank, 0), block,
+                  HEADER_BYTES + (each == NULL ? bytes : each[to]));
+  }
+  (void)pthread_mutex_unlock(&group->lock);
+  EVEN_TRY(even_ucx_wait(group, group->transfers, count));
+  for (int rank = 0; rank < group->ranks; rank++) {
+    if (rank != group->rank && differs(&group->call, &group->arrived[rank].call)) {
+      return mismatch(group, rank);
+    }
+  }
+  return EVEN_OK;
+}
+
+even_status even_ucx_call_end(even_ucx_group *group, even_status status) {
+  if (status != EVEN_OK) {
+    const even_error why = *even_error_last();
+    (void)pthread_mutex_lock(&group->lock);
+    if (!group->has_left) {
+      even_ucx_end(group); /* this rank's own trouble: the others wait for it */
+    }
+    even_ucx_abandon(group, group->transfers, (size_t)group->ranks * EVEN_UCX_TRANSFERS);
+    (void)pthread_mutex_unlock(&group->lock);
+    (void)even_error_restore(&why);
+    group->refuses = group->refuses || group->ended;
+  }
+  atomic_flag_clear_explicit(&group->busy, memory_order_release);
+  return status;
+}

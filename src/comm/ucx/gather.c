@@ -1,0 +1,204 @@
+/* Over UCX, what moves data and does not reduce them: all-gather, broadcast, all-to-all; and the barrier. */
+#include "comm/ucx/group.h"
+
+#include "base/checked.h"
+#include "base/fail.h"
+
+#include <stdint.h>
+#include <string.h>
+
+static void copy(void *target, const void *source, size_t bytes) {
+  if (bytes > 0 && target != source) {
+    memmove(target, source, bytes);
+  }
+}
+
+/* ---- all-gather ---- */
+
+static even_status gather_small(even_ucx_group *group, const even_comm_gathering *job) {
+  size_t own = job->counts[group->rank] * job->element;
+  unsigned char *to = job->output;
+  copy(group->outgoing[group->rank].data, job->input, own);
+  EVEN_TRY(even_ucx_call_meet(group, own, NULL));
+  for (int rank = 0; rank < group->ranks; rank++) {
+    size_t bytes = job->counts[rank] * job->element;
+    copy(to, rank == group->rank ? job->input : group->arrived[rank].data, bytes);
+    to += bytes;
+  }
+  return EVEN_OK;
+}
+
+static even_status gather_large(even_ucx_group *group, const even_comm_gathering *job) {
+  size_t own = job->counts[group->rank] * job->element;
+  unsigned char *at = job->output;
+  size_t begun = 0;
+  EVEN_TRY(even_ucx_call_meet(group, 0, NULL));
+  (void)pthread_mutex_lock(&group->lock);
+  for (int rank = 0; rank < group->ranks; rank++) {
+    size_t bytes = job->counts[rank] * job->element;
+    if (rank == group->rank) {
+      copy(at, job->input, own);
+    } else {
+      if (bytes > 0) {
+        even_ucx_receive(group, &group->transfers[begun++], rank, even_ucx_call_tag(group, rank, 1), at, bytes);
+      }
+      if (own > 0) {
+        even_ucx_send(group, &group->transfers[begun++], rank, even_ucx_call_tag(group, group->rank, 1), job->input,
+                      own);
+      }
+    }
+    at += bytes;
+  }
+  (void)pthread_mutex_unlock(&group->lock);
+  return even_ucx_wait(group, group->transfers, begun);
+}
+
+even_status even_ucx_all_gather(even_comm *comm, const even_comm_gathering *job) {
+  even_ucx_group *group = even_ucx_of(comm);
+  EVEN_TRY(even_ucx_call_begin(group, EVEN_CALL_ALL_GATHER, job->dtype, 0, 0, job->total, job->counts));
+  return even_ucx_call_end(group,
+                           job->largest <= EVEN_UCX_SMALL_BYTES ? gather_small(group, job) : gather_large(group, job));
+}
+
+/* ---- broadcast ---- */
+
+static even_status broadcast_small(even_ucx_group *group, unsigned char *data, size_t bytes, int root) {
+  bool sends = group->rank == root;
+  if (sends) {
+    copy(group->outgoing[root].data, data, bytes);
+  }
+  EVEN_TRY(even_ucx_call_meet(group, sends ? bytes : 0, NULL));
+  if (!sends) {
+    copy(data, group->arrived[root].data, bytes);
+  }
+  return EVEN_OK;
+}
+
+typedef struct part {
+  unsigned char *at;
+  size_t bytes;
+} part;
+
+/* The part that `rank` passes on. */
+static part part_of(const even_ucx_group *group, unsigned char *data, size_t bytes, int rank) {
+  size_t size = (bytes / (size_t)group->ranks / EVEN_COMM_LINE + 1) * EVEN_COMM_LINE;
+  size_t begin = even_least_size((size_t)rank * size, bytes);
+  return (part){.at = data + begin, .bytes = even_least_size(size, bytes - begin)};
+}
+
+/* The root sends every rank a part, its own part to all; everybody passes its part on: no link carries more than about
+ * twice the data (van de Geijn's scatter and all-gather). */
+static even_status broadcast_large(even_ucx_group *group, unsigned char *data, size_t bytes, int root) {
+  size_t count = 0;
+  int own = group->rank;
+  part mine = part_of(group, data, bytes, own);
+  part roots = part_of(group, data, bytes, root);
+  even_ucx_transfer *first = group->transfers;
+  EVEN_TRY(even_ucx_call_meet(group, 0, NULL));
+  (void)pthread_mutex_lock(&group->lock);
+  if (own != root) {
+    even_ucx_receive(group, &first[count++], root, even_ucx_call_tag(group, root, 1), mine.at, mine.bytes);
+    even_ucx_receive(group, &first[count++], root, even_ucx_call_tag(group, root, 2), roots.at, roots.bytes);
+  }
+  for (int rank = 0; rank < group->ranks; rank++) {
+    part other = part_of(group, data, bytes, rank);
+    if (rank == own || rank == root) {
+      continue;
+    }
+    if (own == root) {
+      even_ucx_send(group, &first[count++], rank, even_ucx_call_tag(group, own, 1), other.at, other.bytes);
+      even_ucx_send(group, &first[count++], rank, even_ucx_call_tag(group, own, 2), mine.at, mine.bytes);
+    } else {
+      even_ucx_receive(group, &first[count++], rank, even_ucx_call_tag(group, rank, 3), other.at, other.bytes);
+    }
+  }
+  (void)pthread_mutex_unlock(&group->lock);
+  if (own != root) {
+    EVEN_TRY(even_ucx_wait(group, first, 1));
+    (void)pthread_mutex_lock(&group->lock);
+    for (int rank = 0; rank < group->ranks; rank++) {
+      if (rank != own && rank != root) {
+        even_ucx_send(group, &first[count++], rank, even_ucx_call_tag(group, own, 3), mine.at, mine.bytes);
+      }
+    }
+    (void)pthread_mutex_unlock(&group->lock);
+  }
+  return even_ucx_wait(group, first, count);
+}
+
+even_status even_ucx_broadcast(even_comm *comm, unsigned char *data, size_t bytes, int root) {
+  even_ucx_group *group = even_ucx_of(comm);
+  EVEN_TRY(even_ucx_call_begin(group, EVEN_CALL_BROADCAST, EVEN_U8, 0, root, bytes, NULL));
+  return even_ucx_call_end(group, bytes <= EVEN_UCX_SMALL_BYTES ? broadcast_small(group, data, bytes, root)
+                                                                : broadcast_large(group, data, bytes, root));
+}
+
+even_status even_ucx_barrier(even_comm *comm) {
+  even_ucx_group *group = even_ucx_of(comm);
+  EVEN_TRY(even_ucx_call_begin(group, EVEN_CALL_BARRIER, 0, 0, 0, 0, NULL));
+  return even_ucx_call_end(group, even_ucx_call_meet(group, 0, NULL));
+}
+
+/* ---- all-to-all ---- */
+
+/* Small parts travel with the words that say how large they are. */
+static bool is_small(size_t bytes) {
+  return bytes <= EVEN_UCX_SMALL_BYTES;
+}
+
+static even_status check_sizes(even_ucx_group *group, const even_comm_exchange *job) {
+  for (int rank = 0; rank < group->ranks; rank++) {
+    uint64_t sent = rank == group->rank ? job->sends[rank] : group->arrived[rank].bytes;
+    if (sent != job->receives[rank]) {
+      char name[128];
+      even_ucx_name(group, rank, name, sizeof name);
+      (void)even_fail(EVEN_ERR_MISMATCH, "in all_to_all %s sends %llu bytes to rank %d, which expects %zu", name,
+                      (unsigned long long)sent, group->peers[group->rank].number, job->receives[rank]);
+      (void)even_error_place(group->peers[rank].number, NULL);
+      return even_error_fix("what one rank's sizes say it sends must be what the other's say it receives");
+    }
+  }
+  return EVEN_OK;
+}
+
+static even_status exchange_parts(even_ucx_group *group, const even_comm_exchange *job) {
+  size_t begun = 0;
+  (void)pthread_mutex_lock(&group->lock);
+  for (int rank = 0; rank < group->ranks; rank++) {
+    if (rank != group->rank && !is_small(job->receives[rank])) {
+      even_ucx_receive(group, &group->transfers[begun++], rank, even_ucx_call_tag(group, rank, 1), job->outputs[rank],
+                       job->receives[rank]);
+    }
+    if (rank != group->rank && !is_small(job->sends[rank])) {
+      even_ucx_send(group, &group->transfers[begun++], rank, even_ucx_call_tag(group, group->rank, 1),
+                    job->inputs[rank], job->sends[rank]);
+    }
+  }
+  (void)pthread_mutex_unlock(&group->lock);
+  for (int rank = 0; rank < group->ranks; rank++) {
+    if (rank == group->rank) {
+      copy(job->outputs[rank], job->inputs[rank], job->sends[rank]);
+    } else if (is_small(job->receives[rank])) {
+      copy(job->outputs[rank], group->arrived[rank].data, job->receives[rank]);
+    }
+  }
+  return even_ucx_wait(group, group->transfers, begun);
+}
+
+static even_status exchange(even_ucx_group *group, const even_comm_exchange *job) {
+  for (int rank = 0; rank < group->ranks; rank++) {
+    bool with_header = rank != group->rank && is_small(job->sends[rank]);
+    group->outgoing[rank].bytes = job->sends[rank];
+    group->lengths[rank] = with_header ? job->sends[rank] : 0;
+    copy(group->outgoing[rank].data, job->inputs[rank], group->lengths[rank]);
+  }
+  EVEN_TRY(even_ucx_call_meet(group, 0, group->lengths));
+  EVEN_TRY(check_sizes(group, job));
+  return exchange_parts(group, job);
+}
+
+even_status even_ucx_all_to_all(even_comm *comm, const even_comm_exchange *job) {
+  even_ucx_group *group = even_ucx_of(comm);
+  EVEN_TRY(even_ucx_call_begin(group, EVEN_CALL_ALL_TO_ALL, EVEN_U8, 0, 0, 0, NULL));
+  return even_ucx_call_end(group, exchange(group, job));
+}

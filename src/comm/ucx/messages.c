@@ -1,0 +1,467 @@
+/* Messages between two ranks over UCX. A header says the tag and the size, since UCX matches by one word; the data
+ * follow under a number of their own, so that they land where they belong. */
+#include "comm/ucx/group.h"
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "os/clock.h"
+#include "os/thread.h"
+
+#include <stdio.h>
+#include <string.h>
+
+typedef struct even_ucx_header {
+  uint64_t tag;
+  uint64_t bytes;
+  uint64_t number; /* among those from this sender to this receiver */
+  int32_t sender;
+} even_ucx_header;
+
+typedef struct even_ucx_request {
+  even_comm *comm; /* as in every engine's request */
+  struct even_ucx_request *next;
+  bool sends;
+  bool matched; /* a receive: it is known which message is its */
+  bool done;
+  unsigned char *data;
+  size_t bytes;
+  int peer; /* EVEN_COMM_ANY_RANK until matched */
+  uint64_t tag;
+  even_ucx_header header;
+  even_ucx_transfer parts[2]; /* the header's and the data's */
+  even_status status;         /* once done */
+  even_error error;
+} even_ucx_request;
+
+/* A message whose header has come before anybody asked for it. */
+typedef struct announced {
+  struct announced *next;
+  even_ucx_header header;
+} announced;
+
+struct even_ucx_messages {
+  pthread_cond_t work;    /* for the thread: something to do in the background, or stop */
+  even_ucx_request *open; /* not done, in the order of the calls */
+  announced *waiting;     /* in the order in which they came */
+  announced *incoming;    /* where the next header lands */
+  void *incoming_request;
+  size_t waiters; /* threads that wait for a request and do all the moving */
+  bool started;
+  bool stop;
+  pthread_t thread;
+};
+
+static void describe(const even_ucx_group *group, const even_ucx_request *request, char *text, size_t bytes) {
+  if (request->peer == EVEN_COMM_ANY_RANK) {
+    (void)snprintf(text, bytes, "receive of %zu bytes from any rank with tag %llu", request->bytes,
+                   (unsigned long long)request->tag);
+    return;
+  }
+  (void)snprintf(text, bytes, "%s of %zu bytes %s rank %d with tag %llu", request->sends ? "send" : "receive",
+                 request->bytes, request->sends ? "to" : "from", group->peers[request->peer].number,
+                 (unsigned long long)request->tag);
+}
+
+/* Ends a request; its error is the calling thread's last one. */
+static void finish(even_ucx_group *group, even_ucx_request *request, even_status status) {
+  even_ucx_request **at = &group->messages->open;
+  while (*at != request) {
+    at = &(*at)->next;
+  }
+  *at = request->next;
+  request->status = status;
+  if (status != EVEN_OK) {
+    request->error = *even_error_last();
+  }
+  request->done = true;
+}
+
+/* ---- moving, with the lock held ---- */
+
+static void append(even_ucx_messages *messages, announced *message) {
+  announced **at = &messages->waiting;
+  while (*at != NULL) {
+    at = &(*at)->next;
+  }
+  message->next = NULL;
+  *at = message;
+}
+
+/* Takes the headers that have come; whether there were any. Without memory for the next one it is taken later. */
+static bool hear_headers(even_ucx_group *group) {
+  static const even_ucx_call plainly = {0};
+  even_ucx_messages *messages = group->messages;
+  bool heard = false;
+  while (!group->deaf) {
+    void *request = messages->incoming_request;
+    if (request != NULL) {
+      signed char status = group->api->request_status(request);
+      if (status == EVEN_UCX_UNDER_WAY) {
+        break;
+      }
+      group->api->request_free(request);
+      messages->incoming_request = NULL;
+      if (status != 0) {
+        break;
+      }
+      append(messages, messages->incoming);
+      messages->incoming = NULL;
+      heard = true;
+    }
+    if (messages->incoming == NULL && EVEN_NEW(&messages->incoming) != EVEN_OK) {
+      break;
+    }
+    request = group->api->tag_receive(group->worker, &messages->incoming->header, sizeof messages->incoming->header,
+                                      even_ucx_tag(EVEN_UCX_HEADER, 0, 0), EVEN_UCX_KIND_MASK, &plainly);
+    if (even_ucx_is_error(request)) {
+      break;
+    }
+    messages->incoming_request = request;
+    if (request == NULL) {
+      append(messages, messages->incoming);
+      messages->incoming = NULL;
+      heard = true;
+    }
+  }
+  return heard;
+}
+
+static announced **find_message(even_ucx_messages *messages, const even_ucx_request *request) {
+  announced **at = &messages->waiting;
+  while (*at != NULL && !((*at)->header.tag == request->tag &&
+                          (request->peer == EVEN_COMM_ANY_RANK || request->peer == (*at)->header.sender))) {
+    at = &(*at)->next;
+  }
+  return at;
+}
+
+static void refuse_size(even_ucx_group *group, even_ucx_request *request, const even_ucx_header *header) {
+  char name[128];
+  int sender = header->sender;
+  even_ucx_name(group, sender, name, sizeof name);
+  (void)even_fail(EVEN_ERR_MISMATCH, "%s sent %llu bytes with tag %llu, but rank %d receives %zu", name,
+                  (unsigned long long)header->bytes, (unsigned long long)header->tag, group->peers[group->rank].number,
+                  request->bytes);
+  (void)even_error_place(group->peers[sender].number, NULL);
+  finish(group, request, even_error_fix("receive as many bytes as are sent, or use different tags"));
+}
+
+/* Gives a receive its message, where that has been announced; whether it was. */
+static bool match(even_ucx_group *group, even_ucx_request *request) {
+  announced **at = find_message(group->messages, request);
+  announced *message = *at;
+  if (message == NULL) {
+    return false;
+  }
+  if (message->header.bytes != request->bytes) {
+    refuse_size(group, request, &message->header);
+    return true;
+  }
+  *at = message->next;
+  request->peer = message->header.sender;
+  request->matched = true;
+  if (request->bytes > 0) {
+    even_ucx_receive(group, &request->parts[1], request->peer,
+                     even_ucx_tag(EVEN_UCX_PAYLOAD, request->peer, message->header.number), request->data,
+                     request->bytes);
+  }
+  even_free(message);
+  return true;
+}
+
+static void fail_all(even_ucx_group *group) {
+  even_ucx_messages *messages = group->messages;
+  while (messages->open != NULL) {
+    even_ucx_request *request = messages->open;
+    char doing[128];
+    describe(group, request, doing, sizeof doing);
+    even_ucx_abandon(group, request->parts, 2);
+    finish(group, request, even_ucx_failure(group, doing));
+  }
+}
+
+bool even_ucx_messages_move(even_ucx_group *group) {
+  even_ucx_messages *messages = group->messages;
+  if (messages == NULL || (messages->open == NULL && group->ended)) {
+    return false;
+  }
+  if (group->ended) {
+    fail_all(group);
+    return true;
+  }
+  bool moved = hear_headers(group);
+  for (even_ucx_request *request = messages->open, *next = NULL; request != NULL; request = next) {
+    next = request->next;
+    if (!request->sends && !request->matched) {
+      moved = match(group, request) || moved;
+    }
+    bool begun = request->sends || request->matched;
+    if (!request->done && begun && even_ucx_settled(group, &request->parts[0]) &&
+        even_ucx_settled(group, &request->parts[1])) {
+      finish(group, request, EVEN_OK);
+      moved = true;
+    }
+  }
+  return moved;
+}
+
+/* ---- does everybody live on whom something depends? ---- */
+
+/* One who receives from any loses nothing with a rank that has closed the group, unless that was the last. */
+static bool depends_on(const even_ucx_group *group, int rank) {
+  int here = 0;
+  for (int other = 0; other < group->ranks; other++) {
+    here += other != group->rank && !group->peers[other].left;
+  }
+  for (const even_ucx_request *request = group->messages->open; request != NULL; request = request->next) {
+    bool any = request->peer == EVEN_COMM_ANY_RANK;
+    if (request->peer == rank || (any && (!group->peers[rank].left || here == 0))) {
+      return true;
+    }
+  }
+  return false;
+}
+
+static void check_lives(even_ucx_group *group) {
+  for (int rank = 0; rank < group->ranks && !group->ended; rank++) {
+    const even_ucx_peer *peer = &group->peers[rank];
+    if (rank == group->rank || (peer->failed == 0 && !peer->left) || !depends_on(group, rank)) {
+      continue;
+    }
+    while (even_ucx_move(group)) { /* what it sent before it went */
+    }
+    if (depends_on(group, rank)) {
+      even_ucx_end_lost(group, rank);
+    }
+  }
+}
+
+/* ---- the background ---- */
+
+static void *work_in_background(void *argument) {
+  even_ucx_group *group = argument;
+  even_ucx_messages *messages = group->messages;
+  (void)pthread_mutex_lock(&group->lock);
+  while (!messages->stop) {
+    if (messages->open == NULL || messages->waiters > 0) {
+      (void)pthread_cond_wait(&messages->work, &group->lock);
+    } else {
+      uint32_t polls = UINT32_MAX; /* it never polls: others need the core */
+      even_ucx_rest(group, &polls, EVEN_COMM_LIFE_CHECK_NS);
+      check_lives(group);
+    }
+  }
+  (void)pthread_mutex_unlock(&group->lock);
+  return NULL;
+}
+
+/* Something is left to do that nobody waits for. Without a thread it is done when somebody waits. */
+static void leave_to_background(even_ucx_group *group) {
+  even_ucx_messages *messages = group->messages;
+  if (messages->open == NULL || messages->waiters > 0 || messages->stop) {
+    return;
+  }
+  if (!messages->started) {
+    messages->started = even_thread_start(work_in_background, group, &messages->thread) == EVEN_OK;
+  }
+  (void)pthread_cond_signal(&messages->work);
+}
+
+even_status even_ucx_messages_open(even_ucx_group *group) {
+  EVEN_TRY(EVEN_NEW(&group->messages));
+  (void)pthread_cond_init(&group->messages->work, NULL);
+  return EVEN_OK;
+}
+
+void even_ucx_messages_stop(even_ucx_group *group) {
+  even_ucx_messages *messages = group->messages;
+  (void)pthread_mutex_lock(&group->lock);
+  bool started = messages->started;
+  while (messages->open != NULL) {
+    even_ucx_request *request = messages->open;
+    char doing[128];
+    describe(group, request, doing, sizeof doing);
+    even_ucx_abandon(group, request->parts, 2);
+    finish(group, request,
+           even_fail(EVEN_ERR_STATE, "rank %d left the group before its %s was done", group->peers[group->rank].number,
+                     doing));
+  }
+  messages->stop = true;
+  messages->started = false;
+  (void)pthread_cond_signal(&messages->work);
+  if (group->sleepers > 0) {
+    (void)group->api->worker_signal(group->worker);
+  }
+  (void)pthread_mutex_unlock(&group->lock);
+  if (started) {
+    even_thread_join(messages->thread);
+  }
+}
+
+void even_ucx_messages_free(even_ucx_group *group) {
+  even_ucx_messages *messages = group->messages;
+  if (messages == NULL) {
+    return;
+  }
+  if (messages->incoming_request != NULL) {
+    even_ucx_transfer incoming = {.request = messages->incoming_request, .peer = group->rank};
+    even_ucx_abandon(group, &incoming, 1);
+  }
+  even_free(messages->incoming);
+  while (messages->waiting != NULL) {
+    announced *message = messages->waiting;
+    messages->waiting = message->next;
+    even_free(message);
+  }
+  even_free(messages);
+  group->messages = NULL;
+}
+
+/* ---- the calls ---- */
+
+/* With the lock held, under which alone requests end: none is begun after the last has ended. */
+static even_status check_open(const even_ucx_group *group, const even_ucx_request *wanted) {
+  if (group->has_left) {
+    return even_fail(EVEN_ERR_STATE, "rank %d has left the group", group->peers[group->rank].number);
+  }
+  if (group->ended) {
+    char doing[128];
+    describe(group, wanted, doing, sizeof doing);
+    return even_ucx_failure(group, doing);
+  }
+  return EVEN_OK;
+}
+
+static void start_send(even_ucx_group *group, even_ucx_request *request) {
+  even_ucx_peer *peer = &group->peers[request->peer];
+  request->header =
+      (even_ucx_header){.tag = request->tag, .bytes = request->bytes, .number = peer->sent++, .sender = group->rank};
+  even_ucx_send(group, &request->parts[0], request->peer, even_ucx_tag(EVEN_UCX_HEADER, group->rank, 0),
+                &request->header, sizeof request->header);
+  if (request->bytes > 0) {
+    even_ucx_send(group, &request->parts[1], request->peer,
+                  even_ucx_tag(EVEN_UCX_PAYLOAD, group->rank, request->header.number), request->data, request->bytes);
+  }
+}
+
+static void queue(even_ucx_group *group, even_ucx_request *request) {
+  even_ucx_request **at = &group->messages->open;
+  while (*at != NULL) {
+    at = &(*at)->next;
+  }
+  *at = request;
+  if (request->sends) {
+    start_send(group, request);
+  }
+  (void)even_ucx_move(group);
+  leave_to_background(group);
+}
+
+static even_status begin(even_ucx_group *group, const even_ucx_request *wanted, even_comm_request **out) {
+  even_ucx_request *request = NULL;
+  EVEN_TRY(EVEN_NEW(&request));
+  *request = *wanted;
+  (void)pthread_mutex_lock(&group->lock);
+  even_status status = check_open(group, wanted);
+  if (status == EVEN_OK) {
+    queue(group, request);
+  }
+  (void)pthread_mutex_unlock(&group->lock);
+  if (status != EVEN_OK) {
+    even_free(request);
+    return status;
+  }
+  *out = (even_comm_request *)(void *)request;
+  return EVEN_OK;
+}
+
+even_status even_ucx_send_begin(even_comm *comm, const void *data, size_t bytes, int peer, uint64_t tag,
+                                even_comm_request **out) {
+  /* The data of a send are only read. */
+  unsigned char *bytes_at = (unsigned char *)(uintptr_t)data;
+  even_ucx_request wanted = {.comm = comm, .sends = true, .data = bytes_at, .bytes = bytes, .peer = peer, .tag = tag};
+  return begin(even_ucx_of(comm), &wanted, out);
+}
+
+even_status even_ucx_receive_begin(even_comm *comm, void *data, size_t bytes, int peer, uint64_t tag,
+                                   even_comm_request **out) {
+  even_ucx_request wanted = {.comm = comm, .data = data, .bytes = bytes, .peer = peer, .tag = tag};
+  return begin(even_ucx_of(comm), &wanted, out);
+}
+
+bool even_ucx_request_done(even_comm_request *handle) {
+  even_ucx_request *request = (even_ucx_request *)(void *)handle;
+  even_ucx_group *group = even_ucx_of(request->comm);
+  (void)pthread_mutex_lock(&group->lock);
+  if (!request->done && !even_ucx_move(group)) {
+    check_lives(group);
+    (void)even_ucx_move(group);
+  }
+  bool done = request->done;
+  (void)pthread_mutex_unlock(&group->lock);
+  return done;
+}
+
+static void time_out(even_ucx_group *group, even_ucx_request *request, uint64_t limit_ns) {
+  char doing[128];
+  describe(group, request, doing, sizeof doing);
+  (void)even_fail(EVEN_ERR_TIMEOUT, "Timed out: nothing came of a %s within the timeout of %.3g s", doing,
+                  (double)limit_ns * 1e-9);
+  if (request->peer == EVEN_COMM_ANY_RANK) {
+    (void)even_error_fix("see what the other ranks are doing (a stack dump), or raise the timeout");
+  } else {
+    int number = group->peers[request->peer].number;
+    (void)even_error_place(number, NULL);
+    (void)even_error_fix("see what rank %d is doing (a stack dump), or raise the timeout", number);
+  }
+  const even_error why = *even_error_last();
+  even_ucx_end(group);
+  even_ucx_abandon(group, request->parts, 2);
+  finish(group, request, even_error_restore(&why));
+  fail_all(group);
+}
+
+even_status even_ucx_request_wait(even_comm_request *handle, double timeout_seconds, int *peer) {
+  even_ucx_request *request = (even_ucx_request *)(void *)handle;
+  even_ucx_group *group = even_ucx_of(request->comm);
+  uint64_t began = even_clock_ns();
+  uint64_t limit = timeout_seconds > 0 ? even_comm_limit_ns(timeout_seconds) : atomic_load(&group->timeout_ns);
+  uint32_t polls = 0;
+  (void)pthread_mutex_lock(&group->lock);
+  group->messages->waiters++;
+  (void)even_ucx_move(group);
+  while (!request->done) {
+    uint64_t waited = even_clock_ns() - began;
+    if (waited >= limit) {
+      time_out(group, request, limit);
+      break;
+    }
+    even_ucx_rest(group, &polls, limit - waited);
+    if (!request->done) {
+      check_lives(group);
+    }
+  }
+  group->messages->waiters--;
+  leave_to_background(group);
+  (void)pthread_mutex_unlock(&group->lock);
+  if (peer != NULL) {
+    *peer = request->peer;
+  }
+  return request->status == EVEN_OK ? EVEN_OK : even_error_restore(&request->error);
+}
+
+void even_ucx_request_free(even_comm_request *handle) {
+  even_ucx_request *request = (even_ucx_request *)(void *)handle;
+  even_ucx_group *group = even_ucx_of(request->comm);
+  (void)pthread_mutex_lock(&group->lock);
+  if (!request->done && (request->sends || request->matched)) {
+    (void)even_fail(EVEN_ERR_REVOKED, "the group was revoked: rank %d gave up a message half moved",
+                    group->peers[group->rank].number);
+    even_ucx_end(group);
+    fail_all(group);
+  } else if (!request->done) {
+    finish(group, request, EVEN_OK);
+  }
+  (void)pthread_mutex_unlock(&group->lock);
+  even_free(request);
+}
