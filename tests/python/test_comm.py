@@ -116,3 +116,9 @@ def test_under_evenstep_run(run: Callable[..., subprocess.CompletedProcess[str]]
     done = run("-n", "2", name)
     assert done.returncode == 0, done.stderr
     assert "sum [1.0, 1.0, 1.0, 1.0, 1.0]" in done.stdout
+
+
+def test_random_calls_are_as_a_plain_reference(run_ranks: Callable[..., Any]) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("hypothesis")
+    run_ranks(Path(__file__).with_name("comm_properties.py"), 3, args=("200",), timeout=150)
