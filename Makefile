@@ -1,7 +1,7 @@
 # Thin over scripts/: each target is one script that says what it does. `make help` lists them.
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench wheel lint format fuzz fuzz-long soak clean
+.PHONY: help demo test bench bench-faults wheel lint format fuzz fuzz-long soak clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -16,6 +16,10 @@ test: ## the same for all checks: both compilers, sanitizers, pytest on the buil
 bench: ## measures the numbers of docs/results, side by side with PyTorch
 	@scripts/bootstrap.sh test
 	@scripts/bench.sh
+
+bench-faults: ## kills and stops ranks inside calls, 1,000 times each: when do the others know?
+	@scripts/bootstrap.sh test
+	@scripts/bench.sh faults
 
 wheel: ## a wheel that needs nothing but Python and torch, into dist/
 	@scripts/bootstrap.sh test

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `make bench`: all figures of docs/results, each beside its peer in one run. About twenty-five minutes; leave the machine alone meanwhile.
+# `make bench`: all figures of docs/results, each beside its peer in one run. About thirty minutes; leave the machine alone meanwhile.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -20,6 +20,11 @@ fi
 if wanted ddp; then
   echo "== DDP on the backend and on Gloo"
   "$bin/python" bench/ddp_bench.py --json "$results/ddp-$day.json" | tee "$results/ddp-$day.txt"
+fi
+if wanted faults; then
+  echo "== a rank is killed or stopped inside a call"
+  scripts/build.sh gcc > /dev/null
+  build/gcc/bench/comm_faults 1000 | tee "$results/comm-faults-$day.txt"
 fi
 if wanted exactness; then
   echo "== parameters after 50 steps, balanced against one process"

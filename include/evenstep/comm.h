@@ -5,12 +5,13 @@
  * Calls are collective: every rank of the group makes the same calls in the same order.
  * One thread at a time may call a collective of one group; several groups are independent.
  *
- * Every call that moves data can fail with EVEN_ERR_PEER_LOST (a rank that had opened the group died: within a second;
- * one that never comes: by the timeout), EVEN_ERR_REVOKED (even_comm_revoke), EVEN_ERR_TIMEOUT, EVEN_ERR_MISMATCH
- * (ranks made different calls: kind, count, dtype or op). After any of these the group is unusable: close it.
- * EVEN_ERR_ARGUMENT and EVEN_ERR_OVERFLOW come before anything is announced: the group stays as it is, but peers that
- * made the call wait for this rank. A child that a rank forks inherits nothing of the group: its calls fail with
- * EVEN_ERR_STATE, even_comm_revoke does nothing there, and even_comm_close gives back its memory alone. No `comm`, `out` or `fd` may be NULL but in even_comm_close. */
+ * Every call that moves data can fail with EVEN_ERR_PEER_LOST (a rank that had opened the group died: within a tenth of
+ * a second; one that was stopped: see even_comm_set_stop_grace; one that never comes: by the timeout), EVEN_ERR_REVOKED
+ * (even_comm_revoke), EVEN_ERR_TIMEOUT, EVEN_ERR_MISMATCH (ranks made different calls: kind, count, dtype or op). After
+ * any of these the group is unusable: close it. EVEN_ERR_ARGUMENT and EVEN_ERR_OVERFLOW come before anything is
+ * announced: the group stays as it is, but peers that made the call wait for this rank. A child that a rank forks
+ * inherits nothing of the group: its calls fail with EVEN_ERR_STATE, even_comm_revoke does nothing there, and
+ * even_comm_close gives back its memory alone. No `comm`, `out` or `fd` may be NULL but in even_comm_close. */
 #ifndef EVENSTEP_COMM_H
 #define EVENSTEP_COMM_H
 
@@ -161,6 +162,12 @@ EVEN_PUBLIC void even_comm_revoke(even_comm *comm);
 /* Sets the limit of later calls; <= 0: 1800. Only this rank's limit: give all ranks the same. Any
  * thread; a call under way may see the old or the new one. */
 EVEN_PUBLIC void even_comm_set_timeout(even_comm *comm, double seconds);
+
+/* How long a peer may be stopped (SIGSTOP, Ctrl-Z) while this rank waits for it, before the group ends with
+ * EVEN_ERR_PEER_LOST and its name; <= 0: 0.15 s, INFINITY: for ever (until the timeout). Where all ranks are stopped
+ * and let go again nothing ends: nobody waits meanwhile. A debugger's stop does not count, nor one by a control group.
+ * Only this rank's patience; any thread. */
+EVEN_PUBLIC void even_comm_set_stop_grace(even_comm *comm, double seconds);
 
 /* Nanoseconds that this rank's calls have spent waiting for peers since the group was opened (polling and sleeping;
  * opening included). Only ever grows: take it before and after a call for that call's wait. Any thread. */

@@ -277,6 +277,16 @@ static PyObject *comm_set_timeout(PyObject *object, PyObject *arguments) {
   Py_RETURN_NONE;
 }
 
+static PyObject *comm_set_stop_grace(PyObject *object, PyObject *arguments) {
+  double seconds = 0;
+  even_comm *comm = even_ext_comm_open_group((even_ext_comm *)object);
+  if (comm == NULL || !PyArg_ParseTuple(arguments, "d:set_stop_grace", &seconds)) {
+    return NULL;
+  }
+  even_comm_set_stop_grace(comm, seconds);
+  Py_RETURN_NONE;
+}
+
 static PyObject *comm_close(PyObject *object, PyObject *unused) {
   even_ext_comm *self = (even_ext_comm *)object;
   (void)unused;
@@ -444,6 +454,8 @@ static PyMethodDef comm_methods[] = {
     {"barrier", comm_barrier, METH_NOARGS, "Returns when all ranks have come."},
     {"revoke", comm_revoke, METH_NOARGS, "Ends every blocked and future call of the group, on all ranks."},
     {"set_timeout", comm_set_timeout, METH_VARARGS, "set_timeout(seconds): the limit of this rank's later calls"},
+    {"set_stop_grace", comm_set_stop_grace, METH_VARARGS,
+     "set_stop_grace(seconds): how long a peer may be stopped while this rank waits for it"},
     {"arena", comm_arena, METH_NOARGS,
      "This rank's part of the arena, writable. The memory stays as long as this view (slices do not count)."},
     {"close", comm_close, METH_NOARGS, "Leaves the group. The memory goes when nothing looks at it any more."},

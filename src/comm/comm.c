@@ -192,6 +192,12 @@ void even_comm_set_timeout(even_comm *comm, double seconds) {
   even_comm_engine_of(comm)->set_timeout(comm, seconds);
 }
 
+void even_comm_set_stop_grace(even_comm *comm, double seconds) {
+  if (even_comm_engine_of(comm)->set_stop_grace != NULL) {
+    even_comm_engine_of(comm)->set_stop_grace(comm, seconds);
+  }
+}
+
 uint64_t even_comm_wait_ns(const even_comm *comm) {
   return even_comm_engine_of(comm)->wait_ns(comm);
 }

@@ -99,6 +99,7 @@ struct even_comm_engine {
   /* Revokes the group once ended(context) says so; looked at ten times a second by those who wait. May be NULL. */
   void (*watch)(even_comm *comm, bool (*ended)(void *context), void *context);
   void (*set_timeout)(even_comm *comm, double seconds);
+  void (*set_stop_grace)(even_comm *comm, double seconds); /* NULL where the engine sees no stops */
   uint64_t (*wait_ns)(const even_comm *comm);
   void (*leave)(even_comm *comm);
   void (*close)(even_comm *comm);

@@ -16,9 +16,11 @@
 #define PROGRESS_POLLS 2000u
 #define LEAST_POLLS 8u
 #define MOST_POLLS (1 << 20) /* nobody looks for the dead meanwhile: some 50 ms */
+#define DEFAULT_STOP_GRACE_SECONDS 0.15
 
 static const even_comm_engine shared_engine;
 static void close_group(even_comm *comm);
+static void set_stop_grace(even_comm *comm, double seconds);
 
 static void choose_patience(even_comm *comm, int spin) {
   uint32_t arrival = ARRIVAL_POLLS;
@@ -69,6 +71,7 @@ static even_status open_over(const even_comm_params *params, const even_comm_lay
   comm->memory = memory;
   comm->arena_bytes = params->arena_bytes;
   atomic_store(&comm->timeout_ns, even_comm_limit_ns(params->timeout_seconds));
+  set_stop_grace(comm, 0);
   comm->kernels = even_kernels_best();
   comm->controls = (even_comm_control *)(void *)(even_comm_memory(comm) + layout->controls);
   atomic_flag_clear(&comm->busy);
@@ -140,6 +143,10 @@ static void set_timeout(even_comm *comm, double seconds) {
   atomic_store(&comm->timeout_ns, even_comm_limit_ns(seconds));
 }
 
+static void set_stop_grace(even_comm *comm, double seconds) {
+  atomic_store(&comm->stop_grace_ns, even_comm_limit_ns(seconds > 0 ? seconds : DEFAULT_STOP_GRACE_SECONDS));
+}
+
 static uint64_t wait_ns(const even_comm *comm) {
   return atomic_load_explicit(&comm->wait_ns, memory_order_relaxed);
 }
@@ -176,6 +183,7 @@ static const even_comm_engine shared_engine = {
     .end = end_group,
     .has_ended = has_ended,
     .set_timeout = set_timeout,
+    .set_stop_grace = set_stop_grace,
     .wait_ns = wait_ns,
     .leave = leave_group,
     .close = close_group,

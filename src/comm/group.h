@@ -44,9 +44,10 @@ struct even_comm {
   even_comm_header *header;
   even_comm_control *controls; /* ranks of them */
   even_comm_layout layout;
-  even_shared_memory memory;   /* address NULL where the caller owns the mapping */
-  _Atomic uint64_t timeout_ns; /* of a call's waiting, from its first wait on */
-  uint64_t waits_since;        /* when the call under way first waited, 0: not yet */
+  even_shared_memory memory;      /* address NULL where the caller owns the mapping */
+  _Atomic uint64_t timeout_ns;    /* of a call's waiting, from its first wait on */
+  uint64_t waits_since;           /* when the call under way first waited, 0: not yet */
+  _Atomic uint64_t stop_grace_ns; /* how long a peer may stand still while this rank waits for it */
 
   uint32_t stage; /* stages that this rank has reached */
   uint32_t slot;  /* which of the two slots the next small message uses */
@@ -93,8 +94,8 @@ static inline bool even_group_whole(const even_comm *comm) {
   return atomic_load(&comm->header->state) == EVEN_GROUP_WHOLE;
 }
 
-/* How often a sleeper looks whether those it waits for still live. */
-#define EVEN_COMM_LIFE_CHECK_NS ((uint64_t)100 * 1000000u)
+/* How often a sleeper looks how those are that it waits for. */
+#define EVEN_COMM_LOOK_NS ((uint64_t)20 * 1000000u)
 
 /* What the engine's table (group.c) names; each where its subject is. */
 even_status even_shared_all_reduce(even_comm *comm, const even_comm_reduction *job) EVEN_MUST_USE;
@@ -112,12 +113,21 @@ bool even_shared_request_done(even_comm_request *request);
 even_status even_shared_request_wait(even_comm_request *request, double timeout_seconds, int *peer) EVEN_MUST_USE;
 void even_shared_request_free(even_comm_request *request);
 
-/* peers.c: are the processes of the others alive? */
+/* peers.c: how are the processes of the others? */
+
+typedef enum even_peer_state {
+  EVEN_PEER_LIVES,
+  EVEN_PEER_GONE,  /* its process has ended (a zombie has), or it has closed the group */
+  EVEN_PEER_STANDS /* stopped (SIGSTOP, SIGTSTP) for longer than this rank's grace */
+} even_peer_state;
 
 /* Writes who this process is, and which CPUs the calling thread may use, into this rank's control block. */
 even_status even_peers_introduce(even_comm *comm) EVEN_MUST_USE;
-/* False once the process of `rank` has ended (a zombie has) or has closed the group; true where it cannot be told. */
-bool even_peers_alive(const even_comm *comm, int rank);
+/* How `rank` is; EVEN_PEER_LIVES where it cannot be told, and where another rank has just looked (it does what follows,
+ * or nothing does). `now_ns` of even_clock_ns. */
+even_peer_state even_peers_look(const even_comm *comm, int rank, uint64_t now_ns);
+/* Ends the group for a rank that even_peers_look found gone or standing; whether it was. */
+bool even_peers_end_group(even_comm *comm, int rank, even_peer_state state);
 /* Whether the CPUs that all ranks may use together are at least as many as the ranks. */
 bool even_peers_have_cpus(const even_comm *comm);
 

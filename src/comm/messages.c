@@ -90,24 +90,30 @@ static bool depends_on(const even_comm *comm, int rank) {
   return false;
 }
 
-static void check_lives(even_comm *comm) {
+/* A peer that stands still harms only those that wait for it. */
+static void check_lives(even_comm *comm, bool waits) {
+  uint64_t now = even_clock_ns();
   for (int rank = 0; rank < comm->ranks; rank++) {
-    if (rank == comm->rank || !depends_on(comm, rank) || even_peers_alive(comm, rank)) {
+    if (rank == comm->rank || !depends_on(comm, rank)) {
+      continue;
+    }
+    even_peer_state state = even_peers_look(comm, rank, now);
+    if (state == EVEN_PEER_LIVES || (state == EVEN_PEER_STANDS && !waits)) {
       continue;
     }
     while (even_messages_move(comm)) { /* what it sent before */
     }
     if (depends_on(comm, rank)) {
-      even_group_end(comm, EVEN_GROUP_LOST | (uint32_t)rank);
+      (void)even_peers_end_group(comm, rank, state);
     }
   }
 }
 
 static void check_lives_at_times(even_comm *comm) {
   uint64_t now = even_clock_ns();
-  if (now - comm->messages->lives_checked_ns >= EVEN_COMM_LIFE_CHECK_NS) {
+  if (now - comm->messages->lives_checked_ns >= EVEN_COMM_LOOK_NS) {
     comm->messages->lives_checked_ns = now;
-    check_lives(comm);
+    check_lives(comm, false);
   }
 }
 
@@ -119,7 +125,7 @@ static void sleep_unlocked(even_comm *comm, const even_comm_request *request, ui
   bool idle = !even_messages_move(comm) && even_group_whole(comm) && (request == NULL || !request->done);
   (void)pthread_mutex_unlock(&comm->messages->lock);
   if (idle) {
-    even_futex_wait(&own->message_bell, bell, limit_ns < EVEN_COMM_LIFE_CHECK_NS ? limit_ns : EVEN_COMM_LIFE_CHECK_NS);
+    even_futex_wait(&own->message_bell, bell, limit_ns < EVEN_COMM_LOOK_NS ? limit_ns : EVEN_COMM_LOOK_NS);
   }
   (void)atomic_fetch_sub(&own->message_sleepers, 1u);
   (void)pthread_mutex_lock(&comm->messages->lock);
@@ -137,7 +143,7 @@ static void *work_in_background(void *argument) {
     } else if (!even_group_whole(comm)) {
       fail_all(comm);
     } else {
-      sleep_unlocked(comm, NULL, EVEN_COMM_LIFE_CHECK_NS);
+      sleep_unlocked(comm, NULL, EVEN_COMM_LOOK_NS);
       check_lives_at_times(comm);
     }
   }
@@ -330,9 +336,9 @@ even_status even_shared_request_wait(even_comm_request *request, double timeout_
     }
     sleep_unlocked(comm, request, limit - (now - began));
     now = even_clock_ns();
-    if (now - checked >= EVEN_COMM_LIFE_CHECK_NS || (request->peer >= 0 && has_left(comm, request->peer))) {
+    if (now - checked >= EVEN_COMM_LOOK_NS || (request->peer >= 0 && has_left(comm, request->peer))) {
       checked = now;
-      check_lives(comm);
+      check_lives(comm, true);
     }
   }
   messages->waiters--;

@@ -60,22 +60,66 @@ even_status even_peers_introduce(even_comm *comm) {
   return EVEN_OK;
 }
 
-bool even_peers_alive(const even_comm *comm, int rank) {
-  even_comm_control *peer = &comm->controls[rank];
-  uint32_t process = atomic_load(&peer->process);
-  if (atomic_load(&peer->left) != 0) {
+/* Longer without a look than this, the looker may have been stopped itself, with the whole job. */
+#define LONG_WITHOUT_A_LOOK (5 * EVEN_COMM_LOOK_NS + EVEN_COMM_LOOK_NS / 2)
+
+/* Whether the one that is seen stopped at `now_ns` has stood still for longer than the grace. Time in which nobody
+ * looked does not count: whoever stops all ranks, one after the other, lets them go on one after the other, too. */
+static bool stands_too_long(const even_comm *comm, even_comm_control *peer, uint64_t cpu_ns, uint64_t now_ns,
+                            uint64_t looked_ns) {
+  uint64_t since = atomic_load(&peer->stands_since_ns);
+  bool goes_on =
+      since == 0 || now_ns - looked_ns > LONG_WITHOUT_A_LOOK || atomic_load(&peer->stands_at_cpu_ns) != cpu_ns;
+  if (goes_on) {
+    atomic_store(&peer->stands_at_cpu_ns, cpu_ns);
+    atomic_store(&peer->stands_since_ns, now_ns);
     return false;
   }
-  if (process == 0 || process == atomic_load(&comm->controls[comm->rank].process)) {
-    return true;
+  return now_ns - since >= atomic_load_explicit(&comm->stop_grace_ns, memory_order_relaxed);
+}
+
+/* Whether the look is this rank's to take: several wait for the same peer, and one look in a while is enough. */
+static bool takes_look(even_comm_control *peer, uint64_t now_ns, uint64_t *looked_ns) {
+  *looked_ns = atomic_load(&peer->looked_ns);
+  return (int64_t)(now_ns - *looked_ns) >= (int64_t)(EVEN_COMM_LOOK_NS / 4 * 3) &&
+         atomic_compare_exchange_strong(&peer->looked_ns, looked_ns, now_ns);
+}
+
+even_peer_state even_peers_look(const even_comm *comm, int rank, uint64_t now_ns) {
+  even_comm_control *peer = &comm->controls[rank];
+  uint32_t process = atomic_load(&peer->process);
+  uint64_t looked_ns = 0;
+  if (atomic_load(&peer->left) != 0) {
+    return EVEN_PEER_GONE;
+  }
+  if (process == 0 || process == atomic_load(&comm->controls[comm->rank].process) ||
+      !takes_look(peer, now_ns, &looked_ns)) {
+    return EVEN_PEER_LIVES;
   }
   even_process_stat facts;
   int failed = even_process_stat_read((pid_t)process, &facts);
-  if (failed != 0) {
-    return failed != ENOENT && failed != ESRCH;
-  }
   uint64_t start_time = atomic_load(&peer->start_time);
-  return (start_time == 0 || facts.start_time == start_time) && facts.state != 'Z' && facts.state != 'X';
+  bool gone = failed != 0
+                  ? failed == ENOENT || failed == ESRCH
+                  : (start_time != 0 && facts.start_time != start_time) || facts.state == 'Z' || facts.state == 'X';
+  if (gone) {
+    atomic_store(&peer->looked_ns, 0); /* whoever else waits for it sees so at its own next look */
+    return EVEN_PEER_GONE;
+  }
+  if (failed == 0 && facts.state == 'T') { /* 't' is a debugger's */
+    uint64_t cpu_ns = (uint64_t)(facts.cpu_seconds * 1e9);
+    return stands_too_long(comm, peer, cpu_ns, now_ns, looked_ns) ? EVEN_PEER_STANDS : EVEN_PEER_LIVES;
+  }
+  atomic_store(&peer->stands_since_ns, 0);
+  return EVEN_PEER_LIVES;
+}
+
+bool even_peers_end_group(even_comm *comm, int rank, even_peer_state state) {
+  if (state == EVEN_PEER_LIVES) {
+    return false;
+  }
+  even_group_end(comm, (state == EVEN_PEER_GONE ? EVEN_GROUP_LOST : EVEN_GROUP_STOPPED) | (uint32_t)rank);
+  return true;
 }
 
 bool even_peers_have_cpus(const even_comm *comm) {

@@ -8,21 +8,22 @@
 #include <stdint.h>
 
 #define EVEN_COMM_MAGIC 0x6d6d6f636e657665u /* "evencomm", read as bytes */
-#define EVEN_COMM_VERSION 3u
+#define EVEN_COMM_VERSION 4u
 #define EVEN_COMM_MAX_RANKS 4096
 /* Messages up to this size go through the slots, with one synchronisation. */
 #define EVEN_COMM_SLOT_BYTES ((size_t)8192)
 #define EVEN_COMM_LINE ((size_t)64) /* bytes of a cache line: parts that two ranks write begin on one */
 #define EVEN_COMM_CPU_WORDS 16      /* CPUs 0 … 1023 */
 
-/* Why a group ended; the low bits name a rank: the lost one, the late one, the one that found the mismatch, the one
- * that waited for any of the others. */
+/* Why a group ended; the low bits name a rank: the lost one, the late one, the one that stands still, the one that
+ * found the mismatch, the one that waited for any of the others. */
 #define EVEN_GROUP_WHOLE 0u
 #define EVEN_GROUP_REVOKED 0x10000000u
 #define EVEN_GROUP_LOST 0x20000000u
 #define EVEN_GROUP_TIMEOUT 0x30000000u
 #define EVEN_GROUP_MISMATCH 0x40000000u
 #define EVEN_GROUP_ALL_LATE 0x50000000u
+#define EVEN_GROUP_STOPPED 0x60000000u
 #define EVEN_GROUP_CAUSE(state) ((state) & 0xf0000000u)
 #define EVEN_GROUP_RANK(state) ((int)((state) & 0x0fffffffu))
 
@@ -38,7 +39,8 @@ typedef struct even_comm_call {
 } even_comm_call;
 #define EVEN_NOT_IN_ARENA UINT64_MAX
 
-/* A rank's words, written by that rank alone. The first line is what peers poll. */
+/* A rank's words, written by that rank alone but for what its peers have seen of it. The first line is what they poll.
+ */
 typedef struct even_comm_control {
   _Alignas(128) _Atomic uint32_t sequence; /* stages that this rank has reached: only ever grows, modulo 2^32 */
   _Atomic uint32_t left;                   /* 1 once the rank has closed the group */
@@ -50,6 +52,10 @@ typedef struct even_comm_control {
   _Alignas(128) _Atomic uint32_t process; /* 0: nobody has come yet */
   _Atomic uint64_t start_time; /* of the process, as in /proc/PID/stat: tells it from a later one; 0: not said yet */
   uint64_t cpus[EVEN_COMM_CPU_WORDS]; /* which this rank may use */
+  /* by its peers (peers.c): */
+  _Alignas(64) _Atomic uint64_t looked_ns; /* when one of them last looked how it is; 0: at once again */
+  _Atomic uint64_t stands_since_ns;        /* since when they see it stopped; 0: it goes on */
+  _Atomic uint64_t stands_at_cpu_ns;       /* its CPU time then: one that is stopped and let go in turns does grow */
 } even_comm_control;
 
 /* What rank s sends to rank r, as a stream of bytes in a ring that follows; only s writes `written`, only r `read`. */

@@ -57,6 +57,26 @@ static even_status fail_late(const even_comm *comm, int late, const char *within
   return even_error_fix("see what rank %d is doing (a stack dump), or raise the timeout", late);
 }
 
+static even_status fail_stopped(const even_comm *comm, int rank, const char *call) {
+  uint32_t process = atomic_load(&comm->controls[rank].process);
+  if (rank == comm->rank) {
+    (void)even_fail(EVEN_ERR_PEER_LOST,
+                    "rank %d (this one, process %u) was stopped, and the others that waited for it have given up; it "
+                    "was in %s",
+                    rank, process, call);
+  } else {
+    (void)even_fail(EVEN_ERR_PEER_LOST,
+                    "rank %d (process %u) was stopped (SIGSTOP, SIGTSTP) and stands still; rank %d was in %s", rank,
+                    process, comm->rank, call);
+  }
+  (void)even_error_place(rank, NULL);
+  return even_error_fix(
+      "see who stopped process %u; EVENSTEP_STOP_GRACE (even_comm_set_stop_grace) says how many seconds a rank may "
+      "stand "
+      "still while others wait",
+      process);
+}
+
 even_status even_group_failure(even_comm *comm) {
   char call[128];
   even_call_describe(&comm->call, call, sizeof call);
@@ -80,6 +100,8 @@ even_status even_group_failure_in(const even_comm *comm, const char *call) {
           "last checkpoint",
           rank);
     }
+    case EVEN_GROUP_STOPPED:
+      return fail_stopped(comm, rank, call);
     case EVEN_GROUP_TIMEOUT: /* another's: how long it has waited, its own error says */
       return fail_late(comm, rank, "in time", call);
     case EVEN_GROUP_ALL_LATE:
@@ -94,18 +116,20 @@ even_status even_group_failure_in(const even_comm *comm, const char *call) {
   }
 }
 
-/* The ranks that have not come and have ended: the group is then lost. */
-static bool find_the_dead(even_comm *comm, int from) {
+static bool has_come(const even_comm *comm, int rank) {
+  return (int32_t)(atomic_load(&comm->controls[rank].sequence) - comm->stage) >= 0;
+}
+
+/* Looks how the ranks are that have not come; one that is gone, or stands still, ends the group. */
+static bool look_for_the_lost(even_comm *comm, int from, uint64_t now_ns) {
   for (int rank = from; rank < comm->ranks; rank++) {
-    uint32_t reached = atomic_load(&comm->controls[rank].sequence);
-    if ((int32_t)(reached - comm->stage) >= 0 || even_peers_alive(comm, rank)) {
+    if (has_come(comm, rank)) {
       continue;
     }
+    even_peer_state state = even_peers_look(comm, rank, now_ns);
     /* It may have come, and then ended, between the two looks. */
-    reached = atomic_load(&comm->controls[rank].sequence);
-    if ((int32_t)(reached - comm->stage) < 0) {
-      even_group_end(comm, EVEN_GROUP_LOST | (uint32_t)rank);
-      return true;
+    if (state != EVEN_PEER_LIVES && !has_come(comm, rank)) {
+      return even_peers_end_group(comm, rank, state);
     }
   }
   return false;
@@ -138,9 +162,9 @@ static even_status sleep_for(even_comm *comm, int missing, uint64_t began) {
       return even_group_failure(comm);
     }
     uint64_t now = even_clock_ns();
-    if (now - checked >= EVEN_COMM_LIFE_CHECK_NS || atomic_load(&comm->controls[missing].left) != 0) {
+    if (now - checked >= EVEN_COMM_LOOK_NS || atomic_load(&comm->controls[missing].left) != 0) {
       checked = now;
-      if (find_the_dead(comm, missing)) {
+      if (look_for_the_lost(comm, missing, now)) {
         continue;
       }
     }
@@ -149,7 +173,7 @@ static even_status sleep_for(even_comm *comm, int missing, uint64_t began) {
       return time_out(comm, missing, timeout);
     }
     uint64_t left = timeout - (now - comm->waits_since);
-    even_futex_wait(&comm->header->bell, bell, left < EVEN_COMM_LIFE_CHECK_NS ? left : EVEN_COMM_LIFE_CHECK_NS);
+    even_futex_wait(&comm->header->bell, bell, left < EVEN_COMM_LOOK_NS ? left : EVEN_COMM_LOOK_NS);
   }
 }
 

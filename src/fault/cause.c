@@ -71,7 +71,7 @@ static void add_location(even_text *cause, const even_traceback *traceback) {
 }
 
 static bool ended_well(const even_fault_facts *facts) {
-  return !facts->out_of_memory && facts->signal == 0 && facts->code == 0;
+  return !facts->out_of_memory && !facts->stood_still && facts->signal == 0 && facts->code == 0;
 }
 
 static bool find(const even_fault_facts *facts, even_traceback *out) {
@@ -157,6 +157,11 @@ even_status even_fault_explain(const even_fault_facts *facts, even_text *cause, 
       add_memory(cause, facts->peak_memory_bytes);
       even_text_add(cause, "): use a smaller batch or model, fewer ranks, or a larger memory limit");
     }
+  } else if (facts->stood_still) {
+    even_text_format(cause,
+                     "was stopped (SIGSTOP, SIGTSTP), sent from outside, and stood still while others waited for it "
+                     "(`kill -CONT %ld` would have let it go on)",
+                     facts->pid);
   } else if (facts->stopped_by_agent) {
     even_text_add(cause, "was stopped because another rank failed or the job was ended");
   } else if (facts->signal != 0) {
@@ -178,6 +183,7 @@ typedef enum guilt {
   GUILT_PEER_LOST, /* it says itself that another rank went away */
   GUILT_UNCLEAR,   /* a connection of it broke, or somebody interrupted it */
   GUILT_SLOW,      /* it had failed already when the agent ended it, and was slow to end */
+  GUILT_STOOD,     /* somebody stopped it, and the others could not wait */
   GUILT_FAILED,
   GUILT_SIGNALLED,
   GUILT_OUT_OF_MEMORY
@@ -192,6 +198,9 @@ static guilt guilt_of(const even_fault_facts *facts) {
   }
   if (facts->signal != 0 && !facts->stopped_by_agent) {
     return GUILT_SIGNALLED;
+  }
+  if (facts->stood_still) {
+    return GUILT_STOOD;
   }
   if (ended_well(facts)) {
     return facts->leave == EVEN_LEAVE_BEFORE_JOINING ? GUILT_FAILED : GUILT_NONE;

@@ -20,6 +20,7 @@ typedef struct even_fault_facts {
   const char *host;
   long pid;
   bool stopped_by_agent; /* it was running when the agent ended it */
+  bool stood_still;      /* somebody had stopped it (SIGSTOP), and it still stood when another rank failed */
   bool out_of_memory;    /* the kernel's out-of-memory killer chose it or a process below it */
   int signal;            /* that ended it, 0: it exited */
   int code;              /* with which it exited */

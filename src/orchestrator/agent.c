@@ -63,7 +63,8 @@ static even_status report_ends(even_job *job, even_fault_facts *ends, size_t *cu
   if (*culprit < job->count) {
     /* what it failed of came before our signal */
     ends[*culprit].stopped_by_agent = ends[*culprit].stopped_by_agent && job->interrupted != 0;
-    if (ends[*culprit].signal == 0 && ends[*culprit].code == 0 && ends[*culprit].leave == EVEN_LEAVE_NONE) {
+    if (ends[*culprit].signal == 0 && ends[*culprit].code == 0 && !ends[*culprit].stood_still &&
+        ends[*culprit].leave == EVEN_LEAVE_NONE) {
       ends[*culprit].leave = EVEN_LEAVE_EARLY;
     }
     *its = ends[*culprit];
@@ -201,7 +202,8 @@ static even_status plan_restart(even_job *job, const even_fault_facts *culprit, 
   bool progress = strcmp(even_text_string(&before), even_text_string(&job->resume)) != 0;
   even_text_free(&before);
   EVEN_TRY(status);
-  if (!progress && culprit->signal == 0 && !culprit->out_of_memory && !job->params->restart_always) {
+  if (!progress && culprit->signal == 0 && !culprit->stood_still && !culprit->out_of_memory &&
+      !job->params->restart_always) {
     even_job_notice(job,
                     "not restarted: the script ended by an error of its own and no checkpoint was written since it "
                     "began (--max-restarts N restarts all the same)");
@@ -215,8 +217,8 @@ static even_status plan_restart(even_job *job, const even_fault_facts *culprit, 
 }
 
 static int exit_code_of(const even_fault_facts *facts) {
-  if (facts->leave != EVEN_LEAVE_NONE) {
-    return even_status_exit_code(EVEN_ERR_RANK_FAILED); /* its own is 0 */
+  if (facts->leave != EVEN_LEAVE_NONE || facts->stood_still) {
+    return even_status_exit_code(EVEN_ERR_RANK_FAILED); /* its own is 0, or of our signal */
   }
   return facts->signal != 0 ? 128 + facts->signal : facts->code;
 }

@@ -7,6 +7,7 @@
 #include "os/file.h"
 #include "os/pipe.h"
 #include "os/port.h"
+#include "os/process_stat.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -24,6 +25,19 @@ static void signal_ranks(even_job *job, int number, bool groups) {
                     : even_process_signal(job->ranks[i].pid, number));
     }
   }
+}
+
+/* Whether a rank that somebody stopped still stands, now that another has failed: it cannot end by itself. */
+static bool any_stands(even_job *job) {
+  bool any = false;
+  for (size_t i = 0; i < job->count; i++) {
+    even_process_stat facts;
+    even_job_rank *rank = &job->ranks[i];
+    rank->stood_still =
+        rank->was_stopped && rank->alive && even_process_stat_read(rank->pid, &facts) == 0 && facts.state == 'T';
+    any = any || rank->stood_still;
+  }
+  return any;
 }
 
 static void move_to(even_job *job, even_job_stage stage, int number, bool groups, uint64_t grace_ns) {
@@ -100,7 +114,8 @@ static void rank_ended(even_job *job, even_job_rank *rank, const even_process_en
   bool well = end->signal == 0 && end->code == 0;
   const even_fault_facts facts = even_job_facts(job, (size_t)(rank - job->ranks));
   bool secondary = !well && even_fault_is_secondary(&facts);
-  if (job->stage == EVEN_JOB_RUNS && secondary) {
+  bool stands = !well && job->stage == EVEN_JOB_RUNS && any_stands(job);
+  if (job->stage == EVEN_JOB_RUNS && secondary && !stands) {
     job->stage = EVEN_JOB_SETTLES;
     job->deadline_ns = even_clock_ns() + grace_failure_ns;
   } else if ((job->stage == EVEN_JOB_RUNS && !well) || (job->stage == EVEN_JOB_SETTLES && !secondary)) {
@@ -150,7 +165,10 @@ static void reap(even_job *job) {
     if (!end.stopped) {
       rank_ended(job, rank, &end);
     } else if (job->stage == EVEN_JOB_RUNS) {
-      even_job_notice(job, "rank %d (process %ld) stands still: it was stopped by %s; `kill -CONT %ld` lets it go on",
+      rank->was_stopped = true;
+      even_job_notice(job,
+                      "rank %d (process %ld) stands still: it was stopped by %s; `kill -CONT %ld` lets it go on; ranks "
+                      "that wait for it fail soon (EVENSTEP_STOP_GRACE)",
                       rank->output.rank, (long)rank->pid, even_signal_name(end.signal), (long)rank->pid);
     }
   }
@@ -354,6 +372,7 @@ even_fault_facts even_job_facts(const even_job *job, size_t index) {
                             .host = job->host,
                             .pid = (long)rank->pid,
                             .stopped_by_agent = rank->stopped_by_agent,
+                            .stood_still = rank->stood_still,
                             .out_of_memory = met_oom_killer(job, rank),
                             .leave = rank->awaited ? EVEN_LEAVE_BEFORE_JOINING : EVEN_LEAVE_NONE,
                             .steps_known = job->progress.reader != NULL && job->progress.ranks[index].joined,

@@ -18,6 +18,8 @@ typedef struct even_job_rank {
   bool alive;            /* started and not reaped */
   bool output_open;      /* `output` has tails to free */
   bool stopped_by_agent; /* our signal reached it while it ran */
+  bool was_stopped;      /* by somebody, once */
+  bool stood_still;      /* it still stood when another rank failed */
   bool awaited;          /* ended with code 0 while others wait for it in es.prepare */
   even_process_end end;
   even_rank_output output;

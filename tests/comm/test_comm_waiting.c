@@ -3,10 +3,13 @@
 #include "os/calls.h"
 #include "support/fault.h"
 
+#include <math.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -69,23 +72,76 @@ static void the_timeout_is_of_the_whole_call(void **state) {
   assert_int_equal(even_call_end(&comm, even_call_next(&comm)), EVEN_ERR_TIMEOUT); /* 1.6 s in one call */
 }
 
-static void who_is_about_to_say_its_start_lives(void **state) {
-  (void)state;
+static pid_t start_idle_child(void) {
   pid_t child = fork();
   if (child == 0) {
-    (void)alarm(60); /* ends also where the test fails */
-    (void)pause();
-    _exit(0);
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* ends also where the test fails */
+    for (;;) {
+      (void)pause();
+    }
   }
-  assert_true(even_peers_alive(&comm, 1)); /* has not come */
+  return child;
+}
+
+/* How rank 1 is, seen one look later. */
+static even_peer_state look(void) {
+  now_ns += EVEN_COMM_LOOK_NS;
+  return even_peers_look(&comm, 1, now_ns);
+}
+
+static void who_is_about_to_say_its_start_lives(void **state) {
+  (void)state;
+  pid_t child = start_idle_child();
+  assert_int_equal(look(), EVEN_PEER_LIVES); /* has not come */
   atomic_store(&controls[1].process, (uint32_t)child);
-  assert_true(even_peers_alive(&comm, 1)); /* between its two words */
+  assert_int_equal(look(), EVEN_PEER_LIVES); /* between its two words */
   atomic_store(&controls[1].start_time, 1u);
-  assert_false(even_peers_alive(&comm, 1)); /* another process has its number */
+  assert_int_equal(look(), EVEN_PEER_GONE); /* another process has its number */
   atomic_store(&controls[1].start_time, 0u);
   (void)kill(child, SIGKILL);
   (void)waitpid(child, NULL, 0);
-  assert_false(even_peers_alive(&comm, 1));
+  assert_int_equal(look(), EVEN_PEER_GONE);
+  assert_int_equal(even_peers_look(&comm, 1, now_ns),
+                   EVEN_PEER_GONE); /* at once again: nobody has to wait for a look */
+}
+
+static void change(pid_t child, int number, int wanted) {
+  int status = 0;
+  (void)kill(child, number);
+  assert_int_equal(waitpid(child, &status, WUNTRACED | WCONTINUED), child);
+  assert_true(wanted == SIGSTOP ? WIFSTOPPED(status) : WIFCONTINUED(status));
+}
+
+static void who_is_stopped_is_lost_after_a_grace(void **state) {
+  (void)state;
+  pid_t child = start_idle_child();
+  atomic_store(&controls[1].process, (uint32_t)child);
+  atomic_store(&comm.stop_grace_ns, 100000000u);
+  change(child, SIGSTOP, SIGSTOP);
+  for (int looks = 0; looks < 6; looks++) { /* the first begins the count */
+    assert_int_equal(look(), looks < 6 - 1 ? EVEN_PEER_LIVES : EVEN_PEER_STANDS);
+  }
+  assert_int_equal(look(), EVEN_PEER_STANDS);
+  /* Nobody looked for long: the whole job was stopped, and this rank goes on a little earlier than that one. */
+  now_ns += 3600 * (uint64_t)1000000000u;
+  assert_int_equal(look(), EVEN_PEER_LIVES);
+  assert_int_equal(look(), EVEN_PEER_LIVES);
+  change(child, SIGCONT, SIGCONT);
+  assert_int_equal(look(), EVEN_PEER_LIVES);
+  for (int looks = 0; looks < 4; looks++) { /* short stops do not add up */
+    change(child, SIGSTOP, SIGSTOP);
+    assert_int_equal(look(), EVEN_PEER_LIVES);
+    assert_int_equal(look(), EVEN_PEER_LIVES);
+    change(child, SIGCONT, SIGCONT);
+    assert_int_equal(look(), EVEN_PEER_LIVES);
+  }
+  atomic_store(&comm.stop_grace_ns, even_comm_limit_ns((double)INFINITY));
+  change(child, SIGSTOP, SIGSTOP);
+  for (int looks = 0; looks < 100; looks++) {
+    assert_int_equal(look(), EVEN_PEER_LIVES);
+  }
+  (void)kill(child, SIGKILL);
+  (void)waitpid(child, NULL, 0);
 }
 
 static void counts_are_asked_for(void **state) {
@@ -100,6 +156,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(the_timeout_is_of_the_whole_call, set_up, tear_down),
       cmocka_unit_test_setup_teardown(who_is_about_to_say_its_start_lives, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(who_is_stopped_is_lost_after_a_grace, set_up, tear_down),
       cmocka_unit_test_setup_teardown(counts_are_asked_for, set_up, tear_down),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

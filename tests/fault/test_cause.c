@@ -81,6 +81,8 @@ static void tells_the_others(void **state) {
   facts = facts_of(SIGTERM, 0, "");
   facts.stopped_by_agent = true;
   assert_cause(&facts, "stopped because another rank failed");
+  facts.stood_still = true;
+  assert_cause(&facts, "was stopped (SIGSTOP, SIGTSTP), sent from outside, and stood still");
 }
 
 static void keeps_the_cause_printable(void **state) {
@@ -117,7 +119,9 @@ static void finds_the_culprit(void **state) {
   even_fault_facts stopped = facts_of(SIGTERM, 0, "");
   even_fault_facts slow = facts_of(SIGTERM, 0, RECORDED_OWN_ERROR);
   even_fault_facts memory = killed;
-  stopped.stopped_by_agent = true;
+  even_fault_facts stood = stopped;
+  stood.stood_still = true;
+  stopped.stopped_by_agent = stood.stopped_by_agent = true;
   slow.stopped_by_agent = true;
   memory.out_of_memory = true;
   const struct {
@@ -128,8 +132,9 @@ static void finds_the_culprit(void **state) {
       {{peer, own, stopped}, 1},    /* hung up on, and seen first */
       {{peer, stopped, slow}, 2},   /* it had raised already, and was slow to end */
       {{peer, killed, stopped}, 1}, /* somebody's kill -9 */
-      {{own, own, killed}, 2},       {{killed, memory, peer}, 1},
-      {{peer, stopped, peer}, 0}, /* no better known: the first */
+      {{peer, peer, stood}, 2},     /* somebody's kill -STOP */
+      {{own, peer, stood}, 0},       {{own, own, killed}, 2},
+      {{killed, memory, peer}, 1},   {{peer, stopped, peer}, 0}, /* no better known: the first */
       {{stopped, well, stopped}, 0},
   };
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

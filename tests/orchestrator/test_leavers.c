@@ -177,6 +177,26 @@ static void the_wait_for_the_guilty_ends(void **state) {
   assert_true(job_fixture_saw(job, "ended 1 3 15 "));
 }
 
+/* Rank 1 is stopped; rank 0 fails for lack of it. Nobody waits for the one that stands to end by itself. */
+static void one_that_stands_still_is_named(void **state) {
+  job_fixture *job = *state;
+  int code = -1;
+  job->max_restarts = 1; /* a stop is worth a restart */
+  const char *script =
+      "if [ $TORCHELASTIC_RESTART_COUNT = 1 ]; then exit 0; fi; "
+      "if [ $RANK = 1 ]; then echo $$ > $FOLDER/pid; kill -STOP $$; exec sleep 600; fi; "
+      "until [ -s $FOLDER/pid ] && grep -q 'State:.T' /proc/$(cat $FOLDER/pid)/status; "
+      "do sleep 0.01; done; " LOST("RuntimeError: rank 1 (process 5) was stopped and stands still");
+  assert_int_equal(job_fixture_run(job, script, &code), EVEN_OK);
+  assert_int_equal(code, 0);
+  assert_true(job_fixture_saw(job, "notice rank 1 (process "));
+  const char *cause = strstr(job->seen.data, "ended 1 ");
+  assert_non_null(cause);
+  assert_non_null(strstr(cause, "was stopped (SIGSTOP, SIGTSTP), sent from outside, and stood still"));
+  assert_true(cause < strstr(job->seen.data, "ended 0 "));
+  assert_true(job_fixture_saw(job, "attempt 1|"));
+}
+
 int main(void) {
 #define JOB_TEST(test) cmocka_unit_test_setup_teardown(test, open_job, close_job)
   const struct CMUnitTest tests[] = {
@@ -187,6 +207,7 @@ int main(void) {
       JOB_TEST(one_that_left_a_step_is_named_though_it_ends_last),
       JOB_TEST(one_that_failed_is_named_though_it_ends_last),
       JOB_TEST(the_wait_for_the_guilty_ends),
+      JOB_TEST(one_that_stands_still_is_named),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

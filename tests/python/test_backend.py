@@ -219,6 +219,19 @@ def body_async() -> None:
     leave()
 
 
+def test_the_grace_of_a_stop_is_checked(monkeypatch):
+    import evenstep
+    from evenstep.rendezvous import open_group
+
+    for text in ("soon", "-1", "nan"):
+        monkeypatch.setenv("EVENSTEP_STOP_GRACE", text)
+        with pytest.raises(evenstep.EvenstepError, match="EVENSTEP_STOP_GRACE is '" + text):
+            open_group(None, 0, 1)
+    for text in ("", "0.5", "inf"):
+        monkeypatch.setenv("EVENSTEP_STOP_GRACE", text)
+        open_group(None, 0, 1).close()
+
+
 def body_limited_wait() -> None:
     """A wait may end before its collective, which goes on: as in Gloo."""
     from datetime import timedelta
