@@ -210,7 +210,11 @@ int main(int argument_count, char **arguments) {
     (void)fprintf(stderr, "comm_faults [TRIES]\n");
     return 2;
   }
+  double load[1] = {0};
+  (void)getloadavg(load, 1);
   srand(1);
+  (void)printf("%ld cores, %.1f other tasks wanted one in the minute before.\n", sysconf(_SC_NPROCESSORS_ONLN),
+               load[0]);
   (void)printf("A rank of 2 to 4 is signalled inside a call (");
   for (int kind = 0; kind < WORKS; kind++) {
     (void)printf("%s%s", kind == 0 ? "" : ", ", work_names[kind]);

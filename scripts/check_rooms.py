@@ -22,7 +22,10 @@ ORDER = [
 ]
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 # The room that a public header belongs to; the others (status, types, version) belong to base.
-PUBLIC = {name: name for name in ("telemetry", "comm", "balancer", "checkpoint", "sync")} | {"device_comm": "comm"}
+PUBLIC = {name: name for name in ("telemetry", "comm", "balancer", "checkpoint", "sync")} | {
+    "device_comm": "comm",
+    "flight": "comm",
+}
 # Headers whose calls go through even_os (src/os/calls.h), so that tests can make them fail.
 KERNEL = {
     "sys/mman.h",

@@ -6,6 +6,7 @@
 #include <evenstep/checkpoint.h>
 #include <evenstep/comm.h>
 #include <evenstep/device_comm.h>
+#include <evenstep/flight.h>
 #include <evenstep/status.h>
 #include <evenstep/sync.h>
 #include <evenstep/telemetry.h>

@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import _create_work_from_future
 from torch.futures import Future
 
 from evenstep import _core
+from evenstep.sites import Place, make_for, of_caller
 
 
 def completed(result: Any) -> dist.Work:
@@ -102,14 +103,17 @@ class Worker:
     """Runs a group's asynchronous calls, in their order, on one thread."""
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], None], Future[Any], Any] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], None], Future[Any], Any, Place | None] | None] = (
+            queue.SimpleQueue()
+        )
         self._last: Future[Any] | None = None
         self._thread = threading.Thread(target=self._work, name="evenstep-collectives", daemon=True)
         self._thread.start()
 
     def _work(self) -> None:
         with torch.no_grad():
-            for job, future, result in iter(self._jobs.get, None):
+            for job, future, result, place in iter(self._jobs.get, None):
+                make_for(place)
                 try:
                     job()
                 except Exception as error:
@@ -121,7 +125,7 @@ class Worker:
     def submit(self, job: Callable[[], None], result: Any) -> dist.Work:
         future: Future[Any] = Future()
         self._last = future
-        self._jobs.put((job, future, result))
+        self._jobs.put((job, future, result, of_caller()))
         return LaterWork(future)
 
     def alive(self) -> bool:

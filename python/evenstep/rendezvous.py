@@ -51,21 +51,6 @@ def _find(store: Store, prefix: str, rank: int, timeout_seconds: float) -> int |
     return _core.open_peer_fd(int(process), int(fd))
 
 
-def _stop_grace() -> float:
-    """Seconds for which a rank may be stopped while others wait for it; 0: the engine's own."""
-    text = os.environ.get("EVENSTEP_STOP_GRACE", "")
-    try:
-        seconds = float(text or "0")
-    except ValueError:
-        seconds = -1.0
-    if not seconds >= 0:
-        raise _core.EvenstepError(
-            f"EVENSTEP_STOP_GRACE is {text!r}; give the seconds for which a rank may be stopped while others wait for it "
-            "('0.5'; 'inf': for ever)"
-        )
-    return seconds
-
-
 def open_group(
     store: Store,
     rank: int,
@@ -80,7 +65,6 @@ def open_group(
 
     `name` tells groups of one store apart; a restarted job (TORCHELASTIC_RESTART_COUNT) has names of its own.
     """
-    grace = _stop_grace()
     if ranks == 1:
         fd: int | None = _core.Comm.create_segment(1, arena_bytes)
     else:
@@ -95,7 +79,6 @@ def open_group(
         comm = _core.Comm(fd, rank, ranks, arena_bytes, timeout_seconds, spin)
     finally:
         os.close(fd)
-    comm.set_stop_grace(grace)
     if ranks > 1:
         # All have come: nobody needs the keys, and a later group of this name must not find them, nor lose its own.
         if rank == 0:

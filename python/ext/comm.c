@@ -5,6 +5,8 @@
 #include "base/fail.h"
 #include "os/shared_memory.h"
 
+#include <stdlib.h>
+
 #ifndef PyBUF_WRITE
 #define PyBUF_WRITE \
   0x200 /* the headers of the limited API leave it out before 3.11; PyMemoryView_FromMemory needs it */
@@ -17,6 +19,45 @@ void even_ext_comm_free_when_unused(even_ext_comm *self) {
     even_comm_close(self->comm);
     self->comm = NULL;
   }
+}
+
+_Thread_local int even_ext_from_python;
+
+/* The user's place, of sites.py. Only a thread that came from Python may take the GIL back: nobody who holds the GIL
+ * waits for it. */
+static bool ask_site(void *context, char *text, size_t bytes) {
+  (void)context;
+  if (!even_ext_from_python) {
+    return false;
+  }
+  PyGILState_STATE state = PyGILState_Ensure();
+  PyObject *sites = PyImport_ImportModule("evenstep.sites");
+  PyObject *place = sites == NULL ? NULL : PyObject_CallMethod(sites, "find", NULL);
+  PyObject *utf8 = place != NULL && PyUnicode_Check(place) ? PyUnicode_AsUTF8String(place) : NULL;
+  bool known = utf8 != NULL;
+  if (known) {
+    (void)snprintf(text, bytes, "%s", PyBytes_AsString(utf8));
+  }
+  PyErr_Clear();
+  Py_XDECREF(utf8);
+  Py_XDECREF(place);
+  Py_XDECREF(sites);
+  PyGILState_Release(state);
+  return known;
+}
+
+/* Seconds for which a rank may be stopped while others wait for it; 0: the engine's own. */
+static even_status read_stop_grace(double *seconds) {
+  const char *text = getenv("EVENSTEP_STOP_GRACE");
+  char *end = NULL;
+  *seconds = text == NULL ? 0 : strtod(text, &end);
+  if (text != NULL && (*end != '\0' || !(*seconds >= 0))) {
+    (void)even_fail(EVEN_ERR_ARGUMENT, "EVENSTEP_STOP_GRACE is '%.40s', no number of seconds", text);
+    return even_error_fix(
+        "give the seconds for which a rank may be stopped while others wait for it: 0.5, or inf for as long as it "
+        "takes");
+  }
+  return EVEN_OK;
 }
 
 static PyObject *comm_new(PyTypeObject *type, PyObject *arguments, PyObject *names) {
@@ -36,16 +77,19 @@ static PyObject *comm_new(PyTypeObject *type, PyObject *arguments, PyObject *nam
   if (self == NULL) {
     return NULL;
   }
-  even_status status = EVEN_OK;
+  double grace = 0;
   params.arena_bytes = self->arena_bytes = (size_t)arena_bytes;
+  even_status status = read_stop_grace(&grace);
   Py_BEGIN_ALLOW_THREADS;
-  status = even_comm_open(&params, fd, &self->comm);
+  status = status == EVEN_OK ? even_comm_open(&params, fd, &self->comm) : status;
   Py_END_ALLOW_THREADS;
   if (status != EVEN_OK) {
     (void)even_ext_raise(status);
     Py_DECREF((PyObject *)self);
     return NULL;
   }
+  even_comm_set_stop_grace(self->comm, grace);
+  even_comm_ask_site(self->comm, ask_site, NULL);
   return (PyObject *)self;
 }
 
@@ -73,9 +117,11 @@ even_comm *even_ext_comm_open_group(even_ext_comm *self) {
   do {                                    \
     even_status run_status_ = EVEN_OK;    \
     (self)->calls++;                      \
+    even_ext_from_python = 1;             \
     Py_BEGIN_ALLOW_THREADS;               \
     run_status_ = (call);                 \
     Py_END_ALLOW_THREADS;                 \
+    even_ext_from_python = 0;             \
     PyObject *run_result_ = NULL;         \
     if (run_status_ == EVEN_OK) {         \
       run_result_ = Py_None;              \
@@ -277,6 +323,46 @@ static PyObject *comm_set_timeout(PyObject *object, PyObject *arguments) {
   Py_RETURN_NONE;
 }
 
+static PyObject *comm_set_site(PyObject *object, PyObject *arguments) {
+  const char *text = NULL;
+  even_comm *comm = even_ext_comm_open_group((even_ext_comm *)object);
+  if (comm == NULL || !PyArg_ParseTuple(arguments, "z:set_site", &text)) {
+    return NULL;
+  }
+  even_comm_set_site(comm, text);
+  Py_RETURN_NONE;
+}
+
+/* (number, call, site, state, began_ns, ended_ns) */
+static PyObject *call_of_flight(const even_flight_call *call) {
+  static const char *const states[] = {"", "begun", "done", "failed"};
+  const char *state = (unsigned)call->state < sizeof states / sizeof states[0] ? states[call->state] : "";
+  PyObject *site = PyUnicode_DecodeUTF8(call->site, (Py_ssize_t)strlen(call->site), "replace");
+  if (site == NULL) {
+    return NULL;
+  }
+  return Py_BuildValue("KsNsKK", (unsigned long long)call->number, call->call, site, state,
+                       (unsigned long long)call->began_ns, (unsigned long long)call->ended_ns);
+}
+
+static PyObject *comm_flight(PyObject *object, PyObject *arguments) {
+  even_flight_call calls[EVEN_FLIGHT_CALLS];
+  int rank = 0;
+  even_comm *comm = even_ext_comm_open_group((even_ext_comm *)object);
+  if (comm == NULL || !PyArg_ParseTuple(arguments, "i:flight", &rank)) {
+    return NULL;
+  }
+  size_t count = even_comm_flight(comm, rank, calls, EVEN_FLIGHT_CALLS);
+  PyObject *list = PyList_New((Py_ssize_t)count);
+  for (size_t i = 0; list != NULL && i < count; i++) {
+    PyObject *entry = call_of_flight(&calls[i]);
+    if (entry == NULL || PyList_SetItem(list, (Py_ssize_t)i, entry) != 0) {
+      Py_CLEAR(list);
+    }
+  }
+  return list;
+}
+
 static PyObject *comm_set_stop_grace(PyObject *object, PyObject *arguments) {
   double seconds = 0;
   even_comm *comm = even_ext_comm_open_group((even_ext_comm *)object);
@@ -456,6 +542,9 @@ static PyMethodDef comm_methods[] = {
     {"set_timeout", comm_set_timeout, METH_VARARGS, "set_timeout(seconds): the limit of this rank's later calls"},
     {"set_stop_grace", comm_set_stop_grace, METH_VARARGS,
      "set_stop_grace(seconds): how long a peer may be stopped while this rank waits for it"},
+    {"set_site", comm_set_site, METH_VARARGS, "set_site(text): where the calls that follow are made; None: not known"},
+    {"flight", comm_flight, METH_VARARGS,
+     "flight(rank): its last collectives, oldest first: (number, call, site, state, began_ns, ended_ns)"},
     {"arena", comm_arena, METH_NOARGS,
      "This rank's part of the arena, writable. The memory stays as long as this view (slices do not count)."},
     {"close", comm_close, METH_NOARGS, "Leaves the group. The memory goes when nothing looks at it any more."},

@@ -4,7 +4,8 @@
 
 #include "ext.h"
 
-#include <evenstep/comm.h>
+#include <evenstep/flight.h>
+#include <stdbool.h>
 
 /* _core.Comm */
 typedef struct even_ext_comm {
@@ -16,6 +17,9 @@ typedef struct even_ext_comm {
   size_t arena_bytes;
   int closed;
 } even_ext_comm;
+
+/* Whether this thread is inside a call from Python: set around a call into a group for which the GIL is let go. */
+extern _Thread_local int even_ext_from_python;
 
 /* The group, or NULL with an exception when it is closed. */
 even_comm *even_ext_comm_open_group(even_ext_comm *self);

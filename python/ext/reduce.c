@@ -10,9 +10,11 @@ static PyObject *reduce(even_ext_comm *self, const even_ext_data *data, int op) 
   even_comm *comm = self->comm;
   size_t count = data->count * (size_t)data->reals;
   self->calls++;
+  even_ext_from_python = 1;
   Py_BEGIN_ALLOW_THREADS;
   status = even_comm_all_reduce(comm, data->address, count, (even_dtype)data->dtype, (even_reduce_op)op);
   Py_END_ALLOW_THREADS;
+  even_ext_from_python = 0;
   if (status != EVEN_OK) {
     (void)even_ext_raise(status); /* before a call of another thread's ends in another error */
   }

@@ -118,6 +118,7 @@ even_status even_call_begin(even_comm *comm, even_call_kind kind, uint32_t dtype
   even_comm_control *own = &comm->controls[comm->rank];
   own->call[parity] = comm->call;
   atomic_store_explicit(&own->signature[parity], hash, memory_order_relaxed);
+  even_flight_begin(comm);
   if (comm->rank == 0) {
     /* Those of the call before last are past it: they have met in the last one. */
     atomic_store_explicit(&comm->header->claim[parity], 0, memory_order_relaxed);
@@ -128,10 +129,15 @@ even_status even_call_begin(even_comm *comm, even_call_kind kind, uint32_t dtype
 static even_status mismatch(even_comm *comm, int rank) {
   char own[128];
   char other[128];
+  char own_site[EVEN_FLIGHT_SITE_BYTES];
+  char other_site[EVEN_FLIGHT_SITE_BYTES];
   even_call_describe(&comm->call, own, sizeof own);
   even_call_describe(&comm->controls[rank].call[comm->call_count & 1u], other, sizeof other);
-  (void)even_fail(EVEN_ERR_MISMATCH, "rank %d called %s, but rank %d called %s%s (call %llu of the group)", comm->rank,
-                  own, rank, other, strcmp(own, other) == 0 ? ", divided otherwise among the ranks" : "",
+  even_flight_hear(comm, comm->rank, own_site, sizeof own_site);
+  even_flight_hear(comm, rank, other_site, sizeof other_site);
+  (void)even_fail(EVEN_ERR_MISMATCH, "rank %d called %s%s, but rank %d called %s%s%s (call %llu of the group)",
+                  comm->rank, own, own_site, rank, other,
+                  strcmp(own, other) == 0 ? ", divided otherwise among the ranks" : "", other_site,
                   (unsigned long long)comm->call_count);
   (void)even_error_place(rank, NULL);
   return even_error_fix(
@@ -144,6 +150,7 @@ even_status even_call_meet(even_comm *comm) {
   EVEN_TRY(even_stage(comm, &comm->arrival));
   for (int rank = 0; rank < comm->ranks; rank++) {
     if (atomic_load_explicit(&comm->controls[rank].signature[parity], memory_order_relaxed) != comm->call.signature) {
+      even_flight_say(comm);
       even_group_end(comm, EVEN_GROUP_MISMATCH | (uint32_t)comm->rank);
       return mismatch(comm, rank);
     }
@@ -156,6 +163,7 @@ even_status even_call_next(even_comm *comm) {
 }
 
 even_status even_call_end(even_comm *comm, even_status status) {
+  even_flight_end(comm, status);
   if (status != EVEN_OK && comm->ended == EVEN_OK) {
     comm->ended = status;
     (void)snprintf(comm->ended_what, sizeof comm->ended_what, "%.*s", (int)sizeof comm->ended_what - 1,

@@ -198,6 +198,24 @@ void even_comm_set_stop_grace(even_comm *comm, double seconds) {
   }
 }
 
+size_t even_comm_flight(const even_comm *comm, int rank, even_flight_call *out, size_t limit) {
+  const even_comm_base *base = even_comm_base_of(comm);
+  return base->engine->flight == NULL || rank < 0 || rank >= base->ranks ? 0
+                                                                         : base->engine->flight(comm, rank, out, limit);
+}
+
+void even_comm_set_site(even_comm *comm, const char *text) {
+  if (even_comm_engine_of(comm)->set_site != NULL) {
+    even_comm_engine_of(comm)->set_site(comm, text);
+  }
+}
+
+void even_comm_ask_site(even_comm *comm, even_comm_site_call *call, void *context) {
+  if (even_comm_engine_of(comm)->ask_site != NULL) {
+    even_comm_engine_of(comm)->ask_site(comm, call, context);
+  }
+}
+
 uint64_t even_comm_wait_ns(const even_comm *comm) {
   return even_comm_engine_of(comm)->wait_ns(comm);
 }

@@ -5,7 +5,7 @@
 
 #include "comm/kernels.h"
 
-#include <evenstep/comm.h>
+#include <evenstep/flight.h>
 
 typedef struct even_comm_engine even_comm_engine;
 
@@ -99,7 +99,11 @@ struct even_comm_engine {
   /* Revokes the group once ended(context) says so; looked at ten times a second by those who wait. May be NULL. */
   void (*watch)(even_comm *comm, bool (*ended)(void *context), void *context);
   void (*set_timeout)(even_comm *comm, double seconds);
-  void (*set_stop_grace)(even_comm *comm, double seconds); /* NULL where the engine sees no stops */
+  /* NULL where the engine sees no stops, and where it keeps no flight record: */
+  void (*set_stop_grace)(even_comm *comm, double seconds);
+  size_t (*flight)(const even_comm *comm, int rank, even_flight_call *out, size_t limit);
+  void (*set_site)(even_comm *comm, const char *text);
+  void (*ask_site)(even_comm *comm, even_comm_site_call *call, void *context);
   uint64_t (*wait_ns)(const even_comm *comm);
   void (*leave)(even_comm *comm);
   void (*close)(even_comm *comm);

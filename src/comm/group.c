@@ -74,6 +74,8 @@ static even_status open_over(const even_comm_params *params, const even_comm_lay
   set_stop_grace(comm, 0);
   comm->kernels = even_kernels_best();
   comm->controls = (even_comm_control *)(void *)(even_comm_memory(comm) + layout->controls);
+  comm->flight.records = (even_flight_record *)(void *)(even_comm_memory(comm) + layout->flights);
+  comm->flight.stride = layout->flight_stride;
   atomic_flag_clear(&comm->busy);
   status = EVEN_NEW_ARRAY(&comm->sources, (size_t)comm->ranks);
   if (status == EVEN_OK) {
@@ -184,6 +186,9 @@ static const even_comm_engine shared_engine = {
     .has_ended = has_ended,
     .set_timeout = set_timeout,
     .set_stop_grace = set_stop_grace,
+    .flight = even_shared_flight,
+    .set_site = even_shared_set_site,
+    .ask_site = even_shared_ask_site,
     .wait_ns = wait_ns,
     .leave = leave_group,
     .close = close_group,

@@ -3,6 +3,7 @@
 #define EVEN_COMM_GROUP_H
 
 #include "comm/engine.h"
+#include "comm/flight.h"
 #include "comm/segment.h"
 #include "os/shared_memory.h"
 
@@ -60,6 +61,7 @@ struct even_comm {
   atomic_flag busy;         /* a thread is in a call */
   even_status ended;        /* not EVEN_OK: the group is unusable, and why */
   char ended_what[320];
+  even_flight_writer flight;
   even_messages *messages;
   const void **sources; /* room for one pointer a rank */
   void **targets;

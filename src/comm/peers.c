@@ -62,20 +62,26 @@ even_status even_peers_introduce(even_comm *comm) {
 
 /* Longer without a look than this, the looker may have been stopped itself, with the whole job. */
 #define LONG_WITHOUT_A_LOOK (5 * EVEN_COMM_LOOK_NS + EVEN_COMM_LOOK_NS / 2)
+/* And then the other, which was stopped with it, goes on in so much time: whoever stops all ranks, one after the other,
+ * lets them go on one after the other, too. */
+#define ONE_AFTER_THE_OTHER (3 * EVEN_COMM_LOOK_NS)
 
-/* Whether the one that is seen stopped at `now_ns` has stood still for longer than the grace. Time in which nobody
- * looked does not count: whoever stops all ranks, one after the other, lets them go on one after the other, too. */
+/* Whether the one that is seen stopped at `now_ns` has stood still for longer than the grace. */
 static bool stands_too_long(const even_comm *comm, even_comm_control *peer, uint64_t cpu_ns, uint64_t now_ns,
                             uint64_t looked_ns) {
+  uint64_t grace = atomic_load_explicit(&comm->stop_grace_ns, memory_order_relaxed);
   uint64_t since = atomic_load(&peer->stands_since_ns);
-  bool goes_on =
-      since == 0 || now_ns - looked_ns > LONG_WITHOUT_A_LOOK || atomic_load(&peer->stands_at_cpu_ns) != cpu_ns;
-  if (goes_on) {
+  if (since == 0 || atomic_load(&peer->stands_at_cpu_ns) != cpu_ns) {
     atomic_store(&peer->stands_at_cpu_ns, cpu_ns);
     atomic_store(&peer->stands_since_ns, now_ns);
     return false;
   }
-  return now_ns - since >= atomic_load_explicit(&comm->stop_grace_ns, memory_order_relaxed);
+  if (now_ns - looked_ns > LONG_WITHOUT_A_LOOK && now_ns - since + ONE_AFTER_THE_OTHER > grace) {
+    since = now_ns + ONE_AFTER_THE_OTHER - grace;
+    since = grace < ONE_AFTER_THE_OTHER || since > now_ns ? now_ns : since;
+    atomic_store(&peer->stands_since_ns, since);
+  }
+  return now_ns - since >= grace;
 }
 
 /* Whether the look is this rank's to take: several wait for the same peer, and one look in a while is enough. */

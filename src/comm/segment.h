@@ -1,5 +1,5 @@
 /* What a group's shared segment looks like: a header, then for each rank its
- * control block, its slots for small messages, its staging and its arena. */
+ * control block, its flight record, its slots for small messages, its staging and its arena. */
 #ifndef EVEN_COMM_SEGMENT_H
 #define EVEN_COMM_SEGMENT_H
 
@@ -79,6 +79,8 @@ typedef struct even_comm_header {
 /* Byte offsets in the segment and sizes in it; a function of ranks and arena_bytes alone. */
 typedef struct even_comm_layout {
   size_t controls;
+  size_t flights; /* rank r's record: at flights + r * flight_stride */
+  size_t flight_stride;
   size_t slots; /* rank r: at slots + r * slot_stride, two of EVEN_COMM_SLOT_BYTES */
   size_t slot_stride;
   size_t stagings; /* rank r: at stagings + r * staging_stride */

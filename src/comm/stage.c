@@ -51,23 +51,25 @@ void even_group_end(even_comm *comm, uint32_t state) {
 }
 
 static even_status fail_late(const even_comm *comm, int late, const char *within, const char *call) {
-  (void)even_fail(EVEN_ERR_TIMEOUT, "Timed out: rank %d did not come %s; rank %d was in %s", late, within, comm->rank,
-                  call);
+  char reached[EVEN_FLIGHT_REACHED];
+  even_flight_reached(comm, reached, sizeof reached);
+  (void)even_fail(EVEN_ERR_TIMEOUT, "Timed out: rank %d did not come %s; rank %d was in %s%s", late, within, comm->rank,
+                  call, reached);
   (void)even_error_place(late, NULL);
   return even_error_fix("see what rank %d is doing (a stack dump), or raise the timeout", late);
 }
 
-static even_status fail_stopped(const even_comm *comm, int rank, const char *call) {
+static even_status fail_stopped(const even_comm *comm, int rank, const char *call, const char *reached) {
   uint32_t process = atomic_load(&comm->controls[rank].process);
   if (rank == comm->rank) {
     (void)even_fail(EVEN_ERR_PEER_LOST,
                     "rank %d (this one, process %u) was stopped, and the others that waited for it have given up; it "
-                    "was in %s",
-                    rank, process, call);
+                    "was in %s%s",
+                    rank, process, call, reached);
   } else {
     (void)even_fail(EVEN_ERR_PEER_LOST,
-                    "rank %d (process %u) was stopped (SIGSTOP, SIGTSTP) and stands still; rank %d was in %s", rank,
-                    process, comm->rank, call);
+                    "rank %d (process %u) was stopped (SIGSTOP, SIGTSTP) and stands still; rank %d was in %s%s", rank,
+                    process, comm->rank, call, reached);
   }
   (void)even_error_place(rank, NULL);
   return even_error_fix(
@@ -79,6 +81,7 @@ static even_status fail_stopped(const even_comm *comm, int rank, const char *cal
 
 even_status even_group_failure(even_comm *comm) {
   char call[128];
+  even_flight_say(comm);
   even_call_describe(&comm->call, call, sizeof call);
   return even_group_failure_in(comm, call);
 }
@@ -86,14 +89,16 @@ even_status even_group_failure(even_comm *comm) {
 even_status even_group_failure_in(const even_comm *comm, const char *call) {
   uint32_t state = atomic_load(&comm->header->state);
   int rank = EVEN_GROUP_RANK(state);
+  char reached[EVEN_FLIGHT_REACHED];
+  even_flight_reached(comm, reached, sizeof reached);
   switch (EVEN_GROUP_CAUSE(state)) {
     case EVEN_GROUP_REVOKED:
-      return even_fail(EVEN_ERR_REVOKED, "the group was revoked; rank %d was in %s", comm->rank, call);
+      return even_fail(EVEN_ERR_REVOKED, "the group was revoked; rank %d was in %s%s", comm->rank, call, reached);
     case EVEN_GROUP_LOST: {
       bool left = atomic_load(&comm->controls[rank].left) != 0;
-      (void)even_fail(EVEN_ERR_PEER_LOST, "rank %d (process %u) %s; rank %d was in %s", rank,
+      (void)even_fail(EVEN_ERR_PEER_LOST, "rank %d (process %u) %s; rank %d was in %s%s", rank,
                       atomic_load(&comm->controls[rank].process), left ? "left the group" : "died or came to its end",
-                      comm->rank, call);
+                      comm->rank, call, reached);
       (void)even_error_place(rank, NULL);
       return even_error_fix(
           "the end of rank %d's own output says why; under `evenstep run` the job restarts from its "
@@ -101,17 +106,17 @@ even_status even_group_failure_in(const even_comm *comm, const char *call) {
           rank);
     }
     case EVEN_GROUP_STOPPED:
-      return fail_stopped(comm, rank, call);
+      return fail_stopped(comm, rank, call, reached);
     case EVEN_GROUP_TIMEOUT: /* another's: how long it has waited, its own error says */
       return fail_late(comm, rank, "in time", call);
     case EVEN_GROUP_ALL_LATE:
-      (void)even_fail(EVEN_ERR_TIMEOUT, "Timed out: no rank sent in time what rank %d receives; rank %d was in %s",
-                      rank, comm->rank, call);
+      (void)even_fail(EVEN_ERR_TIMEOUT, "Timed out: no rank sent in time what rank %d receives; rank %d was in %s%s",
+                      rank, comm->rank, call, reached);
       return even_error_fix("rank %d's own error names the message; see what the other ranks are doing (a stack dump)",
                             rank);
     default:
-      (void)even_fail(EVEN_ERR_MISMATCH, "rank %d found that the ranks make different calls; rank %d was in %s", rank,
-                      comm->rank, call);
+      (void)even_fail(EVEN_ERR_MISMATCH, "rank %d found that the ranks make different calls; rank %d was in %s%s", rank,
+                      comm->rank, call, reached);
       return even_error_fix("rank %d's own error names both calls", rank);
   }
 }
@@ -138,6 +143,7 @@ static bool look_for_the_lost(even_comm *comm, int from, uint64_t now_ns) {
 /* Ends the group for a rank that has not come, unless it has ended otherwise meanwhile. */
 static even_status time_out(even_comm *comm, int late, uint64_t limit_ns) {
   uint32_t cause = EVEN_GROUP_TIMEOUT | (uint32_t)late;
+  even_flight_say(comm);
   even_group_end(comm, cause);
   if (atomic_load(&comm->header->state) != cause) {
     return even_group_failure(comm);

@@ -83,6 +83,9 @@ static void end_by_user(even_job *job, int number) {
     even_job_notice(job, "interrupted: waiting up to %d s for the ranks to end (again: at once)",
                     (int)(grace_interrupt_ns / 1000000000u));
   }
+  if (job->stage == EVEN_JOB_RUNS) {
+    even_job_flights_tell(job);
+  }
   if (job->stage <= EVEN_JOB_ASKED) {
     /* as a terminal does, to the whole group for Ctrl-C; otherwise to the ranks alone, as torchrun does */
     move_to(job, number == SIGINT ? EVEN_JOB_ASKED : EVEN_JOB_TERMINATED, number, number == SIGINT, grace_interrupt_ns);
@@ -112,6 +115,9 @@ static void rank_ended(even_job *job, even_job_rank *rank, const even_process_en
                     even_status_text(rank->output.log_status));
   }
   bool well = end->signal == 0 && end->code == 0;
+  if (!well && job->stage == EVEN_JOB_RUNS) {
+    even_job_flights_tell(job);
+  }
   const even_fault_facts facts = even_job_facts(job, (size_t)(rank - job->ranks));
   bool secondary = !well && even_fault_is_secondary(&facts);
   bool stands = !well && job->stage == EVEN_JOB_RUNS && any_stands(job);
@@ -318,6 +324,7 @@ static void reset(even_job *job) {
   job->ended = 0;
   job->alive = 0;
   job->stage = EVEN_JOB_RUNS;
+  job->flights_told = false;
   even_oom_watch_close(&job->oom);
   even_oom_watch_open(&job->oom);
   even_progress_begin(&job->progress);

@@ -62,6 +62,7 @@ typedef struct even_job {
   even_text began;   /* and when that was made; empty: it began anew */
   even_job_stage stage;
   uint64_t deadline_ns; /* of the stage */
+  bool flights_told;    /* of the attempt */
   int interrupted;      /* the signal by which the user ended the job, 0 */
   int interrupts;       /* how often Ctrl-C was pressed */
   even_error failure;   /* first error of the agent itself inside a callback; EVEN_OK: none */
@@ -82,6 +83,8 @@ void even_job_guard_ended(even_job *job, const even_process_end *end);
 void even_job_sweep(even_job *job);
 /* Frees what run_attempt left for the facts. */
 void even_job_forget_attempt(even_job *job);
+/* Writes logs/flight.json and says what each rank was doing: once an attempt, before its ranks are ended. */
+void even_job_flights_tell(even_job *job);
 /* Reads the signals that came (a callback of the loop). */
 void even_job_signals_ready(void *context, int fd);
 void even_job_notice(even_job *job, const char *format, ...) EVEN_PRINTF(2, 3);

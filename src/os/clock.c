@@ -12,6 +12,13 @@ static uint64_t read_clock(clockid_t clock) {
 uint64_t even_clock_ns(void) {
   return read_clock(CLOCK_MONOTONIC);
 }
+uint64_t even_clock_coarse_ns(void) {
+  return read_clock(CLOCK_MONOTONIC_COARSE);
+}
+void even_clock_sleep_ns(uint64_t ns) {
+  const struct timespec time = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
+  (void)even_os.nanosleep(&time);
+}
 uint64_t even_clock_wall_ns(void) {
   return read_clock(CLOCK_REALTIME);
 }

@@ -3,10 +3,12 @@
 
 #include "base/fail.h"
 #include "os/calls.h"
+#include "os/entries.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/mman.h>
 
 /* Where the system offers huge pages for shared memory on request (transparent_hugepage/shmem_enabled: advise): fewer
@@ -87,6 +89,50 @@ even_status even_shared_memory_open_peer(pid_t pid, int fd, even_shared_memory *
     return status;
   }
   return even_shared_memory_adopt(own, out);
+}
+
+typedef struct segments_of {
+  pid_t pid;
+  const char *label;
+  bool (*each)(void *context, int fd, uint64_t identity);
+  void *context;
+} segments_of;
+
+/* "/memfd:LABEL (deleted)" is what the link of a memfd says. */
+static bool is_segment(const char *path, const char *label) {
+  char link[128];
+  char wanted[128];
+  ssize_t length = even_os.readlink(path, link, sizeof link - 1);
+  if (length < 0) {
+    return false;
+  }
+  link[length] = '\0';
+  (void)snprintf(wanted, sizeof wanted, "/memfd:%s (deleted)", label);
+  return strcmp(link, wanted) == 0;
+}
+
+static bool offer_segment(void *context, const char *name) {
+  const segments_of *segments = context;
+  char path[320];
+  struct stat facts;
+  bool more = true;
+  (void)snprintf(path, sizeof path, "/proc/%ld/fd/%s", (long)segments->pid, name);
+  int fd = is_segment(path, segments->label) ? even_os.open(path, O_RDWR | O_CLOEXEC, 0) : -1;
+  if (fd >= 0) {
+    if (even_os.fstat(fd, &facts) == 0) {
+      more = segments->each(segments->context, fd, (uint64_t)facts.st_ino);
+    }
+    (void)even_os.close(fd);
+  }
+  return more;
+}
+
+even_status even_shared_memory_each(pid_t pid, const char *label,
+                                    bool (*each)(void *context, int fd, uint64_t identity), void *context) {
+  segments_of segments = {pid, label, each, context};
+  char path[64];
+  (void)snprintf(path, sizeof path, "/proc/%ld/fd", (long)pid);
+  return even_folder_each(path, offer_segment, &segments);
 }
 
 void even_shared_memory_close(even_shared_memory *memory) {

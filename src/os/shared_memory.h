@@ -4,7 +4,9 @@
 #define EVEN_OS_SHARED_MEMORY_H
 
 #include <evenstep/status.h>
+#include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <sys/types.h>
 
 typedef struct even_shared_memory {
@@ -22,6 +24,11 @@ even_status even_shared_memory_adopt(int fd, even_shared_memory *out) EVEN_MUST_
 even_status even_shared_memory_duplicate(int fd, even_shared_memory *out) EVEN_MUST_USE;
 /* Maps segment `fd` of process `pid`, of the same user, through /proc. */
 even_status even_shared_memory_open_peer(pid_t pid, int fd, even_shared_memory *out) EVEN_MUST_USE;
+/* Calls `each` for every segment with that label that process `pid`, of the same user, holds, with a descriptor of it
+ * (closed after the call) and what tells segments apart, until it returns false. */
+even_status even_shared_memory_each(pid_t pid, const char *label,
+                                    bool (*each)(void *context, int fd, uint64_t identity),
+                                    void *context) EVEN_MUST_USE;
 void even_shared_memory_close(even_shared_memory *memory);
 
 #endif

@@ -9,6 +9,7 @@
 #include "os/thread.h"
 #include "sync/engine.h"
 
+#include <evenstep/flight.h>
 #include <math.h>
 #include <stdbool.h>
 #include <string.h>
@@ -54,6 +55,7 @@ static even_status set_up(even_sync *sync, const even_sync_params *params, even_
   }
   EVEN_TRY(allocate(sync, params));
   sync->comm = comm;
+  even_comm_set_site(comm, "the reduction of gradients");
   sync->telemetry = params->telemetry;
   sync->parameter_count = params->parameter_count;
   sync->base = needed == 0 ? NULL : (unsigned char *)even_comm_arena(comm) + params->arena_offset;

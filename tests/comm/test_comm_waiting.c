@@ -126,6 +126,8 @@ static void who_is_stopped_is_lost_after_a_grace(void **state) {
   now_ns += 3600 * (uint64_t)1000000000u;
   assert_int_equal(look(), EVEN_PEER_LIVES);
   assert_int_equal(look(), EVEN_PEER_LIVES);
+  assert_int_equal(look(), EVEN_PEER_LIVES);
+  assert_int_equal(look(), EVEN_PEER_STANDS); /* it alone stands */
   change(child, SIGCONT, SIGCONT);
   assert_int_equal(look(), EVEN_PEER_LIVES);
   for (int looks = 0; looks < 4; looks++) { /* short stops do not add up */

@@ -212,6 +212,7 @@ def body_async() -> None:
         bad.wait()
     except RuntimeError as error:
         assert "EVEN_ERR_MISMATCH" in str(error), error
+        assert str(error).count("test_backend.py:") == 2 and str(error).count(" in body_async") == 2, error
     else:
         raise AssertionError("no error")
     assert bad.is_completed() and not bad.is_success()
@@ -416,6 +417,8 @@ def body_mismatch() -> None:
         dist.all_reduce(torch.ones(4 + rank))
     except evenstep.EvenstepError as error:
         assert error.status == "EVEN_ERR_MISMATCH" and "5 F32" in str(error) and "4 F32" in str(error), error
+        sites = [word for word in str(error).split() if "test_backend.py:" in word]
+        assert len(sites) == 2 and str(error).count(" in body_mismatch") == 2, error  # both sides' own lines
         os._exit(0)
     os._exit(1)
 

@@ -1,0 +1,44 @@
+"""Where in the user's program a collective was called: looked for only when one fails, so that it costs nothing before."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import FrameType
+
+_BENEATH = ("torch", "evenstep", "threading", "concurrent", "contextlib")
+
+Place = tuple[str, int, str]
+"""A file, a line, the name of the function."""
+
+
+class _Submitted(threading.local):
+    """The place of the call that this thread makes for another one."""
+
+    place: Place | None = None
+
+
+_submitted = _Submitted()
+
+
+def _users(frame: FrameType | None) -> Place | None:
+    """The first frame from here on outwards that is none of torch's, Python's threads' or ours."""
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BENEATH:
+        frame = frame.f_back
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+
+def of_caller() -> Place | None:
+    """For a call that another thread will make."""
+    return _users(sys._getframe(1))
+
+
+def make_for(place: Place | None) -> None:
+    """This thread makes the calls of another one, from there, until it says another place."""
+    _submitted.place = place
+
+
+def find() -> str | None:
+    """What the engine asks on the thread whose call fails."""
+    place = _users(sys._getframe(0)) or _submitted.place
+    return None if place is None else f"{place[0]}:{place[1]} in {place[2]}"
