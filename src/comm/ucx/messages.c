@@ -247,7 +247,7 @@ static void *work_in_background(void *argument) {
       (void)pthread_cond_wait(&messages->work, &group->lock);
     } else {
       uint32_t polls = UINT32_MAX; /* it never polls: others need the core */
-      even_ucx_rest(group, &polls, EVEN_COMM_LIFE_CHECK_NS);
+      even_ucx_rest(group, &polls, EVEN_COMM_LOOK_NS);
       check_lives(group);
     }
   }

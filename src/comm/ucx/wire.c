@@ -80,7 +80,7 @@ static void sleep_unlocked(even_ucx_group *group, uint64_t limit_ns) {
   }
   group->sleepers++;
   (void)pthread_mutex_unlock(&group->lock);
-  even_readable_wait(group->descriptor, limit_ns < EVEN_COMM_LIFE_CHECK_NS ? limit_ns : EVEN_COMM_LIFE_CHECK_NS);
+  even_readable_wait(group->descriptor, limit_ns < EVEN_COMM_LOOK_NS ? limit_ns : EVEN_COMM_LOOK_NS);
   (void)pthread_mutex_lock(&group->lock);
   group->sleepers--;
 }
