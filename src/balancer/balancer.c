@@ -164,7 +164,7 @@ even_status even_balancer_shares(even_balancer *b, int64_t batch, int64_t *share
   if (b->guard.on_equal) {
     even_balancer_expect_equal(b);
   } else if (even_balancer_measured(b) && even_balancer_learned(b)) {
-    even_balancer_believe(b);
+    even_balancer_believe(b, batch);
   } else {
     even_balancer_expect(b);
   }

@@ -56,7 +56,7 @@ bool even_balancer_learned(const even_balancer *b) {
 }
 
 /* Tables of what was measured; a rank that never had samples is judged by its prior speed beside the others. */
-void even_balancer_believe(even_balancer *b) {
+void even_balancer_believe(even_balancer *b, int64_t batch) {
   double one = 0.0;
   double fixed = 0.0;
   double known = 0.0;
@@ -71,7 +71,7 @@ void even_balancer_believe(even_balancer *b) {
       known += 1.0;
     }
   }
-  double scatter = even_scatter_seconds(&b->scatter, b->ranks, step);
+  double scatter = even_scatter_seconds(&b->scatter, b->ranks, step * (double)batch / (double)b->batch);
   for (size_t r = 0; r < b->ranks; r++) {
     const even_rank_model *model = &b->models[r];
     if (model->known) {
@@ -135,7 +135,7 @@ static double worthwhile(const even_balancer *b) {
 }
 
 even_status even_balancer_propose(even_balancer *b, double *promised) {
-  even_balancer_believe(b);
+  even_balancer_believe(b, b->batch);
   double factor = 2.0;
   set_reach(b, factor);
   while (!holds(b)) {
@@ -183,7 +183,8 @@ void even_balancer_probe(even_balancer *b) {
   if (b->steps < b->next_probe) {
     return;
   }
-  even_balancer_believe(b); /* the tables are whoever's came last, even a caller's who only asked for shares */
+  /* The tables are whoever's came last, even a caller's who only asked for shares. */
+  even_balancer_believe(b, b->batch);
   double step = even_balancer_step_seconds(b, b->current);
   for (size_t i = 1; i <= b->ranks; i++) {
     size_t r = (b->probed + i) % b->ranks;

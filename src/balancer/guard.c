@@ -345,7 +345,7 @@ static bool equal_is_due(even_balancer *b, double mean) {
   if (b->steps < g->next[EVEN_GUARD_EQUAL]) {
     return g->first_equals >= 3 && mean > g->first_equal / g->first_equals;
   }
-  even_balancer_believe(b);
+  even_balancer_believe(b, b->batch);
   double loss = even_balancer_step_seconds(b, g->equal) / mean - 1.0;
   double steps = loss > 0.0 ? fmin(loss * (double)EVEN_TRIAL_CHALLENGE, 4.0 + 4.0 * loss) : 0.0;
   return (double)(b->steps - g->next[EVEN_GUARD_EQUAL] + g->pause[EVEN_GUARD_EQUAL]) >=

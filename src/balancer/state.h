@@ -42,10 +42,11 @@ bool even_balancer_measured(const even_balancer *b);
 bool even_balancer_learned(const even_balancer *b);
 
 /* Tables of the prior speeds, of equal speeds, and of what was measured: a rank that never had samples is judged by
- * its prior speed beside the others; one that its quota stops, by its floor. */
+ * its prior speed beside the others; one that its quota stops, by its floor; the headroom is that of a step of `batch`
+ * samples. */
 void even_balancer_expect(even_balancer *b);
 void even_balancer_expect_equal(even_balancer *b);
-void even_balancer_believe(even_balancer *b);
+void even_balancer_believe(even_balancer *b, int64_t batch);
 /* Seconds of a step with these shares, by the tables. */
 double even_balancer_step_seconds(const even_balancer *b, const int64_t *shares);
 /* The best split by what is believed, no further than what was measured allows, into b->candidate. */

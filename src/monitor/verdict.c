@@ -18,7 +18,7 @@ static const double STARVED = 0.6;         /* CPU seconds a busy second */
 
 typedef struct facts {
   int slowest; /* the rank that sets the pace: longest busy */
-  int waiting; /* the one that waits most: shortest busy */
+  int waiting; /* the one that waits most for it, what it may wait on purpose taken off */
   int strongest;
   int weakest; /* by samples per busy second */
 } facts;
@@ -58,6 +58,21 @@ static const char *throttled(const even_measure *measure, int rank, char out[96]
   return out;
 }
 
+static bool adapts(const even_measure *measure) {
+  return measure->policy != NULL && (strcmp(measure->policy, "hybrid") == 0 || strcmp(measure->policy, "dynamic") == 0);
+}
+
+/* Seconds a step that a rank is free while the slowest works, beyond what the balancer may leave a slow rank on purpose
+ * (docs/balancing.md, headroom). */
+static double idle(const even_measure *measure, int slowest, int rank) {
+  const even_measure_rank *pace = &measure->rank[slowest];
+  const even_measure_rank *at = &measure->rank[rank];
+  double gap = pace->busy_seconds - at->busy_seconds;
+  double times = pace->samples_per_busy_second / at->samples_per_busy_second;
+  return adapts(measure) && isfinite(times) && times > 1 ? gap - MOST_SCATTER * log(times) * measure->step_seconds
+                                                         : gap;
+}
+
 static bool find(const even_measure *measure, facts *out) {
   *out = (facts){-1, -1, -1, -1};
   for (int r = 0; r < measure->ranks; r++) {
@@ -68,9 +83,6 @@ static bool find(const even_measure *measure, facts *out) {
     if (out->slowest < 0 || rank->busy_seconds > measure->rank[out->slowest].busy_seconds) {
       out->slowest = r;
     }
-    if (out->waiting < 0 || rank->busy_seconds < measure->rank[out->waiting].busy_seconds) {
-      out->waiting = r;
-    }
     double speed = rank->samples_per_busy_second;
     if (isfinite(speed) && speed > 0) {
       if (out->strongest < 0 || speed > measure->rank[out->strongest].samples_per_busy_second) {
@@ -79,6 +91,12 @@ static bool find(const even_measure *measure, facts *out) {
       if (out->weakest < 0 || speed < measure->rank[out->weakest].samples_per_busy_second) {
         out->weakest = r;
       }
+    }
+  }
+  for (int r = 0; out->slowest >= 0 && r < measure->ranks; r++) {
+    if (isfinite(measure->rank[r].busy_seconds) &&
+        (out->waiting < 0 || idle(measure, out->slowest, r) > idle(measure, out->slowest, out->waiting))) {
+      out->waiting = r;
     }
   }
   return out->slowest >= 0 && measure->step_seconds > 0;
@@ -100,17 +118,6 @@ static bool starved(const even_measure *measure, int rank) {
          busy > 0.2 && at->cpu_cores < STARVED * busy;
 }
 
-static bool adapts(const even_measure *measure) {
-  return measure->policy != NULL && (strcmp(measure->policy, "hybrid") == 0 || strcmp(measure->policy, "dynamic") == 0);
-}
-
-/* Seconds that the balancer leaves a slow rank free on purpose, at most (docs/balancing.md, headroom). */
-static double headroom(const even_measure *measure, const facts *found) {
-  double times =
-      measure->rank[found->slowest].samples_per_busy_second / measure->rank[found->waiting].samples_per_busy_second;
-  return adapts(measure) && isfinite(times) && times > 1 ? MOST_SCATTER * log(times) * measure->step_seconds : 0;
-}
-
 /* A sample moved from the slowest rank to the waiting one would take that one as long as it waits now. */
 static bool coarse(const even_measure *measure, const facts *found, double gap) {
   const even_measure_rank *from = &measure->rank[found->slowest];
@@ -126,7 +133,7 @@ static bool imbalance(const even_measure *measure, const facts *found, even_verd
   char why[96];
   const even_measure_rank *slowest = &measure->rank[found->slowest];
   double gap = slowest->busy_seconds - measure->rank[found->waiting].busy_seconds;
-  if (gap - headroom(measure, found) < IMBALANCE_MATTERS * measure->step_seconds) {
+  if (idle(measure, found->slowest, found->waiting) < IMBALANCE_MATTERS * measure->step_seconds) {
     return false;
   }
   bool equal = measure->policy != NULL && strcmp(measure->policy, "equal") == 0;

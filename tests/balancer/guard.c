@@ -105,6 +105,31 @@ static void noise_leaves_slow_ranks_headroom(void **context) {
   assert_true(efficiency(&c, 400, 800) >= 0.995); /* 0.988 at equal mean times */
 }
 
+/* The headroom of a small last batch is that of its own short step: with a whole step's, a slow rank would get nothing
+ * of it. */
+static void a_small_last_batch_has_a_small_headroom(void **context) {
+  (void)context;
+  const double fixed[2] = {0.003, 0.012};
+  const double per_sample[2] = {0.001, 0.004};
+  int64_t shares[2];
+  even_balancer *balancer = NULL;
+  even_balancer_params params = {.size = sizeof params, .policy = EVEN_POLICY_HYBRID, .ranks = 2, .batch = BATCH};
+  assert_int_equal(even_balancer_open(&params, &balancer), EVEN_OK);
+  for (int step = 0; step < 100; step++) {
+    even_step_timing timings[2];
+    assert_int_equal(even_balancer_shares(balancer, BATCH, shares), EVEN_OK);
+    for (size_t r = 0; r < 2; r++) { /* 8% to and fro, one rank against the other */
+      double factor = (step + (int)r) % 2 == 0 ? 1.08 : 0.92;
+      timings[r] = (even_step_timing){.samples = shares[r],
+                                      .busy_seconds = factor * (fixed[r] + per_sample[r] * (double)shares[r])};
+    }
+    assert_int_equal(even_balancer_observe(balancer, timings), EVEN_OK);
+  }
+  assert_int_equal(even_balancer_shares(balancer, 16, shares), EVEN_OK);
+  assert_int_equal(shares[1], 1); /* 15 and 1 samples take 18 and 16 ms, 16 and 0 would take 19 */
+  even_balancer_close(balancer);
+}
+
 /* Equal mean times are not the least mean of the slowest: a rank that mostly waits, and is stopped now and then, must
  * get less than its mean time says. */
 static void quotas_reach_the_best_fixed_split(void **context) {
@@ -289,10 +314,11 @@ static void slower_times_for_all_do_not_mislead(void **context) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(noise_leaves_slow_ranks_headroom),     cmocka_unit_test(several_quotas_are_found),
-      cmocka_unit_test(quotas_reach_the_best_fixed_split),    cmocka_unit_test(lifted_quota_is_noticed),
-      cmocka_unit_test(balancing_that_is_slower_is_given_up), cmocka_unit_test(balancing_that_helps_stays),
-      cmocka_unit_test(slower_times_for_all_do_not_mislead),  cmocka_unit_test(an_answer_holds_for_a_while),
+      cmocka_unit_test(noise_leaves_slow_ranks_headroom), cmocka_unit_test(a_small_last_batch_has_a_small_headroom),
+      cmocka_unit_test(several_quotas_are_found),         cmocka_unit_test(quotas_reach_the_best_fixed_split),
+      cmocka_unit_test(lifted_quota_is_noticed),          cmocka_unit_test(balancing_that_is_slower_is_given_up),
+      cmocka_unit_test(balancing_that_helps_stays),       cmocka_unit_test(slower_times_for_all_do_not_mislead),
+      cmocka_unit_test(an_answer_holds_for_a_while),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

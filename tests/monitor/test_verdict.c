@@ -109,6 +109,19 @@ static void headroom_is_no_fault(void **state) {
   expect(&measure, EVEN_VERDICT_IMBALANCE, "the shares do not fit", "change faster");
 }
 
+/* One rank's excuse is no other's. */
+static void a_third_rank_that_waits_is_seen(void **state) {
+  (void)state;
+  even_measure measure = situation("hybrid", 1, 80, 0.98, 20, 0.78);
+  ranks[2].device = "cpu:2";
+  ranks[2].share_samples = 64;
+  ranks[2].busy_seconds = 0.79;
+  measure.ranks = 3;
+  measure.batch = 164;
+  even_measure_derive(&measure);
+  expect(&measure, EVEN_VERDICT_IMBALANCE, "rank 2 (cpu:2) waits 21% of each step for rank 0 (cpu:0)", "change faster");
+}
+
 static void the_loader(void **state) {
   (void)state;
   even_measure measure = situation("hybrid", 0.41, 8, 0.4, 8, 0.395);
@@ -157,6 +170,7 @@ int main(void) {
       cmocka_unit_test(shares_that_fit),
       cmocka_unit_test(shares_that_move_or_cannot_fit),
       cmocka_unit_test(headroom_is_no_fault),
+      cmocka_unit_test(a_third_rank_that_waits_is_seen),
       cmocka_unit_test(the_loader),
       cmocka_unit_test(communication_in_the_open),
       cmocka_unit_test(checkpoints),

@@ -150,16 +150,21 @@ class _RankServer:
         if self._process is None or self._process.poll() is not None:
             environment = {name: value for name, value in os.environ.items() if name != MARK}
             self._process = subprocess.Popen(
-                [sys.executable, str(pathlib.Path(__file__).with_name("rank_server.py"))],
+                [sys.executable, "-u", str(pathlib.Path(__file__).with_name("rank_server.py"))],
                 env={**environment, "OMP_NUM_THREADS": "1"},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
             )
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        reply = self._process.stdout.readline()
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            reply = self._process.stdout.readline()
+        except BaseException:  # a test's time limit: whoever asks next must not get this answer
+            self._process.kill()
+            self._process.wait()
+            raise
         assert reply, f"the rank server ended with {self._process.wait()}"
         return dict(json.loads(reply))
 
@@ -211,10 +216,12 @@ def _run_fresh(orders: Sequence[dict[str, Any]], timeout: float) -> tuple[list[i
 def run_ranks(tmp_path: pathlib.Path, rank_server: _RankServer, no_process_left: Watch) -> Callable[..., list[Rank]]:
     """Runs a script as several ranks with torchrun's environment, without any launcher.
 
-    run_ranks(source_or_path, ranks=2, args=(), env={}, rank_env={1: {…}}, timeout=60, check=True) -> [Rank, …]
+    run_ranks(source_or_path, ranks=2, args=(), env={}, rank_env={1: {…}}, timeout=60, check=True, fresh=False)
+    -> [Rank, …]
     A str is the script's source (dedented), a Path an existing script. Ranks run in tmp_path; when the time is up all
     are killed and the test fails with their output. check=True fails the test unless every rank ended with 0. Ranks are
-    forked from a process that has torch (rank_server.py); EVENSTEP_TEST_FRESH=1 starts each as a program.
+    forked from a process that has torch (rank_server.py), so that they share one order of sets of strings; fresh=True,
+    or EVENSTEP_TEST_FRESH=1 for all, starts each as a program.
     """
     count = 0
 
@@ -226,6 +233,7 @@ def run_ranks(tmp_path: pathlib.Path, rank_server: _RankServer, no_process_left:
         rank_env: Mapping[int, Mapping[str, str]] | None = None,
         timeout: float = 60.0,
         check: bool = True,
+        fresh: bool = False,
     ) -> list[Rank]:
         nonlocal count
         count += 1
@@ -263,7 +271,7 @@ def run_ranks(tmp_path: pathlib.Path, rank_server: _RankServer, no_process_left:
                     "err": str(err),
                 }
             )
-        if all(map(_forkable, given)):
+        if not fresh and all(map(_forkable, given)):
             pids = rank_server.start(orders)
             no_process_left.groups += pids
             late = _end_by(pids, timeout)

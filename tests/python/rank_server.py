@@ -44,7 +44,6 @@ def _become(order: dict) -> None:
         opened = os.open(path, flags)
         os.dup2(opened, descriptor)
         os.close(opened)
-    sys.stdout.reconfigure(write_through=True)
     sys.argv[:] = order["argv"]
     sys.path[0] = os.path.dirname(os.path.abspath(order["argv"][0]))
     random.seed()
@@ -60,7 +59,7 @@ def _run(path: str) -> int:
     sys.modules["__main__"] = main
     try:
         with open(path, "rb") as source:
-            exec(compile(source.read(), path, "exec"), main.__dict__)
+            exec(compile(source.read(), path, "exec", dont_inherit=True), main.__dict__)
     except SystemExit as exit_:
         if exit_.code is None or isinstance(exit_.code, int):
             return exit_.code or 0

@@ -65,8 +65,9 @@ def test_a_rank_is_a_program_of_its_own(run_ranks, started, tmp_path):
     [("sys.exit()", 0), ("sys.exit('words')", 1), ("os._exit(7)", 7), ("os.kill(os.getpid(), 9)", -9), ("", 0)],
 )
 def test_how_a_rank_ended(run_ranks, started, ends, returncode):
-    result = run_ranks(f"import os, sys\n{ends}", ranks=1, check=False)[0]
+    result = run_ranks(f"import os, sys\nprint('said')\n{ends}", ranks=1, check=False)[0]
     assert result.returncode == returncode
+    assert result.stdout == "said\n"
     assert result.stderr == ("words\n" if "words" in ends else "")
 
 
