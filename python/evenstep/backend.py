@@ -1,5 +1,5 @@
-"""The torch.distributed backend "evenstep": our shared-memory collectives for CPU tensors, torch's Gloo and NCCL
-beneath for everything else."""
+"""The torch.distributed backend "evenstep": our shared-memory collectives for CPU tensors, our NCCL engine for CUDA
+tensors, torch's Gloo and NCCL beneath for what is left."""
 
 # torch's stubs differ from version to version and from what it calls; what it calls is what is here.
 # mypy: disable-error-code="override,attr-defined,name-defined,call-arg,no-any-return"
@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from evenstep import _core
+from evenstep.backend_device import DeviceCollectives
 from evenstep.backend_exchange import ExchangeMixin
 from evenstep.backend_messages import MessagesMixin
 from evenstep.backend_sparse import sparse_reduction
@@ -36,6 +37,8 @@ from evenstep.backend_tensors import (
     sources_as_real,
 )
 from evenstep.backend_work import Worker, absent, completed
+from evenstep.device_groups import DeviceGroups, engine_version, nccl_library
+from evenstep.device_streams import CudaStreams
 from evenstep.rendezvous import open_group
 
 
@@ -59,12 +62,17 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
                 'the ranks of this group are on several hosts: backend "evenstep" runs on Gloo there', stacklevel=2
             )
         self._at_once = reducer_of(self._comm)
+        self._devices: DeviceCollectives | None = None
+        self._devices_chosen = False
+        self._torch_nccl: Any = None
         self._beneath = self._open_beneath()
 
     def _open_beneath(self) -> dict[str, Any]:
         """torch's own backends for all that the engine does not do, registered where C++ looks for them."""
         backends: dict[str, Any] = {}
         store = dist.PrefixStore(f"evenstep-{self._token()}/", self._store)
+        self._device_store = dist.PrefixStore("device/", store)
+        self._device_store.set(f"engine/{self._rank}", str(engine_version() if torch.cuda.is_available() else 0))
         gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), self._rank, self._size, timeout=self._timeout)
         gloo._set_sequence_number_for_group()
         backends["cpu"] = gloo
@@ -73,7 +81,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = self._timeout
             nccl = dist.ProcessGroupNCCL(dist.PrefixStore("nccl/", store), self._rank, self._size, options)
-            backends["cuda"] = nccl
+            backends["cuda"] = self._torch_nccl = nccl
             self._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
         return backends
 
@@ -85,12 +93,27 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
         self._comm.broadcast(token.data_ptr(), 8, 0)
         return bytes(token.tolist()).hex()
 
+    def _choose_for_devices(self) -> None:
+        """CUDA tensors go to our NCCL engine where every rank has it, else to torch's; the first call finds it out."""
+        self._devices_chosen = True
+        keys = [f"engine/{rank}" for rank in range(self._size)]
+        self._device_store.wait(keys, self._timeout)
+        if all(int(self._device_store.get(key)) > 0 for key in keys):
+            streams = CudaStreams()
+            seconds = self._timeout.total_seconds()
+            groups = DeviceGroups(
+                self._device_store, self._rank, self._size, seconds, streams.identity, library=nccl_library()
+            )
+            self._devices = self._beneath["cuda"] = DeviceCollectives(groups, self._timeout, streams)
+
     def _under(self, tensor: torch.Tensor) -> Any:
+        if tensor.is_cuda and not self._devices_chosen:
+            self._choose_for_devices()
         backend = self._beneath.get(tensor.device.type)
         if backend is None:
             raise _core.EvenstepError(
                 f'backend "evenstep" has nothing for tensors on {tensor.device}\n'
-                "  fix: use CPU or CUDA tensors (CUDA needs a torch built with NCCL)"
+                "  fix: use CPU or CUDA tensors (CUDA needs NCCL: pip install nvidia-nccl-cu13, or a torch built with it)"
             )
         return backend
 
@@ -120,7 +143,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
         self._timeout = timeout
         if self._comm is not None:
             self._comm.set_timeout(timeout.total_seconds())
-        for backend in self._beneath.values():
+        for backend in self._all_beneath():
             set_default = getattr(backend, "_set_default_timeout", None)
             if set_default is not None:
                 set_default(timeout)
@@ -137,14 +160,19 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
         if self._later is not None:
             self._later.stop()
             self._later = None
-        for backend in self._beneath.values():
+        for backend in self._all_beneath():
             backend.shutdown()
 
     def abort(self) -> None:
         if self._comm is not None and not self._comm.closed:
             self._comm.revoke()
-        for backend in self._beneath.values():
+        for backend in self._all_beneath():
             backend.abort()
+
+    def _all_beneath(self) -> list[Any]:
+        """What is registered for C++ as well, though it may never be called."""
+        also = [self._torch_nccl] if self._devices is not None and self._torch_nccl is not None else []
+        return [*self._beneath.values(), *also]
 
     # -- the engine's collectives --
 

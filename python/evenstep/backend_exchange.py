@@ -27,7 +27,7 @@ from evenstep.backend_tensors import (
 )
 
 
-def _rows(tensor: torch.Tensor, splits: Sequence[int], ranks: int, name: str) -> list[int]:
+def rows(tensor: torch.Tensor, splits: Sequence[int], ranks: int, name: str) -> list[int]:
     """Bytes of each rank's part of a tensor that is split in its first dimension; equally where no splits are given."""
     length = tensor.size(0) if tensor.dim() else 1
     if not splits:
@@ -42,12 +42,12 @@ def _rows(tensor: torch.Tensor, splits: Sequence[int], ranks: int, name: str) ->
     return [split * row for split in splits]
 
 
-def _offsets(tensor: torch.Tensor, parts: Sequence[int]) -> list[int]:
+def offsets(tensor: torch.Tensor, parts: Sequence[int]) -> list[int]:
     """Where each part of a contiguous tensor begins, parts given in bytes."""
     return [tensor.data_ptr() + before for before in itertools.accumulate([0, *parts[:-1]])]
 
 
-def _places(tensors: Sequence[torch.Tensor | None]) -> tuple[list[int], list[int]]:
+def places(tensors: Sequence[torch.Tensor | None]) -> tuple[list[int], list[int]]:
     """Addresses and bytes of contiguous tensors."""
     return (
         [0 if tensor is None else tensor.data_ptr() for tensor in tensors],
@@ -86,7 +86,7 @@ class ExchangeMixin:
         assert self._comm is not None
         targets = [None if tensor is None else landing(tensor) for tensor in outputs]
         sources = [None if tensor is None else apart(plain(tensor), targets) for tensor in inputs]
-        self._comm.all_to_all(*_places(sources), *_places(targets))
+        self._comm.all_to_all(*places(sources), *places(targets))
         for tensor, target in zip(outputs, targets):
             if tensor is not None and target is not None and target is not tensor:
                 tensor.copy_(target)
@@ -133,13 +133,13 @@ class ExchangeMixin:
             return call(output, whole, outs, ins, *given_options(opts))
         if output.dtype != whole.dtype:
             raise ValueError(f"all_to_all_single from {whole.dtype} into {output.dtype}")
-        received = _rows(output, outs, self._size, "output")
-        sent = _rows(whole, ins, self._size, "input")
+        received = rows(output, outs, self._size, "output")
+        sent = rows(whole, ins, self._size, "input")
 
         def job() -> None:
             target = landing(output)
             source = apart(plain(whole), [target])
-            comm.all_to_all(_offsets(source, sent), sent, _offsets(target, received), received)
+            comm.all_to_all(offsets(source, sent), sent, offsets(target, received), received)
             if target is not output:
                 output.copy_(target)
 

@@ -82,6 +82,17 @@ def reducible(tensor: torch.Tensor, op: int | None) -> int | None:
     return dtype
 
 
+def device_dtype(tensor: torch.Tensor, op: int | None) -> int:
+    """The dtype's number for a reduction on a GPU; what NCCL cannot reduce is refused there, with the reason."""
+    dtype = _DTYPES.get(tensor.dtype)
+    if tensor.layout is not _DENSE or dtype is None or op is None:
+        raise _core.EvenstepError(
+            f"a {tensor.layout} tensor of {tensor.dtype} cannot be reduced with this operation on a GPU\n"
+            "  fix: convert it, or reduce a CPU copy"
+        )
+    return dtype
+
+
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself where its elements lie one after the other and mean what they say, else a copy that does."""
     if tensor.is_conj():
@@ -96,7 +107,7 @@ def landing(tensor: torch.Tensor) -> torch.Tensor:
     say, else new memory, which `tensor.copy_` then takes."""
     if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         return tensor
-    return torch.empty(tensor.shape, dtype=tensor.dtype)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 
 def check_outputs(outputs: Any) -> None:

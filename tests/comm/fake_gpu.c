@@ -233,6 +233,14 @@ void fake_gpu_wait(void *handle, int device) {
   (void)pthread_mutex_unlock(&stream->lock);
 }
 
+bool fake_gpu_idle(void *handle) {
+  fake_stream *stream = handle;
+  (void)pthread_mutex_lock(&stream->lock);
+  bool idle = stream->first == NULL && !stream->busy;
+  (void)pthread_mutex_unlock(&stream->lock);
+  return idle;
+}
+
 __attribute__((destructor)) static void stop_defaults(void) {
   for (int device = 0; device < FAKE_DEVICES; device++) {
     if (fake.defaults[device].started && !fake.defaults[device].busy) {

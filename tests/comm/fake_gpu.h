@@ -33,6 +33,8 @@ void *fake_gpu_stream(int device);
 void fake_gpu_stream_free(void *stream);
 /* Waits until all that is on the stream is done; NULL: the default stream of `device`. */
 void fake_gpu_wait(void *stream, int device);
+/* Whether it is all done. */
+bool fake_gpu_idle(void *stream);
 
 /* between the two files of the library */
 typedef struct fake_stream fake_stream;

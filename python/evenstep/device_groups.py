@@ -1,0 +1,132 @@
+"""Which communicators of our NCCL engine a group of torch has, and how its ranks open them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evenstep import _core
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+_SHARING = 23000  # NCCL 2.30 takes several ranks on one GPU
+
+
+def nccl_library() -> str | None:
+    """NCCL as an installed wheel has it; None: where the loader finds it, or EVENSTEP_NCCL_LIBRARY."""
+    if os.environ.get("EVENSTEP_NCCL_LIBRARY"):
+        return None
+    for folder in sys.path:
+        path = Path(folder or ".", "nvidia", "nccl", "lib", "libnccl.so.2")
+        if path.is_file():
+            return str(path)
+    return None
+
+
+def engine_version() -> int:
+    """NCCL's version where our engine can run on this machine, else 0. EVENSTEP_DEVICE_ENGINE=torch: 0."""
+    if os.environ.get("EVENSTEP_DEVICE_ENGINE") == "torch":
+        return 0
+    try:
+        return _core.DeviceComm.version(nccl_library())
+    except _core.EvenstepError:
+        return 0
+
+
+class DeviceGroups:
+    """Opens a communicator of all ranks for each GPU that this rank uses, and one for each direction of a pair that
+    sends. `identity` names a GPU of this process so that two ranks can see that theirs is one."""
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        timeout_seconds: float,
+        identity: Callable[[int], str],
+        library: str | None = None,
+    ) -> None:
+        self.rank, self.size = rank, size
+        self._store = store
+        self._timeout_seconds = timeout_seconds
+        self._identity = identity
+        self._library = library
+        self._opened: dict[tuple[int, tuple[int, int] | None], _core.DeviceComm] = {}
+        self._counts: dict[tuple[int, int] | None, int] = {}
+        self._lock = threading.Lock()
+
+    def open(self, device: int, pair: tuple[int, int] | None = None) -> _core.DeviceComm:
+        """The communicator for that GPU, of all ranks or of a pair (its sender is rank 0, its receiver rank 1)."""
+        comm = self._opened.get((device, pair))
+        if comm is None:
+            ranks = list(range(self.size)) if pair is None else list(pair)
+            # A rank may go from one GPU to another: the nth communicator of one kind is everybody's nth.
+            with self._lock:
+                count = self._counts[pair] = self._counts.get(pair, 0) + 1
+            name = f"{'all' if pair is None else f'{pair[0]}>{pair[1]}'}/{count}"
+            comm = self._come_together(name, ranks.index(self.rank), len(ranks), device)
+            self._opened[(device, pair)] = comm
+        return comm
+
+    def _come_together(self, name: str, rank: int, ranks: int, device: int) -> _core.DeviceComm:
+        own = self._identity(device)
+        if rank == 0:
+            self._store.set(f"{name}/id", _core.DeviceComm.make_id(self._library))
+        self._store.set(f"{name}/{rank}", own)
+        keys = [f"{name}/{other}" for other in range(ranks)]
+        self._wait_for([f"{name}/id", *keys])
+        places = [self._store.get(key).decode() for key in keys]
+        shares = places.count(own) > 1
+        if len(set(places)) < ranks and _core.DeviceComm.version(self._library) >= _SHARING:
+            os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")  # on every rank, also those that share none
+        return _core.DeviceComm(
+            self._store.get(f"{name}/id"),
+            rank,
+            ranks,
+            device,
+            shares_device=shares,
+            timeout_seconds=self._timeout_seconds,
+            library=self._library,
+        )
+
+    def _wait_for(self, keys: list[str]) -> None:
+        """Looks again and again: while one thread is in the store's own wait, no other can use the store."""
+        until = time.monotonic() + self._timeout_seconds
+        pause = 0.001
+        while not self._store.check(keys):
+            if time.monotonic() > until:
+                late = [key for key in keys if not self._store.check([key])]
+                raise _core.EvenstepError(
+                    f"rank {self.rank} waited {self._timeout_seconds:.3g} s for its peers' GPUs; not there: {late}\n"
+                    "  fix: see what the other ranks do: all of them make a group's collectives, both of a pair its messages"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, 0.02)
+
+    def set_timeout(self, seconds: float) -> None:
+        self._timeout_seconds = seconds
+        for comm in list(self._opened.values()):
+            comm.set_timeout(seconds)
+
+    def abort(self) -> None:
+        for comm in list(self._opened.values()):
+            if not comm.closed:
+                comm.abort()
+
+    def close(self) -> None:
+        """Ends them all; the first error is raised when all are gone."""
+        errors = []
+        for comm in list(self._opened.values()):
+            try:
+                comm.close()
+            except _core.EvenstepError as error:
+                errors.append(error)
+        self._opened.clear()
+        if errors:
+            raise errors[0]

@@ -1,0 +1,229 @@
+"""What the ranks of test_backend_device.py do: CUDA collectives of the backend, with CPU tensors and made-up streams in
+CUDA's place (fake_streams.py) over a made-up NCCL that moves real bytes between the ranks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from fake_streams import FakeStreams
+
+import evenstep
+from evenstep import _core, backend, backend_exchange, backend_messages, backend_tensors
+from evenstep.backend_device import DeviceCollectives
+from evenstep.device_groups import DeviceGroups
+
+
+def stand_in(group: Any, timeout_seconds: float = 60.0) -> FakeStreams:
+    """Makes a group send all its tensors to the device collectives, as if they were CUDA's."""
+    for module in (backend, backend_exchange, backend_messages, backend_tensors):
+        module.is_ours = lambda tensor: False
+    streams = FakeStreams(group.rank())
+    store = dist.PrefixStore(f"stand-in/{group.group_name}/", group._store)
+    groups = DeviceGroups(store, group.rank(), group.size(), timeout_seconds, streams.identity)
+    group._at_once = lambda tensors, options: False
+    devices = DeviceCollectives(groups, timedelta(seconds=timeout_seconds), streams)
+    group._devices = group._beneath["cpu"] = devices
+    return streams
+
+
+def same(got: torch.Tensor, want: Any) -> None:
+    want = torch.as_tensor(want, dtype=got.dtype)
+    assert torch.equal(got, want.expand_as(got)), (got, want)
+
+
+def both(call: Callable[[bool], Any], check: Callable[[], None], streams: FakeStreams) -> None:
+    """Once as a call that waits, once as one that returns a Work."""
+    for later in (False, True):
+        work = call(later)
+        if later:
+            assert work is not None
+            work.wait()
+            assert f"current waits for an event of {work._stream.name}" == streams.log[-1]
+        streams.finish()
+        check()
+
+
+def reductions(rank: int, ranks: int, streams: FakeStreams) -> None:
+    total = sum(range(1, ranks + 1))
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8):
+        for later in (False, True):
+            tensor = torch.full((3, 5), rank + 1, dtype=dtype)
+            work = dist.all_reduce(tensor, async_op=later)
+            if work is not None:
+                work.wait()
+            streams.finish()
+            same(tensor, total)
+    for op, want in ((dist.ReduceOp.MAX, ranks), (dist.ReduceOp.MIN, 1), (dist.ReduceOp.AVG, total / ranks)):
+        tensor = torch.full((4,), float(rank + 1))
+        dist.all_reduce(tensor, op=op)
+        streams.finish()
+        same(tensor, want)
+    # a weight of each rank's own: a number, and a tensor
+    for factor in (0.5 * (rank + 1), torch.tensor([0.5 * (rank + 1)])):
+        tensor = torch.full((4,), 2.0)
+        dist.all_reduce(tensor, op=dist._make_nccl_premul_sum(factor))
+        streams.finish()
+        same(tensor, total)
+    crossed = torch.zeros(4, 4)
+    crossed[:, 1] = rank + 1.0
+    dist.all_reduce(crossed[:, 1])  # not contiguous
+    streams.finish()
+    same(crossed[:, 1], total)
+    same(crossed[:, 0], 0)
+    complex_ = torch.full((3,), complex(rank, 1))
+    dist.all_reduce(complex_)
+    streams.finish()
+    same(complex_, complex(total - ranks, ranks))
+    kept = torch.full((3,), float(rank + 1))
+    dist.reduce(kept, dst=1)
+    streams.finish()
+    same(kept, total if rank == 1 else rank + 1)
+    for bad in (torch.zeros(2, dtype=torch.int16), torch.zeros(2, dtype=torch.int16)[:1]):
+        try:
+            dist.all_reduce(bad)
+        except _core.EvenstepError as error:
+            assert error.status == "EVEN_ERR_UNSUPPORTED" and error.rank is None, error
+        else:
+            raise AssertionError("NCCL has no int16")
+
+
+def moves(rank: int, ranks: int, streams: FakeStreams) -> None:
+    out = torch.zeros(ranks * 2)
+    own = torch.tensor([rank, rank + 0.5])
+    whole = torch.arange(ranks * 2, dtype=torch.float32) + rank
+    part = torch.zeros(2)
+    every = torch.tensor([[r, r + 0.5] for r in range(ranks)]).view(-1)
+    both(lambda later: dist.all_gather_into_tensor(out, own, async_op=later), lambda: same(out, every), streams)
+    summed = [ranks * (2 * rank + i) + sum(range(ranks)) for i in range(2)]
+    both(
+        lambda later: dist.reduce_scatter_tensor(part, whole, async_op=later),
+        lambda: same(part, summed),
+        streams,
+    )
+    parts = [torch.zeros(r + 1, dtype=torch.int64) for r in range(ranks)]
+    mine = torch.full((rank + 1,), rank)
+    both(
+        lambda later: dist.all_gather(parts, mine, async_op=later),
+        lambda: [same(parts[r], r) for r in range(ranks)] and None,
+        streams,
+    )
+    uneven = [torch.full((r + 1,), 1.0) for r in range(ranks)]
+    landed = torch.zeros(rank + 1)
+    both(lambda later: dist.reduce_scatter(landed, uneven, async_op=later), lambda: same(landed, ranks), streams)
+    data = torch.full((3,), float(rank))
+    both(lambda later: dist.broadcast(data, src=1, async_op=later), lambda: same(data, 1), streams)
+    got = [torch.zeros(2) for _ in range(ranks)] if rank == 0 else None
+    both(
+        lambda later: dist.gather(own, got, dst=0, async_op=later),
+        lambda: same(torch.cat(got), every) if got else None,
+        streams,
+    )
+    given = [torch.full((2,), float(r)) for r in range(ranks)] if rank == 1 else None
+    both(lambda later: dist.scatter(part, given, src=1, async_op=later), lambda: same(part, rank), streams)
+    sent = torch.cat([torch.full((r + 1,), 10.0 * rank + r) for r in range(ranks)])
+    received = torch.zeros((rank + 1) * ranks)
+    want = torch.cat([torch.full((rank + 1,), 10.0 * r + rank) for r in range(ranks)])
+    splits = [r + 1 for r in range(ranks)]
+    both(
+        lambda later: dist.all_to_all_single(received, sent, [rank + 1] * ranks, splits, async_op=later),
+        lambda: same(received, want),
+        streams,
+    )
+    outs, ins = list(torch.zeros(ranks, 2)), [torch.full((2,), 10.0 * rank + r) for r in range(ranks)]
+    both(
+        lambda later: dist.all_to_all(outs, ins, async_op=later),
+        lambda: [same(outs[r], 10 * r + rank) for r in range(ranks)] and None,
+        streams,
+    )
+    peer = 1 - rank
+    if rank < 2:
+        inbox = torch.zeros(3)
+        outbox = torch.full((3,), 5.0 + rank)
+        works = [dist.isend(outbox, peer), dist.irecv(inbox, peer)]
+        for work in works:
+            work.wait()
+        streams.finish()
+        same(inbox, 5 + peer)
+        outbox = torch.full((3,), 7.0 + rank)
+        ops = [dist.P2POp(dist.irecv, inbox, peer), dist.P2POp(dist.isend, outbox, peer)]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+        streams.finish()
+        same(inbox, 7 + peer)
+
+
+def streams_in_order(rank: int, streams: FakeStreams) -> None:
+    """The stream beside begins after the caller's, and the caller's goes on after it; the host waits for neither."""
+    streams.log.clear()
+    tensor = torch.ones(4)
+    work = dist.all_reduce(tensor, async_op=True)
+    assert streams.log == ["side waits for current", "an event on side", "kept for side"], streams.log
+    streams.log.clear()
+    work.wait()
+    assert streams.log == ["current waits for an event of side"], streams.log
+    streams.finish()
+    assert work.is_completed() and work.is_success() and work.exception() is None
+    assert work.result()[0] is tensor
+    streams.log.clear()
+    dist.all_reduce(tensor)  # on the caller's own stream where torch says that nobody wants a Work
+    assert "side waits for current" not in streams.log or not hasattr(dist.AllreduceOptions(), "asyncOp"), streams.log
+    streams.finish()
+
+
+def trains(rank: int) -> None:
+    """DDP, whose C++ waits for the Works' futures."""
+    torch.manual_seed(7)
+    alone = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.ReLU(), torch.nn.Linear(5, 1))
+    model = torch.nn.parallel.DistributedDataParallel(alone, bucket_cap_mb=0.0001)
+    batch = torch.arange(24, dtype=torch.float32).view(4, 6) / 24
+    model(batch[2 * rank : 2 * rank + 2]).square().mean().backward()
+    want = torch.autograd.grad(alone(batch).square().mean(), list(alone.parameters()))
+    for parameter, gradient in zip(alone.parameters(), want):
+        assert torch.allclose(parameter.grad, gradient, atol=1e-6), (parameter.grad, gradient)
+
+
+def fails(rank: int, streams: FakeStreams) -> None:
+    """Rank 1 never comes to the second call: rank 0's is aborted at the time limit, and says so from then on."""
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor)
+    streams.finish()
+    if rank == 0:
+        work = dist.all_reduce(tensor, async_op=True)
+        streams.finish()  # the watch's abort lets the stream go on
+        for call in (work.wait, lambda: dist.all_reduce(tensor)):
+            try:
+                call()
+            except evenstep.EvenstepError as error:
+                assert error.status == "EVEN_ERR_TIMEOUT" and "all_reduce on the GPU was not done" in str(error), error
+            else:
+                raise AssertionError("no error after a time-out")
+        assert not work.is_success() and work.exception() is not None
+
+
+def main() -> None:
+    case = sys.argv[1]
+    dist.init_process_group("evenstep", timeout=timedelta(seconds=60))
+    group = dist.group.WORLD
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    barrier = group._comm.barrier
+    streams = stand_in(group, 0.5 if case == "fails" else 10.0)
+    if case == "fails":
+        fails(rank, streams)
+    else:
+        moves(rank, ranks, streams)
+        if case == "all":
+            reductions(rank, ranks, streams)
+            streams_in_order(rank, streams)
+            streams.careful = True
+            trains(rank)
+    barrier()
+    assert streams.violation() == "", streams.violation()
+    dist.destroy_process_group()
+
+
+main()

@@ -1,0 +1,85 @@
+"""CUDA tensors on backend "evenstep": our NCCL engine through the extension, over made-up libraries (no GPU here)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from fake_streams import build_fake
+
+from evenstep import _core
+
+CASES = Path(__file__).with_name("device_cases.py")
+
+
+@pytest.fixture(scope="module")
+def fake(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = build_fake(tmp_path_factory.mktemp("fake"))
+    if path is None:
+        pytest.skip("no C compiler for the made-up NCCL")
+    return path
+
+
+def environment(fake: Path) -> dict[str, str]:
+    return {
+        "EVENSTEP_NCCL_LIBRARY": str(fake),
+        "EVENSTEP_CUDA_LIBRARY": str(fake),
+        "EVENSTEP_FAKE_GPUS": "4",
+        "TMPDIR": str(fake.parent),
+        "PYTHONPATH": ":".join([str(CASES.parent), *filter(None, [__import__("os").environ.get("PYTHONPATH")])]),
+    }
+
+
+@pytest.mark.parametrize(("case", "ranks"), [("all", 2), ("moves", 3), ("fails", 2)])
+def test_collectives(run_ranks: Callable[..., Any], fake: Path, case: str, ranks: int) -> None:
+    run_ranks(CASES, ranks, args=(case,), env=environment(fake), timeout=120)
+    assert not list(fake.parent.glob("fake-nccl-*")), "a group's file is left: a communicator was not closed"
+
+
+def test_without_nccl() -> None:
+    with pytest.raises(_core.EvenstepError, match="NCCL was not found") as caught:
+        _core.DeviceComm.version("libevenstep-absent.so")
+    assert caught.value.status == "EVEN_ERR_UNSUPPORTED"
+    assert "EVENSTEP_NCCL_LIBRARY" in caught.value.fix
+    with pytest.raises(ValueError, match="128 bytes, not 3"):
+        _core.DeviceComm(b"abc", 0, 1, 0)
+
+
+def test_alone(fake: Path) -> None:
+    """One rank through the extension, shrinking and growing refused as they should be, closed and forgotten."""
+    script = """
+        import array, gc
+        from evenstep import _core
+        comm = _core.DeviceComm(_core.DeviceComm.make_id(), 0, 1, 0, timeout_seconds=20)
+        data = array.array("f", [1, 2, 3])
+        comm.all_reduce(data.buffer_info()[0], data.buffer_info()[0], 3, _core.DTYPE_F32, _core.OP_SUM, 0.5, 0)
+        comm.poll()
+        for wrong in (lambda: comm.shrink([0]), lambda: comm.grow(1), lambda: comm.broadcast(0, 4, 0, 0)):
+            try:
+                wrong()
+            except _core.EvenstepError as error:
+                assert error.status == "EVEN_ERR_ARGUMENT", error
+            else:
+                raise AssertionError
+        comm.close()
+        comm.close()
+        assert comm.closed and list(data) == [0.5, 1.0, 1.5], list(data)
+        try:
+            comm.barrier(0)
+        except _core.EvenstepError as error:
+            assert error.status == "EVEN_ERR_STATE", error
+        forgotten = _core.DeviceComm(_core.DeviceComm.make_id(), 0, 1, 0)
+        del forgotten
+    """
+    import os
+    import textwrap
+
+    words = [sys.executable, "-c", textwrap.dedent(script)]
+    subprocess.run(words, check=True, env={**os.environ, **environment(fake)}, timeout=60)
