@@ -1,8 +1,8 @@
 """All-reduce between two CPU ranks, each on a core of its own: Evenstep's arena, a plain tensor through torch
 (`dist.all_reduce` on backend "evenstep") and Gloo, in alternating rounds of one run; then the other calls of torch on
-either backend. Medians.
+either backend, and 1 KB by every way there is (latency.py). Medians.
 
-    python bench/comm_bench.py [--json FILE] [--rounds N] [--sizes 1024,65536,…] [--busy]
+    python bench/comm_bench.py [--json FILE] [--rounds N] [--sizes 1024,65536,…] [--busy] [--mpi-python PYTHON]
 
 --busy gives the second rank's core a neighbour that never rests.
 
@@ -25,6 +25,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Callable
 
+import latency
+
 RANKS = 2
 BEYOND_CACHES = 1 << 24
 OTHER_SIZES = [1 << 10, 1 << 20, 1 << 24]
@@ -37,6 +39,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=9, help="alternating rounds a size (default 9)")
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="bytes, separated by commas")
     parser.add_argument("--busy", action="store_true", help="with a busy neighbour on the second rank's core")
+    parser.add_argument(
+        "--mpi-python",
+        metavar="PYTHON",
+        default=sys.executable,
+        help="an interpreter that has mpi4py (default: this one)",
+    )
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -104,8 +112,10 @@ def run_rank(options: argparse.Namespace) -> None:
         medians = {f"{way}_seconds": statistics.median(times) for way, times in seconds.items()}
         results.append({"bytes": size, **medians})
     other = other_calls(options, gloo)
+    small = latency.from_python(options.rank, RANKS, gloo)
     if options.rank == 0:
-        print(json.dumps({"simd": _core.comm_simd(), "torch": torch.__version__, "sizes": results, "other": other}))
+        facts = {"simd": _core.comm_simd(), "torch": torch.__version__}
+        print(json.dumps({**facts, "sizes": results, "other": other, "small": small}))
     comm.barrier()
     dist.destroy_process_group()
 
@@ -197,6 +207,7 @@ def show(report: dict[str, Any]) -> None:
     for row in report["other"]:
         ours, theirs = row["evenstep_seconds"], row["gloo_seconds"]
         print(f"{row['bytes']:>9} {row['call']:<18} {ours * 1e6:>12.1f} {theirs * 1e6:>12.1f} {theirs / ours:>6.1f}")
+    latency.show(report["small"], report["mpi"])
 
 
 def main() -> int:
@@ -210,8 +221,17 @@ def main() -> int:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     own = [sys.executable, __file__, "--rounds", str(options.rounds), "--sizes", options.sizes, "--port", str(port)]
+    place = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     neighbour = be_busy() if options.busy else None
-    ranks = [subprocess.Popen([*own, "--rank", str(rank)], stdout=subprocess.PIPE, text=True) for rank in range(RANKS)]
+    ranks = [
+        subprocess.Popen(
+            [*own, "--rank", str(rank)],
+            env={**os.environ, **place, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(RANKS)
+    ]
     try:
         output, *_ = [rank.communicate(timeout=600)[0] for rank in ranks]
     finally:
@@ -224,6 +244,8 @@ def main() -> int:
     report = json.loads(output.strip().splitlines()[-1])
     report["format"] = "evenstep-comm-bench-1"
     report["busy_neighbour"] = options.busy
+    report["mpi"], mpi_rows = latency.from_mpi(options.mpi_python)
+    report["small"] = {**latency.from_c(), **report["small"], **mpi_rows}
     for row in report["sizes"]:
         judge(row)
     show(report)

@@ -1,0 +1,141 @@
+"""What an all-reduce of 1 KB costs, whoever asks for it: rows for comm_bench.py. Microseconds of one call, medians of
+alternating rounds; C and MPI run in processes of their own, before and after the others, and cannot alternate."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+BYTES = 1024
+CALLS = 1000
+ROUNDS = 21
+TREE = Path(__file__).resolve().parent.parent
+
+
+def measured(ways: dict[str, Callable[[], Any]], meet: Callable[[], Any]) -> dict[str, float]:
+    """Seconds of one call each."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(ROUNDS):
+        for name, call in ways.items():
+            calls = CALLS // 10 if "gloo" in name else CALLS
+            meet()
+            began = time.perf_counter()
+            for _ in range(calls):
+                call()
+            seconds[name].append((time.perf_counter() - began) / calls)
+    return {name: statistics.median(times) for name, times in seconds.items()}
+
+
+def empty_group(rank: int, ranks: int) -> Any:
+    """A process group whose all-reduce does nothing: what torch itself costs."""
+    import torch.distributed as dist
+
+    class Empty(dist.ProcessGroup):
+        def allreduce(self, tensors: Any, opts: Any = None) -> None:
+            return None
+
+    return Empty(rank, ranks)
+
+
+def from_python(rank: int, ranks: int, gloo: Any) -> dict[str, float]:
+    """Every way from Python, in one run. torch.distributed is up, with backend "evenstep"."""
+    import numpy as np
+    import torch
+    import torch.distributed as dist
+
+    import evenstep as es
+
+    tensor, array = torch.zeros(BYTES // 4), np.zeros(BYTES // 4, dtype=np.float32)
+    empty = empty_group(rank, ranks)
+    with es.comm.open("latency") as group:
+        shared = group.empty(BYTES // 4)
+        shared[:] = 0
+        return measured(
+            {
+                "dist, empty override": lambda: dist.all_reduce(tensor, group=empty),
+                "dist, evenstep": lambda: dist.all_reduce(tensor),
+                "dist, gloo": lambda: dist.all_reduce(tensor, group=gloo),
+                "es.comm, NumPy": lambda: group.all_reduce(array),
+                "es.comm, NumPy in the arena": lambda: group.all_reduce(shared),
+                "es.comm, tensor": lambda: group.all_reduce(tensor),
+            },
+            group.barrier,
+        )
+
+
+def from_c() -> dict[str, float]:
+    """By the program `comm_latency`, where a build with EVENSTEP_BENCH=ON has made it."""
+    found = [path for path in TREE.glob("build/*/bench/comm_latency") if os.access(path, os.X_OK)]
+    if not found:
+        return {}
+    newest = max(found, key=lambda path: path.stat().st_mtime)
+    done = subprocess.run([newest, str(BYTES), str(ROUNDS)], capture_output=True, text=True, timeout=120)
+    if done.returncode != 0:
+        print(f"comm_bench: {newest} failed: {done.stderr}", file=sys.stderr)
+        return {}
+    report = json.loads(done.stdout)
+    return {"C": report["plain_seconds"], "C, in the arena": report["arena_seconds"]}
+
+
+def mpi_rank() -> None:
+    """One rank under mpirun."""
+    import numpy as np
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[world.rank % len(cores)]})
+    source, target = np.zeros(BYTES // 4, dtype=np.float32), np.zeros(BYTES // 4, dtype=np.float32)
+    ways = {
+        "MPI, mpi4py": lambda: world.Allreduce(source, target),
+        "MPI, mpi4py, in place": lambda: world.Allreduce(MPI.IN_PLACE, target),
+    }
+    rows = measured(ways, world.Barrier)
+    if world.rank == 0:
+        print(json.dumps({"library": MPI.Get_library_version().split(",")[0].strip("\0\n "), "rows": rows}))
+
+
+def from_mpi(python: str) -> tuple[str, dict[str, float]]:
+    """(the library's name, its rows) where `python` has mpi4py and an mpirun stands beside it or on the path."""
+    beside = Path(python).parent / "mpirun"
+    mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
+    if mpirun is None or subprocess.run([python, "-c", "import mpi4py, numpy"], capture_output=True).returncode != 0:
+        return "", {}
+    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    done = subprocess.run(
+        [mpirun, "-n", "2", python, __file__, "mpi"],
+        env={**os.environ, **allowed},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode != 0 or not lines:
+        print(f"comm_bench: MPI failed: {done.stderr[-500:]}", file=sys.stderr)
+        return "", {}
+    report = json.loads(lines[-1])
+    return report["library"], report["rows"]
+
+
+def show(rows: dict[str, float], library: str) -> None:
+    print(f"\nall-reduce of {BYTES} bytes, 2 ranks{', ' + library if library else ''}; medians")
+    print(f"{'asked from':<30} {'us':>8}  aim")
+    empty = rows.get("dist, empty override", 0.0)
+    gloo = rows.get("dist, gloo", 0.0)
+    for name, seconds in rows.items():
+        aim = {"C": "1.5", "C, in the arena": "1.5", "dist, evenstep": f"{empty * 1e6 + 5:.1f}"}.get(name, "")
+        aim = "3" if name.startswith("es.comm") else aim
+        note = f"   Gloo takes {gloo / seconds:.0f} times as long (15 at least)" if name == "dist, evenstep" else ""
+        print(f"{name:<30} {seconds * 1e6:>8.2f}  {aim}{note}")
+
+
+if __name__ == "__main__":
+    mpi_rank()
