@@ -68,12 +68,15 @@ class CompressedEngine(_Gathering):
         if self._encoding.feedback and number in self._left_out:
             values += self._left_out[number]
         payload = self._encoding.encode(values, self._random_seed(number))
-        if self._encoding.feedback:
-            self._keep(number, values, payload)
-        total = torch.zeros_like(values)
+        total = flat.zero_() if flat.dtype is torch.float32 else torch.zeros_like(values)
         for row in self._exchange.gather(payload):
             self._encoding.add(row, total)
-        flat.copy_(total)
+        if total is not flat:
+            flat.copy_(total)
+        if self._encoding.feedback and self._encoding.finite(payload, values.numel()):
+            # else a GradScaler skips the step: what was left out before stays
+            self._encoding.add(payload, values, -1)
+            self._left_out[number] = values
         return self._gathered_bytes(payload)
 
     def _random_seed(self, number: int) -> int:
@@ -81,13 +84,6 @@ class CompressedEngine(_Gathering):
         for part in (self._group.rank, *self._round, number):
             seed = (seed * 1_000_003 + part) & 0x7FFFFFFFFFFFFFFF
         return seed
-
-    def _keep(self, number: int, values: torch.Tensor, payload: torch.Tensor) -> None:
-        sent = torch.zeros_like(values)
-        self._encoding.add(payload, sent)
-        left = values - sent
-        if bool(left.isfinite().all()):  # else a GradScaler skips the step: what was left out before stays
-            self._left_out[number] = left
 
     def feedback_state(self) -> dict[str, torch.Tensor]:
         """What this rank has left out so far, for a checkpoint."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
+
+from evenstep import _core
 
 _NUMBERS = {"topk": 0.01, "powersgd": 4.0}  # the part that travels; the rank of the matrices
 _PLAIN = ("fp16", "bf16", "int8", "onebit")
@@ -49,16 +50,47 @@ def parse_compression(words: str | None, where: str = "es.prepare(compression=â€
     )
 
 
-class Encoding(Protocol):
-    """Flat fp32 values to bytes and back. The bytes of equally many values are equally many on every rank. Decoding is one
-    operation an element, so that it gives the same bits on every rank; what is not finite stays so."""
+class Encoding:
+    """Flat fp32 values to bytes and back, in C where they are on a CPU, else by torch's operations: the same bytes but for
+    what is random. The bytes of equally many values are equally many on every rank. Decoding is one operation an element,
+    so that it gives the same bits on every rank; what is not finite stays so."""
 
-    feedback: bool  # whether what it leaves out is to be added to the next values
+    feedback = True  # whether what it leaves out is to be added to the next values
+    kind: int
 
-    def encode(self, values: torch.Tensor, seed: int) -> torch.Tensor: ...
+    def number(self, count: int, seed: int) -> int:
+        """What the encoding wants to know beside the values."""
+        return 0
 
-    def add(self, payload: torch.Tensor, into: torch.Tensor) -> None:
-        """into += what was encoded."""
+    def encode(self, values: torch.Tensor, seed: int) -> torch.Tensor:
+        if not values.is_cpu:
+            return self.encode_by_torch(values, seed)
+        number = self.number(values.numel(), seed)
+        payload = torch.empty(_core.encoded_bytes(self.kind, values.numel(), number), dtype=torch.uint8)
+        _core.encode(self.kind, values.data_ptr(), values.numel(), number, payload.data_ptr())
+        return payload
+
+    def add(self, payload: torch.Tensor, into: torch.Tensor, factor: int = 1) -> None:
+        """into += factor (1 or -1) * what was encoded."""
+        if not into.is_cpu:
+            self.add_by_torch(payload, into, factor)
+            return
+        number = self.number(into.numel(), 0)
+        assert payload.numel() == _core.encoded_bytes(self.kind, into.numel(), number)
+        _core.decode_add(self.kind, payload.data_ptr(), into.data_ptr(), into.numel(), number, factor)
+
+    def encode_by_torch(self, values: torch.Tensor, seed: int) -> torch.Tensor:
+        raise NotImplementedError
+
+    def add_by_torch(self, payload: torch.Tensor, into: torch.Tensor, factor: int) -> None:
+        raise NotImplementedError
+
+    def finite(self, payload: torch.Tensor, count: int) -> bool:
+        """Whether all that was encoded is."""
+        return bool(self.floats(payload, count).isfinite().all())
+
+    def floats(self, payload: torch.Tensor, count: int) -> torch.Tensor:
+        raise NotImplementedError
 
 
 def _blocks(values: torch.Tensor, size: int) -> torch.Tensor:
@@ -73,13 +105,20 @@ def _as_bytes(*parts: torch.Tensor) -> torch.Tensor:
     return torch.cat([part.contiguous().view(-1).view(torch.uint8) for part in parts])
 
 
-class Int8:
+class Int8(Encoding):
     """q = floor(x / s + u), u uniform in [0, 1): x on average. s: a 127th of the largest magnitude in each 256 values."""
 
     feedback = False
+    kind = _core.ENCODE_INT8
     BLOCK = 256
 
-    def encode(self, values: torch.Tensor, seed: int) -> torch.Tensor:
+    def number(self, count: int, seed: int) -> int:
+        return seed
+
+    def floats(self, payload: torch.Tensor, count: int) -> torch.Tensor:
+        return payload[: 4 * -(-count // self.BLOCK)].view(torch.float32)
+
+    def encode_by_torch(self, values: torch.Tensor, seed: int) -> torch.Tensor:
         rows = _blocks(values, self.BLOCK)
         scales = rows.abs().amax(1, keepdim=True) / 127
         random = torch.Generator(values.device).manual_seed(seed)
@@ -87,20 +126,23 @@ class Int8:
         steps += torch.rand(rows.shape, generator=random, device=values.device)
         return _as_bytes(scales, steps.floor_().clamp_(-127, 127).nan_to_num_(0).to(torch.int8))
 
-    def add(self, payload: torch.Tensor, into: torch.Tensor) -> None:
+    def add_by_torch(self, payload: torch.Tensor, into: torch.Tensor, factor: int) -> None:
         rows = -(-into.numel() // self.BLOCK)
         scales = payload[: 4 * rows].view(torch.float32)
         steps = payload[4 * rows :].view(torch.int8).view(rows, self.BLOCK)
-        into += (steps.to(torch.float32) * scales[:, None]).view(-1)[: into.numel()]
+        into += (steps.to(torch.float32) * (factor * scales[:, None])).view(-1)[: into.numel()]
 
 
-class OneBit:
+class OneBit(Encoding):
     """The sign of each value and the mean magnitude of each 1024."""
 
-    feedback = True
+    kind = _core.ENCODE_ONE_BIT
     BLOCK = 1024
 
-    def encode(self, values: torch.Tensor, seed: int) -> torch.Tensor:
+    def floats(self, payload: torch.Tensor, count: int) -> torch.Tensor:
+        return payload[: 4 * -(-count // self.BLOCK)].view(torch.float32)
+
+    def encode_by_torch(self, values: torch.Tensor, seed: int) -> torch.Tensor:
         rows = _blocks(values, self.BLOCK)
         scales = rows.abs().sum(1)
         counts = torch.full_like(scales, self.BLOCK)
@@ -112,30 +154,35 @@ class OneBit:
     def _masks(like: torch.Tensor) -> torch.Tensor:
         return torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8, device=like.device)
 
-    def add(self, payload: torch.Tensor, into: torch.Tensor) -> None:
+    def add_by_torch(self, payload: torch.Tensor, into: torch.Tensor, factor: int) -> None:
         rows = -(-into.numel() // self.BLOCK)
-        scales = payload[: 4 * rows].view(torch.float32)[:, None]
+        scales = factor * payload[: 4 * rows].view(torch.float32)[:, None]
         signs = (payload[4 * rows :, None] & self._masks(into)).ne_(0).view(rows, self.BLOCK)
         into += torch.where(signs.bool(), scales, -scales).view(-1)[: into.numel()]
 
 
-class TopK:
+class TopK(Encoding):
     """The largest values by magnitude, with their places."""
 
-    feedback = True
+    kind = _core.ENCODE_TOP
 
     def __init__(self, ratio: float) -> None:
         self.ratio = ratio
 
-    def encode(self, values: torch.Tensor, seed: int) -> torch.Tensor:
-        count = max(1, math.ceil(self.ratio * values.numel()))
-        places = values.abs().topk(count, sorted=False).indices
+    def number(self, count: int, seed: int) -> int:
+        return max(1, math.ceil(self.ratio * count))
+
+    def floats(self, payload: torch.Tensor, count: int) -> torch.Tensor:
+        return payload[: payload.numel() // 2].view(torch.float32)
+
+    def encode_by_torch(self, values: torch.Tensor, seed: int) -> torch.Tensor:
+        places = values.abs().topk(self.number(values.numel(), seed), sorted=False).indices
         return _as_bytes(values[places], places.to(torch.int32))
 
-    def add(self, payload: torch.Tensor, into: torch.Tensor) -> None:
+    def add_by_torch(self, payload: torch.Tensor, into: torch.Tensor, factor: int) -> None:
         count = payload.numel() // 8
         values, places = payload[: 4 * count].view(torch.float32), payload[4 * count :].view(torch.int32)
-        into.index_add_(0, places, values)
+        into.index_add_(0, places, factor * values)
 
 
 def encoding_of(compression: Compression) -> Encoding:

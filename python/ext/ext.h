@@ -31,6 +31,7 @@ static inline int even_ext_to_address(PyObject *object, void *out) {
 int even_ext_add_comm(PyObject *module);
 int even_ext_add_device_comm(PyObject *module);
 int even_ext_add_sync(PyObject *module);
+int even_ext_add_encode(PyObject *module);
 int even_ext_add_telemetry(PyObject *module);
 int even_ext_add_balancer(PyObject *module);
 int even_ext_add_checkpoint(PyObject *module);

@@ -15,7 +15,7 @@ from torch import nn
 import evenstep as es
 from evenstep import _core
 from evenstep.compressed_engine import AdasumEngine, CompressedEngine
-from evenstep.compression import Compression, Int8, OneBit, parse_compression
+from evenstep.compression import Compression, Int8, OneBit, encoding_of, parse_compression
 from evenstep.engine import EngineOptions
 from evenstep.exchange_state import restore_exchange
 from evenstep.saved_bytes import SavedBytes
@@ -156,6 +156,33 @@ def test_rounding_at_random_is_right_on_average_and_reproducible() -> None:
     assert not torch.equal(Int8().encode(values, 7), Int8().encode(values, 8))
     assert Int8().encode(values, 7).numel() == 3 * 4 + 3 * 256
     assert OneBit().encode(values, 0).numel() == 4 + 1024 // 8
+
+
+@pytest.mark.parametrize("name", ["int8", "onebit", "topk:0.1"])
+@pytest.mark.parametrize("count", [1, 5, 700, 2048])
+def test_torch_encodes_as_c_does(name: str, count: int) -> None:
+    compression = parse_compression(name)
+    assert compression is not None
+    encoding = encoding_of(compression)
+    values = torch.randn(count, generator=torch.Generator().manual_seed(count))
+    decoded = {}
+    for by in ("c", "torch"):
+        encode, add = (
+            (encoding.encode, encoding.add) if by == "c" else (encoding.encode_by_torch, encoding.add_by_torch)
+        )
+        payload = encode(values, 3)
+        assert encoding.finite(payload, count)
+        into = torch.zeros(count)
+        add(payload, into, -1)
+        both = -into
+        encoding.add(payload, into, 1)  # each reads what the other has written
+        assert torch.equal(into, torch.zeros(count))
+        bad = values.clone()
+        bad[count // 2] = float("nan")
+        assert not encoding.finite(encode(bad, 3), count)
+        decoded[by] = both
+    bound = {"int8": float(values.abs().max()) / 126, "onebit": 1e-6}.get(compression.name, 0.0)
+    assert float((decoded["c"] - decoded["torch"]).abs().max()) <= bound
 
 
 class Fed:
