@@ -1,7 +1,7 @@
 # Thin over scripts/: each target is one script that says what it does. `make help` lists them.
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench bench-faults wheel lint format fuzz fuzz-long soak clean
+.PHONY: help demo test bench bench-faults wheel lint format fuzz fuzz-long soak large clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -44,6 +44,10 @@ fuzz-long: ## ten minutes for each fuzz target
 soak: ## an hour of jobs that are killed and restarted; nothing may be left or lost
 	@scripts/bootstrap.sh test
 	@scripts/soak.sh
+
+large: ## collectives of more than 4 GiB, checked byte by byte (9 GB of memory)
+	@scripts/bootstrap.sh test
+	@scripts/large.sh
 
 clean: ## removes what was built; keeps .venv and runs
 	rm -rf build dist python/evenstep/_core.abi3.so

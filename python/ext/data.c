@@ -293,7 +293,15 @@ int even_ext_data_open(PyObject *object, even_ext_data *out) {
     return found > 0 ? 0 : -1;
   }
   if (PyObject_HasAttrString(object, "__dlpack__")) {
-    return open_by_capsule(object, out);
+    if (open_by_capsule(object, out) != 0) {
+      return -1;
+    }
+    /* a torch from before the table */
+    if (PyObject_HasAttrString(object, "is_neg") && check_flags(object, out) != 0) {
+      even_ext_data_close(out);
+      return -1;
+    }
+    return 0;
   }
   PyErr_Format(PyExc_TypeError, "%R has neither DLPack nor NumPy's array interface", (PyObject *)Py_TYPE(object));
   return -1;

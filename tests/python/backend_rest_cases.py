@@ -198,10 +198,26 @@ def forked() -> None:
 
 
 def rest() -> None:
-    for part in (sparse, odd_dtypes, overlaps, lazy, meshes, forked):
+    for part in (sparse, odd_dtypes, overlaps, lazy, meshes, forked, aborted):
         part()
     dist.barrier()
     dist.destroy_process_group()
+
+
+def aborted() -> None:
+    """Rank 0 aborts a group while the others are in it, or before they come."""
+    group = dist.new_group()
+    other = dist.new_group()
+    if RANK == 0:
+        group.abort()
+    for tensor in (torch.ones(3), torch.ones(100_000)):
+        try:
+            dist.all_reduce(tensor, group=group)
+        except evenstep.EvenstepError as error:
+            assert error.status == "EVEN_ERR_REVOKED", error
+        else:
+            raise AssertionError("no error after abort")
+    dist.all_reduce(torch.ones(3), group=other)  # the others go on
 
 
 def absent() -> None:

@@ -20,7 +20,8 @@ def refused(call: Callable[[], Any], *words: str, status: str = "EVEN_ERR_ARGUME
     try:
         call()
     except es.EvenstepError as error:
-        assert error.status == status and error.fix, error
+        assert error.status == status, error
+        assert error.fix or status == "EVEN_ERR_REVOKED", error
         assert all(word in str(error) for word in words), error
         return
     raise AssertionError(f"not refused: {words}")
@@ -120,6 +121,15 @@ class VersionedDlpack(Dlpack):
         return self.data.__dlpack__(max_version=max_version)
 
 
+class Old(Dlpack):
+    """As a tensor of a torch that has no table of functions."""
+
+    negative = False
+
+    def is_neg(self) -> bool:
+        return self.negative
+
+
 def kinds_of_arrays(group: es.comm.Group) -> None:
     size = group.size
     for kind in (Dlpack, VersionedDlpack):
@@ -206,6 +216,15 @@ def groups(group: es.comm.Group) -> None:
     assert group.timeout == 77
 
 
+def revoked(group: es.comm.Group) -> None:
+    part = group.split(range(group.size), arena_bytes=0)
+    assert part is not None
+    if part.rank == 0:
+        part.revoke()
+    refused(part.barrier, status="EVEN_ERR_REVOKED")
+    part.close()
+
+
 def forked(group: es.comm.Group) -> None:
     child = os.fork()
     if child == 0:
@@ -223,7 +242,7 @@ def forked(group: es.comm.Group) -> None:
 
 def calls() -> None:
     with es.comm.open() as group:
-        for part in (reductions, movements, messages, kinds_of_arrays, arena, groups, forked):
+        for part in (reductions, movements, messages, kinds_of_arrays, arena, groups, revoked, forked):
             part(group)
         kept = group.empty(10)
         kept[:] = group.rank
@@ -252,6 +271,11 @@ def torch_tensors() -> None:
         refused(lambda: group.all_reduce(torch.ones(4, 4).t()[:2]), "one after the other")
         refused(lambda: group.all_reduce(torch.ones(3, dtype=torch.complex64).conj()), "conjugate")
         refused(lambda: group.all_reduce(torch._neg_view(torch.ones(3))), "negative")
+        old = Old(torch.ones(3))
+        group.all_reduce(old)
+        assert old.data.tolist() == [group.size] * 3
+        old.negative = True
+        refused(lambda: group.all_reduce(old), "negative")
         group.all_reduce(leaf.detach())
         assert leaf.tolist() == [group.size] * 2
         assert not torch.distributed.is_initialized()
