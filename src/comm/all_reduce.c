@@ -4,6 +4,7 @@
 #include "base/fail.h"
 #include "comm/group.h"
 #include "comm/writing.h"
+#include "os/clock.h"
 
 #include <string.h>
 
@@ -64,7 +65,7 @@ typedef struct pipeline {
 static pipeline plan_pipeline(const even_comm *comm, const reduction *job) {
   size_t ranks = (size_t)comm->ranks;
   size_t line = EVEN_COMM_LINE / job->element;
-  size_t largest = comm->layout.stage_bytes / ranks / EVEN_COMM_LINE * line;
+  size_t largest = comm->piece_bytes / ranks / EVEN_COMM_LINE * line;
   size_t pieces = job->count / (largest * ranks) + (job->count % (largest * ranks) != 0);
   size_t chunk = (job->count - 1) / (pieces * ranks) + 1;
   return (pipeline){.chunk = (chunk + line - 1) / line * line, .pieces = pieces};
@@ -146,6 +147,7 @@ static void stage_out(even_comm *comm, const reduction *job, const pipeline *pip
  * last read or written by others in stage k-1 (two of each: the piece's number says which). */
 static even_status reduce_staged(even_comm *comm, const reduction *job) {
   pipeline pipe = plan_pipeline(comm, job);
+  even_pieces_begin(&comm->pieces, job->bytes, even_clock_ns());
   for (size_t stage = 0; stage < pipe.pieces + 2; stage++) {
     bool full = stage >= 2 && stage < pipe.pieces;
     bool past_caches = even_writing_begin(comm, full);
@@ -163,6 +165,7 @@ static even_status reduce_staged(even_comm *comm, const reduction *job) {
     }
     even_writing_end(comm, pipe.chunk * job->element);
   }
+  even_pieces_end(&comm->pieces, job->bytes, even_clock_ns());
   return EVEN_OK;
 }
 

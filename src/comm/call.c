@@ -112,6 +112,7 @@ even_status even_call_begin(even_comm *comm, even_call_kind kind, uint32_t dtype
     hash = mix(hash, counts[rank]);
   }
   comm->call.signature = hash;
+  comm->call.piece_bytes = comm->rank == 0 ? even_pieces_bytes(&comm->pieces) : 0;
   comm->call.arena_offset = arena_offset(comm, arena_data, arena_data_bytes);
   comm->call_count++;
   size_t parity = comm->call_count & 1u;
@@ -155,6 +156,7 @@ even_status even_call_meet(even_comm *comm) {
       return mismatch(comm, rank);
     }
   }
+  comm->piece_bytes = (size_t)comm->controls[0].call[parity].piece_bytes;
   return EVEN_OK;
 }
 

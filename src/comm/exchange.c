@@ -46,7 +46,7 @@ static outgoing read_row(const even_comm *comm, const exchange *job, int from, i
 
 /* In each round a rank stages a cell of every part that is not empty. */
 static size_t cell_of(const even_comm *comm, const outgoing *out) {
-  return comm->layout.stage_bytes / out->parts / EVEN_COMM_LINE * EVEN_COMM_LINE;
+  return comm->piece_bytes / out->parts / EVEN_COMM_LINE * EVEN_COMM_LINE;
 }
 
 static size_t rounds_of(const even_comm *comm, const outgoing *out) {

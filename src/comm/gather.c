@@ -86,7 +86,7 @@ static even_status scatter_staged(even_comm *comm, const scatter *job) {
   size_t own_begin = part_begin(job->counts, comm->rank);
   size_t own_cell = parts_before(job->counts, comm->rank);
   size_t parts = parts_before(job->counts, comm->ranks); /* 0 where there is nothing to reduce: no round then */
-  size_t cell = comm->layout.stage_bytes / (parts > 0 ? parts : 1) / EVEN_COMM_LINE * EVEN_COMM_LINE / job->element;
+  size_t cell = comm->piece_bytes / (parts > 0 ? parts : 1) / EVEN_COMM_LINE * EVEN_COMM_LINE / job->element;
   size_t common = smallest(job->counts, comm->ranks);
   for (size_t first = 0, round = 0; first < job->largest; first += cell, round++) {
     unsigned char *staging = even_comm_staging_of(comm, comm->rank, round & 1u);
@@ -155,7 +155,7 @@ static even_status gather_from_arenas(even_comm *comm, const gathering *job) {
 }
 
 static even_status gather_staged(even_comm *comm, const gathering *job) {
-  size_t cell = comm->layout.stage_bytes;
+  size_t cell = comm->piece_bytes;
   size_t own_bytes = job->counts[comm->rank] * job->element;
   size_t common = smallest(job->counts, comm->ranks) * job->element;
   for (size_t first = 0, round = 0; first < job->largest; first += cell, round++) {
@@ -214,7 +214,7 @@ static even_status broadcast_small(even_comm *comm, void *data, size_t bytes, in
 }
 
 static even_status broadcast_large(even_comm *comm, unsigned char *data, size_t bytes, int root) {
-  size_t cell = comm->layout.stage_bytes;
+  size_t cell = comm->piece_bytes;
   bool past_caches = bytes >= PAST_CACHES;
   EVEN_TRY(even_call_meet(comm));
   if (comm->controls[root].call[comm->call_count & 1u].arena_offset != EVEN_NOT_IN_ARENA) {

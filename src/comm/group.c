@@ -37,10 +37,12 @@ static void choose_patience(even_comm *comm, int spin) {
 
 static even_status join(even_comm *comm, int spin) {
   EVEN_TRY(even_peers_introduce(comm));
+  even_pieces_start(&comm->pieces, comm->layout.least_piece, comm->layout.least_piece, false);
   comm->arrival = (even_comm_patience){0};
   EVEN_TRY(even_call_begin(comm, EVEN_CALL_OPEN, 0, 0, 0, 0, NULL, NULL, 0));
   even_status status = even_call_end(comm, even_call_meet(comm));
   choose_patience(comm, spin);
+  even_pieces_start(&comm->pieces, comm->layout.least_piece, comm->layout.most_piece, !even_peers_have_cpus(comm));
   return status;
 }
 

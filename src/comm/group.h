@@ -4,6 +4,7 @@
 
 #include "comm/engine.h"
 #include "comm/flight.h"
+#include "comm/pieces.h"
 #include "comm/segment.h"
 #include "os/shared_memory.h"
 
@@ -31,6 +32,7 @@ typedef struct even_comm_writing {
   _Atomic bool past_caches; /* the verdict of the last trial */
   uint32_t stages;          /* full ones since the trial began */
   uint32_t kind;            /* of the calls that the trial is made of */
+  size_t piece_bytes;       /* of their stages */
   uint64_t least[2];        /* ns of the trial's stages for 1024 bytes: through the caches, past them */
   uint32_t passed;          /* full stages of other kinds meanwhile */
   bool counted;             /* the stage under way is one of the trial's or of the time to the next */
@@ -56,6 +58,8 @@ struct even_comm {
   even_comm_call call;         /* the call under way */
   even_comm_patience arrival;  /* for peers that may be busy elsewhere */
   even_comm_patience progress; /* for peers that are in the same call */
+  size_t piece_bytes;          /* of this call, the same on all ranks from even_call_meet on */
+  even_pieces pieces;          /* of rank 0 */
   even_comm_writing writing;
   _Atomic uint64_t wait_ns; /* spent waiting for peers since the group was opened */
   atomic_flag busy;         /* a thread is in a call */
@@ -78,10 +82,11 @@ static inline unsigned char *even_comm_slot_of(const even_comm *comm, int rank, 
   return even_comm_memory(comm) + comm->layout.slots + (size_t)rank * comm->layout.slot_stride +
          (slot & 1u) * EVEN_COMM_SLOT_BYTES;
 }
-/* part: 0 … 3 */
+/* part: 0 … 3. After even_call_meet: a call's pieces have another size than those of the one before, and all are past
+ * that one. */
 static inline unsigned char *even_comm_staging_of(const even_comm *comm, int rank, size_t part) {
   return even_comm_memory(comm) + comm->layout.stagings + (size_t)rank * comm->layout.staging_stride +
-         part * comm->layout.stage_bytes;
+         part * comm->piece_bytes;
 }
 static inline even_comm_channel *even_comm_channel_of(const even_comm *comm, int from, int to) {
   size_t number = (size_t)from * (size_t)comm->ranks + (size_t)to;

@@ -8,14 +8,23 @@
 
 #define PAGE ((size_t)4096)
 
-/* One staged piece: small enough that a core's second-level cache keeps what passes through. Every rank's part of a
- * piece should still be a few lines long, so that more ranks have larger pieces. */
-static size_t stage_bytes(size_t ranks) {
+/* The least staged piece: small enough that a core's second-level cache keeps what passes through. Every rank's part of
+ * a piece should still be a few lines long, so that more ranks have larger pieces. */
+static size_t least_piece(size_t ranks) {
   size_t bytes = (size_t)256 * 1024;
   if (ranks > 64) {
     bytes = ranks * 4096 < ((size_t)1 << 20) ? ranks * 4096 : (size_t)1 << 20;
   }
   return bytes;
+}
+
+/* The largest: a group's staging takes 256 MB at most, and that only once it was written to. */
+static size_t most_piece(size_t ranks) {
+  size_t bytes = (size_t)16 << 20;
+  while (bytes > least_piece(ranks) && 4 * ranks * bytes > ((size_t)256 << 20)) {
+    bytes /= 4;
+  }
+  return bytes > least_piece(ranks) ? bytes : least_piece(ranks);
 }
 
 /* Longer rings let senders run ahead. Their memory is taken when it is first written. */
@@ -46,14 +55,15 @@ even_status even_comm_layout_of(const even_comm_params *params, even_comm_layout
     return even_fail(EVEN_ERR_ARGUMENT, "a group of %d ranks: 1 … %d are possible", params->ranks, EVEN_COMM_MAX_RANKS);
   }
   size_t ranks = (size_t)params->ranks;
-  out->stage_bytes = stage_bytes(ranks);
+  out->least_piece = least_piece(ranks);
+  out->most_piece = most_piece(ranks);
   out->ring_bytes = ring_bytes(ranks);
   size_t channels = out->ring_bytes == 0 ? 0 : ranks * ranks;
   if (!place(out, 1, sizeof(even_comm_header), &out->controls, &stride) ||
       !place(out, ranks, sizeof(even_comm_control), &out->controls, &stride) ||
       !place(out, ranks, sizeof(even_flight_record), &out->flights, &out->flight_stride) ||
       !place(out, ranks, 2 * EVEN_COMM_SLOT_BYTES, &out->slots, &out->slot_stride) ||
-      !place(out, ranks, 4 * out->stage_bytes, &out->stagings, &out->staging_stride) ||
+      !place(out, ranks, 4 * out->most_piece, &out->stagings, &out->staging_stride) ||
       !place(out, channels, sizeof(even_comm_channel) + out->ring_bytes, &out->channels, &out->channel_stride) ||
       !place(out, ranks, params->arena_bytes, &out->arenas, &out->arena_stride)) {
     return even_fail(EVEN_ERR_OVERFLOW, "an arena of %zu bytes for each of %d ranks is larger than memory can be",

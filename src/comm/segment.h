@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 #define EVEN_COMM_MAGIC 0x6d6d6f636e657665u /* "evencomm", read as bytes */
-#define EVEN_COMM_VERSION 4u
+#define EVEN_COMM_VERSION 5u
 #define EVEN_COMM_MAX_RANKS 4096
 /* Messages up to this size go through the slots, with one synchronisation. */
 #define EVEN_COMM_SLOT_BYTES ((size_t)8192)
@@ -34,8 +34,9 @@ typedef struct even_comm_call {
   uint32_t op;
   int32_t root;
   uint64_t count;
+  uint64_t piece_bytes;  /* of rank 0: how large a staged piece is in this call */
   uint64_t arena_offset; /* where in the arena the data lies, EVEN_NOT_IN_ARENA where elsewhere */
-  uint64_t signature;    /* of all but arena_offset, and of all counts */
+  uint64_t signature;    /* of all but piece_bytes and arena_offset, and of all counts */
 } even_comm_call;
 #define EVEN_NOT_IN_ARENA UINT64_MAX
 
@@ -85,8 +86,9 @@ typedef struct even_comm_layout {
   size_t slot_stride;
   size_t stagings; /* rank r: at stagings + r * staging_stride */
   size_t staging_stride;
-  size_t stage_bytes; /* one staged piece; the staging has four of them */
-  size_t channels;    /* from s to r: at channels + (s * ranks + r) * channel_stride */
+  size_t least_piece; /* bytes of a staged piece, and at most; the staging has room for four of these */
+  size_t most_piece;
+  size_t channels; /* from s to r: at channels + (s * ranks + r) * channel_stride */
   size_t channel_stride;
   size_t ring_bytes; /* a power of two; 0 where there are too many ranks for messages */
   size_t arenas;

@@ -41,6 +41,9 @@ static bool another_kind(even_comm_writing *writing, uint32_t kind) {
 
 bool even_writing_begin(even_comm *comm, bool full) {
   even_comm_writing *writing = &comm->writing;
+  if (in_trial(writing) && writing->piece_bytes != comm->piece_bytes) {
+    writing->stages = 0; /* larger stages leave the caches whichever way they are written: they do not compare */
+  }
   writing->counted = full && !another_kind(writing, comm->call.kind);
   if (!writing->counted) {
     return writing->past_caches;
@@ -48,6 +51,7 @@ bool even_writing_begin(even_comm *comm, bool full) {
   if (writing->stages == 0) {
     writing->kind = comm->call.kind;
     writing->passed = 0;
+    writing->piece_bytes = comm->piece_bytes;
     writing->least[0] = writing->least[1] = UINT64_MAX;
   }
   writing->began = measured(writing) ? even_clock_ns() : 0;

@@ -1,0 +1,77 @@
+/* The size of staged pieces. Small ones stay in the caches; large ones need fewer meetings of all ranks, which is what
+ * counts where a rank does not get its core at once. Which of the two it is, depends on who else runs, and changes: so
+ * each size is tried, now and then, against its neighbour. */
+#include "comm/pieces.h"
+
+#include <string.h>
+
+/* A trial: calls of the current size, then as many of the other. */
+#define CALLS 3u
+#define SHORTEST_PAUSE 8u
+#define LONGEST_PAUSE 256u
+
+void even_pieces_start(even_pieces *pieces, size_t least, size_t most, bool crowded) {
+  memset(pieces, 0, sizeof *pieces);
+  for (size_t bytes = least; pieces->sizes == 0 || (bytes <= most && pieces->sizes < 4); bytes *= 4) {
+    pieces->bytes[pieces->sizes++] = bytes;
+  }
+  pieces->current = crowded ? pieces->sizes - 1 : 0;
+  pieces->up = !crowded;
+  pieces->other = pieces->current;
+  pieces->pause = SHORTEST_PAUSE;
+}
+
+static bool in_trial(const even_pieces *pieces) {
+  return pieces->call < 2 * CALLS;
+}
+static bool tries_other(const even_pieces *pieces) {
+  return in_trial(pieces) && pieces->call >= CALLS;
+}
+
+size_t even_pieces_bytes(const even_pieces *pieces) {
+  return pieces->bytes[tries_other(pieces) ? pieces->other : pieces->current];
+}
+
+/* The neighbour to try: in the direction last taken, or the other way where there is none. */
+static void begin_trial(even_pieces *pieces) {
+  uint32_t last = pieces->sizes - 1;
+  pieces->up = pieces->current == 0 ? true : (pieces->current == last ? false : pieces->up);
+  pieces->other = last == 0 ? 0 : (pieces->up ? pieces->current + 1 : pieces->current - 1);
+  pieces->cost[0] = pieces->cost[1] = 0;
+}
+
+/* The other must be clearly better: a tenth. */
+static void end_trial(even_pieces *pieces) {
+  if (pieces->cost[1] < pieces->cost[0] - pieces->cost[0] / 10) {
+    pieces->current = pieces->other;
+    pieces->pause = SHORTEST_PAUSE;
+    return;
+  }
+  pieces->up = !pieces->up;
+  pieces->pause = pieces->pause < LONGEST_PAUSE ? 2 * pieces->pause : LONGEST_PAUSE;
+}
+
+void even_pieces_begin(even_pieces *pieces, size_t bytes, uint64_t now_ns) {
+  bool measured = bytes >= EVEN_PIECES_MEASURED && pieces->sizes > 1;
+  pieces->began = measured ? now_ns : 0;
+  if (measured && pieces->call == 0) {
+    begin_trial(pieces);
+  }
+}
+
+void even_pieces_end(even_pieces *pieces, size_t bytes, uint64_t now_ns) {
+  if (pieces->began == 0) {
+    return;
+  }
+  if (in_trial(pieces)) {
+    uint64_t took = now_ns > pieces->began ? now_ns - pieces->began : 0;
+    pieces->cost[tries_other(pieces)] += took / (bytes >> 10);
+  }
+  pieces->began = 0;
+  pieces->call++;
+  if (pieces->call == 2 * CALLS) {
+    end_trial(pieces);
+  } else if (pieces->call >= 2 * CALLS + pieces->pause) {
+    pieces->call = 0;
+  }
+}

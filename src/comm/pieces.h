@@ -1,0 +1,33 @@
+/* How large the pieces are in which data pass through staging: learnt from what the calls cost. */
+#ifndef EVEN_COMM_PIECES_H
+#define EVEN_COMM_PIECES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* What one rank (rank 0 of a group) knows; the others go by what it announces. */
+typedef struct even_pieces {
+  size_t bytes[4];  /* the sizes to choose from, rising */
+  uint32_t sizes;   /* how many */
+  uint32_t current; /* the size in use */
+  uint32_t other;   /* the one that it is tried against */
+  uint32_t call;    /* of the trial and the pause after it */
+  uint32_t pause;   /* measured calls from one trial to the next */
+  uint64_t cost[2]; /* ns for 1024 bytes, the trial's calls added up: of the current size, of the other */
+  bool up;          /* whether the next trial is of a larger size */
+  uint64_t began;   /* the call under way; 0: not measured */
+} even_pieces;
+
+/* Sizes from `least` on, each four times the one before, up to `most`. `crowded`: ranks share cores, so that each
+ * meeting costs a turn of the scheduler: the largest first. */
+void even_pieces_start(even_pieces *pieces, size_t least, size_t most, bool crowded);
+/* The size for the next call. */
+size_t even_pieces_bytes(const even_pieces *pieces);
+/* A staged call of `bytes` begins, or ends well: now_ns by one clock. Only calls of at least EVEN_PIECES_MEASURED bytes
+ * are learnt from. */
+#define EVEN_PIECES_MEASURED ((size_t)4 << 20)
+void even_pieces_begin(even_pieces *pieces, size_t bytes, uint64_t now_ns);
+void even_pieces_end(even_pieces *pieces, size_t bytes, uint64_t now_ns);
+
+#endif
