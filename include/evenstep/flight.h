@@ -44,6 +44,12 @@ EVEN_PUBLIC void even_comm_set_site(even_comm *comm, const char *text);
 typedef bool even_comm_site_call(void *context, char *text, size_t bytes);
 EVEN_PUBLIC void even_comm_ask_site(even_comm *comm, even_comm_site_call *call, void *context);
 
+/* Told once a call, on its thread, when a collective has waited for `seconds` (<= 0, INFINITY: never): one line that
+ * says for whom, and what each rank reached last. It must not call into the group. NULL: nobody is told. On the thread
+ * of the collectives. */
+typedef void even_comm_stall_call(void *context, const char *words);
+EVEN_PUBLIC void even_comm_on_stall(even_comm *comm, double seconds, even_comm_stall_call *call, void *context);
+
 /* ---- for others than the ranks: over the group's descriptor ---- */
 typedef struct even_flight even_flight;
 

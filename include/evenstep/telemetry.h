@@ -76,7 +76,8 @@ typedef enum even_event {
   EVEN_EVENT_JOINED = 9,  /* all have come */
   EVEN_EVENT_SCALAR = 10, /* a number of the user's; words: its name, number: its value */
   /* value: percent of the gradients' bytes that are saved; words: how, "compression bf16: 50% fewer bytes" */
-  EVEN_EVENT_COMPRESSION = 11
+  EVEN_EVENT_COMPRESSION = 11,
+  EVEN_EVENT_STALL = 12 /* the rank waits for long in a collective; words: for whom, and in what */
 } even_event;
 
 #define EVEN_EVENT_WORDS_BYTES 128 /* with the NUL */

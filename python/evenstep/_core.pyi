@@ -35,6 +35,7 @@ EVENT_JOINING: int
 EVENT_JOINED: int
 EVENT_SCALAR: int
 EVENT_COMPRESSION: int
+EVENT_STALL: int
 SCALAR_NAME_BYTES: int
 
 def clock_ns() -> int: ...

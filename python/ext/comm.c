@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "os/shared_memory.h"
 
+#include <evenstep/telemetry.h>
 #include <stdlib.h>
 
 #ifndef PyBUF_WRITE
@@ -46,16 +47,36 @@ static bool ask_site(void *context, char *text, size_t bytes) {
   return known;
 }
 
-/* Seconds for which a rank may be stopped while others wait for it; 0: the engine's own. */
-static even_status read_stop_grace(double *seconds) {
-  const char *text = getenv("EVENSTEP_STOP_GRACE");
+/* What a rank's words go to beside its output: its ring, where `evenstep run` gave it one. */
+static void tell_telemetry(const char *words) {
+  const char *fd = getenv("EVENSTEP_TELEMETRY_FD");
+  const char *rank = getenv("RANK");
+  even_telemetry *telemetry = NULL;
+  if (fd == NULL || rank == NULL ||
+      even_telemetry_open((int)strtol(fd, NULL, 10), (int)strtol(rank, NULL, 10), &telemetry) != EVEN_OK) {
+    return;
+  }
+  even_event_record record = {.event = EVEN_EVENT_STALL, .at_ns = even_clock_ns()};
+  even_event_record_words(&record, words);
+  even_telemetry_event(telemetry, &record);
+  even_telemetry_close(telemetry);
+}
+
+/* Without the GIL, on any thread that makes collectives. */
+static void tell_stall(void *context, const char *words) {
+  (void)context;
+  (void)fprintf(stderr, "evenstep: a collective stands still: %s\n", words);
+  tell_telemetry(words);
+}
+
+/* A number of seconds from the environment, `otherwise` where there is none. */
+static even_status read_seconds(const char *name, double otherwise, double *seconds) {
+  const char *text = getenv(name);
   char *end = NULL;
-  *seconds = text == NULL ? 0 : strtod(text, &end);
-  if (text != NULL && (*end != '\0' || !(*seconds >= 0))) {
-    (void)even_fail(EVEN_ERR_ARGUMENT, "EVENSTEP_STOP_GRACE is '%.40s', no number of seconds", text);
-    return even_error_fix(
-        "give the seconds for which a rank may be stopped while others wait for it: 0.5, or inf for as long as it "
-        "takes");
+  *seconds = text == NULL || text[0] == '\0' ? otherwise : strtod(text, &end);
+  if (end != NULL && (*end != '\0' || !(*seconds >= 0))) {
+    (void)even_fail(EVEN_ERR_ARGUMENT, "%s is '%.40s', no number of seconds", name, text);
+    return even_error_fix("give seconds, like 0.5, or inf");
   }
   return EVEN_OK;
 }
@@ -77,9 +98,11 @@ static PyObject *comm_new(PyTypeObject *type, PyObject *arguments, PyObject *nam
   if (self == NULL) {
     return NULL;
   }
-  double grace = 0;
+  double grace = 0; /* the engine's own */
+  double stall = 60;
   params.arena_bytes = self->arena_bytes = (size_t)arena_bytes;
-  even_status status = read_stop_grace(&grace);
+  even_status status = read_seconds("EVENSTEP_STOP_GRACE", grace, &grace);
+  status = status == EVEN_OK ? read_seconds("EVENSTEP_STALL_SECONDS", stall, &stall) : status;
   Py_BEGIN_ALLOW_THREADS;
   status = status == EVEN_OK ? even_comm_open(&params, fd, &self->comm) : status;
   Py_END_ALLOW_THREADS;
@@ -90,6 +113,7 @@ static PyObject *comm_new(PyTypeObject *type, PyObject *arguments, PyObject *nam
   }
   even_comm_set_stop_grace(self->comm, grace);
   even_comm_ask_site(self->comm, ask_site, NULL);
+  even_comm_on_stall(self->comm, stall, tell_stall, NULL);
   return (PyObject *)self;
 }
 

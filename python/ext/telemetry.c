@@ -97,9 +97,9 @@ static PyObject *writer_event(PyObject *self, PyObject *arguments, PyObject *nam
                                    &words, &at)) {
     return NULL;
   }
-  if (record.event < EVEN_EVENT_SHARES || record.event > EVEN_EVENT_COMPRESSION || record.event == EVEN_EVENT_SCALAR) {
+  if (record.event < EVEN_EVENT_SHARES || record.event > EVEN_EVENT_STALL || record.event == EVEN_EVENT_SCALAR) {
     return PyErr_Format(PyExc_ValueError, "%u is no kind of event (%d to %d)", record.event, EVEN_EVENT_SHARES,
-                        EVEN_EVENT_COMPRESSION);
+                        EVEN_EVENT_STALL);
   }
   record.value = value;
   record.at_ns = at == 0 ? even_clock_ns() : at;
@@ -326,6 +326,7 @@ int even_ext_add_telemetry(PyObject *module) {
       {"EVENT_MESSAGE", EVEN_EVENT_MESSAGE},
       {"EVENT_BALANCING", EVEN_EVENT_BALANCING},
       {"EVENT_COMPRESSION", EVEN_EVENT_COMPRESSION},
+      {"EVENT_STALL", EVEN_EVENT_STALL},
       {"EVENT_JOINING", EVEN_EVENT_JOINING},
       {"EVENT_JOINED", EVEN_EVENT_JOINED},
       {"EVENT_SCALAR", EVEN_EVENT_SCALAR},

@@ -210,6 +210,12 @@ void even_comm_set_site(even_comm *comm, const char *text) {
   }
 }
 
+void even_comm_on_stall(even_comm *comm, double seconds, even_comm_stall_call *call, void *context) {
+  if (even_comm_engine_of(comm)->on_stall != NULL) {
+    even_comm_engine_of(comm)->on_stall(comm, seconds, call, context);
+  }
+}
+
 void even_comm_ask_site(even_comm *comm, even_comm_site_call *call, void *context) {
   if (even_comm_engine_of(comm)->ask_site != NULL) {
     even_comm_engine_of(comm)->ask_site(comm, call, context);

@@ -104,6 +104,7 @@ struct even_comm_engine {
   size_t (*flight)(const even_comm *comm, int rank, even_flight_call *out, size_t limit);
   void (*set_site)(even_comm *comm, const char *text);
   void (*ask_site)(even_comm *comm, even_comm_site_call *call, void *context);
+  void (*on_stall)(even_comm *comm, double seconds, even_comm_stall_call *call, void *context);
   uint64_t (*wait_ns)(const even_comm *comm);
   void (*leave)(even_comm *comm);
   void (*close)(even_comm *comm);

@@ -191,6 +191,7 @@ static const even_comm_engine shared_engine = {
     .flight = even_shared_flight,
     .set_site = even_shared_set_site,
     .ask_site = even_shared_ask_site,
+    .on_stall = even_shared_on_stall,
     .wait_ns = wait_ns,
     .leave = leave_group,
     .close = close_group,

@@ -39,6 +39,13 @@ typedef struct even_comm_writing {
   uint64_t began;           /* the stage under way, 0 where it is not measured */
 } even_comm_writing;
 
+typedef struct even_stall_inspector {
+  uint64_t limit_ns;
+  uint64_t told; /* the number of the call of which it was */
+  even_comm_stall_call *call;
+  void *context;
+} even_stall_inspector;
+
 typedef struct even_messages even_messages; /* messages.h */
 
 struct even_comm {
@@ -66,6 +73,7 @@ struct even_comm {
   even_status ended;        /* not EVEN_OK: the group is unusable, and why */
   char ended_what[320];
   even_flight_writer flight;
+  even_stall_inspector stall;
   even_messages *messages;
   const void **sources; /* room for one pointer a rank */
   void **targets;
@@ -142,6 +150,11 @@ bool even_peers_have_cpus(const even_comm *comm);
 
 /* Says that this rank has reached the next stage and returns when all have. `patience` is one of the group's two. */
 even_status even_stage(even_comm *comm, even_comm_patience *patience) EVEN_MUST_USE;
+/* Whether `rank` has reached the stage of this rank. */
+bool even_stage_has_come(const even_comm *comm, int rank);
+/* stall.c: the call under way waits for `missing`, the first that has not come. */
+void even_stall_inspect(even_comm *comm, int missing, uint64_t now_ns);
+void even_shared_on_stall(even_comm *comm, double seconds, even_comm_stall_call *call, void *context);
 /* Ends the group for all ranks, for the first cause given, and wakes those that wait. */
 void even_group_end(even_comm *comm, uint32_t state);
 /* Wakes all that wait in collectives, to look again. */

@@ -121,19 +121,19 @@ even_status even_group_failure_in(const even_comm *comm, const char *call) {
   }
 }
 
-static bool has_come(const even_comm *comm, int rank) {
+bool even_stage_has_come(const even_comm *comm, int rank) {
   return (int32_t)(atomic_load(&comm->controls[rank].sequence) - comm->stage) >= 0;
 }
 
 /* Looks how the ranks are that have not come; one that is gone, or stands still, ends the group. */
 static bool look_for_the_lost(even_comm *comm, int from, uint64_t now_ns) {
   for (int rank = from; rank < comm->ranks; rank++) {
-    if (has_come(comm, rank)) {
+    if (even_stage_has_come(comm, rank)) {
       continue;
     }
     even_peer_state state = even_peers_look(comm, rank, now_ns);
     /* It may have come, and then ended, between the two looks. */
-    if (state != EVEN_PEER_LIVES && !has_come(comm, rank)) {
+    if (state != EVEN_PEER_LIVES && !even_stage_has_come(comm, rank)) {
       return even_peers_end_group(comm, rank, state);
     }
   }
@@ -173,6 +173,7 @@ static even_status sleep_for(even_comm *comm, int missing, uint64_t began) {
       if (look_for_the_lost(comm, missing, now)) {
         continue;
       }
+      even_stall_inspect(comm, missing, now);
     }
     uint64_t timeout = atomic_load_explicit(&comm->timeout_ns, memory_order_relaxed);
     if (now - comm->waits_since >= timeout) {

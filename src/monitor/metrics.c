@@ -112,6 +112,20 @@ static void spans(even_text *out, const even_state *state) {
   }
 }
 
+/* As bench/comm says it: what a ring would move over each link, 2 (n - 1) / n times the bytes. */
+static void bus_bandwidth(even_text *out, const even_state *state) {
+  family(out, "evenstep_rank_bus_bandwidth_bytes_per_second", "gauge", NULL,
+         "Gradients reduced over the time that the rank packed and reduced, times 2 (n - 1) / n for n ranks.");
+  for (int r = 0; r < state->ranks; r++) {
+    double seconds = (double)state->rank[r].span_ns[EVEN_SPAN_COMMUNICATION] / 1e9;
+    double links = 2.0 * (state->ranks - 1) / state->ranks;
+    if (seconds > 0) {
+      even_text_format(out, "evenstep_rank_bus_bandwidth_bytes_per_second{rank=\"%d\"} %.17g\n", r,
+                       links * (double)state->rank[r].span_bytes[EVEN_SPAN_COMMUNICATION] / seconds);
+    }
+  }
+}
+
 static void run_families(even_text *out, const even_state *state, const even_measure *measure) {
   family(out, "evenstep_run", "info", NULL, "The run.");
   even_text_add(out, "evenstep_run_info{");
@@ -166,5 +180,6 @@ void even_monitor_metrics(even_state *state, uint64_t now_ns, even_text *out) {
        rank_throttled);
 #undef EACH
   spans(out, state);
+  bus_bandwidth(out, state);
   even_text_add(out, "# EOF\n");
 }

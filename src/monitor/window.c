@@ -18,7 +18,7 @@ static const struct {
               {EVEN_EVENT_JOINED, "joined"},           {EVEN_EVENT_SCALAR, "scalar"},
               {EVEN_EVENT_ATTEMPT, "attempt"},         {EVEN_EVENT_RANK_STARTED, "rank_started"},
               {EVEN_EVENT_RANK_ENDED, "rank_ended"},   {EVEN_EVENT_LOST, "lost_records"},
-              {EVEN_EVENT_COMPRESSION, "compression"}};
+              {EVEN_EVENT_COMPRESSION, "compression"}, {EVEN_EVENT_STALL, "stall"}};
 
 const char *even_state_event_name(int event) {
   for (size_t i = 0; i < sizeof events / sizeof events[0]; i++) {

@@ -135,7 +135,7 @@ bool even_record_unpack(const even_record_slot words, even_record *out, unsigned
       return detail == 0 && *more == 0;
     case EVEN_RECORD_EVENT:
       unpack_event(words, step, detail, &out->as.event);
-      return detail >= EVEN_EVENT_SHARES && detail <= EVEN_EVENT_COMPRESSION && *more < EVEN_RECORD_MOST_SLOTS;
+      return detail >= EVEN_EVENT_SHARES && detail <= EVEN_EVENT_STALL && *more < EVEN_RECORD_MOST_SLOTS;
     default:
       return false;
   }

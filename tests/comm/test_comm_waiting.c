@@ -9,6 +9,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -70,6 +71,32 @@ static void the_timeout_is_of_the_whole_call(void **state) {
   assert_int_equal(even_call_begin(&comm, EVEN_CALL_BARRIER, 0, 0, 0, 0, NULL, NULL, 0), EVEN_OK);
   assert_int_equal(even_call_next(&comm), EVEN_OK);
   assert_int_equal(even_call_end(&comm, even_call_next(&comm)), EVEN_ERR_TIMEOUT); /* 1.6 s in one call */
+}
+
+static int stalls;
+
+static void take_stall(void *context, const char *words) {
+  stalls++;
+  (void)strncpy(context, words, 255);
+}
+
+/* Each call waits 0.8 s in one sleep after the other; the inspector looks after 0.5 s. */
+static void a_long_wait_is_told_once(void **state) {
+  char words[256] = "";
+  (void)state;
+  atomic_store(&comm.timeout_ns, even_comm_limit_ns(100.0));
+  even_os.clock_gettime = clock_of_the_test;
+  even_os.futex = sleep_of_the_test;
+  stalls = 0;
+  for (int call = 0; call < 3; call++) {
+    even_shared_on_stall(&comm, call == 0 ? 100 : 0.5, call < 2 ? take_stall : NULL, words);
+    assert_int_equal(even_call_begin(&comm, EVEN_CALL_BARRIER, 0, 0, 0, 0, NULL, NULL, 0), EVEN_OK);
+    assert_int_equal(even_call_next(&comm), EVEN_OK);
+    assert_int_equal(even_call_end(&comm, even_call_next(&comm)), EVEN_OK);
+    assert_int_equal(stalls, call == 0 ? 0 : 1);
+  }
+  assert_non_null(strstr(words, "rank 0 has waited "));
+  assert_non_null(strstr(words, " s for rank 1 (process 0) in barrier"));
 }
 
 static pid_t start_idle_child(void) {
@@ -157,6 +184,7 @@ static void counts_are_asked_for(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(the_timeout_is_of_the_whole_call, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(a_long_wait_is_told_once, set_up, tear_down),
       cmocka_unit_test_setup_teardown(who_is_about_to_say_its_start_lives, set_up, tear_down),
       cmocka_unit_test_setup_teardown(who_is_stopped_is_lost_after_a_grace, set_up, tear_down),
       cmocka_unit_test_setup_teardown(counts_are_asked_for, set_up, tear_down),

@@ -233,6 +233,40 @@ def test_the_grace_of_a_stop_is_checked(monkeypatch):
         open_group(None, 0, 1).close()
 
 
+def body_stall() -> None:
+    """Who waits for long says so, without Python's help: rank 1 comes once rank 0 has said that it waits."""
+    import tempfile
+    import threading
+
+    import torch.distributed as dist
+
+    os.environ["EVENSTEP_STALL_SECONDS"] = "0.05"
+    rank, size = join()
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 0:
+        said = tempfile.TemporaryFile("w+b")  # noqa: SIM115  (to the end of the process)
+        os.dup2(said.fileno(), 2)
+
+        def watch() -> None:
+            while b"a collective stands still: rank 0 has waited" not in os.pread(said.fileno(), 4096, 0):
+                time.sleep(0.01)
+            store.set("said", "yes")
+
+        threading.Thread(target=watch, daemon=True).start()
+    else:
+        store.wait(["said"])
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [size] * 3
+    if rank == 0:
+        words = os.pread(said.fileno(), 4096, 0).decode()
+        assert (
+            "for rank 1 (process " in words
+            and "all_reduce of 3 F32 elements with SUM; reached: rank 0 in call" in words
+        )
+    leave()
+
+
 def body_limited_wait() -> None:
     """A wait may end before its collective, which goes on: as in Gloo."""
     from datetime import timedelta
@@ -458,6 +492,10 @@ def test_collectives(ranks: int, check: Check) -> None:
 
 def test_asynchronous_calls(check: Check) -> None:
     check(body_async, 2)
+
+
+def test_a_stall_is_told(check: Check) -> None:
+    check(body_stall, 2)
 
 
 def test_a_wait_with_a_limit(check: Check) -> None:
