@@ -11,6 +11,7 @@ typedef struct report_options {
   const char *compare;
   const char *plan;
   const char *output;
+  const char *timeline;
   bool json;
 } report_options;
 
@@ -25,6 +26,16 @@ static even_status write_page(even_report *report, const char *path) {
   return status;
 }
 
+static even_status write_timeline(even_report *report, const char *path) {
+  even_text trace = EVEN_TEXT_EMPTY;
+  even_status status = even_report_timeline(report, &trace);
+  if (status == EVEN_OK) {
+    status = even_file_replace(path, even_text_string(&trace), trace.length);
+  }
+  even_text_free(&trace);
+  return status;
+}
+
 static even_status print(even_report *report, const report_options *options, const char *path) {
   even_text lines = EVEN_TEXT_EMPTY;
   if (options->json) {
@@ -32,6 +43,10 @@ static even_status print(even_report *report, const report_options *options, con
   } else {
     even_report_lines(report, even_cli_colour(stdout), &lines);
     even_text_format(&lines, "\n  the page with the plots: %s\n", path);
+    if (options->timeline != NULL) {
+      even_text_format(&lines, "  the timeline: %s (open it in https://ui.perfetto.dev or chrome://tracing)\n",
+                       options->timeline);
+    }
   }
   even_status status = even_text_status(&lines);
   if (status == EVEN_OK) {
@@ -64,6 +79,9 @@ static even_status report_run(const char *name, const report_options *options) {
   if (status == EVEN_OK) {
     status = write_page(report, output);
   }
+  if (status == EVEN_OK && options->timeline != NULL) {
+    status = write_timeline(report, options->timeline);
+  }
   if (status == EVEN_OK) {
     status = print(report, options, output);
   }
@@ -75,13 +93,15 @@ static even_status report_run(const char *name, const report_options *options) {
 }
 
 int even_cli_report(int argc, char **argv) {
-  report_options o = {NULL, NULL, NULL, false};
+  report_options o = {NULL, NULL, NULL, NULL, false};
   const even_option options[] = {
       {0, "compare", EVEN_OPTION_TEXT, &o.compare, "RUN", "show another run beside it", 0, 0},
       {0, "plan", EVEN_OPTION_TEXT, &o.plan, "FILE", "the prediction of `evenstep plan` (default: the run's plan.json)",
        0, 0},
       {'o', "output", EVEN_OPTION_TEXT, &o.output, "FILE", "where the page goes (default: report.html of the run)", 0,
        0},
+      {0, "timeline", EVEN_OPTION_TEXT, &o.timeline, "FILE",
+       "also write every span of every rank as a Chrome trace (Perfetto, chrome://tracing)", 0, 0},
       {0, "json", EVEN_OPTION_FLAG, &o.json, NULL, "print the numbers as JSON", 0, 0},
   };
   const even_usage usage = {

@@ -8,6 +8,7 @@
 #include "monitor/page.h"
 #include "monitor/parameters.h"
 #include "monitor/report_run.h"
+#include "monitor/timeline.h"
 #include "os/file.h"
 #include "os/folder.h"
 
@@ -180,6 +181,10 @@ void even_report_page(even_report *report, even_text *out) {
   }
   even_text_free(&data);
   even_text_free(&piece);
+}
+
+even_status even_report_timeline(even_report *report, even_text *out) {
+  return even_timeline_write(report->run.history, out);
 }
 
 even_status even_report_write_page(const char *folder) {

@@ -21,6 +21,8 @@ void even_report_close(even_report *report);
 
 void even_report_json(even_report *report, even_text *out);
 void even_report_page(even_report *report, even_text *out);
+/* The run as a Chrome trace (timeline.h). */
+even_status even_report_timeline(even_report *report, even_text *out) EVEN_MUST_USE;
 void even_report_lines(even_report *report, bool colour, even_text *out);
 
 /* Writes FOLDER/report.html from FOLDER/run.db. */

@@ -139,6 +139,14 @@ def test_a_finished_run_is_reported(watched: Watched) -> None:
     assert numbers["steps"] == 40 and numbers["steady_steps"] == 32
     assert numbers["samples_per_second"] == pytest.approx(16 / 0.042, rel=1e-3)
     assert numbers["best_samples_per_second"] == pytest.approx(8 / 0.010 + 8 / 0.040, rel=1e-3)
+    traced = watched.call("report", "w", "--timeline", "trace.json")
+    assert "the timeline: trace.json" in traced.stdout
+    trace = json.loads((watched.folder / "trace.json").read_text())["traceEvents"]
+    assert {event["ph"] for event in trace} == {"M", "X", "i"} and {event["pid"] for event in trace} == {0, 1}
+    spans = [event for event in trace if event["ph"] == "X"]
+    assert sum(event["name"].startswith("step ") for event in spans) == 80  # 40 of each rank
+    assert min(event["ts"] for event in trace if "ts" in event) == 0 and all(event["dur"] >= 0 for event in spans)
+    assert any(event["name"] == "forward" and event["args"]["step"] == 39 for event in spans)
     both = watched.call("report", str(folder), "--compare", "w", "-o", "both.html")
     assert "equal shares (21.5 ms, equal 18.2 ms): went back at step 7" in both.stdout
     assert both.returncode == 0 and "1.00 times the samples per second of w" in both.stdout
