@@ -4,7 +4,8 @@
 #include "base/fail.h"
 #include "data.h"
 
-/* Runs without the GIL; None, or NULL with an exception. */
+/* Runs without the GIL, small calls too: to give it up and take it back costs a tenth of a microsecond, and another
+ * thread may have to end the wait (close, revoke). None, or NULL with an exception. */
 static PyObject *reduce(even_ext_comm *self, const even_ext_data *data, int op) {
   even_status status = EVEN_OK;
   even_comm *comm = self->comm;
@@ -68,20 +69,22 @@ typedef struct reducer_object {
 } reducer_object;
 
 static struct {
+  PyObject *on_cpu;
   PyObject *asynchronous;
   PyObject *timeout;
   PyObject *reduction;
 } names;
 
-/* Whether the type is one of the tuple's: another may hold no memory of its own. */
-static bool is_plain_type(const reducer_object *self, PyObject *tensor) {
+/* Whether the tensor is on the CPU and its type one of the tuple's: another may hold no memory of its own. */
+static bool is_plain_tensor(const reducer_object *self, PyObject *tensor) {
   PyObject *type = (PyObject *)Py_TYPE(tensor);
+  bool known = false;
   for (Py_ssize_t i = 0; i < PyTuple_Size(self->types); i++) {
-    if (PyTuple_GetItem(self->types, i) == type) {
-      return true;
-    }
+    known = known || PyTuple_GetItem(self->types, i) == type;
   }
-  return false;
+  PyObject *on_cpu = known ? PyObject_GetAttr(tensor, names.on_cpu) : NULL;
+  Py_XDECREF(on_cpu);
+  return on_cpu == Py_True;
 }
 
 /* The options ask for a call that returns when it is done, within the group's time limit. */
@@ -114,7 +117,7 @@ static PyObject *reducer_call(PyObject *object, PyObject *arguments, PyObject *k
     return NULL;
   }
   PyObject *tensor = PyList_Check(tensors) && PyList_Size(tensors) == 1 ? PyList_GetItem(tensors, 0) : NULL;
-  if (tensor == NULL || self->comm->closed || !is_plain_type(self, tensor) || !is_plain_call(self, options)) {
+  if (tensor == NULL || self->comm->closed || !is_plain_tensor(self, tensor) || !is_plain_call(self, options)) {
     PyErr_Clear();
     Py_RETURN_FALSE;
   }
@@ -211,12 +214,13 @@ static PyType_Spec reducer_spec = {.name = "evenstep._core.Reducer",
 
 int even_ext_add_reduce(PyObject *module, PyObject *type_of_comm) {
   comm_type = type_of_comm;
+  names.on_cpu = PyUnicode_InternFromString("is_cpu");
   names.asynchronous = PyUnicode_InternFromString("asyncOp");
   names.timeout = PyUnicode_InternFromString("timeout");
   names.reduction = PyUnicode_InternFromString("reduceOp");
   PyObject *type = PyType_FromSpec(&reducer_spec);
-  if (names.asynchronous == NULL || names.timeout == NULL || names.reduction == NULL || type == NULL ||
-      PyModule_AddObject(module, "Reducer", type) != 0) {
+  if (names.on_cpu == NULL || names.asynchronous == NULL || names.timeout == NULL || names.reduction == NULL ||
+      type == NULL || PyModule_AddObject(module, "Reducer", type) != 0) {
     Py_XDECREF(type);
     return -1;
   }
