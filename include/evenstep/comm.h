@@ -173,6 +173,10 @@ EVEN_PUBLIC void even_comm_set_stop_grace(even_comm *comm, double seconds);
  * opening included). Only ever grows: take it before and after a call for that call's wait. Any thread. */
 EVEN_PUBLIC uint64_t even_comm_wait_ns(const even_comm *comm);
 
+/* How the group moves data now, in words for people: the engine, its ways, and what was chosen by measurement so far
+ * (it changes while the group runs). One line, cut to fit. By the thread that calls collectives, between them. */
+EVEN_PUBLIC void even_comm_describe(const even_comm *comm, char *text, size_t bytes);
+
 /* The name of the SIMD path in use: "avx512", "avx2", "neon", "portable". */
 EVEN_PUBLIC const char *even_comm_simd(void);
 

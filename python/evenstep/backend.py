@@ -37,6 +37,7 @@ from evenstep.backend_tensors import (
     sources_as_real,
 )
 from evenstep.backend_work import Worker, absent, completed
+from evenstep.comm_debug import explain
 from evenstep.device_groups import DeviceGroups, engine_version, nccl_library
 from evenstep.device_streams import CudaStreams
 from evenstep.rendezvous import open_group
@@ -155,6 +156,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
         """Every group counts from zero."""
 
     def shutdown(self) -> None:
+        explain(f"torch/{self._name}", self._comm, "at its end")
         if self._comm is not None:
             self._comm.close()  # a call under way on the group's thread ends with it
         if self._later is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evenstep import _core
+from evenstep.comm_debug import explain
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -85,4 +86,5 @@ def open_group(
             for key in ("segment", *map(str, range(1, ranks))):
                 store.delete_key(f"{prefix}/{key}")
         comm.barrier()
+        explain(name, comm, "at its opening")
     return comm

@@ -495,6 +495,16 @@ static PyObject *comm_wait_ns(PyObject *object, void *closure) {
   (void)closure;
   return comm == NULL ? NULL : PyLong_FromUnsignedLongLong(even_comm_wait_ns(comm));
 }
+static PyObject *comm_description(PyObject *object, void *closure) {
+  even_comm *comm = even_ext_comm_open_group((even_ext_comm *)object);
+  char text[1024];
+  (void)closure;
+  if (comm == NULL) {
+    return NULL;
+  }
+  even_comm_describe(comm, text, sizeof text);
+  return PyUnicode_FromString(text);
+}
 static PyObject *comm_sends(PyObject *object, void *closure) {
   even_comm *comm = even_ext_comm_open_group((even_ext_comm *)object);
   (void)closure;
@@ -578,6 +588,7 @@ static PyGetSetDef comm_attributes[] = {
     {"rank", comm_rank, NULL, "this rank's number", NULL},
     {"ranks", comm_ranks, NULL, "how many ranks the group has", NULL},
     {"wait_ns", comm_wait_ns, NULL, "nanoseconds spent waiting for peers since the group was opened", NULL},
+    {"description", comm_description, NULL, "how the group moves data now, in words", NULL},
     {"sends", comm_sends, NULL, "whether the group is small enough for messages", NULL},
     {"closed", comm_closed, NULL, "whether close() was called", NULL},
     {"handle", comm_handle, NULL, "capsule \"evenstep.comm\" with the even_comm *", NULL},

@@ -226,6 +226,10 @@ uint64_t even_comm_wait_ns(const even_comm *comm) {
   return even_comm_engine_of(comm)->wait_ns(comm);
 }
 
+void even_comm_describe(const even_comm *comm, char *text, size_t bytes) {
+  even_comm_engine_of(comm)->describe(comm, text, bytes);
+}
+
 void even_comm_leave(even_comm *comm) {
   even_comm_engine_of(comm)->leave(comm);
 }

@@ -106,6 +106,7 @@ struct even_comm_engine {
   void (*ask_site)(even_comm *comm, even_comm_site_call *call, void *context);
   void (*on_stall)(even_comm *comm, double seconds, even_comm_stall_call *call, void *context);
   uint64_t (*wait_ns)(const even_comm *comm);
+  void (*describe)(const even_comm *comm, char *text, size_t bytes);
   void (*leave)(even_comm *comm);
   void (*close)(even_comm *comm);
 };

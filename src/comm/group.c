@@ -155,6 +155,14 @@ static uint64_t wait_ns(const even_comm *comm) {
   return atomic_load_explicit(&comm->wait_ns, memory_order_relaxed);
 }
 
+static void describe(const even_comm *comm, char *text, size_t bytes) {
+  (void)snprintf(text, bytes,
+                 "shared memory, %d ranks, %s: up to %zu bytes in one meeting; in the arena where they lie, in claimed "
+                 "pieces; else staged in pieces of %zu KB, written %s the caches; polls %u times before it sleeps",
+                 comm->ranks, comm->kernels->name, EVEN_COMM_SLOT_BYTES, comm->piece_bytes >> 10,
+                 comm->writing.past_caches ? "past" : "through", comm->progress.polls);
+}
+
 static void revoke_group(even_comm *comm) {
   even_group_end(comm, EVEN_GROUP_REVOKED);
 }
@@ -193,6 +201,7 @@ static const even_comm_engine shared_engine = {
     .ask_site = even_shared_ask_site,
     .on_stall = even_shared_on_stall,
     .wait_ns = wait_ns,
+    .describe = describe,
     .leave = leave_group,
     .close = close_group,
 };

@@ -95,6 +95,20 @@ static void test_segments_of_others(void **state) {
   (void)close(fd);
 }
 
+static void test_it_says_how_it_moves_data(void **state) {
+  even_comm *comm = ranks_open_alone(4096);
+  char text[512];
+  char cut[8];
+  (void)state;
+  even_comm_describe(comm, text, sizeof text);
+  assert_non_null(strstr(text, "shared memory, 1 ranks, "));
+  assert_non_null(strstr(text, even_comm_simd()));
+  assert_non_null(strstr(text, "staged in pieces of 256 KB"));
+  even_comm_describe(comm, cut, sizeof cut);
+  assert_string_equal(cut, "shared ");
+  even_comm_close(comm);
+}
+
 static void test_arguments_of_calls(void **state) {
   even_comm *comm = ranks_open_alone(4096);
   double data[4] = {1, 2, 3, 4};
@@ -273,6 +287,7 @@ int main(void) {
       cmocka_unit_test(test_bad_parameters),
       cmocka_unit_test(test_what_is_no_segment),
       cmocka_unit_test(test_segments_of_others),
+      cmocka_unit_test(test_it_says_how_it_moves_data),
       cmocka_unit_test(test_arguments_of_calls),
       cmocka_unit_test(test_a_failed_opening_leaves_the_rank_free),
       cmocka_unit_test(test_every_failed_call_is_survived),

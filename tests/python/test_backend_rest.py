@@ -18,5 +18,23 @@ def test_what_else_a_backend_is_asked_for(run_ranks: Callable[..., Any], part: s
     run_ranks(FOLDER / "backend_rest_cases.py", 3, args=(part,), timeout=150)
 
 
+GROUPS = """
+    import torch, torch.distributed as dist, evenstep
+    dist.init_process_group("evenstep")
+    dist.all_reduce(torch.ones(3))
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(("asked", "speak"), [("1", [0]), ("all", [0, 1]), ("0", [])])
+def test_it_says_how_it_moves_data(run_ranks: Callable[..., Any], asked: str, speak: list[int]) -> None:
+    results = run_ranks(GROUPS, 2, env={"EVENSTEP_COMM_DEBUG": asked})
+    for rank, result in enumerate(results):
+        said = [line for line in result.stderr.splitlines() if line.startswith("evenstep: comm: ")]
+        assert len(said) == (2 if rank in speak else 0), result.stderr
+        for line, when in zip(said, ("at its opening", "at its end")):
+            assert f"rank {rank}, {when}: shared memory, 2 ranks, " in line
+
+
 def test_the_wrappers_of_torch(run_ranks: Callable[..., Any], tmp_path: Path) -> None:
     run_ranks(FOLDER / "backend_pattern_cases.py", 2, args=(str(tmp_path / "saved"),), timeout=170)

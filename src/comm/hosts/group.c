@@ -5,6 +5,7 @@
 #include "base/checked.h"
 #include "base/fail.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static const even_comm_engine hosts_engine;
@@ -200,6 +201,17 @@ static uint64_t wait_ns(const even_comm *comm) {
   return even_comm_wait_ns(group->inside) + between + everyone;
 }
 
+static void describe(const even_comm *comm, char *text, size_t bytes) {
+  const even_hosts_group *group = (const even_hosts_group *)(const void *)comm;
+  char inside[512];
+  char between[512] = "this host's leader speaks to them";
+  even_comm_describe(group->inside, inside, sizeof inside);
+  if (group->between != NULL) {
+    even_comm_describe(group->between, between, sizeof between);
+  }
+  (void)snprintf(text, bytes, "%d hosts; inside this one: %s; between them: %s", group->hosts, inside, between);
+}
+
 static void leave_group(even_comm *comm) {
   even_hosts_group *group = even_hosts_of(comm);
   if (!group->has_left) {
@@ -240,6 +252,7 @@ static const even_comm_engine hosts_engine = {
     .has_ended = has_ended,
     .set_timeout = set_timeout,
     .wait_ns = wait_ns,
+    .describe = describe,
     .leave = leave_group,
     .close = close_group,
 };

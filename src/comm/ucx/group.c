@@ -338,6 +338,14 @@ static void watch(even_comm *comm, bool (*ended)(void *), void *context) {
   (void)pthread_mutex_unlock(&group->lock);
 }
 
+static void describe(const even_comm *comm, char *text, size_t bytes) {
+  const even_ucx_group *group = (const even_ucx_group *)(const void *)comm;
+  (void)snprintf(text, bytes,
+                 "UCX, %d ranks, %s: up to %zu bytes with the words that announce the call; more from each rank to each "
+                 "other directly, reduced by the part's owner",
+                 group->ranks, group->kernels->name, EVEN_UCX_SMALL_BYTES);
+}
+
 static void revoke_group(even_comm *comm) {
   const even_error why = {.status = EVEN_ERR_REVOKED, .rank = -1, .what = "the group was revoked"};
   end_group(comm, &why);
@@ -364,6 +372,7 @@ static const even_comm_engine ucx_engine = {
     .watch = watch,
     .set_timeout = set_timeout,
     .wait_ns = wait_ns,
+    .describe = describe,
     .leave = leave_group,
     .close = close_group,
 };
