@@ -1,7 +1,7 @@
 # Thin over scripts/: each target is one script that says what it does. `make help` lists them.
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench bench-faults wheel lint format fuzz fuzz-long soak large clean
+.PHONY: help demo test bench bench-faults wheel gpu-check lint format fuzz fuzz-long soak large clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -24,6 +24,10 @@ bench-faults: ## kills and stops ranks inside calls, 1,000 times each: when do t
 wheel: ## a wheel that needs nothing but Python and torch, into dist/
 	@scripts/bootstrap.sh test
 	@scripts/wheel.sh
+
+gpu-check: ## a folder, dist/gpu-check, that checks all of it on a machine with a GPU and no network
+	@scripts/bootstrap.sh test
+	@scripts/gpu_check.sh
 
 lint: ## format, ruff, mypy, shellcheck, clang-tidy, room order, docs
 	@scripts/bootstrap.sh test

@@ -51,12 +51,14 @@ class DeviceGroups:
         timeout_seconds: float,
         identity: Callable[[int], str],
         library: str | None = None,
+        blocking: bool = False,
     ) -> None:
         self.rank, self.size = rank, size
         self._store = store
         self._timeout_seconds = timeout_seconds
         self._identity = identity
         self._library = library
+        self._blocking = blocking
         self._opened: dict[tuple[int, tuple[int, int] | None], _core.DeviceComm] = {}
         self._counts: dict[tuple[int, int] | None, int] = {}
         self._lock = threading.Lock()
@@ -91,6 +93,7 @@ class DeviceGroups:
             ranks,
             device,
             shares_device=shares,
+            blocking=self._blocking,
             timeout_seconds=self._timeout_seconds,
             library=self._library,
         )
