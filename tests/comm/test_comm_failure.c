@@ -230,7 +230,16 @@ static int go_on_beside_child(even_comm *comm, void *argument) {
 
 static void test_a_forked_child_cannot_call_for_its_parent(void **state) {
   (void)state;
-  assert_int_equal(ranks_run(&two, go_on_beside_child, NULL, NULL), 0);
+  static const int host_of[2] = {0, 1};
+  ranks_setup setup = two;
+  assert_int_equal(ranks_run(&setup, go_on_beside_child, NULL, NULL), 0);
+  if (ranks_have_ucx()) {
+    setup.engine = RANKS_UCX;
+    assert_int_equal(ranks_run(&setup, go_on_beside_child, NULL, NULL), 0);
+    setup.engine = RANKS_HOSTS;
+    setup.host_of = host_of;
+    assert_int_equal(ranks_run(&setup, go_on_beside_child, NULL, NULL), 0);
+  }
 }
 
 static void *revoke_when_waiting(void *argument) {

@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/fail.h"
+#include "os/thread.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -114,6 +115,7 @@ even_status even_comm_open_hosts(const even_comm_hosts *params, double timeout_s
   group->rank = params->rank;
   group->ranks = params->ranks;
   group->arena_bytes = even_comm_arena_bytes(params->inside);
+  group->process_mark = even_process_mark();
   atomic_store(&group->timeout_ns, even_comm_limit_ns(timeout_seconds));
   atomic_flag_clear(&group->busy);
   even_status status = make_room(group);

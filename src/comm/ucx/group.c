@@ -217,6 +217,7 @@ even_status even_comm_open_ucx(const even_comm_params *params, const even_comm_n
   group->arena_bytes = params->arena_bytes;
   group->api = api;
   group->process = even_own_process();
+  group->process_mark = even_process_mark();
   uint32_t most = params->spin < 0 ? MOST_POLLS : (uint32_t)params->spin;
   group->patience = (even_comm_patience){.polls = most, .least = most < LEAST_POLLS ? most : LEAST_POLLS, .most = most};
   atomic_store(&group->timeout_ns, even_comm_limit_ns(params->timeout_seconds));
