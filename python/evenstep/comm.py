@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 from evenstep import _core
+from evenstep.comm_arena import Arena
 from evenstep.comm_data import Data, argument_error, check_apart, check_same_dtype, counts_of, data_of, reduced_as
 from evenstep.comm_meeting import meet
 from evenstep.environment import Environment, read_environment
@@ -48,7 +48,6 @@ _OPS = {
     "bor": _core.OP_BOR,
     "bxor": _core.OP_BXOR,
 }
-_LINE = 64  # arrays in the arena begin on a cache line of their own
 
 Array = TypeVar("Array")
 Arrays = Union[Any, Sequence[Any]]
@@ -77,54 +76,6 @@ class Request:
         return self._request.wait(timeout)
 
 
-class _Block:
-    """A piece of the arena, seen by NumPy. The group's memory stays as long as any of them."""
-
-    def __init__(self, arena: _Arena, offset: int, size: int, interface: dict[str, Any]) -> None:
-        self.__array_interface__ = interface
-        self._arena = arena
-        self._place = (offset, size)
-
-    def __del__(self) -> None:
-        self._arena.returned.append(self._place)
-
-
-class _Arena:
-    """This rank's part of the group's shared memory, given out in pieces; the first that fits."""
-
-    def __init__(self, comm: _core.Comm, total: int) -> None:
-        self._memory = comm.handle  # keeps it mapped
-        self._address = data_of(comm.arena()).address if total else 0
-        self._total = total
-        self._free = [(0, total)]
-        # Given back wherever an array happens to die, also in another thread: taken up by the next `take`.
-        self.returned: deque[tuple[int, int]] = deque()
-
-    def _merge(self) -> None:
-        while self.returned:
-            self._free.append(self.returned.popleft())
-        merged: list[tuple[int, int]] = []
-        for offset, size in sorted(self._free):
-            if merged and sum(merged[-1]) == offset:
-                merged[-1] = (merged[-1][0], merged[-1][1] + size)
-            else:
-                merged.append((offset, size))
-        self._free = merged
-
-    def take(self, size: int, interface: dict[str, Any]) -> _Block:
-        self._merge()
-        padded = max(_LINE, (size + _LINE - 1) // _LINE * _LINE)
-        for i, (offset, room) in enumerate(self._free):
-            if room >= padded:
-                self._free[i : i + 1] = [(offset + padded, room - padded)] if room > padded else []
-                data = {"data": (self._address + offset, False), "version": 3}
-                return _Block(self, offset, padded, {**interface, **data})
-        raise argument_error(
-            f"{size} bytes do not fit into the group's arena of {self._total} bytes",
-            "open the group with a larger arena_bytes=, or drop arrays that are not needed any more",
-        )
-
-
 class Group:
     """This process's place among the ranks of a group. One thread at a time may be in a collective of it."""
 
@@ -132,7 +83,7 @@ class Group:
         self._comm = comm
         self._reduce = comm.all_reduce_data
         self._arena_bytes = arena_bytes
-        self._arena: _Arena | None = None
+        self._arena: Arena | None = None
         self._timeout = timeout
         self._requests: list[Request] = []
         self.rank: int = comm.rank
@@ -283,7 +234,7 @@ class Group:
                 f"no array of shape {sizes} and dtype {kind} can be shared", "give sizes and a number type"
             )
         if self._arena is None:
-            self._arena = _Arena(self._comm, self._arena_bytes)
+            self._arena = Arena(self._comm, self._arena_bytes)
         length = kind.itemsize
         for size in sizes:
             length *= size
