@@ -2,7 +2,8 @@
  * while backward still runs.
  *
  * sum_r weight_r * gradient_r is formed for every parameter (weight_r = n_r / N makes it the gradient of the
- * mean over the whole batch). Buckets are filled in reverse order of the parameters, as in Li et al., "PyTorch
+ * mean over the whole batch). Buckets are filled in reverse order of the parameters (which is that of
+ * the model, or, reversed, that in which gradients were seen to come), as in Li et al., "PyTorch
  * Distributed", VLDB 2020, section 3.2, and reduced in one fixed order, so that all ranks issue the same collectives.
  *
  * With a `wire` of 16 bits, fp32 gradients travel as that: each rank rounds weight_r * gradient_r to the nearest, the

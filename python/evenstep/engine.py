@@ -92,24 +92,48 @@ class SharedEngine:
         telemetry: _core.Telemetry | None = None,
         options: EngineOptions = EngineOptions(),
     ) -> None:
-        self._comm = comm
-        self._sync = _core.Sync(comm, _shapes(parameters), telemetry=telemetry, **_in_c(options))
-        arena = comm.arena()
+        self._comm, self._telemetry, self._options = comm, telemetry, options
+        self._parameters = parameters
         self._on_cpu = [p.device.type == "cpu" for p in parameters]
         self._held: list[Any] = [None] * len(parameters)
-        self.views: list[torch.Tensor] = []
+        self.views = [torch.empty(0) if on_cpu else torch.empty_like(p) for p, on_cpu in zip(parameters, self._on_cpu)]
         self._slots: list[torch.Tensor] = []
         self._addresses: list[int] = []
-        for index, parameter in enumerate(parameters):
+        self._place = list(range(len(parameters)))  # of each parameter in the engine in C
+        self._open(_shapes(parameters))
+
+    def _open(self, shapes: Sequence[tuple[int, int] | tuple[int, int, bool]]) -> None:
+        self._sync = _core.Sync(self._comm, shapes, telemetry=self._telemetry, **_in_c(self._options))
+        arena = self._comm.arena()
+        self._slots.clear()
+        self._addresses.clear()
+        for index, parameter in enumerate(self._parameters):
             flat = torch.empty(0, dtype=parameter.dtype)
             if parameter.numel():
-                at = self._sync.offset(index)
+                at = self._sync.offset(self._place[index])
                 flat = torch.frombuffer(arena, dtype=parameter.dtype, count=parameter.numel(), offset=at)
             shape, stride = memory_format_of(parameter)
             slot = flat.as_strided(shape, stride)
             self._slots.append(slot)
             self._addresses.append(slot.data_ptr())
-            self.views.append(slot.detach() if self._on_cpu[index] else torch.empty_like(parameter))
+            if self._on_cpu[index]:
+                self.views[index] = slot.detach()
+
+    def reorder(self, order: Sequence[int], late: Sequence[int]) -> bool:
+        """Between rounds: fills the buckets with the parameters of `order` as they come there, those of `late` in buckets of
+        their own, reduced last. The views are other memory then. False, and nothing done, where the arena is too small
+        for it. The same on all ranks."""
+        lately = set(late)
+        reduced = [*order, *late]
+        whole = _shapes(self._parameters)
+        shapes = [(*whole[index], index in lately) for index in reversed(reduced)]  # buckets are filled from the end
+        if _core.Sync.arena_bytes(shapes, **_in_c(self._options)) > len(self._comm.arena()):
+            return False
+        for place, index in enumerate(reversed(reduced)):
+            self._place[index] = place
+        self._sync.close()
+        self._open(shapes)
+        return True
 
     @property
     def memory(self) -> Sequence[torch.Tensor]:
@@ -132,14 +156,15 @@ class SharedEngine:
             and gradient.stride() == slot.stride()
         ):
             self._held[index] = gradient
-            self._sync.ready(index, address)
+            self._sync.ready(self._place[index], address)
             return
         if address != self._addresses[index]:
             slot.copy_(gradient)
-        self._sync.ready(index, self._addresses[index])
+        self._sync.ready(self._place[index], self._addresses[index])
 
     def finish(self) -> tuple[Sequence[int], Report]:
-        used, _, communication_ns, peer_wait_ns, exposed_ns, moved, _, full = self._sync.finish()
+        flags, _, communication_ns, peer_wait_ns, exposed_ns, moved, _, full = self._sync.finish()
+        used = bytes(map(flags.__getitem__, self._place))
         for index, on_cpu in enumerate(self._on_cpu):
             self._held[index] = None
             if not on_cpu and used[index]:

@@ -17,6 +17,7 @@ from evenstep._core import EvenstepError
 from evenstep.agreement import same_values
 from evenstep.engine import Engine, Report
 from evenstep.kept import KeptGradients
+from evenstep.learned_order import LearnedOrder
 from evenstep.local_training import LocalTraining
 from evenstep.sparse import sum_sparse
 from evenstep.used_parameters import UsedParameters
@@ -63,6 +64,7 @@ class GradientSync:
         self._current_weight = steps.current_weight
         self._fired: set[int] = set()
         self._submitted: set[int] = set()
+        self._order = LearnedOrder()
         self._refired = False
         self._open = False
         self._ids = {id(p) for p in self.parameters}
@@ -97,6 +99,8 @@ class GradientSync:
                 self._fired_again(index, p)
                 return
             fired.add(index)
+            if self._order.learning:
+                self._order.seen.append(index)
             if self.enabled and self._stash is None and not self.defer and self.local is None:
                 submit(index, p)
 
@@ -146,6 +150,8 @@ class GradientSync:
                     "  fix: call es.prepare while all parameters that will ever be trained require gradients"
                 )
         weight = self._current_weight()
+        if self._order.wanted is not None and not self._open:
+            self._reorder(*self._order.wanted)
         if self.stale is not None and self.enabled:
             self.stale.check_once_a_step(self._steps.step)
         if empty:
@@ -282,6 +288,10 @@ class GradientSync:
             report.full_bytes += second.full_bytes
         if self._watch is not None:
             self._watch.check(used)
+        if self._order.learning and hasattr(self.engine, "reorder"):
+            with self._steps.blocking():
+                self._order.agree(self._steps.group, used)
+        self._order.learning = False
         views = self.engine.views
         for index, parameter in enumerate(self.parameters[: self._dense]):
             if used[index]:
@@ -324,6 +334,22 @@ class GradientSync:
             total.bytes += one.bytes
             total.full_bytes += one.full_bytes
         return total
+
+    @torch.no_grad()
+    def _reorder(self, order: list[int], late: list[int]) -> None:
+        """Before the round after the first: the buckets in the order in which gradients come. What p.grad still holds of
+        the engine's memory gets memory of its own."""
+        self._order.wanted = None
+        parameters = self.parameters[: self._dense]
+        self._kept.let_go(parameters)
+        for index in self._kept.in_memory(parameters):
+            gradient = parameters[index].grad
+            assert gradient is not None
+            gradient = parameters[index].grad = gradient.clone()
+            self._whole[index] = weakref.ref(gradient)
+        if self.engine.reorder(order, late):  # type: ignore[attr-defined]
+            own, self._kept = self._kept.own, KeptGradients(self.engine.views, self.engine.memory)
+            self._kept.own.update(own)
 
     def _close_round(self) -> tuple[Any, Report]:
         if len(self._submitted) < self._dense:

@@ -43,6 +43,10 @@ class KeptGradients:
         if kept:
             self._move(kept, {id(p.grad) for p in parameters if p.grad is not None})
 
+    def in_memory(self, parameters: Sequence[torch.Tensor]) -> list[int]:
+        """Those whose gradient lies in the engine's memory."""
+        return [index for index, p in enumerate(parameters) if _storage(p.grad) == self._addresses[index]]
+
     def _move(self, kept: list[int], added_to: set[int]) -> None:
         copies = {self._addresses[index]: self._storages[index].clone() for index in kept}
         held = [self._views[index] for index in kept]
