@@ -38,6 +38,10 @@ typedef struct even_comm_params {
 /* Makes the segment for a group (rank 0, or any parent of the ranks). *fd is close-on-exec; the caller
  * owns it and may close it once all ranks have opened the group. params->rank is not looked at. */
 EVEN_PUBLIC even_status even_comm_create_segment(const even_comm_params *params, int *fd) EVEN_MUST_USE;
+/* The same, where it is known which processes will come: processes[r] as rank r (0: not known). One that ends before it
+ * has opened the group is then noticed as one that ends later is, and not by the timeout. */
+EVEN_PUBLIC even_status even_comm_create_segment_for(const even_comm_params *params, const long *processes,
+                                                     int *fd) EVEN_MUST_USE;
 /* Opens the group over a segment. The descriptor is duplicated: the caller keeps its own.
  * Returns when all ranks have come (or with an error by the timeout). */
 EVEN_PUBLIC even_status even_comm_open(const even_comm_params *params, int fd, even_comm **out) EVEN_MUST_USE;
@@ -46,8 +50,8 @@ EVEN_PUBLIC even_status even_comm_open(const even_comm_params *params, int fd, e
 /* How the ranks of a group over the network find one another. */
 typedef struct even_comm_network {
   size_t size; /* sizeof(even_comm_network) */
-  /* all (`ranks` times `bytes`) = `mine` of every rank, in rank order; collective, called a few times while the group is
-   * opened. What it returns ends the opening; it records its error itself. */
+  /* all (`ranks` times `bytes`) = `mine` of every rank, in rank order; collective, called a few times while the group
+   * is opened. What it returns ends the opening; it records its error itself. */
   even_status (*gather)(void *context, const void *mine, size_t bytes, void *all);
   void *context;
   const char *library;    /* NULL: libucp.so.0 where the loader looks. The first one opened serves the whole process */

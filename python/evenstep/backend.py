@@ -46,7 +46,15 @@ from evenstep.rendezvous import open_group
 class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
     """A process group of torch over an engine group; see `docs/communication.md` for what runs where."""
 
-    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta, name: str) -> None:
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        name: str,
+        members: Sequence[int] | None = None,
+    ) -> None:
         super().__init__(rank, size)
         self._rank = rank
         self._size = size
@@ -57,7 +65,9 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
         self._monitored = 0
         self._later: Worker | None = None
         self._messages = []
-        self._comm = open_group(store, rank, size, name=f"torch/{name}", timeout_seconds=timeout.total_seconds())
+        self._comm = open_group(
+            store, rank, size, name=f"torch/{name}", timeout_seconds=timeout.total_seconds(), members=members
+        )
         if self._comm is None and rank == 0:
             warnings.warn(
                 'the ranks of this group are on several hosts: backend "evenstep" runs on Gloo there', stacklevel=2
@@ -468,6 +478,12 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
 def create_group(options: Any, backend_options: Any) -> EvenstepGroup:
     """What torch calls to make a group (extended API of `Backend.register_backend`)."""
     del backend_options  # the backend has no options of its own
+    members = list(getattr(options, "global_ranks_in_group", None) or range(options.group_size))
     return EvenstepGroup(
-        options.store, options.group_rank, options.group_size, options.timeout, str(options.group_id or "default")
+        options.store,
+        options.group_rank,
+        options.group_size,
+        options.timeout,
+        str(options.group_id or "default"),
+        members,
     )

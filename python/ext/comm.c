@@ -515,20 +515,38 @@ static PyObject *comm_closed(PyObject *object, void *closure) {
   return PyBool_FromLong(((even_ext_comm *)object)->closed);
 }
 
+/* A sequence of `ranks` process numbers. */
+static long *to_processes(PyObject *object, int ranks) {
+  size_t *numbers = even_ext_to_counts(object, ranks);
+  long *processes = NULL;
+  even_status status = numbers == NULL ? EVEN_OK : EVEN_NEW_ARRAY(&processes, (size_t)ranks);
+  if (status != EVEN_OK) {
+    (void)even_ext_raise(status);
+  }
+  for (int rank = 0; processes != NULL && rank < ranks; rank++) {
+    processes[rank] = (long)numbers[rank];
+  }
+  even_free(numbers);
+  return processes;
+}
+
 static PyObject *comm_create_segment(PyObject *object, PyObject *arguments, PyObject *names) {
-  static char *keywords[] = {"ranks", "arena_bytes", NULL};
+  static char *keywords[] = {"ranks", "arena_bytes", "processes", NULL};
   even_comm_params params = {.size = sizeof params};
+  PyObject *given = NULL;
+  long *processes = NULL;
   int fd = -1;
   (void)object;
-  if (!PyArg_ParseTupleAndKeywords(arguments, names, "i|O&:create_segment", keywords, &params.ranks, even_ext_to_size,
-                                   &params.arena_bytes)) {
+  if (!PyArg_ParseTupleAndKeywords(arguments, names, "i|O&O:create_segment", keywords, &params.ranks, even_ext_to_size,
+                                   &params.arena_bytes, &given)) {
     return NULL;
   }
-  even_status status = even_comm_create_segment(&params, &fd);
-  if (status != EVEN_OK) {
-    return even_ext_raise(status);
+  if (given != NULL && given != Py_None && (processes = to_processes(given, params.ranks)) == NULL) {
+    return NULL;
   }
-  return PyLong_FromLong(fd);
+  even_status status = even_comm_create_segment_for(&params, processes, &fd);
+  even_free(processes);
+  return status != EVEN_OK ? even_ext_raise(status) : PyLong_FromLong(fd);
 }
 
 static PyObject *open_peer_fd(PyObject *module, PyObject *arguments) {
@@ -557,7 +575,7 @@ static PyObject *comm_simd(PyObject *module, PyObject *unused) {
 
 static PyMethodDef comm_methods[] = {
     {"create_segment", (PyCFunction)(void (*)(void))comm_create_segment, METH_VARARGS | METH_KEYWORDS | METH_STATIC,
-     "create_segment(ranks, arena_bytes=0) -> fd of a new group's memory, owned by the caller"},
+     "create_segment(ranks, arena_bytes=0, processes=None) -> fd of a new group's memory, owned by the caller"},
     {"all_reduce", comm_all_reduce, METH_VARARGS, "all_reduce(address, count, dtype, op): in place, on all ranks"},
     {"all_reduce_data", even_ext_comm_all_reduce_data, METH_VARARGS,
      "all_reduce_data(array, op): in place, on all ranks; any array or tensor whose memory can be seen"},

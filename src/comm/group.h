@@ -138,6 +138,8 @@ typedef enum even_peer_state {
 
 /* Writes who this process is, and which CPUs the calling thread may use, into this rank's control block. */
 even_status even_peers_introduce(even_comm *comm) EVEN_MUST_USE;
+/* The process of a rank, or the one that will come; 0: not known. */
+uint32_t even_peers_process(const even_comm *comm, int rank);
 /* How `rank` is; EVEN_PEER_LIVES where it cannot be told, and where another rank has just looked (it does what follows,
  * or nothing does). `now_ns` of even_clock_ns. */
 even_peer_state even_peers_look(const even_comm *comm, int rank, uint64_t now_ns);

@@ -91,9 +91,14 @@ static bool takes_look(even_comm_control *peer, uint64_t now_ns, uint64_t *looke
          atomic_compare_exchange_strong(&peer->looked_ns, looked_ns, now_ns);
 }
 
+uint32_t even_peers_process(const even_comm *comm, int rank) {
+  uint32_t process = atomic_load(&comm->controls[rank].process);
+  return process != 0 ? process : atomic_load(&comm->controls[rank].expected);
+}
+
 even_peer_state even_peers_look(const even_comm *comm, int rank, uint64_t now_ns) {
   even_comm_control *peer = &comm->controls[rank];
-  uint32_t process = atomic_load(&peer->process);
+  uint32_t process = even_peers_process(comm, rank);
   uint64_t looked_ns = 0;
   if (atomic_load(&peer->left) != 0) {
     return EVEN_PEER_GONE;

@@ -105,12 +105,26 @@ even_status even_comm_header_check(const even_comm_header *header, size_t mapped
 }
 
 even_status even_comm_create_segment(const even_comm_params *params, int *fd) {
+  return even_comm_create_segment_for(params, NULL, fd);
+}
+
+static void expect(unsigned char *segment, const even_comm_layout *layout, const long *processes, int ranks) {
+  even_comm_control *controls = (even_comm_control *)(void *)(segment + layout->controls);
+  for (int rank = 0; rank < ranks; rank++) {
+    atomic_store(&controls[rank].expected, processes[rank] > 0 ? (uint32_t)processes[rank] : 0);
+  }
+}
+
+even_status even_comm_create_segment_for(const even_comm_params *params, const long *processes, int *fd) {
   even_comm_layout layout;
   even_shared_memory memory;
   *fd = -1;
   EVEN_TRY(even_comm_layout_of(params, &layout));
   EVEN_TRY(even_shared_memory_create("evenstep-group", layout.total, &memory));
   even_comm_header_write(memory.address, params, &layout);
+  if (processes != NULL) {
+    expect(memory.address, &layout, processes, params->ranks);
+  }
   *fd = memory.fd;
   memory.fd = -1;
   even_shared_memory_close(&memory);

@@ -51,6 +51,7 @@ typedef struct even_comm_control {
   _Alignas(128) _Atomic uint32_t message_bell; /* the futex of those in this process who wait for messages */
   _Atomic uint32_t message_sleepers;
   _Alignas(128) _Atomic uint32_t process; /* 0: nobody has come yet */
+  _Atomic uint32_t expected;              /* the process that will come, as far as the segment's maker knows; else 0 */
   _Atomic uint64_t start_time; /* of the process, as in /proc/PID/stat: tells it from a later one; 0: not said yet */
   uint64_t cpus[EVEN_COMM_CPU_WORDS]; /* which this rank may use */
   /* by its peers (peers.c): */

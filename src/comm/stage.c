@@ -60,7 +60,7 @@ static even_status fail_late(const even_comm *comm, int late, const char *within
 }
 
 static even_status fail_stopped(const even_comm *comm, int rank, const char *call, const char *reached) {
-  uint32_t process = atomic_load(&comm->controls[rank].process);
+  uint32_t process = even_peers_process(comm, rank);
   if (rank == comm->rank) {
     (void)even_fail(EVEN_ERR_PEER_LOST,
                     "rank %d (this one, process %u) was stopped, and the others that waited for it have given up; it "
@@ -97,8 +97,8 @@ even_status even_group_failure_in(const even_comm *comm, const char *call) {
     case EVEN_GROUP_LOST: {
       bool left = atomic_load(&comm->controls[rank].left) != 0;
       (void)even_fail(EVEN_ERR_PEER_LOST, "rank %d (process %u) %s; rank %d was in %s%s", rank,
-                      atomic_load(&comm->controls[rank].process), left ? "left the group" : "died or came to its end",
-                      comm->rank, call, reached);
+                      even_peers_process(comm, rank), left ? "left the group" : "died or came to its end", comm->rank,
+                      call, reached);
       (void)even_error_place(rank, NULL);
       return even_error_fix(
           "the end of rank %d's own output says why; under `evenstep run` the job restarts from its "

@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -145,6 +146,27 @@ static void test_arguments_of_calls(void **state) {
   comm = ranks_open_alone(0);
   assert_null(even_comm_arena(comm));
   even_comm_close(comm);
+}
+
+/* Rank 1 ends before it opens the group; the time limit is long. */
+static void test_one_that_never_comes_is_named(void **state) {
+  even_comm_params params = params_of(2, 64);
+  even_comm *comm = NULL;
+  long processes[2] = {0};
+  int fd = -1;
+  (void)state;
+  params.timeout_seconds = 600;
+  processes[1] = (long)fork();
+  if (processes[1] == 0) {
+    _exit(0);
+  }
+  (void)waitpid((pid_t)processes[1], NULL, 0);
+  assert_int_equal(even_comm_create_segment_for(&params, processes, &fd), EVEN_OK);
+  assert_int_equal(even_comm_open(&params, fd, &comm), EVEN_ERR_PEER_LOST);
+  assert_int_equal(even_error_last()->rank, 1);
+  assert_non_null(strstr(even_error_last()->what, "opening the group"));
+  assert_null(comm);
+  (void)close(fd);
 }
 
 /* ---- faults ---- */
@@ -289,6 +311,7 @@ int main(void) {
       cmocka_unit_test(test_segments_of_others),
       cmocka_unit_test(test_it_says_how_it_moves_data),
       cmocka_unit_test(test_arguments_of_calls),
+      cmocka_unit_test(test_one_that_never_comes_is_named),
       cmocka_unit_test(test_a_failed_opening_leaves_the_rank_free),
       cmocka_unit_test(test_every_failed_call_is_survived),
   };

@@ -220,6 +220,33 @@ def body_async() -> None:
     leave()
 
 
+def test_one_that_never_comes_is_named(monkeypatch):
+    import torch.distributed as dist
+
+    import evenstep
+    from evenstep import rendezvous
+
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    lost = f"rank 1 .process {gone.pid}. died or came to its end before it opened the group"
+    store = dist.HashStore()
+    prefix = "evenstep/group/0"
+    # It has said that it comes, and ended; rank 2 has not come yet.
+    store.set(f"{prefix}/1", f"{rendezvous._place()}|{gone.pid}")
+    with pytest.raises(evenstep.EvenstepError, match=lost) as caught:
+        rendezvous.open_group(store, 0, 3, timeout_seconds=60)
+    assert (caught.value.status, caught.value.rank) == ("EVEN_ERR_PEER_LOST", 1)
+    with pytest.raises(RuntimeError, match=lost):  # and rank 0 tells the others
+        rendezvous.open_group(store, 2, 3, timeout_seconds=60)
+    # It was in a group with this rank, and ended.
+    monkeypatch.setitem(rendezvous._processes, 5, gone.pid)
+    for rank in (0, 2):
+        with pytest.raises(evenstep.EvenstepError, match=lost):
+            rendezvous.open_group(dist.HashStore(), rank, 3, timeout_seconds=60, members=[4, 5, 6])
+    with pytest.raises(RuntimeError, match=r"[Tt]imeout|[Tt]ime"):
+        rendezvous.open_group(dist.HashStore(), 0, 2, timeout_seconds=0.05)
+
+
 def test_the_grace_of_a_stop_is_checked(monkeypatch):
     import evenstep
     from evenstep.rendezvous import open_group
