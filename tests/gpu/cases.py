@@ -374,6 +374,40 @@ def dead_rank() -> None:
     os._exit(0)
 
 
+def hybrid_gpu_and_cpu() -> None:
+    """A GPU rank and a CPU rank in one all-reduce, and how fast that is beside the host leg alone."""
+    join("evenstep")
+    from evenstep.hybrid import HybridGroup
+
+    device = torch.device("cuda", 0) if RANK == 0 else torch.device("cpu")
+    group = HybridGroup(device)
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int64):
+        for count in (1, 1000, 3_000_001):
+            tensor = torch.full((count,), RANK + 1, dtype=dtype, device=device)
+            group.all_reduce(tensor)
+            same(tensor, 3)
+    weighted = torch.full((1000,), 2.0, device=device)
+    group.all_reduce(weighted, factor=0.5 * (RANK + 1))
+    same(weighted, 3)
+    for bytes_ in (1 << 20, 64 << 20):
+        data, plain = torch.ones(bytes_ // 4, device=device), torch.ones(bytes_ // 4)
+        times: dict[str, list[float]] = {"hybrid": [], "host": []}
+        for _ in range(7):
+            for name, call in (
+                ("hybrid", lambda d=data: group.all_reduce(d)),
+                ("host", lambda p=plain: dist.all_reduce(p)),
+            ):
+                dist.barrier()
+                began = time.perf_counter()
+                call()
+                if RANK == 0:
+                    torch.cuda.synchronize()
+                times[name].append(time.perf_counter() - began)
+        if RANK == 0:
+            row(bytes=bytes_, **{f"{name}_us": round(statistics.median(t) * 1e6) for name, t in times.items()})
+    dist.destroy_process_group()
+
+
 # ---- speed ----
 
 

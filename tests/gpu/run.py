@@ -44,6 +44,7 @@ CHECKS = [
     ("train_gpu", 1, "gpu", 60),
     ("train_gpu_pair", 2, "gpu", 90),
     ("train_gpu_and_cpu", 2, "gpu", 90),
+    ("hybrid_gpu_and_cpu", 2, "gpu", 60),
     ("bench_alone", 1, "gpu", 60),
     ("bench_pair", 2, "pair", 60),
     ("bench_torch_alone", 1, "torch-nccl", 60),

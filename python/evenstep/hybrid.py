@@ -1,0 +1,184 @@
+"""One all-reduce over ranks on devices of different makers: GPUs and CPUs, or GPUs of two makers.
+
+Inside each maker its own collectives (our NCCL engine for CUDA, our shared memory for CPUs, what torch has for others);
+between the makers pinned staging and our shared-memory engine, one rank of each. A tensor goes in pieces, so that while
+the makers' sums of one piece are added on the host, the next one is on its way down and the last one on its way up.
+"""
+
+# torch's stubs differ from version to version and from what it calls; what it calls is what is here.
+# mypy: disable-error-code="attr-defined,no-any-return"
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from evenstep._core import EvenstepError
+
+PIECE_BYTES = 4 << 20
+_AHEAD = 2  # pieces on their way down while one is added on the host
+_OPS = {
+    dist.ReduceOp.SUM: dist.ReduceOp.SUM,
+    dist.ReduceOp.AVG: dist.ReduceOp.SUM,
+    dist.ReduceOp.PRODUCT: dist.ReduceOp.PRODUCT,
+    dist.ReduceOp.MIN: dist.ReduceOp.MIN,
+    dist.ReduceOp.MAX: dist.ReduceOp.MAX,
+}
+
+
+class _HostStage:
+    """Of a leader whose device is the CPU: pieces are added where they lie."""
+
+    def down(self, piece: torch.Tensor, slot: int) -> torch.Tensor:
+        return piece
+
+    def ready(self, slot: int) -> None:
+        pass
+
+    def up(self, piece: torch.Tensor, slot: int) -> None:
+        pass
+
+    @contextlib.contextmanager
+    def going_down(self) -> Iterator[None]:
+        yield
+
+    def begin(self) -> None:
+        pass
+
+
+class _PinnedStage:
+    """Of a leader on an accelerator: pinned memory for a few pieces, and a stream on which pieces go down."""
+
+    def __init__(self, device: torch.device, piece_bytes: int) -> None:
+        self._device = device
+        self._stream = torch.Stream(device)
+        self._memory = [torch.empty(piece_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(_AHEAD + 1)]
+        self._arrived = [torch.Event(device) for _ in self._memory]
+        self._risen = [torch.Event(device) for _ in self._memory]
+        self._used = [False] * len(self._memory)
+
+    def _current(self) -> Any:
+        return torch.accelerator.current_stream(self._device)
+
+    def begin(self) -> None:
+        """What goes down comes after what the caller has put on the current stream."""
+        self._stream.wait_stream(self._current())
+
+    @contextlib.contextmanager
+    def going_down(self) -> Iterator[None]:
+        before = self._current()
+        torch.accelerator.set_stream(self._stream)
+        try:
+            yield
+        finally:
+            torch.accelerator.set_stream(before)
+
+    def down(self, piece: torch.Tensor, slot: int) -> torch.Tensor:
+        """Begins the copy, on the stream that goes down; the slot's last use must have risen."""
+        if self._used[slot]:
+            self._risen[slot].synchronize()
+        staged = self._memory[slot][: piece.nbytes].view(piece.dtype)
+        staged.copy_(piece, non_blocking=True)
+        self._arrived[slot].record(self._stream)
+        self._used[slot] = True
+        return staged
+
+    def ready(self, slot: int) -> None:
+        self._arrived[slot].synchronize()
+
+    def up(self, piece: torch.Tensor, slot: int) -> None:
+        """Begins the copy back, on the current stream."""
+        staged = self._memory[slot][: piece.nbytes].view(piece.dtype)
+        piece.copy_(staged, non_blocking=True)
+        self._risen[slot].record(self._current())
+
+
+class HybridGroup:
+    """All ranks of the default group, each with the device of its own. Making one is collective, and so is every call.
+
+    `maker` is what its devices' own collectives are named by: the device's type, unless a name is given (two groups of
+    CPUs then stand for two makers).
+    """
+
+    def __init__(
+        self,
+        device: torch.device | str,
+        maker: str | None = None,
+        piece_bytes: int = PIECE_BYTES,
+        timeout: timedelta = timedelta(minutes=30),
+    ) -> None:
+        self.device = torch.device(device)
+        self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
+        self._piece_bytes = max(256, piece_bytes // 256 * 256)
+        makers: list[Any] = [None] * self._ranks
+        dist.all_gather_object(makers, (maker or self.device.type, self._piece_bytes))
+        if len({size for _, size in makers}) > 1:
+            raise EvenstepError(
+                f"HybridGroup: the ranks want pieces of different sizes: {[size for _, size in makers]}\n"
+                "  fix: give all ranks the same piece_bytes"
+            )
+        self.makers: dict[str, list[int]] = {}
+        for rank, (name, _) in enumerate(makers):
+            self.makers.setdefault(name, []).append(rank)
+        self._inner: Any = None
+        for ranks in self.makers.values():  # every rank takes part in the making of every group
+            group = dist.new_group(ranks, timeout=timeout, backend="evenstep")
+            if self._rank in ranks:
+                self._inner, self._peers = group, ranks
+        self._leader = self._peers[0]
+        leaders = [ranks[0] for ranks in self.makers.values()]
+        self._between = dist.new_group(leaders, timeout=timeout, backend="evenstep")
+        self._stage: Any = None
+        if self._rank == self._leader:
+            self._stage = _HostStage() if self.device.type == "cpu" else _PinnedStage(self.device, self._piece_bytes)
+
+    @torch.no_grad()
+    def all_reduce(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, factor: float | None = None) -> None:
+        """In place on all ranks; `factor` multiplies this rank's before it is added (SUM). On an accelerator the current
+        stream has the result; the host of each maker's first rank waits for the host leg."""
+        inner_op = _OPS.get(op)
+        if inner_op is None:
+            raise ValueError(f"HybridGroup.all_reduce: {op} is not SUM, AVG, PRODUCT, MIN or MAX")
+        if factor is not None:
+            tensor.mul_(factor)
+        flat = tensor.contiguous().view(-1)
+        if len(self.makers) == 1:
+            dist.all_reduce(flat, op=inner_op, group=self._inner)
+        else:
+            self._reduce(flat, inner_op)
+        if op == dist.ReduceOp.AVG:
+            flat.div_(self._ranks)
+        if flat.data_ptr() != tensor.data_ptr():
+            tensor.copy_(flat.view(tensor.shape))
+
+    def _reduce(self, flat: torch.Tensor, op: Any) -> None:
+        """Down k+2, host k, up k: every rank of a maker makes that maker's calls in this order."""
+        pieces = flat.split(self._piece_bytes // flat.element_size()) if flat.numel() else []
+        staged: list[Any] = [None] * len(pieces)
+        if self._stage is not None:
+            self._stage.begin()
+        for k in range(len(pieces) + _AHEAD):
+            if k < len(pieces):
+                staged[k] = self._down(pieces[k], k, op)
+            if k >= _AHEAD:
+                self._up(pieces, staged, k - _AHEAD, op)
+
+    def _down(self, piece: torch.Tensor, k: int, op: Any) -> Any:
+        with self._stage.going_down() if self._stage is not None else contextlib.nullcontext():
+            if len(self._peers) > 1:
+                dist.reduce(piece, dst=self._leader, op=op, group=self._inner)
+            return None if self._stage is None else self._stage.down(piece, k % (_AHEAD + 1))
+
+    def _up(self, pieces: Sequence[torch.Tensor], staged: list[Any], k: int, op: Any) -> None:
+        if self._stage is not None:
+            self._stage.ready(k % (_AHEAD + 1))
+            dist.all_reduce(staged[k], op=op, group=self._between)
+            self._stage.up(pieces[k], k % (_AHEAD + 1))
+        if len(self._peers) > 1:
+            dist.broadcast(pieces[k], src=self._leader, group=self._inner)
+        staged[k] = None
