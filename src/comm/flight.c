@@ -219,7 +219,8 @@ static size_t collect_reached(unsigned char *records, size_t stride, int ranks, 
     (void)read_call(record, last_number(record), &call);
     call.state = call.state == EVEN_FLIGHT_FAILED ? EVEN_FLIGHT_BEGUN : call.state; /* it has only just noticed */
     size_t at = 0;
-    while (at < count && (parts[at].call.number != call.number || parts[at].call.state != call.state)) {
+    while (at < count && (parts[at].call.number != call.number || parts[at].call.state != call.state ||
+                          strcmp(parts[at].call.call, call.call) != 0)) {
       at++;
     }
     if (at < PARTS) {

@@ -104,6 +104,7 @@ static void the_record_outlives_the_ranks(void **state) {
   even_comm_params params = {.size = sizeof params, .ranks = 2, .arena_bytes = 64, .timeout_seconds = 60, .spin = -1};
   even_flight_call calls[EVEN_FLIGHT_CALLS];
   even_flight *flight = NULL;
+  char words[256];
   pid_t processes[2];
   int fd = -1;
   (void)state;
@@ -114,7 +115,8 @@ static void the_record_outlives_the_ranks(void **state) {
       even_comm *comm = NULL;
       params.rank = rank;
       if (even_comm_open(&params, fd, &comm) == EVEN_OK) {
-        (void)!even_comm_barrier(comm);
+        char data[8] = {0};
+        (void)!(rank == 0 ? even_comm_barrier(comm) : even_comm_broadcast(comm, data, sizeof data, 0));
       }
       (void)raise(SIGKILL);
     }
@@ -129,8 +131,10 @@ static void the_record_outlives_the_ranks(void **state) {
     assert_int_equal(even_flight_process(flight, rank), processes[rank]);
     assert_int_equal(even_flight_read(flight, rank, calls, EVEN_FLIGHT_CALLS), 2);
     assert_string_equal(calls[0].call, "opening the group");
-    assert_string_equal(calls[1].call, "barrier");
+    assert_string_equal(calls[1].call, rank == 0 ? "barrier" : "broadcast of 8 bytes from rank 0");
   }
+  even_flight_summary(flight, words, sizeof words);
+  assert_string_equal(words, "rank 0 in call 2 (barrier), rank 1 in call 2 (broadcast of 8 bytes from rank 0)");
   even_flight_close(flight);
   even_flight_close(NULL);
 }
