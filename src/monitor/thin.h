@@ -31,9 +31,9 @@ typedef struct even_thinning {
 /* To be called in an open transaction. Where there are more rows than most_rows, the older half of the steps is
  * merged, with their spans, until an eighth of most_rows is free or nothing more can be: groups of `width` steps
  * (a power of two, which grows), the same for all ranks. Steps that were made again within an attempt keep groups of
- * their own; their spans are summed with those of the first time. A merged row has the last step of its group and the sums of its numbers, of loss and predicted_seconds the
- * means; column "steps" counts. meta "merged_rows" is the highest rowid of steps that was merged. Returns SQLite's
- * code. */
+ * their own; their spans are summed with those of the first time. A merged row has the last step of its group and the
+ * sums of its numbers, of loss and predicted_seconds the means; column "steps" counts. meta "merged_rows" is the
+ * highest rowid of steps that was merged. Returns SQLite's code. */
 int even_thin(sqlite3 *connection, even_thinning *thinning);
 
 #endif

@@ -341,10 +341,11 @@ static void watch(even_comm *comm, bool (*ended)(void *), void *context) {
 
 static void describe(const even_comm *comm, char *text, size_t bytes) {
   const even_ucx_group *group = (const even_ucx_group *)(const void *)comm;
-  (void)snprintf(text, bytes,
-                 "UCX, %d ranks, %s: up to %zu bytes with the words that announce the call; more from each rank to each "
-                 "other directly, reduced by the part's owner",
-                 group->ranks, group->kernels->name, EVEN_UCX_SMALL_BYTES);
+  (void)snprintf(
+      text, bytes,
+      "UCX, %d ranks, %s: up to %zu bytes with the words that announce the call; more from each rank to each "
+      "other directly, reduced by the part's owner",
+      group->ranks, group->kernels->name, EVEN_UCX_SMALL_BYTES);
 }
 
 static void revoke_group(even_comm *comm) {
