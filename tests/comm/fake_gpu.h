@@ -36,7 +36,7 @@ void fake_gpu_wait(void *stream, int device);
 /* Whether it is all done. */
 bool fake_gpu_idle(void *stream);
 
-/* between the two files of the library */
+/* between the files of the library */
 typedef struct fake_stream fake_stream;
 fake_stream *fake_stream_of(void *handle);
 int fake_stream_device(const fake_stream *stream);
