@@ -33,15 +33,22 @@ class Iterations:
 
     # -- in a run --
 
-    def begin(self, epoch: int, tag: int = 0) -> None:
+    def begin(self, epoch: int, tag: int = 0, stepped: bool = False) -> None:
+        """stepped: it goes on with one of before a checkpoint that had trained, even where no batch of it is left."""
         self._file()
-        self._epoch, self._open, self._commits, self._used = epoch, True, 0, False
+        self._epoch, self._open, self._commits, self._used = epoch, True, int(stepped), False
         self._tag = tag
         self._at += 1
 
-    def moved(self, epoch: int) -> None:
+    def take_back(self) -> None:
+        """The one that ended last had no batch left, and the script's iteration goes on with another epoch."""
+        self._epoch = None
+        self._at -= 1
+
+    def moved(self, epoch: int, stepped: bool) -> None:
         """The one under way goes on in another epoch."""
         self._epoch = epoch
+        self._commits += stepped
 
     def end(self) -> None:
         self._open = False
@@ -63,6 +70,11 @@ class Iterations:
             return
         _append(self._past, self._epoch, self._kind(), self._tag)
         self._epoch = None
+
+    @property
+    def stepped(self) -> bool:
+        """Whether a step has used a batch of the last one to begin."""
+        return self._commits > 0 or self._used
 
     def _kind(self) -> str:
         return TRAINED if self._commits else TAKEN if self._used else LOOKED

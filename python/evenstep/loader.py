@@ -102,6 +102,7 @@ class EvenLoader:
         self._onward = False  # the cursor was loaded between two iterations: where its epoch is done, the next begins
         self._turn = 0  # of the iteration under way; one that is closed later than the next begins counts no more
         self._epoch = 0  # the cursor: batches of this epoch that the user has had
+        self._stepped = False  # of a checkpoint's cursor: a step had used some of them
         self._batch = 0
         self._samples = 0
         self._drawn = 0  # checksum of the batches that make the cursor
@@ -164,6 +165,7 @@ class EvenLoader:
             "within": self._iterations.before - self._before if here else 0,  # iterations in that place
             "epoch": self._epoch,
             "batch": self._batch,
+            "stepped": self._cursor_stepped(),
             "seed": self.seed,
             "samples": self._samples,
             "drawn": self._drawn,
@@ -172,6 +174,10 @@ class EvenLoader:
             "scheduler_calls": self._session.scheduler_steps.total(),
             "speeds": {} if self._shares is None else {**self._place(), "timings": self._shares.state()},
         }
+
+    def _cursor_stepped(self) -> bool:
+        """Whether a step has used some of the cursor's batches: else the iteration is a look so far."""
+        return self._iterations.stepped if self._iterating and not self._moved else self._batch > 0 and self._stepped
 
     def _state_of_sampler(self) -> str:
         """With which the cursor's epoch begins."""
@@ -212,6 +218,7 @@ class EvenLoader:
         self.check_state_dict(state)
         self.seed = int(state["seed"])
         self._epoch, self._batch = int(state["epoch"]), int(state["batch"])
+        self._stepped = self._batch > 0 and bool(state.get("stepped", True))
         self._samples = int(state["samples"])
         self._expected = state.get("drawn")
         self._drawn = self._expected or 0
@@ -331,8 +338,8 @@ class EvenLoader:
             self._put_sampler_back()
         if jump:
             self._session.scheduler_steps.go_on()
-        onward, self._onward, self._epoch_set = jump or self._onward, False, False
-        return self._iterate(skip, onward)
+        loaded, self._onward, self._epoch_set = self._onward, False, False
+        return self._iterate(skip, onward=jump or loaded, one=loaded)
 
     def _eval_batches(self, epoch: int) -> Iterator[list[Any]]:
         return _grouped(self._order.batches(self.seed, epoch), self._session.world_size)
@@ -396,8 +403,8 @@ class EvenLoader:
         finally:
             self._session.latest = before
 
-    def _iterate(self, skip: int, onward: bool) -> Iterator[Any]:
-        """onward: where the epoch has no batch left, with the next."""
+    def _iterate(self, skip: int, onward: bool, one: bool = False) -> Iterator[Any]:
+        """onward: where the epoch has no batch left, with the next; one: both are then one iteration of the script."""
         session = self._session
         epoch = self._next_epoch
         self._next_epoch += 1
@@ -410,7 +417,7 @@ class EvenLoader:
         if place.position != self._last_place.position:
             self._before = self._iterations.before
         self._last_place = place
-        self._iterations.begin(epoch, place.tag)
+        self._iterations.begin(epoch, place.tag, stepped=skip > 0 and self._stepped)
         self._iterated = True
         session.epoch_begins(self, epoch)
         self._iterating = True
@@ -433,7 +440,9 @@ class EvenLoader:
             if turn == self._turn:
                 self._end(epoch, ended)
         if onward and not found:
-            yield from self._iterate(0, False)
+            if one:
+                self._iterations.take_back()
+            yield from self._iterate(0, onward=False)
         elif not found and skip == 0 and self._iterations.first:
             raise self._no_batch()
 
@@ -475,7 +484,7 @@ class EvenLoader:
         self._moved = False
         self._put_sampler_back()
         self._sampler_state = self._order.sampler_state()
-        self._iterations.moved(self._epoch)
+        self._iterations.moved(self._epoch, self._stepped)
         self._next_epoch = self._epoch + 1
         return self._epoch, self._batch
 
