@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,7 @@ def _references(batch: Any) -> list[weakref.ref[Any]]:
     return found
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Batch:
     plan: BatchPlan
     references: list[weakref.ref[Any]]
@@ -48,6 +49,11 @@ class _Batch:
     def gone(self) -> bool:
         """Whether the script holds nothing of it; False where that cannot be seen."""
         return bool(self.references) and all(reference() is None for reference in self.references)
+
+    @property
+    def held(self) -> bool:
+        """Whether the script holds some of it; False where that cannot be seen."""
+        return bool(self.references) and not self.gone
 
 
 class FetchedBatches:
@@ -59,7 +65,15 @@ class FetchedBatches:
         self._ended: list[_Batch] = []
         self._last: _Batch | None = None  # to come
         self._alike = True  # as far as checked: what is held only becomes less
-        self._ahead: _Batch | None = None  # had by a backward, or fetched ahead of it: the next one may be over this
+        # Of a script that seems to fetch ahead of backward:
+        self._ahead: list[_Batch] = []  # fetched before the last backward, which had an older one
+        self._had: _Batch | None = None  # that older one
+        self._at_once = 0  # batches of its loader that came before the first such backward
+        self._counts = (
+            0,
+            0,
+            0,
+        )  # of this iteration: backwards with new batches; of one loader at the first, at the last
 
     def add(self, plan: BatchPlan, batch: Any) -> None:
         self._ended = []  # they were only looked at
@@ -68,29 +82,61 @@ class FetchedBatches:
         self._alike = len(self._waiting) == 1
 
     def has(self, plan: BatchPlan) -> bool:
-        return any(one.plan is plan for one in (*self._waiting, *self._ended))
+        """As its iteration ends: whether the batch may still come into a backward."""
+        if any(one.plan is plan for one in (*self._waiting, *self._ended)):
+            return True
+        last, (backwards, first, latest) = self._last, self._counts
+        if last is None or last.plan is not plan:
+            return False
+        if backwards > 1:
+            return latest < first  # more at first than later, so it fetches ahead, if only copies are held
+        return last in self._ahead and last.held
+
+    def let_go(self, plan: BatchPlan) -> bool:
+        """Whether this one outlived its iteration and the script holds nothing of it any more."""
+        last, (backwards, _, _) = self._last, self._counts
+        return last is not None and last.plan is plan and not backwards and last in self._ahead and last.gone
 
     def end(self, loader: EvenLoader) -> None:
         """An iteration over this loader has ended."""
         ended = [one for one in self._waiting if one.plan.loader is loader]
         self._ended += ended
         self._waiting = [one for one in self._waiting if one.plan.loader is not loader]
+        self._counts = (0, 0, 0)
 
     def used(self) -> None:
-        """A backward has had them; or all but the last, where the script fetches one ahead."""
-        several = len({id(one.plan.loader) for one in self._waiting}) < len(self._waiting)
-        held = self._ahead is not None and not self._ahead.gone
-        self._ahead = self._waiting[-1] if self._waiting and (several or held) else None
-        self._waiting = []
+        """A backward has had them; or the oldest of those that the script holds, where it fetches ahead."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return  # once more over the same
+        backwards, first, _ = self._counts
+        latest = _most_of_one_loader(waiting)
+        self._counts = (backwards + 1, first or latest, latest)
+        held = [one for one in waiting if one.held]
+        at_once = _most_of_one_loader(held)
+        if at_once < 2 and not self._suspects(waiting):
+            self._ahead, self._had = [], None
+            return
+        if not self._ahead or at_once > 1:
+            self._at_once = at_once
+        had, *self._ahead = [*self._suspects(waiting), *held]
+        self._had = had
+
+    def _suspects(self, waiting: list[_Batch]) -> list[_Batch]:
+        """Which of those fetched ahead the next backward may be over. None where the script holds also what it has
+        trained on, or fetches as many before each backward: then what it holds says nothing."""
+        if self._had is None or self._had.held or _most_of_one_loader(waiting) >= self._at_once:
+            return []
+        return [one for one in self._ahead if one.held]
 
     def check_one_weight(self) -> None:
         """Raises where the next backward may be over batches of which a rank has different parts."""
         last = self._last
         if last is None:
             return
-        ahead = self._ahead
-        if ahead is not None and ahead is not last and not ahead.gone and not _same_parts(ahead.plan, last.plan):
-            raise _no_one_weight(ahead.plan, last.plan, False)
+        for one in self._suspects(self._waiting):
+            if not _same_parts(one.plan, last.plan):
+                raise _no_one_weight(one.plan, last.plan, False)
         if self._alike:
             return
         # One that is gone was skipped; where even the last one is, the script works on copies, and nothing is known.
@@ -100,6 +146,11 @@ class FetchedBatches:
                 if (copies or not one.gone) and not _same_parts(one.plan, last.plan):
                     raise _no_one_weight(one.plan, last.plan, ended)
         self._alike = True
+
+
+def _most_of_one_loader(batches: list[_Batch]) -> int:
+    counts = Counter(id(one.plan.loader) for one in batches)
+    return max(counts.values(), default=0)
 
 
 def _same_parts(one: BatchPlan, other: BatchPlan) -> bool:

@@ -176,6 +176,8 @@ class Steps:
                 f"the ranks are no longer in step: {self._broken}\n  fix: end the job; it goes on from its checkpoint"
             )
         if self._weight is None:
+            if self.plan is not None and self._fetched.let_go(self.plan):
+                self.plan = None
             self._fetched.check_one_weight()
         now = self._backward_start = _core.clock_ns()
         if self.plan is not None:

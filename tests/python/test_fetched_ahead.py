@@ -1,0 +1,122 @@
+"""Which weight a batch has in a script that fetches the next one before backward, and what is no such script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from evenstep._core import EvenstepError
+from evenstep.fetched import FetchedBatches
+from evenstep.loader import BatchPlan
+
+
+@pytest.mark.parametrize("kept", ["the loader's tensors", "copies"])
+def test_the_last_batch_of_an_epoch_has_its_own_weight(run_ranks: Callable[..., list[Any]], kept: str) -> None:
+    code = f"""
+    import copy
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+    import evenstep as es
+
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(36, 2, dtype=torch.float64))
+    model = es.prepare(nn.Linear(2, 1).double())
+    loader = es.prepare(DataLoader(data, batch_size=12), shares=lambda n, b: [9, 3])
+    one = copy.deepcopy(nn.Linear(2, 1).double())
+    one.load_state_dict(model.state_dict())
+
+    def fetch(batches):
+        batch = next(batches, None)
+        return batch if batch is None or {kept!r} == "the loader's tensors" else [x.clone() for x in batch]
+
+    def gradient_of(network, x):
+        network.zero_grad()
+        network(x).square().mean().backward()
+        return network.weight.grad.clone()
+
+    for _ in range(2):
+        batches = iter(loader)
+        batch, number = fetch(batches), 0
+        while batch is not None:
+            following = fetch(batches)
+            whole = gradient_of(one, data.tensors[0][12 * number : 12 * (number + 1)])
+            ours = gradient_of(model, batch[0])
+            assert torch.allclose(ours, whole, rtol=1e-12), (number, ours, whole)
+            batch, number = following, number + 1
+        assert number == 3
+    # no loader's batch: equal parts
+    ours = gradient_of(model, torch.full((1, 2), es.rank() + 1.0, dtype=torch.float64))
+    parts = [gradient_of(one, torch.full((1, 2), r + 1.0, dtype=torch.float64)) for r in range(2)]
+    assert {kept!r} == "copies" or torch.allclose(ours, sum(parts) / 2, rtol=1e-12), (ours, parts)
+    """
+    run_ranks(code)
+
+
+class Loop:
+    """What Steps tells FetchedBatches of a script's loop. Shares are others from the third batch on."""
+
+    def __init__(self) -> None:
+        self.fetched, self.loader, self.number = FetchedBatches(), object(), 0
+
+    def fetch(self, batch: Any = None) -> Any:
+        shares = [6, 6] if self.number < 2 else [9, 3]
+        batch = [torch.zeros(1)] if batch is None else batch
+        plan = BatchPlan(self.loader, 0, self.number, 12, shares, shares[0], 0, 0.0)  # type: ignore[arg-type]
+        self.number += 1
+        self.fetched.add(plan, batch)
+        return batch
+
+    def backward(self) -> None:
+        self.fetched.check_one_weight()
+        self.fetched.used()
+
+
+@pytest.mark.parametrize("backwards", [1, 2])
+def test_one_fetched_ahead_is_watched_whatever_backwards_a_batch_has(backwards: int) -> None:
+    loop = Loop()
+    batch, ahead = loop.fetch(), loop.fetch()
+    for _ in range(backwards):
+        loop.backward()
+    batch, ahead = ahead, loop.fetch()
+    with pytest.raises(EvenstepError, match="two batches came before one backward"):
+        loop.backward()
+    assert batch and ahead
+
+
+def test_all_that_were_fetched_ahead_are_watched() -> None:
+    loop = Loop()
+    queue = [loop.fetch(), loop.fetch()]
+    loop.number = 1
+    queue.append(loop.fetch())
+    loop.backward()
+    queue.pop(0)
+    loop.number = 2
+    queue.append(loop.fetch())
+    with pytest.raises(EvenstepError, match="two batches came before one backward"):
+        loop.backward()
+
+
+def test_what_is_no_fetching_ahead_goes_on_as_the_shares_move() -> None:
+    kept = [[torch.zeros(1)] for _ in range(8)]  # the data set itself holds them
+    skipped = Loop()
+    batch = skipped.fetch(kept[0])
+    for number in range(1, 8):
+        batch = skipped.fetch(kept[number])
+        skipped.backward()
+
+    words = Loop()
+    words.fetch(["no tensor"])
+    for _ in range(4):
+        words.fetch(["no tensor"])
+        words.backward()
+
+    pairs, history = Loop(), []
+    for _ in range(4):
+        batch, other = pairs.fetch(), pairs.fetch()
+        pairs.backward()
+        history.append(other)
+    assert batch
