@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from evenstep._core import EvenstepError
-from evenstep.agreement import same_values
+from evenstep.agreement import first_differing
 from evenstep.engine import Engine, Report
 from evenstep.kept import KeptGradients
 from evenstep.learned_order import LearnedOrder
@@ -214,10 +214,9 @@ class GradientSync:
         if not found:
             return None
         with self._steps.blocking():
-            if not same_values(self._steps.group, found):
-                return self._names[next(iter(found))]
-        self._whole.update((index, weakref.ref(gradient)) for index, gradient in found.items())
-        return None
+            index = first_differing(self._steps.group, found)
+        # Those that are the same are not remembered: the script may write others into the same objects.
+        return None if index is None else self._names[index]
 
     def take_gradients(self) -> None:
         """What is in p.grad takes part in the round to come, as if a backward pass had made it."""
