@@ -423,7 +423,7 @@ class EvenLoader:
         self._iterating = True
         self._turn += 1
         turn = self._turn
-        session.steps.unpause()
+        session.steps.unpause(self)
         ended = False
         try:
             while True:

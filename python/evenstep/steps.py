@@ -145,7 +145,9 @@ class Steps:
             self.loop_samples = self._had.pop(loader, self.loop_samples)
         self._paused = (_core.clock_ns(), self.blocked_ns())
 
-    def unpause(self) -> None:
+    def unpause(self, loader: EvenLoader) -> None:
+        """An iteration over the loader begins. What one that was only looked into had is no training loop's."""
+        self._had.pop(loader, None)
         if self._paused is not None:
             now = _core.clock_ns()
             since, blocked = self._paused

@@ -259,10 +259,13 @@ def check_numbers_after_the_loop() -> None:
     loader = es.prepare(
         DataLoader(Numbers(6), batch_size=6), shares=lambda n, b: [b - 1, 1, 0][:RANKS] if RANKS > 1 else [b]
     )
+    look = iter(loader)
+    next(look)  # whose samples are none of the loop's, though it stays open
     for x, _ in loader:
         inside = es.reduce_mean(x[:, 0].mean() if es.session().latest.samples else torch.tensor(math.nan))
     value = x[:, 0].mean() if RANK < 2 else torch.tensor(math.nan)
     assert float(inside) == float(es.reduce_mean(value)) == 2.5
+    assert es.session().steps.loop_samples == [[6], [5, 1], [5, 1, 0]][RANKS - 1][RANK]
     rest = es.prepare(
         DataLoader(Numbers(5), batch_size=4),
         shares=lambda n, b: [b - RANKS + 1] + [1] * (RANKS - 1) if b > 1 else [1] + [0] * (RANKS - 1),
