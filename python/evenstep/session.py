@@ -285,6 +285,8 @@ class Session:
         plan = self.steps.last_plan
         for loader in self.loaders.values():
             loader.committed(plan is not None and plan.loader is loader)
+        if self.loops.trained:  # a checkpoint was loaded in an iteration that trains
+            self.loops.settle(beginning=False)
         if not self._iterating():
             self._forget_pending()
         late, self._committed = self._committed, True  # late: no loader was asked for a batch since the step before

@@ -125,3 +125,30 @@ def test_resumed_after_a_load_of_an_epochs_end_before_any_step(
     assert lines(run_ranks(FIRST, args=("range", "back", "0"))) == whole[4:]
     resume = {"EVENSTEP_RESUME": str(tmp_path / "mid")}
     assert lines(run_ranks(FIRST, args=("range", "resume", "0"), env=resume)) == whole[6:]
+
+
+LEFT = (
+    HEAD
+    + """
+def train():
+    for batch in loader:
+        step(batch)
+        if es.step() == 4:
+            es.checkpoint("full")
+if kind == "begin":
+    train()
+    train()
+else:
+    for batch in loader:
+        es.load_checkpoint("full")
+        step(batch)
+        break
+    train()
+"""
+)
+
+
+def test_a_load_and_a_step_before_a_break_are_training(run_ranks: Callable[..., list[Any]]) -> None:
+    run_ranks(LEFT, args=("range", "begin", "0"))
+    seen = lines(run_ranks(LEFT, args=("range", "left", "0")))
+    assert seen[1:] == [f"SEEN {n + 5} 1 {n}" for n in range(4)], seen
