@@ -121,8 +121,14 @@ def _tell_once(session: Any, what: str, text: str) -> None:
         sys.stderr.write(f"evenstep: {text}\n")
 
 
+def _is_loaded(session: Any, folder: Path) -> bool:
+    """Whether this call of the script wrote the checkpoint that it goes on from."""
+    loaded = session.loaded
+    return loaded is not None and loaded.between and bool(folder.resolve() == loaded.folder.resolve())
+
+
 def _on_rank_zero(
-    session: Any, path: Path | None, random_states: list[bytes], extra: Any, wait: bool
+    session: Any, path: Path | None, random_states: list[bytes], extra: Any, wait: bool, between: bool = False
 ) -> tuple[Path, bool]:
     """The folder, and whether it was left as it was: the call is one of before the checkpoint that the script resumes."""
     _join_background()
@@ -139,6 +145,7 @@ def _on_rank_zero(
         return folder, True
     keep = keep_count() if path is None else 0
     snapshot = capture(session, random_states, extra)
+    snapshot.state["between"] = between
 
     def forget() -> None:
         session.resumed_from = None
@@ -157,21 +164,23 @@ def _on_rank_zero(
     return folder, False
 
 
-def _save(session: Any, path: Path | None, extra: Any, wait: bool) -> Path:
-    """All ranks call it; rank 0 writes, its outcome is everyone's."""
+def _save(session: Any, path: Path | None, extra: Any, wait: bool, between: bool = False) -> Path:
+    """All ranks call it; rank 0 writes, its outcome is everyone's. between: the script asked for it, between two
+    iterations, so that a resumed one comes by the call again."""
     with session.steps.apart(_core.SPAN_CHECKPOINT):
-        return _save_apart(session, path, extra, wait)
+        return _save_apart(session, path, extra, wait, between)
 
 
-def _save_apart(session: Any, path: Path | None, extra: Any, wait: bool) -> Path:
+def _save_apart(session: Any, path: Path | None, extra: Any, wait: bool, between: bool) -> Path:
     session.synchronise_models()
     random_states = session.all_gather_bytes(pack_random(session.pending_random))
     session.exchange_state = capture_exchange(session)
     outcome: bytes | None = None
     if session.rank == 0:
         try:
-            folder, kept = _on_rank_zero(session, path, random_states, extra, wait)
-            outcome = json.dumps({"path": os.fspath(folder), "kept": kept}).encode()
+            folder, kept = _on_rank_zero(session, path, random_states, extra, wait, between)
+            loaded = kept and _is_loaded(session, folder)
+            outcome = json.dumps({"path": os.fspath(folder), "kept": kept, "loaded": loaded}).encode()
         except (EvenstepError, MemoryError, OSError, TypeError, ValueError) as error:
             outcome = json.dumps({"error": str(error) or type(error).__name__}).encode()
     session.exchange_state = {}
@@ -180,6 +189,8 @@ def _save_apart(session: Any, path: Path | None, extra: Any, wait: bool) -> Path
         session.user_state = extra
     if "error" in result:
         raise EvenstepError(result["error"])
+    if result["loaded"]:  # what the script does to its objects from here on is not in the checkpoint
+        session.put_objects_back()
     return Path(result["path"])
 
 
@@ -203,7 +214,7 @@ def checkpoint(
     if path is not None and Path(path).name.endswith(PARTIAL):
         raise ValueError(f"{path}: names that end in {PARTIAL} are those of unfinished checkpoints")
     where = None if path is None else Path(path).absolute()
-    return _save(session, where, session.user_state if extra is None else extra, wait)
+    return _save(session, where, session.user_state if extra is None else extra, wait, between=not session.iterating)
 
 
 def automatic(session: Any) -> Path | None:
@@ -256,10 +267,13 @@ def _agree(session: Any, path: str | os.PathLike[str]) -> Path:
 
 
 class Loaded(NamedTuple):
-    """What a session has from a checkpoint: the step it was at, and whether the launcher named it (or the script)."""
+    """What a session has from a checkpoint: the step it was at, whether the launcher named it (or the script), where it
+    is."""
 
     step: int
     by_launcher: bool
+    folder: Path
+    between: bool  # written by a call of es.checkpoint between two iterations
 
 
 def load_checkpoint(
@@ -298,7 +312,7 @@ def load_checkpoint(
     state = manifest["state"]
     if loaders and optimizers:  # the same training goes on
         session.step = state["step"]
-        session.loaded = Loaded(session.step, by_launcher=False)
+        session.loaded = Loaded(session.step, False, folder, bool(state.get("between")))
         inherit(session, folder, state)
     if random:
         _restore_random(session, folder, state)
@@ -316,7 +330,7 @@ class Resume:
         self._loader = Loader(session, folder, self._state)
         self._session = session
         session.step = self._state["step"]
-        session.loaded = Loaded(session.step, by_launcher=True)
+        session.loaded = Loaded(session.step, True, folder, bool(self._state.get("between")))
         inherit(session, folder, self._state)
         session.user_state = self._loader.extra() or {}
         _restore_random(session, folder, self._state)

@@ -84,7 +84,7 @@ class Session:
         self.latest: BatchPlan | None = None  # the batch of a prepared loader that the script is at
         self.total_epochs = 0  # 0: unknown
         self._committed = False
-        self.scheduler_steps = SchedulerSteps(self._iterating)
+        self.scheduler_steps = SchedulerSteps(lambda: self.iterating)
         self.loops = Loops(self.loaders, self.scheduler_steps, self.rank)
         self.checks = StepChecks()
         self._leader: int | None = None  # id of the optimizer whose step is the commit where no loader is prepared
@@ -169,24 +169,29 @@ class Session:
         if self.resume is not None:
             self.resume.finish()
             self.resume = None
-        objects, self.pending_objects = self.pending_objects, None
-        if objects is not None and self.replayed:
-            objects()
-        self.replayed = False
+        self.put_objects_back()
+        self.pending_objects = None
         if self.pending_random is not None:
             put_back, self.pending_random = self.pending_random, None
             put_back()
+
+    def put_objects_back(self) -> None:
+        """Where what follows done epochs has changed them once more since they were put there last."""
+        if self.pending_objects is not None and self.replayed:
+            self.pending_objects()
+        self.replayed = False
 
     def _forget_pending(self) -> None:
         """A step without a loader's batch: training has gone on from the checkpoint, whose state is past."""
         self.pending_random = self.pending_objects = None
 
-    def _iterating(self) -> bool:
+    @property
+    def iterating(self) -> bool:
         return any(loader.iterating for loader in self.loaders.values())
 
     def iteration_begins(self) -> None:
         """The step before a break, whose loop did not come back for another batch, is over too."""
-        if not self._iterating():
+        if not self.iterating:
             self.boundary()
 
     def boundary(self) -> None:
@@ -287,10 +292,10 @@ class Session:
             loader.committed(plan is not None and plan.loader is loader)
         if self.loops.trained:  # a checkpoint was loaded in an iteration that trains
             self.loops.settle(beginning=False)
-        if not self._iterating():
+        if not self.iterating:
             self._forget_pending()
         late, self._committed = self._committed, True  # late: no loader was asked for a batch since the step before
-        if not self._iterating() and (late or not self.loaders):
+        if not self.iterating and (late or not self.loaders):
             self.boundary()
 
 

@@ -152,3 +152,46 @@ def test_a_load_and_a_step_before_a_break_are_training(run_ranks: Callable[..., 
     run_ranks(LEFT, args=("range", "begin", "0"))
     seen = lines(run_ranks(LEFT, args=("range", "left", "0")))
     assert seen[1:] == [f"SEEN {n + 5} 1 {n}" for n in range(4)], seen
+
+
+CALLS = (
+    HEAD
+    + """
+class Early:
+    count = 0
+    def step(self):
+        self.count += 1
+    def state_dict(self):
+        return {"count": self.count}
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+early = es.prepare(Early())
+for epoch in epochs(4):
+    for batch in loader:
+        if es.is_main():
+            print("SEEN", es.step(), early.count)
+        step(batch)
+    if kind == "after":
+        early.step()
+    es.checkpoint("last" if kind != "cadence" else None)
+    if es.step() == stop:
+        raise SystemExit(0)
+    if kind != "after":
+        early.step()
+end()
+"""
+)
+
+
+@pytest.mark.parametrize("kind", ["before", "after", "cadence"])
+def test_what_the_script_does_after_its_checkpoint_of_an_epoch_is_done_once(
+    run_ranks: Callable[..., list[Any]], tmp_path: pathlib.Path, kind: str
+) -> None:
+    folder = tmp_path / "checkpoints"
+    cadence = {"EVENSTEP_CHECKPOINT_DIR": str(folder), "EVENSTEP_CHECKPOINT_EVERY": "6"}
+    whole = lines(run_ranks(CALLS, args=("range", kind, "8"), env=cadence))
+    step, found = (6, folder / "step-00000006") if kind == "cadence" else (8, tmp_path / "last")
+    resumed = lines(run_ranks(CALLS, args=("range", kind, "-1"), env={"EVENSTEP_RESUME": str(found)}))
+    counts = [int(line.split()[2]) for line in whole + resumed if len(line.split()) == 3]
+    assert counts == [n // 4 for n in (*range(8), *range(step, 16))], resumed
