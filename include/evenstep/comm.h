@@ -1,6 +1,6 @@
-/* Collectives between the CPU ranks of one host, over shared memory.
+/* Collectives between CPU ranks: of one host over shared memory, of several hosts over UCX.
  *
- * A group is a shared segment that its ranks map. One rank creates the segment and hands
+ * A group on one host is a shared segment that its ranks map. One rank creates the segment and hands
  * its descriptor to the others (inherited, or through /proc/PID/fd); each opens the group over it.
  * Calls are collective: every rank of the group makes the same calls in the same order.
  * One thread at a time may call a collective of one group; several groups are independent.
@@ -64,6 +64,9 @@ typedef struct even_comm_network {
  * order. EVEN_ERR_NOT_FOUND without UCX, EVEN_ERR_UNSUPPORTED where another rank cannot use it. */
 EVEN_PUBLIC even_status even_comm_open_ucx(const even_comm_params *params, const even_comm_network *network,
                                            even_comm **out) EVEN_MUST_USE;
+
+/* UCX's version ("1.13.1") into `text`; opens it, as even_comm_open_ucx does. EVEN_ERR_NOT_FOUND where it is not here. */
+EVEN_PUBLIC even_status even_comm_ucx_version(const char *library, char *text, size_t bytes) EVEN_MUST_USE;
 
 /* A group made of others: the ranks of each host over shared memory, the first of each host over the network. */
 typedef struct even_comm_hosts {

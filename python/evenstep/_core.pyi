@@ -90,6 +90,7 @@ OP_BXOR: int
 
 def open_peer_fd(pid: int, fd: int, /) -> int: ...
 def comm_simd() -> str: ...
+def ucx_version(library: str | None = None, /) -> str: ...
 
 class Request:
     """A message that has begun. Keep its data until it is done."""
@@ -117,6 +118,31 @@ class Comm:
     ) -> Comm: ...
     @staticmethod
     def create_segment(ranks: int, arena_bytes: int = 0, processes: Sequence[int] | None = None) -> int: ...
+    @classmethod
+    def open_ucx(
+        cls,
+        gather: Callable[[bytes], bytes],
+        rank: int,
+        ranks: int,
+        arena_bytes: int = 0,
+        timeout_seconds: float = 1800.0,
+        spin: int = -1,
+        library: str | None = None,
+        interfaces: str | None = None,
+        number: int = -1,
+    ) -> Comm: ...
+    @classmethod
+    def open_hosts(
+        cls,
+        rank: int,
+        host_of: Sequence[int],
+        inside: Comm,
+        between: Comm | None = None,
+        everyone: Comm | None = None,
+        timeout_seconds: float = 1800.0,
+    ) -> Comm: ...
+    @property
+    def engine(self) -> str: ...
     @property
     def rank(self) -> int: ...
     @property

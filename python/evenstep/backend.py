@@ -7,7 +7,6 @@ tensors, torch's Gloo and NCCL beneath for what is left."""
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -68,10 +67,6 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
         self._comm = open_group(
             store, rank, size, name=f"torch/{name}", timeout_seconds=timeout.total_seconds(), members=members
         )
-        if self._comm is None and rank == 0:
-            warnings.warn(
-                'the ranks of this group are on several hosts: backend "evenstep" runs on Gloo there', stacklevel=2
-            )
         self._at_once = reducer_of(self._comm)
         self._devices: DeviceCollectives | None = None
         self._devices_chosen = False

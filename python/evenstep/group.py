@@ -195,7 +195,7 @@ class Bootstrap:
         dist.init_process_group(backend, timeout=timedelta(seconds=self.timeout_seconds))
 
     def shared(self, arena_bytes: int, purpose: str) -> _core.Comm | None:
-        """An engine group of all ranks, or None where they are not all on one host."""
+        """An engine group of all ranks, or None where only torch can connect them. No messages, no all-to-all."""
         self._opened += 1
         return open_group(
             dist.distributed_c10d._get_default_store(),
@@ -204,6 +204,7 @@ class Bootstrap:
             name=f"session/{purpose}/{self._opened}",
             arena_bytes=arena_bytes,
             timeout_seconds=self.timeout_seconds,
+            messages=False,
         )
 
     def gloo(self) -> Any:

@@ -505,6 +505,11 @@ static PyObject *comm_description(PyObject *object, void *closure) {
   even_comm_describe(comm, text, sizeof text);
   return PyUnicode_FromString(text);
 }
+static PyObject *comm_engine(PyObject *object, void *closure) {
+  even_comm *comm = even_ext_comm_open_group((even_ext_comm *)object);
+  (void)closure;
+  return comm == NULL ? NULL : PyUnicode_FromString(even_comm_engine_name(comm));
+}
 static PyObject *comm_sends(PyObject *object, void *closure) {
   even_comm *comm = even_ext_comm_open_group((even_ext_comm *)object);
   (void)closure;
@@ -576,6 +581,11 @@ static PyObject *comm_simd(PyObject *module, PyObject *unused) {
 static PyMethodDef comm_methods[] = {
     {"create_segment", (PyCFunction)(void (*)(void))comm_create_segment, METH_VARARGS | METH_KEYWORDS | METH_STATIC,
      "create_segment(ranks, arena_bytes=0, processes=None) -> fd of a new group's memory, owned by the caller"},
+    {"open_ucx", (PyCFunction)(void (*)(void))even_ext_comm_open_ucx, METH_VARARGS | METH_KEYWORDS | METH_CLASS,
+     "open_ucx(gather, rank, ranks, ...) -> Comm over UCX; gather(record) returns all ranks' records, joined"},
+    {"open_hosts", (PyCFunction)(void (*)(void))even_ext_comm_open_hosts, METH_VARARGS | METH_KEYWORDS | METH_CLASS,
+     "open_hosts(rank, host_of, inside, between=None, everyone=None, timeout_seconds=1800.0) -> Comm made of those, "
+     "which are closed from then on"},
     {"all_reduce", comm_all_reduce, METH_VARARGS, "all_reduce(address, count, dtype, op): in place, on all ranks"},
     {"all_reduce_data", even_ext_comm_all_reduce_data, METH_VARARGS,
      "all_reduce_data(array, op): in place, on all ranks; any array or tensor whose memory can be seen"},
@@ -605,6 +615,7 @@ static PyMethodDef comm_methods[] = {
 static PyGetSetDef comm_attributes[] = {
     {"rank", comm_rank, NULL, "this rank's number", NULL},
     {"ranks", comm_ranks, NULL, "how many ranks the group has", NULL},
+    {"engine", comm_engine, NULL, "how data move: \"shm\", \"ucx\", \"hosts\"", NULL},
     {"wait_ns", comm_wait_ns, NULL, "nanoseconds spent waiting for peers since the group was opened", NULL},
     {"description", comm_description, NULL, "how the group moves data now, in words", NULL},
     {"sends", comm_sends, NULL, "whether the group is small enough for messages", NULL},
@@ -630,6 +641,8 @@ static PyType_Spec comm_spec = {.name = "evenstep._core.Comm",
 static PyMethodDef functions[] = {
     {"open_peer_fd", open_peer_fd, METH_VARARGS,
      "open_peer_fd(pid, fd) -> fd of the shared memory that process pid holds as fd, owned by the caller"},
+    {"ucx_version", even_ext_ucx_version, METH_VARARGS,
+     "ucx_version(library=None) -> \"1.13.1\"; opens UCX. Raises where it is not here."},
     {"comm_simd", comm_simd, METH_NOARGS, "The name of the SIMD path of the reductions."},
     {NULL, NULL, 0, NULL}};
 

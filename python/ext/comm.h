@@ -45,6 +45,11 @@ PyObject *even_ext_comm_send(PyObject *object, PyObject *arguments);
 PyObject *even_ext_comm_receive(PyObject *object, PyObject *arguments);
 int even_ext_add_request(PyObject *module);
 
+/* hosts.c */
+PyObject *even_ext_comm_open_ucx(PyObject *type, PyObject *arguments, PyObject *names);
+PyObject *even_ext_comm_open_hosts(PyObject *type, PyObject *arguments, PyObject *names);
+PyObject *even_ext_ucx_version(PyObject *module, PyObject *arguments);
+
 /* reduce.c */
 PyObject *even_ext_comm_all_reduce_data(PyObject *object, PyObject *arguments);
 int even_ext_add_reduce(PyObject *module, PyObject *type_of_comm);

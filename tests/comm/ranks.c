@@ -185,6 +185,9 @@ bool ranks_have_ucx(void) {
 static int be_process(const ranks_setup *setup, const even_comm_params *params, int fd, ranks_body *body,
                       void *argument) {
   even_comm *comm = NULL;
+  if (setup->enter != NULL) {
+    setup->enter(params->rank);
+  }
   if (open_group(setup, params, fd, &comm) != EVEN_OK) {
     (void)ranks_complain(NULL, "rank %d cannot open: %s", params->rank, even_error_last()->what);
     return CANNOT_OPEN;
@@ -261,7 +264,7 @@ static void run_threads(const ranks_setup *setup, int fd, ranks_body *body, void
 }
 
 int ranks_run(const ranks_setup *setup, ranks_body *body, void *argument, int *results) {
-  int own[RANKS_MOST];
+  int own[RANKS_MOST] = {0};
   int fd = -1;
   int wrong = 0;
   even_comm_params params = params_of(setup, 0);

@@ -23,7 +23,8 @@ typedef struct ranks_setup {
   int spin;
   bool threads;
   ranks_engine engine;
-  const int *host_of; /* of RANKS_HOSTS: one a rank */
+  const int *host_of;      /* of RANKS_HOSTS: one a rank */
+  void (*enter)(int rank); /* NULL, or called in each rank's process before it opens anything */
 } ranks_setup;
 
 /* What a rank does; returns 0 where all was right. `argument` is the same for all. */

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -152,6 +153,30 @@ static int close_at_once(even_comm *comm, void *argument) {
     RANKS_EXPECT(comm, data[i] == 7);
   }
   return 0;
+}
+
+/* A child has no part in the group, and the rank goes on undisturbed. */
+static int fork_a_rank(even_comm *comm, void *argument) {
+  float value = 1;
+  even_comm_request *request = NULL;
+  int ended = 0;
+  (void)argument;
+  pid_t child = fork();
+  if (child == 0) {
+    bool refused = even_comm_all_reduce(comm, &value, 1, EVEN_F32, EVEN_SUM) == EVEN_ERR_STATE;
+    refused = even_comm_send_begin(comm, &value, 4, 0, 1, &request) == EVEN_ERR_STATE && refused;
+    even_comm_revoke(comm);
+    even_comm_close(comm);
+    _exit(refused && mentions("was forked from rank") ? 0 : 1);
+  }
+  RANKS_EXPECT(comm, waitpid(child, &ended, 0) == child && ended == 0);
+  RANKS_EXPECT(comm, even_comm_all_reduce(comm, &value, 1, EVEN_F32, EVEN_SUM) == EVEN_OK && value == 2);
+  return 0;
+}
+
+static void a_forked_child_has_no_part(void **state) {
+  (void)state;
+  assert_int_equal(run(2, 30, fork_a_rank, NULL, NULL), 0);
 }
 
 static void closing_loses_nothing(void **state) {
@@ -348,11 +373,17 @@ static void what_is_refused(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(a_killed_rank_is_named),         cmocka_unit_test(a_late_rank_is_named),
-      cmocka_unit_test(different_calls_are_told_apart), cmocka_unit_test(revoked_and_left),
-      cmocka_unit_test(closing_loses_nothing),          cmocka_unit_test(messages_arrive_where_they_belong),
-      cmocka_unit_test(messages_from_anybody),          cmocka_unit_test(messages_go_on_in_the_background),
-      cmocka_unit_test(a_killed_sender_is_named),       cmocka_unit_test(what_is_refused),
+      cmocka_unit_test(a_killed_rank_is_named),
+      cmocka_unit_test(a_late_rank_is_named),
+      cmocka_unit_test(different_calls_are_told_apart),
+      cmocka_unit_test(revoked_and_left),
+      cmocka_unit_test(a_forked_child_has_no_part),
+      cmocka_unit_test(closing_loses_nothing),
+      cmocka_unit_test(messages_arrive_where_they_belong),
+      cmocka_unit_test(messages_from_anybody),
+      cmocka_unit_test(messages_go_on_in_the_background),
+      cmocka_unit_test(a_killed_sender_is_named),
+      cmocka_unit_test(what_is_refused),
   };
   if (!ranks_have_ucx()) {
     return 77; /* skipped, as CMakeLists.txt says */

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -232,7 +233,7 @@ def test_one_that_never_comes_is_named(monkeypatch):
     store = dist.HashStore()
     prefix = "evenstep/group/0"
     # It has said that it comes, and ended; rank 2 has not come yet.
-    store.set(f"{prefix}/1", f"{rendezvous._place()}|{gone.pid}")
+    store.set(f"{prefix}/1", json.dumps({"place": rendezvous._place(), "wanted": "", "process": gone.pid}))
     with pytest.raises(evenstep.EvenstepError, match=lost) as caught:
         rendezvous.open_group(store, 0, 3, timeout_seconds=60)
     assert (caught.value.status, caught.value.rank) == ("EVEN_ERR_PEER_LOST", 1)

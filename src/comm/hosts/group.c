@@ -111,6 +111,7 @@ even_status even_comm_open_hosts(const even_comm_hosts *params, double timeout_s
   EVEN_TRY(check_place(params));
   EVEN_TRY(EVEN_NEW(&group));
   group->engine = &hosts_engine;
+  group->process_mark = even_process_mark();
   group->kernels = even_kernels_best();
   group->rank = params->rank;
   group->ranks = params->ranks;

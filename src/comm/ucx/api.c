@@ -4,7 +4,9 @@
 #include "base/fail.h"
 #include "os/library.h"
 
+#include <evenstep/comm.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <string.h>
 
 #define DEFAULT_LIBRARY "libucp.so.0"
@@ -42,6 +44,7 @@ static const struct {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static even_ucx_api api;
 static even_library opened;
+static char version[32];
 
 static even_status take_symbols(const even_library *library, const char *name, even_ucx_api *out) {
   for (size_t i = 0; i < sizeof symbols / sizeof symbols[0]; i++) {
@@ -77,8 +80,16 @@ static even_status open_once(const char *name) {
     even_library_close(&library);
     return status;
   }
+  (void)snprintf(version, sizeof version, "%u.%u.%u", major, minor, release);
   api = found;
   opened = library;
+  return EVEN_OK;
+}
+
+even_status even_comm_ucx_version(const char *library, char *text, size_t bytes) {
+  const even_ucx_api *found = NULL;
+  EVEN_TRY(even_ucx_api_get(library, &found));
+  (void)snprintf(text, bytes, "%s", version);
   return EVEN_OK;
 }
 

@@ -243,10 +243,15 @@ even_status even_comm_open_ucx(const even_comm_params *params, const even_comm_n
 
 /* ---- closing ---- */
 
+/* A child that inherited the group by fork must not touch UCX, nor the lock. */
+static bool is_inherited(const even_ucx_group *group) {
+  return group->process != even_own_process();
+}
+
 static void leave_group(even_comm *comm) {
   even_ucx_group *group = even_ucx_of(comm);
   /* Not in a child that inherited the group by fork. */
-  if (group->has_left || group->messages == NULL || group->process != even_own_process()) {
+  if (group->has_left || group->messages == NULL || is_inherited(group)) {
     return;
   }
   (void)pthread_mutex_lock(&group->lock);
@@ -279,7 +284,7 @@ static void stop_ucx(even_ucx_group *group) {
 static void close_group(even_comm *comm) {
   even_ucx_group *group = even_ucx_of(comm);
   leave_group(comm);
-  if (group->process == even_own_process()) {
+  if (!is_inherited(group)) {
     stop_ucx(group);
   }
   (void)pthread_mutex_destroy(&group->lock);

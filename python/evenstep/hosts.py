@@ -1,0 +1,244 @@
+"""Groups whose ranks are on several hosts: which engine connects them, over which network interface, and how they meet."""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import os
+import socket
+import struct
+import warnings
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+from evenstep import _core
+from evenstep._core import EvenstepError
+
+ENGINES = ("shm", "ucx", "gloo")
+_SIOCGIFADDR = 0x8915  # asks an interface for its IPv4 address
+
+_said_gloo = False
+
+
+def wanted_engine() -> str:
+    """EVENSTEP_COMM_ENGINE: the engine that the user forces; "" where none is."""
+    wanted = os.environ.get("EVENSTEP_COMM_ENGINE", "")
+    if wanted not in ("", "auto", *ENGINES):
+        raise EvenstepError(
+            f"EVENSTEP_COMM_ENGINE is {wanted!r}; choose one of {', '.join(ENGINES)}\n"
+            "  fix: unset it, and the engine is chosen from where the ranks are"
+        )
+    return "" if wanted == "auto" else wanted
+
+
+# ---- UCX ----
+
+
+def ucx_library() -> str | None:
+    """The library to open: EVENSTEP_UCX_LIBRARY, else the wheel's (`evenstep[ucx]`), else (None) the system's."""
+    forced = os.environ.get("EVENSTEP_UCX_LIBRARY")
+    if forced:
+        return forced
+    found = find_spec("libucx")
+    for folder in (found.submodule_search_locations or []) if found is not None else []:
+        library = Path(folder) / "lib" / "libucp.so.0"
+        if library.exists():
+            return str(library)
+    return None
+
+
+def ucx_state() -> tuple[str, str]:
+    """UCX's version and "", or "" and why it cannot be used."""
+    # It reads these when it is opened: a guest neither takes over a process's crash handlers nor writes warnings.
+    os.environ.setdefault("UCX_HANDLE_ERRORS", "none")
+    os.environ.setdefault("UCX_LOG_LEVEL", "error")
+    try:
+        return _core.ucx_version(ucx_library()), ""
+    except EvenstepError as error:
+        return "", str(error).splitlines()[0]
+
+
+# ---- network interfaces ----
+
+
+def _addresses() -> dict[str, str]:
+    """The IPv4 address of each interface that has one."""
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name[:15].encode()))
+            except OSError:
+                continue  # it has none
+            found[name] = socket.inet_ntoa(answer[20:24])
+    return found
+
+
+def _towards(host: str) -> str | None:
+    """The interface over which this host reaches another; None where that cannot be told."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))  # sends nothing
+            own = probe.getsockname()[0]
+    except OSError:
+        return None
+    if ipaddress.ip_address(own).is_loopback:
+        return None  # this is that host
+    return next((name for name, address in _addresses().items() if address == own), None)
+
+
+def interfaces() -> str | None:
+    """What UCX may use, as its NET_DEVICES; None: UCX chooses.
+
+    EVENSTEP_COMM_INTERFACE: names ("eth0", "mlx5_0:1,eth1") or an IPv4 network ("10.1.0.0/16": each host's interface in
+    it). Else UCX_NET_DEVICES as UCX reads it. Else, without RDMA, the interface towards MASTER_ADDR: it reaches the
+    others, which a bridge of containers does not.
+    """
+    wanted = os.environ.get("EVENSTEP_COMM_INTERFACE", "")
+    if wanted and wanted[0].isdigit() and "/" in wanted:
+        try:
+            network = ipaddress.ip_network(wanted, strict=False)
+        except ValueError as error:
+            raise EvenstepError(f"EVENSTEP_COMM_INTERFACE is {wanted!r}, which is no network: {error}") from None
+        addresses = _addresses()
+        names = [name for name, address in addresses.items() if ipaddress.ip_address(address) in network]
+        if not names:
+            here = ", ".join(f"{name} {address}" for name, address in addresses.items())
+            raise EvenstepError(
+                f"EVENSTEP_COMM_INTERFACE is {wanted}, but host {socket.gethostname()} has no address in it ({here})\n"
+                "  fix: give a network that all hosts are in, or the interfaces' names"
+            )
+        return ",".join(names)
+    if wanted:
+        return wanted
+    if "UCX_NET_DEVICES" in os.environ or Path("/sys/class/infiniband").exists():
+        return None
+    return _towards(os.environ.get("MASTER_ADDR", "127.0.0.1"))
+
+
+# ---- who is where, and what connects them ----
+
+
+def ucx_record() -> dict[str, str]:
+    """What a rank tells the others of its UCX."""
+    version, why = ucx_state()
+    return {"ucx": version, "why": why, "host": socket.gethostname()}
+
+
+def agreed(wishes: list[str]) -> str:
+    """The engine that all ranks want."""
+    if len(set(wishes)) > 1:
+        words = ", ".join(f"rank {rank} {wish or 'unset'}" for rank, wish in enumerate(wishes))
+        raise EvenstepError(f"EVENSTEP_COMM_ENGINE differs among the ranks: {words}\n  fix: give all ranks the same")
+    return wishes[0]
+
+
+def host_numbers(places: list[str]) -> list[int]:
+    """The host of each rank; hosts are numbered in the order of their first ranks."""
+    numbers: dict[str, int] = {}
+    return [numbers.setdefault(place, len(numbers)) for place in places]
+
+
+def choose(wanted: str, host_of: list[int], ranks: list[dict[str, str]]) -> tuple[str, str]:
+    """The engine for these ranks, and why it is Gloo where it is: "shm", "ucx", "hosts" or "gloo"."""
+    hosts = max(host_of) + 1
+    without = [i for i, rank in enumerate(ranks) if not rank["ucx"]]
+    if wanted == "gloo":
+        return "gloo", "EVENSTEP_COMM_ENGINE=gloo"
+    if hosts == 1 and wanted != "ucx":
+        return "shm", ""
+    if wanted == "shm":
+        raise EvenstepError(
+            f"EVENSTEP_COMM_ENGINE=shm, but the ranks are on {hosts} hosts (or in containers or of users that cannot "
+            "open one another's memory)\n  fix: unset it, and UCX or Gloo connects them"
+        )
+    if without:
+        first = ranks[without[0]]
+        why = f"rank {without[0]} on host {first['host']} has no UCX ({first['why']})"
+        if wanted == "ucx":
+            raise EvenstepError(
+                f"EVENSTEP_COMM_ENGINE=ucx, but {why}\n"
+                "  fix: apt-get install libucx0, or pip install 'evenstep[ucx]', on every host"
+            )
+        return "gloo", why
+    return ("ucx" if wanted == "ucx" or hosts == len(ranks) else "hosts"), ""
+
+
+def say_gloo(why: str) -> None:
+    """Once a process: what Gloo does not promise."""
+    global _said_gloo
+    if not _said_gloo:
+        _said_gloo = True
+        warnings.warn(
+            f"the ranks talk through Gloo: {why}. Gloo is slower, notices a dead rank only when its connection breaks "
+            "or at the time limit, does not name it, and its sums may differ in their last bits from those of one "
+            "host. fix: apt-get install libucx0, or pip install 'evenstep[ucx]', on every host",
+            stacklevel=3,
+        )
+
+
+Gather = Callable[[str, int, int, bytes], bytes]
+"""gather(subject, rank, ranks, record): the records of `ranks` ranks that call it for this subject, joined."""
+
+
+def _joined(gather: Gather, subject: str, rank: int, ranks: int) -> Callable[[bytes], bytes]:
+    calls = 0
+
+    def call(record: bytes) -> bytes:
+        nonlocal calls
+        calls += 1
+        return gather(f"{subject}/{calls}", rank, ranks, record)
+
+    return call
+
+
+def open_ucx(
+    gather: Gather,
+    subject: str,
+    rank: int,
+    ranks: int,
+    *,
+    arena_bytes: int = 0,
+    timeout_seconds: float = 1800.0,
+    spin: int = -1,
+    number: int = -1,
+) -> _core.Comm:
+    """A group of `ranks` ranks over UCX; `number` is what this one is called in errors."""
+    return _core.Comm.open_ucx(
+        _joined(gather, subject, rank, ranks),
+        rank,
+        ranks,
+        arena_bytes,
+        timeout_seconds,
+        spin,
+        ucx_library(),
+        interfaces(),
+        number,
+    )
+
+
+def open_hosts(
+    gather: Gather,
+    open_inside: Callable[[int, int, int], _core.Comm],
+    rank: int,
+    host_of: list[int],
+    *,
+    timeout_seconds: float = 1800.0,
+    spin: int = -1,
+    messages: bool = True,
+) -> _core.Comm:
+    """Shared memory on each host, UCX between the first ranks of each; without `messages` also no all-to-all.
+
+    open_inside(host, rank, ranks) opens this host's group.
+    """
+    own = host_of[rank]
+    members = [other for other, host in enumerate(host_of) if host == own]
+    between = everyone = None
+    inside = open_inside(own, members.index(rank), len(members))
+    if members[0] == rank:
+        hosts = max(host_of) + 1
+        between = open_ucx(gather, "between", own, hosts, timeout_seconds=timeout_seconds, spin=spin, number=rank)
+    if messages:
+        everyone = open_ucx(gather, "everyone", rank, len(host_of), timeout_seconds=timeout_seconds, spin=spin)
+    return _core.Comm.open_hosts(rank, host_of, inside, between, everyone, timeout_seconds)

@@ -1,0 +1,207 @@
+/* Hosts made of network namespaces, joined by a bridge over links of different speeds: what the engine between hosts
+ * does on a network, when one of its processes dies, and when a link is cut. Needs root, ip and tc; skipped without.
+ *
+ *   test_comm_namespaces bench     measures all-reduce over the shaped links instead */
+#include "base/fail.h"
+#include "comm/ranks.h"
+#include "os/clock.h"
+
+#include <fcntl.h>
+#include <sched.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define HOSTS 3
+#define RANKS 5
+
+static const int HOST_OF[] = {0, 0, 1, 1, 2};
+static const char *const SPEEDS[] = {"1gbit", "400mbit", "200mbit"};
+static int owner; /* the process whose number is in the names */
+
+static int command(const char *format, ...) {
+  char text[512];
+  va_list arguments;
+  va_start(arguments, format);
+  int length = vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  /* NOLINTNEXTLINE(concurrency-mt-unsafe,cert-env33-c): the words are this test's own */
+  return length < (int)sizeof text ? system(text) : -1;
+}
+
+static void remove_hosts(void) {
+  if (getpid() != owner) {
+    return;
+  }
+  for (int host = 0; host < HOSTS; host++) {
+    (void)command("ip netns del even-%d-%d 2>/dev/null", owner, host);
+  }
+  (void)command("ip netns del even-%d-net 2>/dev/null", owner);
+}
+
+static bool make_host(int host) {
+  return command("ip netns add even-%d-%d 2>/dev/null", owner, host) == 0 &&
+         command("ip link add eth0 netns even-%d-%d type veth peer name p%d netns even-%d-net", owner, host, host,
+                 owner) == 0 &&
+         command("ip -n even-%d-net link set p%d master br0 up", owner, host) == 0 &&
+         command("ip -n even-%d-%d addr add 10.77.0.%d/24 dev eth0", owner, host, host + 1) == 0 &&
+         command("ip -n even-%d-%d link set eth0 up", owner, host) == 0 &&
+         command("ip -n even-%d-%d link set lo up", owner, host) == 0 && /* a host's way to its own address */
+         command("tc -n even-%d-%d qdisc add dev eth0 root tbf rate %s burst 256kb latency 100ms", owner, host,
+                 SPEEDS[host]) == 0 &&
+         command("tc -n even-%d-net qdisc add dev p%d root tbf rate %s burst 256kb latency 100ms", owner, host,
+                 SPEEDS[host]) == 0;
+}
+
+static bool make_hosts(void) {
+  owner = getpid();
+  bool made = geteuid() == 0 && command("command -v ip tc >/dev/null") == 0 &&
+              command("ip netns add even-%d-net 2>/dev/null", owner) == 0 &&
+              command("ip -n even-%d-net link add br0 type bridge 2>/dev/null", owner) == 0 &&
+              command("ip -n even-%d-net link set br0 up", owner) == 0;
+  for (int host = 0; made && host < HOSTS; host++) {
+    made = make_host(host);
+  }
+  return made;
+}
+
+/* Moves this rank's process to its host. */
+static void enter_host(int rank) {
+  char path[64];
+  (void)snprintf(path, sizeof path, "/var/run/netns/even-%d-%d", owner, HOST_OF[rank]);
+  int fd = open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0 || setns(fd, CLONE_NEWNET) != 0) {
+    _exit(98);
+  }
+  (void)close(fd);
+  (void)setenv("UCX_NET_DEVICES", "eth0", 1);
+}
+
+static int run(double timeout_seconds, ranks_body *body, void *argument, int *results) {
+  ranks_setup setup = {.ranks = RANKS,
+                       .timeout_seconds = timeout_seconds,
+                       .spin = -1,
+                       .engine = RANKS_HOSTS,
+                       .host_of = HOST_OF,
+                       .enter = enter_host};
+  return ranks_run(&setup, body, argument, results);
+}
+
+static int reduce(even_comm *comm, void *argument) {
+  static const size_t sizes[] = {1, 1000, 60000, 200000};
+  static double values[200000];
+  (void)argument;
+  for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+    for (size_t k = 0; k < sizes[i]; k++) {
+      values[k] = (double)(k % 1000) + even_comm_rank(comm);
+    }
+    RANKS_EXPECT(comm, even_comm_all_reduce(comm, values, sizes[i], EVEN_F64, EVEN_SUM) == EVEN_OK);
+    for (size_t k = 0; k < sizes[i]; k++) {
+      RANKS_EXPECT(comm, values[k] == (double)(k % 1000) * RANKS + 0 + 1 + 2 + 3 + 4);
+    }
+  }
+  return 0;
+}
+
+static void hosts_add_up(void **state) {
+  (void)state;
+  assert_int_equal(run(60, reduce, NULL, NULL), 0);
+}
+
+static int lose_one(even_comm *comm, void *argument) {
+  static float values[300000];
+  (void)argument;
+  RANKS_EXPECT(comm, even_comm_barrier(comm) == EVEN_OK);
+  if (even_comm_rank(comm) == 3) {
+    (void)raise(SIGKILL);
+  }
+  RANKS_EXPECT(comm, even_comm_all_reduce(comm, values, 300000, EVEN_F32, EVEN_SUM) == EVEN_ERR_PEER_LOST);
+  RANKS_EXPECT(comm, even_error_last()->rank == 3);
+  return 0;
+}
+
+static void a_killed_rank_is_named_over_the_network(void **state) {
+  int results[RANKS];
+  (void)state;
+  assert_int_equal(run(60, lose_one, NULL, results), 1);
+  assert_int_equal(results[3], RANKS_KILLED);
+}
+
+/* Nobody hangs: both sides of the cut have an error that names somebody on the other. */
+static int lose_a_link(even_comm *comm, void *argument) {
+  float value = 1;
+  int own = even_comm_rank(comm);
+  (void)argument;
+  RANKS_EXPECT(comm, even_comm_barrier(comm) == EVEN_OK);
+  if (own == 4) {
+    RANKS_EXPECT(comm, command("ip link set eth0 down") == 0); /* this process is in its host */
+  }
+  even_comm_set_timeout(comm, 1);
+  even_status status = EVEN_OK;
+  for (int call = 0; status == EVEN_OK && call < 3; call++) { /* the cut may come after the first */
+    status = even_comm_all_reduce(comm, &value, 1, EVEN_F32, EVEN_SUM);
+  }
+  RANKS_EXPECT(comm, status == EVEN_ERR_TIMEOUT || status == EVEN_ERR_PEER_LOST);
+  RANKS_EXPECT(comm, own == 4 ? even_error_last()->rank < 4 : even_error_last()->rank == 4);
+  return 0;
+}
+
+static void a_cut_link_is_no_hang(void **state) {
+  (void)state;
+  assert_int_equal(run(60, lose_a_link, NULL, NULL), 0);
+}
+
+/* ---- bench ---- */
+
+static int measure(even_comm *comm, void *argument) {
+  static const size_t sizes[] = {1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 24};
+  static unsigned char data[1 << 24];
+  (void)argument;
+  for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+    RANKS_EXPECT(comm, even_comm_barrier(comm) == EVEN_OK);
+    int times = sizes[i] > 1 << 20 ? 3 : 20;
+    uint64_t began = even_clock_ns();
+    for (int k = 0; k < times; k++) {
+      RANKS_EXPECT(comm, even_comm_all_reduce(comm, data, sizes[i] / 4, EVEN_F32, EVEN_SUM) == EVEN_OK);
+    }
+    double milliseconds = (double)(even_clock_ns() - began) * 1e-6 / times;
+    if (even_comm_rank(comm) == 0) {
+      /* Into the slowest host, and out of it, go two thirds of the data twice. */
+      (void)printf("%10zu bytes  %9.3f ms  (the slowest link alone: %9.3f ms)\n", sizes[i], milliseconds,
+                   (double)sizes[i] * 4 / 3 * 8 / 200e6 * 1e3);
+      (void)fflush(stdout);
+    }
+  }
+  return 0;
+}
+
+int main(int argc, char **argv) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(hosts_add_up),
+      cmocka_unit_test(a_killed_rank_is_named_over_the_network),
+      cmocka_unit_test(a_cut_link_is_no_hang),
+  };
+  int result = 77; /* skipped, as CMakeLists.txt says */
+  if (!ranks_have_ucx()) {
+    return result;
+  }
+  if (!make_hosts()) {
+    (void)fprintf(stderr, "network namespaces are not tested: they need root, ip and tc, and a kernel that has them\n");
+  } else if (argc > 1 && strcmp(argv[1], "bench") == 0) {
+    (void)printf("all-reduce, %d ranks on %d hosts, links of %s, %s, %s\n", RANKS, HOSTS, SPEEDS[0], SPEEDS[1],
+                 SPEEDS[2]);
+    result = run(300, measure, NULL, NULL);
+  } else {
+    result = cmocka_run_group_tests(tests, NULL, NULL);
+  }
+  remove_hosts();
+  return result;
+}

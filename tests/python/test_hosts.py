@@ -1,0 +1,195 @@
+"""Ranks on several hosts, played by one host's processes that are told to take each other for strangers
+(EVENSTEP_HOST_ID): the engine is chosen, and every face of the package runs on it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from evenstep import _core, hosts
+
+CASES = Path(__file__).with_name("backend_conformance_cases.py")
+MESSAGES = Path(__file__).with_name("backend_message_cases.py")
+
+WITH_UCX = {"ucx": "1.13.1", "why": "", "host": "a"}
+WITHOUT_UCX = {"ucx": "", "why": "library libucp.so.0 cannot be opened", "host": "b"}
+
+needs_ucx = pytest.mark.skipif(not hosts.ucx_state()[0], reason=f"no UCX here: {hosts.ucx_state()[1]}")
+TCP = {"UCX_TLS": "tcp,self"}
+
+
+def on_hosts(*names: str) -> dict[int, Mapping[str, str]]:
+    return {rank: {"EVENSTEP_HOST_ID": name} for rank, name in enumerate(names)}
+
+
+@needs_ucx
+def test_the_backend_over_ucx(run_ranks: Callable[..., Any]) -> None:
+    """Each rank on a host of its own: to the last bit what one host computes."""
+    run_ranks(CASES, 2, args=("premultiplied",), env=TCP, rank_env=on_hosts("a", "b"), timeout=120)
+
+
+@needs_ucx
+def test_the_backend_over_two_hosts(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(CASES, 3, args=("movements",), env=TCP, rank_env=on_hosts("a", "b", "a"), timeout=120)
+
+
+@needs_ucx
+def test_messages_between_hosts(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(MESSAGES, 4, args=("tags_and_any",), env=TCP, rank_env=on_hosts("a", "a", "b", "b"), timeout=120)
+
+
+TRAINING = """
+    import sys
+    import torch
+    from torch import nn
+    import evenstep as es
+    from evenstep.session import session
+
+    torch.set_default_dtype(torch.float64)
+
+    def numbers():
+        generator = torch.Generator().manual_seed(3)
+        return torch.utils.data.TensorDataset(
+            torch.randn(64, 5, generator=generator), torch.randn(64, 1, generator=generator)
+        )
+
+    def train(prepare):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 300), nn.Tanh(), nn.Linear(300, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        loader = torch.utils.data.DataLoader(numbers(), batch_size=16)
+        if prepare:
+            model, optimizer, loader = es.prepare(model, optimizer, loader)
+        for _ in range(2):
+            for x, y in loader:
+                optimizer.zero_grad()
+                nn.functional.mse_loss(model(x), y).backward()
+                optimizer.step()
+        return model
+
+    alone = train(False)
+    together = train(True)
+    for name, parameter in together.state_dict().items():
+        torch.testing.assert_close(parameter, alone.state_dict()[name], rtol=1e-10, atol=1e-12)
+    print("engine", session().group.comm.engine)
+"""
+
+
+@needs_ucx
+@pytest.mark.parametrize(("names", "engine"), [(("a", "a", "b"), "hosts"), (("a", "b"), "ucx")])
+def test_training_on_several_hosts(run_ranks: Callable[..., Any], names: tuple[str, ...], engine: str) -> None:
+    for rank in run_ranks(TRAINING, len(names), env=TCP, rank_env=on_hosts(*names), timeout=120):
+        assert f"engine {engine}" in rank.stdout
+
+
+DEATH = """
+    import os, signal
+    import torch, torch.distributed as dist
+    import evenstep
+
+    dist.init_process_group("evenstep")
+    rank = dist.get_rank()
+    values = torch.ones(100_000)
+    dist.all_reduce(values)
+    if rank == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        dist.all_reduce(values)
+    except evenstep.EvenstepError as error:
+        assert error.status == "EVEN_ERR_PEER_LOST" and error.rank == 3, error
+        os._exit(0)
+"""
+
+
+@needs_ucx
+def test_a_killed_rank_of_another_host_is_named(run_ranks: Callable[..., Any]) -> None:
+    ended = run_ranks(DEATH, 4, env=TCP, rank_env=on_hosts("a", "a", "b", "b"), timeout=120, check=False)
+    assert ended[3].returncode == -signal.SIGKILL
+    assert [rank.returncode for rank in ended[:3]] == [0, 0, 0], [rank.stderr for rank in ended]
+
+
+def test_gloo_says_once_what_it_does_not_promise(run_ranks: Callable[..., Any]) -> None:
+    script = """
+        import torch, torch.distributed as dist
+        import evenstep
+
+        dist.init_process_group("evenstep")
+        values = torch.ones(3)
+        dist.all_reduce(values)
+        dist.all_reduce(values, group=dist.new_group([0, 1]))
+        assert values[0] == 4
+        dist.destroy_process_group()
+    """
+    first, second = run_ranks(script, 2, env={"EVENSTEP_COMM_ENGINE": "gloo"})
+    assert first.stderr.count("the ranks talk through Gloo: EVENSTEP_COMM_ENGINE=gloo.") == 1
+    assert "Gloo" not in second.stderr
+
+
+def test_ranks_that_want_different_engines(run_ranks: Callable[..., Any]) -> None:
+    script = """
+        import torch.distributed as dist
+        import evenstep
+
+        try:
+            dist.init_process_group("evenstep")
+        except evenstep.EvenstepError as error:
+            assert "EVENSTEP_COMM_ENGINE differs among the ranks: rank 0 gloo, rank 1 shm" in str(error), error
+        else:
+            raise AssertionError("not refused")
+    """
+    run_ranks(script, 2, rank_env={0: {"EVENSTEP_COMM_ENGINE": "gloo"}, 1: {"EVENSTEP_COMM_ENGINE": "shm"}})
+
+
+@pytest.mark.parametrize(
+    ("wanted", "host_of", "ranks", "engine"),
+    [
+        ("", [0, 0], [WITHOUT_UCX, WITHOUT_UCX], "shm"),
+        ("", [0, 1], [WITH_UCX, WITH_UCX], "ucx"),
+        ("", [0, 1, 0], [WITH_UCX] * 3, "hosts"),
+        ("", [0, 1], [WITH_UCX, WITHOUT_UCX], "gloo"),
+        ("ucx", [0, 0], [WITH_UCX, WITH_UCX], "ucx"),
+        ("gloo", [0, 0], [WITH_UCX, WITH_UCX], "gloo"),
+        ("shm", [0, 0], [WITH_UCX, WITH_UCX], "shm"),
+    ],
+)
+def test_the_choice(wanted: str, host_of: list[int], ranks: list[dict[str, str]], engine: str) -> None:
+    chosen, why = hosts.choose(wanted, host_of, ranks)
+    assert chosen == engine
+    assert ("rank 1 on host b has no UCX (library libucp.so.0" in why) == (engine == "gloo" and wanted == "")
+
+
+def test_what_cannot_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(_core.EvenstepError, match=r"=ucx, but rank 1 on host b has no UCX .*\n  fix: apt-get install"):
+        hosts.choose("ucx", [0, 1], [WITH_UCX, WITHOUT_UCX])
+    with pytest.raises(_core.EvenstepError, match=r"=shm, but the ranks are on 2 hosts"):
+        hosts.choose("shm", [0, 1], [WITH_UCX, WITH_UCX])
+    monkeypatch.setenv("EVENSTEP_COMM_ENGINE", "carrier pigeons")
+    with pytest.raises(_core.EvenstepError, match="choose one of shm, ucx, gloo"):
+        hosts.wanted_engine()
+
+
+def test_hosts_are_numbered_by_their_first_ranks() -> None:
+    assert hosts.host_numbers(["x", "b", "x", "a", "b"]) == [0, 1, 0, 2, 1]
+
+
+def test_the_network_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
+    monkeypatch.setenv("EVENSTEP_COMM_INTERFACE", "eth7,mlx5_0:1")
+    assert hosts.interfaces() == "eth7,mlx5_0:1"
+    monkeypatch.setenv("EVENSTEP_COMM_INTERFACE", "127.0.0.0/8")
+    assert hosts.interfaces() == "lo"
+    monkeypatch.setenv("EVENSTEP_COMM_INTERFACE", "203.0.113.0/24")
+    with pytest.raises(_core.EvenstepError, match=r"has no address in it \(.*lo 127"):
+        hosts.interfaces()
+    monkeypatch.setenv("EVENSTEP_COMM_INTERFACE", "10.0.0.0/99")
+    with pytest.raises(_core.EvenstepError, match="which is no network"):
+        hosts.interfaces()
+    monkeypatch.delenv("EVENSTEP_COMM_INTERFACE")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    assert hosts.interfaces() is None
