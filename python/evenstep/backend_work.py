@@ -113,17 +113,25 @@ class Worker:
     def _work(self) -> None:
         with torch.no_grad():
             for job, future, result, place in iter(self._jobs.get, None):
-                make_for(place)
-                try:
-                    job()
-                except Exception as error:
-                    future.set_exception(error)
-                else:
-                    future.set_result(result)
+                self._do(job, future, result, place)
                 del job, future, result  # nothing is kept alive while the thread waits
+
+    def _do(self, job: Callable[[], None], future: Future[Any], result: Any, place: Place | None) -> None:
+        make_for(place)
+        try:
+            job()
+        except Exception as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
 
     def submit(self, job: Callable[[], None], result: Any) -> dist.Work:
         future: Future[Any] = Future()
+        if threading.current_thread() is self._thread:
+            # A callback of a call that has just ended (torch runs them here), which may wait for this one: nobody else
+            # would do it. It comes before those that were submitted meanwhile, on every rank.
+            self._do(job, future, result, of_caller())
+            return LaterWork(future)
         self._last = future
         self._jobs.put((job, future, result, of_caller()))
         return LaterWork(future)
@@ -137,7 +145,10 @@ class Worker:
         return self._last is None or self._last.done()
 
     def settle(self) -> None:
-        """Waits for the calls submitted so far; their errors belong to their own Works."""
+        """Waits for the calls submitted so far; their errors belong to their own Works. In a callback on the thread itself
+        nothing is under way."""
+        if threading.current_thread() is self._thread:
+            return
         if self._last is not None:
             try:
                 self._last.wait()

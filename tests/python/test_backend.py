@@ -182,6 +182,40 @@ def body_odd_tensors() -> None:
     leave()
 
 
+def body_callbacks() -> None:
+    """What a callback of one call begins and waits for is done before the calls that were submitted meanwhile."""
+    import torch.distributed as dist
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
+    from torch.nn.parallel import DistributedDataParallel
+
+    rank, size = join()
+    first, second, third, fourth = (torch.full((1000,), float(rank + n)) for n in range(4))
+
+    def go_on(_: Any) -> list[torch.Tensor]:
+        found = dist.all_reduce(third, async_op=True).get_future().wait()
+        dist.all_reduce(fourth)
+        return found
+
+    then = dist.all_reduce(first, async_op=True).get_future().then(go_on)
+    after = dist.all_reduce(second, async_op=True)
+    after.wait()
+    assert torch.equal(then.wait()[0], torch.full((1000,), 5.0))
+    assert [t[0].item() for t in (first, second, third, fourth)] == [1.0, 3.0, 5.0, 7.0]
+
+    torch.manual_seed(3)
+    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)))
+    state = powersgd.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
+    model.register_comm_hook(state, powersgd.powerSGD_hook)
+    for step in range(4):
+        model.zero_grad()
+        model(torch.full((8, 64), float(rank + step))).square().mean().backward()
+    gradients = torch.cat([p.grad.flatten() for p in model.parameters()])
+    others = [torch.empty_like(gradients) for _ in range(size)]
+    dist.all_gather(others, gradients)
+    assert torch.equal(others[0], others[1]) and gradients.norm() > 0
+    leave()
+
+
 def body_async() -> None:
     import torch.distributed as dist
 
@@ -524,6 +558,10 @@ def test_asynchronous_calls(check: Check) -> None:
 
 def test_a_stall_is_told(check: Check) -> None:
     check(body_stall, 2)
+
+
+def test_calls_from_callbacks(check: Check) -> None:
+    check(body_callbacks, 2)
 
 
 def test_a_wait_with_a_limit(check: Check) -> None:
