@@ -59,7 +59,7 @@ class OneProcess:
         self.loaded: Any = None
         self.pending_random: Any = None
         self.pending_objects: Any = None
-        self.replayed = False
+        self.replayed = self.iterating = False
         self.step = 0
 
     def synchronise_models(self) -> None: ...
