@@ -175,9 +175,9 @@ even_status even_ucx_wait(even_ucx_group *group, even_ucx_transfer *transfers, s
   group->waits_since = group->waits_since == 0 ? began : group->waits_since;
   (void)pthread_mutex_lock(&group->lock);
   even_status status = wait_locked(group, transfers, count, group->waits_since);
-  (void)pthread_mutex_unlock(&group->lock);
   uint64_t waited = even_clock_ns() - began;
-  learn(&group->patience, waited);
+  learn(&group->patience, waited); /* who moves messages meanwhile reads it, too */
+  (void)pthread_mutex_unlock(&group->lock);
   (void)atomic_fetch_add_explicit(&group->wait_ns, waited, memory_order_relaxed);
   return status;
 }
