@@ -337,6 +337,8 @@ class Steps:
                 self._exposed += report.exposed_ns
                 name = f"compression {sync.compression}" if sync.compression else ""
                 self.saved.add(name, report.bytes, report.full_bytes)
+            elif sync.enabled:  # this pass was another model's: what was kept apart for it goes back
+                sync.abandon()
         self._sync_end = _core.clock_ns()
         self._blocked_at_sync, self._apart_at_sync = self.blocked_ns(), self._apart
         self.telemetry.span(_core.SPAN_WAIT, self.step, end, self._sync_end - end)
