@@ -99,7 +99,7 @@ class GradientSync:
                 self._fired_again(index, p)
                 return
             fired.add(index)
-            if self._order.learning:
+            if self._order.learning and self.local is None and self.stale is None:
                 self._order.seen.append(index)
             if self.enabled and self._stash is None and not self.defer and self.local is None:
                 submit(index, p)

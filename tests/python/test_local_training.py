@@ -45,3 +45,16 @@ def test_a_rank_without_samples_in_one_step_trains_all_its_models_in_the_next(
     assert moved == [[True, True], [es.rank() == 0] * 2, [True, True], [True, True]], moved
     """
     run_ranks(BOTH + code)
+
+
+def test_gradients_that_come_are_not_noted_for_ever(run_ranks: Callable[..., list[Any]]) -> None:
+    code = """
+    for mode in (es.LocalSGD(every=2), es.DiLoCo(every=2), es.Stale(), None):
+        (model,), optimizers, loader = prepared(1, 6, sync=mode)
+        for (x,) in loader:
+            model(x).mean().backward()
+            step(optimizers)
+        sync = es.session().steps.syncs[-1]
+        assert len(sync._order.seen) <= len(sync.parameters), (mode, len(sync._order.seen))
+    """
+    run_ranks(BOTH + code)
