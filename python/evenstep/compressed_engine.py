@@ -17,6 +17,12 @@ from evenstep.exchange import Exchange, TorchExchange
 from evenstep.group import Group
 
 
+def all_finite(flats: Sequence[tuple[int, torch.Tensor]]) -> bool:
+    """Whether all values of these buckets are, by one look at each."""
+    real = (torch.view_as_real(flat) if flat.is_complex() else flat for _, flat in flats if flat.numel() > 0)
+    return all(bool(torch.stack(one.aminmax()).isfinite().all()) for one in real)
+
+
 class _Gathering(TorchEngine):
     """Flats of the types that are encoded go to `_combine`, one after the other; the others are all-reduced."""
 
@@ -147,7 +153,22 @@ class PowerSGDEngine(_Gathering):
     def _reduce(self, flats: Sequence[tuple[int, torch.Tensor]]) -> tuple[int, int]:
         encoded = [number for number, flat in flats if flat.dtype in self._encoded and flat.numel() > 0]
         self._last = max(encoded, default=-1)
-        return super()._reduce(flats)
+        before = self._memory()
+        costs = super()._reduce(flats)
+        if encoded and not all(map(any, self._group.exchange(bytes([all_finite(flats)])))):
+            self._put_back(*before)  # a GradScaler skips the step; what is not finite would stay in every later one
+        return costs
+
+    def _memory(self) -> tuple[Any, ...]:
+        """What the hook keeps between steps. It writes into the factors, and makes new errors."""
+        state = self.state
+        factors = ({n: one.clone() for n, one in kept.items()} for kept in (state.p_memory_dict, state.q_memory_dict))
+        return state.iter, dict(state.error_dict), *factors, state.rng.get_state()
+
+    def _put_back(self, steps: int, errors: Any, p: Any, q: Any, rng: Any) -> None:
+        state = self.state
+        state.iter, state.error_dict, state.p_memory_dict, state.q_memory_dict = steps, errors, p, q
+        state.rng.set_state(rng)
 
     def _combine(self, number: int, flat: torch.Tensor) -> int:
         state, size = self.state, flat.element_size()

@@ -1,0 +1,52 @@
+"""PowerSGD by torch's hook: what it keeps between steps, after an overflow and in checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+BOTH = """
+    import torch
+    from torch import nn
+    import evenstep as es
+
+    def prepared(build):
+        torch.manual_seed(2)
+        model = build()
+        return es.prepare(model, compression="powersgd:1", engine="torch", bucket_cap_mb=0.0001)
+
+    def exchanged(model, number, bad=False, only=None):
+        draw = torch.Generator().manual_seed(1000 * es.rank() + number)
+        for name, p in model.named_parameters():
+            p.grad = None if only and not name.startswith(only) else torch.randn(p.shape, generator=draw)
+        if bad and es.rank() == 1:
+            next(p.grad for p in model.parameters() if p.grad is not None).view(-1)[3] = float("inf")
+        es.exchange_gradients()
+        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    def engine():
+        return es.session().steps.syncs[-1].engine
+
+    def kept():
+        return {name: one.clone() for name, one in engine().feedback_state().items()}
+
+    def same(a, b):
+        return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+    def two():
+        return nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
+"""
+
+
+def test_a_step_whose_gradients_overflow_leaves_no_trace(run_ranks: Callable[..., list[Any]]) -> None:
+    code = """
+    model = prepared(two)
+    for number in range(20):
+        bad = number in (3, 11, 15)
+        before = kept()
+        got = exchanged(model, number, bad)
+        assert all(one.isfinite().all() for one in got) is not bad, number
+        assert same(kept(), before) is bad, number
+    assert int(kept()["iter"]) == 17 and len(engine()._buckets) > 1
+    """
+    run_ranks(BOTH + code)
