@@ -96,6 +96,9 @@ class CompressedEngine(_Gathering):
         return {str(number): left for number, left in self._left_out.items()}
 
     def load_feedback(self, state: dict[str, torch.Tensor]) -> None:
+        """In place of all that is there: what is not in `state` begins at zero."""
+        self._left_out.clear()
+        self._round = (-1, 0)
         for number, (flat, _) in enumerate(self._buckets):
             left = state.get(str(number))
             if left is not None and left.numel() == flat.numel():
@@ -142,12 +145,13 @@ class PowerSGDEngine(_Gathering):
         self._hook: Any = hooks.powerSGD_hook
         self._shapes = [tuple(p.shape) or (1,) for p in parameters]
         self._last = len(self._buckets) - 1
+        self._seed = options.seed & 0x7FFFFFFF
         self.state = hooks.PowerSGDState(
             exchange.process_group,
             matrix_approximation_rank=int(options.compression.number),
             start_powerSGD_iter=self.PLAIN_STEPS,
             orthogonalization_epsilon=1e-8,
-            random_seed=options.seed & 0x7FFFFFFF,
+            random_seed=self._seed,
         )
 
     def _reduce(self, flats: Sequence[tuple[int, torch.Tensor]]) -> tuple[int, int]:
@@ -195,13 +199,18 @@ class PowerSGDEngine(_Gathering):
         return state
 
     def load_feedback(self, state: dict[str, torch.Tensor]) -> None:
-        self.state.iter = int(state["iter"])
+        for kept in (self.state.error_dict, self.state.p_memory_dict, self.state.q_memory_dict):
+            kept.clear()
+        self.state.iter = int(state.get("iter", 0))
         for number, (flat, _) in enumerate(self._buckets):
             if str(number) in state and state[str(number)].numel() == flat.numel():
                 self.state.error_dict[number] = state[str(number)].to(flat.device, flat.dtype, copy=True)
                 if f"p{number}" in state:
                     self.state.p_memory_dict[number] = state[f"p{number}"].to(flat.device, flat.dtype, copy=True)
                     self.state.q_memory_dict[number] = state[f"q{number}"].to(flat.device, flat.dtype, copy=True)
+        self.state.rng.seed(self._seed)
+        for _ in self.state.q_memory_dict:  # each has drawn its first factors from a seed of its own
+            self.state.rng.randint(1_000_000_000)
 
 
 class AdasumEngine(_Gathering):

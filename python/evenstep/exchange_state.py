@@ -61,6 +61,7 @@ def restore_exchange(session: Any, saved: dict[str, Any] | None) -> None:
                 f"the checkpoint was written {was}: what {sync.compression} leaves out of the gradients of "
                 f"{sync.name!r} begins at zero",
             )
+            sync.engine.load_feedback({})
             continue
         ranks = there["ranks"]
         if len(ranks) == session.world_size:

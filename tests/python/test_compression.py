@@ -134,6 +134,22 @@ def test_overflow_is_seen_by_every_rank_and_leaves_no_trace(name: str) -> None:
     assert on_ranks(2, work) == [(False, True), (False, True)]
 
 
+@pytest.mark.parametrize("name", ["int8", "onebit", "topk"])
+def test_going_back_forgets_what_came_after(name: str) -> None:
+    options = EngineOptions(compression=parse_compression(name))
+
+    def work(place: Place) -> list[torch.Tensor]:
+        engine = CompressedEngine([nn.Parameter(torch.zeros(9))], place, place, _core.Telemetry(-1, 0), options)
+        ends = []
+        for _ in range(2):
+            engine.load_feedback({})  # a checkpoint of before the first exchange
+            ends.append(torch.cat([exchanged(engine, [torch.arange(9.0) / 7], 0.5)[0] for _ in range(3)]))
+        return ends
+
+    for once, again in on_ranks(2, work):
+        assert torch.equal(once, again)
+
+
 def test_what_has_no_type_to_encode_travels_as_it_is() -> None:
     wide = torch.full((5,), 1 / 3, dtype=torch.float64)
     options = EngineOptions(compression=Compression("onebit"))
@@ -220,7 +236,9 @@ def test_other_ranks_share_what_was_left_out(capsys: pytest.CaptureFixture[str])
     restore_exchange(going, saved)
     assert going.engine.loaded is ranks[0] and not capsys.readouterr().err
     saved["models"]["model"]["compression"] = "onebit"
-    restore_exchange(going := Going(2), saved)
+    going = Going(2)
+    going.engine.loaded = ranks[1]  # of the training that goes back
+    restore_exchange(going, saved)
     assert not going.engine.loaded
     assert "written with compression onebit: what topk:0.1 leaves out" in capsys.readouterr().err
     restore_exchange(Going(2), {})

@@ -22,7 +22,9 @@ BOTH = """
         if bad and es.rank() == 1:
             next(p.grad for p in model.parameters() if p.grad is not None).view(-1)[3] = float("inf")
         es.exchange_gradients()
-        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        got = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        model.zero_grad()
+        return got
 
     def engine():
         return es.session().steps.syncs[-1].engine
@@ -48,5 +50,22 @@ def test_a_step_whose_gradients_overflow_leaves_no_trace(run_ranks: Callable[...
         assert all(one.isfinite().all() for one in got) is not bad, number
         assert same(kept(), before) is bad, number
     assert int(kept()["iter"]) == 17 and len(engine()._buckets) > 1
+    """
+    run_ranks(BOTH + code)
+
+
+def test_going_back_forgets_what_came_after(run_ranks: Callable[..., list[Any]]) -> None:
+    code = """
+    for at in (0, 3, 14):  # before the first exchange, among the plain ones, among the compressed ones
+        model = prepared(two)
+        for number in range(at):
+            exchanged(model, number)
+        there, ends = kept(), []
+        for _ in range(2):
+            engine().load_feedback(there)
+            ends.append([one for number in range(at, 20) for one in exchanged(model, number)])
+        assert all(torch.equal(a, b) for a, b in zip(*ends)), at
+        engine().load_feedback({})
+        assert same(kept(), {"iter": torch.tensor(0)})
     """
     run_ranks(BOTH + code)
