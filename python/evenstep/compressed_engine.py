@@ -27,6 +27,7 @@ class _Gathering(TorchEngine):
     """Flats of the types that are encoded go to `_combine`, one after the other; the others are all-reduced."""
 
     _encoded: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16)
+    feedback_counts_as_mean = False  # whether what is still to come is the mean of the ranks' leftovers; else their sum
 
     def _reduce(self, flats: Sequence[tuple[int, torch.Tensor]]) -> tuple[int, int]:
         moved, full = super()._reduce([one for one in flats if one[1].dtype not in self._encoded])
@@ -129,6 +130,7 @@ class PowerSGDEngine(_Gathering):
     all-reduce. The hook gives means over ranks, so each brings ranks * weight * gradient."""
 
     PLAIN_STEPS = 10
+    feedback_counts_as_mean = True
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """What each rank's exchange of gradients remembers between steps, in checkpoints: what compression has left out so far.
 
-With other ranks than it was written by, what all had left out is added up and split evenly: the same sum is still to come.
+With other ranks than it was written by, what all had left out is added up and split evenly: as much is still to come.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def restore_exchange(session: Any, saved: dict[str, Any] | None) -> None:
         if len(ranks) == session.world_size:
             sync.engine.load_feedback(ranks[session.rank])
             continue
-        sync.engine.load_feedback(_split(ranks, session.world_size))
+        parts = len(ranks) if sync.engine.feedback_counts_as_mean else session.world_size
+        sync.engine.load_feedback(_split(ranks, parts))
         _tell(
             session,
             f"what {sync.compression} had left out of the gradients of {sync.name!r} on {len(ranks)} ranks is added up "

@@ -204,6 +204,8 @@ def test_torch_encodes_as_c_does(name: str, count: int) -> None:
 class Fed:
     """An engine that has left something out."""
 
+    feedback_counts_as_mean = False
+
     def __init__(self) -> None:
         self.loaded: dict[str, torch.Tensor] = {}
 
@@ -231,6 +233,11 @@ def test_other_ranks_share_what_was_left_out(capsys: pytest.CaptureFixture[str])
     going = Going(3)
     restore_exchange(going, saved)
     assert going.engine.loaded["0"].tolist() == [2.0, 0.0] and int(going.engine.loaded["iter"]) == 3
+    assert "on 2 ranks is added up and split evenly between 3" in capsys.readouterr().err
+    going = Going(3)
+    going.engine.feedback_counts_as_mean = True  # PowerSGD
+    restore_exchange(going, saved)
+    assert going.engine.loaded["0"].tolist() == [3.0, 0.0]  # whose mean over any number of ranks is that of before
     assert "on 2 ranks is added up and split evenly between 3" in capsys.readouterr().err
     going = Going(2)
     restore_exchange(going, saved)
