@@ -24,7 +24,7 @@ from evenstep.group import broadcast_bytes, gather_objects
 from evenstep.loader import EvenLoader, check_loader
 from evenstep.local_training import LocalTraining
 from evenstep.modes import Mode, Stale
-from evenstep.prepare_options import DDPOptions, check_mode, engine_options
+from evenstep.prepare_options import DDPOptions, check_mode, check_scalers, engine_options
 from evenstep.session import Session, session
 from evenstep.shares import Shares, ShareSchedule
 from evenstep.sparse import sparse_parameters
@@ -83,6 +83,8 @@ def prepare(
     options = engine_options(current.environment, engine, compression, reduction, bucket_cap_mb)
     ddp = DDPOptions(find_unused_parameters, static_graph, gradient_as_bucket_view, broadcast_buffers)
     check_mode(sync, options, ddp)
+    stale = isinstance(sync, Stale) or any(known.stale for known in current.steps.syncs)
+    check_scalers(stale, [*current.objects.values(), *given])
     _check_arguments(current, given)
     models = _register(current.models, "model", [g for g in given if isinstance(g, nn.Module)])
     optimizers = _register(current.optimizers, "optimizer", [g for g in given if isinstance(g, Optimizer)])

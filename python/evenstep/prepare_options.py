@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
+
+import torch
 
 from evenstep._core import EvenstepError
 from evenstep.compression import parse_compression
@@ -97,3 +101,12 @@ def check_mode(mode: Mode | None, options: EngineOptions, ddp: DDPOptions) -> No
     else:
         return
     raise ValueError(f"es.prepare(compression={str(chosen)!r}, sync={mode!r}): {why}\n  fix: {fix}")
+
+
+def check_scalers(stale: bool, objects: Iterable[Any]) -> None:
+    """Raises ValueError where gradients come late and one of what is prepared scales them."""
+    if stale and any(isinstance(one, torch.amp.GradScaler) and one.is_enabled() for one in objects):
+        raise ValueError(
+            "es.prepare(sync=es.Stale(…)) with a GradScaler: it finds no gradients in the first steps, and would divide late "
+            "ones by a scale that they were not made with\n  fix: train in bf16 without one, or leave sync out"
+        )

@@ -58,3 +58,18 @@ def test_gradients_that_come_are_not_noted_for_ever(run_ranks: Callable[..., lis
         assert len(sync._order.seen) <= len(sync.parameters), (mode, len(sync._order.seen))
     """
     run_ranks(BOTH + code)
+
+
+def test_a_scaler_that_is_prepared_after_a_model_with_late_gradients_is_refused(
+    run_ranks: Callable[..., list[Any]],
+) -> None:
+    code = """
+    prepared(1, 1, sync=es.Stale())
+    try:
+        es.prepare(torch.amp.GradScaler("cpu"))
+    except ValueError as error:
+        assert "with a GradScaler" in str(error)
+    else:
+        raise SystemExit(1)
+    """
+    run_ranks(BOTH + code)

@@ -70,6 +70,13 @@ def test_combinations_that_make_no_sense(options: dict[str, Any], words: str) ->
         es.prepare(nn.Linear(1, 1), **options)
 
 
+def test_late_gradients_and_a_scaler_are_refused() -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    with pytest.raises(ValueError, match=r"with a GradScaler: .*\n  fix: train in bf16"):
+        es.prepare(nn.Linear(1, 1), scaler, sync=es.Stale())
+    es.prepare(nn.Linear(1, 1), torch.amp.GradScaler("cpu", enabled=False), sync=es.Stale())  # one that scales nothing
+
+
 def test_a_mode_that_is_none() -> None:
     with pytest.raises(TypeError, match=r"give es.LocalSGD\(every=8\)"):
         es.prepare(nn.Linear(1, 1), sync="local")
