@@ -63,12 +63,21 @@ class CompressedEngine(_Gathering):
         self._encoding = encoding_of(options.compression)
         self._seed = options.seed
         self._left_out: dict[int, torch.Tensor] = {}  # of each bucket, in fp32
+        self._new: dict[int, torch.Tensor] = {}  # the same, of the round under way
         self._round = (-1, 0)  # the step, and which round of it
 
     def begin(self, weight: float, step: int) -> None:
         super().begin(weight, step)
         last, count = self._round
         self._round = (step, count + 1 if last == step else 0)
+
+    def _reduce(self, flats: Sequence[tuple[int, torch.Tensor]]) -> tuple[int, int]:
+        costs = super()._reduce(flats)
+        if self._new and all_finite(flats):  # the same bits on all ranks
+            self._left_out.update(self._new)
+        # else a GradScaler skips the step on every rank, and nothing that was sent is used: what was left out before stays
+        self._new.clear()
+        return costs
 
     def _combine(self, number: int, flat: torch.Tensor) -> int:
         values = flat.to(torch.float32, copy=True)
@@ -80,10 +89,9 @@ class CompressedEngine(_Gathering):
             self._encoding.add(row, total)
         if total is not flat:
             flat.copy_(total)
-        if self._encoding.feedback and self._encoding.finite(payload, values.numel()):
-            # else a GradScaler skips the step: what was left out before stays
+        if self._encoding.feedback:
             self._encoding.add(payload, values, -1)
-            self._left_out[number] = values
+            self._new[number] = values
         return self._gathered_bytes(payload)
 
     def _random_seed(self, number: int) -> int:

@@ -85,13 +85,6 @@ class Encoding:
     def add_by_torch(self, payload: torch.Tensor, into: torch.Tensor, factor: int) -> None:
         raise NotImplementedError
 
-    def finite(self, payload: torch.Tensor, count: int) -> bool:
-        """Whether all that was encoded is."""
-        return bool(self.floats(payload, count).isfinite().all())
-
-    def floats(self, payload: torch.Tensor, count: int) -> torch.Tensor:
-        raise NotImplementedError
-
 
 def _blocks(values: torch.Tensor, size: int) -> torch.Tensor:
     """Rows of `size`, the last one filled with zeros."""
@@ -115,9 +108,6 @@ class Int8(Encoding):
     def number(self, count: int, seed: int) -> int:
         return seed
 
-    def floats(self, payload: torch.Tensor, count: int) -> torch.Tensor:
-        return payload[: 4 * -(-count // self.BLOCK)].view(torch.float32)
-
     def encode_by_torch(self, values: torch.Tensor, seed: int) -> torch.Tensor:
         rows = _blocks(values, self.BLOCK)
         scales = rows.abs().amax(1, keepdim=True) / 127
@@ -138,9 +128,6 @@ class OneBit(Encoding):
 
     kind = _core.ENCODE_ONE_BIT
     BLOCK = 1024
-
-    def floats(self, payload: torch.Tensor, count: int) -> torch.Tensor:
-        return payload[: 4 * -(-count // self.BLOCK)].view(torch.float32)
 
     def encode_by_torch(self, values: torch.Tensor, seed: int) -> torch.Tensor:
         rows = _blocks(values, self.BLOCK)
@@ -171,9 +158,6 @@ class TopK(Encoding):
 
     def number(self, count: int, seed: int) -> int:
         return max(1, math.ceil(self.ratio * count))
-
-    def floats(self, payload: torch.Tensor, count: int) -> torch.Tensor:
-        return payload[: payload.numel() // 2].view(torch.float32)
 
     def encode_by_torch(self, values: torch.Tensor, seed: int) -> torch.Tensor:
         places = values.abs().topk(self.number(values.numel(), seed), sorted=False).indices
