@@ -43,6 +43,16 @@ class _Gathering(TorchEngine):
         rank sends 2 (n - 1) / n of these, but n - 1 times what it sends to every other."""
         raise NotImplementedError
 
+    def _unused(self, number: int) -> list[slice]:
+        """Where in the bucket parameters lie that no rank has a gradient for: what is sent for them arrives nowhere."""
+        at, found = 0, []
+        for index in self._buckets[number][1]:
+            end = at + self.views[index].numel()
+            if not self._used[index]:
+                found.append(slice(at, end))
+            at = end
+        return found
+
     def _gathered_bytes(self, payload: torch.Tensor) -> int:
         return payload.numel() * self._exchange.ranks // 2
 
@@ -81,8 +91,12 @@ class CompressedEngine(_Gathering):
 
     def _combine(self, number: int, flat: torch.Tensor) -> int:
         values = flat.to(torch.float32, copy=True)
-        if self._encoding.feedback and number in self._left_out:
-            values += self._left_out[number]
+        left = self._left_out.get(number)
+        unused = self._unused(number)
+        if left is not None:
+            values += left
+            for part in unused:
+                values[part] = 0.0
         payload = self._encoding.encode(values, self._random_seed(number))
         total = flat.zero_() if flat.dtype is torch.float32 else torch.zeros_like(values)
         for row in self._exchange.gather(payload):
@@ -91,6 +105,8 @@ class CompressedEngine(_Gathering):
             flat.copy_(total)
         if self._encoding.feedback:
             self._encoding.add(payload, values, -1)
+            for part in unused:
+                values[part] = left[part] if left is not None else 0.0
             self._new[number] = values
         return self._gathered_bytes(payload)
 
@@ -194,11 +210,15 @@ class PowerSGDEngine(_Gathering):
             at += count
         plain = state.iter < state.start_powerSGD_iter
         before = state.total_numel_after_compression
+        left = state.error_dict.get(number)
         flat.mul_(self._exchange.ranks)
         result = self._hook(state, _Bucket(number, number == self._last, flat, gradients)).wait()
         result = result[0] if isinstance(result, (list, tuple)) else result
         if result.data_ptr() != flat.data_ptr():
             flat.copy_(result)
+        if not plain:
+            for part in self._unused(number):
+                state.error_dict[number][part] = left[part] if left is not None else 0.0
         return (flat.numel() if plain else int(state.total_numel_after_compression - before)) * size
 
     def feedback_state(self) -> dict[str, torch.Tensor]:

@@ -194,6 +194,7 @@ class TorchEngine:
         self._wire = WIRES.get(options.compression.name) if options.compression is not None else None
         self._weight, self._step = 0.0, 0
         self._ready: list[Any] = [None] * len(parameters)
+        self._used = b""  # in this round, by some rank
         self.views = [torch.empty(0)] * len(parameters)
         self._buckets: list[tuple[torch.Tensor, list[int]]] = []
         kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
@@ -238,7 +239,7 @@ class TorchEngine:
     def finish(self) -> tuple[Sequence[int], Report]:
         start = _core.clock_ns()
         mine = bytes(0 if gradient is None else 1 for gradient in self._ready)
-        used = bytes(map(max, zip(*self._group.exchange(mine)))) if mine else b""
+        used = self._used = bytes(map(max, zip(*self._group.exchange(mine)))) if mine else b""
         flats = []
         for number, (flat, indices) in enumerate(self._buckets):
             self._pack(indices)

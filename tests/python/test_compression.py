@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -96,10 +96,11 @@ def on_ranks(count: int, work: Callable[[Place], Any]) -> list[Any]:
     return results
 
 
-def exchanged(engine: Any, gradients: list[torch.Tensor], weight: float) -> list[torch.Tensor]:
+def exchanged(engine: Any, gradients: Sequence[torch.Tensor | None], weight: float) -> list[torch.Tensor]:
     engine.begin(weight, 0)
     for index, gradient in enumerate(gradients):
-        engine.ready(index, gradient)
+        if gradient is not None:
+            engine.ready(index, gradient)
     engine.finish()
     return [view.clone() for view in engine.views]
 
@@ -150,6 +151,30 @@ def test_overflow_of_one_bucket_on_one_rank_leaves_what_was_left_out_as_it_was(n
         return before.keys() == after.keys() == {"0", "1"} and all(torch.equal(before[n], after[n]) for n in before)
 
     assert on_ranks(2, work) == [True, True]
+
+
+@pytest.mark.parametrize("name", ["onebit", "topk:0.1"])
+def test_what_was_left_out_of_a_parameter_waits_until_it_is_used_again(name: str) -> None:
+    options = EngineOptions(compression=parse_compression(name))
+    gradient = torch.arange(1.0, 13.0)
+
+    def work(place: Place) -> tuple[bool, float]:
+        parameters = [nn.Parameter(torch.zeros(12)) for _ in range(2)]
+        engine = CompressedEngine(parameters, place, place, _core.Telemetry(-1, 0), options)
+        come = torch.zeros(12)
+        for number in range(60):  # every third step both; else the other one alone, in the same bucket
+            used = number % 3 == 0
+            before = engine.feedback_state().get("0", torch.zeros(24)).clone()
+            got = exchanged(engine, [gradient if used else None, torch.ones(12)], 0.5)[0]
+            if used:
+                come += got
+            elif not torch.equal(engine.feedback_state()["0"][12:], before[12:]):  # the last parameter lies first
+                return False, 0.0
+        left = torch.stack(place.ring.share(place.rank, engine.feedback_state()["0"][12:])).sum(0)
+        return True, float((come + left - 20 * gradient).abs().max())
+
+    for kept, lost in on_ranks(2, work):
+        assert kept and lost < 1e-2
 
 
 @pytest.mark.parametrize("name", ["int8", "onebit", "topk"])

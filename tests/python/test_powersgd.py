@@ -69,3 +69,19 @@ def test_going_back_forgets_what_came_after(run_ranks: Callable[..., list[Any]])
         assert same(kept(), {"iter": torch.tensor(0)})
     """
     run_ranks(BOTH + code)
+
+
+def test_what_was_left_out_of_a_parameter_waits_until_it_is_used_again(run_ranks: Callable[..., list[Any]]) -> None:
+    code = """
+    torch.manual_seed(2)
+    model = es.prepare(two(), compression="powersgd:1", engine="torch")
+    for number in range(14):
+        exchanged(model, number)
+    before = kept()["0"]
+    first = before[272:]  # of the first layer: the last parameter lies first in the one bucket
+    for number in range(14, 17):
+        got = exchanged(model, number, only="1.")
+        assert len(got) == 2 and first.norm() > 1 and torch.equal(kept()["0"][272:], first)
+    assert not torch.equal(kept()["0"][:272], before[:272])
+    """
+    run_ranks(BOTH + code)
