@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from evenstep import _core
@@ -306,6 +307,8 @@ def load_checkpoint(
     loader.load(wanted)
     if models and optimizers:
         restore_exchange(session, loader.exchange())
+    elif models:
+        _forget_exchanges(session)
     session.pending_objects, session.replayed = loader.load_objects_again, False
     extra = loader.extra()
     session.user_state = extra if extra is not None else {}
@@ -320,15 +323,27 @@ def load_checkpoint(
     return {"path": folder, "created": manifest["created"], "extra": extra, **facts}
 
 
+def _forget_exchanges(session: Any) -> None:
+    """Weights were loaded without the rest: what ranks had moved on their own since they were one, and gradients that are
+    to come late, belong to the weights that are gone. Collective."""
+    for sync in session.steps.syncs:
+        if sync.local is not None:
+            sync.local.begin_anew()
+        if sync.stale is not None:
+            sync.stale.load(None, [])
+
+
 class Resume:
-    """Going on from EVENSTEP_RESUME. Objects are loaded as they are prepared (`take`, at the end of each es.prepare);
-    when the first batch is about to be fetched, all that the checkpoint holds must have been (`finish`)."""
+    """Going on from EVENSTEP_RESUME. Objects are loaded as they are prepared, and what their exchange remembers with them
+    (`take`, at the end of each es.prepare): a script that prepares no loader trains from there on. When the first batch of
+    a prepared loader is about to be fetched, all that the checkpoint holds must have been (`finish`)."""
 
     def __init__(self, session: Any, path: str | os.PathLike[str]) -> None:
         folder = _agree(session, path)
         self._state = read_manifest(folder)["state"]
         self._loader = Loader(session, folder, self._state)
         self._session = session
+        self._restored: dict[str, int] = {}  # models whose exchange goes on: the rounds that they had made then
         session.step = self._state["step"]
         session.loaded = Loaded(session.step, True, folder, bool(self._state.get("between")))
         inherit(session, folder, self._state)
@@ -340,11 +355,21 @@ class Resume:
 
     def take(self) -> None:
         self._loader.load(KINDS, later=True)
+        syncs = self._session.steps.syncs
+        self._restore([s for s in syncs if self._loader.has_loaded("models", s.name) and s.name not in self._restored])
 
     def finish(self) -> None:
+        """Exchanges of before the first batch leave no trace."""
         self._loader.check_complete(KINDS)
         self._loader.load(KINDS)
-        restore_exchange(self._session, self._loader.exchange())
+        self._restore([sync for sync in self._session.steps.syncs if self._restored.get(sync.name) != sync.rounds])
+
+    def _restore(self, syncs: list[Any]) -> None:
+        if syncs:
+            session = self._session
+            some = SimpleNamespace(rank=session.rank, world_size=session.world_size, steps=SimpleNamespace(syncs=syncs))
+            restore_exchange(some, self._loader.exchange())
+            self._restored.update({sync.name: sync.rounds for sync in syncs})
 
 
 def _restore_random(session: Any, folder: Path, state: dict[str, Any]) -> None:

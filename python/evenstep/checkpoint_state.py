@@ -368,6 +368,9 @@ class Loader:
         saved: dict[str, Any] = self._state.get(kind, {})  # older checkpoints have no objects
         return saved
 
+    def has_loaded(self, kind: str, name: str) -> bool:
+        return (kind, name) in self._done
+
     def load(self, kinds: Iterable[str], later: bool = False) -> None:
         """Loads what is prepared and not yet loaded, nothing where one of it does not fit. later: more is to be prepared,
         so that an optimizer whose model is not there yet may wait, and so may a model that the checkpoint does not know."""

@@ -33,7 +33,6 @@ class LocalTraining:
         self._bytes = sum(p.numel() * p.element_size() for p in parameters)
         self._outer: torch.optim.SGD | None = None
         self._anchors: list[torch.Tensor] = []  # where the parameters were when all ranks had the same
-        self._anchored = False
         if isinstance(mode, DiLoCo):
             self._anchors = [p.detach().clone() for p in parameters]
             self._outer = torch.optim.SGD(
@@ -43,10 +42,11 @@ class LocalTraining:
                 nesterov=mode.outer_momentum > 0,
                 foreach=False,
             )
+        self._loose = set(range(len(self._anchors)))  # those that no optimizer has moved since all ranks had the same
 
     def saw(self, amount: float) -> None:
         """A backward over `amount` samples (or what es.set_weight counts) has ended."""
-        if not self._anchored:  # the script may have set the parameters since es.prepare
+        if self._loose:  # the script may have set the parameters since es.prepare, or since they were one
             self._anchor()
         self._seen += amount
 
@@ -56,9 +56,9 @@ class LocalTraining:
 
     @torch.no_grad()
     def _anchor(self) -> None:
-        self._anchored = True
-        for anchor, parameter in zip(self._anchors, self._parameters):
-            anchor.copy_(parameter)
+        for index in self._loose:
+            self._anchors[index].copy_(self._parameters[index])
+        self._loose.clear()
 
     @property
     def whole(self) -> bool:
@@ -73,6 +73,7 @@ class LocalTraining:
             self._trained[key] = sorted(index for index in found if index is not None)
         if not self._trained[key]:
             return
+        self._loose.difference_update(self._trained[key])
         self._counts[key] = self._counts.get(key, 0) + 1
         if self._counts[key] >= self.mode.every:
             self._synchronise(key)
@@ -111,6 +112,7 @@ class LocalTraining:
         for index in indices:
             self._anchors[index].grad = None
             parameters[index].copy_(self._anchors[index])
+        self._loose.update(indices)
 
     # -- checkpoints, which are written where the parameters are whole --
 
@@ -120,11 +122,15 @@ class LocalTraining:
         momentum = {str(i): outer[p]["momentum_buffer"] for i, p in enumerate(self._anchors) if p in outer}
         return {"mode": type(self.mode).__name__, "momentum": {k: v for k, v in momentum.items() if v is not None}}
 
-    def load(self, state: dict[str, Any] | None) -> bool:
-        """After the parameters were loaded. False where the checkpoint has no state of this mode."""
+    def begin_anew(self) -> None:
+        """The parameters were loaded on all ranks: the time on their own begins here."""
         self._counts.clear()
         self._seen_before = dict.fromkeys(self._trained, self._seen)
-        self._anchored = False
+        self._loose = set(range(len(self._anchors)))
+
+    def load(self, state: dict[str, Any] | None) -> bool:
+        """After the parameters were loaded. False where the checkpoint has no state of this mode."""
+        self.begin_anew()
         if self._outer is None:
             return True
         self._outer.state.clear()

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoint_session import OneProcess, ck, use
 from torch import nn
 
 import evenstep as es
 from evenstep import _core
+from evenstep.engine import Report
 from evenstep.exchange_state import restore_exchange
 from evenstep.local_training import LocalTraining
 from evenstep.session import _Alone
@@ -103,3 +105,73 @@ def test_a_checkpoint_of_another_mode_is_told(capsys: pytest.CaptureFixture[str]
     assert "no late gradients for 'model': its first steps change nothing" in capsys.readouterr().err
     restore_exchange(Going(LocalTraining(es.LocalSGD(), None, [parameter], steps), None), {})  # type: ignore[arg-type]
     assert not capsys.readouterr().err
+
+
+class OneRank:
+    """An engine whose sum is what this rank gives."""
+
+    def __init__(self, parameters: list[torch.Tensor]) -> None:
+        self.views = [torch.zeros_like(p) for p in parameters]
+        self.rounds = 0
+
+    def begin(self, weight: float, step: int) -> None: ...
+
+    def ready(self, index: int, value: torch.Tensor) -> None:
+        self.views[index].copy_(value)
+
+    def finish(self) -> tuple[list[bool], Report]:
+        self.rounds += 1
+        return [True] * len(self.views), Report(0, 0, 0, 0)
+
+
+class OneModel:
+    """A model under es.DiLoCo in one process; `round` trains until the next synchronisation and moves by `move` a step."""
+
+    def __init__(self, **mode: Any) -> None:
+        self.model = nn.Linear(1, 1, bias=False)
+        self.weight = self.model.weight
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
+        steps = Steps(_Alone(), _core.Telemetry(-1, 0))
+        self.local = LocalTraining(es.DiLoCo(every=2, **mode), OneRank([self.weight]), [self.weight], steps)  # type: ignore[arg-type]
+
+    def set(self, value: float) -> None:
+        self.weight.data.fill_(value)
+
+    def step(self, move: float, backward: bool = True) -> None:
+        if backward:
+            self.local.saw(1.0)
+        self.weight.data.add_(move)
+        self.local.after_step(self.optimizer)
+
+
+def test_weights_that_are_loaded_between_two_rounds_are_where_the_next_begins() -> None:
+    one = OneModel(outer_lr=0.5, outer_momentum=0.0)
+    one.set(0.0)
+    one.step(1.0)
+    one.step(1.0)
+    assert one.weight.item() == 1.0  # half the way
+    one.set(10.0)
+    one.step(2.0)
+    one.step(0.0)
+    assert one.weight.item() == 11.0
+    one.step(2.0, backward=False)  # what no backward has come before is no load: other ranks may have moved otherwise
+    one.step(0.0)
+    assert one.weight.item() == 12.0
+
+
+def test_weights_alone_loaded_within_a_round(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    one = OneModel(outer_lr=0.5, outer_momentum=0.0)
+    stale = StaleRounds([OneRank([one.weight])])  # type: ignore[list-item]
+    session = use(monkeypatch, OneProcess(model=one.model, optimizer=one.optimizer))
+    one.set(10.0)
+    ck.checkpoint(tmp_path / "best")
+    session.syncs = [*Going(one.local, None).syncs, *Going(None, stale).syncs]
+    one.set(0.0)
+    one.step(1.0)
+    assert stale.turn({0: torch.ones(1, 1)}, 1.0, 0)[0] == {}
+    ck.load_checkpoint(tmp_path / "best", optimizers=False, schedulers=False, loaders=False, random=False)
+    assert one.local.whole
+    one.step(2.0)
+    one.step(0.0)
+    assert one.weight.item() == 11.0
+    assert stale.turn({0: torch.ones(1, 1)}, 1.0, 1)[0] == {}, "a gradient of the weights that are gone"
