@@ -1,6 +1,6 @@
 """One all-reduce over ranks on devices of different makers: GPUs and CPUs, or GPUs of two makers.
 
-Inside each maker its own collectives (our NCCL engine for CUDA, our shared memory for CPUs, what torch has for others);
+Inside each maker its own collectives (NCCL for CUDA, RCCL for ROCm, our shared memory for CPUs);
 between the makers pinned staging and our shared-memory engine, one rank of each. A tensor goes in pieces, so that while
 the makers' sums of one piece are added on the host, the next one is on its way down and the last one on its way up.
 """
@@ -98,11 +98,29 @@ class _PinnedStage:
         self._risen[slot].record(self._current())
 
 
+def _maker_of(device: torch.device) -> str:
+    """ROCm's torch calls its devices "cuda", too; their collectives do not talk to NVIDIA's."""
+    return "cuda-hip" if device.type == "cuda" and torch.version.hip else device.type
+
+
+def _check_collectives(makers: dict[str, list[int]], types: Sequence[str]) -> None:
+    """Where several ranks have one maker, the backend must have collectives for their devices. The same on all ranks."""
+    for name, ranks in makers.items():
+        unknown = [f"rank {rank} {types[rank]}" for rank in ranks if types[rank] not in ("cpu", "cuda")]
+        if len(ranks) > 1 and unknown:
+            raise EvenstepError(
+                f"HybridGroup: several ranks have devices of the maker {name!r}, and the evenstep backend has no "
+                f"collectives for them: {', '.join(unknown)}\n"
+                "  fix: start one rank for that maker, or use torch.distributed with its own backend"
+            )
+
+
 class HybridGroup:
     """All ranks of the default group, each with the device of its own. Making one is collective, and so is every call.
 
-    `maker` is what its devices' own collectives are named by: the device's type, unless a name is given (two groups of
-    CPUs then stand for two makers).
+    `maker` is what its devices' own collectives are named by: the device's type ("cuda-hip" for ROCm's), unless a name is
+    given (two groups of CPUs then stand for two makers). Devices that are neither CPUs nor CUDA's nor ROCm's have none:
+    one rank for each of their makers.
     """
 
     def __init__(
@@ -116,15 +134,17 @@ class HybridGroup:
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
         self._piece_bytes = max(256, piece_bytes // 256 * 256)
         makers: list[Any] = [None] * self._ranks
-        dist.all_gather_object(makers, (maker or self.device.type, self._piece_bytes))
-        if len({size for _, size in makers}) > 1:
+        dist.all_gather_object(makers, (maker or _maker_of(self.device), self._piece_bytes, self.device.type))
+        sizes = [size for _, size, _ in makers]
+        if len(set(sizes)) > 1:
             raise EvenstepError(
-                f"HybridGroup: the ranks want pieces of different sizes: {[size for _, size in makers]}\n"
+                f"HybridGroup: the ranks want pieces of different sizes: {sizes}\n"
                 "  fix: give all ranks the same piece_bytes"
             )
         self.makers: dict[str, list[int]] = {}
-        for rank, (name, _) in enumerate(makers):
+        for rank, (name, _, _) in enumerate(makers):
             self.makers.setdefault(name, []).append(rank)
+        _check_collectives(self.makers, [kind for _, _, kind in makers])
         self._inner: Any = None
         for ranks in self.makers.values():  # every rank takes part in the making of every group
             group = dist.new_group(ranks, timeout=timeout, backend="evenstep")
