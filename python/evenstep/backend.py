@@ -292,7 +292,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
 
     def _gather_single(self, comm: _core.Comm, output: torch.Tensor, own: torch.Tensor) -> None:
         target = landing(output)
-        source = apart(plain(own), [target], own.nbytes * self._rank)
+        source = apart(plain(own), [target], -own.nbytes * self._rank)
         comm.all_gather(source.data_ptr(), target.data_ptr(), [own.nbytes] * self._size, _core.DTYPE_U8)
         if target is not output:
             output.copy_(target)

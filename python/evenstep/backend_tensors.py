@@ -123,15 +123,15 @@ def check_outputs(outputs: Any) -> None:
             )
 
 
-def apart(source: torch.Tensor, targets: Sequence[torch.Tensor | None], place: int = -1) -> torch.Tensor:
+def apart(source: torch.Tensor, targets: Sequence[torch.Tensor | None], place: int | None = None) -> torch.Tensor:
     """A contiguous source that no target overlaps, a copy where one does: the engine reads it while it writes. Not
-    where one begins at its place in the other, `place` bytes from its beginning: that is in place."""
+    where one begins `place` bytes behind the source's beginning (negative: before it): that is in place."""
     begin, end = source.data_ptr(), source.data_ptr() + source.nbytes
     for target in targets:
         if target is None or not target.nbytes or not source.nbytes:
             continue
         at = target.data_ptr()
-        if at < end and begin < at + target.nbytes and not (place >= 0 and abs(at - begin) == place):
+        if at < end and begin < at + target.nbytes and at - begin != place:
             return source.clone()
     return source
 

@@ -104,10 +104,10 @@ def check_same_dtype(a: Data, b: Data, call: str) -> None:
 
 
 def check_apart(output: Data, source: Data, call: str, place: int = -1) -> None:
-    """The output overlaps the source nowhere, but where the source begins at its own place in it (or it at its in the
-    source), which is in place."""
+    """The output overlaps the source nowhere, but where it begins `place` bytes behind the source's beginning, which is in
+    place: one is a part of the other (all_gather, whose part is the input, gives the two in turn)."""
     if source.bytes and output.bytes and source.address < output.end and output.address < source.end:
-        if place >= 0 and abs(output.address - source.address) == place:
+        if place >= 0 and output.address - source.address == place:
             return
         raise argument_error(
             f"{call}: the output overlaps the input", "give them memory of their own, or the input its own place in it"

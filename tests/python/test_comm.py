@@ -77,6 +77,34 @@ def test_another_user_who_waits_in_rank_0s_place_is_not_trusted(monkeypatch: pyt
     os.close(listening)
 
 
+def test_only_the_own_place_is_in_place() -> None:
+    """all_gather's input and reduce_scatter's output of rank 1, counts 1 and 3: one element behind the whole's beginning,
+    never one before it."""
+    import numpy as np
+
+    from evenstep import EvenstepError
+    from evenstep.comm_data import check_apart, data_of
+
+    memory = np.zeros(8, dtype="f4")
+    whole, own, before = data_of(memory[3:7]), data_of(memory[4:7]), data_of(memory[2:5])
+    check_apart(own, whole, "a call", 4)
+    for place in (4, 8, -1):
+        with pytest.raises(EvenstepError, match="overlaps"):
+            check_apart(before, whole, "a call", place)
+
+
+def test_torchs_tensors_in_place_are_not_copied() -> None:
+    torch = pytest.importorskip("torch")
+    from evenstep.backend_tensors import apart
+
+    memory = torch.zeros(8)
+    whole, own, before = memory[3:7], memory[4:7], memory[2:5]
+    assert apart(whole, [own], 4) is whole  # reduce_scatter: the output lies in the input
+    assert apart(own, [whole], -4) is own  # all_gather: the input lies in the output
+    assert apart(whole, [before], 4) is not whole and apart(before, [whole], -4) is not before
+    assert apart(whole, [own]) is not whole and apart(whole, [memory[7:]]) is whole
+
+
 def test_without_a_launcher_a_group_has_one_rank() -> None:
     import numpy as np
 
