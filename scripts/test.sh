@@ -92,6 +92,7 @@ install_wheel() {
 # The package as a user has it: nothing of the tree on the path, the libraries of the program from the wheel.
 python_tests() {
   env -u PYTHONPATH -u EVENSTEP_PROGRAM EVENSTEP_TEST_INSTALLED=1 PATH="$fresh/bin:$PATH" \
+    EVENSTEP_TEST_REQUIRE="${EVENSTEP_TEST_REQUIRE-ucx}" \
     "$fresh/bin/python" -m pytest -q -p no:cacheprovider --durations=10 tests/python
 }
 

@@ -8,7 +8,7 @@
         group.all_reduce(x)                 # in place, on every rank
         group.broadcast(x, root=0)
 
-Neither torch nor torch.distributed is needed, nor started. Every call but `send`, `recv`, `isend`, `irecv`, `close` and
+On one host neither torch nor torch.distributed is needed, nor started. Every call but `send`, `recv`, `isend`, `irecv`, `close` and
 `revoke` is collective: all ranks of the group make it, in the same order, with the same sizes. Arrays are anything with
 DLPack (torch's tensors, through its table of C functions), NumPy's array interface or the buffer protocol, in this host's
 memory, elements one after the other. The GIL is released while a call moves data. Failures are `es.EvenstepError`.
@@ -26,7 +26,9 @@ from evenstep import _core
 from evenstep.comm_arena import Arena
 from evenstep.comm_data import Data, argument_error, check_apart, check_same_dtype, counts_of, data_of, reduced_as
 from evenstep.comm_meeting import meet
-from evenstep.environment import Environment, read_environment
+from evenstep.comm_store import OverStore, torch_store
+from evenstep.environment import read_environment
+from evenstep.hosts import wanted_engine
 
 if TYPE_CHECKING:
     from numpy import ndarray
@@ -79,12 +81,13 @@ class Request:
 class Group:
     """This process's place among the ranks of a group. One thread at a time may be in a collective of it."""
 
-    def __init__(self, comm: _core.Comm, arena_bytes: int, timeout: float) -> None:
+    def __init__(self, comm: _core.Comm, arena_bytes: int, timeout: float, over: OverStore | None = None) -> None:
         self._comm = comm
         self._reduce = comm.all_reduce_data
         self._arena_bytes = arena_bytes
         self._arena: Arena | None = None
         self._timeout = timeout
+        self._over = over
         self._requests: list[Request] = []
         self.rank: int = comm.rank
         """0 … size - 1"""
@@ -260,9 +263,15 @@ class Group:
                     f"rank {self.rank} splits off the ranks {words.decode().strip()}, rank {rank} {theirs.decode().strip()}",
                     "name the same ranks, in the same order, on every rank",
                 )
+        if self._over is not None:
+            over = self._over.part(chosen)
+            if self.rank not in chosen:
+                return None
+            return Group(over.open(chosen.index(self.rank), room, self._timeout), room, self._timeout, over)
         return self._split_off(chosen, room)
 
     def _split_off(self, chosen: list[int], arena_bytes: int) -> Group | None:
+        """On one host."""
         first = self.rank == chosen[0]
         fd = _core.Comm.create_segment(len(chosen), arena_bytes) if first else -1
         place = bytearray(f"{os.getpid()}:{fd}".encode().ljust(32))
@@ -379,39 +388,14 @@ def open(name: str = "default", *, arena_bytes: int = 64 << 20, timeout: float =
     """Opens a group of all ranks of the job; collective. Each call of the same name opens a new one.
 
     The ranks are those of RANK and WORLD_SIZE (`evenstep run`, torchrun, or any launcher that sets them and MASTER_PORT);
-    without them the group has one rank. `arena_bytes` is the shared memory of each rank for `empty`, taken up only when
-    it is used; `timeout` the seconds that a call waits for the others."""
+    without them the group has one rank. Ranks on several hosts, and those that EVENSTEP_COMM_ENGINE tells to use UCX, meet
+    at torch's store, which needs torch and MASTER_ADDR. `arena_bytes` is the shared memory of each rank for `empty`, taken
+    up only when it is used; `timeout` the seconds that a call waits for the others."""
     environment = read_environment()
+    wanted = wanted_engine()
     _opened[name] = number = _opened.get(name, 0) + 1
-    place = f"{name}/{number}"
-    if environment.local_world_size == environment.world_size:
-        comm = meet(place, environment.rank, environment.world_size, arena_bytes=arena_bytes, timeout_seconds=timeout)
-    else:
-        comm = _meet_over_torch(place, environment, arena_bytes, timeout)
-    return Group(comm, arena_bytes, timeout)
-
-
-def _meet_over_torch(place: str, environment: Environment, arena_bytes: int, timeout: float) -> _core.Comm:
-    """The launcher speaks of several hosts: torch's store is what they share."""
-    import torch.distributed as dist
-
-    from evenstep.rendezvous import open_group
-
-    if dist.is_initialized():
-        store = dist.distributed_c10d._get_default_store()
-    else:
-        store = next(iter(dist.rendezvous("env://")))[0]
-    comm = open_group(
-        store,
-        environment.rank,
-        environment.world_size,
-        name=f"comm/{place}",
-        arena_bytes=arena_bytes,
-        timeout_seconds=timeout,
-    )
-    if comm is None:
-        raise argument_error(
-            "the ranks are on several hosts, which es.comm cannot connect here",
-            "open a group on each host, or use torch.distributed between them",
-        )
-    return comm
+    place, rank, ranks = f"{name}/{number}", environment.rank, environment.world_size
+    if ranks == 1 or (environment.local_world_size == ranks and wanted in ("", "shm")):
+        return Group(meet(place, rank, ranks, arena_bytes=arena_bytes, timeout_seconds=timeout), arena_bytes, timeout)
+    over = OverStore(torch_store(), f"comm/{place}", list(range(ranks)))
+    return Group(over.open(rank, arena_bytes, timeout), arena_bytes, timeout, over)
