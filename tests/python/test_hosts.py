@@ -202,8 +202,9 @@ def test_gloo_says_once_what_it_does_not_promise(run_ranks: Callable[..., Any]) 
     assert "Gloo" not in second.stderr
 
 
-def test_ranks_that_want_different_engines(run_ranks: Callable[..., Any]) -> None:
+def test_ranks_that_want_different_engines(run_ranks: Callable[..., Any], tmp_path: Path) -> None:
     script = """
+        import os
         import torch.distributed as dist
         import evenstep
 
@@ -211,9 +212,12 @@ def test_ranks_that_want_different_engines(run_ranks: Callable[..., Any]) -> Non
             dist.init_process_group("evenstep")
         except evenstep.EvenstepError as error:
             assert "EVENSTEP_COMM_ENGINE differs among the ranks: rank 0 gloo, rank 1 shm" in str(error), error
+            # Here, where the error keeps rank 0's store alive: it must outlive what rank 1 reads of it.
+            open("both", "r" if os.environ["RANK"] == "0" else "w").close()
         else:
             raise AssertionError("not refused")
     """
+    os.mkfifo(tmp_path / "both")  # its two ends open at once
     run_ranks(script, 2, rank_env={0: {"EVENSTEP_COMM_ENGINE": "gloo"}, 1: {"EVENSTEP_COMM_ENGINE": "shm"}})
 
 
