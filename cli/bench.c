@@ -95,15 +95,15 @@ static even_status read_report(bench *on) {
   return status;
 }
 
-static even_status measure_mpi(bench *on) {
+static void measure_mpi(bench *on) {
   char rounds[32];
   char ranks[32];
   const char *words[7];
   json_t *rank_count = json_object_get(on->report, "ranks");
   common_words(on, rounds, sizeof rounds, words);
   (void)snprintf(ranks, sizeof ranks, "%" JSON_INTEGER_FORMAT, json_integer_value(rank_count));
-  return even_bench_mpi(even_text_string(&on->python), ranks, (char **)(uintptr_t)words, &on->mpi, on->mpi_note,
-                        sizeof on->mpi_note);
+  even_bench_mpi(even_text_string(&on->python), ranks, (char **)(uintptr_t)words, &on->mpi, on->mpi_note,
+                 sizeof on->mpi_note);
 }
 
 /* One object: the job's report, with MPI's beside it. */
@@ -140,7 +140,7 @@ static int run(bench *on) {
   }
   status = read_report(on);
   if (status == EVEN_OK && !on->no_peers) {
-    status = measure_mpi(on);
+    measure_mpi(on);
   }
   if (status == EVEN_OK) {
     status = show(on);

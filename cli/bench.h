@@ -14,9 +14,9 @@ even_status even_bench_sizes(const char *text, even_text *out) EVEN_MUST_USE;
 even_status even_bench_collectives(const char *text) EVEN_MUST_USE;
 
 /* bench_mpi.c: the same exchanges by the MPI that is found, on as many ranks; *out is what its ranks say, NULL without
- * an MPI, and `note` why. Errors: EVEN_ERR_MEMORY. */
-even_status even_bench_mpi(const char *python, const char *ranks, char *const *words, json_t **out, char *note,
-                           size_t note_bytes) EVEN_MUST_USE;
+ * an MPI or figures of it, and `note` why. */
+void even_bench_mpi(const char *python, const char *ranks, char *const *words, json_t **out, char *note,
+                    size_t note_bytes);
 
 /* bench_table.c: the measured rows as a table on standard output. `mpi` may be NULL. */
 void even_bench_print(const json_t *report, const json_t *mpi, const char *mpi_note);

@@ -33,26 +33,29 @@ static void allow_any_user(void) {
 }
 
 /* Its JSON, on the one line that begins like it; what MPI itself prints is passed over. */
-static even_status hear(even_dialogue *dialogue, json_t **out, char *note, size_t note_bytes) {
+static void hear(even_dialogue *dialogue, json_t **out, char *note, size_t note_bytes) {
   for (;;) {
     const char *line = NULL;
     even_status status = even_dialogue_hear(dialogue, LIMIT_MS, &line);
-    if (status == EVEN_OK && line != NULL && line[0] == '{') {
-      return even_json_parse("MPI's figures", line, strlen(line), out);
-    }
-    if (status != EVEN_OK) {
-      (void)snprintf(note, note_bytes, "%s", even_error_last()->what);
-      return EVEN_OK;
-    }
-    if (line == NULL) {
+    if (status == EVEN_OK && line == NULL) {
       even_dialogue_complaint(dialogue, note, note_bytes);
-      return EVEN_OK;
+      return;
+    }
+    if (status == EVEN_OK && line[0] == '{') {
+      status = even_json_parse("MPI's figures", line, strlen(line), out);
+      if (status == EVEN_OK) {
+        return;
+      }
+    }
+    if (status != EVEN_OK) { /* ours are measured already: they are not lost for it */
+      (void)snprintf(note, note_bytes, "%s", even_error_last()->what);
+      return;
     }
   }
 }
 
-even_status even_bench_mpi(const char *python, const char *ranks, char *const *words, json_t **out, char *note,
-                           size_t note_bytes) {
+void even_bench_mpi(const char *python, const char *ranks, char *const *words, json_t **out, char *note,
+                    size_t note_bytes) {
   char mpirun[4096];
   char *arguments[MOST_WORDS];
   even_dialogue dialogue;
@@ -71,9 +74,8 @@ even_status even_bench_mpi(const char *python, const char *ranks, char *const *w
   allow_any_user();
   if (even_dialogue_start(arguments, &dialogue) != EVEN_OK) {
     (void)snprintf(note, note_bytes, "no mpirun beside the interpreter or on PATH");
-    return EVEN_OK;
+    return;
   }
-  even_status status = hear(&dialogue, out, note, note_bytes);
+  hear(&dialogue, out, note, note_bytes);
   even_dialogue_end(&dialogue);
-  return status;
 }

@@ -208,7 +208,8 @@ void even_doctor_libraries(even_doctor *doctor) {
   static const char *const mpi[] = {"libmpi.so.40", "libmpi.so.12", "libmpi.so", NULL};
   library_check(doctor, "CUPTI", cupti, "nothing now; GPU kernels cannot be traced, later",
                 "only with NVIDIA GPUs: pip install nvidia-cuda-cupti-cu12, or the CUDA toolkit");
-  library_check(doctor, "UCX", ucx, "nothing on one host; ranks on several hosts talk through Gloo: slower, and fewer faults are named",
+  library_check(doctor, "UCX", ucx,
+                "nothing on one host; ranks on several hosts talk through Gloo: slower, and fewer faults are named",
                 "apt-get install libucx0, or pip install 'evenstep[ucx]', which Python finds and this does not");
   library_check(doctor, "MPI", mpi, "nothing now; needed only where a cluster's site wants MPI, later",
                 "apt-get install libopenmpi3 (Debian 12) or libmpich12");

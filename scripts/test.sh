@@ -79,6 +79,11 @@ c_library() {
   build/all_reduce | grep -c 'of 2: 256 sums, each 3$' | grep -x 2
 }
 
+lint_outcome() {
+  cat "$logs/lint-beside.log"
+  return "$linted"
+}
+
 install_wheel() {
   rm -rf "$fresh"
   "${PYTHON:-python3}" -m venv "$fresh" &&
@@ -109,11 +114,16 @@ step "build with AddressSanitizer and UndefinedBehaviorSanitizer" scripts/build.
   step --show "C tests under AddressSanitizer and UndefinedBehaviorSanitizer" c_tests address
 step "build with ThreadSanitizer" scripts/build.sh thread &&
   step --show "C tests under ThreadSanitizer" c_tests thread
-step --show "lint" scripts/lint.sh
+scripts/lint.sh > "$logs/lint-beside.log" 2>&1 & # while others wait for disk and network
+lint=$!
 [ ! -d fuzz ] || step "fuzz, a few seconds a target" scripts/fuzz.sh 4
-step "wheel" scripts/wheel.sh &&
-  step "the wheel in a fresh environment" install_wheel &&
-  step --show "Python tests against the installed wheel" python_tests
+step "wheel" scripts/wheel.sh
+made=$?
+[ "$made" -ne 0 ] || step "the wheel in a fresh environment" install_wheel || made=$?
+wait "$lint"
+linted=$?
+step --show "lint (beside the three before)" lint_outcome
+[ "$made" -ne 0 ] || step --show "Python tests against the installed wheel" python_tests
 
 echo
 echo "== summary ($(((SECONDS - began) / 60)) min $(((SECONDS - began) % 60)) s)"

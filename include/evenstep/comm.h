@@ -65,7 +65,8 @@ typedef struct even_comm_network {
 EVEN_PUBLIC even_status even_comm_open_ucx(const even_comm_params *params, const even_comm_network *network,
                                            even_comm **out) EVEN_MUST_USE;
 
-/* UCX's version ("1.13.1") into `text`; opens it, as even_comm_open_ucx does. EVEN_ERR_NOT_FOUND where it is not here. */
+/* UCX's version ("1.13.1") into `text`; opens it, as even_comm_open_ucx does. EVEN_ERR_NOT_FOUND where it is not here.
+ */
 EVEN_PUBLIC even_status even_comm_ucx_version(const char *library, char *text, size_t bytes) EVEN_MUST_USE;
 
 /* A group made of others: the ranks of each host over shared memory, the first of each host over the network. */

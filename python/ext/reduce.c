@@ -8,7 +8,10 @@
  * thread may have to end the wait (close, revoke). None, or NULL with an exception. */
 static PyObject *reduce(even_ext_comm *self, const even_ext_data *data, int op) {
   even_status status = EVEN_OK;
-  even_comm *comm = self->comm;
+  even_comm *comm = even_ext_comm_open_group(self); /* to look at the tensor may have let another thread close it */
+  if (comm == NULL) {
+    return NULL;
+  }
   size_t count = data->count * (size_t)data->reals;
   self->calls++;
   even_ext_from_python = 1;

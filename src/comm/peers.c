@@ -84,6 +84,14 @@ static bool stands_too_long(const even_comm *comm, even_comm_control *peer, uint
   return now_ns - since >= grace;
 }
 
+/* The same by what another's look has just found: that one may wait for messages alone, or have more patience. */
+static bool stood_too_long(const even_comm *comm, even_comm_control *peer, uint64_t now_ns, uint64_t looked_ns) {
+  uint64_t grace = atomic_load_explicit(&comm->stop_grace_ns, memory_order_relaxed);
+  uint64_t since = atomic_load(&peer->stands_since_ns);
+  return since != 0 && (int64_t)(now_ns - looked_ns) <= (int64_t)LONG_WITHOUT_A_LOOK && now_ns > since &&
+         now_ns - since >= grace;
+}
+
 /* Whether the look is this rank's to take: several wait for the same peer, and one look in a while is enough. */
 static bool takes_look(even_comm_control *peer, uint64_t now_ns, uint64_t *looked_ns) {
   *looked_ns = atomic_load(&peer->looked_ns);
@@ -103,9 +111,11 @@ even_peer_state even_peers_look(const even_comm *comm, int rank, uint64_t now_ns
   if (atomic_load(&peer->left) != 0) {
     return EVEN_PEER_GONE;
   }
-  if (process == 0 || process == atomic_load(&comm->controls[comm->rank].process) ||
-      !takes_look(peer, now_ns, &looked_ns)) {
+  if (process == 0 || process == atomic_load(&comm->controls[comm->rank].process)) {
     return EVEN_PEER_LIVES;
+  }
+  if (!takes_look(peer, now_ns, &looked_ns)) {
+    return stood_too_long(comm, peer, now_ns, looked_ns) ? EVEN_PEER_STANDS : EVEN_PEER_LIVES;
   }
   even_process_stat facts;
   int failed = even_process_stat_read((pid_t)process, &facts);

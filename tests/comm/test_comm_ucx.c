@@ -82,6 +82,36 @@ static void a_late_rank_is_named(void **state) {
   assert_int_equal(run(3, 30, come_late, NULL, NULL), 0);
 }
 
+static even_status gather_inside(void *context, const void *mine, size_t bytes, void *all) {
+  size_t counts[3] = {bytes, bytes, bytes};
+  return even_comm_all_gather(context, mine, all, counts, EVEN_U8);
+}
+
+/* Rank 1's library is missing: it says so, and the others, which have theirs, do not wait for it. */
+static int open_without_a_library(even_comm *comm, void *argument) {
+  int own = even_comm_rank(comm);
+  even_comm *group = NULL;
+  even_comm_params params = {.size = sizeof params, .rank = own, .ranks = 3, .timeout_seconds = 30, .spin = -1};
+  even_comm_network network = {.size = sizeof network,
+                               .gather = gather_inside,
+                               .context = comm,
+                               .number = -1,
+                               .library = own == 1 ? "/missing/libucp.so.0" : NULL};
+  (void)argument;
+  even_status status = even_comm_open_ucx(&params, &network, &group);
+  RANKS_EXPECT(comm, group == NULL && even_error_last()->rank == (own == 1 ? -1 : 1));
+  RANKS_EXPECT(comm, status == (own == 1 ? EVEN_ERR_NOT_FOUND : EVEN_ERR_UNSUPPORTED));
+  RANKS_EXPECT(comm, mentions(own == 1 ? "/missing/libucp.so.0" : "rank 1 on host "));
+  RANKS_EXPECT(comm, even_comm_barrier(comm) == EVEN_OK);
+  return 0;
+}
+
+static void a_rank_without_the_library_is_named(void **state) {
+  ranks_setup setup = {.ranks = 3, .arena_bytes = 4096, .timeout_seconds = 30, .spin = -1};
+  (void)state;
+  assert_int_equal(ranks_run(&setup, open_without_a_library, NULL, NULL), 0);
+}
+
 static int call_differently(even_comm *comm, void *argument) {
   float values[101] = {0};
   size_t count = even_comm_rank(comm) == 1 ? 101 : 100;
@@ -373,6 +403,7 @@ static void what_is_refused(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(a_rank_without_the_library_is_named),
       cmocka_unit_test(a_killed_rank_is_named),
       cmocka_unit_test(a_late_rank_is_named),
       cmocka_unit_test(different_calls_are_told_apart),

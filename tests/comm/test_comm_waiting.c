@@ -174,6 +174,31 @@ static void who_is_stopped_is_lost_after_a_grace(void **state) {
   (void)waitpid(child, NULL, 0);
 }
 
+/* Of several who wait for one peer only one looks in a while; what that one does not act upon, the others do. */
+static void a_stop_is_seen_by_who_did_not_look(void **state) {
+  static even_comm patient;
+  (void)state;
+  patient = (even_comm){.ranks = 2, .header = &header, .controls = controls};
+  atomic_store(&patient.stop_grace_ns, even_comm_limit_ns((double)INFINITY));
+  atomic_store(&comm.stop_grace_ns, even_comm_limit_ns(0.15));
+  pid_t child = start_idle_child();
+  atomic_store(&controls[1].process, (uint32_t)child);
+  change(child, SIGSTOP, SIGSTOP);
+  for (uint64_t looks = 0; looks < 10; looks++) {
+    now_ns += EVEN_COMM_LOOK_NS;
+    assert_int_equal(even_peers_look(&patient, 1, now_ns), EVEN_PEER_LIVES);
+    assert_int_equal(
+        even_peers_look(&comm, 1, now_ns + EVEN_COMM_LOOK_NS / 10),
+        looks * EVEN_COMM_LOOK_NS + EVEN_COMM_LOOK_NS / 10 < 150000000u ? EVEN_PEER_LIVES : EVEN_PEER_STANDS);
+  }
+  assert_int_equal(even_peers_look(&patient, 1, now_ns += EVEN_COMM_LOOK_NS), EVEN_PEER_LIVES);
+  change(child, SIGCONT, SIGCONT);
+  assert_int_equal(even_peers_look(&patient, 1, now_ns += EVEN_COMM_LOOK_NS), EVEN_PEER_LIVES);
+  assert_int_equal(even_peers_look(&comm, 1, now_ns), EVEN_PEER_LIVES);
+  (void)kill(child, SIGKILL);
+  (void)waitpid(child, NULL, 0);
+}
+
 static void counts_are_asked_for(void **state) {
   float data[4] = {0};
   (void)state;
@@ -188,6 +213,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(a_long_wait_is_told_once, set_up, tear_down),
       cmocka_unit_test_setup_teardown(who_is_about_to_say_its_start_lives, set_up, tear_down),
       cmocka_unit_test_setup_teardown(who_is_stopped_is_lost_after_a_grace, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(a_stop_is_seen_by_who_did_not_look, set_up, tear_down),
       cmocka_unit_test_setup_teardown(counts_are_asked_for, set_up, tear_down),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -92,7 +92,8 @@ even_status even_hosts_agree(even_hosts_group *group, even_status status) {
   if (group->locals > 1) {
     await_leader(group);
     even_status heard = even_hosts_inside(group, even_comm_broadcast(group->inside, &word, sizeof word, 0));
-    if (heard != EVEN_OK && status == EVEN_OK) {
+    /* What was heard here names the cause where the hosts' own end was only made to follow it. */
+    if (heard != EVEN_OK && (status == EVEN_OK || status == EVEN_ERR_REVOKED)) {
       return heard;
     }
   }

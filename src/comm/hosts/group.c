@@ -197,6 +197,22 @@ static void set_timeout(even_comm *comm, double seconds) {
   }
 }
 
+static void set_stop_grace(even_comm *comm, double seconds) {
+  even_comm_set_stop_grace(even_hosts_of(comm)->inside, seconds);
+}
+
+static void set_site(even_comm *comm, const char *text) {
+  even_comm_set_site(even_hosts_of(comm)->inside, text);
+}
+
+static void ask_site(even_comm *comm, even_comm_site_call *call, void *context) {
+  even_comm_ask_site(even_hosts_of(comm)->inside, call, context);
+}
+
+static void on_stall(even_comm *comm, double seconds, even_comm_stall_call *call, void *context) {
+  even_comm_on_stall(even_hosts_of(comm)->inside, seconds, call, context);
+}
+
 static uint64_t wait_ns(const even_comm *comm) {
   const even_hosts_group *group = (const even_hosts_group *)(const void *)comm;
   uint64_t between = group->between == NULL ? 0 : even_comm_wait_ns(group->between);
@@ -254,6 +270,10 @@ static const even_comm_engine hosts_engine = {
     .end = end_group,
     .has_ended = has_ended,
     .set_timeout = set_timeout,
+    .set_stop_grace = set_stop_grace,
+    .set_site = set_site,
+    .ask_site = ask_site,
+    .on_stall = on_stall,
     .wait_ns = wait_ns,
     .describe = describe,
     .leave = leave_group,

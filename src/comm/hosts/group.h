@@ -21,8 +21,8 @@ typedef struct even_hosts_group {
   _Atomic uint64_t timeout_ns;
   atomic_flag busy;
   const char *doing; /* the call under way */
-  bool has_left;
-  bool ended; /* a call has failed */
+  _Atomic bool has_left;
+  _Atomic bool ended; /* a call has failed */
   even_error end;
   /* for the call under way */
   size_t *counts;        /* one a rank */

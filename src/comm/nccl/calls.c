@@ -191,15 +191,20 @@ static void free_ops(even_device_comm *comm) {
   }
 }
 
+/* Its operations go with the communicator: they cannot be freed without the GPU's context. */
+static even_status leave_without_context(even_device_comm *comm, even_status status) {
+  if (grouped == NULL) {
+    (void)pthread_mutex_unlock(&comm->lock);
+  }
+  return status;
+}
+
 even_status even_device_leave(even_device_comm *comm, even_status status) {
   if (grouped == NULL) {
     free_ops(comm);
   }
   even_device_context_pop(comm);
-  if (grouped == NULL) {
-    (void)pthread_mutex_unlock(&comm->lock);
-  }
-  return status;
+  return leave_without_context(comm, status);
 }
 
 even_status even_device_reserve_op(even_device_comm *comm) {
@@ -257,14 +262,15 @@ even_status even_device_comm_group_end(even_device_comm *comm) {
     (void)even_fail(EVEN_ERR_STATE, "group_end: this thread has no group of this communicator open");
     return place(comm);
   }
-  even_status status = even_device_context_push(comm);
+  even_status pushed = even_device_context_push(comm);
+  even_status status = pushed;
   if (comm->broken.status != EVEN_OK) {
     status = even_error_restore(&comm->broken);
   } else if (atomic_load(&comm->ending) != 0) {
     status = revoked(comm, &call);
   }
   status = even_device_group_shut(comm, &call, status);
-  return even_device_leave(comm, status);
+  return pushed == EVEN_OK ? even_device_leave(comm, status) : leave_without_context(comm, status);
 }
 
 /* ---- arguments ---- */

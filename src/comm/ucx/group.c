@@ -188,7 +188,6 @@ static even_status make_room(even_ucx_group *group, const even_comm_params *para
       !even_add_size(arena, ARENA_ALIGNMENT, &arena)) {
     return even_fail(EVEN_ERR_OVERFLOW, "an arena of %zu bytes is larger than memory can be", params->arena_bytes);
   }
-  EVEN_TRY(EVEN_NEW_ARRAY(&group->peers, ranks));
   EVEN_TRY(EVEN_NEW_ARRAY(&group->notices, 2 * ranks));
   EVEN_TRY(EVEN_NEW_ARRAY(&group->transfers, EVEN_UCX_TRANSFERS * ranks));
   EVEN_TRY(EVEN_NEW_ARRAY(&group->lengths, ranks));
@@ -198,6 +197,13 @@ static even_status make_room(even_ucx_group *group, const even_comm_params *para
   return params->arena_bytes == 0 ? EVEN_OK : even_alloc(1, arena, &group->arena);
 }
 
+/* All that this rank needs beside the others. */
+static even_status prepare(even_ucx_group *group, const even_comm_params *params, const even_comm_network *network) {
+  EVEN_TRY(even_ucx_api_get(network->library, &group->api));
+  EVEN_TRY(make_room(group, params));
+  return start_ucx(group, network->interfaces);
+}
+
 static even_status join(even_ucx_group *group) {
   EVEN_TRY(even_ucx_call_begin(group, EVEN_CALL_OPEN, 0, 0, 0, 0, NULL));
   return even_ucx_call_end(group, even_ucx_call_meet(group, 0, NULL));
@@ -205,17 +211,14 @@ static even_status join(even_ucx_group *group) {
 
 even_status even_comm_open_ucx(const even_comm_params *params, const even_comm_network *network, even_comm **out) {
   even_ucx_group *group = NULL;
-  const even_ucx_api *api = NULL;
   *out = NULL;
   EVEN_TRY(check_open(params, network));
-  EVEN_TRY(even_ucx_api_get(network->library, &api));
   EVEN_TRY(EVEN_NEW(&group));
   group->engine = &ucx_engine;
   group->kernels = even_kernels_best();
   group->rank = params->rank;
   group->ranks = params->ranks;
   group->arena_bytes = params->arena_bytes;
-  group->api = api;
   group->process = even_own_process();
   group->process_mark = even_process_mark();
   uint32_t most = params->spin < 0 ? MOST_POLLS : (uint32_t)params->spin;
@@ -223,9 +226,9 @@ even_status even_comm_open_ucx(const even_comm_params *params, const even_comm_n
   atomic_store(&group->timeout_ns, even_comm_limit_ns(params->timeout_seconds));
   atomic_flag_clear(&group->busy);
   (void)pthread_mutex_init(&group->lock, NULL);
-  even_status status = make_room(group, params);
+  even_status status = EVEN_NEW_ARRAY(&group->peers, (size_t)params->ranks);
   if (status == EVEN_OK) {
-    status = find_others(group, network, start_ucx(group, network->interfaces));
+    status = find_others(group, network, prepare(group, params, network));
   }
   if (status == EVEN_OK) {
     status = even_ucx_messages_open(group);
