@@ -343,36 +343,31 @@ static PyObject *device_barrier(PyObject *object, PyObject *arguments) {
   RUN(self, even_device_comm_barrier(comm, stream));
 }
 
+/* A call without arguments. */
+static PyObject *run_plainly(PyObject *object, even_status (*call)(even_device_comm *comm)) {
+  device_object *self = (device_object *)object;
+  even_device_comm *comm = opened(self);
+  if (comm == NULL) {
+    return NULL;
+  }
+  RUN(self, call(comm));
+}
+
 /* NCCL's groups belong to the thread, and so does the group's lock: no other thread may come between. */
 static PyObject *device_group_begin(PyObject *object, PyObject *unused) {
-  device_object *self = (device_object *)object;
-  even_device_comm *comm = opened(self);
   (void)unused;
-  if (comm == NULL) {
-    return NULL;
-  }
-  RUN(self, even_device_comm_group_begin(comm));
+  return run_plainly(object, even_device_comm_group_begin);
 }
 static PyObject *device_group_end(PyObject *object, PyObject *unused) {
-  device_object *self = (device_object *)object;
-  even_device_comm *comm = opened(self);
   (void)unused;
-  if (comm == NULL) {
-    return NULL;
-  }
-  RUN(self, even_device_comm_group_end(comm));
+  return run_plainly(object, even_device_comm_group_end);
 }
 
 /* ---- lives ---- */
 
 static PyObject *device_poll(PyObject *object, PyObject *unused) {
-  device_object *self = (device_object *)object;
-  even_device_comm *comm = opened(self);
   (void)unused;
-  if (comm == NULL) {
-    return NULL;
-  }
-  RUN(self, even_device_comm_poll(comm));
+  return run_plainly(object, even_device_comm_poll);
 }
 
 static even_status abort_it(even_device_comm *comm) {
@@ -381,13 +376,8 @@ static even_status abort_it(even_device_comm *comm) {
 }
 
 static PyObject *device_abort(PyObject *object, PyObject *unused) {
-  device_object *self = (device_object *)object;
-  even_device_comm *comm = opened(self);
   (void)unused;
-  if (comm == NULL) {
-    return NULL;
-  }
-  RUN(self, abort_it(comm));
+  return run_plainly(object, abort_it);
 }
 
 static PyObject *device_set_timeout(PyObject *object, PyObject *arguments) {

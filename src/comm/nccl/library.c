@@ -17,19 +17,12 @@ typedef struct wanted_symbol {
   bool optional;
 } wanted_symbol;
 
-/* One library that is open, with the name that it was asked for by. */
-typedef struct open_nccl {
-  char name[NAME_BYTES];
-  even_nccl table;
-} open_nccl;
-typedef struct open_cuda {
-  char name[NAME_BYTES];
-  even_cuda_driver table;
-} open_cuda;
-
+/* The libraries that are open, each with the name that it was asked for by; "" where there is none yet. */
 static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
-static open_nccl nccls[LIBRARIES];
-static open_cuda cudas[LIBRARIES];
+static char nccl_names[LIBRARIES][NAME_BYTES];
+static char cuda_names[LIBRARIES][NAME_BYTES];
+static even_nccl nccls[LIBRARIES];
+static even_cuda_driver cudas[LIBRARIES];
 
 static even_status symbols_load(const even_library *library, const char *path, const wanted_symbol *wanted,
                                 size_t count) {
@@ -130,54 +123,47 @@ static const char *name_or(const char *given, const char *variable, const char *
   return named == NULL || named[0] == '\0' ? otherwise : named;
 }
 
-static even_status too_many(const char *name) {
+/* The place of the library of that name, or the next one that is free: its own name is "" then. */
+static even_status find_place(char names[][NAME_BYTES], const char *name, size_t *out) {
+  for (size_t i = 0; i < LIBRARIES; i++) {
+    if (names[i][0] == '\0' || strcmp(names[i], name) == 0) {
+      *out = i;
+      return EVEN_OK;
+    }
+  }
   return even_fail(EVEN_ERR_STATE, "%s would be one library more than the %d that a process may open", name, LIBRARIES);
 }
 
-static even_status nccl_find(const char *name, const even_nccl **out) {
-  for (size_t i = 0; i < LIBRARIES; i++) {
-    open_nccl *at = &nccls[i];
-    if (strcmp(at->name, name) == 0) {
-      *out = &at->table;
-      return EVEN_OK;
-    }
-    if (at->name[0] == '\0') {
-      even_nccl table = {0};
-      even_status status = nccl_load(name, &table);
-      if (status != EVEN_OK) {
-        even_library_close(&table.library);
-        return status;
-      }
-      (void)snprintf(at->name, sizeof at->name, "%s", name);
-      at->table = table;
-      *out = &at->table;
-      return EVEN_OK;
-    }
+/* After an attempt to open one in a free place: keeps it under its name, or gives it back. */
+static even_status keep(even_status status, const char *name, char *place, even_library *library) {
+  if (status == EVEN_OK) {
+    (void)snprintf(place, NAME_BYTES, "%s", name);
+  } else {
+    even_library_close(library);
   }
-  return too_many(name);
+  return status;
+}
+
+static even_status nccl_find(const char *name, const even_nccl **out) {
+  size_t i = 0;
+  EVEN_TRY(find_place(nccl_names, name, &i));
+  if (nccl_names[i][0] == '\0') {
+    nccls[i] = (even_nccl){0};
+    EVEN_TRY(keep(nccl_load(name, &nccls[i]), name, nccl_names[i], &nccls[i].library));
+  }
+  *out = &nccls[i];
+  return EVEN_OK;
 }
 
 static even_status cuda_find(const char *name, const even_cuda_driver **out) {
-  for (size_t i = 0; i < LIBRARIES; i++) {
-    open_cuda *at = &cudas[i];
-    if (strcmp(at->name, name) == 0) {
-      *out = &at->table;
-      return EVEN_OK;
-    }
-    if (at->name[0] == '\0') {
-      even_cuda_driver table = {0};
-      even_status status = cuda_load(name, &table);
-      if (status != EVEN_OK) {
-        even_library_close(&table.library);
-        return status;
-      }
-      (void)snprintf(at->name, sizeof at->name, "%s", name);
-      at->table = table;
-      *out = &at->table;
-      return EVEN_OK;
-    }
+  size_t i = 0;
+  EVEN_TRY(find_place(cuda_names, name, &i));
+  if (cuda_names[i][0] == '\0') {
+    cudas[i] = (even_cuda_driver){0};
+    EVEN_TRY(keep(cuda_load(name, &cudas[i]), name, cuda_names[i], &cudas[i].library));
   }
-  return too_many(name);
+  *out = &cudas[i];
+  return EVEN_OK;
 }
 
 static even_status check_name(const char *name) {
