@@ -20,12 +20,13 @@ import socket
 import statistics
 import subprocess
 import sys
-import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Callable
 
 import latency
+
+from evenstep.bench_comm import calls_of_a_round, timed
 
 RANKS = 2
 BEYOND_CACHES = 1 << 24
@@ -48,19 +49,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()
-
-
-def repetitions(size: int) -> int:
-    """Enough calls a round to time well, few enough to end soon."""
-    return max(2, min(100, (1 << 24) // size))
-
-
-def timed(call: Callable[[], Any], count: int, meet: Callable[[], Any]) -> float:
-    meet()
-    began = time.perf_counter()
-    for _ in range(count):
-        call()
-    return (time.perf_counter() - began) / count
 
 
 def be_busy() -> subprocess.Popen[str]:
@@ -108,7 +96,7 @@ def run_rank(options: argparse.Namespace) -> None:
             call()
         for _ in range(options.rounds):
             for way, call in ways.items():
-                seconds[way].append(timed(call, repetitions(size), comm.barrier))
+                seconds[way].append(timed(call, calls_of_a_round(size), comm.barrier))
         medians = {f"{way}_seconds": statistics.median(times) for way, times in seconds.items()}
         results.append({"bytes": size, **medians})
     other = other_calls(options, gloo)
@@ -158,7 +146,7 @@ def other_calls(options: argparse.Namespace, gloo: Any) -> list[dict[str, Any]]:
             for backend, group in (("evenstep", None), ("gloo", gloo)):
                 call(data, into, group)
                 one = functools.partial(call, data, into, group)
-                times = [timed(one, max(2, repetitions(size) // 4), dist.barrier) for _ in range(options.rounds)]
+                times = [timed(one, max(2, calls_of_a_round(size) // 4), dist.barrier) for _ in range(options.rounds)]
                 row[f"{backend}_seconds"] = statistics.median(times)
             rows.append(row)
     return rows
