@@ -1,7 +1,7 @@
 # Thin over scripts/: each target is one script that says what it does. `make help` lists them.
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench bench-hosts bench-faults wheel gpu-check lint format fuzz fuzz-long soak large clean
+.PHONY: help demo test bench bench-balancer bench-hosts bench-faults bench-compression wheel gpu-check lint format fuzz fuzz-long soak large clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -17,6 +17,10 @@ bench: ## measures the numbers of docs/results, side by side with PyTorch
 	@scripts/bootstrap.sh test
 	@scripts/bench.sh
 
+bench-balancer: ## what balancing reaches of the best split in the simulator, and what it costs
+	@scripts/bootstrap.sh test
+	@scripts/bench.sh balancer
+
 bench-faults: ## kills and stops ranks inside calls, 1,000 times each: when do the others know?
 	@scripts/bootstrap.sh test
 	@scripts/bench.sh faults
@@ -25,6 +29,10 @@ bench-hosts: ## all-reduce between hosts made of network namespaces, over links 
 	@scripts/bootstrap.sh test
 	@scripts/build.sh gcc > /dev/null
 	@build/gcc/tests/comm/test_comm_namespaces bench
+
+bench-compression: ## what int8, onebit, topk, … save between hosts, over shaped links, and what they lose (root)
+	@scripts/bootstrap.sh test
+	@scripts/bench.sh compression
 
 wheel: ## a wheel that needs nothing but Python and torch, into dist/
 	@scripts/bootstrap.sh test

@@ -16,30 +16,35 @@ typedef struct scenario {
   double speeds[MOST_RANKS]; /* of a core; with a period they are quotas */
   double period;             /* seconds; 0: a rank is slow, not stopped */
   double step;               /* seconds of a step at the best split */
-  double lognormal;
+  double lognormal;          /* of all ranks, … */
   double outliers;
   int change_at; /* the last rank becomes `slower` times slower … */
   double slower;
+  double scatters[MOST_RANKS]; /* … or of each */
 } scenario;
 
 static const scenario scenarios[] = {
-    {"1:1", 2, {1, 1}, 0, 0.05, 0.10, 0.0, 0, 1},
-    {"1:0.25", 2, {1, .25}, 0, 0.05, 0.10, 0.0, 0, 1},
-    {"1:0.25, 2 % of steps take 5 times as long", 2, {1, .25}, 0, 0.05, 0.10, 0.02, 0, 1},
-    {"1:0.5:0.25:0.1", 4, {1, .5, .25, .1}, 0, 0.05, 0.10, 0.0, 0, 1},
-    {"1:0.5:0.25:0.1, 2 % of steps take 5 times as long", 4, {1, .5, .25, .1}, 0, 0.05, 0.10, 0.02, 0, 1},
-    {"1:0.5, from step 700 on 1:0.125 (from 10 steps after)", 2, {1, .5}, 0, 0.05, 0.10, 0.0, 700, 4},
-    {"quotas 1:0.25 of 10 ms, steps of 11 ms", 2, {1, .25}, 0.01, 0.011, 0.10, 0.0, 0, 1},
-    {"quotas 1:0.25 of 10 ms, steps of 50 ms", 2, {1, .25}, 0.01, 0.05, 0.10, 0.0, 0, 1},
-    {"quotas 1:0.25 of 10 ms, steps of 220 ms", 2, {1, .25}, 0.01, 0.22, 0.10, 0.0, 0, 1},
-    {"quotas 1:0.25 of 100 ms, steps of 11 ms", 2, {1, .25}, 0.1, 0.011, 0.10, 0.0, 0, 1},
-    {"quotas 1:0.25 of 100 ms, steps of 50 ms", 2, {1, .25}, 0.1, 0.05, 0.10, 0.0, 0, 1},
-    {"quotas 1:0.25 of 100 ms, steps of 100 ms", 2, {1, .25}, 0.1, 0.1, 0.10, 0.0, 0, 1},
-    {"quotas 1:0.25 of 100 ms, steps of 220 ms", 2, {1, .25}, 0.1, 0.22, 0.10, 0.0, 0, 1},
-    {"quotas 0.5:0.25 of 100 ms, steps of 50 ms", 2, {.5, .25}, 0.1, 0.05, 0.10, 0.0, 0, 1},
-    {"quotas 1:0.5:0.25:0.1 of 10 ms, steps of 50 ms", 4, {1, .5, .25, .1}, 0.01, 0.05, 0.10, 0.0, 0, 1},
-    {"quotas 1:0.5:0.25:0.1 of 100 ms, steps of 11 ms", 4, {1, .5, .25, .1}, 0.1, 0.011, 0.10, 0.0, 0, 1},
-    {"quotas 1:0.5:0.25:0.1 of 100 ms, steps of 50 ms", 4, {1, .5, .25, .1}, 0.1, 0.05, 0.10, 0.0, 0, 1},
+    {"1:1", 2, {1, 1}, 0, 0.05, 0.10, 0.0, 0, 1, {0}},
+    {"1:0.25", 2, {1, .25}, 0, 0.05, 0.10, 0.0, 0, 1, {0}},
+    {"1:0.25, 2 % of steps take 5 times as long", 2, {1, .25}, 0, 0.05, 0.10, 0.02, 0, 1, {0}},
+    {"1:0.5:0.25:0.1", 4, {1, .5, .25, .1}, 0, 0.05, 0.10, 0.0, 0, 1, {0}},
+    {"1:0.5:0.25:0.1, 2 % of steps take 5 times as long", 4, {1, .5, .25, .1}, 0, 0.05, 0.10, 0.02, 0, 1, {0}},
+    {"1:0.5, from step 700 on 1:0.125 (from 10 steps after)", 2, {1, .5}, 0, 0.05, 0.10, 0.0, 700, 4, {0}},
+    {"1:0.25, noise of 2 and 10 %", 2, {1, .25}, 0, 0.05, 0, 0.0, 0, 1, {.02, .10}},
+    {"1:0.25, noise of 10 and 2 %", 2, {1, .25}, 0, 0.05, 0, 0.0, 0, 1, {.10, .02}},
+    {"1:0.5:0.25:0.1, noise of 15, 3, 3, 3 %", 4, {1, .5, .25, .1}, 0, 0.05, 0, 0.0, 0, 1, {.15, .03, .03, .03}},
+    {"1:1:1:1, noise of 20, 3, 3, 3 %", 4, {1, 1, 1, 1}, 0, 0.05, 0, 0.0, 0, 1, {.20, .03, .03, .03}},
+    {"quotas 1:0.25 of 10 ms, steps of 11 ms", 2, {1, .25}, 0.01, 0.011, 0.10, 0.0, 0, 1, {0}},
+    {"quotas 1:0.25 of 10 ms, steps of 50 ms", 2, {1, .25}, 0.01, 0.05, 0.10, 0.0, 0, 1, {0}},
+    {"quotas 1:0.25 of 10 ms, steps of 220 ms", 2, {1, .25}, 0.01, 0.22, 0.10, 0.0, 0, 1, {0}},
+    {"quotas 1:0.25 of 100 ms, steps of 11 ms", 2, {1, .25}, 0.1, 0.011, 0.10, 0.0, 0, 1, {0}},
+    {"quotas 1:0.25 of 100 ms, steps of 50 ms", 2, {1, .25}, 0.1, 0.05, 0.10, 0.0, 0, 1, {0}},
+    {"quotas 1:0.25 of 100 ms, steps of 100 ms", 2, {1, .25}, 0.1, 0.1, 0.10, 0.0, 0, 1, {0}},
+    {"quotas 1:0.25 of 100 ms, steps of 220 ms", 2, {1, .25}, 0.1, 0.22, 0.10, 0.0, 0, 1, {0}},
+    {"quotas 0.5:0.25 of 100 ms, steps of 50 ms", 2, {.5, .25}, 0.1, 0.05, 0.10, 0.0, 0, 1, {0}},
+    {"quotas 1:0.5:0.25:0.1 of 10 ms, steps of 50 ms", 4, {1, .5, .25, .1}, 0.01, 0.05, 0.10, 0.0, 0, 1, {0}},
+    {"quotas 1:0.5:0.25:0.1 of 100 ms, steps of 11 ms", 4, {1, .5, .25, .1}, 0.1, 0.011, 0.10, 0.0, 0, 1, {0}},
+    {"quotas 1:0.5:0.25:0.1 of 100 ms, steps of 50 ms", 4, {1, .5, .25, .1}, 0.1, 0.05, 0.10, 0.0, 0, 1, {0}},
 };
 
 static cluster make(const scenario *s, int64_t batch, uint64_t seed) {
@@ -51,8 +56,10 @@ static cluster make(const scenario *s, int64_t batch, uint64_t seed) {
   double work = s->step * sum / ((double)batch + 3.0 * (double)s->ranks); /* a fixed part of three samples */
   for (size_t r = 0; r < s->ranks; r++) {
     double slow = s->period > 0.0 ? 1.0 : 1.0 / s->speeds[r];
-    c.rank[r] = (cluster_rank){
-        .fixed = 3.0 * work * slow, .per_sample = work * slow, .lognormal = s->lognormal, .outliers = s->outliers};
+    c.rank[r] = (cluster_rank){.fixed = 3.0 * work * slow,
+                               .per_sample = work * slow,
+                               .lognormal = s->lognormal > 0.0 ? s->lognormal : s->scatters[r],
+                               .outliers = s->outliers};
     if (s->period > 0.0 && s->speeds[r] < 1.0) {
       c.rank[r].quota = s->speeds[r];
       c.rank[r].period = s->period;
@@ -155,7 +162,7 @@ static void print_shares(const char *title, size_t ranks, const int64_t *shares)
 }
 
 int main(void) {
-  (void)printf("%-56s %s\n", "ranks (10 % noise)", "of the best fixed split, from step 400 on");
+  (void)printf("%-56s %s\n", "ranks (10 % noise where not said)", "of the best fixed split, from step 400 on");
   for (size_t i = 0; i < sizeof scenarios / sizeof scenarios[0]; i++) {
     const scenario *s = &scenarios[i];
     int64_t batch = 32 * (int64_t)s->ranks;

@@ -1,13 +1,15 @@
 /* How fast the ranks of a group learn that one of them was killed or stopped inside a call: from the signal to each
  * survivor's error, over many tries with 2 to 4 ranks, and whether anything is left behind.
  *
- * comm_faults [TRIES]: so many of each kind (1000). Exit code 1 where an error was wrong or something was left. */
+ * comm_faults [TRIES [ENGINE]]: so many of each kind (1000), over "shm" or "ucx" (TCP; without UCX it is left out), or
+ * both. Exit code 1 where an error was wrong or something was left. */
 #include <evenstep/comm.h>
 #include <evenstep/telemetry.h>
 
 #include <dirent.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -98,14 +100,52 @@ static even_status work(even_comm *comm, int kind, char *data) {
   }
 }
 
+static even_status gather(void *context, const void *mine, size_t bytes, void *all) {
+  const size_t counts[MOST_RANKS] = {bytes, bytes, bytes, bytes};
+  return even_comm_all_gather(context, mine, all, counts, EVEN_U8);
+}
+
+static even_status gather_alone(void *context, const void *mine, size_t bytes, void *all) {
+  (void)context;
+  memcpy(all, mine, bytes);
+  return EVEN_OK;
+}
+
+/* What UCX keeps for the process once it was opened is nothing that a group leaves behind. */
+static even_status open_once(void) {
+  even_comm_params params = {.size = sizeof params, .ranks = 1, .timeout_seconds = 60, .spin = -1};
+  even_comm_network network = {.size = sizeof network, .gather = gather_alone, .number = -1};
+  even_comm *comm = NULL;
+  even_status status = even_comm_open_ucx(&params, &network, &comm);
+  even_comm_close(comm);
+  return status;
+}
+
+static even_status open_ucx(const even_comm_params *params, int fd, even_comm **out) {
+  even_comm *meeting = NULL;
+  even_status status = even_comm_open(params, fd, &meeting);
+  if (status == EVEN_OK) {
+    even_comm_network network = {.size = sizeof network, .gather = gather, .context = meeting, .number = -1};
+    status = even_comm_open_ucx(params, &network, out);
+  }
+  if (status == EVEN_OK) {
+    status = even_comm_barrier(meeting);
+  }
+  even_comm_close(meeting);
+  return status;
+}
+
 /* Where a message's request is freed after its failure the error is still the thread's last one: freeing records none.
  */
-static void be_rank(even_comm_params params, int fd, int kind, int victim, rank_report *report) {
+static void be_rank(bool ucx, even_comm_params params, int fd, int kind, int victim, rank_report *report) {
   char *data = calloc(1, BYTES);
   even_comm *comm = NULL;
-  int before = held();
   (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (data == NULL || even_comm_open(&params, fd, &comm) != EVEN_OK) {
+  bool ready = data != NULL && (!ucx || open_once() == EVEN_OK);
+  int before = held();
+  if (!ready || (ucx ? open_ucx(&params, fd, &comm) : even_comm_open(&params, fd, &comm)) != EVEN_OK) {
+    (void)fprintf(stderr, "rank %d cannot open: %s\n", params.rank, even_error_last()->what);
+    atomic_store(&report->rounds, 1000u);
     _exit(1);
   }
   while (work(comm, kind, data) == EVEN_OK) {
@@ -129,7 +169,7 @@ static void pause_ns(long ns) {
 }
 
 /* One try; the survivors' times in seconds go to `times`. Returns how many, -1 where something was wrong. */
-static int try_once(int try_number, int number, rank_report *reports, double *times) {
+static int try_once(bool ucx, int try_number, int number, rank_report *reports, double *times) {
   int ranks = 2 + try_number % (MOST_RANKS - 1);
   int victim = rand() % ranks;
   int fd = -1;
@@ -146,7 +186,7 @@ static int try_once(int try_number, int number, rank_report *reports, double *ti
     processes[rank] = fork();
     if (processes[rank] == 0) {
       params.rank = rank;
-      be_rank(params, fd, try_number / (MOST_RANKS - 1) % WORKS, victim, &reports[rank]);
+      be_rank(ucx, params, fd, try_number / (MOST_RANKS - 1) % WORKS, victim, &reports[rank]);
     }
   }
   (void)close(fd);
@@ -182,22 +222,38 @@ static int compare(const void *a, const void *b) {
   return (left > right) - (left < right);
 }
 
-static int run(const char *name, int number, int tries, rank_report *reports) {
+static int run(bool ucx, const char *name, int number, int tries, rank_report *reports) {
   double *times = calloc((size_t)tries * MOST_RANKS, sizeof *times);
   int count = 0;
   int wrong = 0;
   for (int i = 0; times != NULL && i < tries; i++) {
-    int got = try_once(i, number, reports, times + count);
+    int got = try_once(ucx, i, number, reports, times + count);
     count += got > 0 ? got : 0;
     wrong += got < 0;
   }
   if (count > 0) {
     qsort(times, (size_t)count, sizeof *times, compare);
-    (void)printf("%-8s %6d %9d %9.1f %9.1f %9.1f %6d\n", name, tries, count, times[count / 2] * 1e3,
-                 times[(size_t)((double)count * 0.99)] * 1e3, times[count - 1] * 1e3, wrong);
+    (void)printf("%-6s %-8s %6d %9d %9.1f %9.1f %9.1f %6d\n", ucx ? "ucx" : "shm", name, tries, count,
+                 times[count / 2] * 1e3, times[(size_t)((double)count * 0.99)] * 1e3, times[count - 1] * 1e3, wrong);
   }
   free(times);
   return wrong + (count == 0);
+}
+
+/* In a process of its own: what UCX starts when it is opened does not survive a fork. */
+static bool have_ucx(void) {
+  int status = 1;
+  (void)setenv("UCX_TLS", "tcp,self", 0);
+  (void)setenv("UCX_HANDLE_ERRORS", "none", 0);
+  (void)setenv("UCX_LOG_LEVEL", "error", 0);
+  (void)fflush(NULL);
+  pid_t child = fork();
+  if (child == 0) {
+    char version[32];
+    _exit(even_comm_ucx_version(NULL, version, sizeof version) == EVEN_OK ? 0 : 1);
+  }
+  (void)waitpid(child, &status, 0);
+  return status == 0;
 }
 
 int main(int argument_count, char **arguments) {
@@ -207,7 +263,7 @@ int main(int argument_count, char **arguments) {
   rank_report *reports =
       mmap(NULL, MOST_RANKS * sizeof *reports, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (reports == MAP_FAILED || tries < 1) {
-    (void)fprintf(stderr, "comm_faults [TRIES]\n");
+    (void)fprintf(stderr, "comm_faults [TRIES [ENGINE]]\n");
     return 2;
   }
   double load[1] = {0};
@@ -220,9 +276,15 @@ int main(int argument_count, char **arguments) {
     (void)printf("%s%s", kind == 0 ? "" : ", ", work_names[kind]);
   }
   (void)printf(");\nfrom the signal to each survivor's error, which must name it:\n\n");
-  (void)printf("signal    tries survivors median/ms    p99/ms    max/ms  wrong\n");
-  int wrong = run("SIGKILL", SIGKILL, tries, reports);
-  wrong += run("SIGSTOP", SIGSTOP, tries, reports);
+  (void)printf("engine signal    tries survivors median/ms    p99/ms    max/ms  wrong\n");
+  int wrong = 0;
+  for (int ucx = 0; ucx < 2; ucx++) {
+    bool wanted = argument_count < 3 || strcmp(arguments[2], ucx ? "ucx" : "shm") == 0;
+    if (wanted && (!ucx || have_ucx())) {
+      wrong += run(ucx, "SIGKILL", SIGKILL, tries, reports);
+      wrong += run(ucx, "SIGSTOP", SIGSTOP, tries, reports);
+    }
+  }
   int left = entries_of("/proc/self/fd") - descriptors + entries_of("/dev/shm") - shared + group_mappings();
   (void)printf(
       "\nleft behind (descriptors, mappings, files in /dev/shm; of each survivor after closing, of all at the "

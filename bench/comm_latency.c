@@ -1,5 +1,6 @@
 /* What a small all-reduce between two processes costs from C, each on a core of its own: medians over rounds, of fp32
- * in the arena and in plain memory. Prints JSON, for bench/comm_bench.py. comm_latency [BYTES [ROUNDS]] */
+ * in the arena and in plain memory, and of that with telemetry: the calls counted, and each recorded. Prints JSON, for
+ * bench/comm_bench.py. comm_latency [BYTES [ROUNDS]] */
 #include "os/clock.h"
 
 #include <evenstep/comm.h>
@@ -13,6 +14,12 @@
 #define RANKS 2
 #define CALLS 2000
 #define MOST_ROUNDS 1001
+
+/* Of a rank: where its calls are counted, and the side that wants records of them. */
+typedef struct rings {
+  even_telemetry *ring;
+  even_telemetry_reader *reader;
+} rings;
 
 static void pin(int rank) {
   cpu_set_t all;
@@ -37,44 +44,71 @@ static int by_size(const void *a, const void *b) {
   return (first > second) - (first < second);
 }
 
-/* Seconds of one call, the median of the rounds; below 0 where a call failed. */
-static double measure(even_comm *comm, float *data, size_t count, int rounds) {
-  static double seconds[MOST_ROUNDS];
-  memset(data, 0, count * sizeof *data);
-  for (int round = 0; round < rounds; round++) {
-    if (even_comm_barrier(comm) != EVEN_OK) {
+typedef enum way { ARENA, PLAIN, COUNTED, RECORDED, WAYS } way;
+
+/* Seconds of one call; below 0 where one failed. */
+static double measure_round(even_comm *comm, float *data, size_t count) {
+  if (even_comm_barrier(comm) != EVEN_OK) {
+    return -1;
+  }
+  uint64_t began = even_clock_ns();
+  for (int call = 0; call < CALLS; call++) {
+    if (even_comm_all_reduce(comm, data, count, EVEN_F32, EVEN_SUM) != EVEN_OK) {
       return -1;
     }
-    uint64_t began = even_clock_ns();
-    for (int call = 0; call < CALLS; call++) {
-      if (even_comm_all_reduce(comm, data, count, EVEN_F32, EVEN_SUM) != EVEN_OK) {
-        return -1;
-      }
-    }
-    seconds[round] = (double)(even_clock_ns() - began) * 1e-9 / CALLS;
   }
-  qsort(seconds, (size_t)rounds, sizeof *seconds, by_size);
-  return seconds[rounds / 2];
+  return (double)(even_clock_ns() - began) * 1e-9 / CALLS;
 }
 
-static int run_rank(const even_comm_params *params, int fd, int rounds) {
+/* The medians, the ways in turn. */
+static bool measure(even_comm *comm, float *plain, size_t count, int rounds, const rings *of, double medians[WAYS]) {
+  static double seconds[WAYS][MOST_ROUNDS];
+  float *arena = even_comm_arena(comm);
+  memset(plain, 0, count * sizeof *plain);
+  memset(arena, 0, count * sizeof *arena);
+  for (int round = 0; round < rounds; round++) {
+    for (way how = ARENA; how < WAYS; how++) {
+      even_telemetry_reader_want_calls(of->reader, how == RECORDED);
+      if (even_comm_record(comm, how >= COUNTED ? of->ring : NULL, "bench") != EVEN_OK) {
+        return false;
+      }
+      seconds[how][round] = measure_round(comm, how == ARENA ? arena : plain, count);
+      if (seconds[how][round] < 0) {
+        return false;
+      }
+    }
+  }
+  for (way how = ARENA; how < WAYS; how++) {
+    qsort(seconds[how], (size_t)rounds, sizeof seconds[how][0], by_size);
+    medians[how] = seconds[how][rounds / 2];
+  }
+  return true;
+}
+
+static int run_rank(const even_comm_params *params, int fd, int ring_fd, int rounds) {
   even_comm *comm = NULL;
+  rings of = {NULL, NULL};
+  double medians[WAYS];
   pin(params->rank);
-  if (even_comm_open(params, fd, &comm) != EVEN_OK) {
+  if (even_telemetry_open(ring_fd, params->rank, &of.ring) != EVEN_OK ||
+      even_telemetry_reader_open(ring_fd, &of.reader) != EVEN_OK || even_comm_open(params, fd, &comm) != EVEN_OK) {
     (void)fprintf(stderr, "comm_latency: %s\n", even_error_last()->what);
     return 1;
   }
   size_t count = params->arena_bytes / sizeof(float);
   float *plain = malloc(params->arena_bytes);
-  double arena_seconds = plain == NULL ? -1 : measure(comm, even_comm_arena(comm), count, rounds);
-  double plain_seconds = arena_seconds < 0 ? -1 : measure(comm, plain, count, rounds);
+  bool measured = plain != NULL && measure(comm, plain, count, rounds, &of, medians);
   free(plain);
   even_comm_close(comm);
-  if (params->rank == 0 && plain_seconds >= 0) {
-    (void)printf("{\"bytes\": %zu, \"arena_seconds\": %.9f, \"plain_seconds\": %.9f}\n", params->arena_bytes,
-                 arena_seconds, plain_seconds);
+  even_telemetry_reader_close(of.reader);
+  even_telemetry_close(of.ring);
+  if (params->rank == 0 && measured) {
+    (void)printf(
+        "{\"bytes\": %zu, \"arena_seconds\": %.9f, \"plain_seconds\": %.9f, \"counted_seconds\": %.9f, "
+        "\"recorded_seconds\": %.9f}\n",
+        params->arena_bytes, medians[ARENA], medians[PLAIN], medians[COUNTED], medians[RECORDED]);
   }
-  return plain_seconds < 0;
+  return !measured;
 }
 
 int main(int argc, char **argv) {
@@ -90,13 +124,15 @@ int main(int argc, char **argv) {
                              .timeout_seconds = 60,
                              .spin = -1};
   int fd = -1;
-  if (even_comm_create_segment(&params, &fd) != EVEN_OK) {
+  int ring_fd = -1;
+  if (even_comm_create_segment(&params, &fd) != EVEN_OK ||
+      even_telemetry_create_segment(RANKS, 0, &ring_fd) != EVEN_OK) {
     (void)fprintf(stderr, "comm_latency: %s\n", even_error_last()->what);
     return 1;
   }
   pid_t child = fork();
   params.rank = child == 0 ? 1 : 0;
-  int failed = child < 0 || run_rank(&params, fd, (int)rounds) != 0;
+  int failed = child < 0 || run_rank(&params, fd, ring_fd, (int)rounds) != 0;
   int ended = 0;
   if (child > 0) {
     (void)waitpid(child, &ended, 0);

@@ -3,7 +3,9 @@
     evenstep run -n 2 bench/compression_bench.py [--million 8] [--rounds 10] [--only none,bf16]
 
 Every choice trains a model of its own in the same job, on the shared-memory engine and on torch's (Gloo); they take turns
-of a step, so that all see the same machine. Prints medians.
+of a step, so that all see the same machine. Prints medians. With --mbit also the bound, which is what a rank's bytes take
+on a link of that speed, one after the other in one direction, and what part of the exchange it is; with --steps the loss
+of a small training. bench/compression_hosts.py makes hosts with such links.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ class Choice:
         self.batches = iter(loader)
         self.seconds: list[float] = []
         self.exposed: list[float] = []
+        self.communication: list[float] = []
         self.bytes = 0
         self._watch()
 
@@ -49,6 +52,7 @@ class Choice:
             report = finish(again)
             self.bytes = report.bytes
             self.exposed.append(report.exposed_ns / 1e9)
+            self.communication.append(report.communication_ns / 1e9)
             return report
 
         sync.finish = watched
@@ -64,12 +68,43 @@ class Choice:
         self.seconds.append(time.perf_counter() - start)
 
 
+def loss_after(compression: str, steps: int) -> float:
+    """Of a small net that learns what another one computes; on all of its data."""
+    torch.manual_seed(1)
+    teacher = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 16))
+    student = nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 16))
+    optimizer = torch.optim.Adam(student.parameters(), lr=1e-3)
+    x = torch.randn(2048, 32)
+    data = TensorDataset(x, teacher(x).detach())
+    loader = DataLoader(data, batch_size=64, shuffle=True)
+    student, optimizer, loader = es.prepare(student, optimizer, loader, engine="shared", compression=compression)
+    done = 0
+    while done < steps:
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(student(x), y).backward()
+            optimizer.step()
+            done += 1
+            if done == steps:
+                break
+    with torch.no_grad():
+        return float(nn.functional.mse_loss(student(data.tensors[0]), data.tensors[1]))
+
+
+def bound_seconds(moved: int, mbit: float) -> float:
+    """What a rank sends of so many bytes, as an all-reduce's count: 2 (n - 1) / n of them."""
+    ranks = es.world_size()
+    return 2 * (ranks - 1) / ranks * moved * 8 / (mbit * 1e6)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--million", type=float, default=8, help="parameters of each model, in millions")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--engines", default="shared,torch")
     parser.add_argument("--only", default=CHOICES)
+    parser.add_argument("--mbit", type=float, default=0, help="of the links between the ranks; 0: not known")
+    parser.add_argument("--steps", type=int, default=0, help="of the small training; 0: none")
     args = parser.parse_args()
     torch.set_num_threads(1)
     width = round((args.million * 1e6 / 8) ** 0.5)
@@ -85,11 +120,24 @@ def main() -> None:
     es.print(
         f"{8 * width * width / 1e6:.1f} million fp32 parameters, {es.world_size()} ranks, medians of {args.rounds} steps"
     )
-    es.print(f"{'engine':8}{'compression':14}{'MB a step':>10}{'step, ms':>10}{'not hidden, ms':>16}")
+    table(choices, args)
+
+
+def table(choices: list[Choice], args: argparse.Namespace) -> None:
+    head = f"{'engine':8}{'compression':14}{'MB a step':>10}{'step, ms':>10}{'not hidden, ms':>16}"
+    head += f"{'exchange, ms':>14}{'bound, ms':>11}{'bound/exchange':>16}" if args.mbit else ""
+    es.print(head + (f"{'loss':>12}" if args.steps else ""))
     for choice in choices:
-        seconds, exposed = (statistics.median(s[-args.rounds :]) for s in (choice.seconds, choice.exposed))
+        every = (choice.seconds, choice.exposed, choice.communication)
+        seconds, exposed, exchange = (statistics.median(s[-args.rounds :]) for s in every)
         words = f"{choice.engine:8}{choice.compression:14}{choice.bytes / 1e6:10.2f}{1e3 * seconds:10.1f}"
-        es.print(f"{words}{1e3 * exposed:16.1f}")
+        words += f"{1e3 * exposed:16.1f}"
+        if args.mbit:
+            bound = bound_seconds(choice.bytes, args.mbit)
+            words += f"{1e3 * exchange:14.1f}{1e3 * bound:11.1f}{bound / exchange:16.2f}"
+        if args.steps:
+            words += f"{loss_after(choice.compression, args.steps):12.3g}"
+        es.print(words)
 
 
 if __name__ == "__main__":

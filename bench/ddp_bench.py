@@ -1,10 +1,11 @@
 """DDP training of the demo's model on backend "evenstep" and on Gloo, in alternating rounds of one run, at several sizes.
 
-    python bench/ddp_bench.py [--rounds 9] [--widths 64,128,256,512] [--batch 8] [--steps 6] [--json FILE]
+    python bench/ddp_bench.py [--spare] [--rounds 9] [--widths 64,128,256,512] [--batch 8] [--steps 6] [--json FILE]
 
-Two ranks, each pinned to a core of its own, so no core is spare for communication. `compute` is the step without any
-exchange (`no_sync`); what a step takes longer than that is communication in the open; `alone` is one all-reduce of as
-many bytes while nobody computes.
+Two ranks, each pinned to a core of its own, so no core is spare for communication. With --spare, both ranks compute on
+the first core, and the threads that communicate have the second to themselves. `compute` is DDP's step on a group whose
+ranks meet in each all-reduce, but move four bytes; what a step takes longer than that is communication in the open;
+`alone` is one all-reduce of as many bytes, by the same threads, while nobody computes.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ WAYS = ("evenstep", "gloo")
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--spare", action="store_true", help="leave the second core to the threads that communicate")
     parser.add_argument("--rounds", type=int, default=9, help="alternating rounds a size (default 9)")
     parser.add_argument("--widths", default="64,128,256,512", help="of the model, separated by commas")
     parser.add_argument("--layers", type=int, default=4)
@@ -53,7 +55,7 @@ def seconds_of(step: Callable[[], None], count: int, meet: Callable[[], Any]) ->
 
 def run_rank(options: argparse.Namespace) -> None:
     cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[options.rank % len(cores)]})
+    os.sched_setaffinity(0, {cores[1 if options.spare else options.rank % len(cores)]})  # of all threads from here on
     import torch
     import torch.distributed as dist
 
@@ -62,11 +64,29 @@ def run_rank(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(options.port))
     dist.init_process_group("evenstep", rank=options.rank, world_size=RANKS)
-    groups = {"evenstep": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
+    groups = {"evenstep": dist.group.WORLD, "gloo": dist.new_group(backend="gloo"), "compute": light_group()}
+    for group in groups.values():
+        dist.all_reduce(torch.zeros(1), group=group, async_op=True).wait()  # its threads are there now
+    if options.spare:
+        os.sched_setaffinity(0, {cores[0]})  # of this thread alone
     rows = [measure(options, int(width), groups) for width in options.widths.split(",")]
     if options.rank == 0:
         print(json.dumps(rows))
     dist.destroy_process_group()
+
+
+def light_group() -> Any:
+    """A group on backend "evenstep" whose all-reduce meets the others, but moves four bytes only."""
+    import torch.distributed as dist
+
+    group = dist.new_group(backend="evenstep")
+    whole = type(group)
+
+    def allreduce(self: Any, tensors: Any, opts: Any = None) -> Any:
+        return whole.allreduce(self, [tensor.view(-1)[:1] for tensor in tensors], opts)
+
+    group.__class__ = type("Light", (whole,), {"allreduce": allreduce})
+    return group
 
 
 def measure(options: argparse.Namespace, width: int, groups: dict[str, Any]) -> dict[str, Any]:
@@ -80,25 +100,22 @@ def measure(options: argparse.Namespace, width: int, groups: dict[str, Any]) -> 
     tokens = torch.randint(0, 256, (options.batch, options.length))
     steps: dict[str, Callable[[], None]] = {}
     size = 0
-    for way in WAYS:
+    for way in (*WAYS, "compute"):
         torch.manual_seed(1)
         model = DistributedDataParallel(GPT(options.layers, width, 4, options.length), process_group=groups[way])
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         size = sum(parameter.numel() for parameter in model.parameters())
 
-        def step(model: Any = model, optimizer: Any = optimizer, exchange: bool = True) -> None:
-            model.require_backward_grad_sync = exchange  # what no_sync() sets
+        def step(model: Any = model, optimizer: Any = optimizer) -> None:
             loss = cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
 
         steps[way] = step
-        if way == "evenstep":
-            steps["compute"] = lambda step=step: step(exchange=False)
     bytes_ = torch.zeros(size)
     for way in WAYS:
-        steps[f"{way} alone"] = lambda group=groups[way]: dist.all_reduce(bytes_, group=group)
+        steps[f"{way} alone"] = lambda group=groups[way]: dist.all_reduce(bytes_, group=group, async_op=True).wait()
     times: dict[str, list[float]] = {way: [] for way in steps}
     for _ in range(options.rounds):
         for way, call in steps.items():
@@ -109,7 +126,8 @@ def measure(options: argparse.Namespace, width: int, groups: dict[str, Any]) -> 
 def show(options: argparse.Namespace, report: dict[str, Any]) -> None:
     for name in ("date", "hardware", "software", "command"):
         print(f"{name:9} {report[name]}")
-    print(f"\nDDP, {RANKS} ranks, one core each, {options.batch} samples of {options.length} a rank; medians")
+    where = "both on one core, another for communication" if options.spare else "one core each"
+    print(f"\nDDP, {RANKS} ranks, {where}, {options.batch} samples of {options.length} a rank; medians")
     print(
         f"{'width':>6} {'gradients':>10} {'compute':>9} {'evenstep':>9} {'Gloo':>9} {'faster':>7} "
         f"{'in the open':>16} {'alone':>16} {'hidden':>13}"

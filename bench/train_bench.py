@@ -1,9 +1,9 @@
 """Training throughput on unequal and on equal CPU ranks, side by side with PyTorch, medians of alternating rounds.
 
-    python bench/train_bench.py [--rounds 40] [--quick] [--only unequal|equal] [--json FILE] [--markdown FILE]
+    python bench/train_bench.py [--rounds 40] [--batch 32 64] [--policy auto] [--quick] [--only unequal|equal] [--json FILE] [--markdown FILE]
 
-Unequal: two ranks, each pinned to its own core, rank 1 held to a quarter of its core by a CPU quota.
-Equal: two ranks, each pinned to its own core. Every mode is a job of the same launcher (`evenstep run`); all stand ready
+Unequal: two ranks, each pinned to its own core, rank 1 held to a quarter of its core by a CPU quota; for each global
+batch in turn. Equal: two ranks, each pinned to its own core, the first of the batches. Every mode is a job of the same launcher (`evenstep run`); all stand ready
 and take turns of a second or two, so that a round's figures were taken within some eight seconds: the speed of a shared
 machine moves by a third within a minute.
 """
@@ -30,10 +30,12 @@ PROGRAM = os.environ.get("EVENSTEP_PROGRAM") or shutil.which("evenstep") or "eve
 class Jobs:
     """One job for each mode, all at their gates."""
 
-    def __init__(self, args: argparse.Namespace, quota: str | None, *modes: str) -> None:
+    def __init__(self, args: argparse.Namespace, batch: int, quota: str | None, *modes: str) -> None:
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
-            self._jobs = {mode: stack.enter_context(Job(command(args, quota, mode, folder), 2)) for mode in modes}
+            self._jobs = {
+                mode: stack.enter_context(Job(command(args, batch, quota, mode, folder), 2)) for mode in modes
+            }
             for job in self._jobs.values():
                 job.ready()
             self._stack = stack.pop_all()
@@ -45,12 +47,12 @@ class Jobs:
         self._stack.__exit__(*error)  # type: ignore[arg-type]
 
 
-def command(args: argparse.Namespace, quota: str | None, mode: str, folder: str) -> list[str]:
+def command(args: argparse.Namespace, batch: int, quota: str | None, mode: str, folder: str) -> list[str]:
     words = [PROGRAM, "run", "-n", "2", "--runs-dir", folder, "--name", mode, "--max-restarts", "0"]
     words += ["--python", sys.executable]
-    words += [] if mode == "evenstep" else ["--no-monitor"]
+    words += ["--policy", args.policy] if mode == "evenstep" else ["--no-monitor"]
     words += ["--cpu-quota", quota] if quota else []
-    words += [str(BENCH / "train_rank.py"), "--mode", mode, "--batch", str(args.batch), "--steps", str(args.steps)]
+    words += [str(BENCH / "train_rank.py"), "--mode", mode, "--batch", str(batch), "--steps", str(args.steps)]
     return words
 
 
@@ -93,10 +95,10 @@ def hand_tuned(job: Job, args: argparse.Namespace, split: list[int]) -> tuple[li
     return max(tried, key=lambda one: medians[f"{one[0]},{one[1]}"]), medians
 
 
-def unequal(args: argparse.Namespace) -> dict:
-    batch, quota = args.batch, "1:0.25"
+def unequal(args: argparse.Namespace, batch: int) -> dict:
+    quota = "1:0.25"
     first = round(batch * 0.8)
-    with Jobs(args, quota, "speeds", "ddp", "evenstep") as jobs:
+    with Jobs(args, batch, quota, "speeds", "ddp", "evenstep") as jobs:
         split, _ = best_split(measure_speeds(jobs["speeds"], [first, batch - first], args.seconds), batch)
         tuned, scan = hand_tuned(jobs["ddp"], args, split)
         print(f"  hand-tuned splits tried: { {k: round(v, 1) for k, v in scan.items()} } -> {tuned}", flush=True)
@@ -128,14 +130,14 @@ def unequal(args: argparse.Namespace) -> dict:
     ratios["hand_over_bound"] = ratio(rounds, "hand", "bound")
     scatter = {f"evenstep_over_{name}": interval(rounds, "evenstep", name) for name in ("bound", "ddp", "hand")}
     scatter["hand_over_bound"] = interval(rounds, "hand", "bound")
-    found = {"quota": quota, "tuned_split": tuned, "scan": scan, "rounds": rounds}
+    found = {"quota": quota, "batch": batch, "tuned_split": tuned, "scan": scan, "rounds": rounds}
     return found | {"median": middle, "ratios": ratios, "intervals": scatter}
 
 
-def equal(args: argparse.Namespace) -> dict:
-    halves = [args.batch // 2, args.batch - args.batch // 2]
+def equal(args: argparse.Namespace, batch: int) -> dict:
+    halves = [batch // 2, batch - batch // 2]
     rounds = []
-    with Jobs(args, None, "ddp", "evenstep") as jobs:
+    with Jobs(args, batch, None, "ddp", "evenstep") as jobs:
         for _ in range(args.settle):
             jobs["evenstep"].block()
         for index in range(args.rounds):
@@ -147,7 +149,7 @@ def equal(args: argparse.Namespace) -> dict:
     middle = {name: statistics.median(row[name] for row in rounds) for name in ("evenstep", "ddp")}
     ratios = {"evenstep_over_ddp": ratio(rounds, "evenstep", "ddp")}
     scatter = {"evenstep_over_ddp": interval(rounds, "evenstep", "ddp")}
-    return {"rounds": rounds, "median": middle, "ratios": ratios, "intervals": scatter}
+    return {"batch": batch, "rounds": rounds, "median": middle, "ratios": ratios, "intervals": scatter}
 
 
 def ratio(rounds: list[dict], one: str, other: str) -> float:
@@ -178,15 +180,15 @@ def markdown(result: dict) -> str:
         "| case | what | figure | to reach |",
         "|---|---|---|---|",
     ]
-    if "unequal" in result:
-        case = result["unequal"]
+    for case in result.get("unequal", []):
+        what = f"1 : 0.25, batch {case['batch']}"
         for name, text in (
             ("bound", "best integer split at the speeds while both run"),
             ("evenstep", "Evenstep, balanced"),
             ("hand", f"hand-tuned split {case['tuned_split']}, DDP over Gloo"),
             ("ddp", "equal split, DDP over Gloo"),
         ):
-            lines.append(f"| 1 : 0.25 | {text} | {case['median'][name]:.1f} samples/s | |")
+            lines.append(f"| {what} | {text} | {case['median'][name]:.1f} samples/s | |")
         for name, text, goal in (
             ("evenstep_over_bound", "Evenstep / best integer split", "≥ 0.95"),
             ("evenstep_over_ddp", "Evenstep / equal split with DDP", "≥ 2.8"),
@@ -194,14 +196,14 @@ def markdown(result: dict) -> str:
             ("hand_over_bound", "hand-tuned split / best integer split", ""),
         ):
             low, high = case["intervals"][name]
-            lines.append(f"| 1 : 0.25 | {text} | {case['ratios'][name]:.3f} ({low:.3f} to {high:.3f}) | {goal} |")
-    if "equal" in result:
-        case = result["equal"]
-        lines.append(f"| 1 : 1 | Evenstep | {case['median']['evenstep']:.1f} samples/s | |")
-        lines.append(f"| 1 : 1 | DDP over Gloo | {case['median']['ddp']:.1f} samples/s | |")
+            lines.append(f"| {what} | {text} | {case['ratios'][name]:.3f} ({low:.3f} to {high:.3f}) | {goal} |")
+    for case in result.get("equal", []):
+        what = f"1 : 1, batch {case['batch']}"
+        lines.append(f"| {what} | Evenstep | {case['median']['evenstep']:.1f} samples/s | |")
+        lines.append(f"| {what} | DDP over Gloo | {case['median']['ddp']:.1f} samples/s | |")
         low, high = case["intervals"]["evenstep_over_ddp"]
         figure = f"{case['ratios']['evenstep_over_ddp']:.3f} ({low:.3f} to {high:.3f})"
-        lines.append(f"| 1 : 1 | Evenstep / DDP | {figure} | ≥ 1.0 |")
+        lines.append(f"| {what} | Evenstep / DDP | {figure} | ≥ 1.0 |")
     lines += [
         "",
         "Ratios are medians of the ratios of each round, with 95 % intervals of the median; the rows above them are medians of the rates.",
@@ -213,27 +215,31 @@ def markdown(result: dict) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--batch", type=int, nargs="+", default=[32, 64], help="global batches, one case each")
     parser.add_argument("--steps", type=int, default=10, help="of a turn")
     parser.add_argument("--seconds", type=float, default=0.6, help="for each batch size whose speed is measured")
     parser.add_argument("--settle", type=int, default=8, help="turns that Evenstep has before the first round")
     parser.add_argument("--scan", type=int, default=2, help="hand-tuned splits tried on either side of the best one")
     parser.add_argument("--scan-rounds", type=int, default=6, help="how often each of them is tried")
     parser.add_argument("--quick", action="store_true", help="one short round, to see that it works")
+    parser.add_argument("--policy", default="auto", help="of Evenstep's jobs")
     parser.add_argument("--only", choices=["unequal", "equal"])
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--markdown", metavar="FILE")
     args = parser.parse_args()
     if args.quick:
         args.rounds, args.steps, args.seconds, args.settle, args.scan_rounds = 1, 8, 0.5, 1, 1
+        args.batch = args.batch[:1]
     result = dict(heading())
-    for name, run in (("unequal", unequal), ("equal", equal)):
+    for name, run, batches in (("unequal", unequal, args.batch), ("equal", equal, args.batch[:1])):
         if name == "unequal" and not may_set_quotas():
             # each waiting job would have busy neighbours of its own on rank 1's core
             print("unequal ranks: not measured, CPU quotas are not permitted here (see `evenstep doctor`)", flush=True)
         elif args.only in (None, name):
-            print(f"{name} ranks:", flush=True)
-            result[name] = run(args)
+            result[name] = []
+            for batch in batches:
+                print(f"{name} ranks, global batch {batch}:", flush=True)
+                result[name].append(run(args, batch))
     text = markdown(result)
     print("\n" + text)
     if args.json:

@@ -21,21 +21,25 @@ typedef struct bench {
   int64_t rounds;
   bool no_peers;
   bool json;
+  bool save;
   even_text bytes;    /* of --sizes, in numbers */
   even_text python;   /* the interpreter */
   even_text measured; /* the file that rank 0 writes */
   json_t *report;
   json_t *mpi;
+  json_t *kept; /* in the table of communication costs, of groups like this one */
   char mpi_note[256];
 } bench;
 
 static const even_usage usage = {
     .command = "bench",
-    .synopsis = "evenstep bench comm [-n N] [--sizes LIST] [--collectives LIST] [--json]",
+    .synopsis = "evenstep bench comm [-n N] [--sizes LIST] [--collectives LIST] [--save] [--json]",
     .description =
         "Times the collectives between CPU ranks of this host: Evenstep's own on memory that the ranks share and on\n"
         "any tensor, torch's Gloo, the MPI that is found (mpirun and mpi4py), and what the memory itself allows.\n"
-        "Ours, Gloo and the memory take turns in one job; MPI comes after it.",
+        "Ours, Gloo and the memory take turns in one job; MPI comes after it. Then what is kept of communication "
+        "costs\n"
+        "of such a group, by which jobs choose engines and ways (EVENSTEP_COMM_COSTS names the file).",
     .epilogue =
         "exit codes:\n"
         "  0 measured; else as of `evenstep run`\n"
@@ -47,6 +51,7 @@ static const even_usage usage = {
 static even_status check(bench *on) {
   EVEN_TRY(even_bench_sizes(on->sizes, &on->bytes));
   EVEN_TRY(even_bench_collectives(on->collectives));
+  EVEN_TRY(on->save ? even_bench_costs_check() : EVEN_OK);
   EVEN_TRY(even_cli_python(on->job.python, &on->python));
   even_text_format(&on->measured, "%s/bench-comm.%ld.json", on->job.runs_folder, (long)even_own_process());
   EVEN_TRY(even_text_status(&on->measured));
@@ -109,7 +114,8 @@ static void measure_mpi(bench *on) {
 /* One object: the job's report, with MPI's beside it. */
 static even_status show(bench *on) {
   if (json_object_set_new(on->report, "format", json_string("evenstep-bench-comm-1")) != 0 ||
-      json_object_set(on->report, "mpi", on->mpi == NULL ? json_null() : on->mpi) != 0) {
+      json_object_set(on->report, "mpi", on->mpi == NULL ? json_null() : on->mpi) != 0 ||
+      json_object_set(on->report, "kept", on->kept) != 0) {
     return even_fail(EVEN_ERR_MEMORY, "the report needs more memory than there is");
   }
   char *text = json_dumps(on->report, JSON_INDENT(1));
@@ -124,9 +130,24 @@ static even_status show(bench *on) {
     (void)printf("%s\n", text);
   } else {
     even_bench_print(on->report, on->mpi, on->mpi_note);
+    even_bench_costs_print(on->report, on->kept);
   }
   free(text);
   return status;
+}
+
+/* The figures are shown whatever becomes of the table of costs; then that is the bench's outcome. */
+static even_status show_with_costs(bench *on) {
+  even_status status = on->save ? even_bench_costs_save(on->report, on->mpi) : EVEN_OK;
+  if (status == EVEN_OK) {
+    status = even_bench_costs_read(on->report, &on->kept);
+  }
+  const even_error why = *even_error_last();
+  even_status shown = on->kept == NULL && (on->kept = json_array()) == NULL ? EVEN_ERR_MEMORY : show(on);
+  if (shown == EVEN_OK && status != EVEN_OK) {
+    return even_error_restore(&why);
+  }
+  return shown;
 }
 
 static int run(bench *on) {
@@ -143,7 +164,7 @@ static int run(bench *on) {
     measure_mpi(on);
   }
   if (status == EVEN_OK) {
-    status = show(on);
+    status = show_with_costs(on);
   }
   return status == EVEN_OK ? 0 : even_cli_fail_of(status);
 }
@@ -154,6 +175,7 @@ static void close_bench(bench *on) {
   }
   json_decref(on->report);
   json_decref(on->mpi);
+  json_decref(on->kept);
   even_text_free(&on->bytes);
   even_text_free(&on->python);
   even_text_free(&on->measured);
@@ -162,16 +184,7 @@ static void close_bench(bench *on) {
 /* Of a job's options those that mean something here, and our own. */
 static size_t declare(bench *on, even_option *table) {
   static const char *const kept[] = {"ranks", "devices", "name", "runs-dir", "cpu-quota", "no-pin", "python"};
-  even_option all[EVEN_JOB_OPTION_COUNT];
-  size_t count = 0;
-  even_job_options_declare(&on->job, all);
-  for (size_t i = 0; i < EVEN_JOB_OPTION_COUNT; i++) {
-    for (size_t k = 0; k < sizeof kept / sizeof kept[0]; k++) {
-      if (strcmp(all[i].name, kept[k]) == 0) {
-        table[count++] = all[i];
-      }
-    }
-  }
+  size_t count = even_job_options_declare_some(&on->job, kept, sizeof kept / sizeof kept[0], table);
   const even_option own[] = {
       {0, "sizes", EVEN_OPTION_TEXT, &on->sizes, "LIST", "bytes of an exchange (default 1K,64K,1M,16M,64M)", 0, 0},
       {0, "collectives", EVEN_OPTION_TEXT, &on->collectives, "LIST",
@@ -179,6 +192,7 @@ static size_t declare(bench *on, even_option *table) {
       {0, "rounds", EVEN_OPTION_INTEGER, &on->rounds, "N", "alternating rounds, of which the medians are taken (9)", 1,
        10000},
       {0, "no-peers", EVEN_OPTION_FLAG, &on->no_peers, NULL, "without Gloo and MPI", 0, 0},
+      {0, "save", EVEN_OPTION_FLAG, &on->save, NULL, "keep the figures in the table by which later jobs choose", 0, 0},
       {'o', "output", EVEN_OPTION_TEXT, &on->output, "FILE", "also write the figures there, as JSON", 0, 0},
       {0, "json", EVEN_OPTION_FLAG, &on->json, NULL, "print the figures as JSON instead of a table", 0, 0},
   };
@@ -190,7 +204,7 @@ int even_cli_bench(int argc, char **argv) {
   bench on = {.sizes = "1K,64K,1M,16M,64M",
               .collectives = "all_reduce,reduce_scatter,all_gather,broadcast,all_to_all,send",
               .rounds = 9};
-  even_option table[EVEN_JOB_OPTION_COUNT + 6];
+  even_option table[EVEN_JOB_OPTION_COUNT + 7];
   int operand = 0;
   int code = 0;
   even_job_options_defaults(&on.job);

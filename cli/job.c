@@ -17,6 +17,7 @@
 
 #include <evenstep/telemetry.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef struct running_job {
@@ -158,6 +159,18 @@ static even_status typed_command(even_text *out) {
   return EVEN_OK;
 }
 
+enum { TIMELINE_CALLS = 20000, TIMELINE_RECORDS = 1 << 16 };
+
+/* Of each rank, one by one; 0: none. */
+static long long calls_kept(const even_job_options *options) {
+  const char *asked = getenv("EVENSTEP_TIMELINE");
+  if (options->timeline_calls > 0) {
+    return options->timeline_calls;
+  }
+  bool named = asked != NULL && asked[0] != '\0' && strcmp(asked, "0") != 0 && !options->no_monitor;
+  return options->timeline || named ? TIMELINE_CALLS : 0;
+}
+
 static even_status open_monitor_with(running_job *job, even_monitor_rank *facts, const char *command) {
   const even_job_setup *setup = &job->setup;
   for (size_t i = 0; i < setup->devices.count; i++) {
@@ -179,14 +192,16 @@ static even_status open_monitor_with(running_job *job, even_monitor_rank *facts,
                                       .rank_facts = facts,
                                       .telemetry_fd = job->telemetry_fd,
                                       .port = (int)job->options->port,
-                                      .step_rows = job->options->whole_history ? -1 : 0};
+                                      .step_rows = job->options->whole_history ? -1 : 0,
+                                      .calls = calls_kept(job->options)};
   return even_monitor_open(&params, &job->monitor);
 }
 
 static even_status open_monitor(running_job *job) {
   even_monitor_rank *facts = NULL;
   even_text command = EVEN_TEXT_EMPTY;
-  EVEN_TRY(even_telemetry_create_segment((int)job->setup.devices.count, 0, &job->telemetry_fd));
+  size_t records = calls_kept(job->options) > 0 ? TIMELINE_RECORDS : 0;
+  EVEN_TRY(even_telemetry_create_segment((int)job->setup.devices.count, records, &job->telemetry_fd));
   if (job->options->no_monitor) {
     return EVEN_OK; /* the agent alone reads it */
   }

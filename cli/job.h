@@ -24,6 +24,8 @@ typedef struct even_job_options {
   int64_t port; /* of the monitor; 0: any */
   bool no_monitor;
   bool whole_history; /* --whole-history */
+  bool timeline;      /* --timeline, or EVENSTEP_TIMELINE in the environment */
+  int64_t timeline_calls;
   const char *python;
   bool module;    /* -m: the operand is a module */
   bool no_python; /* the operand is a program */
@@ -31,11 +33,14 @@ typedef struct even_job_options {
   bool json;
 } even_job_options;
 
-enum { EVEN_JOB_OPTION_COUNT = 22 };
+enum { EVEN_JOB_OPTION_COUNT = 24 };
 
 void even_job_options_defaults(even_job_options *options);
 /* The options' declarations, for even_options_parse, into table[EVEN_JOB_OPTION_COUNT]. */
 void even_job_options_declare(even_job_options *options, even_option *table);
+/* Of these only the ones with a name in `names`, in their own order; returns how many. `table` has room for as many. */
+size_t even_job_options_declare_some(even_job_options *options, const char *const *names, size_t count,
+                                     even_option *table);
 
 /* Runs `words` (script and its arguments, count >= 1) as a job and returns its exit code; an error before the ranks
  * start is printed. `environment` ("NAME=value", NULL-terminated, may be NULL) is added for every rank. Uses the

@@ -6,7 +6,7 @@
 void even_job_options_defaults(even_job_options *options) {
   memset(options, 0, sizeof *options);
   options->runs_folder = "runs";
-  options->policy = "hybrid";
+  options->policy = "auto";
   options->log_rank = "0";
   options->max_restarts = -1;
   options->keep = 3;
@@ -21,7 +21,7 @@ void even_job_options_declare(even_job_options *o, even_option *table) {
       {0, "name", EVEN_OPTION_TEXT, &o->name, "NAME", "run folder runs/NAME (default: the script's name and the time)",
        0, 0},
       {0, "runs-dir", EVEN_OPTION_TEXT, &o->runs_folder, "DIR", "where run folders are made (default runs)", 0, 0},
-      {0, "policy", EVEN_OPTION_TEXT, &o->policy, "P", "equal, proportional, dynamic or hybrid (default)", 0, 0},
+      {0, "policy", EVEN_OPTION_TEXT, &o->policy, "P", "auto (default), equal, proportional, dynamic or hybrid", 0, 0},
       {0, "profile", EVEN_OPTION_TEXT, &o->profile, "FILE",
        "speeds of the devices (default gpu_profiles.json where present)", 0, 0},
       {0, "log-rank", EVEN_OPTION_TEXT, &o->log_rank, "R", "ranks whose output is shown: 0 (default), 0,2, all, none",
@@ -42,6 +42,10 @@ void even_job_options_declare(even_job_options *o, even_option *table) {
       {0, "no-monitor", EVEN_OPTION_FLAG, &o->no_monitor, NULL, "no page and no history", 0, 0},
       {0, "whole-history", EVEN_OPTION_FLAG, &o->whole_history, NULL,
        "keep every step in run.db, however large it grows (default: old ones are merged)", 0, 0},
+      {0, "timeline", EVEN_OPTION_FLAG, &o->timeline, NULL,
+       "keep each collective and message for `evenstep report --timeline`", 0, 0},
+      {0, "timeline-calls", EVEN_OPTION_INTEGER, &o->timeline_calls, "N",
+       "the last N calls of each rank are kept (default 20000; implies --timeline)", 1, 100000000},
       {0, "python", EVEN_OPTION_TEXT, &o->python, "PATH", "the interpreter (default: of this installation, or on PATH)",
        0, 0},
       {'m', "module", EVEN_OPTION_FLAG, &o->module, NULL, "the operand is a module, as in python -m", 0, 0},
@@ -51,4 +55,19 @@ void even_job_options_declare(even_job_options *o, even_option *table) {
        "a JSON object with the outcome as the last line of standard output", 0, 0},
   };
   memcpy(table, declared, sizeof declared);
+}
+
+size_t even_job_options_declare_some(even_job_options *options, const char *const *names, size_t count,
+                                     even_option *table) {
+  even_option all[EVEN_JOB_OPTION_COUNT];
+  size_t declared = 0;
+  even_job_options_declare(options, all);
+  for (size_t i = 0; i < EVEN_JOB_OPTION_COUNT; i++) {
+    for (size_t k = 0; k < count; k++) {
+      if (strcmp(all[i].name, names[k]) == 0) {
+        table[declared++] = all[i];
+      }
+    }
+  }
+  return declared;
 }

@@ -118,7 +118,7 @@ static int first_unknown(const double *speeds, size_t count) {
 static bool begins_from_speeds(const even_job_options *options) {
   even_policy policy;
   return even_policy_parse(options->policy, &policy) == EVEN_OK &&
-         (policy == EVEN_POLICY_PROPORTIONAL || policy == EVEN_POLICY_HYBRID);
+         (policy == EVEN_POLICY_PROPORTIONAL || policy == EVEN_POLICY_HYBRID || policy == EVEN_POLICY_AUTO);
 }
 
 static bool one_model(const even_device_list *devices) {
@@ -229,6 +229,10 @@ static even_status check_options(const even_job_options *options) {
   if (options->no_monitor && options->port != 0) {
     (void)even_fail(EVEN_ERR_USAGE, "--port %lld is the port of a page, and --no-monitor says that there is none",
                     (long long)options->port);
+    return even_error_fix("leave out one of the two");
+  }
+  if (options->no_monitor && (options->timeline || options->timeline_calls > 0)) {
+    (void)even_fail(EVEN_ERR_USAGE, "--timeline is kept in the history, and --no-monitor says that there is none");
     return even_error_fix("leave out one of the two");
   }
   if (options->no_monitor && options->whole_history) {

@@ -19,10 +19,12 @@ static const even_command commands[] = {
     {"devices", "what this host has and what a rank may use of it", even_cli_devices},
     {"profile", "measure how fast each device is", even_cli_profile},
     {"plan", "predict shares, step time and memory from a few measured steps", even_cli_plan},
+    {"verify", "whether training on several ranks comes to what one device comes to", even_cli_verify},
     {"run", "train: start a script on every device, watched and restarted", even_cli_run},
     {"ckpt", "list, check and show checkpoints", even_cli_ckpt},
     {"top", "what a run does now, in the terminal", even_cli_top},
     {"report", "what a run reached, as a page and a table", even_cli_report},
+    {"timeline", "one trace of the files of ranks that had no agent", even_cli_timeline},
     {"bench", "how fast ranks exchange data, beside Gloo and MPI", even_cli_bench},
     {"version", "the version of this program", version},
 };

@@ -62,7 +62,7 @@ static void holds(const int64_t *shares, const int64_t *caps, size_t ranks, int6
 static void solve(input *in, size_t ranks, int64_t batch, const int64_t *caps) {
   int64_t samples[MOST_RANKS][MOST_POINTS];
   double seconds[MOST_RANKS][MOST_POINTS];
-  even_time_table tables[MOST_RANKS];
+  even_rank_cost costs[MOST_RANKS];
   int64_t shares[MOST_RANKS];
   for (size_t r = 0; r < ranks; r++) {
     size_t points = take_byte(in) % (MOST_POINTS + 1);
@@ -70,34 +70,48 @@ static void solve(input *in, size_t ranks, int64_t batch, const int64_t *caps) {
       samples[r][i] = take_count(in);
       seconds[r][i] = take_seconds(in);
     }
-    tables[r] = (even_time_table){samples[r], seconds[r], points};
+    costs[r] = (even_rank_cost){.table = {samples[r], seconds[r], points}};
+    if (take_byte(in) % 2 == 0) {
+      costs[r].constant_seconds = take_seconds(in);
+      costs[r].micro_batch = take_count(in);
+      costs[r].bucket = take_count(in);
+      costs[r].leaves_out = take_byte(in) % 2 == 0;
+    }
   }
   double step = 0.0;
-  if (even_balancer_solve(tables, caps, ranks, batch, shares, &step) != EVEN_OK) {
+  if (even_balancer_solve_costs(costs, caps, ranks, batch, shares, &step) != EVEN_OK) {
     return;
   }
   holds(shares, caps, ranks, batch);
   for (size_t r = 0; r < ranks; r++) {
-    if (even_time_table_at(&tables[r], shares[r]) > step) {
+    if (even_rank_cost_at(&costs[r], shares[r]) > step) {
       abort();
     }
   }
+}
+
+static even_status propose(void *context, const even_policy_view *view, int64_t *shares) {
+  (void)context;
+  memcpy(shares, view->proposed, view->ranks * sizeof *shares);
+  return EVEN_OK;
 }
 
 static void learn(input *in, size_t ranks, int64_t batch, const int64_t *caps) {
   double speeds[MOST_RANKS];
   int64_t shares[MOST_RANKS];
   even_step_timing timings[MOST_RANKS];
+  int64_t own[MOST_RANKS];
   even_balancer *balancer = NULL;
   for (size_t r = 0; r < ranks; r++) {
     speeds[r] = take_seconds(in);
   }
   even_balancer_params params = {.size = sizeof params,
-                                 .policy = (even_policy)(take_byte(in) % 5),
+                                 .policy = (even_policy)(take_byte(in) % 6),
                                  .ranks = ranks,
                                  .batch = batch,
                                  .speeds = take_byte(in) % 2 == 0 ? speeds : NULL,
                                  .caps = caps};
+  params.choose = params.policy == EVEN_POLICY_CALLBACK ? propose : NULL;
   if (even_balancer_open(&params, &balancer) != EVEN_OK) {
     return;
   }
@@ -109,6 +123,16 @@ static void learn(input *in, size_t ranks, int64_t batch, const int64_t *caps) {
     for (size_t r = 0; r < ranks; r++) {
       timings[r].samples = take_byte(in) % 8 == 0 ? take_count(in) : shares[r];
       timings[r].busy_seconds = take_seconds(in);
+    }
+    if (take_byte(in) % 16 == 0) { /* refused, or in force from now on */
+      int64_t others[MOST_RANKS];
+      for (size_t r = 0; r < ranks; r++) {
+        others[r] = take_count(in);
+      }
+      if (even_balancer_set_caps(balancer, others) == EVEN_OK) {
+        memcpy(own, others, sizeof own);
+        caps = own;
+      }
     }
     even_status status = even_balancer_observe(balancer, timings);
     if (status != EVEN_OK && status != EVEN_ERR_ARGUMENT) {

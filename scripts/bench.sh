@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-scripts/install.sh
+[ "${1:-all}" = balancer ] || scripts/install.sh # its programs need no Python
 bin="${EVENSTEP_VENV:-$PWD/.venv}/bin"
 export PATH="$bin:$PATH"
 results=docs/results
@@ -23,6 +23,18 @@ if wanted ddp; then
   echo "== DDP on the backend and on Gloo"
   "$bin/python" bench/ddp_bench.py --json "$results/ddp-$day.json" | tee "$results/ddp-$day.txt"
 fi
+if wanted balancer; then
+  echo "== what balancing reaches of the best split in the simulator, and what it costs"
+  cmake -B build/bench -G Ninja -DEVENSTEP_BENCH=ON -DEVENSTEP_PYTHON=OFF -DEVENSTEP_PROGRAM=OFF > /dev/null
+  cmake --build build/bench --target balancer_plan balancer_regret balancer_bench > /dev/null
+  {
+    date -u "+%Y-%m-%d %H:%M UTC, $(nproc) cores, load $(cut -d' ' -f1 /proc/loadavg); make bench-balancer"
+    for part in balancer_plan balancer_regret balancer_bench; do
+      printf '\n== build/bench/bench/%s\n' "$part"
+      "build/bench/bench/$part"
+    done
+  } | tee "$results/balancer-$day.txt"
+fi
 if wanted faults; then
   echo "== a rank is killed or stopped inside a call"
   scripts/build.sh gcc > /dev/null
@@ -31,10 +43,23 @@ fi
 if wanted exactness; then
   echo "== parameters after 50 steps, balanced against one process"
   "$bin/python" bench/exactness.py | tee "$results/exactness-$day.txt"
+  "$bin/python" bench/exact_models.py | tee "$results/exact-models-$day.txt"
+fi
+if wanted bitwise; then
+  echo "== what exact=bitwise costs, and random histories"
+  "$bin/python" bench/bitwise.py -o "$results/bitwise-$day.txt"
 fi
 if wanted telemetry; then
   echo "== what telemetry costs"
   "$bin/evenstep" run -n 2 --name telemetry-bench bench/telemetry_overhead.py -o "$results/telemetry-$day.txt"
+fi
+if wanted norms; then
+  echo "== what synchronised BatchNorm costs"
+  "$bin/evenstep" run -n 2 --name batch-norm-bench bench/batch_norm.py -o "$results/batch-norm-$day.txt"
+fi
+if wanted compression && { [ "$which" != all ] || [ "$(id -u)" = 0 ]; }; then
+  echo "== what compression saves between hosts, over shaped links"
+  "$bin/python" bench/compression_hosts.py | tee "$results/compression-$day.txt"
 fi
 if wanted train; then
   echo "== training on unequal and on equal ranks"

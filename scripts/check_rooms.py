@@ -23,8 +23,10 @@ ORDER = [
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 # The room that a public header belongs to; the others (status, types, version) belong to base.
 PUBLIC = {name: name for name in ("telemetry", "comm", "balancer", "checkpoint", "sync")} | {
+    "comm_costs": "comm",
     "device_comm": "comm",
     "flight": "comm",
+    "exact": "sync",
 }
 # Headers whose calls go through even_os (src/os/calls.h), so that tests can make them fail.
 KERNEL = {

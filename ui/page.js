@@ -68,7 +68,7 @@ function showTiles(s) {
 }
 
 function showRanks(s) {
-  const head = ["rank", "device", "share", "samples/s while busy", "wait", "busy", "CPU", "memory", "stopped by quota", ""];
+  const head = ["rank", "device", "share", "samples/s while busy", "wait", "busy", "CPU", "memory", "communication", "stopped by quota", ""];
   const rows = s.ranks.map((r) => {
     const mine = Chart.colour(r.rank, s.ranks.length);
     const meter = element("span", { className: "meter" }, element("i"));
@@ -84,6 +84,7 @@ function showRanks(s) {
       element("td", { textContent: duration(r.busy_seconds) }),
       element("td", { textContent: r.cpu_cores === null ? "–" : `${Chart.number(r.cpu_cores)} of ${Chart.number(r.cores)}` }),
       element("td", { textContent: bytes(r.rss_bytes) }),
+      element("td", { textContent: r.collective_bytes_per_second > 0 ? `${bytes(r.collective_bytes_per_second)}/s` : "–", title: r.bus_bandwidth_bytes_per_second > 0 ? `bus bandwidth while it moves: ${bytes(r.bus_bandwidth_bytes_per_second)}/s` : "" }),
       element("td", { textContent: percent(r.throttled_fraction) }),
       element("td", { className: "text", textContent: endedWell(r.cause) ? (r.alive || s.ended ? "" : "not running") : r.cause }),
     ];
@@ -137,8 +138,8 @@ const EVENT_WORDS = {
   shares: (e) => `shares ${e.words}`, checkpoint: (e) => `checkpoint ${e.words} is whole`, epoch: (e) => `epoch ${e.value} begins`,
   resume: (e) => `resumed at step ${e.value}`, message: (e) => e.words, scalar: (e) => `${e.words} = ${e.value === null ? "not a number" : e.value}`, attempt: (e) => e.words,
   rank_started: (e) => `rank ${e.rank} runs on ${e.words} (process ${e.value})`, rank_ended: (e) => e.words || `rank ${e.rank} ended`,
-  compression: (e) => e.words, stall: (e) => `STALL: ${e.words}`,
-  balancing: (e) => (e.value ? `balancing was measured slower than equal shares (${e.words}): went back` : `balanced shares are faster again (${e.words})`),
+  compression: (e) => e.words, memory: (e) => e.words, left_out: (e) => e.words, stall: (e) => `STALL: ${e.words}`,
+  balancing: (e) => (e.value ? `balancing was measured slower than ${e.value === 2 ? "the profile's split" : "equal shares"} (${e.words}): went back` : `balanced shares are faster again (${e.words})`),
   joining: (e) => `rank ${e.rank} ${e.words || "waits for the others"}`, joined: (e) => `rank ${e.rank}: ${e.words || "all ranks have come"}`,
   lost_records: (e) => e.words, total_steps: (e) => `${e.value} steps to make`,
 };

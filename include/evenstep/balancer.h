@@ -20,7 +20,9 @@ extern "C" {
   X(EQUAL, 0, "equal")               \
   X(PROPORTIONAL, 1, "proportional") \
   X(DYNAMIC, 2, "dynamic")           \
-  X(HYBRID, 3, "hybrid")
+  X(HYBRID, 3, "hybrid")             \
+  X(AUTO, 4, "auto")                 \
+  X(CALLBACK, 5, "callback")
 
 typedef enum even_policy {
 #define EVEN_POLICY_ENUM(name, number, text) EVEN_POLICY_##name = (number),
@@ -28,7 +30,8 @@ typedef enum even_policy {
 #undef EVEN_POLICY_ENUM
 } even_policy;
 
-/* "hybrid" -> EVEN_POLICY_HYBRID; unknown: EVEN_ERR_ARGUMENT, the nearest name in the fix. */
+/* "auto" -> EVEN_POLICY_AUTO; unknown: EVEN_ERR_ARGUMENT, the nearest name in the fix. "callback" is unknown: a
+ * function has no name. */
 EVEN_PUBLIC even_status even_policy_parse(const char *text, even_policy *out) EVEN_MUST_USE;
 /* The policy's text, "unknown" for a number that is no policy; a static string, never NULL. Any thread. */
 EVEN_PUBLIC const char *even_policy_name(even_policy policy);
@@ -56,22 +59,70 @@ EVEN_PUBLIC double even_time_table_at(const even_time_table *table, int64_t samp
 EVEN_PUBLIC even_status even_balancer_solve(const even_time_table *tables, const int64_t *caps, size_t ranks,
                                             int64_t batch, int64_t *shares, double *step_seconds) EVEN_MUST_USE;
 
-typedef struct even_balancer even_balancer;
+/* What a share costs a rank beyond a plain table. All zero but the table: even_balancer_solve's meaning. */
+typedef struct even_rank_cost {
+  even_time_table table;   /* seconds of one micro-batch: of the whole share where micro_batch is 0 */
+  double constant_seconds; /* of each step whatever the share: its optimizer, its communication; finite, >= 0 */
+  int64_t micro_batch; /* > 0: a larger share runs as micro-batches of so many samples and one of what is left over */
+  int64_t bucket;      /* > 1: a micro-batch takes as long as one of the next multiple, as kernels made for whole
+                          tiles do; at most EVEN_MOST_BUCKET. 0, 1: no buckets */
+  bool leaves_out;     /* a share of zero takes no time at all: no dummy batch, no part in the step */
+} even_rank_cost;
 
-typedef struct even_balancer_params {
-  size_t size; /* sizeof(even_balancer_params) */
-  even_policy policy;
-  size_t ranks;         /* >= 1 */
-  int64_t batch;        /* global batch, >= 1; fewer samples than ranks is allowed: some shares are 0 */
-  const double *speeds; /* relative prior speeds, > 0 and finite; NULL: all equal */
-  const int64_t *caps;  /* most samples of each rank; NULL or < 0: none */
-} even_balancer_params;
+enum { EVEN_MOST_BUCKET = 1 << 20 };
+
+/* Seconds of a step in which the rank has `samples` >= 0: never falls with more of them. The cost is not checked. Any
+ * thread. */
+EVEN_PUBLIC double even_rank_cost_at(const even_rank_cost *cost, int64_t samples);
+
+/* The size of a micro-batch, at most `most` >= 1 (what memory holds), that takes the least time a sample: always at a
+ * point of the table, or `most`. Of equally good ones the largest. Where each micro-batch costs a fixed time and one a
+ * sample, no other way to cut a share is faster. */
+EVEN_PUBLIC int64_t even_time_table_best_micro_batch(const even_time_table *table, int64_t most);
+
+/* even_balancer_solve for such costs, with its errors. Among the optimal splits one whose shares are whole buckets as
+ * far as the batch allows: beside shares at their caps at most one rank's is not (where micro_batch is a multiple of
+ * bucket, or none). */
+EVEN_PUBLIC even_status even_balancer_solve_costs(const even_rank_cost *costs, const int64_t *caps, size_t ranks,
+                                                  int64_t batch, int64_t *shares, double *step_seconds) EVEN_MUST_USE;
+
+typedef struct even_balancer even_balancer;
 
 /* One rank's measurement of one step, as exchanged in the commit vote. */
 typedef struct even_step_timing {
   int64_t samples;     /* its share in that step (0: a dummy batch ran) */
   double busy_seconds; /* from the step's start to its last gradient, plus its optimizer; without waiting for peers */
 } even_step_timing;
+
+/* What a policy of the caller's is told. The arrays have one entry a rank and are the balancer's: valid in the call. */
+typedef struct even_policy_view {
+  size_t size; /* sizeof(even_policy_view) */
+  size_t ranks;
+  int64_t batch;                    /* samples to be shared out now: the global batch, or a smaller last one */
+  int64_t steps;                    /* observed so far */
+  const int64_t *caps;              /* most samples of each rank; < 0: none */
+  const even_step_timing *last;     /* the last step that was observed; NULL before the first */
+  const double *fixed_seconds;      /* what is believed: a rank is busy for fixed_seconds + samples * … */
+  const double *seconds_per_sample; /* … these; NaN while nothing was observed of it */
+  const int64_t *proposed;          /* the best split by what is believed, before that by the prior speeds */
+} even_policy_view;
+
+/* Shares of view->batch samples into shares[ranks], each >= 0 and within its cap, with that sum; anything else is an
+ * error of even_balancer_shares. Every rank asks its own copy, maybe more often than there are steps: the answer must
+ * depend on the view alone. Not EVEN_OK: shares could not be found; the status is even_balancer_shares's. */
+typedef even_status (*even_policy_function)(void *context, const even_policy_view *view, int64_t *shares);
+
+typedef struct even_balancer_params {
+  size_t size; /* sizeof(even_balancer_params) */
+  even_policy policy;
+  size_t ranks;                /* >= 1 */
+  int64_t batch;               /* global batch, >= 1; fewer samples than ranks is allowed: some shares are 0 */
+  const double *speeds;        /* relative prior speeds, > 0 and finite; NULL: all equal */
+  const int64_t *caps;         /* most samples of each rank; NULL or < 0: none */
+  const int64_t *buckets;      /* even_rank_cost's, of each rank; NULL: none */
+  even_policy_function choose; /* of EVEN_POLICY_CALLBACK, else NULL */
+  void *choose_context;        /* passed on to it; must live as long as the balancer */
+} even_balancer_params;
 
 /* *out is the caller's, closed with even_balancer_close; NULL after a failure. The parameters are copied. Errors:
  * EVEN_ERR_ARGUMENT (says which, caps that cannot hold the batch included), EVEN_ERR_MEMORY. */
@@ -81,10 +132,67 @@ EVEN_PUBLIC void even_balancer_close(even_balancer *balancer);
 /* Takes the timings of one step, one per rank. Robust to single outliers; follows real changes within a few steps. A
  * timing that is not finite or negative: EVEN_ERR_ARGUMENT and nothing is learned. */
 EVEN_PUBLIC even_status even_balancer_observe(even_balancer *balancer, const even_step_timing *timings) EVEN_MUST_USE;
+/* The same, where ranks without samples may have left out a part of their dummy batch's work, as backward: spared[r]
+ * (NULL: none). Such a step tells what t(0) is, and how much faster or slower the rank has become; not what a sample
+ * takes. */
+EVEN_PUBLIC even_status even_balancer_observe_spared(even_balancer *balancer, const even_step_timing *timings,
+                                                     const bool *spared) EVEN_MUST_USE;
 /* Shares for a step of `batch` samples (the global batch, or a smaller last one) into shares[ranks]. Asking changes
  * nothing: only what was observed decides on later shares. Errors: EVEN_ERR_ARGUMENT (batch < 1, or more than the caps
- * hold). */
+ * hold; the caller's policy gave no split of the batch), and those of the caller's policy. */
 EVEN_PUBLIC even_status even_balancer_shares(even_balancer *balancer, int64_t batch, int64_t *shares) EVEN_MUST_USE;
+/* Other caps from now on (NULL: none), as memory proves larger or smaller than was thought; what was learned stays.
+ * Errors, after which the caps are those of before: EVEN_ERR_ARGUMENT (they cannot hold the global batch). */
+EVEN_PUBLIC even_status even_balancer_set_caps(even_balancer *balancer, const int64_t *caps) EVEN_MUST_USE;
+/* The split of the global batch that would be given were there no caps, into shares[ranks], and the seconds that such a
+ * step is believed to take (may be NULL; before anything was learned in no unit): what caps cost. Changes nothing. */
+EVEN_PUBLIC even_status even_balancer_without_caps(even_balancer *balancer, int64_t *shares,
+                                                   double *step_seconds) EVEN_MUST_USE;
+
+enum { EVEN_MEMORY_SIZES = 8 };
+
+/* What memory a rank needs for how many samples, by the peaks that were measured. All zero: nothing is known. */
+typedef struct even_memory_curve {
+  int sizes;                          /* different ones, rising */
+  int64_t samples[EVEN_MEMORY_SIZES]; /* >= 1 */
+  double bytes[EVEN_MEMORY_SIZES];    /* never falling */
+} even_memory_curve;
+
+/* Takes the peak of a step with `samples` >= 1; others, and bytes that are not finite and positive, are passed over. Of
+ * one size the largest peak counts, and a size needs at least what a smaller one did. Of many sizes the outermost and
+ * those far from one another are kept. */
+EVEN_PUBLIC void even_memory_curve_take(even_memory_curve *curve, int64_t samples, double peak_bytes);
+/* The most samples that `limit_bytes` hold, for even_balancer_set_caps; -1: nothing is known. Between two sizes
+ * straight; beyond the largest along the steepest line that leads to it, from one size alone along that from (0, 0):
+ * such a cap may be too small, and grows as other sizes are measured. Below the smallest in proportion. Any thread. */
+EVEN_PUBLIC int64_t even_memory_curve_cap(const even_memory_curve *curve, double limit_bytes);
+/* The bytes that a step with `samples` >= 0 is expected to need, by the same lines: what even_memory_curve_cap turns
+ * round. NaN: nothing is known. Any thread. */
+EVEN_PUBLIC double even_memory_curve_bytes(const even_memory_curve *curve, int64_t samples);
+
+/* What a rank tells of its memory at the end of a step. */
+typedef struct even_memory_report {
+  uint64_t pool;   /* ranks with the same number share one memory: a host's, a control group's, a GPU's */
+  int64_t samples; /* that it had in the step */
+  int64_t cap;     /* the most that a limit of its own holds; < 0: there is none */
+  int64_t room;    /* so many more its pool's memory holds (< 0: fewer); EVEN_ROOM_UNKNOWN */
+} even_memory_report;
+
+#define EVEN_ROOM_UNKNOWN INT64_MAX
+
+/* Caps for even_balancer_set_caps from the reports of one step: caps[r] = the most that rank r's limits hold, -1 where
+ * none is known; not cut to the batch. A pool holds what its ranks had and the room that is left. Of different rooms
+ * the largest counts: who looked while another was still at its peak saw less. Where a pool holds less than the batch,
+ * this is dealt out in proportion to wanted[] (even_balancer_without_caps), so that samples may move within it; else
+ * each of its ranks may have all of it. The same on every rank. Any thread. */
+EVEN_PUBLIC void even_memory_caps(const even_memory_report *reports, size_t ranks, int64_t batch, const int64_t *wanted,
+                                  int64_t *caps);
+
+/* Which split runs: EVEN_POLICY_EQUAL and EVEN_POLICY_PROPORTIONAL while those shares are given, by the policy or
+ * because trials measured them to be fastest (the last under EVEN_POLICY_AUTO alone), EVEN_POLICY_HYBRID while they
+ * follow the models, EVEN_POLICY_CALLBACK. *seconds and *other_seconds (may be NULL): a step of that split and of the
+ * one it was preferred to, as the last trial of the two measured them; 0 before the first. */
+EVEN_PUBLIC even_policy even_balancer_choice(const even_balancer *balancer, double *seconds, double *other_seconds);
 /* Whether balanced shares were measured slower than equal ones, so that equal ones are given until a later trial
  * finds balanced ones faster. *balanced_seconds and *equal_seconds (may be NULL): a step in the last such trial; 0
  * before the first. */

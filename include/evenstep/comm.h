@@ -1,4 +1,4 @@
-/* Collectives between CPU ranks: of one host over shared memory, of several hosts over UCX.
+/* Collectives between CPU ranks: of one host over shared memory, of several hosts over UCX or MPI.
  *
  * A group on one host is a shared segment that its ranks map. One rank creates the segment and hands
  * its descriptor to the others (inherited, or through /proc/PID/fd); each opens the group over it.
@@ -16,6 +16,7 @@
 #define EVENSTEP_COMM_H
 
 #include <evenstep/status.h>
+#include <evenstep/telemetry.h>
 #include <evenstep/types.h>
 #include <stdbool.h>
 
@@ -54,7 +55,7 @@ typedef struct even_comm_network {
    * is opened. What it returns ends the opening; it records its error itself. */
   even_status (*gather)(void *context, const void *mine, size_t bytes, void *all);
   void *context;
-  const char *library;    /* NULL: libucp.so.0 where the loader looks. The first one opened serves the whole process */
+  const char *library;    /* NULL: UCX's libucp.so.0 where the loader looks. The first one serves the whole process */
   const char *interfaces; /* as UCX_NET_DEVICES: "eth0", "mlx5_0:1,eth1"; NULL: that variable's, or UCX's own choice */
   int number;             /* what this rank is called in error texts; < 0: its rank */
 } even_comm_network;
@@ -69,20 +70,54 @@ EVEN_PUBLIC even_status even_comm_open_ucx(const even_comm_params *params, const
  */
 EVEN_PUBLIC even_status even_comm_ucx_version(const char *library, char *text, size_t bytes) EVEN_MUST_USE;
 
-/* A group made of others: the ranks of each host over shared memory, the first of each host over the network. */
+/* Opens a group over MPI, for ranks that its launcher (mpirun, srun) has started; the library is opened at run time:
+ * Open MPI, MPICH and its kin (Intel MPI, MVAPICH), or any with MPI 5's standard ABI. network->library NULL: the one
+ * that this process has already, else the first of the usual names. network->gather NULL: the group is all of the job,
+ * in MPI's order (even_comm_mpi_place), and meets through MPI. network->interfaces has to be NULL: MPI chooses.
+ * Collective; returns when all ranks have come. Only bytes go through MPI; sums are formed here, in rank order. MPI is
+ * started where the process has not (with MPI_THREAD_MULTIPLE), and is then finalized at its exit; groups that are
+ * still open when it is finalized, by whomever, are left. While MPI starts, and while a communicator is made, MPI
+ * itself waits for the others, without a limit; it may end the job where a process dies, and otherwise a dead rank is
+ * noticed by the timeout. Memory of a call that failed may be read or written by MPI until the process ends.
+ * EVEN_ERR_NOT_FOUND without a library, EVEN_ERR_UNSUPPORTED where ranks are not in one job, where another rank has not
+ * the same library, and where the process has started MPI for one thread alone. */
+EVEN_PUBLIC even_status even_comm_open_mpi(const even_comm_params *params, const even_comm_network *network,
+                                           even_comm **out) EVEN_MUST_USE;
+/* This process's place in its MPI job; starts MPI, as even_comm_open_mpi does. `library` as there. */
+EVEN_PUBLIC even_status even_comm_mpi_place(const char *library, int *rank, int *ranks) EVEN_MUST_USE;
+/* What the library calls itself ("Open MPI v5.0.8") into `text`; opens it, but starts nothing. `library` as there. */
+EVEN_PUBLIC even_status even_comm_mpi_version(const char *library, char *text, size_t bytes) EVEN_MUST_USE;
+
+/* Groups between hosts that one group can be made of. */
+#define EVEN_COMM_LANES 8
+
+/* A group made of others: the ranks of each host over shared memory, some of each host over the network. */
 typedef struct even_comm_hosts {
   size_t size; /* sizeof(even_comm_hosts) */
   int rank;
   int ranks;
-  const int *host_of;  /* the host of each rank; hosts are numbered from 0 in the order of their first ranks */
-  even_comm *inside;   /* of this host's ranks, in rank order */
-  even_comm *between;  /* of the hosts' first ranks, in the order of the hosts; NULL on all other ranks */
+  const int *host_of; /* the host of each rank; hosts are numbered from 0 in the order of their first ranks */
+  even_comm *inside;  /* of this host's ranks, in rank order */
+  even_comm *between; /* of the hosts' first ranks, in the order of the hosts, by even_comm_open_ucx or _mpi (others are
+                       * EVEN_ERR_UNSUPPORTED); NULL on all other ranks */
   even_comm *everyone; /* of all ranks, for messages and all-to-all; NULL: these are EVEN_ERR_UNSUPPORTED */
+  /* Further groups between the hosts, in which other ranks of each host carry a part of what crosses, and by which
+   * others hear of a first rank that is stopped: with `between` so many, 8 at most; 0 stands for 1, `between` alone. */
+  int lanes;
+  even_comm *const *lane; /* lane[i]: lane i + 1, of the rank of each host that carries it (even_comm_lane_rank), in the
+                           * order of the hosts; NULL where this rank does not. May be NULL where there are none */
 } even_comm_hosts;
 
-/* Presents them as one group, which owns them from then on (not after a failure). Not collective. Sums are formed on
- * each host in rank order, then in the order of the hosts; 16-bit floats are rounded once on each host and once more
- * between them. The arena is that of `inside`. timeout_seconds as in even_comm_params. */
+/* Which of a host's `ranks` ranks, in their order there, carries lane `lane` of `lanes`: each its own, where there are
+ * enough of them; else the lanes are spread over those that there are. */
+EVEN_PUBLIC int even_comm_lane_rank(int lane, int lanes, int ranks);
+
+/* Presents them as one group, which owns them from then on (not after a failure). Collective among the ranks of a host.
+ * Sums are formed on each host in rank order, then in the order of the hosts; 16-bit floats are rounded once on each
+ * host and once more between them. The arena is that of `inside`. timeout_seconds as in even_comm_params. All-reduces
+ * of more than 1 MB go in pieces, which are summed inside, cross between the hosts and are spread inside at the same
+ * time, over the first ranks or over all lanes, or one after the other: what costs least (even_comm_choose). A thread
+ * for each lane that this rank carries is started by the first of them. */
 EVEN_PUBLIC even_status even_comm_open_hosts(const even_comm_hosts *params, double timeout_seconds,
                                              even_comm **out) EVEN_MUST_USE;
 
@@ -96,8 +131,8 @@ EVEN_PUBLIC void even_comm_close(even_comm *comm);
 /* What the group was opened with, and this rank's memory: any thread, valid until even_comm_close. */
 EVEN_PUBLIC int even_comm_rank(const even_comm *comm);
 EVEN_PUBLIC int even_comm_ranks(const even_comm *comm);
-/* How the group moves data: "shm" (shared memory of one host), "ucx", "hosts" (shared memory on each host, UCX between
- * them). A static string. */
+/* How the group moves data: "shm" (shared memory of one host), "ucx", "mpi", "hosts" (shared memory on each host, UCX
+ * or MPI between them). A static string. */
 EVEN_PUBLIC const char *even_comm_engine_name(const even_comm *comm);
 /* This rank's part of the arena (64-byte aligned, arena_bytes long). Ordinary memory for this rank between
  * collectives; a collective on a range of it moves no staging copy. NULL where arena_bytes is 0. */
@@ -173,13 +208,21 @@ EVEN_PUBLIC void even_comm_set_timeout(even_comm *comm, double seconds);
 
 /* How long a peer may be stopped (SIGSTOP, Ctrl-Z) while this rank waits for it, before the group ends with
  * EVEN_ERR_PEER_LOST and its name; <= 0: 0.15 s, INFINITY: for ever (until the timeout). Where all ranks are stopped
- * and let go again nothing ends: nobody waits meanwhile. A debugger's stop does not count, nor one by a control group.
+ * and let go again nothing ends: nobody waits meanwhile. A debugger's stop does not count, nor one by a control group;
+ * but a rank alone on its host, which nobody sees, counts as stopped when it has not answered for 60 times this.
  * Only this rank's patience; any thread. */
 EVEN_PUBLIC void even_comm_set_stop_grace(even_comm *comm, double seconds);
 
 /* Nanoseconds that this rank's calls have spent waiting for peers since the group was opened (polling and sleeping;
  * opening included). Only ever grows: take it before and after a call for that call's wait. Any thread. */
 EVEN_PUBLIC uint64_t even_comm_wait_ns(const even_comm *comm);
+
+/* Records the calls of the group from now on: counts them, and where records of calls are wanted, writes one each
+ * (even_telemetry_call; some tens of ns a call). `name` is the same on all ranks of the group and no other group's of
+ * theirs; collectives are numbered as in the flight record where this is called before any. NULL telemetry: not any
+ * more. The telemetry outlives the group. A group made of others (even_comm_open_hosts) is recorded as one. Between
+ * calls, and with no message under way. EVEN_ERR_MEMORY, EVEN_ERR_ARGUMENT (no name). */
+EVEN_PUBLIC even_status even_comm_record(even_comm *comm, even_telemetry *telemetry, const char *name) EVEN_MUST_USE;
 
 /* How the group moves data now, in words for people: the engine, its ways, and what was chosen by measurement so far
  * (it changes while the group runs). One line, cut to fit. By the thread that calls collectives, between them. */

@@ -11,17 +11,31 @@
  * All ranks make the same calls in the same order. One thread at a time may call into a communicator, but poll and
  * abort, which any thread may call at any time; several communicators are independent of one another.
  *
+ * Whoever waits for a stream cannot see why it stands still: NCCL itself notices no dead process on the same host, nor
+ * that ranks make different calls. So a thread of the process looks fifty times a second at communicators that have
+ * calls on streams, and ends one, by an abort that lets its streams go on, where
+ *   - a call has been on the GPU for longer than the time limit (EVEN_ERR_TIMEOUT), or NCCL says an error of its own;
+ * and, where the ranks know one another (`gather` of the parameters), among ranks of one host
+ *   - a rank has died, or stands still for longer than the stop grace, or has left, before it made the call
+ *     (EVEN_ERR_PEER_LOST, which names it), or
+ *   - ranks make different calls (EVEN_ERR_MISMATCH, which names both sides; found before the second is launched).
+ * All ranks of the host then end with the same words, and those of other hosts, too, where a group of the host's memory
+ * goes beside (even_device_comm_go_beside). Calls that a stream captures for a CUDA graph are not watched.
+ *
  * Statuses of a call on a communicator: EVEN_ERR_ARGUMENT and EVEN_ERR_OVERFLOW before NCCL is called (nothing has
  * happened); EVEN_ERR_UNSUPPORTED where NCCL has no such type, operation or function; EVEN_ERR_REVOKED after an abort;
  * EVEN_ERR_TIMEOUT where the host's part (connecting to peers, mostly) was not done within the time limit;
  * EVEN_ERR_PEER_LOST, EVEN_ERR_DEVICE, EVEN_ERR_SYSTEM, EVEN_ERR_STATE as NCCL says. The error names rank, device, call
  * and NCCL's own words. After any of those that came from NCCL, or a time-out, the communicator is broken: later calls
- * say EVEN_ERR_STATE with the first cause; abort or close it. What fails on the GPU after a call has returned is seen
- * by even_device_comm_poll. No `comm`, `id` or `out` may be NULL but where it says so. */
+ * say EVEN_ERR_STATE with the first cause; abort or close it. What ends it while no thread is in a call is said by
+ * even_device_comm_poll, and by each later call. No `comm`, `id` or `out` may be NULL but where it says so. */
 #ifndef EVENSTEP_DEVICE_COMM_H
 #define EVENSTEP_DEVICE_COMM_H
 
+#include <evenstep/comm.h>
+#include <evenstep/flight.h>
 #include <evenstep/status.h>
+#include <evenstep/telemetry.h>
 #include <evenstep/types.h>
 #include <stdbool.h>
 
@@ -60,8 +74,16 @@ typedef struct even_device_comm_params {
                              NCCL_MULTI_RANK_GPU_ENABLE=1 in the environment of all ranks */
   bool blocking;          /* false: NCCL's non-blocking mode: the time limit and abort end every wait of the host, for a
                              thread that NCCL starts for each call. true: a call runs on the caller's thread, without a limit */
-  double timeout_seconds; /* of the host's part of one call; <= 0: 1800 */
+  double timeout_seconds; /* of the host's part of one call, and of the GPU's, from when the stream has come to it;
+                             <= 0: 1800 */
   const char *library;    /* as in even_device_comm_library; may be NULL */
+  /* How the ranks tell one another who they are, as in even_comm_network: called once, before NCCL begins. NULL, on all
+   * ranks or on none: they do not know one another. Both are used in the opening alone. */
+  even_status (*gather)(void *context, const void *mine, size_t bytes, void *all);
+  void *context;
+  const int *numbers; /* what the ranks are called in errors, of which this is a part; copied. NULL: as here */
+  bool leave_abort;   /* a communicator that is ended by what was seen is not aborted: its calls say why it has ended,
+                         and even_device_comm_shrink, or _abort, frees its streams */
 } even_device_comm_params;
 
 /* Comes together with the other ranks of `id`. */
@@ -72,19 +94,48 @@ EVEN_PUBLIC even_status even_device_comm_open(const even_device_comm_params *par
  * went wrong on the way; the communicator is gone in any case. */
 EVEN_PUBLIC even_status even_device_comm_close(even_device_comm *comm);
 /* Ends what this rank has on the streams, unfinished, and every call under way on another thread (EVEN_ERR_REVOKED).
- * Later calls say EVEN_ERR_REVOKED; even_device_comm_close is still due. Peers see it as a failure of theirs or not at
- * all: every rank aborts its own. Any thread. In blocking mode a thread that is inside NCCL is given a second to come
- * out. */
+ * Later calls say EVEN_ERR_REVOKED; even_device_comm_close is still due. Ranks of this host that know this one end,
+ * too, where something was unfinished; others see it as a failure of theirs or not at all: every rank aborts its own.
+ * Any thread. In blocking mode a thread that is inside NCCL is given a second to come out. */
 EVEN_PUBLIC void even_device_comm_abort(even_device_comm *comm);
-/* Whether anything has failed on the GPU or the network since (an asynchronous error of NCCL): EVEN_OK, or its status.
- * Cheap; any thread. A dead peer is not always seen: who waits for a stream needs a limit of its own, and abort. */
+/* Whether the communicator has ended, or anything has failed on the GPU or the network since (an asynchronous error of
+ * NCCL): EVEN_OK, or its status. Sees which calls are done. Cheap; any thread. */
 EVEN_PUBLIC even_status even_device_comm_poll(even_device_comm *comm) EVEN_MUST_USE;
-/* The limit of later calls' host part; <= 0: 1800. Any thread. */
+/* Whether it has ended, for whatever reason; asks nobody. Any thread. */
+EVEN_PUBLIC bool even_device_comm_has_ended(const even_device_comm *comm);
+/* The limit of what is under way and of later calls; <= 0: 1800. Any thread. */
 EVEN_PUBLIC void even_device_comm_set_timeout(even_device_comm *comm, double seconds);
 
 EVEN_PUBLIC int even_device_comm_rank(const even_device_comm *comm);
 EVEN_PUBLIC int even_device_comm_ranks(const even_device_comm *comm);
 EVEN_PUBLIC int even_device_comm_device(const even_device_comm *comm);
+
+/* ---- what ranks know of one another ---- */
+
+/* For communicators made by shrink, grow and join, whose ranks do not know one another at first: as `gather` and
+ * `numbers` of the parameters. Collective, before the first call. */
+EVEN_PUBLIC even_status even_device_comm_meet(even_device_comm *comm,
+                                              const even_device_comm_params *params) EVEN_MUST_USE;
+/* A group of the same ranks on the host's memory (any engine), which hears of deaths and stops on other hosts: a rank
+ * that finds why the communicator has ended tells the ranks of other hosts through it, which ends that group too, and
+ * where that group has ended because a rank was lost or it was revoked, calls of the communicator end. It stays open
+ * until NULL is given here, or the communicator is closed. Any thread. */
+EVEN_PUBLIC void even_device_comm_go_beside(even_device_comm *comm, even_comm *group);
+/* As even_comm_set_stop_grace: how long a rank may be stopped while others wait for it; <= 0: 0.15. Any thread. */
+EVEN_PUBLIC void even_device_comm_set_stop_grace(even_device_comm *comm, double seconds);
+/* As even_comm_set_site, for the calls that follow. On the thread that makes them. */
+EVEN_PUBLIC void even_device_comm_set_site(even_device_comm *comm, const char *text);
+/* As even_comm_flight: the last collectives of `rank`, numbered from 1 (messages are not in it). One is done when the
+ * GPU has passed it and that was seen. 0 where the ranks do not know one another. Any thread. */
+EVEN_PUBLIC size_t even_device_comm_flight(const even_device_comm *comm, int rank, even_flight_call *out, size_t limit);
+/* As even_comm_on_stall, for a call that has been on the GPU for so long. The thread that looks calls it: it must not
+ * call into the communicator. Any thread. */
+EVEN_PUBLIC void even_device_comm_on_stall(even_device_comm *comm, double seconds, even_comm_stall_call *call,
+                                           void *context);
+/* As even_comm_record. A record is written when the call is seen to be done: start and duration are the GPU's, by
+ * events before and behind it; what of it was waiting is not known (0). Between calls, with none on a stream. */
+EVEN_PUBLIC even_status even_device_comm_record(even_device_comm *comm, even_telemetry *telemetry,
+                                                const char *name) EVEN_MUST_USE;
 
 /* A communicator of the ranks that are not in excluded[count] (numbers of `comm`), in their order; called by those that
  * stay. abort: what is under way on `comm` is ended first, for use after a failure. `comm` stays, to be closed. NCCL

@@ -5,7 +5,9 @@
 #include <evenstep/balancer.h>
 #include <evenstep/checkpoint.h>
 #include <evenstep/comm.h>
+#include <evenstep/comm_costs.h>
 #include <evenstep/device_comm.h>
+#include <evenstep/exact.h>
 #include <evenstep/flight.h>
 #include <evenstep/status.h>
 #include <evenstep/sync.h>

@@ -1,6 +1,7 @@
-/* The flight record of a group: the last collectives that each rank began, in the group's shared memory. It costs a few
- * nanoseconds a call, and is read when something went wrong: by the ranks themselves, whose errors say what each rank
- * reached, and by whoever holds the group's descriptor. Of the shared-memory engine. */
+/* The flight record of a group: the last collectives that each rank began, in memory that the ranks of a host share. It
+ * costs a few nanoseconds a call, and is read when something went wrong: by the ranks themselves, whose errors say what
+ * each rank reached, and by whoever holds the descriptor of that memory. Between hosts ranks tell one another their
+ * last call when the group ends, or when one of them waits for long: of ranks of other hosts no more is known. */
 #ifndef EVENSTEP_FLIGHT_H
 #define EVENSTEP_FLIGHT_H
 
@@ -39,7 +40,7 @@ EVEN_PUBLIC void even_comm_set_site(even_comm *comm, const char *text);
 
 /* Asked when a collective fails, on its thread, for where in the caller's program it was called: costs nothing before.
  * Writes a NUL-terminated text; false where it does not know (what even_comm_set_site said counts then). Peers that
- * name both sides of a mismatch wait for the answer, 0.2 s at most. It must not call into the group. NULL: nobody is
+ * name both sides of a mismatch wait for the answer, 2 s at most. It must not call into the group. NULL: nobody is
  * asked. */
 typedef bool even_comm_site_call(void *context, char *text, size_t bytes);
 EVEN_PUBLIC void even_comm_ask_site(even_comm *comm, even_comm_site_call *call, void *context);

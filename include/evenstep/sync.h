@@ -9,6 +9,12 @@
  * With a `wire` of 16 bits, fp32 gradients travel as that: each rank rounds weight_r * gradient_r to the nearest, the
  * sum is formed in fp32 in the order of the ranks, rounded once more, and widened into the fp32 slots; the same bits on
  * all ranks, and half the bytes. Gradients of other types travel as they are.
+ *
+ * With an `encoding`, gradients of F32, F16 and BF16 travel as even_sync_encoding says, each bucket as soon as it is
+ * full. A rank's values are weight_r * gradient_r (in the gradient's type), one parameter after the other without gaps,
+ * and what earlier rounds left out of them (error feedback: Karimireddy et al., "Error Feedback Fixes SignSGD", ICML
+ * 2019). All ranks have the same bits. What is left out of a parameter that no rank has a gradient for waits until one
+ * has; where a sum of the round is not finite, all that was left out stays as it was, on all ranks.
  */
 #ifndef EVENSTEP_SYNC_H
 #define EVENSTEP_SYNC_H
@@ -28,6 +34,29 @@ typedef struct even_sync_parameter {
   int late;         /* not 0: expected without a gradient (frozen), so in buckets of its own, reduced last */
 } even_sync_parameter;
 
+/* How gradients are encoded, by blocks of a bucket's values. Blocks begin anew with each bucket. */
+typedef enum even_sync_encoding {
+  EVEN_SYNC_PLAIN, /* not: they travel in their own type, or as `wire` */
+  EVEN_SYNC_INT8,  /* in 127ths of the largest of 256, rounded at random, right on average: nothing is kept (Alistarh et
+                      al., "QSGD", NeurIPS 2017) */
+  EVEN_SYNC_ONE_BIT, /* the sign, and the mean magnitude of 1024 (Seide et al., Interspeech 2014) */
+  EVEN_SYNC_TOP      /* the largest by magnitude, and where they are (Aji and Heafield, EMNLP 2017) */
+} even_sync_encoding;
+
+/* What goes where. */
+typedef enum even_sync_way {
+  EVEN_SYNC_CHEAPER, /* PARTS from EVEN_SYNC_PARTS_RANKS ranks on, of buckets of EVEN_SYNC_PARTS_BYTES or more as they
+                        travel (with fewer a second call costs more than the bytes), where the group has messages */
+  EVEN_SYNC_GATHER,  /* each rank's encoding to every other, added up in rank order: of n ranks each sends n - 1 times
+                        its  encoding */
+  EVEN_SYNC_PARTS /* a bucket is cut into a part (of whole blocks) for each rank, who adds up all ranks' encodings of it
+                     in rank order, and encodes the sum, which goes to all: 2 (n - 1) / n times an encoding,
+                     whatever n. Encoded twice: the part's rank keeps what it leaves out of the sum and adds it to the
+                     next (Tang et al., "DoubleSqueeze", ICML 2019). Needs a group with messages */
+} even_sync_way;
+
+enum { EVEN_SYNC_PARTS_RANKS = 4, EVEN_SYNC_PARTS_BYTES = 32768 };
+
 typedef struct even_sync_params {
   size_t size; /* sizeof(even_sync_params) */
   const even_sync_parameter *parameters;
@@ -36,7 +65,11 @@ typedef struct even_sync_params {
   size_t first_bucket_bytes; /* cap of the bucket reduced first; 0: 256 KiB */
   size_t arena_offset;       /* where in the group's arena the buckets may begin; a multiple of 64 */
   even_dtype wire; /* F16 or BF16: what fp32 gradients travel as; F32 (0): as they are. The same on all ranks */
-  even_telemetry *telemetry; /* one COMMUNICATION span a bucket goes there; NULL: none. Must outlive the engine */
+  even_sync_encoding encoding; /* with one, `wire` is F32. These four are the same on all ranks: */
+  even_sync_way way;           /* of an encoding */
+  double ratio;                /* of TOP: the part that travels, more than 0, up to 1 */
+  uint64_t seed;               /* of INT8 */
+  even_telemetry *telemetry;   /* one COMMUNICATION span a bucket goes there; NULL: none. Must outlive the engine */
 } even_sync_params;
 
 /* What the last even_sync_finish saw. Times in ns of the calling thread's or the engine's clock. */
@@ -80,6 +113,23 @@ EVEN_PUBLIC even_status even_sync_ready(even_sync *sync, size_t index, const voi
  * rank made parameter i ready, else 0 (its slot is then undefined). Errors: those of the collectives; the engine then
  * refuses further rounds. */
 EVEN_PUBLIC even_status even_sync_finish(even_sync *sync, uint8_t *used, even_sync_report *report) EVEN_MUST_USE;
+
+/* Where the engine keeps what it has left out of a parameter so far: `count` values from the parameter's `first` on. */
+typedef struct even_sync_left {
+  float *values;
+  size_t first;
+  size_t count; /* 0: nothing is kept of it */
+} even_sync_left;
+
+/* What an encoding has left out of parameter `index`: of this rank's own gradients (all of the parameter), or,
+ * `of_sums`, of the sums that this rank encodes for all. To be read, and written (what a checkpoint has kept), between
+ * rounds; the memory is another after each. EVEN_ERR_STATE inside a round, EVEN_ERR_ARGUMENT where there is no such
+ * parameter. */
+EVEN_PUBLIC even_status even_sync_left_out(even_sync *sync, size_t index, int of_sums,
+                                           even_sync_left *out) EVEN_MUST_USE;
+/* Between rounds: nothing has been left out so far, and steps count their rounds anew (which is in the seed), as after
+ * even_sync_open. EVEN_ERR_STATE inside a round. */
+EVEN_PUBLIC even_status even_sync_forget(even_sync *sync) EVEN_MUST_USE;
 
 #ifdef __cplusplus
 }

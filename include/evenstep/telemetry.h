@@ -33,7 +33,12 @@ typedef enum even_span {
 } even_span;
 #define EVEN_SPAN_COUNT 8
 
-typedef enum even_record_kind { EVEN_RECORD_SPAN = 1, EVEN_RECORD_STEP = 2, EVEN_RECORD_EVENT = 3 } even_record_kind;
+typedef enum even_record_kind {
+  EVEN_RECORD_SPAN = 1,
+  EVEN_RECORD_STEP = 2,
+  EVEN_RECORD_EVENT = 3,
+  EVEN_RECORD_CALL = 5 /* 4 is the rings' own */
+} even_record_kind;
 
 /* CLOCK_MONOTONIC in nanoseconds: what all times of records are. The same for all processes of a host. Any thread. */
 EVEN_PUBLIC uint64_t even_clock_ns(void);
@@ -77,7 +82,16 @@ typedef enum even_event {
   EVEN_EVENT_SCALAR = 10, /* a number of the user's; words: its name, number: its value */
   /* value: percent of the gradients' bytes that are saved; words: how, "compression bf16: 50% fewer bytes" */
   EVEN_EVENT_COMPRESSION = 11,
-  EVEN_EVENT_STALL = 12 /* the rank waits for long in a collective; words: for whom, and in what */
+  EVEN_EVENT_STALL = 12, /* the rank waits for long in a collective; words: for whom, and in what */
+  /* a group whose calls are recorded; value: its mark in call records; words: "shm 4 torch/default", its engine, how
+   * many ranks it has, its name */
+  EVEN_EVENT_GROUP = 13,
+  /* value: on how many ranks memory holds fewer samples than would be best, 0: on none any more; words: "memory holds
+   * 20 of 26 samples on rank 1" */
+  EVEN_EVENT_MEMORY = 14,
+  /* value: how many ranks have no samples because steps are shorter so; words: which one has none now, what that gains
+   * and when it returns, or which one has samples again */
+  EVEN_EVENT_LEFT_OUT = 15
 } even_event;
 
 #define EVEN_EVENT_WORDS_BYTES 128 /* with the NUL */
@@ -95,6 +109,71 @@ typedef struct even_event_record {
  * numbers, with "…" in their place. */
 EVEN_PUBLIC void even_event_record_words(even_event_record *record, const char *words);
 
+/* ---- calls of groups: collectives and messages ---- */
+
+/* X(name, number, text) */
+#define EVEN_CALL_LIST(X)                                                         \
+  X(ALL_REDUCE, 1, "all_reduce")                                                  \
+  X(REDUCE_SCATTER, 2, "reduce_scatter")                                          \
+  X(ALL_GATHER, 3, "all_gather")                                                  \
+  X(BROADCAST, 4, "broadcast")                                                    \
+  X(ALL_TO_ALL, 5, "all_to_all")                                                  \
+  X(BARRIER, 6, "barrier")                                                        \
+  X(SEND, 7, "send")                                                              \
+  X(RECEIVE, 8, "receive")                                                        \
+  X(REDUCE, 9, "reduce") /* this one and those that follow: between GPUs alone */ \
+  X(GATHER, 10, "gather")                                                         \
+  X(SCATTER, 11, "scatter")
+
+typedef enum even_recorded_call {
+#define EVEN_RECORDED_ENUM(name, number, text) EVEN_RECORDED_##name = (number),
+  EVEN_CALL_LIST(EVEN_RECORDED_ENUM)
+#undef EVEN_RECORDED_ENUM
+} even_recorded_call;
+static inline bool even_call_is_message(int call) {
+  return call == EVEN_RECORDED_SEND || call == EVEN_RECORDED_RECEIVE;
+}
+#define EVEN_RECORDED_COUNT 12 /* numbers below it */
+
+#define EVEN_CALL_NONE 255 /* as dtype or op: it has none */
+
+/* One call of one rank. (group, number) is the same on all ranks for a collective. A message begins when it is asked
+ * for and ends when its rank has seen that it is done. */
+typedef struct even_call_record {
+  uint32_t step; /* optimizer steps done before it */
+  uint8_t call;  /* even_recorded_call */
+  uint8_t dtype; /* even_dtype, EVEN_CALL_NONE where bytes are only moved */
+  uint8_t op;    /* even_reduce_op, or EVEN_CALL_NONE */
+  uint8_t row;   /* even_telemetry_row */
+  uint8_t failed;
+  uint16_t ranks;  /* of the group */
+  uint16_t member; /* this rank's number in it */
+  int16_t peer;    /* root, or the rank at the other end; -1: none */
+  uint32_t group;  /* mark of the group's name */
+  uint32_t number; /* of the collective in its group, or of the message among this rank's in it */
+  uint32_t tag;    /* of a message, its low half */
+  uint64_t start_ns;
+  uint64_t duration_ns;
+  uint64_t wait_ns; /* of it, waiting for peers; 39 hours at most */
+  uint64_t bytes;   /* as nccl-tests counts them: all_gather, reduce_scatter, all_to_all those of all ranks' parts */
+} even_call_record;
+
+/* What the links carry for each of `bytes`, so that bandwidths of different collectives and group sizes can be compared
+ * with the hardware's: nccl-tests' bus bandwidth (doc/PERFORMANCE.md there): 2 (n - 1) / n for an all-reduce, (n - 1) /
+ * n for reduce-scatter, all-gather and all-to-all, 1 for the others. */
+EVEN_PUBLIC double even_call_bus_factor(even_recorded_call call, int ranks);
+
+/* Sums over a rank's calls that ended well, which are kept beside its ring and only ever grow. */
+typedef struct even_call_totals {
+  uint64_t collectives;
+  uint64_t bytes;     /* of collectives */
+  uint64_t bus_bytes; /* the same, times even_call_bus_factor */
+  uint64_t ns;        /* inside collectives */
+  uint64_t wait_ns;   /* of it, waiting for peers */
+  uint64_t messages;  /* sent and received */
+  uint64_t message_bytes;
+} even_call_totals;
+
 typedef struct even_record {
   uint32_t kind; /* even_record_kind */
   uint32_t rank;
@@ -102,6 +181,7 @@ typedef struct even_record {
     even_span_record span;
     even_step_record step;
     even_event_record event;
+    even_call_record call;
   } as;
 } even_record;
 
@@ -125,9 +205,36 @@ EVEN_PUBLIC void even_telemetry_span(even_telemetry *telemetry, const even_span_
 EVEN_PUBLIC void even_telemetry_step(even_telemetry *telemetry, const even_step_record *record);
 EVEN_PUBLIC void even_telemetry_event(even_telemetry *telemetry, const even_event_record *record);
 
+/* Adds the call to the rank's totals and, where records of calls are wanted (even_telemetry_reader_want_calls), writes
+ * one; `step` of the record is filled in from the last step record. Any thread, wait-free. */
+EVEN_PUBLIC void even_telemetry_call(even_telemetry *telemetry, const even_call_record *record);
+/* Whether records of calls are wanted. Any thread. */
+EVEN_PUBLIC bool even_telemetry_wants_calls(const even_telemetry *telemetry);
+
+/* Rows of a timeline for the calls of a rank's threads: what threads of ours have, and the first of all others. A
+ * thread that never said its row gets the next free one when it first asks. From EVEN_ROW_GPU on: what runs on GPU 0,
+ * 1, … of the rank, the last row for all further ones. */
+enum { EVEN_ROW_ENGINE = 1, EVEN_ROW_LATER = 2, EVEN_ROW_FIRST = 3, EVEN_ROW_GPU = 240, EVEN_ROW_MOST = 255 };
+EVEN_PUBLIC void even_telemetry_set_row(int row);
+EVEN_PUBLIC int even_telemetry_row(void);
+
 /* While paused, nothing is written through this handle, whoever holds it: to measure what the records cost. NULL is
  * allowed. Any thread. */
 EVEN_PUBLIC void even_telemetry_pause(even_telemetry *telemetry, bool paused);
+
+/* ---- without an agent: a timeline file of this process's own ---- */
+typedef struct even_timeline even_timeline;
+
+#define EVEN_TIMELINE_MOST_RECORDS 2000000
+
+/* Has a thread write what rank 0's ring of the segment `fd` gets into a new file at `path`, four times a second: a
+ * Chrome trace (JSON array format, of which the end may be missing: also after a kill it can be read) of process
+ * `rank`, times on even_clock_ns. A file that is there already is replaced. After EVEN_TIMELINE_MOST_RECORDS no more is
+ * written. Records of calls are wanted from then on. Errors: those of the segment and of the file. */
+EVEN_PUBLIC even_status even_timeline_open(int fd, int rank, const char *path, even_timeline **out) EVEN_MUST_USE;
+/* Writes what is left and ends the thread. Returns the first error of writing (a full disk), after which nothing was
+ * written any more. NULL is allowed; in a child of a fork it does nothing. */
+EVEN_PUBLIC even_status even_timeline_close(even_timeline *timeline) EVEN_MUST_USE;
 
 /* ---- the reader's side (agent) ---- */
 typedef struct even_telemetry_reader even_telemetry_reader;
@@ -149,6 +256,11 @@ EVEN_PUBLIC size_t even_telemetry_reader_drain(even_telemetry_reader *reader, ev
 /* Whether anybody may still write (true at first). false, when the writers have ended: a record that one of them had
  * only begun is lost at once, and what lies behind it is read. One thread. */
 EVEN_PUBLIC void even_telemetry_reader_writers(even_telemetry_reader *reader, bool alive);
+
+/* Whether the ranks are to write a record for each call; at first they do not, and only count. Any thread. */
+EVEN_PUBLIC void even_telemetry_reader_want_calls(even_telemetry_reader *reader, bool wanted);
+/* The totals of a rank's calls. Any thread. */
+EVEN_PUBLIC void even_telemetry_reader_totals(const even_telemetry_reader *reader, int rank, even_call_totals *out);
 
 #ifdef __cplusplus
 }

@@ -16,17 +16,22 @@ from typing import TYPE_CHECKING, Any
 
 from evenstep._core import EvenstepError
 from evenstep._core import version as __version__
+from evenstep.launcher import adopt as _adopt_launcher
 from evenstep.registration import register as _register_backend
 
 if TYPE_CHECKING:
     from evenstep import comm
+    from evenstep.batch_size import BatchSizes, DeviceBatchSize, find_batch_size
     from evenstep.checkpoint import checkpoint, load_checkpoint
     from evenstep.evaluation import evaluate, gather, reduce_mean
     from evenstep.loader import EvenLoader
     from evenstep.modes import DiLoCo, LocalSGD, Stale
+    from evenstep.policies import PolicyView
     from evenstep.prepare import prepare
-    from evenstep.session import (
-        Session,
+    from evenstep.process_sets import ProcessSet
+    from evenstep.sample_cache import SampleCache
+    from evenstep.session import Session, session
+    from evenstep.session_calls import (
         barrier,
         epochs,
         exchange_gradients,
@@ -35,21 +40,30 @@ if TYPE_CHECKING:
         log,
         no_sync,
         rank,
-        session,
         set_weight,
         synchronise_models,
         world_size,
     )
-    from evenstep.session import print_main as print
-    from evenstep.session import step_count as step
+    from evenstep.session_calls import print_main as print
+    from evenstep.session_calls import step_count as step
+    from evenstep.trainer import Config, Trainer
+    from evenstep.verify import Verification, verify
 
 __all__ = [
+    "BatchSizes",
+    "Config",
+    "DeviceBatchSize",
     "DiLoCo",
     "EvenLoader",
     "EvenstepError",
     "LocalSGD",
+    "PolicyView",
+    "ProcessSet",
+    "SampleCache",
     "Session",
     "Stale",
+    "Trainer",
+    "Verification",
     "__version__",
     "barrier",
     "checkpoint",
@@ -57,6 +71,7 @@ __all__ = [
     "epochs",
     "evaluate",
     "exchange_gradients",
+    "find_batch_size",
     "gather",
     "is_main",
     "load_checkpoint",
@@ -71,36 +86,47 @@ __all__ = [
     "set_weight",
     "step",
     "synchronise_models",
+    "verify",
     "world_size",
 ]
 
 # name -> (module, its name there)
 _LAZY = {
+    "BatchSizes": ("evenstep.batch_size", "BatchSizes"),
+    "DeviceBatchSize": ("evenstep.batch_size", "DeviceBatchSize"),
+    "find_batch_size": ("evenstep.batch_size", "find_batch_size"),
+    "Config": ("evenstep.trainer", "Config"),
     "DiLoCo": ("evenstep.modes", "DiLoCo"),
     "LocalSGD": ("evenstep.modes", "LocalSGD"),
+    "PolicyView": ("evenstep.policies", "PolicyView"),
+    "ProcessSet": ("evenstep.process_sets", "ProcessSet"),
     "Stale": ("evenstep.modes", "Stale"),
-    "synchronise_models": ("evenstep.session", "synchronise_models"),
+    "Trainer": ("evenstep.trainer", "Trainer"),
+    "synchronise_models": ("evenstep.session_calls", "synchronise_models"),
     "EvenLoader": ("evenstep.loader", "EvenLoader"),
+    "SampleCache": ("evenstep.sample_cache", "SampleCache"),
     "Session": ("evenstep.session", "Session"),
-    "barrier": ("evenstep.session", "barrier"),
+    "barrier": ("evenstep.session_calls", "barrier"),
     "checkpoint": ("evenstep.checkpoint", "checkpoint"),
-    "epochs": ("evenstep.session", "epochs"),
+    "epochs": ("evenstep.session_calls", "epochs"),
     "evaluate": ("evenstep.evaluation", "evaluate"),
-    "exchange_gradients": ("evenstep.session", "exchange_gradients"),
+    "exchange_gradients": ("evenstep.session_calls", "exchange_gradients"),
     "gather": ("evenstep.evaluation", "gather"),
-    "is_main": ("evenstep.session", "is_main"),
+    "is_main": ("evenstep.session_calls", "is_main"),
     "load_checkpoint": ("evenstep.checkpoint", "load_checkpoint"),
-    "local_rank": ("evenstep.session", "local_rank"),
-    "log": ("evenstep.session", "log"),
-    "no_sync": ("evenstep.session", "no_sync"),
+    "local_rank": ("evenstep.session_calls", "local_rank"),
+    "log": ("evenstep.session_calls", "log"),
+    "no_sync": ("evenstep.session_calls", "no_sync"),
     "prepare": ("evenstep.prepare", "prepare"),
-    "print": ("evenstep.session", "print_main"),
-    "rank": ("evenstep.session", "rank"),
+    "print": ("evenstep.session_calls", "print_main"),
+    "rank": ("evenstep.session_calls", "rank"),
     "reduce_mean": ("evenstep.evaluation", "reduce_mean"),
     "session": ("evenstep.session", "session"),
-    "set_weight": ("evenstep.session", "set_weight"),
-    "step": ("evenstep.session", "step_count"),
-    "world_size": ("evenstep.session", "world_size"),
+    "Verification": ("evenstep.verify", "Verification"),
+    "verify": ("evenstep.verify", "verify"),
+    "set_weight": ("evenstep.session_calls", "set_weight"),
+    "step": ("evenstep.session_calls", "step_count"),
+    "world_size": ("evenstep.session_calls", "world_size"),
 }
 _MODULES = ("comm",)
 
@@ -120,6 +146,7 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_LAZY, *_MODULES})
 
 
+_adopt_launcher()
 _register_backend()
 
 

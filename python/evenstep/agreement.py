@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
 from evenstep._core import EvenstepError
 from evenstep.group import broadcast_bytes, gather_objects
@@ -103,6 +104,36 @@ def check_same_optimizer(group: Group, name: str, optimizer: Optimizer) -> None:
                 f"optimizer {name!r} of rank {rank} differs from rank 0's: {detail}\n"
                 "  fix: give every rank the same optimizer with the same options"
             )
+
+
+def _loader_facts(loader: DataLoader[Any]) -> dict[str, Any]:
+    """What all ranks must have alike for a global batch to be one, and its shares to be decided at one time."""
+    dataset: Any = loader.dataset
+    try:
+        length = len(dataset)
+    except (TypeError, NotImplementedError):
+        length = None
+    return {
+        "data set": type(dataset).__qualname__,
+        "samples": length,
+        "batch_size": loader.batch_size,
+        "drop_last": loader.drop_last,
+        "num_workers": loader.num_workers,
+        "prefetch_factor": loader.prefetch_factor,
+    }
+
+
+def check_same_loader(group: Group, loader: DataLoader[Any]) -> None:
+    """Raises, on every rank, where a rank's loader is not like rank 0's."""
+    everyone = gather_objects(group, _loader_facts(loader))
+    for rank, theirs in enumerate(everyone):
+        for what, value in theirs.items():
+            if value != everyone[0][what]:
+                raise EvenstepError(
+                    f"the loader of rank {rank} differs from rank 0's: its {what} is {value!r}, where rank 0 has "
+                    f"{everyone[0][what]!r}\n  fix: give every rank the whole data set and the same DataLoader; es.prepare "
+                    "shares out the samples"
+                )
 
 
 @torch.no_grad()

@@ -60,6 +60,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
         self._store = store
         self._timeout = timeout
         self._name = name
+        self._members = members
         self._sequence = 0
         self._monitored = 0
         self._later: Worker | None = None
@@ -108,9 +109,17 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
             streams = CudaStreams()
             seconds = self._timeout.total_seconds()
             groups = DeviceGroups(
-                self._device_store, self._rank, self._size, seconds, streams.identity, library=nccl_library()
+                self._device_store,
+                self._rank,
+                self._size,
+                seconds,
+                streams.identity,
+                library=nccl_library(),
+                beside=self._comm,
+                name=f"torch/{self._name}/device",
+                members=self._members,
             )
-            self._devices = self._beneath["cuda"] = DeviceCollectives(groups, self._timeout, streams)
+            self._devices = self._beneath["cuda"] = DeviceCollectives(groups, streams)
 
     def _under(self, tensor: torch.Tensor) -> Any:
         if tensor.is_cuda and not self._devices_chosen:

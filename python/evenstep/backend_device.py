@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from evenstep import _core
+from evenstep import _core, sites
 from evenstep.backend_exchange import offsets, places, rows
 from evenstep.backend_tensors import (
     as_real,
@@ -59,33 +59,42 @@ class DeviceCollectives:
     """A group's collectives on GPUs. Methods are those of a backend of torch; each returns a Work, or None where the
     caller said that it does not want one (the call is then on the caller's own stream)."""
 
-    def __init__(self, groups: DeviceGroups, timeout: timedelta, streams: CudaStreams | None = None) -> None:
+    def __init__(self, groups: DeviceGroups, streams: CudaStreams | None = None) -> None:
         self._groups = groups
         self._rank, self._size = groups.rank, groups.size
         self._streams = streams or CudaStreams()
-        self._watch = Watch(timeout)
+        self._watch = Watch(groups.opened)
+        self._sites: dict[int, sites.Place | None] = {}
         self._lines: dict[tuple[int, tuple[int, int]], Line] = {}
 
     # -- how every call runs --
 
-    def _run(self, name: str, tensors: Sequence[torch.Tensor], options: Any, body: Body, result: Any) -> Any:
-        """`body` puts the call on a stream: the caller's own, or one beside it that begins after what the caller's has."""
+    def _open(self, device: int) -> _core.DeviceComm:
+        """The communicator for the next call, which is told where that is made: when a call on a GPU fails, nobody is in
+        it any more."""
         self._watch.check()
-        device = self._streams.device(tensors[0])
         comm = self._groups.open(device)
+        place = sites.of_caller()
+        if device not in self._sites or self._sites[device] != place:
+            self._sites[device] = place
+            comm.set_site(sites.words_of(place))
+        return comm
+
+    def _run(self, tensors: Sequence[torch.Tensor], options: Any, body: Body, result: Any) -> Any:
+        """`body` puts the call on a stream: the caller's own, or one beside it that begins after what the caller's has."""
+        device = self._streams.device(tensors[0])
+        comm = self._open(device)
         current = self._streams.current(device)
         if not getattr(options, "asyncOp", True):
             with torch.no_grad():
                 body(comm, current.cuda_stream)
-            self._watch.add(name, comm, self._streams.mark(current))
+            self._streams.let_go(current)
             return None
         side = self._streams.side(device)
         side.wait_stream(current)
         with self._streams.use(side), torch.no_grad():
             body(comm, side.cuda_stream)
-            work = DeviceWork(self._streams, self._watch, device, side, tensors, result)
-        self._watch.add(name, comm, work.event)
-        return work
+            return DeviceWork(self._streams, self._watch, device, side, tensors, result)
 
     def _reduced(
         self, comm: _core.DeviceComm, tensor: torch.Tensor, dtype: int, op: int, options: Any, stream: int
@@ -97,7 +106,7 @@ class DeviceCollectives:
             self._streams.settle(stream)
             tensor.copy_(data)
 
-    def _allreduce(self, name: str, given: Sequence[torch.Tensor], options: Any) -> Any:
+    def _allreduce(self, given: Sequence[torch.Tensor], options: Any) -> Any:
         op = _op(options)
         tensors = as_real(given, op)
         dtypes = [device_dtype(tensor, op) for tensor in tensors]
@@ -113,7 +122,7 @@ class DeviceCollectives:
                     comm.all_reduce(data.data_ptr(), data.data_ptr(), data.numel(), dtype, op, number, stream)
             self._copy_back(tensors, sources, stream)
 
-        return self._run(name, given, options, body, list(given))
+        return self._run(given, options, body, list(given))
 
     def _copy_back(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], stream: int) -> None:
         self._streams.settle(stream)
@@ -124,10 +133,10 @@ class DeviceCollectives:
     # -- reductions --
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
-        return self._allreduce("all_reduce", [_one(tensors)], opts)
+        return self._allreduce([_one(tensors)], opts)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
-        return self._allreduce("all_reduce_coalesced", list(tensors), opts)
+        return self._allreduce(list(tensors), opts)
 
     def reduce(self, tensors: Any, opts: Any = None) -> Any:
         op, root = _op(opts), 0 if opts is None else opts.rootRank
@@ -142,7 +151,7 @@ class DeviceCollectives:
             if self._rank == root:
                 self._copy_back([tensor], [target], stream)
 
-        return self._run("reduce", tensors, opts, body, list(tensors))
+        return self._run(tensors, opts, body, list(tensors))
 
     def _scatter_into(
         self, output: torch.Tensor, whole: torch.Tensor, counts: Sequence[int], opts: Any, op: int
@@ -173,7 +182,7 @@ class DeviceCollectives:
             target, _ = self._scatter_into(output, flat, counts, opts, op)(comm, stream)
             self._copy_back([output], [target], stream)
 
-        return self._run("reduce_scatter", [output, *parts], opts, body, list(outputs))
+        return self._run([output, *parts], opts, body, list(outputs))
 
     def reduce_scatter_single_coalesced(self, given_outputs: Any, given_inputs: Any, opts: Any = None) -> Any:
         op = _op(opts)
@@ -194,7 +203,7 @@ class DeviceCollectives:
                 done = [call(comm, stream) for call in calls]
             self._copy_back(outputs, [target for target, _ in done], stream)
 
-        return self._run("reduce_scatter_single", [*outputs, *inputs], opts, body, list(given_outputs))
+        return self._run([*outputs, *inputs], opts, body, list(given_outputs))
 
     def reduce_scatter_single(self, output: Any, whole: Any, opts: Any = None) -> Any:
         return self.reduce_scatter_single_coalesced([output], [whole], opts)
@@ -209,7 +218,7 @@ class DeviceCollectives:
             comm.broadcast(data.data_ptr(), data.nbytes, root, stream)
             self._copy_back([tensor], [data], stream)
 
-        return self._run("broadcast", [tensor], opts, body, [tensor])
+        return self._run([tensor], opts, body, [tensor])
 
     def allgather_coalesced(self, output_lists: Any, inputs: Any, opts: Any = None) -> Any:
         """output_lists[r][i] = rank r's inputs[i]; the ranks' may differ in size."""
@@ -224,7 +233,7 @@ class DeviceCollectives:
                 self._gather_parts(comm, parts, own, stream)
 
         every = [*inputs, *(output for outputs in output_lists for output in outputs)]
-        return self._run("all_gather", every, opts, body, output_lists)
+        return self._run(every, opts, body, output_lists)
 
     def _gather_parts(
         self, comm: _core.DeviceComm, parts: Sequence[torch.Tensor], own: torch.Tensor, stream: int
@@ -259,14 +268,13 @@ class DeviceCollectives:
                     comm.all_gather(source.data_ptr(), target.data_ptr(), [source.nbytes] * self._size, stream)
             self._copy_back(outputs, targets, stream)
 
-        return self._run("all_gather_single", [*outputs, *inputs], opts, body, list(outputs))
+        return self._run([*outputs, *inputs], opts, body, list(outputs))
 
     def all_gather_single(self, output: Any, own: Any, opts: Any = None) -> Any:
         return self.all_gather_single_coalesced([output], [own], opts)
 
     def _exchange(
         self,
-        name: str,
         inputs: Sequence[torch.Tensor | None],
         outputs: Sequence[torch.Tensor | None],
         opts: Any,
@@ -282,7 +290,7 @@ class DeviceCollectives:
             self._copy_back([own for own, _ in pairs], [into for _, into in pairs], stream)
 
         every = [tensor for tensor in itertools.chain(inputs, outputs) if tensor is not None]
-        return self._run(name, every, opts, body, result)
+        return self._run(every, opts, body, result)
 
     def _rooted(self, name: str, own: torch.Tensor, parts: Sequence[torch.Tensor], result: Any, opts: Any) -> Any:
         root = 0 if opts is None else opts.rootRank
@@ -292,7 +300,7 @@ class DeviceCollectives:
             every = parts
         one = [own if rank == root else None for rank in range(self._size)]
         sources, targets = (one, every) if name == "gather" else (every, one)
-        return self._exchange(name, sources, targets, opts, result)
+        return self._exchange(sources, targets, opts, result)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         return self._rooted("gather", _one(inputs), outputs[0] if outputs else [], outputs, opts)
@@ -303,7 +311,7 @@ class DeviceCollectives:
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         if len(outputs) != self._size or len(inputs) != self._size:
             raise ValueError(f"all_to_all needs {self._size} inputs and outputs, not {len(inputs)} and {len(outputs)}")
-        return self._exchange("all_to_all", inputs, outputs, opts, outputs)
+        return self._exchange(inputs, outputs, opts, outputs)
 
     def all_to_all_single(self, output: Any, whole: Any, outs: Any, ins: Any, opts: Any = None) -> Any:
         if output.dtype != whole.dtype:
@@ -315,11 +323,11 @@ class DeviceCollectives:
             comm.all_to_all(offsets(source, sent), sent, offsets(target, received), received, stream)
             self._copy_back([output], [target], stream)
 
-        return self._run("all_to_all_single", [output, whole], opts, body, [output])
+        return self._run([output, whole], opts, body, [output])
 
     # -- messages --
 
-    def _message(self, name: str, tensors: Any, tag: int, pair: tuple[int, int], body: Body) -> DeviceMessage:
+    def _message(self, tensors: Any, tag: int, pair: tuple[int, int], body: Body) -> DeviceMessage:
         tensor = _one(tensors)
         if tag:
             raise ValueError(f"tag {tag}: messages of CUDA tensors have no tags (NCCL has none); they keep their order")
@@ -328,7 +336,7 @@ class DeviceCollectives:
         line = self._lines.get((device, pair))
         if line is None:
             line = self._lines[(device, pair)] = Line(self._groups, self._streams, self._watch, device, pair)
-        return line.submit(DeviceMessage(line, name, tensor, body))
+        return line.submit(DeviceMessage(line, tensor, body))
 
     def send(self, tensors: Any, destination: int, tag: int = 0) -> Any:
         def body(comm: _core.DeviceComm, stream: int) -> None:
@@ -337,7 +345,7 @@ class DeviceCollectives:
             if data is not tensors[0]:
                 self._streams.settle(stream)
 
-        return self._message("send", tensors, tag, (self._rank, destination), body)
+        return self._message(tensors, tag, (self._rank, destination), body)
 
     def recv(self, tensors: Any, source: int, tag: int = 0) -> Any:
         def body(comm: _core.DeviceComm, stream: int) -> None:
@@ -346,7 +354,7 @@ class DeviceCollectives:
             if target is not tensors[0]:
                 self._copy_back([tensors[0]], [target], stream)
 
-        return self._message("receive", tensors, tag, (source, self._rank), body)
+        return self._message(tensors, tag, (source, self._rank), body)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
         del tensors, tag
@@ -366,11 +374,9 @@ class DeviceCollectives:
     # -- ends --
 
     def _set_default_timeout(self, timeout: timedelta) -> None:
-        self._watch.timeout_seconds = timeout.total_seconds()
         self._groups.set_timeout(timeout.total_seconds())
 
     def shutdown(self) -> None:
-        self._watch.stop()
         self._groups.close()
 
     def abort(self) -> None:

@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import _create_work_from_future
 from torch.futures import Future
 
 from evenstep import _core
+from evenstep.exits import stop_at_exit
 from evenstep.sites import Place, make_for, of_caller
 
 
@@ -109,8 +110,10 @@ class Worker:
         self._last: Future[Any] | None = None
         self._thread = threading.Thread(target=self._work, name="evenstep-collectives", daemon=True)
         self._thread.start()
+        stop_at_exit(self)
 
     def _work(self) -> None:
+        _core.telemetry_row(_core.ROW_LATER)
         with torch.no_grad():
             for job, future, result, place in iter(self._jobs.get, None):
                 self._do(job, future, result, place)
@@ -156,6 +159,6 @@ class Worker:
                 pass
             self._last = None
 
-    def stop(self) -> None:
+    def stop(self, seconds: float = 10) -> None:
         self._jobs.put(None)
-        self._thread.join(timeout=10)
+        self._thread.join(timeout=seconds)

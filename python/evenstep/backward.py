@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -10,6 +12,9 @@ import torch
 
 class BackwardObserver(Protocol):
     def before_backward(self, losses: Any) -> None: ...
+    def spares_backward(self, losses: Any) -> bool:
+        """Told before_backward: whether nothing would come of the pass, so that it need not run."""
+
     def nested_backward(self) -> None: ...
     def after_backward(self) -> None: ...
     def failed_backward(self, error: BaseException) -> None: ...
@@ -23,6 +28,26 @@ _active = False
 def in_backward() -> bool:
     """Whether an observed pass is under way."""
     return _active
+
+
+@contextmanager
+def observed_backward(observer: BackwardObserver | None) -> Iterator[None]:
+    """Another one is told inside."""
+    before = _observer
+    observe_backward(observer)
+    try:
+        yield
+    finally:
+        observe_backward(before)
+
+
+_OPTIONS = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
+
+
+def _is_plain(arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
+    """Whether it is asked for the gradients of all leaves, and for nothing else."""
+    given = dict(zip(_OPTIONS, arguments)) | options
+    return not (given.get("retain_graph") or given.get("create_graph") or given.get("inputs") is not None)
 
 
 def observe_backward(observer: BackwardObserver | None) -> None:
@@ -48,7 +73,8 @@ def observe_backward(observer: BackwardObserver | None) -> None:
             tensors = arguments[0] if arguments else options.get("tensors")
             watcher.before_backward(tensors)
             try:
-                original(*arguments, **options)
+                if not (_is_plain(arguments, options) and watcher.spares_backward(tensors)):
+                    original(*arguments, **options)
             except BaseException as error:
                 watcher.failed_backward(error)
                 raise

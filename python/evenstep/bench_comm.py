@@ -134,10 +134,12 @@ def send_round(data: Any, rank: int, ranks: int, group: Any) -> None:
         dist.send(data, rank + 1, group=group)
 
 
-def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def measured(options: argparse.Namespace, about: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The rows; `about` is told which group they are of."""
     import torch
     import torch.distributed as dist
 
+    from evenstep import comm_costs
     from evenstep.rendezvous import open_group
 
     torch.set_num_threads(1)
@@ -149,7 +151,8 @@ def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     store = dist.distributed_c10d._get_default_store()
     comm = open_group(store, rank, ranks, name="bench", arena_bytes=room)
     if comm is None:
-        sys.exit("evenstep bench comm: the ranks are on several hosts")
+        sys.exit("evenstep bench comm: only Gloo connects the ranks (EVENSTEP_COMM_ENGINE=gloo)")
+    about["engine"], about["shape"] = comm.engine, comm_costs.followed
     for size in sizes:
         memory = Memory(comm, size, ranks)
         for collective in options.collectives.split(","):
@@ -200,13 +203,18 @@ def main() -> None:
     if options.mpi:
         measure_mpi(options)
         return
-    rows = list(measured(options))
+    about: dict[str, Any] = {}
+    rows = list(measured(options, about))
     if os.environ["RANK"] == "0":
         import torch
 
-        from evenstep import _core
+        from evenstep import _core, comm_costs
 
+        comm_costs.keep()  # what the calls themselves taught, for the program to read
+        path = comm_costs.path()
         report = {
+            **about,
+            "costs": None if path is None else str(path.absolute()),
             "ranks": int(os.environ["WORLD_SIZE"]),
             "simd": _core.comm_simd(),
             "torch": torch.__version__,

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from evenstep.batch_norm import is_synchronised
+
 if TYPE_CHECKING:
     from evenstep.group import Group
 
@@ -23,8 +25,8 @@ class BufferSync:
     others those of rank 0. Where a model's rule is True, all are those of the first rank that had samples; where it is
     False they stay each rank's own.
 
-    Left out: buffers that are no part of the state (persistent=False: caches of masks or positions), and those whose
-    shape differs between ranks.
+    Left out: buffers that are no part of the state (persistent=False: caches of masks or positions), those whose shape
+    differs between ranks, and those of synchronised BatchNorms, which all ranks have alike.
     """
 
     def __init__(self, models: Sequence[tuple[nn.Module, bool | None]]) -> None:
@@ -34,6 +36,8 @@ class BufferSync:
             if rule is False:
                 continue
             for module in model.modules():
+                if is_synchronised(module):
+                    continue
                 for name, buffer in module._buffers.items():
                     if buffer is not None and buffer.numel() and name not in module._non_persistent_buffers_set:
                         if rule:
@@ -43,7 +47,8 @@ class BufferSync:
 
     def _get(self, index: int) -> torch.Tensor | None:
         module, name = self._owners[index]
-        return module._buffers.get(name)
+        buffers = module._buffers  # of a scripted module no dict
+        return buffers[name] if name in buffers else None  # noqa: SIM401
 
     def _version(self, index: int) -> tuple[int, int]:
         buffer = self._get(index)
@@ -58,6 +63,11 @@ class BufferSync:
             for i in range(len(self._owners))
             if self._is_statistic(i) or self._version(i) != self._versions[i]
         ]
+
+    def names(self, changes: Sequence[Change]) -> list[str]:
+        """Of these buffers: "running_mean of an InstanceNorm1d"."""
+        owners = [self._owners[index] for index, _ in changes]
+        return [f"{name} of a {type(module).__name__}" for module, name in owners]
 
     def _shape(self, index: int) -> tuple[int, ...]:
         buffer = self._get(index)

@@ -11,17 +11,19 @@ import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.checkpoint_files import MANIFEST, PARTIAL, read_manifest, total_bytes, verify, write_tensors
 from evenstep.checkpoint_keeping import (
-    checkpoint_folder,
+    folder_of,
     inherit,
     keep_count,
     lineage_of,
     newest_checkpoint,
+    own_checkpoint,
+    restarted_checkpoint,
     retain,
     step_folder,
 )
@@ -135,7 +137,9 @@ def _on_rank_zero(
     _join_background()
     step = int(session.step)
     lineage = lineage_of(session)
-    folder, replace = step_folder(checkpoint_folder(), step, lineage) if path is None else (path, True)
+    folder, replace = step_folder(folder_of(session), step, lineage) if path is None else (path, True)
+    if path is not None:
+        _check_not_anothers(session, path)
     if replace and _replays(session) and (folder / MANIFEST).exists():
         _tell_once(
             session,
@@ -163,6 +167,18 @@ def _on_rank_zero(
         snapshot.detach()
         _background.start(work)
     return folder, False
+
+
+def _check_not_anothers(session: Any, path: Path) -> None:
+    """Process sets that name one folder would take turns in it."""
+    if not (path / MANIFEST).exists():
+        return
+    writer = read_manifest(path)["state"].get("process_set", "")
+    if writer != session.name:
+        whose = f"the process set {writer!r}" if writer else "all ranks"
+        raise EvenstepError(
+            f"es.checkpoint: {path} is a checkpoint of {whose}\n  fix: give each process set a path of its own"
+        )
 
 
 def _save(session: Any, path: Path | None, extra: Any, wait: bool, between: bool = False) -> Path:
@@ -211,7 +227,7 @@ def checkpoint(
         es.checkpoint (or told at exit).
 
     Raises EvenstepError where it cannot be written: nothing half stays behind, earlier checkpoints are as they were."""
-    session = _session()
+    session = _session("es.checkpoint")
     if path is not None and Path(path).name.endswith(PARTIAL):
         raise ValueError(f"{path}: names that end in {PARTIAL} are those of unfinished checkpoints")
     where = None if path is None else Path(path).absolute()
@@ -241,30 +257,37 @@ def write_here(session: Any, random_states: list[bytes]) -> None:
 # -- loading --
 
 
-def _session() -> Any:
-    from evenstep.session import session
+def _session(call: str) -> Any:
+    from evenstep.session import training_session
 
-    return session()
+    return training_session(call)
 
 
-def _agree(session: Any, path: str | os.PathLike[str]) -> Path:
-    """The checkpoint that is meant. Rank 0 waits for its own write, looks which is the newest and compares the checksums;
-    what it finds is everyone's: the others' own looks could come at another moment of a write."""
+def _agree(session: Any, find: Callable[[], Path | None]) -> Path | None:
+    """The checkpoint that is meant. Rank 0 waits for its own write, looks which it is and compares the checksums; what it
+    finds is everyone's: the others' own looks could come at another moment of a write."""
     verdict: bytes | None = None
     if session.rank == 0:
         try:
             _join_background()
-            folder = Path(path).absolute()
-            if not (folder / MANIFEST).exists() and folder.is_dir():
-                folder = newest_checkpoint(folder) or folder
-            verify(folder, read_manifest(folder))
-            verdict = json.dumps({"path": os.fspath(folder)}).encode()
+            folder = find()
+            if folder is not None:
+                verify(folder, read_manifest(folder))
+            verdict = json.dumps({"path": None if folder is None else os.fspath(folder)}).encode()
         except (EvenstepError, OSError, KeyError, TypeError, ValueError) as error:
             verdict = json.dumps({"error": str(error)}).encode()
     result = json.loads(session.broadcast_bytes(verdict))
     if "error" in result:
         raise EvenstepError(result["error"])
-    return Path(result["path"])
+    return None if result["path"] is None else Path(result["path"])
+
+
+def _newest_in(path: str | os.PathLike[str]) -> Path:
+    """The checkpoint of that name, or the newest whole one in a folder of them."""
+    folder = Path(path).absolute()
+    if not (folder / MANIFEST).exists() and folder.is_dir():
+        folder = newest_checkpoint(folder) or folder
+    return folder
 
 
 class Loaded(NamedTuple):
@@ -298,8 +321,9 @@ def load_checkpoint(
 
     Raises EvenstepError where the checkpoint is damaged, or does not fit: the tensor, its shapes, types are named.
     Everything is compared before anything is loaded."""
-    session = _session()
-    folder = _agree(session, path)
+    session = _session("es.load_checkpoint")
+    folder = _agree(session, lambda: _newest_in(path))
+    assert folder is not None
     manifest = read_manifest(folder)
     loader = Loader(session, folder, manifest["state"])
     wanted = [kind for kind, on in zip(KINDS, (models, optimizers, schedulers, loaders, objects)) if on]
@@ -333,19 +357,33 @@ def _forget_exchanges(session: Any) -> None:
             sync.stale.load(None, [])
 
 
+def resume_of(session: Any) -> Resume | None:
+    """From what the launcher names, or a process set's own of before a restart; None where it has none. Collective."""
+    named = session.environment.resume
+
+    def find() -> Path | None:
+        own = restarted_checkpoint(session) if session.restarted_set else None
+        if own is not None or not named:
+            return own
+        return own_checkpoint(session, _newest_in(named) if not session.name else Path(named).absolute())
+
+    folder = _agree(session, find)
+    return None if folder is None else Resume(session, folder)
+
+
 class Resume:
-    """Going on from EVENSTEP_RESUME. Objects are loaded as they are prepared, and what their exchange remembers with them
+    """Going on from a checkpoint. Objects are loaded as they are prepared, and what their exchange remembers with them
     (`take`, at the end of each es.prepare): a script that prepares no loader trains from there on. When the first batch of
     a prepared loader is about to be fetched, all that the checkpoint holds must have been (`finish`)."""
 
-    def __init__(self, session: Any, path: str | os.PathLike[str]) -> None:
-        folder = _agree(session, path)
+    def __init__(self, session: Any, folder: Path) -> None:
         self._state = read_manifest(folder)["state"]
         self._loader = Loader(session, folder, self._state)
         self._session = session
         self._restored: dict[str, int] = {}  # models whose exchange goes on: the rounds that they had made then
         session.step = self._state["step"]
         session.loaded = Loaded(session.step, True, folder, bool(self._state.get("between")))
+        session.restarted = self._state.get("job", "") == os.environ.get("EVENSTEP_JOB", "") != ""
         inherit(session, folder, self._state)
         session.user_state = self._loader.extra() or {}
         _restore_random(session, folder, self._state)

@@ -29,6 +29,39 @@ def checkpoint_folder() -> Path:
     return (Path(folder) if folder else Path(run or ".") / "checkpoints").absolute()
 
 
+def folder_of(session: Any) -> Path:
+    """The same for this training: a process set's checkpoints are in a folder of its name there."""
+    return checkpoint_folder() / session.name
+
+
+def own_checkpoint(session: Any, named: Path) -> Path:
+    """What the launcher names, as this training means it: itself, or, where that is a checkpoint of another process set or
+    of all ranks, the newest of its own beside it. Raises EvenstepError where there is none."""
+    writer = ""
+    if (named / MANIFEST).exists():
+        writer = read_manifest(named)["state"].get("process_set", "")
+        if writer == session.name:
+            return named
+        home = named.parent.parent if writer else named.parent
+    else:
+        home = named
+    own = newest_checkpoint(home / session.name)
+    if own is None and (session.name or writer):
+        whose = f"the process set {session.name!r}" if session.name else "all ranks"
+        raise EvenstepError(
+            f"{home / session.name} has no whole checkpoint of {whose} to go on from\n"
+            "  fix: name a checkpoint beside which there is one, or leave --resume out"
+        )
+    return own or named
+
+
+def restarted_checkpoint(session: Any) -> Path | None:
+    """The newest whole one that this training of the job wrote before it was restarted."""
+    job = os.environ.get("EVENSTEP_JOB", "")
+    whole, _ = _all_checkpoints(folder_of(session))
+    return next((path for _, _, path in whole if job and read_manifest(path)["state"].get("job") == job), None)
+
+
 def keep_count() -> int:
     text = os.environ.get("EVENSTEP_CHECKPOINT_KEEP", "") or str(_DEFAULT_KEEP)
     if not text.isdigit() or int(text) < 1:

@@ -16,7 +16,7 @@ import torch
 
 from evenstep import _core
 from evenstep._core import EvenstepError
-from evenstep.checkpoint_keeping import checkpoint_folder, lineage_of, step_folder
+from evenstep.checkpoint_keeping import folder_of, lineage_of, step_folder
 from evenstep.checkpoint_state import pack_random
 from evenstep.exchange_state import capture_exchange
 from evenstep.loops import ended_by_exception
@@ -72,7 +72,7 @@ def _at_exit(session: Any) -> None:
         return
     if _describe(session.models) != last.models:
         return
-    _, written = step_folder(checkpoint_folder(), last.step, lineage_of(session))
+    _, written = step_folder(folder_of(session), last.step, lineage_of(session))
     if written:  # by the script itself
         return
     for loader in session.loaders.values():

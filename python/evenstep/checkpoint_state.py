@@ -270,6 +270,7 @@ def capture(session: Any, random_states: list[bytes], extra: Any) -> Snapshot:
     into.files[_RANDOM_FILE] = {}
     into.state = {
         "lineage": lineage_of(session),
+        "process_set": session.name,
         "job": os.environ.get("EVENSTEP_JOB", "") if session.in_job else "",  # by which its agent knows its own
         "step": int(session.step),
         "epoch": int(session.epoch),

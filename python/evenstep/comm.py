@@ -29,6 +29,7 @@ from evenstep.comm_meeting import meet
 from evenstep.comm_store import OverStore, torch_store
 from evenstep.environment import read_environment
 from evenstep.hosts import wanted_engine
+from evenstep.ring import record_calls
 
 if TYPE_CHECKING:
     from numpy import ndarray
@@ -81,13 +82,17 @@ class Request:
 class Group:
     """This process's place among the ranks of a group. One thread at a time may be in a collective of it."""
 
-    def __init__(self, comm: _core.Comm, arena_bytes: int, timeout: float, over: OverStore | None = None) -> None:
+    def __init__(
+        self, comm: _core.Comm, arena_bytes: int, timeout: float, over: OverStore | None = None, name: str = ""
+    ) -> None:
         self._comm = comm
         self._reduce = comm.all_reduce_data
         self._arena_bytes = arena_bytes
         self._arena: Arena | None = None
         self._timeout = timeout
         self._over = over
+        self._name = name
+        self._splits = 0
         self._requests: list[Request] = []
         self.rank: int = comm.rank
         """0 … size - 1"""
@@ -272,6 +277,7 @@ class Group:
 
     def _split_off(self, chosen: list[int], arena_bytes: int) -> Group | None:
         """On one host."""
+        self._splits += 1  # on every rank of this group, so that all number the parts alike
         first = self.rank == chosen[0]
         fd = _core.Comm.create_segment(len(chosen), arena_bytes) if first else -1
         place = bytearray(f"{os.getpid()}:{fd}".encode().ljust(32))
@@ -286,7 +292,11 @@ class Group:
         finally:
             if fd >= 0:
                 os.close(fd)
-        return None if comm is None else Group(comm, arena_bytes, self._timeout)
+        if comm is None:
+            return None
+        name = f"{self._name}/part{self._splits}"
+        record_calls(comm, name)
+        return Group(comm, arena_bytes, self._timeout, name=name)
 
     @property
     def timeout(self) -> float:
@@ -395,7 +405,10 @@ def open(name: str = "default", *, arena_bytes: int = 64 << 20, timeout: float =
     wanted = wanted_engine()
     _opened[name] = number = _opened.get(name, 0) + 1
     place, rank, ranks = f"{name}/{number}", environment.rank, environment.world_size
-    if ranks == 1 or (environment.local_world_size == ranks and wanted in ("", "shm")):
-        return Group(meet(place, rank, ranks, arena_bytes=arena_bytes, timeout_seconds=timeout), arena_bytes, timeout)
+    if ranks == 1 or environment.local_world_size == ranks:
+        engine = wanted if ranks > 1 else ""
+        comm = meet(place, rank, ranks, arena_bytes=arena_bytes, timeout_seconds=timeout, engine=engine)
+        if comm is not None:
+            return Group(comm, arena_bytes, timeout, name=f"comm/{place}")
     over = OverStore(torch_store(), f"comm/{place}", list(range(ranks)))
     return Group(over.open(rank, arena_bytes, timeout), arena_bytes, timeout, over)

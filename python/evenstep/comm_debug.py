@@ -8,6 +8,12 @@ import sys
 from evenstep import _core
 
 
+def note(words: str) -> None:
+    """With EVENSTEP_COMM_DEBUG set: what was chosen for this process, and why."""
+    if os.environ.get("EVENSTEP_COMM_DEBUG", "0") not in ("", "0"):
+        print(f"evenstep: comm: {words}", file=sys.stderr, flush=True)
+
+
 def explain(name: str, comm: _core.Comm | None, when: str) -> None:
     """With EVENSTEP_COMM_DEBUG=1 one line of rank 0 of the group, with =all one of each rank; else nothing."""
     wanted = os.environ.get("EVENSTEP_COMM_DEBUG", "0")

@@ -14,8 +14,12 @@ from typing import Any
 
 from evenstep import _core
 from evenstep._core import EvenstepError
+from evenstep.comm_costs import cpu_mask, follow, machine, shape_of
+from evenstep.comm_debug import explain
+from evenstep.ring import record_calls
 
 _LONGEST = 4096
+_STRAGGLERS_SECONDS = 2.0  # for those that come after the group has failed
 _GRACE_SECONDS = 10.0  # longer than rank 0 waits, so that its error, which names who is missing, comes to all
 
 
@@ -59,9 +63,12 @@ class _Meeting:
         self._listener = listener
         self._facts = facts
         self._come: dict[int, socket.socket] = {}
+        self.cpus = {0: cpu_mask()}
+        self._refused: set[int] = set()
+        self._failure: EvenstepError | None = None
 
     def _missing(self) -> list[int]:
-        return [rank for rank in range(1, self._facts["ranks"]) if rank not in self._come]
+        return [rank for rank in range(1, self._facts["ranks"]) if rank not in self._come and rank not in self._refused]
 
     def _admit(self, connection: socket.socket) -> None:
         if _owner(connection) != os.getuid():
@@ -70,25 +77,38 @@ class _Meeting:
         try:
             said = json.loads(connection.recv(_LONGEST))
             rank = int(said.pop("rank"))
+            self.cpus[rank] = format(int(said.pop("cpus"), 16), "x")
         except (ValueError, KeyError, AttributeError, OSError):
             connection.close()  # no rank of ours
             return
         words = ""
-        if said != self._facts:
-            words = f"rank {rank} opens the group with {said}, rank 0 with {self._facts}"
+        engine, own = said.pop("engine", ""), dict(self._facts)
+        if engine != own.pop("engine"):
+            words = (
+                f"EVENSTEP_COMM_ENGINE differs among the ranks: rank 0 {self._facts['engine']}, rank {rank} {engine}"
+            )
+        elif said != own:
+            words = f"rank {rank} opens the group with {said}, rank 0 with {own}"
         elif rank not in self._missing():
             words = f"rank {rank} came twice, or is none of {self._facts['ranks']} ranks"
         if words:
-            error = _error("EVEN_ERR_MISMATCH", words, "start every rank once, with the same arguments", rank)
+            fix = "start every rank once, with the same arguments and the same EVENSTEP_ variables"
+            error = _error("EVEN_ERR_MISMATCH", words, fix, rank)
             _tell(connection, error)
-            raise error
+            self._refused.add(rank)
+            self._failure = self._failure or error
+            return
         self._come[rank] = connection
 
     def gather(self, deadline: float) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ)
             while missing := self._missing():
+                if self._failure is not None:  # those that come yet are told, too
+                    deadline = min(deadline, time.monotonic() + _STRAGGLERS_SECONDS)
                 ready = selector.select(max(0.0, deadline - time.monotonic()))
+                if not ready and self._failure is not None:
+                    break
                 if not ready:
                     raise _error(
                         "EVEN_ERR_TIMEOUT",
@@ -110,12 +130,16 @@ class _Meeting:
                             key.data,
                         )
 
+        if self._failure is not None:
+            raise self._failure
+
     def tell(self, outcome: BaseException | int) -> None:
         for connection in self._come.values():
             _tell(connection, outcome)
 
 
-def _host(name: str, facts: dict[str, Any], deadline: float) -> int:
+def _host(name: str, facts: dict[str, Any], deadline: float) -> tuple[int, list[str]]:
+    """The descriptor of the group's memory, and the CPUs of its ranks."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         try:
             listener.bind(_address(name))
@@ -134,7 +158,7 @@ def _host(name: str, facts: dict[str, Any], deadline: float) -> int:
             meeting.tell(error)
             raise
         meeting.tell(fd)
-        return fd
+        return fd, [meeting.cpus[rank] for rank in range(facts["ranks"])]
 
 
 def _connect(name: str, deadline: float) -> socket.socket:
@@ -167,7 +191,7 @@ def _join(name: str, rank: int, facts: dict[str, Any], deadline: float) -> int:
                 "run all ranks as one user; give the job another MASTER_PORT, from which the name is made",
                 0,
             )
-        connection.sendall(json.dumps({"rank": rank, **facts}).encode())
+        connection.sendall(json.dumps({"rank": rank, "cpus": cpu_mask(), **facts}).encode())
         connection.settimeout(max(0.0, deadline - time.monotonic()) + _GRACE_SECONDS)
         try:
             said, fds, _, _ = socket.recv_fds(connection, _LONGEST, 1)
@@ -188,15 +212,25 @@ def _join(name: str, rank: int, facts: dict[str, Any], deadline: float) -> int:
     raise _error(words["status"], f"rank 0 could not open the group: {words['what']}", "see rank 0", words["rank"])
 
 
-def meet(name: str, rank: int, ranks: int, *, arena_bytes: int, timeout_seconds: float) -> _core.Comm:
-    """Opens the group `name` of the job over memory of this host; collective over all ranks."""
-    facts = {"ranks": ranks, "arena_bytes": arena_bytes}
+def meet(
+    name: str, rank: int, ranks: int, *, arena_bytes: int, timeout_seconds: float, engine: str = ""
+) -> _core.Comm | None:
+    """Opens the group `name` of the job over memory of this host; collective over all ranks. Where all ranks want another
+    engine than shared memory, None: they are to meet elsewhere. Ranks that want different ones get an error, all of them."""
+    facts = {"ranks": ranks, "arena_bytes": arena_bytes, "engine": engine or "shm"}
     deadline = time.monotonic() + timeout_seconds
     if ranks == 1:
         fd = _core.Comm.create_segment(1, arena_bytes)
     else:
-        fd = _host(name, facts, deadline) if rank == 0 else _join(name, rank, facts, deadline)
+        fd, cpus = _host(name, facts, deadline) if rank == 0 else (_join(name, rank, facts, deadline), [])
     try:
-        return _core.Comm(fd, rank, ranks, arena_bytes, timeout_seconds)
+        if facts["engine"] != "shm":
+            return None
+        comm = _core.Comm(fd, rank, ranks, arena_bytes, timeout_seconds)
     finally:
         os.close(fd)
+    if ranks > 1:
+        follow(comm, shape_of([0] * ranks, cpus, [machine()]) if rank == 0 else "")
+    record_calls(comm, f"comm/{name}")
+    explain(f"comm/{name}", comm, "at its opening")
+    return comm

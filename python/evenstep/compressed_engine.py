@@ -1,6 +1,6 @@
-"""Engines for gradients that every rank encodes and sends to all: int8, onebit, topk; PowerSGD by torch's hook; Adasum.
-
-They work when backward has ended. fp32 and 16-bit gradients are encoded; others travel as they are.
+"""Engines that work when backward has ended: PowerSGD by torch's hook; Adasum; and, where the engine in C is not used (on
+accelerators, over torch's collectives), int8, onebit and topk. fp32 and 16-bit gradients are encoded; others travel as
+they are.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from evenstep import _core
-from evenstep.compression import encoding_of
+from evenstep.compression import encoding_of, in_parts
+from evenstep.encoded_engine import Leftovers
 from evenstep.engine import EngineOptions, TorchEngine
 from evenstep.exchange import Exchange, TorchExchange
 from evenstep.group import Group
@@ -57,8 +58,10 @@ class _Gathering(TorchEngine):
         return payload.numel() * self._exchange.ranks // 2
 
 
-class CompressedEngine(_Gathering):
-    """sum over ranks, in their order, of what each has encoded; with error feedback where the encoding wants it."""
+class CompressedEngine(Leftovers, _Gathering):
+    """sum over ranks, in their order, of what each has encoded; with error feedback where the encoding wants it. In parts,
+    each rank adds up one of them and encodes the sum again. To the last bit what the engine in C makes of the same buckets
+    on CPUs (include/evenstep/sync.h); this one is for accelerators, and for what torch's collectives alone connect."""
 
     def __init__(
         self,
@@ -71,10 +74,18 @@ class CompressedEngine(_Gathering):
         super().__init__(parameters, exchange, group, telemetry, options)
         assert options.compression is not None
         self._encoding = encoding_of(options.compression)
-        self._seed = options.seed
+        self._seed, self._way = options.seed, options.way
         self._left_out: dict[int, torch.Tensor] = {}  # of each bucket, in fp32
+        self._left_of_sums: dict[int, torch.Tensor] = {}  # of this rank's part of each bucket
         self._new: dict[int, torch.Tensor] = {}  # the same, of the round under way
+        self._new_of_sums: dict[int, torch.Tensor] = {}
         self._round = (-1, 0)  # the step, and which round of it
+        self._lies = {}  # each parameter's bucket, and where in it
+        for number, (_, indices) in enumerate(self._buckets):
+            at = 0
+            for index in indices:
+                self._lies[index] = number, at
+                at += self.views[index].numel()
 
     def begin(self, weight: float, step: int) -> None:
         super().begin(weight, step)
@@ -85,8 +96,10 @@ class CompressedEngine(_Gathering):
         costs = super()._reduce(flats)
         if self._new and all_finite(flats):  # the same bits on all ranks
             self._left_out.update(self._new)
+            self._left_of_sums.update(self._new_of_sums)
         # else a GradScaler skips the step on every rank, and nothing that was sent is used: what was left out before stays
         self._new.clear()
+        self._new_of_sums.clear()
         return costs
 
     def _combine(self, number: int, flat: torch.Tensor) -> int:
@@ -95,39 +108,101 @@ class CompressedEngine(_Gathering):
         unused = self._unused(number)
         if left is not None:
             values += left
-            for part in unused:
-                values[part] = 0.0
-        payload = self._encoding.encode(values, self._random_seed(number))
+            _fill(values, unused, None)
         total = flat.zero_() if flat.dtype is torch.float32 else torch.zeros_like(values)
-        for row in self._exchange.gather(payload):
-            self._encoding.add(row, total)
+        if in_parts(self._way, self._exchange.ranks, self._encoding.bytes(flat.numel())):
+            moved = self._by_parts(number, values, total)
+        else:
+            moved = self._gathered(number, values, total)
         if total is not flat:
             flat.copy_(total)
         if self._encoding.feedback:
-            self._encoding.add(payload, values, -1)
-            for part in unused:
-                values[part] = left[part] if left is not None else 0.0
+            _fill(values, unused, left)
             self._new[number] = values
+        return moved
+
+    def _gathered(self, number: int, values: torch.Tensor, total: torch.Tensor) -> int:
+        """total += what all have sent; values -= what this rank has."""
+        payload = self._encoding.encode(values, self._random_seed(number))
+        for row in self._exchange.gather(payload):
+            self._encoding.add(row, total)
+        if self._encoding.feedback:
+            self._encoding.add(payload, values, -1)
         return self._gathered_bytes(payload)
 
-    def _random_seed(self, number: int) -> int:
+    def _by_parts(self, number: int, values: torch.Tensor, total: torch.Tensor) -> int:
+        encoding, rank = self._encoding, self._group.rank
+        parts = self._parts(values.numel())
+        payloads = [
+            encoding.encode(values[part], self._random_seed(number, owner + 1)) for owner, part in enumerate(parts)
+        ]
+        sizes = [one.numel() for one in payloads]
+        sums = self._sum_of_part(number, parts[rank], self._exchange.swap(payloads, sizes[rank]))
+        payload = encoding.encode(sums, self._random_seed(number, len(parts) + 1))
+        for part, row in zip(parts, self._exchange.gather_parts(payload, sizes)):
+            encoding.add(row.contiguous(), total[part])
+        if encoding.feedback:
+            encoding.add(payload, sums, -1)
+            _fill(sums, self._unused_in(number, parts[rank]), self._left_of_sums.get(number))
+            self._new_of_sums[number] = sums
+            for part, one in zip(parts, payloads):
+                encoding.add(one, values[part], -1)
+        return sum(sizes)
+
+    def _sum_of_part(self, number: int, part: slice, rows: Sequence[torch.Tensor]) -> torch.Tensor:
+        sums = torch.zeros(part.stop - part.start, device=self._buckets[number][0].device)
+        for row in rows:
+            self._encoding.add(row.contiguous(), sums)
+        if number in self._left_of_sums:
+            sums += self._left_of_sums[number]
+            _fill(sums, self._unused_in(number, part), None)
+        return sums
+
+    def _parts(self, count: int) -> list[slice]:
+        """Of so many values, those that each rank adds up: whole blocks."""
+        block, ranks = self._encoding.BLOCK, self._exchange.ranks
+        blocks = -(-count // block)
+        ends = [min(blocks * rank // ranks * block, count) for rank in range(ranks + 1)]
+        return [slice(begin, end) for begin, end in zip(ends, ends[1:])]
+
+    def _unused_in(self, number: int, part: slice) -> list[slice]:
+        """_unused, as places in the part."""
+        cut = ((max(one.start, part.start), min(one.stop, part.stop)) for one in self._unused(number))
+        return [slice(start - part.start, stop - part.start) for start, stop in cut if start < stop]
+
+    def _random_seed(self, number: int, part: int = 0) -> int:
         seed = self._seed
-        for part in (self._group.rank, *self._round, number):
-            seed = (seed * 1_000_003 + part) & 0x7FFFFFFFFFFFFFFF
+        for one in (self._group.rank, *self._round, number, *([part] if part else [])):
+            seed = (seed * 1_000_003 + one) & 0x7FFFFFFFFFFFFFFF
         return seed
 
-    def feedback_state(self) -> dict[str, torch.Tensor]:
-        """What this rank has left out so far, for a checkpoint."""
-        return {str(number): left for number, left in self._left_out.items()}
+    def left_out(self, index: int, of_sums: bool) -> tuple[torch.Tensor, int] | None:
+        number, at = self._lies[index]
+        flat, end = self._buckets[number][0], at + self.views[index].numel()
+        if not self._encoding.feedback or flat.dtype not in self._encoded or at == end:
+            return None
+        if not of_sums:
+            left = self._left_out.setdefault(number, torch.zeros(flat.numel(), device=flat.device))
+            return left[at:end], 0
+        if not in_parts(self._way, self._exchange.ranks, self._encoding.bytes(flat.numel())):
+            return None
+        part = self._parts(flat.numel())[self._group.rank]
+        start, stop = max(at, part.start), min(end, part.stop)
+        if start >= stop:
+            return None
+        sums = self._left_of_sums.setdefault(number, torch.zeros(part.stop - part.start, device=flat.device))
+        return sums[start - part.start : stop - part.start], start - at
 
-    def load_feedback(self, state: dict[str, torch.Tensor]) -> None:
-        """In place of all that is there: what is not in `state` begins at zero."""
+    def forget(self) -> None:
         self._left_out.clear()
+        self._left_of_sums.clear()
         self._round = (-1, 0)
-        for number, (flat, _) in enumerate(self._buckets):
-            left = state.get(str(number))
-            if left is not None and left.numel() == flat.numel():
-                self._left_out[number] = left.to(flat.device, torch.float32, copy=True)
+
+
+def _fill(values: torch.Tensor, parts: Sequence[slice], source: torch.Tensor | None) -> None:
+    """These parts of values become those of source, or zeros."""
+    for part in parts:
+        values[part] = source[part] if source is not None else 0.0
 
 
 class _Bucket:

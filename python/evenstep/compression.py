@@ -17,6 +17,8 @@ from evenstep import _core
 _NUMBERS = {"topk": 0.01, "powersgd": 4.0}  # the part that travels; the rank of the matrices
 _PLAIN = ("fp16", "bf16", "int8", "onebit")
 WIRES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+ENCODINGS = {"int8": _core.SYNC_INT8, "onebit": _core.SYNC_ONE_BIT, "topk": _core.SYNC_TOP}
+WAYS = {"auto": _core.SYNC_CHEAPER, "gather": _core.SYNC_GATHER, "parts": _core.SYNC_PARTS}
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,23 @@ def parse_compression(words: str | None, where: str = "es.prepare(compression=â€
     )
 
 
+def parse_way(words: str) -> str:
+    """EVENSTEP_COMPRESSION_WAY. Raises EvenstepError."""
+    if words and words not in WAYS:
+        raise _core.EvenstepError(
+            f"EVENSTEP_COMPRESSION_WAY is {words!r}; choose one of {', '.join(WAYS)}\n"
+            "  fix: unset it, and what sends fewer bytes is taken"
+        )
+    return words or "auto"
+
+
+def in_parts(way: str, ranks: int, payload_bytes: int) -> bool:
+    """Whether an encoding of so many bytes goes in parts: the same on all ranks (include/evenstep/sync.h)."""
+    if way == "auto":
+        return ranks >= _core.SYNC_PARTS_RANKS and payload_bytes >= _core.SYNC_PARTS_BYTES
+    return way == "parts"
+
+
 class Encoding:
     """Flat fp32 values to bytes and back, in C where they are on a CPU, else by torch's operations: the same bytes but for
     what is random. The bytes of equally many values are equally many on every rank. Decoding is one operation an element,
@@ -57,12 +76,19 @@ class Encoding:
 
     feedback = True  # whether what it leaves out is to be added to the next values
     kind: int
+    BLOCK = 1  # values that are encoded together
 
     def number(self, count: int, seed: int) -> int:
         """What the encoding wants to know beside the values."""
         return 0
 
+    def bytes(self, count: int) -> int:
+        """Of so many values encoded; of none, none."""
+        return _core.encoded_bytes(self.kind, count, self.number(count, 0)) if count else 0
+
     def encode(self, values: torch.Tensor, seed: int) -> torch.Tensor:
+        if values.numel() == 0:
+            return values.new_empty(0, dtype=torch.uint8)
         if not values.is_cpu:
             return self.encode_by_torch(values, seed)
         number = self.number(values.numel(), seed)
@@ -72,6 +98,8 @@ class Encoding:
 
     def add(self, payload: torch.Tensor, into: torch.Tensor, factor: int = 1) -> None:
         """into += factor (1 or -1) * what was encoded."""
+        if into.numel() == 0:
+            return
         if not into.is_cpu:
             self.add_by_torch(payload, into, factor)
             return

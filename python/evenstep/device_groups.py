@@ -6,11 +6,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evenstep import _core
+from evenstep.rendezvous import has_all, look_for_dead
+from evenstep.ring import record_calls
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -52,13 +54,20 @@ class DeviceGroups:
         identity: Callable[[int], str],
         library: str | None = None,
         blocking: bool = False,
+        beside: _core.Comm | None = None,
+        name: str = "device",
+        members: Sequence[int] | None = None,
     ) -> None:
+        """`beside`: a group of the same ranks on the host's memory, over which other hosts hear of failures; `name`: what
+        the communicators are called in a timeline; `members`: the ranks' numbers in the job, where it has others."""
         self.rank, self.size = rank, size
         self._store = store
         self._timeout_seconds = timeout_seconds
         self._identity = identity
         self._library = library
         self._blocking = blocking
+        self._beside, self._name = beside, name
+        self._members = members or range(size)
         self._opened: dict[tuple[int, tuple[int, int] | None], _core.DeviceComm] = {}
         self._counts: dict[tuple[int, int] | None, int] = {}
         self._lock = threading.Lock()
@@ -72,17 +81,30 @@ class DeviceGroups:
             with self._lock:
                 count = self._counts[pair] = self._counts.get(pair, 0) + 1
             name = f"{'all' if pair is None else f'{pair[0]}>{pair[1]}'}/{count}"
-            comm = self._come_together(name, ranks.index(self.rank), len(ranks), device)
+            comm = self._come_together(name, ranks.index(self.rank), ranks, device)
+            if pair is None:
+                comm.go_beside(self._beside)
+            record_calls(comm, f"{self._name}/{name}")
             self._opened[(device, pair)] = comm
         return comm
 
-    def _come_together(self, name: str, rank: int, ranks: int, device: int) -> _core.DeviceComm:
+    def opened(self) -> list[_core.DeviceComm]:
+        return list(self._opened.values())
+
+    def _gather(self, name: str, rank: int, members: Sequence[int], record: bytes) -> bytes:
+        self._store.set(f"{name}/record/{rank}", record)
+        keys = [f"{name}/record/{other}" for other in range(len(members))]
+        self._wait_for(keys, members)
+        return b"".join(self._store.get(key) for key in keys)
+
+    def _come_together(self, name: str, rank: int, members: Sequence[int], device: int) -> _core.DeviceComm:
+        ranks = len(members)
         own = self._identity(device)
         if rank == 0:
             self._store.set(f"{name}/id", _core.DeviceComm.make_id(self._library))
         self._store.set(f"{name}/{rank}", own)
         keys = [f"{name}/{other}" for other in range(ranks)]
-        self._wait_for([f"{name}/id", *keys])
+        self._wait_for([f"{name}/id", *keys], members)
         places = [self._store.get(key).decode() for key in keys]
         shares = places.count(own) > 1
         if len(set(places)) < ranks and _core.DeviceComm.version(self._library) >= _SHARING:
@@ -96,14 +118,21 @@ class DeviceGroups:
             blocking=self._blocking,
             timeout_seconds=self._timeout_seconds,
             library=self._library,
+            gather=lambda record: self._gather(name, rank, members, record),
+            numbers=members,
         )
 
-    def _wait_for(self, keys: list[str]) -> None:
+    def _wait_for(self, keys: list[str], members: Sequence[int]) -> None:
         """Looks again and again: while one thread is in the store's own wait, no other can use the store."""
-        until = time.monotonic() + self._timeout_seconds
+        looked = time.monotonic()
+        until = looked + self._timeout_seconds
         pause = 0.001
-        while not self._store.check(keys):
-            if time.monotonic() > until:
+        while not has_all(self._store, keys, self._name):
+            now = time.monotonic()
+            if now > looked + 0.1:
+                looked = now
+                look_for_dead(self._members, members, self._name)
+            if now > until:
                 late = [key for key in keys if not self._store.check([key])]
                 raise _core.EvenstepError(
                     f"rank {self.rank} waited {self._timeout_seconds:.3g} s for its peers' GPUs; not there: {late}\n"

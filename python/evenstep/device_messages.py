@@ -25,9 +25,9 @@ Body = Callable[[_core.DeviceComm, int], None]
 class DeviceMessage(dist.Work):
     """A message: on its stream at once where the pair has met before, else as soon as it has."""
 
-    def __init__(self, line: Line, name: str, tensor: torch.Tensor, body: Body) -> None:
+    def __init__(self, line: Line, tensor: torch.Tensor, body: Body) -> None:
         super().__init__()
-        self._line, self._name, self._tensor, self._body = line, name, tensor, body
+        self._line, self._tensor, self._body = line, tensor, body
         self._start = line.streams.mark(line.streams.current(line.device))
         self._put = threading.Event()
         self._event: Any = None
@@ -43,7 +43,6 @@ class DeviceMessage(dist.Work):
                 self._body(comm, stream.cuda_stream)
                 self._event = self._line.streams.mark(stream)
             self._line.streams.keep(self._tensor, stream)
-            self._line.watch.add(self._name, comm, self._event)
         except Exception as error:
             self._error = error
         self._put.set()

@@ -5,10 +5,7 @@
 
 from __future__ import annotations
 
-import collections
-import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -60,6 +57,9 @@ class CudaStreams:
     def keep(self, tensor: torch.Tensor, stream: Any) -> None:
         """The tensor's memory goes to nobody else before the stream has passed."""
         tensor.record_stream(stream)
+
+    def let_go(self, stream: Any) -> None:
+        """Tensors of a call on the caller's own stream may be freed: torch's allocator has that stream pass first."""
 
     def settle(self, stream: int) -> None:
         """torch's operations that follow come after what is on the stream: on a GPU they are on it themselves."""
@@ -122,79 +122,31 @@ class DeviceWork(dist.Work):
 
 
 class Watch:
-    """Sees from a thread of its own that what is on the streams ends: an error of NCCL, or a call that is not done within
-    the group's time limit, aborts the communicator (the stream then goes on with what it has) and fails all later
-    calls."""
+    """Whether what a group has on streams goes on. The engine looks from a thread of its own, and ends a communicator whose
+    calls will never be done (its streams then go on with what they have); all later calls of the group say why."""
 
-    INTERVAL_SECONDS = 0.1
+    def __init__(self, comms: Callable[[], Collection[_core.DeviceComm]]) -> None:
+        self._comms = comms
+        self._error: BaseException | None = None
 
-    def __init__(self, timeout: timedelta) -> None:
-        self.timeout_seconds = timeout.total_seconds()
-        self.error: _core.EvenstepError | None = None
-        self._pending: collections.deque[tuple[str, _core.DeviceComm, Any, float]] = collections.deque()
-        self._wake = threading.Event()
-        self._ending = False
-        self._thread: threading.Thread | None = None
+    @property
+    def error(self) -> BaseException | None:
+        if self._error is None:
+            for comm in self._comms():
+                if comm.ended and not comm.closed:
+                    self._error = _why(comm)
+                    break
+        return self._error
 
     def check(self) -> None:
-        if self.error is not None:
-            raise self.error
+        error = self.error
+        if error is not None:
+            raise error
 
-    def add(self, name: str, comm: _core.DeviceComm, event: Any) -> None:
-        if event is None:
-            return
-        self._pending.append((name, comm, event, time.monotonic()))
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="evenstep-device-watch", daemon=True)
-            self._thread.start()
-        self._wake.set()
 
-    def stop(self) -> None:
-        self._ending = True
-        self._wake.set()
-        if self._thread is not None:
-            self._thread.join(timeout=10)
-
-    def _work(self) -> None:
-        while not self._ending:
-            self._wake.wait()
-            if self._pending:
-                self.look()
-                time.sleep(self.INTERVAL_SECONDS)
-            else:
-                self._wake.clear()
-                if self._pending:  # came between the two lines above
-                    self._wake.set()
-
-    def look(self) -> None:
-        """One look at what is pending; on one stream calls end in their order, on several nearly so."""
-        try:
-            while self._pending and self._pending[0][2].query():
-                self._pending.popleft()
-            if self._pending:
-                name, comm, _, begun = self._pending[0]
-                comm.poll()
-                if time.monotonic() - begun > self.timeout_seconds:
-                    raise self._late(name)
-        except _core.EvenstepError as error:
-            self._fail(error)
-        except RuntimeError as error:  # of CUDA itself
-            self._fail(_core.EvenstepError(f"a collective on the GPU failed: {error}"))
-
-    def _late(self, name: str) -> _core.EvenstepError:
-        fix = (
-            "see what the other ranks do (a rank may be dead, or in another collective); start again from a checkpoint"
-        )
-        error = _core.EvenstepError(
-            f"Timed out: {name} on the GPU was not done after {self.timeout_seconds:.3g} s; the communicator is aborted "
-            f"(EVEN_ERR_TIMEOUT)\n  fix: {fix}"
-        )
-        error.status, error.fix, error.rank, error.device = "EVEN_ERR_TIMEOUT", fix, None, None
+def _why(comm: _core.DeviceComm) -> BaseException:
+    try:
+        comm.poll()
+    except _core.EvenstepError as error:
         return error
-
-    def _fail(self, error: _core.EvenstepError) -> None:
-        self.error = error
-        for comm in {id(entry[1]): entry[1] for entry in self._pending}.values():
-            if not comm.closed:
-                comm.abort()
-        self._pending.clear()
+    return RuntimeError("the communicator has ended")

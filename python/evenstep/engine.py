@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 
 from evenstep import _core
-from evenstep._core import EvenstepError
-from evenstep.compression import WIRES, Compression
-from evenstep.exchange import Exchange, SharedExchange, TorchExchange
-from evenstep.group import DTYPES, Bootstrap, Group
+from evenstep.compression import ENCODINGS, WAYS, WIRES, Compression
+from evenstep.exchange import Exchange
+from evenstep.group import DTYPES, Group
 
 BUCKET_BYTES = 25 << 20
 FIRST_BUCKET_BYTES = 256 << 10  # of the engine in C
@@ -28,11 +26,19 @@ class EngineOptions:
     bucket_bytes: int = 0  # 0: the engine's own
     adasum: bool = False
     seed: int = 0  # of what is rounded at random
+    way: str = (
+        "auto"  # of what is encoded: "gather" to all, "parts" that are added up by one rank each; auto: the cheaper
+    )
 
     @property
     def gathers(self) -> bool:
         """Whether the gradients go another way than an all-reduce in their own type or in 16 bits."""
         return self.adasum or (self.compression is not None and self.compression.name not in WIRES)
+
+    @property
+    def encodes(self) -> bool:
+        """Whether they travel as int8, onebit or topk."""
+        return self.compression is not None and self.compression.name in ENCODINGS
 
 
 class Report:
@@ -127,7 +133,7 @@ class SharedEngine:
         reduced = [*order, *late]
         whole = _shapes(self._parameters)
         shapes = [(*whole[index], index in lately) for index in reversed(reduced)]  # buckets are filled from the end
-        if _core.Sync.arena_bytes(shapes, **_in_c(self._options)) > len(self._comm.arena()):
+        if _core.Sync.arena_bytes(shapes, **_layout_in_c(self._options)) > len(self._comm.arena()):
             return False
         for place, index in enumerate(reversed(reduced)):
             self._place[index] = place
@@ -141,7 +147,7 @@ class SharedEngine:
 
     @staticmethod
     def arena_bytes(parameters: Sequence[torch.Tensor], options: EngineOptions = EngineOptions()) -> int:
-        return _core.Sync.arena_bytes(_shapes(parameters), **_in_c(options))
+        return _core.Sync.arena_bytes(_shapes(parameters), **_layout_in_c(options))
 
     def begin(self, weight: float, step: int) -> None:
         self._sync.begin(weight, step)
@@ -172,11 +178,22 @@ class SharedEngine:
         return used, Report(communication_ns, peer_wait_ns, exposed_ns, moved, full)
 
 
-def _in_c(options: EngineOptions) -> dict[str, int]:
-    """The same for the engine in C."""
-    wire = WIRES[options.compression.name] if options.compression is not None else torch.float32
+def _layout_in_c(options: EngineOptions) -> dict[str, int]:
+    """The same for the engine in C: what decides where gradients lie."""
     first = min(options.bucket_bytes, FIRST_BUCKET_BYTES)
+    wire = WIRES.get(options.compression.name, torch.float32) if options.compression is not None else torch.float32
     return {"bucket_bytes": options.bucket_bytes, "first_bucket_bytes": first, "wire": DTYPES[wire]}
+
+
+def _in_c(options: EngineOptions) -> dict[str, Any]:
+    """And all of them."""
+    whole: dict[str, Any] = dict(_layout_in_c(options))
+    if options.compression is not None and options.encodes:
+        whole["encoding"] = ENCODINGS[options.compression.name]
+        whole["way"] = WAYS[options.way]
+        whole["ratio"] = options.compression.number
+        whole["seed"] = options.seed
+    return whole
 
 
 class TorchEngine:
@@ -279,81 +296,3 @@ class TorchEngine:
             if work is not None:
                 work.wait()
         return moved, full
-
-
-def choose_engine(
-    parameters: Sequence[torch.Tensor],
-    bootstrap: Bootstrap,
-    group: Group,
-    devices: Sequence[str],
-    options: EngineOptions,
-    telemetry: _core.Telemetry,
-) -> Engine:
-    """The shared-memory engine where all ranks are on one host, unless all have a CUDA device of their own for NCCL.
-
-    `devices` are those of all ranks' parameters, the same list on every rank. Raises EvenstepError, on every rank,
-    where engine="shared" was asked for and cannot be had.
-    """
-    engine = options.engine
-    unsupported = sorted({str(p.dtype) for p in parameters if p.dtype not in DTYPES})
-    on_gpus = all(d.startswith("cuda") for d in devices) and len(set(devices)) == len(devices)
-    use_torch = engine == "torch" or (engine is None and (bool(unsupported) or (on_gpus and len(devices) > 1)))
-    if engine == "shared" and unsupported:
-        raise EvenstepError(
-            f"es.prepare(engine='shared'): the model has parameters of {', '.join(unsupported)}, which the "
-            "shared-memory engine does not add up\n  fix: leave engine out, or give engine='torch'"
-        )
-    if not use_torch:
-        shared = _shared_engine(parameters, bootstrap, group, options, telemetry)
-        if shared is not None:
-            return shared
-        if engine == "shared":
-            raise EvenstepError(
-                "es.prepare(engine='shared'): the ranks cannot open one another's memory: they are on several hosts, in "
-                "containers with process numbers of their own, or of several users\n  fix: start all ranks on one host "
-                "as one user; or leave engine out, and torch's collectives are used"
-            )
-    nccl = on_gpus and dist.is_nccl_available()
-    process_group = dist.new_group(backend="nccl") if nccl else bootstrap.gloo()
-    exchange = TorchExchange(process_group)
-    if options.gathers:
-        return _gathering_engine(parameters, exchange, bootstrap, group, options, telemetry)
-    return TorchEngine(parameters, exchange, group, telemetry, options)
-
-
-def _shared_engine(
-    parameters: Sequence[torch.Tensor],
-    bootstrap: Bootstrap,
-    group: Group,
-    options: EngineOptions,
-    telemetry: _core.Telemetry,
-) -> Engine | None:
-    """None where the ranks share no memory."""
-    if options.gathers:
-        comm = bootstrap.shared(0, "gradients")
-        if comm is None:
-            return None
-        return _gathering_engine(parameters, SharedExchange(comm), bootstrap, group, options, telemetry)
-    comm = bootstrap.shared(SharedEngine.arena_bytes(parameters, options), "gradients")
-    return None if comm is None else SharedEngine(parameters, comm, telemetry, options)
-
-
-def _gathering_engine(
-    parameters: Sequence[torch.Tensor],
-    exchange: Exchange,
-    bootstrap: Bootstrap,
-    group: Group,
-    options: EngineOptions,
-    telemetry: _core.Telemetry,
-) -> Engine:
-    from evenstep.compressed_engine import AdasumEngine, CompressedEngine, PowerSGDEngine
-
-    if options.adasum:
-        return AdasumEngine(parameters, exchange, group, telemetry, options)
-    assert options.compression is not None
-    if options.compression.name != "powersgd":
-        return CompressedEngine(parameters, exchange, group, telemetry, options)
-    if not isinstance(exchange, TorchExchange):
-        # torch's hook wants a group of torch's, whose callbacks may wait for further collectives: none of ours
-        exchange = TorchExchange(bootstrap.gloo())
-    return PowerSGDEngine(parameters, exchange, group, telemetry, options)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from evenstep._core import EvenstepError
 
-POLICIES = ("equal", "proportional", "dynamic", "hybrid")
+POLICIES = ("auto", "equal", "proportional", "dynamic", "hybrid")
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Environment:
     restart: int = 0
     device: str = ""
     run_dir: str = ""
-    policy: str = "hybrid"
+    policy: str = "auto"
     speeds: tuple[float, ...] | None = None
     telemetry_fd: int = -1
     checkpoint_steps: int = 0
@@ -33,6 +33,8 @@ class Environment:
     resume: str = ""
     seed: int | None = None
     compression: str = ""
+    compression_way: str = ""
+    memory_limit: int | None = None  # bytes
 
 
 def _integer(variables: Mapping[str, str], name: str, default: int, least: int = 0) -> int:
@@ -81,6 +83,22 @@ def _cadence(text: str) -> tuple[int, float]:
     raise EvenstepError(f"EVENSTEP_CHECKPOINT_EVERY is {text!r}; give steps ('100') or seconds ('30s')")
 
 
+def _bytes(variables: Mapping[str, str], name: str) -> int | None:
+    """'12G', '512M', '1.5GiB', '1073741824'."""
+    text = variables.get(name, "").strip()
+    if not text:
+        return None
+    number = text.lower().removesuffix("ib").removesuffix("b")
+    power = " kmgt".find(number[-1:]) if number[-1:].isalpha() else 0
+    try:
+        value = float(number[:-1] if power else number) * 1024**power
+    except ValueError:
+        value = 0.0
+    if not 1 <= value < 1 << 62:
+        raise EvenstepError(f"{name} is {text!r}; give bytes, as '12G', '512M' or '1073741824'")
+    return int(value)
+
+
 def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
     """Reads and checks the launcher's variables."""
     v: Mapping[str, str] = os.environ if variables is None else variables
@@ -89,7 +107,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
     rank = _integer(v, "RANK", 0) if in_job else 0
     if rank >= world_size:
         raise EvenstepError(f"RANK is {rank} but WORLD_SIZE is {world_size}: ranks go from 0 to {world_size - 1}")
-    policy = v.get("EVENSTEP_POLICY", "") or "hybrid"
+    policy = v.get("EVENSTEP_POLICY", "") or "auto"
     if policy not in POLICIES:
         raise EvenstepError(f"EVENSTEP_POLICY is {policy!r}; choose one of {', '.join(POLICIES)}")
     steps, seconds = _cadence(v.get("EVENSTEP_CHECKPOINT_EVERY", ""))
@@ -112,4 +130,6 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         resume=v.get("EVENSTEP_RESUME", ""),
         seed=_integer(v, "EVENSTEP_SEED", 0) if v.get("EVENSTEP_SEED") else None,
         compression=v.get("EVENSTEP_COMPRESSION", ""),
+        compression_way=v.get("EVENSTEP_COMPRESSION_WAY", ""),
+        memory_limit=_bytes(v, "EVENSTEP_MEMORY_LIMIT"),
     )

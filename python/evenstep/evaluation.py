@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.group import gather_objects
 from evenstep.loader import EvenLoader
-from evenstep.session import session
+from evenstep.session import Session, entered, inside_a_set, session, sessions, training_session
 
 
 def _default_weight() -> float:
@@ -30,7 +31,7 @@ def reduce_mean(value: Any, weight: float | None = None) -> Any:
     loop is at, after a training loop all that it had there (1 before the first). A rank with weight 0 counts nothing,
     NaN included: give 1 for a vote, or a time. Returns a number for a number, else a tensor without gradient.
     """
-    current = session()
+    current = training_session("es.reduce_mean")
     current.join()
     amount = _default_weight() if weight is None else float(weight)
     if not (amount >= 0 and math.isfinite(amount)):
@@ -61,7 +62,7 @@ def gather(tensor: torch.Tensor, *, batch: bool = True) -> torch.Tensor:
     batch: False where the rows are not those of the loop's batch (one value a rank, rows collected over several
     batches): every rank's come.
     """
-    current = session()
+    current = training_session("es.gather")
     current.join()
     if tensor.dim() == 0:
         raise EvenstepError("es.gather needs a tensor with rows\n  fix: give tensor[None] for a single number")
@@ -115,9 +116,25 @@ def evaluate(model: nn.Module, loader: Any, fn: Callable[[nn.Module, Any], Any])
     fn(model, batch) gives a number or tensor, or a dict of them: one value a sample (first dimension), or one mean over
     the batch's samples. The model is in eval mode, without gradients, and goes back to the mode it had. A plain
     DataLoader is split among the ranks; one from es.prepare(loader=…, train=False) already is. Anything else that gives
-    batches (a list) is each rank's own: its samples are counted by the batch's first tensor.
+    batches (a list) is each rank's own: its samples are counted by the batch's first tensor. A model (or loader) of a
+    process set is evaluated by the ranks of the set.
     """
-    current = session()
+    current = _owner(model, loader)
+    with entered(current) if current is not session() else nullcontext():
+        return _evaluate(current, model, loader, fn)
+
+
+def _owner(model: nn.Module, loader: Any) -> Session:
+    """The session that either was prepared in."""
+    if inside_a_set():
+        return session()
+    for one in sessions():
+        if any(model is known for known in one.models.values()):
+            return one
+    return loader.prepared_in if isinstance(loader, EvenLoader) else training_session("es.evaluate")
+
+
+def _evaluate(current: Session, model: nn.Module, loader: Any, fn: Callable[[nn.Module, Any], Any]) -> Any:
     current.join()
     if isinstance(loader, EvenLoader):
         _check_serves_evaluation(loader)

@@ -28,6 +28,12 @@ class Exchange(Protocol):
     def gather(self, payload: torch.Tensor) -> torch.Tensor:
         """One row a rank of equally many bytes."""
 
+    def gather_parts(self, payload: torch.Tensor, counts: list[int]) -> list[torch.Tensor]:
+        """counts[r] bytes of rank r."""
+
+    def swap(self, payloads: list[torch.Tensor], count: int) -> list[torch.Tensor]:
+        """Bytes for every rank, against `count` from each."""
+
 
 class TorchExchange:
     """Over a process group of torch. Its own sums of 16-bit floats round after every addition, so they are not used."""
@@ -57,6 +63,17 @@ class TorchExchange:
         _all_gather(rows, payload, group=self.process_group)
         return rows.view(self.ranks, -1)
 
+    def gather_parts(self, payload: torch.Tensor, counts: list[int]) -> list[torch.Tensor]:
+        padded = payload.new_zeros(max(counts))
+        padded[: payload.numel()] = payload
+        return [row[:count] for row, count in zip(self.gather(padded), counts)]
+
+    def swap(self, payloads: list[torch.Tensor], count: int) -> list[torch.Tensor]:
+        theirs = payloads[0].new_empty(self.ranks * count)
+        sizes = [one.numel() for one in payloads]
+        dist.all_to_all_single(theirs, torch.cat(payloads), [count] * self.ranks, sizes, group=self.process_group)
+        return list(theirs.split(count)) if count else list(payloads[0].new_empty((self.ranks, 0)))
+
 
 class SharedExchange:
     """Over an engine group of CPU ranks on one host; tensors of other devices are staged."""
@@ -82,3 +99,20 @@ class SharedExchange:
         counts = [staged.numel()] * self.ranks
         self._comm.all_gather(staged.data_ptr(), rows.data_ptr(), counts, _core.DTYPE_U8)
         return rows.to(payload.device)
+
+    def gather_parts(self, payload: torch.Tensor, counts: list[int]) -> list[torch.Tensor]:
+        staged = payload.cpu()
+        rows = staged.new_empty(sum(counts))
+        self._comm.all_gather(staged.data_ptr() or rows.data_ptr(), rows.data_ptr(), counts, _core.DTYPE_U8)
+        return list(rows.to(payload.device).split(counts))
+
+    def swap(self, payloads: list[torch.Tensor], count: int) -> list[torch.Tensor]:
+        staged = [one.cpu() for one in payloads]
+        rows = staged[0].new_empty((self.ranks, count))
+        self._comm.all_to_all(
+            [one.data_ptr() for one in staged],
+            [one.numel() for one in staged],
+            [row.data_ptr() for row in rows],
+            [count] * self.ranks,
+        )
+        return list(rows.to(payloads[0].device))

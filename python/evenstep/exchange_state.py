@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from evenstep.encoded_engine import order_of, split_leftovers
 from evenstep.group import Group, gather_objects
 
 State = dict[str, torch.Tensor]
@@ -65,6 +66,7 @@ def restore_exchange(session: Any, saved: dict[str, Any] | None) -> None:
             continue
         ranks = there["ranks"]
         if len(ranks) == session.world_size:
+            sync.take_order(order_of(ranks[session.rank]))  # by which a rank knows its parts
             sync.engine.load_feedback(ranks[session.rank])
             continue
         parts = len(ranks) if sync.engine.feedback_counts_as_mean else session.world_size
@@ -89,7 +91,9 @@ def _restore_modes(session: Any, saved: dict[str, Any]) -> None:
 
 
 def _split(ranks: list[State], parts: int) -> State:
-    """Numbered entries are buckets' errors; the others are the same on all ranks."""
+    """PowerSGD's numbered entries are buckets' errors, its others the same on all ranks."""
+    if any(name.startswith("left ") for name in ranks[0]):
+        return split_leftovers(ranks, parts)
     split = dict(ranks[0])
     for name in {name for state in ranks for name in state if name.isdigit()}:
         split[name] = sum(state[name] for state in ranks if name in state) / parts  # type: ignore[assignment]

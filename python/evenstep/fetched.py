@@ -97,6 +97,11 @@ class FetchedBatches:
         last, (backwards, _, _) = self._last, self._counts
         return last is not None and last.plan is plan and not backwards and last in self._ahead and last.gone
 
+    @property
+    def unlike(self) -> bool:
+        """Whether this rank has samples of one batch that waits for backward, and a dummy one of another."""
+        return len({one.plan.samples == 0 for one in self._waiting if not one.gone}) > 1
+
     def end(self, loader: EvenLoader) -> None:
         """An iteration over this loader has ended."""
         ended = [one for one in self._waiting if one.plan.loader is loader]

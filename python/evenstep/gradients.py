@@ -76,6 +76,7 @@ class GradientSync:
         self.stale: StaleRounds | None = None  # es.Stale
         self.enabled = True  # False under no_sync
         self.rounds = 0  # that are done
+        self._hooks: list[Any] = []
         self.defer = False  # nested backward passes seen: hand over only at the end
         for index, parameter in enumerate(self.parameters):
             self._hook(index, parameter)
@@ -104,7 +105,13 @@ class GradientSync:
             if self.enabled and self._stash is None and not self.defer and self.local is None:
                 submit(index, p)
 
-        parameter.register_post_accumulate_grad_hook(on_gradient)
+        self._hooks.append(parameter.register_post_accumulate_grad_hook(on_gradient))
+
+    def close(self) -> None:
+        """The parameters are torch's again; the engine goes when nothing refers to its memory any more."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
 
     # -- during backward --
 
@@ -252,6 +259,32 @@ class GradientSync:
         return self._pending is not None
 
     @property
+    def ids(self) -> set[int]:
+        """Of its parameters."""
+        return self._ids
+
+    @property
+    def may_be_spared(self) -> bool:
+        """Whether zeros may be handed over in place of what backward would make. Not in the first round, which shows in
+        what order gradients come."""
+        plain = self.local is None and self.stale is None and self._dense == len(self.parameters) and not self.defer
+        return plain and self.enabled and self.rounds > 0 and self._pending is None and self._stash is None
+
+    @torch.no_grad()
+    def hand_over_zeros(self, reached: Container[int]) -> None:
+        """What a backward that counts nothing hands over: gradients of these parameters (ids), whatever they are."""
+        for index, parameter in enumerate(self.parameters):
+            if id(parameter) not in reached:
+                continue
+            if not self._open:
+                self._begin(0.0)
+            self._fired.add(index)
+            if parameter.grad is None:
+                own = index in self._kept.own
+                parameter.grad = torch.zeros_like(parameter) if own else self.engine.views[index]
+            self._submit(index, parameter)
+
+    @property
     def open(self) -> bool:
         return self._open
 
@@ -333,6 +366,17 @@ class GradientSync:
             total.bytes += one.bytes
             total.full_bytes += one.full_bytes
         return total
+
+    def take_order(self, order: tuple[list[int], list[int]] | None) -> None:
+        """Of an engine whose bits depend on it: the order that a checkpoint was written with (None: the model's; the next
+        round learns another). Between rounds; the same on all ranks."""
+        if not hasattr(self.engine, "order") or self.engine.order == order:
+            return
+        if order is not None and sorted((*order[0], *order[1])) != list(range(self._dense)):
+            return  # of another model
+        self._order = LearnedOrder()
+        self._order.learning = order is None
+        self._reorder(*(order or (list(reversed(range(self._dense))), [])))
 
     @torch.no_grad()
     def _reorder(self, order: list[int], late: list[int]) -> None:

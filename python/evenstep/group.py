@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import pickle
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -162,16 +163,28 @@ def gather_objects(group: Group, value: Any) -> list[Any]:
 
 
 class Bootstrap:
-    """Opens groups over the job's torch store; counts them, so that every rank uses the same names."""
+    """Opens groups over the job's torch store; counts them, so that every rank uses the same names.
 
-    def __init__(self, environment: Environment, timeout_seconds: float = 1800.0) -> None:
+    `members`: ranks of the job, of which alone the groups are, under a name that no other set of ranks has.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        timeout_seconds: float = 1800.0,
+        members: Sequence[int] | None = None,
+        name: str = "session",
+    ) -> None:
         self.environment = environment
         self.timeout_seconds = timeout_seconds
+        self._members, self._name = None if members is None else list(members), name
         self._opened = 0
         self._gloo: Any = None
 
     def start(self) -> None:
-        """Makes torch.distributed ready; a group that the user made before is kept."""
+        """Makes torch.distributed ready; a group that the user made before is kept. A set's ranks have done so."""
+        if self._members is not None:
+            return
         if not dist.is_available():
             raise EvenstepError(
                 "this torch has no torch.distributed, which es.prepare needs to find the other ranks\n"
@@ -194,23 +207,46 @@ class Bootstrap:
         backend = "evenstep" if "evenstep" in dist.Backend.backend_list else None
         dist.init_process_group(backend, timeout=timedelta(seconds=self.timeout_seconds))
 
-    def shared(self, arena_bytes: int, purpose: str) -> _core.Comm | None:
-        """An engine group of all ranks, or None where only torch can connect them. No messages, no all-to-all."""
+    def _in_job(self, ranks: Sequence[int] | None) -> list[int] | None:
+        """Numbers in the job; None: all of it."""
+        if ranks is None:
+            return self._members
+        return [self._members[rank] for rank in ranks] if self._members is not None else list(ranks)
+
+    def shared(
+        self, arena_bytes: int, purpose: str, ranks: Sequence[int] | None = None, messages: bool = False
+    ) -> _core.Comm | None:
+        """An engine group of all ranks, or of some, or None where only torch can connect them, and on a rank outside. No
+        messages, no all-to-all between hosts but where they are asked for. Every rank calls it."""
         self._opened += 1
+        chosen = range(self.environment.world_size) if ranks is None else ranks
+        if self.environment.rank not in chosen:
+            return None
         return open_group(
             dist.distributed_c10d._get_default_store(),
-            self.environment.rank,
-            self.environment.world_size,
-            name=f"session/{purpose}/{self._opened}",
+            chosen.index(self.environment.rank),
+            len(chosen),
+            name=f"{self._name}/{purpose}/{self._opened}",
             arena_bytes=arena_bytes,
             timeout_seconds=self.timeout_seconds,
-            messages=False,
+            members=self._in_job(ranks),
+            messages=messages,
         )
 
     def gloo(self) -> Any:
         if self._gloo is None:
-            self._gloo = dist.new_group(backend="gloo", timeout=timedelta(seconds=self.timeout_seconds))
+            self._gloo = self.torch_group("gloo")
         return self._gloo
+
+    def torch_group(self, backend: str, ranks: Sequence[int] | None = None) -> Any:
+        """A new process group of torch. Some ranks make theirs without the others."""
+        chosen = self._in_job(ranks)
+        return dist.new_group(
+            chosen,
+            timeout=timedelta(seconds=self.timeout_seconds),
+            backend=backend,
+            use_local_synchronization=chosen is not None,
+        )
 
     def control(self) -> Group:
         comm = self.shared(0, "control")

@@ -15,7 +15,7 @@ from pathlib import Path
 from evenstep import _core
 from evenstep._core import EvenstepError
 
-ENGINES = ("shm", "ucx", "gloo")
+ENGINES = ("shm", "ucx", "mpi", "gloo", "hosts")
 _SIOCGIFADDR = 0x8915  # asks an interface for its IPv4 address
 
 _said_gloo = False
@@ -62,7 +62,7 @@ def ucx_state() -> tuple[str, str]:
 # ---- network interfaces ----
 
 
-def _addresses() -> dict[str, str]:
+def addresses() -> dict[str, str]:
     """The IPv4 address of each interface that has one."""
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -85,7 +85,7 @@ def _towards(host: str) -> str | None:
         return None
     if ipaddress.ip_address(own).is_loopback:
         return None  # this is that host
-    return next((name for name, address in _addresses().items() if address == own), None)
+    return next((name for name, address in addresses().items() if address == own), None)
 
 
 def interfaces() -> str | None:
@@ -101,10 +101,10 @@ def interfaces() -> str | None:
             network = ipaddress.ip_network(wanted, strict=False)
         except ValueError as error:
             raise EvenstepError(f"EVENSTEP_COMM_INTERFACE is {wanted!r}, which is no network: {error}") from None
-        addresses = _addresses()
-        names = [name for name, address in addresses.items() if ipaddress.ip_address(address) in network]
+        known = addresses()
+        names = [name for name, address in known.items() if ipaddress.ip_address(address) in network]
         if not names:
-            here = ", ".join(f"{name} {address}" for name, address in addresses.items())
+            here = ", ".join(f"{name} {address}" for name, address in known.items())
             raise EvenstepError(
                 f"EVENSTEP_COMM_INTERFACE is {wanted}, but host {socket.gethostname()} has no address in it ({here})\n"
                 "  fix: give a network that all hosts are in, or the interfaces' names"
@@ -146,6 +146,10 @@ def choose(wanted: str, host_of: list[int], ranks: list[dict[str, str]]) -> tupl
     without = [i for i, rank in enumerate(ranks) if not rank["ucx"]]
     if wanted == "gloo":
         return "gloo", "EVENSTEP_COMM_ENGINE=gloo"
+    if hosts == 1 and wanted == "hosts":
+        raise EvenstepError(
+            "EVENSTEP_COMM_ENGINE=hosts, but all ranks are on one host\n  fix: unset it, and shared memory connects them"
+        )
     if hosts == 1 and wanted != "ucx":
         return "shm", ""
     if wanted == "shm":
@@ -156,13 +160,13 @@ def choose(wanted: str, host_of: list[int], ranks: list[dict[str, str]]) -> tupl
     if without:
         first = ranks[without[0]]
         why = f"rank {without[0]} on host {first['host']} has no UCX ({first['why']})"
-        if wanted == "ucx":
+        if wanted:
             raise EvenstepError(
-                f"EVENSTEP_COMM_ENGINE=ucx, but {why}\n"
+                f"EVENSTEP_COMM_ENGINE={wanted}, but {why}\n"
                 "  fix: apt-get install libucx0, or pip install 'evenstep[ucx]', on every host"
             )
         return "gloo", why
-    return ("ucx" if wanted == "ucx" or hosts == len(ranks) else "hosts"), ""
+    return wanted or ("ucx" if hosts == len(ranks) else "hosts"), ""
 
 
 def say_gloo(why: str) -> None:
@@ -182,7 +186,7 @@ Gather = Callable[[str, int, int, bytes], bytes]
 """gather(subject, rank, ranks, record): the records of `ranks` ranks that call it for this subject, joined."""
 
 
-def _joined(gather: Gather, subject: str, rank: int, ranks: int) -> Callable[[bytes], bytes]:
+def joined(gather: Gather, subject: str, rank: int, ranks: int) -> Callable[[bytes], bytes]:
     calls = 0
 
     def call(record: bytes) -> bytes:
@@ -206,7 +210,7 @@ def open_ucx(
 ) -> _core.Comm:
     """A group of `ranks` ranks over UCX; `number` is what this one is called in errors."""
     return _core.Comm.open_ucx(
-        _joined(gather, subject, rank, ranks),
+        joined(gather, subject, rank, ranks),
         rank,
         ranks,
         arena_bytes,
@@ -218,6 +222,10 @@ def open_ucx(
     )
 
 
+MOST_LANES = 4
+"""Ranks of a host that carry a part each of what crosses between hosts; others see by them that a first rank stands still."""
+
+
 def open_hosts(
     gather: Gather,
     open_inside: Callable[[int, int, int], _core.Comm],
@@ -227,18 +235,26 @@ def open_hosts(
     timeout_seconds: float = 1800.0,
     spin: int = -1,
     messages: bool = True,
+    network: Callable[..., _core.Comm] = open_ucx,
 ) -> _core.Comm:
-    """Shared memory on each host, UCX between the first ranks of each; without `messages` also no all-to-all.
+    """Shared memory on each host, `network` between some ranks of each, lane by lane; without `messages` also no all-to-all.
 
     open_inside(host, rank, ranks) opens this host's group.
     """
     own = host_of[rank]
+    hosts = max(host_of) + 1
     members = [other for other, host in enumerate(host_of) if host == own]
-    between = everyone = None
-    inside = open_inside(own, members.index(rank), len(members))
-    if members[0] == rank:
-        hosts = max(host_of) + 1
-        between = open_ucx(gather, "between", own, hosts, timeout_seconds=timeout_seconds, spin=spin, number=rank)
+    local = members.index(rank)
+    everyone = None
+    inside = open_inside(own, local, len(members))
+    lanes = min(max(host_of.count(host) for host in range(hosts)), MOST_LANES)
+    between: list[_core.Comm | None] = [None] * lanes
+    for lane in range(lanes):
+        if _core.lane_rank(lane, lanes, len(members)) == local:
+            subject = f"between/{lane}"
+            between[lane] = network(
+                gather, subject, own, hosts, timeout_seconds=timeout_seconds, spin=spin, number=rank
+            )
     if messages:
-        everyone = open_ucx(gather, "everyone", rank, len(host_of), timeout_seconds=timeout_seconds, spin=spin)
-    return _core.Comm.open_hosts(rank, host_of, inside, between, everyone, timeout_seconds)
+        everyone = network(gather, "everyone", rank, len(host_of), timeout_seconds=timeout_seconds, spin=spin)
+    return _core.Comm.open_hosts(rank, host_of, inside, between[0], everyone, timeout_seconds, between[1:])

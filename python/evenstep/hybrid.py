@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from evenstep._core import EvenstepError
+from evenstep.device_places import maker_of
 
 PIECE_BYTES = 4 << 20
 _AHEAD = 2  # pieces on their way down while one is added on the host
@@ -98,11 +99,6 @@ class _PinnedStage:
         self._risen[slot].record(self._current())
 
 
-def _maker_of(device: torch.device) -> str:
-    """ROCm's torch calls its devices "cuda", too; their collectives do not talk to NVIDIA's."""
-    return "cuda-hip" if device.type == "cuda" and torch.version.hip else device.type
-
-
 def _check_collectives(makers: dict[str, list[int]], types: Sequence[str]) -> None:
     """Where several ranks have one maker, the backend must have collectives for their devices. The same on all ranks."""
     for name, ranks in makers.items():
@@ -134,7 +130,7 @@ class HybridGroup:
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
         self._piece_bytes = max(256, piece_bytes // 256 * 256)
         makers: list[Any] = [None] * self._ranks
-        dist.all_gather_object(makers, (maker or _maker_of(self.device), self._piece_bytes, self.device.type))
+        dist.all_gather_object(makers, (maker or maker_of(self.device), self._piece_bytes, self.device.type))
         sizes = [size for _, size, _ in makers]
         if len(set(sizes)) > 1:
             raise EvenstepError(

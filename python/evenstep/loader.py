@@ -3,71 +3,26 @@
 from __future__ import annotations
 
 import sys
-from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, IterableDataset
 
 from evenstep import _core
 from evenstep._core import EvenstepError
+from evenstep.feeds import BatchPlan, IndexFeed, check_loader
+from evenstep.group import gather_objects
 from evenstep.iterations import LOOKED, TRAINED, Iterations, epoch_done
 from evenstep.loops import Place, Position
-from evenstep.order import GlobalOrder, batch_hash, chained
+from evenstep.order import chained
 from evenstep.shares import Shares, equal_shares
+from evenstep.stream_feed import StreamFeed
+from evenstep.worker_sizing import WorkerSizing
 
 if TYPE_CHECKING:
     from evenstep.session import Session
 
-
-@dataclass(frozen=True)
-class BatchPlan:
-    """One global batch and this rank's part of it."""
-
-    loader: EvenLoader
-    epoch: int
-    batch: int  # its number in the epoch
-    total: int  # samples of all ranks
-    shares: list[int]
-    samples: int  # of this rank; 0: a dummy sample that counts nothing
-    checksum: int
-    predicted_seconds: float
-
-    @property
-    def weight(self) -> float:
-        return self.samples / self.total
-
-
-class _ShareSampler:
-    """What the inner DataLoader asks for indices: this rank's slice of each global batch."""
-
-    def __init__(self, owner: EvenLoader) -> None:
-        self._owner = owner
-        self.start: tuple[int, int, deque[BatchPlan]] = (0, 0, deque())
-
-    def __iter__(self) -> Iterator[list[Any]]:
-        epoch, skip, plans = self.start
-        return self._owner._draw(epoch, skip, plans)
-
-    def __len__(self) -> int:
-        return len(self._owner)
-
-
-def _grouped(batches: Iterator[list[Any]], least: int) -> Iterator[list[Any]]:
-    """Joins batches until each has `least` samples; what is left over joins the last."""
-    ready: list[Any] | None = None
-    group: list[Any] = []
-    for batch in batches:
-        group = group + batch
-        if len(group) >= least:
-            if ready is not None:
-                yield ready
-            ready, group = group, []
-    if ready is not None:
-        yield ready + group
-    elif group:
-        yield group
+__all__ = ["BatchPlan", "EvenLoader", "check_loader"]
 
 
 class EvenLoader:
@@ -87,10 +42,10 @@ class EvenLoader:
         self.train = train
         self.seed = seed
         self._session = session
-        self._order = GlobalOrder(loader, session.world_size)
         self._shares = shares
-        self._source = _ShareSampler(self)
-        self._inner: DataLoader[Any] = DataLoader(loader.dataset, batch_sampler=self._source, **_options(loader))  # type: ignore[arg-type]
+        self.fetch_as: Callable[[list[Any], BatchPlan], list[Any]] | None = None  # what the data set gets for indices
+        kind = StreamFeed if isinstance(loader.dataset, IterableDataset) else IndexFeed
+        self._feed: StreamFeed | IndexFeed = kind(self, loader)
         self._next_epoch = 0  # of the next iteration
         self._epoch_set = False
         self._iterations = Iterations()
@@ -110,6 +65,8 @@ class EvenLoader:
         self._sampler_state = ""  # at the beginning of the epoch under way
         self._saved_sampler: str | None = None  # the checkpoint's, until its epoch begins
         self._iterating = False
+        self._sizing: WorkerSizing | None = None  # until it has decided
+        self._resized = False
         self._left: tuple[int, int, int] | None = None  # the cursor where an iteration was left before its end
         self.fetched = 0  # batches since the last optimizer step
         self._per_step = 1  # of the last step that had any
@@ -117,21 +74,7 @@ class EvenLoader:
     # -- what a DataLoader has --
 
     def __len__(self) -> int:
-        count = len(self._order)
-        if self.train or self._session.world_size == 1:
-            return count
-        size = self._order.batch_size
-        if size is None or size >= self._session.world_size:
-            last_is_small = (
-                size is not None and not self.loader.drop_last and self._last_batch() < self._session.world_size
-            )
-            return max(1, count - 1) if last_is_small and count else count
-        return sum(1 for _ in self._eval_batches(0))
-
-    def _last_batch(self) -> int:
-        size = self._order.batch_size or 1
-        left = len(self._order.sampler) % size
-        return left or size
+        return len(self._feed)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "loader" not in self.__dict__:
@@ -141,7 +84,7 @@ class EvenLoader:
     @property
     def batch_size(self) -> int | None:
         """Samples of a global batch."""
-        return self._order.batch_size
+        return self._feed.batch_size
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is this epoch."""
@@ -170,9 +113,12 @@ class EvenLoader:
             "samples": self._samples,
             "drawn": self._drawn,
             "sampler": self._state_of_sampler(),
-            "batch_size": self._order.batch_size,
+            "batch_size": self._feed.batch_size,
+            **self._position(),
             "scheduler_calls": self._session.scheduler_steps.total(),
-            "speeds": {} if self._shares is None else {**self._place(), "timings": self._shares.state()},
+            "speeds": {}
+            if self._shares is None
+            else {**self._place(), "timings": self._shares.state(), "caps": self._shares.caps},
         }
 
     def _cursor_stepped(self) -> bool:
@@ -183,7 +129,12 @@ class EvenLoader:
         """With which the cursor's epoch begins."""
         if self._saved_sampler is not None:
             return self._saved_sampler
-        return self._sampler_state if self._iterating else self._order.sampler_state()
+        return self._sampler_state if self._iterating else self._feed.state()
+
+    def _position(self) -> dict[str, Any]:
+        """What a stream needs beside the number of its batches."""
+        position = self._feed.position() if self._batch else None
+        return {} if position is None else {"stream": position}
 
     def _place(self) -> dict[str, Any]:
         """What measured speeds are true of."""
@@ -197,6 +148,7 @@ class EvenLoader:
         mine = self._place()
         if state["devices"] == mine["devices"] and _alike(state["priors"], mine["priors"]):
             self._shares.learn(state["timings"])
+            self._shares.learn_caps(state.get("caps", []))
         elif self._session.rank == 0:
             sys.stderr.write(
                 f"evenstep: the speeds measured before the checkpoint are not used: it had {_ranks(state)}, this job "
@@ -206,11 +158,13 @@ class EvenLoader:
     def check_state_dict(self, state: dict[str, Any]) -> None:
         """Raises where the cursor is none of this loader's; changes nothing."""
         size = state.get("batch_size")
-        if size != self._order.batch_size and state["batch"]:
+        if size != self._feed.batch_size and state["batch"]:
             raise EvenstepError(
                 f"the checkpoint's data position counts batches of {size} samples, but this loader's global batch has "
-                f"{self._order.batch_size}\n  fix: resume with the batch size of the checkpoint"
+                f"{self._feed.batch_size}\n  fix: resume with the batch size of the checkpoint"
             )
+        if state["batch"]:
+            self._feed.check_position(state.get("stream"))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes to a cursor. At the script's beginning: iterations of epochs before it yield nothing, its own begins at
@@ -223,6 +177,7 @@ class EvenLoader:
         self._expected = state.get("drawn")
         self._drawn = self._expected or 0
         self._saved_sampler = state.get("sampler", "")
+        self._feed.load_position(state.get("stream"))
         self._next_epoch = 0
         loops = self._session.loops
         self._undecided = None
@@ -341,45 +296,16 @@ class EvenLoader:
         loaded, self._onward, self._epoch_set = self._onward, False, False
         return self._iterate(skip, onward=jump or loaded, one=loaded)
 
-    def _eval_batches(self, epoch: int) -> Iterator[list[Any]]:
-        return _grouped(self._order.batches(self.seed, epoch), self._session.world_size)
-
-    def _draw(self, epoch: int, skip: int, plans: deque[BatchPlan]) -> Iterator[list[Any]]:
-        session = self._session
-        batches = self._order.batches(self.seed, epoch) if self.train else self._eval_batches(epoch)
-        drawn = 0
-        for number, indices in enumerate(batches):
-            if number < skip:
-                drawn = chained(drawn, batch_hash(indices))
-                continue
-            if number == skip and skip and self._expected is not None and drawn != self._expected:
-                raise self._other_order(epoch, skip)
-            total = len(indices)
-            if total == 0:
-                continue
-            predicted = float("nan")
-            if self.train and self._shares is not None:
-                shares = self._shares.draw(
-                    total, alone=session.dummy_samples == 1, step=self._expected_step(len(plans))
-                )
-                predicted = self._shares.predict(shares)
-            elif self._shares is not None:
-                shares = self._shares.split(total)
-            else:
-                shares = equal_shares(total, session.world_size)
-            first = sum(shares[: session.rank])
-            mine = indices[first : first + shares[session.rank]]
-            plans.append(BatchPlan(self, epoch, number, total, shares, len(mine), batch_hash(indices), predicted))
-            yield mine or indices[: session.dummy_samples]
-
-    def _other_order(self, epoch: int, skip: int) -> EvenstepError:
-        name = type(self._order.sampler if self._order.sampler is not None else self._order.batch_sampler).__name__
-        return EvenstepError(
-            f"the sampler {name} does not give the samples of before the checkpoint: the first {skip} batches of epoch "
-            f"{epoch} differ, so going on would train some samples twice and others never\n  fix: resume with the same "
-            "data; or give the sampler state_dict() and load_state_dict(); or let its order depend on set_epoch(), on "
-            "torch's, random's or NumPy's global generators, or on generators among its attributes"
-        )
+    def share_out(self, total: int, ahead: int) -> tuple[list[int], float]:
+        """Shares of a batch drawn now, with `ahead` drawn before it and not fetched, and the seconds that its step is
+        predicted to take."""
+        if self._shares is None:
+            return equal_shares(total, self._session.world_size), float("nan")
+        if not self.train:
+            return self._shares.split(total), float("nan")
+        alone = self._session.dummy_samples == 1
+        shares = self._shares.draw(total, alone=alone, step=self._expected_step(ahead))
+        return shares, self._shares.predict(shares)
 
     def _expected_step(self, ahead: int) -> int:
         """The optimizer step that will use a batch drawn now, with `ahead` drawn before it and not fetched."""
@@ -393,12 +319,10 @@ class EvenLoader:
     def _batches_apart(self, epoch: int) -> Iterator[Any]:
         """An epoch's batches that train nothing: evaluation, maybe between two training batches, or what the script
         looked at before it trained, once more."""
-        plans: deque[BatchPlan] = deque()
-        self._source.start = (epoch, 0, plans)
         before = self._session.latest
         try:
-            for batch in self._inner:
-                self._session.latest = plans.popleft()
+            for plan, batch in self._feed.open(epoch, apart=True):
+                self._session.latest = plan
                 yield batch
         finally:
             self._session.latest = before
@@ -412,7 +336,7 @@ class EvenLoader:
             raise self._no_batch()
         self._epoch, self._batch, self.fetched = epoch, skip, 0
         self._drawn = self._drawn if skip else 0
-        self._sampler_state = self._order.sampler_state()
+        self._sampler_state = self._feed.state()
         place = session.loops.now
         if place.position != self._last_place.position:
             self._before = self._iterations.before
@@ -424,14 +348,20 @@ class EvenLoader:
         self._turn += 1
         turn = self._turn
         session.steps.unpause(self)
-        ended = False
+        ended, start = False, skip
         try:
             while True:
-                yield from self._one_epoch(epoch, skip)
+                before = self._batch
+                yield from self._one_epoch(epoch, start)
                 if self._moved:
                     epoch, skip = self._arrive()
+                    start = skip
+                elif self._resized:
+                    start = self._batch
                 elif session.planning:
-                    skip = 0  # the plan's measuring steps go on in the same epoch
+                    if self._batch == before:  # a loader that has its batches once
+                        raise self._no_batch()
+                    start = skip = 0  # the plan's measuring steps go on in the same epoch
                 else:
                     break
             ended = True
@@ -483,13 +413,13 @@ class EvenLoader:
         self._session.loops.settle(beginning=False)
         self._moved = False
         self._put_sampler_back()
-        self._sampler_state = self._order.sampler_state()
+        self._sampler_state = self._feed.state()
         self._iterations.moved(self._epoch, self._stepped)
         self._next_epoch = self._epoch + 1
         return self._epoch, self._batch
 
     def _put_sampler_back(self) -> None:
-        self._order.load_sampler_state(self._saved_sampler or "")
+        self._feed.load_state(self._saved_sampler or "")
         self._saved_sampler = None
 
     def committed(self, mine: bool) -> None:
@@ -499,12 +429,16 @@ class EvenLoader:
     def _one_epoch(self, epoch: int, skip: int) -> Iterator[Any]:
         session = self._session
         start = _core.clock_ns()
-        plans: deque[BatchPlan] = deque()
-        self._source.start = (epoch, skip, plans)
-        batches = iter(self._inner)  # draws a seed for its workers: before the generators are put back
+        session.steps.phases.enter("data")
+        # draws a seed for its workers: before the generators are put back
+        batches = self._feed.open(epoch, skip, self._drawn if self._resized else self._expected)
+        self._resized = False
         session.first_fetch()
-        for batch in batches:
-            plan = plans.popleft()
+        if self._sizing is not None:
+            self._sizing.ask()
+        for plan, batch in batches:
+            if self._sizing is not None:
+                self._sizing.arrive()
             session.batch_arrives(plan, start, batch)
             self.fetched += 1
             self._batch += 1
@@ -512,9 +446,26 @@ class EvenLoader:
             self._samples += plan.total
             yield batch
             session.boundary()
-            if self._moved:
+            if self._moved or self._resize():
                 return
             start = _core.clock_ns()
+            session.steps.phases.enter("data")
+            if self._sizing is not None:
+                self._sizing.ask()
+
+    def _resize(self) -> bool:
+        """Whether the epoch is to go on with other workers, which were chosen now."""
+        session = self._session
+        if self._sizing is None:
+            return False
+        chosen = self._sizing.step(session.step, session.steps.blocked_ns() / 1e9)
+        if chosen is None:
+            return False
+        self._sizing = None
+        self._resized = bool(chosen) and self._feed.resize(*chosen[session.rank])
+        if self._resized:
+            self._feed.load_state(self._sampler_state)
+        return self._resized
 
     def _iterate_evaluation(self) -> Iterator[Any]:
         epoch = self._next_epoch
@@ -523,11 +474,23 @@ class EvenLoader:
 
     def first_batch_size(self) -> int:
         """Samples of a global batch; where a batch sampler does not say, of the first, with which training begins."""
-        size = self._order.batch_size
-        return max(1, len(self._order.begin(self.seed)) if size is None else size)
+        return self._feed.first_batch_size()
+
+    def size_workers(self) -> None:
+        """By what loading takes of the first steps, where the script set no number."""
+        if isinstance(self._feed, IndexFeed) and self.loader.num_workers == 0 and not self._session.planning:
+            self._sizing = WorkerSizing(self._session.rank, self._gather)
+
+    def _gather(self, value: Any) -> list[Any]:
+        with self._session.steps.blocking():
+            return gather_objects(self._session.group, value)
 
     def set_shares(self, shares: Shares | None) -> None:
         self._shares = shares
+
+    @property
+    def prepared_in(self) -> Session:
+        return self._session
 
     @property
     def iterating(self) -> bool:
@@ -544,7 +507,7 @@ class EvenLoader:
     @property
     def unwrapped(self) -> bool:
         """Whether a DistributedSampler was taken away."""
-        return self._order.unwrapped
+        return self._feed.unwrapped
 
     @property
     def shares(self) -> Shares | None:
@@ -587,44 +550,3 @@ def _ranks(place: dict[str, Any]) -> str:
     priors = place["priors"]
     speeds = "" if priors is None else f" of speeds {', '.join(f'{speed:.3g}' for speed in priors)}"
     return f"{len(place['devices'])} ranks{f' on {names}' if names else ''}{speeds}"
-
-
-def check_loader(loader: DataLoader[Any]) -> None:
-    """Says clearly what cannot be split."""
-    if isinstance(loader.dataset, IterableDataset):
-        raise EvenstepError(
-            "the loader's dataset is an IterableDataset, which has no indices to share out among the ranks\n"
-            "  fix: use a map-style dataset (__len__ and __getitem__); this version splits only those"
-        )
-    if isinstance(loader.sampler, (SequentialSampler, RandomSampler)) and loader.batch_sampler is not None:
-        try:
-            len(loader.sampler)
-        except (TypeError, NotImplementedError):
-            raise EvenstepError(
-                f"the loader's dataset, a {type(loader.dataset).__name__}, has no length, so its samples cannot be "
-                "shared out among the ranks\n  fix: give it __len__, or the DataLoader a sampler that yields its indices"
-            ) from None
-    if type(loader).__iter__ is not DataLoader.__iter__:
-        raise EvenstepError(
-            f"{type(loader).__name__} has its own __iter__, which Evenstep would not run\n"
-            "  fix: give a plain torch.utils.data.DataLoader and put the change into collate_fn"
-        )
-
-
-def _options(loader: DataLoader[Any]) -> dict[str, Any]:
-    """The user's options that do not say which samples make a batch."""
-    options: dict[str, Any] = {
-        "num_workers": loader.num_workers,
-        "collate_fn": loader.collate_fn,
-        "pin_memory": loader.pin_memory,
-        "timeout": loader.timeout,
-        "worker_init_fn": loader.worker_init_fn,
-        "multiprocessing_context": loader.multiprocessing_context,
-        "generator": loader.generator,
-    }
-    if loader.num_workers > 0:
-        options["prefetch_factor"] = loader.prefetch_factor
-        options["persistent_workers"] = loader.persistent_workers
-    if getattr(loader, "pin_memory_device", ""):
-        options["pin_memory_device"] = loader.pin_memory_device
-    return options  # without in_order=False: a batch's weight is known by its place

@@ -13,7 +13,7 @@ from itertools import chain, islice, repeat
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Sampler
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, Sampler
 
 from evenstep import sampler_state
 from evenstep._core import EvenstepError
@@ -44,8 +44,8 @@ def chained(before: int, checksum: int) -> int:
     return zlib.crc32(checksum.to_bytes(8, "little"), before)
 
 
-class _RandomState:
-    """The random numbers of the sampler, swapped in while it draws and kept apart from the user's."""
+class RandomState:
+    """The random numbers of what draws samples, swapped in while it draws and kept apart from the user's."""
 
     def __init__(self, seed: int, generators: list[torch.Generator]) -> None:
         self._generators = [torch.default_generator, *(g for g in generators if g is not torch.default_generator)]
@@ -56,8 +56,24 @@ class _RandomState:
         random.seed(seed)
         if self._numpy is not None:
             self._numpy.random.seed(seed & 0xFFFFFFFF)
-        self._own = self._save()
+        self._own = self._seeded = self._save()
         self._load(user)
+
+    def drawn(self) -> list[Any] | None:
+        """Where they stand, for a checkpoint; None where they are as they were seeded."""
+        (torchs, python, numpy), (seeded, python_seeded, numpy_seeded) = self._own, self._seeded
+        if (
+            all(map(torch.equal, torchs, seeded))
+            and python == python_seeded
+            and (numpy is None or ((numpy[1] == numpy_seeded[1]).all() and numpy[2:] == numpy_seeded[2:]))
+        ):
+            return None
+        return [list(torchs), python, None if numpy is None else (numpy[0], numpy[1].tolist(), *numpy[2:])]
+
+    def load(self, drawn: list[Any]) -> None:
+        """What drawn() gave."""
+        torchs, python, numpy = drawn
+        self._own = torchs, python, self._own[2] if numpy is None else numpy
 
     def _save(self) -> tuple[Any, ...]:
         states = [generator.get_state() for generator in self._generators]
@@ -115,6 +131,11 @@ class GlobalOrder:
 
     def __init__(self, loader: DataLoader[Any], ranks: int) -> None:
         self.unwrapped = False
+        if isinstance(loader.dataset, IterableDataset):
+            raise EvenstepError(
+                "the loader's data set is an IterableDataset, which has no indices to draw\n"
+                "  fix: give a map-style data set, or one collated batch: next(iter(loader))"
+            )
         sampler = loader.sampler
         batch_sampler: Any = loader.batch_sampler
         if batch_sampler is None:
@@ -181,7 +202,7 @@ class GlobalOrder:
 
     def _draw(self, seed: int, epoch: int) -> Iterator[list[Any]]:
         found = [getattr(owner, "generator", None) for owner in (self.batch_sampler, self.sampler)]
-        state = _RandomState(epoch_seed(seed, epoch), [g for g in found if isinstance(g, torch.Generator)])
+        state = RandomState(epoch_seed(seed, epoch), [g for g in found if isinstance(g, torch.Generator)])
         for owner in self._owners():
             set_epoch = getattr(owner, "set_epoch", None)
             if callable(set_epoch):

@@ -45,6 +45,7 @@ class Plan:
         path: str | os.PathLike[str],
         steps: int = DEFAULT_STEPS,
         speeds: Sequence[float] | None = None,
+        caps: Sequence[int | None] | None = None,
     ) -> None:
         if steps < 4:
             raise ValueError(f"a plan wants at least 4 measuring steps, not {steps}: set EVENSTEP_PLAN_STEPS higher")
@@ -54,8 +55,9 @@ class Plan:
         self.device = device
         self.path = Path(path)
         self.steps = steps
-        self._balancer = Balancer("hybrid", world_size, batch, speeds=speeds)
-        self._equal = Balancer("equal", world_size, batch)
+        self._caps = list(caps or [None] * world_size)  # most samples of each rank
+        self._balancer = Balancer("hybrid", world_size, batch, speeds=speeds, caps=self._caps)
+        self._equal = Balancer("equal", world_size, batch, caps=self._caps)
         self._decided: dict[int, list[int]] = {}
         self._timings: list[list[tuple[int, float]]] = []
         self._memory: dict[int, int] = {}
@@ -72,6 +74,7 @@ class Plan:
         batch: int,
         device: str,
         speeds: Sequence[float] | None = None,
+        caps: Sequence[int | None] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> Plan | None:
         """The plan that `evenstep plan` asks for with EVENSTEP_PLAN and EVENSTEP_PLAN_STEPS; None in training."""
@@ -84,7 +87,16 @@ class Plan:
             steps = int(text)
         except ValueError:
             raise ValueError(f"EVENSTEP_PLAN_STEPS={text!r} is not a whole number") from None
-        return cls(rank=rank, world_size=world_size, batch=batch, device=device, path=path, steps=steps, speeds=speeds)
+        return cls(
+            rank=rank,
+            world_size=world_size,
+            batch=batch,
+            device=device,
+            path=path,
+            steps=steps,
+            speeds=speeds,
+            caps=caps,
+        )
 
     @property
     def done(self) -> bool:
@@ -104,7 +116,9 @@ class Plan:
         if turn == 5:
             return self._equal.shares(batch)
         predicted = self._balancer.shares(batch)
-        return predicted if turn in (0, 2, 4) else tilted(predicted, batch, upwards=turn == 1)
+        moved = predicted if turn in (0, 2, 4) else tilted(predicted, batch, upwards=turn == 1)
+        held = all(cap is None or share <= cap for share, cap in zip(moved, self._caps))
+        return moved if held else predicted
 
     def observe(self, timings: Sequence[tuple[int, float]], step_seconds: float | None = None) -> None:
         """Takes a step: (samples, busy seconds) of every rank, and the wall time of the step where it is known."""
@@ -133,7 +147,7 @@ class Plan:
         """The plan as plan.json has it, from the device and memory of each rank."""
         measured = [self._measured(rank) for rank in range(self.world_size)]
         models = [self._table(rank, [samples for samples, _ in measured[rank]]) for rank in range(self.world_size)]
-        shares, step = balance(models, self.batch)
+        shares, step = balance(models, self.batch, self._caps)
         equal = self._equal.shares()
         equal_step = max(self._seconds(rank, share) for rank, share in enumerate(equal))
         if equal_step * (1 - LEAST_GAIN) <= step:  # equal ranks: prefer what every other tool does

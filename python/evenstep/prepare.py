@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -15,20 +15,43 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from evenstep._core import EvenstepError
-from evenstep.agreement import broadcast_model, broadcast_optimizer, check_same_model, check_same_optimizer
+from evenstep.agreement import (
+    broadcast_model,
+    broadcast_optimizer,
+    check_same_loader,
+    check_same_model,
+    check_same_optimizer,
+)
 from evenstep.backward import observe_backward
 from evenstep.buffers import BufferSync
-from evenstep.engine import EngineOptions, choose_engine
+from evenstep.device_places import place_of
+from evenstep.engine import Engine, EngineOptions
+from evenstep.engine_choice import choose_engine
 from evenstep.gradients import GradientSync, trained_parameters
 from evenstep.group import broadcast_bytes, gather_objects
 from evenstep.loader import EvenLoader, check_loader
 from evenstep.local_training import LocalTraining
+from evenstep.memory import MemoryWatch, RanksMemory, memory_of
 from evenstep.modes import Mode, Stale
-from evenstep.prepare_options import DDPOptions, check_mode, check_scalers, engine_options
-from evenstep.session import Session, session
+from evenstep.passes import passes
+from evenstep.policies import Policy, check_policy
+from evenstep.prepare_options import (
+    DDPOptions,
+    check_mode,
+    check_most_samples,
+    check_scalers,
+    engine_options,
+    synchronises_batch_norm,
+)
+from evenstep.process_sets import ProcessSet, process_set_of
+from evenstep.sample_cache import share_caches
+from evenstep.session import Session, session, sessions
 from evenstep.shares import Shares, ShareSchedule
 from evenstep.sparse import sparse_parameters
 from evenstep.stale import StaleRounds
+
+if TYPE_CHECKING:
+    from evenstep.exact_training import Blocks
 
 
 def prepare(
@@ -36,6 +59,8 @@ def prepare(
     loader: DataLoader[Any] | None = None,
     train: bool = True,
     shares: ShareSchedule | None = None,
+    policy: Policy | None = None,
+    most_samples: int | None = None,
     engine: str | None = None,
     compression: str | None = None,
     reduction: str = "mean",
@@ -45,6 +70,10 @@ def prepare(
     static_graph: bool = False,
     gradient_as_bucket_view: bool = True,
     broadcast_buffers: bool | None = None,
+    batch_norm: str | None = None,
+    workers: str | None = None,
+    group: ProcessSet | Any = None,
+    exact: Blocks | None = None,
 ) -> Any:
     """Prepares models, optimizers, DataLoaders, learning-rate schedulers, and what else has a state; returns them in the
     order given.
@@ -57,7 +86,11 @@ def prepare(
 
     train=False: the loaders of this call serve evaluation, split without padding or repeats.
     shares: a schedule instead of the balancer for this call's training loaders, for tests and experiments:
-    shares(number_of_the_batch, its_samples) gives one share a rank. engine="torch": torch's collectives instead of
+    shares(number_of_the_batch, its_samples) gives one share a rank. policy: "auto", "equal", "proportional", "dynamic",
+    "hybrid" or a function of a PolicyView (docs/balancing.md) for this call's training loaders, instead of the launcher's.
+    most_samples: no share of this rank is larger, for its memory holds no more (each rank says its own; None: learned from
+    measured peaks alone, docs/balancing.md#memory).
+    engine="torch": torch's collectives instead of
     shared memory; "shared": an error where shared memory cannot be had.
 
     compression: "fp16", "bf16", "int8", "onebit", "topk:0.01" or "powersgd:4": gradients travel as fewer bytes, and are
@@ -69,44 +102,75 @@ def prepare(
     As in DistributedDataParallel: find_unused_parameters needs not be asked for; False makes a parameter that has no
     gradient on any rank an error. static_graph=True makes it an error when other parameters have gradients than in the
     first pass. gradient_as_bucket_view=False: p.grad is memory of its own. broadcast_buffers=True: rank 0's instead of the
-    average; False: each rank keeps its own. All of these hold for the models of this call.
+    average; False: each rank keeps its own.
+
+    batch_norm: "sync" (the default where all ranks train as one): BatchNorm's statistics in training are those of the whole
+    global batch, as on one device; "local": each rank's own, as in DistributedDataParallel. All of these hold for the models
+    of this call.
+
+    workers="auto": training loaders of map-style data sets without num_workers get them where loading is slow, each rank as
+    many as its measured steps need (docs/python-api.md).
+
+    group: an es.ProcessSet, whose ranks alone make this call and train what is given, or a process group of torch (one of a
+    device mesh, say), of which a set is made: every rank of the job then makes the call, each with its own group.
+
+    exact: es.Trainer's own: a loop of the script's cannot be exact to the bit.
     """
-    given = [*objects, *([] if loader is None else [loader])]
-    if not given:
-        raise TypeError("es.prepare() needs something to prepare: a model, an optimizer, a DataLoader, a scheduler")
-    if shares is not None and not (train and any(isinstance(one, DataLoader) for one in given)):
+    if isinstance(exact, str):
         raise ValueError(
-            "es.prepare(shares=…) says how training batches are split, but this call has "
-            f"{'no DataLoader' if train else 'train=False'}\n  fix: leave shares out, or give it with the training loader"
+            f"es.prepare(exact={exact!r}): only a loop that computes the batch block by block can be exact to the bit\n"
+            "  fix: es.Trainer(model, optimizer, train_step, config=es.Config(exact='bitwise')).fit(loader)"
         )
-    current = session()
-    options = engine_options(current.environment, engine, compression, reduction, bucket_cap_mb)
-    ddp = DDPOptions(find_unused_parameters, static_graph, gradient_as_bucket_view, broadcast_buffers)
-    check_mode(sync, options, ddp)
-    stale = isinstance(sync, Stale) or any(known.stale for known in current.steps.syncs)
-    check_scalers(stale, [*current.objects.values(), *given])
-    _check_arguments(current, given)
-    models = _register(current.models, "model", [g for g in given if isinstance(g, nn.Module)])
-    optimizers = _register(current.optimizers, "optimizer", [g for g in given if isinstance(g, Optimizer)])
-    schedulers = _register(current.schedulers, "scheduler", [g for g in given if isinstance(g, LRScheduler)])
-    _register(current.objects, "object", [g for g in given if not isinstance(g, _KNOWN)])
-    for optimizer in optimizers.values():
-        current.watch_optimizer(optimizer)
-    results: dict[int, Any] = {}
-    if current.in_job:
-        current.join()
-        _prepare_models(current, models, optimizers, options, sync, ddp)
-        for name, scheduler in schedulers.items():
-            current.scheduler_steps.watch(name, scheduler)
-        for one in given:
-            if isinstance(one, DataLoader):
-                results[id(one)] = _prepare_loader(current, one, train, shares)
-        if models:
-            observe_backward(current.steps)
-    if current.environment.resume:
-        _resume(current)
-    returned = tuple(results.get(id(one), one) for one in given)
-    return returned[0] if len(returned) == 1 else returned
+    with nullcontext() if group is None else process_set_of(group):
+        given = [*objects, *([] if loader is None else [loader])]
+        if not given:
+            raise TypeError("es.prepare() needs something to prepare: a model, an optimizer, a DataLoader, a scheduler")
+        if shares is not None and not (train and any(isinstance(one, DataLoader) for one in given)):
+            raise ValueError(
+                "es.prepare(shares=…) says how training batches are split, but this call has "
+                f"{'no DataLoader' if train else 'train=False'}\n  fix: leave shares out, or give it with the training loader"
+            )
+        if workers not in (None, "auto"):
+            raise ValueError(f"es.prepare(workers={workers!r}): give 'auto', or set num_workers of the DataLoader")
+        check_most_samples(most_samples, train and any(isinstance(one, DataLoader) for one in given), shares)
+        check_policy(policy)
+        if policy is not None and shares is not None:
+            raise ValueError(
+                "es.prepare(shares=…, policy=…): both say how training batches are split\n  fix: leave one out"
+            )
+        current = session()
+        options = engine_options(current.environment, engine, compression, reduction, bucket_cap_mb)
+        ddp = DDPOptions(find_unused_parameters, static_graph, gradient_as_bucket_view, broadcast_buffers)
+        check_mode(sync, options, ddp)
+        whole_norms = synchronises_batch_norm(batch_norm, sync, options)
+        stale = isinstance(sync, Stale) or any(known.stale for known in current.steps.syncs)
+        check_scalers(stale, [*current.objects.values(), *given])
+        _check_arguments(current, given)
+        models = _register(current.models, "model", [g for g in given if isinstance(g, nn.Module)])
+        optimizers = _register(current.optimizers, "optimizer", [g for g in given if isinstance(g, Optimizer)])
+        schedulers = _register(current.schedulers, "scheduler", [g for g in given if isinstance(g, LRScheduler)])
+        _register(current.objects, "object", [g for g in given if not isinstance(g, _KNOWN)])
+        for optimizer in optimizers.values():
+            current.watch_optimizer(optimizer)
+        results: dict[int, Any] = {}
+        if current.in_job or exact is not None:
+            current.join()
+            if exact is not None and models:
+                exact.check(current, options, sync, whole_norms)
+            _prepare_models(current, models, optimizers, options, sync, ddp, whole_norms, exact)
+            for name, scheduler in schedulers.items():
+                current.scheduler_steps.watch(name, scheduler)
+            for one in given:
+                if isinstance(one, DataLoader):
+                    results[id(one)] = even = _prepare_loader(current, one, train, shares, policy, exact, most_samples)
+                    if train and workers == "auto":
+                        even.size_workers()
+            if models:
+                observe_backward(passes)
+        if current.environment.resume or current.restarted_set:
+            _resume(current)
+        returned = tuple(results.get(id(one), one) for one in given)
+        return returned[0] if len(returned) == 1 else returned
 
 
 def _resume(current: Session) -> None:
@@ -116,10 +180,10 @@ def _resume(current: Session) -> None:
             "  fix: start it with `evenstep run --resume PATH`, or call es.load_checkpoint(PATH)"
         )
     if not current.resumed:
-        from evenstep.checkpoint import Resume
+        from evenstep.checkpoint import resume_of
 
         current.resumed = True
-        current.resume = Resume(current, current.environment.resume)
+        current.resume = resume_of(current)
     if current.resume is not None:
         current.resume.take()
 
@@ -165,13 +229,7 @@ def _check_arguments(current: Session, given: Sequence[Any]) -> None:
                 f"and load_state_dict() and is neither an optimizer nor iterable\n  fix: {hint}"
             )
         seen.add(id(one))
-        registries: tuple[dict[str, Any], ...] = (
-            current.models,
-            current.optimizers,
-            current.schedulers,
-            current.objects,
-        )
-        if any(one is known for registry in registries for known in registry.values()):
+        if any(one is known for each in sessions() for known in each.prepared()):
             raise EvenstepError(f"{what} ({type(one).__name__}) was prepared before\n  fix: prepare each object once")
         if isinstance(one, nn.Module) and not any(True for _ in one.parameters()):
             raise EvenstepError(
@@ -183,6 +241,7 @@ def _check_arguments(current: Session, given: Sequence[Any]) -> None:
         if isinstance(one, DataLoader):
             check_loader(one)
     models = [*current.models.values(), *(g for g in given if isinstance(g, nn.Module))]
+    _check_no_other_training(current, models)
     known = {id(p) for model in models for p in model.parameters()}
     for position, one in enumerate(given, 1):
         if isinstance(one, Optimizer):
@@ -195,6 +254,19 @@ def _check_arguments(current: Session, given: Sequence[Any]) -> None:
                         "between ranks\n  fix: give every model that the optimizer trains to es.prepare; move models "
                         "to their device before building the optimizer"
                     )
+
+
+def _check_no_other_training(current: Session, models: Sequence[nn.Module]) -> None:
+    """A parameter has one set of ranks that all have it alike."""
+    mine = {id(p): name for model in models for name, p in model.named_parameters()}
+    for other in sessions():
+        shared = [id(p) for sync in other.steps.syncs for p in sync.parameters if id(p) in mine]
+        if other is not current and shared:
+            whose = f"the process set {other.name!r}" if other.name else "all ranks of the job"
+            raise EvenstepError(
+                f"es.prepare: parameter {mine[shared[0]]!r} is trained by {whose} already\n"
+                "  fix: give each parameter to one process set, in a module of its own"
+            )
 
 
 def _check_values(what: str, model: nn.Module) -> None:
@@ -220,10 +292,11 @@ def _prepare_models(
     options: EngineOptions,
     mode: Mode | None,
     ddp: DDPOptions,
+    whole_norms: bool,
+    exact: Blocks | None,
 ) -> None:
     group, bootstrap = current.group, current.bootstrap
-    assert bootstrap is not None
-    told = gather_objects(group, (len(models), len(optimizers), (options, mode, ddp)))
+    told = gather_objects(group, (len(models), len(optimizers), (options, mode, ddp, whole_norms)))
     counts = [one[:2] for one in told]
     if len(set(counts)) > 1:
         raise EvenstepError(
@@ -245,12 +318,14 @@ def _prepare_models(
             )
         others = {id(p) for sync in current.steps.syncs for p in sync.parameters}
         parameters = [p for _, p in trained_parameters(model) if id(p) not in sparse and id(p) not in others]
-        device = next((str(p.device) for p in parameters), "cpu")
-        devices = gather_objects(group, f"{device}@{os.uname().nodename}")
-        engines = [
-            choose_engine(parameters, bootstrap, group, devices, options, current.telemetry)
-            for _ in range(mode.steps if isinstance(mode, Stale) else 1)
-        ]
+        places = gather_objects(group, place_of(parameters))
+        engines: list[Engine] = []
+        for _ in range(mode.steps if isinstance(mode, Stale) else 1):
+            if exact is not None:
+                engines.append(exact.make_engine(parameters, bootstrap, current.telemetry))
+            else:
+                assert bootstrap is not None
+                engines.append(choose_engine(parameters, bootstrap, group, places, options, current.telemetry))
         sync = GradientSync(name, model, engines[0], current.steps, sparse, others)
         sync.compression = str(options.compression or "")
         sync.use_options(ddp)
@@ -259,8 +334,10 @@ def _prepare_models(
         elif mode is not None:
             sync.local = LocalTraining(mode, engines[0], sync.parameters, current.steps)
         current.steps.syncs.append(sync)
-        if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()):
-            current.dummy_samples = 2  # one sample alone has no variance
+        _prepare_batch_norm(current, name, model, whole_norms, always=exact is not None)
+        if exact is not None:
+            sync.close()  # what is summed are blocks, not what each backward leaves
+            exact.check_model(name, model, bool(sparse))
     if models:
         current.checks.watch_all(current.steps.syncs)
         current.buffer_rules.update(dict.fromkeys(models, ddp.broadcast_buffers))
@@ -270,7 +347,28 @@ def _prepare_models(
         broadcast_optimizer(group, optimizer)
 
 
-def _check_same_options(everyone: Sequence[tuple[EngineOptions, Mode | None, DDPOptions]]) -> None:
+def _prepare_batch_norm(current: Session, name: str, model: nn.Module, whole: bool, always: bool) -> None:
+    """always: also for one rank, which has several blocks."""
+    has_any = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
+    if whole and (current.world_size > 1 or always):
+        from evenstep.batch_norm import is_synchronised, synchronise
+
+        left = synchronise(name, model, current.name)
+        if left and current.rank == 0:
+            warnings.warn(
+                f"model {name!r}: each rank computes the statistics of {', '.join(left[:5])} from its own samples, because "
+                "they are scripted, or have a forward or a group of ranks of the script's own\n  fix: script a plain copy, "
+                "pickle.loads(pickle.dumps(model)), after training; es.prepare(batch_norm='local') if that is meant",
+                stacklevel=4,
+            )
+        has_any = any(
+            isinstance(m, nn.modules.batchnorm._BatchNorm) and not is_synchronised(m) for m in model.modules()
+        )
+    if has_any:
+        current.dummy_samples = 2  # one sample alone has no variance
+
+
+def _check_same_options(everyone: Sequence[tuple[EngineOptions, Mode | None, DDPOptions, bool]]) -> None:
     for rank, theirs in enumerate(everyone):
         if theirs != everyone[0]:
             raise EvenstepError(
@@ -280,13 +378,21 @@ def _check_same_options(everyone: Sequence[tuple[EngineOptions, Mode | None, DDP
 
 
 def _prepare_loader(
-    current: Session, loader: DataLoader[Any], train: bool, schedule: ShareSchedule | None
+    current: Session,
+    loader: DataLoader[Any],
+    train: bool,
+    schedule: ShareSchedule | None,
+    policy: Policy | None,
+    exact: Blocks | None,
+    most_samples: int | None,
 ) -> EvenLoader:
     environment = current.environment
     seed = environment.seed
     if seed is None:
         seed = loader.generator.initial_seed() if loader.generator is not None else torch.initial_seed()
     seed = int(broadcast_bytes(current.group, str(seed).encode())) & 0x7FFFFFFFFFFFFFFF
+    check_same_loader(current.group, loader)
+    share_caches(current, loader.dataset)
     even = EvenLoader(current, loader, train=train, shares=None, seed=seed)
     batch = even.first_batch_size()
     if train and even.batch_size is not None and even.batch_size < current.world_size:
@@ -296,12 +402,25 @@ def _prepare_loader(
             "or start fewer ranks"
         )
     if train:
+        caps = gather_objects(current.group, most_samples)
         if not any(known.train for known in current.loaders.values()):
-            current.plan = _plan(current, batch)
+            current.plan = _plan(current, batch, caps)
+        _watch_memory(current)
         even.set_shares(
-            _same_shares(current, batch, schedule)
-            or Shares(environment.policy, current.world_size, batch, environment.speeds, schedule, current.plan)
+            _same_shares(current, batch, schedule, policy, caps)
+            or (exact.shares(environment, batch, schedule, policy) if exact is not None else None)
+            or Shares(
+                policy or environment.policy,
+                current.world_size,
+                batch,
+                environment.speeds,
+                schedule,
+                current.plan,
+                caps,
+            )
         )
+        if exact is not None:
+            exact.use(even, current.rank)
         current.loaders["loader" if not current.loaders else f"loader_{len(current.loaders)}"] = even
     else:
         trained = next((known for known in current.loaders.values() if known.train), None)
@@ -319,17 +438,49 @@ def _prepare_loader(
     return even
 
 
-def _same_shares(current: Session, batch: int, schedule: ShareSchedule | None) -> Shares | None:
+def _watch_memory(current: Session) -> None:
+    """From the first training loader on; where there are other ranks that samples could go to."""
+    if current.steps.memory is not None or current.world_size == 1:
+        return
+    parameters = (p for sync in current.steps.syncs for p in sync.parameters)
+    device = next((p.device for p in parameters), torch.device("cpu"))
+    watch = MemoryWatch(memory_of(device), current.environment.memory_limit)
+    pools = gather_objects(current.group, watch.pool)
+    current.steps.memory = RanksMemory(watch, pools, current.rank)
+
+
+def _same_shares(
+    current: Session,
+    batch: int,
+    schedule: ShareSchedule | None,
+    policy: Policy | None,
+    caps: list[int | None],
+) -> Shares | None:
     """Those of another training loader with batches of this size: a backward over both has one weight."""
     if schedule is not None or current.plan is not None:
         return None
     known = (one.shares for one in current.loaders.values() if one.train and one.shares is not None)
-    return next((shares for shares in known if shares.batch == batch and not shares.scheduled), None)
+    return next(
+        (
+            shares
+            for shares in known
+            if shares.batch == batch
+            and not shares.scheduled
+            and (policy is None or shares.policy == policy)
+            and (shares.given_caps == caps or not any(cap is not None for cap in caps))
+        ),
+        None,
+    )
 
 
-def _plan(current: Session, batch: int) -> Any:
+def _plan(current: Session, batch: int, caps: list[int | None]) -> Any:
     if not current.environment.plan:
         return None
+    if current.name:
+        raise EvenstepError(
+            f"`evenstep plan` measures a training of all ranks, and this one is of the process set {current.name!r}\n"
+            "  fix: plan for a script that trains this set's model with as many ranks as it has"
+        )
     from evenstep.plan import Plan
 
     device = current.environment.device or "cpu"
@@ -339,4 +490,5 @@ def _plan(current: Session, batch: int) -> Any:
         batch=batch,
         device=device,
         speeds=current.environment.speeds,
+        caps=caps,
     )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from evenstep._core import EvenstepError
-from evenstep.compression import parse_compression
+from evenstep.compression import parse_compression, parse_way
 from evenstep.engine import EngineOptions
 from evenstep.environment import Environment
 from evenstep.modes import DiLoCo, LocalSGD, Mode, Stale
@@ -66,7 +66,29 @@ def engine_options(
     if bucket_cap_mb is not None and not (0 < bucket_cap_mb <= _MOST_MB and math.isfinite(bucket_cap_mb)):
         raise ValueError(f"es.prepare(bucket_cap_mb={bucket_cap_mb!r}): give MiB, more than 0 and up to {_MOST_MB}")
     cap = 0 if bucket_cap_mb is None else max(1, int(bucket_cap_mb * (1 << 20)))
-    return EngineOptions(engine, chosen, cap, adasum, environment.seed or 0)
+    return EngineOptions(engine, chosen, cap, adasum, environment.seed or 0, parse_way(environment.compression_way))
+
+
+def check_most_samples(most: int | None, trains: bool, schedule: object) -> None:
+    """Raises TypeError or ValueError."""
+    if most is None:
+        return
+    if isinstance(most, bool) or not isinstance(most, int):
+        raise TypeError(
+            f"es.prepare(most_samples={most!r}): give a whole number, the most samples of a batch that this rank's "
+            "memory holds"
+        )
+    if most < 0:
+        raise ValueError(f"es.prepare(most_samples={most}): give 0 or more")
+    if not trains:
+        raise ValueError(
+            "es.prepare(most_samples=…) is about the shares of training batches, but this call has no training DataLoader\n"
+            "  fix: give it with the training loader"
+        )
+    if schedule is not None:
+        raise ValueError(
+            "es.prepare(shares=…, most_samples=…): the schedule alone says how batches are split\n  fix: leave one out"
+        )
 
 
 def check_mode(mode: Mode | None, options: EngineOptions, ddp: DDPOptions) -> None:
@@ -101,6 +123,19 @@ def check_mode(mode: Mode | None, options: EngineOptions, ddp: DDPOptions) -> No
     else:
         return
     raise ValueError(f"es.prepare(compression={str(chosen)!r}, sync={mode!r}): {why}\n  fix: {fix}")
+
+
+def synchronises_batch_norm(asked: str | None, mode: Mode | None, options: EngineOptions) -> bool:
+    """Whether BatchNorm's statistics are those of the whole global batch. Raises ValueError."""
+    if asked not in (None, "sync", "local"):
+        raise ValueError(f"es.prepare(batch_norm={asked!r}): choose 'sync' or 'local', or leave it to Evenstep")
+    apart = f"sync={mode!r}" if isinstance(mode, (LocalSGD, DiLoCo)) else "reduction='adasum'" if options.adasum else ""
+    if asked == "sync" and apart:
+        raise ValueError(
+            f"es.prepare(batch_norm='sync', {apart}): the ranks do not train as one there, so no statistics are those of "
+            "one device\n  fix: leave one of the two out"
+        )
+    return asked != "local" and not apart
 
 
 def check_scalers(stale: bool, objects: Iterable[Any]) -> None:

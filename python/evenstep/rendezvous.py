@@ -5,15 +5,37 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenstep import _core
+from evenstep import _core, mpi
 from evenstep._core import EvenstepError
+from evenstep.comm_costs import (
+    MEASURE_SECONDS,
+    better_engine,
+    cpu_mask,
+    follow,
+    keep,
+    machine,
+    measures,
+    shape_of,
+    table,
+)
 from evenstep.comm_debug import explain
-from evenstep.hosts import agreed, choose, host_numbers, open_hosts, open_ucx, say_gloo, ucx_record, wanted_engine
+from evenstep.hosts import (
+    agreed,
+    choose,
+    host_numbers,
+    interfaces,
+    open_hosts,
+    open_ucx,
+    say_gloo,
+    ucx_record,
+    wanted_engine,
+)
+from evenstep.ring import record_calls
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -52,6 +74,39 @@ def _never_comes(rank: int, process: int, name: str) -> _core.EvenstepError:
     return error
 
 
+def look_for_dead(members: Sequence[int], ranks: Sequence[int], name: str) -> None:
+    """Raises where one of the ranks (numbers of members) is known to have ended: one of this host, that has opened a group
+    with this one before."""
+    for rank in ranks:
+        process = _processes.get(members[rank])
+        if process is not None and _ended(process):
+            raise _never_comes(rank, process, name)
+
+
+def _store_lost(name: str) -> _core.EvenstepError:
+    fix = "the end of rank 0's own output says why; where it says nothing, see that MASTER_ADDR can be reached"
+    error = _core.EvenstepError(
+        f"the process that keeps the job's store (rank 0, or the launcher) ended before the group {name} was opened "
+        f"(EVEN_ERR_PEER_LOST)\n  fix: {fix}"
+    )
+    error.status, error.fix, error.rank, error.device = "EVEN_ERR_PEER_LOST", fix, 0, None
+    return error
+
+
+def has_all(store: Store, keys: list[str], name: str) -> bool:
+    """Whether the store has these keys; an error of ours where the store has gone."""
+    try:
+        return store.check(keys)
+    except RuntimeError as error:
+        if type(error).__name__ != "DistNetworkError":
+            raise
+        raise _store_lost(name) from error
+
+
+_PATIENCE_SECONDS = 2.0
+"""How long rank 0 stays for others to hear that there will be no group."""
+
+
 class _Meeting:
     """What is known of the ranks while they come together."""
 
@@ -63,6 +118,14 @@ class _Meeting:
 
     def get(self, key: str) -> str:
         """The value of a key that another rank sets; an error where one of those that must come has ended."""
+        try:
+            return self._get(key)
+        except RuntimeError as error:
+            if type(error).__name__ != "DistNetworkError":
+                raise
+            raise _store_lost(self._name) from error
+
+    def _get(self, key: str) -> str:
         pause, looked = 0.0005, time.monotonic()
         while not self._store.check([f"{self._prefix}/{key}"]):
             now = time.monotonic()
@@ -74,6 +137,13 @@ class _Meeting:
             time.sleep(pause)
             pause = min(pause * 1.5, 0.05)
         return self._store.get(f"{self._prefix}/{key}").decode()
+
+    def stay_until_heard(self, ranks: int) -> None:
+        """Rank 0, before it fails: the store may be its own, and go with it, before the others have read why."""
+        until = time.monotonic() + _PATIENCE_SECONDS
+        heard = [f"{self._prefix}/heard/{rank}" for rank in range(1, ranks)]
+        while heard and time.monotonic() < until and not self._store.check(heard):
+            time.sleep(0.005)
 
     def put(self, key: str, value: str) -> None:
         self._store.set(f"{self._prefix}/{key}", value)
@@ -113,6 +183,17 @@ def _find_segment(words: str) -> int:
     return _core.open_peer_fd(int(process), int(fd))
 
 
+def _shape(plan: dict[str, Any], everybody: list[dict[str, Any]]) -> str:
+    """The group's make-up, by which costs are kept."""
+    network = ""
+    if plan["wanted"] == "mpi":
+        network = f"MPI ({mpi.state()[0]})"
+    elif max(plan["host_of"]) > 0 and plan["wanted"] != "gloo":
+        network = f"UCX over {os.environ.get('UCX_TLS', 'all')}, {interfaces() or 'any interface'}"
+    masks, machines = [rank["cpus"] for rank in everybody], [rank["machine"] for rank in everybody]
+    return shape_of(plan["host_of"], masks, machines, network)
+
+
 def _make_plan(meeting: _Meeting, own: dict[str, Any], ranks: int, arena_bytes: int) -> tuple[dict[str, Any], int]:
     """Rank 0: where all are and what they want; where that is one host and its memory, the descriptor of the segment."""
     fd = -1
@@ -128,11 +209,13 @@ def _make_plan(meeting: _Meeting, own: dict[str, Any], ranks: int, arena_bytes: 
             "host_of": host_numbers([other["place"] for other in everybody]),
             "processes": [other["process"] for other in everybody],
         }
+        plan["shape"] = _shape(plan, everybody)
         if max(plan["host_of"]) == 0 and plan["wanted"] in ("", "shm"):
             fd = _core.Comm.create_segment(ranks, arena_bytes, plan["processes"])
             plan["segment"] = _share_segment(fd)
     except Exception as error:
         meeting.put("plan", json.dumps({"error": str(error)}))
+        meeting.stay_until_heard(ranks)
         raise
     meeting.put("plan", json.dumps(plan))
     return plan, fd
@@ -140,7 +223,13 @@ def _make_plan(meeting: _Meeting, own: dict[str, Any], ranks: int, arena_bytes: 
 
 def _plan(meeting: _Meeting, rank: int, ranks: int, arena_bytes: int) -> tuple[dict[str, Any], int]:
     """What rank 0 makes of where all are, the same on all ranks; rank 0 also has the descriptor of one host's memory."""
-    own = {"place": _place(), "wanted": wanted_engine(), "process": os.getpid()}
+    own = {
+        "place": _place(),
+        "wanted": wanted_engine(),
+        "process": os.getpid(),
+        "cpus": cpu_mask(),
+        "machine": machine(),
+    }
     meeting.put(str(rank), json.dumps(own))
     if rank == 0:
         meeting.learn(0, os.getpid())
@@ -150,6 +239,7 @@ def _plan(meeting: _Meeting, rank: int, ranks: int, arena_bytes: int) -> tuple[d
         meeting.learn(0, first["process"])
     plan = json.loads(meeting.get("plan"))
     if "error" in plan:
+        meeting.put(f"heard/{rank}", "")
         raise EvenstepError(f"rank 0 could not make the group: {plan['error']}")
     for other, host in enumerate(plan["host_of"]):
         if host == plan["host_of"][rank]:
@@ -159,9 +249,39 @@ def _plan(meeting: _Meeting, rank: int, ranks: int, arena_bytes: int) -> tuple[d
 
 def _choose(meeting: _Meeting, rank: int, ranks: int, plan: dict[str, Any]) -> tuple[str, str]:
     """The engine, chosen by every rank from the same facts. UCX is looked for only where it may be needed."""
-    meeting.put(f"ucx/{rank}", json.dumps(ucx_record()))
-    records = [json.loads(meeting.get(f"ucx/{other}")) for other in range(ranks)]
+    over_mpi = plan["wanted"] == "mpi"
+    meeting.put(f"network/{rank}", json.dumps(mpi.record() if over_mpi else ucx_record()))
+    records = [json.loads(meeting.get(f"network/{other}")) for other in range(ranks)]
+    if over_mpi:
+        return mpi.choose(plan["host_of"], records), ""
     return choose(plan["wanted"], plan["host_of"], records)
+
+
+MOST_MEASURED = 64
+"""Ranks of a group between all of which connections are made to see whether they are worth it."""
+
+
+def _open_cheaper(
+    meeting: _Meeting, rank: int, shape: str, may_measure: bool, open_engine: Callable[[str], _core.Comm]
+) -> _core.Comm:
+    """Through the hosts' first ranks, or between all ranks: what costs less. Where that is not known, both are opened and
+    measured, where that may be."""
+    if rank == 0:
+        meeting.put("engine", better_engine(shape) or ("measure" if may_measure and measures() else "hosts"))
+    engine = meeting.get("engine")
+    if engine != "measure":
+        return open_engine(engine)
+    comms = {engine: open_engine(engine) for engine in ("hosts", "ucx")}
+    for comm in comms.values():
+        comm.measure(table() if rank == 0 else None, shape, MEASURE_SECONDS)
+    if rank == 0:
+        meeting.put("measured", better_engine(shape) or "hosts")
+        keep()
+    chosen = comms.pop(meeting.get("measured"))
+    chosen.barrier()  # nobody is in the other one any more
+    for comm in comms.values():
+        comm.close()
+    return chosen
 
 
 def open_group(
@@ -191,7 +311,9 @@ def open_group(
             os.close(fd)
 
     if ranks == 1:
-        return open_shared(_core.Comm.create_segment(1, arena_bytes), 0, 1)
+        alone = open_shared(_core.Comm.create_segment(1, arena_bytes), 0, 1)
+        record_calls(alone, name)
+        return alone
     prefix = f"evenstep/{name}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     meeting = _Meeting(store, prefix, name, members or range(ranks), timeout_seconds)
 
@@ -210,12 +332,27 @@ def open_group(
         if rank == 0:
             say_gloo(why)
         return None
-    if engine == "shm":
-        comm = open_shared(fd if rank == 0 else _find_segment(plan["segment"]), rank, ranks)
-    elif engine == "ucx":
-        comm = open_ucx(meeting.gather, "all", rank, ranks, arena_bytes=arena_bytes, **limits)
+
+    network = mpi.open_mpi if plan["wanted"] == "mpi" else open_ucx
+    if network is mpi.open_mpi and rank == 0:
+        mpi.say()
+
+    def open_engine(engine: str) -> _core.Comm:
+        if engine == "shm":
+            return open_shared(fd if rank == 0 else _find_segment(plan["segment"]), rank, ranks)
+        if engine in ("ucx", "mpi"):
+            return network(meeting.gather, "all", rank, ranks, arena_bytes=arena_bytes, **limits)
+        return open_hosts(
+            meeting.gather, open_inside, rank, plan["host_of"], messages=messages, network=network, **limits
+        )
+
+    if engine == "hosts" and plan["wanted"] == "":
+        may_measure = messages and ranks <= MOST_MEASURED
+        comm = _open_cheaper(meeting, rank, plan["shape"], may_measure, open_engine)
     else:
-        comm = open_hosts(meeting.gather, open_inside, rank, plan["host_of"], messages=messages, **limits)
+        comm = open_engine(engine)
+    follow(comm, plan["shape"])
+    record_calls(comm, name)
     # All have read the keys once all have come: a later group of this name must not find them, nor lose its own.
     comm.barrier()
     meeting.forget()

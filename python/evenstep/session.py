@@ -1,10 +1,9 @@
-"""The session of this process: its rank, what was prepared, and the calls that go with a training loop."""
+"""The session of this process: its rank, what was prepared, and where training stands. One for the whole job, and one for
+each process set that this rank is in."""
 
 from __future__ import annotations
 
-import builtins
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,10 +49,21 @@ class _Alone:
 
 
 class Session:
-    """What es.prepare was given, and where training stands. One per process: `es.session()`."""
+    """What es.prepare was given, and where training stands: `es.session()`.
 
-    def __init__(self, environment: Environment) -> None:
+    Of a process set: `environment` is that of a job of its ranks, and `bootstrap` opens its groups. Without `telemetry`
+    nothing of it is recorded.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        bootstrap: Bootstrap | None = None,
+        telemetry: _core.Telemetry | None = None,
+        name: str = "",
+    ) -> None:
         self.environment = environment
+        self.name = name  # of its process set; "": all ranks
         self.rank, self.world_size = environment.rank, environment.world_size
         self.models: dict[str, nn.Module] = {}
         self.buffer_rules: dict[str, bool | None] = {}  # es.prepare(broadcast_buffers=…) of each model
@@ -66,14 +76,17 @@ class Session:
         ] = {}  # of all ranks, while a checkpoint is written (evenstep.exchange_state)
         self.user_state: dict[str, Any] = {}
         self.group: Group = _Alone()
-        self.bootstrap: Bootstrap | None = None
-        self.telemetry = open_ring(environment.telemetry_fd, environment.rank)
+        self._opens = bootstrap
+        self.bootstrap: Bootstrap | None = None  # once the ranks have come together
+        self.telemetry = telemetry or _core.Telemetry(-1, environment.rank)
         self.steps = Steps(self.group, self.telemetry)
         self.plan: Any = None  # of `evenstep plan`
+        self.watch: Any = None  # of `evenstep verify`: ends the script after its steps
         self.lineage = ""  # which training this is, once a checkpoint asked (evenstep.checkpoint_keeping)
         self.resumed_from: Path | None = None
         self.devices = [environment.device]  # of all ranks, once they have joined
         self.resumed = False
+        self.restarted = False  # from a checkpoint that this job wrote itself
         self.last_step: LastStep | None = None  # at which a checkpoint was due
         self.loaded: Loaded | None = None  # the last checkpoint that was loaded
         self.resume: Any = None  # the checkpoint to go on from, until the first batch
@@ -81,6 +94,8 @@ class Session:
         self.pending_objects: Callable[[], None] | None = None  # the same for `objects`
         self.replayed = False  # the script came by epochs that were done, and by what follows each
         self.dummy_samples = 1
+        self.norm_calls = 0  # of all ranks together in BatchNorms (evenstep.batch_norm)
+        self.follows_statistics = True  # running ones: of several blocks of one model, one does it for all
         self.latest: BatchPlan | None = None  # the batch of a prepared loader that the script is at
         self.total_epochs = 0  # 0: unknown
         self._committed = False
@@ -91,11 +106,29 @@ class Session:
         self._last_checkpoint = time.monotonic()
         self._checkpointed = 0  # the step up to which --checkpoint-every N is done
 
+    def take_place(self) -> None:
+        """From now on it is what `session()` gives, outside process sets."""
+        global _session
+        _session = self
+
+    def prepared(self) -> list[Any]:
+        """All but the loaders, which come back as other objects."""
+        return [
+            one
+            for known in (self.models, self.optimizers, self.schedulers, self.objects)
+            for one in dict(known).values()
+        ]
+
     # -- the group --
 
     @property
     def in_job(self) -> bool:
         return self.environment.in_job
+
+    @property
+    def restarted_set(self) -> bool:
+        """Whether a process set may have checkpoints of before a restart, of which the agent knows nothing."""
+        return bool(self.name) and self.environment.restart > 0
 
     def join(self) -> None:
         """Finds the other ranks, which must come too; once. Every collective call does so first: es.prepare may come
@@ -103,7 +136,7 @@ class Session:
         if self.bootstrap is None and self.in_job:
             # the agent ends the wait when a rank for which it is has ended
             self.telemetry.event(_core.EVENT_JOINING, self.step, words="waits for all ranks")
-            bootstrap = Bootstrap(self.environment)
+            bootstrap = self._opens or Bootstrap(self.environment)
             bootstrap.start()
             self.group = self.steps.group = bootstrap.control()
             self.bootstrap = bootstrap
@@ -140,6 +173,11 @@ class Session:
     @property
     def epoch(self) -> int:
         return next((loader.epoch for loader in self.loaders.values() if loader.train), 0)
+
+    @property
+    def at_restart(self) -> bool:
+        """Whether training stands where the launcher has restarted this job."""
+        return self.restarted and self.loaded is not None and self.loaded.by_launcher and self.loaded.step == self.step
 
     @property
     def loss(self) -> float:
@@ -199,8 +237,9 @@ class Session:
         if not self._committed:
             return
         self._committed = False
-        if self.plan is not None and self.plan.done:
-            self.plan.finish(self.all_gather_bytes)
+        for asked in (self.plan, self.watch):
+            if asked is not None and asked.done:
+                asked.finish(self.all_gather_bytes)
         self._checkpoint_when_due()
 
     def _checkpoint_due(self) -> bool:
@@ -258,10 +297,16 @@ class Session:
             loaders.append(plan.loader)
         observing = {id(loader.shares): loader.shares for loader in loaders if loader.shares is not None}
         for shares in observing.values() if timings else ():
-            shares.observe(timings, steps.step_seconds)
+            shares.observe(timings, steps.step_seconds, steps.spared)
             turned = shares.turned()
             if turned is not None and self.rank == 0:
-                self.telemetry.event(_core.EVENT_BALANCING, self.step, int(turned[0]), turned[1])
+                self.telemetry.event(_core.EVENT_BALANCING, self.step, turned[0], turned[1])
+            left_out = shares.left_out(timings)
+            if left_out is not None and self.rank == 0:
+                self.telemetry.event(_core.EVENT_LEFT_OUT, self.step, left_out[0], left_out[1])
+            limited = shares.take_memory(steps.reports)
+            if limited is not None and self.rank == 0:
+                self.telemetry.event(_core.EVENT_MEMORY, self.step, limited[0], limited[1])
 
     def synchronise_models(self) -> None:
         """Ends the time in which ranks train on their own (es.LocalSGD, es.DiLoCo), wherever it stands. Collective."""
@@ -300,132 +345,84 @@ class Session:
 
 
 _session: Session | None = None
+_entered: list[Session] = []  # of the process sets whose `with` is open, the innermost last
+of_sets: list[Session] = []  # of the process sets that this rank is in, in the order in which they were made
 
 
 def session() -> Session:
-    """This process's session; made on first use."""
+    """This process's session: that of the process set whose `with` it is in, else the whole job's; made on first use."""
+    return _entered[-1] if _entered else whole_session()
+
+
+def whole_session() -> Session:
+    """That of the whole job."""
     global _session
     if _session is None:
-        _session = Session(read_environment())
+        environment = read_environment()
+        _session = Session(environment, telemetry=open_ring(environment.telemetry_fd, environment.rank))
     return _session
 
 
-def rank() -> int:
-    """This process's number among all ranks; 0 outside a job."""
-    return session().rank
+def inside_a_set() -> bool:
+    """Whether the `with` of a process set is open."""
+    return bool(_entered)
 
 
-def local_rank() -> int:
-    """This process's number on its host; 0 outside a job."""
-    return session().environment.local_rank
+def enter(current: Session) -> None:
+    """Until `leave`, `current` is this process's session."""
+    _entered.append(current)
 
 
-def world_size() -> int:
-    """How many ranks the job has; 1 outside one."""
-    return session().world_size
-
-
-def is_main() -> bool:
-    """True on rank 0 and outside a job."""
-    return session().rank == 0
-
-
-def print_main(*values: Any, **options: Any) -> None:
-    """print on rank 0 only."""
-    if is_main():
-        options.setdefault("flush", True)
-        builtins.print(*values, **options)
-
-
-def step_count() -> int:
-    """Optimizer steps done since the start of training; a resumed run goes on counting."""
-    return session().step
-
-
-def barrier() -> None:
-    """Returns when all ranks have come."""
-    session().barrier()
-
-
-def epochs(count: int) -> Iterator[int]:
-    """range(count), but in a resumed run loops that were over yield nothing, and the one that was under way starts with
-    its epoch of then."""
-    current = session()
-    current.total_epochs = count
-    outermost = not current.loops.now.inside
-    yield from current.loops.run(count)
-    if outermost:
-        current.iteration_begins()  # none does: the last step, left by a break, is over all the same
-
-
-def set_weight(amount: float) -> None:
-    """Before backward: the loss is a mean over `amount` things (tokens, say) on this rank. Collective.
-
-    The gradients of the next backward are then those of the mean over all ranks' things.
-    """
-    current = session()
-    current.join()
-    current.steps.set_weight(float(amount))
-
-
-def synchronise_models() -> None:
-    """Where ranks train on their own (es.LocalSGD, es.DiLoCo): makes their parameters one now, before an evaluation or the
-    end of training. Else nothing. Collective."""
-    session().synchronise_models()
-
-
-def exchange_gradients() -> None:
-    """After `p.grad = …` by hand (`torch.autograd.grad`), before the optimizer's step: p.grad = the mean over the ranks,
-    each with its part of the batch, as backward does it. Collective.
-
-    All prepared models that have a gradient on some rank take part; what is the same on all ranks stays what it is.
-    """
-    session().steps.exchange_gradients()
+def leave(current: Session) -> None:
+    for place in reversed(range(len(_entered))):  # the innermost: a generator may have kept another open
+        if _entered[place] is current:
+            del _entered[place]
+            return
 
 
 @contextmanager
-def no_sync(*models: nn.Module) -> Iterator[None]:
-    """Backward passes inside only add up on each rank; the next one outside makes the exact sum of all.
-
-    Without models: all prepared ones. Enter it on every rank for the same passes.
-    """
-    syncs = session().steps.syncs
-    chosen = [sync for sync in syncs if not models or any(sync.model is model for model in models)]
-    for model in models:
-        if session().in_job and not any(sync.model is model for sync in syncs):
-            raise EvenstepError(f"es.no_sync was given a {type(model).__name__} that es.prepare has not prepared")
-    before = [sync.enabled for sync in chosen]
-    for sync in chosen:
-        sync.enabled = False
+def entered(current: Session) -> Iterator[None]:
+    """Inside, `current` is this process's session."""
+    enter(current)
     try:
         yield
     finally:
-        for sync, enabled in zip(chosen, before):
-            sync.enabled = enabled
+        leave(current)
 
 
-def log(**scalars: float) -> None:
-    """Numbers of yours for the run's record, from rank 0: of the step whose backward was made, else of the last step.
+def sessions() -> list[Session]:
+    """The whole job's and those of this rank's process sets, in the order in which all ranks know them."""
+    return [whole_session(), *of_sets]
 
-    `loss` takes the place of the number that backward began from, on the page, in metrics and in the report: give it where
-    that one is scaled or only a part. Names have up to 127 bytes.
-    """
+
+@contextmanager
+def in_place_of_session(other: Session) -> Iterator[None]:
+    """Every call inside is about another session (es.verify), as if there were no process sets."""
+    before, inside, known = whole_session(), list(_entered), list(of_sets)
+    _entered.clear()
+    of_sets.clear()
+    other.take_place()
+    try:
+        yield
+    finally:
+        _entered[:], of_sets[:] = inside, known
+        before.take_place()
+
+
+def session_named(name: str) -> Session:
+    """That of a process set of this rank; "": of the whole job."""
+    return next((one for one in of_sets if one.name == name), whole_session())
+
+
+def training_session(call: str) -> Session:
+    """The session that a call about training means. Raises EvenstepError where it stands outside the `with` of a set, on a
+    rank that trains in process sets alone."""
     current = session()
-    step = current.step if current.steps.ballots else max(0, current.step - 1)
-    for name, value in scalars.items():
-        number = float(value)
-        if current.rank == 0:
-            current.telemetry.scalar(_fitting(name), step, number)
-
-
-def _fitting(name: str) -> str:
-    encoded = name.encode(errors="replace")
-    if len(encoded) <= _core.SCALAR_NAME_BYTES:
-        return encoded.decode()
-    kept = encoded[: _core.SCALAR_NAME_BYTES].decode(errors="ignore")
-    warnings.warn(
-        f"es.log: a name of {len(encoded)} bytes is kept as {kept!r}\n"
-        f"  fix: give it at most {_core.SCALAR_NAME_BYTES} bytes, so that no two names become one",
-        stacklevel=3,
+    trained = [one for one in of_sets if one.steps.syncs or one.loaders]
+    if inside_a_set() or current.steps.syncs or current.loaders or not trained:
+        return current
+    name = trained[0].name
+    raise EvenstepError(
+        f"{call} outside any `with`: this rank trains in the process set {name!r} and not with all ranks of the job\n"
+        f"  fix: call it inside the `with` of the set; for all ranks of the job, of a set that names them all"
     )
-    return kept

@@ -7,12 +7,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from evenstep._core import Balancer, EvenstepError
+from evenstep._core import Balancer, EvenstepError, balance
+from evenstep.caps import Caps
+from evenstep.left_out import LeftOut
+from evenstep.memory import Report
+from evenstep.policies import Policy, for_balancer
 
 # (number of the batch drawn, its samples) -> shares of the ranks
 ShareSchedule = Callable[[int, int], Sequence[int]]
 
 
+# what runs instead of the models' split where that was measured slower -> its name in the event
+_FIXED = {"equal": "equal", "proportional": "profile"}
+_MEASURED = ("dynamic", "hybrid", "auto")
 _DECIDED = 1024  # more than any loader draws ahead
 _REMEMBERED = 24  # steps whose timings a checkpoint keeps: enough to draw lines by, too few to begin a trial
 
@@ -32,14 +39,20 @@ def at_least_one(shares: Sequence[int]) -> list[int]:
     return mended
 
 
-def none_alone(shares: Sequence[int]) -> list[int]:
-    """No share of a single sample, of which a BatchNorm in training has no variance: it goes to the largest other."""
+def none_alone(shares: Sequence[int], caps: Sequence[int | None] | None = None) -> list[int]:
+    """No share of a single sample, of which a BatchNorm in training has no variance: it goes to the largest other that
+    its cap lets have it."""
     mended = list(shares)
     for rank, share in enumerate(mended):
         if share == 1:
             mended[rank] = 0
-            mended[mended.index(max(mended)) if max(mended) > 0 else rank] += 1
+            others = [r for r, other in enumerate(mended) if other > 0 and (caps is None or _fits(other + 1, caps[r]))]
+            mended[max(others, key=lambda r: (mended[r], -r), default=rank)] += 1
     return mended
+
+
+def _fits(samples: int, cap: int | None) -> bool:
+    return cap is None or samples <= cap
 
 
 class Shares:
@@ -47,20 +60,26 @@ class Shares:
 
     def __init__(
         self,
-        policy: str,
+        policy: Policy,
         ranks: int,
         batch: int,
         speeds: Sequence[float] | None = None,
         schedule: ShareSchedule | None = None,
         plan: Any = None,
+        caps: Sequence[int | None] | None = None,
     ) -> None:
+        """caps: the most samples of each rank, as the script says; others are learned (take_memory)."""
         self.ranks, self.batch = ranks, batch
         self._schedule, self._plan = schedule, plan
-        self._balancer = Balancer(policy, ranks, batch, speeds)
-        self._timings: deque[list[tuple[int, float]]] = deque(maxlen=_REMEMBERED)
+        self.policy = policy
+        self.given_caps = list(caps or [None] * ranks)
+        self._caps = Caps(self.given_caps, batch)
+        self._balancer = Balancer(for_balancer(policy), ranks, batch, speeds, self._caps.now)
+        self._left_out = LeftOut(ranks, batch)
+        self._timings: deque[list[tuple[float, ...]]] = deque(maxlen=_REMEMBERED)
         self._drawn = 0
         self._decided: dict[tuple[int, int], list[int]] = {}  # (step, samples of the batch) -> shares
-        self._on_equal = False
+        self._choice = self._balancer.choice[0]
 
     @property
     def scheduled(self) -> bool:
@@ -83,32 +102,68 @@ class Shares:
                 )
             return shares
         shares = self._decide(batch, step) if self._plan is None else list(self._plan.shares(number, batch))
-        return shares if alone else none_alone(shares)
+        return shares if alone else none_alone(shares, self._caps.now)
 
     def _decide(self, batch: int, step: int | None) -> list[int]:
         if step is None:
-            return list(self._balancer.shares(batch))
+            return self._ask(batch)
         key = (step, batch)
         if key not in self._decided:
-            self._decided[key] = list(self._balancer.shares(batch))
+            self._decided[key] = self._ask(batch)
             while len(self._decided) > _DECIDED:
                 del self._decided[min(self._decided)]
         return list(self._decided[key])
 
-    def split(self, batch: int) -> list[int]:
-        """Shares by the speeds known now, for work outside training steps; no rank idle where that can be."""
-        return at_least_one(self._balancer.shares(batch))
+    def _ask(self, batch: int) -> list[int]:
+        """Of a batch that is larger than the global one, what memory holds was never asked: the script's caps count."""
+        return list(self._balancer.shares(batch)) if self._caps.hold(batch) else self._alike(batch, self.given_caps)
 
-    def observe(self, timings: Sequence[tuple[int, float]], step_seconds: float) -> None:
+    def split(self, batch: int) -> list[int]:
+        """Shares by the speeds known now, for work outside training steps, of which caps say nothing; no rank idle where
+        that can be."""
+        larger = batch > self.batch and any(cap is not None for cap in self._caps.now)
+        return at_least_one(self._alike(batch, None) if larger else self._balancer.shares(batch))
+
+    def _alike(self, batch: int, caps: Sequence[int | None] | None) -> list[int]:
+        """In proportion to those of the global batch."""
+        tables = [[(1, 1.0 / share if share else 1e9)] for share in self._balancer.shares(self.batch)]
+        return balance(tables, batch, caps)[0]
+
+    def observe(self, timings: Sequence[tuple[int, float]], step_seconds: float, spared: Sequence[int] = ()) -> None:
+        """spared: ranks without samples that left out backward."""
         if self._plan is not None:
             self._plan.observe(timings, step_seconds)
         else:
-            self._balancer.observe(timings)
-            self._timings.append(list(timings))
+            self._balancer.observe(timings, *([spared] if spared else []))
+            self._timings.append([(*pair, *([1] if rank in spared else [])) for rank, pair in enumerate(timings)])
+
+    def take_memory(self, reports: Sequence[Report]) -> tuple[int, str] | None:
+        """Takes what the ranks told of their memory in a step; the same on all. Where that is news: on how many ranks
+        memory now holds fewer samples than would be best, and in words."""
+        if self.scheduled or self._plan is not None or sum(samples for _, samples, _, _ in reports) != self.batch:
+            return None
+        return self._caps.take(self._balancer, reports)
+
+    def left_out(self, timings: Sequence[tuple[int, float]]) -> tuple[int, str] | None:
+        """After a step was observed. Where that is news: how many ranks have no samples since steps are shorter so, and in
+        words."""
+        if self.scheduled or self._plan is not None or self.policy not in _MEASURED:
+            return None
+        return self._left_out.take(self._balancer, timings, self._caps.now)
+
+    @property
+    def caps(self) -> list[int]:
+        """What memory was measured to hold, for a checkpoint; -1: unknown."""
+        return list(self._caps.learned)
+
+    def learn_caps(self, caps: Sequence[int]) -> None:
+        """Of an earlier run of the same ranks."""
+        if not self.scheduled and self._plan is None and len(caps) == self.ranks:
+            self._caps.apply(self._balancer, [int(cap) for cap in caps])
 
     def state(self) -> list[list[list[float]]]:
-        """The last steps' timings, a pair (samples, seconds) for each rank: what the balancer knows, whatever it makes
-        of it."""
+        """The last steps' timings, (samples, seconds) for each rank, and a third number where it left out backward: what
+        the balancer knows, whatever it makes of it."""
         return [[list(pair) for pair in timings] for timings in self._timings]
 
     def learn(self, state: Sequence[Sequence[Sequence[float]]]) -> None:
@@ -116,16 +171,20 @@ class Shares:
         if self.state() == [[list(pair) for pair in timings] for timings in state]:
             return
         for timings in state:
-            self.observe([(int(samples), float(seconds)) for samples, seconds in timings], math.nan)
+            spared = [rank for rank, one in enumerate(timings) if len(one) > 2]
+            self.observe([(int(one[0]), float(one[1])) for one in timings], math.nan, spared)
 
-    def turned(self) -> tuple[bool, str] | None:
-        """(True, measured times) once balanced shares were measured slower than equal ones, which run from now on;
-        (False, times) once balanced ones run again; else None."""
-        on_equal, balanced, equal = self._balancer.on_equal
-        if on_equal == self._on_equal:
+    def turned(self) -> tuple[int, str] | None:
+        """(1, measured times) once the models' split was measured slower than equal shares, which run from now on; (2,
+        times) the same of the profile's; (0, times) once the models' runs again; else None."""
+        choice, seconds, other = self._balancer.choice
+        if choice == self._choice:
             return None
-        self._on_equal = on_equal
-        return on_equal, f"{1e3 * balanced:.4g} ms, equal {1e3 * equal:.4g} ms"
+        before, self._choice = self._choice, choice
+        name = _FIXED.get(choice) or _FIXED[before]
+        balanced, fixed = (other, seconds) if choice in _FIXED else (seconds, other)
+        number = list(_FIXED).index(choice) + 1 if choice in _FIXED else 0
+        return number, f"{1e3 * balanced:.4g} ms, {name} {1e3 * fixed:.4g} ms"
 
     def predict(self, shares: Sequence[int]) -> float:
         """Seconds of a step with these shares; NaN while unknown."""

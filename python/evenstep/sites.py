@@ -1,4 +1,5 @@
-"""Where in the user's program a collective was called: looked for only when one fails, so that it costs nothing before."""
+"""Where in the user's program a collective was called: looked for only when one fails, so that it costs nothing before.
+(On a GPU nobody is in the call when it fails: there it is said before each.)"""
 
 from __future__ import annotations
 
@@ -38,7 +39,10 @@ def make_for(place: Place | None) -> None:
     _submitted.place = place
 
 
+def words_of(place: Place | None) -> str | None:
+    return None if place is None else f"{place[0]}:{place[1]} in {place[2]}"
+
+
 def find() -> str | None:
     """What the engine asks on the thread whose call fails."""
-    place = _users(sys._getframe(0)) or _submitted.place
-    return None if place is None else f"{place[0]}:{place[1]} in {place[2]}"
+    return words_of(_users(sys._getframe(0)) or _submitted.place)

@@ -78,6 +78,12 @@ class StepChecks:
         if self._hook is None:
             self._hook = register_optimizer_step_pre_hook(before_any_step)
 
+    def forget(self) -> None:
+        """What `watch_all` registered for all optimizers is no longer called."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
 
 def _check_outside_backward(optimizer: Optimizer, syncs: list[GradientSync]) -> None:
     steps_on = _ids(optimizer)

@@ -12,6 +12,8 @@ import torch
 from evenstep import _core, vote
 from evenstep._core import EvenstepError
 from evenstep.fetched import FetchedBatches
+from evenstep.idle_backward import IdleBackward
+from evenstep.ranges import Phases
 from evenstep.saved_bytes import SavedBytes
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from evenstep.gradients import GradientSync
     from evenstep.group import Group
     from evenstep.loader import BatchPlan, EvenLoader
+    from evenstep.memory import RanksMemory
 
 
 def loss_of(tensors: Any) -> float:
@@ -45,6 +48,10 @@ class Steps:
         self.telemetry = telemetry
         self.syncs: list[GradientSync] = []
         self.buffers: BufferSync | None = None
+        self.memory: RanksMemory | None = None
+        self.reports: list[Any] = []  # what the ranks told of their memory before the last commit
+        self.spared: list[int] = []  # ranks that left out every backward before it, for want of samples
+        self._passes = self._spared_passes = 0  # since the last commit
         self.step = 0
         self.loss = math.nan  # of the last committed step, over all ranks
         self.plan: BatchPlan | None = None  # the training batch now at work
@@ -58,6 +65,7 @@ class Steps:
         self._amount = 0.0  # what it was given
         self.empty = False  # set_weight: the next backward counts nothing on any rank
         self._fetched = FetchedBatches()
+        self._idle_backward = IdleBackward()
         self._backward_count = 0
         self._checksum = 0
         self._samples = self._total = self._batches = 0
@@ -79,6 +87,7 @@ class Steps:
         self._backward_start = now
         self._record: tuple[Any, ...] | None = None
         self._reported_shares: list[int] = []
+        self.phases = Phases()
 
     # -- weights --
 
@@ -97,6 +106,28 @@ class Steps:
         total = float(values[0])
         self._weight, self._amount = amount / total if total > 0 else 0.0, amount
         self.empty = total == 0
+
+    def has_samples(self, latest: BatchPlan | None) -> bool:
+        """Whether what is in forward are samples of this rank, and no dummy ones. `latest`: the batch that the script is
+        at."""
+        if self._fetched.unlike:
+            if self._weight is None:
+                raise EvenstepError(
+                    f"rank {self.group.rank} has samples of one of the batches that wait for backward and none of another, so "
+                    "a BatchNorm cannot tell whether those in forward count\n  fix: call es.set_weight before forward; or give "
+                    "the loaders one batch_size; or call backward for each batch before the next is fetched"
+                )
+            return self._amount > 0
+        plan = latest or self.plan  # the latter also where the script keeps a batch of an ended iteration
+        return plan is None or plan.samples > 0
+
+    @property
+    def weight_is_set(self) -> bool:
+        """By es.set_weight, for the next backward."""
+        return self._weight is not None
+
+    def forget_weight(self) -> None:
+        self._weight, self.empty = None, False
 
     def current_amount(self) -> float:
         """How much of what is now in backward is this rank's: samples, what es.set_weight counts, else 1."""
@@ -132,12 +163,15 @@ class Steps:
             duration = _core.clock_ns() - start
             self._apart += max(0, duration - (self.blocked_ns() - blocked))
             self.telemetry.span(span, self.step, start, duration)
+            if self.memory is not None:
+                self.memory.watch.begin()
 
     # -- batches --
 
     def pause(self, loader: EvenLoader | None = None) -> None:
         """A loader's epoch ended: what comes until the next batch is asked for is no training, and a backward on other
         data has not the last batch's weight."""
+        self.phases.enter(None)
         if loader is not None:
             if self.plan is not None and self.plan.loader is loader and not self._fetched.has(self.plan):
                 self.plan = None
@@ -153,17 +187,21 @@ class Steps:
             since, blocked = self._paused
             self._apart += max(0, now - since - (self.blocked_ns() - blocked))
             self._paused = None
+            if self.memory is not None:
+                self.memory.watch.begin()
             if self._step_end == since:  # nothing was trained yet: the first step begins here
                 self._step_end = now
 
     def batch_arrives(self, plan: BatchPlan, asked_ns: int, batch: Any = None) -> None:
         now = _core.clock_ns()
         self.telemetry.span(_core.SPAN_DATA, self.step, asked_ns, now - asked_ns)
+        self.phases.enter("forward")
         self._fetched.add(plan, batch)
         self._had[plan.loader] = self._had.get(plan.loader, 0) + plan.samples
         self.plan = self.last_plan = plan
         self._batch_start = now
-        self._checksum = (self._checksum * 31 + plan.checksum + plan.total) & 0xFFFFFFFFFFFFFFFF
+        shares = hash(tuple(plan.shares))  # of whole numbers: the same in every process
+        self._checksum = (self._checksum * 31 + plan.checksum + plan.total + shares) & 0xFFFFFFFFFFFFFFFF
         self._samples += plan.samples
         self._total += plan.total
         self._batches += 1
@@ -182,11 +220,27 @@ class Steps:
                 self.plan = None
             self._fetched.check_one_weight()
         now = self._backward_start = _core.clock_ns()
+        self.phases.enter("backward")
         if self.plan is not None:
             self.telemetry.span(_core.SPAN_FORWARD, self.step, self._batch_start, now - self._batch_start)
         self._loss_value = loss_of(losses)
+        self._passes += 1
         for sync in self.syncs:
             sync.before_backward(self.empty)
+
+    def spares_backward(self, losses: Any) -> bool:
+        """Whether this rank has no samples, so that its gradients count nothing, and nothing else would come of them:
+        then zeros have been handed over in their place."""
+        empty = self.plan is not None and self.plan.samples == 0 and self.current_weight() == 0.0 and not self.empty
+        if not (empty and all(sync.may_be_spared for sync in self.syncs)):
+            return False
+        reached = self._idle_backward.parameters_of(losses, self.syncs)
+        if reached is None:
+            return False
+        for sync in self.syncs:
+            sync.hand_over_zeros(reached)
+        self._spared_passes += 1
+        return True
 
     def nested_backward(self) -> None:
         for sync in self.syncs:
@@ -260,10 +314,10 @@ class Steps:
                 sync.abandon()
         self._weight, self.empty = None, False
 
-    def exchange_gradients(self) -> None:
-        """What the end of a backward pass does, for gradients that none made."""
+    def exchange_gradients(self, losses: Any = None) -> None:
+        """What the end of a backward pass does, for gradients that none made. losses: what it would begin from."""
         if self.syncs:
-            self.before_backward(None)
+            self.before_backward(losses)
             for sync in self.syncs:
                 sync.take_gradients()
             self.after_backward()
@@ -272,6 +326,7 @@ class Steps:
         def bits(which: str) -> int:
             return sum(1 << i for i, sync in enumerate(self.syncs) if sync.enabled and getattr(sync, which))
 
+        watch = self.memory.watch if self.memory is not None else None
         ballot = vote.Ballot(
             backward=self._backward_count,
             step=self.step,
@@ -287,6 +342,9 @@ class Steps:
             buffers=self.buffers.checksum(self._changed) if self.buffers is not None else 0,
             flags=flags,
             batches=self._batches,
+            cap=-1 if watch is None else watch.cap,
+            room=vote.UNKNOWN if watch is None else watch.room,
+            growth=0.0 if watch is None else watch.growth,
         )
         with self.blocking():
             records = self.group.exchange(ballot.pack())
@@ -308,11 +366,15 @@ class Steps:
         )
 
     def _synchronise(self, end: int, weight: float, taken: str) -> None:
+        self.phases.enter("communication")
         self._backward_count += 1
         self._changed = self.buffers.changed() if self.buffers is not None else []
         blocked = self.blocked_ns() - self._blocked_reference
         busy = end - self._reference - blocked - (self._apart - self._apart_reference)
         flags = (vote.WANTS_CHECKPOINT if self.wants_checkpoint else 0) | (vote.TAKEN if taken else 0)
+        flags |= vote.SPARED if 0 < self._spared_passes == self._passes else 0
+        if self.memory is not None and self._batches and self.last_plan is not None:
+            self.memory.watch.stepped(self.step, self._samples // self._batches, self.last_plan.shares)
         ballots = self._exchange(weight, max(0, busy), flags)
         failed = vote.failed(ballots)
         if failed:
@@ -326,6 +388,8 @@ class Steps:
             raise self._no_gradient(taken or f"a gradient of rank {took[0]} was gone when backward ended")
         self.ballots = ballots
         vote.check(self.ballots)
+        if self.memory is not None:
+            self.memory.heard(ballots)
         self.checkpoint_agreed = bool(self.ballots[0].flags & vote.WANTS_CHECKPOINT)
         fired = refired = 0
         for one in self.ballots:
@@ -342,6 +406,7 @@ class Steps:
         self._sync_end = _core.clock_ns()
         self._blocked_at_sync, self._apart_at_sync = self.blocked_ns(), self._apart
         self.telemetry.span(_core.SPAN_WAIT, self.step, end, self._sync_end - end)
+        self.phases.enter("optimizer")
 
     # -- the optimizer's step --
 
@@ -356,6 +421,8 @@ class Steps:
         if any(sync.open for sync in self.syncs):  # a backward that did not come through torch.autograd.backward
             self.before_backward_missed()
         timings: list[tuple[int, float]] = []
+        self.reports, self.spared = [], []
+        self._passes = self._spared_passes = 0
         ballots, self.ballots = self.ballots, []
         self.loss = math.nan
         if ballots:
@@ -369,8 +436,11 @@ class Steps:
                     )
             self.loss = math.fsum(ballot.loss for ballot in ballots)
             batches = ballots[0].batches
+            self.spared = vote.spared(ballots)
             if batches > 0:
                 timings = [(round(b.samples / batches), b.busy_seconds / batches) for b in ballots]
+                if self.memory is not None:
+                    self.reports = self.memory.reports(ballots, timings)
         plan = self.last_plan
         own = ballots[self.group.rank] if ballots else None
         self._record = (
@@ -417,6 +487,7 @@ class Steps:
     def stepped(self) -> None:
         """After the first optimizer's step."""
         now = _core.clock_ns()
+        self.phases.enter(None)
         self.telemetry.span(_core.SPAN_OPTIMIZER, max(0, self.step - 1), self._sync_end, now - self._sync_end)
         if self._record is not None:
             step, epoch, busy, samples, batch, loss, predicted = self._record

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from evenstep._core import EvenstepError
+from evenstep.memory import UNKNOWN as UNKNOWN
 
-_FORMAT = struct.Struct("<qqqqdddQQQQIIi")
+_FORMAT = struct.Struct("<qqqqdddQQQQIIiqqd")
 
 WANTS_CHECKPOINT = 1
 TAKEN = 2  # a hook took a gradient away before this rank's backward ended
+SPARED = 8  # this rank had no samples, and no backward either, since the last optimizer step
 FAILED = 4  # this rank's backward raised an error before it made a gradient
 
 
@@ -33,6 +35,9 @@ class Ballot:
     buffers: int  # checksum of which buffers changed
     flags: int
     batches: int
+    cap: int = -1  # of samples, by a limit of this rank's own (evenstep.memory)
+    room: int = UNKNOWN  # so many more samples than it had its memory holds
+    growth: float = 0.0  # bytes by which this rank's peak is above what it holds now
 
     def pack(self) -> bytes:
         return _FORMAT.pack(
@@ -50,6 +55,9 @@ class Ballot:
             self.buffers,
             self.flags,
             self.batches,
+            self.cap,
+            self.room,
+            self.growth,
         )
 
 
@@ -67,6 +75,11 @@ def _odd_ranks(values: Sequence[object]) -> str:
 def failed(ballots: Sequence[Ballot]) -> list[int]:
     """The ranks whose backward raised an error."""
     return [rank for rank, ballot in enumerate(ballots) if ballot.flags & FAILED]
+
+
+def spared(ballots: Sequence[Ballot]) -> list[int]:
+    """The ranks that had no samples, and left backward out."""
+    return [rank for rank, ballot in enumerate(ballots) if ballot.flags & SPARED]
 
 
 def took(ballots: Sequence[Ballot]) -> list[int]:
@@ -93,10 +106,10 @@ def check(ballots: Sequence[Ballot]) -> None:
             "iterate over the prepared loader equally often on every rank",
         ),
         (
-            "see the samples in different orders",
+            "see the samples in different orders, or split them differently",
             [b.checksum for b in ballots],
             "the sampler must depend only on torch's, random's and numpy's random numbers or set_epoch, and the "
-            "dataset must be the same on every rank",
+            "dataset must be the same on every rank (an IterableDataset must give each the whole stream, not a part); a policy of your own must depend on what it is told alone",
         ),
         ("call optimizer.step() at different times", [b.step for b in ballots], "step on every rank alike"),
         (

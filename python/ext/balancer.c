@@ -1,109 +1,25 @@
-/* _core.Balancer and _core.balance: who gets how many samples. Microseconds of arithmetic: the GIL stays. */
-#include "ext.h"
+/* _core.Balancer: who gets how many samples. Microseconds of arithmetic: the GIL stays. */
+#include "arguments.h"
 
 #include <evenstep/balancer.h>
 #include <stdbool.h>
 
 typedef struct balancer_object {
   PyObject_HEAD even_balancer *balancer;
+  PyObject *choose; /* a policy that is a function; else NULL */
   size_t ranks;
   int64_t batch;
   int policy;
 } balancer_object;
 
-static void *array(size_t count, size_t bytes) {
-  void *memory = PyMem_Calloc(count == 0 ? 1 : count, bytes);
-  return memory != NULL ? memory : PyErr_NoMemory();
-}
+/* ---- a policy that is a function ---- */
 
-static int as_i64(PyObject *object, int64_t *out) {
-  PyObject *index = PyNumber_Index(object);
-  if (index == NULL) {
-    return -1;
-  }
-  long long value = PyLong_AsLongLong(index);
-  Py_DECREF(index);
-  if (value == -1 && PyErr_Occurred()) {
-    return -1;
-  }
-  *out = value;
-  return 0;
-}
-
-static int as_double(PyObject *object, double *out) {
-  *out = PyFloat_AsDouble(object);
-  return PyErr_Occurred() ? -1 : 0;
-}
-
-/* Any sequence as a tuple of `ranks` items; `what` names it in the error. */
-static PyObject *one_a_rank(PyObject *sequence, size_t ranks, const char *what) {
-  PyObject *tuple = PySequence_Tuple(sequence);
-  if (tuple != NULL && PyTuple_Size(tuple) != (Py_ssize_t)ranks) {
-    PyErr_Format(PyExc_ValueError, "%zd %s were given for %zu ranks; give one for each rank", PyTuple_Size(tuple), what,
-                 ranks);
-    Py_DECREF(tuple);
-    return NULL;
-  }
-  return tuple;
-}
-
-/* A pair (samples, seconds). */
-static int as_pair(PyObject *object, int64_t *samples, double *seconds) {
-  PyObject *pair = PySequence_Tuple(object);
-  if (pair == NULL) {
-    return -1;
-  }
-  int failed = -1;
-  if (PyTuple_Size(pair) != 2) {
-    PyErr_SetString(PyExc_ValueError, "wants pairs (samples, seconds)");
-  } else {
-    failed = as_i64(PyTuple_GetItem(pair, 0), samples) != 0 || as_double(PyTuple_GetItem(pair, 1), seconds) != 0;
-  }
-  Py_DECREF(pair);
-  return failed ? -1 : 0;
-}
-
-/* None: *out stays NULL. Free with PyMem_Free. */
-static int as_speeds(PyObject *object, size_t ranks, double **out) {
-  if (object == Py_None) {
-    return 0;
-  }
-  PyObject *tuple = one_a_rank(object, ranks, "speeds");
-  if (tuple == NULL) {
-    return -1;
-  }
-  int failed = (*out = array(ranks, sizeof **out)) == NULL;
-  for (size_t r = 0; !failed && r < ranks; r++) {
-    failed = as_double(PyTuple_GetItem(tuple, (Py_ssize_t)r), &(*out)[r]) != 0;
-  }
-  Py_DECREF(tuple);
-  return failed ? -1 : 0;
-}
-
-/* A cap of None is no cap. None for all: *out stays NULL. Free with PyMem_Free. */
-static int as_caps(PyObject *object, size_t ranks, int64_t **out) {
-  if (object == Py_None) {
-    return 0;
-  }
-  PyObject *tuple = one_a_rank(object, ranks, "caps");
-  if (tuple == NULL) {
-    return -1;
-  }
-  int failed = (*out = array(ranks, sizeof **out)) == NULL;
-  for (size_t r = 0; !failed && r < ranks; r++) {
-    PyObject *cap = PyTuple_GetItem(tuple, (Py_ssize_t)r);
-    (*out)[r] = -1;
-    failed = cap != Py_None && as_i64(cap, &(*out)[r]) != 0;
-  }
-  Py_DECREF(tuple);
-  return failed ? -1 : 0;
-}
-
-static PyObject *as_list(const int64_t *shares, size_t ranks) {
-  PyObject *list = PyList_New((Py_ssize_t)ranks);
-  for (size_t r = 0; list != NULL && r < ranks; r++) {
-    PyObject *share = PyLong_FromLongLong(shares[r]);
-    if (share == NULL || PyList_SetItem(list, (Py_ssize_t)r, share) != 0) {
+/* A list with one item a rank; `make` gives a new reference. */
+static PyObject *list_of(const even_policy_view *view, PyObject *(*make)(const even_policy_view *, size_t)) {
+  PyObject *list = PyList_New((Py_ssize_t)view->ranks);
+  for (size_t r = 0; list != NULL && r < view->ranks; r++) {
+    PyObject *item = make(view, r);
+    if (item == NULL || PyList_SetItem(list, (Py_ssize_t)r, item) != 0) {
       Py_DECREF(list);
       return NULL;
     }
@@ -111,71 +27,175 @@ static PyObject *as_list(const int64_t *shares, size_t ranks) {
   return list;
 }
 
+static PyObject *cap_of(const even_policy_view *view, size_t rank) {
+  if (view->caps[rank] < 0) {
+    Py_RETURN_NONE;
+  }
+  return PyLong_FromLongLong(view->caps[rank]);
+}
+
+static PyObject *timing_of(const even_policy_view *view, size_t rank) {
+  return Py_BuildValue("Ld", (long long)view->last[rank].samples, view->last[rank].busy_seconds);
+}
+
+static PyObject *fixed_of(const even_policy_view *view, size_t rank) {
+  return PyFloat_FromDouble(view->fixed_seconds[rank]);
+}
+
+static PyObject *slope_of(const even_policy_view *view, size_t rank) {
+  return PyFloat_FromDouble(view->seconds_per_sample[rank]);
+}
+
+static PyObject *proposed_of(const even_policy_view *view, size_t rank) {
+  return PyLong_FromLongLong(view->proposed[rank]);
+}
+
+/* The view as arguments: batch, steps, caps, last, fixed_seconds, seconds_per_sample, proposed. */
+static PyObject *view_arguments(const even_policy_view *view) {
+  PyObject *last = NULL;
+  if (view->last != NULL) {
+    last = list_of(view, timing_of);
+  } else {
+    last = Py_None;
+    Py_INCREF(last);
+  }
+  return Py_BuildValue("LLNNNNN", (long long)view->batch, (long long)view->steps, list_of(view, cap_of), last,
+                       list_of(view, fixed_of), list_of(view, slope_of), list_of(view, proposed_of));
+}
+
+/* An exception stays set: whoever asked for shares raises it. */
+static even_status choose(void *context, const even_policy_view *view, int64_t *shares) {
+  PyObject *arguments = view_arguments(view);
+  PyObject *answer = arguments != NULL ? PyObject_CallObject(context, arguments) : NULL;
+  Py_XDECREF(arguments);
+  PyObject *tuple = answer != NULL ? even_ext_one_a_rank(answer, view->ranks, "shares") : NULL;
+  Py_XDECREF(answer);
+  bool read = tuple != NULL;
+  for (size_t r = 0; read && r < view->ranks; r++) {
+    read = even_ext_as_i64(PyTuple_GetItem(tuple, (Py_ssize_t)r), &shares[r]) == 0;
+  }
+  Py_XDECREF(tuple);
+  return read ? EVEN_OK : EVEN_ERR_ARGUMENT;
+}
+
+/* A policy's name, or a function. */
+static int read_policy(PyObject *policy, balancer_object *self, even_balancer_params *params) {
+  if (PyCallable_Check(policy)) {
+    Py_INCREF(policy);
+    self->choose = policy;
+    params->policy = EVEN_POLICY_CALLBACK;
+    params->choose = choose;
+    params->choose_context = policy;
+    return 0;
+  }
+  PyObject *bytes = PyUnicode_Check(policy) ? PyUnicode_AsUTF8String(policy) : NULL;
+  if (bytes == NULL) {
+    if (!PyErr_Occurred()) {
+      PyErr_SetString(PyExc_TypeError, "policy: give the name of one, or a function that chooses the shares");
+    }
+    return -1;
+  }
+  even_status status = even_policy_parse(PyBytes_AsString(bytes), &params->policy);
+  Py_DECREF(bytes);
+  return status == EVEN_OK ? 0 : (even_ext_raise(status), -1);
+}
+
 static PyObject *balancer_new(PyTypeObject *type, PyObject *arguments, PyObject *names) {
-  static char *keywords[] = {"policy", "ranks", "batch", "speeds", "caps", NULL};
-  const char *policy = NULL;
+  static char *keywords[] = {"policy", "ranks", "batch", "speeds", "caps", "buckets", NULL};
+  PyObject *policy = NULL;
   Py_ssize_t ranks = 0;
   long long batch = 0;
   PyObject *speeds = Py_None;
   PyObject *caps = Py_None;
-  if (!PyArg_ParseTupleAndKeywords(arguments, names, "snL|OO:Balancer", keywords, &policy, &ranks, &batch, &speeds,
-                                   &caps)) {
+  PyObject *buckets = Py_None;
+  if (!PyArg_ParseTupleAndKeywords(arguments, names, "OnL|OOO:Balancer", keywords, &policy, &ranks, &batch, &speeds,
+                                   &caps, &buckets)) {
     return NULL;
   }
   if (ranks < 0) {
     return PyErr_Format(PyExc_ValueError, "%zd ranks; at least 1 is needed", ranks);
   }
   even_balancer_params params = {.size = sizeof params, .ranks = (size_t)ranks, .batch = batch};
-  even_status status = even_policy_parse(policy, &params.policy);
-  if (status != EVEN_OK) {
-    return even_ext_raise(status);
-  }
   double *speed = NULL;
   int64_t *cap = NULL;
-  balancer_object *self = NULL;
-  if (as_speeds(speeds, params.ranks, &speed) == 0 && as_caps(caps, params.ranks, &cap) == 0) {
+  int64_t *bucket = NULL;
+  allocfunc make = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+  balancer_object *self = (balancer_object *)make(type, 0);
+  bool read = self != NULL && read_policy(policy, self, &params) == 0 &&
+              even_ext_as_doubles(speeds, params.ranks, "speeds", &speed) == 0 &&
+              even_ext_as_counts(caps, params.ranks, "caps", -1, &cap) == 0 &&
+              even_ext_as_counts(buckets, params.ranks, "buckets", 0, &bucket) == 0;
+  if (read) {
     params.speeds = speed;
     params.caps = cap;
-    allocfunc make = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    self = (balancer_object *)make(type, 0);
-  }
-  if (self != NULL) {
+    params.buckets = bucket;
     self->ranks = params.ranks;
     self->batch = batch;
     self->policy = (int)params.policy;
-    status = even_balancer_open(&params, &self->balancer);
-    if (status != EVEN_OK) {
-      Py_DECREF((PyObject *)self);
-      self = (balancer_object *)even_ext_raise(status);
-    }
+    even_status status = even_balancer_open(&params, &self->balancer);
+    read = status == EVEN_OK || even_ext_raise(status) != NULL;
   }
   PyMem_Free(speed);
   PyMem_Free(cap);
+  PyMem_Free(bucket);
+  if (!read) {
+    Py_XDECREF((PyObject *)self);
+    return NULL;
+  }
   return (PyObject *)self;
 }
 
 static void balancer_dealloc(PyObject *self) {
   PyTypeObject *type = Py_TYPE(self);
   even_balancer_close(((balancer_object *)self)->balancer);
+  Py_XDECREF(((balancer_object *)self)->choose);
   freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
   release(self);
   Py_DECREF((PyObject *)type);
 }
 
-static PyObject *balancer_observe(PyObject *object, PyObject *timings) {
+/* Of spared[] those ranks that `ranks` (any sequence of numbers) names. */
+static int read_spared(PyObject *ranks, size_t count, bool *spared) {
+  PyObject *tuple = PySequence_Tuple(ranks);
+  if (tuple == NULL) {
+    return -1;
+  }
+  int failed = 0;
+  for (Py_ssize_t i = 0; !failed && i < PyTuple_Size(tuple); i++) {
+    int64_t rank = -1;
+    failed = even_ext_as_i64(PyTuple_GetItem(tuple, i), &rank);
+    if (!failed && (rank < 0 || (uint64_t)rank >= count)) {
+      PyErr_Format(PyExc_ValueError, "there is no rank %lld among %zu", (long long)rank, count);
+      failed = -1;
+    } else if (!failed) {
+      spared[rank] = true;
+    }
+  }
+  Py_DECREF(tuple);
+  return failed;
+}
+
+static PyObject *balancer_observe(PyObject *object, PyObject *arguments) {
   balancer_object *self = (balancer_object *)object;
-  PyObject *tuple = one_a_rank(timings, self->ranks, "timings");
+  PyObject *timings = NULL;
+  PyObject *ranks = NULL;
+  if (!PyArg_ParseTuple(arguments, "O|O:observe", &timings, &ranks)) {
+    return NULL;
+  }
+  PyObject *tuple = even_ext_one_a_rank(timings, self->ranks, "timings");
   if (tuple == NULL) {
     return NULL;
   }
-  even_step_timing *timing = array(self->ranks, sizeof *timing);
-  bool read = timing != NULL;
+  even_step_timing *timing = even_ext_array(self->ranks, sizeof *timing);
+  bool *spared = timing != NULL ? even_ext_array(self->ranks, sizeof *spared) : NULL;
+  bool read = spared != NULL && (ranks == NULL || read_spared(ranks, self->ranks, spared) == 0);
   for (size_t r = 0; read && r < self->ranks; r++) {
-    read = as_pair(PyTuple_GetItem(tuple, (Py_ssize_t)r), &timing[r].samples, &timing[r].busy_seconds) == 0;
+    read = even_ext_as_pair(PyTuple_GetItem(tuple, (Py_ssize_t)r), &timing[r].samples, &timing[r].busy_seconds) == 0;
   }
   Py_DECREF(tuple);
-  even_status status = read ? even_balancer_observe(self->balancer, timing) : EVEN_OK;
+  even_status status = read ? even_balancer_observe_spared(self->balancer, timing, spared) : EVEN_OK;
   PyMem_Free(timing);
+  PyMem_Free(spared);
   if (!read || status != EVEN_OK) {
     return read ? even_ext_raise(status) : NULL;
   }
@@ -188,12 +208,17 @@ static PyObject *balancer_shares(PyObject *object, PyObject *arguments) {
   if (!PyArg_ParseTuple(arguments, "|L:shares", &batch)) {
     return NULL;
   }
-  int64_t *shares = array(self->ranks, sizeof *shares);
+  int64_t *shares = even_ext_array(self->ranks, sizeof *shares);
   if (shares == NULL) {
     return NULL;
   }
   even_status status = even_balancer_shares(self->balancer, batch, shares);
-  PyObject *list = status == EVEN_OK ? as_list(shares, self->ranks) : even_ext_raise(status);
+  PyObject *list = NULL;
+  if (status == EVEN_OK) {
+    list = even_ext_as_list(shares, self->ranks);
+  } else if (!PyErr_Occurred()) { /* by the function that is the policy */
+    list = even_ext_raise(status);
+  }
   PyMem_Free(shares);
   return list;
 }
@@ -219,80 +244,55 @@ static PyObject *balancer_on_equal(PyObject *object, void *closure) {
   return Py_BuildValue("Ndd", PyBool_FromLong(on_equal), balanced, equal);
 }
 
+static PyObject *balancer_set_caps(PyObject *object, PyObject *caps) {
+  balancer_object *self = (balancer_object *)object;
+  int64_t *cap = NULL;
+  bool read = even_ext_as_counts(caps, self->ranks, "caps", -1, &cap) == 0;
+  even_status status = read ? even_balancer_set_caps(self->balancer, cap) : EVEN_OK;
+  PyMem_Free(cap);
+  if (!read || status != EVEN_OK) {
+    return read ? even_ext_raise(status) : NULL;
+  }
+  Py_RETURN_NONE;
+}
+
+static PyObject *balancer_without_caps(PyObject *object, PyObject *unused) {
+  balancer_object *self = (balancer_object *)object;
+  double seconds = 0.0;
+  (void)unused;
+  int64_t *shares = even_ext_array(self->ranks, sizeof *shares);
+  if (shares == NULL) {
+    return NULL;
+  }
+  even_status status = even_balancer_without_caps(self->balancer, shares, &seconds);
+  PyObject *list = status == EVEN_OK ? even_ext_as_list(shares, self->ranks) : even_ext_raise(status);
+  PyMem_Free(shares);
+  return list != NULL ? Py_BuildValue("Nd", list, seconds) : NULL;
+}
+
+static PyObject *balancer_choice(PyObject *object, void *closure) {
+  (void)closure;
+  double seconds = 0.0;
+  double other = 0.0;
+  even_policy choice = even_balancer_choice(((balancer_object *)object)->balancer, &seconds, &other);
+  return Py_BuildValue("sdd", even_policy_name(choice), seconds, other);
+}
+
 static PyObject *balancer_policy(PyObject *object, void *closure) {
   (void)closure;
   return PyUnicode_FromString(even_policy_name((even_policy)((balancer_object *)object)->policy));
 }
 
-/* One table from a sequence of pairs; both arrays freed by the caller also after a failure. */
-static int as_table(PyObject *object, int64_t **samples, double **seconds, size_t *points) {
-  PyObject *pairs = PySequence_Tuple(object);
-  if (pairs == NULL) {
-    return -1;
-  }
-  *points = (size_t)PyTuple_Size(pairs);
-  *samples = array(*points, sizeof **samples);
-  *seconds = *samples != NULL ? array(*points, sizeof **seconds) : NULL;
-  int failed = *seconds == NULL;
-  for (size_t i = 0; !failed && i < *points; i++) {
-    failed = as_pair(PyTuple_GetItem(pairs, (Py_ssize_t)i), &(*samples)[i], &(*seconds)[i]) != 0;
-  }
-  Py_DECREF(pairs);
-  return failed ? -1 : 0;
-}
-
-static PyObject *solve(PyObject *tables, PyObject *caps, int64_t batch) {
-  size_t ranks = (size_t)PyTuple_Size(tables);
-  even_time_table *table = array(ranks, sizeof *table);
-  int64_t *shares = array(ranks, sizeof *shares);
-  int64_t *cap = NULL;
-  PyObject *result = NULL;
-  bool read = table != NULL && shares != NULL && as_caps(caps, ranks, &cap) == 0;
-  for (size_t r = 0; read && r < ranks; r++) {
-    int64_t *samples = NULL;
-    double *seconds = NULL;
-    read = as_table(PyTuple_GetItem(tables, (Py_ssize_t)r), &samples, &seconds, &table[r].points) == 0;
-    table[r].samples = samples;
-    table[r].seconds = seconds;
-  }
-  if (read) {
-    double step = 0.0;
-    even_status status = even_balancer_solve(table, cap, ranks, batch, shares, &step);
-    PyObject *list = status == EVEN_OK ? as_list(shares, ranks) : even_ext_raise(status);
-    result = list != NULL ? Py_BuildValue("Nd", list, step) : NULL;
-  }
-  for (size_t r = 0; table != NULL && r < ranks; r++) {
-    PyMem_Free((void *)table[r].samples);
-    PyMem_Free((void *)table[r].seconds);
-  }
-  PyMem_Free(table);
-  PyMem_Free(shares);
-  PyMem_Free(cap);
-  return result;
-}
-
-static PyObject *balance(PyObject *module, PyObject *arguments, PyObject *names) {
-  static char *keywords[] = {"tables", "batch", "caps", NULL};
-  PyObject *tables = NULL;
-  PyObject *caps = Py_None;
-  long long batch = 0;
-  (void)module;
-  if (!PyArg_ParseTupleAndKeywords(arguments, names, "OL|O:balance", keywords, &tables, &batch, &caps)) {
-    return NULL;
-  }
-  PyObject *tuple = PySequence_Tuple(tables);
-  if (tuple == NULL) {
-    return NULL;
-  }
-  PyObject *result = solve(tuple, caps, batch);
-  Py_DECREF(tuple);
-  return result;
-}
-
 static PyMethodDef balancer_methods[] = {
-    {"observe", balancer_observe, METH_O,
-     "observe(timings): takes one step, a pair (samples, busy seconds) for each rank"},
+    {"observe", balancer_observe, METH_VARARGS,
+     "observe(timings, spared=()): takes one step, a pair (samples, busy seconds) for each rank; the ranks that left "
+     "out "
+     "part of a dummy batch's work"},
     {"shares", balancer_shares, METH_VARARGS, "shares(batch=the global batch) -> the samples of each rank"},
+    {"set_caps", balancer_set_caps, METH_O,
+     "set_caps(caps): most samples of each rank from now on; None for one or all: no cap"},
+    {"without_caps", balancer_without_caps, METH_NOARGS,
+     "without_caps() -> (the samples of each rank were there no caps, seconds of such a step)"},
     {"predict", balancer_predict, METH_VARARGS,
      "predict(rank, samples) -> seconds that the balancer expects, nan before anything was measured"},
     {NULL, NULL, 0, NULL}};
@@ -301,6 +301,10 @@ static PyGetSetDef balancer_members[] = {{"policy", balancer_policy, NULL, "the 
                                           "(whether equal shares are given because balanced ones were measured "
                                           "slower, seconds of a balanced step, of an equal one)",
                                           NULL},
+                                         {"choice", balancer_choice, NULL,
+                                          "(which split runs: equal, proportional, hybrid or callback; seconds of a "
+                                          "step of it, of the one it was preferred to; 0 before a trial)",
+                                          NULL},
                                          {NULL, NULL, NULL, NULL, NULL}};
 static PyType_Slot balancer_slots[] = {
     {Py_tp_new, (void *)balancer_new},
@@ -308,17 +312,11 @@ static PyType_Slot balancer_slots[] = {
     {Py_tp_methods, balancer_methods},
     {Py_tp_getset, balancer_members},
     {Py_tp_doc,
-     "Balancer(policy, ranks, batch, speeds=None, caps=None): shares that follow the measured steps. The same "
-     "observations give the same shares on every rank. One thread at a time."},
+     "Balancer(policy, ranks, batch, speeds=None, caps=None, buckets=None): shares that follow the measured steps. "
+     "The same observations give the same shares on every rank. One thread at a time."},
     {0, NULL}};
 static PyType_Spec balancer_spec = {"evenstep._core.Balancer", sizeof(balancer_object), 0, Py_TPFLAGS_DEFAULT,
                                     balancer_slots};
-
-static PyMethodDef functions[] = {
-    {"balance", (PyCFunction)(void (*)(void))balance, METH_VARARGS | METH_KEYWORDS,
-     "balance(tables, batch, caps=None) -> (shares, step_seconds): the best integer split for measured tables, each a "
-     "sequence of (samples, seconds)"},
-    {NULL, NULL, 0, NULL}};
 
 int even_ext_add_balancer(PyObject *module) {
   PyObject *type = PyType_FromSpec(&balancer_spec);
@@ -326,5 +324,5 @@ int even_ext_add_balancer(PyObject *module) {
     Py_XDECREF(type);
     return -1;
   }
-  return PyModule_AddFunctions(module, functions);
+  return even_ext_add_balance(module);
 }

@@ -22,13 +22,14 @@ void even_ext_comm_free_when_unused(even_ext_comm *self) {
   }
 }
 
-_Thread_local int even_ext_from_python;
+/* This thread is inside a call from Python that has let the GIL go. */
+static _Thread_local bool from_python;
 
 /* The user's place, of sites.py. Only a thread that came from Python may take the GIL back: nobody who holds the GIL
  * waits for it. */
 static bool ask_site(void *context, char *text, size_t bytes) {
   (void)context;
-  if (!even_ext_from_python) {
+  if (!from_python) {
     return false;
   }
   PyGILState_STATE state = PyGILState_Ensure();
@@ -49,6 +50,12 @@ static bool ask_site(void *context, char *text, size_t bytes) {
 
 /* What a rank's words go to beside its output: its ring, where `evenstep run` gave it one. */
 static void tell_telemetry(const char *words) {
+  even_event_record record = {.event = EVEN_EVENT_STALL, .at_ns = even_clock_ns()};
+  even_event_record_words(&record, words);
+  if (even_ext_ring() != NULL) {
+    even_telemetry_event(even_ext_ring(), &record);
+    return;
+  }
   const char *fd = getenv("EVENSTEP_TELEMETRY_FD");
   const char *rank = getenv("RANK");
   even_telemetry *telemetry = NULL;
@@ -56,14 +63,12 @@ static void tell_telemetry(const char *words) {
       even_telemetry_open((int)strtol(fd, NULL, 10), (int)strtol(rank, NULL, 10), &telemetry) != EVEN_OK) {
     return;
   }
-  even_event_record record = {.event = EVEN_EVENT_STALL, .at_ns = even_clock_ns()};
-  even_event_record_words(&record, words);
   even_telemetry_event(telemetry, &record);
   even_telemetry_close(telemetry);
 }
 
 /* Without the GIL, on any thread that makes collectives. */
-static void tell_stall(void *context, const char *words) {
+void even_ext_tell_stall(void *context, const char *words) {
   (void)context;
   (void)fprintf(stderr, "evenstep: a collective stands still: %s\n", words);
   tell_telemetry(words);
@@ -79,6 +84,17 @@ static even_status read_seconds(const char *name, double otherwise, double *seco
     return even_error_fix("give seconds, like 0.5, or inf");
   }
   return EVEN_OK;
+}
+
+even_status even_ext_comm_patience_read(even_ext_comm_patience *out) {
+  EVEN_TRY(read_seconds("EVENSTEP_STOP_GRACE", 0, &out->stop_seconds)); /* 0: the engine's own */
+  return read_seconds("EVENSTEP_STALL_SECONDS", 60, &out->stall_seconds);
+}
+
+void even_ext_comm_prepare(even_comm *comm, const even_ext_comm_patience *patience) {
+  even_comm_set_stop_grace(comm, patience->stop_seconds);
+  even_comm_ask_site(comm, ask_site, NULL);
+  even_comm_on_stall(comm, patience->stall_seconds, even_ext_tell_stall, NULL);
 }
 
 static PyObject *comm_new(PyTypeObject *type, PyObject *arguments, PyObject *names) {
@@ -98,11 +114,9 @@ static PyObject *comm_new(PyTypeObject *type, PyObject *arguments, PyObject *nam
   if (self == NULL) {
     return NULL;
   }
-  double grace = 0; /* the engine's own */
-  double stall = 60;
+  even_ext_comm_patience patience;
   params.arena_bytes = self->arena_bytes = (size_t)arena_bytes;
-  even_status status = read_seconds("EVENSTEP_STOP_GRACE", grace, &grace);
-  status = status == EVEN_OK ? read_seconds("EVENSTEP_STALL_SECONDS", stall, &stall) : status;
+  even_status status = even_ext_comm_patience_read(&patience);
   Py_BEGIN_ALLOW_THREADS;
   status = status == EVEN_OK ? even_comm_open(&params, fd, &self->comm) : status;
   Py_END_ALLOW_THREADS;
@@ -111,9 +125,7 @@ static PyObject *comm_new(PyTypeObject *type, PyObject *arguments, PyObject *nam
     Py_DECREF((PyObject *)self);
     return NULL;
   }
-  even_comm_set_stop_grace(self->comm, grace);
-  even_comm_ask_site(self->comm, ask_site, NULL);
-  even_comm_on_stall(self->comm, stall, tell_stall, NULL);
+  even_ext_comm_prepare(self->comm, &patience);
   return (PyObject *)self;
 }
 
@@ -123,6 +135,7 @@ static void comm_dealloc(PyObject *object) {
   freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
   even_comm_close(self->comm);
   Py_CLEAR(self->view);
+  Py_CLEAR(self->ring);
   free_object(object);
   Py_DECREF((PyObject *)type);
 }
@@ -136,26 +149,33 @@ even_comm *even_ext_comm_open_group(even_ext_comm *self) {
   return self->comm;
 }
 
+void even_ext_comm_begin(even_ext_comm *self) {
+  self->calls++;
+  from_python = true;
+}
+
+PyObject *even_ext_comm_done(even_ext_comm *self, even_status status) {
+  from_python = false;
+  if (status != EVEN_OK) {
+    (void)even_ext_raise(status); /* before a call of another thread's ends in another error */
+  }
+  self->calls--;
+  even_ext_comm_free_when_unused(self);
+  if (status != EVEN_OK) {
+    return NULL;
+  }
+  Py_RETURN_NONE;
+}
+
 /* Runs `call` without the GIL and returns None or raises. */
-#define RUN(self, call)                   \
-  do {                                    \
-    even_status run_status_ = EVEN_OK;    \
-    (self)->calls++;                      \
-    even_ext_from_python = 1;             \
-    Py_BEGIN_ALLOW_THREADS;               \
-    run_status_ = (call);                 \
-    Py_END_ALLOW_THREADS;                 \
-    even_ext_from_python = 0;             \
-    PyObject *run_result_ = NULL;         \
-    if (run_status_ == EVEN_OK) {         \
-      run_result_ = Py_None;              \
-      Py_INCREF(Py_None);                 \
-    } else {                              \
-      (void)even_ext_raise(run_status_);  \
-    }                                     \
-    (self)->calls--;                      \
-    even_ext_comm_free_when_unused(self); \
-    return run_result_;                   \
+#define RUN(self, call)                             \
+  do {                                              \
+    even_status run_status_ = EVEN_OK;              \
+    even_ext_comm_begin(self);                      \
+    Py_BEGIN_ALLOW_THREADS;                         \
+    run_status_ = (call);                           \
+    Py_END_ALLOW_THREADS;                           \
+    return even_ext_comm_done((self), run_status_); \
   } while (0)
 
 /* A sequence of `ranks` counts into a new array. */
@@ -357,6 +377,32 @@ static PyObject *comm_set_site(PyObject *object, PyObject *arguments) {
   Py_RETURN_NONE;
 }
 
+PyObject *even_ext_ring_handle(PyObject *ring, even_telemetry **out) {
+  PyObject *handle = PyObject_GetAttrString(ring, "handle");
+  *out = handle == NULL || handle == Py_None ? NULL : PyCapsule_GetPointer(handle, "evenstep.telemetry");
+  return handle;
+}
+
+static PyObject *comm_record(PyObject *object, PyObject *arguments) {
+  even_ext_comm *self = (even_ext_comm *)object;
+  PyObject *ring = NULL;
+  const char *name = NULL;
+  even_telemetry *telemetry = NULL;
+  even_comm *comm = even_ext_comm_open_group(self);
+  if (comm == NULL || !PyArg_ParseTuple(arguments, "Os:record", &ring, &name)) {
+    return NULL;
+  }
+  PyObject *handle = even_ext_ring_handle(ring, &telemetry);
+  even_status status = PyErr_Occurred() != NULL ? EVEN_OK : even_comm_record(comm, telemetry, name);
+  if (PyErr_Occurred() != NULL || status != EVEN_OK) {
+    Py_XDECREF(handle);
+    return status == EVEN_OK ? NULL : even_ext_raise(status);
+  }
+  Py_XDECREF(self->ring);
+  self->ring = handle;
+  Py_RETURN_NONE;
+}
+
 /* (number, call, site, state, began_ns, ended_ns) */
 static PyObject *call_of_flight(const even_flight_call *call) {
   static const char *const states[] = {"", "begun", "done", "failed"};
@@ -369,14 +415,7 @@ static PyObject *call_of_flight(const even_flight_call *call) {
                        (unsigned long long)call->began_ns, (unsigned long long)call->ended_ns);
 }
 
-static PyObject *comm_flight(PyObject *object, PyObject *arguments) {
-  even_flight_call calls[EVEN_FLIGHT_CALLS];
-  int rank = 0;
-  even_comm *comm = even_ext_comm_open_group((even_ext_comm *)object);
-  if (comm == NULL || !PyArg_ParseTuple(arguments, "i:flight", &rank)) {
-    return NULL;
-  }
-  size_t count = even_comm_flight(comm, rank, calls, EVEN_FLIGHT_CALLS);
+PyObject *even_ext_flight_list(const even_flight_call *calls, size_t count) {
   PyObject *list = PyList_New((Py_ssize_t)count);
   for (size_t i = 0; list != NULL && i < count; i++) {
     PyObject *entry = call_of_flight(&calls[i]);
@@ -385,6 +424,16 @@ static PyObject *comm_flight(PyObject *object, PyObject *arguments) {
     }
   }
   return list;
+}
+
+static PyObject *comm_flight(PyObject *object, PyObject *arguments) {
+  even_flight_call calls[EVEN_FLIGHT_CALLS];
+  int rank = 0;
+  even_comm *comm = even_ext_comm_open_group((even_ext_comm *)object);
+  if (comm == NULL || !PyArg_ParseTuple(arguments, "i:flight", &rank)) {
+    return NULL;
+  }
+  return even_ext_flight_list(calls, even_comm_flight(comm, rank, calls, EVEN_FLIGHT_CALLS));
 }
 
 static PyObject *comm_set_stop_grace(PyObject *object, PyObject *arguments) {
@@ -497,7 +546,7 @@ static PyObject *comm_wait_ns(PyObject *object, void *closure) {
 }
 static PyObject *comm_description(PyObject *object, void *closure) {
   even_comm *comm = even_ext_comm_open_group((even_ext_comm *)object);
-  char text[1024];
+  char text[2048];
   (void)closure;
   if (comm == NULL) {
     return NULL;
@@ -583,9 +632,12 @@ static PyMethodDef comm_methods[] = {
      "create_segment(ranks, arena_bytes=0, processes=None) -> fd of a new group's memory, owned by the caller"},
     {"open_ucx", (PyCFunction)(void (*)(void))even_ext_comm_open_ucx, METH_VARARGS | METH_KEYWORDS | METH_CLASS,
      "open_ucx(gather, rank, ranks, ...) -> Comm over UCX; gather(record) returns all ranks' records, joined"},
+    {"open_mpi", (PyCFunction)(void (*)(void))even_ext_comm_open_mpi, METH_VARARGS | METH_KEYWORDS | METH_CLASS,
+     "open_mpi(gather, rank, ranks, ...) -> Comm over MPI; gather as in open_ucx, None: all of the MPI job, through "
+     "MPI"},
     {"open_hosts", (PyCFunction)(void (*)(void))even_ext_comm_open_hosts, METH_VARARGS | METH_KEYWORDS | METH_CLASS,
-     "open_hosts(rank, host_of, inside, between=None, everyone=None, timeout_seconds=1800.0) -> Comm made of those, "
-     "which are closed from then on"},
+     "open_hosts(rank, host_of, inside, between=None, everyone=None, timeout_seconds=1800.0, lanes=None) -> Comm made "
+     "of those, which are closed from then on; lanes: further groups between the hosts, None where others carry them"},
     {"all_reduce", comm_all_reduce, METH_VARARGS, "all_reduce(address, count, dtype, op): in place, on all ranks"},
     {"all_reduce_data", even_ext_comm_all_reduce_data, METH_VARARGS,
      "all_reduce_data(array, op): in place, on all ranks; any array or tensor whose memory can be seen"},
@@ -605,17 +657,23 @@ static PyMethodDef comm_methods[] = {
     {"set_stop_grace", comm_set_stop_grace, METH_VARARGS,
      "set_stop_grace(seconds): how long a peer may be stopped while this rank waits for it"},
     {"set_site", comm_set_site, METH_VARARGS, "set_site(text): where the calls that follow are made; None: not known"},
+    {"record", comm_record, METH_VARARGS,
+     "record(telemetry, name): counts the calls that follow there, and writes a record of each where they are wanted"},
     {"flight", comm_flight, METH_VARARGS,
      "flight(rank): its last collectives, oldest first: (number, call, site, state, began_ns, ended_ns)"},
     {"arena", comm_arena, METH_NOARGS,
      "This rank's part of the arena, writable. The memory stays as long as this view (slices do not count)."},
+    {"choose", (PyCFunction)(void (*)(void))even_ext_comm_choose, METH_VARARGS | METH_KEYWORDS,
+     "choose(costs=None, shape=None, way=None, measure_seconds=0.0): collective; by rank 0's costs from now on"},
+    {"measure", even_ext_comm_measure, METH_VARARGS,
+     "measure(costs, shape, seconds): collective; what whole calls cost, into rank 0's costs"},
     {"close", comm_close, METH_NOARGS, "Leaves the group. The memory goes when nothing looks at it any more."},
     {NULL, NULL, 0, NULL}};
 
 static PyGetSetDef comm_attributes[] = {
     {"rank", comm_rank, NULL, "this rank's number", NULL},
     {"ranks", comm_ranks, NULL, "how many ranks the group has", NULL},
-    {"engine", comm_engine, NULL, "how data move: \"shm\", \"ucx\", \"hosts\"", NULL},
+    {"engine", comm_engine, NULL, "how data move: \"shm\", \"ucx\", \"mpi\", \"hosts\"", NULL},
     {"wait_ns", comm_wait_ns, NULL, "nanoseconds spent waiting for peers since the group was opened", NULL},
     {"description", comm_description, NULL, "how the group moves data now, in words", NULL},
     {"sends", comm_sends, NULL, "whether the group is small enough for messages", NULL},
@@ -641,8 +699,15 @@ static PyType_Spec comm_spec = {.name = "evenstep._core.Comm",
 static PyMethodDef functions[] = {
     {"open_peer_fd", open_peer_fd, METH_VARARGS,
      "open_peer_fd(pid, fd) -> fd of the shared memory that process pid holds as fd, owned by the caller"},
+    {"lane_rank", even_ext_lane_rank, METH_VARARGS,
+     "lane_rank(lane, lanes, ranks) -> which of a host's ranks carries that lane between hosts"},
     {"ucx_version", even_ext_ucx_version, METH_VARARGS,
      "ucx_version(library=None) -> \"1.13.1\"; opens UCX. Raises where it is not here."},
+    {"mpi_version", even_ext_mpi_version, METH_VARARGS,
+     "mpi_version(library=None) -> \"Open MPI v5.0.8\"; opens the library and starts nothing. Raises where it is not "
+     "here."},
+    {"mpi_place", even_ext_mpi_place, METH_VARARGS,
+     "mpi_place(library=None) -> (rank, ranks) of this process in its MPI job; starts MPI"},
     {"comm_simd", comm_simd, METH_NOARGS, "The name of the SIMD path of the reductions."},
     {NULL, NULL, 0, NULL}};
 
@@ -677,7 +742,7 @@ int even_ext_add_comm(PyObject *module) {
     Py_XDECREF(type);
     return -1;
   }
-  if (even_ext_add_request(module) != 0 || even_ext_add_reduce(module, type) != 0) {
+  if (even_ext_add_request(module) != 0 || even_ext_add_costs(module) != 0 || even_ext_add_reduce(module, type) != 0) {
     return -1;
   }
   return add_numbers(module) != 0 ? -1 : PyModule_AddFunctions(module, functions);

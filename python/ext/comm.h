@@ -15,16 +15,35 @@ typedef struct even_ext_comm {
   Py_ssize_t calls;              /* threads inside a call */
   Py_ssize_t messages;           /* _core.Request objects */
   size_t arena_bytes;
+  PyObject *ring; /* what its calls are recorded in: a Telemetry's handle */
   int closed;
 } even_ext_comm;
 
-/* Whether this thread is inside a call from Python: set around a call into a group for which the GIL is let go. */
-extern _Thread_local int even_ext_from_python;
-
 /* The group, or NULL with an exception when it is closed. */
 even_comm *even_ext_comm_open_group(even_ext_comm *self);
+/* What the environment says of waiting. */
+typedef struct even_ext_comm_patience {
+  double stop_seconds;  /* EVENSTEP_STOP_GRACE */
+  double stall_seconds; /* EVENSTEP_STALL_SECONDS */
+} even_ext_comm_patience;
+
+even_status even_ext_comm_patience_read(even_ext_comm_patience *out);
+/* What every group of a Comm object is told: this patience, whom to ask where a call was made, whom to tell of a stall.
+ */
+void even_ext_comm_prepare(even_comm *comm, const even_ext_comm_patience *patience);
+/* Tells of a stall: into the rank's output and its ring. Without the GIL, any thread. */
+void even_ext_tell_stall(void *context, const char *words);
+/* Calls of a flight record as a list of tuples; NULL with an exception. */
+PyObject *even_ext_flight_list(const even_flight_call *calls, size_t count);
+/* What keeps a Telemetry object's writer, which *out is (NULL: it writes nowhere); NULL with an exception. */
+PyObject *even_ext_ring_handle(PyObject *ring, even_telemetry **out);
 /* Frees the group that is closed when nothing looks at it any more. */
 void even_ext_comm_free_when_unused(even_ext_comm *self);
+
+/* Around each call of the group: it is counted, and where it was made in Python is asked for if it fails. Ends with
+ * None, or NULL with an exception. */
+void even_ext_comm_begin(even_ext_comm *self);
+PyObject *even_ext_comm_done(even_ext_comm *self, even_status status);
 
 /* PyArg converter ("O&"): a size_t. */
 static inline int even_ext_to_size(PyObject *object, void *out) {
@@ -46,9 +65,24 @@ PyObject *even_ext_comm_receive(PyObject *object, PyObject *arguments);
 int even_ext_add_request(PyObject *module);
 
 /* hosts.c */
+/* A caller's function that gathers the ranks' records: the context of even_ext_gather, which takes the GIL. */
+typedef struct even_ext_gathering {
+  PyObject *call;
+  int ranks;
+} even_ext_gathering;
+even_status even_ext_gather(void *context, const void *mine, size_t bytes, void *all);
 PyObject *even_ext_comm_open_ucx(PyObject *type, PyObject *arguments, PyObject *names);
+PyObject *even_ext_comm_open_mpi(PyObject *type, PyObject *arguments, PyObject *names);
 PyObject *even_ext_comm_open_hosts(PyObject *type, PyObject *arguments, PyObject *names);
+PyObject *even_ext_lane_rank(PyObject *module, PyObject *arguments);
 PyObject *even_ext_ucx_version(PyObject *module, PyObject *arguments);
+PyObject *even_ext_mpi_version(PyObject *module, PyObject *arguments);
+PyObject *even_ext_mpi_place(PyObject *module, PyObject *arguments);
+
+/* costs.c */
+PyObject *even_ext_comm_choose(PyObject *object, PyObject *arguments, PyObject *names);
+PyObject *even_ext_comm_measure(PyObject *object, PyObject *arguments);
+int even_ext_add_costs(PyObject *module);
 
 /* reduce.c */
 PyObject *even_ext_comm_all_reduce_data(PyObject *object, PyObject *arguments);

@@ -12,6 +12,8 @@ typedef struct device_object {
   PyObject_HEAD even_device_comm *comm; /* NULL once freed */
   Py_ssize_t calls;                     /* threads inside a call */
   int closed;
+  PyObject *beside; /* keeps the group that goes beside */
+  PyObject *ring;   /* and what calls are recorded in */
 } device_object;
 
 static PyObject *device_type; /* made once, with the module */
@@ -21,6 +23,7 @@ static void free_when_unused(device_object *self) {
     even_device_comm *comm = self->comm;
     self->comm = NULL;
     (void)even_device_comm_close(comm);
+    Py_CLEAR(self->beside);
   }
 }
 
@@ -97,26 +100,69 @@ static PyObject *wrapped(even_device_comm *comm) {
   return (PyObject *)self;
 }
 
+/* The parameters' part in which ranks come to know one another, of Python's. */
+static even_status present_ranks(even_device_comm_params *params, even_ext_gathering *gathering, PyObject *numbers,
+                                 int **names) {
+  params->gather = gathering->call == Py_None ? NULL : even_ext_gather;
+  params->context = gathering;
+  *names = NULL;
+  if (numbers == Py_None) {
+    return EVEN_OK;
+  }
+  size_t *given = even_ext_to_counts(numbers, gathering->ranks);
+  even_status status = given == NULL ? EVEN_ERR_ARGUMENT : EVEN_NEW_ARRAY(names, (size_t)gathering->ranks);
+  for (int rank = 0; status == EVEN_OK && rank < gathering->ranks; rank++) {
+    (*names)[rank] = given[rank] > INT_MAX ? INT_MAX : (int)given[rank];
+  }
+  even_free(given);
+  params->numbers = *names;
+  return status;
+}
+
+/* An exception of Python's own (of the gathering, of the numbers) is the cause. */
+static PyObject *raised(even_status status) {
+  return PyErr_Occurred() != NULL ? NULL : even_ext_raise(status);
+}
+
 static PyObject *open_or_join(PyObject *arguments, PyObject *names, bool joins) {
-  static char *keywords[] = {"id",      "rank", "ranks", "device", "shares_device", "blocking", "timeout_seconds",
-                             "library", NULL};
+  static char *keywords[] = {
+      "id",     "rank",    "ranks",       "device", "shares_device", "blocking", "timeout_seconds", "library",
+      "gather", "numbers", "leave_abort", NULL};
   even_device_comm_params params = {.size = sizeof params, .timeout_seconds = 1800.0};
   even_device_comm_id id;
   int shares = 0;
   int blocks = 0;
+  int leaves = 0;
+  int *numbers_copy = NULL;
+  PyObject *numbers = Py_None;
+  even_ext_gathering gathering = {.call = Py_None};
+  even_ext_comm_patience patience;
   even_device_comm *comm = NULL;
-  if (!PyArg_ParseTupleAndKeywords(arguments, names, "O&iii|ppdz:DeviceComm", keywords, to_id, &id, &params.rank,
+  if (!PyArg_ParseTupleAndKeywords(arguments, names, "O&iii|ppdzOOp:DeviceComm", keywords, to_id, &id, &params.rank,
                                    &params.ranks, &params.device, &shares, &blocks, &params.timeout_seconds,
-                                   &params.library)) {
+                                   &params.library, &gathering.call, &numbers, &leaves)) {
     return NULL;
   }
   params.shares_device = shares != 0;
   params.blocking = blocks != 0;
-  even_status status = EVEN_OK;
-  Py_BEGIN_ALLOW_THREADS;
-  status = joins ? even_device_comm_join(&params, &id, &comm) : even_device_comm_open(&params, &id, &comm);
-  Py_END_ALLOW_THREADS;
-  return status == EVEN_OK ? wrapped(comm) : even_ext_raise(status);
+  params.leave_abort = leaves != 0;
+  gathering.ranks = params.ranks;
+  even_status status = even_ext_comm_patience_read(&patience);
+  if (status == EVEN_OK) {
+    status = present_ranks(&params, &gathering, numbers, &numbers_copy);
+  }
+  if (status == EVEN_OK) {
+    Py_BEGIN_ALLOW_THREADS;
+    status = joins ? even_device_comm_join(&params, &id, &comm) : even_device_comm_open(&params, &id, &comm);
+    Py_END_ALLOW_THREADS;
+  }
+  even_free(numbers_copy);
+  if (status != EVEN_OK) {
+    return raised(status);
+  }
+  even_device_comm_set_stop_grace(comm, patience.stop_seconds);
+  even_device_comm_on_stall(comm, patience.stall_seconds, even_ext_tell_stall, NULL);
+  return wrapped(comm);
 }
 
 static PyObject *device_new(PyTypeObject *type, PyObject *arguments, PyObject *names) {
@@ -137,6 +183,8 @@ static void device_dealloc(PyObject *object) {
     even_device_comm_abort(self->comm); /* forgotten: nobody waits for what is on its stream */
     (void)even_device_comm_close(self->comm);
   }
+  Py_CLEAR(self->beside);
+  Py_CLEAR(self->ring);
   free_object(object);
   Py_DECREF((PyObject *)type);
 }
@@ -408,8 +456,117 @@ static PyObject *device_close(PyObject *object, PyObject *unused) {
   status = even_device_comm_close(comm);
   Py_END_ALLOW_THREADS;
   if (status != EVEN_OK) {
-    return even_ext_raise(status);
+    (void)even_ext_raise(status);
   }
+  Py_CLEAR(self->beside);
+  if (status != EVEN_OK) {
+    return NULL;
+  }
+  Py_RETURN_NONE;
+}
+
+/* ---- what ranks know of one another ---- */
+
+static PyObject *device_meet(PyObject *object, PyObject *arguments, PyObject *names) {
+  static char *keywords[] = {"gather", "numbers", NULL};
+  device_object *self = (device_object *)object;
+  even_device_comm_params params = {.size = sizeof params};
+  PyObject *numbers = Py_None;
+  even_ext_gathering gathering = {0};
+  int *copy = NULL;
+  even_device_comm *comm = opened(self);
+  if (comm == NULL || !PyArg_ParseTupleAndKeywords(arguments, names, "O|O:meet", keywords, &gathering.call, &numbers)) {
+    return NULL;
+  }
+  gathering.ranks = even_device_comm_ranks(comm);
+  even_status status = present_ranks(&params, &gathering, numbers, &copy);
+  self->calls++;
+  if (status == EVEN_OK) {
+    Py_BEGIN_ALLOW_THREADS;
+    status = even_device_comm_meet(comm, &params);
+    Py_END_ALLOW_THREADS;
+  }
+  self->calls--;
+  even_free(copy);
+  PyObject *result = Py_None;
+  Py_INCREF(result);
+  if (status != EVEN_OK) {
+    Py_CLEAR(result);
+    (void)raised(status);
+  }
+  free_when_unused(self);
+  return result;
+}
+
+static PyObject *device_go_beside(PyObject *object, PyObject *group) {
+  device_object *self = (device_object *)object;
+  even_device_comm *comm = opened(self);
+  PyObject *handle = comm == NULL || group == Py_None ? NULL : PyObject_GetAttrString(group, "handle");
+  even_comm *beside = handle == NULL ? NULL : PyCapsule_GetPointer(handle, "evenstep.comm");
+  if (comm == NULL || PyErr_Occurred() != NULL) {
+    Py_XDECREF(handle);
+    return NULL;
+  }
+  self->calls++; /* another thread may close it meanwhile */
+  Py_BEGIN_ALLOW_THREADS;
+  even_device_comm_go_beside(comm, beside);
+  Py_END_ALLOW_THREADS;
+  self->calls--;
+  PyObject *before = self->beside;
+  self->beside = handle;
+  Py_XDECREF(before);
+  free_when_unused(self);
+  Py_RETURN_NONE;
+}
+
+static PyObject *device_set_site(PyObject *object, PyObject *arguments) {
+  const char *text = NULL;
+  even_device_comm *comm = opened((device_object *)object);
+  if (comm == NULL || !PyArg_ParseTuple(arguments, "z:set_site", &text)) {
+    return NULL;
+  }
+  even_device_comm_set_site(comm, text);
+  Py_RETURN_NONE;
+}
+
+static PyObject *device_flight(PyObject *object, PyObject *arguments) {
+  even_flight_call calls[EVEN_FLIGHT_CALLS];
+  int rank = 0;
+  even_device_comm *comm = opened((device_object *)object);
+  if (comm == NULL || !PyArg_ParseTuple(arguments, "i:flight", &rank)) {
+    return NULL;
+  }
+  return even_ext_flight_list(calls, even_device_comm_flight(comm, rank, calls, EVEN_FLIGHT_CALLS));
+}
+
+static PyObject *device_record(PyObject *object, PyObject *arguments) {
+  device_object *self = (device_object *)object;
+  PyObject *ring = NULL;
+  const char *name = NULL;
+  even_telemetry *telemetry = NULL;
+  even_device_comm *comm = opened(self);
+  if (comm == NULL || !PyArg_ParseTuple(arguments, "Os:record", &ring, &name)) {
+    return NULL;
+  }
+  PyObject *handle = even_ext_ring_handle(ring, &telemetry);
+  even_status status = PyErr_Occurred() != NULL ? EVEN_OK : even_device_comm_record(comm, telemetry, name);
+  if (PyErr_Occurred() != NULL || status != EVEN_OK) {
+    Py_XDECREF(handle);
+    return status == EVEN_OK ? NULL : even_ext_raise(status);
+  }
+  PyObject *before = self->ring;
+  self->ring = handle;
+  Py_XDECREF(before);
+  Py_RETURN_NONE;
+}
+
+static PyObject *device_set_stop_grace(PyObject *object, PyObject *arguments) {
+  double seconds = 0;
+  even_device_comm *comm = opened((device_object *)object);
+  if (comm == NULL || !PyArg_ParseTuple(arguments, "d:set_stop_grace", &seconds)) {
+    return NULL;
+  }
+  even_device_comm_set_stop_grace(comm, seconds);
   Py_RETURN_NONE;
 }
 
@@ -490,6 +647,11 @@ static PyObject *device_ranks(PyObject *object, void *closure) {
   (void)closure;
   return comm == NULL ? NULL : PyLong_FromLong(even_device_comm_ranks(comm));
 }
+static PyObject *device_ended(PyObject *object, void *closure) {
+  device_object *self = (device_object *)object;
+  (void)closure;
+  return PyBool_FromLong(self->comm != NULL && even_device_comm_has_ended(self->comm));
+}
 static PyObject *device_closed(PyObject *object, void *closure) {
   (void)closure;
   return PyBool_FromLong(((device_object *)object)->closed);
@@ -519,16 +681,30 @@ static PyMethodDef device_methods[] = {
     {"poll", device_poll, METH_NOARGS, "Raises what has failed on the GPU or the network since."},
     {"abort", device_abort, METH_NOARGS, "Ends what this rank has on the streams, and every call under way."},
     {"set_timeout", device_set_timeout, METH_VARARGS, "set_timeout(seconds): of the host's part of later calls"},
+    {"meet", WITH_NAMES(device_meet), METH_VARARGS | METH_KEYWORDS,
+     "meet(gather, numbers=None): presents the ranks of a communicator made by shrink, grow or join to one another"},
+    {"go_beside", device_go_beside, METH_O,
+     "go_beside(comm): a Comm of the same ranks, over which those of other hosts hear why this one ends; None: none"},
+    {"set_site", device_set_site, METH_VARARGS,
+     "set_site(text): where the calls that follow are made; None: not known"},
+    {"flight", device_flight, METH_VARARGS,
+     "flight(rank): its last collectives, oldest first: (number, call, site, state, began_ns, ended_ns)"},
+    {"record", device_record, METH_VARARGS,
+     "record(telemetry, name): counts the calls that follow there, and writes a record of each where they are wanted"},
+    {"set_stop_grace", device_set_stop_grace, METH_VARARGS,
+     "set_stop_grace(seconds): how long a rank may be stopped while others wait for it"},
     {"shrink", device_shrink, METH_VARARGS, "shrink(excluded, abort=False) -> DeviceComm of the other ranks"},
     {"grow_id", device_grow_id, METH_NOARGS, "grow_id() -> bytes for the ranks that will join"},
     {"grow", device_grow, METH_VARARGS, "grow(ranks, id=None) -> DeviceComm; id on the rank that made it"},
     {"close", device_close, METH_NOARGS, "Lets what is on the streams end, and frees the communicator."},
     {NULL, NULL, 0, NULL}};
 
-static PyGetSetDef device_attributes[] = {{"rank", device_rank, NULL, "this rank's number", NULL},
-                                          {"ranks", device_ranks, NULL, "how many ranks the group has", NULL},
-                                          {"closed", device_closed, NULL, "whether close() was called", NULL},
-                                          {NULL, NULL, NULL, NULL, NULL}};
+static PyGetSetDef device_attributes[] = {
+    {"rank", device_rank, NULL, "this rank's number", NULL},
+    {"ranks", device_ranks, NULL, "how many ranks the group has", NULL},
+    {"ended", device_ended, NULL, "whether it has ended, for whatever reason: poll() says why", NULL},
+    {"closed", device_closed, NULL, "whether close() was called", NULL},
+    {NULL, NULL, NULL, NULL, NULL}};
 
 static PyType_Slot device_slots[] = {
     {Py_tp_new, (void *)device_new},
@@ -537,7 +713,8 @@ static PyType_Slot device_slots[] = {
     {Py_tp_getset, device_attributes},
     {Py_tp_doc,
      "DeviceComm(id, rank, ranks, device, shares_device=False, blocking=False, timeout_seconds=1800.0, "
-     "library=None)\n\nA rank's place in a group of GPUs. Opening it returns when all ranks have come."},
+     "library=None, gather=None, numbers=None, leave_abort=False)\n\nA rank's place in a group of GPUs. Opening it "
+     "returns when all ranks have come."},
     {0, NULL}};
 
 static PyType_Spec device_spec = {.name = "evenstep._core.DeviceComm",

@@ -1,6 +1,7 @@
 /* _core.encode and _core.decode_add: gradients that travel encoded (src/sync/encode.h). Memory crosses as addresses. */
 #include "ext.h"
 
+#include "base/alloc.h"
 #include "sync/encode.h"
 
 enum { INT8, ONE_BIT, TOP, KINDS };
@@ -51,9 +52,14 @@ static PyObject *encode(PyObject *module, PyObject *arguments) {
       payload_bytes(kind, count, number) < 0) {
     return NULL;
   }
+  unsigned char *scratch = NULL;
   Py_BEGIN_ALLOW_THREADS;
   if (kind == TOP) {
-    status = even_top_encode(values, (size_t)count, (size_t)number, payload);
+    status = EVEN_NEW_ARRAY(&scratch, even_top_scratch_bytes((size_t)count));
+    if (status == EVEN_OK) {
+      even_top_encode(values, (size_t)count, (size_t)number, payload, scratch);
+      even_free(scratch);
+    }
   } else if (kind == ONE_BIT) {
     even_encoders_best()->one_bit_encode(values, (size_t)count, payload);
   } else {

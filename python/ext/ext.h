@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include <evenstep/status.h>
+#include <evenstep/telemetry.h>
 
 /* evenstep.EvenstepError, with attributes status (str), fix (str or None), rank (int or None), device (str or None). */
 extern PyObject *even_ext_error;
@@ -27,13 +28,19 @@ static inline int even_ext_to_address(PyObject *object, void *out) {
   return 1;
 }
 
+/* The ring of this rank, once a Telemetry was made that writes one; else NULL. It is there until the process ends. */
+even_telemetry *even_ext_ring(void);
+
 /* Each adds its types and functions to the module; 0, or -1 with an exception set. */
 int even_ext_add_comm(PyObject *module);
 int even_ext_add_device_comm(PyObject *module);
 int even_ext_add_sync(PyObject *module);
 int even_ext_add_encode(PyObject *module);
+int even_ext_add_exact(PyObject *module);
 int even_ext_add_telemetry(PyObject *module);
-int even_ext_add_balancer(PyObject *module);
+int even_ext_add_balancer(PyObject *module); /* and _core.balance */
+int even_ext_add_balance(PyObject *module);
+int even_ext_add_memory(PyObject *module);
 int even_ext_add_checkpoint(PyObject *module);
 
 #endif

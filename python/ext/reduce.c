@@ -13,21 +13,11 @@ static PyObject *reduce(even_ext_comm *self, const even_ext_data *data, int op) 
     return NULL;
   }
   size_t count = data->count * (size_t)data->reals;
-  self->calls++;
-  even_ext_from_python = 1;
+  even_ext_comm_begin(self);
   Py_BEGIN_ALLOW_THREADS;
   status = even_comm_all_reduce(comm, data->address, count, (even_dtype)data->dtype, (even_reduce_op)op);
   Py_END_ALLOW_THREADS;
-  even_ext_from_python = 0;
-  if (status != EVEN_OK) {
-    (void)even_ext_raise(status); /* before a call of another thread's ends in another error */
-  }
-  self->calls--;
-  even_ext_comm_free_when_unused(self);
-  if (status != EVEN_OK) {
-    return NULL;
-  }
-  Py_RETURN_NONE;
+  return even_ext_comm_done(self, status);
 }
 
 static PyObject *refuse(even_status status, const char *fix) {

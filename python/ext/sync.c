@@ -115,7 +115,8 @@ static int open_engine(sync_object *self, even_sync_params *params) {
 
 static PyObject *sync_new(PyTypeObject *type, PyObject *arguments, PyObject *names) {
   static char *keywords[] = {"comm",         "parameters", "bucket_bytes", "first_bucket_bytes",
-                             "arena_offset", "telemetry",  "wire",         NULL};
+                             "arena_offset", "telemetry",  "wire",         "encoding",
+                             "way",          "ratio",      "seed",         NULL};
   PyObject *comm = NULL;
   PyObject *sequence = NULL;
   PyObject *telemetry = NULL;
@@ -123,10 +124,14 @@ static PyObject *sync_new(PyTypeObject *type, PyObject *arguments, PyObject *nam
   Py_ssize_t first_bucket_bytes = 0;
   Py_ssize_t arena_offset = 0;
   int wire = EVEN_F32;
+  int encoding = EVEN_SYNC_PLAIN;
+  int way = EVEN_SYNC_CHEAPER;
+  unsigned long long seed = 0;
   even_sync_params params = {.size = sizeof params};
   even_sync_parameter *parameters = NULL;
-  if (!PyArg_ParseTupleAndKeywords(arguments, names, "OO|nnnOi:Sync", keywords, &comm, &sequence, &bucket_bytes,
-                                   &first_bucket_bytes, &arena_offset, &telemetry, &wire)) {
+  if (!PyArg_ParseTupleAndKeywords(arguments, names, "OO|nnnOiiidK:Sync", keywords, &comm, &sequence, &bucket_bytes,
+                                   &first_bucket_bytes, &arena_offset, &telemetry, &wire, &encoding, &way,
+                                   &params.ratio, &seed)) {
     return NULL;
   }
   if (bucket_bytes < 0 || first_bucket_bytes < 0 || arena_offset < 0) {
@@ -147,6 +152,9 @@ static PyObject *sync_new(PyTypeObject *type, PyObject *arguments, PyObject *nam
     params.first_bucket_bytes = (size_t)first_bucket_bytes;
     params.arena_offset = (size_t)arena_offset;
     params.wire = (even_dtype)wire;
+    params.encoding = (even_sync_encoding)encoding;
+    params.way = (even_sync_way)way;
+    params.seed = seed;
     self->parameter_count = params.parameter_count;
     failed = open_engine(self, &params);
     even_free(parameters);
@@ -258,6 +266,27 @@ static PyObject *sync_finish(PyObject *object, PyObject *unused) {
                        (unsigned int)report.buckets, (unsigned long long)report.full_bytes);
 }
 
+static PyObject *sync_left_out(PyObject *object, PyObject *arguments) {
+  Py_ssize_t index = 0;
+  int of_sums = 0;
+  even_sync_left left = {0};
+  even_sync *sync = engine_of(object);
+  if (sync == NULL || !PyArg_ParseTuple(arguments, "np:left_out", &index, &of_sums)) {
+    return NULL;
+  }
+  even_status status = even_sync_left_out(sync, (size_t)index, of_sums, &left);
+  if (status != EVEN_OK) {
+    return even_ext_raise(status);
+  }
+  return Py_BuildValue("(nnn)", (Py_ssize_t)(intptr_t)left.values, (Py_ssize_t)left.first, (Py_ssize_t)left.count);
+}
+
+static PyObject *sync_forget(PyObject *object, PyObject *unused) {
+  even_sync *sync = engine_of(object);
+  (void)unused;
+  return sync == NULL ? NULL : none_or_raise(even_sync_forget(sync));
+}
+
 static PyObject *sync_close(PyObject *object, PyObject *unused) {
   sync_object *self = (sync_object *)object;
   (void)unused;
@@ -280,6 +309,9 @@ static PyMethodDef methods[] = {
      "finish(): blocks until every slot holds its weighted sum; returns (used, start_ns, communication_ns, "
      "peer_wait_ns, "
      "exposed_ns, bytes, buckets, full_bytes), used[i] 1 where some rank had a gradient of parameter i"},
+    {"left_out", sync_left_out, METH_VARARGS,
+     "left_out(index, of_sums): (address, first, count) of what the encoding has left out of the parameter so far"},
+    {"forget", sync_forget, METH_NOARGS, "forget(): nothing has been left out so far"},
     {"close", sync_close, METH_NOARGS, "ends the engine; a round under way is revoked on all ranks"},
     {NULL, NULL, 0, NULL}};
 
@@ -290,9 +322,32 @@ static PyType_Slot slots[] = {{Py_tp_new, (void *)sync_new},
                               {0, NULL}};
 static PyType_Spec spec = {"evenstep._core.Sync", sizeof(sync_object), 0, Py_TPFLAGS_DEFAULT, slots};
 
+static int add_constants(PyObject *module) {
+  static const struct {
+    const char *name;
+    int value;
+  } constants[] = {
+      {"SYNC_PLAIN", EVEN_SYNC_PLAIN},
+      {"SYNC_INT8", EVEN_SYNC_INT8},
+      {"SYNC_ONE_BIT", EVEN_SYNC_ONE_BIT},
+      {"SYNC_TOP", EVEN_SYNC_TOP},
+      {"SYNC_CHEAPER", EVEN_SYNC_CHEAPER},
+      {"SYNC_GATHER", EVEN_SYNC_GATHER},
+      {"SYNC_PARTS", EVEN_SYNC_PARTS},
+      {"SYNC_PARTS_RANKS", EVEN_SYNC_PARTS_RANKS},
+      {"SYNC_PARTS_BYTES", EVEN_SYNC_PARTS_BYTES},
+  };
+  for (size_t i = 0; i < sizeof constants / sizeof constants[0]; i++) {
+    if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value) != 0) {
+      return -1;
+    }
+  }
+  return 0;
+}
+
 int even_ext_add_sync(PyObject *module) {
   PyObject *type = PyType_FromSpec(&spec);
-  if (type == NULL || PyModule_AddObject(module, "Sync", type) != 0) {
+  if (type == NULL || PyModule_AddObject(module, "Sync", type) != 0 || add_constants(module) != 0) {
     Py_XDECREF(type);
     return -1;
   }

@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "os/clock.h"
+#include "os/ranges.h"
 
 typedef struct writer_object {
   PyObject_HEAD even_telemetry *telemetry;
@@ -26,6 +27,13 @@ static PyObject *allocate(PyTypeObject *type) {
   return make(type, 0);
 }
 
+/* The last one that was made, and kept: groups record their calls in it until the process ends. */
+static writer_object *ring_of_rank;
+
+even_telemetry *even_ext_ring(void) {
+  return ring_of_rank == NULL ? NULL : ring_of_rank->telemetry;
+}
+
 static PyObject *writer_new(PyTypeObject *type, PyObject *arguments, PyObject *names) {
   static char *keywords[] = {"fd", "rank", NULL};
   int fd = -1;
@@ -41,6 +49,10 @@ static PyObject *writer_new(PyTypeObject *type, PyObject *arguments, PyObject *n
   if (status != EVEN_OK) {
     Py_DECREF((PyObject *)self);
     return even_ext_raise(status);
+  }
+  if (self->telemetry != NULL) {
+    Py_INCREF((PyObject *)self);
+    ring_of_rank = self;
   }
   return (PyObject *)self;
 }
@@ -97,9 +109,9 @@ static PyObject *writer_event(PyObject *self, PyObject *arguments, PyObject *nam
                                    &words, &at)) {
     return NULL;
   }
-  if (record.event < EVEN_EVENT_SHARES || record.event > EVEN_EVENT_STALL || record.event == EVEN_EVENT_SCALAR) {
+  if (record.event < EVEN_EVENT_SHARES || record.event > EVEN_EVENT_LEFT_OUT || record.event == EVEN_EVENT_SCALAR) {
     return PyErr_Format(PyExc_ValueError, "%u is no kind of event (%d to %d)", record.event, EVEN_EVENT_SHARES,
-                        EVEN_EVENT_STALL);
+                        EVEN_EVENT_LEFT_OUT);
   }
   record.value = value;
   record.at_ns = at == 0 ? even_clock_ns() : at;
@@ -180,12 +192,28 @@ static void reader_dealloc(PyObject *self) {
   release(self);
 }
 
+static const char *const call_names[EVEN_RECORDED_COUNT] = {
+#define CALL_NAME(name, number, text) [number] = text,
+    EVEN_CALL_LIST(CALL_NAME)
+#undef CALL_NAME
+};
+
+static PyObject *call_as_tuple(int rank, const even_call_record *call) {
+  return Py_BuildValue("sisIIIiiiiiIKKKKN", "call", rank, call_names[call->call], call->step, call->group, call->number,
+                       (int)call->ranks, (int)call->dtype, (int)call->op, (int)call->peer, (int)call->row,
+                       (unsigned int)call->tag, (unsigned long long)call->start_ns,
+                       (unsigned long long)call->duration_ns, (unsigned long long)call->wait_ns,
+                       (unsigned long long)call->bytes, PyBool_FromLong(call->failed));
+}
+
 static PyObject *record_as_tuple(const even_record *record) {
   const even_span_record *span = &record->as.span;
   const even_step_record *step = &record->as.step;
   const even_event_record *event = &record->as.event;
   int rank = (int)record->rank;
   switch (record->kind) {
+    case EVEN_RECORD_CALL:
+      return call_as_tuple(rank, &record->as.call);
     case EVEN_RECORD_SPAN:
       return Py_BuildValue("siIIKKK", "span", rank, span->span, span->step, (unsigned long long)span->start_ns,
                            (unsigned long long)span->duration_ns, (unsigned long long)span->bytes);
@@ -231,6 +259,129 @@ static PyObject *reader_drain(PyObject *self, PyObject *unused) {
     }
   } while (count == AT_ONCE);
   return Py_BuildValue("NK", list, (unsigned long long)lost);
+}
+
+static PyObject *reader_want_calls(PyObject *self, PyObject *wanted) {
+  int truth = PyObject_IsTrue(wanted);
+  if (truth < 0) {
+    return NULL;
+  }
+  even_telemetry_reader_want_calls(((reader_object *)self)->reader, truth != 0);
+  Py_RETURN_NONE;
+}
+
+static PyObject *reader_totals(PyObject *self, PyObject *arguments) {
+  even_call_totals totals;
+  int rank = 0;
+  if (!PyArg_ParseTuple(arguments, "i:totals", &rank)) {
+    return NULL;
+  }
+  even_telemetry_reader_totals(((reader_object *)self)->reader, rank, &totals);
+  return Py_BuildValue("(KKKKKKK)", (unsigned long long)totals.collectives, (unsigned long long)totals.bytes,
+                       (unsigned long long)totals.bus_bytes, (unsigned long long)totals.ns,
+                       (unsigned long long)totals.wait_ns, (unsigned long long)totals.messages,
+                       (unsigned long long)totals.message_bytes);
+}
+
+static PyObject *telemetry_row(PyObject *module, PyObject *arguments) {
+  int row = 0;
+  (void)module;
+  if (!PyArg_ParseTuple(arguments, "i:telemetry_row", &row)) {
+    return NULL;
+  }
+  even_telemetry_set_row(row);
+  Py_RETURN_NONE;
+}
+
+/* ---- a timeline file of this process's own ---- */
+
+typedef struct timeline_object {
+  PyObject_HEAD even_timeline *timeline; /* NULL once closed */
+} timeline_object;
+
+static PyObject *timeline_new(PyTypeObject *type, PyObject *arguments, PyObject *names) {
+  int fd = -1;
+  int rank = 0;
+  const char *path = NULL;
+  (void)names;
+  if (!PyArg_ParseTuple(arguments, "iis:Timeline", &fd, &rank, &path)) {
+    return NULL;
+  }
+  timeline_object *self = (timeline_object *)allocate(type);
+  if (self == NULL) {
+    return NULL;
+  }
+  even_status status = even_timeline_open(fd, rank, path, &self->timeline);
+  if (status != EVEN_OK) {
+    Py_DECREF((PyObject *)self);
+    return even_ext_raise(status);
+  }
+  return (PyObject *)self;
+}
+
+static PyObject *timeline_close(PyObject *self, PyObject *unused) {
+  even_timeline *timeline = ((timeline_object *)self)->timeline;
+  even_status status = EVEN_OK;
+  (void)unused;
+  ((timeline_object *)self)->timeline = NULL;
+  Py_BEGIN_ALLOW_THREADS;
+  status = even_timeline_close(timeline);
+  Py_END_ALLOW_THREADS;
+  if (status != EVEN_OK) {
+    return even_ext_raise(status);
+  }
+  Py_RETURN_NONE;
+}
+
+static void timeline_dealloc(PyObject *self) {
+  (void)!even_timeline_close(((timeline_object *)self)->timeline);
+  release(self);
+}
+
+static PyMethodDef timeline_methods[] = {
+    {"close", timeline_close, METH_NOARGS, "Writes what is left; raises what writing failed with."},
+    {NULL, NULL, 0, NULL}};
+static PyType_Slot timeline_slots[] = {
+    {Py_tp_new, (void *)timeline_new},
+    {Py_tp_dealloc, (void *)timeline_dealloc},
+    {Py_tp_methods, timeline_methods},
+    {Py_tp_doc, "Timeline(fd, rank, path): a thread writes what segment fd's first ring gets into a file."},
+    {0, NULL}};
+static PyType_Spec timeline_spec = {"evenstep._core.Timeline", sizeof(timeline_object), 0, Py_TPFLAGS_DEFAULT,
+                                    timeline_slots};
+
+static PyObject *ranges_open(PyObject *module, PyObject *arguments) {
+  const char *library = NULL;
+  (void)module;
+  if (!PyArg_ParseTuple(arguments, "|z:ranges_open", &library)) {
+    return NULL;
+  }
+  even_status status = even_ranges_open(library);
+  if (status != EVEN_OK) {
+    return even_ext_raise(status);
+  }
+  Py_RETURN_NONE;
+}
+
+static PyObject *range_start(PyObject *module, PyObject *arguments) {
+  const char *name = NULL;
+  (void)module;
+  if (!PyArg_ParseTuple(arguments, "s:range_start", &name)) {
+    return NULL;
+  }
+  return PyLong_FromUnsignedLongLong(even_ranges_on() ? even_range_start(name) : 0);
+}
+
+static PyObject *range_end(PyObject *module, PyObject *arguments) {
+  unsigned long long range = 0;
+  (void)module;
+  if (!PyArg_ParseTuple(arguments, "K:range_end", &range)) {
+    return NULL;
+  }
+  if (even_ranges_on()) {
+    even_range_end(range);
+  }
+  Py_RETURN_NONE;
 }
 
 static PyObject *clock_ns(PyObject *module, PyObject *unused) {
@@ -283,6 +434,9 @@ static PyType_Spec writer_spec = {"evenstep._core.Telemetry", sizeof(writer_obje
 
 static PyMethodDef reader_methods[] = {
     {"drain", reader_drain, METH_NOARGS, "drain() -> (records, lost): all new records as tuples (kind, rank, …)"},
+    {"want_calls", reader_want_calls, METH_O, "want_calls(wanted): whether ranks write a record of each call"},
+    {"totals", reader_totals, METH_VARARGS,
+     "totals(rank) -> (collectives, bytes, bus_bytes, ns, wait_ns, messages, message_bytes) of its calls"},
     {NULL, NULL, 0, NULL}};
 static PyType_Slot reader_slots[] = {{Py_tp_new, (void *)reader_new},
                                      {Py_tp_dealloc, (void *)reader_dealloc},
@@ -296,6 +450,11 @@ static PyMethodDef functions[] = {
     {"clock_ns", clock_ns, METH_NOARGS, "The clock of all spans: CLOCK_MONOTONIC in nanoseconds."},
     {"telemetry_segment", telemetry_segment, METH_VARARGS,
      "telemetry_segment(ranks, records=0) -> fd of a new segment, owned by the caller"},
+    {"ranges_open", ranges_open, METH_VARARGS,
+     "ranges_open(library=None): NVTX ranges from now on, around each collective too; raises where it is not here"},
+    {"range_start", range_start, METH_VARARGS, "range_start(name) -> what range_end takes; after ranges_open"},
+    {"range_end", range_end, METH_VARARGS, "range_end(range)"},
+    {"telemetry_row", telemetry_row, METH_VARARGS, "telemetry_row(row): of this thread's calls in a timeline"},
     {NULL, NULL, 0, NULL}};
 
 static int add_type(PyObject *module, const char *name, PyType_Spec *spec) {
@@ -330,6 +489,10 @@ int even_ext_add_telemetry(PyObject *module) {
       {"EVENT_JOINING", EVEN_EVENT_JOINING},
       {"EVENT_JOINED", EVEN_EVENT_JOINED},
       {"EVENT_SCALAR", EVEN_EVENT_SCALAR},
+      {"EVENT_GROUP", EVEN_EVENT_GROUP},
+      {"EVENT_MEMORY", EVEN_EVENT_MEMORY},
+      {"EVENT_LEFT_OUT", EVEN_EVENT_LEFT_OUT},
+      {"ROW_LATER", EVEN_ROW_LATER},
       {"SCALAR_NAME_BYTES", EVEN_EVENT_WORDS_BYTES - 1},
   };
   for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
@@ -337,7 +500,8 @@ int even_ext_add_telemetry(PyObject *module) {
       return -1;
     }
   }
-  if (add_type(module, "Telemetry", &writer_spec) != 0 || add_type(module, "TelemetryReader", &reader_spec) != 0) {
+  if (add_type(module, "Telemetry", &writer_spec) != 0 || add_type(module, "TelemetryReader", &reader_spec) != 0 ||
+      add_type(module, "Timeline", &timeline_spec) != 0) {
     return -1;
   }
   return PyModule_AddFunctions(module, functions);

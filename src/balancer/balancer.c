@@ -21,8 +21,11 @@ static even_status check(const even_balancer_params *params) {
   if (params == NULL || params->size != sizeof *params) {
     return even_fail(EVEN_ERR_ARGUMENT, "balancer: the parameters were made for another version of the library");
   }
-  if ((int)params->policy < EVEN_POLICY_EQUAL || (int)params->policy > EVEN_POLICY_HYBRID) {
+  if ((int)params->policy < EVEN_POLICY_EQUAL || (int)params->policy > EVEN_POLICY_CALLBACK) {
     return even_fail(EVEN_ERR_ARGUMENT, "balancer: there is no policy number %d", (int)params->policy);
+  }
+  if ((params->policy == EVEN_POLICY_CALLBACK) != (params->choose != NULL)) {
+    return even_fail(EVEN_ERR_ARGUMENT, "balancer: a function that chooses shares goes with EVEN_POLICY_CALLBACK");
   }
   if (params->ranks == 0) {
     return even_fail(EVEN_ERR_ARGUMENT, "balancer: there are no ranks to balance");
@@ -37,6 +40,13 @@ static even_status check(const even_balancer_params *params) {
       return even_error_fix("give each rank a positive speed, or none at all");
     }
   }
+  for (size_t r = 0; params->buckets != NULL && r < params->ranks; r++) {
+    if (params->buckets[r] < 0 || params->buckets[r] > EVEN_MOST_BUCKET) {
+      (void)even_fail(EVEN_ERR_ARGUMENT, "balancer: the buckets of rank %zu have %" PRId64 " samples", r,
+                      params->buckets[r]);
+      return even_error_fix("give 1 to %d, 0 for none", EVEN_MOST_BUCKET);
+    }
+  }
   return EVEN_OK;
 }
 
@@ -45,6 +55,8 @@ static even_status make(even_balancer *b, const even_balancer_params *params) {
   b->ranks = params->ranks;
   b->batch = params->batch;
   b->next_probe = EVEN_PROBE_EVERY;
+  b->choose = params->choose;
+  b->choose_context = params->choose_context;
   EVEN_TRY(EVEN_NEW_ARRAY(&b->speeds, b->ranks));
   EVEN_TRY(EVEN_NEW_ARRAY(&b->caps, b->ranks));
   EVEN_TRY(EVEN_NEW_ARRAY(&b->models, b->ranks));
@@ -52,22 +64,26 @@ static even_status make(even_balancer *b, const even_balancer_params *params) {
   EVEN_TRY(EVEN_NEW_ARRAY(&b->candidate, b->ranks));
   EVEN_TRY(EVEN_NEW_ARRAY(&b->unlimited, b->ranks));
   EVEN_TRY(EVEN_NEW_ARRAY(&b->reach, b->ranks));
-  EVEN_TRY(EVEN_NEW_ARRAY(&b->tables, b->ranks));
+  EVEN_TRY(EVEN_NEW_ARRAY(&b->costs, b->ranks));
+  EVEN_TRY(EVEN_NEW_ARRAY(&b->last, b->ranks));
+  EVEN_TRY(EVEN_NEW_ARRAY(&b->view_fixed, b->ranks));
+  EVEN_TRY(EVEN_NEW_ARRAY(&b->view_slope, b->ranks));
   EVEN_TRY(even_alloc(b->ranks, EVEN_TABLE_POINTS * sizeof *b->table_samples, (void **)&b->table_samples));
   EVEN_TRY(even_alloc(b->ranks, EVEN_TABLE_POINTS * sizeof *b->table_seconds, (void **)&b->table_seconds));
   EVEN_TRY(even_solve_room_open(b->ranks, &b->room));
-  bool prior = params->speeds != NULL && (b->policy == EVEN_POLICY_PROPORTIONAL || b->policy == EVEN_POLICY_HYBRID);
+  bool prior = params->speeds != NULL && b->policy != EVEN_POLICY_EQUAL && b->policy != EVEN_POLICY_DYNAMIC;
   double fastest = 0.0;
   for (size_t r = 0; prior && r < b->ranks; r++) {
     fastest = params->speeds[r] > fastest ? params->speeds[r] : fastest;
   }
   for (size_t r = 0; r < b->ranks; r++) {
     b->models[r].block = 1;
+    b->models[r].bucket = b->costs[r].bucket = params->buckets != NULL ? params->buckets[r] : 0;
     double relative = prior ? params->speeds[r] / fastest : 1.0;
     b->speeds[r] = relative > slowest ? relative : slowest;
     b->caps[r] = params->caps != NULL ? params->caps[r] : -1;
-    b->tables[r].samples = b->table_samples + r * EVEN_TABLE_POINTS;
-    b->tables[r].seconds = b->table_seconds + r * EVEN_TABLE_POINTS;
+    b->costs[r].table.samples = b->table_samples + r * EVEN_TABLE_POINTS;
+    b->costs[r].table.seconds = b->table_seconds + r * EVEN_TABLE_POINTS;
   }
   return EVEN_OK;
 }
@@ -83,7 +99,7 @@ even_status even_balancer_open(const even_balancer_params *params, even_balancer
   }
   if (status == EVEN_OK) {
     even_balancer_expect(b);
-    status = even_solve(&b->room, b->tables, b->caps, b->batch, b->current, NULL);
+    status = even_solve(&b->room, b->costs, b->caps, b->batch, b->current, NULL);
   }
   if (status != EVEN_OK) {
     even_balancer_close(b);
@@ -106,7 +122,10 @@ void even_balancer_close(even_balancer *b) {
   even_free(b->candidate);
   even_free(b->unlimited);
   even_free(b->reach);
-  even_free(b->tables);
+  even_free(b->costs);
+  even_free(b->last);
+  even_free(b->view_fixed);
+  even_free(b->view_slope);
   even_free(b->table_samples);
   even_free(b->table_seconds);
   even_free(b);
@@ -122,20 +141,47 @@ static even_status check_timings(const even_balancer *b, const even_step_timing 
   return EVEN_OK;
 }
 
+/* What runs is the caller's affair: what is believed of a rank beyond its share begins from there. */
+static void take_current(even_balancer *b, const even_step_timing *timings) {
+  int64_t left = b->batch;
+  for (size_t r = 0; r < b->ranks; r++) {
+    if (timings[r].samples > left) {
+      return;
+    }
+    left -= timings[r].samples;
+  }
+  for (size_t r = 0; left == 0 && r < b->ranks; r++) {
+    b->current[r] = timings[r].samples;
+  }
+}
+
 even_status even_balancer_observe(even_balancer *b, const even_step_timing *timings) {
+  return even_balancer_observe_spared(b, timings, NULL);
+}
+
+even_status even_balancer_observe_spared(even_balancer *b, const even_step_timing *timings, const bool *spared) {
   EVEN_TRY(check_timings(b, timings));
   bool look = false;
   b->steps++;
+  bool spoiled = b->steps > 1 && even_change_take(&b->change, b->models, b->last, timings, b->ranks, b->steps);
+  memcpy(b->last, timings, b->ranks * sizeof *b->last);
+  if (spoiled && even_balancer_measured(b)) {
+    even_guard_pass(b, timings);
+    return EVEN_OK;
+  }
   even_scatter_take(&b->scatter, b->models, timings, b->ranks);
   for (size_t r = 0; r < b->ranks; r++) {
     even_rank_model *model = &b->models[r];
-    bool taken = even_model_take(model, timings[r].samples, timings[r].busy_seconds);
+    bool taken = even_model_take(model, timings[r].samples, timings[r].busy_seconds, spared != NULL && spared[r]);
     /* the ranks take turns, so that a step costs the same as any other */
     bool turn = (b->steps + (int64_t)r) % LEARN_EVERY == 0;
     if (turn || (taken && (model->count < FRESH || even_model_surprised(model)))) {
       even_model_learn(model);
       look = true;
     }
+  }
+  if (b->policy == EVEN_POLICY_CALLBACK) {
+    take_current(b, timings);
   }
   if (!even_balancer_measured(b) || !even_balancer_learned(b)) {
     return EVEN_OK;
@@ -154,21 +200,24 @@ even_status even_balancer_shares(even_balancer *b, int64_t batch, int64_t *share
   if (batch < 1) {
     return even_fail(EVEN_ERR_ARGUMENT, "balancer: the batch has %" PRId64 " samples, at least 1 is needed", batch);
   }
-  if (batch == b->batch) {
+  if (batch == b->batch && b->policy != EVEN_POLICY_CALLBACK) {
     memcpy(shares, even_guard_shares(b), b->ranks * sizeof *shares);
     if (b->probe_left > 0) {
       even_balancer_give_probe(b, shares);
     }
     return EVEN_OK;
   }
-  if (b->guard.on_equal) {
+  if (b->policy == EVEN_POLICY_CALLBACK) {
+    return even_balancer_ask_callback(b, batch, shares);
+  }
+  if (b->guard.in_force == EVEN_FIXED_EQUAL) {
     even_balancer_expect_equal(b);
-  } else if (even_balancer_measured(b) && even_balancer_learned(b)) {
+  } else if (b->guard.in_force == EVEN_FIXED_NONE && even_balancer_measured(b) && even_balancer_learned(b)) {
     even_balancer_believe(b, batch);
   } else {
     even_balancer_expect(b);
   }
-  return even_solve(&b->room, b->tables, b->caps, batch, shares, NULL);
+  return even_solve(&b->room, b->costs, b->caps, batch, shares, NULL);
 }
 
 double even_balancer_predict(const even_balancer *b, size_t rank, int64_t samples) {

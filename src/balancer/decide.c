@@ -22,7 +22,7 @@ static void set_table(even_balancer *b, size_t rank, double idle, double one, do
   seconds[0] = idle < one ? idle : one;
   seconds[1] = one;
   seconds[2] = one + per_sample * (double)(samples[2] - 1);
-  b->tables[rank].points = EVEN_TABLE_POINTS;
+  b->costs[rank].table.points = EVEN_TABLE_POINTS;
 }
 
 /* Tables of the prior speeds. */
@@ -39,7 +39,7 @@ void even_balancer_expect_equal(even_balancer *b) {
 }
 
 bool even_balancer_measured(const even_balancer *b) {
-  return b->policy == EVEN_POLICY_DYNAMIC || b->policy == EVEN_POLICY_HYBRID;
+  return b->policy == EVEN_POLICY_DYNAMIC || b->policy == EVEN_POLICY_HYBRID || b->policy == EVEN_POLICY_AUTO;
 }
 
 bool even_balancer_learned(const even_balancer *b) {
@@ -80,7 +80,7 @@ void even_balancer_believe(even_balancer *b, int64_t batch) {
       if (floor * (double)b->current[r] > even_model_at(model, b->current[r])) {
         set_table(b, r, 0.0, floor, floor);
       } else {
-        set_table(b, r, even_model_at(model, 0), even_model_at(model, 1) + headroom, model->seconds_per_sample);
+        set_table(b, r, even_model_at(model, 0), even_model_line(model, 1.0) + headroom, model->seconds_per_sample);
       }
     } else {
       double per_sample = one / known / b->speeds[r];
@@ -92,7 +92,7 @@ void even_balancer_believe(even_balancer *b, int64_t batch) {
 double even_balancer_step_seconds(const even_balancer *b, const int64_t *shares) {
   double most = 0.0;
   for (size_t r = 0; r < b->ranks; r++) {
-    double seconds = even_time_table_at(&b->tables[r], shares[r]);
+    double seconds = even_rank_cost_at(&b->costs[r], shares[r]);
     most = seconds > most ? seconds : most;
   }
   return most;
@@ -142,14 +142,14 @@ even_status even_balancer_propose(even_balancer *b, double *promised) {
     factor *= 2.0;
     set_reach(b, factor);
   }
-  return even_solve(&b->room, b->tables, b->reach, b->batch, b->candidate, promised);
+  return even_solve(&b->room, b->costs, b->reach, b->batch, b->candidate, promised);
 }
 
 /* Whether some rank could take more than its reach in the `promised` time; else the best split of all is no faster. */
 static bool limited(const even_balancer *b, double promised) {
   for (size_t r = 0; r < b->ranks; r++) {
     bool own = b->reach[r] >= b->batch || b->reach[r] == b->caps[r];
-    if (!own && even_time_table_at(&b->tables[r], b->reach[r] + 1) <= promised) {
+    if (!own && even_rank_cost_at(&b->costs[r], b->reach[r] + 1) <= promised) {
       return true;
     }
   }
@@ -164,10 +164,10 @@ even_status even_balancer_decide(even_balancer *b) {
   if (promised >= enough && promised < now && limited(b, promised)) {
     /* a small share that may only double gains little at first: what lies at the end of the way counts */
     double end = 0.0;
-    EVEN_TRY(even_solve(&b->room, b->tables, b->caps, b->batch, b->unlimited, &end));
+    EVEN_TRY(even_solve(&b->room, b->costs, b->caps, b->batch, b->unlimited, &end));
     enough = end < enough ? now : enough;
   }
-  if (promised < enough) {
+  if (promised < enough && even_change_pays(&b->change, now - promised, b->steps)) {
     memcpy(b->current, b->candidate, b->ranks * sizeof *b->current);
   }
   return EVEN_OK;
@@ -188,10 +188,11 @@ void even_balancer_probe(even_balancer *b) {
   double step = even_balancer_step_seconds(b, b->current);
   for (size_t i = 1; i <= b->ranks; i++) {
     size_t r = (b->probed + i) % b->ranks;
-    if (b->current[r] > 0 || b->models[r].dummy || b->caps[r] == 0) {
+    bool shows = b->models[r].dummy && !even_model_idles(&b->models[r]); /* a sample's work */
+    if (b->current[r] > 0 || shows || b->caps[r] == 0) {
       continue;
     }
-    double loss = step > 0.0 ? even_time_table_at(&b->tables[r], 1) / step - 1.0 : 0.0;
+    double loss = step > 0.0 ? even_rank_cost_at(&b->costs[r], 1) / step - 1.0 : 0.0;
     double wait = loss > 0.0 ? (double)EVEN_LEAST_STEPS * loss / probe_cost : 0.0;
     b->probed = r;
     b->probe_left = EVEN_LEAST_STEPS;

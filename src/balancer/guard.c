@@ -1,6 +1,7 @@
 /* Splits that the models do not know to be better, tried and measured against the one in force. */
 #include "balancer/guard.h"
 
+#include "balancer/floors.h"
 #include "balancer/state.h"
 #include "base/alloc.h"
 #include "base/fail.h"
@@ -14,26 +15,16 @@ enum {
   FIRST_EQUAL = 256,
   FIRST_RETURN = 256,
   LONGEST_PAUSE = 8192,
-  MOST_CUTS = 12,
-  SETTLED = 16, /* steps of a split before it counts as measured */
   DOZEN = 12
 };
 
-/* A rank whose time is often further than this part from its mean is bursty. */
-static const double far = 1.0 / 3.0;
 static const double often = 0.15;
 /* A dozen steps that differ so much from those before are not chance. */
 static const double changed_by = 1.6;
 /* What the trials of each question may cost of the run. */
-static const double trial_cost[EVEN_GUARD_QUESTIONS] = {[EVEN_GUARD_CAUTION] = 0.01,
-                                                        [EVEN_GUARD_RELEASE] = 0.005,
-                                                        [EVEN_GUARD_MODELS] = 0.01,
-                                                        [EVEN_GUARD_EQUAL] = 0.003,
-                                                        [EVEN_GUARD_RETURN] = 0.005};
-/* Waiting for one rank alone that is worth a trial, as a part of a step. */
-static const double least_blame = 0.03;
-/* A rank that is busy for less of the step than this has no lack of time on the whole. */
-static const double mostly_waits = 0.95;
+static const double trial_cost[EVEN_GUARD_QUESTIONS] = {
+    [EVEN_GUARD_CAUTION] = 0.01, [EVEN_GUARD_RELEASE] = 0.005, [EVEN_GUARD_MODELS] = 0.01,
+    [EVEN_GUARD_EQUAL] = 0.003,  [EVEN_GUARD_PRIOR] = 0.003,   [EVEN_GUARD_RETURN] = 0.005};
 /* A gain that decides for a challenger. */
 static const double least_gain = 0.015;
 /* What is remembered of blame from one step to the next. */
@@ -41,7 +32,7 @@ static const double memory = 1.0 - 1.0 / 32.0;
 
 static const int64_t first_pause[EVEN_GUARD_QUESTIONS] = {
     [EVEN_GUARD_CAUTION] = FIRST_CAUTION, [EVEN_GUARD_RELEASE] = FIRST_RELEASE, [EVEN_GUARD_MODELS] = FIRST_CAUTION,
-    [EVEN_GUARD_EQUAL] = FIRST_EQUAL,     [EVEN_GUARD_RETURN] = FIRST_RETURN,
+    [EVEN_GUARD_EQUAL] = FIRST_EQUAL,     [EVEN_GUARD_PRIOR] = FIRST_EQUAL,     [EVEN_GUARD_RETURN] = FIRST_RETURN,
 };
 
 even_status even_guard_open(even_guard *g, even_balancer *b) {
@@ -54,14 +45,14 @@ even_status even_guard_open(even_guard *g, even_balancer *b) {
   EVEN_TRY(EVEN_NEW_ARRAY(&g->scatter, b->ranks));
   EVEN_TRY(EVEN_NEW_ARRAY(&g->bursts, b->ranks));
   EVEN_TRY(EVEN_NEW_ARRAY(&g->watched, b->ranks));
-  EVEN_TRY(EVEN_NEW_ARRAY(&g->equal, b->ranks));
   EVEN_TRY(EVEN_NEW_ARRAY(&g->challenger, b->ranks));
   EVEN_TRY(even_stops_open(&g->stops, b->ranks));
   for (int i = 0; i < EVEN_GUARD_QUESTIONS; i++) {
     g->next[i] = g->pause[i] = first_pause[i];
   }
-  even_balancer_expect_equal(b);
-  return even_solve(&b->room, b->tables, b->caps, b->batch, g->equal, NULL);
+  g->in_force = EVEN_FIXED_NONE;
+  EVEN_TRY(even_fixed_open(g->fixed, b->ranks));
+  return even_fixed_split(b);
 }
 
 void even_guard_close(even_guard *g) {
@@ -72,7 +63,7 @@ void even_guard_close(even_guard *g) {
   even_free(g->scatter);
   even_free(g->bursts);
   even_free(g->watched);
-  even_free(g->equal);
+  even_fixed_close(g->fixed);
   even_free(g->challenger);
   even_stops_close(&g->stops);
 }
@@ -95,11 +86,12 @@ bool even_guard_holds(const even_balancer *b) {
   if (running(g)) {
     return true;
   }
-  return even_series_count(&g->trial.before) >= SETTLED && bursty(b);
+  return even_series_count(&g->trial.before) >= EVEN_GUARD_SETTLED && bursty(b);
 }
 
 static const int64_t *in_force(const even_balancer *b) {
-  return b->guard.on_equal ? b->guard.equal : b->current;
+  const even_guard *g = &b->guard;
+  return g->in_force != EVEN_FIXED_NONE ? g->fixed[g->in_force].shares : b->current;
 }
 
 const int64_t *even_guard_shares(const even_balancer *b) {
@@ -142,7 +134,7 @@ static void blame(even_balancer *b, const even_step_timing *timings) {
     g->blame[r] *= memory;
     double part = g->blame_weight > 0.0 ? 1.0 - memory : 1.0;
     double off = seconds - g->busy[r];
-    g->bursts[r] += ((fabs(off) > far * g->busy[r] ? 1.0 : 0.0) - g->bursts[r]) * (1.0 - memory);
+    g->bursts[r] += ((fabs(off) > EVEN_GUARD_FAR * g->busy[r] ? 1.0 : 0.0) - g->bursts[r]) * (1.0 - memory);
     g->busy[r] += off * part;
     g->scatter[r] = g->blame_weight > 0.0 ? memory * (g->scatter[r] + part * off * off) : 0.0; /* West (1979) */
     if (seconds > longest) {
@@ -160,7 +152,7 @@ static void blame(even_balancer *b, const even_step_timing *timings) {
 static bool changed(const even_guard *g) {
   double mean = even_series_mean(&g->trial.before);
   bool differs = g->recent > mean * changed_by || g->recent * changed_by < mean;
-  return even_series_count(&g->trial.before) >= SETTLED && differs;
+  return even_series_count(&g->trial.before) >= EVEN_GUARD_SETTLED && differs;
 }
 
 static void begin_window(even_balancer *b) {
@@ -171,10 +163,18 @@ static void begin_window(even_balancer *b) {
   memcpy(g->watched, in_force(b), b->ranks * sizeof *g->watched);
 }
 
+even_status even_guard_caps_changed(even_balancer *b) {
+  b->guard.trial.state = EVEN_TRIAL_IDLE;
+  EVEN_TRY(even_fixed_split(b));
+  begin_window(b);
+  return EVEN_OK;
+}
+
 static void wait(even_balancer *b, even_guard_question question, bool won) {
   even_guard *g = &b->guard;
   double mean = even_series_mean(&g->trial.before);
-  double steps = mean > 0.0 && g->trial.lost > 0.0 ? g->trial.lost / mean / trial_cost[question] : 0.0;
+  double lost = g->trial.lost + even_change_seconds(&b->change); /* for the way back */
+  double steps = mean > 0.0 && lost > 0.0 ? lost / mean / trial_cost[question] : 0.0;
   int64_t *pause = &g->pause[question];
   if (won) {
     *pause = first_pause[question];
@@ -186,47 +186,44 @@ static void wait(even_balancer *b, even_guard_question question, bool won) {
   }
 }
 
-/* Equal and balanced shares were compared: the answer holds for both questions, and what equal shares took as the run
- * began is no reason any more to ask again. */
+static even_guard_question about(even_fixed_name name) {
+  return name == EVEN_FIXED_EQUAL ? EVEN_GUARD_EQUAL : EVEN_GUARD_PRIOR;
+}
+
+/* A fixed split and the models' were compared: the answer holds for both questions, and what the fixed one took as the
+ * run began is no reason any more to ask again. */
 static void answer_both(even_balancer *b, bool won) {
   even_guard *g = &b->guard;
-  bool equal = g->question == EVEN_GUARD_EQUAL;
+  bool back = g->question == EVEN_GUARD_RETURN;
+  even_fixed *fixed = &g->fixed[g->compared];
   double before = even_series_mean(&g->trial.before);
   double challenger = even_series_mean(&g->trial.challenger);
-  g->equal_seconds = equal ? challenger : before;
-  g->balanced_seconds = equal ? before : challenger;
-  g->first_equals = 0;
+  fixed->seconds = back ? before : challenger;
+  fixed->balanced_seconds = back ? challenger : before;
+  fixed->first_steps = 0;
   if (won) {
-    even_guard_question reverse = equal ? EVEN_GUARD_RETURN : EVEN_GUARD_EQUAL;
-    g->on_equal = equal;
+    even_guard_question reverse = back ? about(g->compared) : EVEN_GUARD_RETURN;
+    g->in_force = back ? EVEN_FIXED_NONE : g->compared;
     g->next[reverse] = b->steps + g->pause[reverse];
   }
 }
 
-/* What a slower challenger has told: a rank that got more, and was stopped for it, needs so many seconds for a sample.
- */
-static void learn_floors(even_balancer *b) {
-  even_guard *g = &b->guard;
-  double mean = even_series_mean(&g->trial.challenger);
-  for (size_t r = 0; r < b->ranks; r++) {
-    if (g->challenger[r] > b->current[r] && !(g->floors[r] > 0.0) && even_stops_of(&g->stops, r, mean, g->bursts[r])) {
-      g->floors[r] = mean / (double)g->challenger[r];
-    }
-  }
+static bool on_fixed(even_guard_question question) {
+  return question == EVEN_GUARD_EQUAL || question == EVEN_GUARD_PRIOR || question == EVEN_GUARD_RETURN;
 }
 
 static void conclude(even_balancer *b, bool won) {
   even_guard *g = &b->guard;
   even_guard_question question = g->question;
   wait(b, question, won);
-  if (question == EVEN_GUARD_EQUAL || question == EVEN_GUARD_RETURN) {
+  if (on_fixed(question)) {
     answer_both(b, won);
   } else if (won) {
     memcpy(b->current, g->challenger, b->ranks * sizeof *b->current);
     memcpy(g->floors, g->floors_tried, b->ranks * sizeof *g->floors);
   }
   if (!won && (question == EVEN_GUARD_CAUTION || question == EVEN_GUARD_MODELS)) {
-    learn_floors(b);
+    even_floors_learn(b);
   }
   if (question == EVEN_GUARD_CAUTION) {
     g->alone = !won && !g->alone;
@@ -240,8 +237,7 @@ static void conclude(even_balancer *b, bool won) {
   }
 }
 
-/* Whether `g->floors_tried` lead to another split, which then is the challenger. */
-static even_status challenge(even_balancer *b, even_guard_question question, bool *begun) {
+even_status even_guard_challenge(even_balancer *b, even_guard_question question, bool *begun) {
   even_guard *g = &b->guard;
   double *floors = g->floors;
   g->floors = g->floors_tried;
@@ -255,101 +251,64 @@ static even_status challenge(even_balancer *b, even_guard_question question, boo
     even_stops_begin(&g->stops);
     even_trial_begin(&g->trial, least_gain);
   } else {
-    g->next[question] = b->steps + SETTLED; /* nothing to ask now */
-  }
-  return EVEN_OK;
-}
-
-/* Whether the rank is fast on the whole, and stopped now and then: by the spread of its times, for chance alone does
- * not make a third of the mean. */
-static bool stopped(const even_balancer *b, size_t rank, double mean) {
-  const even_guard *g = &b->guard;
-  double spread = far * g->busy[rank];
-  return b->current[rank] > 0 && g->busy[rank] < mostly_waits * mean && g->scatter[rank] > spread * spread;
-}
-
-/* The worst rank gets less; not at the cost of others that are stopped, too, unless it is tried alone. */
-static void set_floors(even_balancer *b, size_t worst, double mean) {
-  even_guard *g = &b->guard;
-  for (size_t r = 0; r < b->ranks; r++) {
-    bool held = r == worst || (!g->alone && stopped(b, r, mean));
-    g->floors_tried[r] = held ? mean / (double)b->current[r] : g->floors[r];
-  }
-}
-
-static even_status caution(even_balancer *b, bool *begun) {
-  even_guard *g = &b->guard;
-  double mean = even_series_mean(&g->trial.before);
-  size_t worst = b->ranks;
-  double most = 0.0;
-  for (size_t r = 0; r < b->ranks; r++) {
-    bool blamed = g->blame[r] > least_blame * mean * g->blame_weight && g->busy[r] < mostly_waits * mean;
-    if (blamed && g->scatter[r] > most && b->current[r] > 0) {
-      worst = r;
-      most = g->scatter[r];
-    }
-  }
-  if (worst == b->ranks) {
-    return EVEN_OK;
-  }
-  set_floors(b, worst, mean);
-  EVEN_TRY(challenge(b, EVEN_GUARD_CAUTION, begun));
-  if (!*begun) {
-    g->alone = !g->alone;
-    set_floors(b, worst, mean);
-    EVEN_TRY(challenge(b, EVEN_GUARD_CAUTION, begun));
-  }
-  return EVEN_OK;
-}
-
-static even_status release(even_balancer *b, bool *begun) {
-  even_guard *g = &b->guard;
-  bool any = false;
-  for (size_t r = 0; r < b->ranks; r++) {
-    g->floors_tried[r] = g->floors[r];
-    any = any || g->floors[r] > 0.0;
-  }
-  if (!any) {
-    g->next[EVEN_GUARD_RELEASE] = b->steps + SETTLED;
-  }
-  for (int cuts = 0; any && !*begun && cuts < MOST_CUTS; cuts++) {
-    for (size_t r = 0; r < b->ranks; r++) {
-      g->floors_tried[r] *= g->released;
-    }
-    EVEN_TRY(challenge(b, EVEN_GUARD_RELEASE, begun));
+    g->next[question] = b->steps + EVEN_GUARD_SETTLED; /* nothing to ask now */
   }
   return EVEN_OK;
 }
 
 static even_status models(even_balancer *b, bool *begun) {
   memcpy(b->guard.floors_tried, b->guard.floors, b->ranks * sizeof *b->guard.floors);
-  return challenge(b, EVEN_GUARD_MODELS, begun);
+  return even_guard_challenge(b, EVEN_GUARD_MODELS, begun);
 }
 
-static void against_equal(even_balancer *b, bool *begun) {
+/* The challenger is the fixed split; or, where that is in force, the models'. */
+static void compare(even_balancer *b, even_fixed_name name, bool *begun) {
   even_guard *g = &b->guard;
-  if (same(b, b->current, g->equal)) {
-    g->next[g->on_equal ? EVEN_GUARD_RETURN : EVEN_GUARD_EQUAL] = b->steps + SETTLED;
+  bool back = g->in_force == name;
+  even_guard_question question = back ? EVEN_GUARD_RETURN : about(name);
+  if (!even_fixed_asked(b, name)) {
+    g->next[question] = b->steps + EVEN_GUARD_SETTLED;
     return;
   }
   *begun = true;
-  g->question = g->on_equal ? EVEN_GUARD_RETURN : EVEN_GUARD_EQUAL;
-  memcpy(g->challenger, g->on_equal ? b->current : g->equal, b->ranks * sizeof *g->challenger);
+  g->question = question;
+  g->compared = name;
+  memcpy(g->challenger, back ? b->current : g->fixed[name].shares, b->ranks * sizeof *g->challenger);
   even_trial_begin(&g->trial, least_gain);
 }
 
-/* Equal shares are tried at once where balanced ones are slower than equal ones were as the run began, else when the
- * trial costs next to nothing of the steps since the last. */
-static bool equal_is_due(even_balancer *b, double mean) {
+/* A fixed split is tried at once where the models' is slower than it was as the run began, else when the trial costs
+ * next to nothing of the steps since the last. */
+static bool is_due(even_balancer *b, even_fixed_name name, double mean) {
   even_guard *g = &b->guard;
-  if (b->steps < g->next[EVEN_GUARD_EQUAL]) {
-    return g->first_equals >= 3 && mean > g->first_equal / g->first_equals;
+  even_guard_question question = about(name);
+  if (b->steps < g->next[question]) {
+    return even_fixed_was_faster(&g->fixed[name], mean) && even_fixed_asked(b, name);
   }
-  even_balancer_believe(b, b->batch);
-  double loss = even_balancer_step_seconds(b, g->equal) / mean - 1.0;
-  double steps = loss > 0.0 ? fmin(loss * (double)EVEN_TRIAL_CHALLENGE, 4.0 + 4.0 * loss) : 0.0;
-  return (double)(b->steps - g->next[EVEN_GUARD_EQUAL] + g->pause[EVEN_GUARD_EQUAL]) >=
-         steps / trial_cost[EVEN_GUARD_EQUAL];
+  double changes = 2.0 * even_change_seconds(&b->change) / mean;
+  return (double)(b->steps - g->next[question] + g->pause[question]) >=
+         (even_fixed_trial_steps(b, name, mean) + changes) / trial_cost[question];
+}
+
+static double longest_of(const even_balancer *b, const even_step_timing *timings) {
+  double longest = 0.0;
+  for (size_t r = 0; r < b->ranks; r++) {
+    longest = fmax(longest, timings[r].busy_seconds);
+  }
+  return longest;
+}
+
+void even_guard_pass(even_balancer *b, const even_step_timing *timings) {
+  even_trial *trial = &b->guard.trial;
+  if (trial->state == EVEN_TRIAL_CHALLENGER_RUNS) {
+    trial->lost += fmax(0.0, longest_of(b, timings) - even_series_mean(&trial->before));
+  }
+}
+
+/* A trial changes shares twice, for its steps and back: the run so far must be worth that. */
+static bool may_ask(const even_balancer *b, even_guard_question question) {
+  double run = (double)b->steps * even_series_mean(&b->guard.trial.before);
+  return b->steps >= b->guard.next[question] && run * trial_cost[question] >= 2.0 * even_change_seconds(&b->change);
 }
 
 static even_status ask(even_balancer *b) {
@@ -358,23 +317,26 @@ static even_status ask(even_balancer *b) {
   if (even_series_count(&g->trial.before) < EVEN_TRIAL_CHALLENGE) {
     return EVEN_OK;
   }
-  if (g->on_equal) {
-    if (b->steps >= g->next[EVEN_GUARD_RETURN]) {
-      against_equal(b, &begun);
+  if (g->in_force != EVEN_FIXED_NONE) {
+    if (may_ask(b, EVEN_GUARD_RETURN)) {
+      compare(b, g->in_force, &begun);
     }
     return EVEN_OK;
   }
-  if (b->steps >= g->next[EVEN_GUARD_CAUTION]) {
-    EVEN_TRY(caution(b, &begun));
+  if (may_ask(b, EVEN_GUARD_CAUTION)) {
+    EVEN_TRY(even_floors_caution(b, &begun));
   }
-  if (!begun && b->steps >= g->next[EVEN_GUARD_RELEASE]) {
-    EVEN_TRY(release(b, &begun));
+  if (!begun && may_ask(b, EVEN_GUARD_RELEASE)) {
+    EVEN_TRY(even_floors_release(b, &begun));
   }
-  if (!begun && bursty(b) && b->steps >= g->next[EVEN_GUARD_MODELS]) {
+  if (!begun && bursty(b) && may_ask(b, EVEN_GUARD_MODELS)) {
     EVEN_TRY(models(b, &begun));
   }
-  if (!begun && equal_is_due(b, even_series_mean(&g->trial.before))) {
-    against_equal(b, &begun);
+  int names = b->policy == EVEN_POLICY_AUTO ? EVEN_FIXED_COUNT : EVEN_FIXED_EQUAL + 1;
+  for (int name = 0; !begun && name < names; name++) {
+    if (is_due(b, (even_fixed_name)name, even_series_mean(&g->trial.before))) {
+      compare(b, (even_fixed_name)name, &begun);
+    }
   }
   return EVEN_OK;
 }
@@ -390,13 +352,11 @@ even_status even_guard_take(even_balancer *b, const even_step_timing *timings) {
     }
     begin_window(b);
   }
-  double longest = 0.0;
-  for (size_t r = 0; r < b->ranks; r++) {
-    longest = fmax(longest, timings[r].busy_seconds);
-  }
-  if (b->steps > 1 && b->steps < EVEN_TRIAL_CHALLENGE && distance(b, timings, g->equal) == 0) {
-    g->first_equal += longest;
-    g->first_equals++;
+  double longest = longest_of(b, timings);
+  for (int name = 0; b->steps > 1 && b->steps < EVEN_TRIAL_CHALLENGE && name < EVEN_FIXED_COUNT; name++) {
+    if (distance(b, timings, g->fixed[name].shares) == 0) {
+      even_fixed_take(&g->fixed[name], longest);
+    }
   }
   bool challenger = running(g) && distance(b, timings, g->challenger) < distance(b, timings, in_force(b));
   if (!challenger && distance(b, timings, in_force(b)) > b->ranks) {
@@ -414,14 +374,4 @@ even_status even_guard_take(even_balancer *b, const even_step_timing *timings) {
     conclude(b, result == EVEN_TRIAL_WON);
   }
   return running(g) ? EVEN_OK : ask(b);
-}
-
-bool even_balancer_on_equal(const even_balancer *b, double *balanced_seconds, double *equal_seconds) {
-  if (balanced_seconds != NULL) {
-    *balanced_seconds = b->guard.balanced_seconds;
-  }
-  if (equal_seconds != NULL) {
-    *equal_seconds = b->guard.equal_seconds;
-  }
-  return b->guard.on_equal;
 }

@@ -1,21 +1,28 @@
 /* Splits that the models do not know to be better, tried and measured: less for a rank that a quota stops, more for it
- * again, and equal shares (no regret). */
+ * again, and fixed ones (no regret). */
 #ifndef EVEN_BALANCER_GUARD_H
 #define EVEN_BALANCER_GUARD_H
 
 #include <evenstep/balancer.h>
 #include <stdbool.h>
 
+#include "balancer/fixed.h"
 #include "balancer/stops.h"
 #include "balancer/trial.h"
 
-/* X(NAME): what a trial asks */
+enum { EVEN_GUARD_SETTLED = 16 }; /* steps of a split before it counts as measured */
+
+/* A rank whose time is often further than this part from its mean is bursty. */
+static const double EVEN_GUARD_FAR = 1.0 / 3.0;
+
+/* What a trial asks. */
 typedef enum even_guard_question {
   EVEN_GUARD_CAUTION, /* does a rank that is mostly fast, and sometimes stopped, do better with less? */
   EVEN_GUARD_RELEASE, /* does one that was cut do as well with more? */
   EVEN_GUARD_MODELS,  /* ranks are bursty: is the split that the models propose faster? */
   EVEN_GUARD_EQUAL,   /* would equal shares be faster? */
-  EVEN_GUARD_RETURN,  /* equal shares are in force: would balanced ones be faster now? */
+  EVEN_GUARD_PRIOR,   /* would the profile's be? */
+  EVEN_GUARD_RETURN,  /* one of these two is in force: would the models' split be faster now? */
   EVEN_GUARD_QUESTIONS
 } even_guard_question;
 
@@ -30,20 +37,17 @@ typedef struct even_guard {
   double *bursts;       /* how often each rank's time is far from its mean */
   double recent;        /* mean seconds of the last dozen steps */
   int64_t *watched;     /* the split whose steps the trial remembers */
-  int64_t *equal;       /* equal shares of a whole batch */
   int64_t *challenger;  /* shares of a whole batch in a trial */
+  even_fixed fixed[EVEN_FIXED_COUNT];
+  even_fixed_name in_force; /* a fixed split: the models' was measured slower */
+  even_fixed_name compared; /* in the last trial of a fixed split against the models' */
   even_trial trial;
   even_stops stops;                   /* in the challenger's steps */
   even_guard_question question;       /* of the trial that runs */
-  bool on_equal;                      /* equal shares are in force: balancing was measured slower */
-  double first_equal;                 /* seconds of the steps with equal shares as the run began, and their number … */
-  int first_equals;                   /* … 0 once a trial has told more */
   bool alone;                         /* the next trial of caution holds back one rank, not all that are stopped */
   double released;                    /* by what factor floors are lowered in the next trial */
   int64_t next[EVEN_GUARD_QUESTIONS]; /* steps before which the question is not asked again */
   int64_t pause[EVEN_GUARD_QUESTIONS];
-  double balanced_seconds; /* a step, as the last trial against equal shares measured them */
-  double equal_seconds;
 } even_guard;
 
 struct even_balancer;
@@ -52,8 +56,15 @@ even_status even_guard_open(even_guard *guard, struct even_balancer *balancer) E
 void even_guard_close(even_guard *guard);
 /* Takes one step's timings; ends and begins trials. */
 even_status even_guard_take(struct even_balancer *balancer, const even_step_timing *timings) EVEN_MUST_USE;
+/* Takes a step that says nothing of a split, for a change to it took its time: a trial that runs has cost it. */
+void even_guard_pass(struct even_balancer *balancer, const even_step_timing *timings);
 /* Whether shares must stay as they are: a trial runs, or ranks are so bursty that only measuring a split tells. */
 bool even_guard_holds(const struct even_balancer *balancer);
+/* The caps are other ones: fixed splits are made anew, a trial is given up. */
+even_status even_guard_caps_changed(struct even_balancer *balancer) EVEN_MUST_USE;
+/* Whether `guard.floors_tried` lead to another split, which then is the challenger. */
+even_status even_guard_challenge(struct even_balancer *balancer, even_guard_question question,
+                                 bool *begun) EVEN_MUST_USE;
 /* The shares of a whole batch that are to run now. */
 const int64_t *even_guard_shares(const struct even_balancer *balancer);
 

@@ -94,15 +94,37 @@ static spread winsorised(const double *values, int count) {
   return out;
 }
 
-static double predicted(const even_rank_model *model, double samples) {
+double even_model_line(const even_rank_model *model, double samples) {
   return larger(shortest_seconds, model->fixed_seconds + model->seconds_per_sample * samples);
 }
 
+/* To whole buckets. */
+static double padded(const even_rank_model *model, int64_t samples) {
+  int64_t over = model->bucket > 1 ? samples % model->bucket : 0;
+  return (double)samples + (over > 0 ? (double)(model->bucket - over) : 0.0);
+}
+
+/* Speeds of spared dummy batches that differ by less are the same. */
+static const double same_speed = 1.25;
+/* Of them, before their mean is compared. */
+enum { IDLE_SHOWN = 5 };
+
+static double idle_seconds(const even_rank_model *model) {
+  return winsorised(model->idle, model->idle_count).mean;
+}
+
+bool even_model_idles(const even_rank_model *model) {
+  return model->idle_count > 0;
+}
+
 double even_model_at(const even_rank_model *model, int64_t samples) {
-  if (samples == 0) {
-    return model->dummy ? predicted(model, 1.0) : model->fixed_seconds;
+  if (samples == 0 && even_model_idles(model)) {
+    return smaller(idle_seconds(model), even_model_line(model, padded(model, 1)));
   }
-  return predicted(model, (double)samples);
+  if (samples == 0) {
+    return model->dummy ? even_model_line(model, padded(model, 1)) : model->fixed_seconds;
+  }
+  return even_model_line(model, padded(model, samples));
 }
 
 static void drop(even_rank_model *model, int oldest) {
@@ -111,15 +133,61 @@ static void drop(even_rank_model *model, int oldest) {
   memmove(model->seconds, model->seconds + oldest, (size_t)model->count * sizeof *model->seconds);
 }
 
-bool even_model_take(even_rank_model *model, int64_t samples, double seconds) {
-  if (samples == 0) {
-    if (seconds <= 0.0) {
-      return false;
-    }
-    model->dummy = true;
+/* All that was measured took `factor` times as long, had the rank's speed been today's. */
+static void rescale(even_rank_model *model, double factor) {
+  for (int i = 0; i < model->count; i++) {
+    model->seconds[i] *= factor;
+  }
+  model->pending_seconds *= factor;
+  model->fixed_seconds *= factor;
+  model->seconds_per_sample *= factor;
+}
+
+/* The line stays, but for the rank's speed. Whether that is another now. */
+static bool take_idle(even_rank_model *model, double seconds) {
+  model->idle[model->idle_next] = larger(shortest_seconds, smaller(seconds, longest_seconds));
+  model->idle_next = (model->idle_next + 1) % EVEN_MODEL_IDLE;
+  model->idle_count += model->idle_count < EVEN_MODEL_IDLE ? 1 : 0;
+  model->idle_since += model->idle_since < EVEN_MODEL_IDLE ? 1 : 0;
+  if (model->idle_since < IDLE_SHOWN) {
+    return false;
+  }
+  double idle = idle_seconds(model);
+  double factor = model->idle_reference > 0.0 ? idle / model->idle_reference : 1.0;
+  if (model->idle_reference > 0.0 && factor < same_speed && factor * same_speed > 1.0) {
+    return false;
+  }
+  model->idle_reference = idle;
+  rescale(model, factor);
+  return true;
+}
+
+/* Of another step than a spared one: what these were a guess for is measured now. */
+static void end_idle(even_rank_model *model, int64_t samples) {
+  if (model->guess) {
+    model->count = model->pending = 0;
+    model->pending_samples = model->pending_seconds = 0.0;
+    model->known = model->guess = false;
+  }
+  model->idle_count = samples == 0 ? 0 : model->idle_count; /* they are not spared any more */
+  model->idle_reference = 0.0;
+  model->idle_since = 0;
+}
+
+bool even_model_take(even_rank_model *model, int64_t samples, double seconds, bool spared) {
+  if (samples == 0 && seconds <= 0.0) {
+    return false;
+  }
+  model->dummy = model->dummy || samples == 0;
+  if (samples > 0 || !spared) {
+    end_idle(model, samples);
+  } else if (model->count > 0 && !model->guess) {
+    return take_idle(model, seconds);
+  } else {
+    model->guess = true;
   }
   /* a dummy batch is one sample whose gradient is thrown away */
-  model->pending_samples += samples > 0 ? smaller((double)samples, most_samples) : 1.0;
+  model->pending_samples += smaller(padded(model, samples > 0 ? samples : 1), most_samples);
   model->pending_seconds += larger(shortest_seconds, smaller(seconds, longest_seconds));
   model->pending++;
   model->restless = larger(0.0, model->restless - 1.0 / 32.0);
@@ -153,7 +221,7 @@ bool even_model_surprised(const even_rank_model *model) {
   if (!model->known || model->count == 0) {
     return true;
   }
-  double ratio = model->seconds[model->count - 1] / predicted(model, model->samples[model->count - 1]);
+  double ratio = model->seconds[model->count - 1] / even_model_line(model, model->samples[model->count - 1]);
   double band = larger(0.1, 2.0 * model->noise);
   return ratio > 1.0 + band || ratio < 1.0 - smaller(band, 0.5);
 }
@@ -170,7 +238,7 @@ static void begin(even_rank_model *model) {
 
 static void ratios(const even_rank_model *model, double *out) {
   for (int i = 0; i < model->count; i++) {
-    out[i] = model->seconds[i] / predicted(model, model->samples[i]);
+    out[i] = model->seconds[i] / even_model_line(model, model->samples[i]);
   }
 }
 
@@ -182,7 +250,7 @@ static void regress(even_rank_model *model) {
   spread cut = winsorised(ratio, model->count);
   double weights = 0.0, x = 0.0, xx = 0.0, y = 0.0, xy = 0.0, mean_samples = 0.0;
   for (int i = 0; i < model->count; i++) {
-    double expected = predicted(model, model->samples[i]);
+    double expected = even_model_line(model, model->samples[i]);
     double seconds = expected * within(&cut, ratio[i]);
     double weight = 1.0 / (expected * expected);
     weights += weight;
@@ -193,7 +261,7 @@ static void regress(even_rank_model *model) {
     mean_samples += model->samples[i];
   }
   mean_samples /= model->count;
-  double level = predicted(model, mean_samples) * cut.mean;
+  double level = even_model_line(model, mean_samples) * cut.mean;
   double prior = level * model->fixed_samples / (model->fixed_samples + mean_samples);
   double spread_seconds = prior_fixed_spread * level;
   double noise = larger(model->noise, least_noise);
@@ -301,6 +369,9 @@ static bool forget_the_past(even_rank_model *model, spread *rest) {
       drop(model, model->count - recent[i]);
       model->fixed_seconds *= factor;
       model->seconds_per_sample *= factor;
+      for (int idle = 0; idle < model->idle_count; idle++) {
+        model->idle[idle] *= factor;
+      }
       model->restless += 1.0;
       ratios(model, ratio);
       *rest = winsorised(ratio, model->count);

@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { EVEN_MODEL_WINDOW = 128 };
+enum { EVEN_MODEL_WINDOW = 128, EVEN_MODEL_IDLE = 16 };
 
 typedef struct even_rank_model {
   int count;   /* entries of the window, oldest first: steps, or the means of `block` steps */
@@ -15,7 +15,8 @@ typedef struct even_rank_model {
   double pending_seconds;
   double samples[EVEN_MODEL_WINDOW];
   double seconds[EVEN_MODEL_WINDOW];
-  bool known; /* something was measured */
+  int64_t bucket; /* > 1: a step takes as long as one of the next multiple: sizes are counted as such */
+  bool known;     /* something was measured */
   double fixed_seconds;
   double seconds_per_sample;
   double fixed_samples; /* prior: the fixed part costs as much as this many samples; survives changes of speed */
@@ -24,16 +25,27 @@ typedef struct even_rank_model {
   double restless;      /* recent changes of speed; each makes the next one harder to believe */
   double most_samples;  /* the largest share in the window */
   bool dummy;           /* steps with zero samples took time: a dummy batch runs */
+  bool guess;           /* the window is of spared dummy batches, for want of better: of steps before any sample */
+  /* Spared dummy batches after that: they tell what a step without samples takes, not what a sample does. */
+  int idle_count;
+  int idle_next;
+  int idle_since; /* the last other step; EVEN_MODEL_IDLE at most */
+  double idle[EVEN_MODEL_IDLE];
+  double idle_reference; /* what such a step took when the line was true; 0: not known yet */
 } even_rank_model;
 
 /* Takes one step; cheap. Whether the window has a new entry. A zero share that took no time tells nothing and is
- * passed over. */
-bool even_model_take(even_rank_model *model, int64_t samples, double seconds);
+ * passed over. spared: of a zero share, part of the dummy batch's work was left out. */
+bool even_model_take(even_rank_model *model, int64_t samples, double seconds, bool spared);
 /* Whether the last step lies outside of what the model expects. */
 bool even_model_surprised(const even_rank_model *model);
 /* Learns from the window; drops what was before a change of speed. */
 void even_model_learn(even_rank_model *model);
+/* Whether its dummy batches are spared, so that they are less than a sample's work. */
+bool even_model_idles(const even_rank_model *model);
 /* Seconds for `samples`; the model must be known. */
 double even_model_at(const even_rank_model *model, int64_t samples);
+/* The same along the line, without buckets. */
+double even_model_line(const even_rank_model *model, double samples);
 
 #endif

@@ -18,22 +18,26 @@ enum { POLICY_COUNT = sizeof policies / sizeof policies[0] };
 
 even_status even_policy_parse(const char *text, even_policy *out) {
   const char *names[POLICY_COUNT];
+  size_t named = 0;
   if (text == NULL || out == NULL) {
     return even_fail(EVEN_ERR_ARGUMENT, "balancer: no policy was given");
   }
   for (size_t i = 0; i < POLICY_COUNT; i++) {
+    if (policies[i].policy == EVEN_POLICY_CALLBACK) {
+      continue;
+    }
     if (strcmp(policies[i].name, text) == 0) {
       *out = policies[i].policy;
       return EVEN_OK;
     }
-    names[i] = policies[i].name;
+    names[named++] = policies[i].name;
   }
   (void)even_fail(EVEN_ERR_ARGUMENT, "balancer: unknown policy \"%s\"", text);
-  const char *nearest = even_nearest(text, names, POLICY_COUNT);
+  const char *nearest = even_nearest(text, names, named);
   if (nearest != NULL) {
-    return even_error_fix("did you mean %s? There are equal, proportional, dynamic and hybrid", nearest);
+    return even_error_fix("did you mean %s? There are auto, equal, proportional, dynamic and hybrid", nearest);
   }
-  return even_error_fix("choose equal, proportional, dynamic or hybrid");
+  return even_error_fix("choose auto, equal, proportional, dynamic or hybrid");
 }
 
 const char *even_policy_name(even_policy policy) {

@@ -79,3 +79,7 @@ double even_scatter_seconds(const even_scatter *scatter, size_t ranks, double st
 double even_scatter_headroom(double scatter_seconds, double times) {
   return scatter_seconds > 0.0 && times > 1.0 ? scatter_seconds * logarithm(times < 1e6 ? times : 1e6) : 0.0;
 }
+
+double even_scatter_most_headroom(size_t ranks, double step_seconds, double times) {
+  return ranks < 2 ? 0.0 : even_scatter_headroom(scale(ranks) * noisy * step_seconds, times);
+}

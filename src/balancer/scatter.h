@@ -26,5 +26,8 @@ void even_scatter_take(even_scatter *scatter, const even_rank_model *models, con
 double even_scatter_seconds(const even_scatter *scatter, size_t ranks, double step_seconds);
 /* Seconds by which a rank should be done before the fastest one, of which a sample takes `times` as long. */
 double even_scatter_headroom(double scatter_seconds, double times);
+/* The most of it that any scatter gives among `ranks` in steps of `step_seconds`: for whoever judges from outside
+ * whether a rank waits on purpose. */
+double even_scatter_most_headroom(size_t ranks, double step_seconds, double times);
 
 #endif

@@ -3,7 +3,7 @@
  * because each t_r is monotone (Fox 1966, "Discrete optimization via marginal analysis"; Ibaraki and Katoh 1988). */
 #include "balancer/solve.h"
 
-#include "balancer/time_table.h"
+#include "balancer/cost.h"
 #include "base/alloc.h"
 #include "base/fail.h"
 
@@ -15,7 +15,7 @@
 /* ranks * batch does not fit 64 bits in all legal cases */
 __extension__ typedef __int128 wide;
 
-enum { HEADROOM = 64 };
+enum { HEADROOM = 64, ROUNDS_BEFORE_LOOKING = 5, NEAR = 64 };
 
 typedef struct even_solve_entry {
   union {
@@ -63,11 +63,11 @@ static double longer(double a, double b) {
 }
 
 /* What all ranks finish in `seconds`, each between least[r] and most[r]. */
-static wide capacity(const even_time_table *tables, size_t ranks, double seconds, const int64_t *least,
+static wide capacity(const even_rank_cost *costs, size_t ranks, double seconds, const int64_t *least,
                      const int64_t *most, int64_t *out) {
   wide sum = 0;
   for (size_t r = 0; r < ranks; r++) {
-    out[r] = even_time_table_reach(&tables[r], seconds, least != NULL ? least[r] : 0, most[r]);
+    out[r] = even_rank_cost_reach(&costs[r], seconds, least != NULL ? least[r] : 0, most[r]);
     sum += out[r];
   }
   return sum;
@@ -127,26 +127,33 @@ static void sift_down(entry *heap, size_t count, size_t at) {
   }
 }
 
+/* With buckets all samples of one are done at the same time. */
+static int64_t next_count(const even_rank_cost *cost, double seconds, int64_t count, int64_t most) {
+  return cost->bucket > 1 ? even_rank_cost_reach(cost, seconds, count, most) : count;
+}
+
 /* The time at which the `missing` next samples beyond counts[] are done. There are that many within most[]. */
-static double greedy(const even_time_table *tables, size_t ranks, int64_t missing, int64_t *counts, const int64_t *most,
+static double greedy(const even_rank_cost *costs, size_t ranks, int64_t missing, int64_t *counts, const int64_t *most,
                      entry *heap) {
   size_t size = 0;
   double seconds = 0.0;
   for (size_t r = 0; r < ranks; r++) {
     if (counts[r] < most[r]) {
-      heap[size].key.seconds = even_time_table_at(&tables[r], counts[r] + 1);
+      heap[size].key.seconds = even_rank_cost_at(&costs[r], counts[r] + 1);
       heap[size++].rank = r;
     }
   }
   for (size_t i = size / 2; i-- > 0;) {
     sift_down(heap, size, i);
   }
-  for (; missing > 0 && size > 0; missing--) {
+  while (missing > 0 && size > 0) {
     size_t r = heap[0].rank;
+    int64_t before_it = counts[r];
     seconds = heap[0].key.seconds;
-    counts[r]++;
+    counts[r] = next_count(&costs[r], seconds, counts[r] + 1, most[r]);
+    missing -= counts[r] - before_it;
     if (counts[r] < most[r]) {
-      heap[0].key.seconds = even_time_table_at(&tables[r], counts[r] + 1);
+      heap[0].key.seconds = even_rank_cost_at(&costs[r], counts[r] + 1);
     } else {
       heap[0] = heap[--size];
     }
@@ -155,25 +162,50 @@ static double greedy(const even_time_table *tables, size_t ranks, int64_t missin
   return seconds;
 }
 
-static double first_guess(const even_time_table *tables, size_t ranks, int64_t batch) {
+static double first_guess(const even_rank_cost *costs, size_t ranks, int64_t batch) {
   int64_t even = (batch - 1) / (int64_t)ranks + 1;
   double rate = 0.0;
   for (size_t r = 0; r < ranks; r++) {
-    rate += (double)even / even_time_table_at(&tables[r], even);
+    rate += (double)even / even_rank_cost_at(&costs[r], even);
   }
   return (double)batch / rate;
 }
 
+/* Moves the end of the bracket to the last sample within it; whether there is none between its ends, so that the answer
+ * is the end. Where many ranks jump at the same time, halving alone would take as many rounds as a double has bits. */
+static bool snapped(const even_rank_cost *costs, size_t ranks, bracket *b) {
+  double last = 0.0;
+  double next = b->high_seconds;
+  for (size_t r = 0; r < ranks; r++) {
+    last = longer(last, even_rank_cost_at(&costs[r], b->upper[r]));
+    if (b->lower[r] < b->upper[r]) {
+      double seconds = even_rank_cost_at(&costs[r], b->lower[r] + 1);
+      next = seconds < next ? seconds : next;
+    }
+  }
+  b->high_seconds = last < b->high_seconds ? last : b->high_seconds;
+  return next >= b->high_seconds;
+}
+
+/* Missing samples that are handed out one by one (bucket by bucket), which costs less than another round of halving. */
+static wide few_samples(const even_rank_cost *costs, size_t ranks) {
+  wide sum = 0;
+  for (size_t r = 0; r < ranks; r++) {
+    sum += costs[r].bucket > 1 ? costs[r].bucket : 1;
+  }
+  return sum / 2 + 32;
+}
+
 /* The least time in which all ranks together finish `batch`. */
-static double least_time(const even_solve_room *room, const even_time_table *tables, int64_t batch) {
+static double least_time(const even_solve_room *room, const even_rank_cost *costs, int64_t batch) {
   size_t ranks = room->ranks;
-  wide few = (wide)ranks / 2 + 32;
+  wide few = few_samples(costs, ranks);
   bracket b = {.lower = room->lower, .upper = room->upper, .tried = room->tried};
   for (size_t r = 0; r < ranks; r++) {
-    b.low_seconds = longer(b.low_seconds, even_time_table_at(&tables[r], 0));
-    b.high_seconds = longer(b.high_seconds, even_time_table_at(&tables[r], room->most[r]));
+    b.low_seconds = longer(b.low_seconds, even_rank_cost_at(&costs[r], 0));
+    b.high_seconds = longer(b.high_seconds, even_rank_cost_at(&costs[r], room->most[r]));
   }
-  b.low_samples = capacity(tables, ranks, b.low_seconds, NULL, room->most, b.lower);
+  b.low_samples = capacity(costs, ranks, b.low_seconds, NULL, room->most, b.lower);
   if (b.low_samples >= batch) {
     return b.low_seconds; /* the dummy batch of a slow rank, or free samples, set the pace */
   }
@@ -183,15 +215,16 @@ static double least_time(const even_solve_room *room, const even_time_table *tab
     b.high_samples += b.upper[r];
   }
   int64_t aim = batch - (int64_t)(few / 2) > b.low_samples ? batch - (int64_t)(few / 2) : batch;
-  double time = first_guess(tables, ranks, batch);
+  double time = first_guess(costs, ranks, batch);
   for (int round = 0; batch - b.low_samples > few; round++) {
-    if (bits_of(b.high_seconds) - bits_of(b.low_seconds) <= 1) {
+    if (bits_of(b.high_seconds) - bits_of(b.low_seconds) <= 1 ||
+        (round >= ROUNDS_BEFORE_LOOKING && snapped(costs, ranks, &b))) {
       return b.high_seconds;
     }
     if (round > 0 || !(time > b.low_seconds && time < b.high_seconds)) {
       time = next_time(&b, aim > b.low_samples ? aim : batch, round);
     }
-    wide samples = capacity(tables, ranks, time, b.lower, b.upper, b.tried);
+    wide samples = capacity(costs, ranks, time, b.lower, b.upper, b.tried);
     int64_t *kept = samples < batch ? b.lower : b.upper;
     if (samples < batch) {
       b.lower = b.tried;
@@ -204,7 +237,7 @@ static double least_time(const even_solve_room *room, const even_time_table *tab
     }
     b.tried = kept;
   }
-  return greedy(tables, ranks, (int64_t)(batch - b.low_samples), b.lower, b.upper, room->entries);
+  return greedy(costs, ranks, (int64_t)(batch - b.low_samples), b.lower, b.upper, room->entries);
 }
 
 static int by_remainder(const void *left, const void *right) {
@@ -216,33 +249,108 @@ static int by_remainder(const void *left, const void *right) {
   return a->rank < b->rank ? -1 : 1;
 }
 
-/* Shares in proportion to what each rank can finish, so that what is left over is headroom for all alike; rounded by
- * largest remainder, which moves least (Hamilton's method). */
-static void proportional(const even_solve_room *room, const int64_t *finished, wide sum, int64_t batch,
-                         int64_t *shares) {
+/* What a share should be a multiple of. Where micro-batches are no whole buckets, whole ones of these fill none. */
+static int64_t bucket_of(const even_rank_cost *cost) {
+  bool fit = cost->bucket > 1 && (cost->micro_batch == 0 || cost->micro_batch % cost->bucket == 0);
+  return fit ? cost->bucket : 1;
+}
+
+/* Whole buckets in proportion to what each rank can finish, rounded down; what is missing then. */
+static int64_t round_down(const even_solve_room *room, const even_rank_cost *costs, const int64_t *finished, wide sum,
+                          int64_t batch, int64_t *shares) {
   entry *entries = room->entries;
   int64_t missing = batch;
   for (size_t r = 0; r < room->ranks; r++) {
     wide product = (wide)batch * finished[r];
-    shares[r] = (int64_t)(product / sum);
-    wide remainder = product % sum;
+    int64_t bucket = bucket_of(&costs[r]);
+    int64_t quota = (int64_t)(product / sum);
+    wide remainder = (product % sum + (wide)(quota % bucket) * sum) / bucket; /* part of a bucket, times sum */
+    shares[r] = quota - quota % bucket;
     /* only its order matters: the upper bits where it does not fit */
     entries[r].key.remainder = sum > INT64_MAX ? (uint64_t)(remainder >> 63) : (uint64_t)remainder;
     entries[r].rank = r;
     missing -= shares[r];
   }
-  if (missing > 0) {
-    qsort(entries, room->ranks, sizeof *entries, by_remainder);
-    for (size_t i = 0; i < room->ranks && missing > 0; i++) {
-      if (shares[entries[i].rank] < finished[entries[i].rank]) {
-        shares[entries[i].rank]++;
-        missing--;
-      }
+  return missing;
+}
+
+/* Gives whole buckets, or at last any number of samples, in the entries' order; what is missing then. */
+static int64_t hand_out(const even_solve_room *room, const even_rank_cost *costs, const int64_t *finished, bool once,
+                        bool whole, int64_t missing, int64_t *shares) {
+  for (size_t i = 0; i < room->ranks && missing > 0; i++) {
+    size_t r = room->entries[i].rank;
+    int64_t bucket = bucket_of(&costs[r]);
+    int64_t most = finished[r] - shares[r] < missing ? finished[r] - shares[r] : missing;
+    most = whole ? most - most % bucket : most;
+    most = once && most > bucket ? bucket : most;
+    shares[r] += most;
+    missing -= most;
+  }
+  return missing;
+}
+
+/* The last bucket that is broken into is filled up from the ranks without buckets, where they have so much: it takes
+ * its rank as long either way. */
+static void fill_up(const even_solve_room *room, const even_rank_cost *costs, const int64_t *finished,
+                    int64_t *shares) {
+  int64_t wanted = 0;
+  size_t filled = room->ranks;
+  wide others = 0;
+  for (size_t r = 0; r < room->ranks; r++) {
+    int64_t bucket = bucket_of(&costs[r]);
+    int64_t over = shares[r] % bucket;
+    if (over > 0 && finished[r] - shares[r] >= bucket - over) {
+      filled = r;
+      wanted = bucket - over;
+    }
+    others += bucket == 1 ? shares[r] : 0;
+  }
+  if (filled == room->ranks || others < wanted) {
+    return;
+  }
+  for (size_t r = 0; r < room->ranks && wanted > 0; r++) {
+    if (bucket_of(&costs[r]) == 1 && shares[r] > 0) {
+      int64_t part = (int64_t)(((wide)wanted * shares[r] + others - 1) / others); /* rounded up: the last gives least */
+      others -= shares[r];
+      wanted -= part;
+      shares[r] -= part;
+      shares[filled] += part;
     }
   }
 }
 
-even_status even_solve(const even_solve_room *room, const even_time_table *tables, const int64_t *caps, int64_t batch,
+/* Shares in proportion to what each rank can finish, so that what is left over is headroom for all alike; rounded by
+ * largest remainder, which moves least (Hamilton's method), to whole buckets as far as there are. */
+static void proportional(const even_solve_room *room, const even_rank_cost *costs, const int64_t *finished, wide sum,
+                         int64_t batch, int64_t *shares) {
+  int64_t missing = round_down(room, costs, finished, sum, batch, shares);
+  if (missing > 0) {
+    qsort(room->entries, room->ranks, sizeof *room->entries, by_remainder);
+    missing = hand_out(room, costs, finished, true, true, missing, shares);
+    missing = hand_out(room, costs, finished, false, true, missing, shares);
+    if (hand_out(room, costs, finished, false, false, missing, shares) != missing) {
+      fill_up(room, costs, finished, shares);
+    }
+  }
+}
+
+/* Batches of equal size where a number of them near the least divides the batch. */
+static even_status say_what_fits(int64_t most, int64_t batch) {
+  if (most == 0) {
+    return even_error_fix("give at least one rank a cap above 0");
+  }
+  int64_t least = (batch - 1) / most + 1;
+  int64_t parts = least;
+  for (int tries = 0; tries < NEAR && parts - least < least && batch % parts != 0; tries++) {
+    parts++;
+  }
+  parts = batch % parts == 0 ? parts : least;
+  return even_error_fix("use a global batch of at most %" PRId64 "; for the same gradient accumulate over %" PRId64
+                        " batches of %s%" PRId64 " samples",
+                        most, parts, batch % parts == 0 ? "" : "up to ", (batch - 1) / parts + 1);
+}
+
+even_status even_solve(const even_solve_room *room, const even_rank_cost *costs, const int64_t *caps, int64_t batch,
                        int64_t *shares, double *step_seconds) {
   wide most = 0;
   for (size_t r = 0; r < room->ranks; r++) {
@@ -255,20 +363,19 @@ even_status even_solve(const even_solve_room *room, const even_time_table *table
                     "balancer: the caps of all ranks hold %" PRId64 " samples, %" PRId64
                     " fewer than the batch of %" PRId64,
                     (int64_t)most, (int64_t)(batch - most), batch);
-    return even_error_fix("use a global batch of at most %" PRId64 ", or accumulate gradients over smaller ones",
-                          (int64_t)most);
+    return say_what_fits((int64_t)most, batch);
   }
-  double seconds = least_time(room, tables, batch);
+  double seconds = least_time(room, costs, batch);
   /* what a rank could do beyond the batch counts in its proportion; a flat table has no end, so there is a limit */
   for (size_t r = 0; r < room->ranks; r++) {
     bool capped = caps != NULL && caps[r] >= 0;
     room->most[r] = capped ? caps[r] : (batch < INT64_MAX / HEADROOM ? batch * HEADROOM : batch);
   }
-  wide sum = capacity(tables, room->ranks, seconds, NULL, room->most, room->tried);
+  wide sum = capacity(costs, room->ranks, seconds, NULL, room->most, room->tried);
   if (sum == batch) {
     memcpy(shares, room->tried, room->ranks * sizeof *shares);
   } else {
-    proportional(room, room->tried, sum, batch, shares);
+    proportional(room, costs, room->tried, sum, batch, shares);
   }
   if (step_seconds != NULL) {
     *step_seconds = seconds;
@@ -276,20 +383,34 @@ even_status even_solve(const even_solve_room *room, const even_time_table *table
   return EVEN_OK;
 }
 
-even_status even_balancer_solve(const even_time_table *tables, const int64_t *caps, size_t ranks, int64_t batch,
-                                int64_t *shares, double *step_seconds) {
+even_status even_balancer_solve_costs(const even_rank_cost *costs, const int64_t *caps, size_t ranks, int64_t batch,
+                                      int64_t *shares, double *step_seconds) {
   even_solve_room room;
-  if (tables == NULL || shares == NULL || ranks == 0) {
+  if (costs == NULL || shares == NULL || ranks == 0) {
     return even_fail(EVEN_ERR_ARGUMENT, "balancer: there are no ranks to balance");
   }
   if (batch < 1) {
     return even_fail(EVEN_ERR_ARGUMENT, "balancer: the batch has %" PRId64 " samples, at least 1 is needed", batch);
   }
   for (size_t r = 0; r < ranks; r++) {
-    EVEN_TRY(even_time_table_check(&tables[r], r));
+    EVEN_TRY(even_rank_cost_check(&costs[r], r));
   }
   EVEN_TRY(even_solve_room_open(ranks, &room));
-  even_status status = even_solve(&room, tables, caps, batch, shares, step_seconds);
+  even_status status = even_solve(&room, costs, caps, batch, shares, step_seconds);
   even_solve_room_close(&room);
+  return status;
+}
+
+even_status even_balancer_solve(const even_time_table *tables, const int64_t *caps, size_t ranks, int64_t batch,
+                                int64_t *shares, double *step_seconds) {
+  even_rank_cost *costs = NULL;
+  if (tables != NULL && ranks > 0) {
+    EVEN_TRY(EVEN_NEW_ARRAY(&costs, ranks));
+  }
+  for (size_t r = 0; costs != NULL && r < ranks; r++) {
+    costs[r].table = tables[r];
+  }
+  even_status status = even_balancer_solve_costs(costs, caps, ranks, batch, shares, step_seconds);
+  even_free(costs);
   return status;
 }

@@ -16,8 +16,8 @@ typedef struct even_solve_room {
 even_status even_solve_room_open(size_t ranks, even_solve_room *room) EVEN_MUST_USE;
 void even_solve_room_close(even_solve_room *room);
 
-/* even_balancer_solve without checking the tables; only the caps can be wrong. */
-even_status even_solve(const even_solve_room *room, const even_time_table *tables, const int64_t *caps, int64_t batch,
+/* even_balancer_solve_costs without checking the costs; only the caps can be wrong. */
+even_status even_solve(const even_solve_room *room, const even_rank_cost *costs, const int64_t *caps, int64_t batch,
                        int64_t *shares, double *step_seconds) EVEN_MUST_USE;
 
 #endif

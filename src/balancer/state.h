@@ -2,6 +2,7 @@
 #ifndef EVEN_BALANCER_STATE_H
 #define EVEN_BALANCER_STATE_H
 
+#include "balancer/change.h"
 #include "balancer/guard.h"
 #include "balancer/model.h"
 #include "balancer/scatter.h"
@@ -24,12 +25,18 @@ struct even_balancer {
   int64_t *candidate;
   int64_t *unlimited; /* the best split, were it trusted at once */
   int64_t *reach;     /* caps, and how far a rank's share may grow beyond what was measured */
-  even_time_table *tables;
+  even_rank_cost *costs;
   int64_t *table_samples;
   double *table_seconds;
   even_solve_room room;
   even_guard guard;
   even_scatter scatter;
+  even_change change;
+  even_step_timing *last; /* the last step that was observed */
+  even_policy_function choose;
+  void *choose_context;
+  double *view_fixed; /* what the caller's policy is shown of the models */
+  double *view_slope;
   int64_t steps;
   int64_t next_probe; /* the step from which a rank without samples and without timings may be tried again */
   int64_t probe_left; /* steps that the trial goes on */
@@ -53,6 +60,9 @@ double even_balancer_step_seconds(const even_balancer *b, const int64_t *shares)
 even_status even_balancer_propose(even_balancer *b, double *promised) EVEN_MUST_USE;
 /* Takes the best split where it pays. */
 even_status even_balancer_decide(even_balancer *b) EVEN_MUST_USE;
+
+/* Shares of the caller's policy. */
+even_status even_balancer_ask_callback(even_balancer *b, int64_t batch, int64_t *shares) EVEN_MUST_USE;
 
 /* A rank whose share is zero and that runs no dummy batch shows nothing: from time to time it gets one sample. */
 void even_balancer_probe(even_balancer *b);

@@ -1,4 +1,4 @@
-/* A measured time table as a function of whole samples, and its inverse. The function is monotone in the
+/* A measured time table as a function of whole samples. The function is monotone in the
  * rounded arithmetic too (each operation is, and segment ends are clamped): the solver's exactness rests on it. */
 #include "balancer/time_table.h"
 
@@ -78,8 +78,7 @@ double even_time_table_at(const even_time_table *table, int64_t samples) {
   return line(table->seconds[last], table->seconds[last] - table->seconds[last - 1], run, width);
 }
 
-/* A first guess at the inverse, from the segment in which `seconds` lies; may be off by rounding. */
-static double guess(const even_time_table *table, double seconds) {
+double even_time_table_guess(const even_time_table *table, double seconds) {
   size_t low = points_within(table, INT64_MAX, seconds);
   if (low == 0 || table->points == 1) {
     return (double)table->samples[0] * (seconds / table->seconds[0]);
@@ -89,31 +88,4 @@ static double guess(const even_time_table *table, double seconds) {
   double rise = table->seconds[from + 1] - table->seconds[from];
   double width = (double)(table->samples[from + 1] - table->samples[from]);
   return (double)table->samples[left] + (seconds - table->seconds[left]) / rise * width;
-}
-
-int64_t even_time_table_reach(const even_time_table *table, double seconds, int64_t least, int64_t most) {
-  double near = guess(table, seconds);
-  int64_t low = least; /* the answer lies in low … high */
-  int64_t high = most;
-  int64_t at = most;
-  if (near < (double)most) { /* false for NaN and infinity too: then `most` is tried first */
-    at = near > (double)least ? (int64_t)near : least;
-    at = at < most ? at : most; /* (double)most may be rounded up */
-  }
-  /* the guess is mostly right to one sample: walk from it in growing steps, then halve */
-  for (int64_t stride = 1; low < high; stride *= 2) {
-    at = at > low ? at : low + 1;
-    if (even_time_table_at(table, at) <= seconds) {
-      low = at;
-      at = high - low > stride ? low + stride : high;
-    } else {
-      high = at - 1;
-      at = high - low > stride ? high - stride + 1 : low + 1;
-    }
-    if (stride >= 16) {
-      at = low + (high - low + 1) / 2;
-      stride = 16;
-    }
-  }
-  return low;
 }

@@ -13,6 +13,8 @@ enum {
 
 /* A trial ends early once the challenger has lost this many steps' time: its cost is bounded, however bad it is. */
 static const double most_lost_steps = 4.0;
+/* The same for its very first steps, in which what the other split left behind may count. */
+static const double most_lost_at_once = 8.0;
 
 void even_series_clear(even_series *series) {
   series->taken = 0;
@@ -88,15 +90,18 @@ static even_trial_result end(even_trial *trial, even_trial_result result) {
 static even_trial_result challenge(even_trial *trial, double seconds) {
   double before = even_series_mean(&trial->before);
   trial->lost += seconds - before;
-  if (trial->settling > 0) {
+  int count = even_series_count(&trial->challenger);
+  double most = count >= SHOWN - 1 && trial->settling == 0 ? most_lost_steps : most_lost_at_once;
+  bool given_up = trial->lost > most * before;
+  if (trial->settling > 0 && !given_up) {
     trial->settling--;
     return EVEN_TRIAL_GOES_ON;
   }
   even_series_take(&trial->challenger, seconds);
-  int count = even_series_count(&trial->challenger);
-  if (count >= SHOWN && trial->lost > most_lost_steps * before) {
+  if (given_up) {
     return end(trial, EVEN_TRIAL_LOST);
   }
+  count++;
   if (count < EVEN_TRIAL_CHALLENGE) {
     return EVEN_TRIAL_GOES_ON;
   }

@@ -166,6 +166,7 @@ static even_status reduce_staged(even_comm *comm, const reduction *job) {
     even_writing_end(comm, pipe.chunk * job->element);
   }
   even_pieces_end(&comm->pieces, job->bytes, even_clock_ns());
+  even_shared_keep_costs(comm);
   return EVEN_OK;
 }
 

@@ -31,6 +31,12 @@ static const char *kind_name(uint32_t kind) {
       return "barrier";
     case EVEN_CALL_ALL_TO_ALL:
       return "all_to_all";
+    case EVEN_CALL_REDUCE:
+      return "reduce";
+    case EVEN_CALL_GATHER:
+      return "gather";
+    case EVEN_CALL_SCATTER:
+      return "scatter";
     default:
       return "no call";
   }
@@ -61,10 +67,22 @@ void even_call_describe(const even_comm_call *call, char *text, size_t bytes) {
                      dtype_name(call->dtype), op_name(call->op));
       break;
     case EVEN_CALL_ALL_GATHER:
-      (void)snprintf(text, bytes, "all_gather of %llu %s elements in all", count, dtype_name(call->dtype));
+      if (call->dtype == EVEN_CALL_BYTES) {
+        (void)snprintf(text, bytes, "all_gather of %llu bytes in all", count);
+      } else {
+        (void)snprintf(text, bytes, "all_gather of %llu %s elements in all", count, dtype_name(call->dtype));
+      }
       break;
     case EVEN_CALL_BROADCAST:
-      (void)snprintf(text, bytes, "broadcast of %llu bytes from rank %d", count, (int)call->root);
+    case EVEN_CALL_SCATTER:
+      (void)snprintf(text, bytes, "%s of %llu bytes from rank %d", kind_name(call->kind), count, (int)call->root);
+      break;
+    case EVEN_CALL_GATHER:
+      (void)snprintf(text, bytes, "gather of %llu bytes to rank %d", count, (int)call->root);
+      break;
+    case EVEN_CALL_REDUCE:
+      (void)snprintf(text, bytes, "reduce of %llu %s elements with %s to rank %d", count, dtype_name(call->dtype),
+                     op_name(call->op), (int)call->root);
       break;
     default:
       (void)snprintf(text, bytes, "%s", kind_name(call->kind));
@@ -119,7 +137,7 @@ even_status even_call_begin(even_comm *comm, even_call_kind kind, uint32_t dtype
   even_comm_control *own = &comm->controls[comm->rank];
   own->call[parity] = comm->call;
   atomic_store_explicit(&own->signature[parity], hash, memory_order_relaxed);
-  even_flight_begin(comm);
+  even_flight_begin(&comm->flight, &comm->call, comm->call_count);
   if (comm->rank == 0) {
     /* Those of the call before last are past it: they have met in the last one. */
     atomic_store_explicit(&comm->header->claim[parity], 0, memory_order_relaxed);
@@ -134,13 +152,13 @@ static even_status mismatch(even_comm *comm, int rank) {
   char other_site[EVEN_FLIGHT_SITE_BYTES];
   even_call_describe(&comm->call, own, sizeof own);
   even_call_describe(&comm->controls[rank].call[comm->call_count & 1u], other, sizeof other);
-  even_flight_hear(comm, comm->rank, own_site, sizeof own_site);
-  even_flight_hear(comm, rank, other_site, sizeof other_site);
+  even_flight_hear(&comm->flight, comm->rank, own_site, sizeof own_site);
+  even_flight_hear(&comm->flight, rank, other_site, sizeof other_site);
   (void)even_fail(EVEN_ERR_MISMATCH, "rank %d called %s%s, but rank %d called %s%s%s (call %llu of the group)",
-                  comm->rank, own, own_site, rank, other,
+                  even_comm_number(comm, comm->rank), own, own_site, even_comm_number(comm, rank), other,
                   strcmp(own, other) == 0 ? ", divided otherwise among the ranks" : "", other_site,
                   (unsigned long long)comm->call_count);
-  (void)even_error_place(rank, NULL);
+  (void)even_error_place(even_comm_number(comm, rank), NULL);
   return even_error_fix(
       "all ranks must make the same calls in the same order: look for a branch that depends on the rank or on the "
       "data");
@@ -151,7 +169,7 @@ even_status even_call_meet(even_comm *comm) {
   EVEN_TRY(even_stage(comm, &comm->arrival));
   for (int rank = 0; rank < comm->ranks; rank++) {
     if (atomic_load_explicit(&comm->controls[rank].signature[parity], memory_order_relaxed) != comm->call.signature) {
-      even_flight_say(comm);
+      even_flight_say(&comm->flight);
       even_group_end(comm, EVEN_GROUP_MISMATCH | (uint32_t)comm->rank);
       return mismatch(comm, rank);
     }
@@ -165,7 +183,7 @@ even_status even_call_next(even_comm *comm) {
 }
 
 even_status even_call_end(even_comm *comm, even_status status) {
-  even_flight_end(comm, status);
+  even_flight_end(&comm->flight, status);
   if (status != EVEN_OK && comm->ended == EVEN_OK) {
     comm->ended = status;
     (void)snprintf(comm->ended_what, sizeof comm->ended_what, "%.*s", (int)sizeof comm->ended_what - 1,

@@ -1,6 +1,8 @@
 /* The public calls: what a caller passes is checked here, once for all engines, and handed to the group's engine. */
+#include "base/alloc.h"
 #include "comm/arguments.h"
 #include "comm/engine.h"
+#include "os/clock.h"
 #include "os/thread.h"
 
 /* A child that was forked after the group had been opened has its parent's place in it, and would answer for it. */
@@ -23,6 +25,11 @@ static even_status check_process(const even_comm_base *base) {
 
 /* ---- collectives ---- */
 
+static even_call_record called(even_recorded_call what, int dtype, int op, int peer, size_t bytes) {
+  return (even_call_record){
+      .call = (uint8_t)what, .dtype = (uint8_t)dtype, .op = (uint8_t)op, .peer = (int16_t)peer, .bytes = bytes};
+}
+
 even_status even_comm_all_reduce(even_comm *comm, void *data, size_t count, even_dtype dtype, even_reduce_op op) {
   const even_comm_base *base = even_comm_base_of(comm);
   even_comm_reduction job = {.data = data, .count = count, .dtype = dtype, .op = op, .divisor = base->ranks};
@@ -30,7 +37,9 @@ even_status even_comm_all_reduce(even_comm *comm, void *data, size_t count, even
   EVEN_TRY(even_check_reduction(base->kernels, dtype, op, &job.reduce));
   EVEN_TRY(even_check_data(data, count, dtype, &job.bytes));
   job.element = even_dtype_bytes(dtype);
-  return base->engine->all_reduce(comm, &job);
+  even_call_record call = called(EVEN_RECORDED_ALL_REDUCE, (int)dtype, (int)op, -1, job.bytes);
+  even_recording_begin(comm, &call);
+  return even_recording_end(comm, &call, base->engine->all_reduce(comm, &job));
 }
 
 even_status even_comm_reduce_scatter(even_comm *comm, const void *input, void *output, const size_t *counts,
@@ -45,7 +54,9 @@ even_status even_comm_reduce_scatter(even_comm *comm, const void *input, void *o
   EVEN_TRY(even_check_data(input, job.total, dtype, &job.bytes));
   EVEN_TRY(even_check_data(output, counts[base->rank], dtype, &own_bytes));
   job.element = even_dtype_bytes(dtype);
-  return base->engine->reduce_scatter(comm, &job);
+  even_call_record call = called(EVEN_RECORDED_REDUCE_SCATTER, (int)dtype, (int)op, -1, job.bytes);
+  even_recording_begin(comm, &call);
+  return even_recording_end(comm, &call, base->engine->reduce_scatter(comm, &job));
 }
 
 even_status even_comm_all_gather(even_comm *comm, const void *input, void *output, const size_t *counts,
@@ -59,7 +70,9 @@ even_status even_comm_all_gather(even_comm *comm, const void *input, void *outpu
   EVEN_TRY(even_check_data(output, job.total, dtype, &job.bytes));
   job.element = even_dtype_bytes(dtype);
   job.largest *= job.element;
-  return base->engine->all_gather(comm, &job);
+  even_call_record call = called(EVEN_RECORDED_ALL_GATHER, (int)dtype, EVEN_CALL_NONE, -1, job.bytes);
+  even_recording_begin(comm, &call);
+  return even_recording_end(comm, &call, base->engine->all_gather(comm, &job));
 }
 
 even_status even_comm_broadcast(even_comm *comm, void *data, size_t bytes, int root) {
@@ -70,18 +83,20 @@ even_status even_comm_broadcast(even_comm *comm, void *data, size_t bytes, int r
     return even_fail(EVEN_ERR_ARGUMENT, "broadcast from rank %d in a group of %d ranks", root, base->ranks);
   }
   EVEN_TRY(even_check_data(data, bytes, EVEN_U8, &checked));
-  return base->engine->broadcast(comm, data, bytes, root);
+  even_call_record call = called(EVEN_RECORDED_BROADCAST, EVEN_CALL_NONE, EVEN_CALL_NONE, root, bytes);
+  even_recording_begin(comm, &call);
+  return even_recording_end(comm, &call, base->engine->broadcast(comm, data, bytes, root));
 }
 
-static even_status check_parts(int ranks, const void *const *parts, const size_t *bytes) {
-  size_t total = 0;
+static even_status check_parts(int ranks, const void *const *parts, const size_t *bytes, size_t *total) {
   size_t largest = 0;
+  size_t part = 0;
   if (parts == NULL || bytes == NULL) {
     return even_fail(EVEN_ERR_ARGUMENT, "all_to_all without the parts or their sizes");
   }
-  EVEN_TRY(even_check_counts(bytes, ranks, EVEN_U8, &total, &largest));
+  EVEN_TRY(even_check_counts(bytes, ranks, EVEN_U8, total, &largest));
   for (int rank = 0; rank < ranks; rank++) {
-    EVEN_TRY(even_check_data(parts[rank], bytes[rank], EVEN_U8, &total));
+    EVEN_TRY(even_check_data(parts[rank], bytes[rank], EVEN_U8, &part));
   }
   return EVEN_OK;
 }
@@ -91,14 +106,21 @@ even_status even_comm_all_to_all(even_comm *comm, const void *const *inputs, con
   const even_comm_base *base = even_comm_base_of(comm);
   even_comm_exchange job = {.inputs = inputs, .outputs = outputs, .sends = input_bytes, .receives = output_bytes};
   EVEN_TRY(check_process(base));
-  EVEN_TRY(check_parts(base->ranks, inputs, input_bytes));
-  EVEN_TRY(check_parts(base->ranks, (const void *const *)outputs, output_bytes));
-  return base->engine->all_to_all(comm, &job);
+  size_t sent = 0;
+  size_t received = 0;
+  EVEN_TRY(check_parts(base->ranks, inputs, input_bytes, &sent));
+  EVEN_TRY(check_parts(base->ranks, (const void *const *)outputs, output_bytes, &received));
+  even_call_record call =
+      called(EVEN_RECORDED_ALL_TO_ALL, EVEN_CALL_NONE, EVEN_CALL_NONE, -1, sent > received ? sent : received);
+  even_recording_begin(comm, &call);
+  return even_recording_end(comm, &call, base->engine->all_to_all(comm, &job));
 }
 
 even_status even_comm_barrier(even_comm *comm) {
   EVEN_TRY(check_process(even_comm_base_of(comm)));
-  return even_comm_engine_of(comm)->barrier(comm);
+  even_call_record call = called(EVEN_RECORDED_BARRIER, EVEN_CALL_NONE, EVEN_CALL_NONE, -1, 0);
+  even_recording_begin(comm, &call);
+  return even_recording_end(comm, &call, even_comm_engine_of(comm)->barrier(comm));
 }
 
 /* ---- messages ---- */
@@ -124,18 +146,29 @@ static even_status check_message(const even_comm *comm, const void *data, size_t
   return EVEN_OK;
 }
 
+static void record_message(even_comm *comm, even_comm_request *request, even_recorded_call what, int peer, size_t bytes,
+                           uint64_t tag) {
+  even_call_record call = called(what, EVEN_CALL_NONE, EVEN_CALL_NONE, peer, bytes);
+  call.tag = (uint32_t)tag;
+  even_recording_message(comm, request, call);
+}
+
 even_status even_comm_send_begin(even_comm *comm, const void *data, size_t bytes, int peer, uint64_t tag,
                                  even_comm_request **out) {
   *out = NULL;
   EVEN_TRY(check_message(comm, data, bytes, peer, false));
-  return even_comm_engine_of(comm)->send_begin(comm, data, bytes, peer, tag, out);
+  EVEN_TRY(even_comm_engine_of(comm)->send_begin(comm, data, bytes, peer, tag, out));
+  record_message(comm, *out, EVEN_RECORDED_SEND, peer, bytes, tag);
+  return EVEN_OK;
 }
 
 even_status even_comm_receive_begin(even_comm *comm, void *data, size_t bytes, int peer, uint64_t tag,
                                     even_comm_request **out) {
   *out = NULL;
   EVEN_TRY(check_message(comm, data, bytes, peer, true));
-  return even_comm_engine_of(comm)->receive_begin(comm, data, bytes, peer, tag, out);
+  EVEN_TRY(even_comm_engine_of(comm)->receive_begin(comm, data, bytes, peer, tag, out));
+  record_message(comm, *out, EVEN_RECORDED_RECEIVE, peer, bytes, tag);
+  return EVEN_OK;
 }
 
 static const even_comm_base *base_of_request(const even_comm_request *request) {
@@ -144,12 +177,32 @@ static const even_comm_base *base_of_request(const even_comm_request *request) {
 
 bool even_comm_request_done(even_comm_request *request) {
   const even_comm_base *base = base_of_request(request);
-  return is_inherited(base) || base->engine->request_done(request); /* to wait for it is an error there */
+  if (is_inherited(base)) {
+    return true; /* to wait for it is an error there */
+  }
+  bool done = base->engine->request_done(request);
+  if (done && even_recording_has_message(request)) {
+    int peer = -1;
+    even_status status = base->engine->request_wait(request, 0, &peer);
+    even_recording_message_done(request, status, peer, 0);
+  }
+  return done;
 }
 
 even_status even_comm_request_wait(even_comm_request *request, double timeout_seconds, int *peer) {
+  const even_comm_engine *engine = base_of_request(request)->engine;
   EVEN_TRY(check_process(base_of_request(request)));
-  return base_of_request(request)->engine->request_wait(request, timeout_seconds, peer);
+  if (!even_recording_has_message(request)) {
+    return engine->request_wait(request, timeout_seconds, peer);
+  }
+  int other = -1;
+  uint64_t since = even_clock_ns();
+  even_status status = engine->request_wait(request, timeout_seconds, &other);
+  even_recording_message_done(request, status, other, since);
+  if (peer != NULL) {
+    *peer = other;
+  }
+  return status;
 }
 
 void even_comm_request_free(even_comm_request *request) {
@@ -236,6 +289,8 @@ void even_comm_leave(even_comm *comm) {
 
 void even_comm_close(even_comm *comm) {
   if (comm != NULL) {
+    even_recording *recording = even_comm_base_of(comm)->recording;
     even_comm_engine_of(comm)->close(comm);
+    even_free(recording);
   }
 }

@@ -4,30 +4,58 @@
 #define EVEN_COMM_ENGINE_H
 
 #include "comm/kernels.h"
+#include "comm/recording.h"
 
+#include <evenstep/comm_costs.h>
 #include <evenstep/flight.h>
+#include <stdatomic.h>
 
 typedef struct even_comm_engine even_comm_engine;
 
+/* By what a group chooses among an engine's ways; of its rank 0. */
+typedef struct even_comm_following {
+  even_comm_costs *costs; /* may be NULL */
+  const char *shape;
+  const char *engine; /* as the caller's group is called: "hosts" of the "ucx" between them, too */
+  const char *way;    /* the name of one to take whatever it costs; NULL: none */
+} even_comm_following;
+
 /* What the group of every engine begins with, so that an even_comm can be read as an even_comm_base. */
-#define EVEN_COMM_BASE                                                        \
-  const even_comm_engine *engine;                                             \
-  const even_kernels *kernels; /* of the reductions */                        \
-  int rank;                                                                   \
-  int ranks;                                                                  \
-  uint32_t process_mark; /* even_process_mark() at opening; 0: not checked */ \
-  size_t arena_bytes     /* of each rank's part of the arena */
+#define EVEN_COMM_BASE                                                           \
+  const even_comm_engine *engine;                                                \
+  const even_kernels *kernels; /* of the reductions */                           \
+  int rank;                                                                      \
+  int ranks;                                                                     \
+  uint32_t process_mark;    /* even_process_mark() at opening; 0: not checked */ \
+  size_t arena_bytes;       /* of each rank's part of the arena */               \
+  even_recording *recording /* of its calls; comm.c's. NULL: none */
 
 typedef struct even_comm_base {
   EVEN_COMM_BASE;
 } even_comm_base;
 
 /* And what every engine's request begins with. */
+#define EVEN_COMM_REQUEST_BASE \
+  even_comm *comm;             \
+  even_recorded_message recorded /* comm.c's */
+
 typedef struct even_comm_request_base {
-  even_comm *comm;
+  EVEN_COMM_REQUEST_BASE;
 } even_comm_request_base;
 
 /* ---- what a collective is given; checked: the sizes fit, the pointers are aligned, the kernel exists ---- */
+
+/* An all-reduce whose data come and go piece by piece while it is under way, for engines that have `stir`: piece p is
+ * `piece` elements from p * stride on (the part of them that lies before the end of all), at one place on all ranks. */
+typedef struct even_comm_flow {
+  size_t piece;
+  size_t stride;
+  size_t pieces;
+  _Atomic size_t ready; /* so many pieces are there; whoever raises it calls `stir` */
+  /* On the call's thread: so many pieces have their results. */
+  void (*done)(void *context, size_t pieces);
+  void *context;
+} even_comm_flow;
 
 typedef struct even_comm_reduction {
   unsigned char *data;
@@ -38,6 +66,7 @@ typedef struct even_comm_reduction {
   even_reduce_op op;
   double divisor; /* of AVG */
   even_reduce_function *reduce;
+  even_comm_flow *flow; /* NULL: all of the data are there */
 } even_comm_reduction;
 
 typedef struct even_comm_scattering {
@@ -52,6 +81,8 @@ typedef struct even_comm_scattering {
   even_reduce_op op;
   double divisor;
   even_reduce_function *reduce;
+  /* NULL, or where each rank's part lies, in place of one after the other at `input`: for engines that have `stir`. */
+  const unsigned char *const *places;
 } even_comm_scattering;
 
 typedef struct even_comm_gathering {
@@ -63,6 +94,7 @@ typedef struct even_comm_gathering {
   size_t element;
   size_t bytes; /* of output */
   even_dtype dtype;
+  unsigned char *const *places; /* NULL, or where each rank's part goes, as in even_comm_scattering */
 } even_comm_gathering;
 
 typedef struct even_comm_exchange {
@@ -71,6 +103,18 @@ typedef struct even_comm_exchange {
   const size_t *sends;       /* bytes of either */
   const size_t *receives;
 } even_comm_exchange;
+
+/* What a group is told that becomes part of a larger one; all of it stays as long as the group. */
+typedef struct even_comm_whole {
+  const struct even_board *board; /* of the larger one, on this host */
+  int rank;                       /* this one's there */
+  int ranks;                      /* its ranks */
+  const int *numbers;             /* what the ranks of this part are called there */
+  const int *members;             /* those for whom this rank speaks, in the larger one's numbers */
+  int member_count;
+  void (*look)(void *context); /* called some fifty times a second by those who wait; it may end the group */
+  void *context;
+} even_comm_whole;
 
 /* One engine: what <evenstep/comm.h> promises of each call, for this engine's groups. Sums are formed in an order that
  * the group's make-up alone decides, so that all ranks hold the same bits. */
@@ -96,8 +140,12 @@ struct even_comm_engine {
   /* Ends the group as a revocation does, but with this error where the engine can hand it to all ranks. */
   void (*end)(even_comm *comm, const even_error *why);
   bool (*has_ended)(const even_comm *comm); /* any thread */
-  /* Revokes the group once ended(context) says so; looked at ten times a second by those who wait. May be NULL. */
-  void (*watch)(even_comm *comm, bool (*ended)(void *context), void *context);
+  /* Why it has ended, without what this rank was in. Of the calling thread's last error nothing is left. */
+  void (*why)(const even_comm *comm, even_error *out);
+  /* The group becomes part of a larger one: it names its ranks as that does, and leaves the record of calls to it. */
+  void (*join)(even_comm *comm, const even_comm_whole *whole);
+  /* NULL, or tells the others what those have reached for whom this rank speaks. */
+  void (*tell)(even_comm *comm);
   void (*set_timeout)(even_comm *comm, double seconds);
   /* NULL where the engine sees no stops, and where it keeps no flight record: */
   void (*set_stop_grace)(even_comm *comm, double seconds);
@@ -105,6 +153,14 @@ struct even_comm_engine {
   void (*set_site)(even_comm *comm, const char *text);
   void (*ask_site)(even_comm *comm, even_comm_site_call *call, void *context);
   void (*on_stall)(even_comm *comm, double seconds, even_comm_stall_call *call, void *context);
+  /* Of rank 0, between calls; NULL where there are no ways to choose from: chooses by `by` from now on. *lacking: the
+   * largest size that is worth measuring at once (ways.h), 0 where none is. EVEN_ERR_NOT_FOUND where by->way is none of
+   * this group's. */
+  even_status (*follow)(even_comm *comm, const even_comm_following *by, size_t *lacking);
+  /* NULL where all_reduce takes no flow; else wakes one that waits, to see what is ready. Any thread. */
+  void (*stir)(even_comm *comm);
+  /* NULL, or what all ranks have to know alike of the ways that rank 0 follows: read there, written on the others. */
+  void *(*choice)(even_comm *comm, size_t *bytes);
   uint64_t (*wait_ns)(const even_comm *comm);
   void (*describe)(const even_comm *comm, char *text, size_t bytes);
   void (*leave)(even_comm *comm);
@@ -113,6 +169,9 @@ struct even_comm_engine {
 
 static inline const even_comm_base *even_comm_base_of(const even_comm *comm) {
   return (const even_comm_base *)(const void *)comm;
+}
+static inline even_comm_base *even_comm_base_of_mutable(even_comm *comm) {
+  return (even_comm_base *)(void *)comm;
 }
 static inline const even_comm_engine *even_comm_engine_of(const even_comm *comm) {
   return even_comm_base_of(comm)->engine;

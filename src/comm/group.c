@@ -16,7 +16,6 @@
 #define PROGRESS_POLLS 2000u
 #define LEAST_POLLS 8u
 #define MOST_POLLS (1 << 20) /* nobody looks for the dead meanwhile: some 50 ms */
-#define DEFAULT_STOP_GRACE_SECONDS 0.15
 
 static const even_comm_engine shared_engine;
 static void close_group(even_comm *comm);
@@ -78,6 +77,8 @@ static even_status open_over(const even_comm_params *params, const even_comm_lay
   comm->controls = (even_comm_control *)(void *)(even_comm_memory(comm) + layout->controls);
   comm->flight.records = (even_flight_record *)(void *)(even_comm_memory(comm) + layout->flights);
   comm->flight.stride = layout->flight_stride;
+  comm->flight.rank = comm->rank;
+  comm->flight.ranks = comm->ranks;
   atomic_flag_clear(&comm->busy);
   status = EVEN_NEW_ARRAY(&comm->sources, (size_t)comm->ranks);
   if (status == EVEN_OK) {
@@ -135,6 +136,7 @@ static void close_group(even_comm *comm) {
   even_messages_free(comm);
   even_free(comm->sources);
   even_free(comm->targets);
+  even_comm_costs_close(comm->costs);
   even_shared_memory_close(&comm->memory);
   even_free(comm);
 }
@@ -148,7 +150,7 @@ static void set_timeout(even_comm *comm, double seconds) {
 }
 
 static void set_stop_grace(even_comm *comm, double seconds) {
-  atomic_store(&comm->stop_grace_ns, even_comm_limit_ns(seconds > 0 ? seconds : DEFAULT_STOP_GRACE_SECONDS));
+  atomic_store(&comm->stop_grace_ns, even_comm_limit_ns(seconds > 0 ? seconds : EVEN_COMM_STOP_GRACE_SECONDS));
 }
 
 static uint64_t wait_ns(const even_comm *comm) {
@@ -163,13 +165,38 @@ static void describe(const even_comm *comm, char *text, size_t bytes) {
                  comm->writing.past_caches ? "past" : "through", comm->progress.polls);
 }
 
+static size_t flight(const even_comm *comm, int rank, even_flight_call *out, size_t limit) {
+  return even_flight_calls(&comm->flight, rank, out, limit);
+}
+
+static void set_site(even_comm *comm, const char *text) {
+  even_flight_set_site(&comm->flight, text);
+}
+
+static void ask_site(even_comm *comm, even_comm_site_call *call, void *context) {
+  even_flight_ask_site(&comm->flight, call, context);
+}
+
 static void revoke_group(even_comm *comm) {
   even_group_end(comm, EVEN_GROUP_REVOKED);
 }
 
 static void end_group(even_comm *comm, const even_error *why) {
-  (void)why; /* the segment has one word for it */
-  revoke_group(comm);
+  if (why->status == EVEN_ERR_REVOKED) {
+    revoke_group(comm);
+  } else {
+    even_group_end_told(comm, why);
+  }
+}
+
+static void why_ended(const even_comm *comm, even_error *out) {
+  (void)!even_group_cause(comm);
+  *out = *even_error_last();
+}
+
+static void join_whole(even_comm *comm, const even_comm_whole *whole) {
+  comm->numbers = whole->numbers;
+  even_flight_drop(&comm->flight);
 }
 
 static bool has_ended(const even_comm *comm) {
@@ -194,12 +221,15 @@ static const even_comm_engine shared_engine = {
     .revoke = revoke_group,
     .end = end_group,
     .has_ended = has_ended,
+    .why = why_ended,
+    .join = join_whole,
     .set_timeout = set_timeout,
     .set_stop_grace = set_stop_grace,
-    .flight = even_shared_flight,
-    .set_site = even_shared_set_site,
-    .ask_site = even_shared_ask_site,
+    .flight = flight,
+    .set_site = set_site,
+    .ask_site = ask_site,
     .on_stall = even_shared_on_stall,
+    .follow = even_shared_follow,
     .wait_ns = wait_ns,
     .describe = describe,
     .leave = leave_group,

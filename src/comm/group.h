@@ -4,21 +4,12 @@
 
 #include "comm/engine.h"
 #include "comm/flight.h"
+#include "comm/peers.h"
 #include "comm/pieces.h"
 #include "comm/segment.h"
 #include "os/shared_memory.h"
 
 #include <stdbool.h>
-
-typedef enum even_call_kind {
-  EVEN_CALL_OPEN = 1,
-  EVEN_CALL_ALL_REDUCE,
-  EVEN_CALL_REDUCE_SCATTER,
-  EVEN_CALL_ALL_GATHER,
-  EVEN_CALL_BROADCAST,
-  EVEN_CALL_BARRIER,
-  EVEN_CALL_ALL_TO_ALL
-} even_call_kind;
 
 /* How long to poll before sleeping, learnt from how waiting went lately. */
 typedef struct even_comm_patience {
@@ -68,16 +59,23 @@ struct even_comm {
   size_t piece_bytes;          /* of this call, the same on all ranks from even_call_meet on */
   even_pieces pieces;          /* of rank 0 */
   even_comm_writing writing;
+  even_comm_costs *costs; /* of rank 0: NULL, or what the trials of `pieces` add to (prefer.c) */
+  char shape[EVEN_COMM_COSTS_SHAPE];
   _Atomic uint64_t wait_ns; /* spent waiting for peers since the group was opened */
   atomic_flag busy;         /* a thread is in a call */
   even_status ended;        /* not EVEN_OK: the group is unusable, and why */
   char ended_what[320];
   even_flight_writer flight;
+  const int *numbers; /* what the ranks are called in errors; NULL: as here */
   even_stall_inspector stall;
   even_messages *messages;
   const void **sources; /* room for one pointer a rank */
   void **targets;
 };
+
+static inline int even_comm_number(const even_comm *comm, int rank) {
+  return comm->numbers == NULL ? rank : comm->numbers[rank];
+}
 
 /* Opens a group over a segment that the caller has mapped and keeps mapped: lets threads of one process be ranks. */
 even_status even_comm_open_mapped(const even_comm_params *params, void *segment, size_t segment_bytes,
@@ -109,8 +107,10 @@ static inline bool even_group_whole(const even_comm *comm) {
   return atomic_load(&comm->header->state) == EVEN_GROUP_WHOLE;
 }
 
-/* How often a sleeper looks how those are that it waits for. */
-#define EVEN_COMM_LOOK_NS ((uint64_t)20 * 1000000u)
+/* prefer.c: which size of pieces a group begins with, and what is kept of what it learns. */
+even_status even_shared_follow(even_comm *comm, const even_comm_following *by, size_t *lacking) EVEN_MUST_USE;
+/* After a staged call: keeps what a trial that has ended with it found. */
+void even_shared_keep_costs(even_comm *comm);
 
 /* What the engine's table (group.c) names; each where its subject is. */
 even_status even_shared_all_reduce(even_comm *comm, const even_comm_reduction *job) EVEN_MUST_USE;
@@ -129,12 +129,6 @@ even_status even_shared_request_wait(even_comm_request *request, double timeout_
 void even_shared_request_free(even_comm_request *request);
 
 /* peers.c: how are the processes of the others? */
-
-typedef enum even_peer_state {
-  EVEN_PEER_LIVES,
-  EVEN_PEER_GONE,  /* its process has ended (a zombie has), or it has closed the group */
-  EVEN_PEER_STANDS /* stopped (SIGSTOP, SIGTSTP) for longer than this rank's grace */
-} even_peer_state;
 
 /* Writes who this process is, and which CPUs the calling thread may use, into this rank's control block. */
 even_status even_peers_introduce(even_comm *comm) EVEN_MUST_USE;
@@ -159,6 +153,10 @@ void even_stall_inspect(even_comm *comm, int missing, uint64_t now_ns);
 void even_shared_on_stall(even_comm *comm, double seconds, even_comm_stall_call *call, void *context);
 /* Ends the group for all ranks, for the first cause given, and wakes those that wait. */
 void even_group_end(even_comm *comm, uint32_t state);
+/* The same for a cause that is known from elsewhere. */
+void even_group_end_told(even_comm *comm, const even_error *why);
+/* Records why the group has ended as the calling thread's error, without what this rank was in. */
+even_status even_group_cause(const even_comm *comm) EVEN_MUST_USE;
 /* Wakes all that wait in collectives, to look again. */
 void even_group_wake(even_comm *comm);
 /* Wakes also those that wait for messages. */
@@ -186,7 +184,5 @@ even_status even_call_end(even_comm *comm, even_status status);
 bool even_call_all_in_arena(const even_comm *comm);
 /* After even_call_meet: the data of `rank`, which lies in its arena. */
 unsigned char *even_call_arena_data(const even_comm *comm, int rank);
-/* "all_reduce of 100 F32 elements, SUM" into `text`. */
-void even_call_describe(const even_comm_call *call, char *text, size_t bytes);
 
 #endif

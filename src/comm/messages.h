@@ -7,7 +7,7 @@
 #include <pthread.h>
 
 struct even_comm_request {
-  even_comm *comm;
+  EVEN_COMM_REQUEST_BASE;
   even_comm_request *next;
   bool sends;
   bool headed; /* its header has been moved */

@@ -1,4 +1,5 @@
 /* Who the ranks are, whether they live, and which CPUs they may use, from /proc. */
+#include "comm/peers.h"
 #include "base/fail.h"
 #include "base/text.h"
 #include "comm/group.h"
@@ -41,8 +42,7 @@ static even_status read_cpus(uint64_t *words) {
   return status;
 }
 
-even_status even_peers_introduce(even_comm *comm) {
-  even_comm_control *own = &comm->controls[comm->rank];
+even_status even_peers_enter(even_comm_control *own, int rank) {
   even_process_stat facts;
   uint64_t cpus[EVEN_COMM_CPU_WORDS];
   EVEN_TRY(read_cpus(cpus)); /* the rank is taken last: nothing gives it back */
@@ -52,12 +52,16 @@ even_status even_peers_introduce(even_comm *comm) {
   }
   uint32_t nobody = 0;
   if (!atomic_compare_exchange_strong(&own->process, &nobody, (uint32_t)facts.pid)) {
-    (void)even_fail(EVEN_ERR_IN_USE, "rank %d of the group is taken by process %u", comm->rank, nobody);
+    (void)even_fail(EVEN_ERR_IN_USE, "rank %d of the group is taken by process %u", rank, nobody);
     return even_error_fix("give every process a rank of its own");
   }
   atomic_store(&own->start_time, facts.start_time);
   memcpy(own->cpus, cpus, sizeof cpus);
   return EVEN_OK;
+}
+
+even_status even_peers_introduce(even_comm *comm) {
+  return even_peers_enter(&comm->controls[comm->rank], comm->rank);
 }
 
 /* Longer without a look than this, the looker may have been stopped itself, with the whole job. */
@@ -67,9 +71,8 @@ even_status even_peers_introduce(even_comm *comm) {
 #define ONE_AFTER_THE_OTHER (3 * EVEN_COMM_LOOK_NS)
 
 /* Whether the one that is seen stopped at `now_ns` has stood still for longer than the grace. */
-static bool stands_too_long(const even_comm *comm, even_comm_control *peer, uint64_t cpu_ns, uint64_t now_ns,
+static bool stands_too_long(uint64_t grace, even_comm_control *peer, uint64_t cpu_ns, uint64_t now_ns,
                             uint64_t looked_ns) {
-  uint64_t grace = atomic_load_explicit(&comm->stop_grace_ns, memory_order_relaxed);
   uint64_t since = atomic_load(&peer->stands_since_ns);
   if (since == 0 || atomic_load(&peer->stands_at_cpu_ns) != cpu_ns) {
     atomic_store(&peer->stands_at_cpu_ns, cpu_ns);
@@ -85,8 +88,7 @@ static bool stands_too_long(const even_comm *comm, even_comm_control *peer, uint
 }
 
 /* The same by what another's look has just found: that one may wait for messages alone, or have more patience. */
-static bool stood_too_long(const even_comm *comm, even_comm_control *peer, uint64_t now_ns, uint64_t looked_ns) {
-  uint64_t grace = atomic_load_explicit(&comm->stop_grace_ns, memory_order_relaxed);
+static bool stood_too_long(uint64_t grace, even_comm_control *peer, uint64_t now_ns, uint64_t looked_ns) {
   uint64_t since = atomic_load(&peer->stands_since_ns);
   return since != 0 && (int64_t)(now_ns - looked_ns) <= (int64_t)LONG_WITHOUT_A_LOOK && now_ns > since &&
          now_ns - since >= grace;
@@ -99,23 +101,26 @@ static bool takes_look(even_comm_control *peer, uint64_t now_ns, uint64_t *looke
          atomic_compare_exchange_strong(&peer->looked_ns, looked_ns, now_ns);
 }
 
-uint32_t even_peers_process(const even_comm *comm, int rank) {
-  uint32_t process = atomic_load(&comm->controls[rank].process);
-  return process != 0 ? process : atomic_load(&comm->controls[rank].expected);
+static uint32_t process_of(even_comm_control *peer) {
+  uint32_t process = atomic_load(&peer->process);
+  return process != 0 ? process : atomic_load(&peer->expected);
 }
 
-even_peer_state even_peers_look(const even_comm *comm, int rank, uint64_t now_ns) {
-  even_comm_control *peer = &comm->controls[rank];
-  uint32_t process = even_peers_process(comm, rank);
+uint32_t even_peers_process(const even_comm *comm, int rank) {
+  return process_of(&comm->controls[rank]);
+}
+
+even_peer_state even_peers_look_at(even_comm_control *peer, uint32_t own_process, uint64_t grace, uint64_t now_ns) {
+  uint32_t process = process_of(peer);
   uint64_t looked_ns = 0;
   if (atomic_load(&peer->left) != 0) {
     return EVEN_PEER_GONE;
   }
-  if (process == 0 || process == atomic_load(&comm->controls[comm->rank].process)) {
+  if (process == 0 || process == own_process) {
     return EVEN_PEER_LIVES;
   }
   if (!takes_look(peer, now_ns, &looked_ns)) {
-    return stood_too_long(comm, peer, now_ns, looked_ns) ? EVEN_PEER_STANDS : EVEN_PEER_LIVES;
+    return stood_too_long(grace, peer, now_ns, looked_ns) ? EVEN_PEER_STANDS : EVEN_PEER_LIVES;
   }
   even_process_stat facts;
   int failed = even_process_stat_read((pid_t)process, &facts);
@@ -129,10 +134,15 @@ even_peer_state even_peers_look(const even_comm *comm, int rank, uint64_t now_ns
   }
   if (failed == 0 && facts.state == 'T') { /* 't' is a debugger's */
     uint64_t cpu_ns = (uint64_t)(facts.cpu_seconds * 1e9);
-    return stands_too_long(comm, peer, cpu_ns, now_ns, looked_ns) ? EVEN_PEER_STANDS : EVEN_PEER_LIVES;
+    return stands_too_long(grace, peer, cpu_ns, now_ns, looked_ns) ? EVEN_PEER_STANDS : EVEN_PEER_LIVES;
   }
   atomic_store(&peer->stands_since_ns, 0);
   return EVEN_PEER_LIVES;
+}
+
+even_peer_state even_peers_look(const even_comm *comm, int rank, uint64_t now_ns) {
+  uint64_t grace = atomic_load_explicit(&comm->stop_grace_ns, memory_order_relaxed);
+  return even_peers_look_at(&comm->controls[rank], atomic_load(&comm->controls[comm->rank].process), grace, now_ns);
 }
 
 bool even_peers_end_group(even_comm *comm, int rank, even_peer_state state) {

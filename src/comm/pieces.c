@@ -29,7 +29,7 @@ static bool tries_other(const even_pieces *pieces) {
 }
 
 size_t even_pieces_bytes(const even_pieces *pieces) {
-  return pieces->bytes[tries_other(pieces) ? pieces->other : pieces->current];
+  return pieces->bytes[tries_other(pieces) && !pieces->forced ? pieces->other : pieces->current];
 }
 
 /* The neighbour to try: in the direction last taken, or the other way where there is none. */
@@ -40,8 +40,20 @@ static void begin_trial(even_pieces *pieces) {
   pieces->cost[0] = pieces->cost[1] = 0;
 }
 
+void even_pieces_prefer(even_pieces *pieces, uint32_t index) {
+  pieces->current = pieces->other = index;
+  pieces->call = 2 * CALLS;
+}
+
+void even_pieces_force(even_pieces *pieces, uint32_t index) {
+  pieces->current = pieces->other = index;
+  pieces->forced = true;
+}
+
 /* The other must be clearly better: a tenth. */
 static void end_trial(even_pieces *pieces) {
+  pieces->learnt[pieces->current] = pieces->cost[0] / CALLS;
+  pieces->learnt[pieces->other] = pieces->cost[1] / CALLS;
   if (pieces->cost[1] < pieces->cost[0] - pieces->cost[0] / 10) {
     pieces->current = pieces->other;
     pieces->pause = SHORTEST_PAUSE;
@@ -52,7 +64,7 @@ static void end_trial(even_pieces *pieces) {
 }
 
 void even_pieces_begin(even_pieces *pieces, size_t bytes, uint64_t now_ns) {
-  bool measured = bytes >= EVEN_PIECES_MEASURED && pieces->sizes > 1;
+  bool measured = bytes >= EVEN_PIECES_MEASURED && pieces->sizes > 1 && !pieces->forced;
   pieces->began = measured ? now_ns : 0;
   if (measured && pieces->call == 0) {
     begin_trial(pieces);

@@ -17,11 +17,18 @@ typedef struct even_pieces {
   uint64_t cost[2]; /* ns for 1024 bytes, the trial's calls added up: of the current size, of the other */
   bool up;          /* whether the next trial is of a larger size */
   uint64_t began;   /* the call under way; 0: not measured */
+  uint64_t
+      learnt[4]; /* ns for 1024 bytes with pieces of each size, by the last trial; 0: not tried since it was taken */
+  bool forced;
 } even_pieces;
 
 /* Sizes from `least` on, each four times the one before, up to `most`. `crowded`: ranks share cores, so that each
  * meeting costs a turn of the scheduler: the largest first. */
 void even_pieces_start(even_pieces *pieces, size_t least, size_t most, bool crowded);
+/* Begins with size `index`, which costs less than the others as far as is known; the next trial comes after a pause. */
+void even_pieces_prefer(even_pieces *pieces, uint32_t index);
+/* Always size `index`. */
+void even_pieces_force(even_pieces *pieces, uint32_t index);
 /* The size for the next call. */
 size_t even_pieces_bytes(const even_pieces *pieces);
 /* A staged call of `bytes` begins, or ends well: now_ns by one clock. Only calls of at least EVEN_PIECES_MEASURED bytes

@@ -6,6 +6,8 @@
 #include "comm/flight.h"
 #include "os/shared_memory.h"
 
+#include <stdio.h>
+
 #define PAGE ((size_t)4096)
 
 /* The least staged piece: small enough that a core's second-level cache keeps what passes through. Every rank's part of
@@ -72,6 +74,17 @@ even_status even_comm_layout_of(const even_comm_params *params, even_comm_layout
   return EVEN_OK;
 }
 
+even_status even_comm_layout_of_record(int ranks, even_comm_layout *out) {
+  size_t stride = 0;
+  *out = (even_comm_layout){0};
+  if (ranks < 1 || ranks > EVEN_COMM_MAX_RANKS || !place(out, 1, sizeof(even_comm_header), &out->controls, &stride) ||
+      !place(out, (size_t)ranks, sizeof(even_comm_control), &out->controls, &stride) ||
+      !place(out, (size_t)ranks, sizeof(even_flight_record), &out->flights, &out->flight_stride)) {
+    return even_fail(EVEN_ERR_ARGUMENT, "a group of %d ranks: 1 … %d are possible", ranks, EVEN_COMM_MAX_RANKS);
+  }
+  return EVEN_OK;
+}
+
 void even_comm_header_write(even_comm_header *header, const even_comm_params *params, const even_comm_layout *layout) {
   header->magic = EVEN_COMM_MAGIC;
   header->version = EVEN_COMM_VERSION;
@@ -129,4 +142,17 @@ even_status even_comm_create_segment_for(const even_comm_params *params, const l
   memory.fd = -1;
   even_shared_memory_close(&memory);
   return EVEN_OK;
+}
+
+void even_comm_end_words_write(even_comm_end_words *words, const even_error *why) {
+  words->status = (int32_t)why->status;
+  words->rank = why->rank;
+  (void)snprintf(words->what, sizeof words->what, "%.*s", (int)sizeof words->what - 1, why->what);
+  (void)snprintf(words->fix, sizeof words->fix, "%.*s", (int)sizeof words->fix - 1, why->fix);
+}
+
+void even_comm_end_words_read(const even_comm_end_words *words, even_error *out) {
+  *out = (even_error){.status = (even_status)words->status, .rank = words->rank};
+  (void)snprintf(out->what, sizeof out->what, "%.*s", (int)sizeof words->what - 1, words->what);
+  (void)snprintf(out->fix, sizeof out->fix, "%.*s", (int)sizeof words->fix - 1, words->fix);
 }

@@ -8,12 +8,31 @@
 #include <stdint.h>
 
 #define EVEN_COMM_MAGIC 0x6d6d6f636e657665u /* "evencomm", read as bytes */
-#define EVEN_COMM_VERSION 5u
+#define EVEN_COMM_VERSION 7u
 #define EVEN_COMM_MAX_RANKS 4096
+#define EVEN_COMM_RECORD_ONLY UINT64_MAX /* in place of arena_bytes: a board, which moves no data */
 /* Messages up to this size go through the slots, with one synchronisation. */
 #define EVEN_COMM_SLOT_BYTES ((size_t)8192)
 #define EVEN_COMM_LINE ((size_t)64) /* bytes of a cache line: parts that two ranks write begin on one */
 #define EVEN_COMM_CPU_WORDS 16      /* CPUs 0 … 1023 */
+
+typedef enum even_call_kind {
+  EVEN_CALL_OPEN = 1,
+  EVEN_CALL_ALL_REDUCE,
+  EVEN_CALL_REDUCE_SCATTER,
+  EVEN_CALL_ALL_GATHER,
+  EVEN_CALL_BROADCAST,
+  EVEN_CALL_BARRIER,
+  EVEN_CALL_ALL_TO_ALL,
+  EVEN_CALL_REDUCE, /* this one and those that follow: between GPUs alone */
+  EVEN_CALL_GATHER,
+  EVEN_CALL_SCATTER
+} even_call_kind;
+#define EVEN_CALL_BYTES 0xffffu /* as dtype: bytes of any */
+
+typedef struct even_comm_call even_comm_call;
+/* "all_reduce of 100 F32 elements, SUM" into `text` (call.c). */
+void even_call_describe(const even_comm_call *call, char *text, size_t bytes);
 
 /* Why a group ended; the low bits name a rank: the lost one, the late one, the one that stands still, the one that
  * found the mismatch, the one that waited for any of the others. */
@@ -24,20 +43,21 @@
 #define EVEN_GROUP_MISMATCH 0x40000000u
 #define EVEN_GROUP_ALL_LATE 0x50000000u
 #define EVEN_GROUP_STOPPED 0x60000000u
+#define EVEN_GROUP_TOLD 0x70000000u /* the header's words say why */
 #define EVEN_GROUP_CAUSE(state) ((state) & 0xf0000000u)
 #define EVEN_GROUP_RANK(state) ((int)((state) & 0x0fffffffu))
 
 /* One collective call, as its rank announces it. */
-typedef struct even_comm_call {
+struct even_comm_call {
   uint32_t kind; /* even_call_kind */
   uint32_t dtype;
   uint32_t op;
   int32_t root;
   uint64_t count;
-  uint64_t piece_bytes;  /* of rank 0: how large a staged piece is in this call */
+  uint64_t piece_bytes;  /* of rank 0: how large a staged piece is in this call; over UCX: which way it goes */
   uint64_t arena_offset; /* where in the arena the data lies, EVEN_NOT_IN_ARENA where elsewhere */
   uint64_t signature;    /* of all but piece_bytes and arena_offset, and of all counts */
-} even_comm_call;
+};
 #define EVEN_NOT_IN_ARENA UINT64_MAX
 
 /* A rank's words, written by that rank alone but for what its peers have seen of it. The first line is what they poll.
@@ -66,6 +86,17 @@ typedef struct even_comm_channel {
   _Alignas(128) _Atomic uint64_t read;
 } even_comm_channel;
 
+/* Why the group has ended, where that is known from elsewhere: written once, before `state` says that it is there. */
+typedef struct even_comm_end_words {
+  _Atomic uint32_t taken; /* by who writes it */
+  int32_t status;
+  int32_t rank; /* as in even_error */
+  char what[480];
+  char fix[256];
+} even_comm_end_words;
+void even_comm_end_words_write(even_comm_end_words *words, const even_error *why);
+void even_comm_end_words_read(const even_comm_end_words *words, even_error *out);
+
 typedef struct even_comm_header {
   uint64_t magic;
   uint32_t version;
@@ -76,6 +107,7 @@ typedef struct even_comm_header {
   _Alignas(128) _Atomic uint32_t bell;     /* the futex on which all wait */
   _Atomic uint32_t sleepers;               /* ranks that wait on it, or are about to */
   _Alignas(128) _Atomic uint32_t claim[2]; /* the next piece of a call's work, by the parity of the call */
+  _Alignas(64) even_comm_end_words told;
 } even_comm_header;
 
 /* Byte offsets in the segment and sizes in it; a function of ranks and arena_bytes alone. */
@@ -99,6 +131,8 @@ typedef struct even_comm_layout {
 
 /* Checks the parameters that all ranks share; EVEN_ERR_ARGUMENT, EVEN_ERR_OVERFLOW. */
 even_status even_comm_layout_of(const even_comm_params *params, even_comm_layout *out) EVEN_MUST_USE;
+/* The same of a segment that has no more than control blocks and flight records (board.h). */
+even_status even_comm_layout_of_record(int ranks, even_comm_layout *out) EVEN_MUST_USE;
 /* Writes the header into a zeroed segment. */
 void even_comm_header_write(even_comm_header *header, const even_comm_params *params, const even_comm_layout *layout);
 /* Whether a mapped segment is a group's, of this version, these ranks and this size. */

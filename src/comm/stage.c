@@ -50,75 +50,103 @@ void even_group_end(even_comm *comm, uint32_t state) {
   even_group_alarm(comm);
 }
 
-static even_status fail_late(const even_comm *comm, int late, const char *within, const char *call) {
-  char reached[EVEN_FLIGHT_REACHED];
-  even_flight_reached(comm, reached, sizeof reached);
-  (void)even_fail(EVEN_ERR_TIMEOUT, "Timed out: rank %d did not come %s; rank %d was in %s%s", late, within, comm->rank,
-                  call, reached);
-  (void)even_error_place(late, NULL);
-  return even_error_fix("see what rank %d is doing (a stack dump), or raise the timeout", late);
+void even_group_end_told(even_comm *comm, const even_error *why) {
+  even_comm_end_words *told = &comm->header->told;
+  if (atomic_load(&comm->header->state) == EVEN_GROUP_WHOLE && atomic_exchange(&told->taken, 1u) == 0) {
+    even_comm_end_words_write(told, why);
+    even_group_end(comm, EVEN_GROUP_TOLD);
+  }
 }
 
-static even_status fail_stopped(const even_comm *comm, int rank, const char *call, const char *reached) {
+static even_status cause_late(const even_comm *comm, int late, const char *within) {
+  int number = even_comm_number(comm, late);
+  (void)even_fail(EVEN_ERR_TIMEOUT, "Timed out: rank %d did not come %s", number, within);
+  (void)even_error_place(number, NULL);
+  return even_error_fix("see what rank %d is doing (a stack dump), or raise the timeout", number);
+}
+
+static even_status cause_stopped(const even_comm *comm, int rank) {
   uint32_t process = even_peers_process(comm, rank);
+  int number = even_comm_number(comm, rank);
   if (rank == comm->rank) {
     (void)even_fail(EVEN_ERR_PEER_LOST,
-                    "rank %d (this one, process %u) was stopped, and the others that waited for it have given up; it "
-                    "was in %s%s",
-                    rank, process, call, reached);
+                    "rank %d (this one, process %u) was stopped, and the others that waited for it have given up",
+                    number, process);
   } else {
-    (void)even_fail(EVEN_ERR_PEER_LOST,
-                    "rank %d (process %u) was stopped (SIGSTOP, SIGTSTP) and stands still; rank %d was in %s%s", rank,
-                    process, comm->rank, call, reached);
+    (void)even_fail(EVEN_ERR_PEER_LOST, "rank %d (process %u) was stopped (SIGSTOP, SIGTSTP) and stands still", number,
+                    process);
   }
-  (void)even_error_place(rank, NULL);
+  (void)even_error_place(number, NULL);
   return even_error_fix(
       "see who stopped process %u; EVENSTEP_STOP_GRACE (even_comm_set_stop_grace) says how many seconds a rank may "
-      "stand "
-      "still while others wait",
+      "stand still while others wait",
       process);
+}
+
+static even_status cause_lost(const even_comm *comm, int rank) {
+  bool left = atomic_load(&comm->controls[rank].left) != 0;
+  int number = even_comm_number(comm, rank);
+  (void)even_fail(EVEN_ERR_PEER_LOST, "rank %d (process %u) %s", number, even_peers_process(comm, rank),
+                  left ? "left the group" : "died or came to its end");
+  (void)even_error_place(number, NULL);
+  return even_error_fix(
+      "the end of rank %d's own output says why; under `evenstep run` the job restarts from its last checkpoint",
+      number);
+}
+
+static even_status cause_told(const even_comm *comm) {
+  even_error why;
+  even_comm_end_words_read(&comm->header->told, &why);
+  return even_error_restore(&why);
+}
+
+even_status even_group_cause(const even_comm *comm) {
+  uint32_t state = atomic_load(&comm->header->state);
+  int rank = EVEN_GROUP_RANK(state);
+  switch (EVEN_GROUP_CAUSE(state)) {
+    case EVEN_GROUP_REVOKED:
+      return even_fail(EVEN_ERR_REVOKED, "the group was revoked");
+    case EVEN_GROUP_LOST:
+      return cause_lost(comm, rank);
+    case EVEN_GROUP_STOPPED:
+      return cause_stopped(comm, rank);
+    case EVEN_GROUP_TOLD:
+      return cause_told(comm);
+    case EVEN_GROUP_TIMEOUT: /* another's: how long it has waited, its own error says */
+      return cause_late(comm, rank, "in time");
+    case EVEN_GROUP_ALL_LATE:
+      (void)even_fail(EVEN_ERR_TIMEOUT, "Timed out: no rank sent in time what rank %d receives",
+                      even_comm_number(comm, rank));
+      return even_error_fix("rank %d's own error names the message; see what the other ranks are doing (a stack dump)",
+                            even_comm_number(comm, rank));
+    default:
+      (void)even_fail(EVEN_ERR_MISMATCH, "rank %d found that the ranks make different calls",
+                      even_comm_number(comm, rank));
+      return even_error_fix("rank %d's own error names both calls", even_comm_number(comm, rank));
+  }
+}
+
+/* Adds what this rank was in, and what each reached, to the cause that was recorded last. */
+static even_status add_place(const even_comm *comm, const char *call) {
+  const even_error cause = *even_error_last();
+  char reached[EVEN_FLIGHT_REACHED];
+  even_flight_reached(&comm->flight, reached, sizeof reached);
+  (void)even_fail(cause.status, "%.480s; rank %d was in %s%s", cause.what, even_comm_number(comm, comm->rank), call,
+                  reached);
+  (void)even_error_place(cause.rank, NULL);
+  return cause.fix[0] == '\0' ? cause.status : even_error_fix("%s", cause.fix);
+}
+
+even_status even_group_failure_in(const even_comm *comm, const char *call) {
+  (void)!even_group_cause(comm);
+  return add_place(comm, call);
 }
 
 even_status even_group_failure(even_comm *comm) {
   char call[128];
-  even_flight_say(comm);
+  even_flight_say(&comm->flight);
   even_call_describe(&comm->call, call, sizeof call);
   return even_group_failure_in(comm, call);
-}
-
-even_status even_group_failure_in(const even_comm *comm, const char *call) {
-  uint32_t state = atomic_load(&comm->header->state);
-  int rank = EVEN_GROUP_RANK(state);
-  char reached[EVEN_FLIGHT_REACHED];
-  even_flight_reached(comm, reached, sizeof reached);
-  switch (EVEN_GROUP_CAUSE(state)) {
-    case EVEN_GROUP_REVOKED:
-      return even_fail(EVEN_ERR_REVOKED, "the group was revoked; rank %d was in %s%s", comm->rank, call, reached);
-    case EVEN_GROUP_LOST: {
-      bool left = atomic_load(&comm->controls[rank].left) != 0;
-      (void)even_fail(EVEN_ERR_PEER_LOST, "rank %d (process %u) %s; rank %d was in %s%s", rank,
-                      even_peers_process(comm, rank), left ? "left the group" : "died or came to its end", comm->rank,
-                      call, reached);
-      (void)even_error_place(rank, NULL);
-      return even_error_fix(
-          "the end of rank %d's own output says why; under `evenstep run` the job restarts from its "
-          "last checkpoint",
-          rank);
-    }
-    case EVEN_GROUP_STOPPED:
-      return fail_stopped(comm, rank, call, reached);
-    case EVEN_GROUP_TIMEOUT: /* another's: how long it has waited, its own error says */
-      return fail_late(comm, rank, "in time", call);
-    case EVEN_GROUP_ALL_LATE:
-      (void)even_fail(EVEN_ERR_TIMEOUT, "Timed out: no rank sent in time what rank %d receives; rank %d was in %s%s",
-                      rank, comm->rank, call, reached);
-      return even_error_fix("rank %d's own error names the message; see what the other ranks are doing (a stack dump)",
-                            rank);
-    default:
-      (void)even_fail(EVEN_ERR_MISMATCH, "rank %d found that the ranks make different calls; rank %d was in %s%s", rank,
-                      comm->rank, call, reached);
-      return even_error_fix("rank %d's own error names both calls", rank);
-  }
 }
 
 bool even_stage_has_come(const even_comm *comm, int rank) {
@@ -143,7 +171,7 @@ static bool look_for_the_lost(even_comm *comm, int from, uint64_t now_ns) {
 /* Ends the group for a rank that has not come, unless it has ended otherwise meanwhile. */
 static even_status time_out(even_comm *comm, int late, uint64_t limit_ns) {
   uint32_t cause = EVEN_GROUP_TIMEOUT | (uint32_t)late;
-  even_flight_say(comm);
+  even_flight_say(&comm->flight);
   even_group_end(comm, cause);
   if (atomic_load(&comm->header->state) != cause) {
     return even_group_failure(comm);
@@ -152,7 +180,8 @@ static even_status time_out(even_comm *comm, int late, uint64_t limit_ns) {
   char call[128];
   (void)snprintf(within, sizeof within, "within the timeout of %.3g s", (double)limit_ns * 1e-9);
   even_call_describe(&comm->call, call, sizeof call);
-  return fail_late(comm, late, within, call);
+  (void)!cause_late(comm, late, within);
+  return add_place(comm, call);
 }
 
 /* Sleeps on the group's bell until all have come. The caller is counted among the sleepers. */

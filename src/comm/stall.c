@@ -29,8 +29,9 @@ void even_stall_inspect(even_comm *comm, int missing, uint64_t now_ns) {
     (void)snprintf(more, sizeof more, " and %d more", others);
   }
   even_call_describe(&comm->call, call, sizeof call);
-  even_flight_reached(comm, reached, sizeof reached);
-  (void)snprintf(words, sizeof words, "rank %d has waited %.3g s for rank %d (process %u)%s in %s%s", comm->rank,
-                 (double)waited_ns * 1e-9, missing, atomic_load(&comm->controls[missing].process), more, call, reached);
+  even_flight_reached(&comm->flight, reached, sizeof reached);
+  (void)snprintf(words, sizeof words, "rank %d has waited %.3g s for rank %d (process %u)%s in %s%s",
+                 even_comm_number(comm, comm->rank), (double)waited_ns * 1e-9, even_comm_number(comm, missing),
+                 atomic_load(&comm->controls[missing].process), more, call, reached);
   stall->call(stall->context, words);
 }

@@ -7,6 +7,7 @@
 #include "monitor/thin.h"
 #include "os/file.h"
 #include "os/folder.h"
+#include "telemetry/trace.h"
 
 #include <math.h>
 #include <string.h>
@@ -24,7 +25,14 @@ static const char schema[] =
     " duration_ns INTEGER, bytes INTEGER);"
     "CREATE TABLE events(attempt INTEGER, at_ns INTEGER, rank INTEGER, step INTEGER, event TEXT, value INTEGER,"
     " words TEXT);"
-    "CREATE TABLE usage(at_ns INTEGER, rank INTEGER, cpu_seconds REAL, rss_bytes INTEGER, throttled_seconds REAL);";
+    "CREATE TABLE usage(at_ns INTEGER, rank INTEGER, cpu_seconds REAL, rss_bytes INTEGER, throttled_seconds REAL,"
+    " collectives INTEGER, collective_bytes INTEGER, bus_bytes INTEGER, collective_ns INTEGER, wait_ns INTEGER,"
+    " messages INTEGER, message_bytes INTEGER, run_wait_seconds REAL, major_faults INTEGER, swap_bytes INTEGER,"
+    " clock REAL);"
+    "CREATE TABLE calls(place INTEGER PRIMARY KEY, attempt INTEGER, step INTEGER, rank INTEGER, in_group INTEGER, "
+    "number INTEGER, call TEXT,"
+    " dtype TEXT, op TEXT, peer INTEGER, tag INTEGER, bytes INTEGER, start_ns INTEGER, duration_ns INTEGER,"
+    " wait_ns INTEGER, ranks INTEGER, member INTEGER, row INTEGER, failed INTEGER);";
 
 /* The agent's loop stands still meanwhile: short while the run lives. */
 enum { LOCK_PATIENCE_MS = 250, LAST_PATIENCE_MS = 3000, MOST_WAITING_ROWS = 1 << 20 };
@@ -36,14 +44,19 @@ typedef enum insert {
   INSERT_SPAN,
   INSERT_EVENT,
   INSERT_USAGE,
+  INSERT_CALL,
   INSERT_COUNT
 } insert;
 
-static const char *const tables[INSERT_COUNT] = {"meta", "ranks", "steps", "spans", "events", "usage"};
+static const char *const tables[INSERT_COUNT] = {"meta", "ranks", "steps", "spans", "events", "usage", "calls"};
 static const char *const inserts[INSERT_COUNT] = {
-    "INSERT OR REPLACE INTO meta VALUES(?,?)",           "INSERT OR REPLACE INTO ranks VALUES(?,?,?,?,?,?,?,?,?)",
-    "INSERT INTO steps VALUES(?,?,?,?,?,?,?,?,?,?,?,1)", "INSERT INTO spans VALUES(?,?,?,?,?,?,?)",
-    "INSERT INTO events VALUES(?,?,?,?,?,?,?)",          "INSERT INTO usage VALUES(?,?,?,?,?)"};
+    "INSERT OR REPLACE INTO meta VALUES(?,?)",
+    "INSERT OR REPLACE INTO ranks VALUES(?,?,?,?,?,?,?,?,?)",
+    "INSERT INTO steps VALUES(?,?,?,?,?,?,?,?,?,?,?,1)",
+    "INSERT INTO spans VALUES(?,?,?,?,?,?,?)",
+    "INSERT INTO events VALUES(?,?,?,?,?,?,?)",
+    "INSERT INTO usage VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+    "INSERT OR REPLACE INTO calls VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"};
 
 struct even_database {
   sqlite3 *connection;
@@ -53,6 +66,8 @@ struct even_database {
   char *path;
   bool in_batch;
   even_thinning thinning;
+  int64_t calls;   /* kept of each rank's */
+  int64_t *called; /* ever, by rank */
 };
 
 static even_status fail(even_database *database, int code) {
@@ -127,13 +142,15 @@ static even_status prepare(even_database *database, const char *path) {
   return code == SQLITE_OK ? EVEN_OK : fail(database, code);
 }
 
-even_status even_database_create(const char *path, int64_t most_rows, even_database **out) {
+even_status even_database_create(const char *path, const even_database_limits *limits, even_database **out) {
   even_database *database = NULL;
   *out = NULL;
   EVEN_TRY(move_aside(path));
   EVEN_TRY(EVEN_NEW(&database));
-  database->thinning.most_rows = most_rows;
-  even_status status = prepare(database, path);
+  database->thinning.most_rows = limits->step_rows;
+  database->calls = limits->calls;
+  even_status status = EVEN_NEW_ARRAY(&database->called, (size_t)limits->ranks);
+  status = status == EVEN_OK ? prepare(database, path) : status;
   if (status != EVEN_OK) {
     even_database_close(database);
     return status;
@@ -152,6 +169,7 @@ void even_database_close(even_database *database) {
   }
   (void)sqlite3_close(database->connection);
   even_free(database->path);
+  even_free(database->called);
   even_free(database);
 }
 
@@ -199,6 +217,15 @@ static void number(row *at, double value) {
   }
 }
 
+static void optional(row *at, bool known, int64_t value) {
+  if (known) {
+    integer(at, value);
+  } else {
+    (void)sqlite3_bind_null(at->statement, ++at->column);
+  }
+}
+
+/* NULL: NULL. */
 static void text(row *at, const char *value) {
   (void)sqlite3_bind_text(at->statement, ++at->column, value, -1, SQLITE_STATIC);
 }
@@ -286,14 +313,55 @@ even_status even_database_event(even_database *database, const even_state_event 
   return end(&at);
 }
 
-even_status even_database_usage(even_database *database, int rank, const even_rank_usage *usage) {
+even_status even_database_usage(even_database *database, int rank, uint64_t at_ns, const even_rank_usage *usage,
+                                const even_call_totals *calls) {
   row at;
   EVEN_TRY(begin(database, INSERT_USAGE, &at));
-  integer(&at, (int64_t)usage->at_ns);
+  integer(&at, (int64_t)at_ns);
   integer(&at, rank);
-  number(&at, usage->cpu_seconds);
-  number(&at, usage->rss_bytes);
-  number(&at, usage->throttled_seconds);
+  number(&at, usage == NULL ? NAN : usage->cpu_seconds);
+  number(&at, usage == NULL ? NAN : usage->rss_bytes);
+  number(&at, usage == NULL ? NAN : usage->throttled_seconds);
+  integer(&at, (int64_t)calls->collectives);
+  integer(&at, (int64_t)calls->bytes);
+  integer(&at, (int64_t)calls->bus_bytes);
+  integer(&at, (int64_t)calls->ns);
+  integer(&at, (int64_t)calls->wait_ns);
+  integer(&at, (int64_t)calls->messages);
+  integer(&at, (int64_t)calls->message_bytes);
+  number(&at, usage == NULL ? NAN : usage->pressure.wait_seconds);
+  number(&at, usage == NULL ? NAN : usage->pressure.major_faults);
+  number(&at, usage == NULL ? NAN : usage->pressure.swap_bytes);
+  number(&at, usage == NULL ? NAN : usage->pressure.clock);
+  return end(&at);
+}
+
+even_status even_database_call(even_database *database, int attempt, int rank, const even_call_record *record) {
+  row at;
+  bool message = even_call_is_message(record->call);
+  if (database->calls == 0) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(begin(database, INSERT_CALL, &at));
+  integer(&at, (int64_t)rank * database->calls + database->called[rank]++ % database->calls);
+  integer(&at, attempt);
+  integer(&at, record->step);
+  integer(&at, rank);
+  integer(&at, record->group);
+  integer(&at, record->number);
+  text(&at, even_call_name(record->call));
+  text(&at, even_dtype_name(record->dtype));
+  text(&at, even_op_name(record->op));
+  optional(&at, record->peer >= 0, record->peer);
+  optional(&at, message, record->tag);
+  integer(&at, (int64_t)record->bytes);
+  integer(&at, (int64_t)record->start_ns);
+  integer(&at, (int64_t)record->duration_ns);
+  integer(&at, (int64_t)record->wait_ns);
+  integer(&at, record->ranks);
+  integer(&at, record->member);
+  integer(&at, record->row);
+  integer(&at, record->failed);
   return end(&at);
 }
 

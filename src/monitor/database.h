@@ -7,10 +7,16 @@
 
 typedef struct even_database even_database;
 
-/* Makes the database; one that lies there already is kept beside it as run-previous.db. Of its steps `most_rows` rows
- * are kept (INT64_MAX: all), the older ones merged (monitor/thin.h). Errors: EVEN_ERR_NO_SPACE,
+typedef struct even_database_limits {
+  int64_t step_rows; /* kept of steps, the older ones merged (monitor/thin.h); INT64_MAX: all */
+  int64_t calls;     /* kept of each rank's, the newer ones in the older ones' place; 0: none are to come */
+  int ranks;
+} even_database_limits;
+
+/* Makes the database; one that lies there already is kept beside it as run-previous.db. Errors: EVEN_ERR_NO_SPACE,
  * EVEN_ERR_PERMISSION, EVEN_ERR_IN_USE (locked), EVEN_ERR_SYSTEM. */
-even_status even_database_create(const char *path, int64_t most_rows, even_database **out) EVEN_MUST_USE;
+even_status even_database_create(const char *path, const even_database_limits *limits,
+                                 even_database **out) EVEN_MUST_USE;
 void even_database_close(even_database *database);
 
 /* Each adds one row to the open batch; the first row opens one. */
@@ -22,7 +28,11 @@ even_status even_database_step(even_database *database, int attempt, int rank,
 even_status even_database_span(even_database *database, int attempt, int rank,
                                const even_span_record *record) EVEN_MUST_USE;
 even_status even_database_event(even_database *database, const even_state_event *event) EVEN_MUST_USE;
-even_status even_database_usage(even_database *database, int rank, const even_rank_usage *usage) EVEN_MUST_USE;
+even_status even_database_call(even_database *database, int attempt, int rank,
+                               const even_call_record *record) EVEN_MUST_USE;
+/* `usage` NULL: the rank has no process. */
+even_status even_database_usage(even_database *database, int rank, uint64_t at_ns, const even_rank_usage *usage,
+                                const even_call_totals *calls) EVEN_MUST_USE;
 /* Makes the rows since the last commit visible to readers and safe from a crash of this process. While another program
  * has the database locked, rows are kept for a later commit: EVEN_OK (EVEN_ERR_IN_USE after a million of them). */
 even_status even_database_commit(even_database *database) EVEN_MUST_USE;

@@ -24,7 +24,13 @@ static const char *const queries[TABLE_COUNT] = {
      "FROM steps WHERE rowid>? ORDER BY rowid"),
     "SELECT rowid,step,rank,span,start_ns,duration_ns,bytes FROM spans WHERE rowid>? ORDER BY rowid",
     "SELECT rowid,attempt,at_ns,rank,step,event,value,words FROM events WHERE rowid>? ORDER BY rowid",
-    "SELECT rowid,at_ns,rank,cpu_seconds,rss_bytes,throttled_seconds FROM usage WHERE rowid>? ORDER BY rowid"};
+    ("SELECT rowid,at_ns,rank,cpu_seconds,rss_bytes,throttled_seconds,collectives,collective_bytes,bus_bytes,"
+     "collective_ns,wait_ns,messages,message_bytes,run_wait_seconds,major_faults,swap_bytes,clock FROM usage WHERE "
+     "rowid>? ORDER BY rowid")};
+
+/* Of older versions' runs. */
+static const char query_without_calls[] =
+    "SELECT rowid,at_ns,rank,cpu_seconds,rss_bytes,throttled_seconds FROM usage WHERE rowid>? ORDER BY rowid";
 
 static const char query_without_count[] =
     "SELECT rowid,attempt,step,epoch,rank,end_ns,duration_ns,busy_ns,samples,batch,loss,predicted_seconds FROM steps "
@@ -37,6 +43,7 @@ struct even_history {
   int64_t last[TABLE_COUNT];
   bool ended;
   bool merges; /* steps has the column that counts; runs of before kept every step */
+  bool calls;  /* usage has the sums of calls, and what kept a rank from its work */
 };
 
 static even_status fail(even_history *history, int code) {
@@ -207,7 +214,7 @@ static void take_event(even_history *history, sqlite3_stmt *row) {
   if (event.event == EVEN_EVENT_ATTEMPT && event.attempt > history->state->attempt) { /* it has made no step yet */
     even_state_attempt(history->state, event.attempt, event.at_ns);
   }
-  if (event.event != 0) {
+  if (event.event != 0 && event.event != EVEN_EVENT_GROUP) {
     (void)even_state_event_add(history->state, &event);
   }
 }
@@ -215,11 +222,30 @@ static void take_event(even_history *history, sqlite3_stmt *row) {
 static void take_usage(even_history *history, sqlite3_stmt *row) {
   int rank = sqlite3_column_int(row, 2);
   if (rank >= 0 && rank < history->state->ranks) {
-    const even_rank_usage usage = {.at_ns = (uint64_t)sqlite3_column_int64(row, 1),
-                                   .cpu_seconds = number_column(row, 3),
-                                   .rss_bytes = number_column(row, 4),
-                                   .throttled_seconds = number_column(row, 5)};
-    even_state_usage(history->state, rank, &usage);
+    even_rank_usage usage = {.at_ns = (uint64_t)sqlite3_column_int64(row, 1),
+                             .cpu_seconds = number_column(row, 3),
+                             .rss_bytes = number_column(row, 4),
+                             .throttled_seconds = number_column(row, 5),
+                             .pressure = {NAN, NAN, NAN, NAN}};
+    if (history->calls) {
+      usage.pressure = (even_pressure){.wait_seconds = number_column(row, 13),
+                                       .major_faults = number_column(row, 14),
+                                       .swap_bytes = number_column(row, 15),
+                                       .clock = number_column(row, 16)};
+    }
+    if (sqlite3_column_type(row, 3) != SQLITE_NULL) { /* else its process had ended */
+      even_state_usage(history->state, rank, &usage);
+    }
+    if (history->calls) {
+      const even_call_totals totals = {.collectives = (uint64_t)sqlite3_column_int64(row, 6),
+                                       .bytes = (uint64_t)sqlite3_column_int64(row, 7),
+                                       .bus_bytes = (uint64_t)sqlite3_column_int64(row, 8),
+                                       .ns = (uint64_t)sqlite3_column_int64(row, 9),
+                                       .wait_ns = (uint64_t)sqlite3_column_int64(row, 10),
+                                       .messages = (uint64_t)sqlite3_column_int64(row, 11),
+                                       .message_bytes = (uint64_t)sqlite3_column_int64(row, 12)};
+      even_state_calls_seen(history->state, rank, usage.at_ns, &totals);
+    }
   }
 }
 
@@ -227,7 +253,9 @@ static even_status read_table(even_history *history, table which) {
   static void (*const takers[TABLE_COUNT])(even_history *, sqlite3_stmt *) = {take_step, take_span, take_event,
                                                                               take_usage};
   sqlite3_stmt *row = NULL;
-  const char *query = which == TABLE_STEPS && !history->merges ? query_without_count : queries[which];
+  const char *query = which == TABLE_STEPS && !history->merges  ? query_without_count
+                      : which == TABLE_USAGE && !history->calls ? query_without_calls
+                                                                : queries[which];
   int code = sqlite3_prepare_v2(history->connection, query, -1, &row, NULL);
   if (code == SQLITE_OK) {
     (void)sqlite3_bind_int64(row, 1, history->last[which]);
@@ -357,11 +385,16 @@ static even_status open_file(even_history *history, const char *folder) {
   return EVEN_OK;
 }
 
+bool even_history_has(const even_history *history, const char *of, const char *column) {
+  return sqlite3_table_column_metadata(history->connection, NULL, of, column, NULL, NULL, NULL, NULL, NULL) ==
+         SQLITE_OK;
+}
+
 static even_status open_parts(even_history *history, const char *folder) {
   EVEN_TRY(open_file(history, folder));
   EVEN_TRY(begin_anew(history));
-  history->merges = sqlite3_table_column_metadata(history->connection, NULL, "steps", "steps", NULL, NULL, NULL, NULL,
-                                                  NULL) == SQLITE_OK;
+  history->merges = even_history_has(history, "steps", "steps");
+  history->calls = even_history_has(history, "usage", "run_wait_seconds");
   return even_history_read(history);
 }
 

@@ -18,6 +18,8 @@ void even_history_close(even_history *history);
 /* Owned by the history. A run whose agent died before it could say how it ended counts as living until
  * even_history_give_up. */
 even_state *even_history_state(even_history *history);
+/* Whether the database has that: older versions' have not all of today's. */
+bool even_history_has(const even_history *history, const char *table, const char *column);
 /* Whether steps has the column "steps": old rows may be of several steps. */
 bool even_history_merges(const even_history *history);
 /* Whether the run wrote its end. */

@@ -46,6 +46,12 @@ static void rank_members(even_json *json, const even_state_rank *at, const even_
   even_json_number(json, "cpu_cores", rank->cpu_cores);
   even_json_number(json, "rss_bytes", rank->rss_bytes);
   even_json_number(json, "throttled_fraction", rank->throttled_fraction);
+  even_json_number(json, "collectives_per_second", rank->collectives_per_second);
+  even_json_number(json, "collective_bytes_per_second", rank->collective_bytes_per_second);
+  even_json_number(json, "collective_fraction", rank->collective_fraction);
+  even_json_number(json, "bus_bandwidth_bytes_per_second", rank->bus_bandwidth);
+  even_json_unsigned(json, "collectives", at->calls.now.collectives);
+  even_json_unsigned(json, "collective_bytes", at->calls.now.bytes);
   even_json_unsigned(json, "samples", at->samples);
 }
 
@@ -80,11 +86,14 @@ void even_monitor_json_summary(const even_state *state, const even_measure *meas
   even_json_number(&json, "eta_seconds", measure.eta_seconds);
   even_json_unsigned(&json, "samples", measure.samples_total);
   even_json_unsigned(&json, "checkpoints", state->checkpoints);
-  even_json_bool(&json, "on_equal_shares", state->on_equal);
+  even_json_bool(&json, "on_equal_shares", state->on_fixed == 1);
   even_json_unsigned(&json, "lost_records", measure.lost_records);
   even_json_unsigned(&json, "events", state->event_count);
+  even_json_string(&json, "stall", even_state_stalls(state) ? state->stall_words : NULL);
   even_json_object(&json, "verdict");
   even_json_string(&json, "kind", even_verdict_name(verdict.kind));
+  positive(&json, "rank", verdict.rank);
+  even_json_string(&json, "cause", even_straggler_name(verdict.cause));
   even_json_string(&json, "limit", verdict.limit);
   even_json_string(&json, "advice", verdict.advice);
   even_json_object_end(&json);

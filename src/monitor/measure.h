@@ -34,7 +34,16 @@ typedef struct even_measure_rank {
   double cpu_cores;               /* cores in use */
   double rss_bytes;
   double throttled_fraction; /* of the wall time, stopped by its CPU quota */
-  long pid;                  /* 0: not running */
+  double run_wait_fraction;  /* of the time that its threads could have run, without a CPU */
+  double major_faults_per_second;
+  double swap_bytes;
+  double clock_fraction; /* of its CPU's highest clock */
+  /* of the last second's collectives; NAN where there were none */
+  double collectives_per_second;
+  double collective_bytes_per_second; /* of the wall time */
+  double collective_fraction;         /* of the wall time, inside collectives, the wait for peers included */
+  double bus_bandwidth;               /* bytes a second while they moved: nccl-tests' busbw, without that wait */
+  long pid;                           /* 0: not running */
 } even_measure_rank;
 
 typedef struct even_measure {

@@ -97,6 +97,34 @@ static double rank_throttled(const even_state_rank *at, const even_measure_rank 
   (void)measured;
   return at->usage.at_ns != 0 ? at->usage.throttled_seconds : NAN;
 }
+static double rank_collectives(const even_state_rank *at, const even_measure_rank *measured) {
+  (void)measured;
+  return (double)at->calls.now.collectives;
+}
+static double rank_collective_bytes(const even_state_rank *at, const even_measure_rank *measured) {
+  (void)measured;
+  return (double)at->calls.now.bytes;
+}
+static double rank_bus_bytes(const even_state_rank *at, const even_measure_rank *measured) {
+  (void)measured;
+  return (double)at->calls.now.bus_bytes;
+}
+static double rank_collective_seconds(const even_state_rank *at, const even_measure_rank *measured) {
+  (void)measured;
+  return (double)at->calls.now.ns / 1e9;
+}
+static double rank_collective_wait(const even_state_rank *at, const even_measure_rank *measured) {
+  (void)measured;
+  return (double)at->calls.now.wait_ns / 1e9;
+}
+static double rank_messages(const even_state_rank *at, const even_measure_rank *measured) {
+  (void)measured;
+  return (double)at->calls.now.messages;
+}
+static double rank_message_bytes(const even_state_rank *at, const even_measure_rank *measured) {
+  (void)measured;
+  return (double)at->calls.now.message_bytes;
+}
 static double rank_bytes(const even_state_rank *at, const even_measure_rank *measured) {
   (void)measured;
   return (double)at->span_bytes[EVEN_SPAN_COMMUNICATION];
@@ -178,6 +206,18 @@ void even_monitor_metrics(even_state *state, uint64_t now_ns, even_text *out) {
   EACH("evenstep_rank_resident_memory_bytes", "gauge", "bytes", "Resident memory of the rank's process.", rank_memory);
   EACH("evenstep_rank_throttled_seconds", "counter", "seconds", "Time the rank's CPU quota stopped it.",
        rank_throttled);
+  EACH("evenstep_rank_collectives", "counter", NULL, "Collectives of recorded groups, those of es.prepare among them.",
+       rank_collectives);
+  EACH("evenstep_rank_collective_bytes", "counter", "bytes", "Their bytes, as nccl-tests counts them.",
+       rank_collective_bytes);
+  EACH("evenstep_rank_collective_bus_bytes", "counter", "bytes",
+       "The same, times nccl-tests' bus factor; its rate over that of seconds less wait is the bus bandwidth.",
+       rank_bus_bytes);
+  EACH("evenstep_rank_collective_seconds", "counter", "seconds", "Time inside them.", rank_collective_seconds);
+  EACH("evenstep_rank_collective_wait_seconds", "counter", "seconds", "Of it, waiting for peers.",
+       rank_collective_wait);
+  EACH("evenstep_rank_messages", "counter", NULL, "Messages sent and received by recorded groups.", rank_messages);
+  EACH("evenstep_rank_message_bytes", "counter", "bytes", "Their bytes.", rank_message_bytes);
 #undef EACH
   spans(out, state);
   bus_bandwidth(out, state);

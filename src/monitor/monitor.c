@@ -33,10 +33,17 @@ static even_status report_trouble(even_monitor *monitor) {
 static void look(even_monitor *monitor, uint64_t now) {
   for (int rank = 0; rank < monitor->state->ranks; rank++) {
     even_rank_usage usage;
-    pid_t pid = monitor->state->rank[rank].pid;
-    if (pid != 0 && even_usage_look(pid, now, &monitor->state->rank[rank].usage, &usage)) {
+    even_call_totals totals;
+    even_state_rank *at = &monitor->state->rank[rank];
+    bool there = at->pid != 0 && even_usage_look(at->pid, now, &at->usage, &usage);
+    even_telemetry_reader_totals(monitor->reader, rank, &totals);
+    bool called = memcmp(&totals, &at->calls.now, sizeof totals) != 0;
+    even_state_calls_seen(monitor->state, rank, now, &totals);
+    if (there) {
       even_state_usage(monitor->state, rank, &usage);
-      EVEN_HISTORY(even_database_usage(monitor->database, rank, &usage));
+    }
+    if (there || called) { /* of one that has ended meanwhile, the last calls */
+      EVEN_HISTORY(even_database_usage(monitor->database, rank, now, there ? &usage : NULL, &totals));
     }
   }
 }
@@ -128,12 +135,13 @@ static even_status meta_number(even_database *database, const char *key, long lo
   return even_database_meta(database, key, digits);
 }
 
-static even_status write_meta(even_database *database, const even_state *state) {
+static even_status write_meta(even_database *database, const even_state *state, long long calls) {
   EVEN_TRY(even_database_meta(database, "format", "evenstep-run-1"));
   EVEN_TRY(even_database_meta(database, "run", state->run_name));
   EVEN_TRY(even_database_meta(database, "command", state->command));
   EVEN_TRY(even_database_meta(database, "policy", state->policy));
   EVEN_TRY(meta_number(database, "ranks", state->ranks));
+  EVEN_TRY(meta_number(database, "calls", calls));
   EVEN_TRY(meta_number(database, "started_ns", (long long)state->started_ns));
   EVEN_TRY(meta_number(database, "started_wall_ns", (long long)state->started_wall_ns));
   for (int rank = 0; rank < state->ranks; rank++) {
@@ -156,9 +164,11 @@ static even_status open_history(even_monitor *monitor, const even_monitor_params
   even_text_format(&path, "%s/run.db", monitor->folder);
   even_status status = even_text_status(&path);
   if (status == EVEN_OK) {
-    status = even_database_create(even_text_string(&path), rows_kept(params), &monitor->database);
+    const even_database_limits limits = {
+        .step_rows = rows_kept(params), .calls = params->calls, .ranks = params->ranks};
+    status = even_database_create(even_text_string(&path), &limits, &monitor->database);
     if (status == EVEN_OK) {
-      EVEN_HISTORY(write_meta(monitor->database, monitor->state));
+      EVEN_HISTORY(write_meta(monitor->database, monitor->state, params->calls));
     } else {
       (void)even_error_prefix("the run goes on without history");
       monitor->trouble = *even_error_last();
@@ -179,6 +189,7 @@ static even_status open_parts(even_monitor *monitor, const even_monitor_params *
   monitor->state->started_ns = even_clock_ns();
   monitor->state->started_wall_ns = even_clock_wall_ns();
   monitor->state->last_end_ns = monitor->state->started_ns;
+  monitor->calls_a_tick = EVEN_MONITOR_CALLS_A_TICK;
   for (int rank = 0; rank < params->ranks && params->rank_facts != NULL; rank++) {
     const even_monitor_rank *facts = &params->rank_facts[rank];
     even_state_rank_facts(monitor->state, rank, facts->device, facts->model, facts->cores, facts->quota);
@@ -187,6 +198,7 @@ static even_status open_parts(even_monitor *monitor, const even_monitor_params *
   EVEN_TRY(even_random_hex(monitor->token, EVEN_SERVER_TOKEN_DIGITS));
   EVEN_TRY(even_monitor_serve(monitor, params)); /* before the database: a port in use must not touch the history */
   EVEN_TRY(open_history(monitor, params));
+  even_telemetry_reader_want_calls(monitor->reader, params->calls > 0);
   even_status status = even_monitor_agent_file_write(monitor);
   if (status == EVEN_ERR_NO_SPACE) { /* the run goes on; the first tick says it */
     if (monitor->trouble.status == EVEN_OK) {
@@ -246,6 +258,7 @@ even_status even_monitor_close(even_monitor *monitor, int exit_code) {
   }
   (void)pthread_mutex_lock(&monitor->lock);
   even_monitor_drain_ended(monitor);
+  look(monitor, even_clock_ns());
   monitor->state->ended_ns = even_clock_ns();
   monitor->state->exit_code = exit_code;
   for (int rank = 0; rank < monitor->state->ranks; rank++) {

@@ -8,7 +8,7 @@
 
 #include <pthread.h>
 
-enum { EVEN_MONITOR_RECORDS_AT_ONCE = 512 };
+enum { EVEN_MONITOR_RECORDS_AT_ONCE = 512, EVEN_MONITOR_CALLS_A_TICK = 4096 };
 
 /* Spans of one kind and step are summed before they are kept: communication has one for each bucket. */
 typedef struct even_pending_span {
@@ -30,6 +30,11 @@ struct even_monitor {
   char url[160];
   uint64_t committed_ns;
   uint64_t looked_ns;
+  long calls_a_tick; /* at most so many records of calls are kept in one */
+  long calls_taken;
+  uint64_t lost; /* records, and calls beyond that, not told of yet */
+  uint64_t calls_left_out;
+  uint64_t told_lost_ns;
 };
 
 /* All with the lock held, or where the server does not run. */

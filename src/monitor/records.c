@@ -4,9 +4,11 @@
 #include "monitor/parts.h"
 #include "os/clock.h"
 
+#include <limits.h>
 #include <stdio.h>
 
 enum { MOST_ROUNDS = 64 };
+static const uint64_t SAY_LOST_EVERY_NS = 1000000000;
 
 void even_monitor_history(even_monitor *monitor, even_status status) {
   if (status == EVEN_OK || monitor->database == NULL) {
@@ -71,7 +73,21 @@ static void take_event(even_monitor *monitor, int rank, const even_event_record 
                             .value = record->value,
                             .scalar = record->number};
   (void)even_utf8_clean(record->words, event.words, sizeof event.words);
+  if (record->event == EVEN_EVENT_GROUP) { /* for the timeline alone */
+    EVEN_HISTORY(even_database_event(monitor->database, &event));
+    return;
+  }
   note(monitor, &event);
+}
+
+/* A row takes some microseconds: the agent's loop is not to be filled with them. */
+static void take_call(even_monitor *monitor, int rank, const even_call_record *record) {
+  if (monitor->calls_taken >= monitor->calls_a_tick) {
+    monitor->calls_left_out++;
+    return;
+  }
+  monitor->calls_taken++;
+  EVEN_HISTORY(even_database_call(monitor->database, monitor->state->attempt, rank, record));
 }
 
 static void take(even_monitor *monitor, const even_record *record) {
@@ -90,12 +106,33 @@ static void take(even_monitor *monitor, const even_record *record) {
     case EVEN_RECORD_EVENT:
       take_event(monitor, rank, &record->as.event);
       break;
+    case EVEN_RECORD_CALL:
+      take_call(monitor, rank, &record->as.call);
+      break;
   }
+}
+
+static void say_lost(even_monitor *monitor, uint64_t *count, const char *what) {
+  char words[120];
+  if (*count > 0) {
+    (void)snprintf(words, sizeof words, "%llu %s", (unsigned long long)*count, what);
+    even_monitor_note(monitor, EVEN_EVENT_LOST, -1, (int64_t)*count, words);
+    *count = 0;
+  }
+}
+
+/* Once a second at most: ranks that are too fast are so for long. */
+static void say_all_lost(even_monitor *monitor) {
+  monitor->told_lost_ns = even_clock_ns();
+  say_lost(monitor, &monitor->lost, "telemetry records were overwritten before they were read");
+  say_lost(monitor, &monitor->calls_left_out, "calls are not in the timeline: there were too many at a time");
 }
 
 bool even_monitor_drain(even_monitor *monitor) {
   uint64_t lost = 0;
   bool more = true;
+  uint64_t left_out = monitor->calls_left_out;
+  monitor->calls_taken = 0;
   for (int round = 0; more && round < MOST_ROUNDS; round++) {
     size_t count = even_telemetry_reader_drain(monitor->reader, monitor->records, EVEN_MONITOR_RECORDS_AT_ONCE, &lost);
     for (size_t i = 0; i < count; i++) {
@@ -103,20 +140,21 @@ bool even_monitor_drain(even_monitor *monitor) {
     }
     more = count == EVEN_MONITOR_RECORDS_AT_ONCE;
   }
-  if (lost > 0) {
-    char words[96];
-    monitor->state->lost_records += lost;
-    (void)snprintf(words, sizeof words, "%llu telemetry records were overwritten before they were read",
-                   (unsigned long long)lost);
-    even_monitor_note(monitor, EVEN_EVENT_LOST, -1, (int64_t)lost, words);
+  monitor->lost += lost;
+  monitor->state->lost_records += lost + monitor->calls_left_out - left_out;
+  if (even_clock_ns() - monitor->told_lost_ns >= SAY_LOST_EVERY_NS) {
+    say_all_lost(monitor);
   }
   return more;
 }
 
 void even_monitor_drain_ended(even_monitor *monitor) {
   even_telemetry_reader_writers(monitor->reader, false);
+  monitor->calls_a_tick = LONG_MAX;
   while (even_monitor_drain(monitor)) {
   }
+  monitor->calls_a_tick = EVEN_MONITOR_CALLS_A_TICK;
   even_telemetry_reader_writers(monitor->reader, true);
+  say_all_lost(monitor);
   keep_all_spans(monitor);
 }

@@ -106,12 +106,16 @@ static void closing(const even_report *report, bool colour, even_text *out) {
   even_verdict_find(&report->run.measure, &verdict);
   even_text_format(out, "\n  %s%s%s\n", verdict.limit, verdict.advice[0] != '\0' ? "; " : "", verdict.advice);
   const even_state *state = even_history_state(report->run.history);
-  if (state->on_equal) {
-    even_text_format(out, "  balancing was measured slower than equal shares (%s): went back at step %" PRIu32 "\n",
-                     state->on_equal_words, state->on_equal_at);
+  if (state->on_fixed != 0) {
+    even_text_format(out, "  balancing was measured slower than %s (%s): went back at step %" PRIu32 "\n",
+                     state->on_fixed == 1 ? "equal shares" : "the profile's split", state->on_fixed_words,
+                     state->on_fixed_at);
   }
-  if (state->compression_words[0] != '\0') {
-    even_text_format(out, "  %s\n", state->compression_words);
+  const char *const told[] = {state->memory_words, state->left_out_words, state->compression_words};
+  for (size_t i = 0; i < sizeof told / sizeof told[0]; i++) {
+    if (told[i][0] != '\0') {
+      even_text_format(out, "  %s\n", told[i]);
+    }
   }
   even_report_warmup_words(&report->run, words, sizeof words);
   even_text_format(out, "  %s%s%s\n", colour ? "\033[2m" : "", words, colour ? "\033[0m" : "");

@@ -69,6 +69,7 @@ static void usage_of_all(const even_state_rank *at, even_measure_rank *out) {
     return;
   }
   out->cpu_cores = (at->usage.cpu_seconds - at->usage_first.cpu_seconds) / seconds;
+  even_measure_pressure(&at->usage_first, &at->usage, out);
   out->throttled_fraction = (at->usage.throttled_seconds - at->usage_first.throttled_seconds) / seconds;
 }
 

@@ -311,13 +311,23 @@ bool even_state_event_add(even_state *state, const even_state_event *event) {
   } else if (event->event == EVEN_EVENT_CHECKPOINT) {
     state->checkpoints++;
   } else if (event->event == EVEN_EVENT_BALANCING) {
-    state->on_equal = event->value != 0;
-    state->on_equal_at = event->step;
-    (void)snprintf(state->on_equal_words, sizeof state->on_equal_words, "%.39s", event->words);
+    state->on_fixed = event->value >= 0 && event->value <= 2 ? (int)event->value : 0;
+    state->on_fixed_at = event->step;
+    (void)snprintf(state->on_fixed_words, sizeof state->on_fixed_words, "%.39s", event->words);
   } else if (event->event == EVEN_EVENT_COMPRESSION) {
     (void)snprintf(state->compression_words, sizeof state->compression_words, "%.95s", event->words);
+  } else if (event->event == EVEN_EVENT_MEMORY) {
+    (void)snprintf(state->memory_words, sizeof state->memory_words, "%s", event->value > 0 ? event->words : "");
+  } else if (event->event == EVEN_EVENT_LEFT_OUT) {
+    (void)snprintf(state->left_out_words, sizeof state->left_out_words, "%s", event->value > 0 ? event->words : "");
+  } else if (event->event == EVEN_EVENT_STALL) {
+    state->stall_at_ns = event->at_ns;
+    state->stall_rank = event->rank;
+    (void)snprintf(state->stall_words, sizeof state->stall_words, "%s", event->words);
   } else if (event->event == EVEN_EVENT_ATTEMPT) {
-    state->on_equal = false; /* the ranks' balancers begin anew */
+    state->on_fixed = 0; /* the ranks' balancers begin anew */
+    state->memory_words[0] = state->left_out_words[0] = '\0';
+    state->stall_at_ns = 0;
   } else if (event->event == EVEN_EVENT_SCALAR && event->rank == 0 && strcmp(event->words, "loss") == 0) {
     take_given_loss(state, event);
   }
@@ -334,4 +344,19 @@ void even_state_usage(even_state *state, int rank, const even_rank_usage *usage)
   }
   at->usage_before = at->usage;
   at->usage = *usage;
+}
+
+void even_state_calls_seen(even_state *state, int rank, uint64_t at_ns, const even_call_totals *totals) {
+  even_state_calls *at = &state->rank[rank].calls;
+  at->before = at->now;
+  at->before_ns = at->at_ns;
+  at->now = *totals;
+  at->at_ns = at_ns;
+  if (state->stall_rank == rank && at->before_ns > state->stall_at_ns && at->now.collectives > at->before.collectives) {
+    state->stall_at_ns = 0; /* it goes on */
+  }
+}
+
+bool even_state_stalls(const even_state *state) {
+  return state->stall_at_ns != 0 && state->ended_ns == 0 && state->last_end_ns < state->stall_at_ns;
 }

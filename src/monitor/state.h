@@ -4,6 +4,7 @@
 #define EVEN_MONITOR_STATE_H
 
 #include "monitor/measure.h"
+#include "monitor/pressure.h"
 
 #include <stdint.h>
 #include <sys/types.h>
@@ -60,12 +61,21 @@ typedef struct even_rank_usage {
   double cpu_seconds;
   double rss_bytes;
   double throttled_seconds; /* NAN: the rank is under no quota that can be read */
+  even_pressure pressure;   /* of the rank's own process */
   /* of the living processes below it, already in cpu_seconds and rss_bytes */
   size_t workers;
   double workers_bytes;   /* private memory when it was last measured */
   double workers_rss;     /* the sum of their resident sets then */
   uint64_t workers_at_ns; /* when that was; 0: never */
 } even_rank_usage;
+
+/* A rank's calls of groups: sums at two looks, about a second apart. */
+typedef struct even_state_calls {
+  uint64_t at_ns; /* 0: never looked */
+  uint64_t before_ns;
+  even_call_totals now;
+  even_call_totals before;
+} even_state_calls;
 
 typedef struct even_state_rank {
   char device[32];
@@ -91,6 +101,7 @@ typedef struct even_state_rank {
   even_rank_usage usage;
   even_rank_usage usage_before;
   even_rank_usage usage_first; /* of the process that runs, or ran last */
+  even_state_calls calls;
 } even_state_rank;
 
 typedef struct even_state {
@@ -112,12 +123,17 @@ typedef struct even_state {
   uint64_t lost_records;
   uint64_t checkpoints;
   uint32_t shares_changed_at; /* step */
-  bool on_equal;              /* balanced shares were measured slower: equal ones run */
-  uint32_t on_equal_at;       /* since this step */
-  char on_equal_words[40];    /* what was measured */
+  int on_fixed;               /* the models' split was measured slower: 1 equal shares run, 2 the profile's; 0: no */
+  uint32_t on_fixed_at;       /* since this step */
+  char on_fixed_words[40];    /* what was measured */
   char compression_words[96]; /* "compression bf16: 50% fewer bytes"; empty: none */
-  bool loss_given;            /* by the script: the loss that backward began from does not count any more */
-  double given_loss;          /* the last */
+  char memory_words[192];     /* which ranks' shares memory limits now; empty: none */
+  char left_out_words[192];   /* which ranks have no samples, and why; empty: none */
+  uint64_t stall_at_ns;       /* the last stall that a rank told of; 0: none */
+  int stall_rank;
+  char stall_words[192];
+  bool loss_given;   /* by the script: the loss that backward began from does not count any more */
+  double given_loss; /* the last */
   /* the course */
   uint32_t first_step;
   uint32_t stride;     /* a power of two */
@@ -158,9 +174,14 @@ void even_state_merged(even_state *state, int rank, const even_state_steps *step
 /* true: it was kept; false: a repetition of what another rank said already */
 bool even_state_event_add(even_state *state, const even_state_event *event);
 void even_state_usage(even_state *state, int rank, const even_rank_usage *usage);
+void even_state_calls_seen(even_state *state, int rank, uint64_t at_ns, const even_call_totals *totals);
+/* Whether a rank told of a stall, and since then neither a step nor a collective of its has ended. */
+bool even_state_stalls(const even_state *state);
 
 /* Means over the last steps; `now_ns` on the same clock as the records. out->rank is the state's own memory. */
 void even_state_measure(even_state *state, uint64_t now_ns, even_measure *out);
+/* What kept a rank from its work between two looks. */
+void even_measure_pressure(const even_rank_usage *before, const even_rank_usage *now, even_measure_rank *out);
 const char *even_state_event_name(int event);
 int even_state_event_number(const char *name); /* 0: none */
 

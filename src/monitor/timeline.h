@@ -5,8 +5,9 @@
 #include "base/text.h"
 #include "monitor/history.h"
 
-/* Appends the whole JSON: spans (a collective is one of `communication`, with its bytes), steps and events of the run's
- * database. Times are microseconds since the run's first record. Errors: EVEN_ERR_CORRUPT, EVEN_ERR_MEMORY. */
+/* Appends the whole JSON: spans, steps and events of the run's database, and of a run with --timeline its collectives
+ * and messages (telemetry/trace.h). Times are microseconds since the run's first record. Errors: EVEN_ERR_CORRUPT,
+ * EVEN_ERR_MEMORY. */
 even_status even_timeline_write(even_history *history, even_text *out) EVEN_MUST_USE;
 
 #endif

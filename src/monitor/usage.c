@@ -134,6 +134,10 @@ bool even_usage_look(pid_t pid, uint64_t now_ns, const even_rank_usage *before, 
     out->rss_bytes = stat.rss_bytes;
     out->throttled_seconds = throttled_of(pid, &content);
     add_workers(pid, before, out);
+    even_pressure_look(pid, &stat, &out->pressure);
+    if (before->at_ns != 0 && out->pressure.wait_seconds < before->pressure.wait_seconds) { /* a thread has ended */
+      out->pressure.wait_seconds = before->pressure.wait_seconds;
+    }
   }
   even_text_free(&content);
   even_error_clear(); /* a process that ends in between is no error */

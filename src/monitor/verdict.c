@@ -1,6 +1,9 @@
 /* The verdict: the first cause on the way down that takes enough of the step to matter. */
 #include "monitor/verdict.h"
 
+#include "balancer/scatter.h"
+#include "monitor/straggler.h"
+
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -11,10 +14,7 @@ static const double IMBALANCE_MATTERS = 0.10;
 static const double DATA_MATTERS = 0.20;
 static const double COMMUNICATION_MATTERS = 0.15;
 static const double CHECKPOINT_MATTERS = 0.10;
-static const double THROTTLING_MATTERS = 0.20;
 static const double SPEEDS_DIFFER = 1.15;
-static const double MOST_SCATTER = 0.0936; /* 0.12 of the step, times 0.78 for two ranks: balancer/scatter.c */
-static const double STARVED = 0.6;         /* CPU seconds a busy second */
 
 typedef struct facts {
   int slowest; /* the rank that sets the pace: longest busy */
@@ -48,18 +48,14 @@ static const char *name(const even_measure *measure, int rank, char out[64]) {
   return out;
 }
 
-/* ", stopped by its CPU quota 75% of the time" where that is so */
-static const char *throttled(const even_measure *measure, int rank, char out[96]) {
-  double fraction = measure->rank[rank].throttled_fraction;
-  out[0] = '\0';
-  if (fraction >= THROTTLING_MATTERS) {
-    (void)snprintf(out, 96, ", stopped by its CPU quota %.0f%% of the time", 100 * fmin(1, fraction));
-  }
-  return out;
-}
-
 static bool adapts(const even_measure *measure) {
-  return measure->policy != NULL && (strcmp(measure->policy, "hybrid") == 0 || strcmp(measure->policy, "dynamic") == 0);
+  static const char *const followers[] = {"auto", "hybrid", "dynamic"};
+  for (size_t i = 0; measure->policy != NULL && i < sizeof followers / sizeof followers[0]; i++) {
+    if (strcmp(measure->policy, followers[i]) == 0) {
+      return true;
+    }
+  }
+  return false;
 }
 
 /* Seconds a step that a rank is free while the slowest works, beyond what the balancer may leave a slow rank on purpose
@@ -69,8 +65,9 @@ static double idle(const even_measure *measure, int slowest, int rank) {
   const even_measure_rank *at = &measure->rank[rank];
   double gap = pace->busy_seconds - at->busy_seconds;
   double times = pace->samples_per_busy_second / at->samples_per_busy_second;
-  return adapts(measure) && isfinite(times) && times > 1 ? gap - MOST_SCATTER * log(times) * measure->step_seconds
-                                                         : gap;
+  return adapts(measure) && isfinite(times) && times > 1
+             ? gap - even_scatter_most_headroom((size_t)measure->ranks, measure->step_seconds, times)
+             : gap;
 }
 
 static bool find(const even_measure *measure, facts *out) {
@@ -110,14 +107,6 @@ static double slower_by(const even_measure *measure, const facts *found) {
          measure->rank[found->weakest].samples_per_busy_second;
 }
 
-/* A CPU rank that was busy far longer than it had CPU time: others have taken its core. */
-static bool starved(const even_measure *measure, int rank) {
-  const even_measure_rank *at = &measure->rank[rank];
-  double busy = 1 - at->wait_fraction;
-  return at->device != NULL && strncmp(at->device, "cpu", 3) == 0 && at->throttled_fraction < THROTTLING_MATTERS &&
-         busy > 0.2 && at->cpu_cores < STARVED * busy;
-}
-
 /* A sample moved from the slowest rank to the waiting one would take that one as long as it waits now. */
 static bool coarse(const even_measure *measure, const facts *found, double gap) {
   const even_measure_rank *from = &measure->rank[found->slowest];
@@ -130,14 +119,15 @@ static bool coarse(const even_measure *measure, const facts *found, double gap) 
 static bool imbalance(const even_measure *measure, const facts *found, even_verdict *out) {
   char slow[64];
   char wait[64];
-  char why[96];
+  even_straggler why;
   const even_measure_rank *slowest = &measure->rank[found->slowest];
   double gap = slowest->busy_seconds - measure->rank[found->waiting].busy_seconds;
   if (idle(measure, found->slowest, found->waiting) < IMBALANCE_MATTERS * measure->step_seconds) {
     return false;
   }
   bool equal = measure->policy != NULL && strcmp(measure->policy, "equal") == 0;
-  bool others = starved(measure, found->slowest);
+  even_straggler_find(measure, found->slowest, found->waiting, &why);
+  bool others = why.cause != EVEN_STRAGGLER_UNKNOWN && why.cause != EVEN_STRAGGLER_QUOTA;
   bool whole = !equal && !measure->shares_moving && !others && coarse(measure, found, gap);
   out->kind = EVEN_VERDICT_IMBALANCE;
   say(out->limit, sizeof out->limit, "%s: %s waits %.0f%% of each step for %s%s",
@@ -146,24 +136,23 @@ static bool imbalance(const even_measure *measure, const facts *found, even_verd
       : whole                  ? "one sample more would take too long"
                                : "the shares do not fit the speeds",
       name(measure, found->waiting, wait), 100 * measure->rank[found->waiting].wait_fraction,
-      name(measure, found->slowest, slow), throttled(measure, found->slowest, why));
+      name(measure, found->slowest, slow), why.words);
+  out->cause = why.cause;
+  out->rank = found->slowest;
   double gain = measure->best_samples_per_second / measure->samples_per_second;
   if (equal) {
-    say(out->advice, sizeof out->advice, "use --policy hybrid: up to %.1f times as fast", gain);
+    say(out->advice, sizeof out->advice, "use --policy auto: up to %.1f times as fast", gain);
   } else if (measure->shares_moving) {
     say(out->advice, sizeof out->advice, "wait some steps: the balancer is on its way");
   } else if (others) {
-    say(out->advice, sizeof out->advice,
-        "other programs take its CPU (it had %.0f%% of one while it was busy %.0f%% of the time): end them or give the "
-        "run other cores",
-        100 * measure->rank[found->slowest].cpu_cores, 100 * (1 - measure->rank[found->slowest].wait_fraction));
+    say(out->advice, sizeof out->advice, "%s", why.advice);
   } else if (whole) {
     say(out->advice, sizeof out->advice,
         "the batch of %.0f cannot be split more finely: a larger one gains up to %.1f times", measure->batch, gain);
   } else {
     say(out->advice, sizeof out->advice, "%s",
         adapts(measure) ? "the speeds change faster than the shares follow: look for what disturbs the slower rank"
-                        : "use --policy hybrid, or measure the devices anew with `evenstep profile`");
+                        : "use --policy auto, or measure the devices anew with `evenstep profile`");
   }
   return true;
 }
@@ -175,6 +164,8 @@ static bool data(const even_measure *measure, const facts *found, even_verdict *
     return false;
   }
   out->kind = EVEN_VERDICT_DATA;
+  out->cause = EVEN_STRAGGLER_DATA;
+  out->rank = found->slowest;
   say(out->limit, sizeof out->limit, "data loading takes %.0f%% of %s's step", 100 * fraction,
       name(measure, found->slowest, slow));
   say(out->advice, sizeof out->advice, "raise num_workers of the DataLoader, or make each sample cheaper to load");
@@ -183,7 +174,7 @@ static bool data(const even_measure *measure, const facts *found, even_verdict *
 
 static bool communication(const even_measure *measure, const facts *found, even_verdict *out) {
   char slow[64];
-  char why[96];
+  even_straggler why;
   const even_measure_rank *slowest = &measure->rank[found->slowest];
   double open = 1 - slowest->busy_seconds / measure->step_seconds;
   if (measure->ranks < 2 || open < COMMUNICATION_MATTERS) {
@@ -198,9 +189,12 @@ static bool communication(const even_measure *measure, const facts *found, even_
     say(out->limit, sizeof out->limit, "communication: every rank stands still %.0f%% of each step", 100 * open);
   }
   for (int r = 0; r < measure->ranks; r++) {
-    if (throttled(measure, r, why)[0] != '\0') { /* the exchange needs CPU time too */
+    even_straggler_find(measure, r, r, &why);
+    if (why.words[0] != '\0') { /* the exchange needs CPU time too */
+      out->cause = why.cause;
+      out->rank = r;
       say(out->advice, sizeof out->advice, "%s takes part slowly%s; a larger batch makes exchanges rarer",
-          name(measure, r, slow), why);
+          name(measure, r, slow), why.words);
       return true;
     }
   }
@@ -221,23 +215,30 @@ static bool checkpoint(const even_measure *measure, const facts *found, even_ver
 
 static void balanced(const even_measure *measure, const facts *found, even_verdict *out) {
   char weak[64];
-  char why[96];
+  even_straggler why;
   double ratio = slower_by(measure, found);
   double most = 0;
   for (int r = 0; r < measure->ranks; r++) {
     most = fmax(most, isfinite(measure->rank[r].wait_fraction) ? measure->rank[r].wait_fraction : 0);
   }
   out->kind = EVEN_VERDICT_BALANCED;
+  int slow = measure->ranks > 1 && found->weakest >= 0 ? found->weakest : 0;
+  int fast = measure->ranks > 1 && found->weakest >= 0 ? found->strongest : 0;
+  even_straggler_find(measure, slow, fast, &why);
+  if (measure->ranks == 1 || ratio >= SPEEDS_DIFFER) {
+    out->cause = why.cause;
+    out->rank = slow;
+  }
   if (measure->ranks == 1) {
     say(out->limit, sizeof out->limit, "one rank does all the work, busy %.0f%% of the time%s", 100 * (1 - most),
-        throttled(measure, 0, why));
+        why.words);
     say(out->advice, sizeof out->advice, "more devices would share it: `evenstep run -n N`");
   } else if (ratio >= SPEEDS_DIFFER) {
     say(out->limit, sizeof out->limit,
         "%s is %.1f times slower%s, and its share of %.3g in %.0f fits: no rank waits more than %.0f%%, the run makes "
         "%.0f%% of what the devices can do together",
-        name(measure, found->weakest, weak), ratio, throttled(measure, found->weakest, why),
-        measure->rank[found->weakest].share_samples, measure->batch, 100 * most, 100 * fmin(1, measure->efficiency));
+        name(measure, found->weakest, weak), ratio, why.words, measure->rank[found->weakest].share_samples,
+        measure->batch, 100 * most, 100 * fmin(1, measure->efficiency));
   } else {
     say(out->limit, sizeof out->limit,
         "the %d ranks are equally fast and share the work evenly: no rank waits more than %.0f%%, the run makes %.0f%% "
@@ -249,6 +250,7 @@ static void balanced(const even_measure *measure, const facts *found, even_verdi
 void even_verdict_find(const even_measure *measure, even_verdict *out) {
   facts found;
   memset(out, 0, sizeof *out);
+  out->rank = -1;
   if (measure->phase == EVEN_PHASE_STARTING) {
     out->kind = EVEN_VERDICT_STARTING;
     say(out->limit, sizeof out->limit, "starting: no rank has made a step yet");

@@ -3,6 +3,7 @@
 #define EVEN_MONITOR_VERDICT_H
 
 #include "monitor/measure.h"
+#include "monitor/straggler.h"
 
 typedef enum even_verdict_kind {
   EVEN_VERDICT_STARTING,
@@ -18,8 +19,10 @@ typedef enum even_verdict_kind {
 
 typedef struct even_verdict {
   even_verdict_kind kind;
-  char limit[320];  /* what limits, with the numbers */
-  char advice[240]; /* what to do; "" where nothing is to be done */
+  int rank;                   /* that is slow, -1: none is */
+  even_straggler_cause cause; /* why it is */
+  char limit[400];            /* what limits, with the numbers */
+  char advice[280];           /* what to do; "" where nothing is to be done */
 } even_verdict;
 
 const char *even_verdict_name(even_verdict_kind kind);

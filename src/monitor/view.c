@@ -76,6 +76,13 @@ static void add_number(even_text *out, const char *before, const char *format_af
   }
 }
 
+static void add_bytes(even_text *out, const char *before, double bytes, const char *after) {
+  if (isfinite(bytes)) {
+    double unit = bytes >= 1e9 ? 1e9 : bytes >= 1e6 ? 1e6 : 1e3;
+    even_text_format(out, "%s%.3g %s%s", before, bytes / unit, unit >= 1e9 ? "GB" : unit >= 1e6 ? "MB" : "kB", after);
+  }
+}
+
 static void head(const canvas *on, const even_state *state, const even_measure *measure, even_text *content) {
   char time[32];
   even_text_format(content, "%s  %s", state->run_name, even_phase_text(measure->phase));
@@ -139,6 +146,10 @@ static void rank_line(const canvas *on, const even_measure *measure, int number,
   if (isfinite(rank->rss_bytes)) {
     even_text_format(content, "  %.0f MB", rank->rss_bytes / 1e6);
   }
+  if (isfinite(rank->collective_bytes_per_second)) {
+    add_bytes(content, "  comm ", rank->collective_bytes_per_second, "/s");
+    add_bytes(content, ", bus ", rank->bus_bandwidth, "/s");
+  }
   line(on, isfinite(rank->share_samples) ? NULL : COLOUR_DIM, even_text_string(content));
 }
 
@@ -187,6 +198,11 @@ void even_view_draw(even_state *state, uint64_t now_ns, int columns, bool colour
   if (measure.ranks > MOST_RANKS_SHOWN) {
     even_text_format(&content, "and %d ranks more (the page shows all)", measure.ranks - MOST_RANKS_SHOWN);
     line(&on, COLOUR_DIM, even_text_string(&content));
+    even_text_clear(&content);
+  }
+  if (even_state_stalls(state)) {
+    even_text_format(&content, "a collective stands still: %s", state->stall_words);
+    wrapped(&on, COLOUR_YELLOW, even_text_string(&content));
     even_text_clear(&content);
   }
   even_text_add(&content, verdict.limit);

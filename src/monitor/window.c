@@ -11,14 +11,25 @@ static const double STALL_SECONDS = 10; /* and ten times the step */
 static const struct {
   int number;
   const char *name;
-} events[] = {{EVEN_EVENT_SHARES, "shares"},           {EVEN_EVENT_CHECKPOINT, "checkpoint"},
-              {EVEN_EVENT_TOTAL_STEPS, "total_steps"}, {EVEN_EVENT_EPOCH, "epoch"},
-              {EVEN_EVENT_RESUME, "resume"},           {EVEN_EVENT_MESSAGE, "message"},
-              {EVEN_EVENT_BALANCING, "balancing"},     {EVEN_EVENT_JOINING, "joining"},
-              {EVEN_EVENT_JOINED, "joined"},           {EVEN_EVENT_SCALAR, "scalar"},
-              {EVEN_EVENT_ATTEMPT, "attempt"},         {EVEN_EVENT_RANK_STARTED, "rank_started"},
-              {EVEN_EVENT_RANK_ENDED, "rank_ended"},   {EVEN_EVENT_LOST, "lost_records"},
-              {EVEN_EVENT_COMPRESSION, "compression"}, {EVEN_EVENT_STALL, "stall"}};
+} events[] = {{EVEN_EVENT_SHARES, "shares"},
+              {EVEN_EVENT_CHECKPOINT, "checkpoint"},
+              {EVEN_EVENT_TOTAL_STEPS, "total_steps"},
+              {EVEN_EVENT_EPOCH, "epoch"},
+              {EVEN_EVENT_RESUME, "resume"},
+              {EVEN_EVENT_MESSAGE, "message"},
+              {EVEN_EVENT_BALANCING, "balancing"},
+              {EVEN_EVENT_JOINING, "joining"},
+              {EVEN_EVENT_JOINED, "joined"},
+              {EVEN_EVENT_SCALAR, "scalar"},
+              {EVEN_EVENT_ATTEMPT, "attempt"},
+              {EVEN_EVENT_RANK_STARTED, "rank_started"},
+              {EVEN_EVENT_RANK_ENDED, "rank_ended"},
+              {EVEN_EVENT_LOST, "lost_records"},
+              {EVEN_EVENT_COMPRESSION, "compression"},
+              {EVEN_EVENT_STALL, "stall"},
+              {EVEN_EVENT_GROUP, "group"},
+              {EVEN_EVENT_MEMORY, "memory"},
+              {EVEN_EVENT_LEFT_OUT, "left_out"}};
 
 const char *even_state_event_name(int event) {
   for (size_t i = 0; i < sizeof events / sizeof events[0]; i++) {
@@ -80,14 +91,31 @@ static long window_begin(const even_state *state, long end) {
   return begin;
 }
 
+void even_measure_pressure(const even_rank_usage *before, const even_rank_usage *now, even_measure_rank *out) {
+  out->run_wait_fraction = out->major_faults_per_second = NAN;
+  out->swap_bytes = now->pressure.swap_bytes;
+  out->clock_fraction = now->pressure.clock;
+  if (before->at_ns == 0 || now->at_ns <= before->at_ns) {
+    return;
+  }
+  double wait = fmax(0, now->pressure.wait_seconds - before->pressure.wait_seconds);
+  double ran = fmax(0, now->cpu_seconds - before->cpu_seconds);
+  double faults = fmax(0, now->pressure.major_faults - before->pressure.major_faults); /* NAN: 0 */
+  bool known = isfinite(now->pressure.wait_seconds) && isfinite(before->pressure.wait_seconds);
+  out->run_wait_fraction = known && wait + ran > 0 ? wait / (wait + ran) : NAN;
+  out->major_faults_per_second = faults / ((double)(now->at_ns - before->at_ns) / 1e9);
+}
+
 static void measure_usage(const even_state_rank *at, even_measure_rank *out) {
   const even_rank_usage *now = &at->usage;
   const even_rank_usage *before = &at->usage_before;
   out->cpu_cores = out->rss_bytes = out->throttled_fraction = NAN;
+  out->run_wait_fraction = out->major_faults_per_second = out->swap_bytes = out->clock_fraction = NAN;
   if (now->at_ns == 0) {
     return;
   }
   out->rss_bytes = now->rss_bytes;
+  even_measure_pressure(before, now, out);
   if (before->at_ns != 0 && now->at_ns > before->at_ns && now->cpu_seconds >= before->cpu_seconds) {
     double seconds = (double)(now->at_ns - before->at_ns) / 1e9;
     out->cpu_cores = (now->cpu_seconds - before->cpu_seconds) / seconds;
@@ -119,6 +147,23 @@ static void measure_spans(const even_state_rank *at, long begin, long end, even_
   }
 }
 
+static void measure_calls(const even_state_rank *at, even_measure_rank *out) {
+  const even_state_calls *calls = &at->calls;
+  double seconds = (double)(calls->at_ns - calls->before_ns) / 1e9;
+  uint64_t made = calls->now.collectives - calls->before.collectives;
+  out->collectives_per_second = out->collective_bytes_per_second = NAN;
+  out->collective_fraction = out->bus_bandwidth = NAN;
+  if (calls->before_ns == 0 || seconds <= 0 || made == 0) {
+    return;
+  }
+  double inside = (double)(calls->now.ns - calls->before.ns) / 1e9;
+  double moving = inside - (double)(calls->now.wait_ns - calls->before.wait_ns) / 1e9;
+  out->collectives_per_second = (double)made / seconds;
+  out->collective_bytes_per_second = (double)(calls->now.bytes - calls->before.bytes) / seconds;
+  out->collective_fraction = inside / seconds;
+  out->bus_bandwidth = moving > 0 ? (double)(calls->now.bus_bytes - calls->before.bus_bytes) / moving : NAN;
+}
+
 static void measure_rank(const even_state *state, int rank, long begin, long end, even_measure *out) {
   const even_state_rank *at = &state->rank[rank];
   even_measure_rank *to = &out->rank[rank];
@@ -139,6 +184,7 @@ static void measure_rank(const even_state *state, int rank, long begin, long end
   to->share_samples = steps > 0 ? samples / steps : NAN;
   measure_spans(at, begin, begin < 0 ? -2 : end, to);
   measure_usage(at, to);
+  measure_calls(at, to);
 }
 
 static void measure_steps(const even_state *state, long begin, long end, even_measure *out) {

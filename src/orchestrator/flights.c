@@ -21,6 +21,17 @@ typedef struct found_groups {
   size_t count;
 } found_groups;
 
+/* A group that is part of a larger one leaves the record to that. */
+static bool has_calls(const even_flight *flight) {
+  even_flight_call call;
+  for (int rank = 0; rank < even_flight_ranks(flight); rank++) {
+    if (even_flight_read(flight, rank, &call, 1) > 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
 static bool take_group(void *context, int fd, uint64_t identity) {
   found_groups *found = context;
   for (size_t i = 0; i < found->count; i++) {
@@ -28,9 +39,16 @@ static bool take_group(void *context, int fd, uint64_t identity) {
       return true;
     }
   }
-  if (even_flight_open(fd, &found->flights[found->count]) == EVEN_OK) {
-    found->identities[found->count++] = identity;
+  even_flight *flight = NULL;
+  if (even_flight_open(fd, &flight) != EVEN_OK) {
+    return true;
   }
+  if (!has_calls(flight)) {
+    even_flight_close(flight);
+    return true;
+  }
+  found->flights[found->count] = flight;
+  found->identities[found->count++] = identity;
   return found->count < MOST_GROUPS;
 }
 

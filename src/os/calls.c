@@ -8,6 +8,7 @@
 #include <linux/futex.h>
 #include <sched.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
@@ -147,6 +148,7 @@ static int real_nanosleep(const struct timespec *time) {
    .fork = fork,                                \
    .execvpe = real_execvpe,                     \
    .exit = real_exit,                           \
+   .at_exit = atexit,                           \
    .wait4 = real_wait4,                         \
    .kill = kill,                                \
    .process_vm_readv = real_process_vm_readv,   \

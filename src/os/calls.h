@@ -63,6 +63,7 @@ typedef struct even_os_calls {
   pid_t (*fork)(void);
   int (*execvpe)(const char *file, char *const *arguments, char *const *environment);
   void (*exit)(int code); /* _exit: no handlers, for the child of a fork */
+  int (*at_exit)(void (*call)(void));
   pid_t (*wait4)(pid_t pid, int *status, int options, struct rusage *usage);
   int (*kill)(pid_t pid, int signal);
   pid_t (*getpid)(void);

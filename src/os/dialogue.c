@@ -18,7 +18,7 @@
 enum { COMPLAINT_LIMIT = 64 << 10, HEARD_LIMIT = 16 << 20 };
 
 static void collect(even_dialogue *dialogue, even_loop_watch *watch, even_text *into, size_t limit) {
-  char buffer[4096];
+  char buffer[32768];
   size_t got = 0;
   even_pipe_state state = even_pipe_read(watch->fd, buffer, sizeof buffer, &got);
   if (state == EVEN_PIPE_DATA && into->length + got <= limit) {
@@ -115,8 +115,10 @@ static const char *line_take(even_dialogue *dialogue) {
     return NULL;
   }
   char *line = dialogue->heard.data + dialogue->taken;
-  char *end = memchr(line, '\n', dialogue->heard.length - dialogue->taken);
+  size_t from = dialogue->searched > dialogue->taken ? dialogue->searched : dialogue->taken;
+  char *end = memchr(dialogue->heard.data + from, '\n', dialogue->heard.length - from);
   if (end == NULL && !dialogue->ended) {
+    dialogue->searched = dialogue->heard.length;
     return NULL;
   }
   if (end == NULL) {
@@ -134,6 +136,7 @@ static void forget_taken(even_dialogue *dialogue) {
   if (dialogue->taken > 0) {
     heard->length -= dialogue->taken;
     memmove(heard->data, heard->data + dialogue->taken, heard->length + 1); /* its NUL, too */
+    dialogue->searched -= dialogue->searched > dialogue->taken ? dialogue->taken : dialogue->searched;
     dialogue->taken = 0;
   }
 }

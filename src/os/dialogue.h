@@ -16,6 +16,7 @@ typedef struct even_dialogue {
   even_text heard;     /* of its standard output, from `taken` on not yet handed out */
   even_text complaint; /* of its standard error */
   size_t taken;
+  size_t searched;              /* up to here there is no end of a line, from `taken` on */
   bool overflowed;              /* a line was too long to be kept */
   bool ended;                   /* it closed its output */
   struct sigaction pipe_before; /* SIGPIPE is ignored meanwhile: a child that died must not take us along */

@@ -40,6 +40,27 @@ even_status even_host_names_read(even_host_names *out) {
   return EVEN_OK;
 }
 
+void even_host_identity(char *out, size_t bytes) {
+  even_text host = EVEN_TEXT_EMPTY;
+  const even_error kept = *even_error_last();
+  char space[64];
+  const char *said = getenv("EVENSTEP_HOST_ID");
+  bool known = said != NULL && said[0] != '\0';
+  out[0] = '\0';
+  if (known) {
+    even_text_add(&host, said);
+  } else {
+    known = even_file_read("/proc/sys/kernel/random/boot_id", 128, &host) == EVEN_OK;
+  }
+  ssize_t length = even_os.readlink("/proc/self/ns/pid", space, sizeof space - 1);
+  if (known && length > 0) {
+    space[length] = '\0';
+    (void)snprintf(out, bytes, "%.*s %s", (int)strcspn(even_text_string(&host), "\n"), even_text_string(&host), space);
+  }
+  even_text_free(&host);
+  (void)even_error_restore(&kept);
+}
+
 /* Finds the device number in /proc/self/mountinfo (proc(5)): "… 254:0 ROOT POINT … - TYPE …". */
 static void mount_find(dev_t device, char *mounts, even_disk *out) {
   char wanted[32];

@@ -16,6 +16,11 @@ typedef struct even_host_names {
 
 even_status even_host_names_read(even_host_names *out) EVEN_MUST_USE;
 
+/* What is the same for all processes that can name one another by number, and different for any others: the kernel's
+ * run, the process namespace; "" where the kernel does not say. EVENSTEP_HOST_ID stands for the host where a test plays
+ * several on one. */
+void even_host_identity(char *out, size_t bytes);
+
 typedef struct even_disk {
   char filesystem[32]; /* "ext4"; "unknown" where the kernel does not say */
   char mount[256];     /* where it is mounted */

@@ -6,10 +6,26 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+enum { CPU_AFTER_NAME = 36 }; /* fields that lie between the name and the CPU's number */
+
+/* A whole number from behind `before` fields; -1 where there are fewer. */
+static int field(const char *text, int before) {
+  for (; before >= 0; before--) {
+    text += strspn(text, " ");
+    if (before > 0) {
+      text += strcspn(text, " ");
+    }
+  }
+  char *end = NULL;
+  long value = strtol(text, &end, 10);
+  return end != text && value >= 0 && value < INT_MAX ? (int)value : -1;
+}
 
 bool even_process_stat_parse(const char *text, even_process_stat *out) {
   unsigned long user = 0;
@@ -17,16 +33,20 @@ bool even_process_stat_parse(const char *text, even_process_stat *out) {
   long children_user = 0;
   long children_system = 0;
   long pages = 0;
+  unsigned long major_faults = 0;
   long session = 0;
   const char *name_end = strrchr(text, ')');
   *out = (even_process_stat){.pid = (pid_t)strtol(text, NULL, 10)};
   if (name_end == NULL || out->pid <= 0 ||
       sscanf(name_end + 1,
-             " %c %*d %*d %ld %*d %*d %*u %*u %*u %*u %*u %lu %lu %ld %ld %*d %*d %*d %*d %" SCNu64 " %*u %ld",
-             &out->state, &session, &user, &system, &children_user, &children_system, &out->start_time, &pages) != 8) {
+             " %c %*d %*d %ld %*d %*d %*u %*u %*u %lu %*u %lu %lu %ld %ld %*d %*d %*d %*d %" SCNu64 " %*u %ld",
+             &out->state, &session, &major_faults, &user, &system, &children_user, &children_system, &out->start_time,
+             &pages) != 9) {
     return false;
   }
   out->session = (pid_t)session;
+  out->major_faults = (double)major_faults;
+  out->cpu = field(name_end + 1, CPU_AFTER_NAME);
   out->cpu_seconds = ((double)user + (double)system + (double)children_user + (double)children_system) /
                      (double)even_os.sysconf(_SC_CLK_TCK);
   out->rss_bytes = (double)pages * (double)even_os.sysconf(_SC_PAGESIZE);

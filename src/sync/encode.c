@@ -1,7 +1,6 @@
 /* Which instruction set the encodings use, and top-k, which no instruction set has a loop for. */
 #include "sync/encode.h"
 
-#include "base/alloc.h"
 #include "base/fail.h"
 #include "comm/kernels.h"
 
@@ -104,22 +103,22 @@ static void keep(const float *values, const int32_t *candidates, size_t count, s
   }
 }
 
-even_status even_top_encode(const float *values, size_t count, size_t kept, void *payload) {
-  uint32_t(*counts)[DIGITS] = NULL;
-  int32_t *candidates = NULL;
+size_t even_top_scratch_bytes(size_t count) {
+  return LANES * DIGITS * sizeof(uint32_t) + count * sizeof(int32_t);
+}
+
+void even_top_encode(const float *values, size_t count, size_t kept, void *payload, void *scratch) {
+  uint32_t(*counts)[DIGITS] = scratch;
+  int32_t *candidates = (int32_t *)(void *)(counts + LANES);
   size_t digit = DIGITS - 1;
-  EVEN_TRY(EVEN_NEW_ARRAY(&counts, LANES));
+  memset(counts, 0, LANES * sizeof *counts);
   count_digits(values, count, counts);
   size_t found = counts[0][digit];
   while (found < kept) {
     found += counts[0][--digit];
   }
-  even_free(counts);
-  EVEN_TRY(EVEN_NEW_ARRAY(&candidates, found));
   find_places(values, count, (uint32_t)digit << 20, candidates);
   keep(values, candidates, found, kept, payload);
-  even_free(candidates);
-  return EVEN_OK;
 }
 
 even_status even_top_add(const void *payload, size_t kept, float *into, size_t count, float factor) {

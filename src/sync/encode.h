@@ -32,8 +32,9 @@ typedef struct even_encoders {
 const even_encoders *even_encoders_best(void);
 
 /* The `kept` (1 … count) values of largest magnitude, NaN above all, of equal ones those at lower places; in the order
- * of their places. count up to 2^31 - 1. EVEN_ERR_MEMORY. */
-even_status even_top_encode(const float *values, size_t count, size_t kept, void *payload) EVEN_MUST_USE;
+ * of their places. count up to 2^31 - 1. `scratch`: even_top_scratch_bytes(count), 4-byte aligned. */
+void even_top_encode(const float *values, size_t count, size_t kept, void *payload, void *scratch);
+size_t even_top_scratch_bytes(size_t count);
 /* EVEN_ERR_INPUT where a place lies outside `count`; what came before it was added. */
 even_status even_top_add(const void *payload, size_t kept, float *into, size_t count, float factor) EVEN_MUST_USE;
 

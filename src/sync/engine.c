@@ -73,13 +73,30 @@ static even_status reduce_in_place(even_sync *sync, size_t bucket) {
                               span->dtype, EVEN_SUM);
 }
 
+/* By the way that the bucket goes; the bytes that travel, and those of the gradients. */
+static even_status reduce_on_its_way(even_sync *sync, size_t bucket, uint64_t *moved, uint64_t *full) {
+  const even_sync_span *span = &sync->layout.buckets[bucket];
+  if (sync->encoded != NULL && sync->encoded->buckets[bucket].count > 0) {
+    return even_sync_reduce_encoded(sync, bucket, moved, full);
+  }
+  bool narrow = even_sync_is_narrow(&sync->layout, bucket);
+  *moved = narrow ? span->bytes / 2 : span->bytes;
+  *full = span->bytes;
+  return narrow ? even_sync_reduce_narrow(sync, bucket) : reduce_in_place(sync, bucket);
+}
+
 static even_status reduce_bucket(even_sync *sync, size_t bucket) {
   const even_sync_span *span = &sync->layout.buckets[bucket];
-  bool narrow = even_sync_is_narrow(&sync->layout, bucket);
-  uint64_t moved = narrow ? span->bytes / 2 : span->bytes;
+  uint64_t moved = 0;
+  uint64_t full = 0;
   uint64_t began = even_clock_ns();
   uint64_t waited = even_comm_wait_ns(sync->comm);
-  EVEN_TRY(narrow ? even_sync_reduce_narrow(sync, bucket) : reduce_in_place(sync, bucket));
+  EVEN_TRY(reduce_on_its_way(sync, bucket, &moved, &full));
+  if (sync->encoded != NULL && sync->encoded->keeps && full > 0) { /* the same bits on all ranks */
+    const void *sums = sync->base + span->offset;
+    bool finite = even_encoding_finite(sums, span->dtype, span->bytes / even_dtype_bytes(span->dtype));
+    sync->encoded->finite = sync->encoded->finite && finite;
+  }
   uint64_t took = even_clock_ns() - began;
   waited = even_comm_wait_ns(sync->comm) - waited;
   waited = waited < took ? waited : took; /* for ranks that had not come yet: no communication */
@@ -88,7 +105,7 @@ static even_status reduce_bucket(even_sync *sync, size_t bucket) {
   }
   sync->report.communication_ns += took;
   sync->report.bytes += moved;
-  sync->report.full_bytes += span->bytes;
+  sync->report.full_bytes += full;
   sync->report.buckets++;
   even_telemetry_span(sync->telemetry, &(even_span_record){.step = sync->step,
                                                            .span = EVEN_SPAN_COMMUNICATION,
@@ -121,12 +138,16 @@ static even_status run_round(even_sync *sync) {
     return EVEN_OK;
   }
   EVEN_TRY(reduce_flags(sync));
+  if (sync->encoded != NULL) {
+    even_encoded_end(sync->encoded, &sync->layout);
+  }
   sync->report.peer_wait_ns = even_comm_wait_ns(sync->comm) - waited;
   return EVEN_OK;
 }
 
 void *even_sync_engine(void *argument) {
   even_sync *sync = argument;
+  even_telemetry_set_row(EVEN_ROW_ENGINE);
   for (;;) {
     sleep_until(sync, round_is_open);
     even_status status = run_round(sync);

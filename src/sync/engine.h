@@ -2,6 +2,7 @@
 #ifndef EVEN_SYNC_ENGINE_H
 #define EVEN_SYNC_ENGINE_H
 
+#include "sync/encoded.h"
 #include "sync/layout.h"
 
 #include <pthread.h>
@@ -25,6 +26,8 @@ struct even_sync {
   even_sync_layout layout;
   unsigned char *base; /* of the buckets in this rank's arena */
   size_t *first;       /* bucket b's members: layout.order[first[b] … first[b] + members) */
+
+  even_encoded *encoded; /* NULL: no bucket travels encoded */
 
   pthread_t thread;
   bool thread_runs;
@@ -55,5 +58,9 @@ void even_sync_ring(even_sync *sync);
 bool even_sync_is_narrow(const even_sync_layout *layout, size_t bucket);
 /* Packs and reduces such a bucket by way of the wire; the engine thread's. */
 even_status even_sync_reduce_narrow(even_sync *sync, size_t bucket) EVEN_MUST_USE;
+
+/* Encodes a bucket and forms its sum; the engine thread's. *moved: the bytes that travel, as those of an all-reduce
+ * count (a rank sends 2 (n - 1) / n of these); *full: those of the gradients. 0 of both where no rank has any. */
+even_status even_sync_reduce_encoded(even_sync *sync, size_t bucket, uint64_t *moved, uint64_t *full) EVEN_MUST_USE;
 
 #endif

@@ -54,6 +54,7 @@ static even_status set_up(even_sync *sync, const even_sync_params *params, even_
     return even_fail(EVEN_ERR_ARGUMENT, "the buckets need %zu bytes of arena and the group has %zu", needed, there);
   }
   EVEN_TRY(allocate(sync, params));
+  EVEN_TRY(even_encoded_open(params, &sync->layout, comm, &sync->encoded));
   sync->comm = comm;
   even_comm_set_site(comm, "the reduction of gradients");
   sync->telemetry = params->telemetry;
@@ -92,6 +93,7 @@ void even_sync_close(even_sync *sync) {
     even_sync_ring(sync);
     even_thread_join(sync->thread);
   }
+  even_encoded_close(sync->encoded);
   even_sync_layout_free(&sync->layout);
   even_free(sync->parameters);
   even_free(sync->gradients);
@@ -119,6 +121,9 @@ even_status even_sync_begin(even_sync *sync, double weight, uint32_t step) {
   sync->weight = weight;
   sync->step = step;
   sync->report = (even_sync_report){0};
+  if (sync->encoded != NULL) {
+    even_encoded_begin(sync->encoded, step);
+  }
   for (size_t i = 0; i < sync->parameter_count; i++) {
     atomic_store_explicit(&sync->ready[i], 0, memory_order_relaxed);
   }

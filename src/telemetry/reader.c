@@ -5,6 +5,7 @@
 #include "telemetry/record.h"
 
 #include <stdbool.h>
+#include <string.h>
 
 /* How long a slot may stay half-written before its writer is taken for dead. A writer needs nanoseconds, but one under
  * a CPU quota may be stopped in between for a tenth of a second. */
@@ -162,4 +163,19 @@ size_t even_telemetry_reader_drain(even_telemetry_reader *reader, even_record *r
 
 void even_telemetry_reader_writers(even_telemetry_reader *reader, bool alive) {
   reader->writers_ended = !alive;
+}
+
+void even_telemetry_reader_want_calls(even_telemetry_reader *reader, bool wanted) {
+  even_ring_header *header = reader->memory.address;
+  atomic_store_explicit(&header->calls, wanted ? 1U : 0U, memory_order_relaxed);
+}
+
+void even_telemetry_reader_totals(const even_telemetry_reader *reader, int rank, even_call_totals *out) {
+  uint64_t totals[EVEN_RING_TOTALS] = {0};
+  if (rank >= 0 && (uint32_t)rank < reader->ranks) {
+    for (size_t i = 0; i < EVEN_RING_TOTALS; i++) {
+      totals[i] = atomic_load_explicit(&reader->cursors[rank].ring->totals[i], memory_order_relaxed);
+    }
+  }
+  memcpy(out, totals, sizeof *out);
 }

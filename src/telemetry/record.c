@@ -6,6 +6,11 @@
 
 #include <string.h>
 
+/* A call's wait_ns shares its word with whether it failed and the rank's number in the group. */
+#define FAILED (UINT64_C(1) << 47)
+#define MOST_WAIT (FAILED - 1)
+#define MEMBER_SHIFT 48
+
 enum { KIND_MORE = 4 }; /* further words of the event in the slot before */
 
 static uint64_t pair(uint32_t low, uint32_t high) {
@@ -55,6 +60,20 @@ void even_record_pack_step(const even_step_record *record, even_record_slot word
   words[4] = pair(record->samples, record->batch);
   words[5] = pair(bits_of(record->loss), bits_of(record->predicted_seconds));
   words[6] = record->epoch;
+}
+
+/* The head's detail is the call and its row; the other small numbers share words. */
+void even_record_pack_call(const even_call_record *record, even_record_slot words) {
+  words[0] = head(record->step, EVEN_RECORD_CALL, (uint32_t)record->call | (uint32_t)record->row << 8);
+  words[1] = record->start_ns;
+  words[2] = record->duration_ns;
+  words[3] = (record->wait_ns < MOST_WAIT ? record->wait_ns : MOST_WAIT) | (uint64_t)record->member << MEMBER_SHIFT |
+             (record->failed != 0 ? FAILED : 0);
+  words[4] = record->bytes;
+  words[5] = pair(record->group, (uint32_t)record->ranks | (uint32_t)(uint16_t)record->peer << 16);
+  words[6] = even_call_is_message(record->call)
+                 ? pair(record->number, record->tag)
+                 : pair(record->number, (uint32_t)record->dtype | (uint32_t)record->op << 8);
 }
 
 size_t even_record_pack_event(const even_event_record *record, even_record_slot out[EVEN_RECORD_MOST_SLOTS]) {
@@ -120,6 +139,33 @@ static void unpack_event(const even_record_slot words, uint32_t step, uint32_t e
   memcpy(out->words, &words[3], EVEN_RECORD_WORDS_FIRST);
 }
 
+static bool unpack_call(const even_record_slot words, uint32_t step, uint32_t detail, even_call_record *out) {
+  uint32_t place = (uint32_t)(words[5] >> 32);
+  uint32_t last = (uint32_t)(words[6] >> 32);
+  *out = (even_call_record){.step = step,
+                            .call = (uint8_t)(detail & 0xffU),
+                            .row = (uint8_t)(detail >> 8),
+                            .dtype = EVEN_CALL_NONE,
+                            .op = EVEN_CALL_NONE,
+                            .failed = (words[3] & FAILED) != 0,
+                            .ranks = (uint16_t)(place & 0xffffU),
+                            .peer = (int16_t)(place >> 16),
+                            .member = (uint16_t)(words[3] >> MEMBER_SHIFT),
+                            .group = (uint32_t)words[5],
+                            .number = (uint32_t)words[6],
+                            .start_ns = words[1],
+                            .duration_ns = words[2],
+                            .wait_ns = words[3] & MOST_WAIT,
+                            .bytes = words[4]};
+  if (even_call_is_message(out->call)) {
+    out->tag = last;
+  } else {
+    out->dtype = (uint8_t)(last & 0xffU);
+    out->op = (uint8_t)(last >> 8 & 0xffU);
+  }
+  return out->call >= EVEN_RECORDED_ALL_REDUCE && out->call < EVEN_RECORDED_COUNT;
+}
+
 bool even_record_unpack(const even_record_slot words, even_record *out, unsigned *more) {
   uint32_t step = (uint32_t)words[0];
   uint32_t detail = detail_of(words[0]);
@@ -135,7 +181,9 @@ bool even_record_unpack(const even_record_slot words, even_record *out, unsigned
       return detail == 0 && *more == 0;
     case EVEN_RECORD_EVENT:
       unpack_event(words, step, detail, &out->as.event);
-      return detail >= EVEN_EVENT_SHARES && detail <= EVEN_EVENT_STALL && *more < EVEN_RECORD_MOST_SLOTS;
+      return detail >= EVEN_EVENT_SHARES && detail <= EVEN_EVENT_LEFT_OUT && *more < EVEN_RECORD_MOST_SLOTS;
+    case EVEN_RECORD_CALL:
+      return unpack_call(words, step, detail, &out->as.call) && *more == 0;
     default:
       return false;
   }

@@ -74,7 +74,12 @@ even_status even_ring_map(int fd, even_shared_memory *memory, even_ring_header *
   memset(facts, 0, sizeof *facts);
   EVEN_TRY(even_shared_memory_duplicate(fd, memory));
   if (memory->bytes >= sizeof *facts) {
-    memcpy(facts, memory->address, sizeof *facts);
+    const even_ring_header *header = memory->address;
+    *facts = (even_ring_header){.magic = header->magic,
+                                .version = header->version,
+                                .slot_bytes = header->slot_bytes,
+                                .ranks = header->ranks,
+                                .records = header->records};
   }
   even_status status = check(memory, facts);
   if (status != EVEN_OK) {

@@ -1,6 +1,6 @@
 /* The layout of the rings in shared memory, known to writer and reader alone.
  *
- * segment: header, then for each rank a ring; ring: the next ticket, then the slots. */
+ * segment: header, then for each rank a ring; ring: the next ticket, the totals of the rank's calls, then the slots. */
 #ifndef EVEN_TELEMETRY_RING_H
 #define EVEN_TELEMETRY_RING_H
 
@@ -11,15 +11,16 @@
 
 #define EVEN_RING_MAGIC UINT64_C(0x314c45544e455645) /* "EVENTEL1", little-endian */
 
-enum { EVEN_RING_VERSION = 2, EVEN_RING_PAYLOAD_WORDS = 7, EVEN_RING_DEFAULT_RECORDS = 8192 };
+enum { EVEN_RING_VERSION = 3, EVEN_RING_PAYLOAD_WORDS = 7, EVEN_RING_DEFAULT_RECORDS = 8192, EVEN_RING_TOTALS = 7 };
 
 typedef struct even_ring_header {
   uint64_t magic;
   uint32_t version;
   uint32_t slot_bytes;
   uint32_t ranks;
-  uint32_t records; /* a ring; a power of two */
-  uint8_t unused[104];
+  uint32_t records;       /* a ring; a power of two */
+  _Atomic uint32_t calls; /* not 0: a record is wanted for each call */
+  uint8_t unused[100];
 } even_ring_header;
 
 /* One cache line. sequence: 0 never written; 2t + 1 while the record with ticket t is written, 2t + 2 when it is whole.
@@ -29,16 +30,21 @@ typedef struct even_ring_slot {
   _Atomic uint64_t payload[EVEN_RING_PAYLOAD_WORDS];
 } even_ring_slot;
 
-/* The ticket has two lines for itself: processors fetch lines in pairs. */
+/* The ticket has two lines for itself: processors fetch lines in pairs. The totals, too: only their rank writes them,
+ * and the reader looks once a second. */
 typedef struct even_ring {
   _Atomic uint64_t next_ticket;
   uint8_t unused[120];
+  _Atomic uint64_t totals[EVEN_RING_TOTALS]; /* as even_call_totals */
+  _Atomic uint64_t steps;                    /* done, by the last step record */
+  uint8_t unused_too[64];
   even_ring_slot slots[];
 } even_ring;
 
 _Static_assert(sizeof(even_ring_header) == 128, "header");
 _Static_assert(sizeof(even_ring_slot) == 64, "a slot is a cache line");
-_Static_assert(sizeof(even_ring) == 128, "ring");
+_Static_assert(sizeof(even_ring) == 256, "ring");
+_Static_assert(sizeof(even_call_totals) == EVEN_RING_TOTALS * sizeof(uint64_t), "totals");
 
 /* Bytes of a segment; 0 where ranks or records are out of range. */
 size_t even_ring_segment_bytes(int ranks, size_t records);

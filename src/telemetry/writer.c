@@ -3,9 +3,12 @@
 #include "base/fail.h"
 #include "telemetry/record.h"
 
+#include <stddef.h>
+
 struct even_telemetry {
   even_shared_memory memory;
   even_ring *ring;
+  const _Atomic uint32_t *calls; /* of the segment: whether a record is wanted for each */
   uint64_t mask;
   _Atomic bool paused;
 };
@@ -29,6 +32,7 @@ even_status even_telemetry_open(int fd, int rank, even_telemetry **out) {
   telemetry->memory = memory;
   telemetry->ring = even_ring_of_rank(&memory, &facts, (uint32_t)rank);
   telemetry->mask = facts.records - 1U;
+  telemetry->calls = &((const even_ring_header *)memory.address)->calls;
   *out = telemetry;
   return EVEN_OK;
 }
@@ -87,6 +91,7 @@ void even_telemetry_step(even_telemetry *telemetry, const even_step_record *reco
   if (telemetry != NULL) {
     even_record_pack_step(record, slots[0]);
     publish(telemetry, slots, 1);
+    atomic_store_explicit(&telemetry->ring->steps, (uint64_t)record->step + 1, memory_order_relaxed);
   }
 }
 
@@ -95,4 +100,83 @@ void even_telemetry_event(even_telemetry *telemetry, const even_event_record *re
   if (telemetry != NULL) {
     publish(telemetry, slots, even_record_pack_event(record, slots));
   }
+}
+
+/* ---- calls ---- */
+
+bool even_telemetry_wants_calls(const even_telemetry *telemetry) {
+  return telemetry != NULL && atomic_load_explicit(telemetry->calls, memory_order_relaxed) != 0;
+}
+
+static void add(even_telemetry *telemetry, size_t offset, uint64_t amount) {
+  (void)atomic_fetch_add_explicit(&telemetry->ring->totals[offset / sizeof(uint64_t)], amount, memory_order_relaxed);
+}
+#define ADD(member, amount) add(telemetry, offsetof(even_call_totals, member), (amount))
+
+static void count_call(even_telemetry *telemetry, const even_call_record *record) {
+  if (even_call_is_message(record->call)) {
+    ADD(messages, 1);
+    ADD(message_bytes, record->bytes);
+    return;
+  }
+  ADD(collectives, 1);
+  ADD(bytes, record->bytes);
+  ADD(bus_bytes,
+      (uint64_t)((double)record->bytes * even_call_bus_factor((even_recorded_call)record->call, (int)record->ranks)));
+  ADD(ns, record->duration_ns);
+  ADD(wait_ns, record->wait_ns);
+}
+
+void even_telemetry_call(even_telemetry *telemetry, const even_call_record *record) {
+  if (telemetry == NULL || atomic_load_explicit(&telemetry->paused, memory_order_relaxed)) {
+    return;
+  }
+  if (record->failed == 0) {
+    count_call(telemetry, record);
+  }
+  if (even_telemetry_wants_calls(telemetry)) {
+    even_record_slot slots[1] = {{0}};
+    even_call_record whole = *record;
+    whole.step = (uint32_t)atomic_load_explicit(&telemetry->ring->steps, memory_order_relaxed);
+    even_record_pack_call(&whole, slots[0]);
+    publish(telemetry, slots, 1);
+  }
+}
+
+double even_call_bus_factor(even_recorded_call call, int ranks) {
+  double n = ranks < 1 ? 1 : ranks;
+  switch (call) {
+    case EVEN_RECORDED_ALL_REDUCE:
+      return 2 * (n - 1) / n;
+    case EVEN_RECORDED_REDUCE_SCATTER:
+    case EVEN_RECORDED_ALL_GATHER:
+    case EVEN_RECORDED_ALL_TO_ALL:
+      return (n - 1) / n;
+    case EVEN_RECORDED_BROADCAST:
+    case EVEN_RECORDED_BARRIER:
+    case EVEN_RECORDED_SEND:
+    case EVEN_RECORDED_RECEIVE:
+    case EVEN_RECORDED_REDUCE:
+    case EVEN_RECORDED_GATHER:
+    case EVEN_RECORDED_SCATTER:
+      break;
+  }
+  return 1;
+}
+
+/* ---- rows ---- */
+
+static _Thread_local int own_row;
+static _Atomic int next_row = EVEN_ROW_FIRST;
+
+void even_telemetry_set_row(int row) {
+  own_row = row;
+}
+
+int even_telemetry_row(void) {
+  if (own_row == 0) {
+    int row = atomic_fetch_add_explicit(&next_row, 1, memory_order_relaxed);
+    own_row = row < EVEN_ROW_GPU ? row : EVEN_ROW_GPU - 1;
+  }
+  return own_row;
 }

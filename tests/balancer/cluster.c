@@ -43,11 +43,12 @@ static double lognormal(cluster *c, double deviation) {
 /* By how much all ranks are slower because the shares differ. */
 static double tilted(const cluster *c, const int64_t *shares) {
   int64_t least = INT64_MAX;
-  int64_t most = 0;
+  int64_t most = INT64_MIN;
   int64_t sum = 0;
   for (size_t r = 0; r < c->ranks; r++) {
-    least = shares[r] < least ? shares[r] : least;
-    most = shares[r] > most ? shares[r] : most;
+    int64_t off = shares[r] - c->centre[r];
+    least = off < least ? off : least;
+    most = off > most ? off : most;
     sum += shares[r];
   }
   return 1.0 + c->tilt * (double)(most - least) / (double)sum;
@@ -64,11 +65,14 @@ double cluster_step(cluster *c, const int64_t *shares, even_step_timing *timings
     noise *= c->steps == 0 && c->first_step > 0.0 ? c->first_step : 1.0;
     double samples = shares[r] > 0 ? (double)shares[r] : 1.0;
     double seconds = (rank->fixed + rank->per_sample * samples) * factor_of(rank) * noise * tilt;
+    seconds *= shares[r] == 0 && c->dummy > 0.0 ? c->dummy : 1.0;
     if (shares[r] == 0 && c->idles) {
       seconds = 0.0;
     } else if (rank->quota > 0.0) {
       seconds = throttled(rank, c->now, seconds);
     }
+    seconds += c->steps > 0 && shares[r] != c->before[r] ? c->change : 0.0;
+    c->before[r] = shares[r];
     timings[r] = (even_step_timing){.samples = shares[r], .busy_seconds = seconds};
     longest = fmax(longest, seconds);
   }

@@ -25,9 +25,13 @@ typedef struct cluster {
   cluster_rank rank[CLUSTER_RANKS];
   double now;
   uint64_t state;
-  double tilt;       /* each rank is slower by this factor times the part of the batch by which the shares differ */
-  bool idles;        /* ranks without samples take no time, instead of that of a dummy batch */
-  double first_step; /* factor of the first step's time: warm-up; 0 is read as 1 */
+  double change; /* seconds that a rank's step takes longer when its share is another than the step before */
+  double tilt;   /* each rank is slower by this factor times the part of the batch by which the shares differ */
+  int64_t centre[CLUSTER_RANKS]; /* the split that suits them: tilt counts the distance from it; all 0: from equal */
+  int64_t before[CLUSTER_RANKS]; /* shares of the step before */
+  double dummy;                  /* part of a sample's time that a dummy batch takes; 0 is read as 1 */
+  bool idles;                    /* ranks without samples take no time, instead of that of a dummy batch */
+  double first_step;             /* factor of the first step's time: warm-up; 0 is read as 1 */
   int64_t steps;
 } cluster;
 

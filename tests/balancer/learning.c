@@ -311,6 +311,47 @@ static void rank_without_samples_comes_back(void **context) {
   }
 }
 
+/* Every dummy batch of these leaves out a part of its work. */
+static void observe_spared(even_balancer *balancer, const even_step_timing *timings) {
+  const bool spared[3] = {true, true, true};
+  assert_int_equal(even_balancer_observe_spared(balancer, timings, spared), EVEN_OK);
+}
+
+/* A rank that makes steps longer with one sample than the others need for all: with none it runs a dummy batch, which
+ * leaves out the most of a sample's work. It gets none, and samples again once it is fast. */
+static void rank_of_no_use_is_left_out_until_it_is_of_use(void **context) {
+  (void)context;
+  for (uint64_t seed = 1; seed <= SEEDS; seed++) {
+    even_balancer *balancer = open_for(EVEN_POLICY_AUTO, 3, 12);
+    cluster c = {.ranks = 3, .dummy = 0.35, .state = seed, .first_step = 3.0};
+    for (size_t r = 0; r < 3; r++) {
+      c.rank[r] = (cluster_rank){.fixed = 0.001, .per_sample = 0.001, .noise = 0.05};
+    }
+    c.rank[2].slower = 8.0; /* 16 ms with one sample, where the others need 7 ms for six */
+    even_step_timing timings[3];
+    int64_t shares[3];
+    int used = 0;
+    for (int step = 0; step < 600; step++) {
+      assert_int_equal(even_balancer_shares(balancer, 12, shares), EVEN_OK);
+      used += step >= 40 && shares[2] > 0;
+      (void)cluster_step(&c, shares, timings);
+      observe_spared(balancer, timings);
+    }
+    assert_true(used <= 40); /* trials of equal shares, and now and then one sample, to look */
+    assert_float_equal(even_balancer_predict(balancer, 2, 0), 0.0056, 0.0012);
+    assert_true(even_balancer_predict(balancer, 2, 1) > 0.011);
+    c.rank[2].slower = 1.0;
+    int waited = 0;
+    for (; waited < 1000 && shares[2] < 3; waited++) {
+      (void)cluster_step(&c, shares, timings);
+      observe_spared(balancer, timings);
+      assert_int_equal(even_balancer_shares(balancer, 12, shares), EVEN_OK);
+    }
+    assert_true(waited <= 60); /* its dummy batches became as much faster */
+    even_balancer_close(balancer);
+  }
+}
+
 /* "The same inputs give the same shares" leaves out who asked for shares in between, and how often: the last batch of
  * an epoch comes earlier for a rank that loads ahead. With a rank that idles, and others whose splits are tried. */
 static void asking_for_shares_changes_nothing(void **context) {
@@ -440,6 +481,7 @@ int main(void) {
       cmocka_unit_test(equal_ranks_stay_equal),
       cmocka_unit_test(line_is_identified_from_two_sizes),
       cmocka_unit_test(rank_without_samples_comes_back),
+      cmocka_unit_test(rank_of_no_use_is_left_out_until_it_is_of_use),
       cmocka_unit_test(asking_for_shares_changes_nothing),
       cmocka_unit_test(smaller_last_batch_and_caps),
       cmocka_unit_test(prior_speeds_set_the_first_step),

@@ -2,6 +2,7 @@
 #include "comm/device_ranks.h"
 
 #include "comm/fake_gpu.h"
+#include "comm/fake_world.h"
 #include "support/fault.h"
 
 #include <pthread.h>
@@ -100,6 +101,7 @@ int device_test_begin(void **state) {
 int device_test_end(void **state) {
   (void)state;
   fault_reset();
+  fake_places_forget();
   if (fake_gpu_violation()[0] != '\0' || fake_gpu_live() != 0) {
     (void)fprintf(stderr, "misuse: %s; %d things left\n", fake_gpu_violation(), fake_gpu_live());
     return 1;

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 int cuInit(unsigned int flags);
 int cuDeviceGetCount(int *out);
@@ -18,6 +19,13 @@ int cuCtxPopCurrent_v2(void **out);
 int cuMemAlloc_v2(unsigned long long *out, size_t bytes);
 int cuMemFree_v2(unsigned long long memory);
 int cuGetErrorString(int code, const char **out);
+int cuEventCreate(void **out, unsigned int flags);
+int cuEventDestroy_v2(void *event);
+int cuEventRecord(void *event, void *stream);
+int cuEventQuery(void *event);
+int cuEventElapsedTime(float *milliseconds, void *from, void *to);
+int cuStreamIsCapturing(void *stream, int *status);
+int cuThreadExchangeStreamCaptureMode(int *mode);
 
 typedef struct work {
   struct work *next;
@@ -33,12 +41,24 @@ struct fake_stream {
   pthread_cond_t changed;
   work *first, *last;
   bool busy;
+  atomic_bool captures;
 };
+
+/* A mark behind what is on a stream. */
+typedef struct fake_event {
+  atomic_int holders; /* its owner, and each record that is still on a stream */
+  atomic_int pending;
+  atomic_bool recorded;
+  fake_stream *stream;
+  _Atomic double at_ms;
+} fake_event;
 
 static struct {
   pthread_mutex_t lock;
   char function[64];
   int nth, result;
+  bool here;
+  pthread_t thread;
   char violation[256];
   char log[8192];
   fake_stream defaults[FAKE_DEVICES];
@@ -65,17 +85,27 @@ void fake_gpu_reset(void) {
   fake_gpu_say("");
 }
 
-void fake_gpu_fail(const char *function, int nth, int result) {
+static void fail_next(const char *function, int nth, int result, bool here) {
   (void)pthread_mutex_lock(&fake.lock);
+  fake.here = here;
+  fake.thread = pthread_self();
   (void)snprintf(fake.function, sizeof fake.function, "%s", function == NULL ? "" : function);
   fake.nth = nth;
   fake.result = result;
   (void)pthread_mutex_unlock(&fake.lock);
 }
 
+void fake_gpu_fail(const char *function, int nth, int result) {
+  fail_next(function, nth, result, false);
+}
+void fake_gpu_fail_here(const char *function, int nth, int result) {
+  fail_next(function, nth, result, true);
+}
+
 bool fake_fails(const char *function, int *result) {
   (void)pthread_mutex_lock(&fake.lock);
-  bool fails = strcmp(function, fake.function) == 0 && --fake.nth == 0;
+  bool meant = !fake.here || pthread_equal(fake.thread, pthread_self()) != 0;
+  bool fails = meant && strcmp(function, fake.function) == 0 && --fake.nth == 0;
   *result = fake.result;
   (void)pthread_mutex_unlock(&fake.lock);
   return fails;
@@ -335,4 +365,102 @@ int cuMemFree_v2(unsigned long long memory) {
 int cuGetErrorString(int code, const char **out) {
   *out = code == 100 ? "no CUDA-capable device is detected" : code == 2 ? "out of memory" : NULL;
   return *out == NULL ? 1 : 0;
+}
+
+/* ---- events ---- */
+
+static void event_drop(fake_event *event) {
+  if (atomic_fetch_sub(&event->holders, 1) == 1) {
+    free(event);
+  }
+}
+
+static void event_pass(void *argument) {
+  fake_event *event = argument;
+  struct timespec now;
+  (void)clock_gettime(CLOCK_MONOTONIC, &now);
+  atomic_store(&event->at_ms, (double)now.tv_sec * 1e3 + (double)now.tv_nsec / 1e6);
+  atomic_fetch_sub(&event->pending, 1);
+  event_drop(event);
+}
+
+void fake_gpu_capture(void *stream, bool captures) {
+  atomic_store(&((fake_stream *)stream)->captures, captures);
+}
+
+int cuEventCreate(void **out, unsigned int flags) {
+  int result = 0;
+  if (fake_fails("cuEventCreate", &result)) {
+    return result;
+  }
+  if (depth == 0 || flags != 0) {
+    fake_violate("an event without a context, or with flags %u", flags);
+  }
+  fake_event *event = calloc(1, sizeof *event);
+  if (event == NULL) {
+    abort();
+  }
+  atomic_init(&event->holders, 1);
+  *out = event;
+  fake_count(1);
+  return 0;
+}
+
+int cuEventDestroy_v2(void *event) {
+  event_drop(event);
+  fake_count(-1);
+  return 0;
+}
+
+int cuEventRecord(void *handle, void *on) {
+  int result = 0;
+  fake_event *event = handle;
+  if (fake_fails("cuEventRecord", &result)) {
+    return result;
+  }
+  event->stream = fake_stream_of(on);
+  if (fake_stream_device(event->stream) != fake_current_device()) {
+    fake_violate("an event of device %d on a stream of device %d", fake_current_device(),
+                 fake_stream_device(event->stream));
+  }
+  atomic_fetch_add(&event->holders, 1);
+  atomic_fetch_add(&event->pending, 1);
+  atomic_store(&event->recorded, true);
+  fake_stream_put(event->stream, event_pass, event);
+  return 0;
+}
+
+int cuEventQuery(void *handle) {
+  int result = 0;
+  fake_event *event = handle;
+  if (fake_fails("cuEventQuery", &result)) {
+    return result;
+  }
+  if (!atomic_load(&event->recorded) || atomic_load(&event->stream->captures)) {
+    fake_violate("an event is asked for that was not recorded, or was captured");
+  }
+  return atomic_load(&event->pending) > 0 ? 600 : 0;
+}
+
+int cuEventElapsedTime(float *milliseconds, void *from, void *to) {
+  fake_event *first = from;
+  fake_event *last = to;
+  if (atomic_load(&first->pending) > 0 || atomic_load(&last->pending) > 0) {
+    return 600;
+  }
+  *milliseconds = (float)(atomic_load(&last->at_ms) - atomic_load(&first->at_ms));
+  return 0;
+}
+
+int cuStreamIsCapturing(void *handle, int *status) {
+  *status = atomic_load(&fake_stream_of(handle)->captures) ? 1 : 0;
+  return 0;
+}
+
+int cuThreadExchangeStreamCaptureMode(int *mode) {
+  static _Thread_local int own; /* "global" */
+  int before = own;
+  own = *mode;
+  *mode = before;
+  return 0;
 }

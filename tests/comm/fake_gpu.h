@@ -12,6 +12,8 @@ enum { FAKE_DEVICES = 8 };
 void fake_gpu_reset(void);
 /* The nth call (1: the next) of that function of NCCL or the driver returns `result` and does nothing. NULL: none. */
 void fake_gpu_fail(const char *function, int nth, int result);
+/* The same, of the calling thread's calls alone: the library's own thread calls, too. */
+void fake_gpu_fail_here(const char *function, int nth, int result);
 /* What ncclCommGetAsyncError says from now on for communicators of that rank; 0: nothing. */
 void fake_gpu_async_error(int rank, int result);
 /* How often a non-blocking communicator says that a call is still in progress. */
@@ -35,6 +37,8 @@ void fake_gpu_stream_free(void *stream);
 void fake_gpu_wait(void *stream, int device);
 /* Whether it is all done. */
 bool fake_gpu_idle(void *stream);
+/* Says that the stream captures what is put on it for a graph: nobody may ask for an event of it then. */
+void fake_gpu_capture(void *stream, bool captures);
 
 /* between the files of the library */
 typedef struct fake_stream fake_stream;

@@ -110,9 +110,7 @@ static void comm_free(ncclComm *comm) {
     comms[i] = comms[i] == comm ? NULL : comms[i];
   }
   (void)pthread_mutex_unlock(&guard);
-  (void)pthread_mutex_lock(&world->lock);
-  bool last = ++world->left == comm->ranks;
-  (void)pthread_mutex_unlock(&world->lock);
+  bool last = atomic_fetch_add(&world->left, 1) + 1 == comm->ranks;
   fake_place_close(&comm->place, last);
   free(comm);
   fake_count(-1);
@@ -123,15 +121,12 @@ static bool come(ncclComm *comm) {
   fake_world *world = comm->place.world;
   const char *shared = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
   bool alone = true;
-  (void)pthread_mutex_lock(&world->lock);
+  atomic_store(&world->device[comm->rank], comm->device + 1);
   for (int rank = 0; rank < comm->ranks; rank++) {
-    alone = alone && (rank == comm->rank || world->device[rank] != comm->device + 1);
+    alone = alone && (rank == comm->rank || atomic_load(&world->device[rank]) != comm->device + 1);
   }
-  world->device[comm->rank] = comm->device + 1;
-  world->ranks = comm->ranks;
-  world->arrived++;
-  (void)pthread_cond_broadcast(&world->changed);
-  (void)pthread_mutex_unlock(&world->lock);
+  atomic_fetch_add(&world->arrived, 1);
+  fake_world_change(world);
   if (!alone && (shared == NULL || strcmp(shared, "1") != 0)) {
     fake_gpu_say("Duplicate GPU detected : two ranks both on one CUDA device");
     return false;
@@ -141,13 +136,14 @@ static bool come(ncclComm *comm) {
 
 static bool all_have_come(ncclComm *comm, bool wait) {
   fake_world *world = comm->place.world;
-  (void)pthread_mutex_lock(&world->lock);
-  while (wait && world->arrived < comm->ranks && !atomic_load(&comm->aborted)) {
-    (void)pthread_cond_wait(&world->changed, &world->lock);
+  for (;;) {
+    uint32_t seen = atomic_load(&world->changed);
+    bool all = atomic_load(&world->arrived) >= comm->ranks;
+    if (all || !wait || atomic_load(&comm->aborted)) {
+      return all;
+    }
+    fake_world_wait(world, seen);
   }
-  bool all = world->arrived >= comm->ranks;
-  (void)pthread_mutex_unlock(&world->lock);
-  return all;
 }
 
 /* ---- calls ---- */
@@ -497,11 +493,8 @@ int ncclCommDestroy(ncclComm *comm) {
 }
 
 static void stop_work(ncclComm *comm) {
-  fake_world *world = comm->place.world;
-  (void)pthread_mutex_lock(&world->lock);
   atomic_store(&comm->aborted, true);
-  (void)pthread_cond_broadcast(&world->changed);
-  (void)pthread_mutex_unlock(&world->lock);
+  fake_world_change(comm->place.world);
   while (atomic_load(&comm->outstanding) > 0) {
     (void)sched_yield();
   }
@@ -633,10 +626,9 @@ int ncclCommGetUniqueId(ncclComm *comm, ncclUniqueId *out) {
   name_place(&place, out);
   fake_place_close(&place, false);
   fake_world *world = comm->place.world;
-  (void)pthread_mutex_lock(&world->lock);
   (void)snprintf(world->grown, sizeof world->grown, "%.110s", out->internal);
-  (void)pthread_cond_broadcast(&world->changed);
-  (void)pthread_mutex_unlock(&world->lock);
+  atomic_store(&world->has_grown, true);
+  fake_world_change(world);
   return SUCCESS;
 }
 
@@ -658,12 +650,10 @@ int ncclCommGrow(ncclComm *comm, int ranks, const ncclUniqueId *id, int rank, nc
     return INVALID_ARGUMENT;
   }
   fake_world *world = comm->place.world;
-  (void)pthread_mutex_lock(&world->lock);
-  while (world->grown[0] == '\0') {
-    (void)pthread_cond_wait(&world->changed, &world->lock);
+  while (!atomic_load(&world->has_grown)) {
+    fake_world_wait(world, atomic_load(&world->changed));
   }
   (void)snprintf(path, sizeof path, "%s", world->grown);
-  (void)pthread_mutex_unlock(&world->lock);
   ncclComm *child = comm_new(comm->rank, ranks, comm->blocking);
   fake_place_open(&child->place, path);
   return deliver(comm, child, out);

@@ -115,22 +115,30 @@ static double combine(int op, double a, double b) {
 
 /* ---- what streams run ---- */
 
+static bool all_reached(const fake_world *world, int ranks, unsigned long barrier) {
+  for (int rank = 0; rank < ranks; rank++) {
+    if (atomic_load(&world->reached[rank]) < barrier) {
+      return false;
+    }
+  }
+  return true;
+}
+
 /* Everybody's barrier; false: this rank was aborted. */
 static bool meet(ncclComm *comm) {
   fake_world *world = comm->place.world;
-  (void)pthread_mutex_lock(&world->lock);
-  unsigned long phase = world->phase;
-  if (++world->in_phase == comm->ranks) {
-    world->in_phase = 0;
-    world->phase++;
-    (void)pthread_cond_broadcast(&world->changed);
+  unsigned long barrier = atomic_fetch_add(&world->reached[comm->rank], 1) + 1;
+  fake_world_change(world);
+  for (;;) {
+    uint32_t seen = atomic_load(&world->changed);
+    if (all_reached(world, comm->ranks, barrier)) {
+      return true;
+    }
+    if (atomic_load(&comm->aborted)) {
+      return false;
+    }
+    fake_world_wait(world, seen);
   }
-  while (world->phase == phase && !atomic_load(&comm->aborted)) {
-    (void)pthread_cond_wait(&world->changed, &world->lock);
-  }
-  bool met = world->phase != phase;
-  (void)pthread_mutex_unlock(&world->lock);
-  return met;
 }
 
 static size_t parts_of(const operation *op, bool sent) {
@@ -204,11 +212,9 @@ static void take(const operation *op) {
 static bool same_call(const operation *op) {
   fake_world *world = op->comm->place.world;
   bool same = true;
-  (void)pthread_mutex_lock(&world->lock);
   for (int rank = 1; rank < op->comm->ranks; rank++) {
-    same = same && world->signature[rank] == world->signature[0];
+    same = same && atomic_load(&world->signature[rank]) == atomic_load(&world->signature[0]);
   }
-  (void)pthread_mutex_unlock(&world->lock);
   if (!same) {
     fake_violate("ranks made different collectives");
     atomic_store(&op->comm->failed, INVALID_USAGE);
@@ -219,10 +225,8 @@ static bool same_call(const operation *op) {
 static bool collective(operation *op) {
   fake_world *world = op->comm->place.world;
   unsigned long root = op->kind == REDUCE || op->kind == BROADCAST ? (unsigned long)op->peer : 0;
-  (void)pthread_mutex_lock(&world->lock);
-  world->signature[op->comm->rank] = (unsigned long)op->kind | (unsigned long)op->type << 4 |
-                                     (unsigned long)op->op << 8 | root << 12 | op->count << 20;
-  (void)pthread_mutex_unlock(&world->lock);
+  atomic_store(&world->signature[op->comm->rank], (unsigned long)op->kind | (unsigned long)op->type << 4 |
+                                                      (unsigned long)op->op << 8 | root << 12 | op->count << 20);
   if (op->kind != BROADCAST || op->peer == op->comm->rank) {
     give(op);
   }
@@ -235,30 +239,31 @@ static bool collective(operation *op) {
   return meet(op->comm);
 }
 
-/* One message, if it can go now; the world's lock is held. */
+/* One message, if it can go now. */
 static bool move(operation *op) {
   fake_world *world = op->comm->place.world;
   int from = op->kind == SEND ? op->comm->rank : op->peer;
   int to = op->kind == SEND ? op->peer : op->comm->rank;
   int region = FAKE_RANKS + from * FAKE_RANKS + to;
   size_t bytes = op->count * fake_size_of(op->type);
-  bool full = world->sent[from][to] > world->received[from][to];
+  bool full = atomic_load(&world->sent[from][to]) > atomic_load(&world->received[from][to]);
   if (full == (op->kind == SEND)) {
     return false;
   }
   if (op->kind == SEND) {
     fake_place_write(&op->comm->place, region, op->input, bytes);
-    world->message[from][to] = bytes;
-    world->sent[from][to]++;
+    atomic_store(&world->message[from][to], bytes);
+    atomic_fetch_add(&world->sent[from][to], 1);
   } else {
-    if (world->message[from][to] != bytes) {
-      fake_violate("rank %d receives %zu bytes from %d, which sent %zu", to, bytes, from, world->message[from][to]);
-      bytes = bytes < world->message[from][to] ? bytes : world->message[from][to];
+    size_t given = atomic_load(&world->message[from][to]);
+    if (given != bytes) {
+      fake_violate("rank %d receives %zu bytes from %d, which sent %zu", to, bytes, from, given);
+      bytes = bytes < given ? bytes : given;
     }
     fake_place_read(&op->comm->place, region, op->output, bytes, 0);
-    world->received[from][to]++;
+    atomic_fetch_add(&world->received[from][to], 1);
   }
-  (void)pthread_cond_broadcast(&world->changed);
+  fake_world_change(world);
   return true;
 }
 
@@ -274,8 +279,8 @@ static bool is_next(const batch *all, const operation *op) {
 
 static void messages(batch *all) {
   fake_world *world = all->comm->place.world;
-  (void)pthread_mutex_lock(&world->lock);
   for (;;) {
+    uint32_t seen = atomic_load(&world->changed);
     bool left = false;
     bool moved = false;
     for (operation *op = all->first; op != NULL; op = op->next) {
@@ -288,20 +293,17 @@ static void messages(batch *all) {
       break;
     }
     if (!moved) {
-      (void)pthread_cond_wait(&world->changed, &world->lock);
+      fake_world_wait(world, seen);
     }
   }
-  (void)pthread_mutex_unlock(&world->lock);
 }
 
 /* Stands still while the test wants it, until an abort. */
 static void stand(ncclComm *comm) {
   fake_world *world = comm->place.world;
-  (void)pthread_mutex_lock(&world->lock);
   while (fake_is_hanging() && !atomic_load(&comm->aborted)) {
-    (void)pthread_cond_wait(&world->changed, &world->lock);
+    fake_world_wait(world, atomic_load(&world->changed));
   }
-  (void)pthread_mutex_unlock(&world->lock);
 }
 
 void fake_batch_free(batch *all) {

@@ -3,13 +3,17 @@
 #include "comm/fake_world.h"
 
 #include <fcntl.h>
+#include <linux/futex.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { MAPPED = 64 };
+enum { MAPPED = 64, CREATED = 512 };
 
 static const off_t HEAD = 1 << 20;
 static const off_t REGION = (off_t)1 << 28;
@@ -19,6 +23,10 @@ static struct {
   int users;
 } mapped[MAPPED];
 
+/* The last paths that this process has created. */
+static char created[CREATED][FAKE_PATH];
+static size_t created_count;
+
 static void map(fake_place *out) {
   if (ftruncate(out->fd, HEAD) != 0) {
     abort();
@@ -27,17 +35,6 @@ static void map(fake_place *out) {
   if (out->world == MAP_FAILED) {
     abort();
   }
-}
-
-static void prepare(fake_world *world) {
-  pthread_mutexattr_t lock;
-  pthread_condattr_t changed;
-  (void)pthread_mutexattr_init(&lock);
-  (void)pthread_mutexattr_setpshared(&lock, PTHREAD_PROCESS_SHARED);
-  (void)pthread_mutex_init(&world->lock, &lock);
-  (void)pthread_condattr_init(&changed);
-  (void)pthread_condattr_setpshared(&changed, PTHREAD_PROCESS_SHARED);
-  (void)pthread_cond_init(&world->changed, &changed);
 }
 
 static void adopt(const fake_place *place) {
@@ -74,8 +71,8 @@ bool fake_place_create(fake_place *out, const char *path) {
   }
   bool made = out->fd >= 0;
   if (made) {
+    (void)snprintf(created[created_count++ % CREATED], FAKE_PATH, "%s", out->path);
     map(out);
-    prepare(out->world);
     adopt(out);
   }
   (void)pthread_mutex_unlock(&guard);
@@ -83,6 +80,15 @@ bool fake_place_create(fake_place *out, const char *path) {
     abort();
   }
   return made;
+}
+
+void fake_places_forget(void) {
+  (void)pthread_mutex_lock(&guard);
+  for (size_t i = 0; i < created_count && i < CREATED; i++) {
+    (void)unlink(created[i]);
+  }
+  created_count = 0;
+  (void)pthread_mutex_unlock(&guard);
 }
 
 void fake_place_open(fake_place *out, const char *path) {
@@ -123,4 +129,14 @@ void fake_place_read(const fake_place *place, int region, void *data, size_t byt
   if (pread(place->fd, data, bytes, HEAD + region * REGION + (off_t)offset) != (ssize_t)bytes) {
     abort();
   }
+}
+
+void fake_world_change(fake_world *world) {
+  atomic_fetch_add(&world->changed, 1u);
+  (void)syscall(SYS_futex, &world->changed, FUTEX_WAKE, 1 << 30, NULL, NULL, 0);
+}
+
+void fake_world_wait(fake_world *world, uint32_t seen) {
+  const struct timespec limit = {.tv_nsec = 5000000};
+  (void)syscall(SYS_futex, &world->changed, FUTEX_WAIT, seen, &limit, NULL, 0);
 }

@@ -1,6 +1,7 @@
 /* The ranks of a group, as processes or as threads. */
 #include "comm/ranks.h"
 
+#include "comm/fake_mpi.h"
 #include "comm/group.h"
 #include "comm/ucx/api.h"
 #include "os/shared_memory.h"
@@ -9,6 +10,8 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -16,7 +19,7 @@
 
 /* The segments of the groups of which a group over several hosts is made. */
 static int inside_fds[RANKS_MOST];
-static int leaders_fd = -1;
+static int lane_fds[EVEN_COMM_LANES];
 
 typedef struct thread_rank {
   even_comm_params params;
@@ -55,9 +58,11 @@ static even_status gather(void *context, const void *mine, size_t bytes, void *a
   return even_comm_all_gather(comm, mine, all, counts, EVEN_U8);
 }
 
-static even_status open_ucx(const even_comm_params *params, even_comm *bootstrap, even_comm **out) {
-  even_comm_network network = {.size = sizeof network, .gather = gather, .context = bootstrap, .number = -1};
-  return even_comm_open_ucx(params, &network, out);
+static even_status open_network(const ranks_setup *setup, const even_comm_params *params, even_comm *bootstrap,
+                                int number, even_comm **out) {
+  even_comm_network network = {
+      .size = sizeof network, .gather = gather, .context = bootstrap, .number = number, .library = setup->mpi};
+  return setup->mpi == NULL ? even_comm_open_ucx(params, &network, out) : even_comm_open_mpi(params, &network, out);
 }
 
 static int hosts_of(const ranks_setup *setup) {
@@ -77,17 +82,19 @@ static int ranks_on(const ranks_setup *setup, int host, int end) {
   return count;
 }
 
-static even_status open_between(const ranks_setup *setup, const even_comm_params *params, even_comm **out) {
+static int lanes_of(const ranks_setup *setup) {
+  return setup->lanes == 0 ? 1 : setup->lanes;
+}
+
+static even_status open_between(const ranks_setup *setup, const even_comm_params *params, int lane, even_comm **out) {
   even_comm *bootstrap = NULL;
   even_comm_params outer = *params;
-  even_comm_network network = {.size = sizeof network, .gather = gather, .number = params->rank};
   outer.rank = setup->host_of[params->rank];
   outer.ranks = hosts_of(setup);
   outer.arena_bytes = 0;
-  even_status status = even_comm_open(&outer, leaders_fd, &bootstrap);
+  even_status status = even_comm_open(&outer, lane_fds[lane], &bootstrap);
   if (status == EVEN_OK) {
-    network.context = bootstrap;
-    status = even_comm_open_ucx(&outer, &network, out);
+    status = open_network(setup, &outer, bootstrap, params->rank, out);
   }
   if (status == EVEN_OK) {
     status = even_comm_barrier(bootstrap);
@@ -103,15 +110,25 @@ static even_status open_hosts(const ranks_setup *setup, const even_comm_params *
                            .rank = params->rank,
                            .ranks = params->ranks,
                            .host_of = setup->host_of,
-                           .everyone = everyone};
+                           .lanes = setup->lanes,
+                           .everyone = setup->silent ? NULL : everyone};
+  even_comm *lanes[EVEN_COMM_LANES] = {NULL};
   even_comm_params inner = *params;
   inner.rank = ranks_on(setup, host, params->rank);
   inner.ranks = ranks_on(setup, host, params->ranks);
   even_status status = even_comm_open(&inner, inside_fds[host], &hosts.inside);
-  if (status == EVEN_OK && inner.rank == 0) {
-    status = open_between(setup, params, &hosts.between);
+  for (int lane = 0; lane < lanes_of(setup) && status == EVEN_OK; lane++) {
+    if (inner.rank == even_comm_lane_rank(lane, lanes_of(setup), inner.ranks)) {
+      status = open_between(setup, params, lane, &lanes[lane]);
+    }
   }
-  return status == EVEN_OK ? even_comm_open_hosts(&hosts, params->timeout_seconds, out) : status;
+  hosts.between = lanes[0];
+  hosts.lane = &lanes[1];
+  status = status == EVEN_OK ? even_comm_open_hosts(&hosts, params->timeout_seconds, out) : status;
+  if (setup->silent) {
+    even_comm_close(everyone);
+  }
+  return status;
 }
 
 static even_status make_segments(const ranks_setup *setup) {
@@ -126,7 +143,13 @@ static even_status make_segments(const ranks_setup *setup) {
   }
   params.ranks = hosts;
   params.arena_bytes = 0;
-  return hosts == 0 ? EVEN_OK : even_comm_create_segment(&params, &leaders_fd);
+  for (int lane = 0; hosts > 0 && lane < lanes_of(setup); lane++) {
+    even_status status = even_comm_create_segment(&params, &lane_fds[lane]);
+    if (status != EVEN_OK) {
+      return status;
+    }
+  }
+  return EVEN_OK;
 }
 
 static void close_segments(const ranks_setup *setup) {
@@ -134,8 +157,8 @@ static void close_segments(const ranks_setup *setup) {
   for (int host = 0; host < hosts; host++) {
     (void)close(inside_fds[host]);
   }
-  if (hosts > 0) {
-    (void)close(leaders_fd);
+  for (int lane = 0; hosts > 0 && lane < lanes_of(setup); lane++) {
+    (void)close(lane_fds[lane]);
   }
 }
 
@@ -146,7 +169,7 @@ static even_status open_group(const ranks_setup *setup, const even_comm_params *
   }
   even_status status = even_comm_open(params, fd, &bootstrap);
   if (status == EVEN_OK) {
-    status = open_ucx(params, bootstrap, out);
+    status = open_network(setup, params, bootstrap, -1, out);
   }
   if (status == EVEN_OK && setup->engine == RANKS_HOSTS) {
     status = open_hosts(setup, params, *out, out);
@@ -179,12 +202,41 @@ bool ranks_have_ucx(void) {
     _exit(try_ucx());
   }
   (void)waitpid(child, &status, 0);
-  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 0) {
+    return true;
+  }
+  const char *required = getenv("EVENSTEP_TEST_REQUIRE");
+  if (required != NULL && strstr(required, "ucx") != NULL) {
+    (void)fprintf(stderr, "EVENSTEP_TEST_REQUIRE is %s: apt-get install libucx0, or unset it\n", required);
+    exit(1);
+  }
+  return false;
+}
+
+/* The shared memory of the made-up MPI's world. */
+static int make_world(int ranks) {
+  char text[16];
+  int fd = memfd_create("made-up MPI", 0);
+  if (fd < 0 || ftruncate(fd, (off_t)FAKE_MPI_WORLD_BYTES) != 0) {
+    abort();
+  }
+  (void)snprintf(text, sizeof text, "%d", fd);
+  (void)setenv(FAKE_MPI_WORLD, text, 1);
+  (void)snprintf(text, sizeof text, "%d", ranks);
+  (void)setenv(FAKE_MPI_RANKS, text, 1);
+  return fd;
+}
+
+static void enter_world(int rank) {
+  char text[16];
+  (void)snprintf(text, sizeof text, "%d", rank);
+  (void)setenv(FAKE_MPI_RANK, text, 1);
 }
 
 static int be_process(const ranks_setup *setup, const even_comm_params *params, int fd, ranks_body *body,
                       void *argument) {
   even_comm *comm = NULL;
+  enter_world(params->rank);
   if (setup->enter != NULL) {
     setup->enter(params->rank);
   }
@@ -199,6 +251,7 @@ static int be_process(const ranks_setup *setup, const even_comm_params *params, 
 
 static void run_processes(const ranks_setup *setup, int fd, ranks_body *body, void *argument, int *results) {
   pid_t processes[RANKS_MOST];
+  int world = setup->mpi == NULL ? -1 : make_world(setup->ranks);
   (void)fflush(NULL);
   for (int rank = 0; rank < setup->ranks; rank++) {
     even_comm_params params = params_of(setup, rank);
@@ -212,6 +265,10 @@ static void run_processes(const ranks_setup *setup, int fd, ranks_body *body, vo
     int status = 0;
     (void)waitpid(processes[rank], &status, 0);
     results[rank] = WIFEXITED(status) ? WEXITSTATUS(status) : RANKS_KILLED;
+  }
+  if (world >= 0) {
+    (void)close(world);
+    (void)unsetenv(FAKE_MPI_WORLD);
   }
 }
 

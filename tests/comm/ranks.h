@@ -12,8 +12,8 @@
 
 typedef enum ranks_engine {
   RANKS_SHM,
-  RANKS_UCX,   /* over TCP, unless UCX_TLS says otherwise */
-  RANKS_HOSTS, /* shared memory on each of the hosts that `host_of` says, UCX between them */
+  RANKS_NETWORK, /* UCX, over TCP unless UCX_TLS says otherwise; or MPI */
+  RANKS_HOSTS,   /* shared memory on each of the hosts that `host_of` says, the network between them */
 } ranks_engine;
 
 typedef struct ranks_setup {
@@ -23,7 +23,10 @@ typedef struct ranks_setup {
   int spin;
   bool threads;
   ranks_engine engine;
-  const int *host_of;      /* of RANKS_HOSTS: one a rank */
+  const int *host_of;      /* of RANKS_HOSTS: one a rank, */
+  int lanes;               /* so many groups between the hosts; 0: one, */
+  bool silent;             /* and no messages */
+  const char *mpi;         /* NULL: UCX is the network; else MPI is, this made-up one (fake_mpi.h) */
   void (*enter)(int rank); /* NULL, or called in each rank's process before it opens anything */
 } ranks_setup;
 
@@ -37,7 +40,8 @@ int ranks_run(const ranks_setup *setup, ranks_body *body, void *argument, int *r
 /* The only rank of a group, in the calling process; NULL where it could not be opened. Close it. */
 even_comm *ranks_open_alone(size_t arena_bytes);
 
-/* Whether UCX can be opened here; says so where not. */
+/* Whether UCX can be opened here; says so where not, and ends the program as failed where EVENSTEP_TEST_REQUIRE names
+ * ucx: `make test` skips nothing that it should have run. */
 bool ranks_have_ucx(void);
 
 /* Says what was wrong, with the rank, on stderr; returns 1. */

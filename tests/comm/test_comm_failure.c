@@ -234,7 +234,7 @@ static void test_a_forked_child_cannot_call_for_its_parent(void **state) {
   ranks_setup setup = two;
   assert_int_equal(ranks_run(&setup, go_on_beside_child, NULL, NULL), 0);
   if (ranks_have_ucx()) {
-    setup.engine = RANKS_UCX;
+    setup.engine = RANKS_NETWORK;
     assert_int_equal(ranks_run(&setup, go_on_beside_child, NULL, NULL), 0);
     setup.engine = RANKS_HOSTS;
     setup.host_of = host_of;

@@ -3,8 +3,7 @@
  *
  *   test_comm_namespaces bench     measures all-reduce over the shaped links instead */
 #include "base/fail.h"
-#include "comm/ranks.h"
-#include "os/clock.h"
+#include "comm/hosts_bench.h"
 
 #include <fcntl.h>
 #include <sched.h>
@@ -20,7 +19,7 @@
 
 #include <cmocka.h>
 
-#define HOSTS 3
+#define HOSTS HOSTS_BENCH_HOSTS
 #define RANKS 5
 
 static const int HOST_OF[] = {0, 0, 1, 1, 2};
@@ -91,6 +90,7 @@ static int run(double timeout_seconds, ranks_body *body, void *argument, int *re
                        .spin = -1,
                        .engine = RANKS_HOSTS,
                        .host_of = HOST_OF,
+                       .lanes = 2,
                        .enter = enter_host};
   return ranks_run(&setup, body, argument, results);
 }
@@ -161,26 +161,27 @@ static void a_cut_link_is_no_hang(void **state) {
 
 /* ---- bench ---- */
 
-static int measure(even_comm *comm, void *argument) {
-  static const size_t sizes[] = {1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 24};
-  static unsigned char data[1 << 24];
-  (void)argument;
-  for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-    RANKS_EXPECT(comm, even_comm_barrier(comm) == EVEN_OK);
-    int times = sizes[i] > 1 << 20 ? 3 : 20;
-    uint64_t began = even_clock_ns();
-    for (int k = 0; k < times; k++) {
-      RANKS_EXPECT(comm, even_comm_all_reduce(comm, data, sizes[i] / 4, EVEN_F32, EVEN_SUM) == EVEN_OK);
+static bool shape(int host, unsigned megabits) {
+  /* What a link lets through at once, and what waits before it: some milliseconds' worth. */
+  unsigned burst = megabits * 125 * 2 > 262144 ? megabits * 125 * 2 : 262144;
+  return command("tc -n even-%d-%d qdisc replace dev eth0 root tbf rate %umbit burst %u latency 100ms", owner, host,
+                 megabits, burst) == 0 &&
+         command("tc -n even-%d-net qdisc replace dev p%d root tbf rate %umbit burst %u latency 100ms", owner, host,
+                 megabits, burst) == 0;
+}
+
+static int bench(void) {
+  int result = 0;
+  (void)printf("all-reduce of fp32, %d ranks on %d hosts (2, 2, 1), medians; the hosts share this machine's cores\n",
+               RANKS, HOSTS);
+  for (int i = 0; i < hosts_bench_count && result == 0; i++) {
+    hosts_bench_links links = hosts_bench_all[i];
+    for (int host = 0; host < HOSTS && result == 0; host++) {
+      result = shape(host, links.speeds[host]) ? 0 : 1;
     }
-    double milliseconds = (double)(even_clock_ns() - began) * 1e-6 / times;
-    if (even_comm_rank(comm) == 0) {
-      /* Into the slowest host, and out of it, go two thirds of the data twice. */
-      (void)printf("%10zu bytes  %9.3f ms  (the slowest link alone: %9.3f ms)\n", sizes[i], milliseconds,
-                   (double)sizes[i] * 4 / 3 * 8 / 200e6 * 1e3);
-      (void)fflush(stdout);
-    }
+    result = result == 0 ? run(600, hosts_bench_measure, &links, NULL) : result;
   }
-  return 0;
+  return result;
 }
 
 int main(int argc, char **argv) {
@@ -196,9 +197,7 @@ int main(int argc, char **argv) {
   if (!make_hosts()) {
     (void)fprintf(stderr, "network namespaces are not tested: they need root, ip and tc, and a kernel that has them\n");
   } else if (argc > 1 && strcmp(argv[1], "bench") == 0) {
-    (void)printf("all-reduce, %d ranks on %d hosts, links of %s, %s, %s\n", RANKS, HOSTS, SPEEDS[0], SPEEDS[1],
-                 SPEEDS[2]);
-    result = run(300, measure, NULL, NULL);
+    result = bench();
   } else {
     result = cmocka_run_group_tests(tests, NULL, NULL);
   }

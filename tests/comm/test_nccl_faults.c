@@ -97,7 +97,7 @@ static void every_call_may_fail(void **state) {
 static void a_context_that_cannot_be_set_is_an_error(void **state) {
   (void)state;
   for (int nth = 1; nth <= 4; nth++) {
-    fake_gpu_fail("cuCtxPushCurrent_v2", nth, 2);
+    fake_gpu_fail_here("cuCtxPushCurrent_v2", nth, 2);
     assert_int_equal(live(NULL), EVEN_ERR_DEVICE);
     fake_gpu_fail(NULL, 0, 0);
   }

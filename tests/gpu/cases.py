@@ -147,6 +147,22 @@ def _train_and_compare(device: str, name: str) -> None:
         assert distance < 1e-9, distance
 
 
+def nvtx_ranges() -> None:
+    """With NVTX's own library, or torch's: ranges are made, and nothing breaks. What a profiler shows of them is for eyes."""
+    os.environ["EVENSTEP_NVTX"] = "1"
+    import evenstep as es
+    from evenstep import ranges
+
+    with es.comm.open() as group:
+        data = torch.ones(1000)
+        group.all_reduce(data)
+    assert ranges._start is not None, "neither NVTX's library nor torch's NVTX can be used"
+    row(nvtx="its library" if ranges._start.__module__ != "torch.cuda.nvtx" else "torch's, phases alone")
+    phases = ranges.Phases()
+    for name in ("data", "forward", None):
+        phases.enter(name)
+
+
 def reference() -> None:
     torch.set_num_threads(1)
     _train("cpu", os.environ["REFERENCE"])
@@ -162,6 +178,15 @@ def train_gpu() -> None:
 
 def train_gpu_pair() -> None:
     _train_and_compare(f"cuda:{own_gpu()}", "gpu_pair")
+
+
+def train_own_nccl_pair() -> None:
+    """Gradients on our NCCL engine during backward; on the host where both ranks have one GPU."""
+    os.environ["EVENSTEP_DEVICE_ENGINE"] = "evenstep"
+    _train_and_compare(f"cuda:{own_gpu()}", "own_nccl_pair")
+    import evenstep as es
+
+    row(engine=type(es.session().steps.syncs[0].engine).__name__)
 
 
 def train_gpu_and_cpu() -> None:
@@ -356,22 +381,103 @@ def late_rank() -> None:
     os._exit(0)
 
 
+def _lose(number: int, words: str) -> None:
+    """Rank 1 gets a signal when rank 0 is in a collective: that one's ends within 5 s, far below the limit, and says whom."""
+    from evenstep import EvenstepError
+
+    own_gpu()
+    join("evenstep", 60.0)
+    processes: list = [None] * RANKS
+    dist.all_gather_object(processes, os.getpid())
+    tensor = torch.ones(1024, device="cuda")
+    dist.all_reduce(tensor)
+    torch.cuda.synchronize()
+    comm = dist.group.WORLD._devices._groups.opened()[0]
+    if RANK == 1:
+        while comm.flight(0)[-1][0] < 2:
+            time.sleep(0.001)
+        os.kill(os.getpid(), number)
+        os._exit(0)  # it was stopped, and let go by rank 0
+    began = time.monotonic()
+    dist.all_reduce(tensor, async_op=True)
+    torch.cuda.synchronize()
+    took = time.monotonic() - began
+    row(ended_after_seconds=round(took, 3))
+    try:
+        dist.all_reduce(tensor)
+    except EvenstepError as error:
+        assert error.status == "EVEN_ERR_PEER_LOST" and error.rank == 1 and words in str(error), error
+        assert "in call 2 (all_reduce of 1024 F32 elements with SUM)" in str(error), error
+    else:
+        raise AssertionError("no error after the loss of a rank")
+    assert took < 5, took
+    if number == signal.SIGSTOP:
+        os.kill(processes[1], signal.SIGCONT)
+    os._exit(0)
+
+
 def dead_rank() -> None:
-    """A rank that is killed inside training: the other's collective ends within the limit."""
+    _lose(signal.SIGKILL, "died or came to its end")
+
+
+def stopped_rank() -> None:
+    _lose(signal.SIGSTOP, "was stopped")
+
+
+def different_calls() -> None:
+    """Ranks in different collectives are told so, with both sides, instead of hanging."""
+    from evenstep import EvenstepError
+
     own_gpu()
     join("evenstep", 60.0)
     tensor = torch.ones(1024, device="cuda")
     dist.all_reduce(tensor)
     torch.cuda.synchronize()
-    dist.group.WORLD._devices._set_default_timeout(timedelta(seconds=3))
-    if RANK == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
     began = time.monotonic()
-    dist.all_reduce(tensor, async_op=True)
-    torch.cuda.synchronize()
-    row(ended_after_seconds=round(time.monotonic() - began, 2))
-    assert time.monotonic() - began < 12
+    try:
+        work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX if RANK else dist.ReduceOp.SUM, async_op=True)
+        torch.cuda.synchronize()
+        while work.exception() is None and time.monotonic() - began < 30:
+            time.sleep(0.001)
+        work.wait()
+    except EvenstepError as error:
+        assert error.status == "EVEN_ERR_MISMATCH" and "with MAX at " in str(error) and "with SUM at " in str(error), (
+            error
+        )
+    else:
+        raise AssertionError("no error though the ranks differ")
+    row(told_after_seconds=round(time.monotonic() - began, 3))
     os._exit(0)
+
+
+def calls_on_the_timeline() -> None:
+    """The GPU's own times are in the records: a call is as long as events around it say, and lies where it was."""
+    from evenstep import _core
+
+    segment = _core.telemetry_segment(1, 1 << 12)
+    reader = _core.TelemetryReader(segment)
+    reader.want_calls(True)
+    at = Direct()
+    at.comm.record(_core.Telemetry(segment, 0), "check")
+    data = torch.ones(16 << 20, device="cuda")
+    before, behind = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    for _ in range(3):
+        began = _core.clock_ns()
+        before.record()
+        at.comm.all_reduce(
+            data.data_ptr(), data.data_ptr(), data.numel(), _core.DTYPE_F32, _core.OP_MAX, None, at.stream
+        )
+        behind.record()
+        torch.cuda.synchronize()
+        ended = _core.clock_ns()
+        while at.comm.flight(RANK)[-1][3] != "done":
+            at.comm.poll()
+        call = next(record for record in reader.drain()[0] if record[0] == "call")
+        start, duration = call[12], call[13]
+        row(recorded_us=round(duration / 1e3, 1), by_torch_us=round(before.elapsed_time(behind) * 1e3, 1))
+        assert began - 2_000_000 <= start and start + duration <= ended + 2_000_000, (began, start, duration, ended)
+        assert duration <= before.elapsed_time(behind) * 1e6 + 50_000, (duration, before.elapsed_time(behind))
+    at.comm.close()
 
 
 def hybrid_gpu_and_cpu() -> None:

@@ -243,6 +243,33 @@ static void a_run_that_trains_is_well_formed(void **unused) {
   even_state_close(state);
 }
 
+static void calls_of_groups_are_counters(void **unused) {
+  (void)unused;
+  even_state *state = open_state("run", "cpu:0", 6);
+  const even_call_totals first = {.collectives = 10, .bytes = 1000, .bus_bytes = 1500, .ns = 100, .wait_ns = 50};
+  const even_call_totals later = {.collectives = 30,
+                                  .bytes = 5000000,
+                                  .bus_bytes = 7500000,
+                                  .ns = 3000000000,
+                                  .wait_ns = 1000000000,
+                                  .messages = 3,
+                                  .message_bytes = 99};
+  even_state_calls_seen(state, 1, 2000000000, &first);
+  even_state_calls_seen(state, 1, 4000000000, &later);
+  exposition *all = read_metrics(state, 4000000000);
+#define OF_RANK(name) value_of(all, "evenstep_rank_" name "_total{rank=\"1\",device=\"cpu:0\"}")
+  assert_float_equal(OF_RANK("collectives"), 30, 0);
+  assert_float_equal(OF_RANK("collective_bytes"), 5000000, 0);
+  assert_float_equal(OF_RANK("collective_bus_bytes"), 7500000, 0);
+  assert_float_equal(OF_RANK("collective_seconds"), 3, 0);
+  assert_float_equal(OF_RANK("collective_wait_seconds"), 1, 0);
+  assert_float_equal(OF_RANK("messages"), 3, 0);
+  assert_float_equal(OF_RANK("message_bytes"), 99, 0);
+#undef OF_RANK
+  free(all);
+  even_state_close(state);
+}
+
 /* Nothing is measured: what is not known is left out, not said as NaN. */
 static void a_run_that_only_starts_is_well_formed(void **unused) {
   (void)unused;
@@ -269,6 +296,7 @@ static void labels_are_escaped(void **unused) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_run_that_trains_is_well_formed),
+      cmocka_unit_test(calls_of_groups_are_counters),
       cmocka_unit_test(a_run_that_only_starts_is_well_formed),
       cmocka_unit_test(labels_are_escaped),
   };

@@ -352,6 +352,70 @@ static void the_view_obeys_width_and_colour(void **unused) {
   even_state_close(state);
 }
 
+static void look_at_calls(even_state *state, uint64_t at_ns, uint64_t collectives, uint64_t bytes) {
+  const even_call_totals totals = {.collectives = collectives,
+                                   .bytes = bytes,
+                                   .bus_bytes = bytes + bytes / 2,
+                                   .ns = collectives * 10000000,
+                                   .wait_ns = collectives * 4000000};
+  even_state_calls_seen(state, 1, at_ns, &totals);
+}
+
+static void calls_of_the_last_second_are_measured(void **unused) {
+  (void)unused;
+  even_state *state = open_state(2);
+  even_measure measure;
+  even_text text = EVEN_TEXT_EMPTY;
+  look_at_calls(state, after(10), 0, 0);
+  even_state_measure(state, after(10), &measure);
+  assert_true(isnan(measure.rank[1].collective_bytes_per_second) && isnan(measure.rank[0].bus_bandwidth));
+  look_at_calls(state, after(20), 50, 30000000); /* 1 s later: 0.5 s inside, 0.2 s of it waiting */
+  even_state_measure(state, after(20), &measure);
+  assert_float_equal(measure.rank[1].collectives_per_second, 50, 1e-9);
+  assert_float_equal(measure.rank[1].collective_bytes_per_second, 30e6, 1e-3);
+  assert_float_equal(measure.rank[1].collective_fraction, 0.5, 1e-9);
+  assert_float_equal(measure.rank[1].bus_bandwidth, 150e6, 1);
+  make_step(state, 0);
+  even_view_draw(state, after(20), 200, false, &text);
+  assert_non_null(strstr(even_text_string(&text), "comm 30 MB/s, bus 150 MB/s"));
+  look_at_calls(state, after(30), 50, 30000000); /* nothing since */
+  even_state_measure(state, after(30), &measure);
+  assert_true(isnan(measure.rank[1].bus_bandwidth));
+  even_text_free(&text);
+  even_state_close(state);
+}
+
+static void tell_stall(even_state *state, uint64_t at_ns) {
+  even_state_event event = {.rank = 1, .at_ns = at_ns, .event = EVEN_EVENT_STALL};
+  (void)snprintf(event.words, sizeof event.words, "rank 1 has waited 60 s for rank 0");
+  assert_true(even_state_event_add(state, &event));
+}
+
+static void a_stall_is_shown_as_long_as_it_lasts(void **unused) {
+  (void)unused;
+  even_state *state = open_state(2);
+  even_text text = EVEN_TEXT_EMPTY;
+  look_at_calls(state, after(1), 7, 100);
+  assert_false(even_state_stalls(state));
+  tell_stall(state, after(2));
+  look_at_calls(state, after(3), 8, 100); /* from before it */
+  assert_true(even_state_stalls(state));
+  even_view_draw(state, after(4), 80, false, &text);
+  assert_non_null(strstr(even_text_string(&text), "a collective stands still: rank 1 has waited 60 s for rank 0"));
+  look_at_calls(state, after(5), 8, 100);
+  assert_true(even_state_stalls(state));
+  look_at_calls(state, after(6), 9, 100);
+  assert_false(even_state_stalls(state));
+  tell_stall(state, after(7) + 1);
+  assert_true(even_state_stalls(state));
+  make_step(state, 6); /* ends at after(7) */
+  assert_true(even_state_stalls(state));
+  make_step(state, 7);
+  assert_false(even_state_stalls(state));
+  even_text_free(&text);
+  even_state_close(state);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(the_window_measures),
@@ -363,6 +427,8 @@ int main(void) {
       cmocka_unit_test(a_given_loss_stands_in_the_course),
       cmocka_unit_test(the_first_given_loss_changes_the_old_points),
       cmocka_unit_test(damage_does_not_ruin_the_course),
+      cmocka_unit_test(calls_of_the_last_second_are_measured),
+      cmocka_unit_test(a_stall_is_shown_as_long_as_it_lasts),
       cmocka_unit_test(outputs_hold_for_no_steps_and_many_ranks),
       cmocka_unit_test(the_view_obeys_width_and_colour),
   };

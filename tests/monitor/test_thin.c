@@ -44,7 +44,9 @@ static void begin(written *made, int64_t most_rows) {
   made->steps = 0;
   (void)snprintf(made->folder, sizeof made->folder, "/tmp/evenstep-test-XXXXXX");
   assert_non_null(mkdtemp(made->folder));
-  assert_int_equal(even_database_create(path_of(made), most_rows, &made->database), EVEN_OK);
+  assert_int_equal(
+      even_database_create(path_of(made), &(even_database_limits){.step_rows = most_rows, .ranks = 1}, &made->database),
+      EVEN_OK);
   assert_int_equal(even_database_meta(made->database, "format", "evenstep-run-1"), EVEN_OK);
   assert_int_equal(even_database_meta(made->database, "ranks", "2"), EVEN_OK);
   assert_int_equal(even_database_meta(made->database, "started_ns", "1000000000"), EVEN_OK);

@@ -80,6 +80,39 @@ static void what_compression_saves_is_told(void **state) {
   json_decref(data);
 }
 
+/* Until it is over, or the job is started again. */
+static void what_limits_shares_is_told(void **state) {
+  monitored *made = *state;
+  monitored_start(made);
+  monitored_steps(made, 20, 13);
+  feed_event(&made->ranks, 0, EVEN_EVENT_MEMORY, 1, "memory holds 20 of 26 samples on rank 1");
+  feed_event(&made->ranks, 0, EVEN_EVENT_LEFT_OUT, 1, "rank 1 has no samples: 20 ms a step instead of 61");
+  monitored_steps(made, 20, 8);
+  assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
+  report_says(made, "  memory holds 20 of 26 samples on rank 1\n", true);
+  report_says(made, "  rank 1 has no samples: 20 ms a step instead of 61\n", true);
+  json_t *data = monitored_page(made);
+  json_t *events = json_object_get(json_object_get(data, "events"), "events");
+  expect_event(events, "memory", 0, 0, 20, 1, "memory holds 20 of 26 samples on rank 1");
+  expect_event(events, "left_out", 0, 0, 20, 1, "rank 1 has no samples: 20 ms a step instead of 61");
+  json_decref(data);
+}
+
+static void what_limited_shares_before_is_not(void **state) {
+  monitored *made = *state;
+  monitored_start(made);
+  monitored_steps(made, 20, 13);
+  feed_event(&made->ranks, 0, EVEN_EVENT_MEMORY, 1, "memory holds 20 of 26 samples on rank 1");
+  feed_event(&made->ranks, 0, EVEN_EVENT_LEFT_OUT, 1, "rank 1 has no samples: 20 ms a step instead of 61");
+  monitored_steps(made, 20, 8);
+  feed_event(&made->ranks, 0, EVEN_EVENT_LEFT_OUT, 0, "rank 1 has samples again");
+  even_monitor_attempt(made->monitor, 1);
+  monitored_steps(made, 20, 13);
+  assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
+  report_says(made, "memory holds", false);
+  report_says(made, "rank 1 has", false);
+}
+
 static void balanced_shares_that_won_again_too(void **state) {
   monitored *made = *state;
   monitored_start(made);
@@ -283,6 +316,8 @@ int main(void) {
       TEST(equal_shares_that_won_are_told_everywhere),
       TEST(balanced_shares_that_won_again_too),
       TEST(what_compression_saves_is_told),
+      TEST(what_limits_shares_is_told),
+      TEST(what_limited_shares_before_is_not),
       TEST(a_restart_forgets_that_equal_shares_won),
       TEST(who_joins_is_named),
       TEST(a_wait_for_peers_is_no_communication),

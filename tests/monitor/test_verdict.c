@@ -61,7 +61,7 @@ static void equal_shares_on_unequal_ranks(void **state) {
   expect(&measure, EVEN_VERDICT_IMBALANCE,
          "equal shares: rank 0 (cpu:0) waits 76% of each step for rank 1 (cpu:1), stopped by its CPU quota 75% of the "
          "time",
-         "use --policy hybrid: up to 2.6 times as fast");
+         "use --policy auto: up to 2.6 times as fast");
 }
 
 static void shares_that_fit(void **state) {
@@ -102,7 +102,7 @@ static void headroom_is_no_fault(void **state) {
   measure = situation("hybrid", 1, 20, 0.78, 80, 0.98); /* the other way round in rank order */
   expect(&measure, EVEN_VERDICT_BALANCED, "its share of 20 in 100 fits", "");
   measure = situation("proportional", 1, 80, 0.98, 20, 0.78); /* gives no headroom */
-  expect(&measure, EVEN_VERDICT_IMBALANCE, "the shares do not fit", "use --policy hybrid");
+  expect(&measure, EVEN_VERDICT_IMBALANCE, "the shares do not fit", "use --policy auto");
   measure = situation("hybrid", 1, 80, 0.78, 20, 0.98); /* it is the fast rank that waits */
   expect(&measure, EVEN_VERDICT_IMBALANCE, "the shares do not fit", "change faster");
   measure = situation("hybrid", 1, 80, 0.98, 20, 0.6); /* more than headroom */

@@ -12,7 +12,7 @@
 
 #include "support/fault.h"
 
-enum { PATIENCE_MS = 60000 };
+enum { PATIENCE_MS = 150000 };
 
 static int teardown(void **state) {
   (void)state;

@@ -41,7 +41,7 @@ class OneProcess:
     """What es.checkpoint needs of a session."""
 
     rank, world_size, epoch, telemetry = 0, 1, 0, _core.Telemetry(-1, 0)
-    in_job = True
+    in_job, name = True, ""
 
     def __init__(self, **objects: Any) -> None:
         self.steps = self
@@ -84,7 +84,7 @@ def empty_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, session: Any) -> Any:
-    monkeypatch.setattr(ck, "_session", lambda: session)
+    monkeypatch.setattr(ck, "_session", lambda call: session)
     return session
 
 

@@ -50,7 +50,8 @@ class Reference:
         self.number = float(number or 0)
         self.left = [torch.zeros(()) for _ in range(RANKS)]
 
-    def total(self, flats: list[torch.Tensor]) -> torch.Tensor:
+    def total(self, flats: list[torch.Tensor], places: torch.Tensor) -> torch.Tensor:
+        """`places`: where what is encoded together lies, in the bucket's order; the rest has no gradient."""
         if self.name in ("fp16", "bf16"):
             short = torch.float16 if self.name == "fp16" else torch.bfloat16
             total = flats[0].to(short).float()
@@ -61,8 +62,8 @@ class Reference:
             raise AssertionError("by parameter: see adasum_of")
         total = torch.zeros_like(flats[0])
         for rank, flat in enumerate(flats):
-            values = flat + self.left[rank]
-            sent = self.top(values) if self.name == "topk" else self.signs(values)
+            values, sent = flat + self.left[rank], torch.zeros_like(flat)
+            sent[places] = self.top(values[places]) if self.name == "topk" else self.signs(values[places])
             self.left[rank] = values - sent
             total = total + sent
         return total
@@ -115,7 +116,7 @@ def steps_against_reference(name: str, engine: str | None, build: Any = mlp, ste
             worst = max(worst, float(((got - wanted).abs() / bound.clamp(min=1e-30)).max()))
             alike = alike and not torch.equal(got, wanted)  # it is rounded
         else:
-            wanted = reference.total(flats)
+            wanted = reference.total(flats, places_of(model, parameters))
         if name != "int8":
             worst = max(worst, float((got - wanted).abs().max() / wanted.abs().max()))
         alike = alike and all(torch.equal(row, got) for row in gathered(got))
@@ -125,8 +126,62 @@ def steps_against_reference(name: str, engine: str | None, build: Any = mlp, ste
     return {"worst": worst, "alike": alike, "absent": absent}
 
 
+def places_of(model: nn.Module, parameters: list[nn.Parameter]) -> torch.Tensor:
+    """Where the gradients lie that the engine has in one bucket, in its order; what nobody has is in one of its own."""
+    engine = next(s for s in es.session().steps.syncs if s.model is model).engine
+    order = list(reversed(range(len(parameters))))
+    numbers = flat_of([torch.full_like(p, float(i)) for i, p in enumerate(parameters)], parameters)
+    chosen = getattr(engine, "order", None)
+    return torch.cat([(numbers == index).nonzero()[:, 0] for index in (chosen[0] if chosen else order)])
+
+
 def gathered(row: torch.Tensor) -> list[torch.Tensor]:
     return list(es.gather(row[None], batch=False))
+
+
+def several_buckets() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 64), nn.Tanh(), nn.Linear(64, 96), nn.Tanh(), nn.Linear(96, 3))
+
+
+class Narrow(nn.Module):
+    """bf16 in the middle, and a parameter that is not always used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 64)
+        self.middle = nn.Linear(64, 64, dtype=torch.bfloat16)
+        self.last = nn.Linear(64, 3)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        h = torch.tanh(self.first(x))
+        return self.last(self.middle(h.bfloat16()).float() if self.calls % 3 else h)
+
+
+def engine_in_c_as_torch(name: str, build: Any = several_buckets, steps: int = 8) -> dict[str, Any]:
+    """Both, in turns, on models that begin alike: the same bits in p.grad, and a leftover that grows."""
+    runs = []
+    for engine in (None, "torch"):
+        model, optimizer, loader = prepared(build, steps, engine=engine, compression=name, bucket_cap_mb=0.01)
+        runs.append((model, optimizer, iter(loader)))
+    same = alike = True
+    for _ in range(steps):
+        flats = []
+        for model, _, batches in runs:
+            x, y = next(batches)
+            (model(x) - y).square().mean().backward()
+            flats.append(torch.cat([p.grad.float().reshape(-1) for p in model.parameters() if p.grad is not None]))
+        for _, optimizer, _ in runs:  # after both: the number of the step is in int8's seed
+            optimizer.step()
+            optimizer.zero_grad()
+        same = same and torch.equal(*flats)
+        alike = alike and all(torch.equal(row, flats[0]) for row in gathered(flats[0]))
+    syncs = [next(s for s in es.session().steps.syncs if s.model is model) for model, _, _ in runs]
+    states = [sync.engine.feedback_state() for sync in syncs]
+    kept = states[0].keys() == states[1].keys() and all(torch.equal(states[0][n], states[1][n]) for n in states[0])
+    kinds = [type(sync.engine).__name__ for sync in syncs]
+    return {"same": same, "alike": alike, "kept": kept, "left": sorted(states[0]), "kinds": kinds}
 
 
 def training(name: str | None, engine: str | None = None, no_sync: bool = False, **more: Any) -> dict[str, Any]:
@@ -147,10 +202,44 @@ def training(name: str | None, engine: str | None = None, no_sync: bool = False,
     return {"loss": loss, "alike": all(torch.equal(row, values) for row in gathered(values)), "values": values}
 
 
-def going_back(name: str, engine: str | None = None) -> dict[str, Any]:
+class Backwards(nn.Module):
+    """Layers stand in another order than they are used in, and one is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.never, self.first = nn.Linear(64, 3), nn.Linear(64, 64), nn.Linear(6, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(self.first(x)))
+
+
+def most_on_rank_0(number: int, batch: int) -> list[int]:
+    return [batch - RANKS + 1, *[1] * (RANKS - 1)]
+
+
+def going_on(path: str | None) -> dict[str, Any]:
+    """Writes a checkpoint in the middle; or, from one, makes the second half in another process."""
+    # In the model's order `first.bias` has a bucket of its own, in that of the gradients it shares one with `last`.
+    options = {"compression": "onebit", "shares": most_on_rank_0, "bucket_cap_mb": 0.0015}
+    model, optimizer, loader = prepared(Backwards, 30, **options)
+    if path is not None:
+        es.load_checkpoint(path)
+    for x, y in loader:
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if es.step() == 9 and path is None:
+            path = str(es.checkpoint("going_on"))
+        if es.step() == 15:
+            break
+    sync = es.session().steps.syncs[0]
+    return {"path": path, "end": vector(model).tolist(), "order": sync.engine.order, "step": es.step()}
+
+
+def going_back(name: str, engine: str | None = None, build: Any = mlp) -> dict[str, Any]:
     """Goes on for some steps after a checkpoint, goes back to it, and makes them again."""
-    options = {"engine": engine, "compression": name, "shares": lambda number, batch: [batch - 1, 1]}
-    model, optimizer, loader = prepared(mlp, 40, **options)
+    options = {"engine": engine, "compression": name, "shares": most_on_rank_0, "bucket_cap_mb": 0.0008}
+    model, optimizer, loader = prepared(build, 40, **options)
     first, path, ends = es.step(), None, []
 
     def some(until: int) -> None:
@@ -169,10 +258,31 @@ def going_back(name: str, engine: str | None = None) -> dict[str, Any]:
     facts = es.load_checkpoint(path)
     assert facts["step"] == first + 15 == es.step()
     some(first + 21)
-    return {"same": torch.equal(*ends), "moved": float(ends[0].norm())}
+    sync = next(s for s in es.session().steps.syncs if s.model is model)
+    order = getattr(sync.engine, "order", None)
+    return {"same": torch.equal(*ends), "moved": float(ends[0].norm()), "order": order}
+
+
+def by_parts() -> None:
+    for name in ("topk:0.1", "onebit", "int8"):
+        tell(f"equal {name}", engine_in_c_as_torch(name))
+        tell(f"equal {name} narrow", engine_in_c_as_torch(name, Narrow))
+    tell("train none None", training(None))
+    for name in ("onebit", "int8"):
+        tell(f"train {name} None", training(name))
+    tell("back topk:0.1", going_back("topk:0.1"))
+    tell("back onebit order", going_back("onebit", build=Backwards))
 
 
 def main() -> None:
+    if sys.argv[1:] == ["parts"]:
+        by_parts()
+        return
+    if sys.argv[1:2] == ["on"]:
+        tell("on", going_on(sys.argv[2] if len(sys.argv) > 2 else None))
+        return
+    for name in ("topk:0.1", "onebit", "int8"):
+        tell(f"equal {name}", engine_in_c_as_torch(name))
     for engine in (None, "torch"):
         for name in ("fp16", "bf16", "topk:0.1", "onebit", "int8", "adasum"):
             tell(f"step {name} {engine}", steps_against_reference(name, engine))

@@ -3,32 +3,21 @@ CUDA's place (fake_streams.py) over a made-up NCCL that moves real bytes between
 
 from __future__ import annotations
 
+import os
+import pathlib
+import signal
 import sys
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from fake_streams import FakeStreams
+from fake_streams import FakeStreams, stand_in
 
 import evenstep
-from evenstep import _core, backend, backend_exchange, backend_messages, backend_tensors
-from evenstep.backend_device import DeviceCollectives
-from evenstep.device_groups import DeviceGroups
-
-
-def stand_in(group: Any, timeout_seconds: float = 60.0) -> FakeStreams:
-    """Makes a group send all its tensors to the device collectives, as if they were CUDA's."""
-    for module in (backend, backend_exchange, backend_messages, backend_tensors):
-        module.is_ours = lambda tensor: False
-    streams = FakeStreams(group.rank())
-    store = dist.PrefixStore(f"stand-in/{group.group_name}/", group._store)
-    groups = DeviceGroups(store, group.rank(), group.size(), timeout_seconds, streams.identity)
-    group._at_once = lambda tensors, options: False
-    devices = DeviceCollectives(groups, timedelta(seconds=timeout_seconds), streams)
-    group._devices = group._beneath["cpu"] = devices
-    return streams
+from evenstep import _core
 
 
 def same(got: torch.Tensor, want: Any) -> None:
@@ -187,22 +176,96 @@ def trains(rank: int) -> None:
         assert torch.allclose(parameter.grad, gradient, atol=1e-6), (parameter.grad, gradient)
 
 
+def refused(call: Callable[[], Any], status: str, *words: str) -> evenstep.EvenstepError:
+    try:
+        call()
+    except evenstep.EvenstepError as error:
+        assert error.status == status and all(word in str(error) for word in words), (error, words)
+        return error
+    raise AssertionError(f"no {status}")
+
+
 def fails(rank: int, streams: FakeStreams) -> None:
     """Rank 1 never comes to the second call: rank 0's is aborted at the time limit, and says so from then on."""
     tensor = torch.ones(4)
     dist.all_reduce(tensor)
     streams.finish()
     if rank == 0:
+        dist.group.WORLD._devices._set_default_timeout(timedelta(seconds=0.2))
         work = dist.all_reduce(tensor, async_op=True)
-        streams.finish()  # the watch's abort lets the stream go on
+        streams.finish()  # the abort lets the stream go on
         for call in (work.wait, lambda: dist.all_reduce(tensor)):
-            try:
-                call()
-            except evenstep.EvenstepError as error:
-                assert error.status == "EVEN_ERR_TIMEOUT" and "all_reduce on the GPU was not done" in str(error), error
-            else:
-                raise AssertionError("no error after a time-out")
+            words = "Timed out: all_reduce of 4 F32 elements with SUM on cuda:0", "rank 1 did not come"
+            refused(call, "EVEN_ERR_TIMEOUT", *words)
         assert not work.is_success() and work.exception() is not None
+
+
+def loses(rank: int, streams: FakeStreams) -> None:
+    """Rank 1 dies inside the second call: the others are told so at once, whatever they do."""
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor)
+    streams.finish()
+    if rank == 1:
+        streams.library.fake_gpu_hang(True)
+        dist.all_reduce(tensor, async_op=True)
+        comm = dist.group.WORLD._devices._groups.opened()[0]
+        while not all(comm.flight(other)[-1][0] == 2 for other in (0, 2)):
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGKILL)
+    work = dist.all_reduce(tensor, async_op=True)  # the line that the error names
+    streams.finish()
+    for call in (work.wait, lambda: dist.all_reduce(tensor)):
+        error = refused(call, "EVEN_ERR_PEER_LOST", "rank 1 (process ", "died or came to its end", "device_cases.py:")
+        assert error.rank == 1 and "in call 2 (all_reduce of 4 F32 elements with SUM)" in str(error), error
+
+
+def never_meets(rank: int) -> None:
+    """Rank 1 dies before its first call on a GPU: the others do not wait for it until the time limit."""
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    tensor = torch.ones(4)
+    words = "rank 1 (process ", "died or came to its end before it opened the group stand-in"
+    error = refused(lambda: dist.all_reduce(tensor), "EVEN_ERR_PEER_LOST", *words)
+    assert error.rank == 1, error
+    done = pathlib.Path("rank-2-has-ended")
+    if rank == 2:
+        done.touch()
+    while rank == 0 and not done.exists():  # the store is this rank's
+        time.sleep(0.01)
+
+
+def differs(rank: int, streams: FakeStreams) -> None:
+    """Ranks in different calls: both sides are named, with their places in this file."""
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor)
+    streams.finish()
+
+    def call() -> None:
+        work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX if rank else dist.ReduceOp.SUM, async_op=True)
+        streams.finish()
+        while work.exception() is None:
+            time.sleep(0.001)
+        work.wait()
+
+    words = "with MAX at ", "with SUM at ", "device_cases.py:", "(call 2 of the communicator)"
+    refused(call, "EVEN_ERR_MISMATCH", *words)
+
+
+def recorded(rank: int, streams: FakeStreams) -> None:
+    """The record and the timeline have what ran on the GPU."""
+    tensors = [torch.ones(3), torch.ones(5)]  # kept: no allocator of a GPU's knows that they are in use
+    for tensor in tensors:
+        dist.all_reduce(tensor)
+    streams.finish()
+    comm = dist.group.WORLD._devices._groups.opened()[0]
+    while comm.flight(rank)[-1][3] != "done":
+        comm.poll()
+    calls = comm.flight(1 - rank)
+    assert [call[:2] for call in calls[:2]] == [
+        (1, "all_reduce of 3 F32 elements with SUM"),
+        (2, "all_reduce of 5 F32 elements with SUM"),
+    ], calls
+    assert all("device_cases.py" in call[2] and "in recorded" in call[2] for call in calls), calls
 
 
 def main() -> None:
@@ -211,9 +274,13 @@ def main() -> None:
     group = dist.group.WORLD
     rank, ranks = dist.get_rank(), dist.get_world_size()
     barrier = group._comm.barrier
-    streams = stand_in(group, 0.5 if case == "fails" else 10.0)
-    if case == "fails":
-        fails(rank, streams)
+    streams = stand_in(group)
+    others = {"fails": fails, "loses": loses, "differs": differs, "recorded": recorded}
+    if case == "never_meets":
+        never_meets(rank)
+        os._exit(0)
+    if case in others:
+        others[case](rank, streams)
     else:
         moves(rank, ranks, streams)
         if case == "all":
@@ -221,6 +288,8 @@ def main() -> None:
             streams_in_order(rank, streams)
             streams.careful = True
             trains(rank)
+    if case == "loses":  # nobody can meet any more
+        os._exit(0)
     barrier()
     assert streams.violation() == "", streams.violation()
     dist.destroy_process_group()

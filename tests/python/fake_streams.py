@@ -14,8 +14,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.futures import Future
 
+from evenstep import backend, backend_exchange, backend_messages, backend_tensors
+from evenstep.backend_device import DeviceCollectives
+from evenstep.device_groups import DeviceGroups
 from evenstep.device_streams import CudaStreams
 
 TREE = pathlib.Path(__file__).resolve().parents[2]
@@ -110,6 +114,10 @@ class FakeStreams(CudaStreams):
     def keep(self, tensor: torch.Tensor, stream: Any) -> None:
         self.log.append(f"kept for {stream.name}")
 
+    def let_go(self, stream: Any) -> None:
+        if self.careful:
+            self.settle(stream.cuda_stream)
+
     def settle(self, stream: int) -> None:
         self.library.fake_gpu_wait(stream, 0)
 
@@ -120,3 +128,18 @@ class FakeStreams(CudaStreams):
 
     def violation(self) -> str:
         return self.library.fake_gpu_violation().decode()
+
+
+def stand_in(group: Any, timeout_seconds: float = 60.0) -> FakeStreams:
+    """Makes a group send all its tensors to the device collectives, as if they were CUDA's."""
+    for module in (backend, backend_exchange, backend_messages, backend_tensors):
+        module.is_ours = lambda tensor: False
+    streams = FakeStreams(group.rank())
+    store = dist.PrefixStore(f"stand-in/{group.group_name}/", group._store)
+    groups = DeviceGroups(
+        store, group.rank(), group.size(), timeout_seconds, streams.identity, beside=group._comm, name="stand-in"
+    )
+    group._at_once = lambda tensors, options: False
+    devices = DeviceCollectives(groups, streams)
+    group._devices = group._beneath["cpu"] = devices
+    return streams

@@ -229,7 +229,7 @@ def kept_batches(prepared: Prepared) -> list[nn.Module]:
 class Moving:
     """A balancer with other shares after every observation."""
 
-    on_equal = (False, 0.0, 0.0)
+    choice = ("hybrid", 0.0, 0.0)
 
     def __init__(self, ranks: int) -> None:
         self.observed, self.schedule = 0, share_schedule(ranks, 3)

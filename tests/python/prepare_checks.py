@@ -301,7 +301,7 @@ def check_buffers() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     parts = {1: [6], 2: [4, 2], 3: [4, 2, 0]}[RANKS]
     loader = DataLoader(Numbers(12), batch_size=6)
-    model, optimizer, loader = es.prepare(model, optimizer, loader, shares=lambda n, b: parts)
+    model, optimizer, loader = es.prepare(model, optimizer, loader, shares=lambda n, b: parts, batch_norm="local")
     for x, _ in loader:
         model(x.double()).square().mean().backward()
         optimizer.step()
@@ -324,7 +324,8 @@ def check_batchnorm_with_few_samples() -> None:
     # one sample a rank would be too few for a variance, where one device has enough
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model, optimizer, loader = es.prepare(model, optimizer, DataLoader(Numbers(2 * RANKS), batch_size=RANKS + 1))
+    loader = DataLoader(Numbers(2 * RANKS), batch_size=RANKS + 1)
+    model, optimizer, loader = es.prepare(model, optimizer, loader, batch_norm="local")
     for x, _ in loader:
         plan = es.session().latest
         assert sum(plan.shares) == plan.total

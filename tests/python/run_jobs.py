@@ -38,7 +38,7 @@ class Job:
         )
         self.seen = b""
 
-    def wait_for(self, pattern: str, times: int = 1, timeout: float = 30) -> list[str]:
+    def wait_for(self, pattern: str, times: int = 1, timeout: float = 150) -> list[str]:
         """Reads on until the pattern was printed so often; its first groups."""
         assert self.process.stdout is not None
         deadline = time.monotonic() + timeout
@@ -51,7 +51,7 @@ class Job:
             self.seen += chunk
         return [each.decode() for each in found]
 
-    def finish(self, timeout: float = 30) -> tuple[int, str]:
+    def finish(self, timeout: float = 150) -> tuple[int, str]:
         """Waits for the end; everybody that holds the output must be gone, or this does not return."""
         rest, _ = self.process.communicate(timeout=timeout)
         self.seen += rest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -37,10 +38,32 @@ def environment(fake: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize(("case", "ranks"), [("all", 2), ("moves", 3), ("fails", 2)])
+@pytest.mark.parametrize(("case", "ranks"), [("all", 2), ("moves", 3), ("fails", 2), ("differs", 2)])
 def test_collectives(run_ranks: Callable[..., Any], fake: Path, case: str, ranks: int) -> None:
     run_ranks(CASES, ranks, args=(case,), env=environment(fake), timeout=120)
     assert not list(fake.parent.glob("fake-nccl-*")), "a group's file is left: a communicator was not closed"
+
+
+@pytest.mark.parametrize("case", ["loses", "never_meets"])
+def test_a_killed_rank_is_named(run_ranks: Callable[..., Any], fake: Path, case: str) -> None:
+    ranks = run_ranks(CASES, 3, args=(case,), env=environment(fake), check=False, timeout=120)
+    assert [rank.returncode for rank in ranks] == [0, -9, 0], [rank.stderr for rank in ranks]
+    for left in fake.parent.glob("fake-nccl-*"):  # the dead could not
+        left.unlink()
+
+
+def test_the_timeline_has_gpu_calls(run_ranks: Callable[..., Any], fake: Path, tmp_path: Path) -> None:
+    variables = {**environment(fake), "EVENSTEP_TIMELINE": str(tmp_path / "line.json")}
+    run_ranks(CASES, 2, args=("recorded",), env=variables, timeout=120)
+    for rank in range(2):
+        text = (tmp_path / f"line.rank-{rank}.json").read_text().rstrip().rstrip(",").removesuffix("]")
+        events = json.loads(f"{text}]")
+        calls = [
+            e for e in events if e["ph"] == "X" and e["name"] == "all_reduce" and e["args"].get("bytes") in (12, 20)
+        ]
+        assert sorted(e["args"]["bytes"] for e in calls) == [12, 20], events
+        names = [e["args"]["name"] for e in events if e["ph"] == "M" and e["tid"] == calls[0]["tid"]]
+        assert names == [f"calls on cuda:{rank}"], names
 
 
 def test_without_nccl() -> None:
@@ -82,4 +105,4 @@ def test_alone(fake: Path) -> None:
     import textwrap
 
     words = [sys.executable, "-c", textwrap.dedent(script)]
-    subprocess.run(words, check=True, env={**os.environ, **environment(fake)}, timeout=60)
+    subprocess.run(words, check=True, env={**os.environ, **environment(fake)}, timeout=150)

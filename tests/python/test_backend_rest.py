@@ -30,8 +30,10 @@ GROUPS = """
 def test_it_says_how_it_moves_data(run_ranks: Callable[..., Any], asked: str, speak: list[int]) -> None:
     results = run_ranks(GROUPS, 2, env={"EVENSTEP_COMM_DEBUG": asked})
     for rank, result in enumerate(results):
-        said = [line for line in result.stderr.splitlines() if line.startswith("evenstep: comm: ")]
+        said = [line for line in result.stderr.splitlines() if line.startswith("evenstep: comm: group ")]
         assert len(said) == (2 if rank in speak else 0), result.stderr
+        where = "evenstep: comm: costs are not kept: EVENSTEP_COMM_COSTS=off\n"  # said by the rank that would keep them
+        assert (where in result.stderr) == (rank == 0 and bool(speak)), result.stderr
         for line, when in zip(said, ("at its opening", "at its end")):
             assert f"rank {rank}, {when}: shared memory, 2 ranks, " in line
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import evenstep as es
 from evenstep import _core
+from evenstep.shares import Shares
 
 
 def tables(max_ranks, max_points=5):
@@ -74,7 +75,7 @@ def test_caps_hold(some_tables, batch, data):
 @settings(max_examples=50, deadline=None)
 @given(
     st.lists(st.floats(0.05, 20.0), min_size=2, max_size=6),
-    st.sampled_from(["equal", "proportional", "dynamic", "hybrid"]),
+    st.sampled_from(["auto", "equal", "proportional", "dynamic", "hybrid"]),
     st.integers(1, 200),
     st.randoms(use_true_random=False),
 )
@@ -92,7 +93,7 @@ def test_every_rank_computes_the_same_shares(slowness, policy, batch, random):
             copy.observe(timings)
 
 
-@pytest.mark.parametrize("policy", ["dynamic", "hybrid"])
+@pytest.mark.parametrize("policy", ["auto", "dynamic", "hybrid"])
 def test_quarter_speed_gets_a_fifth(policy):
     balancer = _core.Balancer(policy, 2, 100)
     assert balancer.policy == policy
@@ -110,6 +111,142 @@ def test_proportional_believes_the_profile_only():
     for _ in range(6):
         balancer.observe([(80, 1.0), (20, 9.0)])
     assert balancer.shares() == [80, 20]
+
+
+def cost_of(table, samples, constant, bucket, micro_batch):
+    """The documented meaning: micro-batch after micro-batch, each padded to whole buckets."""
+    seconds = constant + (seconds_of(table, 0) if samples == 0 else 0)
+    while samples > 0:
+        now = min(samples, micro_batch or samples)
+        seconds += seconds_of(table, -(-now // bucket) * bucket if bucket else now)
+        samples -= now
+    return seconds
+
+
+@settings(max_examples=150, deadline=None)
+@given(tables(max_ranks=3), st.integers(1, 12), st.data())
+def test_no_split_is_faster_whatever_a_share_costs(some_tables, batch, data):
+    ranks = len(some_tables)
+    constants = data.draw(st.lists(st.floats(0, 5), min_size=ranks, max_size=ranks))
+    buckets = data.draw(st.lists(st.none() | st.integers(1, 8), min_size=ranks, max_size=ranks))
+    micro_batches = data.draw(st.lists(st.none() | st.integers(1, 8), min_size=ranks, max_size=ranks))
+    shares, step = _core.balance(
+        some_tables, batch, constant_seconds=constants, buckets=buckets, micro_batches=micro_batches
+    )
+    assert sum(shares) == batch and min(shares) >= 0
+
+    def step_of(split):
+        costs = zip(some_tables, split, constants, buckets, micro_batches, strict=True)
+        return max(cost_of(table, b, constant, bucket, micro) for table, b, constant, bucket, micro in costs)
+
+    splits = itertools.product(range(batch + 1), repeat=ranks)
+    best = min(step_of(split) for split in splits if sum(split) == batch)
+    assert step == pytest.approx(best, rel=1e-9, abs=1e-12)
+    assert step_of(shares) == pytest.approx(best, rel=1e-9, abs=1e-12)
+
+
+def test_best_micro_batch():
+    table = [(1, 1.0), (8, 1.2), (16, 2.0), (32, 4.8)]  # 0.15, 0.125 and 0.15 seconds a sample
+    assert _core.best_micro_batch(table, 64) == 16
+    assert _core.best_micro_batch(table, 12) == 12
+    with pytest.raises(ValueError, match="at least 1"):
+        _core.best_micro_batch(table, 0)
+    with pytest.raises(es.EvenstepError, match="fall at point 1"):
+        _core.best_micro_batch([(1, 2.0), (2, 1.0)], 4)
+
+
+def test_caps_change_and_buckets_are_kept():
+    balancer = _core.Balancer("auto", 2, 64, buckets=[16, None])
+    for _ in range(8):
+        first, second = balancer.shares()
+        balancer.observe([(first, 0.016 * -(-first // 16)), (second, 0.002 * second)])
+    assert balancer.shares() == [48, 16]
+    balancer.set_caps([32, None])
+    assert balancer.shares() == [32, 32]
+    with pytest.raises(es.EvenstepError, match="2 fewer than the batch"):
+        balancer.set_caps([31, 31])
+    balancer.set_caps(None)
+    balancer.observe([(32, 0.032), (32, 0.064)])
+    assert balancer.shares() == [48, 16]
+
+
+class Told:
+    """A policy that keeps what it was told and returns what it was set to."""
+
+    def __init__(self, answer):
+        self.answer, self.views = answer, []
+
+    def __call__(self, view):
+        self.views.append(view)
+        return self.answer(view) if callable(self.answer) else self.answer
+
+
+def test_policy_of_ones_own():
+    policy = Told(lambda view: [view.batch - view.batch // 4, view.batch // 4])
+    shares = Shares(policy, 2, 40, speeds=(3.0, 1.0))
+    assert shares.draw(40, step=0) == [30, 10]
+    assert shares.draw(40, step=0) == [30, 10]
+    assert len(policy.views) == 1  # all batches of a step have the same shares
+    view = policy.views[0]
+    assert (view.batch, view.steps, view.ranks, view.last, view.caps) == (40, 0, 2, None, [None, None])
+    assert view.proposed == [30, 10] and math.isnan(view.seconds(0, 8))
+    for _ in range(4):
+        shares.observe([(30, 0.030), (10, 0.020)], 0.03)
+    assert shares.draw(8, step=4) == [6, 2]
+    view = policy.views[-1]
+    assert (view.batch, view.steps, view.last) == (8, 4, [(30, 0.030), (10, 0.020)])
+    assert view.seconds(1, 10) == pytest.approx(0.020, rel=0.01)
+    assert view.proposed == [5, 3]
+    assert shares.turned() is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ([1, 2], r"Told gave 2 ranks \[1, 2\] for a batch of 40 after 0 steps"),
+        ([41, -1], r"Told gave 2 ranks \[41, -1\]"),
+        ([40], r"Told gave 2 ranks \[40\]"),
+        ([], r"Told gave 2 ranks \[\]"),
+        ([20.5, 19.5], "Told failed .*: 20.5 is no whole number of samples"),
+        ([float("nan"), 40], "Told failed .*: ValueError"),
+        (["a", "b"], "ValueError"),
+        (None, "TypeError"),
+        (lambda view: view.nothing, "has no attribute 'nothing'"),
+    ],
+)
+def test_nonsense_of_a_policy_of_ones_own(answer, words):
+    shares = Shares(Told(answer), 2, 40)
+    with pytest.raises((es.EvenstepError, ValueError), match=words):
+        shares.draw(40, step=0)
+
+
+def test_no_policy():
+    with pytest.raises(TypeError, match="name of one, or a function"):
+        _core.Balancer(3, 2, 10)
+    with pytest.raises(es.EvenstepError, match="choose auto"):
+        _core.Balancer("callback", 2, 10)
+    with pytest.raises(ValueError, match="'hybird'"):
+        es.prepare(object(), policy="hybird")
+    with pytest.raises(TypeError, match="not a int"):
+        es.prepare(object(), policy=3)
+
+
+def test_turns_are_told_once():
+    """A profile that is right about a pair of ranks that suit one split alone."""
+    shares = Shares("auto", 2, 64, speeds=(3.0, 1.0))
+    drawn = [shares.draw(64, step=step) for step in range(3)]
+    told = []
+    for step in range(600):
+        first, second = drawn.pop(0)
+        tilt = 1 + 4 * abs(first - 48) / 64
+        noise = 1 + 0.02 * math.sin(step)
+        shares.observe([(first, 0.001 * first * tilt), (second, 0.0014 * second * tilt * noise)], math.nan)
+        drawn.append(shares.draw(64, step=step + 3))
+        told += [turned] if (turned := shares.turned()) is not None else []
+    assert len(told) == 1
+    number, words = told[0]
+    assert number == 2 and ", profile 48" in words
+    assert drawn[-1] == [48, 16]
 
 
 def test_wrong_input():

@@ -50,6 +50,33 @@ def test_measures_beside_its_peers(program, environment, tmp_path, mpirun):
     assert not list(tmp_path.glob("runs/bench-comm*"))
 
 
+def test_figures_are_kept_where_jobs_look_for_them(program, environment, tmp_path, mpirun):
+    words = ["bench", "comm", "--sizes", "1K", "--collectives", "all_reduce", "--rounds", "1"]
+    costs = tmp_path / "costs.json"
+
+    def bench(*more, place=str(costs)):
+        path = f"{mpirun}:{os.environ['PATH']}"
+        given = {**environment, "PATH": path, "EVENSTEP_COMM_COSTS": place}
+        return subprocess.run(
+            [program, *words, *more], cwd=tmp_path, env=given, capture_output=True, text=True, timeout=120
+        )
+
+    done = bench("--save", "--json")
+    assert done.returncode == 0, done.stderr
+    kept = json.loads(done.stdout)["kept"]
+    ways = {("shm", "arena"), ("shm", "torch"), ("gloo", "torch"), ("mpi", "mpi4py")}
+    assert {(row["engine"], row["way"]) for row in kept if row["collective"] == "all_reduce"} == ways
+    assert all(row["bytes"] == 1024 and row["samples"] == 1 and row["seconds"] > 0 for row in kept)
+    shown = bench().stdout  # not kept without --save, but shown
+    assert f"costs     {len(kept)} kept in {costs} for groups of 2 ranks; " in shown
+    assert any(line.split()[:4] == ["all_reduce", "1024", "mpi", "mpi4py"] for line in shown.splitlines())
+    refused = bench("--save", place="off")
+    assert refused.returncode == 2 and "--save has no place" in refused.stderr and refused.stdout == ""
+    costs.write_text("{}")
+    damaged = bench()
+    assert damaged.returncode == 3 and "its format is missing" in damaged.stderr and "all_reduce" in damaged.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
@@ -62,5 +89,5 @@ def test_measures_beside_its_peers(program, environment, tmp_path, mpirun):
     ],
 )
 def test_wrong_words(program, environment, tmp_path, words, code, said):
-    done = subprocess.run([program, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=30)
+    done = subprocess.run([program, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=150)
     assert (done.returncode, said in done.stderr) == (code, True), done.stderr

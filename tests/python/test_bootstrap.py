@@ -29,7 +29,7 @@ def machine(tree, tmp_path):
             env=environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=150,
             check=False,
         )
 

@@ -156,7 +156,7 @@ ck = importlib.import_module("evenstep.checkpoint")
 sys.path.insert(0, {tests!r})
 from checkpoint_session import OneProcess
 session = OneProcess(model=torch.nn.Linear(64, 64))
-ck._session = lambda: session
+ck._session = lambda call: session
 ck.checkpoint()
 session.step = 1
 session.models["model"] = torch.nn.Linear(4000, 4000)

@@ -24,6 +24,9 @@ SCRIPT = """
         return [(share, cost[rank] * share) for rank, share in enumerate(session.steps.plan.shares)]
 
     session.steps.commit = at_these_speeds
+    if sys.argv[1:] == ["save", "caps"]:
+        session.steps.memory = None  # nothing but this is known of it
+        loader.shares.learn_caps([15, -1])
     for (x,) in loader:
         if es.is_main():
             print("SHARES", session.latest.shares, flush=True)
@@ -54,3 +57,10 @@ def test_a_resume_starts_from_what_was_learnt(run_ranks: Callable[..., list[Any]
         assert shares(results)[0] == f"SHARES {[24 // ranks] * ranks}"
         assert results[0].stderr.count("are not used") == 1 and words in results[0].stderr
         assert all("are not used" not in result.stderr for result in results[1:])
+
+
+def test_a_resume_starts_within_what_memory_held(run_ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
+    learnt = shares(run_ranks(SCRIPT, args=["save", "caps"], env={"EVENSTEP_DEVICE": "cpu:0"}))
+    assert learnt[-1] == "SHARES [15, 9]", learnt
+    same = {"EVENSTEP_DEVICE": "cpu:0", "EVENSTEP_RESUME": str(tmp_path / "here")}
+    assert shares(run_ranks(SCRIPT, args=["go on"], env=same))[0] == "SHARES [15, 9]"

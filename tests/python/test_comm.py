@@ -39,6 +39,26 @@ def test_ranks_that_do_not_fit(run_ranks: Callable[..., Any]) -> None:
     run_ranks(CASES, 2, args=("unlike",))
 
 
+ENGINES = """
+    import evenstep as es
+
+    try:
+        es.comm.open(timeout=600)
+    except es.EvenstepError as error:
+        assert error.status == "EVEN_ERR_MISMATCH", error
+        assert "EVENSTEP_COMM_ENGINE differs among the ranks: rank 0 {zero}, rank 1 {one}" in str(error), error
+    else:
+        raise AssertionError("no error")
+"""
+
+
+@pytest.mark.parametrize(("zero", "one"), [("shm", "ucx"), ("ucx", "shm"), ("gloo", "ucx")])
+def test_ranks_that_name_different_engines_are_told_at_once(run_ranks: Callable[..., Any], zero: str, one: str) -> None:
+    """All three, long before the time limit; the last to come, too."""
+    names = {0: {"EVENSTEP_COMM_ENGINE": zero}, 1: {"EVENSTEP_COMM_ENGINE": one}, 2: {"EVENSTEP_COMM_ENGINE": zero}}
+    run_ranks(ENGINES.format(zero=zero, one=one), 3, rank_env=names, timeout=150)
+
+
 def test_two_jobs_of_one_port(monkeypatch: pytest.MonkeyPatch) -> None:
     import evenstep as es
     from evenstep import comm_meeting

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from test_hosts import TCP, needs_ucx, on_hosts
 from torch import nn
 
 import evenstep as es
 from evenstep import _core
 from evenstep.compressed_engine import AdasumEngine, CompressedEngine
-from evenstep.compression import Compression, Int8, OneBit, encoding_of, parse_compression
+from evenstep.compression import Compression, Int8, OneBit, encoding_of, in_parts, parse_compression, parse_way
 from evenstep.engine import EngineOptions
 from evenstep.exchange_state import restore_exchange
 from evenstep.saved_bytes import SavedBytes
@@ -28,7 +29,9 @@ def test_on_two_ranks_with_changing_shares(run_ranks: Callable[..., list[Any]]) 
     cases = dict(json.loads(line) for line in lines if line.startswith("["))
     for name, case in cases.items():
         kind, choice, *_ = name.split()
-        if kind == "step":  # each rank's part is known to the bit but for a mean (onebit) and dot products (adasum)
+        if kind == "equal":
+            check_equal(choice, case, parts=False)
+        elif kind == "step":  # each rank's part is known to the bit but for a mean (onebit) and dot products (adasum)
             bound = {"int8": 1.0, "onebit": 1e-6, "adasum": 1e-6}.get(choice, 0.0)
             assert case["alike"] and case["worst"] <= bound, (name, case)
             assert case["absent"] == (10 if "unused" in name else 0)
@@ -44,7 +47,101 @@ def test_on_two_ranks_with_changing_shares(run_ranks: Callable[..., list[Any]]) 
             assert loss <= plain * bounds.get(name.split()[1], 1.01), (name, loss, plain)
     assert cases["train topk:0.1 accumulated"]["loss"] <= cases["train none accumulated"]["loss"] * 1.01
     assert trained["train bf16 torch"] == trained["train bf16 None"]  # the engine in C and torch's: the same bits
-    assert {name.split()[0] for name in cases} == {"step", "train", "back"} and len(cases) == 29
+    assert {name.split()[0] for name in cases} == {"step", "train", "back", "equal"} and len(cases) == 32
+
+
+def check_equal(choice: str, case: dict[str, Any], parts: bool) -> None:
+    assert case["same"] and case["alike"] and case["kept"], (choice, case)
+    assert case["kinds"] == ["EncodedEngine", "CompressedEngine"]
+    kinds = {name.split()[0] for name in case["left"]}
+    assert kinds == (set() if choice == "int8" else {"left", "sum"} if parts else {"left"}), (choice, case)
+
+
+def test_sums_of_parts_on_three_ranks(run_ranks: Callable[..., list[Any]]) -> None:
+    way = {"EVENSTEP_COMPRESSION_WAY": "parts"}
+    lines = run_ranks(SCRIPT, 3, args=("parts",), env=way, timeout=170)[0].stdout.splitlines()
+    cases = dict(json.loads(line) for line in lines if line.startswith("["))
+    for name, case in cases.items():
+        kind, choice, *_ = name.split()
+        if kind == "equal":
+            check_equal(choice, case, parts=True)
+        elif kind == "back":
+            assert case["same"] and case["moved"] > 1, (name, case)
+            assert case["order"] == ([[1, 0, 5, 4], [3, 2]] if "order" in name else None)
+        else:
+            assert case["alike"] and case["loss"] <= cases["train none None"]["loss"] * 1.2, (name, case)
+    assert len(cases) == 11
+
+
+@pytest.mark.parametrize("way", ["parts", pytest.param("gather", marks=pytest.mark.more)])
+def test_another_process_goes_on_to_the_last_bit(run_ranks: Callable[..., list[Any]], way: str) -> None:
+    """With the buckets' order that the first one had learned, and what each rank had left out."""
+
+    def run(*more: str) -> dict[str, Any]:
+        ranks = run_ranks(SCRIPT, 2, args=("on", *more), env={"EVENSTEP_COMPRESSION_WAY": way})
+        facts: dict[str, Any] = json.loads(next(line for line in ranks[0].stdout.splitlines() if line[:1] == "["))[1]
+        return facts
+
+    written = run()
+    went_on = run(written["path"])
+    assert written["step"] == went_on["step"] == 15
+    assert written["order"] == went_on["order"] and written["order"][1] == [3, 2]
+    assert written["end"] == went_on["end"]
+
+
+BETWEEN_HOSTS = """
+    import torch
+    from torch import nn
+    import evenstep as es
+
+    torch.manual_seed(0)
+    data = torch.utils.data.TensorDataset(torch.randn(32, 200))
+    loader = torch.utils.data.DataLoader(data, batch_size=16)
+    model = nn.Linear(200, 200, bias=False)
+    model, loader = es.prepare(model, loader, compression="int8")
+    sync = es.session().steps.syncs[0]
+    finish, moved = sync.finish, []
+
+    def watched(again):
+        report = finish(again)
+        moved.append(report.bytes)
+        return report
+
+    sync.finish = watched
+    for (x,) in loader:
+        model(x).square().mean().backward()
+        assert all(torch.equal(row, model.weight.grad) for row in es.gather(model.weight.grad[None], batch=False))
+        model.zero_grad()
+    print("engine", es.session().group.comm.engine, type(sync.engine).__name__, moved)
+"""
+
+
+@needs_ucx
+def test_parts_between_hosts(run_ranks: Callable[..., list[Any]]) -> None:
+    """Four ranks on two hosts: each rank sends as many bytes as an all-reduce of its encoding would."""
+    payload = -(-40000 // 256) * (256 + 4)
+    for rank in run_ranks(BETWEEN_HOSTS, 4, env=TCP, rank_env=on_hosts("a", "a", "b", "b"), timeout=170):
+        assert f"engine hosts EncodedEngine {[payload] * 2}" in rank.stdout
+
+
+@pytest.mark.parametrize(
+    ("way", "ranks", "size", "parts"),
+    [
+        ("auto", 3, 1 << 20, False),
+        ("auto", 4, 1 << 20, True),
+        ("auto", 4, 1000, False),
+        ("gather", 9, 1 << 20, False),
+        ("parts", 2, 4, True),
+    ],
+)
+def test_which_way_encodings_go(way: str, ranks: int, size: int, parts: bool) -> None:
+    assert in_parts(way, ranks, size) is parts
+
+
+def test_a_way_that_is_none() -> None:
+    with pytest.raises(es.EvenstepError, match="EVENSTEP_COMPRESSION_WAY is 'fast'; choose one of auto, gather, parts"):
+        parse_way("fast")
+    assert parse_way("") == "auto" and parse_way("parts") == "parts"
 
 
 class Ring:
@@ -52,7 +149,7 @@ class Ring:
 
     def __init__(self, ranks: int) -> None:
         self.ranks, self.rows = ranks, [torch.empty(0)] * ranks
-        self.barrier = threading.Barrier(ranks, timeout=30)
+        self.barrier = threading.Barrier(ranks, timeout=150)
 
     def share(self, rank: int, value: torch.Tensor) -> list[torch.Tensor]:
         self.rows[rank] = value
@@ -148,7 +245,9 @@ def test_overflow_of_one_bucket_on_one_rank_leaves_what_was_left_out_as_it_was(n
         bad[4] = float("inf") if place.rank else 1.0
         exchanged(engine, [bad, torch.ones(9)], 0.5)
         after = engine.feedback_state()
-        return before.keys() == after.keys() == {"0", "1"} and all(torch.equal(before[n], after[n]) for n in before)
+        return before.keys() == after.keys() == {"left 0", "left 1"} and all(
+            torch.equal(before[n], after[n]) for n in before
+        )
 
     assert on_ranks(2, work) == [True, True]
 
@@ -164,13 +263,13 @@ def test_what_was_left_out_of_a_parameter_waits_until_it_is_used_again(name: str
         come = torch.zeros(12)
         for number in range(60):  # every third step both; else the other one alone, in the same bucket
             used = number % 3 == 0
-            before = engine.feedback_state().get("0", torch.zeros(24)).clone()
+            before = engine.feedback_state()["left 0"]
             got = exchanged(engine, [gradient if used else None, torch.ones(12)], 0.5)[0]
             if used:
                 come += got
-            elif not torch.equal(engine.feedback_state()["0"][12:], before[12:]):  # the last parameter lies first
+            elif not torch.equal(engine.feedback_state()["left 0"], before):
                 return False, 0.0
-        left = torch.stack(place.ring.share(place.rank, engine.feedback_state()["0"][12:])).sum(0)
+        left = torch.stack(place.ring.share(place.rank, engine.feedback_state()["left 0"])).sum(0)
         return True, float((come + left - 20 * gradient).abs().max())
 
     for kept, lost in on_ranks(2, work):
@@ -269,15 +368,24 @@ class Going:
         self.world_size, self.engine, self.name, self.compression = world_size, Fed(), "model", "topk:0.1"
         self.local = self.stale = None
         self.steps, self.syncs = self, [self]
+        self.orders: list[Any] = []
+
+    def take_order(self, order: Any) -> None:
+        self.orders.append(order)
 
 
 def test_other_ranks_share_what_was_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    ranks = [{"0": torch.tensor([4.0, 2.0]), "iter": torch.tensor(3)}, {"0": torch.tensor([2.0, -2.0])}]
+    ranks = [
+        {"left 0": torch.tensor([4.0, 2.0])},
+        {"left 0": torch.tensor([2.0, -8.0]), "sum 0 1": torch.tensor([6.0])},
+    ]
     saved = {"models": {"model": {"compression": "topk:0.1", "ranks": ranks}}}
     going = Going(3)
     restore_exchange(going, saved)
-    assert going.engine.loaded["0"].tolist() == [2.0, 0.0] and int(going.engine.loaded["iter"]) == 3
+    assert {name: left.tolist() for name, left in going.engine.loaded.items()} == {"left 0": [2.0, 0.0]}
     assert "on 2 ranks is added up and split evenly between 3" in capsys.readouterr().err
+    ranks = [{"0": torch.tensor([4.0, 2.0]), "iter": torch.tensor(3)}, {"0": torch.tensor([2.0, -2.0])}]
+    saved = {"models": {"model": {"compression": "topk:0.1", "ranks": ranks}}}
     going = Going(3)
     going.engine.feedback_counts_as_mean = True  # PowerSGD
     restore_exchange(going, saved)
@@ -286,6 +394,7 @@ def test_other_ranks_share_what_was_left_out(capsys: pytest.CaptureFixture[str])
     going = Going(2)
     restore_exchange(going, saved)
     assert going.engine.loaded is ranks[0] and not capsys.readouterr().err
+    assert going.orders == [None]
     saved["models"]["model"]["compression"] = "onebit"
     going = Going(2)
     going.engine.loaded = ranks[1]  # of the training that goes back

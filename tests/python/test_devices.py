@@ -16,7 +16,7 @@ def devices(program: Path, *arguments: str, **environment: str) -> subprocess.Co
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         check=False,
     )
 
@@ -47,7 +47,7 @@ def test_affinity_hides_cores(program: Path) -> None:
         ["taskset", "-c", str(cpu), program, "devices", "--json"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         check=True,
     )
     host = json.loads(answer.stdout)

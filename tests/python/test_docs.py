@@ -30,7 +30,7 @@ def code(page: pathlib.Path) -> str:
 
 @functools.cache
 def help_of(program: pathlib.Path, *command: str) -> str:
-    done = subprocess.run([program, *command, "--help"], capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run([program, *command, "--help"], capture_output=True, text=True, timeout=150, check=False)
     return done.stdout if done.returncode == 0 else ""
 
 

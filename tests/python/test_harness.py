@@ -96,5 +96,5 @@ def test_the_program_says_its_version(program):
 
     import evenstep
 
-    said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20, check=True).stdout
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=150, check=True).stdout
     assert said == f"evenstep {evenstep.__version__}\n"

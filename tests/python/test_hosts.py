@@ -91,6 +91,34 @@ def test_training_on_several_hosts(run_ranks: Callable[..., Any], names: tuple[s
         assert f"engine {engine}" in rank.stdout
 
 
+DISAGREE = """
+    import os
+    import torch
+    import torch.distributed as dist
+    import evenstep
+
+    dist.init_process_group("evenstep")
+    try:
+        if int(os.environ["RANK"]) == 1:
+            dist.all_reduce(torch.ones(3))  # odd
+        else:
+            dist.all_reduce(torch.ones(4))  # even
+    except evenstep.EvenstepError as error:
+        assert error.status == "EVEN_ERR_MISMATCH", error
+        words = str(error).split()
+        places = {word for word in words if ".py:" in word}
+        assert len(places) == 2, error
+        print("named both")
+    dist.destroy_process_group()
+"""
+
+
+@needs_ucx
+def test_a_mismatch_between_hosts_names_both_lines(run_ranks: Callable[..., Any]) -> None:
+    for rank in run_ranks(DISAGREE, 2, env=TCP, rank_env=on_hosts("a", "b"), timeout=120):
+        assert "named both" in rank.stdout
+
+
 ARRAYS = """
     import os, socket
     import numpy as np
@@ -101,7 +129,7 @@ ARRAYS = """
         values = np.full(1000, 1.0 + group.rank)
         assert (group.all_reduce(values) == want).all(), values[0]
 
-    with es.comm.open(timeout=30) as group:
+    with es.comm.open(timeout=150) as group:
         rank = group.rank
         assert group._comm.engine == "hosts"
         total(group, 6)
@@ -121,7 +149,7 @@ ARRAYS = """
         if inside is not None:
             assert inside._comm.engine == "shm"
             total(inside, 3)
-    with es.comm.open(timeout=30) as again:
+    with es.comm.open(timeout=150) as again:
         total(again, 6)
     dist.init_process_group("gloo")
     dist.barrier()
@@ -144,13 +172,13 @@ def test_arrays_on_the_engine_that_is_asked_for(run_ranks: Callable[..., Any]) -
 
         for engine in ("shm", "ucx"):
             os.environ["EVENSTEP_COMM_ENGINE"] = engine
-            with es.comm.open(engine, timeout=30) as group:
+            with es.comm.open(engine, timeout=150) as group:
                 assert group._comm.engine == engine
                 assert group.all_reduce(np.ones(3)).tolist() == [2, 2, 2]
-        for engine, words in (("gloo", "es.comm does not use it"), ("carrier pigeons", "choose one of shm, ucx, gloo")):
+        for engine, words in (("gloo", "es.comm does not use it"), ("carrier pigeons", "choose one of shm, ucx, mpi, gloo, hosts")):
             os.environ["EVENSTEP_COMM_ENGINE"] = engine
             try:
-                es.comm.open(timeout=30)
+                es.comm.open(timeout=150)
             except es.EvenstepError as error:
                 assert words in str(error), error
             else:
@@ -202,7 +230,7 @@ def test_gloo_says_once_what_it_does_not_promise(run_ranks: Callable[..., Any]) 
     assert "Gloo" not in second.stderr
 
 
-def test_ranks_that_want_different_engines(run_ranks: Callable[..., Any], tmp_path: Path) -> None:
+def test_ranks_that_want_different_engines(run_ranks: Callable[..., Any]) -> None:
     script = """
         import os
         import torch.distributed as dist
@@ -212,13 +240,36 @@ def test_ranks_that_want_different_engines(run_ranks: Callable[..., Any], tmp_pa
             dist.init_process_group("evenstep")
         except evenstep.EvenstepError as error:
             assert "EVENSTEP_COMM_ENGINE differs among the ranks: rank 0 gloo, rank 1 shm" in str(error), error
-            # Here, where the error keeps rank 0's store alive: it must outlive what rank 1 reads of it.
-            open("both", "r" if os.environ["RANK"] == "0" else "w").close()
+            os._exit(0)  # at once, and rank 0's store with it: the other has heard
         else:
             raise AssertionError("not refused")
     """
-    os.mkfifo(tmp_path / "both")  # its two ends open at once
     run_ranks(script, 2, rank_env={0: {"EVENSTEP_COMM_ENGINE": "gloo"}, 1: {"EVENSTEP_COMM_ENGINE": "shm"}})
+
+
+def test_a_store_that_ends_is_told_in_our_words(run_ranks: Callable[..., Any]) -> None:
+    """Rank 0, whose store it is, ends without a word while rank 1 waits for it."""
+    script = """
+        import os
+        from datetime import timedelta
+        import torch.distributed as dist
+        import evenstep
+        from evenstep.rendezvous import open_group
+
+        rank = int(os.environ["RANK"])
+        store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), 2, rank == 0, timedelta(seconds=30))
+        if rank == 0:
+            store.wait(["evenstep/g/0/1"], timedelta(seconds=30))  # rank 1 is in it
+            os._exit(0)
+        try:
+            open_group(store, 1, 2, name="g", timeout_seconds=30)
+        except evenstep.EvenstepError as error:
+            assert error.status == "EVEN_ERR_PEER_LOST" and error.rank == 0, error
+            assert "keeps the job's store (rank 0, or the launcher) ended before the group g" in str(error), error
+        else:
+            raise AssertionError("no error")
+    """
+    run_ranks(script, 2)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +296,7 @@ def test_what_cannot_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(_core.EvenstepError, match=r"=shm, but the ranks are on 2 hosts"):
         hosts.choose("shm", [0, 1], [WITH_UCX, WITH_UCX])
     monkeypatch.setenv("EVENSTEP_COMM_ENGINE", "carrier pigeons")
-    with pytest.raises(_core.EvenstepError, match="choose one of shm, ucx, gloo"):
+    with pytest.raises(_core.EvenstepError, match="choose one of shm, ucx, mpi, gloo, hosts"):
         hosts.wanted_engine()
 
 

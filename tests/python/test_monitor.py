@@ -63,7 +63,7 @@ class Watched:
     def _address(self) -> tuple[str, str]:
         assert self.process.stdout is not None
         seen = b""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 150
         while time.monotonic() < deadline:
             if select.select([self.process.stdout], [], [], 1)[0]:
                 seen += os.read(self.process.stdout.fileno(), 65536)
@@ -73,15 +73,15 @@ class Watched:
         raise AssertionError(f"no address was printed: {seen!r}")
 
     def until(self, condition: Any) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 150
         while not condition():
-            assert time.monotonic() < deadline, "the run did not come so far in 30 s"
+            assert time.monotonic() < deadline, "the run did not come so far in 150 s"
             time.sleep(0.05)
 
     def get(self, path: str, **headers: str) -> tuple[int, str, str]:
         request = urllib.request.Request(self.url + path, headers=headers)
         try:
-            with urllib.request.urlopen(request, timeout=10) as answer:
+            with urllib.request.urlopen(request, timeout=150) as answer:
                 return answer.status, answer.headers["Content-Type"], answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.headers["Content-Type"], error.read().decode()
@@ -94,7 +94,7 @@ class Watched:
 
     def call(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [str(self.program), *words], cwd=self.folder, capture_output=True, text=True, timeout=60, check=False
+            [str(self.program), *words], cwd=self.folder, capture_output=True, text=True, timeout=150, check=False
         )
 
     def end(self) -> int:
@@ -118,7 +118,7 @@ def test_a_living_run(watched: Watched) -> None:
     assert watched.ask("/nothing")[0] == 404
     summary = watched.summary()
     assert summary["verdict"]["kind"] == "imbalance"
-    assert "rank 0" in summary["verdict"]["limit"] and "hybrid" in summary["verdict"]["advice"]
+    assert "rank 0" in summary["verdict"]["limit"] and "auto" in summary["verdict"]["advice"]
     assert summary["ranks"][0]["wait_fraction"] == pytest.approx(1 - 10 / 42, abs=0.01)
     status, content_type, metrics = watched.ask("/metrics")
     assert status == 200 and content_type.startswith("application/openmetrics-text; version=1.0.0")
@@ -164,7 +164,7 @@ def test_bad_runs_are_one_error_each(program: pathlib.Path, tmp_path: pathlib.Pa
         (["report", "a", "b"], 2, "--compare"),
         (["report", "--jsn"], 2, "--json"),
     ]:
-        ended = subprocess.run([str(program), *words], cwd=tmp_path, capture_output=True, text=True, timeout=30)
+        ended = subprocess.run([str(program), *words], cwd=tmp_path, capture_output=True, text=True, timeout=150)
         assert ended.returncode == code, ended
         assert said in ended.stderr
         assert ended.stderr.count("evenstep:") == 1
@@ -180,7 +180,7 @@ def test_the_page_draws_in_a_browser(watched: Watched, tmp_path: pathlib.Path) -
             ["chromium", *flags.split(), *more.split(), f"--user-data-dir={tmp_path / 'browser'}", address],
             capture_output=True,
             text=True,
-            timeout=90,
+            timeout=150,
             check=True,
         ).stdout
 

@@ -83,7 +83,7 @@ def test_what_a_script_logs_is_kept_whole(
     program: pathlib.Path, tmp_path: pathlib.Path, environment: dict[str, str], script: Callable[[str], str]
 ) -> None:
     command = [str(program), "run", "-n", "2", "--name", "logs", "--no-pin", script(LOGS)]
-    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=150)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "a name of 128 bytes" in ended.stdout + ended.stderr
     history = sqlite3.connect(tmp_path / "runs/logs/run.db")

@@ -36,7 +36,7 @@ def plan(program, tmp_path):
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=150,
         )
 
     return call
@@ -86,7 +86,8 @@ def test_wrong_options(plan):
 
 
 @pytest.mark.parametrize(
-    "words", [["--max-restarts", "2"], ["--port", "8080"], ["--no-monitor"], ["--whole-history"], ["-q"]]
+    "words",
+    [["--max-restarts", "2"], ["--port", "8080"], ["--no-monitor"], ["--whole-history"], ["--timeline"], ["-q"]],
 )
 def test_what_a_plan_decides_itself_is_no_option(plan, words):
     done = plan(MEASURE, *words)

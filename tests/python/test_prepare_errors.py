@@ -17,7 +17,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import evenstep as es
 from evenstep.agreement import _comparable, _difference, _options
-from evenstep.engine import EngineOptions, choose_engine
+from evenstep.device_places import Place
+from evenstep.engine import EngineOptions
+from evenstep.engine_choice import choose_engine
 from evenstep.environment import read_environment
 from evenstep.order import batch_hash, epoch_seed
 from evenstep.vote import Ballot, check, unpack
@@ -73,7 +75,7 @@ def test_outside_a_job_everything_comes_back_unchanged() -> None:
         (lambda: [nn.Linear(1, 1)] * 2, es.EvenstepError, "was prepared before"),
         (lambda: (optimizer_of(nn.Linear(1, 1)),), es.EvenstepError, "belong to no prepared model"),
         (lambda: (nn.DataParallel(nn.Linear(1, 1)),), TypeError, "give the model itself"),
-        (lambda: (DataLoader(Stream()),), es.EvenstepError, "use a map-style dataset"),
+        (lambda: (DataLoader(Stream(), batch_size=None),), es.EvenstepError, "batch_size=None, so its IterableDataset"),
         (lambda: (DataLoader(NoLength()),), es.EvenstepError, "a NoLength, has no length"),
         (lambda: (nn.Sequential(nn.ReLU(), nn.LazyLinear(2)),), es.EvenstepError, r"its '1\.weight' is lazy"),
         (lambda: (nn.Linear(1, 1, device="meta"),), es.EvenstepError, "its 'weight' is on the meta device"),
@@ -111,16 +113,32 @@ def test_shares_without_a_training_loader() -> None:
 class Elsewhere:
     """Ranks that cannot open one another's memory."""
 
-    def shared(self, arena_bytes: int, purpose: str) -> None: ...
+    def shared(self, arena_bytes: int, purpose: str, messages: bool = False) -> None: ...
 
 
 def test_shared_memory_that_cannot_be_had() -> None:
     parameters = list(nn.Linear(1, 1).parameters())
-    arguments: Any = (Elsewhere(), None, ["cpu@one", "cpu@two"], EngineOptions("shared"), None)
+    places = [Place("cpu", host, "cpu", "") for host in ("one", "two")]
+    arguments: Any = (Elsewhere(), None, places, EngineOptions("shared"), None)
     with pytest.raises(
         es.EvenstepError, match=r"cannot open one another's memory.*\n  fix: start all ranks on one host"
     ):
         choose_engine(parameters, *arguments)
+
+
+class First:
+    rank = 0
+
+
+def test_an_engine_for_gpus_that_nobody_has_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments: Any = (Elsewhere(), First(), [Place("cpu", "one", "cpu", "")], EngineOptions("shared"), None)
+    monkeypatch.setenv("EVENSTEP_DEVICE_ENGINE", "evenstep")
+    with pytest.warns(UserWarning, match="EVENSTEP_DEVICE_ENGINE=evenstep counts for nothing here"):
+        with pytest.raises(es.EvenstepError, match="cannot open one another's memory"):
+            choose_engine(list(nn.Linear(1, 1).parameters()), *arguments)
+    monkeypatch.setenv("EVENSTEP_DEVICE_ENGINE", "fast")
+    with pytest.raises(es.EvenstepError, match="EVENSTEP_DEVICE_ENGINE is 'fast'; choose 'torch' or 'evenstep'"):
+        choose_engine(list(nn.Linear(1, 1).parameters()), *arguments)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +147,7 @@ def test_shared_memory_that_cannot_be_had() -> None:
         ({"RANK": "two", "WORLD_SIZE": "2"}, "RANK is 'two'"),
         ({"RANK": "2", "WORLD_SIZE": "2"}, "ranks go from 0 to 1"),
         ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE is '0'"),
-        ({"EVENSTEP_POLICY": "best"}, "choose one of equal, proportional, dynamic, hybrid"),
+        ({"EVENSTEP_POLICY": "best"}, "choose one of auto, equal, proportional, dynamic, hybrid"),
         ({"RANK": "0", "WORLD_SIZE": "2", "EVENSTEP_SPEEDS": "1,-1"}, "needs 2 positive numbers"),
         ({"EVENSTEP_CHECKPOINT_EVERY": "often"}, "seconds"),
     ],
@@ -165,7 +183,7 @@ def test_a_ballot_survives_its_record() -> None:
     ("field", "words"),
     [
         ("batches", "drawn different numbers of batches: rank 2 differs"),
-        ("checksum", "see the samples in different orders: rank 2 differs"),
+        ("checksum", "see the samples in different orders, or split them differently: rank 2 differs"),
         ("step", "optimizer.step"),
         ("enabled", "no_sync"),
         ("backward", "call backward at different times"),
@@ -208,7 +226,7 @@ MISUSES: dict[str, tuple[str, str | tuple[str, str]]] = {
         "model = nn.Linear(1, 1)\n"
         "model, loader = es.prepare(model, DataLoader(data, batch_size=4, sampler=Own()))\n"
         "for (x,) in loader: model(x).sum().backward()",
-        "the ranks see the samples in different orders: rank 1 differs",
+        "the ranks see the samples in different orders, or split them differently: rank 1 differs",
     ),
     "a sampler without batches": (
         "model, loader = es.prepare(nn.Linear(1, 1), DataLoader(TensorDataset(torch.ones(3)), batch_sampler=iter([])))\n"
@@ -300,7 +318,7 @@ def test_misuse_in_a_job(run_ranks: Callable[..., list[Any]], name: str) -> None
         "import os, torch\nfrom torch import nn\nfrom torch.utils.data import DataLoader, TensorDataset\n"
         "import evenstep as es\nrank = int(os.environ['RANK'])\n"
     )
-    results = run_ranks(head + code, ranks=2, timeout=60, check=False)
+    results = run_ranks(head + code, ranks=2, timeout=150, check=False)
     for result, told in zip(results, (words, words) if isinstance(words, str) else words):
         assert result.returncode != 0 and re.search(told, result.stderr), results
 

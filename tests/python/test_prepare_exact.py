@@ -13,7 +13,15 @@ SCRIPT = pathlib.Path(__file__).parent / "prepare_cases.py"
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
 
 
-@pytest.mark.parametrize(("ranks", "dtype"), [(1, "float64"), (2, "float64"), (3, "float64"), (2, "float32")])
+@pytest.mark.parametrize(
+    ("ranks", "dtype"),
+    [
+        pytest.param(1, "float64", marks=pytest.mark.more),
+        pytest.param(2, "float64", marks=pytest.mark.more),
+        (3, "float64"),
+        (2, "float32"),
+    ],
+)
 def test_same_parameters_as_one_process(run_ranks: Callable[..., list[Any]], ranks: int, dtype: str) -> None:
     results = run_ranks(SCRIPT, ranks=ranks, args=("all", dtype), timeout=170, fresh=dtype == "float32")
     line = next(line for line in results[0].stdout.splitlines() if line.startswith("RESULTS "))

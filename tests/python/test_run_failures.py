@@ -154,7 +154,7 @@ def test_out_of_memory_is_told(start, script) -> None:
     """)
     try:
         into = ["sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh"]
-        code, text = start("-n", "2", "--max-restarts", "0", name, before=into).finish(timeout=60)
+        code, text = start("-n", "2", "--max-restarts", "0", name, before=into).finish(timeout=150)
     finally:
         group.rmdir()
     assert code == 128 + signal.SIGKILL

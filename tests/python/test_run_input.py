@@ -42,6 +42,8 @@ from run_jobs import Run, write_checkpoint
         (["--port", "99999", "train.py"], 2, ["99999", "65535"]),
         (["--port", "8080", "train.py"], 2, ["--port 8080", "--no-monitor"]),
         (["--no-monitor", "--whole-history", "train.py"], 2, ["--whole-history", "--no-monitor"]),
+        (["--no-monitor", "--timeline", "train.py"], 2, ["--timeline", "--no-monitor"]),
+        (["--timeline-calls", "0", "train.py"], 2, ["--timeline-calls"]),
         (["--quiet=yes", "train.py"], 2, ["--quiet takes no value"]),
         (["--devices", "cpu:9999", "train.py"], 4, ["cpu:9999", "this host has"]),
         (["--devices", "tpu:0", "train.py"], 2, ["tpu:0", "cuda:K"]),
@@ -159,7 +161,7 @@ def test_a_runs_folder_that_cannot_be_written_to_is_named(
             extra_groups=[],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=150,
         )
         assert result.returncode == 5, result.stderr
         assert "runs" in result.stderr and "Permission denied" in result.stderr and "  fix: --runs-dir" in result.stderr

@@ -180,7 +180,7 @@ def test_a_port_in_use_is_named(
             env=environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=150,
         )
     assert result.returncode == 5, result.stderr
     assert str(port) in result.stderr and "  fix: " in result.stderr and "ran" not in result.stdout
@@ -237,7 +237,7 @@ def test_the_live_view_leaves_lines_whole(
         pass
     finally:
         os.close(master)
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=150) == 0
     rows = screen(data.decode())
     for rank in range(2):
         shown = [row for row in rows if row.startswith(f"[rank {rank}] ")]

@@ -51,7 +51,7 @@ def test_nothing_waits_for_a_reader_that_pauses(start, script, told: int, number
     wait_printed(told)
     job.process.send_signal(number)  # to the user's end, to a good one and to the death of the rank
     try:
-        assert job.process.wait(timeout=30) == code
+        assert job.process.wait(timeout=150) == code
     except subprocess.TimeoutExpired:
         pytest.fail("the agent stands in a write to its reader")
 
@@ -78,7 +78,7 @@ def test_a_reader_that_keeps_up_misses_nothing(start, script) -> None:
             print(f"line {line} " + "x" * 90)
     """)
     job: Job = start("-n", "1", name)
-    code, text = job.finish(timeout=60)
+    code, text = job.finish(timeout=150)
     assert code == 0 and "left out" not in text
     assert sum(line.startswith("line ") for line in text.splitlines()) == 40000
 
@@ -99,5 +99,5 @@ def test_a_checkpoint_commands_no_terminal(program: pathlib.Path, tmp_path: path
     writer = _core.CheckpointWriter(tmp_path / "one", True, 0)
     writer.add("model.safetensors", [("w\x1b]52;c;eA==\x07\x9b2J", "U8", (64,), ctypes.addressof(content), 64)])
     writer.commit('{"step": 7, "epoch": 0, "world_size": 1}')
-    shown = subprocess.run([program, "ckpt", "show", tmp_path / "one"], capture_output=True, timeout=30, check=True)
+    shown = subprocess.run([program, "ckpt", "show", tmp_path / "one"], capture_output=True, timeout=150, check=True)
     assert b"w?]52;c;eA==??2J\n" in shown.stdout

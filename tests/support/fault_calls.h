@@ -47,6 +47,7 @@
   X(int, EAGAIN, thread_create,                                                                                        \
     (pthread_t *thread, const pthread_attr_t *attributes, void *(*body)(void *), void *argument),                      \
     (thread, attributes, body, argument))                                                                              \
+  X(int, -1, at_exit, (void (*call)(void)), (call))                                                                    \
   X(pid_t, -1, fork, (void), ())                                                                                       \
   X(int, -1, execvpe, (const char *file, char *const *words, char *const *lines), (file, words, lines))                \
   X(pid_t, -1, setsid, (void), ())                                                                                     \

@@ -4,6 +4,7 @@
 #include "comm/hosts/group.h"
 
 #include "base/fail.h"
+#include "os/clock.h"
 
 #include <string.h>
 
@@ -19,38 +20,63 @@ static even_status reduce_inside(even_hosts_group *group, const void *input, voi
   for (int local = 1; local < group->locals; local++) {
     group->counts[local] = 0;
   }
-  return even_hosts_inside(group,
-                           even_comm_reduce_scatter(group->inside, input, output, group->counts, dtype, inner_op(op)));
+  return even_comm_reduce_scatter(group->inside, input, output, group->counts, dtype, inner_op(op));
 }
 
 /* ---- all-reduce, barrier, broadcast ---- */
 
-even_status even_hosts_all_reduce(even_comm *comm, const even_comm_reduction *job) {
-  even_hosts_group *group = even_hosts_of(comm);
-  EVEN_TRY(even_hosts_begin(group, "all_reduce"));
-  even_status status = reduce_inside(group, job->data, job->data, job->count, job->dtype, job->op);
-  if (status != EVEN_OK) {
-    return even_hosts_end(group, status);
-  }
+/* One after the other: inside, between, inside. */
+static even_status reduce_in_turns(even_hosts_group *group, const even_comm_reduction *job) {
+  EVEN_TRY(reduce_inside(group, job->data, job->data, job->count, job->dtype, job->op));
+  even_status status = EVEN_OK;
   if (even_hosts_leads(group)) {
     status = even_comm_engine_of(group->between)->all_reduce(group->between, job);
   }
-  status = even_hosts_agree(group, status);
-  if (status == EVEN_OK && group->locals > 1) {
-    status = even_hosts_inside(group, even_comm_broadcast(group->inside, job->data, job->bytes, 0));
+  EVEN_TRY(even_hosts_agree(group, status));
+  return group->locals > 1 ? even_comm_broadcast(group->inside, job->data, job->bytes, 0) : EVEN_OK;
+}
+
+static even_status meet(even_hosts_group *group) {
+  EVEN_TRY(even_comm_barrier(group->inside));
+  return even_hosts_agree(group, even_hosts_leads(group) ? even_comm_barrier(group->between) : EVEN_OK);
+}
+
+/* What rank 0, which leads the first host, has there. */
+static even_status share(even_hosts_group *group, void *data, size_t bytes) {
+  even_status status = even_hosts_leads(group) ? even_comm_broadcast(group->between, data, bytes, 0) : EVEN_OK;
+  EVEN_TRY(even_hosts_agree(group, status));
+  return group->locals > 1 ? even_comm_broadcast(group->inside, data, bytes, 0) : EVEN_OK;
+}
+
+/* All ranks know of the same trials; what one of them has decided is what rank 0 found. */
+static even_status reduce_by_cost(even_hosts_group *group, const even_comm_reduction *job) {
+  even_ways *ways = &group->ways;
+  const char *way = ways->names[even_ways_next(ways, job->bytes)];
+  if (even_ways_measures(ways, job->bytes)) {
+    EVEN_TRY(meet(group)); /* how late others are is no cost of the way */
   }
-  return even_hosts_end(group, status);
+  even_ways_call_begins(ways, even_clock_ns());
+  if (strcmp(way, "turns") == 0) {
+    EVEN_TRY(reduce_in_turns(group, job));
+  } else {
+    EVEN_TRY(even_hosts_stream(group, job, strcmp(way, "lanes") == 0 ? group->lanes : 1));
+  }
+  even_ways_call_ends(ways, job->bytes, even_clock_ns());
+  even_ways_size *decided = even_ways_decided(ways, job->bytes);
+  return decided == NULL ? EVEN_OK : share(group, decided, sizeof *decided);
+}
+
+even_status even_hosts_all_reduce(even_comm *comm, const even_comm_reduction *job) {
+  even_hosts_group *group = even_hosts_of(comm);
+  EVEN_TRY(even_hosts_begin(group, EVEN_CALL_ALL_REDUCE, job->dtype, job->op, 0, job->count));
+  bool large = job->bytes > EVEN_HOSTS_STREAM_BYTES;
+  return even_hosts_end(group, large ? reduce_by_cost(group, job) : reduce_in_turns(group, job));
 }
 
 even_status even_hosts_barrier(even_comm *comm) {
   even_hosts_group *group = even_hosts_of(comm);
-  EVEN_TRY(even_hosts_begin(group, "barrier"));
-  even_status status = even_hosts_inside(group, even_comm_barrier(group->inside));
-  if (status == EVEN_OK) {
-    status = even_hosts_leads(group) ? even_comm_barrier(group->between) : EVEN_OK;
-    status = even_hosts_agree(group, status);
-  }
-  return even_hosts_end(group, status);
+  EVEN_TRY(even_hosts_begin(group, EVEN_CALL_BARRIER, 0, 0, 0, 0));
+  return even_hosts_end(group, meet(group));
 }
 
 /* The host of a rank, and its place among that host's ranks. */
@@ -72,9 +98,12 @@ even_status even_hosts_broadcast(even_comm *comm, unsigned char *data, size_t by
   int local = 0;
   int host = host_of(group, root, &local);
   even_status status = EVEN_OK;
-  EVEN_TRY(even_hosts_begin(group, "broadcast"));
+  EVEN_TRY(even_hosts_begin(group, EVEN_CALL_BROADCAST, EVEN_U8, 0, root, bytes));
+  if (even_hosts_pieces(group, bytes) > 1) {
+    return even_hosts_end(group, even_hosts_relay_broadcast(group, data, bytes, host, local));
+  }
   if (host == group->own_host) {
-    status = even_hosts_inside(group, even_comm_broadcast(group->inside, data, bytes, local));
+    status = even_comm_broadcast(group->inside, data, bytes, local);
   }
   if (status != EVEN_OK) {
     return even_hosts_end(group, status);
@@ -84,15 +113,14 @@ even_status even_hosts_broadcast(even_comm *comm, unsigned char *data, size_t by
   }
   status = even_hosts_agree(group, status);
   if (status == EVEN_OK && host != group->own_host && group->locals > 1) {
-    status = even_hosts_inside(group, even_comm_broadcast(group->inside, data, bytes, 0));
+    status = even_comm_broadcast(group->inside, data, bytes, 0);
   }
   return even_hosts_end(group, status);
 }
 
 /* ---- what is cut by ranks is cut by hosts between them ---- */
 
-/* sizes[h] = what host h's ranks have together. */
-static void sum_by_host(const even_hosts_group *group, const size_t *counts, size_t *sizes) {
+void even_hosts_sum_counts(const even_hosts_group *group, const size_t *counts, size_t *sizes) {
   for (int host = 0; host < group->hosts; host++) {
     sizes[host] = 0;
     for (int at = group->first[host]; at < group->first[host + 1]; at++) {
@@ -146,7 +174,7 @@ static even_status move_parts(even_hosts_group *group, unsigned char *block, uns
   even_status status =
       gathers ? even_comm_all_to_all(group->inside, others, group->nothing, (void *const *)leaders, group->sizes)
               : even_comm_all_to_all(group->inside, leaders, group->sizes, (void *const *)others, group->nothing);
-  return even_hosts_inside(group, status);
+  return status;
 }
 
 /* The leader's step of a reduce-scatter: the host's sums at `sums`, in rank order; the host's block of the result is at
@@ -154,7 +182,7 @@ static even_status move_parts(even_hosts_group *group, unsigned char *block, uns
 static even_status scatter_between(even_hosts_group *group, const even_comm_scattering *job, unsigned char *sums,
                                    unsigned char *ordered, unsigned char **block) {
   even_comm_scattering outer = *job;
-  sum_by_host(group, job->counts, group->sizes);
+  even_hosts_sum_counts(group, job->counts, group->sizes);
   if (!group->in_order) {
     reorder(group, sums, ordered, job->counts, job->element, false);
     sums = ordered;
@@ -170,23 +198,28 @@ static even_status scatter_between(even_hosts_group *group, const even_comm_scat
   return even_comm_engine_of(group->between)->reduce_scatter(group->between, &outer);
 }
 
+/* One after the other, as reduce_in_turns. */
+static even_status scatter_in_turns(even_hosts_group *group, const even_comm_scattering *job, unsigned char *sums,
+                                    unsigned char **block) {
+  even_status status = EVEN_OK;
+  bool leads = even_hosts_leads(group);
+  EVEN_TRY(reduce_inside(group, job->input, leads ? sums : job->output, job->total, job->dtype, job->op));
+  if (leads) {
+    status = scatter_between(group, job, sums, sums + job->bytes, block);
+  }
+  return even_hosts_agree(group, status);
+}
+
 even_status even_hosts_reduce_scatter(even_comm *comm, const even_comm_scattering *job) {
   even_hosts_group *group = even_hosts_of(comm);
-  bool leads = even_hosts_leads(group);
+  bool relays = group->in_order && even_hosts_pieces(group, job->bytes) > 1;
   unsigned char *block = NULL;
-  EVEN_TRY(even_hosts_begin(group, "reduce_scatter"));
-  even_status status = leads ? even_hosts_scratch(group, 2 * job->bytes + 1) : EVEN_OK;
+  EVEN_TRY(even_hosts_begin(group, EVEN_CALL_REDUCE_SCATTER, job->dtype, job->op, 0, job->total));
+  even_status status = even_hosts_leads(group) ? even_hosts_scratch(group, 2 * job->bytes + 1) : EVEN_OK;
   if (status == EVEN_OK) {
-    unsigned char *unused = job->output;
-    status = reduce_inside(group, job->input, leads ? group->scratch : unused, job->total, job->dtype, job->op);
+    unsigned char *sums = even_hosts_leads(group) ? group->scratch : NULL;
+    status = relays ? even_hosts_relay_scatter(group, job, sums, &block) : scatter_in_turns(group, job, sums, &block);
   }
-  if (status != EVEN_OK) {
-    return even_hosts_end(group, status);
-  }
-  if (leads) {
-    status = scatter_between(group, job, group->scratch, group->scratch + job->bytes, &block);
-  }
-  status = even_hosts_agree(group, status);
   if (status == EVEN_OK) {
     status = move_parts(group, block, job->output, job->counts, job->element, false);
   }
@@ -196,7 +229,7 @@ even_status even_hosts_reduce_scatter(even_comm *comm, const even_comm_scatterin
 static even_status gather_between(even_hosts_group *group, const even_comm_gathering *job, const unsigned char *block,
                                   unsigned char *ordered) {
   even_comm_gathering outer = *job;
-  sum_by_host(group, job->counts, group->sizes);
+  even_hosts_sum_counts(group, job->counts, group->sizes);
   outer.input = block;
   outer.output = group->in_order ? job->output : ordered;
   outer.counts = group->sizes;
@@ -212,24 +245,29 @@ static even_status gather_between(even_hosts_group *group, const even_comm_gathe
   return EVEN_OK;
 }
 
+/* One after the other; this host's parts are in the leader's scratch. */
+static even_status gather_in_turns(even_hosts_group *group, const even_comm_gathering *job) {
+  even_status status = EVEN_OK;
+  if (even_hosts_leads(group)) {
+    status = gather_between(group, job, group->scratch, group->scratch + job->bytes);
+  }
+  EVEN_TRY(even_hosts_agree(group, status));
+  return group->locals > 1 ? even_comm_broadcast(group->inside, job->output, job->bytes, 0) : EVEN_OK;
+}
+
 even_status even_hosts_all_gather(even_comm *comm, const even_comm_gathering *job) {
   even_hosts_group *group = even_hosts_of(comm);
   bool leads = even_hosts_leads(group);
-  EVEN_TRY(even_hosts_begin(group, "all_gather"));
+  EVEN_TRY(even_hosts_begin(group, EVEN_CALL_ALL_GATHER, job->dtype, 0, 0, job->total));
   even_status status = leads ? even_hosts_scratch(group, 2 * job->bytes + 1) : EVEN_OK;
   if (status == EVEN_OK) {
     unsigned char *own = (unsigned char *)(uintptr_t)job->input; /* only read */
     status = move_parts(group, leads ? group->scratch : NULL, own, job->counts, job->element, true);
   }
-  if (status != EVEN_OK) {
-    return even_hosts_end(group, status);
-  }
-  if (leads) {
-    status = gather_between(group, job, group->scratch, group->scratch + job->bytes);
-  }
-  status = even_hosts_agree(group, status);
-  if (status == EVEN_OK && group->locals > 1) {
-    status = even_hosts_inside(group, even_comm_broadcast(group->inside, job->output, job->bytes, 0));
+  if (status == EVEN_OK) {
+    status = group->in_order && even_hosts_pieces(group, job->bytes) > 1
+                 ? even_hosts_relay_gather(group, job, group->scratch)
+                 : gather_in_turns(group, job);
   }
   return even_hosts_end(group, status);
 }

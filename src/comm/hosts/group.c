@@ -15,7 +15,6 @@ static even_status check_place(const even_comm_hosts *params) {
   int hosts = 0;
   int locals = 0;
   int local = 0;
-  bool leads = true;
   if (params->size != sizeof *params) {
     return even_fail(EVEN_ERR_ARGUMENT, "even_comm_hosts.size is %zu, this library's is %zu", params->size,
                      sizeof *params);
@@ -34,7 +33,6 @@ static even_status check_place(const even_comm_hosts *params) {
     }
     hosts += params->host_of[rank] == hosts;
     if (params->host_of[rank] == params->host_of[params->rank]) {
-      leads = leads && rank >= params->rank;
       local += rank < params->rank;
       locals++;
     }
@@ -43,14 +41,6 @@ static even_status check_place(const even_comm_hosts *params) {
   if (inside->ranks != locals || inside->rank != local) {
     return even_fail(EVEN_ERR_ARGUMENT, "rank %d is rank %d of %d on its host, but %d of %d in that host's group",
                      params->rank, local, locals, inside->rank, inside->ranks);
-  }
-  if (leads != (params->between != NULL) ||
-      (leads && (even_comm_ranks(params->between) != hosts ||
-                 even_comm_rank(params->between) != params->host_of[params->rank]))) {
-    return even_fail(EVEN_ERR_ARGUMENT,
-                     "the group between hosts is of the first rank of each of %d hosts, in order; "
-                     "rank %d %s it",
-                     hosts, params->rank, leads ? "should have" : "should not have");
   }
   if (params->everyone != NULL &&
       (even_comm_ranks(params->everyone) != params->ranks || even_comm_rank(params->everyone) != params->rank)) {
@@ -81,10 +71,13 @@ static void place_ranks(even_hosts_group *group, const int *host_of) {
 static void free_group(even_hosts_group *group) {
   even_free(group->members);
   even_free(group->first);
+  even_free(group->speakers);
   even_free(group->counts);
   even_free(group->sizes);
   even_free(group->nothing);
   even_free(group->pointers);
+  even_free(group->parts);
+  even_free(group->places);
   even_free(group->scratch);
   even_free(group);
 }
@@ -93,16 +86,65 @@ static even_status make_room(even_hosts_group *group) {
   size_t ranks = (size_t)group->ranks;
   EVEN_TRY(EVEN_NEW_ARRAY(&group->members, ranks));
   EVEN_TRY(EVEN_NEW_ARRAY(&group->first, ranks + 1));
+  EVEN_TRY(EVEN_NEW_ARRAY(&group->speakers, ranks * EVEN_COMM_LANES));
   EVEN_TRY(EVEN_NEW_ARRAY(&group->counts, ranks));
   EVEN_TRY(EVEN_NEW_ARRAY(&group->sizes, ranks));
   EVEN_TRY(EVEN_NEW_ARRAY(&group->nothing, ranks));
+  EVEN_TRY(EVEN_NEW_ARRAY(&group->parts, ranks));
+  EVEN_TRY(EVEN_NEW_ARRAY(&group->places, ranks));
   return EVEN_NEW_ARRAY(&group->pointers, 2 * ranks);
 }
 
-/* While a leader waits for other hosts, its own may have given up. */
-static bool inside_has_ended(void *context) {
-  const even_hosts_group *group = context;
-  return even_comm_engine_of(group->inside)->has_ended(group->inside);
+/* The ranks of the host keep their record on the board that its leader makes. Without one nothing is kept. */
+static even_status share_board(even_hosts_group *group) {
+  even_board_place place = {.fd = -1};
+  bool made = true;
+  group->board = (even_board){
+      .memory = {.fd = -1}, .rank = group->rank, .ranks = group->ranks, .process = (uint32_t)even_own_process()};
+  const even_error kept = *even_error_last();
+  if (group->members[group->first[group->own_host]] == group->rank) {
+    made = even_board_create(group->rank, group->ranks, &group->board, &place) == EVEN_OK;
+  }
+  if (group->locals > 1) {
+    EVEN_TRY(even_comm_broadcast(group->inside, &place, sizeof place, 0));
+    if (group->board.memory.address == NULL) {
+      made = place.fd >= 0 && even_board_move(&group->board, &place) == EVEN_OK;
+    }
+  }
+  if (made && even_board_enter(&group->board) == EVEN_OK) {
+    even_board_keep_flight(&group->board, &group->flight);
+  }
+  even_status status = group->locals > 1 ? even_comm_barrier(group->inside) : EVEN_OK; /* all are on it */
+  if (status == EVEN_OK) {
+    (void)even_error_restore(&kept);
+  }
+  return status;
+}
+
+/* The parts name ranks as this group does, and leave the record to it. */
+static void join_parts(even_hosts_group *group) {
+  const int *own_host = &group->members[group->first[group->own_host]];
+  even_comm_whole whole = {.board = &group->board,
+                           .rank = group->rank,
+                           .ranks = group->ranks,
+                           .numbers = own_host,
+                           .look = even_hosts_look,
+                           .context = group};
+  even_comm_engine_of(group->inside)->join(group->inside, &whole);
+  whole.members = own_host; /* who carries a lane speaks there for its host */
+  whole.member_count = group->locals;
+  for (int lane = 0; lane < group->lanes; lane++) {
+    whole.numbers = &group->speakers[lane * group->hosts];
+    if (group->lane[lane] != NULL) {
+      even_comm_engine_of(group->lane[lane])->join(group->lane[lane], &whole);
+    }
+  }
+  if (group->everyone != NULL) {
+    whole.numbers = NULL;
+    whole.members = &group->rank;
+    whole.member_count = 1;
+    even_comm_engine_of(group->everyone)->join(group->everyone, &whole);
+  }
 }
 
 even_status even_comm_open_hosts(const even_comm_hosts *params, double timeout_seconds, even_comm **out) {
@@ -126,11 +168,27 @@ even_status even_comm_open_hosts(const even_comm_hosts *params, double timeout_s
   }
   place_ranks(group, params->host_of);
   group->inside = params->inside;
-  group->between = params->between;
   group->everyone = params->everyone;
-  if (group->between != NULL && even_comm_engine_of(group->between)->watch != NULL) {
-    even_comm_engine_of(group->between)->watch(group->between, inside_has_ended, group);
+  status = even_hosts_take_lanes(group, params);
+  if (status != EVEN_OK) {
+    free_group(group);
+    return status;
   }
+  even_hosts_start_ways(group);
+  status = share_board(group);
+  if (status != EVEN_OK) {
+    even_ways_end(&group->ways);
+    even_board_close(&group->board);
+    free_group(group);
+    return status;
+  }
+  (void)pthread_mutex_init(&group->ending, NULL);
+  join_parts(group);
+  const even_comm_call opening = {.kind = EVEN_CALL_OPEN};
+  even_flight_begin(&group->flight, &opening, ++group->call_count);
+  even_flight_end(&group->flight, EVEN_OK);
+  group->watch = (even_watch){.look = even_hosts_look, .context = group};
+  even_watcher_add(&group->watch);
   *out = (even_comm *)(void *)group;
   return EVEN_OK;
 }
@@ -139,11 +197,10 @@ even_status even_comm_open_hosts(const even_comm_hosts *params, double timeout_s
 
 static even_status all_to_all(even_comm *comm, const even_comm_exchange *job) {
   even_hosts_group *group = even_hosts_of(comm);
-  EVEN_TRY(even_hosts_begin(group, "all_to_all"));
   if (group->everyone == NULL) {
-    atomic_flag_clear_explicit(&group->busy, memory_order_release);
     return even_fail(EVEN_ERR_UNSUPPORTED, "all_to_all in a group whose ranks are connected only host by host");
   }
+  EVEN_TRY(even_hosts_begin(group, EVEN_CALL_ALL_TO_ALL, EVEN_U8, 0, 0, 0));
   even_comm_set_timeout(group->everyone, (double)atomic_load(&group->timeout_ns) * 1e-9);
   return even_hosts_end(group, even_comm_engine_of(group->everyone)->all_to_all(group->everyone, job));
 }
@@ -170,13 +227,7 @@ static void *arena(even_comm *comm) {
 }
 
 static void end_group(even_comm *comm, const even_error *why) {
-  even_hosts_group *group = even_hosts_of(comm);
-  even_comm *const parts[] = {group->inside, group->between, group->everyone};
-  for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
-    if (parts[i] != NULL) {
-      even_comm_engine_of(parts[i])->end(parts[i], why);
-    }
-  }
+  even_hosts_tell(even_hosts_of(comm), why);
 }
 
 static void revoke_group(even_comm *comm) {
@@ -189,6 +240,17 @@ static bool has_ended(const even_comm *comm) {
   return group->ended || even_comm_engine_of(group->inside)->has_ended(group->inside);
 }
 
+static void why_ended(const even_comm *comm, even_error *out) {
+  even_hosts_group *group = even_hosts_of((even_comm *)(uintptr_t)comm);
+  (void)pthread_mutex_lock(&group->ending);
+  bool ended = group->ended;
+  *out = group->end;
+  (void)pthread_mutex_unlock(&group->ending);
+  if (!ended) { /* a part has, and nobody has looked since */
+    even_comm_engine_of(group->inside)->why(group->inside, out);
+  }
+}
+
 static void set_timeout(even_comm *comm, double seconds) {
   even_hosts_group *group = even_hosts_of(comm);
   atomic_store(&group->timeout_ns, even_comm_limit_ns(seconds));
@@ -198,49 +260,109 @@ static void set_timeout(even_comm *comm, double seconds) {
 }
 
 static void set_stop_grace(even_comm *comm, double seconds) {
-  even_comm_set_stop_grace(even_hosts_of(comm)->inside, seconds);
+  const even_hosts_group *group = even_hosts_of(comm);
+  even_comm *part = NULL;
+  for (int at = 0; (part = even_hosts_part(group, &at)) != NULL; at++) {
+    even_comm_set_stop_grace(part, seconds);
+  }
+}
+
+static size_t flight(const even_comm *comm, int rank, even_flight_call *out, size_t limit) {
+  return even_flight_calls(&((const even_hosts_group *)(const void *)comm)->flight, rank, out, limit);
 }
 
 static void set_site(even_comm *comm, const char *text) {
-  even_comm_set_site(even_hosts_of(comm)->inside, text);
+  even_flight_set_site(&even_hosts_of(comm)->flight, text);
 }
 
 static void ask_site(even_comm *comm, even_comm_site_call *call, void *context) {
-  even_comm_ask_site(even_hosts_of(comm)->inside, call, context);
+  even_flight_ask_site(&even_hosts_of(comm)->flight, call, context);
+}
+
+/* What a part says of its own wait, and what the whole group is in. */
+static void tell_stall(void *context, const char *words) {
+  even_hosts_group *group = context;
+  char call[128];
+  char reached[EVEN_FLIGHT_REACHED];
+  char all[1024];
+  if (atomic_exchange(&group->stall_told, group->call_count) == group->call_count) {
+    return; /* another part, on another thread, has said it */
+  }
+  even_call_describe(&group->call, call, sizeof call);
+  even_flight_reached(&group->flight, reached, sizeof reached);
+  (void)snprintf(all, sizeof all, "%.400s, a step of %s%s", words, call, reached);
+  group->stall_call(group->stall_context, all);
 }
 
 static void on_stall(even_comm *comm, double seconds, even_comm_stall_call *call, void *context) {
-  even_comm_on_stall(even_hosts_of(comm)->inside, seconds, call, context);
+  even_hosts_group *group = even_hosts_of(comm);
+  group->stall_call = call;
+  group->stall_context = context;
+  even_comm_stall_call *told = call == NULL ? NULL : tell_stall;
+  even_comm *part = NULL;
+  for (int at = 0; (part = even_hosts_part(group, &at)) != NULL; at++) {
+    even_comm_on_stall(part, seconds, told, group);
+  }
 }
 
 static uint64_t wait_ns(const even_comm *comm) {
   const even_hosts_group *group = (const even_hosts_group *)(const void *)comm;
-  uint64_t between = group->between == NULL ? 0 : even_comm_wait_ns(group->between);
-  uint64_t everyone = group->everyone == NULL ? 0 : even_comm_wait_ns(group->everyone);
-  return even_comm_wait_ns(group->inside) + between + everyone;
+  uint64_t waited = atomic_load(&group->awaited_ns) - atomic_load(&group->hidden_ns);
+  const even_comm *part = NULL;
+  for (int at = 0; (part = even_hosts_part(group, &at)) != NULL; at++) {
+    waited += even_comm_wait_ns(part);
+  }
+  return waited;
 }
 
 static void describe(const even_comm *comm, char *text, size_t bytes) {
   const even_hosts_group *group = (const even_hosts_group *)(const void *)comm;
   char inside[512];
-  char between[512] = "this host's leader speaks to them";
+  char between[1024] = "this host's leader speaks to them";
   even_comm_describe(group->inside, inside, sizeof inside);
   if (group->between != NULL) {
     even_comm_describe(group->between, between, sizeof between);
   }
-  (void)snprintf(text, bytes, "%d hosts; inside this one: %s; between them: %s", group->hosts, inside, between);
+  (void)snprintf(text, bytes, "%d hosts, %d lane%s between them; inside this one: %s; between them: %s", group->hosts,
+                 group->lanes, group->lanes == 1 ? "" : "s", inside, between);
+  if (group->rank == 0) {
+    even_ways_describe(&group->ways, text, bytes);
+  }
+}
+
+/* All ranks' choice is rank 0's. */
+static void *choice(even_comm *comm, size_t *bytes) {
+  even_hosts_group *group = even_hosts_of(comm);
+  *bytes = sizeof group->ways.choice;
+  return &group->ways.choice;
+}
+
+/* The leaders' part has a choice, too; rank 0 leads the first host. */
+static even_status follow(even_comm *comm, const even_comm_following *by, size_t *lacking) {
+  even_hosts_group *group = even_hosts_of(comm);
+  even_comm *between = group->between;
+  even_comm_following outer = *by;
+  int way = by->way == NULL ? -1 : even_ways_named(&group->ways, by->way);
+  even_status status = EVEN_OK;
+  outer.way = way >= 0 ? NULL : by->way;
+  if (between != NULL && even_comm_engine_of(between)->follow != NULL) {
+    status = even_comm_engine_of(between)->follow(between, &outer, lacking);
+  }
+  if (status == EVEN_OK) {
+    even_ways_follow(&group->ways, by->costs, by->shape, by->engine);
+    even_ways_force(&group->ways, way);
+  }
+  return status;
 }
 
 static void leave_group(even_comm *comm) {
   even_hosts_group *group = even_hosts_of(comm);
   if (!group->has_left) {
+    even_watcher_remove(&group->watch);
     group->has_left = true;
-    even_comm_leave(group->inside);
-    if (group->between != NULL) {
-      even_comm_leave(group->between);
-    }
-    if (group->everyone != NULL) {
-      even_comm_leave(group->everyone);
+    even_comm *part = NULL;
+    for (int at = 0; (part = even_hosts_part(group, &at)) != NULL; at++) {
+      even_comm_leave(part);
     }
   }
 }
@@ -248,9 +370,15 @@ static void leave_group(even_comm *comm) {
 static void close_group(even_comm *comm) {
   even_hosts_group *group = even_hosts_of(comm);
   leave_group(comm);
+  for (int lane = 0; lane < group->lanes; lane++) {
+    even_carrier_close(&group->carriers[lane]);
+    even_comm_close(group->lane[lane]);
+  }
   even_comm_close(group->inside);
-  even_comm_close(group->between);
   even_comm_close(group->everyone);
+  even_ways_end(&group->ways);
+  (void)pthread_mutex_destroy(&group->ending);
+  even_board_close(&group->board);
   free_group(group);
 }
 
@@ -269,11 +397,15 @@ static const even_comm_engine hosts_engine = {
     .revoke = revoke_group,
     .end = end_group,
     .has_ended = has_ended,
+    .why = why_ended,
     .set_timeout = set_timeout,
     .set_stop_grace = set_stop_grace,
+    .flight = flight,
     .set_site = set_site,
     .ask_site = ask_site,
     .on_stall = on_stall,
+    .follow = follow,
+    .choice = choice,
     .wait_ns = wait_ns,
     .describe = describe,
     .leave = leave_group,

@@ -2,8 +2,13 @@
 #ifndef EVEN_COMM_HOSTS_GROUP_H
 #define EVEN_COMM_HOSTS_GROUP_H
 
+#include "comm/board.h"
 #include "comm/engine.h"
+#include "comm/hosts/carrier.h"
+#include "comm/watcher.h"
+#include "comm/ways.h"
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 
@@ -12,25 +17,43 @@ typedef struct even_hosts_group {
   even_comm *inside;   /* this host's ranks, in the order of their ranks here */
   even_comm *between;  /* the hosts' leaders, in the order of the hosts; NULL on a rank that leads none */
   even_comm *everyone; /* all ranks; NULL: no messages and no all-to-all */
+  int lanes;
+  even_comm *lane[EVEN_COMM_LANES];       /* `lanes` of them, the first `between`; NULL: carried by another rank here */
+  even_carrier carriers[EVEN_COMM_LANES]; /* of those */
   int hosts;
   int own_host;
   int locals;    /* ranks on this host */
   int *members;  /* all ranks, host by host, in rank order on each */
   int *first;    /* where host h's begin in members; hosts + 1 of them */
+  int *speakers; /* in the lanes: lane after lane, those of the hosts; the first ones lead them */
   bool in_order; /* members are 0, 1, 2 …: what is cut by hosts lies in one piece */
   _Atomic uint64_t timeout_ns;
   atomic_flag busy;
-  const char *doing; /* the call under way */
+  even_board board; /* of all ranks; what is known of them */
+  even_flight_writer flight;
+  even_comm_call call;         /* the one under way, */
+  uint64_t call_count;         /* and its number */
+  _Atomic uint64_t stall_told; /* the number of the call of which it was */
+  even_comm_stall_call *stall_call;
+  void *stall_context;
+  even_watch watch;
   _Atomic bool has_left;
-  _Atomic bool ended; /* a call has failed */
-  even_error end;
+  pthread_mutex_t ending; /* over these two: */
+  _Atomic bool ended;
+  even_error end; /* why, in this group's numbers */
+  bool refuses;   /* a call has failed: `end` is an earlier failure for those that follow */
   /* for the call under way */
-  size_t *counts;        /* one a rank */
-  size_t *sizes;         /* one a rank */
-  const void **pointers; /* one a rank */
-  size_t *nothing;       /* zeros, one a rank */
+  size_t *counts;         /* one a rank */
+  size_t *sizes;          /* one a rank */
+  const void **pointers;  /* one a rank */
+  size_t *nothing;        /* zeros, one a rank */
+  size_t *parts;          /* of the leader's carrier: what the hosts have in a piece, */
+  unsigned char **places; /* and where it lies */
   unsigned char *scratch;
   size_t scratch_bytes;
+  even_ways ways;              /* of all_reduce; the same choice on all ranks */
+  _Atomic uint64_t hidden_ns;  /* what carriers waited while this rank did other things, */
+  _Atomic uint64_t awaited_ns; /* and what it waited for them */
 } even_hosts_group;
 
 static inline even_hosts_group *even_hosts_of(even_comm *comm) {
@@ -42,14 +65,67 @@ static inline bool even_hosts_leads(const even_hosts_group *group) {
 
 /* ---- call.c ---- */
 
-even_status even_hosts_begin(even_hosts_group *group, const char *what) EVEN_MUST_USE;
+even_status even_hosts_begin(even_hosts_group *group, even_call_kind kind, uint32_t dtype, uint32_t op, int root,
+                             size_t count) EVEN_MUST_USE;
 even_status even_hosts_end(even_hosts_group *group, even_status status) EVEN_MUST_USE;
-/* What a step among this host's ranks came to; a failure is told to the other hosts, in their numbers. */
-even_status even_hosts_inside(even_hosts_group *group, even_status status) EVEN_MUST_USE;
 /* What the leader's step between the hosts came to, on all ranks of the host; the others' `status` is not looked at. */
 even_status even_hosts_agree(even_hosts_group *group, even_status status) EVEN_MUST_USE;
 /* At least that much memory, which stays until the group is closed. */
 even_status even_hosts_scratch(even_hosts_group *group, size_t bytes) EVEN_MUST_USE;
+
+/* The inner limits of a call whose ranks have all come to it on this host: from here on they wait for other hosts. */
+void even_hosts_await_others(even_hosts_group *group);
+
+/* ---- lanes.c ---- */
+
+/* Takes over what `params` say; the group's places are known. EVEN_ERR_ARGUMENT. */
+even_status even_hosts_take_lanes(even_hosts_group *group, const even_comm_hosts *params) EVEN_MUST_USE;
+/* The rank here, by its number here, that carries a lane. */
+static inline int even_hosts_carrier_of(const even_hosts_group *group, int lane) {
+  return even_comm_lane_rank(lane, group->lanes, group->locals);
+}
+/* The groups that this one is made of: the first `*at` from 0 on that there is; NULL behind the last. */
+even_comm *even_hosts_part(const even_hosts_group *group, int *at);
+
+/* ---- stream.c: all-reduces in pieces ---- */
+
+#define EVEN_HOSTS_STREAM_BYTES ((size_t)1 << 20)
+
+void even_hosts_start_ways(even_hosts_group *group);
+/* Between the beginning and the end of the call; all of the ranks take the same of `lanes` lanes. */
+even_status even_hosts_stream(even_hosts_group *group, const even_comm_reduction *job, int lanes) EVEN_MUST_USE;
+
+/* ---- relay.c: the other large collectives in pieces, through the first ranks ---- */
+
+/* Of how many pieces a collective over so many bytes is made; 1: in turns. */
+size_t even_hosts_pieces(const even_hosts_group *group, size_t bytes);
+/* As the collectives of these names, between their beginning and their end. Parts lie in the hosts' order. */
+even_status even_hosts_relay_broadcast(even_hosts_group *group, unsigned char *data, size_t bytes, int host,
+                                       int local) EVEN_MUST_USE;
+/* The sums over all hosts of this host's block, at *block of the leader, which has room for all at `sums`. */
+even_status even_hosts_relay_scatter(even_hosts_group *group, const even_comm_scattering *job, unsigned char *sums,
+                                     unsigned char **block) EVEN_MUST_USE;
+/* All parts to all ranks; this host's are one after the other at `block` of the leader. */
+even_status even_hosts_relay_gather(even_hosts_group *group, const even_comm_gathering *job,
+                                    const unsigned char *block) EVEN_MUST_USE;
+/* sizes[h] = what host h's ranks have together. */
+void even_hosts_sum_counts(const even_hosts_group *group, const size_t *counts, size_t *sizes);
+
+/* ---- ending.c: how the group ends, and who hears of it ---- */
+
+/* Ends the group for all ranks, unless it has ended. Any thread. */
+void even_hosts_tell(even_hosts_group *group, const even_error *why);
+/* The same with why a part has ended, or with the calling thread's last error where none has. */
+void even_hosts_tell_failure(even_hosts_group *group);
+/* Looks whether a part has ended, which the others are told. */
+void even_hosts_follow(even_hosts_group *group);
+/* The same, and whether ranks make different calls, which ends it; the
+ * watcher's, and of those who wait. */
+void even_hosts_look(void *group);
+/* The failure of the call under way as the calling thread's error: why the group has ended, which it has then. */
+even_status even_hosts_failure(even_hosts_group *group) EVEN_MUST_USE;
+/* The same for a call that comes when the group has ended already, and is not made. */
+even_status even_hosts_ended(const even_hosts_group *group) EVEN_MUST_USE;
 
 /* ---- collectives.c ---- */
 

@@ -116,7 +116,16 @@ typedef struct even_cuda_driver {
   int (*memory_allocate)(unsigned long long *out, size_t bytes);
   int (*memory_free)(unsigned long long memory);
   int (*error_text)(int code, const char **out);
+  int (*event_create)(void **out, unsigned int flags);
+  int (*event_destroy)(void *event);
+  int (*event_record)(void *event, void *stream);
+  int (*event_query)(void *event);
+  int (*event_elapsed)(float *milliseconds, void *from, void *to);
+  int (*stream_captures)(void *stream, int *status);
+  int (*capture_mode_exchange)(int *mode);
 } even_cuda_driver;
+
+enum { EVEN_CUDA_NOT_READY = 600, EVEN_CUDA_CAPTURE_RELAXED = 2 };
 
 /* Opened once for each name and never closed: a library that runs may have threads. name: NULL as in
  * even_device_comm_library. EVEN_ERR_UNSUPPORTED says what is missing. Any thread. */

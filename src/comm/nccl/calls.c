@@ -17,23 +17,11 @@ bool even_device_in_group(const even_device_comm *comm) {
 
 /* ---- errors ---- */
 
-static even_status place(const even_device_comm *comm) {
-  char device[32];
-  (void)snprintf(device, sizeof device, "cuda:%d", comm->device);
-  return even_error_place(comm->rank, device);
-}
-
-static even_status revoked(const even_device_comm *comm, const even_device_call *call) {
-  (void)even_fail(EVEN_ERR_REVOKED, "%s: the communicator of rank %d of %d was aborted", call->name, comm->rank,
-                  comm->ranks);
-  return place(comm);
-}
-
 static even_status too_late(const even_device_comm *comm, const even_device_call *call, double seconds) {
   (void)even_fail(EVEN_ERR_TIMEOUT,
                   "%s on rank %d of %d (cuda:%d): NCCL was not ready after %.3g s: a rank did not come", call->name,
                   comm->rank, comm->ranks, comm->device, seconds);
-  (void)place(comm);
+  (void)even_device_place(comm);
   return even_error_fix("see what the other ranks do; NCCL_DEBUG=INFO on all of them says whom NCCL waits for");
 }
 
@@ -75,21 +63,22 @@ static even_status advise(even_status status) {
   }
 }
 
-static even_status translate(const even_device_comm *comm, even_nccl_comm *handle, const even_device_call *call,
-                             int result) {
+even_status even_device_translate(const even_device_comm *comm, even_nccl_comm *handle, const even_device_call *call,
+                                  int result) {
   const char *text = comm->nccl->error_text(result);
   const char *words = comm->nccl->last_error(handle);
   words = words == NULL ? "" : words;
-  even_status status = even_fail(status_of(result, words), "%s (%zu) on rank %d of %d, cuda:%d: NCCL says: %s%s%s",
-                                 call->name, call->count, comm->rank, comm->ranks, comm->device,
-                                 text == NULL ? "unknown error" : text, words[0] == '\0' ? "" : ": ", words);
-  (void)place(comm);
+  even_status status =
+      even_fail(status_of(result, words), "%s (%zu) on rank %d of %d, cuda:%d: NCCL says: %s%s%s", call->name,
+                call->count, even_device_number(comm, comm->rank), comm->ranks, comm->device,
+                text == NULL ? "unknown error" : text, words[0] == '\0' ? "" : ": ", words);
+  (void)even_device_place(comm);
   return advise(status);
 }
 
 static even_status broken_before(const even_device_comm *comm, const even_device_call *call) {
   (void)even_fail(EVEN_ERR_STATE, "%s: the communicator is broken since: %s", call->name, comm->broken.what);
-  (void)place(comm);
+  (void)even_device_place(comm);
   return even_error_fix("abort or close it, and open a new one");
 }
 
@@ -98,6 +87,9 @@ static even_status remember(even_device_comm *comm, even_status status) {
   bool harmless = status == EVEN_OK || status == EVEN_ERR_REVOKED || (status == EVEN_ERR_ARGUMENT && grouped != comm);
   if (!harmless && comm->broken.status == EVEN_OK) {
     comm->broken = *even_error_of(status);
+    if (atomic_load(&comm->ending) == EVEN_DEVICE_WHOLE) {
+      even_device_tell(comm, &comm->broken);
+    }
   }
   return status;
 }
@@ -110,8 +102,9 @@ even_status even_device_settle(even_device_comm *comm, even_nccl_comm *handle, c
   double seconds = atomic_load(&comm->timeout_seconds);
   uint64_t begun = result == EVEN_NCCL_IN_PROGRESS ? even_clock_ns() : 0;
   while (result == EVEN_NCCL_IN_PROGRESS) {
-    if (atomic_load(&comm->ending) != 0) {
-      return revoked(comm, call);
+    uint32_t ending = atomic_load(&comm->ending);
+    if (ending == EVEN_DEVICE_ABORTED || (ending == EVEN_DEVICE_ENDED && !call->revives)) {
+      return even_device_ended(comm, call);
     }
     int state = EVEN_NCCL_SUCCESS;
     int code = comm->nccl->async_error(handle, &state);
@@ -120,10 +113,10 @@ even_status even_device_settle(even_device_comm *comm, even_nccl_comm *handle, c
       if ((double)(even_clock_ns() - begun) > seconds * 1e9) {
         return too_late(comm, call, seconds);
       }
-      even_futex_wait(&comm->ending, 0, SHORT_NS);
+      even_futex_wait(&comm->ending, ending, SHORT_NS);
     }
   }
-  return result == EVEN_NCCL_SUCCESS ? EVEN_OK : translate(comm, handle, call, result);
+  return result == EVEN_NCCL_SUCCESS ? EVEN_OK : even_device_translate(comm, handle, call, result);
 }
 
 even_status even_device_result(even_device_comm *comm, const even_device_call *call, int result) {
@@ -142,7 +135,7 @@ even_status even_device_context_push(even_device_comm *comm) {
     (void)comm->cuda->error_text(code, &text);
     (void)even_fail(EVEN_ERR_DEVICE, "cuda:%d cannot be made current: %s (error %d)", comm->device,
                     text == NULL ? "unknown error" : text, code);
-    return place(comm);
+    return even_device_place(comm);
   }
   return EVEN_OK;
 }
@@ -153,8 +146,9 @@ void even_device_context_pop(even_device_comm *comm) {
 }
 
 static even_status ready(even_device_comm *comm, const even_device_call *call, bool also_broken) {
-  if (atomic_load(&comm->ending) != 0) {
-    return revoked(comm, call);
+  uint32_t ending = atomic_load(&comm->ending);
+  if (ending == EVEN_DEVICE_ABORTED || (ending == EVEN_DEVICE_ENDED && !(call->revives && comm->leave_abort))) {
+    return even_device_ended(comm, call);
   }
   if (comm->broken.status != EVEN_OK && !also_broken) {
     return broken_before(comm, call);
@@ -165,7 +159,7 @@ static even_status ready(even_device_comm *comm, const even_device_call *call, b
 even_status even_device_enter_any(even_device_comm *comm, const even_device_call *call, bool also_broken) {
   if (grouped != NULL && grouped != comm) {
     (void)even_fail(EVEN_ERR_STATE, "%s: this thread has a group of another communicator open", call->name);
-    (void)place(comm);
+    (void)even_device_place(comm);
     return even_error_fix("end that group first: a group is of one communicator");
   }
   if (grouped == NULL) {
@@ -179,7 +173,9 @@ even_status even_device_enter_any(even_device_comm *comm, const even_device_call
 }
 
 even_status even_device_enter(even_device_comm *comm, const even_device_call *call) {
-  return even_device_enter_any(comm, call, false);
+  EVEN_TRY(even_device_enter_any(comm, call, false));
+  even_status status = call->recorded == 0 ? EVEN_OK : even_device_track_begin(comm, call);
+  return status == EVEN_OK ? EVEN_OK : even_device_leave(comm, status);
 }
 
 static void free_ops(even_device_comm *comm) {
@@ -194,6 +190,7 @@ static void free_ops(even_device_comm *comm) {
 /* Its operations go with the communicator: they cannot be freed without the GPU's context. */
 static even_status leave_without_context(even_device_comm *comm, even_status status) {
   if (grouped == NULL) {
+    even_device_track_launched(comm, status == EVEN_OK ? EVEN_ERR_DEVICE : status); /* nothing, where it was done */
     (void)pthread_mutex_unlock(&comm->lock);
   }
   return status;
@@ -201,8 +198,10 @@ static even_status leave_without_context(even_device_comm *comm, even_status sta
 
 even_status even_device_leave(even_device_comm *comm, even_status status) {
   if (grouped == NULL) {
+    even_device_track_launched(comm, status);
     free_ops(comm);
   }
+  even_device_track_pop();
   even_device_context_pop(comm);
   return leave_without_context(comm, status);
 }
@@ -226,7 +225,7 @@ void even_device_keep_op(even_device_comm *comm, int op) {
 even_status even_device_group_open(even_device_comm *comm, const even_device_call *call) {
   int result = comm->nccl->group_begin();
   if (result != EVEN_NCCL_SUCCESS) {
-    return remember(comm, translate(comm, comm->handle, call, result));
+    return remember(comm, even_device_translate(comm, comm->handle, call, result));
   }
   if (comm->depth++ == 0) {
     grouped = comm;
@@ -246,7 +245,7 @@ even_status even_device_group_shut(even_device_comm *comm, const even_device_cal
 }
 
 even_status even_device_comm_group_begin(even_device_comm *comm) {
-  const even_device_call call = {"group_begin", 0};
+  const even_device_call call = {.name = "group_begin"};
   EVEN_TRY(even_device_enter(comm, &call));
   even_status status = even_device_group_open(comm, &call);
   if (status != EVEN_OK) {
@@ -257,17 +256,17 @@ even_status even_device_comm_group_begin(even_device_comm *comm) {
 }
 
 even_status even_device_comm_group_end(even_device_comm *comm) {
-  const even_device_call call = {"group_end", 0};
+  const even_device_call call = {.name = "group_end"};
   if (grouped != comm) {
     (void)even_fail(EVEN_ERR_STATE, "group_end: this thread has no group of this communicator open");
-    return place(comm);
+    return even_device_place(comm);
   }
   even_status pushed = even_device_context_push(comm);
   even_status status = pushed;
   if (comm->broken.status != EVEN_OK) {
     status = even_error_restore(&comm->broken);
   } else if (atomic_load(&comm->ending) != 0) {
-    status = revoked(comm, &call);
+    status = even_device_ended(comm, &call);
   }
   status = even_device_group_shut(comm, &call, status);
   return pushed == EVEN_OK ? even_device_leave(comm, status) : leave_without_context(comm, status);

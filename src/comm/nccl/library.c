@@ -4,18 +4,12 @@
 #include "base/fail.h"
 
 #include <pthread.h>
-#include <stdbool.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { LIBRARIES = 4, NAME_BYTES = 512 };
-
-typedef struct wanted_symbol {
-  void *function; /* address of the pointer */
-  const char *name;
-  bool optional;
-} wanted_symbol;
 
 /* The libraries that are open, each with the name that it was asked for by; "" where there is none yet. */
 static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
@@ -24,44 +18,39 @@ static char cuda_names[LIBRARIES][NAME_BYTES];
 static even_nccl nccls[LIBRARIES];
 static even_cuda_driver cudas[LIBRARIES];
 
-static even_status symbols_load(const even_library *library, const char *path, const wanted_symbol *wanted,
-                                size_t count) {
-  for (size_t i = 0; i < count; i++) {
-    void *symbol = even_library_symbol(library, wanted[i].name);
-    if (symbol == NULL && !wanted[i].optional) {
-      return even_fail(EVEN_ERR_UNSUPPORTED, "%s lacks %s: not this library, or too old a version of it", path,
-                       wanted[i].name);
-    }
-    memcpy(wanted[i].function, &symbol, sizeof symbol);
-  }
-  return EVEN_OK;
+static even_status take(const even_library *library, const char *path, const even_library_wanted *wanted, size_t count,
+                        void *table) {
+  const char *absent = even_library_take(library, wanted, count, table);
+  return absent == NULL ? EVEN_OK
+                        : even_fail(EVEN_ERR_UNSUPPORTED, "%s lacks %s: not this library, or too old a version of it",
+                                    path, absent);
 }
 
 static even_status nccl_load(const char *name, even_nccl *out) {
-  const wanted_symbol wanted[] = {
-      {&out->get_version, "ncclGetVersion", false},
-      {&out->make_id, "ncclGetUniqueId", false},
-      {&out->init, "ncclCommInitRankConfig", false},
-      {&out->finalize, "ncclCommFinalize", false},
-      {&out->destroy, "ncclCommDestroy", false},
-      {&out->abort, "ncclCommAbort", false},
-      {&out->async_error, "ncclCommGetAsyncError", false},
-      {&out->error_text, "ncclGetErrorString", false},
-      {&out->last_error, "ncclGetLastError", false},
-      {&out->op_make, "ncclRedOpCreatePreMulSum", false},
-      {&out->op_free, "ncclRedOpDestroy", false},
-      {&out->all_reduce, "ncclAllReduce", false},
-      {&out->reduce, "ncclReduce", false},
-      {&out->reduce_scatter, "ncclReduceScatter", false},
-      {&out->all_gather, "ncclAllGather", false},
-      {&out->broadcast, "ncclBroadcast", false},
-      {&out->send, "ncclSend", false},
-      {&out->receive, "ncclRecv", false},
-      {&out->group_begin, "ncclGroupStart", false},
-      {&out->group_end, "ncclGroupEnd", false},
-      {&out->shrink, "ncclCommShrink", true},
-      {&out->grow_id, "ncclCommGetUniqueId", true},
-      {&out->grow, "ncclCommGrow", true},
+  static const even_library_wanted wanted[] = {
+      {"ncclGetVersion", offsetof(even_nccl, get_version), false},
+      {"ncclGetUniqueId", offsetof(even_nccl, make_id), false},
+      {"ncclCommInitRankConfig", offsetof(even_nccl, init), false},
+      {"ncclCommFinalize", offsetof(even_nccl, finalize), false},
+      {"ncclCommDestroy", offsetof(even_nccl, destroy), false},
+      {"ncclCommAbort", offsetof(even_nccl, abort), false},
+      {"ncclCommGetAsyncError", offsetof(even_nccl, async_error), false},
+      {"ncclGetErrorString", offsetof(even_nccl, error_text), false},
+      {"ncclGetLastError", offsetof(even_nccl, last_error), false},
+      {"ncclRedOpCreatePreMulSum", offsetof(even_nccl, op_make), false},
+      {"ncclRedOpDestroy", offsetof(even_nccl, op_free), false},
+      {"ncclAllReduce", offsetof(even_nccl, all_reduce), false},
+      {"ncclReduce", offsetof(even_nccl, reduce), false},
+      {"ncclReduceScatter", offsetof(even_nccl, reduce_scatter), false},
+      {"ncclAllGather", offsetof(even_nccl, all_gather), false},
+      {"ncclBroadcast", offsetof(even_nccl, broadcast), false},
+      {"ncclSend", offsetof(even_nccl, send), false},
+      {"ncclRecv", offsetof(even_nccl, receive), false},
+      {"ncclGroupStart", offsetof(even_nccl, group_begin), false},
+      {"ncclGroupEnd", offsetof(even_nccl, group_end), false},
+      {"ncclCommShrink", offsetof(even_nccl, shrink), true},
+      {"ncclCommGetUniqueId", offsetof(even_nccl, grow_id), true},
+      {"ncclCommGrow", offsetof(even_nccl, grow), true},
   };
   if (even_library_open(name, &out->library) != EVEN_OK) {
     char why[sizeof even_error_last()->what];
@@ -71,7 +60,7 @@ static even_status nccl_load(const char *name, even_nccl *out) {
         "install NCCL (pip install nvidia-nccl-cu13, or -cu12 for an older driver), or name its "
         "libnccl.so.2 in EVENSTEP_NCCL_LIBRARY");
   }
-  EVEN_TRY(symbols_load(&out->library, name, wanted, sizeof wanted / sizeof wanted[0]));
+  EVEN_TRY(take(&out->library, name, wanted, sizeof wanted / sizeof wanted[0], out));
   int code = out->get_version(&out->version);
   if (code != EVEN_NCCL_SUCCESS) {
     return even_fail(EVEN_ERR_UNSUPPORTED, "%s does not say its version: %s", name, out->error_text(code));
@@ -98,23 +87,30 @@ static even_status driver_start(const even_cuda_driver *cuda, const char *name) 
 }
 
 static even_status cuda_load(const char *name, even_cuda_driver *out) {
-  const wanted_symbol wanted[] = {
-      {&out->init, "cuInit", false},
-      {&out->device_count, "cuDeviceGetCount", false},
-      {&out->device_get, "cuDeviceGet", false},
-      {&out->context_retain, "cuDevicePrimaryCtxRetain", false},
-      {&out->context_release, "cuDevicePrimaryCtxRelease_v2", false},
-      {&out->context_push, "cuCtxPushCurrent_v2", false},
-      {&out->context_pop, "cuCtxPopCurrent_v2", false},
-      {&out->memory_allocate, "cuMemAlloc_v2", false},
-      {&out->memory_free, "cuMemFree_v2", false},
-      {&out->error_text, "cuGetErrorString", false},
+  static const even_library_wanted wanted[] = {
+      {"cuInit", offsetof(even_cuda_driver, init), false},
+      {"cuDeviceGetCount", offsetof(even_cuda_driver, device_count), false},
+      {"cuDeviceGet", offsetof(even_cuda_driver, device_get), false},
+      {"cuDevicePrimaryCtxRetain", offsetof(even_cuda_driver, context_retain), false},
+      {"cuDevicePrimaryCtxRelease_v2", offsetof(even_cuda_driver, context_release), false},
+      {"cuCtxPushCurrent_v2", offsetof(even_cuda_driver, context_push), false},
+      {"cuCtxPopCurrent_v2", offsetof(even_cuda_driver, context_pop), false},
+      {"cuMemAlloc_v2", offsetof(even_cuda_driver, memory_allocate), false},
+      {"cuMemFree_v2", offsetof(even_cuda_driver, memory_free), false},
+      {"cuGetErrorString", offsetof(even_cuda_driver, error_text), false},
+      {"cuEventCreate", offsetof(even_cuda_driver, event_create), false},
+      {"cuEventDestroy_v2", offsetof(even_cuda_driver, event_destroy), false},
+      {"cuEventRecord", offsetof(even_cuda_driver, event_record), false},
+      {"cuEventQuery", offsetof(even_cuda_driver, event_query), false},
+      {"cuEventElapsedTime", offsetof(even_cuda_driver, event_elapsed), false},
+      {"cuStreamIsCapturing", offsetof(even_cuda_driver, stream_captures), false},
+      {"cuThreadExchangeStreamCaptureMode", offsetof(even_cuda_driver, capture_mode_exchange), false},
   };
   if (even_library_open(name, &out->library) != EVEN_OK) {
     (void)even_fail(EVEN_ERR_UNSUPPORTED, "%s was not found: no NVIDIA driver is installed", name);
     return even_error_fix("GPU collectives need an NVIDIA GPU and its driver; CPU ranks use even_comm");
   }
-  EVEN_TRY(symbols_load(&out->library, name, wanted, sizeof wanted / sizeof wanted[0]));
+  EVEN_TRY(take(&out->library, name, wanted, sizeof wanted / sizeof wanted[0], out));
   return driver_start(out, name);
 }
 

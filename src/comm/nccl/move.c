@@ -41,7 +41,15 @@ even_status even_device_comm_all_gather(even_device_comm *comm, const void *inpu
   EVEN_TRY(check_parts(comm, bytes, &total, &equal));
   EVEN_TRY(even_device_check_data(input, bytes[comm->rank]));
   EVEN_TRY(even_device_check_data(output, total));
-  const even_device_call call = {"all_gather", total};
+  const even_device_call call = {.name = "all_gather",
+                                 .count = total,
+                                 .kind = EVEN_CALL_ALL_GATHER,
+                                 .dtype = EVEN_CALL_BYTES,
+                                 .recorded = EVEN_RECORDED_ALL_GATHER,
+                                 .peer = -1,
+                                 .counts = bytes,
+                                 .bytes = total,
+                                 .stream = stream};
   EVEN_TRY(even_device_enter(comm, &call));
   even_status status = EVEN_OK;
   if (total > 0 && equal) {
@@ -54,7 +62,14 @@ even_status even_device_comm_all_gather(even_device_comm *comm, const void *inpu
 }
 
 even_status even_device_comm_broadcast(even_device_comm *comm, void *data, size_t bytes, int root, void *stream) {
-  const even_device_call call = {"broadcast", bytes};
+  const even_device_call call = {.name = "broadcast",
+                                 .count = bytes,
+                                 .kind = EVEN_CALL_BROADCAST,
+                                 .dtype = EVEN_CALL_BYTES,
+                                 .recorded = EVEN_RECORDED_BROADCAST,
+                                 .peer = root,
+                                 .bytes = bytes,
+                                 .stream = stream};
   EVEN_TRY(even_device_check_rank(comm, root, "root"));
   EVEN_TRY(even_device_check_data(data, bytes));
   EVEN_TRY(even_device_enter(comm, &call));
@@ -126,7 +141,13 @@ even_status even_device_comm_all_to_all(even_device_comm *comm, const void *cons
   EVEN_TRY(check_parts(comm, output_bytes, &received, &equal));
   EVEN_TRY(check_list(comm, inputs, input_bytes));
   EVEN_TRY(check_list(comm, (const void *const *)outputs, output_bytes));
-  const even_device_call call = {"all_to_all", sent};
+  const even_device_call call = {.name = "all_to_all",
+                                 .kind = EVEN_CALL_ALL_TO_ALL,
+                                 .dtype = EVEN_CALL_BYTES,
+                                 .recorded = EVEN_RECORDED_ALL_TO_ALL,
+                                 .peer = -1,
+                                 .bytes = sent,
+                                 .stream = stream};
   const exchange parts = {inputs, input_bytes, outputs, output_bytes};
   return exchange_parts(comm, &call, &parts, stream);
 }
@@ -141,7 +162,15 @@ even_status even_device_comm_gather(even_device_comm *comm, const void *input, v
   if (comm->rank == root) {
     EVEN_TRY(check_list(comm, (const void *const *)outputs, bytes));
   }
-  const even_device_call call = {"gather", total};
+  const even_device_call call = {.name = "gather",
+                                 .count = total,
+                                 .kind = EVEN_CALL_GATHER,
+                                 .dtype = EVEN_CALL_BYTES,
+                                 .recorded = EVEN_RECORDED_GATHER,
+                                 .peer = root,
+                                 .counts = bytes,
+                                 .bytes = total,
+                                 .stream = stream};
   EVEN_TRY(even_device_enter(comm, &call));
   even_status status = even_device_group_open(comm, &call);
   if (status != EVEN_OK) {
@@ -164,7 +193,15 @@ even_status even_device_comm_scatter(even_device_comm *comm, const void *const *
   if (comm->rank == root) {
     EVEN_TRY(check_list(comm, inputs, bytes));
   }
-  const even_device_call call = {"scatter", total};
+  const even_device_call call = {.name = "scatter",
+                                 .count = total,
+                                 .kind = EVEN_CALL_SCATTER,
+                                 .dtype = EVEN_CALL_BYTES,
+                                 .recorded = EVEN_RECORDED_SCATTER,
+                                 .peer = root,
+                                 .counts = bytes,
+                                 .bytes = total,
+                                 .stream = stream};
   EVEN_TRY(even_device_enter(comm, &call));
   even_status status = even_device_group_open(comm, &call);
   if (status != EVEN_OK) {
@@ -193,14 +230,20 @@ static even_status check_message(const even_device_comm *comm, const void *data,
 }
 
 even_status even_device_comm_send(even_device_comm *comm, const void *data, size_t bytes, int peer, void *stream) {
-  const even_device_call call = {"send", bytes};
+  const even_device_call call = {
+      .name = "send", .count = bytes, .recorded = EVEN_RECORDED_SEND, .peer = peer, .bytes = bytes, .stream = stream};
   EVEN_TRY(check_message(comm, data, bytes, peer));
   EVEN_TRY(even_device_enter(comm, &call));
   return even_device_leave(comm, send_one(comm, &call, data, bytes, peer, stream));
 }
 
 even_status even_device_comm_receive(even_device_comm *comm, void *data, size_t bytes, int peer, void *stream) {
-  const even_device_call call = {"receive", bytes};
+  const even_device_call call = {.name = "receive",
+                                 .count = bytes,
+                                 .recorded = EVEN_RECORDED_RECEIVE,
+                                 .peer = peer,
+                                 .bytes = bytes,
+                                 .stream = stream};
   EVEN_TRY(check_message(comm, data, bytes, peer));
   EVEN_TRY(even_device_enter(comm, &call));
   return even_device_leave(comm, receive_one(comm, &call, data, bytes, peer, stream));

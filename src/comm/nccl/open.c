@@ -2,16 +2,12 @@
 #include "comm/nccl/device_comm.h"
 
 #include "base/alloc.h"
-#include "os/futex.h"
+#include "os/thread.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 _Static_assert((int)EVEN_DEVICE_COMM_ID_BYTES == (int)EVEN_NCCL_ID_BYTES, "the public id holds NCCL's");
-
-enum { GRACE_SECONDS = 1 };
 
 static double limit_of(double seconds) {
   return seconds > 0 ? seconds : 1800.0;
@@ -83,6 +79,7 @@ static even_status take_word(even_device_comm *comm) {
 }
 
 void even_device_free(even_device_comm *comm) {
+  even_device_track_free(comm);
   if (comm->context != NULL) {
     if (comm->word != 0 && even_device_context_push(comm) == EVEN_OK) {
       (void)comm->cuda->memory_free(comm->word);
@@ -91,6 +88,13 @@ void even_device_free(even_device_comm *comm) {
     (void)comm->cuda->context_release(comm->cuda_device);
   }
   (void)pthread_mutex_destroy(&comm->lock);
+  (void)pthread_mutex_destroy(&comm->aside);
+  (void)pthread_mutex_destroy(&comm->track);
+  even_board_close(&comm->board);
+  even_free(comm->recording);
+  even_free(comm->compared);
+  even_free(comm->settled_ns);
+  even_free(comm->numbers);
   even_free(comm->ops);
   even_free(comm);
 }
@@ -104,10 +108,24 @@ even_status even_device_new(const even_nccl *nccl, const even_cuda_driver *cuda,
   comm->rank = params->rank;
   comm->ranks = params->ranks;
   comm->device = params->device;
+  comm->process_mark = even_process_mark();
   comm->blocking = params->blocking;
+  comm->leave_abort = params->leave_abort;
+  comm->board.memory.fd = -1;
+  comm->stall_ns = UINT64_MAX;
+  even_device_comm_set_stop_grace(comm, 0);
+  atomic_flag_clear(&comm->taken);
   atomic_init(&comm->timeout_seconds, limit_of(params->timeout_seconds));
   (void)pthread_mutex_init(&comm->lock, NULL);
-  even_status status = take_device(comm);
+  (void)pthread_mutex_init(&comm->aside, NULL);
+  (void)pthread_mutex_init(&comm->track, NULL);
+  even_status status = EVEN_NEW_ARRAY(&comm->compared, (size_t)params->ranks);
+  if (status == EVEN_OK) {
+    status = EVEN_NEW_ARRAY(&comm->settled_ns, (size_t)params->ranks);
+  }
+  if (status == EVEN_OK) {
+    status = take_device(comm);
+  }
   if (status == EVEN_OK) {
     status = even_device_context_push(comm);
   }
@@ -164,7 +182,7 @@ static even_nccl_config config_of(const even_device_comm_params *params) {
 /* Makes the handle: with init, or as a new rank of a group that grows. */
 static even_status come_together(even_device_comm *comm, const even_device_comm_params *params,
                                  const even_device_comm_id *id, bool joins) {
-  const even_device_call call = {joins ? "join" : "open", (size_t)params->ranks};
+  const even_device_call call = {.name = joins ? "join" : "open", .count = (size_t)params->ranks};
   even_nccl_config config = config_of(params);
   even_nccl_id given;
   memcpy(given.internal, id->bytes, sizeof given.internal);
@@ -205,11 +223,20 @@ static even_status open_or_join(const even_device_comm_params *params, const eve
   }
   EVEN_TRY(even_cuda_driver_open(&cuda));
   EVEN_TRY(even_device_new(nccl, cuda, params, &comm));
-  even_status status = come_together(comm, params, id, joins);
-  if (status != EVEN_OK) {
-    even_device_free(comm);
-    return status;
+  even_status status = even_device_introduce(comm, params);
+  atomic_store(&comm->meets, true);
+  even_device_watch_begin(comm);
+  if (status == EVEN_OK) {
+    status = come_together(comm, params, id, joins);
   }
+  if (status != EVEN_OK) {
+    const even_error kept = *even_error_of(status);
+    even_device_watch_end(comm);
+    even_board_end(&comm->board, &kept);
+    even_device_free(comm);
+    return even_error_restore(&kept);
+  }
+  atomic_store(&comm->meets, false);
   *out = comm;
   return EVEN_OK;
 }
@@ -226,46 +253,8 @@ even_status even_device_comm_join(const even_device_comm_params *params, const e
 
 /* ---- ending ---- */
 
-/* The lock, but in blocking mode only within a grace: a thread may be inside NCCL for good, and abort gets it out. */
-static bool take_lock(even_device_comm *comm) {
-  struct timespec until;
-  if (!comm->blocking) {
-    return pthread_mutex_lock(&comm->lock) == 0;
-  }
-  (void)timespec_get(&until, TIME_UTC);
-  until.tv_sec += GRACE_SECONDS;
-  return pthread_mutex_timedlock(&comm->lock, &until) == 0;
-}
-
-/* Ends the handle by force. */
-static void end_handle(even_device_comm *comm) {
-  even_nccl_comm *handle = comm->handle;
-  comm->handle = NULL;
-  comm->op_count = 0; /* they go with the handle */
-  if (handle != NULL) {
-    (void)comm->nccl->abort(handle);
-  }
-}
-
-void even_device_comm_abort(even_device_comm *comm) {
-  atomic_store(&comm->ending, 1);
-  even_futex_wake_all(&comm->ending);
-  if (even_device_in_group(comm)) {
-    return; /* this thread's own group: its end, or close, ends the handle */
-  }
-  bool held = take_lock(comm);
-  bool current = even_device_context_push(comm) == EVEN_OK;
-  end_handle(comm); /* NCCL finds its GPU itself, if need be */
-  if (current) {
-    even_device_context_pop(comm);
-  }
-  if (held) {
-    (void)pthread_mutex_unlock(&comm->lock);
-  }
-}
-
 static even_status finish(even_device_comm *comm) {
-  const even_device_call call = {"close", 0};
+  const even_device_call call = {.name = "close"};
   if (comm->handle == NULL) {
     return EVEN_OK;
   }
@@ -273,40 +262,70 @@ static even_status finish(even_device_comm *comm) {
   if (atomic_load(&comm->ending) == 0 && comm->broken.status == EVEN_OK) {
     status = even_device_settle(comm, comm->handle, &call, comm->nccl->finalize(comm->handle));
     if (status == EVEN_OK) {
+      (void)atomic_flag_test_and_set(&comm->taken);
       int result = comm->nccl->destroy(comm->handle);
       comm->handle = NULL;
       return even_device_settle(comm, NULL, &call, result == EVEN_NCCL_IN_PROGRESS ? EVEN_NCCL_SUCCESS : result);
     }
   }
-  end_handle(comm);
+  even_device_end_handle(comm);
+  return status;
+}
+
+/* Nobody looks any more, and the others know that this rank has left. */
+static even_status end_watch(even_device_comm *comm, even_status status) {
+  even_device_watch_end(comm);
+  if (comm->has_aborter) {
+    even_thread_join(comm->aborter);
+  }
+  status = status == EVEN_OK ? even_device_untold(comm) : status;
+  const even_error kept = *even_error_last();
+  even_device_track_drop(comm);
+  even_board_leave(&comm->board);
+  even_device_free(comm);
+  (void)even_error_restore(&kept);
   return status;
 }
 
 even_status even_device_comm_close(even_device_comm *comm) {
-  if (comm == NULL) {
+  if (comm == NULL || even_device_is_inherited(comm)) {
     return EVEN_OK;
   }
   while (even_device_in_group(comm)) {
-    atomic_store(&comm->ending, 1); /* a group left open: what is in it is not wanted */
+    atomic_store(&comm->ending, EVEN_DEVICE_ABORTED); /* a group left open: what is in it is not wanted */
     if (even_device_comm_group_end(comm) == EVEN_OK) {
       break;
     }
   }
   (void)pthread_mutex_lock(&comm->lock);
+  atomic_store(&comm->meets, true);
   even_status status = even_device_context_push(comm);
   if (status == EVEN_OK) {
     status = finish(comm);
     even_device_context_pop(comm);
   } else {
-    end_handle(comm);
+    even_device_end_handle(comm);
   }
   (void)pthread_mutex_unlock(&comm->lock);
-  even_device_free(comm);
-  return status;
+  return end_watch(comm, status);
+}
+
+static void see_what_is_done(even_device_comm *comm) {
+  const even_error kept = *even_error_last();
+  if (even_device_context_push(comm) == EVEN_OK) {
+    (void)pthread_mutex_lock(&comm->track);
+    (void)even_device_track_look(comm);
+    (void)pthread_mutex_unlock(&comm->track);
+    even_device_context_pop(comm);
+  }
+  (void)even_error_restore(&kept);
 }
 
 even_status even_device_comm_poll(even_device_comm *comm) {
-  const even_device_call call = {"poll", 0};
+  const even_device_call call = {.name = "poll"};
+  if (atomic_load(&comm->ending) != EVEN_DEVICE_WHOLE) {
+    return even_device_ended(comm, &call);
+  }
   if (pthread_mutex_trylock(&comm->lock) != 0) {
     return EVEN_OK; /* a call is under way: it says itself what is wrong */
   }
@@ -314,12 +333,13 @@ even_status even_device_comm_poll(even_device_comm *comm) {
   if (comm->broken.status != EVEN_OK) {
     status = even_error_restore(&comm->broken);
   } else if (comm->handle == NULL) {
-    status = even_fail(EVEN_ERR_REVOKED, "the communicator of rank %d of %d was aborted", comm->rank, comm->ranks);
+    status = even_device_ended(comm, &call);
   } else {
     int state = EVEN_NCCL_SUCCESS;
     int code = comm->nccl->async_error(comm->handle, &state);
     int result = code == EVEN_NCCL_SUCCESS ? state : code;
     status = even_device_result(comm, &call, result == EVEN_NCCL_IN_PROGRESS ? EVEN_NCCL_SUCCESS : result);
+    see_what_is_done(comm);
   }
   (void)pthread_mutex_unlock(&comm->lock);
   return status;

@@ -115,7 +115,15 @@ static even_status check_sizes(size_t count, even_dtype dtype) {
 
 even_status even_device_comm_all_reduce(even_device_comm *comm, const void *input, void *output, size_t count,
                                         even_dtype dtype, even_reduce_op op, const double *factor, void *stream) {
-  const even_device_call call = {"all_reduce", count};
+  const even_device_call call = {.name = "all_reduce",
+                                 .count = count,
+                                 .kind = EVEN_CALL_ALL_REDUCE,
+                                 .recorded = EVEN_RECORDED_ALL_REDUCE,
+                                 .dtype = dtype,
+                                 .op = op,
+                                 .peer = -1,
+                                 .bytes = count * even_dtype_bytes(dtype),
+                                 .stream = stream};
   reduction how = {0};
   EVEN_TRY(reduction_of(dtype, op, factor, &how));
   EVEN_TRY(check_sizes(count, dtype));
@@ -132,7 +140,15 @@ even_status even_device_comm_all_reduce(even_device_comm *comm, const void *inpu
 
 even_status even_device_comm_reduce(even_device_comm *comm, const void *input, void *output, size_t count,
                                     even_dtype dtype, even_reduce_op op, const double *factor, int root, void *stream) {
-  const even_device_call call = {"reduce", count};
+  const even_device_call call = {.name = "reduce",
+                                 .count = count,
+                                 .kind = EVEN_CALL_REDUCE,
+                                 .recorded = EVEN_RECORDED_REDUCE,
+                                 .dtype = dtype,
+                                 .op = op,
+                                 .peer = root,
+                                 .bytes = count * even_dtype_bytes(dtype),
+                                 .stream = stream};
   reduction how = {0};
   EVEN_TRY(reduction_of(dtype, op, factor, &how));
   EVEN_TRY(check_sizes(count, dtype));
@@ -190,7 +206,16 @@ even_status even_device_comm_reduce_scatter(even_device_comm *comm, const void *
   EVEN_TRY(check_counts(comm, counts, dtype, &total, &equal));
   EVEN_TRY(even_device_check_data(input, total));
   EVEN_TRY(even_device_check_data(output, counts[comm->rank]));
-  const even_device_call call = {"reduce_scatter", total};
+  const even_device_call call = {.name = "reduce_scatter",
+                                 .count = total,
+                                 .kind = EVEN_CALL_REDUCE_SCATTER,
+                                 .recorded = EVEN_RECORDED_REDUCE_SCATTER,
+                                 .dtype = dtype,
+                                 .op = op,
+                                 .peer = -1,
+                                 .counts = counts,
+                                 .bytes = total * even_dtype_bytes(dtype),
+                                 .stream = stream};
   EVEN_TRY(even_device_enter(comm, &call));
   even_status status = total == 0 ? EVEN_OK : fold_factor(comm, &call, dtype, factor, &how);
   if (status == EVEN_OK && total > 0) {
@@ -203,7 +228,8 @@ even_status even_device_comm_reduce_scatter(even_device_comm *comm, const void *
 }
 
 even_status even_device_comm_barrier(even_device_comm *comm, void *stream) {
-  const even_device_call call = {"barrier", 0};
+  const even_device_call call = {
+      .name = "barrier", .kind = EVEN_CALL_BARRIER, .recorded = EVEN_RECORDED_BARRIER, .peer = -1, .stream = stream};
   void *word = (void *)(uintptr_t)comm->word;
   EVEN_TRY(even_device_enter(comm, &call));
   int result = comm->nccl->all_reduce(word, word, 1, EVEN_NCCL_FLOAT32, EVEN_NCCL_SUM, comm->handle, stream);

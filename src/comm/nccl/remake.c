@@ -70,7 +70,7 @@ static int rank_after(const even_device_comm *comm, const int *excluded, int cou
 }
 
 static even_status shrink(even_device_comm *comm, int *excluded, int count, bool abort, even_device_comm *child) {
-  const even_device_call call = {"shrink", (size_t)count};
+  const even_device_call call = {.name = "shrink", .count = (size_t)count, .revives = true};
   EVEN_TRY(enter(comm, &call, abort));
   int result = comm->nccl->shrink(comm->handle, excluded, count, &child->handle, NULL,
                                   abort ? EVEN_NCCL_SHRINK_ABORT : EVEN_NCCL_SHRINK_DEFAULT);
@@ -93,6 +93,7 @@ even_status even_device_comm_shrink(even_device_comm *comm, const int *excluded,
     if (status != EVEN_OK) {
       drop(child);
     } else {
+      even_device_watch_begin(child);
       *out = child;
     }
   }
@@ -101,7 +102,7 @@ even_status even_device_comm_shrink(even_device_comm *comm, const int *excluded,
 }
 
 even_status even_device_comm_grow_id(even_device_comm *comm, even_device_comm_id *out) {
-  const even_device_call call = {"grow_id", 0};
+  const even_device_call call = {.name = "grow_id"};
   even_nccl_id id = {{0}};
   EVEN_TRY(even_device_check_grow(comm->nccl));
   EVEN_TRY(enter(comm, &call, false));
@@ -113,7 +114,7 @@ even_status even_device_comm_grow_id(even_device_comm *comm, even_device_comm_id
 }
 
 static even_status grow(even_device_comm *comm, int ranks, const even_device_comm_id *id, even_device_comm *child) {
-  const even_device_call call = {"grow", (size_t)ranks};
+  const even_device_call call = {.name = "grow", .count = (size_t)ranks};
   even_nccl_id given = {{0}};
   if (id != NULL) {
     memcpy(given.internal, id->bytes, sizeof given.internal);
@@ -137,6 +138,7 @@ even_status even_device_comm_grow(even_device_comm *comm, int ranks, const even_
     drop(child);
     return status;
   }
+  even_device_watch_begin(child);
   *out = child;
   return EVEN_OK;
 }

@@ -7,15 +7,11 @@
 #include <evenstep/comm.h>
 #include <pthread.h>
 #include <stdio.h>
-#include <string.h>
 
 #define DEFAULT_LIBRARY "libucp.so.0"
 
-static const struct {
-  const char *name;
-  size_t offset;
-} symbols[] = {
-#define SYMBOL(member, name) {name, offsetof(even_ucx_api, member)}
+static const even_library_wanted symbols[] = {
+#define SYMBOL(member, name) {name, offsetof(even_ucx_api, member), false}
     SYMBOL(get_version, "ucp_get_version"),
     SYMBOL(status_string, "ucs_status_string"),
     SYMBOL(config_read, "ucp_config_read"),
@@ -47,16 +43,13 @@ static even_library opened;
 static char version[32];
 
 static even_status take_symbols(const even_library *library, const char *name, even_ucx_api *out) {
-  for (size_t i = 0; i < sizeof symbols / sizeof symbols[0]; i++) {
-    void *address = even_library_symbol(library, symbols[i].name);
-    if (address == NULL) {
-      (void)even_fail(EVEN_ERR_UNSUPPORTED, "the UCX library %s has no %s", name, symbols[i].name);
-      return even_error_fix("install UCX 1.%d or newer (Debian: libucx0; PyPI: pip install 'evenstep[ucx]')",
-                            EVEN_UCX_OLDEST_MINOR);
-    }
-    memcpy((char *)out + symbols[i].offset, &address, sizeof address);
+  const char *absent = even_library_take(library, symbols, sizeof symbols / sizeof symbols[0], out);
+  if (absent == NULL) {
+    return EVEN_OK;
   }
-  return EVEN_OK;
+  (void)even_fail(EVEN_ERR_UNSUPPORTED, "the UCX library %s has no %s", name, absent);
+  return even_error_fix("install UCX 1.%d or newer (Debian: libucx0; PyPI: pip install 'evenstep[ucx]')",
+                        EVEN_UCX_OLDEST_MINOR);
 }
 
 static even_status open_once(const char *name) {

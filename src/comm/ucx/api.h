@@ -4,15 +4,13 @@
 #ifndef EVEN_COMM_UCX_API_H
 #define EVEN_COMM_UCX_API_H
 
+#include "comm/ucx/transport.h"
+
 #include <evenstep/status.h>
 #include <stddef.h>
 #include <stdint.h>
 
-/* What UCX's calls return: 0, an error below 0, or: */
-#define EVEN_UCX_UNDER_WAY 1
 #define EVEN_UCX_BUSY (-15)
-#define EVEN_UCX_CANCELLED (-16)
-#define EVEN_UCX_LAST_ERROR (-100)
 
 #define EVEN_UCX_OLDEST_MINOR 10 /* of version 1 */
 
@@ -79,7 +77,7 @@ typedef struct even_ucx_api {
   unsigned (*worker_progress)(void *worker);
   signed char (*endpoint_create)(void *worker, const even_ucx_endpoint_init *init, void **endpoint);
   void *(*endpoint_close)(void *endpoint, const even_ucx_call *call);
-  /* These return NULL (done), an error (see even_ucx_is_error) or a request, to be freed. */
+  /* These return what a transport's calls do; a request is to be freed. */
   void *(*tag_send)(void *endpoint, const void *data, size_t bytes, uint64_t tag, const even_ucx_call *call);
   void *(*tag_receive)(void *worker, void *data, size_t bytes, uint64_t tag, uint64_t tag_mask,
                        const even_ucx_call *call);
@@ -87,14 +85,6 @@ typedef struct even_ucx_api {
   void (*request_cancel)(void *worker, void *request);
   void (*request_free)(void *request);
 } even_ucx_api;
-
-/* UCX's calls return errors as small negative numbers in place of addresses. */
-static inline int even_ucx_is_error(const void *request) {
-  return (uintptr_t)request >= (uintptr_t)(intptr_t)EVEN_UCX_LAST_ERROR;
-}
-static inline signed char even_ucx_error_of(const void *request) {
-  return (signed char)(intptr_t)request;
-}
 
 /* Opens the library (NULL: "libucp.so.0") once for the process and never closes it: it has threads and signal handlers
  * of its own. EVEN_ERR_NOT_FOUND with the way to get it, EVEN_ERR_UNSUPPORTED for a version before 1.10. */

@@ -2,11 +2,14 @@
 #include "comm/ucx/group.h"
 
 #include "base/fail.h"
+#include "os/clock.h"
 
 #include <stdio.h>
 #include <string.h>
 
 #define HEADER_BYTES offsetof(even_ucx_block, data)
+/* How long one who names both sides of a mismatch waits for the other's words. */
+#define LOOK_NS ((uint64_t)10 * 1000000u)
 
 /* FNV-1a over 64-bit words (Fowler, Noll, Vo). */
 static uint64_t mix(uint64_t hash, uint64_t value) {
@@ -47,7 +50,7 @@ even_status even_ucx_call_begin(even_ucx_group *group, even_call_kind kind, uint
   if (status != EVEN_OK) {
     return even_ucx_call_end(group, status);
   }
-  group->call_count++;
+  even_flight_begin(&group->flight, &group->call, ++group->call_count);
   return EVEN_OK;
 }
 
@@ -61,28 +64,57 @@ static bool differs(const even_comm_call *a, const even_comm_call *b) {
          a->signature != b->signature;
 }
 
-static even_status mismatch(even_ucx_group *group, int rank) {
+/* The other finds the same, or hears of it, and says where it made its call. */
+static void await_site(even_ucx_group *group, int rank) {
+  uint64_t began = even_clock_ns();
+  uint64_t waited = 0;
+  uint32_t polls = 0;
+  while (!even_flight_has_said(&group->flight, rank, group->call_count) && group->peers[rank].failed == 0 &&
+         waited < EVEN_FLIGHT_PATIENCE_NS) {
+    even_ucx_rest(group, &polls, LOOK_NS);
+    waited = even_clock_ns() - began;
+  }
+}
+
+static even_status name_both(even_ucx_group *group, int rank) {
   char own[128];
   char other[128];
+  char own_site[EVEN_FLIGHT_SITE_BYTES];
+  char other_site[EVEN_FLIGHT_SITE_BYTES];
   char name[128];
-  char doing[128];
-  int number = group->peers[group->rank].number;
   even_call_describe(&group->call, own, sizeof own);
   even_call_describe(&group->arrived[rank].call, other, sizeof other);
+  own_site[0] = other_site[0] = '\0';
+  if (group->whole.ranks == 0) {
+    even_flight_site_of(&group->flight, group->rank, group->call_count, own_site, sizeof own_site);
+    even_flight_site_of(&group->flight, rank, group->call_count, other_site, sizeof other_site);
+  }
   even_ucx_name(group, rank, name, sizeof name);
-  even_status status = even_fail(
-      EVEN_ERR_MISMATCH, "rank %d called %s, but %s called %s%s (call %llu of the group)", number, own, name, other,
-      strcmp(own, other) == 0 ? ", divided otherwise among the ranks" : "", (unsigned long long)group->call_count);
+  (void)even_fail(EVEN_ERR_MISMATCH, "rank %d called %s%s, but %s called %s%s%s (call %llu of the group)",
+                  group->peers[group->rank].number, own, own_site, name, other,
+                  strcmp(own, other) == 0 ? ", divided otherwise among the ranks" : "", other_site,
+                  (unsigned long long)group->call_count);
   (void)even_error_place(group->peers[rank].number, NULL);
-  (void)even_error_fix(
+  return even_error_fix(
       "all ranks must make the same calls in the same order: look for a branch that depends on the rank or on the "
       "data");
+}
+
+static even_status mismatch(even_ucx_group *group, int rank) {
+  even_flight_say(&group->flight);
   (void)pthread_mutex_lock(&group->lock);
-  if (group->ended) { /* another found it first */
-    even_call_describe(&group->call, doing, sizeof doing);
-    status = even_ucx_failure(group, doing);
+  even_ucx_report(group, false);
+  if (group->whole.ranks == 0) { /* else the larger group names them */
+    await_site(group, rank);
+  }
+  even_status status = EVEN_OK;
+  if (group->ended && group->end.status != EVEN_ERR_MISMATCH) { /* something else came first */
+    status = even_ucx_call_failure(group);
   } else {
-    even_ucx_end(group);
+    status = name_both(group, rank);
+    const even_error why = *even_error_last();
+    even_ucx_end(group); /* others may wait for one who has found nothing */
+    (void)even_error_restore(&why);
   }
   (void)pthread_mutex_unlock(&group->lock);
   return status;
@@ -113,13 +145,25 @@ even_status even_ucx_call_meet(even_ucx_group *group, size_t bytes, const size_t
   return EVEN_OK;
 }
 
+/* Nothing that is under way to or from a lost rank comes to its end by itself. */
+static void cut_lost(even_ucx_group *group) {
+  bool lost = group->ended && group->end.status == EVEN_ERR_PEER_LOST && group->transport->takes_back;
+  for (int rank = 0; lost && rank < group->ranks; rank++) {
+    if (rank != group->rank && group->peers[rank].number == group->end.rank) {
+      even_ucx_cut(group, rank);
+    }
+  }
+}
+
 even_status even_ucx_call_end(even_ucx_group *group, even_status status) {
+  even_flight_end(&group->flight, status);
   if (status != EVEN_OK) {
     const even_error why = *even_error_last();
     (void)pthread_mutex_lock(&group->lock);
     if (!group->has_left) {
       even_ucx_end(group); /* this rank's own trouble: the others wait for it */
     }
+    cut_lost(group);
     even_ucx_abandon(group, group->transfers, (size_t)group->ranks * EVEN_UCX_TRANSFERS);
     (void)pthread_mutex_unlock(&group->lock);
     (void)even_error_restore(&why);

@@ -1,9 +1,8 @@
-/* How a group over UCX ends: the first to know why tells all others, so that all of them say the same. */
+/* How a group over the network ends: the first to know why tells all others, so that all of them say the same. */
 #include "comm/ucx/group.h"
 
 #include "base/fail.h"
 #include "os/clock.h"
-#include "os/readable.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -21,7 +20,8 @@ static void tell_all(even_ucx_group *group, const even_ucx_notice *notice, even_
   uint64_t tag = even_ucx_tag(EVEN_UCX_NOTICE, group->rank, 0);
   for (int rank = 0; rank < group->ranks; rank++) {
     const even_ucx_peer *peer = &group->peers[rank];
-    if (rank != group->rank && peer->endpoint != NULL && peer->failed == 0 && !peer->left) {
+    bool reached = peer->failed == 0 || !group->transport->takes_back; /* a connection that was not cut may still do */
+    if (rank != group->rank && peer->endpoint != NULL && reached && !peer->left) {
       even_ucx_send(group, &transfers[rank], rank, tag, notice, sizeof *notice);
     }
   }
@@ -36,10 +36,17 @@ static bool told(even_ucx_group *group, even_ucx_transfer *transfers) {
 }
 
 static void end_with(even_ucx_group *group, const even_error *why) {
-  group->ended = true;
   group->end = *why;
+  group->ended = true;
+  even_ucx_report(group, true); /* what it reached: each tells all others */
   if (group->sleepers > 0) {
-    (void)group->api->worker_signal(group->worker);
+    group->transport->wake(group);
+  }
+}
+
+void even_ucx_end_here(even_ucx_group *group) {
+  if (!group->ended) {
+    end_with(group, even_error_last());
   }
 }
 
@@ -47,15 +54,19 @@ void even_ucx_end(even_ucx_group *group) {
   if (group->ended) {
     return;
   }
-  const even_error *why = even_error_last();
-  group->ending = (even_ucx_notice){.status = (int32_t)why->status, .sender = group->rank, .rank = why->rank};
-  (void)snprintf(group->ending.what, sizeof group->ending.what, "%.*s", (int)sizeof group->ending.what - 1, why->what);
-  (void)snprintf(group->ending.fix, sizeof group->ending.fix, "%.*s", (int)sizeof group->ending.fix - 1, why->fix);
-  end_with(group, why);
+  const even_error why = *even_error_last();
+  even_ucx_end_words *words = &group->ending.end;
+  group->ending = (even_ucx_notice){.word = EVEN_UCX_ENDED, .sender = group->rank};
+  words->status = (int32_t)why.status;
+  words->rank = why.rank;
+  (void)snprintf(words->what, sizeof words->what, "%.*s", (int)sizeof words->what - 1, why.what);
+  (void)snprintf(words->fix, sizeof words->fix, "%.*s", (int)sizeof words->fix - 1, why.fix);
+  end_with(group, &why);
   tell_all(group, &group->ending, group->notices);
   uint64_t began = even_clock_ns();
+  uint32_t idle = 0;
   while (!told(group, group->notices) && even_clock_ns() - began < NOTICE_NS) {
-    (void)group->api->worker_progress(group->worker);
+    even_ucx_breathe(group, &idle);
   }
 }
 
@@ -65,9 +76,11 @@ void even_ucx_end_lost(even_ucx_group *group, int peer) {
   even_ucx_name(group, peer, name, sizeof name);
   if (at->left) {
     (void)even_fail(EVEN_ERR_PEER_LOST, "%s left the group", name);
+  } else if (at->gone) {
+    (void)even_fail(EVEN_ERR_PEER_LOST, "%s died or came to its end", name);
   } else {
-    (void)even_fail(EVEN_ERR_PEER_LOST, "%s died or cannot be reached any more (UCX: %s)", name,
-                    group->api->status_string(at->failed));
+    (void)even_fail(EVEN_ERR_PEER_LOST, "%s died or cannot be reached any more (%s: %s)", name,
+                    group->transport->library, group->transport->status_text(group, at->failed));
   }
   (void)even_error_place(at->number, NULL);
   (void)even_error_fix("the end of rank %d's own output says why; if it lives, see the network to its host",
@@ -75,11 +88,66 @@ void even_ucx_end_lost(even_ucx_group *group, int peer) {
   even_ucx_end(group);
 }
 
+void even_ucx_end_stopped(even_ucx_group *group, int peer) {
+  const even_ucx_peer *at = &group->peers[peer];
+  char name[128];
+  even_ucx_name(group, peer, name, sizeof name);
+  (void)even_fail(EVEN_ERR_PEER_LOST, "%s was stopped (SIGSTOP, SIGTSTP) and stands still", name);
+  (void)even_error_place(at->number, NULL);
+  (void)even_error_fix(
+      "see who stopped process %d on host %s; EVENSTEP_STOP_GRACE (even_comm_set_stop_grace) says how many seconds a "
+      "rank may stand still while others wait",
+      at->process, at->host);
+  even_ucx_end(group);
+}
+
+even_status even_ucx_call_failure(even_ucx_group *group) {
+  char doing[128];
+  (void)pthread_mutex_unlock(&group->lock);
+  even_flight_say(&group->flight);
+  (void)pthread_mutex_lock(&group->lock);
+  even_ucx_report(group, true);
+  even_ucx_await_reports(group);
+  even_call_describe(&group->call, doing, sizeof doing);
+  return even_ucx_failure(group, doing);
+}
+
+void even_ucx_end_silent(even_ucx_group *group, int peer, uint64_t silent_ns) {
+  const even_ucx_peer *at = &group->peers[peer];
+  char name[128];
+  even_ucx_name(group, peer, name, sizeof name);
+  (void)even_fail(EVEN_ERR_PEER_LOST,
+                  "%s has not answered for %.2g s: it was stopped, or its host stands still or cannot be reached", name,
+                  (double)silent_ns * 1e-9);
+  (void)even_error_place(at->number, NULL);
+  (void)even_error_fix(
+      "see process %d on host %s, and the network to it; EVENSTEP_STOP_GRACE (even_comm_set_stop_grace) says how many "
+      "seconds a rank may stand still while others wait, one that nobody else can see twenty times as long",
+      at->process, at->host);
+  even_ucx_end(group);
+}
+
 even_status even_ucx_failure(const even_ucx_group *group, const char *doing) {
   int own = group->peers[group->rank].number;
-  (void)even_fail(group->end.status, "%.460s; rank %d was in %s", group->end.what, own, doing);
+  char reached[EVEN_FLIGHT_REACHED];
+  even_flight_reached(&group->flight, reached, sizeof reached);
+  (void)even_fail(group->end.status, "%.400s; rank %d was in %s%s", group->end.what, own, doing, reached);
   (void)even_error_place(group->end.rank, NULL);
   return group->end.fix[0] == '\0' ? group->end.status : even_error_fix("%s", group->end.fix);
+}
+
+/* Another host's number for a status: what is none of them, or none of an end, must not pass for success. */
+static even_status status_of(int32_t number) {
+  return number > EVEN_OK && number <= EVEN_ERR_INTERRUPTED ? (even_status)number : EVEN_ERR_REVOKED;
+}
+
+static void take_end(even_ucx_group *group, const even_ucx_end_words *words) {
+  if (!group->ended) {
+    even_error why = {.status = status_of(words->status), .rank = words->rank};
+    (void)snprintf(why.what, sizeof why.what, "%.*s", (int)sizeof words->what - 1, words->what);
+    (void)snprintf(why.fix, sizeof why.fix, "%.*s", (int)sizeof words->fix - 1, words->fix);
+    end_with(group, &why);
+  }
 }
 
 static void take_notice(even_ucx_group *group) {
@@ -87,27 +155,41 @@ static void take_notice(even_ucx_group *group) {
   if (notice->sender < 0 || notice->sender >= group->ranks) {
     return;
   }
-  if (notice->status == EVEN_OK) {
-    group->peers[notice->sender].left = true;
-  } else if (!group->ended) {
-    even_error why = {.status = (even_status)notice->status, .rank = notice->rank};
-    (void)snprintf(why.what, sizeof why.what, "%.*s", (int)sizeof notice->what - 1, notice->what);
-    (void)snprintf(why.fix, sizeof why.fix, "%.*s", (int)sizeof notice->fix - 1, notice->fix);
-    end_with(group, &why);
+  even_ucx_peer *sender = &group->peers[notice->sender];
+  if (sender->asked_ns != 0 && notice->word != EVEN_UCX_REPORTS) { /* it lives: its answer is on its way */
+    sender->asked_ns = even_clock_ns();
+  }
+  switch (notice->word) {
+    case EVEN_UCX_LEFT:
+      group->peers[notice->sender].left = true;
+      break;
+    case EVEN_UCX_ENDED:
+      take_end(group, &notice->end);
+      break;
+    case EVEN_UCX_ASKS:
+      even_ucx_answer(group, notice);
+      break;
+    case EVEN_UCX_REPORTS:
+      even_ucx_take_news(group, notice);
+      break;
+    case EVEN_UCX_RETURNS:
+      even_ucx_take_room_back(group, notice);
+      break;
+    default:
+      break;
   }
 }
 
 bool even_ucx_hear(even_ucx_group *group) {
-  static const even_ucx_call plainly = {0};
   bool heard = false;
   for (;;) {
     void *request = group->incoming_request;
     if (request != NULL) {
-      if (group->api->request_status(request) == EVEN_UCX_UNDER_WAY) {
+      signed char status = group->transport->status(group, request);
+      if (status == EVEN_UCX_UNDER_WAY) {
         return heard;
       }
-      signed char status = group->api->request_status(request);
-      group->api->request_free(request);
+      group->transport->release(group, request);
       group->incoming_request = NULL;
       if (status != 0) {
         return heard; /* cancelled: the group closes */
@@ -118,8 +200,8 @@ bool even_ucx_hear(even_ucx_group *group) {
     if (group->deaf) {
       return heard;
     }
-    request = group->api->tag_receive(group->worker, &group->incoming, sizeof group->incoming,
-                                      even_ucx_tag(EVEN_UCX_NOTICE, 0, 0), EVEN_UCX_KIND_MASK, &plainly);
+    request = group->transport->receive(group, &group->incoming, sizeof group->incoming,
+                                        even_ucx_tag(EVEN_UCX_NOTICE, 0, 0), EVEN_UCX_KIND_MASK);
     if (request == NULL) {
       take_notice(group);
       heard = true;
@@ -131,26 +213,48 @@ bool even_ucx_hear(even_ucx_group *group) {
   }
 }
 
-static bool all_gone(const even_ucx_group *group) {
+/* Whether nobody can be hurt by this rank's leaving: all others have left, too, or, of a group that has ended, know of
+ * its end. */
+static bool all_are_done(const even_ucx_group *group) {
+  bool lost = group->ended && group->end.status == EVEN_ERR_PEER_LOST;
   for (int rank = 0; rank < group->ranks; rank++) {
     const even_ucx_peer *peer = &group->peers[rank];
-    if (rank != group->rank && !peer->left && peer->failed == 0) {
+    bool knows = group->ended && (peer->gone || peer->reported || group->ranks > EVEN_UCX_REPORTING_RANKS ||
+                                  (lost && peer->number == group->end.rank));
+    if (rank != group->rank && !peer->left && peer->failed == 0 && !knows) {
       return false;
     }
   }
   return true;
 }
 
-void even_ucx_say_goodbye(even_ucx_group *group, uint64_t limit_ns) {
+/* Whether all that this rank has told, the word of its leaving with it, has gone. */
+static bool all_told(even_ucx_group *group, even_ucx_transfer *leaving) {
+  even_ucx_letters_settle(group);
+  return told(group, leaving) && group->letters == NULL;
+}
+
+/* How long one who leaves stays: for others to leave, too; and for the word of an end to reach them, which may need a
+ * connection that is only being made, and so their help. */
+#define LEAVING_NS ((uint64_t)100 * 1000000u)
+#define TELLING_NS ((uint64_t)2000 * 1000000u)
+
+static bool stays(even_ucx_group *group, even_ucx_transfer *leaving, uint64_t stayed_ns) {
+  bool all = all_told(group, leaving);
+  return !(all && all_are_done(group)) && stayed_ns < (all && !group->ended ? LEAVING_NS : TELLING_NS);
+}
+
+void even_ucx_say_goodbye(even_ucx_group *group) {
   even_ucx_transfer *transfers = &group->notices[group->ranks];
   uint64_t began = even_clock_ns();
-  group->leaving = (even_ucx_notice){.status = EVEN_OK, .sender = group->rank, .rank = -1};
+  group->leaving = (even_ucx_notice){.word = EVEN_UCX_LEFT, .sender = group->rank};
   tell_all(group, &group->leaving, transfers);
   /* A connection that is cut while something unread lies in it takes with it what the other end has not read yet. */
-  while (!(told(group, transfers) && (group->ended || all_gone(group))) && even_clock_ns() - began < limit_ns) {
-    if (group->api->worker_progress(group->worker) == 0 && !even_ucx_hear(group) &&
-        group->api->worker_arm(group->worker) == 0) {
-      even_readable_wait(group->descriptor, limit_ns / 10);
+  for (uint32_t idle = 0; stays(group, transfers, even_clock_ns() - began); idle++) {
+    if (!group->transport->progress(group) && !even_ucx_hear(group) && group->transport->arm(group)) {
+      group->transport->sleep(group, LEAVING_NS / 10, idle);
     }
   }
+  group->drained =
+      all_told(group, transfers) && !group->ended && all_are_done(group) && !even_ucx_messages_are_left(group);
 }

@@ -36,6 +36,7 @@ static even_status gather_large(even_ucx_group *group, const even_comm_gathering
   (void)pthread_mutex_lock(&group->lock);
   for (int rank = 0; rank < group->ranks; rank++) {
     size_t bytes = job->counts[rank] * job->element;
+    at = job->places != NULL ? job->places[rank] : at;
     if (rank == group->rank) {
       copy(at, job->input, own);
     } else {
@@ -56,8 +57,9 @@ static even_status gather_large(even_ucx_group *group, const even_comm_gathering
 even_status even_ucx_all_gather(even_comm *comm, const even_comm_gathering *job) {
   even_ucx_group *group = even_ucx_of(comm);
   EVEN_TRY(even_ucx_call_begin(group, EVEN_CALL_ALL_GATHER, job->dtype, 0, 0, job->total, job->counts));
-  return even_ucx_call_end(group,
-                           job->largest <= EVEN_UCX_SMALL_BYTES ? gather_small(group, job) : gather_large(group, job));
+  return even_ucx_call_end(group, job->places == NULL && job->largest <= EVEN_UCX_SMALL_BYTES
+                                      ? gather_small(group, job)
+                                      : gather_large(group, job));
 }
 
 /* ---- broadcast ---- */

@@ -1,5 +1,5 @@
-/* Messages between two ranks over UCX. A header says the tag and the size, since UCX matches by one word; the data
- * follow under a number of their own, so that they land where they belong. */
+/* Messages between two ranks over the network. A header says the tag and the size, since UCX matches by one word; the
+ * data follow under a number of their own, so that they land where they belong. */
 #include "comm/ucx/group.h"
 
 #include "base/alloc.h"
@@ -18,9 +18,10 @@ typedef struct even_ucx_header {
 } even_ucx_header;
 
 typedef struct even_ucx_request {
-  even_comm *comm; /* as in every engine's request */
+  EVEN_COMM_REQUEST_BASE;
   struct even_ucx_request *next;
   bool sends;
+  bool begun;   /* a send: it is announced */
   bool matched; /* a receive: it is known which message is its */
   bool done;
   unsigned char *data;
@@ -36,6 +37,7 @@ typedef struct even_ucx_request {
 /* A message whose header has come before anybody asked for it. */
 typedef struct announced {
   struct announced *next;
+  bool returned; /* its room has been given back: something else of its sender is asked for */
   even_ucx_header header;
 } announced;
 
@@ -48,6 +50,7 @@ struct even_ucx_messages {
   size_t waiters; /* threads that wait for a request and do all the moving */
   bool started;
   bool stop;
+  bool gave_up; /* something was not done when the group was left */
   pthread_t thread;
 };
 
@@ -78,8 +81,15 @@ static void finish(even_ucx_group *group, even_ucx_request *request, even_status
 
 /* ---- moving, with the lock held ---- */
 
-static void append(even_ucx_messages *messages, announced *message) {
+/* A header that names no rank of the group as its sender is none: ranks are places in tables. */
+static void append(even_ucx_group *group) {
+  even_ucx_messages *messages = group->messages;
+  announced *message = messages->incoming;
   announced **at = &messages->waiting;
+  if (message->header.sender < 0 || message->header.sender >= group->ranks) {
+    return; /* the next header lands there */
+  }
+  messages->incoming = NULL;
   while (*at != NULL) {
     at = &(*at)->next;
   }
@@ -89,37 +99,34 @@ static void append(even_ucx_messages *messages, announced *message) {
 
 /* Takes the headers that have come; whether there were any. Without memory for the next one it is taken later. */
 static bool hear_headers(even_ucx_group *group) {
-  static const even_ucx_call plainly = {0};
   even_ucx_messages *messages = group->messages;
   bool heard = false;
   while (!group->deaf) {
     void *request = messages->incoming_request;
     if (request != NULL) {
-      signed char status = group->api->request_status(request);
+      signed char status = group->transport->status(group, request);
       if (status == EVEN_UCX_UNDER_WAY) {
         break;
       }
-      group->api->request_free(request);
+      group->transport->release(group, request);
       messages->incoming_request = NULL;
       if (status != 0) {
         break;
       }
-      append(messages, messages->incoming);
-      messages->incoming = NULL;
+      append(group);
       heard = true;
     }
     if (messages->incoming == NULL && EVEN_NEW(&messages->incoming) != EVEN_OK) {
       break;
     }
-    request = group->api->tag_receive(group->worker, &messages->incoming->header, sizeof messages->incoming->header,
-                                      even_ucx_tag(EVEN_UCX_HEADER, 0, 0), EVEN_UCX_KIND_MASK, &plainly);
+    request = group->transport->receive(group, &messages->incoming->header, sizeof messages->incoming->header,
+                                        even_ucx_tag(EVEN_UCX_HEADER, 0, 0), EVEN_UCX_KIND_MASK);
     if (even_ucx_is_error(request)) {
       break;
     }
     messages->incoming_request = request;
     if (request == NULL) {
-      append(messages, messages->incoming);
-      messages->incoming = NULL;
+      append(group);
       heard = true;
     }
   }
@@ -146,6 +153,28 @@ static void refuse_size(even_ucx_group *group, even_ucx_request *request, const 
   finish(group, request, even_error_fix("receive as many bytes as are sent, or use different tags"));
 }
 
+/* Whether an earlier message, which nobody has asked for yet, has the same number for the transport's tags. */
+static bool is_taken(const even_ucx_group *group, const announced *message) {
+  const announced *other = group->message_numbers == 0 ? NULL : group->messages->waiting;
+  for (; other != NULL; other = other->next) {
+    if (other->header.sender == message->header.sender && other->header.number < message->header.number &&
+        other->header.bytes > 0 && (message->header.number - other->header.number) % group->message_numbers == 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+static void refuse_number(even_ucx_group *group, even_ucx_request *request, const even_ucx_header *header) {
+  char name[128];
+  even_ucx_name(group, header->sender, name, sizeof name);
+  (void)even_fail(EVEN_ERR_UNSUPPORTED,
+                  "%llu messages and more of %s wait to be received: %s cannot tell the next ones apart",
+                  (unsigned long long)group->message_numbers, name, group->transport->library);
+  (void)even_error_place(group->peers[header->sender].number, NULL);
+  finish(group, request, even_error_fix("receive messages in about the order in which they are sent"));
+}
+
 /* Gives a receive its message, where that has been announced; whether it was. */
 static bool match(even_ucx_group *group, even_ucx_request *request) {
   announced **at = find_message(group->messages, request);
@@ -157,7 +186,14 @@ static bool match(even_ucx_group *group, even_ucx_request *request) {
     refuse_size(group, request, &message->header);
     return true;
   }
+  if (request->bytes > 0 && is_taken(group, message)) {
+    refuse_number(group, request, &message->header);
+    return true;
+  }
   *at = message->next;
+  if (!message->returned) {
+    even_ucx_give_room_back(group, message->header.sender, message->header.bytes);
+  }
   request->peer = message->header.sender;
   request->matched = true;
   if (request->bytes > 0) {
@@ -167,6 +203,39 @@ static bool match(even_ucx_group *group, even_ucx_request *request) {
   }
   even_free(message);
   return true;
+}
+
+/* Sets group->asked of the ranks from which something is asked that has not come yet; whether of any. */
+static bool find_asked(even_ucx_group *group) {
+  bool found = false;
+  bool any = false;
+  memset(group->asked, 0, (size_t)group->ranks * sizeof *group->asked);
+  for (const even_ucx_request *request = group->messages->open; request != NULL; request = request->next) {
+    if (!request->sends && !request->matched) {
+      found = true;
+      any = any || request->peer == EVEN_COMM_ANY_RANK;
+      if (request->peer != EVEN_COMM_ANY_RANK) {
+        group->asked[request->peer] = true;
+      }
+    }
+  }
+  for (int rank = 0; any && rank < group->ranks; rank++) {
+    group->asked[rank] = true;
+  }
+  return found;
+}
+
+/* What is asked for may come behind what nobody asks for yet: that must not keep it away. */
+static void make_room(even_ucx_group *group) {
+  if (group->messages->waiting == NULL || !find_asked(group)) {
+    return;
+  }
+  for (announced *message = group->messages->waiting; message != NULL; message = message->next) {
+    if (!message->returned && group->asked[message->header.sender]) {
+      message->returned = true;
+      even_ucx_give_room_back(group, message->header.sender, message->header.bytes);
+    }
+  }
 }
 
 static void fail_all(even_ucx_group *group) {
@@ -189,18 +258,22 @@ bool even_ucx_messages_move(even_ucx_group *group) {
     fail_all(group);
     return true;
   }
+  even_ucx_give_owed_room_back(group);
   bool moved = hear_headers(group);
   for (even_ucx_request *request = messages->open, *next = NULL; request != NULL; request = next) {
     next = request->next;
     if (!request->sends && !request->matched) {
       moved = match(group, request) || moved;
     }
-    bool begun = request->sends || request->matched;
+    bool begun = request->sends ? request->begun : request->matched;
     if (!request->done && begun && even_ucx_settled(group, &request->parts[0]) &&
         even_ucx_settled(group, &request->parts[1])) {
       finish(group, request, EVEN_OK);
       moved = true;
     }
+  }
+  if (moved) {
+    make_room(group);
   }
   return moved;
 }
@@ -222,10 +295,21 @@ static bool depends_on(const even_ucx_group *group, int rank) {
   return false;
 }
 
+/* One who waits for a message also looks whether those stand still on whom it depends. */
+static void look_for_the_stopped(even_ucx_group *group) {
+  uint64_t now = even_clock_ns();
+  if (even_ucx_look_is_due(&group->message_looks, now)) {
+    for (int rank = 0; rank < group->ranks; rank++) {
+      group->waits[rank] = rank != group->rank && depends_on(group, rank);
+    }
+    even_ucx_look(group, &group->message_looks, group->waits, now);
+  }
+}
+
 static void check_lives(even_ucx_group *group) {
   for (int rank = 0; rank < group->ranks && !group->ended; rank++) {
     const even_ucx_peer *peer = &group->peers[rank];
-    if (rank == group->rank || (peer->failed == 0 && !peer->left) || !depends_on(group, rank)) {
+    if (rank == group->rank || (peer->failed == 0 && !peer->left && !peer->gone) || !depends_on(group, rank)) {
       continue;
     }
     while (even_ucx_move(group)) { /* what it sent before it went */
@@ -277,6 +361,7 @@ void even_ucx_messages_stop(even_ucx_group *group) {
   even_ucx_messages *messages = group->messages;
   (void)pthread_mutex_lock(&group->lock);
   bool started = messages->started;
+  messages->gave_up = messages->open != NULL;
   while (messages->open != NULL) {
     even_ucx_request *request = messages->open;
     char doing[128];
@@ -290,7 +375,7 @@ void even_ucx_messages_stop(even_ucx_group *group) {
   messages->started = false;
   (void)pthread_cond_signal(&messages->work);
   if (group->sleepers > 0) {
-    (void)group->api->worker_signal(group->worker);
+    group->transport->wake(group);
   }
   (void)pthread_mutex_unlock(&group->lock);
   if (started) {
@@ -298,14 +383,23 @@ void even_ucx_messages_stop(even_ucx_group *group) {
   }
 }
 
+bool even_ucx_messages_are_left(even_ucx_group *group) {
+  (void)hear_headers(group);
+  return group->messages->gave_up || group->messages->waiting != NULL;
+}
+
+void even_ucx_messages_hear_no_more(even_ucx_group *group) {
+  if (group->messages != NULL) {
+    even_ucx_transfer incoming = {.request = group->messages->incoming_request, .peer = group->rank};
+    even_ucx_abandon(group, &incoming, 1);
+    group->messages->incoming_request = NULL;
+  }
+}
+
 void even_ucx_messages_free(even_ucx_group *group) {
   even_ucx_messages *messages = group->messages;
   if (messages == NULL) {
     return;
-  }
-  if (messages->incoming_request != NULL) {
-    even_ucx_transfer incoming = {.request = messages->incoming_request, .peer = group->rank};
-    even_ucx_abandon(group, &incoming, 1);
   }
   even_free(messages->incoming);
   while (messages->waiting != NULL) {
@@ -334,6 +428,8 @@ static even_status check_open(const even_ucx_group *group, const even_ucx_reques
 
 static void start_send(even_ucx_group *group, even_ucx_request *request) {
   even_ucx_peer *peer = &group->peers[request->peer];
+  request->begun = true;
+  even_ucx_take_room(group, request->peer, request->bytes);
   request->header =
       (even_ucx_header){.tag = request->tag, .bytes = request->bytes, .number = peer->sent++, .sender = group->rank};
   even_ucx_send(group, &request->parts[0], request->peer, even_ucx_tag(EVEN_UCX_HEADER, group->rank, 0),
@@ -344,6 +440,17 @@ static void start_send(even_ucx_group *group, even_ucx_request *request) {
   }
 }
 
+void even_ucx_messages_start(even_ucx_group *group, int peer) {
+  for (even_ucx_request *request = group->messages->open; request != NULL; request = request->next) {
+    if (request->sends && !request->begun && request->peer == peer) {
+      if (!even_ucx_has_room(group, peer, request->bytes)) {
+        return; /* in the order of the calls */
+      }
+      start_send(group, request);
+    }
+  }
+}
+
 static void queue(even_ucx_group *group, even_ucx_request *request) {
   even_ucx_request **at = &group->messages->open;
   while (*at != NULL) {
@@ -351,9 +458,12 @@ static void queue(even_ucx_group *group, even_ucx_request *request) {
   }
   *at = request;
   if (request->sends) {
-    start_send(group, request);
+    even_ucx_messages_start(group, request->peer);
   }
   (void)even_ucx_move(group);
+  if (!request->sends) {
+    make_room(group);
+  }
   leave_to_background(group);
 }
 
@@ -438,6 +548,7 @@ even_status even_ucx_request_wait(even_comm_request *handle, double timeout_seco
     }
     even_ucx_rest(group, &polls, limit - waited);
     if (!request->done) {
+      look_for_the_stopped(group);
       check_lives(group);
     }
   }
@@ -454,7 +565,7 @@ void even_ucx_request_free(even_comm_request *handle) {
   even_ucx_request *request = (even_ucx_request *)(void *)handle;
   even_ucx_group *group = even_ucx_of(request->comm);
   (void)pthread_mutex_lock(&group->lock);
-  if (!request->done && (request->sends || request->matched)) {
+  if (!request->done && (request->begun || request->matched)) {
     (void)even_fail(EVEN_ERR_REVOKED, "the group was revoked: rank %d gave up a message half moved",
                     group->peers[group->rank].number);
     even_ucx_end(group);

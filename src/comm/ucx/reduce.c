@@ -1,59 +1,92 @@
-/* Reductions over UCX. Each rank receives the others' parts of what it owns, from each of them directly, and reduces
- * them in rank order: the same bits as over shared memory, and no more bytes through any link than a ring moves. */
-#include "comm/ucx/group.h"
+/* All-reduce over UCX. Each rank receives the others' parts of what it owns, from each of them directly, and reduces
+ * them in rank order: the same bits as over shared memory however the parts are cut, and no more bytes through any link
+ * than a ring moves. */
+#include "comm/ucx/reduce.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/fail.h"
+#include "os/clock.h"
 
 #include <string.h>
 
-/* What one rank sends to one other at a time. */
 #define LARGEST_CHUNK ((size_t)1 << 20)
 #define SMALLEST_CHUNK ((size_t)64 << 10)
 #define STAGING ((size_t)32 << 20) /* the chunks of all peers, twice, where they are not the smallest */
+/* Scatters and gathers overlap from piece to piece: in so many, where one is not too small for it. */
+#define FITTED_PIECES 8u
 
-/* The steps of piece p of a call. */
-static uint64_t scatter_step(size_t piece) {
-  return 1 + 2 * (uint64_t)piece;
-}
-static uint64_t gather_step(size_t piece) {
-  return 2 + 2 * (uint64_t)piece;
-}
-
-static size_t chunk_bytes(int ranks) {
+size_t even_ucx_chunk_bytes(int ranks) {
   size_t bytes = STAGING / 2 / (size_t)ranks / EVEN_COMM_LINE * EVEN_COMM_LINE;
   return bytes > LARGEST_CHUNK ? LARGEST_CHUNK : bytes < SMALLEST_CHUNK ? SMALLEST_CHUNK : bytes;
 }
 
-static even_status need_staging(even_ucx_group *group) {
-  return group->staging != NULL ? EVEN_OK
-                                : EVEN_NEW_ARRAY(&group->staging, 2 * (size_t)group->ranks * chunk_bytes(group->ranks));
+even_status even_ucx_need_staging(even_ucx_group *group) {
+  return group->staging != NULL
+             ? EVEN_OK
+             : EVEN_NEW_ARRAY(&group->staging, 2 * (size_t)group->ranks * even_ucx_chunk_bytes(group->ranks));
 }
 
-static unsigned char *staging_of(const even_ucx_group *group, int rank, size_t piece) {
-  return group->staging + ((piece & 1u) * (size_t)group->ranks + (size_t)rank) * chunk_bytes(group->ranks);
-}
+/* ---- the plan of a call ---- */
 
-/* The transfers of a piece's scatter, or of its gather. */
-static even_ucx_transfer *transfers_of(const even_ucx_group *group, size_t piece, bool gathers) {
-  return group->transfers + ((piece & 1u) * 2 + (gathers ? 1u : 0u)) * 2 * (size_t)group->ranks;
-}
-
-/* ---- all-reduce ---- */
-
+/* How a call's data are cut: into the caller's pieces (one of all where it has none), each of these into steps, each
+ * step into a part for each rank. In elements. */
 typedef struct pipeline {
-  size_t chunk; /* elements; a piece is one for each rank */
-  size_t pieces;
+  size_t whole;       /* of a caller's piece, */
+  size_t stride;      /* from one to the next, */
+  size_t end;         /* and where the last is cut off */
+  size_t step;        /* of a step */
+  size_t steps;       /* in each of the caller's pieces */
+  size_t count;       /* of all steps */
+  const size_t *cuts; /* where in a step each rank's part begins; ranks + 1 */
 } pipeline;
 
-static pipeline plan(const even_ucx_group *group, const even_comm_reduction *job) {
+static size_t ceiling(size_t value, size_t by) {
+  return value / by + (value % by != 0);
+}
+
+/* Parts of one size, as many lines each. */
+static void cut_evenly(even_ucx_group *group, pipeline *pipe, size_t largest, size_t line) {
   size_t ranks = (size_t)group->ranks;
+  pipe->steps = ceiling(pipe->whole, largest * ranks);
+  size_t chunk = ceiling(ceiling(pipe->whole, pipe->steps * ranks), line) * line;
+  pipe->step = chunk * ranks;
+  for (size_t rank = 0; rank <= ranks; rank++) {
+    group->fit.cuts[rank] = rank * chunk;
+  }
+}
+
+/* Parts by the speeds of the links. */
+static void cut_fitted(even_ucx_group *group, pipeline *pipe, size_t largest, size_t line) {
+  size_t widest = even_ucx_fit_widest(group);
+  size_t most = (size_t)((uint64_t)(largest - 3 * line) * EVEN_UCX_FIT_WHOLE / widest); /* cuts are rounded to lines */
+  size_t least = SMALLEST_CHUNK / EVEN_COMM_LINE * line * (size_t)group->ranks;
+  size_t wanted = even_least_size(FITTED_PIECES, ceiling(pipe->whole, least));
+  pipe->steps = ceiling(pipe->whole, most);
+  pipe->steps = pipe->steps < wanted ? wanted : pipe->steps;
+  pipe->step = ceiling(ceiling(pipe->whole, pipe->steps), line) * line;
+  group->fit.cuts[0] = 0;
+  for (int rank = 0; rank < group->ranks; rank++) {
+    size_t cut = (size_t)((uint64_t)pipe->step * group->fit.ends[rank] / EVEN_UCX_FIT_WHOLE);
+    group->fit.cuts[rank + 1] = rank + 1 == group->ranks ? pipe->step : cut / line * line;
+  }
+}
+
+static pipeline plan(even_ucx_group *group, const even_comm_reduction *job, bool fitted) {
+  const even_comm_flow *flow = job->flow;
   size_t line = EVEN_COMM_LINE / job->element;
-  size_t largest = chunk_bytes(group->ranks) / EVEN_COMM_LINE * line;
-  size_t pieces = job->count / (largest * ranks) + (job->count % (largest * ranks) != 0);
-  size_t chunk = (job->count - 1) / (pieces * ranks) + 1;
-  return (pipeline){.chunk = (chunk + line - 1) / line * line, .pieces = pieces};
+  size_t largest = even_ucx_chunk_bytes(group->ranks) / EVEN_COMM_LINE * line;
+  pipeline pipe = {.whole = flow == NULL ? job->count : flow->piece,
+                   .stride = flow == NULL ? 0 : flow->stride,
+                   .end = job->count,
+                   .cuts = group->fit.cuts};
+  if (fitted) {
+    cut_fitted(group, &pipe, largest, line);
+  } else {
+    cut_evenly(group, &pipe, largest, line);
+  }
+  pipe.count = (flow == NULL ? 1 : flow->pieces) * pipe.steps;
+  return pipe;
 }
 
 typedef struct span {
@@ -62,89 +95,215 @@ typedef struct span {
   size_t bytes;
 } span;
 
-/* The chunk of `piece` that `rank` reduces. */
-static span chunk_of(const even_ucx_group *group, const even_comm_reduction *job, const pipeline *pipe, size_t piece,
-                     int rank) {
-  size_t number = piece * (size_t)group->ranks + (size_t)rank;
-  size_t begin = even_least_size(number * pipe->chunk, job->count);
-  size_t count = even_least_size(pipe->chunk, job->count - begin);
-  return (span){.at = job->data + begin * job->element, .count = count, .bytes = count * job->element};
+/* What of step `number` is `rank`'s to reduce. */
+static span chunk_of(const even_comm_reduction *job, const pipeline *pipe, size_t number, int rank) {
+  size_t piece = number / pipe->steps * pipe->stride;
+  size_t end = even_least_size(piece + pipe->whole, pipe->end);
+  size_t begin = piece + number % pipe->steps * pipe->step;
+  size_t first = even_least_size(begin + pipe->cuts[rank], end);
+  size_t count = even_least_size(begin + pipe->cuts[rank + 1], end) - first;
+  return (span){.at = job->data + first * job->element, .count = count, .bytes = count * job->element};
 }
 
-static void begin_scatter(even_ucx_group *group, const even_comm_reduction *job, const pipeline *pipe, size_t piece) {
-  even_ucx_transfer *transfer = transfers_of(group, piece, false);
-  span own = chunk_of(group, job, pipe, piece, group->rank);
-  (void)pthread_mutex_lock(&group->lock);
-  for (int step = 1; step < group->ranks; step++) {
-    int from = (group->rank + group->ranks - step) % group->ranks;
-    int to = (group->rank + step) % group->ranks;
-    span other = chunk_of(group, job, pipe, piece, to);
+/* ---- all-reduce in parts ---- */
+
+/* With the group's lock held. */
+static void begin_scatter(even_ucx_group *group, const even_comm_reduction *job, const pipeline *pipe, size_t number) {
+  even_ucx_transfer *transfer = even_ucx_transfers_of(group, number, false);
+  uint64_t step = even_ucx_scatter_step(number);
+  span own = chunk_of(job, pipe, number, group->rank);
+  for (int turn = 1; turn < group->ranks; turn++) {
+    int from = (group->rank + group->ranks - turn) % group->ranks;
+    int to = (group->rank + turn) % group->ranks;
+    span other = chunk_of(job, pipe, number, to);
     if (own.bytes > 0) {
-      even_ucx_receive(group, transfer++, from, even_ucx_call_tag(group, from, scatter_step(piece)),
-                       staging_of(group, from, piece), own.bytes);
+      even_ucx_receive(group, transfer++, from, even_ucx_call_tag(group, from, step),
+                       even_ucx_staging_of(group, from, number), own.bytes);
     }
     if (other.bytes > 0) {
-      even_ucx_send(group, transfer++, to, even_ucx_call_tag(group, group->rank, scatter_step(piece)), other.at,
-                    other.bytes);
+      even_ucx_send(group, transfer++, to, even_ucx_call_tag(group, group->rank, step), other.at, other.bytes);
     }
   }
-  (void)pthread_mutex_unlock(&group->lock);
 }
 
-static void begin_gather(even_ucx_group *group, const even_comm_reduction *job, const pipeline *pipe, size_t piece) {
-  even_ucx_transfer *transfer = transfers_of(group, piece, true);
-  span own = chunk_of(group, job, pipe, piece, group->rank);
-  (void)pthread_mutex_lock(&group->lock);
-  for (int step = 1; step < group->ranks; step++) {
-    int from = (group->rank + group->ranks - step) % group->ranks;
-    int to = (group->rank + step) % group->ranks;
-    span other = chunk_of(group, job, pipe, piece, from);
+/* With the group's lock held. */
+static void begin_gather(even_ucx_group *group, const even_comm_reduction *job, const pipeline *pipe, size_t number) {
+  even_ucx_transfer *transfer = even_ucx_transfers_of(group, number, true);
+  uint64_t step = even_ucx_gather_step(number);
+  span own = chunk_of(job, pipe, number, group->rank);
+  for (int turn = 1; turn < group->ranks; turn++) {
+    int from = (group->rank + group->ranks - turn) % group->ranks;
+    int to = (group->rank + turn) % group->ranks;
+    span other = chunk_of(job, pipe, number, from);
     if (other.bytes > 0) {
-      even_ucx_receive(group, transfer++, from, even_ucx_call_tag(group, from, gather_step(piece)), other.at,
-                       other.bytes);
+      even_ucx_receive(group, transfer++, from, even_ucx_call_tag(group, from, step), other.at, other.bytes);
     }
     if (own.bytes > 0) {
-      even_ucx_send(group, transfer++, to, even_ucx_call_tag(group, group->rank, gather_step(piece)), own.at,
-                    own.bytes);
+      even_ucx_send(group, transfer++, to, even_ucx_call_tag(group, group->rank, step), own.at, own.bytes);
     }
   }
-  (void)pthread_mutex_unlock(&group->lock);
 }
 
-static even_status finish(even_ucx_group *group, size_t piece, bool gathers) {
-  return even_ucx_wait(group, transfers_of(group, piece, gathers), 2 * (size_t)group->ranks);
-}
-
-static void reduce_own(even_ucx_group *group, const even_comm_reduction *job, const pipeline *pipe, size_t piece) {
-  span own = chunk_of(group, job, pipe, piece, group->rank);
+static void reduce_own(even_ucx_group *group, const even_comm_reduction *job, const pipeline *pipe, size_t number) {
+  span own = chunk_of(job, pipe, number, group->rank);
   void *target = own.at;
   for (int rank = 0; rank < group->ranks; rank++) {
-    group->sources[rank] = rank == group->rank ? own.at : staging_of(group, rank, piece);
+    group->sources[rank] = rank == group->rank ? own.at : even_ucx_staging_of(group, rank, number);
   }
   if (own.count > 0) {
     job->reduce(&target, 1, group->sources, (size_t)group->ranks, own.count, job->divisor);
   }
 }
 
-/* Piece k is gathered while piece k+1 is scattered. */
-static even_status reduce_large(even_ucx_group *group, const even_comm_reduction *job) {
-  pipeline pipe = plan(group, job);
-  EVEN_TRY(need_staging(group));
-  EVEN_TRY(even_ucx_call_meet(group, 0, NULL));
-  begin_scatter(group, job, &pipe, 0);
-  for (size_t piece = 0; piece < pipe.pieces; piece++) {
-    if (piece + 1 < pipe.pieces) {
-      begin_scatter(group, job, &pipe, piece + 1);
-    }
-    EVEN_TRY(finish(group, piece, false));
-    reduce_own(group, job, &pipe, piece);
-    if (piece >= 2) {
-      EVEN_TRY(finish(group, piece, true)); /* of piece - 2, whose transfers are now this one's */
-    }
-    begin_gather(group, job, &pipe, piece);
+/* How far a call is, in steps. A step's buffers and transfers are those of the one two before it. */
+typedef struct advance {
+  const even_comm_reduction *job;
+  const pipeline *pipe;
+  size_t begun;
+  size_t reduced;
+  size_t done;
+} advance;
+
+static bool is_settled(even_ucx_group *group, size_t number, bool gathers) {
+  even_ucx_transfer *transfers = even_ucx_transfers_of(group, number, gathers);
+  bool settled = true;
+  for (size_t i = 0; i < 2 * (size_t)group->ranks && settled; i++) {
+    settled = even_ucx_settled(group, &transfers[i]);
   }
-  EVEN_TRY(finish(group, 0, true));
-  return finish(group, 1, true);
+  return settled;
+}
+
+static bool can_begin(const advance *at) {
+  const even_comm_flow *flow = at->job->flow;
+  return at->begun < at->pipe->count && at->begun < at->reduced + 2 &&
+         (flow == NULL || at->begun / at->pipe->steps < atomic_load(&flow->ready));
+}
+static bool can_reduce(even_ucx_group *group, const advance *at) {
+  return at->reduced < at->begun && at->reduced < at->done + 2 && is_settled(group, at->reduced, false);
+}
+static bool can_finish(even_ucx_group *group, const advance *at) {
+  return at->done < at->reduced && is_settled(group, at->done, true);
+}
+
+static bool can_advance(even_ucx_group *group, const void *context) {
+  const advance *at = context;
+  return can_begin(at) || can_reduce(group, at) || can_finish(group, at);
+}
+
+static void tell_done(const advance *at) {
+  const even_comm_flow *flow = at->job->flow;
+  if (flow != NULL && at->done % at->pipe->steps == 0) {
+    flow->done(flow->context, at->done / at->pipe->steps);
+  }
+}
+
+/* Does one thing of those that can be done. */
+static void advance_once(even_ucx_group *group, advance *at) {
+  (void)pthread_mutex_lock(&group->lock);
+  bool begins = can_begin(at);
+  if (begins) {
+    begin_scatter(group, at->job, at->pipe, at->begun++);
+  }
+  bool finishes = !begins && can_finish(group, at);
+  bool reduces = !begins && !finishes && can_reduce(group, at);
+  (void)pthread_mutex_unlock(&group->lock);
+  if (finishes) {
+    at->done++;
+    tell_done(at);
+  } else if (reduces) {
+    reduce_own(group, at->job, at->pipe, at->reduced);
+    (void)pthread_mutex_lock(&group->lock);
+    begin_gather(group, at->job, at->pipe, at->reduced++);
+    (void)pthread_mutex_unlock(&group->lock);
+  }
+}
+
+/* A step is gathered while the next one is scattered. */
+static even_status reduce_parts(even_ucx_group *group, const even_comm_reduction *job, bool fitted) {
+  pipeline pipe = plan(group, job, fitted);
+  advance at = {.job = job, .pipe = &pipe};
+  while (at.done < pipe.count) {
+    EVEN_TRY(even_ucx_wait_until(group, group->transfers, EVEN_UCX_TRANSFERS * (size_t)group->ranks, can_advance, &at));
+    advance_once(group, &at);
+  }
+  return EVEN_OK;
+}
+
+/* Everybody sends all its data to everybody and reduces everything: one exchange less, more bytes among more ranks. */
+static even_status reduce_whole(even_ucx_group *group, const even_comm_reduction *job) {
+  even_ucx_transfer *transfer = group->transfers;
+  void *target = job->data;
+  (void)pthread_mutex_lock(&group->lock);
+  for (int step = 1; step < group->ranks; step++) {
+    int from = (group->rank + group->ranks - step) % group->ranks;
+    int to = (group->rank + step) % group->ranks;
+    even_ucx_receive(group, transfer++, from, even_ucx_call_tag(group, from, even_ucx_scatter_step(0)),
+                     even_ucx_staging_of(group, from, 0), job->bytes);
+    even_ucx_send(group, transfer++, to, even_ucx_call_tag(group, group->rank, even_ucx_scatter_step(0)), job->data,
+                  job->bytes);
+  }
+  (void)pthread_mutex_unlock(&group->lock);
+  EVEN_TRY(even_ucx_wait(group, group->transfers, 2 * (size_t)group->ranks));
+  for (int rank = 0; rank < group->ranks; rank++) {
+    group->sources[rank] = rank == group->rank ? job->data : even_ucx_staging_of(group, rank, 0);
+  }
+  job->reduce(&target, 1, group->sources, (size_t)group->ranks, job->count, job->divisor);
+  return EVEN_OK;
+}
+
+/* ---- which way ---- */
+
+enum { PARTS, WHOLE, FITTED }; /* as rank 0 announces them */
+static const char *const way_names[] = {"parts", "whole"};
+static const char *const fit_names[] = {"fitted", "parts"};
+
+/* Only who chooses has a choice: what the others measured would be of calls whose way they guess. */
+void even_ucx_start_ways(even_ucx_group *group) {
+  bool chooses = group->ranks > 1 && group->rank == 0;
+  even_ways_start(&group->reduce_ways, "all_reduce", way_names, chooses ? 2 : 1);
+  even_ways_start(&group->fit.ways, "all_reduce", fit_names, chooses && group->ranks > 2 ? 2 : 1);
+  even_ways_set_range(&group->fit.ways, EVEN_UCX_FIT_BYTES, (size_t)1 << 30);
+}
+
+size_t even_ucx_choice_bytes(const even_ucx_group *group) {
+  return even_ucx_chunk_bytes(group->ranks);
+}
+
+/* What rank 0 chose has come with the words that announce the call. */
+static uint64_t way_of(const even_ucx_group *group) {
+  return group->rank == 0 ? group->call.piece_bytes : group->arrived[0].call.piece_bytes;
+}
+
+static even_status reduce_middling(even_ucx_group *group, const even_comm_reduction *job) {
+  group->call.piece_bytes = group->rank == 0 ? (uint64_t)even_ways_next(&group->reduce_ways, job->bytes) : PARTS;
+  EVEN_TRY(even_ucx_call_meet(group, 0, NULL));
+  even_ways_call_begins(&group->reduce_ways, even_clock_ns());
+  EVEN_TRY(way_of(group) == WHOLE ? reduce_whole(group, job) : reduce_parts(group, job, false));
+  even_ways_call_ends(&group->reduce_ways, job->bytes, even_clock_ns());
+  return EVEN_OK;
+}
+
+/* By the links' speeds where these differ, unless the calls themselves say that equal parts are faster. */
+static even_status reduce_large(even_ucx_group *group, const even_comm_reduction *job) {
+  bool fits = group->ranks > 2 && job->bytes >= EVEN_UCX_FIT_BYTES;
+  bool measured = false;
+  group->call.piece_bytes = PARTS;
+  if (fits && group->rank == 0 && group->fit.unequal && even_ways_next(&group->fit.ways, job->bytes) == 0) {
+    group->call.piece_bytes = FITTED;
+  }
+  EVEN_TRY(even_ucx_call_meet(group, 0, NULL));
+  if (fits) {
+    EVEN_TRY(even_ucx_fit_measure(group, &measured));
+  }
+  if (measured) {
+    return reduce_parts(group, job, group->fit.unequal);
+  }
+  if (fits && group->fit.unequal) {
+    even_ways_call_begins(&group->fit.ways, even_clock_ns());
+  }
+  EVEN_TRY(reduce_parts(group, job, way_of(group) == FITTED));
+  even_ways_call_ends(&group->fit.ways, job->bytes, even_clock_ns());
+  return EVEN_OK;
 }
 
 static even_status reduce_small(even_ucx_group *group, const even_comm_reduction *job) {
@@ -161,104 +320,17 @@ static even_status reduce_small(even_ucx_group *group, const even_comm_reduction
   return EVEN_OK;
 }
 
+static even_status reduce(even_ucx_group *group, const even_comm_reduction *job) {
+  if (job->flow == NULL && job->bytes <= EVEN_UCX_SMALL_BYTES) {
+    return reduce_small(group, job);
+  }
+  EVEN_TRY(even_ucx_need_staging(group));
+  return job->flow == NULL && job->bytes <= even_ucx_choice_bytes(group) ? reduce_middling(group, job)
+                                                                         : reduce_large(group, job);
+}
+
 even_status even_ucx_all_reduce(even_comm *comm, const even_comm_reduction *job) {
   even_ucx_group *group = even_ucx_of(comm);
   EVEN_TRY(even_ucx_call_begin(group, EVEN_CALL_ALL_REDUCE, job->dtype, job->op, 0, job->count, NULL));
-  return even_ucx_call_end(group,
-                           job->bytes <= EVEN_UCX_SMALL_BYTES ? reduce_small(group, job) : reduce_large(group, job));
-}
-
-/* ---- reduce-scatter ---- */
-
-typedef struct scatter {
-  const even_comm_scattering *job;
-  size_t cell; /* elements of a rank's part that one other sends at a time */
-  size_t own_begin;
-} scatter;
-
-/* What of a part of `count` elements is in a round. */
-static size_t in_round(const scatter *work, size_t count, size_t round) {
-  size_t first = round * work->cell;
-  return first >= count ? 0 : even_least_size(count - first, work->cell);
-}
-
-static void begin_round(even_ucx_group *group, const scatter *work, size_t round) {
-  const even_comm_scattering *job = work->job;
-  even_ucx_transfer *transfer = transfers_of(group, round, false);
-  size_t own = in_round(work, job->counts[group->rank], round);
-  size_t begin = 0;
-  (void)pthread_mutex_lock(&group->lock);
-  for (int rank = 0; rank < group->ranks; begin += job->counts[rank], rank++) {
-    size_t other = in_round(work, job->counts[rank], round);
-    if (rank == group->rank) {
-      continue;
-    }
-    if (own > 0) {
-      even_ucx_receive(group, transfer++, rank, even_ucx_call_tag(group, rank, scatter_step(round)),
-                       staging_of(group, rank, round), own * job->element);
-    }
-    if (other > 0) {
-      even_ucx_send(group, transfer++, rank, even_ucx_call_tag(group, group->rank, scatter_step(round)),
-                    job->input + (begin + round * work->cell) * job->element, other * job->element);
-    }
-  }
-  (void)pthread_mutex_unlock(&group->lock);
-}
-
-static void reduce_round(even_ucx_group *group, const scatter *work, size_t round) {
-  const even_comm_scattering *job = work->job;
-  size_t first = round * work->cell;
-  size_t count = in_round(work, job->counts[group->rank], round);
-  void *target = job->output + first * job->element;
-  for (int rank = 0; rank < group->ranks; rank++) {
-    group->sources[rank] = staging_of(group, rank, round);
-  }
-  group->sources[group->rank] = job->input + (work->own_begin + first) * job->element;
-  if (count > 0) {
-    job->reduce(&target, 1, group->sources, (size_t)group->ranks, count, job->divisor);
-  }
-}
-
-static even_status scatter_large(even_ucx_group *group, const scatter *work) {
-  size_t rounds = work->job->largest / work->cell + (work->job->largest % work->cell != 0);
-  EVEN_TRY(need_staging(group));
-  EVEN_TRY(even_ucx_call_meet(group, 0, NULL));
-  begin_round(group, work, 0);
-  for (size_t round = 0; round < rounds; round++) {
-    if (round + 1 < rounds) {
-      begin_round(group, work, round + 1);
-    }
-    EVEN_TRY(finish(group, round, false));
-    reduce_round(group, work, round);
-  }
-  return EVEN_OK;
-}
-
-static even_status scatter_small(even_ucx_group *group, const scatter *work) {
-  const even_comm_scattering *job = work->job;
-  void *target = job->output;
-  if (job->bytes > 0) {
-    memcpy(group->outgoing[group->rank].data, job->input, job->bytes);
-  }
-  EVEN_TRY(even_ucx_call_meet(group, job->bytes, NULL));
-  for (int rank = 0; rank < group->ranks; rank++) {
-    const unsigned char *data = rank == group->rank ? job->input : group->arrived[rank].data;
-    group->sources[rank] = data == NULL ? NULL : data + work->own_begin * job->element;
-  }
-  if (job->counts[group->rank] > 0) {
-    job->reduce(&target, 1, group->sources, (size_t)group->ranks, job->counts[group->rank], job->divisor);
-  }
-  return EVEN_OK;
-}
-
-even_status even_ucx_reduce_scatter(even_comm *comm, const even_comm_scattering *job) {
-  even_ucx_group *group = even_ucx_of(comm);
-  size_t line = EVEN_COMM_LINE / job->element;
-  scatter work = {.job = job, .cell = chunk_bytes(group->ranks) / EVEN_COMM_LINE * line};
-  for (int rank = 0; rank < group->rank; rank++) {
-    work.own_begin += job->counts[rank];
-  }
-  EVEN_TRY(even_ucx_call_begin(group, EVEN_CALL_REDUCE_SCATTER, job->dtype, job->op, 0, job->total, job->counts));
-  return even_ucx_call_end(
-      group, job->bytes <= EVEN_UCX_SMALL_BYTES ? scatter_small(group, &work) : scatter_large(group, &work));
+  return even_ucx_call_end(group, reduce(group, job));
 }

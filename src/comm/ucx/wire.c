@@ -1,10 +1,9 @@
-/* Moving data with UCX, and waiting for it: every wait looks for the group's end, for peers that are gone, and at the
- * clock. */
+/* Moving data over the group's transport, and waiting for it: every wait looks for the group's end, for peers that are
+ * gone, and at the clock. */
 #include "comm/ucx/group.h"
 
 #include "base/fail.h"
 #include "os/clock.h"
-#include "os/readable.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -12,18 +11,19 @@
 /* About twice what sleeping and being woken takes on a virtual machine. */
 #define WORTH_POLLING_NS ((uint64_t)100 * 1000u)
 /* How long a failed call gives others to take what is on its way to them before it cuts the connections. */
-#define ABANDON_GENTLY_NS ((uint64_t)50 * 1000000u)
+#define ABANDON_GENTLY_NS ((uint64_t)30 * 1000000u)
 #define ABANDON_FORCED_NS ((uint64_t)2000 * 1000000u)
+/* How often one who cannot let go of the lock polls before it sleeps, and for how long it does then. */
+#define BREATHLESS 64u
+#define BREATH_NS ((uint64_t)1000000u)
 
-static const even_ucx_call plainly = {0};
-
-static void keep(even_ucx_group *group, even_ucx_transfer *transfer, int peer, void *request) {
-  transfer->peer = peer;
-  transfer->request = request;
+static void keep(even_ucx_group *group, even_ucx_transfer *transfer, int peer, size_t bytes, void *request) {
+  even_ucx_peer *at = &group->peers[peer];
+  *transfer = (even_ucx_transfer){.request = request, .peer = peer, .bytes = bytes};
   if (even_ucx_is_error(request)) {
-    if (group->peers[peer].failed == 0) {
-      group->peers[peer].failed = even_ucx_error_of(request);
-    }
+    at->failed = at->failed == 0 ? even_ucx_error_of(request) : at->failed;
+  } else if (request != NULL) {
+    at->under_way += bytes;
   }
 }
 
@@ -31,15 +31,15 @@ void even_ucx_send(even_ucx_group *group, even_ucx_transfer *transfer, int peer,
                    size_t bytes) {
   void *endpoint = group->peers[peer].endpoint;
   if (endpoint == NULL) { /* cut: the group has ended */
-    keep(group, transfer, peer, (void *)(intptr_t)EVEN_UCX_CANCELLED);
+    keep(group, transfer, peer, bytes, (void *)(intptr_t)EVEN_UCX_CANCELLED);
     return;
   }
-  keep(group, transfer, peer, group->api->tag_send(endpoint, data, bytes, tag, &plainly));
+  keep(group, transfer, peer, bytes, group->transport->send(group, endpoint, data, bytes, tag));
 }
 
 void even_ucx_receive(even_ucx_group *group, even_ucx_transfer *transfer, int peer, uint64_t tag, void *data,
                       size_t bytes) {
-  keep(group, transfer, peer, group->api->tag_receive(group->worker, data, bytes, tag, UINT64_MAX, &plainly));
+  keep(group, transfer, peer, bytes, group->transport->receive(group, data, bytes, tag, UINT64_MAX));
 }
 
 bool even_ucx_settled(even_ucx_group *group, even_ucx_transfer *transfer) {
@@ -49,38 +49,40 @@ bool even_ucx_settled(even_ucx_group *group, even_ucx_transfer *transfer) {
   if (even_ucx_is_error(transfer->request)) {
     return false; /* it never began: the wait finds that the peer has failed */
   }
-  signed char status = group->api->request_status(transfer->request);
+  signed char status = group->transport->status(group, transfer->request);
   if (status == EVEN_UCX_UNDER_WAY) {
     return false;
   }
   if (status < 0 && status != EVEN_UCX_CANCELLED && group->peers[transfer->peer].failed == 0) {
     group->peers[transfer->peer].failed = status;
   }
-  group->api->request_free(transfer->request);
+  group->transport->release(group, transfer->request);
+  group->peers[transfer->peer].under_way -= transfer->bytes;
   transfer->request = status < 0 ? (void *)(intptr_t)status : NULL;
   return status >= 0;
 }
 
 bool even_ucx_move(even_ucx_group *group) {
   bool moved = false;
-  while (group->api->worker_progress(group->worker) != 0) {
+  while (group->transport->progress(group)) {
     moved = true;
   }
   moved = even_ucx_hear(group) || moved;
   moved = even_ucx_messages_move(group) || moved;
+  even_ucx_letters_settle(group);
   if (moved && group->sleepers > 0) {
-    (void)group->api->worker_signal(group->worker); /* one of them may wait for just that */
+    group->transport->wake(group); /* one of them may wait for just that */
   }
   return moved;
 }
 
-static void sleep_unlocked(even_ucx_group *group, uint64_t limit_ns) {
-  if (group->api->worker_arm(group->worker) != 0) {
+static void sleep_unlocked(even_ucx_group *group, uint64_t limit_ns, uint32_t idle) {
+  if (!group->transport->arm(group)) {
     return; /* something came meanwhile, or it cannot be slept */
   }
   group->sleepers++;
   (void)pthread_mutex_unlock(&group->lock);
-  even_readable_wait(group->descriptor, limit_ns < EVEN_COMM_LOOK_NS ? limit_ns : EVEN_COMM_LOOK_NS);
+  group->transport->sleep(group, limit_ns < EVEN_COMM_LOOK_NS ? limit_ns : EVEN_COMM_LOOK_NS, idle);
   (void)pthread_mutex_lock(&group->lock);
   group->sleepers--;
 }
@@ -88,13 +90,15 @@ static void sleep_unlocked(even_ucx_group *group, uint64_t limit_ns) {
 void even_ucx_rest(even_ucx_group *group, uint32_t *polls, uint64_t limit_ns) {
   if (even_ucx_move(group)) {
     *polls = 0;
-  } else if (*polls < group->patience.polls) {
-    ++*polls;
+    return;
+  }
+  if (*polls < group->patience.polls) {
     (void)pthread_mutex_unlock(&group->lock); /* others may want to begin something */
     (void)pthread_mutex_lock(&group->lock);
   } else {
-    sleep_unlocked(group, limit_ns);
+    sleep_unlocked(group, limit_ns, *polls - group->patience.polls);
   }
+  *polls += *polls < UINT32_MAX;
 }
 
 /* The next wait polls longer where this one was short, and less where it was long. */
@@ -116,7 +120,7 @@ static even_ucx_transfer *first_open(even_ucx_group *group, even_ucx_transfer *t
     if (!even_ucx_settled(group, &transfers[i])) {
       const even_ucx_peer *peer = &group->peers[transfers[i].peer];
       open = open == NULL ? &transfers[i] : open;
-      if (peer->failed != 0 || peer->left) {
+      if (peer->failed != 0 || peer->left || peer->gone) {
         *gone = true;
         return &transfers[i];
       }
@@ -136,50 +140,99 @@ static void end_late(even_ucx_group *group, int late, uint64_t limit_ns) {
   even_ucx_end(group);
 }
 
-static even_status wait_locked(even_ucx_group *group, even_ucx_transfer *transfers, size_t count, uint64_t began) {
+/* Whether what has been moved is what was meant: a rank that gave up has said so before it used its memory for
+ * something else. */
+static bool counts(even_ucx_group *group) {
+  if (!group->transport->takes_back) {
+    (void)even_ucx_hear(group);
+  }
+  return group->transport->takes_back || !group->ended;
+}
+
+/* Whom this rank waits for, one flag a rank. */
+static const bool *find_waits(even_ucx_group *group, even_ucx_transfer *transfers, size_t count) {
+  memset(group->waits, 0, (size_t)group->ranks * sizeof *group->waits);
+  for (size_t i = 0; i < count; i++) {
+    group->waits[transfers[i].peer] = group->waits[transfers[i].peer] || transfers[i].request != NULL;
+  }
+  return group->waits;
+}
+
+/* Looks around, as those who wait do at times. */
+static void look_around(even_ucx_group *group, even_ucx_transfer *transfers, size_t count, uint64_t now_ns) {
+  if (even_ucx_look_is_due(&group->call_looks, now_ns)) {
+    const bool *waits = find_waits(group, transfers, count);
+    even_ucx_look(group, &group->call_looks, waits, now_ns);
+    even_ucx_stall_inspect(group, waits, now_ns);
+    if (group->whole.look != NULL) {
+      (void)pthread_mutex_unlock(&group->lock);
+      group->whole.look(group->whole.context);
+      (void)pthread_mutex_lock(&group->lock);
+    }
+  }
+}
+
+typedef struct condition {
+  even_ucx_until *until; /* NULL: all transfers are done */
+  const void *context;
+} condition;
+
+static bool is_met(even_ucx_group *group, const condition *when, const even_ucx_transfer *open) {
+  return when->until == NULL ? open == NULL : when->until(group, when->context);
+}
+
+static even_status wait_locked(even_ucx_group *group, even_ucx_transfer *transfers, size_t count, const condition *when,
+                               uint64_t began) {
   uint32_t polls = 0;
   for (;;) {
     bool gone = false;
     const even_ucx_transfer *open = first_open(group, transfers, count, &gone);
-    if (open == NULL) {
+    if (is_met(group, when, open) && counts(group)) {
       return EVEN_OK;
     }
     if (gone && even_ucx_move(group)) {
       continue; /* what it sent before it went */
     }
-    if (!group->ended && group->watched != NULL && group->watched(group->watched_context)) {
-      (void)even_fail(EVEN_ERR_REVOKED, "the group was revoked");
-      even_ucx_end(group);
-    }
     if (group->ended) {
-      char doing[128];
-      even_call_describe(&group->call, doing, sizeof doing);
-      return even_ucx_failure(group, doing);
+      return even_ucx_call_failure(group);
     }
     if (gone) {
       even_ucx_end_lost(group, open->peer);
       continue;
     }
     uint64_t limit = atomic_load_explicit(&group->timeout_ns, memory_order_relaxed);
-    uint64_t waited = even_clock_ns() - began;
-    if (waited >= limit) {
+    uint64_t now = even_clock_ns();
+    uint64_t waited = now - began;
+    if (waited >= limit && open != NULL) {
       end_late(group, open->peer, limit);
       continue;
     }
-    even_ucx_rest(group, &polls, limit - waited);
+    look_around(group, transfers, count, now);
+    even_ucx_rest(group, &polls, waited < limit ? limit - waited : EVEN_COMM_LOOK_NS);
   }
 }
 
-even_status even_ucx_wait(even_ucx_group *group, even_ucx_transfer *transfers, size_t count) {
+static even_status wait_for(even_ucx_group *group, even_ucx_transfer *transfers, size_t count, const condition *when) {
   uint64_t began = even_clock_ns();
   group->waits_since = group->waits_since == 0 ? began : group->waits_since;
   (void)pthread_mutex_lock(&group->lock);
-  even_status status = wait_locked(group, transfers, count, group->waits_since);
+  even_status status = wait_locked(group, transfers, count, when, group->waits_since);
   uint64_t waited = even_clock_ns() - began;
   learn(&group->patience, waited); /* who moves messages meanwhile reads it, too */
   (void)pthread_mutex_unlock(&group->lock);
   (void)atomic_fetch_add_explicit(&group->wait_ns, waited, memory_order_relaxed);
   return status;
+}
+
+even_status even_ucx_wait(even_ucx_group *group, even_ucx_transfer *transfers, size_t count) {
+  const condition when = {.until = NULL};
+  return wait_for(group, transfers, count, &when);
+}
+
+even_status even_ucx_wait_until(even_ucx_group *group, even_ucx_transfer *transfers, size_t count,
+                                even_ucx_until *until, const void *context) {
+  const condition when = {.until = until, .context = context};
+  return wait_for(group, transfers, count, &when);
 }
 
 /* ---- after a failure ---- */
@@ -192,23 +245,32 @@ static bool any_open(even_ucx_group *group, even_ucx_transfer *transfers, size_t
   return open;
 }
 
+/* One who only polls uses up its turn of a busy core, and then waits for many others' turns. */
+void even_ucx_breathe(even_ucx_group *group, uint32_t *idle) {
+  if (group->transport->progress(group)) {
+    *idle = 0;
+  } else if (++*idle > BREATHLESS && group->transport->arm(group)) {
+    group->transport->sleep(group, BREATH_NS, *idle - BREATHLESS);
+  }
+}
+
 static bool progress_until_settled(even_ucx_group *group, even_ucx_transfer *transfers, size_t count,
                                    uint64_t limit_ns) {
   uint64_t began = even_clock_ns();
+  uint32_t idle = 0;
   while (any_open(group, transfers, count)) {
     if (even_clock_ns() - began >= limit_ns) {
       return false;
     }
-    (void)group->api->worker_progress(group->worker);
+    even_ucx_breathe(group, &idle);
   }
   return true;
 }
 
 void even_ucx_cut(even_ucx_group *group, int peer) {
-  static const even_ucx_call at_once = {.mask = EVEN_UCX_CALL_FLAGS, .flags = EVEN_UCX_CLOSE_AT_ONCE};
   even_ucx_peer *at = &group->peers[peer];
   if (at->endpoint != NULL) {
-    void *request = group->api->endpoint_close(at->endpoint, &at_once);
+    void *request = group->transport->cut(group, at->endpoint);
     even_ucx_transfer closing = {.peer = peer, .request = even_ucx_is_error(request) ? NULL : request};
     at->endpoint = NULL;
     at->failed = at->failed == 0 ? EVEN_UCX_CANCELLED : at->failed;
@@ -219,10 +281,10 @@ void even_ucx_cut(even_ucx_group *group, int peer) {
 void even_ucx_abandon(even_ucx_group *group, even_ucx_transfer *transfers, size_t count) {
   for (size_t i = 0; i < count; i++) {
     if (!even_ucx_settled(group, &transfers[i]) && !even_ucx_is_error(transfers[i].request)) {
-      group->api->request_cancel(group->worker, transfers[i].request); /* a send goes on, until it is cut */
+      group->transport->cancel(group, transfers[i].request); /* a send goes on, until it is cut */
     }
   }
-  if (!progress_until_settled(group, transfers, count, ABANDON_GENTLY_NS)) {
+  if (!progress_until_settled(group, transfers, count, ABANDON_GENTLY_NS) && group->transport->takes_back) {
     for (int peer = 0; peer < group->ranks; peer++) {
       even_ucx_cut(group, peer);
     }

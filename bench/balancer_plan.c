@@ -1,0 +1,156 @@
+/* What balancing reaches of the best split, on invented ranks whose speeds are known: seconds of a twin that is told
+ * them, has the best split of each step, and draws the same noise, beside ours. No clock: the same figures on every
+ * machine. */
+#include "balancer/cluster.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { AHEAD = 2, SEEDS = 5, STEPS = 1200, FIRST = 10, SETTLED = 400, SAMPLES_A_RANK = 32 };
+
+typedef struct scenario {
+  const char *name;
+  size_t ranks;
+  double speeds[4]; /* of a core, repeated; with a period they are quotas */
+  double period;    /* seconds; 0: a rank is slow, not stopped */
+  double step;      /* seconds of a step at the best split */
+  double noise;     /* evenly, to either side */
+  double lognormal;
+  double outliers;
+  double slower; /* the last rank's factor from step 600 to 900 */
+  double drift;  /* the last rank's time grows by this part of its first a step */
+  double change; /* seconds that a change of its share costs a rank, in steps */
+} scenario;
+
+static const scenario scenarios[] = {
+    {.name = "2 ranks, 1:1", .ranks = 2, .speeds = {1, 1}, .lognormal = 0.10},
+    {.name = "2 ranks, 1:0.5", .ranks = 2, .speeds = {1, .5}, .lognormal = 0.10},
+    {.name = "2 ranks, 1:0.25", .ranks = 2, .speeds = {1, .25}, .lognormal = 0.10},
+    {.name = "2 ranks, 1:0.0625", .ranks = 2, .speeds = {1, .0625}, .lognormal = 0.10},
+    {.name = "2 ranks, 1:0.25, quota of 10 ms", .ranks = 2, .speeds = {1, .25}, .lognormal = 0.10, .period = 0.01},
+    {.name = "2 ranks, 1:0.25, quota of 100 ms", .ranks = 2, .speeds = {1, .25}, .lognormal = 0.10, .period = 0.1},
+    {.name = "4 ranks, 1:0.5:0.25:0.1", .ranks = 4, .speeds = {1, .5, .25, .1}, .lognormal = 0.10},
+    {.name = "the same, quotas of 10 ms", .ranks = 4, .speeds = {1, .5, .25, .1}, .lognormal = 0.10, .period = 0.01},
+    {.name = "the same, quotas of 100 ms", .ranks = 4, .speeds = {1, .5, .25, .1}, .lognormal = 0.10, .period = 0.1},
+    {.name = "64 ranks, speeds 1, 1/2, 1/3, 1/4", .ranks = 64, .speeds = {1, .5, 1. / 3, .25}, .lognormal = 0.05},
+    {.name = "the same, 3 % of steps have a rank that stalls for 5",
+     .ranks = 64,
+     .speeds = {1, .5, 1. / 3, .25},
+     .lognormal = 0.05,
+     .outliers = 0.0005},
+    {.name = "2 ranks, 1:0.5, noise of 20 % to either side", .ranks = 2, .speeds = {1, .5}, .noise = 0.20},
+    {.name = "16 ranks, 1 to 1/4, noise of 20 %", .ranks = 16, .speeds = {1, .5, 1. / 3, .25}, .noise = 0.20},
+    {.name = "4 ranks, one 4 times slower, then as before",
+     .ranks = 4,
+     .speeds = {1, .5, 1. / 3, .25},
+     .lognormal = 0.05,
+     .slower = 4},
+    {.name = "4 ranks, one slower by 0.2 % each step",
+     .ranks = 4,
+     .speeds = {1, 1, 1, 1},
+     .lognormal = 0.05,
+     .drift = 0.002},
+    {.name = "4 ranks, a change of shares costs 8 steps",
+     .ranks = 4,
+     .speeds = {1, .5, 1. / 3, .25},
+     .noise = 0.20,
+     .change = 8},
+};
+
+static cluster make(const scenario *s, uint64_t seed) {
+  cluster c = {.ranks = s->ranks, .first_step = 3.0, .state = seed * 7919};
+  double batch = (double)SAMPLES_A_RANK * (double)s->ranks;
+  double sum = 0.0;
+  for (size_t r = 0; r < s->ranks; r++) {
+    sum += s->speeds[r % 4 % (s->ranks < 4 ? s->ranks : 4)];
+  }
+  double step = s->step > 0.0 ? s->step : 0.05;
+  double work = step * sum / (batch + 3.0 * (double)s->ranks); /* a fixed part of three samples */
+  for (size_t r = 0; r < s->ranks; r++) {
+    double speed = s->speeds[r % 4 % (s->ranks < 4 ? s->ranks : 4)];
+    double slow = s->period > 0.0 ? 1.0 : 1.0 / speed;
+    c.rank[r] = (cluster_rank){.fixed = 3.0 * work * slow,
+                               .per_sample = work * slow,
+                               .noise = s->noise,
+                               .lognormal = s->lognormal,
+                               .outliers = s->outliers};
+    if (s->period > 0.0 && speed < 1.0) {
+      c.rank[r].quota = speed;
+      c.rank[r].period = s->period;
+      c.rank[r].left = speed * s->period;
+    }
+  }
+  c.change = s->change * step;
+  return c;
+}
+
+static void set_speed(const scenario *s, cluster *c, int step) {
+  cluster_rank *last = &c->rank[c->ranks - 1];
+  last->slower = s->slower > 0.0 && step >= 600 && step < 900 ? s->slower : 1.0;
+  last->slower += s->drift * step;
+}
+
+typedef struct outcome {
+  double ours[2]; /* seconds from step FIRST on, and from SETTLED on */
+  double best[2];
+} outcome;
+
+static void fail(void) {
+  (void)fprintf(stderr, "balancer_plan: %s\n", even_error_last()->what);
+  exit(1);
+}
+
+static void run(const scenario *s, even_policy policy, uint64_t seed, outcome *out) {
+  cluster own = make(s, seed);
+  cluster twin = own;
+  int64_t batch = SAMPLES_A_RANK * (int64_t)s->ranks;
+  int64_t queue[AHEAD + 1][CLUSTER_RANKS]; /* shares reach the ranks two steps late */
+  int64_t best[CLUSTER_RANKS];
+  even_step_timing timings[CLUSTER_RANKS];
+  even_step_timing ignored[CLUSTER_RANKS];
+  even_balancer *balancer = NULL;
+  even_balancer_params params = {.size = sizeof params, .policy = policy, .ranks = s->ranks, .batch = batch};
+  even_status status = even_balancer_open(&params, &balancer);
+  twin.change = 0.0; /* the best of all splits of each step, had changes no cost */
+  for (int i = 0; i <= AHEAD && status == EVEN_OK; i++) {
+    status = even_balancer_shares(balancer, batch, queue[i]);
+  }
+  for (int step = 0; step < STEPS && status == EVEN_OK; step++) {
+    set_speed(s, &own, step);
+    set_speed(s, &twin, step);
+    cluster_best(&twin, batch, best);
+    double theirs = cluster_step(&twin, best, ignored);
+    double mine = cluster_step(&own, queue[0], timings);
+    memmove(queue[0], queue[1], AHEAD * sizeof queue[0]);
+    for (int i = 0; i < 2; i++) {
+      out->ours[i] += step >= (i == 0 ? FIRST : SETTLED) ? mine : 0.0;
+      out->best[i] += step >= (i == 0 ? FIRST : SETTLED) ? theirs : 0.0;
+    }
+    status = even_balancer_observe(balancer, timings);
+    status = status == EVEN_OK ? even_balancer_shares(balancer, batch, queue[AHEAD]) : status;
+  }
+  if (status != EVEN_OK) {
+    fail();
+  }
+  even_balancer_close(balancer);
+}
+
+int main(void) {
+  (void)printf("best split at the true speeds of each step / ours, %d seeds of %d steps\n\n", SEEDS, STEPS);
+  (void)printf("%-50s %10s %10s %10s\n", "", "equal", "auto", "auto");
+  (void)printf("%-50s %10s %10s %10s\n", "ranks (log-normal noise of 5 or 10 % where not said)", "", "from 10 on",
+               "from 400");
+  for (size_t i = 0; i < sizeof scenarios / sizeof scenarios[0]; i++) {
+    outcome equal = {0};
+    outcome balanced = {0};
+    for (uint64_t seed = 1; seed <= SEEDS; seed++) {
+      run(&scenarios[i], EVEN_POLICY_EQUAL, seed, &equal);
+      run(&scenarios[i], EVEN_POLICY_AUTO, seed, &balanced);
+    }
+    (void)printf("%-50s %10.3f %10.3f %10.3f\n", scenarios[i].name, equal.best[1] / equal.ours[1],
+                 balanced.best[0] / balanced.ours[0], balanced.best[1] / balanced.ours[1]);
+  }
+  return 0;
+}

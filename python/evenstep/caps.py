@@ -1,0 +1,116 @@
+"""The most samples of each rank: what the script says, and what memory is measured to hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from evenstep._core import Balancer, EvenstepError, memory_caps
+from evenstep.memory import Report
+
+_LOOSER = 8  # caps rise when they are so much (an eighth) larger: each change begins the balancer's trials anew
+_LOOK_EVERY = 16  # steps between two looks at what the caps keep from running
+_NAMED = 3  # ranks that an event names
+
+
+class Caps:
+    """Of one balancer, whose ranks all see the same reports and so have the same caps at the same step."""
+
+    def __init__(self, given: Sequence[int | None], batch: int) -> None:
+        self._given = list(given)
+        self._batch = batch
+        self.learned = [-1] * len(given)  # -1: unknown; not cut to the batch
+        self._reports: list[Report] = []
+        self._bound: dict[int, int] = {}  # rank -> the cap by which it has fewer samples than would be best
+        self._looks = 0
+
+    @property
+    def now(self) -> list[int | None]:
+        """As a balancer takes them: those that limit something."""
+        return self._limiting(self.learned)
+
+    def _both(self, learned: Sequence[int]) -> list[int | None]:
+        return [_least(mine, cap) for mine, cap in zip(self._given, learned)]
+
+    def _limiting(self, learned: Sequence[int]) -> list[int | None]:
+        return [None if cap is None or cap >= self._batch else cap for cap in self._both(learned)]
+
+    def hold(self, batch: int) -> bool:
+        """Whether they let the ranks have a batch of so many samples."""
+        return _hold(self._both(self.learned), batch)
+
+    def take(self, balancer: Balancer, reports: Sequence[Report]) -> tuple[int, str] | None:
+        """What the ranks told of a step with a whole batch. Where that is news: how many ranks have less than would be
+        best, and which."""
+        self._looks += 1
+        changed = list(reports) != self._reports
+        if changed:
+            self._reports = list(reports)
+            self._follow(balancer)
+        if (changed or self._looks % _LOOK_EVERY == 0) and (self._bound or any(cap is not None for cap in self.now)):
+            return self._news(balancer)
+        return None
+
+    def _follow(self, balancer: Balancer) -> None:
+        if all(cap < 0 and room is None for _, _, cap, room in self._reports):
+            return
+        wanted = [samples for _, samples, _, _ in self._reports]
+        learned = memory_caps(self._reports, self._batch, wanted)
+        if all(cap < 0 or cap >= self._batch for cap in learned) and not any(cap is not None for cap in self.now):
+            self.learned = learned  # nothing is limited: the usual case
+            return
+        wanted, _ = balancer.without_caps()
+        learned = memory_caps(self._reports, self._batch, wanted)
+        if not _hold(self._both(learned), self._batch):
+            # this step's shares did fit in the memory, whatever else takes of it now; not in a limit of the script's
+            relaxed = [
+                (pool, had, cap, None if room is None else max(0, room)) for pool, had, cap, room in self._reports
+            ]
+            learned = memory_caps(relaxed, self._batch, wanted)
+        learned = [new if new >= 0 else old for new, old in zip(learned, self.learned)]
+        if self._worth(learned):
+            self.apply(balancer, learned)
+
+    def _worth(self, learned: Sequence[int]) -> bool:
+        """Less room than was thought counts at once, more where it is clearly more."""
+        for new, old in zip(learned, self.learned):
+            if old < 0 <= new or 0 <= new < old or (old >= 0 and new >= old + max(1, old // _LOOSER)):
+                return True
+        return False
+
+    def apply(self, balancer: Balancer, learned: Sequence[int]) -> None:
+        """Raises EvenstepError where the caps cannot hold the global batch."""
+        both = self._limiting(learned)
+        if both != self.now:
+            try:
+                balancer.set_caps(both)
+            except EvenstepError as error:
+                ranks = ", ".join(f"rank {rank} {cap}" for rank, cap in enumerate(both) if cap is not None)
+                raise EvenstepError(f"memory does not hold the global batch ({ranks} samples): {error}") from None
+        self.learned = list(learned)
+
+    def _news(self, balancer: Balancer) -> tuple[int, str] | None:
+        wanted, _ = balancer.without_caps()
+        bound = {}
+        for rank, (cap, wants) in enumerate(zip(self.now, wanted)):
+            if cap is not None and (wants > cap or (wants == cap and rank in self._bound)):
+                bound[rank] = cap
+        if bound == self._bound:
+            return None
+        self._bound = bound
+        if not bound:
+            return 0, "memory holds the best share of every rank again"
+        named = [f"{cap} of {wanted[rank]} on rank {rank}" for rank, cap in list(bound.items())[:_NAMED]]
+        named[0] = named[0].replace(" on", " samples on")
+        more = f" and {len(bound) - _NAMED} more" if len(bound) > _NAMED else ""
+        return len(bound), f"memory holds {', '.join(named)}{more}"
+
+
+def _least(given: int | None, learned: int) -> int | None:
+    if learned < 0 or given is None:
+        return given if learned < 0 else learned
+    return min(given, learned)
+
+
+def _hold(caps: Sequence[int | None], batch: int) -> bool:
+    known = [cap for cap in caps if cap is not None]
+    return len(known) < len(caps) or sum(known) >= batch

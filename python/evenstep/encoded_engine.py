@@ -1,0 +1,117 @@
+"""int8, onebit and topk of gradients on CPUs: encoded and exchanged bucket by bucket by the engine's thread, in C, without
+the GIL, while backward goes on; and what both engines that encode tell checkpoints of what they leave out."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from evenstep.engine import SharedEngine
+
+State = dict[str, torch.Tensor]
+
+
+class KeepsLeftovers(Protocol):
+    """An engine with error feedback."""
+
+    views: list[torch.Tensor]
+
+    def left_out(self, index: int, of_sums: bool) -> tuple[torch.Tensor, int] | None:
+        """Where it keeps what it has left out of a parameter so far (flat, fp32, to be read and written between rounds)
+        and from which of its elements on: of this rank's own gradients, or of sums that it encodes for all ranks."""
+
+    def forget(self) -> None:
+        """Nothing has been left out so far, and no step has had a round."""
+
+
+class Leftovers:
+    """ "left I": what this rank has left out of parameter I; "sum I F": of sums, from its element F on. Numbers are those of
+    the parameters, so that they mean the same in engines with other buckets."""
+
+    feedback_counts_as_mean = False  # whether what is still to come is the mean of the ranks' leftovers; else their sum
+
+    def feedback_state(self: KeepsLeftovers) -> State:
+        """What this rank has left out so far, for a checkpoint."""
+        state = {}
+        for index in range(len(self.views)):
+            for of_sums in (False, True):
+                kept = self.left_out(index, of_sums)
+                if kept is not None:
+                    values, first = kept
+                    state[f"sum {index} {first}" if of_sums else f"left {index}"] = values.cpu().clone()
+        return state
+
+    def load_feedback(self: KeepsLeftovers, state: State) -> None:
+        """In place of all that is there: what is not in `state` begins at zero. What was left out of sums elsewhere counts
+        with what this rank has left out."""
+        self.forget()
+        for name, saved in state.items():
+            kind, _, numbers = name.partition(" ")
+            if kind not in ("left", "sum"):
+                continue
+            index, first = map(int, numbers.split()) if kind == "sum" else (int(numbers), 0)
+            whole = self.left_out(index, False) if index < len(self.views) else None
+            if whole is None or whole[0].numel() < first + saved.numel():
+                continue  # of another model
+            part = self.left_out(index, True) if kind == "sum" else None
+            if part is not None and part[1] == first and part[0].numel() == saved.numel():
+                whole, first = part, 0
+            whole[0][first : first + saved.numel()] += saved.to(whole[0].device)
+
+
+def split_leftovers(ranks: Sequence[State], parts: int) -> State:
+    """What all ranks have left out, a part of it for each of so many: as much is still to come."""
+    total: State = {}
+    for state in ranks:
+        for name, values in state.items():
+            if name.startswith("left "):
+                total[name] = total[name] + values if name in total else values.clone()
+    for state in ranks:
+        for name, values in state.items():
+            if name.startswith("sum "):
+                _, index, first = name.split()
+                total[f"left {index}"][int(first) : int(first) + values.numel()] += values  # every rank has that, too
+    return {name: values / parts for name, values in total.items()}
+
+
+Order = tuple[list[int], list[int]]
+
+
+def order_of(state: State) -> Order | None:
+    """In which buckets hold the gradients, as SharedEngine.reorder: what is left out, and the bits of a training that goes
+    on, depend on it. None: the model's."""
+    return (state["order"].tolist(), state["late"].tolist()) if "order" in state else None
+
+
+class EncodedEngine(Leftovers, SharedEngine):
+    """Parameters on the CPU of every rank."""
+
+    order: Order | None = None
+
+    def reorder(self, order: Sequence[int], late: Sequence[int]) -> bool:
+        kept = self.feedback_state()
+        if not super().reorder(order, late):
+            return False
+        whole = list(order) == list(reversed(range(len(self.views))))
+        self.order = None if whole else (list(order), list(late))
+        self.load_feedback(kept)
+        return True
+
+    def feedback_state(self) -> State:
+        state = super().feedback_state()
+        if self.order is not None:
+            state["order"], state["late"] = (torch.tensor(part, dtype=torch.int64) for part in self.order)
+        return state
+
+    def left_out(self, index: int, of_sums: bool) -> tuple[torch.Tensor, int] | None:
+        address, first, count = self._sync.left_out(self._place[index], of_sums)
+        if count == 0:
+            return None
+        memory = (ctypes.c_float * count).from_address(address)
+        return torch.frombuffer(memory, dtype=torch.float32), first
+
+    def forget(self) -> None:
+        self._sync.forget()

@@ -1,0 +1,145 @@
+"""Which engine a model's gradients get, from where the ranks' parameters are and from what es.prepare was told."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from evenstep import _core
+from evenstep._core import EvenstepError
+from evenstep.compression import in_parts
+from evenstep.device_engine import DeviceEngine
+from evenstep.device_places import Place, makers_among, wanted_device_engine
+from evenstep.encoded_engine import EncodedEngine
+from evenstep.engine import Engine, EngineOptions, SharedEngine, TorchEngine
+from evenstep.exchange import Exchange, SharedExchange, TorchExchange
+from evenstep.group import DTYPES, Bootstrap, Group
+from evenstep.hybrid_engine import hybrid_engine
+
+
+def choose_engine(
+    parameters: Sequence[torch.Tensor],
+    bootstrap: Bootstrap,
+    group: Group,
+    places: Sequence[Place],
+    options: EngineOptions,
+    telemetry: _core.Telemetry,
+) -> Engine:
+    """On GPUs alone, one for each rank: NCCL, through torch, or our engine where EVENSTEP_DEVICE_ENGINE=evenstep asks for it.
+    On devices of several makers: each maker's own collectives, and the host's memory between them. Else shared memory,
+    and torch's collectives where that cannot be had.
+
+    `places` are those of all ranks' parameters, the same list on every rank. Raises EvenstepError, on every rank,
+    where engine="shared" was asked for and cannot be had.
+    """
+    if wanted_device_engine() == "evenstep" and not any(place.device.startswith("cuda") for place in places):
+        _say_no_device(group)
+    engine = options.engine
+    unsupported = sorted({str(p.dtype) for p in parameters if p.dtype not in DTYPES})
+    names = [place.name for place in places]
+    on_gpus = all(place.device.startswith("cuda") for place in places) and len(set(names)) == len(names)
+    use_torch = engine == "torch" or (engine is None and (bool(unsupported) or (on_gpus and len(places) > 1)))
+    if engine == "shared" and unsupported:
+        raise EvenstepError(
+            f"es.prepare(engine='shared'): the model has parameters of {', '.join(unsupported)}, which the "
+            "shared-memory engine does not add up\n  fix: leave engine out, or give engine='torch'"
+        )
+    if not use_torch:
+        shared = _hybrid_engine(parameters, bootstrap, group, places, options, telemetry)
+        if shared is None:
+            shared = _shared_engine(parameters, bootstrap, group, places, options, telemetry)
+        if shared is not None:
+            return shared
+        if engine == "shared":
+            raise EvenstepError(
+                "es.prepare(engine='shared'): the ranks cannot open one another's memory: they are on several hosts, in "
+                "containers with process numbers of their own, or of several users\n  fix: start all ranks on one host "
+                "as one user; or leave engine out, and torch's collectives are used"
+            )
+    process_group = _torch_group(bootstrap, places, on_gpus)
+    exchange = TorchExchange(process_group)
+    if options.gathers:
+        return _gathering_engine(parameters, exchange, bootstrap, group, options, telemetry)
+    if on_gpus and _ours(places) and options.compression is None and not unsupported:
+        return DeviceEngine(parameters, process_group, group, telemetry, options)
+    return TorchEngine(parameters, exchange, group, telemetry, options)
+
+
+def _say_no_device(group: Group) -> None:
+    if group.rank == 0:
+        warnings.warn(
+            "EVENSTEP_DEVICE_ENGINE=evenstep counts for nothing here: no rank's parameters are on a GPU\n"
+            "  fix: move the model to its GPU before es.prepare, or unset the variable",
+            stacklevel=3,
+        )
+
+
+def _ours(places: Sequence[Place]) -> bool:
+    return all(place.collectives == "evenstep" for place in places)
+
+
+def _torch_group(bootstrap: Bootstrap, places: Sequence[Place], on_gpus: bool) -> Any:
+    if on_gpus and _ours(places):
+        return bootstrap.torch_group("evenstep")
+    return bootstrap.torch_group("nccl") if on_gpus and dist.is_nccl_available() else bootstrap.gloo()
+
+
+def _hybrid_engine(
+    parameters: Sequence[torch.Tensor],
+    bootstrap: Bootstrap,
+    group: Group,
+    places: Sequence[Place],
+    options: EngineOptions,
+    telemetry: _core.Telemetry,
+) -> Engine | None:
+    """None where all devices are of one maker, or gradients go another way than an all-reduce."""
+    makers = makers_among(places)
+    if makers is None or options.gathers or not parameters:
+        return None
+    return hybrid_engine(parameters, bootstrap, group, makers, places[group.rank].on_host, options, telemetry)
+
+
+def _shared_engine(
+    parameters: Sequence[torch.Tensor],
+    bootstrap: Bootstrap,
+    group: Group,
+    places: Sequence[Place],
+    options: EngineOptions,
+    telemetry: _core.Telemetry,
+) -> Engine | None:
+    """None where the ranks share no memory."""
+    messages = options.encodes and in_parts(options.way, group.ranks, 1 << 31)  # some bucket may be as large
+    if options.gathers and not (options.encodes and all(place.on_host for place in places)):
+        comm = bootstrap.shared(0, "gradients", messages=messages)
+        if comm is None:
+            return None
+        return _gathering_engine(parameters, SharedExchange(comm), bootstrap, group, options, telemetry)
+    comm = bootstrap.shared(SharedEngine.arena_bytes(parameters, options), "gradients", messages=messages)
+    if comm is None:
+        return None
+    return (EncodedEngine if options.encodes else SharedEngine)(parameters, comm, telemetry, options)
+
+
+def _gathering_engine(
+    parameters: Sequence[torch.Tensor],
+    exchange: Exchange,
+    bootstrap: Bootstrap,
+    group: Group,
+    options: EngineOptions,
+    telemetry: _core.Telemetry,
+) -> Engine:
+    from evenstep.compressed_engine import AdasumEngine, CompressedEngine, PowerSGDEngine
+
+    if options.adasum:
+        return AdasumEngine(parameters, exchange, group, telemetry, options)
+    assert options.compression is not None
+    if options.compression.name != "powersgd":
+        return CompressedEngine(parameters, exchange, group, telemetry, options)
+    if not isinstance(exchange, TorchExchange):
+        # torch's hook wants a group of torch's, whose callbacks may wait for further collectives: none of ours
+        exchange = TorchExchange(bootstrap.gloo())
+    return PowerSGDEngine(parameters, exchange, group, telemetry, options)

@@ -1,0 +1,233 @@
+"""`exact="bitwise"`: what es.Trainer gives to es.prepare, and a step of it.
+
+The global batch is cut into fixed blocks. Each block's gradient is computed by itself, with random numbers of its own, so
+it does not depend on who computes it; and blocks are summed along a fixed tree (include/evenstep/exact.h).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from evenstep import _core
+from evenstep._core import EvenstepError
+from evenstep.backward import observed_backward
+from evenstep.batch_norm import is_synchronised
+from evenstep.engine import EngineOptions
+from evenstep.exact_blocks import FORWARD, BlockShares, block_seed, blocks_in, placed, seed_generators
+from evenstep.exact_engine import ExactEngine
+from evenstep.exact_lockstep import Stage
+from evenstep.exact_place import ExactState, check_alike, place_of
+from evenstep.modes import Mode
+from evenstep.policies import Policy
+from evenstep.shares import ShareSchedule
+from evenstep.verify_data import mapped
+
+if TYPE_CHECKING:
+    from evenstep.environment import Environment
+    from evenstep.group import Bootstrap
+    from evenstep.loader import BatchPlan, EvenLoader
+    from evenstep.session import Session
+
+# (model, batch) -> (loss, what it is a mean over; None: the batch's samples)
+Loss = Callable[[nn.Module, Any], "tuple[torch.Tensor, float | None]"]
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """torch's kernels in their deterministic variants; one that has none is torch's error."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
+
+
+class Blocks:
+    """What es.prepare(exact=…) is given: blocks instead of parts of any size."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, block: int) -> None:
+        self.block = block
+        self.place = place_of(model, optimizer)
+        self.state = ExactState(self.block, self.place)
+        self.engine: ExactEngine | None = None
+
+    def check(self, current: Session, options: EngineOptions, mode: Mode | None, whole_norms: bool) -> None:
+        """Refuses what has other bits on other ranks; collective."""
+        wrong = ""
+        if options.compression is not None:
+            wrong = f"compression ({options.compression}) rounds what the ranks exchange"
+        elif options.adasum or mode is not None:
+            wrong = "reduction='adasum' and sync= depend on how many ranks there are"
+        elif options.engine is not None:
+            wrong = f"engine={options.engine!r} adds up in an order of its own"
+        elif not whole_norms:
+            wrong = "batch_norm='local' depends on the shares"
+        elif current.environment.plan:
+            wrong = "`evenstep plan` measures shares of any size"
+        elif current.steps.syncs:
+            wrong = "another model of this process was prepared before, whose gradients are not summed block by block"
+        elif current.name:
+            wrong = f"the process set {current.name!r} trains as one with the others of the job: only all ranks can"
+        if wrong:
+            raise EvenstepError(f"exact='bitwise': {wrong}\n  fix: leave one of the two out")
+        check_alike(current.group, self.place)
+
+    def check_model(self, name: str, model: nn.Module, sparse: bool) -> None:
+        norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        left = [path for path, m in model.named_modules() if m in norms and not is_synchronised(m)]
+        scripted = [p for p, m in model.named_modules() if getattr(m, "original_name", "").startswith("BatchNorm")]
+        if left or scripted:
+            raise EvenstepError(
+                f"exact='bitwise': the statistics of {(left or scripted)[0]} of model {name!r} depend on the shares: it is "
+                "scripted, or has a forward or a group of ranks of its own\n  fix: give it torch's BatchNorm as it is"
+            )
+        if norms and any(not p.is_cpu for p in model.parameters()):
+            raise EvenstepError(
+                f"exact='bitwise': model {name!r} has BatchNorm and is not on the CPU, where alone blocks can wait for one "
+                "another in backward\n  fix: use LayerNorm or GroupNorm; or train on CPUs"
+            )
+        if sparse:
+            raise EvenstepError(
+                f"exact='bitwise': model {name!r} has sparse gradients, which this version does not sum block by block\n"
+                "  fix: build its embeddings with sparse=False"
+            )
+
+    def make_engine(
+        self, parameters: Sequence[torch.Tensor], bootstrap: Bootstrap | None, telemetry: _core.Telemetry
+    ) -> ExactEngine:
+        comm = None
+        if bootstrap is not None and bootstrap.environment.world_size > 1:
+            comm = bootstrap.shared(0, "exact", messages=True)
+            if comm is None:
+                raise EvenstepError(
+                    "exact='bitwise' needs shared memory, or UCX between hosts: the sums of torch's collectives have an order "
+                    "of their own\n  fix: start all ranks on one host as one user; or install UCX (evenstep doctor)"
+                )
+        self.engine = ExactEngine(parameters, comm, telemetry)
+        return self.engine
+
+    def shares(
+        self, environment: Environment, batch: int, schedule: ShareSchedule | None, policy: Policy | None
+    ) -> BlockShares:
+        return BlockShares(
+            policy or environment.policy, environment.world_size, batch, environment.speeds, schedule, self.block
+        )
+
+    def use(self, loader: EvenLoader, rank: int) -> None:
+        """Its batches come in blocks (evenstep.exact_blocks.in_blocks)."""
+        loader.fetch_as = lambda indices, plan: placed(indices, plan, rank, self.block)
+
+
+def _aligned(batch: Any) -> Any:
+    """Kernels may treat memory that is not aligned in another way, and where a batch lies is chance."""
+    found: list[torch.Tensor] = []
+    mapped(batch, found.append)
+    astray = any(one.is_cpu and one.layout is torch.strided and one.data_ptr() % 64 for one in found)
+    return mapped(batch, torch.clone) if astray else batch
+
+
+class BlockSteps:
+    """Forward and backward of one global batch: afterwards p.grad is the whole gradient, on every rank to the bit."""
+
+    def __init__(
+        self,
+        current: Session,
+        blocks: Blocks,
+        model: nn.Module,
+        loss: Loss,
+        scale: Callable[[torch.Tensor], torch.Tensor],
+    ) -> None:
+        assert blocks.engine is not None
+        self._session, self._blocks, self._engine = current, blocks, blocks.engine
+        self._model, self._loss, self._scale = model, loss, scale
+        self._parameters = current.steps.syncs[0].parameters
+        self._norms = [m for m in model.modules() if is_synchronised(m)]
+        self._stage = Stage()
+        self._losses: list[tuple[int, float]] = []  # of this rank's blocks: samples, loss
+        self._seen: set[int] = set()  # parameters that one of them had a gradient for
+
+    def run(self, batch: list[Any], plan: BatchPlan) -> float:
+        """The global batch's mean loss."""
+        steps, block = self._session.steps, self._blocks.block
+        counts = [blocks_in(share, block) for share in plan.shares]
+        sizes = [min(block, plan.total - at) for at in range(0, plan.total, block)]
+        self._engine.begin_blocks(counts)
+        self._losses.clear()
+        self._seen.clear()
+        self._forget_gradients()
+        try:
+            with observed_backward(None):
+                if any(norm.training for norm in self._norms):
+                    self._side_by_side(batch, plan, sizes, counts)
+                else:
+                    self._one_by_one(batch, plan, sizes[sum(counts[: self._session.rank]) :])
+            self._check_buffers()
+        except BaseException as error:
+            steps.failed_backward(error)
+            raise
+        for index, parameter in enumerate(self._parameters):  # takes part in the exchange, which writes it
+            parameter.grad = self._engine.views[index] if index in self._seen else None
+        mean = sum(samples * loss for samples, loss in self._losses) / max(1, plan.samples)
+        steps.exchange_gradients(torch.tensor(mean, dtype=torch.float64))  # for the record; the exact one comes of it
+        return self._engine.loss
+
+    def optimizer_seed(self, plan: BatchPlan) -> None:
+        """All ranks' generators alike: for optimizers that draw, and for what the script does between two steps."""
+        seed_generators(block_seed(plan.loader.seed, plan.epoch, plan.batch, plan.total, FORWARD))
+
+    def _forget_gradients(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def _compute(self, part: Any, plan: BatchPlan, number: int, samples: int) -> tuple[torch.Tensor, float]:
+        seed_generators(block_seed(plan.loader.seed, plan.epoch, plan.batch, number, FORWARD))
+        loss, amount = self._loss(self._model, _aligned(part))
+        return loss, float(samples if amount is None else amount)
+
+    def _add(self, samples: int, amount: float, loss: torch.Tensor, gradients: Sequence[torch.Tensor | None]) -> None:
+        value = float(loss.detach())
+        self._losses.append((samples, value))
+        self._seen.update(index for index, gradient in enumerate(gradients) if gradient is not None)
+        self._engine.add(amount, value, gradients)
+
+    def _one_by_one(self, batch: list[Any], plan: BatchPlan, sizes: Sequence[int]) -> None:
+        first = sum(plan.shares[: self._session.rank]) // self._blocks.block
+        for number, part in enumerate(batch if plan.samples else []):
+            loss, amount = self._compute(part, plan, first + number, sizes[number])
+            self._forget_gradients()
+            self._scale(loss).backward()
+            self._add(sizes[number], amount, loss, [p.grad for p in self._parameters])
+
+    def _side_by_side(self, batch: list[Any], plan: BatchPlan, sizes: Sequence[int], counts: Sequence[int]) -> None:
+        first = sum(counts[: self._session.rank])
+
+        def work(number: int, place: Session) -> None:
+            samples = sizes[first + number] if plan.samples else 0
+            loss, amount = self._compute(batch[number], plan, first + number, samples)
+            place.steps.set_weight(amount if plan.samples else 0.0)
+            # Not backward(): the blocks share their parameters, and each has a gradient of its own.
+            gradients = torch.autograd.grad(self._scale(loss), self._parameters, allow_unused=True)
+            if plan.samples:
+                self._add(samples, amount, loss, gradients)
+
+        self._stage.run(self._session.steps, plan, sizes, counts, work)
+
+    def _check_buffers(self) -> None:
+        buffers = self._session.steps.buffers
+        changed = buffers.names(buffers.changed()) if buffers is not None else []
+        if changed:
+            raise EvenstepError(
+                f"exact='bitwise': forward changed the buffer {changed[0]!r}, so that what a block computes depends on the "
+                "blocks that its rank had before\n  fix: keep the buffer fixed in training (momentum, spectral norms and "
+                "codebooks change theirs); BatchNorm's are known and stay exact"
+            )

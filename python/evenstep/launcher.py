@@ -1,0 +1,136 @@
+"""What an MPI launcher (mpirun, mpiexec, srun) told this process, put into the variables that torchrun sets."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import warnings
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_LAUNCHERS = {"mpirun", "mpiexec", "mpiexec.hydra", "hydra_pmi_proxy", "pmi_proxy", "orterun", "orted"}
+_LAUNCHERS |= {"prterun", "prte", "prted", "slurmstepd"}
+
+_VARIABLES = (  # whose, rank, ranks, rank on its host, ranks on that host
+    (
+        "Open MPI",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    ("MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("PMIx", "PMIX_RANK", "SLURM_NTASKS", "SLURM_LOCALID", ""),
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A process's place in its MPI job. `local_ranks` is 0 where the launcher does not say it."""
+
+    launcher: str
+    rank: int
+    ranks: int
+    local_rank: int
+    local_ranks: int
+
+
+def _number(variables: MutableMapping[str, str], name: str) -> int | None:
+    text = variables.get(name, "")
+    return int(text) if text.isdigit() else None
+
+
+def _slurm_local_ranks(variables: MutableMapping[str, str]) -> int:
+    """Of "2(x3),1", the tasks of each node, this node's."""
+    node = _number(variables, "SLURM_NODEID")
+    counts: list[int] = []
+    words = variables.get("SLURM_STEP_TASKS_PER_NODE") or variables.get("SLURM_TASKS_PER_NODE", "")
+    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", words):
+        counts += [int(count)] * int(times or 1)
+    return counts[node] if node is not None and node < len(counts) else 0
+
+
+def find_place(variables: MutableMapping[str, str]) -> Place | None:
+    """This process's place as its launcher says; None where it was started by none."""
+    for whose, rank_name, ranks_name, local_name, local_ranks_name in _VARIABLES:
+        rank, ranks = _number(variables, rank_name), _number(variables, ranks_name)
+        if rank is None or ranks is None or rank >= ranks:
+            continue
+        local = _number(variables, local_name)
+        local = _number(variables, "SLURM_LOCALID") if local is None else local
+        local_ranks = _number(variables, local_ranks_name) or _slurm_local_ranks(variables)
+        if ranks == 1:
+            local, local_ranks = 0, 1
+        return Place(whose, rank, ranks, local or 0, local_ranks)
+    return None
+
+
+# ---- where the ranks meet ----
+
+
+def launcher_process() -> int | None:
+    """The launcher's process on this host that started this one, the same for all its ranks; None: not found."""
+    process = os.getppid()
+    while process > 1:
+        try:
+            name = Path(f"/proc/{process}/comm").read_text(encoding="utf-8", errors="replace").strip()
+            stat = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return None
+        if name in _LAUNCHERS:
+            return process
+        process = int(stat[stat.rindex(")") + 2 :].split()[1])
+    return None
+
+
+def _job_port(variables: MutableMapping[str, str]) -> int:
+    """A port that the ranks of one host agree on without a word: from what is the job's own. Below those that the kernel
+    hands out by itself."""
+    process = launcher_process() or os.getppid()
+    words = [str(os.getuid()), str(process)]
+    try:
+        words.append(
+            Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rsplit(")", 1)[1].split()[19]
+        )
+    except (OSError, IndexError):
+        pass  # its starting time only tells it from one of the same number long ago
+    words += [variables.get(name, "") for name in ("PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID")]
+    return 15000 + int(hashlib.sha256("\0".join(words).encode()).hexdigest()[:8], 16) % 15000
+
+
+def _meet(variables: MutableMapping[str, str], place: Place) -> None:
+    if place.local_ranks == place.ranks:
+        variables["MASTER_ADDR"] = "127.0.0.1"
+        variables.setdefault("MASTER_PORT", str(_job_port(variables)))
+        return
+    from evenstep.mpi import tell_address
+
+    try:
+        address, port = tell_address(place)
+    except Exception as error:
+        warnings.warn(
+            f"mpirun does not say where rank 0 is, and MPI cannot be asked: {str(error).splitlines()[0]}. "
+            "fix: set MASTER_ADDR and MASTER_PORT for all ranks (mpirun -x MASTER_ADDR=…, or -genv)",
+            stacklevel=4,
+        )
+        return
+    variables["MASTER_ADDR"] = address
+    variables.setdefault("MASTER_PORT", str(port))
+
+
+def adopt(variables: MutableMapping[str, str] | None = None) -> None:
+    """Sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in a process of mpirun's that has
+    none of its own. On several hosts without MASTER_ADDR, MPI is started to say where rank 0 is."""
+    v = os.environ if variables is None else variables
+    if "RANK" in v or "WORLD_SIZE" in v:
+        return
+    place = find_place(v)
+    if place is None:
+        return
+    v["RANK"], v["WORLD_SIZE"] = str(place.rank), str(place.ranks)
+    v["LOCAL_RANK"] = str(place.local_rank)
+    v["LOCAL_WORLD_SIZE"] = str(place.local_ranks or 1)
+    if "MASTER_ADDR" not in v:
+        _meet(v, place)

@@ -1,0 +1,208 @@
+"""Where a prepared loader's batches come from where its data set is a stream (an IterableDataset): every rank draws all of
+it and keeps its share. Batches come from the workers in turn, as in torch, where each has a stream of its own."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from evenstep._core import EvenstepError
+from evenstep.feeds import BatchPlan, options
+from evenstep.order import epoch_seed
+from evenstep.stream import BATCH, END, OTHER, Begin, Opening, Reply, StreamDataset, Task, WorkerInit, cut
+
+if TYPE_CHECKING:
+    from evenstep.loader import EvenLoader
+
+
+@dataclass
+class _Position:
+    """Where an epoch stands: each worker's stream, and whose turn it is."""
+
+    workers: list[Begin]
+    turn: int = 0
+
+    def take(self, reply: Reply) -> None:
+        self.workers[reply.worker] = reply.begin
+        self.turn = (reply.worker + 1) % len(self.workers)
+
+
+class _TaskSampler:
+    """What the inner DataLoader asks for tasks; one after the other goes to the workers in turn."""
+
+    def __init__(self) -> None:
+        self.tasks: Iterator[Task] = iter(())
+
+    def __iter__(self) -> Iterator[Task]:
+        return self.tasks
+
+    def __len__(self) -> int:
+        raise TypeError("a stream has no length")
+
+
+@dataclass
+class _Turn:
+    """One iteration."""
+
+    number: int
+    epoch: int
+    begin: _Position
+    asked: deque[tuple[Task, float]] = field(default_factory=deque)  # and what the balancer predicts
+    ended: set[int] = field(default_factory=set)  # workers
+
+
+class StreamFeed:
+    """Of an IterableDataset. Its length is what torch says of it."""
+
+    unwrapped = False
+
+    def __init__(self, owner: EvenLoader, loader: DataLoader[Any]) -> None:
+        self._owner, self._loader = owner, loader
+        self._session = owner.prepared_in
+        size = int(loader.batch_size or 1)
+        ranks = self._session.world_size
+        # of an evaluation, small ones are joined so that every rank has a sample of each
+        self.batch_size = size if owner.train else size * -(-ranks // size)
+        self._workers = max(1, loader.num_workers)
+        self._position = self._fresh()
+        self._turns = 0
+        self._sampler = _TaskSampler()
+        self._dataset = StreamDataset(loader.dataset, loader.collate_fn)
+        self._generator = torch.Generator()
+        replaced = {
+            "collate_fn": _as_it_is,
+            "worker_init_fn": WorkerInit(loader.worker_init_fn),
+            "generator": self._generator,
+        }
+        self._inner: DataLoader[Any] = DataLoader(
+            self._dataset, batch_size=None, sampler=self._sampler, **{**options(loader), **replaced}
+        )
+
+    def _fresh(self) -> _Position:
+        return _Position([Begin() for _ in range(self._workers)])
+
+    def __len__(self) -> int:
+        size = int(self._loader.batch_size or 1)
+        return -(-len(self._loader) * size // self.batch_size)
+
+    def first_batch_size(self) -> int:
+        return self.batch_size
+
+    def resize(self, workers: int, prefetch: int) -> bool:
+        raise AssertionError("each worker has a stream of its own, so another number of them would be another order")
+
+    # -- where it stands --
+
+    def state(self) -> str:
+        """A stream keeps nothing from epoch to epoch."""
+        return ""
+
+    def load_state(self, state: str) -> None: ...
+
+    def position(self) -> dict[str, Any] | None:
+        """In the epoch, beside the number of batches had."""
+        return asdict(self._position)
+
+    def check_position(self, position: dict[str, Any] | None) -> None:
+        if position is None:
+            raise EvenstepError(
+                "the checkpoint's data position is that of a map-style data set, but this loader's is a stream (an "
+                "IterableDataset)\n  fix: resume with the data set of the checkpoint"
+            )
+        workers = len(position["workers"])
+        if workers != self._workers:
+            raise EvenstepError(
+                f"the checkpoint's data position is that of a stream in {workers} workers, each with a part of its own, but "
+                f"this loader has {self._workers}\n  fix: resume with num_workers={workers}"
+            )
+
+    def load_position(self, position: dict[str, Any] | None) -> None:
+        self._position = self._fresh()
+        if position is not None:
+            self._position = _Position([Begin(**one) for one in position["workers"]], position["turn"])
+
+    # -- drawing --
+
+    def open(
+        self, epoch: int, skip: int = 0, expected: int | None = None, apart: bool = False
+    ) -> Iterator[tuple[BatchPlan, Any]]:
+        """The epoch's batches from the position on, or from the first where `skip` is 0. See IndexFeed.open."""
+        self._turns += 1
+        begin = self._position if skip else self._fresh()
+        position = _Position(list(begin.workers), begin.turn)
+        turn = _Turn(self._turns, epoch, _Position(list(begin.workers), begin.turn))
+        if not apart:
+            self._position = position
+        # what workers are told of a seed is the same on all ranks; those that stay are told of one once
+        stays = self._loader.num_workers > 0 and self._loader.persistent_workers
+        self._generator.manual_seed(epoch_seed(self._owner.seed, 0 if stays else epoch))
+        self._sampler.tasks = self._tasks(turn)
+        return self._batches(turn, iter(self._inner), position, skip)
+
+    def _tasks(self, turn: _Turn) -> Iterator[Task]:
+        session, begin = self._session, turn.begin
+        for number in count():
+            if len(turn.ended) == self._workers:
+                return
+            opening = None
+            if number < self._workers:
+                opening = Opening(
+                    turn.epoch,
+                    self._owner.seed,
+                    session.rank,
+                    self.batch_size,
+                    self._loader.drop_last,
+                    self._owner.train and session.rank == 0,
+                    begin.workers[number],
+                )
+            shares: list[int] = []
+            predicted = float("nan")
+            if number >= begin.turn:
+                shares, predicted = self._owner.share_out(self.batch_size, len(turn.asked))
+            task = Task(turn.number, tuple(shares), session.dummy_samples, opening)
+            turn.asked.append((task, predicted))
+            yield task
+
+    def _batches(
+        self, turn: _Turn, replies: Iterator[Reply], position: _Position, skip: int
+    ) -> Iterator[tuple[BatchPlan, Any]]:
+        number = skip
+        try:
+            for reply in replies:
+                task, predicted = turn.asked.popleft()
+                if reply.kind == OTHER:
+                    raise self._other_stream(turn.epoch, skip)
+                if reply.kind == END:
+                    turn.ended.add(reply.worker)
+                if reply.kind == BATCH:
+                    position.take(reply)
+                    yield self._plan(turn.epoch, number, reply, task, predicted), reply.batch
+                    number += 1
+        finally:
+            self._dataset.close(turn.number)
+
+    def _plan(self, epoch: int, number: int, reply: Reply, task: Task, predicted: float) -> BatchPlan:
+        shares = list(task.shares)
+        if reply.samples < self.batch_size:
+            shares = cut(shares, reply.samples, task.dummies == 1)
+            predicted = float("nan")
+        mine = shares[self._session.rank]
+        return BatchPlan(self._owner, epoch, number, reply.samples, shares, mine, reply.begin.checksum, predicted)
+
+    def _other_stream(self, epoch: int, skip: int) -> EvenstepError:
+        return EvenstepError(
+            f"the stream {type(self._loader.dataset).__name__} does not give the samples of before the checkpoint: the first "
+            f"{skip} batches of epoch {epoch} differ, so going on would train some samples twice and others never\n"
+            "  fix: resume with the same data; or give the data set (or its iterator) state_dict() and load_state_dict(); or "
+            "let its order depend on set_epoch(), or on torch's, random's or NumPy's global generators"
+        )
+
+
+def _as_it_is(reply: Reply) -> Reply:
+    return reply

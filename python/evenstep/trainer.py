@@ -1,0 +1,276 @@
+"""es.Trainer: a training loop that is owned by Evenstep, for what a loop of the user's cannot have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from evenstep._core import EvenstepError
+from evenstep.checkpoint import load_checkpoint
+from evenstep.evaluation import reduce_mean
+from evenstep.exact_blocks import default_block, in_blocks
+from evenstep.exact_training import Blocks, BlockSteps, deterministic
+from evenstep.order import GlobalOrder
+from evenstep.policies import Policy
+from evenstep.prepare import prepare
+from evenstep.session import session
+from evenstep.session_calls import epochs as epochs_of
+from evenstep.session_calls import set_weight
+from evenstep.shares import ShareSchedule
+
+if TYPE_CHECKING:
+    from evenstep.loader import EvenLoader
+
+# (model, batch) -> its loss, a mean over the batch's samples; or (loss, what it is a mean over: tokens, say)
+TrainStep = Callable[[nn.Module, Any], Any]
+
+
+@dataclass(frozen=True)
+class Config:
+    """How an es.Trainer trains; the same on all ranks.
+
+    exact="bitwise": the same parameters to the bit for any number of ranks, any split and any history of failures, on equal
+    machines. The batch is cut into blocks of `block` samples (default: a sixteenth of the batch), each computed by itself;
+    `threads` is torch.set_num_threads: the same bits need the same number everywhere. docs/exactness.md
+
+    clip_norm, clip_value: of the whole gradient, before each step. policy, shares: as es.prepare's. options: further ones of
+    es.prepare.
+    """
+
+    exact: str | None = None
+    block: int | None = None
+    threads: int | None = None
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    policy: Policy | None = None
+    shares: ShareSchedule | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.exact not in (None, "bitwise"):
+            raise ValueError(f"es.Config(exact={self.exact!r}): choose 'bitwise', or leave it out")
+        for name in ("block", "threads"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ValueError(f"es.Config({name}={value!r}): give a whole number of at least 1")
+        if self.block is not None and self.exact is None:
+            raise ValueError("es.Config(block=…) is of exact='bitwise'\n  fix: give both, or neither")
+        for name in ("clip_norm", "clip_value"):
+            value = getattr(self, name)
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise ValueError(f"es.Config({name}={value!r}): give a number above 0")
+        taken = sorted({"exact", "train", "loader", "group", "policy", "shares"} & set(self.options))
+        if taken:
+            raise ValueError(f"es.Config(options=…): {taken[0]!r} is none of the options that can be passed on")
+        if self.exact is not None and self.options.get("most_samples") is not None:
+            raise ValueError(
+                "es.Config(exact='bitwise', options={'most_samples': …}): a rank holds one block at a time, however many are its "
+                "share\n  fix: leave most_samples out, and where a block does not fit give a smaller one: es.Config(block=…)"
+            )
+
+
+class Trainer:
+    """Trains `model` with `optimizer` on the loss that `train_step(model, batch)` gives: a mean over the batch's samples, or a
+    pair (loss, amount) where it is a mean over something else (tokens). It neither calls backward nor steps.
+
+    scheduler: steps after every optimizer step, or, scheduler_every="epoch", after every epoch. scaler: a
+    torch.amp.GradScaler. on_step(trainer): called after every step; the script is then between two steps, and may log,
+    evaluate or write a checkpoint.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        train_step: TrainStep,
+        *,
+        scheduler: LRScheduler | None = None,
+        scheduler_every: str = "step",
+        scaler: Any = None,
+        on_step: Callable[[Trainer], None] | None = None,
+        config: Config = Config(),
+    ) -> None:
+        if not isinstance(model, nn.Module) or not isinstance(optimizer, Optimizer):
+            raise TypeError(
+                f"es.Trainer takes a torch.nn.Module and a torch.optim.Optimizer, not a {type(model).__name__} and a "
+                f"{type(optimizer).__name__}"
+            )
+        if not callable(train_step):
+            raise TypeError("es.Trainer: train_step is called with (model, batch) and gives the loss")
+        if scheduler_every not in ("step", "epoch"):
+            raise ValueError(f"es.Trainer(scheduler_every={scheduler_every!r}): choose 'step' or 'epoch'")
+        self.model, self.optimizer, self.config = model, optimizer, config
+        self.loss = math.nan  # of the last step, over the whole global batch
+        self._train_step, self._on_step = train_step, on_step
+        self._scheduler, self._every = scheduler, scheduler_every
+        self._scaler = scaler
+        self._weight = 0.0  # of this rank's loss of the last step among the others'
+        self._blocks: Blocks | None = None
+        self._steps: BlockSteps | None = None
+        self._loaders: dict[
+            int, tuple[Any, EvenLoader]
+        ] = {}  # by id of the script's, which is kept so that the id is its own
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done since the start of training."""
+        return session().step
+
+    @property
+    def epoch(self) -> int:
+        return session().epoch
+
+    def fit(
+        self, loader: DataLoader[Any], epochs: int = 1, *, steps: int | None = None, resume: str | None = None
+    ) -> float:
+        """Trains for so many epochs; the last step's loss. Collective.
+
+        The loader's batch_size is the global batch. steps: ends after so many steps since the start of training. resume: a
+        checkpoint to go on from, instead of the launcher's (`evenstep run --resume`); not instead of what the job itself
+        wrote before it was restarted.
+        """
+        if epochs < 0 or (steps is not None and steps < 0):
+            raise ValueError(f"Trainer.fit(epochs={epochs}, steps={steps}): neither can be negative")
+        self._check_autocast()
+        if self.config.threads is not None:
+            torch.set_num_threads(self.config.threads)
+        with deterministic() if self.config.exact else nullcontext():
+            prepared = self._prepare(loader)
+            if resume is not None and not session().at_restart:
+                load_checkpoint(resume)
+            self._run(prepared, epochs, steps)
+        return self.loss
+
+    def _check_autocast(self) -> None:
+        kinds = sorted({p.device.type for p in self.model.parameters()})
+        around = next((kind for kind in kinds if torch.is_autocast_enabled(kind)), None)
+        if around is not None:
+            raise EvenstepError(
+                "Trainer.fit inside torch.autocast: its copies of the parameters live until it ends, so that every step would "
+                f"use the first one's\n  fix: with torch.autocast({around!r}, …) inside train_step"
+            )
+
+    def _run(self, loader: Any, epochs: int, steps: int | None) -> None:
+        for _ in epochs_of(epochs):
+            for batch in loader:
+                if steps is not None and self.step >= steps:
+                    return
+                self._one_step(batch)
+                if steps is not None and self.step >= steps:
+                    return
+            if self._scheduler is not None and self._every == "epoch":
+                self._scheduler.step()
+
+    def _one_step(self, batch: Any) -> None:
+        if self._steps is not None:
+            plan = session().latest
+            assert plan is not None
+            self.loss = self._steps.run(batch, plan)
+            self._steps.optimizer_seed(plan)
+        else:
+            self._backward(batch)
+        self._update()
+        if self._steps is None:
+            self._tell_loss()
+        if self._scheduler is not None and self._every == "step":
+            self._scheduler.step()
+        if self._on_step is not None:
+            self._on_step(self)
+
+    def _backward(self, batch: Any) -> None:
+        loss, amount = self._loss_of(self.model, batch)
+        plan = session().latest
+        empty = plan is not None and plan.samples == 0  # a dummy sample counts nothing
+        if amount is not None:
+            set_weight(0.0 if empty else amount)
+        self._weight = (
+            0.0 if empty else amount if amount is not None else float(plan.samples if plan is not None else 1)
+        )
+        self.loss = float(loss.detach())
+        self._scale(loss).backward()
+
+    def _tell_loss(self) -> None:
+        """The mean over all ranks, but where they train on their own (es.LocalSGD, es.DiLoCo)."""
+        current = session()
+        if current.world_size == 1 or any(sync.local is not None for sync in current.steps.syncs):
+            return
+        if self._scaler is None and not math.isnan(current.loss):
+            self.loss = current.loss
+        else:  # a scaled loss was told; of a step that the scaler skips, none
+            mean, weighed = reduce_mean(torch.tensor([self.loss, 1.0], dtype=torch.float64), self._weight).tolist()
+            self.loss = 0.0 if math.isnan(weighed) else mean  # nothing of the batch counted, as without a scaler
+
+    def _update(self) -> None:
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        clipped = self.config.clip_norm is not None or self.config.clip_value is not None
+        scaler = self._scaler if any(p.grad is not None for p in parameters) else None  # it wants some gradient
+        if clipped and scaler is not None:
+            scaler.unscale_(self.optimizer)
+        if self.config.clip_value is not None:
+            nn.utils.clip_grad_value_(parameters, self.config.clip_value)
+        if self.config.clip_norm is not None:
+            nn.utils.clip_grad_norm_(parameters, self.config.clip_norm)
+        if scaler is not None:
+            scaler.step(self.optimizer)
+            scaler.update()
+        else:
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def _scale(self, loss: torch.Tensor) -> torch.Tensor:
+        return loss if self._scaler is None else self._scaler.scale(loss)
+
+    def _loss_of(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, float | None]:
+        given = self._train_step(model, batch)
+        loss, amount = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            what = type(loss).__name__ if not isinstance(loss, torch.Tensor) else f"tensor of {loss.numel()} elements"
+            raise TypeError(
+                f"train_step gave a {what}\n  fix: return the loss, a tensor of one element, or (loss, what it is a mean over)"
+            )
+        return loss, None if amount is None else float(amount)
+
+    # -- es.prepare --
+
+    def _prepare(self, loader: DataLoader[Any]) -> Any:
+        known = self._loaders.get(id(loader))
+        if known is not None:
+            return known[1]
+        first = not self._loaders
+        objects: list[Any] = [self.model, self.optimizer] if first else []
+        objects += [one for one in (self._scheduler, self._scaler) if first and one is not None]
+        every = {"workers", "most_samples"}  # are about loaders, the others about the model
+        options: dict[str, Any] = {key: one for key, one in self.config.options.items() if first or key in every}
+        given = loader
+        if self.config.exact is not None:
+            if first:
+                self._blocks = Blocks(self.model, self.optimizer, self.config.block or default_block(_batch_of(loader)))
+                objects.append(self._blocks.state)
+            assert self._blocks is not None
+            given = in_blocks(loader, self._blocks.block)
+            options["exact"] = self._blocks
+        prepared = prepare(*objects, loader=given, policy=self.config.policy, shares=self.config.shares, **options)
+        even: Any = prepared[-1] if isinstance(prepared, tuple) else prepared
+        if first and self._blocks is not None:
+            self._steps = BlockSteps(session(), self._blocks, self.model, self._loss_of, self._scale)
+        self._loaders[id(loader)] = (loader, even)
+        return even
+
+
+def _batch_of(loader: DataLoader[Any]) -> int:
+    size = GlobalOrder(loader, session().world_size).batch_size
+    if size is None:
+        raise EvenstepError(
+            "es.Config(exact='bitwise'): the loader's batch sampler has no batch_size, so it is not known how large a block is\n"
+            "  fix: es.Config(exact='bitwise', block=…)"
+        )
+    return size

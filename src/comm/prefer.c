@@ -1,0 +1,99 @@
+/* The shared-memory engine's choice by costs: the size of staged pieces that a group begins with, by what earlier
+ * groups found; what its own trials find goes there too. */
+#include "comm/group.h"
+
+#include "base/fail.h"
+#include "comm/costs.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Trials compare costs for each byte of calls of many sizes: they are kept as those of a call of this one. */
+#define KEPT_BYTES ((uint64_t)16 << 20)
+
+/* "pieces-256K" */
+static void way_name(size_t bytes, char name[EVEN_COMM_COSTS_WORD]) {
+  bool large = bytes >= (size_t)1 << 20 && bytes % ((size_t)1 << 20) == 0;
+  (void)snprintf(name, EVEN_COMM_COSTS_WORD, "pieces-%zu%c", large ? bytes >> 20 : bytes >> 10, large ? 'M' : 'K');
+}
+
+/* The size of a way's name; 0 where it is none of this engine's. */
+static size_t way_bytes(const char *way) {
+  static const char prefix[] = "pieces-";
+  char *end = NULL;
+  if (strncmp(way, prefix, sizeof prefix - 1) != 0 || way[sizeof prefix - 1] < '1' || way[sizeof prefix - 1] > '9') {
+    return 0;
+  }
+  unsigned long long number = strtoull(way + sizeof prefix - 1, &end, 10);
+  if ((*end != 'K' && *end != 'M') || end[1] != '\0' || number > 1 << 20) {
+    return 0;
+  }
+  return (size_t)number << (*end == 'K' ? 10 : 20);
+}
+
+/* The group's size that is nearest to one that was asked for, by ratio: groups of many ranks have smaller ones. */
+static uint32_t nearest(const even_pieces *pieces, size_t bytes) {
+  uint32_t found = 0;
+  while (found + 1 < pieces->sizes && bytes > 2 * pieces->bytes[found]) {
+    found++;
+  }
+  return found;
+}
+
+static even_comm_cost_key key_of(const even_comm *comm, const char *way) {
+  return (even_comm_cost_key){
+      .collective = "all_reduce", .shape = comm->shape, .engine = comm->engine->name, .way = way, .bytes = KEPT_BYTES};
+}
+
+/* Begins with the cheapest of those that are known. */
+static void recall(even_comm *comm) {
+  double least = 0;
+  uint32_t best = 0;
+  for (uint32_t i = 0; i < comm->pieces.sizes; i++) {
+    char name[EVEN_COMM_COSTS_WORD];
+    double seconds = 0;
+    way_name(comm->pieces.bytes[i], name);
+    const even_comm_cost_key key = key_of(comm, name);
+    if (even_comm_costs_find(comm->costs, &key, &seconds) && (least == 0 || seconds < least)) {
+      least = seconds;
+      best = i;
+    }
+  }
+  if (least > 0) {
+    even_pieces_prefer(&comm->pieces, best);
+  }
+}
+
+even_status even_shared_follow(even_comm *comm, const even_comm_following *by, size_t *lacking) {
+  size_t forced = by->way == NULL ? 0 : way_bytes(by->way);
+  *lacking = 0;
+  if (by->way != NULL && forced == 0) {
+    return even_fail(EVEN_ERR_NOT_FOUND, "'%s' is no way of shared memory", by->way);
+  }
+  even_comm_costs_close(comm->costs);
+  comm->costs = even_comm_costs_hold(by->costs);
+  (void)snprintf(comm->shape, sizeof comm->shape, "%s", by->shape == NULL ? "" : by->shape);
+  if (forced > 0) {
+    even_pieces_force(&comm->pieces, nearest(&comm->pieces, forced));
+  } else if (comm->costs != NULL) {
+    recall(comm);
+  }
+  return EVEN_OK;
+}
+
+void even_shared_keep_costs(even_comm *comm) {
+  even_pieces *pieces = &comm->pieces;
+  for (uint32_t i = 0; i < pieces->sizes && comm->costs != NULL; i++) {
+    char name[EVEN_COMM_COSTS_WORD];
+    if (pieces->learnt[i] > 0) {
+      way_name(pieces->bytes[i], name);
+      const even_comm_cost_key key = key_of(comm, name);
+      double seconds = (double)pieces->learnt[i] * (double)(KEPT_BYTES >> 10) * 1e-9;
+      if (even_comm_costs_add(comm->costs, &key, seconds) != EVEN_OK) {
+        even_error_clear(); /* no memory: it is lost to later jobs, and this one goes on */
+      }
+      pieces->learnt[i] = 0;
+    }
+  }
+}

@@ -1,0 +1,33 @@
+/* Why a rank is slower than another: the first cause that its host shows. A pure function of a measurement. */
+#ifndef EVEN_MONITOR_STRAGGLER_H
+#define EVEN_MONITOR_STRAGGLER_H
+
+#include "monitor/measure.h"
+
+/* X(NAME, text) */
+#define EVEN_STRAGGLER_LIST(X)                                                                           \
+  X(UNKNOWN, "unknown")                                                                                  \
+  X(QUOTA, "quota")         /* its CPU quota stops it */                                                 \
+  X(SWAP, "swap")           /* its memory is out on swap, and is waited for */                           \
+  X(PAGE_FAULTS, "faults")  /* pages are waited for from disk, without swap */                           \
+  X(CPU_TAKEN, "cpu_taken") /* it could run and has no CPU: other programs, or more threads than CPUs */ \
+  X(CLOCK, "clock")         /* its CPU's clock is far below its highest, and the other rank's is not */  \
+  X(DATA, "data")           /* its loader takes the time that it is behind */
+
+typedef enum even_straggler_cause {
+#define EVEN_STRAGGLER_ENUM(name, text) EVEN_STRAGGLER_##name,
+  EVEN_STRAGGLER_LIST(EVEN_STRAGGLER_ENUM)
+#undef EVEN_STRAGGLER_ENUM
+} even_straggler_cause;
+
+typedef struct even_straggler {
+  even_straggler_cause cause;
+  char words[128];  /* ", stopped by its CPU quota 75% of the time": goes on after the rank's name; "" for unknown */
+  char advice[200]; /* "" for unknown */
+} even_straggler;
+
+const char *even_straggler_name(even_straggler_cause cause);
+/* Of `rank`; `beside`: the rank that waits for it, or itself where no other is looked at. */
+void even_straggler_find(const even_measure *measure, int rank, int beside, even_straggler *out);
+
+#endif

@@ -1,0 +1,54 @@
+/* What encodings have left out so far, for those who keep it beyond the engine's life. */
+#include "base/fail.h"
+#include "sync/engine.h"
+
+static even_status check_between_rounds(const even_sync *sync) {
+  if (atomic_load(&sync->phase) != EVEN_SYNC_IDLE) {
+    return even_fail(EVEN_ERR_STATE, "what encodings leave out is asked for while a round of gradients is open");
+  }
+  return EVEN_OK;
+}
+
+/* Where the parameter begins among its bucket's values. */
+static size_t begin_of(const even_sync *sync, size_t bucket, size_t index) {
+  const size_t *member = sync->layout.order + sync->first[bucket];
+  size_t at = 0;
+  for (; *member != index; member++) {
+    at += sync->parameters[*member].count;
+  }
+  return at;
+}
+
+even_status even_sync_left_out(even_sync *sync, size_t index, int of_sums, even_sync_left *out) {
+  *out = (even_sync_left){0};
+  EVEN_TRY(check_between_rounds(sync));
+  if (index >= sync->parameter_count) {
+    return even_fail(EVEN_ERR_ARGUMENT, "parameter %zu of %zu", index, sync->parameter_count);
+  }
+  size_t number = sync->layout.places[index].bucket;
+  if (sync->encoded == NULL || !sync->encoded->keeps || sync->encoded->buckets[number].count == 0) {
+    return EVEN_OK;
+  }
+  const even_encoded_bucket *bucket = &sync->encoded->buckets[number];
+  size_t begin = begin_of(sync, number, index);
+  size_t end = begin + sync->parameters[index].count;
+  if (of_sums == 0) {
+    *out = (even_sync_left){.values = even_encoded_before(sync->encoded, bucket) + begin, .count = end - begin};
+    return EVEN_OK;
+  }
+  size_t from = begin > bucket->own_first ? begin : bucket->own_first;
+  size_t until = end < bucket->own_first + bucket->own_count ? end : bucket->own_first + bucket->own_count;
+  if (from < until) {
+    float *sums = even_encoded_sum_before(sync->encoded, bucket);
+    *out = (even_sync_left){.values = sums + (from - bucket->own_first), .first = from - begin, .count = until - from};
+  }
+  return EVEN_OK;
+}
+
+even_status even_sync_forget(even_sync *sync) {
+  EVEN_TRY(check_between_rounds(sync));
+  if (sync->encoded != NULL) {
+    even_encoded_forget(sync->encoded, &sync->layout);
+  }
+  return EVEN_OK;
+}

@@ -1,0 +1,187 @@
+/* The bench of groups over several hosts: each way of a large all-reduce, and parts by the speeds of links. */
+#include "comm/hosts_bench.h"
+
+#include "base/fail.h"
+#include "comm/hosts/group.h"
+#include "comm/ucx/group.h"
+#include "os/clock.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define TIMES 5
+/* Of 1514 bytes of a packet's so many are data; the shaping counts all. */
+#define DATA_OF_PACKET (1448.0 / 1514.0)
+
+const hosts_bench_links hosts_bench_all[] = {
+    {"links of 4 Gbit/s each", {4000, 4000, 4000}, (size_t)16 << 20, false},
+    {"links of 1 Gbit/s each", {1000, 1000, 1000}, (size_t)16 << 20, false},
+    {"links of 800, 800 and 200 Mbit/s", {800, 800, 200}, (size_t)16 << 20, true},
+    {"links of 1000, 400 and 200 Mbit/s", {1000, 400, 200}, (size_t)16 << 20, true},
+};
+const int hosts_bench_count = sizeof hosts_bench_all / sizeof hosts_bench_all[0];
+
+static int by_time(const void *left, const void *right) {
+  double a = *(const double *)left;
+  double b = *(const double *)right;
+  return (a > b) - (a < b);
+}
+
+typedef even_status one_call(even_comm *comm, float *data, size_t bytes);
+
+static even_status reduce(even_comm *comm, float *data, size_t bytes) {
+  return even_comm_all_reduce(comm, data, bytes / sizeof *data, EVEN_F32, EVEN_MAX);
+}
+
+/* Of all ranks the same parts; the result of a scatter is this rank's own. */
+static void cut(even_comm *comm, size_t bytes, size_t counts[RANKS_MOST], size_t *own) {
+  *own = 0;
+  for (int rank = 0; rank < even_comm_ranks(comm); rank++) {
+    counts[rank] = bytes / sizeof(float) / (size_t)even_comm_ranks(comm);
+    *own += rank < even_comm_rank(comm) ? counts[rank] : 0;
+  }
+}
+
+static even_status scatter(even_comm *comm, float *data, size_t bytes) {
+  size_t counts[RANKS_MOST];
+  size_t own = 0;
+  cut(comm, bytes, counts, &own);
+  return even_comm_reduce_scatter(comm, data, data + own, counts, EVEN_F32, EVEN_MAX);
+}
+
+static even_status gather(even_comm *comm, float *data, size_t bytes) {
+  size_t counts[RANKS_MOST];
+  size_t own = 0;
+  cut(comm, bytes, counts, &own);
+  return even_comm_all_gather(comm, data + own, data, counts, EVEN_F32);
+}
+
+static even_status broadcast(even_comm *comm, float *data, size_t bytes) {
+  return even_comm_broadcast(comm, data, bytes, 0);
+}
+
+/* The sums on the hosts, and their way back to all ranks there, as if nothing were between the hosts. */
+static even_status reduce_inside(even_comm *comm, float *data, size_t bytes) {
+  even_hosts_group *group = even_hosts_of(comm);
+  size_t counts[RANKS_MOST] = {bytes / sizeof *data};
+  EVEN_TRY(even_comm_reduce_scatter(group->inside, data, data, counts, EVEN_F32, EVEN_MAX));
+  return even_comm_broadcast(group->inside, data, bytes, 0);
+}
+
+/* The median, each call begun together; ms. */
+static even_status time_calls(even_comm *comm, one_call *call, float *data, size_t bytes, double *median) {
+  double took[TIMES + 1];
+  for (int i = 0; i <= TIMES; i++) {
+    EVEN_TRY(even_comm_barrier(comm));
+    uint64_t began = even_clock_ns();
+    EVEN_TRY(call(comm, data, bytes));
+    took[i] = (double)(even_clock_ns() - began) * 1e-6;
+  }
+  qsort(took + 1, TIMES, sizeof took[0], by_time); /* the first one warms up, and measures links */
+  *median = took[1 + TIMES / 2];
+  return EVEN_OK;
+}
+
+static void take_way(even_comm *comm, const char *way) {
+  even_ways *ways = &even_hosts_of(comm)->ways;
+  even_ways_force(ways, even_ways_named(ways, way));
+}
+
+/* Equal parts, or by the links' speeds, which the next call measures. */
+static void take_parts(even_comm *comm, bool fitted) {
+  const even_hosts_group *group = even_hosts_of(comm);
+  for (int lane = 0; lane < group->lanes; lane++) {
+    if (group->lane[lane] != NULL) {
+      even_ucx_fit *fit = &even_ucx_of(group->lane[lane])->fit;
+      fit->calls = 0;
+      even_ways_force(&fit->ways, fitted ? 0 : 1);
+    }
+  }
+}
+
+static double link_ms(const hosts_bench_links *links, size_t bytes) {
+  unsigned slowest = links->speeds[0];
+  for (int host = 1; host < HOSTS_BENCH_HOSTS; host++) {
+    slowest = links->speeds[host] < slowest ? links->speeds[host] : slowest;
+  }
+  return (double)bytes * 8 / (slowest * 1e6 * DATA_OF_PACKET) * 1e3;
+}
+
+static void print(const hosts_bench_links *links, size_t bytes, const char *what, double ms, bool fitted) {
+  double least = link_ms(links, bytes);
+  double bound = fitted ? least : least * (1 + (HOSTS_BENCH_HOSTS - 2.0) / HOSTS_BENCH_HOSTS);
+  (void)printf("%6zu MB  %-14s %9.2f ms   the slowest link allows %9.2f ms: %3.0f%%\n", bytes >> 20, what, ms, bound,
+               bound / ms * 100);
+  (void)fflush(stdout);
+}
+
+/* The other collectives, in turns and in pieces. */
+static int measure_others(even_comm *comm, float *data, size_t bytes) {
+  static const struct {
+    const char *name;
+    one_call *call;
+  } others[] = {{"reduce-scatter", scatter}, {"all-gather", gather}, {"broadcast", broadcast}};
+  for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+    double turns = 0;
+    double pieces = 0;
+    take_way(comm, "turns");
+    RANKS_EXPECT(comm, time_calls(comm, others[i].call, data, bytes, &turns) == EVEN_OK);
+    take_way(comm, "overlap");
+    RANKS_EXPECT(comm, time_calls(comm, others[i].call, data, bytes, &pieces) == EVEN_OK);
+    if (even_comm_rank(comm) == 0) {
+      (void)printf("%6zu MB  %-14s %9.2f ms in turns, %9.2f ms in pieces\n", bytes >> 20, others[i].name, turns,
+                   pieces);
+      (void)fflush(stdout);
+    }
+  }
+  return 0;
+}
+
+static int measure_size(even_comm *comm, const hosts_bench_links *links, float *data, size_t bytes) {
+  static const char *const ways[] = {"turns", "overlap", "lanes"};
+  bool prints = even_comm_rank(comm) == 0;
+  double ms = 0;
+  take_parts(comm, false);
+  for (int way = links->parts ? 1 : 0; way < (links->parts ? 2 : 3); way++) {
+    take_way(comm, ways[way]);
+    RANKS_EXPECT(comm, time_calls(comm, reduce, data, bytes, &ms) == EVEN_OK);
+    if (prints) {
+      print(links, bytes, links->parts ? "equal parts" : ways[way], ms, false);
+    }
+  }
+  if (links->parts) {
+    take_parts(comm, true);
+    RANKS_EXPECT(comm, time_calls(comm, reduce, data, bytes, &ms) == EVEN_OK);
+    if (prints) {
+      print(links, bytes, "fitted parts", ms, true);
+    }
+  }
+  RANKS_EXPECT(comm, time_calls(comm, reduce_inside, data, bytes, &ms) == EVEN_OK);
+  if (prints) {
+    (void)printf("%6zu MB  %-14s %9.2f ms\n", bytes >> 20, "on the hosts", ms);
+    (void)fflush(stdout);
+  }
+  return links->parts ? 0 : measure_others(comm, data, bytes);
+}
+
+int hosts_bench_measure(even_comm *comm, void *argument) {
+  const hosts_bench_links *links = argument;
+  float *data = calloc(1, links->largest);
+  int wrong = data == NULL;
+  if (even_comm_rank(comm) == 0) {
+    (void)printf("%s\n", links->what);
+  }
+  for (size_t bytes = (size_t)4 << 20; bytes <= links->largest && !wrong; bytes *= 4) {
+    wrong = measure_size(comm, links, data, bytes);
+  }
+  if (links->parts && even_comm_rank(comm) == 0) {
+    char text[4096];
+    even_comm_describe(even_hosts_of(comm)->between, text, sizeof text);
+    const char *parts = strstr(text, "parts by");
+    (void)printf("%s\n", parts == NULL ? "links that differ too little" : parts);
+    (void)fflush(stdout);
+  }
+  free(data);
+  return wrong;
+}

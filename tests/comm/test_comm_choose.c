@@ -1,0 +1,282 @@
+/* Groups that choose by costs: the same way on all ranks, the same bits in every way, what is measured and what is not.
+ */
+#include "base/fail.h"
+#include "comm/group.h"
+#include "comm/ranks.h"
+#include "comm/ways.h"
+#include "support/fault.h"
+
+#include <evenstep/comm_costs.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static const int HOST_OF[] = {0, 1, 0, 2};
+#define RANKS 4
+#define COUNT 50001
+
+static int run(ranks_engine engine, int ranks, ranks_body *body, void *argument) {
+  ranks_setup setup = {.ranks = ranks, .timeout_seconds = 60, .spin = -1, .engine = engine, .host_of = HOST_OF};
+  return ranks_run(&setup, body, argument, NULL);
+}
+
+static bool mentions(const char *text) {
+  return strstr(even_error_last()->what, text) != NULL;
+}
+
+static even_comm_choosing by(even_comm_costs *costs, const char *way, double seconds) {
+  return (even_comm_choosing){
+      .size = sizeof(even_comm_choosing), .costs = costs, .shape = "a test", .way = way, .measure_seconds = seconds};
+}
+
+static void fill(float *values, int rank) {
+  uint32_t seed = 17u + (uint32_t)rank;
+  for (int i = 0; i < COUNT; i++) {
+    seed = seed * 1664525u + 1013904223u;
+    values[i] = (float)(seed >> 8) / 1e3f - 8000.0f;
+  }
+}
+
+static bool same_bytes(const void *a, const void *b, size_t bytes) {
+  return memcmp(a, b, bytes) == 0;
+}
+
+/* Sums whose last bits depend on the order in which they are formed. */
+static int same_bits(even_comm *comm, void *argument) {
+  static float parts[COUNT];
+  static float whole[COUNT];
+  even_comm_choosing params = by(NULL, "parts", 0);
+  (void)argument;
+  RANKS_EXPECT(comm, even_comm_choose(comm, &params) == EVEN_OK);
+  for (size_t count = 3000; count <= COUNT; count += 15667) {
+    params.way = "parts";
+    RANKS_EXPECT(comm, even_comm_choose(comm, &params) == EVEN_OK);
+    fill(parts, even_comm_rank(comm));
+    RANKS_EXPECT(comm, even_comm_all_reduce(comm, parts, count, EVEN_F32, EVEN_AVG) == EVEN_OK);
+    params.way = "whole";
+    RANKS_EXPECT(comm, even_comm_choose(comm, &params) == EVEN_OK);
+    fill(whole, even_comm_rank(comm));
+    RANKS_EXPECT(comm, even_comm_all_reduce(comm, whole, count, EVEN_F32, EVEN_AVG) == EVEN_OK);
+    RANKS_EXPECT(comm, same_bytes(parts, whole, sizeof parts));
+  }
+  char text[2048];
+  even_comm_describe(comm, text, sizeof text);
+  RANKS_EXPECT(comm, even_comm_rank(comm) != 0 || strstr(text, "all_reduce: whole, as asked for") != NULL);
+  return 0;
+}
+
+static void every_way_gives_the_same_bits(void **state) {
+  (void)state;
+  assert_int_equal(run(RANKS_NETWORK, 3, same_bits, NULL), 0);
+  assert_int_equal(run(RANKS_HOSTS, RANKS, same_bits, NULL), 0);
+}
+
+/* Rank 0 chooses: the others, who do not know by what, say nothing of a choice. */
+static int describe_what_is_known(even_comm *comm, void *argument) {
+  const even_comm_choosing choosing = {.size = sizeof choosing, .way = "parts"};
+  static float values[8192];
+  char text[2048];
+  (void)argument;
+  RANKS_EXPECT(comm, even_comm_choose(comm, &choosing) == EVEN_OK);
+  for (int call = 0; call < 2 * EVEN_WAYS_TRIAL; call++) {
+    RANKS_EXPECT(comm, even_comm_all_reduce(comm, values, 8192, EVEN_F32, EVEN_SUM) == EVEN_OK);
+  }
+  even_comm_describe(comm, text, sizeof text);
+  bool chooses = even_comm_rank(comm) == 0;
+  RANKS_EXPECT(comm, strstr(text, "by cost") == NULL && (strstr(text, "as asked for") != NULL) == chooses);
+  return even_comm_barrier(comm) != EVEN_OK;
+}
+
+static void only_who_chooses_tells_of_the_choice(void **state) {
+  (void)state;
+  assert_int_equal(run(RANKS_NETWORK, 3, describe_what_is_known, NULL), 0);
+}
+
+static size_t entries_of(even_comm_costs *costs, const char *way) {
+  even_comm_cost cost;
+  size_t count = 0;
+  for (size_t i = 0; even_comm_costs_at(costs, i, &cost); i++) {
+    count += strcmp(cost.way, way) == 0 && strcmp(cost.collective, "all_reduce") == 0 && cost.seconds > 0;
+  }
+  return count;
+}
+
+/* What is measured at first use, and not a second time. Costs are rank 0's. */
+static int measure_once(even_comm *comm, void *argument) {
+  even_comm_costs *costs = NULL;
+  bool chooses = even_comm_rank(comm) == 0;
+  (void)argument;
+  RANKS_EXPECT(comm, !chooses || even_comm_costs_open(&costs) == EVEN_OK);
+  even_comm_choosing params = by(costs, NULL, 30);
+  RANKS_EXPECT(comm, even_comm_choose(comm, &params) == EVEN_OK);
+  RANKS_EXPECT(comm, !chooses || (entries_of(costs, "parts") == 5 && entries_of(costs, "whole") == 5));
+  even_comm_cost first = {.samples = 0};
+  RANKS_EXPECT(comm, !chooses || (even_comm_costs_at(costs, 0, &first) && first.samples == 1));
+  RANKS_EXPECT(comm, even_comm_choose(comm, &params) == EVEN_OK);
+  RANKS_EXPECT(comm, !chooses || (even_comm_costs_at(costs, 0, &first) && first.samples == 1));
+  params.shape = "another";
+  params.measure_seconds = 1e-9; /* one size, then time is up */
+  RANKS_EXPECT(comm, even_comm_choose(comm, &params) == EVEN_OK);
+  RANKS_EXPECT(comm, !chooses || entries_of(costs, "parts") == 6);
+  params.shape = "a third";
+  params.measure_seconds = 0;
+  RANKS_EXPECT(comm, even_comm_choose(comm, &params) == EVEN_OK);
+  RANKS_EXPECT(comm, !chooses || entries_of(costs, "parts") == 6);
+  even_comm_costs_close(costs); /* the group holds it on */
+  return even_comm_barrier(comm) != EVEN_OK;
+}
+
+static void what_is_lacking_is_measured_once(void **state) {
+  (void)state;
+  assert_int_equal(run(RANKS_NETWORK, 3, measure_once, NULL), 0);
+  assert_int_equal(run(RANKS_HOSTS, RANKS, measure_once, NULL), 0);
+}
+
+static int measure_calls(even_comm *comm, void *argument) {
+  even_comm_costs *costs = NULL;
+  double seconds = 0;
+  (void)argument;
+  if (even_comm_rank(comm) == 0) {
+    RANKS_EXPECT(comm, even_comm_costs_open(&costs) == EVEN_OK);
+  }
+  RANKS_EXPECT(comm, even_comm_measure(comm, costs, "a test", 0) == EVEN_OK);
+  RANKS_EXPECT(comm, costs == NULL || entries_of(costs, "call") == 2);
+  RANKS_EXPECT(comm, even_comm_measure(comm, costs, "a test", 30) == EVEN_OK);
+  RANKS_EXPECT(comm, costs == NULL || entries_of(costs, "call") == 4);
+  const char *engine = even_comm_engine_name(comm);
+  RANKS_EXPECT(comm, costs == NULL || (even_comm_costs_step(costs, "a test", engine, &seconds) && seconds > 0));
+  RANKS_EXPECT(comm, costs == NULL || !even_comm_costs_step(costs, "a test", "gloo", &seconds));
+  RANKS_EXPECT(comm, even_comm_measure(comm, costs, "", 0) == EVEN_ERR_ARGUMENT && mentions("shape"));
+  even_comm_costs_close(costs);
+  return even_comm_barrier(comm) != EVEN_OK;
+}
+
+static void whole_calls_are_measured(void **state) {
+  (void)state;
+  assert_int_equal(run(RANKS_SHM, 2, measure_calls, NULL), 0);
+  if (ranks_have_ucx()) {
+    assert_int_equal(run(RANKS_HOSTS, RANKS, measure_calls, NULL), 0);
+  }
+}
+
+/* On one host: the size of pieces is asked for, or known. */
+static int pieces(even_comm *comm, void *argument) {
+  static float values[2 << 20]; /* 8 MB: more than the least that is learnt from */
+  static const struct {
+    const char *way;
+    size_t bytes;
+  } asked[] = {{"pieces-256K", 256 << 10}, {"pieces-4M", 4 << 20}, {"pieces-900M", 16 << 20}, {"pieces-3M", 4 << 20}};
+  (void)argument;
+  for (size_t i = 0; i < sizeof asked / sizeof asked[0]; i++) {
+    even_comm_choosing params = by(NULL, asked[i].way, 0);
+    RANKS_EXPECT(comm, even_comm_choose(comm, &params) == EVEN_OK);
+    for (int call = 0; call < 10; call++) {
+      RANKS_EXPECT(comm, even_comm_all_reduce(comm, values, 2 << 20, EVEN_F32, EVEN_SUM) == EVEN_OK);
+      RANKS_EXPECT(comm, comm->piece_bytes == asked[i].bytes);
+    }
+  }
+  return 0;
+}
+
+static int pieces_by_costs(even_comm *comm, void *argument) {
+  static float values[2 << 20];
+  even_comm_costs *costs = NULL;
+  even_comm_cost_key key = {.collective = "all_reduce", .shape = "a test", .engine = "shm", .bytes = 16 << 20};
+  (void)argument;
+  RANKS_EXPECT(comm, even_comm_costs_open(&costs) == EVEN_OK);
+  key.way = "pieces-1M";
+  RANKS_EXPECT(comm, even_comm_costs_add(costs, &key, 1e-3) == EVEN_OK);
+  key.way = "pieces-256K";
+  RANKS_EXPECT(comm, even_comm_costs_add(costs, &key, 2e-3) == EVEN_OK);
+  even_comm_choosing params = by(costs, NULL, 30);
+  RANKS_EXPECT(comm, even_comm_choose(comm, &params) == EVEN_OK);
+  for (int call = 0; call < 40; call++) {
+    RANKS_EXPECT(comm, even_comm_all_reduce(comm, values, 2 << 20, EVEN_F32, EVEN_SUM) == EVEN_OK);
+    RANKS_EXPECT(comm, call > 7 || comm->piece_bytes == 1 << 20);
+  }
+  /* by now a trial has ended, which rank 0 keeps */
+  even_comm_cost cost;
+  uint32_t samples = 0;
+  for (size_t i = 0; even_comm_costs_at(costs, i, &cost); i++) {
+    samples += cost.samples;
+  }
+  RANKS_EXPECT(comm, (samples > 2) == (even_comm_rank(comm) == 0));
+  even_comm_costs_close(costs);
+  return 0;
+}
+
+static void pieces_of_the_size_that_is_asked_for_or_known(void **state) {
+  (void)state;
+  assert_int_equal(run(RANKS_SHM, 2, pieces, NULL), 0);
+  assert_int_equal(run(RANKS_SHM, 2, pieces_by_costs, NULL), 0);
+}
+
+/* Rank 0's trouble is everybody's error, and nobody's end. */
+static int ask_for_nonsense(even_comm *comm, void *argument) {
+  even_comm_choosing params = by(NULL, "sideways", 0);
+  (void)argument;
+  RANKS_EXPECT(comm, even_comm_choose(comm, &params) == EVEN_ERR_ARGUMENT && mentions("'sideways' is no way"));
+  RANKS_EXPECT(comm, strstr(even_error_last()->fix, "parts, whole") != NULL);
+  params.way = "whole"; /* another engine's, or this one's */
+  RANKS_EXPECT(comm, even_comm_choose(comm, &params) == EVEN_OK);
+  params.size = 3;
+  RANKS_EXPECT(comm, even_comm_choose(comm, &params) == EVEN_ERR_ARGUMENT);
+  even_comm_costs *costs = NULL;
+  RANKS_EXPECT(comm, even_comm_costs_open(&costs) == EVEN_OK);
+  params = by(costs, NULL, 0);
+  params.shape = NULL;
+  RANKS_EXPECT(comm, even_comm_choose(comm, &params) == EVEN_ERR_ARGUMENT && mentions("shape"));
+  even_comm_costs_close(costs);
+  return even_comm_barrier(comm) != EVEN_OK;
+}
+
+static void what_is_refused_is_refused_on_all_ranks(void **state) {
+  (void)state;
+  assert_int_equal(run(RANKS_SHM, 2, ask_for_nonsense, NULL), 0);
+  if (ranks_have_ucx()) {
+    assert_int_equal(run(RANKS_NETWORK, 2, ask_for_nonsense, NULL), 0);
+  }
+}
+
+/* A rank that has no memory to measure with: nobody measures, and the group goes on. */
+static int lack_memory(even_comm *comm, void *argument) {
+  even_comm_costs *costs = NULL;
+  (void)argument;
+  RANKS_EXPECT(comm, even_comm_costs_open(&costs) == EVEN_OK);
+  if (even_comm_rank(comm) == 1) {
+    fault_allocation(1);
+  }
+  RANKS_EXPECT(comm, even_comm_measure(comm, costs, "a test", 0) == EVEN_OK);
+  fault_reset();
+  RANKS_EXPECT(comm, entries_of(costs, "call") == 0);
+  even_comm_costs_close(costs);
+  return even_comm_barrier(comm) != EVEN_OK;
+}
+
+static void without_memory_nothing_is_measured(void **state) {
+  (void)state;
+  assert_int_equal(run(RANKS_SHM, 2, lack_memory, NULL), 0);
+}
+
+int main(int count, char **words) {
+  const struct CMUnitTest over_ucx[] = {
+      cmocka_unit_test(every_way_gives_the_same_bits),
+      cmocka_unit_test(only_who_chooses_tells_of_the_choice),
+      cmocka_unit_test(what_is_lacking_is_measured_once),
+  };
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(whole_calls_are_measured),
+      cmocka_unit_test(pieces_of_the_size_that_is_asked_for_or_known),
+      cmocka_unit_test(what_is_refused_is_refused_on_all_ranks),
+      cmocka_unit_test(without_memory_nothing_is_measured),
+  };
+  if (count > 1 && strcmp(words[1], "ucx") == 0) {
+    return ranks_have_ucx() ? cmocka_run_group_tests_name("comm_choose over UCX", over_ucx, NULL, NULL) : 77;
+  }
+  return cmocka_run_group_tests_name("comm_choose", tests, NULL, NULL);
+}

@@ -1,0 +1,207 @@
+/* Why a rank is slow, by what its host shows; and what /proc and cpufreq say of that. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "monitor/pressure.h"
+#include "monitor/state.h"
+#include "monitor/straggler.h"
+#include "monitor/verdict.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static even_measure_rank ranks[2];
+
+/* Rank 0 waits half of each step for rank 1; nothing is known of why. */
+static even_measure waiting(void) {
+  even_measure made = {.phase = EVEN_PHASE_TRAINING,
+                       .policy = "auto",
+                       .step = 100,
+                       .total = 200,
+                       .window_steps = 60,
+                       .batch = 64,
+                       .step_seconds = 0.41,
+                       .samples_per_second = 64 / 0.41,
+                       .ranks = 2,
+                       .rank = ranks};
+  for (int r = 0; r < 2; r++) {
+    ranks[r] = (even_measure_rank){.device = r == 0 ? "cpu:0" : "cpu:1",
+                                   .share_samples = 32,
+                                   .busy_seconds = r == 0 ? 0.2 : 0.4,
+                                   .throttled_fraction = NAN,
+                                   .cpu_cores = NAN,
+                                   .communication_bytes = NAN,
+                                   .run_wait_fraction = NAN,
+                                   .major_faults_per_second = NAN,
+                                   .swap_bytes = NAN,
+                                   .clock_fraction = NAN};
+    for (int span = 0; span < EVEN_SPAN_COUNT; span++) {
+      ranks[r].spans[span] = NAN;
+    }
+  }
+  even_measure_derive(&made);
+  return made;
+}
+
+static void expect(const even_measure *measure, even_straggler_cause cause, const char *words, const char *advice) {
+  even_straggler found;
+  even_verdict verdict;
+  even_straggler_find(measure, 1, 0, &found);
+  assert_int_equal(found.cause, cause);
+  even_verdict_find(measure, &verdict);
+  assert_int_equal(verdict.kind, EVEN_VERDICT_IMBALANCE);
+  assert_int_equal(verdict.rank, 1);
+  assert_int_equal(verdict.cause, cause);
+  if (strstr(verdict.limit, words) == NULL || strstr(verdict.advice, advice) == NULL) {
+    fail_msg("\"%s\" or \"%s\" not in \"%s\"; \"%s\"", words, advice, verdict.limit, verdict.advice);
+  }
+}
+
+static void each_cause_is_named_with_its_numbers(void **state) {
+  (void)state;
+  even_measure measure = waiting();
+  expect(&measure, EVEN_STRAGGLER_UNKNOWN, "waits 51% of each step for rank 1 (cpu:1)", "look for what disturbs");
+  ranks[1].spans[EVEN_SPAN_DATA] = 0.15;
+  ranks[0].spans[EVEN_SPAN_DATA] = 0.01;
+  expect(&measure, EVEN_STRAGGLER_DATA, "rank 1 (cpu:1), whose data loading takes 150 ms of each step",
+         "its loader is slow, not its device");
+  ranks[0].clock_fraction = 0.95;
+  ranks[1].clock_fraction = 0.4;
+  expect(&measure, EVEN_STRAGGLER_CLOCK, ", whose CPU runs at 40% of its highest clock", "heat");
+  ranks[1].run_wait_fraction = 0.6;
+  expect(&measure, EVEN_STRAGGLER_CPU_TAKEN, ", which had no CPU 60% of the time that it could have run",
+         "other programs take its CPU, or it has more threads than CPUs");
+  ranks[1].major_faults_per_second = 400;
+  expect(&measure, EVEN_STRAGGLER_PAGE_FAULTS, ", which waits for 400 pages a second from disk", "mapped files");
+  ranks[1].swap_bytes = 300e6;
+  expect(&measure, EVEN_STRAGGLER_SWAP, ", whose memory is swapped (300 MB out, 400 pages a second back)",
+         "too little memory");
+  ranks[1].throttled_fraction = 0.75;
+  expect(&measure, EVEN_STRAGGLER_QUOTA, ", stopped by its CPU quota 75% of the time", "");
+  assert_string_equal(even_straggler_name(EVEN_STRAGGLER_QUOTA), "quota");
+  assert_string_equal(even_straggler_name(EVEN_STRAGGLER_UNKNOWN), "unknown");
+}
+
+static void what_both_ranks_have_is_no_cause(void **state) {
+  (void)state;
+  even_measure measure = waiting();
+  ranks[0].clock_fraction = 0.45; /* the whole machine saves power */
+  ranks[1].clock_fraction = 0.4;
+  ranks[0].spans[EVEN_SPAN_DATA] = 0.05;
+  ranks[1].spans[EVEN_SPAN_DATA] = 0.06;
+  ranks[1].run_wait_fraction = 0.1;
+  ranks[1].major_faults_per_second = 3;
+  ranks[1].swap_bytes = 300e6; /* out, and not missed */
+  ranks[1].throttled_fraction = 0.05;
+  expect(&measure, EVEN_STRAGGLER_UNKNOWN, "waits 51% of each step for rank 1 (cpu:1)", "look for what disturbs");
+}
+
+/* Without the kernel's count of waiting: a CPU rank that was busy far longer than it ran. */
+static void a_rank_without_its_cpu_is_seen_by_its_time_alone(void **state) {
+  (void)state;
+  even_measure measure = waiting();
+  ranks[1].cpu_cores = 0.3;
+  expect(&measure, EVEN_STRAGGLER_CPU_TAKEN, "rank 1 (cpu:1)", "it had 30% of one while it was busy 98% of the time");
+  ranks[1].device = "cuda:0"; /* whose work is not done by the CPU */
+  expect(&measure, EVEN_STRAGGLER_UNKNOWN, "rank 1 (cuda:0)", "look for what disturbs");
+}
+
+static void files_are_read_as_documented(void **state) {
+  (void)state;
+  assert_float_equal(even_pressure_parse_wait("149121 2267701000 2\n"), 2.267701, 1e-9);
+  assert_true(isnan(even_pressure_parse_wait("")));
+  assert_true(isnan(even_pressure_parse_wait("149121\n")));
+  assert_float_equal(even_pressure_parse_swap("Name:\tpython\nVmRSS:\t 9 kB\nVmSwap:\t    2048 kB\nThreads:\t1\n"),
+                     2048.0 * 1024.0, 0);
+  assert_true(isnan(even_pressure_parse_swap("Name:\tkthreadd\n")));
+}
+
+static void write_number(const char *folder, const char *name, long number) {
+  char path[256];
+  (void)snprintf(path, sizeof path, "%s/%s", folder, name);
+  FILE *file = fopen(path, "w");
+  assert_non_null(file);
+  (void)fprintf(file, "%ld\n", number);
+  assert_int_equal(fclose(file), 0);
+}
+
+static void clocks_are_a_part_of_the_highest(void **state) {
+  (void)state;
+  char folder[64] = "/tmp/evenstep-clock-XXXXXX";
+  char cpu[96];
+  char cpufreq[128];
+  char path[192];
+  assert_non_null(mkdtemp(folder));
+  (void)snprintf(cpu, sizeof cpu, "%s/cpu3", folder);
+  (void)snprintf(cpufreq, sizeof cpufreq, "%s/cpufreq", cpu);
+  assert_int_equal(mkdir(cpu, 0700), 0);
+  assert_int_equal(mkdir(cpufreq, 0700), 0);
+  write_number(cpufreq, "cpuinfo_max_freq", 4000000);
+  assert_true(isnan(even_pressure_clock(folder, 3)));
+  write_number(cpufreq, "scaling_cur_freq", 1000000);
+  assert_float_equal(even_pressure_clock(folder, 3), 0.25, 1e-12);
+  assert_true(isnan(even_pressure_clock(folder, 2)));
+  assert_true(isnan(even_pressure_clock(folder, -1)));
+  (void)snprintf(path, sizeof path, "%s/cpuinfo_max_freq", cpufreq);
+  assert_int_equal(unlink(path), 0);
+  (void)snprintf(path, sizeof path, "%s/scaling_cur_freq", cpufreq);
+  assert_int_equal(unlink(path), 0);
+  assert_int_equal(rmdir(cpufreq), 0);
+  assert_int_equal(rmdir(cpu), 0);
+  assert_int_equal(rmdir(folder), 0);
+}
+
+static void fractions_are_of_the_time_between_two_looks(void **state) {
+  (void)state;
+  even_rank_usage before = {.at_ns = 1000000000, .cpu_seconds = 5, .pressure = {2, 100, 1e6, 0.5}};
+  even_rank_usage now = {.at_ns = 3000000000, .cpu_seconds = 6.5, .pressure = {2.5, 300, 2e6, 0.9}};
+  even_measure_rank rank;
+  even_measure_pressure(&before, &now, &rank);
+  assert_float_equal(rank.run_wait_fraction, 0.25, 1e-12); /* half a second beside one and a half */
+  assert_float_equal(rank.major_faults_per_second, 100, 1e-9);
+  assert_float_equal(rank.swap_bytes, 2e6, 0);
+  assert_float_equal(rank.clock_fraction, 0.9, 0);
+  before.pressure.wait_seconds = NAN; /* a kernel that does not count it */
+  even_measure_pressure(&before, &now, &rank);
+  assert_true(isnan(rank.run_wait_fraction));
+  before.at_ns = 0;
+  even_measure_pressure(&before, &now, &rank);
+  assert_true(isnan(rank.run_wait_fraction) && isnan(rank.major_faults_per_second));
+}
+
+static void this_process_can_be_looked_at(void **state) {
+  (void)state;
+  even_process_stat stat;
+  even_pressure pressure;
+  assert_int_equal(even_process_stat_read(0, &stat), 0);
+  assert_true(stat.cpu >= 0);
+  even_pressure_look(getpid(), &stat, &pressure);
+  assert_true(pressure.major_faults >= 0);
+  assert_true(isnan(pressure.wait_seconds) || pressure.wait_seconds >= 0);
+  assert_true(isnan(pressure.swap_bytes) || pressure.swap_bytes >= 0);
+  assert_true(isnan(pressure.clock) || pressure.clock > 0);
+  even_pressure_look(0x7ffffffe, &stat, &pressure); /* no such process */
+  assert_true(isnan(pressure.wait_seconds) && isnan(pressure.swap_bytes));
+  even_error_clear();
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(each_cause_is_named_with_its_numbers),
+      cmocka_unit_test(what_both_ranks_have_is_no_cause),
+      cmocka_unit_test(a_rank_without_its_cpu_is_seen_by_its_time_alone),
+      cmocka_unit_test(files_are_read_as_documented),
+      cmocka_unit_test(clocks_are_a_part_of_the_highest),
+      cmocka_unit_test(fractions_are_of_the_time_between_two_looks),
+      cmocka_unit_test(this_process_can_be_looked_at),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

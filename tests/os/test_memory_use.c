@@ -1,0 +1,217 @@
+/* What a process may take of memory, on invented hosts in a folder; and what this one holds. */
+#include "os/memory_use.h"
+
+#include "support/fault.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <cmocka.h>
+
+#define MIB (UINT64_C(1) << 20)
+
+/* Sanitizers have an allocator of their own, which keeps what was freed. */
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#define OTHER_ALLOCATOR 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer) || __has_feature(address_sanitizer)
+#define OTHER_ALLOCATOR 1
+#endif
+#endif
+
+static char root[64];
+
+static void write_file(const char *path, const char *text) {
+  char whole[512];
+  (void)snprintf(whole, sizeof whole, "%s/%s", root, path);
+  for (char *at = whole + 1; (at = strchr(at, '/')) != NULL; at++) {
+    *at = '\0';
+    (void)mkdir(whole, 0700);
+    *at = '/';
+  }
+  FILE *file = fopen(whole, "w");
+  assert_non_null(file);
+  assert_true(fputs(text, file) >= 0);
+  assert_int_equal(fclose(file), 0);
+}
+
+static int make_root(void **state) {
+  (void)state;
+  (void)strcpy(root, "/tmp/evenstep-memory-XXXXXX");
+  return mkdtemp(root) == NULL;
+}
+
+static int remove_root(void **state) {
+  (void)state;
+  char command[128];
+  fault_reset();
+  (void)snprintf(command, sizeof command, "rm -rf %s", root);
+  return system(command);
+}
+
+static void a_host(void) {
+  write_file("proc/self/status", "Name:\trank\nVmPeak:\t 9000 kB\nVmHWM:\t    3072 kB\nVmRSS:\t    2048 kB\n");
+  write_file("proc/meminfo", "MemTotal:  102400 kB\nMemFree:  100 kB\nMemAvailable:  51200 kB\n");
+}
+
+static even_memory_use use_here(void) {
+  even_memory_place place;
+  even_memory_use use;
+  assert_int_equal(even_memory_place_find(root, &place), EVEN_OK);
+  assert_int_equal(even_memory_use_read(&place, &use), EVEN_OK);
+  return use;
+}
+
+static void without_groups_the_host_counts(void **state) {
+  (void)state;
+  a_host();
+  even_memory_use use = use_here();
+  assert_true(use.resident_bytes == 2 * MIB && use.peak_bytes == 3 * MIB);
+  assert_true(use.available_bytes == 50 * MIB && use.limit_bytes == 100 * MIB);
+  assert_string_equal(use.limited_by, "");
+}
+
+static void the_tightest_group_of_version_1_counts(void **state) {
+  (void)state;
+  a_host();
+  write_file("proc/self/mountinfo", "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n");
+  write_file("proc/self/cgroup", "4:memory:/job/one\n");
+  write_file("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+  write_file("sys/fs/cgroup/memory/memory.usage_in_bytes", "77777777\n");
+  write_file("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "41943040\n"); /* 40 MiB */
+  write_file("sys/fs/cgroup/memory/job/memory.usage_in_bytes", "33554432\n"); /* 32 MiB, of it 2 of idle files */
+  write_file("sys/fs/cgroup/memory/job/memory.stat", "inactive_file 5\ntotal_cache 9\ntotal_inactive_file 2097152\n");
+  write_file("sys/fs/cgroup/memory/job/one/memory.limit_in_bytes", "20971520\n"); /* 20 MiB, and only 1 is used */
+  write_file("sys/fs/cgroup/memory/job/one/memory.usage_in_bytes", "1048576\n");
+  even_memory_use use = use_here();
+  assert_true(use.available_bytes == 10 * MIB && use.limit_bytes == 40 * MIB);
+  assert_string_equal(use.limited_by + strlen(root), "/sys/fs/cgroup/memory/job");
+  write_file("sys/fs/cgroup/memory/job/memory.usage_in_bytes", "99999999\n"); /* the limit was lowered */
+  assert_true(use_here().available_bytes == 0);
+}
+
+static void the_tightest_group_of_version_2_counts(void **state) {
+  (void)state;
+  a_host();
+  write_file("proc/self/mountinfo", "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+  write_file("proc/self/cgroup", "0::/job/rank-1\n");
+  write_file("sys/fs/cgroup/job/rank-1/cgroup.controllers", "cpu\n"); /* a quota alone: the limit is above it */
+  write_file("sys/fs/cgroup/job/memory.max", "20971520\n");
+  write_file("sys/fs/cgroup/job/memory.current", "12582912\n");
+  write_file("sys/fs/cgroup/job/memory.stat", "anon 5\ninactive_file 1048576\n");
+  even_memory_use use = use_here();
+  assert_true(use.available_bytes == 9 * MIB && use.limit_bytes == 20 * MIB);
+  assert_string_equal(use.limited_by + strlen(root), "/sys/fs/cgroup/job");
+  write_file("sys/fs/cgroup/job/memory.max", "max\n");
+  assert_true(use_here().available_bytes == 50 * MIB);
+}
+
+static void what_proc_does_not_say_is_an_error(void **state) {
+  (void)state;
+  even_memory_place place;
+  even_memory_use use;
+  char path[2 * EVEN_CGROUP_PATH];
+  a_host();
+  assert_int_equal(even_memory_place_find(root, &place), EVEN_OK);
+  write_file("proc/self/status", "Name:\tkernel thread\n");
+  assert_int_equal(even_memory_use_read(&place, &use), EVEN_ERR_INPUT);
+  a_host();
+  write_file("proc/meminfo", "MemTotal:  102400 kB\n");
+  assert_int_equal(even_memory_use_read(&place, &use), EVEN_ERR_INPUT);
+  memset(path, 'x', sizeof path);
+  path[sizeof path - 1] = '\0';
+  assert_int_equal(even_memory_place_find(path, &place), EVEN_ERR_OVERFLOW);
+}
+
+/* This process: a peak stays when its memory is given back, until a new one begins. */
+static void the_peak_of_this_process_is_seen(void **state) {
+  (void)state;
+  even_memory_place place;
+  even_memory_use before;
+  even_memory_use held;
+  even_memory_use after;
+  const size_t bytes = (size_t)(64 * MIB);
+  assert_int_equal(even_memory_place_find("", &place), EVEN_OK);
+  assert_int_equal(even_memory_use_read(&place, &before), EVEN_OK);
+  assert_true(before.resident_bytes > 0 && before.peak_bytes >= before.resident_bytes);
+  assert_true(before.limit_bytes > 0 && before.available_bytes <= before.limit_bytes);
+  volatile char *block = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  assert_true(block != MAP_FAILED);
+  for (size_t at = 0; at < bytes; at += 1024) {
+    block[at] = 1;
+  }
+  assert_int_equal(even_memory_use_read(&place, &held), EVEN_OK);
+  assert_true(held.peak_bytes >= before.resident_bytes + bytes / 2);
+  assert_int_equal(munmap((void *)block, bytes), 0);
+  assert_int_equal(even_memory_use_read(&place, &after), EVEN_OK);
+  assert_true(after.peak_bytes >= held.resident_bytes - bytes / 4); /* the kernel counts in steps of some pages */
+  assert_true(after.resident_bytes <= held.resident_bytes - bytes / 2);
+  if (even_memory_peak_reset(&place)) {
+    assert_int_equal(even_memory_use_read(&place, &after), EVEN_OK);
+    assert_true(after.peak_bytes <= held.resident_bytes - bytes / 2);
+  }
+}
+
+/* Many small blocks between others that stay: the allocator keeps their pages until it is asked. */
+static void what_the_allocator_keeps_is_given_back(void **state) {
+  (void)state;
+  enum { BLOCKS = 1 << 14, BYTES = 1 << 12 };
+  static char *blocks[BLOCKS];
+  even_memory_place place;
+  even_memory_use held;
+  even_memory_use after;
+  assert_int_equal(even_memory_place_find("", &place), EVEN_OK);
+  for (int i = 0; i < BLOCKS; i++) {
+    blocks[i] = malloc(BYTES);
+    assert_non_null(blocks[i]);
+    memset(blocks[i], i, BYTES);
+  }
+  assert_int_equal(even_memory_use_read(&place, &held), EVEN_OK);
+  for (int i = 0; i < BLOCKS - 1; i++) { /* the last one keeps the heap's end where it is */
+    free(blocks[i]);
+  }
+  even_memory_give_back();
+  assert_int_equal(even_memory_use_read(&place, &after), EVEN_OK);
+#if defined(__GLIBC__) && !defined(OTHER_ALLOCATOR)
+  assert_true(after.resident_bytes + (uint64_t)BLOCKS * BYTES / 2 <= held.resident_bytes);
+#endif
+  assert_true(blocks[BLOCKS - 1][0] == (char)(BLOCKS - 1));
+  free(blocks[BLOCKS - 1]);
+}
+
+static even_status find_and_read(void *context) {
+  even_memory_place place;
+  even_memory_use use;
+  (void)context;
+  even_status status = even_memory_place_find(root, &place);
+  status = status == EVEN_OK ? even_memory_use_read(&place, &use) : status;
+  (void)even_memory_peak_reset(&place);
+  return status;
+}
+
+static void survives_every_fault(void **state) {
+  (void)state;
+  the_tightest_group_of_version_1_counts(state);
+  assert_true(fault_each_allocation(find_and_read, NULL) >= 2);
+  assert_true(fault_each_os(find_and_read, NULL, EIO) >= 8);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test_setup_teardown(without_groups_the_host_counts, make_root, remove_root),
+      cmocka_unit_test_setup_teardown(the_tightest_group_of_version_1_counts, make_root, remove_root),
+      cmocka_unit_test_setup_teardown(the_tightest_group_of_version_2_counts, make_root, remove_root),
+      cmocka_unit_test_setup_teardown(what_proc_does_not_say_is_an_error, make_root, remove_root),
+      cmocka_unit_test(the_peak_of_this_process_is_seen),
+      cmocka_unit_test(what_the_allocator_keeps_is_given_back),
+      cmocka_unit_test_setup_teardown(survives_every_fault, make_root, remove_root),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

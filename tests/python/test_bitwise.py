@@ -1,0 +1,155 @@
+"""exact="bitwise": the same bits for any number of ranks, any split and any history of failures; refused where it could
+not be."""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+SCRIPT = pathlib.Path(__file__).parent / "bitwise_cases.py"
+STEPS = 7
+WHOLE: dict[str, list[Any]] = {}  # how each case ends on one rank, without failures
+
+
+def end_of(results: list[Any]) -> list[Any]:
+    line = next(line for line in results[0].stdout.splitlines() if line.startswith("END "))
+    end: list[Any] = json.loads(line.removeprefix("END "))
+    return end
+
+
+def whole(run_ranks: Callable[..., list[Any]], case: str) -> list[Any]:
+    if case not in WHOLE:
+        WHOLE[case] = end_of(run_ranks(SCRIPT, ranks=1, args=(case, "0")))
+        assert WHOLE[case][1] == STEPS and math.isfinite(float.fromhex(WHOLE[case][2]))
+    return WHOLE[case]
+
+
+def live(run_ranks: Callable[..., list[Any]], folder: pathlib.Path, case: str, seed: int) -> list[Any]:
+    """A random history: jobs of 1 to 4 ranks, each but the last ended by the death of one, with random splits."""
+    draw = random.Random(seed)
+    environment = {
+        "EVENSTEP_CHECKPOINT_EVERY": str(draw.choice([1, 2])),
+        "EVENSTEP_CHECKPOINT_DIR": str(folder),
+        "WORKERS": str(draw.choice([0, 0, 2])),
+    }
+    stops = sorted(draw.sample(range(2, STEPS), draw.choice([1, 1, 2])))
+    for number, stop in enumerate(stops):
+        ranks = draw.randint(2, 4) if number == 0 else draw.randint(1, 4)
+        death = (str(draw.randrange(ranks)), str(stop))
+        ended = run_ranks(SCRIPT, ranks=ranks, args=(case, str(seed + number), *death), env=environment, check=False)
+        assert ended[int(death[0])].returncode == 9, ended
+        newest = sorted(folder.glob("step-*"))
+        if newest:
+            environment["EVENSTEP_RESUME"] = str(newest[-1])
+    return end_of(run_ranks(SCRIPT, ranks=draw.randint(1, 4), args=(case, str(seed + 7)), env=environment))
+
+
+@pytest.mark.parametrize(("case", "seed"), [("gpt", 2), ("cnn", 5)])
+def test_same_bits_over_random_histories(
+    run_ranks: Callable[..., list[Any]], tmp_path: pathlib.Path, case: str, seed: int
+) -> None:
+    assert live(run_ranks, tmp_path / "checkpoints", case, seed) == whole(run_ranks, case)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("case", ["gpt", "cnn", "gpt_bf16"])
+def test_same_bits_over_twenty_histories(
+    run_ranks: Callable[..., list[Any]], tmp_path: pathlib.Path, case: str, seed: int
+) -> None:
+    assert live(run_ranks, tmp_path / "checkpoints", case, seed) == whole(run_ranks, case)
+
+
+@pytest.mark.parametrize(("case", "ranks"), [("gpt_bf16", 2), ("exact_fp64", 2)])
+def test_same_bits_in_other_types(run_ranks: Callable[..., list[Any]], case: str, ranks: int) -> None:
+    assert end_of(run_ranks(SCRIPT, ranks=ranks, args=(case, "4"))) == whole(run_ranks, case)
+
+
+def test_same_bits_outside_a_job_and_by_the_balancer(run_ranks: Callable[..., list[Any]]) -> None:
+    assert end_of(run_ranks(SCRIPT, ranks=1, args=("cnn", "0", "alone"))) == whole(run_ranks, "cnn")
+    speeds = {"EVENSTEP_SPEEDS": "1,0.3"}
+    assert end_of(run_ranks(SCRIPT, ranks=2, args=("cnn", "-1"), env=speeds)) == whole(run_ranks, "cnn")
+
+
+def test_agrees_with_one_device_on_whole_batches(run_ranks: Callable[..., list[Any]]) -> None:
+    """BatchNorm's statistics and the loss are the whole batch's, not a block's."""
+    plain = end_of(run_ranks(SCRIPT, ranks=1, args=("plain_fp64", "0")))
+    exact = whole(run_ranks, "exact_fp64")
+    assert exact[3] == pytest.approx(plain[3], rel=1e-12)
+    assert float.fromhex(exact[2]) == pytest.approx(float.fromhex(plain[2]), rel=1e-11)
+
+
+REFUSED = """
+import sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import evenstep as es
+
+what = sys.argv[1]
+options = {}
+model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+if what == "buffer":
+    model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 1)))
+if what == "sparse":
+    model.add_module("bag", nn.EmbeddingBag(4, 1, sparse=True))
+if what in ("local", "own"):
+    model.add_module("norm", nn.BatchNorm1d(1))
+if what == "own":
+    model.norm.forward = lambda x: x
+if what == "local":
+    options["batch_norm"] = "local"
+if what == "compression":
+    options["compression"] = "bf16"
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=what == "fused" and es.rank() == 1)
+data = TensorDataset(torch.randn(16, 4), torch.randn(16, 1))
+config = es.Config(exact="bitwise", block=4, options=options)
+trainer = es.Trainer(model, optimizer, lambda m, b: ((m(b[0]) - b[1]) ** 2).mean(), config=config)
+trainer.fit(DataLoader(data, batch_size=16))
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("buffer", "forward changed the buffer '_u of a"),
+        ("fused", "rank 1 differs in the optimizer's foreach, fused, capturable"),
+    ],
+)
+def test_refused_with_the_reason(run_ranks: Callable[..., list[Any]], what: str, words: str) -> None:
+    for rank in run_ranks(REFUSED, ranks=2 if what == "fused" else 1, args=(what,), check=False):
+        assert rank.returncode == 1 and words in rank.stderr, rank.stderr
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("sparse", "has sparse gradients"),
+        ("local", "batch_norm='local' depends on the shares"),
+        ("own", "the statistics of norm of model 'model' depend on the shares"),
+        ("compression", "compression (bf16) rounds what the ranks exchange"),
+    ],
+)
+def test_refused_with_the_reason_too(run_ranks: Callable[..., list[Any]], what: str, words: str) -> None:
+    for rank in run_ranks(REFUSED, args=(what,), check=False):
+        assert rank.returncode == 1 and words in rank.stderr, rank.stderr
+
+
+def test_unlike_ranks_and_checkpoints_are_refused(run_ranks: Callable[..., list[Any]], tmp_path: pathlib.Path) -> None:
+    for rank in run_ranks(REFUSED, args=("threads",), rank_env={1: {"OMP_NUM_THREADS": "2"}}, check=False):
+        assert rank.returncode == 1
+        assert "rank 1 differs in threads: 2, rank 0: 1" in rank.stderr and "fix: es.Config(threads=1)" in rank.stderr
+    environment = {"EVENSTEP_CHECKPOINT_EVERY": "3", "EVENSTEP_CHECKPOINT_DIR": str(tmp_path / "checkpoints")}
+    script = REFUSED.replace("batch_size=16)", "batch_size=8), epochs=2")
+    run_ranks(script, ranks=1, args=("fine",), env=environment)
+    newest = sorted((tmp_path / "checkpoints").glob("step-*"))[-1]
+    other = script.replace("block=4", "block=2")
+    for rank in run_ranks(other, ranks=1, args=("fine",), env={"EVENSTEP_RESUME": str(newest)}, check=False):
+        assert rank.returncode == 1 and "blocks of 4 samples, this one has blocks of 2" in rank.stderr, rank.stderr

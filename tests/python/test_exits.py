@@ -1,0 +1,53 @@
+"""How ranks end whose collectives run on threads of their own: no thread comes back from C++ into an ending interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+HEAD = """
+import atexit, threading
+
+def left():
+    print("left:", [thread.name for thread in threading.enumerate() if thread.name.startswith("evenstep")])
+
+atexit.register(left)  # before evenstep's own, so that it runs after them
+import torch
+import torch.distributed as dist
+import evenstep
+
+dist.init_process_group("evenstep")
+"""
+
+
+def test_no_thread_is_left(run_ranks: Callable[..., Any]) -> None:
+    ranks = run_ranks(
+        HEAD
+        + """
+works = [dist.all_reduce(torch.ones(1000), async_op=True) for _ in range(20)]
+for work in works:
+    work.wait()
+assert any(thread.name == "evenstep-collectives" for thread in threading.enumerate())
+""",
+        2,
+    )
+    assert [rank.stdout for rank in ranks] == ["left: []\n"] * 2
+    assert not any("terminate called" in rank.stderr for rank in ranks)
+
+
+def test_a_call_that_does_not_end_holds_nobody_up(run_ranks: Callable[..., Any]) -> None:
+    waiting, absent = run_ranks(
+        HEAD
+        + """
+if dist.get_rank() == 0:
+    dist.all_reduce(torch.ones(1000), async_op=True)
+    print("goes", flush=True)
+else:
+    import os, pathlib, time
+    while "left:" not in pathlib.Path("run_1_rank_0.out").read_text():
+        time.sleep(0.01)
+""",
+        2,
+    )
+    assert waiting.stdout == "goes\nleft: ['evenstep-collectives']\n"
+    assert absent.stdout == "left: []\n"

@@ -1,0 +1,89 @@
+"""es.prepare on devices of several makers: CPUs with a memory of their own stand for accelerators."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from evenstep import EvenstepError, device_places
+from evenstep.device_places import Place, makers_among
+
+CASES = Path(__file__).with_name("hybrid_prepare_cases.py")
+
+Run = Callable[..., Any]
+
+
+# one accelerator and the host; a team beside the host; two makers without the host; one without collectives twice
+@pytest.mark.parametrize("makers", [pytest.param("a,cpu", marks=pytest.mark.more), "cpu,a,a", "a,x", "x,cpu,x"])
+def test_equals_one_device(run_ranks: Run, makers: str) -> None:
+    run_ranks(CASES, makers.count(",") + 1, args=("exact", makers), timeout=200)
+
+
+@pytest.mark.parametrize("makers", ["a,cpu,a", pytest.param("x,cpu", marks=pytest.mark.more)])
+def test_many_buckets(run_ranks: Run, makers: str) -> None:
+    run_ranks(CASES, makers.count(",") + 1, args=("exact", makers, "buckets"), timeout=200)
+
+
+def test_compression_between_the_makers(run_ranks: Run) -> None:
+    run_ranks(CASES, 3, args=("rounded", "a,cpu,a"), timeout=120)
+
+
+def test_parameters_are_averaged_alike(run_ranks: Run) -> None:
+    run_ranks(CASES, 3, args=("local", "a,cpu,a"), timeout=120)
+
+
+@pytest.mark.parametrize("makers", ["cpu,a,a", pytest.param("a,cpu", marks=pytest.mark.more)])
+def test_a_rank_that_dies(run_ranks: Run, makers: str) -> None:
+    ranks = makers.count(",") + 1
+    told = run_ranks(CASES, ranks, args=("lost", makers), timeout=120)
+    for rank in told[:-1]:
+        words = json.loads(rank.stdout.strip().splitlines()[-1])
+        assert f"rank {ranks - 1}" in words and "EVEN_ERR_PEER_LOST" in words
+
+
+@pytest.mark.parametrize(
+    ("case", "makers", "engine"),
+    [("engine", "cpu,cpu", "SharedEngine"), ("enginetorch", "a,cpu", "TorchEngine"), ("engineshared", "x,cpu", "")],
+)
+def test_which_engine(run_ranks: Run, case: str, makers: str, engine: str) -> None:
+    told = [json.loads(rank.stdout) for rank in run_ranks(CASES, 2, args=(case, makers), timeout=150)]
+    assert told == ([engine] * 2 if engine else ["HybridEngine", "SharedEngine"])
+
+
+def places(*words: str) -> list[Place]:
+    made = []
+    for word in words:
+        device, _, host = word.partition("@")
+        maker = device.partition(":")[0]
+        made.append(Place(device, host or "one", maker, {"cuda": "nccl"}.get(maker, "")))
+    return made
+
+
+def test_who_meets_where() -> None:
+    assert makers_among(places("cpu", "cpu")) is None
+    assert makers_among(places("cuda:0", "cuda:1")) is None
+    mixed = makers_among(places("cuda:0", "cpu", "cuda:1", "xpu:0", "xpu:1", "cpu"))
+    assert mixed is not None
+    assert mixed.teams == ((0, 2),) and mixed.backends == ("nccl",) and mixed.host == (0, 1, 3, 4, 5)
+    assert mixed.team_of(2) == 0 and mixed.team_of(1) is None
+    one_gpu = makers_among(places("cuda:0", "cuda:0", "cpu"))  # NCCL wants a GPU for each rank
+    assert one_gpu is not None and one_gpu.teams == () and one_gpu.host == (0, 1, 2)
+    apart = makers_among(places("cuda:0@a", "cuda:0@b", "cpu@a"))
+    assert apart is not None and apart.teams == ((0, 1),)
+
+
+def test_the_engine_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVENSTEP_DEVICE_ENGINE", "best")
+    with pytest.raises(EvenstepError, match="EVENSTEP_DEVICE_ENGINE is 'best'; choose 'torch' or 'evenstep'"):
+        device_places.wanted_device_engine()
+    monkeypatch.setenv("EVENSTEP_DEVICE_ENGINE", "evenstep")
+    assert device_places._collectives_of(torch.device("cpu")) == ""
+    monkeypatch.setenv("EVENSTEP_NCCL_LIBRARY", "libevenstep-absent.so")
+    with pytest.raises(EvenstepError, match="EVENSTEP_DEVICE_ENGINE=evenstep, but NCCL was not found"):
+        device_places._collectives_of(torch.device("cuda", 0))

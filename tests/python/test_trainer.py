@@ -1,0 +1,216 @@
+"""es.Trainer: its loop does what a loop of one's own around es.prepare does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import evenstep as es
+from evenstep.exact_blocks import BlockShares, block_seed
+
+SCRIPT = """
+import json, os, sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+by_hand, scaled = sys.argv[1] == "hand", sys.argv[2] == "scaled"
+if int(os.environ["WORLD_SIZE"]) == 1:
+    del os.environ["RANK"], os.environ["WORLD_SIZE"]
+import evenstep as es
+
+torch.manual_seed(3)
+data = TensorDataset(torch.randn(26, 4, dtype=torch.float64), torch.randn(26, 1, dtype=torch.float64))
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+loader = DataLoader(data, batch_size=6, shuffle=True)
+scaler = torch.amp.GradScaler("cpu") if scaled else None
+losses = []
+
+def shares(number, batch):  # zeros among them
+    return [batch] if es.world_size() == 1 else [number * 5 % (batch + 1), batch - number * 5 % (batch + 1)]
+
+def loss_of(model, batch):
+    x, y = batch
+    counted = (y > 0).double()
+    return ((model(x) - y) ** 2 * counted).sum() / counted.sum().clamp(min=1), float(counted.sum())
+
+if by_hand:
+    model, optimizer, scheduler, loader = es.prepare(model, optimizer, scheduler, loader, shares=shares)
+    for epoch in es.epochs(3):
+        for batch in loader:
+            loss, amount = loss_of(model, batch)
+            latest = es.session().latest
+            es.set_weight(0 if latest is not None and latest.samples == 0 else amount)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(es.session().loss)
+        scheduler.step()
+else:
+    trainer = es.Trainer(
+        model, optimizer, loss_of, scheduler=scheduler, scheduler_every="epoch", scaler=scaler,
+        on_step=lambda trainer: losses.append(trainer.loss), config=es.Config(clip_norm=0.5, shares=shares),
+    )
+    last = trainer.fit(loader, epochs=3)
+    assert last == trainer.loss and trainer.step == 15
+if es.is_main():
+    values = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).tolist()
+    print("END " + json.dumps([values, optimizer.param_groups[0]["lr"], losses]))
+"""
+
+
+def end_of(results: list[Any]) -> list[Any]:
+    line = next(line for line in results[0].stdout.splitlines() if line.startswith("END "))
+    end: list[Any] = json.loads(line.removeprefix("END "))
+    return end
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_trains_as_a_loop_by_hand(run_ranks: Callable[..., list[Any]], ranks: int) -> None:
+    """One rank: outside a job, where the order of the samples is torch's own. A scaler changes nothing."""
+    hand = end_of(run_ranks(SCRIPT, ranks=ranks, args=("hand", "plain")))
+    values, rate, losses = end_of(run_ranks(SCRIPT, ranks=ranks, args=("trainer", "plain")))
+    assert (values, rate) == (pytest.approx(hand[0], rel=1e-12), hand[1])
+    assert len(losses) == 15
+    if ranks > 1:
+        assert losses == pytest.approx(hand[2], rel=1e-10)
+        scaled = end_of(run_ranks(SCRIPT, ranks=ranks, args=("trainer", "scaled")))
+        assert scaled[0] == pytest.approx(hand[0], rel=1e-9)
+        assert scaled[2] == pytest.approx(hand[2], rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"exact": "bits"}, "exact='bits'"),
+        ({"exact": "bitwise", "block": 0}, "block=0"),
+        ({"block": 4}, "block=…"),
+        ({"threads": True}, "threads=True"),
+        ({"clip_norm": float("nan")}, "clip_norm=nan"),
+        ({"clip_value": -1.0}, "clip_value=-1.0"),
+        ({"options": {"group": None}}, "'group'"),
+        ({"exact": "bitwise", "options": {"most_samples": 4}}, "however many are its share"),
+    ],
+)
+def test_a_wrong_config_says_what_is_wrong(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words.replace("(", r"\(")):
+        es.Config(**options)
+
+
+def test_wrong_arguments() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(TypeError, match="not a Linear and a Linear"):
+        es.Trainer(model, model, print)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="train_step is called"):
+        es.Trainer(model, optimizer, None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="scheduler_every='batch'"):
+        es.Trainer(model, optimizer, print, scheduler_every="batch")
+    trainer = es.Trainer(model, optimizer, lambda model, batch: batch)
+    with pytest.raises(ValueError, match="epochs=-1"):
+        trainer.fit([], epochs=-1)  # type: ignore[arg-type]
+    with torch.autocast("cpu"), pytest.raises(es.EvenstepError, match="inside train_step"):
+        trainer.fit([])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="tensor of 2 elements\n  fix: return the loss"):
+        trainer._loss_of(model, torch.zeros(2))
+    with pytest.raises(ValueError, match="only a loop that computes the batch block by block"):
+        es.prepare(model, exact="bitwise")  # type: ignore[arg-type]
+
+
+RESUMED = """
+import json, os, sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import evenstep as es
+
+model = nn.Linear(4, 1)
+seen = []
+
+def on_step(trainer):
+    seen.append(trainer.step)
+    if es.step() == int(sys.argv[1]):
+        es.checkpoint(sys.argv[2])
+
+trainer = es.Trainer(
+    model, torch.optim.SGD(model.parameters(), lr=0.1), lambda model, batch: model(batch[0]).square().mean(), on_step=on_step
+)
+loader = DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=4)
+trainer.fit(loader, steps=int(sys.argv[1]), resume=sys.argv[3] or None)
+print(seen)
+"""
+
+
+def test_a_restart_goes_on_from_the_newest(run_ranks: Callable[..., list[Any]]) -> None:
+    """fit(resume=…) is instead of what `--resume` names, but not instead of what the job wrote before a failure."""
+
+    def run(last: int, to: str, resume: str, **env: str) -> str:
+        return str(run_ranks(RESUMED, ranks=2, args=(str(last), to, resume), env=env)[0].stdout)
+
+    assert run(2, "first", "", EVENSTEP_JOB="1" * 16) == "[1, 2]\n"
+    assert run(4, "second", "first", EVENSTEP_JOB="2" * 16) == "[3, 4]\n"
+    assert run(6, "third", "first", EVENSTEP_JOB="2" * 16, EVENSTEP_RESUME="second") == "[5, 6]\n"
+    assert run(4, "fourth", "first", EVENSTEP_JOB="3" * 16, EVENSTEP_RESUME="second") == "[3, 4]\n"
+
+
+def test_options_of_loaders_hold_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        "evenstep.trainer.prepare", lambda *objects, **options: given.append(options) or options["loader"]
+    )
+    model = nn.Linear(2, 1)
+    options = {"workers": "auto", "most_samples": 4, "reduction": "mean"}
+    trainer = es.Trainer(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        lambda model, batch: batch,
+        config=es.Config(options=options),
+    )
+    for loader in ([1], [2]):
+        trainer._prepare(loader)  # type: ignore[arg-type]
+    assert [sorted(set(one) & set(options)) for one in given] == [sorted(options), ["most_samples", "workers"]]
+
+
+def test_shares_are_whole_blocks() -> None:
+    shares = BlockShares("hybrid", 3, 50, [1.0, 2.0, 4.0], None, 4)
+    for batch in (50, 49, 4, 1):
+        drawn = shares.draw(batch)
+        ends = [sum(drawn[: rank + 1]) for rank in range(3)]
+        assert ends[-1] == batch and all(end % 4 == 0 or end == batch for end in ends), drawn
+    assert shares.draw(50)[2] > shares.draw(50)[0]
+    for _ in range(30):  # rank 2 turns out to be slow
+        shares.observe(
+            [(share, share * (0.1 if rank == 2 else 0.01)) for rank, share in enumerate(shares.draw(50))], 1.0
+        )
+    assert shares.draw(50)[2] < min(shares.draw(50)[:2])
+    again = BlockShares("hybrid", 3, 50, None, None, 4)
+    again.learn(shares.state())
+    assert again.state() == shares.state() and again.state()[-1][0][0] == shares.draw(50)[0]
+
+
+def test_shares_that_are_no_blocks_are_refused() -> None:
+    with pytest.raises(ValueError, match="1 blocks of 16 samples, fewer than the 2 ranks"):
+        BlockShares("equal", 2, 16, None, None, 16)
+    shares = BlockShares("equal", 2, 16, None, lambda number, batch: [7, 9], 5)
+    with pytest.raises(es.EvenstepError, match="rank 0's share ends within a block of 5"):
+        shares.draw(16)
+
+
+def test_seeds_of_blocks_differ() -> None:
+    seeds = {
+        block_seed(s, e, b, k, p)
+        for s in (0, 1)
+        for e in range(3)
+        for b in range(4)
+        for k in range(5)
+        for p in range(3)
+    }
+    assert len(seeds) == 2 * 3 * 4 * 5 * 3 and min(seeds) >= 0 and max(seeds) < 2**63

@@ -1,0 +1,142 @@
+"""es.prepare(workers="auto"): who gets how many workers, and that the samples stay what they were."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import evenstep as es
+from evenstep.worker_sizing import Measured, WorkerSizing, _allowed, _cores, most_workers, sizes
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        ([Measured(0.004, 0.1, 1, 8)], []),  # less than a twentieth of the step
+        ([Measured(0.1, 0.1, 1, 8)], [(2, 2)]),
+        ([Measured(0.3, 0.1, 1, 8)], [(4, 2)]),
+        ([Measured(0.3, 0.1, 1, 3)], [(2, 2)]),  # two cores beside its own
+        ([Measured(0.3, 0.1, 1, 1)], []),  # they would take its core
+        ([Measured(0.3, 0.1, 0.1, 1)], [(1, 2)]),  # it waits for a disk
+        ([Measured(0.3, 0.1, 0.1, 0.25)], [(1, 2)]),
+        ([Measured(0.1, 0.1, 1, 8), Measured(0.1, 0.4, 1, 8)], [(1, 2), (1, 2)]),  # by the slowest rank's work
+        ([Measured(0.4, 0.2, 1, 8), Measured(0.001, 0.2, 1, 1)], [(3, 2), (1, 6)]),
+        ([Measured(0.4, 0.1, 1, 6), Measured(0.3, 0.1, 1, 5)], [(5, 4), (4, 5)]),
+        ([Measured(0.9, 0.1, 1, 8), Measured(9, 0.1, 1, 7)], [(6, 3), (6, 3)]),
+    ],
+)
+def test_who_gets_how_many(ranks: list[Measured], expected: list[tuple[int, int]]) -> None:
+    assert sizes(ranks) == expected
+
+
+times = st.floats(0, 100)
+
+
+@settings(deadline=None)
+@given(st.lists(st.builds(Measured, times, times, st.floats(0, 1), st.floats(0.01, 128)), min_size=1, max_size=12))
+def test_never_more_than_the_cores_give(ranks: list[Measured]) -> None:
+    chosen = sizes(ranks)
+    assert not chosen or len({workers * prefetch for workers, prefetch in chosen}) == 1  # drawn ahead
+    for (workers, _), one in zip(chosen, ranks):
+        assert 1 <= workers <= most_workers(one.cores) <= max(1, one.cores)
+
+
+def test_cores_of_a_rank() -> None:
+    everybody = [
+        (0, 0, 0, math.inf, "one", [0, 1, 2, 3]),
+        (0, 0, 0, 1.5, "one", [0, 1, 2, 3]),
+        (0, 0, 0, math.inf, "one", [4, 5]),
+        (0, 0, 0, math.inf, "two", [0, 1, 2, 3]),
+    ]
+    assert [_cores(one, everybody) for one in everybody] == [2, 1.5, 2, 4]
+
+
+def test_quotas_of_control_groups(tmp_path: Path) -> None:
+    def put(name: str, text: str) -> None:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    assert _allowed(str(tmp_path)) == math.inf
+    put("proc/self/cgroup", "0::/outer/inner\n")
+    put("sys/fs/cgroup/outer/cpu.max", "150000 100000\n")
+    put("sys/fs/cgroup/outer/inner/cpu.max", "max 100000\n")
+    assert _allowed(str(tmp_path)) == 1.5
+    put("proc/self/cgroup", "4:memory:/\n3:cpu,cpuacct:/ranks\n")
+    put("sys/fs/cgroup/cpu/ranks/cpu.cfs_quota_us", "2500\n")
+    put("sys/fs/cgroup/cpu/ranks/cpu.cfs_period_us", "10000\n")
+    put("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n")
+    put("sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n")
+    assert _allowed(str(tmp_path)) == 0.25
+
+
+def test_accumulated_batches_are_one_step() -> None:
+    asked: list[Any] = []
+    sizing = WorkerSizing(1, lambda value: asked.append(value) or [(0.0, *value[1:])])
+    for number in range(33):
+        sizing.ask()
+        sizing.arrive()
+        chosen = sizing.step(number // 3, 0.0)
+        assert chosen == ([] if number == 30 else None)
+        if chosen is not None:
+            break
+    assert len(asked) == 1
+
+
+def test_only_auto() -> None:
+    with pytest.raises(ValueError, match="give 'auto', or set num_workers"):
+        es.prepare(nn.Linear(1, 1), workers="many")
+
+
+SCRIPT = """
+import os, sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, RandomSampler, get_worker_info
+import evenstep as es
+import evenstep.worker_sizing as sizing
+
+sizing.sizes = lambda ranks: [(1, 4), (2, 2)]  # as if it had been measured
+
+class Data(Dataset):
+    def __len__(self): return 60
+    def __getitem__(self, index):
+        info = get_worker_info()
+        return torch.tensor([float(index)], dtype=torch.float64), 0 if info is None else info.num_workers
+
+class Own(RandomSampler):
+    pass
+
+def run(own):
+    data = Data()
+    model = nn.Linear(1, 1).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    options = dict(sampler=Own(data)) if own else dict(shuffle=True)
+    loader = DataLoader(data, batch_size=4, **options)
+    model, optimizer, loader = es.prepare(model, optimizer, loader, workers="auto")
+    for epoch in range(3):
+        seen, workers = [], []
+        for x, who in loader:
+            seen += es.gather(x).reshape(-1).tolist()
+            workers.append(int(who.max()))
+            model(x).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert sorted(seen) == list(range(60)), seen
+        mine = [1, 2][es.rank()]
+        before = 15 if own else 11
+        assert workers == ([0] * before + [mine] * (15 - before) if epoch == 0 else [mine] * 15), (own, epoch, workers)
+
+run(False)
+run(True)
+"""
+
+
+def test_workers_begin_in_the_middle_and_the_order_stays(run_ranks: Callable[..., list[Any]]) -> None:
+    run_ranks(SCRIPT, ranks=2, env={"EVENSTEP_SEED": "3"})
