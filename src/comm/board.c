@@ -2,10 +2,13 @@
 #include "comm/board.h"
 
 #include "base/fail.h"
+#include "os/clock.h"
 #include "os/host.h"
 #include "os/thread.h"
 
 #include <string.h>
+
+#define AWAIT_NAP_NS ((uint64_t)1000000u)
 
 static void place_parts(even_board *board, const even_comm_layout *layout) {
   unsigned char *memory = board->memory.address;
@@ -65,22 +68,28 @@ static bool is_same_host(const even_board_place *a, const even_board_place *b) {
   return a->host[0] != '\0' && strncmp(a->host, b->host, sizeof a->host) == 0;
 }
 
-static even_status meet(even_board *board, const even_board_place *places, size_t stride) {
+static void expect_near(even_board *board, const even_board_place *places, size_t stride) {
   const even_board_place *own = place_of(places, stride, board->rank);
-  int first = 0;
-  while (first < board->rank && !is_same_host(own, place_of(places, stride, first))) {
-    first++;
-  }
-  if (first != board->rank) {
-    EVEN_TRY(even_board_move(board, place_of(places, stride, first)));
-  }
   for (int rank = 0; rank < board->ranks; rank++) {
     const even_board_place *other = place_of(places, stride, rank);
     if (rank == board->rank || is_same_host(own, other)) {
       atomic_store(&board->controls[rank].expected, (uint32_t)other->process);
     }
   }
-  return even_board_enter(board);
+}
+
+static even_status meet(even_board *board, const even_board_place *places, size_t stride) {
+  const even_board_place *own = place_of(places, stride, board->rank);
+  int first = 0;
+  while (first < board->rank && !is_same_host(own, place_of(places, stride, first))) {
+    first++;
+  }
+  even_status status = first == board->rank ? EVEN_OK : even_board_move(board, place_of(places, stride, first));
+  expect_near(board, places, stride);
+  if (status != EVEN_OK && even_board_look_near(board, first, UINT64_MAX, even_clock_ns()) != EVEN_PEER_GONE) {
+    return status;
+  }
+  return even_board_enter(board); /* its own, where the first has gone with the board: it shows who is gone */
 }
 
 void even_board_share(even_board *board, const even_board_place *places, size_t stride) {
@@ -115,6 +124,24 @@ bool even_board_is_near(const even_board *board, int rank) {
 even_peer_state even_board_look_near(const even_board *board, int rank, uint64_t grace, uint64_t now_ns) {
   return even_board_is_near(board, rank) ? even_peers_look_at(&board->controls[rank], board->process, grace, now_ns)
                                          : EVEN_PEER_LIVES;
+}
+
+static bool all_came(const even_board *board) {
+  for (int rank = 0; rank < board->ranks; rank++) {
+    if (!even_board_has(board, rank) &&
+        even_board_look_near(board, rank, UINT64_MAX, even_clock_ns()) != EVEN_PEER_GONE &&
+        even_board_is_near(board, rank)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void even_board_await(const even_board *board, uint64_t limit_ns) {
+  uint64_t began = even_clock_ns();
+  while (!all_came(board) && even_clock_ns() - began < limit_ns) {
+    even_clock_sleep_ns(AWAIT_NAP_NS);
+  }
 }
 
 void even_board_leave(const even_board *board) {

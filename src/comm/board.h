@@ -36,8 +36,9 @@ even_status even_board_move(even_board *board, const even_board_place *place) EV
 even_status even_board_enter(even_board *board) EVEN_MUST_USE;
 void even_board_close(even_board *board);
 /* The ranks of a host meet on the board of the first of them: the first of places[ranks] (`stride` bytes apart) with
- * this rank's host. Each enters it, and says which processes will. Without one nothing is known: the board is closed
- * then. */
+ * this rank's host. Each enters it, and says which processes will. Where the first has ended, and its board with it,
+ * the rank keeps its own, which shows who is gone; where it cannot be opened nothing is known, and the board is closed.
+ */
 void even_board_share(even_board *board, const even_board_place *places, size_t stride);
 
 /* Whether the rank is on this board: a process of this host, whose calls and state can be seen. */
@@ -49,6 +50,9 @@ even_peer_state even_board_look_near(const even_board *board, int rank, uint64_t
 /* Whether the rank is of this host, come or not; its process. */
 bool even_board_is_near(const even_board *board, int rank);
 uint32_t even_board_process(const even_board *board, int rank);
+/* Waits until all ranks of this host have come or are gone, `limit_ns` at the longest: a board goes with the rank that
+ * made it, and what was told there with the board. */
+void even_board_await(const even_board *board, uint64_t limit_ns);
 /* This rank has left the group; whether `rank` has. */
 void even_board_leave(const even_board *board);
 bool even_board_has_left(const even_board *board, int rank);

@@ -2,6 +2,7 @@
  * piece while both ends ask for the state of requests, as large ones do in real libraries. */
 #include "comm/fake_mpi.h"
 
+#include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -169,8 +170,8 @@ static void misused(const char *call, const char *why) {
   abort();
 }
 
-/* Enters a call: whether it is to fail. */
-static bool enter(const char *call) {
+/* Enters a call; `tag` is a transfer's. Whether it is to fail. */
+static bool enter_transfer(const char *call, int tag) {
   if (atomic_fetch_add(&inside, 1) > 0 && given == SERIALIZED) {
     misused(call, "two threads are in MPI, which gave MPI_THREAD_SERIALIZED");
   }
@@ -179,11 +180,15 @@ static bool enter(const char *call) {
     misused(call, fake_mpi.finalized ? "after MPI_Finalize" : "before MPI_Init");
   }
   const char *wanted = fake_mpi.fails;
-  bool fails = wanted != NULL && strcmp(wanted, call) == 0;
+  bool fails = wanted != NULL && strcmp(wanted, call) == 0 && tag >= fake_mpi.fails_from_tag;
   if (fails) {
     fake_mpi.fails = NULL;
   }
   return fails;
+}
+
+static bool enter(const char *call) {
+  return enter_transfer(call, INT_MAX);
 }
 
 static int leave(int code) {
@@ -587,7 +592,7 @@ static void check_transfer(const char *call, const comm *in, int count, handle t
 
 int MPI_Isend(const void *data, int count, handle type, int to, int tag, handle at, handle *out);
 int MPI_Isend(const void *data, int count, handle type, int to, int tag, handle at, handle *out) {
-  bool fails = enter("MPI_Isend");
+  bool fails = enter_transfer("MPI_Isend", tag);
   const comm *in = comm_of("MPI_Isend", at);
   check_transfer("MPI_Isend", in, count, type, to == ANY_SOURCE ? -9 : to, tag);
   if (fails) {
@@ -607,7 +612,7 @@ int MPI_Isend(const void *data, int count, handle type, int to, int tag, handle 
 
 int MPI_Irecv(void *data, int count, handle type, int from, int tag, handle at, handle *out);
 int MPI_Irecv(void *data, int count, handle type, int from, int tag, handle at, handle *out) {
-  bool fails = enter("MPI_Irecv");
+  bool fails = enter_transfer("MPI_Irecv", tag);
   const comm *in = comm_of("MPI_Irecv", at);
   check_transfer("MPI_Irecv", in, count, type, from, tag);
   if (fails) {

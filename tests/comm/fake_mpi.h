@@ -11,6 +11,7 @@
 /* What a test sets before the library is used, and reads afterwards: symbol "fake_mpi". */
 typedef struct fake_mpi_control {
   _Atomic(const char *) fails; /* the call that fails, once: "MPI_Isend"; NULL: none */
+  int fails_from_tag;          /* transfers with smaller tags do not: what a thread of the library's own may send */
   int threads;                 /* 0: whatever is asked for; else 1 (funneled), 2 (serialized) */
   const char *version;
   int largest_tag;      /* 0: 32767 */

@@ -7,6 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* How long one that could not open a communicator waits for others to come and hear why. */
+#define TELLING_NS ((uint64_t)2000000000u)
+
 _Static_assert((int)EVEN_DEVICE_COMM_ID_BYTES == (int)EVEN_NCCL_ID_BYTES, "the public id holds NCCL's");
 
 static double limit_of(double seconds) {
@@ -233,6 +236,7 @@ static even_status open_or_join(const even_device_comm_params *params, const eve
     const even_error kept = *even_error_of(status);
     even_device_watch_end(comm);
     even_board_end(&comm->board, &kept);
+    even_board_await(&comm->board, TELLING_NS);
     even_device_free(comm);
     return even_error_restore(&kept);
   }
