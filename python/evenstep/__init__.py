@@ -20,7 +20,7 @@ from evenstep.launcher import adopt as _adopt_launcher
 from evenstep.registration import register as _register_backend
 
 if TYPE_CHECKING:
-    from evenstep import comm
+    from evenstep import comm, data, models
     from evenstep.batch_size import BatchSizes, DeviceBatchSize, find_batch_size
     from evenstep.checkpoint import checkpoint, load_checkpoint
     from evenstep.evaluation import evaluate, gather, reduce_mean
@@ -68,6 +68,7 @@ __all__ = [
     "barrier",
     "checkpoint",
     "comm",
+    "data",
     "epochs",
     "evaluate",
     "exchange_gradients",
@@ -77,6 +78,7 @@ __all__ = [
     "load_checkpoint",
     "local_rank",
     "log",
+    "models",
     "no_sync",
     "prepare",
     "print",
@@ -128,7 +130,7 @@ _LAZY = {
     "step": ("evenstep.session_calls", "step_count"),
     "world_size": ("evenstep.session_calls", "world_size"),
 }
-_MODULES = ("comm",)
+_MODULES = ("comm", "data", "models")
 
 
 def __getattr__(name: str) -> Any:
