@@ -1,4 +1,5 @@
-/* evenstep ckpt ls | verify | show. */
+/* evenstep ckpt ls | verify | show, and the way to its other commands (cli/ckpt.h). */
+#include "cli/ckpt.h"
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "base/json_writer.h"
@@ -429,7 +430,8 @@ static int show(int argc, char **argv) {
 int even_cli_ckpt(int argc, char **argv) {
   static const even_command commands[] = {{"ls", "lists the checkpoints of a folder or run", list},
                                           {"verify", "reads every byte and compares the checksums", verify},
-                                          {"show", "shows files, tensors and state of one", show}};
+                                          {"show", "shows files, tensors and state of one", show},
+                                          {"diff", "compares the tensors and settings of two", even_cli_ckpt_diff}};
   enum { COMMANDS = sizeof commands / sizeof commands[0] };
   const char *names[COMMANDS];
   bool help = argc >= 1 && (strcmp(argv[0], "--help") == 0 || strcmp(argv[0], "-h") == 0);

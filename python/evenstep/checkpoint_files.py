@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import struct
 from collections.abc import Iterable
 from pathlib import Path
@@ -124,7 +126,7 @@ class TensorFile:
         self.metadata: dict[str, str] = {}
         try:
             self._read_header()
-        except (ValueError, KeyError, TypeError, struct.error, UnicodeDecodeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, struct.error, UnicodeDecodeError) as error:
             self._file.close()
             raise _damaged(f"{path} is not a valid safetensors file: {error}") from None
 
@@ -135,11 +137,17 @@ class TensorFile:
         header = json.loads(self._file.read(length).decode("utf-8"))
         self.metadata = header.pop("__metadata__", {})
         self._start = 8 + length
+        room = os.fstat(self._file.fileno()).st_size - self._start
         self._complex = set(json.loads(self.metadata.get("complex", "[]")))
         self._entries = {
             name: (_BY_CODE[entry["dtype"]], tuple(entry["shape"]), *entry["data_offsets"])
             for name, entry in header.items()
         }
+        for name, (dtype, shape, begin, end) in self._entries.items():
+            if not all(_is_count(value, 0) for value in (*shape, begin, end)) or end > room:
+                raise ValueError(f"tensor {name!r} lies beyond its end, or has an impossible shape")
+            if math.prod(shape) * dtype.itemsize != end - begin:
+                raise ValueError(f"tensor {name!r} has a size that its shape does not have")
 
     def __enter__(self) -> TensorFile:
         return self
@@ -189,9 +197,43 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not (tail.startswith(_TAIL) and tail.endswith(_END)) or said != b"%016x" % _core.checksum(body):
         raise _damaged(f"{path} is damaged: its checksum does not match its text")
     manifest = json.loads(text)
-    if manifest.get("format") != FORMAT:
-        raise EvenstepError(f"{path} has the format {manifest.get('format')!r}, not {FORMAT!r}")
-    return dict(manifest)
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), str):
+        raise _damaged(f"{path} is damaged: it has no format")
+    if manifest["format"] != FORMAT:
+        raise EvenstepError(
+            f"{path} has the format {manifest['format'][:64]!r}, not {FORMAT!r}\n"
+            "  fix: it is of another version of Evenstep: use that one, or a newer one"
+        )
+    _check_entries(path, manifest)
+    return manifest
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return type(value) is int and least <= value < 1 << 63
+
+
+def _check_entries(path: Path, manifest: dict[str, Any]) -> None:
+    """A manifest may be made up by someone, its own checksum with it: it names files of its own folder alone."""
+    files, state = manifest.get("files"), manifest.get("state")
+    if not isinstance(files, list) or not isinstance(state, dict):
+        raise _damaged(f"{path} is damaged: it lacks its files or its state")
+    names: set[str] = set()
+    for entry in files:
+        name = entry.get("name") if isinstance(entry, dict) else None
+        if not isinstance(name, str) or name in ("", ".", "..", *names) or "/" in name or "\0" in name:
+            raise _damaged(f"{path} is damaged: {name!r} is no name of a file of its folder, or is there twice")
+        size, chunk, sums = entry.get("bytes"), entry.get("chunk_bytes"), entry.get("checksums")
+        if not _is_count(size, 0) or not _is_count(chunk, 1) or not isinstance(sums, list):
+            raise _damaged(f"{path} is damaged: {name} lacks its size or its checksums")
+        if len(sums) != -(-size // chunk):
+            raise _damaged(f"{path} is damaged: the number of checksums does not fit the size of {name}")
+        if (path.parent / name).is_symlink():
+            raise _damaged(f"{path.parent / name} is a symbolic link: a checkpoint's files lie in its folder")
+        names.add(name)
+    for kind in ("models", "optimizers"):
+        for saved in (state.get(kind) or {}).values():
+            if saved.get("file") not in names:
+                raise _damaged(f"{path} is damaged: its state names {saved.get('file')!r}, which is none of its files")
 
 
 def verify(folder: Path, manifest: dict[str, Any]) -> None:

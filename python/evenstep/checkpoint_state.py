@@ -71,28 +71,32 @@ def _save_model(name: str, model: Any, into: Snapshot) -> None:
     into.state["models"][name] = {"file": file, "tied": tied, "extra": extra}
 
 
+_MOST_LISTED = 16  # of a kind: who has more wrong has another model
+
+
+def _listed(items: Iterable[str]) -> str:
+    texts = sorted(items)
+    more = f" and {len(texts) - _MOST_LISTED} more" if len(texts) > _MOST_LISTED else ""
+    return f"{', '.join(texts[:_MOST_LISTED])}{more}"
+
+
 def _difference(what: str, missing: Iterable[str], unexpected: Iterable[str]) -> str:
     parts = []
-    for kind, names in (("lacks", sorted(missing)), ("has, unknown here,", sorted(unexpected))):
+    for kind, names in (("lacks", list(missing)), ("has, unknown here,", list(unexpected))):
         if names:
-            more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-            parts.append(f"{kind} {', '.join(names[:4])}{more}")
+            parts.append(f"{kind} {_listed(names)}")
     return f"the checkpoint's {what} {'; it '.join(parts)}"
 
 
-def _check_tensor(what: str, key: str, saved: tuple[torch.dtype, tuple[int, ...]], here: torch.Tensor) -> None:
+def _tensor_difference(key: str, saved: tuple[torch.dtype, tuple[int, ...]], here: torch.Tensor) -> str:
+    """ "" where they fit."""
     if isinstance(here, torch.nn.parameter.UninitializedTensorMixin):
-        return
+        return ""
     if saved[1] != tuple(here.shape):
-        raise EvenstepError(
-            f"{what}: tensor {key!r} has the shape {list(saved[1])} in the checkpoint and {list(here.shape)} here\n"
-            "  fix: build the model as it was when the checkpoint was written"
-        )
+        return f"{key!r} has the shape {list(saved[1])} in the checkpoint and {list(here.shape)} here"
     if saved[0] != here.dtype:
-        raise EvenstepError(
-            f"{what}: tensor {key!r} has the type {saved[0]} in the checkpoint and {here.dtype} here\n"
-            "  fix: convert the model to that type before es.prepare"
-        )
+        return f"{key!r} has the type {saved[0]} in the checkpoint and {here.dtype} here"
+    return ""
 
 
 def _is_extra(key: str) -> bool:
@@ -101,18 +105,25 @@ def _is_extra(key: str) -> bool:
 
 
 def _check_model(name: str, model: Any, saved: dict[str, Any], folder: Path) -> None:
+    """All that does not fit is told at once: names, shapes, types."""
     here = model.state_dict()
     tied, extra = saved["tied"], saved["extra"]
+    told = []
     with TensorFile(folder / saved["file"]) as file:
-        there = {*file.names(), *tied, *extra}
+        own = set(file.names())
+        there = {*own, *(key for key, source in tied.items() if source in own), *extra}
         if there != set(here):
-            raise EvenstepError(
-                f"{_difference(f'model {name!r}', set(here) - there, there - set(here))}\n"
-                "  fix: build the model as it was when the checkpoint was written"
-            )
-        for key, value in here.items():
-            if key not in extra and not _is_extra(key):
-                _check_tensor(f"model {name!r}", key, file.describe(tied.get(key, key)), value)
+            told.append(_difference(f"model {name!r}", set(here) - there, there - set(here)))
+        both = [key for key in here if key in there and key not in extra and not _is_extra(key)]
+        tensors = [_tensor_difference(key, file.describe(tied.get(key, key)), here[key]) for key in both]
+    others = [text for text in tensors if text]
+    if others:
+        told.append(f"model {name!r}: tensor {_listed(others)}")
+    if told:
+        only_types = len(told) == 1 and bool(others) and all("has the type" in text for text in others)
+        fix = "convert the model to that type before es.prepare" if only_types else ""
+        text = "; ".join(told)
+        raise EvenstepError(f"{text}\n  fix: {fix or 'build the model as it was when the checkpoint was written'}")
 
 
 def _load_model(model: Any, saved: dict[str, Any], folder: Path, other: Any) -> None:
@@ -190,7 +201,7 @@ def _class_name(value: Any) -> str:
 
 
 def _check_optimizer(name: str, optimizer: Any, names: dict[int, str], saved: dict[str, Any]) -> None:
-    if saved["class"] != _class_name(optimizer):
+    if saved["class"] not in (None, _class_name(optimizer)):  # None: converted from a format that does not say
         raise EvenstepError(
             f"optimizer {name!r} was {saved['class']} when the checkpoint was written and is {_class_name(optimizer)} "
             "here\n  fix: use the same optimizer, or load the model alone: "
@@ -474,7 +485,7 @@ class Loader:
 
 
 def _check_class(kind: str, name: str, live: Any, saved: dict[str, Any]) -> None:
-    if saved["class"] != _class_name(live):
+    if saved["class"] not in (None, _class_name(live)):
         raise EvenstepError(
             f"{kind} {name!r} was {saved['class']} when the checkpoint was written and is {_class_name(live)} "
             f"here\n  fix: use the same {kind}, or load without: es.load_checkpoint(path, {kind}s=False)"

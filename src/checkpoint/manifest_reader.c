@@ -111,11 +111,11 @@ static even_status read_root(const char *origin, json_t *root, even_checkpoint_i
   const json_t *files = json_object_get(root, "files");
   json_t *state = json_object_get(root, "state");
   if (format == NULL || strcmp(format, EVEN_CHECKPOINT_FORMAT) != 0) {
-    even_status status =
-        format == NULL
-            ? corrupt(origin, "it has no \"format\"")
-            : even_fail(EVEN_ERR_UNSUPPORTED, "%s has the format \"%s\", not " EVEN_CHECKPOINT_FORMAT, origin, format);
-    return status;
+    if (format == NULL) {
+      return corrupt(origin, "it has no \"format\"");
+    }
+    (void)even_fail(EVEN_ERR_UNSUPPORTED, "%s has the format \"%.64s\", not " EVEN_CHECKPOINT_FORMAT, origin, format);
+    return even_error_fix("it is of another version of Evenstep: use that one, or a newer one");
   }
   if (created == NULL || !json_is_array(files) || !json_is_object(state)) {
     return corrupt(origin, "it lacks \"created\", \"files\" or \"state\"");

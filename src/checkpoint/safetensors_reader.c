@@ -2,6 +2,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "base/json_reader.h"
+#include "checkpoint/compare.h"
 #include "checkpoint/dtype.h"
 #include "checkpoint/reader.h"
 #include "os/stream.h"
@@ -145,17 +146,30 @@ static even_status read_header(even_input *input, char **text, uint64_t *header_
   return got == *header_bytes ? EVEN_OK : even_fail(EVEN_ERR_CORRUPT, "%s: its header is truncated", input->path);
 }
 
-even_status even_safetensors_read_header(const char *path, json_t **out) {
-  even_input input = {.fd = -1};
+even_status even_safetensors_open(const char *path, even_safetensors_file *out) {
   char *text = NULL;
   uint64_t header_bytes = 0;
-  *out = NULL;
-  EVEN_TRY(even_input_open(path, &input));
-  even_status status = read_header(&input, &text, &header_bytes);
+  *out = (even_safetensors_file){.input = {.fd = -1}};
+  EVEN_TRY(even_input_open(path, &out->input));
+  even_status status = read_header(&out->input, &text, &header_bytes);
   if (status == EVEN_OK) {
-    status = even_safetensors_parse(path, text, (size_t)header_bytes, input.bytes - LENGTH_BYTES - header_bytes, out);
+    out->data = LENGTH_BYTES + header_bytes;
+    status = even_safetensors_parse(path, text, (size_t)header_bytes, out->input.bytes - out->data, &out->header);
   }
   even_free(text);
-  even_input_close(&input);
+  return status;
+}
+
+void even_safetensors_close(even_safetensors_file *file) {
+  even_input_close(&file->input);
+  json_decref(file->header);
+  file->header = NULL;
+}
+
+even_status even_safetensors_read_header(const char *path, json_t **out) {
+  even_safetensors_file file;
+  even_status status = even_safetensors_open(path, &file);
+  *out = json_incref(file.header);
+  even_safetensors_close(&file);
   return status;
 }

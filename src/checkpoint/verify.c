@@ -129,9 +129,17 @@ static even_status check_files(const char *folder, const even_checkpoint_info *i
                                even_names *problems) {
   even_text path = EVEN_TEXT_EMPTY;
   even_status status = EVEN_OK;
+  bool link = false;
   for (size_t i = 0; i < info->file_count && status == EVEN_OK; i++) {
     status = join(folder, info->files[i].name, &path);
     if (status == EVEN_OK) {
+      status = even_path_is_link(even_text_string(&path), &link);
+    }
+    if (status == EVEN_OK && link) {
+      status =
+          note(problems, even_fail(EVEN_ERR_CORRUPT, "%s is a symbolic link: a checkpoint's files lie in its folder",
+                                   info->files[i].name));
+    } else if (status == EVEN_OK) {
       status = content ? check_content(&info->files[i], even_text_string(&path), problems)
                        : check_presence(&info->files[i], even_text_string(&path), problems);
     }

@@ -159,6 +159,23 @@ bool even_path_is_folder(const char *path) {
   return fd >= 0;
 }
 
+even_status even_path_is_link(const char *path, bool *out) {
+  struct stat facts;
+  even_status status = EVEN_OK;
+  *out = false;
+  int fd = even_os.open(path, O_PATH | O_NOFOLLOW | O_CLOEXEC, 0);
+  if (fd < 0) {
+    return errno == ENOENT || errno == ENOTDIR ? EVEN_OK : even_fail_errno(errno, "%s cannot be looked at", path);
+  }
+  if (even_os.fstat(fd, &facts) != 0) {
+    status = even_fail_errno(errno, "%s cannot be looked at", path);
+  } else {
+    *out = S_ISLNK(facts.st_mode);
+  }
+  (void)even_os.close(fd);
+  return status;
+}
+
 /* Whether `path` still names the folder behind `fd`: between open and flock another process may have removed it. */
 static bool same_folder(const char *path, int flags, int fd) {
   struct stat held;

@@ -31,6 +31,8 @@ even_status even_folder_exchange(const char *a, const char *b) EVEN_MUST_USE;
 bool even_path_exists(const char *path);
 /* Whether it is a folder (or a link to one). */
 bool even_path_is_folder(const char *path);
+/* Whether it is a symbolic link, whatever that leads to; what is not there is none. */
+even_status even_path_is_link(const char *path, bool *out) EVEN_MUST_USE;
 
 /* Takes the folder's lock (flock), which the kernel drops when its holder dies, however it dies. *fd = -1 without an
  * error where a living process holds it, or where the folder was removed or renamed away meanwhile.

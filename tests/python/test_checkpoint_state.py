@@ -212,6 +212,24 @@ def test_what_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     expect_misfit(monkeypatch, path, r"had 1 parameter groups .* and has 2", model=model, optimizer=two)
 
 
+def test_all_of_another_models_tensors_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2), nn.Linear(2, 2))
+    use(monkeypatch, OneProcess(model=model))
+    path = ck.checkpoint("here")
+    other = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 6, bias=False), nn.Linear(2, 2), nn.Linear(2, 1)).double()
+    expect_misfit(
+        monkeypatch,
+        path,
+        r"model 'model' lacks 3.bias, 3.weight; it has, unknown here, 1.bias; model 'model': tensor "
+        r"'0.bias' has the type torch.float32 .*, '0.weight' has the shape \[3, 4\] in the checkpoint and \[3, 5\] here, "
+        r"'1.weight' has the shape \[2, 3\] in the checkpoint and \[6, 3\] here, '2.bias' has the type .* here, "
+        r"'2.weight' has the type torch.float32 in the checkpoint and torch.float64 here\n  fix: build the model",
+        model=other,
+    )
+    much = nn.Sequential(*(nn.Linear(1, 1) for _ in range(30)))
+    expect_misfit(monkeypatch, path, r"lacks 10.bias, 10.weight, .* and 38 more; model 'model': tensor", model=much)
+
+
 def test_a_cursor_that_does_not_fit_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     cursor = Cursor()
     cursor.state["batch"] = -1

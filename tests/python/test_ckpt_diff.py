@@ -1,0 +1,142 @@
+"""`evenstep ckpt diff`: what two checkpoints have that is not the same, and what it says of bad ones."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import pytest
+import torch
+from ckpt_samples import STATE, ckpt, forge, save
+
+from evenstep._core import EvenstepError
+from evenstep.checkpoint_files import TensorFile, read_manifest, verify
+
+MODEL = {"w": torch.arange(6.0).reshape(2, 3), "flags": torch.tensor([True, False]), "half": torch.ones(3).bfloat16()}
+
+
+def report(program: pathlib.Path, *arguments: object) -> tuple[int, dict[str, Any]]:
+    done = ckpt(program, "diff", "--json", *arguments)
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_the_same_is_the_same(program: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    files = {"model.safetensors": MODEL, "random.safetensors": {"nan": torch.tensor([float("nan")])}}
+    a, b = save(tmp_path / "a", files), save(tmp_path / "b", files)
+    done = ckpt(program, "diff", a, b)
+    assert (done.returncode, done.stdout) == (0, "the same: 4 tensors and all settings\n")
+    code, told = report(program, a / "model.safetensors", b)
+    assert code == 0 and told["same"] and told["same_tensors"] == 3
+
+
+def test_every_difference_is_told(program: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    other = {**MODEL, "w": MODEL["w"] + torch.tensor([0, 0, 0.5]), "half": torch.ones(3), "more": torch.zeros(2, 0)}
+    del other["flags"]
+    a = save(tmp_path / "a", {"model.safetensors": MODEL, "optimizer.safetensors": {"m": torch.ones(2)}})
+    settings = {**STATE, "step": 8, "optimizers": {"optimizer": {"groups": [{"lr": 0.1}], "file": "model.safetensors"}}}
+    b = save(tmp_path / "b", {"model.safetensors": other}, settings)
+    code, told = report(program, a, b)
+    assert code == 1 and not told["same"]
+    by_name = {tensor["name"]: tensor for tensor in told["tensors"]}
+    assert set(by_name) == {"w", "flags", "half", "more", "m"}
+    assert by_name["w"]["different"] == 2 and by_name["w"]["largest_difference"] == 0.5
+    assert by_name["w"]["largest_relative_difference"] == pytest.approx(0.5 / 2.5)
+    assert by_name["w"]["relative_norm"] == pytest.approx(float((other["w"] - MODEL["w"]).norm() / MODEL["w"].norm()))
+    assert by_name["half"]["a"]["dtype"] == "BF16" and by_name["half"]["b"] == {"dtype": "F32", "shape": [3]}
+    assert by_name["half"]["different"] == 0
+    assert by_name["flags"]["b"] is None and by_name["more"]["a"] is None and by_name["more"]["b"]["shape"] == [2, 0]
+    assert by_name["m"]["file"] == "optimizer.safetensors" and by_name["m"]["b"] is None
+    assert {"setting": "step", "a": 7, "b": 8} in told["settings"]
+    assert [s["setting"] for s in told["settings"]] == ["step", "optimizers.optimizer"]
+    text = ckpt(program, "diff", a, b).stdout
+    assert "w: 2 of 6 values differ, by at most 0.5 (relative 0.2)" in text
+    assert "half: BF16 [3] in A, F32 [3] in B; the values are the same" in text
+    assert "flags: only in A (BOOL [2])" in text and "  step: 7 in A, 8 in B" in text
+    assert "5 of 5 tensors and 2 settings differ" in text
+
+
+def test_what_may_differ(program: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    a = save(tmp_path / "a", {"model.safetensors": {"w": torch.ones(4)}})
+    b = save(tmp_path / "b", {"model.safetensors": {"w": torch.ones(4) * (1 + 1e-6)}}, {**STATE, "step": 9})
+    assert ckpt(program, "diff", "--tensors", "--within", "1e-5", a, b).returncode == 0
+    assert ckpt(program, "diff", "--tensors", "--within", "1e-7", a, b).returncode == 1
+    assert ckpt(program, "diff", "--within", "1e-5", a, b).returncode == 1
+
+
+def test_settings_of_a_newer_list(program: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    a = save(tmp_path / "a", {"model.safetensors": MODEL}, {**STATE, "extra": {"losses": [1, 2], "name": None}})
+    b = save(tmp_path / "b", {"model.safetensors": MODEL}, {**STATE, "extra": {"losses": [1, 2.5, 3]}})
+    code, told = report(program, a, b)
+    assert code == 1 and told["settings"] == [
+        {"setting": "extra.losses.1", "a": 2, "b": 2.5},
+        {"setting": "extra.losses.2", "b": 3},
+        {"setting": "extra.name", "a": None},
+    ]
+
+
+@pytest.mark.parametrize(("words", "code"), [(["a"], 2), (["a", "a", "a"], 2), (["a", "none"], 3), (["a", "."], 3)])
+def test_bad_arguments(program: pathlib.Path, tmp_path: pathlib.Path, words: list[str], code: int) -> None:
+    save(tmp_path / "a", {"model.safetensors": MODEL})
+    done = ckpt(program, "diff", *words, cwd=tmp_path)
+    assert done.returncode == code and done.stderr.startswith("evenstep: ") and "fix:" in done.stderr
+
+
+FORGED = [
+    ('"name": "model.safetensors"', '"name": "../model.safetensors"', 6, "name"),
+    ('"name": "model.safetensors"', '"name": "/etc/passwd"', 6, "name"),
+    ('"name": "model.safetensors"', '"name": ".."', 6, "name"),
+    ('"bytes": ', '"bytes": 9223372036854775808, "was": ', 6, "manifest.json"),
+    ('"bytes": ', '"bytes": 9223372036854775807, "was": ', 6, "manifest.json"),
+    ('"bytes": ', '"bytes": -1, "was": ', 6, "manifest.json"),
+    ('"chunk_bytes": ', '"chunk_bytes": 0, "was": ', 6, "manifest.json"),
+    ("evenstep-checkpoint-1", "evenstep-checkpoint-2", 8, "another version"),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "code", "words"), FORGED)
+def test_forged_manifests(
+    program: pathlib.Path, tmp_path: pathlib.Path, before: str, after: str, code: int, words: str
+) -> None:
+    """By the program and by Python, which reads for es.load_checkpoint: one error each, nothing outside is opened."""
+    a = save(tmp_path / "a", {"model.safetensors": MODEL})
+    forge(a, before, after)
+    for command in (["diff", a, a], ["verify", a], ["show", a]):
+        done = ckpt(program, *command)
+        told = done.stderr + done.stdout
+        assert done.returncode == code, told
+        assert words in told and "Traceback" not in told
+    with pytest.raises(EvenstepError, match=words):
+        verify(a, read_manifest(a))
+
+
+def test_files_that_lie_elsewhere(program: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    a = save(tmp_path / "a", {"model.safetensors": MODEL})
+    (a / "model.safetensors").rename(tmp_path / "away")
+    (a / "model.safetensors").symlink_to("../away")
+    for command in (["diff", a, a], ["verify", a]):
+        done = ckpt(program, *command)
+        assert done.returncode == 6 and "symbolic link" in done.stdout + done.stderr
+    with pytest.raises(EvenstepError, match="symbolic link"):
+        read_manifest(a)
+
+
+def test_a_state_that_names_a_file_elsewhere(tmp_path: pathlib.Path) -> None:
+    saved = {"model": {"file": "../away.safetensors", "tied": {}, "extra": {}}}
+    a = save(tmp_path / "a", {"model.safetensors": MODEL}, {**STATE, "models": saved})
+    with pytest.raises(EvenstepError, match="none of its files"):
+        read_manifest(a)
+
+
+@pytest.mark.parametrize(
+    "offsets",
+    ["[0, 9223372036854775808]", "[0, 9223372036854775807]", "[-8, 16]", "[0, 1e3]", "[16, 0]", "[0, 20]", "[8, 32]"],
+)
+def test_tensor_files_with_impossible_sizes(program: pathlib.Path, tmp_path: pathlib.Path, offsets: str) -> None:
+    header = f'{{"w":{{"dtype":"F32","shape":[6],"data_offsets":{offsets}}}}}'.encode()
+    path = tmp_path / "odd.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(24))
+    done = ckpt(program, "diff", path, path)
+    assert done.returncode == 6 and done.stderr.count("evenstep:") == 1, done.stderr
+    with pytest.raises(EvenstepError, match="not a valid safetensors file"):
+        TensorFile(path)
