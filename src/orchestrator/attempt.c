@@ -27,14 +27,26 @@ static void signal_ranks(even_job *job, int number, bool groups) {
   }
 }
 
-/* Whether a rank that somebody stopped still stands, now that another has failed: it cannot end by itself. */
+/* `by`: " by SIGTSTP", or "" where that is not known. Told once. */
+static void tell_stopped(even_job *job, even_job_rank *rank, const char *by) {
+  rank->was_stopped = true;
+  even_job_notice(job,
+                  "rank %d (process %ld) stands still: it was stopped%s; `kill -CONT %ld` lets it go on; ranks "
+                  "that wait for it fail soon (EVENSTEP_STOP_GRACE)",
+                  rank->output.rank, (long)rank->pid, by, (long)rank->pid);
+}
+
+/* Whether a rank that somebody stopped still stands, now that another has failed: it cannot end by itself. That it was
+ * stopped may not have been told yet: the kernel tells of children in their order, not in that of their ends. */
 static bool any_stands(even_job *job) {
   bool any = false;
   for (size_t i = 0; i < job->count; i++) {
     even_process_stat facts;
     even_job_rank *rank = &job->ranks[i];
-    rank->stood_still =
-        rank->was_stopped && rank->alive && even_process_stat_read(rank->pid, &facts) == 0 && facts.state == 'T';
+    rank->stood_still = rank->alive && even_process_stat_read(rank->pid, &facts) == 0 && facts.state == 'T';
+    if (rank->stood_still && !rank->was_stopped) {
+      tell_stopped(job, rank, "");
+    }
     any = any || rank->stood_still;
   }
   return any;
@@ -171,11 +183,9 @@ static void reap(even_job *job) {
     if (!end.stopped) {
       rank_ended(job, rank, &end);
     } else if (job->stage == EVEN_JOB_RUNS) {
-      rank->was_stopped = true;
-      even_job_notice(job,
-                      "rank %d (process %ld) stands still: it was stopped by %s; `kill -CONT %ld` lets it go on; ranks "
-                      "that wait for it fail soon (EVENSTEP_STOP_GRACE)",
-                      rank->output.rank, (long)rank->pid, even_signal_name(end.signal), (long)rank->pid);
+      char by[48];
+      (void)snprintf(by, sizeof by, " by %s", even_signal_name(end.signal));
+      tell_stopped(job, rank, by);
     }
   }
 }

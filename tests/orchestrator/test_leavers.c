@@ -1,5 +1,7 @@
 /* Ranks that end with code 0 while others need them, and such as nobody needs any more. */
 #include "job_fixture.h"
+#include "os/clock.h"
+#include "os/process_stat.h"
 #include "support/fault.h"
 
 #include <setjmp.h>
@@ -177,17 +179,17 @@ static void the_wait_for_the_guilty_ends(void **state) {
   assert_true(job_fixture_saw(job, "ended 1 3 15 "));
 }
 
-/* Rank 1 is stopped; rank 0 fails for lack of it. Nobody waits for the one that stands to end by itself. */
-static void one_that_stands_still_is_named(void **state) {
-  job_fixture *job = *state;
+/* Rank 1 is stopped; rank 0 says "failing", waits for that and fails for lack of it. */
+#define STANDS                                                                                         \
+  "if [ $TORCHELASTIC_RESTART_COUNT = 1 ]; then exit 0; fi; "                                          \
+  "if [ $RANK = 1 ]; then echo $$ > $FOLDER/pid; kill -STOP $$; exec sleep 600; fi; echo failing $$; " \
+  "until [ -s $FOLDER/pid ] && grep -q 'State:.T' /proc/$(cat $FOLDER/pid)/status; "                   \
+  "do sleep 0.01; done; " LOST("RuntimeError: rank 1 (process 5) was stopped and stands still")
+
+static void run_with_one_that_stands(job_fixture *job) {
   int code = -1;
   job->max_restarts = 1; /* a stop is worth a restart */
-  const char *script =
-      "if [ $TORCHELASTIC_RESTART_COUNT = 1 ]; then exit 0; fi; "
-      "if [ $RANK = 1 ]; then echo $$ > $FOLDER/pid; kill -STOP $$; exec sleep 600; fi; "
-      "until [ -s $FOLDER/pid ] && grep -q 'State:.T' /proc/$(cat $FOLDER/pid)/status; "
-      "do sleep 0.01; done; " LOST("RuntimeError: rank 1 (process 5) was stopped and stands still");
-  assert_int_equal(job_fixture_run(job, script, &code), EVEN_OK);
+  assert_int_equal(job_fixture_run(job, STANDS, &code), EVEN_OK);
   assert_int_equal(code, 0);
   assert_true(job_fixture_saw(job, "notice rank 1 (process "));
   const char *cause = strstr(job->seen.data, "ended 1 ");
@@ -195,6 +197,30 @@ static void one_that_stands_still_is_named(void **state) {
   assert_non_null(strstr(cause, "was stopped (SIGSTOP, SIGTSTP), sent from outside, and stood still"));
   assert_true(cause < strstr(job->seen.data, "ended 0 "));
   assert_true(job_fixture_saw(job, "attempt 1|"));
+}
+
+/* Nobody waits for the one that stands to end by itself. */
+static void one_that_stands_still_is_named(void **state) {
+  run_with_one_that_stands(*state);
+}
+
+/* The agent looks away until both have come to pass. */
+static void wait_for_the_end(job_fixture *job, int rank, const char *text) {
+  even_process_stat facts = {.state = 'R'};
+  (void)job;
+  if (rank == 0 && strncmp(text, "failing ", 8) == 0) {
+    pid_t pid = (pid_t)strtol(text + 8, NULL, 10);
+    while (even_process_stat_read(pid, &facts) == 0 && facts.state != 'Z') {
+      even_clock_sleep_ns(1000000);
+    }
+  }
+}
+
+/* Then the kernel tells of rank 0 first, and of rank 1's stop afterwards. */
+static void one_whose_stop_is_told_late_is_named(void **state) {
+  job_fixture *job = *state;
+  job->on_line = wait_for_the_end;
+  run_with_one_that_stands(job);
 }
 
 int main(void) {
@@ -208,6 +234,7 @@ int main(void) {
       JOB_TEST(one_that_failed_is_named_though_it_ends_last),
       JOB_TEST(the_wait_for_the_guilty_ends),
       JOB_TEST(one_that_stands_still_is_named),
+      JOB_TEST(one_whose_stop_is_told_late_is_named),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
