@@ -61,7 +61,9 @@ void fake_gpu_polls(int count) {
   atomic_store(&polls_wanted, count);
 }
 void fake_gpu_say(const char *words) {
+  (void)pthread_mutex_lock(&guard);
   (void)snprintf(said, sizeof said, "%s", words);
+  (void)pthread_mutex_unlock(&guard);
 }
 
 /* ---- communicators that are alive ---- */
@@ -568,8 +570,12 @@ const char *ncclGetErrorString(int result) {
   return result >= 0 && result <= IN_PROGRESS ? texts[result] : "unknown result code";
 }
 const char *ncclGetLastError(ncclComm *comm) {
+  static _Thread_local char heard[sizeof said];
   (void)comm;
-  return said;
+  (void)pthread_mutex_lock(&guard);
+  memcpy(heard, said, sizeof heard);
+  (void)pthread_mutex_unlock(&guard);
+  return heard;
 }
 
 #ifndef FAKE_OLD
