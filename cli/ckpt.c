@@ -428,10 +428,13 @@ static int show(int argc, char **argv) {
 }
 
 int even_cli_ckpt(int argc, char **argv) {
-  static const even_command commands[] = {{"ls", "lists the checkpoints of a folder or run", list},
-                                          {"verify", "reads every byte and compares the checksums", verify},
-                                          {"show", "shows files, tensors and state of one", show},
-                                          {"diff", "compares the tensors and settings of two", even_cli_ckpt_diff}};
+  static const even_command commands[] = {
+      {"ls", "lists the checkpoints of a folder or run", list},
+      {"verify", "reads every byte and compares the checksums", verify},
+      {"show", "shows files, tensors and state of one", show},
+      {"diff", "compares the tensors and settings of two", even_cli_ckpt_diff},
+      {"convert", "writes one in another format", even_cli_ckpt_convert},
+      {"export", "writes the weights of one for other tools", even_cli_ckpt_export}};
   enum { COMMANDS = sizeof commands / sizeof commands[0] };
   const char *names[COMMANDS];
   bool help = argc >= 1 && (strcmp(argv[0], "--help") == 0 || strcmp(argv[0], "-h") == 0);

@@ -95,8 +95,8 @@ static void the_largest_difference_is_found_wherever_it_is(void **state) {
     a[i] = 2;
     b[i] = 2;
   }
-  b[7] = 3;          /* 1 of 3 */
-  b[MANY - 1] = -14; /* 16 of 14 */
+  b[7] = -14;      /* 16 of 14 */
+  b[MANY - 1] = 3; /* 1 of 3 */
   even_checkpoint_tensor left = {"w", "F32", &shape, 1, a, MANY * sizeof *a};
   even_checkpoint_tensor right = {"w", "F32", &shape, 1, b, MANY * sizeof *b};
   save("a", &left, 1);

@@ -1,0 +1,235 @@
+/* evenstep ckpt convert IN OUT, and evenstep ckpt export PATH --to OUT: both are done by evenstep.ckpt_convert in
+ * Python, where torch is, which prints what came of it as one line of JSON. */
+#include "base/fail.h"
+#include "base/json_reader.h"
+#include "base/utf8.h"
+#include "cli/ckpt.h"
+#include "cli/command.h"
+#include "cli/python.h"
+#include "os/dialogue.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* LIMIT_MS: a disk's worth of weights may take hours; who waits may interrupt. */
+enum { MOST_WORDS = 24, MOST_SHOWN = 1024 };
+static const int64_t limit_ms = INT64_C(7) * 24 * 3600 * 1000;
+
+typedef struct conversion {
+  const char *input, *output; /* `output` of --to, where that is how it is named */
+  const char *kind, *model, *config, *python;
+  int64_t shard_bytes;
+  bool force, weights_only, json;
+} conversion;
+
+#define FORMATS                                                                                                        \
+  "formats that are read, told by their content:\n"                                                                    \
+  "  Evenstep checkpoints; files of torch.save (a state_dict, the usual dictionary of a training, Lightning's\n"       \
+  "  .ckpt), nothing in which is ever run; .safetensors; Hugging Face folders; folders of\n"                           \
+  "  torch.distributed.checkpoint; DeepSpeed folders (ZeRO 1, 2: all; 3: weights)\n"                                   \
+  "\n"                                                                                                                 \
+  "formats that are written (--as):\n"                                                                                 \
+  "  evenstep     a checkpoint for --resume and es.load_checkpoint\n"                                                  \
+  "  torch        a state_dict in a file of torch.save\n"                                                              \
+  "  six-key      the same with model_state_dict, optimizer_state_dict, scheduler_state_dict, epoch, step, metrics\n"  \
+  "  lightning    a .ckpt                          dcp    a folder of torch.distributed.checkpoint\n"                  \
+  "  safetensors  one file                         hf     a Hugging Face folder\n"                                     \
+  "\n"                                                                                                                 \
+  "exit code: 0 done (what could not be carried over is listed), 2 a wrong option, 3 the input is not there, holds\n"  \
+  "code instead of weights, or the output exists, 5 the system refused (disk full), 6 the input is damaged, 8 it is\n" \
+  "of a kind that cannot be read"
+
+static const even_usage convert_usage = {
+    .command = "ckpt convert",
+    .synopsis = "evenstep ckpt convert [options] IN OUT",
+    .description =
+        "Writes the checkpoint IN in another format: weights, and what both formats can name of the optimizers,\n"
+        "schedulers, step, epoch and the user's own entries. What is left out is listed. Without --as, OUT's name\n"
+        "decides: .pt and .pth six-key, .ckpt lightning, .safetensors, else an Evenstep checkpoint. OUT grows under\n"
+        "another name and is there when it is whole.\n"
+        "To resume on another number of ranks nothing has to be converted: every Evenstep checkpoint does that.",
+    .epilogue = FORMATS};
+
+static const even_usage export_usage = {
+    .command = "ckpt export",
+    .synopsis = "evenstep ckpt export [options] PATH --to OUT",
+    .description =
+        "Writes the weights of a checkpoint for other tools. Without --as, OUT's name decides: .pt, .pth, .bin and\n"
+        ".ckpt torch, .safetensors, else a Hugging Face folder. OUT grows under another name and is there when it is\n"
+        "whole.",
+    .epilogue = FORMATS};
+
+static even_status status_of_code(json_int_t code) {
+  static const even_status known[] = {EVEN_ERR_USAGE, EVEN_ERR_INPUT, EVEN_ERR_SYSTEM, EVEN_ERR_CORRUPT,
+                                      EVEN_ERR_UNSUPPORTED};
+  for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+    if (even_status_exit_code(known[i]) == (int)code) {
+      return known[i];
+    }
+  }
+  return EVEN_ERR_SYSTEM;
+}
+
+/* Prints what Python found, or makes its error ours. */
+static even_status tell(const conversion *on, const json_t *answer) {
+  const char *what = json_string_value(json_object_get(answer, "what"));
+  const char *fix = json_string_value(json_object_get(answer, "fix"));
+  const char *text = json_string_value(json_object_get(answer, "text"));
+  char shown[MOST_SHOWN];
+  if (what != NULL) {
+    even_status status = even_fail(status_of_code(json_integer_value(json_object_get(answer, "code"))), "%s",
+                                   even_utf8_clean(what, shown, sizeof shown));
+    return fix == NULL || fix[0] == '\0' ? status : even_error_fix("%s", even_utf8_clean(fix, shown, sizeof shown));
+  }
+  if (text == NULL) {
+    return even_fail(EVEN_ERR_INPUT, "evenstep.ckpt_convert gave no answer of this version");
+  }
+  if (!on->json) {
+    (void)printf("%s\n", text);
+    return EVEN_OK;
+  }
+  char *report = json_dumps(json_object_get(answer, "report"), JSON_INDENT(2) | JSON_PRESERVE_ORDER);
+  (void)printf("%s\n", report == NULL ? "null" : report);
+  free(report);
+  return EVEN_OK;
+}
+
+static even_status hear(even_dialogue *dialogue, const char *python, json_t **out) {
+  even_text last = EVEN_TEXT_EMPTY;
+  even_status status = EVEN_OK;
+  char complaint[512];
+  for (;;) {
+    const char *line = NULL;
+    status = even_dialogue_hear(dialogue, limit_ms, &line);
+    if (status != EVEN_OK || line == NULL) {
+      break;
+    }
+    even_text_clear(&last);
+    even_text_add(&last, line);
+  }
+  even_dialogue_complaint(dialogue, complaint, sizeof complaint);
+  if (status == EVEN_OK) {
+    status = even_text_status(&last);
+  }
+  if (status == EVEN_OK && (last.length == 0 || last.data[0] != '{')) {
+    status = even_fail(EVEN_ERR_SYSTEM, "%s ended without an answer%s%s", python, complaint[0] == '\0' ? "" : ": ",
+                       complaint);
+    (void)even_error_fix(
+        "`evenstep doctor` says whether that interpreter has torch and evenstep; --python names another");
+  } else if (status == EVEN_OK) {
+    status = even_json_parse("the answer of evenstep.ckpt_convert", even_text_string(&last), last.length, out);
+  }
+  even_text_free(&last);
+  return status;
+}
+
+static size_t words_of(const conversion *on, const char *python, char *shard, size_t room, const char **words) {
+  const struct {
+    const char *name, *value;
+  } named[] = {{"--as", on->kind}, {"--model", on->model}, {"--config", on->config}};
+  size_t at = 0;
+  (void)snprintf(shard, room, "%" PRId64, on->shard_bytes);
+  words[at++] = python;
+  words[at++] = "-m";
+  words[at++] = "evenstep.ckpt_convert";
+  for (size_t i = 0; i < sizeof named / sizeof named[0]; i++) {
+    if (named[i].value != NULL) {
+      words[at++] = named[i].name;
+      words[at++] = named[i].value;
+    }
+  }
+  if (on->force) {
+    words[at++] = "--force";
+  }
+  if (on->weights_only) {
+    words[at++] = "--weights-only";
+  }
+  words[at++] = "--shard-bytes";
+  words[at++] = shard;
+  words[at++] = "--"; /* a path may begin with a dash */
+  words[at++] = on->input;
+  words[at++] = on->output;
+  words[at] = NULL;
+  return at;
+}
+
+static int run(const conversion *on) {
+  const char *words[MOST_WORDS];
+  char shard[24];
+  even_text python = EVEN_TEXT_EMPTY;
+  even_dialogue dialogue;
+  json_t *answer = NULL;
+  even_status status = even_cli_python(on->python, &python);
+  if (status == EVEN_OK) {
+    (void)words_of(on, even_text_string(&python), shard, sizeof shard, words);
+    status = even_dialogue_start((char **)(uintptr_t)words, &dialogue);
+  }
+  if (status == EVEN_OK) {
+    status = hear(&dialogue, even_text_string(&python), &answer);
+    even_dialogue_end(&dialogue);
+  }
+  if (status == EVEN_OK) {
+    status = tell(on, answer);
+  }
+  int code = status == EVEN_OK ? 0 : even_cli_fail_of(status);
+  json_decref(answer);
+  even_text_free(&python);
+  return code;
+}
+
+enum { COMMON = 7 };
+
+static void declare(conversion *on, even_option *out) {
+  const even_option options[COMMON] = {
+      {0, "as", EVEN_OPTION_TEXT, &on->kind, "FORMAT", "the format to write, where its name does not say", 0, 0},
+      {0, "force", EVEN_OPTION_FLAG, &on->force, NULL, "replace a file, or a checkpoint's folder, that is there", 0, 0},
+      {0, "model", EVEN_OPTION_TEXT, &on->model, "NAME", "of several models: which (default model)", 0, 0},
+      {0, "config", EVEN_OPTION_TEXT, &on->config, "FILE", "a config.json to put into a Hugging Face folder", 0, 0},
+      {0, "shard-bytes", EVEN_OPTION_INTEGER, &on->shard_bytes, "N",
+       "most bytes in one file of a Hugging Face folder (default 5000000000)", 1, INT64_MAX},
+      {0, "python", EVEN_OPTION_TEXT, &on->python, "PATH", "the interpreter that has torch and evenstep", 0, 0},
+      {0, "json", EVEN_OPTION_FLAG, &on->json, NULL, "print what was done as JSON", 0, 0},
+  };
+  memcpy(out, options, sizeof options);
+}
+
+int even_cli_ckpt_convert(int argc, char **argv) {
+  conversion on = {.shard_bytes = INT64_C(5000000000)};
+  even_option options[COMMON];
+  int operand = 0;
+  int code = 0;
+  declare(&on, options);
+  if (!even_cli_begin(&convert_usage, options, COMMON, argc, argv, 2, "evenstep ckpt convert [options] IN OUT",
+                      &operand, &code)) {
+    return code;
+  }
+  if (argc - operand != 2) {
+    (void)even_fail(EVEN_ERR_USAGE, "ckpt convert: what, and where to?");
+    (void)even_error_fix("evenstep ckpt convert [options] IN OUT");
+    return even_cli_fail();
+  }
+  on.input = argv[operand];
+  on.output = argv[operand + 1];
+  return run(&on);
+}
+
+int even_cli_ckpt_export(int argc, char **argv) {
+  conversion on = {.shard_bytes = INT64_C(5000000000), .weights_only = true};
+  even_option options[COMMON + 1];
+  int operand = 0;
+  int code = 0;
+  options[0] = (even_option){0, "to", EVEN_OPTION_TEXT, &on.output, "OUT", "where to", 0, 0};
+  declare(&on, options + 1);
+  if (!even_cli_begin(&export_usage, options, COMMON + 1, argc, argv, 1, "evenstep ckpt export PATH --to OUT", &operand,
+                      &code)) {
+    return code;
+  }
+  if (argc - operand != 1 || on.output == NULL) {
+    (void)even_fail(EVEN_ERR_USAGE, "ckpt export: %s", on.output == NULL ? "where to? (--to)" : "of what?");
+    (void)even_error_fix("evenstep ckpt export PATH --to OUT");
+    return even_cli_fail();
+  }
+  on.input = argv[operand];
+  return run(&on);
+}

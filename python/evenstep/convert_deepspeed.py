@@ -1,0 +1,212 @@
+"""DeepSpeed's checkpoint folders, read: ZeRO stages 1 and 2 with optimizer states, stage 3 weights, and plain ones.
+
+The layout is that of DeepSpeed's own zero_to_fp32.py. Stages 1 and 2: each rank's file has, for each group, its piece of
+one flat fp32 vector of the group's parameters, one after the other, padded at the end. Stage 3: each parameter is cut
+into equal pieces, one a rank."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from evenstep.convert_contents import DAMAGED, UNSUPPORTED, Contents, Key, Optimizer, Refused, Scheduler
+from evenstep.convert_torch import add_model, load_safely, optimizer_of, tensors_of
+
+_MODEL_FILE = "mp_rank_00_model_states.pt"
+_STAGE_3_FILE = "zero_pp_rank_0_mp_rank_00_model_states.pt"
+_OPTIMIZER_FILE = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt\Z")
+_KNOWN = ("module", "optimizer", "lr_scheduler", "global_steps", "param_shapes", "buffer_names", "shared_params")
+_BOOKKEEPING = (
+    "csr_tensor_module_names",
+    "sparse_tensor_module_names",
+    "skipped_steps",
+    "global_samples",
+    "dp_world_size",
+    "mp_world_size",
+    "ds_config",
+    "ds_version",
+    "data_sampler",
+    "random_ltd",
+    "frozen_param_shapes",
+    "frozen_param_fragments",
+)
+
+
+def checkpoint_in(folder: Path) -> Path | None:
+    """The folder with the files: this one, or the one that `latest` names. None: it is not DeepSpeed's."""
+    if (folder / _MODEL_FILE).is_file() or (folder / _STAGE_3_FILE).is_file():
+        return folder
+    latest = folder / "latest"
+    if not latest.is_file() or latest.stat().st_size > 1024:
+        return None
+    tag = latest.read_text(encoding="utf-8", errors="replace").strip()
+    if tag in ("", ".", "..") or "/" in tag or "\0" in tag or not (folder / tag).is_dir():
+        return None
+    return checkpoint_in(folder / tag) if tag != "latest" else None
+
+
+def _optimizer_files(folder: Path) -> list[Path]:
+    found = {}
+    for path in folder.iterdir():
+        match = _OPTIMIZER_FILE.match(path.name)
+        if match is None:
+            continue
+        if int(match.group(2)) != 0:
+            raise Refused(
+                f"{folder} was written by tensor-parallel ranks ({path.name})",
+                "merge it with DeepSpeed's ds_to_universal.py first",
+                UNSUPPORTED,
+            )
+        found[int(match.group(1))] = path
+    ranks = sorted(found)
+    if ranks != list(range(len(ranks))):
+        raise Refused(f"{folder} has optimizer files of ranks {ranks}: others are missing", "", DAMAGED)
+    return [found[rank] for rank in ranks]
+
+
+def _entry(path: Path, value: Any, key: str) -> Any:
+    if not isinstance(value, dict) or key not in value:
+        raise Refused(f"{path} has no {key!r}: it is no file of DeepSpeed's ZeRO", "", DAMAGED)
+    return value[key]
+
+
+def _cut(folder: Path, flat: torch.Tensor, shapes: dict[str, Any], align: int) -> dict[str, torch.Tensor]:
+    """The parameters, one after the other in `flat`, which is padded at its end."""
+    wanted = sum(math.prod(shape) for shape in shapes.values())
+    if not wanted <= flat.numel() or -(-wanted // align) != -(-flat.numel() // align):
+        raise Refused(f"{folder}: a group has {flat.numel()} values, its parameters need {wanted}", "", DAMAGED)
+    parts = {}
+    at = 0
+    for name, shape in shapes.items():
+        count = math.prod(shape)
+        parts[name] = flat[at : at + count].view(tuple(shape))
+        at += count
+    return parts
+
+
+def _join(pieces: list[Any], folder: Path) -> torch.Tensor:
+    if not all(isinstance(piece, torch.Tensor) for piece in pieces):
+        raise Refused(f"{folder}: a rank's file has no flat vector of values", "", DAMAGED)
+    return torch.cat([piece.detach().reshape(-1) for piece in pieces])
+
+
+def _flat_groups(folder: Path, zero: list[dict[str, Any]], shapes: list[dict[str, Any]], key: str) -> list[list[Any]]:
+    """For each group the ranks' pieces."""
+    groups: list[Any] = [state.get(key) for state in zero]
+    if not all(isinstance(group, (list, tuple)) and len(group) == len(shapes) for group in groups):
+        raise Refused(f"{folder}: {key} has not one vector for each of {len(shapes)} groups", "", DAMAGED)
+    return [[group[i] for group in groups] for i in range(len(shapes))]
+
+
+def _low_stage(into: Contents, folder: Path, zero: list[dict[str, Any]], shapes: list[dict[str, Any]]) -> None:
+    align = 2 * len(zero)
+    for pieces, group in zip(_flat_groups(folder, zero, shapes, "single_partition_of_fp32_groups"), shapes):
+        into.model().update(_cut(folder, _join(pieces, folder), group, align))
+    bases: list[Any] = [state.get("base_optimizer_state") for state in zero]
+    if not all(isinstance(base, dict) and isinstance(base.get("param_groups"), list) for base in bases):
+        into.leave("the optimizer's state: it is of DeepSpeed's elastic form, or left out")
+        return
+    state: dict[Key, dict[str, Any]] = {}
+    for i, group in enumerate(shapes):
+        ranks = [base["state"].get(i, {}) for base in bases]
+        state.update({name: {} for name in group})
+        for key, first in ranks[0].items():
+            if isinstance(first, torch.Tensor) and first.dim() == 1 and first.numel() > 1:
+                for name, part in _cut(folder, _join([rank.get(key) for rank in ranks], folder), group, align).items():
+                    state[name][key] = part
+            else:
+                for name in group:
+                    state[name][key] = first.clone() if isinstance(first, torch.Tensor) else first
+    settings = [{k: v for k, v in g.items() if k not in ("params", "param_names")} for g in bases[0]["param_groups"]]
+    if len(settings) != len(shapes):
+        into.leave("the optimizer's state: its groups are not those of the weights")
+        return
+    kept = {name: values for name, values in state.items() if values}
+    into.optimizers["optimizer"] = Optimizer(settings, [list(group) for group in shapes], kept)
+
+
+def _stage_3(into: Contents, folder: Path, zero: list[dict[str, Any]], shapes: list[dict[str, Any]]) -> None:
+    flats = [_join(list(_entry(folder, state, "fp32_flat_groups")), folder) for state in zero]
+    at = 0
+    for group in shapes:
+        for name, shape in group.items():
+            count = math.prod(shape)
+            piece = -(-count // len(flats))
+            if any(at + piece > flat.numel() for flat in flats):
+                raise Refused(f"{folder}: {name!r} lies beyond the end of a rank's values", "", DAMAGED)
+            into.model()[name] = torch.cat([flat[at : at + piece] for flat in flats])[:count].view(tuple(shape))
+            at += piece
+    into.leave("the optimizer's state: of stage 3 only weights are read")
+
+
+def _ordered(into: Contents, names: list[str]) -> None:
+    """In the order of the module's own state_dict(), where that is known."""
+    model = into.model()
+    first = {name: model[name] for name in names if name in model}
+    into.models["model"] = {**first, **model}
+
+
+def _read_zero(into: Contents, folder: Path, main: Path, model: dict[str, Any], files: list[Path]) -> None:
+    zero = [_entry(path, load_safely(path), "optimizer_state_dict") for path in files]
+    stage = int(_entry(files[0], zero[0], "zero_stage"))
+    count = _entry(files[0], zero[0], "partition_count")
+    count = max(count) if isinstance(count, (list, tuple)) else count
+    if count != len(files):
+        raise Refused(f"{folder} was written by {count} ranks and has the files of {len(files)}", "", DAMAGED)
+    shapes = _entry(main, model, "param_shapes")
+    shapes = [shapes] if isinstance(shapes, dict) else list(shapes)
+    module = tensors_of(model.get("module")) or {}
+    into.models["model"] = {name: module[name].float() for name in model.get("buffer_names", ()) if name in module}
+    frozen = [model.get("frozen_param_fragments") or {}, model.get("frozen_param_shapes") or {}]
+    if stage <= 2:
+        into.model().update(frozen[0])
+        _low_stage(into, folder, zero, shapes)
+    elif stage == 3 and not frozen[1]:
+        _stage_3(into, folder, zero, shapes)
+    else:
+        raise Refused(
+            f"{folder} is of ZeRO stage {stage} with frozen parameters", "use its zero_to_fp32.py", UNSUPPORTED
+        )
+    shared = model.get("shared_params") or {}
+    for name, source in shared.items() if isinstance(shared, dict) else shared:
+        if source in into.model():
+            into.model()[name] = into.model()[source]
+    _ordered(into, list(module))
+    into.format = f"DeepSpeed ZeRO stage {stage}, {len(files)} ranks"
+    into.note("weights are the optimizer's fp32 ones, not the lower precision that the model ran in")
+
+
+def read_folder(folder: Path) -> Contents:
+    """`folder`: what checkpoint_in gave."""
+    into = Contents("DeepSpeed", {"model": {}})
+    main = folder / _MODEL_FILE if (folder / _MODEL_FILE).is_file() else folder / _STAGE_3_FILE
+    model = load_safely(main)
+    if not isinstance(model, dict):
+        raise Refused(f"{main} is no file of DeepSpeed's", "", DAMAGED)
+    if any(path.name.startswith("mp_rank_01") for path in folder.iterdir()):
+        raise Refused(f"{folder} was written by tensor-parallel ranks", "merge it with ds_to_universal.py", UNSUPPORTED)
+    files = _optimizer_files(folder)
+    if files:
+        _read_zero(into, folder, main, model, files)
+    else:
+        if tensors_of(model.get("module")) is None:
+            raise Refused(f"{main} has no weights, and no file of an optimizer's is there", "", DAMAGED)
+        add_model(into, "model", model["module"])
+        if isinstance(model.get("optimizer"), dict) and "param_groups" in model["optimizer"]:
+            into.optimizers["optimizer"] = optimizer_of(model["optimizer"], into.model())
+    if isinstance(model.get("lr_scheduler"), dict):
+        into.schedulers["scheduler"] = Scheduler(model["lr_scheduler"])
+    steps = model.get("global_steps")
+    into.step = steps if isinstance(steps, int) else None
+    for key, value in model.items():
+        if key in _BOOKKEEPING and value:
+            into.leave(f"{key!r} of DeepSpeed's own")
+        elif key not in _KNOWN and key not in _BOOKKEEPING:
+            into.extra[str(key)] = value
+    if files and model.get("optimizer") is not None and not into.optimizers:
+        into.leave("'optimizer' of DeepSpeed's own")
+    return into
