@@ -17,8 +17,9 @@ typedef struct even_job_options {
   int64_t max_restarts;         /* --max-restarts; -1: not given */
   const char *checkpoint_every; /* "100" steps, "30s" */
   const char *checkpoint_folder;
-  int64_t keep;       /* checkpoints to keep */
-  const char *resume; /* NULL, "auto" or a path */
+  int64_t keep;           /* checkpoints to keep */
+  const char *keep_every; /* "1000" steps, "3600s": also these */
+  const char *resume;     /* NULL, "auto" or a path */
   const char *cpu_quota;
   bool no_pin;
   int64_t port; /* of the monitor; 0: any */
@@ -33,7 +34,7 @@ typedef struct even_job_options {
   bool json;
 } even_job_options;
 
-enum { EVEN_JOB_OPTION_COUNT = 24 };
+enum { EVEN_JOB_OPTION_COUNT = 25 };
 
 void even_job_options_defaults(even_job_options *options);
 /* The options' declarations, for even_options_parse, into table[EVEN_JOB_OPTION_COUNT]. */

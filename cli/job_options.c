@@ -33,6 +33,8 @@ void even_job_options_declare(even_job_options *o, even_option *table) {
       {0, "checkpoint-dir", EVEN_OPTION_TEXT, &o->checkpoint_folder, "DIR",
        "where they are kept (default in the run folder)", 0, 0},
       {0, "keep", EVEN_OPTION_INTEGER, &o->keep, "N", "newest checkpoints to keep (default 3)", 1, 1000000},
+      {0, "keep-every", EVEN_OPTION_TEXT, &o->keep_every, "N|Ts",
+       "and the first of every N steps or T seconds, for good: 1000, 3600s", 0, 0},
       {0, "resume", EVEN_OPTION_TEXT, &o->resume, "auto|PATH",
        "go on from the newest checkpoint of the run, or from PATH", 0, 0},
       {0, "cpu-quota", EVEN_OPTION_TEXT, &o->cpu_quota, "R:F,…",

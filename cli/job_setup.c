@@ -33,12 +33,12 @@ static even_status read_ranks(const char *text, int *out) {
 }
 
 /* "100" (steps) or "30s" */
-static even_status check_every(const char *text) {
+static even_status check_every(const char *option, const char *text) {
   char *end = NULL;
   double value = strtod(text, &end);
   bool seconds = end != text && strcmp(end, "s") == 0;
   if (end == text || !isfinite(value) || value <= 0 || (!seconds && (*end != '\0' || floor(value) < value))) {
-    even_status status = even_fail(EVEN_ERR_USAGE, "--checkpoint-every %s is no interval", text);
+    even_status status = even_fail(EVEN_ERR_USAGE, "%s %s is no interval", option, text);
     (void)even_error_fix("give steps (100) or seconds (30s)");
     return status;
   }
@@ -185,6 +185,9 @@ static even_status build_environment(const even_job_options *options, char *cons
   if (options->checkpoint_every != NULL) {
     EVEN_TRY(even_environment_set(&setup->environment, "EVENSTEP_CHECKPOINT_EVERY", options->checkpoint_every));
   }
+  if (options->keep_every != NULL) {
+    EVEN_TRY(even_environment_set(&setup->environment, "EVENSTEP_CHECKPOINT_KEEP_EVERY", options->keep_every));
+  }
   if (setup->speeds != NULL) {
     EVEN_TRY(set_speeds(setup));
   }
@@ -242,7 +245,10 @@ static even_status check_options(const even_job_options *options) {
   EVEN_TRY(even_job_check_name(options));
   EVEN_TRY(even_policy_parse(options->policy, &policy));
   if (options->checkpoint_every != NULL) {
-    EVEN_TRY(check_every(options->checkpoint_every));
+    EVEN_TRY(check_every("--checkpoint-every", options->checkpoint_every));
+  }
+  if (options->keep_every != NULL) {
+    EVEN_TRY(check_every("--keep-every", options->keep_every));
   }
   if (options->checkpoint_folder != NULL) {
     EVEN_TRY(check_checkpoint_folder(options->checkpoint_folder));

@@ -84,6 +84,26 @@ EVEN_PUBLIC even_status even_checkpoint_writer_commit(even_checkpoint_writer *wr
 /* Gives up, removes the partial folder, frees the writer. NULL is allowed. */
 EVEN_PUBLIC void even_checkpoint_writer_abandon(even_checkpoint_writer *writer);
 
+/* ---- snapshots: a checkpoint that is copied to memory at once and written later ---- */
+typedef struct even_checkpoint_snapshot even_checkpoint_snapshot;
+
+/* Memory for one checkpoint at a time; it grows to what is taken and is kept for the next. fd: an empty memory file
+ * that another process holds, so that it can write what this one took and died before it had written it (owned from
+ * then on, also after a failure; what is no such file is left alone), -1: memory of our own. */
+EVEN_PUBLIC even_status even_checkpoint_snapshot_open(int fd, even_checkpoint_snapshot **out) EVEN_MUST_USE;
+/* Copies a whole checkpoint. Nothing of what is passed is needed after the call. Errors: EVEN_ERR_STATE (the last one
+ * was not written yet), EVEN_ERR_ARGUMENT as even_checkpoint_writer_add, EVEN_ERR_MEMORY, EVEN_ERR_NO_SPACE; there is
+ * nothing to write after a failure. */
+EVEN_PUBLIC even_status even_checkpoint_snapshot_take(even_checkpoint_snapshot *snapshot,
+                                                      const even_checkpoint_params *params,
+                                                      const even_checkpoint_file *files, size_t count,
+                                                      const char *state_json) EVEN_MUST_USE;
+/* Writes what was taken, as a writer does, with its errors; any one thread. The memory is free for the next, also after
+ * a failure. */
+EVEN_PUBLIC even_status even_checkpoint_snapshot_write(even_checkpoint_snapshot *snapshot) EVEN_MUST_USE;
+/* Nobody may be writing. NULL is allowed. */
+EVEN_PUBLIC void even_checkpoint_snapshot_close(even_checkpoint_snapshot *snapshot);
+
 /* Removes a checkpoint so that no moment shows half of it: renamed to a partial name first. EVEN_ERR_INPUT where the
  * folder holds no manifest; else errors of the file system. Any thread. */
 EVEN_PUBLIC even_status even_checkpoint_remove(const char *folder) EVEN_MUST_USE;

@@ -391,6 +391,26 @@ class CheckpointWriter:
     def commit(self, state_json: str, /) -> None: ...
     def abandon(self) -> None: ...
 
+class CheckpointSnapshot:
+    """Memory that a checkpoint is copied to, and written from; a file is (name, tensors, metadata, fetch)."""
+    def __new__(cls, fd: int = -1) -> CheckpointSnapshot: ...
+    def take(
+        self,
+        folder: str | PathLike[str],
+        files: Sequence[
+            tuple[
+                str,
+                Sequence[tuple[str, str, tuple[int, ...], int, int]],
+                Sequence[tuple[str, str]] | None,
+                Callable[[int], int] | None,
+            ]
+        ],
+        state_json: str,
+        replace: bool = False,
+        expected_bytes: int = 0,
+    ) -> None: ...
+    def write(self) -> None: ...
+
 def file_checksums(path: str | PathLike[str], chunk_bytes: int, /) -> tuple[list[int], int]: ...
 def checksum(data: bytes, /) -> int: ...
 def checkpoint_remove(folder: str | PathLike[str], /) -> None: ...

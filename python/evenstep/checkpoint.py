@@ -8,18 +8,18 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Callable, NamedTuple
 
 from evenstep import _core
 from evenstep._core import EvenstepError
+from evenstep.checkpoint_background import Background
 from evenstep.checkpoint_files import MANIFEST, PARTIAL, read_manifest, total_bytes, verify, write_tensors
 from evenstep.checkpoint_keeping import (
     folder_of,
     inherit,
-    keep_count,
+    keeping,
     lineage_of,
     newest_checkpoint,
     own_checkpoint,
@@ -35,8 +35,11 @@ __all__ = ["Resume", "automatic", "checkpoint", "load_checkpoint", "newest_check
 # -- writing --
 
 
-def _write(folder: Path, snapshot: Snapshot, replace: bool) -> None:
-    """Writes one checkpoint, or leaves nothing."""
+def _text(snapshot: Snapshot) -> str:
+    return json.dumps(snapshot.state, ensure_ascii=False, allow_nan=False)
+
+
+def _make_parent(folder: Path) -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -44,7 +47,12 @@ def _write(folder: Path, snapshot: Snapshot, replace: bool) -> None:
             f"the folder for checkpoints {folder.parent} cannot be made: {error.strerror}\n"
             "  fix: choose another one with --checkpoint-dir"
         ) from None
-    text = json.dumps(snapshot.state, ensure_ascii=False, allow_nan=False)
+
+
+def _write(folder: Path, snapshot: Snapshot, replace: bool) -> None:
+    """Writes one checkpoint, or leaves nothing."""
+    _make_parent(folder)
+    text = _text(snapshot)
     size = sum(total_bytes(tensors) for tensors in snapshot.files.values())
     writer = _core.CheckpointWriter(folder, replace, size + len(text))
     try:
@@ -55,33 +63,12 @@ def _write(folder: Path, snapshot: Snapshot, replace: bool) -> None:
         writer.abandon()  # nothing where it was committed
 
 
-class _Background:
-    """The write that goes on while training does (wait=False); at most one."""
-
-    def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-
-    def start(self, work: Any) -> None:
-        def run() -> None:
-            try:
-                work()
-            except BaseException as error:
-                self._error = error
-
-        self._thread = threading.Thread(target=run, name="evenstep-checkpoint")
-        self._thread.start()
-
-    def join(self) -> BaseException | None:
-        """Waits for the write; gives its error once."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        error, self._error = self._error, None
-        return error
+_background = Background()
 
 
-_background = _Background()
+def is_writing() -> bool:
+    """Whether this process writes a checkpoint in the background."""
+    return _background.busy
 
 
 def _finish_at_exit() -> None:
@@ -131,9 +118,16 @@ def _is_loaded(session: Any, folder: Path) -> bool:
 
 
 def _on_rank_zero(
-    session: Any, path: Path | None, random_states: list[bytes], extra: Any, wait: bool, between: bool = False
+    session: Any,
+    path: Path | None,
+    random_states: list[bytes],
+    extra: Any,
+    wait: bool,
+    between: bool = False,
+    told: Told | None = None,
 ) -> tuple[Path, bool]:
-    """The folder, and whether it was left as it was: the call is one of before the checkpoint that the script resumes."""
+    """The folder, and whether it was left as it was: the call is one of before the checkpoint that the script resumes.
+    told: says that the write in the background of a step failed; None: the next call raises it."""
     _join_background()
     step = int(session.step)
     lineage = lineage_of(session)
@@ -148,24 +142,33 @@ def _on_rank_zero(
             "it there (so are others until then)",
         )
         return folder, True
-    keep = keep_count() if path is None else 0
+    keep = keeping() if path is None else None
     snapshot = capture(session, random_states, extra)
     snapshot.state["between"] = between
 
-    def forget() -> None:
-        session.resumed_from = None
-
-    def work() -> None:
-        _write(folder, snapshot, replace)
+    def after() -> None:
         session.telemetry.event(_core.EVENT_CHECKPOINT, step, step, folder.name)
-        if keep:
-            retain(folder, keep, lineage, session.resumed_from, forget)
+        if keep is not None:
+            session.resumed_from = retain(folder, keep, lineage, session.resumed_from)
 
-    if wait:
-        work()
-    else:
-        snapshot.detach()
-        _background.start(work)
+    def failed(error: BaseException) -> bool:
+        if told is not None:
+            told(step, error)
+        return told is not None
+
+    if not wait:
+        _make_parent(folder)
+        if _background.take(folder, snapshot, replace, _text(snapshot)):
+            _background.start(after, failed)
+            return folder, False
+        _tell_once(
+            session,
+            "room",
+            "warning: checkpoints are written while training stands still: the free memory does not hold a copy of the "
+            "state",
+        )
+    _write(folder, snapshot, replace)
+    after()
     return folder, False
 
 
@@ -181,21 +184,26 @@ def _check_not_anothers(session: Any, path: Path) -> None:
         )
 
 
-def _save(session: Any, path: Path | None, extra: Any, wait: bool, between: bool = False) -> Path:
+Told = Callable[[int, BaseException], None]  # of the write of a step, in the background, that failed
+
+
+def _save(
+    session: Any, path: Path | None, extra: Any, wait: bool, between: bool = False, told: Told | None = None
+) -> Path:
     """All ranks call it; rank 0 writes, its outcome is everyone's. between: the script asked for it, between two
     iterations, so that a resumed one comes by the call again."""
     with session.steps.apart(_core.SPAN_CHECKPOINT):
-        return _save_apart(session, path, extra, wait, between)
+        return _save_apart(session, path, extra, wait, between, told)
 
 
-def _save_apart(session: Any, path: Path | None, extra: Any, wait: bool, between: bool) -> Path:
+def _save_apart(session: Any, path: Path | None, extra: Any, wait: bool, between: bool, told: Told | None) -> Path:
     session.synchronise_models()
     random_states = session.all_gather_bytes(pack_random(session.pending_random))
     session.exchange_state = capture_exchange(session)
     outcome: bytes | None = None
     if session.rank == 0:
         try:
-            folder, kept = _on_rank_zero(session, path, random_states, extra, wait, between)
+            folder, kept = _on_rank_zero(session, path, random_states, extra, wait, between, told)
             loaded = kept and _is_loaded(session, folder)
             outcome = json.dumps({"path": os.fspath(folder), "kept": kept, "loaded": loaded}).encode()
         except (EvenstepError, MemoryError, OSError, TypeError, ValueError) as error:
@@ -234,18 +242,22 @@ def checkpoint(
     return _save(session, where, session.user_state if extra is None else extra, wait, between=not session.iterating)
 
 
-def automatic(session: Any) -> Path | None:
-    """The checkpoint that the cadence asked for: called by the session on all ranks. A failure is told once (rank 0)
-    and training goes on; None then."""
-    try:
-        return _save(session, None, session.user_state, True)
-    except EvenstepError as error:
+def automatic(session: Any) -> None:
+    """The checkpoint that the cadence asked for: called by the session on all ranks. It is written in the background; one
+    that is due while the last is still being written waits for that. A failure is told once (rank 0), and training goes
+    on."""
+
+    def told(step: int, error: BaseException) -> None:
         _tell_once(
             session,
             "automatic",
-            f"warning: the checkpoint at step {session.step} was not written, training goes on: {error}",
+            f"warning: the checkpoint at step {step} was not written, training goes on: {error}",
         )
-        return None
+
+    try:
+        _save(session, None, session.user_state, False, told=told)
+    except EvenstepError as error:
+        told(session.step, error)
 
 
 def write_here(session: Any, random_states: list[bytes]) -> None:

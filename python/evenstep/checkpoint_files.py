@@ -6,7 +6,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,6 +15,9 @@ import torch
 from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.checkpoint_encoding import UnsavableState
+
+# name, tensors (name, dtype, shape, address, bytes), metadata, what gives the address of a tensor that has none
+File = tuple[str, "list[tuple[str, str, tuple[int, ...], int, int]]", "list[tuple[str, str]]", Callable[[int], int]]
 
 FORMAT = "evenstep-checkpoint-1"
 MANIFEST = "manifest.json"
@@ -90,31 +93,35 @@ def find_tied(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
     return tied
 
 
+def file_of(name: str, tensors: dict[str, torch.Tensor], metadata: Iterable[tuple[str, str]] = ()) -> File:
+    """One safetensors file, as the extension takes it. Tensors on a device, or not contiguous, are staged one at a time."""
+    names = list(tensors)
+    plain = [_checked(key, tensors[key]) for key in names]
+    staged: list[torch.Tensor] = []
+    specs = []
+    for key, tensor in zip(names, plain):
+        direct = tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_neg() and tensor.numel() > 0
+        bytes_ = tensor.numel() * tensor.element_size()
+        specs.append((key, DTYPES[tensor.dtype], tuple(tensor.shape), tensor.data_ptr() if direct else 0, bytes_))
+
+    def fetch(index: int) -> int:
+        staged[:] = [plain[index].resolve_neg().cpu().contiguous()]
+        return staged[0].data_ptr()
+
+    complex_names = [key for key in names if tensors[key].is_complex()]
+    pairs = [("format", "pt"), *metadata]
+    if complex_names:
+        pairs.append(("complex", json.dumps(complex_names)))
+    return name, specs, pairs, fetch
+
+
 def write_tensors(
     writer: _core.CheckpointWriter,
     file_name: str,
     tensors: dict[str, torch.Tensor],
     metadata: Iterable[tuple[str, str]] = (),
 ) -> None:
-    """One safetensors file. Tensors on a device, or not contiguous, are staged one at a time."""
-    names = list(tensors)
-    plain = [_checked(name, tensors[name]) for name in names]
-    staged: list[torch.Tensor] = []
-    specs = []
-    for name, tensor in zip(names, plain):
-        direct = tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_neg() and tensor.numel() > 0
-        bytes_ = tensor.numel() * tensor.element_size()
-        specs.append((name, DTYPES[tensor.dtype], tuple(tensor.shape), tensor.data_ptr() if direct else 0, bytes_))
-
-    def fetch(index: int) -> int:
-        staged[:] = [plain[index].resolve_neg().cpu().contiguous()]
-        return staged[0].data_ptr()
-
-    complex_names = [name for name in names if tensors[name].is_complex()]
-    pairs = [("format", "pt"), *metadata]
-    if complex_names:
-        pairs.append(("complex", json.dumps(complex_names)))
-    writer.add(file_name, specs, pairs, fetch)
+    writer.add(*file_of(file_name, tensors, metadata))
 
 
 class TensorFile:

@@ -10,13 +10,14 @@ import os
 import re
 import secrets
 import warnings
-from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.checkpoint_files import MANIFEST, read_manifest, sizes_match, verify
+from evenstep.environment import cadence
 
 _STEP_NAME = re.compile(r"step-\d+(-[0-9a-f]+)?\Z")
 _DEFAULT_KEEP = 3
@@ -62,13 +63,32 @@ def restarted_checkpoint(session: Any) -> Path | None:
     return next((path for _, _, path in whole if job and read_manifest(path)["state"].get("job") == job), None)
 
 
-def keep_count() -> int:
+class Keep(NamedTuple):
+    """Which of a training's checkpoints stay: the `newest`, and the first of every `steps` steps or `seconds`."""
+
+    newest: int
+    steps: int = 0
+    seconds: float = 0.0
+
+    def period(self, step: int, created: str) -> int | None:
+        """Of two with the same one, the older stays; None: only the newest do."""
+        if self.steps:
+            return step // self.steps or None
+        if not self.seconds:
+            return None
+        return int(datetime.fromisoformat(created.replace("Z", "+00:00")).timestamp() // self.seconds)
+
+
+def keeping() -> Keep:
+    """What the launcher's --keep and --keep-every say."""
     text = os.environ.get("EVENSTEP_CHECKPOINT_KEEP", "") or str(_DEFAULT_KEEP)
     if not text.isdigit() or int(text) < 1:
         raise EvenstepError(
             f"EVENSTEP_CHECKPOINT_KEEP is {text!r}\n  fix: give the number of checkpoints to keep, at least 1"
         )
-    return int(text)
+    return Keep(
+        int(text), *cadence("EVENSTEP_CHECKPOINT_KEEP_EVERY", os.environ.get("EVENSTEP_CHECKPOINT_KEEP_EVERY", ""))
+    )
 
 
 def lineage_of(session: Any) -> str:
@@ -122,18 +142,35 @@ def newest_checkpoint(folder: str | os.PathLike[str] | None = None) -> Path | No
     return whole[0][2] if whole else None
 
 
-def retain(newest: Path, keep: int, lineage: str, resumed_from: Path | None, forget: Callable[[], None]) -> None:
-    """Removes all but the newest `keep` whole checkpoints of this lineage; called when `newest` is whole. The one that
-    the training goes on from is removed, and forgotten, only when `newest` has been read back and found right."""
+def retain(newest: Path, keep: Keep, lineage: str, verified: Path | None) -> Path | None:
+    """Removes what the rules do not keep of this lineage's whole checkpoints, and its damaged ones; called when `newest` is
+    written. verified: the last that is known to be right (it was loaded, or read back here). None goes before another one
+    that stays was read back and found right. Returns the last one that is known to be right now."""
     whole, damaged = _all_checkpoints(newest.parent)
-    others = [path for _, _, path in whole if path != newest and _lineage_in(path) == lineage]
-    for path in [*others[keep - 1 :], *(path for path in damaged if _lineage_in(path) == lineage)]:
+    own = [(created, step, path) for created, step, path in whole if path == newest or _lineage_in(path) == lineage]
+    firsts: dict[int, Path] = {}
+    for created, step, path in reversed(own):
+        period = keep.period(step, created)
+        if period is not None:
+            firsts.setdefault(period, path)
+    # by when they were written; what was written now counts as the newest whatever the clock says
+    newer = [newest, *(path for _, _, path in own if path != newest)][: keep.newest]
+    stays = {*newer, *firsts.values()}
+    goes = [path for _, _, path in own if path not in stays]
+    if goes and verified not in stays:
         try:
-            if path == resumed_from:
-                verify(newest, read_manifest(newest))
+            verify(newest, read_manifest(newest))
+            verified = newest
+        except EvenstepError as error:
+            _warn(error)
+            goes = []
+    for path in [*goes, *(path for path in damaged if path != verified and _lineage_in(path) == lineage)]:
+        try:
             _core.checkpoint_remove(path)
         except EvenstepError as error:
-            warnings.warn(f"an old checkpoint stays: {error}", RuntimeWarning, stacklevel=2)
-        else:
-            if path == resumed_from:
-                forget()
+            _warn(error)
+    return verified
+
+
+def _warn(error: EvenstepError) -> None:
+    warnings.warn(f"an old checkpoint stays: {error}", RuntimeWarning, stacklevel=3)

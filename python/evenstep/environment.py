@@ -67,7 +67,7 @@ def _speeds(text: str, world_size: int) -> tuple[float, ...] | None:
     return speeds
 
 
-def _cadence(text: str) -> tuple[int, float]:
+def cadence(name: str, text: str) -> tuple[int, float]:
     """'100' -> every 100 steps, '30s' -> every 30 seconds."""
     if not text:
         return 0, 0.0
@@ -80,7 +80,7 @@ def _cadence(text: str) -> tuple[int, float]:
             return int(text), 0.0
     except ValueError:
         pass
-    raise EvenstepError(f"EVENSTEP_CHECKPOINT_EVERY is {text!r}; give steps ('100') or seconds ('30s')")
+    raise EvenstepError(f"{name} is {text!r}; give steps ('100') or seconds ('30s')")
 
 
 def _bytes(variables: Mapping[str, str], name: str) -> int | None:
@@ -110,7 +110,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
     policy = v.get("EVENSTEP_POLICY", "") or "auto"
     if policy not in POLICIES:
         raise EvenstepError(f"EVENSTEP_POLICY is {policy!r}; choose one of {', '.join(POLICIES)}")
-    steps, seconds = _cadence(v.get("EVENSTEP_CHECKPOINT_EVERY", ""))
+    steps, seconds = cadence("EVENSTEP_CHECKPOINT_EVERY", v.get("EVENSTEP_CHECKPOINT_EVERY", ""))
     return Environment(
         in_job=in_job,
         rank=rank,

@@ -261,7 +261,8 @@ class Session:
         steps = self.steps
         due = self._checkpoint_due()
         if environment.checkpoint_seconds > 0:
-            wants = time.monotonic() - self._last_checkpoint >= environment.checkpoint_seconds
+            passed = time.monotonic() - self._last_checkpoint
+            wants = passed >= environment.checkpoint_seconds and not _is_writing()
             steps.wants_checkpoint = self.rank == 0 and wants and not due
         if due:
             from evenstep.checkpoint import automatic
@@ -347,6 +348,12 @@ class Session:
 _session: Session | None = None
 _entered: list[Session] = []  # of the process sets whose `with` is open, the innermost last
 of_sets: list[Session] = []  # of the process sets that this rank is in, in the order in which they were made
+
+
+def _is_writing() -> bool:
+    from evenstep.checkpoint import is_writing
+
+    return is_writing()
 
 
 def session() -> Session:

@@ -1,7 +1,5 @@
 /* evenstep._core.CheckpointWriter and the checksum functions. */
-#include "ext.h"
-
-#include "base/fail.h"
+#include "checkpoint_call.h"
 
 #include <evenstep/checkpoint.h>
 #include <stdlib.h>
@@ -11,17 +9,6 @@ typedef struct writer_object {
   even_checkpoint_writer *writer; /* NULL once committed or abandoned */
   int busy;                       /* a call of another thread is inside, without the GIL */
 } writer_object;
-
-/* What the tensors of one add() need while it runs. */
-typedef struct add_call {
-  PyObject *tensors;  /* tuple: keeps the names alive */
-  PyObject *metadata; /* tuple of pairs or NULL */
-  even_checkpoint_tensor *items;
-  int64_t *shapes; /* of all tensors, one after the other */
-  even_checkpoint_pair *pairs;
-  PyObject *fetch; /* callable or NULL */
-  PyThreadState *released;
-} add_call;
 
 static PyObject *misuse(const char *text) {
   PyErr_SetString(PyExc_RuntimeError, text);
@@ -80,124 +67,16 @@ static int usable(const writer_object *self) {
   return 1;
 }
 
-/* Reads tensor `index` = (name, dtype, shape, address, bytes); its shape goes to *shape. */
-static int read_tensor(PyObject *item, even_checkpoint_tensor *out, int64_t *shape) {
-  PyObject *dimensions = NULL;
-  PyObject *address = NULL;
-  Py_ssize_t bytes = 0;
-  if (!PyTuple_Check(item) ||
-      !PyArg_ParseTuple(item, "ssO!On;a tensor is (name, dtype, shape, address, bytes)", &out->name, &out->dtype,
-                        &PyTuple_Type, &dimensions, &address, &bytes)) {
-    if (!PyErr_Occurred()) {
-      PyErr_SetString(PyExc_TypeError, "a tensor is a tuple (name, dtype, shape, address, bytes)");
-    }
-    return -1;
-  }
-  out->data = PyLong_AsVoidPtr(address);
-  if (PyErr_Occurred() || bytes < 0) {
-    if (!PyErr_Occurred()) {
-      PyErr_SetString(PyExc_ValueError, "a tensor of less than 0 bytes");
-    }
-    return -1;
-  }
-  out->bytes = (size_t)bytes;
-  out->shape = shape;
-  out->dimensions = (size_t)PyTuple_Size(dimensions);
-  for (size_t i = 0; i < out->dimensions; i++) {
-    shape[i] = PyLong_AsLongLong(PyTuple_GetItem(dimensions, (Py_ssize_t)i));
-    if (PyErr_Occurred()) {
-      return -1;
-    }
-  }
-  return 0;
-}
-
-static int read_tensors(add_call *call, Py_ssize_t count) {
-  size_t dimensions = 0;
-  for (Py_ssize_t i = 0; i < count; i++) {
-    PyObject *item = PyTuple_GetItem(call->tensors, i);
-    PyObject *shape = PyTuple_Check(item) && PyTuple_Size(item) == 5 ? PyTuple_GetItem(item, 2) : NULL;
-    if (shape == NULL || !PyTuple_Check(shape)) {
-      PyErr_SetString(PyExc_TypeError, "a tensor is a tuple (name, dtype, shape, address, bytes), its shape a tuple");
-      return -1;
-    }
-    dimensions += (size_t)PyTuple_Size(shape);
-  }
-  call->items = calloc((size_t)count + 1, sizeof *call->items);
-  call->shapes = calloc(dimensions + 1, sizeof *call->shapes);
-  if (call->items == NULL || call->shapes == NULL) {
-    (void)PyErr_NoMemory();
-    return -1;
-  }
-  int64_t *shape = call->shapes;
-  for (Py_ssize_t i = 0; i < count; i++) {
-    if (read_tensor(PyTuple_GetItem(call->tensors, i), &call->items[i], shape) != 0) {
-      return -1;
-    }
-    shape += call->items[i].dimensions;
-  }
-  return 0;
-}
-
-static int read_metadata(add_call *call, Py_ssize_t count) {
-  call->pairs = calloc((size_t)count + 1, sizeof *call->pairs);
-  if (call->pairs == NULL) {
-    (void)PyErr_NoMemory();
-    return -1;
-  }
-  for (Py_ssize_t i = 0; i < count; i++) {
-    PyObject *pair = PyTuple_GetItem(call->metadata, i);
-    if (!PyTuple_Check(pair) || !PyArg_ParseTuple(pair, "ss", &call->pairs[i].key, &call->pairs[i].value)) {
-      if (!PyErr_Occurred()) {
-        PyErr_SetString(PyExc_TypeError, "metadata are pairs (key, value)");
-      }
-      return -1;
-    }
-  }
-  return 0;
-}
-
-/* Asks Python for the address of a tensor's bytes; the thread has no GIL when it comes here. */
-static even_status fetch(void *context, size_t index, const void **data) {
-  add_call *call = context;
-  PyEval_RestoreThread(call->released);
-  PyObject *address = PyObject_CallFunction(call->fetch, "n", (Py_ssize_t)index);
-  if (address != NULL) {
-    *data = PyLong_AsVoidPtr(address);
-    Py_DECREF(address);
-  }
-  int failed = PyErr_Occurred() != NULL || *data == NULL;
-  call->released = PyEval_SaveThread();
-  return failed ? even_fail(EVEN_ERR_STATE, "fetch gave no address for tensor %zu", index) : EVEN_OK;
-}
-
-static void end_call(add_call *call) {
-  free(call->items);
-  free(call->shapes);
-  free(call->pairs);
-  Py_XDECREF(call->tensors);
-  Py_XDECREF(call->metadata);
-}
-
-static PyObject *run_add(writer_object *self, const char *name, add_call *call) {
-  even_checkpoint_file file = {.size = sizeof file, .name = name, .fetch_context = call};
-  Py_ssize_t tensors = PyTuple_Size(call->tensors);
-  Py_ssize_t pairs = call->metadata == NULL ? 0 : PyTuple_Size(call->metadata);
-  if (read_tensors(call, tensors) != 0 || (call->metadata != NULL && read_metadata(call, pairs) != 0)) {
-    return NULL;
-  }
-  file.tensors = call->items;
-  file.tensor_count = (size_t)tensors;
-  file.metadata = call->pairs;
-  file.metadata_count = (size_t)pairs;
-  file.fetch = call->fetch == NULL ? NULL : fetch;
+static PyObject *run_add(writer_object *self, even_ext_file_call *call, const even_checkpoint_file *file) {
+  PyThreadState *released = NULL;
   if (!usable(self)) { /* not before: what was converted up to here may have run any Python code */
     return NULL;
   }
+  call->released = &released;
   self->busy = 1;
-  call->released = PyEval_SaveThread();
-  even_status status = even_checkpoint_writer_add(self->writer, &file);
-  PyEval_RestoreThread(call->released);
+  released = PyEval_SaveThread();
+  even_status status = even_checkpoint_writer_add(self->writer, file);
+  PyEval_RestoreThread(released);
   self->busy = 0;
   if (PyErr_Occurred()) { /* raised by fetch */
     return NULL;
@@ -211,20 +90,19 @@ static PyObject *run_add(writer_object *self, const char *name, add_call *call) 
 
 static PyObject *writer_add(PyObject *object, PyObject *arguments, PyObject *keywords) {
   static char *names[] = {"name", "tensors", "metadata", "fetch", NULL};
-  writer_object *self = (writer_object *)object;
-  add_call call = {0};
+  even_ext_file_call call = {0};
+  even_checkpoint_file file;
   const char *name = NULL;
   PyObject *tensors = NULL;
   PyObject *metadata = Py_None;
-  PyObject *fetcher = Py_None;
-  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "sO|OO:add", names, &name, &tensors, &metadata, &fetcher)) {
+  PyObject *fetch = Py_None;
+  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "sO|OO:add", names, &name, &tensors, &metadata, &fetch)) {
     return NULL;
   }
-  call.fetch = fetcher == Py_None ? NULL : fetcher;
-  call.tensors = PySequence_Tuple(tensors);
-  call.metadata = metadata == Py_None || call.tensors == NULL ? NULL : PySequence_Tuple(metadata);
-  PyObject *result = PyErr_Occurred() ? NULL : run_add(self, name, &call);
-  end_call(&call);
+  PyObject *result = even_ext_file_begin(&call, name, tensors, metadata, fetch, &file) != 0
+                         ? NULL
+                         : run_add((writer_object *)object, &call, &file);
+  even_ext_file_end(&call);
   return result;
 }
 
@@ -363,6 +241,9 @@ static PyMethodDef functions[] = {
     {NULL, NULL, 0, NULL}};
 
 int even_ext_add_checkpoint(PyObject *module) {
+  if (even_ext_add_checkpoint_snapshot(module) != 0) {
+    return -1;
+  }
   PyObject *type = PyType_FromSpec(&writer_spec);
   if (type == NULL || PyModule_AddObject(module, "CheckpointWriter", type) != 0) {
     Py_XDECREF(type);

@@ -76,6 +76,15 @@ even_status even_chunk_sums_update(even_chunk_sums *sums, const void *data, size
   return EVEN_OK;
 }
 
+even_status even_chunk_sums_end(even_chunk_sums *sums, uint64_t *out) {
+  if (sums->filled > 0) {
+    EVEN_TRY(end_chunk(sums));
+  }
+  *out = sums->sums[sums->count - 1];
+  sums->count = 0;
+  return EVEN_OK;
+}
+
 even_status even_chunk_sums_finish(even_chunk_sums *sums, uint64_t **out, size_t *count) {
   even_status status = EVEN_OK;
   *out = NULL;

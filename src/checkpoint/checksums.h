@@ -14,6 +14,9 @@ even_status even_chunk_sums_open(size_t chunk_bytes, even_chunk_sums **out) EVEN
  * between summing and writing. */
 size_t even_chunk_sums_room(const even_chunk_sums *sums);
 even_status even_chunk_sums_update(even_chunk_sums *sums, const void *data, size_t bytes) EVEN_MUST_USE;
+/* Ends the chunk that was just filled, whole or not, gives its sum and forgets all that was summed. At least one byte
+ * must have been. */
+even_status even_chunk_sums_end(even_chunk_sums *sums, uint64_t *out) EVEN_MUST_USE;
 /* Ends the last, shorter chunk and hands the sums over (free with even_free). Frees `sums`, also on failure. */
 even_status even_chunk_sums_finish(even_chunk_sums *sums, uint64_t **out, size_t *count) EVEN_MUST_USE;
 void even_chunk_sums_drop(even_chunk_sums *sums);

@@ -1,7 +1,8 @@
 /* Writes one checkpoint: open, add files, commit or abandon. */
+#include "checkpoint/writer.h"
 #include "base/alloc.h"
 #include "base/fail.h"
-#include "checkpoint/checksums.h"
+#include "checkpoint/content.h"
 #include "checkpoint/created.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/manifest_writer.h"
@@ -179,66 +180,28 @@ static even_status check_file_name(const even_checkpoint_writer *writer, const c
   return EVEN_OK;
 }
 
-/* Chunk by chunk, so that what is summed is written while it is in the cache. */
-static even_status put(even_output *output, even_chunk_sums *sums, const void *data, size_t bytes) {
-  const char *at = data;
-  while (bytes > 0) {
-    size_t room = even_chunk_sums_room(sums);
-    size_t piece = bytes < room ? bytes : room;
-    EVEN_TRY(even_chunk_sums_update(sums, at, piece));
-    EVEN_TRY(even_output_write(output, at, piece));
-    at += piece;
-    bytes -= piece;
-  }
-  return EVEN_OK;
-}
-
-static even_status put_tensors(const even_checkpoint_file *file, const even_safetensors_layout *layout,
-                               even_output *output, even_chunk_sums *sums) {
-  EVEN_TRY(put(output, sums, layout->header.data, layout->header.length));
-  for (size_t i = 0; i < file->tensor_count; i++) {
-    const even_checkpoint_tensor *tensor = &file->tensors[layout->order[i]];
-    const void *data = tensor->data;
-    if (data == NULL && tensor->bytes > 0) {
-      EVEN_TRY(file->fetch(file->fetch_context, layout->order[i], &data));
-    }
-    EVEN_TRY(put(output, sums, data, tensor->bytes));
-  }
-  return EVEN_OK;
-}
-
-static even_status write_file(even_checkpoint_writer *writer, const even_checkpoint_file *file,
-                              const even_safetensors_layout *layout, even_manifest_file *entry) {
+static even_status write_file(even_checkpoint_writer *writer, const char *name, const even_content *content,
+                              even_manifest_file *entry) {
   even_text path = EVEN_TEXT_EMPTY;
   even_output output = {.fd = -1};
-  even_chunk_sums *sums = NULL;
-  even_status status = join(writer->partial, file->name, &path);
-  if (status == EVEN_OK) {
-    status = even_chunk_sums_open(EVEN_CHECKPOINT_CHUNK_BYTES, &sums);
-  }
+  even_status status = join(writer->partial, name, &path);
   if (status == EVEN_OK) {
     status = even_output_create(even_text_string(&path), &output);
   }
   if (status == EVEN_OK) {
-    status = put_tensors(file, layout, &output, sums);
+    status = even_content_write(content, &output, &entry->sums, &entry->sum_count);
     entry->bytes = output.bytes;
   }
   if (status == EVEN_OK) {
     status = even_output_finish(&output);
   }
-  if (status == EVEN_OK) {
-    status = even_chunk_sums_finish(sums, &entry->sums, &entry->sum_count);
-    sums = NULL;
-  }
   if (status != EVEN_OK) {
-    uint64_t whole = layout->header.length + layout->data_bytes;
-    uint64_t missing = whole - output.bytes;
+    uint64_t missing = content->bytes - output.bytes;
     uint64_t planned = writer->written_bytes + output.bytes;
     (void)advise(writer, status,
                  writer->expected_bytes > planned + missing ? writer->expected_bytes - planned : missing);
   }
   even_output_drop(&output);
-  even_chunk_sums_drop(sums);
   even_text_free(&path);
   return status;
 }
@@ -251,12 +214,33 @@ static even_status append_entry(even_checkpoint_writer *writer, const char *name
   return EVEN_OK;
 }
 
-even_status even_checkpoint_writer_add(even_checkpoint_writer *writer, const even_checkpoint_file *file) {
+static even_status check_begun(const even_checkpoint_writer *writer) {
+  return writer->begun ? EVEN_OK
+                       : even_fail(EVEN_ERR_STATE, "checkpoint %s has failed and takes no more files", writer->folder);
+}
+
+even_status even_checkpoint_writer_add_content(even_checkpoint_writer *writer, const char *name,
+                                               const even_content *content) {
   even_manifest_file entry = {0};
-  even_safetensors_layout layout = {0};
-  if (!writer->begun) {
-    return even_fail(EVEN_ERR_STATE, "checkpoint %s has failed and takes no more files", writer->folder);
+  EVEN_TRY(check_begun(writer));
+  even_status status = check_file_name(writer, name);
+  if (status == EVEN_OK) {
+    status = write_file(writer, name, content, &entry);
   }
+  if (status == EVEN_OK) {
+    status = append_entry(writer, name, &entry);
+  }
+  if (status != EVEN_OK) {
+    even_free(entry.sums);
+    discard_partial(writer);
+  }
+  return status;
+}
+
+even_status even_checkpoint_writer_add(even_checkpoint_writer *writer, const even_checkpoint_file *file) {
+  even_safetensors_layout layout = {0};
+  even_content content = {0};
+  EVEN_TRY(check_begun(writer));
   even_status status = file == NULL || file->size != sizeof *file
                            ? even_fail(EVEN_ERR_ARGUMENT, "even_checkpoint_writer_add: parameters of another version")
                            : check_file_name(writer, file->name);
@@ -264,16 +248,15 @@ even_status even_checkpoint_writer_add(even_checkpoint_writer *writer, const eve
     status = even_safetensors_layout_make(file, &layout);
   }
   if (status == EVEN_OK) {
-    status = write_file(writer, file, &layout, &entry);
+    status = even_content_of_tensors(file, &layout, &content);
   }
   if (status == EVEN_OK) {
-    status = append_entry(writer, file->name, &entry);
-  }
-  even_safetensors_layout_free(&layout);
-  if (status != EVEN_OK) {
-    even_free(entry.sums);
+    status = even_checkpoint_writer_add_content(writer, file->name, &content);
+  } else {
     discard_partial(writer);
   }
+  even_content_free(&content);
+  even_safetensors_layout_free(&layout);
   return status;
 }
 

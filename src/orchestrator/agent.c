@@ -277,10 +277,11 @@ static even_status check(const even_agent_params *params) {
   return EVEN_OK;
 }
 
-/* The agent holds a pipe for each of a rank's streams, and its log; a few more of its own, while it starts one, or
- * sweeps. The page's connections come and go meanwhile: a restart must find room beside them. */
+/* The agent holds a pipe for each of a rank's streams, its log and its checkpoints' memory; a few more of its own,
+ * while it starts one, or sweeps. The page's connections come and go meanwhile: a restart must find room beside them.
+ */
 static even_status make_room(even_job *job) {
-  enum { OF_A_RANK = 3, ITS_OWN = 16, SPARE = 128 };
+  enum { OF_A_RANK = 4, ITS_OWN = 16, SPARE = 128 };
   bool tight = false;
   even_status status =
       even_descriptors_raise(OF_A_RANK * (uint64_t)job->count + ITS_OWN, SPARE, &job->descriptors_before, &tight);
@@ -308,6 +309,7 @@ static even_status open_job(even_job *job) {
   even_host_name(job->host, sizeof job->host);
   EVEN_TRY(EVEN_NEW_ARRAY(&job->ranks, job->count));
   EVEN_TRY(EVEN_NEW_ARRAY(&job->order, job->count));
+  EVEN_TRY(even_job_snapshots_open(job));
   EVEN_TRY(even_progress_open(job->params->telemetry_fd, job->count, &job->progress));
   EVEN_TRY(even_process_adopt_orphans());
   EVEN_TRY(even_signals_open(&job->signals));
@@ -318,6 +320,7 @@ static even_status open_job(even_job *job) {
 
 static void close_job(even_job *job) {
   even_slowdown_close(&job->slow);
+  even_job_snapshots_close(job);
   even_guardian_stop(&job->guardian);
   even_oom_watch_close(&job->oom);
   even_progress_close(&job->progress);

@@ -275,13 +275,21 @@ static even_status start_process(even_job *job, size_t index, const even_environ
                                  even_process *process) {
   const even_device *device = &job->params->devices->items[index];
   char *const join[] = {(char *)even_slowdown_join(&job->slow, index), NULL};
+  int inherit[2];
+  size_t inherit_count = 0;
+  if (job->params->telemetry_fd >= 0) {
+    inherit[inherit_count++] = job->params->telemetry_fd;
+  }
+  if (job->snapshots[index] >= 0) {
+    inherit[inherit_count++] = job->snapshots[index];
+  }
   even_process_params params = {.arguments = job->params->command,
                                 .environment = environment->lines,
                                 .cpus = device->cpus,
                                 .cpu_count = job->params->unpinned ? 0 : device->cpu_count,
                                 .join = join,
-                                .inherit = &job->params->telemetry_fd,
-                                .inherit_count = job->params->telemetry_fd >= 0 ? 1 : 0,
+                                .inherit = inherit,
+                                .inherit_count = inherit_count,
                                 .descriptors = job->descriptors_before};
   even_status status = even_process_start(&params, process);
   if (status != EVEN_OK) {
@@ -299,6 +307,7 @@ static even_status start_rank(even_job *job, size_t index, int port) {
                                  .attempt = job->attempt,
                                  .max_restarts = job->params->max_restarts,
                                  .telemetry_fd = job->params->telemetry_fd,
+                                 .snapshot_fd = even_job_snapshot_begin(job, index),
                                  .job = job->id,
                                  .run_folder = job->run_folder.data,
                                  .resume = job->resume.length > 0 ? job->resume.data : NULL};
@@ -362,6 +371,7 @@ even_status even_job_run_attempt(even_job *job) {
     job->alive = 0;
   }
   even_job_sweep(job);
+  even_job_snapshots_finish(job);
   return status;
 }
 

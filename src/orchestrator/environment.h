@@ -19,6 +19,7 @@ typedef struct even_rank_place {
   int attempt;
   int max_restarts;
   int telemetry_fd; /* -1: none */
+  int snapshot_fd;  /* memory for its checkpoints, -1: none */
   const char *job;
   const char *run_folder; /* absolute */
   const char *resume;     /* folder of a checkpoint, NULL: none */

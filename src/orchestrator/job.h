@@ -62,6 +62,7 @@ typedef struct even_job {
   even_text began;   /* and when that was made; empty: it began anew */
   even_job_stage stage;
   uint64_t deadline_ns; /* of the stage */
+  int *snapshots;       /* of each rank of the attempt: the memory of its checkpoints, -1: none */
   bool flights_told;    /* of the attempt */
   int interrupted;      /* the signal by which the user ended the job, 0 */
   int interrupts;       /* how often Ctrl-C was pressed */
@@ -85,6 +86,14 @@ void even_job_sweep(even_job *job);
 void even_job_forget_attempt(even_job *job);
 /* Writes logs/flight.json and says what each rank was doing: once an attempt, before its ranks are ended. */
 void even_job_flights_tell(even_job *job);
+/* Before the first attempt. */
+even_status even_job_snapshots_open(even_job *job) EVEN_MUST_USE;
+/* Memory for the checkpoints of a rank that is about to start: its descriptor, -1 where there is none to be had. */
+int even_job_snapshot_begin(even_job *job, size_t rank);
+/* Writes what a rank that has ended had taken, says so, and lets its memory go; nothing where there is none. */
+void even_job_snapshot_finish(even_job *job, size_t rank);
+void even_job_snapshots_finish(even_job *job);
+void even_job_snapshots_close(even_job *job);
 /* Reads the signals that came (a callback of the loop). */
 void even_job_signals_ready(void *context, int fd);
 void even_job_notice(even_job *job, const char *format, ...) EVEN_PRINTF(2, 3);

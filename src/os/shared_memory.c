@@ -1,6 +1,7 @@
 /* memfd segments. */
 #include "os/shared_memory.h"
 
+#include "base/checked.h"
 #include "base/fail.h"
 #include "os/calls.h"
 #include "os/entries.h"
@@ -14,6 +15,9 @@
 /* Where the system offers huge pages for shared memory on request (transparent_hugepage/shmem_enabled: advise): fewer
  * page faults and TLB misses. Small segments would take more memory than they need. */
 #define LEAST_FOR_HUGE_PAGES ((size_t)8 << 20)
+
+/* Segments that grow do so by whole pieces of this, so that a little more each time is no new mapping each time. */
+enum { GROWTH = 1 << 20 };
 
 static even_status map(even_shared_memory *memory) {
   void *address = even_os.mmap(NULL, memory->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory->fd, 0);
@@ -48,6 +52,57 @@ even_status even_shared_memory_create(const char *label, size_t bytes, even_shar
     even_shared_memory_close(out);
   }
   return status;
+}
+
+even_status even_shared_memory_begin(const char *label, even_shared_memory *out) {
+  *out = (even_shared_memory){.fd = even_os.memfd_create(label, MFD_CLOEXEC)};
+  return out->fd < 0 ? even_fail_errno(errno, "a shared memory segment could not be made") : EVEN_OK;
+}
+
+even_status even_shared_memory_take(int fd, even_shared_memory *out) {
+  size_t bytes = 0;
+  *out = (even_shared_memory){.fd = fd};
+  even_status status = even_shared_memory_bytes(fd, &bytes);
+  if (status == EVEN_OK && even_os.fcntl(fd, F_SETFD, FD_CLOEXEC) != 0) {
+    status = even_fail_errno(errno, "shared memory (descriptor %d) cannot be kept from other programs", fd);
+  }
+  if (status == EVEN_OK && bytes > 0) {
+    out->bytes = bytes;
+    status = map(out);
+  }
+  if (status != EVEN_OK) {
+    even_shared_memory_close(out);
+  }
+  return status;
+}
+
+even_status even_shared_memory_grow(even_shared_memory *memory, size_t bytes) {
+  even_shared_memory grown = {.fd = memory->fd};
+  if (bytes <= memory->bytes) {
+    return EVEN_OK;
+  }
+  if (!even_align_size(bytes, GROWTH, &grown.bytes) || grown.bytes > (size_t)INT64_MAX) {
+    return even_fail(EVEN_ERR_OVERFLOW, "a shared memory segment of %zu bytes", bytes);
+  }
+  if (even_os.ftruncate(memory->fd, (off_t)grown.bytes) != 0) {
+    return even_fail_errno(errno, "a shared memory segment could not grow to %zu bytes", grown.bytes);
+  }
+  EVEN_TRY(map(&grown));
+  if (memory->address != NULL) {
+    (void)even_os.munmap(memory->address, memory->bytes);
+  }
+  *memory = grown;
+  return EVEN_OK;
+}
+
+even_status even_shared_memory_bytes(int fd, size_t *bytes) {
+  struct stat facts;
+  *bytes = 0;
+  if (even_os.fstat(fd, &facts) != 0) {
+    return even_fail_errno(errno, "shared memory (descriptor %d) cannot be read", fd);
+  }
+  *bytes = facts.st_size > 0 ? (size_t)facts.st_size : 0;
+  return EVEN_OK;
 }
 
 even_status even_shared_memory_adopt(int fd, even_shared_memory *out) {
@@ -109,6 +164,12 @@ static bool is_segment(const char *path, const char *label) {
   link[length] = '\0';
   (void)snprintf(wanted, sizeof wanted, "/memfd:%s (deleted)", label);
   return strcmp(link, wanted) == 0;
+}
+
+bool even_shared_memory_has_label(int fd, const char *label) {
+  char path[64];
+  (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+  return is_segment(path, label);
 }
 
 static bool offer_segment(void *context, const char *name) {

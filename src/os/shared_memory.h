@@ -18,6 +18,17 @@ typedef struct even_shared_memory {
 /* A new zeroed segment, mapped read-write, its fd close-on-exec, its size sealed. `label` shows in /proc.
  * Pages are taken when first written. Errors: EVEN_ERR_NO_SPACE, _MEMORY, _SYSTEM. */
 even_status even_shared_memory_create(const char *label, size_t bytes, even_shared_memory *out) EVEN_MUST_USE;
+/* A segment of no bytes, whose size is open: even_shared_memory_grow. */
+even_status even_shared_memory_begin(const char *label, even_shared_memory *out) EVEN_MUST_USE;
+/* The same of one that another process began; owns the fd from then on, also on failure. */
+even_status even_shared_memory_take(int fd, even_shared_memory *out) EVEN_MUST_USE;
+/* Maps at least `bytes` of a segment that was begun, or taken; where it lies may change, what it holds stays. Who has
+ * it mapped elsewhere sees as much as it had. On failure it is not mapped, or as it was. */
+even_status even_shared_memory_grow(even_shared_memory *memory, size_t bytes) EVEN_MUST_USE;
+/* How large the segment behind `fd` is. */
+even_status even_shared_memory_bytes(int fd, size_t *bytes) EVEN_MUST_USE;
+/* Whether `fd` is open and a segment of that label. */
+bool even_shared_memory_has_label(int fd, const char *label);
 /* Maps the segment behind `fd` (whole), and owns the fd from then on, also on failure. */
 even_status even_shared_memory_adopt(int fd, even_shared_memory *out) EVEN_MUST_USE;
 /* The same for a duplicate of `fd`: the caller keeps its own. */

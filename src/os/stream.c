@@ -35,6 +35,23 @@ even_status even_output_write(even_output *output, const void *data, size_t byte
   return EVEN_OK;
 }
 
+even_status even_output_write_at(even_output *output, uint64_t offset, const void *data, size_t bytes) {
+  const char *at = data;
+  while (bytes > 0) {
+    ssize_t written = even_os.pwrite(output->fd, at, bytes, (off_t)offset);
+    if (written < 0 && errno == EINTR) {
+      continue;
+    }
+    if (written <= 0) {
+      return even_fail_errno(written < 0 ? errno : EIO, "%s cannot be written at byte %" PRIu64, output->path, offset);
+    }
+    at += written;
+    offset += (uint64_t)written;
+    bytes -= (size_t)written;
+  }
+  return EVEN_OK;
+}
+
 even_status even_output_finish(even_output *output) {
   even_status status = EVEN_OK;
   if (even_os.fsync(output->fd) != 0) {

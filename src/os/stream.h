@@ -17,6 +17,8 @@ typedef struct even_output {
 even_status even_output_create(const char *path, even_output *out) EVEN_MUST_USE;
 /* Appends all of `data`, through EINTR and short writes; output->bytes is exact after a failure, too. */
 even_status even_output_write(even_output *output, const void *data, size_t bytes) EVEN_MUST_USE;
+/* Writes all of `data` at `offset`; output->bytes stays as it is. Several threads may at a time. */
+even_status even_output_write_at(even_output *output, uint64_t offset, const void *data, size_t bytes) EVEN_MUST_USE;
 /* fsync and close; the file is durable (its name is with the folder's sync). On failure the file is removed. */
 even_status even_output_finish(even_output *output) EVEN_MUST_USE;
 /* Closes and removes the file. Does nothing where none is open. */

@@ -32,6 +32,7 @@ static even_rank_place place_of(int rank) {
                            .attempt = 2,
                            .max_restarts = 5,
                            .telemetry_fd = -1,
+                           .snapshot_fd = -1,
                            .job = "abc",
                            .run_folder = "/runs/a"};
 }

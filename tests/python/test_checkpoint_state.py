@@ -452,17 +452,17 @@ def test_the_ranks_load_what_the_first_one_found(monkeypatch: pytest.MonkeyPatch
 def test_what_is_still_being_written_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     session = use(monkeypatch, OneProcess(model=nn.Linear(1, 1)))
     ck.checkpoint("best")
-    go_on, write, join = threading.Event(), ck._write, ck._background.join
+    go_on, write, join = threading.Event(), ck._background.write, ck._background.join
 
-    def slow_write(*arguments: Any) -> None:
+    def slow_write() -> None:
         go_on.wait()
-        write(*arguments)
+        write()
 
     def waits() -> Any:
         go_on.set()
         return join()
 
-    monkeypatch.setattr(ck, "_write", slow_write)
+    monkeypatch.setattr(ck._background, "write", slow_write)
     session.step = 7
     ck.checkpoint("best", wait=False)
     monkeypatch.setattr(ck._background, "join", waits)
@@ -476,10 +476,13 @@ def test_a_write_that_failed_is_told_when_its_checkpoint_is_loaded(monkeypatch: 
     use(monkeypatch, OneProcess(model=nn.Linear(1, 1)))
     ck.checkpoint("best")
 
-    def full(*_: Any) -> None:
+    write = ck._background.write
+
+    def full() -> None:
+        write()
         raise EvenstepError("no space")
 
-    monkeypatch.setattr(ck, "_write", full)
+    monkeypatch.setattr(ck._background, "write", full)
     ck.checkpoint("best", wait=False)
     with pytest.raises(EvenstepError, match="the checkpoint before this one was not written: no space"):
         ck.load_checkpoint("best")

@@ -1,0 +1,89 @@
+"""Checkpoints that are written while training goes on: copied to memory first, at most one at a time.
+
+The memory is kept for the next one, so that a copy takes no page faults. Under `evenstep run` it is a memory file that the
+agent holds, too: what a rank has taken and does not live to write, the agent writes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from evenstep import _core
+from evenstep.checkpoint_files import file_of, total_bytes
+from evenstep.checkpoint_state import Snapshot
+from evenstep.memory import HostMemory
+
+# Training comes first where cores are scarce: twice the share of the writer's.
+_NICE = 4
+
+
+class Background:
+    """The write that goes on while training does."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._memory: _core.CheckpointSnapshot | None = None
+        self._bytes = 0  # that the memory has
+        self._process = 0
+
+    def take(self, folder: Path, snapshot: Snapshot, replace: bool, text: str) -> bool:
+        """Copies it. False: the memory that is free does not hold another copy. The last write must have ended."""
+        size = sum(total_bytes(tensors) for tensors in snapshot.files.values()) + len(text)
+        if not self._has_room(size):
+            return False
+        if self._memory is None or self._process != os.getpid():  # a fork's memory is its parent's
+            self._memory = _core.CheckpointSnapshot(_descriptor(first=self._process == 0))
+            self._process = os.getpid()
+        files = [file_of(name, tensors, snapshot.metadata.get(name, ())) for name, tensors in snapshot.files.items()]
+        self._memory.take(folder, files, text, replace, size)
+        self._bytes = max(self._bytes, size)
+        return True
+
+    def _has_room(self, size: int) -> bool:
+        if size <= self._bytes:
+            return True
+        memory = HostMemory()
+        use = memory.read()
+        return size - self._bytes + memory.reserve * use.limit < use.available
+
+    def start(self, after: Callable[[], None], failed: Callable[[BaseException], bool]) -> None:
+        """Writes what was taken, then calls `after`. failed: told of an error, says whether that is all; else `join`
+        gives it."""
+
+        def run() -> None:
+            os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + _NICE)  # of this thread
+            try:
+                self.write()
+                after()
+            except BaseException as error:
+                if not failed(error):
+                    self._error = error
+
+        self._thread = threading.Thread(target=run, name="evenstep-checkpoint")
+        self._thread.start()
+
+    def write(self) -> None:
+        assert self._memory is not None
+        self._memory.write()
+
+    @property
+    def busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def join(self) -> BaseException | None:
+        """Waits for the write; gives its error once."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        return error
+
+
+def _descriptor(first: bool) -> int:
+    """Of the agent's memory file, for the process that it started and none below; -1: none."""
+    text = os.environ.get("EVENSTEP_SNAPSHOT_FD", "")
+    return int(text) if first and text.isdigit() and sys.platform == "linux" else -1

@@ -1,0 +1,286 @@
+/* Snapshots: taken in the time of a memory copy, written by anybody who holds their memory. */
+#include "checkpoint/snapshot.h"
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "base/fail.h"
+#include "checkpoint/content.h"
+#include "checkpoint/writer.h"
+#include "os/folder.h"
+#include "os/shared_memory.h"
+
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <string.h>
+
+enum { MOST_PATH = 4096, MOST_NAME = 256, MOST_FILES = 65536, PAGE = 4096 };
+static const char magic[16] = "evenstep-snap-1";
+
+/* Whether there is something to write. Stored last, so that a process that dies meanwhile leaves EMPTY. */
+enum { EMPTY = 0, READY = 1 };
+
+typedef struct snapshot_entry {
+  char name[MOST_NAME];
+  uint64_t offset; /* in the segment */
+  uint64_t bytes;
+} snapshot_entry;
+
+/* The segment's first bytes; files follow from the next page on, each from a page of its own; then the entries, then
+ * the state. */
+typedef struct snapshot_head {
+  char magic[sizeof magic];
+  _Atomic uint32_t ready;
+  uint32_t replace;
+  uint64_t expected_bytes;
+  uint64_t entries; /* offset */
+  uint64_t count;
+  uint64_t state;       /* offset of JSON, */
+  uint64_t state_bytes; /* with its final NUL */
+  char folder[MOST_PATH];
+} snapshot_head;
+
+struct even_checkpoint_snapshot {
+  even_shared_memory memory;
+};
+
+/* What is laid out, before it is copied. */
+typedef struct snapshot_plan {
+  even_safetensors_layout *layouts;
+  even_content *contents;
+  snapshot_entry *entries;
+  size_t count;
+  size_t bytes; /* of the segment */
+  size_t entries_at;
+  size_t state_at;
+  size_t state_bytes;
+} snapshot_plan;
+
+static snapshot_head *head_of(const even_shared_memory *memory) {
+  return memory->address;
+}
+
+even_status even_checkpoint_snapshot_open(int fd, even_checkpoint_snapshot **out) {
+  even_checkpoint_snapshot *snapshot = NULL;
+  *out = NULL;
+  EVEN_TRY(EVEN_NEW(&snapshot));
+  even_status status = fd >= 0 && even_shared_memory_has_label(fd, EVEN_SNAPSHOT_LABEL)
+                           ? even_shared_memory_take(fd, &snapshot->memory)
+                           : even_shared_memory_begin(EVEN_SNAPSHOT_LABEL, &snapshot->memory);
+  if (status != EVEN_OK) {
+    even_free(snapshot);
+    return status;
+  }
+  *out = snapshot;
+  return EVEN_OK;
+}
+
+void even_checkpoint_snapshot_close(even_checkpoint_snapshot *snapshot) {
+  if (snapshot != NULL) {
+    even_shared_memory_close(&snapshot->memory);
+    even_free(snapshot);
+  }
+}
+
+static even_status too_large(void) {
+  return even_fail(EVEN_ERR_OVERFLOW, "a checkpoint of more bytes than memory has addresses");
+}
+
+static even_status plan_file(const even_checkpoint_file *file, size_t index, snapshot_plan *plan) {
+  size_t end = 0;
+  if (file->size != sizeof *file) {
+    return even_fail(EVEN_ERR_ARGUMENT, "even_checkpoint_snapshot_take: a file of another version");
+  }
+  if (file->name == NULL || strlen(file->name) >= MOST_NAME) {
+    return even_fail(EVEN_ERR_ARGUMENT, "a file of a checkpoint has no name, or one of more than %d bytes",
+                     MOST_NAME - 1);
+  }
+  EVEN_TRY(even_safetensors_layout_make(file, &plan->layouts[index]));
+  EVEN_TRY(even_content_of_tensors(file, &plan->layouts[index], &plan->contents[index]));
+  snapshot_entry *entry = &plan->entries[index];
+  memcpy(entry->name, file->name, strlen(file->name) + 1);
+  entry->offset = plan->bytes;
+  entry->bytes = plan->contents[index].bytes;
+  if (!even_add_size(plan->bytes, (size_t)entry->bytes, &end) || !even_align_size(end, PAGE, &plan->bytes)) {
+    return too_large();
+  }
+  return EVEN_OK;
+}
+
+static even_status make_plan(const even_checkpoint_file *files, size_t count, const char *state_json,
+                             snapshot_plan *plan) {
+  size_t end = 0;
+  plan->count = count;
+  EVEN_TRY(EVEN_NEW_ARRAY(&plan->layouts, count));
+  EVEN_TRY(EVEN_NEW_ARRAY(&plan->contents, count));
+  EVEN_TRY(EVEN_NEW_ARRAY(&plan->entries, count));
+  if (!even_align_size(sizeof(snapshot_head), PAGE, &plan->bytes)) {
+    return too_large();
+  }
+  for (size_t i = 0; i < count; i++) {
+    EVEN_TRY(plan_file(&files[i], i, plan));
+  }
+  plan->entries_at = plan->bytes;
+  plan->state_bytes = strlen(state_json) + 1;
+  if (!even_add_size(plan->bytes, count * sizeof *plan->entries, &plan->state_at) ||
+      !even_add_size(plan->state_at, plan->state_bytes, &end) || !even_align_size(end, PAGE, &plan->bytes)) {
+    return too_large();
+  }
+  return EVEN_OK;
+}
+
+static void free_plan(snapshot_plan *plan) {
+  for (size_t i = 0; i < plan->count; i++) {
+    if (plan->contents != NULL) {
+      even_content_free(&plan->contents[i]);
+    }
+    if (plan->layouts != NULL) {
+      even_safetensors_layout_free(&plan->layouts[i]);
+    }
+  }
+  even_free(plan->layouts);
+  even_free(plan->contents);
+  even_free(plan->entries);
+}
+
+static even_status copy(const snapshot_plan *plan, const even_checkpoint_params *params, const char *state_json,
+                        const even_shared_memory *memory) {
+  snapshot_head *head = head_of(memory);
+  char *base = memory->address;
+  memcpy(head->magic, magic, sizeof magic);
+  head->replace = params->replace;
+  head->expected_bytes = params->expected_bytes;
+  head->entries = plan->entries_at;
+  head->count = plan->count;
+  head->state = plan->state_at;
+  head->state_bytes = plan->state_bytes;
+  memcpy(head->folder, params->folder, strlen(params->folder) + 1);
+  for (size_t i = 0; i < plan->count; i++) {
+    EVEN_TRY(even_content_copy(&plan->contents[i], base + plan->entries[i].offset));
+  }
+  memcpy(base + plan->entries_at, plan->entries, plan->count * sizeof *plan->entries);
+  memcpy(base + plan->state_at, state_json, plan->state_bytes);
+  atomic_store_explicit(&head->ready, READY, memory_order_release);
+  return EVEN_OK;
+}
+
+static bool is_ready(const even_shared_memory *memory) {
+  return memory->address != NULL && atomic_load_explicit(&head_of(memory)->ready, memory_order_acquire) == READY;
+}
+
+even_status even_checkpoint_snapshot_take(even_checkpoint_snapshot *snapshot, const even_checkpoint_params *params,
+                                          const even_checkpoint_file *files, size_t count, const char *state_json) {
+  snapshot_plan plan = {0};
+  if (params == NULL || params->size != sizeof *params || params->folder == NULL || state_json == NULL ||
+      count > MOST_FILES) {
+    return even_fail(EVEN_ERR_ARGUMENT, "even_checkpoint_snapshot_take: parameters of another version");
+  }
+  if (strlen(params->folder) >= MOST_PATH) {
+    return even_fail(EVEN_ERR_ARGUMENT, "a checkpoint's folder has a path of more than %d bytes", MOST_PATH - 1);
+  }
+  if (is_ready(&snapshot->memory)) {
+    return even_fail(EVEN_ERR_STATE, "the snapshot before this one was not written yet");
+  }
+  even_status status = make_plan(files, count, state_json, &plan);
+  if (status == EVEN_OK) {
+    status = even_shared_memory_grow(&snapshot->memory, plan.bytes);
+  }
+  if (status == EVEN_OK) {
+    status = copy(&plan, params, state_json, &snapshot->memory);
+  }
+  free_plan(&plan);
+  return status;
+}
+
+/* A range of the segment behind its first page. */
+static bool is_inside(const even_shared_memory *memory, uint64_t offset, uint64_t bytes) {
+  return offset >= sizeof(snapshot_head) && offset <= memory->bytes && bytes <= memory->bytes - offset;
+}
+
+/* Another process filled it: no figure in it is believed. */
+static even_status check(const even_shared_memory *memory) {
+  const snapshot_head *head = head_of(memory);
+  const char *base = memory->address;
+  bool right = memcmp(head->magic, magic, sizeof magic) == 0 && head->count <= MOST_FILES &&
+               head->entries % _Alignof(snapshot_entry) == 0 &&
+               is_inside(memory, head->entries, head->count * sizeof(snapshot_entry)) && head->state_bytes > 0 &&
+               is_inside(memory, head->state, head->state_bytes) && base[head->state + head->state_bytes - 1] == '\0' &&
+               memchr(head->folder, '\0', MOST_PATH) != NULL;
+  for (size_t i = 0; right && i < head->count; i++) {
+    const snapshot_entry *entry = (const snapshot_entry *)(const void *)(base + head->entries) + i;
+    right = memchr(entry->name, '\0', MOST_NAME) != NULL && is_inside(memory, entry->offset, entry->bytes);
+  }
+  return right ? EVEN_OK : even_fail(EVEN_ERR_CORRUPT, "the memory of a snapshot holds something else");
+}
+
+static even_status add_entry(even_checkpoint_writer *writer, const char *base, const snapshot_entry *entry) {
+  even_content_piece piece = {.data = base + entry->offset, .begin = 0, .bytes = (size_t)entry->bytes};
+  const even_content content = {.pieces = &piece, .count = 1, .bytes = entry->bytes};
+  return even_checkpoint_writer_add_content(writer, entry->name, &content);
+}
+
+static even_status write_out(const even_shared_memory *memory) {
+  const snapshot_head *head = head_of(memory);
+  const char *base = memory->address;
+  even_checkpoint_writer *writer = NULL;
+  const even_checkpoint_params params = {.size = sizeof params,
+                                         .folder = head->folder,
+                                         .replace = head->replace != 0,
+                                         .expected_bytes = head->expected_bytes};
+  EVEN_TRY(check(memory));
+  EVEN_TRY(even_checkpoint_writer_open(&params, &writer));
+  for (size_t i = 0; i < head->count; i++) {
+    even_status status = add_entry(writer, base, (const snapshot_entry *)(const void *)(base + head->entries) + i);
+    if (status != EVEN_OK) {
+      even_checkpoint_writer_abandon(writer);
+      return status;
+    }
+  }
+  return even_checkpoint_writer_commit(writer, base + head->state);
+}
+
+static void empty(const even_shared_memory *memory) {
+  atomic_store_explicit(&head_of(memory)->ready, EMPTY, memory_order_release);
+}
+
+even_status even_checkpoint_snapshot_write(even_checkpoint_snapshot *snapshot) {
+  if (!is_ready(&snapshot->memory)) {
+    return even_fail(EVEN_ERR_STATE, "there is no snapshot to write");
+  }
+  even_status status = write_out(&snapshot->memory);
+  empty(&snapshot->memory);
+  return status;
+}
+
+/* Its own process had put it in place, and died before it could say so. */
+static bool is_in_place(const even_shared_memory *memory) {
+  even_text manifest = EVEN_TEXT_EMPTY;
+  even_text_format(&manifest, "%s/%s", head_of(memory)->folder, EVEN_CHECKPOINT_MANIFEST);
+  bool there = even_text_status(&manifest) == EVEN_OK && even_path_exists(even_text_string(&manifest));
+  even_text_free(&manifest);
+  return there;
+}
+
+even_status even_snapshot_finish(int fd, even_text *folder) {
+  even_shared_memory memory = {.fd = -1};
+  size_t bytes = 0;
+  even_text_clear(folder);
+  EVEN_TRY(even_shared_memory_bytes(fd, &bytes));
+  if (bytes < sizeof(snapshot_head)) { /* nobody ever took one */
+    return EVEN_OK;
+  }
+  EVEN_TRY(even_shared_memory_duplicate(fd, &memory));
+  even_status status = EVEN_OK;
+  if (is_ready(&memory)) {
+    status = check(&memory);
+    if (status == EVEN_OK && (head_of(&memory)->replace != 0 || !is_in_place(&memory))) {
+      even_text_add(folder, head_of(&memory)->folder);
+      status = even_text_status(folder);
+      status = status == EVEN_OK ? write_out(&memory) : status;
+    }
+    if (status == EVEN_OK) {
+      empty(&memory);
+    }
+  }
+  even_shared_memory_close(&memory);
+  return status;
+}

@@ -1,0 +1,136 @@
+"""Automatic checkpoints: written while training goes on, in a bounded memory, also when the rank that took one is dead."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoint_session import OneProcess, ck, empty_place, files, names, use  # noqa: F401
+from torch import nn
+
+from evenstep.checkpoint_keeping import Keep
+
+SCRIPT = """
+    import os, signal, torch
+    import evenstep as es
+    from evenstep.checkpoint_background import Background
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    loader = torch.utils.data.DataLoader(torch.randn(64, 64), batch_size=4)
+    model, optimizer, loader = es.prepare(model, optimizer, loader)
+    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    if attempt == 0:
+        write = Background.write
+
+        def dies(self):
+            if es.step() < 8:
+                return write(self)
+            {death}
+
+        Background.write = dies
+    first = True
+    for x in loader:
+        if first and es.is_main():
+            print(f"attempt {{attempt}} begins at step {{es.step()}}")
+        first = False
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    if es.is_main():
+        print("trained", es.step())
+"""
+
+
+@pytest.mark.parametrize(
+    "death", ["os.kill(os.getpid(), signal.SIGKILL)", pytest.param("os._exit(3)", marks=pytest.mark.more)]
+)
+def test_what_a_dead_rank_had_taken_is_written_by_the_agent(start, script, tmp_path: Path, death: str) -> None:
+    name = script(SCRIPT.format(death=death))
+    code, text = start("-n", "2", "--checkpoint-every", "4", "--name", "dies", name).finish()
+    assert code == 0, text
+    folder = tmp_path / "runs/dies/checkpoints/step-00000008"
+    assert f"the agent has written it: {folder}" in text
+    assert "attempt 1 begins at step 8" in text and "trained 16" in text
+
+
+def test_training_goes_on_while_one_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(4, 4)
+    session = use(monkeypatch, OneProcess(model=model))
+    go_on, write = threading.Event(), ck._background.write
+
+    def slow() -> None:
+        go_on.wait()
+        write()
+
+    monkeypatch.setattr(ck._background, "write", slow)
+    want = model.weight.detach().clone()
+    session.step = 1
+    ck.automatic(session)  # and does not wait, or this would never end
+    with torch.no_grad():
+        model.weight.zero_()
+    assert ck.is_writing() and names() == []
+    go_on.set()
+    session.step = 2
+    ck.automatic(session)  # waits for the first
+    assert "step-00000001" in names()
+    assert ck._background.join() is None and not ck.is_writing()
+    for step, values in ((1, want), (2, torch.zeros(4, 4))):
+        with files.TensorFile(Path(f"checkpoints/step-{step:08d}/model.safetensors")) as file:
+            assert torch.equal(file.read("weight"), values)
+
+
+def test_a_state_that_fits_no_second_time_is_written_at_once(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    session = use(monkeypatch, OneProcess(model=nn.Linear(300, 300)))
+    monkeypatch.setattr(ck._background, "_has_room", lambda size: False)
+    for session.step in (1, 2):
+        ck.automatic(session)
+        assert f"step-{session.step:08d}" in names()
+    assert capsys.readouterr().err.count("written while training stands still") == 1
+
+
+def test_the_first_of_every_so_many_steps_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVENSTEP_CHECKPOINT_KEEP", "2")
+    monkeypatch.setenv("EVENSTEP_CHECKPOINT_KEEP_EVERY", "100")
+    session = use(monkeypatch, OneProcess(model=nn.Linear(1, 1)))
+    for session.step in (40, 80, 120, 160, 200, 240, 280, 320):
+        ck.checkpoint()
+    assert names() == [f"step-{step:08d}" for step in (120, 200, 280, 320)]
+
+
+def test_of_an_interval_of_time_the_first_stays() -> None:
+    keep = Keep(1, 0, 60.0)
+    times = ["2026-11-22T10:00:01.000000Z", "2026-11-22T10:00:59.900000Z", "2026-11-22T10:01:00.000000Z"]
+    first, same, next_ = (keep.period(7, time) for time in times)
+    assert first == same and next_ == first + 1
+    assert Keep(1).period(7, times[0]) is None
+
+
+def test_the_last_one_that_was_read_back_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has loaded any: before the first goes, the newest is read back, and again when that one is to go."""
+    monkeypatch.setenv("EVENSTEP_CHECKPOINT_KEEP", "2")
+    keeping = __import__("evenstep.checkpoint_keeping", fromlist=["verify"])
+    session = use(monkeypatch, OneProcess(model=nn.Linear(1, 1)))
+    read_back, verify = [], keeping.verify
+
+    def watched(folder: Path, manifest: Any) -> None:
+        read_back.append(folder.name)
+        if folder.name == "step-00000005":
+            (folder / "model.safetensors").write_bytes(bytes((folder / "model.safetensors").stat().st_size))
+        verify(folder, manifest)
+
+    monkeypatch.setattr(keeping, "verify", watched)
+    for session.step in (1, 2, 3, 4):
+        ck.checkpoint()
+    assert read_back == ["step-00000003"] and names() == ["step-00000003", "step-00000004"]
+    session.step = 5
+    with pytest.warns(RuntimeWarning, match=r"an old checkpoint stays: .*step-00000005 is damaged"):
+        ck.checkpoint()
+    assert names() == ["step-00000003", "step-00000004", "step-00000005"]
+    session.step = 6
+    ck.checkpoint()
+    assert read_back[1:] == ["step-00000005", "step-00000006"] and names() == ["step-00000005", "step-00000006"]
