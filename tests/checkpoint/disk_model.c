@@ -1,0 +1,415 @@
+/* The model of a disk: files and folders as they are, as they are safe, and what may have happened in between. */
+#include "checkpoint/disk_model.h"
+
+#include "os/calls.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { MOST_NODES = 512, MOST_ENTRIES = 64, MOST_CHANGES = 256, MOST_DESCRIPTORS = 1024, MOST_NAME = 64 };
+
+typedef struct bytes {
+  char *data;
+  size_t length;
+} bytes;
+
+typedef struct entry {
+  char name[MOST_NAME];
+  int node;
+} entry;
+
+typedef struct folder {
+  entry entries[MOST_ENTRIES];
+  size_t count;
+} folder;
+
+typedef enum change_kind { ADD, REMOVE, MOVE, SWAP } change_kind;
+
+typedef struct change {
+  change_kind kind;
+  char name[MOST_NAME];
+  char other[MOST_NAME];
+  int node;
+} change;
+
+typedef struct node {
+  bool is_folder;
+  bytes now;  /* a file */
+  bytes safe; /* as of its last fsync */
+  folder entries;
+  folder safe_entries;
+  change changes[MOST_CHANGES]; /* since the folder's last fsync */
+  size_t change_count;
+} node;
+
+static node nodes[MOST_NODES];
+static int node_count;
+static char root[256];
+static int of_descriptor[MOST_DESCRIPTORS]; /* node + 1 */
+static off_t offsets[MOST_DESCRIPTORS];
+static long calls;
+void (*disk_model_before)(long call);
+
+static int new_node(bool is_folder) {
+  assert_true(node_count < MOST_NODES);
+  nodes[node_count] = (node){.is_folder = is_folder};
+  return node_count++;
+}
+
+static void set_bytes(bytes *out, const char *data, size_t length) {
+  out->data = realloc(out->data, length + 1);
+  assert_non_null(out->data);
+  if (length > 0) {
+    memcpy(out->data, data, length);
+  }
+  out->length = length;
+}
+
+static size_t find(const folder *in, const char *name) {
+  size_t i = 0;
+  while (i < in->count && strcmp(in->entries[i].name, name) != 0) {
+    i++;
+  }
+  return i;
+}
+
+static void apply(folder *to, const change *made) {
+  size_t at = find(to, made->name);
+  if (made->kind == ADD) {
+    assert_true(to->count < MOST_ENTRIES);
+    (void)snprintf(to->entries[to->count].name, MOST_NAME, "%s", made->name);
+    to->entries[to->count++].node = made->node;
+  } else if (made->kind == REMOVE) {
+    assert_true(at < to->count);
+    to->entries[at] = to->entries[--to->count];
+  } else if (made->kind == SWAP) {
+    size_t other = find(to, made->other);
+    int kept = to->entries[at].node;
+    to->entries[at].node = to->entries[other].node;
+    to->entries[other].node = kept;
+  } else {
+    size_t over = find(to, made->other);
+    int moved = to->entries[at].node;
+    to->entries[at] = to->entries[--to->count];
+    over = find(to, made->other);
+    if (over == to->count) {
+      to->count++;
+      (void)snprintf(to->entries[over].name, MOST_NAME, "%s", made->other);
+    }
+    to->entries[over].node = moved;
+  }
+}
+
+static void make_change(int at, change_kind kind, const char *name, const char *other, int which) {
+  change made = {.kind = kind, .node = which};
+  node *in = &nodes[at];
+  (void)snprintf(made.name, sizeof made.name, "%s", name);
+  (void)snprintf(made.other, sizeof made.other, "%s", other);
+  assert_true(in->change_count < MOST_CHANGES);
+  in->changes[in->change_count++] = made;
+  apply(&in->entries, &made);
+}
+
+/* The node of a path, -1: outside the root, or not there; the folder it is in, and its name there. */
+static int resolve(const char *path, int *parent, const char **name) {
+  size_t length = strlen(root);
+  int at = 0;
+  *parent = -1;
+  if (strncmp(path, root, length) != 0 || (path[length] != '/' && path[length] != '\0')) {
+    return -1;
+  }
+  path += length;
+  while (*path == '/') {
+    path++;
+    size_t part = strcspn(path, "/");
+    char word[MOST_NAME];
+    (void)snprintf(word, sizeof word, "%.*s", (int)part, path);
+    *parent = at;
+    *name = path;
+    size_t found = at < 0 ? 0 : find(&nodes[at].entries, word);
+    at = at < 0 || found == nodes[at].entries.count ? -1 : nodes[at].entries.entries[found].node;
+    path += part;
+  }
+  return at;
+}
+
+static void before_call(void) {
+  if (disk_model_before != NULL) {
+    disk_model_before(calls);
+  }
+  calls++;
+}
+
+static int model_open(const char *path, int flags, mode_t mode) {
+  int parent = -1;
+  const char *name = NULL;
+  int at = resolve(path, &parent, &name);
+  bool creates = (flags & O_CREAT) != 0 && at < 0 && parent >= 0;
+  if (creates) {
+    before_call();
+  }
+  int fd = even_os_real.open(path, flags, mode);
+  if (fd >= 0 && creates) {
+    at = new_node(false);
+    make_change(parent, ADD, name, "", at);
+  }
+  if (fd >= 0) {
+    assert_true(fd < MOST_DESCRIPTORS);
+    of_descriptor[fd] = at + 1;
+    offsets[fd] = 0;
+  }
+  return fd;
+}
+
+static int model_close(int fd) {
+  of_descriptor[fd] = 0;
+  return even_os_real.close(fd);
+}
+
+static void put(int fd, const void *data, size_t length, off_t offset) {
+  node *file = &nodes[of_descriptor[fd] - 1];
+  size_t end = (size_t)offset + length;
+  if (end > file->now.length) {
+    file->now.data = realloc(file->now.data, end + 1);
+    assert_non_null(file->now.data);
+    memset(file->now.data + file->now.length, 0, end - file->now.length);
+    file->now.length = end;
+  }
+  memcpy(file->now.data + offset, data, length);
+}
+
+static ssize_t model_write(int fd, const void *data, size_t length) {
+  if (of_descriptor[fd] == 0) {
+    return even_os_real.write(fd, data, length);
+  }
+  before_call();
+  ssize_t written = even_os_real.write(fd, data, length);
+  if (written > 0) {
+    put(fd, data, (size_t)written, offsets[fd]);
+    offsets[fd] += written;
+  }
+  return written;
+}
+
+static ssize_t model_pwrite(int fd, const void *data, size_t length, off_t offset) {
+  if (of_descriptor[fd] == 0) {
+    return even_os_real.pwrite(fd, data, length, offset);
+  }
+  before_call();
+  ssize_t written = even_os_real.pwrite(fd, data, length, offset);
+  if (written > 0) {
+    put(fd, data, (size_t)written, offset);
+  }
+  return written;
+}
+
+static int model_fsync(int fd) {
+  if (of_descriptor[fd] == 0) {
+    return even_os_real.fsync(fd);
+  }
+  before_call();
+  int failed = even_os_real.fsync(fd);
+  node *synced = &nodes[of_descriptor[fd] - 1];
+  if (failed == 0 && synced->is_folder) {
+    synced->safe_entries = synced->entries;
+    synced->change_count = 0;
+  } else if (failed == 0) {
+    set_bytes(&synced->safe, synced->now.data, synced->now.length);
+  }
+  return failed;
+}
+
+static int model_rename(const char *from, const char *to) {
+  int parent = -1;
+  int other = -1;
+  const char *name = NULL;
+  const char *new_name = NULL;
+  (void)resolve(from, &parent, &name);
+  (void)resolve(to, &other, &new_name);
+  before_call();
+  int failed = even_os_real.rename(from, to);
+  if (failed == 0) {
+    assert_int_equal(parent, other); /* between folders nothing is moved */
+    make_change(parent, MOVE, name, new_name, -1);
+  }
+  return failed;
+}
+
+static int model_exchange(const char *a, const char *b) {
+  int parent = -1;
+  int other = -1;
+  const char *name = NULL;
+  const char *new_name = NULL;
+  (void)resolve(a, &parent, &name);
+  (void)resolve(b, &other, &new_name);
+  before_call();
+  int failed = even_os_real.exchange(a, b);
+  if (failed == 0) {
+    assert_int_equal(parent, other);
+    make_change(parent, SWAP, name, new_name, -1);
+  }
+  return failed;
+}
+
+static int model_mkdir(const char *path, mode_t mode) {
+  int parent = -1;
+  const char *name = NULL;
+  (void)resolve(path, &parent, &name);
+  before_call();
+  int failed = even_os_real.mkdir(path, mode);
+  if (failed == 0) {
+    make_change(parent, ADD, name, "", new_node(true));
+  }
+  return failed;
+}
+
+static int removed(int failed, int parent, const char *name) {
+  if (failed == 0) {
+    make_change(parent, REMOVE, name, "", -1);
+  }
+  return failed;
+}
+
+static int model_unlink(const char *path) {
+  int parent = -1;
+  const char *name = NULL;
+  (void)resolve(path, &parent, &name);
+  before_call();
+  return removed(even_os_real.unlink(path), parent, name);
+}
+
+static int model_rmdir(const char *path) {
+  int parent = -1;
+  const char *name = NULL;
+  (void)resolve(path, &parent, &name);
+  before_call();
+  return removed(even_os_real.rmdir(path), parent, name);
+}
+
+static int model_unlinkat(int at, const char *name, int flags) {
+  before_call();
+  int parent = of_descriptor[at] - 1;
+  assert_true(parent >= 0);
+  return removed(even_os_real.unlinkat(at, name, flags), parent, name);
+}
+
+/* What lies there already. */
+static void read_folder(const char *path, int at) {
+  DIR *stream = opendir(path);
+  assert_non_null(stream);
+  for (struct dirent *each = readdir(stream); each != NULL; each = readdir(stream)) {
+    char below[1024];
+    if (strcmp(each->d_name, ".") == 0 || strcmp(each->d_name, "..") == 0) {
+      continue;
+    }
+    (void)snprintf(below, sizeof below, "%s/%s", path, each->d_name);
+    int found = new_node(each->d_type == DT_DIR);
+    make_change(at, ADD, each->d_name, "", found);
+    if (each->d_type == DT_DIR) {
+      read_folder(below, found);
+    } else {
+      char data[65536];
+      FILE *file = fopen(below, "rb");
+      assert_non_null(file);
+      size_t length = fread(data, 1, sizeof data, file);
+      (void)fclose(file);
+      set_bytes(&nodes[found].now, data, length);
+      set_bytes(&nodes[found].safe, data, length);
+    }
+  }
+  (void)closedir(stream);
+  nodes[at].safe_entries = nodes[at].entries;
+  nodes[at].change_count = 0;
+}
+
+void disk_model_begin(const char *path) {
+  (void)snprintf(root, sizeof root, "%s", path);
+  memset(of_descriptor, 0, sizeof of_descriptor);
+  node_count = 0;
+  calls = 0;
+  read_folder(path, new_node(true));
+  even_os.open = model_open;
+  even_os.close = model_close;
+  even_os.write = model_write;
+  even_os.pwrite = model_pwrite;
+  even_os.fsync = model_fsync;
+  even_os.rename = model_rename;
+  even_os.exchange = model_exchange;
+  even_os.mkdir = model_mkdir;
+  even_os.rmdir = model_rmdir;
+  even_os.unlink = model_unlink;
+  even_os.unlinkat = model_unlinkat;
+}
+
+long disk_model_calls(void) {
+  return calls;
+}
+
+void disk_model_end(void) {
+  if (disk_model_before != NULL) {
+    disk_model_before(calls);
+  }
+  even_os = even_os_real;
+  for (int i = 0; i < node_count; i++) {
+    free(nodes[i].now.data);
+    free(nodes[i].safe.data);
+    nodes[i].now.data = nodes[i].safe.data = NULL;
+  }
+}
+
+static unsigned draw(unsigned *seed, unsigned below) {
+  *seed = *seed * 1103515245u + 12345u;
+  return (*seed >> 16) % below;
+}
+
+static void write_file(const node *file, const char *path, disk_outcome outcome, unsigned *seed) {
+  unsigned kind = outcome == DISK_SAFE_ONLY ? 0 : outcome == DISK_ALL ? 1 : draw(seed, 3);
+  const bytes *content = kind == 0 ? &file->safe : &file->now;
+  size_t torn = kind == 2 && content->length > 0 ? draw(seed, (unsigned)content->length) : content->length;
+  FILE *stream = fopen(path, "wb");
+  assert_non_null(stream);
+  /* what was safe stays, and so does a part of what was not; blocks that were not written read as zeros */
+  if (kind == 2 && torn < file->safe.length) {
+    torn = file->safe.length;
+  }
+  if (torn > 0) {
+    assert_int_equal(fwrite(content->data, 1, torn, stream), torn);
+  }
+  for (size_t i = torn; kind == 2 && i < content->length && draw(seed, 50) > 0; i++) {
+    (void)fputc(0, stream);
+  }
+  (void)fclose(stream);
+}
+
+static void write_folder(int at, const char *path, disk_outcome outcome, unsigned *seed) {
+  folder found = nodes[at].safe_entries;
+  size_t count = nodes[at].change_count;
+  count = outcome == DISK_SAFE_ONLY ? 0 : outcome == DISK_ALL ? count : draw(seed, (unsigned)count + 1);
+  for (size_t i = 0; i < count; i++) {
+    apply(&found, &nodes[at].changes[i]);
+  }
+  assert_int_equal(mkdir(path, 0755), 0);
+  for (size_t i = 0; i < found.count; i++) {
+    char below[1024];
+    (void)snprintf(below, sizeof below, "%s/%s", path, found.entries[i].name);
+    if (nodes[found.entries[i].node].is_folder) {
+      write_folder(found.entries[i].node, below, outcome, seed);
+    } else {
+      write_file(&nodes[found.entries[i].node], below, outcome, seed);
+    }
+  }
+}
+
+void disk_model_cut(const char *into, disk_outcome outcome, unsigned seed) {
+  write_folder(0, into, outcome, &seed);
+}
