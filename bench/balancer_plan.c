@@ -59,8 +59,8 @@ static const scenario scenarios[] = {
      .change = 8},
 };
 
-static cluster make(const scenario *s, uint64_t seed) {
-  cluster c = {.ranks = s->ranks, .first_step = 3.0, .state = seed * 7919};
+static even_cluster make(const scenario *s, uint64_t seed) {
+  even_cluster c = {.ranks = s->ranks, .first_step = 3.0, .state = seed * 7919};
   double batch = (double)SAMPLES_A_RANK * (double)s->ranks;
   double sum = 0.0;
   for (size_t r = 0; r < s->ranks; r++) {
@@ -71,11 +71,11 @@ static cluster make(const scenario *s, uint64_t seed) {
   for (size_t r = 0; r < s->ranks; r++) {
     double speed = s->speeds[r % 4 % (s->ranks < 4 ? s->ranks : 4)];
     double slow = s->period > 0.0 ? 1.0 : 1.0 / speed;
-    c.rank[r] = (cluster_rank){.fixed = 3.0 * work * slow,
-                               .per_sample = work * slow,
-                               .noise = s->noise,
-                               .lognormal = s->lognormal,
-                               .outliers = s->outliers};
+    c.rank[r] = (even_cluster_rank){.fixed = 3.0 * work * slow,
+                                    .per_sample = work * slow,
+                                    .noise = s->noise,
+                                    .lognormal = s->lognormal,
+                                    .outliers = s->outliers};
     if (s->period > 0.0 && speed < 1.0) {
       c.rank[r].quota = speed;
       c.rank[r].period = s->period;
@@ -86,8 +86,8 @@ static cluster make(const scenario *s, uint64_t seed) {
   return c;
 }
 
-static void set_speed(const scenario *s, cluster *c, int step) {
-  cluster_rank *last = &c->rank[c->ranks - 1];
+static void set_speed(const scenario *s, even_cluster *c, int step) {
+  even_cluster_rank *last = &c->rank[c->ranks - 1];
   last->slower = s->slower > 0.0 && step >= 600 && step < 900 ? s->slower : 1.0;
   last->slower += s->drift * step;
 }
@@ -103,13 +103,13 @@ static void fail(void) {
 }
 
 static void run(const scenario *s, even_policy policy, uint64_t seed, outcome *out) {
-  cluster own = make(s, seed);
-  cluster twin = own;
+  even_cluster own = make(s, seed);
+  even_cluster twin = own;
   int64_t batch = SAMPLES_A_RANK * (int64_t)s->ranks;
-  int64_t queue[AHEAD + 1][CLUSTER_RANKS]; /* shares reach the ranks two steps late */
-  int64_t best[CLUSTER_RANKS];
-  even_step_timing timings[CLUSTER_RANKS];
-  even_step_timing ignored[CLUSTER_RANKS];
+  int64_t queue[AHEAD + 1][EVEN_CLUSTER_RANKS]; /* shares reach the ranks two steps late */
+  int64_t best[EVEN_CLUSTER_RANKS];
+  even_step_timing timings[EVEN_CLUSTER_RANKS];
+  even_step_timing ignored[EVEN_CLUSTER_RANKS];
   even_balancer *balancer = NULL;
   even_balancer_params params = {.size = sizeof params, .policy = policy, .ranks = s->ranks, .batch = batch};
   even_status status = even_balancer_open(&params, &balancer);
@@ -120,9 +120,11 @@ static void run(const scenario *s, even_policy policy, uint64_t seed, outcome *o
   for (int step = 0; step < STEPS && status == EVEN_OK; step++) {
     set_speed(s, &own, step);
     set_speed(s, &twin, step);
-    cluster_best(&twin, batch, best);
-    double theirs = cluster_step(&twin, best, ignored);
-    double mine = cluster_step(&own, queue[0], timings);
+    if (even_cluster_best(&twin, batch, best) != EVEN_OK) {
+      fail();
+    }
+    double theirs = even_cluster_step(&twin, best, ignored);
+    double mine = even_cluster_step(&own, queue[0], timings);
     memmove(queue[0], queue[1], AHEAD * sizeof queue[0]);
     for (int i = 0; i < 2; i++) {
       out->ours[i] += step >= (i == 0 ? FIRST : SETTLED) ? mine : 0.0;

@@ -47,8 +47,13 @@ static const scenario scenarios[] = {
     {"quotas 1:0.5:0.25:0.1 of 100 ms, steps of 50 ms", 4, {1, .5, .25, .1}, 0.1, 0.05, 0.10, 0.0, 0, 1, {0}},
 };
 
-static cluster make(const scenario *s, int64_t batch, uint64_t seed) {
-  cluster c = {.ranks = s->ranks, .first_step = 3.0, .state = seed * 7919};
+static void fail(void) {
+  (void)fprintf(stderr, "balancer_regret: %s\n", even_error_last()->what);
+  exit(1);
+}
+
+static even_cluster make(const scenario *s, int64_t batch, uint64_t seed) {
+  even_cluster c = {.ranks = s->ranks, .first_step = 3.0, .state = seed * 7919};
   double sum = 0.0;
   for (size_t r = 0; r < s->ranks; r++) {
     sum += s->speeds[r];
@@ -56,10 +61,10 @@ static cluster make(const scenario *s, int64_t batch, uint64_t seed) {
   double work = s->step * sum / ((double)batch + 3.0 * (double)s->ranks); /* a fixed part of three samples */
   for (size_t r = 0; r < s->ranks; r++) {
     double slow = s->period > 0.0 ? 1.0 : 1.0 / s->speeds[r];
-    c.rank[r] = (cluster_rank){.fixed = 3.0 * work * slow,
-                               .per_sample = work * slow,
-                               .lognormal = s->lognormal > 0.0 ? s->lognormal : s->scatters[r],
-                               .outliers = s->outliers};
+    c.rank[r] = (even_cluster_rank){.fixed = 3.0 * work * slow,
+                                    .per_sample = work * slow,
+                                    .lognormal = s->lognormal > 0.0 ? s->lognormal : s->scatters[r],
+                                    .outliers = s->outliers};
     if (s->period > 0.0 && s->speeds[r] < 1.0) {
       c.rank[r].quota = s->speeds[r];
       c.rank[r].period = s->period;
@@ -69,18 +74,18 @@ static cluster make(const scenario *s, int64_t batch, uint64_t seed) {
   return c;
 }
 
-static void set_speed(const scenario *s, cluster *c, int step) {
+static void set_speed(const scenario *s, even_cluster *c, int step) {
   c->rank[c->ranks - 1].slower = s->change_at > 0 && step >= s->change_at ? s->slower : 1.0;
 }
 
 static double fixed_split(const scenario *s, int64_t batch, const int64_t *shares, int from) {
-  even_step_timing timings[CLUSTER_RANKS];
+  even_step_timing timings[EVEN_CLUSTER_RANKS];
   double seconds = 0.0;
   for (uint64_t seed = 1; seed <= SEEDS; seed++) {
-    cluster c = make(s, batch, seed);
+    even_cluster c = make(s, batch, seed);
     for (int step = 0; step < STEPS; step++) {
       set_speed(s, &c, step);
-      double one = cluster_step(&c, shares, timings);
+      double one = even_cluster_step(&c, shares, timings);
       seconds += step >= from ? one : 0.0;
     }
   }
@@ -107,9 +112,11 @@ static bool move(const scenario *s, int64_t batch, int64_t *shares, size_t a, si
 
 /* The best fixed split: from the one at the true speeds, moving samples between any two ranks while that helps. */
 static double best_fixed(const scenario *s, int64_t batch, int from, int64_t *best) {
-  cluster c = make(s, batch, 1);
+  even_cluster c = make(s, batch, 1);
   set_speed(s, &c, from);
-  cluster_best(&c, batch, best);
+  if (even_cluster_best(&c, batch, best) != EVEN_OK) {
+    fail();
+  }
   double least = fixed_split(s, batch, best, from);
   bool better = true;
   for (int round = 0; better && round < MOST_ROUNDS; round++) {
@@ -126,9 +133,9 @@ static double best_fixed(const scenario *s, int64_t batch, int from, int64_t *be
 }
 
 static double balanced(const scenario *s, int64_t batch, uint64_t seed, int from, int64_t *last) {
-  cluster c = make(s, batch, seed);
-  even_step_timing timings[CLUSTER_RANKS];
-  int64_t queue[AHEAD + 1][CLUSTER_RANKS]; /* shares reach the ranks two steps late */
+  even_cluster c = make(s, batch, seed);
+  even_step_timing timings[EVEN_CLUSTER_RANKS];
+  int64_t queue[AHEAD + 1][EVEN_CLUSTER_RANKS]; /* shares reach the ranks two steps late */
   even_balancer *balancer = NULL;
   even_balancer_params params = {
       .size = sizeof params, .policy = EVEN_POLICY_HYBRID, .ranks = s->ranks, .batch = batch};
@@ -141,14 +148,13 @@ static double balanced(const scenario *s, int64_t batch, uint64_t seed, int from
     set_speed(s, &c, step);
     memcpy(last, queue[0], s->ranks * sizeof *last);
     memmove(queue[0], queue[1], AHEAD * sizeof queue[0]);
-    double one = cluster_step(&c, last, timings);
+    double one = even_cluster_step(&c, last, timings);
     seconds += step >= from ? one : 0.0;
     status = even_balancer_observe(balancer, timings);
     status = status == EVEN_OK ? even_balancer_shares(balancer, batch, queue[AHEAD]) : status;
   }
   if (status != EVEN_OK) {
-    (void)fprintf(stderr, "balancer_regret: %s\n", even_error_last()->what);
-    exit(1);
+    fail();
   }
   even_balancer_close(balancer);
   return seconds;
@@ -167,8 +173,8 @@ int main(void) {
     const scenario *s = &scenarios[i];
     int64_t batch = 32 * (int64_t)s->ranks;
     int from = s->change_at > 0 ? s->change_at + 10 : SETTLED;
-    int64_t best[CLUSTER_RANKS];
-    int64_t last[CLUSTER_RANKS];
+    int64_t best[EVEN_CLUSTER_RANKS];
+    int64_t last[EVEN_CLUSTER_RANKS];
     double seconds = 0.0;
     for (uint64_t seed = 1; seed <= SEEDS; seed++) {
       seconds += balanced(s, batch, seed, from, last);

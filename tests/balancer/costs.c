@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "balancer/random.h"
+#include "balancer/pseudo_random.h"
 
 enum { MOST_POINTS = 5, MOST_RANKS = 4, MOST_BATCH = 24, MANY = 1024 };
 
@@ -25,17 +25,17 @@ typedef struct problem {
 
 /* Seconds that are sums of a few halves, so that the order of additions does not matter and ties are frequent. */
 static double some_seconds(uint64_t *state) {
-  return 0.5 * (double)random_between(state, 0, 6);
+  return 0.5 * (double)even_pseudo_random_between(state, 0, 6);
 }
 
 static void invent_table(uint64_t *state, problem *p, size_t rank) {
-  size_t points = (size_t)random_between(state, 1, MOST_POINTS);
-  int64_t samples = random_between(state, 0, 2);
+  size_t points = (size_t)even_pseudo_random_between(state, 1, MOST_POINTS);
+  int64_t samples = even_pseudo_random_between(state, 0, 2);
   double seconds = some_seconds(state);
   for (size_t i = 0; i < points; i++) {
     p->samples[rank][i] = samples;
     p->seconds[rank][i] = seconds;
-    samples += 1 << random_between(state, 0, 3);
+    samples += 1 << even_pseudo_random_between(state, 0, 3);
     seconds += some_seconds(state);
   }
   p->costs[rank].table = (even_time_table){p->samples[rank], p->seconds[rank], points};
@@ -43,16 +43,17 @@ static void invent_table(uint64_t *state, problem *p, size_t rank) {
 
 static void invent(uint64_t *state, problem *p) {
   memset(p, 0, sizeof *p);
-  p->ranks = (size_t)random_between(state, 1, MOST_RANKS);
-  p->batch = random_between(state, 1, p->ranks == MOST_RANKS ? MOST_BATCH / 2 : MOST_BATCH);
+  p->ranks = (size_t)even_pseudo_random_between(state, 1, MOST_RANKS);
+  p->batch = even_pseudo_random_between(state, 1, p->ranks == MOST_RANKS ? MOST_BATCH / 2 : MOST_BATCH);
   int64_t room = 0;
   for (size_t r = 0; r < p->ranks; r++) {
     invent_table(state, p, r);
-    p->costs[r].bucket = random_between(state, 0, 1) == 0 ? random_between(state, 0, 8) : 0;
-    p->costs[r].micro_batch = random_between(state, 0, 1) == 0 ? random_between(state, 1, 9) : 0;
-    p->costs[r].constant_seconds = random_between(state, 0, 1) == 0 ? some_seconds(state) : 0.0;
-    p->costs[r].leaves_out = random_between(state, 0, 2) == 0;
-    p->caps[r] = random_between(state, 0, 2) == 0 ? random_between(state, 0, p->batch) : -1;
+    p->costs[r].bucket = even_pseudo_random_between(state, 0, 1) == 0 ? even_pseudo_random_between(state, 0, 8) : 0;
+    p->costs[r].micro_batch =
+        even_pseudo_random_between(state, 0, 1) == 0 ? even_pseudo_random_between(state, 1, 9) : 0;
+    p->costs[r].constant_seconds = even_pseudo_random_between(state, 0, 1) == 0 ? some_seconds(state) : 0.0;
+    p->costs[r].leaves_out = even_pseudo_random_between(state, 0, 2) == 0;
+    p->caps[r] = even_pseudo_random_between(state, 0, 2) == 0 ? even_pseudo_random_between(state, 0, p->batch) : -1;
     room += p->caps[r] < 0 ? p->batch : p->caps[r];
   }
   if (room < p->batch) {
@@ -142,7 +143,7 @@ static void cost_is_what_it_means_and_never_falls(void **context) {
     problem p;
     invent(&state, &p);
     for (int i = 0; i < MOST_POINTS; i++) { /* seconds that do not add up without rounding */
-      p.seconds[0][i] *= 0.1 + random_unit(&state) * 1e-9;
+      p.seconds[0][i] *= 0.1 + even_pseudo_random_unit(&state) * 1e-9;
       p.seconds[0][i] = i > 0 ? fmax(p.seconds[0][i], p.seconds[0][i - 1]) : p.seconds[0][i];
     }
     double before = 0.0;
@@ -215,7 +216,7 @@ static void best_micro_batch_is_the_cheapest_a_sample(void **context) {
     problem p;
     invent(&state, &p);
     const even_time_table *table = &p.costs[0].table;
-    int64_t most = random_between(&state, 1, MOST_BATCH);
+    int64_t most = even_pseudo_random_between(&state, 1, MOST_BATCH);
     int64_t best = even_time_table_best_micro_batch(table, most);
     assert_true(best >= 1 && best <= most);
     double least = even_time_table_at(table, best) / (double)best;
@@ -227,7 +228,7 @@ static void best_micro_batch_is_the_cheapest_a_sample(void **context) {
     const double line[2] = {some_seconds(&state), 4.0};
     const even_rank_cost cut = {.table = {at, line, 2},
                                 .micro_batch = even_time_table_best_micro_batch(&(even_time_table){at, line, 2}, most)};
-    int64_t share = random_between(&state, 1, MOST_BATCH);
+    int64_t share = even_pseudo_random_between(&state, 1, MOST_BATCH);
     assert_true(near(even_rank_cost_at(&cut, share), any_cut(&cut.table, share, most)));
   }
 }

@@ -15,13 +15,13 @@
 enum { AHEAD = 2, SEEDS = 5, BATCH = 64 };
 
 typedef struct job {
-  cluster ranks;
+  even_cluster ranks;
   even_balancer *balancer;
-  int64_t queue[AHEAD + 1][CLUSTER_RANKS];
+  int64_t queue[AHEAD + 1][EVEN_CLUSTER_RANKS];
   double last_seconds;
 } job;
 
-static void start(job *j, const cluster *ranks, uint64_t seed) {
+static void start(job *j, const even_cluster *ranks, uint64_t seed) {
   even_balancer_params params = {
       .size = sizeof params, .policy = EVEN_POLICY_HYBRID, .ranks = ranks->ranks, .batch = BATCH};
   j->ranks = *ranks;
@@ -35,9 +35,9 @@ static void start(job *j, const cluster *ranks, uint64_t seed) {
 /* Seconds of `steps` steps. Shares reach the ranks two steps late. */
 static double go(job *j, int steps) {
   double seconds = 0.0;
-  even_step_timing timings[CLUSTER_RANKS];
+  even_step_timing timings[EVEN_CLUSTER_RANKS];
   for (int step = 0; step < steps; step++) {
-    seconds += cluster_step(&j->ranks, j->queue[0], timings);
+    seconds += even_cluster_step(&j->ranks, j->queue[0], timings);
     memmove(j->queue[0], j->queue[1], AHEAD * sizeof j->queue[0]);
     assert_int_equal(even_balancer_observe(j->balancer, timings), EVEN_OK);
     assert_int_equal(even_balancer_shares(j->balancer, BATCH, j->queue[AHEAD]), EVEN_OK);
@@ -45,20 +45,20 @@ static double go(job *j, int steps) {
   return seconds;
 }
 
-static double fixed_split(const cluster *ranks, uint64_t seed, const int64_t *shares, int from, int steps) {
-  even_step_timing timings[CLUSTER_RANKS];
-  cluster c = *ranks;
+static double fixed_split(const even_cluster *ranks, uint64_t seed, const int64_t *shares, int from, int steps) {
+  even_step_timing timings[EVEN_CLUSTER_RANKS];
+  even_cluster c = *ranks;
   double seconds = 0.0;
   c.state = seed * 7919;
   for (int step = 0; step < from + steps; step++) {
-    double one = cluster_step(&c, shares, timings);
+    double one = even_cluster_step(&c, shares, timings);
     seconds += step >= from ? one : 0.0;
   }
   return seconds;
 }
 
 /* Seconds with the best of all fixed splits over two ranks, over all seeds. */
-static double best_fixed(const cluster *ranks, int from, int steps) {
+static double best_fixed(const even_cluster *ranks, int from, int steps) {
   double least = INFINITY;
   for (int64_t first = 1; first < BATCH; first++) {
     const int64_t shares[2] = {first, BATCH - first};
@@ -72,10 +72,10 @@ static double best_fixed(const cluster *ranks, int from, int steps) {
 }
 
 /* A whole core and a quota of `quota` of one; both need `step` seconds at the best split. */
-static cluster under_quota(double quota, double period, double step, double noise) {
+static even_cluster under_quota(double quota, double period, double step, double noise) {
   double work = step * (1.0 + quota) / ((double)BATCH + 6.0);
-  cluster c = {.ranks = 2, .first_step = 3.0};
-  c.rank[0] = (cluster_rank){.fixed = 3.0 * work, .per_sample = work, .lognormal = noise};
+  even_cluster c = {.ranks = 2, .first_step = 3.0};
+  c.rank[0] = (even_cluster_rank){.fixed = 3.0 * work, .per_sample = work, .lognormal = noise};
   c.rank[1] = c.rank[0];
   c.rank[1].quota = quota;
   c.rank[1].period = period;
@@ -83,7 +83,7 @@ static cluster under_quota(double quota, double period, double step, double nois
   return c;
 }
 
-static double efficiency(const cluster *ranks, int from, int steps) {
+static double efficiency(const even_cluster *ranks, int from, int steps) {
   double seconds = 0.0;
   for (uint64_t seed = 1; seed <= SEEDS; seed++) {
     job j;
@@ -99,9 +99,9 @@ static double efficiency(const cluster *ranks, int from, int steps) {
  */
 static void noise_leaves_slow_ranks_headroom(void **context) {
   (void)context;
-  cluster c = {.ranks = 2, .first_step = 3.0};
-  c.rank[0] = (cluster_rank){.fixed = 0.003, .per_sample = 0.001, .lognormal = 0.10};
-  c.rank[1] = (cluster_rank){.fixed = 0.012, .per_sample = 0.004, .lognormal = 0.10};
+  even_cluster c = {.ranks = 2, .first_step = 3.0};
+  c.rank[0] = (even_cluster_rank){.fixed = 0.003, .per_sample = 0.001, .lognormal = 0.10};
+  c.rank[1] = (even_cluster_rank){.fixed = 0.012, .per_sample = 0.004, .lognormal = 0.10};
   assert_true(efficiency(&c, 400, 800) >= 0.995); /* 0.988 at equal mean times */
 }
 
@@ -140,7 +140,7 @@ static void quotas_reach_the_best_fixed_split(void **context) {
                {0.25, 0.1, 0.011, 0.05, 0.95},  {0.25, 0.1, 0.011, 0.10, 0.95}, {0.25, 0.1, 0.05, 0.10, 0.95},
                {0.25, 0.1, 0.1, 0.10, 0.93},    {0.25, 0.1, 0.22, 0.10, 0.95}};
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-    cluster c = under_quota(cases[i].quota, cases[i].period, cases[i].step, cases[i].noise);
+    even_cluster c = under_quota(cases[i].quota, cases[i].period, cases[i].step, cases[i].noise);
     double reached = efficiency(&c, 400, 800);
     if (!(reached >= cases[i].reach)) {
       print_error("case %zu: %.3f of the best fixed split\n", i, reached);
@@ -158,17 +158,17 @@ static void several_quotas_are_found(void **context) {
     double step, reach;
   } cases[] = {{0.011, 0.80}, {0.05, 0.88}};
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-    cluster c = {.ranks = 4, .first_step = 3.0};
+    even_cluster c = {.ranks = 4, .first_step = 3.0};
     double work = cases[i].step * 1.85 / ((double)BATCH + 12.0);
     for (size_t r = 0; r < 4; r++) {
-      c.rank[r] = (cluster_rank){.fixed = 3.0 * work, .per_sample = work, .lognormal = 0.10, .quota = quotas[r]};
+      c.rank[r] = (even_cluster_rank){.fixed = 3.0 * work, .per_sample = work, .lognormal = 0.10, .quota = quotas[r]};
       c.rank[r].period = 0.1;
       c.rank[r].left = quotas[r] * 0.1;
     }
-    int64_t best[CLUSTER_RANKS];
+    int64_t best[EVEN_CLUSTER_RANKS];
     double ours = 0.0;
     double theirs = 0.0;
-    cluster_best(&c, BATCH, best);
+    assert_int_equal(even_cluster_best(&c, BATCH, best), EVEN_OK);
     for (uint64_t seed = 1; seed <= 4 * (uint64_t)SEEDS; seed++) {
       job j;
       start(&j, &c, seed);
@@ -187,7 +187,7 @@ static void several_quotas_are_found(void **context) {
 /* The quota is lifted in mid-run: what the rank was held to is forgotten. */
 static void lifted_quota_is_noticed(void **context) {
   (void)context;
-  cluster c = under_quota(0.25, 0.1, 0.011, 0.05);
+  even_cluster c = under_quota(0.25, 0.1, 0.011, 0.05);
   for (uint64_t seed = 1; seed <= SEEDS; seed++) {
     job j;
     start(&j, &c, seed);
@@ -202,17 +202,17 @@ static void lifted_quota_is_noticed(void **context) {
 
 /* Ranks of speed 1 and 0.7 that disturb one another the more their shares differ: each rank's own times speak for
  * unequal shares, the step's for equal ones. */
-static cluster misleading(double tilt) {
-  cluster c = {.ranks = 2, .first_step = 3.0, .tilt = tilt};
-  c.rank[0] = (cluster_rank){.per_sample = 0.001, .lognormal = 0.05};
-  c.rank[1] = (cluster_rank){.per_sample = 0.001 / 0.7, .lognormal = 0.05};
+static even_cluster misleading(double tilt) {
+  even_cluster c = {.ranks = 2, .first_step = 3.0, .tilt = tilt};
+  c.rank[0] = (even_cluster_rank){.per_sample = 0.001, .lognormal = 0.05};
+  c.rank[1] = (even_cluster_rank){.per_sample = 0.001 / 0.7, .lognormal = 0.05};
   return c;
 }
 
 static void balancing_that_is_slower_is_given_up(void **context) {
   (void)context;
   for (uint64_t seed = 1; seed <= SEEDS; seed++) {
-    cluster c = misleading(2.0);
+    even_cluster c = misleading(2.0);
     job j;
     double balanced = -1.0;
     double equal = -1.0;
@@ -247,7 +247,7 @@ static void an_answer_holds_for_a_while(void **context) {
   (void)context;
   const int before[] = {0, 1000};
   for (size_t i = 0; i < sizeof before / sizeof before[0]; i++) {
-    cluster c = misleading(i == 0 ? 2.0 : 0.0);
+    even_cluster c = misleading(i == 0 ? 2.0 : 0.0);
     job j;
     int waited = 0;
     start(&j, &c, 3);
@@ -281,7 +281,7 @@ static void balancing_that_helps_stays(void **context) {
   (void)context;
   const double slow[] = {0.25, 0.5, 0.7, 0.9};
   for (size_t i = 0; i < sizeof slow / sizeof slow[0]; i++) {
-    cluster c = misleading(0.0);
+    even_cluster c = misleading(0.0);
     c.rank[1].per_sample = 0.001 / slow[i];
     for (uint64_t seed = 1; seed <= SEEDS; seed++) {
       job j;
@@ -298,7 +298,7 @@ static void balancing_that_helps_stays(void **context) {
 static void slower_times_for_all_do_not_mislead(void **context) {
   (void)context;
   for (uint64_t seed = 1; seed <= SEEDS; seed++) {
-    cluster c = misleading(0.0);
+    even_cluster c = misleading(0.0);
     job j;
     start(&j, &c, seed);
     (void)go(&j, 60);

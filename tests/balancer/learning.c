@@ -16,7 +16,7 @@
 enum { AHEAD = 2, SEEDS = 4 };
 
 typedef struct trial {
-  cluster ranks;
+  even_cluster ranks;
   even_policy policy;
   int64_t batch;
   int steps;
@@ -31,7 +31,7 @@ typedef struct trial {
 typedef struct outcome {
   double efficiency; /* best / balancer, in seconds */
   int changes;
-  int64_t shares[CLUSTER_RANKS]; /* at the end */
+  int64_t shares[EVEN_CLUSTER_RANKS]; /* at the end */
 } outcome;
 
 static even_balancer *open_for(even_policy policy, size_t ranks, int64_t batch) {
@@ -41,8 +41,8 @@ static even_balancer *open_for(even_policy policy, size_t ranks, int64_t batch) 
   return balancer;
 }
 
-static void set_speed(const trial *t, cluster *c, int step) {
-  cluster_rank *last = &c->rank[c->ranks - 1];
+static void set_speed(const trial *t, even_cluster *c, int step) {
+  even_cluster_rank *last = &c->rank[c->ranks - 1];
   if (t->change_at > 0) {
     last->slower = step >= t->change_at && (t->back_at == 0 || step < t->back_at) ? t->slower : 1.0;
   }
@@ -52,13 +52,13 @@ static void set_speed(const trial *t, cluster *c, int step) {
 }
 
 static outcome run(const trial *t, uint64_t seed) {
-  cluster own = t->ranks;
-  cluster twin = t->ranks;
-  even_step_timing timings[CLUSTER_RANKS];
-  even_step_timing ignored[CLUSTER_RANKS];
-  int64_t queue[AHEAD + 1][CLUSTER_RANKS];
-  int64_t best[CLUSTER_RANKS];
-  int64_t before[CLUSTER_RANKS];
+  even_cluster own = t->ranks;
+  even_cluster twin = t->ranks;
+  even_step_timing timings[EVEN_CLUSTER_RANKS];
+  even_step_timing ignored[EVEN_CLUSTER_RANKS];
+  int64_t queue[AHEAD + 1][EVEN_CLUSTER_RANKS];
+  int64_t best[EVEN_CLUSTER_RANKS];
+  int64_t before[EVEN_CLUSTER_RANKS];
   size_t bytes = t->ranks.ranks * sizeof(int64_t);
   double seconds = 0.0;
   double best_seconds = 0.0;
@@ -72,11 +72,11 @@ static outcome run(const trial *t, uint64_t seed) {
   for (int step = 0; step < t->steps; step++) {
     set_speed(t, &own, step);
     set_speed(t, &twin, step);
-    cluster_best(&twin, t->batch, best);
+    assert_int_equal(even_cluster_best(&twin, t->batch, best), EVEN_OK);
     memcpy(out.shares, queue[0], bytes);
     memmove(queue[0], queue[1], AHEAD * sizeof queue[0]);
-    double mine = cluster_step(&own, out.shares, timings);
-    double theirs = cluster_step(&twin, best, ignored);
+    double mine = even_cluster_step(&own, out.shares, timings);
+    double theirs = even_cluster_step(&twin, best, ignored);
     if (step >= t->from && (t->to == 0 || step < t->to)) {
       seconds += mine;
       best_seconds += theirs;
@@ -101,11 +101,11 @@ static double worst(const trial *t) {
 }
 
 /* Speeds 1, 1/2, 1/3, 1/4 in turn; a fixed cost of two samples; a slow first step. */
-static cluster unequal(size_t ranks, double noise) {
-  cluster c = {.ranks = ranks, .first_step = 3.0};
+static even_cluster unequal(size_t ranks, double noise) {
+  even_cluster c = {.ranks = ranks, .first_step = 3.0};
   for (size_t r = 0; r < ranks; r++) {
     double slow = 1.0 + (double)(r % 4);
-    c.rank[r] = (cluster_rank){.fixed = 0.002 * slow, .per_sample = 0.001 * slow, .noise = noise};
+    c.rank[r] = (even_cluster_rank){.fixed = 0.002 * slow, .per_sample = 0.001 * slow, .noise = noise};
   }
   return c;
 }
@@ -128,9 +128,9 @@ static void speed_ratios_up_to_sixteen(void **context) {
   (void)context;
   for (int ratio = 1; ratio <= 16; ratio *= 2) {
     trial t = {.policy = EVEN_POLICY_HYBRID, .batch = 64, .steps = 60, .from = 8};
-    t.ranks = (cluster){.ranks = 2, .first_step = 3.0};
-    t.ranks.rank[0] = (cluster_rank){.per_sample = 0.001, .noise = 0.05};
-    t.ranks.rank[1] = (cluster_rank){.per_sample = 0.001 * ratio, .noise = 0.05};
+    t.ranks = (even_cluster){.ranks = 2, .first_step = 3.0};
+    t.ranks.rank[0] = (even_cluster_rank){.per_sample = 0.001, .noise = 0.05};
+    t.ranks.rank[1] = (even_cluster_rank){.per_sample = 0.001 * ratio, .noise = 0.05};
     assert_true(worst(&t) >= 0.95);
   }
 }
@@ -138,10 +138,10 @@ static void speed_ratios_up_to_sixteen(void **context) {
 static void large_fixed_costs_are_learned(void **context) {
   (void)context;
   trial t = {.policy = EVEN_POLICY_HYBRID, .batch = 64, .steps = 60, .from = 12};
-  t.ranks = (cluster){.ranks = 3, .first_step = 3.0};
-  t.ranks.rank[0] = (cluster_rank){.fixed = 0.001, .per_sample = 0.001, .noise = 0.03};
-  t.ranks.rank[1] = (cluster_rank){.fixed = 0.020, .per_sample = 0.001, .noise = 0.03};
-  t.ranks.rank[2] = (cluster_rank){.fixed = 0.030, .per_sample = 0.0001, .noise = 0.03};
+  t.ranks = (even_cluster){.ranks = 3, .first_step = 3.0};
+  t.ranks.rank[0] = (even_cluster_rank){.fixed = 0.001, .per_sample = 0.001, .noise = 0.03};
+  t.ranks.rank[1] = (even_cluster_rank){.fixed = 0.020, .per_sample = 0.001, .noise = 0.03};
+  t.ranks.rank[2] = (even_cluster_rank){.fixed = 0.030, .per_sample = 0.0001, .noise = 0.03};
   assert_true(worst(&t) >= 0.95);
 }
 
@@ -206,8 +206,8 @@ static void cpu_quota_is_a_slow_rank(void **context) {
   } cases[] = {{0.01, 0.0002, 0.90}, {0.01, 0.001, 0.96}, {0.01, 0.004, 0.98}, {0.1, 0.004, 0.92}};
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     trial t = {.policy = EVEN_POLICY_HYBRID, .batch = 64, .steps = 300, .from = 20};
-    t.ranks = (cluster){.ranks = 2, .first_step = 3.0};
-    t.ranks.rank[0] = (cluster_rank){.fixed = 3 * cases[i].work, .per_sample = cases[i].work, .noise = 0.05};
+    t.ranks = (even_cluster){.ranks = 2, .first_step = 3.0};
+    t.ranks.rank[0] = (even_cluster_rank){.fixed = 3 * cases[i].work, .per_sample = cases[i].work, .noise = 0.05};
     t.ranks.rank[1] = t.ranks.rank[0];
     t.ranks.rank[1].quota = 0.25;
     t.ranks.rank[1].period = cases[i].period;
@@ -248,8 +248,8 @@ static void one_outlier_moves_nothing(void **context) {
 static void equal_ranks_stay_equal(void **context) {
   (void)context;
   trial t = {.policy = EVEN_POLICY_HYBRID, .batch = 64, .steps = 300, .from = 5};
-  t.ranks = (cluster){.ranks = 2, .first_step = 4.0};
-  t.ranks.rank[0] = t.ranks.rank[1] = (cluster_rank){.fixed = 0.01, .per_sample = 0.001, .noise = 0.03};
+  t.ranks = (even_cluster){.ranks = 2, .first_step = 4.0};
+  t.ranks.rank[0] = t.ranks.rank[1] = (even_cluster_rank){.fixed = 0.01, .per_sample = 0.001, .noise = 0.03};
   for (uint64_t seed = 1; seed <= SEEDS; seed++) {
     outcome out = run(&t, seed);
     assert_true(out.changes <= 1);
@@ -281,9 +281,9 @@ static void rank_without_samples_comes_back(void **context) {
   (void)context;
   for (int idles = 0; idles <= 1; idles++) {
     even_balancer *balancer = open_for(EVEN_POLICY_HYBRID, 3, 12);
-    cluster c = {.ranks = 3, .idles = idles != 0, .state = 5};
+    even_cluster c = {.ranks = 3, .idles = idles != 0, .state = 5};
     for (size_t r = 0; r < 3; r++) {
-      c.rank[r] = (cluster_rank){.per_sample = 0.001, .noise = 0.03};
+      c.rank[r] = (even_cluster_rank){.per_sample = 0.001, .noise = 0.03};
     }
     even_step_timing timings[3];
     int64_t shares[3];
@@ -292,7 +292,7 @@ static void rank_without_samples_comes_back(void **context) {
     for (int step = 0; step < 400; step++) {
       assert_int_equal(even_balancer_shares(balancer, 12, shares), EVEN_OK);
       used += step >= 20 && shares[2] > 0;
-      (void)cluster_step(&c, shares, timings);
+      (void)even_cluster_step(&c, shares, timings);
       assert_int_equal(even_balancer_observe(balancer, timings), EVEN_OK);
     }
     if (c.idles) {
@@ -302,7 +302,7 @@ static void rank_without_samples_comes_back(void **context) {
     c.rank[2].slower = 1.0;
     int waited = 0;
     for (; waited < 40000 && shares[2] < 4; waited++) {
-      (void)cluster_step(&c, shares, timings);
+      (void)even_cluster_step(&c, shares, timings);
       assert_int_equal(even_balancer_observe(balancer, timings), EVEN_OK);
       assert_int_equal(even_balancer_shares(balancer, 12, shares), EVEN_OK);
     }
@@ -323,9 +323,9 @@ static void rank_of_no_use_is_left_out_until_it_is_of_use(void **context) {
   (void)context;
   for (uint64_t seed = 1; seed <= SEEDS; seed++) {
     even_balancer *balancer = open_for(EVEN_POLICY_AUTO, 3, 12);
-    cluster c = {.ranks = 3, .dummy = 0.35, .state = seed, .first_step = 3.0};
+    even_cluster c = {.ranks = 3, .dummy = 0.35, .state = seed, .first_step = 3.0};
     for (size_t r = 0; r < 3; r++) {
-      c.rank[r] = (cluster_rank){.fixed = 0.001, .per_sample = 0.001, .noise = 0.05};
+      c.rank[r] = (even_cluster_rank){.fixed = 0.001, .per_sample = 0.001, .noise = 0.05};
     }
     c.rank[2].slower = 8.0; /* 16 ms with one sample, where the others need 7 ms for six */
     even_step_timing timings[3];
@@ -334,7 +334,7 @@ static void rank_of_no_use_is_left_out_until_it_is_of_use(void **context) {
     for (int step = 0; step < 600; step++) {
       assert_int_equal(even_balancer_shares(balancer, 12, shares), EVEN_OK);
       used += step >= 40 && shares[2] > 0;
-      (void)cluster_step(&c, shares, timings);
+      (void)even_cluster_step(&c, shares, timings);
       observe_spared(balancer, timings);
     }
     assert_true(used <= 40); /* trials of equal shares, and now and then one sample, to look */
@@ -343,7 +343,7 @@ static void rank_of_no_use_is_left_out_until_it_is_of_use(void **context) {
     c.rank[2].slower = 1.0;
     int waited = 0;
     for (; waited < 1000 && shares[2] < 3; waited++) {
-      (void)cluster_step(&c, shares, timings);
+      (void)even_cluster_step(&c, shares, timings);
       observe_spared(balancer, timings);
       assert_int_equal(even_balancer_shares(balancer, 12, shares), EVEN_OK);
     }
@@ -362,9 +362,9 @@ static void asking_for_shares_changes_nothing(void **context) {
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     even_balancer *silent = open_for(EVEN_POLICY_HYBRID, 3, 7);
     even_balancer *asked = open_for(EVEN_POLICY_HYBRID, 3, 7);
-    cluster c = {.ranks = 3, .idles = true, .tilt = cases[i].tilt, .state = 5};
+    even_cluster c = {.ranks = 3, .idles = true, .tilt = cases[i].tilt, .state = 5};
     for (size_t r = 0; r < 3; r++) {
-      c.rank[r] = (cluster_rank){.per_sample = 0.001, .noise = 0.05};
+      c.rank[r] = (even_cluster_rank){.per_sample = 0.001, .noise = 0.05};
     }
     c.rank[1].outliers = cases[i].outliers;
     c.rank[1].lognormal = cases[i].lognormal;
@@ -379,7 +379,7 @@ static void asking_for_shares_changes_nothing(void **context) {
       assert_int_equal(even_balancer_shares(asked, 7, same), EVEN_OK);
       assert_memory_equal(shares, same, sizeof shares);
       probed += step > 20 && shares[2] > 0;
-      (void)cluster_step(&c, shares, timings);
+      (void)even_cluster_step(&c, shares, timings);
       assert_int_equal(even_balancer_observe(silent, timings), EVEN_OK);
       assert_int_equal(even_balancer_observe(asked, timings), EVEN_OK);
       assert_int_equal(even_balancer_shares(asked, 6, last), EVEN_OK);

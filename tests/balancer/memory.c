@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "balancer/random.h"
+#include "balancer/pseudo_random.h"
 
 static void what_is_not_known_is_no_cap(void **context) {
   (void)context;
@@ -46,12 +46,12 @@ static void a_growing_share_uses_all_of_memory_and_no_more(void **context) {
   (void)context;
   uint64_t state = 21;
   for (int round = 0; round < 2000; round++) {
-    double fixed = 1e6 * random_unit(&state);
-    double per_sample = 1e4 * (0.1 + random_unit(&state));
-    int64_t truth = random_between(&state, 4, 5000);
+    double fixed = 1e6 * even_pseudo_random_unit(&state);
+    double per_sample = 1e4 * (0.1 + even_pseudo_random_unit(&state));
+    int64_t truth = even_pseudo_random_between(&state, 4, 5000);
     double limit = fixed + per_sample * ((double)truth + 0.5);
     even_memory_curve curve = {0};
-    int64_t share = random_between(&state, 2, 4);
+    int64_t share = even_pseudo_random_between(&state, 2, 4);
     even_memory_curve_take(&curve, 1, fixed + per_sample); /* of one size alone the fixed part is not known */
     for (int step = 0; step < 40; step++) {
       even_memory_curve_take(&curve, share, fixed + per_sample * (double)share);
@@ -83,7 +83,8 @@ static void bytes_are_what_caps_turn_round(void **context) {
   for (int round = 0; round < 500; round++) {
     even_memory_curve grown = {0};
     for (int i = 0; i < 12; i++) {
-      even_memory_curve_take(&grown, random_between(&state, 1, 1000), 1e6 * (0.01 + random_unit(&state)));
+      even_memory_curve_take(&grown, even_pseudo_random_between(&state, 1, 1000),
+                             1e6 * (0.01 + even_pseudo_random_unit(&state)));
     }
     double before = 0.0;
     for (int64_t size = 0; size < 1200; size += 7) {
@@ -148,12 +149,14 @@ static void pools_are_dealt_out_exactly(void **context) {
     int64_t wants[POOLS] = {0};
     int64_t dealt[POOLS] = {0};
     int64_t batch = INT64_C(1) << 40;
-    size_t ranks = (size_t)random_between(&state, 1, RANKS);
+    size_t ranks = (size_t)even_pseudo_random_between(&state, 1, RANKS);
     for (size_t r = 0; r < ranks; r++) {
-      int64_t pool = random_between(&state, 0, POOLS - 1);
-      reports[r] = (even_memory_report){
-          .pool = (uint64_t)pool, .samples = random_between(&state, 0, 1 << 20), .cap = -1, .room = 5 * pool};
-      wanted[r] = random_between(&state, 0, 1 << 20);
+      int64_t pool = even_pseudo_random_between(&state, 0, POOLS - 1);
+      reports[r] = (even_memory_report){.pool = (uint64_t)pool,
+                                        .samples = even_pseudo_random_between(&state, 0, 1 << 20),
+                                        .cap = -1,
+                                        .room = 5 * pool};
+      wanted[r] = even_pseudo_random_between(&state, 0, 1 << 20);
       wants[pool] += wanted[r];
       holds[pool] += reports[r].samples;
     }
@@ -190,10 +193,11 @@ static void absurd_numbers_do_no_harm(void **context) {
   const double bytes[] = {5e-324, 1e308, 1.0, 1e-300};
   even_memory_curve curve = {0};
   for (int i = 0; i < 500; i++) {
-    even_memory_curve_take(&curve, random_between(&state, 1, INT64_MAX - 1), bytes[random_between(&state, 0, 3)]);
-    assert_true(even_memory_curve_cap(&curve, bytes[random_between(&state, 0, 3)]) >= 0);
+    even_memory_curve_take(&curve, even_pseudo_random_between(&state, 1, INT64_MAX - 1),
+                           bytes[even_pseudo_random_between(&state, 0, 3)]);
+    assert_true(even_memory_curve_cap(&curve, bytes[even_pseudo_random_between(&state, 0, 3)]) >= 0);
     assert_true(even_memory_curve_cap(&curve, INFINITY) >= 0);
-    assert_true(even_memory_curve_bytes(&curve, random_between(&state, 0, INT64_MAX - 1)) >= 0.0);
+    assert_true(even_memory_curve_bytes(&curve, even_pseudo_random_between(&state, 0, INT64_MAX - 1)) >= 0.0);
   }
 }
 

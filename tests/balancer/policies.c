@@ -22,13 +22,13 @@ static even_balancer *opened(const even_balancer_params *params) {
 /* Shares reach the ranks two steps late, as they do when loading is ahead. */
 typedef struct queue {
   bool filled;
-  int64_t shares[AHEAD + 1][CLUSTER_RANKS];
+  int64_t shares[AHEAD + 1][EVEN_CLUSTER_RANKS];
 } queue;
 
 /* Seconds of `steps` steps; *changes (may be NULL): how often the shares were others than the step before. */
-static double go(even_balancer *balancer, queue *ahead, cluster *c, int steps, int *changes) {
+static double go(even_balancer *balancer, queue *ahead, even_cluster *c, int steps, int *changes) {
   double seconds = 0.0;
-  even_step_timing timings[CLUSTER_RANKS];
+  even_step_timing timings[EVEN_CLUSTER_RANKS];
   for (int i = 0; !ahead->filled && i <= AHEAD; i++) {
     assert_int_equal(even_balancer_shares(balancer, BATCH, ahead->shares[i]), EVEN_OK);
   }
@@ -37,7 +37,7 @@ static double go(even_balancer *balancer, queue *ahead, cluster *c, int steps, i
     if (changes != NULL && memcmp(ahead->shares[0], c->before, c->ranks * sizeof(int64_t)) != 0) {
       (*changes)++;
     }
-    seconds += cluster_step(c, ahead->shares[0], timings);
+    seconds += even_cluster_step(c, ahead->shares[0], timings);
     memmove(ahead->shares[0], ahead->shares[1], AHEAD * sizeof ahead->shares[0]);
     assert_int_equal(even_balancer_observe(balancer, timings), EVEN_OK);
     assert_int_equal(even_balancer_shares(balancer, BATCH, ahead->shares[AHEAD]), EVEN_OK);
@@ -46,10 +46,10 @@ static double go(even_balancer *balancer, queue *ahead, cluster *c, int steps, i
 }
 
 /* Ranks of speeds 1 and 0.7 that suit one split alone: the further from it, the slower are both. */
-static cluster suited(int64_t first, double tilt) {
-  cluster c = {.ranks = 2, .first_step = 3.0, .tilt = tilt, .state = 7, .centre = {first, BATCH - first}};
-  c.rank[0] = (cluster_rank){.per_sample = 0.001, .lognormal = 0.03};
-  c.rank[1] = (cluster_rank){.per_sample = 0.001 / 0.7, .lognormal = 0.03};
+static even_cluster suited(int64_t first, double tilt) {
+  even_cluster c = {.ranks = 2, .first_step = 3.0, .tilt = tilt, .state = 7, .centre = {first, BATCH - first}};
+  c.rank[0] = (even_cluster_rank){.per_sample = 0.001, .lognormal = 0.03};
+  c.rank[1] = (even_cluster_rank){.per_sample = 0.001 / 0.7, .lognormal = 0.03};
   return c;
 }
 
@@ -68,7 +68,7 @@ static void auto_runs_what_was_measured_fastest(void **context) {
     const even_balancer_params params = {
         .size = sizeof params, .policy = EVEN_POLICY_AUTO, .ranks = 2, .batch = BATCH, .speeds = speeds};
     even_balancer *balancer = opened(&params);
-    cluster c = suited(cases[i].centre, cases[i].tilt);
+    even_cluster c = suited(cases[i].centre, cases[i].tilt);
     queue ahead = {0};
     int64_t shares[2];
     double seconds = -1.0;
@@ -106,7 +106,7 @@ static void other_policies_report_themselves(void **context) {
     const even_balancer_params params = {
         .size = sizeof params, .policy = policies[i], .ranks = 2, .batch = BATCH, .speeds = speeds};
     even_balancer *balancer = opened(&params);
-    cluster c = suited(48, 2.0);
+    even_cluster c = suited(48, 2.0);
     queue ahead = {0};
     (void)go(balancer, &ahead, &c, 1500, NULL);
     even_policy choice = even_balancer_choice(balancer, NULL, NULL);
@@ -157,7 +157,7 @@ static void callers_policy_is_asked_and_told(void **context) {
                                        .choose = choose,
                                        .choose_context = &o};
   even_balancer *balancer = opened(&params);
-  cluster c = suited(0, 0.0);
+  even_cluster c = suited(0, 0.0);
   queue ahead = {0};
   int64_t shares[2];
   assert_int_equal(even_balancer_choice(balancer, NULL, NULL), EVEN_POLICY_CALLBACK);
@@ -241,7 +241,7 @@ static void caps_may_change_while_training(void **context) {
     const even_balancer_params params = {
         .size = sizeof params, .policy = policies[i], .ranks = 2, .batch = BATCH, .speeds = speeds};
     even_balancer *balancer = opened(&params);
-    cluster c = suited(0, 0.0);
+    even_cluster c = suited(0, 0.0);
     queue ahead = {0};
     int64_t before[2];
     int64_t shares[2];
@@ -310,9 +310,9 @@ static void changes_that_cost_more_than_they_gain_are_not_made(void **context) {
         .size = sizeof params, .policy = EVEN_POLICY_HYBRID, .ranks = 4, .batch = BATCH};
     even_balancer *balancer = opened(&params);
     queue ahead = {0};
-    cluster c = {.ranks = 4, .first_step = 3.0, .state = seed * 7919, .change = 0.3};
+    even_cluster c = {.ranks = 4, .first_step = 3.0, .state = seed * 7919, .change = 0.3};
     for (size_t r = 0; r < 4; r++) {
-      c.rank[r] = (cluster_rank){.per_sample = 0.001 * (1.0 + (double)r), .fixed = 0.002, .noise = 0.2};
+      c.rank[r] = (even_cluster_rank){.per_sample = 0.001 * (1.0 + (double)r), .fixed = 0.002, .noise = 0.2};
     }
     int changes = 0;
     (void)go(balancer, &ahead, &c, 40, NULL);

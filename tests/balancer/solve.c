@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "balancer/random.h"
+#include "balancer/pseudo_random.h"
 
 enum { MOST_POINTS = 6, MOST_RANKS = 5, MANY_RANKS = 64 };
 
@@ -25,23 +25,23 @@ typedef struct problem {
 
 /* Tables with plateaus, jumps, several scales, with and without a point at 0. */
 static void invent(uint64_t *state, problem *p, size_t most_ranks, int64_t most_batch) {
-  p->ranks = (size_t)random_between(state, 1, (int64_t)most_ranks);
-  p->batch = random_between(state, 1, most_batch);
+  p->ranks = (size_t)even_pseudo_random_between(state, 1, (int64_t)most_ranks);
+  p->batch = even_pseudo_random_between(state, 1, most_batch);
   int64_t room = 0;
   for (size_t r = 0; r < p->ranks; r++) {
-    size_t points = (size_t)random_between(state, 1, MOST_POINTS);
-    int64_t samples = random_between(state, 0, 3);
-    double seconds = random_between(state, 0, 3) == 0 ? 0.0 : random_unit(state);
-    double scale = random_between(state, 0, 4) == 0 ? 16.0 : 1.0;
+    size_t points = (size_t)even_pseudo_random_between(state, 1, MOST_POINTS);
+    int64_t samples = even_pseudo_random_between(state, 0, 3);
+    double seconds = even_pseudo_random_between(state, 0, 3) == 0 ? 0.0 : even_pseudo_random_unit(state);
+    double scale = even_pseudo_random_between(state, 0, 4) == 0 ? 16.0 : 1.0;
     for (size_t i = 0; i < points; i++) {
       p->samples[r][i] = samples;
       p->seconds[r][i] = seconds * scale;
-      samples += random_between(state, 1, 4);
-      int64_t kind = random_between(state, 0, 3);
-      seconds += kind == 0 ? 0.0 : (kind == 1 ? 0.5 : random_unit(state));
+      samples += even_pseudo_random_between(state, 1, 4);
+      int64_t kind = even_pseudo_random_between(state, 0, 3);
+      seconds += kind == 0 ? 0.0 : (kind == 1 ? 0.5 : even_pseudo_random_unit(state));
     }
     p->tables[r] = (even_time_table){p->samples[r], p->seconds[r], points};
-    p->caps[r] = random_between(state, 0, 2) == 0 ? random_between(state, 0, p->batch) : -1;
+    p->caps[r] = even_pseudo_random_between(state, 0, 2) == 0 ? even_pseudo_random_between(state, 0, p->batch) : -1;
     room += p->caps[r] < 0 ? p->batch : p->caps[r];
   }
   if (room < p->batch) {

@@ -2,16 +2,15 @@
 #include "balancer/cluster.h"
 
 #include <math.h>
-#include <stdlib.h>
 
-#include "balancer/random.h"
+#include "balancer/pseudo_random.h"
 
-static double factor_of(const cluster_rank *rank) {
+static double factor_of(const even_cluster_rank *rank) {
   return rank->slower > 0.0 ? rank->slower : 1.0;
 }
 
 /* Wall seconds for `work` seconds of a core's time under the rank's quota, from the cluster's present on. */
-static double throttled(cluster_rank *rank, double now, double work) {
+static double throttled(even_cluster_rank *rank, double now, double work) {
   double at = now;
   for (;;) {
     double next = (floor(at / rank->period + 1e-9) + 1.0) * rank->period;
@@ -27,21 +26,21 @@ static double throttled(cluster_rank *rank, double now, double work) {
 }
 
 /* What is left of the quota's present period after all waited until `now`. */
-static void refill(cluster_rank *rank, double before, double now) {
+static void refill(even_cluster_rank *rank, double before, double now) {
   if (floor(now / rank->period + 1e-9) > floor(before / rank->period + 1e-9)) {
     rank->left = rank->quota * rank->period;
   }
 }
 
 /* Box and Muller (1958). */
-static double lognormal(cluster *c, double deviation) {
-  double radius = sqrt(-2.0 * log(1.0 - random_unit(&c->state)));
-  double angle = 6.283185307179586 * random_unit(&c->state);
+static double lognormal(even_cluster *c, double deviation) {
+  double radius = sqrt(-2.0 * log(1.0 - even_pseudo_random_unit(&c->state)));
+  double angle = 6.283185307179586 * even_pseudo_random_unit(&c->state);
   return exp(deviation * radius * cos(angle));
 }
 
 /* By how much all ranks are slower because the shares differ. */
-static double tilted(const cluster *c, const int64_t *shares) {
+static double tilted(const even_cluster *c, const int64_t *shares) {
   int64_t least = INT64_MAX;
   int64_t most = INT64_MIN;
   int64_t sum = 0;
@@ -54,14 +53,14 @@ static double tilted(const cluster *c, const int64_t *shares) {
   return 1.0 + c->tilt * (double)(most - least) / (double)sum;
 }
 
-double cluster_step(cluster *c, const int64_t *shares, even_step_timing *timings) {
+double even_cluster_step(even_cluster *c, const int64_t *shares, even_step_timing *timings) {
   double longest = 0.0;
   double tilt = tilted(c, shares);
   for (size_t r = 0; r < c->ranks; r++) {
-    cluster_rank *rank = &c->rank[r];
-    double noise = 1.0 + rank->noise * (2.0 * random_unit(&c->state) - 1.0);
+    even_cluster_rank *rank = &c->rank[r];
+    double noise = 1.0 + rank->noise * (2.0 * even_pseudo_random_unit(&c->state) - 1.0);
     noise *= rank->lognormal > 0.0 ? lognormal(c, rank->lognormal) : 1.0;
-    noise *= random_unit(&c->state) < rank->outliers ? 5.0 : 1.0;
+    noise *= even_pseudo_random_unit(&c->state) < rank->outliers ? 5.0 : 1.0;
     noise *= c->steps == 0 && c->first_step > 0.0 ? c->first_step : 1.0;
     double samples = shares[r] > 0 ? (double)shares[r] : 1.0;
     double seconds = (rank->fixed + rank->per_sample * samples) * factor_of(rank) * noise * tilt;
@@ -86,19 +85,17 @@ double cluster_step(cluster *c, const int64_t *shares, even_step_timing *timings
   return longest;
 }
 
-void cluster_best(const cluster *c, int64_t batch, int64_t *shares) {
+even_status even_cluster_best(const even_cluster *c, int64_t batch, int64_t *shares) {
   static const int64_t samples[3] = {0, 1, 1 << 20};
-  double seconds[CLUSTER_RANKS][3];
-  even_time_table tables[CLUSTER_RANKS];
+  double seconds[EVEN_CLUSTER_RANKS][3];
+  even_time_table tables[EVEN_CLUSTER_RANKS];
   for (size_t r = 0; r < c->ranks; r++) {
-    const cluster_rank *rank = &c->rank[r];
+    const even_cluster_rank *rank = &c->rank[r];
     double speed = factor_of(rank) / (rank->quota > 0.0 ? rank->quota : 1.0);
     seconds[r][1] = (rank->fixed + rank->per_sample) * speed;
     seconds[r][0] = c->idles ? 0.0 : seconds[r][1];
     seconds[r][2] = (rank->fixed + rank->per_sample * (double)samples[2]) * speed;
     tables[r] = (even_time_table){samples, seconds[r], 3};
   }
-  if (even_balancer_solve(tables, NULL, c->ranks, batch, shares, NULL) != EVEN_OK) {
-    abort();
-  }
+  return even_balancer_solve(tables, NULL, c->ranks, batch, shares, NULL);
 }
