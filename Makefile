@@ -1,7 +1,7 @@
 # Thin over scripts/: each target is one script that says what it does. `make help` lists them.
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench bench-balancer bench-hosts bench-faults bench-compression wheel gpu-check lint format fuzz fuzz-long soak large clean
+.PHONY: help demo test bench bench-balance bench-balancer bench-hosts bench-faults bench-compression wheel gpu-check lint format fuzz fuzz-long soak large clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -16,6 +16,10 @@ test: ## the same for all checks: both compilers, sanitizers, pytest on the buil
 bench: ## measures the numbers of docs/results, side by side with PyTorch
 	@scripts/bootstrap.sh test
 	@scripts/bench.sh
+
+bench-balance: ## what each policy reaches on unequal ranks, beside PyTorch and the bound; bench-balancer with it
+	@scripts/bootstrap.sh test
+	@scripts/bench.sh balance
 
 bench-balancer: ## what balancing reaches of the best split in the simulator, and what it costs
 	@scripts/bootstrap.sh test

@@ -1,7 +1,7 @@
 /* What is kept of communication costs (evenstep/comm_costs.h), in `evenstep bench comm`: its figures into the table,
  * and the table's rows of a group like the measured one. */
 #include "base/fail.h"
-#include "cli/bench.h"
+#include "cli/bench_comm.h"
 
 #include <evenstep/comm_costs.h>
 #include <inttypes.h>

@@ -1,7 +1,7 @@
 /* MPI's own figures beside ours, where an MPI and its Python package are found. */
 #include "base/fail.h"
 #include "base/json_reader.h"
-#include "cli/bench.h"
+#include "cli/bench_comm.h"
 #include "os/dialogue.h"
 #include "os/folder.h"
 

@@ -1,7 +1,7 @@
 /* What `evenstep bench comm` is asked to measure. */
 #include "base/fail.h"
 #include "base/nearest.h"
-#include "cli/bench.h"
+#include "cli/bench_comm.h"
 
 #include <errno.h>
 #include <inttypes.h>

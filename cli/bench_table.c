@@ -1,5 +1,5 @@
 /* The figures of `evenstep bench comm` as a table. */
-#include "cli/bench.h"
+#include "cli/bench_comm.h"
 
 #include <inttypes.h>
 #include <math.h>

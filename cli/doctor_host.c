@@ -1,9 +1,9 @@
 /* Doctor: kernel, CPUs, memory, disk, and the libraries. */
 #include "cli/doctor.h"
+#include "cli/quota.h"
 #include "cli/units.h"
 #include "device/cpu/simd.h"
 #include "device/host.h"
-#include "os/cgroup.h"
 #include "os/clock.h"
 #include "os/features.h"
 #include "os/file.h"
@@ -47,22 +47,9 @@ static void cpu_check(even_doctor *doctor, const even_host *host) {
                   "only with a newer CPU (AVX512-BF16, AMX, Arm BF16)", "%s", even_cpu_has_bf16() ? "yes" : "no");
 }
 
-/* Tries it the way `evenstep run --cpu-quota` does, for looking does not tell; all is then as before. */
 static void quota_check(even_doctor *doctor, const even_host *host) {
-  even_cgroup own;
-  even_cgroup made;
-  char name[64];
-  bool can = false;
   int version = 0;
-  if (even_cgroup_own("", "cpu", &own) == EVEN_OK) {
-    version = own.version;
-    (void)snprintf(name, sizeof name, "evenstep-doctor-%" PRIu64, even_clock_ns());
-    if (even_cgroup_make(&own, "cpu", name, &made) == EVEN_OK) {
-      can = even_cgroup_limit_cpu(&made, 0.5) == EVEN_OK;
-      can = even_cgroup_remove(made.folder) == EVEN_OK && can;
-      even_cgroup_switch_off(&made, "cpu");
-    }
-  }
+  bool can = even_cli_may_limit_cpu(&version);
   if (version == 0) {
     even_doctor_add(doctor, "CPU quota", EVEN_DOCTOR_NOTE, "--cpu-quota slows ranks down with busy neighbours instead",
                     "mount the cpu controller of cgroup v1 or v2", "no control group with the cpu controller");

@@ -25,7 +25,7 @@ static const even_command commands[] = {
     {"top", "what a run does now, in the terminal", even_cli_top},
     {"report", "what a run reached, as a page and a table", even_cli_report},
     {"timeline", "one trace of the files of ranks that had no agent", even_cli_timeline},
-    {"bench", "how fast ranks exchange data, beside Gloo and MPI", even_cli_bench},
+    {"bench", "how fast ranks exchange data; what balancing reaches on unequal ones", even_cli_bench},
     {"version", "the version of this program", version},
 };
 

@@ -23,7 +23,12 @@ if wanted ddp; then
   echo "== DDP on the backend and on Gloo"
   "$bin/python" bench/ddp_bench.py --json "$results/ddp-$day.json" | tee "$results/ddp-$day.txt"
 fi
-if wanted balancer; then
+if wanted balance; then
+  echo "== what each policy reaches on unequal ranks, real and simulated"
+  "$bin/evenstep" bench balance --csv "$results/balance-$day.csv" -o "$results/balance-$day.json" --plots build/plots \
+    | tee "$results/balance-$day.txt"
+fi
+if wanted balancer || [ "$which" = balance ]; then
   echo "== what balancing reaches of the best split in the simulator, and what it costs"
   cmake -B build/bench -G Ninja -DEVENSTEP_BENCH=ON -DEVENSTEP_PYTHON=OFF -DEVENSTEP_PROGRAM=OFF > /dev/null
   cmake --build build/bench --target balancer_plan balancer_regret balancer_bench > /dev/null

@@ -121,7 +121,7 @@ const Chart = (() => {
   }
 
   /* Draws into `figure`. data: {title, unit, x, xName, series: [{name, colour, values, dashed}], stacked, fromZero, most, least,
-   * format, marks: [{x, text}]}. Called again with new data it replaces the drawing. */
+   * format, marks: [{x, text}], names (of x = 0, 1, … where these are no numbers)}. Called again with new data it replaces the drawing. */
   function draw(figure, data) {
     figure.chartData = data;
     if (!figure.chartReady) {
@@ -161,7 +161,7 @@ const Chart = (() => {
       make("text", { x: MARGIN.left - 6, y: py(value) + 4, "text-anchor": "end" }, svg).textContent = names[i];
     });
     for (const value of ticks(first, last, Math.max(2, Math.floor(width / 110))).filter(Number.isInteger)) {
-      make("text", { x: px(value), y: HEIGHT - 5, "text-anchor": px(value) > width - 30 ? "end" : "middle" }, svg).textContent = number(value);
+      make("text", { x: px(value), y: HEIGHT - 5, "text-anchor": px(value) > width - 30 ? "end" : "middle" }, svg).textContent = data.names && data.names[value].length < 8 ? data.names[value] : number(value);
     }
     make("line", { class: "axis", x1: MARGIN.left, x2: width - MARGIN.right, y1: HEIGHT - MARGIN.bottom, y2: HEIGHT - MARGIN.bottom }, svg);
     const group = make("g", {}, svg);
@@ -212,7 +212,7 @@ const Chart = (() => {
       cross.setAttribute("x1", px(x[index]));
       cross.setAttribute("x2", px(x[index]));
       cross.setAttribute("visibility", "visible");
-      tip.textContent = `${data.xName} ${x[index]}`;
+      tip.textContent = data.names ? data.names[x[index]] : `${data.xName} ${x[index]}`;
       for (const one of series.slice(0, 16)) {
         const row = document.createElement("div");
         row.textContent = `${one.name}: ${format(one.values[index])}`;

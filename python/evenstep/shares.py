@@ -161,6 +161,11 @@ class Shares:
         if not self.scheduled and self._plan is None and len(caps) == self.ranks:
             self._caps.apply(self._balancer, [int(cap) for cap in caps])
 
+    @property
+    def last(self) -> list[tuple[float, ...]]:
+        """Of the last observed step: (samples, busy seconds) of each rank; empty before the first."""
+        return self._timings[-1] if self._timings else []
+
     def state(self) -> list[list[list[float]]]:
         """The last steps' timings, (samples, seconds) for each rank, and a third number where it left out backward: what
         the balancer knows, whatever it makes of it."""

@@ -34,9 +34,9 @@ static void add_escaped(const char *json, even_text *out) {
   even_text_add(out, plain);
 }
 
-void even_page_with_data(const char *json, even_text *out) {
-  const char *page = (const char *)even_page_html;
-  const char *found = memmem(page, even_page_html_bytes, place, sizeof place - 1);
+static void add_page(const unsigned char *html, size_t bytes, const char *json, even_text *out) {
+  const char *page = (const char *)html;
+  const char *found = memmem(page, bytes, place, sizeof place - 1);
   if (found == NULL) {
     out->status = even_fail(EVEN_ERR_STATE, "the page of this build has no place for data");
     return;
@@ -45,5 +45,13 @@ void even_page_with_data(const char *json, even_text *out) {
   size_t after = before + sizeof place - 1;
   even_text_append(out, page, before);
   add_escaped(json, out);
-  even_text_append(out, page + after, even_page_html_bytes - after);
+  even_text_append(out, page + after, bytes - after);
+}
+
+void even_page_with_data(const char *json, even_text *out) {
+  add_page(even_page_html, even_page_html_bytes, json, out);
+}
+
+void even_page_of_bench(const char *json, even_text *out) {
+  add_page(even_bench_html, even_bench_html_bytes, json, out);
 }

@@ -1,6 +1,6 @@
 /* Sizes and collectives as a user lists them. */
 #include "base/fail.h"
-#include "cli/bench.h"
+#include "cli/bench_comm.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,0 +1,162 @@
+"""What `evenstep bench balance` measured as a table, as CSV, and beside its aims."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+FIELDS = (
+    "part",
+    "case",
+    "course",
+    "ranks",
+    "policy",
+    "samples_per_second",
+    "bound_samples_per_second",
+    "of_bound",
+    "utilisation",
+    "imbalance",
+    "steps_after_slowing",
+    "steps_after_recovery",
+    "lost",
+)
+NAMES = {"ddp": "DDP, equal", "hand": "DDP, by hand"}
+
+
+def part_rows(report: dict[str, Any], kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for part in ("real", "simulated"):
+        for row in (report[part] or {}).get(kind, ()):
+            yield part, row
+
+
+def rate_of(report: dict[str, Any], case: str, policy: str) -> Sequence[float]:
+    """The real rates of all rounds."""
+    for part, row in part_rows(report, "rows"):
+        if part == "real" and (row["case"], row["policy"]) == (case, policy):
+            return list(row["rates"])
+    return []
+
+
+def median_steps(values: Sequence[int | None]) -> float:
+    """Of runs that never came back infinite."""
+    return statistics.median(float("inf") if one is None else one for one in values)
+
+
+def _aim(what: str, how: str, figure: float, bound: float, unit: str = "", least: bool = True) -> dict[str, Any]:
+    reached = figure >= bound if least else figure <= bound
+    aim = f"{'≥' if least else '≤'} {bound:g}{unit}"
+    return {"what": what, "part": how, "figure": figure, "unit": unit, "aim": aim, "reached": reached}
+
+
+def _policy(report: dict[str, Any]) -> str:
+    """Whose figures count: the default's where it was measured, else the last's that was."""
+    ran = [row["policy"] for _, row in part_rows(report, "rows")]
+    ours = [policy for policy in ran if policy not in ("ddp", "hand", "single")]
+    return "auto" if "auto" in ours else ours[-1] if ours else ""
+
+
+def aims(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """The figures that are to be reached, as far as they were measured; a short look measures none."""
+    found: list[dict[str, Any]] = []
+    if report["quick"]:
+        return found
+    policy = _policy(report)
+    for case in ("1:1", "2:1", "4:1", "16:1"):
+        for part, row in part_rows(report, "rows"):
+            if part == "real" and (row["case"], row["policy"]) == (case, policy):
+                found.append(_aim(f"{case}: of the best integer split", part, row["of_bound"], 0.95))
+        for peer, bound, only in (("ddp", 2.8, "4:1"), ("hand", 1.0, "")):
+            ours, theirs = rate_of(report, case, policy), rate_of(report, case, peer)
+            if ours and theirs and only in ("", case):
+                ratio = statistics.median(a / b for a, b in zip(ours, theirs))
+                found.append(_aim(f"{case}: beside {NAMES[peer]}", "real", ratio, bound))
+    for part, row in part_rows(report, "changes"):
+        if row["policy"] == policy:
+            for key, words in (("steps_after_slowing", "slowed"), ("steps_after_recovery", "recovered")):
+                what = f"{row['case']}: {words}, at 0.9 of the optimum"
+                found.append(_aim(what, part, median_steps(row[key]), 5, " steps", least=False))
+    for part, row in part_rows(report, "noise"):
+        if row["policy"] == policy:
+            what = f"{row['case']}: lost against the best fixed split"
+            found.append(_aim(what, part, 100 * row["lost"], 1, " %", least=False))
+    if report["real"] is not None:
+        found.append(_overhead(report["real"]))
+    return found
+
+
+def _overhead(real: dict[str, Any]) -> dict[str, Any]:
+    cost = real["overhead"]["deciding_seconds"] + real["overhead"]["vote_seconds"]
+    aim = _aim("balancing by itself, of a step (deciding, and the vote)", "real", 1e6 * cost, 50, " µs", least=False)
+    fastest = max((row["samples_per_second"] for row in real["rows"] if row["policy"] != "single"), default=0.0)
+    part = cost * fastest / real["batch"]  # of the shortest step
+    aim["aim"] = "≤ 50 µs or 0.2 %"
+    aim["reached"] = aim["reached"] or part <= 0.002
+    aim["what"] += f": {100 * part:.3f} % of the shortest step"
+    return aim
+
+
+def table(report: dict[str, Any]) -> str:
+    lines = ["evenstep bench balance" + (" --quick: no figures to keep" if report["quick"] else "")]
+    lines += [f"  {name:9} {report[name]}" for name in ("date", "hardware", "software") if name in report]
+    if report["real"] is not None:
+        lines += ["", *_real_heading(report["real"]), *_rows(report["real"]["rows"])]
+    if report["simulated"] is not None:
+        simulated = report["simulated"]
+        lines += [
+            "",
+            f"SIMULATED: invented ranks, the real balancer, {simulated['seeds']} seeds of {simulated['steps']} steps; the bound is the",
+            "best split of each step at the true speeds, with the same noise",
+            *_rows(simulated["rows"]),
+        ]
+    lines += ["", f"aims: medians, of policy {_policy(report)}"]
+    for aim in report["aims"]:
+        figure = f"{aim['figure']:.3g}{aim['unit']}" if math.isfinite(aim["figure"]) else "never"
+        verdict = "reached" if aim["reached"] else "NOT reached"
+        lines.append(f"  {aim['part']:9} {aim['what']:82} {figure:>10}  {aim['aim']:>16}  {verdict}")
+    if not report["aims"]:
+        lines.append("  none of them was measured")
+    return "\n".join(lines)
+
+
+def _real_heading(real: dict[str, Any]) -> Iterator[str]:
+    way = "CPU quotas" if real["slowed_by"] == "quota" else "busy neighbours"
+    place = "pinned" if real["ranks"] <= real["cores"] else f"on {real['cores']} cores together"
+    yield (
+        f"REAL: {real['ranks']} ranks, {place}, made unequal by {way}; a GPT of {real['parameters']:,} parameters, global batch "
+        f"{real['batch']}, {real['rounds']} rounds in turn"
+    )
+    yield "the bound is the best integer split at the speeds that the ranks have while all of them run; DDP's utilisation is by these"
+
+
+def _rows(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    case = ""
+    yield f"  {'policy':14}{'samples/s':>10}{'of bound':>10}{'imbalance':>11}  utilisation of each rank"
+    for row in rows:
+        if row["case"] != case:
+            case = row["case"]
+            yield f"  {case} (bound {row['bound_samples_per_second']:.1f} samples/s)"
+        used = " ".join(f"{100 * one:3.0f}%" for one in row["utilisation"])
+        imbalance = "-" if row["policy"] == "single" else f"{100 * row['imbalance']:.0f}%"
+        name = NAMES.get(row["policy"], row["policy"])
+        yield f"    {name:12}{row['samples_per_second']:10.1f}{row['of_bound']:10.3f}{imbalance:>11}  {used}"
+
+
+def csv_text(report: dict[str, Any]) -> str:
+    """A line for each figure's case and policy; what a line lacks is empty, lists are apart by spaces."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, FIELDS, lineterminator="\n", extrasaction="ignore")
+    writer.writeheader()
+    for kind in ("rows", "changes", "noise"):
+        for part, row in part_rows(report, kind):
+            writer.writerow({"part": part, **{name: _cell(value) for name, value in row.items()}})
+    return out.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return " ".join("never" if one is None else _cell(one) for one in value)
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,216 @@
+"""`evenstep bench balance`: trains really, simulates the rest, says which is which, and beside what."""
+
+from __future__ import annotations
+
+import csv
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from evenstep import bench_balance, bench_balance_report
+from evenstep.bench_slowing import Neighbours, Quota, own_group
+
+POLICIES = ["equal", "auto"]
+
+
+@pytest.fixture
+def bench(program: pathlib.Path, environment: dict[str, str], tmp_path: pathlib.Path):
+    def call(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [program, "bench", "balance", *words],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+    return call
+
+
+def test_real_ranks_are_slowed_trained_and_compared(bench, tmp_path):
+    words = ["--only", "real", "--quick", "--speeds", "2:1", "--policies", "equal,auto", "--batch", "16"]
+    done = bench(*words, "-o", "figures.json", "--csv", "figures.csv", "--plots", "drawn")
+    assert done.returncode == 0, done.stderr
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert figures["format"] == "evenstep-bench-balance-1" and figures["simulated"] is None and figures["quick"]
+    real = figures["real"]
+    assert real["ranks"] == 2 and real["overhead"]["deciding_seconds"] > 0
+    assert [row["policy"] for row in real["rows"]] == [*POLICIES, "ddp", "hand", "single"]
+    for row in real["rows"]:
+        assert row["case"] == "2:1" and row["samples_per_second"] > 0 and row["of_bound"] > 0
+        assert len(row["utilisation"]) == 2 and all(0 <= part <= 1 for part in row["utilisation"])
+        assert sum(row["shares"]) == sum(row["best_split"]) == 16 and row["imbalance"] >= 0
+    by_policy = {row["policy"]: row for row in real["rows"]}
+    assert by_policy["equal"]["shares"] == by_policy["ddp"]["shares"] == [8, 8]
+    assert by_policy["single"]["shares"] == [16, 0] and by_policy["single"]["utilisation"] == [1, 0]
+    (change,) = real["changes"]
+    assert change["policy"] == "auto" and len(change["efficiency"]) == len(change["shares"])
+    lines = list(csv.DictReader((tmp_path / "figures.csv").open()))
+    assert [line["policy"] for line in lines] == [row["policy"] for row in (*real["rows"], change)]
+    assert lines[0]["part"] == "real" and len(lines[0]["utilisation"].split()) == 2
+    page = (tmp_path / "drawn" / "balance.html").read_text()
+    assert '"evenstep-bench-balance-1"' in page and "Chart.draw" in page
+    assert not re.search(r"""(?:src|href)\s*=\s*["']?https?:""", page)
+    assert "REAL: 2 ranks" in done.stdout and "SIMULATED" not in done.stdout and "no figures to keep" in done.stdout
+    assert not list(tmp_path.glob("runs/bench-balance*"))
+
+
+def test_simulated_ranks_say_so_and_reach_their_aims(bench):
+    done = bench("--only", "simulated", "--policies", "equal,proportional,auto", "--json")
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert figures["real"] is None
+    rows = {(row["case"], row["policy"]): row for row in figures["simulated"]["rows"]}
+    assert {row["ranks"] for row in rows.values()} == {2, 3, 4, 5}
+    assert {row["course"] for row in rows.values()} == {"steady", "drifting", "bursty", "slowing"}
+    for (case, policy), row in rows.items():
+        assert len(row["utilisation"]) == row["ranks"]
+        if policy == "auto":
+            least = 0.85 if row["course"] == "bursty" else 0.97
+            assert row["of_bound"] >= least, (case, row)
+            assert row["of_bound"] >= rows[case, "equal"]["of_bound"] - 0.01
+            assert row["imbalance"] <= rows[case, "equal"]["imbalance"] + 0.02
+    assert rows["16:1", "equal"]["of_bound"] < 0.2 and rows["16:1", "equal"]["utilisation"][0] < 0.1
+    assert rows["4:1", "single"]["utilisation"] == [1, 0]
+    noise = [one for one in figures["simulated"]["noise"] if one["policy"] == "auto"]
+    assert len(noise) == 2 and all(-0.001 <= one["lost"] <= 0.01 for one in noise)
+    changes = {(one["case"], one["policy"]): one for one in figures["simulated"]["changes"]}
+    for (_, policy), one in changes.items():
+        for steps in (one["steps_after_slowing"], one["steps_after_recovery"]):
+            back = [step for step in steps if step is not None]
+            if policy == "auto":
+                assert len(back) == len(steps) and min(back) >= 2 and sorted(back)[len(back) // 2] <= 10
+        if policy == "equal":
+            assert one["steps_after_slowing"] == [None] * len(steps)
+    told = {aim["what"] for aim in figures["aims"]}
+    assert any("noise" in what for what in told) and all(aim["part"] == "simulated" for aim in figures["aims"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--policies", "equal,dynamc"], '"dynamc" in --policies is no policy'),
+        (["--speeds", "4:x"], "not numbers above 0"),
+        (["--speeds", "4:0"], "not numbers above 0"),
+        (["--speeds", "4:nan"], "not numbers above 0"),
+        (["--speeds", "4:1,2:1:1"], "another number of ranks than -n says"),
+        (["-n", "3", "--speeds", "4:1"], "each of the 3 ranks"),
+        (["-n", "1"], "-n 1 is no number of ranks from 2"),
+        (["--only", "half"], "--only half"),
+        (["--slow-by", "sleep"], "--slow-by sleep"),
+        (["--batch", "2", "-n", "3"], "less than a sample for each rank"),
+        (["--seconds", "nan"], "--seconds"),
+        (["more"], "evenstep bench balance"),
+    ],
+)
+def test_wrong_words(bench, words, said):
+    done = bench(*words)
+    assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+    assert done.stdout == ""
+
+
+# ---- the parts ----
+
+
+def test_steps_until_a_split_is_good_again():
+    assert bench_balance.steps_until_back([0.5, 0.5, 0.95, 0.8, 0.95, 0.91, 0.9]) == 4
+    assert bench_balance.steps_until_back([0.95, 0.95, 0.95]) == 0
+    assert bench_balance.steps_until_back([0.95, 0.95, 0.5] * 9) is None
+    assert bench_balance_report.median_steps([3, None, 4]) == 4
+    assert bench_balance_report.median_steps([3, None, None]) == float("inf")
+
+
+def test_a_change_is_judged_by_the_split_and_not_by_late_steps():
+    fast, slow = [(0.0, 1.0), (0.0, 1.0)], [(0.0, 1.0), (0.0, 4.0)]
+    good = [[8, 2]] * 2
+    shares = [[5, 5]] * bench_balance.BEFORE + [[5, 5]] * 3 + good + [[8, 2]] * 5 + [[8, 2]] * 2 + [[5, 5]] * 8
+    row = bench_balance.change_row("auto", [shares], [[1.0] * len(shares)], fast, slow, 10)
+    assert (row["steps_after_slowing"], row["steps_after_recovery"]) == ([3], [2])
+    assert row["changes_at"] == [bench_balance.BEFORE, bench_balance.BEFORE + 10]
+    assert row["efficiency"][0] == pytest.approx(1.0) and row["efficiency"][bench_balance.BEFORE] == pytest.approx(0.4)
+
+
+def test_aims_that_are_missed_are_told():
+    row = {"case": "4:1", "policy": "auto", "of_bound": 0.94, "rates": [10.0, 12.0], "samples_per_second": 11.0}
+    ddp = {**row, "policy": "ddp", "rates": [4.0, 4.0], "of_bound": 0.3}
+    cost = {"deciding_seconds": 90e-6, "vote_seconds": 20e-6}
+    real = {"rows": [row, ddp], "changes": [], "overhead": cost, "batch": 10}
+    found = bench_balance_report.aims({"quick": False, "real": real, "simulated": None})
+    assert [(round(aim["figure"], 2), aim["reached"]) for aim in found] == [(0.94, False), (2.75, False), (110.0, True)]
+    real["overhead"] = {"deciding_seconds": 3e-3, "vote_seconds": 0}
+    assert not bench_balance_report.aims({"quick": False, "real": real, "simulated": None})[-1]["reached"]
+
+
+def test_neighbours_take_their_part_and_are_gone_at_the_end():
+    # CPU time of this thread of the wall time while its neighbours run: what the scheduler gave, whatever else runs
+    source = """
+        import os, time
+        from evenstep.bench_slowing import Neighbours
+
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        neighbours = Neighbours()
+        neighbours.hold(0.25)
+        began, used = time.perf_counter(), time.thread_time()
+        while time.thread_time() - used < 0.05:
+            pass
+        part = (time.thread_time() - used) / (time.perf_counter() - began)
+        print(len(neighbours._busy), part < 0.6)
+        neighbours.hold(0.5)
+        print(len(neighbours._busy))
+        neighbours.close()
+        print(len(neighbours._busy))
+    """
+    words = [sys.executable, "-c", textwrap.dedent(source)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=150, check=True)
+    assert done.stdout.split() == ["3", "True", "1", "0"]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_quota_is_written_as_the_kernel_takes_it(tmp_path, version):
+    proc = tmp_path / "proc" / "self"
+    proc.mkdir(parents=True)
+    folder = tmp_path / "sys" / "group" / "evenstep-job-rank-1"
+    folder.mkdir(parents=True)
+    if version == 1:
+        (proc / "cgroup").write_text("3:cpuacct:/\n2:cpu:/evenstep-job-rank-1\n0::/\n")
+        (proc / "mountinfo").write_text("36 35 0:1 / /sys/group rw,relatime - cgroup cgroup rw,cpu\n")
+        (folder / "cpu.cfs_quota_us").write_text("9990\n")
+    else:
+        (proc / "cgroup").write_text("0::/mine/evenstep-job-rank-1\n")
+        (proc / "mountinfo").write_text("36 35 0:1 /mine /sys/group rw shared:1 - cgroup2 cgroup2 rw\n")
+        (folder / "cpu.max").write_text("9990 10000\n")
+    assert own_group(str(tmp_path)) == (folder, version)
+    quota = Quota(str(tmp_path))
+    quota._cores = 1
+    for part, wanted in ((0.25, "2500 10000"), (1 / 16, "1000 16000"), (1.0, "9990 10000")):
+        quota.hold(part)
+        if version == 1:
+            files = [(folder / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period")]
+            assert " ".join(files) == wanted
+        else:
+            assert (folder / "cpu.max").read_text().strip() == wanted
+
+
+def test_no_quota_is_set_in_a_group_of_others(tmp_path):
+    proc = tmp_path / "proc" / "self"
+    proc.mkdir(parents=True)
+    (proc / "cgroup").write_text("0::/users\n")
+    (proc / "mountinfo").write_text("36 35 0:1 / /sys/group rw - cgroup2 cgroup2 rw\n")
+    folder = tmp_path / "sys" / "group" / "users"
+    folder.mkdir(parents=True)
+    (folder / "cpu.max").write_text("max 100000\n")
+    with pytest.raises(Exception, match="which Evenstep has not made"):
+        Quota(str(tmp_path))
+    assert (folder / "cpu.max").read_text() == "max 100000\n"
+
+
+def test_neighbours_of_a_part_that_is_whole_are_none():
+    neighbours = Neighbours()
+    neighbours.hold(1.0)
+    assert neighbours._busy == []
