@@ -332,7 +332,7 @@ def environment() -> dict[str, str]:
         if not name.startswith("EVENSTEP_") or name.startswith("EVENSTEP_TEST")
     }
     kept.pop("OMP_NUM_THREADS", None)
-    return {**kept, "EVENSTEP_PYTHON": sys.executable}
+    return {**kept, "EVENSTEP_PYTHON": sys.executable, "EVENSTEP_COMM_COSTS": "off"}
 
 
 @pytest.fixture
