@@ -432,6 +432,7 @@ int even_cli_ckpt(int argc, char **argv) {
       {"ls", "lists the checkpoints of a folder or run", list},
       {"verify", "reads every byte and compares the checksums", verify},
       {"show", "shows files, tensors and state of one", show},
+      {"repair", "puts right what is damaged, by a copy", even_cli_ckpt_repair},
       {"diff", "compares the tensors and settings of two", even_cli_ckpt_diff},
       {"convert", "writes one in another format", even_cli_ckpt_convert},
       {"export", "writes the weights of one for other tools", even_cli_ckpt_export}};

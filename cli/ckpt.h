@@ -7,6 +7,7 @@
 #include <jansson.h>
 
 /* As even_command's `run`. */
+int even_cli_ckpt_repair(int argc, char **argv);
 int even_cli_ckpt_diff(int argc, char **argv);
 int even_cli_ckpt_convert(int argc, char **argv);
 int even_cli_ckpt_export(int argc, char **argv);

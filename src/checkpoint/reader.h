@@ -45,6 +45,14 @@ even_status even_checkpoint_inspect(const char *folder, even_checkpoint_info *ou
  * EVEN_ERR_INTERRUPTED where the thread's question says so (base/stop.h); this holds for what searches, too. */
 even_status even_checkpoint_verify(const char *folder, even_names *problems) EVEN_MUST_USE;
 
+/* Puts right what is damaged in `folder` by a copy of the same checkpoint: chunks, the manifest, missing files. A file
+ * is written anew beside the old one and then takes its place, so that nothing is worse when this ends early.
+ * `repaired` has a line for each chunk and file, `left` for each chunk that is damaged in both (EVEN_ERR_CORRUPT then;
+ * such a file stays as it is). EVEN_ERR_INPUT: `copy` is another checkpoint. Free both with even_names_free, also after
+ * a failure. */
+even_status even_checkpoint_repair(const char *folder, const char *copy, even_names *repaired,
+                                   even_names *left) EVEN_MUST_USE;
+
 /* The newest whole checkpoint in `folder`, by the time it was written; damaged, unreadable and unfinished ones are
  * passed over.
  * thorough: every checksum is compared, else sizes only. *path is NULL where there is none or no such folder. Free

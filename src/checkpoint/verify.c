@@ -2,6 +2,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "base/text.h"
+#include "checkpoint/compare.h"
 #include "checkpoint/reader.h"
 #include "os/file.h"
 #include "os/stream.h"
@@ -77,17 +78,58 @@ static even_status check_size(const even_checkpoint_stored_file *file, uint64_t 
   return EVEN_OK;
 }
 
-static even_status check_chunks(const even_checkpoint_stored_file *file, const uint64_t *sums, even_names *problems) {
-  for (size_t i = 0; i < file->sum_count; i++) {
+/* What lies in these bytes, as far as the header tells: " (header, blocks.0.weight, … and 7 more)". Nothing where it
+ * cannot be read, or is none. */
+static void name_content(const char *path, uint64_t first, uint64_t last, even_text *out) {
+  enum { MOST_NAMES = 4 };
+  even_safetensors_file file;
+  const char *name = NULL;
+  const json_t *tensor = NULL;
+  size_t count = 0;
+  even_error kept = *even_error_last();
+  if (even_safetensors_open(path, &file) == EVEN_OK) {
+    if (first < file.data) {
+      even_text_add(out, " (header");
+      count++;
+    }
+    json_object_foreach(file.header, name, tensor) {
+      const json_t *offsets = json_object_get(tensor, "data_offsets");
+      uint64_t begin = file.data + (uint64_t)json_integer_value(json_array_get(offsets, 0));
+      uint64_t end = file.data + (uint64_t)json_integer_value(json_array_get(offsets, 1));
+      if (offsets != NULL && begin < end && begin <= last && end > first) {
+        if (count < MOST_NAMES) {
+          even_text_format(out, "%s%.64s", count == 0 ? " (" : ", ", name);
+        }
+        count++;
+      }
+    }
+    if (count > MOST_NAMES) {
+      even_text_format(out, " and %zu more", count - MOST_NAMES);
+    }
+    even_text_add(out, count > 0 ? ")" : "");
+  }
+  even_safetensors_close(&file);
+  (void)even_error_restore(&kept);
+}
+
+static even_status check_chunks(const even_checkpoint_stored_file *file, const char *path, const uint64_t *sums,
+                                even_names *problems) {
+  even_text content = EVEN_TEXT_EMPTY;
+  even_status status = EVEN_OK;
+  for (size_t i = 0; i < file->sum_count && status == EVEN_OK; i++) {
     uint64_t first = (uint64_t)i * file->chunk_bytes;
     uint64_t last = file->bytes - first > file->chunk_bytes ? first + file->chunk_bytes - 1 : file->bytes - 1;
     if (sums[i] != file->sums[i]) {
-      EVEN_TRY(note(problems,
-                    even_fail(EVEN_ERR_CORRUPT, "chunk %zu of %s (bytes %" PRIu64 "\xE2\x80\x93%" PRIu64 ") is altered",
-                              i, file->name, first, last)));
+      even_text_clear(&content);
+      name_content(path, first, last, &content);
+      status = note(
+          problems,
+          even_fail(EVEN_ERR_CORRUPT, "chunk %zu of %s (bytes %" PRIu64 "\xE2\x80\x93%" PRIu64 ") is altered%s", i,
+                    file->name, first, last, even_text_status(&content) == EVEN_OK ? even_text_string(&content) : ""));
     }
   }
-  return EVEN_OK;
+  even_text_free(&content);
+  return status;
 }
 
 static even_status check_content(const even_checkpoint_stored_file *file, const char *path, even_names *problems) {
@@ -103,7 +145,7 @@ static even_status check_content(const even_checkpoint_stored_file *file, const 
     return note(problems, status);
   }
   status = check_size(file, bytes);
-  status = status != EVEN_OK ? note(problems, status) : check_chunks(file, sums, problems);
+  status = status != EVEN_OK ? note(problems, status) : check_chunks(file, path, sums, problems);
   even_free(sums);
   const char *ending = strrchr(file->name, '.');
   if (status == EVEN_OK && problems->count == before && ending != NULL && strcmp(ending, ".safetensors") == 0) {

@@ -22,14 +22,18 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static void flip(const char *name, off_t offset) {
+static void flip_bit(const char *name, off_t offset, unsigned bit) {
   unsigned char byte = 0;
   int fd = open(scratch_path(name), O_RDWR);
   assert_true(fd >= 0);
   assert_int_equal(pread(fd, &byte, 1, offset), 1);
-  byte ^= (unsigned char)(1u << (offset % 8));
+  byte ^= (unsigned char)(1u << bit);
   assert_int_equal(pwrite(fd, &byte, 1, offset), 1);
   (void)close(fd);
+}
+
+static void flip(const char *name, off_t offset) {
+  flip_bit(name, offset, (unsigned)(offset % 8));
 }
 
 static off_t size_of(const char *name) {
@@ -38,22 +42,149 @@ static off_t size_of(const char *name) {
   return facts.st_size;
 }
 
-static void every_altered_byte_is_found(void **state) {
+/* All bits of a small checkpoint, one after the other; the problem says in which file, and among which tensors. */
+static void every_altered_bit_is_found(void **state) {
   (void)state;
   static const char *const files[] = {"one/model.safetensors", "one/optimizer.safetensors", "one/manifest.json"};
   assert_int_equal(save_sample(scratch_path("one"), false, 1), EVEN_OK);
   for (size_t i = 0; i < 3; i++) {
-    for (off_t at = 0; at < size_of(files[i]); at++) {
+    off_t size = size_of(files[i]);
+    for (off_t at = 0; at < 8 * size; at++) {
       even_names problems = {NULL, 0};
-      flip(files[i], at);
+      flip_bit(files[i], at / 8, (unsigned)(at % 8));
       assert_int_equal(even_checkpoint_verify(scratch_path("one"), &problems), EVEN_ERR_CORRUPT);
       assert_int_equal(problems.count, 1);
       assert_non_null(strstr(problems.items[0], strchr(files[i], '/') + 1));
+      if (i < 2 && at / 8 >= size - 67) { /* behind the header: 15 floats, 7 flags */
+        assert_non_null(strstr(problems.items[0], "(header, "));
+        assert_non_null(strstr(problems.items[0], "flags"));
+        assert_non_null(strstr(problems.items[0], "weights"));
+      }
       even_names_free(&problems);
-      flip(files[i], at);
+      flip_bit(files[i], at / 8, (unsigned)(at % 8));
     }
   }
   assert_int_equal(even_checkpoint_verify(scratch_path("one"), NULL), EVEN_OK);
+}
+
+static even_status repair(const char *name, const char *copy, size_t *repaired, size_t *left) {
+  even_names done = {NULL, 0};
+  even_names not_done = {NULL, 0};
+  even_status status = even_checkpoint_repair(scratch_path(name), scratch_path(copy), &done, &not_done);
+  *repaired = done.count;
+  *left = not_done.count;
+  even_names_free(&done);
+  even_names_free(&not_done);
+  return status;
+}
+
+static void copy_file(const char *from, const char *to) {
+  char data[65536];
+  FILE *in = fopen(scratch_path(from), "rb");
+  FILE *out = fopen(scratch_path(to), "wb");
+  assert_true(in != NULL && out != NULL);
+  size_t bytes = fread(data, 1, sizeof data, in);
+  assert_int_equal(fwrite(data, 1, bytes, out), bytes);
+  (void)fclose(in);
+  (void)fclose(out);
+}
+
+static void save_twice(void) {
+  static const char *const names[] = {"model.safetensors", "optimizer.safetensors", "manifest.json"};
+  assert_int_equal(save_sample(scratch_path("one"), true, 1), EVEN_OK);
+  (void)mkdir(scratch_path("copy"), 0755);
+  for (size_t i = 0; i < 3; i++) {
+    char from[64];
+    char to[64];
+    (void)snprintf(from, sizeof from, "one/%s", names[i]);
+    (void)snprintf(to, sizeof to, "copy/%s", names[i]);
+    copy_file(from, to);
+  }
+}
+
+static void every_altered_bit_is_repaired(void **state) {
+  (void)state;
+  static const char *const files[] = {"one/model.safetensors", "one/manifest.json"};
+  size_t repaired = 0;
+  size_t left = 0;
+  save_twice();
+  assert_int_equal(repair("one", "copy", &repaired, &left), EVEN_OK);
+  assert_int_equal(repaired, 0);
+  for (size_t i = 0; i < 2; i++) {
+    for (off_t at = 0; at < size_of(files[i]); at++) {
+      flip(files[i], at);
+      assert_int_equal(repair("one", "copy", &repaired, &left), EVEN_OK);
+      assert_int_equal(repaired, 1);
+      assert_int_equal(even_checkpoint_verify(scratch_path("one"), NULL), EVEN_OK);
+    }
+  }
+  assert_int_equal(unlink(scratch_path("one/optimizer.safetensors")), 0);
+  assert_int_equal(truncate(scratch_path("one/model.safetensors"), size_of("one/model.safetensors") + 5), 0);
+  assert_int_equal(repair("one", "copy", &repaired, &left), EVEN_OK);
+  assert_int_equal(repaired, 2);
+  assert_int_equal(even_checkpoint_verify(scratch_path("one"), NULL), EVEN_OK);
+}
+
+static void both_copies_may_be_damaged(void **state) {
+  (void)state;
+  size_t repaired = 0;
+  size_t left = 0;
+  save_twice();
+  flip("one/model.safetensors", 9);
+  flip("copy/optimizer.safetensors", 9); /* elsewhere */
+  flip("copy/manifest.json", 40);
+  assert_int_equal(repair("one", "copy", &repaired, &left), EVEN_OK);
+  assert_int_equal(repaired, 1);
+  assert_int_equal(repair("copy", "one", &repaired, &left), EVEN_OK);
+  assert_int_equal(repaired, 2);
+  assert_int_equal(even_checkpoint_verify(scratch_path("copy"), NULL), EVEN_OK);
+  flip("one/model.safetensors", 9);
+  flip("one/optimizer.safetensors", 9);
+  flip("copy/model.safetensors", 20); /* the same chunk */
+  assert_int_equal(repair("one", "copy", &repaired, &left), EVEN_ERR_CORRUPT);
+  assert_int_equal(repaired, 1);
+  assert_int_equal(left, 1);
+  assert_non_null(strstr(even_error_last()->what, "chunk 0 of model.safetensors"));
+}
+
+static void another_checkpoint_is_no_copy(void **state) {
+  (void)state;
+  size_t repaired = 0;
+  size_t left = 0;
+  save_twice();
+  assert_int_equal(save_sample(scratch_path("other"), false, 2), EVEN_OK);
+  assert_int_equal(repair("one", "other", &repaired, &left), EVEN_ERR_INPUT);
+  assert_non_null(strstr(even_error_last()->what, "is not a copy of"));
+  assert_int_equal(truncate(scratch_path("one/manifest.json"), 60), 0);
+  assert_int_equal(repair("one", "copy", &repaired, &left), EVEN_ERR_INPUT); /* nothing tells whose it was */
+  assert_int_equal(repair("absent", "copy", &repaired, &left), EVEN_ERR_NOT_FOUND);
+}
+
+/* Whatever fails, nothing is worse than before, and the next repair ends it. */
+static void a_repair_may_fail_anywhere(void **state) {
+  (void)state;
+  size_t repaired = 0;
+  size_t left = 0;
+  for (long nth = 1;; nth++) {
+    save_twice();
+    flip("one/model.safetensors", 9);
+    flip("one/manifest.json", 9);
+    fault_allocation(0);
+    fault_os_any(nth, EIO);
+    even_status status = repair("one", "copy", &repaired, &left);
+    bool failed_one = fault_os_calls(FAULT_CALL_COUNT) >= nth;
+    assert_int_equal(fault_live_blocks(), 0);
+    fault_reset();
+    if (status != EVEN_OK) {
+      assert_int_equal(repair("one", "copy", &repaired, &left), EVEN_OK);
+    }
+    assert_int_equal(even_checkpoint_verify(scratch_path("one"), NULL), EVEN_OK);
+    if (!failed_one) {
+      assert_int_equal(status, EVEN_OK);
+      assert_true(nth > 10);
+      break;
+    }
+  }
 }
 
 static void every_truncation_is_found(void **state) {
@@ -99,12 +230,12 @@ static void damage_is_told_precisely(void **state) {
   flip("one/o.safetensors", 3 * (off_t)EVEN_CHECKPOINT_CHUNK_BYTES + 17);
   flip("one/o.safetensors", (off_t)EVEN_CHECKPOINT_CHUNK_BYTES);
   char last[128];
-  (void)snprintf(last, sizeof last, "chunk 3 of o.safetensors (bytes 12582912\xE2\x80\x93%ld) is altered",
+  (void)snprintf(last, sizeof last, "chunk 3 of o.safetensors (bytes 12582912\xE2\x80\x93%ld) is altered (data)",
                  (long)size_of("one/o.safetensors") - 1);
   expect_problem(last);
   expect_problem(
       "chunk 1 of o.safetensors (bytes 4194304\xE2\x80\x93"
-      "8388607) is altered");
+      "8388607) is altered (data)");
   (void)snprintf(last, sizeof last, "o.safetensors is truncated: 100 of %ld bytes", (long)size_of("one/o.safetensors"));
   assert_int_equal(truncate(scratch_path("one/o.safetensors"), 100), 0);
   expect_problem(last);
@@ -327,7 +458,11 @@ static void reading_ends_when_it_is_asked_to(void **state) {
 
 int main(void) {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, scratch_make, scratch_remove)
-  const struct CMUnitTest tests[] = {CASE(every_altered_byte_is_found),
+  const struct CMUnitTest tests[] = {CASE(every_altered_bit_is_found),
+                                     CASE(every_altered_bit_is_repaired),
+                                     CASE(both_copies_may_be_damaged),
+                                     CASE(another_checkpoint_is_no_copy),
+                                     CASE(a_repair_may_fail_anywhere),
                                      CASE(reading_ends_when_it_is_asked_to),
                                      CASE(every_truncation_is_found),
                                      CASE(damage_is_told_precisely),

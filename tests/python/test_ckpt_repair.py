@@ -1,0 +1,50 @@
+"""`evenstep ckpt repair`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+from run_jobs import write_checkpoint
+
+
+def ckpt(program: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([program, "ckpt", *map(str, words)], capture_output=True, text=True, timeout=120)
+
+
+def damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 4
+    path.write_bytes(data)
+
+
+def test_repair(program: Path, tmp_path: Path) -> None:
+    one, copy = tmp_path / "one", tmp_path / "copy"
+    write_checkpoint(one, tensor=True)
+    shutil.copytree(one, copy)
+    (file,) = one.glob("*.safetensors")
+    assert "nothing to repair" in ckpt(program, "repair", one, "--from", copy).stdout
+    damage(file)
+    assert ckpt(program, "verify", one).returncode == 6
+    done = ckpt(program, "repair", one, "--from", copy)
+    assert done.returncode == 0 and "whole again" in done.stdout and f"repaired: chunk 0 of {file.name}" in done.stdout
+    assert ckpt(program, "verify", one).returncode == 0
+    damage(file)
+    damage(copy / file.name)
+    done = ckpt(program, "repair", one, "--from", copy)
+    assert done.returncode == 6 and f"damaged in both: chunk 0 of {file.name}" in done.stdout
+    said = json.loads(ckpt(program, "repair", one, "--from", copy, "--json").stdout)
+    assert said["left"] == [f"chunk 0 of {file.name}"] and said["repaired"] == []
+
+
+def test_bad_input(program: Path, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "one", tensor=True)
+    for words, code, text in (
+        ([tmp_path / "one"], 2, "--from COPY"),
+        ([tmp_path / "one", "--from", tmp_path / "absent"], 3, "absent"),
+        ([tmp_path / "absent", "--from", tmp_path / "one"], 3, "absent"),
+    ):
+        done = ckpt(program, "repair", *words)
+        assert done.returncode == code and text in done.stderr, done
