@@ -100,6 +100,8 @@ static even_status run(running_job *job, int *exit_code) {
                                     .environment = job->setup.environment.lines,
                                     .cpu_quota = job->setup.quota,
                                     .telemetry_fd = job->telemetry_fd,
+                                    .hang_seconds = job->setup.hang_seconds,
+                                    .restart_hung = job->setup.restart_hung,
                                     .unpinned = job->options->no_pin,
                                     .max_restarts = job->setup.max_restarts,
                                     .restart_always = job->setup.restart_always,

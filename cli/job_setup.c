@@ -15,6 +15,8 @@
 
 enum { MOST_RANKS = 4096 };
 
+static const double HANG_SECONDS = 30;
+
 static even_status read_ranks(const char *text, int *out) {
   char *end = NULL;
   *out = 0;
@@ -259,6 +261,32 @@ static even_status check_options(const even_job_options *options) {
   return EVEN_OK;
 }
 
+/* The option, else the variable, else NULL. *from: how the user gave it. */
+static const char *given(const char *option, const char *option_name, const char *variable, const char **from) {
+  const char *value = option != NULL ? option : getenv(variable);
+  *from = option != NULL ? option_name : variable;
+  return value == NULL || value[0] == '\0' ? NULL : value;
+}
+
+static even_status read_hangs(const even_job_options *options, even_job_setup *setup) {
+  const char *from = NULL;
+  char *end = NULL;
+  const char *limit = given(options->hang_timeout, "--hang-timeout", "EVENSTEP_HANG_TIMEOUT", &from);
+  setup->hang_seconds = limit == NULL ? HANG_SECONDS : strcmp(limit, "off") == 0 ? 0 : strtod(limit, &end);
+  bool whole = end == NULL || (end != limit && (*end == '\0' || strcmp(end, "s") == 0));
+  if (!whole || (end != NULL && !(setup->hang_seconds >= 0.5 && setup->hang_seconds <= 1e6))) {
+    (void)even_fail(EVEN_ERR_USAGE, "%s %s is no time", from, limit);
+    return even_error_fix("give seconds, from 0.5 on (30), or off");
+  }
+  const char *reaction = given(options->on_hang, "--on-hang", "EVENSTEP_ON_HANG", &from);
+  setup->restart_hung = reaction != NULL && strcmp(reaction, "restart") == 0;
+  if (reaction != NULL && !setup->restart_hung && strcmp(reaction, "report") != 0) {
+    (void)even_fail(EVEN_ERR_USAGE, "%s %s is no reaction to a hang", from, reaction);
+    return even_error_fix("give report or restart");
+  }
+  return EVEN_OK;
+}
+
 static even_status open_setup(const even_job_options *options, char *const *environment, size_t count, char **words,
                               even_job_setup *setup) {
   int ranks = 0;
@@ -273,6 +301,7 @@ static even_status open_setup(const even_job_options *options, char *const *envi
     EVEN_TRY(read_quota(options->cpu_quota, setup->devices.count, setup->quota));
   }
   EVEN_TRY(read_speeds(options, setup));
+  EVEN_TRY(read_hangs(options, setup));
   setup->max_restarts = options->max_restarts < 0 ? 3 : (int)options->max_restarts;
   setup->restart_always = options->max_restarts >= 0;
   EVEN_TRY(even_job_run_folder(options, words[0], setup));

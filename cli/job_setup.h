@@ -22,6 +22,8 @@ typedef struct even_job_setup {
   even_environment environment; /* added for every rank */
   int max_restarts;
   bool restart_always;
+  double hang_seconds; /* 0: off */
+  bool restart_hung;
 } even_job_setup;
 
 /* Checks the options and builds all of it; the run folder is made last. On failure everything is freed. */

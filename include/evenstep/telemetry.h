@@ -211,6 +211,31 @@ EVEN_PUBLIC void even_telemetry_call(even_telemetry *telemetry, const even_call_
 /* Whether records of calls are wanted. Any thread. */
 EVEN_PUBLIC bool even_telemetry_wants_calls(const even_telemetry *telemetry);
 
+/* ---- what a rank is at now ---- */
+
+/* X(name, number, text) */
+#define EVEN_ACTIVITY_LIST(X)                                                      \
+  X(SCRIPT, 0, "the script's own code") /* outside of the parts of a step */       \
+  X(DATA, 1, "data")                    /* waits for its loader */                 \
+  X(FORWARD, 2, "compute (forward)")                                               \
+  X(BACKWARD, 3, "compute (backward)")                                             \
+  X(COLLECTIVE, 4, "collective") /* waits for other ranks, as far as it says so */ \
+  X(OPTIMIZER, 5, "compute (optimizer)")                                           \
+  X(CHECKPOINT, 6, "checkpoint")                                                   \
+  X(EVALUATION, 7, "evaluation")                                                   \
+  X(COMPILE, 8, "compile") /* torch.compile, at its first calls */
+
+typedef enum even_activity {
+#define EVEN_ACTIVITY_ENUM(name, number, text) EVEN_ACTIVITY_##name = (number),
+  EVEN_ACTIVITY_LIST(EVEN_ACTIVITY_ENUM)
+#undef EVEN_ACTIVITY_ENUM
+} even_activity;
+#define EVEN_ACTIVITY_COUNT 9
+
+/* Says what the rank does from now on: one store into its ring, no record. Of the thread that trains; any thread may,
+ * the last one counts. A NULL telemetry does nothing. */
+EVEN_PUBLIC void even_telemetry_enter(even_telemetry *telemetry, even_activity activity);
+
 /* Rows of a timeline for the calls of a rank's threads: what threads of ours have, and the first of all others. A
  * thread that never said its row gets the next free one when it first asks. From EVEN_ROW_GPU on: what runs on GPU 0,
  * 1, … of the rank, the last row for all further ones. */
@@ -259,6 +284,15 @@ EVEN_PUBLIC void even_telemetry_reader_writers(even_telemetry_reader *reader, bo
 
 /* Whether the ranks are to write a record for each call; at first they do not, and only count. Any thread. */
 EVEN_PUBLIC void even_telemetry_reader_want_calls(even_telemetry_reader *reader, bool wanted);
+/* What a rank is at, by its last even_telemetry_enter. */
+typedef struct even_rank_activity {
+  even_activity activity;
+  uint32_t count; /* how often anything was entered, also in attempts before; 0: never */
+  bool stepped;   /* whoever entered has made a step since it opened the ring, */
+  bool ended;     /* and has been at this before, and ended it */
+} even_rank_activity;
+/* Any thread. */
+EVEN_PUBLIC void even_telemetry_reader_activity(const even_telemetry_reader *reader, int rank, even_rank_activity *out);
 /* The totals of a rank's calls. Any thread. */
 EVEN_PUBLIC void even_telemetry_reader_totals(const even_telemetry_reader *reader, int rank, even_call_totals *out);
 

@@ -18,6 +18,7 @@ from evenstep._core import EvenstepError
 from evenstep._core import version as __version__
 from evenstep.launcher import adopt as _adopt_launcher
 from evenstep.registration import register as _register_backend
+from evenstep.stacks import tell_stacks_of_rank as _tell_stacks_of_rank
 
 if TYPE_CHECKING:
     from evenstep import comm, data, models
@@ -150,6 +151,7 @@ def __dir__() -> list[str]:
 
 _adopt_launcher()
 _register_backend()
+_tell_stacks_of_rank()
 
 
 class _Package(ModuleType):

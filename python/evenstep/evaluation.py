@@ -149,6 +149,7 @@ def _evaluate(current: Session, model: nn.Module, loader: Any, fn: Callable[[nn.
     try:
         with current.steps.apart(_core.SPAN_EVALUATION), torch.no_grad():
             for batch in loader:
+                current.steps.phases.goes_on()
                 samples = _samples(batch)
                 if samples > 0:
                     totals.add(fn(model, batch), samples)

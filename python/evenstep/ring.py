@@ -10,6 +10,7 @@ import warnings
 
 from evenstep import _core
 from evenstep.ranges import open_ranges
+from evenstep.stacks import tell_stacks
 
 _VARIABLE = "EVENSTEP_TELEMETRY_FD"
 _TIMELINE = "EVENSTEP_TIMELINE"
@@ -40,6 +41,8 @@ def open_ring(fd: int, rank: int) -> _core.Telemetry:
                 stacklevel=2,
             )
         fd = -1
+    if fd >= 0:
+        tell_stacks()
     ring = _core.Telemetry(fd, rank) if fd >= 0 else _own_ring(rank)
     os.environ.pop(_VARIABLE, None)
     os.environ.pop(_TIMELINE, None)

@@ -137,8 +137,9 @@ class Session:
             # the agent ends the wait when a rank for which it is has ended
             self.telemetry.event(_core.EVENT_JOINING, self.step, words="waits for all ranks")
             bootstrap = self._opens or Bootstrap(self.environment)
-            bootstrap.start()
-            self.group = self.steps.group = bootstrap.control()
+            with self.steps.phases.during(_core.AT_COLLECTIVE):
+                bootstrap.start()
+                self.group = self.steps.group = bootstrap.control()
             self.bootstrap = bootstrap
             self.telemetry.event(_core.EVENT_JOINED, self.step, words="all ranks have come")
             self.devices = [name.decode() for name in gather_bytes(self.group, self.environment.device.encode())]

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from evenstep.memory import RanksMemory
 
 
+_ACTIVITIES = {_core.SPAN_EVALUATION: _core.AT_EVALUATION, _core.SPAN_CHECKPOINT: _core.AT_CHECKPOINT}
+
+
 def loss_of(tensors: Any) -> float:
     """The value that backward starts from, where it is one number; else NaN."""
     if isinstance(tensors, torch.Tensor):
@@ -87,7 +90,7 @@ class Steps:
         self._backward_start = now
         self._record: tuple[Any, ...] | None = None
         self._reported_shares: list[int] = []
-        self.phases = Phases()
+        self.phases = Phases(telemetry)
 
     # -- weights --
 
@@ -144,21 +147,23 @@ class Steps:
     @contextmanager
     def blocking(self) -> Iterator[None]:
         """Around a collective of the group, which may not count its own waiting."""
-        if hasattr(self.group, "comm"):
-            yield
-            return
-        start = _core.clock_ns()
-        try:
-            yield
-        finally:
-            self._exposed += _core.clock_ns() - start
+        with self.phases.during(_core.AT_COLLECTIVE):
+            if hasattr(self.group, "comm"):
+                yield
+                return
+            start = _core.clock_ns()
+            try:
+                yield
+            finally:
+                self._exposed += _core.clock_ns() - start
 
     @contextmanager
     def apart(self, span: int) -> Iterator[None]:
         """Work that is no part of a training step: not the balancer's business."""
         start, blocked = _core.clock_ns(), self.blocked_ns()
         try:
-            yield
+            with self.phases.during(_ACTIVITIES[span]):
+                yield
         finally:
             duration = _core.clock_ns() - start
             self._apart += max(0, duration - (self.blocked_ns() - blocked))

@@ -41,6 +41,7 @@ int even_ext_add_telemetry(PyObject *module);
 int even_ext_add_balancer(PyObject *module); /* and _core.balance */
 int even_ext_add_balance(PyObject *module);
 int even_ext_add_memory(PyObject *module);
+int even_ext_add_stacks(PyObject *module);
 int even_ext_add_checkpoint(PyObject *module); /* and _core.CheckpointSnapshot */
 int even_ext_add_checkpoint_snapshot(PyObject *module);
 

@@ -135,6 +135,18 @@ static PyObject *writer_scalar(PyObject *self, PyObject *arguments) {
   Py_RETURN_NONE;
 }
 
+static PyObject *writer_enter(PyObject *self, PyObject *argument) {
+  long activity = PyLong_AsLong(argument);
+  if (activity == -1 && PyErr_Occurred() != NULL) {
+    return NULL;
+  }
+  if (activity < 0 || activity >= EVEN_ACTIVITY_COUNT) {
+    return PyErr_Format(PyExc_ValueError, "%ld is no activity (0 to %d)", activity, EVEN_ACTIVITY_COUNT - 1);
+  }
+  even_telemetry_enter(((writer_object *)self)->telemetry, (even_activity)activity);
+  Py_RETURN_NONE;
+}
+
 /* The capsule keeps the writer alive: its context is a reference to it. */
 static void capsule_end(PyObject *capsule) {
   Py_XDECREF((PyObject *)PyCapsule_GetContext(capsule));
@@ -415,6 +427,7 @@ static PyMethodDef writer_methods[] = {
      "step(step, epoch, end_ns, duration_ns, busy_ns, samples, batch, loss=nan, predicted_seconds=nan)"},
     {"event", (PyCFunction)(void (*)(void))writer_event, METH_VARARGS | METH_KEYWORDS,
      "event(event, step, value=0, words='', at_ns=now); what does not fit into SCALAR_NAME_BYTES is left out"},
+    {"enter", writer_enter, METH_O, "enter(activity): what this rank does from now on, one of AT_…"},
     {"scalar", writer_scalar, METH_VARARGS, "scalar(name, step, number); ValueError beyond SCALAR_NAME_BYTES"},
     {NULL, NULL, 0, NULL}};
 static PyGetSetDef writer_members[] = {
@@ -432,9 +445,24 @@ static PyType_Slot writer_slots[] = {
 static PyType_Spec writer_spec = {"evenstep._core.Telemetry", sizeof(writer_object), 0, Py_TPFLAGS_DEFAULT,
                                   writer_slots};
 
+static PyObject *reader_activity(PyObject *self, PyObject *argument) {
+  even_rank_activity at;
+  long rank = PyLong_AsLong(argument);
+  if (rank == -1 && PyErr_Occurred() != NULL) {
+    return NULL;
+  }
+  if (rank < 0 || rank >= even_telemetry_reader_ranks(((reader_object *)self)->reader)) {
+    return PyErr_Format(PyExc_ValueError, "there is no ring of rank %ld", rank);
+  }
+  even_telemetry_reader_activity(((reader_object *)self)->reader, (int)rank, &at);
+  return Py_BuildValue("iINN", (int)at.activity, at.count, PyBool_FromLong(at.stepped), PyBool_FromLong(at.ended));
+}
+
 static PyMethodDef reader_methods[] = {
     {"drain", reader_drain, METH_NOARGS, "drain() -> (records, lost): all new records as tuples (kind, rank, …)"},
     {"want_calls", reader_want_calls, METH_O, "want_calls(wanted): whether ranks write a record of each call"},
+    {"activity", reader_activity, METH_O,
+     "activity(rank) -> (activity, count, stepped, ended before) of its last enter()"},
     {"totals", reader_totals, METH_VARARGS,
      "totals(rank) -> (collectives, bytes, bus_bytes, ns, wait_ns, messages, message_bytes) of its calls"},
     {NULL, NULL, 0, NULL}};
@@ -477,7 +505,10 @@ int even_ext_add_telemetry(PyObject *module) {
 #define SPAN_NUMBER(name, number, text) {"SPAN_" #name, number},
       EVEN_SPAN_LIST(SPAN_NUMBER)
 #undef SPAN_NUMBER
-          {"EVENT_SHARES", EVEN_EVENT_SHARES},
+#define ACTIVITY_NUMBER(name, number, text) {"AT_" #name, number},
+          EVEN_ACTIVITY_LIST(ACTIVITY_NUMBER)
+#undef ACTIVITY_NUMBER
+              {"EVENT_SHARES", EVEN_EVENT_SHARES},
       {"EVENT_CHECKPOINT", EVEN_EVENT_CHECKPOINT},
       {"EVENT_TOTAL_STEPS", EVEN_EVENT_TOTAL_STEPS},
       {"EVENT_EPOCH", EVEN_EVENT_EPOCH},

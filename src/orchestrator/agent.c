@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "checkpoint/reader.h"
+#include "orchestrator/hangs.h"
 #include "orchestrator/job.h"
 #include "os/descriptors.h"
 #include "os/file.h"
@@ -64,7 +65,7 @@ static even_status report_ends(even_job *job, even_fault_facts *ends, size_t *cu
     /* what it failed of came before our signal */
     ends[*culprit].stopped_by_agent = ends[*culprit].stopped_by_agent && job->interrupted != 0;
     if (ends[*culprit].signal == 0 && ends[*culprit].code == 0 && !ends[*culprit].stood_still &&
-        ends[*culprit].leave == EVEN_LEAVE_NONE) {
+        ends[*culprit].hung == NULL && ends[*culprit].leave == EVEN_LEAVE_NONE) {
       ends[*culprit].leave = EVEN_LEAVE_EARLY;
     }
     *its = ends[*culprit];
@@ -202,7 +203,7 @@ static even_status plan_restart(even_job *job, const even_fault_facts *culprit, 
   bool progress = strcmp(even_text_string(&before), even_text_string(&job->resume)) != 0;
   even_text_free(&before);
   EVEN_TRY(status);
-  if (!progress && culprit->signal == 0 && !culprit->stood_still && !culprit->out_of_memory &&
+  if (!progress && culprit->signal == 0 && !culprit->stood_still && culprit->hung == NULL && !culprit->out_of_memory &&
       !job->params->restart_always) {
     even_job_notice(job,
                     "not restarted: the script ended by an error of its own and no checkpoint was written since it "
@@ -217,7 +218,7 @@ static even_status plan_restart(even_job *job, const even_fault_facts *culprit, 
 }
 
 static int exit_code_of(const even_fault_facts *facts) {
-  if (facts->leave != EVEN_LEAVE_NONE || facts->stood_still) {
+  if (facts->leave != EVEN_LEAVE_NONE || facts->stood_still || facts->hung != NULL) {
     return even_status_exit_code(EVEN_ERR_RANK_FAILED); /* its own is 0, or of our signal */
   }
   return facts->signal != 0 ? 128 + facts->signal : facts->code;
@@ -311,6 +312,7 @@ static even_status open_job(even_job *job) {
   EVEN_TRY(EVEN_NEW_ARRAY(&job->order, job->count));
   EVEN_TRY(even_job_snapshots_open(job));
   EVEN_TRY(even_progress_open(job->params->telemetry_fd, job->count, &job->progress));
+  EVEN_TRY(even_hangs_open(job, &job->hangs));
   EVEN_TRY(even_process_adopt_orphans());
   EVEN_TRY(even_signals_open(&job->signals));
   EVEN_TRY(even_job_guard_open(job));
@@ -324,6 +326,7 @@ static void close_job(even_job *job) {
   even_guardian_stop(&job->guardian);
   even_oom_watch_close(&job->oom);
   even_progress_close(&job->progress);
+  even_hangs_close(job->hangs);
   even_loop_close(&job->loop);
   even_signals_close(&job->signals);
   if (job->descriptors_before != 0) {

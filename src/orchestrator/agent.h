@@ -45,7 +45,11 @@ typedef struct even_agent_params {
   /* Inherited by the ranks as EVENSTEP_TELEMETRY_FD; what they write there tells the agent who waits for a rank that
    * has ended. -1: none, nobody is known to wait. */
   int telemetry_fd;
-  bool unpinned; /* leave the ranks on all CPUs */
+  /* A rank that is silent for so long, or ten times what it takes otherwise for what it is at, hangs (silence.h); 0:
+   * nobody looks. Needs telemetry_fd. */
+  double hang_seconds;
+  bool restart_hung; /* the attempt is ended then, and the job restarted; else it is told alone */
+  bool unpinned;     /* leave the ranks on all CPUs */
   int max_restarts;
   /* Restart even when a rank ended by an error of its own (not a signal) and no checkpoint was written since the
    * attempt began, that is, when a restart is likely to end the same way. */

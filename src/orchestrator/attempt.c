@@ -2,6 +2,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "orchestrator/environment.h"
+#include "orchestrator/hangs.h"
 #include "orchestrator/job.h"
 #include "os/clock.h"
 #include "os/file.h"
@@ -211,6 +212,18 @@ void even_job_signals_ready(void *context, int fd) {
   }
 }
 
+static void check_hangs(even_job *job) {
+  bool end = false;
+  if (job->stage != EVEN_JOB_RUNS) {
+    return;
+  }
+  even_hangs_tick(job->hangs, job, &end);
+  if (end) {
+    even_job_flights_tell(job);
+    move_to(job, EVEN_JOB_TERMINATED, SIGTERM, false, grace_failure_ns);
+  }
+}
+
 static void tick(even_job *job) {
   uint64_t now = even_clock_ns();
   if (now >= job->next_tick_ns) {
@@ -219,6 +232,7 @@ static void tick(even_job *job) {
       job->params->observer.tick(job->params->observer.context);
     }
     check_awaited(job);
+    check_hangs(job);
   }
 }
 
@@ -266,6 +280,7 @@ static even_status open_log(even_job *job, size_t rank, int *log) {
 
 static void give_line(void *context, int rank, bool error, const char *text, size_t length) {
   const even_agent_observer *observer = &((even_job *)context)->params->observer;
+  even_hangs_output(((even_job *)context)->hangs, rank);
   if (observer->line != NULL) {
     observer->line(observer->context, rank, error, text, length);
   }
@@ -347,6 +362,7 @@ static void reset(even_job *job) {
   even_oom_watch_close(&job->oom);
   even_oom_watch_open(&job->oom);
   even_progress_begin(&job->progress);
+  even_hangs_begin(job->hangs);
 }
 
 even_status even_job_run_attempt(even_job *job) {
@@ -400,6 +416,7 @@ even_fault_facts even_job_facts(const even_job *job, size_t index) {
                             .pid = (long)rank->pid,
                             .stopped_by_agent = rank->stopped_by_agent,
                             .stood_still = rank->stood_still,
+                            .hung = rank->hung ? even_hangs_words(job->hangs, index) : NULL,
                             .out_of_memory = met_oom_killer(job, rank),
                             .leave = rank->awaited ? EVEN_LEAVE_BEFORE_JOINING : EVEN_LEAVE_NONE,
                             .steps_known = job->progress.reader != NULL && job->progress.ranks[index].joined,

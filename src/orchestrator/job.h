@@ -20,6 +20,7 @@ typedef struct even_job_rank {
   bool stopped_by_agent; /* our signal reached it while it ran */
   bool was_stopped;      /* by somebody, once */
   bool stood_still;      /* it still stood when another rank failed */
+  bool hung;             /* and shall be ended for it: even_hangs_words says how */
   bool awaited;          /* ended with code 0 while others wait for it in es.prepare */
   even_process_end end;
   even_rank_output output;
@@ -48,6 +49,7 @@ typedef struct even_job {
   even_slowdown slow;
   even_oom_watch oom; /* of the attempt */
   even_progress progress;
+  struct even_hangs *hangs; /* NULL: nobody looks for them */
   even_job_rank *ranks;
   size_t count;
   size_t *order; /* ranks in the order in which they ended */

@@ -75,6 +75,12 @@ static void real_exit(int code) {
 static pid_t real_wait4(pid_t pid, int *status, int options, struct rusage *usage) {
   return wait4(pid, status, options, usage);
 }
+static int real_tgkill(pid_t process, pid_t thread, int number) {
+  return (int)syscall(SYS_tgkill, process, thread, number);
+}
+static pid_t real_gettid(void) {
+  return (pid_t)syscall(SYS_gettid);
+}
 static int real_prctl(int option, unsigned long argument) {
   return prctl(option, argument, 0, 0, 0);
 }
@@ -151,6 +157,8 @@ static int real_nanosleep(const struct timespec *time) {
    .at_exit = atexit,                           \
    .wait4 = real_wait4,                         \
    .kill = kill,                                \
+   .tgkill = real_tgkill,                       \
+   .gettid = real_gettid,                       \
    .process_vm_readv = real_process_vm_readv,   \
    .getpid = getpid,                            \
    .getppid = getppid,                          \

@@ -66,6 +66,8 @@ typedef struct even_os_calls {
   int (*at_exit)(void (*call)(void));
   pid_t (*wait4)(pid_t pid, int *status, int options, struct rusage *usage);
   int (*kill)(pid_t pid, int signal);
+  int (*tgkill)(pid_t process, pid_t thread, int signal);
+  pid_t (*gettid)(void);
   pid_t (*getpid)(void);
   ssize_t (*process_vm_readv)(pid_t pid, const struct iovec *local, const struct iovec *remote); /* one of each */
   pid_t (*getppid)(void);

@@ -196,6 +196,10 @@ even_status even_shared_memory_each(pid_t pid, const char *label,
   return even_folder_each(path, offer_segment, &segments);
 }
 
+void even_shared_memory_rewind(const even_shared_memory *memory) {
+  (void)even_os.lseek(memory->fd, 0, SEEK_SET);
+}
+
 void even_shared_memory_close(even_shared_memory *memory) {
   if (memory->address != NULL) {
     (void)even_os.munmap(memory->address, memory->bytes);

@@ -179,3 +179,16 @@ void even_telemetry_reader_totals(const even_telemetry_reader *reader, int rank,
   }
   memcpy(out, totals, sizeof *out);
 }
+
+void even_telemetry_reader_activity(const even_telemetry_reader *reader, int rank, even_rank_activity *out) {
+  *out = (even_rank_activity){.activity = EVEN_ACTIVITY_SCRIPT};
+  if (rank < 0 || (uint32_t)rank >= reader->ranks) {
+    return;
+  }
+  uint64_t word = atomic_load_explicit(&reader->cursors[rank].ring->activity, memory_order_relaxed);
+  unsigned activity = (unsigned)(word & 0xffU);
+  out->activity = activity < EVEN_ACTIVITY_COUNT ? (even_activity)activity : EVEN_ACTIVITY_SCRIPT;
+  out->stepped = (word >> EVEN_RING_STEPPED_BIT & 1U) != 0;
+  out->ended = (word >> EVEN_RING_ENDED_SHIFT >> activity & 1U) != 0;
+  out->count = (uint32_t)(word >> EVEN_RING_ENTERED_SHIFT);
+}

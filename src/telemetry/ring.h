@@ -11,7 +11,7 @@
 
 #define EVEN_RING_MAGIC UINT64_C(0x314c45544e455645) /* "EVENTEL1", little-endian */
 
-enum { EVEN_RING_VERSION = 3, EVEN_RING_PAYLOAD_WORDS = 7, EVEN_RING_DEFAULT_RECORDS = 8192, EVEN_RING_TOTALS = 7 };
+enum { EVEN_RING_VERSION = 4, EVEN_RING_PAYLOAD_WORDS = 7, EVEN_RING_DEFAULT_RECORDS = 8192, EVEN_RING_TOTALS = 7 };
 
 typedef struct even_ring_header {
   uint64_t magic;
@@ -37,9 +37,14 @@ typedef struct even_ring {
   uint8_t unused[120];
   _Atomic uint64_t totals[EVEN_RING_TOTALS]; /* as even_call_totals */
   _Atomic uint64_t steps;                    /* done, by the last step record */
-  uint8_t unused_too[64];
+  _Atomic uint64_t activity;                 /* as EVEN_RING_STEPPED_BIT below says */
+  uint8_t unused_too[56];
   even_ring_slot slots[];
 } even_ring;
+
+/* even_activity in the low byte; whether its process has made a step; a bit for each activity that it has ended; how
+ * often one was entered. */
+enum { EVEN_RING_STEPPED_BIT = 8, EVEN_RING_ENDED_SHIFT = 16, EVEN_RING_ENTERED_SHIFT = 32 };
 
 _Static_assert(sizeof(even_ring_header) == 128, "header");
 _Static_assert(sizeof(even_ring_slot) == 64, "a slot is a cache line");

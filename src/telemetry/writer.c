@@ -11,6 +11,10 @@ struct even_telemetry {
   const _Atomic uint32_t *calls; /* of the segment: whether a record is wanted for each */
   uint64_t mask;
   _Atomic bool paused;
+  /* through this handle: */
+  _Atomic bool stepped;
+  _Atomic uint32_t activity; /* entered last, and 1; 0: none */
+  _Atomic uint32_t ended;    /* a bit for each */
 };
 
 even_status even_telemetry_open(int fd, int rank, even_telemetry **out) {
@@ -92,6 +96,7 @@ void even_telemetry_step(even_telemetry *telemetry, const even_step_record *reco
     even_record_pack_step(record, slots[0]);
     publish(telemetry, slots, 1);
     atomic_store_explicit(&telemetry->ring->steps, (uint64_t)record->step + 1, memory_order_relaxed);
+    atomic_store_explicit(&telemetry->stepped, true, memory_order_relaxed);
   }
 }
 
@@ -162,6 +167,23 @@ double even_call_bus_factor(even_recorded_call call, int ranks) {
       break;
   }
   return 1;
+}
+
+/* ---- activities ---- */
+
+void even_telemetry_enter(even_telemetry *telemetry, even_activity activity) {
+  if (telemetry == NULL) {
+    return;
+  }
+  uint32_t before = atomic_exchange_explicit(&telemetry->activity, (uint32_t)activity + 1, memory_order_relaxed);
+  uint64_t ended = before == 0 ? 0 : UINT64_C(1) << (before - 1);
+  ended |= atomic_fetch_or_explicit(&telemetry->ended, (uint32_t)ended, memory_order_relaxed);
+  _Atomic uint64_t *word = &telemetry->ring->activity;
+  uint64_t count = (atomic_load_explicit(word, memory_order_relaxed) >> EVEN_RING_ENTERED_SHIFT) + 1;
+  uint64_t stepped = atomic_load_explicit(&telemetry->stepped, memory_order_relaxed) ? 1 : 0;
+  uint64_t now = (count << EVEN_RING_ENTERED_SHIFT) | (ended << EVEN_RING_ENDED_SHIFT) |
+                 (stepped << EVEN_RING_STEPPED_BIT) | (uint64_t)activity;
+  atomic_store_explicit(word, now, memory_order_relaxed);
 }
 
 /* ---- rows ---- */

@@ -85,6 +85,14 @@ static void tells_the_others(void **state) {
   assert_cause(&facts, "was stopped (SIGSTOP, SIGTSTP), sent from outside, and stood still");
 }
 
+static void tells_a_hang(void **state) {
+  (void)state;
+  even_fault_facts facts = facts_of(SIGTERM, 0, "");
+  facts.stopped_by_agent = true;
+  facts.hung = "no progress for 31 s in data";
+  assert_cause(&facts, "hung, and was ended for it: no progress for 31 s in data (its stacks are in logs/hang-rank-");
+}
+
 static void keeps_the_cause_printable(void **state) {
   (void)state;
   even_fault_facts facts = facts_of(0, 1, "");
@@ -120,7 +128,10 @@ static void finds_the_culprit(void **state) {
   even_fault_facts slow = facts_of(SIGTERM, 0, RECORDED_OWN_ERROR);
   even_fault_facts memory = killed;
   even_fault_facts stood = stopped;
+  even_fault_facts hung = stopped;
   stood.stood_still = true;
+  hung.hung = "no progress";
+  hung.stopped_by_agent = true;
   stopped.stopped_by_agent = stood.stopped_by_agent = true;
   slow.stopped_by_agent = true;
   memory.out_of_memory = true;
@@ -133,6 +144,7 @@ static void finds_the_culprit(void **state) {
       {{peer, stopped, slow}, 2},   /* it had raised already, and was slow to end */
       {{peer, killed, stopped}, 1}, /* somebody's kill -9 */
       {{peer, peer, stood}, 2},     /* somebody's kill -STOP */
+      {{peer, stopped, hung}, 2},   /* ended by the agent, for this */
       {{own, peer, stood}, 0},       {{own, own, killed}, 2},
       {{killed, memory, peer}, 1},   {{peer, stopped, peer}, 0}, /* no better known: the first */
       {{stopped, well, stopped}, 0},
@@ -227,6 +239,7 @@ int main(void) {
       cmocka_unit_test(tells_memory),
       cmocka_unit_test(tells_the_others),
       cmocka_unit_test(finds_the_culprit),
+      cmocka_unit_test(tells_a_hang),
       cmocka_unit_test(keeps_the_cause_printable),
       cmocka_unit_test(names_the_one_that_left_early),
       cmocka_unit_test(a_server_that_is_down_is_nobody_elses_fault),

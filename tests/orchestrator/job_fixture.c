@@ -108,6 +108,8 @@ even_status job_fixture_run(job_fixture *job, const char *script, int *exit_code
                                     .telemetry_fd = job->telemetry_fd,
                                     .max_restarts = job->max_restarts,
                                     .restart_always = job->restart_always,
+                                    .hang_seconds = job->hang_seconds,
+                                    .restart_hung = job->restart_hung,
                                     .checkpoint_folder = job->checkpoints,
                                     .resume = job->resume,
                                     .observer = {.context = job,

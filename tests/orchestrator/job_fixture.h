@@ -23,6 +23,8 @@ typedef struct job_fixture {
   const char *resume;
   int max_restarts;
   bool restart_always;
+  double hang_seconds;
+  bool restart_hung;
 } job_fixture;
 
 void job_fixture_open(job_fixture *job);

@@ -1,0 +1,34 @@
+/* _core.stacks_open: this rank's stacks, told to the agent when it asks. */
+#include "ext.h"
+
+#include <unistd.h>
+
+#include "telemetry/stacks.h"
+
+static PyObject *stacks_open(PyObject *module, PyObject *unused) {
+  static even_stacks *opened; /* kept until the process ends; a child of a fork opens its own */
+  static int numbers[2];
+  static pid_t process;
+  (void)module;
+  (void)unused;
+  if (opened == NULL || process != getpid()) {
+    even_stacks *stacks = NULL;
+    even_status status = even_stacks_open(&numbers[0], &numbers[1], &stacks);
+    if (status != EVEN_OK) {
+      return even_ext_raise(status);
+    }
+    opened = stacks;
+    process = getpid();
+  }
+  return Py_BuildValue("ii", numbers[0], numbers[1]);
+}
+
+static PyMethodDef functions[] = {
+    {"stacks_open", stacks_open, METH_NOARGS,
+     "stacks_open() -> (signal, fd): from now on the agent can ask for this process's C stacks, and for what a handler "
+     "of `signal` writes to `fd` (faulthandler.register)"},
+    {NULL, NULL, 0, NULL}};
+
+int even_ext_add_stacks(PyObject *module) {
+  return PyModule_AddFunctions(module, functions);
+}

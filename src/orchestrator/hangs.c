@@ -1,0 +1,366 @@
+/* From the rings to the decision, and from the decision to words, stacks and the end. */
+#include "orchestrator/hangs.h"
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "orchestrator/silence.h"
+#include "os/clock.h"
+#include "os/file.h"
+#include "os/process_threads.h"
+#include "os/shared_memory.h"
+#include "telemetry/stacks.h"
+
+#include <evenstep/flight.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { SHOWN_LINES = 60, SHOWN_LINE = 200 };
+
+/* Between two ticks; what is beyond is time in which this process, and so perhaps all others, could not run. */
+static const uint64_t held_up_ns = 1000000000u;
+static const uint64_t answer_ns = 5000000000u;
+/* A rank that uses so much of a core, its children included, is at work in what nothing is known of. */
+static const double AT_WORK = 0.05;
+
+typedef struct rank_watch {
+  even_silence silence;
+  uint64_t cpu_at_ns; /* when its CPU time was looked at; 0: not in this silence */
+  double cpu_seconds;
+  bool told;
+  bool asked;
+  uint64_t asked_ns;
+  even_stacks_request stacks;
+  char words[160];
+} rank_watch;
+
+struct even_hangs {
+  even_telemetry_reader *reader;
+  rank_watch *ranks;
+  even_silence_rank *facts;
+  bool *hung;
+  size_t count;
+  uint64_t least_ns;
+  uint64_t last_ns; /* of the tick before */
+  bool restart;
+};
+
+static const char *const activity_names[EVEN_ACTIVITY_COUNT] = {
+#define ACTIVITY_NAME(name, number, text) [number] = text,
+    EVEN_ACTIVITY_LIST(ACTIVITY_NAME)
+#undef ACTIVITY_NAME
+};
+
+static even_status open_all(const even_job *job, even_hangs *hangs) {
+  EVEN_TRY(even_telemetry_reader_open(job->params->telemetry_fd, &hangs->reader));
+  EVEN_TRY(EVEN_NEW_ARRAY(&hangs->ranks, hangs->count));
+  EVEN_TRY(EVEN_NEW_ARRAY(&hangs->facts, hangs->count));
+  return EVEN_NEW_ARRAY(&hangs->hung, hangs->count);
+}
+
+even_status even_hangs_open(const even_job *job, even_hangs **out) {
+  even_hangs *hangs = NULL;
+  *out = NULL;
+  if (!(job->params->hang_seconds > 0) || job->params->telemetry_fd < 0) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(EVEN_NEW(&hangs));
+  hangs->count = job->count;
+  hangs->least_ns = (uint64_t)(job->params->hang_seconds * 1e9);
+  hangs->restart = job->params->restart_hung;
+  even_status status = open_all(job, hangs);
+  if (status != EVEN_OK) {
+    even_hangs_close(hangs);
+    return status;
+  }
+  *out = hangs;
+  return EVEN_OK;
+}
+
+void even_hangs_close(even_hangs *hangs) {
+  if (hangs == NULL) {
+    return;
+  }
+  for (size_t i = 0; hangs->ranks != NULL && i < hangs->count; i++) {
+    even_text rest = EVEN_TEXT_EMPTY;
+    even_stacks_take(&hangs->ranks[i].stacks, &rest);
+    even_text_free(&rest);
+  }
+  even_telemetry_reader_close(hangs->reader);
+  even_free(hangs->ranks);
+  even_free(hangs->facts);
+  even_free(hangs->hung);
+  even_free(hangs);
+}
+
+static void read_ring(const even_hangs *hangs, size_t rank, even_rank_activity *activity, uint64_t *calls) {
+  even_call_totals totals;
+  even_telemetry_reader_activity(hangs->reader, (int)rank, activity);
+  even_telemetry_reader_totals(hangs->reader, (int)rank, &totals);
+  *calls = totals.collectives + totals.messages;
+}
+
+void even_hangs_begin(even_hangs *hangs) {
+  if (hangs == NULL) {
+    return;
+  }
+  hangs->last_ns = even_clock_ns();
+  for (size_t i = 0; i < hangs->count; i++) {
+    even_text rest = EVEN_TEXT_EMPTY;
+    even_rank_activity activity;
+    uint64_t calls = 0;
+    even_stacks_take(&hangs->ranks[i].stacks, &rest);
+    even_text_free(&rest);
+    memset(&hangs->ranks[i], 0, sizeof hangs->ranks[i]);
+    read_ring(hangs, i, &activity, &calls);
+    even_silence_begin(&hangs->ranks[i].silence, &activity, calls, hangs->last_ns);
+  }
+}
+
+void even_hangs_output(even_hangs *hangs, int rank) {
+  if (hangs != NULL) {
+    even_silence_sign(&hangs->ranks[rank].silence, even_clock_ns());
+  }
+}
+
+const char *even_hangs_words(const even_hangs *hangs, size_t rank) {
+  return hangs == NULL ? "" : hangs->ranks[rank].words;
+}
+
+/* ---- who is late ---- */
+
+static double silent_seconds(const rank_watch *watch, uint64_t now_ns) {
+  return (double)(now_ns - watch->silence.quiet_ns) * 1e-9;
+}
+
+/* Where nothing is known of how long a rank takes for what it is at, it hangs only if it also does nothing: its CPU
+ * time is looked at after half its limit, and again at the end; one that was at work gets half a limit more. */
+static bool is_late(rank_watch *watch, pid_t pid, uint64_t least_ns, uint64_t now_ns) {
+  uint64_t silent_ns = now_ns - watch->silence.quiet_ns;
+  uint64_t limit_ns = even_silence_limit_ns(&watch->silence, least_ns);
+  if (even_silence_known(&watch->silence)) {
+    return silent_ns > limit_ns;
+  }
+  if (watch->cpu_at_ns == 0 && silent_ns > limit_ns / 2) {
+    watch->cpu_at_ns = now_ns;
+    watch->cpu_seconds = even_process_session_cpu(pid);
+  }
+  if (watch->told) {
+    return true;
+  }
+  if (silent_ns <= limit_ns || watch->cpu_at_ns == 0 || now_ns - watch->cpu_at_ns < limit_ns / 2) {
+    return false;
+  }
+  double used = even_process_session_cpu(pid) - watch->cpu_seconds;
+  bool idle = used < AT_WORK * (double)(now_ns - watch->cpu_at_ns) * 1e-9;
+  watch->cpu_at_ns = idle ? watch->cpu_at_ns : 0;
+  return idle;
+}
+
+typedef struct group_search {
+  long process;
+  bool waits;
+} group_search;
+
+static bool look_at_group(void *context, int fd, uint64_t identity) {
+  group_search *search = context;
+  even_flight *flight = NULL;
+  (void)identity;
+  if (even_flight_open(fd, &flight) != EVEN_OK) {
+    return true;
+  }
+  for (int rank = 0; rank < even_flight_ranks(flight); rank++) {
+    even_flight_call call;
+    if (even_flight_process(flight, rank) == search->process && even_flight_read(flight, rank, &call, 1) == 1) {
+      search->waits = search->waits || call.state == EVEN_FLIGHT_BEGUN;
+    }
+  }
+  even_flight_close(flight);
+  return !search->waits;
+}
+
+/* Also in collectives that the script calls itself, in whatever it is at. */
+static bool waits_in_a_collective(const rank_watch *watch, pid_t pid) {
+  group_search search = {.process = (long)pid};
+  if (watch->silence.activity == EVEN_ACTIVITY_COLLECTIVE) {
+    return true;
+  }
+  if (even_shared_memory_each(pid, "evenstep-group", look_at_group, &search) != EVEN_OK) {
+    even_error_clear();
+  }
+  return search.waits;
+}
+
+/* ---- telling ---- */
+
+static void describe_activity(const rank_watch *watch, char *text, size_t bytes) {
+  const char *name = activity_names[watch->silence.activity];
+  (void)snprintf(text, bytes, watch->silence.stepped ? "%s" : "start (%s)", name);
+}
+
+static void say_that_it_goes_on(rank_watch *watch, even_job *job, size_t rank) {
+  even_text rest = EVEN_TEXT_EMPTY;
+  even_job_notice(job, "rank %zu goes on: it was slow, and did not hang", rank);
+  watch->told = false;
+  watch->asked = false;
+  watch->words[0] = '\0';
+  even_stacks_take(&watch->stacks, &rest);
+  even_text_free(&rest);
+}
+
+static void tell(even_hangs *hangs, even_job *job, size_t rank, size_t waiting, uint64_t now_ns) {
+  rank_watch *watch = &hangs->ranks[rank];
+  char activity[64];
+  char others[64] = "";
+  char limit[96];
+  double limit_seconds = (double)even_silence_limit_ns(&watch->silence, hangs->least_ns) * 1e-9;
+  describe_activity(watch, activity, sizeof activity);
+  if (even_silence_known(&watch->silence)) {
+    (void)snprintf(limit, sizeof limit, "limit %.3g s; p99 here %.2g s", limit_seconds,
+                   even_silence_p99(&watch->silence));
+  } else {
+    (void)snprintf(limit, sizeof limit, "limit %.3g s, as nothing is known of how long this takes", limit_seconds);
+  }
+  if (waiting > 0) {
+    (void)snprintf(others, sizeof others, "; %zu rank%s for it", waiting, waiting == 1 ? " waits" : "s wait");
+  }
+  watch->told = true;
+  (void)snprintf(watch->words, sizeof watch->words, "no progress for %.3g s in %s", silent_seconds(watch, now_ns),
+                 activity);
+  even_job_notice(job, "rank %zu (%s, process %ld) hangs: %s (%s)%s", rank, job->params->devices->items[rank].name,
+                  (long)job->ranks[rank].pid, watch->words, limit, others);
+  watch->asked = true;
+  watch->asked_ns = now_ns;
+  if (even_stacks_ask(job->ranks[rank].pid, &watch->stacks) != EVEN_OK) {
+    watch->asked_ns = 0; /* nobody answers */
+    even_error_clear();
+  }
+}
+
+/* The first lines of it, as notices: up to the C stack of the second thread. */
+static void show(even_job *job, const char *text) {
+  size_t shown = 0;
+  size_t threads = 0;
+  while (*text != '\0' && shown < SHOWN_LINES) {
+    size_t length = strcspn(text, "\n");
+    threads += strncmp(text, "thread ", 7) == 0 ? 1 : 0;
+    if (threads == 2) {
+      return;
+    }
+    if (length > 0) {
+      even_job_notice(job, "  | %.*s", (int)(length < SHOWN_LINE ? length : SHOWN_LINE), text);
+      shown++;
+    }
+    text += length + (text[length] == '\n' ? 1 : 0);
+  }
+}
+
+static void write_stacks(even_hangs *hangs, even_job *job, size_t rank) {
+  rank_watch *watch = &hangs->ranks[rank];
+  even_text text = EVEN_TEXT_EMPTY;
+  even_text path = EVEN_TEXT_EMPTY;
+  bool told = even_stacks_told(&watch->stacks);
+  even_text_format(&text, "rank %zu (process %ld), attempt %d: %s\n\n", rank, (long)job->ranks[rank].pid, job->attempt,
+                   watch->words);
+  size_t head = text.length;
+  even_stacks_take(&watch->stacks, &text);
+  if (!told) {
+    even_text_add(&text, watch->asked_ns == 0 ? "It has not imported evenstep, so its own stacks are not known.\n"
+                                              : "It did not answer, so its own stacks are not known.\n");
+  }
+  even_text_add(&text, "\nThreads, as the kernel sees them:\n");
+  even_process_threads_describe(job->ranks[rank].pid, &text);
+  even_text_format(&path, "%s/logs/hang-rank-%zu.txt", job->run_folder.data, rank);
+  even_status status = even_text_status(&text);
+  status = status == EVEN_OK ? even_text_status(&path) : status;
+  status = status == EVEN_OK ? even_file_replace(path.data, text.data, text.length) : status;
+  if (status == EVEN_OK) {
+    even_job_notice(job, "stacks of rank %zu (all of them in logs/hang-rank-%zu.txt):", rank, rank);
+  } else {
+    even_job_notice(job, "the stacks of rank %zu cannot be written: %s", rank, even_error_last()->what);
+    even_error_clear();
+  }
+  show(job, text.length > head ? text.data + head : "");
+  even_text_free(&text);
+  even_text_free(&path);
+  watch->asked = false;
+}
+
+/* ---- the tick ---- */
+
+/* Whether any rank said what it is at: only then it is known that the script uses evenstep. */
+static bool look(even_hangs *hangs, even_job *job, uint64_t now_ns) {
+  uint64_t held_ns = now_ns - hangs->last_ns > held_up_ns ? now_ns - hangs->last_ns : 0;
+  bool any = false;
+  for (size_t i = 0; i < hangs->count; i++) {
+    rank_watch *watch = &hangs->ranks[i];
+    even_rank_activity activity;
+    uint64_t calls = 0;
+    even_silence_shift(&watch->silence, held_ns);
+    read_ring(hangs, i, &activity, &calls);
+    if (even_silence_look(&watch->silence, &activity, calls, now_ns)) {
+      watch->cpu_at_ns = 0;
+      if (watch->told) {
+        say_that_it_goes_on(watch, job, i);
+      }
+    }
+    any = any || watch->silence.spoke;
+  }
+  hangs->last_ns = now_ns;
+  return any;
+}
+
+static size_t decide(even_hangs *hangs, const even_job *job, uint64_t now_ns) {
+  bool any_late = false;
+  for (size_t i = 0; i < hangs->count; i++) {
+    rank_watch *watch = &hangs->ranks[i];
+    even_silence_rank *fact = &hangs->facts[i];
+    *fact = (even_silence_rank){.alive = job->ranks[i].alive};
+    fact->late = fact->alive && is_late(watch, job->ranks[i].pid, hangs->least_ns, now_ns);
+    any_late = any_late || fact->late;
+  }
+  if (!any_late) {
+    return 0;
+  }
+  for (size_t i = 0; i < hangs->count; i++) {
+    even_silence_rank *fact = &hangs->facts[i];
+    fact->held = fact->alive && even_process_is_held(job->ranks[i].pid);
+    fact->in_collective = fact->alive && waits_in_a_collective(&hangs->ranks[i], job->ranks[i].pid);
+  }
+  return even_silence_decide(hangs->facts, hangs->count, hangs->hung);
+}
+
+static size_t count_waiting(const even_hangs *hangs) {
+  size_t waiting = 0;
+  for (size_t i = 0; i < hangs->count; i++) {
+    waiting += hangs->facts[i].alive && !hangs->hung[i] && hangs->facts[i].in_collective ? 1 : 0;
+  }
+  return waiting;
+}
+
+void even_hangs_tick(even_hangs *hangs, even_job *job, bool *end) {
+  *end = false;
+  if (hangs == NULL) {
+    return;
+  }
+  uint64_t now_ns = even_clock_ns();
+  if (!look(hangs, job, now_ns)) {
+    return;
+  }
+  if (decide(hangs, job, now_ns) > 0) {
+    size_t waiting = count_waiting(hangs);
+    for (size_t i = 0; i < hangs->count; i++) {
+      if (hangs->hung[i] && !hangs->ranks[i].told) {
+        tell(hangs, job, i, waiting, now_ns);
+      }
+    }
+  }
+  for (size_t i = 0; i < hangs->count; i++) {
+    rank_watch *watch = &hangs->ranks[i];
+    if (watch->asked && job->ranks[i].alive &&
+        (watch->asked_ns == 0 || even_stacks_told(&watch->stacks) || now_ns - watch->asked_ns > answer_ns)) {
+      write_stacks(hangs, job, i);
+      job->ranks[i].hung = hangs->restart;
+      *end = *end || hangs->restart;
+    }
+  }
+}

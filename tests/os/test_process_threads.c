@@ -1,0 +1,92 @@
+/* What the kernel tells of the threads of a process: of one that waits, one that stands still, one that is gone. */
+#include "os/process_threads.h"
+
+#include "support/fault.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static pid_t child_that_reads(int ends[2]) {
+  assert_int_equal(pipe(ends), 0);
+  pid_t child = fork();
+  assert_true(child >= 0);
+  if (child == 0) {
+    char byte;
+    (void)setsid();
+    (void)!read(ends[0], &byte, 1);
+    _exit(0);
+  }
+  return child;
+}
+
+static void end_child(pid_t child, int ends[2]) {
+  assert_int_equal(kill(child, SIGKILL), 0);
+  assert_int_equal(waitpid(child, NULL, 0), child);
+  assert_int_equal(close(ends[0]) + close(ends[1]), 0);
+}
+
+static void a_waiting_thread_is_described(void **state) {
+  int ends[2];
+  even_text text = EVEN_TEXT_EMPTY;
+  pid_t child = child_that_reads(ends);
+  (void)state;
+  do {
+    even_text_clear(&text);
+    even_process_threads_describe(child, &text);
+  } while (strstr(even_text_string(&text), "state S") == NULL); /* until it is in its call */
+  assert_non_null(strstr(text.data, "thread "));
+  assert_true(strstr(text.data, "in read()") != NULL || strstr(text.data, "not told") != NULL);
+  assert_false(even_process_is_held(child));
+  assert_true(even_process_session_cpu(child) < 5);
+  end_child(child, ends);
+  even_text_clear(&text);
+  even_process_threads_describe(child, &text);
+  assert_int_equal(text.length, 0);
+  even_text_free(&text);
+}
+
+static void one_that_was_stopped_is_held(void **state) {
+  int ends[2];
+  int status = 0;
+  pid_t child = child_that_reads(ends);
+  (void)state;
+  assert_int_equal(kill(child, SIGSTOP), 0);
+  assert_int_equal(waitpid(child, &status, WUNTRACED), child);
+  assert_true(WIFSTOPPED(status));
+  assert_true(even_process_is_held(child));
+  end_child(child, ends);
+  assert_false(even_process_is_held(child));
+}
+
+static void own_time_is_counted(void **state) {
+  volatile unsigned long sum = 0;
+  double before = even_process_session_cpu(getsid(0));
+  (void)state;
+  while (even_process_session_cpu(getsid(0)) < before + 0.02) {
+    for (unsigned long i = 0; i < 1000000; i++) {
+      sum = sum + i;
+    }
+  }
+  fault_os_from(FAULT_open, 1, EMFILE); /* /proc cannot be read: nothing, and no error left behind */
+  assert_true(even_process_session_cpu(getsid(0)) <= 0);
+  assert_false(even_process_is_held(getpid()));
+  fault_reset();
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(a_waiting_thread_is_described),
+      cmocka_unit_test(one_that_was_stopped_is_held),
+      cmocka_unit_test(own_time_is_counted),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
