@@ -27,7 +27,7 @@ typedef struct conversion {
   "formats that are read, told by their content:\n"                                                                    \
   "  Evenstep checkpoints; files of torch.save (a state_dict, the usual dictionary of a training, Lightning's\n"       \
   "  .ckpt), nothing in which is ever run; .safetensors; Hugging Face folders; folders of\n"                           \
-  "  torch.distributed.checkpoint; DeepSpeed folders (ZeRO 1, 2: all; 3: weights)\n"                                   \
+  "  torch.distributed.checkpoint; DeepSpeed folders (ZeRO 1, 2: all; 3: weights); TensorFlow checkpoints\n"           \
   "\n"                                                                                                                 \
   "formats that are written (--as):\n"                                                                                 \
   "  evenstep     a checkpoint for --resume and es.load_checkpoint\n"                                                  \
@@ -35,6 +35,7 @@ typedef struct conversion {
   "  six-key      the same with model_state_dict, optimizer_state_dict, scheduler_state_dict, epoch, step, metrics\n"  \
   "  lightning    a .ckpt                          dcp    a folder of torch.distributed.checkpoint\n"                  \
   "  safetensors  one file                         hf     a Hugging Face folder\n"                                     \
+  "  tensorflow   a folder with model.index and model.data, weights alone\n"                                           \
   "\n"                                                                                                                 \
   "exit code: 0 done (what could not be carried over is listed), 2 a wrong option, 3 the input is not there, holds\n"  \
   "code instead of weights, or the output exists, 5 the system refused (disk full), 6 the input is damaged, 8 it is\n" \

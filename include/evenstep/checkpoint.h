@@ -114,6 +114,8 @@ EVEN_PUBLIC even_status even_checkpoint_file_checksums(const char *path, size_t 
                                                        size_t *count, uint64_t *file_bytes) EVEN_MUST_USE;
 /* XXH3, 64 bits, of a block of memory: what covers the manifest itself. */
 EVEN_PUBLIC uint64_t even_checkpoint_checksum(const void *data, size_t bytes);
+/* CRC-32C (RFC 3720, appendix B.4), by which TensorFlow's files are checked. */
+EVEN_PUBLIC uint32_t even_checkpoint_crc32c(const void *data, size_t bytes);
 /* NULL is allowed. */
 EVEN_PUBLIC void even_checkpoint_free(void *pointer);
 

@@ -165,6 +165,10 @@ def _write_folder(contents: Contents, target: Path, kind: str, options: argparse
 
             beside = [options.config] if options.config is not None else []
             convert_safetensors.write_folder(contents, partial, options.shard_bytes, beside)
+        elif kind == "tensorflow":
+            from evenstep import convert_tensorflow
+
+            convert_tensorflow.write_folder(contents, partial)
         else:
             from evenstep import convert_dcp, convert_safetensors
             from evenstep.convert_contents import name_optimizers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from evenstep import convert_deepspeed
+from evenstep import convert_deepspeed, convert_tensorflow
 from evenstep.checkpoint_files import MANIFEST
 from evenstep.convert_contents import DAMAGED, INPUT, UNSUPPORTED, USAGE, Contents, Refused
 
@@ -18,8 +18,9 @@ OUTPUTS = {
     "safetensors": "one .safetensors file",
     "hf": "a Hugging Face folder: model.safetensors, or shards with an index",
     "dcp": "a folder of torch.distributed.checkpoint",
+    "tensorflow": "a folder with a TensorFlow checkpoint, model.index and model.data",
 }
-FOLDERS = ("evenstep", "hf", "dcp")
+FOLDERS = ("evenstep", "hf", "dcp", "tensorflow")
 _HF_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
@@ -27,6 +28,8 @@ def kind_of(path: Path) -> str:
     """The format of what is there. Raises Refused."""
     if path.is_dir():
         return _folder_kind(path)
+    if convert_tensorflow.prefix_of(path) is not None:
+        return "tensorflow"
     if not path.exists():
         raise Refused(f"{path} does not exist", "check the path")
     if not path.is_file():
@@ -54,10 +57,12 @@ def _folder_kind(path: Path) -> str:
         return "deepspeed"
     if any((path / name).is_file() for name in _HF_WEIGHTS):
         return "hf"
+    if convert_tensorflow.prefix_of(path) is not None:
+        return "tensorflow"
     raise Refused(
         f"{path} is no checkpoint that this knows",
-        f"a folder has {MANIFEST} (Evenstep), .metadata (DCP), latest or mp_rank_00_model_states.pt (DeepSpeed), or "
-        "model.safetensors (Hugging Face); name the checkpoint itself, not the folder that it lies in",
+        f"a folder has {MANIFEST} (Evenstep), .metadata (DCP), latest or mp_rank_00_model_states.pt (DeepSpeed), "
+        "model.safetensors (Hugging Face) or one .index (TensorFlow); name the checkpoint itself, not the folder that it lies in",
     )
 
 
@@ -97,6 +102,10 @@ def _read(path: Path, kind: str) -> Contents:
         folder = convert_deepspeed.checkpoint_in(path)
         assert folder is not None
         return convert_deepspeed.read_folder(folder)
+    if kind == "tensorflow":
+        prefix = convert_tensorflow.prefix_of(path)
+        assert prefix is not None
+        return convert_tensorflow.read_bundle(prefix)
     from evenstep import convert_safetensors
 
     return convert_safetensors.read_folder(path)

@@ -213,6 +213,16 @@ static PyObject *checksum(PyObject *module, PyObject *arguments) {
   return PyLong_FromUnsignedLongLong(even_checkpoint_checksum(data, (size_t)bytes));
 }
 
+static PyObject *crc32c(PyObject *module, PyObject *arguments) {
+  const char *data = NULL;
+  Py_ssize_t bytes = 0;
+  (void)module;
+  if (!PyArg_ParseTuple(arguments, "y#:crc32c", &data, &bytes)) {
+    return NULL;
+  }
+  return PyLong_FromUnsignedLong(even_checkpoint_crc32c(data, (size_t)bytes));
+}
+
 static PyObject *checkpoint_remove(PyObject *module, PyObject *arguments) {
   PyObject *path = NULL;
   even_status status = EVEN_OK;
@@ -236,6 +246,7 @@ static PyMethodDef functions[] = {
     {"file_checksums", file_checksums, METH_VARARGS,
      "file_checksums(path, chunk_bytes) -> (sums, bytes)\n\nXXH3 (64 bits) of each chunk of a file."},
     {"checksum", checksum, METH_VARARGS, "checksum(data) -> int\n\nXXH3 (64 bits) of bytes."},
+    {"crc32c", crc32c, METH_VARARGS, "crc32c(data) -> int\n\nCRC-32C of bytes."},
     {"checkpoint_remove", checkpoint_remove, METH_VARARGS,
      "checkpoint_remove(folder)\n\nRemoves a checkpoint; no moment shows half of it."},
     {NULL, NULL, 0, NULL}};

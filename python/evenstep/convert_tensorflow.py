@@ -1,0 +1,318 @@
+"""TensorFlow's checkpoint format ("tensor bundle"), weights alone: PREFIX.index, a sorted table of names in LevelDB's form
+whose values are protocol buffers, and PREFIX.data-K-of-N, the values themselves. Sources of the layout: LevelDB's
+doc/table_format.md, TensorFlow's tensor_bundle.proto and tensor_shape.proto. All numbers are little-endian."""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from evenstep import _core
+from evenstep.convert_contents import DAMAGED, UNSUPPORTED, Contents, Refused, Tensors
+from evenstep.convert_safetensors import leave_all_but_weights, leave_files
+
+_MAGIC = 0xDB4775248B80FB57
+_FOOTER = 48
+_MOST_INDEX = 1 << 30
+_MOST_DIMENSIONS = 64
+_NAME = "model"  # PREFIX of what is written
+_VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"  # behind the name of a variable of an object
+_OTHERS = ("_CHECKPOINTABLE_OBJECT_GRAPH", "save_counter", "_optimizer", "optimizer/", ".OPTIMIZER_SLOT")
+
+_TYPES = {
+    1: torch.float32,
+    2: torch.float64,
+    3: torch.int32,
+    4: torch.uint8,
+    5: torch.int16,
+    6: torch.int8,
+    8: torch.complex64,
+    9: torch.int64,
+    10: torch.bool,
+    14: torch.bfloat16,
+    18: torch.complex128,
+    19: torch.float16,
+    24: torch.float8_e5m2,
+    25: torch.float8_e4m3fn,
+}
+_TYPE_STRING = 7
+_CODES = {dtype: code for code, dtype in _TYPES.items()}
+
+
+def _masked(data: bytes) -> int:
+    """As LevelDB keeps a CRC in a file, so that the CRC of data with CRCs in them is no special one."""
+    crc = _core.crc32c(data)
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+# -- numbers of protocol buffers --
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        if at >= len(data) or shift > 63:
+            raise ValueError("a number is cut off")
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return value & ((1 << 64) - 1), at
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
+    """(number, value) of each field of a message: numbers for types 0, 1, 5, bytes for 2."""
+    at = 0
+    while at < len(data):
+        tag, at = _varint(data, at)
+        kind = tag & 7
+        if kind == 0:
+            value, at = _varint(data, at)
+            yield tag >> 3, value
+            continue
+        if kind == 2:
+            size, at = _varint(data, at)
+        elif kind in (1, 5):
+            size = 8 if kind == 1 else 4
+        else:
+            raise ValueError(f"a field of type {kind}")
+        if size > len(data) - at:
+            raise ValueError("a field is cut off")
+        part = data[at : at + size]
+        yield tag >> 3, part if kind == 2 else int.from_bytes(part, "little")
+        at += size
+
+
+def _number(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _field(number: int, value: int | bytes) -> bytes:
+    if isinstance(value, int):
+        return _number(number << 3) + _number(value) if value else b""  # 0 is what a missing field means
+    return _number(number << 3 | 2) + _number(len(value)) + value
+
+
+# -- the table of names --
+
+
+def _block(data: bytes, handle: bytes, at: int) -> tuple[bytes, int]:
+    offset, at = _varint(handle, at)
+    size, at = _varint(handle, at)
+    if offset + size + 5 > len(data):
+        raise ValueError("a block lies beyond the end")
+    block, kind = data[offset : offset + size], data[offset + size]
+    if struct.unpack_from("<I", data, offset + size + 1)[0] != _masked(data[offset : offset + size + 1]):
+        raise ValueError("the checksum of a block is wrong")
+    if kind != 0:
+        raise Refused("it is a compressed table", "TensorFlow writes these without compression", UNSUPPORTED)
+    return block, at
+
+
+def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
+    if len(block) < 4:
+        raise ValueError("a block is cut off")
+    end = len(block) - 4 * (1 + struct.unpack_from("<I", block, len(block) - 4)[0])
+    if end < 0:
+        raise ValueError("a block has more restarts than bytes")
+    key, at = b"", 0
+    while at < end:
+        shared, at = _varint(block, at)
+        own, at = _varint(block, at)
+        size, at = _varint(block, at)
+        if shared > len(key) or own + size > end - at:
+            raise ValueError("an entry is cut off")
+        key = key[:shared] + block[at : at + own]
+        at += own
+        yield key, block[at : at + size]
+        at += size
+
+
+def read_table(data: bytes) -> dict[bytes, bytes]:
+    if len(data) < _FOOTER or struct.unpack_from("<Q", data, len(data) - 8)[0] != _MAGIC:
+        raise ValueError("it has not the end of a table")
+    footer = data[-_FOOTER:-8]
+    _, at = _varint(footer, 0)  # of the index of other blocks, which there are none of
+    _, at = _varint(footer, at)
+    index, _ = _block(data, footer, at)
+    table: dict[bytes, bytes] = {}
+    for _, handle in _entries(index):
+        table.update(_entries(_block(data, handle, 0)[0]))
+    return table
+
+
+def _make_block(entries: list[tuple[bytes, bytes]]) -> bytes:
+    """Each key whole: the form allows to leave out what it shares with the one before, and does not ask for it."""
+    out = bytearray()
+    restarts = []
+    for key, value in entries:
+        restarts.append(len(out))
+        out += _number(0) + _number(len(key)) + _number(len(value)) + key + value
+    return (
+        bytes(out)
+        + struct.pack(f"<{max(1, len(restarts))}I", *(restarts or [0]))
+        + struct.pack("<I", max(1, len(restarts)))
+    )
+
+
+def make_table(table: dict[bytes, bytes]) -> bytes:
+    out = bytearray()
+
+    def add(block: bytes) -> bytes:
+        handle = _number(len(out)) + _number(len(block))
+        out.extend(block + b"\0" + struct.pack("<I", _masked(block + b"\0")))
+        return handle
+
+    names = sorted(table)
+    pieces = [names[i : i + 1024] for i in range(0, len(names), 1024)]
+    index = [(piece[-1], add(_make_block([(name, table[name]) for name in piece]))) for piece in pieces]
+    footer = add(_make_block([])) + add(_make_block(index))
+    return bytes(out) + footer.ljust(_FOOTER - 8, b"\0") + struct.pack("<Q", _MAGIC)
+
+
+# -- reading --
+
+
+def prefix_of(path: Path) -> Path | None:
+    """The prefix that is meant: by itself, by its .index, or by a folder with one of them. None: no such files."""
+    if path.is_dir():
+        found = sorted(path.glob("*.index"))
+        named = path / "checkpoint"
+        if named.is_file() and named.stat().st_size < 1 << 20:
+            match = re.search(r'^model_checkpoint_path: "([^"/\\]+)"', named.read_text(errors="replace"), re.MULTILINE)
+            found = [path / f"{match.group(1)}.index"] if match else found
+        return prefix_of(found[0]) if len(found) == 1 else None
+    index = path if path.name.endswith(".index") else path.with_name(path.name + ".index")
+    if not index.is_file() or index.stat().st_size < _FOOTER:
+        return None
+    with index.open("rb") as file:
+        file.seek(-8, 2)
+        whole = file.read(8) == struct.pack("<Q", _MAGIC)
+    return index.with_name(index.name[: -len(".index")]) if whole else None
+
+
+def _shape(data: bytes) -> tuple[int, ...]:
+    shape = []
+    for number, value in _fields(data):
+        if number == 2:
+            size = next((item for field, item in _fields(value) if field == 1), 0)
+            if size >= 1 << 63:
+                raise ValueError("a dimension below zero")
+            shape.append(size)
+        elif number == 3 and value:
+            raise ValueError("a shape of unknown rank")
+    if len(shape) > _MOST_DIMENSIONS:
+        raise ValueError(f"a shape of {len(shape)} dimensions")
+    return tuple(shape)
+
+
+class _Bundle:
+    def __init__(self, prefix: Path) -> None:
+        self.prefix = prefix
+        self.index = prefix.with_name(prefix.name + ".index")
+        if self.index.stat().st_size > _MOST_INDEX:
+            raise Refused(f"{self.index} is larger than such a table is", "", DAMAGED)
+        try:
+            self.table = read_table(self.index.read_bytes())
+            header = dict(_fields(self.table.pop(b"")))
+        except (ValueError, KeyError, IndexError, struct.error) as error:
+            raise self.damaged(str(error) or "it has no header") from None
+        except Refused as refused:
+            raise Refused(f"{self.index}: {refused.what}", refused.fix, refused.code) from None
+        self.shards = header.get(1, 1)
+        if header.get(2, 0) != 0:
+            raise Refused(f"{self.index} is of a big-endian machine", "", UNSUPPORTED)
+
+    def damaged(self, why: str) -> Refused:
+        return Refused(f"{self.index} is damaged: {why}", "check the copy", DAMAGED)
+
+    def read(self, name: str, value: bytes, into: Contents) -> torch.Tensor | None:
+        fields: dict[int, Any] = {1: 0, 2: b"", 3: 0, 4: 0, 5: 0, 6: 0}
+        fields.update(_fields(value))
+        code, shape, shard, offset, size, crc = (fields[i] for i in range(1, 7))
+        if 7 in fields:
+            into.leave(f"{name!r}: a variable in parts (a partitioned one)")
+            return None
+        if code not in _TYPES:
+            into.leave(f"{name!r}: {'text' if code == _TYPE_STRING else f'of type {code}'}, not numbers")
+            return None
+        dimensions, dtype = _shape(shape), _TYPES[code]
+        if math.prod(dimensions) * dtype.itemsize != size:
+            raise ValueError(f"{name!r} has {size} bytes, which its shape has not")
+        path = self.prefix.with_name(f"{self.prefix.name}.data-{shard:05d}-of-{self.shards:05d}")
+        if shard >= self.shards or not path.is_file() or offset + size > path.stat().st_size:
+            raise ValueError(f"{name!r} lies beyond the end of {path.name}, or that is not there")
+        with path.open("rb") as file:
+            file.seek(offset)
+            data = file.read(size)
+        if _masked(data) != crc:
+            raise ValueError(f"the values of {name!r} are altered: their checksum is wrong")
+        if not data:
+            return torch.empty(dimensions, dtype=dtype)
+        return torch.frombuffer(bytearray(data), dtype=dtype).reshape(dimensions).clone()
+
+
+def read_bundle(prefix: Path) -> Contents:
+    bundle = _Bundle(prefix)
+    into = Contents("TensorFlow", {"model": {}})
+    for key, value in bundle.table.items():
+        try:
+            name = key.decode("utf-8")
+            if any(other in name for other in _OTHERS):
+                into.leave(f"{name!r} of TensorFlow's own")
+                continue
+            tensor = bundle.read(name, value, into)
+        except (ValueError, KeyError, struct.error) as error:
+            raise bundle.damaged(str(error)) from None
+        if tensor is not None:
+            name = name[: -len(_VALUE)] if name.endswith(_VALUE) else name
+            into.model()[name] = tensor
+    if not into.model():
+        raise Refused(f"{bundle.index} holds no weights")
+    into.note("names and layouts are TensorFlow's: a dense layer's kernel is the transpose of torch's weight")
+    return into
+
+
+# -- writing --
+
+
+def _entry(tensor: torch.Tensor, offset: int, data: bytes) -> bytes:
+    dimensions = b"".join(_field(2, _field(1, size)) for size in tensor.shape)
+    head = _field(1, _CODES[tensor.dtype]) + _field(2, dimensions) + _field(4, offset) + _field(5, len(data))
+    return head + _number(6 << 3 | 5) + struct.pack("<I", _masked(data))
+
+
+def _check_types(tensors: Tensors) -> None:
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _CODES or tensor.layout != torch.strided:
+            raise Refused(f"tensor {name!r} ({tensor.dtype}) has no type in TensorFlow's format", "", UNSUPPORTED)
+
+
+def write_folder(contents: Contents, folder: Path) -> None:
+    """A folder for tf.train.latest_checkpoint and tf.train.load_checkpoint: variables under torch's names."""
+    leave_all_but_weights(contents)
+    leave_files(contents)
+    tensors = contents.model()
+    _check_types(tensors)
+    # 1 shard, little-endian; version 1 of the form
+    table = {b"": _field(1, 1) + _field(3, _field(1, 1))}
+    with (folder / f"{_NAME}.data-00000-of-00001").open("wb") as file:
+        for name in sorted(tensors):
+            plain = tensors[name].detach().resolve_conj().resolve_neg().contiguous()
+            data = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+            table[name.encode()] = _entry(plain, file.tell(), data)
+            file.write(data)
+    (folder / f"{_NAME}.index").write_bytes(make_table(table))
+    (folder / "checkpoint").write_text(f'model_checkpoint_path: "{_NAME}"\nall_model_checkpoint_paths: "{_NAME}"\n')
+    contents.note("variables have torch's names and layouts: assign them by name, and transpose dense kernels")

@@ -1,0 +1,125 @@
+"""TensorFlow's checkpoint format, read and written: by bytes put together here as its documents say, and there and back."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import struct
+from typing import Any
+
+import pytest
+import torch
+
+from evenstep import _core, ckpt_convert
+from evenstep.convert_contents import Refused
+from evenstep.convert_formats import kind_of, read
+from evenstep.convert_tensorflow import make_table, read_table
+
+
+def masked(data: bytes) -> bytes:
+    crc = _core.crc32c(data)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def block(content: bytes) -> bytes:
+    return content + b"\0" + masked(content + b"\0")
+
+
+def write_by_hand(folder: pathlib.Path) -> pathlib.Path:
+    """Two variables, [1, 2] and a scalar, with keys that share their beginning, as LevelDB writes them."""
+    data = struct.pack("<2f", 1, 2) + struct.pack("<q", -7)
+    name, scalar = b"net/w/.ATTRIBUTES/VARIABLE_VALUE", b"net/z/.ATTRIBUTES/VARIABLE_VALUE"
+    first = b"\x08\x01\x12\x08\x12\x02\x08\x01\x12\x02\x08\x02\x28\x08\x35" + masked(data[:8])
+    second = b"\x08\x09\x12\x00\x20\x08\x28\x08\x35" + masked(data[8:])
+    header = b"\x08\x01\x1a\x02\x08\x01"
+    entries = bytes([0, 0, len(header)]) + header
+    entries += bytes([0, len(name), len(first)]) + name + first
+    entries += bytes([4, len(scalar) - 4, len(second)]) + scalar[4:] + second
+    entries += struct.pack("<II", 0, 1)
+    empty = struct.pack("<II", 0, 1)
+    meta_at = len(entries) + 5
+    handle = b"\0" + bytes([len(entries) & 0x7F | 0x80, len(entries) >> 7])
+    index = bytes([0, 1, len(handle)]) + b"x" + handle + struct.pack("<II", 0, 1)
+    index_at = meta_at + len(empty) + 5
+    places = b"".join(bytes([v & 0x7F | 0x80, v >> 7]) for v in (meta_at, len(empty), index_at, len(index)))
+    table = block(entries) + block(empty) + block(index) + places.ljust(40, b"\0") + bytes.fromhex("57fb808b247547db")
+    (folder / "ckpt-3.index").write_bytes(table)
+    (folder / "ckpt-3.data-00000-of-00001").write_bytes(data)
+    return folder / "ckpt-3"
+
+
+def convert(source: pathlib.Path, target: pathlib.Path, kind: str) -> dict[str, Any]:
+    words = {"kind": kind, "force": False, "weights_only": False, "model": "model", "config": None, "shard_bytes": 1}
+    return ckpt_convert.convert(argparse.Namespace(input=source, output=target, **words))
+
+
+def test_the_checksum_is_crc_32c() -> None:
+    """RFC 3720, appendix B.4."""
+    assert _core.crc32c(b"") == 0 and _core.crc32c(b"123456789") == 0xE3069283
+    assert _core.crc32c(bytes(32)) == 0x8A9136AA and _core.crc32c(b"\xff" * 32) == 0x62A8AB43
+    assert _core.crc32c(bytes(range(32))) == 0x46DD794E
+
+
+def test_bytes_that_the_documents_describe(tmp_path: pathlib.Path) -> None:
+    prefix = write_by_hand(tmp_path)
+    for path in (prefix, prefix.with_name("ckpt-3.index"), tmp_path):
+        assert kind_of(path) == "tensorflow"
+        model = read(path).model()
+        assert list(model) == ["net/w", "net/z"]
+        assert torch.equal(model["net/w"], torch.tensor([[1.0, 2.0]])) and torch.equal(model["net/z"], torch.tensor(-7))
+
+
+def test_every_flipped_bit_is_found_or_harmless(tmp_path: pathlib.Path) -> None:
+    """Nothing but Refused, and no value other than what was written."""
+    prefix = write_by_hand(tmp_path)
+    wanted = read(prefix).model()
+    for path in sorted(tmp_path.iterdir()):
+        whole = path.read_bytes()
+        for at in range(len(whole)):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
+            try:
+                model = read(prefix).model()
+            except Refused:
+                continue
+            assert all(torch.equal(model[name], tensor) for name, tensor in wanted.items()), (path, at)
+        for size in range(len(whole)):
+            path.write_bytes(whole[:size])
+            with pytest.raises(Refused):
+                read(prefix)
+        path.write_bytes(whole)
+
+
+def test_there_and_back(tmp_path: pathlib.Path) -> None:
+    kinds = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
+    weights = {f"layer.{i}.{dtype}": torch.arange(6).reshape(2, 3).to(dtype) for i, dtype in enumerate(kinds)}
+    weights |= {"scalar": torch.tensor(2.5), "none": torch.empty(0, 4), "complex": torch.tensor([1 + 2j])}
+    weights |= {f"many.{i}": torch.tensor([i]) for i in range(3000)}  # several blocks
+    torch.save(weights, tmp_path / "in.pt")
+    convert(tmp_path / "in.pt", tmp_path / "tf", "tensorflow")
+    assert sorted(p.name for p in (tmp_path / "tf").iterdir()) == [
+        "checkpoint",
+        "model.data-00000-of-00001",
+        "model.index",
+    ]
+    back = read(tmp_path / "tf").model()
+    assert set(back) == set(weights)
+    for name, tensor in weights.items():
+        assert torch.equal(back[name], tensor) and back[name].dtype == tensor.dtype, name
+
+
+def test_what_is_no_weight_is_listed(tmp_path: pathlib.Path) -> None:
+    prefix = write_by_hand(tmp_path)
+    index = prefix.with_name("ckpt-3.index")
+    table = read_table(index.read_bytes())
+    first = table.pop(b"net/w/.ATTRIBUTES/VARIABLE_VALUE")
+    table[b"_CHECKPOINTABLE_OBJECT_GRAPH"] = table[b"words"] = b"\x08\x07"
+    table[b"net/m/.OPTIMIZER_SLOT/adam/m/.ATTRIBUTES/VARIABLE_VALUE"] = first
+    table[b"parts"] = first + b"\x3a\x00"
+    index.write_bytes(make_table(table))
+    told = convert(prefix, tmp_path / "out.safetensors", "safetensors")
+    assert [line.split("'")[1][:6] for line in told["left"]] == ["_CHECK", "net/m/", "parts", "words"]
+    assert told["tensors"] == 1
+    table[b"huge"] = b"\x08\x01\x12\x0c\x12\x0a\x08" + b"\xff" * 8 + b"\x7f"
+    index.write_bytes(make_table(table))
+    with pytest.raises(Refused, match="'huge' has 0 bytes, which its shape has not"):
+        read(prefix)
