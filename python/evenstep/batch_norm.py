@@ -19,7 +19,7 @@ from evenstep.group import gather_objects
 from evenstep.session import entered, session, session_named
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from evenstep.session import Session
 
@@ -125,20 +125,17 @@ def batch_norm(
     """torch.nn.functional.batch_norm of all ranks' samples together. Collective where `training`."""
     if not training or eps <= 0.0:  # torch says what is wrong
         return functional.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
-    counts, mean, variance = _statistics(name, x.detach())
-    total = sum(counts)
-    if total == 1:
+    of_all = _statistics(name, x.detach())
+    if of_all.total == 1:
         raise ValueError(
             f"Expected more than 1 value per channel when training, got input size {x.size()} on all ranks together"
         )
-    if total > 1 and session().follows_statistics:
+    if of_all.total > 1 and session().follows_statistics:
         with torch.no_grad():
-            _follow(running_mean, mean, momentum)
-            _follow(running_var, variance * (total / (total - 1)), momentum)
-    wide = _wide(x.dtype)
-    result: torch.Tensor = _BatchNormOfAll.apply(
-        x, weight, bias, mean.to(x.device, wide), variance.to(x.device, wide), eps, counts, name
-    )
+            _follow(running_mean, of_all.mean, momentum)
+            _follow(running_var, of_all.variance * (of_all.total / (of_all.total - 1)), momentum)
+    mean, variance = of_all.on(x)
+    result: torch.Tensor = _BatchNormOfAll.apply(x, weight, bias, mean, variance, eps, of_all.counts, name)
     return result
 
 
@@ -152,36 +149,49 @@ def _follow(running: torch.Tensor | None, value: torch.Tensor, momentum: float) 
         running.data.mul_(1.0 - momentum).add_(value.to(running), alpha=momentum)
 
 
-def _statistics(name: str, x: torch.Tensor) -> tuple[list[int], torch.Tensor, torch.Tensor]:
-    """Values a channel on each rank; mean and biased variance of all. From the ranks' means and sums of squares about
-    them (Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979, eq.
-    2.1), in 64 bits and in the order of the ranks, so that all have the same bits."""
+class _OfAll:
+    """Mean and biased variance of all ranks' values, from the ranks' (Chan, Golub, LeVeque, "Updating formulae and a pairwise
+    algorithm for computing sample variances", 1979, eq. 2.1), in 64 bits and in the order of the ranks, so that all have the
+    same bits. rows: of each rank its values a channel, the channels' means, their variances."""
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        channels = rows.shape[1] // 2
+        each, means, variances = rows[:, :1], rows[:, 1 : 1 + channels], rows[:, 1 + channels :]
+        self.counts = [int(count) for count in each.flatten().tolist()]
+        self.total = sum(self.counts)
+        self.mean = (each * means).sum(0) / max(self.total, 1)
+        squares = each * (variances + (means - self.mean).square())
+        self.variance = squares.sum(0) / max(self.total, 1)
+        self._on: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def on(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean and variance where x is, in what is computed in."""
+        if self._on is None:
+            self._on = (self.mean.to(x.device, _wide(x.dtype)), self.variance.to(x.device, _wide(x.dtype)))
+        return self._on
+
+
+def _statistics(name: str, x: torch.Tensor) -> _OfAll:
     current = session()
     channels = x.shape[1]
     count = x.numel() // max(1, channels) if current.steps.has_samples(current.latest) else 0
-    mine = torch.zeros(1 + 2 * channels, dtype=torch.float64)
     if count > 0:
-        mean, variance = torch.batch_norm_update_stats(x.to(_wide(x.dtype)), None, None, 0.0)
-        mine[0] = count
-        mine[1 : 1 + channels] = mean
-        mine[1 + channels :] = variance
-        mine[1 + channels :] *= count
-    rows = _meet(current, f"forward of BatchNorm {name!r}", mine)
-    each = rows[:, :1]
-    total = float(each.sum())
-    means, squares = rows[:, 1 : 1 + channels], rows[:, 1 + channels :]
-    mean = (each * means).sum(0) / max(total, 1.0)
-    variance = (squares + each * (means - mean).square()).sum(0) / max(total, 1.0)
-    return [int(one) for one in each[:, 0].tolist()], mean, variance
+        mine = torch.batch_norm_update_stats(x.to(_wide(x.dtype)), None, None, 0.0)
+    else:
+        mine = (torch.zeros(2 * channels, dtype=torch.float64),)
+    found: _OfAll = _meet(current, f"forward of BatchNorm {name!r}", count, mine, _OfAll)
+    return found
 
 
-def _meet(current: Session, where: str, values: torch.Tensor) -> torch.Tensor:
-    """A row for each rank. On the group of the votes, so that a rank that comes to a vote, or to another collective call
-    of the script, is told from one that is late."""
+def _meet(
+    current: Session, where: str, number: float, values: Sequence[torch.Tensor], make: Callable[[torch.Tensor], Any]
+) -> Any:
+    """make(a row for each rank: its number, then its values). On the group of the votes, so that a rank that comes to a vote,
+    or to another collective call of the script, is told from one that is late."""
     group = current.group
     current.norm_calls += 1
-    mark = torch.tensor([current.norm_calls, zlib.crc32(where.encode())], dtype=torch.float64)
-    row = torch.cat([mark, values])
+    head = torch.tensor([current.norm_calls, zlib.crc32(where.encode()), number], dtype=torch.float64)
+    row = torch.cat([head, *(one if one.is_cpu else one.cpu() for one in values)])
     try:
         with current.steps.blocking():
             rows = group.gather_rows(row, [row.numel()] * group.ranks).view(group.ranks, -1)
@@ -189,11 +199,18 @@ def _meet(current: Session, where: str, values: torch.Tensor) -> torch.Tensor:
         if getattr(error, "status", "") != "EVEN_ERR_MISMATCH":
             raise
         raise EvenstepError(f"{where}, on rank {group.rank}: {str(error).splitlines()[0]}\n{_FIX}") from None
-    if bool((rows[:, :2] != rows[0, :2]).any()):
+
+    def made() -> tuple[bool, Any]:
+        alike = not bool((rows[:, :2] != rows[0, :2]).any())
+        return alike, make(rows[:, 2:]) if alike else None
+
+    once = getattr(group, "once", None)  # of blocks that share a process
+    alike, result = made() if once is None else once(made)
+    if not alike:
         places = gather_objects(group, where)
         each = "; ".join(f"rank {rank} in {place}" for rank, place in enumerate(places))
         raise EvenstepError(f"the ranks are in different BatchNorms, or were: {each}\n{_FIX}")
-    return rows[:, 2:]
+    return result
 
 
 class _BatchNormOfAll(torch.autograd.Function):
@@ -201,7 +218,8 @@ class _BatchNormOfAll(torch.autograd.Function):
 
     With M values a channel on all ranks, of which rank s gives its loss the weight w_s, and g = dL_s/dy on it:
       dL/dx = w_r * weight / sqrt(variance + eps) * (g - A - x̂ B),
-      A = sum_s w_s sum g / (M w_r),  B = sum_s w_s sum (g x̂) / (M w_r)
+      A = sum_s w_s sum g / (M w_r),  B = sum_s w_s sum (g x̂) / (M w_r),
+    whatever the weights add up to
     (Ioffe, Szegedy, "Batch Normalization", 2015, section 3, the sums over all ranks). The factor w_r comes with the
     exchange of the parameters' gradients. torch's kernels compute with a given mean and variance, so x̂ is never stored.
     """
@@ -230,9 +248,6 @@ class _BatchNormOfAll(torch.autograd.Function):
         x, weight, mean, variance = ctx.saved_tensors
         current = ctx.session
         dtype, channels = mean.dtype, x.shape[1]
-        sums = torch.zeros(2 * channels, dtype=torch.float64)
-        dx = torch.zeros_like(x) if ctx.needs_input_grad[0] else None
-        dweight = dbias = mean.new_zeros(channels)
         wide = x.to(dtype)
         counts = ctx.counts[current.group.rank] > 0
         if counts:
@@ -248,35 +263,51 @@ class _BatchNormOfAll(torch.autograd.Function):
                 ctx.eps,
                 [ctx.needs_input_grad[0], True, True],
             )
-            sums[:channels], sums[channels:] = dbias, dweight
+        else:
+            dx = torch.zeros_like(x) if ctx.needs_input_grad[0] else None
+            dweight = dbias = mean.new_zeros(channels)
         if dx is not None:
             part = current.steps.current_weight()
-            shift, slope = _of_all(current, ctx, part, sums)
+            through = _through_statistics(current, ctx, part, [dbias, dweight], variance, weight)
             if counts and part > 0:
-                scale = (variance.double().cpu() + ctx.eps).rsqrt() / (-part * sum(ctx.counts))
-                if weight is not None:
-                    scale = scale * weight.double().cpu()
-                through = _apply(wide, mean, variance, (scale * slope).to(mean), (scale * shift).to(mean), ctx.eps)
-                dx = dx.add_(through)
+                slope, shift = (through / part).to(mean)
+                dx = dx.add_(_apply(wide, mean, variance, slope, shift, ctx.eps))
             dx = dx.to(x.dtype)
         own = zip((dweight, dbias), ctx.dtypes, ctx.needs_input_grad[1:3])
         return dx, *(one.to(dtype) if needed else None for one, dtype, needed in own), *[None] * 5
 
 
-def _of_all(current: Session, ctx: Any, part: float, sums: torch.Tensor) -> torch.Tensor:
-    """Two rows: each channel's sums of the gradient and of the gradient times x̂, over all ranks by their weights."""
+def _through_statistics(
+    current: Session,
+    ctx: Any,
+    part: float,
+    sums: Sequence[torch.Tensor],
+    variance: torch.Tensor,
+    weight: torch.Tensor | None,
+) -> torch.Tensor:
+    """Each channel's -w_r B and -w_r A, times weight / sqrt(variance + eps), two rows in 64 bits. sums: of this rank, the
+    gradient's and the gradient's times x̂."""
     where = f"backward of BatchNorm {ctx.name!r}"
-    weighted = sums * part if part > 0 else torch.zeros_like(sums)
-    rows = _meet(current, where, torch.cat([torch.tensor([part], dtype=torch.float64), weighted]))
-    parts = rows[:, 0].tolist()
-    weightless = [rank for rank, count in enumerate(ctx.counts) if count > 0 and parts[rank] == 0]
-    if weightless and any(parts):
-        raise EvenstepError(
-            f"{where}: rank {weightless[0]} has samples in its statistics, but es.set_weight(0), so that what the other ranks' "
-            "losses owe to these samples has no weight to travel with\n"
-            "  fix: give each rank that has samples a weight above 0, or es.prepare(…, batch_norm='local')"
-        )
-    return rows[:, 1:].sum(0).view(2, -1)
+    if part <= 0:
+        sums = [torch.zeros(2 * variance.numel(), dtype=torch.float64)]
+
+    def make(rows: torch.Tensor) -> torch.Tensor:
+        parts = rows[:, 0].tolist()
+        weightless = [rank for rank, count in enumerate(ctx.counts) if count > 0 and parts[rank] == 0]
+        if weightless and any(parts):
+            raise EvenstepError(
+                f"{where}: rank {weightless[0]} has samples in its statistics, but es.set_weight(0), so that what the other "
+                "ranks' losses owe to these samples has no weight to travel with\n"
+                "  fix: give each rank that has samples a weight above 0, or es.prepare(…, batch_norm='local')"
+            )
+        scale = (variance.double().cpu() + ctx.eps).rsqrt() / -max(1, sum(ctx.counts))
+        if weight is not None:
+            scale = scale * weight.double().cpu()
+        total: torch.Tensor = (rows[:, 1:] * rows[:, :1]).sum(0).view(2, -1).flip(0)
+        return total * scale
+
+    found: torch.Tensor = _meet(current, where, part, sums, make)
+    return found
 
 
 def _apply(

@@ -40,6 +40,10 @@ def block_seed(seed: int, epoch: int, batch: int, block: int, purpose: int) -> i
     return seed
 
 
+def numpy_seed(seed: int) -> int:
+    return seed & 0xFFFFFFFF
+
+
 def seed_generators(seed: int) -> None:
     """torch's, random's and NumPy's global generators."""
     torch.default_generator.manual_seed(seed)
@@ -48,7 +52,7 @@ def seed_generators(seed: int) -> None:
     random.seed(seed)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        numpy.random.seed(seed & 0xFFFFFFFF)
+        numpy.random.seed(numpy_seed(seed))
 
 
 class BlockShares(Shares):

@@ -4,8 +4,6 @@ which meet with all other blocks of the batch, of all ranks, at every BatchNorm.
 from __future__ import annotations
 
 import dataclasses
-import random
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from evenstep.environment import Environment
+from evenstep.exact_random import NumPyGenerator, Randoms
 from evenstep.feeds import BatchPlan
-from evenstep.lockstep import LockstepGroup, Play
+from evenstep.lockstep import LockstepGroup, Play, taken_lock
 from evenstep.session import Session, in_place_of_session
 
 if TYPE_CHECKING:
@@ -24,14 +23,21 @@ if TYPE_CHECKING:
 class _Turns(Play):
     """Each block has its random numbers to itself."""
 
+    def __init__(self, sessions: Sequence[Session], randoms: Sequence[Randoms]) -> None:
+        super().__init__(sessions)
+        self._randoms = randoms
+
+    def act(self, rank: int, run: Callable[[int], Any]) -> Any:
+        def begin(rank: int) -> Any:
+            self._randoms[rank].begin()
+            return run(rank)
+
+        return super().act(rank, begin)
+
     def pass_on(self, rank: int) -> None:
-        numpy = sys.modules.get("numpy")
-        state = torch.get_rng_state(), random.getstate(), None if numpy is None else numpy.random.get_state()
+        self._randoms[rank].take()
         super().pass_on(rank)
-        torch.set_rng_state(state[0])
-        random.setstate(state[1])
-        if numpy is not None:
-            numpy.random.set_state(state[2])
+        self._randoms[rank].put()
 
 
 class _BlockGroup:
@@ -44,22 +50,25 @@ class _BlockGroup:
         self._calls = 0
 
     def gather_rows(self, values: torch.Tensor, counts: list[int]) -> torch.Tensor:
-        mine = self._inside.everyone(values.clone())
+        """All blocks of a rank are given one tensor, which none may change."""
+        mine = self._inside.everyone(values)
         self._calls += 1
-        return self._rows.gather(self._calls, mine).clone()
+        return self._rows.gather(self._calls, mine)
+
+    def once(self, make: Callable[[], Any]) -> Any:
+        """make(), which is the same for all blocks after the last call, made by one block of each rank."""
+        return self._rows.once(self._calls, make)
 
     def exchange(self, record: bytes) -> list[bytes]:
         rows = self.gather_rows(torch.frombuffer(bytearray(record), dtype=torch.uint8), []).view(self.ranks, -1)
         return [bytes(row.tolist()) for row in rows]
 
     def sum_(self, values: torch.Tensor) -> None:
-        total = torch.zeros_like(values)
-        for row in self.gather_rows(values, []).view(self.ranks, -1):
-            total += row
-        values.copy_(total)
+        rows = self.gather_rows(values.clone(), []).view(self.ranks, -1)
+        values.copy_(self.once(lambda: rows.sum(0)))
 
     def broadcast_(self, values: torch.Tensor, root: int = 0) -> None:
-        values.copy_(self.gather_rows(values, []).view(self.ranks, -1)[root])
+        values.copy_(self.gather_rows(values.clone(), []).view(self.ranks, -1)[root])
 
     def barrier(self) -> None:
         self.exchange(b"\0")
@@ -69,11 +78,13 @@ class _BlockGroup:
 
 
 class _Rows:
-    """What the blocks of this rank say goes to the other ranks once, whichever block asks first."""
+    """What the blocks of this rank say goes to the other ranks once, whichever block asks first; and so does what all of
+    them make of the answer."""
 
     def __init__(self, steps: Steps, counts: Sequence[int]) -> None:
         self.steps, self.counts = steps, counts
         self._call, self._last = 0, torch.empty(0)
+        self._made_of, self._made = 0, None
 
     def gather(self, call: int, mine: list[torch.Tensor]) -> torch.Tensor:
         if call != self._call:
@@ -85,12 +96,50 @@ class _Rows:
             self._call = call
         return self._last
 
+    def once(self, call: int, make: Callable[[], Any]) -> Any:
+        if call != self._made_of:
+            self._made = make()
+            self._made_of = call
+        return self._made
+
+
+class _Hand:
+    """A thread that stays between steps, and with it what its kernels and the allocator keep for a thread. It has the
+    number of threads and the treatment of denormals of whoever gives it something to do."""
+
+    def __init__(self) -> None:
+        self._given, self._done = taken_lock(), taken_lock()
+        self._task: Callable[[], Any] | None = None
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def begin(self, task: Callable[[], Any]) -> None:
+        """task() on this thread; it does not raise."""
+        self._task = task
+        self._given.release()
+
+    def wait(self) -> None:
+        self._done.acquire()
+
+    def _serve(self) -> None:
+        while True:
+            self._given.acquire()
+            assert self._task is not None
+            self._task()
+            self._task = None
+            self._done.release()
+
+
+def _flushes_denormals() -> bool:
+    return bool(torch.tensor(2.0**-1060, dtype=torch.float64).mul(1.0) == 0)
+
 
 class Stage:
     """Runs this rank's blocks of one batch after the other; keeps what a block's place costs to make."""
 
     def __init__(self) -> None:
         self._places: list[Session] = []
+        self._hands: list[_Hand] = []
+        self._numpy = NumPyGenerator()
 
     def run(
         self,
@@ -98,16 +147,17 @@ class Stage:
         plan: BatchPlan,
         sizes: Sequence[int],
         counts: Sequence[int],
+        seeds: Sequence[int],
         work: Callable[[int, Session], Any],
     ) -> list[Any]:
-        """work(k, its session) for this rank's k-th block, the dummy one where it has none. `sizes`: samples of all blocks;
-        `counts`: blocks of each rank."""
+        """work(k, its session) for this rank's k-th block, the dummy one where it has none, with generators that begin with
+        seeds[k]. `sizes`: samples of all blocks; `counts`: blocks of each rank."""
         first, own = sum(counts[: steps.group.rank]), counts[steps.group.rank]
         played = max(1, own)
         while len(self._places) < played:
             self._places.append(Session(dataclasses.replace(Environment(), world_size=played)))
         places = self._places[:played]
-        scene, rows = _Turns(places), _Rows(steps, counts)
+        scene, rows = _Turns(places, [Randoms(seed, self._numpy) for seed in seeds]), _Rows(steps, counts)
         results: list[Any] = [None] * played
         for number, place in enumerate(places):
             samples = sizes[first + number] if own else 0
@@ -118,16 +168,37 @@ class Stage:
             place.norm_calls = 0
             place.steps.forget_weight()
 
-        def one(number: int) -> None:
-            results[number] = scene.act(number, lambda _: work(number, places[number]))
+        settings = torch.get_num_threads(), _flushes_denormals()
 
-        threads = [threading.Thread(target=one, args=(number,), daemon=True) for number in range(played)]
+        def one(number: int) -> None:
+            results[number] = scene.act(number, lambda _: self._play(settings, work, number))
+
         with in_place_of_session(places[0]):
-            for thread in threads:
-                thread.start()
-            scene.start()
-            for thread in threads:
-                thread.join()
+            self._all_at_once(scene, one)
         if scene.failure is not None:
             raise scene.failure
         return results
+
+    def _play(self, settings: tuple[int, bool], work: Callable[[int, Session], Any], number: int) -> Any:
+        """Both settings are a thread's own, and one that is kept does not hear of a change."""
+        if torch.get_num_threads() != settings[0]:
+            torch.set_num_threads(settings[0])
+        torch.set_flush_denormal(settings[1])
+        return work(number, self._places[number])
+
+    def _all_at_once(self, scene: Play, one: Callable[[int], None]) -> None:
+        while len(self._hands) < scene.ranks:
+            self._hands.append(_Hand())
+        hands = self._hands[: scene.ranks]
+        for number, hand in enumerate(hands):
+            hand.begin(lambda number=number: one(number))  # type: ignore[misc]
+        scene.start()
+        try:
+            for hand in hands:
+                hand.wait()
+        except (
+            BaseException
+        ) as error:  # an interrupt: the blocks end at their next meeting, and others take their threads' place
+            scene.failure = scene.failure or error
+            self._hands = []
+            raise

@@ -183,14 +183,17 @@ class BlockSteps:
 
     def optimizer_seed(self, plan: BatchPlan) -> None:
         """All ranks' generators alike: for optimizers that draw, and for what the script does between two steps."""
-        seed_generators(block_seed(plan.loader.seed, plan.epoch, plan.batch, plan.total, FORWARD))
+        seed_generators(self._seed(plan, plan.total))
+
+    @staticmethod
+    def _seed(plan: BatchPlan, block: int) -> int:
+        return block_seed(plan.loader.seed, plan.epoch, plan.batch, block, FORWARD)
 
     def _forget_gradients(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None
 
-    def _compute(self, part: Any, plan: BatchPlan, number: int, samples: int) -> tuple[torch.Tensor, float]:
-        seed_generators(block_seed(plan.loader.seed, plan.epoch, plan.batch, number, FORWARD))
+    def _compute(self, part: Any, samples: int) -> tuple[torch.Tensor, float]:
         loss, amount = self._loss(self._model, _aligned(part))
         return loss, float(samples if amount is None else amount)
 
@@ -203,7 +206,8 @@ class BlockSteps:
     def _one_by_one(self, batch: list[Any], plan: BatchPlan, sizes: Sequence[int]) -> None:
         first = sum(plan.shares[: self._session.rank]) // self._blocks.block
         for number, part in enumerate(batch if plan.samples else []):
-            loss, amount = self._compute(part, plan, first + number, sizes[number])
+            seed_generators(self._seed(plan, first + number))
+            loss, amount = self._compute(part, sizes[number])
             self._forget_gradients()
             self._scale(loss).backward()
             self._add(sizes[number], amount, loss, [p.grad for p in self._parameters])
@@ -213,14 +217,15 @@ class BlockSteps:
 
         def work(number: int, place: Session) -> None:
             samples = sizes[first + number] if plan.samples else 0
-            loss, amount = self._compute(batch[number], plan, first + number, samples)
-            place.steps.set_weight(amount if plan.samples else 0.0)
+            loss, amount = self._compute(batch[number], samples)
+            place.steps.take_weight(amount if plan.samples else 0.0)
             # Not backward(): the blocks share their parameters, and each has a gradient of its own.
             gradients = torch.autograd.grad(self._scale(loss), self._parameters, allow_unused=True)
             if plan.samples:
                 self._add(samples, amount, loss, gradients)
 
-        self._stage.run(self._session.steps, plan, sizes, counts, work)
+        seeds = [self._seed(plan, first + number) for number in range(max(1, counts[self._session.rank]))]
+        self._stage.run(self._session.steps, plan, sizes, counts, seeds, work)
 
     def _check_buffers(self) -> None:
         buffers = self._session.steps.buffers

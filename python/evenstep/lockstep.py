@@ -51,6 +51,12 @@ class LockstepGroup:
     def revoke(self) -> None: ...
 
 
+def taken_lock() -> threading.Lock:
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
+
 class _Ended(BaseException):
     """Another played rank failed: this one has nothing to wait for."""
 
@@ -63,7 +69,7 @@ class Play:
         self.calls: dict[int, dict[int, Any]] = {}  # number of the call -> rank -> what it gave
         self.failure: BaseException | None = None
         self._sessions = sessions
-        self._turns = [threading.Semaphore(0) for _ in sessions]
+        self._turns = [taken_lock() for _ in sessions]  # the one whose turn it is has its own
         self._over = [False] * self.ranks
 
     def start(self) -> None:

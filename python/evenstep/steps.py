@@ -110,6 +110,10 @@ class Steps:
         self._weight, self._amount = amount / total if total > 0 else 0.0, amount
         self.empty = total == 0
 
+    def take_weight(self, weight: float) -> None:
+        """As set_weight, for what asks nobody: a part of any whole, where only the ranks' ratio counts."""
+        self._weight = self._amount = weight
+
     def has_samples(self, latest: BatchPlan | None) -> bool:
         """Whether what is in forward are samples of this rank, and no dummy ones. `latest`: the batch that the script is
         at."""
