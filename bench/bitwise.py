@@ -1,12 +1,18 @@
-"""What exact="bitwise" costs, and whether it holds: step times of es.Trainer with and without it, in turns, on equal ranks with
-equal shares; then random histories (ranks, splits, deaths, resumes), whose parameters must not differ in one bit.
+"""What exact="bitwise" costs, and whether it holds.
 
-    python bench/bitwise.py [--ranks 2] [--turns 3] [--histories 20] [--part cost|histories] [-o FILE]
+Cost: the steps of es.Trainer with and without it on equal ranks with equal shares, beside what the blocks cost torch alone
+(bitwise_rank.py says what each kind is). All jobs stand ready, and take turns of a few steps, so that a machine whose speed
+moves moves for all; wall time and CPU time, medians over the turns of each turn's ratio to `plain` of the same round.
+Histories: random ones (ranks, splits, deaths, resumes), whose parameters must not differ in one bit.
+
+    python bench/bitwise.py [--rounds 20] [--steps 4] [--ranks 2] [--models gpt cnn] [--blocks 0 4 8]
+                            [--histories 20] [--cases gpt cnn gpt_bf16] [--part cost|histories] [-o FILE]
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -16,77 +22,125 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
+from collections.abc import Sequence
 from typing import Any
 
-import torch
 from heading import heading
-from torch import nn
-from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
+from train_gate import Job
 
-import evenstep as es
-
+BENCH = pathlib.Path(__file__).resolve().parent
 PROGRAM = os.environ.get("EVENSTEP_PROGRAM") or shutil.which("evenstep") or "evenstep"
-CASES = pathlib.Path(__file__).resolve().parent.parent / "tests/python/bitwise_cases.py"
-STEPS, WARM, HISTORY = 24, 4, 7
-WORDS, LENGTH, WIDTH = 512, 64, 192
+SCRIPT = BENCH.parent / "tests/python/bitwise_cases.py"
+BATCH, WARM, HISTORY = 64, 1, 7
+NAMES = ("gpt", "cnn", "gpt_bf16")
+WALL, CPU = range(2)
+Measured = dict[str, list[list[float]]]  # kind -> of each round: median seconds, median CPU seconds
 
 
-class GPT(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH)
-        layer = nn.TransformerEncoderLayer(WIDTH, 6, 4 * WIDTH, 0.1, "gelu", batch_first=True, norm_first=True)
-        self.body = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
-        self.head = nn.Linear(WIDTH, WORDS, bias=False)
-        self.head.weight = self.words.weight
-        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(LENGTH), persistent=False)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.head(self.body(self.words(tokens) + self.places.weight, mask=self.mask, is_causal=True))
-
-
-def cnn() -> nn.Module:
-    layers: list[nn.Module] = []
-    for inner, outer in ((3, 32), (32, 32), (32, 64), (64, 64)):
-        layers += [nn.Conv2d(inner, outer, 3, padding=1, bias=False), nn.BatchNorm2d(outer), nn.ReLU()]
-        layers += [nn.MaxPool2d(2)] if inner != outer and inner > 3 else []
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+def job(model: str, kind: str, block: int, ranks: int, folder: str) -> Job:
+    command = [
+        PROGRAM,
+        "run",
+        "-n",
+        str(ranks),
+        "--runs-dir",
+        folder,
+        "--name",
+        f"{kind}-{block}",
+        "--max-restarts",
+        "0",
+    ]
+    command += ["--no-monitor", "--python", sys.executable, str(BENCH / "bitwise_rank.py")]
+    return Job([*command, "--model", model, "--kind", kind, "--block", str(block)], ranks)
 
 
-def task(name: str) -> tuple[nn.Module, TensorDataset, Any]:
-    if name == "gpt":
-        tokens = torch.randint(WORDS, (512, LENGTH + 1))
-        return GPT(), TensorDataset(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()), predict
-    return cnn(), TensorDataset(torch.randn(512, 3, 32, 32), torch.randint(10, (512,))), classify
+def measure(model: str, block: int, ranks: int, rounds: int, steps: int) -> Measured:
+    kinds = ["alone", "blocks", "lockstep", "plain", "bitwise"]
+    measured: Measured = {kind: [] for kind in kinds}
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        jobs = {kind: stack.enter_context(job(model, kind, block, ranks, folder)) for kind in kinds}
+        for one in jobs.values():
+            one.ready()
+        for _ in range(2):  # not counted: the first steps make what the later ones keep
+            for one in jobs.values():
+                one.block(warm=0, steps=steps)
+        for turn in range(rounds):
+            for kind in kinds if turn % 2 == 0 else kinds[::-1]:
+                told = jobs[kind].block(warm=WARM, steps=steps)
+                measured[kind].append([statistics.median(step[which] for step in told) for which in (WALL, CPU)])
+    return measured
 
 
-def predict(model: nn.Module, batch: Any) -> torch.Tensor:
-    return functional.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
+def ratio(measured: Measured, kind: str, which: int) -> float:
+    """To `plain`, round by round."""
+    return statistics.median(a[which] / b[which] for a, b in zip(measured[kind], measured["plain"]))
 
 
-def classify(model: nn.Module, batch: Any) -> torch.Tensor:
-    return functional.cross_entropy(model(batch[0]), batch[1])
+def reach(measured: Measured, which: int) -> tuple[float, float]:
+    """`plain` and what blocks cost torch alone, over `plain`: what no code around torch can go below; and how much of the
+    way there bitwise mode is (1: it costs nothing else)."""
+    bounds, reached = [], []
+    for alone, blocks, plain, bitwise in zip(*(measured[kind] for kind in ("alone", "blocks", "plain", "bitwise"))):
+        least = plain[which] + blocks[which] - alone[which]
+        bounds.append(least / plain[which])
+        reached.append(least / bitwise[which])
+    return statistics.median(bounds), statistics.median(reached)
 
 
-def train(name: str, exact: str | None, block: int) -> None:
-    """In every rank: prints the step times as JSON on rank 0."""
-    torch.manual_seed(3)
-    model, data, loss = task(name)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    ends = [time.perf_counter()]
-    config = es.Config(exact=exact, block=block if exact else None, threads=1, policy="equal")
-    trainer = es.Trainer(model, optimizer, loss, on_step=lambda _: ends.append(time.perf_counter()), config=config)
-    trainer.fit(DataLoader(data, batch_size=64), epochs=STEPS, steps=STEPS)
-    es.print("TIMES " + json.dumps([b - a for a, b in zip(ends, ends[1:])][WARM:]))
+def table(model: str, block: int, measured: Measured) -> list[str]:
+    lines = [
+        f"  {model}, blocks of {block} ({-(-BATCH // block)}):        wall ms    CPU ms   over plain: wall      CPU"
+    ]
+    for kind, rounds in measured.items():
+        wall, cpu = (1e3 * statistics.median(one[which] for one in rounds) for which in (WALL, CPU))
+        over = [100 * (ratio(measured, kind, which) - 1) for which in (WALL, CPU)]
+        lines.append(f"    {kind:24} {wall:10.1f} {cpu:9.1f} {over[WALL]:+16.1f} % {over[CPU]:+7.1f} %")
+    bound, reached = zip(*(reach(measured, which) for which in (WALL, CPU)))
+    over = [100 * (one - 1) for one in bound]
+    lines.append(f"    {'bound: plain + blocks - alone':44} {over[WALL]:+16.1f} % {over[CPU]:+7.1f} %")
+    lines.append(f"    {'achieved over bound':44} {reached[WALL]:16.2f}   {reached[CPU]:7.2f}")
+    return lines
 
 
-def run(ranks: int, script: pathlib.Path, *arguments: str, check: bool = True, **variables: str) -> str:
-    command = [PROGRAM, "run", "-n", str(ranks), "--max-restarts", "0", str(script), *arguments]
-    done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=900)
-    if check and done.returncode != 0:
-        sys.exit(f"{' '.join(command)} ended with {done.returncode}\n{done.stdout}{done.stderr}")
+def cost(options: argparse.Namespace) -> list[str]:
+    lines = [
+        f"A step of {BATCH} samples on {options.ranks} equal ranks of one thread: medians of {options.rounds} rounds of "
+        f"{options.steps} steps a kind, in turns. To reach: bitwise at most +30 % of plain"
+    ]
+    from evenstep.exact_blocks import default_block
+
+    for model in options.models:
+        for block in options.blocks:
+            given = block or default_block(BATCH)
+            lines += table(model, given, measure(model, given, options.ranks, options.rounds, options.steps))
+            print("\n".join(lines[-8:]), file=sys.stderr, flush=True)
+    return lines
+
+
+def run(ranks: int, *arguments: str, options: Sequence[str] = (), dies: bool = False) -> str:
+    """What it printed. With `dies` it must not end well."""
+    command = [
+        PROGRAM,
+        "run",
+        "-n",
+        str(ranks),
+        "--no-monitor",
+        "--max-restarts",
+        "0",
+        "--python",
+        sys.executable,
+        *options,
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [*command, "--runs-dir", folder, str(SCRIPT), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=900,
+        )
+    if (done.returncode != 0) != dies:
+        sys.exit(f"{' '.join(command)} {arguments} ended with {done.returncode}\n{done.stdout}{done.stderr}")
     return done.stdout
 
 
@@ -94,61 +148,63 @@ def found(output: str, mark: str) -> Any:
     return json.loads(next(line for line in output.splitlines() if mark in line).partition(mark)[2])
 
 
-def cost(ranks: int, turns: int) -> list[str]:
-    lines = [f"A step of 64 samples on {ranks} equal ranks of one thread, {turns} turns of {STEPS - WARM} steps"]
-    for name in ("gpt", "cnn"):
-        kinds = {"plain": ("", 0), "16 blocks": ("bitwise", 4), "8 blocks": ("bitwise", 8)}
-        seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
-        for _ in range(turns):
-            for kind, (exact, block) in kinds.items():
-                seconds[kind] += found(run(ranks, pathlib.Path(__file__), "--train", name, exact, str(block)), "TIMES ")
-        medians = {kind: 1e3 * statistics.median(times) for kind, times in seconds.items()}
-        words = [f"{kind} {ms:.1f} ms ({100 * (ms / medians['plain'] - 1):+.1f} %)" for kind, ms in medians.items()]
-        lines.append(f"  {name}: {', '.join(words)}; to reach: +30 %")
-    return lines
-
-
-def history(case: str, seed: int, folder: pathlib.Path) -> Any:
-    """Jobs of 1 to 4 ranks, each but the last ended by the death of a rank; how the last one ends."""
+def history(case: str, seed: int, folder: pathlib.Path) -> tuple[str, Any]:
+    """Jobs of 1 to 4 ranks, each but the last ended by the death of a rank: in words, and how the last one ends."""
     draw = random.Random(seed)
-    variables = {"EVENSTEP_CHECKPOINT_EVERY": "1", "EVENSTEP_CHECKPOINT_DIR": str(folder)}
+    options = ["--checkpoint-every", "1", "--checkpoint-dir", str(folder)]
+    resume: list[str] = []
+    words = []
     for number, stop in enumerate(sorted(draw.sample(range(2, HISTORY), draw.choice([1, 2])))):
         ranks = draw.randint(1, 4)
-        victim = str(draw.randrange(ranks))
-        run(ranks, CASES, case, str(seed + number), victim, str(stop), check=False, **variables)
-        variables["EVENSTEP_RESUME"] = str(max(folder.glob("step-*"), default=""))
-    return found(run(draw.randint(1, 4), CASES, case, str(seed + 7), **variables), "END ")
+        victim = draw.randrange(ranks)
+        run(ranks, case, str(seed + number), str(victim), str(stop), options=options + resume, dies=True)
+        newest = max(folder.glob("step-*"), default=None)  # it is written beside the steps: perhaps none is whole yet
+        if newest is not None:
+            resume = ["--resume", str(newest)]
+        whence = "the start" if newest is None else newest.name
+        words.append(f"{ranks} ranks, rank {victim} dies after step {stop}, on from {whence}")
+    ranks = draw.randint(1, 4)
+    words.append(f"{ranks} ranks to the end")
+    return "; ".join(words), found(run(ranks, case, str(seed + 7), options=options + resume), "END ")
 
 
-def histories(count: int) -> list[str]:
-    lines = [f"{count} random histories of {HISTORY} steps against one rank without failures"]
-    for case in ("gpt", "cnn", "gpt_bf16"):
-        whole = found(run(1, CASES, case, "0"), "END ")
-        other = 0
+def histories(count: int, cases: list[str]) -> list[str]:
+    lines = [
+        f"{count} random histories of {HISTORY} steps, with other splits at every step, against one rank without failures"
+    ]
+    for case in cases:
+        whole = found(run(1, case, "0"), "END ")
+        same = 0
+        each = []
         for seed in range(count):
             with tempfile.TemporaryDirectory() as folder:
-                other += history(case, seed, pathlib.Path(folder)) != whole
-        lines.append(f"  {case}: {count - other} of {count} have the same bits")
+                words, end = history(case, seed, pathlib.Path(folder))
+            same += end == whole
+            each.append(f"    {'the same bits' if end == whole else 'OTHER BITS   '}  {words}")
+            print(case, each[-1], file=sys.stderr, flush=True)
+        lines += [f"  {case}: {same} of {count} have the same bits ({whole[0][:16]}…)", *each]
     return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--models", nargs="+", choices=("gpt", "cnn"), default=["gpt", "cnn"])
+    parser.add_argument(
+        "--blocks", nargs="+", type=int, default=[0], help="samples a block; 0: es.Trainer's own choice"
+    )
     parser.add_argument("--histories", type=int, default=20)
+    parser.add_argument("--cases", nargs="+", choices=NAMES, default=list(NAMES), help="of the histories")
     parser.add_argument("--part", choices=("cost", "histories"))
     parser.add_argument("-o", "--output", type=pathlib.Path)
-    parser.add_argument("--train", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.train:
-        train(options.train[0], options.train[1] or None, int(options.train[2]))
-        return
     lines = ["exact='bitwise'"] + [f"  {name:9} {value}" for name, value in heading().items()] + [""]
     if options.part != "histories":
-        lines += cost(options.ranks, options.turns)
+        lines += cost(options)
     if options.part != "cost":
-        lines += histories(options.histories)
+        lines += histories(options.histories, options.cases)
     print("\n".join(lines))
     if options.output is not None:
         options.output.write_text("\n".join(lines) + "\n")
