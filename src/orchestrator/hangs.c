@@ -14,7 +14,8 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { SHOWN_LINES = 60, SHOWN_LINE = 200 };
+/* On a terminal: so many lines, of so many ranks at most; files hold all. */
+enum { SHOWN_LINES = 60, SHOWN_LINE = 200, SHOWN_RANKS = 4 };
 
 /* Between two ticks; what is beyond is time in which this process, and so perhaps all others, could not run. */
 static const uint64_t held_up_ns = 1000000000u;
@@ -41,6 +42,7 @@ struct even_hangs {
   size_t count;
   uint64_t least_ns;
   uint64_t last_ns; /* of the tick before */
+  int shown;        /* ranks whose stacks were, in this attempt */
   bool restart;
 };
 
@@ -104,6 +106,7 @@ void even_hangs_begin(even_hangs *hangs) {
     return;
   }
   hangs->last_ns = even_clock_ns();
+  hangs->shown = 0;
   for (size_t i = 0; i < hangs->count; i++) {
     even_text rest = EVEN_TEXT_EMPTY;
     even_rank_activity activity;
@@ -274,12 +277,15 @@ static void write_stacks(even_hangs *hangs, even_job *job, size_t rank) {
   status = status == EVEN_OK ? even_text_status(&path) : status;
   status = status == EVEN_OK ? even_file_replace(path.data, text.data, text.length) : status;
   if (status == EVEN_OK) {
-    even_job_notice(job, "stacks of rank %zu (all of them in logs/hang-rank-%zu.txt):", rank, rank);
+    even_job_notice(job, "stacks of rank %zu (all of them in logs/hang-rank-%zu.txt)%s", rank, rank,
+                    hangs->shown < SHOWN_RANKS ? ":" : "");
   } else {
     even_job_notice(job, "the stacks of rank %zu cannot be written: %s", rank, even_error_last()->what);
     even_error_clear();
   }
-  show(job, text.length > head ? text.data + head : "");
+  if (hangs->shown++ < SHOWN_RANKS) {
+    show(job, text.length > head ? text.data + head : "");
+  }
   even_text_free(&text);
   even_text_free(&path);
   watch->asked = false;
