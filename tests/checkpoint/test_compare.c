@@ -110,7 +110,7 @@ static void the_largest_difference_is_found_wherever_it_is(void **state) {
   assert_int_equal(how.not_finite, 0);
   assert_true(how.largest == 16);
   assert_true(how.largest_relative == 16.0 / 14);
-  assert_true(fabs(how.relative_norm - sqrt(257.0 / (4.0 * MANY))) < 1e-12);
+  assert_true(fabs(how.relative_norm - sqrt(257.0 / (4.0 * (double)MANY))) < 1e-12);
 }
 
 static void what_no_subtraction_tells(void **state) {
