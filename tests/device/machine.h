@@ -3,6 +3,7 @@
 #define TESTS_DEVICE_MACHINE_H
 
 #include "device/source.h"
+#include "support/folder.h"
 
 /* Two sockets, 4 cores each, 2 hardware threads a core. */
 #define TWO_SOCKETS "pack:2 [numa(memory=8GiB)] l3:1(size=16MiB) core:4 pu:2"
@@ -10,7 +11,7 @@
 
 /* A folder that stands for "/"; machine_file adds a file to it. Removed with machine_remove. */
 typedef struct machine {
-  char root[64];
+  char root[FOLDER_BYTES];
   even_device_source source;
 } machine;
 

@@ -4,6 +4,7 @@
 #include "base/fail.h"
 #include "os/calls.h"
 #include "support/fault.h"
+#include "support/folder.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -22,20 +23,10 @@
 
 #include <cmocka.h>
 
-static char root[64];
+static char root[FOLDER_BYTES];
 
 static void write_file(const char *path, const char *text) {
-  char whole[512];
-  (void)snprintf(whole, sizeof whole, "%s/%s", root, path);
-  for (char *at = whole + 1; (at = strchr(at, '/')) != NULL; at++) {
-    *at = '\0';
-    (void)mkdir(whole, 0700);
-    *at = '/';
-  }
-  FILE *file = fopen(whole, "w");
-  assert_non_null(file);
-  assert_true(fputs(text, file) >= 0);
-  assert_int_equal(fclose(file), 0);
+  folder_write(root, path, text);
 }
 
 static void assert_file(const char *folder, const char *name, const char *text) {
@@ -51,16 +42,13 @@ static void assert_file(const char *folder, const char *name, const char *text) 
 
 static int make_root(void **state) {
   (void)state;
-  (void)strcpy(root, "/tmp/evenstep-cgroup-XXXXXX");
-  return mkdtemp(root) == NULL;
+  return folder_make("cgroup", root);
 }
 
 static int remove_root(void **state) {
   (void)state;
-  char command[128];
   fault_reset();
-  (void)snprintf(command, sizeof command, "rm -rf %s", root);
-  return system(command);
+  return folder_remove(root);
 }
 
 static const char mounts_v1[] =
