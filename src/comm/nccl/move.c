@@ -152,31 +152,33 @@ even_status even_device_comm_all_to_all(even_device_comm *comm, const void *cons
   return exchange_parts(comm, &call, &parts, stream);
 }
 
+/* Begins a gather to the root, or a scatter from it: `own` is this rank's part, `list` are the root's. */
+static even_status open_rooted(even_device_comm *comm, even_device_call *call, const void *own,
+                               const void *const *list) {
+  bool equal = true;
+  EVEN_TRY(even_device_check_rank(comm, call->peer, "root"));
+  EVEN_TRY(check_parts(comm, call->counts, &call->bytes, &equal));
+  EVEN_TRY(even_device_check_data(own, call->counts[comm->rank]));
+  if (comm->rank == call->peer) {
+    EVEN_TRY(check_list(comm, list, call->counts));
+  }
+  call->count = call->bytes;
+  EVEN_TRY(even_device_enter(comm, call));
+  even_status status = even_device_group_open(comm, call);
+  return status == EVEN_OK ? EVEN_OK : even_device_leave(comm, status);
+}
+
 even_status even_device_comm_gather(even_device_comm *comm, const void *input, void *const *outputs,
                                     const size_t *bytes, int root, void *stream) {
-  size_t total = 0;
-  bool equal = true;
-  EVEN_TRY(even_device_check_rank(comm, root, "root"));
-  EVEN_TRY(check_parts(comm, bytes, &total, &equal));
-  EVEN_TRY(even_device_check_data(input, bytes[comm->rank]));
-  if (comm->rank == root) {
-    EVEN_TRY(check_list(comm, (const void *const *)outputs, bytes));
-  }
-  const even_device_call call = {.name = "gather",
-                                 .count = total,
-                                 .kind = EVEN_CALL_GATHER,
-                                 .dtype = EVEN_CALL_BYTES,
-                                 .recorded = EVEN_RECORDED_GATHER,
-                                 .peer = root,
-                                 .counts = bytes,
-                                 .bytes = total,
-                                 .stream = stream};
-  EVEN_TRY(even_device_enter(comm, &call));
-  even_status status = even_device_group_open(comm, &call);
-  if (status != EVEN_OK) {
-    return even_device_leave(comm, status);
-  }
-  status = send_one(comm, &call, input, bytes[comm->rank], root, stream);
+  even_device_call call = {.name = "gather",
+                           .kind = EVEN_CALL_GATHER,
+                           .dtype = EVEN_CALL_BYTES,
+                           .recorded = EVEN_RECORDED_GATHER,
+                           .peer = root,
+                           .counts = bytes,
+                           .stream = stream};
+  EVEN_TRY(open_rooted(comm, &call, input, (const void *const *)outputs));
+  even_status status = send_one(comm, &call, input, bytes[comm->rank], root, stream);
   for (int rank = 0; comm->rank == root && rank < comm->ranks && status == EVEN_OK; rank++) {
     status = receive_one(comm, &call, outputs[rank], bytes[rank], rank, stream);
   }
@@ -185,28 +187,15 @@ even_status even_device_comm_gather(even_device_comm *comm, const void *input, v
 
 even_status even_device_comm_scatter(even_device_comm *comm, const void *const *inputs, void *output,
                                      const size_t *bytes, int root, void *stream) {
-  size_t total = 0;
-  bool equal = true;
-  EVEN_TRY(even_device_check_rank(comm, root, "root"));
-  EVEN_TRY(check_parts(comm, bytes, &total, &equal));
-  EVEN_TRY(even_device_check_data(output, bytes[comm->rank]));
-  if (comm->rank == root) {
-    EVEN_TRY(check_list(comm, inputs, bytes));
-  }
-  const even_device_call call = {.name = "scatter",
-                                 .count = total,
-                                 .kind = EVEN_CALL_SCATTER,
-                                 .dtype = EVEN_CALL_BYTES,
-                                 .recorded = EVEN_RECORDED_SCATTER,
-                                 .peer = root,
-                                 .counts = bytes,
-                                 .bytes = total,
-                                 .stream = stream};
-  EVEN_TRY(even_device_enter(comm, &call));
-  even_status status = even_device_group_open(comm, &call);
-  if (status != EVEN_OK) {
-    return even_device_leave(comm, status);
-  }
+  even_device_call call = {.name = "scatter",
+                           .kind = EVEN_CALL_SCATTER,
+                           .dtype = EVEN_CALL_BYTES,
+                           .recorded = EVEN_RECORDED_SCATTER,
+                           .peer = root,
+                           .counts = bytes,
+                           .stream = stream};
+  EVEN_TRY(open_rooted(comm, &call, output, inputs));
+  even_status status = EVEN_OK;
   for (int rank = 0; comm->rank == root && rank < comm->ranks && status == EVEN_OK; rank++) {
     status = send_one(comm, &call, inputs[rank], bytes[rank], rank, stream);
   }
