@@ -90,6 +90,10 @@ void even_call_describe(const even_comm_call *call, char *text, size_t bytes) {
   }
 }
 
+bool even_call_differs(const even_comm_call *a, const even_comm_call *b) {
+  return a->kind != b->kind || a->dtype != b->dtype || a->op != b->op || a->root != b->root || a->count != b->count;
+}
+
 /* The group has ended: the status of that end, and its words again. */
 static even_status refuse(even_comm *comm) {
   (void)even_fail(comm->ended, "the group is unusable since an earlier failure: %s", comm->ended_what);
@@ -159,9 +163,7 @@ static even_status mismatch(even_comm *comm, int rank) {
                   strcmp(own, other) == 0 ? ", divided otherwise among the ranks" : "", other_site,
                   (unsigned long long)comm->call_count);
   (void)even_error_place(even_comm_number(comm, rank), NULL);
-  return even_error_fix(
-      "all ranks must make the same calls in the same order: look for a branch that depends on the rank or on the "
-      "data");
+  return even_error_fix(EVEN_CALL_DIFFERS_FIX);
 }
 
 even_status even_call_meet(even_comm *comm) {

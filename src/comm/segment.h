@@ -5,6 +5,7 @@
 
 #include <evenstep/comm.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #define EVEN_COMM_MAGIC 0x6d6d6f636e657665u /* "evencomm", read as bytes */
@@ -33,6 +34,11 @@ typedef enum even_call_kind {
 typedef struct even_comm_call even_comm_call;
 /* "all_reduce of 100 F32 elements, SUM" into `text` (call.c). */
 void even_call_describe(const even_comm_call *call, char *text, size_t bytes);
+/* Whether two ranks called different things; the divisions among the ranks are not compared. */
+bool even_call_differs(const even_comm_call *a, const even_comm_call *b);
+/* What to do then. */
+#define EVEN_CALL_DIFFERS_FIX \
+  "all ranks must make the same calls in the same order: look for a branch that depends on the rank or on the data"
 
 /* Why a group ended; the low bits name a rank: the lost one, the late one, the one that stands still, the one that
  * found the mismatch, the one that waited for any of the others. */

@@ -46,10 +46,6 @@ void even_hosts_tell_failure(even_hosts_group *group) {
 
 /* ---- a mismatch ---- */
 
-static bool differs(const even_comm_call *a, const even_comm_call *b) {
-  return a->kind != b->kind || a->dtype != b->dtype || a->op != b->op || a->root != b->root || a->count != b->count;
-}
-
 /* A rank and what it has called as number `number` of the group. */
 typedef struct made_call {
   int rank; /* -1: none */
@@ -61,7 +57,7 @@ static made_call find_different(const even_hosts_group *group, const made_call *
   made_call other = {.rank = 0};
   for (; other.rank < group->ranks; other.rank++) {
     if (other.rank != one->rank && even_flight_call_of(&group->flight, other.rank, number, &other.call) &&
-        differs(&one->call, &other.call)) {
+        even_call_differs(&one->call, &other.call)) {
       return other;
     }
   }
@@ -92,9 +88,7 @@ static even_status name_both(const even_hosts_group *group, const made_call *one
   (void)even_fail(EVEN_ERR_MISMATCH, "rank %d called %s%s, but rank %d called %s%s (call %llu of the group)", one->rank,
                   own, own_site, another->rank, other, other_site, (unsigned long long)number);
   (void)even_error_place(another->rank, NULL);
-  return even_error_fix(
-      "all ranks must make the same calls in the same order: look for a branch that depends on the rank or on the "
-      "data");
+  return even_error_fix(EVEN_CALL_DIFFERS_FIX);
 }
 
 /* What keeps two ranks apart may be that they wait in different parts: the parts themselves see nothing of it. */

@@ -4,13 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define FIX \
-  "all ranks must make the same calls in the same order: look for a branch that depends on the rank or on the data"
-
-static bool is_other(const even_comm_call *a, const even_comm_call *b) {
-  return a->kind != b->kind || a->dtype != b->dtype || a->op != b->op || a->root != b->root || a->count != b->count;
-}
-
 typedef enum difference { NONE, UNKNOWN, EARLIER, OTHER } difference;
 
 static difference compare(const even_device_comm *comm, int rank, uint64_t number, even_comm_call *own,
@@ -21,7 +14,7 @@ static difference compare(const even_device_comm *comm, int rank, uint64_t numbe
   }
   uint64_t own_chain = even_flight_chain_of(flight, comm->rank, number);
   uint64_t other_chain = even_flight_chain_of(flight, rank, number);
-  if (is_other(own, other)) {
+  if (even_call_differs(own, other)) {
     return OTHER;
   }
   return own_chain == other_chain || own_chain == 0 || other_chain == 0 ? NONE : EARLIER;
@@ -49,7 +42,7 @@ static void name_both(const even_device_comm *comm, int rank, uint64_t number, d
   *why = (even_error){.status = EVEN_ERR_MISMATCH, .rank = even_device_number(comm, rank)};
   (void)snprintf(why->what, sizeof why->what, "%.270s, but %.270s%s (call %llu of the communicator)", own_side,
                  other_side, more, (unsigned long long)number);
-  (void)snprintf(why->fix, sizeof why->fix, "%s", FIX);
+  (void)snprintf(why->fix, sizeof why->fix, "%s", EVEN_CALL_DIFFERS_FIX);
 }
 
 /* From the last call that is known to be the same on. */

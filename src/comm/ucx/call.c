@@ -59,11 +59,6 @@ uint64_t even_ucx_call_tag(const even_ucx_group *group, int sender, uint64_t ste
   return even_ucx_tag(EVEN_UCX_CALL, sender, (group->call_count % steps) << EVEN_UCX_STEP_BITS | step % steps);
 }
 
-static bool differs(const even_comm_call *a, const even_comm_call *b) {
-  return a->kind != b->kind || a->dtype != b->dtype || a->op != b->op || a->root != b->root || a->count != b->count ||
-         a->signature != b->signature;
-}
-
 /* The other finds the same, or hears of it, and says where it made its call. */
 static void await_site(even_ucx_group *group, int rank) {
   uint64_t began = even_clock_ns();
@@ -95,9 +90,7 @@ static even_status name_both(even_ucx_group *group, int rank) {
                   strcmp(own, other) == 0 ? ", divided otherwise among the ranks" : "", other_site,
                   (unsigned long long)group->call_count);
   (void)even_error_place(group->peers[rank].number, NULL);
-  return even_error_fix(
-      "all ranks must make the same calls in the same order: look for a branch that depends on the rank or on the "
-      "data");
+  return even_error_fix(EVEN_CALL_DIFFERS_FIX);
 }
 
 static even_status mismatch(even_ucx_group *group, int rank) {
@@ -138,7 +131,8 @@ even_status even_ucx_call_meet(even_ucx_group *group, size_t bytes, const size_t
   (void)pthread_mutex_unlock(&group->lock);
   EVEN_TRY(even_ucx_wait(group, group->transfers, count));
   for (int rank = 0; rank < group->ranks; rank++) {
-    if (rank != group->rank && differs(&group->call, &group->arrived[rank].call)) {
+    const even_comm_call *other = &group->arrived[rank].call;
+    if (rank != group->rank && (even_call_differs(&group->call, other) || group->call.signature != other->signature)) {
       return mismatch(group, rank);
     }
   }
