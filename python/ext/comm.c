@@ -1,4 +1,4 @@
-/* _core.Comm: a group's collectives from Python. Data cross as addresses; the GIL is released while a call runs. */
+/* _core.Comm: a rank's place in a group. collectives.c has its collectives, messages.c its messages. */
 #include "comm.h"
 
 #include "base/alloc.h"
@@ -165,186 +165,6 @@ PyObject *even_ext_comm_done(even_ext_comm *self, even_status status) {
     return NULL;
   }
   Py_RETURN_NONE;
-}
-
-/* Runs `call` without the GIL and returns None or raises. */
-#define RUN(self, call)                             \
-  do {                                              \
-    even_status run_status_ = EVEN_OK;              \
-    even_ext_comm_begin(self);                      \
-    Py_BEGIN_ALLOW_THREADS;                         \
-    run_status_ = (call);                           \
-    Py_END_ALLOW_THREADS;                           \
-    return even_ext_comm_done((self), run_status_); \
-  } while (0)
-
-/* A sequence of `ranks` counts into a new array. */
-size_t *even_ext_to_counts(PyObject *object, int ranks) {
-  PyObject *items = PySequence_Tuple(object);
-  size_t *counts = NULL;
-  even_status status = EVEN_OK;
-  if (items == NULL) {
-    return NULL;
-  }
-  if (PyTuple_Size(items) != ranks) {
-    PyErr_Format(PyExc_ValueError, "%zd counts for a group of %d ranks: give one for each rank", PyTuple_Size(items),
-                 ranks);
-  } else {
-    status = EVEN_NEW_ARRAY(&counts, (size_t)ranks);
-  }
-  if (status != EVEN_OK) {
-    (void)even_ext_raise(status);
-  }
-  for (int rank = 0; counts != NULL && rank < ranks; rank++) {
-    if (!even_ext_to_size(PyTuple_GetItem(items, rank), &counts[rank])) {
-      even_free(counts);
-      counts = NULL;
-    }
-  }
-  Py_DECREF(items);
-  return counts;
-}
-
-static PyObject *comm_all_reduce(PyObject *object, PyObject *arguments) {
-  even_ext_comm *self = (even_ext_comm *)object;
-  void *data = NULL;
-  size_t count = 0;
-  int dtype = 0;
-  int op = 0;
-  even_comm *comm = even_ext_comm_open_group(self);
-  if (comm == NULL || !PyArg_ParseTuple(arguments, "O&O&ii:all_reduce", even_ext_to_address, &data, even_ext_to_size,
-                                        &count, &dtype, &op)) {
-    return NULL;
-  }
-  RUN(self, even_comm_all_reduce(comm, data, count, (even_dtype)dtype, (even_reduce_op)op));
-}
-
-static even_status reduce_scatter_and_free(even_comm *comm, const void *input, void *output, size_t *counts, int dtype,
-                                           int op) {
-  even_status status = even_comm_reduce_scatter(comm, input, output, counts, (even_dtype)dtype, (even_reduce_op)op);
-  even_free(counts);
-  return status;
-}
-
-static PyObject *comm_reduce_scatter(PyObject *object, PyObject *arguments) {
-  even_ext_comm *self = (even_ext_comm *)object;
-  void *input = NULL;
-  void *output = NULL;
-  PyObject *sequence = NULL;
-  int dtype = 0;
-  int op = 0;
-  even_comm *comm = even_ext_comm_open_group(self);
-  if (comm == NULL || !PyArg_ParseTuple(arguments, "O&O&Oii:reduce_scatter", even_ext_to_address, &input,
-                                        even_ext_to_address, &output, &sequence, &dtype, &op)) {
-    return NULL;
-  }
-  size_t *counts = even_ext_to_counts(sequence, even_comm_ranks(comm));
-  if (counts == NULL) {
-    return NULL;
-  }
-  RUN(self, reduce_scatter_and_free(comm, input, output, counts, dtype, op));
-}
-
-static even_status all_gather_and_free(even_comm *comm, const void *input, void *output, size_t *counts, int dtype) {
-  even_status status = even_comm_all_gather(comm, input, output, counts, (even_dtype)dtype);
-  even_free(counts);
-  return status;
-}
-
-static PyObject *comm_all_gather(PyObject *object, PyObject *arguments) {
-  even_ext_comm *self = (even_ext_comm *)object;
-  void *input = NULL;
-  void *output = NULL;
-  PyObject *sequence = NULL;
-  int dtype = 0;
-  even_comm *comm = even_ext_comm_open_group(self);
-  if (comm == NULL || !PyArg_ParseTuple(arguments, "O&O&Oi:all_gather", even_ext_to_address, &input,
-                                        even_ext_to_address, &output, &sequence, &dtype)) {
-    return NULL;
-  }
-  size_t *counts = even_ext_to_counts(sequence, even_comm_ranks(comm));
-  if (counts == NULL) {
-    return NULL;
-  }
-  RUN(self, all_gather_and_free(comm, input, output, counts, dtype));
-}
-
-/* A sequence of `ranks` addresses into a new array. */
-void **even_ext_to_parts(PyObject *object, int ranks) {
-  size_t *numbers = even_ext_to_counts(object, ranks); /* an address is a number that fits a size_t */
-  void **parts = NULL;
-  even_status status = numbers == NULL ? EVEN_OK : EVEN_NEW_ARRAY(&parts, (size_t)ranks);
-  if (status != EVEN_OK) {
-    (void)even_ext_raise(status);
-  }
-  for (int rank = 0; parts != NULL && rank < ranks; rank++) {
-    parts[rank] = (void *)(uintptr_t)numbers[rank];
-  }
-  even_free(numbers);
-  return parts;
-}
-
-typedef struct all_to_all_arguments {
-  void **inputs;
-  size_t *input_bytes;
-  void **outputs;
-  size_t *output_bytes;
-} all_to_all_arguments;
-
-static void free_arguments(all_to_all_arguments *all) {
-  even_free(all->inputs);
-  even_free(all->input_bytes);
-  even_free(all->outputs);
-  even_free(all->output_bytes);
-}
-
-static even_status all_to_all_and_free(even_comm *comm, all_to_all_arguments *all) {
-  even_status status =
-      even_comm_all_to_all(comm, (const void *const *)all->inputs, all->input_bytes, all->outputs, all->output_bytes);
-  free_arguments(all);
-  return status;
-}
-
-static PyObject *comm_all_to_all(PyObject *object, PyObject *arguments) {
-  even_ext_comm *self = (even_ext_comm *)object;
-  PyObject *given[4];
-  all_to_all_arguments all = {0};
-  even_comm *comm = even_ext_comm_open_group(self);
-  if (comm == NULL || !PyArg_ParseTuple(arguments, "OOOO:all_to_all", &given[0], &given[1], &given[2], &given[3])) {
-    return NULL;
-  }
-  int ranks = even_comm_ranks(comm);
-  if ((all.inputs = even_ext_to_parts(given[0], ranks)) == NULL ||
-      (all.input_bytes = even_ext_to_counts(given[1], ranks)) == NULL ||
-      (all.outputs = even_ext_to_parts(given[2], ranks)) == NULL ||
-      (all.output_bytes = even_ext_to_counts(given[3], ranks)) == NULL) {
-    free_arguments(&all);
-    return NULL;
-  }
-  RUN(self, all_to_all_and_free(comm, &all));
-}
-
-static PyObject *comm_broadcast(PyObject *object, PyObject *arguments) {
-  even_ext_comm *self = (even_ext_comm *)object;
-  void *data = NULL;
-  size_t bytes = 0;
-  int root = 0;
-  even_comm *comm = even_ext_comm_open_group(self);
-  if (comm == NULL ||
-      !PyArg_ParseTuple(arguments, "O&O&i:broadcast", even_ext_to_address, &data, even_ext_to_size, &bytes, &root)) {
-    return NULL;
-  }
-  RUN(self, even_comm_broadcast(comm, data, bytes, root));
-}
-
-static PyObject *comm_barrier(PyObject *object, PyObject *unused) {
-  even_ext_comm *self = (even_ext_comm *)object;
-  even_comm *comm = even_ext_comm_open_group(self);
-  (void)unused;
-  if (comm == NULL) {
-    return NULL;
-  }
-  RUN(self, even_comm_barrier(comm));
 }
 
 static PyObject *comm_revoke(PyObject *object, PyObject *unused) {
@@ -638,20 +458,21 @@ static PyMethodDef comm_methods[] = {
     {"open_hosts", (PyCFunction)(void (*)(void))even_ext_comm_open_hosts, METH_VARARGS | METH_KEYWORDS | METH_CLASS,
      "open_hosts(rank, host_of, inside, between=None, everyone=None, timeout_seconds=1800.0, lanes=None) -> Comm made "
      "of those, which are closed from then on; lanes: further groups between the hosts, None where others carry them"},
-    {"all_reduce", comm_all_reduce, METH_VARARGS, "all_reduce(address, count, dtype, op): in place, on all ranks"},
+    {"all_reduce", even_ext_comm_all_reduce, METH_VARARGS,
+     "all_reduce(address, count, dtype, op): in place, on all ranks"},
     {"all_reduce_data", even_ext_comm_all_reduce_data, METH_VARARGS,
      "all_reduce_data(array, op): in place, on all ranks; any array or tensor whose memory can be seen"},
-    {"reduce_scatter", comm_reduce_scatter, METH_VARARGS,
+    {"reduce_scatter", even_ext_comm_reduce_scatter, METH_VARARGS,
      "reduce_scatter(input, output, counts, dtype, op): counts[r] elements for rank r"},
-    {"all_gather", comm_all_gather, METH_VARARGS,
+    {"all_gather", even_ext_comm_all_gather, METH_VARARGS,
      "all_gather(input, output, counts, dtype): counts[r] elements from rank r"},
-    {"all_to_all", comm_all_to_all, METH_VARARGS,
+    {"all_to_all", even_ext_comm_all_to_all, METH_VARARGS,
      "all_to_all(inputs, input_bytes, outputs, output_bytes): addresses and bytes for, and from, each rank"},
-    {"broadcast", comm_broadcast, METH_VARARGS, "broadcast(address, bytes, root)"},
+    {"broadcast", even_ext_comm_broadcast, METH_VARARGS, "broadcast(address, bytes, root)"},
     {"send", even_ext_comm_send, METH_VARARGS, "send(address, bytes, rank, tag) -> Request"},
     {"receive", even_ext_comm_receive, METH_VARARGS,
      "receive(address, bytes, rank, tag) -> Request; rank -1: from any"},
-    {"barrier", comm_barrier, METH_NOARGS, "Returns when all ranks have come."},
+    {"barrier", even_ext_comm_barrier, METH_NOARGS, "Returns when all ranks have come."},
     {"revoke", comm_revoke, METH_NOARGS, "Ends every blocked and future call of the group, on all ranks."},
     {"set_timeout", comm_set_timeout, METH_VARARGS, "set_timeout(seconds): the limit of this rank's later calls"},
     {"set_stop_grace", comm_set_stop_grace, METH_VARARGS,

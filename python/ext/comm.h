@@ -55,9 +55,16 @@ static inline int even_ext_to_size(PyObject *object, void *out) {
   return 1;
 }
 
+/* collectives.c */
 /* A sequence of `ranks` numbers, or addresses, into a new array (even_free); NULL with an exception. */
 size_t *even_ext_to_counts(PyObject *object, int ranks);
 void **even_ext_to_parts(PyObject *object, int ranks);
+PyObject *even_ext_comm_all_reduce(PyObject *object, PyObject *arguments);
+PyObject *even_ext_comm_reduce_scatter(PyObject *object, PyObject *arguments);
+PyObject *even_ext_comm_all_gather(PyObject *object, PyObject *arguments);
+PyObject *even_ext_comm_all_to_all(PyObject *object, PyObject *arguments);
+PyObject *even_ext_comm_broadcast(PyObject *object, PyObject *arguments);
+PyObject *even_ext_comm_barrier(PyObject *object, PyObject *unused);
 
 /* messages.c */
 PyObject *even_ext_comm_send(PyObject *object, PyObject *arguments);

@@ -1,24 +1,13 @@
-/* _core.DeviceComm: collectives on device memory through NCCL. Data cross as addresses, streams as the numbers that
- * torch gives (stream.cuda_stream). The GIL is released while a call runs. */
-#include "comm.h"
+/* _core.DeviceComm: a rank's place in a group of GPUs, whose data NCCL moves. device_collectives.c has its collectives.
+ */
+#include "device_comm.h"
 
 #include "base/alloc.h"
 #include "base/fail.h"
 
-#include <evenstep/device_comm.h>
-#include <stdbool.h>
-
-typedef struct device_object {
-  PyObject_HEAD even_device_comm *comm; /* NULL once freed */
-  Py_ssize_t calls;                     /* threads inside a call */
-  int closed;
-  PyObject *beside; /* keeps the group that goes beside */
-  PyObject *ring;   /* and what calls are recorded in */
-} device_object;
-
 static PyObject *device_type; /* made once, with the module */
 
-static void free_when_unused(device_object *self) {
+static void free_when_unused(even_ext_device *self) {
   if (self->closed && self->calls == 0 && self->comm != NULL) {
     even_device_comm *comm = self->comm;
     self->comm = NULL;
@@ -27,7 +16,7 @@ static void free_when_unused(device_object *self) {
   }
 }
 
-static even_device_comm *opened(device_object *self) {
+even_device_comm *even_ext_device_open(even_ext_device *self) {
   if (self->closed || self->comm == NULL) {
     (void)even_ext_raise(even_fail(EVEN_ERR_STATE, "the device communicator is closed"));
     return NULL;
@@ -35,44 +24,21 @@ static even_device_comm *opened(device_object *self) {
   return self->comm;
 }
 
-/* Runs `call` without the GIL; None, or NULL with an exception. */
-#define RUN(self, call)                  \
-  do {                                   \
-    even_status run_status_ = EVEN_OK;   \
-    (self)->calls++;                     \
-    Py_BEGIN_ALLOW_THREADS;              \
-    run_status_ = (call);                \
-    Py_END_ALLOW_THREADS;                \
-    PyObject *run_result_ = NULL;        \
-    if (run_status_ == EVEN_OK) {        \
-      run_result_ = Py_None;             \
-      Py_INCREF(Py_None);                \
-    } else {                             \
-      (void)even_ext_raise(run_status_); \
-    }                                    \
-    (self)->calls--;                     \
-    free_when_unused(self);              \
-    return run_result_;                  \
-  } while (0)
+void even_ext_device_begin(even_ext_device *self) {
+  self->calls++;
+}
 
-/* PyArg converter ("O&"): None, or a float into a double that `value` points to then. */
-typedef struct optional_double {
-  double number;
-  const double *value;
-} optional_double;
-
-static int to_factor(PyObject *object, void *out) {
-  optional_double *into = out;
-  into->value = NULL;
-  if (object == Py_None) {
-    return 1;
+PyObject *even_ext_device_done(even_ext_device *self, even_status status) {
+  PyObject *result = NULL;
+  if (status == EVEN_OK) {
+    result = Py_None;
+    Py_INCREF(result);
+  } else {
+    (void)even_ext_raise(status);
   }
-  into->number = PyFloat_AsDouble(object);
-  if (PyErr_Occurred() != NULL) {
-    return 0;
-  }
-  into->value = &into->number;
-  return 1;
+  self->calls--;
+  free_when_unused(self);
+  return result;
 }
 
 static int to_id(PyObject *object, void *out) {
@@ -91,7 +57,7 @@ static int to_id(PyObject *object, void *out) {
 
 static PyObject *wrapped(even_device_comm *comm) {
   allocfunc make = (allocfunc)PyType_GetSlot((PyTypeObject *)device_type, Py_tp_alloc);
-  device_object *self = (device_object *)make((PyTypeObject *)device_type, 0);
+  even_ext_device *self = (even_ext_device *)make((PyTypeObject *)device_type, 0);
   if (self == NULL) {
     (void)even_device_comm_close(comm);
     return NULL;
@@ -176,7 +142,7 @@ static PyObject *device_join(PyObject *module, PyObject *arguments, PyObject *na
 }
 
 static void device_dealloc(PyObject *object) {
-  device_object *self = (device_object *)object;
+  even_ext_device *self = (even_ext_device *)object;
   PyTypeObject *type = Py_TYPE(object);
   freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
   if (self->comm != NULL) {
@@ -212,193 +178,14 @@ static PyObject *device_version(PyObject *module, PyObject *arguments) {
   return status == EVEN_OK ? PyLong_FromLong(version) : even_ext_raise(status);
 }
 
-/* ---- collectives ---- */
-
-static PyObject *device_all_reduce(PyObject *object, PyObject *arguments) {
-  device_object *self = (device_object *)object;
-  void *input = NULL;
-  void *output = NULL;
-  void *stream = NULL;
-  size_t count = 0;
-  int dtype = 0;
-  int op = 0;
-  optional_double factor = {0};
-  even_device_comm *comm = opened(self);
-  if (comm == NULL ||
-      !PyArg_ParseTuple(arguments, "O&O&O&iiO&O&:all_reduce", even_ext_to_address, &input, even_ext_to_address, &output,
-                        even_ext_to_size, &count, &dtype, &op, to_factor, &factor, even_ext_to_address, &stream)) {
-    return NULL;
-  }
-  RUN(self, even_device_comm_all_reduce(comm, input, output, count, (even_dtype)dtype, (even_reduce_op)op, factor.value,
-                                        stream));
-}
-
-static PyObject *device_reduce(PyObject *object, PyObject *arguments) {
-  device_object *self = (device_object *)object;
-  void *input = NULL;
-  void *output = NULL;
-  void *stream = NULL;
-  size_t count = 0;
-  int dtype = 0;
-  int op = 0;
-  int root = 0;
-  optional_double factor = {0};
-  even_device_comm *comm = opened(self);
-  if (comm == NULL || !PyArg_ParseTuple(arguments, "O&O&O&iiO&iO&:reduce", even_ext_to_address, &input,
-                                        even_ext_to_address, &output, even_ext_to_size, &count, &dtype, &op, to_factor,
-                                        &factor, &root, even_ext_to_address, &stream)) {
-    return NULL;
-  }
-  RUN(self, even_device_comm_reduce(comm, input, output, count, (even_dtype)dtype, (even_reduce_op)op, factor.value,
-                                    root, stream));
-}
-
-/* `call`, and then the lists that it was given go. */
-#define FREED(a, b, c, d, call)         \
-  do {                                  \
-    even_status freed_status_ = (call); \
-    even_free(a);                       \
-    even_free(b);                       \
-    even_free(c);                       \
-    even_free(d);                       \
-    return freed_status_;               \
-  } while (0)
-
-static even_status reduce_scatter_and_free(even_device_comm *comm, const void *input, void *output, size_t *counts,
-                                           int dtype, int op, const double *factor, void *stream) {
-  FREED(counts, NULL, NULL, NULL,
-        even_device_comm_reduce_scatter(comm, input, output, counts, (even_dtype)dtype, (even_reduce_op)op, factor,
-                                        stream));
-}
-
-static PyObject *device_reduce_scatter(PyObject *object, PyObject *arguments) {
-  device_object *self = (device_object *)object;
-  void *input = NULL;
-  void *output = NULL;
-  void *stream = NULL;
-  PyObject *sequence = NULL;
-  int dtype = 0;
-  int op = 0;
-  optional_double factor = {0};
-  even_device_comm *comm = opened(self);
-  if (comm == NULL ||
-      !PyArg_ParseTuple(arguments, "O&O&OiiO&O&:reduce_scatter", even_ext_to_address, &input, even_ext_to_address,
-                        &output, &sequence, &dtype, &op, to_factor, &factor, even_ext_to_address, &stream)) {
-    return NULL;
-  }
-  size_t *counts = even_ext_to_counts(sequence, even_device_comm_ranks(comm));
-  if (counts == NULL) {
-    return NULL;
-  }
-  RUN(self, reduce_scatter_and_free(comm, input, output, counts, dtype, op, factor.value, stream));
-}
-
-static even_status all_gather_and_free(even_device_comm *comm, const void *input, void *output, size_t *bytes,
-                                       void *stream) {
-  FREED(bytes, NULL, NULL, NULL, even_device_comm_all_gather(comm, input, output, bytes, stream));
-}
-
-static PyObject *device_all_gather(PyObject *object, PyObject *arguments) {
-  device_object *self = (device_object *)object;
-  void *input = NULL;
-  void *output = NULL;
-  void *stream = NULL;
-  PyObject *sequence = NULL;
-  even_device_comm *comm = opened(self);
-  if (comm == NULL || !PyArg_ParseTuple(arguments, "O&O&OO&:all_gather", even_ext_to_address, &input,
-                                        even_ext_to_address, &output, &sequence, even_ext_to_address, &stream)) {
-    return NULL;
-  }
-  size_t *bytes = even_ext_to_counts(sequence, even_device_comm_ranks(comm));
-  if (bytes == NULL) {
-    return NULL;
-  }
-  RUN(self, all_gather_and_free(comm, input, output, bytes, stream));
-}
-
-static PyObject *device_broadcast(PyObject *object, PyObject *arguments) {
-  device_object *self = (device_object *)object;
-  void *data = NULL;
-  void *stream = NULL;
-  size_t bytes = 0;
-  int root = 0;
-  even_device_comm *comm = opened(self);
-  if (comm == NULL || !PyArg_ParseTuple(arguments, "O&O&iO&:broadcast", even_ext_to_address, &data, even_ext_to_size,
-                                        &bytes, &root, even_ext_to_address, &stream)) {
-    return NULL;
-  }
-  RUN(self, even_device_comm_broadcast(comm, data, bytes, root, stream));
-}
-
-static even_status all_to_all_and_free(even_device_comm *comm, void **inputs, size_t *input_bytes, void **outputs,
-                                       size_t *output_bytes, void *stream) {
-  FREED(inputs, input_bytes, outputs, output_bytes,
-        even_device_comm_all_to_all(comm, (const void *const *)inputs, input_bytes, outputs, output_bytes, stream));
-}
-
-static PyObject *device_all_to_all(PyObject *object, PyObject *arguments) {
-  device_object *self = (device_object *)object;
-  PyObject *given[4];
-  void *stream = NULL;
-  even_device_comm *comm = opened(self);
-  if (comm == NULL || !PyArg_ParseTuple(arguments, "OOOOO&:all_to_all", &given[0], &given[1], &given[2], &given[3],
-                                        even_ext_to_address, &stream)) {
-    return NULL;
-  }
-  int ranks = even_device_comm_ranks(comm);
-  void **inputs = even_ext_to_parts(given[0], ranks);
-  size_t *input_bytes = inputs == NULL ? NULL : even_ext_to_counts(given[1], ranks);
-  void **outputs = input_bytes == NULL ? NULL : even_ext_to_parts(given[2], ranks);
-  size_t *output_bytes = outputs == NULL ? NULL : even_ext_to_counts(given[3], ranks);
-  if (output_bytes == NULL) {
-    even_free(inputs);
-    even_free(input_bytes);
-    even_free(outputs);
-    return NULL;
-  }
-  RUN(self, all_to_all_and_free(comm, inputs, input_bytes, outputs, output_bytes, stream));
-}
-
-static PyObject *message(PyObject *object, PyObject *arguments, bool sends) {
-  device_object *self = (device_object *)object;
-  void *data = NULL;
-  void *stream = NULL;
-  size_t bytes = 0;
-  int peer = 0;
-  even_device_comm *comm = opened(self);
-  if (comm == NULL || !PyArg_ParseTuple(arguments, "O&O&iO&", even_ext_to_address, &data, even_ext_to_size, &bytes,
-                                        &peer, even_ext_to_address, &stream)) {
-    return NULL;
-  }
-  RUN(self, sends ? even_device_comm_send(comm, data, bytes, peer, stream)
-                  : even_device_comm_receive(comm, data, bytes, peer, stream));
-}
-
-static PyObject *device_send(PyObject *object, PyObject *arguments) {
-  return message(object, arguments, true);
-}
-static PyObject *device_receive(PyObject *object, PyObject *arguments) {
-  return message(object, arguments, false);
-}
-
-static PyObject *device_barrier(PyObject *object, PyObject *arguments) {
-  device_object *self = (device_object *)object;
-  void *stream = NULL;
-  even_device_comm *comm = opened(self);
-  if (comm == NULL || !PyArg_ParseTuple(arguments, "O&:barrier", even_ext_to_address, &stream)) {
-    return NULL;
-  }
-  RUN(self, even_device_comm_barrier(comm, stream));
-}
-
 /* A call without arguments. */
 static PyObject *run_plainly(PyObject *object, even_status (*call)(even_device_comm *comm)) {
-  device_object *self = (device_object *)object;
-  even_device_comm *comm = opened(self);
+  even_ext_device *self = (even_ext_device *)object;
+  even_device_comm *comm = even_ext_device_open(self);
   if (comm == NULL) {
     return NULL;
   }
-  RUN(self, call(comm));
+  EVEN_EXT_DEVICE_RUN(self, call(comm));
 }
 
 /* NCCL's groups belong to the thread, and so does the group's lock: no other thread may come between. */
@@ -430,7 +217,7 @@ static PyObject *device_abort(PyObject *object, PyObject *unused) {
 
 static PyObject *device_set_timeout(PyObject *object, PyObject *arguments) {
   double seconds = 0;
-  even_device_comm *comm = opened((device_object *)object);
+  even_device_comm *comm = even_ext_device_open((even_ext_device *)object);
   if (comm == NULL || !PyArg_ParseTuple(arguments, "d:set_timeout", &seconds)) {
     return NULL;
   }
@@ -439,7 +226,7 @@ static PyObject *device_set_timeout(PyObject *object, PyObject *arguments) {
 }
 
 static PyObject *device_close(PyObject *object, PyObject *unused) {
-  device_object *self = (device_object *)object;
+  even_ext_device *self = (even_ext_device *)object;
   (void)unused;
   if (self->closed) {
     Py_RETURN_NONE;
@@ -469,12 +256,12 @@ static PyObject *device_close(PyObject *object, PyObject *unused) {
 
 static PyObject *device_meet(PyObject *object, PyObject *arguments, PyObject *names) {
   static char *keywords[] = {"gather", "numbers", NULL};
-  device_object *self = (device_object *)object;
+  even_ext_device *self = (even_ext_device *)object;
   even_device_comm_params params = {.size = sizeof params};
   PyObject *numbers = Py_None;
   even_ext_gathering gathering = {0};
   int *copy = NULL;
-  even_device_comm *comm = opened(self);
+  even_device_comm *comm = even_ext_device_open(self);
   if (comm == NULL || !PyArg_ParseTupleAndKeywords(arguments, names, "O|O:meet", keywords, &gathering.call, &numbers)) {
     return NULL;
   }
@@ -499,8 +286,8 @@ static PyObject *device_meet(PyObject *object, PyObject *arguments, PyObject *na
 }
 
 static PyObject *device_go_beside(PyObject *object, PyObject *group) {
-  device_object *self = (device_object *)object;
-  even_device_comm *comm = opened(self);
+  even_ext_device *self = (even_ext_device *)object;
+  even_device_comm *comm = even_ext_device_open(self);
   PyObject *handle = comm == NULL || group == Py_None ? NULL : PyObject_GetAttrString(group, "handle");
   even_comm *beside = handle == NULL ? NULL : PyCapsule_GetPointer(handle, "evenstep.comm");
   if (comm == NULL || PyErr_Occurred() != NULL) {
@@ -521,7 +308,7 @@ static PyObject *device_go_beside(PyObject *object, PyObject *group) {
 
 static PyObject *device_set_site(PyObject *object, PyObject *arguments) {
   const char *text = NULL;
-  even_device_comm *comm = opened((device_object *)object);
+  even_device_comm *comm = even_ext_device_open((even_ext_device *)object);
   if (comm == NULL || !PyArg_ParseTuple(arguments, "z:set_site", &text)) {
     return NULL;
   }
@@ -532,7 +319,7 @@ static PyObject *device_set_site(PyObject *object, PyObject *arguments) {
 static PyObject *device_flight(PyObject *object, PyObject *arguments) {
   even_flight_call calls[EVEN_FLIGHT_CALLS];
   int rank = 0;
-  even_device_comm *comm = opened((device_object *)object);
+  even_device_comm *comm = even_ext_device_open((even_ext_device *)object);
   if (comm == NULL || !PyArg_ParseTuple(arguments, "i:flight", &rank)) {
     return NULL;
   }
@@ -540,11 +327,11 @@ static PyObject *device_flight(PyObject *object, PyObject *arguments) {
 }
 
 static PyObject *device_record(PyObject *object, PyObject *arguments) {
-  device_object *self = (device_object *)object;
+  even_ext_device *self = (even_ext_device *)object;
   PyObject *ring = NULL;
   const char *name = NULL;
   even_telemetry *telemetry = NULL;
-  even_device_comm *comm = opened(self);
+  even_device_comm *comm = even_ext_device_open(self);
   if (comm == NULL || !PyArg_ParseTuple(arguments, "Os:record", &ring, &name)) {
     return NULL;
   }
@@ -562,7 +349,7 @@ static PyObject *device_record(PyObject *object, PyObject *arguments) {
 
 static PyObject *device_set_stop_grace(PyObject *object, PyObject *arguments) {
   double seconds = 0;
-  even_device_comm *comm = opened((device_object *)object);
+  even_device_comm *comm = even_ext_device_open((even_ext_device *)object);
   if (comm == NULL || !PyArg_ParseTuple(arguments, "d:set_stop_grace", &seconds)) {
     return NULL;
   }
@@ -571,10 +358,10 @@ static PyObject *device_set_stop_grace(PyObject *object, PyObject *arguments) {
 }
 
 static PyObject *device_shrink(PyObject *object, PyObject *arguments) {
-  device_object *self = (device_object *)object;
+  even_ext_device *self = (even_ext_device *)object;
   PyObject *sequence = NULL;
   int aborts = 0;
-  even_device_comm *comm = opened(self);
+  even_device_comm *comm = even_ext_device_open(self);
   if (comm == NULL || !PyArg_ParseTuple(arguments, "O|p:shrink", &sequence, &aborts)) {
     return NULL;
   }
@@ -605,7 +392,7 @@ static PyObject *device_shrink(PyObject *object, PyObject *arguments) {
 
 static PyObject *device_grow_id(PyObject *object, PyObject *unused) {
   even_device_comm_id id;
-  even_device_comm *comm = opened((device_object *)object);
+  even_device_comm *comm = even_ext_device_open((even_ext_device *)object);
   (void)unused;
   if (comm == NULL) {
     return NULL;
@@ -616,12 +403,12 @@ static PyObject *device_grow_id(PyObject *object, PyObject *unused) {
 }
 
 static PyObject *device_grow(PyObject *object, PyObject *arguments) {
-  device_object *self = (device_object *)object;
+  even_ext_device *self = (even_ext_device *)object;
   PyObject *given = Py_None;
   int ranks = 0;
   even_device_comm_id id;
   even_device_comm *all = NULL;
-  even_device_comm *comm = opened(self);
+  even_device_comm *comm = even_ext_device_open(self);
   if (comm == NULL || !PyArg_ParseTuple(arguments, "i|O:grow", &ranks, &given) ||
       (given != Py_None && !to_id(given, &id))) {
     return NULL;
@@ -638,23 +425,23 @@ static PyObject *device_grow(PyObject *object, PyObject *arguments) {
 }
 
 static PyObject *device_rank(PyObject *object, void *closure) {
-  even_device_comm *comm = opened((device_object *)object);
+  even_device_comm *comm = even_ext_device_open((even_ext_device *)object);
   (void)closure;
   return comm == NULL ? NULL : PyLong_FromLong(even_device_comm_rank(comm));
 }
 static PyObject *device_ranks(PyObject *object, void *closure) {
-  even_device_comm *comm = opened((device_object *)object);
+  even_device_comm *comm = even_ext_device_open((even_ext_device *)object);
   (void)closure;
   return comm == NULL ? NULL : PyLong_FromLong(even_device_comm_ranks(comm));
 }
 static PyObject *device_ended(PyObject *object, void *closure) {
-  device_object *self = (device_object *)object;
+  even_ext_device *self = (even_ext_device *)object;
   (void)closure;
   return PyBool_FromLong(self->comm != NULL && even_device_comm_has_ended(self->comm));
 }
 static PyObject *device_closed(PyObject *object, void *closure) {
   (void)closure;
-  return PyBool_FromLong(((device_object *)object)->closed);
+  return PyBool_FromLong(((even_ext_device *)object)->closed);
 }
 
 #define WITH_NAMES(function) (PyCFunction)(void (*)(void))(function)
@@ -665,17 +452,19 @@ static PyMethodDef device_methods[] = {
     {"make_id", device_make_id, METH_VARARGS | METH_STATIC, "make_id(library=None) -> bytes: a new group's identity"},
     {"join", WITH_NAMES(device_join), METH_VARARGS | METH_KEYWORDS | METH_STATIC,
      "join(...) -> DeviceComm: as a new rank of a group that grows; arguments as DeviceComm's"},
-    {"all_reduce", device_all_reduce, METH_VARARGS, "all_reduce(input, output, count, dtype, op, factor, stream)"},
-    {"reduce", device_reduce, METH_VARARGS, "reduce(input, output, count, dtype, op, factor, root, stream)"},
-    {"reduce_scatter", device_reduce_scatter, METH_VARARGS,
+    {"all_reduce", even_ext_device_all_reduce, METH_VARARGS,
+     "all_reduce(input, output, count, dtype, op, factor, stream)"},
+    {"reduce", even_ext_device_reduce, METH_VARARGS, "reduce(input, output, count, dtype, op, factor, root, stream)"},
+    {"reduce_scatter", even_ext_device_reduce_scatter, METH_VARARGS,
      "reduce_scatter(input, output, counts, dtype, op, factor, stream)"},
-    {"all_gather", device_all_gather, METH_VARARGS, "all_gather(input, output, bytes, stream)"},
-    {"broadcast", device_broadcast, METH_VARARGS, "broadcast(data, bytes, root, stream)"},
-    {"all_to_all", device_all_to_all, METH_VARARGS,
+    {"all_gather", even_ext_device_all_gather, METH_VARARGS, "all_gather(input, output, bytes, stream)"},
+    {"broadcast", even_ext_device_broadcast, METH_VARARGS, "broadcast(data, bytes, root, stream)"},
+    {"all_to_all", even_ext_device_all_to_all, METH_VARARGS,
      "all_to_all(inputs, input_bytes, outputs, output_bytes, stream): addresses and bytes for, and from, each rank"},
-    {"send", device_send, METH_VARARGS, "send(data, bytes, peer, stream)"},
-    {"receive", device_receive, METH_VARARGS, "receive(data, bytes, peer, stream)"},
-    {"barrier", device_barrier, METH_VARARGS, "barrier(stream): the stream goes on when all ranks' have come here"},
+    {"send", even_ext_device_send, METH_VARARGS, "send(data, bytes, peer, stream)"},
+    {"receive", even_ext_device_receive, METH_VARARGS, "receive(data, bytes, peer, stream)"},
+    {"barrier", even_ext_device_barrier, METH_VARARGS,
+     "barrier(stream): the stream goes on when all ranks' have come here"},
     {"group_begin", device_group_begin, METH_NOARGS, "Calls up to group_end, of this thread, are one operation."},
     {"group_end", device_group_end, METH_NOARGS, "Ends what group_begin began."},
     {"poll", device_poll, METH_NOARGS, "Raises what has failed on the GPU or the network since."},
@@ -718,7 +507,7 @@ static PyType_Slot device_slots[] = {
     {0, NULL}};
 
 static PyType_Spec device_spec = {.name = "evenstep._core.DeviceComm",
-                                  .basicsize = sizeof(device_object),
+                                  .basicsize = sizeof(even_ext_device),
                                   .flags = Py_TPFLAGS_DEFAULT,
                                   .slots = device_slots};
 
