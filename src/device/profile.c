@@ -15,6 +15,19 @@ static even_status fix(void) {
   return even_error_fix("measure again with `evenstep profile`, or name another file with --profile");
 }
 
+/* What was measured of a device and is no speed (a file that somebody wrote or changed); null: it was not measured. */
+static even_status speeds_check(const char *path, const char *name, const json_t *entry) {
+  static const char *const speeds[] = {"matmul_fp32_gflops", "matmul_bf16_gflops", "memory_bandwidth_gb_per_second",
+                                       "memory_read_gb_per_second"};
+  for (size_t i = 0; i < sizeof speeds / sizeof speeds[0]; i++) {
+    const json_t *speed = json_object_get(entry, speeds[i]);
+    if (speed != NULL && !json_is_null(speed) && !(json_is_number(speed) && json_number_value(speed) >= 0)) {
+      return even_fail(EVEN_ERR_INPUT, "%s: the %s of %s is no speed", path, speeds[i], name);
+    }
+  }
+  return EVEN_OK;
+}
+
 static even_status entry_check(const char *path, size_t index, const json_t *entry) {
   const char *name = json_string_value(json_object_get(entry, "name"));
   const json_t *score = json_object_get(entry, "relative_score");
@@ -31,7 +44,7 @@ static even_status entry_check(const char *path, size_t index, const json_t *ent
     return even_fail(EVEN_ERR_INPUT, "%s: the relative_score of %s is %g; a speed is above 0", path, name,
                      json_number_value(score));
   }
-  return EVEN_OK;
+  return speeds_check(path, name, entry);
 }
 
 static even_status document_check(const char *path, const json_t *root) {

@@ -191,7 +191,7 @@ even_status even_server_open(const even_server_params *params, even_server **out
   if (status != EVEN_OK) {
     if (status == EVEN_ERR_IN_USE) {
       (void)even_error_fix(
-          "choose another port with --port (0 takes any free one), or end the program that has it "
+          "choose another port with --port, leave it out (any free one), or end the program that has it "
           "(`ss -ltnp` names it)");
     }
     even_free(server);

@@ -41,7 +41,8 @@ even_status even_file_read(const char *path, size_t limit_bytes, even_text *out)
       continue;
     }
     if (got < 0) {
-      status = even_fail_errno(errno, "%s cannot be read", path);
+      status = errno == EISDIR ? even_fail(EVEN_ERR_INPUT, "%s is a folder, not a file", path)
+                               : even_fail_errno(errno, "%s cannot be read", path);
       break;
     }
     if (got == 0) {

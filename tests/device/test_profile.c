@@ -101,6 +101,10 @@ static void errors_say_what_is_wrong(void **state) {
   expect(PROFILE("[{\"name\": \"cpu:0\", \"relative_score\": \"fast\"}]"), "of cpu:0 is not a number");
   expect(PROFILE("[{\"name\": \"cpu:0\", \"relative_score\": 0}]"), "of cpu:0 is 0; a speed is above 0");
   expect(PROFILE("[{\"name\": \"cpu:9\", \"relative_score\": -0.5}]"), "of cpu:9 is -0.5; a speed is above 0");
+  expect(PROFILE("[{\"name\": \"cpu:0\", \"relative_score\": 1, \"matmul_fp32_gflops\": -3}]"),
+         "matmul_fp32_gflops of cpu:0 is no speed");
+  expect(PROFILE("[{\"name\": \"cpu:0\", \"relative_score\": 1, \"memory_read_gb_per_second\": \"fast\"}]"),
+         "memory_read_gb_per_second of cpu:0 is no speed");
   expect(PROFILE("[{\"name\": \"cpu:0\", \"relative_score\": NaN}]"), "is not valid JSON");
   expect(PROFILE("[{\"name\": \"cpu:0\", \"relative_score\": 1e999}]"), "is not valid JSON");
 }

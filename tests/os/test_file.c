@@ -62,7 +62,8 @@ static void a_missing_file_is_named(void **state) {
   (void)state;
   assert_int_equal(even_file_read(path, 10, &text), EVEN_ERR_NOT_FOUND);
   assert_non_null(strstr(even_error_last()->what, path));
-  assert_int_equal(even_file_read(folder, 10, &text), EVEN_ERR_SYSTEM);
+  assert_int_equal(even_file_read(folder, 10, &text), EVEN_ERR_INPUT);
+  assert_non_null(strstr(even_error_last()->what, "is a folder"));
   even_text_free(&text);
 }
 
