@@ -125,6 +125,11 @@ def prepare(
         given = [*objects, *([] if loader is None else [loader])]
         if not given:
             raise TypeError("es.prepare() needs something to prepare: a model, an optimizer, a DataLoader, a scheduler")
+        if shares is not None and not callable(shares):
+            raise TypeError(
+                f"es.prepare(shares={shares!r}): give a function of the batch's number and its samples\n"
+                "  fix: shares=lambda number, batch: [one a rank, all of batch together]"
+            )
         if shares is not None and not (train and any(isinstance(one, DataLoader) for one in given)):
             raise ValueError(
                 "es.prepare(shares=…) says how training batches are split, but this call has "

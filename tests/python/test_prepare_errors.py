@@ -107,6 +107,8 @@ def test_shares_without_a_training_loader() -> None:
         es.prepare(loader=numbers(), train=False, shares=shares)
     with pytest.raises(ValueError, match="this call has no DataLoader"):
         es.prepare(nn.Linear(1, 1), shares=shares)
+    with pytest.raises(TypeError, match="give a function"):
+        es.prepare(nn.Linear(1, 1), numbers(), shares=[1, 2])  # type: ignore[arg-type]
     es.prepare(nn.Linear(1, 1), numbers(), shares=shares)
 
 
