@@ -130,3 +130,26 @@ def test_the_environment_is_the_default(run, script: Callable[[str], str]) -> No
     assert "EVENSTEP_HANG_TIMEOUT never is no time" in run(name, env={"EVENSTEP_HANG_TIMEOUT": "never"}).stderr
     assert "EVENSTEP_ON_HANG panic is no" in run(name, env={"EVENSTEP_ON_HANG": "panic"}).stderr
     assert run("-n", "1", "--hang-timeout", "off", name, env={"EVENSTEP_HANG_TIMEOUT": "never"}).returncode == 0
+
+
+def test_a_compilation_is_told_apart() -> None:
+    import torch
+
+    from evenstep import _core
+    from evenstep.ranges import Phases
+
+    class Told:
+        def __init__(self) -> None:
+            self.activities: list[int] = []
+
+        def enter(self, activity: int) -> None:
+            self.activities.append(activity)
+
+    told = Told()
+    phases = Phases(told)  # type: ignore[arg-type]
+    model = torch.compile(torch.nn.Linear(2, 2), backend="eager")
+    phases.enter("forward")
+    model(torch.ones(1, 2))
+    model(torch.ones(1, 2))  # compiled by now
+    phases.enter("backward")
+    assert told.activities == [_core.AT_FORWARD, _core.AT_COMPILE, _core.AT_FORWARD, _core.AT_BACKWARD]
