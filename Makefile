@@ -1,7 +1,7 @@
 # Thin over scripts/: each target is one script that says what it does. `make help` lists them.
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench bench-balance bench-balancer bench-hosts bench-faults bench-compression wheel gpu-check lint format fuzz fuzz-long soak large clean
+.PHONY: help demo test bench bench-balance bench-balancer bench-hosts bench-faults bench-compression bench-checkpoint wheel gpu-check lint format fuzz fuzz-long soak large clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -33,6 +33,10 @@ bench-hosts: ## all-reduce between hosts made of network namespaces, over links 
 	@scripts/bootstrap.sh test
 	@scripts/build.sh gcc > /dev/null
 	@build/gcc/tests/comm/test_comm_namespaces bench
+
+bench-checkpoint: ## saving and loading beside torch.save, DCP and a plain copy; what checkpoints cost training
+	@scripts/bootstrap.sh test
+	@scripts/bench.sh checkpoint
 
 bench-compression: ## what int8, onebit, topk, … save between hosts, over shaped links, and what they lose (root)
 	@scripts/bootstrap.sh test

@@ -62,6 +62,10 @@ if wanted norms; then
   echo "== what synchronised BatchNorm costs"
   "$bin/evenstep" run -n 2 --name batch-norm-bench bench/batch_norm.py -o "$results/batch-norm-$day.txt"
 fi
+if wanted checkpoint; then
+  echo "== checkpoints beside torch.save, DCP and a plain copy"
+  "$bin/python" bench/checkpoint_bench.py --json "$results/checkpoint-$day.json" | tee "$results/checkpoint-$day.txt"
+fi
 if wanted compression && { [ "$which" != all ] || [ "$(id -u)" = 0 ]; }; then
   echo "== what compression saves between hosts, over shaped links"
   "$bin/python" bench/compression_hosts.py | tee "$results/compression-$day.txt"

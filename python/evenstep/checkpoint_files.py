@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import os
@@ -176,15 +177,15 @@ class TensorFile:
         if name not in self._entries:
             raise _damaged(f"{self.path} has no tensor {name!r}")
         dtype, shape, begin, end = self._entries[name]
-        if begin == end:
-            values = torch.empty(shape, dtype=dtype)
-        else:
-            buffer = bytearray(end - begin)
+        values = torch.empty(shape, dtype=dtype)  # aligned as torch's kernels like it
+        size = values.numel() * values.element_size()
+        if size != end - begin:
+            raise _damaged(f"{self.path}: tensor {name!r} has a size that its shape does not have")
+        if size > 0:
             self._file.seek(self._start + begin)
-            if self._file.readinto(buffer) != end - begin:  # type: ignore[attr-defined]
+            place = (ctypes.c_char * size).from_address(values.data_ptr())
+            if self._file.readinto(place) != size:  # type: ignore[attr-defined]
                 raise _damaged(f"{self.path} is truncated: tensor {name!r} ends beyond it")
-            # a copy in memory of torch's own: aligned as its kernels like it
-            values = torch.frombuffer(buffer, dtype=dtype).reshape(shape).clone()
         return torch.view_as_complex(values) if name in self._complex else values
 
 
