@@ -72,6 +72,7 @@ int even_cli_top(int argc, char **argv);
 int even_cli_report(int argc, char **argv);
 int even_cli_timeline(int argc, char **argv);
 int even_cli_ckpt(int argc, char **argv);
+int even_cli_chaos(int argc, char **argv);
 int even_cli_doctor(int argc, char **argv);
 int even_cli_bench(int argc, char **argv);
 

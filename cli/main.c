@@ -22,6 +22,7 @@ static const even_command commands[] = {
     {"verify", "whether training on several ranks comes to what one device comes to", even_cli_verify},
     {"run", "train: start a script on every device, watched and restarted", even_cli_run},
     {"ckpt", "list, check and show checkpoints", even_cli_ckpt},
+    {"chaos", "disturb a training on purpose, and see that it comes to the same", even_cli_chaos},
     {"top", "what a run does now, in the terminal", even_cli_top},
     {"report", "what a run reached, as a page and a table", even_cli_report},
     {"timeline", "one trace of the files of ranks that had no agent", even_cli_timeline},

@@ -77,6 +77,7 @@ static PyObject *run_add(writer_object *self, even_ext_file_call *call, const ev
   released = PyEval_SaveThread();
   even_status status = even_checkpoint_writer_add(self->writer, file);
   PyEval_RestoreThread(released);
+  call->released = NULL;
   self->busy = 0;
   if (PyErr_Occurred()) { /* raised by fetch */
     return NULL;

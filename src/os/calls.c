@@ -108,6 +108,9 @@ static int real_setsockopt(int fd, int level, int option, const void *value, soc
 static int real_bind(int fd, const struct sockaddr *address, socklen_t bytes) {
   return bind(fd, address, bytes);
 }
+static int real_connect(int fd, const struct sockaddr *address, socklen_t bytes) {
+  return connect(fd, address, bytes);
+}
 static int real_getsockname(int fd, struct sockaddr *address, socklen_t *bytes) {
   return getsockname(fd, address, bytes);
 }
@@ -192,6 +195,7 @@ static int real_nanosleep(const struct timespec *time) {
    .bind = real_bind,                           \
    .listen = real_listen,                       \
    .setsockopt = real_setsockopt,               \
+   .connect = real_connect,                     \
    .getsockname = real_getsockname,             \
    .getrandom = getrandom,                      \
    .nanosleep = real_nanosleep}

@@ -102,6 +102,7 @@ typedef struct even_os_calls {
   int (*bind)(int fd, const struct sockaddr *address, socklen_t bytes);
   int (*listen)(int fd, int backlog);
   int (*setsockopt)(int fd, int level, int option, const void *value, socklen_t bytes);
+  int (*connect)(int fd, const struct sockaddr *address, socklen_t bytes);
   int (*getsockname)(int fd, struct sockaddr *address, socklen_t *bytes);
   ssize_t (*getrandom)(void *buffer, size_t bytes, unsigned int flags);
   int (*nanosleep)(const struct timespec *time);

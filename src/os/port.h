@@ -1,11 +1,15 @@
-/* A TCP port of this host that nobody uses. */
+/* TCP ports of this host: one that nobody uses; bytes to one that somebody listens at. */
 #ifndef EVEN_OS_PORT_H
 #define EVEN_OS_PORT_H
 
 #include <evenstep/status.h>
+#include <stddef.h>
 
 /* A port on 127.0.0.1 that was free a moment ago: bound for an instant, given back at once. The kernel hands such ports
  * out at random, so that another taking it before its user binds it is unlikely, not impossible. */
 even_status even_port_free(int *out) EVEN_MUST_USE;
+/* Connects to the port on 127.0.0.1, sends the bytes, as many as are taken, and hangs up. EVEN_ERR_NOT_FOUND where
+ * nobody listens there. SIGPIPE must be ignored. */
+even_status even_port_send(int port, const void *data, size_t bytes) EVEN_MUST_USE;
 
 #endif

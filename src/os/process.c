@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "os/calls.h"
 #include "os/descriptors.h"
+#include "os/process_stat.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -313,6 +314,17 @@ bool even_process_signal(pid_t pid, int signal) {
 
 bool even_process_signal_group(pid_t leader, int signal) {
   return leader > 1 && even_process_signal(-leader, signal); /* -1 would be every process there is */
+}
+
+bool even_process_signal_exactly(pid_t pid, uint64_t start_time, int signal) {
+  even_process_stat facts;
+  int pidfd = even_os.pidfd_open(pid, 0); /* before the look: what it then is, the descriptor keeps meaning */
+  bool sent = pidfd >= 0 && even_process_stat_read(pid, &facts) == 0 && facts.start_time == start_time &&
+              even_os.pidfd_send_signal(pidfd, signal) == 0;
+  if (pidfd >= 0) {
+    (void)even_os.close(pidfd);
+  }
+  return sent;
 }
 
 even_status even_process_adopt_orphans(void) {

@@ -50,6 +50,10 @@ void even_process_wait(pid_t pid);
 bool even_process_signal(pid_t pid, int signal);
 bool even_process_signal_group(pid_t leader, int signal);
 
+/* Sends `signal` to a process that need not be a child, if it still is the one that began at `start_time`
+ * (os/process_stat.h): whether it was sent. */
+bool even_process_signal_exactly(pid_t pid, uint64_t start_time, int signal);
+
 /* Orphans below this process become its children from now on (so that it can reap them). */
 even_status even_process_adopt_orphans(void) EVEN_MUST_USE;
 

@@ -1,6 +1,7 @@
 /* Ports, random names, paths, folders' entries, busy neighbours, the kernel's words about memory. */
 #include "os/busy.h"
 #include "os/entries.h"
+#include "os/listener.h"
 #include "os/oom.h"
 #include "os/path.h"
 #include "os/port.h"
@@ -40,6 +41,26 @@ static void finds_a_port_that_can_be_bound(void **state) {
     assert_int_equal(even_port_free(&port), EVEN_ERR_SYSTEM);
     fault_reset();
   }
+}
+
+static void sends_to_a_port(void **state) {
+  int port = 0;
+  int fd = -1;
+  char got[8] = "";
+  (void)state;
+  assert_int_equal(even_listener_open("127.0.0.1", &port, &fd), EVEN_OK);
+  assert_int_equal(even_port_send(port, "words", 5), EVEN_OK);
+  int from = accept(fd, NULL, NULL);
+  assert_int_equal(recv(from, got, sizeof got, MSG_WAITALL), 5);
+  assert_memory_equal(got, "words", 5);
+  (void)close(from);
+  fault_os(FAULT_connect, 1, ENETUNREACH);
+  assert_int_equal(even_port_send(port, "words", 5), EVEN_ERR_SYSTEM);
+  fault_os(FAULT_socket, 1, EMFILE);
+  assert_int_equal(even_port_send(port, "words", 5), EVEN_ERR_SYSTEM);
+  fault_reset();
+  even_listener_close(fd);
+  assert_int_equal(even_port_send(port, "words", 5), EVEN_ERR_NOT_FOUND);
 }
 
 static void gives_random_digits(void **state) {
@@ -219,6 +240,7 @@ static void does_without_the_kernels_log(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(finds_a_port_that_can_be_bound),
+      cmocka_unit_test(sends_to_a_port),
       cmocka_unit_test(gives_random_digits),
       cmocka_unit_test(makes_paths_absolute),
       cmocka_unit_test(knows_the_hosts_name),

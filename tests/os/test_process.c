@@ -3,6 +3,7 @@
 
 #include "os/calls.h"
 #include "os/pipe.h"
+#include "os/process_stat.h"
 #include "os/sweep.h"
 #include "support/fault.h"
 
@@ -269,6 +270,26 @@ static size_t open_descriptors(void) {
   return count;
 }
 
+static void signals_exactly_the_one_meant(void **state) {
+  (void)state;
+  even_process_stat facts;
+  pid_t child = fork();
+  if (child == 0) {
+    for (;;) {
+      (void)pause();
+    }
+  }
+  assert_int_equal(even_process_stat_read(child, &facts), 0);
+  assert_false(even_process_signal_exactly(child, facts.start_time + 1, SIGKILL)); /* another, of that number */
+  fault_os(FAULT_pidfd_open, 1, EMFILE);
+  assert_false(even_process_signal_exactly(child, facts.start_time, SIGKILL));
+  fault_reset();
+  assert_int_equal(waitpid(child, NULL, WNOHANG), 0);
+  assert_true(even_process_signal_exactly(child, facts.start_time, SIGKILL));
+  assert_int_equal(waitpid(child, NULL, 0), child);
+  assert_false(even_process_signal_exactly(child, facts.start_time, SIGKILL));
+}
+
 static void survives_every_fault(void **state) {
   (void)state;
   size_t before = open_descriptors();
@@ -306,6 +327,7 @@ int main(void) {
       cmocka_unit_test(reaps_ends_and_stops),
       cmocka_unit_test(dies_with_its_parent),
       cmocka_unit_test(forks_with_one_descriptor),
+      cmocka_unit_test(signals_exactly_the_one_meant),
       cmocka_unit_test(survives_every_fault),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

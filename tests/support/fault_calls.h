@@ -67,6 +67,7 @@
   X(int, -1, poll, (struct pollfd *descriptors, nfds_t count, int timeout_ms), (descriptors, count, timeout_ms))       \
   X(int, -1, socket, (int domain, int type, int protocol), (domain, type, protocol))                                   \
   X(int, -1, bind, (int fd, const struct sockaddr *address, socklen_t bytes), (fd, address, bytes))                    \
+  X(int, -1, connect, (int fd, const struct sockaddr *address, socklen_t bytes), (fd, address, bytes))                 \
   X(int, -1, getsockname, (int fd, struct sockaddr *address, socklen_t *bytes), (fd, address, bytes))                  \
   X(ssize_t, -1, getrandom, (void *buffer, size_t bytes, unsigned int flags), (buffer, bytes, flags))
 /* clang-format on */

@@ -1,0 +1,364 @@
+/* evenstep chaos: trains once undisturbed and once under injected faults, and compares what came out. */
+#include "cli/chaos.h"
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "base/json_writer.h"
+#include "cli/job.h"
+#include "os/clock.h"
+#include "os/path.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* EXIT_BROKEN: all went well with chaos itself, and the promise was not kept. */
+enum { EXIT_BROKEN = 11, MOST_FAULTS = 1000, MOST_WORDS = 4096, MOST_OWN_WORDS = 40 };
+
+typedef struct chaos {
+  even_job_options job;
+  int64_t seed; /* -1: chosen */
+  int64_t count;
+  const char *kinds;
+  double tolerance;
+  bool json;
+  /* ---- */
+  uint32_t kinds_set;
+  char names[2][160]; /* of the runs: undisturbed, disturbed */
+  char restarts[24];
+  even_text program;
+  const char *words[MOST_WORDS];
+  size_t word_count;
+  size_t script;
+  even_chaos_fault *plan;
+  even_chaos_done *done;
+  double seconds[2];
+  even_chaos_verdict verdict;
+  char broken[640]; /* why the promise was not kept; "": it was */
+} chaos;
+
+static const even_usage usage = {
+    .command = "chaos",
+    .synopsis = "evenstep chaos [options] script.py [arguments]",
+    .description =
+        "Trains twice: undisturbed, and while faults are injected (real ones: signals, busy neighbours, damaged\n"
+        "checkpoints, bytes on the job's ports). The disturbed run must come to its end, and to the same parameters\n"
+        "as the other. The faults, their times and their victims come from a seed.",
+    .epilogue =
+        "kinds of faults:\n"
+        "  kill        a rank is killed (SIGKILL)\n"
+        "  stop        a rank is stopped (SIGSTOP), and let go 5 s later\n"
+        "  slow        a busy neighbour takes most of a rank's core for 5 s\n"
+        "  agent       the agent is killed, and the job started again with --resume auto\n"
+        "  bit-flip    one bit of the newest checkpoint turns, and a rank is killed\n"
+        "  torn-write  the newest checkpoint loses half of a file, and a rank is killed\n"
+        "  garbage     random bytes come to the ports on which the job listens\n"
+        "\n"
+        "exit codes:\n"
+        "  0 the promise was kept; 11 it was not: other parameters, a failed or hanging run; else as of `evenstep "
+        "run`\n"
+        "\n"
+        "examples:\n"
+        "  evenstep chaos -n 2 --faults 5 train.py\n"
+        "  evenstep chaos -n 2 --seed 7 --kinds kill,agent --policy auto --tolerance 1e-5 train.py",
+    .stop_at_operand = true,
+};
+
+static void add(chaos *on, const char *word) {
+  on->words[on->word_count++] = word;
+}
+
+static void add_pair(chaos *on, const char *option, const char *value) {
+  if (value != NULL) {
+    add(on, option);
+    add(on, value);
+  }
+}
+
+/* What both runs are started with. */
+static even_status make_words(chaos *on, size_t count, char **words) {
+  if (count > MOST_WORDS - MOST_OWN_WORDS) {
+    return even_fail(EVEN_ERR_USAGE, "chaos: %zu words are more than it passes on", count);
+  }
+  EVEN_TRY(even_program_path(&on->program));
+  (void)snprintf(on->restarts, sizeof on->restarts, "%" PRId64, on->count + 3);
+  add(on, even_text_string(&on->program));
+  add(on, "run");
+  add_pair(on, "--runs-dir", on->job.runs_folder);
+  add_pair(on, "--ranks", on->job.ranks);
+  add_pair(on, "--devices", on->job.devices);
+  add_pair(on, "--policy", on->job.policy);
+  add_pair(on, "--profile", on->job.profile);
+  add_pair(on, "--checkpoint-every", on->job.checkpoint_every);
+  add_pair(on, "--cpu-quota", on->job.cpu_quota);
+  add_pair(on, "--python", on->job.python);
+  add_pair(on, "--max-restarts", on->restarts);
+  add_pair(on, "--log-rank", "none");
+  add(on, "--quiet");
+  add(on, "--json");
+  if (on->job.no_pin) {
+    add(on, "--no-pin");
+  }
+  on->script = on->word_count;
+  if (on->job.module) {
+    add(on, "--module");
+  }
+  for (size_t i = 0; i < count; i++) {
+    add(on, words[i]);
+  }
+  return EVEN_OK;
+}
+
+static even_status prepare(chaos *on, size_t count, char **words) {
+  uint64_t now = even_clock_wall_ns();
+  char chosen[32];
+  EVEN_TRY(even_chaos_parse(on->kinds, &on->kinds_set));
+  if (!(on->tolerance >= 0)) {
+    return even_fail(EVEN_ERR_USAGE, "chaos: --tolerance must not be negative");
+  }
+  on->seed = on->seed < 0 ? (int64_t)(now / 1000u % 1000000000u) : on->seed;
+  (void)snprintf(chosen, sizeof chosen, "chaos-%" PRIu64, now / 1000000000u);
+  const char *name = on->job.name == NULL ? chosen : on->job.name;
+  if (strlen(name) > 128 || strchr(name, '/') != NULL) {
+    return even_fail(EVEN_ERR_USAGE, "chaos: \"%.200s\" cannot name a run", name);
+  }
+  (void)snprintf(on->names[0], sizeof on->names[0], "%s-undisturbed", name);
+  (void)snprintf(on->names[1], sizeof on->names[1], "%s-disturbed", name);
+  EVEN_TRY(make_words(on, count, words));
+  EVEN_TRY(EVEN_NEW_ARRAY(&on->plan, (size_t)on->count));
+  return EVEN_NEW_ARRAY(&on->done, (size_t)on->count);
+}
+
+static even_chaos_job job_of(const chaos *on, int which) {
+  return (even_chaos_job){.words = on->words,
+                          .word_count = on->word_count,
+                          .script = on->script,
+                          .name = on->names[which],
+                          .runs_folder = on->job.runs_folder,
+                          .patience_ns = UINT64_MAX};
+}
+
+/* Of the run that nothing disturbs: whatever goes wrong is the job's own. */
+static even_status run_undisturbed(chaos *on, int *ranks, long *steps) {
+  even_chaos_job job = job_of(on, 0);
+  uint64_t began = even_clock_ns();
+  even_status status = even_chaos_run(&job);
+  on->seconds[0] = (double)(even_clock_ns() - began) * 1e-9;
+  *steps = even_chaos_last_step(&job) + 1;
+  *ranks = job.history == NULL ? 0 : even_history_state(job.history)->ranks;
+  if (status == EVEN_OK && job.exit_code != 0) {
+    status = even_fail(EVEN_ERR_RANK_FAILED, "%s fails without any fault (exit code %d): %.300s", job.name,
+                       job.exit_code, job.complaint);
+  } else if (status == EVEN_OK && *steps < 1) {
+    status = even_fail(EVEN_ERR_INPUT, "%s made no step that could be seen", job.name);
+    (void)even_error_fix("the script must use es.prepare and train for more than a second");
+  }
+  even_chaos_close(&job);
+  return status;
+}
+
+static void tell(const chaos *on, const char *format, ...) EVEN_PRINTF(2, 3);
+static void tell(const chaos *on, const char *format, ...) {
+  va_list arguments;
+  if (!on->json) {
+    va_start(arguments, format);
+    (void)vprintf(format, arguments);
+    va_end(arguments);
+    (void)fflush(stdout);
+  }
+}
+
+static void break_promise(chaos *on, const char *why) {
+  if (on->broken[0] == '\0') {
+    (void)snprintf(on->broken, sizeof on->broken, "%s", why);
+  }
+}
+
+static even_status run_disturbed(chaos *on, long steps) {
+  /* each fault may cost a restart, and the training from its beginning */
+  const double patience = 120 + on->seconds[0] * (double)(on->count + 2);
+  even_chaos_job job = job_of(on, 1);
+  char why[640];
+  job.plan = on->plan;
+  job.done = on->done;
+  job.faults = (size_t)on->count;
+  job.steps = steps;
+  job.patience_ns = (uint64_t)(patience * 1e9);
+  uint64_t began = even_clock_ns();
+  even_status status = even_chaos_run(&job);
+  on->seconds[1] = (double)(even_clock_ns() - began) * 1e-9;
+  if (status == EVEN_ERR_TIMEOUT) {
+    break_promise(on, even_error_last()->what);
+    status = EVEN_OK;
+  } else if (status == EVEN_OK && job.exit_code != 0) {
+    (void)snprintf(why, sizeof why, "the disturbed run ended with exit code %d: %.400s", job.exit_code, job.complaint);
+    break_promise(on, why);
+  }
+  even_chaos_close(&job);
+  return status;
+}
+
+static even_status compare(chaos *on) {
+  even_text folders[2] = {EVEN_TEXT_EMPTY, EVEN_TEXT_EMPTY};
+  char why[640];
+  for (int i = 0; i < 2; i++) {
+    even_text_format(&folders[i], "%s/%s", on->job.runs_folder, on->names[i]);
+  }
+  even_status status = even_text_status(&folders[0]);
+  status = status == EVEN_OK ? even_text_status(&folders[1]) : status;
+  if (status == EVEN_OK) {
+    status = even_chaos_compare(even_text_string(&folders[0]), even_text_string(&folders[1]), &on->verdict);
+  }
+  const even_chaos_verdict *verdict = &on->verdict;
+  if (status == EVEN_OK && verdict->step[0] != verdict->step[1]) {
+    (void)snprintf(why, sizeof why, "the runs ended at different steps: %" PRId64 " and %" PRId64, verdict->step[0],
+                   verdict->step[1]);
+    break_promise(on, why);
+  } else if (status == EVEN_OK && verdict->different > 0 && !(verdict->largest <= on->tolerance)) {
+    (void)snprintf(why, sizeof why, "%" PRIu64 " numbers differ, most in %.200s: relative norm %.3g, %.3g is allowed",
+                   verdict->different, verdict->where, verdict->largest, on->tolerance);
+    break_promise(on, why);
+  }
+  even_text_free(&folders[0]);
+  even_text_free(&folders[1]);
+  return status;
+}
+
+static size_t injected(const chaos *on) {
+  size_t count = 0;
+  for (int64_t i = 0; i < on->count; i++) {
+    count += on->done[i].injected;
+  }
+  return count;
+}
+
+static even_status print_json(const chaos *on) {
+  even_text text = EVEN_TEXT_EMPTY;
+  even_json json = even_json_begin(&text, 1);
+  even_json_object(&json, NULL);
+  even_json_bool(&json, "kept", on->broken[0] == '\0');
+  even_json_string(&json, "broken", on->broken[0] == '\0' ? NULL : on->broken);
+  even_json_integer(&json, "seed", on->seed);
+  even_json_unsigned(&json, "injected", injected(on));
+  even_json_number(&json, "undisturbed_seconds", on->seconds[0]);
+  even_json_number(&json, "disturbed_seconds", on->seconds[1]);
+  even_json_unsigned(&json, "tensors", on->verdict.tensors);
+  even_json_unsigned(&json, "numbers_that_differ", on->verdict.different);
+  even_json_number(&json, "largest_relative_norm", on->verdict.largest);
+  even_json_array(&json, "faults");
+  for (int64_t i = 0; i < on->count; i++) {
+    even_json_object(&json, NULL);
+    even_json_string(&json, "kind", even_chaos_name(on->plan[i].kind));
+    even_json_integer(&json, "rank", on->plan[i].rank);
+    even_json_number(&json, "planned_at", on->plan[i].when);
+    even_json_bool(&json, "injected", on->done[i].injected);
+    even_json_integer(&json, "step", on->done[i].injected ? on->done[i].step : -1);
+    even_json_string(&json, "what", on->done[i].words);
+    even_json_object_end(&json);
+  }
+  even_json_array_end(&json);
+  even_json_object_end(&json);
+  even_status status = even_text_status(&text);
+  if (status == EVEN_OK) {
+    (void)printf("%s\n", even_text_string(&text));
+  }
+  even_text_free(&text);
+  return status;
+}
+
+static void print_words(const chaos *on, long steps) {
+  for (int64_t i = 0; i < on->count; i++) {
+    const even_chaos_done *done = &on->done[i];
+    if (done->injected) {
+      tell(on, "  step %6ld  %-10s  %s\n", done->step, even_chaos_name(on->plan[i].kind), done->words);
+    } else {
+      tell(on, "  not at all   %-10s  the training had come to its end before it could be (planned for step %.0f)\n",
+           even_chaos_name(on->plan[i].kind), on->plan[i].when * (double)steps);
+    }
+  }
+  tell(on, "disturbed: %.1f s, %zu of %" PRId64 " faults injected\n", on->seconds[1], injected(on), on->count);
+  if (on->broken[0] != '\0') {
+    tell(on, "NOT KEPT: %s\n", on->broken);
+  } else if (on->verdict.different == 0) {
+    tell(on, "kept: %zu tensors are the same to the bit\n", on->verdict.tensors);
+  } else {
+    tell(on, "kept: %zu tensors, the largest difference in %s: relative norm %.3g (%.3g is allowed)\n",
+         on->verdict.tensors, on->verdict.where, on->verdict.largest, on->tolerance);
+  }
+}
+
+static even_status disturb(chaos *on) {
+  int ranks = 0;
+  long steps = 0;
+  EVEN_TRY(run_undisturbed(on, &ranks, &steps));
+  tell(on, "undisturbed: %ld steps on %d rank%s, %.1f s\n", steps, ranks, ranks == 1 ? "" : "s", on->seconds[0]);
+  tell(on, "%" PRId64 " faults, seed %" PRId64 ":\n", on->count, on->seed);
+  even_chaos_plan((uint64_t)on->seed, on->kinds_set, ranks, (size_t)on->count, on->plan);
+  EVEN_TRY(run_disturbed(on, steps));
+  if (on->broken[0] == '\0') {
+    EVEN_TRY(compare(on));
+  }
+  if (on->json) {
+    return print_json(on);
+  }
+  print_words(on, steps);
+  return EVEN_OK;
+}
+
+static int run(chaos *on, size_t count, char **words) {
+  even_status status = prepare(on, count, words);
+  if (status == EVEN_OK) {
+    status = disturb(on);
+  }
+  int code = status != EVEN_OK ? even_cli_fail_of(status) : on->broken[0] == '\0' ? 0 : EXIT_BROKEN;
+  even_free(on->verdict.paths[0]);
+  even_free(on->verdict.paths[1]);
+  even_free(on->plan);
+  even_free(on->done);
+  even_text_free(&on->program);
+  return code;
+}
+
+/* Of a job's options those that mean something here, and our own. */
+static size_t declare(chaos *on, even_option *table) {
+  static const char *const kept[] = {"ranks",   "devices",          "name",      "runs-dir", "policy",
+                                     "profile", "checkpoint-every", "cpu-quota", "no-pin",   "python",
+                                     "module"};
+  size_t count = even_job_options_declare_some(&on->job, kept, sizeof kept / sizeof kept[0], table);
+  const even_option own[] = {
+      {0, "seed", EVEN_OPTION_INTEGER, &on->seed, "N", "of the faults (default: another each time, printed)", 0,
+       INT64_MAX},
+      {0, "faults", EVEN_OPTION_INTEGER, &on->count, "N", "faults to inject (default 3)", 1, MOST_FAULTS},
+      {0, "kinds", EVEN_OPTION_TEXT, &on->kinds, "LIST", "of which kinds: all (default), or kill,stop,…", 0, 0},
+      {0, "tolerance", EVEN_OPTION_NUMBER, &on->tolerance, "X",
+       "relative norm by which a tensor may differ (default 0: the same to the bit, as --policy equal, the default "
+       "here, "
+       "promises)",
+       0, 0},
+      {0, "json", EVEN_OPTION_FLAG, &on->json, NULL, "print the outcome as JSON instead of words", 0, 0},
+  };
+  memcpy(table + count, own, sizeof own);
+  return count + sizeof own / sizeof own[0];
+}
+
+int even_cli_chaos(int argc, char **argv) {
+  static chaos on; /* thousands of words */
+  even_option table[EVEN_JOB_OPTION_COUNT + 5];
+  int operand = 0;
+  int code = 0;
+  on = (chaos){.seed = -1, .count = 3, .kinds = "all"};
+  even_job_options_defaults(&on.job);
+  on.job.policy = "equal";
+  on.job.checkpoint_every = "10";
+  size_t count = declare(&on, table);
+  if (!even_cli_begin(&usage, table, count, argc, argv, -1, NULL, &operand, &code)) {
+    return code;
+  }
+  if (operand >= argc) {
+    (void)even_fail(EVEN_ERR_USAGE, "chaos: no script was given");
+    (void)even_error_fix("evenstep chaos [options] script.py [arguments]");
+    return even_cli_fail();
+  }
+  return run(&on, (size_t)(argc - operand), argv + operand);
+}

@@ -1,0 +1,77 @@
+/* evenstep chaos, in three parts: a job that is run and disturbed, the faults themselves, the comparison at the end. */
+#ifndef EVEN_CLI_CHAOS_H
+#define EVEN_CLI_CHAOS_H
+
+#include "base/text.h"
+#include "fault/chaos.h"
+#include "monitor/history.h"
+#include "os/busy.h"
+#include "os/dialogue.h"
+
+/* What became of a fault. */
+typedef struct even_chaos_done {
+  bool injected;
+  long step;       /* the training's last one then */
+  char words[192]; /* to whom, where; why it was not */
+} even_chaos_done;
+
+typedef struct even_chaos_process {
+  pid_t pid;
+  uint64_t start_time;
+  uint64_t until_ns; /* when it is let go, or ended; 0: nothing is to be done */
+} even_chaos_process;
+
+/* A job of this program, in a process of its own, and what is done to it. Zeroed but for the first part. */
+typedef struct even_chaos_job {
+  const char *const *words; /* of `evenstep run`, from the program on, without the run's name; NULL-terminated */
+  size_t word_count;
+  size_t script; /* where the script stands in them: options go before it */
+  const char *name;
+  const char *runs_folder;
+  const even_chaos_fault *plan;
+  even_chaos_done *done; /* one a fault */
+  size_t faults;
+  long steps;           /* of the whole training; 0: not known, with no faults */
+  uint64_t patience_ns; /* longer than this it hangs */
+  /* ---- its own ---- */
+  even_text folder;
+  even_dialogue agent;
+  bool open; /* the agent's process runs */
+  bool agent_killed;
+  even_history *history;
+  size_t next;                /* fault */
+  even_chaos_process stopped; /* a rank, let go later */
+  pid_t busy[EVEN_BUSY_MOST];
+  size_t busy_count;
+  uint64_t busy_until_ns;
+  int starts; /* of the agent */
+  int exit_code;
+  char complaint[512]; /* the agent's last words */
+} even_chaos_job;
+
+/* Runs the job to its end. Errors: those of starting it, EVEN_ERR_TIMEOUT where it hangs. How it ended is in exit_code
+ * and complaint. Close it also after a failure. */
+even_status even_chaos_run(even_chaos_job *job) EVEN_MUST_USE;
+void even_chaos_close(even_chaos_job *job);
+/* The last step that its history tells, -1: none yet. */
+long even_chaos_last_step(const even_chaos_job *job);
+
+/* Injects job->plan[job->next] and goes on to the next one, or leaves it for later where it cannot be yet (no rank
+ * runs, there are no checkpoints). An error is one of this program's own. */
+even_status even_chaos_inject(even_chaos_job *job) EVEN_MUST_USE;
+/* Ends what is over: stops and neighbours; `all` of them. */
+void even_chaos_relent(even_chaos_job *job, bool all);
+
+/* How the newest checkpoints of two jobs differ. */
+typedef struct even_chaos_verdict {
+  char *paths[2];     /* the checkpoints; free with even_free */
+  int64_t step[2];    /* that they were written at */
+  size_t tensors;     /* compared, of the models */
+  uint64_t different; /* numbers that differ */
+  double largest;     /* relative norm of a tensor's difference; infinity where names, types or shapes differ */
+  char where[256];    /* that tensor */
+} even_chaos_verdict;
+
+even_status even_chaos_compare(const char *undisturbed, const char *disturbed, even_chaos_verdict *out) EVEN_MUST_USE;
+
+#endif

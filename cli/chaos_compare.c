@@ -1,0 +1,129 @@
+/* What the faults of `evenstep chaos` have changed: the models in the newest checkpoints of two runs. */
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "checkpoint/compare.h"
+#include "checkpoint/reader.h"
+#include "cli/chaos.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+static even_status newest(const char *run, char **out) {
+  even_text folder = EVEN_TEXT_EMPTY;
+  even_text_format(&folder, "%s/checkpoints", run);
+  even_status status = even_text_status(&folder);
+  if (status == EVEN_OK) {
+    status = even_checkpoint_find_newest(even_text_string(&folder), true, out);
+  }
+  if (status == EVEN_OK && *out == NULL) {
+    (void)even_fail(EVEN_ERR_NOT_FOUND, "%s has no whole checkpoint", even_text_string(&folder));
+    status = even_error_fix("the script must use es.prepare, and end well: its last step is then in a checkpoint");
+  }
+  even_text_free(&folder);
+  return status;
+}
+
+static void differ(even_chaos_verdict *out, double by, const char *where) {
+  if (by > out->largest || out->where[0] == '\0') {
+    out->largest = by > out->largest ? by : out->largest;
+    (void)snprintf(out->where, sizeof out->where, "%s", where);
+  }
+}
+
+static even_status compare_tensor(even_safetensors_file files[2], const char *name, even_chaos_verdict *out) {
+  even_tensor_difference difference;
+  if (json_object_get(files[1].header, name) == NULL) {
+    out->different++;
+    differ(out, (double)INFINITY, name);
+    return EVEN_OK;
+  }
+  EVEN_TRY(even_tensors_compare(&files[0], name, &files[1], name, &difference));
+  out->tensors++;
+  if (!difference.same_type || !difference.same_shape || difference.not_finite > 0) {
+    out->different++;
+    differ(out, (double)INFINITY, name);
+  } else if (difference.different > 0) {
+    out->different += difference.different;
+    differ(out, difference.relative_norm, name);
+  }
+  return EVEN_OK;
+}
+
+static even_status compare_headers(even_safetensors_file files[2], even_chaos_verdict *out) {
+  const char *name = NULL;
+  json_t *tensor = NULL;
+  json_object_foreach(files[0].header, name, tensor) {
+    if (strcmp(name, "__metadata__") != 0) {
+      EVEN_TRY(compare_tensor(files, name, out));
+    }
+  }
+  json_object_foreach(files[1].header, name, tensor) {
+    if (strcmp(name, "__metadata__") != 0 && json_object_get(files[0].header, name) == NULL) {
+      out->different++;
+      differ(out, (double)INFINITY, name);
+    }
+  }
+  return EVEN_OK;
+}
+
+static even_status compare_file(const char *name, even_chaos_verdict *out) {
+  even_safetensors_file files[2] = {{.input = {.fd = -1}}, {.input = {.fd = -1}}};
+  even_text paths[2] = {EVEN_TEXT_EMPTY, EVEN_TEXT_EMPTY};
+  even_status status = EVEN_OK;
+  for (int i = 0; i < 2 && status == EVEN_OK; i++) {
+    even_text_format(&paths[i], "%s/%s", out->paths[i], name);
+    status = even_text_status(&paths[i]);
+    if (status == EVEN_OK) {
+      status = even_safetensors_open(even_text_string(&paths[i]), &files[i]);
+    }
+  }
+  if (status == EVEN_OK) {
+    status = compare_headers(files, out);
+  }
+  for (int i = 0; i < 2; i++) {
+    even_safetensors_close(&files[i]);
+    even_text_free(&paths[i]);
+  }
+  return status;
+}
+
+/* model.safetensors, model_1.safetensors, … */
+static bool is_model(const char *name) {
+  return strncmp(name, "model", 5) == 0;
+}
+
+static even_status compare_files(const even_checkpoint_info infos[2], even_chaos_verdict *out) {
+  size_t models = 0;
+  for (size_t i = 0; i < infos[0].file_count; i++) {
+    const char *name = infos[0].files[i].name;
+    if (is_model(name)) {
+      models++;
+      EVEN_TRY(compare_file(name, out));
+    }
+  }
+  for (size_t i = 0; i < infos[1].file_count; i++) {
+    models -= is_model(infos[1].files[i].name);
+  }
+  return models == 0 ? EVEN_OK
+                     : even_fail(EVEN_ERR_INPUT, "%s and %s are not of the same models", out->paths[0], out->paths[1]);
+}
+
+even_status even_chaos_compare(const char *undisturbed, const char *disturbed, even_chaos_verdict *out) {
+  even_checkpoint_info infos[2] = {{.step = -1}, {.step = -1}};
+  memset(out, 0, sizeof *out);
+  even_status status = newest(undisturbed, &out->paths[0]);
+  if (status == EVEN_OK) {
+    status = newest(disturbed, &out->paths[1]);
+  }
+  for (int i = 0; i < 2 && status == EVEN_OK; i++) {
+    status = even_checkpoint_inspect(out->paths[i], &infos[i]);
+    out->step[i] = infos[i].step;
+  }
+  if (status == EVEN_OK) {
+    status = compare_files(infos, out);
+  }
+  even_checkpoint_info_free(&infos[0]);
+  even_checkpoint_info_free(&infos[1]);
+  return status;
+}

@@ -1,0 +1,290 @@
+/* The faults of `evenstep chaos`. All are real: signals, busy neighbours, damaged files, bytes on sockets. */
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "base/json_reader.h"
+#include "checkpoint/reader.h"
+#include "cli/chaos.h"
+#include "os/clock.h"
+#include "os/file.h"
+#include "os/port.h"
+#include "os/process_stat.h"
+
+#include <evenstep/checkpoint.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Longer than a rank may stand still while others wait for it, and than the agent needs to start the job again. */
+#define STOP_NS ((uint64_t)5 * 1000000000u)
+#define SLOW_NS ((uint64_t)5 * 1000000000u)
+enum { LARGEST_FILE = 1 << 30, GARBAGE_BYTES = 4096, LARGEST_FACTS = 1 << 20 };
+/* What a neighbour leaves of a core. */
+static const double left_of_core = 0.3;
+
+static even_chaos_done *done_of(even_chaos_job *job) {
+  return &job->done[job->next];
+}
+
+/* The rank of the fault, where its process lives. */
+static bool find_rank(const even_chaos_job *job, int rank, even_process_stat *out) {
+  const even_state *state = even_history_state(job->history);
+  pid_t pid = rank < state->ranks ? state->rank[rank].pid : 0;
+  return pid > 0 && even_process_stat_read(pid, out) == 0 && out->state != 'Z' && out->state != 'X';
+}
+
+static bool send_to(const even_process_stat *rank, int signal) {
+  return even_process_signal_exactly(rank->pid, rank->start_time, signal);
+}
+
+/* The fault has happened. */
+static void tell(even_chaos_job *job, const char *words) {
+  even_chaos_done *done = done_of(job);
+  done->injected = true;
+  done->step = even_chaos_last_step(job);
+  (void)snprintf(done->words, sizeof done->words, "%s", words);
+  job->next++;
+}
+
+static void kill_rank(even_chaos_job *job, const even_process_stat *rank) {
+  char words[64];
+  (void)snprintf(words, sizeof words, "rank %d (process %ld)", job->plan[job->next].rank, (long)rank->pid);
+  if (send_to(rank, SIGKILL)) {
+    tell(job, words);
+  }
+}
+
+static void stop_rank(even_chaos_job *job, const even_process_stat *rank) {
+  char words[64];
+  if (job->stopped.until_ns != 0) {
+    return; /* one at a time */
+  }
+  (void)snprintf(words, sizeof words, "rank %d (process %ld), for up to 5 s", job->plan[job->next].rank,
+                 (long)rank->pid);
+  if (send_to(rank, SIGSTOP)) {
+    job->stopped =
+        (even_chaos_process){.pid = rank->pid, .start_time = rank->start_time, .until_ns = even_clock_ns() + STOP_NS};
+    tell(job, words);
+  }
+}
+
+static even_status slow_rank(even_chaos_job *job, const even_process_stat *rank) {
+  char words[64];
+  if (job->busy_count > 0 || rank->cpu < 0) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(even_busy_start(rank->cpu, left_of_core, job->busy, &job->busy_count));
+  job->busy_until_ns = even_clock_ns() + SLOW_NS;
+  (void)snprintf(words, sizeof words, "rank %d, on core %d, for 5 s", job->plan[job->next].rank, rank->cpu);
+  tell(job, words);
+  return EVEN_OK;
+}
+
+static void kill_agent(even_chaos_job *job) {
+  char words[64];
+  (void)snprintf(words, sizeof words, "process %ld; started again with --resume auto", (long)job->agent.process.pid);
+  job->agent_killed = even_process_signal(job->agent.process.pid, SIGKILL);
+  if (job->agent_killed) {
+    tell(job, words);
+  }
+}
+
+/* ---- checkpoints ---- */
+
+/* A file of the checkpoint that is not empty, chosen by the dice. */
+static even_status choose_file(const char *checkpoint, uint64_t dice, even_text *out) {
+  even_checkpoint_info info = {.step = -1};
+  even_status status = even_checkpoint_inspect(checkpoint, &info);
+  if (status == EVEN_OK && info.file_count == 0) {
+    status = even_fail(EVEN_ERR_CORRUPT, "%s has no files", checkpoint);
+  } else if (status == EVEN_OK) {
+    even_text_format(out, "%s/%s", checkpoint, info.files[dice % info.file_count].name);
+    status = even_text_status(out);
+  }
+  even_checkpoint_info_free(&info);
+  return status;
+}
+
+/* Turns one bit, or takes the second half away. */
+static even_status damage_file(const char *path, uint64_t dice, bool torn, char *words, size_t bytes) {
+  even_text content = EVEN_TEXT_EMPTY;
+  even_status status = even_file_read(path, LARGEST_FILE, &content);
+  if (status == EVEN_OK && content.length == 0) {
+    status = even_fail(EVEN_ERR_INPUT, "%s is empty", path);
+  } else if (status == EVEN_OK) {
+    const char *name = strrchr(path, '/') + 1;
+    size_t at = (size_t)((dice >> 8) % content.length);
+    if (torn) {
+      content.length /= 2;
+      (void)snprintf(words, bytes, "%s cut to %zu bytes", name, content.length);
+    } else {
+      content.data[at] = (char)((unsigned char)content.data[at] ^ 1u << (dice & 7u));
+      (void)snprintf(words, bytes, "%s, byte %zu, bit %u", name, at, (unsigned)(dice & 7u));
+    }
+    status = even_file_replace(path, content.data, content.length);
+  }
+  even_text_free(&content);
+  return status;
+}
+
+/* With fewer than two there is none to fall back to, and the whole training would only begin anew. */
+static even_status newest_of_two(const even_chaos_job *job, char **out) {
+  even_text folder = EVEN_TEXT_EMPTY;
+  even_names names = {NULL, 0};
+  *out = NULL;
+  even_text_format(&folder, "%s/checkpoints", even_text_string(&job->folder));
+  even_status status = even_text_status(&folder);
+  if (status == EVEN_OK && !even_path_is_folder(even_text_string(&folder))) {
+    even_text_free(&folder);
+    return EVEN_OK;
+  }
+  if (status == EVEN_OK) {
+    status = even_folder_names(even_text_string(&folder), &names);
+  }
+  size_t whole = 0;
+  for (size_t i = 0; i < names.count; i++) {
+    whole += strstr(names.items[i], EVEN_CHECKPOINT_PARTIAL) == NULL;
+  }
+  if (status == EVEN_OK && whole >= 2) {
+    status = even_checkpoint_find_newest(even_text_string(&folder), false, out);
+  }
+  even_names_free(&names);
+  even_text_free(&folder);
+  return status;
+}
+
+static even_status damage_checkpoint(even_chaos_job *job, const even_process_stat *rank) {
+  const even_chaos_fault *fault = &job->plan[job->next];
+  char *newest = NULL;
+  even_text path = EVEN_TEXT_EMPTY;
+  char words[128];
+  char whole[192];
+  EVEN_TRY(newest_of_two(job, &newest));
+  if (newest == NULL) {
+    return EVEN_OK;
+  }
+  even_status status = choose_file(newest, fault->dice >> 40, &path);
+  if (status == EVEN_OK) {
+    status = damage_file(even_text_string(&path), fault->dice, fault->kind == EVEN_CHAOS_TORN, words, sizeof words);
+  }
+  if (status == EVEN_OK) {
+    (void)snprintf(whole, sizeof whole, "%.40s: %.100s; rank %d killed", strrchr(newest, '/') + 1, words, fault->rank);
+    (void)send_to(rank, SIGKILL);
+    tell(job, whole);
+  } else { /* it was removed for a newer one meanwhile */
+    even_error_clear();
+    status = EVEN_OK;
+  }
+  even_text_free(&path);
+  even_free(newest);
+  return status;
+}
+
+/* ---- ports ---- */
+
+/* The value of a variable of the process's environment, as a port; 0: none. */
+static int port_of(pid_t pid, const char *name) {
+  char path[64];
+  even_text all = EVEN_TEXT_EMPTY;
+  int port = 0;
+  (void)snprintf(path, sizeof path, "/proc/%ld/environ", (long)pid);
+  if (even_file_read(path, LARGEST_FACTS, &all) != EVEN_OK) {
+    even_error_clear();
+  }
+  size_t length = strlen(name);
+  for (size_t at = 0; at < all.length; at += strlen(all.data + at) + 1) {
+    if (strncmp(all.data + at, name, length) == 0 && all.data[at + length] == '=') {
+      port = (int)strtol(all.data + at + length + 1, NULL, 10);
+    }
+  }
+  even_text_free(&all);
+  return port;
+}
+
+/* The port of the page. */
+static int page_port(const even_chaos_job *job) {
+  even_text path = EVEN_TEXT_EMPTY;
+  even_text text = EVEN_TEXT_EMPTY;
+  json_t *facts = NULL;
+  int port = 0;
+  even_text_format(&path, "%s/agent.json", even_text_string(&job->folder));
+  if (even_text_status(&path) == EVEN_OK && even_file_read(even_text_string(&path), LARGEST_FACTS, &text) == EVEN_OK &&
+      even_json_parse("agent.json", even_text_string(&text), text.length, &facts) == EVEN_OK) {
+    port = (int)json_integer_value(json_object_get(facts, "port"));
+    json_decref(facts);
+  } else {
+    even_error_clear();
+  }
+  even_text_free(&text);
+  even_text_free(&path);
+  return port;
+}
+
+static void send_garbage(even_chaos_job *job, const even_process_stat *rank) {
+  unsigned char garbage[GARBAGE_BYTES];
+  char words[128] = "";
+  uint64_t mixed = job->plan[job->next].dice;
+  const int ports[] = {port_of(rank->pid, "MASTER_PORT"), page_port(job)};
+  for (size_t i = 0; i < sizeof garbage; i++) {
+    mixed = mixed * 6364136223846793005u + 1442695040888963407u; /* Knuth's MMIX */
+    garbage[i] = (unsigned char)(mixed >> 56);
+  }
+  for (size_t i = 0; i < sizeof ports / sizeof ports[0]; i++) {
+    if (ports[i] > 0 && ports[i] < 65536 && even_port_send(ports[i], garbage, sizeof garbage) == EVEN_OK) {
+      size_t length = strlen(words);
+      (void)snprintf(words + length, sizeof words - length, "%s%d (%s)", length == 0 ? "ports " : ", ", ports[i],
+                     i == 0 ? "MASTER_PORT" : "the page");
+    } else {
+      even_error_clear();
+    }
+  }
+  if (words[0] != '\0') {
+    tell(job, words);
+  }
+}
+
+/* ---- one fault ---- */
+
+even_status even_chaos_inject(even_chaos_job *job) {
+  even_process_stat rank;
+  if (!find_rank(job, job->plan[job->next].rank, &rank)) {
+    return EVEN_OK;
+  }
+  switch (job->plan[job->next].kind) {
+    case EVEN_CHAOS_KILL:
+      kill_rank(job, &rank);
+      return EVEN_OK;
+    case EVEN_CHAOS_STOP:
+      stop_rank(job, &rank);
+      return EVEN_OK;
+    case EVEN_CHAOS_SLOW:
+      return slow_rank(job, &rank);
+    case EVEN_CHAOS_AGENT:
+      kill_agent(job);
+      return EVEN_OK;
+    case EVEN_CHAOS_FLIP:
+    case EVEN_CHAOS_TORN:
+      return damage_checkpoint(job, &rank);
+    case EVEN_CHAOS_GARBAGE:
+      send_garbage(job, &rank);
+      return EVEN_OK;
+    case EVEN_CHAOS_KINDS:
+      break;
+  }
+  return even_fail(EVEN_ERR_ARGUMENT, "there is no fault of the kind %d", (int)job->plan[job->next].kind);
+}
+
+void even_chaos_relent(even_chaos_job *job, bool all) {
+  uint64_t now = even_clock_ns();
+  if (job->stopped.until_ns != 0 && (all || now >= job->stopped.until_ns)) {
+    (void)even_process_signal_exactly(job->stopped.pid, job->stopped.start_time, SIGCONT);
+    job->stopped.until_ns = 0;
+  }
+  if (job->busy_count > 0 && (all || now >= job->busy_until_ns)) {
+    for (size_t i = 0; i < job->busy_count; i++) {
+      (void)even_process_signal(job->busy[i], SIGKILL);
+      even_process_wait(job->busy[i]);
+    }
+    job->busy_count = 0;
+  }
+}

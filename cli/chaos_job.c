@@ -1,0 +1,175 @@
+/* A job under `evenstep chaos`: started, watched through its history, disturbed when it is time, started again where
+ * its agent was killed. */
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "base/json_reader.h"
+#include "cli/chaos.h"
+#include "os/clock.h"
+#include "os/folder.h"
+#include "os/process_stat.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { MOST_WORDS = 4096, LOOK_MS = 50 };
+/* So long the processes of a killed agent may take to end, which its guardian sees to. */
+#define LAST_ONES_NS ((uint64_t)30 * 1000000000u)
+
+static even_status start(even_chaos_job *job) {
+  const char *words[MOST_WORDS];
+  size_t count = 0;
+  if (job->word_count + 8 > MOST_WORDS) {
+    return even_fail(EVEN_ERR_USAGE, "chaos: %zu words are more than it passes on", job->word_count);
+  }
+  for (; count < job->script; count++) {
+    words[count] = job->words[count];
+  }
+  words[count++] = "--name";
+  words[count++] = job->name;
+  if (job->starts > 0) {
+    words[count++] = "--resume";
+    words[count++] = "auto";
+  }
+  for (size_t i = job->script; i < job->word_count; i++) {
+    words[count++] = job->words[i];
+  }
+  words[count] = NULL;
+  EVEN_TRY(even_dialogue_start((char *const *)(uintptr_t)words, &job->agent));
+  job->open = true;
+  job->agent_killed = false;
+  job->starts++;
+  return EVEN_OK;
+}
+
+long even_chaos_last_step(const even_chaos_job *job) {
+  return job->history == NULL ? -1 : even_history_state(job->history)->last_step;
+}
+
+/* A history that is not there yet, or is being written, is read at the next look. */
+static void read_history(even_chaos_job *job) {
+  if (job->history == NULL && !even_history_alive(even_text_string(&job->folder))) {
+    return;
+  }
+  even_status status = job->history == NULL ? even_history_open(even_text_string(&job->folder), &job->history)
+                                            : even_history_read(job->history);
+  if (status != EVEN_OK) {
+    even_error_clear();
+  }
+}
+
+static bool is_due(const even_chaos_job *job) {
+  return job->next < job->faults &&
+         (double)even_chaos_last_step(job) + 1 >= job->plan[job->next].when * (double)job->steps;
+}
+
+static even_status look(even_chaos_job *job) {
+  read_history(job);
+  even_chaos_relent(job, false);
+  return job->history != NULL && !job->agent_killed && is_due(job) ? even_chaos_inject(job) : EVEN_OK;
+}
+
+static void take_outcome(even_chaos_job *job, const char *line) {
+  json_t *outcome = NULL;
+  if (line[0] != '{') {
+    return;
+  }
+  if (even_json_parse("the agent's last line", line, strlen(line), &outcome) != EVEN_OK) {
+    even_error_clear(); /* a script's own line */
+    return;
+  }
+  const json_t *code = json_object_get(outcome, "exit_code");
+  if (json_is_integer(code)) {
+    job->exit_code = (int)json_integer_value(code);
+  }
+  json_decref(outcome);
+}
+
+static even_status follow(even_chaos_job *job, uint64_t began_ns) {
+  for (;;) {
+    const char *line = NULL;
+    even_status status = even_dialogue_hear(&job->agent, LOOK_MS, &line);
+    if (status == EVEN_OK && line == NULL) {
+      return EVEN_OK;
+    }
+    if (status == EVEN_OK) {
+      take_outcome(job, line);
+      continue;
+    }
+    if (status != EVEN_ERR_TIMEOUT) {
+      return status;
+    }
+    EVEN_TRY(look(job));
+    if (even_clock_ns() - began_ns > job->patience_ns) {
+      (void)even_fail(EVEN_ERR_TIMEOUT, "%s hangs: it was at step %ld, and did not end within %.0f s", job->name,
+                      even_chaos_last_step(job), (double)job->patience_ns * 1e-9);
+      return even_error_fix("its folder %s is kept: logs/ and run.db show where it stands",
+                            even_text_string(&job->folder));
+    }
+  }
+}
+
+static void end_agent(even_chaos_job *job) {
+  if (job->open) {
+    even_dialogue_complaint(&job->agent, job->complaint, sizeof job->complaint);
+    even_dialogue_end(&job->agent);
+    job->open = false;
+  }
+}
+
+/* The ranks of a killed agent: none of them may live when the job goes on. */
+static even_status await_last_ones(even_chaos_job *job) {
+  uint64_t began = even_clock_ns();
+  const even_state *state = even_history_state(job->history);
+  for (int rank = 0; rank < state->ranks; rank++) {
+    even_process_stat facts;
+    pid_t pid = state->rank[rank].pid;
+    while (pid > 0 && even_process_stat_read(pid, &facts) == 0 && facts.state != 'Z') {
+      if (even_clock_ns() - began > LAST_ONES_NS) {
+        return even_fail(EVEN_ERR_STATE, "rank %d (process %ld) outlived its killed agent by %.0f s", rank, (long)pid,
+                         (double)LAST_ONES_NS * 1e-9);
+      }
+      even_clock_sleep_ns((uint64_t)LOOK_MS * 1000000u);
+    }
+  }
+  return EVEN_OK;
+}
+
+static even_status go_on(even_chaos_job *job) {
+  EVEN_TRY(await_last_ones(job));
+  even_history_close(job->history);
+  job->history = NULL;
+  return start(job);
+}
+
+even_status even_chaos_run(even_chaos_job *job) {
+  uint64_t began = even_clock_ns();
+  even_text_format(&job->folder, "%s/%s", job->runs_folder, job->name);
+  EVEN_TRY(even_text_status(&job->folder));
+  if (even_path_exists(even_text_string(&job->folder))) {
+    return even_fail(EVEN_ERR_IN_USE, "%s exists: chaos runs two jobs of its own", even_text_string(&job->folder));
+  }
+  job->exit_code = -1;
+  EVEN_TRY(start(job));
+  for (;;) {
+    EVEN_TRY(follow(job, began));
+    end_agent(job);
+    if (!job->agent_killed) {
+      break;
+    }
+    EVEN_TRY(go_on(job));
+  }
+  read_history(job);
+  if (job->history == NULL && even_history_open(even_text_string(&job->folder), &job->history) != EVEN_OK) {
+    even_error_clear();
+  }
+  even_chaos_relent(job, true);
+  return EVEN_OK;
+}
+
+void even_chaos_close(even_chaos_job *job) {
+  end_agent(job);
+  even_chaos_relent(job, true);
+  even_history_close(job->history);
+  even_text_free(&job->folder);
+}
