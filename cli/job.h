@@ -15,6 +15,8 @@ typedef struct even_job_options {
   const char *profile;          /* --profile; NULL: gpu_profiles.json where present */
   const char *log_rank;         /* --log-rank: "all", "none", "0,2" */
   int64_t max_restarts;         /* --max-restarts; -1: not given */
+  const char *recovery;         /* --recovery: "restart" or "shrink" */
+  int64_t min_ranks;            /* --min-ranks */
   const char *checkpoint_every; /* "100" steps, "30s" */
   const char *checkpoint_folder;
   int64_t keep;           /* checkpoints to keep */
@@ -36,7 +38,7 @@ typedef struct even_job_options {
   bool json;
 } even_job_options;
 
-enum { EVEN_JOB_OPTION_COUNT = 27 };
+enum { EVEN_JOB_OPTION_COUNT = 29 };
 
 void even_job_options_defaults(even_job_options *options);
 /* The options' declarations, for even_options_parse, into table[EVEN_JOB_OPTION_COUNT]. */

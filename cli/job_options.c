@@ -9,6 +9,8 @@ void even_job_options_defaults(even_job_options *options) {
   options->policy = "auto";
   options->log_rank = "0";
   options->max_restarts = -1;
+  options->recovery = "restart";
+  options->min_ranks = 1;
   options->keep = 3;
 }
 
@@ -28,6 +30,11 @@ void even_job_options_declare(even_job_options *o, even_option *table) {
        0, 0},
       {0, "max-restarts", EVEN_OPTION_INTEGER, &o->max_restarts, "N",
        "restarts after a failure (default 3, none for a script's own error before a checkpoint)", 0, 1000000},
+      {0, "recovery", EVEN_OPTION_TEXT, &o->recovery, "restart|shrink",
+       "when a rank is killed: start all again from the last checkpoint (default), or let the others go on without it",
+       0, 0},
+      {0, "min-ranks", EVEN_OPTION_INTEGER, &o->min_ranks, "N", "with fewer ranks left than N, restart (default 1)", 1,
+       1000000},
       {0, "checkpoint-every", EVEN_OPTION_TEXT, &o->checkpoint_every, "N|Ts",
        "a checkpoint every N steps or T seconds: 100, 30s", 0, 0},
       {0, "checkpoint-dir", EVEN_OPTION_TEXT, &o->checkpoint_folder, "DIR",

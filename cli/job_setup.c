@@ -287,6 +287,27 @@ static even_status read_hangs(const even_job_options *options, even_job_setup *s
   return EVEN_OK;
 }
 
+static even_status read_recovery(const even_job_options *options, even_job_setup *setup) {
+  setup->shrink = strcmp(options->recovery, "shrink") == 0;
+  if (!setup->shrink && strcmp(options->recovery, "restart") != 0) {
+    even_status status = even_fail(EVEN_ERR_USAGE, "--recovery %s is no way to go on", options->recovery);
+    (void)even_error_fix("choose restart or shrink");
+    return status;
+  }
+  if (!setup->shrink && options->min_ranks > 1) {
+    even_status status = even_fail(EVEN_ERR_USAGE, "--min-ranks is of --recovery shrink");
+    (void)even_error_fix("give both, or neither");
+    return status;
+  }
+  if (options->min_ranks > (int64_t)setup->devices.count) {
+    even_status status = even_fail(EVEN_ERR_USAGE, "--min-ranks %lld is more than the %zu ranks of the job",
+                                   (long long)options->min_ranks, setup->devices.count);
+    (void)even_error_fix("give at most as many as there are ranks");
+    return status;
+  }
+  return EVEN_OK;
+}
+
 static even_status open_setup(const even_job_options *options, char *const *environment, size_t count, char **words,
                               even_job_setup *setup) {
   int ranks = 0;
@@ -304,6 +325,7 @@ static even_status open_setup(const even_job_options *options, char *const *envi
   EVEN_TRY(read_hangs(options, setup));
   setup->max_restarts = options->max_restarts < 0 ? 3 : (int)options->max_restarts;
   setup->restart_always = options->max_restarts >= 0;
+  EVEN_TRY(read_recovery(options, setup));
   EVEN_TRY(even_job_run_folder(options, words[0], setup));
   EVEN_TRY(set_checkpoint_folder(options, setup));
   return build_environment(options, environment, setup);

@@ -24,6 +24,7 @@ typedef struct even_job_setup {
   bool restart_always;
   double hang_seconds; /* 0: off */
   bool restart_hung;
+  bool shrink;
 } even_job_setup;
 
 /* Checks the options and builds all of it; the run folder is made last. On failure everything is freed. */

@@ -91,7 +91,10 @@ typedef enum even_event {
   EVEN_EVENT_MEMORY = 14,
   /* value: how many ranks have no samples because steps are shorter so; words: which one has none now, what that gains
    * and when it returns, or which one has samples again */
-  EVEN_EVENT_LEFT_OUT = 15
+  EVEN_EVENT_LEFT_OUT = 15,
+  /* value: the generation that goes on without ranks that were killed; words: "generation 1: ranks 0 and 2 go on
+   * without rank 1 after 31 ms" */
+  EVEN_EVENT_GENERATION = 16
 } even_event;
 
 #define EVEN_EVENT_WORDS_BYTES 128 /* with the NUL */

@@ -145,6 +145,25 @@ class SharedEngine:
     def memory(self) -> Sequence[torch.Tensor]:
         return self._slots
 
+    @property
+    def plain(self) -> bool:
+        """Whether what it adds up are the gradients as they are, of parameters in the host's memory."""
+        return self._options.compression is None and not self._options.adasum and all(self._on_cpu)
+
+    @property
+    def arena_needed(self) -> int:
+        return self.arena_bytes(self._parameters, self._options)
+
+    def revoke(self) -> None:
+        """Ends what the other ranks wait for."""
+        self._comm.revoke()
+
+    def again(self, comm: _core.Comm) -> SharedEngine:
+        """Another one for the same parameters; this one has ended, whatever round was open."""
+        self._sync.close()
+        self._held = [None] * len(self._parameters)
+        return SharedEngine(self._parameters, comm, self._telemetry, self._options)
+
     @staticmethod
     def arena_bytes(parameters: Sequence[torch.Tensor], options: EngineOptions = EngineOptions()) -> int:
         return _core.Sync.arena_bytes(_shapes(parameters), **_layout_in_c(options))

@@ -26,6 +26,7 @@ class Environment:
     policy: str = "auto"
     speeds: tuple[float, ...] | None = None
     telemetry_fd: int = -1
+    generation_fd: int = -1  # evenstep.generations
     checkpoint_steps: int = 0
     checkpoint_seconds: float = 0.0
     plan: str = ""
@@ -123,6 +124,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         policy=policy,
         speeds=_speeds(v.get("EVENSTEP_SPEEDS", ""), world_size),
         telemetry_fd=_integer(v, "EVENSTEP_TELEMETRY_FD", -1, 0),
+        generation_fd=_integer(v, "EVENSTEP_GENERATION_FD", -1, 0),
         checkpoint_steps=steps,
         checkpoint_seconds=seconds,
         plan=v.get("EVENSTEP_PLAN", ""),

@@ -146,7 +146,7 @@ class IndexFeed:
         return batches if self._owner.train else _grouped(batches, self._session.world_size)
 
     def _draw(self, epoch: int, skip: int, expected: int | None, plans: deque[BatchPlan]) -> Iterator[list[Any]]:
-        rank = self._session.rank
+        rank, ranks = self._session.rank, self._session.world_size
         drawn = 0
         for number, indices in enumerate(self._batches(epoch)):
             if number < skip:
@@ -157,6 +157,8 @@ class IndexFeed:
             total = len(indices)
             if total == 0:
                 continue
+            if self._session.world_size != ranks:
+                raise _share_lost()
             shares, predicted = self._owner.share_out(total, len(plans))
             first = sum(shares[:rank])
             mine = indices[first : first + shares[rank]]
@@ -174,6 +176,13 @@ class IndexFeed:
             "data; or give the sampler state_dict() and load_state_dict(); or let its order depend on set_epoch(), on "
             "torch's, random's or NumPy's global generators, or on generators among its attributes"
         )
+
+
+def _share_lost() -> EvenstepError:
+    return EvenstepError(
+        "a rank was lost while the others went through an evaluation, and its share of the samples with it (EVEN_ERR_PEER_LOST)\n"
+        "  fix: none is needed under `evenstep run`: the job starts again from its last checkpoint"
+    )
 
 
 def check_loader(loader: DataLoader[Any]) -> None:

@@ -77,6 +77,7 @@ class GradientSync:
         self.enabled = True  # False under no_sync
         self.rounds = 0  # that are done
         self._hooks: list[Any] = []
+        self.idle = False  # the pass under way is void: what it makes stays here
         self.defer = False  # nested backward passes seen: hand over only at the end
         for index, parameter in enumerate(self.parameters):
             self._hook(index, parameter)
@@ -102,10 +103,37 @@ class GradientSync:
             fired.add(index)
             if self._order.learning and self.local is None and self.stale is None:
                 self._order.seen.append(index)
-            if self.enabled and self._stash is None and not self.defer and self.local is None:
+            if self.enabled and self._stash is None and not self.defer and self.local is None and not self.idle:
                 submit(index, p)
 
         self._hooks.append(parameter.register_post_accumulate_grad_hook(on_gradient))
+
+    @torch.no_grad()
+    def go_on(self, engine: Engine) -> None:
+        """With another engine, of the ranks that are left. Gradients that are whole stay: their step may stand."""
+        own = self._kept.own
+        self.engine = engine
+        self._kept = KeptGradients(engine.views, engine.memory)
+        self._kept.own.update(own)
+        self._order = LearnedOrder()
+        self._whole.clear()
+        self._fired.clear()
+        self._submitted.clear()
+        self._open = self._refired = False
+        self._pending = self._stash = None
+        self.rounds = 0
+        for parameter in self.parameters:  # what is there lies in the memory of the engine that has ended
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.detach().clone()
+
+    @torch.no_grad()
+    def leave_void(self) -> None:
+        """The end of a backward pass that counts nothing."""
+        self.abandon()
+        self.idle = False
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                parameter.grad = torch.zeros_like(parameter.grad)
 
     def close(self) -> None:
         """The parameters are torch's again; the engine goes when nothing refers to its memory any more."""

@@ -180,6 +180,7 @@ class Bootstrap:
         self._members, self._name = None if members is None else list(members), name
         self._opened = 0
         self._gloo: Any = None
+        self._store: Any = None  # where those that are left meet; None: in torch's
 
     def start(self) -> None:
         """Makes torch.distributed ready; a group that the user made before is kept. A set's ranks have done so."""
@@ -223,7 +224,7 @@ class Bootstrap:
         if self.environment.rank not in chosen:
             return None
         return open_group(
-            dist.distributed_c10d._get_default_store(),
+            self._store or dist.distributed_c10d._get_default_store(),
             chosen.index(self.environment.rank),
             len(chosen),
             name=f"{self._name}/{purpose}/{self._opened}",
@@ -233,6 +234,11 @@ class Bootstrap:
             messages=messages,
         )
 
+    def go_on(self, environment: Environment, store: Any, members: Sequence[int], number: int) -> None:
+        """From now on the groups are of these ranks of the job: those that are left in the generation."""
+        self.environment, self._store, self._members = environment, store, list(members)
+        self._name, self._opened = f"generation/{number}", 0
+
     def gloo(self) -> Any:
         if self._gloo is None:
             self._gloo = self.torch_group("gloo")
@@ -241,6 +247,10 @@ class Bootstrap:
     def torch_group(self, backend: str, ranks: Sequence[int] | None = None) -> Any:
         """A new process group of torch. Some ranks make theirs without the others."""
         chosen = self._in_job(ranks)
+        if self._store is not None:
+            raise EvenstepError(
+                "a process group of torch cannot be made after ranks were lost\n  fix: leave --recovery shrink out"
+            )
         return dist.new_group(
             chosen,
             timeout=timedelta(seconds=self.timeout_seconds),

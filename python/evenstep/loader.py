@@ -67,6 +67,9 @@ class EvenLoader:
         self._iterating = False
         self._sizing: WorkerSizing | None = None  # until it has decided
         self._resized = False
+        self._mark: tuple[int, int, int, int] | None = None  # the cursor at the last step: epoch, batch, drawn, samples
+        self._again = False  # it goes back to the mark
+        self._shared_anew = False  # among fewer ranks: the epoch under way is opened once more where it is
         self._left: tuple[int, int, int] | None = None  # the cursor where an iteration was left before its end
         self.fetched = 0  # batches since the last optimizer step
         self._per_step = 1  # of the last step that had any
@@ -315,6 +318,32 @@ class EvenLoader:
         """An optimizer step has used what was fetched."""
         if self.fetched:
             self._per_step, self.fetched = self.fetched, 0
+        self._mark = (self._epoch, self._batch, self._drawn, self._samples)
+
+    def take_back(self) -> None:
+        """What came since the last step comes again, shared out anew, when the next batch is asked for."""
+        if not self._iterating or self._moved or self._mark is None or self._mark[0] != self._epoch or not self.fetched:
+            raise EvenstepError(
+                "a rank was lost in a step whose batches the loader cannot give again: the loop over it was left before the step, "
+                "or they are of several epochs\n  fix: call optimizer.step() inside the loop over the loader"
+            )
+        self._again = True
+
+    def _goes_back(self) -> bool:
+        if not (self._again or self._shared_anew):
+            return False
+        if self._again and self._mark is not None:
+            _, self._batch, self._drawn, self._samples = self._mark
+            self.fetched = 0
+        self._again = self._shared_anew = False
+        self._resized = True
+        self._feed.load_state(self._sampler_state)
+        return True
+
+    def shrink(self, shares: Shares | None) -> None:
+        """Goes on among the ranks that are left."""
+        self._shares, self._sizing = shares, None
+        self._shared_anew = self._iterating
 
     def _batches_apart(self, epoch: int) -> Iterator[Any]:
         """An epoch's batches that train nothing: evaluation, maybe between two training batches, or what the script
@@ -334,8 +363,10 @@ class EvenLoader:
         self._next_epoch += 1
         if self.has_length and len(self) == 0:
             raise self._no_batch()
+        carried = self.fetched > 0
         self._epoch, self._batch, self.fetched = epoch, skip, 0
         self._drawn = self._drawn if skip else 0
+        self._mark = None if carried else (epoch, skip, self._drawn, self._samples)
         self._sampler_state = self._feed.state()
         place = session.loops.now
         if place.position != self._last_place.position:
@@ -416,6 +447,7 @@ class EvenLoader:
         self._sampler_state = self._feed.state()
         self._iterations.moved(self._epoch, self._stepped)
         self._next_epoch = self._epoch + 1
+        self._mark = (self._epoch, self._batch, self._drawn, self._samples)
         return self._epoch, self._batch
 
     def _put_sampler_back(self) -> None:
@@ -432,7 +464,7 @@ class EvenLoader:
         session.steps.phases.enter("data")
         # draws a seed for its workers: before the generators are put back
         batches = self._feed.open(epoch, skip, self._drawn if self._resized else self._expected)
-        self._resized = False
+        self._resized = self._shared_anew = False
         session.first_fetch()
         if self._sizing is not None:
             self._sizing.ask()
@@ -446,7 +478,7 @@ class EvenLoader:
             self._samples += plan.total
             yield batch
             session.boundary()
-            if self._moved or self._resize():
+            if self._moved or self._goes_back() or self._resize():
                 return
             start = _core.clock_ns()
             session.steps.phases.enter("data")
@@ -487,6 +519,10 @@ class EvenLoader:
 
     def set_shares(self, shares: Shares | None) -> None:
         self._shares = shares
+
+    @property
+    def feed(self) -> StreamFeed | IndexFeed:
+        return self._feed
 
     @property
     def prepared_in(self) -> Session:

@@ -27,6 +27,7 @@ from evenstep.buffers import BufferSync
 from evenstep.device_places import place_of
 from evenstep.engine import Engine, EngineOptions
 from evenstep.engine_choice import choose_engine
+from evenstep.generation_limits import why_not
 from evenstep.gradients import GradientSync, trained_parameters
 from evenstep.group import broadcast_bytes, gather_objects
 from evenstep.loader import EvenLoader, check_loader
@@ -172,6 +173,8 @@ def prepare(
                         even.size_workers()
             if models:
                 observe_backward(passes)
+            if current.recovery is not None:
+                current.recovery.say(why_not(current, exact is not None))
         if current.environment.resume or current.restarted_set:
             _resume(current)
         returned = tuple(results.get(id(one), one) for one in given)

@@ -56,6 +56,8 @@ class ProcessSet:
             self._session = _open(whole, mine)
             of_sets.append(self._session)
             self._session.join()
+        if whole.recovery is not None:
+            whole.recovery.say("it trains in process sets")
 
     def __repr__(self) -> str:
         return f"<evenstep.ProcessSet {self.name!r} of the ranks {list(self.ranks)}>"

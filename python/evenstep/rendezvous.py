@@ -64,6 +64,11 @@ def _ended(process: int) -> bool:
     return stat[stat.rindex(")") + 2] in "ZX"
 
 
+def has_ended(members: Sequence[int]) -> bool:
+    """Whether one of these ranks of the job, as far as they were met, is known to have ended."""
+    return any(_ended(_processes[rank]) for rank in members if rank in _processes)
+
+
 def _never_comes(rank: int, process: int, name: str) -> _core.EvenstepError:
     fix = f"the end of rank {rank}'s own output says why"
     error = _core.EvenstepError(

@@ -9,10 +9,10 @@ from typing import Any
 
 class SchedulerSteps:
     """Counts what each scheduler steps by itself while `training()` is false: what another scheduler steps for it
-    (SequentialLR) is that one's business."""
+    (SequentialLR) is that one's business. While `stopped()` nothing is stepped: the step before did not count."""
 
-    def __init__(self, training: Callable[[], bool]) -> None:
-        self._training = training
+    def __init__(self, training: Callable[[], bool], stopped: Callable[[], bool] = lambda: False) -> None:
+        self._training, self._stopped = training, stopped
         self._made: dict[str, int] = {}
         self._before: dict[str, int] = {}  # the checkpoint's
         self._inside = False
@@ -25,6 +25,8 @@ class SchedulerSteps:
         self._made[name] = 0
 
         def step(scheduler: Any, *arguments: Any, **options: Any) -> Any:
+            if steps._stopped() and not steps._inside:
+                return None
             if steps._inside or steps._training():
                 return plain.step(scheduler, *arguments, **options)
             steps._made[name] += 1

@@ -4,8 +4,9 @@ each process set that this rank is in."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,10 @@ from torch.optim import Optimizer
 
 from evenstep import _core
 from evenstep._core import EvenstepError
+from evenstep.engine import SharedEngine
 from evenstep.environment import Environment, read_environment
-from evenstep.group import Bootstrap, Group, broadcast_bytes, gather_bytes
+from evenstep.generations import MendedGroup, Recovery, open_recovery
+from evenstep.group import Bootstrap, Group, SharedGroup, broadcast_bytes, gather_bytes
 from evenstep.loops import Loops
 from evenstep.ring import open_ring
 from evenstep.schedulers import SchedulerSteps
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from evenstep.checkpoint import Loaded
     from evenstep.checkpoint_last import LastStep
     from evenstep.loader import BatchPlan, EvenLoader
+    from evenstep.shares import Shares
 
 
 class _Alone:
@@ -99,7 +103,8 @@ class Session:
         self.latest: BatchPlan | None = None  # the batch of a prepared loader that the script is at
         self.total_epochs = 0  # 0: unknown
         self._committed = False
-        self.scheduler_steps = SchedulerSteps(lambda: self.iterating)
+        self.recovery: Recovery | None = None
+        self.scheduler_steps = SchedulerSteps(lambda: self.iterating, lambda: self.redoing)
         self.loops = Loops(self.loaders, self.scheduler_steps, self.rank)
         self.checks = StepChecks()
         self._leader: int | None = None  # id of the optimizer whose step is the commit where no loader is prepared
@@ -139,10 +144,46 @@ class Session:
             bootstrap = self._opens or Bootstrap(self.environment)
             with self.steps.phases.during(_core.AT_COLLECTIVE):
                 bootstrap.start()
-                self.group = self.steps.group = bootstrap.control()
+                self.group = self.steps.group = self._mended(bootstrap.control())
             self.bootstrap = bootstrap
             self.telemetry.event(_core.EVENT_JOINED, self.step, words="all ranks have come")
             self.devices = [name.decode() for name in gather_bytes(self.group, self.environment.device.encode())]
+
+    def _mended(self, group: Group) -> Group:
+        recovery = None if self.name or not isinstance(group, SharedGroup) else open_recovery(self)
+        if recovery is None or not isinstance(group, SharedGroup):
+            return group
+        self.recovery = self.steps.recovery = recovery
+        return MendedGroup(group.comm, recovery)
+
+    def shrink(
+        self, environment: Environment, comm: _core.Comm, arenas: Sequence[_core.Comm], kept: Sequence[int]
+    ) -> None:
+        """Goes on among the ranks of a new generation: numbers `kept` of those before. comm: of the control group; arenas: of
+        each model's gradients."""
+        speeds = self.environment.speeds
+        self.environment = replace(environment, speeds=None if speeds is None else tuple(speeds[rank] for rank in kept))
+        self.rank, self.world_size = environment.rank, environment.world_size
+        self.devices = [self.devices[rank] for rank in kept]
+        self.last_step = None
+        assert isinstance(self.group, MendedGroup)
+        self.group.take(comm)
+        for sync, arena in zip(self.steps.syncs, arenas):
+            assert isinstance(sync.engine, SharedEngine)
+            sync.go_on(sync.engine.again(arena))
+        if self.steps.memory is not None:
+            self.steps.memory = self.steps.memory.of_ranks(kept, self.rank)
+        made: dict[int, Shares] = {}
+        for loader in self.loaders.values():
+            shares = loader.shares
+            if shares is not None and id(shares) not in made:
+                made[id(shares)] = shares.of_ranks(kept, self.environment.speeds)
+            loader.shrink(None if shares is None else made[id(shares)])
+
+    @property
+    def redoing(self) -> bool:
+        """Whether the last optimizer.step() applied nothing, since a rank was lost: its batches come again."""
+        return self.recovery is not None and self.recovery.redoing
 
     def barrier(self) -> None:
         """Returns when all ranks have come."""
@@ -194,6 +235,8 @@ class Session:
 
     def batch_arrives(self, plan: BatchPlan, asked_ns: int, batch: Any = None) -> None:
         self.latest = plan
+        if self.recovery is not None:
+            self.recovery.redoing = False
         self.steps.batch_arrives(plan, asked_ns, batch)
 
     def epoch_begins(self, loader: EvenLoader, epoch: int) -> None:
@@ -283,6 +326,9 @@ class Session:
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
         steps = self.steps
+        if self.recovery is not None and self.recovery.void:
+            self.recovery.hide_gradients(optimizer)
+            return
         if self.world_size > 1 and steps.syncs:
             self.checks.check(optimizer, self.models.values(), steps.syncs)
         if self._leader is None:
@@ -290,6 +336,16 @@ class Session:
         if not (steps.has_new_batch or self._leader == id(optimizer)):
             return
         self._leader = id(optimizer)
+        if self.recovery is not None and steps.syncs:
+            steps.finish_missed()
+            if self.recovery.void or not self.recovery.commit():
+                self.recovery.hide_gradients(optimizer)
+        else:
+            self.book_step()
+
+    def book_step(self) -> None:
+        """The step under way stands: it counts from now on."""
+        steps = self.steps
         timings = steps.commit()
         plan = steps.last_plan
         loaders = [loader for loader in self.loaders.values() if loader.train and loader.fetched]
@@ -322,6 +378,9 @@ class Session:
         return all(sync.local is None or sync.local.whole for sync in self.steps.syncs)
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if self.recovery is not None and self.recovery.show_gradients():
+            self._pass_void(self.recovery)
+            return
         for sync in self.steps.syncs:
             if sync.local is not None:
                 sync.local.after_step(optimizer)
@@ -331,6 +390,13 @@ class Session:
             from evenstep.checkpoint_last import remember
 
             remember(self)
+
+    def _pass_void(self, recovery: Recovery) -> None:
+        for loader in self.loaders.values():
+            if loader.train:
+                loader.take_back()
+        self.steps.forget_pass()
+        recovery.pass_ended()
 
     def _step_done(self) -> None:
         self.steps.stepped()

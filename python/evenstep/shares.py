@@ -81,6 +81,14 @@ class Shares:
         self._decided: dict[tuple[int, int], list[int]] = {}  # (step, samples of the batch) -> shares
         self._choice = self._balancer.choice[0]
 
+    def of_ranks(self, kept: Sequence[int], speeds: Sequence[float] | None) -> Shares:
+        """The same of some of the ranks, with what is known of these but for their memory, which shows
+        again."""
+        caps = [self.given_caps[rank] for rank in kept]
+        fewer = Shares(self.policy, len(kept), self.batch, speeds, caps=caps)
+        fewer.learn([[timings[rank] for rank in kept] for timings in self.state()])
+        return fewer
+
     @property
     def scheduled(self) -> bool:
         return self._schedule is not None

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from evenstep.buffers import BufferSync, Change
     from evenstep.engine import Report
+    from evenstep.generations import Recovery
     from evenstep.gradients import GradientSync
     from evenstep.group import Group
     from evenstep.loader import BatchPlan, EvenLoader
@@ -52,6 +53,7 @@ class Steps:
         self.syncs: list[GradientSync] = []
         self.buffers: BufferSync | None = None
         self.memory: RanksMemory | None = None
+        self.recovery: Recovery | None = None  # where ranks may be lost and the others go on
         self.reports: list[Any] = []  # what the ranks told of their memory before the last commit
         self.spared: list[int] = []  # ranks that left out every backward before it, for want of samples
         self._passes = self._spared_passes = 0  # since the last commit
@@ -61,6 +63,7 @@ class Steps:
         self.last_plan: BatchPlan | None = None  # the last one that was, also when its epoch has ended
         self.loop_samples: int | None = None  # of this rank, in the iteration that ended last
         self._had: dict[EvenLoader, int] = {}  # the same, of those under way
+        self._had_at_step: dict[EvenLoader, int] = {}
         self.ballots: list[vote.Ballot] = []  # of the last synchronised backward since the last commit
         self.wants_checkpoint = False
         self.checkpoint_agreed = False  # rank 0 asked for one in the last vote
@@ -224,6 +227,10 @@ class Steps:
             raise EvenstepError(
                 f"the ranks are no longer in step: {self._broken}\n  fix: end the job; it goes on from its checkpoint"
             )
+        if self._void:
+            for sync in self.syncs:
+                sync.idle = True
+            return
         if self._weight is None:
             if self.plan is not None and self._fetched.let_go(self.plan):
                 self.plan = None
@@ -240,6 +247,8 @@ class Steps:
     def spares_backward(self, losses: Any) -> bool:
         """Whether this rank has no samples, so that its gradients count nothing, and nothing else would come of them:
         then zeros have been handed over in their place."""
+        if self._void:
+            return False
         empty = self.plan is not None and self.plan.samples == 0 and self.current_weight() == 0.0 and not self.empty
         if not (empty and all(sync.may_be_spared for sync in self.syncs)):
             return False
@@ -262,6 +271,9 @@ class Steps:
         in, or come to; where all of them failed (a batch that the model refuses), the pass counts on none and
         training goes on.
         """
+        if self._void:
+            self._leave_void()
+            return
         if not any(sync.enabled for sync in self.syncs):  # a pass that no other rank waits for
             for sync in self.syncs:
                 sync.abandon()
@@ -289,8 +301,40 @@ class Steps:
         self._broken = why
         self.group.revoke()
 
+    @property
+    def in_pass(self) -> bool:
+        """Whether a batch was fetched since the last step."""
+        return self._batches > 0
+
+    @property
+    def _void(self) -> bool:
+        return self.recovery is not None and self.recovery.void
+
+    def _leave_void(self) -> None:
+        for sync in self.syncs:
+            sync.leave_void()
+        self._fetched.used()
+        self.forget_weight()
+        self.phases.enter("optimizer")
+
+    def forget_pass(self) -> None:
+        """At the end of a void one: its batches come again."""
+        self._samples = self._total = self._batches = self._checksum = self._backward_count = 0
+        self._loss_sum = 0.0
+        self._passes = self._spared_passes = 0
+        self.ballots, self.reports, self.spared = [], [], []
+        self._fetched = FetchedBatches()
+        self._had = dict(self._had_at_step)
+        self._reference = self._sync_end = _core.clock_ns()
+        self._blocked_reference = self._blocked_at_sync = self.blocked_ns()
+        self._apart_reference = self._apart_at_sync = self._apart
+        self.phases.enter(None)
+
     def after_backward(self) -> None:
         if not self.syncs:
+            return
+        if self._void:
+            self._leave_void()
             return
         end = _core.clock_ns()
         weight = self.current_weight()
@@ -311,6 +355,9 @@ class Steps:
             try:
                 self._synchronise(end, weight, taken)
             except BaseException as error:
+                if self.recovery is not None and not self._broken and self.recovery.mends(error):
+                    self._leave_void()
+                    return
                 self._broken = self._broken or str(error).splitlines()[0]
                 if getattr(error, "status", "") == "EVEN_ERR_REVOKED":
                     raise EvenstepError(
@@ -397,6 +444,8 @@ class Steps:
             raise self._no_gradient(taken or f"a gradient of rank {took[0]} was gone when backward ended")
         self.ballots = ballots
         vote.check(self.ballots)
+        if self.recovery is not None and any(ballot.buffers for ballot in ballots):
+            self.recovery.say("forward changes a model's buffers, before it is known that the pass counts")
         if self.memory is not None:
             self.memory.heard(ballots)
         self.checkpoint_agreed = bool(self.ballots[0].flags & vote.WANTS_CHECKPOINT)
@@ -427,8 +476,7 @@ class Steps:
     def commit(self) -> list[tuple[int, float]]:
         """Before the first optimizer's step: makes the step count. Returns each rank's (samples, busy seconds) of one
         batch, or nothing where no batch of a prepared loader was in it."""
-        if any(sync.open for sync in self.syncs):  # a backward that did not come through torch.autograd.backward
-            self.before_backward_missed()
+        self.finish_missed()
         timings: list[tuple[int, float]] = []
         self.reports, self.spared = [], []
         self._passes = self._spared_passes = 0
@@ -470,11 +518,17 @@ class Steps:
         self._samples = self._total = self._batches = 0
         self._checksum = 0
         self._loss_sum = 0.0
+        self._had_at_step = dict(self._had)
         if ballots:
             self._reference = self._sync_end
             self._blocked_reference, self._apart_reference = self._blocked_at_sync, self._apart_at_sync
         self.step += 1
         return timings
+
+    def finish_missed(self) -> None:
+        """A backward that did not come through torch.autograd.backward."""
+        if any(sync.open for sync in self.syncs):
+            self.before_backward_missed()
 
     def exchanged(self, mode: str, report: Report) -> None:
         """Parameters of ranks that train on their own were exchanged."""

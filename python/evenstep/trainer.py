@@ -179,6 +179,8 @@ class Trainer:
         else:
             self._backward(batch)
         self._update()
+        if session().redoing:
+            return  # a rank was lost: the batch comes again
         if self._steps is None:
             self._tell_loss()
         if self._scheduler is not None and self._every == "step":

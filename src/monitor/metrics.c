@@ -162,7 +162,8 @@ static void run_families(even_text *out, const even_state *state, const even_mea
   label(out, "policy", state->policy);
   even_text_add(out, "} 1\n");
   single(out, "evenstep_steps", "counter", NULL,
-         "Optimizer steps made in this run; those that a restart made anew count again.", (double)state->rank[0].steps);
+         "Optimizer steps made in this run; those that a restart made anew count again.",
+         (double)state->rank[even_state_first(state)].steps);
   single(out, "evenstep_step", "gauge", NULL, "Optimizer steps since the start of training.",
          (double)(measure->step + 1));
   single(out, "evenstep_planned_steps", "gauge", NULL, "Steps that the run will make.",

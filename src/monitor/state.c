@@ -210,6 +210,19 @@ static void add_to_course(even_state *state, int rank, even_state_steps all) {
   }
 }
 
+bool even_state_gone(const even_state *state, int rank) {
+  return state->rank[rank].gone_attempt == (uint32_t)state->attempt + 1;
+}
+
+int even_state_first(const even_state *state) {
+  for (int rank = 0; rank < state->ranks; rank++) {
+    if (!even_state_gone(state, rank)) {
+      return rank;
+    }
+  }
+  return 0;
+}
+
 static bool too_far(const even_state *state, uint32_t step) {
   return state->last_step >= 0 && (int64_t)step - state->last_step > FARTHEST_JUMP;
 }
@@ -227,7 +240,7 @@ void even_state_merged(even_state *state, int rank, const even_state_steps *step
   at->wait_ns += steps->busy_ns < steps->duration_ns ? steps->duration_ns - steps->busy_ns : 0;
   add_to_course(state, rank, *steps);
   state->epoch = (long)steps->epoch;
-  if (rank == 0) {
+  if (rank == even_state_first(state)) {
     state->attempt_steps += steps->steps;
   }
   if (steps->end_ns >= state->last_end_ns || state->last_step < 0) {
@@ -320,15 +333,20 @@ bool even_state_event_add(even_state *state, const even_state_event *event) {
     (void)snprintf(state->memory_words, sizeof state->memory_words, "%s", event->value > 0 ? event->words : "");
   } else if (event->event == EVEN_EVENT_LEFT_OUT) {
     (void)snprintf(state->left_out_words, sizeof state->left_out_words, "%s", event->value > 0 ? event->words : "");
+  } else if (event->event == EVEN_EVENT_GENERATION) {
+    (void)snprintf(state->lost_words, sizeof state->lost_words, "%s", event->words);
+  } else if (event->event == EVEN_EVENT_RANK_ENDED && event->rank >= 0 && event->rank < state->ranks) {
+    state->rank[event->rank].gone_attempt = (uint32_t)event->attempt + 1;
   } else if (event->event == EVEN_EVENT_STALL) {
     state->stall_at_ns = event->at_ns;
     state->stall_rank = event->rank;
     (void)snprintf(state->stall_words, sizeof state->stall_words, "%s", event->words);
   } else if (event->event == EVEN_EVENT_ATTEMPT) {
     state->on_fixed = 0; /* the ranks' balancers begin anew */
-    state->memory_words[0] = state->left_out_words[0] = '\0';
+    state->memory_words[0] = state->left_out_words[0] = state->lost_words[0] = '\0';
     state->stall_at_ns = 0;
-  } else if (event->event == EVEN_EVENT_SCALAR && event->rank == 0 && strcmp(event->words, "loss") == 0) {
+  } else if (event->event == EVEN_EVENT_SCALAR && event->rank == even_state_first(state) &&
+             strcmp(event->words, "loss") == 0) {
     take_given_loss(state, event);
   }
   even_state_event *slot = &state->events[state->event_count % EVEN_STATE_EVENTS];

@@ -94,6 +94,7 @@ typedef struct even_state_rank {
   even_step_record window[EVEN_STATE_WINDOW]; /* a ring: the step s lies at s % EVEN_STATE_WINDOW */
   long last_step;                             /* of attempt last_attempt - 1; last_attempt 0: none yet */
   uint32_t last_attempt;
+  uint32_t gone_attempt;                      /* attempt + 1 in which it was told that it has ended; 0: never */
   uint32_t window_attempt[EVEN_STATE_WINDOW]; /* attempt + 1 of it, 0: empty */
   uint32_t span_step[EVEN_STATE_WINDOW];      /* step + 1 whose spans lie there, 0: none */
   uint64_t span_window[EVEN_STATE_WINDOW][EVEN_SPAN_COUNT];
@@ -128,6 +129,7 @@ typedef struct even_state {
   char on_fixed_words[40];    /* what was measured */
   char compression_words[96]; /* "compression bf16: 50% fewer bytes"; empty: none */
   char memory_words[192];     /* which ranks' shares memory limits now; empty: none */
+  char lost_words[192];       /* which ranks were lost, and who goes on; empty: none */
   char left_out_words[192];   /* which ranks have no samples, and why; empty: none */
   uint64_t stall_at_ns;       /* the last stall that a rank told of; 0: none */
   int stall_rank;
@@ -171,6 +173,10 @@ typedef struct even_state_steps {
   double predicted_seconds;
 } even_state_steps;
 void even_state_merged(even_state *state, int rank, const even_state_steps *steps);
+/* Whether the rank has ended in this attempt, while others may go on without it. */
+bool even_state_gone(const even_state *state, int rank);
+/* The first that has not; 0 where all have. What ranks say of the whole training is this one's word. */
+int even_state_first(const even_state *state);
 /* true: it was kept; false: a repetition of what another rank said already */
 bool even_state_event_add(even_state *state, const even_state_event *event);
 void even_state_usage(even_state *state, int rank, const even_rank_usage *usage);

@@ -200,6 +200,9 @@ void even_view_draw(even_state *state, uint64_t now_ns, int columns, bool colour
     line(&on, COLOUR_DIM, even_text_string(&content));
     even_text_clear(&content);
   }
+  if (state->lost_words[0] != '\0') {
+    wrapped(&on, COLOUR_YELLOW, state->lost_words);
+  }
   if (even_state_stalls(state)) {
     even_text_format(&content, "a collective stands still: %s", state->stall_words);
     wrapped(&on, COLOUR_YELLOW, even_text_string(&content));

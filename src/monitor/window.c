@@ -29,7 +29,8 @@ static const struct {
               {EVEN_EVENT_STALL, "stall"},
               {EVEN_EVENT_GROUP, "group"},
               {EVEN_EVENT_MEMORY, "memory"},
-              {EVEN_EVENT_LEFT_OUT, "left_out"}};
+              {EVEN_EVENT_LEFT_OUT, "left_out"},
+              {EVEN_EVENT_GENERATION, "generation"}};
 
 const char *even_state_event_name(int event) {
   for (size_t i = 0; i < sizeof events / sizeof events[0]; i++) {
@@ -61,10 +62,11 @@ static const even_step_record *seen(const even_state *state, int rank, long step
  * a moment before the others'. */
 static long window_end(const even_state *state) {
   long end = state->last_step;
+  bool all_gone = even_state_gone(state, even_state_first(state));
   for (int rank = 0; rank < state->ranks; rank++) {
     const even_state_rank *at = &state->rank[rank];
-    bool near =
-        at->last_attempt == (uint32_t)state->attempt + 1 && state->last_step - at->last_step < EVEN_STATE_WINDOW / 2;
+    bool near = (all_gone || !even_state_gone(state, rank)) && at->last_attempt == (uint32_t)state->attempt + 1 &&
+                state->last_step - at->last_step < EVEN_STATE_WINDOW / 2;
     end = near && at->last_step < end ? at->last_step : end;
   }
   return end;
@@ -74,15 +76,16 @@ static long window_end(const even_state *state) {
  * all that is done once, counts only while there is nothing else. */
 static long window_begin(const even_state *state, long end) {
   long begin = end;
+  int first_rank = even_state_first(state);
   for (long step = end; step >= 0 && step > end - EVEN_STATE_WINDOW / 2 - 1; step--) {
-    const even_step_record *record = seen(state, 0, step);
+    const even_step_record *record = seen(state, first_rank, step);
     if (record == NULL) {
       break;
     }
     if (end - step >= EVEN_WARM_STEPS && state->last_end_ns - record->end_ns > WINDOW_NS) {
       break;
     }
-    bool first = step == 0 || (step - 1 > end - EVEN_STATE_WINDOW / 2 && seen(state, 0, step - 1) == NULL);
+    bool first = step == 0 || (step - 1 > end - EVEN_STATE_WINDOW / 2 && seen(state, first_rank, step - 1) == NULL);
     if (first && end - step >= 2) {
       break;
     }
@@ -231,7 +234,8 @@ static even_phase phase_of(const even_state *state, const even_measure *measure)
     return EVEN_PHASE_STALLED;
   }
   for (int rank = 0; rank < measure->ranks; rank++) {
-    if (!isfinite(measure->rank[rank].busy_seconds)) { /* half the picture would be a wrong one */
+    if (!isfinite(measure->rank[rank].busy_seconds) &&
+        !even_state_gone(state, rank)) { /* half the picture would be a wrong one */
       return EVEN_PHASE_WARMING;
     }
   }

@@ -53,14 +53,49 @@ static even_status report_end(even_job *job, even_fault_facts *facts) {
   return status;
 }
 
+void even_job_tell_end(even_job *job, size_t rank) {
+  even_oom_watch_read(&job->oom);
+  even_progress_read(&job->progress);
+  even_fault_facts facts = even_job_facts(job, rank);
+  if (report_end(job, &facts) != EVEN_OK) {
+    even_error_clear(); /* the notice of who goes on says what is left to say */
+  }
+}
+
+/* Of those without whom nobody went on; where one of these failed only for lack of others, of all. `count`: nobody. */
+static size_t find_culprit(const even_job *job, const even_fault_facts *ends, even_fault_facts *room) {
+  size_t count = 0;
+  for (size_t i = 0; i < job->count; i++) {
+    if (!even_job_lost(job, job->order[i])) {
+      room[count++] = ends[i];
+    }
+  }
+  size_t found = even_fault_culprit(room, count);
+  if (found == count) {
+    return job->count;
+  }
+  if (count < job->count && even_fault_is_secondary(&room[found])) {
+    return even_fault_culprit(ends, job->count);
+  }
+  for (size_t i = 0; i < job->count; i++) {
+    if (ends[i].rank == room[found].rank) {
+      return i;
+    }
+  }
+  return job->count;
+}
+
 /* Reports every rank's end, the one that began it first. *culprit == count: all ended well. */
 static even_status report_ends(even_job *job, even_fault_facts *ends, size_t *culprit, even_fault_facts *its) {
+  even_fault_facts *room = NULL;
+  EVEN_TRY(EVEN_NEW_ARRAY(&room, job->count));
   even_oom_watch_read(&job->oom);
   even_progress_read(&job->progress);
   for (size_t i = 0; i < job->count; i++) {
     ends[i] = even_job_facts(job, job->order[i]);
   }
-  *culprit = even_fault_culprit(ends, job->count);
+  *culprit = find_culprit(job, ends, room);
+  even_free(room);
   if (*culprit < job->count) {
     /* what it failed of came before our signal */
     ends[*culprit].stopped_by_agent = ends[*culprit].stopped_by_agent && job->interrupted != 0;
@@ -72,7 +107,7 @@ static even_status report_ends(even_job *job, even_fault_facts *ends, size_t *cu
     EVEN_TRY(report_end(job, &ends[*culprit]));
   }
   for (size_t i = 0; i < job->count; i++) {
-    if (i != *culprit) {
+    if (i != *culprit && !even_job_lost(job, job->order[i])) { /* of a lost one was told when it was lost */
       EVEN_TRY(report_end(job, &ends[i]));
     }
   }
@@ -315,6 +350,7 @@ static even_status open_job(even_job *job) {
   EVEN_TRY(even_hangs_open(job, &job->hangs));
   EVEN_TRY(even_process_adopt_orphans());
   EVEN_TRY(even_signals_open(&job->signals));
+  EVEN_TRY(even_job_generations_open(job));
   EVEN_TRY(even_job_guard_open(job));
   EVEN_TRY(even_loop_open(&job->loop));
   return even_loop_add(&job->loop, &job->signal_watch, job->signals.fd, even_job_signals_ready, job);
@@ -327,6 +363,7 @@ static void close_job(even_job *job) {
   even_oom_watch_close(&job->oom);
   even_progress_close(&job->progress);
   even_hangs_close(job->hangs);
+  even_job_generations_close(job);
   even_loop_close(&job->loop);
   even_signals_close(&job->signals);
   if (job->descriptors_before != 0) {
@@ -351,6 +388,7 @@ even_status even_agent_run(const even_agent_params *params, int *exit_code) {
                   .loop = {.fd = -1},
                   .signals = {.fd = -1},
                   .guardian = {.pid = -1, .pipe = -1},
+                  .generation_fd = -1,
                   .oom = {.kernel_log = -1}};
   even_fault_facts *ends = NULL;
   even_status status = open_job(&job);

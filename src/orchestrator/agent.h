@@ -54,6 +54,10 @@ typedef struct even_agent_params {
   /* Restart even when a rank ended by an error of its own (not a signal) and no checkpoint was written since the
    * attempt began, that is, when a restart is likely to end the same way. */
   bool restart_always;
+  /* A rank that was killed does not end the others where they all say that they can go on without it (es.prepare) and
+   * are at least so many: they do, in their processes. Else the job is started again, as without. */
+  bool shrink;
+  int least_ranks;
   /* Where the newest whole checkpoint is looked for before a (re)start; other jobs may write there, too. A restart
    * takes those whose state names this job ("job": its EVENSTEP_JOB), with "auto" also those of the training that it
    * went on with; of those that name neither a job nor a training, the ones made since the job began. */

@@ -59,6 +59,7 @@ static void move_to(even_job *job, even_job_stage stage, int number, bool groups
   }
   job->stage = stage;
   job->deadline_ns = even_clock_ns() + grace_ns;
+  even_job_generations_refuse(job);
   signal_ranks(job, number, groups);
   if (number != SIGKILL) {
     signal_ranks(job, SIGCONT, groups); /* one that stands still cannot end itself */
@@ -128,6 +129,11 @@ static void rank_ended(even_job *job, even_job_rank *rank, const even_process_en
                     even_status_text(rank->output.log_status));
   }
   bool well = end->signal == 0 && end->code == 0;
+  if (well) {
+    even_job_left_well(job);
+  } else if (even_job_goes_on_without(job, (size_t)(rank - job->ranks))) {
+    return;
+  }
   if (!well && job->stage == EVEN_JOB_RUNS) {
     even_job_flights_tell(job);
   }
@@ -136,6 +142,7 @@ static void rank_ended(even_job *job, even_job_rank *rank, const even_process_en
   bool stands = !well && job->stage == EVEN_JOB_RUNS && any_stands(job);
   if (job->stage == EVEN_JOB_RUNS && secondary && !stands) {
     job->stage = EVEN_JOB_SETTLES;
+    even_job_generations_refuse(job);
     job->deadline_ns = even_clock_ns() + grace_failure_ns;
   } else if ((job->stage == EVEN_JOB_RUNS && !well) || (job->stage == EVEN_JOB_SETTLES && !secondary)) {
     move_to(job, EVEN_JOB_TERMINATED, SIGTERM, false, grace_failure_ns);
@@ -290,13 +297,16 @@ static even_status start_process(even_job *job, size_t index, const even_environ
                                  even_process *process) {
   const even_device *device = &job->params->devices->items[index];
   char *const join[] = {(char *)even_slowdown_join(&job->slow, index), NULL};
-  int inherit[2];
+  int inherit[3];
   size_t inherit_count = 0;
   if (job->params->telemetry_fd >= 0) {
     inherit[inherit_count++] = job->params->telemetry_fd;
   }
   if (job->snapshots[index] >= 0) {
     inherit[inherit_count++] = job->snapshots[index];
+  }
+  if (job->generation_fd >= 0) {
+    inherit[inherit_count++] = job->generation_fd;
   }
   even_process_params params = {.arguments = job->params->command,
                                 .environment = environment->lines,
@@ -323,6 +333,7 @@ static even_status start_rank(even_job *job, size_t index, int port) {
                                  .max_restarts = job->params->max_restarts,
                                  .telemetry_fd = job->params->telemetry_fd,
                                  .snapshot_fd = even_job_snapshot_begin(job, index),
+                                 .generation_fd = job->generation_fd,
                                  .job = job->id,
                                  .run_folder = job->run_folder.data,
                                  .resume = job->resume.length > 0 ? job->resume.data : NULL};
@@ -363,6 +374,7 @@ static void reset(even_job *job) {
   even_oom_watch_open(&job->oom);
   even_progress_begin(&job->progress);
   even_hangs_begin(job->hangs);
+  even_job_generations_begin(job);
 }
 
 even_status even_job_run_attempt(even_job *job) {

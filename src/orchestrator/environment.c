@@ -76,10 +76,10 @@ static even_status set_unless_there(even_environment *environment, const char *n
 /* What another job's rank, if we are started by one, has for itself alone. */
 static bool belongs_to_another_job(const char *line) {
   static const char *const names[] = {
-      "EVENSTEP_JOB=",           "EVENSTEP_RUN_DIR=", "EVENSTEP_DEVICE=",      "EVENSTEP_TELEMETRY_FD=",
-      "EVENSTEP_SPEEDS=",        "EVENSTEP_RESUME=",  "EVENSTEP_REQUESTS_FD=", "EVENSTEP_PLAN=",
-      "EVENSTEP_PLAN_STEPS=",    "EVENSTEP_POLICY=",  "EVENSTEP_CHECKPOINT_",  "EVENSTEP_SNAPSHOT_FD=",
-      "TORCHELASTIC_ERROR_FILE="};
+      "EVENSTEP_JOB=",           "EVENSTEP_RUN_DIR=",       "EVENSTEP_DEVICE=",      "EVENSTEP_TELEMETRY_FD=",
+      "EVENSTEP_SPEEDS=",        "EVENSTEP_RESUME=",        "EVENSTEP_REQUESTS_FD=", "EVENSTEP_PLAN=",
+      "EVENSTEP_PLAN_STEPS=",    "EVENSTEP_POLICY=",        "EVENSTEP_CHECKPOINT_",  "EVENSTEP_SNAPSHOT_FD=",
+      "EVENSTEP_GENERATION_FD=", "TORCHELASTIC_ERROR_FILE="};
   for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
     if (strncmp(line, names[i], strlen(names[i])) == 0) {
       return true;
@@ -165,6 +165,9 @@ static even_status set_evenstep(even_environment *environment, const even_rank_p
   }
   if (place->snapshot_fd >= 0) {
     EVEN_TRY(set_number(environment, "EVENSTEP_SNAPSHOT_FD", place->snapshot_fd));
+  }
+  if (place->generation_fd > 0) {
+    EVEN_TRY(set_number(environment, "EVENSTEP_GENERATION_FD", place->generation_fd));
   }
   if (place->resume != NULL) {
     EVEN_TRY(even_environment_set(environment, "EVENSTEP_RESUME", place->resume));

@@ -18,8 +18,9 @@ typedef struct even_rank_place {
   int master_port;
   int attempt;
   int max_restarts;
-  int telemetry_fd; /* -1: none */
-  int snapshot_fd;  /* memory for its checkpoints, -1: none */
+  int telemetry_fd;  /* -1: none */
+  int snapshot_fd;   /* memory for its checkpoints, -1: none */
+  int generation_fd; /* -1 or 0: none */
   const char *job;
   const char *run_folder; /* absolute */
   const char *resume;     /* folder of a checkpoint, NULL: none */

@@ -3,6 +3,7 @@
 #define EVEN_ORCHESTRATOR_JOB_H
 
 #include "fault/cause.h"
+#include "fault/generation.h"
 #include "orchestrator/agent.h"
 #include "orchestrator/progress.h"
 #include "orchestrator/rank_output.h"
@@ -63,12 +64,15 @@ typedef struct even_job {
   even_text lineage; /* with --resume auto: of the checkpoint that the job began from, */
   even_text began;   /* and when that was made; empty: it began anew */
   even_job_stage stage;
-  uint64_t deadline_ns; /* of the stage */
-  int *snapshots;       /* of each rank of the attempt: the memory of its checkpoints, -1: none */
-  bool flights_told;    /* of the attempt */
-  int interrupted;      /* the signal by which the user ended the job, 0 */
-  int interrupts;       /* how often Ctrl-C was pressed */
-  even_error failure;   /* first error of the agent itself inside a callback; EVEN_OK: none */
+  uint64_t deadline_ns;        /* of the stage */
+  int *snapshots;              /* of each rank of the attempt: the memory of its checkpoints, -1: none */
+  even_generation *generation; /* NULL: a lost rank ends the attempt */
+  int generation_fd;           /* the ranks inherit it; -1: none */
+  bool *lost;                  /* a rank each: the others went on without it */
+  bool flights_told;           /* of the attempt */
+  int interrupted;             /* the signal by which the user ended the job, 0 */
+  int interrupts;              /* how often Ctrl-C was pressed */
+  even_error failure;          /* first error of the agent itself inside a callback; EVEN_OK: none */
   uint64_t next_tick_ns;
 } even_job;
 
@@ -86,6 +90,22 @@ void even_job_guard_ended(even_job *job, const even_process_end *end);
 void even_job_sweep(even_job *job);
 /* Frees what run_attempt left for the facts. */
 void even_job_forget_attempt(even_job *job);
+/* Under --recovery shrink, shrink.c: the memory in which the ranks are told who goes on. Nothing without. */
+even_status even_job_generations_open(even_job *job) EVEN_MUST_USE;
+void even_job_generations_close(even_job *job);
+/* Before the ranks of an attempt start. */
+void even_job_generations_begin(even_job *job);
+/* The attempt is ended: who waits to go on fails at once. */
+void even_job_generations_refuse(even_job *job);
+/* After `rank` has ended, in an attempt that runs: whether the others go on without it, of which they, and the user,
+ * have been told then. Where they cannot though it was asked for, the user is told why. */
+bool even_job_goes_on_without(even_job *job, size_t rank);
+/* After a rank has ended well: ranks that are about to go on do not wait for it. */
+void even_job_left_well(even_job *job);
+/* Whether the others went on without it. */
+bool even_job_lost(const even_job *job, size_t rank);
+/* Tells the observer of one rank's end. */
+void even_job_tell_end(even_job *job, size_t rank);
 /* Writes logs/flight.json and says what each rank was doing: once an attempt, before its ranks are ended. */
 void even_job_flights_tell(even_job *job);
 /* Before the first attempt. */

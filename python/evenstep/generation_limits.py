@@ -1,0 +1,63 @@
+"""What cannot go on without a rank that was killed, and why: the job is started again from its checkpoint then."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from evenstep.engine import SharedEngine
+from evenstep.feeds import IndexFeed
+from evenstep.generations import MendedGroup
+from evenstep.session import of_sets
+
+if TYPE_CHECKING:
+    from evenstep.session import Session
+
+
+def why_not(session: Session, exact: bool = False) -> str:
+    """In a few words; "" where nothing hinders. After es.prepare."""
+    if not isinstance(session.group, MendedGroup) or session.group.comm.engine != "shm":
+        return "the ranks are not on one host, or share no memory"
+    if of_sets:
+        return "it trains in process sets"
+    if exact:
+        return "exact='bitwise' keeps whole blocks on each rank"
+    if session.plan is not None or session.watch is not None:
+        return "it measures for a plan, or is verified"
+    return _of_models(session) or _of_loops(session) or _of_groups()
+
+
+def _of_models(session: Session) -> str:
+    for sync in session.steps.syncs:
+        if sync.local is not None or sync.stale is not None:
+            return "sync= lets ranks have parameters, or gradients, of their own"
+        if type(sync.engine) is not SharedEngine or not sync.engine.plain:
+            return "gradients are compressed, on GPUs, or summed in another way than in shared memory"
+        if any(isinstance(one, nn.modules.batchnorm._BatchNorm) for one in sync.model.modules()):
+            return f"model {sync.name!r} has BatchNorms, whose statistics a pass changes before it is known to count"
+    return "" if session.steps.syncs else "no model is prepared"
+
+
+def _of_loops(session: Session) -> str:
+    training = [loader for loader in session.loaders.values() if loader.train]
+    if len(training) != 1:
+        return "it needs one prepared training loader, to give a batch again"
+    if not isinstance(training[0].feed, IndexFeed):
+        return "its data set is a stream"
+    if training[0].shares is None or training[0].shares.scheduled:
+        return "es.prepare(shares=…) says how samples are shared out among all ranks"
+    if len(session.optimizers) != 1:
+        return "it needs one prepared optimizer, whose step commits"
+    if isinstance(next(iter(session.optimizers.values())), torch.optim.LBFGS):
+        return "LBFGS makes several backward passes in one step"
+    if any(hasattr(one, "get_scale") for one in session.objects.values()):
+        return "a GradScaler counts each pass"
+    return ""
+
+
+def _of_groups() -> str:
+    world: Any = getattr(dist.distributed_c10d, "_world", None)
+    return "the script has process groups of its own" if len(getattr(world, "pg_map", ())) > 1 else ""

@@ -1,0 +1,312 @@
+"""Going on without ranks that were killed (`evenstep run --recovery shrink`): the others keep their processes.
+
+The agent makes a new generation when a rank's process ends (evenstep._core.Generation); its members open new groups, tell one
+another where they stand, and agree (src/fault/agree.h). Each step ends with a meeting that commits it. A pass of a step
+that nobody committed is void: backward stays on its rank, optimizer.step() applies nothing, and the loader gives the
+batches since the last step again, shared out among those that are left.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from evenstep import _core
+from evenstep._core import EvenstepError
+from evenstep.group import SharedGroup, as_bytes, gather_objects
+from evenstep.rendezvous import has_ended
+
+if TYPE_CHECKING:
+    from evenstep.session import Session
+
+_LOST = ("EVEN_ERR_PEER_LOST", "EVEN_ERR_REVOKED")
+_PATIENCE_SECONDS = 60.0  # for the agent's word, which comes in milliseconds
+_DOUBT_SECONDS = 1.0  # the same while nobody is seen to have ended: one stands still, or gave up
+_LOOK_SECONDS = 0.1  # between two looks at signals, while it waits
+_CONNECT_SECONDS = 2.0
+
+
+class _Superseded(Exception):
+    """The generation is over before it began: another one has come, or the agent has given up."""
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether it says that a rank has gone, or that another one has heard so."""
+    return isinstance(error, EvenstepError) and getattr(error, "status", "") in _LOST
+
+
+class MendedGroup(SharedGroup):
+    """The job's own group, over the memory of whoever is left.
+
+    A barrier in which a rank is lost, and a sum within a pass that is void then, are made again by the others; or end with
+    what one of them had got from it already. From other calls the error comes: what the lost rank would have given is in
+    no one's hands.
+    """
+
+    def __init__(self, comm: _core.Comm, recovery: Recovery) -> None:
+        super().__init__(comm)
+        self._recovery = recovery
+
+    def take(self, comm: _core.Comm) -> None:
+        """Goes on over another one."""
+        self.comm = comm
+        self.rank, self.ranks = comm.rank, comm.ranks
+        self._bytes = -1
+
+    def barrier(self) -> None:
+        while True:
+            try:
+                super().barrier()
+            except EvenstepError as error:
+                if self._recovery.mend_call(error, needs_lost=False) is None:
+                    continue
+            self._recovery.call_ended(b"")
+            return
+
+    def sum_(self, values: torch.Tensor) -> None:
+        mine = values.clone()
+        while True:
+            try:
+                super().sum_(values)
+            except EvenstepError as error:
+                given = self._recovery.mend_call(error)
+                values.copy_(mine)
+                if given is None:
+                    continue
+                values.copy_(torch.frombuffer(bytearray(given), dtype=values.dtype).view(values.shape))
+            self._recovery.call_ended(as_bytes(values))
+            return
+
+    def meet(self) -> None:
+        """The meeting that commits a step: no call of the script's."""
+        super().barrier()
+
+
+class Recovery:
+    """Of the whole job's session on this rank."""
+
+    def __init__(self, session: Session, memory: _core.Generation) -> None:
+        self._session, self._memory = session, memory
+        self._job_rank = session.rank
+        self.number = 0  # the generation that this rank is in
+        self.members = list(range(session.world_size))  # of it, by their numbers in the job
+        self._committed = self._passes = self._calls = 0  # even_position
+        self._void_passes = 0  # of the step under way: the first so many
+        self._result = b""  # of the last call
+        self._hidden: list[tuple[torch.Tensor, torch.Tensor]] | None = None
+        self.redoing = False  # the last optimizer.step() applied nothing, and no batch has come since
+        self._said: str | None = None
+
+    # -- before anything is lost --
+
+    def say(self, why: str) -> None:
+        """Tells the agent whether this rank could go on without another (""), or why not."""
+        if why != self._said:
+            self._said = why
+            self._memory.say(self._job_rank, why)
+
+    # -- the step under way --
+
+    @property
+    def void(self) -> bool:
+        """Whether the pass under way counts nothing."""
+        return self._passes < self._void_passes
+
+    def commit(self) -> bool:
+        """At optimizer.step(), once this rank has the whole gradients: whether the step stands, on all ranks alike. It is
+        counted then."""
+        group = self._session.group
+        assert isinstance(group, MendedGroup)
+        before = self._committed
+        try:
+            group.meet()
+        except EvenstepError as error:
+            self._mend(error, committing=True)
+            return self._committed > before
+        self._committed += 1
+        self._passes = self._void_passes = 0
+        self._session.book_step()
+        return True
+
+    def hide_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        """Before a step that is to apply nothing: an optimizer passes over what has no gradient."""
+        self._hidden = [(p, p.grad) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        for parameter, _ in self._hidden:
+            parameter.grad = None
+
+    def show_gradients(self) -> bool:
+        """After it. False where the step was one that counts."""
+        hidden, self._hidden = self._hidden, None
+        for parameter, gradient in hidden or ():
+            parameter.grad = gradient
+        return hidden is not None
+
+    def pass_ended(self) -> None:
+        self._passes += 1
+        self.redoing = True
+
+    def mends(self, error: BaseException) -> bool:
+        """After an error in the exchange of gradients: whether ranks were lost, and those that are left go on. The pass is
+        void then. Raises where they cannot go on."""
+        if not is_lost(error):
+            return False
+        assert isinstance(error, EvenstepError)
+        self._mend(error)
+        return True
+
+    # -- calls outside steps --
+
+    def mend_call(self, error: EvenstepError, needs_lost: bool = True) -> bytes | None:
+        """After an error in a call: its result where one of those that are left has it; None: they make it again.
+        needs_lost: the call is one to which the lost rank would have given something."""
+        if not is_lost(error):
+            raise error
+        result = self._mend(error, calling=True)
+        if result is None and needs_lost and not (self.redoing or self._session.steps.in_pass):
+            raise error  # a pass that is void may do without what the lost rank would have given; nothing else may
+        return result
+
+    def call_ended(self, result: bytes) -> None:
+        self._calls += 1
+        self._result = result
+
+    # -- a new generation --
+
+    def _mend(self, error: EvenstepError, calling: bool = False, committing: bool = False) -> bytes | None:
+        began = time.monotonic()
+        tried = self.number
+        self._revoke()
+        buffers = self._session.steps.buffers
+        if self._said != "" or (buffers is not None and buffers.changed()):
+            raise error
+        while True:
+            tried = self._newer(tried, error)
+            try:
+                comm, told = self._meet(tried)
+                return self._go_on(tried, comm, told, began, calling, committing)
+            except _Superseded:
+                continue
+            except EvenstepError as again:
+                if not is_lost(again):
+                    raise
+                self._revoke()
+
+    def _revoke(self) -> None:
+        session = self._session
+        session.group.revoke()
+        for sync in session.steps.syncs:
+            sync.engine.revoke()  # type: ignore[attr-defined]
+
+    def _newer(self, tried: int, error: EvenstepError) -> int:
+        began = time.monotonic()
+        while True:
+            number = self._memory.wait(tried, _LOOK_SECONDS)
+            if number > tried and not self._memory.refused:
+                return number
+            waited = time.monotonic() - began
+            doubts = waited > _DOUBT_SECONDS and not has_ended(self.members)
+            if self._memory.refused or doubts or waited > _PATIENCE_SECONDS:
+                raise error
+
+    def _meet(self, number: int) -> tuple[_core.Comm, list[Any]]:
+        """The new control group, and where its members stand."""
+        members = [rank for rank in range(self._memory.ranks) if self._memory.has(rank, number)]
+        session, bootstrap = self._session, self._session.bootstrap
+        assert bootstrap is not None
+        environment = replace(session.environment, rank=members.index(self._job_rank), world_size=len(members))
+        bootstrap.go_on(environment, self._store(number, environment.rank, len(members)), members, number)
+        comm = bootstrap.shared(0, "control")
+        assert comm is not None  # of one host
+        position = (self._committed, self._passes, self._calls)
+        told = gather_objects(SharedGroup(comm), (members, position, self._result))
+        return comm, told
+
+    def _store(self, number: int, rank: int, ranks: int) -> Any:
+        if ranks == 1:
+            return dist.HashStore()
+        if rank == 0:
+            store = dist.TCPStore(
+                "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=_PATIENCE_SECONDS)
+            )
+            self._memory.meet(number, store.port)
+            return store
+        until = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            port = self._memory.port(number, _LOOK_SECONDS)
+            if self._memory.refused or self._memory.number != number or time.monotonic() > until:
+                raise _Superseded
+            if not port:
+                continue
+            try:
+                return dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=_CONNECT_SECONDS))
+            except RuntimeError:
+                continue  # its host is late, or has ended: then another generation comes
+
+    def _go_on(
+        self, number: int, comm: _core.Comm, told: list[Any], began: float, calling: bool, committing: bool
+    ) -> bytes | None:
+        """All members have told where they stand: the same on all from here on."""
+        session, bootstrap = self._session, self._session.bootstrap
+        assert bootstrap is not None
+        members = told[comm.rank][0]
+        committed, passes, calls, giver = _core.agree([position for _, position, _ in told])
+        if (committed > self._committed and not committing) or (calls > self._calls and not calling):
+            raise _not_in_step()
+        engines = []
+        for sync in session.steps.syncs:
+            arena = bootstrap.shared(sync.engine.arena_needed, "gradients")  # type: ignore[attr-defined]
+            assert arena is not None
+            engines.append(arena)
+        gone = [rank for rank in self.members if rank not in members]
+        kept = [place for place, rank in enumerate(self.members) if rank in members]
+        if committed > self._committed:
+            self._passes = 0
+            self._session.book_step()  # as those did that came out of the meeting, among all who were in it
+        result = told[giver][2] if calls > self._calls else None
+        self._committed, self._void_passes = committed, passes + 1
+        self.number, self.members = number, members
+        session.shrink(bootstrap.environment, comm, engines, kept)
+        self._tell(number, gone, began)
+        return result
+
+    def _tell(self, number: int, gone: Sequence[int], began: float) -> None:
+        if self._session.rank == 0:
+            ms = 1e3 * (time.monotonic() - began)
+            words = f"generation {number}: {name(self.members)} on without {name(gone, False)} after {ms:.0f} ms"
+            self._session.telemetry.event(_core.EVENT_GENERATION, self._session.step, number, words)
+
+
+def name(ranks: Sequence[int], go: bool = True) -> str:
+    """ "rank 0 goes", "ranks 0, 2 and 3 go"."""
+    verb = (" goes" if len(ranks) == 1 else " go") if go else ""
+    words = [str(rank) for rank in ranks]
+    listed = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed}{verb}"
+
+
+def _not_in_step() -> EvenstepError:
+    return EvenstepError(
+        "the ranks that are left are at different calls of the script, so they cannot go on without the one that was lost\n"
+        "  fix: let all ranks make the same calls in the same order"
+    )
+
+
+def open_recovery(session: Session) -> Recovery | None:
+    """None where the launcher did not ask for it."""
+    fd = session.environment.generation_fd
+    if fd < 0:
+        return None
+    os.environ.pop("EVENSTEP_GENERATION_FD", None)  # for this process, not for those that it starts
+    try:
+        memory = _core.Generation(fd)
+    except EvenstepError:
+        return None  # a wrapper of the script has closed it; the agent restarts then
+    os.close(fd)
+    return Recovery(session, memory)

@@ -1,0 +1,193 @@
+/* _core.Generation and _core.agree: who is left of the ranks of this host, and what they agree on. */
+#include "ext.h"
+
+#include "fault/agree.h"
+#include "fault/generation.h"
+
+typedef struct generation_object {
+  PyObject_HEAD even_generation *generation;
+} generation_object;
+
+static even_generation *of(PyObject *self) {
+  return ((generation_object *)self)->generation;
+}
+
+static PyObject *generation_new(PyTypeObject *type, PyObject *arguments, PyObject *names) {
+  static char *keywords[] = {"fd", NULL};
+  int fd = -1;
+  if (!PyArg_ParseTupleAndKeywords(arguments, names, "i:Generation", keywords, &fd)) {
+    return NULL;
+  }
+  allocfunc make = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+  generation_object *self = (generation_object *)make(type, 0);
+  if (self == NULL) {
+    return NULL;
+  }
+  even_status status = even_generation_open(fd, &self->generation);
+  if (status != EVEN_OK) {
+    Py_DECREF((PyObject *)self);
+    return even_ext_raise(status);
+  }
+  return (PyObject *)self;
+}
+
+static void generation_dealloc(PyObject *self) {
+  PyTypeObject *type = Py_TYPE(self);
+  freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+  even_generation_close(of(self));
+  release(self);
+  Py_DECREF((PyObject *)type);
+}
+
+/* Seconds -> nanoseconds, of what a caller that heeds signals asks for at once. */
+static uint64_t nanoseconds(double seconds) {
+  double most = 3600.0;
+  seconds = seconds > most ? most : seconds;
+  return seconds > 0 ? (uint64_t)(seconds * 1e9) : 0;
+}
+
+static PyObject *generation_wait(PyObject *self, PyObject *arguments) {
+  unsigned int after = 0;
+  double seconds = 0;
+  uint32_t number = 0;
+  if (!PyArg_ParseTuple(arguments, "Id:wait", &after, &seconds)) {
+    return NULL;
+  }
+  Py_BEGIN_ALLOW_THREADS;
+  number = even_generation_wait(of(self), after, nanoseconds(seconds));
+  Py_END_ALLOW_THREADS;
+  return PyLong_FromUnsignedLong(number);
+}
+
+static PyObject *generation_port(PyObject *self, PyObject *arguments) {
+  unsigned int number = 0;
+  double seconds = 0;
+  uint32_t port = 0;
+  if (!PyArg_ParseTuple(arguments, "Id:port", &number, &seconds)) {
+    return NULL;
+  }
+  Py_BEGIN_ALLOW_THREADS;
+  port = even_generation_port(of(self), number, nanoseconds(seconds));
+  Py_END_ALLOW_THREADS;
+  return PyLong_FromUnsignedLong(port);
+}
+
+static PyObject *generation_meet(PyObject *self, PyObject *arguments) {
+  unsigned int number = 0;
+  unsigned int port = 0;
+  if (!PyArg_ParseTuple(arguments, "II:meet", &number, &port)) {
+    return NULL;
+  }
+  even_generation_meet(of(self), number, port);
+  Py_RETURN_NONE;
+}
+
+static PyObject *generation_say(PyObject *self, PyObject *arguments) {
+  int rank = 0;
+  const char *why = NULL;
+  if (!PyArg_ParseTuple(arguments, "is:say", &rank, &why)) {
+    return NULL;
+  }
+  even_generation_say(of(self), rank, why);
+  Py_RETURN_NONE;
+}
+
+static PyObject *generation_has(PyObject *self, PyObject *arguments) {
+  int rank = 0;
+  unsigned int number = 0;
+  if (!PyArg_ParseTuple(arguments, "iI:has", &rank, &number)) {
+    return NULL;
+  }
+  return PyBool_FromLong(even_generation_has(of(self), rank, number));
+}
+
+static PyObject *get_number(PyObject *self, void *closure) {
+  (void)closure;
+  return PyLong_FromUnsignedLong(even_generation_number(of(self)));
+}
+
+static PyObject *get_refused(PyObject *self, void *closure) {
+  (void)closure;
+  return PyBool_FromLong(even_generation_refused(of(self)));
+}
+
+static PyObject *get_ranks(PyObject *self, void *closure) {
+  (void)closure;
+  return PyLong_FromLong(even_generation_ranks(of(self)));
+}
+
+static PyGetSetDef members[] = {{"number", get_number, NULL, "of the newest generation", NULL},
+                                {"refused", get_refused, NULL, "whether the agent has given the attempt up", NULL},
+                                {"ranks", get_ranks, NULL, "that the job was started with", NULL},
+                                {NULL, NULL, NULL, NULL, NULL}};
+static PyMethodDef methods[] = {
+    {"wait", generation_wait, METH_VARARGS,
+     "wait(after, seconds) -> the newest number, once it is newer or time is up"},
+    {"has", generation_has, METH_VARARGS, "has(rank, number) -> whether it is a member of that generation"},
+    {"say", generation_say, METH_VARARGS, "say(rank, why): it could go on without others (''), or why not"},
+    {"meet", generation_meet, METH_VARARGS, "meet(number, port): where those of this generation meet"},
+    {"port", generation_port, METH_VARARGS, "port(number, seconds) -> that port; 0: not said, or it is over"},
+    {NULL, NULL, 0, NULL}};
+static PyType_Slot slots[] = {{Py_tp_new, (void *)generation_new},
+                              {Py_tp_dealloc, (void *)generation_dealloc},
+                              {Py_tp_methods, methods},
+                              {Py_tp_getset, members},
+                              {Py_tp_doc, "Generation(fd): who is left of the job's ranks on this host. Any thread."},
+                              {0, NULL}};
+static PyType_Spec spec = {"evenstep._core.Generation", sizeof(generation_object), 0, Py_TPFLAGS_DEFAULT, slots};
+
+static int read_positions(PyObject *list, even_position *positions, Py_ssize_t count) {
+  for (Py_ssize_t i = 0; i < count; i++) {
+    unsigned long long committed = 0;
+    unsigned long long passes = 0;
+    unsigned long long calls = 0;
+    PyObject *one = PyList_GetItem(list, i); /* borrowed */
+    if (one == NULL || !PyArg_ParseTuple(one, "KKK:agree", &committed, &passes, &calls)) {
+      return -1;
+    }
+    positions[i] = (even_position){.committed = committed, .passes = passes, .calls = calls};
+  }
+  return 0;
+}
+
+static PyObject *agree(PyObject *module, PyObject *arguments) {
+  PyObject *list = NULL;
+  even_agreement agreed;
+  (void)module;
+  if (!PyArg_ParseTuple(arguments, "O!:agree", &PyList_Type, &list)) {
+    return NULL;
+  }
+  Py_ssize_t count = PyList_Size(list);
+  even_position *positions = PyMem_Calloc((size_t)count + 1, sizeof *positions);
+  if (positions == NULL) {
+    return PyErr_NoMemory();
+  }
+  if (read_positions(list, positions, count) != 0) {
+    PyMem_Free(positions);
+    return NULL;
+  }
+  even_status status = even_agree(positions, (size_t)count, &agreed);
+  PyMem_Free(positions);
+  if (status != EVEN_OK) {
+    return even_ext_raise(status);
+  }
+  return Py_BuildValue("KKKn", (unsigned long long)agreed.committed, (unsigned long long)agreed.passes,
+                       (unsigned long long)agreed.calls, (Py_ssize_t)agreed.giver);
+}
+
+static PyMethodDef functions[] = {{"agree", agree, METH_VARARGS,
+                                   "agree([(committed, void passes, calls), …]) -> (committed, passes, calls, giver) "
+                                   "of survivors at these positions"},
+                                  {NULL, NULL, 0, NULL}};
+
+int even_ext_add_generation(PyObject *module) {
+  PyObject *type = PyType_FromSpec(&spec);
+  if (type == NULL) {
+    return -1;
+  }
+  if (PyModule_AddObject(module, "Generation", type) != 0) {
+    Py_DECREF(type);
+    return -1;
+  }
+  return PyModule_AddFunctions(module, functions);
+}

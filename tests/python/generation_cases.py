@@ -1,0 +1,184 @@
+"""Scripts whose ranks kill themselves where a test says, and compare what is left with one process at their end."""
+
+from __future__ import annotations
+
+HEAD = '''
+import copy, os, sys
+import torch
+import evenstep as es
+from evenstep.generations import MendedGroup, Recovery
+from evenstep.order import GlobalOrder
+from evenstep.steps import Steps
+
+torch.set_num_threads(1)
+torch.set_default_dtype(torch.float64)
+rank = os.environ["RANK"]
+deaths = sys.argv[1].split(",") if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else []
+
+
+def here(point):
+    """Dies here where the test says so: RANK@POINT:STEP."""
+    if f"{rank}@{point}:{es.step()}" in deaths:
+        os.kill(os.getpid(), 9)
+
+
+def around(owner, name, before, after):
+    plain = getattr(owner, name)
+
+    def call(*arguments, **options):
+        here(before)
+        result = plain(*arguments, **options)
+        here(after)
+        return result
+
+    setattr(owner, name, call)
+
+
+around(Steps, "_exchange", "vote", "voted")
+around(MendedGroup, "meet", "commit", "committed")
+around(Recovery, "_meet", "meeting", "met")
+
+torch.manual_seed(0)
+data = torch.utils.data.TensorDataset(torch.randn(72, 6), torch.randn(72, 2))
+EPOCHS, BATCH = 3, 12
+
+
+def make():
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.8)
+
+
+def loss_of(model, batch):
+    return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+
+
+def one_process(seed, per_step=1):
+    """What a process by itself makes of the same batches."""
+    model, optimizer, scheduler = make()
+    order = GlobalOrder(torch.utils.data.DataLoader(data, batch_size=BATCH, shuffle=True), 1)
+    for epoch in range(EPOCHS):
+        for number, indices in enumerate(order.batches(seed, epoch)):
+            batch = [torch.stack(part) for part in zip(*(data[i] for i in indices))]
+            (loss_of(model, batch) / per_step).backward()
+            if (number + 1) % per_step == 0:
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+    return model, optimizer
+
+
+def compare(model, optimizer, seed, per_step=1):
+    other, its = one_process(seed, per_step)
+    flat = lambda one: torch.cat([p.detach().reshape(-1) for p in one.parameters()])
+    far = float((flat(model) - flat(other)).norm() / flat(other).norm())
+    same = optimizer.param_groups[0]["lr"] == its.param_groups[0]["lr"]
+    print(f"rank {rank} of {es.world_size()} at step {es.step()}: {far:.1e} apart, rate {'kept' if same else 'other'}", flush=True)
+
+
+loader = torch.utils.data.DataLoader(data, batch_size=BATCH, shuffle=True)
+'''
+
+PLAIN_LOOP = (
+    HEAD
+    + """
+model, optimizer, scheduler, loader = es.prepare(*make(), loader)
+passes = 0
+for epoch in es.epochs(EPOCHS):
+    for batch in loader:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        here("forward")
+        loss.backward()
+        es.reduce_mean(loss)
+        optimizer.step()
+        here("applied")
+        scheduler.step()
+        passes += 1
+es.barrier()
+compare(model, optimizer, loader.seed)
+print(f"rank {rank} made {passes} passes as process {os.getpid()}", flush=True)
+"""
+)
+
+ACCUMULATING = (
+    HEAD
+    + """
+model, optimizer, scheduler, loader = es.prepare(*make(), loader)
+for epoch in es.epochs(EPOCHS):
+    for number, batch in enumerate(loader):
+        if number % 2 == 0:
+            with es.no_sync():
+                (loss_of(model, batch) / 2).backward()
+            here("between")
+        else:
+            (loss_of(model, batch) / 2).backward()
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+compare(model, optimizer, loader.seed, per_step=2)
+"""
+)
+
+TRAINER = (
+    HEAD
+    + """
+model, optimizer, scheduler = make()
+told = []
+trainer = es.Trainer(model, optimizer, lambda model, batch: (here("forward"), loss_of(model, batch))[1],
+                     scheduler=scheduler, on_step=lambda trainer: told.append(trainer.step))
+trainer.fit(loader, epochs=EPOCHS)
+print("steps told", "once each" if told == list(range(1, 19)) else told, flush=True)
+compare(model, optimizer, es.session().loaders["loader"].seed)
+"""
+)
+
+# Rank 2 comes out of no commit while rank 0 does: the loss is heard of there.
+HALF_COMMITTED = (
+    HEAD
+    + """
+model, optimizer, scheduler, loader = es.prepare(*make(), loader)
+plain = MendedGroup.meet
+
+
+def meet(group):
+    plain(group)
+    if es.step() == 4 and len(es.session().recovery.members) == 3:
+        if rank == "1":
+            os.kill(os.getpid(), 9)
+        if rank == "2":
+            error = es.EvenstepError("as if it had heard of it here")
+            error.status = "EVEN_ERR_PEER_LOST"
+            raise error
+
+
+MendedGroup.meet = meet
+passes = 0
+for epoch in es.epochs(EPOCHS):
+    for batch in loader:
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        optimizer.step()
+        scheduler.step()
+        passes += 1
+es.barrier()
+compare(model, optimizer, loader.seed)
+print(f"rank {rank} made {passes} passes", flush=True)
+"""
+)
+
+NORMS = (
+    HEAD
+    + """
+model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 2))
+model, optimizer, loader = es.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
+for epoch in es.epochs(EPOCHS):
+    for batch in loader:
+        optimizer.zero_grad()
+        here("forward")
+        loss_of(model, batch).backward()
+        optimizer.step()
+print("ended with", es.world_size(), "ranks", flush=True)
+"""
+)

@@ -1,0 +1,125 @@
+"""`evenstep run --recovery shrink`: a rank is killed, and the others go on in their processes."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import subprocess
+from typing import Callable
+
+import generation_cases as cases
+import pytest
+from run_jobs import Run
+
+Script = Callable[[str], str]
+SHRINK = ("--no-pin", "--no-monitor", "--log-rank", "all", "--recovery", "shrink")
+
+
+def _ends(text: str) -> dict[int, str]:
+    """What ranks said at their end."""
+    return {int(rank): words for rank, words in re.findall(r"rank (\d) of (\d at step .*)", text)}
+
+
+def _assert_right(text: str, left: list[int]) -> None:
+    ends = _ends(text)
+    assert sorted(ends) == left, text
+    for words in ends.values():
+        found = re.match(r"(\d) at step 18: (\S+) apart, rate kept", words)
+        assert found and int(found[1]) == len(left) and float(found[2]) < 1e-12, text
+    assert "restart" not in text
+
+
+@pytest.mark.parametrize(
+    ("ranks", "deaths", "left"),
+    [
+        (4, "0@forward:3,3@voted:3,1@met:3", [2]),  # two in one step, one while the others recover
+        pytest.param(3, "2@committed:4,1@applied:9", [0], marks=pytest.mark.more),
+        pytest.param(2, "0@vote:0", [1], marks=pytest.mark.more),
+        pytest.param(3, "0@commit:5,2@meeting:5", [1], marks=pytest.mark.more),
+        pytest.param(3, "1@forward:17,0@applied:17", [2], marks=pytest.mark.more),  # in the last step
+        pytest.param(4, "1@forward:5,2@forward:5,3@forward:5", [0], marks=pytest.mark.more),  # all at once
+    ],
+)
+def test_whoever_dies_the_others_train_on(run: Run, script: Script, ranks: int, deaths: str, left: list[int]) -> None:
+    result = run("-n", str(ranks), *SHRINK, script(cases.PLAIN_LOOP), deaths)
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    _assert_right(text, left)
+    passes = {int(count) for count in re.findall(r"made (\d+) passes", text)}
+    assert len(passes) == 1 and 18 < passes.pop() <= 18 + deaths.count("@"), text
+
+
+def test_what_one_rank_has_committed_stands_on_all(run: Run, script: Script) -> None:
+    result = run("-n", "3", *SHRINK, script(cases.HALF_COMMITTED), "")
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    _assert_right(text, [0, 2])
+    assert re.findall(r"made (\d+) passes", text) == ["19", "19"]  # one more than steps
+
+
+@pytest.mark.more
+def test_accumulated_batches_come_again_together(run: Run, script: Script) -> None:
+    result = run("-n", "3", *SHRINK, script(cases.ACCUMULATING), "1@between:4")
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    found = re.findall(r"of 2 at step 9: (\S+) apart, rate kept", text)
+    assert len(found) == 2 and all(float(far) < 1e-12 for far in found), text
+
+
+@pytest.mark.more
+def test_a_trainer_shows_nothing_of_it(run: Run, script: Script) -> None:
+    result = run("-n", "3", *SHRINK, script(cases.TRAINER), "0@forward:7")
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    _assert_right(text, [1, 2])
+    assert text.count("steps told once each") == 2, text
+
+
+def test_what_cannot_go_on_starts_again(run: Run, script: Script) -> None:
+    result = run("-n", "2", *SHRINK, script(cases.NORMS), "1@forward:3")
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert "the others cannot go on without rank 1: rank 0: model 'model' has BatchNorms" in text
+    assert "restart 1 of 3" in text and "ended with 2 ranks" in text
+
+
+@pytest.mark.more
+def test_fewer_than_the_least_start_again(run: Run, script: Script) -> None:
+    result = run("-n", "3", *SHRINK, "--min-ranks", "2", script(cases.PLAIN_LOOP), "0@forward:3,1@forward:6")
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert "generation 1: ranks 1 and 2 go on without rank 0" in text
+    assert "cannot go on without rank 1: 1 are left, and --min-ranks is 2" in text
+    assert "restart 1 of 3" in text and sorted(_ends(text)) == [0, 1, 2]
+
+
+@pytest.mark.more
+def test_the_record_says_who_went_on(
+    script: Script, program: pathlib.Path, environment: dict[str, str], tmp_path: pathlib.Path
+) -> None:
+    words = ("run", "-n", "3", "--no-pin", "--name", "a", "--json", "--recovery", "shrink", script(cases.PLAIN_LOOP))
+    ran = subprocess.run(
+        [program, *words, "0@forward:5"], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    outcome = json.loads(ran.stdout.splitlines()[-1])
+    assert outcome["restarts"] == 0 and "rank 0" in outcome["cause"]
+    report = subprocess.run(
+        [program, "report", "runs/a"], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert report.returncode == 0, report.stderr
+    assert re.search(r"generation 1: ranks 1 and 2 go on without rank 0 after \d+ ms", report.stdout), report.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--recovery", "shrug"), "--recovery shrug is no way to go on"),
+        (("--min-ranks", "2"), "--min-ranks is of --recovery shrink"),
+        (("--recovery", "shrink", "--min-ranks", "9"), "--min-ranks 9 is more than the 2 ranks"),
+    ],
+)
+def test_wrong_options_are_named(run: Run, script: Script, options: tuple[str, ...], words: str) -> None:
+    result = run("-n", "2", *options, script("pass"))
+    assert result.returncode == 2 and words in result.stderr
