@@ -45,6 +45,10 @@ if wanted faults; then
   scripts/build.sh gcc > /dev/null
   build/gcc/bench/comm_faults 1000 | tee "$results/comm-faults-$day.txt"
 fi
+if wanted recovery; then
+  echo "== ranks are killed and the others go on"
+  "$bin/python" bench/recovery_bench.py | tee "$results/recovery-$day.txt"
+fi
 if wanted exactness; then
   echo "== parameters after 50 steps, balanced against one process"
   "$bin/python" bench/exactness.py | tee "$results/exactness-$day.txt"

@@ -1,0 +1,144 @@
+"""How long after a rank was killed the others compute again, under `evenstep run --recovery shrink`.
+
+    python bench/recovery_bench.py [--jobs 10] [--ranks 4] [--step-ms 10] [--program PATH]
+
+Each job trains a small model; all of its ranks but one are killed, one after the other, at random times. A kill's time ends
+when the last of those that are left has the first batch of the new generation in hand: what the step under way still
+took is in it. At its end each job's parameters are compared with those of a job in which nobody was killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+import random
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+
+import torch
+
+SCRIPT = """
+import os, sys, time
+import torch
+import evenstep as es
+
+torch.set_num_threads(1)
+torch.set_default_dtype(torch.float64)
+torch.manual_seed(0)
+data = torch.utils.data.TensorDataset(torch.randn(4096, 32), torch.randn(4096, 8))
+model = torch.nn.Sequential(torch.nn.Linear(32, 256), torch.nn.Tanh(), torch.nn.Linear(256, 8))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+model, optimizer, loader = es.prepare(model, optimizer, torch.utils.data.DataLoader(data, batch_size=64, shuffle=True))
+seen, pause = 0, float(sys.argv[1]) / 1e3
+print("trains", os.environ["RANK"], os.getpid(), flush=True)
+while es.step() < int(sys.argv[2]):
+    for batch in loader:
+        recovery = es.session().recovery
+        if recovery is not None and recovery.number > seen:
+            seen = recovery.number
+            print("again", seen, len(recovery.members), time.monotonic_ns(), flush=True)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+        end = time.perf_counter() + pause  # the time of a larger model, at work
+        while time.perf_counter() < end:
+            pass
+        loss.backward()
+        optimizer.step()
+        if es.step() >= int(sys.argv[2]):
+            break
+if es.is_main():
+    torch.save(torch.cat([p.detach().reshape(-1) for p in model.parameters()]), sys.argv[3])
+"""
+
+
+class Job:
+    """One training; `lines` of its ranks as they come."""
+
+    def __init__(self, options: argparse.Namespace, folder: pathlib.Path, name: str, *more: str) -> None:
+        self.result = folder / f"{name}.pt"
+        words = [str(options.step_ms), str(options.steps), str(self.result)]
+        how = ["-n", str(options.ranks), "--no-pin", "--no-monitor", "--log-rank", "all", "--name", name]
+        how += ["--python", sys.executable, *more, str(folder / "train.py"), *words]
+        self.process = subprocess.Popen(
+            [options.program, "run", *how],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    @property
+    def lines(self) -> Iterator[str]:
+        assert self.process.stdout is not None
+        yield from self.process.stdout
+
+
+def kill_all_but_one(job: Job, ranks: int, chance: random.Random) -> list[float]:
+    """Milliseconds of each kill."""
+    pids: dict[int, int] = {}
+    took: list[float] = []
+    killed_ns, heard, text = 0, 0, []
+    for line in job.lines:
+        text.append(line)
+        if found := re.search(r"trains (\d+) (\d+)", line):
+            pids[int(found[1])] = int(found[2])
+        if found := re.search(r"again \d+ (\d+) (\d+)", line):
+            heard += 1
+            if heard == int(found[1]):
+                took.append((int(found[2]) - killed_ns) / 1e6)
+                heard = 0
+        settled = len(pids) == ranks - len(took) and heard == 0
+        if settled and len(pids) > 1 and ("trains" in line or "again" in line):
+            time.sleep(chance.uniform(0.1, 0.4))
+            victim = chance.choice(sorted(pids))
+            killed_ns = time.monotonic_ns()
+            os.kill(pids.pop(victim), 9)
+    if job.process.wait() != 0 or len(took) != ranks - 1 or "restart" in "".join(text):
+        sys.exit(f"the job did not go on as it should:\n{''.join(text)}")
+    return took
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--jobs", type=int, default=10)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--step-ms", type=float, default=10.0)
+    parser.add_argument("--steps", type=int, default=250)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--program", default=os.environ.get("EVENSTEP_PROGRAM") or shutil.which("evenstep") or "evenstep"
+    )
+    options = parser.parse_args()
+    options.program = str(pathlib.Path(options.program).resolve())
+    chance = random.Random(options.seed)
+    took: list[float] = []
+    far = 0.0
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        (folder / "train.py").write_text(SCRIPT)
+        whole = Job(options, folder, "whole")
+        words = whole.process.communicate()[0]
+        if whole.process.returncode != 0:
+            sys.exit(words)
+        expected = torch.load(whole.result)
+        for number in range(options.jobs):
+            job = Job(options, folder, f"killed-{number}", "--recovery", "shrink")
+            took += kill_all_but_one(job, options.ranks, chance)
+            far = max(far, float((torch.load(job.result) - expected).norm() / expected.norm()))
+    took.sort()
+    print(f"{len(took)} kills, {options.ranks} ranks, steps of {options.step_ms:g} ms, seed {options.seed}, {os.cpu_count()} cores, "
+          f"load {os.getloadavg()[0]:.0f}")  # fmt: skip
+    print(f"kill to the survivors computing again: median {statistics.median(took):.0f} ms, "
+          f"99th percentile {took[min(len(took) - 1, int(0.99 * len(took)))]:.0f} ms, most {took[-1]:.0f} ms")  # fmt: skip
+    print(f"parameters at the end against a job without kills: at most {far:.1e} apart (fp64, relative norm)")
+
+
+if __name__ == "__main__":
+    main()
