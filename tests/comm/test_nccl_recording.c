@@ -185,6 +185,7 @@ static int fail_one(even_comm *host, void *argument) {
   RANKS_EXPECT(host, even_telemetry_open(ring_fd, even_comm_rank(host), &telemetry) == EVEN_OK);
   RANKS_EXPECT(host, device_member_begin(host, &at) == 0);
   RANKS_EXPECT(host, even_device_comm_record(at.comm, telemetry, "test/fails") == EVEN_OK);
+  RANKS_EXPECT(host, even_comm_barrier(host) == EVEN_OK); /* a failure ends those that still open, too */
   if (at.rank == 0) {
     fake_gpu_fail("ncclAllReduce", 1, 2);
     RANKS_EXPECT(host, device_member_sum(&at, 4) == EVEN_ERR_SYSTEM);
