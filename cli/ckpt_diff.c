@@ -168,49 +168,14 @@ static bool alike(const diff *on, const even_tensor_difference *how) {
   return how->different == 0 || (on->within >= 0 && how->not_finite == 0 && how->relative_norm <= on->within);
 }
 
-static even_status compare_tensors(diff *on, even_safetensors_file *a, even_safetensors_file *b) {
-  static const even_tensor_difference none = {.compared = false};
-  const char *name = NULL;
-  json_t *tensor = NULL;
-  json_object_foreach(a->header, name, tensor) {
-    const json_t *other = json_object_get(b->header, name);
-    even_tensor_difference how = none;
-    if (strcmp(name, "__metadata__") == 0) {
-      continue;
-    }
-    if (other == NULL) {
-      tell_tensor(on, name, tensor, NULL, &how);
-      continue;
-    }
-    EVEN_TRY(even_tensors_compare(a, name, b, name, &how));
-    if (alike(on, &how)) {
-      on->same++;
-    } else {
-      tell_tensor(on, name, tensor, other, &how);
-    }
+static void take_tensor(void *context, const char *name, const json_t *a, const json_t *b,
+                        const even_tensor_difference *how) {
+  diff *on = context;
+  if (a != NULL && b != NULL && alike(on, how)) {
+    on->same++;
+  } else {
+    tell_tensor(on, name, a, b, how);
   }
-  json_object_foreach(b->header, name, tensor) {
-    if (strcmp(name, "__metadata__") != 0 && json_object_get(a->header, name) == NULL) {
-      tell_tensor(on, name, NULL, tensor, &none);
-    }
-  }
-  return EVEN_OK;
-}
-
-static even_status compare_files(diff *on, const char *path_a, const char *path_b) {
-  even_safetensors_file a = {.input = {.fd = -1}};
-  even_safetensors_file b = {.input = {.fd = -1}};
-  on->file_named = false;
-  even_status status = even_safetensors_open(path_a, &a);
-  if (status == EVEN_OK) {
-    status = even_safetensors_open(path_b, &b);
-  }
-  if (status == EVEN_OK) {
-    status = compare_tensors(on, &a, &b);
-  }
-  even_safetensors_close(&a);
-  even_safetensors_close(&b);
-  return status;
 }
 
 static even_status path_of(const source *of, const char *name, even_text *out) {
@@ -222,51 +187,34 @@ static even_status path_of(const source *of, const char *name, even_text *out) {
   return even_text_status(out);
 }
 
-static even_status compare_pair(diff *on, const char *name) {
+/* The file of that name, on both sides or on one: then each of its tensors is told. */
+static even_status compare_file(diff *on, const char *name, bool in_a, bool in_b) {
   even_text a = EVEN_TEXT_EMPTY;
   even_text b = EVEN_TEXT_EMPTY;
   on->file = name;
+  on->file_named = false;
+  on->files += in_a != in_b;
   even_status status = path_of(&on->a, name, &a);
   if (status == EVEN_OK) {
     status = path_of(&on->b, name, &b);
   }
   if (status == EVEN_OK) {
-    status = compare_files(on, even_text_string(&a), even_text_string(&b));
+    status = even_safetensors_compare(in_a ? even_text_string(&a) : NULL, in_b ? even_text_string(&b) : NULL,
+                                      take_tensor, on);
   }
   even_text_free(&a);
   even_text_free(&b);
   return status;
 }
 
-/* A file that one side has not: each of its tensors is told, as they are in a file that both have. */
-static even_status tell_single(diff *on, const source *of, const char *name) {
-  even_text path = EVEN_TEXT_EMPTY;
-  even_safetensors_file file = {.input = {.fd = -1}};
-  even_safetensors_file nothing = {.input = {.fd = -1}, .header = json_object()};
-  on->file = name;
-  on->file_named = false;
-  on->files++;
-  even_status status = path_of(of, name, &path);
-  if (status == EVEN_OK) {
-    status = even_safetensors_open(even_text_string(&path), &file);
-  }
-  if (status == EVEN_OK) {
-    status = of == &on->a ? compare_tensors(on, &file, &nothing) : compare_tensors(on, &nothing, &file);
-  }
-  even_safetensors_close(&file);
-  even_safetensors_close(&nothing);
-  even_text_free(&path);
-  return status;
-}
-
 static even_status compare_folders(diff *on) {
   for (size_t i = 0; i < on->a.info.file_count; i++) {
     const char *name = on->a.info.files[i].name;
-    EVEN_TRY(has_file(&on->b, name) ? compare_pair(on, name) : tell_single(on, &on->a, name));
+    EVEN_TRY(compare_file(on, name, true, has_file(&on->b, name)));
   }
   for (size_t i = 0; i < on->b.info.file_count; i++) {
     const char *name = on->b.info.files[i].name;
-    EVEN_TRY(has_file(&on->a, name) ? EVEN_OK : tell_single(on, &on->b, name));
+    EVEN_TRY(has_file(&on->a, name) ? EVEN_OK : compare_file(on, name, false, true));
   }
   return EVEN_OK;
 }
@@ -322,7 +270,7 @@ static even_status compare_all(diff *on) {
   even_json_string(&on->json, "a", on->a.path);
   even_json_string(&on->json, "b", on->b.path);
   even_json_array(&on->json, "tensors");
-  EVEN_TRY(single ? compare_pair(on, "model.safetensors") : compare_folders(on));
+  EVEN_TRY(single ? compare_file(on, "model.safetensors", true, true) : compare_folders(on));
   even_json_array_end(&on->json);
   even_json_array(&on->json, "settings");
   if (!single && !on->tensors_only) {

@@ -168,3 +168,53 @@ even_status even_tensors_compare(even_safetensors_file *a, const char *name_a, e
   even_free(memory);
   return status;
 }
+
+/* ---- whole files ---- */
+
+static even_status open_or_nothing(const char *path, even_safetensors_file *out) {
+  *out = (even_safetensors_file){.input = {.fd = -1}};
+  if (path != NULL) {
+    return even_safetensors_open(path, out);
+  }
+  out->header = json_object();
+  return out->header != NULL ? EVEN_OK : even_fail(EVEN_ERR_MEMORY, "no memory for an empty list of tensors");
+}
+
+static even_status compare_tensors(even_safetensors_file *a, even_safetensors_file *b, even_tensor_told *told,
+                                   void *context) {
+  static const even_tensor_difference none = {.compared = false};
+  const char *name = NULL;
+  json_t *tensor = NULL;
+  json_object_foreach(a->header, name, tensor) {
+    const json_t *other = json_object_get(b->header, name);
+    even_tensor_difference how = none;
+    if (strcmp(name, "__metadata__") == 0) {
+      continue;
+    }
+    if (other != NULL) {
+      EVEN_TRY(even_tensors_compare(a, name, b, name, &how));
+    }
+    told(context, name, tensor, other, &how);
+  }
+  json_object_foreach(b->header, name, tensor) {
+    if (strcmp(name, "__metadata__") != 0 && json_object_get(a->header, name) == NULL) {
+      told(context, name, NULL, tensor, &none);
+    }
+  }
+  return EVEN_OK;
+}
+
+even_status even_safetensors_compare(const char *path_a, const char *path_b, even_tensor_told *told, void *context) {
+  even_safetensors_file a;
+  even_safetensors_file b = {.input = {.fd = -1}};
+  even_status status = open_or_nothing(path_a, &a);
+  if (status == EVEN_OK) {
+    status = open_or_nothing(path_b, &b);
+  }
+  if (status == EVEN_OK) {
+    status = compare_tensors(&a, &b, told, context);
+  }
+  even_safetensors_close(&a);
+  even_safetensors_close(&b);
+  return status;
+}

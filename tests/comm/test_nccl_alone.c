@@ -32,6 +32,16 @@ static even_status open_alone(double timeout_seconds, bool leave_abort, even_dev
   return status == EVEN_OK ? even_device_comm_open(&params, &id, out) : status;
 }
 
+/* Opens one, with a call on its stream that does not end by itself. */
+static even_device_comm *open_hanging(double timeout_seconds, bool leave_abort) {
+  static float data[4];
+  even_device_comm *comm = NULL;
+  assert_int_equal(open_alone(timeout_seconds, leave_abort, &comm), EVEN_OK);
+  fake_gpu_hang(true);
+  assert_int_equal(even_device_comm_all_reduce(comm, data, data, 4, EVEN_F32, EVEN_SUM, NULL, NULL), EVEN_OK);
+  return comm;
+}
+
 static even_status await_end(even_device_comm *comm) {
   while (!even_device_comm_has_ended(comm)) {
     even_clock_sleep_ns(200000);
@@ -40,12 +50,8 @@ static even_status await_end(even_device_comm *comm) {
 }
 
 static void an_error_of_the_gpu_ends_it(void **state) {
-  static float data[4];
-  even_device_comm *comm = NULL;
+  even_device_comm *comm = open_hanging(60, false);
   (void)state;
-  assert_int_equal(open_alone(60, false, &comm), EVEN_OK);
-  fake_gpu_hang(true);
-  assert_int_equal(even_device_comm_all_reduce(comm, data, data, 4, EVEN_F32, EVEN_SUM, NULL, NULL), EVEN_OK);
   fake_gpu_fail("cuEventQuery", 1, 700);
   assert_int_equal(await_end(comm), EVEN_ERR_DEVICE);
   assert_non_null(strstr(even_error_last()->what, "cuda:0 failed with calls on its streams"));
@@ -53,12 +59,8 @@ static void an_error_of_the_gpu_ends_it(void **state) {
 }
 
 static void an_error_of_nccl_ends_it(void **state) {
-  static float data[4];
-  even_device_comm *comm = NULL;
+  even_device_comm *comm = open_hanging(60, false);
   (void)state;
-  assert_int_equal(open_alone(60, false, &comm), EVEN_OK);
-  fake_gpu_hang(true);
-  assert_int_equal(even_device_comm_all_reduce(comm, data, data, 4, EVEN_F32, EVEN_SUM, NULL, NULL), EVEN_OK);
   fake_gpu_async_error(0, 6);
   assert_int_equal(await_end(comm), EVEN_ERR_PEER_LOST);
   assert_non_null(strstr(even_error_last()->what, "remote process exited"));
@@ -67,12 +69,8 @@ static void an_error_of_nccl_ends_it(void **state) {
 
 /* An end that nobody heard of is the close's status. */
 static void the_close_says_what_nobody_asked_for(void **state) {
-  static float data[4];
-  even_device_comm *comm = NULL;
+  even_device_comm *comm = open_hanging(0.01, false);
   (void)state;
-  assert_int_equal(open_alone(0.01, false, &comm), EVEN_OK);
-  fake_gpu_hang(true);
-  assert_int_equal(even_device_comm_all_reduce(comm, data, data, 4, EVEN_F32, EVEN_SUM, NULL, NULL), EVEN_OK);
   while (!even_device_comm_has_ended(comm)) {
     even_clock_sleep_ns(200000);
   }
@@ -81,11 +79,8 @@ static void the_close_says_what_nobody_asked_for(void **state) {
 
 static void who_shrinks_leaves_the_abort_to_that(void **state) {
   static float data[4];
-  even_device_comm *comm = NULL;
+  even_device_comm *comm = open_hanging(0.01, true);
   (void)state;
-  assert_int_equal(open_alone(0.01, true, &comm), EVEN_OK);
-  fake_gpu_hang(true);
-  assert_int_equal(even_device_comm_all_reduce(comm, data, data, 4, EVEN_F32, EVEN_SUM, NULL, NULL), EVEN_OK);
   assert_int_equal(await_end(comm), EVEN_ERR_TIMEOUT);
   assert_false(fake_gpu_was_called("ncclCommAbort"));
   assert_int_equal(even_device_comm_all_reduce(comm, data, data, 4, EVEN_F32, EVEN_SUM, NULL, NULL), EVEN_ERR_TIMEOUT);
@@ -126,14 +121,10 @@ static void a_child_of_a_fork_leaves_it_alone(void **state) {
 
 /* Without a thread for it, the look itself aborts. */
 static void streams_go_on_without_a_thread(void **state) {
-  static float data[4];
-  even_device_comm *comm = NULL;
   (void)state;
   fault_os(FAULT_thread_create, 2,
            EAGAIN); /* the first one looks; it runs from here on, and sees no change of faults */
-  assert_int_equal(open_alone(0.01, false, &comm), EVEN_OK);
-  fake_gpu_hang(true);
-  assert_int_equal(even_device_comm_all_reduce(comm, data, data, 4, EVEN_F32, EVEN_SUM, NULL, NULL), EVEN_OK);
+  even_device_comm *comm = open_hanging(0.01, false);
   assert_int_equal(await_end(comm), EVEN_ERR_TIMEOUT);
   fake_gpu_wait(NULL, 0);
   assert_int_equal(even_device_comm_close(comm), EVEN_OK);
