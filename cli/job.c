@@ -77,6 +77,13 @@ static void on_notice(void *context, const char *text) {
   even_job_view_notice(&((running_job *)context)->view, text);
 }
 
+static void on_hang(void *context, int rank, bool over, const char *words) {
+  running_job *job = context;
+  if (job->monitor != NULL) {
+    even_monitor_hang(job->monitor, rank, over, words);
+  }
+}
+
 static void on_tick(void *context) {
   running_job *job = context;
   if (job->monitor != NULL && even_monitor_tick(job->monitor) != EVEN_OK && !job->monitor_failed) {
@@ -116,6 +123,7 @@ static even_status run(running_job *job, int *exit_code) {
                                                  .rank_ended = on_rank_ended,
                                                  .line = on_line,
                                                  .tick = on_tick,
+                                                 .hang = on_hang,
                                                  .notice = on_notice}};
   return even_agent_run(&params, exit_code);
 }

@@ -55,6 +55,17 @@ function showHead(s) {
   byId("verdict").className = `verdict ${VERDICT_TONES[s.verdict.kind] || ""}`;
 }
 
+/* What went wrong while all ranks lived: what lasts, and what was. */
+function showFaults(s) {
+  const place = byId("faults");
+  const lines = (s.faults || []).map((f) => {
+    const times = f.count > 1 ? `${f.count} times since step ${f.first_step}; the last at step ${f.step}` : `at step ${f.step}`;
+    return element("p", { className: f.lasts ? "" : "advice", textContent: `${f.words} (${times}${f.lasts ? ", and it lasts" : ""})` });
+  });
+  place.hidden = lines.length === 0;
+  place.replaceChildren(...lines);
+}
+
 function showTiles(s) {
   const tiles = [
     [Chart.number(s.samples_per_second), "samples/s"],
@@ -134,6 +145,9 @@ function showSpans(spans) {
 /* the agent's words for a rank that did nothing wrong */
 const endedWell = (words) => !words || words.includes("ended well") || words.includes("stopped");
 
+/* monitor/faults.h; with value 0 one is over */
+const FAULTS = new Set(["hang"]);
+
 const EVENT_WORDS = {
   shares: (e) => `shares ${e.words}`, checkpoint: (e) => `checkpoint ${e.words} is whole`, epoch: (e) => `epoch ${e.value} begins`,
   resume: (e) => `resumed at step ${e.value}`, message: (e) => e.words, scalar: (e) => `${e.words} = ${e.value === null ? "not a number" : e.value}`, attempt: (e) => e.words,
@@ -148,7 +162,7 @@ function showEvents(events) {
   const rows = events.slice(-200).reverse().map((e) => {
     const words = (EVENT_WORDS[e.event] || ((x) => x.words))(e);
     return element("li", {}, element("span", { className: "quiet", textContent: duration(Math.max(0, e.seconds)) }), element("span", { className: "quiet", textContent: `step ${e.step}` }),
-      element("span", { textContent: words, className: e.event === "attempt" || (e.event === "rank_ended" && !endedWell(e.words)) ? "bad" : "" }));
+      element("span", { textContent: words, className: e.event === "attempt" || (e.event === "rank_ended" && !endedWell(e.words)) || (FAULTS.has(e.event) && e.value !== 0) ? "bad" : "" }));
   });
   byId("events").replaceChildren(...(rows.length ? rows : [element("li", { className: "empty", textContent: "nothing yet" })]));
 }
@@ -182,6 +196,7 @@ function showCharts(points, s, events, other) {
 
 function showStored(data) {
   showHead(data.summary);
+  showFaults(data.summary);
   showTiles(data.summary);
   showRanks(data.summary);
   showSpans(data.spans);
@@ -233,6 +248,7 @@ async function turn() {
     live.failures = 0;
     live.seen = s;
     showHead(s);
+    showFaults(s);
     showTiles(s);
     showRanks(s);
     showSpans(spans);

@@ -2,6 +2,7 @@
 #include "monitor/json.h"
 
 #include "base/json_writer.h"
+#include "monitor/faults.h"
 #include "monitor/verdict.h"
 
 #include <math.h>
@@ -90,6 +91,7 @@ void even_monitor_json_summary(const even_state *state, const even_measure *meas
   even_json_unsigned(&json, "lost_records", measure.lost_records);
   even_json_unsigned(&json, "events", state->event_count);
   even_json_string(&json, "stall", even_state_stalls(state) ? state->stall_words : NULL);
+  even_faults_json(&json, state);
   even_json_object(&json, "verdict");
   even_json_string(&json, "kind", even_verdict_name(verdict.kind));
   positive(&json, "rank", verdict.rank);

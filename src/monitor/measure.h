@@ -67,6 +67,7 @@ typedef struct even_measure {
   unsigned long long samples_total;
   unsigned long long lost_records;
   bool shares_moving; /* the shares changed in the window's second half */
+  const char *hang;   /* what a rank is told to hang in, NULL: none does */
   int ranks;
   even_measure_rank *rank;
 } even_measure;

@@ -1,6 +1,8 @@
 /* Families of metrics, each with its type, unit and help, then its samples. */
 #include "monitor/metrics.h"
 
+#include "monitor/faults.h"
+
 #include <math.h>
 #include <string.h>
 
@@ -154,6 +156,14 @@ static void bus_bandwidth(even_text *out, const even_state *state) {
   }
 }
 
+static void faults(even_text *out, const even_state *state) {
+  family(out, "evenstep_faults", "counter", NULL, "What went wrong while all ranks lived, by kind.");
+  for (int kind = 0; kind < EVEN_FAULT_COUNT; kind++) {
+    even_text_format(out, "evenstep_faults_total{kind=\"%s\"} %llu\n", even_faults_name(kind),
+                     (unsigned long long)state->faults[kind].count);
+  }
+}
+
 static void run_families(even_text *out, const even_state *state, const even_measure *measure) {
   family(out, "evenstep_run", "info", NULL, "The run.");
   even_text_add(out, "evenstep_run_info{");
@@ -222,5 +232,6 @@ void even_monitor_metrics(even_state *state, uint64_t now_ns, even_text *out) {
 #undef EACH
   spans(out, state);
   bus_bandwidth(out, state);
+  faults(out, state);
   even_text_add(out, "# EOF\n");
 }

@@ -116,6 +116,14 @@ void even_monitor_rank_ended(even_monitor *monitor, int rank, const char *cause)
   (void)pthread_mutex_unlock(&monitor->lock);
 }
 
+void even_monitor_hang(even_monitor *monitor, int rank, bool over, const char *words) {
+  (void)pthread_mutex_lock(&monitor->lock);
+  if (rank >= 0 && rank < monitor->state->ranks) {
+    even_monitor_note(monitor, EVEN_EVENT_HANG, rank, over ? 0 : 1, words);
+  }
+  (void)pthread_mutex_unlock(&monitor->lock);
+}
+
 even_status even_monitor_view(even_monitor *monitor, int columns, bool colour, even_text *out) {
   (void)pthread_mutex_lock(&monitor->lock);
   even_view_draw(monitor->state, even_clock_ns(), columns, colour, out);

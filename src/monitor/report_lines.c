@@ -1,4 +1,5 @@
 /* The report as a table for a terminal. */
+#include "monitor/faults.h"
 #include "monitor/report_run.h"
 #include "monitor/verdict.h"
 
@@ -117,6 +118,7 @@ static void closing(const even_report *report, bool colour, even_text *out) {
       even_text_format(out, "  %s\n", told[i]);
     }
   }
+  even_faults_lines(state, out);
   even_report_warmup_words(&report->run, words, sizeof words);
   even_text_format(out, "  %s%s%s\n", colour ? "\033[2m" : "", words, colour ? "\033[0m" : "");
 }

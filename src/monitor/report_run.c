@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "base/json_reader.h"
+#include "monitor/faults.h"
 #include "os/file.h"
 #include "os/folder.h"
 
@@ -164,6 +165,7 @@ void even_report_run_json(even_json *json, const char *key, const even_report_ru
   even_json_number(json, "last_loss", of->last_loss);
   even_json_unsigned(json, "checkpoints", state->checkpoints);
   even_json_integer(json, "restarts", state->attempt);
+  even_faults_json(json, state);
   if (run->predicted) {
     even_json_object(json, "predicted");
     even_json_number(json, "samples_per_second", run->predicted_samples_per_second);

@@ -3,6 +3,7 @@
 
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "monitor/faults.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -345,10 +346,12 @@ bool even_state_event_add(even_state *state, const even_state_event *event) {
     state->on_fixed = 0; /* the ranks' balancers begin anew */
     state->memory_words[0] = state->left_out_words[0] = state->lost_words[0] = '\0';
     state->stall_at_ns = 0;
+    even_faults_restart(state->faults);
   } else if (event->event == EVEN_EVENT_SCALAR && event->rank == even_state_first(state) &&
              strcmp(event->words, "loss") == 0) {
     take_given_loss(state, event);
   }
+  even_faults_take(state->faults, event);
   even_state_event *slot = &state->events[state->event_count % EVEN_STATE_EVENTS];
   *slot = *event;
   slot->number = ++state->event_count;

@@ -18,7 +18,32 @@ enum {
 };
 
 /* Events beyond those that ranks write (even_event): the agent's. */
-enum { EVEN_EVENT_ATTEMPT = 100, EVEN_EVENT_RANK_STARTED = 101, EVEN_EVENT_RANK_ENDED = 102, EVEN_EVENT_LOST = 103 };
+enum {
+  EVEN_EVENT_ATTEMPT = 100,
+  EVEN_EVENT_RANK_STARTED = 101,
+  EVEN_EVENT_RANK_ENDED = 102,
+  EVEN_EVENT_LOST = 103,
+  EVEN_EVENT_HANG = 104 /* value 1: the rank hangs; 0: it goes on after all */
+};
+
+/* X(name, event, of one, of several): what goes wrong while all ranks live (monitor/faults.h) */
+#define EVEN_FAULT_LIST(X) X(HANG, EVEN_EVENT_HANG, "hang", "hangs")
+
+enum {
+#define EVEN_FAULT_ENUM(name, event, one, many) EVEN_FAULT_##name,
+  EVEN_FAULT_LIST(EVEN_FAULT_ENUM)
+#undef EVEN_FAULT_ENUM
+      EVEN_FAULT_COUNT
+};
+
+typedef struct even_state_fault {
+  uint64_t count; /* how often */
+  int lasting;    /* how many of them do */
+  uint32_t first_step;
+  int rank; /* of the last, as the two that follow; -1: the run */
+  uint32_t step;
+  char words[192];
+} even_state_fault;
 
 typedef struct even_state_event {
   uint64_t number; /* from 1, never reused */
@@ -134,6 +159,7 @@ typedef struct even_state {
   uint64_t stall_at_ns;       /* the last stall that a rank told of; 0: none */
   int stall_rank;
   char stall_words[192];
+  even_state_fault faults[EVEN_FAULT_COUNT];
   bool loss_given;   /* by the script: the loss that backward began from does not count any more */
   double given_loss; /* the last */
   /* the course */

@@ -259,9 +259,11 @@ void even_verdict_find(const even_measure *measure, even_verdict *out) {
     say(out->limit, sizeof out->limit, "warming up: the first %d steps say little", EVEN_WARM_STEPS);
   } else if (measure->phase == EVEN_PHASE_STALLED) {
     out->kind = EVEN_VERDICT_STALLED;
-    say(out->limit, sizeof out->limit, "no step for %.0f s; a step took %.3g s before", measure->silent_seconds,
-        measure->step_seconds);
-    say(out->advice, sizeof out->advice, "see logs/rank-N.log in the run's folder for what the ranks do");
+    say(out->limit, sizeof out->limit, "no step for %.0f s; a step took %.3g s before%s%s", measure->silent_seconds,
+        measure->step_seconds, measure->hang != NULL ? ": " : "", measure->hang != NULL ? measure->hang : "");
+    say(out->advice, sizeof out->advice, "%s",
+        measure->hang != NULL ? "its stacks are in logs/hang-rank-N.txt; --on-hang restart goes on by itself"
+                              : "see logs/rank-N.log in the run's folder for what the ranks do");
   } else if (!find(measure, &found)) {
     out->kind = EVEN_VERDICT_ENDED;
     say(out->limit, sizeof out->limit, "the run ended before enough steps were measured");

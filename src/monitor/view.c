@@ -1,6 +1,7 @@
 /* Progress, numbers, one line a rank, the verdict. */
 #include "monitor/view.h"
 
+#include "monitor/faults.h"
 #include "monitor/verdict.h"
 
 #include <math.h>
@@ -202,6 +203,9 @@ void even_view_draw(even_state *state, uint64_t now_ns, int columns, bool colour
   }
   if (state->lost_words[0] != '\0') {
     wrapped(&on, COLOUR_YELLOW, state->lost_words);
+  }
+  if (even_faults_lasting(state) != NULL) {
+    wrapped(&on, COLOUR_YELLOW, even_faults_lasting(state));
   }
   if (even_state_stalls(state)) {
     even_text_format(&content, "a collective stands still: %s", state->stall_words);

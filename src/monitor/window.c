@@ -1,5 +1,5 @@
 /* Means over the last steps. */
-#include "monitor/state.h"
+#include "monitor/faults.h"
 
 #include <math.h>
 #include <string.h>
@@ -25,6 +25,7 @@ static const struct {
               {EVEN_EVENT_RANK_STARTED, "rank_started"},
               {EVEN_EVENT_RANK_ENDED, "rank_ended"},
               {EVEN_EVENT_LOST, "lost_records"},
+              {EVEN_EVENT_HANG, "hang"},
               {EVEN_EVENT_COMPRESSION, "compression"},
               {EVEN_EVENT_STALL, "stall"},
               {EVEN_EVENT_GROUP, "group"},
@@ -252,6 +253,7 @@ void even_state_measure(even_state *state, uint64_t now_ns, even_measure *out) {
                         .total = state->total,
                         .epoch = state->epoch,
                         .lost_records = state->lost_records,
+                        .hang = even_faults_hang(state),
                         .ranks = state->ranks,
                         .rank = state->measure_ranks};
   out->elapsed_seconds = now > state->started_ns ? (double)(now - state->started_ns) / 1e9 : 0;

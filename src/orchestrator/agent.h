@@ -31,6 +31,8 @@ typedef struct even_agent_observer {
   void (*line)(void *context, int rank, bool error, const char *text, size_t length);
   /* about ten times a second */
   void (*tick)(void *context);
+  /* a rank hangs, or, `over`, goes on after all: what the notice of it says too */
+  void (*hang)(void *context, int rank, bool over, const char *words);
   /* one line of what the agent does or cannot do: a restart, a slower way taken, a log that cannot be written */
   void (*notice)(void *context, const char *text);
 } even_agent_observer;

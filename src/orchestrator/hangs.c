@@ -200,9 +200,19 @@ static void describe_activity(const rank_watch *watch, char *text, size_t bytes)
   (void)snprintf(text, bytes, watch->silence.stepped ? "%s" : "start (%s)", name);
 }
 
+/* To whoever keeps the history. */
+static void observe(const even_job *job, size_t rank, bool over, const char *words) {
+  if (job->params->observer.hang != NULL) {
+    job->params->observer.hang(job->params->observer.context, (int)rank, over, words);
+  }
+}
+
 static void say_that_it_goes_on(rank_watch *watch, even_job *job, size_t rank) {
   even_text rest = EVEN_TEXT_EMPTY;
-  even_job_notice(job, "rank %zu goes on: it was slow, and did not hang", rank);
+  char words[80];
+  (void)snprintf(words, sizeof words, "rank %zu goes on: it was slow, and did not hang", rank);
+  even_job_notice(job, "%s", words);
+  observe(job, rank, true, words);
   watch->told = false;
   watch->asked = false;
   watch->words[0] = '\0';
@@ -231,6 +241,9 @@ static void tell(even_hangs *hangs, even_job *job, size_t rank, size_t waiting, 
                  activity);
   even_job_notice(job, "rank %zu (%s, process %ld) hangs: %s (%s)%s", rank, job->params->devices->items[rank].name,
                   (long)job->ranks[rank].pid, watch->words, limit, others);
+  char words[240];
+  (void)snprintf(words, sizeof words, "rank %zu hangs: %s%s", rank, watch->words, others);
+  observe(job, rank, false, words);
   watch->asked = true;
   watch->asked_ns = now_ns;
   if (even_stacks_ask(job->ranks[rank].pid, &watch->stacks) != EVEN_OK) {

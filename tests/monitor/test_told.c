@@ -142,6 +142,44 @@ static void a_restart_forgets_that_equal_shares_won(void **state) {
   report_says(made, "went back", false);
 }
 
+/* The number of kinds of faults in the summary, and the first of them. */
+static size_t faults_in(json_t *data, json_t **first) {
+  json_t *faults = json_object_get(json_object_get(data, "summary"), "faults");
+  *first = json_array_get(faults, 0);
+  return json_array_size(faults);
+}
+
+static void a_hang_is_told_everywhere(void **state) {
+  monitored *made = *state;
+  json_t *first = NULL;
+  even_text view = EVEN_TEXT_EMPTY;
+  monitored_start(made);
+  monitored_steps(made, 20, 13);
+  even_monitor_hang(made->monitor, 1, false, "rank 1 hangs: no progress for 30 s in data");
+  assert_int_equal(even_monitor_view(made->monitor, 200, false, &view), EVEN_OK);
+  assert_non_null(strstr(even_text_string(&view), "rank 1 hangs: no progress for 30 s in data\n"));
+  even_monitor_hang(made->monitor, 1, true, "rank 1 goes on: it was slow, and did not hang");
+  even_text_clear(&view);
+  assert_int_equal(even_monitor_view(made->monitor, 200, false, &view), EVEN_OK);
+  assert_null(strstr(even_text_string(&view), "hangs"));
+  monitored_steps(made, 20, 8);
+  even_monitor_hang(made->monitor, 0, false, "rank 0 hangs: no progress for 40 s in checkpoint");
+  even_text_free(&view);
+  assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
+  report_says(made, "  2 hangs, the first at step 19; the last, at step 39: rank 0 hangs: no progress for 40 s in checkpoint\n",
+              true);
+  json_t *data = monitored_page(made);
+  const json_t *events = json_object_get(json_object_get(data, "events"), "events");
+  expect_event(events, "hang", 0, 1, 19, 1, "rank 1 hangs: no progress for 30 s in data");
+  expect_event(events, "hang", 1, 1, 19, 0, "rank 1 goes on: it was slow, and did not hang");
+  assert_int_equal(faults_in(data, &first), 1);
+  assert_string_equal(json_string_value(json_object_get(first, "kind")), "hang");
+  assert_int_equal(json_integer_value(json_object_get(first, "count")), 2);
+  assert_int_equal(json_integer_value(json_object_get(first, "rank")), 0);
+  assert_false(json_is_true(json_object_get(first, "lasts"))); /* the run has ended */
+  json_decref(data);
+}
+
 static void who_joins_is_named(void **state) {
   monitored *made = *state;
   monitored_start(made);
@@ -319,6 +357,7 @@ int main(void) {
       TEST(what_limits_shares_is_told),
       TEST(what_limited_shares_before_is_not),
       TEST(a_restart_forgets_that_equal_shares_won),
+      TEST(a_hang_is_told_everywhere),
       TEST(who_joins_is_named),
       TEST(a_wait_for_peers_is_no_communication),
       TEST(a_page_of_many_ranks_is_bounded),

@@ -85,6 +85,10 @@ static void on_notice(void *context, const char *text) {
   even_text_format(&((job_fixture *)context)->seen, "notice %s|", text);
 }
 
+static void on_hang(void *context, int rank, bool over, const char *words) {
+  even_text_format(&((job_fixture *)context)->seen, "hang %d %d %s|", rank, (int)over, words);
+}
+
 int job_fixture_teardown(void **state) {
   fault_reset();
   assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);
@@ -119,6 +123,7 @@ even_status job_fixture_run(job_fixture *job, const char *script, int *exit_code
                                                  .rank_ended = on_ended,
                                                  .line = on_line,
                                                  .tick = on_tick,
+                                                 .hang = on_hang,
                                                  .notice = on_notice}};
   return even_agent_run(&params, exit_code);
 }

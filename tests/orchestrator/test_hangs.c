@@ -90,6 +90,8 @@ static void a_hang_is_told_and_its_end_too(void **state) {
   assert_int_equal(code, 0);
   assert_int_equal(goes_on_after, 3);
   assert_true(job_fixture_saw(job, "hangs: no progress for 0."));
+  assert_true(job_fixture_saw(job, "hang 1 0 rank 1 hangs: no progress for 0."));
+  assert_true(job_fixture_saw(job, "hang 1 1 rank 1 goes on: it was slow, and did not hang|"));
   assert_true(job_fixture_saw(job, "s in compute (forward) (limit 0.5 s"));
   assert_true(job_fixture_saw(job, "; 1 rank waits for it|"));
   assert_false(job_fixture_saw(job, "rank 0 (cpu:0, process ")); /* who waits does not hang */

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import re
+import sqlite3
 from collections.abc import Callable
 
 import pytest
@@ -110,6 +112,9 @@ def test_a_hang_in_c_is_told_and_not_disturbed(
     assert "rank 1 goes on: it was slow, and did not hang" in text
     stacks = (tmp_path / "runs/a/logs/hang-rank-1.txt").read_text()
     assert "in hang_in_c" in stacks and re.search(r"#\d+ +\w*read\+0x", stacks), stacks
+    with contextlib.closing(sqlite3.connect(tmp_path / "runs/a/run.db")) as history:
+        told = history.execute("SELECT rank, value, words FROM events WHERE event = 'hang' ORDER BY rowid").fetchall()
+    assert [one[:2] for one in told] == [(1, 1), (1, 0)] and "no progress for" in told[0][2], told
 
 
 @pytest.mark.parametrize(
