@@ -50,6 +50,8 @@ void even_job_options_declare(even_job_options *o, even_option *table) {
        "a rank without progress for so long, or 10 x its p99, hangs (default 30)", 0, 0},
       {0, "on-hang", EVEN_OPTION_TEXT, &o->on_hang, "report|restart",
        "tell its stacks (default), and end the attempt, so that the job restarts", 0, 0},
+      {0, "on-nonfinite", EVEN_OPTION_TEXT, &o->on_nonfinite, "report|skip|stop",
+       "a loss or gradient that is not finite: tell it (default), leave its step out too, or end the job", 0, 0},
       {0, "no-pin", EVEN_OPTION_FLAG, &o->no_pin, NULL, "leave the ranks on all CPUs", 0, 0},
       {0, "port", EVEN_OPTION_INTEGER, &o->port, "N", "port of the page on 127.0.0.1 (default any free one)", 1, 65535},
       {0, "no-monitor", EVEN_OPTION_FLAG, &o->no_monitor, NULL, "no page and no history", 0, 0},

@@ -287,6 +287,29 @@ static even_status read_hangs(const even_job_options *options, even_job_setup *s
   return EVEN_OK;
 }
 
+/* A word for the ranks, from the option or the variable, checked here; what the variable says they have anyway. */
+static even_status put_word(const char *option, const char *name, const char *variable, const char *const *words,
+                            even_job_setup *setup) {
+  const char *from = NULL;
+  const char *value = given(option, name, variable, &from);
+  for (size_t i = 0; value != NULL && words[i] != NULL; i++) {
+    if (strcmp(value, words[i]) == 0) {
+      return option == NULL ? EVEN_OK : even_environment_set(&setup->environment, variable, value);
+    }
+  }
+  if (value == NULL) {
+    return EVEN_OK;
+  }
+  (void)even_fail(EVEN_ERR_USAGE, "%s %s is none of the words that it takes", from, value);
+  return words[2] == NULL ? even_error_fix("give %s or %s", words[0], words[1])
+                          : even_error_fix("give %s, %s or %s", words[0], words[1], words[2]);
+}
+
+static even_status read_watch(const even_job_options *options, even_job_setup *setup) {
+  static const char *const of_nonfinite[] = {"report", "skip", "stop", NULL};
+  return put_word(options->on_nonfinite, "--on-nonfinite", "EVENSTEP_ON_NONFINITE", of_nonfinite, setup);
+}
+
 static even_status read_recovery(const even_job_options *options, even_job_setup *setup) {
   setup->shrink = strcmp(options->recovery, "shrink") == 0;
   if (!setup->shrink && strcmp(options->recovery, "restart") != 0) {
@@ -323,6 +346,7 @@ static even_status open_setup(const even_job_options *options, char *const *envi
   }
   EVEN_TRY(read_speeds(options, setup));
   EVEN_TRY(read_hangs(options, setup));
+  EVEN_TRY(read_watch(options, setup));
   setup->max_restarts = options->max_restarts < 0 ? 3 : (int)options->max_restarts;
   setup->restart_always = options->max_restarts >= 0;
   EVEN_TRY(read_recovery(options, setup));

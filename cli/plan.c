@@ -102,7 +102,7 @@ static int run(plan_command *plan, size_t count, char **words) {
 static size_t leave_out(even_option *table, size_t count) {
   static const char *const not_of_a_plan[] = {"max-restarts", "recovery",      "min-ranks", "port",
                                               "no-monitor",   "whole-history", "timeline",  "timeline-calls",
-                                              "hang-timeout", "on-hang",       "quiet"};
+                                              "hang-timeout", "on-hang",       "on-nonfinite",  "quiet"};
   size_t kept = 0;
   for (size_t i = 0; i < count; i++) {
     bool decided = false;

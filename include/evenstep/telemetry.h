@@ -94,7 +94,11 @@ typedef enum even_event {
   EVEN_EVENT_LEFT_OUT = 15,
   /* value: the generation that goes on without ranks that were killed; words: "generation 1: ranks 0 and 2 go on
    * without rank 1 after 31 ms" */
-  EVEN_EVENT_GENERATION = 16
+  EVEN_EVENT_GENERATION = 16,
+  /* a loss or gradients that are not finite, in a step that would use them; value: on how many ranks, 1 where that is
+   * not known, 0: they are finite again; words: what, on which ranks, of which parameters */
+  EVEN_EVENT_NONFINITE = 17,
+  EVEN_EVENT_LAST = EVEN_EVENT_NONFINITE
 } even_event;
 
 #define EVEN_EVENT_WORDS_BYTES 128 /* with the NUL */

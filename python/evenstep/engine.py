@@ -106,6 +106,7 @@ class SharedEngine:
         self._slots: list[torch.Tensor] = []
         self._addresses: list[int] = []
         self._place = list(range(len(parameters)))  # of each parameter in the engine in C
+        self.nonfinite: list[tuple[int, bool]] = []  # as evenstep.nonfinite.Found, of the last round
         self._open(_shapes(parameters))
 
     def _open(self, shapes: Sequence[tuple[int, int] | tuple[int, int, bool]]) -> None:
@@ -188,8 +189,9 @@ class SharedEngine:
         self._sync.ready(self._place[index], self._addresses[index])
 
     def finish(self) -> tuple[Sequence[int], Report]:
-        flags, _, communication_ns, peer_wait_ns, exposed_ns, moved, _, full = self._sync.finish()
+        flags, _, communication_ns, peer_wait_ns, exposed_ns, moved, _, full, bad = self._sync.finish()
         used = bytes(map(flags.__getitem__, self._place))
+        self.nonfinite = [(self._place.index(place), own) for place, own in self._sync.nonfinite()] if bad else []
         for index, on_cpu in enumerate(self._on_cpu):
             self._held[index] = None
             if not on_cpu and used[index]:

@@ -36,6 +36,7 @@ class Environment:
     compression: str = ""
     compression_way: str = ""
     memory_limit: int | None = None  # bytes
+    on_nonfinite: str = "report"
 
 
 def _integer(variables: Mapping[str, str], name: str, default: int, least: int = 0) -> int:
@@ -100,6 +101,14 @@ def _bytes(variables: Mapping[str, str], name: str) -> int | None:
     return int(value)
 
 
+def _word(variables: Mapping[str, str], name: str, words: tuple[str, ...]) -> str:
+    """The first of the words is the default."""
+    text = variables.get(name, "") or words[0]
+    if text not in words:
+        raise EvenstepError(f"{name} is {text!r}; choose one of {', '.join(words)}")
+    return text
+
+
 def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
     """Reads and checks the launcher's variables."""
     v: Mapping[str, str] = os.environ if variables is None else variables
@@ -134,4 +143,5 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         compression=v.get("EVENSTEP_COMPRESSION", ""),
         compression_way=v.get("EVENSTEP_COMPRESSION_WAY", ""),
         memory_limit=_bytes(v, "EVENSTEP_MEMORY_LIMIT"),
+        on_nonfinite=_word(v, "EVENSTEP_ON_NONFINITE", ("report", "skip", "stop")),
     )

@@ -7,7 +7,7 @@ stays None where no rank has one). The weights of the ranks sum to 1, so what wa
 from __future__ import annotations
 
 import weakref
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +19,7 @@ from evenstep.engine import Engine, Report
 from evenstep.kept import KeptGradients
 from evenstep.learned_order import LearnedOrder
 from evenstep.local_training import LocalTraining
+from evenstep.nonfinite import UNNAMED, Found, Look, found_among
 from evenstep.sparse import sum_sparse
 from evenstep.used_parameters import UsedParameters
 
@@ -76,6 +77,9 @@ class GradientSync:
         self.stale: StaleRounds | None = None  # es.Stale
         self.enabled = True  # False under no_sync
         self.rounds = 0  # that are done
+        self.nonfinite: Found = []  # what was not finite in the last of them
+        self.acts_at_once = False  # on what is not finite: in the step, where else an accelerator may be late
+        self._look = Look()
         self._hooks: list[Any] = []
         self.idle = False  # the pass under way is void: what it makes stays here
         self.defer = False  # nested backward passes seen: hand over only at the end
@@ -348,6 +352,7 @@ class GradientSync:
             report.full_bytes += second.full_bytes
         if self._watch is not None:
             self._watch.check(used)
+        self.nonfinite = self._find_nonfinite(used)
         if self._order.learning and hasattr(self.engine, "reorder"):
             with self._steps.blocking():
                 self._order.agree(self._steps.group, used)
@@ -363,7 +368,35 @@ class GradientSync:
                 moved = sum_sparse(self._steps.group, self.parameters[self._dense :], weight)
             report.bytes += moved
             report.full_bytes += moved
+            self.nonfinite += self._among(range(self._dense, len(self.parameters)), at_once=True)
         return self._done(report)
+
+    def _find_nonfinite(self, used: Any) -> Found:
+        """Of the sums, which are the same on all ranks; before they take the place of what this rank had."""
+        engine: Any = self.engine
+        if hasattr(engine, "nonfinite"):
+            return list(engine.nonfinite)
+        indices = [index for index in range(self._dense) if used[index]]
+        if self._look.finite([engine.views[index] for index in indices], self.acts_at_once):
+            return []
+        views = engine.views
+        return found_among(indices, views, lambda i: p if (p := self.parameters[i].grad) is not views[i] else None)
+
+    def _among(self, indices: Iterable[int], at_once: bool) -> Found:
+        """Of what is in p.grad, as it is."""
+        gradients = {index: p for index in indices if (p := self.parameters[index].grad) is not None}
+        if self._look.finite(gradients.values(), at_once):
+            return []
+        return found_among(list(gradients), gradients, lambda _: None)
+
+    def look_at_own(self, counts: bool) -> bool:
+        """Where gradients stay on their rank: whether this rank's are finite. The vote tells the others."""
+        found = self._among(range(len(self.parameters)), at_once=self.acts_at_once) if counts else []
+        self.nonfinite = [(index, index != UNNAMED) for index, _ in found]
+        return not found
+
+    def name_of(self, index: int) -> str:
+        return self._names[index]
 
     def _done(self, report: Report) -> Report:
         self._fired.clear()
@@ -388,6 +421,7 @@ class GradientSync:
             gradient = parameter.grad = due.get(index)
             if gradient is not None:
                 self._whole[index] = weakref.ref(gradient)
+        self.nonfinite = self._among(range(len(self.parameters)), at_once=self.acts_at_once)
         total = Report(0, 0, 0, 0)
         for one in reports:
             total.exposed_ns += one.exposed_ns

@@ -312,6 +312,7 @@ def _prepare_models(
             "  fix: call es.prepare with the same arguments on every rank"
         )
     _check_same_options([one[2] for one in told])
+    _check_same_watch(gather_objects(group, current.nonfinite.policy))
     if len(current.models) > 64:
         raise EvenstepError(f"{len(current.models)} models were prepared; this version keeps up to 64 in step")
     for name, model in models.items():
@@ -336,6 +337,7 @@ def _prepare_models(
                 engines.append(choose_engine(parameters, bootstrap, group, places, options, current.telemetry))
         sync = GradientSync(name, model, engines[0], current.steps, sparse, others)
         sync.compression = str(options.compression or "")
+        sync.acts_at_once = current.nonfinite.policy != "report"
         sync.use_options(ddp)
         if isinstance(mode, Stale):
             sync.stale, sync.defer = StaleRounds(engines), True
@@ -382,6 +384,15 @@ def _check_same_options(everyone: Sequence[tuple[EngineOptions, Mode | None, DDP
             raise EvenstepError(
                 f"rank {rank} was told another way to exchange gradients than rank 0: {theirs}, rank 0: {everyone[0]}\n"
                 "  fix: call es.prepare with the same arguments, and set EVENSTEP_COMPRESSION, on every rank alike"
+            )
+
+
+def _check_same_watch(policies: Sequence[str]) -> None:
+    for rank, policy in enumerate(policies):
+        if policy != policies[0]:
+            raise EvenstepError(
+                f"on what is not finite rank {rank} was told to {policy}, rank 0 to {policies[0]}\n"
+                "  fix: set EVENSTEP_ON_NONFINITE, and es.Config(on_nonfinite=…), on every rank alike"
             )
 
 

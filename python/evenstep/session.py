@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -20,6 +21,7 @@ from evenstep.environment import Environment, read_environment
 from evenstep.generations import MendedGroup, Recovery, open_recovery
 from evenstep.group import Bootstrap, Group, SharedGroup, broadcast_bytes, gather_bytes
 from evenstep.loops import Loops
+from evenstep.nonfinite import NonFinite
 from evenstep.ring import open_ring
 from evenstep.schedulers import SchedulerSteps
 from evenstep.step_checks import StepChecks
@@ -107,6 +109,7 @@ class Session:
         self.scheduler_steps = SchedulerSteps(lambda: self.iterating, lambda: self.redoing)
         self.loops = Loops(self.loaders, self.scheduler_steps, self.rank)
         self.checks = StepChecks()
+        self.nonfinite = NonFinite(self.steps, environment.on_nonfinite, lambda: self._scales)
         self._leader: int | None = None  # id of the optimizer whose step is the commit where no loader is prepared
         self._last_checkpoint = time.monotonic()
         self._checkpointed = 0  # the step up to which --checkpoint-every N is done
@@ -333,15 +336,29 @@ class Session:
             self.checks.check(optimizer, self.models.values(), steps.syncs)
         if self._leader is None:
             self._leader = id(optimizer)
-        if not (steps.has_new_batch or self._leader == id(optimizer)):
-            return
-        self._leader = id(optimizer)
-        if self.recovery is not None and steps.syncs:
+        leads = steps.has_new_batch or self._leader == id(optimizer)
+        if leads and steps.syncs:
             steps.finish_missed()
+        void = self.recovery is not None and self.recovery.void
+        left_out = not void and self.nonfinite.before_step(optimizer, leads)
+        if leads:
+            self._leader = id(optimizer)
+            self._commit(optimizer)
+        if left_out:
+            self.nonfinite.hide(optimizer)
+
+    def _commit(self, optimizer: Optimizer) -> None:
+        steps = self.steps
+        if self.recovery is not None and steps.syncs:
             if self.recovery.void or not self.recovery.commit():
                 self.recovery.hide_gradients(optimizer)
         else:
             self.book_step()
+
+    @property
+    def _scales(self) -> bool:
+        """Whether a GradScaler was prepared, which may make losses infinite that are not."""
+        return any(isinstance(one, torch.amp.GradScaler) and one.is_enabled() for one in self.objects.values())
 
     def book_step(self) -> None:
         """The step under way stands: it counts from now on."""
@@ -378,6 +395,7 @@ class Session:
         return all(sync.local is None or sync.local.whole for sync in self.steps.syncs)
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        self.nonfinite.put_back()
         if self.recovery is not None and self.recovery.show_gradients():
             self._pass_void(self.recovery)
             return

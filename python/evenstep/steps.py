@@ -4,6 +4,7 @@ step committed when the optimizer steps; and the times of all that."""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from evenstep import _core, vote
 from evenstep._core import EvenstepError
 from evenstep.fetched import FetchedBatches
 from evenstep.idle_backward import IdleBackward
+from evenstep.nonfinite import UNNAMED
 from evenstep.ranges import Phases
 from evenstep.saved_bytes import SavedBytes
 
@@ -31,17 +33,24 @@ if TYPE_CHECKING:
 _ACTIVITIES = {_core.SPAN_EVALUATION: _core.AT_EVALUATION, _core.SPAN_CHECKPOINT: _core.AT_CHECKPOINT}
 
 
-def loss_of(tensors: Any) -> float:
-    """The value that backward starts from, where it is one number; else NaN."""
+def known_loss(tensors: Any) -> float | None:
+    """The value that backward starts from, where it is one number, in the host's memory."""
     if isinstance(tensors, torch.Tensor):
         if tensors.numel() == 1 and tensors.device.type == "cpu" and not tensors.is_complex():
             return float(tensors.detach())
-        return math.nan
+        return None
     try:
-        parts = [loss_of(tensor) for tensor in tensors]
+        parts = [known_loss(tensor) for tensor in tensors]
     except TypeError:
-        return math.nan
-    return math.fsum(parts) if parts and not any(math.isnan(p) for p in parts) else math.nan
+        return None
+    known = [part for part in parts if part is not None]
+    return total_of(known) if known and len(known) == len(parts) else None
+
+
+def total_of(losses: Iterable[float]) -> float:
+    """math.fsum, which refuses infinities of both signs."""
+    given = list(losses)
+    return math.fsum(given) if all(map(math.isfinite, given)) else sum(given)
 
 
 class Steps:
@@ -77,6 +86,9 @@ class Steps:
         self._samples = self._total = self._batches = 0
         self._loss_sum = 0.0
         self._loss_value = math.nan
+        self._loss_known = False
+        self._loss_bad = False  # one of this rank's was not finite since the last vote
+        self.loss_ranks: list[int] = []  # those that said so in it
         self._changed: list[Change] = []
         self._broken = ""
         self.saved = SavedBytes(telemetry)
@@ -239,7 +251,8 @@ class Steps:
         self.phases.enter("backward")
         if self.plan is not None:
             self.telemetry.span(_core.SPAN_FORWARD, self.step, self._batch_start, now - self._batch_start)
-        self._loss_value = loss_of(losses)
+        loss = known_loss(losses)
+        self._loss_value, self._loss_known = (math.nan, False) if loss is None else (loss, True)
         self._passes += 1
         for sync in self.syncs:
             sync.before_backward(self.empty)
@@ -340,6 +353,7 @@ class Steps:
         weight = self.current_weight()
         if weight > 0:
             self._loss_sum += weight * self._loss_value
+            self._loss_bad = self._loss_bad or (self._loss_known and not math.isfinite(self._loss_value))
         self.telemetry.span(_core.SPAN_BACKWARD, self.step, self._backward_start, end - self._backward_start)
         self._fetched.used()
         self._batch_start = end
@@ -429,6 +443,10 @@ class Steps:
         busy = end - self._reference - blocked - (self._apart - self._apart_reference)
         flags = (vote.WANTS_CHECKPOINT if self.wants_checkpoint else 0) | (vote.TAKEN if taken else 0)
         flags |= vote.SPARED if 0 < self._spared_passes == self._passes else 0
+        flags |= vote.LOSS if self._loss_bad else 0
+        local = [sync for sync in self.syncs if sync.enabled and sync.local is not None]
+        if not all([sync.look_at_own(counts=weight > 0) for sync in local]):
+            flags |= vote.GRADIENT
         if self.memory is not None and self._batches and self.last_plan is not None:
             self.memory.watch.stepped(self.step, self._samples // self._batches, self.last_plan.shares)
         ballots = self._exchange(weight, max(0, busy), flags)
@@ -444,6 +462,7 @@ class Steps:
             raise self._no_gradient(taken or f"a gradient of rank {took[0]} was gone when backward ended")
         self.ballots = ballots
         vote.check(self.ballots)
+        self._heard_of_nonfinite(ballots, local)
         if self.recovery is not None and any(ballot.buffers for ballot in ballots):
             self.recovery.say("forward changes a model's buffers, before it is known that the pass counts")
         if self.memory is not None:
@@ -465,6 +484,13 @@ class Steps:
         self._blocked_at_sync, self._apart_at_sync = self.blocked_ns(), self._apart
         self.telemetry.span(_core.SPAN_WAIT, self.step, end, self._sync_end - end)
         self.phases.enter("optimizer")
+
+    def _heard_of_nonfinite(self, ballots: list[vote.Ballot], local: list[GradientSync]) -> None:
+        self._loss_bad = False
+        self.loss_ranks = vote.not_finite(ballots, vote.LOSS)
+        if vote.not_finite(ballots, vote.GRADIENT):
+            for sync in local:
+                sync.nonfinite = sync.nonfinite or [(UNNAMED, False)]
 
     # -- the optimizer's step --
 
@@ -491,7 +517,7 @@ class Steps:
                         [ballot.buffers for ballot in ballots],
                         [ballot.weight for ballot in ballots],
                     )
-            self.loss = math.fsum(ballot.loss for ballot in ballots)
+            self.loss = total_of(ballot.loss for ballot in ballots)
             batches = ballots[0].batches
             self.spared = vote.spared(ballots)
             if batches > 0:
@@ -540,6 +566,7 @@ class Steps:
         """Hooks fired, but the end of that backward was not seen: finish now, on every rank alike."""
         self._backward_start = _core.clock_ns()
         self._loss_value = math.nan
+        self._loss_known = False
         self.after_backward()
 
     @property

@@ -19,6 +19,7 @@ from evenstep.checkpoint import load_checkpoint
 from evenstep.evaluation import reduce_mean
 from evenstep.exact_blocks import default_block, in_blocks
 from evenstep.exact_training import Blocks, BlockSteps, deterministic
+from evenstep.nonfinite import check_policy
 from evenstep.order import GlobalOrder
 from evenstep.policies import Policy
 from evenstep.prepare import prepare
@@ -44,6 +45,9 @@ class Config:
 
     clip_norm, clip_value: of the whole gradient, before each step. policy, shares: as es.prepare's. options: further ones of
     es.prepare.
+
+    on_nonfinite: "report", "skip" or "stop" where a loss or a gradient is not finite; None: what the launcher says
+    (`evenstep run --on-nonfinite`), else "report". docs/fault-tolerance.md
     """
 
     exact: str | None = None
@@ -54,6 +58,7 @@ class Config:
     policy: Policy | None = None
     shares: ShareSchedule | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    on_nonfinite: str | None = None
 
     def __post_init__(self) -> None:
         if self.exact not in (None, "bitwise"):
@@ -68,6 +73,8 @@ class Config:
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"es.Config({name}={value!r}): give a number above 0")
+        if self.on_nonfinite is not None:
+            check_policy(self.on_nonfinite, f"es.Config(on_nonfinite={self.on_nonfinite!r})")
         taken = sorted({"exact", "train", "loader", "group", "policy", "shares"} & set(self.options))
         if taken:
             raise ValueError(f"es.Config(options=…): {taken[0]!r} is none of the options that can be passed on")
@@ -260,6 +267,8 @@ class Trainer:
             assert self._blocks is not None
             given = in_blocks(loader, self._blocks.block)
             options["exact"] = self._blocks
+        if self.config.on_nonfinite is not None:
+            session().nonfinite.policy = self.config.on_nonfinite
         prepared = prepare(*objects, loader=given, policy=self.config.policy, shares=self.config.shares, **options)
         even: Any = prepared[-1] if isinstance(prepared, tuple) else prepared
         if first and self._blocks is not None:

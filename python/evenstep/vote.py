@@ -15,6 +15,8 @@ WANTS_CHECKPOINT = 1
 TAKEN = 2  # a hook took a gradient away before this rank's backward ended
 SPARED = 8  # this rank had no samples, and no backward either, since the last optimizer step
 FAILED = 4  # this rank's backward raised an error before it made a gradient
+LOSS = 16  # a loss of this rank was not finite
+GRADIENT = 32  # a gradient, where ranks keep theirs (es.LocalSGD, es.DiLoCo)
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Ballot:
     samples: int  # this rank's, of all batches since the step before
     total: int  # the same of all ranks together
     busy_seconds: float
-    loss: float  # sum over backward passes of weight * loss
+    loss: float  # sum over backward passes of weight * loss; NaN where one is not known, or is not a number (LOSS)
     weight: float  # of the batch now in backward
     enabled: int  # a bit for each model: not under no_sync
     fired: int  # a bit for each model: has gradients
@@ -80,6 +82,11 @@ def failed(ballots: Sequence[Ballot]) -> list[int]:
 def spared(ballots: Sequence[Ballot]) -> list[int]:
     """The ranks that had no samples, and left backward out."""
     return [rank for rank, ballot in enumerate(ballots) if ballot.flags & SPARED]
+
+
+def not_finite(ballots: Sequence[Ballot], what: int) -> list[int]:
+    """The ranks whose loss (LOSS), or gradient (GRADIENT), was not."""
+    return [rank for rank, ballot in enumerate(ballots) if ballot.flags & what]
 
 
 def took(ballots: Sequence[Ballot]) -> list[int]:

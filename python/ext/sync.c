@@ -260,10 +260,31 @@ static PyObject *sync_finish(PyObject *object, PyObject *unused) {
     Py_DECREF(used);
     return even_ext_raise(status);
   }
-  return Py_BuildValue("(NKKKKKIK)", used, (unsigned long long)report.start_ns,
+  return Py_BuildValue("(NKKKKKIKI)", used, (unsigned long long)report.start_ns,
                        (unsigned long long)report.communication_ns, (unsigned long long)report.peer_wait_ns,
                        (unsigned long long)report.exposed_ns, (unsigned long long)report.bytes,
-                       (unsigned int)report.buckets, (unsigned long long)report.full_bytes);
+                       (unsigned int)report.buckets, (unsigned long long)report.full_bytes,
+                       (unsigned int)report.nonfinite);
+}
+
+/* (parameter, whether on this rank) of each whose gradient was not finite in the last round. */
+static PyObject *sync_nonfinite(PyObject *object, PyObject *unused) {
+  sync_object *self = (sync_object *)object;
+  even_sync *sync = engine_of(object);
+  (void)unused;
+  PyObject *list = sync == NULL ? NULL : PyList_New(0);
+  for (size_t i = 0; list != NULL && i < self->parameter_count; i++) {
+    int bits = even_sync_nonfinite(sync, i);
+    if (bits == 0) {
+      continue;
+    }
+    PyObject *one = Py_BuildValue("(nN)", (Py_ssize_t)i, PyBool_FromLong(bits & EVEN_SYNC_NONFINITE_HERE));
+    if (one == NULL || PyList_Append(list, one) != 0) {
+      Py_CLEAR(list);
+    }
+    Py_XDECREF(one);
+  }
+  return list;
 }
 
 static PyObject *sync_left_out(PyObject *object, PyObject *arguments) {
@@ -308,7 +329,10 @@ static PyMethodDef methods[] = {
     {"finish", sync_finish, METH_NOARGS,
      "finish(): blocks until every slot holds its weighted sum; returns (used, start_ns, communication_ns, "
      "peer_wait_ns, "
-     "exposed_ns, bytes, buckets, full_bytes), used[i] 1 where some rank had a gradient of parameter i"},
+     "exposed_ns, bytes, buckets, full_bytes, nonfinite), used[i] 1 where some rank had a gradient of parameter i, "
+     "nonfinite how many of these were not finite on some rank"},
+    {"nonfinite", sync_nonfinite, METH_NOARGS,
+     "nonfinite(): (parameter, whether on this rank) of each whose gradient was not finite in the last round"},
     {"left_out", sync_left_out, METH_VARARGS,
      "left_out(index, of_sums): (address, first, count) of what the encoding has left out of the parameter so far"},
     {"forget", sync_forget, METH_NOARGS, "forget(): nothing has been left out so far"},

@@ -109,9 +109,9 @@ static PyObject *writer_event(PyObject *self, PyObject *arguments, PyObject *nam
                                    &words, &at)) {
     return NULL;
   }
-  if (record.event < EVEN_EVENT_SHARES || record.event > EVEN_EVENT_GENERATION || record.event == EVEN_EVENT_SCALAR) {
+  if (record.event < EVEN_EVENT_SHARES || record.event > EVEN_EVENT_LAST || record.event == EVEN_EVENT_SCALAR) {
     return PyErr_Format(PyExc_ValueError, "%u is no kind of event (%d to %d)", record.event, EVEN_EVENT_SHARES,
-                        EVEN_EVENT_GENERATION);
+                        EVEN_EVENT_LAST);
   }
   record.value = value;
   record.at_ns = at == 0 ? even_clock_ns() : at;
@@ -524,6 +524,7 @@ int even_ext_add_telemetry(PyObject *module) {
       {"EVENT_MEMORY", EVEN_EVENT_MEMORY},
       {"EVENT_LEFT_OUT", EVEN_EVENT_LEFT_OUT},
       {"EVENT_GENERATION", EVEN_EVENT_GENERATION},
+      {"EVENT_NONFINITE", EVEN_EVENT_NONFINITE},
       {"ROW_LATER", EVEN_ROW_LATER},
       {"SCALAR_NAME_BYTES", EVEN_EVENT_WORDS_BYTES - 1},
   };

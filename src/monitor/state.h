@@ -27,7 +27,9 @@ enum {
 };
 
 /* X(name, event, of one, of several): what goes wrong while all ranks live (monitor/faults.h) */
-#define EVEN_FAULT_LIST(X) X(HANG, EVEN_EVENT_HANG, "hang", "hangs")
+#define EVEN_FAULT_LIST(X)                  \
+  X(HANG, EVEN_EVENT_HANG, "hang", "hangs") \
+  X(NONFINITE, EVEN_EVENT_NONFINITE, "time of numbers that were not finite", "times of numbers that were not finite")
 
 enum {
 #define EVEN_FAULT_ENUM(name, event, one, many) EVEN_FAULT_##name,

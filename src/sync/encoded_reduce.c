@@ -68,7 +68,7 @@ static void replace_unused(const passage *one, float *to, const float *before, s
 }
 
 static void put_together(const passage *one) {
-  const even_sync *sync = one->sync;
+  even_sync *sync = one->sync;
   const float *before = even_encoded_before(one->encoded, one->bucket);
   float *to = one->values;
   for (size_t i = 0; i < one->span->members; i++) {
@@ -77,6 +77,7 @@ static void put_together(const passage *one) {
     bool has = atomic_load(&sync->ready[index]) != 0;
     even_encoding_weigh(to, has ? sync->gradients[index] : NULL, one->span->dtype, count,
                         has ? (float)sync->weight : 0.0f);
+    even_sync_saw(sync, index, even_encoding_finite(to, EVEN_F32, count));
     to += count;
   }
   if (before != NULL) {

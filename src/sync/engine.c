@@ -44,23 +44,42 @@ static bool bucket_can_go(even_sync *sync) {
   return atomic_load(&sync->pending[atomic_load(&sync->next)]) == 0 || round_is_closing(sync);
 }
 
+/* So much of a gradient is weighed at a time: what was written is still in the first-level cache when it is looked at. */
+#define PIECE_BYTES ((size_t)16384)
+
 /* slot = weight * gradient. Division by 1/weight is the reduction kernels' average over one source. */
-static void pack(even_sync *sync, size_t index) {
-  const even_sync_parameter *parameter = &sync->parameters[index];
-  void *slot = sync->base + sync->layout.places[index].offset;
-  size_t bytes = parameter->count * even_dtype_bytes(parameter->dtype);
-  const void *gradient = sync->gradients[index];
-  if (atomic_load(&sync->ready[index]) == 0 || sync->weight == 0.0) {
-    memset(slot, 0, bytes);
-  } else if (sync->weight == 1.0) {
-    if (slot != gradient) {
-      memcpy(slot, gradient, bytes);
-    }
-  } else {
+static void weigh(const even_sync *sync, even_dtype dtype, void *slot, const void *gradient, size_t count) {
+  if (sync->weight != 1.0) {
     void *targets[1] = {slot};
     const void *sources[1] = {gradient};
-    even_kernels_best()->reduce[parameter->dtype][EVEN_AVG](targets, 1, sources, 1, parameter->count,
-                                                            1.0 / sync->weight);
+    even_kernels_best()->reduce[dtype][EVEN_AVG](targets, 1, sources, 1, count, 1.0 / sync->weight);
+  } else if (slot != gradient) {
+    memcpy(slot, gradient, count * even_dtype_bytes(dtype));
+  }
+}
+
+static void pack(even_sync *sync, size_t index) {
+  const even_sync_parameter *parameter = &sync->parameters[index];
+  unsigned char *slot = sync->base + sync->layout.places[index].offset;
+  size_t size = even_dtype_bytes(parameter->dtype);
+  const unsigned char *gradient = sync->gradients[index];
+  bool finite = true;
+  if (atomic_load(&sync->ready[index]) == 0 || sync->weight == 0.0) {
+    memset(slot, 0, parameter->count * size);
+    return;
+  }
+  for (size_t first = 0; first < parameter->count; first += PIECE_BYTES / size) {
+    size_t left = parameter->count - first;
+    size_t piece = left < PIECE_BYTES / size ? left : PIECE_BYTES / size;
+    weigh(sync, parameter->dtype, slot + first * size, gradient + first * size, piece);
+    finite = even_encoding_finite(slot + first * size, parameter->dtype, piece) && finite;
+  }
+  even_sync_saw(sync, index, finite);
+}
+
+void even_sync_saw(even_sync *sync, size_t index, bool finite) {
+  if (!finite) {
+    sync->bad[index] = EVEN_SYNC_NONFINITE_HERE;
   }
 }
 
@@ -115,12 +134,21 @@ static even_status reduce_bucket(even_sync *sync, size_t bucket) {
   return EVEN_OK;
 }
 
-/* Which parameters had a gradient anywhere. */
+/* Which parameters had a gradient anywhere, and of which some was not finite: the larger number wins. */
 static even_status reduce_flags(even_sync *sync) {
+  enum { HAS = 1, HAS_BAD = 2 };
   for (size_t i = 0; i < sync->parameter_count; i++) {
-    sync->used[i] = atomic_load(&sync->ready[i]);
+    sync->used[i] = atomic_load(&sync->ready[i]) == 0 ? 0 : sync->bad[i] != 0 ? HAS_BAD : HAS;
   }
-  return even_comm_all_reduce(sync->comm, sync->used, sync->parameter_count, EVEN_U8, EVEN_MAX);
+  EVEN_TRY(even_comm_all_reduce(sync->comm, sync->used, sync->parameter_count, EVEN_U8, EVEN_MAX));
+  for (size_t i = 0; i < sync->parameter_count; i++) {
+    if (sync->used[i] == HAS_BAD) {
+      sync->used[i] = HAS;
+      sync->bad[i] = (uint8_t)(sync->bad[i] | EVEN_SYNC_NONFINITE_ANYWHERE);
+      sync->report.nonfinite++;
+    }
+  }
+  return EVEN_OK;
 }
 
 static even_status run_round(even_sync *sync) {

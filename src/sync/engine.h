@@ -43,6 +43,7 @@ struct even_sync {
   _Atomic uint32_t bell;   /* the engine sleeps on it */
   _Atomic uint32_t engine_sleeps;
   uint8_t *used;           /* one a parameter: reduced flags, the engine's */
+  uint8_t *bad;            /* one a parameter: bits of even_sync_nonfinite, the engine's */
   even_sync_report report; /* the engine's part of it */
 
   even_status broken; /* the first error; no further round after it */
@@ -54,6 +55,8 @@ void *even_sync_engine(void *sync);
 /* Wakes the engine. */
 void even_sync_ring(even_sync *sync);
 
+/* What was handed over of a parameter has been looked at; the engine thread's. */
+void even_sync_saw(even_sync *sync, size_t index, bool finite);
 /* Whether the bucket travels in 16 bits. */
 bool even_sync_is_narrow(const even_sync_layout *layout, size_t bucket);
 /* Packs and reduces such a bucket by way of the wire; the engine thread's. */

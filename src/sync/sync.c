@@ -35,6 +35,7 @@ static even_status allocate(even_sync *sync, const even_sync_params *params) {
   EVEN_TRY(EVEN_NEW_ARRAY(&sync->gradients, count));
   EVEN_TRY(EVEN_NEW_ARRAY(&sync->ready, count));
   EVEN_TRY(EVEN_NEW_ARRAY(&sync->used, count));
+  EVEN_TRY(EVEN_NEW_ARRAY(&sync->bad, count));
   EVEN_TRY(EVEN_NEW_ARRAY(&sync->pending, sync->layout.bucket_count));
   EVEN_TRY(EVEN_NEW_ARRAY(&sync->first, sync->layout.bucket_count));
   if (count > 0) {
@@ -99,9 +100,14 @@ void even_sync_close(even_sync *sync) {
   even_free(sync->gradients);
   even_free(sync->ready);
   even_free(sync->used);
+  even_free(sync->bad);
   even_free(sync->pending);
   even_free(sync->first);
   even_free(sync);
+}
+
+int even_sync_nonfinite(const even_sync *sync, size_t index) {
+  return index < sync->parameter_count ? sync->bad[index] : 0;
 }
 
 void *even_sync_slot(even_sync *sync, size_t index) {
@@ -126,6 +132,7 @@ even_status even_sync_begin(even_sync *sync, double weight, uint32_t step) {
   }
   for (size_t i = 0; i < sync->parameter_count; i++) {
     atomic_store_explicit(&sync->ready[i], 0, memory_order_relaxed);
+    sync->bad[i] = 0;
   }
   for (size_t b = 0; b < sync->layout.bucket_count; b++) {
     atomic_store_explicit(&sync->pending[b], sync->layout.buckets[b].members, memory_order_relaxed);

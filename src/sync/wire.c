@@ -31,6 +31,7 @@ static void narrow(even_sync *sync, const even_sync_span *span, size_t bucket) {
     if (atomic_load(&sync->ready[members[i]]) != 0 && sync->weight != 0.0) {
       size_t count = sync->parameters[members[i]].count;
       kernels->narrow[sync->layout.wire](to, sync->gradients[members[i]], count, (float)sync->weight);
+      even_sync_saw(sync, members[i], even_encoding_finite(to, sync->layout.wire, count));
       to += count;
     }
     memset(to, 0, (size_t)(next - to) * sizeof *to);

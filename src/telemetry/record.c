@@ -181,7 +181,7 @@ bool even_record_unpack(const even_record_slot words, even_record *out, unsigned
       return detail == 0 && *more == 0;
     case EVEN_RECORD_EVENT:
       unpack_event(words, step, detail, &out->as.event);
-      return detail >= EVEN_EVENT_SHARES && detail <= EVEN_EVENT_GENERATION && *more < EVEN_RECORD_MOST_SLOTS;
+      return detail >= EVEN_EVENT_SHARES && detail <= EVEN_EVENT_LAST && *more < EVEN_RECORD_MOST_SLOTS;
     case EVEN_RECORD_CALL:
       return unpack_call(words, step, detail, &out->as.call) && *more == 0;
     default:
