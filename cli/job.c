@@ -205,7 +205,9 @@ static even_status open_monitor_with(running_job *job, even_monitor_rank *facts,
                                       .telemetry_fd = job->telemetry_fd,
                                       .port = (int)job->options->port,
                                       .step_rows = job->options->whole_history ? -1 : 0,
-                                      .calls = calls_kept(job->options)};
+                                      .calls = calls_kept(job->options),
+                                      .notice = on_notice,
+                                      .notice_context = job};
   return even_monitor_open(&params, &job->monitor);
 }
 

@@ -71,6 +71,7 @@ void even_monitor_attempt(even_monitor *monitor, int attempt) {
   (void)pthread_mutex_lock(&monitor->lock);
   even_monitor_drain_ended(monitor); /* what the ranks of the attempt before wrote is still theirs */
   even_state_attempt(monitor->state, attempt, even_clock_ns());
+  even_spikes_forget(&monitor->spikes);
   if (attempt > 0) {
     char words[64];
     (void)snprintf(words, sizeof words, "restart %d", attempt);
@@ -197,6 +198,8 @@ static even_status open_parts(even_monitor *monitor, const even_monitor_params *
   monitor->state->started_ns = even_clock_ns();
   monitor->state->started_wall_ns = even_clock_wall_ns();
   monitor->state->last_end_ns = monitor->state->started_ns;
+  monitor->notice = params->notice;
+  monitor->notice_context = params->notice_context;
   monitor->calls_a_tick = EVEN_MONITOR_CALLS_A_TICK;
   for (int rank = 0; rank < params->ranks && params->rank_facts != NULL; rank++) {
     const even_monitor_rank *facts = &params->rank_facts[rank];

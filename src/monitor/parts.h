@@ -5,6 +5,7 @@
 #include "monitor/database.h"
 #include "monitor/monitor.h"
 #include "monitor/server.h"
+#include "monitor/spike.h"
 
 #include <pthread.h>
 
@@ -35,6 +36,9 @@ struct even_monitor {
   uint64_t lost; /* records, and calls beyond that, not told of yet */
   uint64_t calls_left_out;
   uint64_t told_lost_ns;
+  even_spikes spikes;
+  void (*notice)(void *context, const char *text);
+  void *notice_context;
 };
 
 /* All with the lock held, or where the server does not run. */

@@ -6,6 +6,7 @@
 
 #include <limits.h>
 #include <stdio.h>
+#include <string.h>
 
 enum { MOST_ROUNDS = 64 };
 static const uint64_t SAY_LOST_EVERY_NS = 1000000000;
@@ -64,6 +65,42 @@ static void keep_all_spans(even_monitor *monitor) {
   }
 }
 
+static void take_loss(even_monitor *monitor, uint32_t step, double loss) {
+  even_spikes *spikes = &monitor->spikes;
+  char words[160];
+  if (!even_spikes_take(spikes, step, loss)) {
+    return;
+  }
+  if (spikes->inside) {
+    (void)snprintf(words, sizeof words, "the loss has jumped to %.4g; the median of the steps before is %.4g, its limit %.4g",
+                   loss, spikes->median, spikes->limit);
+  } else {
+    (void)snprintf(words, sizeof words, "the loss is at %.4g, within %.4g again, %u steps after it jumped", loss,
+                   spikes->limit, (unsigned)(step - spikes->since));
+  }
+  even_state_event event = {.attempt = monitor->state->attempt,
+                                  .rank = -1,
+                                  .step = step,
+                                  .at_ns = even_clock_ns(),
+                                  .event = EVEN_EVENT_SPIKE,
+                                  .value = spikes->inside ? 1 : 0};
+  (void)snprintf(event.words, sizeof event.words, "%s", words);
+  note(monitor, &event);
+  if (monitor->notice != NULL) {
+    char line[200];
+    (void)snprintf(line, sizeof line, "step %u: %s", (unsigned)step, words);
+    monitor->notice(monitor->notice_context, line);
+  }
+}
+
+/* What the script gave counts, and where it gives any, nothing else. */
+static void take_given_loss(even_monitor *monitor, int rank, const even_state_event *event) {
+  if (event->event == EVEN_EVENT_SCALAR && rank == even_state_first(monitor->state) &&
+      strcmp(event->words, "loss") == 0) {
+    take_loss(monitor, event->step, event->scalar);
+  }
+}
+
 static void take_event(even_monitor *monitor, int rank, const even_event_record *record) {
   even_state_event event = {.attempt = monitor->state->attempt,
                             .rank = rank,
@@ -77,7 +114,12 @@ static void take_event(even_monitor *monitor, int rank, const even_event_record 
     EVEN_HISTORY(even_database_event(monitor->database, &event));
     return;
   }
+  bool first = !monitor->state->loss_given;
   note(monitor, &event);
+  if (first && monitor->state->loss_given) {
+    even_spikes_forget(&monitor->spikes);
+  }
+  take_given_loss(monitor, rank, &event);
 }
 
 /* A row takes some microseconds: the agent's loop is not to be filled with them. */
@@ -102,6 +144,9 @@ static void take(even_monitor *monitor, const even_record *record) {
     case EVEN_RECORD_STEP:
       even_state_step(monitor->state, rank, &record->as.step);
       EVEN_HISTORY(even_database_step(monitor->database, monitor->state->attempt, rank, &record->as.step));
+      if (!monitor->state->loss_given && rank == even_state_first(monitor->state)) {
+        take_loss(monitor, record->as.step.step, (double)record->as.step.loss);
+      }
       break;
     case EVEN_RECORD_EVENT:
       take_event(monitor, rank, &record->as.event);

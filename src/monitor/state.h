@@ -23,13 +23,15 @@ enum {
   EVEN_EVENT_RANK_STARTED = 101,
   EVEN_EVENT_RANK_ENDED = 102,
   EVEN_EVENT_LOST = 103,
-  EVEN_EVENT_HANG = 104 /* value 1: the rank hangs; 0: it goes on after all */
+  EVEN_EVENT_HANG = 104, /* value 1: the rank hangs; 0: it goes on after all */
+  EVEN_EVENT_SPIKE = 105 /* value 1: the loss has jumped; 0: it is back */
 };
 
 /* X(name, event, of one, of several): what goes wrong while all ranks live (monitor/faults.h) */
 #define EVEN_FAULT_LIST(X)                  \
   X(HANG, EVEN_EVENT_HANG, "hang", "hangs") \
-  X(NONFINITE, EVEN_EVENT_NONFINITE, "time of numbers that were not finite", "times of numbers that were not finite")
+  X(NONFINITE, EVEN_EVENT_NONFINITE, "time of numbers that were not finite", "times of numbers that were not finite") \
+  X(SPIKE, EVEN_EVENT_SPIKE, "jump of the loss", "jumps of the loss")
 
 enum {
 #define EVEN_FAULT_ENUM(name, event, one, many) EVEN_FAULT_##name,

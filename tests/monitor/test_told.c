@@ -180,6 +180,41 @@ static void a_hang_is_told_everywhere(void **state) {
   json_decref(data);
 }
 
+/* One number of run.db; NAN for NULL. */
+static double stored(const monitored *made, const char *query) {
+  sqlite3 *history = NULL;
+  sqlite3_stmt *row = NULL;
+  assert_int_equal(sqlite3_open(monitored_path(made, "run.db"), &history), SQLITE_OK);
+  assert_int_equal(sqlite3_prepare_v2(history, query, -1, &row, NULL), SQLITE_OK);
+  assert_int_equal(sqlite3_step(row), SQLITE_ROW);
+  double value = sqlite3_column_type(row, 0) == SQLITE_NULL ? (double)NAN : sqlite3_column_double(row, 0);
+  assert_int_equal(sqlite3_finalize(row), SQLITE_OK);
+  assert_int_equal(sqlite3_close(history), SQLITE_OK);
+  return value;
+}
+
+/* Of the loss that the script gives, once it gives one. */
+static void a_loss_that_jumps_is_told_everywhere(void **state) {
+  monitored *made = *state;
+  json_t *first = NULL;
+  monitored_start(made);
+  for (uint32_t step = 0; step < 100; step++) {
+    monitored_steps(made, 1, 8);
+    feed_scalar(&made->ranks, 0, step, "loss", step == 80 ? 40.0 : 2.0 + 0.01 * (step % 7));
+    feed_scalar(&made->ranks, 1, step, "loss", step == 50 ? 90.0 : 2.0); /* another rank's says nothing */
+  }
+  assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
+  report_says(made, "  1 jump of the loss, at step 80: the loss has jumped to 40; the median of the steps before is 2.03", true);
+  json_t *data = monitored_page(made);
+  assert_int_equal(faults_in(data, &first), 1);
+  assert_string_equal(json_string_value(json_object_get(first, "kind")), "loss_spike");
+  assert_int_equal(json_integer_value(json_object_get(first, "first_step")), 80);
+  assert_true(json_is_null(json_object_get(first, "rank")));
+  json_decref(data);
+  assert_true(stored(made, "SELECT count(*) FROM events WHERE event='loss_spike' AND rank=-1") == 2);
+  assert_true(stored(made, "SELECT step FROM events WHERE event='loss_spike' AND value=0") == 81);
+}
+
 static void who_joins_is_named(void **state) {
   monitored *made = *state;
   monitored_start(made);
@@ -198,19 +233,6 @@ static void who_joins_is_named(void **state) {
     expect_event(events, "joined", 0, rank, 0, 0, "all ranks have come");
   }
   json_decref(data);
-}
-
-/* One number of run.db; NAN for NULL. */
-static double stored(const monitored *made, const char *query) {
-  sqlite3 *history = NULL;
-  sqlite3_stmt *row = NULL;
-  assert_int_equal(sqlite3_open(monitored_path(made, "run.db"), &history), SQLITE_OK);
-  assert_int_equal(sqlite3_prepare_v2(history, query, -1, &row, NULL), SQLITE_OK);
-  assert_int_equal(sqlite3_step(row), SQLITE_ROW);
-  double value = sqlite3_column_type(row, 0) == SQLITE_NULL ? (double)NAN : sqlite3_column_double(row, 0);
-  assert_int_equal(sqlite3_finalize(row), SQLITE_OK);
-  assert_int_equal(sqlite3_close(history), SQLITE_OK);
-  return value;
 }
 
 static void what_a_script_logs_keeps_its_name_and_its_digits(void **state) {
@@ -358,6 +380,7 @@ int main(void) {
       TEST(what_limited_shares_before_is_not),
       TEST(a_restart_forgets_that_equal_shares_won),
       TEST(a_hang_is_told_everywhere),
+      TEST(a_loss_that_jumps_is_told_everywhere),
       TEST(who_joins_is_named),
       TEST(a_wait_for_peers_is_no_communication),
       TEST(a_page_of_many_ranks_is_bounded),
