@@ -23,9 +23,11 @@ typedef struct even_job_options {
   const char *keep_every; /* "1000" steps, "3600s": also these */
   const char *resume;     /* NULL, "auto" or a path */
   const char *cpu_quota;
-  const char *hang_timeout; /* seconds, "off"; NULL: EVENSTEP_HANG_TIMEOUT, else 30 */
-  const char *on_hang;      /* "report", "restart"; NULL: EVENSTEP_ON_HANG, else report */
-  const char *on_nonfinite; /* "report", "skip", "stop"; NULL: EVENSTEP_ON_NONFINITE, else report */
+  const char *hang_timeout;     /* seconds, "off"; NULL: EVENSTEP_HANG_TIMEOUT, else 30 */
+  const char *on_hang;          /* "report", "restart"; NULL: EVENSTEP_ON_HANG, else report */
+  const char *on_nonfinite;     /* "report", "skip", "stop"; NULL: EVENSTEP_ON_NONFINITE, else report */
+  const char *check_parameters; /* steps, "off"; NULL: EVENSTEP_CHECK_PARAMETERS, else 100 */
+  const char *on_difference;    /* "report", "stop"; NULL: EVENSTEP_ON_DIFFERENCE, else report */
   bool no_pin;
   int64_t port; /* of the monitor; 0: any */
   bool no_monitor;
@@ -39,7 +41,7 @@ typedef struct even_job_options {
   bool json;
 } even_job_options;
 
-enum { EVEN_JOB_OPTION_COUNT = 30 };
+enum { EVEN_JOB_OPTION_COUNT = 32 };
 
 void even_job_options_defaults(even_job_options *options);
 /* The options' declarations, for even_options_parse, into table[EVEN_JOB_OPTION_COUNT]. */

@@ -305,9 +305,27 @@ static even_status put_word(const char *option, const char *name, const char *va
                           : even_error_fix("give %s, %s or %s", words[0], words[1], words[2]);
 }
 
+static even_status put_steps(const char *option, even_job_setup *setup) {
+  const char *from = NULL;
+  char *end = NULL;
+  const char *value = given(option, "--check-parameters", "EVENSTEP_CHECK_PARAMETERS", &from);
+  if (value == NULL) {
+    return EVEN_OK;
+  }
+  long steps = strtol(value, &end, 10);
+  if (strcmp(value, "off") != 0 && (end == value || *end != '\0' || steps < 0 || steps > INT32_MAX)) {
+    (void)even_fail(EVEN_ERR_USAGE, "%s %s is no number of steps", from, value);
+    return even_error_fix("give steps (100), or off");
+  }
+  return option == NULL ? EVEN_OK : even_environment_set(&setup->environment, "EVENSTEP_CHECK_PARAMETERS", value);
+}
+
 static even_status read_watch(const even_job_options *options, even_job_setup *setup) {
   static const char *const of_nonfinite[] = {"report", "skip", "stop", NULL};
-  return put_word(options->on_nonfinite, "--on-nonfinite", "EVENSTEP_ON_NONFINITE", of_nonfinite, setup);
+  static const char *const of_difference[] = {"report", "stop", NULL};
+  EVEN_TRY(put_word(options->on_nonfinite, "--on-nonfinite", "EVENSTEP_ON_NONFINITE", of_nonfinite, setup));
+  EVEN_TRY(put_word(options->on_difference, "--on-difference", "EVENSTEP_ON_DIFFERENCE", of_difference, setup));
+  return put_steps(options->check_parameters, setup);
 }
 
 static even_status read_recovery(const even_job_options *options, even_job_setup *setup) {

@@ -81,7 +81,8 @@ typedef struct even_sync_report {
   uint64_t bytes;            /* reduced, as they travelled */
   uint64_t full_bytes;       /* the same in the gradients' own types */
   uint32_t buckets;
-  uint32_t nonfinite; /* parameters of which some rank's gradient was not finite (even_sync_nonfinite): the same on all */
+  uint32_t
+      nonfinite; /* parameters of which some rank's gradient was not finite (even_sync_nonfinite): the same on all */
 } even_sync_report;
 
 /* Threads: open, begin, finish and close are one caller's, one after the other (any thread, if ordered). Ready may be
@@ -118,9 +119,9 @@ EVEN_PUBLIC even_status even_sync_finish(even_sync *sync, uint8_t *used, even_sy
 /* Bits of even_sync_nonfinite. */
 enum { EVEN_SYNC_NONFINITE_ANYWHERE = 1, EVEN_SYNC_NONFINITE_HERE = 2 };
 
-/* Whether the gradient of parameter `index`, as it was handed over in the last round, held a NaN or an infinity: on some
- * rank (the same answer on all), on this one. One whose weight was 0 counts as zeros; one that travels in 16 bits is
- * looked at as it travels. The sum of gradients that are all finite is finite where the weights add up to at most 1.
+/* Whether the gradient of parameter `index`, as it was handed over in the last round, held a NaN or an infinity: on
+ * some rank (the same answer on all), on this one. One whose weight was 0 counts as zeros; one that travels in 16 bits
+ * is looked at as it travels. The sum of gradients that are all finite is finite where the weights add up to at most 1.
  * Valid between rounds; 0 where there is no such parameter. */
 EVEN_PUBLIC int even_sync_nonfinite(const even_sync *sync, size_t index);
 

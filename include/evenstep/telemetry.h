@@ -98,7 +98,10 @@ typedef enum even_event {
   /* a loss or gradients that are not finite, in a step that would use them; value: on how many ranks, 1 where that is
    * not known, 0: they are finite again; words: what, on which ranks, of which parameters */
   EVEN_EVENT_NONFINITE = 17,
-  EVEN_EVENT_LAST = EVEN_EVENT_NONFINITE
+  /* parameters that differ between ranks; value: how many ranks are not as most are, 0: they are the same again, -1: no
+   * more than rounding makes; words: which ranks, which parameters, by how much */
+  EVEN_EVENT_PARAMETERS = 18,
+  EVEN_EVENT_LAST = EVEN_EVENT_PARAMETERS
 } even_event;
 
 #define EVEN_EVENT_WORDS_BYTES 128 /* with the NUL */

@@ -50,6 +50,7 @@ EVENT_MEMORY: int
 EVENT_LEFT_OUT: int
 EVENT_GENERATION: int
 EVENT_NONFINITE: int
+EVENT_PARAMETERS: int
 ROW_LATER: int
 SCALAR_NAME_BYTES: int
 
@@ -490,6 +491,8 @@ SYNC_GATHER: int
 SYNC_PARTS: int
 SYNC_PARTS_RANKS: int
 SYNC_PARTS_BYTES: int
+
+def content_sums(places: Sequence[tuple[int, int]], /) -> list[int]: ...
 
 class Exact:
     """Sums over the blocks of a batch, exact to the bit (include/evenstep/exact.h)."""

@@ -37,6 +37,8 @@ class Environment:
     compression_way: str = ""
     memory_limit: int | None = None  # bytes
     on_nonfinite: str = "report"
+    check_parameters: int = 100
+    on_difference: str = "report"
 
 
 def _integer(variables: Mapping[str, str], name: str, default: int, least: int = 0) -> int:
@@ -101,6 +103,11 @@ def _bytes(variables: Mapping[str, str], name: str) -> int | None:
     return int(value)
 
 
+def _every(variables: Mapping[str, str], name: str, default: int) -> int:
+    """Steps; 0: "off"."""
+    return 0 if variables.get(name, "") == "off" else _integer(variables, name, default)
+
+
 def _word(variables: Mapping[str, str], name: str, words: tuple[str, ...]) -> str:
     """The first of the words is the default."""
     text = variables.get(name, "") or words[0]
@@ -144,4 +151,6 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         compression_way=v.get("EVENSTEP_COMPRESSION_WAY", ""),
         memory_limit=_bytes(v, "EVENSTEP_MEMORY_LIMIT"),
         on_nonfinite=_word(v, "EVENSTEP_ON_NONFINITE", ("report", "skip", "stop")),
+        check_parameters=_every(v, "EVENSTEP_CHECK_PARAMETERS", 100),
+        on_difference=_word(v, "EVENSTEP_ON_DIFFERENCE", ("report", "stop")),
     )

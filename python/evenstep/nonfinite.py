@@ -56,7 +56,9 @@ class Look:
 
 
 def found_among(
-    indices: Sequence[int], sums: Sequence[torch.Tensor] | Mapping[int, torch.Tensor], own: Callable[[int], torch.Tensor | None]
+    indices: Sequence[int],
+    sums: Sequence[torch.Tensor] | Mapping[int, torch.Tensor],
+    own: Callable[[int], torch.Tensor | None],
 ) -> Found:
     """The parameters whose sums are not finite, where some are not; own(i): this rank's part of one, where it is kept."""
     found: Found = []

@@ -312,7 +312,8 @@ def _prepare_models(
             "  fix: call es.prepare with the same arguments on every rank"
         )
     _check_same_options([one[2] for one in told])
-    _check_same_watch(gather_objects(group, current.nonfinite.policy))
+    checks = current.parameter_checks
+    _check_same_watch(gather_objects(group, (current.nonfinite.policy, checks.every, checks.policy)))
     if len(current.models) > 64:
         raise EvenstepError(f"{len(current.models)} models were prepared; this version keeps up to 64 in step")
     for name, model in models.items():
@@ -328,6 +329,7 @@ def _prepare_models(
         others = {id(p) for sync in current.steps.syncs for p in sync.parameters}
         parameters = [p for _, p in trained_parameters(model) if id(p) not in sparse and id(p) not in others]
         places = gather_objects(group, place_of(parameters))
+        checks.one_kind = checks.one_kind and len({place.device.partition(":")[0] for place in places}) == 1
         engines: list[Engine] = []
         for _ in range(mode.steps if isinstance(mode, Stale) else 1):
             if exact is not None:
@@ -387,12 +389,13 @@ def _check_same_options(everyone: Sequence[tuple[EngineOptions, Mode | None, DDP
             )
 
 
-def _check_same_watch(policies: Sequence[str]) -> None:
-    for rank, policy in enumerate(policies):
-        if policy != policies[0]:
+def _check_same_watch(everyone: Sequence[tuple[str, int, str]]) -> None:
+    for rank, theirs in enumerate(everyone):
+        if theirs != everyone[0]:
             raise EvenstepError(
-                f"on what is not finite rank {rank} was told to {policy}, rank 0 to {policies[0]}\n"
-                "  fix: set EVENSTEP_ON_NONFINITE, and es.Config(on_nonfinite=…), on every rank alike"
+                f"rank {rank} was told otherwise than rank 0 what to do about numbers that are not finite, and how to compare "
+                f"parameters: {theirs}, rank 0: {everyone[0]}\n  fix: set EVENSTEP_ON_NONFINITE, EVENSTEP_CHECK_PARAMETERS and "
+                "EVENSTEP_ON_DIFFERENCE, and the same of es.Config, on every rank alike"
             )
 
 

@@ -22,6 +22,7 @@ from evenstep.generations import MendedGroup, Recovery, open_recovery
 from evenstep.group import Bootstrap, Group, SharedGroup, broadcast_bytes, gather_bytes
 from evenstep.loops import Loops
 from evenstep.nonfinite import NonFinite
+from evenstep.parameter_checks import ParameterChecks
 from evenstep.ring import open_ring
 from evenstep.schedulers import SchedulerSteps
 from evenstep.step_checks import StepChecks
@@ -110,6 +111,8 @@ class Session:
         self.loops = Loops(self.loaders, self.scheduler_steps, self.rank)
         self.checks = StepChecks()
         self.nonfinite = NonFinite(self.steps, environment.on_nonfinite, lambda: self._scales)
+        self.parameter_checks = ParameterChecks(self.steps, environment.check_parameters, environment.on_difference)
+        self.steps.parameters = self.parameter_checks
         self._leader: int | None = None  # id of the optimizer whose step is the commit where no loader is prepared
         self._last_checkpoint = time.monotonic()
         self._checkpointed = 0  # the step up to which --checkpoint-every N is done
@@ -312,6 +315,7 @@ class Session:
             wants = passed >= environment.checkpoint_seconds and not _is_writing()
             steps.wants_checkpoint = self.rank == 0 and wants and not due
         if due:
+            self.parameter_checks.check_now()
             from evenstep.checkpoint import automatic
 
             automatic(self)

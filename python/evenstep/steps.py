@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from evenstep.group import Group
     from evenstep.loader import BatchPlan, EvenLoader
     from evenstep.memory import RanksMemory
+    from evenstep.parameter_checks import ParameterChecks
 
 
 _ACTIVITIES = {_core.SPAN_EVALUATION: _core.AT_EVALUATION, _core.SPAN_CHECKPOINT: _core.AT_CHECKPOINT}
@@ -63,6 +64,8 @@ class Steps:
         self.buffers: BufferSync | None = None
         self.memory: RanksMemory | None = None
         self.recovery: Recovery | None = None  # where ranks may be lost and the others go on
+        self.parameters: ParameterChecks | None = None
+        self._sum: int | None = None  # of the parameters, where the vote under way compares it
         self.reports: list[Any] = []  # what the ranks told of their memory before the last commit
         self.spared: list[int] = []  # ranks that left out every backward before it, for want of samples
         self._passes = self._spared_passes = 0  # since the last commit
@@ -415,6 +418,7 @@ class Steps:
             cap=-1 if watch is None else watch.cap,
             room=vote.UNKNOWN if watch is None else watch.room,
             growth=0.0 if watch is None else watch.growth,
+            parameters=self._sum or 0,
         )
         with self.blocking():
             records = self.group.exchange(ballot.pack())
@@ -445,8 +449,11 @@ class Steps:
         flags |= vote.SPARED if 0 < self._spared_passes == self._passes else 0
         flags |= vote.LOSS if self._loss_bad else 0
         local = [sync for sync in self.syncs if sync.enabled and sync.local is not None]
-        if not all([sync.look_at_own(counts=weight > 0) for sync in local]):
+        finite = [sync.look_at_own(counts=weight > 0) for sync in local]  # each, also after one that is not
+        if not all(finite):
             flags |= vote.GRADIENT
+        self._sum = self.parameters.sum_when_due() if self.parameters is not None else None
+        flags |= 0 if self._sum is None else vote.CHECKED
         if self.memory is not None and self._batches and self.last_plan is not None:
             self.memory.watch.stepped(self.step, self._samples // self._batches, self.last_plan.shares)
         ballots = self._exchange(weight, max(0, busy), flags)
@@ -463,6 +470,8 @@ class Steps:
         self.ballots = ballots
         vote.check(self.ballots)
         self._heard_of_nonfinite(ballots, local)
+        if self.parameters is not None and all(ballot.flags & vote.CHECKED for ballot in ballots):
+            self.parameters.heard(ballots)
         if self.recovery is not None and any(ballot.buffers for ballot in ballots):
             self.recovery.say("forward changes a model's buffers, before it is known that the pass counts")
         if self.memory is not None:

@@ -21,6 +21,7 @@ from evenstep.exact_blocks import default_block, in_blocks
 from evenstep.exact_training import Blocks, BlockSteps, deterministic
 from evenstep.nonfinite import check_policy
 from evenstep.order import GlobalOrder
+from evenstep.parameter_checks import POLICIES as DIFFERENCE_POLICIES
 from evenstep.policies import Policy
 from evenstep.prepare import prepare
 from evenstep.session import session
@@ -47,7 +48,8 @@ class Config:
     es.prepare.
 
     on_nonfinite: "report", "skip" or "stop" where a loss or a gradient is not finite; None: what the launcher says
-    (`evenstep run --on-nonfinite`), else "report". docs/fault-tolerance.md
+    (`evenstep run --on-nonfinite`), else "report". check_parameters: every so many steps the ranks' parameters are compared
+    (None: the launcher's, else 100; 0: never); on_difference: "report" or "stop". docs/fault-tolerance.md
     """
 
     exact: str | None = None
@@ -59,6 +61,8 @@ class Config:
     shares: ShareSchedule | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     on_nonfinite: str | None = None
+    check_parameters: int | None = None
+    on_difference: str | None = None
 
     def __post_init__(self) -> None:
         if self.exact not in (None, "bitwise"):
@@ -75,6 +79,11 @@ class Config:
                 raise ValueError(f"es.Config({name}={value!r}): give a number above 0")
         if self.on_nonfinite is not None:
             check_policy(self.on_nonfinite, f"es.Config(on_nonfinite={self.on_nonfinite!r})")
+        if self.on_difference not in (None, *DIFFERENCE_POLICIES):
+            raise ValueError(f"es.Config(on_difference={self.on_difference!r}): choose 'report' or 'stop'")
+        every = self.check_parameters
+        if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 0):
+            raise ValueError(f"es.Config(check_parameters={every!r}): give a number of steps, or 0 for never")
         taken = sorted({"exact", "train", "loader", "group", "policy", "shares"} & set(self.options))
         if taken:
             raise ValueError(f"es.Config(options=…): {taken[0]!r} is none of the options that can be passed on")
@@ -269,6 +278,10 @@ class Trainer:
             options["exact"] = self._blocks
         if self.config.on_nonfinite is not None:
             session().nonfinite.policy = self.config.on_nonfinite
+        if self.config.check_parameters is not None:
+            session().parameter_checks.every = self.config.check_parameters
+        if self.config.on_difference is not None:
+            session().parameter_checks.policy = self.config.on_difference
         prepared = prepare(*objects, loader=given, policy=self.config.policy, shares=self.config.shares, **options)
         even: Any = prepared[-1] if isinstance(prepared, tuple) else prepared
         if first and self._blocks is not None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from evenstep._core import EvenstepError
 from evenstep.memory import UNKNOWN as UNKNOWN
 
-_FORMAT = struct.Struct("<qqqqdddQQQQIIiqqd")
+_FORMAT = struct.Struct("<qqqqdddQQQQIIiqqdQ")
 
 WANTS_CHECKPOINT = 1
 TAKEN = 2  # a hook took a gradient away before this rank's backward ended
@@ -17,6 +17,7 @@ SPARED = 8  # this rank had no samples, and no backward either, since the last o
 FAILED = 4  # this rank's backward raised an error before it made a gradient
 LOSS = 16  # a loss of this rank was not finite
 GRADIENT = 32  # a gradient, where ranks keep theirs (es.LocalSGD, es.DiLoCo)
+CHECKED = 64  # `parameters` is told
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Ballot:
     cap: int = -1  # of samples, by a limit of this rank's own (evenstep.memory)
     room: int = UNKNOWN  # so many more samples than it had its memory holds
     growth: float = 0.0  # bytes by which this rank's peak is above what it holds now
+    parameters: int = 0  # sum of what all ranks must have alike (evenstep.parameter_checks), where CHECKED
 
     def pack(self) -> bytes:
         return _FORMAT.pack(
@@ -60,6 +62,7 @@ class Ballot:
             self.cap,
             self.room,
             self.growth,
+            self.parameters,
         )
 
 

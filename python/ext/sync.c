@@ -1,6 +1,7 @@
 /* _core.Sync: the gradient engine of one group. Gradients cross as addresses; finish releases the GIL. */
 #include "ext.h"
 
+#include <evenstep/checkpoint.h>
 #include <evenstep/sync.h>
 
 #include "base/alloc.h"
@@ -260,11 +261,10 @@ static PyObject *sync_finish(PyObject *object, PyObject *unused) {
     Py_DECREF(used);
     return even_ext_raise(status);
   }
-  return Py_BuildValue("(NKKKKKIKI)", used, (unsigned long long)report.start_ns,
-                       (unsigned long long)report.communication_ns, (unsigned long long)report.peer_wait_ns,
-                       (unsigned long long)report.exposed_ns, (unsigned long long)report.bytes,
-                       (unsigned int)report.buckets, (unsigned long long)report.full_bytes,
-                       (unsigned int)report.nonfinite);
+  return Py_BuildValue(
+      "(NKKKKKIKI)", used, (unsigned long long)report.start_ns, (unsigned long long)report.communication_ns,
+      (unsigned long long)report.peer_wait_ns, (unsigned long long)report.exposed_ns, (unsigned long long)report.bytes,
+      (unsigned int)report.buckets, (unsigned long long)report.full_bytes, (unsigned int)report.nonfinite);
 }
 
 /* (parameter, whether on this rank) of each whose gradient was not finite in the last round. */
@@ -346,6 +346,73 @@ static PyType_Slot slots[] = {{Py_tp_new, (void *)sync_new},
                               {0, NULL}};
 static PyType_Spec spec = {"evenstep._core.Sync", sizeof(sync_object), 0, Py_TPFLAGS_DEFAULT, slots};
 
+typedef struct place {
+  const void *address;
+  size_t bytes;
+} place;
+
+/* A list of (address, bytes) into *out (free with even_free). */
+static int to_places(PyObject *list, place **out, size_t *count) {
+  *count = (size_t)PyList_Size(list);
+  even_status status = EVEN_NEW_ARRAY(out, *count);
+  if (status != EVEN_OK) {
+    (void)even_ext_raise(status);
+    return -1;
+  }
+  for (size_t i = 0; i < *count; i++) {
+    Py_ssize_t bytes = 0;
+    PyObject *item = PyList_GetItem(list, (Py_ssize_t)i); /* borrowed */
+    if (!PyTuple_Check(item) || !PyArg_ParseTuple(item, "O&n", even_ext_to_address, &(*out)[i].address, &bytes) ||
+        bytes < 0) {
+      if (PyErr_Occurred() == NULL) {
+        PyErr_Format(PyExc_ValueError, "place %zu is not (address, bytes)", i);
+      }
+      even_free(*out);
+      return -1;
+    }
+    (*out)[i].bytes = (size_t)bytes;
+  }
+  return 0;
+}
+
+static PyObject *content_sums(PyObject *module, PyObject *sequence) {
+  place *places = NULL;
+  uint64_t *sums = NULL;
+  size_t count = 0;
+  (void)module;
+  PyObject *list = PySequence_List(sequence);
+  if (list == NULL || to_places(list, &places, &count) != 0) {
+    Py_XDECREF(list);
+    return NULL;
+  }
+  Py_DECREF(list);
+  even_status status = EVEN_NEW_ARRAY(&sums, count);
+  if (status != EVEN_OK) {
+    even_free(places);
+    return even_ext_raise(status);
+  }
+  Py_BEGIN_ALLOW_THREADS;
+  for (size_t i = 0; i < count; i++) {
+    sums[i] = even_checkpoint_checksum(places[i].address, places[i].bytes);
+  }
+  Py_END_ALLOW_THREADS;
+  PyObject *result = PyList_New((Py_ssize_t)count);
+  for (size_t i = 0; result != NULL && i < count; i++) {
+    PyObject *one = PyLong_FromUnsignedLongLong(sums[i]);
+    if (one == NULL || PyList_SetItem(result, (Py_ssize_t)i, one) != 0) {
+      Py_CLEAR(result);
+    }
+  }
+  even_free(sums);
+  even_free(places);
+  return result;
+}
+
+static PyMethodDef functions[] = {
+    {"content_sums", content_sums, METH_O,
+     "content_sums(places) -> list\n\nXXH3 (64 bits) of the bytes at each (address, bytes)."},
+    {NULL, NULL, 0, NULL}};
+
 static int add_constants(PyObject *module) {
   static const struct {
     const char *name;
@@ -371,7 +438,8 @@ static int add_constants(PyObject *module) {
 
 int even_ext_add_sync(PyObject *module) {
   PyObject *type = PyType_FromSpec(&spec);
-  if (type == NULL || PyModule_AddObject(module, "Sync", type) != 0 || add_constants(module) != 0) {
+  if (type == NULL || PyModule_AddObject(module, "Sync", type) != 0 || add_constants(module) != 0 ||
+      PyModule_AddFunctions(module, functions) != 0) {
     Py_XDECREF(type);
     return -1;
   }

@@ -72,18 +72,19 @@ static void take_loss(even_monitor *monitor, uint32_t step, double loss) {
     return;
   }
   if (spikes->inside) {
-    (void)snprintf(words, sizeof words, "the loss has jumped to %.4g; the median of the steps before is %.4g, its limit %.4g",
-                   loss, spikes->median, spikes->limit);
+    (void)snprintf(words, sizeof words,
+                   "the loss has jumped to %.4g; the median of the steps before is %.4g, its limit %.4g", loss,
+                   spikes->median, spikes->limit);
   } else {
     (void)snprintf(words, sizeof words, "the loss is at %.4g, within %.4g again, %u steps after it jumped", loss,
                    spikes->limit, (unsigned)(step - spikes->since));
   }
   even_state_event event = {.attempt = monitor->state->attempt,
-                                  .rank = -1,
-                                  .step = step,
-                                  .at_ns = even_clock_ns(),
-                                  .event = EVEN_EVENT_SPIKE,
-                                  .value = spikes->inside ? 1 : 0};
+                            .rank = -1,
+                            .step = step,
+                            .at_ns = even_clock_ns(),
+                            .event = EVEN_EVENT_SPIKE,
+                            .value = spikes->inside ? 1 : 0};
   (void)snprintf(event.words, sizeof event.words, "%s", words);
   note(monitor, &event);
   if (monitor->notice != NULL) {

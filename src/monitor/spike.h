@@ -22,8 +22,8 @@ typedef struct even_spikes {
   uint32_t since;
 } even_spikes;
 
-/* Takes a step's loss (what is not finite is passed over). True where a spike begins (`inside` is true then: the loss is
- * above `limit`) or ends. A loss that stays where it jumped to is the usual one after half a window. */
+/* Takes a step's loss (what is not finite is passed over). True where a spike begins (`inside` is true then: the loss
+ * is above `limit`) or ends. A loss that stays where it jumped to is the usual one after half a window. */
 bool even_spikes_take(even_spikes *spikes, uint32_t step, double loss);
 /* Another loss, or the same again from an earlier step on: what was before says nothing. */
 void even_spikes_forget(even_spikes *spikes);

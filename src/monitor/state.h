@@ -28,9 +28,10 @@ enum {
 };
 
 /* X(name, event, of one, of several): what goes wrong while all ranks live (monitor/faults.h) */
-#define EVEN_FAULT_LIST(X)                  \
-  X(HANG, EVEN_EVENT_HANG, "hang", "hangs") \
+#define EVEN_FAULT_LIST(X)                                                                                            \
+  X(HANG, EVEN_EVENT_HANG, "hang", "hangs")                                                                           \
   X(NONFINITE, EVEN_EVENT_NONFINITE, "time of numbers that were not finite", "times of numbers that were not finite") \
+  X(PARAMETERS, EVEN_EVENT_PARAMETERS, "time that parameters differed", "times that parameters differed")             \
   X(SPIKE, EVEN_EVENT_SPIKE, "jump of the loss", "jumps of the loss")
 
 enum {

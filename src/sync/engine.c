@@ -44,7 +44,8 @@ static bool bucket_can_go(even_sync *sync) {
   return atomic_load(&sync->pending[atomic_load(&sync->next)]) == 0 || round_is_closing(sync);
 }
 
-/* So much of a gradient is weighed at a time: what was written is still in the first-level cache when it is looked at. */
+/* So much of a gradient is weighed at a time: what was written is still in the first-level cache when it is looked at.
+ */
 #define PIECE_BYTES ((size_t)16384)
 
 /* slot = weight * gradient. Division by 1/weight is the reduction kernels' average over one source. */

@@ -29,7 +29,7 @@ static int begin(void **state) {
 static int feed(even_spikes *spikes, uint32_t from, uint32_t until) {
   int said = 0;
   for (uint32_t step = from; step < until; step++) {
-    said += even_spikes_take(spikes, step, 2 + 6 * exp(-step / 300.0) + 0.2 * noise()) ? 1 : 0;
+    said += even_spikes_take(spikes, step, 2 + 6 * exp(-(double)step / 300.0) + 0.2 * noise()) ? 1 : 0;
   }
   return said;
 }

@@ -166,8 +166,9 @@ static void a_hang_is_told_everywhere(void **state) {
   even_monitor_hang(made->monitor, 0, false, "rank 0 hangs: no progress for 40 s in checkpoint");
   even_text_free(&view);
   assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
-  report_says(made, "  2 hangs, the first at step 19; the last, at step 39: rank 0 hangs: no progress for 40 s in checkpoint\n",
-              true);
+  report_says(
+      made, "  2 hangs, the first at step 19; the last, at step 39: rank 0 hangs: no progress for 40 s in checkpoint\n",
+      true);
   json_t *data = monitored_page(made);
   const json_t *events = json_object_get(json_object_get(data, "events"), "events");
   expect_event(events, "hang", 0, 1, 19, 1, "rank 1 hangs: no progress for 30 s in data");
@@ -204,7 +205,9 @@ static void a_loss_that_jumps_is_told_everywhere(void **state) {
     feed_scalar(&made->ranks, 1, step, "loss", step == 50 ? 90.0 : 2.0); /* another rank's says nothing */
   }
   assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
-  report_says(made, "  1 jump of the loss, at step 80: the loss has jumped to 40; the median of the steps before is 2.03", true);
+  report_says(made,
+              "  1 jump of the loss, at step 80: the loss has jumped to 40; the median of the steps before is 2.03",
+              true);
   json_t *data = monitored_page(made);
   assert_int_equal(faults_in(data, &first), 1);
   assert_string_equal(json_string_value(json_object_get(first, "kind")), "loss_spike");

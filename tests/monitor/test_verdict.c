@@ -163,7 +163,8 @@ static void runs_without_steps(void **state) {
   measure.silent_seconds = 44;
   expect(&measure, EVEN_VERDICT_STALLED, "no step for 44 s; a step took 0.1 s before", "logs/rank-N.log");
   measure.hang = "rank 1 hangs: no progress for 30 s in data";
-  expect(&measure, EVEN_VERDICT_STALLED, "0.1 s before: rank 1 hangs: no progress for 30 s in data", "logs/hang-rank-N");
+  expect(&measure, EVEN_VERDICT_STALLED, "0.1 s before: rank 1 hangs: no progress for 30 s in data",
+         "logs/hang-rank-N");
 }
 
 int main(void) {

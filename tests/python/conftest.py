@@ -367,8 +367,9 @@ def run(program: pathlib.Path, tmp_path: pathlib.Path, environment: dict[str, st
 def start(program: pathlib.Path, tmp_path: pathlib.Path, environment: dict[str, str]) -> Iterator[Callable[..., Job]]:
     jobs: list[Job] = []
 
-    def call(*words: str, before: Sequence[str] = ()) -> Job:
-        jobs.append(Job([*before, str(program), "run", "--no-monitor", *words], tmp_path, environment))
+    def call(*words: str, before: Sequence[str] = (), monitor: bool = False) -> Job:
+        without = [] if monitor else ["--no-monitor"]
+        jobs.append(Job([*before, str(program), "run", *without, *words], tmp_path, environment))
         return jobs[-1]
 
     yield call

@@ -32,7 +32,22 @@ class Net(nn.Module):
         return self.second(torch.tanh(self.first(x)))
 
 
-def train(name: str, policy: str, value: float = math.nan, *, sparse: bool = False, mixed: bool = False, **options: Any) -> None:
+class Spoiled(torch.autograd.Function):
+    """Zero, with a gradient that is zero, too, or not a number."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor, bad: bool) -> torch.Tensor:
+        context.bad = bad
+        return x.new_zeros(())
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> Any:
+        return gradient.new_full((1,), math.nan if context.bad else 0.0), None
+
+
+def train(
+    name: str, policy: str, value: float = math.nan, *, sparse: bool = False, mixed: bool = False, **options: Any
+) -> None:
     """Rank 1 has `value` in its batch of one step. mixed: in its gradients, not in its loss."""
     torch.manual_seed(0)
     current = es.session()
@@ -48,7 +63,7 @@ def train(name: str, policy: str, value: float = math.nan, *, sparse: bool = Fal
             x[1, 2] = value
         loss = net(x).square().mean()
         if mixed:
-            loss = loss + torch.where(torch.tensor(bad), (net.second.bias * 0).sqrt(), net.second.bias * 0).sum()
+            loss = loss + Spoiled.apply(net.second.bias, bad)
         loss.backward()
         before.append([p.detach().clone() for p in net.parameters()])
         try:
@@ -56,14 +71,29 @@ def train(name: str, policy: str, value: float = math.nan, *, sparse: bool = Fal
         except es.EvenstepError as error:
             said = str(error)
             break
-        momentum.append([one.get("momentum_buffer").clone() for one in made.state.values() if one.get("momentum_buffer") is not None])
+        momentum.append(
+            [
+                one.get("momentum_buffer").clone()
+                for one in made.state.values()
+                if one.get("momentum_buffer") is not None
+            ]
+        )
         after.append([p.detach().clone() for p in net.parameters()])
         made.zero_grad()
     es.synchronise_models()
     same = [all(torch.equal(a, b) for a, b in zip(*pair)) for pair in zip(before, after)]
-    kept = len(momentum) > BAD_STEP and all(torch.equal(a, b) for a, b in zip(momentum[BAD_STEP - 1], momentum[BAD_STEP]))
+    kept = len(momentum) > BAD_STEP and all(
+        torch.equal(a, b) for a, b in zip(momentum[BAD_STEP - 1], momentum[BAD_STEP])
+    )
     finite = all(bool(p.isfinite().all()) for p in net.parameters())
-    say(name, unchanged=[n for n, one in enumerate(same) if one], finite=finite, steps=current.step - first, said=said, kept=kept)
+    say(
+        name,
+        unchanged=[n for n, one in enumerate(same) if one],
+        finite=finite,
+        steps=current.step - first,
+        said=said,
+        kept=kept,
+    )
 
 
 def scaled(name: str, prepared: bool, fused: bool) -> None:
@@ -98,10 +128,10 @@ def main() -> None:
     train("powersgd", "skip", compression="powersgd:1")
     train("sparse", "skip", sparse=True)
     train("local", "skip", sync=es.LocalSGD(every=2))
-    train("stale", "skip", sync=es.Stale(steps=1))
     for fused in (False, True):
         for prepared in (False, True):
             scaled(f"scaler {prepared} {fused}", prepared, fused)
+    train("stale", "skip", sync=es.Stale(steps=1))
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ def test_a_hang_in_c_is_told_and_not_disturbed(
 ) -> None:
     fifo = tmp_path / "hang.fifo"
     os.mkfifo(fifo)
-    job = start("-n", "2", "--name", "a", "--log-rank", "all", "--hang-timeout", "1", script(TRAIN), "c")
+    job = start("-n", "2", "--name", "a", "--log-rank", "all", "--hang-timeout", "1", script(TRAIN), "c", monitor=True)
     job.wait_for(r"rank 1 \(cpu:1, process \d+\) hangs: no progress for .* s in compute \(forward\)")
     job.wait_for(r"stacks of rank 1")
     handle = os.open(fifo, os.O_RDWR)  # what it reads comes after all

@@ -34,16 +34,17 @@ def test_on_three_ranks(run_ranks: Callable[..., list[Any]]) -> None:
     for name in [name for name in cases if name.startswith("scaler")]:
         case = cases.pop(name)
         assert case["finite"] and case["scale"] < 2.0**126, (name, case)
-    assert len(cases) == 9
+    assert len(cases) == 10
     for name, case in cases.items():
-        late = name == "stale"  # gradients come one step later: there are none in the first
-        assert case["unchanged"] == ([0, 3] if late else [2]), (name, case)
+        late = name == "stale"  # the gradients come one step after the loss; there are none in the first
+        assert case["unchanged"] == ([0, 2, 3] if late else [2]), (name, case)
         assert case["finite"] and case["steps"] == 5 and (case["kept"] or late or name == "sparse"), (name, case)
     lines = [line for line in said.splitlines() if line.startswith("evenstep: step")]
     assert all("rank 1" in line or "finite again after" in line or "not finite" in line for line in lines), said
-    assert sum("the step is left out" in line for line in lines) == 9  # once each, and none of a scaler's
+    assert sum("the step is left out" in line for line in lines) == 10  # once each, and none of a scaler's
     assert any("gradients on rank 1 are not finite: second.bias" in line for line in lines)  # and not the loss
     assert sum("finite again after 1 step," in line for line in lines) == 9
+    assert sum("finite again after 2 steps," in line for line in lines) == 1
     assert not any("not finite" in one.stderr for one in ranks[1:])  # one says it
 
 
@@ -61,14 +62,15 @@ TRAIN = """
         optimizer.step()
         optimizer.zero_grad()
     if es.is_main():
-        print("finite:", bool(model.weight.isfinite().all()), "steps:", es.step_count(), flush=True)
+        print("finite:", bool(model.weight.isfinite().all()), "steps:", es.step(), flush=True)
 """
 
 
 def test_a_job_leaves_the_step_out_and_keeps_it(
     start: Callable[..., Job], script: Callable[[str], str], tmp_path: pathlib.Path
 ) -> None:
-    code, text = start("-n", "2", "--name", "a", "--policy", "equal", "--on-nonfinite", "skip", script(TRAIN)).finish()
+    words = ("-n", "2", "--name", "a", "--policy", "equal", "--on-nonfinite", "skip", script(TRAIN))
+    code, text = start(*words, monitor=True).finish()
     assert code == 0 and "finite: True steps: 6" in text, text
     assert "step 2: the loss and gradients on rank 1 are not finite: bias, weight; the step is left out" in text
     with contextlib.closing(sqlite3.connect(tmp_path / "runs/a/run.db")) as history:

@@ -134,8 +134,8 @@ static int overflow_body(even_comm *comm, void *argument) {
   RANKS_EXPECT(comm, even_sync_finish(sync, NULL, &report) == EVEN_OK);
   bool here = even_comm_rank(comm) == 2;
   RANKS_EXPECT(comm, report.nonfinite == 1);
-  RANKS_EXPECT(comm, even_sync_nonfinite(sync, 2) ==
-                         (EVEN_SYNC_NONFINITE_ANYWHERE | (here ? EVEN_SYNC_NONFINITE_HERE : 0)));
+  RANKS_EXPECT(comm,
+               even_sync_nonfinite(sync, 2) == (EVEN_SYNC_NONFINITE_ANYWHERE | (here ? EVEN_SYNC_NONFINITE_HERE : 0)));
   even_sync_close(sync);
   return 0;
 }

@@ -1,0 +1,134 @@
+"""Parameters that differ between ranks: found by a flipped bit, named, told or the end; and what may differ is let be."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+import re
+import sqlite3
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from run_jobs import Job
+
+import evenstep as es
+from evenstep.parameter_checks import difference, sums_of
+
+CASES = pathlib.Path(__file__).parent / "parameter_cases.py"
+
+
+def said_in(text: str, name: str) -> list[str]:
+    part = text.partition(f"BEGIN {name}\n")[2].partition(f"END {name}\n")[0]
+    return [re.sub(r"step \d+", "step N", line) for line in part.splitlines() if line.startswith("evenstep: step")]
+
+
+def test_a_flipped_bit_on_three_ranks(run_ranks: Callable[..., list[Any]]) -> None:
+    ranks = run_ranks(CASES, ranks=3, timeout=170)
+    told = [dict(json.loads(line) for line in one.stdout.splitlines() if line.startswith("[")) for one in ranks]
+    assert told[0] == told[1] == told[2]
+    said = {name: said_in(ranks[0].stderr, name) for name in told[0]}
+    assert said["plain"] == said["local"] == said["diloco"] == said["stale"] == []
+    (line,) = said["high bit"]  # once, though it stays
+    assert re.fullmatch(r"evenstep: step N: rank 1 differs in second\.weight: 1 value, by up to 0\.\d+", line), line
+    (line,) = said["low bit"]
+    assert "rank 1 differs in second.weight: 1 value" in line and "no more than rounding makes" in line
+    (line,) = said["bf16"]
+    assert "rank 1 differs in second.weight" in line and "rounding" not in line
+    first, last = said["back"]
+    assert "rank 1 differs" in first and "the ranks have the same parameters again" in last
+    stopped = told[0]["stop"]
+    assert stopped["steps"] == 6 and "rank 1 differs in second.weight" in stopped["said"]  # at the next comparison
+    assert "--resume auto" in stopped["said"]
+    assert all(case["said"] == "" and case["steps"] == 9 for name, case in told[0].items() if name != "stop")
+    assert not any("differs" in one.stderr for one in ranks[1:])  # one says it
+
+
+TRAIN = """
+    import ctypes, os
+    import torch
+    import evenstep as es
+    torch.manual_seed(0)
+    x = torch.randn(160, 4)
+    model = torch.nn.Linear(4, 2)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x), batch_size=16)
+    model, optimizer, loader = es.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
+    for batch, in loader:
+        model(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if es.step() == 5 and es.rank() == 0 and not os.path.exists("flipped"):
+            open("flipped", "w").close()
+            ctypes.c_ubyte.from_address(model.weight.data_ptr() + 2).value ^= 0x80
+    if es.is_main():
+        print("steps:", es.step(), "sum:", model.weight.double().sum().item().hex(), flush=True)
+"""
+
+
+def test_a_checkpoint_is_never_of_parameters_that_differ(
+    start: Callable[..., Job], script: Callable[[str], str], tmp_path: pathlib.Path
+) -> None:
+    """Rank 0's are what is written, and it is rank 0's bit that flips: the comparison before the checkpoint ends the job, which
+    goes on from the one before."""
+    words = ("-n", "2", "--policy", "equal", "--checkpoint-every", "1", script(TRAIN))
+    (tmp_path / "flipped").touch()
+    code, text = start("--name", "whole", *words).finish()
+    assert code == 0, text
+    whole = re.findall(r"steps: 10 sum: \S+", text)
+    (tmp_path / "flipped").unlink()
+    code, text = start("--name", "a", "--on-difference", "stop", *words, monitor=True).finish()
+    assert code == 0 and re.findall(r"steps: 10 sum: \S+", text) == whole, text
+    assert "ranks 0, 1 differ in weight: 1 value, by up to " in text and "who is right is not known" in text
+    assert "restart 1 of 3 from" in text and "step-00000004" in text
+    with contextlib.closing(sqlite3.connect(tmp_path / "runs/a/run.db")) as history:
+        told = history.execute("SELECT rank, step, value FROM events WHERE event = 'parameters'").fetchall()
+    assert told == [(0, 5, 1)], told
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize("shape", [(3,), (2, 3, 4, 5), (0,)])
+def test_sums_see_every_bit(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    values = torch.randn(shape, dtype=dtype)
+    other = values.clone()
+    assert sums_of([values]) == sums_of([other])
+    if values.numel() == 0:
+        return
+    real = torch.view_as_real(other) if dtype.is_complex else other
+    flat = real.reshape(-1).view(torch.uint8)
+    for byte in (0, len(flat) // 2, len(flat) - 1):
+        flat[byte] ^= 4
+        assert sums_of([values]) != sums_of([other])
+        assert difference(values, other).values == 1
+        flat[byte] ^= 4
+    assert difference(values, other).values == 0
+    if len(shape) == 4:
+        lasting = values.to(memory_format=torch.channels_last)
+        assert sums_of([lasting]) == sums_of([lasting.clone()]) and sums_of([lasting.transpose(2, 3)])[0] != 0
+
+
+def test_what_rounding_makes_is_told_apart() -> None:
+    torch.manual_seed(0)
+    mine = torch.randn(1000)
+    near = mine * (1 + 1e-6)
+    assert difference(mine, near).rounding and difference(mine, near).values > 500
+    far = mine.clone()
+    far[7] *= 1.001
+    assert not difference(mine, far).rounding
+    far[7] = float("nan")
+    assert not difference(mine, far).rounding
+
+
+def test_wrong_words_are_refused(run: Any, script: Callable[[str], str]) -> None:
+    for words, said in (
+        (("--check-parameters", "often"), "--check-parameters often is no number of steps"),
+        (("--on-difference", "skip"), "give report or stop"),
+    ):
+        result = run(*words, script("pass"))
+        assert result.returncode == 2 and said in result.stderr, result.stderr
+    with pytest.raises(ValueError, match="on_difference='skip'"):
+        es.Config(on_difference="skip")
+    with pytest.raises(ValueError, match="check_parameters=-1"):
+        es.Config(check_parameters=-1)
