@@ -82,13 +82,25 @@ static void huge_pages_check(even_doctor *doctor) {
   even_text_free(&modes);
 }
 
+static void shared_memory_check(even_doctor *doctor) {
+  char folder[64] = "";
+  bool works = even_feature_shared_memory(folder, sizeof folder);
+  bool file = works && folder[0] != '\0';
+  even_doctor_add(
+      doctor, "shared memory",
+      file    ? EVEN_DOCTOR_NOTE
+      : works ? EVEN_DOCTOR_OK
+              : EVEN_DOCTOR_MISSING,
+      works ? "ranks share files instead, slower where these lie on a disk" : "ranks cannot exchange gradients",
+      "allow memfd_create in the container's seccomp profile", "memfd_create %s%s%s",
+      works && !file ? "works" : "does not work", file ? ": files in " : "", folder);
+}
+
 static void memory_check(even_doctor *doctor, const even_host *host) {
   char bytes[32];
   even_disk shm;
   uint64_t locked = 0;
-  even_doctor_add(doctor, "shared memory", even_feature_shared_memory() ? EVEN_DOCTOR_OK : EVEN_DOCTOR_MISSING,
-                  "ranks cannot exchange gradients", "allow memfd_create in the container's seccomp profile",
-                  "memfd_create %s", even_feature_shared_memory() ? "works" : "does not work");
+  shared_memory_check(doctor);
   huge_pages_check(doctor);
   if (even_disk_read("/dev/shm", &shm) == EVEN_OK) {
     even_doctor_add(doctor, "/dev/shm", shm.free_bytes >= LITTLE_SHM_BYTES ? EVEN_DOCTOR_OK : EVEN_DOCTOR_NOTE,

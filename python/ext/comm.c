@@ -404,6 +404,20 @@ static long *to_processes(PyObject *object, int ranks) {
   return processes;
 }
 
+/* Says where the memory lies that could not be had from the kernel by itself; 0, or -1 where warnings are errors. */
+static int warn_of_file(int fd) {
+  char folder[64];
+  if (!even_shared_memory_is_file(fd, folder, sizeof folder)) {
+    return 0;
+  }
+  return PyErr_WarnFormat(
+      PyExc_RuntimeWarning, 1,
+      "the memory that the ranks share is a file in %s, for the kernel gives no memfd: all of it is "
+      "taken at once, and where that is on a disk it is written there, which costs time. fix: allow "
+      "memfd_create in the container's seccomp profile",
+      folder);
+}
+
 static PyObject *comm_create_segment(PyObject *object, PyObject *arguments, PyObject *names) {
   static char *keywords[] = {"ranks", "arena_bytes", "processes", NULL};
   even_comm_params params = {.size = sizeof params};
@@ -420,6 +434,10 @@ static PyObject *comm_create_segment(PyObject *object, PyObject *arguments, PyOb
   }
   even_status status = even_comm_create_segment_for(&params, processes, &fd);
   even_free(processes);
+  if (status == EVEN_OK && warn_of_file(fd) != 0) {
+    even_shared_memory_close(&(even_shared_memory){.fd = fd});
+    return NULL;
+  }
   return status != EVEN_OK ? even_ext_raise(status) : PyLong_FromLong(fd);
 }
 

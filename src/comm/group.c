@@ -158,11 +158,15 @@ static uint64_t wait_ns(const even_comm *comm) {
 }
 
 static void describe(const even_comm *comm, char *text, size_t bytes) {
+  char folder[64];
+  bool file = even_shared_memory_is_file(comm->memory.fd, folder, sizeof folder);
   (void)snprintf(text, bytes,
-                 "shared memory, %d ranks, %s: up to %zu bytes in one meeting; in the arena where they lie, in claimed "
-                 "pieces; else staged in pieces of %zu KB, written %s the caches; polls %u times before it sleeps",
-                 comm->ranks, comm->kernels->name, EVEN_COMM_SLOT_BYTES, comm->piece_bytes >> 10,
-                 comm->writing.past_caches ? "past" : "through", comm->progress.polls);
+                 "shared memory%s%s, %d ranks, %s: up to %zu bytes in one meeting; in the arena where they lie, in "
+                 "claimed pieces; else staged in pieces of %zu KB, written %s the caches; polls %u times before it "
+                 "sleeps",
+                 file ? " in a file of " : "", file ? folder : "", comm->ranks, comm->kernels->name,
+                 EVEN_COMM_SLOT_BYTES, comm->piece_bytes >> 10, comm->writing.past_caches ? "past" : "through",
+                 comm->progress.polls);
 }
 
 static size_t flight(const even_comm *comm, int rank, even_flight_call *out, size_t limit) {

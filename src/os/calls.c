@@ -128,6 +128,8 @@ static int real_nanosleep(const struct timespec *time) {
    .pwrite = pwrite,                            \
    .fsync = fsync,                              \
    .ftruncate = ftruncate,                      \
+   .fchmod = fchmod,                            \
+   .fallocate = fallocate,                      \
    .fstat = real_fstat,                         \
    .rename = rename,                            \
    .mkdir = mkdir,                              \

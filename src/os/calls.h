@@ -33,6 +33,8 @@ typedef struct even_os_calls {
   ssize_t (*pwrite)(int fd, const void *buffer, size_t bytes, off_t offset);
   int (*fsync)(int fd);
   int (*ftruncate)(int fd, off_t length);
+  int (*fchmod)(int fd, mode_t mode);
+  int (*fallocate)(int fd, int mode, off_t offset, off_t bytes);
   int (*fstat)(int fd, struct stat *out);
   int (*rename)(const char *from, const char *to);
   int (*mkdir)(const char *path, mode_t mode);

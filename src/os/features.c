@@ -15,10 +15,13 @@ bool even_feature_pidfd(void) {
   return true;
 }
 
-bool even_feature_shared_memory(void) {
+bool even_feature_shared_memory(char *folder, size_t bytes) {
   even_shared_memory memory;
   if (even_shared_memory_create("evenstep-doctor", 4096, &memory) != EVEN_OK) {
     return false;
+  }
+  if (!even_shared_memory_is_file(memory.fd, folder, bytes)) {
+    folder[0] = '\0';
   }
   even_shared_memory_close(&memory);
   return true;

@@ -1,16 +1,18 @@
-/* memfd segments. */
+/* memfd segments, and files where there is no memfd. */
 #include "os/shared_memory.h"
 
 #include "base/checked.h"
 #include "base/fail.h"
 #include "os/calls.h"
 #include "os/entries.h"
+#include "os/shared_file.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 /* Where the system offers huge pages for shared memory on request (transparent_hugepage/shmem_enabled: advise): fewer
  * page faults and TLB misses. Small segments would take more memory than they need. */
@@ -31,21 +33,47 @@ static even_status map(even_shared_memory *memory) {
   return EVEN_OK;
 }
 
+/* What a kernel or a container's profile says that gives no memfd, and one that has no room in it. */
+static bool gives_no_memfd(int error_number) {
+  return error_number == ENOSYS || error_number == EPERM || error_number == EACCES;
+}
+static bool gives_no_room(int error_number) {
+  return error_number == ENOSPC || error_number == ENOMEM || error_number == EPERM || error_number == EACCES;
+}
+
+/* A file, because of what has just failed. */
+static even_status make_file(const char *label, size_t bytes, even_shared_memory *out) {
+  const even_error why = *even_error_last();
+  even_shared_memory_close(out);
+  out->bytes = bytes;
+  return even_shared_file_create(label, bytes, &out->fd) == EVEN_OK ? EVEN_OK : even_error_prefix("%.160s", why.what);
+}
+
+static even_status make_memory(const char *label, size_t bytes, even_shared_memory *out) {
+  out->fd = even_os.memfd_create(label, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (out->fd < 0) {
+    int error_number = errno;
+    even_status status = even_fail_errno(error_number, "a shared memory segment could not be made");
+    return gives_no_memfd(error_number) ? make_file(label, bytes, out) : status;
+  }
+  if (even_os.ftruncate(out->fd, (off_t)bytes) != 0) {
+    int error_number = errno;
+    even_status status = even_fail_errno(error_number, "a shared memory segment could not grow to %zu bytes", bytes);
+    return gives_no_room(error_number) ? make_file(label, bytes, out) : status;
+  }
+  (void)even_os.fchmod(out->fd, S_IRUSR | S_IWUSR); /* others cannot come by it anyway */
+  /* Who shrinks a segment kills its peers by SIGBUS. Without seals it works as well, among friends. */
+  (void)even_os.fcntl(out->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+  return EVEN_OK;
+}
+
 even_status even_shared_memory_create(const char *label, size_t bytes, even_shared_memory *out) {
   *out = (even_shared_memory){.fd = -1, .bytes = bytes};
   if (bytes == 0 || bytes > (size_t)INT64_MAX) {
     return even_fail(EVEN_ERR_ARGUMENT, "a shared memory segment of %zu bytes", bytes);
   }
-  out->fd = even_os.memfd_create(label, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (out->fd < 0) {
-    return even_fail_errno(errno, "a shared memory segment could not be made");
-  }
-  even_status status = EVEN_OK;
-  if (even_os.ftruncate(out->fd, (off_t)bytes) != 0) {
-    status = even_fail_errno(errno, "a shared memory segment could not grow to %zu bytes", bytes);
-  } else {
-    /* Who shrinks a segment kills its peers by SIGBUS. Without seals it works as well, among friends. */
-    (void)even_os.fcntl(out->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+  even_status status = make_memory(label, bytes, out);
+  if (status == EVEN_OK) {
     status = map(out);
   }
   if (status != EVEN_OK) {
@@ -132,6 +160,23 @@ even_status even_shared_memory_duplicate(int fd, even_shared_memory *out) {
   return even_shared_memory_adopt(own, out);
 }
 
+/* Process numbers come anew to others, and a process of root can open anybody's: what another user made may be written
+ * to, and cut short, by that user. */
+static even_status check_owner(pid_t pid, int fd) {
+  struct stat facts;
+  if (even_os.fstat(fd, &facts) != 0) {
+    return even_fail_errno(errno, "the shared memory of process %ld (descriptor %d) cannot be read", (long)pid, fd);
+  }
+  uid_t own = even_os.geteuid();
+  if (facts.st_uid == own) {
+    return EVEN_OK;
+  }
+  (void)even_fail(EVEN_ERR_PERMISSION,
+                  "the shared memory of process %ld is user %ld's, this process is user %ld's: not trusted", (long)pid,
+                  (long)facts.st_uid, (long)own);
+  return even_error_fix("run all ranks of a host as one user; see what process %ld is", (long)pid);
+}
+
 even_status even_shared_memory_open_peer(pid_t pid, int fd, even_shared_memory *out) {
   char path[64];
   *out = (even_shared_memory){.fd = -1};
@@ -141,6 +186,11 @@ even_status even_shared_memory_open_peer(pid_t pid, int fd, even_shared_memory *
     even_status status =
         even_fail_errno(errno, "the shared memory of process %ld (%s) cannot be opened", (long)pid, path);
     (void)even_error_fix("run all ranks of a host as one user and in one PID namespace (one container)");
+    return status;
+  }
+  even_status status = check_owner(pid, own);
+  if (status != EVEN_OK) {
+    (void)even_os.close(own);
     return status;
   }
   return even_shared_memory_adopt(own, out);
@@ -153,23 +203,32 @@ typedef struct segments_of {
   void *context;
 } segments_of;
 
+/* Where the kernel says that `path` of /proc leads. */
+static bool read_link(const char *path, char *link, size_t bytes) {
+  ssize_t length = even_os.readlink(path, link, bytes - 1);
+  link[length < 0 ? 0 : length] = '\0';
+  return length >= 0;
+}
+
 /* "/memfd:LABEL (deleted)" is what the link of a memfd says. */
 static bool is_segment(const char *path, const char *label) {
   char link[128];
   char wanted[128];
-  ssize_t length = even_os.readlink(path, link, sizeof link - 1);
-  if (length < 0) {
-    return false;
-  }
-  link[length] = '\0';
   (void)snprintf(wanted, sizeof wanted, "/memfd:%s (deleted)", label);
-  return strcmp(link, wanted) == 0;
+  return read_link(path, link, sizeof link) && (strcmp(link, wanted) == 0 || even_shared_file_has_label(link, label));
 }
 
 bool even_shared_memory_has_label(int fd, const char *label) {
   char path[64];
   (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
   return is_segment(path, label);
+}
+
+bool even_shared_memory_is_file(int fd, char *folder, size_t bytes) {
+  char path[64];
+  char link[128];
+  (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+  return read_link(path, link, sizeof link) && even_shared_file_folder(link, folder, bytes);
 }
 
 static bool offer_segment(void *context, const char *name) {

@@ -180,7 +180,7 @@ static int failing_memfd_create(const char *name, unsigned int flags) {
   return fails() ? (errno = EMFILE, -1) : even_os_real.memfd_create(name, flags);
 }
 static int failing_ftruncate(int fd, off_t length) {
-  return fails() ? (errno = ENOSPC, -1) : even_os_real.ftruncate(fd, length);
+  return fails() ? (errno = EIO, -1) : even_os_real.ftruncate(fd, length);
 }
 static void *failing_mmap(void *address, size_t bytes, int protection, int flags, int fd, off_t offset) {
   return fails() ? (errno = ENOMEM, MAP_FAILED) : even_os_real.mmap(address, bytes, protection, flags, fd, offset);

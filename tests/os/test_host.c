@@ -144,10 +144,15 @@ static void scratch_files(void **state) {
 }
 
 static void features(void **state) {
+  char folder[64] = "?";
   (void)state;
-  assert_true(even_feature_shared_memory());
-  fault_os(FAULT_memfd_create, 1, ENOSYS);
-  assert_false(even_feature_shared_memory());
+  assert_true(even_feature_shared_memory(folder, sizeof folder));
+  assert_string_equal(folder, "");
+  fault_os_from(FAULT_memfd_create, 1, ENOSYS);
+  assert_true(even_feature_shared_memory(folder, sizeof folder));
+  assert_true(folder[0] == '/');
+  fault_os_from(FAULT_fallocate, 1, ENOSPC);
+  assert_false(even_feature_shared_memory(folder, sizeof folder));
   fault_os(FAULT_pidfd_open, 1, ENOSYS);
   assert_false(even_feature_pidfd());
 }

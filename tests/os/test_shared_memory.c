@@ -13,6 +13,8 @@
 #include <stdint.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -95,6 +97,134 @@ static void a_gone_peer_is_said_with_a_fix(void **state) {
   even_shared_memory_close(&memory);
 }
 
+/* ---- without memfds, and without room ---- */
+
+/* As in a container whose profile forbids it: the memory is a file that nobody else can open, and gone with its last
+ * descriptor. */
+static void without_memfds_it_is_a_file(void **state) {
+  even_shared_memory mine;
+  even_shared_memory theirs;
+  struct stat facts;
+  char folder[64];
+  (void)state;
+  int before = open_descriptors();
+  fault_os_from(FAULT_memfd_create, 1, EPERM);
+  assert_int_equal(even_shared_memory_create("evenstep-test", 10000, &mine), EVEN_OK);
+  assert_int_equal(fstat(mine.fd, &facts), 0);
+  assert_int_equal(facts.st_mode & 07777, 0600);
+  assert_int_equal(facts.st_nlink, 0);
+  assert_int_equal(facts.st_size, 10000);
+  assert_true(facts.st_blocks * 512 >= 10000); /* a write can find no disk full */
+  assert_true((fcntl(mine.fd, F_GETFD) & FD_CLOEXEC) != 0);
+  assert_true(even_shared_memory_is_file(mine.fd, folder, sizeof folder));
+  assert_string_equal(folder, "/dev/shm");
+  assert_true(even_shared_memory_has_label(mine.fd, "evenstep-test"));
+  assert_false(even_shared_memory_has_label(mine.fd, "evenstep-tes"));
+  assert_int_equal(even_shared_memory_open_peer(getpid(), mine.fd, &theirs), EVEN_OK);
+  memcpy(mine.address, "hello", 6);
+  assert_string_equal(theirs.address, "hello");
+  even_shared_memory_close(&mine);
+  even_shared_memory_close(&theirs);
+  assert_int_equal(open_descriptors(), before);
+  fault_reset();
+  assert_int_equal(even_shared_memory_create("evenstep-test", 10000, &mine), EVEN_OK);
+  assert_false(even_shared_memory_is_file(mine.fd, folder, sizeof folder));
+  assert_int_equal(fstat(mine.fd, &facts), 0);
+  assert_int_equal(facts.st_mode & 07777, 0600);
+  even_shared_memory_close(&mine);
+}
+
+static void a_full_folder_is_left_for_the_next(void **state) {
+  even_shared_memory memory;
+  char folder[64];
+  (void)state;
+  int before = open_descriptors();
+  fault_os(FAULT_ftruncate, 1, ENOSPC);
+  fault_os(FAULT_fallocate, 1, ENOSPC);
+  assert_int_equal(even_shared_memory_create("evenstep-test", 4096, &memory), EVEN_OK);
+  assert_true(even_shared_memory_is_file(memory.fd, folder, sizeof folder));
+  assert_string_equal(folder, "/tmp");
+  even_shared_memory_close(&memory);
+  fault_os(FAULT_ftruncate, 1, ENOSPC);
+  fault_os_from(FAULT_fallocate, 1, ENOSPC);
+  assert_int_equal(even_shared_memory_create("evenstep-test", 4096, &memory), EVEN_ERR_NO_SPACE);
+  assert_int_equal(memory.fd, -1);
+  const char *what = even_error_last()->what;
+  assert_non_null(strstr(what, "could not grow to 4096 bytes"));
+  assert_non_null(strstr(what, "/dev/shm has no room"));
+  assert_non_null(strstr(what, "/var/tmp has no room"));
+  assert_int_equal(open_descriptors(), before);
+}
+
+/* ---- others ---- */
+
+/* A process of another user that holds a segment, or tries to open this one's: runs `body` there. */
+static int as_nobody(int (*body)(int argument), int argument) {
+  int ended = -1;
+  pid_t child = fork();
+  if (child == 0) {
+    _exit(setresgid(65534, 65534, 65534) != 0 || setresuid(65534, 65534, 65534) != 0 ? 99 : body(argument));
+  }
+  assert_int_equal(waitpid(child, &ended, 0), child);
+  return WIFEXITED(ended) ? WEXITSTATUS(ended) : -1;
+}
+
+static int try_to_open(int fd) {
+  even_shared_memory memory;
+  bool refused = even_shared_memory_open_peer(getppid(), fd, &memory) == EVEN_ERR_PERMISSION;
+  return refused && strstr(even_error_last()->what, "Permission denied") != NULL ? 0 : 1;
+}
+
+static void another_user_cannot_open_it(void **state) {
+  even_shared_memory memory;
+  (void)state;
+  if (geteuid() != 0) {
+    skip(); /* it takes root to be another user */
+  }
+  for (int file = 0; file < 2; file++) {
+    fault_os_from(FAULT_memfd_create, file, EPERM);
+    assert_int_equal(even_shared_memory_create("evenstep-test", 4096, &memory), EVEN_OK);
+    assert_int_equal(as_nobody(try_to_open, memory.fd), 0);
+    even_shared_memory_close(&memory);
+  }
+}
+
+/* Where root's rank 0 was expected, another user's process has come to its number, with a segment ready. */
+static void a_segment_that_another_user_planted_is_refused(void **state) {
+  even_shared_memory memory;
+  int ready[2];
+  int done[2];
+  int fd = -1;
+  (void)state;
+  if (geteuid() != 0) {
+    skip();
+  }
+  assert_int_equal(pipe(ready), 0);
+  assert_int_equal(pipe(done), 0);
+  pid_t child = fork();
+  if (child == 0) {
+    even_shared_memory bait;
+    (void)close(done[1]);
+    bool made =
+        setresuid(65534, 65534, 65534) == 0 && even_shared_memory_create("evenstep-group", 4096, &bait) == EVEN_OK;
+    made = made && write(ready[1], &bait.fd, sizeof bait.fd) == sizeof bait.fd;
+    _exit(made && read(done[0], &fd, 1) == 0 ? 0 : 1);
+  }
+  (void)close(done[0]);
+  assert_int_equal(read(ready[0], &fd, sizeof fd), sizeof fd);
+  int before = open_descriptors();
+  assert_int_equal(even_shared_memory_open_peer(child, fd, &memory), EVEN_ERR_PERMISSION);
+  assert_non_null(strstr(even_error_last()->what, "is user 65534's"));
+  assert_non_null(strstr(even_error_last()->fix, "as one user"));
+  assert_int_equal(memory.fd, -1);
+  assert_int_equal(open_descriptors(), before);
+  (void)close(done[1]);
+  assert_int_equal(waitpid(child, &fd, 0), child);
+  assert_int_equal(fd, 0);
+  (void)close(ready[0]);
+  (void)close(ready[1]);
+}
+
 static even_status create_and_close(void *context) {
   even_shared_memory memory;
   (void)context;
@@ -106,10 +236,20 @@ static even_status create_and_close(void *context) {
 static void each_call_may_fail(void **state) {
   (void)state;
   int before = open_descriptors();
-  assert_int_equal(fault_each_os(create_and_close, NULL, ENOSPC), 4);
+  assert_int_equal(fault_each_os(create_and_close, NULL, EIO), 4);
   assert_int_equal(open_descriptors(), before);
-  fault_os(FAULT_ftruncate, 1, ENOSPC);
-  assert_int_equal(create_and_close(NULL), EVEN_ERR_NO_SPACE);
+  for (long nth = 1; nth <= 3; nth++) { /* and of the file in its place: in every folder */
+    static const fault_call calls[] = {FAULT_getrandom, FAULT_open, FAULT_fallocate};
+    fault_os_from(FAULT_memfd_create, 1, ENOSYS);
+    fault_os_from(calls[nth - 1], 1, EIO);
+    assert_int_equal(create_and_close(NULL), EVEN_ERR_SYSTEM);
+    assert_int_equal(open_descriptors(), before);
+    fault_reset();
+  }
+  fault_os_from(FAULT_memfd_create, 1, ENOSYS);
+  fault_os(FAULT_mmap, 1, ENOMEM);
+  assert_int_equal(create_and_close(NULL), EVEN_ERR_MEMORY);
+  assert_int_equal(open_descriptors(), before);
 }
 
 int main(void) {
@@ -118,6 +258,10 @@ int main(void) {
       cmocka_unit_test_teardown(wrong_sizes_and_descriptors_are_refused, restore),
       cmocka_unit_test_teardown(huge_pages_are_asked_for_and_not_needed, restore),
       cmocka_unit_test_teardown(a_gone_peer_is_said_with_a_fix, restore),
+      cmocka_unit_test_teardown(without_memfds_it_is_a_file, restore),
+      cmocka_unit_test_teardown(a_full_folder_is_left_for_the_next, restore),
+      cmocka_unit_test_teardown(another_user_cannot_open_it, restore),
+      cmocka_unit_test_teardown(a_segment_that_another_user_planted_is_refused, restore),
       cmocka_unit_test_teardown(each_call_may_fail, restore),
   };
   return cmocka_run_group_tests_name("os_shared_memory", tests, NULL, NULL);
