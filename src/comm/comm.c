@@ -284,7 +284,9 @@ void even_comm_describe(const even_comm *comm, char *text, size_t bytes) {
 }
 
 void even_comm_leave(even_comm *comm) {
-  even_comm_engine_of(comm)->leave(comm);
+  if (!is_inherited(even_comm_base_of(comm))) {
+    even_comm_engine_of(comm)->leave(comm);
+  }
 }
 
 void even_comm_close(even_comm *comm) {

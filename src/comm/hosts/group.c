@@ -377,7 +377,9 @@ static void close_group(even_comm *comm) {
   even_comm_close(group->inside);
   even_comm_close(group->everyone);
   even_ways_end(&group->ways);
-  (void)pthread_mutex_destroy(&group->ending);
+  if (group->process_mark == even_process_mark()) { /* in a child another thread may hold it */
+    (void)pthread_mutex_destroy(&group->ending);
+  }
   even_board_close(&group->board);
   free_group(group);
 }

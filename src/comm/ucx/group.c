@@ -70,8 +70,8 @@ static void close_group(even_comm *comm) {
     }
     even_ucx_messages_free(group);
     even_ucx_letters_free(group);
+    (void)pthread_mutex_destroy(&group->lock); /* in a child another thread may hold it */
   }
-  (void)pthread_mutex_destroy(&group->lock);
   even_board_close(&group->board);
   even_free(group->peers);
   even_free(group->notices);
