@@ -1,9 +1,15 @@
 """Collectives and messages of more than 4 GiB between two ranks, each checked to the last byte: `make large`. Takes 9 GB of
-memory and a minute or two; not a part of `make test`."""
+memory and a minute or two for each engine; not a part of `make test`.
+
+    python scripts/large.py [shm] [ucx] [mpi]     # without names: shm, and the others where they are found
+
+MPI needs a launcher: EVENSTEP_TEST_MPIRUN, else an `mpirun` on the path.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -42,17 +48,28 @@ def run_rank() -> None:
 
     import evenstep as es
 
-    with es.comm.open(arena_bytes=0) as group:
+    with es.comm.open(arena_bytes=0, timeout=600) as group:
         rank = group.rank
         data = np.empty(BYTES, dtype=np.uint8)
 
+        def say(what: str) -> str:
+            return f"{os.environ['EVENSTEP_COMM_ENGINE']}, rank {rank}: {what}"
+
         fill(data, rank)
         group.all_reduce(data, "bxor")
-        check(data, lambda at, n: pattern(at, n, 0) ^ pattern(at, n, 1), f"rank {rank}: all_reduce")
+        check(data, lambda at, n: pattern(at, n, 0) ^ pattern(at, n, 1), say("all_reduce"))
+
+        fill(data, rank)
+        group.all_reduce(data.view(np.int8), "max")
+        check(
+            data.view(np.int8),
+            lambda at, n: np.maximum(pattern(at, n, 0).view(np.int8), pattern(at, n, 1).view(np.int8)),
+            say("all_reduce of signed bytes"),
+        )
 
         fill(data, rank)
         group.broadcast(data, root=1)
-        check(data, lambda at, n: pattern(at, n, 1), f"rank {rank}: broadcast")
+        check(data, lambda at, n: pattern(at, n, 1), say("broadcast"))
 
         # All but ten bytes are rank 0's; either part is in place.
         counts = [BYTES - 10, 10]
@@ -61,17 +78,15 @@ def run_rank() -> None:
         data[:] = 0
         fill(own, rank, begin)
         group.all_gather(own, data, counts)
-        check(data[: BYTES - 10], lambda at, n: pattern(at, n, 0), f"rank {rank}: all_gather, the large part")
-        check(
-            data[BYTES - 10 :], lambda at, n: pattern(BYTES - 10 + at, n, 1), f"rank {rank}: all_gather, the small one"
-        )
+        check(data[: BYTES - 10], lambda at, n: pattern(at, n, 0), say("all_gather, the large part"))
+        check(data[BYTES - 10 :], lambda at, n: pattern(BYTES - 10 + at, n, 1), say("all_gather, the small one"))
 
         fill(data, rank)
         group.reduce_scatter(data, own, counts, "bxor")
         check(
             own,
             lambda at, n: pattern(begin + at, n, 0) ^ pattern(begin + at, n, 1),
-            f"rank {rank}: reduce_scatter",
+            say("reduce_scatter"),
         )
 
         # Rank 0 gives, rank 1 takes, in two ways.
@@ -85,24 +100,53 @@ def run_rank() -> None:
                 group.send(data, 1)
             else:
                 group.recv(data, 0)
-            check(data, lambda at, n: pattern(at, n, 0), f"rank {rank}: {what}")
+            check(data, lambda at, n: pattern(at, n, 0), say(what))
 
 
-def main() -> int:
-    if "RANK" in os.environ:
-        run_rank()
-        return 0
+def mpirun() -> str | None:
+    return os.environ.get("EVENSTEP_TEST_MPIRUN", "").split(":")[0] or shutil.which("mpirun")
+
+
+def found() -> list[str]:
+    """The engines that can be had here."""
+    from evenstep.hosts import ucx_state
+
+    engines = ["shm"]
+    version, why = ucx_state()
+    if version:
+        engines.append("ucx")
+    else:
+        print(f"large: not over UCX: {why}")
+    return [*engines, "mpi"] if mpirun() else engines
+
+
+def run(engine: str) -> int:
+    """The worst exit code of its ranks."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    place = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "EVENSTEP_COMM_ENGINE": engine}
+    environment = {**os.environ, **place, "EVENSTEP_COMM_COSTS": "off"}
+    own = [sys.executable, __file__, "rank"]
+    if engine == "mpi":
+        allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        launcher = mpirun()
+        if launcher is None:
+            raise SystemExit("large: no mpirun (EVENSTEP_TEST_MPIRUN)")
+        return subprocess.run([launcher, "-n", str(RANKS), *own], env={**environment, **allowed}).returncode
     ranks = [
-        subprocess.Popen([sys.executable, __file__], env={**os.environ, **place, "RANK": str(rank)})
-        for rank in range(RANKS)
+        subprocess.Popen(own, env={**environment, "WORLD_SIZE": str(RANKS), "RANK": str(rank)}) for rank in range(RANKS)
     ]
-    codes = [rank.wait() for rank in ranks]
-    print("large: all well" if not any(codes) else f"large: the ranks ended with {codes}")
-    return int(any(codes))
+    return max(abs(rank.wait()) for rank in ranks)
+
+
+def main() -> int:
+    if sys.argv[1:] == ["rank"]:
+        run_rank()
+        return 0
+    wrong = [engine for engine in sys.argv[1:] or found() if run(engine) != 0]
+    print(f"large: wrong over {', '.join(wrong)}" if wrong else "large: all well")
+    return int(bool(wrong))
 
 
 if __name__ == "__main__":

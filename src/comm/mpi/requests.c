@@ -4,6 +4,11 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 
+int even_mpi_piece(size_t bytes, size_t number, size_t *begin) {
+  *begin = number * EVEN_MPI_PIECE_BYTES;
+  return (int)(bytes - *begin < EVEN_MPI_PIECE_BYTES ? bytes - *begin : EVEN_MPI_PIECE_BYTES);
+}
+
 even_status even_mpi_requests_reserve(even_mpi_requests *requests, size_t count) {
   EVEN_TRY(EVEN_NEW_ARRAY(&requests->reserve, count));
   for (size_t i = 0; i < count; i++) {

@@ -27,6 +27,9 @@ typedef struct even_mpi_requests {
   size_t open; /* taken and not given back */
 } even_mpi_requests;
 
+/* How many bytes of a transfer are in its piece `number`, of as many pieces as even_mpi_requests_take counts; *begin:
+ * where that begins. */
+int even_mpi_piece(size_t bytes, size_t number, size_t *begin);
 even_status even_mpi_requests_reserve(even_mpi_requests *requests, size_t count) EVEN_MUST_USE;
 /* For a transfer of so many bytes; NULL without memory. */
 even_mpi_request *even_mpi_requests_take(even_mpi_requests *requests, size_t bytes);

@@ -218,11 +218,6 @@ static void cancel(even_ucx_group *group, void *handle) {
   even_mpi_leave();
 }
 
-/* The piece of a transfer that begins there. */
-static int piece_bytes(size_t bytes, size_t begin) {
-  return (int)(bytes - begin < EVEN_MPI_PIECE_BYTES ? bytes - begin : EVEN_MPI_PIECE_BYTES);
-}
-
 /* Of a transfer whose n-th piece could not begin: the pieces before it are under way. */
 static void *give_up(even_ucx_group *group, even_mpi_request *request, size_t begun, int code) {
   void *error = error_request(link_of(group), code);
@@ -244,11 +239,12 @@ static void *send(even_ucx_group *group, void *endpoint, const void *data, size_
   request->receives = false;
   even_mpi_enter();
   for (; code == 0 && i < request->count; i++) {
-    size_t begin = i * EVEN_MPI_PIECE_BYTES;
+    size_t begin = 0;
+    int piece = even_mpi_piece(bytes, i, &begin);
     const unsigned char *from = data;
-    code = link->process->mpi->calls->send(link->process->mpi, from == NULL ? NULL : from + begin,
-                                           piece_bytes(bytes, begin), (int)(peer - group->peers), mpi_tag(link, tag),
-                                           link->comm, &request->pieces[i]);
+    code = link->process->mpi->calls->send(link->process->mpi, from == NULL ? NULL : from + begin, piece,
+                                           (int)(peer - group->peers), mpi_tag(link, tag), link->comm,
+                                           &request->pieces[i]);
   }
   even_mpi_leave();
   return code == 0 ? request : give_up(group, request, i - 1, code);
@@ -267,10 +263,10 @@ static void *receive(even_ucx_group *group, void *data, size_t bytes, uint64_t t
   request->receives = true;
   even_mpi_enter();
   for (; code == 0 && i < request->count; i++) {
-    size_t begin = i * EVEN_MPI_PIECE_BYTES;
-    code = mpi->calls->receive(mpi, (unsigned char *)data + begin, piece_bytes(bytes, begin),
-                               mask == UINT64_MAX ? sender : mpi->any_source, mpi_tag(link, tag), link->comm,
-                               &request->pieces[i]);
+    size_t begin = 0;
+    int piece = even_mpi_piece(bytes, i, &begin);
+    code = mpi->calls->receive(mpi, (unsigned char *)data + begin, piece, mask == UINT64_MAX ? sender : mpi->any_source,
+                               mpi_tag(link, tag), link->comm, &request->pieces[i]);
   }
   even_mpi_leave();
   return code == 0 ? request : give_up(group, request, i - 1, code);
