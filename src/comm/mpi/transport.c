@@ -359,6 +359,7 @@ const even_transport even_mpi_transport = {
     .library = "MPI",
     .most_polls = 1000,
     .takes_back = false,
+    .greetings = 1,
     .start = start,
     .address = own_address,
     .begin = begin,

@@ -190,12 +190,19 @@ static void describe(const even_ucx_group *group, char *text, size_t bytes) {
   (void)snprintf(text, bytes, "UCX");
 }
 
+/* When the first greeting has come, the other end's answer to this one's request to connect may still wait behind it;
+ * when the second has, that has come, and an acknowledgement may wait; when the third has, nothing does. An endpoint
+ * that is cut while one of these words waits ends the process in UCX 1.13 and older, by an assertion that later
+ * versions do without (openucx/ucx, pull request 8175). */
+#define GREETINGS 3
+
 /* Polls ask the kernel (0.5 to 1 µs over TCP). */
 static const even_transport ucx_transport = {
     .engine = "ucx",
     .library = "UCX",
     .most_polls = 100,
     .takes_back = true,
+    .greetings = GREETINGS,
     .start = start,
     .address = address,
     .connect = connect_all,

@@ -180,8 +180,12 @@ static even_status prepare(even_ucx_group *group, const even_comm_params *params
 }
 
 static even_status join(even_ucx_group *group) {
+  even_status status = EVEN_OK;
   EVEN_TRY(even_ucx_call_begin(group, EVEN_CALL_OPEN, 0, 0, 0, 0, NULL));
-  return even_ucx_call_end(group, even_ucx_call_meet(group, 0, NULL));
+  for (unsigned i = 0; i < group->transport->greetings && status == EVEN_OK; i++) {
+    status = even_ucx_call_meet(group, 0, NULL);
+  }
+  return even_ucx_call_end(group, status);
 }
 
 /* The watcher's: what others say is heard, and they are answered, also while this rank is in no call. */

@@ -29,6 +29,9 @@ typedef struct even_transport {
    * call may be read or written until the process ends, and a call that comes to its end after the group's has failed.
    */
   bool takes_back;
+  /* So many times all greet all when a group opens: once, that all have come; more often where the transport itself
+   * still has words on their way then. */
+  unsigned greetings;
 
   /* ---- opening ---- */
   /* Starts this rank's part: group->link, also where it fails half way. */
