@@ -77,6 +77,7 @@ class NonFinite:
         self._steps, self._scales = steps, scales
         self._since = -1  # the step from which on it lasts; -1: it does not
         self._told = 0  # steps that were
+        self._teller = 0  # the rank whose ring has the event: that of its end comes after it in one ring alone
         self._hidden: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def before_step(self, optimizer: torch.optim.Optimizer, leads: bool) -> bool:
@@ -123,7 +124,8 @@ class NonFinite:
         elif self.policy == "skip":
             words += "; the step is left out"
         self._since, self._told = steps.step, 0
-        if steps.group.rank == (ranks[0] if ranks else 0):
+        self._teller = ranks[0] if ranks else 0
+        if steps.group.rank == self._teller:
             steps.telemetry.event(_core.EVENT_NONFINITE, steps.step, max(1, len(ranks)), words)
         self._say(f"step {steps.step}: {words}")
         if self.policy == "stop":
@@ -156,7 +158,7 @@ class NonFinite:
         steps, since, count = self._steps, self._since, self._told
         self._since = -1
         words = f"finite again after {count} step{'s' if count > 1 else ''}, from step {since} on"
-        if steps.group.rank == 0:
+        if steps.group.rank == min(self._teller, steps.group.ranks - 1):
             steps.telemetry.event(_core.EVENT_NONFINITE, steps.step, 0, words)
         self._say(f"step {steps.step}: loss and gradients are {words}")
 

@@ -76,7 +76,7 @@ def test_a_job_leaves_the_step_out_and_keeps_it(
     with contextlib.closing(sqlite3.connect(tmp_path / "runs/a/run.db")) as history:
         rows = history.execute("SELECT rank, step, value, words FROM events WHERE event = 'nonfinite' ORDER BY rowid")
         told = rows.fetchall()
-    assert [one[:3] for one in told] == [(1, 2, 1), (0, 3, 0)], told
+    assert [one[:3] for one in told] == [(1, 2, 1), (1, 3, 0)], told
     assert told[1][3] == "finite again after 1 step, from step 2 on"
 
 
