@@ -183,10 +183,12 @@ static long long calls_kept(const even_job_options *options) {
   return options->timeline || named ? TIMELINE_CALLS : 0;
 }
 
-static even_status open_monitor_with(running_job *job, even_monitor_rank *facts, const char *command) {
+static even_status open_monitor_with(running_job *job, even_monitor_rank *facts, const char **gpus,
+                                     const char *command) {
   const even_job_setup *setup = &job->setup;
   for (size_t i = 0; i < setup->devices.count; i++) {
     const even_device *device = &setup->devices.items[i];
+    gpus[i] = device->uuid;
     facts[i] = (even_monitor_rank){.device = device->name,
                                    .model = device->model,
                                    .cores = device->cores,
@@ -207,12 +209,14 @@ static even_status open_monitor_with(running_job *job, even_monitor_rank *facts,
                                       .step_rows = job->options->whole_history ? -1 : 0,
                                       .calls = calls_kept(job->options),
                                       .notice = on_notice,
-                                      .notice_context = job};
+                                      .notice_context = job,
+                                      .gpus = gpus};
   return even_monitor_open(&params, &job->monitor);
 }
 
 static even_status open_monitor(running_job *job) {
   even_monitor_rank *facts = NULL;
+  const char **gpus = NULL;
   even_text command = EVEN_TEXT_EMPTY;
   size_t records = calls_kept(job->options) > 0 ? TIMELINE_RECORDS : 0;
   EVEN_TRY(even_telemetry_create_segment((int)job->setup.devices.count, records, &job->telemetry_fd));
@@ -220,11 +224,13 @@ static even_status open_monitor(running_job *job) {
     return EVEN_OK; /* the agent alone reads it */
   }
   EVEN_TRY(EVEN_NEW_ARRAY(&facts, job->setup.devices.count));
-  even_status status = typed_command(&command);
+  even_status status = EVEN_NEW_ARRAY(&gpus, job->setup.devices.count);
+  status = status == EVEN_OK ? typed_command(&command) : status;
   if (status == EVEN_OK) {
-    status = open_monitor_with(job, facts, command.data);
+    status = open_monitor_with(job, facts, gpus, command.data);
   }
   even_text_free(&command);
+  even_free((void *)gpus);
   even_free(facts);
   if (status != EVEN_OK) {
     (void)even_error_fix("--no-monitor runs without page and history");

@@ -78,8 +78,17 @@ function showTiles(s) {
   byId("tiles").replaceChildren(...tiles.map(([value, name]) => element("div", { className: "tile" }, element("b", { textContent: value }), element("span", { textContent: name }))));
 }
 
+function gpuCell(gpu) {
+  if (!gpu) return element("td", { textContent: "–" });
+  const known = [[percent(gpu.utilization), gpu.utilization], [`${Chart.number(gpu.clock_mhz)} MHz`, gpu.clock_mhz], [`${Chart.number(gpu.temperature_celsius)} °C`, gpu.temperature_celsius],
+    [`${Chart.number(gpu.power_watts)} W`, gpu.power_watts], [bytes(gpu.memory_bytes), gpu.memory_bytes]].filter(([, value]) => value !== null).map(([words]) => words);
+  const errors = gpu.corrected_errors === null ? "" : `memory errors: ${gpu.corrected_errors} corrected, ${gpu.uncorrected_errors ?? "?"} not`;
+  return element("td", { textContent: known.join(" · ") + (gpu.slowed ? " · held down" : ""), title: errors });
+}
+
 function showRanks(s) {
-  const head = ["rank", "device", "share", "samples/s while busy", "wait", "busy", "CPU", "memory", "communication", "stopped by quota", ""];
+  const gpus = s.ranks.some((r) => r.gpu);
+  const head = ["rank", "device", "share", "samples/s while busy", "wait", "busy", "CPU", "memory", ...(gpus ? ["GPU"] : []), "communication", "stopped by quota", ""];
   const rows = s.ranks.map((r) => {
     const mine = Chart.colour(r.rank, s.ranks.length);
     const meter = element("span", { className: "meter" }, element("i"));
@@ -95,6 +104,7 @@ function showRanks(s) {
       element("td", { textContent: duration(r.busy_seconds) }),
       element("td", { textContent: r.cpu_cores === null ? "–" : `${Chart.number(r.cpu_cores)} of ${Chart.number(r.cores)}` }),
       element("td", { textContent: bytes(r.rss_bytes) }),
+      ...(gpus ? [gpuCell(r.gpu)] : []),
       element("td", { textContent: r.collective_bytes_per_second > 0 ? `${bytes(r.collective_bytes_per_second)}/s` : "–", title: r.bus_bandwidth_bytes_per_second > 0 ? `bus bandwidth while it moves: ${bytes(r.bus_bandwidth_bytes_per_second)}/s` : "" }),
       element("td", { textContent: percent(r.throttled_fraction) }),
       element("td", { className: "text", textContent: endedWell(r.cause) ? (r.alive || s.ended ? "" : "not running") : r.cause }),
@@ -146,7 +156,7 @@ function showSpans(spans) {
 const endedWell = (words) => !words || words.includes("ended well") || words.includes("stopped");
 
 /* monitor/faults.h; with value 0 one is over */
-const FAULTS = new Set(["hang", "nonfinite", "parameters", "loss_spike"]);
+const FAULTS = new Set(["hang", "nonfinite", "parameters", "loss_spike", "gpu"]);
 
 const EVENT_WORDS = {
   shares: (e) => `shares ${e.words}`, checkpoint: (e) => `checkpoint ${e.words} is whole`, epoch: (e) => `epoch ${e.value} begins`,

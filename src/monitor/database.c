@@ -29,6 +29,8 @@ static const char schema[] =
     " collectives INTEGER, collective_bytes INTEGER, bus_bytes INTEGER, collective_ns INTEGER, wait_ns INTEGER,"
     " messages INTEGER, message_bytes INTEGER, run_wait_seconds REAL, major_faults INTEGER, swap_bytes INTEGER,"
     " clock REAL);"
+    "CREATE TABLE gpus(at_ns INTEGER, rank INTEGER, utilization REAL, clock_mhz REAL, temperature REAL,"
+    " power_watts REAL, memory_bytes INTEGER, corrected INTEGER, uncorrected INTEGER, slowed INTEGER);"
     "CREATE TABLE calls(place INTEGER PRIMARY KEY, attempt INTEGER, step INTEGER, rank INTEGER, in_group INTEGER, "
     "number INTEGER, call TEXT,"
     " dtype TEXT, op TEXT, peer INTEGER, tag INTEGER, bytes INTEGER, start_ns INTEGER, duration_ns INTEGER,"
@@ -44,11 +46,12 @@ typedef enum insert {
   INSERT_SPAN,
   INSERT_EVENT,
   INSERT_USAGE,
+  INSERT_GPU,
   INSERT_CALL,
   INSERT_COUNT
 } insert;
 
-static const char *const tables[INSERT_COUNT] = {"meta", "ranks", "steps", "spans", "events", "usage", "calls"};
+static const char *const tables[INSERT_COUNT] = {"meta", "ranks", "steps", "spans", "events", "usage", "gpus", "calls"};
 static const char *const inserts[INSERT_COUNT] = {
     "INSERT OR REPLACE INTO meta VALUES(?,?)",
     "INSERT OR REPLACE INTO ranks VALUES(?,?,?,?,?,?,?,?,?)",
@@ -56,6 +59,7 @@ static const char *const inserts[INSERT_COUNT] = {
     "INSERT INTO spans VALUES(?,?,?,?,?,?,?)",
     "INSERT INTO events VALUES(?,?,?,?,?,?,?)",
     "INSERT INTO usage VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+    "INSERT INTO gpus VALUES(?,?,?,?,?,?,?,?,?,?)",
     "INSERT OR REPLACE INTO calls VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"};
 
 struct even_database {
@@ -333,6 +337,22 @@ even_status even_database_usage(even_database *database, int rank, uint64_t at_n
   number(&at, usage == NULL ? NAN : usage->pressure.major_faults);
   number(&at, usage == NULL ? NAN : usage->pressure.swap_bytes);
   number(&at, usage == NULL ? NAN : usage->pressure.clock);
+  return end(&at);
+}
+
+even_status even_database_gpu(even_database *database, int rank, const even_gpu_sample *sample) {
+  row at;
+  EVEN_TRY(begin(database, INSERT_GPU, &at));
+  integer(&at, (int64_t)sample->at_ns);
+  integer(&at, rank);
+  number(&at, sample->utilization_percent / 100);
+  number(&at, sample->clock_mhz);
+  number(&at, sample->temperature_celsius);
+  number(&at, sample->power_watts);
+  number(&at, sample->memory_used_bytes);
+  number(&at, sample->corrected);
+  number(&at, sample->uncorrected);
+  integer(&at, sample->slowed ? 1 : 0);
   return end(&at);
 }
 

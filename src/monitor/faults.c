@@ -25,7 +25,10 @@ void even_faults_take(even_state_fault *faults, const even_state_event *event) {
       fault->lasting -= fault->lasting > 0 ? 1 : 0;
       return;
     }
-    fault->lasting += event->value > 0 ? 1 : 0;
+    if (event->value > 0) {
+      fault->lasting++;
+      (void)snprintf(fault->lasting_words, sizeof fault->lasting_words, "%s", event->words);
+    }
     if (fault->count++ == 0) {
       fault->first_step = event->step;
     }
@@ -51,13 +54,13 @@ static bool lasts(const even_state *state, size_t kind) {
 }
 
 const char *even_faults_hang(const even_state *state) {
-  return lasts(state, EVEN_FAULT_HANG) ? state->faults[EVEN_FAULT_HANG].words : NULL;
+  return lasts(state, EVEN_FAULT_HANG) ? state->faults[EVEN_FAULT_HANG].lasting_words : NULL;
 }
 
 const char *even_faults_lasting(const even_state *state) {
   for (size_t kind = 0; kind < EVEN_FAULT_COUNT; kind++) {
     if (lasts(state, kind)) {
-      return state->faults[kind].words;
+      return state->faults[kind].lasting_words;
     }
   }
   return NULL;

@@ -268,6 +268,36 @@ static even_status read_table(even_history *history, table which) {
   return code == SQLITE_DONE ? EVEN_OK : fail(history, code);
 }
 
+/* The last sample of each rank's GPU; runs of before have none. */
+static even_status read_gpus(even_history *history) {
+  sqlite3_stmt *row = NULL;
+  if (!even_history_has(history, "gpus", "slowed")) {
+    return EVEN_OK;
+  }
+  int code = sqlite3_prepare_v2(history->connection,
+                                "SELECT rank,at_ns,utilization,clock_mhz,temperature,power_watts,memory_bytes,"
+                                "corrected,uncorrected,slowed FROM gpus WHERE rowid IN "
+                                "(SELECT max(rowid) FROM gpus GROUP BY rank)",
+                                -1, &row, NULL);
+  while (code == SQLITE_OK && (code = sqlite3_step(row)) == SQLITE_ROW) {
+    int rank = sqlite3_column_int(row, 0);
+    if (rank >= 0 && rank < history->state->ranks) {
+      history->state->rank[rank].gpu = (even_gpu_sample){.at_ns = (uint64_t)sqlite3_column_int64(row, 1),
+                                                         .utilization_percent = 100 * number_column(row, 2),
+                                                         .clock_mhz = number_column(row, 3),
+                                                         .temperature_celsius = number_column(row, 4),
+                                                         .power_watts = number_column(row, 5),
+                                                         .memory_used_bytes = number_column(row, 6),
+                                                         .corrected = number_column(row, 7),
+                                                         .uncorrected = number_column(row, 8),
+                                                         .slowed = sqlite3_column_int(row, 9) != 0};
+    }
+    code = SQLITE_OK;
+  }
+  (void)sqlite3_finalize(row);
+  return code == SQLITE_DONE ? EVEN_OK : fail(history, code);
+}
+
 static even_status read_end(even_history *history) {
   long long value = 0;
   EVEN_TRY(meta_number(history, "lost_records", 0, &value));
@@ -315,6 +345,7 @@ even_status even_history_read(even_history *history) {
   for (int which = 0; status == EVEN_OK && which < TABLE_COUNT; which++) {
     status = read_table(history, (table)which);
   }
+  status = status == EVEN_OK ? read_gpus(history) : status;
   if (status == EVEN_OK) {
     status = read_end(history);
   }

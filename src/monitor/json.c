@@ -30,6 +30,23 @@ static void positive(even_json *json, const char *key, long value) {
   }
 }
 
+static void gpu_member(even_json *json, const even_gpu_sample *gpu) {
+  if (gpu->at_ns == 0) {
+    even_json_null(json, "gpu");
+    return;
+  }
+  even_json_object(json, "gpu");
+  even_json_number(json, "utilization", gpu->utilization_percent / 100);
+  even_json_number(json, "clock_mhz", gpu->clock_mhz);
+  even_json_number(json, "temperature_celsius", gpu->temperature_celsius);
+  even_json_number(json, "power_watts", gpu->power_watts);
+  even_json_number(json, "memory_bytes", gpu->memory_used_bytes);
+  even_json_number(json, "corrected_errors", gpu->corrected);
+  even_json_number(json, "uncorrected_errors", gpu->uncorrected);
+  even_json_bool(json, "slowed", gpu->slowed);
+  even_json_object_end(json);
+}
+
 static void rank_members(even_json *json, const even_state_rank *at, const even_measure_rank *rank, int number) {
   even_json_integer(json, "rank", number);
   even_json_string(json, "device", at->device);
@@ -54,6 +71,7 @@ static void rank_members(even_json *json, const even_state_rank *at, const even_
   even_json_unsigned(json, "collectives", at->calls.now.collectives);
   even_json_unsigned(json, "collective_bytes", at->calls.now.bytes);
   even_json_unsigned(json, "samples", at->samples);
+  gpu_member(json, &at->gpu);
 }
 
 void even_monitor_json_summary(const even_state *state, const even_measure *measured, even_text *out) {

@@ -127,6 +127,30 @@ static double rank_message_bytes(const even_state_rank *at, const even_measure_r
   (void)measured;
   return (double)at->calls.now.message_bytes;
 }
+/* NAN (left out) of ranks without a GPU. */
+static double gpu_value(const even_state_rank *at, double value) {
+  return at->gpu.at_ns != 0 ? value : NAN;
+}
+static double gpu_utilization(const even_state_rank *at, const even_measure_rank *measured) {
+  (void)measured;
+  return gpu_value(at, at->gpu.utilization_percent / 100);
+}
+static double gpu_clock(const even_state_rank *at, const even_measure_rank *measured) {
+  (void)measured;
+  return gpu_value(at, at->gpu.clock_mhz * 1e6);
+}
+static double gpu_temperature(const even_state_rank *at, const even_measure_rank *measured) {
+  (void)measured;
+  return gpu_value(at, at->gpu.temperature_celsius);
+}
+static double gpu_power(const even_state_rank *at, const even_measure_rank *measured) {
+  (void)measured;
+  return gpu_value(at, at->gpu.power_watts);
+}
+static double gpu_memory(const even_state_rank *at, const even_measure_rank *measured) {
+  (void)measured;
+  return gpu_value(at, at->gpu.memory_used_bytes);
+}
 static double rank_bytes(const even_state_rank *at, const even_measure_rank *measured) {
   (void)measured;
   return (double)at->span_bytes[EVEN_SPAN_COMMUNICATION];
@@ -229,6 +253,12 @@ void even_monitor_metrics(even_state *state, uint64_t now_ns, even_text *out) {
        rank_collective_wait);
   EACH("evenstep_rank_messages", "counter", NULL, "Messages sent and received by recorded groups.", rank_messages);
   EACH("evenstep_rank_message_bytes", "counter", "bytes", "Their bytes.", rank_message_bytes);
+  EACH("evenstep_rank_gpu_utilization_ratio", "gauge", "ratio", "Part of the last moments in which the GPU worked.",
+       gpu_utilization);
+  EACH("evenstep_rank_gpu_clock_hertz", "gauge", "hertz", "Clock of the GPU's multiprocessors.", gpu_clock);
+  EACH("evenstep_rank_gpu_temperature_celsius", "gauge", "celsius", "Temperature of the GPU.", gpu_temperature);
+  EACH("evenstep_rank_gpu_power_watts", "gauge", "watts", "Power that the GPU takes.", gpu_power);
+  EACH("evenstep_rank_gpu_memory_used_bytes", "gauge", "bytes", "Memory of the GPU in use, by anybody.", gpu_memory);
 #undef EACH
   spans(out, state);
   bus_bandwidth(out, state);

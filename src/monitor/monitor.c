@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "base/utf8.h"
+#include "monitor/gpus.h"
 #include "monitor/parts.h"
 #include "monitor/report.h"
 #include "monitor/thin.h"
@@ -56,6 +57,7 @@ even_status even_monitor_tick(even_monitor *monitor) {
     monitor->looked_ns = now;
     look(monitor, now);
   }
+  even_monitor_gpus_look(monitor);
   if (now - monitor->committed_ns >= COMMIT_EVERY_NS) {
     monitor->committed_ns = now;
     EVEN_HISTORY(even_database_commit(monitor->database));
@@ -209,6 +211,7 @@ static even_status open_parts(even_monitor *monitor, const even_monitor_params *
   EVEN_TRY(even_random_hex(monitor->token, EVEN_SERVER_TOKEN_DIGITS));
   EVEN_TRY(even_monitor_serve(monitor, params)); /* before the database: a port in use must not touch the history */
   EVEN_TRY(open_history(monitor, params));
+  EVEN_TRY(even_monitor_gpus_open(monitor, params));
   even_telemetry_reader_want_calls(monitor->reader, params->calls > 0);
   even_status status = even_monitor_agent_file_write(monitor);
   if (status == EVEN_ERR_NO_SPACE) { /* the run goes on; the first tick says it */
@@ -222,6 +225,7 @@ static even_status open_parts(even_monitor *monitor, const even_monitor_params *
 
 static void release(even_monitor *monitor) {
   even_server_close(monitor->server);
+  even_gpu_watch_close(monitor->gpus);
   even_database_close(monitor->database);
   even_telemetry_reader_close(monitor->reader);
   even_state_close(monitor->state);
@@ -270,6 +274,7 @@ even_status even_monitor_close(even_monitor *monitor, int exit_code) {
   (void)pthread_mutex_lock(&monitor->lock);
   even_monitor_drain_ended(monitor);
   look(monitor, even_clock_ns());
+  even_monitor_gpus_look(monitor);
   monitor->state->ended_ns = even_clock_ns();
   monitor->state->exit_code = exit_code;
   for (int rank = 0; rank < monitor->state->ranks; rank++) {

@@ -33,6 +33,8 @@ typedef struct even_monitor_params {
   /* one line of what the monitor has found, for the terminal; called inside even_monitor_tick. NULL: nobody hears it */
   void (*notice)(void *context, const char *text);
   void *notice_context;
+  const char *const *gpus;  /* a rank each: the UUID of its GPU, NULL or "" for none; NULL: nobody has one */
+  const char *nvml_library; /* NULL: where the loader looks */
 } even_monitor_params;
 
 even_status even_monitor_open(const even_monitor_params *params, even_monitor **out) EVEN_MUST_USE;

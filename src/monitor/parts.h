@@ -37,6 +37,7 @@ struct even_monitor {
   uint64_t calls_left_out;
   uint64_t told_lost_ns;
   even_spikes spikes;
+  even_gpu_watch *gpus; /* NULL: none */
   void (*notice)(void *context, const char *text);
   void *notice_context;
 };

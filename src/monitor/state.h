@@ -3,6 +3,7 @@
 #ifndef EVEN_MONITOR_STATE_H
 #define EVEN_MONITOR_STATE_H
 
+#include "device/cuda/watch.h"
 #include "monitor/measure.h"
 #include "monitor/pressure.h"
 
@@ -23,8 +24,9 @@ enum {
   EVEN_EVENT_RANK_STARTED = 101,
   EVEN_EVENT_RANK_ENDED = 102,
   EVEN_EVENT_LOST = 103,
-  EVEN_EVENT_HANG = 104, /* value 1: the rank hangs; 0: it goes on after all */
-  EVEN_EVENT_SPIKE = 105 /* value 1: the loss has jumped; 0: it is back */
+  EVEN_EVENT_HANG = 104,  /* value 1: the rank hangs; 0: it goes on after all */
+  EVEN_EVENT_SPIKE = 105, /* value 1: the loss has jumped; 0: it is back */
+  EVEN_EVENT_GPU = 106    /* value 1: the rank's GPU is held down, 0: no more, -1: another fault of it */
 };
 
 /* X(name, event, of one, of several): what goes wrong while all ranks live (monitor/faults.h) */
@@ -32,7 +34,8 @@ enum {
   X(HANG, EVEN_EVENT_HANG, "hang", "hangs")                                                                           \
   X(NONFINITE, EVEN_EVENT_NONFINITE, "time of numbers that were not finite", "times of numbers that were not finite") \
   X(PARAMETERS, EVEN_EVENT_PARAMETERS, "time that parameters differed", "times that parameters differed")             \
-  X(SPIKE, EVEN_EVENT_SPIKE, "jump of the loss", "jumps of the loss")
+  X(SPIKE, EVEN_EVENT_SPIKE, "jump of the loss", "jumps of the loss")                                                 \
+  X(GPU, EVEN_EVENT_GPU, "fault of a GPU", "faults of GPUs")
 
 enum {
 #define EVEN_FAULT_ENUM(name, event, one, many) EVEN_FAULT_##name,
@@ -48,6 +51,7 @@ typedef struct even_state_fault {
   int rank; /* of the last, as the two that follow; -1: the run */
   uint32_t step;
   char words[192];
+  char lasting_words[192]; /* of the last that lasts */
 } even_state_fault;
 
 typedef struct even_state_event {
@@ -133,6 +137,7 @@ typedef struct even_state_rank {
   even_rank_usage usage_before;
   even_rank_usage usage_first; /* of the process that runs, or ran last */
   even_state_calls calls;
+  even_gpu_sample gpu; /* the last; at_ns 0: none */
 } even_state_rank;
 
 typedef struct even_state {

@@ -127,7 +127,8 @@ static void numbers(const canvas *on, const even_measure *measure, even_text *co
   }
 }
 
-static void rank_line(const canvas *on, const even_measure *measure, int number, even_text *content) {
+static void rank_line(const canvas *on, const even_measure *measure, const even_gpu_sample *gpu, int number,
+                      even_text *content) {
   const even_measure_rank *rank = &measure->rank[number];
   even_text_clear(content);
   even_text_format(content, "rank %-2d %-8s ", number, rank->device);
@@ -146,6 +147,11 @@ static void rank_line(const canvas *on, const even_measure *measure, int number,
   }
   if (isfinite(rank->rss_bytes)) {
     even_text_format(content, "  %.0f MB", rank->rss_bytes / 1e6);
+  }
+  if (gpu->at_ns != 0) {
+    add_number(content, "  gpu ", "%", gpu->utilization_percent);
+    add_number(content, "  ", " MHz", gpu->clock_mhz);
+    add_number(content, "  ", " C", gpu->temperature_celsius);
   }
   if (isfinite(rank->collective_bytes_per_second)) {
     add_bytes(content, "  comm ", rank->collective_bytes_per_second, "/s");
@@ -193,7 +199,7 @@ void even_view_draw(even_state *state, uint64_t now_ns, int columns, bool colour
   even_text_clear(&content);
   numbers(&on, &measure, &content);
   for (int r = 0; r < measure.ranks && r < MOST_RANKS_SHOWN; r++) {
-    rank_line(&on, &measure, r, &content);
+    rank_line(&on, &measure, &state->rank[r].gpu, r, &content);
   }
   even_text_clear(&content);
   if (measure.ranks > MOST_RANKS_SHOWN) {

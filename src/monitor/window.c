@@ -27,6 +27,7 @@ static const struct {
               {EVEN_EVENT_LOST, "lost_records"},
               {EVEN_EVENT_HANG, "hang"},
               {EVEN_EVENT_SPIKE, "loss_spike"},
+              {EVEN_EVENT_GPU, "gpu"},
               {EVEN_EVENT_COMPRESSION, "compression"},
               {EVEN_EVENT_STALL, "stall"},
               {EVEN_EVENT_GROUP, "group"},

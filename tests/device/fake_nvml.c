@@ -1,7 +1,11 @@
-/* Stands for libnvidia-ml.so.1. EVENSTEP_FAKE_NVML_ERROR says what nvmlInit returns. GPU 1 does not tell its power. */
+/* Stands for libnvidia-ml.so.1. EVENSTEP_FAKE_NVML_ERROR says what nvmlInit returns. GPU 1 does not tell its power.
+ * With FAKE_WHOLE it has what only newer ones have, and the file that EVENSTEP_FAKE_NVML_STATE names says how GPU 0 is,
+ * in words and numbers: "reasons 64", "uncorrected 2", "lost 1"; one beside it, NAME.xid, "79", is an event, taken
+ * once. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* named as our side names them: the sanitizer compares the types of the functions */
 typedef struct handle *nvml_device;
@@ -21,6 +25,26 @@ int nvmlDeviceGetMemoryInfo(nvml_device device, nvml_memory *out);
 int nvmlDeviceGetCpuAffinity(nvml_device device, unsigned words, unsigned long *out);
 
 static char devices[16];
+
+typedef struct nvml_utilization {
+  unsigned gpu, memory;
+} nvml_utilization;
+typedef struct event_set *nvml_event_set;
+typedef struct nvml_event {
+  nvml_device device;
+  unsigned long long type;
+  unsigned long long data;
+  unsigned gpu_instance, compute_instance;
+} nvml_event;
+
+int nvmlDeviceGetHandleByUUID(const char *uuid, nvml_device *out);
+int nvmlDeviceGetUtilizationRates(nvml_device device, nvml_utilization *out);
+int nvmlDeviceGetCurrentClocksThrottleReasons(nvml_device device, unsigned long long *out);
+int nvmlDeviceGetTotalEccErrors(nvml_device device, int corrected, int counter, unsigned long long *out);
+int nvmlEventSetCreate(nvml_event_set *out);
+int nvmlDeviceRegisterEvents(nvml_device device, unsigned long long types, nvml_event_set set);
+int nvmlEventSetWait_v2(nvml_event_set set, nvml_event *out, unsigned milliseconds);
+int nvmlEventSetFree(nvml_event_set set);
 
 #if defined(__GNUC__)
 #pragma GCC visibility push(default)
@@ -49,8 +73,26 @@ int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, nvml_device *out) {
   return 0;
 }
 
+static unsigned long long state_of(nvml_device device, const char *word) {
+  const char *path = getenv("EVENSTEP_FAKE_NVML_STATE");
+  FILE *file = path == NULL || (void *)device != &devices[0] ? NULL : fopen(path, "r");
+  char name[32];
+  unsigned long long value = 0;
+  unsigned long long found = 0;
+  while (file != NULL && fscanf(file, "%31s %llu", name, &value) == 2) {
+    found = strcmp(name, word) == 0 ? value : found;
+  }
+  if (file != NULL) {
+    (void)fclose(file);
+  }
+  return found;
+}
+
 int nvmlDeviceGetTemperature(nvml_device device, int sensor, unsigned *out) {
   (void)sensor;
+  if (state_of(device, "lost") != 0) {
+    return 15;
+  }
   *out = 40 + (unsigned)((char *)(void *)device - devices);
   return 0;
 }
@@ -84,3 +126,65 @@ int nvmlDeviceGetCpuAffinity(nvml_device device, unsigned words, unsigned long *
   out[0] = (void *)device == &devices[0] ? 0xffUL : 0xff00UL;
   return 0;
 }
+
+#ifdef FAKE_WHOLE
+static char set;
+
+int nvmlDeviceGetHandleByUUID(const char *uuid, nvml_device *out) {
+  unsigned first = 0;
+  if (sscanf(uuid, "GPU-%2x", &first) != 1 || first > 0xf0) {
+    return 6;
+  }
+  *out = (nvml_device)(void *)&devices[first >> 4];
+  return 0;
+}
+
+int nvmlDeviceGetUtilizationRates(nvml_device device, nvml_utilization *out) {
+  *out = (nvml_utilization){.gpu = (void *)device == &devices[0] ? 87 : 12, .memory = 5};
+  return 0;
+}
+
+int nvmlDeviceGetCurrentClocksThrottleReasons(nvml_device device, unsigned long long *out) {
+  *out = 1 | state_of(device, "reasons");
+  return 0;
+}
+
+int nvmlDeviceGetTotalEccErrors(nvml_device device, int corrected, int counter, unsigned long long *out) {
+  *out = corrected == 1 ? state_of(device, "uncorrected") : 3;
+  return counter == 0 ? 0 : 3;
+}
+
+int nvmlEventSetCreate(nvml_event_set *out) {
+  *out = (nvml_event_set)(void *)&set;
+  return 0;
+}
+
+int nvmlDeviceRegisterEvents(nvml_device device, unsigned long long types, nvml_event_set to) {
+  (void)to;
+  return types == 8 && (void *)device == &devices[0] ? 0 : 3;
+}
+
+int nvmlEventSetWait_v2(nvml_event_set from, nvml_event *out, unsigned milliseconds) {
+  const char *path = getenv("EVENSTEP_FAKE_NVML_STATE");
+  char name[4096];
+  unsigned long long xid = 0;
+  (void)from;
+  (void)snprintf(name, sizeof name, "%s.xid", path == NULL ? "" : path);
+  FILE *file = path == NULL ? NULL : fopen(name, "r");
+  if (file != NULL) {
+    int got = fscanf(file, "%llu", &xid);
+    (void)fclose(file);
+    (void)remove(name);
+    if (got == 1) {
+      *out = (nvml_event){.device = (nvml_device)(void *)&devices[0], .type = 8, .data = xid};
+      return 0;
+    }
+  }
+  (void)usleep(milliseconds * 1000u); /* as the real one waits */
+  return 10;
+}
+
+int nvmlEventSetFree(nvml_event_set from) {
+  return (void *)from == &set ? 0 : 2;
+}
+#endif

@@ -64,7 +64,10 @@ even_status monitored_open(monitored *made, int port) {
                                       .rank_facts = made->ranks.ranks == 2 ? facts : NULL,
                                       .telemetry_fd = made->ranks.fd,
                                       .port = port,
-                                      .step_rows = made->step_rows};
+                                      .step_rows = made->step_rows,
+                                      .notice = made->notice,
+                                      .gpus = made->gpus,
+                                      .nvml_library = made->nvml_library};
   return even_monitor_open(&params, &made->monitor);
 }
 

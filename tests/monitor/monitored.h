@@ -10,8 +10,11 @@ typedef struct monitored {
   char folder[64];
   feed ranks;
   even_monitor *monitor;
-  int lock;            /* of the folder */
-  long long step_rows; /* for the monitor */
+  int lock;                /* of the folder */
+  long long step_rows;     /* for the monitor */
+  const char *const *gpus; /* the same, as even_monitor_params has them */
+  const char *nvml_library;
+  void (*notice)(void *context, const char *text);
 } monitored;
 
 /* For cmocka; the folder is gone afterwards. Rank 0 makes 4000 samples a second, rank 1 1000, a batch has 16. */

@@ -1,0 +1,414 @@
+/* NVML's counters and events of a job's GPUs (nvml.h's ABI: "NVML API Reference Guide", NVIDIA; Xid: "XID Errors"). */
+#include "device/cuda/watch.h"
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "os/clock.h"
+#include "os/futex.h"
+#include "os/library.h"
+#include "os/thread.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { CLOCK_SM = 1, SENSOR_GPU = 0, CORRECTED = 0, UNCORRECTED = 1, VOLATILE = 0, MOST_NEWS = 64 };
+enum { GPU_IS_LOST = 15, RESET_REQUIRED = 16 }; /* nvmlReturn_t */
+static const unsigned long long XID_EVENT = 0x8;
+/* nvmlClocksEventReasons: of these alone it is slower than it was built for. A cap on power by software (0x4) is usual
+ * under full load. */
+static const unsigned long long HARDWARE_SLOWDOWN = 0x8;
+static const unsigned long long HEAT_BY_SOFTWARE = 0x20;
+static const unsigned long long HEAT_BY_HARDWARE = 0x40;
+static const unsigned long long POWER_BRAKE = 0x80;
+
+/* Between two looks whether it shall end. */
+static const uint64_t slice_ns = 100000000u;
+static const uint64_t patience_ns = 2000000000u;
+
+typedef struct handle *nvml_device; /* opaque to us */
+typedef struct event_set *nvml_event_set;
+
+typedef struct nvml_memory {
+  unsigned long long total, free, used;
+} nvml_memory;
+typedef struct nvml_utilization {
+  unsigned gpu, memory;
+} nvml_utilization;
+typedef struct nvml_event {
+  nvml_device device;
+  unsigned long long type;
+  unsigned long long data;
+  unsigned gpu_instance, compute_instance;
+} nvml_event;
+
+typedef struct nvml {
+  int (*init)(void);
+  int (*shutdown)(void);
+  int (*by_uuid)(const char *uuid, nvml_device *out);
+  int (*temperature)(nvml_device device, int sensor, unsigned *out);
+  int (*power)(nvml_device device, unsigned *milliwatts);
+  int (*clock)(nvml_device device, int clock, unsigned *mhz);
+  int (*memory)(nvml_device device, nvml_memory *out);
+  int (*utilization)(nvml_device device, nvml_utilization *out);
+  int (*reasons)(nvml_device device, unsigned long long *out);
+  int (*older_reasons)(nvml_device device, unsigned long long *out);
+  int (*errors)(nvml_device device, int corrected, int counter, unsigned long long *out);
+  int (*set_make)(nvml_event_set *out);
+  int (*set_register)(nvml_device device, unsigned long long types, nvml_event_set set);
+  int (*set_wait)(nvml_event_set set, nvml_event *out, unsigned milliseconds);
+  int (*set_free)(nvml_event_set set);
+} nvml;
+
+#define WANTED(name, member, optional) {name, offsetof(nvml, member), optional}
+static const even_library_wanted wanted[] = {
+    WANTED("nvmlInit_v2", init, false),
+    WANTED("nvmlShutdown", shutdown, false),
+    WANTED("nvmlDeviceGetHandleByUUID", by_uuid, false),
+    WANTED("nvmlDeviceGetTemperature", temperature, true),
+    WANTED("nvmlDeviceGetPowerUsage", power, true),
+    WANTED("nvmlDeviceGetClockInfo", clock, true),
+    WANTED("nvmlDeviceGetMemoryInfo", memory, true),
+    WANTED("nvmlDeviceGetUtilizationRates", utilization, true),
+    WANTED("nvmlDeviceGetCurrentClocksEventReasons", reasons, true),
+    WANTED("nvmlDeviceGetCurrentClocksThrottleReasons", older_reasons, true),
+    WANTED("nvmlDeviceGetTotalEccErrors", errors, true),
+    WANTED("nvmlEventSetCreate", set_make, true),
+    WANTED("nvmlDeviceRegisterEvents", set_register, true),
+    WANTED("nvmlEventSetWait_v2", set_wait, true),
+    WANTED("nvmlEventSetFree", set_free, true),
+};
+
+typedef struct watched {
+  nvml_device device; /* NULL: none */
+  bool lost;
+  even_gpu_sample sample;
+} watched;
+
+struct even_gpu_watch {
+  even_library library;
+  nvml nvml;
+  watched *gpus;
+  size_t count;
+  uint64_t every_ns;
+  nvml_event_set events; /* NULL: this driver, or these GPUs, have none */
+  pthread_t thread;
+  _Atomic uint32_t stop;
+  _Atomic uint32_t ended;
+  pthread_mutex_t lock; /* of the samples and the news, which others read */
+  even_gpu_news news[MOST_NEWS];
+  size_t first_news;
+  size_t news_count;
+};
+
+static const char *xid_words(uint64_t xid) {
+  static const struct {
+    uint64_t xid;
+    const char *words;
+  } known[] = {
+      {13, "an error in the graphics engine (mostly the program's: an index out of range)"},
+      {31, "a fault of the GPU's memory management (mostly the program's)"},
+      {32, "a corrupted push buffer"},
+      {43, "the GPU stopped processing (mostly the program's)"},
+      {45, "work was ended after an earlier error"},
+      {48, "a memory error of two bits"},
+      {61, "a breakpoint of the internal controller"},
+      {62, "the internal controller halted"},
+      {63, "a row of memory is to be remapped"},
+      {64, "a row of memory could not be remapped"},
+      {74, "an error of NVLink"},
+      {79, "the GPU has fallen off the bus"},
+      {92, "many memory errors of one bit"},
+      {94, "a contained memory error"},
+      {95, "an uncontained memory error"},
+      {119, "the GPU's system processor does not answer"},
+      {120, "an error of the GPU's system processor"},
+  };
+  for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+    if (known[i].xid == xid) {
+      return known[i].words;
+    }
+  }
+  return "see NVIDIA's list of Xid errors";
+}
+
+static void tell(even_gpu_watch *watch, size_t gpu, even_gpu_fault fault, uint64_t value, const char *words) {
+  (void)pthread_mutex_lock(&watch->lock);
+  if (watch->news_count < MOST_NEWS) {
+    even_gpu_news *news = &watch->news[(watch->first_news + watch->news_count++) % MOST_NEWS];
+    *news = (even_gpu_news){.gpu = gpu, .fault = fault, .value = value, .at_ns = even_clock_ns()};
+    (void)snprintf(news->words, sizeof news->words, "%s", words);
+  }
+  (void)pthread_mutex_unlock(&watch->lock);
+}
+
+static void tell_xid(even_gpu_watch *watch, size_t gpu, uint64_t xid) {
+  char words[120];
+  (void)snprintf(words, sizeof words, "Xid %" PRIu64 ": %s", xid, xid_words(xid));
+  tell(watch, gpu, EVEN_GPU_XID, xid, words);
+}
+
+/* What one call gave; `*lost` where it says that the GPU is gone. */
+static bool gave(int code, bool *lost) {
+  *lost = *lost || code == GPU_IS_LOST || code == RESET_REQUIRED;
+  return code == 0;
+}
+
+static const char *slow_words(unsigned long long reasons) {
+  if ((reasons & (HEAT_BY_SOFTWARE | HEAT_BY_HARDWARE)) != 0) {
+    return "its clock is held down by heat";
+  }
+  if ((reasons & POWER_BRAKE) != 0) {
+    return "its clock is held down by the power supply's brake";
+  }
+  return "its clock is held down by its hardware (heat, power or its slot)";
+}
+
+static void read_one(const nvml *from, nvml_device device, even_gpu_sample *out, unsigned long long *reasons,
+                     bool *lost) {
+  unsigned value = 0;
+  unsigned long long count = 0;
+  nvml_memory memory;
+  nvml_utilization utilization;
+  int (*why)(nvml_device, unsigned long long *) = from->reasons != NULL ? from->reasons : from->older_reasons;
+  *out = (even_gpu_sample){.at_ns = even_clock_ns(),
+                           .clock_mhz = NAN,
+                           .temperature_celsius = NAN,
+                           .power_watts = NAN,
+                           .memory_used_bytes = NAN,
+                           .utilization_percent = NAN,
+                           .corrected = NAN,
+                           .uncorrected = NAN};
+  if (from->clock != NULL && gave(from->clock(device, CLOCK_SM, &value), lost)) {
+    out->clock_mhz = value;
+  }
+  if (from->temperature != NULL && gave(from->temperature(device, SENSOR_GPU, &value), lost)) {
+    out->temperature_celsius = value;
+  }
+  if (from->power != NULL && gave(from->power(device, &value), lost)) {
+    out->power_watts = value / 1000.0;
+  }
+  if (from->memory != NULL && gave(from->memory(device, &memory), lost)) {
+    out->memory_used_bytes = (double)memory.used;
+  }
+  if (from->utilization != NULL && gave(from->utilization(device, &utilization), lost)) {
+    out->utilization_percent = utilization.gpu;
+  }
+  if (from->errors != NULL && gave(from->errors(device, CORRECTED, VOLATILE, &count), lost)) {
+    out->corrected = (double)count;
+  }
+  if (from->errors != NULL && gave(from->errors(device, UNCORRECTED, VOLATILE, &count), lost)) {
+    out->uncorrected = (double)count;
+  }
+  if (why != NULL && gave(why(device, reasons), lost)) {
+    out->slowed = (*reasons & (HARDWARE_SLOWDOWN | HEAT_BY_SOFTWARE | HEAT_BY_HARDWARE | POWER_BRAKE)) != 0;
+  }
+}
+
+static void compare(even_gpu_watch *watch, size_t gpu, const even_gpu_sample *now, unsigned long long reasons) {
+  const even_gpu_sample *before = &watch->gpus[gpu].sample; /* this thread alone writes it */
+  char words[120];
+  if (before->at_ns != 0 && now->uncorrected > before->uncorrected) {
+    double more = now->uncorrected - before->uncorrected;
+    (void)snprintf(words, sizeof words, "%.0f memory error%s that ECC could not correct", more, more > 1 ? "s" : "");
+    tell(watch, gpu, EVEN_GPU_ECC, (uint64_t)more, words);
+  }
+  if (now->slowed != before->slowed) {
+    (void)snprintf(words, sizeof words, "%s (%.0f MHz, %.0f degrees, %.0f W)",
+                   now->slowed ? slow_words(reasons) : "its clock is held down no more", now->clock_mhz,
+                   now->temperature_celsius, now->power_watts);
+    tell(watch, gpu, EVEN_GPU_SLOW, now->slowed ? 1 : 0, words);
+  }
+}
+
+static void sample_all(even_gpu_watch *watch) {
+  for (size_t i = 0; i < watch->count; i++) {
+    watched *gpu = &watch->gpus[i];
+    even_gpu_sample now;
+    unsigned long long reasons = 0;
+    bool lost = false;
+    if (gpu->device == NULL || gpu->lost) {
+      continue;
+    }
+    read_one(&watch->nvml, gpu->device, &now, &reasons, &lost);
+    if (lost) {
+      gpu->lost = true; /* each further call might take minutes */
+      tell(watch, i, EVEN_GPU_LOST, 0, "the GPU does not answer any more: it has fallen off the bus, or needs a reset");
+      continue;
+    }
+    compare(watch, i, &now, reasons);
+    (void)pthread_mutex_lock(&watch->lock);
+    gpu->sample = now;
+    (void)pthread_mutex_unlock(&watch->lock);
+  }
+}
+
+static bool stops(even_gpu_watch *watch) {
+  return atomic_load(&watch->stop) != 0;
+}
+
+/* Until the next sample is due; Xid events as they come. */
+static void wait_until(even_gpu_watch *watch, uint64_t due_ns) {
+  for (uint64_t now = even_clock_ns(); now < due_ns && !stops(watch); now = even_clock_ns()) {
+    uint64_t left = due_ns - now < slice_ns ? due_ns - now : slice_ns;
+    nvml_event event = {.device = NULL};
+    if (watch->events == NULL) {
+      even_futex_wait(&watch->stop, 0, left);
+      continue;
+    }
+    if (watch->nvml.set_wait(watch->events, &event, (unsigned)(left / 1000000u) + 1) != 0 || event.type != XID_EVENT) {
+      continue;
+    }
+    for (size_t i = 0; i < watch->count; i++) {
+      if (watch->gpus[i].device == event.device) {
+        tell_xid(watch, i, event.data);
+      }
+    }
+  }
+}
+
+static void *body(void *argument) {
+  even_gpu_watch *watch = argument;
+  while (!stops(watch)) {
+    uint64_t due = even_clock_ns() + watch->every_ns;
+    sample_all(watch);
+    wait_until(watch, due);
+  }
+  if (watch->events != NULL) {
+    (void)watch->nvml.set_free(watch->events);
+  }
+  (void)watch->nvml.shutdown();
+  atomic_store(&watch->ended, 1u);
+  even_futex_wake_all(&watch->ended);
+  return NULL;
+}
+
+/* Xid events of all GPUs; none where one call of it is refused. */
+static void listen(even_gpu_watch *watch) {
+  const nvml *from = &watch->nvml;
+  bool any = false;
+  if (from->set_make == NULL || from->set_register == NULL || from->set_wait == NULL || from->set_free == NULL ||
+      from->set_make(&watch->events) != 0) {
+    watch->events = NULL;
+    return;
+  }
+  for (size_t i = 0; i < watch->count; i++) {
+    if (watch->gpus[i].device != NULL) {
+      any = from->set_register(watch->gpus[i].device, XID_EVENT, watch->events) == 0 || any;
+    }
+  }
+  if (!any) {
+    (void)from->set_free(watch->events);
+    watch->events = NULL;
+  }
+}
+
+static bool find(even_gpu_watch *watch, const char *const *uuids) {
+  bool any = false;
+  for (size_t i = 0; i < watch->count; i++) {
+    if (uuids[i] != NULL && uuids[i][0] != '\0' && watch->nvml.by_uuid(uuids[i], &watch->gpus[i].device) != 0) {
+      watch->gpus[i].device = NULL;
+    }
+    any = any || watch->gpus[i].device != NULL;
+  }
+  return any;
+}
+
+static void release(even_gpu_watch *watch) {
+  even_library_close(&watch->library);
+  (void)pthread_mutex_destroy(&watch->lock);
+  even_free(watch->gpus);
+  even_free(watch);
+}
+
+/* Whether there is something to watch; NVML is open then. */
+static bool begin(even_gpu_watch *watch, const even_device_source *source, const char *const *uuids) {
+  if (even_library_open(source->nvml_library, &watch->library) != EVEN_OK) {
+    even_error_clear();
+    return false;
+  }
+  if (even_library_take(&watch->library, wanted, sizeof wanted / sizeof wanted[0], &watch->nvml) != NULL ||
+      watch->nvml.init() != 0) {
+    return false;
+  }
+  if (!find(watch, uuids)) {
+    (void)watch->nvml.shutdown();
+    return false;
+  }
+  listen(watch);
+  return true;
+}
+
+even_status even_gpu_watch_open(const even_device_source *source, const char *const *uuids, size_t count,
+                                uint64_t every_ns, even_gpu_watch **out) {
+  even_gpu_watch *watch = NULL;
+  bool any = false;
+  *out = NULL;
+  for (size_t i = 0; i < count; i++) {
+    any = any || (uuids[i] != NULL && uuids[i][0] != '\0');
+  }
+  if (!any) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(EVEN_NEW(&watch));
+  (void)pthread_mutex_init(&watch->lock, NULL);
+  watch->count = count;
+  watch->every_ns = every_ns;
+  even_status status = EVEN_NEW_ARRAY(&watch->gpus, count);
+  if (status == EVEN_OK && begin(watch, source, uuids)) {
+    status = even_thread_start(body, watch, &watch->thread);
+    if (status == EVEN_OK) {
+      *out = watch;
+      return EVEN_OK;
+    }
+    if (watch->events != NULL) {
+      (void)watch->nvml.set_free(watch->events);
+    }
+    (void)watch->nvml.shutdown();
+  }
+  release(watch);
+  return status;
+}
+
+void even_gpu_watch_look(even_gpu_watch *watch, size_t gpu, even_gpu_sample *out) {
+  *out = (even_gpu_sample){.at_ns = 0};
+  if (watch != NULL && gpu < watch->count) {
+    (void)pthread_mutex_lock(&watch->lock);
+    *out = watch->gpus[gpu].sample;
+    (void)pthread_mutex_unlock(&watch->lock);
+  }
+}
+
+bool even_gpu_watch_news(even_gpu_watch *watch, even_gpu_news *out) {
+  bool any = false;
+  if (watch != NULL) {
+    (void)pthread_mutex_lock(&watch->lock);
+    any = watch->news_count > 0;
+    if (any) {
+      *out = watch->news[watch->first_news];
+      watch->first_news = (watch->first_news + 1) % MOST_NEWS;
+      watch->news_count--;
+    }
+    (void)pthread_mutex_unlock(&watch->lock);
+  }
+  return any;
+}
+
+void even_gpu_watch_close(even_gpu_watch *watch) {
+  if (watch == NULL) {
+    return;
+  }
+  uint64_t until = even_clock_ns() + patience_ns;
+  atomic_store(&watch->stop, 1u);
+  even_futex_wake_all(&watch->stop);
+  for (uint64_t now = even_clock_ns(); atomic_load(&watch->ended) == 0 && now < until; now = even_clock_ns()) {
+    even_futex_wait(&watch->ended, 0, until - now);
+  }
+  if (atomic_load(&watch->ended) != 0) { /* else NVML holds the thread: both are left where they are */
+    even_thread_join(watch->thread);
+    release(watch);
+  }
+}

@@ -1,0 +1,53 @@
+/* GPUs while a job runs, through NVML: sampled once a second, and what it tells of their faults. A thread of its own
+ * asks, since NVML may take its time (for a GPU that has fallen off its bus, minutes). */
+#ifndef EVEN_DEVICE_CUDA_WATCH_H
+#define EVEN_DEVICE_CUDA_WATCH_H
+
+#include "device/source.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* NAN where NVML does not say. */
+typedef struct even_gpu_sample {
+  uint64_t at_ns; /* 0: none yet */
+  double clock_mhz;
+  double temperature_celsius;
+  double power_watts;
+  double memory_used_bytes;
+  double utilization_percent;
+  double corrected;   /* ECC errors since the driver was loaded */
+  double uncorrected; /* the same, of those that were not */
+  bool slowed;        /* its clock is held down by heat, or by a lack of power */
+} even_gpu_sample;
+
+typedef enum even_gpu_fault {
+  EVEN_GPU_XID,  /* value: NVIDIA's number of it */
+  EVEN_GPU_ECC,  /* value: how many errors more that could not be corrected */
+  EVEN_GPU_SLOW, /* value 1; and 0 when it is over */
+  EVEN_GPU_LOST  /* it does not answer any more: off its bus */
+} even_gpu_fault;
+
+typedef struct even_gpu_news {
+  size_t gpu; /* as they were given */
+  even_gpu_fault fault;
+  uint64_t value;
+  uint64_t at_ns;
+  char words[120]; /* "Xid 79: the GPU has fallen off the bus" */
+} even_gpu_news;
+
+typedef struct even_gpu_watch even_gpu_watch;
+
+/* GPUs by their UUID ("GPU-…"; "" for a place without one). *out NULL where there is no NVML, or none of these GPUs: no
+ * error. EVEN_ERR_MEMORY, EVEN_ERR_SYSTEM. */
+even_status even_gpu_watch_open(const even_device_source *source, const char *const *uuids, size_t count,
+                                uint64_t every_ns, even_gpu_watch **out) EVEN_MUST_USE;
+/* The newest sample of a GPU; at_ns 0: none. NULL is allowed here and below. Any thread. */
+void even_gpu_watch_look(even_gpu_watch *watch, size_t gpu, even_gpu_sample *out);
+/* The oldest news that was not taken yet; false: there is none. Of more than 64 that nobody takes the later are lost.
+ */
+bool even_gpu_watch_news(even_gpu_watch *watch, even_gpu_news *out);
+/* Waits up to 2 s for NVML; a call that does not return is left behind, with its memory. */
+void even_gpu_watch_close(even_gpu_watch *watch);
+
+#endif

@@ -1,0 +1,44 @@
+/* What the watch of the GPUs has, rank by rank. */
+#include "monitor/gpus.h"
+
+#include "base/alloc.h"
+
+#include <stdio.h>
+
+static const uint64_t EVERY_NS = 1000000000;
+
+even_status even_monitor_gpus_open(even_monitor *monitor, const even_monitor_params *params) {
+  even_device_source source = even_device_source_host;
+  if (params->gpus == NULL) {
+    return EVEN_OK;
+  }
+  source.nvml_library = params->nvml_library != NULL ? params->nvml_library : source.nvml_library;
+  return even_gpu_watch_open(&source, params->gpus, (size_t)params->ranks, EVERY_NS, &monitor->gpus);
+}
+
+static void take_news(even_monitor *monitor, const even_gpu_news *news) {
+  const even_state_rank *at = &monitor->state->rank[news->gpu];
+  bool lasts = news->fault == EVEN_GPU_SLOW;
+  char words[sizeof((even_state_event *)NULL)->words];
+  (void)snprintf(words, sizeof words, "GPU of rank %zu (%s): %s", news->gpu, at->device, news->words);
+  even_monitor_note(monitor, EVEN_EVENT_GPU, (int)news->gpu, !lasts ? -1 : news->value != 0 ? 1 : 0, words);
+  if (monitor->notice != NULL) {
+    monitor->notice(monitor->notice_context, words);
+  }
+}
+
+void even_monitor_gpus_look(even_monitor *monitor) {
+  even_gpu_news news;
+  for (int rank = 0; monitor->gpus != NULL && rank < monitor->state->ranks; rank++) {
+    even_gpu_sample sample;
+    even_state_rank *at = &monitor->state->rank[rank];
+    even_gpu_watch_look(monitor->gpus, (size_t)rank, &sample);
+    if (sample.at_ns != at->gpu.at_ns) {
+      at->gpu = sample;
+      EVEN_HISTORY(even_database_gpu(monitor->database, rank, &sample));
+    }
+  }
+  while (even_gpu_watch_news(monitor->gpus, &news)) {
+    take_news(monitor, &news);
+  }
+}

@@ -1,0 +1,104 @@
+/* GPUs of a monitored run, through a made-up NVML: history, page, view, metrics, report (there is no GPU here). */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "monitor/metrics.h"
+#include "monitor/monitored.h"
+#include "monitor/report.h"
+#include "monitor/report_run.h"
+
+#include <sqlite3.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const char *const gpus[2] = {"", "GPU-00010203"}; /* rank 0 has none */
+static char told[512];
+
+static void take_notice(void *context, const char *text) {
+  (void)context;
+  size_t length = strlen(told);
+  (void)snprintf(told + length, sizeof told - length, "%s|", text);
+}
+
+static void say(const monitored *made, const char *name, const char *words) {
+  FILE *file = fopen(monitored_path(made, name), "w");
+  assert_non_null(file);
+  assert_true(fputs(words, file) >= 0);
+  assert_int_equal(fclose(file), 0);
+}
+
+static long count(const monitored *made, const char *query) {
+  sqlite3 *history = NULL;
+  sqlite3_stmt *row = NULL;
+  assert_int_equal(sqlite3_open(monitored_path(made, "run.db"), &history), SQLITE_OK);
+  assert_int_equal(sqlite3_prepare_v2(history, query, -1, &row, NULL), SQLITE_OK);
+  assert_int_equal(sqlite3_step(row), SQLITE_ROW);
+  long value = (long)sqlite3_column_int64(row, 0);
+  assert_int_equal(sqlite3_finalize(row), SQLITE_OK);
+  assert_int_equal(sqlite3_close(history), SQLITE_OK);
+  return value;
+}
+
+static void gpus_are_shown_and_their_faults_told(void **state) {
+  monitored *made = *state;
+  even_text view = EVEN_TEXT_EMPTY;
+  told[0] = '\0';
+  say(made, "nvml", "reasons 64\n");
+  say(made, "nvml.xid", "79");
+  assert_int_equal(setenv("EVENSTEP_FAKE_NVML_STATE", monitored_path(made, "nvml"), 1), 0);
+  made->gpus = gpus;
+  made->nvml_library = FAKE_NVML;
+  made->notice = take_notice;
+  monitored_start(made);
+  while (strstr(told, "Xid") == NULL || strstr(told, "heat") == NULL) { /* the watch is a thread of its own */
+    (void)usleep(1000);
+    assert_int_equal(even_monitor_tick(made->monitor), EVEN_OK);
+  }
+  assert_non_null(strstr(told, "GPU of rank 1 (cpu:1): Xid 79: the GPU has fallen off the bus|"));
+  monitored_steps(made, 20, 8);
+  assert_int_equal(even_monitor_view(made->monitor, 300, false, &view), EVEN_OK);
+  assert_non_null(strstr(even_text_string(&view), "gpu 87%  1755 MHz  40 C"));
+  assert_non_null(
+      strstr(even_text_string(&view), "GPU of rank 1 (cpu:1): its clock is held down by heat")); /* it lasts */
+  even_text_free(&view);
+  assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
+  assert_int_equal(unsetenv("EVENSTEP_FAKE_NVML_STATE"), 0);
+  (void)unlink(monitored_path(made, "nvml"));
+
+  assert_int_equal(count(made, "SELECT count(*) FROM gpus WHERE rank=0"), 0);
+  assert_true(count(made, "SELECT count(*) FROM gpus WHERE rank=1 AND slowed=1 AND memory_bytes=536870912") >= 1);
+  assert_int_equal(count(made, "SELECT count(*) FROM events WHERE event='gpu' AND rank=1 AND value=-1"), 1);
+  json_t *data = monitored_page(made);
+  json_t *ranks = json_object_get(json_object_get(data, "summary"), "ranks");
+  const json_t *gpu = json_object_get(json_array_get(ranks, 1), "gpu");
+  assert_true(json_is_null(json_object_get(json_array_get(ranks, 0), "gpu")));
+  assert_float_equal(json_number_value(json_object_get(gpu, "utilization")), 0.87, 1e-9);
+  assert_float_equal(json_number_value(json_object_get(gpu, "power_watts")), 98.5, 1e-9);
+  assert_int_equal(json_integer_value(json_object_get(gpu, "corrected_errors")), 3);
+  assert_true(json_is_true(json_object_get(gpu, "slowed")));
+  json_decref(data);
+
+  even_report_run run;
+  even_text metrics = EVEN_TEXT_EMPTY;
+  assert_int_equal(even_report_run_open(made->folder, NULL, &run), EVEN_OK);
+  even_monitor_metrics(even_history_state(run.history), 0, &metrics);
+  assert_non_null(
+      strstr(even_text_string(&metrics), "evenstep_rank_gpu_temperature_celsius{rank=\"1\",device=\"cpu:1\"} 40\n"));
+  assert_null(strstr(even_text_string(&metrics), "evenstep_rank_gpu_temperature_celsius{rank=\"0\""));
+  assert_non_null(strstr(even_text_string(&metrics), "evenstep_faults_total{kind=\"gpu\"} 2\n"));
+  even_text_free(&metrics);
+  even_report_run_close(&run);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test_setup_teardown(gpus_are_shown_and_their_faults_told, monitored_set_up, monitored_tear_down),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,57 @@
+"""GPUs of a real job of the program, which are watched through made-up driver libraries (tests/device)."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+DEVICE = pathlib.Path(__file__).resolve().parents[1] / "device"
+
+WAITS = """
+    import contextlib, pathlib, sqlite3, time
+    until = time.monotonic() + 120
+    found = (0, 0)
+    while min(found) == 0 and time.monotonic() < until:
+        time.sleep(0.05)
+        with contextlib.closing(sqlite3.connect("runs/a/run.db")) as history:
+            found = tuple(history.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in (
+                "gpus WHERE clock_mhz = 1755 AND utilization = 0.87", "events WHERE event = 'gpu'"))
+    raise SystemExit(0 if min(found) else 1)
+"""
+
+
+def test_a_jobs_gpus_are_sampled_and_an_xid_is_told(
+    program: pathlib.Path, tmp_path: pathlib.Path, environment: dict[str, str], script: Callable[[str], str]
+) -> None:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler for the made-up libraries")
+    for source, name in (("fake_cuda.c", "libcuda.so.1"), ("fake_nvml.c", "libnvidia-ml.so.1")):
+        words = [compiler, "-std=c11", "-D_GNU_SOURCE", "-DFAKE_WHOLE", "-shared", "-fPIC", str(DEVICE / source)]
+        subprocess.run([*words, "-o", str(tmp_path / name)], check=True)
+    (tmp_path / "nvml").touch()
+    (tmp_path / "nvml.xid").write_text("48")
+    added = {
+        "LD_LIBRARY_PATH": str(tmp_path),
+        "EVENSTEP_FAKE_GPUS": "1",
+        "EVENSTEP_FAKE_NVML_STATE": str(tmp_path / "nvml"),
+    }
+    ended = subprocess.run(
+        [str(program), "run", "--devices", "cuda:0", "--name", "a", script(WAITS)],
+        cwd=tmp_path,
+        env=environment | added,
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "evenstep: GPU of rank 0 (cuda:0): Xid 48: a memory error of two bits" in ended.stderr
+    with contextlib.closing(sqlite3.connect(tmp_path / "runs/a/run.db")) as history:
+        told = history.execute("SELECT rank, value, words FROM events WHERE event = 'gpu'").fetchall()
+    assert told == [(0, -1, "GPU of rank 0 (cuda:0): Xid 48: a memory error of two bits")]
