@@ -54,7 +54,7 @@ gpu-check: ## a folder, dist/gpu-check, that checks all of it on a machine with 
 	@scripts/bootstrap.sh test
 	@scripts/gpu_check.sh
 
-lint: ## format, ruff, mypy, shellcheck, clang-tidy, room order, docs
+lint: ## format, ruff, mypy, shellcheck, clang-tidy, room order
 	@scripts/bootstrap.sh test
 	@scripts/lint.sh
 
