@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "checkpoint/reader.h"
+#include "monitor/monitor.h"
 #include "os/folder.h"
 #include "os/path.h"
 
@@ -368,6 +369,9 @@ static even_status open_setup(const even_job_options *options, char *const *envi
   setup->max_restarts = options->max_restarts < 0 ? 3 : (int)options->max_restarts;
   setup->restart_always = options->max_restarts >= 0;
   EVEN_TRY(read_recovery(options, setup));
+  if (options->port != 0) { /* before a folder is made that would hold nothing */
+    EVEN_TRY(even_monitor_check_port((int)options->port));
+  }
   EVEN_TRY(even_job_run_folder(options, words[0], setup));
   EVEN_TRY(set_checkpoint_folder(options, setup));
   return build_environment(options, environment, setup);

@@ -38,6 +38,8 @@ typedef struct even_monitor_params {
 } even_monitor_params;
 
 even_status even_monitor_open(const even_monitor_params *params, even_monitor **out) EVEN_MUST_USE;
+/* Whether the page could be served at this port now, for who wants to know before anything is made. */
+even_status even_monitor_check_port(int port) EVEN_MUST_USE;
 /* "http://127.0.0.1:PORT/?token=…", "" without a server. */
 const char *even_monitor_url(const even_monitor *monitor);
 /* Drains the rings into the database; call it about ten times a second. One thread. A full disk is reported

@@ -49,8 +49,13 @@ static int answer(void *context, const even_server_request *request, even_text *
   return code;
 }
 
+static const char address[] = "127.0.0.1";
+
+even_status even_monitor_check_port(int port) {
+  return even_server_check(address, port);
+}
+
 even_status even_monitor_serve(even_monitor *monitor, const even_monitor_params *params) {
-  static const char address[] = "127.0.0.1";
   if (params->port < 0) {
     return EVEN_OK;
   }

@@ -177,6 +177,23 @@ static struct MHD_Daemon *start(even_server *server, int fd) {
   return daemon;
 }
 
+static even_status listen_at(const char *address, int *port, int *fd) {
+  even_status status = even_listener_open(address, port, fd);
+  if (status == EVEN_ERR_IN_USE) {
+    (void)even_error_fix(
+        "choose another port with --port, leave it out (any free one), or end the program that has it "
+        "(`ss -ltnp` names it)");
+  }
+  return status;
+}
+
+even_status even_server_check(const char *address, int port) {
+  int fd = -1;
+  EVEN_TRY(listen_at(address, &port, &fd));
+  even_listener_close(fd);
+  return EVEN_OK;
+}
+
 even_status even_server_open(const even_server_params *params, even_server **out) {
   even_server *server = NULL;
   int fd = -1;
@@ -187,13 +204,8 @@ even_status even_server_open(const even_server_params *params, even_server **out
   server->context = params->context;
   (void)snprintf(server->address, sizeof server->address, "%s", params->address);
   (void)snprintf(server->token, sizeof server->token, "%s", params->token);
-  even_status status = even_listener_open(params->address, &server->port, &fd);
+  even_status status = listen_at(params->address, &server->port, &fd);
   if (status != EVEN_OK) {
-    if (status == EVEN_ERR_IN_USE) {
-      (void)even_error_fix(
-          "choose another port with --port, leave it out (any free one), or end the program that has it "
-          "(`ss -ltnp` names it)");
-    }
     even_free(server);
     return status;
   }

@@ -26,6 +26,8 @@ typedef struct even_server_params {
  * the address: a page elsewhere whose name is bound to this host anew is refused), and has the token: as ?token=…
  * (which sets a cookie), as the cookie, or as "Authorization: Bearer …". EVEN_ERR_IN_USE for a port in use. */
 even_status even_server_open(const even_server_params *params, even_server **out) EVEN_MUST_USE;
+/* Whether a server could be opened there now: the same errors with the same fix; the port is given back at once. */
+even_status even_server_check(const char *address, int port) EVEN_MUST_USE;
 /* Ends the thread; requests under way are answered first. */
 void even_server_close(even_server *server);
 int even_server_port(const even_server *server);

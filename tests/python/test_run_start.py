@@ -184,6 +184,7 @@ def test_a_port_in_use_is_named(
         )
     assert result.returncode == 5, result.stderr
     assert str(port) in result.stderr and "  fix: " in result.stderr and "ran" not in result.stdout
+    assert not (tmp_path / "runs").exists()
 
 
 def screen(data: str) -> list[str]:
