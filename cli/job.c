@@ -29,6 +29,7 @@ typedef struct running_job {
   char url[256];
   int telemetry_fd;
   int restarts;
+  int interrupted; /* the signal by which the user ended the job, 0 */
   char cause[640]; /* of the last failure, "" for none */
 } running_job;
 
@@ -71,6 +72,12 @@ static void on_rank_ended(void *context, int rank, even_rank_end end, int code, 
 
 static void on_line(void *context, int rank, bool error, const char *text, size_t length) {
   even_job_view_line(&((running_job *)context)->view, rank, error, text, length);
+}
+
+static void on_interrupted(void *context, int signal) {
+  running_job *job = context;
+  job->interrupted = signal;
+  even_job_view_interrupted(&job->view);
 }
 
 static void on_notice(void *context, const char *text) {
@@ -124,6 +131,7 @@ static even_status run(running_job *job, int *exit_code) {
                                                  .line = on_line,
                                                  .tick = on_tick,
                                                  .hang = on_hang,
+                                                 .interrupted = on_interrupted,
                                                  .notice = on_notice}};
   return even_agent_run(&params, exit_code);
 }
@@ -146,14 +154,25 @@ static void print_outcome(running_job *job, int exit_code, double seconds) {
   even_text_free(&text);
 }
 
+static void add_outcome(even_text *text, const running_job *job, int exit_code) {
+  if (job->interrupted == SIGINT) {
+    even_text_add(text, "was interrupted");
+  } else if (job->interrupted != 0) {
+    even_text_format(text, "was ended by %s", even_signal_name(job->interrupted));
+  } else {
+    even_text_add(text, exit_code == 0 ? "ended well" : "failed");
+  }
+}
+
 static void tell_outcome(running_job *job, int exit_code, double seconds) {
   even_text text = EVEN_TEXT_EMPTY;
   if (job->options->json) {
     print_outcome(job, exit_code, seconds);
   }
   if (!job->options->quiet) {
-    even_text_format(&text, "%s %s after %.1f s; logs in %s/logs", job->setup.run_name.data,
-                     exit_code == 0 ? "ended well" : "failed", seconds, job->setup.run_folder.data);
+    even_text_format(&text, "%s ", job->setup.run_name.data);
+    add_outcome(&text, job, exit_code);
+    even_text_format(&text, " after %.1f s; logs in %s/logs", seconds, job->setup.run_folder.data);
     even_job_view_notice(&job->view, even_text_string(&text));
     even_text_free(&text);
   }

@@ -1,6 +1,7 @@
 /* Lines above the live view, both through outlets that never hold the agent's loop. */
 #include "cli/job_view.h"
 
+#include "base/alloc.h"
 #include "base/fail.h"
 #include "cli/command.h"
 #include "os/clock.h"
@@ -135,11 +136,8 @@ static void after_last_return(const char **text, size_t *length) {
   }
 }
 
-void even_job_view_line(even_job_view *view, int rank, bool error, const char *text, size_t length) {
+static void show_line(even_job_view *view, int rank, bool error, const char *text, size_t length) {
   even_job_stream *stream = &view->streams[error ? ERROR : view->output];
-  if (!view->shown[rank]) {
-    return;
-  }
   after_last_return(&text, &length);
   if (view->ranks > 1) {
     prefix(&view->line, stream->colour, rank);
@@ -147,6 +145,28 @@ void even_job_view_line(even_job_view *view, int rank, bool error, const char *t
   even_text_append(&view->line, text, length);
   even_text_add(&view->line, "\n");
   print(view, stream);
+}
+
+typedef struct rank_of_view {
+  even_job_view *view;
+  int rank;
+} rank_of_view;
+
+static void show_error_line(void *context, const char *text, size_t length) {
+  const rank_of_view *of = context;
+  show_line(of->view, of->rank, true, text, length);
+}
+
+void even_job_view_line(even_job_view *view, int rank, bool error, const char *text, size_t length) {
+  rank_of_view of = {view, rank};
+  if (!view->shown[rank]) {
+    return;
+  }
+  if (error && view->interruptions != NULL) {
+    even_interruption_take(&view->interruptions[rank], text, length, show_error_line, &of);
+  } else {
+    show_line(view, rank, error, text, length);
+  }
 }
 
 void even_job_view_notice(even_job_view *view, const char *text) {
@@ -163,6 +183,19 @@ void even_job_view_attempt(even_job_view *view) {
   view->failed = false;
 }
 
+void even_job_view_interrupted(even_job_view *view) {
+  if (view->interruptions == NULL && EVEN_NEW_ARRAY(&view->interruptions, (size_t)view->ranks) != EVEN_OK) {
+    even_error_clear(); /* all is shown then */
+  }
+}
+
+static void end_interruption(even_job_view *view, int rank) {
+  rank_of_view of = {view, rank};
+  if (view->interruptions != NULL) {
+    even_interruption_end(&view->interruptions[rank], show_error_line, &of);
+  }
+}
+
 static void add_excerpt(even_text *text, const char *excerpt) {
   while (*excerpt != '\0') {
     size_t length = strcspn(excerpt, "\n");
@@ -174,6 +207,7 @@ static void add_excerpt(even_text *text, const char *excerpt) {
 void even_job_view_end(even_job_view *view, int rank, even_rank_end end, int code, const char *cause,
                        const char *excerpt) {
   even_job_stream *stream = &view->streams[ERROR];
+  end_interruption(view, rank);
   if ((end == EVEN_RANK_EXITED && code == 0) || end == EVEN_RANK_STOPPED_BY_AGENT) {
     return;
   }
@@ -234,6 +268,9 @@ static bool drain(even_job_view *view, even_job_stream *stream) {
 }
 
 void even_job_view_settle(even_job_view *view) {
+  for (int rank = 0; rank < view->ranks; rank++) {
+    end_interruption(view, rank); /* of ranks whose end was not told */
+  }
   for (int i = OUTPUT; i <= ERROR; i++) {
     if (view->streams[i].left_out > 0 && drain(view, &view->streams[i])) {
       (void)catch_up(view, &view->streams[i]);
@@ -261,5 +298,7 @@ bool even_job_view_close(even_job_view *view) {
   view->streams[OUTPUT].outlet = view->streams[ERROR].outlet = NULL;
   even_text_free(&view->picture);
   even_text_free(&view->line);
+  even_free(view->interruptions);
+  view->interruptions = NULL;
   return drained;
 }

@@ -4,6 +4,7 @@
 #define EVEN_CLI_JOB_VIEW_H
 
 #include "base/text.h"
+#include "cli/interruption.h"
 #include "orchestrator/agent.h"
 #include "os/outlet.h"
 
@@ -25,12 +26,13 @@ typedef struct even_job_view {
   bool quiet;
   const bool *shown; /* a rank each */
   int ranks;
-  const char *logs;     /* the folder with everything that the ranks printed */
-  uint64_t wait_ns;     /* how long readers may be waited for until refill_ns */
-  uint64_t refill_ns;   /* when that is allowed anew */
-  uint64_t last_ns;     /* until when they are waited for at the end, 0 before it */
-  bool failed;          /* the first cause of an attempt was shown */
-  even_live_call *live; /* NULL: none (not a terminal) */
+  const char *logs;                 /* the folder with everything that the ranks printed */
+  uint64_t wait_ns;                 /* how long readers may be waited for until refill_ns */
+  uint64_t refill_ns;               /* when that is allowed anew */
+  uint64_t last_ns;                 /* until when they are waited for at the end, 0 before it */
+  bool failed;                      /* the first cause of an attempt was shown */
+  even_interruption *interruptions; /* a rank each, once the user ends the job; else NULL */
+  even_live_call *live;             /* NULL: none (not a terminal) */
   void *live_context;
   even_text picture;
   even_text line;  /* under construction */
@@ -44,6 +46,8 @@ even_status even_job_view_open(even_job_view *view, bool quiet, bool json, const
 /* Keeps a live view at the bottom of standard output where that is a terminal. */
 void even_job_view_live(even_job_view *view, even_live_call *live, void *context);
 void even_job_view_attempt(even_job_view *view);
+/* The user ends the job: tracebacks of that alone are not shown from now on. */
+void even_job_view_interrupted(even_job_view *view);
 void even_job_view_line(even_job_view *view, int rank, bool error, const char *text, size_t length);
 /* A line to standard error. */
 void even_job_view_notice(even_job_view *view, const char *text);

@@ -14,26 +14,25 @@ static bool contains(even_span_text line, const char *part) {
   return memmem(line.start, line.length, part, strlen(part)) != NULL;
 }
 
-/* torch writes "[rank1]: " before each line of a traceback once a process group exists. */
-static void skip_rank(even_span_text *line) {
+even_span_text even_traceback_line(const char *text, size_t length) {
   static const char lead[] = "[rank";
+  even_span_text line = {text, length};
   size_t at = sizeof lead - 1;
-  if (!starts(*line, lead)) {
-    return;
+  if (!starts(line, lead)) {
+    return line;
   }
-  while (at < line->length && line->start[at] >= '0' && line->start[at] <= '9') {
+  while (at < length && text[at] >= '0' && text[at] <= '9') {
     at++;
   }
-  if (at == sizeof lead - 1 || at + 2 > line->length || memcmp(line->start + at, "]:", 2) != 0) {
-    return;
+  if (at == sizeof lead - 1 || at + 2 > length || memcmp(text + at, "]:", 2) != 0) {
+    return line;
   }
   at += 2;
-  if (at < line->length && line->start[at] != ' ') {
-    return; /* "[rank1]:[W1121 …": a line of its log */
+  if (at < length && text[at] != ' ') {
+    return line; /* "[rank1]:[W1121 …": a line of its log */
   }
-  at += at < line->length;
-  line->start += at;
-  line->length -= at;
+  at += at < length;
+  return (even_span_text){text + at, length - at};
 }
 
 /* The line at *at, without its end; moves *at behind it. False at the end of the text. */
@@ -48,7 +47,7 @@ static bool next_line(const char *end, const char **at, even_span_text *line) {
   if (line->length > 0 && line->start[line->length - 1] == '\r') {
     line->length--;
   }
-  skip_rank(line);
+  *line = even_traceback_line(line->start, line->length);
   return true;
 }
 

@@ -31,6 +31,8 @@ typedef enum even_traceback_blame {
 
 /* The traceback that ended the program, in `text` of `length` bytes (any bytes). False: there is none. */
 bool even_traceback_find(const char *text, size_t length, even_traceback *out);
+/* The line as Python wrote it: torch writes "[rank1]: " before each line of a traceback once a process group exists. */
+even_span_text even_traceback_line(const char *text, size_t length);
 /* The last `lines` lines that are not empty. */
 even_span_text even_traceback_last_lines(const char *text, size_t length, size_t lines);
 /* By the exception's line and where it was raised: what the system says of any connection ("Connection refused") is

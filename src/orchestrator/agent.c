@@ -27,6 +27,16 @@ void even_job_notice(even_job *job, const char *format, ...) {
   job->params->observer.notice(job->params->observer.context, text);
 }
 
+void even_job_interrupted(even_job *job, int signal) {
+  if (job->interrupted != 0) {
+    return;
+  }
+  job->interrupted = signal;
+  if (job->params->observer.interrupted != NULL) {
+    job->params->observer.interrupted(job->params->observer.context, signal);
+  }
+}
+
 static even_rank_end kind_of(const even_fault_facts *facts) {
   if (facts->out_of_memory) {
     return EVEN_RANK_OUT_OF_MEMORY;
@@ -267,7 +277,8 @@ static even_status run_attempts(even_job *job, even_fault_facts *ends, int *exit
     if (job->params->observer.attempt != NULL) {
       job->params->observer.attempt(job->params->observer.context, job->attempt);
     }
-    if ((job->interrupted = even_signals_end_pending()) != 0) { /* while checkpoints were read: no rank has to start */
+    if (even_signals_end_pending() != 0) { /* while checkpoints were read: no rank has to start */
+      even_job_interrupted(job, even_signals_end_pending());
       *exit_code = 128 + job->interrupted;
       return EVEN_OK;
     }
@@ -283,7 +294,8 @@ static even_status run_attempts(even_job *job, even_fault_facts *ends, int *exit
     }
     *exit_code = exit_code_of(&its);
     even_status status = plan_restart(job, &its, &again);
-    if (status == EVEN_ERR_INTERRUPTED && (job->interrupted = even_signals_end_pending()) != 0) {
+    if (status == EVEN_ERR_INTERRUPTED && even_signals_end_pending() != 0) {
+      even_job_interrupted(job, even_signals_end_pending());
       *exit_code = 128 + job->interrupted; /* the signal is the news, not the checkpoint half read */
       return EVEN_OK;
     }

@@ -33,6 +33,9 @@ typedef struct even_agent_observer {
   void (*tick)(void *context);
   /* a rank hangs, or, `over`, goes on after all: what the notice of it says too */
   void (*hang)(void *context, int rank, bool over, const char *words);
+  /* the user ends the job by this signal (SIGINT, SIGTERM, SIGHUP): once, before the ranks are asked to end. What they
+   * say of that from now on is no failure */
+  void (*interrupted)(void *context, int signal);
   /* one line of what the agent does or cannot do: a restart, a slower way taken, a log that cannot be written */
   void (*notice)(void *context, const char *text);
 } even_agent_observer;

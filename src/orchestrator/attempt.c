@@ -87,7 +87,7 @@ static void check_deadline(even_job *job) {
 
 static void end_by_user(even_job *job, int number) {
   bool again = number == SIGINT && ++job->interrupts > 1; /* whatever signal came before */
-  job->interrupted = job->interrupted == 0 ? number : job->interrupted;
+  even_job_interrupted(job, number);
   if (again) {
     even_job_notice(job, "interrupted again: killing the ranks");
     kill_all(job);

@@ -118,6 +118,8 @@ void even_job_snapshots_finish(even_job *job);
 void even_job_snapshots_close(even_job *job);
 /* Reads the signals that came (a callback of the loop). */
 void even_job_signals_ready(void *context, int fd);
+/* The user ends the job by `signal`: told once. */
+void even_job_interrupted(even_job *job, int signal);
 void even_job_notice(even_job *job, const char *format, ...) EVEN_PRINTF(2, 3);
 
 #endif

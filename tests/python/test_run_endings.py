@@ -32,6 +32,53 @@ def test_ctrl_c_lets_the_ranks_end(start, script) -> None:
     assert code == 130 and text.count("saved") == 2 and "restart" not in text
 
 
+INTERRUPTED_IN_A_STEP = """
+    import os, sys, time
+    import torch
+    import evenstep as es
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.utils.data.TensorDataset(torch.randn(100000, 4), torch.randn(100000, 2))
+    model, optimizer, loader = es.prepare(model, optimizer, torch.utils.data.DataLoader(data, batch_size=8))
+    try:
+        for step, (x, y) in enumerate(loader):
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            if step == 3:
+                print("training", flush=True)
+            if step > 3:
+                time.sleep(0.01)
+    except BaseException:
+        if len(sys.argv) > 1 and os.environ["RANK"] == "0":
+            raise OSError("the disk is full")
+        raise
+"""
+
+
+def test_ctrl_c_in_a_training_is_told_as_such_and_no_failure(start, script, tmp_path: pathlib.Path) -> None:
+    job = start("-n", "2", "--log-rank", "all", "--name", "a", script(INTERRUPTED_IN_A_STEP))
+    job.wait_for("training", times=2)
+    job.process.send_signal(signal.SIGINT)
+    code, text = job.finish()
+    assert code == 130 and "evenstep: a was interrupted after" in text
+    for word in ("failed", "Traceback", "KeyboardInterrupt", "PEER_LOST", "REVOKED"):
+        assert word not in text, text
+    logs = "".join((tmp_path / f"runs/a/logs/rank-{rank}.log").read_text() for rank in range(2))
+    assert "Traceback" in logs
+
+
+def test_what_fails_while_a_job_is_interrupted_is_shown(start, script) -> None:
+    job = start("-n", "2", "--log-rank", "all", script(INTERRUPTED_IN_A_STEP), "save")
+    job.wait_for("training", times=2)
+    job.process.send_signal(signal.SIGINT)
+    code, text = job.finish()
+    assert code == 130 and "was interrupted after" in text
+    assert "OSError: the disk is full" in text, text
+
+
 def test_ctrl_c_twice_ends_at_once(start, script) -> None:
     name = script("""
         import os, signal, time
