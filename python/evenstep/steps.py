@@ -375,7 +375,7 @@ class Steps:
                 if self.recovery is not None and not self._broken and self.recovery.mends(error):
                     self._leave_void()
                     return
-                self._broken = self._broken or str(error).splitlines()[0]
+                self._broken = self._broken or (str(error) or type(error).__name__).splitlines()[0]
                 if getattr(error, "status", "") == "EVEN_ERR_REVOKED":
                     raise EvenstepError(
                         f"another rank's backward failed: {str(error).splitlines()[0]}\n"
