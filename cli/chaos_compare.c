@@ -61,7 +61,7 @@ static even_status compare_file(const char *name, even_chaos_verdict *out) {
 
 /* model.safetensors, model_1.safetensors, … */
 static bool is_model(const char *name) {
-  return strncmp(name, "model", 5) == 0;
+  return strncmp(name, "model", 5) == 0 && even_safetensors_is_named(name);
 }
 
 static even_status compare_files(const even_checkpoint_info infos[2], even_chaos_verdict *out) {

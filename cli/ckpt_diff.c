@@ -210,11 +210,15 @@ static even_status compare_file(diff *on, const char *name, bool in_a, bool in_b
 static even_status compare_folders(diff *on) {
   for (size_t i = 0; i < on->a.info.file_count; i++) {
     const char *name = on->a.info.files[i].name;
-    EVEN_TRY(compare_file(on, name, true, has_file(&on->b, name)));
+    if (even_safetensors_is_named(name)) {
+      EVEN_TRY(compare_file(on, name, true, has_file(&on->b, name)));
+    }
   }
   for (size_t i = 0; i < on->b.info.file_count; i++) {
     const char *name = on->b.info.files[i].name;
-    EVEN_TRY(has_file(&on->a, name) ? EVEN_OK : compare_file(on, name, false, true));
+    if (even_safetensors_is_named(name) && !has_file(&on->a, name)) {
+      EVEN_TRY(compare_file(on, name, false, true));
+    }
   }
   return EVEN_OK;
 }

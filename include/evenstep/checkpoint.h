@@ -51,6 +51,8 @@ typedef struct even_checkpoint_params {
   bool replace;            /* an older checkpoint of this name is swapped for the new one in one step; else it is
                               EVEN_ERR_IN_USE. Anything that is not a checkpoint is never replaced */
   uint64_t expected_bytes; /* of all tensors, for the figure in a full disk's error; 0: unknown */
+  const char *previous;    /* a checkpoint that was committed before, or NULL: large files that have not changed since
+                              (by every checksum) are linked to its own, not written again, where links are possible */
 } even_checkpoint_params;
 
 typedef struct even_checkpoint_file {
@@ -62,6 +64,8 @@ typedef struct even_checkpoint_file {
   size_t metadata_count;
   even_checkpoint_fetch fetch; /* NULL: every tensor has its data */
   void *fetch_context;
+  const void *raw; /* not NULL: the file is these bytes, and no safetensors file */
+  size_t raw_bytes;
 } even_checkpoint_file;
 
 /* Begins a checkpoint; *out is the caller's, ended by commit or abandon, and NULL after a failure. Errors:
@@ -112,6 +116,29 @@ EVEN_PUBLIC even_status even_checkpoint_remove(const char *folder) EVEN_MUST_USE
  * failure). Errors: EVEN_ERR_NOT_FOUND, EVEN_ERR_INPUT (no regular file), EVEN_ERR_MEMORY, those of reading. */
 EVEN_PUBLIC even_status even_checkpoint_file_checksums(const char *path, size_t chunk_bytes, uint64_t **sums,
                                                        size_t *count, uint64_t *file_bytes) EVEN_MUST_USE;
+/* Where bytes of a file go. */
+typedef struct even_checkpoint_place {
+  uint64_t begin; /* in the file */
+  size_t bytes;
+  void *data;
+} even_checkpoint_place;
+
+typedef struct even_checkpoint_reading {
+  size_t size;      /* sizeof(even_checkpoint_reading) */
+  const char *path; /* of the file */
+  uint64_t bytes;   /* that it must have */
+  size_t chunk_bytes;
+  const uint64_t *sums; /* one a chunk, as the manifest has them */
+  size_t sum_count;
+  const even_checkpoint_place *places; /* ascending, apart; what lies in none of them is compared all the same */
+  size_t place_count;
+} even_checkpoint_reading;
+
+/* Reads a file to its places and compares every checksum, in one pass of several threads. After a failure the places
+ * hold anything: nothing of it may be used. Errors: EVEN_ERR_CORRUPT (another size, or the first chunk that is
+ * altered), EVEN_ERR_ARGUMENT, EVEN_ERR_NOT_FOUND, EVEN_ERR_INPUT, EVEN_ERR_MEMORY, EVEN_ERR_INTERRUPTED, those of
+ * reading. */
+EVEN_PUBLIC even_status even_checkpoint_file_read(const even_checkpoint_reading *reading) EVEN_MUST_USE;
 /* XXH3, 64 bits, of a block of memory: what covers the manifest itself. */
 EVEN_PUBLIC uint64_t even_checkpoint_checksum(const void *data, size_t bytes);
 /* CRC-32C (RFC 3720, appendix B.4), by which TensorFlow's files are checked. */

@@ -411,12 +411,16 @@ def memory_bytes(peaks: Sequence[tuple[int, float]], samples: int, /) -> float: 
 class CheckpointWriter:
     """Writes a checkpoint folder that is whole or not there; a tensor is (name, dtype, shape, address, bytes)."""
     def __new__(
-        cls, folder: str | PathLike[str], replace: bool = False, expected_bytes: int = 0
+        cls,
+        folder: str | PathLike[str],
+        replace: bool = False,
+        expected_bytes: int = 0,
+        previous: str | PathLike[str] | None = None,
     ) -> CheckpointWriter: ...
     def add(
         self,
         name: str,
-        tensors: Sequence[tuple[str, str, tuple[int, ...], int, int]],
+        tensors: Sequence[tuple[str, str, tuple[int, ...], int, int]] | bytes,
         metadata: Sequence[tuple[str, str]] | None = None,
         fetch: Callable[[int], int] | None = None,
     ) -> None: ...
@@ -432,7 +436,7 @@ class CheckpointSnapshot:
         files: Sequence[
             tuple[
                 str,
-                Sequence[tuple[str, str, tuple[int, ...], int, int]],
+                Sequence[tuple[str, str, tuple[int, ...], int, int]] | bytes,
                 Sequence[tuple[str, str]] | None,
                 Callable[[int], int] | None,
             ]
@@ -440,10 +444,19 @@ class CheckpointSnapshot:
         state_json: str,
         replace: bool = False,
         expected_bytes: int = 0,
+        previous: str | PathLike[str] | None = None,
     ) -> None: ...
     def write(self) -> None: ...
 
 def file_checksums(path: str | PathLike[str], chunk_bytes: int, /) -> tuple[list[int], int]: ...
+def read_file(
+    path: str | PathLike[str],
+    bytes: int,
+    chunk_bytes: int,
+    sums: tuple[int, ...],
+    places: tuple[tuple[int, int, int], ...],
+    /,
+) -> None: ...
 def checksum(data: bytes, /) -> int: ...
 def crc32c(data: bytes, /) -> int: ...
 def checkpoint_remove(folder: str | PathLike[str], /) -> None: ...

@@ -15,7 +15,7 @@ from typing import Any, Callable, NamedTuple
 from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.checkpoint_background import Background
-from evenstep.checkpoint_files import MANIFEST, PARTIAL, read_manifest, total_bytes, verify, write_tensors
+from evenstep.checkpoint_files import MANIFEST, PARTIAL, read_manifest, total_bytes, write_tensors
 from evenstep.checkpoint_keeping import (
     folder_of,
     inherit,
@@ -27,6 +27,7 @@ from evenstep.checkpoint_keeping import (
     retain,
     step_folder,
 )
+from evenstep.checkpoint_reading import check_sizes
 from evenstep.checkpoint_state import KINDS, Loader, Snapshot, capture, load_random, pack_random
 from evenstep.exchange_state import capture_exchange, restore_exchange
 
@@ -49,15 +50,17 @@ def _make_parent(folder: Path) -> None:
         ) from None
 
 
-def _write(folder: Path, snapshot: Snapshot, replace: bool) -> None:
+def _write(folder: Path, snapshot: Snapshot, replace: bool, previous: Path | None) -> None:
     """Writes one checkpoint, or leaves nothing."""
     _make_parent(folder)
     text = _text(snapshot)
     size = sum(total_bytes(tensors) for tensors in snapshot.files.values())
-    writer = _core.CheckpointWriter(folder, replace, size + len(text))
+    writer = _core.CheckpointWriter(folder, replace, size + len(text), previous)
     try:
         for name, tensors in snapshot.files.items():
             write_tensors(writer, name, tensors, snapshot.metadata.get(name, ()))
+        for name, content in snapshot.tables.items():
+            writer.add(name, content)
         writer.commit(text)
     finally:
         writer.abandon()  # nothing where it was committed
@@ -146,7 +149,10 @@ def _on_rank_zero(
     snapshot = capture(session, random_states, extra)
     snapshot.state["between"] = between
 
+    previous = _previous(session)
+
     def after() -> None:
+        session.last_checkpoint = folder
         session.telemetry.event(_core.EVENT_CHECKPOINT, step, step, folder.name)
         if keep is not None:
             session.resumed_from = retain(folder, keep, lineage, session.resumed_from)
@@ -158,7 +164,7 @@ def _on_rank_zero(
 
     if not wait:
         _make_parent(folder)
-        if _background.take(folder, snapshot, replace, _text(snapshot)):
+        if _background.take(folder, snapshot, replace, _text(snapshot), previous):
             _background.start(after, failed)
             return folder, False
         _tell_once(
@@ -167,9 +173,15 @@ def _on_rank_zero(
             "warning: checkpoints are written while training stands still: the free memory does not hold a copy of the "
             "state",
         )
-    _write(folder, snapshot, replace)
+    _write(folder, snapshot, replace, previous)
     after()
     return folder, False
+
+
+def _previous(session: Any) -> Path | None:
+    """The checkpoint that may share large files with the next one: what has not changed is not written again."""
+    last: Path | None = getattr(session, "last_checkpoint", None)
+    return last or (None if session.loaded is None else session.loaded.folder)
 
 
 def _check_not_anothers(session: Any, path: Path) -> None:
@@ -276,15 +288,15 @@ def _session(call: str) -> Any:
 
 
 def _agree(session: Any, find: Callable[[], Path | None]) -> Path | None:
-    """The checkpoint that is meant. Rank 0 waits for its own write, looks which it is and compares the checksums; what it
-    finds is everyone's: the others' own looks could come at another moment of a write."""
+    """The checkpoint that is meant. Rank 0 waits for its own write and looks which it is; what it finds is everyone's: the
+    others' own looks could come at another moment of a write. Each compares the checksums of what it reads."""
     verdict: bytes | None = None
     if session.rank == 0:
         try:
             _join_background()
             folder = find()
             if folder is not None:
-                verify(folder, read_manifest(folder))
+                check_sizes(folder, read_manifest(folder))
             verdict = json.dumps({"path": None if folder is None else os.fspath(folder)}).encode()
         except (EvenstepError, OSError, KeyError, TypeError, ValueError) as error:
             verdict = json.dumps({"error": str(error)}).encode()
@@ -322,7 +334,8 @@ def load_checkpoint(
     random: bool = True,
     objects: bool = True,
 ) -> dict[str, Any]:
-    """Puts a checkpoint back into what was prepared, on every rank; the checksums are compared first.
+    """Puts a checkpoint back into what was prepared, on every rank; the checksums are compared on the way,
+    and nothing is put in place before they are right on all ranks.
 
     path: a checkpoint, or a folder of them (the newest whole one is taken); one that es.checkpoint(wait=False) is
         still writing is waited for. Parts may be left out, for example to
@@ -337,10 +350,11 @@ def load_checkpoint(
     folder = _agree(session, lambda: _newest_in(path))
     assert folder is not None
     manifest = read_manifest(folder)
-    loader = Loader(session, folder, manifest["state"])
+    loader = Loader(session, folder, manifest)
     wanted = [kind for kind, on in zip(KINDS, (models, optimizers, schedulers, loaders, objects)) if on]
     loader.check_complete(wanted)
-    loader.load(wanted)
+    loader.read_first(random)
+    loader.load(wanted, rest=loaders and optimizers)
     if models and optimizers:
         restore_exchange(session, loader.exchange())
     elif models:
@@ -354,7 +368,7 @@ def load_checkpoint(
         session.loaded = Loaded(session.step, False, folder, bool(state.get("between")))
         inherit(session, folder, state)
     if random:
-        _restore_random(session, folder, state)
+        _restore_random(session, loader, state)
     facts = {key: state[key] for key in ("step", "epoch", "world_size")}
     return {"path": folder, "created": manifest["created"], "extra": extra, **facts}
 
@@ -389,8 +403,10 @@ class Resume:
     a prepared loader is about to be fetched, all that the checkpoint holds must have been (`finish`)."""
 
     def __init__(self, session: Any, folder: Path) -> None:
-        self._state = read_manifest(folder)["state"]
-        self._loader = Loader(session, folder, self._state)
+        manifest = read_manifest(folder)
+        self._state = manifest["state"]
+        self._loader = Loader(session, folder, manifest)
+        self._loader.read_first(True)
         self._session = session
         self._restored: dict[str, int] = {}  # models whose exchange goes on: the rounds that they had made then
         session.step = self._state["step"]
@@ -398,7 +414,7 @@ class Resume:
         session.restarted = self._state.get("job", "") == os.environ.get("EVENSTEP_JOB", "") != ""
         inherit(session, folder, self._state)
         session.user_state = self._loader.extra() or {}
-        _restore_random(session, folder, self._state)
+        _restore_random(session, self._loader, self._state)
         session.pending_objects = self._loader.load_objects_again
         if session.rank == 0:
             session.telemetry.event(_core.EVENT_RESUME, session.step, session.step, folder.name)
@@ -422,9 +438,9 @@ class Resume:
             self._restored.update({sync.name: sync.rounds for sync in syncs})
 
 
-def _restore_random(session: Any, folder: Path, state: dict[str, Any]) -> None:
+def _restore_random(session: Any, loader: Loader, state: dict[str, Any]) -> None:
     """Now, and once more before the first batch: what the script draws until then (a seed set anew, a loader's own)
     leaves no trace, so that the step to come draws what it would have drawn."""
-    put_back = load_random(folder, state, session.rank)
+    put_back = load_random(loader.files, state, session.rank)
     put_back()
     session.pending_random = put_back

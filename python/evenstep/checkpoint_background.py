@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from evenstep import _core
-from evenstep.checkpoint_files import file_of, total_bytes
+from evenstep.checkpoint_files import File, file_of, total_bytes
 from evenstep.checkpoint_state import Snapshot
 from evenstep.memory import HostMemory
 
@@ -30,7 +30,7 @@ class Background:
         self._bytes = 0  # that the memory has
         self._process = 0
 
-    def take(self, folder: Path, snapshot: Snapshot, replace: bool, text: str) -> bool:
+    def take(self, folder: Path, snapshot: Snapshot, replace: bool, text: str, previous: Path | None = None) -> bool:
         """Copies it. False: the memory that is free does not hold another copy. The last write must have ended."""
         size = sum(total_bytes(tensors) for tensors in snapshot.files.values()) + len(text)
         if not self._has_room(size):
@@ -38,8 +38,11 @@ class Background:
         if self._memory is None or self._process != os.getpid():  # a fork's memory is its parent's
             self._memory = _core.CheckpointSnapshot(_descriptor(first=self._process == 0))
             self._process = os.getpid()
-        files = [file_of(name, tensors, snapshot.metadata.get(name, ())) for name, tensors in snapshot.files.items()]
-        self._memory.take(folder, files, text, replace, size)
+        files: list[File] = [
+            file_of(name, tensors, snapshot.metadata.get(name, ())) for name, tensors in snapshot.files.items()
+        ]
+        files += [(name, content, [], None) for name, content in snapshot.tables.items()]
+        self._memory.take(folder, files, text, replace, size, previous)
         self._bytes = max(self._bytes, size)
         return True
 

@@ -17,8 +17,14 @@ from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.checkpoint_encoding import UnsavableState
 
-# name, tensors (name, dtype, shape, address, bytes), metadata, what gives the address of a tensor that has none
-File = tuple[str, "list[tuple[str, str, tuple[int, ...], int, int]]", "list[tuple[str, str]]", Callable[[int], int]]
+# name, tensors (name, dtype, shape, address, bytes) or the whole file, metadata, what gives the address of a tensor that
+# has none
+File = tuple[
+    str,
+    "list[tuple[str, str, tuple[int, ...], int, int]] | bytes",
+    "list[tuple[str, str]]",
+    "Callable[[int], int] | None",
+]
 
 FORMAT = "evenstep-checkpoint-1"
 MANIFEST = "manifest.json"
@@ -55,7 +61,7 @@ DTYPES = _dtypes()
 _BY_CODE = {code: dtype for dtype, code in DTYPES.items()}
 
 
-def _damaged(text: str) -> EvenstepError:
+def damaged(text: str) -> EvenstepError:
     return EvenstepError(
         f"{text}\n  fix: resume from an earlier checkpoint; `evenstep ckpt ls` lists them, `evenstep ckpt verify` "
         "checks them"
@@ -125,6 +131,17 @@ def write_tensors(
     writer.add(*file_of(file_name, tensors, metadata))
 
 
+def shard_name(prefix: str, i: int, count: int) -> str:
+    """Of one of several files, as transformers names them."""
+    return f"{prefix}.safetensors" if count == 1 else f"{prefix}-{i + 1:05d}-of-{count:05d}.safetensors"
+
+
+def index_of(where: dict[str, str], total_bytes: int) -> bytes:
+    """The table of several files that transformers reads: which tensor lies where."""
+    table = {"metadata": {"total_size": total_bytes}, "weight_map": dict(sorted(where.items()))}
+    return (json.dumps(table, indent=2, ensure_ascii=False) + "\n").encode()
+
+
 class TensorFile:
     """Reads the tensors of a safetensors file one by one, each into memory of its own."""
 
@@ -136,13 +153,14 @@ class TensorFile:
             self._read_header()
         except (ValueError, KeyError, TypeError, AttributeError, struct.error, UnicodeDecodeError) as error:
             self._file.close()
-            raise _damaged(f"{path} is not a valid safetensors file: {error}") from None
+            raise damaged(f"{path} is not a valid safetensors file: {error}") from None
 
     def _read_header(self) -> None:
         (length,) = struct.unpack("<Q", self._file.read(8))
         if length > 100_000_000:
             raise ValueError(f"a header of {length} bytes")
-        header = json.loads(self._file.read(length).decode("utf-8"))
+        self.head = struct.pack("<Q", length) + self._file.read(length)
+        header = json.loads(self.head[8:].decode("utf-8"))
         self.metadata = header.pop("__metadata__", {})
         self._start = 8 + length
         room = os.fstat(self._file.fileno()).st_size - self._start
@@ -156,6 +174,11 @@ class TensorFile:
                 raise ValueError(f"tensor {name!r} lies beyond its end, or has an impossible shape")
             if math.prod(shape) * dtype.itemsize != end - begin:
                 raise ValueError(f"tensor {name!r} has a size that its shape does not have")
+        ends = 0
+        for begin, end, name in sorted((entry[2], entry[3], name) for name, entry in self._entries.items()):
+            if begin < ends:
+                raise ValueError(f"tensor {name!r} lies over another one")
+            ends = end
 
     def __enter__(self) -> TensorFile:
         return self
@@ -173,20 +196,36 @@ class TensorFile:
             return (torch.complex64 if dtype == torch.float32 else torch.complex128), shape[:-1]
         return dtype, shape
 
+    def by_place(self) -> list[tuple[str, int]]:
+        """Names in the order in which they lie in the file, each with its first byte there."""
+        order = sorted(self._entries, key=lambda name: self._entries[name][2:])
+        return [(name, self._start + self._entries[name][2]) for name in order]
+
+    def bytes_of(self, name: str) -> int:
+        _, _, begin, end = self._entries[name]
+        return int(end - begin)
+
+    def empty(self, name: str) -> torch.Tensor:
+        """Memory for a tensor, as plain numbers."""
+        dtype, shape, _, _ = self._entries[name]
+        return torch.empty(shape, dtype=dtype)  # aligned as torch's kernels like it
+
+    def as_saved(self, name: str, values: torch.Tensor) -> torch.Tensor:
+        """The tensor whose plain numbers these are."""
+        return torch.view_as_complex(values) if name in self._complex else values
+
     def read(self, name: str) -> torch.Tensor:
         if name not in self._entries:
-            raise _damaged(f"{self.path} has no tensor {name!r}")
-        dtype, shape, begin, end = self._entries[name]
-        values = torch.empty(shape, dtype=dtype)  # aligned as torch's kernels like it
-        size = values.numel() * values.element_size()
-        if size != end - begin:
-            raise _damaged(f"{self.path}: tensor {name!r} has a size that its shape does not have")
+            raise damaged(f"{self.path} has no tensor {name!r}")
+        _, _, begin, end = self._entries[name]
+        values = self.empty(name)
+        size = end - begin
         if size > 0:
             self._file.seek(self._start + begin)
             place = (ctypes.c_char * size).from_address(values.data_ptr())
             if self._file.readinto(place) != size:  # type: ignore[attr-defined]
-                raise _damaged(f"{self.path} is truncated: tensor {name!r} ends beyond it")
-        return torch.view_as_complex(values) if name in self._complex else values
+                raise damaged(f"{self.path} is truncated: tensor {name!r} ends beyond it")
+        return self.as_saved(name, values)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -200,13 +239,22 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise EvenstepError(
             f"checkpoint {folder} does not exist\n  fix: `evenstep ckpt ls` lists the checkpoints there are"
         ) from None
+    manifest = parse_manifest(path, text)
+    for entry in manifest["files"]:
+        if (folder / entry["name"]).is_symlink():
+            raise damaged(f"{folder / entry['name']} is a symbolic link: a checkpoint's files lie in its folder")
+    return manifest
+
+
+def parse_manifest(path: Path, text: bytes) -> dict[str, Any]:
+    """What a manifest says, its own checksum compared; `path` is for errors."""
     body, tail = text[:-_TAIL_BYTES], text[-_TAIL_BYTES:]
     said = tail[len(_TAIL) : len(_TAIL) + 16]
     if not (tail.startswith(_TAIL) and tail.endswith(_END)) or said != b"%016x" % _core.checksum(body):
-        raise _damaged(f"{path} is damaged: its checksum does not match its text")
+        raise damaged(f"{path} is damaged: its checksum does not match its text")
     manifest = json.loads(text)
     if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), str):
-        raise _damaged(f"{path} is damaged: it has no format")
+        raise damaged(f"{path} is damaged: it has no format")
     if manifest["format"] != FORMAT:
         raise EvenstepError(
             f"{path} has the format {manifest['format'][:64]!r}, not {FORMAT!r}\n"
@@ -224,43 +272,48 @@ def _check_entries(path: Path, manifest: dict[str, Any]) -> None:
     """A manifest may be made up by someone, its own checksum with it: it names files of its own folder alone."""
     files, state = manifest.get("files"), manifest.get("state")
     if not isinstance(files, list) or not isinstance(state, dict):
-        raise _damaged(f"{path} is damaged: it lacks its files or its state")
+        raise damaged(f"{path} is damaged: it lacks its files or its state")
     names: set[str] = set()
     for entry in files:
         name = entry.get("name") if isinstance(entry, dict) else None
         if not isinstance(name, str) or name in ("", ".", "..", *names) or "/" in name or "\0" in name:
-            raise _damaged(f"{path} is damaged: {name!r} is no name of a file of its folder, or is there twice")
+            raise damaged(f"{path} is damaged: {name!r} is no name of a file of its folder, or is there twice")
         size, chunk, sums = entry.get("bytes"), entry.get("chunk_bytes"), entry.get("checksums")
         if not _is_count(size, 0) or not _is_count(chunk, 1) or not isinstance(sums, list):
-            raise _damaged(f"{path} is damaged: {name} lacks its size or its checksums")
+            raise damaged(f"{path} is damaged: {name} lacks its size or its checksums")
         if len(sums) != -(-size // chunk):
-            raise _damaged(f"{path} is damaged: the number of checksums does not fit the size of {name}")
-        if (path.parent / name).is_symlink():
-            raise _damaged(f"{path.parent / name} is a symbolic link: a checkpoint's files lie in its folder")
+            raise damaged(f"{path} is damaged: the number of checksums does not fit the size of {name}")
         names.add(name)
     for kind in ("models", "optimizers"):
         for saved in (state.get(kind) or {}).values():
-            if saved.get("file") not in names:
-                raise _damaged(f"{path} is damaged: its state names {saved.get('file')!r}, which is none of its files")
+            for name in saved.get("files") or [saved.get("file")]:
+                if name not in names:
+                    raise damaged(f"{path} is damaged: its state names {name!r}, which is none of its files")
+
+
+Place = tuple[int, int, int]  # first byte in the file, number of bytes, address
+
+
+def compare(folder: Path, entry: dict[str, Any], places: tuple[Place, ...] = ()) -> None:
+    """Reads a file once, by several threads, bytes to their places; an error names the first damage."""
+    name = entry["name"]
+    try:
+        sums = tuple(int(digits, 16) for digits in entry["checksums"])
+        _core.read_file(folder / name, entry["bytes"], entry["chunk_bytes"], sums, places)
+    except EvenstepError as error:
+        raise damage_of(folder, str(error).splitlines()[0]) from None
+    except (TypeError, ValueError, OverflowError):
+        raise damage_of(folder, f"its manifest has a checksum of {name} that is none") from None
+
+
+def damage_of(folder: Path, what: str) -> EvenstepError:
+    return damaged(f"checkpoint {folder} is damaged: {what}")
 
 
 def verify(folder: Path, manifest: dict[str, Any]) -> None:
     """Compares every checksum; an error names the first damage."""
     for entry in manifest["files"]:
-        name, size, chunk = entry["name"], entry["bytes"], entry["chunk_bytes"]
-        try:
-            sums, there = _core.file_checksums(folder / name, chunk)
-        except EvenstepError as error:
-            raise _damaged(f"checkpoint {folder} is damaged: {str(error).splitlines()[0]}") from None
-        if there != size:
-            how = "truncated" if there < size else "too long"
-            raise _damaged(f"checkpoint {folder} is damaged: {name} is {how}: {there} of {size} bytes")
-        for i, (have, want) in enumerate(zip(sums, entry["checksums"])):
-            if f"{have:016x}" != want:
-                last = min(size, (i + 1) * chunk) - 1
-                raise _damaged(
-                    f"checkpoint {folder} is damaged: chunk {i} of {name} (bytes {i * chunk}–{last}) is altered"
-                )
+        compare(folder, entry)
 
 
 def sizes_match(folder: Path) -> bool:

@@ -12,13 +12,14 @@ import secrets
 import warnings
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.checkpoint_files import MANIFEST, read_manifest, sizes_match, verify
 from evenstep.environment import cadence
 
+Name = TypeVar("Name")
 _STEP_NAME = re.compile(r"step-\d+(-[0-9a-f]+)?\Z")
 _DEFAULT_KEEP = 3
 
@@ -69,6 +70,15 @@ class Keep(NamedTuple):
     newest: int
     steps: int = 0
     seconds: float = 0.0
+
+    def stays(self, own: list[tuple[str, int, Name]]) -> set[Name]:
+        """Which of these (created, step, name), newest first, the rules keep."""
+        firsts: dict[int, Name] = {}
+        for created, step, name in reversed(own):
+            period = self.period(step, created)
+            if period is not None:
+                firsts.setdefault(period, name)
+        return {*(name for _, _, name in own[: self.newest]), *firsts.values()}
 
     def period(self, step: int, created: str) -> int | None:
         """Of two with the same one, the older stays; None: only the newest do."""
@@ -142,20 +152,17 @@ def newest_checkpoint(folder: str | os.PathLike[str] | None = None) -> Path | No
     return whole[0][2] if whole else None
 
 
-def retain(newest: Path, keep: Keep, lineage: str, verified: Path | None) -> Path | None:
+def retain(
+    newest: Path, keep: Keep, lineage: str, verified: Path | None, spared: frozenset[Path] = frozenset()
+) -> Path | None:
     """Removes what the rules do not keep of this lineage's whole checkpoints, and its damaged ones; called when `newest` is
     written. verified: the last that is known to be right (it was loaded, or read back here). None goes before another one
-    that stays was read back and found right. Returns the last one that is known to be right now."""
+    that stays was read back and found right. spared: what is being uploaded stays for now. Returns the last one that is
+    known to be right now."""
     whole, damaged = _all_checkpoints(newest.parent)
     own = [(created, step, path) for created, step, path in whole if path == newest or _lineage_in(path) == lineage]
-    firsts: dict[int, Path] = {}
-    for created, step, path in reversed(own):
-        period = keep.period(step, created)
-        if period is not None:
-            firsts.setdefault(period, path)
     # by when they were written; what was written now counts as the newest whatever the clock says
-    newer = [newest, *(path for _, _, path in own if path != newest)][: keep.newest]
-    stays = {*newer, *firsts.values()}
+    stays = keep.stays(sorted(own, key=lambda one: one[2] != newest)) | spared
     goes = [path for _, _, path in own if path not in stays]
     if goes and verified not in stays:
         try:

@@ -16,8 +16,9 @@ from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 from evenstep import _core, checkpoint_random
 from evenstep._core import EvenstepError
 from evenstep.checkpoint_encoding import decode, encode
-from evenstep.checkpoint_files import TensorFile, find_tied
+from evenstep.checkpoint_files import find_tied, index_of, shard_name, total_bytes
 from evenstep.checkpoint_keeping import lineage_of
+from evenstep.checkpoint_reading import StoredFiles, files_of, on_all_ranks
 
 Tensors = dict[str, torch.Tensor]
 
@@ -32,6 +33,7 @@ class Snapshot:
     def __init__(self) -> None:
         self.files: dict[str, Tensors] = {}
         self.metadata: dict[str, list[tuple[str, str]]] = {}
+        self.tables: dict[str, bytes] = {}  # files that are no tensors: which shard has which
         self.state: dict[str, Any] = {}
 
     def detach(self) -> None:
@@ -53,6 +55,8 @@ def parameter_names(models: dict[str, Any]) -> dict[int, str]:
 
 # -- models --
 
+_LEAST_APART = 1 << 20  # bytes: less is written again, for less
+
 
 def _save_model(name: str, model: Any, into: Snapshot) -> None:
     tensors: Tensors = {}
@@ -64,11 +68,31 @@ def _save_model(name: str, model: Any, into: Snapshot) -> None:
         else:  # what get_extra_state gives
             extra[key] = encode(value, f"{name}/{key}", other)
     tied = find_tied(tensors)
-    file = f"{name}.safetensors"
-    into.files[file] = {key: value for key, value in tensors.items() if key not in tied}
+    own = {key: value for key, value in tensors.items() if key not in tied}
+    parts = _apart(model, own)
+    files = [shard_name(name, i, len(parts)) for i in range(len(parts))]
+    for file, part in zip(files, parts):
+        into.files[file] = {key: own[key] for key in part}
+        into.metadata[file] = [
+            (key, of) for key, of in tied.items() if of in part
+        ]  # as safetensors' load_model reads them
     into.files[_OTHER_FILE].update(other)
-    into.metadata[file] = list(tied.items())  # as safetensors.torch.load_model reads them
-    into.state["models"][name] = {"file": file, "tied": tied, "extra": extra}
+    into.state["models"][name] = {"file": files[0], "tied": tied, "extra": extra}
+    if len(files) > 1:
+        where = {key: file for file, part in zip(files, parts) for key in part}
+        index = f"{name}.safetensors.index.json"
+        into.tables[index] = index_of(where, total_bytes(own))
+        into.state["models"][name].update(files=files, index=index)
+
+
+def _apart(model: Any, tensors: Tensors) -> list[list[str]]:
+    """Names by file: what is trained, and what is frozen, where that is worth a file of its own. A file that is as it was
+    in the checkpoint before is not written again."""
+    fixed = {key for key, parameter in model.named_parameters() if not parameter.requires_grad}
+    frozen = [key for key in tensors if key in fixed]
+    trained = [key for key in tensors if key not in fixed]
+    size = sum(tensors[key].numel() * tensors[key].element_size() for key in frozen)
+    return [trained, frozen] if trained and size >= _LEAST_APART else [list(tensors)]
 
 
 _MOST_LISTED = 16  # of a kind: who has more wrong has another model
@@ -88,14 +112,14 @@ def _difference(what: str, missing: Iterable[str], unexpected: Iterable[str]) ->
     return f"the checkpoint's {what} {'; it '.join(parts)}"
 
 
-def _tensor_difference(key: str, saved: tuple[torch.dtype, tuple[int, ...]], here: torch.Tensor) -> str:
+def _tensor_difference(key: str, saved: torch.Tensor, here: torch.Tensor) -> str:
     """ "" where they fit."""
     if isinstance(here, torch.nn.parameter.UninitializedTensorMixin):
         return ""
-    if saved[1] != tuple(here.shape):
-        return f"{key!r} has the shape {list(saved[1])} in the checkpoint and {list(here.shape)} here"
-    if saved[0] != here.dtype:
-        return f"{key!r} has the type {saved[0]} in the checkpoint and {here.dtype} here"
+    if saved.shape != here.shape:
+        return f"{key!r} has the shape {list(saved.shape)} in the checkpoint and {list(here.shape)} here"
+    if saved.dtype != here.dtype:
+        return f"{key!r} has the type {saved.dtype} in the checkpoint and {here.dtype} here"
     return ""
 
 
@@ -104,18 +128,17 @@ def _is_extra(key: str) -> bool:
     return key.rpartition(".")[2] == _EXTRA_STATE_KEY_SUFFIX
 
 
-def _check_model(name: str, model: Any, saved: dict[str, Any], folder: Path) -> None:
+def _check_model(name: str, model: Any, saved: dict[str, Any], files: StoredFiles) -> None:
     """All that does not fit is told at once: names, shapes, types."""
     here = model.state_dict()
     tied, extra = saved["tied"], saved["extra"]
     told = []
-    with TensorFile(folder / saved["file"]) as file:
-        own = set(file.names())
-        there = {*own, *(key for key, source in tied.items() if source in own), *extra}
-        if there != set(here):
-            told.append(_difference(f"model {name!r}", set(here) - there, there - set(here)))
-        both = [key for key in here if key in there and key not in extra and not _is_extra(key)]
-        tensors = [_tensor_difference(key, file.describe(tied.get(key, key)), here[key]) for key in both]
+    own = files.tensors(files_of(saved))
+    there = {*own, *(key for key, source in tied.items() if source in own), *extra}
+    if there != set(here):
+        told.append(_difference(f"model {name!r}", set(here) - there, there - set(here)))
+    both = [key for key in here if key in there and key not in extra and not _is_extra(key)]
+    tensors = [_tensor_difference(key, own[tied.get(key, key)], here[key]) for key in both]
     others = [text for text in tensors if text]
     if others:
         told.append(f"model {name!r}: tensor {_listed(others)}")
@@ -126,17 +149,16 @@ def _check_model(name: str, model: Any, saved: dict[str, Any], folder: Path) -> 
         raise EvenstepError(f"{text}\n  fix: {fix or 'build the model as it was when the checkpoint was written'}")
 
 
-def _load_model(model: Any, saved: dict[str, Any], folder: Path, other: Any) -> None:
+def _load_model(model: Any, saved: dict[str, Any], files: StoredFiles, other: Any) -> None:
     tied, extra = saved["tied"], saved["extra"]
-    values: dict[str, Any] = {}
-    with TensorFile(folder / saved["file"]) as file:
-        for key, value in model.state_dict().items():
-            if key in extra:
-                values[key] = decode(extra[key], other, value)
-                continue
-            source = tied.get(key, key)
-            values[key] = values[source] if source in values else file.read(source)
-    model.load_state_dict(values)
+    own = files.tensors(files_of(saved))
+    files.drop(files_of(saved))
+    model.load_state_dict(
+        {
+            key: decode(extra[key], other, value) if key in extra else own[tied.get(key, key)]
+            for key, value in model.state_dict().items()
+        }
+    )
 
 
 # -- optimizers --
@@ -211,20 +233,22 @@ def _check_optimizer(name: str, optimizer: Any, names: dict[int, str], saved: di
         _check_parameters(name, _groups_of(optimizer, optimizer.state_dict(), names), saved["parameters"])
 
 
-def _load_optimizer(optimizer: Any, names: dict[int, str], saved: dict[str, Any], folder: Path) -> None:
+def _load_optimizer(optimizer: Any, names: dict[int, str], saved: dict[str, Any], files: StoredFiles) -> None:
     current = optimizer.state_dict()
-    with TensorFile(folder / saved["file"]) as file:
-        if "whole" in saved:
-            optimizer.load_state_dict(decode(saved["whole"], file.read, current))
-            return
-        groups = _groups_of(optimizer, current, names)
-        index_of = {key: index for group in groups for index, key, _ in group}
-        other = decode(saved["other"], file.read)
-        state = {index_of[key]: decode(value, file.read) for key, value in saved["state"].items()}
-        param_groups = []
-        for group, settings in zip(current["param_groups"], saved["groups"]):
-            kept = {key: group[key] for key in _BY_PARAMETER if key in group}
-            param_groups.append({**decode(settings, file.read, group), **kept})
+    own = files.tensors(files_of(saved))
+    files.drop(files_of(saved))
+    give = own.__getitem__
+    if "whole" in saved:
+        optimizer.load_state_dict(decode(saved["whole"], give, current))
+        return
+    groups = _groups_of(optimizer, current, names)
+    index_of = {key: index for group in groups for index, key, _ in group}
+    other = decode(saved["other"], give)
+    state = {index_of[key]: decode(value, give) for key, value in saved["state"].items()}
+    param_groups = []
+    for group, settings in zip(current["param_groups"], saved["groups"]):
+        kept = {key: group[key] for key in _BY_PARAMETER if key in group}
+        param_groups.append({**decode(settings, give, group), **kept})
     whole = {**other["keys"], "state": {**state, **other["state"]}, "param_groups": param_groups}
     optimizer.load_state_dict(whole)
     _keep_types(optimizer, groups, state)
@@ -332,40 +356,32 @@ def _unpack_random(packed: bytes, rank: int, tensors: Tensors) -> Any:
     return state
 
 
-def load_random(folder: Path, state: dict[str, Any], rank: int) -> Callable[[], None]:
+def load_random(files: StoredFiles, state: dict[str, Any], rank: int) -> Callable[[], None]:
     """Gives the call that puts this rank's generators where they were, or, for a rank that was not there, where seed,
     rank and step say."""
     mine = state["random"].get(str(rank))
     if mine is None:
         return lambda: checkpoint_random.derive(state["seed"], rank, state["step"])
     prefix = f"rank{rank}/"
-    with TensorFile(folder / _RANDOM_FILE) as file:
-        tensors = {name[len(prefix) :]: file.read(name) for name in file.names() if name.startswith(prefix)}
+    stored = files.tensors([_RANDOM_FILE]).items()
+    tensors = {name[len(prefix) :]: tensor for name, tensor in stored if name.startswith(prefix)}
+    files.drop([_RANDOM_FILE])
     return lambda: checkpoint_random.restore(mine, tensors.__getitem__)
 
 
-class _OtherTensors:
-    """Tensors of schedulers, of other objects and of the user; their file is there only when there are some."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / _OTHER_FILE
-
-    def __call__(self, name: str) -> torch.Tensor:
-        with TensorFile(self.path) as file:
-            return file.read(name)
-
-
+_WITH_FILES = ("models", "optimizers")
 KINDS = ("models", "optimizers", "schedulers", "loaders", "objects")
 
 
 class Loader:
     """Puts a checkpoint's state back into a session's objects, each once. What does not fit is an error."""
 
-    def __init__(self, session: Any, folder: Path, state: dict[str, Any]) -> None:
+    def __init__(self, session: Any, folder: Path, manifest: dict[str, Any]) -> None:
+        self.files = StoredFiles(folder, manifest)
         self._session = session
         self._folder = folder
-        self._state = state
-        self._other = _OtherTensors(folder)
+        self._state = manifest["state"]
+        self._other = self.files.tensor_of(_OTHER_FILE)
         self._done: set[tuple[str, str]] = set()
 
     def extra(self) -> Any:
@@ -383,22 +399,42 @@ class Loader:
     def has_loaded(self, kind: str, name: str) -> bool:
         return (kind, name) in self._done
 
-    def load(self, kinds: Iterable[str], later: bool = False) -> None:
-        """Loads what is prepared and not yet loaded, nothing where one of it does not fit. later: more is to be prepared,
-        so that an optimizer whose model is not there yet may wait, and so may a model that the checkpoint does not know."""
+    def read_first(self, random: bool) -> None:
+        """Collective: reads what has no object of its own, before anything is put in place."""
+        names = [_OTHER_FILE] if _OTHER_FILE in self.files else []
+        if random and str(self._session.rank) in self._state["random"]:
+            names.append(_RANDOM_FILE)
+        on_all_ranks(self._session, lambda: self.files.read(names))
+
+    def _to_load(self, kind: str) -> list[tuple[str, Any, Any]]:
+        saved = self._saved(kind)
+        live = getattr(self._session, kind).items()
+        return [(name, one, saved[name]) for name, one in live if name in saved and (kind, name) not in self._done]
+
+    def load(self, kinds: Iterable[str], later: bool = False, rest: bool = False) -> None:
+        """Collective. Loads what is prepared and not yet loaded, nothing where one of it does not fit. later: more is to be
+        prepared, so that an optimizer whose model is not there yet may wait, and so may a model that the checkpoint does not know.
+        rest: what is left out has to be right, too."""
         names = parameter_names(self._session.models)
-        checked = []
-        for kind in (kind for kind in KINDS if kind in kinds):
-            for name, live in getattr(self._session, kind).items():
-                saved = self._saved(kind).get(name)
-                if saved is None or (kind, name) in self._done:
-                    continue
-                if later and kind == "optimizers" and not _all_named(live, names):
-                    continue
+        wanted = [
+            (kind, name, live, saved)
+            for kind in KINDS
+            if kind in kinds
+            for name, live, saved in self._to_load(kind)
+            if not (later and kind == "optimizers" and not _all_named(live, names))
+        ]
+
+        def read_and_check() -> None:
+            self.files.read(name for kind, _, _, saved in wanted if kind in _WITH_FILES for name in files_of(saved))
+            for kind, name, live, saved in wanted:
                 getattr(self, f"_check_{kind}")(name, live, saved, names)
-                checked.append((kind, name, live, saved))
+            if rest:
+                self.files.check_rest()
+
+        if wanted or rest:
+            on_all_ranks(self._session, read_and_check)
         # what runs code of others, which may still refuse, comes first
-        for kind, name, live, saved in reversed(checked):
+        for kind, name, live, saved in reversed(wanted):
             getattr(self, f"_load_{kind}")(live, saved, names)
             self._done.add((kind, name))
 
@@ -446,16 +482,16 @@ class Loader:
         return "objects" in self._state
 
     def _check_models(self, name: str, live: Any, saved: dict[str, Any], names: dict[int, str]) -> None:
-        _check_model(name, live, saved, self._folder)
+        _check_model(name, live, saved, self.files)
 
     def _load_models(self, live: Any, saved: dict[str, Any], names: dict[int, str]) -> None:
-        _load_model(live, saved, self._folder, self._other)
+        _load_model(live, saved, self.files, self._other)
 
     def _check_optimizers(self, name: str, live: Any, saved: dict[str, Any], names: dict[int, str]) -> None:
         _check_optimizer(name, live, names, saved)
 
     def _load_optimizers(self, live: Any, saved: dict[str, Any], names: dict[int, str]) -> None:
-        _load_optimizer(live, names, saved, self._folder)
+        _load_optimizer(live, names, saved, self.files)
 
     def _check_schedulers(self, name: str, live: Any, saved: dict[str, Any], names: dict[int, str]) -> None:
         _check_class("scheduler", name, live, saved)

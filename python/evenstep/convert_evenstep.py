@@ -14,6 +14,7 @@ from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.checkpoint_encoding import UnsavableState, decode, encode
 from evenstep.checkpoint_files import TensorFile, find_tied, read_manifest, total_bytes, verify, write_tensors
+from evenstep.checkpoint_reading import files_of
 from evenstep.convert_contents import (
     DAMAGED,
     UNSUPPORTED,
@@ -60,8 +61,7 @@ def _contents(folder: Path, state: dict[str, Any]) -> Contents:
             return file.read(name)
 
     for name, saved in state["models"].items():
-        with TensorFile(folder / saved["file"]) as file:
-            tensors = {key: file.read(key) for key in file.names()}
+        tensors = _tensors(folder, saved)
         into.models[name] = {**tensors, **{key: tensors[of] for key, of in saved["tied"].items()}}
         extra = {key: decode(value, other) for key, value in saved["extra"].items()}
         if extra:
@@ -83,19 +83,28 @@ def _contents(folder: Path, state: dict[str, Any]) -> Contents:
     return into
 
 
+def _tensors(folder: Path, saved: dict[str, Any]) -> Tensors:
+    """Of a model or an optimizer, out of all its files."""
+    tensors: Tensors = {}
+    for name in files_of(saved):
+        with TensorFile(folder / name) as file:
+            tensors.update({key: file.read(key) for key in file.names()})
+    return tensors
+
+
 def _read_optimizer(into: Contents, name: str, saved: dict[str, Any], folder: Path) -> None:
     if "whole" in saved:
         into.leave(f"the state of {name} ({saved['class']}): it has a form of its own")
         return
-    with TensorFile(folder / saved["file"]) as file:
-        other = decode(saved["other"], file.read)
-        into.optimizers[name] = Optimizer(
-            groups=[decode(group, file.read) for group in saved["groups"]],
-            members=[[key for key, _ in group] for group in saved["parameters"]],
-            state={key: decode(value, file.read) for key, value in saved["state"].items()},
-            class_name=saved["class"],
-            other=other["keys"],
-        )
+    give = _tensors(folder, saved).__getitem__
+    other = decode(saved["other"], give)
+    into.optimizers[name] = Optimizer(
+        groups=[decode(group, give) for group in saved["groups"]],
+        members=[[key for key, _ in group] for group in saved["parameters"]],
+        state={key: decode(value, give) for key, value in saved["state"].items()},
+        class_name=saved["class"],
+        other=other["keys"],
+    )
     for key in other["state"]:
         into.leave(f"entry {key!r} of {name}, which belongs to no parameter")
 

@@ -91,6 +91,7 @@ class Session:
         self.watch: Any = None  # of `evenstep verify`: ends the script after its steps
         self.lineage = ""  # which training this is, once a checkpoint asked (evenstep.checkpoint_keeping)
         self.resumed_from: Path | None = None
+        self.last_checkpoint: Path | None = None  # that this process wrote
         self.devices = [environment.device]  # of all ranks, once they have joined
         self.resumed = False
         self.restarted = False  # from a checkpoint that this job wrote itself

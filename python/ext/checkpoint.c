@@ -16,29 +16,33 @@ static PyObject *misuse(const char *text) {
 }
 
 static PyObject *writer_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords) {
-  static char *names[] = {"folder", "replace", "expected_bytes", NULL};
+  static char *names[] = {"folder", "replace", "expected_bytes", "previous", NULL};
   PyObject *folder = NULL;
+  PyObject *previous = NULL;
   int replace = 0;
   unsigned long long expected_bytes = 0;
-  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O&|pK:CheckpointWriter", names, PyUnicode_FSConverter, &folder,
-                                   &replace, &expected_bytes)) {
+  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O&|pKO&:CheckpointWriter", names, PyUnicode_FSConverter,
+                                   &folder, &replace, &expected_bytes, even_ext_path_or_none, &previous)) {
     return NULL;
   }
   allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
   writer_object *self = (writer_object *)allocate(type, 0);
   if (self == NULL) {
     Py_DECREF(folder);
+    Py_XDECREF(previous);
     return NULL;
   }
   even_checkpoint_params params = {.size = sizeof params,
                                    .folder = PyBytes_AsString(folder),
                                    .replace = replace != 0,
-                                   .expected_bytes = expected_bytes};
+                                   .expected_bytes = expected_bytes,
+                                   .previous = previous == NULL ? NULL : PyBytes_AsString(previous)};
   even_status status = EVEN_OK;
   Py_BEGIN_ALLOW_THREADS;
   status = even_checkpoint_writer_open(&params, &self->writer);
   Py_END_ALLOW_THREADS;
   Py_DECREF(folder);
+  Py_XDECREF(previous);
   if (status != EVEN_OK) {
     Py_DECREF(self);
     return even_ext_raise(status);
@@ -144,7 +148,8 @@ static PyObject *writer_abandon(PyObject *object, PyObject *unused) {
 static PyMethodDef writer_methods[] = {
     {"add", (PyCFunction)(void (*)(void))writer_add, METH_VARARGS | METH_KEYWORDS,
      "add(name, tensors, metadata=None, fetch=None)\n\nWrites one safetensors file of tensors (name, dtype, shape, "
-     "address, bytes); where the address is 0, fetch(index) gives it when it is its turn."},
+     "address, bytes); where the address is 0, fetch(index) gives it when it is its turn. bytes as tensors are the "
+     "file."},
     {"commit", writer_commit, METH_VARARGS,
      "commit(state_json)\n\nWrites the manifest and gives the checkpoint its name."},
     {"abandon", writer_abandon, METH_NOARGS, "abandon()\n\nRemoves what was written. Safe to call at any time."},
@@ -155,7 +160,8 @@ static PyType_Slot writer_slots[] = {
     {Py_tp_dealloc, writer_dealloc},
     {Py_tp_methods, writer_methods},
     {Py_tp_doc,
-     "CheckpointWriter(folder, replace=False, expected_bytes=0)\n\nWrites a checkpoint that is whole or not there."},
+     "CheckpointWriter(folder, replace=False, expected_bytes=0, previous=None)\n\nWrites a checkpoint that is whole or "
+     "not there; large files that are as in the checkpoint `previous` are linked to it."},
     {0, NULL}};
 
 static PyType_Spec writer_spec = {.name = "evenstep._core.CheckpointWriter",
@@ -253,7 +259,7 @@ static PyMethodDef functions[] = {
     {NULL, NULL, 0, NULL}};
 
 int even_ext_add_checkpoint(PyObject *module) {
-  if (even_ext_add_checkpoint_snapshot(module) != 0) {
+  if (even_ext_add_checkpoint_snapshot(module) != 0 || even_ext_add_checkpoint_reading(module) != 0) {
     return -1;
   }
   PyObject *type = PyType_FromSpec(&writer_spec);

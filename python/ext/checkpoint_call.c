@@ -82,6 +82,14 @@ static int read_metadata(even_ext_file_call *call, Py_ssize_t count) {
   return 0;
 }
 
+int even_ext_path_or_none(PyObject *path, void *out) {
+  if (path == Py_None) { /* NULL: what was converted is freed, where a later argument is wrong */
+    *(PyObject **)out = NULL;
+    return 1;
+  }
+  return PyUnicode_FSConverter(path, out);
+}
+
 /* Asks Python for the address of a tensor's bytes; the thread has no GIL when it comes here. */
 static even_status fetch(void *context, size_t index, const void **data) {
   even_ext_file_call *call = context;
@@ -107,6 +115,15 @@ void even_ext_file_end(even_ext_file_call *call) {
 int even_ext_file_begin(even_ext_file_call *call, const char *name, PyObject *tensors, PyObject *metadata,
                         PyObject *fetcher, even_checkpoint_file *file) {
   call->fetch = fetcher == Py_None ? NULL : fetcher;
+  if (PyBytes_Check(tensors)) {
+    Py_INCREF(tensors);
+    call->tensors = tensors;
+    *file = (even_checkpoint_file){.size = sizeof *file,
+                                   .name = name,
+                                   .raw = PyBytes_AsString(tensors),
+                                   .raw_bytes = (size_t)PyBytes_Size(tensors)};
+    return 0;
+  }
   call->tensors = PySequence_Tuple(tensors);
   call->metadata = metadata == Py_None || call->tensors == NULL ? NULL : PySequence_Tuple(metadata);
   if (PyErr_Occurred()) {

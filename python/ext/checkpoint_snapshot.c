@@ -108,24 +108,27 @@ static PyObject *run_take(snapshot_object *self, const even_checkpoint_params *p
 }
 
 static PyObject *snapshot_take(PyObject *object, PyObject *arguments, PyObject *keywords) {
-  static char *names[] = {"folder", "files", "state_json", "replace", "expected_bytes", NULL};
+  static char *names[] = {"folder", "files", "state_json", "replace", "expected_bytes", "previous", NULL};
   PyObject *folder = NULL;
+  PyObject *previous = NULL;
   PyObject *sequence = NULL;
   const char *state = NULL;
   int replace = 0;
   unsigned long long expected_bytes = 0;
-  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O&Os|pK:take", names, PyUnicode_FSConverter, &folder,
-                                   &sequence, &state, &replace, &expected_bytes)) {
+  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O&Os|pKO&:take", names, PyUnicode_FSConverter, &folder,
+                                   &sequence, &state, &replace, &expected_bytes, even_ext_path_or_none, &previous)) {
     return NULL;
   }
   even_checkpoint_params params = {.size = sizeof params,
                                    .folder = PyBytes_AsString(folder),
                                    .replace = replace != 0,
-                                   .expected_bytes = expected_bytes};
+                                   .expected_bytes = expected_bytes,
+                                   .previous = previous == NULL ? NULL : PyBytes_AsString(previous)};
   PyObject *files = PySequence_Tuple(sequence);
   PyObject *result = files == NULL ? NULL : run_take((snapshot_object *)object, &params, files, state);
   Py_XDECREF(files);
   Py_DECREF(folder);
+  Py_XDECREF(previous);
   return result;
 }
 
@@ -150,9 +153,9 @@ static PyObject *snapshot_write(PyObject *object, PyObject *unused) {
 
 static PyMethodDef snapshot_methods[] = {
     {"take", (PyCFunction)(void (*)(void))snapshot_take, METH_VARARGS | METH_KEYWORDS,
-     "take(folder, files, state_json, replace=False, expected_bytes=0)\n\nCopies a checkpoint to memory; a file is "
-     "(name, "
-     "tensors, metadata, fetch) as for CheckpointWriter.add."},
+     "take(folder, files, state_json, replace=False, expected_bytes=0, previous=None)\n\nCopies a checkpoint to "
+     "memory; a "
+     "file is (name, tensors, metadata, fetch) as for CheckpointWriter.add."},
     {"write", snapshot_write, METH_NOARGS, "write()\n\nWrites what was taken to the disk; any thread."},
     {NULL, NULL, 0, NULL}};
 

@@ -45,5 +45,6 @@ int even_ext_add_memory(PyObject *module);
 int even_ext_add_stacks(PyObject *module);
 int even_ext_add_checkpoint(PyObject *module); /* and _core.CheckpointSnapshot */
 int even_ext_add_checkpoint_snapshot(PyObject *module);
+int even_ext_add_checkpoint_reading(PyObject *module);
 
 #endif

@@ -218,3 +218,8 @@ even_status even_safetensors_compare(const char *path_a, const char *path_b, eve
   even_safetensors_close(&b);
   return status;
 }
+
+bool even_safetensors_is_named(const char *name) {
+  const char *ending = strrchr(name, '.');
+  return ending != NULL && strcmp(ending, ".safetensors") == 0;
+}

@@ -38,6 +38,8 @@ even_status even_tensors_compare(even_safetensors_file *a, const char *name_a, e
 /* Told of each tensor of two files; NULL: that side has none of the name, and *how says nothing. */
 typedef void even_tensor_told(void *context, const char *name, const json_t *a, const json_t *b,
                               const even_tensor_difference *how);
+/* Whether a file of a checkpoint holds tensors, by its name: tables that say where tensors lie do not. */
+bool even_safetensors_is_named(const char *name);
 /* Compares the files, tensor by tensor: those of a, then what b alone has. A path that is NULL is a file without
  * tensors. Errors: those of opening and comparing. */
 even_status even_safetensors_compare(const char *path_a, const char *path_b, even_tensor_told *told,

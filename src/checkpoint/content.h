@@ -23,10 +23,11 @@ typedef struct even_content {
   void *fetch_context;
 } even_content;
 
-/* The header and the tensors of a safetensors file; both must last as long. Free with even_content_free, also after a
- * failure. */
-even_status even_content_of_tensors(const even_checkpoint_file *file, const even_safetensors_layout *layout,
-                                    even_content *out) EVEN_MUST_USE;
+/* The header, which is laid out here (*layout: zeros before; even_safetensors_layout_free, also after a failure), and
+ * the tensors of a safetensors file, or a file's raw bytes. All must last as long. Free with even_content_free, also
+ * after a failure. */
+even_status even_content_of_file(const even_checkpoint_file *file, even_safetensors_layout *layout,
+                                 even_content *out) EVEN_MUST_USE;
 void even_content_free(even_content *content);
 
 /* Writes all of it and gives a checksum (XXH3, 64 bits) for each EVEN_CHECKPOINT_CHUNK_BYTES (free with even_free).
@@ -34,7 +35,22 @@ void even_content_free(even_content *content);
  * (base/stop.h). */
 even_status even_content_write(const even_content *content, even_output *output, uint64_t **sums,
                                size_t *sum_count) EVEN_MUST_USE;
-/* Copies all of it to `to`. */
-even_status even_content_copy(const even_content *content, char *to) EVEN_MUST_USE;
+/* The same by several threads, where all data are there. */
+even_status even_content_write_side_by_side(const even_content *content, even_output *output, uint64_t **sums,
+                                            size_t *sum_count) EVEN_MUST_USE;
+
+typedef struct even_content_copy {
+  const even_content *content;
+  char *to; /* content->bytes of them */
+} even_content_copy;
+
+/* Copies all of it, by several threads; what has to be asked for is, first, by this one. */
+even_status even_contents_copy(const even_content_copy *copies, size_t count) EVEN_MUST_USE;
+/* Copies what has to be asked for, and that alone. */
+even_status even_content_fetch(const even_content *content, char *to) EVEN_MUST_USE;
+/* Whether its chunks have these checksums: no more is summed once one differs. What has to be asked for is not, and
+ * never the same. */
+even_status even_content_compare(const even_content *content, const uint64_t *sums, size_t count,
+                                 bool *same) EVEN_MUST_USE;
 
 #endif

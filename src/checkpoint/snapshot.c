@@ -14,7 +14,7 @@
 #include <string.h>
 
 enum { MOST_PATH = 4096, MOST_NAME = 256, MOST_FILES = 65536, PAGE = 4096 };
-static const char magic[16] = "evenstep-snap-1";
+static const char magic[16] = "evenstep-snap-2";
 
 /* Whether there is something to write. Stored last, so that a process that dies meanwhile leaves EMPTY. */
 enum { EMPTY = 0, READY = 1 };
@@ -37,6 +37,7 @@ typedef struct snapshot_head {
   uint64_t state;       /* offset of JSON, */
   uint64_t state_bytes; /* with its final NUL */
   char folder[MOST_PATH];
+  char previous[MOST_PATH]; /* "": none */
 } snapshot_head;
 
 struct even_checkpoint_snapshot {
@@ -48,6 +49,7 @@ typedef struct snapshot_plan {
   even_safetensors_layout *layouts;
   even_content *contents;
   snapshot_entry *entries;
+  even_content_copy *copies;
   size_t count;
   size_t bytes; /* of the segment */
   size_t entries_at;
@@ -94,8 +96,7 @@ static even_status plan_file(const even_checkpoint_file *file, size_t index, sna
     return even_fail(EVEN_ERR_ARGUMENT, "a file of a checkpoint has no name, or one of more than %d bytes",
                      MOST_NAME - 1);
   }
-  EVEN_TRY(even_safetensors_layout_make(file, &plan->layouts[index]));
-  EVEN_TRY(even_content_of_tensors(file, &plan->layouts[index], &plan->contents[index]));
+  EVEN_TRY(even_content_of_file(file, &plan->layouts[index], &plan->contents[index]));
   snapshot_entry *entry = &plan->entries[index];
   memcpy(entry->name, file->name, strlen(file->name) + 1);
   entry->offset = plan->bytes;
@@ -113,6 +114,7 @@ static even_status make_plan(const even_checkpoint_file *files, size_t count, co
   EVEN_TRY(EVEN_NEW_ARRAY(&plan->layouts, count));
   EVEN_TRY(EVEN_NEW_ARRAY(&plan->contents, count));
   EVEN_TRY(EVEN_NEW_ARRAY(&plan->entries, count));
+  EVEN_TRY(EVEN_NEW_ARRAY(&plan->copies, count));
   if (!even_align_size(sizeof(snapshot_head), PAGE, &plan->bytes)) {
     return too_large();
   }
@@ -140,6 +142,7 @@ static void free_plan(snapshot_plan *plan) {
   even_free(plan->layouts);
   even_free(plan->contents);
   even_free(plan->entries);
+  even_free(plan->copies);
 }
 
 static even_status copy(const snapshot_plan *plan, const even_checkpoint_params *params, const char *state_json,
@@ -154,9 +157,12 @@ static even_status copy(const snapshot_plan *plan, const even_checkpoint_params 
   head->state = plan->state_at;
   head->state_bytes = plan->state_bytes;
   memcpy(head->folder, params->folder, strlen(params->folder) + 1);
+  const char *previous = params->previous == NULL || strlen(params->previous) >= MOST_PATH ? "" : params->previous;
+  memcpy(head->previous, previous, strlen(previous) + 1);
   for (size_t i = 0; i < plan->count; i++) {
-    EVEN_TRY(even_content_copy(&plan->contents[i], base + plan->entries[i].offset));
+    plan->copies[i] = (even_content_copy){.content = &plan->contents[i], .to = base + plan->entries[i].offset};
   }
+  EVEN_TRY(even_contents_copy(plan->copies, plan->count));
   memcpy(base + plan->entries_at, plan->entries, plan->count * sizeof *plan->entries);
   memcpy(base + plan->state_at, state_json, plan->state_bytes);
   atomic_store_explicit(&head->ready, READY, memory_order_release);
@@ -204,7 +210,7 @@ static even_status check(const even_shared_memory *memory) {
                head->entries % _Alignof(snapshot_entry) == 0 &&
                is_inside(memory, head->entries, head->count * sizeof(snapshot_entry)) && head->state_bytes > 0 &&
                is_inside(memory, head->state, head->state_bytes) && base[head->state + head->state_bytes - 1] == '\0' &&
-               memchr(head->folder, '\0', MOST_PATH) != NULL;
+               memchr(head->folder, '\0', MOST_PATH) != NULL && memchr(head->previous, '\0', MOST_PATH) != NULL;
   for (size_t i = 0; right && i < head->count; i++) {
     const snapshot_entry *entry = (const snapshot_entry *)(const void *)(base + head->entries) + i;
     right = memchr(entry->name, '\0', MOST_NAME) != NULL && is_inside(memory, entry->offset, entry->bytes);
@@ -225,7 +231,8 @@ static even_status write_out(const even_shared_memory *memory) {
   const even_checkpoint_params params = {.size = sizeof params,
                                          .folder = head->folder,
                                          .replace = head->replace != 0,
-                                         .expected_bytes = head->expected_bytes};
+                                         .expected_bytes = head->expected_bytes,
+                                         .previous = head->previous};
   EVEN_TRY(check(memory));
   EVEN_TRY(even_checkpoint_writer_open(&params, &writer));
   for (size_t i = 0; i < head->count; i++) {

@@ -4,6 +4,8 @@
 #include "base/fail.h"
 #include "checkpoint/content.h"
 #include "checkpoint/created.h"
+#include "checkpoint/earlier.h"
+#include "checkpoint/items.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/manifest_writer.h"
 #include "checkpoint/partial.h"
@@ -15,6 +17,12 @@
 #include <inttypes.h>
 #include <string.h>
 
+/* A file that is written, and not yet known to be on the disk. */
+typedef struct unsynced_file {
+  even_output output;
+  char *path;
+} unsynced_file;
+
 struct even_checkpoint_writer {
   char *folder;
   char *partial;
@@ -24,13 +32,28 @@ struct even_checkpoint_writer {
   bool replaces; /* `folder` exists and is a checkpoint */
   uint64_t expected_bytes;
   uint64_t written_bytes;
+  even_earlier earlier; /* whose files may be shared */
   even_manifest_file *files;
   size_t file_count;
+  unsynced_file *unsynced; /* all are synced at once, by several threads, before the folder gets its name */
+  size_t unsynced_count;
 };
+
+/* More at a time hold too many descriptors. */
+enum { MOST_UNSYNCED = 64 };
+
+static void drop_unsynced(even_checkpoint_writer *writer) {
+  for (size_t i = 0; i < writer->unsynced_count; i++) {
+    even_output_drop(&writer->unsynced[i].output);
+    even_free(writer->unsynced[i].path);
+  }
+  writer->unsynced_count = 0;
+}
 
 static void discard_partial(even_checkpoint_writer *writer) {
   if (writer->begun) {
     even_error kept = *even_error_last(); /* the cause, not what the cleaning meets */
+    drop_unsynced(writer);
     if (even_folder_remove(writer->partial) != EVEN_OK) {
       /* the next writer's sweep removes it */
     }
@@ -46,6 +69,9 @@ static void free_writer(even_checkpoint_writer *writer) {
     even_free(writer->files[i].name);
     even_free(writer->files[i].sums);
   }
+  drop_unsynced(writer);
+  even_free(writer->unsynced);
+  even_earlier_free(&writer->earlier);
   even_free(writer->files);
   even_free(writer->folder);
   even_free(writer->partial);
@@ -147,6 +173,9 @@ even_status even_checkpoint_writer_open(const even_checkpoint_params *params, ev
     status = check_target(writer, params->replace);
   }
   if (status == EVEN_OK) {
+    status = even_earlier_read(params->previous, &writer->earlier);
+  }
+  if (status == EVEN_OK) {
     even_partial_sweep(writer->parent);
     status = even_partial_make(writer->partial, &writer->lock);
     if (status == EVEN_ERR_NOT_FOUND) {
@@ -180,30 +209,80 @@ static even_status check_file_name(const even_checkpoint_writer *writer, const c
   return EVEN_OK;
 }
 
-static even_status write_file(even_checkpoint_writer *writer, const char *name, const even_content *content,
-                              even_manifest_file *entry) {
+static even_status sync_one(void *context, void *own, size_t item) {
+  even_checkpoint_writer *writer = context;
+  (void)own;
+  return even_output_finish(&writer->unsynced[item].output);
+}
+
+/* What was written is on the disk, all of it, or an error. */
+static even_status sync_files(even_checkpoint_writer *writer) {
+  const even_items_job items = {.count = writer->unsynced_count,
+                                .most = EVEN_ITEMS_MOST_THREADS,
+                                .context = writer,
+                                .work = sync_one,
+                                .what = "a checkpoint was synced"};
+  even_status status = even_items_run(&items);
+  drop_unsynced(writer);
+  return status;
+}
+
+/* A file to write, under the partial name. On success it is the last one of `unsynced`. */
+static even_status create_file(even_checkpoint_writer *writer, const char *name, even_output **out) {
   even_text path = EVEN_TEXT_EMPTY;
-  even_output output = {.fd = -1};
+  unsynced_file file = {.output = {.fd = -1}};
+  if (writer->unsynced_count == MOST_UNSYNCED) {
+    EVEN_TRY(sync_files(writer));
+  }
+  EVEN_TRY(even_realloc((void **)&writer->unsynced, writer->unsynced_count + 1, sizeof *writer->unsynced));
   even_status status = join(writer->partial, name, &path);
   if (status == EVEN_OK) {
-    status = even_output_create(even_text_string(&path), &output);
+    status = even_duplicate(even_text_string(&path), &file.path);
   }
   if (status == EVEN_OK) {
-    status = even_content_write(content, &output, &entry->sums, &entry->sum_count);
-    entry->bytes = output.bytes;
+    status = even_output_create(file.path, &file.output);
   }
+  even_text_free(&path);
+  if (status != EVEN_OK) {
+    even_free(file.path);
+    return status;
+  }
+  writer->unsynced[writer->unsynced_count] = file;
+  *out = &writer->unsynced[writer->unsynced_count++].output;
+  return EVEN_OK;
+}
+
+static even_status write_file(even_checkpoint_writer *writer, const char *name, const even_content *content,
+                              even_manifest_file *entry) {
+  even_output *output = NULL;
+  even_status status = create_file(writer, name, &output);
   if (status == EVEN_OK) {
-    status = even_output_finish(&output);
+    status = even_content_write(content, output, &entry->sums, &entry->sum_count);
+    entry->bytes = output->bytes;
   }
   if (status != EVEN_OK) {
-    uint64_t missing = content->bytes - output.bytes;
-    uint64_t planned = writer->written_bytes + output.bytes;
+    uint64_t missing = content->bytes - entry->bytes;
+    uint64_t planned = writer->written_bytes + entry->bytes;
     (void)advise(writer, status,
                  writer->expected_bytes > planned + missing ? writer->expected_bytes - planned : missing);
   }
-  even_output_drop(&output);
-  even_text_free(&path);
   return status;
+}
+
+/* What has not changed since the earlier checkpoint is not written again. */
+static even_status link_or_write(even_checkpoint_writer *writer, const char *name, const even_content *content,
+                                 even_manifest_file *entry) {
+  even_text path = EVEN_TEXT_EMPTY;
+  bool linked = false;
+  even_status status = join(writer->partial, name, &path);
+  if (status == EVEN_OK) {
+    status = even_earlier_link(&writer->earlier, name, content, even_text_string(&path), entry, &linked);
+  }
+  even_text_free(&path);
+  if (status != EVEN_OK) {
+    return advise(writer, status, 0);
+  }
+  return linked ? EVEN_OK : write_file(writer, name, content, entry);
 }
 
 static even_status append_entry(even_checkpoint_writer *writer, const char *name, even_manifest_file *entry) {
@@ -225,7 +304,7 @@ even_status even_checkpoint_writer_add_content(even_checkpoint_writer *writer, c
   EVEN_TRY(check_begun(writer));
   even_status status = check_file_name(writer, name);
   if (status == EVEN_OK) {
-    status = write_file(writer, name, content, &entry);
+    status = link_or_write(writer, name, content, &entry);
   }
   if (status == EVEN_OK) {
     status = append_entry(writer, name, &entry);
@@ -245,10 +324,7 @@ even_status even_checkpoint_writer_add(even_checkpoint_writer *writer, const eve
                            ? even_fail(EVEN_ERR_ARGUMENT, "even_checkpoint_writer_add: parameters of another version")
                            : check_file_name(writer, file->name);
   if (status == EVEN_OK) {
-    status = even_safetensors_layout_make(file, &layout);
-  }
-  if (status == EVEN_OK) {
-    status = even_content_of_tensors(file, &layout, &content);
+    status = even_content_of_file(file, &layout, &content);
   }
   if (status == EVEN_OK) {
     status = even_checkpoint_writer_add_content(writer, file->name, &content);
@@ -262,30 +338,21 @@ even_status even_checkpoint_writer_add(even_checkpoint_writer *writer, const eve
 
 static even_status write_manifest(even_checkpoint_writer *writer, const char *state_json) {
   even_text text = EVEN_TEXT_EMPTY;
-  even_text path = EVEN_TEXT_EMPTY;
-  even_output output = {.fd = -1};
+  even_output *output = NULL;
   uint64_t created = 0;
   even_status status = even_checkpoint_now(writer->parent, &created);
   if (status == EVEN_OK) {
     status = even_manifest_write(writer->files, writer->file_count, created, state_json, &text);
   }
   if (status == EVEN_OK) {
-    status = join(writer->partial, EVEN_CHECKPOINT_MANIFEST, &path);
+    status = create_file(writer, EVEN_CHECKPOINT_MANIFEST, &output);
   }
   if (status == EVEN_OK) {
-    status = even_output_create(even_text_string(&path), &output);
-  }
-  if (status == EVEN_OK) {
-    status = even_output_write(&output, text.data, text.length);
-  }
-  if (status == EVEN_OK) {
-    status = even_output_finish(&output);
+    status = even_output_write(output, text.data, text.length);
   }
   if (status != EVEN_OK) {
-    (void)advise(writer, status, text.length - output.bytes);
+    (void)advise(writer, status, text.length - (output == NULL ? 0 : output->bytes));
   }
-  even_output_drop(&output);
-  even_text_free(&path);
   even_text_free(&text);
   return status;
 }
@@ -310,6 +377,9 @@ even_status even_checkpoint_writer_commit(even_checkpoint_writer *writer, const 
     return status;
   }
   status = write_manifest(writer, state_json);
+  if (status == EVEN_OK) {
+    status = sync_files(writer);
+  }
   if (status == EVEN_OK) {
     status = put_in_place(writer);
   }

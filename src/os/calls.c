@@ -20,6 +20,7 @@
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/utsname.h>
+#include <sys/vfs.h>
 #include <sys/wait.h>
 #include <termios.h>
 #include <unistd.h>
@@ -32,6 +33,10 @@ static int real_duplicate(int fd) {
 }
 static int real_fstat(int fd, struct stat *out) {
   return fstat(fd, out);
+}
+
+static int real_fstatfs(int fd, struct statfs *out) {
+  return fstatfs(fd, out);
 }
 
 /* glibc's prototype has an enumeration of its own */
@@ -131,6 +136,8 @@ static int real_nanosleep(const struct timespec *time) {
    .fchmod = fchmod,                            \
    .fallocate = fallocate,                      \
    .fstat = real_fstat,                         \
+   .fstatfs = real_fstatfs,                     \
+   .link = link,                                \
    .rename = rename,                            \
    .mkdir = mkdir,                              \
    .rmdir = rmdir,                              \

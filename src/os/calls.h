@@ -19,6 +19,7 @@
 struct ifaddrs;
 struct iovec;
 struct rlimit;
+struct statfs;
 struct statvfs;
 struct termios;
 struct utsname;
@@ -36,7 +37,9 @@ typedef struct even_os_calls {
   int (*fchmod)(int fd, mode_t mode);
   int (*fallocate)(int fd, int mode, off_t offset, off_t bytes);
   int (*fstat)(int fd, struct stat *out);
+  int (*fstatfs)(int fd, struct statfs *out);
   int (*rename)(const char *from, const char *to);
+  int (*link)(const char *from, const char *to); /* a second name for a file; of a symbolic link, for itself */
   int (*mkdir)(const char *path, mode_t mode);
   int (*rmdir)(const char *path);
   int (*unlink)(const char *path);

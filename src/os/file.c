@@ -172,6 +172,13 @@ even_status even_file_rename(const char *from, const char *to) {
   return EVEN_OK;
 }
 
+even_status even_file_link(const char *from, const char *to) {
+  if (even_os.link(from, to) != 0) {
+    return even_fail_errno(errno, "%s cannot get the further name %s", from, to);
+  }
+  return EVEN_OK;
+}
+
 even_status even_file_remove(const char *path) {
   if (even_os.unlink(path) != 0 && errno != ENOENT) {
     return even_fail_errno(errno, "%s cannot be removed", path);

@@ -18,6 +18,9 @@ even_status even_file_replace(const char *path, const void *data, size_t bytes) 
 even_status even_file_replace_private(const char *path, const void *data, size_t bytes) EVEN_MUST_USE;
 /* Renames; a file at `to` is replaced. */
 even_status even_file_rename(const char *from, const char *to) EVEN_MUST_USE;
+/* Gives a file a second name, which must not be there yet; a symbolic link gets it for itself. Fails where the file
+ * system has no links, or no more of them. */
+even_status even_file_link(const char *from, const char *to) EVEN_MUST_USE;
 /* Removes; a file that is not there is fine. */
 even_status even_file_remove(const char *path) EVEN_MUST_USE;
 /* Writes all of `data` to fd, through EINTR and short writes. */

@@ -3,10 +3,16 @@
 
 #include "base/fail.h"
 #include "os/calls.h"
+#include "os/direct_file.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <sys/vfs.h>
+
+/* f_type of statfs(2) for file systems that write past the page cache what several threads give them. */
+#define TYPE_EXT4 0xEF53
+#define TYPE_XFS 0x58465342
 
 even_status even_output_create(const char *path, even_output *out) {
   *out = (even_output){.fd = -1, .path = path};
@@ -35,11 +41,49 @@ even_status even_output_write(even_output *output, const void *data, size_t byte
   return EVEN_OK;
 }
 
+static bool gains_by_direct(int fd) {
+  struct statfs facts;
+  return even_os.fstatfs(fd, &facts) == 0 && (facts.f_type == TYPE_EXT4 || facts.f_type == TYPE_XFS);
+}
+
+even_status even_output_go_direct(even_output *output, uint64_t bytes) {
+  if (bytes > (uint64_t)INT64_MAX || !gains_by_direct(output->fd)) {
+    return EVEN_OK;
+  }
+  int fd = even_os.open(output->path, O_WRONLY | O_DIRECT | O_CLOEXEC, 0);
+  if (fd <= 0) {
+    if (fd == 0) { /* the program has closed its input */
+      (void)even_os.close(fd);
+    }
+    return EVEN_OK;
+  }
+  output->direct = fd;
+  /* blocks that are there already are written side by side; those that make the file longer are not */
+  if (even_os.fallocate(output->fd, 0, 0, (off_t)bytes) != 0 && errno != EOPNOTSUPP && errno != ENOSYS) {
+    return even_fail_errno(errno, "%s cannot be given room for its %" PRIu64 " bytes", output->path, bytes);
+  }
+  return EVEN_OK;
+}
+
+bool even_output_is_direct(const even_output *output) {
+  return output->direct > 0;
+}
+
+static bool is_aligned(const void *data, uint64_t offset, size_t bytes) {
+  return ((uintptr_t)data | offset | bytes) % EVEN_DIRECT_ALIGNMENT == 0;
+}
+
 even_status even_output_write_at(even_output *output, uint64_t offset, const void *data, size_t bytes) {
   const char *at = data;
+  bool may_be_direct = even_output_is_direct(output);
   while (bytes > 0) {
-    ssize_t written = even_os.pwrite(output->fd, at, bytes, (off_t)offset);
+    bool direct = may_be_direct && is_aligned(at, offset, bytes);
+    ssize_t written = even_os.pwrite(direct ? output->direct : output->fd, at, bytes, (off_t)offset);
     if (written < 0 && errno == EINTR) {
+      continue;
+    }
+    if (written < 0 && errno == EINVAL && direct) { /* a device that wants more than our alignment */
+      may_be_direct = false;
       continue;
     }
     if (written <= 0) {
@@ -52,8 +96,16 @@ even_status even_output_write_at(even_output *output, uint64_t offset, const voi
   return EVEN_OK;
 }
 
+static void close_direct(even_output *output) {
+  if (even_output_is_direct(output)) {
+    (void)even_os.close(output->direct); /* what fails is told by the fsync */
+    output->direct = 0;
+  }
+}
+
 even_status even_output_finish(even_output *output) {
   even_status status = EVEN_OK;
+  close_direct(output);
   if (even_os.fsync(output->fd) != 0) {
     status = even_fail_errno(errno, "%s (%" PRIu64 " bytes) cannot be synced to its disk", output->path, output->bytes);
   }
@@ -68,6 +120,7 @@ even_status even_output_finish(even_output *output) {
 }
 
 void even_output_drop(even_output *output) {
+  close_direct(output);
   if (output->fd >= 0) {
     (void)even_os.close(output->fd);
     (void)even_os.unlink(output->path);

@@ -3,12 +3,14 @@
 #define EVEN_OS_STREAM_H
 
 #include <evenstep/status.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 /* A new file under construction. The path is the caller's and must outlive the stream. */
 typedef struct even_output {
-  int fd; /* -1 when not open */
+  int fd;     /* -1 when not open */
+  int direct; /* the same file past the page cache; 0: there is no such way */
   const char *path;
   uint64_t bytes; /* written so far */
 } even_output;
@@ -17,6 +19,12 @@ typedef struct even_output {
 even_status even_output_create(const char *path, even_output *out) EVEN_MUST_USE;
 /* Appends all of `data`, through EINTR and short writes; output->bytes is exact after a failure, too. */
 even_status even_output_write(even_output *output, const void *data, size_t bytes) EVEN_MUST_USE;
+/* From now on what even_output_write_at gets aligned (EVEN_DIRECT_ALIGNMENT in direct_file.h: address, offset, number
+ * of bytes) goes past the page cache, where the file lies on a file system of this host that is known to gain by it.
+ * Room for all of `bytes` is made there: EVEN_ERR_NO_SPACE where there is none. What is not aligned goes through the
+ * page cache as before. */
+even_status even_output_go_direct(even_output *output, uint64_t bytes) EVEN_MUST_USE;
+bool even_output_is_direct(const even_output *output);
 /* Writes all of `data` at `offset`; output->bytes stays as it is. Several threads may at a time. */
 even_status even_output_write_at(even_output *output, uint64_t offset, const void *data, size_t bytes) EVEN_MUST_USE;
 /* fsync and close; the file is durable (its name is with the folder's sync). On failure the file is removed. */

@@ -4,7 +4,9 @@
 #include "os/calls.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,6 +14,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -58,6 +62,10 @@ static char root[256];
 static int of_descriptor[MOST_DESCRIPTORS]; /* node + 1 */
 static off_t offsets[MOST_DESCRIPTORS];
 static long calls;
+static bool is_direct; /* the disk says that it gains by writes past the page cache */
+/* One call at a time: a save syncs by several threads. What looks at a disk after a cut is outside the model. */
+static pthread_mutex_t one_call = PTHREAD_MUTEX_INITIALIZER;
+static _Thread_local bool outside;
 void (*disk_model_before)(long call);
 
 static int new_node(bool is_folder) {
@@ -145,7 +153,9 @@ static int resolve(const char *path, int *parent, const char **name) {
 
 static void before_call(void) {
   if (disk_model_before != NULL) {
+    outside = true;
     disk_model_before(calls);
+    outside = false;
   }
   calls++;
 }
@@ -211,6 +221,41 @@ static ssize_t model_pwrite(int fd, const void *data, size_t length, off_t offse
     put(fd, data, (size_t)written, offset);
   }
   return written;
+}
+
+static int model_fallocate(int fd, int mode, off_t offset, off_t length) {
+  if (of_descriptor[fd] == 0) {
+    return even_os_real.fallocate(fd, mode, offset, length);
+  }
+  before_call();
+  int failed = even_os_real.fallocate(fd, mode, offset, length);
+  node *file = &nodes[of_descriptor[fd] - 1];
+  if (failed == 0 && (size_t)(offset + length) > file->now.length) {
+    put(fd, "", 1, offset + length - 1);
+  }
+  return failed;
+}
+
+/* What the disk says of itself; files of it are in memory. */
+static int model_fstatfs(int fd, struct statfs *out) {
+  int failed = even_os_real.fstatfs(fd, out);
+  if (is_direct) {
+    out->f_type = 0xEF53;
+  }
+  return failed;
+}
+
+static int model_link(const char *from, const char *to) {
+  int parent = -1;
+  const char *name = NULL;
+  int at = resolve(from, &parent, &name);
+  (void)resolve(to, &parent, &name);
+  before_call();
+  int failed = even_os_real.link(from, to);
+  if (failed == 0) {
+    make_change(parent, ADD, name, "", at);
+  }
+  return failed;
 }
 
 static int model_fsync(int fd) {
@@ -303,6 +348,34 @@ static int model_unlinkat(int at, const char *name, int flags) {
   return removed(even_os_real.unlinkat(at, name, flags), parent, name);
 }
 
+/* ---- one at a time ---- */
+#define ONE_AT_A_TIME(type, name, parameters, arguments) \
+  static type locked_##name parameters {                 \
+    if (outside) {                                       \
+      return even_os_real.name arguments;                \
+    }                                                    \
+    (void)pthread_mutex_lock(&one_call);                 \
+    type result = model_##name arguments;                \
+    int reason = errno;                                  \
+    (void)pthread_mutex_unlock(&one_call);               \
+    errno = reason;                                      \
+    return result;                                       \
+  }
+
+ONE_AT_A_TIME(int, open, (const char *path, int flags, mode_t mode), (path, flags, mode))
+ONE_AT_A_TIME(int, close, (int fd), (fd))
+ONE_AT_A_TIME(ssize_t, write, (int fd, const void *data, size_t length), (fd, data, length))
+ONE_AT_A_TIME(ssize_t, pwrite, (int fd, const void *data, size_t length, off_t offset), (fd, data, length, offset))
+ONE_AT_A_TIME(int, fallocate, (int fd, int mode, off_t offset, off_t length), (fd, mode, offset, length))
+ONE_AT_A_TIME(int, fsync, (int fd), (fd))
+ONE_AT_A_TIME(int, link, (const char *from, const char *to), (from, to))
+ONE_AT_A_TIME(int, rename, (const char *from, const char *to), (from, to))
+ONE_AT_A_TIME(int, exchange, (const char *a, const char *b), (a, b))
+ONE_AT_A_TIME(int, mkdir, (const char *path, mode_t mode), (path, mode))
+ONE_AT_A_TIME(int, unlink, (const char *path), (path))
+ONE_AT_A_TIME(int, rmdir, (const char *path), (path))
+ONE_AT_A_TIME(int, unlinkat, (int at, const char *name, int flags), (at, name, flags))
+
 /* What lies there already. */
 static void read_folder(const char *path, int at) {
   DIR *stream = opendir(path);
@@ -318,13 +391,17 @@ static void read_folder(const char *path, int at) {
     if (each->d_type == DT_DIR) {
       read_folder(below, found);
     } else {
-      char data[65536];
+      struct stat facts;
       FILE *file = fopen(below, "rb");
       assert_non_null(file);
-      size_t length = fread(data, 1, sizeof data, file);
+      assert_int_equal(stat(below, &facts), 0);
+      char *data = malloc((size_t)facts.st_size + 1);
+      assert_non_null(data);
+      size_t length = fread(data, 1, (size_t)facts.st_size, file);
       (void)fclose(file);
       set_bytes(&nodes[found].now, data, length);
       set_bytes(&nodes[found].safe, data, length);
+      free(data);
     }
   }
   (void)closedir(stream);
@@ -332,23 +409,27 @@ static void read_folder(const char *path, int at) {
   nodes[at].change_count = 0;
 }
 
-void disk_model_begin(const char *path) {
+void disk_model_begin(const char *path, bool direct) {
+  is_direct = direct;
   (void)snprintf(root, sizeof root, "%s", path);
   memset(of_descriptor, 0, sizeof of_descriptor);
   node_count = 0;
   calls = 0;
   read_folder(path, new_node(true));
-  even_os.open = model_open;
-  even_os.close = model_close;
-  even_os.write = model_write;
-  even_os.pwrite = model_pwrite;
-  even_os.fsync = model_fsync;
-  even_os.rename = model_rename;
-  even_os.exchange = model_exchange;
-  even_os.mkdir = model_mkdir;
-  even_os.rmdir = model_rmdir;
-  even_os.unlink = model_unlink;
-  even_os.unlinkat = model_unlinkat;
+  even_os.open = locked_open;
+  even_os.close = locked_close;
+  even_os.write = locked_write;
+  even_os.pwrite = locked_pwrite;
+  even_os.fallocate = locked_fallocate;
+  even_os.fstatfs = model_fstatfs;
+  even_os.link = locked_link;
+  even_os.fsync = locked_fsync;
+  even_os.rename = locked_rename;
+  even_os.exchange = locked_exchange;
+  even_os.mkdir = locked_mkdir;
+  even_os.rmdir = locked_rmdir;
+  even_os.unlink = locked_unlink;
+  even_os.unlinkat = locked_unlinkat;
 }
 
 long disk_model_calls(void) {
@@ -357,7 +438,9 @@ long disk_model_calls(void) {
 
 void disk_model_end(void) {
   if (disk_model_before != NULL) {
+    outside = true;
     disk_model_before(calls);
+    outside = false;
   }
   even_os = even_os_real;
   for (int i = 0; i < node_count; i++) {

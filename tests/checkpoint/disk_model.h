@@ -10,8 +10,8 @@
 #include <stdbool.h>
 
 /* Watches all calls below `root` from now on; what lies there now counts as safe. The root must hold folders of files
- * alone. */
-void disk_model_begin(const char *root);
+ * alone. direct: it says that it gains by writes past the page cache. */
+void disk_model_begin(const char *root, bool direct);
 /* All calls are real again. */
 void disk_model_end(void);
 /* How many calls changed or synced something since disk_model_begin. */

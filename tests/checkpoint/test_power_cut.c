@@ -8,10 +8,10 @@
 #include <cmocka.h>
 
 #include "base/alloc.h"
+#include "base/fail.h"
 #include "checkpoint/disk_model.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/scratch.h"
-#include "os/calls.h"
 #include "support/fault.h"
 
 #include <dirent.h>
@@ -20,11 +20,13 @@
 #include <string.h>
 #include <sys/stat.h>
 
-enum { MIXED = 24 }; /* disks a call, beside the two extremes */
+enum { MANY = 24, FEW = 1 }; /* mixed disks a call, beside the two extremes */
 
 static int64_t least_step;
 static int64_t most_step;
 static long disks;
+static unsigned mixed = MANY;
+static long stride = 1; /* of the calls at which the power is cut */
 
 static int remove_entry(const char *path, const struct stat *facts, int kind, struct FTW *place) {
   (void)facts;
@@ -55,9 +57,7 @@ static void check_disk(long call, disk_outcome outcome, unsigned seed) {
   char folder[128];
   char *path = NULL;
   (void)snprintf(folder, sizeof folder, "%s-cut", scratch);
-  even_os_calls watched = even_os;
   disk_model_cut(folder, outcome, seed);
-  even_os = even_os_real; /* the machine has started again */
   even_checkpoint_info info = {.step = -1};
   check_names(folder, call, seed);
   assert_int_equal(even_checkpoint_find_newest(folder, true, &path), EVEN_OK);
@@ -69,23 +69,29 @@ static void check_disk(long call, disk_outcome outcome, unsigned seed) {
   even_checkpoint_info_free(&info);
   even_free(path);
   assert_int_equal(nftw(folder, remove_entry, 8, FTW_DEPTH | FTW_PHYS), 0);
-  even_os = watched;
   disks++;
 }
 
 static void cut(long call) {
+  if (call % stride != 0) {
+    return;
+  }
   check_disk(call, DISK_SAFE_ONLY, 0);
   check_disk(call, DISK_ALL, 0);
-  for (unsigned i = 0; i < MIXED; i++) {
-    check_disk(call, DISK_MIXED, (unsigned)call * MIXED + i + 1);
+  for (unsigned i = 0; i < mixed; i++) {
+    check_disk(call, DISK_MIXED, (unsigned)call * MANY + i + 1);
   }
 }
 
-static void begin(void) {
+static void begin_on(bool direct) {
   fault_reset();
   disks = 0;
   disk_model_before = cut;
-  disk_model_begin(scratch);
+  disk_model_begin(scratch, direct);
+}
+
+static void begin(void) {
+  begin_on(false);
 }
 
 /* least: of what the newest must be while the calls are made, and when they have returned. */
@@ -93,7 +99,7 @@ static void end(int64_t least_after) {
   least_step = least_after;
   assert_true(disk_model_calls() > 5);
   disk_model_end();
-  assert_true(disks >= (MIXED + 2) * 5);
+  assert_true(disks >= (mixed + 2) * 5);
 }
 
 static void a_save(void **state) {
@@ -149,13 +155,49 @@ static void a_save_after_a_dead_writer(void **state) {
   end(2);
 }
 
+/* Large enough for several threads, and past the page cache. */
+static even_status save_large(const char *folder, int step) {
+  static char data[2 * EVEN_CHECKPOINT_CHUNK_BYTES + 70001];
+  static const int64_t shape[] = {sizeof data};
+  even_checkpoint_writer *writer = NULL;
+  const even_checkpoint_tensor tensor = {"a", "U8", shape, 1, data, sizeof data};
+  const even_checkpoint_params params = {.size = sizeof params, .folder = folder};
+  const even_checkpoint_file file = {
+      .size = sizeof file, .name = "m.safetensors", .tensors = &tensor, .tensor_count = 1};
+  char state[64];
+  memset(data, step, sizeof data);
+  (void)snprintf(state, sizeof state, "{\"step\": %d}", step);
+  EVEN_TRY(even_checkpoint_writer_open(&params, &writer));
+  even_status status = even_checkpoint_writer_add(writer, &file);
+  if (status != EVEN_OK) {
+    even_checkpoint_writer_abandon(writer);
+    return status;
+  }
+  return even_checkpoint_writer_commit(writer, state);
+}
+
+static void a_large_save(void **state) {
+  (void)state;
+  for (int direct = 0; direct <= 1; direct++) {
+    assert_int_equal(save_sample(scratch_path("step-1"), true, 1), EVEN_OK);
+    least_step = 1;
+    most_step = 2;
+    mixed = FEW;
+    stride = 3;
+    begin_on(direct == 1);
+    assert_int_equal(save_large(scratch_path("step-2"), 2), EVEN_OK);
+    end(2);
+    mixed = MANY;
+    stride = 1;
+    assert_int_equal(even_checkpoint_remove(scratch_path("step-2")), EVEN_OK);
+  }
+}
+
 int main(void) {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, scratch_make, scratch_remove)
   const struct CMUnitTest tests[] = {
-      CASE(a_save),
-      CASE(a_replacement),
-      CASE(a_save_and_a_removal),
-      CASE(a_save_after_a_dead_writer),
+      CASE(a_save),       CASE(a_replacement), CASE(a_save_and_a_removal), CASE(a_save_after_a_dead_writer),
+      CASE(a_large_save),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

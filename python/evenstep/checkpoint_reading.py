@@ -1,0 +1,141 @@
+"""Reads a checkpoint's files back: each once, by several threads, its checksums compared on the way, into memory of its
+own. Nothing that was not compared is given to anybody."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from evenstep._core import EvenstepError
+from evenstep.checkpoint_files import Place, TensorFile, compare, damage_of
+
+Tensors = dict[str, torch.Tensor]
+T = TypeVar("T")
+
+
+def check_sizes(folder: Path, manifest: dict[str, Any]) -> None:
+    """The quick look before anything is read: files that are not there, cut off or too long."""
+    for entry in manifest["files"]:
+        try:
+            there = (folder / entry["name"]).stat().st_size
+        except OSError as error:
+            raise damage_of(folder, f"{entry['name']} cannot be read: {error.strerror}") from None
+        if there != entry["bytes"]:
+            how = "truncated" if there < entry["bytes"] else "too long"
+            raise damage_of(folder, f"{entry['name']} is {how}: {there} of {entry['bytes']} bytes")
+
+
+class StoredFiles:
+    """The files of one checkpoint, and what was read of them so far."""
+
+    def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
+        self._folder = folder
+        self._entries = {entry["name"]: entry for entry in manifest["files"]}
+        self._read: dict[str, Tensors] = {}
+        self._right: set[str] = set()  # files whose checksums were compared
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
+    def read(self, names: Iterable[str]) -> None:
+        """Reads these files whole, those that were not yet."""
+        for name in names:
+            if name not in self._read:
+                self._read[name] = self._read_file(name)
+
+    def drop(self, names: Iterable[str]) -> None:
+        """What was given out of these files belongs to who has it."""
+        for name in names:
+            self._read.pop(name, None)
+
+    def check_rest(self) -> None:
+        """Compares the files that nothing was read of."""
+        for name in self._entries:
+            if name not in self._right:
+                self._compare(name, ())
+
+    def tensors(self, names: Iterable[str]) -> Tensors:
+        """Of all these files, by name."""
+        self.read(names := list(names))
+        return {key: tensor for name in names for key, tensor in self._read[name].items()}
+
+    def tensor_of(self, file: str) -> Callable[[str], torch.Tensor]:
+        """What gives the tensors of a file, a copy each: it may be asked for again."""
+
+        def give(name: str) -> torch.Tensor:
+            self.read([file])
+            if name not in self._read[file]:
+                raise damage_of(self._folder, f"{file} has no tensor {name!r}")
+            return self._read[file][name].clone()
+
+        return give
+
+    def _compare(self, name: str, places: tuple[Place, ...]) -> None:
+        if name not in self._entries:
+            raise damage_of(self._folder, f"its manifest has no file {name}")
+        compare(self._folder, self._entries[name], places)
+        self._right.add(name)
+
+    def _read_file(self, name: str) -> Tensors:
+        try:
+            with TensorFile(self._folder / name) as file:
+                return self._read_tensors(name, file)
+        except (EvenstepError, OSError):
+            if name not in self._right:  # a header that is no header: what is wrong with the file says more
+                self._compare(name, ())
+            raise
+
+    def _read_tensors(self, name: str, file: TensorFile) -> Tensors:
+        header = ctypes.create_string_buffer(len(file.head))
+        places = [(0, len(file.head), ctypes.addressof(header))]
+        tensors = {}
+        for key, begin in file.by_place():
+            tensors[key] = values = file.empty(key)
+            size = values.numel() * values.element_size()
+            if size > 0:
+                places.append((begin, size, values.data_ptr()))
+        self._compare(name, tuple(places))
+        if header.raw != file.head:
+            raise damage_of(self._folder, f"{name} changed while it was read")
+        return {key: file.as_saved(key, values) for key, values in tensors.items()}
+
+
+def on_all_ranks(session: Any, work: Callable[[], T]) -> T:
+    """Collective. What all ranks do, each for itself, before anything is put in place: where one fails, all do."""
+    failed: BaseException | None = None
+    try:
+        done = work()
+    except (
+        EvenstepError,
+        MemoryError,
+        OSError,
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        RuntimeError,
+    ) as error:
+        failed = error
+    told = [text.decode() for text in session.all_gather_bytes(_words(failed).encode())]
+    if failed is not None:
+        raise failed if isinstance(failed, EvenstepError) else EvenstepError(_words(failed)) from failed
+    for rank, text in enumerate(told):
+        if text:
+            raise EvenstepError(f"rank {rank} could not load the checkpoint: {text}")
+    return done
+
+
+def _words(error: BaseException | None) -> str:
+    return "" if error is None else str(error) or type(error).__name__
+
+
+def files_of(saved: dict[str, Any]) -> list[str]:
+    """The files in which a model's or an optimizer's tensors lie."""
+    return list(saved.get("files") or [saved["file"]])
+
+
+__all__ = ["StoredFiles", "check_sizes", "files_of", "on_all_ranks"]

@@ -1,0 +1,163 @@
+/* Reads a file of a checkpoint in one pass: each thread takes a chunk, reads it window by window to where it belongs,
+ * and sums each window while it is in the cache. */
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "checkpoint/checksums.h"
+#include "checkpoint/items.h"
+#include "os/pages.h"
+#include "os/stream.h"
+
+#include <evenstep/checkpoint.h>
+#include <inttypes.h>
+#include <string.h>
+
+/* Half of a small second-level cache. */
+enum { WINDOW_BYTES = 256 << 10 };
+
+typedef struct reading_job {
+  const even_checkpoint_reading *reading;
+  even_input input;
+} reading_job;
+
+/* Of one thread. */
+typedef struct reading_memory {
+  even_chunk_sums *sums;
+  char *window; /* for what does not go to one place alone */
+} reading_memory;
+
+static void close_memory(void *own) {
+  reading_memory *memory = own;
+  if (memory != NULL) {
+    even_chunk_sums_drop(memory->sums);
+    even_free(memory->window);
+    even_free(memory);
+  }
+}
+
+static even_status open_memory(void *context, void **own) {
+  const reading_job *job = context;
+  reading_memory *memory = NULL;
+  EVEN_TRY(EVEN_NEW(&memory));
+  *own = memory;
+  EVEN_TRY(EVEN_NEW_ARRAY(&memory->window, WINDOW_BYTES));
+  return even_chunk_sums_open(job->reading->chunk_bytes, &memory->sums);
+}
+
+/* The first place that ends behind byte `at`, or place_count. */
+static size_t find_place(const even_checkpoint_reading *reading, uint64_t at) {
+  size_t low = 0;
+  size_t high = reading->place_count;
+  while (low < high) {
+    size_t middle = low + (high - low) / 2;
+    const even_checkpoint_place *place = &reading->places[middle];
+    if (place->begin + place->bytes > at) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  return low;
+}
+
+static void spread(const even_checkpoint_reading *reading, size_t first, uint64_t at, const char *from, size_t bytes) {
+  uint64_t end = at + bytes;
+  for (size_t i = first; i < reading->place_count && reading->places[i].begin < end; i++) {
+    const even_checkpoint_place *place = &reading->places[i];
+    uint64_t begin = place->begin > at ? place->begin : at;
+    uint64_t last = place->begin + place->bytes < end ? place->begin + place->bytes : end;
+    if (begin < last) {
+      memcpy((char *)place->data + (begin - place->begin), from + (begin - at), (size_t)(last - begin));
+    }
+  }
+}
+
+static even_status read_window(reading_job *job, reading_memory *memory, uint64_t at, size_t bytes) {
+  const even_checkpoint_reading *reading = job->reading;
+  size_t first = find_place(reading, at);
+  const even_checkpoint_place *place = first < reading->place_count ? &reading->places[first] : NULL;
+  bool straight = place != NULL && place->begin <= at && place->begin + place->bytes >= at + bytes;
+  char *to = straight ? (char *)place->data + (at - place->begin) : memory->window;
+  EVEN_TRY(even_input_read_at(&job->input, at, to, bytes));
+  EVEN_TRY(even_chunk_sums_update(memory->sums, to, bytes));
+  if (!straight) {
+    spread(reading, first, at, to, bytes);
+  }
+  return EVEN_OK;
+}
+
+static const char *name_of(const even_checkpoint_reading *reading) {
+  const char *slash = strrchr(reading->path, '/');
+  return slash == NULL ? reading->path : slash + 1;
+}
+
+static even_status read_chunk(void *context, void *own, size_t chunk) {
+  reading_job *job = context;
+  reading_memory *memory = own;
+  const even_checkpoint_reading *reading = job->reading;
+  uint64_t begin = (uint64_t)chunk * reading->chunk_bytes;
+  uint64_t end = reading->bytes - begin > reading->chunk_bytes ? begin + reading->chunk_bytes : reading->bytes;
+  uint64_t sum = 0;
+  for (uint64_t at = begin; at < end;) {
+    size_t bytes = end - at > WINDOW_BYTES ? WINDOW_BYTES : (size_t)(end - at);
+    EVEN_TRY(read_window(job, memory, at, bytes));
+    at += bytes;
+  }
+  EVEN_TRY(even_chunk_sums_end(memory->sums, &sum));
+  return sum == reading->sums[chunk]
+             ? EVEN_OK
+             : even_fail(EVEN_ERR_CORRUPT, "chunk %zu of %s (bytes %" PRIu64 "\xE2\x80\x93%" PRIu64 ") is altered",
+                         chunk, name_of(reading), begin, end - 1);
+}
+
+static even_status check_reading(const even_checkpoint_reading *reading) {
+  uint64_t before = 0;
+  if (reading == NULL || reading->size != sizeof *reading || reading->path == NULL || reading->chunk_bytes == 0 ||
+      reading->bytes > (uint64_t)INT64_MAX ||
+      reading->sum_count !=
+          reading->bytes / reading->chunk_bytes + (reading->bytes % reading->chunk_bytes != 0 ? 1 : 0)) {
+    return even_fail(EVEN_ERR_ARGUMENT,
+                     "even_checkpoint_file_read: parameters of another version, or sums that do not "
+                     "fit the size");
+  }
+  for (size_t i = 0; i < reading->place_count; i++) {
+    const even_checkpoint_place *place = &reading->places[i];
+    if (place->begin < before || place->begin > reading->bytes || place->bytes > reading->bytes - place->begin ||
+        (place->data == NULL && place->bytes > 0)) {
+      return even_fail(EVEN_ERR_ARGUMENT, "even_checkpoint_file_read: places beyond the file, or out of order");
+    }
+    before = place->begin + place->bytes;
+  }
+  return EVEN_OK;
+}
+
+static even_status check_size(const even_checkpoint_reading *reading, uint64_t there) {
+  if (there == reading->bytes) {
+    return EVEN_OK;
+  }
+  return even_fail(EVEN_ERR_CORRUPT, "%s is %s: %" PRIu64 " of %" PRIu64 " bytes", name_of(reading),
+                   there < reading->bytes ? "truncated" : "too long", there, reading->bytes);
+}
+
+even_status even_checkpoint_file_read(const even_checkpoint_reading *reading) {
+  reading_job job = {.reading = reading, .input = {.fd = -1}};
+  EVEN_TRY(check_reading(reading));
+  even_status status = even_input_open(reading->path, &job.input);
+  if (status == EVEN_OK) {
+    status = check_size(reading, job.input.bytes);
+  }
+  if (status == EVEN_OK) {
+    for (size_t i = 0; i < reading->place_count; i++) {
+      even_pages_prefer_huge(reading->places[i].data, reading->places[i].bytes);
+    }
+    const even_items_job items = {.count = reading->sum_count,
+                                  .most = EVEN_ITEMS_MOST_THREADS,
+                                  .context = &job,
+                                  .open = open_memory,
+                                  .close = close_memory,
+                                  .work = read_chunk,
+                                  .what = "a checkpoint was read"};
+    status = even_items_run(&items);
+  }
+  even_input_close(&job.input);
+  return status;
+}

@@ -1,0 +1,216 @@
+/* Reading a file back in one pass: every byte comes to its place, and no altered one comes through. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "base/fail.h"
+#include "checkpoint/items.h"
+#include "checkpoint/scratch.h"
+#include "support/fault.h"
+
+#include <errno.h>
+#include <evenstep/checkpoint.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { FILE_BYTES = 3 * 1000 * 1000 + 17, CHUNK = 600 * 1000 };
+
+static unsigned char content[FILE_BYTES];
+static unsigned char found[FILE_BYTES];
+static uint64_t *sums;
+static size_t sum_count;
+
+static int make(void **state) {
+  uint64_t bytes = 0;
+  if (scratch_make(state) != 0) {
+    return -1;
+  }
+  for (size_t i = 0; i < FILE_BYTES; i++) {
+    content[i] = (unsigned char)(i * 2654435761u >> 11);
+  }
+  memset(found, 0, sizeof found);
+  FILE *file = fopen(scratch_path("file"), "wb");
+  if (file == NULL || fwrite(content, 1, FILE_BYTES, file) != FILE_BYTES || fclose(file) != 0) {
+    return -1;
+  }
+  return even_checkpoint_file_checksums(scratch_path("file"), CHUNK, &sums, &sum_count, &bytes) == EVEN_OK ? 0 : -1;
+}
+
+static int end(void **state) {
+  even_checkpoint_free(sums);
+  return scratch_remove(state);
+}
+
+static even_status read_to(const even_checkpoint_place *places, size_t count) {
+  const even_checkpoint_reading reading = {.size = sizeof reading,
+                                           .path = scratch_path("file"),
+                                           .bytes = FILE_BYTES,
+                                           .chunk_bytes = CHUNK,
+                                           .sums = sums,
+                                           .sum_count = sum_count,
+                                           .places = places,
+                                           .place_count = count};
+  return even_checkpoint_file_read(&reading);
+}
+
+static void alter(size_t at, unsigned char by) {
+  FILE *file = fopen(scratch_path("file"), "r+b");
+  assert_non_null(file);
+  assert_int_equal(fseek(file, (long)at, SEEK_SET), 0);
+  assert_int_equal(fputc(content[at] ^ by, file), content[at] ^ by);
+  assert_int_equal(fclose(file), 0);
+}
+
+/* Places of every size, with and without gaps, over the edges of windows and chunks. */
+static void bytes_come_to_their_places(void **state) {
+  static const size_t sizes[] = {0, 1, 7, 300000, 262144, 1, 0, 900001, 64, 1048576};
+  even_checkpoint_place places[sizeof sizes / sizeof sizes[0]];
+  size_t count = sizeof sizes / sizeof sizes[0];
+  (void)state;
+  for (size_t gap = 0; gap < 20000; gap = gap * 3 + 5) {
+    uint64_t at = gap;
+    memset(found, 0, sizeof found);
+    for (size_t i = 0; i < count; i++) {
+      places[i] = (even_checkpoint_place){at, sizes[i], found + at};
+      at += sizes[i] + gap;
+    }
+    assert_int_equal(read_to(places, count), EVEN_OK);
+    for (size_t i = 0; i < count; i++) {
+      assert_memory_equal(found + places[i].begin, content + places[i].begin, places[i].bytes);
+      if (gap > 0) {
+        assert_int_equal(found[places[i].begin + places[i].bytes], 0); /* nothing beside */
+      }
+    }
+  }
+  assert_int_equal(read_to(NULL, 0), EVEN_OK);
+}
+
+static void an_altered_byte_anywhere_is_found(void **state) {
+  (void)state;
+  const even_checkpoint_place place = {100, 50, found};
+  static const size_t ats[] = {0, 120, CHUNK - 1, CHUNK, 2 * CHUNK + 77, FILE_BYTES - 1};
+  for (size_t i = 0; i < sizeof ats / sizeof ats[0]; i++) {
+    char words[64];
+    alter(ats[i], 0x10);
+    assert_int_equal(read_to(&place, 1), EVEN_ERR_CORRUPT);
+    (void)snprintf(words, sizeof words, "chunk %zu of file (bytes %zu", ats[i] / CHUNK, ats[i] / CHUNK * CHUNK);
+    assert_non_null(strstr(even_error_last()->what, words));
+    alter(ats[i], 0);
+  }
+  alter(FILE_BYTES - 1, 1);
+  alter(3, 1);
+  assert_int_equal(read_to(&place, 1), EVEN_ERR_CORRUPT); /* of two, the first is told, whoever found his earlier */
+  assert_non_null(strstr(even_error_last()->what, "chunk 0 "));
+}
+
+static void another_size_is_told(void **state) {
+  (void)state;
+  FILE *file = fopen(scratch_path("file"), "ab");
+  assert_int_equal(fputc(1, file), 1);
+  assert_int_equal(fclose(file), 0);
+  assert_int_equal(read_to(NULL, 0), EVEN_ERR_CORRUPT);
+  assert_non_null(strstr(even_error_last()->what, "file is too long: 3000018 of 3000017 bytes"));
+  file = fopen(scratch_path("file"), "wb");
+  assert_int_equal(fclose(file), 0);
+  assert_int_equal(read_to(NULL, 0), EVEN_ERR_CORRUPT);
+  assert_non_null(strstr(even_error_last()->what, "file is truncated: 0 of 3000017 bytes"));
+}
+
+static void what_makes_no_sense_is_refused(void **state) {
+  (void)state;
+  const even_checkpoint_place twice[] = {{0, 10, found}, {9, 10, found}};
+  const even_checkpoint_place beyond = {FILE_BYTES - 5, 6, found};
+  const even_checkpoint_place far = {UINT64_MAX - 2, 10, found};
+  const even_checkpoint_place nowhere = {0, 1, NULL};
+  assert_int_equal(read_to(twice, 2), EVEN_ERR_ARGUMENT);
+  assert_int_equal(read_to(&beyond, 1), EVEN_ERR_ARGUMENT);
+  assert_int_equal(read_to(&far, 1), EVEN_ERR_ARGUMENT);
+  assert_int_equal(read_to(&nowhere, 1), EVEN_ERR_ARGUMENT);
+  even_checkpoint_reading reading = {.size = sizeof reading, .path = scratch_path("file"), .bytes = FILE_BYTES};
+  assert_int_equal(even_checkpoint_file_read(&reading), EVEN_ERR_ARGUMENT); /* chunks of 0 bytes */
+  reading.chunk_bytes = CHUNK;
+  assert_int_equal(even_checkpoint_file_read(&reading), EVEN_ERR_ARGUMENT); /* no sums */
+  reading = (even_checkpoint_reading){.size = sizeof reading, .path = scratch_path("none"), .chunk_bytes = 1};
+  assert_int_equal(even_checkpoint_file_read(&reading), EVEN_ERR_NOT_FOUND);
+}
+
+static even_status read_all(void *context) {
+  const even_checkpoint_place place = {0, FILE_BYTES, found};
+  (void)context;
+  return read_to(&place, 1);
+}
+
+static void every_call_may_fail(void **state) {
+  (void)state;
+  assert_true(fault_each_os(read_all, NULL, EIO) > 5);
+  assert_true(fault_each_allocation(read_all, NULL) > 2);
+  fault_os_short(70001);
+  assert_int_equal(read_all(NULL), EVEN_OK);
+  fault_reset();
+  assert_memory_equal(found, content, FILE_BYTES);
+}
+
+/* ---- the threads ---- */
+typedef struct counted {
+  atomic_int done[100];
+  atomic_int opened;
+  size_t fails[2]; /* items, by the status that they fail with */
+} counted;
+
+static even_status count_open(void *context, void **own) {
+  *own = context;
+  (void)atomic_fetch_add(&((counted *)context)->opened, 1);
+  return EVEN_OK;
+}
+
+static void count_close(void *own) {
+  (void)atomic_fetch_sub(&((counted *)own)->opened, 1);
+}
+
+static even_status count_item(void *context, void *own, size_t item) {
+  counted *counts = context;
+  assert_ptr_equal(context, own);
+  (void)atomic_fetch_add(&counts->done[item], 1);
+  if (item == counts->fails[0] || item == counts->fails[1]) {
+    return even_fail(EVEN_ERR_CORRUPT, "item %zu", item);
+  }
+  return EVEN_OK;
+}
+
+static void each_item_is_done_once(void **state) {
+  (void)state;
+  for (size_t most = 1; most <= EVEN_ITEMS_MOST_THREADS + 1; most++) {
+    counted counts = {.fails = {1000, 1000}};
+    const even_items_job job = {.count = 100,
+                                .most = most,
+                                .context = &counts,
+                                .open = count_open,
+                                .close = count_close,
+                                .work = count_item,
+                                .what = "items are counted"};
+    assert_int_equal(even_items_run(&job), EVEN_OK);
+    for (size_t i = 0; i < 100; i++) {
+      assert_int_equal(atomic_load(&counts.done[i]), 1);
+    }
+    assert_int_equal(atomic_load(&counts.opened), 0);
+    counts = (counted){.fails = {40, 41}};
+    assert_int_equal(even_items_run(&job), EVEN_ERR_CORRUPT);
+    assert_string_equal(even_error_last()->what, "item 40");
+    assert_int_equal(atomic_load(&counts.opened), 0);
+  }
+}
+
+int main(void) {
+#define CASE(name) cmocka_unit_test_setup_teardown(name, make, end)
+  const struct CMUnitTest tests[] = {
+      CASE(bytes_come_to_their_places), CASE(an_altered_byte_anywhere_is_found),
+      CASE(another_size_is_told),       CASE(what_makes_no_sense_is_refused),
+      CASE(every_call_may_fail),        CASE(each_item_is_done_once),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,116 @@
+"""A frozen part of a model is not written again: a file of its own, shared with the checkpoint before."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoint_session import OneProcess, ck, empty_place, files, use  # noqa: F401
+from safetensors.torch import load_file
+from torch import nn
+
+from evenstep import convert_evenstep
+
+
+def partly_frozen() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Sequential(nn.Linear(600, 600), nn.ReLU(), nn.Linear(600, 3))
+    model[0].requires_grad_(False)
+    return model, torch.optim.Adam(model[2].parameters(), 0.1)
+
+
+def train(model: Any, optimizer: Any) -> None:
+    optimizer.zero_grad()
+    model(torch.randn(2, 600)).square().mean().backward()
+    optimizer.step()
+
+
+def inode(path: Path, name: str) -> int:
+    return (path / name).stat().st_ino
+
+
+TRAINED, FROZEN = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_frozen_part_is_shared(wait: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = partly_frozen()
+    use(monkeypatch, OneProcess(model=model, optimizer=optimizer))
+    paths = []
+    for i in range(3):
+        train(model, optimizer)
+        paths.append(ck.checkpoint(f"at-{i}", wait=wait))
+    ck._join_background()
+    want = {key: value.clone() for key, value in model.state_dict().items()}
+    assert len({inode(path, FROZEN) for path in paths}) == 1
+    assert len({inode(path, TRAINED) for path in paths}) == 3
+    for path in paths[:2]:
+        shutil.rmtree(path)
+    files.verify(paths[2], files.read_manifest(paths[2]))
+    other, its_optimizer = partly_frozen()
+    use(monkeypatch, OneProcess(model=other, optimizer=its_optimizer))
+    ck.load_checkpoint(paths[2])
+    assert all(torch.equal(value, want[key]) for key, value in other.state_dict().items())
+    ck.checkpoint("next")  # what was loaded is shared, too
+    assert inode(Path("next"), FROZEN) == inode(paths[2], FROZEN)
+    with torch.no_grad():
+        other[0].weight[0, 0] += 1
+    ck.checkpoint("after")
+    assert inode(Path("after"), FROZEN) != inode(Path("next"), FROZEN)
+
+
+def test_its_files_are_shards_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As transformers reads them: an index that names each tensor's file."""
+    model, optimizer = partly_frozen()
+    use(monkeypatch, OneProcess(model=model, optimizer=optimizer))
+    path = ck.checkpoint("here")
+    index = json.loads((path / "model.safetensors.index.json").read_text())
+    assert index["weight_map"] == {"0.weight": FROZEN, "0.bias": FROZEN, "2.weight": TRAINED, "2.bias": TRAINED}
+    assert index["metadata"]["total_size"] == sum(t.numel() * 4 for t in model.state_dict().values())
+    merged = {**load_file(path / FROZEN), **load_file(path / TRAINED)}
+    assert all(torch.equal(merged[key], value) for key, value in model.state_dict().items())
+    names = [entry["name"] for entry in files.read_manifest(path)["files"]]
+    assert "model.safetensors.index.json" in names
+
+
+def test_small_or_whole_models_stay_in_one_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    small[0].requires_grad_(False)
+    use(monkeypatch, OneProcess(model=small))
+    assert (ck.checkpoint("small") / "model.safetensors").exists()
+    use(monkeypatch, OneProcess(model=nn.Linear(600, 600).requires_grad_(False)))
+    whole = ck.checkpoint("whole")
+    assert (whole / "model.safetensors").exists()
+    assert inode(ck.checkpoint("again"), "model.safetensors") == inode(whole, "model.safetensors")
+
+
+def test_freezing_later_changes_files_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = partly_frozen()
+    use(monkeypatch, OneProcess(model=model, optimizer=optimizer))
+    path = ck.checkpoint("frozen")
+    want = {key: value.clone() for key, value in model.state_dict().items()}
+    thawed, its_optimizer = partly_frozen()
+    thawed.requires_grad_(True)
+    use(monkeypatch, OneProcess(model=thawed, optimizer=its_optimizer))
+    ck.load_checkpoint(path)
+    assert all(torch.equal(value, want[key]) for key, value in thawed.state_dict().items())
+    assert (ck.checkpoint("thawed") / "model.safetensors").exists()
+
+
+def test_the_program_reads_them_all(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = partly_frozen()
+    use(monkeypatch, OneProcess(model=model, optimizer=optimizer))
+    for name in ("a", "b"):
+        train(model, optimizer)
+        ck.checkpoint(name)
+    out = subprocess.run([program, "ckpt", "diff", "a", "b", "--tensors", "--json"], capture_output=True, text=True)
+    told = json.loads(out.stdout)
+    found = {one["file"] for one in told["tensors"]}
+    assert out.returncode == 1 and found - {"random.safetensors"} == {TRAINED, "optimizer.safetensors"}
+    assert subprocess.run([program, "ckpt", "verify", "a"], capture_output=True).returncode == 0
+    contents = convert_evenstep.read_folder(Path("b"))
+    assert all(torch.equal(contents.model()[key], value) for key, value in model.state_dict().items())
