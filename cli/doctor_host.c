@@ -8,6 +8,7 @@
 #include "os/features.h"
 #include "os/file.h"
 #include "os/library.h"
+#include "os/tls.h"
 
 #include <hwloc.h>
 #include <inttypes.h>
@@ -217,6 +218,6 @@ void even_doctor_libraries(even_doctor *doctor) {
       "mpirun and this does not");
   unsigned hwloc = hwloc_get_api_version();
   even_doctor_add(doctor, "built with", EVEN_DOCTOR_OK, NULL, NULL,
-                  "hwloc (interface %u.%u), SQLite %s, libmicrohttpd %s, jansson %s", hwloc >> 16, hwloc >> 8 & 0xff,
-                  sqlite3_libversion(), MHD_get_version(), JANSSON_VERSION);
+                  "hwloc (interface %u.%u), SQLite %s, libmicrohttpd %s, jansson %s, %s", hwloc >> 16,
+                  hwloc >> 8 & 0xff, sqlite3_libversion(), MHD_get_version(), JANSSON_VERSION, even_tls_library());
 }

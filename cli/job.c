@@ -123,6 +123,8 @@ static even_status run(running_job *job, int *exit_code) {
                                     .least_ranks = (int)job->options->min_ranks,
                                     .checkpoint_folder = job->setup.checkpoint_folder.data,
                                     .resume = job->options->resume,
+                                    .hosts = job->setup.hosts,
+                                    .shown = job->setup.shown,
                                     .observer = {.context = job,
                                                  .attempt = on_attempt,
                                                  .rank_started = on_rank_started,
@@ -210,6 +212,7 @@ static even_status open_monitor_with(running_job *job, even_monitor_rank *facts,
     gpus[i] = device->uuid;
     facts[i] = (even_monitor_rank){.device = device->name,
                                    .model = device->model,
+                                   .host = setup->labels == NULL ? NULL : setup->labels[i],
                                    .cores = device->cores,
                                    .quota = setup->quota == NULL ? (double)NAN : setup->quota[i]};
     if (setup->quota != NULL && isfinite(setup->quota[i])) {
@@ -299,6 +302,21 @@ static void tell_what_a_profile_lacks(running_job *job) {
   even_text_free(&text);
 }
 
+static void tell_hosts(running_job *job) {
+  const even_job_setup *setup = &job->setup;
+  even_text text = EVEN_TEXT_EMPTY;
+  if (setup->hosts == NULL || job->options->quiet) {
+    return;
+  }
+  even_text_format(&text, "%zu ranks on %zu hosts: %s %zu", setup->devices.count, even_hosts_count(setup->hosts),
+                   even_hosts_name(setup->hosts, 0), setup->local);
+  for (size_t i = 1; i < even_hosts_count(setup->hosts); i++) {
+    even_text_format(&text, ", %s %zu", even_hosts_name(setup->hosts, i), even_hosts_devices(setup->hosts, i)->count);
+  }
+  even_job_view_notice(&job->view, even_text_string(&text));
+  even_text_free(&text);
+}
+
 static even_status open_and_run(running_job *job, int *exit_code) {
   uint64_t started = even_clock_ns();
   even_status status = open_monitor(job);
@@ -340,7 +358,9 @@ int even_job_start(const even_job_options *options, char *const *environment, si
     status = even_job_view_open(&job.view, options->quiet, options->json, job.setup.shown, (int)job.setup.devices.count,
                                 job.setup.run_folder.data);
     if (status == EVEN_OK) {
+      job.view.labels = job.setup.labels;
       tell_what_a_profile_lacks(&job);
+      tell_hosts(&job);
       status = open_and_run(&job, &exit_code);
     }
     reader_paused = !even_job_view_close(&job.view);

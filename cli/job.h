@@ -34,6 +34,9 @@ typedef struct even_job_options {
   bool whole_history; /* --whole-history */
   bool timeline;      /* --timeline, or EVENSTEP_TIMELINE in the environment */
   int64_t timeline_calls;
+  const char *hosts;   /* NULL: this one alone */
+  const char *ssh;     /* NULL: EVENSTEP_SSH, or ssh */
+  const char *address; /* NULL: any of this host's */
   const char *python;
   bool module;    /* -m: the operand is a module */
   bool no_python; /* the operand is a program */
@@ -41,7 +44,7 @@ typedef struct even_job_options {
   bool json;
 } even_job_options;
 
-enum { EVEN_JOB_OPTION_COUNT = 32 };
+enum { EVEN_JOB_OPTION_COUNT = 35 };
 
 void even_job_options_defaults(even_job_options *options);
 /* The options' declarations, for even_options_parse, into table[EVEN_JOB_OPTION_COUNT]. */

@@ -353,10 +353,13 @@ static even_status read_recovery(const even_job_options *options, even_job_setup
 static even_status open_setup(const even_job_options *options, char *const *environment, size_t count, char **words,
                               even_job_setup *setup) {
   int ranks = 0;
+  int first = 0;
   EVEN_TRY(read_ranks(options->ranks, &ranks));
   EVEN_TRY(check_options(options));
   EVEN_TRY(even_job_command(options, count, words, setup));
-  EVEN_TRY(even_device_select(options->devices, ranks, &setup->devices));
+  EVEN_TRY(even_job_first_host(options, ranks, &first));
+  EVEN_TRY(even_device_select(options->devices, first, &setup->devices));
+  EVEN_TRY(even_job_reach_hosts(options, ranks, words[0], setup));
   EVEN_TRY(EVEN_NEW_ARRAY(&setup->shown, setup->devices.count));
   EVEN_TRY(read_shown(options->log_rank, setup->devices.count, setup->shown));
   if (options->cpu_quota != NULL) {
@@ -390,6 +393,11 @@ even_status even_job_setup_open(const even_job_options *options, char *const *en
 }
 
 void even_job_setup_close(even_job_setup *setup) {
+  even_hosts_close(setup->hosts);
+  even_free(setup->way.shell);
+  even_text_free(&setup->way.program);
+  even_text_free(&setup->way.folder);
+  even_free((void *)setup->labels);
   even_folder_unlock(setup->lock);
   even_device_list_free(&setup->devices);
   even_free(setup->quota);

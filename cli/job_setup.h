@@ -6,14 +6,29 @@
 #include "cli/job.h"
 #include "device/device.h"
 #include "orchestrator/environment.h"
+#include "orchestrator/hosts.h"
+
+enum { EVEN_JOB_SHELL_WORDS = 32 };
+
+/* How other hosts are reached; lives as long as they are. */
+typedef struct even_job_way {
+  char *shell; /* cut into `words` */
+  char *words[EVEN_JOB_SHELL_WORDS + 1];
+  even_text program;
+  even_text folder;
+} even_job_way;
 
 typedef struct even_job_setup {
   even_device_list devices;
-  double *quota;  /* a rank each, NAN: none; NULL without --cpu-quota */
-  double *speeds; /* a rank each, > 0; NULL: unknown */
-  int no_score;   /* a rank whose device a profile that counts tells no usable score of; -1: none */
-  bool *shown;    /* ranks whose output is shown */
-  char **command; /* argv of the ranks, NULL-terminated; `words` of the caller inside */
+  even_hosts *hosts;   /* NULL: this one alone */
+  even_job_way way;    /* to the others */
+  size_t local;        /* ranks of this host, the first ones */
+  const char **labels; /* a rank each: the host that it is on, NULL for this one */
+  double *quota;       /* a rank each, NAN: none; NULL without --cpu-quota */
+  double *speeds;      /* a rank each, > 0; NULL: unknown */
+  int no_score;        /* a rank whose device a profile that counts tells no usable score of; -1: none */
+  bool *shown;         /* ranks whose output is shown */
+  char **command;      /* argv of the ranks, NULL-terminated; `words` of the caller inside */
   even_text python;
   even_text run_name;
   even_text run_folder;
@@ -33,6 +48,11 @@ even_status even_job_setup_open(const even_job_options *options, char *const *en
 void even_job_setup_close(even_job_setup *setup);
 
 /* The ranks' argv: interpreter, script and arguments. */
+/* The number of ranks on this host as --hosts has it, 0: as -n has it. */
+even_status even_job_first_host(const even_job_options *options, int ranks, int *first) EVEN_MUST_USE;
+/* With --hosts: reaches the other hosts, whose devices follow this one's then. */
+even_status even_job_reach_hosts(const even_job_options *options, int ranks, const char *script,
+                                 even_job_setup *setup) EVEN_MUST_USE;
 even_status even_job_command(const even_job_options *options, size_t count, char **words,
                              even_job_setup *setup) EVEN_MUST_USE;
 /* Whether --name, where given, can name a folder. */

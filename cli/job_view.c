@@ -115,12 +115,14 @@ static void print(even_job_view *view, even_job_stream *stream) {
   even_text_clear(&view->line);
 }
 
-static void prefix(even_text *text, bool colour, int rank) {
+static void prefix(even_text *text, bool colour, int rank, const char *label) {
+  const char *on = label == NULL ? "" : " on ";
+  label = label == NULL ? "" : label;
   const size_t count = sizeof rank_colours / sizeof rank_colours[0];
   if (colour) {
-    even_text_format(text, "\033[%sm[rank %d]\033[0m ", rank_colours[(size_t)rank % count], rank);
+    even_text_format(text, "\033[%sm[rank %d%s%s]\033[0m ", rank_colours[(size_t)rank % count], rank, on, label);
   } else {
-    even_text_format(text, "[rank %d] ", rank);
+    even_text_format(text, "[rank %d%s%s] ", rank, on, label);
   }
 }
 
@@ -140,7 +142,7 @@ static void show_line(even_job_view *view, int rank, bool error, const char *tex
   even_job_stream *stream = &view->streams[error ? ERROR : view->output];
   after_last_return(&text, &length);
   if (view->ranks > 1) {
-    prefix(&view->line, stream->colour, rank);
+    prefix(&view->line, stream->colour, rank, view->labels == NULL ? NULL : view->labels[rank]);
   }
   even_text_append(&view->line, text, length);
   even_text_add(&view->line, "\n");

@@ -24,7 +24,8 @@ typedef struct even_job_view {
   even_job_stream streams[2]; /* standard output, standard error */
   int output;                 /* which of them takes the ranks' standard output */
   bool quiet;
-  const bool *shown; /* a rank each */
+  const bool *shown;         /* a rank each */
+  const char *const *labels; /* a rank each: the host that its lines name, NULL for none; NULL: no rank has one */
   int ranks;
   const char *logs;                 /* the folder with everything that the ranks printed */
   uint64_t wait_ns;                 /* how long readers may be waited for until refill_ns */

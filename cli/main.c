@@ -21,6 +21,7 @@ static const even_command commands[] = {
     {"plan", "predict shares, step time and memory from a few measured steps", even_cli_plan},
     {"verify", "whether training on several ranks comes to what one device comes to", even_cli_verify},
     {"run", "train: start a script on every device, watched and restarted", even_cli_run},
+    {"agent", "serve a job of several hosts (started by run --hosts)", even_cli_agent},
     {"ckpt", "list, check and show checkpoints", even_cli_ckpt},
     {"chaos", "disturb a training on purpose, and see that it comes to the same", even_cli_chaos},
     {"top", "what a run does now, in the terminal", even_cli_top},

@@ -19,6 +19,7 @@ static const even_usage usage = {
         "examples:\n"
         "  evenstep run train.py --epochs 3\n"
         "  evenstep run --devices cpu:0,cuda:0 --checkpoint-every 30s train.py\n"
+        "  evenstep run --hosts here,there:2 train.py        # on this host, and two ranks on another\n"
         "  evenstep run -n 2 --cpu-quota 1:0.25 train.py     # the second rank four times slower",
     .stop_at_operand = true,
 };

@@ -53,6 +53,7 @@ need libhwloc-dev "finds cores, caches, NUMA nodes" have_header hwloc
 need libsqlite3-dev "keeps a run's history" have_header sqlite3
 need libmicrohttpd-dev "serves the page" have_header libmicrohttpd
 need libjansson-dev "reads JSON" have_header jansson
+need libssl-dev "TLS between hosts" have_header openssl
 need python3 "Python 3.11 or newer" command -v "$python"
 if command -v "$python" > /dev/null; then
   need python3-venv "virtual environments" python_can 'import venv, ensurepip'

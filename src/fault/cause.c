@@ -71,7 +71,8 @@ static void add_location(even_text *cause, const even_traceback *traceback) {
 }
 
 static bool ended_well(const even_fault_facts *facts) {
-  return !facts->out_of_memory && !facts->stood_still && facts->hung == NULL && facts->signal == 0 && facts->code == 0;
+  return facts->lost == NULL && !facts->out_of_memory && !facts->stood_still && facts->hung == NULL &&
+         facts->signal == 0 && facts->code == 0;
 }
 
 static bool find(const even_fault_facts *facts, even_traceback *out) {
@@ -149,7 +150,9 @@ even_status even_fault_explain(const even_fault_facts *facts, even_text *cause, 
     }
     return even_text_status(cause);
   }
-  if (facts->out_of_memory) {
+  if (facts->lost != NULL) {
+    even_text_format(cause, "was lost with its host: %s", facts->lost);
+  } else if (facts->out_of_memory) {
     even_text_add(cause, facts->signal != 0 ? "was killed by the kernel's out-of-memory killer"
                                             : "failed after the kernel's out-of-memory killer ended a process of it");
     if (facts->peak_memory_bytes > 0) {
@@ -198,6 +201,9 @@ static guilt guilt_of(const even_fault_facts *facts) {
   even_traceback traceback;
   if (facts->out_of_memory) {
     return GUILT_OUT_OF_MEMORY;
+  }
+  if (facts->lost != NULL) {
+    return GUILT_SIGNALLED;
   }
   if (facts->signal != 0 && !facts->stopped_by_agent) {
     return GUILT_SIGNALLED;

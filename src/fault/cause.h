@@ -21,6 +21,7 @@ typedef struct even_fault_facts {
   long pid;
   bool stopped_by_agent; /* it was running when the agent ended it */
   bool stood_still;      /* somebody had stopped it (SIGSTOP), and it still stood when another rank failed */
+  const char *lost;      /* why nothing is heard of its host any more; NULL: it is */
   const char *hung;      /* why the agent ended it for hanging ("no progress for 31 s in data"); NULL: it did not */
   bool out_of_memory;    /* the kernel's out-of-memory killer chose it or a process below it */
   int signal;            /* that ended it, 0: it exited */

@@ -36,7 +36,7 @@ static void look(even_monitor *monitor, uint64_t now) {
     even_rank_usage usage;
     even_call_totals totals;
     even_state_rank *at = &monitor->state->rank[rank];
-    bool there = at->pid != 0 && even_usage_look(at->pid, now, &at->usage, &usage);
+    bool there = at->pid != 0 && !at->elsewhere && even_usage_look(at->pid, now, &at->usage, &usage);
     even_telemetry_reader_totals(monitor->reader, rank, &totals);
     bool called = memcmp(&totals, &at->calls.now, sizeof totals) != 0;
     even_state_calls_seen(monitor->state, rank, now, &totals);
@@ -205,7 +205,10 @@ static even_status open_parts(even_monitor *monitor, const even_monitor_params *
   monitor->calls_a_tick = EVEN_MONITOR_CALLS_A_TICK;
   for (int rank = 0; rank < params->ranks && params->rank_facts != NULL; rank++) {
     const even_monitor_rank *facts = &params->rank_facts[rank];
-    even_state_rank_facts(monitor->state, rank, facts->device, facts->model, facts->cores, facts->quota);
+    char device[96];
+    (void)snprintf(device, sizeof device, facts->host == NULL ? "%s" : "%s on %s", facts->device, facts->host);
+    even_state_rank_facts(monitor->state, rank, device, facts->model, facts->cores, facts->quota);
+    monitor->state->rank[rank].elsewhere = facts->host != NULL;
   }
   EVEN_TRY(even_folder_make(params->run_folder));
   EVEN_TRY(even_random_hex(monitor->token, EVEN_SERVER_TOKEN_DIGITS));

@@ -16,6 +16,7 @@ typedef struct even_monitor_rank {
   const char *model;  /* "AMD EPYC" */
   double cores;       /* CPU time it may use, quota honoured */
   double quota;       /* fraction set by --cpu-quota, NAN for none */
+  const char *host;   /* another one, on which it runs; NULL: this one */
 } even_monitor_rank;
 
 typedef struct even_monitor_params {

@@ -113,6 +113,7 @@ typedef struct even_state_calls {
 
 typedef struct even_state_rank {
   char device[32];
+  bool elsewhere; /* on another host: its process number means nothing here */
   char model[128];
   double cores;
   double quota;

@@ -6,6 +6,7 @@
 #include "checkpoint/reader.h"
 #include "orchestrator/hangs.h"
 #include "orchestrator/job.h"
+#include "orchestrator/remote.h"
 #include "os/descriptors.h"
 #include "os/file.h"
 #include "os/path.h"
@@ -38,6 +39,9 @@ void even_job_interrupted(even_job *job, int signal) {
 }
 
 static even_rank_end kind_of(const even_fault_facts *facts) {
+  if (facts->lost != NULL) {
+    return EVEN_RANK_LOST;
+  }
   if (facts->out_of_memory) {
     return EVEN_RANK_OUT_OF_MEMORY;
   }
@@ -110,7 +114,7 @@ static even_status report_ends(even_job *job, even_fault_facts *ends, size_t *cu
     /* what it failed of came before our signal */
     ends[*culprit].stopped_by_agent = ends[*culprit].stopped_by_agent && job->interrupted != 0;
     if (ends[*culprit].signal == 0 && ends[*culprit].code == 0 && !ends[*culprit].stood_still &&
-        ends[*culprit].hung == NULL && ends[*culprit].leave == EVEN_LEAVE_NONE) {
+        ends[*culprit].hung == NULL && ends[*culprit].lost == NULL && ends[*culprit].leave == EVEN_LEAVE_NONE) {
       ends[*culprit].leave = EVEN_LEAVE_EARLY;
     }
     *its = ends[*culprit];
@@ -248,8 +252,8 @@ static even_status plan_restart(even_job *job, const even_fault_facts *culprit, 
   bool progress = strcmp(even_text_string(&before), even_text_string(&job->resume)) != 0;
   even_text_free(&before);
   EVEN_TRY(status);
-  if (!progress && culprit->signal == 0 && !culprit->stood_still && culprit->hung == NULL && !culprit->out_of_memory &&
-      !job->params->restart_always) {
+  if (!progress && culprit->signal == 0 && culprit->lost == NULL && !culprit->stood_still && culprit->hung == NULL &&
+      !culprit->out_of_memory && !job->params->restart_always) {
     even_job_notice(job,
                     "not restarted: the script ended by an error of its own and no checkpoint was written since it "
                     "began (--max-restarts N restarts all the same)");
@@ -263,7 +267,7 @@ static even_status plan_restart(even_job *job, const even_fault_facts *culprit, 
 }
 
 static int exit_code_of(const even_fault_facts *facts) {
-  if (facts->leave != EVEN_LEAVE_NONE || facts->stood_still || facts->hung != NULL) {
+  if (facts->leave != EVEN_LEAVE_NONE || facts->stood_still || facts->hung != NULL || facts->lost != NULL) {
     return even_status_exit_code(EVEN_ERR_RANK_FAILED); /* its own is 0, or of our signal */
   }
   return facts->signal != 0 ? 128 + facts->signal : facts->code;
@@ -282,7 +286,13 @@ static even_status run_attempts(even_job *job, even_fault_facts *ends, int *exit
       *exit_code = 128 + job->interrupted;
       return EVEN_OK;
     }
-    EVEN_TRY(even_job_run_attempt(job));
+    even_status ran = even_job_run_attempt(job);
+    if (ran == EVEN_ERR_INTERRUPTED && even_signals_end_pending() != 0) {
+      even_job_interrupted(job, even_signals_end_pending());
+      *exit_code = 128 + job->interrupted; /* while a host was waited for */
+      return EVEN_OK;
+    }
+    EVEN_TRY(ran);
     EVEN_TRY(report_ends(job, ends, &culprit, &its));
     if (job->interrupted != 0) {
       *exit_code = 128 + job->interrupted;
@@ -348,12 +358,20 @@ static even_status make_room(even_job *job) {
   return status;
 }
 
-static even_status open_job(even_job *job) {
-  EVEN_TRY(make_room(job));
-  EVEN_TRY(make_folders(job));
+/* Of one that serves another the leader says both. */
+static even_status find_beginning(even_job *job) {
+  if (job->follower != NULL) {
+    return EVEN_OK;
+  }
   EVEN_TRY(even_random_hex(job->id, 32));
   EVEN_TRY(find_foreign(job));
-  EVEN_TRY(find_resume(job, false));
+  return find_resume(job, false);
+}
+
+even_status even_job_open(even_job *job) {
+  EVEN_TRY(make_room(job));
+  EVEN_TRY(make_folders(job));
+  EVEN_TRY(find_beginning(job));
   even_host_name(job->host, sizeof job->host);
   EVEN_TRY(EVEN_NEW_ARRAY(&job->ranks, job->count));
   EVEN_TRY(EVEN_NEW_ARRAY(&job->order, job->count));
@@ -365,10 +383,12 @@ static even_status open_job(even_job *job) {
   EVEN_TRY(even_job_generations_open(job));
   EVEN_TRY(even_job_guard_open(job));
   EVEN_TRY(even_loop_open(&job->loop));
-  return even_loop_add(&job->loop, &job->signal_watch, job->signals.fd, even_job_signals_ready, job);
+  EVEN_TRY(even_loop_add(&job->loop, &job->signal_watch, job->signals.fd, even_job_signals_ready, job));
+  return even_job_hosts_open(job);
 }
 
-static void close_job(even_job *job) {
+void even_job_close(even_job *job) {
+  even_job_hosts_close(job);
   even_slowdown_close(&job->slow);
   even_job_snapshots_close(job);
   even_guardian_stop(&job->guardian);
@@ -397,13 +417,17 @@ even_status even_agent_run(const even_agent_params *params, int *exit_code) {
   EVEN_TRY(check(params));
   even_job job = {.params = params,
                   .count = params->devices->count,
+                  .local = params->devices->count,
+                  .master_address = "127.0.0.1",
+                  .hosts = params->hosts,
                   .loop = {.fd = -1},
                   .signals = {.fd = -1},
                   .guardian = {.pid = -1, .pipe = -1},
                   .generation_fd = -1,
                   .oom = {.kernel_log = -1}};
+  even_job_hosts_count(&job);
   even_fault_facts *ends = NULL;
-  even_status status = open_job(&job);
+  even_status status = even_job_open(&job);
   if (status == EVEN_OK) {
     status = EVEN_NEW_ARRAY(&ends, job.count);
   }
@@ -411,6 +435,6 @@ even_status even_agent_run(const even_agent_params *params, int *exit_code) {
     status = run_attempts(&job, ends, exit_code);
   }
   even_free(ends);
-  close_job(&job);
+  even_job_close(&job);
   return status;
 }

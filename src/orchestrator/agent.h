@@ -14,7 +14,8 @@ typedef enum even_rank_end {
   EVEN_RANK_SIGNALLED,        /* by a signal: code */
   EVEN_RANK_OUT_OF_MEMORY,    /* by the kernel's out-of-memory killer */
   EVEN_RANK_STOPPED_BY_AGENT, /* because another rank failed or the user asked */
-  EVEN_RANK_LEFT              /* by itself with code 0, but others could not go on without it */
+  EVEN_RANK_LEFT,             /* by itself with code 0, but others could not go on without it */
+  EVEN_RANK_LOST              /* with its host */
 } even_rank_end;
 
 /* Called from the agent's loop, one thread. Any member may be NULL. */
@@ -70,6 +71,10 @@ typedef struct even_agent_params {
   /* NULL: start anew; "auto": newest whole checkpoint, if any (EVEN_ERR_CORRUPT where all are damaged or cannot be
    * read); else its path (whose checksums the caller has compared) */
   const char *resume;
+  /* The other hosts of the job, in order (hosts.h); their devices follow this host's in `devices`. NULL: there are
+   * none. Not with `shrink`. */
+  struct even_hosts *hosts;
+  const bool *shown; /* of hosts: whose lines the observer wants, a rank each; NULL: all */
   even_agent_observer observer;
 } even_agent_params;
 

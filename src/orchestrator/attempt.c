@@ -2,8 +2,10 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "orchestrator/environment.h"
+#include "orchestrator/follower.h"
 #include "orchestrator/hangs.h"
 #include "orchestrator/job.h"
+#include "orchestrator/remote.h"
 #include "os/clock.h"
 #include "os/file.h"
 #include "os/pipe.h"
@@ -19,9 +21,9 @@ static const uint64_t grace_interrupt_ns = 10000000000u;
 static const uint64_t grace_failure_ns = 5000000000u;
 static const uint64_t tick_ns = 100000000u;
 
-static void signal_ranks(even_job *job, int number, bool groups) {
+void even_job_signal_ranks(even_job *job, int number, bool groups) {
   for (size_t i = 0; i < job->count; i++) {
-    if (job->ranks[i].alive) {
+    if (job->ranks[i].alive && !job->ranks[i].elsewhere) {
       (void)(groups ? even_process_signal_group(job->ranks[i].pid, number)
                     : even_process_signal(job->ranks[i].pid, number));
     }
@@ -44,7 +46,11 @@ static bool any_stands(even_job *job) {
   for (size_t i = 0; i < job->count; i++) {
     even_process_stat facts;
     even_job_rank *rank = &job->ranks[i];
-    rank->stood_still = rank->alive && even_process_stat_read(rank->pid, &facts) == 0 && facts.state == 'T';
+    if (rank->elsewhere) {
+      rank->stood_still = rank->alive && rank->was_stopped;
+    } else {
+      rank->stood_still = rank->alive && even_process_stat_read(rank->pid, &facts) == 0 && facts.state == 'T';
+    }
     if (rank->stood_still && !rank->was_stopped) {
       tell_stopped(job, rank, "");
     }
@@ -60,10 +66,11 @@ static void move_to(even_job *job, even_job_stage stage, int number, bool groups
   job->stage = stage;
   job->deadline_ns = even_clock_ns() + grace_ns;
   even_job_generations_refuse(job);
-  signal_ranks(job, number, groups);
+  even_job_signal_ranks(job, number, groups);
   if (number != SIGKILL) {
-    signal_ranks(job, SIGCONT, groups); /* one that stands still cannot end itself */
+    even_job_signal_ranks(job, SIGCONT, groups); /* one that stands still cannot end itself */
   }
+  even_job_hosts_signal(job, number, groups, true);
 }
 
 static void kill_all(even_job *job) {
@@ -106,16 +113,24 @@ static void end_by_user(even_job *job, int number) {
   }
 }
 
+void even_job_end_ranks(even_job *job, int number, bool groups) {
+  even_job_stage stage = number == SIGKILL ? EVEN_JOB_KILLED : number == SIGINT ? EVEN_JOB_ASKED : EVEN_JOB_TERMINATED;
+  if (job->stage == EVEN_JOB_RUNS) {
+    (void)any_stands(job); /* as it is before our signal */
+  }
+  move_to(job, stage, number, groups, number == SIGINT ? grace_interrupt_ns : grace_failure_ns);
+}
+
 static even_job_rank *rank_of(even_job *job, pid_t pid) {
   for (size_t i = 0; i < job->count; i++) {
-    if (job->ranks[i].alive && job->ranks[i].pid == pid) {
+    if (job->ranks[i].alive && !job->ranks[i].elsewhere && job->ranks[i].pid == pid) {
       return &job->ranks[i];
     }
   }
   return NULL;
 }
 
-static void rank_ended(even_job *job, even_job_rank *rank, const even_process_end *end) {
+void even_job_rank_ended(even_job *job, even_job_rank *rank, const even_process_end *end) {
   rank->alive = false;
   rank->end = *end;
   job->order[job->ended++] = (size_t)(rank - job->ranks);
@@ -127,6 +142,10 @@ static void rank_ended(even_job *job, even_job_rank *rank, const even_process_en
   if (rank->output.log_status != EVEN_OK) {
     even_job_notice(job, "the log of rank %d is not whole: %s", rank->output.rank,
                     even_status_text(rank->output.log_status));
+  }
+  if (job->follower != NULL) { /* what follows from it, the leader says */
+    even_job_follower_tell_end(job, rank);
+    return;
   }
   bool well = end->signal == 0 && end->code == 0;
   if (well) {
@@ -153,7 +172,7 @@ static void rank_ended(even_job *job, even_job_rank *rank, const even_process_en
  * wait there would do so for ever. Scripts in which nobody waits are let be. */
 static void check_awaited(even_job *job) {
   bool waits = false;
-  if (job->stage != EVEN_JOB_RUNS || job->ended == 0 || job->alive == 0) {
+  if (job->stage != EVEN_JOB_RUNS || job->ended == 0 || job->alive == 0 || job->follower != NULL) {
     return;
   }
   even_progress_read(&job->progress);
@@ -172,6 +191,17 @@ static void check_awaited(even_job *job) {
   }
 }
 
+void even_job_rank_stopped(even_job *job, even_job_rank *rank, int signal) {
+  char by[48];
+  (void)snprintf(by, sizeof by, " by %s", even_signal_name(signal));
+  if (job->follower != NULL) {
+    rank->was_stopped = true;
+    even_job_follower_tell_stopped(job, rank, signal);
+  } else {
+    tell_stopped(job, rank, by);
+  }
+}
+
 static void reap(even_job *job) {
   even_process_end end;
   bool any = true;
@@ -183,17 +213,16 @@ static void reap(even_job *job) {
     }
     even_job_rank *rank = any ? rank_of(job, end.pid) : NULL;
     if (rank == NULL) {
-      if (any) { /* the guardian, or an orphan of a rank, adopted: reaped, and that is all */
+      if (any && (end.stopped || !even_job_hosts_reaped(job, end.pid))) {
+        /* the guardian, or an orphan of a rank, adopted: reaped, and that is all */
         even_job_guard_ended(job, &end);
       }
       continue;
     }
     if (!end.stopped) {
-      rank_ended(job, rank, &end);
+      even_job_rank_ended(job, rank, &end);
     } else if (job->stage == EVEN_JOB_RUNS) {
-      char by[48];
-      (void)snprintf(by, sizeof by, " by %s", even_signal_name(end.signal));
-      tell_stopped(job, rank, by);
+      even_job_rank_stopped(job, rank, end.signal);
     }
   }
 }
@@ -210,12 +239,24 @@ void even_job_signals_ready(void *context, int fd) {
       case SIGINT:
       case SIGTERM:
       case SIGHUP:
-        end_by_user(job, number);
+        if (job->follower != NULL) {
+          even_job_follower_signalled(job, number);
+        } else {
+          end_by_user(job, number);
+        }
         break;
       default:
-        signal_ranks(job, number, false);
+        even_job_signal_ranks(job, number, false);
+        even_job_hosts_signal(job, number, false, false);
         break;
     }
+  }
+}
+
+void even_job_end_hung(even_job *job) {
+  if (job->stage == EVEN_JOB_RUNS) {
+    even_job_flights_tell(job);
+    move_to(job, EVEN_JOB_TERMINATED, SIGTERM, false, grace_failure_ns);
   }
 }
 
@@ -225,9 +266,10 @@ static void check_hangs(even_job *job) {
     return;
   }
   even_hangs_tick(job->hangs, job, &end);
-  if (end) {
-    even_job_flights_tell(job);
-    move_to(job, EVEN_JOB_TERMINATED, SIGTERM, false, grace_failure_ns);
+  if (end && job->follower != NULL) {
+    even_job_follower_tell_hung(job);
+  } else if (end) {
+    even_job_end_hung(job);
   }
 }
 
@@ -238,6 +280,7 @@ static void tick(even_job *job) {
     if (job->params->observer.tick != NULL) {
       job->params->observer.tick(job->params->observer.context);
     }
+    even_job_hosts_tick(job);
     check_awaited(job);
     check_hangs(job);
   }
@@ -324,11 +367,17 @@ static even_status start_process(even_job *job, size_t index, const even_environ
   return status;
 }
 
-static even_status start_rank(even_job *job, size_t index, int port) {
+static even_status start_rank(even_job *job, size_t index) {
   even_job_rank *rank = &job->ranks[index];
   const even_rank_place place = {.rank = (int)index,
                                  .devices = job->params->devices,
-                                 .master_port = port,
+                                 .first = (int)job->first,
+                                 .local = (int)job->local,
+                                 .group = job->group,
+                                 .groups = job->groups,
+                                 .master_address = job->master_address,
+                                 .interface = job->interface,
+                                 .master_port = job->master_port,
                                  .attempt = job->attempt,
                                  .max_restarts = job->params->max_restarts,
                                  .telemetry_fd = job->params->telemetry_fd,
@@ -366,6 +415,12 @@ static even_status start_rank(even_job *job, size_t index, int port) {
 static void reset(even_job *job) {
   even_job_forget_attempt(job);
   memset(job->ranks, 0, job->count * sizeof *job->ranks);
+  for (size_t i = 0; i < job->count; i++) {
+    job->ranks[i].elsewhere = i < job->first || i >= job->first + job->local;
+    job->ranks[i].output = (even_rank_output){
+        .loop = &job->loop, .rank = (int)i, .log = -1, .streams = {{.watch = {.fd = -1}}, {.watch = {.fd = -1}}}};
+    job->ranks[i].output_open = job->ranks[i].elsewhere; /* its tails come from its host */
+  }
   job->ended = 0;
   job->alive = 0;
   job->stage = EVEN_JOB_RUNS;
@@ -377,30 +432,47 @@ static void reset(even_job *job) {
   even_job_generations_begin(job);
 }
 
-even_status even_job_run_attempt(even_job *job) {
-  int port = 0;
-  reset(job);
-  EVEN_TRY(even_port_free(&port));
+/* The agent itself failed: nothing may stay behind. */
+static void abandon(even_job *job) {
+  even_job_hosts_signal(job, SIGKILL, true, true);
+  for (size_t i = 0; i < job->count; i++) {
+    if (job->ranks[i].alive && !job->ranks[i].elsewhere) {
+      (void)even_process_signal_group(job->ranks[i].pid, SIGKILL);
+      even_process_wait(job->ranks[i].pid);
+    }
+    job->ranks[i].alive = false;
+  }
+  job->alive = 0;
+}
+
+/* Other hosts clear up their part, too, before the next attempt begins. */
+static even_status await_hosts(even_job *job) {
+  uint64_t since_ns = even_clock_ns();
   even_status status = EVEN_OK;
-  for (size_t i = 0; status == EVEN_OK && i < job->count; i++) {
-    status = start_rank(job, i, port);
+  while (status == EVEN_OK && !even_job_hosts_settled(job, since_ns)) {
+    status = turn(job);
+  }
+  return status;
+}
+
+even_status even_job_run_attempt(even_job *job) {
+  reset(job);
+  if (job->follower == NULL) {
+    EVEN_TRY(even_port_free(&job->master_port));
+  }
+  even_status status = even_job_hosts_begin(job); /* first: what they do until their ranks run takes its time, too */
+  for (size_t i = job->first; status == EVEN_OK && i < job->first + job->local; i++) {
+    status = start_rank(job, i);
   }
   while (status == EVEN_OK && job->alive > 0) {
     status = turn(job);
   }
-  if (job->alive > 0) { /* the agent itself failed: nothing may stay behind */
-    for (size_t i = 0; i < job->count; i++) {
-      if (job->ranks[i].alive) {
-        (void)even_process_signal_group(job->ranks[i].pid, SIGKILL);
-        even_process_wait(job->ranks[i].pid);
-        job->ranks[i].alive = false;
-      }
-    }
-    job->alive = 0;
+  if (job->alive > 0) {
+    abandon(job);
   }
   even_job_sweep(job);
   even_job_snapshots_finish(job);
-  return status;
+  return status == EVEN_OK ? await_hosts(job) : status;
 }
 
 /* Chosen by the killer itself, or a worker process of it was (torch's words for that are in its traceback). */
@@ -424,12 +496,15 @@ even_fault_facts even_job_facts(const even_job *job, size_t index) {
   const even_text *error = &rank->output.streams[1].tail;
   return (even_fault_facts){.rank = (int)index,
                             .device = job->params->devices->items[index].name,
-                            .host = job->host,
+                            .host = even_job_host_name(job, index),
                             .pid = (long)rank->pid,
                             .stopped_by_agent = rank->stopped_by_agent,
                             .stood_still = rank->stood_still,
-                            .hung = rank->hung ? even_hangs_words(job->hangs, index) : NULL,
-                            .out_of_memory = met_oom_killer(job, rank),
+                            .lost = rank->lost,
+                            .hung = !rank->hung       ? NULL
+                                    : rank->elsewhere ? rank->hung_words
+                                                      : even_hangs_words(job->hangs, index),
+                            .out_of_memory = rank->elsewhere ? rank->out_of_memory : met_oom_killer(job, rank),
                             .leave = rank->awaited ? EVEN_LEAVE_BEFORE_JOINING : EVEN_LEAVE_NONE,
                             .steps_known = job->progress.reader != NULL && job->progress.ranks[index].joined,
                             .steps = job->progress.ranks[index].stepped ? job->progress.ranks[index].last_step + 1 : 0,

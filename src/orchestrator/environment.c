@@ -5,7 +5,7 @@
 #include "base/fail.h"
 #include "base/text.h"
 
-#include <stdbool.h>
+#include <stdio.h>
 #include <string.h>
 
 static char **find(const even_environment *environment, const char *name, size_t length) {
@@ -74,12 +74,12 @@ static even_status set_unless_there(even_environment *environment, const char *n
 }
 
 /* What another job's rank, if we are started by one, has for itself alone. */
-static bool belongs_to_another_job(const char *line) {
+bool even_environment_is_of_a_rank(const char *line) {
   static const char *const names[] = {
-      "EVENSTEP_JOB=",           "EVENSTEP_RUN_DIR=",       "EVENSTEP_DEVICE=",      "EVENSTEP_TELEMETRY_FD=",
-      "EVENSTEP_SPEEDS=",        "EVENSTEP_RESUME=",        "EVENSTEP_REQUESTS_FD=", "EVENSTEP_PLAN=",
-      "EVENSTEP_PLAN_STEPS=",    "EVENSTEP_POLICY=",        "EVENSTEP_CHECKPOINT_",  "EVENSTEP_SNAPSHOT_FD=",
-      "EVENSTEP_GENERATION_FD=", "TORCHELASTIC_ERROR_FILE="};
+      "EVENSTEP_AGENT=",        "EVENSTEP_JOB=",           "EVENSTEP_RUN_DIR=",       "EVENSTEP_DEVICE=",
+      "EVENSTEP_TELEMETRY_FD=", "EVENSTEP_SPEEDS=",        "EVENSTEP_RESUME=",        "EVENSTEP_REQUESTS_FD=",
+      "EVENSTEP_PLAN=",         "EVENSTEP_PLAN_STEPS=",    "EVENSTEP_POLICY=",        "EVENSTEP_CHECKPOINT_",
+      "EVENSTEP_SNAPSHOT_FD=",  "EVENSTEP_GENERATION_FD=", "TORCHELASTIC_ERROR_FILE="};
   for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
     if (strncmp(line, names[i], strlen(names[i])) == 0) {
       return true;
@@ -102,12 +102,13 @@ static bool add_visible(even_text *out, const char *visible, int index) {
   return true;
 }
 
-/* All GPUs of the job in the order of the ranks: where every rank has one, LOCAL_RANK indexes them. */
-static even_status set_visible_gpus(even_environment *environment, const even_device_list *devices) {
+/* All GPUs of the job's ranks on this host in their order: where every rank has one, LOCAL_RANK indexes them. */
+static even_status set_visible_gpus(even_environment *environment, const even_device_list *devices, size_t first,
+                                    size_t end) {
   even_text list = EVEN_TEXT_EMPTY;
   const char *visible = even_environment_get(environment, "CUDA_VISIBLE_DEVICES");
   bool any = false;
-  for (size_t i = 0; i < devices->count; i++) {
+  for (size_t i = first; i < end; i++) {
     if (devices->items[i].kind != EVEN_DEVICE_CUDA) {
       continue;
     }
@@ -130,25 +131,50 @@ static long thread_count(const even_device *device) {
   return threads < 1 ? 1 : threads;
 }
 
+/* Gloo takes the host's name for its address otherwise, which Debian gives to 127.0.1.1. */
+static even_status set_interface(even_environment *environment, const even_rank_place *place) {
+  char exactly[64];
+  if (place->groups < 2 || place->interface == NULL || place->interface[0] == '\0') {
+    return EVEN_OK;
+  }
+  (void)snprintf(exactly, sizeof exactly, "=%s", place->interface);
+  EVEN_TRY(set_unless_there(environment, "GLOO_SOCKET_IFNAME", place->interface));
+  EVEN_TRY(set_unless_there(environment, "TP_SOCKET_IFNAME", place->interface));
+  return set_unless_there(environment, "NCCL_SOCKET_IFNAME", exactly);
+}
+
+/* Each host's processes can be told from those of the same job on another, also where one machine plays several. */
+static even_status set_agent(even_environment *environment, const even_rank_place *place) {
+  char mark[64];
+  if (place->groups < 2) {
+    return EVEN_OK;
+  }
+  (void)snprintf(mark, sizeof mark, "%s-%d", place->job, place->group);
+  return even_environment_set(environment, "EVENSTEP_AGENT", mark);
+}
+
 static even_status set_torchrun(even_environment *environment, const even_rank_place *place) {
   long world = (long)place->devices->count;
+  long local = place->local > 0 ? place->local : world;
   EVEN_TRY(set_number(environment, "RANK", place->rank));
-  EVEN_TRY(set_number(environment, "LOCAL_RANK", place->rank));
+  EVEN_TRY(set_number(environment, "LOCAL_RANK", place->rank - place->first));
   EVEN_TRY(set_number(environment, "WORLD_SIZE", world));
-  EVEN_TRY(set_number(environment, "LOCAL_WORLD_SIZE", world));
-  EVEN_TRY(set_number(environment, "GROUP_RANK", 0));
-  EVEN_TRY(set_number(environment, "GROUP_WORLD_SIZE", 1));
+  EVEN_TRY(set_number(environment, "LOCAL_WORLD_SIZE", local));
+  EVEN_TRY(set_number(environment, "GROUP_RANK", place->group));
+  EVEN_TRY(set_number(environment, "GROUP_WORLD_SIZE", place->groups > 0 ? place->groups : 1));
   EVEN_TRY(set_number(environment, "ROLE_RANK", place->rank));
   EVEN_TRY(set_number(environment, "ROLE_WORLD_SIZE", world));
   EVEN_TRY(even_environment_set(environment, "ROLE_NAME", "default"));
-  EVEN_TRY(even_environment_set(environment, "MASTER_ADDR", "127.0.0.1"));
+  EVEN_TRY(even_environment_set(environment, "MASTER_ADDR",
+                                place->master_address != NULL ? place->master_address : "127.0.0.1"));
   EVEN_TRY(set_number(environment, "MASTER_PORT", place->master_port));
   EVEN_TRY(set_number(environment, "TORCHELASTIC_RESTART_COUNT", place->attempt));
   EVEN_TRY(set_number(environment, "TORCHELASTIC_MAX_RESTARTS", place->max_restarts));
   EVEN_TRY(even_environment_set(environment, "TORCHELASTIC_RUN_ID", place->job));
   EVEN_TRY(even_environment_set(environment, "TORCHELASTIC_USE_AGENT_STORE", "False"));
   EVEN_TRY(set_unless_there(environment, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"));
-  return set_visible_gpus(environment, place->devices);
+  EVEN_TRY(set_interface(environment, place));
+  return set_visible_gpus(environment, place->devices, (size_t)place->first, (size_t)(place->first + local));
 }
 
 static even_status set_evenstep(even_environment *environment, const even_rank_place *place) {
@@ -158,6 +184,7 @@ static even_status set_evenstep(even_environment *environment, const even_rank_p
   }
   EVEN_TRY(even_environment_set(environment, "PYTHONUNBUFFERED", "1"));
   EVEN_TRY(even_environment_set(environment, "EVENSTEP_JOB", place->job));
+  EVEN_TRY(set_agent(environment, place));
   EVEN_TRY(even_environment_set(environment, "EVENSTEP_RUN_DIR", place->run_folder));
   EVEN_TRY(even_environment_set(environment, "EVENSTEP_DEVICE", device->name));
   if (place->telemetry_fd >= 0) {
@@ -180,7 +207,7 @@ even_status even_environment_of_rank(const even_rank_place *place, char *const *
   even_status status = EVEN_OK;
   *out = (even_environment){NULL, 0};
   for (size_t i = 0; status == EVEN_OK && inherited[i] != NULL; i++) {
-    if (!belongs_to_another_job(inherited[i])) {
+    if (!even_environment_is_of_a_rank(inherited[i])) {
       status = even_environment_put(out, inherited[i]);
     }
   }

@@ -5,6 +5,7 @@
 #include "device/device.h"
 
 #include <evenstep/status.h>
+#include <stdbool.h>
 
 /* "NAME=value" strings, NULL-terminated, each name once. */
 typedef struct even_environment {
@@ -15,6 +16,12 @@ typedef struct even_environment {
 typedef struct even_rank_place {
   int rank;
   const even_device_list *devices; /* of all ranks; their number is the world's size */
+  int first;                       /* rank of this host, */
+  int local;                       /* and how many there are; 0: all ranks are here */
+  int group;                       /* number of this host, */
+  int groups;                      /* and how many there are; 0: one */
+  const char *master_address;      /* NULL: 127.0.0.1 */
+  const char *interface;           /* over which hosts reach one another; NULL, "": not known */
   int master_port;
   int attempt;
   int max_restarts;
@@ -29,6 +36,8 @@ typedef struct even_rank_place {
 /* `inherited`, then the rank's own variables, then `extra` (may be NULL); later ones replace earlier ones. */
 even_status even_environment_of_rank(const even_rank_place *place, char *const *inherited, char *const *extra,
                                      even_environment *out) EVEN_MUST_USE;
+/* Whether a variable ("NAME=value") is a rank's own, so that ranks of another job do not inherit it. */
+bool even_environment_is_of_a_rank(const char *line);
 /* Adds a line "NAME=value", or replaces it. */
 even_status even_environment_put(even_environment *environment, const char *line) EVEN_MUST_USE;
 /* Adds NAME=value, or replaces it. */

@@ -55,7 +55,7 @@ static bool take_group(void *context, int fd, uint64_t identity) {
 static void find_groups(const even_job *job, found_groups *found) {
   found->count = 0;
   for (size_t i = 0; i < job->count && found->count < MOST_GROUPS; i++) {
-    if (job->ranks[i].alive) {
+    if (job->ranks[i].alive && !job->ranks[i].elsewhere) {
       (void)!even_shared_memory_each(job->ranks[i].pid, "evenstep-group", take_group, found); /* gone meanwhile */
     }
   }
@@ -64,7 +64,7 @@ static void find_groups(const even_job *job, found_groups *found) {
 /* The job's rank that has this process, -1: none (a process below a rank's). */
 static int rank_of_process(const even_job *job, long process) {
   for (size_t i = 0; i < job->count; i++) {
-    if ((long)job->ranks[i].pid == process) {
+    if ((long)job->ranks[i].pid == process && !job->ranks[i].elsewhere) {
       return (int)i;
     }
   }

@@ -6,18 +6,43 @@
 #include "os/sweep.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
+
+/* Of several hosts, each clears up its own: one machine may play several. */
+static void write_mark(const even_job *job, char mark[EVEN_SWEEP_MARK]) {
+  if (job->groups > 1) {
+    (void)snprintf(mark, EVEN_SWEEP_MARK, "EVENSTEP_AGENT=%s-%d", job->id, job->group);
+  } else {
+    (void)snprintf(mark, EVEN_SWEEP_MARK, "EVENSTEP_JOB=%s", job->id);
+  }
+}
 
 static even_status start_guardian(even_job *job) {
   char mark[EVEN_SWEEP_MARK];
-  (void)snprintf(mark, sizeof mark, "EVENSTEP_JOB=%s", job->id);
+  write_mark(job, mark);
   return even_guardian_start(mark, &job->guardian);
+}
+
+/* Other hosts slow their own ranks. */
+static even_status slow_own(even_job *job) {
+  double *quota = NULL;
+  if (job->params->cpu_quota != NULL) {
+    EVEN_TRY(EVEN_NEW_ARRAY(&quota, job->count));
+    for (size_t i = 0; i < job->count; i++) {
+      bool own = i >= job->first && i < job->first + job->local;
+      quota[i] = own ? job->params->cpu_quota[i] : (double)NAN;
+    }
+  }
+  even_status status =
+      even_slowdown_open(job->params->devices, quota, !job->params->unpinned, job->id, &job->guardian, &job->slow);
+  even_free(quota);
+  return status;
 }
 
 even_status even_job_guard_open(even_job *job) {
   EVEN_TRY(start_guardian(job));
-  EVEN_TRY(even_slowdown_open(job->params->devices, job->params->cpu_quota, !job->params->unpinned, job->id,
-                              &job->guardian, &job->slow));
+  EVEN_TRY(slow_own(job));
   if (job->slow.refused[0] != '\0') {
     even_job_notice(
         job,
@@ -31,7 +56,7 @@ even_status even_job_guard_open(even_job *job) {
 /* A new guardian knows of nothing yet. */
 static even_status tell_all(even_job *job) {
   for (size_t i = 0; i < job->count; i++) {
-    if (job->ranks[i].alive) {
+    if (job->ranks[i].alive && !job->ranks[i].elsewhere) {
       EVEN_TRY(even_guardian_add_session(&job->guardian, job->ranks[i].pid));
     }
   }
@@ -97,14 +122,17 @@ void even_job_guard_ended(even_job *job, const even_process_end *end) {
 
 void even_job_sweep(even_job *job) {
   const even_error kept = *even_error_last(); /* of what ended the attempt, not of its cleaning up */
-  even_sweep sweep = {.session_count = job->count};
+  even_sweep sweep = {.session_count = 0};
   pid_t *sessions = NULL;
-  (void)snprintf(sweep.mark, sizeof sweep.mark, "EVENSTEP_JOB=%s", job->id);
+  write_mark(job, sweep.mark);
   if (EVEN_NEW_ARRAY(&sessions, job->count) != EVEN_OK) {
-    sweep.session_count = 0; /* the mark alone finds nearly all, and the guardian comes after us */
+    sessions = NULL; /* the mark alone finds nearly all, and the guardian comes after us */
   }
-  for (size_t i = 0; i < sweep.session_count; i++) {
-    sessions[i] = job->ranks[i].pid;
+  sweep.session_count = 0;
+  for (size_t i = 0; sessions != NULL && i < job->count; i++) {
+    if (!job->ranks[i].elsewhere) {
+      sessions[sweep.session_count++] = job->ranks[i].pid;
+    }
   }
   sweep.sessions = sessions;
   if (even_sweep_kill(&sweep, 5000) > 0) {

@@ -333,6 +333,10 @@ static size_t decide(even_hangs *hangs, const even_job *job, uint64_t now_ns) {
   for (size_t i = 0; i < hangs->count; i++) {
     rank_watch *watch = &hangs->ranks[i];
     even_silence_rank *fact = &hangs->facts[i];
+    if (job->ranks[i].elsewhere) { /* its own agent looks; who waits in a collective may wait for it */
+      *fact = (even_silence_rank){.alive = true};
+      continue;
+    }
     *fact = (even_silence_rank){.alive = job->ranks[i].alive};
     fact->late = fact->alive && is_late(watch, job->ranks[i].pid, hangs->least_ns, now_ns);
     any_late = any_late || fact->late;
@@ -342,6 +346,9 @@ static size_t decide(even_hangs *hangs, const even_job *job, uint64_t now_ns) {
   }
   for (size_t i = 0; i < hangs->count; i++) {
     even_silence_rank *fact = &hangs->facts[i];
+    if (job->ranks[i].elsewhere) {
+      continue;
+    }
     fact->held = fact->alive && even_process_is_held(job->ranks[i].pid);
     fact->in_collective = fact->alive && waits_in_a_collective(&hangs->ranks[i], job->ranks[i].pid);
   }

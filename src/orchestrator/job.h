@@ -22,6 +22,10 @@ typedef struct even_job_rank {
   bool was_stopped;      /* by somebody, once */
   bool stood_still;      /* it still stood when another rank failed */
   bool hung;             /* and shall be ended for it: even_hangs_words says how */
+  bool elsewhere;        /* on another host, whose agent watches it */
+  bool out_of_memory;    /* by the word of that agent */
+  const char *lost;      /* it ended with its host: why; NULL: it did not */
+  char hung_words[160];  /* of a rank elsewhere: as even_hangs_words */
   bool awaited;          /* ended with code 0 while others wait for it in es.prepare */
   even_process_end end;
   even_rank_output output;
@@ -37,6 +41,8 @@ typedef enum even_job_stage {
   EVEN_JOB_KILLED
 } even_job_stage;
 
+typedef struct even_follower even_follower;
+
 typedef struct even_job {
   const even_agent_params *params;
   uint64_t descriptors_before; /* the soft limit on open files that the agent raised; 0: it did not */
@@ -51,6 +57,16 @@ typedef struct even_job {
   even_oom_watch oom; /* of the attempt */
   even_progress progress;
   struct even_hangs *hangs; /* NULL: nobody looks for them */
+  /* The ranks of this host; all of them in a job of one host, in which `groups` is 1. */
+  size_t first;
+  size_t local;
+  int group;
+  int groups;
+  char master_address[64];
+  int master_port;
+  char interface[32];             /* over which hosts reach one another, "" where not known */
+  struct even_hosts *hosts;       /* of the agent that leads several hosts; NULL: this is no such */
+  struct even_follower *follower; /* of an agent that serves another one; NULL: this is no such */
   even_job_rank *ranks;
   size_t count;
   size_t *order; /* ranks in the order in which they ended */
@@ -78,6 +94,19 @@ typedef struct even_job {
 
 /* Starts all ranks and returns when all have ended. An error is the agent's own; the ranks are gone then, too. */
 even_status even_job_run_attempt(even_job *job) EVEN_MUST_USE;
+/* All that a job needs before its first attempt; even_job_close frees it, also after a failure. */
+even_status even_job_open(even_job *job) EVEN_MUST_USE;
+void even_job_close(even_job *job);
+/* A rank has ended: what follows from it for the attempt. */
+void even_job_rank_ended(even_job *job, even_job_rank *rank, const even_process_end *end);
+/* Somebody stopped a rank, by this signal. */
+void even_job_rank_stopped(even_job *job, even_job_rank *rank, int signal);
+/* A rank hangs and shall be ended for it: the attempt is. */
+void even_job_end_hung(even_job *job);
+/* Ends this host's ranks by a signal, as their leader says; after some seconds, more sternly. */
+void even_job_end_ranks(even_job *job, int number, bool groups);
+/* Another signal for this host's ranks. */
+void even_job_signal_ranks(even_job *job, int number, bool groups);
 /* The facts of an ended rank, for src/fault. The texts belong to the job. */
 even_fault_facts even_job_facts(const even_job *job, size_t rank);
 /* Starts the guardian and what slows ranks down. */

@@ -119,6 +119,15 @@ static int real_connect(int fd, const struct sockaddr *address, socklen_t bytes)
 static int real_getsockname(int fd, struct sockaddr *address, socklen_t *bytes) {
   return getsockname(fd, address, bytes);
 }
+static int real_getpeername(int fd, struct sockaddr *address, socklen_t *bytes) {
+  return getpeername(fd, address, bytes);
+}
+static int real_accept4(int fd, struct sockaddr *address, socklen_t *bytes, int flags) {
+  return accept4(fd, address, bytes, flags);
+}
+static int real_getsockopt(int fd, int level, int option, void *value, socklen_t *bytes) {
+  return getsockopt(fd, level, option, value, bytes);
+}
 static int real_nanosleep(const struct timespec *time) {
   return nanosleep(time, NULL);
 }
@@ -196,6 +205,7 @@ static int real_nanosleep(const struct timespec *time) {
    .access = access,                            \
    .readlink = readlink,                        \
    .getcwd = getcwd,                            \
+   .chdir = chdir,                              \
    .epoll_create1 = epoll_create1,              \
    .epoll_ctl = epoll_ctl,                      \
    .epoll_wait = epoll_wait,                    \
@@ -206,6 +216,9 @@ static int real_nanosleep(const struct timespec *time) {
    .setsockopt = real_setsockopt,               \
    .connect = real_connect,                     \
    .getsockname = real_getsockname,             \
+   .getpeername = real_getpeername,             \
+   .accept4 = real_accept4,                     \
+   .getsockopt = real_getsockopt,               \
    .getrandom = getrandom,                      \
    .nanosleep = real_nanosleep}
 

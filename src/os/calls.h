@@ -99,6 +99,7 @@ typedef struct even_os_calls {
   int (*access)(const char *path, int mode);
   ssize_t (*readlink)(const char *path, char *buffer, size_t bytes);
   char *(*getcwd)(char *buffer, size_t bytes);
+  int (*chdir)(const char *path);
   int (*epoll_create1)(int flags);
   int (*epoll_ctl)(int epoll, int operation, int fd, struct epoll_event *event);
   int (*epoll_wait)(int epoll, struct epoll_event *events, int count, int timeout_ms);
@@ -109,6 +110,9 @@ typedef struct even_os_calls {
   int (*setsockopt)(int fd, int level, int option, const void *value, socklen_t bytes);
   int (*connect)(int fd, const struct sockaddr *address, socklen_t bytes);
   int (*getsockname)(int fd, struct sockaddr *address, socklen_t *bytes);
+  int (*getpeername)(int fd, struct sockaddr *address, socklen_t *bytes);
+  int (*accept4)(int fd, struct sockaddr *address, socklen_t *bytes, int flags);
+  int (*getsockopt)(int fd, int level, int option, void *value, socklen_t *bytes);
   ssize_t (*getrandom)(void *buffer, size_t bytes, unsigned int flags);
   int (*nanosleep)(const struct timespec *time);
 } even_os_calls;

@@ -35,6 +35,17 @@ even_status even_loop_add(even_loop *loop, even_loop_watch *watch, int fd, void 
   return EVEN_OK;
 }
 
+even_status even_loop_writable(even_loop *loop, even_loop_watch *watch, bool wanted) {
+  struct epoll_event event;
+  memset(&event, 0, sizeof event);
+  event.events = wanted ? EPOLLIN | EPOLLOUT : EPOLLIN;
+  event.data.ptr = watch;
+  if (watch->fd >= 0 && even_os.epoll_ctl(loop->fd, EPOLL_CTL_MOD, watch->fd, &event) != 0) {
+    return even_fail_errno(errno, "descriptor %d could not be watched", watch->fd);
+  }
+  return EVEN_OK;
+}
+
 void even_loop_remove(even_loop *loop, even_loop_watch *watch) {
   if (watch->fd >= 0) {
     (void)even_os.epoll_ctl(loop->fd, EPOLL_CTL_DEL, watch->fd, NULL);

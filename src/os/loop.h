@@ -3,6 +3,7 @@
 #define EVEN_OS_LOOP_H
 
 #include <evenstep/status.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 typedef struct even_loop {
@@ -22,6 +23,8 @@ void even_loop_close(even_loop *loop);
 /* Calls ready(context, fd) in each turn in which `fd` can be read, or its other end is closed. */
 even_status even_loop_add(even_loop *loop, even_loop_watch *watch, int fd, void (*ready)(void *context, int fd),
                           void *context) EVEN_MUST_USE;
+/* Whether ready() is also called in each turn in which `fd` can be written to. */
+even_status even_loop_writable(even_loop *loop, even_loop_watch *watch, bool wanted) EVEN_MUST_USE;
 /* Forgets the descriptor (does not close it); fine when it is not watched. */
 void even_loop_remove(even_loop *loop, even_loop_watch *watch);
 /* One turn: waits at most `timeout_ms` for something to be ready and calls for all that is. */

@@ -35,6 +35,10 @@ even_status even_path_absolute(const char *path, even_text *out) {
   return even_text_status(out);
 }
 
+even_status even_path_enter(const char *path) {
+  return even_os.chdir(path) == 0 ? EVEN_OK : even_fail_errno(errno, "folder %s cannot be entered", path);
+}
+
 even_status even_program_path(even_text *out) {
   char path[PATH_MAX];
   ssize_t length = even_os.readlink("/proc/self/exe", path, sizeof path);

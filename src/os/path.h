@@ -11,6 +11,8 @@ bool even_file_readable(const char *path);
 bool even_file_executable(const char *path);
 /* `path` as seen from the root, into `out` (replaced); links are not followed. */
 even_status even_path_absolute(const char *path, even_text *out) EVEN_MUST_USE;
+/* Makes it this process's working folder. */
+even_status even_path_enter(const char *path) EVEN_MUST_USE;
 /* The file of the running program, into `out` (replaced). */
 even_status even_program_path(even_text *out) EVEN_MUST_USE;
 /* The host's name, "localhost" where it cannot be read; cut to fit. */

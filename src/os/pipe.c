@@ -29,3 +29,11 @@ even_status even_log_open(const char *path, int *fd) {
   *fd = even_os.open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
   return *fd >= 0 ? EVEN_OK : even_fail_errno(errno, "log %s cannot be opened", path);
 }
+
+even_status even_pipe_pair(int ends[2]) {
+  if (even_os.pipe2(ends, O_CLOEXEC) != 0) {
+    ends[0] = ends[1] = -1;
+    return even_fail_errno(errno, "a pipe could not be made");
+  }
+  return EVEN_OK;
+}

@@ -13,6 +13,8 @@ typedef enum even_pipe_state {
 
 even_pipe_state even_pipe_read(int fd, void *buffer, size_t bytes, size_t *got);
 void even_pipe_close(int fd);
+/* A pipe, both ends close-on-exec: read from [0] what is written to [1]. */
+even_status even_pipe_pair(int ends[2]) EVEN_MUST_USE;
 /* Opens a file for appending, made where it is missing; close with even_pipe_close. */
 even_status even_log_open(const char *path, int *fd) EVEN_MUST_USE;
 

@@ -96,7 +96,11 @@ static bool prepare_child(const child_plan *plan, child_step *step) {
     return false;
   }
   *step = STEP_INPUT;
-  if (even_os.isatty(0) == 1) { /* a session of its own cannot read from another's terminal */
+  if (params->input > 0) {
+    if (even_os.dup2(params->input, 0) < 0) {
+      return false;
+    }
+  } else if (even_os.isatty(0) == 1) { /* a session of its own cannot read from another's terminal */
     int null = even_os.open("/dev/null", O_RDONLY, 0);
     if (null < 0 || even_os.dup2(null, 0) < 0) {
       return false;

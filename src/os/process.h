@@ -16,6 +16,7 @@ typedef struct even_process_params {
   char *const *join;  /* cgroup.procs files that the child joins before it runs, NULL-terminated; may be NULL */
   const int *inherit; /* descriptors that stay open in the child under their numbers */
   size_t inherit_count;
+  int input;            /* becomes its standard input; 0: the parent's */
   uint64_t descriptors; /* its soft limit on open files; 0: the parent's */
 } even_process_params;
 

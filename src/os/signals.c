@@ -55,6 +55,20 @@ even_status even_signals_open(even_signals *out) {
   return EVEN_OK;
 }
 
+even_status even_signals_pipe_ignore(struct sigaction *before) {
+  struct sigaction ignore;
+  memset(&ignore, 0, sizeof ignore);
+  ignore.sa_handler = SIG_IGN;
+  if (even_os.sigaction(SIGPIPE, &ignore, before) != 0) {
+    return even_fail_errno(errno, "SIGPIPE cannot be ignored");
+  }
+  return EVEN_OK;
+}
+
+void even_signals_pipe_restore(const struct sigaction *before) {
+  (void)even_os.sigaction(SIGPIPE, before, NULL);
+}
+
 int even_signals_next(even_signals *signals) {
   struct signalfd_siginfo facts;
   ssize_t got = 0;

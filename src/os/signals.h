@@ -18,6 +18,10 @@ typedef struct even_signals {
 even_status even_signals_block(void) EVEN_MUST_USE;
 /* Blocks the same and opens a descriptor for them; SIGPIPE is ignored until close. */
 even_status even_signals_open(even_signals *out) EVEN_MUST_USE;
+/* Writing to a pipe or a connection that nobody reads any more fails from now on, and does not end the process;
+ * *before is for even_signals_pipe_restore. */
+even_status even_signals_pipe_ignore(struct sigaction *before) EVEN_MUST_USE;
+void even_signals_pipe_restore(const struct sigaction *before);
 /* The next signal, 0: none. */
 int even_signals_next(even_signals *signals);
 /* One of INT, TERM and HUP that came while they are blocked and was not read yet; it stays so. 0: none. */

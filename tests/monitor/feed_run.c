@@ -26,7 +26,7 @@ int main(int argc, char **argv) {
   feed_open(&made, ranks, batch, even_clock_ns());
   for (int rank = 0; rank < ranks; rank++) {
     (void)snprintf(devices[rank], sizeof devices[rank], "cpu:%d", rank);
-    facts[rank] = (even_monitor_rank){devices[rank], "Invented CPU", 1, rank == 1 ? 0.25 : NAN};
+    facts[rank] = (even_monitor_rank){devices[rank], "Invented CPU", 1, rank == 1 ? 0.25 : NAN, NULL};
     made.speeds[rank] = rank == 1 ? 1000 : 4000;
     shares[rank] = 8;
   }

@@ -54,7 +54,7 @@ int monitored_tear_down(void **state) {
 }
 
 even_status monitored_open(monitored *made, int port) {
-  static const even_monitor_rank facts[] = {{"cpu:0", "CPU", 1, NAN}, {"cpu:1", "CPU", 0.25, 0.25}};
+  static const even_monitor_rank facts[] = {{"cpu:0", "CPU", 1, NAN, NULL}, {"cpu:1", "CPU", 0.25, 0.25, NULL}};
   const even_monitor_params params = {.size = sizeof params,
                                       .run_folder = made->folder,
                                       .run_name = "test",

@@ -63,6 +63,7 @@
   X(int, -1, close_range, (unsigned int first, unsigned int last), (first, last))                                      \
   X(ssize_t, -1, readlink, (const char *path, char *buffer, size_t bytes), (path, buffer, bytes))                      \
   X(char *, NULL, getcwd, (char *buffer, size_t bytes), (buffer, bytes))                                               \
+  X(int, -1, chdir, (const char *path), (path))                                                                        \
   X(int, -1, epoll_create1, (int flags), (flags))                                                                      \
   X(int, -1, epoll_ctl, (int epoll, int operation, int fd, struct epoll_event *event), (epoll, operation, fd, event))  \
   X(int, -1, epoll_wait, (int epoll, struct epoll_event *events, int count, int timeout_ms),                           \
@@ -72,6 +73,10 @@
   X(int, -1, bind, (int fd, const struct sockaddr *address, socklen_t bytes), (fd, address, bytes))                    \
   X(int, -1, connect, (int fd, const struct sockaddr *address, socklen_t bytes), (fd, address, bytes))                 \
   X(int, -1, getsockname, (int fd, struct sockaddr *address, socklen_t *bytes), (fd, address, bytes))                  \
+  X(int, -1, getpeername, (int fd, struct sockaddr *address, socklen_t *bytes), (fd, address, bytes))                  \
+  X(int, -1, accept4, (int fd, struct sockaddr *address, socklen_t *bytes, int flags), (fd, address, bytes, flags))    \
+  X(int, -1, getsockopt, (int fd, int level, int option, void *value, socklen_t *bytes),                               \
+    (fd, level, option, value, bytes))                                                                                 \
   X(ssize_t, -1, getrandom, (void *buffer, size_t bytes, unsigned int flags), (buffer, bytes, flags))
 /* clang-format on */
 

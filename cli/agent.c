@@ -1,0 +1,51 @@
+/* evenstep agent: one host's part of a job of several. `evenstep run --hosts` starts it, over ssh. */
+#include "base/fail.h"
+#include "cli/command.h"
+#include "orchestrator/hosts.h"
+#include "os/signals.h"
+
+#include <string.h>
+
+enum { MOST_LINE = 65536 };
+
+static const even_usage usage = {
+    .command = "agent",
+    .synopsis = "evenstep agent",
+    .description =
+        "Starts and watches one host's ranks of a job of several hosts. `evenstep run --hosts` starts it on\n"
+        "each of them, and gives it an invitation (one line: where the job is, and its key) on standard\n"
+        "input. It is not for people.",
+};
+
+/* Byte by byte: what follows the line is nobody's here. */
+static even_status read_invitation(char *line, size_t room) {
+  size_t length = 0;
+  int byte = 0;
+  while ((byte = getc(stdin)) != EOF && byte != '\n' && length < room - 1) {
+    line[length++] = (char)byte;
+  }
+  line[length] = '\0';
+  if (byte != '\n') {
+    (void)even_fail(EVEN_ERR_USAGE, "agent: no invitation came on standard input");
+    return even_error_fix("`evenstep run --hosts …` starts agents");
+  }
+  return EVEN_OK;
+}
+
+int even_cli_agent(int argc, char **argv) {
+  static char line[MOST_LINE];
+  int operand = 0;
+  int code = 0;
+  if (!even_cli_begin(&usage, NULL, 0, argc, argv, 0, NULL, &operand, &code)) {
+    return code;
+  }
+  even_status status = even_signals_block();
+  if (status == EVEN_OK) {
+    status = read_invitation(line, sizeof line);
+  }
+  if (status == EVEN_OK) {
+    status = even_hosts_serve(line, &code);
+    memset(line, 0, sizeof line); /* the key */
+  }
+  return status == EVEN_OK ? code : even_cli_fail_of(status);
+}

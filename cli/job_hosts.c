@@ -1,0 +1,205 @@
+/* --hosts: the list as the user typed it, and the way there. */
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "cli/job_setup.h"
+#include "os/path.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_RANKS_A_HOST = 1024 };
+
+/* For many hosts over a slow ssh, and imports from a cold network disk. */
+static const double PATIENCE_SECONDS = 120;
+
+static even_status bad_list(const char *list, const char *why) {
+  even_status status = even_fail(EVEN_ERR_USAGE, "--hosts %s: %s", list, why);
+  (void)even_error_fix(
+      "give names as ssh takes them, this host first, each with its number of ranks where -n does not "
+      "say it: --hosts here:4,there:2");
+  return status;
+}
+
+/* Names go to ssh as words of their own: none may be taken for an option, or be a word of a remote shell. */
+static bool is_name(const char *text, size_t length) {
+  static const char allowed[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-@";
+  return length > 0 && length < EVEN_HOSTS_NAME && text[0] != '-' && strspn(text, allowed) >= length;
+}
+
+static even_status read_host(const char *list, const char *at, size_t length, int ranks, even_host_wish *out) {
+  size_t name = strcspn(at, ":,");
+  *out = (even_host_wish){.ranks = ranks};
+  if (!is_name(at, name)) {
+    return bad_list(list, "not the name of a host");
+  }
+  memcpy(out->name, at, name);
+  if (name < length) {
+    char *end = NULL;
+    errno = 0;
+    long wish = strtol(at + name + 1, &end, 10);
+    if (errno != 0 || end != at + length || end == at + name + 1 || wish < 1 || wish > MOST_RANKS_A_HOST) {
+      return bad_list(list, "not a number of ranks");
+    }
+    out->ranks = (int)wish;
+  }
+  return EVEN_OK;
+}
+
+static even_status read_hosts(const char *list, int ranks, even_host_wish **out, size_t *count) {
+  const char *at = list;
+  *out = NULL;
+  *count = 0;
+  for (;;) {
+    size_t length = strcspn(at, ",");
+    if (*count == EVEN_HOSTS_MOST) {
+      return bad_list(list, "too many hosts");
+    }
+    EVEN_TRY(even_realloc((void **)out, *count + 1, sizeof **out));
+    EVEN_TRY(read_host(list, at, length, ranks, &(*out)[*count]));
+    for (size_t i = 0; i < *count; i++) {
+      if (strcmp((*out)[i].name, (*out)[*count].name) == 0) {
+        return bad_list(list, "a host is named twice");
+      }
+    }
+    (*count)++;
+    if (at[length] == '\0') {
+      return EVEN_OK;
+    }
+    at += length + 1;
+  }
+}
+
+even_status even_job_first_host(const even_job_options *options, int ranks, int *first) {
+  even_host_wish *hosts = NULL;
+  size_t count = 0;
+  *first = ranks;
+  if (options->hosts == NULL) {
+    return EVEN_OK;
+  }
+  even_status status = read_hosts(options->hosts, ranks, &hosts, &count);
+  if (status == EVEN_OK) {
+    *first = hosts[0].ranks;
+  }
+  even_free(hosts);
+  return status;
+}
+
+static even_status check_options(const even_job_options *options) {
+  const char *other = options->devices != NULL                   ? "--devices names devices of this host"
+                      : options->profile != NULL                 ? "--profile is of this host's devices"
+                      : strcmp(options->recovery, "shrink") == 0 ? "--recovery shrink is of one host"
+                                                                 : NULL;
+  if (other == NULL) {
+    return EVEN_OK;
+  }
+  (void)even_fail(EVEN_ERR_USAGE, "%s, and --hosts of several", other);
+  return even_error_fix("leave out one of the two");
+}
+
+static even_status check_alone(const even_job_options *options) {
+  if (options->ssh == NULL && options->address == NULL) {
+    return EVEN_OK;
+  }
+  (void)even_fail(EVEN_ERR_USAGE, "%s is of several hosts, and no --hosts names them",
+                  options->ssh != NULL ? "--ssh" : "--address");
+  return even_error_fix("name the hosts, or leave it out");
+}
+
+/* Words at blanks; `text` is cut up. */
+static even_status split_shell(char *text, char **words) {
+  size_t count = 0;
+  char *save = NULL;
+  for (char *word = strtok_r(text, " \t", &save); word != NULL; word = strtok_r(NULL, " \t", &save)) {
+    if (count == EVEN_JOB_SHELL_WORDS) {
+      return even_fail(EVEN_ERR_USAGE, "--ssh has more than %d words", EVEN_JOB_SHELL_WORDS);
+    }
+    words[count++] = word;
+  }
+  words[count] = NULL;
+  return count > 0 ? EVEN_OK : even_fail(EVEN_ERR_USAGE, "--ssh is empty");
+}
+
+static even_status find_program(even_text *out) {
+  static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-+@%/=,";
+  EVEN_TRY(even_program_path(out));
+  if (strspn(out->data, plain) != out->length) {
+    (void)even_fail(EVEN_ERR_UNSUPPORTED, "%s has a path that a shell on another host would take apart", out->data);
+    return even_error_fix("install evenstep in a folder without blanks and signs in its path");
+  }
+  return EVEN_OK;
+}
+
+/* Ends without the "/" that even_path_absolute leaves. */
+static even_status find_folder(even_text *out) {
+  EVEN_TRY(even_path_absolute("./", out));
+  while (out->length > 1 && out->data[out->length - 1] == '/') {
+    out->data[--out->length] = '\0';
+  }
+  return EVEN_OK;
+}
+
+static even_status reach(const even_job_options *options, const even_host_wish *wishes, size_t count,
+                         const char *script, even_job_setup *setup) {
+  const char *variable = getenv("EVENSTEP_SSH");
+  const char *shell = options->ssh != NULL                      ? options->ssh
+                      : variable != NULL && variable[0] != '\0' ? variable
+                                                                : "ssh -o BatchMode=yes";
+  even_job_way *way = &setup->way;
+  EVEN_TRY(even_duplicate(shell, &way->shell));
+  EVEN_TRY(split_shell(way->shell, way->words));
+  EVEN_TRY(find_program(&way->program));
+  EVEN_TRY(find_folder(&way->folder));
+  bool is_file = !options->module && (!options->no_python || strchr(script, '/') != NULL);
+  const even_hosts_params params = {.size = sizeof params,
+                                    .hosts = wishes,
+                                    .count = count,
+                                    .shell = way->words,
+                                    .program = way->program.data,
+                                    .address = options->address,
+                                    .folder = way->folder.data,
+                                    .script = is_file ? script : NULL,
+                                    .python = options->no_python ? NULL : setup->python.data,
+                                    .patience_seconds = PATIENCE_SECONDS};
+  return even_hosts_open(&params, &setup->hosts);
+}
+
+/* Theirs behind ours, with a label each. */
+static even_status add_devices(even_job_setup *setup) {
+  even_device_list *all = &setup->devices;
+  setup->local = all->count;
+  for (size_t host = 1; host < even_hosts_count(setup->hosts); host++) {
+    const even_device_list *list = even_hosts_devices(setup->hosts, host);
+    EVEN_TRY(even_realloc((void **)&all->items, all->count + list->count, sizeof *all->items));
+    memcpy(&all->items[all->count], list->items, list->count * sizeof *list->items); /* they own no memory */
+    all->count += list->count;
+  }
+  EVEN_TRY(EVEN_NEW_ARRAY(&setup->labels, all->count));
+  size_t rank = setup->local;
+  for (size_t host = 1; host < even_hosts_count(setup->hosts); host++) {
+    for (size_t i = 0; i < even_hosts_devices(setup->hosts, host)->count; i++) {
+      setup->labels[rank++] = even_hosts_name(setup->hosts, host);
+    }
+  }
+  return EVEN_OK;
+}
+
+even_status even_job_reach_hosts(const even_job_options *options, int ranks, const char *script,
+                                 even_job_setup *setup) {
+  even_host_wish *wishes = NULL;
+  size_t count = 0;
+  setup->local = setup->devices.count;
+  if (options->hosts == NULL) {
+    return check_alone(options);
+  }
+  EVEN_TRY(check_options(options));
+  even_status status = read_hosts(options->hosts, ranks, &wishes, &count);
+  if (status == EVEN_OK && count > 1) { /* a list of this host alone is a job of one host */
+    status = reach(options, wishes, count, script, setup);
+  }
+  if (status == EVEN_OK && setup->hosts != NULL) {
+    status = add_devices(setup);
+  }
+  even_free(wishes);
+  return status;
+}

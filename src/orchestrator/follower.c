@@ -1,0 +1,587 @@
+/* evenstep agent: finds its leader, says what its host has, does its part of each attempt. */
+#include "orchestrator/follower.h"
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "base/json_reader.h"
+#include "base/json_writer.h"
+#include "orchestrator/hangs.h"
+#include "orchestrator/host_agent.h"
+#include "orchestrator/remote_start.h"
+#include "os/folder.h"
+#include "os/path.h"
+#include "os/pipe.h"
+#include "os/socket.h"
+
+#include <evenstep/version.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { CONNECT_MS = 3000, TURN_MS = 100, RECORDS = 512, MOST_TAIL = 32000 };
+
+struct even_follower {
+  even_link link;
+  even_loop loop;
+  int host; /* its number among the job's */
+  bool gone;
+  bool ended;   /* the leader said so */
+  bool refused; /* and why: `why` */
+  bool asked;   /* an attempt shall be started */
+  even_error why;
+  even_remote_start start;
+  even_device_list own;
+  even_device_list world; /* placeholders but for its own */
+  even_agent_params params;
+  even_job job;
+  bool open;             /* the job is */
+  even_loop_watch watch; /* of `loop`, in the job's */
+  int telemetry_fd;
+  even_telemetry_reader *reader;
+  even_record records[RECORDS];
+};
+
+/* ---- saying ---- */
+
+static void send_text(even_follower *follower, even_message_kind kind, even_text *text, const void *data,
+                      size_t bytes) {
+  even_status status = even_text_status(text);
+  if (status == EVEN_OK) {
+    status = even_link_send(&follower->link, kind, text->data, data, bytes);
+  }
+  if (status != EVEN_OK) {
+    even_error_clear(); /* the leader hears of the end of this host, if of nothing else */
+  }
+  even_text_free(text);
+}
+
+static void say_error(even_follower *follower, even_message_kind kind, const even_error *error) {
+  even_text text = EVEN_TEXT_EMPTY;
+  even_json json = even_json_begin(&text, 0);
+  even_json_object(&json, NULL);
+  even_json_integer(&json, "status", error->status);
+  even_json_string(&json, "what", error->what);
+  even_json_string(&json, "fix", error->fix);
+  even_json_object_end(&json);
+  send_text(follower, kind, &text, NULL, 0);
+}
+
+static void greet(even_follower *follower) {
+  even_text text = EVEN_TEXT_EMPTY;
+  even_json json = even_json_begin(&text, 0);
+  even_json_object(&json, NULL);
+  even_json_string(&json, "evenstep", even_version());
+  even_json_integer(&json, "protocol", EVEN_MESSAGE_PROTOCOL);
+  even_json_integer(&json, "record_bytes", (int64_t)sizeof(even_record));
+  even_json_integer(&json, "host", follower->host);
+  even_json_object_end(&json);
+  send_text(follower, EVEN_MESSAGE_GREET, &text, NULL, 0);
+}
+
+/* ---- what the job tells ---- */
+
+static const char *tail_of(const even_text *tail, size_t *bytes) {
+  *bytes = tail->length < MOST_TAIL ? tail->length : MOST_TAIL;
+  return tail->data == NULL ? "" : tail->data + (tail->length - *bytes);
+}
+
+void even_job_follower_tell_end(even_job *job, const even_job_rank *rank) {
+  even_text text = EVEN_TEXT_EMPTY;
+  even_text tails = EVEN_TEXT_EMPTY;
+  size_t output = 0;
+  size_t error = 0;
+  const char *output_tail = tail_of(&rank->output.streams[0].tail, &output);
+  const char *error_tail = tail_of(&rank->output.streams[1].tail, &error);
+  even_json json = even_json_begin(&text, 0);
+  even_json_object(&json, NULL);
+  even_json_integer(&json, "rank", rank - job->ranks);
+  even_json_integer(&json, "signal", rank->end.signal);
+  even_json_integer(&json, "code", rank->end.code);
+  even_json_bool(&json, "stopped_by_agent", rank->stopped_by_agent);
+  even_json_bool(&json, "stood_still", rank->stood_still);
+  even_json_unsigned(&json, "peak_memory_bytes", rank->end.peak_memory_bytes);
+  even_json_unsigned(&json, "output_bytes", output);
+  even_json_object_end(&json);
+  even_text_append(&tails, output_tail, output);
+  even_text_append(&tails, error_tail, error);
+  send_text(job->follower, EVEN_MESSAGE_ENDED, &text, even_text_string(&tails), tails.length);
+  even_text_free(&tails);
+}
+
+void even_job_follower_tell_stopped(even_job *job, const even_job_rank *rank, int signal) {
+  even_text text = EVEN_TEXT_EMPTY;
+  even_text_format(&text, "{\"rank\":%zu,\"signal\":%d}", (size_t)(rank - job->ranks), signal);
+  send_text(job->follower, EVEN_MESSAGE_STOPPED, &text, NULL, 0);
+}
+
+void even_job_follower_tell_hung(even_job *job) {
+  for (size_t i = 0; i < job->count; i++) {
+    even_text text = EVEN_TEXT_EMPTY;
+    if (!job->ranks[i].hung || !job->ranks[i].alive) {
+      continue;
+    }
+    even_json json = even_json_begin(&text, 0);
+    even_json_object(&json, NULL);
+    even_json_integer(&json, "rank", (int64_t)i);
+    even_json_string(&json, "words", even_hangs_words(job->hangs, i));
+    even_json_object_end(&json);
+    send_text(job->follower, EVEN_MESSAGE_HUNG, &text, NULL, 0);
+  }
+}
+
+static void on_notice(void *context, const char *words) {
+  even_text text = EVEN_TEXT_EMPTY;
+  even_json json = even_json_begin(&text, 0);
+  even_json_object(&json, NULL);
+  even_json_string(&json, "text", words);
+  even_json_object_end(&json);
+  send_text(context, EVEN_MESSAGE_NOTICE, &text, NULL, 0);
+}
+
+void even_job_follower_signalled(even_job *job, int number) {
+  even_follower *follower = job->follower;
+  char words[64];
+  if (number == SIGINT) {
+    return; /* of a terminal or a scheduler that tells all: the leader has it, too */
+  }
+  (void)snprintf(words, sizeof words, "its agent was ended by %s", even_signal_name(number));
+  on_notice(follower, words);
+  follower->ended = true;
+  if (job->alive > 0) {
+    even_job_end_ranks(job, number, false);
+  }
+}
+
+static void on_rank_started(void *context, int rank, pid_t pid) {
+  even_text text = EVEN_TEXT_EMPTY;
+  even_text_format(&text, "{\"rank\":%d,\"process\":%ld}", rank, (long)pid);
+  send_text(context, EVEN_MESSAGE_STARTED, &text, NULL, 0);
+}
+
+/* A leader that cannot keep up gets fewer lines; the log here has all. */
+static void on_line(void *context, int rank, bool error, const char *line, size_t length) {
+  even_follower *follower = context;
+  even_text text = EVEN_TEXT_EMPTY;
+  size_t most = even_message_most_data(EVEN_MESSAGE_LINE);
+  if (!follower->start.shown[rank] || !even_link_has_room(&follower->link)) {
+    return;
+  }
+  even_text_format(&text, "{\"rank\":%d,\"error\":%s}", rank, error ? "true" : "false");
+  send_text(follower, EVEN_MESSAGE_LINE, &text, line, length < most ? length : most);
+}
+
+static void on_hang(void *context, int rank, bool over, const char *words) {
+  even_text text = EVEN_TEXT_EMPTY;
+  even_json json = even_json_begin(&text, 0);
+  even_json_object(&json, NULL);
+  even_json_integer(&json, "rank", rank);
+  even_json_bool(&json, "over", over);
+  even_json_string(&json, "words", words);
+  even_json_object_end(&json);
+  send_text(context, EVEN_MESSAGE_HANG, &text, NULL, 0);
+}
+
+/* What the ranks wrote since the last time; while the leader cannot keep up, it stays in their rings. */
+static void forward_records(even_follower *follower) {
+  size_t got = follower->reader == NULL ? 0 : RECORDS;
+  while (got == RECORDS && even_link_has_room(&follower->link)) {
+    even_text text = EVEN_TEXT_EMPTY;
+    got = even_telemetry_reader_drain(follower->reader, follower->records, RECORDS, NULL);
+    even_text_add(&text, "{}");
+    if (got > 0) {
+      send_text(follower, EVEN_MESSAGE_RECORDS, &text, follower->records, got * sizeof follower->records[0]);
+    } else {
+      even_text_free(&text);
+    }
+  }
+}
+
+/* The leader is gone, or cannot be heard: nobody can say what shall become of this host's ranks. */
+static void end_without_leader(even_follower *follower) {
+  if (follower->open && follower->job.alive > 0 && follower->job.stage != EVEN_JOB_KILLED) {
+    even_job_end_ranks(&follower->job, SIGKILL, true);
+  }
+}
+
+static void on_tick(void *context) {
+  even_follower *follower = context;
+  forward_records(follower);
+  even_link_tick(&follower->link, follower->open && follower->job.alive > 0);
+  if (follower->gone) {
+    end_without_leader(follower);
+  }
+}
+
+/* ---- what the leader says ---- */
+
+static even_status check(even_follower *follower, const json_t *content) {
+  even_text facts = EVEN_TEXT_EMPTY;
+  const char *folder = json_string_value(json_object_get(content, "folder"));
+  const char *script = json_string_value(json_object_get(content, "script"));
+  json_int_t ranks = json_integer_value(json_object_get(content, "ranks"));
+  if (folder == NULL || folder[0] != '/' || ranks < 0 || ranks > EVEN_TELEMETRY_MOST_RANKS) {
+    return even_fail(EVEN_ERR_INPUT, "the leader asks for nothing that can be checked");
+  }
+  even_device_list_free(&follower->own);
+  even_status chosen = even_device_select(NULL, (int)ranks, &follower->own);
+  const char *trouble = chosen == EVEN_OK ? NULL : even_error_last()->what;
+  if (trouble != NULL) {
+    even_json json = even_json_begin(&facts, 0);
+    even_json_object(&json, NULL);
+    even_json_string(&json, "device_trouble", trouble);
+    even_json_object_end(&json);
+    send_text(follower, EVEN_MESSAGE_FACTS, &facts, NULL, 0);
+    return EVEN_OK;
+  }
+  const even_host_needs needs = {
+      .folder = folder, .script = script, .python = json_string_value(json_object_get(content, "python"))};
+  if (even_path_enter(folder) != EVEN_OK) {
+    even_error_clear(); /* the facts say that it is not there */
+  }
+  even_status status = even_host_facts_read(&needs, &follower->own, &facts);
+  if (status != EVEN_OK) {
+    even_text_free(&facts);
+    return status;
+  }
+  send_text(follower, EVEN_MESSAGE_FACTS, &facts, NULL, 0);
+  return EVEN_OK;
+}
+
+static even_status take_start(even_follower *follower, const even_message *message) {
+  if (follower->asked || (follower->open && follower->job.alive > 0)) {
+    return even_fail(EVEN_ERR_INPUT, "an attempt shall be started while another one runs");
+  }
+  even_remote_start_free(&follower->start);
+  EVEN_TRY(even_remote_start_read(message->json, message->json_bytes, &follower->start));
+  if ((size_t)follower->start.count != follower->own.count || follower->start.group != follower->host) {
+    return even_fail(EVEN_ERR_INPUT, "an attempt of %d ranks as host %d, where %zu devices as host %d were offered",
+                     follower->start.count, follower->start.group, follower->own.count, follower->host);
+  }
+  follower->asked = true;
+  return EVEN_OK;
+}
+
+static even_status take_signal(even_follower *follower, const json_t *content) {
+  json_int_t number = json_integer_value(json_object_get(content, "number"));
+  bool groups = json_is_true(json_object_get(content, "groups"));
+  if (number < 1 || number >= NSIG) {
+    return even_fail(EVEN_ERR_INPUT, "a signal of number %lld", (long long)number);
+  }
+  if (!follower->open || follower->job.alive == 0) {
+    return EVEN_OK; /* they have ended meanwhile */
+  }
+  if (json_is_true(json_object_get(content, "ends"))) {
+    even_job_end_ranks(&follower->job, (int)number, groups);
+  } else {
+    even_job_signal_ranks(&follower->job, (int)number, groups);
+  }
+  return EVEN_OK;
+}
+
+static void take_refusal(even_follower *follower, const json_t *content) {
+  const char *what = json_string_value(json_object_get(content, "what"));
+  const char *fix = json_string_value(json_object_get(content, "fix"));
+  (void)even_fail(EVEN_ERR_UNSUPPORTED, "the leader refuses: %.560s", what == NULL ? "it does not say why" : what);
+  (void)even_error_fix("%s", fix == NULL ? "" : fix);
+  follower->why = *even_error_last();
+  follower->refused = true;
+}
+
+static even_status on_message(void *context, even_link *link, const even_message *message) {
+  even_follower *follower = context;
+  json_t *content = NULL;
+  (void)link;
+  if (message->kind == EVEN_MESSAGE_START) {
+    return take_start(follower, message);
+  }
+  if (message->kind == EVEN_MESSAGE_END) {
+    follower->ended = true;
+    return EVEN_OK;
+  }
+  EVEN_TRY(even_json_parse("what the leader says", message->json, message->json_bytes, &content));
+  even_status status = EVEN_OK;
+  switch (message->kind) {
+    case EVEN_MESSAGE_CHECK:
+      status = check(follower, content);
+      break;
+    case EVEN_MESSAGE_SIGNAL:
+      status = take_signal(follower, content);
+      break;
+    case EVEN_MESSAGE_REFUSE:
+      take_refusal(follower, content);
+      break;
+    default:
+      status = even_fail(EVEN_ERR_INPUT, "a message of kind %d, which leaders do not send", (int)message->kind);
+      break;
+  }
+  json_decref(content);
+  return status;
+}
+
+static void on_ready(void *context, even_link *link) {
+  (void)link;
+  greet(context);
+}
+
+static void on_ended(void *context, even_link *link) {
+  even_follower *follower = context;
+  follower->gone = true;
+  if (!follower->refused) {
+    follower->why = *even_link_why(link);
+  }
+}
+
+/* ---- its part of an attempt ---- */
+
+static even_status make_world(even_follower *follower) {
+  const even_remote_start *start = &follower->start;
+  if (follower->world.items == NULL) {
+    EVEN_TRY(EVEN_NEW_ARRAY(&follower->world.items, (size_t)start->world));
+    follower->world.count = (size_t)start->world;
+  }
+  for (size_t i = 0; i < follower->world.count; i++) {
+    even_device *device = &follower->world.items[i];
+    bool own = i >= (size_t)start->first && i < (size_t)start->first + (size_t)start->count;
+    *device = own ? follower->own.items[i - (size_t)start->first]
+                  : (even_device){.name = "elsewhere", .numa_node = -1, .cuda_index = -1, .efficiency = -1};
+  }
+  return EVEN_OK;
+}
+
+static even_status open_telemetry(even_follower *follower) {
+  if (!follower->start.telemetry) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(even_telemetry_create_segment(follower->start.world, 0, &follower->telemetry_fd));
+  EVEN_TRY(even_telemetry_reader_open(follower->telemetry_fd, &follower->reader));
+  even_telemetry_reader_want_calls(follower->reader, follower->start.calls);
+  return EVEN_OK;
+}
+
+static void loop_ready(void *context, int fd) {
+  even_follower *follower = context;
+  (void)fd;
+  if (even_loop_turn(&follower->loop, 0) != EVEN_OK) {
+    even_error_clear(); /* it says so again when it is turned by itself */
+  }
+}
+
+static even_status open_job(even_follower *follower) {
+  const even_remote_start *start = &follower->start;
+  EVEN_TRY(make_world(follower));
+  EVEN_TRY(open_telemetry(follower));
+  follower->params = (even_agent_params){.size = sizeof follower->params,
+                                         .devices = &follower->world,
+                                         .command = start->command,
+                                         .run_folder = start->run_folder,
+                                         .environment = start->environment,
+                                         .cpu_quota = start->quota,
+                                         .telemetry_fd = follower->telemetry_fd,
+                                         .hang_seconds = start->hang_seconds,
+                                         .restart_hung = start->restart_hung,
+                                         .unpinned = start->unpinned,
+                                         .max_restarts = start->max_restarts,
+                                         .observer = {.context = follower,
+                                                      .rank_started = on_rank_started,
+                                                      .line = on_line,
+                                                      .tick = on_tick,
+                                                      .hang = on_hang,
+                                                      .notice = on_notice}};
+  follower->job = (even_job){.params = &follower->params,
+                             .count = follower->world.count,
+                             .first = (size_t)start->first,
+                             .local = (size_t)start->count,
+                             .group = start->group,
+                             .groups = start->groups,
+                             .follower = follower,
+                             .loop = {.fd = -1},
+                             .signals = {.fd = -1},
+                             .guardian = {.pid = -1, .pipe = -1},
+                             .generation_fd = -1,
+                             .oom = {.kernel_log = -1}};
+  memcpy(follower->job.id, start->job, sizeof follower->job.id);
+  char address[64];
+  even_socket_local(follower->link.fd, address, sizeof address);
+  even_socket_interface(address, follower->job.interface, sizeof follower->job.interface);
+  follower->open = true;
+  EVEN_TRY(even_job_open(&follower->job));
+  return even_loop_add(&follower->job.loop, &follower->watch, follower->loop.fd, loop_ready, follower);
+}
+
+/* What is new with each attempt. */
+static even_status prepare_job(even_follower *follower) {
+  const even_remote_start *start = &follower->start;
+  even_job *job = &follower->job;
+  if (!follower->open) {
+    EVEN_TRY(open_job(follower));
+  }
+  follower->params.command = start->command;
+  follower->params.run_folder = start->run_folder;
+  follower->params.environment = start->environment;
+  follower->params.cpu_quota = start->quota;
+  job->attempt = start->attempt;
+  job->master_port = start->master_port;
+  memcpy(job->master_address, start->master_address, sizeof job->master_address);
+  even_text_clear(&job->resume);
+  if (start->resume != NULL) {
+    even_text_add(&job->resume, start->resume);
+    if (!even_path_is_folder(start->resume)) {
+      (void)even_fail(EVEN_ERR_NOT_FOUND, "checkpoint %s is not there", start->resume);
+      return even_error_fix("keep checkpoints in a folder that all hosts share: --checkpoint-dir");
+    }
+  }
+  return even_text_status(&job->resume);
+}
+
+static void say_settled(even_follower *follower) {
+  even_job *job = &follower->job;
+  even_text text = EVEN_TEXT_EMPTY;
+  even_json json = even_json_begin(&text, 0);
+  even_oom_watch_read(&job->oom);
+  even_json_object(&json, NULL);
+  even_json_array(&json, "out_of_memory");
+  for (size_t i = job->first; i < job->first + job->local; i++) {
+    if (even_job_facts(job, i).out_of_memory) {
+      even_json_integer(&json, NULL, (int64_t)i);
+    }
+  }
+  even_json_array_end(&json);
+  even_json_object_end(&json);
+  send_text(follower, EVEN_MESSAGE_SETTLED, &text, NULL, 0);
+}
+
+static void run_attempt(even_follower *follower) {
+  follower->asked = false;
+  even_status status = prepare_job(follower);
+  if (status == EVEN_OK) {
+    status = even_job_run_attempt(&follower->job);
+  }
+  forward_records(follower);
+  if (status == EVEN_OK) {
+    say_settled(follower);
+  } else {
+    say_error(follower, EVEN_MESSAGE_FAILED, even_error_last());
+  }
+}
+
+/* ---- its life ---- */
+
+static even_status try_address(even_follower *follower, const char *address, int port,
+                               const unsigned char key[EVEN_TLS_KEY_BYTES]) {
+  const even_link_calls calls = {.context = follower, .ready = on_ready, .message = on_message, .ended = on_ended};
+  int fd = -1;
+  EVEN_TRY(even_socket_connect(address, port, CONNECT_MS, &fd));
+  EVEN_TRY(even_link_open(&follower->link, &follower->loop, fd, false, key, &calls));
+  for (int waited_ms = 0; waited_ms < CONNECT_MS && !even_link_is_up(&follower->link) && !follower->gone;
+       waited_ms += TURN_MS) {
+    EVEN_TRY(even_loop_turn(&follower->loop, TURN_MS));
+    even_link_tick(&follower->link, false);
+  }
+  if (even_link_is_up(&follower->link)) {
+    return EVEN_OK;
+  }
+  even_error why = *even_link_why(&follower->link);
+  bool gone = follower->gone;
+  even_link_close(&follower->link);
+  follower->gone = false;
+  (void)(gone ? even_error_restore(&why)
+              : even_fail(EVEN_ERR_TIMEOUT, "%s, port %d, does not answer as a leader does", address, port));
+  return even_error_prefix("the leader at %s", address);
+}
+
+/* Where ssh says from where it came, that first. */
+static bool is_preferred(const char *address) {
+  const char *connection = getenv("SSH_CONNECTION");
+  size_t length = strlen(address);
+  return connection != NULL && strncmp(connection, address, length) == 0 && connection[length] == ' ';
+}
+
+static even_status find_leader(even_follower *follower, const json_t *invitation,
+                               const unsigned char key[EVEN_TLS_KEY_BYTES]) {
+  const json_t *addresses = json_object_get(invitation, "addresses");
+  int port = (int)json_integer_value(json_object_get(invitation, "port"));
+  even_error first = {.status = EVEN_OK};
+  for (int round = 0; round < 2; round++) {
+    for (size_t i = 0; i < json_array_size(addresses); i++) {
+      const char *address = json_string_value(json_array_get(addresses, i));
+      if (address == NULL || is_preferred(address) != (round == 0)) {
+        continue;
+      }
+      if (try_address(follower, address, port, key) == EVEN_OK) {
+        return EVEN_OK;
+      }
+      first = first.status == EVEN_OK ? *even_error_last() : first;
+    }
+  }
+  return first.status != EVEN_OK ? even_error_restore(&first)
+                                 : even_fail(EVEN_ERR_INPUT, "the invitation names no address of a leader");
+}
+
+static even_status accept_invitation(even_follower *follower, const char *line) {
+  unsigned char key[EVEN_TLS_KEY_BYTES];
+  json_t *invitation = NULL;
+  EVEN_TRY(even_json_parse("the leader's invitation", line, strlen(line), &invitation));
+  const char *digits = json_string_value(json_object_get(invitation, "key"));
+  follower->host = (int)json_integer_value(json_object_get(invitation, "host"));
+  even_status status = even_tls_key_read(digits == NULL ? "" : digits, key);
+  if (status == EVEN_OK) {
+    status = find_leader(follower, invitation, key);
+  }
+  memset(key, 0, sizeof key);
+  json_decref(invitation);
+  return status;
+}
+
+static even_status turn(even_follower *follower) {
+  if (follower->open && follower->job.loop.fd >= 0) {
+    EVEN_TRY(even_loop_turn(&follower->job.loop, TURN_MS));
+  } else {
+    EVEN_TRY(even_loop_turn(&follower->loop, TURN_MS));
+    follower->ended = follower->ended || even_signals_end_pending() != 0;
+  }
+  even_link_tick(&follower->link, false);
+  return EVEN_OK;
+}
+
+static even_status serve(even_follower *follower, const char *line) {
+  EVEN_TRY(even_loop_open(&follower->loop));
+  EVEN_TRY(accept_invitation(follower, line));
+  while (!follower->ended && !follower->gone && !follower->refused) {
+    EVEN_TRY(turn(follower));
+    if (follower->asked) {
+      run_attempt(follower);
+    }
+  }
+  return follower->ended ? EVEN_OK : even_error_restore(&follower->why);
+}
+
+even_status even_hosts_serve(const char *invitation, int *exit_code) {
+  even_follower *follower = NULL;
+  struct sigaction pipe_before;
+  EVEN_TRY(EVEN_NEW(&follower));
+  even_status ignored = even_signals_pipe_ignore(&pipe_before);
+  if (ignored != EVEN_OK) {
+    even_free(follower);
+    return ignored;
+  }
+  follower->link.fd = -1;
+  follower->loop.fd = -1;
+  follower->telemetry_fd = -1;
+  even_status status = serve(follower, invitation);
+  const even_error kept = *even_error_last();
+  even_link_close(&follower->link);
+  if (follower->open) {
+    even_job_close(&follower->job);
+  }
+  even_telemetry_reader_close(follower->reader);
+  even_pipe_close(follower->telemetry_fd);
+  even_loop_close(&follower->loop);
+  even_remote_start_free(&follower->start);
+  even_device_list_free(&follower->own);
+  even_free(follower->world.items);
+  even_signals_pipe_restore(&pipe_before);
+  even_free(follower);
+  *exit_code = status == EVEN_OK ? 0 : even_status_exit_code(status);
+  (void)even_error_restore(&kept);
+  return status;
+}

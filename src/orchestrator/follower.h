@@ -1,0 +1,15 @@
+/* An agent that serves the leader of a job of several hosts: what its job tells it. */
+#ifndef EVEN_ORCHESTRATOR_FOLLOWER_H
+#define EVEN_ORCHESTRATOR_FOLLOWER_H
+
+#include "orchestrator/job.h"
+
+/* Called by the job (job->follower is there) instead of deciding anything itself. */
+void even_job_follower_tell_end(even_job *job, const even_job_rank *rank);
+void even_job_follower_tell_stopped(even_job *job, const even_job_rank *rank, int signal);
+/* Ranks that hang are marked. */
+void even_job_follower_tell_hung(even_job *job);
+/* The agent itself got INT, TERM or HUP. */
+void even_job_follower_signalled(even_job *job, int number);
+
+#endif

@@ -1,0 +1,96 @@
+/* The agents of a job's hosts, as the leader's own files see them. */
+#ifndef EVEN_ORCHESTRATOR_HOST_AGENT_H
+#define EVEN_ORCHESTRATOR_HOST_AGENT_H
+
+#include "orchestrator/hosts.h"
+#include "orchestrator/link.h"
+#include "os/process.h"
+#include "os/signals.h"
+
+#include <evenstep/telemetry.h>
+#include <jansson.h>
+
+struct even_job;
+
+enum { EVEN_HOSTS_STRANGERS = 16 };
+
+typedef struct even_host_agent {
+  struct even_hosts *hosts;
+  size_t index; /* among the job's hosts */
+  char name[EVEN_HOSTS_NAME];
+  int wish;
+  even_process shell; /* ssh, and through it the agent; pid -1: none */
+  int input;          /* its standard input, held open as long as it shall live; -1: none */
+  even_loop_watch watches[2];
+  even_text said;  /* the last of what the shell printed */
+  even_link *link; /* NULL: it has not greeted yet, or is lost */
+  bool fits;       /* it has all that the script needs */
+  char node[128];  /* what the host calls itself */
+  even_device_list devices;
+  size_t first; /* of its ranks */
+  size_t count;
+  bool lost;
+  char lost_words[320]; /* why */
+  bool busy;            /* it has a part in the attempt that has not settled */
+} even_host_agent;
+
+/* A connection of somebody who has not said who it is. */
+typedef struct even_host_stranger {
+  even_link *link; /* NULL: this place is free */
+  uint64_t since_ns;
+} even_host_stranger;
+
+struct even_hosts {
+  even_hosts_params params; /* its pointers are the caller's */
+  even_host_agent *agents;  /* [0] is this host, of which only the names and numbers count */
+  size_t count;
+  even_loop loop;
+  int listener; /* -1: none */
+  int port;
+  even_loop_watch listener_watch;
+  unsigned char key[EVEN_TLS_KEY_BYTES];
+  char key_digits[2 * EVEN_TLS_KEY_BYTES + 1];
+  even_host_stranger strangers[EVEN_HOSTS_STRANGERS];
+  even_link *gone[EVEN_HOSTS_STRANGERS]; /* closed, to be freed once no call of the loop can be at work in them */
+  json_t *facts;                         /* this host's */
+  struct sigaction pipe_before;
+  even_error failure;        /* what ends the opening; EVEN_OK: nothing */
+  struct even_job *job;      /* while it runs */
+  even_loop_watch job_watch; /* of `loop`, in the job's */
+  even_telemetry **rings;    /* a rank each, into which records of other hosts' ranks go; NULL: none */
+};
+
+/* ---- hosts_open.c ---- */
+/* Starts the agent of a host, and waits until it fits. */
+even_status even_hosts_await(even_hosts *hosts) EVEN_MUST_USE;
+even_status even_host_agent_launch(even_host_agent *agent) EVEN_MUST_USE;
+/* Ends its shell and its link; it can be launched again. */
+void even_host_agent_drop(even_host_agent *agent);
+/* Signs of life, ends of connections. */
+void even_hosts_tick(even_hosts *hosts);
+/* The last line that its shell printed, "" for none. */
+void even_host_agent_last_words(const even_host_agent *agent, char *out, size_t bytes);
+
+/* ---- host_facts.c: what a host has of what the script needs ---- */
+typedef struct even_host_needs {
+  const char *folder;
+  const char *script; /* NULL: none */
+  const char *python; /* NULL: no Python */
+} even_host_needs;
+
+/* As JSON; what cannot be found out is said in it. */
+even_status even_host_facts_read(const even_host_needs *needs, const even_device_list *devices,
+                                 even_text *out) EVEN_MUST_USE;
+/* EVEN_ERR_MISMATCH with every difference that fits into its words. */
+even_status even_host_facts_compare(const json_t *ours, const json_t *theirs, const char *name,
+                                    const char *folder) EVEN_MUST_USE;
+/* The devices that the facts name. */
+even_status even_host_facts_devices(const json_t *facts, even_device_list *out) EVEN_MUST_USE;
+
+/* ---- remote.c: the job's side ---- */
+/* A message of a host while the job runs. */
+even_status even_hosts_job_message(even_host_agent *agent, const even_message *message) EVEN_MUST_USE;
+/* Its connection has ended. */
+void even_hosts_job_lost(even_host_agent *agent);
+
+#endif

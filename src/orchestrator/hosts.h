@@ -1,0 +1,56 @@
+/* A job on several hosts: the agent that the user started (the leader, on the first host, that of rank 0) starts
+ * `evenstep agent` on each other one, checks that all have what the script needs, and has them start, watch and end
+ * their part of each attempt. docs/hosts.md has the protocol.
+ *
+ * Secrets: a key of 256 bits is made for each job. A host's agent gets it over its standard input, never in its
+ * arguments or its environment; both ends of each connection prove that they have it (os/tls.h). */
+#ifndef EVEN_ORCHESTRATOR_HOSTS_H
+#define EVEN_ORCHESTRATOR_HOSTS_H
+
+#include "device/device.h"
+
+#include <evenstep/status.h>
+
+typedef struct even_hosts even_hosts;
+
+enum { EVEN_HOSTS_MOST = 512, EVEN_HOSTS_NAME = 128 };
+
+typedef struct even_host_wish {
+  char name[EVEN_HOSTS_NAME]; /* as ssh takes it */
+  int ranks;                  /* 0: one a GPU, or without any one a NUMA node */
+} even_host_wish;
+
+typedef struct even_hosts_params {
+  size_t size;                 /* sizeof(even_hosts_params) */
+  const even_host_wish *hosts; /* the first is this one */
+  size_t count;                /* 2 … EVEN_HOSTS_MOST */
+  char *const *shell;          /* {"ssh", …, NULL}: runs a program on a host, given the name and the command */
+  const char *program;         /* the path of evenstep on every host */
+  const char *address;         /* where the leader is reached; NULL: any of its addresses */
+  const char *folder;          /* absolute: the working folder of all ranks */
+  const char *script;          /* compared with its folder's *.py; NULL: those of the working folder */
+  const char *python;          /* compared with its packages; NULL: the ranks are no Python */
+  double patience_seconds;     /* for all to be there */
+  void *context;
+  void (*notice)(void *context, const char *text); /* a line for the user; may be NULL */
+} even_hosts_params;
+
+/* Starts the agents and returns when all are there and have what they need, each with its devices chosen.
+ * EVEN_ERR_TIMEOUT, EVEN_ERR_PEER_LOST: a host did not come, with the last that its shell said. EVEN_ERR_UNSUPPORTED:
+ * another version of evenstep there. EVEN_ERR_MISMATCH: files, Python or torch are others there: which, where, and the
+ * fix. EVEN_ERR_INTERRUPTED: the thread's question (base/stop.h). Main thread. */
+even_status even_hosts_open(const even_hosts_params *params, even_hosts **out) EVEN_MUST_USE;
+/* Ends the agents that are still there, and waits for their shells. NULL is allowed. */
+void even_hosts_close(even_hosts *hosts);
+
+size_t even_hosts_count(const even_hosts *hosts);
+const char *even_hosts_name(const even_hosts *hosts, size_t host);
+/* Of a host other than the first: its devices, one a rank; `cpus` is empty, for they are its own. */
+const even_device_list *even_hosts_devices(const even_hosts *hosts, size_t host);
+
+/* `evenstep agent`: serves the leader that `invitation` (one line of JSON) names until that has ended the job, or is
+ * gone: then ends its ranks. *exit_code: 0 where the job was ended by the leader, whatever became of it. Main thread,
+ * signals blocked (even_signals_block). */
+even_status even_hosts_serve(const char *invitation, int *exit_code) EVEN_MUST_USE;
+
+#endif

@@ -1,0 +1,597 @@
+/* The leader's way to its hosts: starting their agents, taking their connections, checking what they have. */
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "base/json_reader.h"
+#include "base/json_writer.h"
+#include "base/stop.h"
+#include "orchestrator/host_agent.h"
+#include "orchestrator/job.h"
+#include "os/clock.h"
+#include "os/host.h"
+#include "os/listener.h"
+#include "os/path.h"
+#include "os/pipe.h"
+#include "os/process.h"
+#include "os/random.h"
+#include "os/socket.h"
+
+#include <evenstep/version.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { MOST_WORDS = 64, SAID_BYTES = 4096, TICK_MS = 50 };
+
+static const uint64_t STRANGER_NS = 20000000000u;
+
+/* ---- the shell ---- */
+
+static void shell_said(even_host_agent *agent, int which) {
+  char buffer[2048];
+  size_t got = 0;
+  even_loop_watch *watch = &agent->watches[which];
+  even_pipe_state state = even_pipe_read(watch->fd, buffer, sizeof buffer, &got);
+  if (state == EVEN_PIPE_DATA) {
+    if (agent->said.length + got > SAID_BYTES) {
+      even_text_clear(&agent->said);
+    }
+    even_text_append(&agent->said, buffer, got);
+  } else if (state == EVEN_PIPE_ENDED) {
+    int fd = watch->fd;
+    even_loop_remove(&agent->hosts->loop, watch);
+    even_pipe_close(fd);
+  }
+}
+
+static void output_ready(void *context, int fd) {
+  (void)fd;
+  shell_said(context, 0);
+}
+
+static void error_ready(void *context, int fd) {
+  (void)fd;
+  shell_said(context, 1);
+}
+
+static bool shell_ended(const even_host_agent *agent) {
+  return agent->shell.pid > 0 && agent->watches[0].fd < 0 && agent->watches[1].fd < 0;
+}
+
+void even_host_agent_last_words(const even_host_agent *agent, char *out, size_t bytes) {
+  const char *text = even_text_string(&agent->said);
+  size_t end = strlen(text);
+  while (end > 0 && (text[end - 1] == '\n' || text[end - 1] == '\r' || text[end - 1] == ' ')) {
+    end--;
+  }
+  size_t start = end;
+  while (start > 0 && text[start - 1] != '\n') {
+    start--;
+  }
+  (void)snprintf(out, bytes, "%.*s", (int)(end - start), text + start);
+}
+
+static void add_addresses(even_json *json, const even_hosts *hosts) {
+  even_interface_list list = {NULL, 0};
+  even_json_array(json, "addresses");
+  if (hosts->params.address != NULL) {
+    even_json_string(json, NULL, hosts->params.address);
+  } else if (even_interface_list_read(&list) == EVEN_OK) {
+    for (size_t i = 0; i < list.count; i++) {
+      char addresses[sizeof list.items[i].addresses];
+      char *save = NULL;
+      memcpy(addresses, list.items[i].addresses, sizeof addresses);
+      for (char *one = strtok_r(addresses, ", ", &save); one != NULL; one = strtok_r(NULL, ", ", &save)) {
+        if (list.items[i].up && !list.items[i].loopback && strchr(one, ':') == NULL) {
+          even_json_string(json, NULL, one);
+        }
+      }
+    }
+    even_json_string(json, NULL, "127.0.0.1");
+  }
+  even_interface_list_free(&list);
+  even_json_array_end(json);
+}
+
+/* One line: where the leader is, and the key. */
+static even_status invitation(const even_host_agent *agent, even_text *out) {
+  even_json json = even_json_begin(out, 0);
+  even_json_object(&json, NULL);
+  even_json_string(&json, "evenstep", even_version());
+  even_json_string(&json, "key", agent->hosts->key_digits);
+  even_json_integer(&json, "host", (int64_t)agent->index);
+  even_json_integer(&json, "port", agent->hosts->port);
+  add_addresses(&json, agent->hosts);
+  even_json_object_end(&json);
+  even_text_add(out, "\n");
+  return even_text_status(out);
+}
+
+static even_status start_shell(even_host_agent *agent, int input) {
+  char agent_word[] = "agent";
+  char *words[MOST_WORDS + 4];
+  size_t count = 0;
+  char *const *shell = agent->hosts->params.shell;
+  while (shell[count] != NULL) {
+    if (count == MOST_WORDS) {
+      return even_fail(EVEN_ERR_ARGUMENT, "a shell of more than %d words", MOST_WORDS);
+    }
+    words[count] = shell[count];
+    count++;
+  }
+  words[count++] = agent->name;
+  words[count++] = (char *)agent->hosts->params.program;
+  words[count++] = agent_word;
+  words[count] = NULL;
+  const even_process_params params = {.arguments = words, .environment = environ, .input = input};
+  return even_process_start(&params, &agent->shell);
+}
+
+static even_status say_invitation(const even_host_agent *agent) {
+  even_text line = EVEN_TEXT_EMPTY;
+  bool broken = false;
+  int reason = 0;
+  EVEN_TRY(invitation(agent, &line));
+  /* smaller than a pipe's room; a shell that has ended already is told by its own last words */
+  (void)even_socket_write(agent->input, line.data, line.length, &broken, &reason);
+  memset(line.data, 0, line.length); /* the key */
+  even_text_free(&line);
+  return EVEN_OK;
+}
+
+even_status even_host_agent_launch(even_host_agent *agent) {
+  int ends[2] = {-1, -1};
+  even_loop *loop = &agent->hosts->loop;
+  EVEN_TRY(even_pipe_pair(ends));
+  even_status status = start_shell(agent, ends[0]);
+  even_pipe_close(ends[0]);
+  if (status != EVEN_OK) {
+    even_pipe_close(ends[1]);
+    (void)even_error_prefix("host %s", agent->name);
+    return status;
+  }
+  agent->input = ends[1];
+  agent->lost = false;
+  agent->fits = false;
+  status = even_loop_add(loop, &agent->watches[0], agent->shell.output, output_ready, agent);
+  if (status == EVEN_OK) {
+    status = even_loop_add(loop, &agent->watches[1], agent->shell.error, error_ready, agent);
+  }
+  return status == EVEN_OK ? say_invitation(agent) : status;
+}
+
+/* Frees it later: this may be a call of its own. */
+static void bury(even_hosts *hosts, even_link *link) {
+  even_link_close(link);
+  for (size_t i = 0; i < EVEN_HOSTS_STRANGERS; i++) {
+    if (hosts->gone[i] == NULL) {
+      hosts->gone[i] = link;
+      return;
+    }
+  }
+}
+
+static void free_gone(even_hosts *hosts) {
+  for (size_t i = 0; i < EVEN_HOSTS_STRANGERS; i++) {
+    even_free(hosts->gone[i]);
+    hosts->gone[i] = NULL;
+  }
+}
+
+void even_host_agent_drop(even_host_agent *agent) {
+  if (agent->link != NULL) {
+    bury(agent->hosts, agent->link);
+    agent->link = NULL;
+  }
+  if (agent->shell.pid > 0) {
+    even_pipe_close(agent->input);
+    (void)even_process_signal_group(agent->shell.pid, SIGKILL);
+    even_process_wait(agent->shell.pid);
+  }
+  for (int i = 0; i < 2; i++) {
+    int fd = agent->watches[i].fd;
+    if (fd >= 0) {
+      even_loop_remove(&agent->hosts->loop, &agent->watches[i]);
+      even_pipe_close(fd);
+    }
+  }
+  agent->input = -1;
+  agent->shell.pid = -1;
+  even_text_free(&agent->said);
+  agent->said = (even_text)EVEN_TEXT_EMPTY;
+}
+
+/* ---- connections ---- */
+
+static void fail_opening(even_hosts *hosts) {
+  if (hosts->failure.status == EVEN_OK) {
+    hosts->failure = *even_error_last();
+  }
+}
+
+static even_host_stranger *place_of(even_hosts *hosts, const even_link *link) {
+  for (size_t i = 0; i < EVEN_HOSTS_STRANGERS; i++) {
+    if (hosts->strangers[i].link == link) {
+      return &hosts->strangers[i];
+    }
+  }
+  return NULL;
+}
+
+static even_host_agent *agent_of(even_hosts *hosts, const even_link *link) {
+  for (size_t i = 1; i < hosts->count; i++) {
+    if (hosts->agents[i].link == link) {
+      return &hosts->agents[i];
+    }
+  }
+  return NULL;
+}
+
+static void refuse(even_link *link, const even_error *error) {
+  even_text text = EVEN_TEXT_EMPTY;
+  even_json json = even_json_begin(&text, 0);
+  even_json_object(&json, NULL);
+  even_json_string(&json, "what", error->what);
+  even_json_string(&json, "fix", error->fix);
+  even_json_object_end(&json);
+  if (even_text_status(&text) != EVEN_OK || even_link_send(link, EVEN_MESSAGE_REFUSE, text.data, NULL, 0) != EVEN_OK) {
+    even_error_clear(); /* the end of the connection tells it, too */
+  }
+  even_text_free(&text);
+}
+
+static even_status check_version(const json_t *greeting, const even_host_agent *agent) {
+  const char *version = json_string_value(json_object_get(greeting, "evenstep"));
+  if (version != NULL && strcmp(version, even_version()) == 0 &&
+      json_integer_value(json_object_get(greeting, "protocol")) == EVEN_MESSAGE_PROTOCOL &&
+      json_integer_value(json_object_get(greeting, "record_bytes")) == (json_int_t)sizeof(even_record)) {
+    return EVEN_OK;
+  }
+  (void)even_fail(EVEN_ERR_UNSUPPORTED, "host %s has evenstep %.32s, this one %s", agent->name,
+                  version == NULL ? "of no version" : version, even_version());
+  return even_error_fix("install one version on all hosts; %s is what runs there", agent->hosts->params.program);
+}
+
+static even_status ask_facts(even_host_agent *agent) {
+  const even_hosts_params *params = &agent->hosts->params;
+  even_text text = EVEN_TEXT_EMPTY;
+  even_json json = even_json_begin(&text, 0);
+  even_json_object(&json, NULL);
+  even_json_string(&json, "folder", params->folder);
+  even_json_string(&json, "script", params->script);
+  even_json_string(&json, "python", params->python);
+  even_json_integer(&json, "ranks", agent->wish);
+  even_json_object_end(&json);
+  even_status status = even_text_status(&text);
+  if (status == EVEN_OK) {
+    status = even_link_send(agent->link, EVEN_MESSAGE_CHECK, text.data, NULL, 0);
+  }
+  even_text_free(&text);
+  return status;
+}
+
+static even_status take_greeting(even_hosts *hosts, even_link *link, const json_t *greeting) {
+  json_int_t index = json_integer_value(json_object_get(greeting, "host"));
+  if (index < 1 || index >= (json_int_t)hosts->count || hosts->agents[index].link != NULL) {
+    return even_fail(EVEN_ERR_INPUT, "%s says that it is host %lld, which is none that is waited for", link->peer,
+                     (long long)index);
+  }
+  even_host_agent *agent = &hosts->agents[index];
+  even_status status = check_version(greeting, agent);
+  if (status != EVEN_OK) {
+    fail_opening(hosts);
+    refuse(link, &hosts->failure);
+    even_link_flush(link, 1000);
+    return even_error_restore(&hosts->failure);
+  }
+  place_of(hosts, link)->link = NULL;
+  agent->link = link;
+  return ask_facts(agent);
+}
+
+static even_status take_facts(even_host_agent *agent, const json_t *facts) {
+  even_hosts *hosts = agent->hosts;
+  const char *trouble = json_string_value(json_object_get(facts, "device_trouble"));
+  even_status status = EVEN_OK;
+  if (trouble != NULL) {
+    status = even_fail(EVEN_ERR_DEVICE, "host %s: %.500s", agent->name, trouble);
+  }
+  if (status == EVEN_OK) {
+    status = even_host_facts_compare(hosts->facts, facts, agent->name, hosts->params.folder);
+  }
+  even_device_list devices = {NULL, 0};
+  if (status == EVEN_OK) {
+    status = even_host_facts_devices(facts, &devices);
+  }
+  if (status == EVEN_OK && agent->count != 0 && agent->count != devices.count) {
+    even_device_list_free(&devices);
+    status = even_fail(EVEN_ERR_MISMATCH, "host %s had %zu devices before, and has %zu now", agent->name, agent->count,
+                       devices.count);
+  }
+  if (status != EVEN_OK) {
+    fail_opening(hosts);
+    refuse(agent->link, &hosts->failure);
+    even_link_flush(agent->link, 1000);
+    return even_error_restore(&hosts->failure);
+  }
+  const char *node = json_string_value(json_object_get(facts, "node"));
+  even_device_list_free(&agent->devices);
+  agent->devices = devices;
+  agent->count = devices.count;
+  agent->fits = true;
+  (void)snprintf(agent->node, sizeof agent->node, "%s", node == NULL ? agent->name : node);
+  return EVEN_OK;
+}
+
+static even_status take_opening_message(even_hosts *hosts, even_link *link, const even_message *message) {
+  json_t *content = NULL;
+  even_host_agent *agent = agent_of(hosts, link);
+  even_message_kind wanted = agent == NULL ? EVEN_MESSAGE_GREET : EVEN_MESSAGE_FACTS;
+  if (message->kind != wanted) {
+    return even_fail(EVEN_ERR_INPUT, "%s: a message of kind %d where one of kind %d comes", link->peer,
+                     (int)message->kind, (int)wanted);
+  }
+  EVEN_TRY(even_json_parse("what another host says", message->json, message->json_bytes, &content));
+  even_status status = agent == NULL ? take_greeting(hosts, link, content) : take_facts(agent, content);
+  json_decref(content);
+  return status;
+}
+
+static void on_ready(void *context, even_link *link) {
+  (void)context;
+  (void)link; /* the greeting is the other end's */
+}
+
+static even_status on_message(void *context, even_link *link, const even_message *message) {
+  even_hosts *hosts = context;
+  even_host_agent *agent = agent_of(hosts, link);
+  return agent != NULL && agent->fits ? even_hosts_job_message(agent, message)
+                                      : take_opening_message(hosts, link, message);
+}
+
+/* Anybody may connect; that one who has not the key cannot go on is no news. */
+static void on_ended(void *context, even_link *link) {
+  even_hosts *hosts = context;
+  even_host_stranger *stranger = place_of(hosts, link);
+  even_host_agent *agent = agent_of(hosts, link);
+  if (stranger != NULL) {
+    stranger->link = NULL;
+    bury(hosts, link);
+  } else if (agent != NULL) {
+    const even_error *why = even_link_why(link);
+    (void)snprintf(agent->lost_words, sizeof agent->lost_words, "%.300s", why->what);
+    agent->lost = true;
+    if (!agent->fits) {
+      (void)even_fail(EVEN_ERR_PEER_LOST, "host %s: %.400s", agent->name, why->what);
+      fail_opening(hosts);
+    }
+    bury(hosts, link);
+    agent->link = NULL;
+    if (agent->fits && hosts->job != NULL) {
+      even_hosts_job_lost(agent);
+    }
+  }
+}
+
+static void take_connection(void *context, int fd) {
+  even_hosts *hosts = context;
+  const even_link_calls calls = {.context = hosts, .ready = on_ready, .message = on_message, .ended = on_ended};
+  even_host_stranger *place = place_of(hosts, NULL);
+  int made = -1;
+  if (even_socket_accept(fd, &made) != EVEN_OK || made < 0) {
+    even_error_clear();
+    return;
+  }
+  if (place == NULL || EVEN_NEW(&place->link) != EVEN_OK) {
+    even_pipe_close(made); /* too many at once: those that belong to us try again */
+    even_error_clear();
+    return;
+  }
+  place->since_ns = even_clock_ns();
+  if (even_link_open(place->link, &hosts->loop, made, true, hosts->key, &calls) != EVEN_OK) {
+    bury(hosts, place->link);
+    place->link = NULL;
+    even_error_clear();
+  }
+}
+
+void even_hosts_tick(even_hosts *hosts) {
+  uint64_t now = even_clock_ns();
+  free_gone(hosts);
+  for (size_t i = 0; i < EVEN_HOSTS_STRANGERS; i++) {
+    even_host_stranger *stranger = &hosts->strangers[i];
+    if (stranger->link != NULL && now - stranger->since_ns > STRANGER_NS) {
+      bury(hosts, stranger->link);
+      stranger->link = NULL;
+    } else if (stranger->link != NULL) {
+      even_link_tick(stranger->link, false);
+    }
+  }
+  for (size_t i = 1; i < hosts->count; i++) {
+    if (hosts->agents[i].link != NULL) {
+      even_link_tick(hosts->agents[i].link, hosts->agents[i].busy);
+    }
+  }
+}
+
+/* ---- opening ---- */
+
+static void agent_failed(even_host_agent *agent, const char *how) {
+  char words[300];
+  even_host_agent_last_words(agent, words, sizeof words);
+  (void)even_fail(EVEN_ERR_PEER_LOST, "host %s: %s%s%s", agent->name, how, words[0] == '\0' ? "" : ": ", words);
+  (void)even_error_fix("try `%s %s %s --version` here; --ssh says how hosts are reached, --address where this one is",
+                       agent->hosts->params.shell[0], agent->name, agent->hosts->params.program);
+  fail_opening(agent->hosts);
+}
+
+static bool look_at_agents(even_hosts *hosts, bool late) {
+  bool all = true;
+  for (size_t i = 1; i < hosts->count; i++) {
+    even_host_agent *agent = &hosts->agents[i];
+    all = all && agent->fits;
+    if (!agent->fits && agent->link == NULL && shell_ended(agent)) {
+      agent_failed(agent, "its agent ended before it came here");
+    } else if (!agent->fits && late) {
+      agent_failed(agent, agent->link == NULL ? "its agent did not come here" : "its agent did not say what it has");
+    }
+  }
+  return all;
+}
+
+even_status even_hosts_await(even_hosts *hosts) {
+  uint64_t until = even_clock_ns() + (uint64_t)(hosts->params.patience_seconds * 1e9);
+  while (hosts->failure.status == EVEN_OK && !look_at_agents(hosts, even_clock_ns() > until)) {
+    if (even_stop_asked()) {
+      return even_fail(EVEN_ERR_INTERRUPTED, "interrupted while hosts were waited for");
+    }
+    EVEN_TRY(even_loop_turn(&hosts->loop, TICK_MS));
+    even_hosts_tick(hosts);
+  }
+  if (hosts->failure.status != EVEN_OK) {
+    even_error failure = hosts->failure;
+    hosts->failure.status = EVEN_OK;
+    return even_error_restore(&failure);
+  }
+  return EVEN_OK;
+}
+
+static even_status make_key(even_hosts *hosts) {
+  EVEN_TRY(even_random_hex(hosts->key_digits, 2 * EVEN_TLS_KEY_BYTES));
+  return even_tls_key_read(hosts->key_digits, hosts->key);
+}
+
+static even_status read_own_facts(even_hosts *hosts) {
+  even_text text = EVEN_TEXT_EMPTY;
+  const even_host_needs needs = {
+      .folder = hosts->params.folder, .script = hosts->params.script, .python = hosts->params.python};
+  even_status status = even_host_facts_read(&needs, NULL, &text);
+  if (status == EVEN_OK) {
+    status = even_json_parse("this host's facts", text.data, text.length, &hosts->facts);
+  }
+  even_text_free(&text);
+  const char *trouble = status == EVEN_OK ? json_string_value(json_object_get(hosts->facts, "trouble")) : NULL;
+  return trouble == NULL ? status : even_fail(EVEN_ERR_INPUT, "%s", trouble);
+}
+
+static even_status open_all(even_hosts *hosts) {
+  const char *where = hosts->params.address == NULL ? "0.0.0.0" : hosts->params.address;
+  EVEN_TRY(EVEN_NEW_ARRAY(&hosts->agents, hosts->count));
+  for (size_t i = 0; i < hosts->count; i++) {
+    even_host_agent *agent = &hosts->agents[i];
+    *agent = (even_host_agent){.hosts = hosts,
+                               .index = i,
+                               .wish = hosts->params.hosts[i].ranks,
+                               .shell = {.pid = -1},
+                               .input = -1,
+                               .watches = {{.fd = -1}, {.fd = -1}}};
+    memcpy(agent->name, hosts->params.hosts[i].name, sizeof agent->name);
+  }
+  EVEN_TRY(make_key(hosts));
+  EVEN_TRY(even_loop_open(&hosts->loop));
+  EVEN_TRY(even_listener_open(where, &hosts->port, &hosts->listener));
+  EVEN_TRY(even_loop_add(&hosts->loop, &hosts->listener_watch, hosts->listener, take_connection, hosts));
+  for (size_t i = 1; i < hosts->count; i++) {
+    EVEN_TRY(even_host_agent_launch(&hosts->agents[i]));
+  }
+  EVEN_TRY(read_own_facts(hosts));
+  return even_hosts_await(hosts);
+}
+
+even_status even_hosts_open(const even_hosts_params *params, even_hosts **out) {
+  even_hosts *hosts = NULL;
+  *out = NULL;
+  if (params->size != sizeof *params || params->count < 2 || params->count > EVEN_HOSTS_MOST) {
+    return even_fail(EVEN_ERR_ARGUMENT, "a job of %zu hosts", params->count);
+  }
+  struct sigaction pipe_before;
+  EVEN_TRY(even_signals_pipe_ignore(&pipe_before));
+  even_status made = EVEN_NEW(&hosts);
+  if (made != EVEN_OK) {
+    even_signals_pipe_restore(&pipe_before);
+    return made;
+  }
+  *hosts = (even_hosts){.params = *params,
+                        .count = params->count,
+                        .loop = {.fd = -1},
+                        .listener = -1,
+                        .pipe_before = pipe_before,
+                        .listener_watch = {.fd = -1},
+                        .job_watch = {.fd = -1}};
+  even_status status = open_all(hosts);
+  if (status != EVEN_OK) {
+    const even_error kept = *even_error_last();
+    even_hosts_close(hosts);
+    return even_error_restore(&kept);
+  }
+  *out = hosts;
+  return EVEN_OK;
+}
+
+static void say_end(even_host_agent *agent) {
+  if (agent->link != NULL) {
+    (void)!even_link_send(agent->link, EVEN_MESSAGE_END, NULL, NULL, 0);
+    even_link_flush(agent->link, 1000);
+  }
+}
+
+/* Agents that were told the end leave by themselves. */
+static void wait_for_shells(even_hosts *hosts) {
+  uint64_t until = even_clock_ns() + 3000000000u;
+  bool any = true;
+  while (any && even_clock_ns() < until) {
+    any = false;
+    for (size_t i = 1; i < hosts->count; i++) {
+      any = any || (hosts->agents[i].shell.pid > 0 && !shell_ended(&hosts->agents[i]));
+    }
+    if (any && even_loop_turn(&hosts->loop, TICK_MS) != EVEN_OK) {
+      break;
+    }
+  }
+}
+
+void even_hosts_close(even_hosts *hosts) {
+  if (hosts == NULL) {
+    return;
+  }
+  const even_error kept = *even_error_last();
+  for (size_t i = 1; hosts->agents != NULL && i < hosts->count; i++) {
+    say_end(&hosts->agents[i]);
+    even_pipe_close(hosts->agents[i].input); /* one that waits for its invitation */
+    hosts->agents[i].input = -1;
+  }
+  if (hosts->agents != NULL && hosts->loop.fd >= 0) {
+    wait_for_shells(hosts);
+  }
+  for (size_t i = 1; hosts->agents != NULL && i < hosts->count; i++) {
+    even_host_agent_drop(&hosts->agents[i]);
+    even_device_list_free(&hosts->agents[i].devices);
+    free_gone(hosts);
+  }
+  for (size_t i = 0; i < EVEN_HOSTS_STRANGERS; i++) {
+    if (hosts->strangers[i].link != NULL) {
+      even_link_close(hosts->strangers[i].link);
+      even_free(hosts->strangers[i].link);
+    }
+  }
+  free_gone(hosts);
+  even_loop_remove(&hosts->loop, &hosts->listener_watch);
+  even_pipe_close(hosts->listener);
+  even_loop_close(&hosts->loop);
+  json_decref(hosts->facts);
+  even_free(hosts->agents);
+  even_signals_pipe_restore(&hosts->pipe_before);
+  memset(hosts->key, 0, sizeof hosts->key);
+  even_free(hosts);
+  (void)even_error_restore(&kept);
+}
+
+size_t even_hosts_count(const even_hosts *hosts) {
+  return hosts->count;
+}
+
+const char *even_hosts_name(const even_hosts *hosts, size_t host) {
+  return hosts->agents[host].name;
+}
+
+const even_device_list *even_hosts_devices(const even_hosts *hosts, size_t host) {
+  return &hosts->agents[host].devices;
+}

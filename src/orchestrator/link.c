@@ -1,0 +1,294 @@
+/* Sockets and TLS to messages and back. */
+#include "orchestrator/link.h"
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "os/clock.h"
+#include "os/pipe.h"
+#include "os/socket.h"
+
+#include <string.h>
+
+enum { CHUNK = 65536, MOST_CHUNKS = 64, MOST_WAITING = 64 << 20 };
+
+static const uint64_t BEAT_NS = 500000000u;
+static const uint64_t FIRST_TRIP_NS = 1000000000u;
+
+/* What each end tells of its clock, so that the other can lay both on one. */
+typedef struct beat {
+  uint64_t now_ns;
+  uint64_t echo_ns; /* the other end's clock by its last beat, 0: none came */
+  uint64_t held_ns; /* and how long ago that came */
+} beat;
+
+static void fail_link(even_link *link) {
+  if (!link->failed) {
+    link->failed = true;
+    link->why = *even_error_last();
+  }
+  even_error_clear();
+}
+
+static void watch_room(even_link *link) {
+  if (even_loop_writable(link->loop, &link->watch, link->sent < link->out.length) != EVEN_OK) {
+    fail_link(link);
+  }
+}
+
+static void send_some(even_link *link) {
+  while (link->sent < link->out.length) {
+    bool broken = false;
+    int reason = 0;
+    size_t written =
+        even_socket_write(link->fd, link->out.data + link->sent, link->out.length - link->sent, &broken, &reason);
+    if (broken) {
+      (void)even_fail_errno(reason, "the connection to %s broke", link->peer);
+      fail_link(link);
+      return;
+    }
+    if (written == 0) {
+      break;
+    }
+    link->sent += written;
+  }
+  if (link->sent == link->out.length) {
+    even_text_clear(&link->out);
+    link->sent = 0;
+  }
+}
+
+/* From TLS to the kernel. */
+static void push(even_link *link) {
+  char buffer[CHUNK];
+  size_t got = 0;
+  if (link->fd < 0 || link->failed) {
+    return;
+  }
+  while ((got = even_tls_take(link->tls, buffer, sizeof buffer)) > 0) {
+    even_text_append(&link->out, buffer, got);
+  }
+  if (even_text_status(&link->out) != EVEN_OK || link->out.length - link->sent > MOST_WAITING) {
+    (void)even_fail(EVEN_ERR_MEMORY, "%s takes nothing of what is sent to it", link->peer);
+    fail_link(link);
+    return;
+  }
+  send_some(link);
+  if (!link->failed) {
+    watch_room(link);
+  }
+}
+
+static void take_beat(even_link *link, const even_message *message) {
+  beat told;
+  uint64_t now = even_clock_ns();
+  if (message->data_bytes != sizeof told) {
+    return;
+  }
+  memcpy(&told, message->data, sizeof told);
+  link->echo = told.now_ns;
+  link->echo_ns = now;
+  if (!link->offset_known) { /* better than nothing until the first way there and back was seen */
+    link->offset_known = true;
+    link->offset_ns = (int64_t)now - (int64_t)told.now_ns;
+    link->least_trip_ns = FIRST_TRIP_NS;
+  }
+  if (told.echo_ns == 0 || told.echo_ns > now || told.held_ns > now - told.echo_ns) {
+    return;
+  }
+  uint64_t trip = now - told.echo_ns - told.held_ns;
+  link->least_trip_ns += link->least_trip_ns / 100; /* an old short one is forgotten by and by, for clocks drift */
+  if (trip < link->least_trip_ns) {
+    link->least_trip_ns = trip;
+    link->offset_ns = (int64_t)(now - trip / 2) - (int64_t)told.now_ns;
+  }
+}
+
+static even_status deliver(even_link *link) {
+  size_t at = 0;
+  even_status status = EVEN_OK;
+  while (status == EVEN_OK && at < link->in.length) {
+    even_message message;
+    size_t used = 0;
+    size_t wanted = 0;
+    status =
+        even_message_next((const unsigned char *)link->in.data + at, link->in.length - at, &message, &used, &wanted);
+    if (status != EVEN_OK || used == 0) {
+      break;
+    }
+    at += used;
+    if (message.kind == EVEN_MESSAGE_BEAT) {
+      take_beat(link, &message);
+    } else {
+      status = link->calls.message(link->calls.context, link, &message);
+    }
+  }
+  link->in.length -= at;
+  memmove(link->in.data, link->in.data + at, link->in.length);
+  return status;
+}
+
+/* From TLS to messages; *more: there may be more at once. */
+static even_status pull(even_link *link, bool *more) {
+  char buffer[CHUNK];
+  size_t got = 0;
+  bool ended = false;
+  EVEN_TRY(even_tls_read(link->tls, buffer, sizeof buffer, &got, &ended));
+  if (!link->was_ready && even_tls_ready(link->tls)) {
+    link->was_ready = true;
+    link->calls.ready(link->calls.context, link);
+  }
+  *more = got > 0;
+  if (ended) {
+    return even_fail(EVEN_ERR_PEER_LOST, "%s closed the connection", link->peer);
+  }
+  if (got == 0) {
+    return EVEN_OK;
+  }
+  even_text_append(&link->in, buffer, got);
+  EVEN_TRY(even_text_status(&link->in));
+  return deliver(link);
+}
+
+static even_status take_bytes(even_link *link, const char *bytes, size_t count) {
+  bool more = true;
+  link->heard_ns = even_clock_ns();
+  even_status status = even_tls_feed(link->tls, bytes, count);
+  while (status == EVEN_OK && more) {
+    status = pull(link, &more);
+  }
+  return status;
+}
+
+static void readable(void *context, int fd) {
+  even_link *link = context;
+  char buffer[CHUNK];
+  for (int chunks = 0; chunks < MOST_CHUNKS && !link->failed && link->fd >= 0; chunks++) {
+    size_t got = 0;
+    int reason = 0;
+    even_pipe_state state = even_socket_read(fd, buffer, sizeof buffer, &got, &reason);
+    if (state == EVEN_PIPE_EMPTY) {
+      break;
+    }
+    if (state == EVEN_PIPE_ENDED) {
+      (void)(reason == 0 ? even_fail(EVEN_ERR_PEER_LOST, "%s closed the connection", link->peer)
+                         : even_fail_errno(reason, "the connection to %s broke", link->peer));
+      fail_link(link);
+      break;
+    }
+    if (take_bytes(link, buffer, got) != EVEN_OK) {
+      push(link); /* what TLS says to the other end of it */
+      fail_link(link);
+      break;
+    }
+  }
+  push(link);
+  if (link->failed) {
+    even_loop_remove(link->loop, &link->watch); /* its end is told in the next tick */
+  }
+}
+
+even_status even_link_open(even_link *link, even_loop *loop, int fd, bool server,
+                           const unsigned char key[EVEN_TLS_KEY_BYTES], const even_link_calls *calls) {
+  *link = (even_link){.loop = loop, .fd = fd, .watch = {.fd = -1}, .calls = *calls, .heard_ns = even_clock_ns()};
+  even_socket_peer(fd, link->peer, sizeof link->peer);
+  even_status status = even_tls_open(server, key, &link->tls);
+  if (status == EVEN_OK) {
+    status = even_loop_add(loop, &link->watch, fd, readable, link);
+  }
+  if (status != EVEN_OK) {
+    even_link_close(link);
+    return status;
+  }
+  if (!server) {
+    bool more = false;
+    status = pull(link, &more); /* the first word is the caller's */
+    push(link);
+  }
+  if (status != EVEN_OK) {
+    even_link_close(link);
+  }
+  return status;
+}
+
+even_status even_link_send(even_link *link, even_message_kind kind, const char *json, const void *data, size_t bytes) {
+  even_text message = EVEN_TEXT_EMPTY;
+  if (!even_link_is_up(link)) {
+    return EVEN_OK;
+  }
+  even_status status = even_message_add(&message, kind, json, json == NULL ? 0 : strlen(json), data, bytes);
+  if (status == EVEN_OK) {
+    status = even_tls_write(link->tls, message.data, message.length);
+  }
+  even_text_free(&message);
+  if (status == EVEN_OK) {
+    push(link);
+  }
+  return status;
+}
+
+bool even_link_has_room(const even_link *link) {
+  return link->out.length - link->sent < EVEN_LINK_ROOM;
+}
+
+bool even_link_is_up(const even_link *link) {
+  return link->fd >= 0 && !link->failed && link->was_ready;
+}
+
+static void send_beat(even_link *link, uint64_t now) {
+  const beat told = {.now_ns = now, .echo_ns = link->echo, .held_ns = link->echo == 0 ? 0 : now - link->echo_ns};
+  link->beat_ns = now;
+  if (even_link_send(link, EVEN_MESSAGE_BEAT, NULL, &told, sizeof told) != EVEN_OK) {
+    fail_link(link);
+  }
+}
+
+void even_link_tick(even_link *link, bool watched) {
+  uint64_t now = even_clock_ns();
+  if (link->fd < 0) {
+    return;
+  }
+  if (even_link_is_up(link) && now - link->beat_ns >= BEAT_NS) {
+    send_beat(link, now);
+  }
+  if (watched && !link->failed && now - link->heard_ns > EVEN_LINK_SILENCE_NS) {
+    (void)even_fail(EVEN_ERR_TIMEOUT, "%s says nothing, though its host answers: does its agent stand still?",
+                    link->peer);
+    fail_link(link);
+  }
+  if (link->failed && !link->ended_told) {
+    link->ended_told = true;
+    even_loop_remove(link->loop, &link->watch);
+    link->calls.ended(link->calls.context, link);
+  }
+}
+
+void even_link_flush(even_link *link, int timeout_ms) {
+  uint64_t until = even_clock_ns() + (uint64_t)timeout_ms * 1000000u;
+  push(link);
+  while (link->fd >= 0 && !link->failed && link->sent < link->out.length && even_clock_ns() < until) {
+    even_socket_wait(link->fd, 50);
+    push(link);
+  }
+}
+
+const even_error *even_link_why(const even_link *link) {
+  return &link->why;
+}
+
+void even_link_close(even_link *link) {
+  if (link->fd >= 0) {
+    if (link->tls != NULL && !link->failed) {
+      even_tls_end(link->tls);
+      push(link);
+    }
+    if (link->watch.fd >= 0) {
+      even_loop_remove(link->loop, &link->watch);
+    }
+    even_pipe_close(link->fd);
+    link->fd = -1;
+  }
+  even_tls_close(link->tls);
+  link->tls = NULL;
+  even_text_free(&link->in);
+  even_text_free(&link->out);
+}

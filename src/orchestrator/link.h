@@ -1,0 +1,71 @@
+/* One connection between two agents: a socket, TLS with the job's key, messages, and signs of life. It never waits:
+ * what does not go out at once is kept. */
+#ifndef EVEN_ORCHESTRATOR_LINK_H
+#define EVEN_ORCHESTRATOR_LINK_H
+
+#include "base/text.h"
+#include "orchestrator/message.h"
+#include "os/loop.h"
+#include "os/tls.h"
+
+typedef struct even_link even_link;
+
+typedef struct even_link_calls {
+  void *context;
+  /* Both ends have proved that they have the key. */
+  void (*ready)(void *context, even_link *link);
+  /* A message; it is gone when this returns. An error ends the link, for that reason. */
+  even_status (*message)(void *context, even_link *link, const even_message *message);
+  /* It has ended: even_link_why says why. Called once, never from within a call of ours. */
+  void (*ended)(void *context, even_link *link);
+} even_link_calls;
+
+/* So much may wait to go out before what can be left out (lines, telemetry) is. */
+enum { EVEN_LINK_ROOM = 4 << 20 };
+/* An agent that says nothing for so long stands still, though its host lives. */
+#define EVEN_LINK_SILENCE_NS 30000000000u
+
+struct even_link {
+  even_loop *loop;
+  even_loop_watch watch;
+  int fd; /* -1: ended */
+  even_tls *tls;
+  even_link_calls calls;
+  even_text in;  /* what came, of the message that is not whole yet */
+  even_text out; /* what the kernel has not taken yet, from `sent` on */
+  size_t sent;
+  bool was_ready;
+  bool ended_told;
+  bool failed; /* it shall end in the next tick */
+  even_error why;
+  char peer[64];
+  uint64_t heard_ns;      /* when anything came last */
+  uint64_t beat_ns;       /* when a sign of life was sent last */
+  uint64_t echo;          /* the other end's clock, as its last beat said it, */
+  uint64_t echo_ns;       /* and when that came */
+  uint64_t least_trip_ns; /* of the beats' ways there and back, the shortest seen lately */
+  int64_t offset_ns;      /* to be added to the other end's clock to have ours, by that one */
+  bool offset_known;
+};
+
+/* Takes `fd` over, also on failure. `link` must stay in place until the turn of the loop after its end. */
+even_status even_link_open(even_link *link, even_loop *loop, int fd, bool server,
+                           const unsigned char key[EVEN_TLS_KEY_BYTES], const even_link_calls *calls) EVEN_MUST_USE;
+/* Sends a message; `json` NULL: none. Fails only for what the caller did wrong or for lack of memory; a broken
+ * connection is told by `ended`. */
+even_status even_link_send(even_link *link, even_message_kind kind, const char *json, const void *data,
+                           size_t bytes) EVEN_MUST_USE;
+/* Whether there is room for what can be left out. */
+bool even_link_has_room(const even_link *link);
+/* Whether messages can be sent. */
+bool even_link_is_up(const even_link *link);
+/* Sends signs of life, looks for the other end's (`watched`), tells of the end. Several times a second. */
+void even_link_tick(even_link *link, bool watched);
+/* Waits until all is sent, at most for so long; reads nothing, so that calls of the link's own may call it. */
+void even_link_flush(even_link *link, int timeout_ms);
+/* Why it ended. */
+const even_error *even_link_why(const even_link *link);
+/* Says goodbye and frees everything; calls nobody. A zeroed link with fd -1 is allowed. */
+void even_link_close(even_link *link);
+
+#endif

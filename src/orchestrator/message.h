@@ -1,0 +1,66 @@
+/* What the agents of one job say to one another: messages over a stream of bytes. Pure: bytes in, messages out.
+ *
+ *   12 bytes: kind, bytes of JSON, bytes of data (32 bits each, little-endian); the JSON; the data.
+ *
+ * Each kind has limits for both parts, looked at before any memory is taken for them. */
+#ifndef EVEN_ORCHESTRATOR_MESSAGE_H
+#define EVEN_ORCHESTRATOR_MESSAGE_H
+
+#include "base/text.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Raised with every change of what follows; agents of two numbers do not work together. */
+#define EVEN_MESSAGE_PROTOCOL 1
+
+/* X(name, number, most bytes of JSON, most bytes of data) */
+#define EVEN_MESSAGE_LIST(X)                                                                     \
+  X(GREET, 1, 4096, 0)        /* to the leader, the first: versions, which host */               \
+  X(REFUSE, 2, 4096, 0)       /* either way, the last: what does not fit, and the fix */         \
+  X(CHECK, 3, 65536, 0)       /* to a host: what the script needs; it looks whether it has it */ \
+  X(FACTS, 4, 4 << 20, 0)     /* to the leader: what it has */                                   \
+  X(START, 5, 4 << 20, 0)     /* to a host: an attempt, and all that its ranks get */            \
+  X(STARTED, 6, 256, 0)       /* to the leader: a rank's process */                              \
+  X(LINE, 7, 64, 65536)       /* to the leader: a line of a rank's output */                     \
+  X(ENDED, 8, 512, 65536)     /* to the leader: a rank has ended, how, and its last output */    \
+  X(STOPPED, 9, 256, 0)       /* to the leader: somebody stopped a rank */                       \
+  X(HUNG, 10, 1024, 0)        /* to the leader: a rank hangs, and shall be ended for it */       \
+  X(NOTICE, 11, 4096, 0)      /* to the leader: a line for the user */                           \
+  X(SIGNAL, 12, 256, 0)       /* to a host: a signal for its ranks */                            \
+  X(SETTLED, 13, 65536, 0)    /* to the leader: nothing of the attempt is left there */          \
+  X(RECORDS, 14, 64, 1 << 20) /* to the leader: telemetry of its ranks */                        \
+  X(BEAT, 15, 0, 64)          /* either way: I live; clocks */                                   \
+  X(END, 16, 64, 0)           /* to a host, the last: the job has ended */                       \
+  X(FAILED, 17, 4096, 0)      /* to the leader: the host could not do its part of the attempt */ \
+  X(HANG, 18, 2048, 0)        /* to the leader: a rank hangs, or goes on: for the history */
+
+typedef enum even_message_kind {
+#define EVEN_MESSAGE_ENUM(name, number, json, data) EVEN_MESSAGE_##name = (number),
+  EVEN_MESSAGE_LIST(EVEN_MESSAGE_ENUM)
+#undef EVEN_MESSAGE_ENUM
+} even_message_kind;
+
+enum { EVEN_MESSAGE_HEAD = 12 };
+
+/* Points into the bytes that it was read from. */
+typedef struct even_message {
+  even_message_kind kind;
+  const char *json; /* not NUL-terminated */
+  size_t json_bytes;
+  const unsigned char *data;
+  size_t data_bytes;
+} even_message;
+
+/* Looks for the next whole message in `count` bytes. *used: its bytes, 0 while it is not whole; *wanted: how many bytes
+ * it takes, as far as that is known. EVEN_ERR_INPUT: no message begins here, or one beyond its limits; nothing that
+ * follows can be read any more. */
+even_status even_message_next(const unsigned char *bytes, size_t count, even_message *out, size_t *used,
+                              size_t *wanted) EVEN_MUST_USE;
+/* Appends a message to `out`. EVEN_ERR_OVERFLOW where a part is beyond its limit. */
+even_status even_message_add(even_text *out, even_message_kind kind, const char *json, size_t json_bytes,
+                             const void *data, size_t data_bytes) EVEN_MUST_USE;
+/* The most data that a message of this kind may have. */
+size_t even_message_most_data(even_message_kind kind);
+
+#endif

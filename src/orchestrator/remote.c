@@ -1,0 +1,431 @@
+/* The leader's job and the ranks on other hosts: what they do comes as messages, and what they shall do goes as such.
+ */
+#include "orchestrator/remote.h"
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "base/json_reader.h"
+#include "base/json_writer.h"
+#include "orchestrator/host_agent.h"
+#include "orchestrator/remote_start.h"
+#include "os/clock.h"
+#include "os/socket.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* For the other hosts to clear up after an attempt; they kill after the same times as this one. */
+static const uint64_t SETTLE_NS = 60000000000u;
+
+static even_status hosts_turn(even_hosts *hosts) {
+  EVEN_TRY(even_loop_turn(&hosts->loop, 0));
+  return EVEN_OK;
+}
+
+static void hosts_ready(void *context, int fd) {
+  even_job *job = context;
+  (void)fd;
+  if (hosts_turn(job->hosts) != EVEN_OK) {
+    job->failure = job->failure.status == EVEN_OK ? *even_error_last() : job->failure;
+  }
+}
+
+/* ---- opening ---- */
+
+static void place_ranks(even_job *job) {
+  even_hosts *hosts = job->hosts;
+  size_t next = job->local;
+  for (size_t i = 1; i < hosts->count; i++) {
+    hosts->agents[i].first = next;
+    next += hosts->agents[i].count;
+  }
+}
+
+/* Where the others reached this host, all can. */
+static void choose_address(even_job *job) {
+  const even_hosts *hosts = job->hosts;
+  const even_link *link = hosts->agents[1].link;
+  if (hosts->params.address != NULL) {
+    (void)snprintf(job->master_address, sizeof job->master_address, "%s", hosts->params.address);
+  } else if (link != NULL) {
+    even_socket_local(link->fd, job->master_address, sizeof job->master_address);
+  }
+  even_socket_interface(job->master_address, job->interface, sizeof job->interface);
+}
+
+static even_status open_rings(even_job *job) {
+  if (job->params->telemetry_fd < 0) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(EVEN_NEW_ARRAY(&job->hosts->rings, job->count));
+  for (size_t i = job->local; i < job->count; i++) {
+    EVEN_TRY(even_telemetry_open(job->params->telemetry_fd, (int)i, &job->hosts->rings[i]));
+  }
+  return EVEN_OK;
+}
+
+void even_job_hosts_count(even_job *job) {
+  job->groups = job->hosts == NULL ? 1 : (int)job->hosts->count;
+  for (size_t i = 1; i < (size_t)job->groups; i++) {
+    job->local -= job->hosts->agents[i].count;
+  }
+}
+
+even_status even_job_hosts_open(even_job *job) {
+  if (job->hosts == NULL) {
+    return EVEN_OK;
+  }
+  job->hosts->job = job;
+  place_ranks(job);
+  choose_address(job);
+  EVEN_TRY(open_rings(job));
+  return even_loop_add(&job->loop, &job->hosts->job_watch, job->hosts->loop.fd, hosts_ready, job);
+}
+
+void even_job_hosts_close(even_job *job) {
+  even_hosts *hosts = job->hosts;
+  if (hosts == NULL) {
+    return;
+  }
+  even_loop_remove(&job->loop, &hosts->job_watch);
+  for (size_t i = 0; hosts->rings != NULL && i < job->count; i++) {
+    even_telemetry_close(hosts->rings[i]);
+  }
+  even_free((void *)hosts->rings);
+  hosts->rings = NULL;
+  hosts->job = NULL;
+}
+
+static const even_host_agent *host_of(const even_job *job, size_t rank) {
+  for (size_t i = 1; job->hosts != NULL && i < job->hosts->count; i++) {
+    const even_host_agent *agent = &job->hosts->agents[i];
+    if (rank >= agent->first && rank < agent->first + agent->count) {
+      return agent;
+    }
+  }
+  return NULL;
+}
+
+const char *even_job_host_name(const even_job *job, size_t rank) {
+  const even_host_agent *agent = host_of(job, rank);
+  return agent == NULL ? job->host : agent->name;
+}
+
+/* ---- an attempt ---- */
+
+static even_status revive(even_job *job) {
+  even_hosts *hosts = job->hosts;
+  bool any = false;
+  for (size_t i = 1; i < hosts->count; i++) {
+    even_host_agent *agent = &hosts->agents[i];
+    if (agent->lost) {
+      even_host_agent_drop(agent);
+      even_job_notice(job, "host %s: its agent is started again", agent->name);
+      EVEN_TRY(even_host_agent_launch(agent));
+      any = true;
+    }
+  }
+  return any ? even_hosts_await(hosts) : EVEN_OK;
+}
+
+even_status even_job_hosts_begin(even_job *job) {
+  if (job->hosts == NULL) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(revive(job));
+  for (size_t i = 1; i < job->hosts->count; i++) {
+    even_host_agent *agent = &job->hosts->agents[i];
+    even_text text = EVEN_TEXT_EMPTY;
+    even_status status = even_remote_start_write(job, agent->index, agent->first, agent->count, &text);
+    if (status == EVEN_OK) {
+      status = even_link_send(agent->link, EVEN_MESSAGE_START, text.data, NULL, 0);
+    }
+    even_text_free(&text);
+    EVEN_TRY(status);
+    agent->busy = true;
+    for (size_t rank = agent->first; rank < agent->first + agent->count; rank++) {
+      job->ranks[rank].alive = true;
+      job->alive++;
+    }
+  }
+  return EVEN_OK;
+}
+
+void even_job_hosts_signal(even_job *job, int number, bool groups, bool ends) {
+  char text[96];
+  if (job->hosts == NULL) {
+    return;
+  }
+  (void)snprintf(text, sizeof text, "{\"number\":%d,\"groups\":%s,\"ends\":%s}", number, groups ? "true" : "false",
+                 ends ? "true" : "false");
+  for (size_t i = 1; i < job->hosts->count; i++) {
+    even_host_agent *agent = &job->hosts->agents[i];
+    if (agent->busy && agent->link != NULL &&
+        even_link_send(agent->link, EVEN_MESSAGE_SIGNAL, text, NULL, 0) != EVEN_OK) {
+      even_error_clear(); /* its deadline ends it then */
+    }
+  }
+}
+
+void even_job_hosts_tick(even_job *job) {
+  if (job->hosts != NULL) {
+    even_hosts_tick(job->hosts);
+  }
+}
+
+bool even_job_hosts_reaped(even_job *job, pid_t pid) {
+  for (size_t i = 1; job->hosts != NULL && i < job->hosts->count; i++) {
+    if (job->hosts->agents[i].shell.pid == pid) {
+      job->hosts->agents[i].shell.pid = -1;
+      return true;
+    }
+  }
+  return false;
+}
+
+bool even_job_hosts_settled(even_job *job, uint64_t since_ns) {
+  bool all = true;
+  for (size_t i = 1; job->hosts != NULL && i < job->hosts->count; i++) {
+    even_host_agent *agent = &job->hosts->agents[i];
+    if (agent->busy && even_clock_ns() - since_ns > SETTLE_NS) {
+      even_job_notice(job, "host %s did not say that its part of the attempt is cleared up: its agent is left",
+                      agent->name);
+      even_host_agent_drop(agent);
+      agent->lost = true;
+      agent->busy = false;
+    }
+    all = all && !agent->busy;
+  }
+  return all;
+}
+
+/* ---- what comes ---- */
+
+static even_job_rank *rank_in(even_job *job, const even_host_agent *agent, json_int_t rank) {
+  bool its = rank >= 0 && (size_t)rank >= agent->first && (size_t)rank < agent->first + agent->count;
+  return its ? &job->ranks[rank] : NULL;
+}
+
+static even_job_rank *rank_named(even_job *job, const even_host_agent *agent, const json_t *content) {
+  return rank_in(job, agent, json_integer_value(json_object_get(content, "rank")));
+}
+
+static const char *text_of(const json_t *content, const char *name) {
+  const char *text = json_string_value(json_object_get(content, name));
+  return text == NULL ? "" : text;
+}
+
+static int number_of(const json_t *content, const char *name) {
+  return (int)json_integer_value(json_object_get(content, name));
+}
+
+static bool flag_of(const json_t *content, const char *name) {
+  return json_is_true(json_object_get(content, name));
+}
+
+static void take_started(even_job *job, even_job_rank *rank, const json_t *content) {
+  const even_agent_observer *observer = &job->params->observer;
+  rank->pid = (pid_t)number_of(content, "process");
+  if (observer->rank_started != NULL) {
+    observer->rank_started(observer->context, (int)(rank - job->ranks), rank->pid);
+  }
+}
+
+static even_status keep_tail(even_rank_output *output, int stream, const unsigned char *data, size_t bytes) {
+  even_text *tail = &output->streams[stream].tail;
+  even_text_clear(tail);
+  if (bytes > 0) {
+    even_text_append(tail, (const char *)data, bytes);
+  }
+  return even_text_status(tail);
+}
+
+static even_status take_ended(even_job *job, even_job_rank *rank, const json_t *content, const even_message *message) {
+  json_int_t output = json_integer_value(json_object_get(content, "output_bytes"));
+  if (output < 0 || (size_t)output > message->data_bytes) {
+    return even_fail(EVEN_ERR_INPUT, "the end of a rank, with %lld bytes of output", (long long)output);
+  }
+  if (!rank->alive) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(keep_tail(&rank->output, 0, message->data, (size_t)output));
+  EVEN_TRY(keep_tail(&rank->output, 1, message->data + output, message->data_bytes - (size_t)output));
+  rank->stopped_by_agent = flag_of(content, "stopped_by_agent");
+  rank->stood_still = flag_of(content, "stood_still");
+  const even_process_end end = {
+      .pid = rank->pid,
+      .signal = number_of(content, "signal"),
+      .code = number_of(content, "code"),
+      .peak_memory_bytes = (uint64_t)json_integer_value(json_object_get(content, "peak_memory_bytes"))};
+  even_job_rank_ended(job, rank, &end);
+  return EVEN_OK;
+}
+
+static void take_line(even_job *job, const even_host_agent *agent, const even_message *message, const json_t *content) {
+  const even_agent_observer *observer = &job->params->observer;
+  even_job_rank *rank = rank_named(job, agent, content);
+  if (rank != NULL && observer->line != NULL) {
+    observer->line(observer->context, (int)(rank - job->ranks), flag_of(content, "error"), (const char *)message->data,
+                   message->data_bytes);
+  }
+}
+
+static void take_settled(even_job *job, even_host_agent *agent, const json_t *content) {
+  size_t at = 0;
+  json_t *rank = NULL;
+  json_array_foreach(json_object_get(content, "out_of_memory"), at, rank) {
+    even_job_rank *victim = rank_in(job, agent, json_integer_value(rank));
+    if (victim != NULL) {
+      victim->out_of_memory = true;
+    }
+  }
+  agent->busy = false;
+}
+
+static void shift(uint64_t *at, int64_t offset) {
+  *at = (uint64_t)((int64_t)*at + offset);
+}
+
+static void pass_on(even_telemetry *ring, even_record *record, int64_t offset) {
+  switch ((even_record_kind)record->kind) {
+    case EVEN_RECORD_SPAN:
+      shift(&record->as.span.start_ns, offset);
+      even_telemetry_span(ring, &record->as.span);
+      break;
+    case EVEN_RECORD_STEP:
+      shift(&record->as.step.end_ns, offset);
+      even_telemetry_step(ring, &record->as.step);
+      break;
+    case EVEN_RECORD_EVENT:
+      shift(&record->as.event.at_ns, offset);
+      record->as.event.words[sizeof record->as.event.words - 1] = '\0';
+      even_telemetry_event(ring, &record->as.event);
+      break;
+    case EVEN_RECORD_CALL:
+      shift(&record->as.call.start_ns, offset);
+      even_telemetry_call(ring, &record->as.call);
+      break;
+    default:
+      break;
+  }
+}
+
+/* Into the rings of this host, from which all who read telemetry here have it. */
+static even_status take_records(even_job *job, const even_host_agent *agent, const even_message *message) {
+  if (message->data_bytes % sizeof(even_record) != 0) {
+    return even_fail(EVEN_ERR_INPUT, "%zu bytes of telemetry", message->data_bytes);
+  }
+  for (size_t at = 0; at < message->data_bytes && job->hosts->rings != NULL; at += sizeof(even_record)) {
+    even_record record;
+    memcpy(&record, message->data + at, sizeof record);
+    if (rank_in(job, agent, (json_int_t)record.rank) != NULL) {
+      pass_on(job->hosts->rings[record.rank], &record, agent->link->offset_ns);
+    }
+  }
+  return EVEN_OK;
+}
+
+/* The agent there could not do its part: as it is here, that is the end of the job. */
+static void take_failed(even_job *job, even_host_agent *agent, const json_t *content) {
+  int status = number_of(content, "status");
+  agent->busy = false;
+  if (job->failure.status == EVEN_OK) {
+    const even_error kept = *even_error_last();
+    (void)even_fail(status > EVEN_OK && status <= EVEN_ERR_INTERRUPTED ? (even_status)status : EVEN_ERR_SYSTEM,
+                    "host %s: %.560s", agent->name, text_of(content, "what"));
+    (void)even_error_fix("%s", text_of(content, "fix"));
+    job->failure = *even_error_last();
+    (void)even_error_restore(&kept);
+  }
+}
+
+static even_status take_of_rank(even_job *job, even_host_agent *agent, const even_message *message,
+                                const json_t *content) {
+  even_job_rank *rank = rank_named(job, agent, content);
+  if (rank == NULL) {
+    return even_fail(EVEN_ERR_INPUT, "a message of a rank that is not on host %s", agent->name);
+  }
+  switch (message->kind) {
+    case EVEN_MESSAGE_STARTED:
+      take_started(job, rank, content);
+      return EVEN_OK;
+    case EVEN_MESSAGE_STOPPED:
+      if (job->stage == EVEN_JOB_RUNS) {
+        even_job_rank_stopped(job, rank, number_of(content, "signal"));
+      }
+      return EVEN_OK;
+    case EVEN_MESSAGE_HANG:
+      if (job->params->observer.hang != NULL) {
+        job->params->observer.hang(job->params->observer.context, (int)(rank - job->ranks), flag_of(content, "over"),
+                                   text_of(content, "words"));
+      }
+      return EVEN_OK;
+    case EVEN_MESSAGE_HUNG:
+      (void)snprintf(rank->hung_words, sizeof rank->hung_words, "%s", text_of(content, "words"));
+      rank->hung = true;
+      even_job_end_hung(job);
+      return EVEN_OK;
+    default:
+      return take_ended(job, rank, content, message);
+  }
+}
+
+static even_status take_content(even_job *job, even_host_agent *agent, const even_message *message,
+                                const json_t *content) {
+  switch (message->kind) {
+    case EVEN_MESSAGE_STARTED:
+    case EVEN_MESSAGE_STOPPED:
+    case EVEN_MESSAGE_HUNG:
+    case EVEN_MESSAGE_HANG:
+    case EVEN_MESSAGE_ENDED:
+      return take_of_rank(job, agent, message, content);
+    case EVEN_MESSAGE_LINE:
+      take_line(job, agent, message, content);
+      return EVEN_OK;
+    case EVEN_MESSAGE_NOTICE:
+      even_job_notice(job, "host %s: %.400s", agent->name, text_of(content, "text"));
+      return EVEN_OK;
+    case EVEN_MESSAGE_SETTLED:
+      take_settled(job, agent, content);
+      return EVEN_OK;
+    case EVEN_MESSAGE_FAILED:
+      take_failed(job, agent, content);
+      return EVEN_OK;
+    default:
+      return even_fail(EVEN_ERR_INPUT, "a message of kind %d, which hosts do not send", (int)message->kind);
+  }
+}
+
+even_status even_hosts_job_message(even_host_agent *agent, const even_message *message) {
+  even_job *job = agent->hosts->job;
+  json_t *content = NULL;
+  if (job == NULL) {
+    return EVEN_OK; /* it comes too late for anybody */
+  }
+  if (message->kind == EVEN_MESSAGE_RECORDS) {
+    return take_records(job, agent, message);
+  }
+  EVEN_TRY(even_json_parse("what another host says", message->json, message->json_bytes, &content));
+  even_status status = take_content(job, agent, message, content);
+  json_decref(content);
+  return status;
+}
+
+void even_hosts_job_lost(even_host_agent *agent) {
+  even_job *job = agent->hosts->job;
+  bool busy = agent->busy;
+  agent->busy = false;
+  even_job_notice(job, "host %s is lost: %s", agent->name, agent->lost_words);
+  if (!busy) {
+    return;
+  }
+  for (size_t i = agent->first; i < agent->first + agent->count; i++) {
+    even_job_rank *rank = &job->ranks[i];
+    if (rank->alive) {
+      const even_process_end end = {.pid = rank->pid, .code = 1};
+      rank->lost = agent->lost_words;
+      rank->stopped_by_agent = false;
+      even_job_rank_ended(job, rank, &end);
+    }
+  }
+}

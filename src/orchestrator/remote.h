@@ -1,0 +1,26 @@
+/* The part of a job that runs on other hosts. Without any (job->hosts NULL) all of this does nothing. */
+#ifndef EVEN_ORCHESTRATOR_REMOTE_H
+#define EVEN_ORCHESTRATOR_REMOTE_H
+
+#include "orchestrator/job.h"
+
+/* Which ranks are this host's, and how many hosts there are: first of all. */
+void even_job_hosts_count(even_job *job);
+/* For a job whose params, ranks and loop are there. */
+even_status even_job_hosts_open(even_job *job) EVEN_MUST_USE;
+void even_job_hosts_close(even_job *job);
+/* Has each host start its ranks, which count as alive from then on; the agents of hosts that were lost are started
+ * again first. */
+even_status even_job_hosts_begin(even_job *job) EVEN_MUST_USE;
+/* A signal for all ranks there; `ends`: it is to end them. */
+void even_job_hosts_signal(even_job *job, int number, bool groups, bool ends);
+/* Signs of life; about ten times a second, outside of the loop's calls. */
+void even_job_hosts_tick(even_job *job);
+/* A child was reaped: whether it was the shell of a host. */
+bool even_job_hosts_reaped(even_job *job, pid_t pid);
+/* Whether nothing of the attempt is left on any host; one that does not say so for a minute is given up. */
+bool even_job_hosts_settled(even_job *job, uint64_t since_ns);
+/* The host of a rank, for those who read. */
+const char *even_job_host_name(const even_job *job, size_t rank);
+
+#endif

@@ -1,0 +1,232 @@
+/* An attempt's part for one host, as JSON. */
+#include "orchestrator/remote_start.h"
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "base/json_reader.h"
+#include "base/json_writer.h"
+#include "orchestrator/environment.h"
+#include "orchestrator/host_agent.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { MOST_WORDS = 16384 };
+
+bool even_remote_passes_on(const char *line) {
+  static const char *const prefixes[] = {"EVENSTEP_", "PYTHON", "OMP_",    "MKL_", "TORCH",      "NCCL_",
+                                         "UCX_",      "GLOO_",  "CUBLAS_", "HF_",  "TOKENIZERS_"};
+  static const char *const own[] = {"EVENSTEP_HOST_ID=", "EVENSTEP_SSH=", "TORCHELASTIC_"};
+  if (even_environment_is_of_a_rank(line)) {
+    return false;
+  }
+  for (size_t i = 0; i < sizeof own / sizeof own[0]; i++) {
+    if (strncmp(line, own[i], strlen(own[i])) == 0) {
+      return false;
+    }
+  }
+  for (size_t i = 0; i < sizeof prefixes / sizeof prefixes[0]; i++) {
+    if (strncmp(line, prefixes[i], strlen(prefixes[i])) == 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+static void add_words(even_json *json, const char *key, char *const *words) {
+  even_json_array(json, key);
+  for (size_t i = 0; words != NULL && words[i] != NULL; i++) {
+    even_json_string(json, NULL, words[i]);
+  }
+  even_json_array_end(json);
+}
+
+static void add_environment(even_json *json, const even_job *job) {
+  even_json_array(json, "environment");
+  for (size_t i = 0; environ[i] != NULL; i++) {
+    if (even_remote_passes_on(environ[i])) {
+      even_json_string(json, NULL, environ[i]);
+    }
+  }
+  for (size_t i = 0; job->params->environment != NULL && job->params->environment[i] != NULL; i++) {
+    even_json_string(json, NULL, job->params->environment[i]);
+  }
+  even_json_array_end(json);
+}
+
+static void add_ranks(even_json *json, const even_job *job, size_t first, size_t count) {
+  even_json_array(json, "quota");
+  for (size_t i = first; i < first + count; i++) {
+    even_json_number(json, NULL, job->params->cpu_quota == NULL ? (double)NAN : job->params->cpu_quota[i]);
+  }
+  even_json_array_end(json);
+  even_json_array(json, "shown");
+  for (size_t i = first; i < first + count; i++) {
+    even_json_bool(json, NULL, job->params->shown == NULL || job->params->shown[i]);
+  }
+  even_json_array_end(json);
+}
+
+even_status even_remote_start_write(const even_job *job, size_t group, size_t first, size_t count, even_text *out) {
+  const even_agent_params *params = job->params;
+  even_json json = even_json_begin(out, 0);
+  even_telemetry *const *rings = job->hosts->rings;
+  even_json_object(&json, NULL);
+  even_json_string(&json, "job", job->id);
+  even_json_integer(&json, "attempt", job->attempt);
+  even_json_integer(&json, "max_restarts", params->max_restarts);
+  even_json_string(&json, "master_address", job->master_address);
+  even_json_integer(&json, "master_port", job->master_port);
+  even_json_integer(&json, "world", (int64_t)job->count);
+  even_json_integer(&json, "first", (int64_t)first);
+  even_json_integer(&json, "count", (int64_t)count);
+  even_json_integer(&json, "group", (int64_t)group);
+  even_json_integer(&json, "groups", job->groups);
+  add_words(&json, "command", params->command);
+  add_environment(&json, job);
+  add_ranks(&json, job, first, count);
+  even_json_string(&json, "run_folder", job->run_folder.data);
+  even_json_string(&json, "resume", job->resume.length > 0 ? job->resume.data : NULL);
+  even_json_number(&json, "hang_seconds", params->hang_seconds);
+  even_json_bool(&json, "restart_hung", params->restart_hung);
+  even_json_bool(&json, "unpinned", params->unpinned);
+  even_json_bool(&json, "telemetry", rings != NULL);
+  even_json_bool(&json, "calls", rings != NULL && even_telemetry_wants_calls(rings[first]));
+  even_json_object_end(&json);
+  return even_text_status(out);
+}
+
+/* ---- reading ---- */
+
+static even_status not_whole(const char *what) {
+  return even_fail(EVEN_ERR_INPUT, "the start of an attempt without a proper \"%s\"", what);
+}
+
+static even_status read_integer(const json_t *object, const char *name, json_int_t least, json_int_t most, int *out) {
+  const json_t *value = json_object_get(object, name);
+  json_int_t number = json_integer_value(value);
+  if (!json_is_integer(value) || number < least || number > most) {
+    return not_whole(name);
+  }
+  *out = (int)number;
+  return EVEN_OK;
+}
+
+static even_status read_words(const json_t *object, const char *name, size_t least, char ***out) {
+  const json_t *list = json_object_get(object, name);
+  size_t count = json_array_size(list);
+  if (!json_is_array(list) || count < least || count > MOST_WORDS) {
+    return not_whole(name);
+  }
+  EVEN_TRY(EVEN_NEW_ARRAY(out, count + 1));
+  for (size_t i = 0; i < count; i++) {
+    const char *word = json_string_value(json_array_get(list, i));
+    if (word == NULL) {
+      return not_whole(name);
+    }
+    EVEN_TRY(even_duplicate(word, &(*out)[i]));
+  }
+  return EVEN_OK;
+}
+
+static even_status read_text(const json_t *object, const char *name, char *out, size_t room) {
+  const char *text = json_string_value(json_object_get(object, name));
+  if (text == NULL || text[0] == '\0' || strlen(text) >= room) {
+    return not_whole(name);
+  }
+  memcpy(out, text, strlen(text) + 1);
+  return EVEN_OK;
+}
+
+static even_status read_path(const json_t *object, const char *name, bool needed, char **out) {
+  const char *text = json_string_value(json_object_get(object, name));
+  if (text == NULL && !needed) {
+    return EVEN_OK;
+  }
+  return text == NULL || text[0] != '/' ? not_whole(name) : even_duplicate(text, out);
+}
+
+/* Arrays of as many elements as the host has ranks. */
+static even_status read_ranks(const json_t *object, even_remote_start *out) {
+  const json_t *quota = json_object_get(object, "quota");
+  const json_t *shown = json_object_get(object, "shown");
+  size_t count = (size_t)out->count;
+  bool any = false;
+  if (json_array_size(quota) != count || json_array_size(shown) != count) {
+    return not_whole("quota");
+  }
+  EVEN_TRY(EVEN_NEW_ARRAY(&out->quota, (size_t)out->world));
+  EVEN_TRY(EVEN_NEW_ARRAY(&out->shown, (size_t)out->world));
+  for (size_t i = 0; i < (size_t)out->world; i++) {
+    out->quota[i] = (double)NAN;
+  }
+  for (size_t i = 0; i < count; i++) {
+    const json_t *one = json_array_get(quota, i);
+    double fraction = json_is_number(one) ? json_number_value(one) : (double)NAN;
+    if (json_is_number(one) && !(fraction > 0 && fraction <= 1)) {
+      return not_whole("quota");
+    }
+    any = any || json_is_number(one);
+    out->quota[(size_t)out->first + i] = fraction;
+    out->shown[(size_t)out->first + i] = json_is_true(json_array_get(shown, i));
+  }
+  if (!any) {
+    even_free(out->quota);
+    out->quota = NULL;
+  }
+  return EVEN_OK;
+}
+
+static even_status read_all(const json_t *object, even_remote_start *out) {
+  enum { MOST = EVEN_TELEMETRY_MOST_RANKS };
+  EVEN_TRY(read_text(object, "job", out->job, sizeof out->job));
+  EVEN_TRY(read_text(object, "master_address", out->master_address, sizeof out->master_address));
+  EVEN_TRY(read_integer(object, "attempt", 0, 1 << 24, &out->attempt));
+  EVEN_TRY(read_integer(object, "max_restarts", 0, 1 << 24, &out->max_restarts));
+  EVEN_TRY(read_integer(object, "master_port", 1, 65535, &out->master_port));
+  EVEN_TRY(read_integer(object, "world", 1, MOST, &out->world));
+  EVEN_TRY(read_integer(object, "first", 0, out->world - 1, &out->first));
+  EVEN_TRY(read_integer(object, "count", 1, out->world - out->first, &out->count));
+  EVEN_TRY(read_integer(object, "groups", 1, MOST, &out->groups));
+  EVEN_TRY(read_integer(object, "group", 0, out->groups - 1, &out->group));
+  EVEN_TRY(read_words(object, "command", 1, &out->command));
+  EVEN_TRY(read_words(object, "environment", 0, &out->environment));
+  EVEN_TRY(read_path(object, "run_folder", true, &out->run_folder));
+  EVEN_TRY(read_path(object, "resume", false, &out->resume));
+  out->hang_seconds = json_number_value(json_object_get(object, "hang_seconds"));
+  if (!(out->hang_seconds >= 0 && out->hang_seconds <= 1e7)) {
+    return not_whole("hang_seconds");
+  }
+  out->restart_hung = json_is_true(json_object_get(object, "restart_hung"));
+  out->unpinned = json_is_true(json_object_get(object, "unpinned"));
+  out->telemetry = json_is_true(json_object_get(object, "telemetry"));
+  out->calls = json_is_true(json_object_get(object, "calls"));
+  return read_ranks(object, out);
+}
+
+even_status even_remote_start_read(const char *json, size_t bytes, even_remote_start *out) {
+  json_t *object = NULL;
+  *out = (even_remote_start){.job = ""};
+  EVEN_TRY(even_json_parse("the start of an attempt", json, bytes, &object));
+  even_status status = read_all(object, out);
+  json_decref(object);
+  return status;
+}
+
+static void free_words(char **words) {
+  for (size_t i = 0; words != NULL && words[i] != NULL; i++) {
+    even_free(words[i]);
+  }
+  even_free((void *)words);
+}
+
+void even_remote_start_free(even_remote_start *start) {
+  free_words(start->command);
+  free_words(start->environment);
+  even_free(start->run_folder);
+  even_free(start->resume);
+  even_free(start->quota);
+  even_free(start->shown);
+  *start = (even_remote_start){.job = ""};
+}

@@ -1,0 +1,39 @@
+/* What a host is told to start its part of an attempt: written by the leader, read by the host's agent. */
+#ifndef EVEN_ORCHESTRATOR_REMOTE_START_H
+#define EVEN_ORCHESTRATOR_REMOTE_START_H
+
+#include "orchestrator/job.h"
+
+typedef struct even_remote_start {
+  char job[33];
+  int attempt;
+  int max_restarts;
+  char master_address[64];
+  int master_port;
+  int world;
+  int first; /* of its ranks */
+  int count;
+  int group; /* among the hosts */
+  int groups;
+  char **command;
+  char **environment; /* also those of the leader's own variables that ranks everywhere get */
+  char *run_folder;
+  char *resume;  /* NULL: anew */
+  double *quota; /* of all ranks, NAN where it has none; NULL: of no rank */
+  bool *shown;   /* of all ranks: whether the leader wants its lines */
+  double hang_seconds;
+  bool restart_hung;
+  bool unpinned;
+  bool telemetry;
+  bool calls; /* records of calls are wanted */
+} even_remote_start;
+
+even_status even_remote_start_write(const even_job *job, size_t group, size_t first, size_t count,
+                                    even_text *out) EVEN_MUST_USE;
+/* EVEN_ERR_INPUT where it is not whole. Free it with even_remote_start_free, also after a failure. */
+even_status even_remote_start_read(const char *json, size_t bytes, even_remote_start *out) EVEN_MUST_USE;
+void even_remote_start_free(even_remote_start *start);
+/* Whether ranks on other hosts get this variable ("NAME=value") of the leader's. */
+bool even_remote_passes_on(const char *line);
+
+#endif

@@ -1,0 +1,168 @@
+/* connect, accept4, and the options that make the kernel look whether the other host lives. */
+#include "os/socket.h"
+
+#include "base/fail.h"
+#include "os/calls.h"
+#include "os/host.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+
+static bool set(int fd, int level, int option, int value) {
+  return even_os.setsockopt(fd, level, option, &value, sizeof value) == 0;
+}
+
+/* Probes while nothing is on its way (tcp(7)), a limit for what is. */
+static even_status watch_over(int fd) {
+  if (!set(fd, SOL_SOCKET, SO_KEEPALIVE, 1) || !set(fd, IPPROTO_TCP, TCP_KEEPIDLE, 1) ||
+      !set(fd, IPPROTO_TCP, TCP_KEEPINTVL, 1) ||
+      !set(fd, IPPROTO_TCP, TCP_KEEPCNT, EVEN_SOCKET_SILENCE_MS / 1000 - 1) ||
+      !set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, EVEN_SOCKET_SILENCE_MS) || !set(fd, IPPROTO_TCP, TCP_NODELAY, 1)) {
+    return even_fail_errno(errno, "a connection cannot be set up");
+  }
+  return EVEN_OK;
+}
+
+/* Waits for the outcome of a connect that has begun. */
+static even_status await(int fd, const char *address, int port, int timeout_ms) {
+  struct pollfd wait = {.fd = fd, .events = POLLOUT};
+  int error_number = 0;
+  socklen_t bytes = sizeof error_number;
+  int ready = 0;
+  do {
+    ready = even_os.poll(&wait, 1, timeout_ms);
+  } while (ready < 0 && errno == EINTR);
+  if (ready == 0) {
+    return even_fail(EVEN_ERR_TIMEOUT, "%s, port %d, does not answer", address, port);
+  }
+  if (ready < 0 || even_os.getsockopt(fd, SOL_SOCKET, SO_ERROR, &error_number, &bytes) != 0) {
+    error_number = errno;
+  }
+  return error_number == 0 ? EVEN_OK : even_fail_errno(error_number, "%s, port %d, cannot be reached", address, port);
+}
+
+even_status even_socket_connect(const char *address, int port, int timeout_ms, int *fd) {
+  struct sockaddr_in where;
+  memset(&where, 0, sizeof where);
+  where.sin_family = AF_INET;
+  *fd = -1;
+  if (port < 1 || port > 65535 || inet_pton(AF_INET, address, &where.sin_addr) != 1) {
+    return even_fail(EVEN_ERR_ARGUMENT, "%s, port %d, is no address to connect to", address, port);
+  }
+  where.sin_port = htons((uint16_t)port);
+  int made = even_os.socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (made < 0) {
+    return even_fail_errno(errno, "a socket could not be made");
+  }
+  even_status status = EVEN_OK;
+  if (even_os.connect(made, (const struct sockaddr *)&where, sizeof where) != 0) {
+    status = errno == EINPROGRESS ? await(made, address, port, timeout_ms)
+                                  : even_fail_errno(errno, "%s, port %d, cannot be reached", address, port);
+  }
+  if (status == EVEN_OK) {
+    status = watch_over(made);
+  }
+  if (status != EVEN_OK) {
+    (void)even_os.close(made);
+    return status;
+  }
+  *fd = made;
+  return EVEN_OK;
+}
+
+even_status even_socket_accept(int listener, int *fd) {
+  struct pollfd waits = {.fd = listener, .events = POLLIN};
+  *fd = -1;
+  if (even_os.poll(&waits, 1, 0) <= 0) {
+    return EVEN_OK;
+  }
+  int made = even_os.accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+  if (made < 0) {
+    bool gone = errno == EAGAIN || errno == EWOULDBLOCK || errno == ECONNABORTED || errno == EINTR;
+    return gone ? EVEN_OK : even_fail_errno(errno, "a connection cannot be taken");
+  }
+  even_status status = watch_over(made);
+  if (status != EVEN_OK) {
+    (void)even_os.close(made);
+    return status;
+  }
+  *fd = made;
+  return EVEN_OK;
+}
+
+size_t even_socket_write(int fd, const void *bytes, size_t count, bool *broken, int *reason) {
+  ssize_t written = 0;
+  do {
+    written = even_os.write(fd, bytes, count);
+  } while (written < 0 && errno == EINTR);
+  *broken = written < 0 && errno != EAGAIN && errno != EWOULDBLOCK;
+  *reason = *broken ? errno : 0;
+  return written < 0 ? 0 : (size_t)written;
+}
+
+void even_socket_wait(int fd, int timeout_ms) {
+  struct pollfd room = {.fd = fd, .events = POLLOUT};
+  (void)even_os.poll(&room, 1, timeout_ms);
+}
+
+even_pipe_state even_socket_read(int fd, void *buffer, size_t bytes, size_t *got, int *reason) {
+  errno = 0;
+  even_pipe_state state = even_pipe_read(fd, buffer, bytes, got);
+  *reason = state == EVEN_PIPE_ENDED ? errno : 0;
+  return state;
+}
+
+static void write_address(const struct sockaddr_in *where, char *out, size_t bytes) {
+  if (where->sin_family != AF_INET || inet_ntop(AF_INET, &where->sin_addr, out, (socklen_t)bytes) == NULL) {
+    out[0] = '\0';
+  }
+}
+
+void even_socket_local(int fd, char *out, size_t bytes) {
+  struct sockaddr_in where;
+  socklen_t length = sizeof where;
+  memset(&where, 0, sizeof where);
+  (void)even_os.getsockname(fd, (struct sockaddr *)&where, &length);
+  write_address(&where, out, bytes);
+}
+
+void even_socket_peer(int fd, char *out, size_t bytes) {
+  struct sockaddr_in where;
+  socklen_t length = sizeof where;
+  memset(&where, 0, sizeof where);
+  (void)even_os.getpeername(fd, (struct sockaddr *)&where, &length);
+  write_address(&where, out, bytes);
+}
+
+static bool has(const char *addresses, const char *address) {
+  size_t length = strlen(address);
+  while (*addresses != '\0') {
+    size_t one = strcspn(addresses, ", ");
+    if (one == length && strncmp(addresses, address, length) == 0) {
+      return true;
+    }
+    addresses += one + strspn(addresses + one, ", ");
+  }
+  return false;
+}
+
+void even_socket_interface(const char *address, char *out, size_t bytes) {
+  const even_error kept = *even_error_last();
+  even_interface_list list = {NULL, 0};
+  out[0] = '\0';
+  if (even_interface_list_read(&list) == EVEN_OK) {
+    for (size_t i = 0; i < list.count && out[0] == '\0'; i++) {
+      if (has(list.items[i].addresses, address)) {
+        (void)snprintf(out, bytes, "%s", list.items[i].name);
+      }
+    }
+  }
+  even_interface_list_free(&list);
+  (void)even_error_restore(&kept);
+}

@@ -1,0 +1,32 @@
+/* TCP connections that never wait, and that end soon when the other host is gone. */
+#ifndef EVEN_OS_SOCKET_H
+#define EVEN_OS_SOCKET_H
+
+#include "os/pipe.h"
+
+#include <evenstep/status.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+/* The kernel gives a connection up when the other host has been silent for so long: it answers the kernel's own
+ * probes, once a second, also while its processes stand still. */
+enum { EVEN_SOCKET_SILENCE_MS = 4000 };
+
+/* Connects to an IPv4 address ("10.0.0.1"); *fd (close-on-exec, non-blocking) is the caller's, even_pipe_close closes
+ * it. EVEN_ERR_TIMEOUT after `timeout_ms`. */
+even_status even_socket_connect(const char *address, int port, int timeout_ms, int *fd) EVEN_MUST_USE;
+/* The next connection that waits at a listener (os/listener.h), as above; *fd -1: none does. */
+even_status even_socket_accept(int listener, int *fd) EVEN_MUST_USE;
+/* Writes what the kernel takes now and returns how much that is; *broken: the connection is, for *reason (an errno). */
+size_t even_socket_write(int fd, const void *bytes, size_t count, bool *broken, int *reason);
+/* Waits until it can be written to, at most for so long. */
+void even_socket_wait(int fd, int timeout_ms);
+/* As even_pipe_read; *reason of EVEN_PIPE_ENDED: an errno, 0 where the other end closed it. */
+even_pipe_state even_socket_read(int fd, void *buffer, size_t bytes, size_t *got, int *reason);
+/* The addresses of this end and of the other, "" where they are not known. */
+void even_socket_local(int fd, char *out, size_t bytes);
+void even_socket_peer(int fd, char *out, size_t bytes);
+/* The interface that has this address ("eth0"), "" for none. */
+void even_socket_interface(const char *address, char *out, size_t bytes);
+
+#endif

@@ -1,0 +1,144 @@
+/* A leader and agents that are none: this program itself, started as the shell that reaches a host, plays them. */
+#include "orchestrator/hosts.h"
+
+#include "base/fail.h"
+#include "base/json_reader.h"
+#include "orchestrator/link.h"
+#include "os/socket.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* ---- what the shell starts ---- */
+
+typedef struct made_up_agent {
+  even_link link;
+  even_loop loop;
+  const char *kind;
+  bool over;
+} made_up_agent;
+
+static void say(made_up_agent *agent, even_message_kind kind, const char *json) {
+  if (even_link_send(&agent->link, kind, json, NULL, 0) != EVEN_OK) {
+    agent->over = true;
+  }
+}
+
+static void on_ready(void *context, even_link *link) {
+  made_up_agent *agent = context;
+  (void)link;
+  if (strcmp(agent->kind, "old") == 0) {
+    say(agent, EVEN_MESSAGE_GREET, "{\"evenstep\":\"0.0.1\",\"protocol\":1,\"record_bytes\":1,\"host\":1}");
+  } else if (strcmp(agent->kind, "odd") == 0) {
+    say(agent, EVEN_MESSAGE_FACTS, "{}");
+  } else if (strcmp(agent->kind, "stranger") == 0) {
+    say(agent, EVEN_MESSAGE_GREET, "{\"evenstep\":\"0.0.1\",\"host\":7}");
+  }
+}
+
+/* A refusal is printed, as a true agent does. */
+static even_status on_message(void *context, even_link *link, const even_message *message) {
+  made_up_agent *agent = context;
+  (void)link;
+  (void)fprintf(stderr, "heard %d: %.*s\n", (int)message->kind, (int)message->json_bytes, message->json);
+  agent->over = true;
+  return EVEN_OK;
+}
+
+static void on_ended(void *context, even_link *link) {
+  (void)link;
+  ((made_up_agent *)context)->over = true;
+}
+
+static int play(const char *kind) {
+  made_up_agent agent = {.kind = kind};
+  const even_link_calls calls = {.context = &agent, .ready = on_ready, .message = on_message, .ended = on_ended};
+  unsigned char key[EVEN_TLS_KEY_BYTES];
+  char line[4096];
+  json_t *invitation = NULL;
+  int fd = -1;
+  if (strcmp(kind, "none") == 0) {
+    (void)fprintf(stderr, "ssh: connect to host there port 22: No route to host\n");
+    return 255;
+  }
+  if (fgets(line, sizeof line, stdin) == NULL ||
+      even_json_parse("invitation", line, strlen(line), &invitation) != EVEN_OK ||
+      even_tls_key_read(json_string_value(json_object_get(invitation, "key")), key) != EVEN_OK ||
+      even_loop_open(&agent.loop) != EVEN_OK ||
+      even_socket_connect("127.0.0.1", (int)json_integer_value(json_object_get(invitation, "port")), 5000, &fd) !=
+          EVEN_OK ||
+      even_link_open(&agent.link, &agent.loop, fd, false, key, &calls) != EVEN_OK) {
+    return 1;
+  }
+  while (!agent.over && even_loop_turn(&agent.loop, 100) == EVEN_OK) {
+    even_link_tick(&agent.link, false);
+  }
+  even_link_close(&agent.link);
+  json_decref(invitation);
+  return 0;
+}
+
+/* ---- the leader ---- */
+
+static even_status lead(const char *kind, double patience_seconds) {
+  static const even_host_wish wishes[] = {{"here", 1}, {"there", 1}};
+  char program[] = "/proc/self/exe";
+  char word[16];
+  char *shell[] = {program, word, NULL};
+  even_hosts *hosts = NULL;
+  (void)snprintf(word, sizeof word, "%s", kind);
+  const even_hosts_params params = {.size = sizeof params,
+                                    .hosts = wishes,
+                                    .count = 2,
+                                    .shell = shell,
+                                    .program = "/usr/bin/evenstep",
+                                    .folder = "/",
+                                    .patience_seconds = patience_seconds};
+  even_status status = even_hosts_open(&params, &hosts);
+  assert_null(hosts);
+  return status;
+}
+
+static void another_version_is_refused(void **state) {
+  (void)state;
+  assert_int_equal(lead("old", 100), EVEN_ERR_UNSUPPORTED);
+  assert_non_null(strstr(even_error_last()->what, "host there has evenstep 0.0.1, this one "));
+  assert_non_null(strstr(even_error_last()->fix, "/usr/bin/evenstep"));
+}
+
+static void a_shell_that_fails_is_quoted(void **state) {
+  (void)state;
+  assert_int_equal(lead("none", 100), EVEN_ERR_PEER_LOST);
+  assert_string_equal(even_error_last()->what,
+                      "host there: its agent ended before it came here: ssh: connect to host "
+                      "there port 22: No route to host");
+}
+
+/* What is not the greeting of a host that is waited for ends that connection, and nothing else. */
+static void odd_words_let_nobody_in(void **state) {
+  (void)state;
+  assert_int_equal(lead("odd", 100), EVEN_ERR_PEER_LOST);
+  assert_non_null(strstr(even_error_last()->what, "ended before it came here"));
+  assert_int_equal(lead("stranger", 100), EVEN_ERR_PEER_LOST);
+}
+
+static void who_says_nothing_is_not_waited_for_long(void **state) {
+  (void)state;
+  assert_int_equal(lead("mute", 0.3), EVEN_ERR_PEER_LOST);
+  assert_non_null(strstr(even_error_last()->what, "host there: its agent did not come here"));
+}
+
+int main(int argc, char **argv) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(another_version_is_refused),
+      cmocka_unit_test(a_shell_that_fails_is_quoted),
+      cmocka_unit_test(odd_words_let_nobody_in),
+      cmocka_unit_test(who_says_nothing_is_not_waited_for_long),
+  };
+  return argc > 4 ? play(argv[1]) : cmocka_run_group_tests(tests, NULL, NULL);
+}

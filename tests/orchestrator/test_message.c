@@ -1,0 +1,169 @@
+/* Messages between agents: cut out of a stream whole or not at all, within their limits. */
+#include "orchestrator/message.h"
+
+#include "orchestrator/remote_start.h"
+#include "support/fault.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static const unsigned char *bytes_of(const even_text *text) {
+  return (const unsigned char *)text->data;
+}
+
+static void comes_out_as_it_went_in(void **state) {
+  even_text stream = EVEN_TEXT_EMPTY;
+  even_message message;
+  size_t used = 0;
+  size_t wanted = 0;
+  (void)state;
+  assert_int_equal(even_message_add(&stream, EVEN_MESSAGE_ENDED, "{\"rank\":1}", 10, "\0two", 4), EVEN_OK);
+  size_t first = stream.length;
+  assert_int_equal(even_message_add(&stream, EVEN_MESSAGE_END, NULL, 0, NULL, 0), EVEN_OK);
+  for (size_t count = 0; count < first; count++) { /* nothing before it is whole */
+    assert_int_equal(even_message_next(bytes_of(&stream), count, &message, &used, &wanted), EVEN_OK);
+    assert_int_equal(used, 0);
+    assert_int_equal(wanted, count < EVEN_MESSAGE_HEAD ? EVEN_MESSAGE_HEAD : first);
+  }
+  assert_int_equal(even_message_next(bytes_of(&stream), stream.length, &message, &used, &wanted), EVEN_OK);
+  assert_int_equal(used, first);
+  assert_int_equal(message.kind, EVEN_MESSAGE_ENDED);
+  assert_memory_equal(message.json, "{\"rank\":1}", 10);
+  assert_int_equal(message.data_bytes, 4);
+  assert_memory_equal(message.data, "\0two", 4);
+  assert_int_equal(even_message_next(bytes_of(&stream) + used, stream.length - used, &message, &used, &wanted),
+                   EVEN_OK);
+  assert_int_equal(message.kind, EVEN_MESSAGE_END);
+  even_text_free(&stream);
+}
+
+/* A head is enough to refuse: nothing of what it announces is waited for. */
+static void what_is_beyond_its_limits_is_refused(void **state) {
+  static const unsigned char heads[][EVEN_MESSAGE_HEAD] = {
+      {0},                                                  /* no kind */
+      {200, 0, 0, 0},                                       /* an unknown one */
+      {1, 0, 0, 1},                                         /* one of 2^24 and more */
+      {1, 0, 0, 0, 1, 16, 0, 0},                            /* a greeting of 4097 bytes of JSON */
+      {1, 0, 0, 0, 0, 0, 0, 0, 1},                          /* a greeting with data */
+      {15, 0, 0, 0, 0, 0, 0, 0, 255, 255, 255, 255},        /* a beat of 4 GiB */
+      {5, 0, 0, 0, 255, 255, 255, 255, 255, 255, 255, 255}, /* a start of 8 GiB */
+  };
+  even_message message;
+  size_t used = 0;
+  size_t wanted = 0;
+  (void)state;
+  for (size_t i = 0; i < sizeof heads / sizeof heads[0]; i++) {
+    assert_int_equal(even_message_next(heads[i], EVEN_MESSAGE_HEAD, &message, &used, &wanted), EVEN_ERR_INPUT);
+    assert_int_equal(used, 0);
+  }
+}
+
+static void what_is_too_long_is_not_sent(void **state) {
+  static char long_json[5000];
+  even_text stream = EVEN_TEXT_EMPTY;
+  (void)state;
+  assert_int_equal(even_message_add(&stream, EVEN_MESSAGE_GREET, long_json, sizeof long_json, NULL, 0),
+                   EVEN_ERR_OVERFLOW);
+  assert_int_equal(even_message_add(&stream, EVEN_MESSAGE_BEAT, NULL, 0, long_json, 65), EVEN_ERR_OVERFLOW);
+  assert_int_equal(stream.length, 0);
+  even_text_free(&stream);
+}
+
+static const char START[] =
+    "{\"job\":\"abc\",\"attempt\":1,\"max_restarts\":3,\"master_address\":\"10.0.0.1\",\"master_port\":4711,\"world\":"
+    "3,"
+    "\"first\":1,\"count\":2,\"group\":1,\"groups\":2,\"command\":[\"python3\",\"t.py\"],\"environment\":[\"A=b\"],"
+    "\"quota\":[null,0.25],\"shown\":[true,false],\"run_folder\":\"/runs/a\",\"resume\":null,\"hang_seconds\":30,"
+    "\"restart_hung\":false,\"unpinned\":true,\"telemetry\":true,\"calls\":false}";
+
+static void a_start_is_read(void **state) {
+  even_remote_start start;
+  (void)state;
+  assert_int_equal(even_remote_start_read(START, sizeof START - 1, &start), EVEN_OK);
+  assert_string_equal(start.job, "abc");
+  assert_int_equal(start.world, 3);
+  assert_string_equal(start.command[1], "t.py");
+  assert_null(start.command[2]);
+  assert_true(start.quota[0] != start.quota[0] && start.quota[1] != start.quota[1]); /* NAN */
+  assert_true(start.quota[2] == 0.25);
+  assert_true(!start.shown[0] && start.shown[1] && !start.shown[2]);
+  assert_null(start.resume);
+  even_remote_start_free(&start);
+}
+
+static void replace(const char *from, const char *to, char *out, size_t room) {
+  const char *at = strstr(START, from);
+  assert_non_null(at);
+  (void)snprintf(out, room, "%.*s%s%s", (int)(at - START), START, to, at + strlen(from));
+}
+
+/* Whatever does not fit is refused as a whole, with its name, and nothing is left of it. */
+static void a_start_that_does_not_fit_is_refused(void **state) {
+  static const char *const wrong[][2] = {
+      {"\"first\":1", "\"first\":2"},
+      {"\"first\":1", "\"first\":-1"},
+      {"\"count\":2", "\"count\":3"},
+      {"\"group\":1", "\"group\":2"},
+      {"\"world\":3", "\"world\":5000"},
+      {"[\"python3\",\"t.py\"]", "[]"},
+      {"[\"python3\",\"t.py\"]", "[1]"},
+      {"[null,0.25]", "[null]"},
+      {"[null,0.25]", "[null,7]"},
+      {"\"/runs/a\"", "\"runs/a\""},
+      {"\"/runs/a\"", "null"},
+      {"\"attempt\":1", "\"attempt\":\"1\""},
+      {"\"job\":\"abc\"", "\"job\":\"\""},
+      {"\"resume\":null", "\"resume\":\"there\""},
+      {"4711", "0"},
+  };
+  (void)state;
+  for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+    even_remote_start start;
+    char text[sizeof START + 64];
+    replace(wrong[i][0], wrong[i][1], text, sizeof text);
+    assert_int_equal(even_remote_start_read(text, strlen(text), &start), EVEN_ERR_INPUT);
+    even_remote_start_free(&start);
+  }
+}
+
+static void lack_of_memory_leaves_nothing(void **state) {
+  (void)state;
+  for (int n = 1; n < 40; n++) {
+    even_remote_start start;
+    fault_allocation(n);
+    even_status status = even_remote_start_read(START, sizeof START - 1, &start);
+    fault_reset();
+    assert_true(status == EVEN_OK || status == EVEN_ERR_MEMORY);
+    even_remote_start_free(&start);
+  }
+}
+
+static void what_is_a_ranks_own_stays_here(void **state) {
+  (void)state;
+  assert_true(even_remote_passes_on("EVENSTEP_COMPRESSION=bf16"));
+  assert_true(even_remote_passes_on("OMP_NUM_THREADS=2"));
+  assert_true(even_remote_passes_on("PYTHONPATH=/x"));
+  assert_false(even_remote_passes_on("HOME=/root"));
+  assert_false(even_remote_passes_on("CUDA_VISIBLE_DEVICES=0"));
+  assert_false(even_remote_passes_on("EVENSTEP_HOST_ID=a"));
+  assert_false(even_remote_passes_on("EVENSTEP_TELEMETRY_FD=5"));
+  assert_false(even_remote_passes_on("EVENSTEP_AGENT=x-1"));
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(comes_out_as_it_went_in),
+      cmocka_unit_test(what_is_beyond_its_limits_is_refused),
+      cmocka_unit_test(what_is_too_long_is_not_sent),
+      cmocka_unit_test(a_start_is_read),
+      cmocka_unit_test(a_start_that_does_not_fit_is_refused),
+      cmocka_unit_test(lack_of_memory_leaves_nothing),
+      cmocka_unit_test(what_is_a_ranks_own_stays_here),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,326 @@
+"""`evenstep run --hosts`: jobs of two hosts, which are network namespaces of this machine (root and ip; skipped without)."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import shutil
+import signal
+import sqlite3
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from run_jobs import Job, alive
+
+Script = Callable[[str], str]
+
+# As ssh: a host's name, a program and its words. What it starts outlives it, as it does on another machine.
+SHELL = """#!/bin/sh
+name=$1
+shift
+exec 3<&0
+EVENSTEP_HOST_ID=$name ip netns exec "$name" {before} "$@" <&3 3<&- &
+wait $!
+"""
+
+
+def _missing() -> str:
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    if shutil.which("ip") is None:
+        return "no ip (apt-get install iproute2)"
+    probe = f"evenr-{os.getpid()}-probe"
+    made = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True)
+    subprocess.run(["ip", "netns", "del", probe], capture_output=True)
+    return "" if made.returncode == 0 else f"no network namespaces: {made.stderr.strip()}"
+
+
+def _ip(words: str) -> None:
+    subprocess.run(["ip", *words.split()], check=True, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def names() -> Iterator[tuple[str, str]]:
+    """Two hosts on one wire: 10.79.0.1 and 10.79.0.2."""
+    if why := _missing():
+        pytest.skip(why)
+    both = (f"evenr-{os.getpid()}-a", f"evenr-{os.getpid()}-b")
+    try:
+        for name in both:
+            _ip(f"netns add {name}")
+            _ip(f"-n {name} link set lo up")
+        _ip(f"link add eth0 netns {both[0]} type veth peer name eth0 netns {both[1]}")
+        for number, name in enumerate(both):
+            _ip(f"-n {name} addr add 10.79.0.{number + 1}/24 dev eth0")
+            _ip(f"-n {name} link set eth0 up")
+        yield both
+    finally:
+        for name in both:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+class Hosts:
+    """Starts jobs on both hosts."""
+
+    def __init__(
+        self, names: tuple[str, str], program: pathlib.Path, folder: pathlib.Path, environment: dict[str, str]
+    ) -> None:
+        self.names, self.program, self.folder, self.environment = names, program, folder, environment
+        self.jobs: list[Job] = []
+
+    def shell(self, before: str = "") -> str:
+        path = self.folder / "shell.sh"
+        path.write_text(SHELL.format(before=before))
+        path.chmod(0o755)
+        return str(path)
+
+    def start(self, *words: str, ranks: str = "", before: str = "", monitor: bool = False) -> Job:
+        here, there = self.names
+        command = ["ip", "netns", "exec", here, "env", f"EVENSTEP_HOST_ID={here}", str(self.program), "run"]
+        command += ["--hosts", f"{here}{ranks},{there}{ranks}", "--ssh", self.shell(before), "-n", "1", "--no-pin"]
+        command += [] if monitor else ["--no-monitor"]
+        self.jobs.append(Job([*command, *words], self.folder, self.environment))
+        return self.jobs[-1]
+
+    def run(self, *words: str, ranks: str = "", before: str = "", monitor: bool = False) -> tuple[int, str]:
+        return self.start(*words, ranks=ranks, before=before, monitor=monitor).finish()
+
+    def agents(self) -> list[int]:
+        """Processes of `evenstep agent`, by their command lines; the shells and their guardians are none."""
+        found = []
+        for entry in pathlib.Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    words = (entry / "cmdline").read_bytes().split(b"\0")
+                    parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                except OSError:
+                    continue
+                if words[:2] == [str(self.program).encode(), b"agent"]:
+                    found.append((int(entry.name), parent))
+        numbers = [number for number, _ in found]
+        return [number for number, parent in found if parent not in numbers]
+
+
+@pytest.fixture
+def hosts(
+    names: tuple[str, str], program: pathlib.Path, tmp_path: pathlib.Path, environment: dict[str, str]
+) -> Iterator[Hosts]:
+    both = Hosts(names, program, tmp_path, environment)
+    yield both
+    for job in both.jobs:
+        if job.process.poll() is None:
+            job.process.kill()
+            job.process.wait()
+        if job.process.stdout is not None:
+            job.process.stdout.close()
+
+
+TRAINING = """
+    import copy, os, sys
+    import torch
+    import evenstep as es
+
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    data = torch.utils.data.TensorDataset(torch.randn(72, 6), torch.randn(72, 2))
+
+    def train(prepare):
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2))
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        loader = torch.utils.data.DataLoader(data, batch_size=12)
+        model, optimizer, loader = prepare(model, optimizer, loader)
+        for _ in range(3):
+            for x, y in loader:
+                optimizer.zero_grad()
+                torch.nn.functional.mse_loss(model(x), y).backward()
+                optimizer.step()
+        return [p.detach().clone() for p in model.parameters()]
+
+    names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR")
+    print("place", *(os.environ[name] for name in names), os.environ["GLOO_SOCKET_IFNAME"], flush=True)
+    together = train(es.prepare)
+    alone = train(lambda *parts: parts)
+    apart = max(float((a - b).abs().max()) for a, b in zip(together, alone))
+    print(f"apart {apart:.1e} after {es.step()} steps", flush=True)
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.more)])
+def test_two_hosts_train_as_one_device_does(hosts: Hosts, script: Script, tmp_path: pathlib.Path, ranks: int) -> None:
+    code, text = hosts.run(
+        "--name", "a", "--log-rank", "all", script(TRAINING), ranks=f":{ranks}" if ranks > 1 else "", monitor=True
+    )
+    assert code == 0, text
+    assert f"{2 * ranks} ranks on 2 hosts: {hosts.names[0]} {ranks}, {hosts.names[1]} {ranks}" in text
+    for rank in range(2 * ranks):
+        host, local = divmod(rank, ranks)
+        label = f"rank {rank} on {hosts.names[1]}" if host else f"rank {rank}"
+        assert f"[{label}] place {rank} {local} {ranks} {2 * ranks} {host} 2 10.79.0.1 eth0" in text
+        found = re.search(rf"\[{label}\] apart (\S+) after 18 steps", text)
+        assert found and float(found[1]) < 1e-12, text
+        assert "apart" in (tmp_path / f"runs/a/logs/rank-{rank}.log").read_text()
+    with sqlite3.connect(tmp_path / "runs/a/run.db") as database:  # those of the other host came over the connection
+        counted = dict(database.execute("SELECT rank, COUNT(DISTINCT step) FROM steps GROUP BY rank").fetchall())
+    assert counted == dict.fromkeys(range(2 * ranks), 18)
+
+
+# Rank 1, on the other host, says its number and waits in the first attempt.
+WAITING = """
+    import os, time
+    attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    print("attempt", attempt, "process", os.getpid(), flush=True)
+    while attempt == "0":
+        time.sleep(0.01)
+"""
+
+
+def _processes(job: Job) -> dict[int, int]:
+    """The ranks' processes, once both have said theirs."""
+    found = {}
+    for rank in (0, 1):
+        found[rank] = int(job.wait_for(rf"\[rank {rank}[^\]]*\] attempt 0 process (\d+)")[0])
+    return found
+
+
+def test_a_rank_killed_there_restarts_both(hosts: Hosts, script: Script) -> None:
+    job = hosts.start("--max-restarts", "1", "--log-rank", "all", script(WAITING))
+    ranks = _processes(job)
+    os.kill(ranks[1], signal.SIGKILL)
+    code, text = job.finish()
+    assert code == 0, text
+    cause = f"rank 1 (cpu on {hosts.names[1]}, process {ranks[1]}) was killed by SIGKILL"
+    assert cause in text and "restart 1 of 1" in text
+    assert not alive(ranks[0])
+    assert len(re.findall("attempt 1 process", text)) == 2
+
+
+def test_an_error_there_is_told_with_its_line(hosts: Hosts, script: Script) -> None:
+    name = script("""
+        import os, time
+        if os.environ["RANK"] == "1":
+            {}["weights"]
+        time.sleep(600)
+    """)
+    code, text = hosts.run(name)
+    assert code == 1
+    assert re.search(rf"rank 1 \(cpu on {hosts.names[1]}, process \d+\) exited with code 1: KeyError: 'weights'", text)
+    assert "(train.py:4)" in text
+
+
+def test_an_agent_killed_there_is_started_again(hosts: Hosts, script: Script) -> None:
+    job = hosts.start("--max-restarts", "1", "--log-rank", "all", script(WAITING))
+    ranks = _processes(job)
+    (agent,) = hosts.agents()
+    os.kill(agent, signal.SIGKILL)
+    code, text = job.finish()
+    assert code == 0, text
+    assert f"host {hosts.names[1]} is lost" in text and f"host {hosts.names[1]}: its agent is started again" in text
+    assert f"rank 1 (cpu on {hosts.names[1]}, process {ranks[1]}) was lost with its host" in text
+    assert len(re.findall("attempt 1 process", text)) == 2
+
+
+def _wait_until(true: Callable[[], bool], seconds: float = 150) -> float:
+    begun = time.monotonic()
+    while not true():
+        assert time.monotonic() - begun < seconds
+        time.sleep(0.02)
+    return time.monotonic() - begun
+
+
+def test_the_leaders_death_ends_all(hosts: Hosts, script: Script) -> None:
+    job = hosts.start("--log-rank", "all", script(WAITING))
+    ranks = _processes(job)
+    (agent,) = hosts.agents()
+    os.kill(job.process.pid, signal.SIGKILL)  # ip and env have become evenstep
+    _wait_until(lambda: not any(alive(process) for process in (agent, *ranks.values())))
+    job.finish()
+
+
+def test_ctrl_c_ends_all(hosts: Hosts, script: Script) -> None:
+    job = hosts.start("--log-rank", "all", script(WAITING))
+    ranks = _processes(job)
+    (agent,) = hosts.agents()
+    os.kill(job.process.pid, signal.SIGINT)
+    code, text = job.finish()
+    assert code == 130, text
+    assert not any(alive(process) for process in (agent, *ranks.values()))
+
+
+def test_a_host_that_is_cut_off_is_named_and_ends_its_part(hosts: Hosts, script: Script) -> None:
+    job = hosts.start("--max-restarts", "0", "--log-rank", "all", script(WAITING))
+    ranks = _processes(job)
+    (agent,) = hosts.agents()
+    _ip(f"-n {hosts.names[1]} link set eth0 down")
+    try:
+        code, text = job.finish()
+        assert code == 7, text
+        assert f"host {hosts.names[1]} is lost: the connection to 10.79.0.2 broke" in text
+        assert f"rank 1 (cpu on {hosts.names[1]}, process {ranks[1]}) was lost with its host" in text
+        _wait_until(lambda: not any(alive(process) for process in (agent, *ranks.values())))
+    finally:
+        _ip(f"-n {hosts.names[1]} link set eth0 up")
+
+
+def test_another_file_there_is_named(hosts: Hosts, script: Script, tmp_path: pathlib.Path) -> None:
+    name = script("import model")
+    script("LAYERS = 2", "model.py")
+    script("LAYERS = 3", "other.py")
+    over = tmp_path / "over.sh"
+    over.write_text('#!/bin/sh\nmount --bind other.py model.py && exec "$@"\n')
+    over.chmod(0o755)
+    code, text = hosts.run(name, before=f"unshare -m {over}")
+    assert code == 7
+    assert f"host {hosts.names[1]} differs from this one: model.py is another one there" in text
+    assert not (tmp_path / "runs").exists()
+
+
+def test_who_has_not_the_key_is_not_let_in(hosts: Hosts, script: Script, tmp_path: pathlib.Path) -> None:
+    """The agent gets another key: what it says is not believed, and it believes nobody."""
+    over = tmp_path / "over.sh"
+    over.write_text('#!/bin/sh\nhead -n 1 | sed \'s/"key":"..../"key":"0123/\' | "$@"\n')
+    over.chmod(0o755)
+    code, text = hosts.run(script("raise SystemExit('it ran')"), before=str(over))
+    assert code == 7, text
+    assert f"host {hosts.names[1]}: its agent ended before it came here" in text and "it ran" not in text
+
+
+def test_the_key_is_in_no_arguments_and_no_environment(hosts: Hosts, script: Script, tmp_path: pathlib.Path) -> None:
+    over = tmp_path / "over.sh"
+    over.write_text('#!/bin/sh\ntee invitation | "$@"\n')
+    over.chmod(0o755)
+    job = hosts.start("--log-rank", "all", script(WAITING), before=str(over))
+    _processes(job)
+    found = re.search(r'"key":"([0-9a-f]{64})"', (tmp_path / "invitation").read_text())
+    assert found
+    for entry in pathlib.Path("/proc").iterdir():
+        for name in ("cmdline", "environ"):
+            try:
+                assert found[1].encode() not in (entry / name).read_bytes()
+            except OSError:
+                continue
+    os.kill(job.process.pid, signal.SIGINT)
+    assert job.finish()[0] == 130
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--hosts", "a,-oProxyCommand=x", "t.py"], "not the name of a host"),
+        (["--hosts", "a,b:0", "t.py"], "not a number of ranks"),
+        (["--hosts", "a,a", "t.py"], "a host is named twice"),
+        (["--hosts", "a,b", "--recovery", "shrink", "t.py"], "--recovery shrink is of one host"),
+        (["--hosts", "a,b", "--devices", "cpu:0", "t.py"], "--devices names devices of this host"),
+        (["--ssh", "rsh", "t.py"], "--ssh is of several hosts"),
+    ],
+)
+def test_wrong_lists_are_named(
+    program: pathlib.Path, tmp_path: pathlib.Path, script: Script, words: list[str], said: str
+) -> None:
+    script("", "t.py")
+    result = subprocess.run([str(program), "run", *words], cwd=tmp_path, capture_output=True, text=True, timeout=150)
+    assert result.returncode == 2 and said in result.stderr
