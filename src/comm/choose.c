@@ -122,12 +122,17 @@ static even_status drive_trials(even_comm *comm, size_t largest, double seconds)
 
 /* What an engine's ranks keep alike of the choice. */
 static even_status share_choice(even_comm *comm) {
+  const even_comm_engine *engine = even_comm_engine_of(comm);
   size_t bytes = 0;
   void *choice = NULL;
-  if (even_comm_engine_of(comm)->choice != NULL) {
-    choice = even_comm_engine_of(comm)->choice(comm, &bytes);
+  for (int number = 0; engine->choice != NULL; number++) {
+    choice = engine->choice(comm, number, &bytes);
+    if (choice == NULL) {
+      break;
+    }
+    EVEN_TRY(even_comm_broadcast(comm, choice, bytes, 0));
   }
-  return choice == NULL ? EVEN_OK : even_comm_broadcast(comm, choice, bytes, 0);
+  return EVEN_OK;
 }
 
 even_status even_comm_choose(even_comm *comm, const even_comm_choosing *params) {

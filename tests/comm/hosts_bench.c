@@ -70,12 +70,14 @@ static even_status reduce_inside(even_comm *comm, float *data, size_t bytes) {
 }
 
 /* The median, each call begun together; ms. */
-static even_status time_calls(even_comm *comm, one_call *call, float *data, size_t bytes, double *median) {
+/* `all`: until all ranks are done, and not this one. */
+static even_status time_calls(even_comm *comm, one_call *call, float *data, size_t bytes, bool all, double *median) {
   double took[TIMES + 1];
   for (int i = 0; i <= TIMES; i++) {
     EVEN_TRY(even_comm_barrier(comm));
     uint64_t began = even_clock_ns();
     EVEN_TRY(call(comm, data, bytes));
+    EVEN_TRY(all ? even_comm_barrier(comm) : EVEN_OK);
     took[i] = (double)(even_clock_ns() - began) * 1e-6;
   }
   qsort(took + 1, TIMES, sizeof took[0], by_time); /* the first one warms up, and measures links */
@@ -84,8 +86,10 @@ static even_status time_calls(even_comm *comm, one_call *call, float *data, size
 }
 
 static void take_way(even_comm *comm, const char *way) {
-  even_ways *ways = &even_hosts_of(comm)->ways;
-  even_ways_force(ways, even_ways_named(ways, way));
+  for (int call = 0; call < EVEN_HOSTS_CALLS; call++) {
+    even_ways *ways = &even_hosts_of(comm)->ways[call];
+    even_ways_force(ways, even_ways_named(ways, way));
+  }
 }
 
 /* Equal parts, or by the links' speeds, which the next call measures. */
@@ -116,22 +120,22 @@ static void print(const hosts_bench_links *links, size_t bytes, const char *what
   (void)fflush(stdout);
 }
 
-/* The other collectives, in turns and in pieces. */
+/* The other collectives, in each way. */
 static int measure_others(even_comm *comm, float *data, size_t bytes) {
   static const struct {
     const char *name;
     one_call *call;
   } others[] = {{"reduce-scatter", scatter}, {"all-gather", gather}, {"broadcast", broadcast}};
+  static const char *const ways[] = {"turns", "overlap", "lanes"};
   for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
-    double turns = 0;
-    double pieces = 0;
-    take_way(comm, "turns");
-    RANKS_EXPECT(comm, time_calls(comm, others[i].call, data, bytes, &turns) == EVEN_OK);
-    take_way(comm, "overlap");
-    RANKS_EXPECT(comm, time_calls(comm, others[i].call, data, bytes, &pieces) == EVEN_OK);
+    double ms[3];
+    for (int way = 0; way < 3; way++) {
+      take_way(comm, ways[way]);
+      RANKS_EXPECT(comm, time_calls(comm, others[i].call, data, bytes, true, &ms[way]) == EVEN_OK);
+    }
     if (even_comm_rank(comm) == 0) {
-      (void)printf("%6zu MB  %-14s %9.2f ms in turns, %9.2f ms in pieces\n", bytes >> 20, others[i].name, turns,
-                   pieces);
+      (void)printf("%6zu MB  %-14s %9.2f ms in turns, %9.2f ms overlapped, %9.2f ms over two lanes\n", bytes >> 20,
+                   others[i].name, ms[0], ms[1], ms[2]);
       (void)fflush(stdout);
     }
   }
@@ -145,19 +149,19 @@ static int measure_size(even_comm *comm, const hosts_bench_links *links, float *
   take_parts(comm, false);
   for (int way = links->parts ? 1 : 0; way < (links->parts ? 2 : 3); way++) {
     take_way(comm, ways[way]);
-    RANKS_EXPECT(comm, time_calls(comm, reduce, data, bytes, &ms) == EVEN_OK);
+    RANKS_EXPECT(comm, time_calls(comm, reduce, data, bytes, false, &ms) == EVEN_OK);
     if (prints) {
       print(links, bytes, links->parts ? "equal parts" : ways[way], ms, false);
     }
   }
   if (links->parts) {
     take_parts(comm, true);
-    RANKS_EXPECT(comm, time_calls(comm, reduce, data, bytes, &ms) == EVEN_OK);
+    RANKS_EXPECT(comm, time_calls(comm, reduce, data, bytes, false, &ms) == EVEN_OK);
     if (prints) {
       print(links, bytes, "fitted parts", ms, true);
     }
   }
-  RANKS_EXPECT(comm, time_calls(comm, reduce_inside, data, bytes, &ms) == EVEN_OK);
+  RANKS_EXPECT(comm, time_calls(comm, reduce_inside, data, bytes, false, &ms) == EVEN_OK);
   if (prints) {
     (void)printf("%6zu MB  %-14s %9.2f ms\n", bytes >> 20, "on the hosts", ms);
     (void)fflush(stdout);

@@ -151,19 +151,23 @@ static int move_all(even_comm *comm, const char *way, int root, const size_t *co
 }
 
 static int same_pieces(even_comm *comm, void *argument) {
+  static const char *const ways[] = {"overlap", "lanes"};
   size_t counts[8];
   moved turns = {malloc(PARTED * 4), malloc(PARTED * 4)};
   moved pieces = {malloc(PARTED * 4), malloc(PARTED * 4)};
   int ranks = even_comm_ranks(comm);
-  (void)argument;
+  int lanes = *(int *)argument;
   cut(counts, ranks);
   RANKS_EXPECT(comm, turns.data != NULL && turns.part != NULL && pieces.data != NULL && pieces.part != NULL);
   for (int root = 0; root < ranks; root += 2) {
     size_t own = counts[even_comm_rank(comm)] * 4;
     RANKS_EXPECT(comm, move_all(comm, "turns", root, counts, &turns) == 0);
-    RANKS_EXPECT(comm, move_all(comm, NULL, root, counts, &pieces) == 0);
-    RANKS_EXPECT(comm, memcmp(turns.part, pieces.part, own) == 0);
-    RANKS_EXPECT(comm, memcmp(turns.data, pieces.data, PARTED * 4) == 0);
+    for (int way = 0; way < (lanes > 1 ? 2 : 1); way++) {
+      memset(pieces.part, 0, PARTED * 4);
+      RANKS_EXPECT(comm, move_all(comm, ways[way], root, counts, &pieces) == 0);
+      RANKS_EXPECT(comm, memcmp(turns.part, pieces.part, own) == 0);
+      RANKS_EXPECT(comm, memcmp(turns.data, pieces.data, PARTED * 4) == 0);
+    }
   }
   free(turns.data);
   free(turns.part);
@@ -173,25 +177,85 @@ static int same_pieces(even_comm *comm, void *argument) {
 }
 
 static void what_moves_in_pieces_arrives(void **state) {
+  static const int together[] = {0, 0, 0, 1, 1};
   (void)state;
-  assert_int_equal(run_on(UNEVEN, 4, 1, true, same_pieces, NULL, NULL), 0);
-  assert_int_equal(run_on(MIXED, 5, 1, false, same_pieces, NULL, NULL), 0);
+  for (int lanes = 1; lanes <= 3; lanes++) { /* two ranks carry three of them */
+    assert_int_equal(run_on(together, 5, lanes, lanes > 1, same_pieces, &lanes, NULL), 0);
+  }
+  int lanes = 4; /* the rank that is alone on its host carries all */
+  assert_int_equal(run_on(UNEVEN, 4, lanes, true, same_pieces, &lanes, NULL), 0);
+  lanes = 2; /* the ranks of a host are no neighbours: what is cut by ranks goes in turns */
+  assert_int_equal(run_on(MIXED, 5, lanes, false, same_pieces, &lanes, NULL), 0);
+}
+
+/* Where parts lie in one another's place: a scatter's output in its input, a gather's input in its output. */
+static int in_place(even_comm *comm, void *argument) {
+  static const char *const ways[] = {"turns", "overlap", "lanes"};
+  size_t counts[8];
+  size_t begin = 0;
+  int own = even_comm_rank(comm);
+  float *first = malloc(PARTED * 4);
+  float *data = malloc(PARTED * 4);
+  (void)argument;
+  cut(counts, even_comm_ranks(comm));
+  RANKS_EXPECT(comm, first != NULL && data != NULL);
+  for (int rank = 0; rank < own; rank++) {
+    begin += counts[rank];
+  }
+  for (int way = 0; way < 3; way++) {
+    const even_comm_choosing choosing = {.size = sizeof choosing, .way = ways[way]};
+    RANKS_EXPECT(comm, even_comm_choose(comm, &choosing) == EVEN_OK);
+    fill((unsigned char *)data, PARTED, EVEN_F32, own);
+    RANKS_EXPECT(comm, even_comm_reduce_scatter(comm, data, data + begin, counts, EVEN_F32, EVEN_SUM) == EVEN_OK);
+    RANKS_EXPECT(comm, even_comm_all_gather(comm, data + begin, data, counts, EVEN_F32) == EVEN_OK);
+    if (way == 0) {
+      memcpy(first, data, PARTED * 4);
+    }
+    RANKS_EXPECT(comm, memcmp(first, data, PARTED * 4) == 0);
+  }
+  free(first);
+  free(data);
+  return 0;
+}
+
+static void parts_may_lie_in_place(void **state) {
+  (void)state;
+  assert_int_equal(run_on(UNEVEN, 4, 2, true, in_place, NULL, NULL), 0);
 }
 
 /* ---- the choice ---- */
 
+#define CHOSEN ((size_t)400000) /* floats: 1.6 MB */
+
+/* Each of the collectives that have a choice, by its number among them. */
+static even_status make_call(even_comm *comm, int which, float *values, int turn) {
+  static float part[CHOSEN];
+  size_t counts[5] = {CHOSEN / 5, CHOSEN / 5, CHOSEN / 5, CHOSEN / 5, CHOSEN / 5};
+  switch (which) {
+    case EVEN_HOSTS_ALL_REDUCE:
+      return even_comm_all_reduce(comm, values, CHOSEN, EVEN_F32, EVEN_SUM);
+    case EVEN_HOSTS_REDUCE_SCATTER:
+      return even_comm_reduce_scatter(comm, values, part, counts, EVEN_F32, EVEN_SUM);
+    case EVEN_HOSTS_ALL_GATHER:
+      return even_comm_all_gather(comm, part, values, counts, EVEN_F32);
+    default:
+      return even_comm_broadcast(comm, values, CHOSEN * sizeof *values, turn % even_comm_ranks(comm));
+  }
+}
+
 static int same_choice(even_comm *comm, void *argument) {
-  static float values[400000];
+  static float values[CHOSEN];
   even_ways_choice all[5];
   const size_t counts[5] = {sizeof all[0], sizeof all[0], sizeof all[0], sizeof all[0], sizeof all[0]};
-  const even_ways *ways = &even_hosts_of(comm)->ways;
+  const even_ways *ways = even_hosts_of(comm)->ways;
   const even_comm_choosing choosing = {.size = sizeof choosing};
-  char text[4096];
+  char text[8192];
   (void)argument;
   RANKS_EXPECT(comm, even_comm_choose(comm, &choosing) == EVEN_OK);
-  for (int i = 0; i < 2 * EVEN_WAYS_TRIAL; i++) {
-    RANKS_EXPECT(comm, even_comm_all_reduce(comm, values, 400000, EVEN_F32, EVEN_SUM) == EVEN_OK);
-    RANKS_EXPECT(comm, even_comm_all_gather(comm, &ways->choice, all, counts, EVEN_U8) == EVEN_OK);
+  for (int i = 0; i < 2 * EVEN_WAYS_TRIAL * EVEN_HOSTS_CALLS; i++) {
+    int which = i % EVEN_HOSTS_CALLS;
+    RANKS_EXPECT(comm, make_call(comm, which, values, i) == EVEN_OK);
+    RANKS_EXPECT(comm, even_comm_all_gather(comm, &ways[which].choice, all, counts, EVEN_U8) == EVEN_OK);
     for (int rank = 1; rank < 5; rank++) {
       for (size_t class = 0; class < EVEN_WAYS_CLASSES; class ++) {
         const even_ways_size *own = &all[rank].sizes[class];
@@ -203,14 +267,19 @@ static int same_choice(even_comm *comm, void *argument) {
   }
   even_comm_describe(comm, text, sizeof text);
   RANKS_EXPECT(comm, strstr(text, "2 hosts, 2 lanes") != NULL);
-  RANKS_EXPECT(comm,
-               even_comm_rank(comm) != 0 || (strstr(text, "lanes (") != NULL || strstr(text, "; lanes ") != NULL));
+  static const char *const names[] = {
+      "; all_reduce by cost:", "; reduce_scatter by cost:", "; all_gather by cost:", "; broadcast by cost:"};
+  for (int which = 0; which < EVEN_HOSTS_CALLS && even_comm_rank(comm) == 0; which++) {
+    const char *found = strstr(text, names[which]);
+    RANKS_EXPECT(comm, found != NULL && (strstr(found, "lanes (") != NULL || strstr(found, "; lanes ") != NULL));
+  }
   return 0;
 }
 
 static void all_ranks_choose_alike(void **state) {
+  static const int together[] = {0, 0, 1, 1, 1};
   (void)state;
-  assert_int_equal(run_on(MIXED, 5, 2, false, same_choice, NULL, NULL), 0);
+  assert_int_equal(run_on(together, 5, 2, false, same_choice, NULL, NULL), 0);
 }
 
 /* ---- how they end ---- */
@@ -230,6 +299,27 @@ static void *strike(void *argument) {
   return NULL;
 }
 
+/* One of the large collectives after the other. */
+static even_status call_in_turn(even_comm *comm, float *values, int turn) {
+  size_t count = LARGEST / sizeof *values;
+  size_t counts[8] = {0};
+  int ranks = even_comm_ranks(comm);
+  for (int rank = 0; rank < ranks; rank++) {
+    counts[rank] = count / (size_t)ranks;
+  }
+  float *own = values + counts[0] * (size_t)even_comm_rank(comm);
+  switch (turn % 4) {
+    case 0:
+      return even_comm_all_reduce(comm, values, count, EVEN_F32, EVEN_MAX);
+    case 1:
+      return even_comm_broadcast(comm, values, LARGEST, turn / 4 % ranks);
+    case 2:
+      return even_comm_reduce_scatter(comm, values, own, counts, EVEN_F32, EVEN_MAX);
+    default:
+      return even_comm_all_gather(comm, own, values, counts, EVEN_F32);
+  }
+}
+
 /* Calls until it fails; the last to hear of it ends the victim, who may be stopped. */
 static int go_on_until_lost(even_comm *comm, void *argument) {
   shared *with = argument;
@@ -242,9 +332,7 @@ static int go_on_until_lost(even_comm *comm, void *argument) {
   RANKS_EXPECT(comm, own != with->victim || pthread_create(&striker, NULL, strike, with) == 0);
   even_status status = EVEN_OK;
   for (int turn = 0; status == EVEN_OK; turn++) {
-    status = with->victim % 2 != 0 && turn % 2 != 0
-                 ? even_comm_broadcast(comm, values, LARGEST, turn % even_comm_ranks(comm))
-                 : even_comm_all_reduce(comm, values, LARGEST / sizeof *values, EVEN_F32, EVEN_MAX);
+    status = call_in_turn(comm, values, with->victim % 2 != 0 ? turn : 0);
   }
   free(values);
   if (atomic_fetch_add(&with->heard, 1) + 2 == even_comm_ranks(comm)) {
@@ -271,6 +359,9 @@ static void a_killed_rank_is_named(void **state) {
   (void)state;
   for (int victim = 0; victim < 5; victim++) {
     signal_one(MIXED, 5, 1 + victim % 3, victim, SIGKILL);
+  }
+  for (int victim = 1; victim < 4; victim += 2) { /* of ranks in order, all of whose calls go over lanes */
+    signal_one(UNEVEN, 4, 2, victim, SIGKILL);
   }
 }
 
@@ -343,6 +434,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(every_way_gives_the_same_bits),
       cmocka_unit_test(what_moves_in_pieces_arrives),
+      cmocka_unit_test(parts_may_lie_in_place),
       cmocka_unit_test(all_ranks_choose_alike),
       cmocka_unit_test(a_killed_rank_is_named),
       cmocka_unit_test(a_stopped_leader_is_named_on_all_hosts),

@@ -4,7 +4,6 @@
 #include "comm/hosts/group.h"
 
 #include "base/fail.h"
-#include "os/clock.h"
 
 #include <string.h>
 
@@ -36,47 +35,21 @@ static even_status reduce_in_turns(even_hosts_group *group, const even_comm_redu
   return group->locals > 1 ? even_comm_broadcast(group->inside, job->data, job->bytes, 0) : EVEN_OK;
 }
 
-static even_status meet(even_hosts_group *group) {
-  EVEN_TRY(even_comm_barrier(group->inside));
-  return even_hosts_agree(group, even_hosts_leads(group) ? even_comm_barrier(group->between) : EVEN_OK);
-}
-
-/* What rank 0, which leads the first host, has there. */
-static even_status share(even_hosts_group *group, void *data, size_t bytes) {
-  even_status status = even_hosts_leads(group) ? even_comm_broadcast(group->between, data, bytes, 0) : EVEN_OK;
-  EVEN_TRY(even_hosts_agree(group, status));
-  return group->locals > 1 ? even_comm_broadcast(group->inside, data, bytes, 0) : EVEN_OK;
-}
-
-/* All ranks know of the same trials; what one of them has decided is what rank 0 found. */
-static even_status reduce_by_cost(even_hosts_group *group, const even_comm_reduction *job) {
-  even_ways *ways = &group->ways;
-  const char *way = ways->names[even_ways_next(ways, job->bytes)];
-  if (even_ways_measures(ways, job->bytes)) {
-    EVEN_TRY(meet(group)); /* how late others are is no cost of the way */
-  }
-  even_ways_call_begins(ways, even_clock_ns());
-  if (strcmp(way, "turns") == 0) {
-    EVEN_TRY(reduce_in_turns(group, job));
-  } else {
-    EVEN_TRY(even_hosts_stream(group, job, strcmp(way, "lanes") == 0 ? group->lanes : 1));
-  }
-  even_ways_call_ends(ways, job->bytes, even_clock_ns());
-  even_ways_size *decided = even_ways_decided(ways, job->bytes);
-  return decided == NULL ? EVEN_OK : share(group, decided, sizeof *decided);
+static even_status run_all_reduce(even_hosts_group *group, void *job, int lanes) {
+  return lanes == 0 ? reduce_in_turns(group, job) : even_hosts_stream(group, job, lanes);
 }
 
 even_status even_hosts_all_reduce(even_comm *comm, const even_comm_reduction *job) {
   even_hosts_group *group = even_hosts_of(comm);
+  even_comm_reduction own = *job;
   EVEN_TRY(even_hosts_begin(group, EVEN_CALL_ALL_REDUCE, job->dtype, job->op, 0, job->count));
-  bool large = job->bytes > EVEN_HOSTS_STREAM_BYTES;
-  return even_hosts_end(group, large ? reduce_by_cost(group, job) : reduce_in_turns(group, job));
+  return even_hosts_end(group, even_hosts_by_cost(group, EVEN_HOSTS_ALL_REDUCE, job->bytes, run_all_reduce, &own));
 }
 
 even_status even_hosts_barrier(even_comm *comm) {
   even_hosts_group *group = even_hosts_of(comm);
   EVEN_TRY(even_hosts_begin(group, EVEN_CALL_BARRIER, 0, 0, 0, 0));
-  return even_hosts_end(group, meet(group));
+  return even_hosts_end(group, even_hosts_meet(group));
 }
 
 /* The host of a rank, and its place among that host's ranks. */
@@ -93,29 +66,39 @@ static int host_of(const even_hosts_group *group, int rank, int *local) {
   return host;
 }
 
-even_status even_hosts_broadcast(even_comm *comm, unsigned char *data, size_t bytes, int root) {
-  even_hosts_group *group = even_hosts_of(comm);
-  int local = 0;
-  int host = host_of(group, root, &local);
+typedef struct broadcasting {
+  unsigned char *data;
+  size_t bytes;
+  int host;
+  int local;
+} broadcasting;
+
+static even_status broadcast_in_turns(even_hosts_group *group, const broadcasting *job) {
   even_status status = EVEN_OK;
-  EVEN_TRY(even_hosts_begin(group, EVEN_CALL_BROADCAST, EVEN_U8, 0, root, bytes));
-  if (even_hosts_pieces(group, bytes) > 1) {
-    return even_hosts_end(group, even_hosts_relay_broadcast(group, data, bytes, host, local));
-  }
-  if (host == group->own_host) {
-    status = even_comm_broadcast(group->inside, data, bytes, local);
-  }
-  if (status != EVEN_OK) {
-    return even_hosts_end(group, status);
+  if (job->host == group->own_host) {
+    EVEN_TRY(even_comm_broadcast(group->inside, job->data, job->bytes, job->local));
   }
   if (even_hosts_leads(group)) {
-    status = even_comm_broadcast(group->between, data, bytes, host);
+    status = even_comm_broadcast(group->between, job->data, job->bytes, job->host);
   }
-  status = even_hosts_agree(group, status);
-  if (status == EVEN_OK && host != group->own_host && group->locals > 1) {
-    status = even_comm_broadcast(group->inside, data, bytes, 0);
-  }
-  return even_hosts_end(group, status);
+  EVEN_TRY(even_hosts_agree(group, status));
+  return job->host != group->own_host && group->locals > 1
+             ? even_comm_broadcast(group->inside, job->data, job->bytes, 0)
+             : EVEN_OK;
+}
+
+static even_status run_broadcast(even_hosts_group *group, void *context, int lanes) {
+  const broadcasting *job = context;
+  return lanes == 0 ? broadcast_in_turns(group, job)
+                    : even_hosts_relay_broadcast(group, job->data, job->bytes, job->host, job->local, lanes);
+}
+
+even_status even_hosts_broadcast(even_comm *comm, unsigned char *data, size_t bytes, int root) {
+  even_hosts_group *group = even_hosts_of(comm);
+  broadcasting job = {.data = data, .bytes = bytes};
+  job.host = host_of(group, root, &job.local);
+  EVEN_TRY(even_hosts_begin(group, EVEN_CALL_BROADCAST, EVEN_U8, 0, root, bytes));
+  return even_hosts_end(group, even_hosts_by_cost(group, EVEN_HOSTS_BROADCAST, bytes, run_broadcast, &job));
 }
 
 /* ---- what is cut by ranks is cut by hosts between them ---- */
@@ -199,31 +182,27 @@ static even_status scatter_between(even_hosts_group *group, const even_comm_scat
 }
 
 /* One after the other, as reduce_in_turns. */
-static even_status scatter_in_turns(even_hosts_group *group, const even_comm_scattering *job, unsigned char *sums,
-                                    unsigned char **block) {
-  even_status status = EVEN_OK;
+static even_status scatter_in_turns(even_hosts_group *group, const even_comm_scattering *job) {
   bool leads = even_hosts_leads(group);
-  EVEN_TRY(reduce_inside(group, job->input, leads ? sums : job->output, job->total, job->dtype, job->op));
-  if (leads) {
-    status = scatter_between(group, job, sums, sums + job->bytes, block);
-  }
-  return even_hosts_agree(group, status);
+  unsigned char *block = NULL;
+  EVEN_TRY(leads ? even_hosts_scratch(group, 2 * job->bytes + 1) : EVEN_OK);
+  unsigned char *sums = leads ? group->scratch : job->output;
+  EVEN_TRY(reduce_inside(group, job->input, sums, job->total, job->dtype, job->op));
+  even_status status = leads ? scatter_between(group, job, sums, sums + job->bytes, &block) : EVEN_OK;
+  EVEN_TRY(even_hosts_agree(group, status));
+  return move_parts(group, block, job->output, job->counts, job->element, false);
+}
+
+static even_status run_reduce_scatter(even_hosts_group *group, void *job, int lanes) {
+  return lanes == 0 ? scatter_in_turns(group, job) : even_hosts_relay_scatter(group, job, lanes);
 }
 
 even_status even_hosts_reduce_scatter(even_comm *comm, const even_comm_scattering *job) {
   even_hosts_group *group = even_hosts_of(comm);
-  bool relays = group->in_order && even_hosts_pieces(group, job->bytes) > 1;
-  unsigned char *block = NULL;
+  even_comm_scattering own = *job;
   EVEN_TRY(even_hosts_begin(group, EVEN_CALL_REDUCE_SCATTER, job->dtype, job->op, 0, job->total));
-  even_status status = even_hosts_leads(group) ? even_hosts_scratch(group, 2 * job->bytes + 1) : EVEN_OK;
-  if (status == EVEN_OK) {
-    unsigned char *sums = even_hosts_leads(group) ? group->scratch : NULL;
-    status = relays ? even_hosts_relay_scatter(group, job, sums, &block) : scatter_in_turns(group, job, sums, &block);
-  }
-  if (status == EVEN_OK) {
-    status = move_parts(group, block, job->output, job->counts, job->element, false);
-  }
-  return even_hosts_end(group, status);
+  return even_hosts_end(group,
+                        even_hosts_by_cost(group, EVEN_HOSTS_REDUCE_SCATTER, job->bytes, run_reduce_scatter, &own));
 }
 
 static even_status gather_between(even_hosts_group *group, const even_comm_gathering *job, const unsigned char *block,
@@ -245,29 +224,24 @@ static even_status gather_between(even_hosts_group *group, const even_comm_gathe
   return EVEN_OK;
 }
 
-/* One after the other; this host's parts are in the leader's scratch. */
+/* One after the other, through the leader's scratch. */
 static even_status gather_in_turns(even_hosts_group *group, const even_comm_gathering *job) {
-  even_status status = EVEN_OK;
-  if (even_hosts_leads(group)) {
-    status = gather_between(group, job, group->scratch, group->scratch + job->bytes);
-  }
+  bool leads = even_hosts_leads(group);
+  unsigned char *own = (unsigned char *)(uintptr_t)job->input; /* only read */
+  EVEN_TRY(leads ? even_hosts_scratch(group, 2 * job->bytes + 1) : EVEN_OK);
+  EVEN_TRY(move_parts(group, leads ? group->scratch : NULL, own, job->counts, job->element, true));
+  even_status status = leads ? gather_between(group, job, group->scratch, group->scratch + job->bytes) : EVEN_OK;
   EVEN_TRY(even_hosts_agree(group, status));
   return group->locals > 1 ? even_comm_broadcast(group->inside, job->output, job->bytes, 0) : EVEN_OK;
 }
 
+static even_status run_all_gather(even_hosts_group *group, void *job, int lanes) {
+  return lanes == 0 ? gather_in_turns(group, job) : even_hosts_relay_gather(group, job, lanes);
+}
+
 even_status even_hosts_all_gather(even_comm *comm, const even_comm_gathering *job) {
   even_hosts_group *group = even_hosts_of(comm);
-  bool leads = even_hosts_leads(group);
+  even_comm_gathering own = *job;
   EVEN_TRY(even_hosts_begin(group, EVEN_CALL_ALL_GATHER, job->dtype, 0, 0, job->total));
-  even_status status = leads ? even_hosts_scratch(group, 2 * job->bytes + 1) : EVEN_OK;
-  if (status == EVEN_OK) {
-    unsigned char *own = (unsigned char *)(uintptr_t)job->input; /* only read */
-    status = move_parts(group, leads ? group->scratch : NULL, own, job->counts, job->element, true);
-  }
-  if (status == EVEN_OK) {
-    status = group->in_order && even_hosts_pieces(group, job->bytes) > 1
-                 ? even_hosts_relay_gather(group, job, group->scratch)
-                 : gather_in_turns(group, job);
-  }
-  return even_hosts_end(group, status);
+  return even_hosts_end(group, even_hosts_by_cost(group, EVEN_HOSTS_ALL_GATHER, job->bytes, run_all_gather, &own));
 }

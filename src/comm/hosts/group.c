@@ -90,8 +90,8 @@ static even_status make_room(even_hosts_group *group) {
   EVEN_TRY(EVEN_NEW_ARRAY(&group->counts, ranks));
   EVEN_TRY(EVEN_NEW_ARRAY(&group->sizes, ranks));
   EVEN_TRY(EVEN_NEW_ARRAY(&group->nothing, ranks));
-  EVEN_TRY(EVEN_NEW_ARRAY(&group->parts, ranks));
-  EVEN_TRY(EVEN_NEW_ARRAY(&group->places, ranks));
+  EVEN_TRY(EVEN_NEW_ARRAY(&group->parts, ranks * EVEN_COMM_LANES));
+  EVEN_TRY(EVEN_NEW_ARRAY(&group->places, ranks * EVEN_COMM_LANES));
   return EVEN_NEW_ARRAY(&group->pointers, 2 * ranks);
 }
 
@@ -177,7 +177,7 @@ even_status even_comm_open_hosts(const even_comm_hosts *params, double timeout_s
   even_hosts_start_ways(group);
   status = share_board(group);
   if (status != EVEN_OK) {
-    even_ways_end(&group->ways);
+    even_hosts_end_ways(group);
     even_board_close(&group->board);
     free_group(group);
     return status;
@@ -326,15 +326,17 @@ static void describe(const even_comm *comm, char *text, size_t bytes) {
   (void)snprintf(text, bytes, "%d hosts, %d lane%s between them; inside this one: %s; between them: %s", group->hosts,
                  group->lanes, group->lanes == 1 ? "" : "s", inside, between);
   if (group->rank == 0) {
-    even_ways_describe(&group->ways, text, bytes);
+    for (int call = 0; call < EVEN_HOSTS_CALLS; call++) {
+      even_ways_describe(&group->ways[call], text, bytes);
+    }
   }
 }
 
-/* All ranks' choice is rank 0's. */
-static void *choice(even_comm *comm, size_t *bytes) {
+/* All ranks' choices are rank 0's. */
+static void *choice(even_comm *comm, int number, size_t *bytes) {
   even_hosts_group *group = even_hosts_of(comm);
-  *bytes = sizeof group->ways.choice;
-  return &group->ways.choice;
+  *bytes = sizeof group->ways[0].choice;
+  return number < EVEN_HOSTS_CALLS ? &group->ways[number].choice : NULL;
 }
 
 /* The leaders' part has a choice, too; rank 0 leads the first host. */
@@ -342,15 +344,15 @@ static even_status follow(even_comm *comm, const even_comm_following *by, size_t
   even_hosts_group *group = even_hosts_of(comm);
   even_comm *between = group->between;
   even_comm_following outer = *by;
-  int way = by->way == NULL ? -1 : even_ways_named(&group->ways, by->way);
   even_status status = EVEN_OK;
-  outer.way = way >= 0 ? NULL : by->way;
+  outer.way = by->way != NULL && even_ways_named(group->ways, by->way) >= 0 ? NULL : by->way;
   if (between != NULL && even_comm_engine_of(between)->follow != NULL) {
     status = even_comm_engine_of(between)->follow(between, &outer, lacking);
   }
-  if (status == EVEN_OK) {
-    even_ways_follow(&group->ways, by->costs, by->shape, by->engine);
-    even_ways_force(&group->ways, way);
+  for (int call = 0; call < EVEN_HOSTS_CALLS && status == EVEN_OK; call++) {
+    even_ways *ways = &group->ways[call];
+    even_ways_follow(ways, by->costs, by->shape, by->engine);
+    even_ways_force(ways, by->way == NULL ? -1 : even_ways_named(ways, by->way));
   }
   return status;
 }
@@ -376,7 +378,7 @@ static void close_group(even_comm *comm) {
   }
   even_comm_close(group->inside);
   even_comm_close(group->everyone);
-  even_ways_end(&group->ways);
+  even_hosts_end_ways(group);
   if (group->process_mark == even_process_mark()) { /* in a child another thread may hold it */
     (void)pthread_mutex_destroy(&group->ending);
   }

@@ -12,6 +12,15 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+/* The collectives that have several ways. */
+typedef enum even_hosts_call {
+  EVEN_HOSTS_ALL_REDUCE,
+  EVEN_HOSTS_REDUCE_SCATTER,
+  EVEN_HOSTS_ALL_GATHER,
+  EVEN_HOSTS_BROADCAST,
+  EVEN_HOSTS_CALLS /* how many */
+} even_hosts_call;
+
 typedef struct even_hosts_group {
   EVEN_COMM_BASE;
   even_comm *inside;   /* this host's ranks, in the order of their ranks here */
@@ -47,13 +56,13 @@ typedef struct even_hosts_group {
   size_t *sizes;          /* one a rank */
   const void **pointers;  /* one a rank */
   size_t *nothing;        /* zeros, one a rank */
-  size_t *parts;          /* of the leader's carrier: what the hosts have in a piece, */
+  size_t *parts;          /* of the carriers, lane after lane: what the hosts have in a piece, */
   unsigned char **places; /* and where it lies */
   unsigned char *scratch;
   size_t scratch_bytes;
-  even_ways ways;              /* of all_reduce; the same choice on all ranks */
-  _Atomic uint64_t hidden_ns;  /* what carriers waited while this rank did other things, */
-  _Atomic uint64_t awaited_ns; /* and what it waited for them */
+  even_ways ways[EVEN_HOSTS_CALLS]; /* the same choices on all ranks */
+  _Atomic uint64_t hidden_ns;       /* what carriers waited while this rank did other things, */
+  _Atomic uint64_t awaited_ns;      /* and what it waited for them */
 } even_hosts_group;
 
 static inline even_hosts_group *even_hosts_of(even_comm *comm) {
@@ -87,27 +96,33 @@ static inline int even_hosts_carrier_of(const even_hosts_group *group, int lane)
 /* The groups that this one is made of: the first `*at` from 0 on that there is; NULL behind the last. */
 even_comm *even_hosts_part(const even_hosts_group *group, int *at);
 
+/* ---- by_cost.c: which way ---- */
+
+void even_hosts_start_ways(even_hosts_group *group);
+void even_hosts_end_ways(even_hosts_group *group);
+/* Returns when all ranks have come. */
+even_status even_hosts_meet(even_hosts_group *group) EVEN_MUST_USE;
+/* Makes a call over so many lanes; 0: in turns, one thing after the other. */
+typedef even_status even_hosts_run(even_hosts_group *group, void *job, int lanes);
+/* Between the beginning and the end of a call: the way that costs least, where it is large enough to have a choice. */
+even_status even_hosts_by_cost(even_hosts_group *group, even_hosts_call call, size_t bytes, even_hosts_run *run,
+                               void *job) EVEN_MUST_USE;
+
 /* ---- stream.c: all-reduces in pieces ---- */
 
 #define EVEN_HOSTS_STREAM_BYTES ((size_t)1 << 20)
 
-void even_hosts_start_ways(even_hosts_group *group);
 /* Between the beginning and the end of the call; all of the ranks take the same of `lanes` lanes. */
 even_status even_hosts_stream(even_hosts_group *group, const even_comm_reduction *job, int lanes) EVEN_MUST_USE;
 
-/* ---- relay.c: the other large collectives in pieces, through the first ranks ---- */
+/* ---- relay.c: the other large collectives in pieces ---- */
 
-/* Of how many pieces a collective over so many bytes is made; 1: in turns. */
-size_t even_hosts_pieces(const even_hosts_group *group, size_t bytes);
-/* As the collectives of these names, between their beginning and their end. Parts lie in the hosts' order. */
-even_status even_hosts_relay_broadcast(even_hosts_group *group, unsigned char *data, size_t bytes, int host,
-                                       int local) EVEN_MUST_USE;
-/* The sums over all hosts of this host's block, at *block of the leader, which has room for all at `sums`. */
-even_status even_hosts_relay_scatter(even_hosts_group *group, const even_comm_scattering *job, unsigned char *sums,
-                                     unsigned char **block) EVEN_MUST_USE;
-/* All parts to all ranks; this host's are one after the other at `block` of the leader. */
-even_status even_hosts_relay_gather(even_hosts_group *group, const even_comm_gathering *job,
-                                    const unsigned char *block) EVEN_MUST_USE;
+/* As the collectives of these names, between their beginning and their end, over so many lanes. What is cut by ranks
+ * needs a group that is in_order. The root of a broadcast is rank `local` of `host`. */
+even_status even_hosts_relay_broadcast(even_hosts_group *group, unsigned char *data, size_t bytes, int host, int local,
+                                       int lanes) EVEN_MUST_USE;
+even_status even_hosts_relay_scatter(even_hosts_group *group, const even_comm_scattering *job, int lanes) EVEN_MUST_USE;
+even_status even_hosts_relay_gather(even_hosts_group *group, const even_comm_gathering *job, int lanes) EVEN_MUST_USE;
 /* sizes[h] = what host h's ranks have together. */
 void even_hosts_sum_counts(const even_hosts_group *group, const size_t *counts, size_t *sizes);
 

@@ -194,14 +194,3 @@ even_status even_hosts_stream(even_hosts_group *group, const even_comm_reduction
   }
   return status == EVEN_OK ? EVEN_OK : even_error_restore(&why); /* the first */
 }
-
-/* ---- which way ---- */
-
-static const char *const way_names[] = {"lanes", "overlap", "turns"};
-
-void even_hosts_start_ways(even_hosts_group *group) {
-  bool chooses = group->hosts > 1;
-  const char *const *names = group->lanes > 1 ? way_names : way_names + 1;
-  even_ways_start(&group->ways, "all_reduce", chooses ? names : way_names + 2, !chooses ? 1 : group->lanes > 1 ? 3 : 2);
-  even_ways_set_range(&group->ways, EVEN_HOSTS_STREAM_BYTES, (size_t)1 << 30);
-}

@@ -1,0 +1,65 @@
+/* Which way a large collective over several hosts goes: in turns, overlapped through the hosts' first ranks, or over
+ * several lanes; by what each costs. All ranks know of the same trials; what one of them has decided is what rank 0
+ * found. */
+#include "comm/hosts/group.h"
+
+#include "base/fail.h"
+#include "os/clock.h"
+
+#include <string.h>
+
+static const char *const way_names[] = {"lanes", "overlap", "turns"};
+#define TURNS 2 /* in way_names */
+
+static const char *const collectives[EVEN_HOSTS_CALLS] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast"};
+
+void even_hosts_start_ways(even_hosts_group *group) {
+  int first = group->lanes > 1 ? 0 : 1;
+  for (int call = 0; call < EVEN_HOSTS_CALLS; call++) {
+    /* What is cut by ranks is cut by hosts, too, only where the ranks of a host are neighbours. */
+    bool cut = call == EVEN_HOSTS_REDUCE_SCATTER || call == EVEN_HOSTS_ALL_GATHER;
+    bool chooses = group->hosts > 1 && (group->in_order || !cut);
+    int from = chooses ? first : TURNS;
+    even_ways_start(&group->ways[call], collectives[call], &way_names[from], TURNS + 1 - from);
+    even_ways_set_range(&group->ways[call], EVEN_HOSTS_STREAM_BYTES, (size_t)1 << 30);
+  }
+}
+
+void even_hosts_end_ways(even_hosts_group *group) {
+  for (int call = 0; call < EVEN_HOSTS_CALLS; call++) {
+    even_ways_end(&group->ways[call]);
+  }
+}
+
+even_status even_hosts_meet(even_hosts_group *group) {
+  EVEN_TRY(even_comm_barrier(group->inside));
+  return even_hosts_agree(group, even_hosts_leads(group) ? even_comm_barrier(group->between) : EVEN_OK);
+}
+
+/* What rank 0, which leads the first host, has there. */
+static even_status share(even_hosts_group *group, void *data, size_t bytes) {
+  even_status status = even_hosts_leads(group) ? even_comm_broadcast(group->between, data, bytes, 0) : EVEN_OK;
+  EVEN_TRY(even_hosts_agree(group, status));
+  return group->locals > 1 ? even_comm_broadcast(group->inside, data, bytes, 0) : EVEN_OK;
+}
+
+even_status even_hosts_by_cost(even_hosts_group *group, even_hosts_call call, size_t bytes, even_hosts_run *run,
+                               void *job) {
+  even_ways *ways = &group->ways[call];
+  if (bytes <= EVEN_HOSTS_STREAM_BYTES) {
+    return run(group, job, 0);
+  }
+  const char *way = ways->names[even_ways_next(ways, bytes)];
+  bool measures = even_ways_measures(ways, bytes);
+  if (measures) {
+    EVEN_TRY(even_hosts_meet(group)); /* how late others are is no cost of the way */
+  }
+  even_ways_call_begins(ways, even_clock_ns());
+  EVEN_TRY(run(group, job, strcmp(way, "turns") == 0 ? 0 : strcmp(way, "lanes") == 0 ? group->lanes : 1));
+  if (measures && call != EVEN_HOSTS_ALL_REDUCE) {
+    EVEN_TRY(even_hosts_meet(group)); /* who only gives is done before what it gave has come */
+  }
+  even_ways_call_ends(ways, bytes, even_clock_ns());
+  even_ways_size *decided = even_ways_decided(ways, bytes);
+  return decided == NULL ? EVEN_OK : share(group, decided, sizeof *decided);
+}
