@@ -88,6 +88,44 @@ def test_a_job_that_stops_keeps_what_was_before(start: Callable[..., Job], scrip
     assert code == 0 and "finite: True steps: 6" in text, text
 
 
+TRAINER = """
+    import torch
+    import evenstep as es
+    torch.manual_seed(0)
+    x = torch.ones(48, 4)
+    x[24:28] = float("nan")                      # of the second batch, rank 1's
+    model = torch.nn.Linear(4, 1)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x), batch_size=16)
+    config = es.Config(on_nonfinite="skip", check_parameters=1, on_difference="stop", policy="equal")
+    before = [p.clone() for p in model.parameters()]
+    seen = []
+
+    def changed(trainer):
+        global before
+        now = [p.clone() for p in model.parameters()]
+        seen.append(any(not torch.equal(a, b) for a, b in zip(before, now)))
+        before = now
+
+    es.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda m, b: m(b[0]).square().mean(), on_step=changed,
+               config=config).fit(loader)
+    checks = es.session().parameter_checks
+    assert seen == [True, False, True] and model.weight.isfinite().all(), seen
+    assert checks.every == 1 and checks.policy == "stop" and checks._last == 2
+"""
+
+
+def test_a_trainer_is_told_by_its_config(run_ranks: Callable[..., list[Any]]) -> None:
+    ranks = run_ranks(TRAINER)
+    assert "the loss and gradients on rank 1 are not finite" in ranks[0].stderr
+
+
+def test_ranks_that_were_told_otherwise_are_refused(run_ranks: Callable[..., list[Any]]) -> None:
+    script = "import torch, evenstep as es\nes.prepare(torch.nn.Linear(1, 1))"
+    given = {1: {"EVENSTEP_ON_NONFINITE": "skip"}}
+    for one in run_ranks(script, rank_env=given, check=False):
+        assert one.returncode == 1 and "rank 1 was told otherwise than rank 0 what to do" in one.stderr, one.stderr
+
+
 def test_wrong_words_are_refused(run: Any, script: Callable[[str], str]) -> None:
     result = run("--on-nonfinite", "panic", script("pass"))
     assert result.returncode == 2 and "--on-nonfinite panic is none of" in result.stderr
