@@ -101,7 +101,13 @@ typedef enum even_event {
   /* parameters that differ between ranks; value: how many ranks are not as most are, 0: they are the same again, -1: no
    * more than rounding makes; words: which ranks, which parameters, by how much */
   EVEN_EVENT_PARAMETERS = 18,
-  EVEN_EVENT_LAST = EVEN_EVENT_PARAMETERS
+  /* value: the bytes that are missing: the disk is full, and checkpoints wait until it has room; 0: they are written
+   * again; words: both said */
+  EVEN_EVENT_CHECKPOINTS_WAIT = 19,
+  /* a sample cannot be read and is left out, as was asked for; value: its index, -1 where that is no number; words:
+   * which one and why */
+  EVEN_EVENT_SKIPPED = 20,
+  EVEN_EVENT_LAST = EVEN_EVENT_SKIPPED
 } even_event;
 
 #define EVEN_EVENT_WORDS_BYTES 128 /* with the NUL */

@@ -28,6 +28,7 @@ from evenstep.checkpoint_keeping import (
     step_folder,
 )
 from evenstep.checkpoint_reading import check_sizes
+from evenstep.checkpoint_room import Room
 from evenstep.checkpoint_state import KINDS, Loader, Snapshot, capture, load_random, pack_random
 from evenstep.exchange_state import capture_exchange, restore_exchange
 
@@ -67,6 +68,7 @@ def _write(folder: Path, snapshot: Snapshot, replace: bool, previous: Path | Non
 
 
 _background = Background()
+_room = Room()  # for automatic ones
 
 
 def is_writing() -> bool:
@@ -145,15 +147,21 @@ def _on_rank_zero(
             "it there (so are others until then)",
         )
         return folder, True
+    if told is not None and _room.is_lacking():
+        return folder, True
     keep = keeping() if path is None else None
     snapshot = capture(session, random_states, extra)
     snapshot.state["between"] = between
 
     previous = _previous(session)
+    if told is not None:
+        _room.begin(folder.parent, sum(total_bytes(one) for one in snapshot.files.values()) + len(_text(snapshot)))
 
     def after() -> None:
         session.last_checkpoint = folder
         session.telemetry.event(_core.EVENT_CHECKPOINT, step, step, folder.name)
+        if told is not None:
+            _room.written(session, step)
         if keep is not None:
             session.resumed_from = retain(folder, keep, lineage, session.resumed_from)
 
@@ -219,7 +227,10 @@ def _save_apart(session: Any, path: Path | None, extra: Any, wait: bool, between
             loaded = kept and _is_loaded(session, folder)
             outcome = json.dumps({"path": os.fspath(folder), "kept": kept, "loaded": loaded}).encode()
         except (EvenstepError, MemoryError, OSError, TypeError, ValueError) as error:
-            outcome = json.dumps({"error": str(error) or type(error).__name__}).encode()
+            if told is not None and _room.refused(session, session.step, error):
+                outcome = json.dumps({"path": "", "kept": True, "loaded": False}).encode()
+            else:
+                outcome = json.dumps({"error": str(error) or type(error).__name__}).encode()
     session.exchange_state = {}
     result = json.loads(session.broadcast_bytes(outcome))
     if not result.get("kept"):
@@ -256,10 +267,12 @@ def checkpoint(
 
 def automatic(session: Any) -> None:
     """The checkpoint that the cadence asked for: called by the session on all ranks. It is written in the background; one
-    that is due while the last is still being written waits for that. A failure is told once (rank 0), and training goes
-    on."""
+    that is due while the last is still being written waits for that. On a full disk they wait until it has room; another
+    failure is told once (rank 0). Training goes on."""
 
     def told(step: int, error: BaseException) -> None:
+        if _room.refused(session, step, error):
+            return
         _tell_once(
             session,
             "automatic",

@@ -69,6 +69,7 @@ struct even_database {
   long waiting_rows;
   char *path;
   bool in_batch;
+  bool full; /* its disk: rows wait until it has room */
   even_thinning thinning;
   int64_t calls;   /* kept of each rank's */
   int64_t *called; /* ever, by rank */
@@ -189,18 +190,35 @@ static bool is_locked(int code) {
   return (code & 0xff) == SQLITE_BUSY || (code & 0xff) == SQLITE_LOCKED;
 }
 
+/* The batch under way is rolled back, a second at most; what comes waits in memory. */
+static even_status disk_is_full(even_database *database) {
+  even_status status = fail(database, SQLITE_FULL);
+  if (sqlite3_get_autocommit(database->connection) == 0) {
+    (void)sqlite3_exec(database->connection, "ROLLBACK", NULL, NULL, NULL);
+  }
+  database->in_batch = false;
+  database->full = true;
+  return status;
+}
+
+bool even_database_waits(const even_database *database) {
+  return database->full;
+}
+
 static even_status begin(even_database *database, insert which, row *out) {
   *out = (row){.database = database, .statement = database->statements[which]};
-  if (!database->in_batch && database->waiting_rows == 0) {
+  if (!database->in_batch && !database->full && database->waiting_rows == 0) {
     int code = sqlite3_exec(database->connection, "BEGIN IMMEDIATE", NULL, NULL, NULL);
     if (code != SQLITE_OK && !is_locked(code)) {
       return fail(database, code);
     }
     database->in_batch = code == SQLITE_OK;
   }
-  if (!database->in_batch) { /* somebody reads or copies it at leisure: the rows wait for the next commit */
+  if (!database->in_batch) { /* somebody reads or copies it at leisure, or the disk is full: they wait for a commit */
     if (++database->waiting_rows > MOST_WAITING_ROWS) {
-      return fail(database, SQLITE_BUSY);
+      int code = database->full ? SQLITE_FULL : SQLITE_BUSY;
+      database->full = false; /* no longer waited for */
+      return fail(database, code);
     }
     out->statement = database->waiting[which];
   }
@@ -237,6 +255,9 @@ static void text(row *at, const char *value) {
 static even_status end(row *at) {
   int code = sqlite3_step(at->statement);
   (void)sqlite3_reset(at->statement);
+  if ((code & 0xff) == SQLITE_FULL) {
+    return disk_is_full(at->database);
+  }
   return code == SQLITE_DONE ? EVEN_OK : fail(at->database, code);
 }
 
@@ -418,10 +439,18 @@ static even_status commit(even_database *database, int patience_ms, bool last) {
   }
   code = code == SQLITE_OK ? even_thin(database->connection, &database->thinning) : code;
   code = code == SQLITE_OK ? sqlite3_exec(database->connection, "COMMIT", NULL, NULL, NULL) : code;
+  if ((code & 0xff) == SQLITE_FULL) {
+    bool told = database->full && !last;
+    even_status status = disk_is_full(database);
+    if (told) {
+      even_error_clear();
+    }
+    return told ? EVEN_OK : status;
+  }
   if (code != SQLITE_OK) {
     return fail(database, code);
   }
-  database->in_batch = false;
+  database->in_batch = database->full = false;
   database->waiting_rows = 0;
   return EVEN_OK;
 }

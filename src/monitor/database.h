@@ -37,6 +37,8 @@ even_status even_database_gpu(even_database *database, int rank, const even_gpu_
 /* Makes the rows since the last commit visible to readers and safe from a crash of this process. While another program
  * has the database locked, rows are kept for a later commit: EVEN_OK (EVEN_ERR_IN_USE after a million of them). */
 even_status even_database_commit(even_database *database) EVEN_MUST_USE;
+/* Whether its disk is full: EVEN_ERR_NO_SPACE said so once, and rows wait in memory until a commit finds room. */
+bool even_database_waits(const even_database *database);
 /* The last commit: waits for a lock, up to seconds. EVEN_ERR_IN_USE: rows are lost. */
 even_status even_database_finish(even_database *database) EVEN_MUST_USE;
 

@@ -60,7 +60,7 @@ even_status even_monitor_tick(even_monitor *monitor) {
   even_monitor_gpus_look(monitor);
   if (now - monitor->committed_ns >= COMMIT_EVERY_NS) {
     monitor->committed_ns = now;
-    EVEN_HISTORY(even_database_commit(monitor->database));
+    even_monitor_commit(monitor);
   }
   even_status status = report_trouble(monitor);
   (void)pthread_mutex_unlock(&monitor->lock);

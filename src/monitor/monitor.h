@@ -43,8 +43,8 @@ even_status even_monitor_open(const even_monitor_params *params, even_monitor **
 even_status even_monitor_check_port(int port) EVEN_MUST_USE;
 /* "http://127.0.0.1:PORT/?token=…", "" without a server. */
 const char *even_monitor_url(const even_monitor *monitor);
-/* Drains the rings into the database; call it about ten times a second. One thread. A full disk is reported
- * once and the run goes on without history. */
+/* Drains the rings into the database; call it about ten times a second. One thread. A full disk is reported once, and
+ * the history waits in memory until it has room; after another failure the run goes on without history. */
 even_status even_monitor_tick(even_monitor *monitor) EVEN_MUST_USE;
 void even_monitor_attempt(even_monitor *monitor, int attempt);
 void even_monitor_rank_started(even_monitor *monitor, int rank, pid_t pid);

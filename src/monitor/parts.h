@@ -30,6 +30,7 @@ struct even_monitor {
   char token[EVEN_SERVER_TOKEN_DIGITS + 1];
   char url[160];
   uint64_t committed_ns;
+  uint64_t committed_events; /* of the state's, as many are in the history for good */
   uint64_t looked_ns;
   long calls_a_tick; /* at most so many records of calls are kept in one */
   long calls_taken;
@@ -46,7 +47,7 @@ struct even_monitor {
 
 /* ---- records.c ---- */
 
-/* What came of writing to the history: it stops at its first failure, and the run goes on. */
+/* What came of writing to the history: it waits on a full disk, and stops at any other failure; the run goes on. */
 void even_monitor_history(even_monitor *monitor, even_status status);
 #define EVEN_HISTORY(call)                   \
   do {                                       \
@@ -54,6 +55,8 @@ void even_monitor_history(even_monitor *monitor, even_status status);
       even_monitor_history(monitor, (call)); \
     }                                        \
   } while (0)
+/* Ends the batch under way. */
+void even_monitor_commit(even_monitor *monitor);
 /* An event of the agent's own. */
 void even_monitor_note(even_monitor *monitor, int event, int rank, int64_t value, const char *words);
 /* Takes what the rings hold into the state and the history. Bounded: writers faster than this reader must not hold the

@@ -11,8 +11,30 @@
 enum { MOST_ROUNDS = 64 };
 static const uint64_t SAY_LOST_EVERY_NS = 1000000000;
 
+/* What the batch that the disk had no room for said of events and of ranks comes again; steps of that second are lost.
+ */
+static void say_again(even_monitor *monitor) {
+  const even_state *state = monitor->state;
+  uint64_t kept = state->event_count < EVEN_STATE_EVENTS ? state->event_count : EVEN_STATE_EVENTS;
+  uint64_t first = state->event_count - kept;
+  first = first > monitor->committed_events ? first : monitor->committed_events;
+  for (uint64_t at = first; at < state->event_count; at++) {
+    (void)!even_database_event(monitor->database, &state->events[at % EVEN_STATE_EVENTS]);
+  }
+  for (int rank = 0; rank < state->ranks; rank++) {
+    (void)!even_database_rank(monitor->database, rank, &state->rank[rank], state->attempt, state->rank[rank].pid == 0);
+  }
+  monitor->committed_events = state->event_count;
+}
+
 void even_monitor_history(even_monitor *monitor, even_status status) {
   if (status == EVEN_OK || monitor->database == NULL) {
+    return;
+  }
+  if (even_database_waits(monitor->database)) {
+    (void)even_error_prefix("the history waits in memory, the run goes on");
+    monitor->trouble = *even_error_last();
+    say_again(monitor);
     return;
   }
   (void)even_error_prefix("the run goes on without history");
@@ -36,6 +58,19 @@ void even_monitor_note(even_monitor *monitor, int event, int rank, int64_t value
                            .value = value};
   (void)snprintf(made.words, sizeof made.words, "%s", words);
   note(monitor, &made);
+}
+
+void even_monitor_commit(even_monitor *monitor) {
+  bool waited = monitor->database != NULL && even_database_waits(monitor->database);
+  EVEN_HISTORY(even_database_commit(monitor->database));
+  if (monitor->database != NULL && !even_database_waits(monitor->database)) {
+    monitor->committed_events = monitor->state->event_count;
+  }
+  if (waited && monitor->database != NULL && !even_database_waits(monitor->database)) {
+    even_monitor_note(
+        monitor, EVEN_EVENT_MESSAGE, -1, 0,
+        "the disk has room again: run.db goes on; of the second before it was full, steps may be missing");
+  }
 }
 
 static void keep_span(even_monitor *monitor, int rank, even_pending_span *pending) {

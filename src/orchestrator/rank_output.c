@@ -53,8 +53,11 @@ static void keep_tail(even_rank_stream *stream, const char *data, size_t length)
 static void take(even_rank_stream *stream, const char *data, size_t length) {
   even_rank_output *output = stream->output;
   if (output->log >= 0) {
-    output->log_status = even_file_write_all(output->log, data, length);
-    if (output->log_status != EVEN_OK) { /* a full disk must not stop the training: go on without the log */
+    even_status status = even_file_write_all(output->log, data, length);
+    if (status != EVEN_OK) { /* it must not stop the training; a full disk may have room for what comes later */
+      output->log_status = status;
+    }
+    if (status != EVEN_OK && status != EVEN_ERR_NO_SPACE) {
       even_pipe_close(output->log);
       output->log = -1;
     }

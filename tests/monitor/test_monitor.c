@@ -344,13 +344,44 @@ static int no_side_file_open(sqlite3_vfs *vfs, const char *name, sqlite3_file *f
   return (flags & SQLITE_OPEN_WAL) != 0 ? SQLITE_CANTOPEN : real_open(vfs, name, file, flags, out_flags);
 }
 
-static void a_full_disk_is_told_once_and_the_run_goes_on(void **state) {
+/* The history has each step from `first` to `end` - 1 of rank 1. */
+static void expect_steps(const char *path, uint32_t first, uint32_t end) {
+  sqlite3 *connection = NULL;
+  sqlite3_stmt *row = NULL;
+  assert_int_equal(sqlite3_open(path, &connection), SQLITE_OK);
+  assert_int_equal(sqlite3_prepare_v2(connection, "SELECT count(*), max(step) FROM steps WHERE rank = 1 AND step >= ?1",
+                                      -1, &row, NULL),
+                   SQLITE_OK);
+  assert_int_equal(sqlite3_bind_int64(row, 1, first), SQLITE_OK);
+  assert_int_equal(sqlite3_step(row), SQLITE_ROW);
+  assert_int_equal(sqlite3_column_int64(row, 0), end - first);
+  assert_int_equal(sqlite3_column_int64(row, 1), end - 1);
+  assert_int_equal(sqlite3_finalize(row), SQLITE_OK);
+  assert_int_equal(sqlite3_close(connection), SQLITE_OK);
+}
+
+static void report_has_event(const monitored *made, const char *words) {
+  even_history *history = NULL;
+  bool found = false;
+  assert_int_equal(even_history_open(made->folder, &history), EVEN_OK);
+  const even_state *state = even_history_state(history);
+  for (uint64_t i = 0; i < state->event_count && i < EVEN_STATE_EVENTS; i++) {
+    found = found || strcmp(state->events[i].words, words) == 0;
+  }
+  even_history_close(history);
+  assert_true(found);
+}
+
+/* What comes meanwhile is in it afterwards, and so is that it waited. */
+static void a_full_disk_is_told_once_and_waited_for(void **state) {
   monitored *made = *state;
   sqlite3_vfs *vfs = sqlite3_vfs_find(NULL);
   real_open = vfs->xOpen;
   vfs->xOpen = full_open;
   monitored_start(made);
   monitored_steps(made, 5, 8);
+  committed_once_more(made);
+  feed_event(&made->ranks, 0, EVEN_EVENT_MEMORY, 1, "of the second before");
   disk_full = true;
   const uint32_t shares[2] = {8, 8};
   even_status status = EVEN_OK;
@@ -360,7 +391,7 @@ static void a_full_disk_is_told_once_and_the_run_goes_on(void **state) {
     status = commit_now(made);
   }
   assert_int_equal(status, EVEN_ERR_NO_SPACE);
-  assert_non_null(strstr(even_error_last()->what, "the run goes on without history"));
+  assert_non_null(strstr(even_error_last()->what, "the history waits in memory, the run goes on"));
   assert_non_null(strstr(even_error_last()->what, "full"));
   assert_non_null(strstr(even_error_last()->fix, "free some space"));
   even_text view = EVEN_TEXT_EMPTY;
@@ -368,7 +399,33 @@ static void a_full_disk_is_told_once_and_the_run_goes_on(void **state) {
   assert_int_equal(even_monitor_view(made->monitor, 80, false, &view), EVEN_OK);
   assert_non_null(strstr(even_text_string(&view), "samples/s"));
   even_text_free(&view);
+  committed_once_more(made);
+  uint32_t waited_from = made->ranks.step - 5;
+  disk_full = false;
+  committed_once_more(made);
+  monitored_steps(made, 5, 8);
+  uint32_t steps = made->ranks.step;
   assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
+  expect_steps(monitored_path(made, "run.db"), waited_from, steps);
+  report_has_event(made, "of the second before");
+}
+
+/* Full at the end, too: the last rows are lost, and that is said. */
+static void a_disk_that_stays_full_is_told_at_the_end(void **state) {
+  monitored *made = *state;
+  sqlite3_vfs *vfs = sqlite3_vfs_find(NULL);
+  real_open = vfs->xOpen;
+  vfs->xOpen = full_open;
+  monitored_start(made);
+  monitored_steps(made, 5, 8);
+  committed_once_more(made);
+  disk_full = true;
+  monitored_steps(made, 5, 8);
+  assert_int_equal(commit_now(made), EVEN_ERR_NO_SPACE);
+  monitored_steps(made, 5, 8);
+  assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_ERR_NO_SPACE);
+  disk_full = false;
+  expect_steps(monitored_path(made, "run.db"), 0, 5);
 }
 
 static int tear_down_disk(void **state) {
@@ -587,7 +644,8 @@ int main(void) {
       TEST(a_damaged_history_is_one_error),
       TEST(a_plan_is_compared_or_refused),
       TEST(the_run_before_is_kept_beside),
-      cmocka_unit_test_setup_teardown(a_full_disk_is_told_once_and_the_run_goes_on, monitored_set_up, tear_down_disk),
+      cmocka_unit_test_setup_teardown(a_full_disk_is_told_once_and_waited_for, monitored_set_up, tear_down_disk),
+      cmocka_unit_test_setup_teardown(a_disk_that_stays_full_is_told_at_the_end, monitored_set_up, tear_down_disk),
       TEST(a_locked_history_goes_on_when_it_can),
       TEST(a_history_that_stays_locked_is_told_at_the_end),
       TEST(who_asks_meets_neither_another_nor_a_job),

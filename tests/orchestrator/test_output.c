@@ -149,6 +149,9 @@ static void a_full_disk_does_not_stop_it(void **state) {
   put(now, 0, "two\n", 4);
   assert_lines(now, "o3:one|o3:two|");
   assert_int_equal(now->output.log_status, EVEN_ERR_NO_SPACE);
+  struct stat facts;
+  assert_int_equal(stat(now->log, &facts), 0); /* it has room again */
+  assert_int_equal(facts.st_size, 4);
 }
 
 int main(void) {

@@ -93,9 +93,16 @@ def test_a_full_disk_loses_nothing(full_disk: Path, monkeypatch: pytest.MonkeyPa
     files.verify(old, files.read_manifest(old))
     for _ in range(2):
         ck.automatic(large)  # training goes on
-    assert ck._background.join() is None
-    assert capsys.readouterr().err.count("was not written, training goes on") == 1
+        assert ck._background.join() is None
+    told = capsys.readouterr().err
+    assert told.count("checkpoints wait from step 2 on, for the disk of ") == 1 and "training goes on" in told
     assert names(full_disk / "checkpoints") == [old.name]
+    files.verify(old, files.read_manifest(old))
+    subprocess.run(["mount", "-o", "remount,size=8m", str(full_disk)], check=True)
+    ck.automatic(large)
+    assert ck._background.join() is None
+    assert "the disk has room again: the checkpoint of step 2 is whole" in capsys.readouterr().err
+    assert len(names(full_disk / "checkpoints")) == 2
 
 
 def test_a_limit_on_file_sizes_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
