@@ -39,6 +39,7 @@ class Environment:
     on_nonfinite: str = "report"
     check_parameters: int = 100
     on_difference: str = "report"
+    skip_unreadable: bool = False
 
 
 def _integer(variables: Mapping[str, str], name: str, default: int, least: int = 0) -> int:
@@ -153,4 +154,5 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         on_nonfinite=_word(v, "EVENSTEP_ON_NONFINITE", ("report", "skip", "stop")),
         check_parameters=_every(v, "EVENSTEP_CHECK_PARAMETERS", 100),
         on_difference=_word(v, "EVENSTEP_ON_DIFFERENCE", ("report", "stop")),
+        skip_unreadable=bool(_integer(v, "EVENSTEP_SKIP_UNREADABLE", 0)),
     )

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 
 from evenstep._core import EvenstepError
 from evenstep.order import GlobalOrder, batch_hash, chained
+from evenstep.unreadable import CollateReadable, ReadableSamples, Unreadable
 
 if TYPE_CHECKING:
     from evenstep.loader import EvenLoader
@@ -67,10 +68,11 @@ def _grouped(batches: Iterator[list[Any]], least: int) -> Iterator[list[Any]]:
 class IndexFeed:
     """Of a map-style data set. Its length is in global batches."""
 
-    def __init__(self, owner: EvenLoader, loader: DataLoader[Any]) -> None:
+    def __init__(self, owner: EvenLoader, loader: DataLoader[Any], skip_unreadable: bool = False) -> None:
         self._owner = owner
         self._session = owner.prepared_in
         self._loader = loader
+        self._unreadable = Unreadable(self._session) if skip_unreadable else None
         self.order = GlobalOrder(loader, self._session.world_size)
         self.batch_size = self.order.batch_size
         self.unwrapped = self.order.unwrapped  # whether a DistributedSampler was taken away
@@ -78,7 +80,16 @@ class IndexFeed:
         self._inner = self._make(options(loader))
 
     def _make(self, options: dict[str, Any]) -> DataLoader[Any]:
-        return DataLoader(self._loader.dataset, batch_sampler=self._sampler, **options)  # type: ignore[arg-type]
+        dataset: Any = self._loader.dataset
+        if self._unreadable is not None:
+            dataset = ReadableSamples(dataset)
+            options = {**options, "collate_fn": CollateReadable(options["collate_fn"])}
+        return DataLoader(dataset, batch_sampler=self._sampler, **options)  # type: ignore[arg-type]
+
+    @property
+    def skips(self) -> bool:
+        """Whether samples that cannot be read are left out."""
+        return self._unreadable is not None
 
     def resize(self, workers: int, prefetch: int) -> bool:
         """Iterations that are opened from now on have so many workers. Whether one may be opened again in its middle: where
@@ -139,7 +150,8 @@ class IndexFeed:
         plans: deque[BatchPlan] = deque()
         self._sampler.drawn = self._draw(epoch, skip, expected, plans)
         batches = iter(self._inner)
-        return ((plans.popleft(), batch) for batch in batches)
+        pairs = ((plans.popleft(), batch) for batch in batches)
+        return pairs if self._unreadable is None else self._unreadable.settled(pairs)
 
     def _batches(self, epoch: int) -> Iterator[list[Any]]:
         batches = self.order.batches(self._owner.seed, epoch)

@@ -47,6 +47,8 @@ def _of_loops(session: Session) -> str:
         return "it needs one prepared training loader, to give a batch again"
     if not isinstance(training[0].feed, IndexFeed):
         return "its data set is a stream"
+    if training[0].feed.skips:
+        return "samples that cannot be read are left out, which the ranks settle before each batch"
     if training[0].shares is None or training[0].shares.scheduled:
         return "es.prepare(shares=…) says how samples are shared out among all ranks"
     if len(session.optimizers) != 1:

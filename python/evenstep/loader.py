@@ -35,7 +35,14 @@ class EvenLoader:
     """
 
     def __init__(
-        self, session: Session, loader: DataLoader[Any], *, train: bool, shares: Shares | None, seed: int
+        self,
+        session: Session,
+        loader: DataLoader[Any],
+        *,
+        train: bool,
+        shares: Shares | None,
+        seed: int,
+        skip_unreadable: bool = False,
     ) -> None:
         check_loader(loader)
         self.loader = loader
@@ -44,8 +51,11 @@ class EvenLoader:
         self._session = session
         self._shares = shares
         self.fetch_as: Callable[[list[Any], BatchPlan], list[Any]] | None = None  # what the data set gets for indices
-        kind = StreamFeed if isinstance(loader.dataset, IterableDataset) else IndexFeed
-        self._feed: StreamFeed | IndexFeed = kind(self, loader)
+        self._feed: StreamFeed | IndexFeed = (
+            StreamFeed(self, loader)
+            if isinstance(loader.dataset, IterableDataset)
+            else IndexFeed(self, loader, skip_unreadable)
+        )
         self._next_epoch = 0  # of the next iteration
         self._epoch_set = False
         self._iterations = Iterations()

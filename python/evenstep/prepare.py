@@ -41,6 +41,7 @@ from evenstep.prepare_options import (
     check_mode,
     check_most_samples,
     check_scalers,
+    check_skip_unreadable,
     engine_options,
     synchronises_batch_norm,
 )
@@ -73,6 +74,7 @@ def prepare(
     broadcast_buffers: bool | None = None,
     batch_norm: str | None = None,
     workers: str | None = None,
+    skip_unreadable: bool | None = None,
     group: ProcessSet | Any = None,
     exact: Blocks | None = None,
 ) -> Any:
@@ -112,6 +114,9 @@ def prepare(
     workers="auto": training loaders of map-style data sets without num_workers get them where loading is slow, each rank as
     many as its measured steps need (docs/python-api.md).
 
+    skip_unreadable=True: samples of training loaders whose data set raises an exception are left out, and the average is over
+    the others; each is an event of the history, with its index. None: what EVENSTEP_SKIP_UNREADABLE says, else an error.
+
     group: an es.ProcessSet, whose ranks alone make this call and train what is given, or a process group of torch (one of a
     device mesh, say), of which a set is made: every rank of the job then makes the call, each with its own group.
 
@@ -140,6 +145,8 @@ def prepare(
             raise ValueError(f"es.prepare(workers={workers!r}): give 'auto', or set num_workers of the DataLoader")
         check_most_samples(most_samples, train and any(isinstance(one, DataLoader) for one in given), shares)
         check_policy(policy)
+        skips = skip_unreadable if skip_unreadable is not None else session().environment.skip_unreadable
+        check_skip_unreadable(skip_unreadable, skips and train, given, exact is not None)
         if policy is not None and shares is not None:
             raise ValueError(
                 "es.prepare(shares=…, policy=…): both say how training batches are split\n  fix: leave one out"
@@ -168,7 +175,9 @@ def prepare(
                 current.scheduler_steps.watch(name, scheduler)
             for one in given:
                 if isinstance(one, DataLoader):
-                    results[id(one)] = even = _prepare_loader(current, one, train, shares, policy, exact, most_samples)
+                    results[id(one)] = even = _prepare_loader(
+                        current, one, train, shares, policy, exact, most_samples, skips and train
+                    )
                     if train and workers == "auto":
                         even.size_workers()
             if models:
@@ -407,6 +416,7 @@ def _prepare_loader(
     policy: Policy | None,
     exact: Blocks | None,
     most_samples: int | None,
+    skip_unreadable: bool,
 ) -> EvenLoader:
     environment = current.environment
     seed = environment.seed
@@ -415,7 +425,7 @@ def _prepare_loader(
     seed = int(broadcast_bytes(current.group, str(seed).encode())) & 0x7FFFFFFFFFFFFFFF
     check_same_loader(current.group, loader)
     share_caches(current, loader.dataset)
-    even = EvenLoader(current, loader, train=train, shares=None, seed=seed)
+    even = EvenLoader(current, loader, train=train, shares=None, seed=seed, skip_unreadable=skip_unreadable)
     batch = even.first_batch_size()
     if train and even.batch_size is not None and even.batch_size < current.world_size:
         raise ValueError(

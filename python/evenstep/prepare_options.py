@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader, IterableDataset
 
 from evenstep._core import EvenstepError
 from evenstep.compression import parse_compression, parse_way
@@ -88,6 +89,24 @@ def check_most_samples(most: int | None, trains: bool, schedule: object) -> None
     if schedule is not None:
         raise ValueError(
             "es.prepare(shares=…, most_samples=…): the schedule alone says how batches are split\n  fix: leave one out"
+        )
+
+
+def check_skip_unreadable(asked: bool | None, skips: bool, given: Iterable[Any], exact: bool) -> None:
+    """asked: in the call; skips: what holds for its loaders. Raises TypeError, ValueError or EvenstepError."""
+    if asked is not None and not isinstance(asked, bool):
+        raise TypeError(f"es.prepare(skip_unreadable={asked!r}): give True or False")
+    if not skips:
+        return
+    if exact:
+        raise ValueError(
+            "exact='bitwise' with skip_unreadable: a sample that can be read on one rank or in one run alone would change the bits\n"
+            "  fix: leave one of the two out"
+        )
+    if any(isinstance(one, DataLoader) and isinstance(one.dataset, IterableDataset) for one in given):
+        raise EvenstepError(
+            "skip_unreadable: an IterableDataset that has raised an exception gives no further samples\n"
+            "  fix: catch it in the data set; or give a map-style one"
         )
 
 
