@@ -16,6 +16,7 @@ class Caps:
     """Of one balancer, whose ranks all see the same reports and so have the same caps at the same step."""
 
     def __init__(self, given: Sequence[int | None], batch: int) -> None:
+        self.in_pieces = False  # a rank may have more than fits at once: where no split fits, nothing is limited
         self._given = list(given)
         self._batch = batch
         self.learned = [-1] * len(given)  # -1: unknown; not cut to the batch
@@ -67,7 +68,9 @@ class Caps:
             ]
             learned = memory_caps(relaxed, self._batch, wanted)
         learned = [new if new >= 0 else old for new, old in zip(learned, self.learned)]
-        if self._worth(learned):
+        if self.in_pieces and not _hold(self._both(learned), self._batch):
+            learned = [-1] * len(learned)
+        if self._worth(learned) or (self.in_pieces and max(learned) < 0 <= max(self.learned)):
             self.apply(balancer, learned)
 
     def _worth(self, learned: Sequence[int]) -> bool:

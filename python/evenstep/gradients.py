@@ -7,7 +7,7 @@ stays None where no rank has one). The weights of the ranks sum to 1, so what wa
 from __future__ import annotations
 
 import weakref
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -257,11 +257,17 @@ class GradientSync:
         # Those that are the same are not remembered: the script may write others into the same objects.
         return None if index is None else self._names[index]
 
-    def take_gradients(self) -> None:
-        """What is in p.grad takes part in the round to come, as if a backward pass had made it."""
+    @property
+    def handed_over(self) -> list[torch.Tensor]:
+        """Parameters whose gradients the pass under way has made."""
+        return [self.parameters[index] for index in self._fired]
+
+    def take_gradients(self, but: Sequence[torch.Tensor] = ()) -> None:
+        """What is in p.grad takes part in the round to come, as if a backward pass had made it; `but`: that is there already."""
+        there = {id(p) for p in but}
         for index, parameter in enumerate(self.parameters):
             gradient = parameter.grad
-            if gradient is None:
+            if gradient is None or id(parameter) in there:
                 continue
             self._fired.add(index)
             if index in self._kept.own or gradient.requires_grad:

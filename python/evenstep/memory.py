@@ -146,11 +146,25 @@ class MemoryWatch:
         self._short = False  # the last step's peak was above a limit: the allocator is to keep nothing between steps
         self.pool = zlib.crc32(source.pool.encode()) | 1 << 32
         self.cap, self.room, self.growth = -1, UNKNOWN, 0.0
+        self._measures = True  # False: the step under way is none to learn from
+        self._piece = 0  # the most samples at once of the step under way; 0: all that it has
+        self._most = -1  # that fitted when the rank ran out of memory; -1: it never did
         self.begin()
 
     def begin(self) -> None:
         """What came until now was no training step (an evaluation, a checkpoint): it says nothing of one."""
         self._floor = 0 if self._source.reset() else self._source.read().peak
+
+    def ran_out(self, most: int) -> None:
+        """The rank ran out of memory: no more than so many samples at once. What was measured in this step says nothing."""
+        self._most = most
+        self.cap = most if self.cap < 0 else min(self.cap, most)
+        self._measures = False
+        self._source.give_back()
+
+    def came_in_pieces(self, most: int) -> None:
+        """The step under way had no more than so many samples at once."""
+        self._piece = most
 
     def others(self, growth: float) -> None:
         """Of all other ranks of its pool together, in the last vote."""
@@ -158,18 +172,20 @@ class MemoryWatch:
 
     def stepped(self, step: int, samples: int, shares: list[int]) -> None:
         """At the end of a backward: `samples` were this rank's in each batch of the step, `shares` those of all."""
+        samples, self._piece = min(samples, self._piece or samples), 0
         if shares != self._shares:
             self._shares, self._count = shares, 0
         self._count += 1
         look = self._count <= _TAKEN or step % _LOOK_EVERY == 0
-        if look:
+        if look and self._measures:
             use = self._source.read()
             self._learn(samples, use)
             self._judge(samples, use)
         if self._short:
             self._source.give_back()
-        if look:
+        if look or not self._measures:
             self.begin()
+        self._measures = True
 
     def _learn(self, samples: int, use: Use) -> None:
         """Not of a smaller size after a larger one, unless the allocator had to give back what that left behind."""
@@ -199,6 +215,8 @@ class MemoryWatch:
         holds = self._holds(shared)
         self.room = UNKNOWN if holds < 0 else holds - samples
         self.cap = -1 if self._limit is None else self._holds(own)
+        if self._most >= 0:
+            self.cap = self._most if self.cap < 0 else min(self.cap, self._most)
         self._short = use.peak > min(shared, own)
 
 

@@ -86,8 +86,13 @@ class Shares:
         again."""
         caps = [self.given_caps[rank] for rank in kept]
         fewer = Shares(self.policy, len(kept), self.batch, speeds, caps=caps)
+        fewer._caps.in_pieces = self._caps.in_pieces
         fewer.learn([[timings[rank] for rank in kept] for timings in self.state()])
         return fewer
+
+    def let_come_in_pieces(self) -> None:
+        """A rank makes more samples than fit its memory one piece after the other (es.Trainer): the same on all ranks."""
+        self._caps.in_pieces = True
 
     @property
     def scheduled(self) -> bool:

@@ -12,6 +12,7 @@ import torch
 
 from evenstep import _core, vote
 from evenstep._core import EvenstepError
+from evenstep.device_memory import is_out_of_memory
 from evenstep.fetched import FetchedBatches
 from evenstep.idle_backward import IdleBackward
 from evenstep.nonfinite import UNNAMED
@@ -94,6 +95,8 @@ class Steps:
         self.loss_ranks: list[int] = []  # those that said so in it
         self._changed: list[Change] = []
         self._broken = ""
+        self.mends_memory = False  # es.Trainer makes a pass that runs out of memory once more, in pieces
+        self.ran_short = False  # such a one did, and stands where it was
         self.saved = SavedBytes(telemetry)
         now = _core.clock_ns()
         self._reference = now  # where this step's work began: the end of the last backward before the last commit
@@ -290,6 +293,9 @@ class Steps:
         if self._void:
             self._leave_void()
             return
+        if self.mends_memory and is_out_of_memory(error):
+            self.ran_short = True
+            return
         if not any(sync.enabled for sync in self.syncs):  # a pass that no other rank waits for
             for sync in self.syncs:
                 sync.abandon()
@@ -394,6 +400,12 @@ class Steps:
             for sync in self.syncs:
                 sync.take_gradients()
             self.after_backward()
+
+    def resume_backward(self) -> None:
+        """The end of a pass that ran short of memory: what is in p.grad beside what it handed over takes part."""
+        for sync in self.syncs:
+            sync.take_gradients(sync.handed_over)
+        self.after_backward()
 
     def _exchange(self, weight: float, busy_ns: int, flags: int) -> list[vote.Ballot]:
         def bits(which: str) -> int:

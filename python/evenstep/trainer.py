@@ -26,8 +26,8 @@ from evenstep.policies import Policy
 from evenstep.prepare import prepare
 from evenstep.session import session
 from evenstep.session_calls import epochs as epochs_of
-from evenstep.session_calls import set_weight
 from evenstep.shares import ShareSchedule
+from evenstep.step_in_pieces import StepInPieces
 
 if TYPE_CHECKING:
     from evenstep.loader import EvenLoader
@@ -44,8 +44,8 @@ class Config:
     machines. The batch is cut into blocks of `block` samples (default: a sixteenth of the batch), each computed by itself;
     `threads` is torch.set_num_threads: the same bits need the same number everywhere. docs/exactness.md
 
-    clip_norm, clip_value: of the whole gradient, before each step. policy, shares: as es.prepare's. options: further ones of
-    es.prepare.
+    clip_norm, clip_value: of the whole gradient, before each step. policy, shares, skip_unreadable: as es.prepare's.
+    options: further ones of es.prepare.
 
     on_nonfinite: "report", "skip" or "stop" where a loss or a gradient is not finite; None: what the launcher says
     (`evenstep run --on-nonfinite`), else "report". check_parameters: every so many steps the ranks' parameters are compared
@@ -63,6 +63,7 @@ class Config:
     on_nonfinite: str | None = None
     check_parameters: int | None = None
     on_difference: str | None = None
+    skip_unreadable: bool | None = None
 
     def __post_init__(self) -> None:
         if self.exact not in (None, "bitwise"):
@@ -84,7 +85,7 @@ class Config:
         every = self.check_parameters
         if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 0):
             raise ValueError(f"es.Config(check_parameters={every!r}): give a number of steps, or 0 for never")
-        taken = sorted({"exact", "train", "loader", "group", "policy", "shares"} & set(self.options))
+        taken = sorted({"exact", "train", "loader", "group", "policy", "shares", "skip_unreadable"} & set(self.options))
         if taken:
             raise ValueError(f"es.Config(options=…): {taken[0]!r} is none of the options that can be passed on")
         if self.exact is not None and self.options.get("most_samples") is not None:
@@ -130,6 +131,7 @@ class Trainer:
         self._scheduler, self._every = scheduler, scheduler_every
         self._scaler = scaler
         self._weight = 0.0  # of this rank's loss of the last step among the others'
+        self._pieces = StepInPieces(model, self._loss_of, self._scale)
         self._blocks: Blocks | None = None
         self._steps: BlockSteps | None = None
         self._loaders: dict[
@@ -205,16 +207,8 @@ class Trainer:
             self._on_step(self)
 
     def _backward(self, batch: Any) -> None:
-        loss, amount = self._loss_of(self.model, batch)
-        plan = session().latest
-        empty = plan is not None and plan.samples == 0  # a dummy sample counts nothing
-        if amount is not None:
-            set_weight(0.0 if empty else amount)
-        self._weight = (
-            0.0 if empty else amount if amount is not None else float(plan.samples if plan is not None else 1)
-        )
-        self.loss = float(loss.detach())
-        self._scale(loss).backward()
+        self._pieces.run(session(), batch)
+        self.loss, self._weight = self._pieces.loss, self._pieces.amount
 
     def _tell_loss(self) -> None:
         """The mean over all ranks, but where they train on their own (es.LocalSGD, es.DiLoCo)."""
@@ -282,12 +276,25 @@ class Trainer:
             session().parameter_checks.every = self.config.check_parameters
         if self.config.on_difference is not None:
             session().parameter_checks.policy = self.config.on_difference
-        prepared = prepare(*objects, loader=given, policy=self.config.policy, shares=self.config.shares, **options)
+        prepared = prepare(
+            *objects,
+            loader=given,
+            policy=self.config.policy,
+            shares=self.config.shares,
+            skip_unreadable=self.config.skip_unreadable,
+            **options,
+        )
         even: Any = prepared[-1] if isinstance(prepared, tuple) else prepared
         if first and self._blocks is not None:
             self._steps = BlockSteps(session(), self._blocks, self.model, self._loss_of, self._scale)
+        if self._blocks is None and not _has_batch_norm(self.model) and getattr(even, "shares", None) is not None:
+            even.shares.let_come_in_pieces()
         self._loaders[id(loader)] = (loader, even)
         return even
+
+
+def _has_batch_norm(model: nn.Module) -> bool:
+    return any(isinstance(one, nn.modules.batchnorm._BatchNorm) for one in model.modules())
 
 
 def _batch_of(loader: DataLoader[Any]) -> int:

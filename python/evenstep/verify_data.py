@@ -38,7 +38,7 @@ class Batches:
     def part(self, step: int, first: int, count: int) -> Any:
         """Samples first … first + count - 1 of the step's global batch."""
         if self._indices is None:
-            return _slice(self._batch, self.sizes[step], first, count)
+            return slice_of(self._batch, self.sizes[step], first, count)
         return self._fetch(self._indices[step][first : first + count])
 
     def whole(self, step: int) -> Any:
@@ -138,7 +138,8 @@ def mapped(batch: Any, change: Any) -> Any:
     return batch
 
 
-def _slice(batch: Any, samples: int, first: int, count: int) -> Any:
+def slice_of(batch: Any, samples: int, first: int, count: int) -> Any:
+    """Samples first … first + count - 1 of a batch of so many."""
     if isinstance(batch, list) and len(batch) == samples and not any(isinstance(one, torch.Tensor) for one in batch):
         return batch[first : first + count]  # words, one a sample
 
@@ -146,11 +147,11 @@ def _slice(batch: Any, samples: int, first: int, count: int) -> Any:
         return tensor[first : first + count] if tensor.dim() and tensor.shape[0] == samples else tensor
 
     if isinstance(batch, Mapping):
-        return {key: _slice(value, samples, first, count) for key, value in batch.items()}
+        return {key: slice_of(value, samples, first, count) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_slice(value, samples, first, count) for value in batch))
+        return type(batch)(*(slice_of(value, samples, first, count) for value in batch))
     if isinstance(batch, (list, tuple)):
-        return type(batch)(_slice(value, samples, first, count) for value in batch)
+        return type(batch)(slice_of(value, samples, first, count) for value in batch)
     return mapped(batch, part)
 
 

@@ -1,0 +1,215 @@
+"""A step of es.Trainer whose batch does not fit this rank's memory: forward and backward are made once more in pieces, and what
+all pieces give together takes part in the exchange, as the whole batch would have. The other ranks wait meanwhile, and notice
+nothing else. How many samples did fit is told them in the vote, so that later shares are no larger where the others can take the
+rest (docs/balancing.md#memory); where they cannot, this rank goes on in pieces.
+
+Gradients that a backward handed over before it ran out of memory are those of the whole batch: the pieces make the others."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from evenstep import _core
+from evenstep._core import EvenstepError
+from evenstep.device_memory import is_out_of_memory
+from evenstep.session_calls import set_weight
+from evenstep.verify_data import mapped, slice_of
+
+if TYPE_CHECKING:
+    from evenstep.session import Session
+
+# (model, batch) -> (loss, what it is a mean over; None: the batch's samples)
+Loss = Callable[[nn.Module, Any], "tuple[torch.Tensor, float | None]"]
+
+
+class StepInPieces:
+    """Forward and backward of this rank's part of a batch."""
+
+    def __init__(self, model: nn.Module, loss: Loss, scale: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._model, self._loss, self._scale = model, loss, scale
+        self._most = 0  # samples at once, since it ran out of memory; 0: it did not
+        self.loss = 0.0  # of this rank's samples
+        self.amount = 0.0  # what it is a mean over
+
+    def run(self, current: Session, batch: Any) -> None:
+        """Afterwards p.grad is as after the backward of one piece."""
+        plan = current.latest
+        empty = plan is not None and plan.samples == 0  # a dummy sample counts nothing
+        samples = _samples(batch, None if plan is None else plan.samples)
+        most = self._known_most(current)
+        if not empty and samples > most > 0 and not self._why_not(current, batch, samples):
+            self._in_pieces(current, batch, samples, most, begun=False, weight_set=False)
+        else:
+            self._at_once(current, batch, samples, empty)
+
+    def _known_most(self, current: Session) -> int:
+        """Samples at once that fit, by what ran out and by this rank's own limit (EVENSTEP_MEMORY_LIMIT); 0: unknown."""
+        memory = current.steps.memory
+        cap = -1 if memory is None else memory.watch.cap
+        return self._most if cap < 0 else max(1, cap if self._most == 0 else min(cap, self._most))
+
+    # -- at once --
+
+    def _at_once(self, current: Session, batch: Any, samples: int, empty: bool) -> None:
+        steps = current.steps
+        done = _Done()
+        steps.ran_short, steps.mends_memory = False, not empty
+        try:
+            loss, amount = self._loss(self._model, batch)
+            self._take(current, float(loss.detach()), amount, empty, samples)
+            done.forward = True
+            self._scale(loss).backward()
+            return
+        except Exception as error:
+            # What went wrong in the exchange itself is for nobody to repeat.
+            if not is_out_of_memory(error) or empty or (done.forward and not steps.ran_short and steps.syncs):
+                raise
+            why = self._why_not(current, batch, samples)
+            if why:
+                steps.mends_memory = False
+                if done.forward and steps.syncs:
+                    steps.failed_backward(error)
+                raise EvenstepError(
+                    f"rank {current.rank} ran out of memory in a batch of {samples} samples, and cannot make it in pieces: {why} "
+                    f"({_first_line(error)})\n  fix: a smaller batch_size; es.Config(options={{'most_samples': …}}) for this rank"
+                ) from error
+            words = _first_line(error)
+        finally:
+            steps.mends_memory = False
+        loss = amount = None  # type: ignore[assignment]
+        self._ran_out(current, samples)
+        self._in_pieces(current, batch, samples, self._most, begun=done.forward, weight_set=done.forward)
+        self._tell(current, samples, words)
+
+    def _take(self, current: Session, loss: float, amount: float | None, empty: bool, samples: int) -> None:
+        self.loss = loss
+        if amount is not None:
+            set_weight(0.0 if empty else amount)
+        self.amount = 0.0 if empty else float(samples) if amount is None else amount
+
+    def _why_not(self, current: Session, batch: Any, samples: int) -> str:
+        """In words; "" where nothing hinders."""
+        if samples < 2:
+            return "one sample does not fit"
+        if any(isinstance(one, nn.modules.batchnorm._BatchNorm) and one.training for one in self._model.modules()):
+            return "the model has BatchNorm, whose statistics are those of a whole batch"
+        if any(sync.local is not None or sync.stale is not None for sync in current.steps.syncs):
+            return "es.prepare(sync=…) exchanges less often, or later"
+        buffers = current.steps.buffers
+        changed = buffers.names(buffers.changed()) if buffers is not None else []
+        if changed:
+            return f"forward changed the {changed[0]}, which cannot be undone"
+        return "" if _can_be_cut(batch, samples) else "not all of its tensors have one row a sample"
+
+    # -- in pieces --
+
+    def _ran_out(self, current: Session, size: int) -> None:
+        """So many samples at once did not fit: half of them may."""
+        self._most = size // 2
+        gc.collect()  # the error and its frames are gone, what they held may be in circles
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+        if current.steps.memory is not None:
+            current.steps.memory.watch.ran_out(self._most)
+
+    def _in_pieces(
+        self, current: Session, batch: Any, samples: int, most: int, *, begun: bool, weight_set: bool
+    ) -> None:
+        """Of at most so many samples. begun: backward had begun, and what it has handed over stays; weight_set: the ranks know this one's weight."""
+        steps = current.steps
+        handed = {id(p) for sync in steps.syncs for p in sync.handed_over} if begun else set()
+        parameters = [p for p in self._model.parameters() if p.requires_grad and id(p) not in handed]
+        for parameter in parameters:
+            parameter.grad = None
+        total = amounts = 0.0
+        gives_amounts = False
+        sums: list[torch.Tensor | None] = [None] * len(parameters)
+        at = 0
+        while at < samples:
+            size = min(most, samples - at)
+            piece = self._piece(parameters, slice_of(batch, samples, at, size), size, sums)
+            if piece is None:
+                if size == 1:
+                    raise EvenstepError(
+                        f"rank {current.rank} ran out of memory with a single sample\n  fix: a smaller model, or a larger device"
+                    )
+                self._ran_out(current, size)
+                most = self._most
+                continue
+            loss, amount, gives_amounts = piece
+            total += amount * loss
+            amounts += amount
+            at += size
+        mean = total / amounts if amounts else 0.0
+        for parameter, gradient in zip(parameters, sums):
+            if gradient is not None:
+                parameter.grad = gradient.div_(amounts) if amounts else torch.zeros_like(gradient)
+        if not weight_set:
+            self._take(current, mean, amounts if gives_amounts else None, False, samples)
+        if steps.memory is not None:
+            steps.memory.watch.came_in_pieces(most)
+        if steps.syncs and begun:
+            steps.resume_backward()
+        elif steps.syncs:
+            steps.exchange_gradients(torch.tensor(mean, dtype=torch.float64))
+
+    def _piece(
+        self, parameters: list[nn.Parameter], piece: Any, size: int, sums: list[torch.Tensor | None]
+    ) -> tuple[float, float, bool] | None:
+        """Its loss, what that is a mean over, and whether train_step said so; None where it ran out of memory, and `sums` are
+        as they were."""
+        try:
+            loss, amount = self._loss(self._model, piece)
+            counted = float(size) if amount is None else amount
+            gradients = torch.autograd.grad(self._scale(loss) * counted, parameters, allow_unused=True)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            return None
+        for index, gradient in enumerate(gradients):
+            before = sums[index]
+            if gradient is not None and before is None:
+                sums[index] = gradient.clone() if gradient.is_sparse or not _is_own(gradient) else gradient
+            elif gradient is not None and before is not None:
+                sums[index] = before.add_(gradient)
+        return float(loss.detach()), counted, amount is not None
+
+    def _tell(self, current: Session, samples: int, words: str) -> None:
+        said = f"rank {current.rank} ran out of memory with {samples} samples, and goes on in pieces of {self._most}"
+        current.telemetry.event(_core.EVENT_MEMORY, current.step, 1, said)
+        sys.stderr.write(f"evenstep: warning: {said} ({words}); the step counts as it would have\n")
+
+
+class _Done:
+    forward = False
+
+
+def _is_own(gradient: torch.Tensor) -> bool:
+    """Whether it can be written: torch.autograd.grad may give expanded memory, or another tensor's."""
+    return gradient._base is None and gradient.is_contiguous()
+
+
+def _samples(batch: Any, known: int | None) -> int:
+    """This rank's; of a dummy, its own."""
+    if known:
+        return known
+    sizes: list[int] = []
+    mapped(batch, lambda one: sizes.append(one.shape[0]) if one.dim() else None)
+    return sizes[0] if sizes else 1
+
+
+def _can_be_cut(batch: Any, samples: int) -> bool:
+    rows: list[int] = []
+    mapped(batch, lambda one: rows.append(one.shape[0]) if one.dim() else None)
+    return bool(rows) and all(count == samples for count in rows)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
