@@ -66,6 +66,7 @@ TRAIN = """
 """
 
 
+@pytest.mark.more  # test_parameter_checks.py has a job with both
 def test_a_job_leaves_the_step_out_and_keeps_it(
     start: Callable[..., Job], script: Callable[[str], str], tmp_path: pathlib.Path
 ) -> None:
@@ -80,6 +81,7 @@ def test_a_job_leaves_the_step_out_and_keeps_it(
     assert told[1][3] == "finite again after 1 step, from step 2 on"
 
 
+@pytest.mark.more
 def test_a_job_that_stops_keeps_what_was_before(start: Callable[..., Job], script: Callable[[str], str]) -> None:
     words = ("-n", "2", "--policy", "equal", "--on-nonfinite", "stop", "--checkpoint-every", "1", "--max-restarts", "0")
     code, text = start(*words, "--name", "a", script(TRAIN)).finish()
