@@ -89,16 +89,17 @@ class Hosts:
         return self.start(*words, ranks=ranks, before=before, monitor=monitor).finish()
 
     def agents(self) -> list[int]:
-        """Processes of `evenstep agent`, by their command lines; the shells and their guardians are none."""
-        found = []
+        """Processes of `evenstep agent` on the other host; their shells and guardians are none."""
+        found, host = [], f"EVENSTEP_HOST_ID={self.names[1]}".encode()
         for entry in pathlib.Path("/proc").iterdir():
             if entry.name.isdigit():
                 try:
                     words = (entry / "cmdline").read_bytes().split(b"\0")
+                    environment = (entry / "environ").read_bytes().split(b"\0")
                     parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
                 except OSError:
                     continue
-                if words[:2] == [str(self.program).encode(), b"agent"]:
+                if words[:2] == [str(self.program).encode(), b"agent"] and host in environment:
                     found.append((int(entry.name), parent))
         numbers = [number for number, _ in found]
         return [number for number, parent in found if parent not in numbers]
