@@ -98,11 +98,13 @@ double even_balancer_step_seconds(const even_balancer *b, const int64_t *shares)
   return most;
 }
 
-/* A straight line is trusted up to twice the largest share that was measured. */
+/* A straight line is trusted up to twice the largest share that was measured: at today's speed, or, where the rank is
+ * as fast again as it was then, before it became slower. */
 static void set_reach(even_balancer *b, double factor) {
   for (size_t r = 0; r < b->ranks; r++) {
     const even_rank_model *model = &b->models[r];
     double most = model->known ? factor * model->most_samples + 1.0 : factor;
+    most = model->known ? fmax(most, even_model_measured(model)) : most;
     int64_t reach = most < (double)b->batch ? (int64_t)most : b->batch;
     b->reach[r] = b->caps[r] >= 0 && b->caps[r] < reach ? b->caps[r] : reach;
   }

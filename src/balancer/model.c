@@ -24,10 +24,15 @@ static const double certain = 4.5;
 /* Scatter above which steps are taken together, and below which they are told apart again. */
 static const double bursty = 0.4;
 static const double calm = 0.1;
+/* A rank whose steps would take less than so many times as long as before it became slower is as fast as then. */
+static const double as_before = 1.2;
+/* Where it scattered by more, it was stopped now and then, and as fast as before says nothing. */
+static const double noisy = 0.2;
 enum {
   FRESH_LINE = 24, /* steps before which a line still moves much at each look */
   MOST_BLOCK = 8,
-  FEW = 6 /* recent steps, of which the middle is compared; of more it is the mean */
+  SHOWN = 16, /* steps at one speed that tell it for good */
+  FEW = 6     /* recent steps, of which the middle is compared; of more it is the mean */
 };
 
 static double larger(double a, double b) {
@@ -355,6 +360,21 @@ static double change(const even_rank_model *model, const double *ratio, const ru
   return size > chance || (count <= FEW && unheard_of(ratio, older, count, mean, factor)) ? factor : 1.0;
 }
 
+/* A rank that is slower now forgets what it did before; not which share it did in what time, where that was steady. */
+static void keep_known(even_rank_model *model, double factor, int older) {
+  bool steady = older >= SHOWN && model->block == 1 && model->usual_noise < noisy;
+  if (factor > 1.0 && steady && model->most_samples >= model->known_samples) {
+    model->known_samples = model->most_samples;
+    model->known_seconds = even_model_line(model, model->most_samples);
+  }
+}
+
+double even_model_measured(const even_rank_model *model) {
+  bool again = model->known_samples > model->most_samples &&
+               even_model_line(model, model->known_samples) < model->known_seconds * as_before;
+  return again ? model->known_samples : model->most_samples;
+}
+
 /* Drops the steps before the rank's speed changed; whether it did. *rest: the ratios of those that are left. */
 static bool forget_the_past(even_rank_model *model, spread *rest) {
   static const int recent[] = {2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64};
@@ -366,6 +386,7 @@ static bool forget_the_past(even_rank_model *model, spread *rest) {
   for (size_t i = 0; i < sizeof recent / sizeof recent[0] && recent[i] < model->count; i++) {
     double factor = change(model, ratio, &sums, recent[i]);
     if (factor < 1.0 || factor > 1.0) {
+      keep_known(model, factor, model->count - recent[i]);
       drop(model, model->count - recent[i]);
       model->fixed_seconds *= factor;
       model->seconds_per_sample *= factor;

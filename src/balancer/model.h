@@ -24,6 +24,8 @@ typedef struct even_rank_model {
   double usual_noise;   /* the same before the last change of speed */
   double restless;      /* recent changes of speed; each makes the next one harder to believe */
   double most_samples;  /* the largest share in the window */
+  double known_samples; /* the largest share that the last slowing made it forget; 0: none … */
+  double known_seconds; /* … and what a step with it took before that */
   bool dummy;           /* steps with zero samples took time: a dummy batch runs */
   bool guess;           /* the window is of spared dummy batches, for want of better: of steps before any sample */
   /* Spared dummy batches after that: they tell what a step without samples takes, not what a sample does. */
@@ -45,6 +47,8 @@ void even_model_learn(even_rank_model *model);
 bool even_model_idles(const even_rank_model *model);
 /* Seconds for `samples`; the model must be known. */
 double even_model_at(const even_rank_model *model, int64_t samples);
+/* The largest share that was measured at today's speed: in the window, or before the rank became slower for a while. */
+double even_model_measured(const even_rank_model *model);
 /* The same along the line, without buckets. */
 double even_model_line(const even_rank_model *model, double samples);
 

@@ -224,6 +224,35 @@ static void observe_line(even_balancer *balancer, int64_t batch, double first, d
   assert_int_equal(even_balancer_observe(balancer, timings), EVEN_OK);
 }
 
+/* What a rank did before it became slower it may do again at once when it is as fast as then; not when it is only less
+ * slow. */
+static void a_rank_that_recovers_has_its_share_back_at_once(void **context) {
+  (void)context;
+  const struct {
+    double slow, back;
+  } cases[] = {{4.0, 1.0}, {8.0, 2.0}};
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    even_balancer *balancer = open_for(EVEN_POLICY_HYBRID, 2, 64);
+    int64_t shares[2];
+    for (int step = 0; step < 60; step++) {
+      observe_line(balancer, 64, 0.001, step < 30 ? 0.001 : 0.001 * cases[i].slow, 1.0);
+    }
+    assert_int_equal(even_balancer_shares(balancer, 64, shares), EVEN_OK);
+    int64_t least = shares[1];
+    assert_true(least >= 6 && least <= 13);
+    for (int step = 0; step < 2; step++) { /* two steps are needed to believe it */
+      observe_line(balancer, 64, 0.001, 0.001 * cases[i].back, 1.0);
+    }
+    assert_int_equal(even_balancer_shares(balancer, 64, shares), EVEN_OK);
+    if (i == 0) {
+      assert_true(llabs(shares[1] - 32) <= 1);
+    } else {
+      assert_true(shares[1] > least && shares[1] <= 2 * least + 1);
+    }
+    even_balancer_close(balancer);
+  }
+}
+
 static void one_outlier_moves_nothing(void **context) {
   (void)context;
   for (int settled = 3; settled < 40; settled += 6) {
@@ -474,6 +503,7 @@ int main(void) {
       cmocka_unit_test(large_fixed_costs_are_learned),
       cmocka_unit_test(noise_without_a_change_costs_a_hundredth),
       cmocka_unit_test(four_times_slower_is_followed_and_so_is_recovery),
+      cmocka_unit_test(a_rank_that_recovers_has_its_share_back_at_once),
       cmocka_unit_test(slow_drift_is_followed),
       cmocka_unit_test(rare_stalls_of_every_rank_are_borne),
       cmocka_unit_test(cpu_quota_is_a_slow_rank),
