@@ -71,6 +71,7 @@ static even_status make(even_balancer *b, const even_balancer_params *params) {
   EVEN_TRY(even_alloc(b->ranks, EVEN_TABLE_POINTS * sizeof *b->table_samples, (void **)&b->table_samples));
   EVEN_TRY(even_alloc(b->ranks, EVEN_TABLE_POINTS * sizeof *b->table_seconds, (void **)&b->table_seconds));
   EVEN_TRY(even_solve_room_open(b->ranks, &b->room));
+  EVEN_TRY(even_replay_open(&b->replay, b->ranks));
   bool prior = params->speeds != NULL && b->policy != EVEN_POLICY_EQUAL && b->policy != EVEN_POLICY_DYNAMIC;
   double fastest = 0.0;
   for (size_t r = 0; prior && r < b->ranks; r++) {
@@ -115,6 +116,7 @@ void even_balancer_close(even_balancer *b) {
   }
   even_solve_room_close(&b->room);
   even_guard_close(&b->guard);
+  even_replay_close(&b->replay);
   even_free(b->speeds);
   even_free(b->caps);
   even_free(b->models);
@@ -170,6 +172,7 @@ even_status even_balancer_observe_spared(even_balancer *b, const even_step_timin
     return EVEN_OK;
   }
   even_scatter_take(&b->scatter, b->models, timings, b->ranks);
+  even_replay_take(&b->replay, timings, b->ranks);
   for (size_t r = 0; r < b->ranks; r++) {
     even_rank_model *model = &b->models[r];
     bool taken = even_model_take(model, timings[r].samples, timings[r].busy_seconds, spared != NULL && spared[r]);

@@ -33,10 +33,19 @@ static void refill(even_cluster_rank *rank, double before, double now) {
 }
 
 /* Box and Muller (1958). */
-static double lognormal(even_cluster *c, double deviation) {
+static double normal(even_cluster *c) {
   double radius = sqrt(-2.0 * log(1.0 - even_pseudo_random_unit(&c->state)));
   double angle = 6.283185307179586 * even_pseudo_random_unit(&c->state);
-  return exp(deviation * radius * cos(angle));
+  return radius * cos(angle);
+}
+
+enum { WANDERS_IN = 50 };
+
+/* An Ornstein-Uhlenbeck process: its speed is another one within so many steps. */
+static double wandering(even_cluster *c, even_cluster_rank *rank) {
+  double kept = 1.0 - 1.0 / WANDERS_IN;
+  rank->wandered = kept * rank->wandered + rank->wander * sqrt(1.0 - kept * kept) * normal(c);
+  return exp(rank->wandered);
 }
 
 /* By how much all ranks are slower because the shares differ. */
@@ -59,7 +68,8 @@ double even_cluster_step(even_cluster *c, const int64_t *shares, even_step_timin
   for (size_t r = 0; r < c->ranks; r++) {
     even_cluster_rank *rank = &c->rank[r];
     double noise = 1.0 + rank->noise * (2.0 * even_pseudo_random_unit(&c->state) - 1.0);
-    noise *= rank->lognormal > 0.0 ? lognormal(c, rank->lognormal) : 1.0;
+    noise *= rank->lognormal > 0.0 ? exp(rank->lognormal * normal(c)) : 1.0;
+    noise *= rank->wander > 0.0 ? wandering(c, rank) : 1.0;
     noise *= even_pseudo_random_unit(&c->state) < rank->outliers ? 5.0 : 1.0;
     noise *= c->steps == 0 && c->first_step > 0.0 ? c->first_step : 1.0;
     double samples = shares[r] > 0 ? (double)shares[r] : 1.0;

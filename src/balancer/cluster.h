@@ -13,11 +13,13 @@ typedef struct even_cluster_rank {
   double slower;     /* factor now; 1: as built, 0 is read as 1 */
   double noise;      /* each step takes 1 - noise … 1 + noise of its time */
   double lognormal;  /* standard deviation of the logarithm of a step's time */
+  double wander;     /* standard deviation of the logarithm of its speed, which comes and goes within some 100 steps */
   double outliers;   /* chance of a step that takes five times as long */
   double quota; /* of a core's time, in each period; 0: none. As the kernel's CPU quota does it: the work goes on at
                    full speed until the period's time is used up, then stands still until the next */
   double period;
-  double left; /* of this period's time */
+  double left;     /* of this period's time */
+  double wandered; /* the logarithm now */
 } even_cluster_rank;
 
 typedef struct even_cluster {

@@ -9,6 +9,10 @@
 /* A change must promise this part of the step, and more while the models are uncertain. */
 static const double least_gain = 0.01;
 static const double most_gain = 0.30;
+/* Of two splits that the last steps were replayed with: a gain of so many standard errors, and of this part of a step.
+ */
+static const double certain_gain = 1.75;
+static const double least_replayed = 0.003;
 /* What looking after a rank without samples may cost of the run. */
 static const double probe_cost = 0.002;
 
@@ -158,9 +162,33 @@ static bool limited(const even_balancer *b, double promised) {
   return false;
 }
 
+static bool floored(const even_balancer *b) {
+  for (size_t r = 0; r < b->ranks; r++) {
+    if (b->guard.floors[r] > 0.0) {
+      return true; /* stopped by a quota: trials decide */
+    }
+  }
+  return false;
+}
+
+/* Where the last steps tell what splits near one another would have taken, they decide. */
+static bool replays(even_balancer *b, int steps) {
+  even_replay_descend(&b->replay, b->models, b->reach, b->ranks, steps, b->candidate);
+  even_replay_gain found = even_replay_compare(&b->replay, b->models, b->ranks, steps, b->current, b->candidate);
+  return found.gain > certain_gain * found.error && found.gain > least_replayed * found.seconds &&
+         even_change_pays(&b->change, found.gain, b->steps);
+}
+
 even_status even_balancer_decide(even_balancer *b) {
   double promised = 0.0;
   EVEN_TRY(even_balancer_propose(b, &promised));
+  int steps = even_replay_begin(&b->replay, b->models, b->current, b->ranks);
+  if (steps > 0 && !floored(b) && !limited(b, promised)) {
+    if (replays(b, steps)) {
+      memcpy(b->current, b->candidate, b->ranks * sizeof *b->current);
+    }
+    return EVEN_OK;
+  }
   double now = even_balancer_step_seconds(b, b->current);
   double enough = now * (1.0 - worthwhile(b));
   if (promised >= enough && promised < now && limited(b, promised)) {

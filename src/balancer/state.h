@@ -5,6 +5,7 @@
 #include "balancer/change.h"
 #include "balancer/guard.h"
 #include "balancer/model.h"
+#include "balancer/replay.h"
 #include "balancer/scatter.h"
 #include "balancer/solve.h"
 
@@ -31,6 +32,7 @@ struct even_balancer {
   even_solve_room room;
   even_guard guard;
   even_scatter scatter;
+  even_replay replay;
   even_change change;
   even_step_timing *last; /* the last step that was observed */
   even_policy_function choose;

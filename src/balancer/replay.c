@@ -1,0 +1,189 @@
+/* The last steps, replayed with other splits. Plain arithmetic alone: every rank must get the same bits. */
+#include "balancer/replay.h"
+
+#include "base/alloc.h"
+#include "base/fail.h"
+
+#include <math.h>
+
+enum { MOST_MOVES = 32, BLOCKS = 8 };
+
+/* One rank's step that was so many times longer than expected was a stall: it counts as so long, no longer. */
+static const double furthest = 1.5;
+/* A move that shortens steps by less than this part of them is none. */
+static const double least_part = 1e-6;
+/* Scatter (standard deviation of a rank's steps) from which on it is stopped, not noisy: what a stop takes does not
+ * grow with its share, and how often it comes does. */
+static const double stopped = 0.15;
+
+even_status even_replay_open(even_replay *replay, size_t ranks) {
+  if (ranks < 2 || ranks > EVEN_REPLAY_RANKS) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(even_alloc(ranks, EVEN_REPLAY_STEPS * sizeof *replay->samples, (void **)&replay->samples));
+  EVEN_TRY(even_alloc(ranks, EVEN_REPLAY_STEPS * sizeof *replay->ratios, (void **)&replay->ratios));
+  return even_alloc(ranks, EVEN_REPLAY_STEPS * sizeof *replay->seconds, (void **)&replay->seconds);
+}
+
+void even_replay_close(even_replay *replay) {
+  even_free(replay->samples);
+  even_free(replay->seconds);
+  even_free(replay->ratios);
+}
+
+void even_replay_take(even_replay *replay, const even_step_timing *timings, size_t ranks) {
+  if (replay->seconds == NULL) {
+    return;
+  }
+  size_t at = (size_t)(replay->taken % EVEN_REPLAY_STEPS) * ranks;
+  for (size_t r = 0; r < ranks; r++) {
+    replay->samples[at + r] = (double)timings[r].samples;
+    replay->seconds[at + r] = timings[r].busy_seconds;
+  }
+  replay->taken++;
+}
+
+/* A step's; without samples that of its dummy batch, which does not scatter with the share. */
+static double seconds_of(const even_rank_model *model, int64_t samples) {
+  return samples > 0 ? even_model_line(model, (double)samples) : even_model_at(model, 0);
+}
+
+/* How many times as long as expected the rank took in a step. */
+static double ratio_of(const even_rank_model *model, double samples, double seconds) {
+  if (!(samples > 0.0)) {
+    return 1.0;
+  }
+  double ratio = seconds / even_model_line(model, samples);
+  return ratio < furthest ? ratio : furthest;
+}
+
+/* The last `steps` steps of a rank beside today's model; whether they scatter, rather than that it is stopped. */
+static bool set_ratios(even_replay *replay, const even_rank_model *model, size_t rank, size_t ranks, int steps) {
+  double sum = 0.0;
+  double squares = 0.0;
+  for (int i = 0; i < steps; i++) {
+    size_t at = (size_t)((replay->taken - 1 - i) % EVEN_REPLAY_STEPS) * ranks + rank;
+    double ratio = ratio_of(model, replay->samples[at], replay->seconds[at]);
+    replay->ratios[(size_t)i * ranks + rank] = ratio;
+    sum += ratio;
+    squares += ratio * ratio;
+  }
+  double mean = sum / steps;
+  return squares / steps - mean * mean < stopped * stopped * mean * mean;
+}
+
+int even_replay_begin(even_replay *replay, const even_rank_model *models, const int64_t *shares, size_t ranks) {
+  if (replay->seconds == NULL) {
+    return 0;
+  }
+  int64_t steps = replay->taken < EVEN_REPLAY_STEPS ? replay->taken : EVEN_REPLAY_STEPS;
+  for (size_t r = 0; r < ranks; r++) {
+    const even_rank_model *model = &models[r];
+    if (shares[r] < 1 || !model->known || model->bucket > 1 || model->guess) {
+      return 0;
+    }
+    int64_t since = (int64_t)model->count * model->block; /* its last change of speed */
+    steps = since < steps ? since : steps;
+  }
+  bool scatter = steps >= EVEN_REPLAY_LEAST;
+  for (size_t r = 0; r < ranks && scatter; r++) {
+    scatter = set_ratios(replay, &models[r], r, ranks, (int)steps);
+  }
+  return scatter ? (int)steps : 0;
+}
+
+/* Seconds of one of the steps where ranks are expected to take expected[r]; *last: the rank that ends it. */
+static double replayed(const double *ratios, const double *expected, size_t ranks, size_t *last) {
+  double longest = -1.0;
+  for (size_t r = 0; r < ranks; r++) {
+    double seconds = ratios[r] * expected[r];
+    if (seconds > longest) {
+      longest = seconds;
+      *last = r;
+    }
+  }
+  return longest;
+}
+
+static void expect(const even_rank_model *models, const int64_t *shares, size_t ranks, double *expected) {
+  for (size_t r = 0; r < ranks; r++) {
+    expected[r] = seconds_of(&models[r], shares[r]);
+  }
+}
+
+/* Mean seconds of a step; dearer[r] = by how much one more sample on rank r would make it longer (its slope, times how
+ * often it is the last). */
+static double mean_of(const even_replay *replay, const even_rank_model *models, const int64_t *shares, size_t ranks,
+                      int steps, double *dearer) {
+  double expected[EVEN_REPLAY_RANKS];
+  double sum = 0.0;
+  expect(models, shares, ranks, expected);
+  for (size_t r = 0; r < ranks; r++) {
+    dearer[r] = 0.0;
+  }
+  for (int i = 0; i < steps; i++) {
+    const double *ratios = replay->ratios + (size_t)i * ranks;
+    size_t last = 0;
+    sum += replayed(ratios, expected, ranks, &last);
+    dearer[last] += ratios[last] * models[last].seconds_per_sample;
+  }
+  return sum / steps;
+}
+
+void even_replay_descend(const even_replay *replay, const even_rank_model *models, const int64_t *most, size_t ranks,
+                         int steps, int64_t *shares) {
+  double dearer[EVEN_REPLAY_RANKS];
+  double mean = mean_of(replay, models, shares, ranks, steps, dearer);
+  for (int move = 0; move < MOST_MOVES; move++) {
+    size_t from = ranks;
+    size_t to = ranks;
+    for (size_t r = 0; r < ranks; r++) {
+      from = shares[r] > 1 && (from == ranks || dearer[r] > dearer[from]) ? r : from;
+      to = shares[r] < most[r] && (to == ranks || dearer[r] < dearer[to]) ? r : to;
+    }
+    if (from == ranks || to == ranks || from == to) {
+      return;
+    }
+    shares[from]--;
+    shares[to]++;
+    double moved = mean_of(replay, models, shares, ranks, steps, dearer);
+    if (!(moved < mean * (1.0 - least_part))) {
+      shares[from]++;
+      shares[to]--;
+      return;
+    }
+    mean = moved;
+  }
+}
+
+even_replay_gain even_replay_compare(const even_replay *replay, const even_rank_model *models, size_t ranks, int steps,
+                                     const int64_t *one, const int64_t *other) {
+  even_replay_gain out = {0};
+  double block[BLOCKS] = {0}; /* batch means: a quota's steps are not independent of one another */
+  double expected[EVEN_REPLAY_RANKS];
+  double instead[EVEN_REPLAY_RANKS];
+  int length = steps / BLOCKS;
+  size_t last = 0;
+  expect(models, one, ranks, expected);
+  expect(models, other, ranks, instead);
+  for (int i = 0; i < steps; i++) {
+    const double *ratios = replay->ratios + (size_t)i * ranks;
+    double seconds = replayed(ratios, expected, ranks, &last);
+    double gain = seconds - replayed(ratios, instead, ranks, &last);
+    out.seconds += seconds / steps;
+    out.gain += gain / steps;
+    if (i / length < BLOCKS) {
+      block[i / length] += gain / length;
+    }
+  }
+  double mean = 0.0;
+  double squares = 0.0;
+  for (int i = 0; i < BLOCKS; i++) {
+    mean += block[i] / BLOCKS;
+  }
+  for (int i = 0; i < BLOCKS; i++) {
+    squares += (block[i] - mean) * (block[i] - mean);
+  }
+  out.error = sqrt(squares / ((BLOCKS - 1) * BLOCKS));
+  return out;
+}
