@@ -1,11 +1,14 @@
 """DDP training of the demo's model on backend "evenstep" and on Gloo, in alternating rounds of one run, at several sizes.
 
-    python bench/ddp_bench.py [--spare] [--rounds 9] [--widths 64,128,256,512] [--batch 8] [--steps 6] [--json FILE]
+    python bench/ddp_bench.py [--spare] [--rounds 9] [--widths 64,128,256,512] [--batch 8] [--steps 6] [--bucket-mb 25]
+                              [--json FILE]
 
 Two ranks, each pinned to a core of its own, so no core is spare for communication. With --spare, both ranks compute on
 the first core, and the threads that communicate have the second to themselves. `compute` is DDP's step on a group whose
 ranks meet in each all-reduce, but move four bytes; what a step takes longer than that is communication in the open;
-`alone` is one all-reduce of as many bytes, by the same threads, while nobody computes.
+`alone` is one all-reduce of as many bytes, by the same threads, while nobody computes. `last` is DDP's last bucket's share
+of the gradients: it is full when backward ends, and cannot be hidden. DDP's buckets are of 25 MB, a smaller model's gradients
+but for the first megabyte are in one: --bucket-mb makes them smaller, as `bucket_cap_mb` does in a script.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=64, help="of a window of text")
     parser.add_argument("--batch", type=int, default=8, help="samples of a rank")
     parser.add_argument("--steps", type=int, default=6, help="of a round, after one that is not measured")
+    parser.add_argument("--bucket-mb", type=float, default=25, help="of DDP's buckets (default 25, as DDP's)")
     parser.add_argument("--json", metavar="FILE", help="also write the figures to FILE")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
@@ -99,10 +103,16 @@ def measure(options: argparse.Namespace, width: int, groups: dict[str, Any]) -> 
 
     tokens = torch.randint(0, 256, (options.batch, options.length))
     steps: dict[str, Callable[[], None]] = {}
+    models: list[Any] = []
     size = 0
     for way in (*WAYS, "compute"):
         torch.manual_seed(1)
-        model = DistributedDataParallel(GPT(options.layers, width, 4, options.length), process_group=groups[way])
+        model = DistributedDataParallel(
+            GPT(options.layers, width, 4, options.length),
+            process_group=groups[way],
+            bucket_cap_mb=options.bucket_mb,  # type: ignore[arg-type]  # any number
+        )
+        models.append(model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         size = sum(parameter.numel() for parameter in model.parameters())
 
@@ -120,7 +130,15 @@ def measure(options: argparse.Namespace, width: int, groups: dict[str, Any]) -> 
     for _ in range(options.rounds):
         for way, call in steps.items():
             times[way].append(seconds_of(call, options.steps, dist.barrier))
-    return {"width": width, "bytes": 4 * size, **{way: statistics.median(took) for way, took in times.items()}}
+    medians = {way: statistics.median(took) for way, took in times.items()}
+    return {"width": width, "bytes": 4 * size, "last": last_bucket(models[0]) / (4 * size), **medians}
+
+
+def last_bucket(model: Any) -> int:
+    """Bytes of the bucket that is full last, once DDP has put its buckets into the order of the first backward."""
+    facts = model._get_ddp_logging_data()
+    sizes = facts.get("rebuilt_bucket_sizes") or facts["bucket_sizes"]
+    return int(sizes.split(",")[-1])
 
 
 def show(options: argparse.Namespace, report: dict[str, Any]) -> None:
@@ -130,7 +148,7 @@ def show(options: argparse.Namespace, report: dict[str, Any]) -> None:
     print(f"\nDDP, {RANKS} ranks, {where}, {options.batch} samples of {options.length} a rank; medians")
     print(
         f"{'width':>6} {'gradients':>10} {'compute':>9} {'evenstep':>9} {'Gloo':>9} {'faster':>7} "
-        f"{'in the open':>16} {'alone':>16} {'hidden':>13}"
+        f"{'in the open':>16} {'alone':>16} {'hidden':>13} {'last':>5}"
     )
     for row in report["rows"]:
         ways = [(row[way], max(0.0, row[way] - row["compute"]), row[f"{way} alone"]) for way in WAYS]
@@ -139,7 +157,7 @@ def show(options: argparse.Namespace, report: dict[str, Any]) -> None:
         hidden = "/".join(f"{max(0.0, 1 - each[1] / each[2]):.0%}" for each in ways)
         print(
             f"{row['width']:>6} {row['bytes'] / 1e6:>7.1f} MB {1e3 * row['compute']:>6.1f} ms {1e3 * ways[0][0]:>6.1f} ms "
-            f"{1e3 * ways[1][0]:>6.1f} ms {ways[1][0] / ways[0][0]:>6.2f}x {opened:>13} ms {alone:>13} ms {hidden:>13}"
+            f"{1e3 * ways[1][0]:>6.1f} ms {ways[1][0] / ways[0][0]:>6.2f}x {opened:>13} ms {alone:>13} ms {hidden:>13} {row['last']:>5.0%}"
         )
     print("\nPairs are evenstep/Gloo.")
 

@@ -22,6 +22,7 @@ fi
 if wanted ddp; then
   echo "== DDP on the backend and on Gloo"
   "$bin/python" bench/ddp_bench.py --json "$results/ddp-$day.json" | tee "$results/ddp-$day.txt"
+  "$bin/python" bench/ddp_bench.py --spare --bucket-mb 1 | tee -a "$results/ddp-$day.txt"
 fi
 if wanted balance; then
   echo "== what each policy reaches on unequal ranks, real and simulated"
