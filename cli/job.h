@@ -19,9 +19,10 @@ typedef struct even_job_options {
   int64_t min_ranks;            /* --min-ranks */
   const char *checkpoint_every; /* "100" steps, "30s" */
   const char *checkpoint_folder;
-  int64_t keep;           /* checkpoints to keep */
-  const char *keep_every; /* "1000" steps, "3600s": also these */
-  const char *resume;     /* NULL, "auto" or a path */
+  int64_t keep;              /* checkpoints to keep */
+  const char *keep_every;    /* "1000" steps, "3600s": also these */
+  const char *checkpoint_to; /* a URL that checkpoints are uploaded to, NULL: none */
+  const char *resume;        /* NULL, "auto" or a path */
   const char *cpu_quota;
   const char *hang_timeout;     /* seconds, "off"; NULL: EVENSTEP_HANG_TIMEOUT, else 30 */
   const char *on_hang;          /* "report", "restart"; NULL: EVENSTEP_ON_HANG, else report */
@@ -44,7 +45,7 @@ typedef struct even_job_options {
   bool json;
 } even_job_options;
 
-enum { EVEN_JOB_OPTION_COUNT = 35 };
+enum { EVEN_JOB_OPTION_COUNT = 36 };
 
 void even_job_options_defaults(even_job_options *options);
 /* The options' declarations, for even_options_parse, into table[EVEN_JOB_OPTION_COUNT]. */

@@ -39,6 +39,8 @@ void even_job_options_declare(even_job_options *o, even_option *table) {
        "a checkpoint every N steps or T seconds: 100, 30s", 0, 0},
       {0, "checkpoint-dir", EVEN_OPTION_TEXT, &o->checkpoint_folder, "DIR",
        "where they are kept (default in the run folder)", 0, 0},
+      {0, "checkpoint-to", EVEN_OPTION_TEXT, &o->checkpoint_to, "URL",
+       "and at another place, too: s3://bucket/run, gs://…", 0, 0},
       {0, "keep", EVEN_OPTION_INTEGER, &o->keep, "N", "newest checkpoints to keep (default 3)", 1, 1000000},
       {0, "keep-every", EVEN_OPTION_TEXT, &o->keep_every, "N|Ts",
        "and the first of every N steps or T seconds, for good: 1000, 3600s", 0, 0},

@@ -191,6 +191,9 @@ static even_status build_environment(const even_job_options *options, char *cons
   if (options->keep_every != NULL) {
     EVEN_TRY(even_environment_set(&setup->environment, "EVENSTEP_CHECKPOINT_KEEP_EVERY", options->keep_every));
   }
+  if (options->checkpoint_to != NULL) {
+    EVEN_TRY(even_environment_set(&setup->environment, "EVENSTEP_CHECKPOINT_TO", options->checkpoint_to));
+  }
   if (setup->speeds != NULL) {
     EVEN_TRY(set_speeds(setup));
   }

@@ -17,6 +17,7 @@ from evenstep._core import EvenstepError
 from evenstep.checkpoint_background import Background
 from evenstep.checkpoint_files import MANIFEST, PARTIAL, read_manifest, total_bytes, write_tensors
 from evenstep.checkpoint_keeping import (
+    checkpoint_folder,
     folder_of,
     inherit,
     keeping,
@@ -28,6 +29,7 @@ from evenstep.checkpoint_keeping import (
     step_folder,
 )
 from evenstep.checkpoint_reading import check_sizes
+from evenstep.checkpoint_remote import Remote, Uploads, fetch_newest, is_url
 from evenstep.checkpoint_room import Room
 from evenstep.checkpoint_state import KINDS, Loader, Snapshot, capture, load_random, pack_random
 from evenstep.exchange_state import capture_exchange, restore_exchange
@@ -163,7 +165,9 @@ def _on_rank_zero(
         if told is not None:
             _room.written(session, step)
         if keep is not None:
-            session.resumed_from = retain(folder, keep, lineage, session.resumed_from)
+            spared = frozenset(path for one in _uploads.values() for path in one.busy_with())
+            session.resumed_from = retain(folder, keep, lineage, session.resumed_from, spared)
+        _upload(session, folder, keep, lineage)
 
     def failed(error: BaseException) -> bool:
         if told is not None:
@@ -184,6 +188,34 @@ def _on_rank_zero(
     _write(folder, snapshot, replace, previous)
     after()
     return folder, False
+
+
+_uploads: dict[str, Uploads] = {}  # by the place
+
+
+def _upload(session: Any, folder: Path, keep: Any, lineage: str) -> None:
+    """To the place that EVENSTEP_CHECKPOINT_TO names, while training goes on."""
+    place = os.environ.get("EVENSTEP_CHECKPOINT_TO", "")
+    if not place:
+        return
+    place = f"{place.rstrip('/')}/{session.name}" if session.name else place
+
+    def failed(error: BaseException) -> None:
+        _tell_once(session, "upload", f"warning: {error}; it is tried again with the next one, and training goes on")
+
+    try:
+        if place not in _uploads:
+            _uploads[place] = Uploads(Remote(place))
+    except EvenstepError as error:
+        failed(error)
+        return
+    _uploads[place].begin(folder, keep, lineage, failed)
+
+
+def wait_for_uploads() -> None:
+    """Until what was begun has ended; the process's end waits, too."""
+    for one in _uploads.values():
+        one.join()
 
 
 def _previous(session: Any) -> Path | None:
@@ -320,7 +352,9 @@ def _agree(session: Any, find: Callable[[], Path | None]) -> Path | None:
 
 
 def _newest_in(path: str | os.PathLike[str]) -> Path:
-    """The checkpoint of that name, or the newest whole one in a folder of them."""
+    """The checkpoint of that name, or the newest whole one in a folder of them; of another place it is fetched first."""
+    if is_url(os.fspath(path)):
+        return fetch_newest(os.fspath(path), checkpoint_folder())
     folder = Path(path).absolute()
     if not (folder / MANIFEST).exists() and folder.is_dir():
         folder = newest_checkpoint(folder) or folder
@@ -350,7 +384,8 @@ def load_checkpoint(
     """Puts a checkpoint back into what was prepared, on every rank; the checksums are compared on the way,
     and nothing is put in place before they are right on all ranks.
 
-    path: a checkpoint, or a folder of them (the newest whole one is taken); one that es.checkpoint(wait=False) is
+    path: a checkpoint, or a folder of them (the newest whole one is taken), here or, as s3://bucket/run, at any place that
+        fsspec knows; one that es.checkpoint(wait=False) is
         still writing is waited for. Parts may be left out, for example to
     begin a new training with the weights of an old one: es.load_checkpoint(path, optimizers=False, schedulers=False,
     loaders=False, random=False, objects=False). objects: what else was prepared, such as a GradScaler. Returns what was saved: path, step, epoch, world_size, created, extra.
@@ -404,6 +439,8 @@ def resume_of(session: Any) -> Resume | None:
         own = restarted_checkpoint(session) if session.restarted_set else None
         if own is not None or not named:
             return own
+        if is_url(named):
+            return _newest_in(f"{named.rstrip('/')}/{session.name}")
         return own_checkpoint(session, _newest_in(named) if not session.name else Path(named).absolute())
 
     folder = _agree(session, find)

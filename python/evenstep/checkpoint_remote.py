@@ -1,0 +1,248 @@
+"""Checkpoints kept elsewhere, too: at any place that fsspec has a driver for (s3://, gs://, abfs://, sftp://, file:// …).
+
+A checkpoint is there once its manifest is, which goes up last and is taken away first: whatever ends an upload, the newest
+one that can be loaded is whole. What was brought back is compared with every checksum before it gets its name here.
+
+    python -m evenstep.checkpoint_remote ls URL | push PATH URL | fetch URL FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from evenstep._core import EvenstepError
+from evenstep.checkpoint_files import MANIFEST, PARTIAL, parse_manifest, read_manifest, verify
+from evenstep.checkpoint_keeping import Keep
+
+
+def is_url(text: str) -> bool:
+    scheme, found, _ = text.partition("://")
+    return bool(found) and scheme.replace("+", "").isalnum()
+
+
+class Stored(NamedTuple):
+    """A whole checkpoint at the other place."""
+
+    created: str
+    name: str
+    manifest: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        step = self.manifest["state"].get("step")
+        return step if isinstance(step, int) else 0
+
+    @property
+    def lineage(self) -> str:
+        return str(self.manifest["state"].get("lineage", ""))
+
+
+class Remote:
+    """A folder of checkpoints at another place."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            import fsspec  # type: ignore[import-untyped]
+
+            self._files, root = fsspec.core.url_to_fs(url)
+        except (ImportError, ValueError) as error:
+            raise EvenstepError(
+                f"{url}: {error}\n  fix: install fsspec's driver for it beside torch, such as s3fs for s3://, gcsfs for gs://"
+            ) from None
+        self.url = url.rstrip("/")
+        self._root = root.rstrip("/")
+
+    def _failed(self, what: str, error: BaseException) -> EvenstepError:
+        return EvenstepError(f"{self.url}: {what}: {type(error).__name__}: {error}")
+
+    def _look(self, name: str) -> dict[str, Any] | None:
+        """The manifest of a checkpoint that is whole by its own checksum and by the sizes of its files."""
+        try:
+            manifest = parse_manifest(Path(name) / MANIFEST, self._files.cat_file(f"{self._root}/{name}/{MANIFEST}"))
+            sizes = {
+                entry["name"].rpartition("/")[2]: entry["size"]
+                for entry in self._files.ls(f"{self._root}/{name}", detail=True)
+            }
+        except (EvenstepError, OSError, ValueError, KeyError):
+            return None
+        return manifest if all(sizes.get(e["name"]) == e["bytes"] for e in manifest["files"]) else None
+
+    def whole(self) -> list[Stored]:
+        """The whole ones, newest first."""
+        try:
+            self._files.invalidate_cache()
+            names = [place.rstrip("/").rpartition("/")[2] for place in self._files.ls(self._root, detail=False)]
+        except FileNotFoundError:
+            return []
+        except Exception as error:  # drivers have errors of their own
+            raise self._failed("cannot be listed", error) from error
+        found = [(name, self._look(name)) for name in names if not name.endswith(PARTIAL)]
+        return sorted((Stored(m["created"], name, m) for name, m in found if m is not None), reverse=True, key=_newest)
+
+    def put(self, folder: Path) -> None:
+        """Uploads a checkpoint; one that is there already is left as it is."""
+        manifest = read_manifest(folder)
+        place = f"{self._root}/{folder.name}"
+        text = (folder / MANIFEST).read_bytes()
+        try:
+            self._files.invalidate_cache()
+            if self._look(folder.name) == manifest:
+                return
+            self._files.makedirs(place, exist_ok=True)
+            if self._files.exists(f"{place}/{MANIFEST}"):
+                self._files.rm_file(f"{place}/{MANIFEST}")
+            for entry in manifest["files"]:
+                self._files.put_file(os.fspath(folder / entry["name"]), f"{place}/{entry['name']}")
+            self._files.pipe_file(f"{place}/{MANIFEST}", text)
+            self._files.invalidate_cache()
+        except Exception as error:
+            raise self._failed(f"{folder.name} was not uploaded", error) from error
+        if self._look(folder.name) != manifest:
+            raise EvenstepError(f"{self.url}: {folder.name} is not whole there after its upload")
+
+    def fetch(self, name: str, into: Path) -> Path:
+        """Downloads a checkpoint; one of that name that is here, and the same, is taken."""
+        target, partial = into / name, into / f"{name}{PARTIAL}"
+        manifest = self._look(name)
+        if manifest is None:
+            raise EvenstepError(f"{self.url}/{name} is no whole checkpoint")
+        if target.exists():
+            if read_manifest(target) == manifest:
+                verify(target, manifest)
+                return target
+            raise EvenstepError(
+                f"{target} is another checkpoint than {self.url}/{name}\n  fix: fetch into another folder"
+            )
+        into.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        try:
+            for file in (*(entry["name"] for entry in manifest["files"]), MANIFEST):
+                self._files.get_file(f"{self._root}/{name}/{file}", os.fspath(partial / file))
+            verify(partial, read_manifest(partial))
+            partial.rename(target)
+        except EvenstepError:
+            raise
+        except Exception as error:
+            raise self._failed(f"{name} could not be fetched", error) from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        return target
+
+    def remove(self, name: str) -> None:
+        """The manifest first: no moment shows half of it as a whole one."""
+        place = f"{self._root}/{name}"
+        try:
+            if self._files.exists(f"{place}/{MANIFEST}"):
+                self._files.rm_file(f"{place}/{MANIFEST}")
+            self._files.rm(place, recursive=True)
+            self._files.invalidate_cache()
+        except Exception as error:
+            raise self._failed(f"{name} cannot be removed", error) from error
+
+    def retain(self, keep: Keep, lineage: str) -> None:
+        """The same rules as for the folder here."""
+        own = [one for one in self.whole() if one.lineage == lineage]
+        stays = keep.stays([(one.created, one.step, one.name) for one in own])
+        for one in own:
+            if one.name not in stays:
+                self.remove(one.name)
+
+
+def _newest(one: Stored) -> tuple[str, int, str]:
+    return one.created, one.step, one.name
+
+
+def fetch_newest(url: str, into: Path) -> Path:
+    """The checkpoint at `url`, or the newest whole one in it."""
+    parent, _, name = url.rstrip("/").rpartition("/")
+    if not parent.endswith(":/") and (above := Remote(parent))._look(name) is not None:
+        return above.fetch(name, into)
+    remote = Remote(url)
+    found = remote.whole()
+    if not found:
+        raise EvenstepError(f"{url} holds no whole checkpoint")
+    return remote.fetch(found[0].name, into)
+
+
+class Uploads:
+    """Uploads in the background: one at a time, and of those that wait the newest alone."""
+
+    def __init__(self, remote: Remote) -> None:
+        self._remote = remote
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._waiting: tuple[Path, Keep | None, str] | None = None
+        self._under_way: Path | None = None
+
+    def busy_with(self) -> set[Path]:
+        """Folders that must stay."""
+        with self._lock:
+            waiting = {self._waiting[0]} if self._waiting is not None else set()
+            return waiting | ({self._under_way} if self._under_way is not None else set())
+
+    def begin(self, folder: Path, keep: Keep | None, lineage: str, failed: Callable[[BaseException], None]) -> None:
+        with self._lock:
+            self._waiting = (folder, keep, lineage)
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, args=(failed,), name="evenstep-upload")
+                self._thread.start()
+
+    def _next(self) -> tuple[Path, Keep | None, str] | None:
+        with self._lock:
+            taken, self._waiting = self._waiting, None
+            self._under_way = taken[0] if taken is not None else None
+            if taken is None:
+                self._thread = None  # who begins the next one from here on starts another
+            return taken
+
+    def _run(self, failed: Callable[[BaseException], None]) -> None:
+        while (taken := self._next()) is not None:
+            folder, keep, lineage = taken
+            try:
+                self._remote.put(folder)
+                if keep is not None:
+                    self._remote.retain(keep, lineage)
+            except Exception as error:
+                failed(error)
+
+    def join(self) -> None:
+        """Waits for what is under way and what waits."""
+        thread = self._thread
+        while thread is not None:
+            thread.join()
+            thread = self._thread if self._thread is not thread else None
+
+
+def main(words: list[str]) -> int:
+    try:
+        if len(words) == 2 and words[0] == "ls":
+            answer: Any = [{"name": s.name, "created": s.created, "step": s.step} for s in Remote(words[1]).whole()]
+        elif len(words) == 3 and words[0] == "push":
+            Remote(words[2]).put(Path(words[1]).absolute())
+            answer = f"{words[2].rstrip('/')}/{Path(words[1]).absolute().name}"
+        elif len(words) == 3 and words[0] == "fetch":
+            answer = os.fspath(fetch_newest(words[1], Path(words[2]).absolute()))
+        else:
+            answer = None
+    except EvenstepError as error:
+        what, _, fix = str(error).partition("\n  fix: ")
+        print(json.dumps({"what": what, "fix": fix, "code": 3}), flush=True)
+        return 1
+    if answer is None:
+        sys.stderr.write((__doc__ or "").splitlines()[-1].strip() + "\n")
+        return 2
+    text = answer if isinstance(answer, str) else "\n".join(f"{one['created']}  {one['name']}" for one in answer)
+    print(json.dumps({"text": text, "report": answer}), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

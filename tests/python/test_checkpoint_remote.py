@@ -1,0 +1,229 @@
+"""Checkpoints at another place, through fsspec: whole or not there, whatever ends an upload."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+from checkpoint_session import OneProcess, ck, empty_place, files, names, use  # noqa: F401
+from torch import nn
+
+from evenstep import EvenstepError
+from evenstep.checkpoint_keeping import Keep
+from evenstep.checkpoint_remote import Remote, Uploads, fetch_newest, is_url
+
+
+@pytest.fixture(params=["memory", "file"])
+def url(request: Any, tmp_path: Path) -> Iterator[str]:
+    if request.param == "file":
+        yield f"file://{tmp_path}/far/run"
+        return
+    yield "memory://far/run"
+    fsspec.filesystem("memory").store.clear()
+
+
+def save(monkeypatch: pytest.MonkeyPatch, step: int) -> Path:
+    session = use(monkeypatch, OneProcess(model=nn.Linear(30, 30)))
+    session.step, session.lineage = step, "ab" * 8
+    path: Path = ck.checkpoint()
+    return path
+
+
+def test_there_and_back(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    remote = Remote(url)
+    assert remote.whole() == []
+    paths = [save(monkeypatch, step) for step in (1, 2)]
+    for path in paths:
+        remote.put(path)
+        remote.put(path)  # once
+    assert [one.name for one in remote.whole()] == ["step-00000002", "step-00000001"]
+    got = fetch_newest(url, Path("back"))
+    assert got == Path("back/step-00000002") and fetch_newest(url, Path("back")) == got
+    for name in ("manifest.json", "model.safetensors", "random.safetensors"):
+        assert (got / name).read_bytes() == (paths[1] / name).read_bytes()
+    assert fetch_newest(f"{url}/step-00000001", Path("back")).name == "step-00000001"
+    with pytest.raises(EvenstepError, match="another checkpoint"):
+        save(monkeypatch, 1)
+        Remote(url).fetch("step-00000001", Path("checkpoints"))
+
+
+def test_an_upload_that_ends_anywhere_leaves_the_one_before(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote = Remote(url)
+    remote.put(save(monkeypatch, 1))
+    path = save(monkeypatch, 2)
+    calls = ("makedirs", "put_file", "pipe_file", "rm_file")
+    real = {call: getattr(remote._files, call) for call in calls}
+    for nth in range(1, 20):
+        left = [nth]
+
+        def broken(call: str, left: list[int] = left) -> Any:
+            def run(*words: Any, **named: Any) -> Any:
+                left[0] -= 1
+                if left[0] == 0:
+                    if call == "pipe_file":  # half of it comes through
+                        real[call](words[0], words[1][: len(words[1]) // 2])
+                    raise OSError("the network is gone")
+                return real[call](*words, **named)
+
+            return run
+
+        with monkeypatch.context() as patch:
+            for call in calls:
+                patch.setattr(remote._files, call, broken(call), raising=False)
+            if left[0] == 1 or nth > 1:
+                try:
+                    remote.put(path)
+                except EvenstepError as error:
+                    assert "step-00000002 was not uploaded" in str(error)
+        newest = fetch_newest(url, tmp_path / f"back-{nth}")
+        files.verify(newest, files.read_manifest(newest))
+        assert newest.name == ("step-00000002" if left[0] > 0 else "step-00000001")
+        if left[0] > 0:
+            break
+    assert nth > 4  # each file, the manifest, their folder
+    assert [one.name for one in remote.whole()] == ["step-00000002", "step-00000001"]
+
+
+def test_a_replaced_one_is_never_a_mixture(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    remote = Remote(url)
+    path = save(monkeypatch, 1)
+    remote.put(path)
+    model = torch.nn.Linear(30, 30)
+    session = use(monkeypatch, OneProcess(model=model))
+    session.step, session.lineage = 1, "ab" * 8
+    assert ck.checkpoint() == path  # replaced here
+    put = remote._files.put_file
+    done = []
+
+    def fails_second(*words: Any, **named: Any) -> Any:
+        done.append(words)
+        if len(done) == 2:
+            raise OSError("the network is gone")
+        return put(*words, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(remote._files, "put_file", fails_second)
+        with pytest.raises(EvenstepError, match="network is gone"):
+            remote.put(path)
+    assert remote.whole() == []
+    remote.put(path)
+    got = fetch_newest(url, Path("back"))
+    assert (got / "manifest.json").read_bytes() == (path / "manifest.json").read_bytes()
+
+
+def test_what_is_damaged_there_is_passed_over_or_refused(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote = Remote(url)
+    for step in (1, 2, 3):
+        remote.put(save(monkeypatch, step))
+    place = f"{remote._root}/step-00000003"
+    remote._files.pipe_file(f"{place}/model.safetensors", b"short")
+    text = remote._files.cat_file(f"{remote._root}/step-00000002/manifest.json")
+    remote._files.pipe_file(f"{remote._root}/step-00000002/manifest.json", text.replace(b"model", b"m0del"))
+    assert fetch_newest(url, tmp_path / "a").name == "step-00000001"
+    whole = remote._files.cat_file(f"{remote._root}/step-00000001/model.safetensors")
+    remote._files.pipe_file(f"{remote._root}/step-00000001/model.safetensors", whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(EvenstepError, match=r"chunk 0 of model\.safetensors"):
+        fetch_newest(url, tmp_path / "b")
+    assert names(tmp_path / "b") == []  # nothing half stays
+    with pytest.raises(EvenstepError, match="no whole checkpoint"):
+        fetch_newest(f"{url}/nothing", tmp_path / "b")
+
+
+def test_the_same_are_kept_there(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    remote = Remote(url)
+    for step in range(1, 7):
+        remote.put(save(monkeypatch, step))
+        remote.retain(Keep(2, steps=3), "ab" * 8)
+    assert [one.step for one in remote.whole()] == [6, 5, 3]
+    remote.retain(Keep(1), "another's")
+    assert len(remote.whole()) == 3
+
+
+def test_uploads_in_the_background(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training waits for none; of those that wait the newest goes, and what is under way stays here."""
+    remote = Remote(url)
+    paths = [save(monkeypatch, step) for step in (1, 2, 3)]
+    may, began = threading.Event(), threading.Event()
+    put = remote._files.put_file
+
+    def slow(*words: Any, **named: Any) -> Any:
+        began.set()
+        assert may.wait(120)
+        return put(*words, **named)
+
+    monkeypatch.setattr(remote._files, "put_file", slow)
+    uploads = Uploads(remote)
+    told: list[BaseException] = []
+    uploads.begin(paths[0], None, "", told.append)
+    assert began.wait(120)
+    uploads.begin(paths[1], None, "", told.append)
+    uploads.begin(paths[2], None, "", told.append)
+    assert uploads.busy_with() == {paths[0], paths[2]}
+    may.set()
+    uploads.join()
+    assert not told and uploads.busy_with() == set()
+    assert [one.step for one in remote.whole()] == [3, 1]
+
+
+def test_a_session_uploads_and_goes_on_from_there(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVENSTEP_CHECKPOINT_TO", url)
+    model = nn.Linear(3, 3)
+    session = use(monkeypatch, OneProcess(model=model))
+    for step in (1, 2):
+        session.step = step
+        ck.checkpoint(wait=step == 1)
+    ck._join_background()
+    ck.wait_for_uploads()
+    assert 2 in [one.step for one in Remote(url).whole()]
+    other = nn.Linear(3, 3)
+    monkeypatch.setenv("EVENSTEP_CHECKPOINT_DIR", "elsewhere")
+    use(monkeypatch, OneProcess(model=other))
+    assert ck.load_checkpoint(url)["step"] == 2
+    assert torch.equal(other.weight, model.weight)
+    assert names("elsewhere") == ["step-00000002"]
+
+
+def test_a_place_that_fails_is_told_once_and_training_goes_on(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    Path("wall").write_text("")
+    monkeypatch.setenv("EVENSTEP_CHECKPOINT_TO", f"file://{Path('wall').absolute()}/x")
+    session = use(monkeypatch, OneProcess(model=nn.Linear(3, 3)))
+    for step in (1, 2):
+        session.step = step
+        ck.checkpoint()
+        ck.wait_for_uploads()
+    assert capsys.readouterr().err.count("was not uploaded") == 1
+    assert names() == ["step-00000001", "step-00000002"]
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save(monkeypatch, 1)
+    url = f"file://{tmp_path}/far"
+
+    def run(*words: str) -> dict[str, Any]:
+        done = subprocess.run(
+            [sys.executable, "-m", "evenstep.checkpoint_remote", *words], capture_output=True, text=True
+        )
+        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return answer
+
+    assert run("push", str(path), url)["report"] == f"{url}/step-00000001"
+    assert [one["step"] for one in run("ls", url)["report"]] == [1]
+    assert Path(run("fetch", url, "back")["report"]).name == "step-00000001"
+    assert "no whole checkpoint" in run("fetch", f"{url}/none", "back")["what"]
+    assert "s3" in run("ls", "nonsense-scheme://s3/x")["what"]
+
+
+def test_what_is_a_url() -> None:
+    assert is_url("s3://bucket/x") and is_url("memory://x") and not is_url("/a/b") and not is_url("a://"[:1])
