@@ -435,7 +435,10 @@ int even_cli_ckpt(int argc, char **argv) {
       {"repair", "puts right what is damaged, by a copy", even_cli_ckpt_repair},
       {"diff", "compares the tensors and settings of two", even_cli_ckpt_diff},
       {"convert", "writes one in another format", even_cli_ckpt_convert},
-      {"export", "writes the weights of one for other tools", even_cli_ckpt_export}};
+      {"export", "writes the weights of one for other tools", even_cli_ckpt_export},
+      {"reshard", "writes the same tensors into other files", even_cli_ckpt_reshard},
+      {"push", "uploads one to another place (s3://…)", even_cli_ckpt_push},
+      {"fetch", "brings the newest back from there", even_cli_ckpt_fetch}};
   enum { COMMANDS = sizeof commands / sizeof commands[0] };
   const char *names[COMMANDS];
   bool help = argc >= 1 && (strcmp(argv[0], "--help") == 0 || strcmp(argv[0], "-h") == 0);

@@ -11,6 +11,9 @@ int even_cli_ckpt_repair(int argc, char **argv);
 int even_cli_ckpt_diff(int argc, char **argv);
 int even_cli_ckpt_convert(int argc, char **argv);
 int even_cli_ckpt_export(int argc, char **argv);
+int even_cli_ckpt_reshard(int argc, char **argv);
+int even_cli_ckpt_push(int argc, char **argv);
+int even_cli_ckpt_fetch(int argc, char **argv);
 
 /* Told of each value that is not the same on both sides: where it is ("groups.0.lr"), and both; NULL: not there. */
 typedef void even_json_difference(void *context, const char *where, const json_t *a, const json_t *b);

@@ -1,20 +1,12 @@
 /* evenstep ckpt convert IN OUT, and evenstep ckpt export PATH --to OUT: both are done by evenstep.ckpt_convert in
  * Python, where torch is, which prints what came of it as one line of JSON. */
 #include "base/fail.h"
-#include "base/json_reader.h"
-#include "base/utf8.h"
 #include "cli/ckpt.h"
+#include "cli/ckpt_python.h"
 #include "cli/command.h"
-#include "cli/python.h"
-#include "os/dialogue.h"
 
 #include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
-
-/* LIMIT_MS: a disk's worth of weights may take hours; who waits may interrupt. */
-enum { MOST_WORDS = 24, MOST_SHOWN = 1024 };
-static const int64_t limit_ms = INT64_C(7) * 24 * 3600 * 1000;
 
 typedef struct conversion {
   const char *input, *output; /* `output` of --to, where that is how it is named */
@@ -61,79 +53,12 @@ static const even_usage export_usage = {
         "whole.",
     .epilogue = FORMATS};
 
-static even_status status_of_code(json_int_t code) {
-  static const even_status known[] = {EVEN_ERR_USAGE, EVEN_ERR_INPUT, EVEN_ERR_SYSTEM, EVEN_ERR_CORRUPT,
-                                      EVEN_ERR_UNSUPPORTED};
-  for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
-    if (even_status_exit_code(known[i]) == (int)code) {
-      return known[i];
-    }
-  }
-  return EVEN_ERR_SYSTEM;
-}
-
-/* Prints what Python found, or makes its error ours. */
-static even_status tell(const conversion *on, const json_t *answer) {
-  const char *what = json_string_value(json_object_get(answer, "what"));
-  const char *fix = json_string_value(json_object_get(answer, "fix"));
-  const char *text = json_string_value(json_object_get(answer, "text"));
-  char shown[MOST_SHOWN];
-  if (what != NULL) {
-    even_status status = even_fail(status_of_code(json_integer_value(json_object_get(answer, "code"))), "%s",
-                                   even_utf8_clean(what, shown, sizeof shown));
-    return fix == NULL || fix[0] == '\0' ? status : even_error_fix("%s", even_utf8_clean(fix, shown, sizeof shown));
-  }
-  if (text == NULL) {
-    return even_fail(EVEN_ERR_INPUT, "evenstep.ckpt_convert gave no answer of this version");
-  }
-  if (!on->json) {
-    (void)printf("%s\n", text);
-    return EVEN_OK;
-  }
-  char *report = json_dumps(json_object_get(answer, "report"), JSON_INDENT(2) | JSON_PRESERVE_ORDER);
-  (void)printf("%s\n", report == NULL ? "null" : report);
-  free(report);
-  return EVEN_OK;
-}
-
-static even_status hear(even_dialogue *dialogue, const char *python, json_t **out) {
-  even_text last = EVEN_TEXT_EMPTY;
-  even_status status = EVEN_OK;
-  char complaint[512];
-  for (;;) {
-    const char *line = NULL;
-    status = even_dialogue_hear(dialogue, limit_ms, &line);
-    if (status != EVEN_OK || line == NULL) {
-      break;
-    }
-    even_text_clear(&last);
-    even_text_add(&last, line);
-  }
-  even_dialogue_complaint(dialogue, complaint, sizeof complaint);
-  if (status == EVEN_OK) {
-    status = even_text_status(&last);
-  }
-  if (status == EVEN_OK && (last.length == 0 || last.data[0] != '{')) {
-    status = even_fail(EVEN_ERR_SYSTEM, "%s ended without an answer%s%s", python, complaint[0] == '\0' ? "" : ": ",
-                       complaint);
-    (void)even_error_fix(
-        "`evenstep doctor` says whether that interpreter has torch and evenstep; --python names another");
-  } else if (status == EVEN_OK) {
-    status = even_json_parse("the answer of evenstep.ckpt_convert", even_text_string(&last), last.length, out);
-  }
-  even_text_free(&last);
-  return status;
-}
-
-static size_t words_of(const conversion *on, const char *python, char *shard, size_t room, const char **words) {
+static size_t words_of(const conversion *on, char *shard, size_t room, const char **words) {
   const struct {
     const char *name, *value;
   } named[] = {{"--as", on->kind}, {"--model", on->model}, {"--config", on->config}};
   size_t at = 0;
   (void)snprintf(shard, room, "%" PRId64, on->shard_bytes);
-  words[at++] = python;
-  words[at++] = "-m";
-  words[at++] = "evenstep.ckpt_convert";
   for (size_t i = 0; i < sizeof named / sizeof named[0]; i++) {
     if (named[i].value != NULL) {
       words[at++] = named[i].name;
@@ -151,32 +76,14 @@ static size_t words_of(const conversion *on, const char *python, char *shard, si
   words[at++] = "--"; /* a path may begin with a dash */
   words[at++] = on->input;
   words[at++] = on->output;
-  words[at] = NULL;
   return at;
 }
 
 static int run(const conversion *on) {
-  const char *words[MOST_WORDS];
+  const char *words[EVEN_CKPT_PYTHON_MOST_WORDS];
   char shard[24];
-  even_text python = EVEN_TEXT_EMPTY;
-  even_dialogue dialogue;
-  json_t *answer = NULL;
-  even_status status = even_cli_python(on->python, &python);
-  if (status == EVEN_OK) {
-    (void)words_of(on, even_text_string(&python), shard, sizeof shard, words);
-    status = even_dialogue_start((char **)(uintptr_t)words, &dialogue);
-  }
-  if (status == EVEN_OK) {
-    status = hear(&dialogue, even_text_string(&python), &answer);
-    even_dialogue_end(&dialogue);
-  }
-  if (status == EVEN_OK) {
-    status = tell(on, answer);
-  }
-  int code = status == EVEN_OK ? 0 : even_cli_fail_of(status);
-  json_decref(answer);
-  even_text_free(&python);
-  return code;
+  size_t count = words_of(on, shard, sizeof shard, words);
+  return even_ckpt_python(on->python, "evenstep.ckpt_convert", words, count, on->json);
 }
 
 enum { COMMON = 7 };

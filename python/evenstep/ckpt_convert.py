@@ -41,7 +41,7 @@ def arguments() -> argparse.Namespace:
 # -- the place of the result --
 
 
-def _check_place(source: Path, target: Path, force: bool) -> None:
+def check_place(source: Path, target: Path, force: bool) -> None:
     if target.name in ("", ".", ".."):
         raise Refused(f"{target} is no name for a new checkpoint", "", USAGE)
     if target.name.endswith(PARTIAL):
@@ -74,7 +74,7 @@ def _sync_folder(path: Path) -> None:
         os.close(fd)
 
 
-def _sync_tree(path: Path) -> None:
+def sync_tree(path: Path) -> None:
     for one in (path, *path.rglob("*")):
         if one.is_dir():
             _sync_folder(one)
@@ -98,7 +98,7 @@ def _put(partial: Path, target: Path) -> None:
 
 
 @contextmanager
-def _partial(target: Path) -> Iterator[Path]:
+def partial_of(target: Path) -> Iterator[Path]:
     """A name to write to, which becomes the target's where all went well, and goes where it did not."""
     partial = target.with_name(target.name + PARTIAL)
     _remove(partial)
@@ -136,7 +136,7 @@ def _write_file(contents: Contents, target: Path, kind: str) -> None:
 
     if kind != "safetensors":
         convert_safetensors.leave_files(contents)
-    with _partial(target) as partial, partial.open("wb") as file:
+    with partial_of(target) as partial, partial.open("wb") as file:
         if kind == "safetensors":
             convert_safetensors.write_file(contents, file)
         elif kind == "torch":
@@ -158,7 +158,7 @@ def _write_folder(contents: Contents, target: Path, kind: str, options: argparse
 
         convert_evenstep.write_folder(contents, target.absolute(), bool(options.force))
         return
-    with _partial(target) as partial:
+    with partial_of(target) as partial:
         partial.mkdir()
         if kind == "hf":
             from evenstep import convert_safetensors
@@ -176,7 +176,7 @@ def _write_folder(contents: Contents, target: Path, kind: str, options: argparse
             convert_safetensors.leave_files(contents)
             name_optimizers(contents)
             convert_dcp.write_folder(contents, partial)
-        _sync_tree(partial)
+        sync_tree(partial)
 
 
 def convert(options: argparse.Namespace) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def convert(options: argparse.Namespace) -> dict[str, Any]:
         )
     if kind in FOLDERS and options.output.is_file():
         raise Refused(f"{options.output} is a file, and {OUTPUTS[kind]} is a folder", "choose another name", INPUT)
-    _check_place(options.input, options.output, options.force)
+    check_place(options.input, options.output, options.force)
     contents = read(options.input)
     _choose_model(contents, options.model)
     if options.weights_only:
@@ -214,7 +214,7 @@ def convert(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
     """Names in a file are anyone's: no control characters for the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
@@ -226,28 +226,28 @@ def text_of(report: dict[str, Any]) -> str:
     ]
     lines += [f"  note: {note}" for note in report["notes"]]
     lines += [f"  left out: {left}" for left in report["left"]]
-    return "\n".join(_clean(line) for line in lines)
+    return "\n".join(clean(line) for line in lines)
 
 
-def _failure(error: BaseException) -> dict[str, Any]:
+def failure(error: BaseException) -> dict[str, Any]:
     if isinstance(error, Refused):
-        return {"what": _clean(error.what), "fix": _clean(error.fix), "code": error.code}
+        return {"what": clean(error.what), "fix": clean(error.fix), "code": error.code}
     if isinstance(error, OSError):
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         where = f"{error.filename}: " if error.filename is not None else ""
         fix = "free some space, or choose another disk" if full else ""
-        return {"what": _clean(f"{where}{error.strerror or error}"), "fix": fix, "code": SYSTEM}
+        return {"what": clean(f"{where}{error.strerror or error}"), "fix": fix, "code": SYSTEM}
     if isinstance(error, MemoryError):
         return {"what": "there is not enough memory for all of the tensors", "fix": "", "code": SYSTEM}
     what, _, fix = str(error).partition("\n  fix: ")
-    return {"what": _clean(what), "fix": _clean(fix), "code": SYSTEM}
+    return {"what": clean(what), "fix": clean(fix), "code": SYSTEM}
 
 
 def main() -> int:
     try:
         report = convert(arguments())
     except (Refused, OSError, MemoryError, EvenstepError) as error:
-        print(json.dumps(_failure(error)), flush=True)
+        print(json.dumps(failure(error)), flush=True)
         return 1
     print(json.dumps({"text": text_of(report), "report": report}), flush=True)
     return 0

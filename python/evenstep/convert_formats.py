@@ -36,11 +36,11 @@ def kind_of(path: Path) -> str:
         raise Refused(f"{path} is neither a file nor a folder")
     with path.open("rb") as file:
         start = file.read(64)
-    if start[:4] == b"PK\x03\x04" or start[:1] == b"\x80":
-        return "torch"
-    length = int.from_bytes(start[:8], "little")
+    length = int.from_bytes(start[:8], "little")  # may begin with the byte that a pickle begins with
     if len(start) >= 9 and start[8:9] == b"{" and length <= path.stat().st_size - 8:
         return "safetensors"
+    if start[:4] == b"PK\x03\x04" or start[:1] == b"\x80":
+        return "torch"
     raise Refused(
         f"{path} is in no format that this knows (it begins with {start[:8]!r})",
         "known are files of torch.save and safetensors, and folders of Evenstep, DCP, DeepSpeed and Hugging Face",

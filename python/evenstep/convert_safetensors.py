@@ -57,7 +57,7 @@ def _inside(folder: Path, name: Any, index: Path) -> Path:
     return folder / name
 
 
-def _shards(folder: Path, index: Path) -> list[Path]:
+def shards_of(folder: Path, index: Path) -> list[Path]:
     try:
         names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         files = list(dict.fromkeys(names.values()))
@@ -79,7 +79,7 @@ def read_folder(folder: Path) -> Contents:
     tensors = into.model()
     if (folder / INDEX).exists():
         index = folder / INDEX
-        files = _shards(folder, index)
+        files = shards_of(folder, index)
         for path in files:
             _merge(tensors, path, read_tensors(path))
         wanted = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
@@ -90,7 +90,9 @@ def read_folder(folder: Path) -> Contents:
         files = [folder / SINGLE]
         tensors.update(read_tensors(files[0]))
     else:
-        files = _shards(folder, folder / _PICKLED_INDEX) if (folder / _PICKLED_INDEX).exists() else [folder / _PICKLED]
+        files = (
+            shards_of(folder, folder / _PICKLED_INDEX) if (folder / _PICKLED_INDEX).exists() else [folder / _PICKLED]
+        )
         for path in files:
             loaded = load_safely(path)
             if tensors_of(loaded) is None:

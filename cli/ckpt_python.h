@@ -1,0 +1,15 @@
+/* What subcommands of `evenstep ckpt` have Python do, where torch and fsspec are: a module that prints what came of it
+ * as one line of JSON, {"text", "report"} or {"what", "fix", "code"}. */
+#ifndef EVEN_CLI_CKPT_PYTHON_H
+#define EVEN_CLI_CKPT_PYTHON_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+enum { EVEN_CKPT_PYTHON_MOST_WORDS = 24 };
+
+/* Runs `python -m MODULE WORDS…` (python NULL: the one that is found), prints its text, or as JSON its report. Returns
+ * the exit code, its error told. */
+int even_ckpt_python(const char *python, const char *module, const char *const *words, size_t count, bool as_json);
+
+#endif

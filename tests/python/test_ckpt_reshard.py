@@ -1,0 +1,142 @@
+"""evenstep ckpt reshard: the same tensors in other files, and a training that goes on from them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from checkpoint_session import OneProcess, ck, empty_place, files, use  # noqa: F401
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from evenstep import checkpoint_reshard
+from evenstep.checkpoint_reshard import reshard, split
+from evenstep.convert_contents import Refused
+from evenstep.convert_formats import kind_of
+
+
+def options(source: Any, target: Any, **named: Any) -> argparse.Namespace:
+    given = {"files": 0, "shard_bytes": 0, "force": False, **named}
+    return argparse.Namespace(input=pathlib.Path(source), output=pathlib.Path(target), **given)
+
+
+def read_shards(folder: pathlib.Path) -> dict[str, torch.Tensor]:
+    index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    found = {}
+    for name, file in index.items():
+        with safe_open(folder / file, "pt") as shard:
+            found[name] = shard.get_tensor(name)
+    return found
+
+
+def test_parts() -> None:
+    sizes = {f"t{i}": size for i, size in enumerate([5, 1, 1, 5, 4, 4])}
+    assert split(sizes, 2, 0) == [["t0", "t1", "t2", "t3"], ["t4", "t5"]]
+    assert split(sizes, 0, 6) == [["t0", "t1"], ["t2", "t3"], ["t4"], ["t5"]]
+    assert split(sizes, 6, 0) == [[name] for name in sizes]
+    for many in range(1, 7):
+        parts = split({f"t{i}": 0 if i else 100 for i in range(6)}, many, 0)
+        assert len(parts) == many and all(parts) and [name for part in parts for name in part] == list(sizes)
+    with pytest.raises(Refused, match="do not make 7 files"):
+        split(sizes, 7, 0)
+
+
+def test_a_folder_of_shards(tmp_path: pathlib.Path) -> None:
+    weights = {f"layer.{i}": torch.randn(10, i + 1).to(torch.bfloat16 if i % 2 else torch.float32) for i in range(9)}
+    save_file(weights, tmp_path / "one.safetensors", {"format": "pt"})
+    assert reshard(options(tmp_path / "one.safetensors", tmp_path / "a", files=4))["files"] == 4
+    (tmp_path / "a" / "config.json").write_text("{}")
+    reshard(options(tmp_path / "a", tmp_path / "b", shard_bytes=700))
+    assert len(list((tmp_path / "b").glob("model-*.safetensors"))) > 2
+    assert (tmp_path / "b" / "config.json").read_text() == "{}"
+    for folder in ("a", "b"):
+        found = read_shards(tmp_path / folder)
+        assert found.keys() == weights.keys()
+        assert all(torch.equal(found[key], value) and found[key].dtype == value.dtype for key, value in weights.items())
+    reshard(options(tmp_path / "b", tmp_path / "c", files=1))
+    assert sorted(p.name for p in (tmp_path / "c").iterdir()) == ["config.json", "model.safetensors"]
+
+
+def train(model: Any, optimizer: Any) -> None:
+    optimizer.zero_grad()
+    model(torch.ones(2, 6)).square().mean().backward()
+    optimizer.step()
+
+
+def make() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3))
+    model[1].bias = model[1].bias
+    return model, torch.optim.Adam(model.parameters(), 0.1)
+
+
+def test_a_checkpoint_that_training_goes_on_from(program: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = make()
+    session = use(monkeypatch, OneProcess(model=model, optimizer=optimizer))
+    train(model, optimizer)
+    session.step = 7
+    path = ck.checkpoint("whole", extra={"mean": torch.arange(3)})
+    done = subprocess.run(
+        [program, "ckpt", "reshard", "--python", sys.executable, "--files", "3", path, "split"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and "read back and compared" in done.stdout, done.stderr
+    state = files.read_manifest(pathlib.Path("split"))["state"]
+    assert state["models"]["model"]["files"] == [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
+    assert subprocess.run([program, "ckpt", "verify", "split"], capture_output=True).returncode == 0
+    other, its_optimizer = make()
+    use(monkeypatch, OneProcess(model=other, optimizer=its_optimizer))
+    facts = ck.load_checkpoint("split")
+    assert facts["step"] == 7 and torch.equal(facts["extra"]["mean"], torch.arange(3))
+    for _ in range(2):
+        train(model, optimizer)
+        train(other, its_optimizer)
+    assert all(torch.equal(value, other.state_dict()[key]) for key, value in model.state_dict().items())
+    reshard(options("split", "joined", files=1))
+    assert (pathlib.Path("joined") / "model.safetensors").exists()
+    done = subprocess.run([program, "ckpt", "diff", "--tensors", "whole", "joined"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_what_cannot_be_is_refused(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_file({"a": torch.ones(2)}, tmp_path / "one.safetensors")
+    with pytest.raises(Refused, match="either"):
+        reshard(options(tmp_path / "one.safetensors", tmp_path / "x"))
+    torch.save({"a": torch.ones(2)}, tmp_path / "t.pt")
+    with pytest.raises(Refused, match="no shards"):
+        reshard(options(tmp_path / "t.pt", tmp_path / "x", files=1))
+    use(monkeypatch, OneProcess(model=nn.Linear(9, 9)))
+    path = ck.checkpoint("here")
+    file = path / "model.safetensors"
+    good = file.read_bytes()
+    file.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    with pytest.raises(Exception, match="altered"):
+        reshard(options(path, tmp_path / "x", files=2))
+    file.write_bytes(good)
+    real = checkpoint_reshard._bits  # what is read back is not what was written
+
+    def wrong(tensor: torch.Tensor, seen: list[int] = []) -> torch.Tensor:  # noqa: B006
+        seen.append(1)
+        return real(tensor) ^ (len(seen) == 2)
+
+    monkeypatch.setattr(checkpoint_reshard, "_bits", wrong)
+    with pytest.raises(Refused, match="does not read back"):
+        reshard(options(tmp_path / "one.safetensors", tmp_path / "y", files=1))
+    assert not (tmp_path / "x").exists() and not (tmp_path / "y").exists()
+
+
+def test_a_header_that_begins_as_a_pickle_does(tmp_path: pathlib.Path) -> None:
+    """The length of a header may be of any value: 0x80 is the first byte of a pickle, too."""
+    for padding in range(300):
+        save_file({"a" * (padding + 1): torch.ones(1)}, tmp_path / "x.safetensors")
+        if (tmp_path / "x.safetensors").read_bytes()[0] == 0x80:
+            break
+    assert (tmp_path / "x.safetensors").read_bytes()[0] == 0x80
+    assert kind_of(tmp_path / "x.safetensors") == "safetensors"
