@@ -344,6 +344,9 @@ class Steps:
         self._samples = self._total = self._batches = self._checksum = self._backward_count = 0
         self._loss_sum = 0.0
         self._passes = self._spared_passes = 0
+        self._loss_bad, self.loss_ranks = False, []
+        for sync in self.syncs:
+            sync.nonfinite = []
         self.ballots, self.reports, self.spared = [], [], []
         self._fetched = FetchedBatches()
         self._had = dict(self._had_at_step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import pathlib
 import sqlite3
 from collections.abc import Callable
@@ -14,7 +15,12 @@ import torch
 from run_jobs import Job
 
 import evenstep as es
+from evenstep import _core
+from evenstep.engine import SharedEngine
+from evenstep.gradients import GradientSync
 from evenstep.nonfinite import Look, all_finite
+from evenstep.session import _Alone
+from evenstep.steps import Steps
 
 CASES = pathlib.Path(__file__).parent / "nonfinite_cases.py"
 
@@ -146,6 +152,22 @@ def test_what_is_finite(dtype: torch.dtype) -> None:
         spoiled[2, 4] = bad
         assert not all_finite([values, spoiled])
         assert not all_finite([spoiled.to_sparse()])
+
+
+def test_a_pass_that_is_void_leaves_nothing_to_tell() -> None:
+    """A rank was lost in it, and its batches come again."""
+    model = torch.nn.Linear(2, 1)
+    parameters = list(model.parameters())
+    size = SharedEngine.arena_bytes(parameters)
+    steps = Steps(_Alone(), _core.Telemetry(-1, 0))
+    engine = SharedEngine(parameters, _core.Comm(_core.Comm.create_segment(1, size), 0, 1, size))
+    steps.syncs.append(GradientSync("model", model, engine, steps))
+    steps.before_backward(torch.tensor(math.nan))
+    model(torch.full((1, 2), math.nan)).sum().backward()
+    steps.after_backward()
+    assert steps.loss_ranks == [0] and {index for index, own in steps.syncs[0].nonfinite if own} == {0}  # the weight
+    steps.forget_pass()
+    assert steps.loss_ranks == [] and steps.syncs[0].nonfinite == []
 
 
 def test_an_accelerators_answer_comes_a_round_later() -> None:
