@@ -5,7 +5,8 @@
 One process, alternating rounds, medians. A state is a model of linear layers with AdamW, a third of it weights. Saving
 ends with an fsync of what was written (on disk), loading begins with a cold page cache (on disk) and ends with the values in
 the model and the optimizer. `copy` writes and reads the same number of bytes from and to one buffer that was touched
-before. `stall` is how long es.checkpoint(wait=False) keeps training from going on, beside one copy of the state in memory;
+before. The bound of loading from memory is a copy by all cores. `stall` is how long es.checkpoint(wait=False) keeps training
+from going on, beside one copy of the state in memory;
 `slowed` compares a step with a checkpoint every tenth with a step without.
 """
 
@@ -142,6 +143,19 @@ class Bench:
                     one["load"].append(self.bytes / load)
         return found
 
+    def bound(self) -> float:
+        """Bytes a second that all cores copy in memory: each byte read once and written once, which no load can do without."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
+        to = self.buffer.clone()
+        times = []
+        for _ in range(self.options.rounds):
+            began = time.perf_counter()
+            to.copy_(self.buffer)
+            times.append(time.perf_counter() - began)
+        torch.set_num_threads(before)
+        return self.bytes / statistics.median(times)
+
     def training(self, place: pathlib.Path) -> dict[str, float]:
         """Seconds of ten steps with and without a checkpoint, of a stall, of a copy of the state in memory."""
         os.environ["EVENSTEP_CHECKPOINT_DIR"] = str(place / "checkpoints")
@@ -193,6 +207,12 @@ def main() -> None:
                 ratio = statistics.median(a / b for a, b in zip(speeds[what], found["copy"][what]))
                 row += [f"{statistics.median(speeds[what]) / 1e9:10.2f}", f"{ratio:8.2f}"]
             print(f"  {way:10} {' '.join(row)}")
+        if name == "memory":
+            bound = figures["bound"] = bench.bound()
+            reached = statistics.median(found["evenstep"]["load"]) / bound
+            print(
+                f"  bound of loading (all cores read and write each byte once): {bound / 1e9:.2f} GB/s; evenstep {reached:.2f}"
+            )
         print()
     place = pathlib.Path(tempfile.mkdtemp(prefix="evenstep-bench-", dir=options.folder))
     try:
