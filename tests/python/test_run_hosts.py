@@ -325,3 +325,19 @@ def test_wrong_lists_are_named(
     script("", "t.py")
     result = subprocess.run([str(program), "run", *words], cwd=tmp_path, capture_output=True, text=True, timeout=150)
     assert result.returncode == 2 and said in result.stderr
+
+
+@pytest.mark.more
+def test_a_restart_goes_on_from_the_checkpoint_and_ends_the_same(hosts: Hosts, script: Script) -> None:
+    dies = """
+                if prepare is es.prepare and (es.step(), os.environ["RANK"]) == (12, "1") and restarts == "0":
+                    os.kill(os.getpid(), 9)
+"""
+    source = TRAINING.replace("optimizer.step()\n", f"optimizer.step(){dies}", 1)
+    source = source.replace("for _ in range(3)", "for _ in es.epochs(3) if prepare is es.prepare else range(3)")
+    source = source.replace("def train", 'restarts = os.environ["TORCHELASTIC_RESTART_COUNT"]\n\n    def train', 1)
+    code, text = hosts.run("--checkpoint-every", "5", "--log-rank", "all", script(source))
+    assert code == 0, text
+    assert re.search(r"restart 1 of 3 from \S+/step-00000010\n", text), text
+    found = re.findall(r"apart (\S+) after 18 steps", text)
+    assert len(found) == 2 and max(float(one) for one in found) < 1e-12, text
