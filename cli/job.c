@@ -120,6 +120,8 @@ static even_status run(running_job *job, int *exit_code) {
                                     .max_restarts = job->setup.max_restarts,
                                     .restart_always = job->setup.restart_always,
                                     .shrink = job->setup.shrink,
+                                    .replace = job->setup.replace,
+                                    .spares = (int)job->options->spares,
                                     .least_ranks = (int)job->options->min_ranks,
                                     .checkpoint_folder = job->setup.checkpoint_folder.data,
                                     .resume = job->options->resume,

@@ -15,7 +15,8 @@ typedef struct even_job_options {
   const char *profile;          /* --profile; NULL: gpu_profiles.json where present */
   const char *log_rank;         /* --log-rank: "all", "none", "0,2" */
   int64_t max_restarts;         /* --max-restarts; -1: not given */
-  const char *recovery;         /* --recovery: "restart" or "shrink" */
+  const char *recovery;         /* --recovery: "restart", "shrink" or "replace" */
+  int64_t spares;               /* --spares */
   int64_t min_ranks;            /* --min-ranks */
   const char *checkpoint_every; /* "100" steps, "30s" */
   const char *checkpoint_folder;
@@ -45,7 +46,7 @@ typedef struct even_job_options {
   bool json;
 } even_job_options;
 
-enum { EVEN_JOB_OPTION_COUNT = 36 };
+enum { EVEN_JOB_OPTION_COUNT = 37 };
 
 void even_job_options_defaults(even_job_options *options);
 /* The options' declarations, for even_options_parse, into table[EVEN_JOB_OPTION_COUNT]. */

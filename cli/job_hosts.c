@@ -86,10 +86,10 @@ even_status even_job_first_host(const even_job_options *options, int ranks, int 
 }
 
 static even_status check_options(const even_job_options *options) {
-  const char *other = options->devices != NULL                   ? "--devices names devices of this host"
-                      : options->profile != NULL                 ? "--profile is of this host's devices"
-                      : strcmp(options->recovery, "shrink") == 0 ? "--recovery shrink is of one host"
-                                                                 : NULL;
+  const char *other = options->devices != NULL                    ? "--devices names devices of this host"
+                      : options->profile != NULL                  ? "--profile is of this host's devices"
+                      : strcmp(options->recovery, "restart") != 0 ? "--recovery shrink and replace are of one host"
+                                                                  : NULL;
   if (other == NULL) {
     return EVEN_OK;
   }

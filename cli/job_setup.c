@@ -166,9 +166,9 @@ static even_status read_speeds(const even_job_options *options, even_job_setup *
   return EVEN_OK;
 }
 
-static even_status set_speeds(even_job_setup *setup) {
+static even_status set_speeds(even_job_setup *setup, size_t ranks) {
   even_text list = EVEN_TEXT_EMPTY;
-  for (size_t i = 0; i < setup->devices.count; i++) {
+  for (size_t i = 0; i < ranks; i++) {
     even_text_format(&list, "%s%.6g", i > 0 ? "," : "", setup->speeds[i]);
   }
   even_status status = even_text_status(&list);
@@ -195,7 +195,7 @@ static even_status build_environment(const even_job_options *options, char *cons
     EVEN_TRY(even_environment_set(&setup->environment, "EVENSTEP_CHECKPOINT_TO", options->checkpoint_to));
   }
   if (setup->speeds != NULL) {
-    EVEN_TRY(set_speeds(setup));
+    EVEN_TRY(set_speeds(setup, setup->devices.count - (size_t)options->spares));
   }
   for (size_t i = 0; extra != NULL && extra[i] != NULL; i++) {
     EVEN_TRY(even_environment_put(&setup->environment, extra[i]));
@@ -333,14 +333,20 @@ static even_status read_watch(const even_job_options *options, even_job_setup *s
 }
 
 static even_status read_recovery(const even_job_options *options, even_job_setup *setup) {
-  setup->shrink = strcmp(options->recovery, "shrink") == 0;
+  setup->replace = strcmp(options->recovery, "replace") == 0;
+  setup->shrink = setup->replace || strcmp(options->recovery, "shrink") == 0;
   if (!setup->shrink && strcmp(options->recovery, "restart") != 0) {
     even_status status = even_fail(EVEN_ERR_USAGE, "--recovery %s is no way to go on", options->recovery);
-    (void)even_error_fix("choose restart or shrink");
+    (void)even_error_fix("choose restart, shrink or replace");
     return status;
   }
   if (!setup->shrink && options->min_ranks > 1) {
-    even_status status = even_fail(EVEN_ERR_USAGE, "--min-ranks is of --recovery shrink");
+    even_status status = even_fail(EVEN_ERR_USAGE, "--min-ranks is of --recovery shrink and replace");
+    (void)even_error_fix("give both, or neither");
+    return status;
+  }
+  if (!setup->replace && options->spares > 0) {
+    even_status status = even_fail(EVEN_ERR_USAGE, "--spares is of --recovery replace");
     (void)even_error_fix("give both, or neither");
     return status;
   }
@@ -349,6 +355,31 @@ static even_status read_recovery(const even_job_options *options, even_job_setup
                                    (long long)options->min_ranks, setup->devices.count);
     (void)even_error_fix("give at most as many as there are ranks");
     return status;
+  }
+  return EVEN_OK;
+}
+
+/* Devices of the spares, behind those of the ranks: all CPUs that these have, whichever place they will take. */
+static even_status add_spares(const even_job_options *options, even_device_list *devices) {
+  size_t ranks = devices->count;
+  size_t cpus = 0;
+  for (size_t i = 0; i < ranks; i++) {
+    cpus += devices->items[i].cpu_count;
+  }
+  if (options->spares > 0) {
+    EVEN_TRY(even_realloc((void **)&devices->items, ranks + (size_t)options->spares, sizeof *devices->items));
+  }
+  for (int64_t k = 0; k < options->spares; k++) {
+    even_device *spare = &devices->items[devices->count];
+    *spare = devices->items[0];
+    (void)snprintf(spare->name, sizeof spare->name, "spare:%lld", (long long)k);
+    spare->cpu_count = 0;
+    EVEN_TRY(EVEN_NEW_ARRAY(&spare->cpus, cpus + 1));
+    devices->count++;
+    for (size_t i = 0; i < ranks; i++) {
+      memcpy(spare->cpus + spare->cpu_count, devices->items[i].cpus, devices->items[i].cpu_count * sizeof *spare->cpus);
+      spare->cpu_count += devices->items[i].cpu_count;
+    }
   }
   return EVEN_OK;
 }
@@ -363,18 +394,20 @@ static even_status open_setup(const even_job_options *options, char *const *envi
   EVEN_TRY(even_job_first_host(options, ranks, &first));
   EVEN_TRY(even_device_select(options->devices, first, &setup->devices));
   EVEN_TRY(even_job_reach_hosts(options, ranks, words[0], setup));
-  EVEN_TRY(EVEN_NEW_ARRAY(&setup->shown, setup->devices.count));
-  EVEN_TRY(read_shown(options->log_rank, setup->devices.count, setup->shown));
+  EVEN_TRY(read_recovery(options, setup));
+  size_t places = setup->devices.count + (size_t)options->spares;
+  EVEN_TRY(EVEN_NEW_ARRAY(&setup->shown, places));
+  EVEN_TRY(read_shown(options->log_rank, places, setup->shown));
   if (options->cpu_quota != NULL) {
-    EVEN_TRY(EVEN_NEW_ARRAY(&setup->quota, setup->devices.count));
-    EVEN_TRY(read_quota(options->cpu_quota, setup->devices.count, setup->quota));
+    EVEN_TRY(EVEN_NEW_ARRAY(&setup->quota, places));
+    EVEN_TRY(read_quota(options->cpu_quota, places, setup->quota));
   }
   EVEN_TRY(read_speeds(options, setup));
+  EVEN_TRY(add_spares(options, &setup->devices));
   EVEN_TRY(read_hangs(options, setup));
   EVEN_TRY(read_watch(options, setup));
   setup->max_restarts = options->max_restarts < 0 ? 3 : (int)options->max_restarts;
   setup->restart_always = options->max_restarts >= 0;
-  EVEN_TRY(read_recovery(options, setup));
   if (options->port != 0) { /* before a folder is made that would hold nothing */
     EVEN_TRY(even_monitor_check_port((int)options->port));
   }

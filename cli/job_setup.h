@@ -40,6 +40,7 @@ typedef struct even_job_setup {
   double hang_seconds; /* 0: off */
   bool restart_hung;
   bool shrink;
+  bool replace;
 } even_job_setup;
 
 /* Checks the options and builds all of it; the run folder is made last. On failure everything is freed. */

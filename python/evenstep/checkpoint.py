@@ -33,6 +33,7 @@ from evenstep.checkpoint_remote import Remote, Uploads, fetch_newest, is_url
 from evenstep.checkpoint_room import Room
 from evenstep.checkpoint_state import KINDS, Loader, Snapshot, capture, load_random, pack_random
 from evenstep.exchange_state import capture_exchange, restore_exchange
+from evenstep.generation_gift import Gift
 
 __all__ = ["Resume", "automatic", "checkpoint", "load_checkpoint", "newest_checkpoint"]
 
@@ -121,7 +122,9 @@ def _tell_once(session: Any, what: str, text: str) -> None:
 def _is_loaded(session: Any, folder: Path) -> bool:
     """Whether this call of the script wrote the checkpoint that it goes on from."""
     loaded = session.loaded
-    return loaded is not None and loaded.between and bool(folder.resolve() == loaded.folder.resolve())
+    if loaded is None or not loaded.between or not isinstance(loaded.folder, Path):
+        return False
+    return bool(folder.resolve() == loaded.folder.resolve())
 
 
 def _on_rank_zero(
@@ -244,6 +247,8 @@ def _save(
 ) -> Path:
     """All ranks call it; rank 0 writes, its outcome is everyone's. between: the script asked for it, between two
     iterations, so that a resumed one comes by the call again."""
+    if session.joining:  # the others have it, or will write it
+        return step_folder(folder_of(session), int(session.step), lineage_of(session))[0] if path is None else path
     with session.steps.apart(_core.SPAN_CHECKPOINT):
         return _save_apart(session, path, extra, wait, between, told)
 
@@ -367,7 +372,7 @@ class Loaded(NamedTuple):
 
     step: int
     by_launcher: bool
-    folder: Path
+    folder: Path | Gift
     between: bool  # written by a call of es.checkpoint between two iterations
 
 
@@ -395,6 +400,7 @@ def load_checkpoint(
     Raises EvenstepError where the checkpoint is damaged, or does not fit: the tensor, its shapes, types are named.
     Everything is compared before anything is loaded."""
     session = _session("es.load_checkpoint")
+    session.check_arrived("es.load_checkpoint")
     folder = _agree(session, lambda: _newest_in(path))
     assert folder is not None
     manifest = read_manifest(folder)
@@ -452,8 +458,8 @@ class Resume:
     (`take`, at the end of each es.prepare): a script that prepares no loader trains from there on. When the first batch of
     a prepared loader is about to be fetched, all that the checkpoint holds must have been (`finish`)."""
 
-    def __init__(self, session: Any, folder: Path) -> None:
-        manifest = read_manifest(folder)
+    def __init__(self, session: Any, folder: Path | Gift) -> None:
+        manifest = read_manifest(folder) if isinstance(folder, Path) else {"state": folder.state}
         self._state = manifest["state"]
         self._loader = Loader(session, folder, manifest)
         self._loader.read_first(True)
@@ -462,7 +468,7 @@ class Resume:
         session.step = self._state["step"]
         session.loaded = Loaded(session.step, True, folder, bool(self._state.get("between")))
         session.restarted = self._state.get("job", "") == os.environ.get("EVENSTEP_JOB", "") != ""
-        inherit(session, folder, self._state)
+        inherit(session, folder if isinstance(folder, Path) else None, self._state)
         session.user_state = self._loader.extra() or {}
         _restore_random(session, self._loader, self._state)
         session.pending_objects = self._loader.load_objects_again

@@ -109,7 +109,7 @@ def lineage_of(session: Any) -> str:
     return str(session.lineage)
 
 
-def inherit(session: Any, folder: Path, state: dict[str, Any]) -> None:
+def inherit(session: Any, folder: Path | None, state: dict[str, Any]) -> None:
     """The session goes on with the training that wrote the checkpoint."""
     session.lineage = state.get("lineage", "")
     session.resumed_from = folder

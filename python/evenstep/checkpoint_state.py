@@ -376,8 +376,9 @@ KINDS = ("models", "optimizers", "schedulers", "loaders", "objects")
 class Loader:
     """Puts a checkpoint's state back into a session's objects, each once. What does not fit is an error."""
 
-    def __init__(self, session: Any, folder: Path, manifest: dict[str, Any]) -> None:
-        self.files = StoredFiles(folder, manifest)
+    def __init__(self, session: Any, folder: Any, manifest: dict[str, Any]) -> None:
+        """folder: a checkpoint's, or what a living rank gave (evenstep.generation_gift)."""
+        self.files = StoredFiles(folder, manifest) if isinstance(folder, Path) else folder.stored
         self._session = session
         self._folder = folder
         self._state = manifest["state"]

@@ -27,6 +27,7 @@ class Environment:
     speeds: tuple[float, ...] | None = None
     telemetry_fd: int = -1
     generation_fd: int = -1  # evenstep.generations
+    joins: bool = False  # this process is to take the place of a rank that was lost
     checkpoint_steps: int = 0
     checkpoint_seconds: float = 0.0
     plan: str = ""
@@ -123,7 +124,8 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
     in_job = "RANK" in v and "WORLD_SIZE" in v
     world_size = _integer(v, "WORLD_SIZE", 1, 1) if in_job else 1
     rank = _integer(v, "RANK", 0) if in_job else 0
-    if rank >= world_size:
+    joins = in_job and v.get("EVENSTEP_JOINS", "") == "1"
+    if rank >= world_size and not joins:
         raise EvenstepError(f"RANK is {rank} but WORLD_SIZE is {world_size}: ranks go from 0 to {world_size - 1}")
     policy = v.get("EVENSTEP_POLICY", "") or "auto"
     if policy not in POLICIES:
@@ -142,6 +144,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         speeds=_speeds(v.get("EVENSTEP_SPEEDS", ""), world_size),
         telemetry_fd=_integer(v, "EVENSTEP_TELEMETRY_FD", -1, 0),
         generation_fd=_integer(v, "EVENSTEP_GENERATION_FD", -1, 0),
+        joins=joins,
         checkpoint_steps=steps,
         checkpoint_seconds=seconds,
         plan=v.get("EVENSTEP_PLAN", ""),

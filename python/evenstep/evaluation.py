@@ -32,6 +32,7 @@ def reduce_mean(value: Any, weight: float | None = None) -> Any:
     NaN included: give 1 for a vote, or a time. Returns a number for a number, else a tensor without gradient.
     """
     current = training_session("es.reduce_mean")
+    current.check_arrived("es.reduce_mean")
     current.join()
     amount = _default_weight() if weight is None else float(weight)
     if not (amount >= 0 and math.isfinite(amount)):
@@ -63,6 +64,7 @@ def gather(tensor: torch.Tensor, *, batch: bool = True) -> torch.Tensor:
     batches): every rank's come.
     """
     current = training_session("es.gather")
+    current.check_arrived("es.gather")
     current.join()
     if tensor.dim() == 0:
         raise EvenstepError("es.gather needs a tensor with rows\n  fix: give tensor[None] for a single number")

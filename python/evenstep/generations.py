@@ -13,15 +13,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from evenstep import _core
+from evenstep import _core, vote
 from evenstep._core import EvenstepError
+from evenstep.checkpoint_state import capture
+from evenstep.generation_gift import Gift
 from evenstep.group import SharedGroup, as_bytes, gather_objects
-from evenstep.rendezvous import has_ended
+from evenstep.rendezvous import has_ended, know
 
 if TYPE_CHECKING:
     from evenstep.session import Session
@@ -31,6 +33,8 @@ _PATIENCE_SECONDS = 60.0  # for the agent's word, which comes in milliseconds
 _DOUBT_SECONDS = 1.0  # the same while nobody is seen to have ended: one stands still, or gave up
 _LOOK_SECONDS = 0.1  # between two looks at signals, while it waits
 _CONNECT_SECONDS = 2.0
+_LOOK_FOR_GIFT_SECONDS = 0.002
+_STAND, _SAVE = 1, 2  # even_generation_wish
 
 
 class _Superseded(Exception):
@@ -94,15 +98,22 @@ class Recovery:
 
     def __init__(self, session: Session, memory: _core.Generation) -> None:
         self._session, self._memory = session, memory
-        self._job_rank = session.rank
+        self._job_rank = session.environment.rank
+        speeds = session.environment.speeds
+        self._speed = speeds[self._job_rank] if speeds is not None and self._job_rank < len(speeds) else None
         self.number = 0  # the generation that this rank is in
-        self.members = list(range(session.world_size))  # of it, by their numbers in the job
+        self.members = [r for r in range(memory.ranks) if memory.has(r, 0)]  # of it, by their numbers in the job
         self._committed = self._passes = self._calls = 0  # even_position
+        self._stands = False  # between two steps, until there is a newer generation
         self._void_passes = 0  # of the step under way: the first so many
         self._result = b""  # of the last call
         self._hidden: list[tuple[torch.Tensor, torch.Tensor]] | None = None
         self.redoing = False  # the last optimizer.step() applied nothing, and no batch has come since
         self._said: str | None = None
+        self._asked = 0  # what the agent asks at the end of the step under way, as all heard in its vote
+        self._left: dict[int, list[Any]] = {}  # timings of ranks that were lost, for who takes their place
+        self._gift = -1  # the descriptor of the state for those that join
+        self.joining = session.environment.joins  # it takes a lost rank's place, and has not met the others yet
 
     # -- before anything is lost --
 
@@ -174,21 +185,137 @@ class Recovery:
         return result
 
     def call_ended(self, result: bytes) -> None:
+        if self.joining:  # made with nobody
+            return
         self._calls += 1
         self._result = result
+
+    # -- between two steps --
+
+    @property
+    def asks(self) -> int:
+        """Of rank 0, for a vote: what the agent asks of all at the end of this step."""
+        return {_STAND: vote.STANDS, _SAVE: vote.STANDS | vote.SAVES}.get(self._memory.wished, 0)
+
+    def heard(self, flags: int) -> None:
+        """Rank 0's in the vote."""
+        self._asked = flags & (vote.STANDS | vote.SAVES)
+
+    def between_steps(self) -> None:
+        """Stands there where the last vote said so, until there is a newer generation: another rank has joined, or was lost."""
+        asked, self._asked = self._asked, 0
+        if not asked:
+            return
+        if asked & vote.SAVES:
+            self._session.checkpoint_now()
+        began = time.monotonic()
+        self._memory.stand(self._job_rank, self.number)
+        self._stand(self.number, began)
+
+    def _stand(self, number: int, began: float) -> None:
+        self._stands = True
+        try:
+            with self._session.steps.phases.during(_core.AT_COLLECTIVE):
+                self._regenerate(number, None, began)
+        finally:
+            self._stands = False
+            self._drop_gift()
+
+    # -- joining --
+
+    def take_place(self) -> Gift | None:
+        """Of a process that takes a lost rank's place, once it could train: waits until the others stand between two
+        steps, and gives their state. None where it has joined, or cannot train yet."""
+        if not self.joining or self._said != "" or self._committed:
+            return None
+        self._memory.offer(self._job_rank)
+        with self._session.steps.phases.during(_core.AT_COLLECTIVE):
+            while True:
+                number = self._memory.number
+                if self._memory.refused:
+                    raise _ended()
+                if self._memory.has(self._job_rank, number):
+                    gift = self._open_gift(number)
+                    if gift is not None:
+                        break
+                    self._memory.wait(number, _LOOK_FOR_GIFT_SECONDS)
+                else:
+                    self._memory.wait(number, _LOOK_SECONDS)
+        self._committed, self._calls, self._result, self.members, self._left = gift.place
+        self.number = number - 1
+        return gift
+
+    def _open_gift(self, number: int) -> Gift | None:
+        given = self._memory.given(number)
+        if given is None:
+            if sum(self._memory.has(rank, number) for rank in range(self._memory.ranks)) == 1:
+                raise _ended()
+            return None
+        try:
+            return Gift.open(*given, number)
+        except (EvenstepError, OSError):
+            return None  # its giver has ended: another generation comes
+
+    def arrive(self) -> None:
+        """Before the first batch: meets the others, which stand between the two steps whose state this rank has."""
+        if not self.joining:
+            return
+        if not self._committed:
+            raise EvenstepError(
+                f"this process cannot take the place of a lost rank: {self._said or 'it could not train'}\n"
+                "  fix: leave --recovery replace out"
+            )
+        self._stand(self.number, time.monotonic())
+        self.joining = False
+
+    def _give(self, number: int) -> None:
+        """The first of those that stand gives the state to who is new in this generation."""
+        members = self._members_of(number)
+        if self.joining or all(rank in self.members for rank in members):
+            return
+        if self._job_rank != next(rank for rank in members if rank in self.members):
+            return
+        session = self._session
+        snapshot = capture(session, [], session.user_state)
+        for saved in snapshot.state["loaders"].values():
+            saved["speeds"] = {}  # are of the ranks that are to be: told when all meet
+        place = (self._committed, self._calls, self._result, self.members, self._timings())
+        self._drop_gift()
+        self._gift = Gift.wrap(snapshot, place, number)
+        self._memory.give(self._job_rank, number, self._gift)
+
+    def _timings(self) -> dict[int, list[Any]]:
+        """What was measured of each rank, by their numbers in the job, those that were lost among them."""
+        return {**self._left, **({} if self.joining else self._session.timings_of(self.members))}
+
+    def _drop_gift(self) -> None:
+        gift, self._gift = self._gift, -1
+        if gift >= 0:
+            os.close(gift)
 
     # -- a new generation --
 
     def _mend(self, error: EvenstepError, calling: bool = False, committing: bool = False) -> bytes | None:
         began = time.monotonic()
-        tried = self.number
         self._revoke()
         buffers = self._session.steps.buffers
         if self._said != "" or (buffers is not None and buffers.changed()):
             raise error
+        return self._regenerate(self.number, error, began, calling, committing)
+
+    def _regenerate(
+        self,
+        tried: int,
+        error: EvenstepError | None,
+        began: float,
+        calling: bool = False,
+        committing: bool = False,
+    ) -> bytes | None:
+        """error: for which it is done; None: it stands between two steps, for as long as that takes."""
         while True:
             tried = self._newer(tried, error)
             try:
+                self._give(tried)
                 comm, told = self._meet(tried)
                 return self._go_on(tried, comm, told, began, calling, committing)
             except _Superseded:
@@ -204,34 +331,45 @@ class Recovery:
         for sync in session.steps.syncs:
             sync.engine.revoke()  # type: ignore[attr-defined]
 
-    def _newer(self, tried: int, error: EvenstepError) -> int:
+    def _newer(self, tried: int, error: EvenstepError | None) -> int:
         began = time.monotonic()
         while True:
             number = self._memory.wait(tried, _LOOK_SECONDS)
             if number > tried and not self._memory.refused:
                 return number
+            if self._memory.refused:
+                raise error or _ended()
             waited = time.monotonic() - began
             doubts = waited > _DOUBT_SECONDS and not has_ended(self.members)
-            if self._memory.refused or doubts or waited > _PATIENCE_SECONDS:
+            if error is not None and (doubts or waited > _PATIENCE_SECONDS):
                 raise error
 
-    def _meet(self, number: int) -> tuple[_core.Comm, list[Any]]:
+    def _members_of(self, number: int) -> list[int]:
+        return [rank for rank in range(self._memory.ranks) if self._memory.has(rank, number)]
+
+    def _meet(self, number: int) -> tuple[_core.Comm, list[Told]]:
         """The new control group, and where its members stand."""
-        members = [rank for rank in range(self._memory.ranks) if self._memory.has(rank, number)]
+        members = self._members_of(number)
+        if self._job_rank not in members:
+            raise _ended()
+        know({rank: process for rank in members if (process := self._memory.process(rank))})
         session, bootstrap = self._session, self._session.bootstrap
         assert bootstrap is not None
         environment = replace(session.environment, rank=members.index(self._job_rank), world_size=len(members))
-        bootstrap.go_on(environment, self._store(number, environment.rank, len(members)), members, number)
+        bootstrap.go_on(environment, self._store(number, members), members, number)
         comm = bootstrap.shared(0, "control")
         assert comm is not None  # of one host
-        position = (self._committed, self._passes, self._calls)
-        told = gather_objects(SharedGroup(comm), (members, position, self._result))
-        return comm, told
+        position = (self._committed, self._passes, self._calls, self._stands)
 
-    def _store(self, number: int, rank: int, ranks: int) -> Any:
-        if ranks == 1:
+        facts = (session.environment.device, session.memory_pool, session.own_cap)
+        mine = Told(members, position, self._result, self._speed, *facts, self._timings())
+
+        return comm, gather_objects(SharedGroup(comm), mine)
+
+    def _store(self, number: int, members: list[int]) -> Any:
+        if len(members) == 1:
             return dist.HashStore()
-        if rank == 0:
+        if members[0] == self._job_rank:
             store = dist.TCPStore(
                 "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=_PATIENCE_SECONDS)
             )
@@ -240,7 +378,8 @@ class Recovery:
         until = time.monotonic() + _PATIENCE_SECONDS
         while True:
             port = self._memory.port(number, _LOOK_SECONDS)
-            if self._memory.refused or self._memory.number != number or time.monotonic() > until:
+            late = time.monotonic() > until and not self._stands  # who joins may take its time: the agent sees its end
+            if self._memory.refused or self._memory.number != number or late:
                 raise _Superseded
             if not port:
                 continue
@@ -250,13 +389,13 @@ class Recovery:
                 continue  # its host is late, or has ended: then another generation comes
 
     def _go_on(
-        self, number: int, comm: _core.Comm, told: list[Any], began: float, calling: bool, committing: bool
+        self, number: int, comm: _core.Comm, told: list[Told], began: float, calling: bool, committing: bool
     ) -> bytes | None:
         """All members have told where they stand: the same on all from here on."""
         session, bootstrap = self._session, self._session.bootstrap
         assert bootstrap is not None
-        members = told[comm.rank][0]
-        committed, passes, calls, giver = _core.agree([position for _, position, _ in told])
+        members = told[comm.rank].members
+        committed, voids, calls, giver = _core.agree([one.position for one in told])
         if (committed > self._committed and not committing) or (calls > self._calls and not calling):
             raise _not_in_step()
         engines = []
@@ -264,31 +403,64 @@ class Recovery:
             arena = bootstrap.shared(sync.engine.arena_needed, "gradients")  # type: ignore[attr-defined]
             assert arena is not None
             engines.append(arena)
-        gone = [rank for rank in self.members if rank not in members]
-        kept = [place for place, rank in enumerate(self.members) if rank in members]
+        before = self.members
         if committed > self._committed:
             self._passes = 0
             self._session.book_step()  # as those did that came out of the meeting, among all who were in it
-        result = told[giver][2] if calls > self._calls else None
-        self._committed, self._void_passes = committed, passes + 1
+        result = told[giver].result if calls > self._calls else None
+        self._left = {rank: timings for rank, timings in told[0].timings.items() if rank not in members}
+        self._committed, self._void_passes, self._asked = committed, voids, 0
         self.number, self.members = number, members
-        session.shrink(bootstrap.environment, comm, engines, kept)
-        self._tell(number, gone, began)
+        session.regroup(bootstrap.environment, comm, engines, told)
+        if voids == 0:
+            session.steps.forget_pass()  # all begin the step alike
+        self._tell(number, before, began)
         return result
 
-    def _tell(self, number: int, gone: Sequence[int], began: float) -> None:
-        if self._session.rank == 0:
+    def _tell(self, number: int, before: Sequence[int], began: float) -> None:
+        gone = [rank for rank in before if rank not in self.members]
+        new = [rank for rank in self.members if rank not in before]
+        if self._session.rank == 0 and (gone or new):
             ms = 1e3 * (time.monotonic() - began)
-            words = f"generation {number}: {name(self.members)} on without {name(gone, False)} after {ms:.0f} ms"
+            old = [rank for rank in self.members if rank in before]
+            words = (
+                f"{name(self.members)} on without {name(gone, '')}"
+                if not new
+                else f"{name(new, 'join')} {name(old, '')}"
+            )
+            words = f"generation {number}: {words} after {ms:.0f} ms"
             self._session.telemetry.event(_core.EVENT_GENERATION, self._session.step, number, words)
 
 
-def name(ranks: Sequence[int], go: bool = True) -> str:
+class Told(NamedTuple):
+    """What a member of a new generation says of itself to the others."""
+
+    members: list[int]
+    position: tuple[int, int, int, bool]
+    result: bytes  # of its last call
+    speed: float | None
+    device: str
+    pool: int  # of memory
+    cap: int | None  # of samples, as its script says
+    timings: dict[int, list[Any]]  # by ranks' numbers in the job: what was measured of each
+
+    def of_members(self) -> list[list[Any] | None]:
+        """The timings of each member; of one that took a lost rank's place, what was measured of the last one lost."""
+        lost = [rank for rank in self.timings if rank not in self.members]
+        return [self.timings.get(rank) or (self.timings[lost.pop()] if lost else None) for rank in self.members]
+
+
+def name(ranks: Sequence[int], verb: str = "go") -> str:
     """ "rank 0 goes", "ranks 0, 2 and 3 go"."""
-    verb = (" goes" if len(ranks) == 1 else " go") if go else ""
+    if verb:
+        verb = f" {verb}" + (("es" if verb.endswith("o") else "s") if len(ranks) == 1 else "")
     words = [str(rank) for rank in ranks]
     listed = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
     return f"rank{'s' if len(ranks) > 1 else ''} {listed}{verb}"
+
+
+def _ended() -> EvenstepError:
+    return EvenstepError("the others do not go on, so nobody can join them (EVEN_ERR_REVOKED)")
 
 
 def _not_in_step() -> EvenstepError:
@@ -304,6 +476,7 @@ def open_recovery(session: Session) -> Recovery | None:
     if fd < 0:
         return None
     os.environ.pop("EVENSTEP_GENERATION_FD", None)  # for this process, not for those that it starts
+    os.environ.pop("EVENSTEP_JOINS", None)
     try:
         memory = _core.Generation(fd)
     except EvenstepError:

@@ -315,7 +315,7 @@ class EvenLoader:
         if self._shares is None:
             return equal_shares(total, self._session.world_size), float("nan")
         if not self.train:
-            return self._shares.split(total), float("nan")
+            return self._session.shares_for_evaluation(self._shares).split(total), float("nan")
         alone = self._session.dummy_samples == 1
         shares = self._shares.draw(total, alone=alone, step=self._expected_step(ahead))
         return shares, self._shares.predict(shares)
@@ -470,6 +470,7 @@ class EvenLoader:
 
     def _one_epoch(self, epoch: int, skip: int) -> Iterator[Any]:
         session = self._session
+        session.arrive()
         start = _core.clock_ns()
         session.steps.phases.enter("data")
         # draws a seed for its workers: before the generators are put back

@@ -227,10 +227,6 @@ class RanksMemory:
         self.watch, self._pools = watch, list(pools)
         self._neighbours = [r for r, pool in enumerate(pools) if pool == watch.pool and r != rank]
 
-    def of_ranks(self, kept: Sequence[int], rank: int) -> RanksMemory:
-        """The same of some of the ranks; `rank`: this one's number among them."""
-        return RanksMemory(self.watch, [self._pools[each] for each in kept], rank)
-
     def heard(self, ballots: Sequence[Ballot]) -> None:
         """Those of a vote."""
         self.watch.others(math.fsum(ballots[rank].growth for rank in self._neighbours))

@@ -80,6 +80,10 @@ class NonFinite:
         self._teller = 0  # the rank whose ring has the event: that of its end comes after it in one ring alone
         self._hidden: list[tuple[torch.Tensor, torch.Tensor]] = []
 
+    def begin_anew(self) -> None:
+        """Among other ranks, of which some know nothing of it: what lasts is told once more."""
+        self._since, self._told = -1, 0
+
     def before_step(self, optimizer: torch.optim.Optimizer, leads: bool) -> bool:
         """Whether the step is to be left out. Collective where something was found, which all ranks know alike. `leads`:
         it is the optimizer whose step counts. Raises EvenstepError where the job is to end."""

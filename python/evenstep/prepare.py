@@ -184,10 +184,22 @@ def prepare(
                 observe_backward(passes)
             if current.recovery is not None:
                 current.recovery.say(why_not(current, exact is not None))
-        if current.environment.resume or current.restarted_set:
+                _take_place(current)
+        if current.environment.resume or current.restarted_set or current.resume is not None:
             _resume(current)
         returned = tuple(results.get(id(one), one) for one in given)
         return returned[0] if len(returned) == 1 else returned
+
+
+def _take_place(current: Session) -> None:
+    """A process that takes a lost rank's place goes on from a living one's state, as it would from a checkpoint."""
+    assert current.recovery is not None
+    gift = current.recovery.take_place()
+    if gift is not None:
+        from evenstep.checkpoint import Resume
+
+        current.resumed = True
+        current.resume = Resume(current, gift)
 
 
 def _resume(current: Session) -> None:
@@ -472,7 +484,7 @@ def _prepare_loader(
 
 def _watch_memory(current: Session) -> None:
     """From the first training loader on; where there are other ranks that samples could go to."""
-    if current.steps.memory is not None or current.world_size == 1:
+    if current.steps.memory is not None or (current.world_size == 1 and current.recovery is None):
         return
     parameters = (p for sync in current.steps.syncs for p in sync.parameters)
     device = next((p.device for p in parameters), torch.device("cpu"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,6 +62,11 @@ def _ended(process: int) -> bool:
     except OSError as error:
         return isinstance(error, (FileNotFoundError, ProcessLookupError))
     return stat[stat.rindex(")") + 2] in "ZX"
+
+
+def know(processes: Mapping[int, int]) -> None:
+    """Which processes ranks of the job on this host are now: another one may have taken a lost rank's place."""
+    _processes.update(processes)
 
 
 def has_ended(members: Sequence[int]) -> bool:
@@ -146,7 +151,8 @@ class _Meeting:
     def stay_until_heard(self, ranks: int) -> None:
         """Rank 0, before it fails: the store may be its own, and go with it, before the others have read why."""
         until = time.monotonic() + _PATIENCE_SECONDS
-        heard = [f"{self._prefix}/heard/{rank}" for rank in range(1, ranks)]
+        ended = {rank for rank, process in self.processes.items() if _ended(process)}
+        heard = [f"{self._prefix}/heard/{rank}" for rank in range(1, ranks) if rank not in ended]
         while heard and time.monotonic() < until and not self._store.check(heard):
             time.sleep(0.005)
 
@@ -219,7 +225,7 @@ def _make_plan(meeting: _Meeting, own: dict[str, Any], ranks: int, arena_bytes: 
             fd = _core.Comm.create_segment(ranks, arena_bytes, plan["processes"])
             plan["segment"] = _share_segment(fd)
     except Exception as error:
-        meeting.put("plan", json.dumps({"error": str(error)}))
+        meeting.put("plan", json.dumps({"error": str(error), "status": getattr(error, "status", "")}))
         meeting.stay_until_heard(ranks)
         raise
     meeting.put("plan", json.dumps(plan))
@@ -245,7 +251,10 @@ def _plan(meeting: _Meeting, rank: int, ranks: int, arena_bytes: int) -> tuple[d
     plan = json.loads(meeting.get("plan"))
     if "error" in plan:
         meeting.put(f"heard/{rank}", "")
-        raise EvenstepError(f"rank 0 could not make the group: {plan['error']}")
+        said = EvenstepError(f"rank 0 could not make the group: {plan['error']}")
+        if plan["status"]:  # of a rank that was lost, say: those that are left may go on
+            said.status = plan["status"]
+        raise said
     for other, host in enumerate(plan["host_of"]):
         if host == plan["host_of"][rank]:
             meeting.learn(other, plan["processes"][other])

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
@@ -18,9 +19,10 @@ from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.engine import SharedEngine
 from evenstep.environment import Environment, read_environment
-from evenstep.generations import MendedGroup, Recovery, open_recovery
+from evenstep.generations import MendedGroup, Recovery, Told, open_recovery
 from evenstep.group import Bootstrap, Group, SharedGroup, broadcast_bytes, gather_bytes
 from evenstep.loops import Loops
+from evenstep.memory import RanksMemory
 from evenstep.nonfinite import NonFinite
 from evenstep.parameter_checks import ParameterChecks
 from evenstep.ring import open_ring
@@ -72,6 +74,7 @@ class Session:
         self.environment = environment
         self.name = name  # of its process set; "": all ranks
         self.rank, self.world_size = environment.rank, environment.world_size
+        self.place = (self.rank, self.world_size)  # that a process is to take, until it has
         self.models: dict[str, nn.Module] = {}
         self.buffer_rules: dict[str, bool | None] = {}  # es.prepare(broadcast_buffers=…) of each model
         self.optimizers: dict[str, Optimizer] = {}
@@ -145,6 +148,9 @@ class Session:
     def join(self) -> None:
         """Finds the other ranks, which must come too; once. Every collective call does so first: es.prepare may come
         later (`if es.is_main(): download()`, `es.barrier()`)."""
+        if self.bootstrap is None and self.environment.joins and not self.name:
+            self._stand_in()
+            return
         if self.bootstrap is None and self.in_job:
             # the agent ends the wait when a rank for which it is has ended
             self.telemetry.event(_core.EVENT_JOINING, self.step, words="waits for all ranks")
@@ -156,6 +162,35 @@ class Session:
             self.telemetry.event(_core.EVENT_JOINED, self.step, words="all ranks have come")
             self.devices = [name.decode() for name in gather_bytes(self.group, self.environment.device.encode())]
 
+    def _stand_in(self) -> None:
+        """A process that takes a lost rank's place is alone until its first batch: what others have done together long
+        ago, it does by itself."""
+        place = self.environment
+        bootstrap = self._opens or Bootstrap(place)
+        self.place = (place.rank, place.world_size)
+        environment = replace(place, rank=0, world_size=1, resume="", speeds=None)
+        bootstrap.go_on(environment, dist.HashStore(), [place.rank], 0)
+        group = bootstrap.control()
+        self.group = self.steps.group = self._mended(group)
+        if self.recovery is None:
+            raise EvenstepError("this process cannot take a lost rank's place: the agent's memory is closed here")
+        self.environment, self.bootstrap = environment, bootstrap
+        self.rank, self.world_size = 0, 1
+
+    @property
+    def joining(self) -> bool:
+        """Whether this process takes a lost rank's place, and has not met the others yet."""
+        return self.environment.joins and (self.recovery is None or self.recovery.joining)
+
+    @property
+    def seen_rank(self) -> int:
+        """As the script sees it."""
+        return self.place[0] if self.joining else self.rank
+
+    @property
+    def seen_world_size(self) -> int:
+        return self.place[1] if self.joining else self.world_size
+
     def _mended(self, group: Group) -> Group:
         recovery = None if self.name or not isinstance(group, SharedGroup) else open_recovery(self)
         if recovery is None or not isinstance(group, SharedGroup):
@@ -163,29 +198,65 @@ class Session:
         self.recovery = self.steps.recovery = recovery
         return MendedGroup(group.comm, recovery)
 
-    def shrink(
-        self, environment: Environment, comm: _core.Comm, arenas: Sequence[_core.Comm], kept: Sequence[int]
+    # -- other ranks (evenstep.generations) --
+
+    @property
+    def memory_pool(self) -> int:
+        return self.steps.memory.watch.pool if self.steps.memory is not None else 0
+
+    @property
+    def _training_shares(self) -> Shares | None:
+        return next((one.shares for one in self.loaders.values() if one.train and one.shares is not None), None)
+
+    @property
+    def own_cap(self) -> int | None:
+        shares = self._training_shares
+        return None if shares is None else shares.given_caps[self.rank]
+
+    def timings_of(self, members: Sequence[int]) -> dict[int, list[Any]]:
+        """What was measured of each of the ranks, under these numbers."""
+        shares = self._training_shares
+        return {} if shares is None else dict(zip(members, shares.of_each()))
+
+    def regroup(
+        self, environment: Environment, comm: _core.Comm, arenas: Sequence[_core.Comm], told: Sequence[Told]
     ) -> None:
-        """Goes on among the ranks of a new generation: numbers `kept` of those before. comm: of the control group; arenas: of
-        each model's gradients."""
-        speeds = self.environment.speeds
-        self.environment = replace(environment, speeds=None if speeds is None else tuple(speeds[rank] for rank in kept))
+        """Goes on among the ranks of a new generation, by what they told. comm: of the control group; arenas: of each
+        model's gradients."""
+        speeds = [one.speed for one in told if one.speed is not None]
+        usual = sum(speeds) / len(speeds) if speeds else 0.0
+        own = tuple(usual if one.speed is None else one.speed for one in told) if speeds else None
+        self.environment = replace(environment, speeds=own)
         self.rank, self.world_size = environment.rank, environment.world_size
-        self.devices = [self.devices[rank] for rank in kept]
+        self.devices = [one.device for one in told]
         self.last_step = None
         assert isinstance(self.group, MendedGroup)
         self.group.take(comm)
         for sync, arena in zip(self.steps.syncs, arenas):
             assert isinstance(sync.engine, SharedEngine)
             sync.go_on(sync.engine.again(arena))
+        self.checks.begin_anew()
+        self.nonfinite.begin_anew()
         if self.steps.memory is not None:
-            self.steps.memory = self.steps.memory.of_ranks(kept, self.rank)
+            self.steps.memory = RanksMemory(self.steps.memory.watch, [one.pool for one in told], self.rank)
         made: dict[int, Shares] = {}
         for loader in self.loaders.values():
             shares = loader.shares
             if shares is not None and id(shares) not in made:
-                made[id(shares)] = shares.of_ranks(kept, self.environment.speeds)
+                made[id(shares)] = shares.anew(own, [one.cap for one in told], told[0].of_members())
             loader.shrink(None if shares is None else made[id(shares)])
+
+    def shares_for_evaluation(self, known: Shares) -> Shares:
+        """Those of training, which ranks that are lost and others that join change; else what the loader was prepared with."""
+        return self._training_shares or known
+
+    def checkpoint_now(self) -> None:
+        """Between two steps, on all ranks: but where this step's is written."""
+        if self._checkpointed != self.step:
+            from evenstep.checkpoint import automatic
+
+            automatic(self)
+            self._checkpointed = self.step
 
     @property
     def redoing(self) -> bool:
@@ -253,6 +324,22 @@ class Session:
                 total = (self.total_epochs or epoch + 1) * len(loader)
                 self.telemetry.event(_core.EVENT_TOTAL_STEPS, self.step, total)
 
+    def check_arrived(self, call: str) -> None:
+        """Raises where the others made this call long ago, and what they gave to it is gone."""
+        if self.joining:
+            raise EvenstepError(
+                f"{call} before the first batch: a process that takes a lost rank's place (--recovery replace) cannot make "
+                "this call again with the others\n  fix: call it after the first batch, or use --recovery restart"
+            )
+
+    def arrive(self) -> None:
+        """Before an epoch's batches are shared out: a process that takes a lost rank's place meets the others."""
+        if self.joining and self.resume is not None:  # with nobody, as all before
+            self.resume.finish()
+            self.resume = None
+        if self.recovery is not None:
+            self.recovery.arrive()
+
     def first_fetch(self) -> None:
         """Before an epoch's first batch is fetched: a resumed run is now where its checkpoint was written."""
         if self.resume is not None:
@@ -292,6 +379,8 @@ class Session:
             if asked is not None and asked.done:
                 asked.finish(self.all_gather_bytes)
         self._checkpoint_when_due()
+        if self.recovery is not None:
+            self.recovery.between_steps()
 
     def _checkpoint_due(self) -> bool:
         """The same on all ranks. Where they train on their own, at their next synchronisation."""

@@ -17,7 +17,7 @@ from evenstep.session import inside_a_set, session, sessions, training_session
 
 def rank() -> int:
     """This process's number among all ranks, inside the `with` of a process set among its ranks; 0 outside a job."""
-    return session().rank
+    return session().seen_rank
 
 
 def local_rank() -> int:
@@ -27,12 +27,12 @@ def local_rank() -> int:
 
 def world_size() -> int:
     """How many ranks the job has, inside the `with` of a process set how many that has; 1 outside a job."""
-    return session().world_size
+    return session().seen_world_size
 
 
 def is_main() -> bool:
     """True on rank 0, of the process set where its `with` is open, and outside a job."""
-    return session().rank == 0
+    return session().seen_rank == 0
 
 
 def print_main(*values: Any, **options: Any) -> None:

@@ -81,14 +81,25 @@ class Shares:
         self._decided: dict[tuple[int, int], list[int]] = {}  # (step, samples of the batch) -> shares
         self._choice = self._balancer.choice[0]
 
-    def of_ranks(self, kept: Sequence[int], speeds: Sequence[float] | None) -> Shares:
-        """The same of some of the ranks, with what is known of these but for their memory, which shows
-        again."""
-        caps = [self.given_caps[rank] for rank in kept]
-        fewer = Shares(self.policy, len(kept), self.batch, speeds, caps=caps)
-        fewer._caps.in_pieces = self._caps.in_pieces
-        fewer.learn([[timings[rank] for rank in kept] for timings in self.state()])
-        return fewer
+    def of_each(self) -> list[list[tuple[float, ...]]]:
+        """What was measured of each rank in the last steps."""
+        return [[timings[rank] for timings in self._timings] for rank in range(self.ranks)]
+
+    def anew(
+        self, speeds: Sequence[float] | None, caps: Sequence[int | None], known: Sequence[Sequence[Any] | None]
+    ) -> Shares:
+        """The same among other ranks, with what is known of each (of_each; None: nothing) but for their memory, which shows
+        again. Where nothing is known of a rank in a step, it is taken for as fast as the others."""
+        other = Shares(self.policy, len(caps), self.batch, speeds, caps=caps)
+        other._caps.in_pieces = self._caps.in_pieces
+        rows = []
+        for back in range(max((len(one) for one in known if one), default=0), 0, -1):
+            row = [one[-back] if one is not None and len(one) >= back else None for one in known]
+            there = [pair for pair in row if pair is not None]
+            usual = tuple(sum(pair[i] for pair in there) / len(there) for i in range(2))
+            rows.append([usual if pair is None else pair for pair in row])
+        other.learn(rows)
+        return other
 
     def let_come_in_pieces(self) -> None:
         """A rank makes more samples than fit its memory one piece after the other (es.Trainer): the same on all ranks."""

@@ -44,6 +44,10 @@ class StepChecks:
                     _check_whole(sync, steps_on)
             self._rounds[key] = sync.rounds
 
+    def begin_anew(self) -> None:
+        """Rounds are counted from zero again: they are among other ranks."""
+        self._rounds.clear()
+
     def _check_parameters(self, optimizer: Optimizer, models: Iterable[nn.Module], syncs: list[GradientSync]) -> None:
         known = {id(p) for sync in syncs for p in sync.parameters}
         late = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad} - known

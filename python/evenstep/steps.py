@@ -469,6 +469,7 @@ class Steps:
             flags |= vote.GRADIENT
         self._sum = self.parameters.sum_when_due() if self.parameters is not None else None
         flags |= 0 if self._sum is None else vote.CHECKED
+        flags |= self.recovery.asks if self.recovery is not None and self.group.rank == 0 else 0
         if self.memory is not None and self._batches and self.last_plan is not None:
             self.memory.watch.stepped(self.step, self._samples // self._batches, self.last_plan.shares)
         ballots = self._exchange(weight, max(0, busy), flags)
@@ -492,6 +493,8 @@ class Steps:
         if self.memory is not None:
             self.memory.heard(ballots)
         self.checkpoint_agreed = bool(self.ballots[0].flags & vote.WANTS_CHECKPOINT)
+        if self.recovery is not None:
+            self.recovery.heard(ballots[0].flags)
         fired = refired = 0
         for one in self.ballots:
             fired |= one.fired

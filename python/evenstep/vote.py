@@ -18,6 +18,8 @@ FAILED = 4  # this rank's backward raised an error before it made a gradient
 LOSS = 16  # a loss of this rank was not finite
 GRADIENT = 32  # a gradient, where ranks keep theirs (es.LocalSGD, es.DiLoCo)
 CHECKED = 64  # `parameters` is told
+STANDS = 128  # rank 0: the agent asks the ranks to stand at the end of this step, for somebody can join
+SAVES = 256  # the same, after a checkpoint: they are too few
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,62 @@ static PyObject *generation_has(PyObject *self, PyObject *arguments) {
   return PyBool_FromLong(even_generation_has(of(self), rank, number));
 }
 
+static PyObject *generation_process(PyObject *self, PyObject *arguments) {
+  int rank = 0;
+  if (!PyArg_ParseTuple(arguments, "i:process", &rank)) {
+    return NULL;
+  }
+  return PyLong_FromUnsignedLong(even_generation_process(of(self), rank));
+}
+
+static PyObject *generation_stand(PyObject *self, PyObject *arguments) {
+  int rank = 0;
+  unsigned int number = 0;
+  if (!PyArg_ParseTuple(arguments, "iI:stand", &rank, &number)) {
+    return NULL;
+  }
+  even_generation_stand(of(self), rank, number);
+  Py_RETURN_NONE;
+}
+
+static PyObject *generation_offer(PyObject *self, PyObject *arguments) {
+  int rank = 0;
+  if (!PyArg_ParseTuple(arguments, "i:offer", &rank)) {
+    return NULL;
+  }
+  even_generation_offer(of(self), rank);
+  Py_RETURN_NONE;
+}
+
+static PyObject *generation_give(PyObject *self, PyObject *arguments) {
+  int rank = 0;
+  unsigned int number = 0;
+  int fd = -1;
+  if (!PyArg_ParseTuple(arguments, "iIi:give", &rank, &number, &fd)) {
+    return NULL;
+  }
+  even_generation_give(of(self), rank, number, fd);
+  Py_RETURN_NONE;
+}
+
+static PyObject *generation_given(PyObject *self, PyObject *arguments) {
+  unsigned int number = 0;
+  uint32_t process = 0;
+  int fd = -1;
+  if (!PyArg_ParseTuple(arguments, "I:given", &number)) {
+    return NULL;
+  }
+  if (!even_generation_given(of(self), number, &process, &fd)) {
+    Py_RETURN_NONE;
+  }
+  return Py_BuildValue("ki", (unsigned long)process, fd);
+}
+
+static PyObject *get_wished(PyObject *self, void *closure) {
+  (void)closure;
+  return PyLong_FromLong((long)even_generation_wished(of(self)));
+}
+
 static PyObject *get_number(PyObject *self, void *closure) {
   (void)closure;
   return PyLong_FromUnsignedLong(even_generation_number(of(self)));
@@ -118,7 +174,8 @@ static PyObject *get_ranks(PyObject *self, void *closure) {
 
 static PyGetSetDef members[] = {{"number", get_number, NULL, "of the newest generation", NULL},
                                 {"refused", get_refused, NULL, "whether the agent has given the attempt up", NULL},
-                                {"ranks", get_ranks, NULL, "that the job was started with", NULL},
+                                {"ranks", get_ranks, NULL, "that the job has places for", NULL},
+                                {"wished", get_wished, NULL, "what the agent asks at the end of a step", NULL},
                                 {NULL, NULL, NULL, NULL, NULL}};
 static PyMethodDef methods[] = {
     {"wait", generation_wait, METH_VARARGS,
@@ -127,6 +184,11 @@ static PyMethodDef methods[] = {
     {"say", generation_say, METH_VARARGS, "say(rank, why): it could go on without others (''), or why not"},
     {"meet", generation_meet, METH_VARARGS, "meet(number, port): where those of this generation meet"},
     {"port", generation_port, METH_VARARGS, "port(number, seconds) -> that port; 0: not said, or it is over"},
+    {"process", generation_process, METH_VARARGS, "process(rank) -> the process in its place; 0: none"},
+    {"stand", generation_stand, METH_VARARGS, "stand(rank, number): it stands between two steps of that generation"},
+    {"offer", generation_offer, METH_VARARGS, "offer(rank): a process that is no member could be one"},
+    {"give", generation_give, METH_VARARGS, "give(rank, number, fd): the state for those that are new in it"},
+    {"given", generation_given, METH_VARARGS, "given(number) -> (process, fd) of that state, or None"},
     {NULL, NULL, 0, NULL}};
 static PyType_Slot slots[] = {{Py_tp_new, (void *)generation_new},
                               {Py_tp_dealloc, (void *)generation_dealloc},
@@ -141,11 +203,12 @@ static int read_positions(PyObject *list, even_position *positions, Py_ssize_t c
     unsigned long long committed = 0;
     unsigned long long passes = 0;
     unsigned long long calls = 0;
+    int stands = 0;
     PyObject *one = PyList_GetItem(list, i); /* borrowed */
-    if (one == NULL || !PyArg_ParseTuple(one, "KKK:agree", &committed, &passes, &calls)) {
+    if (one == NULL || !PyArg_ParseTuple(one, "KKKp:agree", &committed, &passes, &calls, &stands)) {
       return -1;
     }
-    positions[i] = (even_position){.committed = committed, .passes = passes, .calls = calls};
+    positions[i] = (even_position){.committed = committed, .passes = passes, .calls = calls, .stands = stands != 0};
   }
   return 0;
 }
@@ -171,14 +234,15 @@ static PyObject *agree(PyObject *module, PyObject *arguments) {
   if (status != EVEN_OK) {
     return even_ext_raise(status);
   }
-  return Py_BuildValue("KKKn", (unsigned long long)agreed.committed, (unsigned long long)agreed.passes,
+  return Py_BuildValue("KKKn", (unsigned long long)agreed.committed, (unsigned long long)agreed.voids,
                        (unsigned long long)agreed.calls, (Py_ssize_t)agreed.giver);
 }
 
-static PyMethodDef functions[] = {{"agree", agree, METH_VARARGS,
-                                   "agree([(committed, void passes, calls), …]) -> (committed, passes, calls, giver) "
-                                   "of survivors at these positions"},
-                                  {NULL, NULL, 0, NULL}};
+static PyMethodDef functions[] = {
+    {"agree", agree, METH_VARARGS,
+     "agree([(committed, void passes, calls, stands), …]) -> (committed, voids, calls, giver) "
+     "of members at these positions"},
+    {NULL, NULL, 0, NULL}};
 
 int even_ext_add_generation(PyObject *module) {
   PyObject *type = PyType_FromSpec(&spec);

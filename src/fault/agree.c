@@ -1,4 +1,4 @@
-/* The furthest survivor's word counts. */
+/* The furthest member's word counts. */
 #include "fault/agree.h"
 
 #include "base/fail.h"
@@ -10,11 +10,14 @@ static even_status too_far(size_t index, const char *what, uint64_t own, uint64_
 }
 
 even_status even_agree(const even_position *positions, size_t count, even_agreement *out) {
+  uint64_t passes = 0;
+  bool all_stand = true;
   *out = (even_agreement){0};
   if (count == 0) {
     return even_fail(EVEN_ERR_ARGUMENT, "an agreement of nobody");
   }
   for (size_t i = 0; i < count; i++) {
+    all_stand = all_stand && positions[i].stands;
     if (positions[i].committed > out->committed) {
       out->committed = positions[i].committed;
     }
@@ -24,15 +27,16 @@ even_status even_agree(const even_position *positions, size_t count, even_agreem
     }
   }
   for (size_t i = 0; i < count; i++) {
-    if (positions[i].committed + 1 < out->committed) {
+    if (positions[i].committed + (positions[i].stands ? 0 : 1) < out->committed) { /* who stands is in no meeting */
       return too_far(i, "steps", positions[i].committed, out->committed);
     }
     if (positions[i].calls + 1 < out->calls) {
       return too_far(i, "calls", positions[i].calls, out->calls);
     }
-    if (positions[i].committed == out->committed && positions[i].passes > out->passes) {
-      out->passes = positions[i].passes;
+    if (positions[i].committed == out->committed && positions[i].passes > passes) {
+      passes = positions[i].passes;
     }
   }
+  out->voids = all_stand ? 0 : passes + 1;
   return EVEN_OK;
 }

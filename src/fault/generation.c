@@ -1,4 +1,5 @@
-/* The segment: a header, then one block a rank. Words that grow, and one bell for all who sleep. */
+/* The segment: a header, one block a rank, then who was in each of the last generations. Words that the agent or one
+ * rank writes, and one bell for all who sleep. */
 #include "fault/generation.h"
 
 #include "base/alloc.h"
@@ -12,7 +13,7 @@
 #include <string.h>
 
 #define MAGIC 0x6e65676e65766565u
-#define VERSION 1u
+#define VERSION 2u
 enum { MOST_RANKS = 4096, UNSAID = 0, ABLE = 1, UNABLE = 2 };
 
 typedef struct header {
@@ -22,12 +23,16 @@ typedef struct header {
   _Alignas(64) _Atomic uint32_t number; /* the newest generation */
   _Atomic uint32_t bell;                /* the futex: rung after each change of what follows, too */
   _Atomic uint32_t refused;
+  _Atomic uint32_t wish;
   _Atomic uint64_t place; /* generation << 32 | port of its meeting */
 } header;
 
 typedef struct block {
-  _Alignas(64) _Atomic uint32_t lost_in; /* the first generation without it; 0: it is in all */
-  _Atomic uint32_t able;                 /* written after `why` */
+  _Alignas(64) _Atomic uint32_t able; /* written after `why` */
+  _Atomic uint32_t process;
+  _Atomic uint32_t offers;
+  _Atomic uint64_t stands; /* 1 + the generation in which it does; 0: it does not */
+  _Atomic uint64_t gift;   /* generation << 32 | 1 + descriptor */
   char why[EVEN_GENERATION_WORDS];
 } block;
 
@@ -35,26 +40,44 @@ struct even_generation {
   even_shared_memory memory;
   header *header;
   block *blocks;
+  _Atomic uint8_t *members; /* a row of all ranks for each of the generations kept: written before `number` */
 };
 
 static size_t bytes_of(uint32_t ranks) {
-  return sizeof(header) + ranks * sizeof(block);
+  return sizeof(header) + ranks * (sizeof(block) + EVEN_GENERATIONS_KEPT * sizeof(_Atomic uint8_t));
+}
+
+static _Atomic uint8_t *row(const even_generation *generation, uint32_t number) {
+  return generation->members + (size_t)(number % EVEN_GENERATIONS_KEPT) * generation->header->ranks;
+}
+
+static bool is_rank(const even_generation *generation, int rank) {
+  return rank >= 0 && (uint32_t)rank < generation->header->ranks;
+}
+
+static void place_parts(even_generation *generation) {
+  unsigned char *base = generation->memory.address;
+  generation->header = generation->memory.address;
+  generation->blocks = (block *)(void *)(base + sizeof(header));
+  generation->members = (_Atomic uint8_t *)(void *)(base + sizeof(header) + generation->header->ranks * sizeof(block));
 }
 
 even_status even_generation_create(int ranks, int *fd) {
-  even_shared_memory memory;
+  even_generation made = {.header = NULL};
   *fd = -1;
   if (ranks < 1 || ranks > MOST_RANKS) {
     return even_fail(EVEN_ERR_ARGUMENT, "generations of %d ranks", ranks);
   }
-  EVEN_TRY(even_shared_memory_create("evenstep-generation", bytes_of((uint32_t)ranks), &memory));
-  header *head = memory.address;
+  EVEN_TRY(even_shared_memory_create("evenstep-generation", bytes_of((uint32_t)ranks), &made.memory));
+  header *head = made.memory.address;
   head->magic = MAGIC;
   head->version = VERSION;
   head->ranks = (uint32_t)ranks;
-  *fd = memory.fd;
-  memory.fd = -1;
-  even_shared_memory_close(&memory);
+  place_parts(&made);
+  even_generation_begin(&made, NULL);
+  *fd = made.memory.fd;
+  made.memory.fd = -1;
+  even_shared_memory_close(&made.memory);
   return EVEN_OK;
 }
 
@@ -74,8 +97,7 @@ even_status even_generation_open(int fd, even_generation **out) {
     even_generation_close(generation);
     return even_fail(EVEN_ERR_INPUT, "descriptor %d holds no generations of this version", fd);
   }
-  generation->header = generation->memory.address;
-  generation->blocks = (block *)(void *)((unsigned char *)generation->memory.address + sizeof(header));
+  place_parts(generation);
   *out = generation;
   return EVEN_OK;
 }
@@ -96,11 +118,11 @@ uint32_t even_generation_number(const even_generation *generation) {
 }
 
 bool even_generation_has(const even_generation *generation, int rank, uint32_t number) {
-  if (rank < 0 || (uint32_t)rank >= generation->header->ranks) {
-    return false;
-  }
-  uint32_t lost_in = atomic_load(&generation->blocks[rank].lost_in);
-  return lost_in == 0 || lost_in > number;
+  return is_rank(generation, rank) && atomic_load(&row(generation, number)[rank]) != 0;
+}
+
+uint32_t even_generation_process(const even_generation *generation, int rank) {
+  return is_rank(generation, rank) ? atomic_load(&generation->blocks[rank].process) : 0;
 }
 
 static void ring(even_generation *generation) {
@@ -125,8 +147,10 @@ uint32_t even_generation_wait(even_generation *generation, uint32_t after, uint6
   }
 }
 
+/* ---- ranks ---- */
+
 void even_generation_say(even_generation *generation, int rank, const char *why) {
-  if (rank < 0 || (uint32_t)rank >= generation->header->ranks) {
+  if (!is_rank(generation, rank)) {
     return;
   }
   block *own = &generation->blocks[rank];
@@ -158,14 +182,72 @@ uint32_t even_generation_port(even_generation *generation, uint32_t number, uint
   }
 }
 
-void even_generation_begin(even_generation *generation) {
+even_generation_wish even_generation_wished(const even_generation *generation) {
+  return (even_generation_wish)atomic_load(&generation->header->wish);
+}
+
+void even_generation_stand(even_generation *generation, int rank, uint32_t number) {
+  if (is_rank(generation, rank)) {
+    atomic_store(&generation->blocks[rank].stands, (uint64_t)number + 1);
+  }
+}
+
+void even_generation_offer(even_generation *generation, int rank) {
+  if (is_rank(generation, rank)) {
+    atomic_store(&generation->blocks[rank].offers, 1u);
+  }
+}
+
+void even_generation_give(even_generation *generation, int rank, uint32_t number, int fd) {
+  if (is_rank(generation, rank)) {
+    atomic_store(&generation->blocks[rank].gift, (uint64_t)number << 32 | ((uint32_t)fd + 1));
+    ring(generation);
+  }
+}
+
+bool even_generation_given(const even_generation *generation, uint32_t number, uint32_t *process, int *fd) {
   for (uint32_t rank = 0; rank < generation->header->ranks; rank++) {
-    atomic_store(&generation->blocks[rank].lost_in, 0u);
-    atomic_store(&generation->blocks[rank].able, UNSAID);
+    uint64_t gift = atomic_load(&generation->blocks[rank].gift);
+    if ((uint32_t)gift != 0 && gift >> 32 == number && even_generation_has(generation, (int)rank, number)) {
+      *process = even_generation_process(generation, (int)rank);
+      *fd = (int)((uint32_t)gift - 1);
+      return true;
+    }
+  }
+  return false;
+}
+
+/* ---- the agent ---- */
+
+static void forget(block *its) {
+  atomic_store(&its->able, UNSAID);
+  atomic_store(&its->process, 0u);
+  atomic_store(&its->offers, 0u);
+  atomic_store(&its->stands, 0u);
+  atomic_store(&its->gift, 0u);
+}
+
+void even_generation_begin(even_generation *generation, const bool *members) {
+  for (uint32_t rank = 0; rank < generation->header->ranks; rank++) {
+    forget(&generation->blocks[rank]);
+    atomic_store(&row(generation, 0)[rank], members == NULL || members[rank] ? 1 : 0);
   }
   atomic_store(&generation->header->number, 0u);
   atomic_store(&generation->header->place, 0u);
   atomic_store(&generation->header->refused, 0u);
+  atomic_store(&generation->header->wish, EVEN_WISH_NOTHING);
+}
+
+void even_generation_vacate(even_generation *generation, int rank) {
+  if (is_rank(generation, rank)) {
+    forget(&generation->blocks[rank]);
+  }
+}
+
+void even_generation_started(even_generation *generation, int rank, uint32_t process) {
+  if (is_rank(generation, rank)) {
+    atomic_store(&generation->blocks[rank].process, process);
+  }
 }
 
 bool even_generation_able(const even_generation *generation, const bool *lost, int *rank,
@@ -186,16 +268,41 @@ bool even_generation_able(const even_generation *generation, const bool *lost, i
   return true;
 }
 
-uint32_t even_generation_lose(even_generation *generation, const bool *lost) {
-  uint32_t number = even_generation_number(generation) + 1;
+/* The members of the newest, without `lost`, and with `joining`; either may be NULL. */
+static uint32_t make(even_generation *generation, const bool *lost, const bool *joining) {
+  uint32_t before = even_generation_number(generation);
   for (uint32_t rank = 0; rank < generation->header->ranks; rank++) {
-    if (lost[rank] && atomic_load(&generation->blocks[rank].lost_in) == 0) {
-      atomic_store(&generation->blocks[rank].lost_in, number);
-    }
+    bool in = even_generation_has(generation, (int)rank, before) && !(lost != NULL && lost[rank]);
+    in = in || (joining != NULL && joining[rank]);
+    atomic_store(&row(generation, before + 1)[rank], in ? 1 : 0);
   }
-  atomic_store(&generation->header->number, number);
+  atomic_store(&generation->header->number, before + 1);
   ring(generation);
-  return number;
+  return before + 1;
+}
+
+uint32_t even_generation_lose(even_generation *generation, const bool *lost) {
+  return make(generation, lost, NULL);
+}
+
+uint32_t even_generation_grow(even_generation *generation, const bool *joining) {
+  even_generation_ask(generation, EVEN_WISH_NOTHING);
+  return make(generation, NULL, joining);
+}
+
+bool even_generation_offers(const even_generation *generation, int rank) {
+  return is_rank(generation, rank) && atomic_load(&generation->blocks[rank].offers) != 0 &&
+         !even_generation_has(generation, rank, even_generation_number(generation));
+}
+
+bool even_generation_stands(const even_generation *generation, int rank) {
+  uint32_t number = even_generation_number(generation);
+  return even_generation_has(generation, rank, number) &&
+         atomic_load(&generation->blocks[rank].stands) == (uint64_t)number + 1;
+}
+
+void even_generation_ask(even_generation *generation, even_generation_wish wish) {
+  atomic_store(&generation->header->wish, (uint32_t)wish);
 }
 
 void even_generation_refuse(even_generation *generation) {

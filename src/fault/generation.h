@@ -1,7 +1,8 @@
 /* Membership of a job on one host, in memory that its agent and its ranks share. The agent alone says who is in it:
  * each time it sees a rank's process end it makes a new generation, of those that are left, and so all have the same
- * members whatever they noticed themselves, and when. Ranks say whether they could go on without another, and where to
- * meet. */
+ * members whatever they noticed themselves, and when. It makes one with a process more where that has offered itself
+ * and all members stand between two steps. Ranks say whether they could go on without another, where to meet, and where
+ * what a newcomer needs lies. */
 #ifndef EVEN_FAULT_GENERATION_H
 #define EVEN_FAULT_GENERATION_H
 
@@ -24,13 +25,24 @@ int even_generation_ranks(const even_generation *generation);
 
 /* The newest, 0 at the start of an attempt. Any thread, as all that follow. */
 uint32_t even_generation_number(const even_generation *generation);
-/* Whether the rank is a member of that generation, the newest or an earlier one. */
+/* Whether the rank is a member of that generation, the newest or one of the EVEN_GENERATIONS_KEPT - 1 before it. */
 bool even_generation_has(const even_generation *generation, int rank, uint32_t number);
 /* Returns when there is a newer one than `after`, when the agent has given the attempt up, or after timeout_ns; the
  * newest. */
 uint32_t even_generation_wait(even_generation *generation, uint32_t after, uint64_t timeout_ns);
 /* Whether the agent has given the attempt up: nobody goes on. */
 bool even_generation_refused(const even_generation *generation);
+/* The process that has the rank's place; 0: none yet. */
+uint32_t even_generation_process(const even_generation *generation, int rank);
+
+enum { EVEN_GENERATIONS_KEPT = 64 };
+
+/* What the agent asks of the members at the end of the step under way. */
+typedef enum even_generation_wish {
+  EVEN_WISH_NOTHING,
+  EVEN_WISH_STAND, /* somebody can join: stand between two steps, until there is a newer generation */
+  EVEN_WISH_SAVE   /* they are too few: write a checkpoint, then the same */
+} even_generation_wish;
 
 /* ---- ranks ---- */
 
@@ -40,16 +52,37 @@ void even_generation_say(even_generation *generation, int rank, const char *why)
 void even_generation_meet(even_generation *generation, uint32_t number, uint32_t port);
 /* That port; 0 where it was not said within timeout_ns, or this generation is over. */
 uint32_t even_generation_port(even_generation *generation, uint32_t number, uint64_t timeout_ns);
+even_generation_wish even_generation_wished(const even_generation *generation);
+/* A member stands between two steps, and stays there until there is a newer generation than `number`, its own. */
+void even_generation_stand(even_generation *generation, int rank, uint32_t number);
+/* A process that is no member could be one. */
+void even_generation_offer(even_generation *generation, int rank);
+/* A member says that the state of training, for those that are new in this generation, lies in its descriptor `fd`. */
+void even_generation_give(even_generation *generation, int rank, uint32_t number, int fd);
+/* Where that lies: false while nobody has said so. */
+bool even_generation_given(const even_generation *generation, uint32_t number, uint32_t *process, int *fd);
 
 /* ---- the agent ---- */
 
-/* Before an attempt whose ranks have not started: as new. */
-void even_generation_begin(even_generation *generation);
+/* Before an attempt whose ranks have not started: as new. members: of generation 0; NULL: all. */
+void even_generation_begin(even_generation *generation, const bool *members);
+/* The rank's process has ended, and another one may come: nothing is said of it yet. */
+void even_generation_vacate(even_generation *generation, int rank);
+/* A process has started in the rank's place. */
+void even_generation_started(even_generation *generation, int rank, uint32_t process);
 /* Whether all ranks but those in `lost` could go on; else *rank is one that could not and `why` its reason. */
 bool even_generation_able(const even_generation *generation, const bool *lost, int *rank,
                           char why[EVEN_GENERATION_WORDS]);
-/* A new generation without those in `lost`; its number. */
+/* A new generation of those members that are not in `lost`; its number. */
 uint32_t even_generation_lose(even_generation *generation, const bool *lost);
+/* A new generation of the members and of those in `joining` (NULL: nobody, so that who stands goes on), of whom nothing
+ * is asked; its number. */
+uint32_t even_generation_grow(even_generation *generation, const bool *joining);
+/* Whether the rank's process has offered itself, and is no member. */
+bool even_generation_offers(const even_generation *generation, int rank);
+/* Whether the rank is a member of the newest generation and stands in it. */
+bool even_generation_stands(const even_generation *generation, int rank);
+void even_generation_ask(even_generation *generation, even_generation_wish wish);
 /* Nobody goes on: who waits for a new generation fails at once. */
 void even_generation_refuse(even_generation *generation);
 

@@ -63,6 +63,10 @@ typedef struct even_agent_params {
   /* A rank that was killed does not end the others where they all say that they can go on without it (es.prepare) and
    * are at least so many: they do, in their processes. Else the job is started again, as without. */
   bool shrink;
+  /* With `shrink`: another process takes the place of one that was killed, and joins the others between two steps. With
+   * fewer than least_ranks they save their state and wait for it. */
+  bool replace;
+  int spares; /* the last so many of the devices begin outside: processes that wait to take a place */
   int least_ranks;
   /* Where the newest whole checkpoint is looked for before a (re)start; other jobs may write there, too. A restart
    * takes those whose state names this job ("job": its EVENSTEP_JOB), with "auto" also those of the training that it

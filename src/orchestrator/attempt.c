@@ -20,6 +20,7 @@
 static const uint64_t grace_interrupt_ns = 10000000000u;
 static const uint64_t grace_failure_ns = 5000000000u;
 static const uint64_t tick_ns = 100000000u;
+enum { joining_ms = 5 }; /* between two looks whether all stand, where somebody can join */
 
 void even_job_signal_ranks(even_job *job, int number, bool groups) {
   for (size_t i = 0; i < job->count; i++) {
@@ -147,6 +148,9 @@ void even_job_rank_ended(even_job *job, even_job_rank *rank, const even_process_
     even_job_follower_tell_end(job, rank);
     return;
   }
+  if (even_job_outside_ended(job, (size_t)(rank - job->ranks))) {
+    return;
+  }
   bool well = end->signal == 0 && end->code == 0;
   if (well) {
     even_job_left_well(job);
@@ -262,7 +266,7 @@ void even_job_end_hung(even_job *job) {
 
 static void check_hangs(even_job *job) {
   bool end = false;
-  if (job->stage != EVEN_JOB_RUNS) {
+  if (job->stage != EVEN_JOB_RUNS || even_job_any_stands(job)) { /* who stands may wait for long */
     return;
   }
   even_hangs_tick(job->hangs, job, &end);
@@ -289,9 +293,11 @@ static void tick(even_job *job) {
 static even_status turn(even_job *job) {
   uint64_t now = even_clock_ns();
   int wait_ms = now >= job->next_tick_ns ? 0 : (int)((job->next_tick_ns - now + 999999u) / 1000000u);
+  wait_ms = job->awaits_joiner && wait_ms > joining_ms ? joining_ms : wait_ms;
   EVEN_TRY(even_loop_turn(&job->loop, wait_ms));
   check_deadline(job);
   tick(job);
+  even_job_replace_tick(job);
   return job->failure.status == EVEN_OK ? EVEN_OK : even_error_restore(&job->failure);
 }
 
@@ -367,25 +373,28 @@ static even_status start_process(even_job *job, size_t index, const even_environ
   return status;
 }
 
-static even_status start_rank(even_job *job, size_t index) {
+even_status even_job_start_rank(even_job *job, size_t index) {
   even_job_rank *rank = &job->ranks[index];
-  const even_rank_place place = {.rank = (int)index,
-                                 .devices = job->params->devices,
-                                 .first = (int)job->first,
-                                 .local = (int)job->local,
-                                 .group = job->group,
-                                 .groups = job->groups,
-                                 .master_address = job->master_address,
-                                 .interface = job->interface,
-                                 .master_port = job->master_port,
-                                 .attempt = job->attempt,
-                                 .max_restarts = job->params->max_restarts,
-                                 .telemetry_fd = job->params->telemetry_fd,
-                                 .snapshot_fd = even_job_snapshot_begin(job, index),
-                                 .generation_fd = job->generation_fd,
-                                 .job = job->id,
-                                 .run_folder = job->run_folder.data,
-                                 .resume = job->resume.length > 0 ? job->resume.data : NULL};
+  const even_rank_place place = {
+      .rank = (int)index,
+      .devices = job->params->devices,
+      .spares = job->params->spares,
+      .joins = even_job_is_outside(job, index),
+      .first = (int)job->first,
+      .local = (int)job->local,
+      .group = job->group,
+      .groups = job->groups,
+      .master_address = job->master_address,
+      .interface = job->interface,
+      .master_port = job->master_port,
+      .attempt = job->attempt,
+      .max_restarts = job->params->max_restarts,
+      .telemetry_fd = job->params->telemetry_fd,
+      .snapshot_fd = even_job_snapshot_begin(job, index),
+      .generation_fd = job->generation_fd,
+      .job = job->id,
+      .run_folder = job->run_folder.data,
+      .resume = job->resume.length > 0 && !even_job_is_outside(job, index) ? job->resume.data : NULL};
   even_environment environment;
   even_process process;
   int log = -1;
@@ -403,6 +412,9 @@ static even_status start_rank(even_job *job, size_t index) {
   rank->alive = true;
   rank->output_open = true;
   job->alive++;
+  if (job->generation != NULL) {
+    even_generation_started(job->generation, (int)index, (uint32_t)rank->pid);
+  }
   status = even_job_guard_rank(job, rank->pid);
   if (job->params->observer.rank_started != NULL) {
     job->params->observer.rank_started(job->params->observer.context, (int)index, process.pid);
@@ -412,7 +424,7 @@ static even_status start_rank(even_job *job, size_t index) {
   return status == EVEN_OK ? opened : status;
 }
 
-static void reset(even_job *job) {
+static even_status reset(even_job *job) {
   even_job_forget_attempt(job);
   memset(job->ranks, 0, job->count * sizeof *job->ranks);
   for (size_t i = 0; i < job->count; i++) {
@@ -429,7 +441,8 @@ static void reset(even_job *job) {
   even_oom_watch_open(&job->oom);
   even_progress_begin(&job->progress);
   even_hangs_begin(job->hangs);
-  even_job_generations_begin(job);
+  job->awaits_joiner = job->too_few_told = false;
+  return even_job_generations_begin(job);
 }
 
 /* The agent itself failed: nothing may stay behind. */
@@ -456,13 +469,13 @@ static even_status await_hosts(even_job *job) {
 }
 
 even_status even_job_run_attempt(even_job *job) {
-  reset(job);
+  EVEN_TRY(reset(job));
   if (job->follower == NULL) {
     EVEN_TRY(even_port_free(&job->master_port));
   }
   even_status status = even_job_hosts_begin(job); /* first: what they do until their ranks run takes its time, too */
   for (size_t i = job->first; status == EVEN_OK && i < job->first + job->local; i++) {
-    status = start_rank(job, i);
+    status = even_job_start_rank(job, i);
   }
   while (status == EVEN_OK && job->alive > 0) {
     status = turn(job);

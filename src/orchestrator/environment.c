@@ -76,10 +76,10 @@ static even_status set_unless_there(even_environment *environment, const char *n
 /* What another job's rank, if we are started by one, has for itself alone. */
 bool even_environment_is_of_a_rank(const char *line) {
   static const char *const names[] = {
-      "EVENSTEP_AGENT=",        "EVENSTEP_JOB=",           "EVENSTEP_RUN_DIR=",       "EVENSTEP_DEVICE=",
-      "EVENSTEP_TELEMETRY_FD=", "EVENSTEP_SPEEDS=",        "EVENSTEP_RESUME=",        "EVENSTEP_REQUESTS_FD=",
-      "EVENSTEP_PLAN=",         "EVENSTEP_PLAN_STEPS=",    "EVENSTEP_POLICY=",        "EVENSTEP_CHECKPOINT_",
-      "EVENSTEP_SNAPSHOT_FD=",  "EVENSTEP_GENERATION_FD=", "TORCHELASTIC_ERROR_FILE="};
+      "EVENSTEP_AGENT=",        "EVENSTEP_JOB=",           "EVENSTEP_RUN_DIR=", "EVENSTEP_DEVICE=",
+      "EVENSTEP_TELEMETRY_FD=", "EVENSTEP_SPEEDS=",        "EVENSTEP_RESUME=",  "EVENSTEP_REQUESTS_FD=",
+      "EVENSTEP_PLAN=",         "EVENSTEP_PLAN_STEPS=",    "EVENSTEP_POLICY=",  "EVENSTEP_CHECKPOINT_",
+      "EVENSTEP_SNAPSHOT_FD=",  "EVENSTEP_GENERATION_FD=", "EVENSTEP_JOINS=",   "TORCHELASTIC_ERROR_FILE="};
   for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
     if (strncmp(line, names[i], strlen(names[i])) == 0) {
       return true;
@@ -154,8 +154,8 @@ static even_status set_agent(even_environment *environment, const even_rank_plac
 }
 
 static even_status set_torchrun(even_environment *environment, const even_rank_place *place) {
-  long world = (long)place->devices->count;
-  long local = place->local > 0 ? place->local : world;
+  long world = (long)place->devices->count - place->spares;
+  long local = place->local > 0 ? place->local - place->spares : world;
   EVEN_TRY(set_number(environment, "RANK", place->rank));
   EVEN_TRY(set_number(environment, "LOCAL_RANK", place->rank - place->first));
   EVEN_TRY(set_number(environment, "WORLD_SIZE", world));
@@ -195,6 +195,9 @@ static even_status set_evenstep(even_environment *environment, const even_rank_p
   }
   if (place->generation_fd > 0) {
     EVEN_TRY(set_number(environment, "EVENSTEP_GENERATION_FD", place->generation_fd));
+  }
+  if (place->joins) {
+    EVEN_TRY(even_environment_set(environment, "EVENSTEP_JOINS", "1"));
   }
   if (place->resume != NULL) {
     EVEN_TRY(even_environment_set(environment, "EVENSTEP_RESUME", place->resume));

@@ -15,13 +15,15 @@ typedef struct even_environment {
 
 typedef struct even_rank_place {
   int rank;
-  const even_device_list *devices; /* of all ranks; their number is the world's size */
-  int first;                       /* rank of this host, */
-  int local;                       /* and how many there are; 0: all ranks are here */
-  int group;                       /* number of this host, */
-  int groups;                      /* and how many there are; 0: one */
-  const char *master_address;      /* NULL: 127.0.0.1 */
-  const char *interface;           /* over which hosts reach one another; NULL, "": not known */
+  const even_device_list *devices; /* of all ranks; their number, without spares, is the world's size */
+  int spares;
+  bool joins;                 /* it is to take a place among ranks that train already */
+  int first;                  /* rank of this host, */
+  int local;                  /* and how many there are; 0: all ranks are here */
+  int group;                  /* number of this host, */
+  int groups;                 /* and how many there are; 0: one */
+  const char *master_address; /* NULL: 127.0.0.1 */
+  const char *interface;      /* over which hosts reach one another; NULL, "": not known */
   int master_port;
   int attempt;
   int max_restarts;

@@ -101,6 +101,20 @@ static void read_ring(const even_hangs *hangs, size_t rank, even_rank_activity *
   *calls = totals.collectives + totals.messages;
 }
 
+void even_hangs_begin_rank(even_hangs *hangs, size_t rank) {
+  even_text rest = EVEN_TEXT_EMPTY;
+  even_rank_activity activity;
+  uint64_t calls = 0;
+  if (hangs == NULL) {
+    return;
+  }
+  even_stacks_take(&hangs->ranks[rank].stacks, &rest);
+  even_text_free(&rest);
+  memset(&hangs->ranks[rank], 0, sizeof hangs->ranks[rank]);
+  read_ring(hangs, rank, &activity, &calls);
+  even_silence_begin(&hangs->ranks[rank].silence, &activity, calls, even_clock_ns());
+}
+
 void even_hangs_begin(even_hangs *hangs) {
   if (hangs == NULL) {
     return;
@@ -108,14 +122,7 @@ void even_hangs_begin(even_hangs *hangs) {
   hangs->last_ns = even_clock_ns();
   hangs->shown = 0;
   for (size_t i = 0; i < hangs->count; i++) {
-    even_text rest = EVEN_TEXT_EMPTY;
-    even_rank_activity activity;
-    uint64_t calls = 0;
-    even_stacks_take(&hangs->ranks[i].stacks, &rest);
-    even_text_free(&rest);
-    memset(&hangs->ranks[i], 0, sizeof hangs->ranks[i]);
-    read_ring(hangs, i, &activity, &calls);
-    even_silence_begin(&hangs->ranks[i].silence, &activity, calls, hangs->last_ns);
+    even_hangs_begin_rank(hangs, i);
   }
 }
 
@@ -337,7 +344,7 @@ static size_t decide(even_hangs *hangs, const even_job *job, uint64_t now_ns) {
       *fact = (even_silence_rank){.alive = true};
       continue;
     }
-    *fact = (even_silence_rank){.alive = job->ranks[i].alive};
+    *fact = (even_silence_rank){.alive = job->ranks[i].alive && !even_job_is_outside(job, i)};
     fact->late = fact->alive && is_late(watch, job->ranks[i].pid, hangs->least_ns, now_ns);
     any_late = any_late || fact->late;
   }

@@ -12,6 +12,8 @@ even_status even_hangs_open(const even_job *job, even_hangs **out) EVEN_MUST_USE
 void even_hangs_close(even_hangs *hangs);
 /* An attempt begins. */
 void even_hangs_begin(even_hangs *hangs);
+/* Another process is at the rank's place. */
+void even_hangs_begin_rank(even_hangs *hangs, size_t rank);
 /* A rank printed something. */
 void even_hangs_output(even_hangs *hangs, int rank);
 /* Looks at all ranks, about ten times a second. Tells of each hang once: a notice with the phase, how long it has been

@@ -73,6 +73,7 @@ typedef struct even_job {
   size_t ended;
   size_t alive;
   int attempt;
+  int port;         /* of the attempt's store */
   even_text resume; /* the checkpoint this attempt began from; empty: none */
   /* Of checkpoints that do not say who wrote them, those made later are the job's: when the newest that lay there at
    * its start was made. Empty: all are */
@@ -80,15 +81,18 @@ typedef struct even_job {
   even_text lineage; /* with --resume auto: of the checkpoint that the job began from, */
   even_text began;   /* and when that was made; empty: it began anew */
   even_job_stage stage;
-  uint64_t deadline_ns;        /* of the stage */
-  int *snapshots;              /* of each rank of the attempt: the memory of its checkpoints, -1: none */
-  even_generation *generation; /* NULL: a lost rank ends the attempt */
-  int generation_fd;           /* the ranks inherit it; -1: none */
-  bool *lost;                  /* a rank each: the others went on without it */
-  bool flights_told;           /* of the attempt */
-  int interrupted;             /* the signal by which the user ended the job, 0 */
-  int interrupts;              /* how often Ctrl-C was pressed */
-  even_error failure;          /* first error of the agent itself inside a callback; EVEN_OK: none */
+  uint64_t deadline_ns;          /* of the stage */
+  int *snapshots;                /* of each rank of the attempt: the memory of its checkpoints, -1: none */
+  even_generation *generation;   /* NULL: a lost rank ends the attempt */
+  int generation_fd;             /* the ranks inherit it; -1: none */
+  bool *lost;                    /* a rank each: the others went on without it */
+  struct even_job_place *places; /* a rank each, of replace.c; NULL: nobody takes a place */
+  bool awaits_joiner;            /* somebody can join at the end of a step: look often */
+  bool too_few_told;
+  bool flights_told;  /* of the attempt */
+  int interrupted;    /* the signal by which the user ended the job, 0 */
+  int interrupts;     /* how often Ctrl-C was pressed */
+  even_error failure; /* first error of the agent itself inside a callback; EVEN_OK: none */
   uint64_t next_tick_ns;
 } even_job;
 
@@ -123,7 +127,7 @@ void even_job_forget_attempt(even_job *job);
 even_status even_job_generations_open(even_job *job) EVEN_MUST_USE;
 void even_job_generations_close(even_job *job);
 /* Before the ranks of an attempt start. */
-void even_job_generations_begin(even_job *job);
+even_status even_job_generations_begin(even_job *job) EVEN_MUST_USE;
 /* The attempt is ended: who waits to go on fails at once. */
 void even_job_generations_refuse(even_job *job);
 /* After `rank` has ended, in an attempt that runs: whether the others go on without it, of which they, and the user,
@@ -133,6 +137,31 @@ bool even_job_goes_on_without(even_job *job, size_t rank);
 void even_job_left_well(even_job *job);
 /* Whether the others went on without it. */
 bool even_job_lost(const even_job *job, size_t rank);
+/* "rank 0", "ranks 0, 2 and 3": the members that live. */
+void even_job_name_members(const even_job *job, even_text *out);
+/* Under --recovery replace, replace.c. Nothing without. */
+even_status even_job_replace_open(even_job *job) EVEN_MUST_USE;
+void even_job_replace_close(even_job *job);
+/* Before the ranks of an attempt start: who begins as a member, members[count]. */
+void even_job_replace_begin(even_job *job, bool *members);
+/* Whether the rank's process waits to join the others. */
+bool even_job_is_outside(const even_job *job, size_t rank);
+/* Whether it has joined them, and not made a step since. */
+bool even_job_is_new(even_job *job, size_t rank);
+/* How many members live. */
+size_t even_job_members(const even_job *job);
+/* Before the members that live go on: asks them to wait where they are too few. */
+void even_job_replace_ask(even_job *job);
+/* The others go on without the rank: a process may take its place. */
+void even_job_replace_lost(even_job *job, size_t rank);
+/* After a rank has ended: whether it was outside, and all is done. */
+bool even_job_outside_ended(even_job *job, size_t rank);
+/* Starts processes in places that are due, and lets them join. */
+void even_job_replace_tick(even_job *job);
+/* Whether a member stands between two steps, and waits for others. */
+bool even_job_any_stands(const even_job *job);
+/* Starts the process of a rank: a member before the first generation, else one that is to join. */
+even_status even_job_start_rank(even_job *job, size_t rank) EVEN_MUST_USE;
 /* Tells the observer of one rank's end. */
 void even_job_tell_end(even_job *job, size_t rank);
 /* Writes logs/flight.json and says what each rank was doing: once an attempt, before its ranks are ended. */

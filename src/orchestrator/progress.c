@@ -70,3 +70,8 @@ void even_progress_read(even_progress *progress) {
     }
   }
 }
+
+void even_progress_forget(even_progress *progress, size_t rank) {
+  even_progress_read(progress);
+  progress->ranks[rank] = (even_rank_progress){.joined = false};
+}

@@ -25,6 +25,8 @@ even_status even_progress_open(int telemetry_fd, size_t ranks, even_progress *ou
 void even_progress_close(even_progress *progress);
 /* A new attempt begins. */
 void even_progress_begin(even_progress *progress);
+/* Another process is at the rank's place: what came of the one before counts no more. */
+void even_progress_forget(even_progress *progress, size_t rank);
 /* Reads what came since the last time. It need not be called before something is to be known: a ring keeps a rank's
  * last records, and a rank that waits writes none. */
 void even_progress_read(even_progress *progress);

@@ -54,9 +54,9 @@ static void members_follow_from_the_losses(void **state) {
   }
   assert_false(even_generation_has(views.rank, 4, 0));
   assert_false(even_generation_has(views.rank, -1, 0));
-  even_generation_begin(views.agent); /* another attempt */
+  even_generation_begin(views.agent, NULL); /* another attempt */
   assert_int_equal(even_generation_number(views.rank), 0);
-  assert_true(even_generation_has(views.rank, 1, 1));
+  assert_true(even_generation_has(views.rank, 1, 0));
   close_views(&views);
 }
 
@@ -127,6 +127,86 @@ static void waiting_ends(void **state) {
   close_views(&views);
 }
 
+static void who_offers_itself_joins_those_that_stand(void **state) {
+  two_views views = open_views(3);
+  const bool began[3] = {true, true, false};
+  const bool lost[3] = {false, true, false};
+  const bool joins[3] = {false, false, true};
+  uint32_t process = 0;
+  int fd = -1;
+  (void)state;
+  even_generation_begin(views.agent, began);
+  even_generation_started(views.agent, 0, 100);
+  even_generation_started(views.agent, 2, 102);
+  assert_false(even_generation_has(views.rank, 2, 0));
+  assert_int_equal(even_generation_lose(views.agent, lost), 1);
+  assert_false(even_generation_offers(views.agent, 2));
+  even_generation_offer(views.rank, 2);
+  assert_true(even_generation_offers(views.agent, 2));
+  even_generation_ask(views.agent, EVEN_WISH_STAND);
+  assert_int_equal(even_generation_wished(views.rank), EVEN_WISH_STAND);
+  even_generation_stand(views.rank, 0, 0); /* of a generation that is over */
+  assert_false(even_generation_stands(views.agent, 0));
+  even_generation_stand(views.rank, 0, 1);
+  assert_true(even_generation_stands(views.agent, 0));
+  assert_int_equal(even_generation_grow(views.agent, joins), 2);
+  assert_int_equal(even_generation_wished(views.rank), EVEN_WISH_NOTHING);
+  assert_false(even_generation_stands(views.agent, 0));
+  assert_false(even_generation_offers(views.agent, 2)); /* it is a member now */
+  const bool expected[3][3] = {{true, true, false}, {true, false, false}, {true, false, true}};
+  for (uint32_t number = 0; number < 3; number++) {
+    for (int rank = 0; rank < 3; rank++) {
+      assert_int_equal(even_generation_has(views.rank, rank, number), expected[number][rank]);
+    }
+  }
+  assert_false(even_generation_given(views.rank, 2, &process, &fd));
+  even_generation_give(views.rank, 0, 1, 7); /* to those of another one */
+  assert_false(even_generation_given(views.rank, 2, &process, &fd));
+  even_generation_give(views.rank, 0, 2, 0);
+  assert_true(even_generation_given(views.rank, 2, &process, &fd));
+  assert_int_equal(process, 100);
+  assert_int_equal(fd, 0);
+  close_views(&views);
+}
+
+static void another_process_in_a_place_has_said_nothing(void **state) {
+  two_views views = open_views(2);
+  const bool nobody[2] = {false, false};
+  const bool lost[2] = {false, true};
+  char why[EVEN_GENERATION_WORDS];
+  int rank = -1;
+  (void)state;
+  even_generation_started(views.agent, 1, 11);
+  even_generation_say(views.rank, 0, "");
+  even_generation_say(views.rank, 1, "");
+  even_generation_offer(views.rank, 1);
+  assert_true(even_generation_able(views.agent, nobody, &rank, why));
+  assert_int_equal(even_generation_lose(views.agent, lost), 1);
+  assert_true(even_generation_offers(views.agent, 1));
+  even_generation_vacate(views.agent, 1);
+  even_generation_started(views.agent, 1, 12);
+  assert_int_equal(even_generation_process(views.rank, 1), 12);
+  assert_false(even_generation_offers(views.agent, 1));
+  assert_false(even_generation_able(views.agent, nobody, &rank, why));
+  assert_int_equal(rank, 1);
+  assert_int_equal(even_generation_process(views.rank, 2), 0); /* there is none */
+  close_views(&views);
+}
+
+static void many_generations_are_told_apart(void **state) {
+  two_views views = open_views(2);
+  const bool lost[2] = {false, true};
+  (void)state;
+  for (uint32_t number = 1; number < 3 * EVEN_GENERATIONS_KEPT; number++) {
+    bool in = number % 2 == 0;
+    assert_int_equal(in ? even_generation_grow(views.agent, lost) : even_generation_lose(views.agent, lost), number);
+    assert_int_equal(even_generation_has(views.rank, 1, number), in);
+    assert_int_equal(even_generation_has(views.rank, 1, number - 1), !in);
+    assert_true(even_generation_has(views.rank, 0, number));
+  }
+  close_views(&views);
+}
+
 static void other_memory_is_refused(void **state) {
   even_shared_memory memory;
   even_generation *generation = NULL;
@@ -145,6 +225,9 @@ int main(void) {
       cmocka_unit_test(all_must_be_able),
       cmocka_unit_test(who_waits_is_woken),
       cmocka_unit_test(waiting_ends),
+      cmocka_unit_test(who_offers_itself_joins_those_that_stand),
+      cmocka_unit_test(another_process_in_a_place_has_said_nothing),
+      cmocka_unit_test(many_generations_are_told_apart),
       cmocka_unit_test(other_memory_is_refused),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -182,3 +182,61 @@ for epoch in es.epochs(EPOCHS):
 print("ended with", es.world_size(), "ranks", flush=True)
 """
 )
+
+# Waits before a step, once a rank was lost, until the agent has somebody that can join.
+REPLACED = (
+    HEAD.replace("import copy, os, sys", "import copy, os, sys, time")
+    + """
+from evenstep.generation_gift import Gift
+
+around(Gift, "wrap", "giving", "given")
+waits = [int(step) for step in sys.argv[2].split(",") if step]
+joined = os.environ.get("EVENSTEP_JOINS") == "1"
+
+
+def wait_for_somebody():
+    recovery = es.session().recovery
+    if not waits or es.step() < waits[0] or len(recovery.members) == int(os.environ["WORLD_SIZE"]):
+        return
+    waits.pop(0)
+    until = time.monotonic() + 300
+    while recovery._memory.wished != 1 and time.monotonic() < until:
+        time.sleep(0.005)
+
+
+class Dropped(torch.utils.data.Dataset):
+    def __len__(self):
+        return len(data)
+
+    def __getitem__(self, index):
+        return data[index]
+
+
+es.barrier()
+model, optimizer, scheduler, loader = es.prepare(*make(), loader)
+here("prepared")
+es.barrier()
+seen = es.prepare(loader=torch.utils.data.DataLoader(Dropped(), batch_size=5), train=False)
+passes, first = 0, es.step()
+for epoch in es.epochs(EPOCHS):
+    for batch in loader:
+        if not joined:
+            wait_for_somebody()
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        here("forward")
+        loss.backward()
+        es.reduce_mean(loss)
+        optimizer.step()
+        here("applied")
+        scheduler.step()
+        passes += 1
+es.barrier()
+compare(model, optimizer, loader.seed)
+found = es.evaluate(model, seen, loss_of)
+print("evaluated", abs(found - float(loss_of(model, data[:]).detach())) < 1e-12, "on", es.world_size(), flush=True)
+folder = os.environ["EVENSTEP_CHECKPOINT_DIR"]
+print("state saved:", sorted(os.listdir(folder)) if os.path.isdir(folder) else [], flush=True)
+print(f"rank {rank} began at step {first} and made {passes} passes as process {os.getpid()}", flush=True)
+"""
+)

@@ -1,0 +1,274 @@
+/* Processes that take the places of lost ranks (--recovery replace): spares that wait, and ones that are started anew.
+ * They are outside until all members stand between two steps; then a new generation has them, too. */
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "fault/generation.h"
+#include "orchestrator/hangs.h"
+#include "orchestrator/job.h"
+#include "os/clock.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Until another process is started in a place in which so many have ended: at once, then these and ever longer. */
+static const uint64_t first_pause_ns = 10000000000u;
+static const uint64_t longest_pause_ns = 600000000000u;
+
+struct even_job_place {
+  bool outside;      /* its process is no member */
+  bool new_here;     /* it joined, and has not made a step since, as far as is known */
+  unsigned endings;  /* of processes that were here in this attempt, but well */
+  uint64_t again_ns; /* when another one may be started; 0: none is wanted */
+};
+
+static size_t world(const even_job *job) {
+  return job->count - (size_t)job->params->spares;
+}
+
+even_status even_job_replace_open(even_job *job) {
+  if (job->generation == NULL || !job->params->replace) {
+    return EVEN_OK;
+  }
+  return EVEN_NEW_ARRAY(&job->places, job->count);
+}
+
+void even_job_replace_close(even_job *job) {
+  even_free(job->places);
+  job->places = NULL;
+}
+
+void even_job_replace_begin(even_job *job, bool *members) {
+  for (size_t i = 0; i < job->count; i++) {
+    members[i] = i < world(job);
+    if (job->places != NULL) {
+      job->places[i] = (struct even_job_place){.outside = !members[i]};
+    }
+  }
+}
+
+bool even_job_is_outside(const even_job *job, size_t rank) {
+  return job->places != NULL && job->places[rank].outside;
+}
+
+bool even_job_is_new(even_job *job, size_t rank) {
+  if (job->places == NULL || !job->places[rank].new_here) {
+    return false;
+  }
+  even_progress_read(&job->progress);
+  return !job->progress.ranks[rank].stepped;
+}
+
+size_t even_job_members(const even_job *job) {
+  size_t members = 0;
+  for (size_t i = 0; i < job->count; i++) {
+    members += job->ranks[i].alive && !even_job_is_outside(job, i) ? 1 : 0;
+  }
+  return members;
+}
+
+/* ---- ends ---- */
+
+static uint64_t pause_after(unsigned endings) {
+  uint64_t pause = first_pause_ns;
+  for (unsigned i = 2; i < endings && pause < longest_pause_ns; i++) {
+    pause *= 2;
+  }
+  return endings < 2 ? 0 : pause < longest_pause_ns ? pause : longest_pause_ns;
+}
+
+void even_job_replace_lost(even_job *job, size_t rank) {
+  if (job->places == NULL) {
+    return;
+  }
+  struct even_job_place *place = &job->places[rank];
+  uint64_t pause = pause_after(++place->endings);
+  place->outside = true;
+  place->new_here = false;
+  place->again_ns = even_clock_ns() + pause;
+  if (pause > 0) {
+    even_job_notice(job, "rank %zu (%s) is set aside for %.0f s: its process has ended %u times", rank,
+                    job->params->devices->items[rank].name, (double)pause * 1e-9, place->endings);
+  }
+}
+
+bool even_job_outside_ended(even_job *job, size_t rank) {
+  if (!even_job_is_outside(job, rank)) {
+    return false;
+  }
+  job->lost[rank] = true; /* nobody misses it: it is neither why an attempt ends, nor told of then */
+  if (job->stage == EVEN_JOB_RUNS && even_job_members(job) > 0) {
+    (void)even_process_signal_group(job->ranks[rank].pid, SIGKILL); /* workers that it has left */
+    even_job_tell_end(job, rank);
+    even_job_notice(job, "that was no member of the training yet: the others go on as they are");
+    even_job_replace_lost(job, rank);
+  }
+  return true;
+}
+
+/* ---- starts ---- */
+
+static void out_of_order(even_job *job, size_t rank) {
+  size_t kept = 0;
+  for (size_t i = 0; i < job->ended; i++) {
+    if (job->order[i] != rank) {
+      job->order[kept++] = job->order[i];
+    }
+  }
+  job->ended = kept;
+}
+
+static void start(even_job *job, size_t rank) {
+  even_job_rank *own = &job->ranks[rank];
+  job->places[rank].again_ns = 0;
+  if (own->output_open) {
+    even_rank_output_close(&own->output);
+  }
+  memset(own, 0, sizeof *own);
+  out_of_order(job, rank);
+  even_generation_vacate(job->generation, (int)rank);
+  even_progress_forget(&job->progress, rank);
+  even_hangs_begin_rank(job->hangs, rank);
+  if (even_job_start_rank(job, rank) == EVEN_OK) {
+    even_job_notice(job, "rank %zu: a process takes its place (process %ld)", rank, (long)own->pid);
+    return;
+  }
+  even_job_notice(job, "rank %zu: no process can take its place: %s", rank, even_error_last()->what);
+  even_error_clear();
+  if (!own->alive) {
+    job->order[job->ended++] = rank;
+    even_job_replace_lost(job, rank);
+  }
+}
+
+static void start_those_due(even_job *job) {
+  uint64_t now = even_clock_ns();
+  for (size_t i = 0; i < job->count; i++) {
+    if (!job->ranks[i].alive && job->places[i].again_ns != 0 && now >= job->places[i].again_ns) {
+      start(job, i);
+    }
+  }
+}
+
+/* ---- joining ---- */
+
+/* Of those that offer themselves, as many as there are places for; *count of them. */
+static void choose(even_job *job, bool *joining, size_t *count) {
+  size_t members = even_job_members(job);
+  *count = 0;
+  for (size_t i = 0; i < job->count; i++) {
+    joining[i] = members + *count < world(job) && job->ranks[i].alive && even_job_is_outside(job, i) &&
+                 even_generation_offers(job->generation, (int)i);
+    *count += joining[i] ? 1 : 0;
+  }
+}
+
+static bool all_stand(const even_job *job) {
+  for (size_t i = 0; i < job->count; i++) {
+    if (job->ranks[i].alive && !even_job_is_outside(job, i) && !even_generation_stands(job->generation, (int)i)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool even_job_any_stands(const even_job *job) {
+  for (size_t i = 0; job->places != NULL && i < job->count; i++) {
+    if (job->ranks[i].alive && even_generation_stands(job->generation, (int)i)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+static void let_join(even_job *job, const bool *joining) {
+  even_text old = EVEN_TEXT_EMPTY;
+  even_text fresh = EVEN_TEXT_EMPTY;
+  size_t count = 0;
+  even_job_name_members(job, &old);
+  for (size_t i = 0; i < job->count; i++) {
+    if (joining[i]) {
+      even_text_format(&fresh, "%s%zu", count++ == 0 ? "" : ", ", i);
+      job->places[i].outside = false;
+      job->places[i].new_here = true;
+      job->lost[i] = false;
+      even_hangs_begin_rank(job->hangs, i);
+    }
+  }
+  uint32_t number = even_generation_grow(job->generation, joining);
+  even_job_notice(job, "generation %u: rank%s %s join%s %s", number, count == 1 ? "" : "s", even_text_string(&fresh),
+                  count == 1 ? "s" : "", even_text_string(&old));
+  even_text_free(&old);
+  even_text_free(&fresh);
+}
+
+static size_t least_members(const even_job *job) {
+  return job->params->least_ranks > 1 ? (size_t)job->params->least_ranks : 1;
+}
+
+void even_job_replace_ask(even_job *job) {
+  if (job->places != NULL && even_job_members(job) < least_members(job)) {
+    even_generation_ask(job->generation, EVEN_WISH_SAVE);
+  }
+}
+
+static void tell_too_few(even_job *job, size_t members, size_t least) {
+  if (!job->too_few_told) {
+    job->too_few_told = true;
+    even_job_notice(job,
+                    "%zu rank%s left, and --min-ranks is %zu: the training saves its state after this step, and "
+                    "waits for others",
+                    members, members == 1 ? " is" : "s are", least);
+  }
+}
+
+static void look_for_joiners(even_job *job, bool *joining) {
+  size_t least = least_members(job);
+  size_t members = even_job_members(job);
+  size_t count = 0;
+  choose(job, joining, &count);
+  job->awaits_joiner = count > 0;
+  if (count > 0 && members + count >= least) {
+    job->too_few_told = false;
+    if (all_stand(job)) {
+      let_join(job, joining);
+    } else {
+      even_generation_ask(job->generation, EVEN_WISH_STAND);
+    }
+  } else if (members < least) {
+    tell_too_few(job, members, least);
+    even_generation_ask(job->generation, EVEN_WISH_SAVE);
+  } else {
+    even_generation_ask(job->generation, EVEN_WISH_NOTHING);
+    if (even_job_any_stands(job)) { /* who could have joined has ended */
+      (void)even_generation_grow(job->generation, NULL);
+    }
+  }
+}
+
+/* Those that wait have nobody left to join. */
+static void end_outsiders(even_job *job) {
+  for (size_t i = 0; i < job->count; i++) {
+    if (job->ranks[i].alive) {
+      job->ranks[i].stopped_by_agent = true;
+      (void)even_process_signal_group(job->ranks[i].pid, SIGKILL);
+    }
+  }
+}
+
+void even_job_replace_tick(even_job *job) {
+  bool *joining = NULL;
+  if (job->places == NULL || job->stage != EVEN_JOB_RUNS || job->alive == 0) {
+    return;
+  }
+  if (even_job_members(job) == 0) {
+    end_outsiders(job);
+    return;
+  }
+  if (EVEN_NEW_ARRAY(&joining, job->count) != EVEN_OK) {
+    even_error_clear(); /* at the next tick */
+    return;
+  }
+  start_those_due(job);
+  look_for_joiners(job, joining);
+  even_free(joining);
+}

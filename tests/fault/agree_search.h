@@ -1,0 +1,28 @@
+/* The exploration of what ranks do that agree by a given function. */
+#ifndef EVEN_TESTS_FAULT_AGREE_SEARCH_H
+#define EVEN_TESTS_FAULT_AGREE_SEARCH_H
+
+#include "fault/agree.h"
+
+typedef even_status agree_call(const even_position *positions, size_t count, even_agreement *out);
+
+typedef struct exploration {
+  int ranks, steps, deaths; /* at most 4 ranks and 2 steps */
+  int joiner;               /* the rank that joins, once it likes to; -1: none */
+  bool calls;               /* after each pass */
+  bool call_last;           /* the script ends with one */
+  agree_call *agree;
+  uint64_t *seen;
+  size_t room, count; /* count: of states */
+  struct model *stack;
+  size_t height, stack_room;
+  const char *wrong; /* NULL: nothing was found */
+  size_t recovered;  /* times that a rank went on */
+  size_t joined;     /* the same of one that joined, at its first step */
+  size_t moves;      /* of what is looked at now, deaths aside */
+} exploration;
+
+/* Goes through every state that can be reached, until one is wrong. */
+void explore(exploration *search);
+
+#endif
