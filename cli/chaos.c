@@ -22,6 +22,7 @@ typedef struct chaos {
   int64_t count;
   const char *kinds;
   double tolerance;
+  const char *against; /* --against; NULL: an undisturbed run of its own */
   bool json;
   /* ---- */
   uint32_t kinds_set;
@@ -43,7 +44,8 @@ static const even_usage usage = {
     .synopsis = "evenstep chaos [options] script.py [arguments]",
     .description =
         "Trains twice: undisturbed, and while faults are injected (real ones: signals, busy neighbours, damaged\n"
-        "checkpoints, bytes on the job's ports). The disturbed run must come to its end, and to the same parameters\n"
+        "checkpoints, bytes on the job's ports, a full disk). The disturbed run must come to its end, "
+        "and to the same parameters\n"
         "as the other. The faults, their times and their victims come from a seed.",
     .epilogue =
         "kinds of faults:\n"
@@ -54,6 +56,9 @@ static const even_usage usage = {
         "  bit-flip    one bit of the newest checkpoint turns, and a rank is killed\n"
         "  torn-write  the newest checkpoint loses half of a file, and a rank is killed\n"
         "  garbage     random bytes come to the ports on which the job listens\n"
+        "  full-disk   the disk of the run is full for 5 s (of one that has up to 1 GB free)\n"
+        "  clock       the clock of the day of a rank, or of the agent, jumps by up to 48 hours\n"
+        "  stolen-port a rank is killed, and the port at which the next attempt is to meet is taken\n"
         "\n"
         "exit codes:\n"
         "  0 the promise was kept; 11 it was not: other parameters, a failed or hanging run; else as of `evenstep "
@@ -82,7 +87,7 @@ static even_status make_words(chaos *on, size_t count, char **words) {
     return even_fail(EVEN_ERR_USAGE, "chaos: %zu words are more than it passes on", count);
   }
   EVEN_TRY(even_program_path(&on->program));
-  (void)snprintf(on->restarts, sizeof on->restarts, "%" PRId64, on->count + 3);
+  (void)snprintf(on->restarts, sizeof on->restarts, "%" PRId64, 2 * on->count + 3); /* a stolen port costs two */
   add(on, even_text_string(&on->program));
   add(on, "run");
   add_pair(on, "--runs-dir", on->job.runs_folder);
@@ -123,7 +128,14 @@ static even_status prepare(chaos *on, size_t count, char **words) {
   if (strlen(name) > 128 || strchr(name, '/') != NULL) {
     return even_fail(EVEN_ERR_USAGE, "chaos: \"%.200s\" cannot name a run", name);
   }
-  (void)snprintf(on->names[0], sizeof on->names[0], "%s-undisturbed", name);
+  if (on->against != NULL && (strlen(on->against) > 150 || strchr(on->against, '/') != NULL)) {
+    return even_fail(EVEN_ERR_USAGE, "chaos: --against \"%.200s\" cannot name a run", on->against);
+  }
+  if (on->against == NULL) {
+    (void)snprintf(on->names[0], sizeof on->names[0], "%s-undisturbed", name);
+  } else {
+    (void)snprintf(on->names[0], sizeof on->names[0], "%s", on->against);
+  }
   (void)snprintf(on->names[1], sizeof on->names[1], "%s-disturbed", name);
   EVEN_TRY(make_words(on, count, words));
   EVEN_TRY(EVEN_NEW_ARRAY(&on->plan, (size_t)on->count));
@@ -137,6 +149,26 @@ static even_chaos_job job_of(const chaos *on, int which) {
                           .name = on->names[which],
                           .runs_folder = on->job.runs_folder,
                           .patience_ns = UINT64_MAX};
+}
+
+/* One of before, which has ended well. */
+static even_status look_at_undisturbed(chaos *on, int *ranks, long *steps) {
+  even_text folder = EVEN_TEXT_EMPTY;
+  even_history *history = NULL;
+  even_text_format(&folder, "%s/%s", on->job.runs_folder, on->names[0]);
+  even_status status = even_text_status(&folder);
+  status = status == EVEN_OK ? even_history_open(even_text_string(&folder), &history) : status;
+  even_text_free(&folder);
+  EVEN_TRY(status);
+  const even_state *state = even_history_state(history);
+  *ranks = state->ranks;
+  *steps = state->last_step + 1;
+  on->seconds[0] = (double)(state->ended_ns - state->started_ns) * 1e-9;
+  if (!even_history_ended(history) || state->exit_code != 0 || *steps < 1) {
+    status = even_fail(EVEN_ERR_INPUT, "%s did not end well, so nothing can be compared with it", on->names[0]);
+  }
+  even_history_close(history);
+  return status;
 }
 
 /* Of the run that nothing disturbs: whatever goes wrong is the job's own. */
@@ -175,7 +207,7 @@ static void break_promise(chaos *on, const char *why) {
   }
 }
 
-static even_status run_disturbed(chaos *on, long steps) {
+static even_status run_disturbed(chaos *on, int ranks, long steps) {
   /* each fault may cost a restart, and the training from its beginning */
   const double patience = 120 + on->seconds[0] * (double)(on->count + 2);
   even_chaos_job job = job_of(on, 1);
@@ -184,6 +216,7 @@ static even_status run_disturbed(chaos *on, long steps) {
   job.done = on->done;
   job.faults = (size_t)on->count;
   job.steps = steps;
+  job.ranks = ranks;
   job.patience_ns = (uint64_t)(patience * 1e9);
   uint64_t began = even_clock_ns();
   even_status status = even_chaos_run(&job);
@@ -253,6 +286,9 @@ static even_status print_json(const chaos *on) {
     even_json_integer(&json, "rank", on->plan[i].rank);
     even_json_number(&json, "planned_at", on->plan[i].when);
     even_json_bool(&json, "injected", on->done[i].injected);
+    even_json_bool(&json, "impossible", on->done[i].impossible);
+    even_json_integer(&json, "at_ns", on->done[i].injected ? (int64_t)on->done[i].at_ns : -1);
+    even_json_integer(&json, "gone_ns", (int64_t)on->done[i].gone_ns);
     even_json_integer(&json, "step", on->done[i].injected ? on->done[i].step : -1);
     even_json_string(&json, "what", on->done[i].words);
     even_json_object_end(&json);
@@ -271,9 +307,11 @@ static void print_words(const chaos *on, long steps) {
   for (int64_t i = 0; i < on->count; i++) {
     const even_chaos_done *done = &on->done[i];
     if (done->injected) {
-      tell(on, "  step %6ld  %-10s  %s\n", done->step, even_chaos_name(on->plan[i].kind), done->words);
+      tell(on, "  step %6ld  %-13s  %s\n", done->step, even_chaos_name(on->plan[i].kind), done->words);
+    } else if (done->impossible) {
+      tell(on, "  not here     %-13s  %s\n", even_chaos_name(on->plan[i].kind), done->words);
     } else {
-      tell(on, "  not at all   %-10s  the training had come to its end before it could be (planned for step %.0f)\n",
+      tell(on, "  not at all   %-13s  the training had come to its end before it could be (planned for step %.0f)\n",
            even_chaos_name(on->plan[i].kind), on->plan[i].when * (double)steps);
     }
   }
@@ -291,11 +329,11 @@ static void print_words(const chaos *on, long steps) {
 static even_status disturb(chaos *on) {
   int ranks = 0;
   long steps = 0;
-  EVEN_TRY(run_undisturbed(on, &ranks, &steps));
+  EVEN_TRY(on->against == NULL ? run_undisturbed(on, &ranks, &steps) : look_at_undisturbed(on, &ranks, &steps));
   tell(on, "undisturbed: %ld steps on %d rank%s, %.1f s\n", steps, ranks, ranks == 1 ? "" : "s", on->seconds[0]);
   tell(on, "%" PRId64 " faults, seed %" PRId64 ":\n", on->count, on->seed);
   even_chaos_plan((uint64_t)on->seed, on->kinds_set, ranks, (size_t)on->count, on->plan);
-  EVEN_TRY(run_disturbed(on, steps));
+  EVEN_TRY(run_disturbed(on, ranks, steps));
   if (on->broken[0] == '\0') {
     EVEN_TRY(compare(on));
   }
@@ -331,6 +369,8 @@ static size_t declare(chaos *on, even_option *table) {
        INT64_MAX},
       {0, "faults", EVEN_OPTION_INTEGER, &on->count, "N", "faults to inject (default 3)", 1, MOST_FAULTS},
       {0, "kinds", EVEN_OPTION_TEXT, &on->kinds, "LIST", "of which kinds: all (default), or kill,stop,…", 0, 0},
+      {0, "against", EVEN_OPTION_TEXT, &on->against, "RUN",
+       "a run of before in the same folder, in place of an undisturbed one of its own", 0, 0},
       {0, "tolerance", EVEN_OPTION_NUMBER, &on->tolerance, "X",
        "relative norm by which a tensor may differ (default 0: the same to the bit, as --policy equal, the default "
        "here, "
@@ -344,7 +384,7 @@ static size_t declare(chaos *on, even_option *table) {
 
 int even_cli_chaos(int argc, char **argv) {
   static chaos on; /* thousands of words */
-  even_option table[EVEN_JOB_OPTION_COUNT + 5];
+  even_option table[EVEN_JOB_OPTION_COUNT + 6];
   int operand = 0;
   int code = 0;
   on = (chaos){.seed = -1, .count = 3, .kinds = "all"};

@@ -7,12 +7,16 @@
 #include "monitor/history.h"
 #include "os/busy.h"
 #include "os/dialogue.h"
+#include "os/process_stat.h"
 
 /* What became of a fault. */
 typedef struct even_chaos_done {
   bool injected;
-  long step;       /* the training's last one then */
-  char words[192]; /* to whom, where; why it was not */
+  bool impossible;  /* here; words say why */
+  uint64_t at_ns;   /* CLOCK_MONOTONIC */
+  uint64_t gone_ns; /* of a killed agent: when the last of its ranks was no more; else 0 */
+  long step;        /* the training's last one then */
+  char words[192];  /* to whom, where; why it was not */
 } even_chaos_done;
 
 typedef struct even_chaos_process {
@@ -20,6 +24,20 @@ typedef struct even_chaos_process {
   uint64_t start_time;
   uint64_t until_ns; /* when it is let go, or ended; 0: nothing is to be done */
 } even_chaos_process;
+
+/* What faults of the host hold (chaos_host.c). */
+typedef struct even_chaos_host {
+  even_text filler; /* the path of the file that fills the disk */
+  int filler_fd;
+  uint64_t full_until_ns; /* 0: there is none */
+  int robbed_port;        /* the attempt under way meets there; the next one's port is to be taken; 0: none is */
+  even_chaos_done *robbed;
+  uint64_t robbed_until_ns;
+  int stolen_port;
+  int port_fd; /* with which it is held */
+  uint64_t port_until_ns;
+  int64_t *clocks; /* ns by which the agent's clock of the day is off, then those of ranks 0, 1, … */
+} even_chaos_host;
 
 /* A job of this program, in a process of its own, and what is done to it. Zeroed but for the first part. */
 typedef struct even_chaos_job {
@@ -31,6 +49,7 @@ typedef struct even_chaos_job {
   const even_chaos_fault *plan;
   even_chaos_done *done; /* one a fault */
   size_t faults;
+  int ranks;            /* of it; with faults alone */
   long steps;           /* of the whole training; 0: not known, with no faults */
   uint64_t patience_ns; /* longer than this it hangs */
   /* ---- its own ---- */
@@ -44,6 +63,7 @@ typedef struct even_chaos_job {
   pid_t busy[EVEN_BUSY_MOST];
   size_t busy_count;
   uint64_t busy_until_ns;
+  even_chaos_host host;
   int starts; /* of the agent */
   int exit_code;
   char complaint[512]; /* the agent's last words */
@@ -61,6 +81,24 @@ long even_chaos_last_step(const even_chaos_job *job);
 even_status even_chaos_inject(even_chaos_job *job) EVEN_MUST_USE;
 /* Ends what is over: stops and neighbours; `all` of them. */
 void even_chaos_relent(even_chaos_job *job, bool all);
+
+/* ---- for chaos_faults.c and chaos_host.c ---- */
+
+/* The fault has happened, in so many words; or it cannot be here, and why. The next one is the next. */
+void even_chaos_tell(even_chaos_job *job, const char *words);
+void even_chaos_tell_not(even_chaos_job *job, const char *why);
+/* The value of a variable of the process's environment, as a port; 0: none. */
+int even_chaos_port_of(pid_t pid, const char *name);
+/* Faults of the host; `rank`: the victim. They leave job->next where they cannot be yet. */
+even_status even_chaos_fill_disk(even_chaos_job *job) EVEN_MUST_USE;
+even_status even_chaos_turn_clock(even_chaos_job *job) EVEN_MUST_USE;
+void even_chaos_rob(even_chaos_job *job, const even_process_stat *rank);
+/* At each look: what goes on, and what is over; `all`: everything is. */
+even_status even_chaos_host_look(even_chaos_job *job) EVEN_MUST_USE;
+void even_chaos_host_relent(even_chaos_job *job, bool all);
+/* Before the job's first start, and after its end: the clock that its processes see. */
+even_status even_chaos_clock_open(even_chaos_job *job, int ranks) EVEN_MUST_USE;
+void even_chaos_clock_close(even_chaos_job *job);
 
 /* How the newest checkpoints of two jobs differ. */
 typedef struct even_chaos_verdict {

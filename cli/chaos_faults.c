@@ -7,7 +7,6 @@
 #include "os/clock.h"
 #include "os/file.h"
 #include "os/port.h"
-#include "os/process_stat.h"
 
 #include <evenstep/checkpoint.h>
 #include <signal.h>
@@ -37,12 +36,19 @@ static bool send_to(const even_process_stat *rank, int signal) {
   return even_process_signal_exactly(rank->pid, rank->start_time, signal);
 }
 
-/* The fault has happened. */
-static void tell(even_chaos_job *job, const char *words) {
+void even_chaos_tell(even_chaos_job *job, const char *words) {
   even_chaos_done *done = done_of(job);
   done->injected = true;
+  done->at_ns = even_clock_ns();
   done->step = even_chaos_last_step(job);
   (void)snprintf(done->words, sizeof done->words, "%s", words);
+  job->next++;
+}
+
+void even_chaos_tell_not(even_chaos_job *job, const char *why) {
+  even_chaos_done *done = done_of(job);
+  done->impossible = true;
+  (void)snprintf(done->words, sizeof done->words, "%s", why);
   job->next++;
 }
 
@@ -50,7 +56,7 @@ static void kill_rank(even_chaos_job *job, const even_process_stat *rank) {
   char words[64];
   (void)snprintf(words, sizeof words, "rank %d (process %ld)", job->plan[job->next].rank, (long)rank->pid);
   if (send_to(rank, SIGKILL)) {
-    tell(job, words);
+    even_chaos_tell(job, words);
   }
 }
 
@@ -64,7 +70,7 @@ static void stop_rank(even_chaos_job *job, const even_process_stat *rank) {
   if (send_to(rank, SIGSTOP)) {
     job->stopped =
         (even_chaos_process){.pid = rank->pid, .start_time = rank->start_time, .until_ns = even_clock_ns() + STOP_NS};
-    tell(job, words);
+    even_chaos_tell(job, words);
   }
 }
 
@@ -76,7 +82,7 @@ static even_status slow_rank(even_chaos_job *job, const even_process_stat *rank)
   EVEN_TRY(even_busy_start(rank->cpu, left_of_core, job->busy, &job->busy_count));
   job->busy_until_ns = even_clock_ns() + SLOW_NS;
   (void)snprintf(words, sizeof words, "rank %d, on core %d, for 5 s", job->plan[job->next].rank, rank->cpu);
-  tell(job, words);
+  even_chaos_tell(job, words);
   return EVEN_OK;
 }
 
@@ -85,7 +91,7 @@ static void kill_agent(even_chaos_job *job) {
   (void)snprintf(words, sizeof words, "process %ld; started again with --resume auto", (long)job->agent.process.pid);
   job->agent_killed = even_process_signal(job->agent.process.pid, SIGKILL);
   if (job->agent_killed) {
-    tell(job, words);
+    even_chaos_tell(job, words);
   }
 }
 
@@ -170,7 +176,7 @@ static even_status damage_checkpoint(even_chaos_job *job, const even_process_sta
   if (status == EVEN_OK) {
     (void)snprintf(whole, sizeof whole, "%.40s: %.100s; rank %d killed", strrchr(newest, '/') + 1, words, fault->rank);
     (void)send_to(rank, SIGKILL);
-    tell(job, whole);
+    even_chaos_tell(job, whole);
   } else { /* it was removed for a newer one meanwhile */
     even_error_clear();
     status = EVEN_OK;
@@ -182,8 +188,7 @@ static even_status damage_checkpoint(even_chaos_job *job, const even_process_sta
 
 /* ---- ports ---- */
 
-/* The value of a variable of the process's environment, as a port; 0: none. */
-static int port_of(pid_t pid, const char *name) {
+int even_chaos_port_of(pid_t pid, const char *name) {
   char path[64];
   even_text all = EVEN_TEXT_EMPTY;
   int port = 0;
@@ -224,7 +229,7 @@ static void send_garbage(even_chaos_job *job, const even_process_stat *rank) {
   unsigned char garbage[GARBAGE_BYTES];
   char words[128] = "";
   uint64_t mixed = job->plan[job->next].dice;
-  const int ports[] = {port_of(rank->pid, "MASTER_PORT"), page_port(job)};
+  const int ports[] = {even_chaos_port_of(rank->pid, "MASTER_PORT"), page_port(job)};
   for (size_t i = 0; i < sizeof garbage; i++) {
     mixed = mixed * 6364136223846793005u + 1442695040888963407u; /* Knuth's MMIX */
     garbage[i] = (unsigned char)(mixed >> 56);
@@ -239,7 +244,7 @@ static void send_garbage(even_chaos_job *job, const even_process_stat *rank) {
     }
   }
   if (words[0] != '\0') {
-    tell(job, words);
+    even_chaos_tell(job, words);
   }
 }
 
@@ -268,6 +273,13 @@ even_status even_chaos_inject(even_chaos_job *job) {
     case EVEN_CHAOS_GARBAGE:
       send_garbage(job, &rank);
       return EVEN_OK;
+    case EVEN_CHAOS_DISK:
+      return even_chaos_fill_disk(job);
+    case EVEN_CHAOS_CLOCK:
+      return even_chaos_turn_clock(job);
+    case EVEN_CHAOS_PORT:
+      even_chaos_rob(job, &rank);
+      return EVEN_OK;
     case EVEN_CHAOS_KINDS:
       break;
   }
@@ -287,4 +299,5 @@ void even_chaos_relent(even_chaos_job *job, bool all) {
     }
     job->busy_count = 0;
   }
+  even_chaos_host_relent(job, all);
 }

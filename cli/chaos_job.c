@@ -6,7 +6,6 @@
 #include "cli/chaos.h"
 #include "os/clock.h"
 #include "os/folder.h"
-#include "os/process_stat.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -66,6 +65,7 @@ static bool is_due(const even_chaos_job *job) {
 static even_status look(even_chaos_job *job) {
   read_history(job);
   even_chaos_relent(job, false);
+  EVEN_TRY(even_chaos_host_look(job));
   return job->history != NULL && !job->agent_killed && is_due(job) ? even_chaos_inject(job) : EVEN_OK;
 }
 
@@ -137,6 +137,7 @@ static even_status await_last_ones(even_chaos_job *job) {
 
 static even_status go_on(even_chaos_job *job) {
   EVEN_TRY(await_last_ones(job));
+  job->done[job->next - 1].gone_ns = even_clock_ns();
   even_history_close(job->history);
   job->history = NULL;
   return start(job);
@@ -150,6 +151,8 @@ even_status even_chaos_run(even_chaos_job *job) {
     return even_fail(EVEN_ERR_IN_USE, "%s exists: chaos runs two jobs of its own", even_text_string(&job->folder));
   }
   job->exit_code = -1;
+  job->host.filler_fd = job->host.port_fd = -1;
+  EVEN_TRY(even_chaos_clock_open(job, job->ranks));
   EVEN_TRY(start(job));
   for (;;) {
     EVEN_TRY(follow(job, began));
@@ -170,6 +173,7 @@ even_status even_chaos_run(even_chaos_job *job) {
 void even_chaos_close(even_chaos_job *job) {
   end_agent(job);
   even_chaos_relent(job, true);
+  even_chaos_clock_close(job);
   even_history_close(job->history);
   even_text_free(&job->folder);
 }

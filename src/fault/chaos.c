@@ -20,6 +20,9 @@ static const kind_words all[EVEN_CHAOS_KINDS] = {
     {"bit-flip", "a bit of the newest checkpoint turns, and a rank is killed"},
     {"torn-write", "the newest checkpoint loses half of a file, and a rank is killed"},
     {"garbage", "random bytes come to the job's ports"},
+    {"full-disk", "the disk of the run is full"},
+    {"clock", "the clock of the day jumps"},
+    {"stolen-port", "a rank is killed, and the port of the next attempt is taken"},
 };
 
 const char *even_chaos_name(even_chaos_kind kind) {
@@ -46,7 +49,9 @@ static even_status kind_named(const char *word, size_t length, uint32_t *kinds) 
   const char *nearest = even_nearest(copy, names, EVEN_CHAOS_KINDS);
   (void)even_fail(EVEN_ERR_USAGE, "there is no fault of the kind \"%s\"", copy);
   return nearest != NULL ? even_error_fix("did you mean %s?", nearest)
-                         : even_error_fix("kill, stop, slow, agent, bit-flip, torn-write, garbage, or all");
+                         : even_error_fix(
+                               "kill, stop, slow, agent, bit-flip, torn-write, garbage, full-disk, "
+                               "clock, stolen-port, or all");
 }
 
 even_status even_chaos_parse(const char *list, uint32_t *kinds) {

@@ -15,6 +15,9 @@ typedef enum even_chaos_kind {
   EVEN_CHAOS_FLIP,    /* one bit of the newest checkpoint is turned, then a rank is killed */
   EVEN_CHAOS_TORN,    /* the newest checkpoint loses half of a file, then a rank is killed */
   EVEN_CHAOS_GARBAGE, /* random bytes to the ports on which the job listens */
+  EVEN_CHAOS_DISK,    /* the file system of the run is full, for a few seconds */
+  EVEN_CHAOS_CLOCK,   /* the clock of the day jumps by hours, for a rank or for the agent */
+  EVEN_CHAOS_PORT,    /* a rank is killed, and the port on which the next attempt is to meet is taken */
   EVEN_CHAOS_KINDS
 } even_chaos_kind;
 

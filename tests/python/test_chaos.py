@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -115,3 +116,86 @@ def test_what_is_refused(chaos: Run, script: Callable[[str], str]) -> None:
     for words, code, said in cases:
         done = chaos(*words)
         assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+
+
+@pytest.fixture
+def small_disk(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
+    place = tmp_path / "runs"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(place)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("mounting a small tmpfs needs root")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+# The script waits at the half until it has seen both faults: the clock of rank 0 jump, and the file that fills the disk.
+OF_THE_HOST = TRAINING.replace(
+    "        until = time.monotonic() + seconds\n",
+    """        until = time.monotonic() + seconds
+        while es.is_main() and time.monotonic() < until:
+            filled = filled or os.path.exists(filler)
+            jumped = any(open(os.environ["EVENSTEP_CHAOS_CLOCK"], "rb").read())
+            if filled and jumped and not os.path.exists(filler):
+                break
+            time.sleep(0.05)
+        until = 0
+""",
+).replace(
+    "for epoch in es.epochs(60):\n",
+    """filler, filled = os.environ["EVENSTEP_RUN_DIR"] + "/chaos-filler", False
+for epoch in es.epochs(60):
+    filled = filled or os.path.exists(filler)
+""",
+)
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(12, marks=pytest.mark.more)])
+def test_a_full_disk_and_a_clock_that_jumps(
+    chaos: Run, script: Callable[[str], str], small_disk: pathlib.Path, seed: int
+) -> None:
+    options = ("-n", "2", "--seed", str(seed), "--faults", "2", "--kinds", "clock,full-disk", "--json")
+    done = chaos(*options, "--name", "a", script(OF_THE_HOST), "1", "1", "100")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = outcome(done)
+    assert found["kept"] and found["injected"] == 2 and found["numbers_that_differ"] == 0, found
+    assert not (small_disk / "a-disturbed" / "chaos-filler").exists()
+
+
+@pytest.mark.more
+def test_a_large_disk_is_not_filled(chaos: Run, script: Callable[[str], str], tmp_path: pathlib.Path) -> None:
+    disk = os.statvfs(tmp_path)
+    if disk.f_bavail * disk.f_frsize <= 1 << 30:
+        pytest.skip("the disk of the tests is small")
+    done = chaos("-n", "1", "--seed", "1", "--faults", "1", "--kinds", "full-disk", script(TRAINING), "1", "1", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "others may need them" in done.stdout, done.stdout
+
+
+# Rank 0 of the second attempt waits until somebody has its port.
+ROBBED = TRAINING.replace(
+    "torch.manual_seed(0)\n",
+    """torch.manual_seed(0)
+import socket
+last = time.monotonic() + 100
+while os.environ["TORCHELASTIC_RESTART_COUNT"] == "1" and time.monotonic() < last:
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", int(os.environ["MASTER_PORT"]))) == 0:
+            break
+    time.sleep(0.05)
+""",
+    1,
+)
+
+
+@pytest.mark.more
+def test_a_stolen_port_costs_an_attempt(chaos: Run, script: Callable[[str], str]) -> None:
+    options = ("-n", "2", "--seed", "0", "--faults", "1", "--kinds", "stolen-port", "--json")
+    done = chaos(*options, script(ROBBED), "1", "1", "100")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = outcome(done)
+    assert (
+        found["kept"]
+        and found["injected"] == 1
+        and "before the ranks of the next attempt" in found["faults"][0]["what"]
+    )
