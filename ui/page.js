@@ -28,7 +28,7 @@ function element(name, properties = {}, ...children) {
 
 /* ---- parts ---- */
 
-const TONES = { training: "good", done: "good", failed: "bad", stalled: "bad" };
+const TONES = { training: "good", done: "good", interrupted: "warn", failed: "bad", stalled: "bad" };
 const VERDICT_TONES = { balanced: "good", stalled: "bad", imbalance: "warn", data: "warn", communication: "warn", checkpoint: "warn" };
 
 function showHead(s) {

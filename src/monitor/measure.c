@@ -15,6 +15,8 @@ const char *even_phase_text(even_phase phase) {
       return "stalled";
     case EVEN_PHASE_DONE:
       return "done";
+    case EVEN_PHASE_INTERRUPTED:
+      return "interrupted";
     case EVEN_PHASE_FAILED:
       return "failed";
   }

@@ -14,6 +14,7 @@ typedef enum even_phase {
   EVEN_PHASE_TRAINING,
   EVEN_PHASE_STALLED, /* no step for far longer than a step takes */
   EVEN_PHASE_DONE,
+  EVEN_PHASE_INTERRUPTED, /* by SIGINT, SIGTERM or SIGHUP, as its exit code tells */
   EVEN_PHASE_FAILED
 } even_phase;
 

@@ -2,6 +2,7 @@
 #include "monitor/faults.h"
 
 #include <math.h>
+#include <signal.h>
 #include <string.h>
 
 /* The window: at least the last EVEN_WARM_STEPS, and those that ended in the last ten seconds. */
@@ -230,9 +231,22 @@ static void measure_steps(const even_state *state, long begin, long end, even_me
   out->predicted_step_seconds = predictions > 0 ? predicted / predictions : NAN;
 }
 
+static even_phase phase_of_end(int exit_code) {
+  switch (exit_code) {
+    case 0:
+      return EVEN_PHASE_DONE;
+    case 128 + SIGINT:
+    case 128 + SIGTERM:
+    case 128 + SIGHUP:
+      return EVEN_PHASE_INTERRUPTED;
+    default:
+      return EVEN_PHASE_FAILED;
+  }
+}
+
 static even_phase phase_of(const even_state *state, const even_measure *measure) {
   if (state->ended_ns != 0) {
-    return state->exit_code == 0 ? EVEN_PHASE_DONE : EVEN_PHASE_FAILED;
+    return phase_of_end(state->exit_code);
   }
   if (state->attempt_steps == 0) {
     return EVEN_PHASE_STARTING;

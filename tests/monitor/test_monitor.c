@@ -197,6 +197,20 @@ static void the_report_page_holds_its_data_safely(void **state) {
   json_decref(parsed);
 }
 
+static void an_interrupted_run_is_not_a_failed_one(void **state) {
+  monitored *made = *state;
+  even_history *history = NULL;
+  even_measure measure;
+  monitored_start(made);
+  monitored_steps(made, 20, 8);
+  assert_int_equal(even_monitor_close(made->monitor, 130), EVEN_OK);
+  assert_int_equal(even_history_open(made->folder, &history), EVEN_OK);
+  even_state_measure(even_history_state(history), 0, &measure);
+  assert_int_equal(measure.phase, EVEN_PHASE_INTERRUPTED);
+  assert_string_equal(even_phase_text(measure.phase), "interrupted");
+  even_history_close(history);
+}
+
 /* An agent killed outright leaves a database without an end, and perhaps its agent.json. */
 static void a_crashed_run_is_reported_as_far_as_it_came(void **state) {
   monitored *made = *state;
@@ -638,6 +652,7 @@ int main(void) {
       TEST(a_restart_is_told_apart),
       TEST(a_restart_without_a_step_is_told),
       TEST(the_report_page_holds_its_data_safely),
+      TEST(an_interrupted_run_is_not_a_failed_one),
       TEST(a_crashed_run_is_reported_as_far_as_it_came),
       TEST(a_run_without_a_step_is_reported),
       TEST(what_is_no_history_is_refused),
