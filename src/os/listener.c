@@ -10,7 +10,8 @@
 #include <string.h>
 #include <sys/socket.h>
 
-enum { BACKLOG = 16 };
+/* Of the largest job every host may come at once; the kernel has a limit of its own (net.core.somaxconn). */
+enum { BACKLOG = 1024 };
 
 static even_status listen_at(int fd, struct sockaddr_in *where, const char *address, int *port) {
   socklen_t bytes = sizeof *where;

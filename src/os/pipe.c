@@ -25,6 +25,11 @@ void even_pipe_close(int fd) {
   }
 }
 
+bool even_pipe_is_held(int fd) {
+  struct pollfd input = {.fd = fd, .events = POLLIN};
+  return even_os.poll(&input, 1, 0) == 0;
+}
+
 even_status even_log_open(const char *path, int *fd) {
   *fd = even_os.open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
   return *fd >= 0 ? EVEN_OK : even_fail_errno(errno, "log %s cannot be opened", path);

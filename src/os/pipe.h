@@ -3,6 +3,7 @@
 #define EVEN_OS_PIPE_H
 
 #include <evenstep/status.h>
+#include <stdbool.h>
 #include <stddef.h>
 
 typedef enum even_pipe_state {
@@ -13,6 +14,8 @@ typedef enum even_pipe_state {
 
 even_pipe_state even_pipe_read(int fd, void *buffer, size_t bytes, size_t *got);
 void even_pipe_close(int fd);
+/* Whether the other end is open and has written nothing that was not read. */
+bool even_pipe_is_held(int fd);
 /* A pipe, both ends close-on-exec: read from [0] what is written to [1]. */
 even_status even_pipe_pair(int ends[2]) EVEN_MUST_USE;
 /* Opens a file for appending, made where it is missing; close with even_pipe_close. */

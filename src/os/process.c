@@ -312,6 +312,17 @@ void even_process_wait(pid_t pid) {
   }
 }
 
+bool even_process_has_ended(pid_t pid) {
+  int descriptor = even_os.pidfd_open(pid, 0);
+  struct pollfd end = {.fd = descriptor, .events = POLLIN};
+  if (descriptor < 0) {
+    return errno == ESRCH;
+  }
+  bool ended = even_os.poll(&end, 1, 0) > 0;
+  (void)even_os.close(descriptor);
+  return ended;
+}
+
 bool even_process_signal(pid_t pid, int signal) {
   return even_os.kill(pid, signal) == 0 || errno == ESRCH;
 }

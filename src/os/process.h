@@ -45,6 +45,8 @@ typedef struct even_process_end {
 even_status even_process_reap(even_process_end *out, bool *any) EVEN_MUST_USE;
 /* Waits until child `pid` has ended and reaps it; fine when it is no child any more. */
 void even_process_wait(pid_t pid);
+/* Whether a child that was not reaped yet has ended. */
+bool even_process_has_ended(pid_t pid);
 
 /* Sends `signal` to one process, or to every process of the group that it leads: whether it could be sent (one that is
  * gone counts as sent to). Only for children not yet reaped: their numbers cannot belong to others. */
