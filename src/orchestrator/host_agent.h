@@ -12,8 +12,6 @@
 
 struct even_job;
 
-enum { EVEN_HOSTS_STRANGERS = 16 };
-
 typedef struct even_host_agent {
   struct even_hosts *hosts;
   size_t index; /* among the job's hosts */
@@ -24,7 +22,7 @@ typedef struct even_host_agent {
   even_loop_watch watches[2];
   even_text said;  /* the last of what the shell printed */
   even_link *link; /* NULL: it has not greeted yet, or is lost */
-  bool fits;       /* it has all that the script needs */
+  bool fits;       /* it is here, and has all that the script needs */
   char node[128];  /* what the host calls itself */
   even_device_list devices;
   size_t first; /* of its ranks */
@@ -48,11 +46,13 @@ struct even_hosts {
   int listener; /* -1: none */
   int port;
   even_loop_watch listener_watch;
+  uint64_t listen_ns; /* while it is not watched: when it shall be again */
   unsigned char key[EVEN_TLS_KEY_BYTES];
   char key_digits[2 * EVEN_TLS_KEY_BYTES + 1];
-  even_host_stranger strangers[EVEN_HOSTS_STRANGERS];
-  even_link *gone[EVEN_HOSTS_STRANGERS]; /* closed, to be freed once no call of the loop can be at work in them */
-  json_t *facts;                         /* this host's */
+  even_host_stranger *strangers;
+  size_t places;   /* for them */
+  even_link *gone; /* closed, to be freed once no call of the loop can be at work in them */
+  json_t *facts;   /* this host's */
   struct sigaction pipe_before;
   even_error failure;        /* what ends the opening; EVEN_OK: nothing */
   struct even_job *job;      /* while it runs */
@@ -61,13 +61,20 @@ struct even_hosts {
 };
 
 /* ---- hosts_open.c ---- */
-/* Starts the agent of a host, and waits until it fits. */
+/* Waits until all agents fit that were launched and are not lost: one that fitted may be lost meanwhile. */
 even_status even_hosts_await(even_hosts *hosts) EVEN_MUST_USE;
+/* Signs of life, ends of connections. */
+void even_hosts_tick(even_hosts *hosts);
+/* Closes a link, and frees it with the next tick. */
+void even_hosts_bury(even_hosts *hosts, even_link *link);
+
+/* ---- host_shell.c ---- */
+/* Starts the agent of a host. */
 even_status even_host_agent_launch(even_host_agent *agent) EVEN_MUST_USE;
 /* Ends its shell and its link; it can be launched again. */
 void even_host_agent_drop(even_host_agent *agent);
-/* Signs of life, ends of connections. */
-void even_hosts_tick(even_hosts *hosts);
+/* Whether its shell has; all that it said is read then. */
+bool even_host_agent_shell_ended(even_host_agent *agent);
 /* The last line that its shell printed, "" for none. */
 void even_host_agent_last_words(const even_host_agent *agent, char *out, size_t bytes);
 

@@ -19,187 +19,27 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MOST_WORDS = 64, SAID_BYTES = 4096, TICK_MS = 50 };
+enum { TICK_MS = 50, SPARE_PLACES = 16 };
 
 static const uint64_t STRANGER_NS = 20000000000u;
+static const uint64_t PAUSE_NS = 100000000u;
 
-/* ---- the shell ---- */
-
-static void shell_said(even_host_agent *agent, int which) {
-  char buffer[2048];
-  size_t got = 0;
-  even_loop_watch *watch = &agent->watches[which];
-  even_pipe_state state = even_pipe_read(watch->fd, buffer, sizeof buffer, &got);
-  if (state == EVEN_PIPE_DATA) {
-    if (agent->said.length + got > SAID_BYTES) {
-      even_text_clear(&agent->said);
-    }
-    even_text_append(&agent->said, buffer, got);
-  } else if (state == EVEN_PIPE_ENDED) {
-    int fd = watch->fd;
-    even_loop_remove(&agent->hosts->loop, watch);
-    even_pipe_close(fd);
-  }
-}
-
-static void output_ready(void *context, int fd) {
-  (void)fd;
-  shell_said(context, 0);
-}
-
-static void error_ready(void *context, int fd) {
-  (void)fd;
-  shell_said(context, 1);
-}
-
-static bool shell_ended(const even_host_agent *agent) {
-  return agent->shell.pid > 0 && agent->watches[0].fd < 0 && agent->watches[1].fd < 0;
-}
-
-void even_host_agent_last_words(const even_host_agent *agent, char *out, size_t bytes) {
-  const char *text = even_text_string(&agent->said);
-  size_t end = strlen(text);
-  while (end > 0 && (text[end - 1] == '\n' || text[end - 1] == '\r' || text[end - 1] == ' ')) {
-    end--;
-  }
-  size_t start = end;
-  while (start > 0 && text[start - 1] != '\n') {
-    start--;
-  }
-  (void)snprintf(out, bytes, "%.*s", (int)(end - start), text + start);
-}
-
-static void add_addresses(even_json *json, const even_hosts *hosts) {
-  even_interface_list list = {NULL, 0};
-  even_json_array(json, "addresses");
-  if (hosts->params.address != NULL) {
-    even_json_string(json, NULL, hosts->params.address);
-  } else if (even_interface_list_read(&list) == EVEN_OK) {
-    for (size_t i = 0; i < list.count; i++) {
-      char addresses[sizeof list.items[i].addresses];
-      char *save = NULL;
-      memcpy(addresses, list.items[i].addresses, sizeof addresses);
-      for (char *one = strtok_r(addresses, ", ", &save); one != NULL; one = strtok_r(NULL, ", ", &save)) {
-        if (list.items[i].up && !list.items[i].loopback && strchr(one, ':') == NULL) {
-          even_json_string(json, NULL, one);
-        }
-      }
-    }
-    even_json_string(json, NULL, "127.0.0.1");
-  }
-  even_interface_list_free(&list);
-  even_json_array_end(json);
-}
-
-/* One line: where the leader is, and the key. */
-static even_status invitation(const even_host_agent *agent, even_text *out) {
-  even_json json = even_json_begin(out, 0);
-  even_json_object(&json, NULL);
-  even_json_string(&json, "evenstep", even_version());
-  even_json_string(&json, "key", agent->hosts->key_digits);
-  even_json_integer(&json, "host", (int64_t)agent->index);
-  even_json_integer(&json, "port", agent->hosts->port);
-  add_addresses(&json, agent->hosts);
-  even_json_object_end(&json);
-  even_text_add(out, "\n");
-  return even_text_status(out);
-}
-
-static even_status start_shell(even_host_agent *agent, int input) {
-  char agent_word[] = "agent";
-  char *words[MOST_WORDS + 4];
-  size_t count = 0;
-  char *const *shell = agent->hosts->params.shell;
-  while (shell[count] != NULL) {
-    if (count == MOST_WORDS) {
-      return even_fail(EVEN_ERR_ARGUMENT, "a shell of more than %d words", MOST_WORDS);
-    }
-    words[count] = shell[count];
-    count++;
-  }
-  words[count++] = agent->name;
-  words[count++] = (char *)agent->hosts->params.program;
-  words[count++] = agent_word;
-  words[count] = NULL;
-  const even_process_params params = {.arguments = words, .environment = environ, .input = input};
-  return even_process_start(&params, &agent->shell);
-}
-
-static even_status say_invitation(const even_host_agent *agent) {
-  even_text line = EVEN_TEXT_EMPTY;
-  bool broken = false;
-  int reason = 0;
-  EVEN_TRY(invitation(agent, &line));
-  /* smaller than a pipe's room; a shell that has ended already is told by its own last words */
-  (void)even_socket_write(agent->input, line.data, line.length, &broken, &reason);
-  memset(line.data, 0, line.length); /* the key */
-  even_text_free(&line);
-  return EVEN_OK;
-}
-
-even_status even_host_agent_launch(even_host_agent *agent) {
-  int ends[2] = {-1, -1};
-  even_loop *loop = &agent->hosts->loop;
-  EVEN_TRY(even_pipe_pair(ends));
-  even_status status = start_shell(agent, ends[0]);
-  even_pipe_close(ends[0]);
-  if (status != EVEN_OK) {
-    even_pipe_close(ends[1]);
-    (void)even_error_prefix("host %s", agent->name);
-    return status;
-  }
-  agent->input = ends[1];
-  agent->lost = false;
-  agent->fits = false;
-  status = even_loop_add(loop, &agent->watches[0], agent->shell.output, output_ready, agent);
-  if (status == EVEN_OK) {
-    status = even_loop_add(loop, &agent->watches[1], agent->shell.error, error_ready, agent);
-  }
-  return status == EVEN_OK ? say_invitation(agent) : status;
-}
+/* ---- connections ---- */
 
 /* Frees it later: this may be a call of its own. */
-static void bury(even_hosts *hosts, even_link *link) {
+void even_hosts_bury(even_hosts *hosts, even_link *link) {
   even_link_close(link);
-  for (size_t i = 0; i < EVEN_HOSTS_STRANGERS; i++) {
-    if (hosts->gone[i] == NULL) {
-      hosts->gone[i] = link;
-      return;
-    }
-  }
+  link->next = hosts->gone;
+  hosts->gone = link;
 }
 
 static void free_gone(even_hosts *hosts) {
-  for (size_t i = 0; i < EVEN_HOSTS_STRANGERS; i++) {
-    even_free(hosts->gone[i]);
-    hosts->gone[i] = NULL;
+  while (hosts->gone != NULL) {
+    even_link *link = hosts->gone;
+    hosts->gone = link->next;
+    even_free(link);
   }
 }
-
-void even_host_agent_drop(even_host_agent *agent) {
-  if (agent->link != NULL) {
-    bury(agent->hosts, agent->link);
-    agent->link = NULL;
-  }
-  if (agent->shell.pid > 0) {
-    even_pipe_close(agent->input);
-    (void)even_process_signal_group(agent->shell.pid, SIGKILL);
-    even_process_wait(agent->shell.pid);
-  }
-  for (int i = 0; i < 2; i++) {
-    int fd = agent->watches[i].fd;
-    if (fd >= 0) {
-      even_loop_remove(&agent->hosts->loop, &agent->watches[i]);
-      even_pipe_close(fd);
-    }
-  }
-  agent->input = -1;
-  agent->shell.pid = -1;
-  even_text_free(&agent->said);
-  agent->said = (even_text)EVEN_TEXT_EMPTY;
-}
-
-/* ---- connections ---- */
 
 static void fail_opening(even_hosts *hosts) {
   if (hosts->failure.status == EVEN_OK) {
@@ -208,7 +48,7 @@ static void fail_opening(even_hosts *hosts) {
 }
 
 static even_host_stranger *place_of(even_hosts *hosts, const even_link *link) {
-  for (size_t i = 0; i < EVEN_HOSTS_STRANGERS; i++) {
+  for (size_t i = 0; i < hosts->places; i++) {
     if (hosts->strangers[i].link == link) {
       return &hosts->strangers[i];
     }
@@ -270,7 +110,8 @@ static even_status ask_facts(even_host_agent *agent) {
 
 static even_status take_greeting(even_hosts *hosts, even_link *link, const json_t *greeting) {
   json_int_t index = json_integer_value(json_object_get(greeting, "host"));
-  if (index < 1 || index >= (json_int_t)hosts->count || hosts->agents[index].link != NULL) {
+  if (index < 1 || index >= (json_int_t)hosts->count || hosts->agents[index].link != NULL ||
+      hosts->agents[index].lost) {
     return even_fail(EVEN_ERR_INPUT, "%s says that it is host %lld, which is none that is waited for", link->peer,
                      (long long)index);
   }
@@ -354,52 +195,85 @@ static void on_ended(void *context, even_link *link) {
   even_host_agent *agent = agent_of(hosts, link);
   if (stranger != NULL) {
     stranger->link = NULL;
-    bury(hosts, link);
+    even_hosts_bury(hosts, link);
   } else if (agent != NULL) {
     const even_error *why = even_link_why(link);
     (void)snprintf(agent->lost_words, sizeof agent->lost_words, "%.300s", why->what);
+    bool begun = agent->fits && hosts->job != NULL;
     agent->lost = true;
-    if (!agent->fits) {
+    agent->fits = false;
+    if (!begun) {
       (void)even_fail(EVEN_ERR_PEER_LOST, "host %s: %.400s", agent->name, why->what);
       fail_opening(hosts);
     }
-    bury(hosts, link);
+    even_hosts_bury(hosts, link);
     agent->link = NULL;
-    if (agent->fits && hosts->job != NULL) {
+    if (begun) {
       even_hosts_job_lost(agent);
     }
   }
 }
 
+/* A free place, or that of who has been here longest without proving that it has the key: agents try again. */
+static even_host_stranger *make_room(even_hosts *hosts) {
+  even_host_stranger *oldest = NULL;
+  for (size_t i = 0; i < hosts->places; i++) {
+    even_host_stranger *stranger = &hosts->strangers[i];
+    if (stranger->link == NULL) {
+      return stranger;
+    }
+    if (!stranger->link->was_ready && (oldest == NULL || stranger->since_ns < oldest->since_ns)) {
+      oldest = stranger;
+    }
+  }
+  if (oldest != NULL) {
+    even_hosts_bury(hosts, oldest->link);
+    oldest->link = NULL;
+  }
+  return oldest;
+}
+
 static void take_connection(void *context, int fd) {
   even_hosts *hosts = context;
   const even_link_calls calls = {.context = hosts, .ready = on_ready, .message = on_message, .ended = on_ended};
-  even_host_stranger *place = place_of(hosts, NULL);
   int made = -1;
-  if (even_socket_accept(fd, &made) != EVEN_OK || made < 0) {
+  if (even_socket_accept(fd, &made) != EVEN_OK) {
     even_error_clear();
+    even_loop_remove(&hosts->loop, &hosts->listener_watch); /* no descriptor is free: not at once again */
+    hosts->listen_ns = even_clock_ns() + PAUSE_NS;
     return;
   }
+  if (made < 0) {
+    return;
+  }
+  even_host_stranger *place = make_room(hosts);
   if (place == NULL || EVEN_NEW(&place->link) != EVEN_OK) {
-    even_pipe_close(made); /* too many at once: those that belong to us try again */
+    even_pipe_close(made);
     even_error_clear();
     return;
   }
   place->since_ns = even_clock_ns();
   if (even_link_open(place->link, &hosts->loop, made, true, hosts->key, &calls) != EVEN_OK) {
-    bury(hosts, place->link);
+    even_hosts_bury(hosts, place->link);
     place->link = NULL;
     even_error_clear();
   }
 }
 
+static even_status watch_listener(even_hosts *hosts) {
+  return even_loop_add(&hosts->loop, &hosts->listener_watch, hosts->listener, take_connection, hosts);
+}
+
 void even_hosts_tick(even_hosts *hosts) {
   uint64_t now = even_clock_ns();
   free_gone(hosts);
-  for (size_t i = 0; i < EVEN_HOSTS_STRANGERS; i++) {
+  if (hosts->listener_watch.fd < 0 && now >= hosts->listen_ns && watch_listener(hosts) != EVEN_OK) {
+    even_error_clear(); /* again with the next tick */
+  }
+  for (size_t i = 0; i < hosts->places; i++) {
     even_host_stranger *stranger = &hosts->strangers[i];
     if (stranger->link != NULL && now - stranger->since_ns > STRANGER_NS) {
-      bury(hosts, stranger->link);
+      even_hosts_bury(hosts, stranger->link);
       stranger->link = NULL;
     } else if (stranger->link != NULL) {
       even_link_tick(stranger->link, false);
@@ -414,10 +288,10 @@ void even_hosts_tick(even_hosts *hosts) {
 
 /* ---- opening ---- */
 
-static void agent_failed(even_host_agent *agent, const char *how) {
+static void agent_failed(even_host_agent *agent, even_status status, const char *how) {
   char words[300];
   even_host_agent_last_words(agent, words, sizeof words);
-  (void)even_fail(EVEN_ERR_PEER_LOST, "host %s: %s%s%s", agent->name, how, words[0] == '\0' ? "" : ": ", words);
+  (void)even_fail(status, "host %s: %s%s%s", agent->name, how, words[0] == '\0' ? "" : ": ", words);
   (void)even_error_fix("try `%s %s %s --version` here; --ssh says how hosts are reached, --address where this one is",
                        agent->hosts->params.shell[0], agent->name, agent->hosts->params.program);
   fail_opening(agent->hosts);
@@ -427,11 +301,15 @@ static bool look_at_agents(even_hosts *hosts, bool late) {
   bool all = true;
   for (size_t i = 1; i < hosts->count; i++) {
     even_host_agent *agent = &hosts->agents[i];
+    if (agent->lost) {
+      continue; /* while a job runs: who waits for it starts it again */
+    }
     all = all && agent->fits;
-    if (!agent->fits && agent->link == NULL && shell_ended(agent)) {
-      agent_failed(agent, "its agent ended before it came here");
+    if (!agent->fits && agent->link == NULL && even_host_agent_shell_ended(agent)) {
+      agent_failed(agent, EVEN_ERR_PEER_LOST, "its agent ended before it came here");
     } else if (!agent->fits && late) {
-      agent_failed(agent, agent->link == NULL ? "its agent did not come here" : "its agent did not say what it has");
+      agent_failed(agent, EVEN_ERR_TIMEOUT,
+                   agent->link == NULL ? "its agent did not come here" : "its agent did not say what it has");
     }
   }
   return all;
@@ -485,14 +363,16 @@ static even_status open_all(even_hosts *hosts) {
                                .watches = {{.fd = -1}, {.fd = -1}}};
     memcpy(agent->name, hosts->params.hosts[i].name, sizeof agent->name);
   }
+  hosts->places = SPARE_PLACES + 2 * hosts->count;
+  EVEN_TRY(EVEN_NEW_ARRAY(&hosts->strangers, hosts->places));
+  EVEN_TRY(read_own_facts(hosts)); /* before anybody waits for an answer: this takes its time */
   EVEN_TRY(make_key(hosts));
   EVEN_TRY(even_loop_open(&hosts->loop));
   EVEN_TRY(even_listener_open(where, &hosts->port, &hosts->listener));
-  EVEN_TRY(even_loop_add(&hosts->loop, &hosts->listener_watch, hosts->listener, take_connection, hosts));
+  EVEN_TRY(watch_listener(hosts));
   for (size_t i = 1; i < hosts->count; i++) {
     EVEN_TRY(even_host_agent_launch(&hosts->agents[i]));
   }
-  EVEN_TRY(read_own_facts(hosts));
   return even_hosts_await(hosts);
 }
 
@@ -540,7 +420,7 @@ static void wait_for_shells(even_hosts *hosts) {
   while (any && even_clock_ns() < until) {
     any = false;
     for (size_t i = 1; i < hosts->count; i++) {
-      any = any || (hosts->agents[i].shell.pid > 0 && !shell_ended(&hosts->agents[i]));
+      any = any || (hosts->agents[i].shell.pid > 0 && !even_host_agent_shell_ended(&hosts->agents[i]));
     }
     if (any && even_loop_turn(&hosts->loop, TICK_MS) != EVEN_OK) {
       break;
@@ -566,12 +446,13 @@ void even_hosts_close(even_hosts *hosts) {
     even_device_list_free(&hosts->agents[i].devices);
     free_gone(hosts);
   }
-  for (size_t i = 0; i < EVEN_HOSTS_STRANGERS; i++) {
+  for (size_t i = 0; hosts->strangers != NULL && i < hosts->places; i++) {
     if (hosts->strangers[i].link != NULL) {
       even_link_close(hosts->strangers[i].link);
       even_free(hosts->strangers[i].link);
     }
   }
+  even_free(hosts->strangers);
   free_gone(hosts);
   even_loop_remove(&hosts->loop, &hosts->listener_watch);
   even_pipe_close(hosts->listener);
@@ -579,7 +460,8 @@ void even_hosts_close(even_hosts *hosts) {
   json_decref(hosts->facts);
   even_free(hosts->agents);
   even_signals_pipe_restore(&hosts->pipe_before);
-  memset(hosts->key, 0, sizeof hosts->key);
+  explicit_bzero(hosts->key, sizeof hosts->key);
+  explicit_bzero(hosts->key_digits, sizeof hosts->key_digits);
   even_free(hosts);
   (void)even_error_restore(&kept);
 }

@@ -46,6 +46,7 @@ struct even_link {
   uint64_t least_trip_ns; /* of the beats' ways there and back, the shortest seen lately */
   int64_t offset_ns;      /* to be added to the other end's clock to have ours, by that one */
   bool offset_known;
+  even_link *next; /* its owner's, for a list of those that have ended */
 };
 
 /* Takes `fd` over, also on failure. `link` must stay in place until the turn of the loop after its end. */

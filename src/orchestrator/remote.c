@@ -14,6 +14,8 @@
 #include <stdio.h>
 #include <string.h>
 
+enum { MOST_ROUNDS = 8 };
+
 /* For the other hosts to clear up after an attempt; they kill after the same times as this one. */
 static const uint64_t SETTLE_NS = 60000000000u;
 
@@ -41,14 +43,25 @@ static void place_ranks(even_job *job) {
   }
 }
 
-/* Where the others reached this host, all can. */
+static bool is_loopback(const char *address) {
+  return strncmp(address, "127.", 4) == 0;
+}
+
+/* Where the others reached this host, all can; one that came over loopback is on this machine, and no measure. */
 static void choose_address(even_job *job) {
   const even_hosts *hosts = job->hosts;
-  const even_link *link = hosts->agents[1].link;
+  char address[sizeof job->master_address];
   if (hosts->params.address != NULL) {
     (void)snprintf(job->master_address, sizeof job->master_address, "%s", hosts->params.address);
-  } else if (link != NULL) {
-    even_socket_local(link->fd, job->master_address, sizeof job->master_address);
+  }
+  for (size_t i = 1; hosts->params.address == NULL && i < hosts->count; i++) {
+    if (hosts->agents[i].link != NULL) {
+      even_socket_local(hosts->agents[i].link->fd, address, sizeof address);
+      if (address[0] != '\0' && !is_loopback(address)) {
+        memcpy(job->master_address, address, sizeof address);
+        break;
+      }
+    }
   }
   even_socket_interface(job->master_address, job->interface, sizeof job->interface);
 }
@@ -77,7 +90,6 @@ even_status even_job_hosts_open(even_job *job) {
   }
   job->hosts->job = job;
   place_ranks(job);
-  choose_address(job);
   EVEN_TRY(open_rings(job));
   return even_loop_add(&job->loop, &job->hosts->job_watch, job->hosts->loop.fd, hosts_ready, job);
 }
@@ -113,19 +125,39 @@ const char *even_job_host_name(const even_job *job, size_t rank) {
 
 /* ---- an attempt ---- */
 
-static even_status revive(even_job *job) {
+/* Starts the agents of lost hosts again; *any: there were such. */
+static even_status launch_lost(even_job *job, bool *any) {
   even_hosts *hosts = job->hosts;
-  bool any = false;
+  *any = false;
   for (size_t i = 1; i < hosts->count; i++) {
     even_host_agent *agent = &hosts->agents[i];
     if (agent->lost) {
       even_host_agent_drop(agent);
       even_job_notice(job, "host %s: its agent is started again", agent->name);
       EVEN_TRY(even_host_agent_launch(agent));
-      any = true;
+      *any = true;
     }
   }
-  return any ? even_hosts_await(hosts) : EVEN_OK;
+  return EVEN_OK;
+}
+
+/* While some are waited for, others may be lost. */
+static even_status revive(even_job *job) {
+  bool any = false;
+  for (int round = 0; round < MOST_ROUNDS; round++) {
+    EVEN_TRY(launch_lost(job, &any));
+    if (!any) {
+      return EVEN_OK;
+    }
+    EVEN_TRY(even_hosts_await(job->hosts));
+  }
+  for (size_t i = 1; i < job->hosts->count; i++) {
+    if (job->hosts->agents[i].lost) {
+      return even_fail(EVEN_ERR_PEER_LOST, "host %s is lost again and again: %s", job->hosts->agents[i].name,
+                       job->hosts->agents[i].lost_words);
+    }
+  }
+  return EVEN_OK;
 }
 
 even_status even_job_hosts_begin(even_job *job) {
@@ -133,9 +165,13 @@ even_status even_job_hosts_begin(even_job *job) {
     return EVEN_OK;
   }
   EVEN_TRY(revive(job));
+  choose_address(job);
   for (size_t i = 1; i < job->hosts->count; i++) {
     even_host_agent *agent = &job->hosts->agents[i];
     even_text text = EVEN_TEXT_EMPTY;
+    if (agent->link == NULL) {
+      return even_fail(EVEN_ERR_PEER_LOST, "host %s is lost: %s", agent->name, agent->lost_words);
+    }
     even_status status = even_remote_start_write(job, agent->index, agent->first, agent->count, &text);
     if (status == EVEN_OK) {
       status = even_link_send(agent->link, EVEN_MESSAGE_START, text.data, NULL, 0);

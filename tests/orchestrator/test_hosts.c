@@ -4,13 +4,17 @@
 #include "base/fail.h"
 #include "base/json_reader.h"
 #include "orchestrator/link.h"
+#include "os/calls.h"
+#include "os/clock.h"
 #include "os/socket.h"
 
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -64,6 +68,13 @@ static int play(const char *kind) {
   int fd = -1;
   if (strcmp(kind, "none") == 0) {
     (void)fprintf(stderr, "ssh: connect to host there port 22: No route to host\n");
+    return 255;
+  }
+  if (strcmp(kind, "kept") == 0) { /* a child that keeps what its parent printed to, until it is killed with it */
+    (void)fprintf(stderr, "mux_client_request_session: read from master failed\n");
+    if (fork() == 0) {
+      (void)pause();
+    }
     return 255;
   }
   if (fgets(line, sizeof line, stdin) == NULL ||
@@ -129,8 +140,37 @@ static void odd_words_let_nobody_in(void **state) {
 
 static void who_says_nothing_is_not_waited_for_long(void **state) {
   (void)state;
-  assert_int_equal(lead("mute", 0.3), EVEN_ERR_PEER_LOST);
+  assert_int_equal(lead("mute", 0.3), EVEN_ERR_TIMEOUT);
   assert_non_null(strstr(even_error_last()->what, "host there: its agent did not come here"));
+}
+
+static void a_shell_has_ended_also_where_another_holds_its_pipes(void **state) {
+  (void)state;
+  assert_int_equal(lead("kept", 100), EVEN_ERR_PEER_LOST);
+  assert_non_null(strstr(even_error_last()->what, "ended before it came here: mux_client_request_session: read"));
+}
+
+static uint64_t full_until_ns;
+static int refusals;
+
+static int accept_without_descriptors(int fd, struct sockaddr *address, socklen_t *bytes, int flags) {
+  full_until_ns = refusals == 0 ? even_clock_ns() + 500000000u : full_until_ns;
+  if (even_clock_ns() < full_until_ns) {
+    refusals++;
+    errno = EMFILE;
+    return -1;
+  }
+  return even_os_real.accept4(fd, address, bytes, flags);
+}
+
+static void without_descriptors_a_connection_waits_and_the_loop_does_not_spin(void **state) {
+  (void)state;
+  refusals = 0;
+  even_os.accept4 = accept_without_descriptors;
+  even_status status = lead("old", 100);
+  even_os = even_os_real;
+  assert_int_equal(status, EVEN_ERR_UNSUPPORTED);
+  assert_in_range(refusals, 1, 50); /* about one a tick */
 }
 
 int main(int argc, char **argv) {
@@ -139,6 +179,8 @@ int main(int argc, char **argv) {
       cmocka_unit_test(a_shell_that_fails_is_quoted),
       cmocka_unit_test(odd_words_let_nobody_in),
       cmocka_unit_test(who_says_nothing_is_not_waited_for_long),
+      cmocka_unit_test(a_shell_has_ended_also_where_another_holds_its_pipes),
+      cmocka_unit_test(without_descriptors_a_connection_waits_and_the_loop_does_not_spin),
   };
   return argc > 4 ? play(argv[1]) : cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,182 @@
+/* How the leader reaches a host: the shell that runs the agent there, what it says, the invitation, its end. */
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "base/json_writer.h"
+#include "orchestrator/host_agent.h"
+#include "os/host.h"
+#include "os/pipe.h"
+#include "os/process.h"
+#include "os/socket.h"
+
+#include <evenstep/version.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { MOST_WORDS = 64, SAID_BYTES = 4096 };
+
+static bool shell_said(even_host_agent *agent, int which) {
+  char buffer[2048];
+  size_t got = 0;
+  even_loop_watch *watch = &agent->watches[which];
+  even_pipe_state state = even_pipe_read(watch->fd, buffer, sizeof buffer, &got);
+  if (state == EVEN_PIPE_DATA) {
+    if (agent->said.length + got > SAID_BYTES) {
+      even_text_clear(&agent->said);
+    }
+    even_text_append(&agent->said, buffer, got);
+  } else if (state == EVEN_PIPE_ENDED) {
+    int fd = watch->fd;
+    even_loop_remove(&agent->hosts->loop, watch);
+    even_pipe_close(fd);
+  }
+  return state == EVEN_PIPE_DATA;
+}
+
+static void output_ready(void *context, int fd) {
+  (void)fd;
+  (void)shell_said(context, 0);
+}
+
+static void error_ready(void *context, int fd) {
+  (void)fd;
+  (void)shell_said(context, 1);
+}
+
+/* Others may hold its standard error for longer than it lives (ssh's ControlMaster does). */
+bool even_host_agent_shell_ended(even_host_agent *agent) {
+  if (agent->shell.pid > 0 && !even_process_has_ended(agent->shell.pid)) {
+    return false;
+  }
+  for (int which = 0; which < 2; which++) {
+    while (agent->watches[which].fd >= 0 && shell_said(agent, which)) {
+    }
+  }
+  return true;
+}
+
+void even_host_agent_last_words(const even_host_agent *agent, char *out, size_t bytes) {
+  const char *text = even_text_string(&agent->said);
+  size_t end = strlen(text);
+  while (end > 0 && (text[end - 1] == '\n' || text[end - 1] == '\r' || text[end - 1] == ' ')) {
+    end--;
+  }
+  size_t start = end;
+  while (start > 0 && text[start - 1] != '\n') {
+    start--;
+  }
+  (void)snprintf(out, bytes, "%.*s", (int)(end - start), text + start);
+}
+
+static void add_addresses(even_json *json, const even_hosts *hosts) {
+  even_interface_list list = {NULL, 0};
+  even_json_array(json, "addresses");
+  if (hosts->params.address != NULL) {
+    even_json_string(json, NULL, hosts->params.address);
+  } else if (even_interface_list_read(&list) == EVEN_OK) {
+    for (size_t i = 0; i < list.count; i++) {
+      char addresses[sizeof list.items[i].addresses];
+      char *save = NULL;
+      memcpy(addresses, list.items[i].addresses, sizeof addresses);
+      for (char *one = strtok_r(addresses, ", ", &save); one != NULL; one = strtok_r(NULL, ", ", &save)) {
+        if (list.items[i].up && !list.items[i].loopback && strchr(one, ':') == NULL) {
+          even_json_string(json, NULL, one);
+        }
+      }
+    }
+    even_json_string(json, NULL, "127.0.0.1");
+  }
+  even_interface_list_free(&list);
+  even_json_array_end(json);
+}
+
+/* One line: where the leader is, and the key. */
+static even_status invitation(const even_host_agent *agent, even_text *out) {
+  even_json json = even_json_begin(out, 0);
+  even_json_object(&json, NULL);
+  even_json_string(&json, "evenstep", even_version());
+  even_json_string(&json, "key", agent->hosts->key_digits);
+  even_json_integer(&json, "host", (int64_t)agent->index);
+  even_json_integer(&json, "port", agent->hosts->port);
+  even_json_number(&json, "patience_seconds", agent->hosts->params.patience_seconds);
+  add_addresses(&json, agent->hosts);
+  even_json_object_end(&json);
+  even_text_add(out, "\n");
+  return even_text_status(out);
+}
+
+static even_status start_shell(even_host_agent *agent, int input) {
+  char agent_word[] = "agent";
+  char *words[MOST_WORDS + 4];
+  size_t count = 0;
+  char *const *shell = agent->hosts->params.shell;
+  while (shell[count] != NULL) {
+    if (count == MOST_WORDS) {
+      return even_fail(EVEN_ERR_ARGUMENT, "a shell of more than %d words", MOST_WORDS);
+    }
+    words[count] = shell[count];
+    count++;
+  }
+  words[count++] = agent->name;
+  words[count++] = (char *)agent->hosts->params.program;
+  words[count++] = agent_word;
+  words[count] = NULL;
+  const even_process_params params = {.arguments = words, .environment = environ, .input = input};
+  return even_process_start(&params, &agent->shell);
+}
+
+static even_status say_invitation(const even_host_agent *agent) {
+  even_text line = EVEN_TEXT_EMPTY;
+  bool broken = false;
+  int reason = 0;
+  EVEN_TRY(invitation(agent, &line));
+  /* smaller than a pipe's room; a shell that has ended already is told by its own last words */
+  (void)even_socket_write(agent->input, line.data, line.length, &broken, &reason);
+  explicit_bzero(line.data, line.length); /* the key */
+  even_text_free(&line);
+  return EVEN_OK;
+}
+
+even_status even_host_agent_launch(even_host_agent *agent) {
+  int ends[2] = {-1, -1};
+  even_loop *loop = &agent->hosts->loop;
+  EVEN_TRY(even_pipe_pair(ends));
+  even_status status = start_shell(agent, ends[0]);
+  even_pipe_close(ends[0]);
+  if (status != EVEN_OK) {
+    even_pipe_close(ends[1]);
+    (void)even_error_prefix("host %s", agent->name);
+    return status;
+  }
+  agent->input = ends[1];
+  agent->lost = false;
+  agent->fits = false;
+  status = even_loop_add(loop, &agent->watches[0], agent->shell.output, output_ready, agent);
+  if (status == EVEN_OK) {
+    status = even_loop_add(loop, &agent->watches[1], agent->shell.error, error_ready, agent);
+  }
+  return status == EVEN_OK ? say_invitation(agent) : status;
+}
+
+void even_host_agent_drop(even_host_agent *agent) {
+  if (agent->link != NULL) {
+    even_hosts_bury(agent->hosts, agent->link);
+    agent->link = NULL;
+  }
+  even_pipe_close(agent->input);
+  if (agent->shell.pid > 0) {
+    (void)even_process_signal_group(agent->shell.pid, SIGKILL);
+    even_process_wait(agent->shell.pid);
+  }
+  for (int i = 0; i < 2; i++) {
+    int fd = agent->watches[i].fd;
+    if (fd >= 0) {
+      even_loop_remove(&agent->hosts->loop, &agent->watches[i]);
+      even_pipe_close(fd);
+    }
+  }
+  agent->input = -1;
+  agent->fits = false;
+  agent->shell.pid = -1;
+  even_text_free(&agent->said);
+  agent->said = (even_text)EVEN_TEXT_EMPTY;
+}
