@@ -17,10 +17,11 @@ static const even_usage usage = {
         "input. It is not for people.",
 };
 
-/* Byte by byte: what follows the line is nobody's here. */
+/* Byte by byte, and into no buffer of stdio's, which would keep the key: what follows the line is nobody's here. */
 static even_status read_invitation(char *line, size_t room) {
   size_t length = 0;
   int byte = 0;
+  (void)setvbuf(stdin, NULL, _IONBF, 0);
   while ((byte = getc(stdin)) != EOF && byte != '\n' && length < room - 1) {
     line[length++] = (char)byte;
   }
@@ -45,7 +46,7 @@ int even_cli_agent(int argc, char **argv) {
   }
   if (status == EVEN_OK) {
     status = even_hosts_serve(line, &code);
-    memset(line, 0, sizeof line); /* the key */
   }
+  explicit_bzero(line, sizeof line); /* the key */
   return status == EVEN_OK ? code : even_cli_fail_of(status);
 }

@@ -144,7 +144,7 @@ static even_status reach(const even_job_options *options, const even_host_wish *
   const char *variable = getenv("EVENSTEP_SSH");
   const char *shell = options->ssh != NULL                      ? options->ssh
                       : variable != NULL && variable[0] != '\0' ? variable
-                                                                : "ssh -o BatchMode=yes";
+                                                                : "ssh -o BatchMode=yes -o ControlPath=none";
   even_job_way *way = &setup->way;
   EVEN_TRY(even_duplicate(shell, &way->shell));
   EVEN_TRY(split_shell(way->shell, way->words));

@@ -74,7 +74,7 @@ void even_job_options_declare(even_job_options *o, even_option *table) {
       {0, "hosts", EVEN_OPTION_TEXT, &o->hosts, "A,B:N,…",
        "ranks on these hosts, the first of which is this one; N: how many there (default as -n says)", 0, 0},
       {0, "ssh", EVEN_OPTION_TEXT, &o->ssh, "COMMAND",
-       "runs a program on a host, given the name and the program (default ssh -o BatchMode=yes)", 0, 0},
+       "runs a program on a host, given the name and the program (default ssh, without passwords)", 0, 0},
       {0, "address", EVEN_OPTION_TEXT, &o->address, "IP",
        "where the other hosts reach this one (default: any of its addresses)", 0, 0},
       {0, "python", EVEN_OPTION_TEXT, &o->python, "PATH", "the interpreter (default: of this installation, or on PATH)",

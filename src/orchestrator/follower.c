@@ -8,6 +8,7 @@
 #include "orchestrator/hangs.h"
 #include "orchestrator/host_agent.h"
 #include "orchestrator/remote_start.h"
+#include "os/clock.h"
 #include "os/folder.h"
 #include "os/path.h"
 #include "os/pipe.h"
@@ -18,7 +19,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CONNECT_MS = 3000, TURN_MS = 100, RECORDS = 512, MOST_TAIL = 32000 };
+enum {
+  CONNECT_MS = 3000,
+  TURN_MS = 100,
+  RECORDS = 512,
+  MOST_TAIL = 32000,
+  BETWEEN_TRIES_MS = 250,
+  MOST_PATIENCE = 3600
+};
 
 struct even_follower {
   even_link link;
@@ -28,6 +36,7 @@ struct even_follower {
   bool ended;   /* the leader said so */
   bool refused; /* and why: `why` */
   bool asked;   /* an attempt shall be started */
+  int recalled; /* the signal that shall end it before it was; 0: none */
   even_error why;
   even_remote_start start;
   even_device_list own;
@@ -258,6 +267,7 @@ static even_status take_start(even_follower *follower, const even_message *messa
                      follower->start.count, follower->start.group, follower->own.count, follower->host);
   }
   follower->asked = true;
+  follower->recalled = 0;
   return EVEN_OK;
 }
 
@@ -267,10 +277,15 @@ static even_status take_signal(even_follower *follower, const json_t *content) {
   if (number < 1 || number >= NSIG) {
     return even_fail(EVEN_ERR_INPUT, "a signal of number %lld", (long long)number);
   }
+  bool ends = json_is_true(json_object_get(content, "ends"));
+  if (follower->asked && ends) {
+    follower->recalled = (int)number; /* it came with the start: none is started then */
+    return EVEN_OK;
+  }
   if (!follower->open || follower->job.alive == 0) {
     return EVEN_OK; /* they have ended meanwhile */
   }
-  if (json_is_true(json_object_get(content, "ends"))) {
+  if (ends) {
     even_job_end_ranks(&follower->job, (int)number, groups);
   } else {
     even_job_signal_ranks(&follower->job, (int)number, groups);
@@ -450,8 +465,26 @@ static void say_settled(even_follower *follower) {
   send_text(follower, EVEN_MESSAGE_SETTLED, &text, NULL, 0);
 }
 
+/* As if they had been started, and ended by that signal. */
+static void settle_recalled(even_follower *follower) {
+  const even_remote_start *start = &follower->start;
+  even_text settled = EVEN_TEXT_EMPTY;
+  for (int rank = start->first; rank < start->first + start->count; rank++) {
+    even_text text = EVEN_TEXT_EMPTY;
+    even_text_format(&text, "{\"rank\":%d,\"signal\":%d,\"code\":0,\"stopped_by_agent\":true,\"output_bytes\":0}", rank,
+                     follower->recalled);
+    send_text(follower, EVEN_MESSAGE_ENDED, &text, NULL, 0);
+  }
+  even_text_add(&settled, "{\"out_of_memory\":[]}");
+  send_text(follower, EVEN_MESSAGE_SETTLED, &settled, NULL, 0);
+}
+
 static void run_attempt(even_follower *follower) {
   follower->asked = false;
+  if (follower->recalled != 0) {
+    settle_recalled(follower);
+    return;
+  }
   even_status status = prepare_job(follower);
   if (status == EVEN_OK) {
     status = even_job_run_attempt(&follower->job);
@@ -496,8 +529,8 @@ static bool is_preferred(const char *address) {
   return connection != NULL && strncmp(connection, address, length) == 0 && connection[length] == ' ';
 }
 
-static even_status find_leader(even_follower *follower, const json_t *invitation,
-                               const unsigned char key[EVEN_TLS_KEY_BYTES]) {
+static even_status try_addresses(even_follower *follower, const json_t *invitation,
+                                 const unsigned char key[EVEN_TLS_KEY_BYTES]) {
   const json_t *addresses = json_object_get(invitation, "addresses");
   int port = (int)json_integer_value(json_object_get(invitation, "port"));
   even_error first = {.status = EVEN_OK};
@@ -517,6 +550,23 @@ static even_status find_leader(even_follower *follower, const json_t *invitation
                                  : even_fail(EVEN_ERR_INPUT, "the invitation names no address of a leader");
 }
 
+/* A leader that is busy (it starts hundreds of agents) may take its time to answer; it holds the other end of standard
+ * input for as long as it wants this agent. */
+static even_status find_leader(even_follower *follower, const json_t *invitation,
+                               const unsigned char key[EVEN_TLS_KEY_BYTES]) {
+  const int standard_input = 0;
+  double patience = json_number_value(json_object_get(invitation, "patience_seconds"));
+  uint64_t until = even_clock_ns() + (uint64_t)((patience > 0 && patience < MOST_PATIENCE ? patience : 0) * 1e9);
+  even_status status = try_addresses(follower, invitation, key);
+  while (status != EVEN_OK && even_clock_ns() < until && even_pipe_is_held(standard_input) &&
+         even_signals_end_pending() == 0) {
+    even_error_clear();
+    EVEN_TRY(even_loop_turn(&follower->loop, BETWEEN_TRIES_MS)); /* nothing is in it: a pause */
+    status = try_addresses(follower, invitation, key);
+  }
+  return status;
+}
+
 static even_status accept_invitation(even_follower *follower, const char *line) {
   unsigned char key[EVEN_TLS_KEY_BYTES];
   json_t *invitation = NULL;
@@ -527,7 +577,10 @@ static even_status accept_invitation(even_follower *follower, const char *line) 
   if (status == EVEN_OK) {
     status = find_leader(follower, invitation, key);
   }
-  memset(key, 0, sizeof key);
+  explicit_bzero(key, sizeof key);
+  if (digits != NULL) {
+    explicit_bzero((char *)digits, strlen(digits));
+  }
   json_decref(invitation);
   return status;
 }
