@@ -43,7 +43,7 @@ enum { WANDERS_IN = 50 };
 
 /* An Ornstein-Uhlenbeck process: its speed is another one within so many steps. */
 static double wandering(even_cluster *c, even_cluster_rank *rank) {
-  double kept = 1.0 - 1.0 / WANDERS_IN;
+  double kept = 1.0 - 1.0 / (double)WANDERS_IN;
   rank->wandered = kept * rank->wandered + rank->wander * sqrt(1.0 - kept * kept) * normal(c);
   return exp(rank->wandered);
 }

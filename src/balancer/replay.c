@@ -179,7 +179,7 @@ even_replay_gain even_replay_compare(const even_replay *replay, const even_rank_
   double mean = 0.0;
   double squares = 0.0;
   for (int i = 0; i < BLOCKS; i++) {
-    mean += block[i] / BLOCKS;
+    mean += block[i] / (double)BLOCKS;
   }
   for (int i = 0; i < BLOCKS; i++) {
     squares += (block[i] - mean) * (block[i] - mean);

@@ -274,7 +274,7 @@ static void go_on(exploration *search, model *state, int index) {
 
 static void hears_of_a_newer_one(model *next, int index, enum phase failed) {
   model_rank *rank = &next->rank[index];
-  rank->failed = failed;
+  rank->failed = (uint8_t)failed;
   rank->phase = RECOVER;
   rank->waits = 0;
   rank->tried = rank->generation;
