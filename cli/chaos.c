@@ -400,5 +400,6 @@ int even_cli_chaos(int argc, char **argv) {
     (void)even_error_fix("evenstep chaos [options] script.py [arguments]");
     return even_cli_fail();
   }
+  (void)unsetenv("EVENSTEP_CHECKPOINT_TO"); /* its trainings are no one's, and do not belong among those kept there */
   return run(&on, (size_t)(argc - operand), argv + operand);
 }

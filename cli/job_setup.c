@@ -191,7 +191,7 @@ static even_status build_environment(const even_job_options *options, char *cons
   if (options->keep_every != NULL) {
     EVEN_TRY(even_environment_set(&setup->environment, "EVENSTEP_CHECKPOINT_KEEP_EVERY", options->keep_every));
   }
-  if (options->checkpoint_to != NULL) {
+  if (options->checkpoint_to != NULL && options->checkpoint_to[0] != '\0') {
     EVEN_TRY(even_environment_set(&setup->environment, "EVENSTEP_CHECKPOINT_TO", options->checkpoint_to));
   }
   if (setup->speeds != NULL) {

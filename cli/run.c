@@ -2,6 +2,8 @@
 #include "base/fail.h"
 #include "cli/job.h"
 
+#include <stdlib.h>
+
 static const even_usage usage = {
     .command = "run",
     .synopsis = "evenstep run [options] script.py [arguments]",
@@ -24,6 +26,12 @@ static const even_usage usage = {
     .stop_at_operand = true,
 };
 
+/* Given in the environment, a URL with a password is in no command line. In a rank of another job the variable is that
+ * job's: its place is not for the checkpoints of this one. */
+static const char *place_of_user(void) {
+  return getenv("EVENSTEP_JOB") == NULL ? getenv("EVENSTEP_CHECKPOINT_TO") : NULL;
+}
+
 int even_cli_run(int argc, char **argv) {
   even_job_options options;
   even_option table[EVEN_JOB_OPTION_COUNT];
@@ -41,6 +49,9 @@ int even_cli_run(int argc, char **argv) {
     (void)even_fail(EVEN_ERR_USAGE, "run: no script was given");
     (void)even_error_fix("evenstep run [options] script.py [arguments]");
     return even_cli_fail();
+  }
+  if (options.checkpoint_to == NULL) {
+    options.checkpoint_to = place_of_user();
   }
   return even_job_start(&options, NULL, (size_t)(argc - operand), argv + operand);
 }

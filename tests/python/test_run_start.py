@@ -67,6 +67,22 @@ def test_environment_of_evenstep(run: Run, script, tmp_path: pathlib.Path) -> No
     assert first["PYTHONUNBUFFERED"] == "1" and int(first["OMP_NUM_THREADS"]) >= 1
 
 
+def test_the_place_for_checkpoints_is_the_options_else_the_variables(run: Run, script, tmp_path: pathlib.Path) -> None:
+    name = script(SHOW_ENVIRONMENT)
+
+    def place(*words: str, **env: str) -> str | None:
+        result = run("-n", "1", *words, name, "e-", env=env)
+        assert result.returncode == 0, result.stderr
+        told: str | None = json.loads((tmp_path / "e-0").read_text()).get("EVENSTEP_CHECKPOINT_TO")
+        return told
+
+    assert place(EVENSTEP_CHECKPOINT_TO="file:///a") == "file:///a"
+    assert place("--checkpoint-to", "file:///b", EVENSTEP_CHECKPOINT_TO="file:///a") == "file:///b"
+    assert place("--checkpoint-to", "", EVENSTEP_CHECKPOINT_TO="file:///a") is None
+    # what a rank of another job starts does not write among that job's
+    assert place(EVENSTEP_CHECKPOINT_TO="file:///a", EVENSTEP_JOB="another's") is None
+
+
 def test_omp_num_threads_of_the_user_is_kept(run: Run, script, tmp_path: pathlib.Path) -> None:
     run("-n", "1", script(SHOW_ENVIRONMENT), "e-", env={"OMP_NUM_THREADS": "3"})
     assert json.loads((tmp_path / "e-0").read_text())["OMP_NUM_THREADS"] == "3"
