@@ -41,7 +41,7 @@ class OneProcess:
     """What es.checkpoint needs of a session."""
 
     rank, world_size, epoch, telemetry = 0, 1, 0, _core.Telemetry(-1, 0)
-    in_job, name = True, ""
+    in_job, name, joining = True, "", False
 
     def __init__(self, **objects: Any) -> None:
         self.steps = self
@@ -63,6 +63,8 @@ class OneProcess:
         self.step = 0
 
     def synchronise_models(self) -> None: ...
+
+    def check_arrived(self, call: str) -> None: ...
 
     def apart(self, span: int) -> Any:
         return contextlib.nullcontext()
