@@ -182,16 +182,19 @@ static void tell_outcome(running_job *job, int exit_code, double seconds) {
   }
 }
 
-/* The command as it was typed, from the kernel: words separated by blanks. */
+/* The command as it was typed, from the kernel: words separated by blanks; passwords in URLs are kept nowhere. */
 static even_status typed_command(even_text *out) {
-  EVEN_TRY(even_file_read("/proc/self/cmdline", 1u << 22, out));
-  while (out->length > 0 && out->data[out->length - 1] == '\0') {
-    out->length--;
+  even_text words = EVEN_TEXT_EMPTY;
+  even_status status = even_file_read("/proc/self/cmdline", 1u << 22, &words);
+  while (words.length > 0 && words.data[words.length - 1] == '\0') {
+    words.length--;
   }
-  for (size_t i = 0; i < out->length; i++) {
-    out->data[i] = out->data[i] == '\0' ? ' ' : out->data[i];
+  for (size_t i = 0; i < words.length; i++) {
+    words.data[i] = words.data[i] == '\0' ? ' ' : words.data[i];
   }
-  return EVEN_OK;
+  even_text_add_shown(out, even_text_string(&words));
+  even_text_free(&words);
+  return status == EVEN_OK ? even_text_status(out) : status;
 }
 
 enum { TIMELINE_CALLS = 20000, TIMELINE_RECORDS = 1 << 16 };
@@ -251,7 +254,7 @@ static even_status open_monitor(running_job *job) {
   even_status status = EVEN_NEW_ARRAY(&gpus, job->setup.devices.count);
   status = status == EVEN_OK ? typed_command(&command) : status;
   if (status == EVEN_OK) {
-    status = open_monitor_with(job, facts, gpus, command.data);
+    status = open_monitor_with(job, facts, gpus, even_text_string(&command));
   }
   even_text_free(&command);
   even_free((void *)gpus);

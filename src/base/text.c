@@ -65,6 +65,21 @@ void even_text_format(even_text *text, const char *format, ...) {
   text->length += (size_t)length;
 }
 
+void even_text_add_shown(even_text *text, const char *string) {
+  for (const char *mark = strstr(string, "://"); mark != NULL; mark = strstr(string, "://")) {
+    const char *host = mark + 3;
+    even_text_append(text, string, (size_t)(host - string));
+    for (size_t i = strcspn(host, "/ \t\r\n"); i > 0; i--) {
+      if (host[i - 1] == '@') {
+        host += i;
+        break;
+      }
+    }
+    string = host;
+  }
+  even_text_add(text, string);
+}
+
 even_status even_text_status(const even_text *text) {
   return text->status;
 }

@@ -18,6 +18,8 @@ typedef struct even_text {
 void even_text_append(even_text *text, const char *data, size_t length);
 void even_text_add(even_text *text, const char *string);
 void even_text_format(even_text *text, const char *format, ...) EVEN_PRINTF(2, 3);
+/* Adds a string as it may be shown and kept: without user:password@ of the URLs in it. */
+void even_text_add_shown(even_text *text, const char *string);
 /* EVEN_OK, or the error of the first append that failed. */
 even_status even_text_status(const even_text *text) EVEN_MUST_USE;
 /* The string, "" when nothing was appended. Owned by `text`. */

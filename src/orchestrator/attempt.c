@@ -311,7 +311,8 @@ static void write_header(const even_job *job, int log, size_t rank, char *const 
   even_text_format(&text, "==== attempt %d, %s UTC, rank %zu of %zu on %s:", job->attempt, when, rank, job->count,
                    job->params->devices->items[rank].name);
   for (size_t i = 0; arguments[i] != NULL; i++) {
-    even_text_format(&text, " %s", arguments[i]);
+    even_text_add(&text, " ");
+    even_text_add_shown(&text, arguments[i]);
   }
   even_text_add(&text, "\n");
   if (even_text_status(&text) != EVEN_OK || even_file_write_all(log, text.data, text.length) != EVEN_OK) {

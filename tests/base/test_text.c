@@ -91,6 +91,26 @@ static void each_allocation_may_fail(void **state) {
   assert_true(fault_each_allocation(grow, NULL) > 2);
 }
 
+static void passwords_in_urls_are_not_shown(void **state) {
+  static const char *const cases[][2] = {
+      {"run --checkpoint-to sftp://me:p@ss@host/a@b -n 2", "run --checkpoint-to sftp://host/a@b -n 2"},
+      {"simplecache::ftp://me@host s3://bucket/run@2 x@y", "simplecache::ftp://host s3://bucket/run@2 x@y"},
+      {"a://b://c@d", "a://b://d"},
+      {"://", "://"},
+      {"://@", "://"},
+      {"", ""},
+      {"no URL: me@host", "no URL: me@host"},
+  };
+  (void)state;
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    even_text text = EVEN_TEXT_EMPTY;
+    even_text_add_shown(&text, cases[i][0]);
+    assert_int_equal(even_text_status(&text), EVEN_OK);
+    assert_string_equal(even_text_string(&text), cases[i][1]);
+    even_text_free(&text);
+  }
+}
+
 static void what_others_wrote_commands_no_terminal(void **state) {
   char out[64];
   (void)state;
@@ -111,6 +131,7 @@ int main(void) {
       cmocka_unit_test_teardown(the_first_failure_sticks, restore),
       cmocka_unit_test_teardown(a_length_past_memory_is_an_overflow, restore),
       cmocka_unit_test_teardown(each_allocation_may_fail, restore),
+      cmocka_unit_test(passwords_in_urls_are_not_shown),
       cmocka_unit_test(what_others_wrote_commands_no_terminal),
   };
   return cmocka_run_group_tests_name("base_text", tests, NULL, NULL);
