@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Callable, NamedTuple
@@ -83,6 +84,7 @@ def _finish_at_exit() -> None:
     error = _background.join()
     if error is not None:
         sys.stderr.write(f"evenstep: the last checkpoint was not written: {error}\n")
+    wait_for_uploads()
 
 
 def _register_exit() -> None:
@@ -215,10 +217,40 @@ def _upload(session: Any, folder: Path, keep: Any, lineage: str) -> None:
     _uploads[place].begin(folder, keep, lineage, failed)
 
 
+_UPLOAD_WAIT_SECONDS = 600.0
+
+
+def _upload_wait() -> float:
+    text = os.environ.get("EVENSTEP_UPLOAD_WAIT", "")
+    try:
+        seconds = float(text or _UPLOAD_WAIT_SECONDS)
+    except ValueError:
+        seconds = -1.0
+    if seconds >= 0:
+        return seconds
+    sys.stderr.write(
+        f"evenstep: warning: EVENSTEP_UPLOAD_WAIT={text} is no time: {_UPLOAD_WAIT_SECONDS:g} seconds are waited\n"
+    )
+    return _UPLOAD_WAIT_SECONDS
+
+
 def wait_for_uploads() -> None:
-    """Until what was begun has ended; the process's end waits, too."""
-    for one in _uploads.values():
-        one.join()
+    """At the process's end: until what was begun has ended, but no longer than EVENSTEP_UPLOAD_WAIT says."""
+    uploads = [one for one in _uploads.values() if one.join(0)]
+    if not uploads:
+        return
+    seconds = _upload_wait()
+    until = time.monotonic() + seconds
+    for one in uploads:
+        under_way = ", ".join(path.name for path in one.join(0))
+        if not under_way:
+            continue
+        sys.stderr.write(f"evenstep: {under_way} is still on its way to {one.url}: at most {seconds:g} s are waited\n")
+        for path in one.join(max(until - time.monotonic(), 0.0)):
+            sys.stderr.write(
+                f"evenstep: warning: {path.name} is not at {one.url}: its upload did not end within {seconds:g} s\n"
+                f"  fix: `evenstep ckpt push {path} URL`; EVENSTEP_UPLOAD_WAIT sets how many seconds are waited\n"
+            )
 
 
 def _previous(session: Any) -> Path | None:

@@ -9,10 +9,13 @@ one that can be loaded is whole. What was brought back is compared with every ch
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +28,11 @@ from evenstep.checkpoint_keeping import Keep
 def is_url(text: str) -> bool:
     scheme, found, _ = text.partition("://")
     return bool(found) and scheme.replace("+", "").isalnum()
+
+
+def shown(text: str) -> str:
+    """The text without user:password@ of the URLs in it, as it may be printed and kept."""
+    return re.sub(r"://[^/\s]*@", "://", text)
 
 
 class Stored(NamedTuple):
@@ -54,13 +62,14 @@ class Remote:
             self._files, root = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError) as error:
             raise EvenstepError(
-                f"{url}: {error}\n  fix: install fsspec's driver for it beside torch, such as s3fs for s3://, gcsfs for gs://"
+                f"{shown(f'{url}: {error}')}\n  fix: install fsspec's driver for it beside torch, such as s3fs for s3://, gcsfs for gs://"
             ) from None
-        self.url = url.rstrip("/")
+        self.url = shown(url.rstrip("/"))
         self._root = root.rstrip("/")
 
     def _failed(self, what: str, error: BaseException) -> EvenstepError:
-        return EvenstepError(f"{self.url}: {what}: {type(error).__name__}: {error}")
+        """To be raised from None: what a driver says in a traceback of its own may hold the URL in full."""
+        return EvenstepError(shown(f"{self.url}: {what}: {type(error).__name__}: {error}"))
 
     def _look(self, name: str) -> dict[str, Any] | None:
         """The manifest of a checkpoint that is whole by its own checksum and by the sizes of its files."""
@@ -82,7 +91,7 @@ class Remote:
         except FileNotFoundError:
             return []
         except Exception as error:  # drivers have errors of their own
-            raise self._failed("cannot be listed", error) from error
+            raise self._failed("cannot be listed", error) from None
         found = [(name, self._look(name)) for name in names if not name.endswith(PARTIAL)]
         return sorted((Stored(m["created"], name, m) for name, m in found if m is not None), reverse=True, key=_newest)
 
@@ -103,7 +112,7 @@ class Remote:
             self._files.pipe_file(f"{place}/{MANIFEST}", text)
             self._files.invalidate_cache()
         except Exception as error:
-            raise self._failed(f"{folder.name} was not uploaded", error) from error
+            raise self._failed(f"{folder.name} was not uploaded", error) from None
         if self._look(folder.name) != manifest:
             raise EvenstepError(f"{self.url}: {folder.name} is not whole there after its upload")
 
@@ -131,7 +140,7 @@ class Remote:
         except EvenstepError:
             raise
         except Exception as error:
-            raise self._failed(f"{name} could not be fetched", error) from error
+            raise self._failed(f"{name} could not be fetched", error) from None
         finally:
             shutil.rmtree(partial, ignore_errors=True)
         return target
@@ -145,7 +154,7 @@ class Remote:
             self._files.rm(place, recursive=True)
             self._files.invalidate_cache()
         except Exception as error:
-            raise self._failed(f"{name} cannot be removed", error) from error
+            raise self._failed(f"{name} cannot be removed", error) from None
 
     def retain(self, keep: Keep, lineage: str) -> None:
         """The same rules as for the folder here."""
@@ -168,7 +177,7 @@ def fetch_newest(url: str, into: Path) -> Path:
     remote = Remote(url)
     found = remote.whole()
     if not found:
-        raise EvenstepError(f"{url} holds no whole checkpoint")
+        raise EvenstepError(f"{remote.url} holds no whole checkpoint")
     return remote.fetch(found[0].name, into)
 
 
@@ -192,7 +201,8 @@ class Uploads:
         with self._lock:
             self._waiting = (folder, keep, lineage)
             if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, args=(failed,), name="evenstep-upload")
+                # `join` at the process's end says how long a place may keep it
+                self._thread = threading.Thread(target=self._run, args=(failed,), name="evenstep-upload", daemon=True)
                 self._thread.start()
 
     def _next(self) -> tuple[Path, Keep | None, str] | None:
@@ -213,12 +223,21 @@ class Uploads:
             except Exception as error:
                 failed(error)
 
-    def join(self) -> None:
-        """Waits for what is under way and what waits."""
+    @property
+    def url(self) -> str:
+        return self._remote.url
+
+    def join(self, seconds: float = math.inf) -> list[Path]:
+        """Waits for what is under way and what waits, but no longer than this; says what is then still not up."""
+        until = time.monotonic() + seconds
         thread = self._thread
         while thread is not None:
-            thread.join()
+            left = until - time.monotonic()
+            thread.join(min(max(left, 0.0), threading.TIMEOUT_MAX))
+            if thread.is_alive():
+                return sorted(self.busy_with())
             thread = self._thread if self._thread is not thread else None
+        return []
 
 
 def main(words: list[str]) -> int:
@@ -227,7 +246,7 @@ def main(words: list[str]) -> int:
             answer: Any = [{"name": s.name, "created": s.created, "step": s.step} for s in Remote(words[1]).whole()]
         elif len(words) == 3 and words[0] == "push":
             Remote(words[2]).put(Path(words[1]).absolute())
-            answer = f"{words[2].rstrip('/')}/{Path(words[1]).absolute().name}"
+            answer = f"{shown(words[2].rstrip('/'))}/{Path(words[1]).absolute().name}"
         elif len(words) == 3 and words[0] == "fetch":
             answer = os.fspath(fetch_newest(words[1], Path(words[2]).absolute()))
         else:

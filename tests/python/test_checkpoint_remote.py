@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,12 @@ import fsspec
 import pytest
 import torch
 from checkpoint_session import OneProcess, ck, empty_place, files, names, use  # noqa: F401
+from run_jobs import Run
 from torch import nn
 
 from evenstep import EvenstepError
 from evenstep.checkpoint_keeping import Keep
-from evenstep.checkpoint_remote import Remote, Uploads, fetch_newest, is_url
+from evenstep.checkpoint_remote import Remote, Uploads, fetch_newest, is_url, shown
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -223,6 +226,89 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Path(run("fetch", url, "back")["report"]).name == "step-00000001"
     assert "no whole checkpoint" in run("fetch", f"{url}/none", "back")["what"]
     assert "s3" in run("ls", "nonsense-scheme://s3/x")["what"]
+
+
+STALLED = """
+    import os, threading
+    import torch
+    from fsspec.implementations.local import LocalFileSystem
+    import evenstep as es
+
+    def stalled(self, *words, **named):
+        threading.Event().wait()
+
+    LocalFileSystem.put_file = stalled
+    data = torch.utils.data.TensorDataset(torch.ones(8, 2))
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = es.prepare(model, optimizer, torch.utils.data.DataLoader(data, batch_size=4))
+    for batch, in loader:
+        model(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_an_upload_that_stalls_does_not_keep_the_process(run: Run, script: Any, tmp_path: Path) -> None:
+    """At the end of the job, where the last checkpoint is taken, too."""
+    place = {"EVENSTEP_CHECKPOINT_TO": f"file://{tmp_path}/far", "EVENSTEP_UPLOAD_WAIT": "0.5"}
+    words = ("-n", "1", "--name", "a", "--checkpoint-every", "1")
+    result = run(*words, script(STALLED), env=place, timeout=300)
+    assert result.returncode == 0, result.stderr
+    assert "still on its way" in result.stderr and "at most 0.5 s" in result.stderr
+    assert "step-00000002 is not at file://" in result.stderr
+    assert "ckpt push" in result.stderr and "Traceback" not in result.stderr
+    assert (tmp_path / "runs/a/checkpoints/step-00000002/manifest.json").exists()
+
+
+def test_the_limit_of_the_wait(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    for text, seconds in {"": 600, "0": 0, "2.5": 2.5, "inf": math.inf, "-1": 600, "nan": 600, "soon": 600}.items():
+        monkeypatch.setenv("EVENSTEP_UPLOAD_WAIT", text)
+        assert ck._upload_wait() == seconds
+        assert ("is no time" in capsys.readouterr().err) == (text in ("-1", "nan", "soon"))
+
+
+def test_passwords_are_not_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert shown("a sftp://me:p@ss@host/a@b, ftp://me@host") == "a sftp://host/a@b, ftp://host"
+    assert shown("s3://bucket/run@2 and me@host") == "s3://bucket/run@2 and me@host"
+    url = "memory://me:secret@host/run"
+
+    def fails(*words: Any, **named: Any) -> Any:
+        raise OSError(f"no way to {url}")
+
+    path = save(monkeypatch, 1)
+    remote = Remote(url)
+    with monkeypatch.context() as patch:
+        for call in ("put_file", "ls", "exists"):
+            patch.setattr(remote._files, call, fails, raising=False)
+        for act in (
+            lambda: remote.put(path),
+            remote.whole,
+            lambda: remote.remove("x"),
+            lambda: fetch_newest(url, path),
+        ):
+            with pytest.raises(EvenstepError, match="no way to memory://host/run") as told:
+                act()
+            assert "secret" not in "".join(traceback.format_exception(told.value)), act
+    for act in (
+        lambda: Remote("nonsense://me:secret@host/x"),
+        lambda: remote.fetch("none", tmp_path),
+        lambda: fetch_newest(url, tmp_path),
+    ):
+        with pytest.raises(EvenstepError) as told:
+            act()
+        assert "secret" not in str(told.value)
+    fsspec.filesystem("memory").store.clear()
+
+
+def test_passwords_are_kept_nowhere(start: Any, script: Any, tmp_path: Path) -> None:
+    url = "nonsense://me:secret@host/x"
+    name = script("import time; print('there')")
+    code, text = start("-n", "1", "--name", "a", "--checkpoint-to", url, name, url, monitor=True).finish()
+    assert code == 0 and "secret" not in text, text
+    kept = [path for path in (tmp_path / "runs/a").rglob("*") if path.is_file()]
+    assert any(b"nonsense://host/x" in path.read_bytes() for path in kept)
+    assert not [path for path in kept if b"secret" in path.read_bytes()]
 
 
 def test_what_is_a_url() -> None:
