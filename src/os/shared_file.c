@@ -17,11 +17,14 @@ static const char *const folders[] = {"/dev/shm", "/tmp", "/var/tmp"};
 #define DIGITS 16
 #define DELETED " (deleted)"
 
-/* A write to memory that its file has no room for is a SIGBUS: all of it is taken at once. */
+/* A write to memory that its file has no room for is a SIGBUS: all of it is taken at once. Of tmpfs a signal that comes
+ * meanwhile ends the call, and what it took. */
 static even_status take_room(const char *folder, int fd, size_t bytes) {
-  return even_os.fallocate(fd, 0, 0, (off_t)bytes) == 0
-             ? EVEN_OK
-             : even_fail_errno(errno, "%s has no room for %zu bytes of shared memory", folder, bytes);
+  int failed = 0;
+  do {
+    failed = even_os.fallocate(fd, 0, 0, (off_t)bytes);
+  } while (failed != 0 && errno == EINTR);
+  return failed == 0 ? EVEN_OK : even_fail_errno(errno, "%s has no room for %zu bytes of shared memory", folder, bytes);
 }
 
 static even_status create_in(const char *folder, const char *label, size_t bytes, int *fd) {

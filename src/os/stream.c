@@ -47,6 +47,7 @@ static bool gains_by_direct(int fd) {
 }
 
 even_status even_output_go_direct(even_output *output, uint64_t bytes) {
+  int failed = 0;
   if (bytes > (uint64_t)INT64_MAX || !gains_by_direct(output->fd)) {
     return EVEN_OK;
   }
@@ -59,7 +60,10 @@ even_status even_output_go_direct(even_output *output, uint64_t bytes) {
   }
   output->direct = fd;
   /* blocks that are there already are written side by side; those that make the file longer are not */
-  if (even_os.fallocate(output->fd, 0, 0, (off_t)bytes) != 0 && errno != EOPNOTSUPP && errno != ENOSYS) {
+  do {
+    failed = even_os.fallocate(output->fd, 0, 0, (off_t)bytes);
+  } while (failed != 0 && errno == EINTR);
+  if (failed != 0 && errno != EOPNOTSUPP && errno != ENOSYS) {
     return even_fail_errno(errno, "%s cannot be given room for its %" PRIu64 " bytes", output->path, bytes);
   }
   return EVEN_OK;

@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "os/calls.h"
+#include "os/stream.h"
 #include "support/fault.h"
 
 #include <errno.h>
@@ -14,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -216,9 +218,41 @@ static void a_link_that_leads_nowhere_is_no_folder(void **state) {
   assert_int_equal(unlink(path), 0);
 }
 
+static int says_xfs(int fd, struct statfs *out) {
+  (void)fd;
+  *out = (struct statfs){.f_type = 0x58465342};
+  return 0;
+}
+
+/* Whatever file system the tests are on. */
+static int open_not_direct(const char *name, int flags, mode_t mode) {
+  return even_os_real.open(name, flags & ~O_DIRECT, mode);
+}
+
+static void a_signal_does_not_end_taking_a_files_room(void **state) {
+  even_output output;
+  struct stat facts;
+  (void)state;
+  assert_int_equal(even_output_create(path, &output), EVEN_OK);
+  fault_os(FAULT_fallocate, 1, EINTR);
+  even_os.fstatfs = says_xfs;
+  even_os.open = open_not_direct;
+  assert_int_equal(even_output_go_direct(&output, 4096), EVEN_OK);
+  assert_int_equal(fault_os_calls(FAULT_fallocate), 2);
+  assert_int_equal(stat(path, &facts), 0);
+  assert_int_equal(facts.st_size, 4096);
+  fault_os(FAULT_fallocate, 1, ENOSPC);
+  even_os.fstatfs = says_xfs;
+  even_os.open = open_not_direct;
+  output.direct = output.direct > 0 && even_os.close(output.direct) == 0 ? 0 : output.direct;
+  assert_int_equal(even_output_go_direct(&output, 4096), EVEN_ERR_NO_SPACE);
+  even_output_drop(&output);
+}
+
 int main(void) {
 #define FILE_TEST(test) cmocka_unit_test_setup_teardown(test, make_folder, remove_folder)
   const struct CMUnitTest tests[] = {
+      FILE_TEST(a_signal_does_not_end_taking_a_files_room),
       FILE_TEST(what_was_written_is_read),
       FILE_TEST(a_missing_file_is_named),
       FILE_TEST(a_file_above_the_limit_is_refused),

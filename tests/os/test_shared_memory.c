@@ -156,6 +156,19 @@ static void a_full_folder_is_left_for_the_next(void **state) {
   assert_int_equal(open_descriptors(), before);
 }
 
+static void a_signal_does_not_end_taking_room(void **state) {
+  even_shared_memory memory;
+  char folder[64];
+  (void)state;
+  fault_os(FAULT_ftruncate, 1, ENOSPC);
+  fault_os(FAULT_fallocate, 1, EINTR);
+  assert_int_equal(even_shared_memory_create("evenstep-test", 4096, &memory), EVEN_OK);
+  assert_int_equal(fault_os_calls(FAULT_fallocate), 2);
+  assert_true(even_shared_memory_is_file(memory.fd, folder, sizeof folder));
+  assert_string_equal(folder, "/dev/shm"); /* and not the next, as if this one were full */
+  even_shared_memory_close(&memory);
+}
+
 /* ---- others ---- */
 
 /* A process of another user that holds a segment, or tries to open this one's: runs `body` there. */
@@ -260,6 +273,7 @@ int main(void) {
       cmocka_unit_test_teardown(a_gone_peer_is_said_with_a_fix, restore),
       cmocka_unit_test_teardown(without_memfds_it_is_a_file, restore),
       cmocka_unit_test_teardown(a_full_folder_is_left_for_the_next, restore),
+      cmocka_unit_test_teardown(a_signal_does_not_end_taking_room, restore),
       cmocka_unit_test_teardown(another_user_cannot_open_it, restore),
       cmocka_unit_test_teardown(a_segment_that_another_user_planted_is_refused, restore),
       cmocka_unit_test_teardown(each_call_may_fail, restore),
