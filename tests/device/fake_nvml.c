@@ -1,7 +1,9 @@
 /* Stands for libnvidia-ml.so.1. EVENSTEP_FAKE_NVML_ERROR says what nvmlInit returns. GPU 1 does not tell its power.
  * With FAKE_WHOLE it has what only newer ones have, and the file that EVENSTEP_FAKE_NVML_STATE names says how GPU 0 is,
  * in words and numbers: "reasons 64", "uncorrected 2", "lost 1"; one beside it, NAME.xid, "79", is an event, taken
- * once. */
+ * once. "deaf 1": waiting for events is refused at once. fake_nvml_counts says how often that was called, and how often
+ * a GPU's utilisation was. */
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,6 +47,7 @@ int nvmlEventSetCreate(nvml_event_set *out);
 int nvmlDeviceRegisterEvents(nvml_device device, unsigned long long types, nvml_event_set set);
 int nvmlEventSetWait_v2(nvml_event_set set, nvml_event *out, unsigned milliseconds);
 int nvmlEventSetFree(nvml_event_set set);
+void fake_nvml_counts(unsigned *waits, unsigned *samples);
 
 #if defined(__GNUC__)
 #pragma GCC visibility push(default)
@@ -129,6 +132,13 @@ int nvmlDeviceGetCpuAffinity(nvml_device device, unsigned words, unsigned long *
 
 #ifdef FAKE_WHOLE
 static char set;
+static atomic_uint waits;
+static atomic_uint samples;
+
+void fake_nvml_counts(unsigned *out_waits, unsigned *out_samples) {
+  *out_waits = atomic_load(&waits);
+  *out_samples = atomic_load(&samples);
+}
 
 int nvmlDeviceGetHandleByUUID(const char *uuid, nvml_device *out) {
   unsigned first = 0;
@@ -140,6 +150,7 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, nvml_device *out) {
 }
 
 int nvmlDeviceGetUtilizationRates(nvml_device device, nvml_utilization *out) {
+  (void)atomic_fetch_add(&samples, 1u);
   *out = (nvml_utilization){.gpu = (void *)device == &devices[0] ? 87 : 12, .memory = 5};
   return 0;
 }
@@ -169,6 +180,10 @@ int nvmlEventSetWait_v2(nvml_event_set from, nvml_event *out, unsigned milliseco
   char name[4096];
   unsigned long long xid = 0;
   (void)from;
+  (void)atomic_fetch_add(&waits, 1u);
+  if (state_of((nvml_device)(void *)&devices[0], "deaf") != 0) {
+    return 15;
+  }
   (void)snprintf(name, sizeof name, "%s.xid", path == NULL ? "" : path);
   FILE *file = path == NULL ? NULL : fopen(name, "r");
   if (file != NULL) {

@@ -2,6 +2,7 @@
 #include "device/cuda/watch.h"
 #include "os/clock.h"
 
+#include <dlfcn.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -137,6 +138,32 @@ static void faults_are_news(void **state) {
   even_gpu_watch_close(watch);
 }
 
+/* With a GPU that is lost, the driver refuses to wait at once, and the thread waits by itself. */
+static void a_wait_that_is_refused_does_not_spin(void **state) {
+  unsigned waits = 0;
+  unsigned samples = 0;
+  (void)state;
+  say("", "deaf 1\n");
+  even_gpu_watch *watch = open_watch();
+  void *library = dlopen(FAKE_NVML, RTLD_NOW);
+  assert_non_null(library);
+  void *found = dlsym(library, "fake_nvml_counts");
+  assert_non_null(found);
+  void (*counts)(unsigned *, unsigned *) = NULL;
+  memcpy(&counts, &found, sizeof counts);
+  counts(&waits, &samples);
+  unsigned waits_before = waits;
+  unsigned samples_before = samples;
+  while (samples - samples_before < 60) { /* of two GPUs */
+    (void)usleep(1000);
+    counts(&waits, &samples);
+  }
+  assert_true(waits - waits_before > 0);
+  assert_true(waits - waits_before <= samples - samples_before);
+  even_gpu_watch_close(watch);
+  (void)dlclose(library);
+}
+
 static void without_nvml_or_gpus_there_is_nothing(void **state) {
   static const char *const none[2] = {"", NULL};
   static const char *const strangers[1] = {"GPU-f1000000"};
@@ -169,6 +196,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(gpus_are_sampled, set_up, tear_down),
       cmocka_unit_test_setup_teardown(faults_are_news, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(a_wait_that_is_refused_does_not_spin, set_up, tear_down),
       cmocka_unit_test_setup_teardown(without_nvml_or_gpus_there_is_nothing, set_up, tear_down),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

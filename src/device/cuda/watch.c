@@ -16,7 +16,7 @@
 #include <string.h>
 
 enum { CLOCK_SM = 1, SENSOR_GPU = 0, CORRECTED = 0, UNCORRECTED = 1, VOLATILE = 0, MOST_NEWS = 64 };
-enum { GPU_IS_LOST = 15, RESET_REQUIRED = 16 }; /* nvmlReturn_t */
+enum { GPU_OK = 0, TIMED_OUT = 10, GPU_IS_LOST = 15, RESET_REQUIRED = 16 }; /* nvmlReturn_t */
 static const unsigned long long XID_EVENT = 0x8;
 /* nvmlClocksEventReasons: of these alone it is slower than it was built for. A cap on power by software (0x4) is usual
  * under full load. */
@@ -259,7 +259,11 @@ static void wait_until(even_gpu_watch *watch, uint64_t due_ns) {
       even_futex_wait(&watch->stop, 0, left);
       continue;
     }
-    if (watch->nvml.set_wait(watch->events, &event, (unsigned)(left / 1000000u) + 1) != 0 || event.type != XID_EVENT) {
+    int code = watch->nvml.set_wait(watch->events, &event, (unsigned)(left / 1000000u) + 1);
+    if (code != GPU_OK && code != TIMED_OUT) { /* a lost GPU: it did not wait */
+      even_futex_wait(&watch->stop, 0, left);
+    }
+    if (code != GPU_OK || event.type != XID_EVENT) {
       continue;
     }
     for (size_t i = 0; i < watch->count; i++) {
