@@ -74,12 +74,14 @@ class ReadableSamples:
         """Some sample, which counts nothing: a rank without any still goes through the step."""
         if self._last:
             return _Spare(self._last[0])
+        words = "it has none"
         for index in range(min(len(self._dataset), _TRIED)):
             sample = self._read(index)
             if not isinstance(sample, _Missing):
                 return _Spare(sample)
+            words = sample.words
         raise EvenstepError(
-            f"none of this rank's samples of a batch can be read, nor any of the first {_TRIED} of the data set: {sample.words}\n"
+            f"none of this rank's samples of a batch can be read, nor any of the first {_TRIED} of the data set: {words}\n"
             "  fix: mend the data set; skip_unreadable is for single damaged samples"
         )
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep as es
+from evenstep.unreadable import ReadableSamples
 
 SCRIPT = """
 import sys
@@ -126,6 +127,12 @@ def test_a_batch_of_which_nothing_can_be_read_is_an_error(run_ranks: Callable[..
     for rank in run_ranks(SCRIPT, args=["call", str(list(range(8, 16)))], check=False):
         assert rank.returncode != 0
         assert "none of the 8 samples of batch 1 of epoch 0 can be read" in rank.stderr
+
+
+def test_a_data_set_that_is_empty_is_said_to_be() -> None:
+    samples = ReadableSamples([])
+    with pytest.raises(es.EvenstepError, match="nor any of the first 64 of the data set: it has none"):
+        samples.__getitems__([0])
 
 
 def test_what_makes_no_sense_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
