@@ -25,6 +25,7 @@ EVERY = 100  # steps: docs/fault-tolerance.md has what it costs
 _MOST_NAMES = 2
 _MOST_RARE = 64  # times `every`, for ranks that round differently
 _ROUNDING = 256  # units in the last place; of 16-bit types fewer, whose units are large: as in evenstep.agreement
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # of so many bytes
 _FACTOR, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
 
 
@@ -44,9 +45,12 @@ def sums_of(tensors: Sequence[torch.Tensor]) -> list[int]:
     for (index, _), one in zip(on_host, _core.content_sums(places)):
         found[index] = one
     if elsewhere:
-        on_device = torch.stack([_sum_on_device(value) for _, value in elsewhere])
-        for (index, _), one in zip(elsewhere, on_device.tolist()):
-            found[index] = int(one) & _MASK
+        of_device: dict[torch.device, list[tuple[int, torch.Tensor]]] = {}
+        for index, value in elsewhere:
+            of_device.setdefault(value.device, []).append((index, _sum_on_device(value)))
+        for sums in of_device.values():  # one wait for each
+            for (index, _), one in zip(sums, torch.stack([one for _, one in sums]).tolist()):
+                found[index] = int(one) & _MASK
     return found
 
 
@@ -54,6 +58,8 @@ def _sum_on_device(value: torch.Tensor) -> torch.Tensor:
     """Of its words, as whole numbers: exact in any order."""
     flat = value.as_strided((value.numel(),), (1,))
     size = flat.numel() * flat.element_size()
+    if flat.storage_offset() * flat.element_size() % 4 != 0:
+        flat = flat.clone()  # part of another tensor, between two of its words; ranks must add up the same words
     return flat.view(torch.int32 if size % 4 == 0 else torch.uint8).sum(dtype=torch.int64)
 
 
@@ -75,7 +81,7 @@ class Difference:
 
 @torch.no_grad()
 def difference(mine: torch.Tensor, theirs: torch.Tensor) -> Difference:
-    bits = torch.int32 if mine.element_size() == 4 else torch.int16 if mine.element_size() == 2 else torch.int64
+    bits = _BITS.get(mine.element_size(), torch.int64)
     one, other = (torch.view_as_real(t) if t.is_complex() else t for t in (mine, theirs))
     same = (
         one.reshape(-1).view(bits) == other.reshape(-1).view(bits)
@@ -87,7 +93,7 @@ def difference(mine: torch.Tensor, theirs: torch.Tensor) -> Difference:
         return Difference(0, 0.0, True)
     a, b = one.double(), other.double()
     apart = (a - b).abs()
-    eps = torch.finfo(one.dtype).eps
+    eps = torch.finfo(one.dtype).eps if one.is_floating_point() else 0.0
     scale = torch.maximum(b.abs(), b.square().mean().sqrt())
     near = bool((apart <= min(_ROUNDING * eps, max(4 * eps, 1e-3)) * scale).all())  # false where one is NaN
     return Difference(count, float(apart.max()), near)

@@ -15,7 +15,7 @@ import torch
 from run_jobs import Job
 
 import evenstep as es
-from evenstep.parameter_checks import difference, sums_of
+from evenstep.parameter_checks import _sum_on_device, difference, sums_of
 
 CASES = pathlib.Path(__file__).parent / "parameter_cases.py"
 
@@ -106,6 +106,47 @@ def test_sums_see_every_bit(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     if len(shape) == 4:
         lasting = values.to(memory_format=torch.channels_last)
         assert sums_of([lasting]) == sums_of([lasting.clone()]) and sums_of([lasting.transpose(2, 3)])[0] != 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.uint8, torch.bool, torch.float8_e4m3fn])
+def test_a_part_of_another_tensor_has_the_sum_of_its_bytes(dtype: torch.dtype) -> None:
+    """On a device: one rank's parameter may begin between two words of memory, and another's not."""
+    whole = torch.arange(9).remainder(2).to(dtype)
+    part = whole[1:9]
+    assert part.storage_offset() == 1 and torch.equal(_sum_on_device(part), _sum_on_device(part.clone()))
+    assert sums_of([part]) == sums_of([part.clone()])
+    other = part.clone()
+    other.view(torch.uint8)[-1] ^= 1
+    assert not torch.equal(_sum_on_device(part), _sum_on_device(other))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.bool, torch.float8_e4m3fn])
+def test_types_of_one_byte_are_compared_value_by_value(dtype: torch.dtype) -> None:
+    mine = torch.ones(3, dtype=dtype)
+    theirs = mine.clone()
+    assert difference(mine, theirs).values == 0
+    theirs[1] = 0
+    found = difference(mine, theirs)
+    assert found.values == 1 and found.largest == 1 and not found.rounding
+
+
+def test_parameters_of_one_rank_may_be_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    class First(torch.Tensor):
+        is_cpu = False  # type: ignore[assignment]
+        device = torch.device("cuda", 0)  # type: ignore[assignment]
+
+    class Second(First):
+        device = torch.device("cuda", 1)  # type: ignore[assignment]
+
+    def stack_of_one_device(tensors: list[torch.Tensor]) -> torch.Tensor:
+        assert len({one.device for one in tensors}) == 1  # as torch asks
+        return stack(tensors)
+
+    values, stack = [torch.full((4,), float(n)) for n in range(5)], torch.stack
+    spread = [value.as_subclass(kind) for value, kind in zip(values, (First, Second, First, Second, torch.Tensor))]
+    wanted = [int(_sum_on_device(value)) & (2**64 - 1) for value in values[:4]] + sums_of(values[4:])
+    monkeypatch.setattr(torch, "stack", stack_of_one_device)
+    assert sums_of(spread) == wanted and len(set(wanted)) == 5
 
 
 def test_what_rounding_makes_is_told_apart() -> None:
