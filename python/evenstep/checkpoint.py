@@ -287,6 +287,8 @@ def _save(
 
 def _save_apart(session: Any, path: Path | None, extra: Any, wait: bool, between: bool, told: Told | None) -> Path:
     session.synchronise_models()
+    if told is None and session.steps.syncs:  # before those of the cadence the session has done it
+        session.parameter_checks.check_now()
     random_states = session.all_gather_bytes(pack_random(session.pending_random))
     session.exchange_state = capture_exchange(session)
     outcome: bytes | None = None
@@ -326,7 +328,8 @@ def checkpoint(
     wait: False copies the state to memory and writes it while training goes on; an error is then raised by the next
         es.checkpoint (or told at exit).
 
-    Raises EvenstepError where it cannot be written: nothing half stays behind, earlier checkpoints are as they were."""
+    Raises EvenstepError where it cannot be written: nothing half stays behind, earlier checkpoints are as they were. So it
+    does under --on-difference stop where the ranks' parameters differ (--check-parameters)."""
     session = _session("es.checkpoint")
     if path is not None and Path(path).name.endswith(PARTIAL):
         raise ValueError(f"{path}: names that end in {PARTIAL} are those of unfinished checkpoints")

@@ -149,6 +149,33 @@ def test_parameters_of_one_rank_may_be_on_several_devices(monkeypatch: pytest.Mo
     assert sums_of(spread) == wanted and len(set(wanted)) == 5
 
 
+CHECKPOINT = """
+    import sys
+    import torch
+    import evenstep as es
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2)
+    model, optimizer = es.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    es.session().parameter_checks.policy = "stop"
+    es.checkpoint("good")
+    if es.rank() == 1:
+        with torch.no_grad():
+            model.weight[1, 2] += 1
+    try:
+        es.checkpoint("bad")
+    except es.EvenstepError as error:
+        print("refused:", error)
+"""
+
+
+def test_a_checkpoint_of_the_scripts_own_is_compared_too(
+    run_ranks: Callable[..., list[Any]], tmp_path: pathlib.Path
+) -> None:
+    for one in run_ranks(CHECKPOINT):
+        assert "refused: step 0: ranks 0, 1 differ in weight: 1 value, by up to 1" in one.stdout, one.stdout
+    assert (tmp_path / "good").exists() and not (tmp_path / "bad").exists()
+
+
 def test_what_rounding_makes_is_told_apart() -> None:
     torch.manual_seed(0)
     mine = torch.randn(1000)
