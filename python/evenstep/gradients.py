@@ -19,7 +19,7 @@ from evenstep.engine import Engine, Report
 from evenstep.kept import KeptGradients
 from evenstep.learned_order import LearnedOrder
 from evenstep.local_training import LocalTraining
-from evenstep.nonfinite import UNNAMED, Found, Look, found_among
+from evenstep.nonfinite import UNNAMED, Found, Look, found_among, tells_by_itself
 from evenstep.sparse import sum_sparse
 from evenstep.used_parameters import UsedParameters
 
@@ -79,6 +79,7 @@ class GradientSync:
         self.rounds = 0  # that are done
         self.nonfinite: Found = []  # what was not finite in the last of them
         self.acts_at_once = False  # on what is not finite: in the step, where else an accelerator may be late
+        self.engine_tells = self.tells_late = True  # what all ranks agreed on: evenstep.nonfinite.agreed_ways
         self._look = Look()
         self._hooks: list[Any] = []
         self.idle = False  # the pass under way is void: what it makes stays here
@@ -380,13 +381,22 @@ class GradientSync:
     def _find_nonfinite(self, used: Any) -> Found:
         """Of the sums, which are the same on all ranks; before they take the place of what this rank had."""
         engine: Any = self.engine
-        if hasattr(engine, "nonfinite"):
+        tells = tells_by_itself(engine)
+        if tells and self.engine_tells:
             return list(engine.nonfinite)
         indices = [index for index in range(self._dense) if used[index]]
-        if self._look.finite([engine.views[index] for index in indices], self.acts_at_once):
+        if self._look.finite([engine.views[index] for index in indices], self._at_once):
             return []
         views = engine.views
+        if tells:  # and another rank's does not
+            own = dict(engine.nonfinite)
+            return [(index, own.get(index, False)) for index, _ in found_among(indices, views, lambda _: None)]
         return found_among(indices, views, lambda i: p if (p := self.parameters[i].grad) is not views[i] else None)
+
+    @property
+    def _at_once(self) -> bool:
+        """Of a look at what is the same on all ranks."""
+        return self.acts_at_once or not self.tells_late
 
     def _among(self, indices: Iterable[int], at_once: bool) -> Found:
         """Of what is in p.grad, as it is."""
@@ -427,7 +437,7 @@ class GradientSync:
             gradient = parameter.grad = due.get(index)
             if gradient is not None:
                 self._whole[index] = weakref.ref(gradient)
-        self.nonfinite = self._among(range(len(self.parameters)), at_once=self.acts_at_once)
+        self.nonfinite = self._among(range(len(self.parameters)), at_once=self._at_once)
         total = Report(0, 0, 0, 0)
         for one in reports:
             total.exposed_ns += one.exposed_ns

@@ -14,9 +14,12 @@ import torch
 
 from evenstep import _core
 from evenstep._core import EvenstepError
+from evenstep.group import gather_objects
 
 if TYPE_CHECKING:
+    from evenstep.engine import Engine
     from evenstep.gradients import GradientSync
+    from evenstep.group import Group
     from evenstep.steps import Steps
 
 POLICIES = ("report", "skip", "stop")
@@ -41,7 +44,8 @@ def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
 
 class Look:
     """Whether tensors are finite. Of an accelerator's the answer is that about those of the call before: it is there by
-    now, and nobody waits for it. With `at_once` it is waited for."""
+    now, and nobody waits for it. With `at_once` it is waited for: so it is where ranks that look at the same sums do not
+    all have them on accelerators (`agreed_ways`), for all act in the same step."""
 
     def __init__(self) -> None:
         self._before: torch.Tensor | None = None
@@ -53,6 +57,23 @@ class Look:
         if not at_once and not norm.is_cpu:
             self._before, norm = norm, self._before
         return norm is None or bool(norm.isfinite())
+
+
+def tells_by_itself(engine: Engine) -> bool:
+    """Whether it has looked at what it was given when its round ends."""
+    return hasattr(engine, "nonfinite")
+
+
+def may_be_late(parameters: Iterable[torch.Tensor]) -> bool:
+    """Whether a look at their gradients may be answered a round later."""
+    return not any(p.is_cpu for p in parameters)
+
+
+def agreed_ways(group: Group, engine: Engine, parameters: Sequence[torch.Tensor]) -> tuple[bool, bool]:
+    """Whether every rank's engine tells by itself, and whether every rank's look may be late. Collective: ranks that learn of
+    it in different steps would wait for one another in the first of these."""
+    told = gather_objects(group, (tells_by_itself(engine), may_be_late(parameters)))
+    return all(tells for tells, _ in told), all(late for _, late in told)
 
 
 def found_among(

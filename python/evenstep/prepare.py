@@ -34,6 +34,7 @@ from evenstep.loader import EvenLoader, check_loader
 from evenstep.local_training import LocalTraining
 from evenstep.memory import MemoryWatch, RanksMemory, memory_of
 from evenstep.modes import Mode, Stale
+from evenstep.nonfinite import agreed_ways
 from evenstep.passes import passes
 from evenstep.policies import Policy, check_policy
 from evenstep.prepare_options import (
@@ -361,6 +362,7 @@ def _prepare_models(
         sync = GradientSync(name, model, engines[0], current.steps, sparse, others)
         sync.compression = str(options.compression or "")
         sync.acts_at_once = current.nonfinite.policy != "report"
+        sync.engine_tells, sync.tells_late = agreed_ways(group, engines[0], sync.parameters)
         sync.use_options(ddp)
         if isinstance(mode, Stale):
             sync.stale, sync.defer = StaleRounds(engines), True

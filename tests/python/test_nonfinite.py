@@ -170,6 +170,53 @@ def test_a_pass_that_is_void_leaves_nothing_to_tell() -> None:
     assert steps.loss_ranks == [] and steps.syncs[0].nonfinite == []
 
 
+MIXED = """
+    import sys
+    import torch
+    import evenstep as es
+    from evenstep import nonfinite
+
+    class OnDevice(torch.Tensor):
+        is_cpu = False
+
+    stale = sys.argv[1] == "stale"
+    if es.rank() == 1:  # has a made-up accelerator, the other rank a CPU
+        largest = nonfinite.largest
+        nonfinite.largest = lambda tensors: None if (norm := largest(tensors)) is None else norm.as_subclass(OnDevice)
+        nonfinite.may_be_late = lambda parameters: True
+        nonfinite.tells_by_itself = lambda engine: False
+        import evenstep.gradients
+        evenstep.gradients.tells_by_itself = nonfinite.tells_by_itself
+    torch.manual_seed(0)
+    net = torch.nn.Linear(3, 1)
+    options = {"sync": es.Stale(steps=1)} if stale else {"engine": "torch"} if sys.argv[1] == "torch" else {}
+    net, made = es.prepare(net, torch.optim.SGD(net.parameters(), lr=0.0), **options)
+    for number in range(6):
+        loss = net(torch.ones(2, 3)).square().mean()
+        if number == 2 and es.rank() == 0:  # not in the loss, which the vote tells of
+            net.weight.register_hook(lambda g: g * float("nan") if number == 2 else g)
+        loss.backward()
+        seen = bool(es.session().steps.syncs[0].nonfinite)
+        made.step()
+        made.zero_grad()
+        with torch.no_grad():
+            [p.fill_(0.5) for p in net.parameters()]
+        print("seen", number, seen, flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["shared", "torch", "stale"])
+def test_ranks_of_which_one_could_be_late_act_in_the_same_step(run_ranks: Callable[..., list[Any]], how: str) -> None:
+    """On mixed devices: ranks that learned of it in different steps would wait for one another for ever."""
+    ranks = run_ranks(MIXED, args=[how])
+    told = [[line for line in one.stdout.splitlines() if line.startswith("seen")] for one in ranks]
+    bad = 3 if how == "stale" else 2
+    assert told[0] == told[1] == [f"seen {number} {number == bad}" for number in range(6)]
+    assert f"step {bad}: gradients" in ranks[0].stderr and "are not finite: weight" in ranks[0].stderr
+    if how == "shared":
+        assert "gradients on rank 0 are not finite" in ranks[0].stderr  # its engine knows whose they were
+
+
 def test_an_accelerators_answer_comes_a_round_later() -> None:
     class OnDevice(torch.Tensor):
         is_cpu = False  # type: ignore[assignment]
