@@ -108,6 +108,7 @@ class NonFinite:
     def before_step(self, optimizer: torch.optim.Optimizer, leads: bool) -> bool:
         """Whether the step is to be left out. Collective where something was found, which all ranks know alike. `leads`:
         it is the optimizer whose step counts. Raises EvenstepError where the job is to end."""
+        self._put_back_after_error()
         steps = self._steps
         syncs = [sync for sync in steps.syncs if sync.nonfinite]
         if syncs:
@@ -135,6 +136,12 @@ class NonFinite:
         hidden, self._hidden = self._hidden, []
         for parameter, gradient in hidden:
             parameter.grad = gradient
+
+    def _put_back_after_error(self) -> None:
+        """Where optimizer.step() raised, nobody called put_back. Gradients that were made since then are in their place."""
+        if any(parameter.grad is not None for parameter, _ in self._hidden):
+            self._hidden = []
+        self.put_back()
 
     def _tell(self, syncs: Sequence[GradientSync], loss: bool) -> None:
         steps = self._steps
