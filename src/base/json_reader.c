@@ -12,3 +12,8 @@ even_status even_json_parse(const char *origin, const char *text, size_t bytes, 
   }
   return EVEN_OK;
 }
+
+const char *even_json_text(const json_t *object, const char *name) {
+  const char *text = json_string_value(json_object_get(object, name));
+  return text == NULL ? "" : text;
+}

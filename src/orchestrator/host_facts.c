@@ -57,6 +57,8 @@ static even_status ask_python(const char *python, even_text *answer) {
 
 /* ---- files ---- */
 
+static const char unreadable[] = "unreadable";
+
 typedef struct file_search {
   const char *folder;
   even_json *json;
@@ -73,16 +75,17 @@ static void add_file(file_search *search, const char *name) {
                    (unsigned long long)even_checkpoint_checksum(even_text_string(&content), content.length));
     even_json_string(search->json, name, sum);
   } else {
-    even_json_string(search->json, name, "unreadable");
+    even_json_string(search->json, name, unreadable);
     even_error_clear();
   }
   even_text_free(&path);
   even_text_free(&content);
 }
 
+/* Hidden ones cannot be imported: editors' locks are such. */
 static bool is_source(const char *name) {
   size_t length = strlen(name);
-  return length > 3 && strcmp(name + length - 3, ".py") == 0;
+  return length > 3 && name[0] != '.' && strcmp(name + length - 3, ".py") == 0;
 }
 
 static bool look_at(void *context, const char *name) {
@@ -161,11 +164,6 @@ even_status even_host_facts_read(const even_host_needs *needs, const even_device
 
 /* ---- comparing ---- */
 
-static const char *text_of(const json_t *object, const char *name) {
-  const char *text = json_string_value(json_object_get(object, name));
-  return text == NULL ? "" : text;
-}
-
 /* Where what a host says of itself can be read at all. */
 static bool is_of_form(const json_t *facts) {
   return json_is_object(facts) && json_is_object(json_object_get(facts, "files")) &&
@@ -192,12 +190,16 @@ static void compare_packages(const json_t *ours, const json_t *theirs, differenc
   static const char *const names[] = {"python", "torch", "package"};
   static const char *const words[] = {"Python", "torch", "the evenstep package (by its sources)"};
   for (size_t i = 0; i < 3; i++) {
-    const char *mine = text_of(ours, names[i]);
-    const char *other = text_of(theirs, names[i]);
+    const char *mine = even_json_text(ours, names[i]);
+    const char *other = even_json_text(theirs, names[i]);
     if (strcmp(mine, other) != 0) {
       add(all, "%s is %s there and %s here", words[i], other, mine);
     }
   }
+}
+
+static bool is_unreadable(const json_t *sum) {
+  return json_is_string(sum) && strcmp(json_string_value(sum), unreadable) == 0;
 }
 
 static void compare_files(const json_t *ours, const json_t *theirs, differences *all) {
@@ -207,8 +209,15 @@ static void compare_files(const json_t *ours, const json_t *theirs, differences 
     const json_t *other = json_object_get(theirs, name);
     if (other == NULL) {
       add(all, "%s is not there", name);
+    } else if (is_unreadable(sum) || is_unreadable(other)) {
+      add(all, "%s cannot be read %s", name, is_unreadable(other) ? "there" : "here");
     } else if (!json_equal(sum, (json_t *)other)) {
       add(all, "%s is another one there", name);
+    }
+  }
+  json_object_foreach((json_t *)theirs, name, sum) {
+    if (json_object_get(ours, name) == NULL) {
+      add(all, "%s is there alone", name);
     }
   }
 }
@@ -222,13 +231,13 @@ even_status even_host_facts_compare(const json_t *ours, const json_t *theirs, co
     (void)even_fail(EVEN_ERR_MISMATCH, "host %s has no folder %s, in which the ranks run", name, folder);
     return even_error_fix("copy it there: rsync -a %s/ %s:%s/, or share it (NFS)", folder, name, folder);
   }
-  const char *trouble = text_of(theirs, "trouble");
+  const char *trouble = even_json_text(theirs, "trouble");
   if (trouble[0] != '\0') {
     (void)even_fail(EVEN_ERR_MISMATCH, "host %s: %s", name, trouble);
     return even_error_fix("install the same Python there, or name one that all hosts have with --python");
   }
-  if (strcmp(text_of(ours, "machine"), text_of(theirs, "machine")) != 0) {
-    add(&all, "it is %s, this host %s", text_of(theirs, "machine"), text_of(ours, "machine"));
+  if (strcmp(even_json_text(ours, "machine"), even_json_text(theirs, "machine")) != 0) {
+    add(&all, "it is %s, this host %s", even_json_text(theirs, "machine"), even_json_text(ours, "machine"));
   }
   compare_packages(json_object_get(ours, "packages"), json_object_get(theirs, "packages"), &all);
   int packages = all.count;
@@ -244,7 +253,8 @@ even_status even_host_facts_compare(const json_t *ours, const json_t *theirs, co
     if (packages > 0) {
       (void)even_error_fix("install the same versions on all hosts");
     } else {
-      (void)even_error_fix("copy the script's folder there: rsync -a --include='*.py' …, or share it (NFS)");
+      (void)even_error_fix(
+          "let the script's folder be the same there: rsync -a --delete --include='*.py' …, or share it (NFS)");
     }
   }
   even_text_free(&all.words);
@@ -263,8 +273,8 @@ even_status even_host_facts_devices(const json_t *facts, even_device_list *out) 
   for (size_t i = 0; i < count; i++) {
     const json_t *item = json_array_get(list, i);
     even_device *device = &out->items[i];
-    (void)snprintf(device->name, sizeof device->name, "%s", text_of(item, "name"));
-    (void)snprintf(device->model, sizeof device->model, "%s", text_of(item, "model"));
+    (void)snprintf(device->name, sizeof device->name, "%s", even_json_text(item, "name"));
+    (void)snprintf(device->model, sizeof device->model, "%s", even_json_text(item, "model"));
     device->kind =
         json_integer_value(json_object_get(item, "kind")) == EVEN_DEVICE_CUDA ? EVEN_DEVICE_CUDA : EVEN_DEVICE_CPU;
     device->cores = json_number_value(json_object_get(item, "cores"));

@@ -246,11 +246,6 @@ static even_job_rank *rank_named(even_job *job, const even_host_agent *agent, co
   return rank_in(job, agent, json_integer_value(json_object_get(content, "rank")));
 }
 
-static const char *text_of(const json_t *content, const char *name) {
-  const char *text = json_string_value(json_object_get(content, name));
-  return text == NULL ? "" : text;
-}
-
 static int number_of(const json_t *content, const char *name) {
   return (int)json_integer_value(json_object_get(content, name));
 }
@@ -368,8 +363,8 @@ static void take_failed(even_job *job, even_host_agent *agent, const json_t *con
   if (job->failure.status == EVEN_OK) {
     const even_error kept = *even_error_last();
     (void)even_fail(status > EVEN_OK && status <= EVEN_ERR_INTERRUPTED ? (even_status)status : EVEN_ERR_SYSTEM,
-                    "host %s: %.560s", agent->name, text_of(content, "what"));
-    (void)even_error_fix("%s", text_of(content, "fix"));
+                    "host %s: %.560s", agent->name, even_json_text(content, "what"));
+    (void)even_error_fix("%s", even_json_text(content, "fix"));
     job->failure = *even_error_last();
     (void)even_error_restore(&kept);
   }
@@ -393,11 +388,11 @@ static even_status take_of_rank(even_job *job, even_host_agent *agent, const eve
     case EVEN_MESSAGE_HANG:
       if (job->params->observer.hang != NULL) {
         job->params->observer.hang(job->params->observer.context, (int)(rank - job->ranks), flag_of(content, "over"),
-                                   text_of(content, "words"));
+                                   even_json_text(content, "words"));
       }
       return EVEN_OK;
     case EVEN_MESSAGE_HUNG:
-      (void)snprintf(rank->hung_words, sizeof rank->hung_words, "%s", text_of(content, "words"));
+      (void)snprintf(rank->hung_words, sizeof rank->hung_words, "%s", even_json_text(content, "words"));
       rank->hung = true;
       even_job_end_hung(job);
       return EVEN_OK;
@@ -419,7 +414,7 @@ static even_status take_content(even_job *job, even_host_agent *agent, const eve
       take_line(job, agent, message, content);
       return EVEN_OK;
     case EVEN_MESSAGE_NOTICE:
-      even_job_notice(job, "host %s: %.400s", agent->name, text_of(content, "text"));
+      even_job_notice(job, "host %s: %.400s", agent->name, even_json_text(content, "text"));
       return EVEN_OK;
     case EVEN_MESSAGE_SETTLED:
       take_settled(job, agent, content);

@@ -7,6 +7,7 @@
 #include "os/clock.h"
 #include "os/file.h"
 #include "os/pipe.h"
+#include "os/signals.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -69,10 +70,7 @@ static even_status child_start(char *const *arguments, int requests, even_proces
 }
 
 static even_status watch_start(even_dialogue *out) {
-  struct sigaction ignore = {.sa_handler = SIG_IGN};
-  if (even_os.sigaction(SIGPIPE, &ignore, &out->pipe_before) != 0) {
-    return even_fail_errno(errno, "SIGPIPE cannot be ignored");
-  }
+  EVEN_TRY(even_signals_pipe_ignore(&out->pipe_before));
   EVEN_TRY(even_loop_open(&out->loop));
   EVEN_TRY(even_loop_add(&out->loop, &out->output, out->process.output, output_ready, out));
   return even_loop_add(&out->loop, &out->error, out->process.error, error_ready, out);
@@ -180,7 +178,7 @@ void even_dialogue_end(even_dialogue *dialogue) {
   }
   (void)even_process_signal_group(dialogue->process.pid, SIGKILL);
   even_process_wait(dialogue->process.pid);
-  (void)even_os.sigaction(SIGPIPE, &dialogue->pipe_before, NULL);
+  even_signals_pipe_restore(&dialogue->pipe_before);
   even_loop_close(&dialogue->loop);
   even_pipe_close(dialogue->process.output);
   even_pipe_close(dialogue->process.error);

@@ -280,6 +280,20 @@ def test_another_file_there_is_named(hosts: Hosts, script: Script, tmp_path: pat
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_file_that_is_there_alone_is_named(hosts: Hosts, script: Script, tmp_path: pathlib.Path) -> None:
+    name = script("import numbers")
+    there = tmp_path / "there"
+    there.mkdir()
+    (there / name).write_text((tmp_path / name).read_text())
+    (there / "numbers.py").write_text("LEFT = 'from another day'")
+    over = tmp_path / "over.sh"
+    over.write_text(f'#!/bin/sh\nmount --bind {there} {tmp_path} && exec "$@"\n')
+    over.chmod(0o755)
+    code, text = hosts.run(name, before=f"unshare -m {over}")
+    assert code == 7
+    assert f"host {hosts.names[1]} differs from this one: numbers.py is there alone" in text
+
+
 def test_who_has_not_the_key_is_not_let_in(hosts: Hosts, script: Script, tmp_path: pathlib.Path) -> None:
     """The agent gets another key: what it says is not believed, and it believes nobody."""
     over = tmp_path / "over.sh"
