@@ -15,7 +15,7 @@ void even_job_options_defaults(even_job_options *options) {
 }
 
 void even_job_options_declare(even_job_options *o, even_option *table) {
-  const even_option declared[EVEN_JOB_OPTION_COUNT] = {
+  const even_option declared[] = {
       {'n', "ranks", EVEN_OPTION_TEXT, &o->ranks, "N|auto",
        "ranks to start; auto: one a GPU, or without any one a NUMA node (default)", 0, 0},
       {0, "devices", EVEN_OPTION_TEXT, &o->devices, "LIST",
@@ -85,6 +85,7 @@ void even_job_options_declare(even_job_options *o, even_option *table) {
       {0, "json", EVEN_OPTION_FLAG, &o->json, NULL,
        "a JSON object with the outcome as the last line of standard output", 0, 0},
   };
+  _Static_assert(sizeof declared / sizeof declared[0] == EVEN_JOB_OPTION_COUNT, "options declared and counted");
   memcpy(table, declared, sizeof declared);
 }
 
