@@ -5,22 +5,20 @@
 #include "support/fault.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <ftw.h>
+#include <limits.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 char scratch[64];
 
-int scratch_make(void **state) {
-  (void)state;
-  fault_reset();
-  /* in memory where possible: hundreds of saves, each with its syncs */
-  (void)snprintf(scratch, sizeof scratch, "%s/evenstep-checkpoint-XXXXXX",
-                 access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
-  return mkdtemp(scratch) == NULL ? -1 : 0;
-}
+static const char prefix[] = "evenstep-checkpoint-";
 
 static int remove_entry(const char *path, const struct stat *facts, int kind, struct FTW *place) {
   (void)facts;
@@ -29,10 +27,54 @@ static int remove_entry(const char *path, const struct stat *facts, int kind, st
   return remove(path);
 }
 
+static int remove_folder(const char *path) {
+  return nftw(path, remove_entry, 8, FTW_DEPTH | FTW_PHYS);
+}
+
+/* Of test programs that were killed: the number of the process is in the name. Younger ones stay: a process whose
+ * number is not known here may live in a container that shares the folder. */
+enum { OLD_SECONDS = 3600 };
+
+static void sweep(const char *parent) {
+  DIR *folder = opendir(parent);
+  if (folder == NULL) {
+    return;
+  }
+  for (struct dirent *entry = readdir(folder); entry != NULL; entry = readdir(folder)) {
+    char path[sizeof entry->d_name + 16];
+    char *end = NULL;
+    struct stat facts;
+    if (strncmp(entry->d_name, prefix, sizeof prefix - 1) != 0) {
+      continue;
+    }
+    long process = strtol(entry->d_name + sizeof prefix - 1, &end, 10);
+    bool gone = process > 0 && process <= INT_MAX && *end == '-' && kill((pid_t)process, 0) != 0 && errno == ESRCH;
+    (void)snprintf(path, sizeof path, "%s/%s", parent, entry->d_name);
+    if (gone && lstat(path, &facts) == 0 && time(NULL) - facts.st_mtime > OLD_SECONDS) {
+      (void)remove_folder(path);
+    }
+  }
+  (void)closedir(folder);
+}
+
+int scratch_make(void **state) {
+  static bool swept = false;
+  /* in memory where possible: hundreds of saves, each with its syncs */
+  const char *parent = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
+  (void)state;
+  fault_reset();
+  if (!swept) {
+    sweep(parent);
+    swept = true;
+  }
+  (void)snprintf(scratch, sizeof scratch, "%s/%s%ld-XXXXXX", parent, prefix, (long)getpid());
+  return mkdtemp(scratch) == NULL ? -1 : 0;
+}
+
 int scratch_remove(void **state) {
   (void)state;
   fault_reset();
-  return nftw(scratch, remove_entry, 8, FTW_DEPTH | FTW_PHYS);
+  return remove_folder(scratch);
 }
 
 const char *scratch_path(const char *name) {
