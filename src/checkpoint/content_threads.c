@@ -5,6 +5,7 @@
 #include "checkpoint/content.h"
 #include "checkpoint/items.h"
 #include "checkpoint/stream_copy.h"
+#include "checkpoint/summing.h"
 #include "os/direct_file.h"
 
 #include <stdatomic.h>
@@ -13,31 +14,9 @@
 /* What is summed and then written is in the second-level cache meanwhile, and large enough for a disk. */
 enum { WINDOW_BYTES = 512 << 10 };
 
-/* ---- one thread's memory ---- */
-typedef struct own_memory {
-  even_chunk_sums *sums;
-  void *memory;
-  char *window; /* aligned as direct writes want it */
-} own_memory;
-
-static void close_own(void *own) {
-  own_memory *mine = own;
-  if (mine != NULL) {
-    even_chunk_sums_drop(mine->sums);
-    even_free(mine->memory);
-    even_free(mine);
-  }
-}
-
 static even_status open_own(void *context, void **own) {
-  own_memory *mine = NULL;
   (void)context;
-  EVEN_TRY(EVEN_NEW(&mine));
-  *own = mine;
-  EVEN_TRY(even_alloc(1, WINDOW_BYTES + EVEN_DIRECT_ALIGNMENT, &mine->memory));
-  uintptr_t aligned = ((uintptr_t)mine->memory + EVEN_DIRECT_ALIGNMENT - 1) & ~(uintptr_t)(EVEN_DIRECT_ALIGNMENT - 1);
-  mine->window = (char *)mine->memory + (aligned - (uintptr_t)mine->memory);
-  return even_chunk_sums_open(EVEN_CHECKPOINT_CHUNK_BYTES, &mine->sums);
+  return even_summing_open(EVEN_CHECKPOINT_CHUNK_BYTES, WINDOW_BYTES, own);
 }
 
 /* ---- pieces ---- */
@@ -84,7 +63,7 @@ static uint64_t end_of(const even_content *content, uint64_t begin) {
   return content->bytes - begin > EVEN_CHECKPOINT_CHUNK_BYTES ? begin + EVEN_CHECKPOINT_CHUNK_BYTES : content->bytes;
 }
 
-/* ---- writing ---- */
+/* ---- summing and writing ---- */
 typedef struct write_job {
   const even_content *content;
   even_output *output;
@@ -92,21 +71,28 @@ typedef struct write_job {
   atomic_uint_fast64_t written;
 } write_job;
 
-static even_status write_chunk(void *context, void *own, size_t chunk) {
-  write_job *job = context;
-  own_memory *mine = own;
+/* Sums a chunk window by window, and writes each where there is a job to. */
+static even_status sum_chunk(const even_content *content, size_t chunk, even_summing *mine, write_job *job,
+                             uint64_t *sum) {
   uint64_t at = (uint64_t)chunk * EVEN_CHECKPOINT_CHUNK_BYTES;
-  uint64_t end = end_of(job->content, at);
+  uint64_t end = end_of(content, at);
   while (at < end) {
     size_t bytes = end - at > WINDOW_BYTES ? WINDOW_BYTES : (size_t)(end - at);
-    bool aligned = even_output_is_direct(job->output) && bytes % EVEN_DIRECT_ALIGNMENT == 0;
-    const char *data = look_at(job->content, at, bytes, aligned, mine->window);
+    bool aligned = job != NULL && even_output_is_direct(job->output) && bytes % EVEN_DIRECT_ALIGNMENT == 0;
+    const char *data = look_at(content, at, bytes, aligned, mine->window);
     EVEN_TRY(even_chunk_sums_update(mine->sums, data, bytes));
-    EVEN_TRY(even_output_write_at(job->output, at, data, bytes));
-    (void)atomic_fetch_add(&job->written, bytes);
+    if (job != NULL) {
+      EVEN_TRY(even_output_write_at(job->output, at, data, bytes));
+      (void)atomic_fetch_add(&job->written, bytes);
+    }
     at += bytes;
   }
-  return even_chunk_sums_end(mine->sums, &job->sums[chunk]);
+  return even_chunk_sums_end(mine->sums, sum);
+}
+
+static even_status write_chunk(void *context, void *own, size_t chunk) {
+  write_job *job = context;
+  return sum_chunk(job->content, chunk, own, job, &job->sums[chunk]);
 }
 
 even_status even_content_write_side_by_side(const even_content *content, even_output *output, uint64_t **sums,
@@ -119,7 +105,7 @@ even_status even_content_write_side_by_side(const even_content *content, even_ou
                                 .most = EVEN_ITEMS_MOST_THREADS,
                                 .context = &job,
                                 .open = open_own,
-                                .close = close_own,
+                                .close = even_summing_close,
                                 .work = write_chunk,
                                 .what = "a checkpoint was written"};
   even_status status = even_items_run(&items);
@@ -182,19 +168,11 @@ typedef struct compare_job {
 
 static even_status compare_chunk(void *context, void *own, size_t chunk) {
   compare_job *job = context;
-  own_memory *mine = own;
-  uint64_t at = (uint64_t)chunk * EVEN_CHECKPOINT_CHUNK_BYTES;
-  uint64_t end = end_of(job->content, at);
   uint64_t sum = 0;
   if (atomic_load(&job->differs)) {
     return EVEN_OK;
   }
-  while (at < end) {
-    size_t bytes = end - at > WINDOW_BYTES ? WINDOW_BYTES : (size_t)(end - at);
-    EVEN_TRY(even_chunk_sums_update(mine->sums, look_at(job->content, at, bytes, false, mine->window), bytes));
-    at += bytes;
-  }
-  EVEN_TRY(even_chunk_sums_end(mine->sums, &sum));
+  EVEN_TRY(sum_chunk(job->content, chunk, own, NULL, &sum));
   if (sum != job->sums[chunk]) {
     atomic_store(&job->differs, true);
   }
@@ -216,7 +194,7 @@ even_status even_content_compare(const even_content *content, const uint64_t *su
                                 .most = EVEN_ITEMS_MOST_THREADS,
                                 .context = &job,
                                 .open = open_own,
-                                .close = close_own,
+                                .close = even_summing_close,
                                 .work = compare_chunk,
                                 .what = "a checkpoint was written"};
   EVEN_TRY(even_items_run(&items));

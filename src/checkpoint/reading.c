@@ -2,8 +2,8 @@
  * and sums each window while it is in the cache. */
 #include "base/alloc.h"
 #include "base/fail.h"
-#include "checkpoint/checksums.h"
 #include "checkpoint/items.h"
+#include "checkpoint/summing.h"
 #include "os/pages.h"
 #include "os/stream.h"
 
@@ -19,28 +19,9 @@ typedef struct reading_job {
   even_input input;
 } reading_job;
 
-/* Of one thread. */
-typedef struct reading_memory {
-  even_chunk_sums *sums;
-  char *window; /* for what does not go to one place alone */
-} reading_memory;
-
-static void close_memory(void *own) {
-  reading_memory *memory = own;
-  if (memory != NULL) {
-    even_chunk_sums_drop(memory->sums);
-    even_free(memory->window);
-    even_free(memory);
-  }
-}
-
 static even_status open_memory(void *context, void **own) {
   const reading_job *job = context;
-  reading_memory *memory = NULL;
-  EVEN_TRY(EVEN_NEW(&memory));
-  *own = memory;
-  EVEN_TRY(EVEN_NEW_ARRAY(&memory->window, WINDOW_BYTES));
-  return even_chunk_sums_open(job->reading->chunk_bytes, &memory->sums);
+  return even_summing_open(job->reading->chunk_bytes, WINDOW_BYTES, own);
 }
 
 /* The first place that ends behind byte `at`, or place_count. */
@@ -71,7 +52,7 @@ static void spread(const even_checkpoint_reading *reading, size_t first, uint64_
   }
 }
 
-static even_status read_window(reading_job *job, reading_memory *memory, uint64_t at, size_t bytes) {
+static even_status read_window(reading_job *job, even_summing *memory, uint64_t at, size_t bytes) {
   const even_checkpoint_reading *reading = job->reading;
   size_t first = find_place(reading, at);
   const even_checkpoint_place *place = first < reading->place_count ? &reading->places[first] : NULL;
@@ -92,7 +73,7 @@ static const char *name_of(const even_checkpoint_reading *reading) {
 
 static even_status read_chunk(void *context, void *own, size_t chunk) {
   reading_job *job = context;
-  reading_memory *memory = own;
+  even_summing *memory = own;
   const even_checkpoint_reading *reading = job->reading;
   uint64_t begin = (uint64_t)chunk * reading->chunk_bytes;
   uint64_t end = reading->bytes - begin > reading->chunk_bytes ? begin + reading->chunk_bytes : reading->bytes;
@@ -153,7 +134,7 @@ even_status even_checkpoint_file_read(const even_checkpoint_reading *reading) {
                                   .most = EVEN_ITEMS_MOST_THREADS,
                                   .context = &job,
                                   .open = open_memory,
-                                  .close = close_memory,
+                                  .close = even_summing_close,
                                   .work = read_chunk,
                                   .what = "a checkpoint was read"};
     status = even_items_run(&items);
