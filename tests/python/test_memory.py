@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from script_parts import EVENTS
 
 from evenstep import EvenstepError, _core
 from evenstep.environment import read_environment
@@ -241,7 +242,8 @@ def test_the_limit_of_the_environment_is_read() -> None:
             read_environment({"EVENSTEP_MEMORY_LIMIT": text})
 
 
-SCRIPT = """
+SCRIPT = (
+    """
 import os
 import sys
 import torch
@@ -274,17 +276,9 @@ if ("limit" in sys.argv and rank == 1) or "both" in sys.argv:
     os.environ["EVENSTEP_MEMORY_LIMIT"] = str(held + 40 * 2**20)
 
 
-class Events:
-    def __init__(self, inner):
-        self.inner, self.told = inner, []
-
-    def event(self, kind, step, value=0, words=""):
-        self.told.append((kind, value, words))
-        self.inner.event(kind, step, value, words)
-
-    def __getattr__(self, name):
-        return getattr(self.inner, name)
-
+"""
+    + EVENTS
+    + """
 
 model = Wide()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -304,6 +298,7 @@ told = [one[1:] for one in session.telemetry.told if one[0] == _core.EVENT_MEMOR
 print(shares, loader.shares.caps, told, sep=chr(10))
 
 """
+)
 
 
 def test_a_limited_rank_gets_what_fits_and_all_ranks_know(run_ranks: Callable[..., list[Any]]) -> None:

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from script_parts import EVENTS
 
-SCRIPT = """
+SCRIPT = (
+    """
 import os
 import resource
 import sys
@@ -43,17 +45,9 @@ class Wide(nn.Module):
         return self.norm(wide.mean(1, keepdim=True)) @ self.head
 
 
-class Events:
-    def __init__(self, inner):
-        self.inner, self.told = inner, []
-
-    def event(self, kind, step, value=0, words=""):
-        self.told.append((kind, value, words))
-        self.inner.event(kind, step, value, words)
-
-    def __getattr__(self, name):
-        return getattr(self.inner, name)
-
+"""
+    + EVENTS
+    + """
 
 def limit():
     size = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmSize")) * 1024
@@ -89,6 +83,7 @@ values = [model.weight.sum().item(), model.weight.square().sum().item(), model.h
 told = [one[1:] for one in session.telemetry.told if one[0] == _core.EVENT_MEMORY]
 print(values, shares, calls, told, sep=chr(10))
 """
+)
 
 
 KNOWN: dict[tuple[str, ...], list[float]] = {}

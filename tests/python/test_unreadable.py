@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from script_parts import EVENTS
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep as es
 from evenstep.unreadable import ReadableSamples
 
-SCRIPT = """
+SCRIPT = (
+    """
 import sys
 
 import torch
@@ -41,17 +43,9 @@ class Data(Dataset):
         return self.x[index], self.y[index]
 
 
-class Events:
-    def __init__(self, inner):
-        self.inner, self.told = inner, []
-
-    def event(self, kind, step, value=0, words=""):
-        self.told.append((kind, value, words))
-        self.inner.event(kind, step, value, words)
-
-    def __getattr__(self, name):
-        return getattr(self.inner, name)
-
+"""
+    + EVENTS
+    + """
 
 torch.manual_seed(5)
 model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()
@@ -74,6 +68,7 @@ else:
 told = [one[1:] for one in session.telemetry.told if one[0] == _core.EVENT_SKIPPED]
 print([p.tolist() for p in model.parameters()], told, sep=chr(10))
 """
+)
 
 
 def one_device(bad: set[int]) -> list[Any]:
