@@ -99,7 +99,7 @@ class Hosts:
                     parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
                 except OSError:
                     continue
-                if words[:2] == [str(self.program).encode(), b"agent"] and host in environment:
+                if words[0].endswith(b"/evenstep") and words[1:2] == [b"agent"] and host in environment:
                     found.append((int(entry.name), parent))
         numbers = [number for number, _ in found]
         return [number for number, parent in found if parent not in numbers]

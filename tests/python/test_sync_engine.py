@@ -19,10 +19,10 @@ def test_a_round_scales_in_the_arena():
     gradient = torch.arange(10, dtype=torch.float32)
     sync.begin(0.5)
     sync.ready(0, gradient.data_ptr())
-    used, _, _, _, _, moved, buckets, full = sync.finish()
+    used, _, _, _, _, moved, buckets, full, nonfinite = sync.finish()
     assert used == b"\x01\x00"
     assert torch.equal(first, gradient / 2)
-    assert (moved, buckets, full) == (size, 2, size)
+    assert (moved, buckets, full, nonfinite) == (size, 2, size, 0)
     with pytest.raises(core.EvenstepError, match="no round"):
         sync.finish()
     with pytest.raises(IndexError):
