@@ -62,7 +62,11 @@ bc_or_zero() {
 }
 
 # One more than cores: most of them wait for something half of their time.
-c_tests() { ctest --test-dir "build/$1" --output-on-failure --no-tests=error -LE fuzz -j $(($(nproc) + 1)); }
+c_tests() {
+  local without=fuzz
+  [ "$1" != thread ] || without='fuzz|one_thread'
+  ctest --test-dir "build/$1" --output-on-failure --no-tests=error -LE "$without" -j $(($(nproc) + 1))
+}
 
 c_library() {
   local prefix="$PWD/build/prefix" program

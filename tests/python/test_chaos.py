@@ -150,7 +150,8 @@ for epoch in es.epochs(60):
 )
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(12, marks=pytest.mark.more)])
+@pytest.mark.more
+@pytest.mark.parametrize("seed", [0, 12])
 def test_a_full_disk_and_a_clock_that_jumps(
     chaos: Run, script: Callable[[str], str], small_disk: pathlib.Path, seed: int
 ) -> None:
