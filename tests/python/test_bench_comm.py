@@ -50,6 +50,7 @@ def test_measures_beside_its_peers(program, environment, tmp_path, mpirun):
     assert not list(tmp_path.glob("runs/bench-comm*"))
 
 
+@pytest.mark.more
 def test_figures_are_kept_where_jobs_look_for_them(program, environment, tmp_path, mpirun):
     words = ["bench", "comm", "--sizes", "1K", "--collectives", "all_reduce", "--rounds", "1"]
     costs = tmp_path / "costs.json"

@@ -94,6 +94,7 @@ def test_the_promise_is_kept(
     assert found["tensors"] == 4 and found["numbers_that_differ"] == 0
 
 
+@pytest.mark.more
 def test_a_promise_that_is_not_kept_is_told(chaos: Run, script: Callable[[str], str]) -> None:
     """A script that trains otherwise once it was restarted."""
     options = ("-n", "2", "--seed", "5", "--faults", "1", "--kinds", "kill")

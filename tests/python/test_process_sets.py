@@ -97,6 +97,7 @@ def test_each_set_has_its_checkpoints(run_ranks: Run, tmp_path: Path) -> None:
         assert [one["bits"] for one in told] == [one["bits"] for one in whole]
 
 
+@pytest.mark.more
 def test_a_restarted_set_goes_on(run_ranks: Run, tmp_path: Path) -> None:
     job = {"EVENSTEP_CHECKPOINT_DIR": str(tmp_path / "job"), "EVENSTEP_JOB": "0123456789abcdef"}
     results(run_ranks, 3, "resumed", "2", env=job)
