@@ -3,10 +3,12 @@
     python bench/ddp_bench.py [--spare] [--rounds 9] [--widths 64,128,256,512] [--batch 8] [--steps 6] [--bucket-mb 25]
                               [--json FILE]
 
-Two ranks, each pinned to a core of its own, so no core is spare for communication. With --spare, both ranks compute on
-the first core, and the threads that communicate have the second to themselves. `compute` is DDP's step on a group whose
-ranks meet in each all-reduce, but move four bytes; what a step takes longer than that is communication in the open;
-`alone` is one all-reduce of as many bytes, by the same threads, while nobody computes. `last` is DDP's last bucket's share
+Two ranks, each pinned to a core of its own, so no core is spare for communication. With --spare, rank 0 alone computes, on
+the first core; rank 1 makes the same calls with gradients that it has at once, and it and all threads that communicate have the
+second core. `compute` is DDP's step on a group whose ranks meet in each all-reduce, but move four bytes; what a step takes
+longer than that is communication in the open (with --spare: what backward takes longer after its last gradient, which
+says more where an exchange is a hundredth of a step);
+`alone` is an all-reduce of each bucket, by the same threads, while nobody computes. `last` is DDP's last bucket's share
 of the gradients: it is full when backward ends, and cannot be hidden. DDP's buckets are of 25 MB, a smaller model's gradients
 but for the first megabyte are in one: --bucket-mb makes them smaller, as `bucket_cap_mb` does in a script.
 """
@@ -14,6 +16,7 @@ but for the first megabyte are in one: --bucket-mb makes them smaller, as `bucke
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import pathlib
@@ -60,6 +63,7 @@ def seconds_of(step: Callable[[], None], count: int, meet: Callable[[], Any]) ->
 def run_rank(options: argparse.Namespace) -> None:
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[1 if options.spare else options.rank % len(cores)]})  # of all threads from here on
+    computes = not options.spare or options.rank == 0
     import torch
     import torch.distributed as dist
 
@@ -71,87 +75,115 @@ def run_rank(options: argparse.Namespace) -> None:
     groups = {"evenstep": dist.group.WORLD, "gloo": dist.new_group(backend="gloo"), "compute": light_group()}
     for group in groups.values():
         dist.all_reduce(torch.zeros(1), group=group, async_op=True).wait()  # its threads are there now
-    if options.spare:
+    if options.spare and computes:
         os.sched_setaffinity(0, {cores[0]})  # of this thread alone
-    rows = [measure(options, int(width), groups) for width in options.widths.split(",")]
+    rows = [measure(options, int(width), groups, computes) for width in options.widths.split(",")]
     if options.rank == 0:
         print(json.dumps(rows))
     dist.destroy_process_group()
 
 
 def light_group() -> Any:
-    """A group on backend "evenstep" whose all-reduce meets the others, but moves four bytes only."""
+    """A group on backend "evenstep" whose all-reduce meets the others, but moves four bytes only, and notes in `asked` of how
+    many elements it was."""
     import torch.distributed as dist
 
-    group = dist.new_group(backend="evenstep")
+    group: Any = dist.new_group(backend="evenstep")
     whole = type(group)
 
     def allreduce(self: Any, tensors: Any, opts: Any = None) -> Any:
+        self.asked += [tensor.numel() for tensor in tensors]
         return whole.allreduce(self, [tensor.view(-1)[:1] for tensor in tensors], opts)
 
     group.__class__ = type("Light", (whole,), {"allreduce": allreduce})
+    group.asked = []
     return group
 
 
-def measure(options: argparse.Namespace, width: int, groups: dict[str, Any]) -> dict[str, Any]:
-    """Median seconds of each way at one width."""
+class Step:
+    """A step of DDP training on one group, and the seconds from its last gradient to backward's end."""
+
+    def __init__(self, options: argparse.Namespace, width: int, group: Any) -> None:
+        import torch
+        from char_gpt import GPT
+        from torch.nn.parallel import DistributedDataParallel
+
+        torch.manual_seed(1)
+        self.model = DistributedDataParallel(
+            GPT(options.layers, width, 4, options.length), process_group=group, bucket_cap_mb=options.bucket_mb
+        )
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.tokens = torch.randint(0, 256, (options.batch, options.length))
+        self.bytes = sum(4 * parameter.numel() for parameter in self.model.parameters())
+        self.tails: list[float] = []
+        self._last_gradient = 0.0
+        for parameter in self.model.parameters():
+            parameter.register_post_accumulate_grad_hook(self._stamp)  # before DDP hears of it
+
+    def _stamp(self, _: Any) -> None:
+        self._last_gradient = time.perf_counter()
+
+    def __call__(self) -> None:
+        from torch.nn.functional import cross_entropy
+
+        loss = cross_entropy(self.model(self.tokens).flatten(0, 1), self.tokens.flatten())
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.tails.append(time.perf_counter() - self._last_gradient)
+        self.optimizer.step()
+
+
+def exchange(group: Any, tensors: list[Any]) -> None:
+    """What DDP calls in a step, with gradients that are there."""
+    import torch.distributed as dist
+
+    for work in [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]:
+        work.wait()
+
+
+def measure(options: argparse.Namespace, width: int, groups: dict[str, Any], computes: bool) -> dict[str, Any]:
+    """Median seconds of each way at one width. computes: this rank trains, else it makes the calls alone."""
     import torch
     import torch.distributed as dist
-    from char_gpt import GPT
-    from torch.nn.functional import cross_entropy
-    from torch.nn.parallel import DistributedDataParallel
 
-    tokens = torch.randint(0, 256, (options.batch, options.length))
-    steps: dict[str, Callable[[], None]] = {}
-    models: list[Any] = []
-    size = 0
-    for way in (*WAYS, "compute"):
-        torch.manual_seed(1)
-        model = DistributedDataParallel(
-            GPT(options.layers, width, 4, options.length),
-            process_group=groups[way],
-            bucket_cap_mb=options.bucket_mb,  # type: ignore[arg-type]  # any number
-        )
-        models.append(model)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        size = sum(parameter.numel() for parameter in model.parameters())
-
-        def step(model: Any = model, optimizer: Any = optimizer) -> None:
-            loss = cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-
-        steps[way] = step
-    bytes_ = torch.zeros(size)
+    trained = {way: Step(options, width, groups[way]) for way in (*WAYS, "compute")}
+    for _ in range(3):  # DDP puts its buckets into the order of the first backward
+        groups["compute"].asked.clear()
+        for step in trained.values():
+            step()
+    tensors = [torch.zeros(elements) for elements in groups["compute"].asked]
+    steps: dict[str, Callable[[], None]] = dict(trained)
+    if not computes:
+        steps = {way: functools.partial(exchange, groups[way], tensors) for way in trained}
     for way in WAYS:
-        steps[f"{way} alone"] = lambda group=groups[way]: dist.all_reduce(bytes_, group=group, async_op=True).wait()
+        steps[f"{way} alone"] = functools.partial(exchange, groups[way], tensors)
     times: dict[str, list[float]] = {way: [] for way in steps}
+    for step in trained.values():
+        step.tails.clear()
     for _ in range(options.rounds):
         for way, call in steps.items():
             times[way].append(seconds_of(call, options.steps, dist.barrier))
-    medians = {way: statistics.median(took) for way, took in times.items()}
-    return {"width": width, "bytes": 4 * size, "last": last_bucket(models[0]) / (4 * size), **medians}
-
-
-def last_bucket(model: Any) -> int:
-    """Bytes of the bucket that is full last, once DDP has put its buckets into the order of the first backward."""
-    facts = model._get_ddp_logging_data()
-    sizes = facts.get("rebuilt_bucket_sizes") or facts["bucket_sizes"]
-    return int(sizes.split(",")[-1])
+    found = {way: statistics.median(took) for way, took in times.items()}
+    for way in WAYS:
+        found[f"{way} open"] = max(0.0, found[way] - found["compute"])
+        if options.spare and computes:
+            tails = [statistics.median(trained[each].tails) for each in (way, "compute")]
+            found[f"{way} open"] = max(0.0, tails[0] - tails[1])
+    last = tensors[-1].numel() / sum(tensor.numel() for tensor in tensors)
+    return {"width": width, "bytes": trained["compute"].bytes, "last": last, **found}
 
 
 def show(options: argparse.Namespace, report: dict[str, Any]) -> None:
     for name in ("date", "hardware", "software", "command"):
         print(f"{name:9} {report[name]}")
-    where = "both on one core, another for communication" if options.spare else "one core each"
+    where = "one computes, a core is spare for communication" if options.spare else "one core each"
     print(f"\nDDP, {RANKS} ranks, {where}, {options.batch} samples of {options.length} a rank; medians")
     print(
         f"{'width':>6} {'gradients':>10} {'compute':>9} {'evenstep':>9} {'Gloo':>9} {'faster':>7} "
         f"{'in the open':>16} {'alone':>16} {'hidden':>13} {'last':>5}"
     )
     for row in report["rows"]:
-        ways = [(row[way], max(0.0, row[way] - row["compute"]), row[f"{way} alone"]) for way in WAYS]
+        ways = [(row[way], row[f"{way} open"], row[f"{way} alone"]) for way in WAYS]
         opened = "/".join(f"{1e3 * each[1]:.1f}" for each in ways)
         alone = "/".join(f"{1e3 * each[2]:.1f}" for each in ways)
         hidden = "/".join(f"{max(0.0, 1 - each[1] / each[2]):.0%}" for each in ways)
