@@ -1,4 +1,4 @@
-/* evenstep agent: finds its leader, says what its host has, does its part of each attempt. */
+/* evenstep agent: says what its host has, does its part of each attempt that the leader asks for. */
 #include "orchestrator/follower.h"
 
 #include "base/alloc.h"
@@ -7,8 +7,8 @@
 #include "base/json_writer.h"
 #include "orchestrator/hangs.h"
 #include "orchestrator/host_agent.h"
+#include "orchestrator/invitation.h"
 #include "orchestrator/remote_start.h"
-#include "os/clock.h"
 #include "os/folder.h"
 #include "os/path.h"
 #include "os/pipe.h"
@@ -16,17 +16,9 @@
 
 #include <evenstep/version.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-enum {
-  CONNECT_MS = 3000,
-  TURN_MS = 100,
-  RECORDS = 512,
-  MOST_TAIL = 32000,
-  BETWEEN_TRIES_MS = 250,
-  MOST_PATIENCE = 3600
-};
+enum { TURN_MS = 100, RECORDS = 512, MOST_TAIL = 32000 };
 
 struct even_follower {
   even_link link;
@@ -52,16 +44,10 @@ struct even_follower {
 
 /* ---- saying ---- */
 
-static void send_text(even_follower *follower, even_message_kind kind, even_text *text, const void *data,
-                      size_t bytes) {
-  even_status status = even_text_status(text);
-  if (status == EVEN_OK) {
-    status = even_link_send(&follower->link, kind, text->data, data, bytes);
-  }
-  if (status != EVEN_OK) {
+static void tell(even_follower *follower, even_message_kind kind, even_text *text, const void *data, size_t bytes) {
+  if (even_link_send_text(&follower->link, kind, text, data, bytes) != EVEN_OK) {
     even_error_clear(); /* the leader hears of the end of this host, if of nothing else */
   }
-  even_text_free(text);
 }
 
 static void say_error(even_follower *follower, even_message_kind kind, const even_error *error) {
@@ -72,7 +58,7 @@ static void say_error(even_follower *follower, even_message_kind kind, const eve
   even_json_string(&json, "what", error->what);
   even_json_string(&json, "fix", error->fix);
   even_json_object_end(&json);
-  send_text(follower, kind, &text, NULL, 0);
+  tell(follower, kind, &text, NULL, 0);
 }
 
 static void greet(even_follower *follower) {
@@ -84,7 +70,7 @@ static void greet(even_follower *follower) {
   even_json_integer(&json, "record_bytes", (int64_t)sizeof(even_record));
   even_json_integer(&json, "host", follower->host);
   even_json_object_end(&json);
-  send_text(follower, EVEN_MESSAGE_GREET, &text, NULL, 0);
+  tell(follower, EVEN_MESSAGE_GREET, &text, NULL, 0);
 }
 
 /* ---- what the job tells ---- */
@@ -113,14 +99,14 @@ void even_job_follower_tell_end(even_job *job, const even_job_rank *rank) {
   even_json_object_end(&json);
   even_text_append(&tails, output_tail, output);
   even_text_append(&tails, error_tail, error);
-  send_text(job->follower, EVEN_MESSAGE_ENDED, &text, even_text_string(&tails), tails.length);
+  tell(job->follower, EVEN_MESSAGE_ENDED, &text, even_text_string(&tails), tails.length);
   even_text_free(&tails);
 }
 
 void even_job_follower_tell_stopped(even_job *job, const even_job_rank *rank, int signal) {
   even_text text = EVEN_TEXT_EMPTY;
   even_text_format(&text, "{\"rank\":%zu,\"signal\":%d}", (size_t)(rank - job->ranks), signal);
-  send_text(job->follower, EVEN_MESSAGE_STOPPED, &text, NULL, 0);
+  tell(job->follower, EVEN_MESSAGE_STOPPED, &text, NULL, 0);
 }
 
 void even_job_follower_tell_hung(even_job *job) {
@@ -134,7 +120,7 @@ void even_job_follower_tell_hung(even_job *job) {
     even_json_integer(&json, "rank", (int64_t)i);
     even_json_string(&json, "words", even_hangs_words(job->hangs, i));
     even_json_object_end(&json);
-    send_text(job->follower, EVEN_MESSAGE_HUNG, &text, NULL, 0);
+    tell(job->follower, EVEN_MESSAGE_HUNG, &text, NULL, 0);
   }
 }
 
@@ -144,7 +130,7 @@ static void on_notice(void *context, const char *words) {
   even_json_object(&json, NULL);
   even_json_string(&json, "text", words);
   even_json_object_end(&json);
-  send_text(context, EVEN_MESSAGE_NOTICE, &text, NULL, 0);
+  tell(context, EVEN_MESSAGE_NOTICE, &text, NULL, 0);
 }
 
 void even_job_follower_signalled(even_job *job, int number) {
@@ -164,7 +150,7 @@ void even_job_follower_signalled(even_job *job, int number) {
 static void on_rank_started(void *context, int rank, pid_t pid) {
   even_text text = EVEN_TEXT_EMPTY;
   even_text_format(&text, "{\"rank\":%d,\"process\":%ld}", rank, (long)pid);
-  send_text(context, EVEN_MESSAGE_STARTED, &text, NULL, 0);
+  tell(context, EVEN_MESSAGE_STARTED, &text, NULL, 0);
 }
 
 /* A leader that cannot keep up gets fewer lines; the log here has all. */
@@ -176,7 +162,7 @@ static void on_line(void *context, int rank, bool error, const char *line, size_
     return;
   }
   even_text_format(&text, "{\"rank\":%d,\"error\":%s}", rank, error ? "true" : "false");
-  send_text(follower, EVEN_MESSAGE_LINE, &text, line, length < most ? length : most);
+  tell(follower, EVEN_MESSAGE_LINE, &text, line, length < most ? length : most);
 }
 
 static void on_hang(void *context, int rank, bool over, const char *words) {
@@ -187,7 +173,7 @@ static void on_hang(void *context, int rank, bool over, const char *words) {
   even_json_bool(&json, "over", over);
   even_json_string(&json, "words", words);
   even_json_object_end(&json);
-  send_text(context, EVEN_MESSAGE_HANG, &text, NULL, 0);
+  tell(context, EVEN_MESSAGE_HANG, &text, NULL, 0);
 }
 
 /* What the ranks wrote since the last time; while the leader cannot keep up, it stays in their rings. */
@@ -198,7 +184,7 @@ static void forward_records(even_follower *follower) {
     got = even_telemetry_reader_drain(follower->reader, follower->records, RECORDS, NULL);
     even_text_add(&text, "{}");
     if (got > 0) {
-      send_text(follower, EVEN_MESSAGE_RECORDS, &text, follower->records, got * sizeof follower->records[0]);
+      tell(follower, EVEN_MESSAGE_RECORDS, &text, follower->records, got * sizeof follower->records[0]);
     } else {
       even_text_free(&text);
     }
@@ -239,7 +225,7 @@ static even_status check(even_follower *follower, const json_t *content) {
     even_json_object(&json, NULL);
     even_json_string(&json, "device_trouble", trouble);
     even_json_object_end(&json);
-    send_text(follower, EVEN_MESSAGE_FACTS, &facts, NULL, 0);
+    tell(follower, EVEN_MESSAGE_FACTS, &facts, NULL, 0);
     return EVEN_OK;
   }
   const even_host_needs needs = {
@@ -252,7 +238,7 @@ static even_status check(even_follower *follower, const json_t *content) {
     even_text_free(&facts);
     return status;
   }
-  send_text(follower, EVEN_MESSAGE_FACTS, &facts, NULL, 0);
+  tell(follower, EVEN_MESSAGE_FACTS, &facts, NULL, 0);
   return EVEN_OK;
 }
 
@@ -462,7 +448,7 @@ static void say_settled(even_follower *follower) {
   }
   even_json_array_end(&json);
   even_json_object_end(&json);
-  send_text(follower, EVEN_MESSAGE_SETTLED, &text, NULL, 0);
+  tell(follower, EVEN_MESSAGE_SETTLED, &text, NULL, 0);
 }
 
 /* As if they had been started, and ended by that signal. */
@@ -473,10 +459,10 @@ static void settle_recalled(even_follower *follower) {
     even_text text = EVEN_TEXT_EMPTY;
     even_text_format(&text, "{\"rank\":%d,\"signal\":%d,\"code\":0,\"stopped_by_agent\":true,\"output_bytes\":0}", rank,
                      follower->recalled);
-    send_text(follower, EVEN_MESSAGE_ENDED, &text, NULL, 0);
+    tell(follower, EVEN_MESSAGE_ENDED, &text, NULL, 0);
   }
   even_text_add(&settled, "{\"out_of_memory\":[]}");
-  send_text(follower, EVEN_MESSAGE_SETTLED, &settled, NULL, 0);
+  tell(follower, EVEN_MESSAGE_SETTLED, &settled, NULL, 0);
 }
 
 static void run_attempt(even_follower *follower) {
@@ -499,93 +485,6 @@ static void run_attempt(even_follower *follower) {
 
 /* ---- its life ---- */
 
-static even_status try_address(even_follower *follower, const char *address, int port,
-                               const unsigned char key[EVEN_TLS_KEY_BYTES]) {
-  const even_link_calls calls = {.context = follower, .ready = on_ready, .message = on_message, .ended = on_ended};
-  int fd = -1;
-  EVEN_TRY(even_socket_connect(address, port, CONNECT_MS, &fd));
-  EVEN_TRY(even_link_open(&follower->link, &follower->loop, fd, false, key, &calls));
-  for (int waited_ms = 0; waited_ms < CONNECT_MS && !even_link_is_up(&follower->link) && !follower->gone;
-       waited_ms += TURN_MS) {
-    EVEN_TRY(even_loop_turn(&follower->loop, TURN_MS));
-    even_link_tick(&follower->link, false);
-  }
-  if (even_link_is_up(&follower->link)) {
-    return EVEN_OK;
-  }
-  even_error why = *even_link_why(&follower->link);
-  bool gone = follower->gone;
-  even_link_close(&follower->link);
-  follower->gone = false;
-  (void)(gone ? even_error_restore(&why)
-              : even_fail(EVEN_ERR_TIMEOUT, "%s, port %d, does not answer as a leader does", address, port));
-  return even_error_prefix("the leader at %s", address);
-}
-
-/* Where ssh says from where it came, that first. */
-static bool is_preferred(const char *address) {
-  const char *connection = getenv("SSH_CONNECTION");
-  size_t length = strlen(address);
-  return connection != NULL && strncmp(connection, address, length) == 0 && connection[length] == ' ';
-}
-
-static even_status try_addresses(even_follower *follower, const json_t *invitation,
-                                 const unsigned char key[EVEN_TLS_KEY_BYTES]) {
-  const json_t *addresses = json_object_get(invitation, "addresses");
-  int port = (int)json_integer_value(json_object_get(invitation, "port"));
-  even_error first = {.status = EVEN_OK};
-  for (int round = 0; round < 2; round++) {
-    for (size_t i = 0; i < json_array_size(addresses); i++) {
-      const char *address = json_string_value(json_array_get(addresses, i));
-      if (address == NULL || is_preferred(address) != (round == 0)) {
-        continue;
-      }
-      if (try_address(follower, address, port, key) == EVEN_OK) {
-        return EVEN_OK;
-      }
-      first = first.status == EVEN_OK ? *even_error_last() : first;
-    }
-  }
-  return first.status != EVEN_OK ? even_error_restore(&first)
-                                 : even_fail(EVEN_ERR_INPUT, "the invitation names no address of a leader");
-}
-
-/* A leader that is busy (it starts hundreds of agents) may take its time to answer; it holds the other end of standard
- * input for as long as it wants this agent. */
-static even_status find_leader(even_follower *follower, const json_t *invitation,
-                               const unsigned char key[EVEN_TLS_KEY_BYTES]) {
-  const int standard_input = 0;
-  double patience = json_number_value(json_object_get(invitation, "patience_seconds"));
-  uint64_t until =
-      even_clock_ns() + (uint64_t)((patience > 0 && patience < (double)MOST_PATIENCE ? patience : 0) * 1e9);
-  even_status status = try_addresses(follower, invitation, key);
-  while (status != EVEN_OK && even_clock_ns() < until && even_pipe_is_held(standard_input) &&
-         even_signals_end_pending() == 0) {
-    even_error_clear();
-    EVEN_TRY(even_loop_turn(&follower->loop, BETWEEN_TRIES_MS)); /* nothing is in it: a pause */
-    status = try_addresses(follower, invitation, key);
-  }
-  return status;
-}
-
-static even_status accept_invitation(even_follower *follower, const char *line) {
-  unsigned char key[EVEN_TLS_KEY_BYTES];
-  json_t *invitation = NULL;
-  EVEN_TRY(even_json_parse("the leader's invitation", line, strlen(line), &invitation));
-  const char *digits = json_string_value(json_object_get(invitation, "key"));
-  follower->host = (int)json_integer_value(json_object_get(invitation, "host"));
-  even_status status = even_tls_key_read(digits == NULL ? "" : digits, key);
-  if (status == EVEN_OK) {
-    status = find_leader(follower, invitation, key);
-  }
-  explicit_bzero(key, sizeof key);
-  if (digits != NULL) {
-    explicit_bzero((char *)digits, strlen(digits));
-  }
-  json_decref(invitation);
-  return status;
-}
-
 static even_status turn(even_follower *follower) {
   if (follower->open && follower->job.loop.fd >= 0) {
     EVEN_TRY(even_loop_turn(&follower->job.loop, TURN_MS));
@@ -598,8 +497,10 @@ static even_status turn(even_follower *follower) {
 }
 
 static even_status serve(even_follower *follower, const char *line) {
+  const even_link_calls calls = {.context = follower, .ready = on_ready, .message = on_message, .ended = on_ended};
   EVEN_TRY(even_loop_open(&follower->loop));
-  EVEN_TRY(accept_invitation(follower, line));
+  EVEN_TRY(even_invitation_accept(line, &follower->loop, &calls, &follower->link, &follower->host));
+  follower->gone = false; /* connections that came to nothing were */
   while (!follower->ended && !follower->gone && !follower->refused) {
     EVEN_TRY(turn(follower));
     if (follower->asked) {

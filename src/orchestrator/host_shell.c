@@ -128,12 +128,16 @@ static even_status say_invitation(const even_host_agent *agent) {
   even_text line = EVEN_TEXT_EMPTY;
   bool broken = false;
   int reason = 0;
-  EVEN_TRY(invitation(agent, &line));
-  /* smaller than a pipe's room; a shell that has ended already is told by its own last words */
-  (void)even_socket_write(agent->input, line.data, line.length, &broken, &reason);
-  explicit_bzero(line.data, line.length); /* the key */
+  even_status status = invitation(agent, &line);
+  if (status == EVEN_OK) {
+    /* smaller than a pipe's room; a shell that has ended already is told by its own last words */
+    (void)even_socket_write(agent->input, line.data, line.length, &broken, &reason);
+  }
+  if (line.data != NULL) {
+    explicit_bzero(line.data, line.length); /* the key */
+  }
   even_text_free(&line);
-  return EVEN_OK;
+  return status;
 }
 
 even_status even_host_agent_launch(even_host_agent *agent) {

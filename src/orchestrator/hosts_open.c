@@ -72,10 +72,9 @@ static void refuse(even_link *link, const even_error *error) {
   even_json_string(&json, "what", error->what);
   even_json_string(&json, "fix", error->fix);
   even_json_object_end(&json);
-  if (even_text_status(&text) != EVEN_OK || even_link_send(link, EVEN_MESSAGE_REFUSE, text.data, NULL, 0) != EVEN_OK) {
+  if (even_link_send_text(link, EVEN_MESSAGE_REFUSE, &text, NULL, 0) != EVEN_OK) {
     even_error_clear(); /* the end of the connection tells it, too */
   }
-  even_text_free(&text);
 }
 
 static even_status check_version(const json_t *greeting, const even_host_agent *agent) {
@@ -100,12 +99,7 @@ static even_status ask_facts(even_host_agent *agent) {
   even_json_string(&json, "python", params->python);
   even_json_integer(&json, "ranks", agent->wish);
   even_json_object_end(&json);
-  even_status status = even_text_status(&text);
-  if (status == EVEN_OK) {
-    status = even_link_send(agent->link, EVEN_MESSAGE_CHECK, text.data, NULL, 0);
-  }
-  even_text_free(&text);
-  return status;
+  return even_link_send_text(agent->link, EVEN_MESSAGE_CHECK, &text, NULL, 0);
 }
 
 static even_status take_greeting(even_hosts *hosts, even_link *link, const json_t *greeting) {

@@ -226,6 +226,16 @@ even_status even_link_send(even_link *link, even_message_kind kind, const char *
   return status;
 }
 
+even_status even_link_send_text(even_link *link, even_message_kind kind, even_text *json, const void *data,
+                                size_t bytes) {
+  even_status status = even_text_status(json);
+  if (status == EVEN_OK) {
+    status = even_link_send(link, kind, json->data, data, bytes);
+  }
+  even_text_free(json);
+  return status;
+}
+
 bool even_link_has_room(const even_link *link) {
   return link->out.length - link->sent < EVEN_LINK_ROOM;
 }

@@ -56,6 +56,10 @@ even_status even_link_open(even_link *link, even_loop *loop, int fd, bool server
  * connection is told by `ended`. */
 even_status even_link_send(even_link *link, even_message_kind kind, const char *json, const void *data,
                            size_t bytes) EVEN_MUST_USE;
+/* Sends the JSON that `json` holds, with data, and frees it, also on failure. Fails as even_link_send does, and where
+ * the text did not get all of its memory. */
+even_status even_link_send_text(even_link *link, even_message_kind kind, even_text *json, const void *data,
+                                size_t bytes) EVEN_MUST_USE;
 /* Whether there is room for what can be left out. */
 bool even_link_has_room(const even_link *link);
 /* Whether messages can be sent. */

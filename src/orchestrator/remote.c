@@ -172,12 +172,8 @@ even_status even_job_hosts_begin(even_job *job) {
     if (agent->link == NULL) {
       return even_fail(EVEN_ERR_PEER_LOST, "host %s is lost: %s", agent->name, agent->lost_words);
     }
-    even_status status = even_remote_start_write(job, agent->index, agent->first, agent->count, &text);
-    if (status == EVEN_OK) {
-      status = even_link_send(agent->link, EVEN_MESSAGE_START, text.data, NULL, 0);
-    }
-    even_text_free(&text);
-    EVEN_TRY(status);
+    even_remote_start_write(job, agent->index, agent->first, agent->count, &text);
+    EVEN_TRY(even_link_send_text(agent->link, EVEN_MESSAGE_START, &text, NULL, 0));
     agent->busy = true;
     for (size_t rank = agent->first; rank < agent->first + agent->count; rank++) {
       job->ranks[rank].alive = true;

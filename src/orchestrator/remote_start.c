@@ -68,7 +68,7 @@ static void add_ranks(even_json *json, const even_job *job, size_t first, size_t
   even_json_array_end(json);
 }
 
-even_status even_remote_start_write(const even_job *job, size_t group, size_t first, size_t count, even_text *out) {
+void even_remote_start_write(const even_job *job, size_t group, size_t first, size_t count, even_text *out) {
   const even_agent_params *params = job->params;
   even_json json = even_json_begin(out, 0);
   even_telemetry *const *rings = job->hosts->rings;
@@ -94,7 +94,6 @@ even_status even_remote_start_write(const even_job *job, size_t group, size_t fi
   even_json_bool(&json, "telemetry", rings != NULL);
   even_json_bool(&json, "calls", rings != NULL && even_telemetry_wants_calls(rings[first]));
   even_json_object_end(&json);
-  return even_text_status(out);
 }
 
 /* ---- reading ---- */

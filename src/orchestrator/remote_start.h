@@ -28,8 +28,8 @@ typedef struct even_remote_start {
   bool calls; /* records of calls are wanted */
 } even_remote_start;
 
-even_status even_remote_start_write(const even_job *job, size_t group, size_t first, size_t count,
-                                    even_text *out) EVEN_MUST_USE;
+/* Whether all of it went into `out` is for even_text_status to say. */
+void even_remote_start_write(const even_job *job, size_t group, size_t first, size_t count, even_text *out);
 /* EVEN_ERR_INPUT where it is not whole. Free it with even_remote_start_free, also after a failure. */
 even_status even_remote_start_read(const char *json, size_t bytes, even_remote_start *out) EVEN_MUST_USE;
 void even_remote_start_free(even_remote_start *start);
