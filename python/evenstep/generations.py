@@ -23,6 +23,7 @@ from evenstep._core import EvenstepError
 from evenstep.checkpoint_state import capture
 from evenstep.generation_gift import Gift
 from evenstep.group import SharedGroup, as_bytes, gather_objects
+from evenstep.regrouping import memory_pool, own_cap, regroup, timings_of
 from evenstep.rendezvous import has_ended, know
 
 if TYPE_CHECKING:
@@ -107,7 +108,6 @@ class Recovery:
         self._stands = False  # between two steps, until there is a newer generation
         self._void_passes = 0  # of the step under way: the first so many
         self._result = b""  # of the last call
-        self._hidden: list[tuple[torch.Tensor, torch.Tensor]] | None = None
         self.redoing = False  # the last optimizer.step() applied nothing, and no batch has come since
         self._said: str | None = None
         self._asked = 0  # what the agent asks at the end of the step under way, as all heard in its vote
@@ -145,19 +145,6 @@ class Recovery:
         self._passes = self._void_passes = 0
         self._session.book_step()
         return True
-
-    def hide_gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        """Before a step that is to apply nothing: an optimizer passes over what has no gradient."""
-        self._hidden = [(p, p.grad) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        for parameter, _ in self._hidden:
-            parameter.grad = None
-
-    def show_gradients(self) -> bool:
-        """After it. False where the step was one that counts."""
-        hidden, self._hidden = self._hidden, None
-        for parameter, gradient in hidden or ():
-            parameter.grad = gradient
-        return hidden is not None
 
     def pass_ended(self) -> None:
         self._passes += 1
@@ -286,7 +273,7 @@ class Recovery:
 
     def _timings(self) -> dict[int, list[Any]]:
         """What was measured of each rank, by their numbers in the job, those that were lost among them."""
-        return {**self._left, **({} if self.joining else self._session.timings_of(self.members))}
+        return {**self._left, **({} if self.joining else timings_of(self._session, self.members))}
 
     def _drop_gift(self) -> None:
         gift, self._gift = self._gift, -1
@@ -361,7 +348,7 @@ class Recovery:
         assert comm is not None  # of one host
         position = (self._committed, self._passes, self._calls, self._stands)
 
-        facts = (session.environment.device, session.memory_pool, session.own_cap)
+        facts = (session.environment.device, memory_pool(session), own_cap(session))
         mine = Told(members, position, self._result, self._speed, *facts, self._timings())
 
         return comm, gather_objects(SharedGroup(comm), mine)
@@ -411,7 +398,10 @@ class Recovery:
         self._left = {rank: timings for rank, timings in told[0].timings.items() if rank not in members}
         self._committed, self._void_passes, self._asked = committed, voids, 0
         self.number, self.members = number, members
-        session.regroup(bootstrap.environment, comm, engines, told)
+        group = session.group
+        assert isinstance(group, MendedGroup)
+        group.take(comm)
+        regroup(session, bootstrap.environment, engines, told)
         if voids == 0:
             session.steps.forget_pass()  # all begin the step alike
         self._tell(number, before, began)

@@ -99,7 +99,6 @@ class NonFinite:
         self._since = -1  # the step from which on it lasts; -1: it does not
         self._told = 0  # steps that were
         self._teller = 0  # the rank whose ring has the event: that of its end comes after it in one ring alone
-        self._hidden: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def begin_anew(self) -> None:
         """Among other ranks, of which some know nothing of it: what lasts is told once more."""
@@ -108,7 +107,6 @@ class NonFinite:
     def before_step(self, optimizer: torch.optim.Optimizer, leads: bool) -> bool:
         """Whether the step is to be left out. Collective where something was found, which all ranks know alike. `leads`:
         it is the optimizer whose step counts. Raises EvenstepError where the job is to end."""
-        self._put_back_after_error()
         steps = self._steps
         syncs = [sync for sync in steps.syncs if sync.nonfinite]
         if syncs:
@@ -125,23 +123,6 @@ class NonFinite:
             self._tell(syncs, loss)
         self._told += 1 if leads else 0
         return self.policy == "skip"
-
-    def hide(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer passes over what has no gradient."""
-        self._hidden = [(p, p.grad) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        for parameter, _ in self._hidden:
-            parameter.grad = None
-
-    def put_back(self) -> None:
-        hidden, self._hidden = self._hidden, []
-        for parameter, gradient in hidden:
-            parameter.grad = gradient
-
-    def _put_back_after_error(self) -> None:
-        """Where optimizer.step() raised, nobody called put_back. Gradients that were made since then are in their place."""
-        if any(parameter.grad is not None for parameter, _ in self._hidden):
-            self._hidden = []
-        self.put_back()
 
     def _tell(self, syncs: Sequence[GradientSync], loss: bool) -> None:
         steps = self._steps

@@ -4,7 +4,7 @@ each process set that this rank is in."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,14 +17,14 @@ from torch.optim import Optimizer
 
 from evenstep import _core
 from evenstep._core import EvenstepError
-from evenstep.engine import SharedEngine
 from evenstep.environment import Environment, read_environment
-from evenstep.generations import MendedGroup, Recovery, Told, open_recovery
+from evenstep.generations import MendedGroup, Recovery, open_recovery
 from evenstep.group import Bootstrap, Group, SharedGroup, broadcast_bytes, gather_bytes
+from evenstep.hidden_gradients import HiddenGradients
 from evenstep.loops import Loops
-from evenstep.memory import RanksMemory
 from evenstep.nonfinite import NonFinite
 from evenstep.parameter_checks import ParameterChecks
+from evenstep.regrouping import training_shares
 from evenstep.ring import open_ring
 from evenstep.schedulers import SchedulerSteps
 from evenstep.step_checks import StepChecks
@@ -117,6 +117,8 @@ class Session:
         self.nonfinite = NonFinite(self.steps, environment.on_nonfinite, lambda: self._scales)
         self.parameter_checks = ParameterChecks(self.steps, environment.check_parameters, environment.on_difference)
         self.steps.parameters = self.parameter_checks
+        self._hidden = HiddenGradients()
+        self._void_step = False  # optimizer.step() under way is one of a pass that counts nothing
         self._leader: int | None = None  # id of the optimizer whose step is the commit where no loader is prepared
         self._last_checkpoint = time.monotonic()
         self._checkpointed = 0  # the step up to which --checkpoint-every N is done
@@ -200,55 +202,9 @@ class Session:
 
     # -- other ranks (evenstep.generations) --
 
-    @property
-    def memory_pool(self) -> int:
-        return self.steps.memory.watch.pool if self.steps.memory is not None else 0
-
-    @property
-    def _training_shares(self) -> Shares | None:
-        return next((one.shares for one in self.loaders.values() if one.train and one.shares is not None), None)
-
-    @property
-    def own_cap(self) -> int | None:
-        shares = self._training_shares
-        return None if shares is None else shares.given_caps[self.rank]
-
-    def timings_of(self, members: Sequence[int]) -> dict[int, list[Any]]:
-        """What was measured of each of the ranks, under these numbers."""
-        shares = self._training_shares
-        return {} if shares is None else dict(zip(members, shares.of_each()))
-
-    def regroup(
-        self, environment: Environment, comm: _core.Comm, arenas: Sequence[_core.Comm], told: Sequence[Told]
-    ) -> None:
-        """Goes on among the ranks of a new generation, by what they told. comm: of the control group; arenas: of each
-        model's gradients."""
-        speeds = [one.speed for one in told if one.speed is not None]
-        usual = sum(speeds) / len(speeds) if speeds else 0.0
-        own = tuple(usual if one.speed is None else one.speed for one in told) if speeds else None
-        self.environment = replace(environment, speeds=own)
-        self.rank, self.world_size = environment.rank, environment.world_size
-        self.devices = [one.device for one in told]
-        self.last_step = None
-        assert isinstance(self.group, MendedGroup)
-        self.group.take(comm)
-        for sync, arena in zip(self.steps.syncs, arenas):
-            assert isinstance(sync.engine, SharedEngine)
-            sync.go_on(sync.engine.again(arena))
-        self.checks.begin_anew()
-        self.nonfinite.begin_anew()
-        if self.steps.memory is not None:
-            self.steps.memory = RanksMemory(self.steps.memory.watch, [one.pool for one in told], self.rank)
-        made: dict[int, Shares] = {}
-        for loader in self.loaders.values():
-            shares = loader.shares
-            if shares is not None and id(shares) not in made:
-                made[id(shares)] = shares.anew(own, [one.cap for one in told], told[0].of_members())
-            loader.shrink(None if shares is None else made[id(shares)])
-
     def shares_for_evaluation(self, known: Shares) -> Shares:
         """Those of training, which ranks that are lost and others that join change; else what the loader was prepared with."""
-        return self._training_shares or known
+        return training_shares(self) or known
 
     def checkpoint_now(self) -> None:
         """Between two steps, on all ranks: but where this step's is written."""
@@ -423,8 +379,10 @@ class Session:
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
         steps = self.steps
-        if self.recovery is not None and self.recovery.void:
-            self.recovery.hide_gradients(optimizer)
+        self._hidden.put_back_after_error()
+        self._void_step = self.recovery is not None and self.recovery.void
+        if self._void_step:
+            self._hidden.hide(optimizer)
             return
         if self.world_size > 1 and steps.syncs:
             self.checks.check(optimizer, self.models.values(), steps.syncs)
@@ -437,15 +395,13 @@ class Session:
         left_out = not void and self.nonfinite.before_step(optimizer, leads)
         if leads:
             self._leader = id(optimizer)
-            self._commit(optimizer)
-        if left_out:
-            self.nonfinite.hide(optimizer)
+            self._commit()
+        if left_out or self._void_step:
+            self._hidden.hide(optimizer)
 
-    def _commit(self, optimizer: Optimizer) -> None:
-        steps = self.steps
-        if self.recovery is not None and steps.syncs:
-            if self.recovery.void or not self.recovery.commit():
-                self.recovery.hide_gradients(optimizer)
+    def _commit(self) -> None:
+        if self.recovery is not None and self.steps.syncs:
+            self._void_step = self.recovery.void or not self.recovery.commit()
         else:
             self.book_step()
 
@@ -489,9 +445,9 @@ class Session:
         return all(sync.local is None or sync.local.whole for sync in self.steps.syncs)
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
-        self.nonfinite.put_back()
-        if self.recovery is not None and self.recovery.show_gradients():
-            self._pass_void(self.recovery)
+        self._hidden.put_back()
+        if self._void_step:
+            self._pass_void()
             return
         for sync in self.steps.syncs:
             if sync.local is not None:
@@ -503,12 +459,14 @@ class Session:
 
             remember(self)
 
-    def _pass_void(self, recovery: Recovery) -> None:
+    def _pass_void(self) -> None:
+        assert self.recovery is not None
+        self._void_step = False
         for loader in self.loaders.values():
             if loader.train:
                 loader.take_back()
         self.steps.forget_pass()
-        recovery.pass_ended()
+        self.recovery.pass_ended()
 
     def _step_done(self) -> None:
         self.steps.stepped()

@@ -4,7 +4,6 @@ step committed when the optimizer steps; and the times of all that."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from evenstep.idle_backward import IdleBackward
 from evenstep.nonfinite import UNNAMED
 from evenstep.ranges import Phases
 from evenstep.saved_bytes import SavedBytes
+from evenstep.step_loss import StepLoss, total_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,26 +33,6 @@ if TYPE_CHECKING:
 
 
 _ACTIVITIES = {_core.SPAN_EVALUATION: _core.AT_EVALUATION, _core.SPAN_CHECKPOINT: _core.AT_CHECKPOINT}
-
-
-def known_loss(tensors: Any) -> float | None:
-    """The value that backward starts from, where it is one number, in the host's memory."""
-    if isinstance(tensors, torch.Tensor):
-        if tensors.numel() == 1 and tensors.device.type == "cpu" and not tensors.is_complex():
-            return float(tensors.detach())
-        return None
-    try:
-        parts = [known_loss(tensor) for tensor in tensors]
-    except TypeError:
-        return None
-    known = [part for part in parts if part is not None]
-    return total_of(known) if known and len(known) == len(parts) else None
-
-
-def total_of(losses: Iterable[float]) -> float:
-    """math.fsum, which refuses infinities of both signs."""
-    given = list(losses)
-    return math.fsum(given) if all(map(math.isfinite, given)) else sum(given)
 
 
 class Steps:
@@ -88,11 +68,8 @@ class Steps:
         self._backward_count = 0
         self._checksum = 0
         self._samples = self._total = self._batches = 0
-        self._loss_sum = 0.0
-        self._loss_value = math.nan
-        self._loss_known = False
-        self._loss_bad = False  # one of this rank's was not finite since the last vote
-        self.loss_ranks: list[int] = []  # those that said so in it
+        self._own_loss = StepLoss()
+        self.loss_ranks: list[int] = []  # whose loss was not finite, as they said in the last vote
         self._changed: list[Change] = []
         self._broken = ""
         self.mends_memory = False  # es.Trainer makes a pass that runs out of memory once more, in pieces
@@ -257,8 +234,7 @@ class Steps:
         self.phases.enter("backward")
         if self.plan is not None:
             self.telemetry.span(_core.SPAN_FORWARD, self.step, self._batch_start, now - self._batch_start)
-        loss = known_loss(losses)
-        self._loss_value, self._loss_known = (math.nan, False) if loss is None else (loss, True)
+        self._own_loss.begins_from(losses)
         self._passes += 1
         for sync in self.syncs:
             sync.before_backward(self.empty)
@@ -342,9 +318,9 @@ class Steps:
     def forget_pass(self) -> None:
         """At the end of a void one: its batches come again."""
         self._samples = self._total = self._batches = self._checksum = self._backward_count = 0
-        self._loss_sum = 0.0
+        self._own_loss.forget()
+        self.loss_ranks = []
         self._passes = self._spared_passes = 0
-        self._loss_bad, self.loss_ranks = False, []
         for sync in self.syncs:
             sync.nonfinite = []
         self.ballots, self.reports, self.spared = [], [], []
@@ -363,9 +339,7 @@ class Steps:
             return
         end = _core.clock_ns()
         weight = self.current_weight()
-        if weight > 0:
-            self._loss_sum += weight * self._loss_value
-            self._loss_bad = self._loss_bad or (self._loss_known and not math.isfinite(self._loss_value))
+        self._own_loss.counts(weight)
         self.telemetry.span(_core.SPAN_BACKWARD, self.step, self._backward_start, end - self._backward_start)
         self._fetched.used()
         self._batch_start = end
@@ -421,7 +395,7 @@ class Steps:
             samples=self._samples,
             total=self._total,
             busy_seconds=busy_ns / 1e9,
-            loss=self._loss_sum,
+            loss=self._own_loss.sum,
             weight=weight,
             enabled=bits("enabled"),
             fired=bits("fired"),
@@ -462,7 +436,7 @@ class Steps:
         busy = end - self._reference - blocked - (self._apart - self._apart_reference)
         flags = (vote.WANTS_CHECKPOINT if self.wants_checkpoint else 0) | (vote.TAKEN if taken else 0)
         flags |= vote.SPARED if 0 < self._spared_passes == self._passes else 0
-        flags |= vote.LOSS if self._loss_bad else 0
+        flags |= vote.LOSS if self._own_loss.bad else 0
         local = [sync for sync in self.syncs if sync.enabled and sync.local is not None]
         finite = [sync.look_at_own(counts=weight > 0) for sync in local]  # each, also after one that is not
         if not all(finite):
@@ -513,7 +487,7 @@ class Steps:
         self.phases.enter("optimizer")
 
     def _heard_of_nonfinite(self, ballots: list[vote.Ballot], local: list[GradientSync]) -> None:
-        self._loss_bad = False
+        self._own_loss.bad = False
         self.loss_ranks = vote.not_finite(ballots, vote.LOSS)
         if vote.not_finite(ballots, vote.GRADIENT):
             for sync in local:
@@ -570,7 +544,7 @@ class Steps:
             self.saved.tell(self.step, aloud=self.group.rank == 0)
         self._samples = self._total = self._batches = 0
         self._checksum = 0
-        self._loss_sum = 0.0
+        self._own_loss.sum = 0.0
         self._had_at_step = dict(self._had)
         if ballots:
             self._reference = self._sync_end
@@ -592,8 +566,7 @@ class Steps:
     def before_backward_missed(self) -> None:
         """Hooks fired, but the end of that backward was not seen: finish now, on every rank alike."""
         self._backward_start = _core.clock_ns()
-        self._loss_value = math.nan
-        self._loss_known = False
+        self._own_loss.is_unknown()
         self.after_backward()
 
     @property

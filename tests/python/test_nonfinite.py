@@ -18,7 +18,7 @@ import evenstep as es
 from evenstep import _core
 from evenstep.engine import SharedEngine
 from evenstep.gradients import GradientSync
-from evenstep.nonfinite import Look, NonFinite, all_finite
+from evenstep.nonfinite import Look, all_finite
 from evenstep.session import _Alone
 from evenstep.steps import Steps
 
@@ -215,24 +215,6 @@ def test_ranks_of_which_one_could_be_late_act_in_the_same_step(run_ranks: Callab
     assert f"step {bad}: gradients" in ranks[0].stderr and "are not finite: weight" in ranks[0].stderr
     if how == "shared":
         assert "gradients on rank 0 are not finite" in ranks[0].stderr  # its engine knows whose they were
-
-
-def test_gradients_come_back_where_a_step_raised() -> None:
-    """A step that is left out runs without gradients; one that raises has no end that would put them back."""
-    parameter = torch.nn.Parameter(torch.ones(2))
-    optimizer = torch.optim.SGD([parameter], lr=0.1)
-    policy = NonFinite(Steps(_Alone(), _core.Telemetry(-1, 0)), "skip", lambda: False)
-    parameter.grad = first = torch.full((2,), math.nan)
-    policy.hide(optimizer)
-    assert parameter.grad is None
-    assert not policy.before_step(optimizer, leads=True)  # the next call
-    assert parameter.grad is first
-    policy.hide(optimizer)
-    parameter.grad = second = torch.ones(2)  # of a backward in between
-    assert not policy.before_step(optimizer, leads=True)
-    assert parameter.grad is second
-    policy.put_back()
-    assert parameter.grad is second
 
 
 def test_an_accelerators_answer_comes_a_round_later() -> None:
