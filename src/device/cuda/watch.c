@@ -1,22 +1,20 @@
-/* NVML's counters and events of a job's GPUs (nvml.h's ABI: "NVML API Reference Guide", NVIDIA; Xid: "XID Errors"). */
+/* NVML's counters and events of a job's GPUs ("NVML API Reference Guide", NVIDIA; Xid: "XID Errors"). */
 #include "device/cuda/watch.h"
 
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "device/cuda/nvml_calls.h"
 #include "os/clock.h"
 #include "os/futex.h"
-#include "os/library.h"
 #include "os/thread.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
-enum { CLOCK_SM = 1, SENSOR_GPU = 0, CORRECTED = 0, UNCORRECTED = 1, VOLATILE = 0, MOST_NEWS = 64 };
-enum { GPU_OK = 0, TIMED_OUT = 10, GPU_IS_LOST = 15, RESET_REQUIRED = 16 }; /* nvmlReturn_t */
+enum { MOST_NEWS = 64 };
 static const unsigned long long XID_EVENT = 0x8;
 /* nvmlClocksEventReasons: of these alone it is slower than it was built for. A cap on power by software (0x4) is usual
  * under full load. */
@@ -29,72 +27,18 @@ static const unsigned long long POWER_BRAKE = 0x80;
 static const uint64_t slice_ns = 100000000u;
 static const uint64_t patience_ns = 2000000000u;
 
-typedef struct handle *nvml_device; /* opaque to us */
-typedef struct event_set *nvml_event_set;
-
-typedef struct nvml_memory {
-  unsigned long long total, free, used;
-} nvml_memory;
-typedef struct nvml_utilization {
-  unsigned gpu, memory;
-} nvml_utilization;
-typedef struct nvml_event {
-  nvml_device device;
-  unsigned long long type;
-  unsigned long long data;
-  unsigned gpu_instance, compute_instance;
-} nvml_event;
-
-typedef struct nvml {
-  int (*init)(void);
-  int (*shutdown)(void);
-  int (*by_uuid)(const char *uuid, nvml_device *out);
-  int (*temperature)(nvml_device device, int sensor, unsigned *out);
-  int (*power)(nvml_device device, unsigned *milliwatts);
-  int (*clock)(nvml_device device, int clock, unsigned *mhz);
-  int (*memory)(nvml_device device, nvml_memory *out);
-  int (*utilization)(nvml_device device, nvml_utilization *out);
-  int (*reasons)(nvml_device device, unsigned long long *out);
-  int (*older_reasons)(nvml_device device, unsigned long long *out);
-  int (*errors)(nvml_device device, int corrected, int counter, unsigned long long *out);
-  int (*set_make)(nvml_event_set *out);
-  int (*set_register)(nvml_device device, unsigned long long types, nvml_event_set set);
-  int (*set_wait)(nvml_event_set set, nvml_event *out, unsigned milliseconds);
-  int (*set_free)(nvml_event_set set);
-} nvml;
-
-#define WANTED(name, member, optional) {name, offsetof(nvml, member), optional}
-static const even_library_wanted wanted[] = {
-    WANTED("nvmlInit_v2", init, false),
-    WANTED("nvmlShutdown", shutdown, false),
-    WANTED("nvmlDeviceGetHandleByUUID", by_uuid, false),
-    WANTED("nvmlDeviceGetTemperature", temperature, true),
-    WANTED("nvmlDeviceGetPowerUsage", power, true),
-    WANTED("nvmlDeviceGetClockInfo", clock, true),
-    WANTED("nvmlDeviceGetMemoryInfo", memory, true),
-    WANTED("nvmlDeviceGetUtilizationRates", utilization, true),
-    WANTED("nvmlDeviceGetCurrentClocksEventReasons", reasons, true),
-    WANTED("nvmlDeviceGetCurrentClocksThrottleReasons", older_reasons, true),
-    WANTED("nvmlDeviceGetTotalEccErrors", errors, true),
-    WANTED("nvmlEventSetCreate", set_make, true),
-    WANTED("nvmlDeviceRegisterEvents", set_register, true),
-    WANTED("nvmlEventSetWait_v2", set_wait, true),
-    WANTED("nvmlEventSetFree", set_free, true),
-};
-
 typedef struct watched {
-  nvml_device device; /* NULL: none */
+  even_nvml_device device; /* NULL: none */
   bool lost;
   even_gpu_sample sample;
 } watched;
 
 struct even_gpu_watch {
-  even_library library;
-  nvml nvml;
+  even_nvml nvml;
   watched *gpus;
   size_t count;
   uint64_t every_ns;
-  nvml_event_set events; /* NULL: this driver, or these GPUs, have none */
+  even_nvml_events events; /* NULL: this driver, or these GPUs, have none */
   pthread_t thread;
   _Atomic uint32_t stop;
   _Atomic uint32_t ended;
@@ -153,7 +97,7 @@ static void tell_xid(even_gpu_watch *watch, size_t gpu, uint64_t xid) {
 
 /* What one call gave; `*lost` where it says that the GPU is gone. */
 static bool gave(int code, bool *lost) {
-  *lost = *lost || code == GPU_IS_LOST || code == RESET_REQUIRED;
+  *lost = *lost || code == EVEN_NVML_GPU_IS_LOST || code == EVEN_NVML_RESET_REQUIRED;
   return code == 0;
 }
 
@@ -167,13 +111,13 @@ static const char *slow_words(unsigned long long reasons) {
   return "its clock is held down by its hardware (heat, power or its slot)";
 }
 
-static void read_one(const nvml *from, nvml_device device, even_gpu_sample *out, unsigned long long *reasons,
+static void read_one(const even_nvml *from, even_nvml_device device, even_gpu_sample *out, unsigned long long *reasons,
                      bool *lost) {
   unsigned value = 0;
   unsigned long long count = 0;
-  nvml_memory memory;
-  nvml_utilization utilization;
-  int (*why)(nvml_device, unsigned long long *) = from->reasons != NULL ? from->reasons : from->older_reasons;
+  even_nvml_memory memory;
+  even_nvml_utilization utilization;
+  int (*why)(even_nvml_device, unsigned long long *) = from->reasons != NULL ? from->reasons : from->older_reasons;
   *out = (even_gpu_sample){.at_ns = even_clock_ns(),
                            .clock_mhz = NAN,
                            .temperature_celsius = NAN,
@@ -182,10 +126,10 @@ static void read_one(const nvml *from, nvml_device device, even_gpu_sample *out,
                            .utilization_percent = NAN,
                            .corrected = NAN,
                            .uncorrected = NAN};
-  if (from->clock != NULL && gave(from->clock(device, CLOCK_SM, &value), lost)) {
+  if (from->clock != NULL && gave(from->clock(device, EVEN_NVML_CLOCK_SM, &value), lost)) {
     out->clock_mhz = value;
   }
-  if (from->temperature != NULL && gave(from->temperature(device, SENSOR_GPU, &value), lost)) {
+  if (from->temperature != NULL && gave(from->temperature(device, EVEN_NVML_SENSOR_GPU, &value), lost)) {
     out->temperature_celsius = value;
   }
   if (from->power != NULL && gave(from->power(device, &value), lost)) {
@@ -197,10 +141,10 @@ static void read_one(const nvml *from, nvml_device device, even_gpu_sample *out,
   if (from->utilization != NULL && gave(from->utilization(device, &utilization), lost)) {
     out->utilization_percent = utilization.gpu;
   }
-  if (from->errors != NULL && gave(from->errors(device, CORRECTED, VOLATILE, &count), lost)) {
+  if (from->errors != NULL && gave(from->errors(device, EVEN_NVML_CORRECTED, EVEN_NVML_SINCE_DRIVER, &count), lost)) {
     out->corrected = (double)count;
   }
-  if (from->errors != NULL && gave(from->errors(device, UNCORRECTED, VOLATILE, &count), lost)) {
+  if (from->errors != NULL && gave(from->errors(device, EVEN_NVML_UNCORRECTED, EVEN_NVML_SINCE_DRIVER, &count), lost)) {
     out->uncorrected = (double)count;
   }
   if (why != NULL && gave(why(device, reasons), lost)) {
@@ -254,16 +198,16 @@ static bool stops(even_gpu_watch *watch) {
 static void wait_until(even_gpu_watch *watch, uint64_t due_ns) {
   for (uint64_t now = even_clock_ns(); now < due_ns && !stops(watch); now = even_clock_ns()) {
     uint64_t left = due_ns - now < slice_ns ? due_ns - now : slice_ns;
-    nvml_event event = {.device = NULL};
+    even_nvml_event event = {.device = NULL};
     if (watch->events == NULL) {
       even_futex_wait(&watch->stop, 0, left);
       continue;
     }
-    int code = watch->nvml.set_wait(watch->events, &event, (unsigned)(left / 1000000u) + 1);
-    if (code != GPU_OK && code != TIMED_OUT) { /* a lost GPU: it did not wait */
+    int code = watch->nvml.events_wait(watch->events, &event, (unsigned)(left / 1000000u) + 1);
+    if (code != EVEN_NVML_OK && code != EVEN_NVML_TIMED_OUT) { /* a lost GPU: it did not wait */
       even_futex_wait(&watch->stop, 0, left);
     }
-    if (code != GPU_OK || event.type != XID_EVENT) {
+    if (code != EVEN_NVML_OK || event.type != XID_EVENT) {
       continue;
     }
     for (size_t i = 0; i < watch->count; i++) {
@@ -282,7 +226,7 @@ static void *body(void *argument) {
     wait_until(watch, due);
   }
   if (watch->events != NULL) {
-    (void)watch->nvml.set_free(watch->events);
+    (void)watch->nvml.events_free(watch->events);
   }
   (void)watch->nvml.shutdown();
   atomic_store(&watch->ended, 1u);
@@ -292,20 +236,20 @@ static void *body(void *argument) {
 
 /* Xid events of all GPUs; none where one call of it is refused. */
 static void listen(even_gpu_watch *watch) {
-  const nvml *from = &watch->nvml;
+  const even_nvml *from = &watch->nvml;
   bool any = false;
-  if (from->set_make == NULL || from->set_register == NULL || from->set_wait == NULL || from->set_free == NULL ||
-      from->set_make(&watch->events) != 0) {
+  if (from->events_make == NULL || from->events_register == NULL || from->events_wait == NULL ||
+      from->events_free == NULL || from->events_make(&watch->events) != 0) {
     watch->events = NULL;
     return;
   }
   for (size_t i = 0; i < watch->count; i++) {
     if (watch->gpus[i].device != NULL) {
-      any = from->set_register(watch->gpus[i].device, XID_EVENT, watch->events) == 0 || any;
+      any = from->events_register(watch->gpus[i].device, XID_EVENT, watch->events) == 0 || any;
     }
   }
   if (!any) {
-    (void)from->set_free(watch->events);
+    (void)from->events_free(watch->events);
     watch->events = NULL;
   }
 }
@@ -322,7 +266,7 @@ static bool find(even_gpu_watch *watch, const char *const *uuids) {
 }
 
 static void release(even_gpu_watch *watch) {
-  even_library_close(&watch->library);
+  even_nvml_close(&watch->nvml);
   (void)pthread_mutex_destroy(&watch->lock);
   even_free(watch->gpus);
   even_free(watch);
@@ -330,12 +274,11 @@ static void release(even_gpu_watch *watch) {
 
 /* Whether there is something to watch; NVML is open then. */
 static bool begin(even_gpu_watch *watch, const even_device_source *source, const char *const *uuids) {
-  if (even_library_open(source->nvml_library, &watch->library) != EVEN_OK) {
+  if (even_nvml_open(source->nvml_library, &watch->nvml) != EVEN_OK) {
     even_error_clear();
     return false;
   }
-  if (even_library_take(&watch->library, wanted, sizeof wanted / sizeof wanted[0], &watch->nvml) != NULL ||
-      watch->nvml.init() != 0) {
+  if (watch->nvml.by_uuid == NULL || watch->nvml.init() != 0) {
     return false;
   }
   if (!find(watch, uuids)) {
@@ -369,7 +312,7 @@ even_status even_gpu_watch_open(const even_device_source *source, const char *co
       return EVEN_OK;
     }
     if (watch->events != NULL) {
-      (void)watch->nvml.set_free(watch->events);
+      (void)watch->nvml.events_free(watch->events);
     }
     (void)watch->nvml.shutdown();
   }
