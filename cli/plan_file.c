@@ -62,18 +62,22 @@ static even_status read_plan(const char *path, const json_t *root, even_plan *ou
   return EVEN_OK;
 }
 
+even_status even_plan_parse(const char *origin, const char *text, size_t bytes, even_plan *out) {
+  json_t *root = NULL;
+  memset(out, 0, sizeof *out);
+  EVEN_TRY(even_json_parse(origin, text, bytes, &root));
+  even_status status = read_plan(origin, root, out);
+  json_decref(root);
+  return status;
+}
+
 even_status even_plan_read(const char *path, even_plan *out) {
   even_text text = EVEN_TEXT_EMPTY;
-  json_t *root = NULL;
   memset(out, 0, sizeof *out);
   even_status status = even_file_read(path, LARGEST_BYTES, &text);
   if (status == EVEN_OK) {
-    status = even_json_parse(path, even_text_string(&text), text.length, &root);
+    status = even_plan_parse(path, even_text_string(&text), text.length, out);
   }
-  if (status == EVEN_OK) {
-    status = read_plan(path, root, out);
-  }
-  json_decref(root);
   even_text_free(&text);
   return status;
 }

@@ -27,6 +27,8 @@ typedef struct even_plan {
 
 /* EVEN_ERR_INPUT with what is wrong where the file is no plan. Free with even_plan_free, also after a failure. */
 even_status even_plan_read(const char *path, even_plan *out) EVEN_MUST_USE;
+/* The same of a text; `origin` is put into errors. */
+even_status even_plan_parse(const char *origin, const char *text, size_t bytes, even_plan *out) EVEN_MUST_USE;
 void even_plan_free(even_plan *plan);
 /* A table of the ranks and the prediction in two sentences, on standard output. */
 void even_plan_print(const even_plan *plan);

@@ -116,19 +116,14 @@ static double score_of_set(const json_t *devices, const even_device *device) {
       known += json_array_size(cpus);
     }
   }
-  return known == device->cpu_count && known > 0 ? sum : NAN;
+  return known == device->cpu_count && known > 0 && isfinite(sum) ? sum : NAN;
 }
 
-even_status even_profile_speeds(const char *path, const even_device_list *devices, double *speeds) {
-  even_text content = EVEN_TEXT_EMPTY;
+even_status even_profile_read(const char *origin, const char *text, size_t bytes, const even_device_list *devices,
+                              double *speeds) {
   json_t *root = NULL;
-  even_status status = even_file_read(path, FILE_LIMIT, &content);
-  if (status == EVEN_OK) {
-    status = even_json_parse(path, even_text_string(&content), content.length, &root);
-  }
-  if (status == EVEN_OK) {
-    status = document_check(path, root);
-  }
+  EVEN_TRY(even_json_parse(origin, text, bytes, &root));
+  even_status status = document_check(origin, root);
   for (size_t i = 0; i < devices->count && status == EVEN_OK; i++) {
     const json_t *list = json_object_get(root, "devices");
     speeds[i] = score_of(list, &devices->items[i]);
@@ -137,6 +132,15 @@ even_status even_profile_speeds(const char *path, const even_device_list *device
     }
   }
   json_decref(root);
+  return status;
+}
+
+even_status even_profile_speeds(const char *path, const even_device_list *devices, double *speeds) {
+  even_text content = EVEN_TEXT_EMPTY;
+  even_status status = even_file_read(path, FILE_LIMIT, &content);
+  if (status == EVEN_OK) {
+    status = even_profile_read(path, even_text_string(&content), content.length, devices, speeds);
+  }
   even_text_free(&content);
-  return status == EVEN_OK ? EVEN_OK : (status == EVEN_ERR_MEMORY ? status : fix());
+  return status == EVEN_OK || status == EVEN_ERR_MEMORY ? status : fix();
 }

@@ -133,10 +133,10 @@ void even_report_lines(even_report *report, bool colour, even_text *out) {
   number_row(report, out, "best possible, samples per second", mine->best_samples_per_second,
              theirs->best_samples_per_second, "");
   percent_row(report, out, "achieved of the best possible", mine->efficiency, theirs->efficiency);
-  if (report->run.predicted || report->other.predicted) {
+  if (report->run.prediction.known || report->other.prediction.known) {
     number_row(report, out, "predicted before the run, samples per second",
-               report->run.predicted ? report->run.predicted_samples_per_second : NAN,
-               report->other.predicted ? report->other.predicted_samples_per_second : NAN, "");
+               report->run.prediction.known ? report->run.prediction.samples_per_second : NAN,
+               report->other.prediction.known ? report->other.prediction.samples_per_second : NAN, "");
   }
   number_row(report, out, "last loss", mine->last_loss, theirs->last_loss, "");
   closing(report, colour, out);

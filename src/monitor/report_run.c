@@ -3,62 +3,23 @@
 
 #include "base/alloc.h"
 #include "base/fail.h"
-#include "base/json_reader.h"
 #include "monitor/faults.h"
-#include "os/file.h"
 #include "os/folder.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-enum { PLAN_LIMIT_BYTES = 16 << 20 };
-
-static double number(const json_t *object, const char *key) {
-  const json_t *value = json_object_get(object, key);
-  return json_is_number(value) ? json_number_value(value) : NAN;
-}
-
-static even_status take_plan(const char *path, const char *policy, const json_t *plan, even_report_run *run) {
-  const char *format = json_string_value(json_object_get(plan, "format"));
-  const json_t *predicted = json_object_get(plan, "predicted");
-  const json_t *pace = json_object_get(predicted, strcmp(policy, "equal") == 0 ? "equal" : "balanced");
-  if (format == NULL || strcmp(format, "evenstep-plan-1") != 0 || !json_is_object(pace)) {
-    even_status status = even_fail(EVEN_ERR_INPUT, "%s is no plan that this version reads", path);
-    (void)even_error_fix("make one with `evenstep plan`");
-    return status;
-  }
-  run->predicted = true;
-  run->predicted_samples_per_second = number(pace, "samples_per_second");
-  run->predicted_step_seconds = number(pace, "step_seconds");
-  run->predicted_bound = number(predicted, "bound_samples_per_second");
-  return EVEN_OK;
-}
-
-static even_status read_plan(const char *path, even_report_run *run) {
-  even_text content = EVEN_TEXT_EMPTY;
-  json_t *plan = NULL;
-  even_status status = even_file_read(path, PLAN_LIMIT_BYTES, &content);
-  if (status == EVEN_OK) {
-    status = even_json_parse(path, even_text_string(&content), content.length, &plan);
-  }
-  if (status == EVEN_OK) {
-    status = take_plan(path, even_history_state(run->history)->policy, plan, run);
-  }
-  json_decref(plan);
-  even_text_free(&content);
-  return status;
-}
-
 static even_status find_plan(const char *plan, even_report_run *run) {
+  const char *policy = even_history_state(run->history)->policy;
   even_text own = EVEN_TEXT_EMPTY;
   if (plan != NULL) {
-    return read_plan(plan, run);
+    return even_prediction_read(plan, policy, &run->prediction);
   }
   even_text_format(&own, "%s/plan.json", run->folder);
   even_status status = even_text_status(&own);
   if (status == EVEN_OK && even_path_exists(even_text_string(&own))) {
-    status = read_plan(even_text_string(&own), run);
+    status = even_prediction_read(even_text_string(&own), policy, &run->prediction);
   }
   even_text_free(&own);
   return status;
@@ -166,11 +127,11 @@ void even_report_run_json(even_json *json, const char *key, const even_report_ru
   even_json_unsigned(json, "checkpoints", state->checkpoints);
   even_json_integer(json, "restarts", state->attempt);
   even_faults_json(json, state);
-  if (run->predicted) {
+  if (run->prediction.known) {
     even_json_object(json, "predicted");
-    even_json_number(json, "samples_per_second", run->predicted_samples_per_second);
-    even_json_number(json, "step_seconds", run->predicted_step_seconds);
-    even_json_number(json, "bound_samples_per_second", run->predicted_bound);
+    even_json_number(json, "samples_per_second", run->prediction.samples_per_second);
+    even_json_number(json, "step_seconds", run->prediction.step_seconds);
+    even_json_number(json, "bound_samples_per_second", run->prediction.bound);
     even_json_object_end(json);
   } else {
     even_json_null(json, "predicted");

@@ -4,6 +4,7 @@
 
 #include "base/json_writer.h"
 #include "monitor/analysis.h"
+#include "monitor/prediction.h"
 #include "monitor/report.h"
 
 typedef struct even_report_run {
@@ -12,10 +13,7 @@ typedef struct even_report_run {
   even_analysis analysis;
   even_measure measure; /* of the steady steps, not of the last ones */
   bool living;
-  bool predicted; /* the next three are from the plan */
-  double predicted_samples_per_second;
-  double predicted_step_seconds;
-  double predicted_bound;
+  even_prediction prediction; /* of the plan */
 } even_report_run;
 
 struct even_report {
