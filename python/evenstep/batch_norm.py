@@ -125,8 +125,8 @@ def batch_norm(
     """torch.nn.functional.batch_norm of all ranks' samples together. Collective where `training`."""
     if not training or eps <= 0.0:  # torch says what is wrong
         return functional.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
-    of_all = _statistics(name, x.detach())
-    if of_all.total == 1:
+    of_all, own = _statistics(name, x.detach())
+    if of_all.total == 1 and not _counts_nothing(session()):
         raise ValueError(
             f"Expected more than 1 value per channel when training, got input size {x.size()} on all ranks together"
         )
@@ -135,7 +135,7 @@ def batch_norm(
             _follow(running_mean, of_all.mean, momentum)
             _follow(running_var, of_all.variance * (of_all.total / (of_all.total - 1)), momentum)
     mean, variance = of_all.on(x)
-    result: torch.Tensor = _BatchNormOfAll.apply(x, weight, bias, mean, variance, eps, of_all.counts, name)
+    result: torch.Tensor = _BatchNormOfAll.apply(x, weight, bias, mean, variance, eps, of_all.counts, own, name)
     return result
 
 
@@ -171,7 +171,8 @@ class _OfAll:
         return self._on
 
 
-def _statistics(name: str, x: torch.Tensor) -> _OfAll:
+def _statistics(name: str, x: torch.Tensor) -> tuple[_OfAll, int]:
+    """And how many values a channel are this rank's."""
     current = session()
     channels = x.shape[1]
     count = x.numel() // max(1, channels) if current.steps.has_samples(current.latest) else 0
@@ -179,26 +180,52 @@ def _statistics(name: str, x: torch.Tensor) -> _OfAll:
         mine = torch.batch_norm_update_stats(x.to(_wide(x.dtype)), None, None, 0.0)
     else:
         mine = (torch.zeros(2 * channels, dtype=torch.float64),)
-    found: _OfAll = _meet(current, f"forward of BatchNorm {name!r}", count, mine, _OfAll)
-    return found
+    found: _OfAll | None = _meet(current, f"forward of BatchNorm {name!r}", count, mine, _OfAll)
+    if found is None:
+        found = _OfAll(torch.cat([torch.tensor([count], dtype=torch.float64), *(one.cpu() for one in mine)])[None])
+    return found, count
+
+
+def _counts_nothing(current: Session) -> bool:
+    """Whether the pass under way is void: each rank makes it by itself."""
+    return current.recovery is not None and current.recovery.void
+
+
+def _gather_rows(current: Session, row: torch.Tensor) -> torch.Tensor | None:
+    """None in a pass that counts nothing."""
+    group, recovery = current.group, current.recovery
+    if not _counts_nothing(current):
+        try:
+            with current.steps.blocking():
+                return group.gather_rows(row, [row.numel()] * group.ranks).view(group.ranks, -1)
+        except EvenstepError as error:
+            if recovery is None or not current.steps.in_pass or not recovery.mends(error):
+                raise
+    elif not current.steps.in_pass:
+        raise EvenstepError(
+            "a rank was lost in a step, and a BatchNorm runs in training before the next one: the others have done so with "
+            "that rank (EVEN_ERR_PEER_LOST)\n  fix: run it in eval mode after optimizer.step()"
+        )
+    return None
 
 
 def _meet(
     current: Session, where: str, number: float, values: Sequence[torch.Tensor], make: Callable[[torch.Tensor], Any]
 ) -> Any:
-    """make(a row for each rank: its number, then its values). On the group of the votes, so that a rank that comes to a vote,
-    or to another collective call of the script, is told from one that is late."""
+    """make(a row for each rank: its number, then its values); None in a pass that counts nothing. On the group of the votes,
+    so that a rank that comes to a vote, or to another collective call of the script, is told from one that is late."""
     group = current.group
     current.norm_calls += 1
     head = torch.tensor([current.norm_calls, zlib.crc32(where.encode()), number], dtype=torch.float64)
     row = torch.cat([head, *(one if one.is_cpu else one.cpu() for one in values)])
     try:
-        with current.steps.blocking():
-            rows = group.gather_rows(row, [row.numel()] * group.ranks).view(group.ranks, -1)
+        rows = _gather_rows(current, row)
     except EvenstepError as error:
         if getattr(error, "status", "") != "EVEN_ERR_MISMATCH":
             raise
         raise EvenstepError(f"{where}, on rank {group.rank}: {str(error).splitlines()[0]}\n{_FIX}") from None
+    if rows is None:
+        return None
 
     def made() -> tuple[bool, Any]:
         alike = not bool((rows[:, :2] != rows[0, :2]).any())
@@ -234,10 +261,11 @@ class _BatchNormOfAll(torch.autograd.Function):
         variance: torch.Tensor,
         eps: float,
         counts: list[int],
+        own: int,
         name: str,
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight, mean, variance)
-        ctx.eps, ctx.counts, ctx.name = eps, counts, name
+        ctx.eps, ctx.counts, ctx.own, ctx.name = eps, counts, own, name
         ctx.session = session()
         ctx.dtypes = [None if one is None else one.dtype for one in (weight, bias)]
         return _apply(x.to(mean.dtype), mean, variance, weight, bias, eps).to(x.dtype)
@@ -249,7 +277,7 @@ class _BatchNormOfAll(torch.autograd.Function):
         current = ctx.session
         dtype, channels = mean.dtype, x.shape[1]
         wide = x.to(dtype)
-        counts = ctx.counts[current.group.rank] > 0
+        counts = ctx.own > 0
         if counts:
             dx, dweight, dbias = torch.ops.aten.native_batch_norm_backward(
                 gradient.to(dtype),
@@ -269,12 +297,12 @@ class _BatchNormOfAll(torch.autograd.Function):
         if dx is not None:
             part = current.steps.current_weight()
             through = _through_statistics(current, ctx, part, [dbias, dweight], variance, weight)
-            if counts and part > 0:
+            if through is not None and counts and part > 0:
                 slope, shift = (through / part).to(mean)
                 dx = dx.add_(_apply(wide, mean, variance, slope, shift, ctx.eps))
             dx = dx.to(x.dtype)
         own = zip((dweight, dbias), ctx.dtypes, ctx.needs_input_grad[1:3])
-        return dx, *(one.to(dtype) if needed else None for one, dtype, needed in own), *[None] * 5
+        return dx, *(one.to(dtype) if needed else None for one, dtype, needed in own), *[None] * 6
 
 
 def _through_statistics(
@@ -284,7 +312,7 @@ def _through_statistics(
     sums: Sequence[torch.Tensor],
     variance: torch.Tensor,
     weight: torch.Tensor | None,
-) -> torch.Tensor:
+) -> torch.Tensor | None:
     """Each channel's -w_r B and -w_r A, times weight / sqrt(variance + eps), two rows in 64 bits. sums: of this rank, the
     gradient's and the gradient's times x̂."""
     where = f"backward of BatchNorm {ctx.name!r}"
@@ -306,7 +334,7 @@ def _through_statistics(
         total: torch.Tensor = (rows[:, 1:] * rows[:, :1]).sum(0).view(2, -1).flip(0)
         return total * scale
 
-    found: torch.Tensor = _meet(current, where, part, sums, make)
+    found: torch.Tensor | None = _meet(current, where, part, sums, make)
     return found
 
 

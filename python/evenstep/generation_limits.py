@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from evenstep.engine import SharedEngine
 from evenstep.feeds import IndexFeed
@@ -36,8 +35,6 @@ def _of_models(session: Session) -> str:
             return "sync= lets ranks have parameters, or gradients, of their own"
         if type(sync.engine) is not SharedEngine or not sync.engine.plain:
             return "gradients are compressed, on GPUs, or summed in another way than in shared memory"
-        if any(isinstance(one, nn.modules.batchnorm._BatchNorm) for one in sync.model.modules()):
-            return f"model {sync.name!r} has BatchNorms, whose statistics a pass changes before it is known to count"
     return "" if session.steps.syncs else "no model is prepared"
 
 
@@ -55,8 +52,6 @@ def _of_loops(session: Session) -> str:
         return "it needs one prepared optimizer, whose step commits"
     if isinstance(next(iter(session.optimizers.values())), torch.optim.LBFGS):
         return "LBFGS makes several backward passes in one step"
-    if any(hasattr(one, "get_scale") for one in session.objects.values()):
-        return "a GradScaler counts each pass"
     return ""
 
 

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from evenstep import _core, vote
 from evenstep._core import EvenstepError
+from evenstep.backward import in_backward
 from evenstep.checkpoint_state import capture
 from evenstep.generation_gift import Gift
 from evenstep.group import SharedGroup, as_bytes, gather_objects
@@ -137,6 +138,12 @@ class Recovery:
         assert isinstance(group, MendedGroup)
         before = self._committed
         try:
+            self._session.steps.synchronise_buffers(SharedGroup(group.comm))
+        except EvenstepError as error:
+            if not self.mends(error):
+                raise
+            return False
+        try:
             group.meet()
         except EvenstepError as error:
             self._mend(error, committing=True)
@@ -151,7 +158,7 @@ class Recovery:
         self.redoing = True
 
     def mends(self, error: BaseException) -> bool:
-        """After an error in the exchange of gradients: whether ranks were lost, and those that are left go on. The pass is
+        """After an error in what a step does before its commit: whether ranks were lost, and those that are left go on. The pass is
         void then. Raises where they cannot go on."""
         if not is_lost(error):
             return False
@@ -285,8 +292,7 @@ class Recovery:
     def _mend(self, error: EvenstepError, calling: bool = False, committing: bool = False) -> bytes | None:
         began = time.monotonic()
         self._revoke()
-        buffers = self._session.steps.buffers
-        if self._said != "" or (buffers is not None and buffers.changed()):
+        if self._said != "":
             raise error
         return self._regenerate(self.number, error, began, calling, committing)
 
@@ -403,7 +409,10 @@ class Recovery:
         group.take(comm)
         regroup(session, bootstrap.environment, engines, told)
         if voids == 0:
-            session.steps.forget_pass()  # all begin the step alike
+            session.forget_pass()  # all begin the step alike
+        elif in_backward():
+            for sync in session.steps.syncs:
+                sync.idle = True
         self._tell(number, before, began)
         return result
 

@@ -343,6 +343,7 @@ class EvenLoader:
         if not (self._again or self._shared_anew):
             return False
         if self._again and self._mark is not None:
+            self._session.pass_comes_again()
             _, self._batch, self._drawn, self._samples = self._mark
             self.fetched = 0
         self._again = self._shared_anew = False

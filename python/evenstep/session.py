@@ -24,6 +24,7 @@ from evenstep.hidden_gradients import HiddenGradients
 from evenstep.loops import Loops
 from evenstep.nonfinite import NonFinite
 from evenstep.parameter_checks import ParameterChecks
+from evenstep.pass_state import PassState
 from evenstep.regrouping import training_shares
 from evenstep.ring import open_ring
 from evenstep.schedulers import SchedulerSteps
@@ -110,6 +111,7 @@ class Session:
         self.latest: BatchPlan | None = None  # the batch of a prepared loader that the script is at
         self.total_epochs = 0  # 0: unknown
         self._committed = False
+        self._pass_state = PassState(self.models, self.objects)
         self.recovery: Recovery | None = None
         self.scheduler_steps = SchedulerSteps(lambda: self.iterating, lambda: self.redoing)
         self.loops = Loops(self.loaders, self.scheduler_steps, self.rank)
@@ -271,6 +273,8 @@ class Session:
         self.latest = plan
         if self.recovery is not None:
             self.recovery.redoing = False
+            if not self.steps.in_pass:
+                self._pass_state.keep()
         self.steps.batch_arrives(plan, asked_ns, batch)
 
     def epoch_begins(self, loader: EvenLoader, epoch: int) -> None:
@@ -465,8 +469,18 @@ class Session:
         for loader in self.loaders.values():
             if loader.train:
                 loader.take_back()
-        self.steps.forget_pass()
+        self._pass_state.put_back()
+        self.forget_pass()
         self.recovery.pass_ended()
+
+    def forget_pass(self) -> None:
+        """What was made since the last step counts nothing."""
+        self.steps.forget_pass()
+        self.norm_calls = 0
+
+    def pass_comes_again(self) -> None:
+        """After a void pass, before its first batch: what the script did since its end is undone, too."""
+        self._pass_state.put_back()
 
     def _step_done(self) -> None:
         self.steps.stepped()

@@ -462,8 +462,6 @@ class Steps:
         self._heard_of_nonfinite(ballots, local)
         if self.parameters is not None and all(ballot.flags & vote.CHECKED for ballot in ballots):
             self.parameters.heard(ballots)
-        if self.recovery is not None and any(ballot.buffers for ballot in ballots):
-            self.recovery.say("forward changes a model's buffers, before it is known that the pass counts")
         if self.memory is not None:
             self.memory.heard(ballots)
         self.checkpoint_agreed = bool(self.ballots[0].flags & vote.WANTS_CHECKPOINT)
@@ -500,6 +498,13 @@ class Steps:
         """Whether a batch that no step has used was in a backward."""
         return bool(self.ballots) and self.ballots[0].batches > 0
 
+    def synchronise_buffers(self, group: Group) -> None:
+        """Before the step counts: those that forward changed become the same on all ranks."""
+        checksums = [ballot.buffers for ballot in self.ballots]
+        if any(checksums) and self.buffers is not None:
+            with self.blocking():
+                self.buffers.synchronise(group, self._changed, checksums, [ballot.weight for ballot in self.ballots])
+
     def commit(self) -> list[tuple[int, float]]:
         """Before the first optimizer's step: makes the step count. Returns each rank's (samples, busy seconds) of one
         batch, or nothing where no batch of a prepared loader was in it."""
@@ -507,17 +512,11 @@ class Steps:
         timings: list[tuple[int, float]] = []
         self.reports, self.spared = [], []
         self._passes = self._spared_passes = 0
+        if self.recovery is None:
+            self.synchronise_buffers(self.group)
         ballots, self.ballots = self.ballots, []
         self.loss = math.nan
         if ballots:
-            if any(ballot.buffers for ballot in ballots) and self.buffers is not None:
-                with self.blocking():
-                    self.buffers.synchronise(
-                        self.group,
-                        self._changed,
-                        [ballot.buffers for ballot in ballots],
-                        [ballot.weight for ballot in ballots],
-                    )
             self.loss = total_of(ballot.loss for ballot in ballots)
             batches = ballots[0].batches
             self.spared = vote.spared(ballots)

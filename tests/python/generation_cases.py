@@ -171,8 +171,74 @@ print(f"rank {rank} made {passes} passes", flush=True)
 NORMS = (
     HEAD
     + """
-model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 2))
-model, optimizer, loader = es.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
+class Watched(torch.nn.Module):
+    # Its forward changes buffers: in place, by another object, and without a version.
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.BatchNorm1d(16), torch.nn.Tanh(), torch.nn.Linear(16, 2))
+        self.register_buffer("calls", torch.tensor(0))
+        self.register_buffer("level", torch.zeros(6))
+        self.register_buffer("last", torch.zeros(()), persistent=False)
+
+    def forward(self, x):
+        if self.training:
+            self.calls += 1
+            self.level = 0.9 * self.level + 0.1 * x.mean(0)
+            self.last.data.fill_(float(self.calls))
+        return self.layers(x)
+
+
+def make():
+    torch.manual_seed(1)
+    model = Watched()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.8)
+
+
+def state_of(one):
+    return torch.cat([value.detach().double().reshape(-1) for value in (*one.parameters(), *one.buffers())])
+
+
+def scaler_of():
+    return torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
+
+
+around(MendedGroup, "gather_rows", "statistics", "counted")
+model, optimizer, scheduler, scaler, loader = es.prepare(*make(), scaler_of(), loader)
+for epoch in es.epochs(EPOCHS):
+    for batch in loader:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        here("forward")
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        here("applied")
+        scaler.update()
+        scheduler.step()
+es.barrier()
+plain, its_scaler = make(), scaler_of()
+for epoch in range(EPOCHS):
+    for indices in GlobalOrder(loader.loader, 1).batches(loader.seed, epoch):
+        plain[1].zero_grad()
+        its_scaler.scale(loss_of(plain[0], [torch.stack(part) for part in zip(*(data[i] for i in indices))])).backward()
+        its_scaler.step(plain[1])
+        its_scaler.update()
+        plain[2].step()
+far = float((state_of(model) - state_of(plain[0])).norm() / state_of(plain[0]).norm())
+same = scheduler.state_dict() == plain[2].state_dict() and scaler.state_dict() == its_scaler.state_dict()
+print(f"rank {rank} of {es.world_size()} at step {es.step()}: {far:.1e} apart, rate {'kept' if same else 'other'}", flush=True)
+"""
+)
+
+SCHEDULED = (
+    HEAD
+    + """
+def thirds(number, batch):
+    return [batch // es.world_size()] * es.world_size()
+
+
+model, optimizer, scheduler = make()
+model, optimizer, loader = es.prepare(model, optimizer, loader, shares=thirds)
 for epoch in es.epochs(EPOCHS):
     for batch in loader:
         optimizer.zero_grad()
