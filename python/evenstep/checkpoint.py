@@ -80,6 +80,11 @@ def is_writing() -> bool:
     return _background.busy
 
 
+def expect_automatic() -> None:
+    """Makes ready for automatic checkpoints what may not be had when they are due."""
+    _background.begin_thread()
+
+
 def _finish_at_exit() -> None:
     error = _background.join()
     if error is not None:
@@ -88,7 +93,7 @@ def _finish_at_exit() -> None:
 
 
 def _register_exit() -> None:
-    # threading's own hook runs before atexit's and joins the thread; this one tells its error
+    # the thread is a daemon's: this waits for what it writes, and tells its error
     import atexit
 
     atexit.register(_finish_at_exit)

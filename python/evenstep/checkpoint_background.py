@@ -1,7 +1,8 @@
 """Checkpoints that are written while training goes on: copied to memory first, at most one at a time.
 
 The memory is kept for the next one, so that a copy takes no page faults. Under `evenstep run` it is a memory file that the
-agent holds, too: what a rank has taken and does not live to write, the agent writes."""
+agent holds, too: what a rank has taken and does not live to write, the agent writes. The thread is a daemon that is always
+there: who ends the process joins the write (evenstep.checkpoint)."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from evenstep import _core
@@ -24,11 +26,20 @@ class Background:
     """The write that goes on while training does."""
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
+        self._own_threads()
         self._error: BaseException | None = None
         self._memory: _core.CheckpointSnapshot | None = None
         self._bytes = 0  # that the memory has
         self._process = 0
+
+    def _own_threads(self) -> None:
+        """A fork has none of its parent's."""
+        self._owner = os.getpid()
+        self._thread: threading.Thread | None = None
+        self._asked = threading.Lock()  # free: there is a write to do
+        self._asked.acquire()
+        self._idle = threading.Lock()  # free: there is none
+        self._call: Callable[[], None] | None = None
 
     def take(self, folder: Path, snapshot: Snapshot, replace: bool, text: str, previous: Path | None = None) -> bool:
         """Copies it. False: the memory that is free does not hold another copy. The last write must have ended."""
@@ -58,7 +69,6 @@ class Background:
         gives it."""
 
         def run() -> None:
-            os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + _NICE)  # of this thread
             try:
                 self.write()
                 after()
@@ -66,8 +76,34 @@ class Background:
                 if not failed(error):
                     self._error = error
 
-        self._thread = threading.Thread(target=run, name="evenstep-checkpoint")
-        self._thread.start()
+        self.begin_thread()
+        self._call = run
+        self._idle.acquire()
+        self._asked.release()
+
+    def begin_thread(self) -> None:
+        """Begins the thread that writes, if there is none yet: best while there is memory. One that gets none before it
+        begins is waited for by Python's Thread.start for ever."""
+        if self._owner != os.getpid():
+            self._own_threads()
+        if self._thread is None:
+            thread = threading.Thread(target=self._serve, name="evenstep-checkpoint", daemon=True)
+            thread.start()
+            self._thread = thread
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + _NICE)  # of this thread
+        while True:
+            self._asked.acquire()
+            try:
+                assert self._call is not None
+                self._call()
+            except BaseException as error:
+                self._error = error
+            finally:
+                self._call = None
+                self._idle.release()
 
     def write(self) -> None:
         assert self._memory is not None
@@ -75,13 +111,13 @@ class Background:
 
     @property
     def busy(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+        return self._owner == os.getpid() and self._idle.locked()
 
     def join(self) -> BaseException | None:
         """Waits for the write; gives its error once."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        if self._owner == os.getpid():
+            with self._idle:
+                pass
         error, self._error = self._error, None
         return error
 

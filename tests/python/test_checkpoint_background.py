@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ import torch
 from checkpoint_session import OneProcess, ck, empty_place, files, names, use  # noqa: F401
 from torch import nn
 
+from evenstep.checkpoint_background import Background
 from evenstep.checkpoint_keeping import Keep
 
 SCRIPT = """
@@ -134,3 +138,35 @@ def test_the_last_one_that_was_read_back_stays(monkeypatch: pytest.MonkeyPatch) 
     session.step = 6
     ck.checkpoint()
     assert read_back[1:] == ["step-00000005", "step-00000006"] and names() == ["step-00000005", "step-00000006"]
+
+
+def test_a_process_without_memory_still_writes() -> None:
+    """The thread was begun while there was memory; one that is begun now would not come (seen to hang in Thread.start)."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(100)  # one that hangs ends
+        background = Background()
+        background.begin_thread()
+        written: list[str] = []
+        background.write = lambda: written.append("write")  # type: ignore[method-assign]
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+        background.start(lambda: written.append("after"), lambda error: False)
+        failed = background.join() is not None or background.busy
+        os._exit(0 if written == ["write", "after"] and not failed else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_fork_has_no_part_in_its_parents_write() -> None:
+    background, go_on = Background(), threading.Event()
+    background.write = go_on.wait  # type: ignore[method-assign]
+    background.start(lambda: None, lambda error: False)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(100)
+        os._exit(1 if background.busy or background.join() is not None else 0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert background.busy
+    go_on.set()
+    assert background.join() is None and not background.busy
