@@ -44,7 +44,7 @@ static const even_usage usage = {
     .synopsis = "evenstep chaos [options] script.py [arguments]",
     .description =
         "Trains twice: undisturbed, and while faults are injected (real ones: signals, busy neighbours, damaged\n"
-        "checkpoints, bytes on the job's ports, a full disk). The disturbed run must come to its end, "
+        "checkpoints, bytes on the job's ports, a full disk, lack of memory). The disturbed run must come to its end, "
         "and to the same parameters\n"
         "as the other. The faults, their times and their victims come from a seed.",
     .epilogue =
@@ -59,6 +59,9 @@ static const even_usage usage = {
         "  full-disk   the disk of the run is full for 5 s (of one that has up to 1 GB free)\n"
         "  clock       the clock of the day of a rank, or of the agent, jumps by up to 48 hours\n"
         "  stolen-port a rank is killed, and the port at which the next attempt is to meet is taken\n"
+        "  out-of-memory  a rank gets no more memory for 5 s (RLIMIT_AS)\n"
+        "  nan         a gradient of a rank is NaN in one backward; the runs have --on-nonfinite stop\n"
+        "  twin        a second process claims to be a rank, and must be refused\n"
         "\n"
         "exit codes:\n"
         "  0 the promise was kept; 11 it was not: other parameters, a failed or hanging run; else as of `evenstep "
@@ -99,6 +102,9 @@ static even_status make_words(chaos *on, size_t count, char **words) {
   add_pair(on, "--cpu-quota", on->job.cpu_quota);
   add_pair(on, "--python", on->job.python);
   add_pair(on, "--max-restarts", on->restarts);
+  if ((on->kinds_set >> EVEN_CHAOS_NAN & 1u) != 0) { /* such a step is not to be made: the job begins again before it */
+    add_pair(on, "--on-nonfinite", "stop");
+  }
   add_pair(on, "--log-rank", "none");
   add(on, "--quiet");
   add(on, "--json");
@@ -217,6 +223,7 @@ static even_status run_disturbed(chaos *on, int ranks, long steps) {
   job.faults = (size_t)on->count;
   job.steps = steps;
   job.ranks = ranks;
+  job.usual_ns = (uint64_t)(on->seconds[0] * 1e9);
   job.patience_ns = (uint64_t)(patience * 1e9);
   uint64_t began = even_clock_ns();
   even_status status = even_chaos_run(&job);
@@ -229,6 +236,12 @@ static even_status run_disturbed(chaos *on, int ranks, long steps) {
     break_promise(on, why);
   }
   even_chaos_close(&job);
+  for (int64_t i = 0; i < on->count; i++) {
+    if (on->done[i].broken) {
+      (void)snprintf(why, sizeof why, "%s: %s", even_chaos_name(on->plan[i].kind), on->done[i].words);
+      break_promise(on, why);
+    }
+  }
   return status;
 }
 
@@ -288,6 +301,7 @@ static even_status print_json(const chaos *on) {
     even_json_bool(&json, "injected", on->done[i].injected);
     even_json_bool(&json, "impossible", on->done[i].impossible);
     even_json_integer(&json, "at_ns", on->done[i].injected ? (int64_t)on->done[i].at_ns : -1);
+    even_json_integer(&json, "noticed_ns", (int64_t)on->done[i].noticed_ns);
     even_json_integer(&json, "gone_ns", (int64_t)on->done[i].gone_ns);
     even_json_integer(&json, "step", on->done[i].injected ? on->done[i].step : -1);
     even_json_string(&json, "what", on->done[i].words);

@@ -7,16 +7,19 @@
 #include "monitor/history.h"
 #include "os/busy.h"
 #include "os/dialogue.h"
+#include "os/process.h"
 #include "os/process_stat.h"
 
 /* What became of a fault. */
 typedef struct even_chaos_done {
   bool injected;
-  bool impossible;  /* here; words say why */
-  uint64_t at_ns;   /* CLOCK_MONOTONIC */
-  uint64_t gone_ns; /* of a killed agent: when the last of its ranks was no more; else 0 */
-  long step;        /* the training's last one then */
-  char words[192];  /* to whom, where; why it was not */
+  bool impossible;     /* here; words say why */
+  bool broken;         /* what must follow did not, as words say */
+  uint64_t at_ns;      /* CLOCK_MONOTONIC */
+  uint64_t noticed_ns; /* when the agent told of it, or another rank had ended; 0: that was not seen */
+  uint64_t gone_ns;    /* of a killed agent: when the last of its ranks was no more; else 0 */
+  long step;           /* the training's last one then */
+  char words[192];     /* to whom, where; why it was not */
 } even_chaos_done;
 
 typedef struct even_chaos_process {
@@ -39,6 +42,28 @@ typedef struct even_chaos_host {
   int64_t *clocks; /* ns by which the agent's clock of the day is off, then those of ranks 0, 1, … */
 } even_chaos_host;
 
+/* What faults of one rank hold (chaos_rank.c). */
+typedef struct even_chaos_rank {
+  even_chaos_process starved; /* gets no more memory */
+  uint64_t limit_before;
+  unsigned char *gradients; /* a byte a rank, shared with it: whether one is to be NaN, and whether it was */
+  bool asked;               /* the fault under way has asked for one */
+  even_process twin;        /* pid 0: none */
+  even_chaos_done *twin_fault;
+  uint64_t twin_until_ns;
+  even_text said; /* by the twin, of errors */
+} even_chaos_rank;
+
+enum { EVEN_CHAOS_WATCHED = 64 };
+
+/* The fault of which it is watched when it is noticed (chaos_watch.c). */
+typedef struct even_chaos_watch {
+  even_chaos_done *of; /* NULL: none */
+  size_t heard;        /* of the agent's words, before it */
+  even_chaos_process others[EVEN_CHAOS_WATCHED];
+  size_t count;
+} even_chaos_watch;
+
 /* A job of this program, in a process of its own, and what is done to it. Zeroed but for the first part. */
 typedef struct even_chaos_job {
   const char *const *words; /* of `evenstep run`, from the program on, without the run's name; NULL-terminated */
@@ -51,6 +76,7 @@ typedef struct even_chaos_job {
   size_t faults;
   int ranks;            /* of it; with faults alone */
   long steps;           /* of the whole training; 0: not known, with no faults */
+  uint64_t usual_ns;    /* that it takes undisturbed */
   uint64_t patience_ns; /* longer than this it hangs */
   /* ---- its own ---- */
   even_text folder;
@@ -64,6 +90,8 @@ typedef struct even_chaos_job {
   size_t busy_count;
   uint64_t busy_until_ns;
   even_chaos_host host;
+  even_chaos_rank rank;
+  even_chaos_watch watch;
   int starts; /* of the agent */
   int exit_code;
   char complaint[512]; /* the agent's last words */
@@ -82,7 +110,7 @@ even_status even_chaos_inject(even_chaos_job *job) EVEN_MUST_USE;
 /* Ends what is over: stops and neighbours; `all` of them. */
 void even_chaos_relent(even_chaos_job *job, bool all);
 
-/* ---- for chaos_faults.c and chaos_host.c ---- */
+/* ---- for the files of the faults ---- */
 
 /* The fault has happened, in so many words; or it cannot be here, and why. The next one is the next. */
 void even_chaos_tell(even_chaos_job *job, const char *words);
@@ -93,12 +121,30 @@ int even_chaos_port_of(pid_t pid, const char *name);
 even_status even_chaos_fill_disk(even_chaos_job *job) EVEN_MUST_USE;
 even_status even_chaos_turn_clock(even_chaos_job *job) EVEN_MUST_USE;
 void even_chaos_rob(even_chaos_job *job, const even_process_stat *rank);
+/* Faults of one rank, likewise. */
+even_status even_chaos_starve(even_chaos_job *job, const even_process_stat *rank) EVEN_MUST_USE;
+void even_chaos_spoil(even_chaos_job *job);
+even_status even_chaos_start_twin(even_chaos_job *job, const even_process_stat *rank) EVEN_MUST_USE;
 /* At each look: what goes on, and what is over; `all`: everything is. */
 even_status even_chaos_host_look(even_chaos_job *job) EVEN_MUST_USE;
 void even_chaos_host_relent(even_chaos_job *job, bool all);
+void even_chaos_rank_relent(even_chaos_job *job, bool all);
 /* Before the job's first start, and after its end: the clock that its processes see. */
 even_status even_chaos_clock_open(even_chaos_job *job, int ranks) EVEN_MUST_USE;
 void even_chaos_clock_close(even_chaos_job *job);
+/* The same: what ranks look at to learn that a gradient is to be NaN. */
+even_status even_chaos_rank_open(even_chaos_job *job, int ranks) EVEN_MUST_USE;
+void even_chaos_rank_close(even_chaos_job *job);
+/* Processes that this one starts find the memory behind `fd` at the path in the variable. */
+void even_chaos_tell_children(const char *name, int fd);
+/* Whether disk or memory may lack now: not towards the training's end, whose last checkpoint needs both. Tells so. */
+bool even_chaos_may_lack(even_chaos_job *job);
+/* Whether what lacks must be there again. */
+bool even_chaos_must_relent(const even_chaos_job *job);
+
+/* job->plan[job->next] is just being injected: from now on it is looked when it is noticed. */
+void even_chaos_watch_begin(even_chaos_job *job);
+void even_chaos_watch_look(even_chaos_job *job);
 
 /* How the newest checkpoints of two jobs differ. */
 typedef struct even_chaos_verdict {

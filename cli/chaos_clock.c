@@ -25,7 +25,7 @@ static bool has_clock_faults(const even_chaos_job *job) {
   return false;
 }
 
-static void tell_child(const char *name, int fd) {
+void even_chaos_tell_children(const char *name, int fd) {
   char path[64];
   (void)snprintf(path, sizeof path, "/proc/%ld/fd/%d", (long)getpid(), fd);
   (void)setenv(name, path, 1);
@@ -50,8 +50,8 @@ even_status even_chaos_clock_open(even_chaos_job *job, int ranks) {
   }
   memcpy(library.address, even_chaos_clock_library, even_chaos_clock_library_bytes);
   job->host.clocks = offsets.address;
-  tell_child("LD_PRELOAD", library.fd);
-  tell_child("EVENSTEP_CHAOS_CLOCK", offsets.fd);
+  even_chaos_tell_children("LD_PRELOAD", library.fd);
+  even_chaos_tell_children("EVENSTEP_CHAOS_CLOCK", offsets.fd);
   return EVEN_OK;
 }
 

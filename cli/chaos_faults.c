@@ -42,6 +42,7 @@ void even_chaos_tell(even_chaos_job *job, const char *words) {
   done->at_ns = even_clock_ns();
   done->step = even_chaos_last_step(job);
   (void)snprintf(done->words, sizeof done->words, "%s", words);
+  even_chaos_watch_begin(job);
   job->next++;
 }
 
@@ -252,7 +253,8 @@ static void send_garbage(even_chaos_job *job, const even_process_stat *rank) {
 
 even_status even_chaos_inject(even_chaos_job *job) {
   even_process_stat rank;
-  if (!find_rank(job, job->plan[job->next].rank, &rank)) {
+  if (job->rank.twin.pid != 0 || /* what ends it must be known */
+      !find_rank(job, job->plan[job->next].rank, &rank)) {
     return EVEN_OK;
   }
   switch (job->plan[job->next].kind) {
@@ -280,6 +282,13 @@ even_status even_chaos_inject(even_chaos_job *job) {
     case EVEN_CHAOS_PORT:
       even_chaos_rob(job, &rank);
       return EVEN_OK;
+    case EVEN_CHAOS_MEMORY:
+      return even_chaos_starve(job, &rank);
+    case EVEN_CHAOS_NAN:
+      even_chaos_spoil(job);
+      return EVEN_OK;
+    case EVEN_CHAOS_TWIN:
+      return even_chaos_start_twin(job, &rank);
     case EVEN_CHAOS_KINDS:
       break;
   }
@@ -300,4 +309,5 @@ void even_chaos_relent(even_chaos_job *job, bool all) {
     job->busy_count = 0;
   }
   even_chaos_host_relent(job, all);
+  even_chaos_rank_relent(job, all);
 }

@@ -17,17 +17,29 @@
 #define FULL_NS ((uint64_t)5 * 1000000000u)
 /* So long the next attempt may take to begin, and its rank 0 to find that its port is taken. */
 #define PORT_NS ((uint64_t)180 * 1000000000u)
-/* Of the training: no disk becomes full after the first, nor stays so after the other. */
-static const double LAST_FULL = 0.7;
-static const double ROOM_AGAIN = 0.85;
+/* Of the training: nothing lacks from the first on, nor longer than to the other. */
+static const double LAST_LACK = 0.75;
+static const double ALL_AGAIN = 0.85;
 enum { LONGEST_LIST = 1 << 16 };
-
-/* ---- the disk ---- */
 
 /* The part of the training that is made, as far as its history shows. */
 static double progress(const even_chaos_job *job) {
   return (double)(even_chaos_last_step(job) + 1) / (double)job->steps;
 }
+
+bool even_chaos_may_lack(even_chaos_job *job) {
+  if (progress(job) <= LAST_LACK) {
+    return true;
+  }
+  even_chaos_tell_not(job, "the training comes to its end, and its last checkpoint could not be written");
+  return false;
+}
+
+bool even_chaos_must_relent(const even_chaos_job *job) {
+  return progress(job) > ALL_AGAIN;
+}
+
+/* ---- the disk ---- */
 
 even_status even_chaos_fill_disk(even_chaos_job *job) {
   even_chaos_host *host = &job->host;
@@ -45,8 +57,7 @@ even_status even_chaos_fill_disk(even_chaos_job *job) {
     even_chaos_tell_not(job, words);
     return EVEN_OK;
   }
-  if (progress(job) > LAST_FULL) {
-    even_chaos_tell_not(job, "the training comes to its end, and its last checkpoint would have no room");
+  if (!even_chaos_may_lack(job)) {
     return EVEN_OK;
   }
   even_text_clear(&host->filler);
@@ -150,7 +161,7 @@ even_status even_chaos_host_look(even_chaos_job *job) {
 void even_chaos_host_relent(even_chaos_job *job, bool all) {
   even_chaos_host *host = &job->host;
   uint64_t now = even_clock_ns();
-  if (host->full_until_ns != 0 && (all || now >= host->full_until_ns || progress(job) > ROOM_AGAIN)) {
+  if (host->full_until_ns != 0 && (all || now >= host->full_until_ns || even_chaos_must_relent(job))) {
     empty_disk(host);
   }
   if (host->robbed_port != 0 && (all || now >= host->robbed_until_ns)) {

@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MOST_WORDS = 4096, LOOK_MS = 50 };
+enum { MOST_WORDS = 4096, LOOK_MS = 50, WATCH_MS = 5 };
 /* So long the processes of a killed agent may take to end, which its guardian sees to. */
 #define LAST_ONES_NS ((uint64_t)30 * 1000000000u)
 
@@ -63,6 +63,11 @@ static bool is_due(const even_chaos_job *job) {
 }
 
 static even_status look(even_chaos_job *job) {
+  even_chaos_watch_look(job);
+  if (job->watch.of != NULL) { /* often, and nothing else beside it */
+    even_chaos_relent(job, false);
+    return EVEN_OK;
+  }
   read_history(job);
   even_chaos_relent(job, false);
   EVEN_TRY(even_chaos_host_look(job));
@@ -88,7 +93,7 @@ static void take_outcome(even_chaos_job *job, const char *line) {
 static even_status follow(even_chaos_job *job, uint64_t began_ns) {
   for (;;) {
     const char *line = NULL;
-    even_status status = even_dialogue_hear(&job->agent, LOOK_MS, &line);
+    even_status status = even_dialogue_hear(&job->agent, job->watch.of != NULL ? WATCH_MS : LOOK_MS, &line);
     if (status == EVEN_OK && line == NULL) {
       return EVEN_OK;
     }
@@ -153,9 +158,12 @@ even_status even_chaos_run(even_chaos_job *job) {
   job->exit_code = -1;
   job->host.filler_fd = job->host.port_fd = -1;
   EVEN_TRY(even_chaos_clock_open(job, job->ranks));
+  EVEN_TRY(even_chaos_rank_open(job, job->ranks));
   EVEN_TRY(start(job));
   for (;;) {
     EVEN_TRY(follow(job, began));
+    even_chaos_watch_look(job);
+    job->watch.of = NULL;
     end_agent(job);
     if (!job->agent_killed) {
       break;
@@ -174,6 +182,7 @@ void even_chaos_close(even_chaos_job *job) {
   end_agent(job);
   even_chaos_relent(job, true);
   even_chaos_clock_close(job);
+  even_chaos_rank_close(job);
   even_history_close(job->history);
   even_text_free(&job->folder);
 }

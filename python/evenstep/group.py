@@ -15,7 +15,7 @@ import torch.distributed as dist
 from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.environment import Environment
-from evenstep.rendezvous import open_group
+from evenstep.rendezvous import claim, open_group
 
 
 class Group(Protocol):
@@ -206,7 +206,13 @@ class Bootstrap:
                 "  fix: start the script with `evenstep run` or torchrun"
             )
         backend = "evenstep" if "evenstep" in dist.Backend.backend_list else None
-        dist.init_process_group(backend, timeout=timedelta(seconds=self.timeout_seconds))
+        timeout = timedelta(seconds=self.timeout_seconds)
+        # as init_process_group does it, but a process that is no rank must not come into a group's making
+        store, rank, ranks = next(iter(dist.rendezvous("env://", timeout=timeout)))
+        store.set_timeout(timeout)
+        claim(store, rank)
+        store = dist.PrefixStore("default_pg", store)
+        dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=ranks)
 
     def _in_job(self, ranks: Sequence[int] | None) -> list[int] | None:
         """Numbers in the job; None: all of it."""

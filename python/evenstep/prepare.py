@@ -24,6 +24,7 @@ from evenstep.agreement import (
 )
 from evenstep.backward import observe_backward
 from evenstep.buffers import BufferSync
+from evenstep.chaos import spoil_when_asked
 from evenstep.device_places import place_of
 from evenstep.engine import Engine, EngineOptions
 from evenstep.engine_choice import choose_engine
@@ -183,6 +184,13 @@ def prepare(
                         even.size_workers()
             if models:
                 observe_backward(passes)
+                spoil_when_asked(p for model in models.values() for _, p in trained_parameters(model))
+            if current.rank == 0 and (
+                current.environment.checkpoint_steps > 0 or current.environment.checkpoint_seconds > 0
+            ):
+                from evenstep.checkpoint import expect_automatic
+
+                expect_automatic()
             if current.recovery is not None:
                 current.recovery.say(why_not(current, exact is not None))
                 _take_place(current)

@@ -113,6 +113,30 @@ def has_all(store: Store, keys: list[str], name: str) -> bool:
         raise _store_lost(name) from error
 
 
+def claim(store: Store, rank: int) -> None:
+    """This process is the job's rank from now on, for all who meet at the store. Raises where another one is, and lives:
+    started twice, or left from before."""
+    mine = f"{_place()} {os.getpid()}"
+    key = f"evenstep/process/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{rank}"
+    holder = store.compare_set(key, "", mine).decode()
+    while holder != mine:
+        place, _, process = holder.rpartition(" ")
+        if place == _place() and not _ended(int(process)):
+            raise _is_there(rank, int(process))
+        # it has ended; or is on another host, from where the launcher may have moved the rank
+        holder = store.compare_set(key, holder, mine).decode()
+
+
+def _is_there(rank: int, process: int) -> _core.EvenstepError:
+    fix = "start each rank once; end what is left of an earlier start; give each job a MASTER_PORT of its own"
+    error = _core.EvenstepError(
+        f"rank {rank} of this job is process {process} already, so process {os.getpid()} cannot be it (EVEN_ERR_IN_USE)\n"
+        f"  fix: {fix}"
+    )
+    error.status, error.fix, error.rank, error.device = "EVEN_ERR_IN_USE", fix, rank, None
+    return error
+
+
 _PATIENCE_SECONDS = 2.0
 """How long rank 0 stays for others to hear that there will be no group."""
 

@@ -23,6 +23,9 @@ static const kind_words all[EVEN_CHAOS_KINDS] = {
     {"full-disk", "the disk of the run is full"},
     {"clock", "the clock of the day jumps"},
     {"stolen-port", "a rank is killed, and the port of the next attempt is taken"},
+    {"out-of-memory", "a rank gets no more memory"},
+    {"nan", "a gradient of a rank is NaN"},
+    {"twin", "a second process claims to be a rank"},
 };
 
 const char *even_chaos_name(even_chaos_kind kind) {
@@ -51,7 +54,7 @@ static even_status kind_named(const char *word, size_t length, uint32_t *kinds) 
   return nearest != NULL ? even_error_fix("did you mean %s?", nearest)
                          : even_error_fix(
                                "kill, stop, slow, agent, bit-flip, torn-write, garbage, full-disk, "
-                               "clock, stolen-port, or all");
+                               "clock, stolen-port, out-of-memory, nan, twin, or all");
 }
 
 even_status even_chaos_parse(const char *list, uint32_t *kinds) {
@@ -69,6 +72,12 @@ even_status even_chaos_parse(const char *list, uint32_t *kinds) {
     }
   }
 }
+
+/* Of the training: before, there is no checkpoint yet; after, a restart has nothing left to show. */
+static const double EARLIEST = 0.1;
+static const double LATEST = 0.9;
+/* What lacks then is there again when the last checkpoint is written. */
+static const double LATEST_LACK = 0.7;
 
 /* SplitMix64 (Steele, Lea, Flood, OOPSLA 2014). */
 static uint64_t next(uint64_t *state) {
@@ -98,7 +107,8 @@ void even_chaos_plan(uint64_t seed, uint32_t kinds, int ranks, size_t count, eve
   for (size_t i = 0; i < count; i++) {
     even_chaos_fault fault = {.kind = draw(&state, kinds, &left)};
     fault.rank = (int)(next(&state) % (uint64_t)ranks);
-    fault.when = 0.1 + 0.8 * (double)(next(&state) >> 11) / (double)((uint64_t)1 << 53);
+    double latest = fault.kind == EVEN_CHAOS_DISK || fault.kind == EVEN_CHAOS_MEMORY ? LATEST_LACK : LATEST;
+    fault.when = EARLIEST + (latest - EARLIEST) * (double)(next(&state) >> 11) / (double)((uint64_t)1 << 53);
     fault.dice = next(&state);
     size_t at = i;
     for (; at > 0 && out[at - 1].when > fault.when; at--) {

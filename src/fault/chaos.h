@@ -18,13 +18,16 @@ typedef enum even_chaos_kind {
   EVEN_CHAOS_DISK,    /* the file system of the run is full, for a few seconds */
   EVEN_CHAOS_CLOCK,   /* the clock of the day jumps by hours, for a rank or for the agent */
   EVEN_CHAOS_PORT,    /* a rank is killed, and the port on which the next attempt is to meet is taken */
+  EVEN_CHAOS_MEMORY,  /* a rank gets no more memory, for a few seconds */
+  EVEN_CHAOS_NAN,     /* a gradient of a rank is NaN in one backward */
+  EVEN_CHAOS_TWIN,    /* a second process claims to be a rank */
   EVEN_CHAOS_KINDS
 } even_chaos_kind;
 
 typedef struct even_chaos_fault {
   even_chaos_kind kind;
   int rank;
-  double when;   /* the part of the training's steps that is made by then, 0.1 to 0.9 */
+  double when;   /* the part of the training's steps that is made by then, 0.1 to 0.9; 0.7 where something lacks */
   uint64_t dice; /* for what else is chosen at random: a bit, a file */
 } even_chaos_fault;
 

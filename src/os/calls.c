@@ -46,6 +46,9 @@ static int real_getrlimit(int resource, struct rlimit *out) {
 static int real_setrlimit(int resource, const struct rlimit *limit) {
   return setrlimit((__rlimit_resource_t)resource, limit);
 }
+static int real_prlimit(pid_t pid, int resource, const struct rlimit *limit, struct rlimit *before) {
+  return prlimit(pid, (__rlimit_resource_t)resource, limit, before);
+}
 
 static long real_futex(uint32_t *word, int operation, uint32_t value, const struct timespec *timeout) {
   return syscall(SYS_futex, word, operation, value, timeout, NULL, 0);
@@ -172,6 +175,7 @@ static int real_nanosleep(const struct timespec *time) {
    .getifaddrs = getifaddrs,                    \
    .getrlimit = real_getrlimit,                 \
    .setrlimit = real_setrlimit,                 \
+   .prlimit = real_prlimit,                     \
    .fork = fork,                                \
    .execvpe = real_execvpe,                     \
    .exit = real_exit,                           \

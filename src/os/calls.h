@@ -64,6 +64,7 @@ typedef struct even_os_calls {
   int (*getifaddrs)(struct ifaddrs **out); /* freed with freeifaddrs */
   int (*getrlimit)(int resource, struct rlimit *out);
   int (*setrlimit)(int resource, const struct rlimit *limit);
+  int (*prlimit)(pid_t pid, int resource, const struct rlimit *limit, struct rlimit *before);
   /* processes and their signals */
   pid_t (*fork)(void);
   int (*execvpe)(const char *file, char *const *arguments, char *const *environment);

@@ -282,6 +282,29 @@ def test_one_that_never_comes_is_named(monkeypatch):
         rendezvous.open_group(dist.HashStore(), 0, 2, timeout_seconds=0.05)
 
 
+def test_a_rank_is_one_process():
+    import torch.distributed as dist
+
+    import evenstep
+    from evenstep import rendezvous
+
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    store = dist.HashStore()
+    key = "evenstep/process/0/1"
+    store.set(key, f"{rendezvous._place()} {gone.pid}")
+    rendezvous.claim(store, 1)  # who has ended has it no more
+    rendezvous.claim(store, 1)
+    rendezvous.claim(store, 0)
+    store.set(key, f"{rendezvous._place()} {os.getppid()}")
+    with pytest.raises(evenstep.EvenstepError, match=f"rank 1 of this job is process {os.getppid()} already") as caught:
+        rendezvous.claim(store, 1)
+    assert (caught.value.status, caught.value.rank) == ("EVEN_ERR_IN_USE", 1)
+    assert store.get(key).decode() == f"{rendezvous._place()} {os.getppid()}"  # the first is unharmed
+    store.set(key, f"another host pid:[1] 0 {os.getppid()}")  # of which nothing is known here
+    rendezvous.claim(store, 1)
+
+
 def test_the_grace_of_a_stop_is_checked(monkeypatch):
     import evenstep
     from evenstep.rendezvous import open_group

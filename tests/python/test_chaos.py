@@ -14,6 +14,7 @@ import pytest
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 TRAINING = """
+import mmap
 import os
 import sys
 import time
@@ -31,12 +32,17 @@ optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 loader = torch.utils.data.DataLoader(data, batch_size=16, shuffle=True)
 model, optimizer, loader = es.prepare(model, optimizer, loader)
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+spoiled = b""  # a byte a rank: a gradient of its is to be NaN, or was
+if path := os.environ.get("EVENSTEP_CHAOS_NAN"):
+    with open(path, "r+b") as file:
+        spoiled = mmap.mmap(file.fileno(), 0)
 disturbed = os.environ["EVENSTEP_RUN_DIR"].endswith("-disturbed")
 factor, attempts, seconds = (float(word) for word in sys.argv[1:])
 for epoch in es.epochs(60):
     if epoch == 30 and disturbed and attempt < attempts:  # half of it is made: the faults come
         until = time.monotonic() + seconds
-        while time.monotonic() < until:
+        while time.monotonic() < until and not any(spoiled[:]):
+            bytearray(1 << 26)  # memory of its own, if there is any
             time.sleep(0.05)
     for batch, target in loader:
         loss = torch.nn.functional.mse_loss(model(batch), target)
@@ -73,7 +79,9 @@ def outcome(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 # All of these seeds' faults come before the half; the script waits there, in so many attempts, so many seconds at most
 # (where a rank or the agent is killed, until that).
 KINDS = [
-    ("kill,garbage", 33, 1, 100),
+    ("garbage,twin,nan", 114, 1, 100),
+    pytest.param("kill,garbage", 33, 1, 100, marks=pytest.mark.more),
+    pytest.param("out-of-memory", 0, 1, 100, marks=pytest.mark.more),
     pytest.param("stop,slow", 33, 1, 10, marks=pytest.mark.more),
     pytest.param("agent", 33, 1, 10, marks=pytest.mark.more),
     pytest.param("bit-flip,torn-write", 33, 2, 100, marks=pytest.mark.more),
@@ -84,13 +92,15 @@ KINDS = [
 def test_the_promise_is_kept(
     chaos: Run, script: Callable[[str], str], kinds: str, seed: int, attempts: int, seconds: int
 ) -> None:
-    options = ("-n", "2", "--seed", str(seed), "--faults", "2", "--kinds", kinds, "--json")
+    names = kinds.split(",")
+    options = ("-n", "2", "--seed", str(seed), "--faults", str(len(names)), "--kinds", kinds, "--json")
     done = chaos(*options, script(TRAINING), "1", str(attempts), str(seconds))
     assert done.returncode == 0, done.stdout + done.stderr
     found = outcome(done)
     assert found["kept"] and found["broken"] is None and found["seed"] == seed
-    assert found["injected"] == 2 and {fault["kind"] for fault in found["faults"]} == set(kinds.split(","))
+    assert found["injected"] == len(names) and {fault["kind"] for fault in found["faults"]} == set(names)
     assert all(fault["injected"] and fault["step"] >= 0 and fault["what"] for fault in found["faults"])
+    assert all(fault["what"].endswith("was refused") for fault in found["faults"] if fault["kind"] == "twin"), found
     assert found["tensors"] == 4 and found["numbers_that_differ"] == 0
 
 

@@ -47,6 +47,8 @@
   X(int, -1, getifaddrs, (struct ifaddrs **out), (out))                                                                \
   X(int, -1, getrlimit, (int resource, struct rlimit *out), (resource, out))                                           \
   X(int, -1, setrlimit, (int resource, const struct rlimit *limit), (resource, limit))                                 \
+  X(int, -1, prlimit, (pid_t pid, int resource, const struct rlimit *limit, struct rlimit *before),                    \
+    (pid, resource, limit, before))                                                                                    \
   X(int, EAGAIN, thread_create,                                                                                        \
     (pthread_t *thread, const pthread_attr_t *attributes, void *(*body)(void *), void *argument),                      \
     (thread, attributes, body, argument))                                                                              \

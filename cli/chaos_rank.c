@@ -1,0 +1,233 @@
+/* Faults of one rank: it gets no memory, a gradient of its is NaN, a second process claims to be it. */
+#include "base/fail.h"
+#include "cli/chaos.h"
+#include "os/clock.h"
+#include "os/file.h"
+#include "os/memory_limit.h"
+#include "os/pipe.h"
+#include "os/shared_memory.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define STARVE_NS ((uint64_t)5 * 1000000000u)
+/* So long a second process of the script may take to come to es.prepare, beside the whole undisturbed run's time. */
+#define TWIN_NS ((uint64_t)120 * 1000000000u)
+enum { LARGEST_ENVIRONMENT = 1 << 22, MOST_STRINGS = 8192, MOST_SAID = 1 << 16 };
+
+/* ---- memory ---- */
+
+even_status even_chaos_starve(even_chaos_job *job, const even_process_stat *rank) {
+  even_chaos_rank *faults = &job->rank;
+  char words[96];
+  if (faults->starved.until_ns != 0 || !even_chaos_may_lack(job)) {
+    return EVEN_OK;
+  }
+  even_status status = even_memory_limit_set(rank->pid, 0, &faults->limit_before);
+  if (status == EVEN_ERR_NOT_FOUND) { /* it has just ended */
+    even_error_clear();
+    return EVEN_OK;
+  }
+  EVEN_TRY(status);
+  faults->starved =
+      (even_chaos_process){.pid = rank->pid, .start_time = rank->start_time, .until_ns = even_clock_ns() + STARVE_NS};
+  (void)snprintf(words, sizeof words, "rank %d (process %ld) gets no more memory, for 5 s", job->plan[job->next].rank,
+                 (long)rank->pid);
+  even_chaos_tell(job, words);
+  return EVEN_OK;
+}
+
+static void feed(even_chaos_rank *faults) {
+  even_process_stat now;
+  if (even_process_stat_read(faults->starved.pid, &now) == 0 && now.start_time == faults->starved.start_time &&
+      even_memory_limit_restore(faults->starved.pid, faults->limit_before) != EVEN_OK) {
+    even_error_clear(); /* it ends meanwhile */
+  }
+  faults->starved.until_ns = 0;
+}
+
+/* ---- NaN ---- */
+
+/* A rank's byte, which python/evenstep/chaos.py looks at in backward. */
+enum { NEVER_ASKED, ASKED, DONE };
+
+static even_shared_memory gradients;
+
+static bool has_kind(const even_chaos_job *job, even_chaos_kind kind) {
+  for (size_t i = 0; i < job->faults; i++) {
+    if (job->plan[i].kind == kind) {
+      return true;
+    }
+  }
+  return false;
+}
+
+even_status even_chaos_rank_open(even_chaos_job *job, int ranks) {
+  if (!has_kind(job, EVEN_CHAOS_NAN)) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(even_shared_memory_create("evenstep-chaos-nan", (size_t)ranks, &gradients));
+  job->rank.gradients = gradients.address;
+  even_chaos_tell_children("EVENSTEP_CHAOS_NAN", gradients.fd);
+  return EVEN_OK;
+}
+
+void even_chaos_rank_close(even_chaos_job *job) {
+  if (job->rank.gradients != NULL) {
+    (void)unsetenv("EVENSTEP_CHAOS_NAN");
+    even_shared_memory_close(&gradients);
+    job->rank.gradients = NULL;
+  }
+  even_text_free(&job->rank.said);
+}
+
+void even_chaos_spoil(even_chaos_job *job) {
+  even_chaos_rank *faults = &job->rank;
+  int rank = job->plan[job->next].rank;
+  unsigned char *byte = &faults->gradients[rank];
+  char words[64];
+  if (!faults->asked) {
+    __atomic_store_n(byte, ASKED, __ATOMIC_RELEASE);
+    faults->asked = true;
+  } else if (__atomic_load_n(byte, __ATOMIC_ACQUIRE) == DONE) {
+    faults->asked = false;
+    (void)snprintf(words, sizeof words, "a gradient of rank %d was NaN in one backward", rank);
+    even_chaos_tell(job, words);
+  }
+}
+
+/* ---- a rank twice ---- */
+
+/* NUL-terminated strings one after the other; without those that name descriptors, which are the rank's own. */
+static void take_strings(char *data, size_t length, bool variables, char **out) {
+  size_t count = 0;
+  for (size_t at = 0; at < length && count < MOST_STRINGS; at += strlen(data + at) + 1) {
+    const char *sign = strchr(data + at, '=');
+    bool descriptor = variables && sign != NULL && sign - (data + at) > 3 && memcmp(sign - 3, "_FD", 3) == 0;
+    if (!descriptor) {
+      out[count++] = data + at;
+    }
+  }
+  out[count] = NULL;
+}
+
+static even_status read_strings(pid_t pid, const char *what, even_text *out) {
+  char path[64];
+  (void)snprintf(path, sizeof path, "/proc/%ld/%s", (long)pid, what);
+  return even_file_read(path, LARGEST_ENVIRONMENT, out);
+}
+
+static even_status start_process(even_text *line, even_text *variables, even_process *out) {
+  static char *words[MOST_STRINGS + 1];
+  static char *environment[MOST_STRINGS + 1];
+  take_strings(line->data, line->length, false, words);
+  take_strings(variables->data, variables->length, true, environment);
+  const even_process_params params = {.arguments = words, .environment = environment};
+  return even_process_start(&params, out);
+}
+
+even_status even_chaos_start_twin(even_chaos_job *job, const even_process_stat *rank) {
+  even_chaos_rank *faults = &job->rank;
+  even_text line = EVEN_TEXT_EMPTY;
+  even_text variables = EVEN_TEXT_EMPTY;
+  char words[128];
+  bool started = false;
+  if (faults->twin.pid != 0) {
+    return EVEN_OK; /* one at a time */
+  }
+  even_status status = read_strings(rank->pid, "cmdline", &line);
+  status = status == EVEN_OK ? read_strings(rank->pid, "environ", &variables) : status;
+  if (status == EVEN_OK && line.length > 0 && variables.length > 0) {
+    status = start_process(&line, &variables, &faults->twin);
+    started = status == EVEN_OK;
+  } else { /* it has just ended */
+    even_error_clear();
+    status = EVEN_OK;
+  }
+  even_text_free(&line);
+  even_text_free(&variables);
+  if (started) {
+    even_text_clear(&faults->said);
+    faults->twin_fault = &job->done[job->next];
+    faults->twin_until_ns = even_clock_ns() + TWIN_NS + job->usual_ns;
+    (void)snprintf(words, sizeof words, "process %ld claims to be rank %d, which is process %ld",
+                   (long)faults->twin.pid, job->plan[job->next].rank, (long)rank->pid);
+    even_chaos_tell(job, words);
+  }
+  return status;
+}
+
+/* What it says is read, so that nothing holds it up; of its errors the last part is kept. */
+static void listen(even_chaos_rank *faults) {
+  char buffer[4096];
+  size_t got = 0;
+  while (even_pipe_read(faults->twin.output, buffer, sizeof buffer, &got) == EVEN_PIPE_DATA) {
+  }
+  while (even_pipe_read(faults->twin.error, buffer, sizeof buffer, &got) == EVEN_PIPE_DATA) {
+    if (faults->said.length > MOST_SAID) {
+      even_text_clear(&faults->said);
+    }
+    even_text_append(&faults->said, buffer, got);
+  }
+}
+
+/* By our own word, or because its port is taken, which a second rank 0 finds first. */
+static bool was_refused(const char *said) {
+  return strstr(said, "EVEN_ERR_IN_USE") != NULL || strstr(said, "EADDRINUSE") != NULL;
+}
+
+static void tell_end(even_chaos_rank *faults, bool by_itself) {
+  even_chaos_done *done = faults->twin_fault;
+  size_t length = strlen(done->words);
+  size_t room = sizeof done->words - length;
+  const char *said = even_text_string(&faults->said);
+  if (by_itself && was_refused(said)) {
+    (void)snprintf(done->words + length, room, ", and was refused");
+  } else if (by_itself) { /* its job's attempt may have ended meanwhile */
+    size_t end = strlen(said);
+    while (end > 0 && said[end - 1] == '\n') {
+      end--;
+    }
+    size_t begin = end;
+    while (begin > 0 && said[begin - 1] != '\n') {
+      begin--;
+    }
+    (void)snprintf(done->words + length, room, ", and ended: %.*s", (int)(end - begin), said + begin);
+  } else {
+    (void)snprintf(done->words + length, room, ", and was not refused");
+  }
+}
+
+static void look_after_twin(even_chaos_rank *faults, bool all) {
+  bool late = even_clock_ns() >= faults->twin_until_ns;
+  listen(faults);
+  bool ended = even_process_has_ended(faults->twin.pid);
+  if (!ended && !late && !all) {
+    return;
+  }
+  listen(faults);
+  if (ended || late) {
+    tell_end(faults, ended);
+    faults->twin_fault->broken = !ended;
+  }
+  (void)even_process_signal_group(faults->twin.pid, SIGKILL);
+  even_process_wait(faults->twin.pid);
+  even_pipe_close(faults->twin.output);
+  even_pipe_close(faults->twin.error);
+  faults->twin.pid = 0;
+}
+
+/* ---- at each look ---- */
+
+void even_chaos_rank_relent(even_chaos_job *job, bool all) {
+  even_chaos_rank *faults = &job->rank;
+  if (faults->starved.until_ns != 0 &&
+      (all || even_clock_ns() >= faults->starved.until_ns || even_chaos_must_relent(job))) {
+    feed(faults);
+  }
+  if (faults->twin.pid != 0) {
+    look_after_twin(faults, all);
+  }
+}

@@ -1,0 +1,61 @@
+/* How soon a fault is noticed: from then until the agent says so, or until a rank that was left alone has ended. */
+#include "cli/chaos.h"
+#include "os/clock.h"
+
+#include <string.h>
+
+#define LONGEST_WATCH_NS ((uint64_t)20 * 1000000000u)
+
+/* What the agent tells of ranks that stand still, and of hosts (src/orchestrator). */
+static const char *const tellings[] = {" stands still: ", " is lost: "};
+
+static bool lives(const even_chaos_process *process) {
+  even_process_stat now;
+  return even_process_stat_read(process->pid, &now) == 0 && now.start_time == process->start_time && now.state != 'Z' &&
+         now.state != 'X';
+}
+
+static bool is_noticed_by_others(even_chaos_kind kind) {
+  return kind == EVEN_CHAOS_KILL || kind == EVEN_CHAOS_STOP;
+}
+
+void even_chaos_watch_begin(even_chaos_job *job) {
+  even_chaos_watch *watch = &job->watch;
+  const even_state *state = even_history_state(job->history);
+  watch->of = NULL;
+  watch->count = 0;
+  if (!is_noticed_by_others(job->plan[job->next].kind)) {
+    return;
+  }
+  for (int rank = 0; rank < state->ranks && watch->count < EVEN_CHAOS_WATCHED; rank++) {
+    even_process_stat now;
+    if (rank != job->plan[job->next].rank && state->rank[rank].pid > 0 &&
+        even_process_stat_read(state->rank[rank].pid, &now) == 0 && now.state != 'Z') {
+      watch->others[watch->count++] = (even_chaos_process){.pid = now.pid, .start_time = now.start_time};
+    }
+  }
+  watch->of = &job->done[job->next];
+  watch->heard = job->agent.complaint.length;
+}
+
+void even_chaos_watch_look(even_chaos_job *job) {
+  even_chaos_watch *watch = &job->watch;
+  if (watch->of == NULL) {
+    return;
+  }
+  const even_text *said = &job->agent.complaint;
+  const char *since = said->length > watch->heard ? said->data + watch->heard : "";
+  bool noticed = false;
+  for (size_t i = 0; i < sizeof tellings / sizeof tellings[0]; i++) {
+    noticed = noticed || strstr(since, tellings[i]) != NULL;
+  }
+  for (size_t i = 0; i < watch->count; i++) {
+    noticed = noticed || !lives(&watch->others[i]);
+  }
+  if (noticed) {
+    watch->of->noticed_ns = even_clock_ns();
+  }
+  if (noticed || even_clock_ns() - watch->of->at_ns > LONGEST_WATCH_NS) {
+    watch->of = NULL;
+  }
+}
