@@ -320,6 +320,25 @@ def _end_by(pids: Sequence[int], seconds: float) -> list[int]:
     return late
 
 
+@pytest.fixture
+def small_disk(tmp_path: pathlib.Path) -> Iterator[Callable[..., pathlib.Path]]:
+    """A file system of its own, in memory: small_disk("6m", "runs") -> tmp_path / "runs". Skips where mounting needs root."""
+    places: list[pathlib.Path] = []
+
+    def mount(size: str, name: str = "disk") -> pathlib.Path:
+        place = tmp_path / name
+        place.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)]
+        if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
+            pytest.skip("mounting a small tmpfs needs root")
+        places.append(place)
+        return place
+
+    yield mount
+    for place in places:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
 # ---- jobs of `evenstep run` ----
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import pathlib
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -129,17 +129,6 @@ def test_what_is_refused(chaos: Run, script: Callable[[str], str]) -> None:
         assert (done.returncode, said in done.stderr) == (code, True), done.stderr
 
 
-@pytest.fixture
-def small_disk(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
-    place = tmp_path / "runs"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(place)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
-        pytest.skip("mounting a small tmpfs needs root")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
-
-
 # The script waits at the half until it has seen both faults: the clock of rank 0 jump, and the file that fills the disk.
 OF_THE_HOST = TRAINING.replace(
     "        until = time.monotonic() + seconds\n",
@@ -164,14 +153,15 @@ for epoch in es.epochs(60):
 @pytest.mark.more
 @pytest.mark.parametrize("seed", [0, 12])
 def test_a_full_disk_and_a_clock_that_jumps(
-    chaos: Run, script: Callable[[str], str], small_disk: pathlib.Path, seed: int
+    chaos: Run, script: Callable[[str], str], small_disk: Callable[..., pathlib.Path], seed: int
 ) -> None:
+    runs = small_disk("24m", "runs")
     options = ("-n", "2", "--seed", str(seed), "--faults", "2", "--kinds", "clock,full-disk", "--json")
     done = chaos(*options, "--name", "a", script(OF_THE_HOST), "1", "1", "100")
     assert done.returncode == 0, done.stdout + done.stderr
     found = outcome(done)
     assert found["kept"] and found["injected"] == 2 and found["numbers_that_differ"] == 0, found
-    assert not (small_disk / "a-disturbed" / "chaos-filler").exists()
+    assert not (runs / "a-disturbed" / "chaos-filler").exists()
 
 
 @pytest.mark.more

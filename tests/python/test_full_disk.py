@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import pathlib
 import sqlite3
 import subprocess
-from collections.abc import Callable, Iterator
-
-import pytest
-from run_jobs import Run
+from collections.abc import Callable
 
 TRAINING = """
 import os
@@ -61,25 +57,18 @@ if es.is_main():
 """
 
 
-@pytest.fixture
-def small_disk(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(place)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
-        pytest.skip("mounting a small tmpfs needs root")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
-
-
 def test_checkpoints_wait_and_training_goes_on(
-    run: Run, script: Callable[[str], str], small_disk: pathlib.Path, program: pathlib.Path, environment: dict[str, str]
+    script: Callable[[str], str],
+    small_disk: Callable[..., pathlib.Path],
+    program: pathlib.Path,
+    environment: dict[str, str],
 ) -> None:
+    disk = small_disk("6m")
     command = [str(program), "run", "-n", "2", "--name", "full", "--checkpoint-every", "5"]
-    command += ["--runs-dir", str(small_disk), "--log-rank", "0", script(TRAINING)]
+    command += ["--runs-dir", str(disk), "--log-rank", "0", script(TRAINING)]
     done = subprocess.run(
         command,
-        cwd=small_disk.parent,
+        cwd=disk.parent,
         env=environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -92,7 +81,7 @@ def test_checkpoints_wait_and_training_goes_on(
     assert told.count("checkpoints wait from step ") == 1, told
     assert told.count("the disk has room again: the checkpoint of step ") == 1, told
     assert "restart" not in told, told
-    folder = small_disk / "full"
+    folder = disk / "full"
     # The newest of before stayed: all of those that were there when the disk became full.
     line = next(line for line in told.splitlines() if "kept [" in line)
     assert "step-000000" in line and ".partial" not in line, line
