@@ -8,6 +8,7 @@
 
 #include "monitor/monitored.h"
 
+#include "monitor/parts.h"
 #include "os/clock.h"
 #include "os/file.h"
 #include "os/folder.h"
@@ -85,6 +86,22 @@ void monitored_steps(monitored *made, int count, uint32_t first_share) {
     feed_step(&made->ranks, shares);
   }
   assert_int_equal(even_monitor_tick(made->monitor), EVEN_OK);
+}
+
+even_status monitored_commit(monitored *made) {
+  made->monitor->committed_ns = 0;
+  return even_monitor_tick(made->monitor);
+}
+
+void monitored_committed(monitored *made) {
+  assert_int_equal(monitored_commit(made), EVEN_OK);
+}
+
+void monitored_put(const monitored *made, const char *name, const char *content) {
+  FILE *file = fopen(monitored_path(made, name), "w");
+  assert_non_null(file);
+  assert_true(fputs(content, file) >= 0);
+  assert_int_equal(fclose(file), 0);
 }
 
 json_t *monitored_page(const monitored *made) {

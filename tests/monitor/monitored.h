@@ -27,6 +27,12 @@ even_status monitored_open(monitored *made, int port);
 void monitored_start(monitored *made);
 /* Steps of both ranks, and a tick. */
 void monitored_steps(monitored *made, int count, uint32_t first_share);
+/* A tick that commits the batch, or tries to: as if a second had passed. */
+even_status monitored_commit(monitored *made);
+/* The same, where it must succeed. */
+void monitored_committed(monitored *made);
+/* Writes FOLDER/name. */
+void monitored_put(const monitored *made, const char *name, const char *content);
 /* The data in report.html; nothing in them can end their script element. */
 json_t *monitored_page(const monitored *made);
 
