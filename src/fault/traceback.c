@@ -105,6 +105,12 @@ static bool read_block(const char *end, const char **at, const char *start, even
       continue;
     }
     found.exception = line;
+    const char *behind = *at;
+    even_span_text fix;
+    if (next_line(end, &behind, &fix) && starts(fix, "  fix: ")) { /* the second line of our own errors */
+      line = fix;
+      *at = behind;
+    }
     found.block = (even_span_text){start, (size_t)(line.start + line.length - start)};
     *out = found;
     return true;

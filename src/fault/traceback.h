@@ -14,7 +14,7 @@ typedef struct even_span_text {
 } even_span_text;
 
 typedef struct even_traceback {
-  even_span_text block;     /* from "Traceback …" (or the last lines) to the exception */
+  even_span_text block;     /* from "Traceback …" (or the last lines) to the exception, and to the fix of one of ours */
   even_span_text exception; /* "ValueError: bad input": first line of the message */
   even_span_text file;      /* of the innermost frame that is the user's own, else of the innermost */
   even_span_text function;

@@ -32,6 +32,21 @@ static void names_the_users_own_frame(void **state) {
   assert_memory_equal(traceback.block.start, "Traceback", 9);
 }
 
+static void keeps_the_fix_of_our_own_errors(void **state) {
+  (void)state;
+  static const char text[] =
+      "Traceback (most recent call last):\n"
+      "  File \"/home/u/train.py\", line 6, in <module>\n"
+      "    es.prepare(model)\n"
+      "[rank0]: evenstep.EvenstepError: argument 1 has no parameters\n"
+      "[rank0]:   fix: leave it out\n"
+      "  fix: no line of the error\n";
+  even_traceback traceback = found_in(text);
+  assert_part(traceback.exception, "evenstep.EvenstepError: argument 1 has no parameters");
+  static const char last[] = "  fix: leave it out";
+  assert_memory_equal(traceback.block.start + traceback.block.length - strlen(last), last, strlen(last));
+}
+
 static void takes_the_last_of_a_chain(void **state) {
   (void)state;
   even_traceback traceback = found_in(RECORDED_CHAIN);
@@ -133,11 +148,17 @@ static void keeps_the_innermost_frame(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(names_the_users_own_frame),   cmocka_unit_test(takes_the_last_of_a_chain),
-      cmocka_unit_test(passes_over_destructors),     cmocka_unit_test(reads_syntax_errors),
-      cmocka_unit_test(reads_through_torchs_prefix), cmocka_unit_test(survives_what_is_no_traceback),
-      cmocka_unit_test(survives_every_cut),          cmocka_unit_test(takes_last_lines),
-      cmocka_unit_test(knows_whose_fault_it_is),     cmocka_unit_test(keeps_the_innermost_frame),
+      cmocka_unit_test(names_the_users_own_frame),
+      cmocka_unit_test(keeps_the_fix_of_our_own_errors),
+      cmocka_unit_test(takes_the_last_of_a_chain),
+      cmocka_unit_test(passes_over_destructors),
+      cmocka_unit_test(reads_syntax_errors),
+      cmocka_unit_test(reads_through_torchs_prefix),
+      cmocka_unit_test(survives_what_is_no_traceback),
+      cmocka_unit_test(survives_every_cut),
+      cmocka_unit_test(takes_last_lines),
+      cmocka_unit_test(knows_whose_fault_it_is),
+      cmocka_unit_test(keeps_the_innermost_frame),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
