@@ -13,6 +13,7 @@
 #include "checkpoint/reader.h"
 #include "checkpoint/scratch.h"
 #include "support/fault.h"
+#include "support/search.h"
 
 #include <dirent.h>
 #include <ftw.h>
@@ -20,7 +21,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-enum { MANY = 24, FEW = 1 }; /* mixed disks a call, beside the two extremes */
+enum { MANY = SEARCH_STRIDE == 1 ? 24 : 2, FEW = 1 }; /* mixed disks a call, beside the two extremes */
 
 static int64_t least_step;
 static int64_t most_step;

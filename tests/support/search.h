@@ -1,0 +1,20 @@
+/* How much of a search a build makes. ThreadSanitizer looks for races, and a search over one thread's work has the same
+ * threads in each of its cases: every thirteenth is enough there. The other builds make all of them. */
+#ifndef EVEN_TEST_SEARCH_H
+#define EVEN_TEST_SEARCH_H
+
+#if defined(__SANITIZE_THREAD__)
+#define EVEN_TEST_THREADS_WATCHED 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define EVEN_TEST_THREADS_WATCHED 1
+#endif
+#endif
+
+#ifdef EVEN_TEST_THREADS_WATCHED
+enum { SEARCH_STRIDE = 13 }; /* odd: bits and bytes of all positions come up */
+#else
+enum { SEARCH_STRIDE = 1 };
+#endif
+
+#endif
