@@ -24,6 +24,12 @@ from run_jobs import Job, Run
 TREE = pathlib.Path(__file__).resolve().parents[2]
 MARK = "EVENSTEP_TEST_MARK"  # inherited by every process that a test starts
 os.environ["EVENSTEP_COMM_COSTS"] = "off"  # not the user's, and no test learns from another
+for _signal in (signal.SIGINT, signal.SIGQUIT):  # a shell starts what is to run beside it deaf to these
+    if signal.getsignal(_signal) == signal.SIG_IGN:
+        signal.signal(_signal, signal.default_int_handler if _signal == signal.SIGINT else signal.SIG_DFL)
+if "EVENSTEP_TEST_FRESH" not in os.environ:  # ranks that start as programs do not import torch's compiler
+    _quick_start = str(pathlib.Path(__file__).with_name("quick_start"))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_quick_start, os.environ.get("PYTHONPATH")]))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -98,3 +98,37 @@ def test_the_program_says_its_version(program):
 
     said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=150, check=True).stdout
     assert said == f"evenstep {evenstep.__version__}\n"
+
+
+def test_a_quick_start_trains_alike():
+    """Ranks that start as programs, with what quick_start/ leaves out of torch and without: not a bit differs."""
+    import pathlib
+    import subprocess
+    import sys
+
+    source = """
+import sys
+
+import torch
+
+torch.manual_seed(0)
+model = torch.nn.Linear(3, 2)
+for kind in (torch.optim.SGD, torch.optim.AdamW, torch.optim.RMSprop):
+    optimizer = kind(model.parameters(), lr=0.1)
+    optimizer.zero_grad()
+    model(torch.ones(4, 3)).square().mean().backward()
+    optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+print("torch._dynamo" in sys.modules, *(p.detach().numpy().tobytes().hex() for p in model.parameters()))
+"""
+    folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    quick = str(pathlib.Path(__file__).with_name("quick_start"))
+    said = []
+    for path in ([quick, *folders], [folder for folder in folders if folder != quick]):
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+        words = [sys.executable, "-c", source]
+        said.append(
+            subprocess.run(words, env=environment, capture_output=True, text=True, timeout=150, check=True).stdout
+        )
+    assert [words.split()[0] for words in said] == ["False", "True"]
+    assert said[0].split()[1:] == said[1].split()[1:]
