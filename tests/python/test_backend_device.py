@@ -34,7 +34,6 @@ def environment(fake: Path) -> dict[str, str]:
         "EVENSTEP_CUDA_LIBRARY": str(fake),
         "EVENSTEP_FAKE_GPUS": "4",
         "TMPDIR": str(fake.parent),
-        "PYTHONPATH": ":".join([str(CASES.parent), *filter(None, [__import__("os").environ.get("PYTHONPATH")])]),
     }
 
 
