@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All checks, one after the other; the first failure does not stop the rest. Ends with "N passed, N failed".
+# All checks: builds beside tests; the first failure does not stop the rest. Ends with "N passed, N failed".
 # shellcheck disable=SC2317  # functions are called by name
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
@@ -43,9 +43,9 @@ count() {
   if all=$(grep -oE '[0-9]+ tests failed out of [0-9]+' "$log" | tail -n 1) && [ -n "$all" ]; then
     bad=${all%% *}
     good=$((${all##* } - bad))
-  elif all=$(grep -E '[0-9]+ (passed|failed|error).* in [0-9.]+s' "$log" | tail -n 1) && [ -n "$all" ]; then
-    good=$(grep -oE '[0-9]+ passed' <<< "$all" | grep -oE '[0-9]+' || echo 0)
-    bad=$(grep -oE '[0-9]+ (failed|error)' <<< "$all" | grep -oE '[0-9]+' | paste -sd+ - | bc_or_zero)
+  elif all=$(grep -E '^[0-9]+ (passed|failed|skipped|error).* in [0-9.]+s' "$log") && [ -n "$all" ]; then
+    good=$(sum_of '[0-9]+ passed' "$all")
+    bad=$(sum_of '[0-9]+ (failed|error)' "$all")
   else
     good=1 bad=0
     [ "$result" -eq 0 ] || good=0
@@ -55,17 +55,16 @@ count() {
   failed=$((failed + bad))
 }
 
-bc_or_zero() {
-  local sum
-  read -r sum || true
-  echo $((${sum:-0}))
+# The numbers before these words, added up over all lines.
+sum_of() {
+  grep -oE "$1" <<< "$2" | awk '{ sum += $1 } END { print sum + 0 }'
 }
 
 # One more than cores: most of them wait for something half of their time.
 c_tests() {
   local without=fuzz
   [ "$1" != thread ] || without='fuzz|one_thread'
-  ctest --test-dir "build/$1" --output-on-failure --no-tests=error -LE "$without" -j $(($(nproc) + 1))
+  ctest --test-dir "build/$1" --output-on-failure --no-tests=error -LE "$without" -j $(($(nproc) + 1)) 9<&-
 }
 
 c_library() {
@@ -82,6 +81,36 @@ c_library() {
   LD_LIBRARY_PATH="$(pkg-config --variable=libdir evenstep)"
   build/shares | grep 'shares 37 9 18: 40.0 ms' || return 1
   build/all_reduce | grep -c 'of 2: 256 sums, each 3$' | grep -x 2
+}
+
+# Builds everything, one after the other, beside the tests of what was built before: most of these wait half of their time.
+# A line for each that is done: NAME STATUS SECONDS.
+builds() {
+  local name result began
+  for name in gcc thread address wheel clang library; do
+    began=$SECONDS
+    case "$name" in
+      wheel) scripts/wheel.sh ;;
+      library) library_alone ;;
+      *) scripts/build.sh "$name" ;;
+    esac > "$logs/build-$name.log" 2>&1
+    result=$?
+    echo "$name $result $((SECONDS - began))" || return # nobody listens: the tests were ended
+  done
+}
+
+library_alone() {
+  cmake -B build/library -G Ninja -DEVENSTEP_PROGRAM=OFF -DEVENSTEP_WERROR=ON "-DEVENSTEP_EXTENSION_FOLDER=$PWD/build/library/python" \
+    "-DPython_EXECUTABLE=${EVENSTEP_VENV:-$PWD/.venv}/bin/python" && cmake --build build/library
+}
+
+# built NAME: waits for the next of these builds, which is this one. Descriptor 9 has what they say.
+built() {
+  local name result seconds
+  read -r name result seconds <&9 && [ "$name" = "$1" ] || return 1
+  cat "$logs/build-$name.log"
+  echo "built in $seconds s, beside others"
+  return "$result"
 }
 
 lint_outcome() {
@@ -119,10 +148,23 @@ install_wheel() {
     "$fresh/bin/python" -m pip check
 }
 
-# The package as a user has it: nothing of the tree on the path, the libraries of the program from the wheel.
+# The package as a user has it: nothing of the tree on the path, the libraries of the program from the wheel. Two at once share
+# the files of tests, one from the first on and one from the last: a test waits half of its time.
 python_tests() {
-  env -u PYTHONPATH -u EVENSTEP_PROGRAM EVENSTEP_TEST_INSTALLED=1 PATH="$fresh/bin:$PATH" \
-    "$fresh/bin/python" -m pytest -q -p no:cacheprovider --durations=10 tests/python
+  local claims="$PWD/build/test-claims" other result
+  rm -rf "$claims" && mkdir -p "$claims"
+  half_of_python_tests "$claims" backwards > "$logs/python-backwards.log" 2>&1 &
+  other=$!
+  half_of_python_tests "$claims" forwards
+  result=$?
+  wait "$other" || result=$?
+  cat "$logs/python-backwards.log"
+  return "$result"
+}
+
+half_of_python_tests() {
+  env -u PYTHONPATH -u EVENSTEP_PROGRAM EVENSTEP_TEST_INSTALLED=1 EVENSTEP_TEST_CLAIMS="$1" EVENSTEP_TEST_ORDER="$2" \
+    PATH="$fresh/bin:$PATH" "$fresh/bin/python" -m pytest -q -p no:cacheprovider --durations=10 tests/python
 }
 
 export ASAN_OPTIONS="detect_leaks=1:abort_on_error=1:strict_string_checks=1:${ASAN_OPTIONS:-}"
@@ -134,25 +176,27 @@ export TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1:${TSAN_OPTIONS:-}"
 fresh_environment > "$logs/fresh-environment.log" 2>&1 &
 environment=$!
 step "MPI libraries to test with" install_mpi
-step "build with gcc, -Werror" scripts/build.sh gcc &&
+exec 9< <(builds)
+step "build with gcc, -Werror" built gcc &&
   step --show "C tests" c_tests gcc
 step "a C program against the installed library" c_library
-step "build with clang, -Werror" scripts/build.sh clang
-step "library and extension without the program" sh -c "cmake -B build/library -G Ninja -DEVENSTEP_PROGRAM=OFF -DEVENSTEP_WERROR=ON '-DEVENSTEP_EXTENSION_FOLDER=$PWD/build/library/python' '-DPython_EXECUTABLE=${EVENSTEP_VENV:-$PWD/.venv}/bin/python' && cmake --build build/library"
-step "build with AddressSanitizer and UndefinedBehaviorSanitizer" scripts/build.sh address &&
-  step --show "C tests under AddressSanitizer and UndefinedBehaviorSanitizer" c_tests address
-step "build with ThreadSanitizer" scripts/build.sh thread &&
+step "build with ThreadSanitizer" built thread &&
   step --show "C tests under ThreadSanitizer" c_tests thread
+step "build with AddressSanitizer and UndefinedBehaviorSanitizer" built address &&
+  step --show "C tests under AddressSanitizer and UndefinedBehaviorSanitizer" c_tests address &&
+  { [ ! -d fuzz ] || step "fuzz, a few seconds a target" scripts/fuzz.sh 2 9<&-; }
+step "wheel" built wheel
+wheel=$?
+step "build with clang, -Werror" built clang
+step "library and extension without the program" built library
+exec 9<&-
 nice scripts/lint.sh > "$logs/lint-beside.log" 2>&1 & # while others wait
 lint=$!
-[ ! -d fuzz ] || step "fuzz, a few seconds a target" scripts/fuzz.sh 2
-step "wheel" scripts/wheel.sh
-made=$?
-[ "$made" -ne 0 ] || step "the wheel in a fresh environment" install_wheel || made=$?
-[ "$made" -ne 0 ] || step --show "Python tests against the installed wheel" python_tests
+[ "$wheel" -ne 0 ] || step "the wheel in a fresh environment" install_wheel || wheel=$?
+[ "$wheel" -ne 0 ] || step --show "Python tests against the installed wheel" python_tests
 wait "$lint"
 linted=$?
-step --show "lint (beside the four before)" lint_outcome
+step --show "lint (beside the two before)" lint_outcome
 
 echo
 echo "== summary ($(((SECONDS - began) / 60)) min $(((SECONDS - began) % 60)) s)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
@@ -45,12 +46,33 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out the further variants of long tests, and says how many ("N deselected")."""
-    if os.environ.get("EVENSTEP_TEST_MORE") == "1":
-        return
-    left_out = [item for item in items if item.get_closest_marker("more")]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("more")]
+    if os.environ.get("EVENSTEP_TEST_MORE") != "1":
+        left_out = [item for item in items if item.get_closest_marker("more")]
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if not item.get_closest_marker("more")]
+    if os.environ.get("EVENSTEP_TEST_ORDER") == "backwards":  # files, not the tests in them
+        files = [list(group) for _, group in itertools.groupby(items, lambda item: item.path)]
+        items[:] = [item for file in reversed(files) for item in file]
+
+
+_ours: dict[pathlib.Path, bool] = {}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+    """Beside another pytest (scripts/test.sh): who comes first to a file of tests runs it. EVENSTEP_TEST_CLAIMS is a folder
+    for both to mark in, empty before."""
+    claims = os.environ.get("EVENSTEP_TEST_CLAIMS")
+    if claims is None:
+        return None
+    if item.path not in _ours:
+        try:
+            (pathlib.Path(claims) / item.path.name).touch(exist_ok=False)
+            _ours[item.path] = True
+        except FileExistsError:
+            _ours[item.path] = False
+    return None if _ours[item.path] else True
 
 
 def pytest_report_header() -> list[str]:
