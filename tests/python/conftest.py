@@ -11,7 +11,6 @@ import secrets
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -20,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
+import run_jobs
 from run_jobs import Job, Run
 
 TREE = pathlib.Path(__file__).resolve().parents[2]
@@ -102,15 +102,9 @@ def program() -> pathlib.Path:
     return path
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture
 def free_port() -> int:
-    return _free_port()
+    return run_jobs.free_port()
 
 
 @dataclasses.dataclass
@@ -282,7 +276,7 @@ def run_ranks(tmp_path: pathlib.Path, rank_server: _RankServer, no_process_left:
             path.write_text(textwrap.dedent(script))
         else:
             path = script
-        port = _free_port()
+        port = run_jobs.free_port()
         orders = []
         given = [{**(env or {}), **((rank_env or {}).get(rank, {}))} for rank in range(ranks)]
         for rank in range(ranks):

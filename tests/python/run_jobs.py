@@ -6,8 +6,10 @@ import ctypes
 import os
 import pathlib
 import re
+import secrets
 import select
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +17,20 @@ from collections.abc import Callable, Sequence
 import pytest
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def free_port() -> int:
+    """One that nobody gets who asks the kernel for any, as ranks of a test beside this one do meanwhile."""
+    first = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    lowest = 10000
+    while True:
+        port = lowest + secrets.randbelow(first - lowest) if first > 2 * lowest else 0
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
 
 
 def hear_hangups() -> None:

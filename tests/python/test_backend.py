@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from run_jobs import free_port
 
 torch = pytest.importorskip("torch")
 
@@ -21,13 +21,6 @@ SECONDS = 120
 
 
 Check = Callable[[Callable[..., None], int], None]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def start(body: Callable[..., None], ranks: int) -> list[subprocess.Popen[str]]:
