@@ -37,6 +37,7 @@ int even_cli_agent(int argc, char **argv) {
   static char line[MOST_LINE];
   int operand = 0;
   int code = 0;
+  bool met = false;
   if (!even_cli_begin(&usage, NULL, 0, argc, argv, 0, NULL, &operand, &code)) {
     return code;
   }
@@ -45,7 +46,7 @@ int even_cli_agent(int argc, char **argv) {
     status = read_invitation(line, sizeof line);
   }
   if (status == EVEN_OK) {
-    status = even_hosts_serve(line, &code);
+    status = even_hosts_serve(line, &met, &code);
   }
   explicit_bzero(line, sizeof line); /* the key */
   return status == EVEN_OK ? code : even_cli_fail_of(status);

@@ -36,9 +36,11 @@ typedef struct even_job_options {
   bool whole_history; /* --whole-history */
   bool timeline;      /* --timeline, or EVENSTEP_TIMELINE in the environment */
   int64_t timeline_calls;
-  const char *hosts;   /* NULL: this one alone */
-  const char *ssh;     /* NULL: EVENSTEP_SSH, or ssh */
-  const char *address; /* NULL: any of this host's */
+  const char *hosts;                    /* NULL: this one alone */
+  const char *ssh;                      /* NULL: EVENSTEP_SSH, or ssh */
+  const char *address;                  /* NULL: any of this host's */
+  const char *rendezvous;               /* --rendezvous; NULL: the working folder */
+  const struct even_launched *launched; /* with --hosts auto: which of the hosts this is; else NULL */
   const char *python;
   bool module;    /* -m: the operand is a module */
   bool no_python; /* the operand is a program */
@@ -46,7 +48,7 @@ typedef struct even_job_options {
   bool json;
 } even_job_options;
 
-enum { EVEN_JOB_OPTION_COUNT = 37 };
+enum { EVEN_JOB_OPTION_COUNT = 38 };
 
 void even_job_options_defaults(even_job_options *options);
 /* The options' declarations, for even_options_parse, into table[EVEN_JOB_OPTION_COUNT]. */
@@ -59,5 +61,7 @@ size_t even_job_options_declare_some(even_job_options *options, const char *cons
  * start is printed. `environment` ("NAME=value", NULL-terminated, may be NULL) is added for every rank. Uses the
  * calling (main) thread; call it before other threads are started. */
 int even_job_start(const even_job_options *options, char *const *environment, size_t count, char **words);
+/* The same for a process of --hosts auto that does not lead: does its part of the job, and returns its exit code. */
+int even_job_follow(const even_job_options *options, size_t count, char **words);
 
 #endif

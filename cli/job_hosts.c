@@ -74,7 +74,7 @@ even_status even_job_first_host(const even_job_options *options, int ranks, int 
   even_host_wish *hosts = NULL;
   size_t count = 0;
   *first = ranks;
-  if (options->hosts == NULL) {
+  if (options->hosts == NULL || options->launched != NULL) {
     return EVEN_OK;
   }
   even_status status = read_hosts(options->hosts, ranks, &hosts, &count);
@@ -85,24 +85,49 @@ even_status even_job_first_host(const even_job_options *options, int ranks, int 
   return status;
 }
 
-static even_status check_options(const even_job_options *options) {
+/* One for each process that was started; all but this one's are known when they come. */
+static even_status make_wishes(const even_launched *launched, int ranks, even_host_wish **out, size_t *count) {
+  EVEN_TRY(EVEN_NEW_ARRAY(out, (size_t)launched->count));
+  *count = (size_t)launched->count;
+  for (size_t i = 0; i < *count; i++) {
+    even_host_wish *wish = &(*out)[i];
+    wish->ranks = ranks;
+    if (i == 0) {
+      even_host_name(wish->name, sizeof wish->name);
+    } else if (launched->hosts.count > 0) {
+      (void)snprintf(wish->name, sizeof wish->name, "%s", launched->hosts.names[i]);
+    } else {
+      (void)snprintf(wish->name, sizeof wish->name, "number %zu", i);
+    }
+  }
+  return EVEN_OK;
+}
+
+even_status even_job_check_hosts(const even_job_options *options) {
   const char *other = options->devices != NULL                    ? "--devices names devices of this host"
                       : options->profile != NULL                  ? "--profile is of this host's devices"
                       : strcmp(options->recovery, "restart") != 0 ? "--recovery shrink and replace are of one host"
                                                                   : NULL;
-  if (other == NULL) {
-    return EVEN_OK;
+  if (other != NULL) {
+    (void)even_fail(EVEN_ERR_USAGE, "%s, and --hosts of several", other);
+    return even_error_fix("leave out one of the two");
   }
-  (void)even_fail(EVEN_ERR_USAGE, "%s, and --hosts of several", other);
-  return even_error_fix("leave out one of the two");
+  if ((options->launched == NULL ? options->rendezvous : options->ssh) != NULL) {
+    (void)even_fail(EVEN_ERR_USAGE, "%s --hosts auto",
+                    options->launched == NULL ? "--rendezvous is of" : "--ssh is not of");
+    return even_error_fix("leave out one of the two");
+  }
+  return EVEN_OK;
 }
 
 static even_status check_alone(const even_job_options *options) {
-  if (options->ssh == NULL && options->address == NULL) {
+  if (options->ssh == NULL && options->address == NULL && options->rendezvous == NULL) {
     return EVEN_OK;
   }
   (void)even_fail(EVEN_ERR_USAGE, "%s is of several hosts, and no --hosts names them",
-                  options->ssh != NULL ? "--ssh" : "--address");
+                  options->ssh != NULL       ? "--ssh"
+                  : options->address != NULL ? "--address"
+                                             : "--rendezvous");
   return even_error_fix("name the hosts, or leave it out");
 }
 
@@ -139,22 +164,37 @@ static even_status find_folder(even_text *out) {
   return EVEN_OK;
 }
 
-static even_status reach(const even_job_options *options, const even_host_wish *wishes, size_t count,
-                         const char *script, even_job_setup *setup) {
+/* What reaches the other hosts; where they were started with this one, nothing does. */
+static even_status find_way(const even_job_options *options, even_job_way *way) {
   const char *variable = getenv("EVENSTEP_SSH");
   const char *shell = options->ssh != NULL                      ? options->ssh
                       : variable != NULL && variable[0] != '\0' ? variable
                                                                 : "ssh -o BatchMode=yes -o ControlPath=none";
-  even_job_way *way = &setup->way;
+  if (options->launched != NULL) {
+    EVEN_TRY(even_job_meet(options, &way->rendezvous, way->key));
+    EVEN_TRY(even_rendezvous_check(&way->rendezvous, options->launched));
+    EVEN_TRY(even_program_path(&way->program));
+    return find_folder(&way->folder);
+  }
   EVEN_TRY(even_duplicate(shell, &way->shell));
   EVEN_TRY(split_shell(way->shell, way->words));
   EVEN_TRY(find_program(&way->program));
-  EVEN_TRY(find_folder(&way->folder));
+  return find_folder(&way->folder);
+}
+
+static even_status reach(const even_job_options *options, const even_host_wish *wishes, size_t count,
+                         const char *script, even_job_setup *setup) {
+  even_job_way *way = &setup->way;
+  EVEN_TRY(find_way(options, way));
   bool is_file = !options->module && (!options->no_python || strchr(script, '/') != NULL);
   const even_hosts_params params = {.size = sizeof params,
                                     .hosts = wishes,
                                     .count = count,
-                                    .shell = way->words,
+                                    .shell = way->shell == NULL ? NULL : way->words,
+                                    .rendezvous = way->rendezvous.path.data,
+                                    .returns = options->launched != NULL && options->launched->returns,
+                                    .key = way->key[0] == '\0' ? NULL : way->key,
+                                    .port = way->rendezvous.port,
                                     .program = way->program.data,
                                     .address = options->address,
                                     .folder = way->folder.data,
@@ -192,8 +232,9 @@ even_status even_job_reach_hosts(const even_job_options *options, int ranks, con
   if (options->hosts == NULL) {
     return check_alone(options);
   }
-  EVEN_TRY(check_options(options));
-  even_status status = read_hosts(options->hosts, ranks, &wishes, &count);
+  EVEN_TRY(even_job_check_hosts(options));
+  even_status status = options->launched != NULL ? make_wishes(options->launched, ranks, &wishes, &count)
+                                                 : read_hosts(options->hosts, ranks, &wishes, &count);
   if (status == EVEN_OK && count > 1) { /* a list of this host alone is a job of one host */
     status = reach(options, wishes, count, script, setup);
   }

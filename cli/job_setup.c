@@ -431,6 +431,8 @@ even_status even_job_setup_open(const even_job_options *options, char *const *en
 void even_job_setup_close(even_job_setup *setup) {
   even_hosts_close(setup->hosts);
   even_free(setup->way.shell);
+  even_rendezvous_free(&setup->way.rendezvous);
+  explicit_bzero(setup->way.key, sizeof setup->way.key);
   even_text_free(&setup->way.program);
   even_text_free(&setup->way.folder);
   even_free((void *)setup->labels);

@@ -7,13 +7,16 @@
 #include "device/device.h"
 #include "orchestrator/environment.h"
 #include "orchestrator/hosts.h"
+#include "orchestrator/launched.h"
 
 enum { EVEN_JOB_SHELL_WORDS = 32 };
 
 /* How other hosts are reached; lives as long as they are. */
 typedef struct even_job_way {
-  char *shell; /* cut into `words` */
+  char *shell; /* cut into `words`; NULL: with --hosts auto */
   char *words[EVEN_JOB_SHELL_WORDS + 1];
+  even_rendezvous rendezvous; /* with --hosts auto */
+  char key[EVEN_KEY_DIGITS + 1];
   even_text program;
   even_text folder;
 } even_job_way;
@@ -51,6 +54,11 @@ void even_job_setup_close(even_job_setup *setup);
 /* The ranks' argv: interpreter, script and arguments. */
 /* The number of ranks on this host as --hosts has it, 0: as -n has it. */
 even_status even_job_first_host(const even_job_options *options, int ranks, int *first) EVEN_MUST_USE;
+/* Whether the options go together with several hosts. */
+even_status even_job_check_hosts(const even_job_options *options) EVEN_MUST_USE;
+/* With --hosts auto: where the hosts meet, and the key that the user gave them. */
+even_status even_job_meet(const even_job_options *options, even_rendezvous *rendezvous,
+                          char key[EVEN_KEY_DIGITS + 1]) EVEN_MUST_USE;
 /* With --hosts: reaches the other hosts, whose devices follow this one's then. */
 even_status even_job_reach_hosts(const even_job_options *options, int ranks, const char *script,
                                  even_job_setup *setup) EVEN_MUST_USE;

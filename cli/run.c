@@ -1,8 +1,10 @@
 /* evenstep run: starts a script on every device. */
 #include "base/fail.h"
 #include "cli/job.h"
+#include "orchestrator/launched.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 static const even_usage usage = {
     .command = "run",
@@ -22,6 +24,7 @@ static const even_usage usage = {
         "  evenstep run train.py --epochs 3\n"
         "  evenstep run --devices cpu:0,cuda:0 --checkpoint-every 30s train.py\n"
         "  evenstep run --hosts here,there:2 train.py        # on this host, and two ranks on another\n"
+        "  srun --ntasks-per-node=1 evenstep run --hosts auto train.py     # on all hosts of a Slurm job\n"
         "  evenstep run -n 2 --cpu-quota 1:0.25 train.py     # the second rank four times slower",
     .stop_at_operand = true,
 };
@@ -30,6 +33,21 @@ static const even_usage usage = {
  * job's: its place is not for the checkpoints of this one. */
 static const char *place_of_user(void) {
   return getenv("EVENSTEP_JOB") == NULL ? getenv("EVENSTEP_CHECKPOINT_TO") : NULL;
+}
+
+/* Started once a host by another program: the first process leads, the others follow. */
+static int start_launched(even_job_options *options, size_t count, char **words) {
+  even_launched launched;
+  if (even_launched_find(getenv, &launched) != EVEN_OK) {
+    even_launched_free(&launched);
+    return even_cli_fail();
+  }
+  even_launched_forget();
+  options->launched = &launched;
+  int code = launched.place == 0 ? even_job_start(options, NULL, count, words) : even_job_follow(options, count, words);
+  even_launched_free(&launched);
+  options->launched = NULL;
+  return code;
 }
 
 int even_cli_run(int argc, char **argv) {
@@ -52,6 +70,9 @@ int even_cli_run(int argc, char **argv) {
   }
   if (options.checkpoint_to == NULL) {
     options.checkpoint_to = place_of_user();
+  }
+  if (options.hosts != NULL && strcmp(options.hosts, "auto") == 0) {
+    return start_launched(&options, (size_t)(argc - operand), argv + operand);
   }
   return even_job_start(&options, NULL, (size_t)(argc - operand), argv + operand);
 }

@@ -496,10 +496,11 @@ static even_status turn(even_follower *follower) {
   return EVEN_OK;
 }
 
-static even_status serve(even_follower *follower, const char *line) {
+static even_status serve(even_follower *follower, const char *line, bool *met) {
   const even_link_calls calls = {.context = follower, .ready = on_ready, .message = on_message, .ended = on_ended};
   EVEN_TRY(even_loop_open(&follower->loop));
   EVEN_TRY(even_invitation_accept(line, &follower->loop, &calls, &follower->link, &follower->host));
+  *met = true;
   follower->gone = false; /* connections that came to nothing were */
   while (!follower->ended && !follower->gone && !follower->refused) {
     EVEN_TRY(turn(follower));
@@ -510,9 +511,10 @@ static even_status serve(even_follower *follower, const char *line) {
   return follower->ended ? EVEN_OK : even_error_restore(&follower->why);
 }
 
-even_status even_hosts_serve(const char *invitation, int *exit_code) {
+even_status even_hosts_serve(const char *invitation, bool *met, int *exit_code) {
   even_follower *follower = NULL;
   struct sigaction pipe_before;
+  *met = false;
   EVEN_TRY(EVEN_NEW(&follower));
   even_status ignored = even_signals_pipe_ignore(&pipe_before);
   if (ignored != EVEN_OK) {
@@ -522,7 +524,7 @@ even_status even_hosts_serve(const char *invitation, int *exit_code) {
   follower->link.fd = -1;
   follower->loop.fd = -1;
   follower->telemetry_fd = -1;
-  even_status status = serve(follower, invitation);
+  even_status status = serve(follower, invitation, met);
   const even_error kept = *even_error_last();
   even_link_close(&follower->link);
   if (follower->open) {

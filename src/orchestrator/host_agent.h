@@ -54,6 +54,8 @@ struct even_hosts {
   even_link *gone; /* closed, to be freed once no call of the loop can be at work in them */
   json_t *facts;   /* this host's */
   struct sigaction pipe_before;
+  bool announced;            /* the file in which agents find this one is there */
+  bool without_key;          /* somebody came who does not have the key */
   even_error failure;        /* what ends the opening; EVEN_OK: nothing */
   struct even_job *job;      /* while it runs */
   even_loop_watch job_watch; /* of `loop`, in the job's */
@@ -68,7 +70,21 @@ void even_hosts_tick(even_hosts *hosts);
 /* Closes a link, and frees it with the next tick. */
 void even_hosts_bury(even_hosts *hosts, even_link *link);
 
+/* ---- hosts_launched.c: agents that another program has started ---- */
+/* Writes the file in which they find this one; nothing where there is a shell. */
+even_status even_hosts_announce(even_hosts *hosts) EVEN_MUST_USE;
+/* Removes it. */
+void even_hosts_unannounce(even_hosts *hosts);
+/* A host that has come is called what it calls itself. */
+void even_hosts_name_agent(even_host_agent *agent);
+/* An agent that is lost may come again, if anything starts it; else EVEN_ERR_PEER_LOST. */
+even_status even_hosts_await_again(even_host_agent *agent) EVEN_MUST_USE;
+/* It did not come. */
+void even_hosts_missing(even_host_agent *agent, even_status status, const char *how);
+
 /* ---- host_shell.c ---- */
+/* Where the leader is, and the key, one line. index 0: for no host in particular. */
+even_status even_hosts_invitation(const even_hosts *hosts, size_t index, bool with_key, even_text *out) EVEN_MUST_USE;
 /* Starts the agent of a host. */
 even_status even_host_agent_launch(even_host_agent *agent) EVEN_MUST_USE;
 /* Ends its shell and its link; it can be launched again. */

@@ -89,16 +89,15 @@ static void add_addresses(even_json *json, const even_hosts *hosts) {
   even_json_array_end(json);
 }
 
-/* One line: where the leader is, and the key. */
-static even_status invitation(const even_host_agent *agent, even_text *out) {
+even_status even_hosts_invitation(const even_hosts *hosts, size_t index, bool with_key, even_text *out) {
   even_json json = even_json_begin(out, 0);
   even_json_object(&json, NULL);
   even_json_string(&json, "evenstep", even_version());
-  even_json_string(&json, "key", agent->hosts->key_digits);
-  even_json_integer(&json, "host", (int64_t)agent->index);
-  even_json_integer(&json, "port", agent->hosts->port);
-  even_json_number(&json, "patience_seconds", agent->hosts->params.patience_seconds);
-  add_addresses(&json, agent->hosts);
+  even_json_string(&json, "key", with_key ? hosts->key_digits : NULL);
+  even_json_integer(&json, "host", (int64_t)index);
+  even_json_integer(&json, "port", hosts->port);
+  even_json_number(&json, "patience_seconds", hosts->params.patience_seconds);
+  add_addresses(&json, hosts);
   even_json_object_end(&json);
   even_text_add(out, "\n");
   return even_text_status(out);
@@ -128,7 +127,7 @@ static even_status say_invitation(const even_host_agent *agent) {
   even_text line = EVEN_TEXT_EMPTY;
   bool broken = false;
   int reason = 0;
-  even_status status = invitation(agent, &line);
+  even_status status = even_hosts_invitation(agent->hosts, agent->index, true, &line);
   if (status == EVEN_OK) {
     /* smaller than a pipe's room; a shell that has ended already is told by its own last words */
     (void)even_socket_write(agent->input, line.data, line.length, &broken, &reason);
@@ -143,6 +142,9 @@ static even_status say_invitation(const even_host_agent *agent) {
 even_status even_host_agent_launch(even_host_agent *agent) {
   int ends[2] = {-1, -1};
   even_loop *loop = &agent->hosts->loop;
+  if (agent->hosts->params.shell == NULL) {
+    return agent->lost ? even_hosts_await_again(agent) : EVEN_OK;
+  }
   EVEN_TRY(even_pipe_pair(ends));
   even_status status = start_shell(agent, ends[0]);
   even_pipe_close(ends[0]);

@@ -10,6 +10,7 @@
 #include "device/device.h"
 
 #include <evenstep/status.h>
+#include <stdbool.h>
 
 typedef struct even_hosts even_hosts;
 
@@ -24,7 +25,11 @@ typedef struct even_hosts_params {
   size_t size;                 /* sizeof(even_hosts_params) */
   const even_host_wish *hosts; /* the first is this one */
   size_t count;                /* 2 … EVEN_HOSTS_MOST */
-  char *const *shell;          /* {"ssh", …, NULL}: runs a program on a host, given the name and the command */
+  char *const *shell;          /* {"ssh", …, NULL}: runs a program on a host, given the name and the command; NULL: */
+  const char *rendezvous;      /* the agents are there already, and find this one by this file; NULL: they know where */
+  bool returns;                /* one that is lost is started again by what started it */
+  const char *key;             /* its digits, where all hosts have it; NULL: a new one is made */
+  int port;                    /* to listen at; 0: any */
   const char *program;         /* the path of evenstep on every host */
   const char *address;         /* where the leader is reached; NULL: any of its addresses */
   const char *folder;          /* absolute: the working folder of all ranks */
@@ -49,8 +54,8 @@ const char *even_hosts_name(const even_hosts *hosts, size_t host);
 const even_device_list *even_hosts_devices(const even_hosts *hosts, size_t host);
 
 /* `evenstep agent`: serves the leader that `invitation` (one line of JSON) names until that has ended the job, or is
- * gone: then ends its ranks. *exit_code: 0 where the job was ended by the leader, whatever became of it. Main thread,
- * signals blocked (even_signals_block). */
-even_status even_hosts_serve(const char *invitation, int *exit_code) EVEN_MUST_USE;
+ * gone: then ends its ranks. *met: the leader was reached. *exit_code: 0 where the job was ended by the leader,
+ * whatever became of it. Main thread, signals blocked (even_signals_block). */
+even_status even_hosts_serve(const char *invitation, bool *met, int *exit_code) EVEN_MUST_USE;
 
 #endif

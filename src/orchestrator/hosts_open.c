@@ -125,7 +125,10 @@ static even_status take_greeting(even_hosts *hosts, even_link *link, const json_
 static even_status take_facts(even_host_agent *agent, const json_t *facts) {
   even_hosts *hosts = agent->hosts;
   const char *trouble = json_string_value(json_object_get(facts, "device_trouble"));
+  const char *node = json_string_value(json_object_get(facts, "node"));
   even_status status = EVEN_OK;
+  (void)snprintf(agent->node, sizeof agent->node, "%s", node == NULL ? agent->name : node);
+  even_hosts_name_agent(agent);
   if (trouble != NULL) {
     status = even_fail(EVEN_ERR_DEVICE, "host %s: %.500s", agent->name, trouble);
   }
@@ -147,12 +150,10 @@ static even_status take_facts(even_host_agent *agent, const json_t *facts) {
     even_link_flush(agent->link, 1000);
     return even_error_restore(&hosts->failure);
   }
-  const char *node = json_string_value(json_object_get(facts, "node"));
   even_device_list_free(&agent->devices);
   agent->devices = devices;
   agent->count = devices.count;
   agent->fits = true;
-  (void)snprintf(agent->node, sizeof agent->node, "%s", node == NULL ? agent->name : node);
   return EVEN_OK;
 }
 
@@ -188,6 +189,7 @@ static void on_ended(void *context, even_link *link) {
   even_host_stranger *stranger = place_of(hosts, link);
   even_host_agent *agent = agent_of(hosts, link);
   if (stranger != NULL) {
+    hosts->without_key = hosts->without_key || even_link_why(link)->status == EVEN_ERR_PERMISSION;
     stranger->link = NULL;
     even_hosts_bury(hosts, link);
   } else if (agent != NULL) {
@@ -284,6 +286,11 @@ void even_hosts_tick(even_hosts *hosts) {
 
 static void agent_failed(even_host_agent *agent, even_status status, const char *how) {
   char words[300];
+  if (agent->hosts->params.shell == NULL) {
+    even_hosts_missing(agent, status, how);
+    fail_opening(agent->hosts);
+    return;
+  }
   even_host_agent_last_words(agent, words, sizeof words);
   (void)even_fail(status, "host %s: %s%s%s", agent->name, how, words[0] == '\0' ? "" : ": ", words);
   (void)even_error_fix("try `%s %s %s --version` here; --ssh says how hosts are reached, --address where this one is",
@@ -299,7 +306,8 @@ static bool look_at_agents(even_hosts *hosts, bool late) {
       continue; /* while a job runs: who waits for it starts it again */
     }
     all = all && agent->fits;
-    if (!agent->fits && agent->link == NULL && even_host_agent_shell_ended(agent)) {
+    bool started = hosts->params.shell != NULL;
+    if (started && !agent->fits && agent->link == NULL && even_host_agent_shell_ended(agent)) {
       agent_failed(agent, EVEN_ERR_PEER_LOST, "its agent ended before it came here");
     } else if (!agent->fits && late) {
       agent_failed(agent, EVEN_ERR_TIMEOUT,
@@ -327,7 +335,11 @@ even_status even_hosts_await(even_hosts *hosts) {
 }
 
 static even_status make_key(even_hosts *hosts) {
-  EVEN_TRY(even_random_hex(hosts->key_digits, 2 * EVEN_TLS_KEY_BYTES));
+  if (hosts->params.key != NULL) {
+    (void)snprintf(hosts->key_digits, sizeof hosts->key_digits, "%s", hosts->params.key);
+  } else {
+    EVEN_TRY(even_random_hex(hosts->key_digits, 2 * EVEN_TLS_KEY_BYTES));
+  }
   return even_tls_key_read(hosts->key_digits, hosts->key);
 }
 
@@ -362,12 +374,18 @@ static even_status open_all(even_hosts *hosts) {
   EVEN_TRY(read_own_facts(hosts)); /* before anybody waits for an answer: this takes its time */
   EVEN_TRY(make_key(hosts));
   EVEN_TRY(even_loop_open(&hosts->loop));
+  hosts->port = hosts->params.port;
   EVEN_TRY(even_listener_open(where, &hosts->port, &hosts->listener));
   EVEN_TRY(watch_listener(hosts));
+  EVEN_TRY(even_hosts_announce(hosts));
   for (size_t i = 1; i < hosts->count; i++) {
     EVEN_TRY(even_host_agent_launch(&hosts->agents[i]));
   }
-  return even_hosts_await(hosts);
+  EVEN_TRY(even_hosts_await(hosts));
+  if (!hosts->params.returns) {
+    even_hosts_unannounce(hosts);
+  }
+  return EVEN_OK;
 }
 
 even_status even_hosts_open(const even_hosts_params *params, even_hosts **out) {
@@ -407,7 +425,7 @@ static void say_end(even_host_agent *agent) {
   }
 }
 
-/* Agents that were told the end leave by themselves. */
+/* Agents that were told the end leave by themselves; those without a shell close their connection. */
 static void wait_for_shells(even_hosts *hosts) {
   uint64_t until = even_clock_ns() + 3000000000u;
   bool any = true;
@@ -415,6 +433,10 @@ static void wait_for_shells(even_hosts *hosts) {
     any = false;
     for (size_t i = 1; i < hosts->count; i++) {
       any = any || (hosts->agents[i].shell.pid > 0 && !even_host_agent_shell_ended(&hosts->agents[i]));
+      any = any || (hosts->params.shell == NULL && hosts->agents[i].link != NULL);
+    }
+    if (hosts->params.shell == NULL) {
+      even_hosts_tick(hosts); /* tells of closed connections */
     }
     if (any && even_loop_turn(&hosts->loop, TICK_MS) != EVEN_OK) {
       break;
@@ -427,6 +449,7 @@ void even_hosts_close(even_hosts *hosts) {
     return;
   }
   const even_error kept = *even_error_last();
+  even_hosts_unannounce(hosts);
   for (size_t i = 1; hosts->agents != NULL && i < hosts->count; i++) {
     say_end(&hosts->agents[i]);
     even_pipe_close(hosts->agents[i].input); /* one that waits for its invitation */

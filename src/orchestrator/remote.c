@@ -133,8 +133,9 @@ static even_status launch_lost(even_job *job, bool *any) {
     even_host_agent *agent = &hosts->agents[i];
     if (agent->lost) {
       even_host_agent_drop(agent);
-      even_job_notice(job, "host %s: its agent is started again", agent->name);
       EVEN_TRY(even_host_agent_launch(agent));
+      even_job_notice(job, "host %s: its agent is %s again", agent->name,
+                      job->hosts->params.shell == NULL ? "waited for" : "started");
       *any = true;
     }
   }

@@ -11,9 +11,9 @@
 #include <string.h>
 
 /* Opens a file that the user may have named: not a FIFO or a terminal, on which a read may wait for ever. */
-static even_status open_file(const char *path, int *fd) {
+static even_status open_file(const char *path, int flags, int *fd) {
   struct stat facts;
-  *fd = even_os.open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC, 0);
+  *fd = even_os.open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC | flags, 0);
   if (*fd < 0) {
     return even_fail_errno(errno, "%s cannot be opened", path);
   }
@@ -29,11 +29,10 @@ static even_status open_file(const char *path, int *fd) {
   return EVEN_OK;
 }
 
-even_status even_file_read(const char *path, size_t limit_bytes, even_text *out) {
+/* Closes it. */
+static even_status read_all(const char *path, int fd, size_t limit_bytes, even_text *out) {
   char buffer[16384];
   size_t total = 0;
-  int fd = -1;
-  EVEN_TRY(open_file(path, &fd));
   even_status status = EVEN_OK;
   for (;;) {
     ssize_t got = even_os.read(fd, buffer, sizeof buffer);
@@ -61,10 +60,44 @@ even_status even_file_read(const char *path, size_t limit_bytes, even_text *out)
   return status;
 }
 
+even_status even_file_read(const char *path, size_t limit_bytes, even_text *out) {
+  int fd = -1;
+  EVEN_TRY(open_file(path, 0, &fd));
+  return read_all(path, fd, limit_bytes, out);
+}
+
+static even_status check_private(const char *path, int fd) {
+  struct stat facts;
+  if (even_os.fstat(fd, &facts) != 0) {
+    return even_fail_errno(errno, "%s cannot be looked at", path);
+  }
+  if (facts.st_uid != even_os.geteuid()) {
+    (void)even_fail(EVEN_ERR_PERMISSION, "%s belongs to another user (%ld, not %ld)", path, (long)facts.st_uid,
+                    (long)even_os.geteuid());
+    return even_error_fix("what it says may be that user's words: make one of your own");
+  }
+  if ((facts.st_mode & 077) != 0) {
+    (void)even_fail(EVEN_ERR_PERMISSION, "%s is open to others (mode %04o)", path, (unsigned)(facts.st_mode & 07777));
+    return even_error_fix("others may know what it holds: write a new one, and let nobody else read it (chmod 600)");
+  }
+  return EVEN_OK;
+}
+
+even_status even_file_read_private(const char *path, size_t limit_bytes, even_text *out) {
+  int fd = -1;
+  EVEN_TRY(open_file(path, O_NOFOLLOW, &fd));
+  even_status status = check_private(path, fd);
+  if (status != EVEN_OK) {
+    (void)even_os.close(fd);
+    return status;
+  }
+  return read_all(path, fd, limit_bytes, out);
+}
+
 even_status even_file_start(const char *path, size_t bytes, even_text *out) {
   char buffer[4096];
   int fd = -1;
-  EVEN_TRY(open_file(path, &fd));
+  EVEN_TRY(open_file(path, 0, &fd));
   ssize_t got = even_os.read(fd, buffer, bytes < sizeof buffer ? bytes : sizeof buffer);
   even_status status = got < 0 && errno != EISDIR ? even_fail_errno(errno, "%s cannot be read", path) : EVEN_OK;
   (void)even_os.close(fd);

@@ -11,6 +11,9 @@
 even_status even_file_read(const char *path, size_t limit_bytes, even_text *out) EVEN_MUST_USE;
 /* Appends the first bytes of the file (at most `bytes`) to `out`; a folder counts as empty. */
 even_status even_file_start(const char *path, size_t bytes, even_text *out) EVEN_MUST_USE;
+/* As even_file_read, for a file with a secret in it: EVEN_ERR_PERMISSION unless it is this user's own, and nobody else
+ * may read or write it. A symbolic link is none. */
+even_status even_file_read_private(const char *path, size_t limit_bytes, even_text *out) EVEN_MUST_USE;
 /* Replaces `path` by `data`: temporary file, fsync, rename, fsync of the folder. On any
  * failure the old file stays as it was and the temporary one is removed. */
 even_status even_file_replace(const char *path, const void *data, size_t bytes) EVEN_MUST_USE;

@@ -1,0 +1,103 @@
+/* --hosts auto: a process that another program started on a host of the job, and that does not lead it. */
+#include "base/fail.h"
+#include "cli/job_setup.h"
+#include "orchestrator/hosts.h"
+#include "os/clock.h"
+#include "os/signals.h"
+
+#include <string.h>
+
+/* As long as the leader waits for all. */
+static const double PATIENCE_SECONDS = 120;
+static const uint64_t PAUSE_NS = 250000000u;
+
+even_status even_job_meet(const even_job_options *options, even_rendezvous *rendezvous, char key[EVEN_KEY_DIGITS + 1]) {
+  const char *where = options->rendezvous == NULL ? "." : options->rendezvous;
+  EVEN_TRY(even_job_key_read(key));
+  return even_rendezvous_open(where, options->launched, key[0] != '\0', rendezvous);
+}
+
+/* Wrong words are told by each process, not after a wait for one that has ended for them. */
+static even_status check(const even_job_options *options, size_t count, char **words) {
+  even_job_setup setup;
+  memset(&setup, 0, sizeof setup);
+  setup.lock = -1;
+  EVEN_TRY(even_job_check_hosts(options));
+  even_status status = even_job_command(options, count, words, &setup);
+  even_job_setup_close(&setup);
+  return status;
+}
+
+static even_status try_once(const even_job_options *options, const even_rendezvous *rendezvous, const char *key,
+                            bool *invited, bool *met, int *code) {
+  even_text line = EVEN_TEXT_EMPTY;
+  even_status status = even_rendezvous_read(rendezvous, options->launched, key, &line);
+  *invited = status == EVEN_OK;
+  if (*invited) {
+    status = even_hosts_serve(line.data, met, code);
+  }
+  if (line.data != NULL) {
+    explicit_bzero(line.data, line.length);
+  }
+  even_text_free(&line);
+  return status;
+}
+
+/* Whether the leader may only not be there yet: its file is not, or is one that a job left that was killed. */
+static bool may_come(even_status status, bool invited, bool own_key) {
+  return status == EVEN_ERR_NOT_FOUND || status == EVEN_ERR_TIMEOUT || status == EVEN_ERR_SYSTEM ||
+         status == EVEN_ERR_PEER_LOST || (status == EVEN_ERR_PERMISSION && invited && !own_key);
+}
+
+static even_status tell_late(const even_rendezvous *rendezvous) {
+  const even_error last = *even_error_last();
+  (void)even_fail(EVEN_ERR_TIMEOUT, "process 0 of the job was not found within %.0f s: %.600s", PATIENCE_SECONDS,
+                  last.what);
+  if (rendezvous->address[0] != '\0') {
+    return even_error_fix("does it run, and is %s, port %d, reached from here?", rendezvous->address, rendezvous->port);
+  }
+  return even_error_fix("does it run, and do all hosts see the folder of %s? --rendezvous names one that they do",
+                        rendezvous->path.data);
+}
+
+static even_status follow(const even_job_options *options, int *code) {
+  even_rendezvous rendezvous = {.path = EVEN_TEXT_EMPTY};
+  char key[EVEN_KEY_DIGITS + 1] = "";
+  bool invited = false;
+  bool met = false;
+  uint64_t until = even_clock_ns() + (uint64_t)(PATIENCE_SECONDS * 1e9);
+  even_status status = even_job_meet(options, &rendezvous, key);
+  bool again = status == EVEN_OK;
+  while (again) {
+    status = try_once(options, &rendezvous, key, &invited, &met, code);
+    again = status != EVEN_OK && !met && may_come(status, invited, key[0] != '\0');
+    if (again && even_signals_end_pending() != 0) {
+      *code = 128 + even_signals_end_pending();
+      status = EVEN_OK;
+      again = false;
+    } else if (again && even_clock_ns() > until) {
+      status = tell_late(&rendezvous);
+      again = false;
+    } else if (again) {
+      even_clock_sleep_ns(PAUSE_NS);
+    }
+  }
+  if (status == EVEN_ERR_PERMISSION && !met) {
+    (void)even_error_fix("give all hosts the same key");
+  }
+  explicit_bzero(key, sizeof key);
+  even_rendezvous_free(&rendezvous);
+  return status;
+}
+
+int even_job_follow(const even_job_options *options, size_t count, char **words) {
+  int code = 0;
+  even_status status = even_signals_block();
+  if (status == EVEN_OK) {
+    status = check(options, count, words);
+  }
+  if (status == EVEN_OK) {
+    status = follow(options, &code);
+  }
+  return status == EVEN_OK ? code : even_cli_fail_of(status);
+}

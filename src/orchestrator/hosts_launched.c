@@ -1,0 +1,79 @@
+/* A leader whose agents another program has started (srun, mpirun, Kubernetes): they come by themselves, and nobody
+ * here can start one. */
+#include "base/fail.h"
+#include "orchestrator/host_agent.h"
+#include "os/file.h"
+
+#include <stdio.h>
+#include <string.h>
+
+even_status even_hosts_announce(even_hosts *hosts) {
+  even_text line = EVEN_TEXT_EMPTY;
+  const char *path = hosts->params.rendezvous;
+  if (hosts->params.shell != NULL || path == NULL) {
+    return EVEN_OK;
+  }
+  even_status status = even_hosts_invitation(hosts, 0, hosts->params.key == NULL, &line);
+  if (status == EVEN_OK) {
+    status = even_file_replace_private(path, line.data, line.length);
+    hosts->announced = status == EVEN_OK;
+    if (!hosts->announced) {
+      (void)even_error_fix("--rendezvous names a folder that you may write to and that all hosts see");
+    }
+  }
+  if (line.data != NULL) {
+    explicit_bzero(line.data, line.length);
+  }
+  even_text_free(&line);
+  return status;
+}
+
+void even_hosts_unannounce(even_hosts *hosts) {
+  const even_error kept = *even_error_last();
+  if (hosts->announced && even_file_remove(hosts->params.rendezvous) != EVEN_OK) {
+    (void)even_error_restore(&kept); /* its key opens nothing any more */
+  }
+  hosts->announced = false;
+}
+
+void even_hosts_name_agent(even_host_agent *agent) {
+  const even_hosts *hosts = agent->hosts;
+  bool taken = strcmp(agent->node, hosts->agents[0].name) == 0;
+  if (hosts->params.shell != NULL) {
+    return;
+  }
+  for (size_t i = 1; i < hosts->count; i++) {
+    const even_host_agent *other = &hosts->agents[i];
+    taken = taken || (other != agent && other->fits && strcmp(agent->node, other->node) == 0);
+  }
+  if (taken) { /* one machine plays several */
+    (void)snprintf(agent->name, sizeof agent->name, "%.100s#%zu", agent->node, agent->index);
+  } else {
+    (void)snprintf(agent->name, sizeof agent->name, "%s", agent->node);
+  }
+}
+
+even_status even_hosts_await_again(even_host_agent *agent) {
+  if (!agent->hosts->params.returns) {
+    (void)even_fail(EVEN_ERR_PEER_LOST, "host %s is lost (%.300s), and only what started its agent can start another",
+                    agent->name, agent->lost_words);
+    return even_error_fix("start the job again: --name NAME --resume auto goes on from its newest whole checkpoint");
+  }
+  agent->lost = false;
+  agent->fits = false;
+  return EVEN_OK;
+}
+
+void even_hosts_missing(even_host_agent *agent, even_status status, const char *how) {
+  const even_hosts *hosts = agent->hosts;
+  (void)even_fail(status, "host %s: %s%s", agent->name, how,
+                  hosts->without_key ? " (somebody came who does not have this job's key)" : "");
+  if (hosts->params.rendezvous != NULL) {
+    (void)even_error_fix(
+        "do all hosts see %s, and the key of this job alone? --rendezvous names the folder, --address "
+        "where this host is reached",
+        hosts->params.rendezvous);
+  } else {
+    (void)even_error_fix("do all hosts have this job's key, and reach port %d here?", hosts->port);
+  }
+}

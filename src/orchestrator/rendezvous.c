@@ -1,0 +1,136 @@
+/* Where processes that another program has started on all hosts find their leader: a file that it writes, with its
+ * addresses, its port and the job's key, in a folder that all see; or an address that all were told. */
+#include "base/fail.h"
+#include "base/json_reader.h"
+#include "base/json_writer.h"
+#include "orchestrator/launched.h"
+#include "os/file.h"
+#include "os/folder.h"
+#include "os/path.h"
+
+#include <evenstep/version.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_BYTES = 65536 };
+
+/* "10.0.0.1:7000"; what is no such thing is a folder. */
+static bool read_address(const char *where, even_rendezvous *out) {
+  unsigned parts[4];
+  int port = 0;
+  int length = 0;
+  if (sscanf(where, "%3u.%3u.%3u.%3u:%5d%n", &parts[0], &parts[1], &parts[2], &parts[3], &port, &length) != 5 ||
+      where[length] != '\0') {
+    return false;
+  }
+  (void)snprintf(out->address, sizeof out->address, "%u.%u.%u.%u", parts[0], parts[1], parts[2], parts[3]);
+  out->port = port;
+  return true;
+}
+
+static even_status check_address(const even_rendezvous *rendezvous, const char *where, bool has_key) {
+  if (rendezvous->port < 1 || rendezvous->port > 65535) {
+    (void)even_fail(EVEN_ERR_USAGE, "--rendezvous %s: no port", where);
+    return even_error_fix("give a port from 1 to 65535 that is free on the host of process 0");
+  }
+  if (!has_key) {
+    (void)even_fail(EVEN_ERR_USAGE, "--rendezvous %s: the hosts have no key in common", where);
+    return even_error_fix(
+        "set EVENSTEP_JOB_KEY (openssl rand -hex %d) or EVENSTEP_JOB_KEY_FILE on all, or name a folder "
+        "that all see",
+        EVEN_TLS_KEY_BYTES);
+  }
+  return EVEN_OK;
+}
+
+even_status even_rendezvous_open(const char *where, const even_launched *launched, bool has_key, even_rendezvous *out) {
+  *out = (even_rendezvous){.path = EVEN_TEXT_EMPTY};
+  if (read_address(where, out)) {
+    return check_address(out, where, has_key);
+  }
+  even_text folder = EVEN_TEXT_EMPTY;
+  even_status status = even_path_absolute(where, &folder);
+  if (status == EVEN_OK && !even_path_is_folder(folder.data)) {
+    status = even_fail(EVEN_ERR_NOT_FOUND, "--rendezvous %s is no folder", where);
+    (void)even_error_fix("name one that is there and that all hosts see, or ADDRESS:PORT of process 0");
+  }
+  if (status == EVEN_OK) {
+    even_text_format(&out->path, "%s/.evenstep-%s%s", folder.data, launched->job[0] == '\0' ? "job" : "",
+                     launched->job);
+    status = even_text_status(&out->path);
+  }
+  even_text_free(&folder);
+  return status;
+}
+
+void even_rendezvous_free(even_rendezvous *rendezvous) {
+  even_text_free(&rendezvous->path);
+}
+
+even_status even_rendezvous_check(const even_rendezvous *rendezvous, const even_launched *launched) {
+  const char *path = even_text_string(&rendezvous->path);
+  if (path[0] == '\0' || launched->job[0] != '\0' || !even_path_exists(path)) {
+    return EVEN_OK;
+  }
+  (void)even_fail(EVEN_ERR_IN_USE, "%s is there: another job meets in it, or one that was killed has left it", path);
+  return even_error_fix(
+      "give each job a name of its own (EVENSTEP_HOST_JOB, the same on all its hosts) or folder (--rendezvous); "
+      "where no job runs, remove it");
+}
+
+static even_status write_own(const even_rendezvous *rendezvous, const even_launched *launched, const char *key,
+                             even_text *out) {
+  even_json json = even_json_begin(out, 0);
+  even_json_object(&json, NULL);
+  even_json_string(&json, "evenstep", even_version());
+  even_json_string(&json, "key", key);
+  even_json_integer(&json, "host", launched->place);
+  even_json_integer(&json, "port", rendezvous->port);
+  even_json_array(&json, "addresses");
+  even_json_string(&json, NULL, rendezvous->address);
+  even_json_array_end(&json);
+  even_json_object_end(&json);
+  return even_text_status(out);
+}
+
+/* The leader's words, and who reads them. */
+static even_status complete(const even_rendezvous *rendezvous, const even_launched *launched, const char *key,
+                            const even_text *words, even_text *out) {
+  json_t *invitation = NULL;
+  EVEN_TRY(even_json_parse(rendezvous->path.data, even_text_string(words), words->length, &invitation));
+  bool set = json_object_set_new(invitation, "host", json_integer(launched->place)) == 0 &&
+             (key[0] == '\0' || json_object_set_new(invitation, "key", json_string(key)) == 0) &&
+             json_object_set_new(invitation, "patience_seconds", json_integer(0)) == 0;
+  char *line = set ? json_dumps(invitation, JSON_COMPACT) : NULL;
+  char *shown = (char *)json_string_value(json_object_get(invitation, "key"));
+  if (shown != NULL) {
+    explicit_bzero(shown, strlen(shown));
+  }
+  json_decref(invitation);
+  if (line == NULL) {
+    return even_fail(EVEN_ERR_INPUT, "%s holds no invitation", rendezvous->path.data);
+  }
+  even_text_add(out, line);
+  explicit_bzero(line, strlen(line));
+  free(line);
+  return even_text_status(out);
+}
+
+even_status even_rendezvous_read(const even_rendezvous *rendezvous, const even_launched *launched, const char *key,
+                                 even_text *out) {
+  even_text words = EVEN_TEXT_EMPTY;
+  if (rendezvous->address[0] != '\0') {
+    return write_own(rendezvous, launched, key, out);
+  }
+  even_status status = even_file_read_private(rendezvous->path.data, MOST_BYTES, &words);
+  if (status == EVEN_OK) {
+    status = complete(rendezvous, launched, key, &words, out);
+  }
+  if (words.data != NULL) {
+    explicit_bzero(words.data, words.length);
+  }
+  even_text_free(&words);
+  return status;
+}

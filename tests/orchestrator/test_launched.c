@@ -1,0 +1,362 @@
+/* What launchers say of a process's place, lists of hosts, keys, and the file in which hosts meet. */
+#include "orchestrator/launched.h"
+
+#include "base/fail.h"
+#include "base/json_reader.h"
+#include "os/calls.h"
+#include "os/file.h"
+#include "support/fault.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static const char KEY[] = "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f";
+
+/* ---- lists ---- */
+
+static void expect(const char *text, const char *expected) {
+  even_hostlist list;
+  char joined[1024] = "";
+  assert_int_equal(even_hostlist_expand(text, &list), EVEN_OK);
+  for (size_t i = 0; i < list.count; i++) {
+    (void)strcat(strcat(joined, i == 0 ? "" : " "), list.names[i]);
+  }
+  assert_string_equal(joined, expected);
+  even_hostlist_free(&list);
+}
+
+static void lists_are_written_out_as_scontrol_does(void **state) {
+  (void)state;
+  expect("login", "login");
+  expect("n1,n2.cluster,gpu-a_b", "n1 n2.cluster gpu-a_b");
+  expect("n[1-3]", "n1 n2 n3");
+  expect("n[08-10,12],login", "n08 n09 n10 n12 login");
+  expect("n[098-101]x", "n098x n099x n100x n101x");
+  expect("rack[0-1]n[0-1,7]", "rack0n0 rack0n1 rack0n7 rack1n0 rack1n1 rack1n7");
+  expect("a[1,3],b[2]c", "a1 a3 b2c");
+  expect("[1-2]", "1 2");
+}
+
+static void what_is_no_list_is_refused(void **state) {
+  static const char *const texts[] = {
+      "",     ",",     "a,", "a,,b",     "n[",  "n[]",    "n[1", "n[1-]", "n[-1]",    "n[3-1]",        "n[1,]",
+      "n[a]", "n[1]]", "n]", "n[1-2-3]", "a b", "n[1;2]", "n/1", "$(x)",  "n[0-512]", "n[0-99][0-99]", "n[1234567890]"};
+  (void)state;
+  for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+    even_hostlist list;
+    if (even_hostlist_expand(texts[i], &list) != EVEN_ERR_INPUT) {
+      fail_msg("\"%s\" was taken for a list", texts[i]);
+    }
+    even_hostlist_free(&list);
+  }
+  char longest[400];
+  even_hostlist list;
+  memset(longest, 'a', sizeof longest);
+  longest[EVEN_HOSTS_NAME - 1] = '\0';
+  expect(longest, longest);
+  longest[EVEN_HOSTS_NAME - 1] = 'a';
+  longest[EVEN_HOSTS_NAME] = '\0';
+  assert_int_equal(even_hostlist_expand(longest, &list), EVEN_ERR_INPUT);
+  even_hostlist_free(&list);
+}
+
+static even_status expand(void *context) {
+  even_hostlist list;
+  even_status status = even_hostlist_expand(context, &list);
+  even_hostlist_free(&list);
+  return status;
+}
+
+static void a_list_without_memory_fails_and_leaks_nothing(void **state) {
+  char text[] = "n[1-30]";
+  (void)state;
+  assert_true(fault_each_allocation(expand, text) >= 4);
+}
+
+/* ---- places ---- */
+
+static const char *const *said;
+
+static char *variable(const char *name) {
+  for (size_t i = 0; said[i] != NULL; i += 2) {
+    if (strcmp(said[i], name) == 0) {
+      return (char *)said[i + 1];
+    }
+  }
+  return NULL;
+}
+
+static even_launched find(const char *const *words) {
+  even_launched found;
+  said = words;
+  assert_int_equal(even_launched_find(variable, &found), EVEN_OK);
+  return found;
+}
+
+static void check_place(even_launched found, const char *by, int place, int count, const char *job) {
+  assert_string_equal(found.by, by);
+  assert_int_equal(found.place, place);
+  assert_int_equal(found.count, count);
+  assert_string_equal(found.job, job);
+  assert_int_equal(found.returns, strcmp(by, "EVENSTEP_HOST_RANK") == 0);
+  even_launched_free(&found);
+}
+
+static void a_place_is_found_in_what_each_launcher_says(void **state) {
+  static const char *const open_mpi[] = {"OMPI_COMM_WORLD_RANK",
+                                         "1",
+                                         "OMPI_COMM_WORLD_SIZE",
+                                         "2",
+                                         "PMIX_NAMESPACE",
+                                         "a@1/x y",
+                                         "SLURM_PROCID",
+                                         "0",
+                                         "SLURM_NTASKS",
+                                         "9",
+                                         "SLURM_JOB_ID",
+                                         "7",
+                                         NULL};
+  static const char *const hydra[] = {"PMI_RANK", "0", "PMI_SIZE", "3", NULL};
+  static const char *const slurm[] = {"SLURM_PROCID",
+                                      "2",
+                                      "SLURM_NTASKS",
+                                      "3",
+                                      "SLURM_JOB_ID",
+                                      "4711",
+                                      "SLURM_STEP_ID",
+                                      "0",
+                                      "SLURM_NODELIST",
+                                      "x",
+                                      "SLURM_STEP_NODELIST",
+                                      "n[08-10]",
+                                      NULL};
+  static const char *const again[] = {
+      "SLURM_PROCID",  "0", "SLURM_STEP_NUM_TASKS", "2", "SLURM_NTASKS",       "9",     "SLURM_JOBID", "5",
+      "SLURM_STEP_ID", "3", "SLURM_RESTART_COUNT",  "1", "SLURM_JOB_NODELIST", "a,b,c", NULL};
+  static const char *const own[] = {"EVENSTEP_HOST_RANK",
+                                    "1",
+                                    "EVENSTEP_HOST_COUNT",
+                                    "2",
+                                    "EVENSTEP_HOST_JOB",
+                                    "night",
+                                    "PMI_RANK",
+                                    "0",
+                                    "PMI_SIZE",
+                                    "1",
+                                    NULL};
+  (void)state;
+  check_place(find(open_mpi), "Open MPI", 1, 2, "a-1-x-y");
+  check_place(find(hydra), "MPICH", 0, 3, "");
+  even_launched found = find(slurm);
+  assert_int_equal(found.hosts.count, 3);
+  assert_string_equal(found.hosts.names[2], "n10");
+  check_place(found, "Slurm", 2, 3, "4711.0");
+  found = find(again);
+  assert_int_equal(found.hosts.count, 0); /* three names of two processes */
+  check_place(found, "Slurm", 0, 2, "5.3.1");
+  check_place(find(own), "EVENSTEP_HOST_RANK", 1, 2, "night");
+}
+
+static void no_place_is_found_in_anything_else(void **state) {
+  static const char *const cases[][7] = {
+      {NULL},
+      {"PMI_RANK", "0", NULL},
+      {"PMI_RANK", "2", "PMI_SIZE", "2", NULL},
+      {"PMI_RANK", "x", "PMI_SIZE", "2", NULL},
+      {"PMI_RANK", "-1", "PMI_SIZE", "2", NULL},
+      {"EVENSTEP_HOST_RANK", "0", "EVENSTEP_HOST_COUNT", "0", NULL},
+      {"EVENSTEP_HOST_RANK", "0", "EVENSTEP_HOST_COUNT", "513", NULL},
+      {"SLURM_PROCID", "0", "SLURM_NTASKS", "2", "SLURM_JOB_ID", "7", NULL}, /* a batch script's own shell */
+  };
+  (void)state;
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    even_launched found;
+    said = cases[i];
+    assert_int_equal(even_launched_find(variable, &found), EVEN_ERR_USAGE);
+    assert_true(even_error_last()->fix[0] != '\0');
+    even_launched_free(&found);
+  }
+  assert_non_null(strstr(even_error_last()->what, "batch script"));
+}
+
+static void what_was_said_to_one_process_is_not_handed_on(void **state) {
+  (void)state;
+  assert_int_equal(setenv("PMI_RANK", "0", 1), 0);
+  assert_int_equal(setenv("OMPI_COMM_WORLD_RANK", "0", 1), 0);
+  assert_int_equal(setenv("OMPI_MCA_btl", "self", 1), 0);
+  assert_int_equal(setenv("EVENSTEP_HOST_RANK", "0", 1), 0);
+  assert_int_equal(setenv("EVENSTEP_HOST_RANKS_OTHER", "kept", 1), 0);
+  even_launched_forget();
+  assert_null(getenv("PMI_RANK"));
+  assert_null(getenv("OMPI_COMM_WORLD_RANK"));
+  assert_null(getenv("OMPI_MCA_btl"));
+  assert_null(getenv("EVENSTEP_HOST_RANK"));
+  assert_non_null(getenv("EVENSTEP_HOST_RANKS_OTHER"));
+  assert_non_null(getenv("PATH"));
+}
+
+/* ---- keys and files ---- */
+
+static char folder[64];
+static char path[128];
+
+static int make_folder(void **state) {
+  (void)state;
+  (void)snprintf(folder, sizeof folder, "evenstep-test-XXXXXX");
+  if (mkdtemp(folder) == NULL) {
+    return -1;
+  }
+  (void)snprintf(path, sizeof path, "%s/.evenstep-night", folder);
+  return 0;
+}
+
+static int remove_folder(void **state) {
+  (void)state;
+  fault_reset();
+  even_os = even_os_real;
+  (void)unsetenv("EVENSTEP_JOB_KEY");
+  (void)unsetenv("EVENSTEP_JOB_KEY_FILE");
+  (void)unlink(path);
+  return rmdir(folder);
+}
+
+static void write_file(const char *text, mode_t mode) {
+  assert_int_equal(even_file_replace_private(path, text, strlen(text)), EVEN_OK);
+  assert_int_equal(chmod(path, mode), 0);
+}
+
+static uid_t somebody_else(void) {
+  return even_os_real.geteuid() + 1;
+}
+
+static void a_key_is_taken_from_the_environment_or_a_file_of_ones_own(void **state) {
+  char digits[EVEN_KEY_DIGITS + 1];
+  char line[EVEN_KEY_DIGITS + 2];
+  (void)state;
+  assert_int_equal(even_job_key_read(digits), EVEN_OK);
+  assert_string_equal(digits, "");
+  assert_int_equal(setenv("EVENSTEP_JOB_KEY", KEY, 1), 0);
+  assert_int_equal(even_job_key_read(digits), EVEN_OK);
+  assert_string_equal(digits, KEY);
+  assert_null(getenv("EVENSTEP_JOB_KEY"));
+  assert_int_equal(setenv("EVENSTEP_JOB_KEY", "secret", 1), 0);
+  assert_int_equal(even_job_key_read(digits), EVEN_ERR_INPUT);
+  assert_null(strstr(even_error_last()->what, "secret"));
+  assert_non_null(strstr(even_error_last()->fix, "openssl rand -hex 32"));
+
+  (void)snprintf(line, sizeof line, "%s\n", KEY);
+  assert_int_equal(setenv("EVENSTEP_JOB_KEY_FILE", path, 1), 0);
+  assert_int_equal(even_job_key_read(digits), EVEN_ERR_NOT_FOUND);
+  write_file(line, 0600);
+  assert_int_equal(even_job_key_read(digits), EVEN_OK);
+  assert_string_equal(digits, KEY);
+  write_file(line, 0644);
+  assert_int_equal(even_job_key_read(digits), EVEN_ERR_PERMISSION);
+  assert_non_null(strstr(even_error_last()->what, "is open to others (mode 0644)"));
+  write_file(line, 0600);
+  even_os.geteuid = somebody_else;
+  assert_int_equal(even_job_key_read(digits), EVEN_ERR_PERMISSION);
+  assert_non_null(strstr(even_error_last()->what, "belongs to another user"));
+}
+
+static const even_launched night = {.by = "EVENSTEP_HOST_RANK", .place = 3, .count = 4, .job = "night"};
+
+static void hosts_meet_in_a_file_of_their_user(void **state) {
+  even_rendezvous meeting;
+  even_text line = EVEN_TEXT_EMPTY;
+  json_t *read = NULL;
+  (void)state;
+  assert_int_equal(even_rendezvous_open(folder, &night, false, &meeting), EVEN_OK);
+  assert_int_equal(meeting.path.data[0], '/');
+  assert_int_equal(even_rendezvous_read(&meeting, &night, "", &line), EVEN_ERR_NOT_FOUND);
+  write_file("{\"port\":7,\"key\":\"abc\",\"host\":0}\n", 0600);
+  assert_int_equal(even_rendezvous_check(&meeting, &night), EVEN_OK); /* one that this job left, before it was killed */
+  assert_int_equal(even_rendezvous_read(&meeting, &night, "", &line), EVEN_OK);
+  assert_int_equal(even_json_parse("line", line.data, line.length, &read), EVEN_OK);
+  assert_int_equal(json_integer_value(json_object_get(read, "host")), 3);
+  assert_int_equal(json_integer_value(json_object_get(read, "port")), 7);
+  assert_string_equal(even_json_text(read, "key"), "abc");
+  json_decref(read);
+  even_text_clear(&line);
+  assert_int_equal(even_rendezvous_read(&meeting, &night, KEY, &line), EVEN_OK);
+  assert_non_null(strstr(line.data, KEY));
+  even_text_clear(&line);
+  write_file("{\"port\":7}\n", 0640);
+  assert_int_equal(even_rendezvous_read(&meeting, &night, "", &line), EVEN_ERR_PERMISSION);
+  write_file("no words of a leader", 0600);
+  assert_int_equal(even_rendezvous_read(&meeting, &night, "", &line), EVEN_ERR_INPUT);
+  write_file("[1]", 0600);
+  assert_int_equal(even_rendezvous_read(&meeting, &night, "", &line), EVEN_ERR_INPUT);
+  even_text_free(&line);
+  even_rendezvous_free(&meeting);
+}
+
+static void a_job_without_a_name_takes_nobodys_file(void **state) {
+  static const even_launched unnamed = {.by = "MPICH", .count = 2};
+  even_rendezvous meeting;
+  (void)state;
+  (void)snprintf(path, sizeof path, "%s/.evenstep-job", folder);
+  assert_int_equal(even_rendezvous_open(folder, &unnamed, false, &meeting), EVEN_OK);
+  assert_int_equal(even_rendezvous_check(&meeting, &unnamed), EVEN_OK);
+  write_file("{}", 0600);
+  assert_int_equal(even_rendezvous_check(&meeting, &unnamed), EVEN_ERR_IN_USE);
+  even_rendezvous_free(&meeting);
+}
+
+static void an_address_needs_a_key_that_all_have(void **state) {
+  even_rendezvous meeting;
+  even_text line = EVEN_TEXT_EMPTY;
+  (void)state;
+  assert_int_equal(even_rendezvous_open("10.0.0.1:7000", &night, true, &meeting), EVEN_OK);
+  assert_int_equal(meeting.port, 7000);
+  assert_int_equal(even_rendezvous_read(&meeting, &night, KEY, &line), EVEN_OK);
+  assert_non_null(strstr(line.data, "10.0.0.1"));
+  even_text_free(&line);
+  even_rendezvous_free(&meeting);
+  assert_int_equal(even_rendezvous_open("10.0.0.1:7000", &night, false, &meeting), EVEN_ERR_USAGE);
+  assert_int_equal(even_rendezvous_open("10.0.0.1:0", &night, true, &meeting), EVEN_ERR_USAGE);
+  assert_int_equal(even_rendezvous_open("10.0.0.1:70000", &night, true, &meeting), EVEN_ERR_USAGE);
+  assert_int_equal(even_rendezvous_open("no such folder", &night, true, &meeting), EVEN_ERR_NOT_FOUND);
+}
+
+static even_status read_meeting(void *context) {
+  even_text line = EVEN_TEXT_EMPTY;
+  even_status status = even_rendezvous_read(context, &night, "", &line);
+  even_text_free(&line);
+  return status;
+}
+
+static void no_call_that_fails_leaks_a_meeting(void **state) {
+  even_rendezvous meeting;
+  (void)state;
+  assert_int_equal(even_rendezvous_open(folder, &night, false, &meeting), EVEN_OK);
+  write_file("{\"port\":7}\n", 0600);
+  assert_true(fault_each_os(read_meeting, &meeting, 5 /* EIO */) >= 3);
+  even_rendezvous_free(&meeting);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(lists_are_written_out_as_scontrol_does),
+      cmocka_unit_test(what_is_no_list_is_refused),
+      cmocka_unit_test(a_list_without_memory_fails_and_leaks_nothing),
+      cmocka_unit_test(a_place_is_found_in_what_each_launcher_says),
+      cmocka_unit_test(no_place_is_found_in_anything_else),
+      cmocka_unit_test(what_was_said_to_one_process_is_not_handed_on),
+      cmocka_unit_test_setup_teardown(a_key_is_taken_from_the_environment_or_a_file_of_ones_own, make_folder,
+                                      remove_folder),
+      cmocka_unit_test_setup_teardown(hosts_meet_in_a_file_of_their_user, make_folder, remove_folder),
+      cmocka_unit_test_setup_teardown(a_job_without_a_name_takes_nobodys_file, make_folder, remove_folder),
+      cmocka_unit_test_setup_teardown(an_address_needs_a_key_that_all_have, make_folder, remove_folder),
+      cmocka_unit_test_setup_teardown(no_call_that_fails_leaks_a_meeting, make_folder, remove_folder),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

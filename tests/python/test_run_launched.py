@@ -1,0 +1,229 @@
+"""`evenstep run --hosts auto`: jobs whose processes another program started once a host. One machine plays the hosts, over
+loopback; mpirun's are real (EVENSTEP_TEST_MPIRUN), Slurm's variables are set by hand."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+
+import pytest
+from run_jobs import Job, alive
+from test_mpi import FOUND, NONE, QUIET, TORCHRUN
+from test_run_hosts import TRAINING
+
+Script = Callable[..., str]
+
+
+class Launched:
+    """Starts the processes of a job, as a launcher does on each host."""
+
+    def __init__(self, program: pathlib.Path, folder: pathlib.Path, environment: dict[str, str]) -> None:
+        self.program, self.folder = program, folder
+        self.environment = {name: value for name, value in environment.items() if name not in TORCHRUN} | {
+            "NO_COLOR": "1"
+        }
+        self.jobs: list[Job] = []
+
+    def command(self, *words: str) -> list[str]:
+        return [str(self.program), "run", "--hosts", "auto", "-n", "1", "--no-monitor", *words]
+
+    def start(self, command: list[str], **variables: str) -> Job:
+        self.jobs.append(Job(command, self.folder, self.environment | variables))
+        return self.jobs[-1]
+
+    def place(self, rank: int, *words: str, count: int = 2, **variables: str) -> Job:
+        own = {"EVENSTEP_HOST_RANK": str(rank), "EVENSTEP_HOST_COUNT": str(count), "EVENSTEP_HOST_JOB": "test"}
+        return self.start(self.command(*words), **own | variables)
+
+    def both(self, *words: str, **variables: str) -> list[Job]:
+        return [self.place(rank, *words, **variables) for rank in range(2)]
+
+    def meeting(self) -> list[str]:
+        return [each.name for each in self.folder.glob(".evenstep*")]
+
+
+@pytest.fixture
+def launched(program: pathlib.Path, tmp_path: pathlib.Path, environment: dict[str, str]) -> Iterator[Launched]:
+    made = Launched(program, tmp_path, environment)
+    yield made
+    for job in made.jobs:
+        if job.process.poll() is None:
+            job.process.kill()
+            job.process.wait()
+        if job.process.stdout is not None:
+            job.process.stdout.close()
+
+
+# Says its place and waits, in the first attempt, until it is ended.
+WAITING = """
+    echo "rank $RANK of $WORLD_SIZE host $GROUP_RANK attempt $TORCHELASTIC_RESTART_COUNT process $$"
+    echo "key ${EVENSTEP_JOB_KEY-none} place ${EVENSTEP_HOST_RANK-none}${PMI_RANK-}${OMPI_COMM_WORLD_RANK-}"
+    if [ "$TORCHELASTIC_RESTART_COUNT" = 0 ]; then exec sleep 600; fi
+"""
+SHELL = ("--no-python", "--log-rank", "all")
+
+
+@pytest.fixture
+def waiting(script: Script, tmp_path: pathlib.Path) -> str:
+    name = script("#!/bin/sh\n" + WAITING.replace("\n    ", "\n"), "wait.sh")
+    (tmp_path / name).chmod(0o755)
+    return f"./{name}"
+
+
+def processes(job: Job) -> list[int]:
+    return [int(job.wait_for(rf"rank {rank} of 2 host {rank} attempt 0 process (\d+)")[0]) for rank in range(2)]
+
+
+@pytest.mark.parametrize(
+    "mpirun", [*FOUND[:1], *(pytest.param(each, marks=pytest.mark.more) for each in FOUND[1:])] or [NONE]
+)
+def test_two_hosts_of_mpirun_train_as_one_device_does(
+    launched: Launched, script: Script, tmp_path: pathlib.Path, mpirun: str
+) -> None:
+    assert mpirun, "EVENSTEP_TEST_REQUIRE has mpi, but no mpirun is found: set EVENSTEP_TEST_MPIRUN"
+    words = launched.command("--no-pin", "--log-rank", "all", "--name", "a", script(TRAINING))
+    code, text = launched.start([mpirun, "-n", "2", *words], **QUIET).finish()
+    assert code == 0, text
+    for rank in range(2):
+        assert re.search(rf"\[rank {rank}[^\]]*\] place {rank} 0 1 2 {rank} 2 ", text), text
+        found = re.search(rf"\[rank {rank}[^\]]*\] apart (\S+) after 18 steps", text)
+        assert found and float(found[1]) < 1e-12, text
+        assert "apart" in (tmp_path / f"runs/a/logs/rank-{rank}.log").read_text()
+    assert launched.meeting() == []
+
+
+@pytest.mark.parametrize("mpirun", FOUND or [NONE])
+def test_what_a_rank_ends_with_mpirun_ends_with(launched: Launched, waiting: str, mpirun: str) -> None:
+    assert mpirun
+    words = launched.command("--max-restarts", "0", *SHELL, waiting)
+    job = launched.start([mpirun, "-n", "2", *words], **QUIET)
+    ranks = processes(job)
+    assert job.wait_for("(key none place none)\n", times=2)
+    os.kill(ranks[1], signal.SIGKILL)
+    code, text = job.finish()
+    assert code == 137, text
+    assert "was killed by SIGKILL" in text
+    assert not any(alive(rank) for rank in ranks) and launched.meeting() == []
+
+
+def test_a_rank_that_is_killed_restarts_all_and_the_followers_end_with_0(launched: Launched, waiting: str) -> None:
+    key = "ab" * 32
+    leader, follower = launched.both("--max-restarts", "1", *SHELL, waiting, EVENSTEP_JOB_KEY=key)
+    ranks = processes(leader)
+    os.kill(ranks[1], signal.SIGKILL)
+    code, text = leader.finish()
+    assert code == 0, text
+    assert follower.finish() == (0, "")
+    host = re.search(r"rank 1 on (\S+)\]", text)
+    assert host and f"(cpu on {host[1]}, process {ranks[1]}) was killed by SIGKILL" in text, text
+    assert host[1].endswith("#1")  # one machine plays both
+    assert text.count("attempt 1 process") == 2 and key not in text
+    assert launched.meeting() == []
+
+
+def test_a_follower_that_is_killed_is_waited_for(launched: Launched, waiting: str) -> None:
+    leader, follower = launched.both("--max-restarts", "1", *SHELL, waiting)
+    ranks = processes(leader)
+    os.kill(follower.process.pid, signal.SIGKILL)
+    leader.wait_for("its agent is waited for again")
+    again = launched.place(1, "--max-restarts", "1", *SHELL, waiting)
+    code, text = leader.finish()
+    assert code == 0, text
+    assert again.finish() == (0, "")
+    follower.finish()
+    assert "is lost" in text and text.count("attempt 1 process") == 2
+    assert not any(alive(rank) for rank in ranks)
+
+
+def test_of_slurm_a_lost_host_ends_the_job(launched: Launched, waiting: str) -> None:
+    slurm = {"SLURM_NTASKS": "2", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n[1-2]"}
+    command = launched.command("--max-restarts", "1", *SHELL, waiting)
+    leader, follower = (launched.start(command, **slurm, SLURM_PROCID=str(rank)) for rank in range(2))
+    ranks = processes(leader)
+    os.kill(follower.process.pid, signal.SIGKILL)
+    code, text = leader.finish()
+    assert code == 7, text
+    assert "only what started its agent can start another" in text
+    follower.finish()
+    assert not any(alive(rank) for rank in ranks) and launched.meeting() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_the_leaders_end_ends_all(launched: Launched, waiting: str, number: signal.Signals) -> None:
+    leader, follower = launched.both(*SHELL, waiting)
+    ranks = processes(leader)
+    leader.process.send_signal(number)
+    code, text = follower.finish()  # which also waits for its guardian
+    assert code == (0 if number == signal.SIGINT else 7), text
+    assert leader.finish()[0] == (130 if number == signal.SIGINT else -number)
+    assert not any(alive(rank) for rank in ranks)
+
+
+def test_a_file_that_a_killed_leader_left_misleads_nobody(launched: Launched, waiting: str) -> None:
+    leader, follower = launched.both(*SHELL, waiting)
+    processes(leader)
+    leader.process.kill()
+    leader.finish()
+    follower.finish()
+    assert launched.meeting() == [".evenstep-test"]
+    late = launched.place(1, *SHELL, waiting)  # it finds the old file, and nobody there
+    leader = launched.place(0, *SHELL, waiting)
+    processes(leader)
+    leader.process.send_signal(signal.SIGINT)
+    assert leader.finish()[0] == 130 and late.finish()[0] == 0
+    assert launched.meeting() == []
+
+
+def test_without_a_folder_hosts_meet_at_an_address(launched: Launched, waiting: str, free_port: int) -> None:
+    key = launched.folder / "key"
+    key.write_text("cd" * 32 + "\n")
+    key.chmod(0o600)
+    words = ("--rendezvous", f"127.0.0.1:{free_port}", *SHELL, waiting)
+    leader, follower = launched.both(*words, EVENSTEP_JOB_KEY_FILE=str(key))
+    processes(leader)
+    assert launched.meeting() == []
+    leader.process.send_signal(signal.SIGTERM)
+    assert leader.finish()[0] == 143 and follower.finish()[0] == 0
+
+
+def test_who_has_another_key_is_told_so(launched: Launched, waiting: str, free_port: int) -> None:
+    words = ("--rendezvous", f"127.0.0.1:{free_port}", *SHELL, waiting)
+    leader = launched.place(0, *words, EVENSTEP_JOB_KEY="cd" * 32)
+    code, text = launched.place(1, *words, EVENSTEP_JOB_KEY="ce" * 32).finish()
+    assert code == 5 and "does not have this job's key" in text and "give all hosts the same key" in text
+    leader.process.send_signal(signal.SIGINT)
+    assert leader.finish()[0] == 130
+
+
+def test_a_file_that_others_may_read_is_refused(launched: Launched, waiting: str) -> None:
+    path = launched.folder / ".evenstep-test"
+    path.write_text('{"key":"' + "ab" * 32 + '","port":1}')
+    path.chmod(0o644)
+    code, text = launched.place(1, *SHELL, waiting).finish()
+    assert code == 5 and "is open to others (mode 0644)" in text
+
+
+@pytest.mark.parametrize(
+    ("variables", "words", "said"),
+    [
+        ({}, [], "nothing here says which host of how many this is"),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, [], "a batch script's own"),
+        ({"PMI_RANK": "2", "PMI_SIZE": "2"}, [], "PMI_RANK is 2 and PMI_SIZE is 2"),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, ["--ssh", "rsh"], "--ssh is not of --hosts auto"),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, ["--devices", "cpu:0"], "--devices names devices of this host"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, ["--rendezvous", "127.0.0.1:7"], "the hosts have no key in common"),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, ["--rendezvous", "missing"], "--rendezvous missing is no folder"),
+    ],
+)
+def test_wrong_words_are_told_at_once(
+    launched: Launched, script: Script, variables: dict[str, str], words: list[str], said: str
+) -> None:
+    command = [str(launched.program), "run", "--hosts", "auto", *words, script("", "t.py")]
+    result = subprocess.run(
+        command, cwd=launched.folder, env=launched.environment | variables, capture_output=True, text=True, timeout=150
+    )
+    assert result.returncode in (2, 3) and said in result.stderr, result.stderr
