@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -16,6 +16,9 @@ from evenstep._core import EvenstepError
 from evenstep.group import gather_objects
 from evenstep.loader import EvenLoader
 from evenstep.session import Session, entered, inside_a_set, session, sessions, training_session
+
+if TYPE_CHECKING:
+    from evenstep.group import Group
 
 
 def _default_weight() -> float:
@@ -75,16 +78,21 @@ def gather(tensor: torch.Tensor, *, batch: bool = True) -> torch.Tensor:
         tensor = tensor[:0]
     rows = tensor.detach().cpu().contiguous()
     with current.steps.blocking():
-        shapes = gather_objects(current.group, (tuple(rows.shape), str(rows.dtype)))
-        if len({(shape[1:], dtype) for shape, dtype in shapes}) > 1:
-            raise EvenstepError(
-                f"es.gather: the ranks' rows differ in shape or dtype: {shapes}\n"
-                "  fix: pad the rows to one shape on all ranks, and give all one dtype"
-            )
-        width = math.prod(rows.shape[1:])
-        flat = current.group.gather_rows(rows.reshape(-1), [shape[0] * width for shape, _ in shapes])
+        everyone = current.call(lambda: _gather_rows(current.group, rows), lambda: not current.in_training_loop)
+    return everyone.to(tensor.device)
+
+
+def _gather_rows(group: Group, rows: torch.Tensor) -> torch.Tensor:
+    shapes = gather_objects(group, (tuple(rows.shape), str(rows.dtype)))
+    if len({(shape[1:], dtype) for shape, dtype in shapes}) > 1:
+        raise EvenstepError(
+            f"es.gather: the ranks' rows differ in shape or dtype: {shapes}\n"
+            "  fix: pad the rows to one shape on all ranks, and give all one dtype"
+        )
+    width = math.prod(rows.shape[1:])
+    flat = group.gather_rows(rows.reshape(-1), [shape[0] * width for shape, _ in shapes])
     total = sum(shape[0] for shape, _ in shapes)
-    return flat.reshape(total, *rows.shape[1:]).to(tensor.device)
+    return flat.reshape(total, *rows.shape[1:])
 
 
 class _Totals:
@@ -140,6 +148,18 @@ def _evaluate(current: Session, model: nn.Module, loader: Any, fn: Callable[[nn.
     current.join()
     if isinstance(loader, EvenLoader):
         _check_serves_evaluation(loader)
+    seen = _Seen()
+    once = hasattr(loader, "__next__")
+    return current.call(lambda: _go_through(current, model, loader, fn, seen), lambda: once or seen.own)
+
+
+class _Seen:
+    own = False  # batches that are each rank's own: no other has those of a rank that is lost
+
+
+def _go_through(
+    current: Session, model: nn.Module, loader: Any, fn: Callable[[nn.Module, Any], Any], seen: _Seen
+) -> Any:
     if current.in_job and isinstance(loader, DataLoader):
         from evenstep.prepare import prepare
 
@@ -152,6 +172,9 @@ def _evaluate(current: Session, model: nn.Module, loader: Any, fn: Callable[[nn.
         with current.steps.apart(_core.SPAN_EVALUATION), torch.no_grad():
             for batch in loader:
                 current.steps.phases.goes_on()
+                if current.recovery is not None:
+                    current.recovery.look()
+                seen.own = seen.own or session().latest is None
                 samples = _samples(batch)
                 if samples > 0:
                     totals.add(fn(model, batch), samples)

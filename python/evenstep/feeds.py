@@ -191,9 +191,11 @@ class IndexFeed:
 
 
 def _share_lost() -> EvenstepError:
-    return EvenstepError(
+    from evenstep.generations import RankLost
+
+    return RankLost(
         "a rank was lost while the others went through an evaluation, and its share of the samples with it (EVEN_ERR_PEER_LOST)\n"
-        "  fix: none is needed under `evenstep run`: the job starts again from its last checkpoint"
+        "  fix: catch es.RankLost, and begin the evaluation again; es.evaluate does so by itself"
     )
 
 

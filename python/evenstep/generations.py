@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -30,6 +30,8 @@ from evenstep.rendezvous import has_ended, know
 if TYPE_CHECKING:
     from evenstep.session import Session
 
+T = TypeVar("T")
+
 _LOST = ("EVEN_ERR_PEER_LOST", "EVEN_ERR_REVOKED")
 _PATIENCE_SECONDS = 60.0  # for the agent's word, which comes in milliseconds
 _DOUBT_SECONDS = 1.0  # the same while nobody is seen to have ended: one stands still, or gave up
@@ -37,6 +39,11 @@ _LOOK_SECONDS = 0.1  # between two looks at signals, while it waits
 _CONNECT_SECONDS = 2.0
 _LOOK_FOR_GIFT_SECONDS = 0.002
 _STAND, _SAVE = 1, 2  # even_generation_wish
+
+
+class RankLost(EvenstepError):
+    """A rank was lost before it gave its part to a call of the script's, and that part is in nobody's hands. Those that are left
+    all raise it at that call, and can go on from there."""
 
 
 class _Superseded(Exception):
@@ -51,9 +58,9 @@ def is_lost(error: BaseException) -> bool:
 class MendedGroup(SharedGroup):
     """The job's own group, over the memory of whoever is left.
 
-    A barrier in which a rank is lost, and a sum within a pass that is void then, are made again by the others; or end with
-    what one of them had got from it already. From other calls the error comes: what the lost rank would have given is in
-    no one's hands.
+    A call in which a rank is lost is made again by the others, or ends with what one of them had got from it already. Where
+    it asks for what the lost rank would have given, it raises RankLost on all: outside the training loop, whose figures are
+    then those of whoever is left.
     """
 
     def __init__(self, comm: _core.Comm, recovery: Recovery) -> None:
@@ -66,29 +73,48 @@ class MendedGroup(SharedGroup):
         self.rank, self.ranks = comm.rank, comm.ranks
         self._bytes = -1
 
+    def call(
+        self,
+        make: Callable[[], T],
+        pack: Callable[[T], bytes],
+        unpack: Callable[[bytes], T],
+        asks: Callable[[], bool],
+    ) -> T:
+        """make(), to which all ranks come. asks: whether it needs what each of them gives."""
+        recovery = self._recovery
+        if recovery.calling:  # part of another one
+            return make()
+        recovery.begin_call()
+        try:
+            while True:
+                try:
+                    result = make()
+                    packed = pack(result)
+                except EvenstepError as error:
+                    given = recovery.mend_call(error, asks)
+                    if given is not None:
+                        return unpack(given)
+                else:
+                    recovery.call_ended(packed)
+                    return result
+        finally:
+            recovery.calling = False
+
     def barrier(self) -> None:
-        while True:
-            try:
-                super().barrier()
-            except EvenstepError as error:
-                if self._recovery.mend_call(error, needs_lost=False) is None:
-                    continue
-            self._recovery.call_ended(b"")
-            return
+        self.call(super().barrier, lambda _: b"", lambda _: None, lambda: False)
 
     def sum_(self, values: torch.Tensor) -> None:
-        mine = values.clone()
-        while True:
-            try:
-                super().sum_(values)
-            except EvenstepError as error:
-                given = self._recovery.mend_call(error)
-                values.copy_(mine)
-                if given is None:
-                    continue
-                values.copy_(torch.frombuffer(bytearray(given), dtype=values.dtype).view(values.shape))
-            self._recovery.call_ended(as_bytes(values))
-            return
+        plain, mine = super().sum_, values.clone()
+
+        def make() -> torch.Tensor:
+            values.copy_(mine)
+            plain(values)
+            return values
+
+        def unpack(given: bytes) -> torch.Tensor:
+            return values.copy_(torch.frombuffer(bytearray(given), dtype=values.dtype).view(values.shape))
+
+        self.call(make, as_bytes, unpack, self._recovery.needs_all)
 
     def meet(self) -> None:
         """The meeting that commits a step: no call of the script's."""
@@ -109,6 +135,9 @@ class Recovery:
         self._stands = False  # between two steps, until there is a newer generation
         self._void_passes = 0  # of the step under way: the first so many
         self._result = b""  # of the last call
+        self.calling = False  # the script is in one
+        self._asks = False  # it needs what each rank gives
+        self._failing = 0  # calls that it has not come to, and that fail there
         self.redoing = False  # the last optimizer.step() applied nothing, and no batch has come since
         self._said: str | None = None
         self._asked = 0  # what the agent asks at the end of the step under way, as all heard in its vote
@@ -168,15 +197,34 @@ class Recovery:
 
     # -- calls outside steps --
 
-    def mend_call(self, error: EvenstepError, needs_lost: bool = True) -> bytes | None:
-        """After an error in a call: its result where one of those that are left has it; None: they make it again.
-        needs_lost: the call is one to which the lost rank would have given something."""
+    def needs_all(self) -> bool:
+        """Whether a figure that the script asks for now has to be that of all ranks: outside the training loop."""
+        return not self._session.in_training_loop
+
+    def begin_call(self) -> None:
+        if self._failing:
+            self._failing -= 1
+            raise _part_lost()
+        self.calling = True
+
+    def look(self) -> None:
+        """In a long call: raises where a rank was lost meanwhile, so that the others need not wait for its end."""
+        if self.calling and not self.joining and self._memory.number != self.number:
+            error = EvenstepError("a rank was lost (EVEN_ERR_PEER_LOST)")
+            error.status = "EVEN_ERR_PEER_LOST"  # type: ignore[attr-defined]
+            raise error
+
+    def mend_call(self, error: EvenstepError, asks: Callable[[], bool]) -> bytes | None:
+        """After an error in a call: its result where one of those that are left has it; None: they make it again."""
         if not is_lost(error):
             raise error
-        result = self._mend(error, calling=True)
-        if result is None and needs_lost and not (self.redoing or self._session.steps.in_pass):
-            raise error  # a pass that is void may do without what the lost rank would have given; nothing else may
-        return result
+        self._asks = asks()
+        try:
+            given = self._mend(error, calling=True)
+            self._result = self._result if given is None else given
+            return given
+        finally:
+            self._asks = False
 
     def call_ended(self, result: bytes) -> None:
         if self.joining:  # made with nobody
@@ -352,7 +400,7 @@ class Recovery:
         bootstrap.go_on(environment, self._store(number, members), members, number)
         comm = bootstrap.shared(0, "control")
         assert comm is not None  # of one host
-        position = (self._committed, self._passes, self._calls, self._stands)
+        position = (self._committed, self._passes, self._calls, self._stands, self._asks)
 
         facts = (session.environment.device, memory_pool(session), own_cap(session))
         mine = Told(members, position, self._result, self._speed, *facts, self._timings())
@@ -388,7 +436,7 @@ class Recovery:
         session, bootstrap = self._session, self._session.bootstrap
         assert bootstrap is not None
         members = told[comm.rank].members
-        committed, voids, calls, giver = _core.agree([one.position for one in told])
+        committed, voids, calls, giver, fails = _core.agree([one.position for one in told])
         if (committed > self._committed and not committing) or (calls > self._calls and not calling):
             raise _not_in_step()
         engines = []
@@ -401,8 +449,11 @@ class Recovery:
             self._passes = 0
             self._session.book_step()  # as those did that came out of the meeting, among all who were in it
         result = told[giver].result if calls > self._calls else None
+        fails_here = fails and calling and calls == self._calls
+        self._failing += 1 if fails and not fails_here else 0
         self._left = {rank: timings for rank, timings in told[0].timings.items() if rank not in members}
         self._committed, self._void_passes, self._asked = committed, voids, 0
+        self._calls = calls + 1 if fails else calls
         self.number, self.members = number, members
         group = session.group
         assert isinstance(group, MendedGroup)
@@ -414,6 +465,8 @@ class Recovery:
             for sync in session.steps.syncs:
                 sync.idle = True
         self._tell(number, before, began)
+        if fails_here:
+            raise _part_lost()
         return result
 
     def _tell(self, number: int, before: Sequence[int], began: float) -> None:
@@ -435,7 +488,7 @@ class Told(NamedTuple):
     """What a member of a new generation says of itself to the others."""
 
     members: list[int]
-    position: tuple[int, int, int, bool]
+    position: tuple[int, int, int, bool, bool]
     result: bytes  # of its last call
     speed: float | None
     device: str
@@ -456,6 +509,14 @@ def name(ranks: Sequence[int], verb: str = "go") -> str:
     words = [str(rank) for rank in ranks]
     listed = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
     return f"rank{'s' if len(ranks) > 1 else ''} {listed}{verb}"
+
+
+def _part_lost() -> RankLost:
+    return RankLost(
+        "a rank was lost before it gave its part to this call, and that part is in nobody's hands (EVEN_ERR_PEER_LOST)\n"
+        "  fix: catch es.RankLost and begin again what the call belongs to: all that are left raise it here; uncaught, the job "
+        "starts again from its last checkpoint"
+    )
 
 
 def _ended() -> EvenstepError:

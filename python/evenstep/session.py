@@ -3,12 +3,13 @@ each process set that this rank is in."""
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from evenstep.checkpoint_last import LastStep
     from evenstep.loader import BatchPlan, EvenLoader
     from evenstep.shares import Shares
+
+T = TypeVar("T")
 
 
 class _Alone:
@@ -215,6 +218,17 @@ class Session:
 
             automatic(self)
             self._checkpointed = self.step
+
+    @property
+    def in_training_loop(self) -> bool:
+        """Whether the script is at a batch of a training loader."""
+        return self.latest is not None and self.latest.loader.train
+
+    def call(self, make: Callable[[], T], asks: Callable[[], bool]) -> T:
+        """make(), to which all ranks come; where one is lost, those that are left make it again. asks: it cannot be, since it needs
+        what each of them gives."""
+        group = self.group
+        return group.call(make, pickle.dumps, pickle.loads, asks) if isinstance(group, MendedGroup) else make()
 
     @property
     def redoing(self) -> bool:

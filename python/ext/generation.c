@@ -204,11 +204,13 @@ static int read_positions(PyObject *list, even_position *positions, Py_ssize_t c
     unsigned long long passes = 0;
     unsigned long long calls = 0;
     int stands = 0;
+    int asks = 0;
     PyObject *one = PyList_GetItem(list, i); /* borrowed */
-    if (one == NULL || !PyArg_ParseTuple(one, "KKKp:agree", &committed, &passes, &calls, &stands)) {
+    if (one == NULL || !PyArg_ParseTuple(one, "KKKpp:agree", &committed, &passes, &calls, &stands, &asks)) {
       return -1;
     }
-    positions[i] = (even_position){.committed = committed, .passes = passes, .calls = calls, .stands = stands != 0};
+    positions[i] = (even_position){
+        .committed = committed, .passes = passes, .calls = calls, .stands = stands != 0, .asks = asks != 0};
   }
   return 0;
 }
@@ -234,13 +236,13 @@ static PyObject *agree(PyObject *module, PyObject *arguments) {
   if (status != EVEN_OK) {
     return even_ext_raise(status);
   }
-  return Py_BuildValue("KKKn", (unsigned long long)agreed.committed, (unsigned long long)agreed.voids,
-                       (unsigned long long)agreed.calls, (Py_ssize_t)agreed.giver);
+  return Py_BuildValue("KKKnN", (unsigned long long)agreed.committed, (unsigned long long)agreed.voids,
+                       (unsigned long long)agreed.calls, (Py_ssize_t)agreed.giver, PyBool_FromLong(agreed.fails));
 }
 
 static PyMethodDef functions[] = {
     {"agree", agree, METH_VARARGS,
-     "agree([(committed, void passes, calls, stands), …]) -> (committed, voids, calls, giver) "
+     "agree([(committed, void passes, calls, stands, asks), …]) -> (committed, voids, calls, giver, fails) "
      "of members at these positions"},
     {NULL, NULL, 0, NULL}};
 

@@ -37,6 +37,9 @@ even_status even_agree(const even_position *positions, size_t count, even_agreem
       passes = positions[i].passes;
     }
   }
+  for (size_t i = 0; i < count; i++) {
+    out->fails = out->fails || (positions[i].asks && positions[i].calls == out->calls);
+  }
   out->voids = all_stand ? 0 : passes + 1;
   return EVEN_OK;
 }

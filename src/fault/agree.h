@@ -4,7 +4,8 @@
  * comes out of that meeting knows that all had come to it, whole gradients in hand. So where one survivor has come out,
  * the step stands, and those that were still inside come out too (two-phase commit, whose coordinator is any survivor:
  * Skeen, Nonblocking commit protocols, 1981; the dead have no vote). Where none has, no one has applied it: the pass is
- * void, and made again. Between steps ranks meet in calls (a barrier, a mean), of which the same is true.
+ * void, and made again. Between steps ranks meet in calls (a barrier, an evaluation), of which the same is true; but a
+ * call that needs what each rank gives fails on all.
  *
  * A process joins where all members stand between two steps, with the state of one of them; so it stands there, too.
  * They go on when all have met, itself among them: until then none has begun the next pass, and nothing is void.
@@ -24,6 +25,7 @@ typedef struct even_position {
   uint64_t passes;    /* void passes of the step after these that it has come to the end of */
   uint64_t calls;     /* other meetings that it has come out of */
   bool stands;        /* between two steps: it has begun nothing after these */
+  bool asks;          /* in a meeting after these to which whoever is lost would have given something */
 } even_position;
 
 typedef struct even_agreement {
@@ -34,6 +36,9 @@ typedef struct even_agreement {
   /* Other meetings that are over. Who has one less is in the last, and gets what it gave from the giver. */
   uint64_t calls;
   size_t giver; /* index of a member that has come out of the last call */
+  /* The meeting after these fails on every member, in it or not yet: what somebody asks for there is in no one's hands.
+   * So it is over, too: each counts it among its calls from now on. */
+  bool fails;
 } even_agreement;
 
 /* The agreement of members at these positions. EVEN_ERR_ARGUMENT: there are none; EVEN_ERR_MISMATCH: they are further

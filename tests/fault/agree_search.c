@@ -24,11 +24,13 @@ typedef struct model_rank {
   uint8_t tried;
   uint8_t committed, passes, calls;
   uint8_t void_passes;
-  uint8_t stands_next;    /* the last vote said so */
-  uint8_t offers;         /* OUT: it could join */
-  uint8_t shared_in;      /* generation among whose members the batch under way was shared out */
-  uint8_t summed_in;      /* of the gradients that it holds */
-  uint8_t applied[STEPS]; /* 1 + that generation */
+  uint8_t stands_next;        /* the last vote said so */
+  uint8_t failing;            /* calls that it has not come to, and that fail there */
+  uint8_t made, failed_calls; /* calls that are behind it; a bit for each of the first eight that failed */
+  uint8_t offers;             /* OUT: it could join */
+  uint8_t shared_in;          /* generation among whose members the batch under way was shared out */
+  uint8_t summed_in;          /* of the gradients that it holds */
+  uint8_t applied[STEPS];     /* 1 + that generation */
 } model_rank;
 
 typedef struct model {
@@ -40,7 +42,7 @@ typedef struct model {
   uint8_t opened[GENERATIONS];
   uint8_t wish[GENERATIONS]; /* what the first member said in the last vote */
   struct {
-    uint8_t committed, passes, calls, stands;
+    uint8_t committed, passes, calls, stands, asks;
   } told[GENERATIONS][RANKS];
 } model;
 
@@ -165,6 +167,13 @@ static bool somebody_can_join(const exploration *search, const model *state) {
          !has(state->seen_dead, joiner) && !has(state->members[state->number], joiner);
 }
 
+static void call_is_over(model_rank *rank, bool failed) {
+  if (failed && rank->made < 8) {
+    rank->failed_calls |= (uint8_t)(1u << rank->made);
+  }
+  rank->made++;
+}
+
 /* Runs a rank from where it is to the next meeting, and into it, or to where it stands. */
 static void advance(const exploration *search, model *state, int index) {
   model_rank *rank = &state->rank[index];
@@ -190,8 +199,15 @@ static void advance(const exploration *search, model *state, int index) {
       rank->applied[rank->committed - 1] = (uint8_t)(1 + rank->summed_in);
       rank->phase = CALL;
     }
-    if (rank->phase != CALL || makes_a_call(search, rank)) {
+    if (rank->phase != CALL) {
       break;
+    }
+    if (makes_a_call(search, rank)) {
+      if (rank->failing == 0) {
+        break;
+      }
+      rank->failing--;
+      call_is_over(rank, true);
     }
     rank->phase = BEGIN;
   }
@@ -224,6 +240,7 @@ static void come_out(exploration *search, model *state, int index) {
       break;
     default:
       rank->calls++;
+      call_is_over(rank, false);
       rank->phase = BEGIN;
       break;
   }
@@ -240,7 +257,8 @@ static void go_on(exploration *search, model *state, int index) {
       positions[count++] = (even_position){.committed = state->told[rank->tried][i].committed,
                                            .passes = state->told[rank->tried][i].passes,
                                            .calls = state->told[rank->tried][i].calls,
-                                           .stands = state->told[rank->tried][i].stands != 0};
+                                           .stands = state->told[rank->tried][i].stands != 0,
+                                           .asks = state->told[rank->tried][i].asks != 0};
     }
   }
   if (search->agree(positions, count, &agreed) != EVEN_OK) {
@@ -265,8 +283,19 @@ static void go_on(exploration *search, model *state, int index) {
   }
   rank->void_passes = (uint8_t)agreed.voids;
   rank->waits = 0;
+  bool in_it = rank->failed == CALL && agreed.calls == rank->calls;
   if (agreed.calls > rank->calls) {
     come_out(search, state, index);
+  }
+  if (agreed.fails) {
+    rank->calls++;
+    search->failed++;
+    if (in_it) {
+      call_is_over(rank, true);
+      rank->phase = BEGIN;
+    } else if (!search->forgets_failing) {
+      rank->failing++;
+    }
   }
   search->recovered++;
   search->joined += index == search->joiner ? 1 : 0;
@@ -313,6 +342,8 @@ static void steps_of_joiner(exploration *search, const model *state, int index) 
   }
   rank->committed = state->told[number][giver].committed;
   rank->calls = state->told[number][giver].calls;
+  rank->made = its->made;
+  rank->failed_calls = its->failed_calls;
   memcpy(rank->applied, its->applied, sizeof rank->applied);
   rank->generation = (uint8_t)(number - 1);
   hears_of_a_newer_one(&next, index, STAND);
@@ -336,6 +367,7 @@ static void steps_of_rank(exploration *search, const model *state, int index) {
       next.told[state->number][index].passes = rank->passes;
       next.told[state->number][index].calls = rank->calls;
       next.told[state->number][index].stands = rank->failed == STAND ? 1 : 0;
+      next.told[state->number][index].asks = search->asks && rank->failed == CALL ? 1 : 0;
       push(search, &next);
     }
     return;
@@ -457,6 +489,12 @@ static void check_end(exploration *search, const model *state) {
       if (first != NULL && known && rank->applied[step] != first->applied[step]) {
         search->wrong = "survivors applied different gradients";
       }
+    }
+    /* who has come out of the last call may be gone before another hears that it failed */
+    uint8_t known_calls = (uint8_t)((1u << (rank->made > 0 ? rank->made - 1 : 0)) - 1);
+    if (first != NULL && search->call_last &&
+        (((rank->failed_calls ^ first->failed_calls) & known_calls) != 0 || rank->made != first->made)) {
+      search->wrong = "a call failed on one survivor and not on another";
     }
     first = first == NULL ? rank : first;
   }

@@ -11,6 +11,8 @@ typedef struct exploration {
   int joiner;               /* the rank that joins, once it likes to; -1: none */
   bool calls;               /* after each pass */
   bool call_last;           /* the script ends with one */
+  bool asks;                /* what each rank gives to a call is needed there */
+  bool forgets_failing;     /* wrong: who is not in the call that fails does not know */
   agree_call *agree;
   uint64_t *seen;
   size_t room, count; /* count: of states */
@@ -18,6 +20,7 @@ typedef struct exploration {
   size_t height, stack_room;
   const char *wrong; /* NULL: nothing was found */
   size_t recovered;  /* times that a rank went on */
+  size_t failed;     /* the same of which a call failed */
   size_t joined;     /* the same of one that joined, at its first step */
   size_t moves;      /* of what is looked at now, deaths aside */
 } exploration;

@@ -12,7 +12,7 @@
 
 typedef struct setting {
   int ranks, steps, deaths;
-  bool calls, call_last, joins; /* joins: the last of the ranks */
+  bool calls, call_last, joins, asks; /* joins: the last of the ranks */
 } setting;
 
 static void assert_right(setting given) {
@@ -21,6 +21,7 @@ static void assert_right(setting given) {
                         .deaths = given.deaths,
                         .calls = given.calls,
                         .call_last = given.call_last,
+                        .asks = given.asks,
                         .joiner = given.joins ? given.ranks - 1 : -1,
                         .agree = even_agree};
   explore(&search);
@@ -30,6 +31,7 @@ static void assert_right(setting given) {
   }
   assert_true(search.recovered > 0);
   assert_true(!given.joins || search.joined > 0);
+  assert_true(!given.asks || search.failed > 0);
   print_message("%d ranks, %d steps, %d deaths%s: %zu states\n", given.ranks, given.steps, given.deaths,
                 given.joins ? ", one joins" : "", search.count);
 }
@@ -37,28 +39,45 @@ static void assert_right(setting given) {
 static void two_ranks(void **state) {
   (void)state;
   for (int i = 0; i < 4; i++) {
-    assert_right((setting){2, 2, 1, (i & 1) != 0, (i & 2) != 0, false});
+    assert_right((setting){2, 2, 1, (i & 1) != 0, (i & 2) != 0, false, false});
   }
 }
 
 static void three_ranks_of_which_two_die(void **state) {
   (void)state;
-  assert_right((setting){3, 2, 2, true, true, false});
-  assert_right((setting){3, 2, 2, false, true, false});
-  assert_right((setting){3, 2, 2, false, false, false});
+  assert_right((setting){3, 2, 2, true, true, false, false});
+  assert_right((setting){3, 2, 2, false, true, false, false});
+  assert_right((setting){3, 2, 2, false, false, false, false});
 }
 
 static void four_ranks_of_which_two_die(void **state) {
   (void)state;
-  assert_right((setting){4, 1, 2, false, true, false});
+  assert_right((setting){4, 1, 2, false, true, false, false});
+}
+
+static void calls_that_need_the_lost_fail_on_all(void **state) {
+  (void)state;
+  assert_right((setting){2, 2, 1, true, true, false, true});
+  assert_right((setting){3, 2, 1, true, true, false, true});
+  assert_right((setting){3, 1, 1, true, true, true, true});
+}
+
+static void who_knows_of_no_failure_is_found(void **state) {
+  exploration search = {.ranks = 3, .steps = 2, .deaths = 1, .calls = true, .call_last = true};
+  (void)state;
+  search.asks = search.forgets_failing = true;
+  search.joiner = -1;
+  search.agree = even_agree;
+  explore(&search);
+  assert_non_null(search.wrong);
 }
 
 static void one_joins_and_any_two_die(void **state) {
   (void)state;
-  assert_right((setting){2, 2, 2, true, true, true});
-  assert_right((setting){3, 2, 2, false, true, true});
-  assert_right((setting){3, 2, 1, true, true, true});
-  assert_right((setting){4, 1, 1, false, true, true});
+  assert_right((setting){2, 2, 2, true, true, true, false});
+  assert_right((setting){3, 2, 2, false, true, true, false});
+  assert_right((setting){3, 2, 1, true, true, true, false});
+  assert_right((setting){4, 1, 1, false, true, true, false});
 }
 
 /* Whoever has not come out of the commit does not apply. */
@@ -144,6 +163,19 @@ static void the_furthest_counts(void **state) {
   assert_int_equal(agreed.giver, 0);
 }
 
+static void a_call_fails_where_somebody_in_it_asks(void **state) {
+  even_agreement agreed;
+  even_position positions[] = {{.calls = 4, .asks = true}, {.calls = 4}};
+  (void)state;
+  assert_int_equal(even_agree(positions, 2, &agreed), EVEN_OK);
+  assert_true(agreed.fails);
+  positions[1].calls = 5; /* has come out of it, and knows what it gave */
+  assert_int_equal(even_agree(positions, 2, &agreed), EVEN_OK);
+  assert_false(agreed.fails);
+  assert_int_equal(agreed.calls, 5);
+  assert_int_equal(agreed.giver, 1);
+}
+
 static void nothing_is_void_where_all_stand(void **state) {
   even_agreement agreed;
   even_position positions[] = {{.committed = 5, .calls = 9, .stands = true},
@@ -158,10 +190,17 @@ static void nothing_is_void_where_all_stand(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(the_furthest_counts),          cmocka_unit_test(nothing_is_void_where_all_stand),
-      cmocka_unit_test(says_what_cannot_be),          cmocka_unit_test(two_ranks),
-      cmocka_unit_test(three_ranks_of_which_two_die), cmocka_unit_test(four_ranks_of_which_two_die),
-      cmocka_unit_test(one_joins_and_any_two_die),    cmocka_unit_test(the_search_finds_wrong_agreements),
+      cmocka_unit_test(the_furthest_counts),
+      cmocka_unit_test(nothing_is_void_where_all_stand),
+      cmocka_unit_test(a_call_fails_where_somebody_in_it_asks),
+      cmocka_unit_test(says_what_cannot_be),
+      cmocka_unit_test(two_ranks),
+      cmocka_unit_test(three_ranks_of_which_two_die),
+      cmocka_unit_test(four_ranks_of_which_two_die),
+      cmocka_unit_test(calls_that_need_the_lost_fail_on_all),
+      cmocka_unit_test(who_knows_of_no_failure_is_found),
+      cmocka_unit_test(one_joins_and_any_two_die),
+      cmocka_unit_test(the_search_finds_wrong_agreements),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

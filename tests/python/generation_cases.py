@@ -306,3 +306,40 @@ print("state saved:", sorted(os.listdir(folder)) if os.path.isdir(folder) else [
 print(f"rank {rank} began at step {first} and made {passes} passes as process {os.getpid()}", flush=True)
 """
 )
+
+# Evaluates in the loop, and asks for what every rank has after each epoch.
+EVALUATED = (
+    HEAD
+    + """
+def judge(model, batch):
+    here("judging")
+    return (model(batch[0]) - batch[1]).square().mean(1)
+
+
+model, optimizer, scheduler, loader = es.prepare(*make(), loader)
+right, lost = set(), 0
+for epoch in es.epochs(EPOCHS):
+    for batch in loader:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        here("applied")
+        es.reduce_mean(loss)
+        scheduler.step()
+        if es.step() % 6 == 5:
+            found = es.evaluate(model, torch.utils.data.DataLoader(data, batch_size=5), judge)
+            assert abs(found - float(loss_of(model, data[:]).detach())) < 1e-12
+            right.add(es.step())
+    while True:
+        try:
+            here("gathering")
+            rows = es.gather(torch.tensor([[float(rank)]]), batch=False)
+            break
+        except es.RankLost:
+            lost += 1
+    assert len(rows) == es.world_size()
+compare(model, optimizer, loader.seed)
+print(f"evaluated right after {len(right)} steps, told {lost} times that a rank was lost", flush=True)
+"""
+)

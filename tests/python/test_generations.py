@@ -58,6 +58,24 @@ def test_what_one_rank_has_committed_stands_on_all(run: Run, script: Script) -> 
     assert re.findall(r"made (\d+) passes", text) == ["19", "19"]  # one more than steps
 
 
+@pytest.mark.parametrize(
+    ("deaths", "left", "told"),
+    [
+        ("1@judging:5,3@gathering:6,0@applied:13", [2], 1),  # the last: in es.reduce_mean
+        pytest.param("0@judging:11,3@judging:11,1@judging:17", [2], 0, marks=pytest.mark.more),
+        pytest.param("0@gathering:6,1@meeting:6,2@gathering:12", [3], 2, marks=pytest.mark.more),
+    ],
+)
+def test_an_evaluation_begins_again_and_figures_of_all_raise(
+    run: Run, script: Script, deaths: str, left: list[int], told: int
+) -> None:
+    result = run("-n", "4", *SHRINK, script(cases.EVALUATED), deaths)
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    _assert_right(text, left)
+    assert text.count(f"evaluated right after 3 steps, told {told} times") == len(left), text
+
+
 @pytest.mark.more
 def test_accumulated_batches_come_again_together(run: Run, script: Script) -> None:
     result = run("-n", "3", *SHRINK, script(cases.ACCUMULATING), "1@between:4")
