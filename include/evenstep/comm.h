@@ -224,8 +224,9 @@ EVEN_PUBLIC uint64_t even_comm_wait_ns(const even_comm *comm);
  * calls, and with no message under way. EVEN_ERR_MEMORY, EVEN_ERR_ARGUMENT (no name). */
 EVEN_PUBLIC even_status even_comm_record(even_comm *comm, even_telemetry *telemetry, const char *name) EVEN_MUST_USE;
 
-/* How the group moves data now, in words for people: the engine, its ways, and what was chosen by measurement so far
- * (it changes while the group runs). One line, cut to fit. By the thread that calls collectives, between them. */
+/* How the group moves data now, in words for people: the engine, its ways, where its memory lies, and what was chosen
+ * by measurement so far (it changes while the group runs). One line, cut to fit. By the thread that calls collectives,
+ * between them. */
 EVEN_PUBLIC void even_comm_describe(const even_comm *comm, char *text, size_t bytes);
 
 /* The name of the SIMD path in use: "avx512", "avx2", "neon", "portable". */

@@ -36,6 +36,7 @@ static void choose_patience(even_comm *comm, int spin) {
 
 static even_status join(even_comm *comm, int spin) {
   EVEN_TRY(even_peers_introduce(comm));
+  even_nodes_place(comm);
   even_pieces_start(&comm->pieces, comm->layout.least_piece, comm->layout.least_piece, false);
   comm->arrival = (even_comm_patience){0};
   EVEN_TRY(even_call_begin(comm, EVEN_CALL_OPEN, 0, 0, 0, 0, NULL, NULL, 0));
@@ -160,13 +161,15 @@ static uint64_t wait_ns(const even_comm *comm) {
 static void describe(const even_comm *comm, char *text, size_t bytes) {
   char folder[64];
   bool file = even_shared_memory_is_file(comm->memory.fd, folder, sizeof folder);
+  char lies[512];
+  even_nodes_describe(comm, lies, sizeof lies);
   (void)snprintf(text, bytes,
                  "shared memory%s%s, %d ranks, %s: up to %zu bytes in one meeting; in the arena where they lie, in "
                  "claimed pieces; else staged in pieces of %zu KB, written %s the caches; polls %u times before it "
-                 "sleeps",
+                 "sleeps; %s",
                  file ? " in a file of " : "", file ? folder : "", comm->ranks, comm->kernels->name,
                  EVEN_COMM_SLOT_BYTES, comm->piece_bytes >> 10, comm->writing.past_caches ? "past" : "through",
-                 comm->progress.polls);
+                 comm->progress.polls, lies);
 }
 
 static size_t flight(const even_comm *comm, int rank, even_flight_call *out, size_t limit) {

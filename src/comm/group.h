@@ -69,6 +69,7 @@ struct even_comm {
   const int *numbers; /* what the ranks are called in errors; NULL: as here */
   even_stall_inspector stall;
   even_messages *messages;
+  char unplaced[160];   /* why this rank's part lies on no chosen node, "" where it does (nodes.c) */
   const void **sources; /* room for one pointer a rank */
   void **targets;
 };
@@ -141,6 +142,13 @@ even_peer_state even_peers_look(const even_comm *comm, int rank, uint64_t now_ns
 bool even_peers_end_group(even_comm *comm, int rank, even_peer_state state);
 /* Whether the CPUs that all ranks may use together are at least as many as the ranks. */
 bool even_peers_have_cpus(const even_comm *comm);
+
+/* nodes.c: on which NUMA node a rank's part of the segment lies. */
+
+/* After even_peers_introduce, before anybody writes to the parts: chooses the node of this rank's CPUs for its own. */
+void even_nodes_place(even_comm *comm);
+/* "memory of ranks 0-3 on node 0, ranks 4-7 on node 1", or why it is not placed. */
+void even_nodes_describe(const even_comm *comm, char *text, size_t bytes);
 
 /* stage.c: one synchronisation of all ranks. */
 

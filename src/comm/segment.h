@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 #define EVEN_COMM_MAGIC 0x6d6d6f636e657665u /* "evencomm", read as bytes */
-#define EVEN_COMM_VERSION 7u
+#define EVEN_COMM_VERSION 8u
 #define EVEN_COMM_MAX_RANKS 4096
 #define EVEN_COMM_RECORD_ONLY UINT64_MAX /* in place of arena_bytes: a board, which moves no data */
 /* Messages up to this size go through the slots, with one synchronisation. */
@@ -80,6 +80,7 @@ typedef struct even_comm_control {
   _Atomic uint32_t expected;              /* the process that will come, as far as the segment's maker knows; else 0 */
   _Atomic uint64_t start_time; /* of the process, as in /proc/PID/stat: tells it from a later one; 0: not said yet */
   uint64_t cpus[EVEN_COMM_CPU_WORDS]; /* which this rank may use */
+  _Atomic uint32_t node_and_one; /* the NUMA node on which its part of the segment lies, and 1; 0: none was chosen */
   /* by its peers (peers.c): */
   _Alignas(64) _Atomic uint64_t looked_ns; /* when one of them last looked how it is; 0: at once again */
   _Atomic uint64_t stands_since_ns;        /* since when they see it stopped; 0: it goes on */

@@ -54,6 +54,15 @@ static long real_futex(uint32_t *word, int operation, uint32_t value, const stru
   return syscall(SYS_futex, word, operation, value, timeout, NULL, 0);
 }
 
+static long real_mbind(void *address, size_t bytes, int mode, const unsigned long *nodes, unsigned long most,
+                       unsigned flags) {
+  return syscall(SYS_mbind, address, bytes, mode, nodes, most, flags);
+}
+static long real_get_mempolicy(int *mode, unsigned long *nodes, unsigned long most, void *address,
+                               unsigned long flags) {
+  return syscall(SYS_get_mempolicy, mode, nodes, most, address, flags);
+}
+
 static ssize_t real_process_vm_readv(pid_t pid, const struct iovec *local, const struct iovec *remote) {
   return process_vm_readv(pid, local, 1, remote, 1, 0);
 }
@@ -162,6 +171,8 @@ static int real_nanosleep(const struct timespec *time) {
    .mmap = mmap,                                \
    .munmap = munmap,                            \
    .madvise = madvise,                          \
+   .mbind = real_mbind,                         \
+   .get_mempolicy = real_get_mempolicy,         \
    .memfd_create = real_memfd_create,           \
    .futex = real_futex,                         \
    .pidfd_open = real_pidfd_open,               \

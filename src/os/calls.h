@@ -51,6 +51,9 @@ typedef struct even_os_calls {
   void *(*mmap)(void *address, size_t bytes, int protection, int flags, int fd, off_t offset);
   int (*munmap)(void *address, size_t bytes);
   int (*madvise)(void *address, size_t bytes, int advice);
+  /* where pages are taken from: mempolicy.h */
+  long (*mbind)(void *address, size_t bytes, int mode, const unsigned long *nodes, unsigned long most, unsigned flags);
+  long (*get_mempolicy)(int *mode, unsigned long *nodes, unsigned long most, void *address, unsigned long flags);
   int (*memfd_create)(const char *name, unsigned int flags);
   long (*futex)(uint32_t *word, int operation, uint32_t value, const struct timespec *timeout);
   int (*pidfd_open)(pid_t pid, unsigned int flags);

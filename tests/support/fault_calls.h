@@ -35,6 +35,12 @@
     (address, bytes, protection, flags, fd, offset))                                                                   \
   X(int, -1, munmap, (void *address, size_t bytes), (address, bytes))                                                  \
   X(int, -1, madvise, (void *address, size_t bytes, int advice), (address, bytes, advice)) \
+  X(long, -1, mbind,                                                                                                   \
+    (void *address, size_t bytes, int mode, const unsigned long *nodes, unsigned long most, unsigned flags),           \
+    (address, bytes, mode, nodes, most, flags))                                                                        \
+  X(long, -1, get_mempolicy,                                                                                           \
+    (int *mode, unsigned long *nodes, unsigned long most, void *address, unsigned long flags),                         \
+    (mode, nodes, most, address, flags))                                                                               \
   X(int, -1, memfd_create, (const char *name, unsigned int flags), (name, flags))                                      \
   X(long, -1, futex, (uint32_t *word, int operation, uint32_t value, const struct timespec *timeout),                  \
     (word, operation, value, timeout))                                                                                 \
@@ -72,6 +78,9 @@
     (epoll, events, count, timeout_ms))                                                                                \
   X(int, -1, poll, (struct pollfd *descriptors, nfds_t count, int timeout_ms), (descriptors, count, timeout_ms))       \
   X(int, -1, socket, (int domain, int type, int protocol), (domain, type, protocol))                                   \
+  X(int, -1, listen, (int fd, int backlog), (fd, backlog))                                                             \
+  X(int, -1, setsockopt, (int fd, int level, int option, const void *value, socklen_t bytes),                          \
+    (fd, level, option, value, bytes))                                                                                 \
   X(int, -1, bind, (int fd, const struct sockaddr *address, socklen_t bytes), (fd, address, bytes))                    \
   X(int, -1, connect, (int fd, const struct sockaddr *address, socklen_t bytes), (fd, address, bytes))                 \
   X(int, -1, getsockname, (int fd, struct sockaddr *address, socklen_t *bytes), (fd, address, bytes))                  \
