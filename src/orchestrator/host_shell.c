@@ -8,6 +8,7 @@
 #include "os/process.h"
 #include "os/socket.h"
 
+#include <errno.h>
 #include <evenstep/version.h>
 #include <stdio.h>
 #include <string.h>
@@ -67,26 +68,33 @@ void even_host_agent_last_words(const even_host_agent *agent, char *out, size_t 
   (void)snprintf(out, bytes, "%.*s", (int)(end - start), text + start);
 }
 
-static void add_addresses(even_json *json, const even_hosts *hosts) {
+static void add_interface(even_json *json, const even_interface *interface) {
+  char addresses[sizeof interface->addresses];
+  char *save = NULL;
+  memcpy(addresses, interface->addresses, sizeof addresses);
+  for (char *one = strtok_r(addresses, ", ", &save); one != NULL; one = strtok_r(NULL, ", ", &save)) {
+    if (interface->up && !interface->loopback && strchr(one, ':') == NULL) {
+      even_json_string(json, NULL, one);
+    }
+  }
+}
+
+static even_status add_addresses(even_json *json, const even_hosts *hosts) {
   even_interface_list list = {NULL, 0};
+  even_status status = EVEN_OK;
   even_json_array(json, "addresses");
   if (hosts->params.address != NULL) {
     even_json_string(json, NULL, hosts->params.address);
-  } else if (even_interface_list_read(&list) == EVEN_OK) {
+  } else {
+    status = even_interface_list_read(&list);
     for (size_t i = 0; i < list.count; i++) {
-      char addresses[sizeof list.items[i].addresses];
-      char *save = NULL;
-      memcpy(addresses, list.items[i].addresses, sizeof addresses);
-      for (char *one = strtok_r(addresses, ", ", &save); one != NULL; one = strtok_r(NULL, ", ", &save)) {
-        if (list.items[i].up && !list.items[i].loopback && strchr(one, ':') == NULL) {
-          even_json_string(json, NULL, one);
-        }
-      }
+      add_interface(json, &list.items[i]);
     }
     even_json_string(json, NULL, "127.0.0.1");
   }
   even_interface_list_free(&list);
   even_json_array_end(json);
+  return status;
 }
 
 even_status even_hosts_invitation(const even_hosts *hosts, size_t index, bool with_key, even_text *out) {
@@ -97,7 +105,7 @@ even_status even_hosts_invitation(const even_hosts *hosts, size_t index, bool wi
   even_json_integer(&json, "host", (int64_t)index);
   even_json_integer(&json, "port", hosts->port);
   even_json_number(&json, "patience_seconds", hosts->params.patience_seconds);
-  add_addresses(&json, hosts);
+  EVEN_TRY(add_addresses(&json, hosts));
   even_json_object_end(&json);
   even_text_add(out, "\n");
   return even_text_status(out);
@@ -130,7 +138,11 @@ static even_status say_invitation(const even_host_agent *agent) {
   even_status status = even_hosts_invitation(agent->hosts, agent->index, true, &line);
   if (status == EVEN_OK) {
     /* smaller than a pipe's room; a shell that has ended already is told by its own last words */
-    (void)even_socket_write(agent->input, line.data, line.length, &broken, &reason);
+    size_t written = even_socket_write(agent->input, line.data, line.length, &broken, &reason);
+    if (broken ? reason != EPIPE : written < line.length) {
+      status = even_fail_errno(broken ? reason : EAGAIN, "host %s: its agent's invitation could not be written",
+                               agent->name);
+    }
   }
   if (line.data != NULL) {
     explicit_bzero(line.data, line.length); /* the key */

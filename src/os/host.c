@@ -131,6 +131,7 @@ static even_interface *interface_of(even_interface_list *list, const char *name,
 }
 
 static even_status speed_read(even_interface *interface) {
+  const even_error kept = *even_error_last();
   char path[96];
   even_text content = EVEN_TEXT_EMPTY;
   (void)snprintf(path, sizeof path, "/sys/class/net/%s/speed", interface->name);
@@ -140,7 +141,11 @@ static even_status speed_read(even_interface *interface) {
     interface->megabits_per_second = speed > 0 && speed < 10000000 ? speed : -1; /* a driver may say 2^32-1 */
   }
   even_text_free(&content);
-  return status == EVEN_ERR_MEMORY ? status : EVEN_OK; /* most drivers of virtual interfaces say nothing */
+  if (status == EVEN_ERR_MEMORY) {
+    return status;
+  }
+  (void)even_error_restore(&kept); /* most drivers of virtual interfaces say nothing: what failed before counts */
+  return EVEN_OK;
 }
 
 static void address_add(even_interface *interface, const struct ifaddrs *entry) {

@@ -7,7 +7,9 @@
 #include "os/calls.h"
 #include "os/clock.h"
 #include "os/socket.h"
+#include "support/fault.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -173,6 +175,70 @@ static void without_descriptors_a_connection_waits_and_the_loop_does_not_spin(vo
   assert_in_range(refusals, 1, 50); /* about one a tick */
 }
 
+/* ---- each call to the kernel, and each allocation, failing once ---- */
+
+enum { MOST_FAULTS = 2000 };
+
+static int open_descriptors(void) {
+  DIR *folder = opendir("/proc/self/fd");
+  int count = 0;
+  assert_non_null(folder);
+  while (readdir(folder) != NULL) {
+    count++;
+  }
+  assert_int_equal(closedir(folder), 0);
+  return count;
+}
+
+/* Whatever fails, here or in the child between fork and exec: the opening ends, for that reason or with the refusal of
+ * another version, which is as far as such an agent comes; nothing stays open, and no memory is left. */
+static void each_fault_ends_the_opening_and_leaves_nothing(void **state) {
+  (void)state;
+  int before = open_descriptors();
+  long nth = 0;
+  bool whole = false;
+  while (!whole && nth < MOST_FAULTS) {
+    fault_reset();
+    fault_allocation(0);
+    fault_os_any(++nth, EIO);
+    even_status status = lead("old", 100);
+    whole = fault_os_calls(FAULT_CALL_COUNT) < nth && status == EVEN_ERR_UNSUPPORTED;
+    long left = fault_live_blocks();
+    fault_reset();
+    if (status == EVEN_OK || status == EVEN_ERR_TIMEOUT) { /* who cannot go on says so at once */
+      fail_msg("with call %ld failing: %s", nth, even_error_last()->what);
+    }
+    if (left != 0 || open_descriptors() != before) {
+      fail_msg("with call %ld failing, %ld blocks and %d descriptors were left", nth, left,
+               open_descriptors() - before);
+    }
+  }
+  assert_in_range(nth, 20, MOST_FAULTS - 1);
+}
+
+static void each_lack_of_memory_ends_the_opening(void **state) {
+  (void)state;
+  int before = open_descriptors();
+  long nth = 0;
+  bool whole = false;
+  while (!whole && nth < MOST_FAULTS) {
+    fault_reset();
+    fault_allocation(++nth);
+    even_status status = lead("old", 100);
+    whole = fault_allocations() < nth;
+    long left = fault_live_blocks();
+    fault_reset();
+    if (status != EVEN_ERR_MEMORY && status != EVEN_ERR_UNSUPPORTED && status != EVEN_ERR_PEER_LOST) {
+      fail_msg("with allocation %ld failing: %s: %s", nth, even_status_name(status), even_error_last()->what);
+    }
+    if (left != 0 || open_descriptors() != before) {
+      fail_msg("with allocation %ld failing, %ld blocks and %d descriptors were left", nth, left,
+               open_descriptors() - before);
+    }
+  }
+  assert_in_range(nth, 10, MOST_FAULTS - 1);
+}
+
 int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(another_version_is_refused),
@@ -181,6 +247,8 @@ int main(int argc, char **argv) {
       cmocka_unit_test(who_says_nothing_is_not_waited_for_long),
       cmocka_unit_test(a_shell_has_ended_also_where_another_holds_its_pipes),
       cmocka_unit_test(without_descriptors_a_connection_waits_and_the_loop_does_not_spin),
+      cmocka_unit_test(each_fault_ends_the_opening_and_leaves_nothing),
+      cmocka_unit_test(each_lack_of_memory_ends_the_opening),
   };
   return argc > 4 ? play(argv[1]) : cmocka_run_group_tests(tests, NULL, NULL);
 }
