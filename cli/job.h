@@ -30,6 +30,7 @@ typedef struct even_job_options {
   const char *on_nonfinite;     /* "report", "skip", "stop"; NULL: EVENSTEP_ON_NONFINITE, else report */
   const char *check_parameters; /* steps, "off"; NULL: EVENSTEP_CHECK_PARAMETERS, else 100 */
   const char *on_difference;    /* "report", "stop"; NULL: EVENSTEP_ON_DIFFERENCE, else report */
+  const char *batch_adapt;      /* "64:1024,lr=sqrt,every=100"; NULL: EVENSTEP_BATCH_ADAPT, else the batch stays */
   bool no_pin;
   int64_t port; /* of the monitor; 0: any */
   bool no_monitor;
@@ -48,7 +49,7 @@ typedef struct even_job_options {
   bool json;
 } even_job_options;
 
-enum { EVEN_JOB_OPTION_COUNT = 38 };
+enum { EVEN_JOB_OPTION_COUNT = 39 };
 
 void even_job_options_defaults(even_job_options *options);
 /* The options' declarations, for even_options_parse, into table[EVEN_JOB_OPTION_COUNT]. */

@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <evenstep/balancer.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -324,11 +325,50 @@ static even_status put_steps(const char *option, even_job_setup *setup) {
   return option == NULL ? EVEN_OK : even_environment_set(&setup->environment, "EVENSTEP_CHECK_PARAMETERS", value);
 }
 
+/* "64:1024,lr=sqrt", and maybe ",every=100" or ",every=epoch"; the ranks check the same once more. */
+static bool is_batch_rule(const char *text) {
+  static const char *const rules[] = {"linear", "sqrt", "adascale", "none"};
+  char *end = NULL;
+  char rule[16] = "";
+  char every[16] = "1";
+  long least = strtol(text, &end, 10);
+  if (end == text || *end != ':' || least < 1) {
+    return false;
+  }
+  const char *at = end + 1;
+  long most = strtol(at, &end, 10);
+  int read = 0;
+  if (end == at || most < least || (sscanf(end, ",lr=%15[a-z]%n,every=%15[0-9a-z]%n", rule, &read, every, &read) < 1) ||
+      end[read] != '\0') {
+    return false;
+  }
+  bool known = false;
+  for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
+    known = known || strcmp(rule, rules[i]) == 0;
+  }
+  long steps = strtol(every, &end, 10);
+  return known && (strcmp(every, "epoch") == 0 || (*end == '\0' && steps >= 1));
+}
+
+static even_status put_batch(const char *option, even_job_setup *setup) {
+  const char *from = NULL;
+  const char *value = given(option, "--batch-adapt", "EVENSTEP_BATCH_ADAPT", &from);
+  if (value == NULL) {
+    return EVEN_OK;
+  }
+  if (!is_batch_rule(value)) {
+    (void)even_fail(EVEN_ERR_USAGE, "%s %s does not say between what, and by which learning-rate rule", from, value);
+    return even_error_fix("give bounds and linear, sqrt, adascale or none: 64:1024,lr=sqrt,every=100");
+  }
+  return option == NULL ? EVEN_OK : even_environment_set(&setup->environment, "EVENSTEP_BATCH_ADAPT", value);
+}
+
 static even_status read_watch(const even_job_options *options, even_job_setup *setup) {
   static const char *const of_nonfinite[] = {"report", "skip", "stop", NULL};
   static const char *const of_difference[] = {"report", "stop", NULL};
   EVEN_TRY(put_word(options->on_nonfinite, "--on-nonfinite", "EVENSTEP_ON_NONFINITE", of_nonfinite, setup));
   EVEN_TRY(put_word(options->on_difference, "--on-difference", "EVENSTEP_ON_DIFFERENCE", of_difference, setup));
+  EVEN_TRY(put_batch(options->batch_adapt, setup));
   return put_steps(options->check_parameters, setup);
 }
 

@@ -162,7 +162,7 @@ const EVENT_WORDS = {
   shares: (e) => `shares ${e.words}`, checkpoint: (e) => `checkpoint ${e.words} is whole`, epoch: (e) => `epoch ${e.value} begins`,
   resume: (e) => `resumed at step ${e.value}`, message: (e) => e.words, scalar: (e) => `${e.words} = ${e.value === null ? "not a number" : e.value}`, attempt: (e) => e.words,
   rank_started: (e) => `rank ${e.rank} runs on ${e.words} (process ${e.value})`, rank_ended: (e) => e.words || `rank ${e.rank} ended`,
-  compression: (e) => e.words, memory: (e) => e.words, left_out: (e) => e.words, generation: (e) => e.words, checkpoints_wait: (e) => e.words, skipped: (e) => `rank ${e.rank}: ${e.words}`, stall: (e) => `STALL: ${e.words}`,
+  compression: (e) => e.words, batch: (e) => `global ${e.words}`, memory: (e) => e.words, left_out: (e) => e.words, generation: (e) => e.words, checkpoints_wait: (e) => e.words, skipped: (e) => `rank ${e.rank}: ${e.words}`, stall: (e) => `STALL: ${e.words}`,
   balancing: (e) => (e.value ? `balancing was measured slower than ${e.value === 2 ? "the profile's split" : "equal shares"} (${e.words}): went back` : `balanced shares are faster again (${e.words})`),
   joining: (e) => `rank ${e.rank} ${e.words || "waits for the others"}`, joined: (e) => `rank ${e.rank}: ${e.words || "all ranks have come"}`,
   lost_records: (e) => e.words, total_steps: (e) => `${e.value} steps to make`,

@@ -107,7 +107,10 @@ typedef enum even_event {
   /* a sample cannot be read and is left out, as was asked for; value: its index, -1 where that is no number; words:
    * which one and why */
   EVEN_EVENT_SKIPPED = 20,
-  EVEN_EVENT_LAST = EVEN_EVENT_SKIPPED
+  /* the global batch is adapted, or would be; value: its samples from now on; words: "batch 64 -> 128 samples: noise
+   * scale 310; learning rate x 1.41 (sqrt)" */
+  EVEN_EVENT_BATCH = 21,
+  EVEN_EVENT_LAST = EVEN_EVENT_BATCH
 } even_event;
 
 #define EVEN_EVENT_WORDS_BYTES 128 /* with the NUL */

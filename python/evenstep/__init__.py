@@ -22,6 +22,7 @@ from evenstep.stacks import tell_stacks_of_rank as _tell_stacks_of_rank
 
 if TYPE_CHECKING:
     from evenstep import comm, data, models
+    from evenstep.batch_adapt import AdaptBatch
     from evenstep.batch_size import BatchSizes, DeviceBatchSize, find_batch_size
     from evenstep.checkpoint import checkpoint, load_checkpoint
     from evenstep.evaluation import evaluate, gather, reduce_mean
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from evenstep.verify import Verification, verify
 
 __all__ = [
+    "AdaptBatch",
     "BatchSizes",
     "Config",
     "DeviceBatchSize",
@@ -97,6 +99,7 @@ __all__ = [
 
 # name -> (module, its name there)
 _LAZY = {
+    "AdaptBatch": ("evenstep.batch_adapt", "AdaptBatch"),
     "BatchSizes": ("evenstep.batch_size", "BatchSizes"),
     "DeviceBatchSize": ("evenstep.batch_size", "DeviceBatchSize"),
     "find_batch_size": ("evenstep.batch_size", "find_batch_size"),

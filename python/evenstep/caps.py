@@ -35,6 +35,12 @@ class Caps:
     def _limiting(self, learned: Sequence[int]) -> list[int | None]:
         return [None if cap is None or cap >= self._batch else cap for cap in self._both(learned)]
 
+    @property
+    def room(self) -> int | None:
+        """Samples that all ranks together are known to hold; None where some rank's room is not known."""
+        known = [cap for cap in self._both(self.learned) if cap is not None]
+        return None if self.in_pieces or len(known) < len(self.learned) else sum(known)
+
     def hold(self, batch: int) -> bool:
         """Whether they let the ranks have a batch of so many samples."""
         return _hold(self._both(self.learned), batch)

@@ -41,6 +41,7 @@ class Environment:
     check_parameters: int = 100
     on_difference: str = "report"
     skip_unreadable: bool = False
+    batch_adapt: str = ""
 
 
 def _integer(variables: Mapping[str, str], name: str, default: int, least: int = 0) -> int:
@@ -158,4 +159,5 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         check_parameters=_every(v, "EVENSTEP_CHECK_PARAMETERS", 100),
         on_difference=_word(v, "EVENSTEP_ON_DIFFERENCE", ("report", "stop")),
         skip_unreadable=bool(_integer(v, "EVENSTEP_SKIP_UNREADABLE", 0)),
+        batch_adapt=v.get("EVENSTEP_BATCH_ADAPT", ""),
     )

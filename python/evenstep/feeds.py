@@ -95,6 +95,11 @@ class IndexFeed:
         """Iterations that are opened from now on have so many workers. Whether one may be opened again in its middle: where
         the samplers are torch's own, which draw the same again."""
         self._inner = self._make({**options(self._loader), "num_workers": workers, "prefetch_factor": prefetch})
+        return self.redraws
+
+    @property
+    def redraws(self) -> bool:
+        """Whether an epoch may be opened again in its middle, and draws the same."""
         owners = (self.order.sampler, self.order.batch_sampler)
         return all(type(owner).__module__.startswith(("torch.utils.data", "evenstep.")) for owner in owners)
 

@@ -44,6 +44,8 @@ def _of_loops(session: Session) -> str:
         return "it needs one prepared training loader, to give a batch again"
     if not isinstance(training[0].feed, IndexFeed):
         return "its data set is a stream"
+    if training[0].adapting is not None:
+        return "the global batch is adapted, from gradients of all ranks"
     if training[0].feed.skips:
         return "samples that cannot be read are left out, which the ranks settle before each batch"
     if training[0].shares is None or training[0].shares.scheduled:

@@ -73,6 +73,7 @@ class GradientSync:
         self._stash: dict[int, torch.Tensor] | None = None
         self._watch: UsedParameters | None = None
         self.compression = ""  # of its engine, in words
+        self.adds = False  # by Adasum: no mean comes of it
         self.local: LocalTraining | None = None  # es.LocalSGD, es.DiLoCo: gradients stay on their rank
         self.stale: StaleRounds | None = None  # es.Stale
         self.enabled = True  # False under no_sync

@@ -10,16 +10,19 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from evenstep import _core
 from evenstep._core import EvenstepError
+from evenstep.batch_adapting import not_adapted
 from evenstep.feeds import BatchPlan, IndexFeed, check_loader
 from evenstep.group import gather_objects
 from evenstep.iterations import LOOKED, TRAINED, Iterations, epoch_done
 from evenstep.loops import Place, Position
+from evenstep.measured_place import in_words, place_of, same_place
 from evenstep.order import chained
 from evenstep.shares import Shares, equal_shares
 from evenstep.stream_feed import StreamFeed
 from evenstep.worker_sizing import WorkerSizing
 
 if TYPE_CHECKING:
+    from evenstep.batch_adapting import BatchAdapting
     from evenstep.session import Session
 
 __all__ = ["BatchPlan", "EvenLoader", "check_loader"]
@@ -82,6 +85,7 @@ class EvenLoader:
         self._shared_anew = False  # among fewer ranks: the epoch under way is opened once more where it is
         self._left: tuple[int, int, int] | None = None  # the cursor where an iteration was left before its end
         self.fetched = 0  # batches since the last optimizer step
+        self.adapting: BatchAdapting | None = None  # where the batch size follows the gradients' noise
         self._per_step = 1  # of the last step that had any
 
     # -- what a DataLoader has --
@@ -128,10 +132,11 @@ class EvenLoader:
             "sampler": self._state_of_sampler(),
             "batch_size": self._feed.batch_size,
             **self._position(),
+            **({} if self.adapting is None else {"adapt": self.adapting.state(self._batch > 0)}),
             "scheduler_calls": self._session.scheduler_steps.total(),
             "speeds": {}
             if self._shares is None
-            else {**self._place(), "timings": self._shares.state(), "caps": self._shares.caps},
+            else {**place_of(self._session), "timings": self._shares.state(), "caps": self._shares.caps},
         }
 
     def _cursor_stepped(self) -> bool:
@@ -149,29 +154,28 @@ class EvenLoader:
         position = self._feed.position() if self._batch else None
         return {} if position is None else {"stream": position}
 
-    def _place(self) -> dict[str, Any]:
-        """What measured speeds are true of."""
-        speeds = self._session.environment.speeds
-        return {"devices": list(self._session.devices), "priors": None if speeds is None else list(speeds)}
-
     def _take_speeds(self, state: dict[str, Any]) -> None:
         """Goes on from the speeds that were measured before the checkpoint, where the ranks are the same."""
         if self._shares is None or self._session.planning or not state.get("timings"):
             return
-        mine = self._place()
-        if state["devices"] == mine["devices"] and _alike(state["priors"], mine["priors"]):
+        mine = place_of(self._session)
+        if same_place(state, mine):
             self._shares.learn(state["timings"])
             self._shares.learn_caps(state.get("caps", []))
         elif self._session.rank == 0:
             sys.stderr.write(
-                f"evenstep: the speeds measured before the checkpoint are not used: it had {_ranks(state)}, this job "
-                f"has {_ranks(mine)}; the shares start from what is known of these\n"
+                f"evenstep: the speeds measured before the checkpoint are not used: it had {in_words(state)}, this job "
+                f"has {in_words(mine)}; the shares start from what is known of these\n"
             )
 
     def check_state_dict(self, state: dict[str, Any]) -> None:
         """Raises where the cursor is none of this loader's; changes nothing."""
-        size = state.get("batch_size")
-        if size != self._feed.batch_size and state["batch"]:
+        size, adapted = state.get("batch_size"), state.get("adapt")
+        if adapted is not None and self.adapting is not None:
+            self.adapting.check(adapted)
+        elif adapted is not None:
+            not_adapted(adapted, state["batch"] > 0, self.batch_size, self._session.rank == 0)
+        elif size != self._feed.batch_size and state["batch"]:
             raise EvenstepError(
                 f"the checkpoint's data position counts batches of {size} samples, but this loader's global batch has "
                 f"{self._feed.batch_size}\n  fix: resume with the batch size of the checkpoint"
@@ -183,6 +187,8 @@ class EvenLoader:
         """Goes to a cursor. At the script's beginning: iterations of epochs before it yield nothing, its own begins at
         its batch. Once a loop has trained: the next batch is the cursor's, whatever the iteration."""
         self.check_state_dict(state)
+        if self.adapting is not None and "adapt" in state:
+            self.adapting.load(state["adapt"])
         self.seed = int(state["seed"])
         self._epoch, self._batch = int(state["epoch"]), int(state["batch"])
         self._stepped = self._batch > 0 and bool(state.get("stepped", True))
@@ -378,6 +384,8 @@ class EvenLoader:
         self._epoch, self._batch, self.fetched = epoch, skip, 0
         self._drawn = self._drawn if skip else 0
         self._mark = None if carried else (epoch, skip, self._drawn, self._samples)
+        if self.adapting is not None:
+            self.adapting.epoch_begins(epoch, skip)
         self._sampler_state = self._feed.state()
         place = session.loops.now
         if place.position != self._last_place.position:
@@ -489,6 +497,8 @@ class EvenLoader:
             self._drawn = chained(self._drawn, plan.checksum)
             self._samples += plan.total
             yield batch
+            if self.adapting is not None and self.adapting.between(epoch, self._batch):
+                self._shared_anew = True
             session.boundary()
             if self._moved or self._goes_back() or self._resize():
                 return
@@ -496,6 +506,15 @@ class EvenLoader:
             session.steps.phases.enter("data")
             if self._sizing is not None:
                 self._sizing.ask()
+
+    @property
+    def batches_per_step(self) -> int:
+        """In the last optimizer step that had any."""
+        return self._per_step
+
+    def expected_batches(self, epochs: int) -> int:
+        """Of so many epochs, those that were had included."""
+        return epochs * len(self) if self.adapting is None else self.adapting.expected(epochs, self._epoch, self._batch)
 
     def _resize(self) -> bool:
         """Whether the epoch is to go on with other workers, which were chosen now."""
@@ -584,17 +603,3 @@ def _samples_in(loader: DataLoader[Any]) -> str:
         return f"{len(loader.sampler)} samples"  # type: ignore[arg-type]
     except TypeError:
         return "an unknown number of samples"
-
-
-def _alike(one: list[float] | None, other: list[float] | None) -> bool:
-    """Prior speeds within a fifth: the same devices measured again."""
-    if one is None or other is None:
-        return one == other
-    return all(0.8 < (a / max(one)) / (b / max(other)) < 1.25 for a, b in zip(one, other))
-
-
-def _ranks(place: dict[str, Any]) -> str:
-    names = ", ".join(place["devices"]).strip(", ")
-    priors = place["priors"]
-    speeds = "" if priors is None else f" of speeds {', '.join(f'{speed:.3g}' for speed in priors)}"
-    return f"{len(place['devices'])} ranks{f' on {names}' if names else ''}{speeds}"

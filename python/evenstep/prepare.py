@@ -23,6 +23,8 @@ from evenstep.agreement import (
     check_same_optimizer,
 )
 from evenstep.backward import observe_backward
+from evenstep.batch_adapt import AdaptBatch
+from evenstep.batch_adapting import adapt_asked, adapt_batches, check_adapt
 from evenstep.buffers import BufferSync
 from evenstep.chaos import spoil_when_asked
 from evenstep.device_places import place_of
@@ -77,6 +79,7 @@ def prepare(
     batch_norm: str | None = None,
     workers: str | None = None,
     skip_unreadable: bool | None = None,
+    adapt_batch: AdaptBatch | None = None,
     group: ProcessSet | Any = None,
     exact: Blocks | None = None,
 ) -> Any:
@@ -119,6 +122,9 @@ def prepare(
     skip_unreadable=True: samples of training loaders whose data set raises an exception are left out, and the average is over
     the others; each is an event of the history, with its index. None: what EVENSTEP_SKIP_UNREADABLE says, else an error.
 
+    adapt_batch: es.AdaptBatch(most=1024, lr_rule="sqrt"): the global batch follows the noise of the gradients, between bounds
+    (docs/balancing.md#adapting-the-global-batch); None: what EVENSTEP_BATCH_ADAPT says, else it stays what the loader says.
+
     group: an es.ProcessSet, whose ranks alone make this call and train what is given, or a process group of torch (one of a
     device mesh, say), of which a set is made: every rank of the job then makes the call, each with its own group.
 
@@ -157,6 +163,9 @@ def prepare(
         options = engine_options(current.environment, engine, compression, reduction, bucket_cap_mb)
         ddp = DDPOptions(find_unused_parameters, static_graph, gradient_as_bucket_view, broadcast_buffers)
         check_mode(sync, options, ddp)
+        adapt = adapt_asked(current, adapt_batch, train and any(isinstance(one, DataLoader) for one in given))
+        if adapt is not None:
+            check_adapt(options, sync, exact is not None)
         whole_norms = synchronises_batch_norm(batch_norm, sync, options)
         stale = isinstance(sync, Stale) or any(known.stale for known in current.steps.syncs)
         check_scalers(stale, [*current.objects.values(), *given])
@@ -178,7 +187,7 @@ def prepare(
             for one in given:
                 if isinstance(one, DataLoader):
                     results[id(one)] = even = _prepare_loader(
-                        current, one, train, shares, policy, exact, most_samples, skips and train
+                        current, one, train, shares, policy, exact, most_samples, skips and train, adapt
                     )
                     if train and workers == "auto":
                         even.size_workers()
@@ -368,7 +377,7 @@ def _prepare_models(
                 assert bootstrap is not None
                 engines.append(choose_engine(parameters, bootstrap, group, places, options, current.telemetry))
         sync = GradientSync(name, model, engines[0], current.steps, sparse, others)
-        sync.compression = str(options.compression or "")
+        sync.compression, sync.adds = str(options.compression or ""), options.adasum
         sync.acts_at_once = current.nonfinite.policy != "report"
         sync.engine_tells, sync.tells_late = agreed_ways(group, engines[0], sync.parameters)
         sync.use_options(ddp)
@@ -439,6 +448,7 @@ def _prepare_loader(
     exact: Blocks | None,
     most_samples: int | None,
     skip_unreadable: bool,
+    adapt: AdaptBatch | None,
 ) -> EvenLoader:
     environment = current.environment
     seed = environment.seed
@@ -475,6 +485,9 @@ def _prepare_loader(
         )
         if exact is not None:
             exact.use(even, current.rank)
+        _check_one_adapted(current, adapt)
+        if adapt is not None and not current.planning:
+            even.adapting = adapt_batches(current, even, adapt)
         current.loaders["loader" if not current.loaders else f"loader_{len(current.loaders)}"] = even
     else:
         trained = next((known for known in current.loaders.values() if known.train), None)
@@ -490,6 +503,15 @@ def _prepare_loader(
             stacklevel=3,
         )
     return even
+
+
+def _check_one_adapted(current: Session, adapt: AdaptBatch | None) -> None:
+    known = [one for one in current.loaders.values() if one.train]
+    if known and (adapt is not None or any(one.adapting is not None for one in known)):
+        raise ValueError(
+            "a global batch is adapted where there is one training loader alone, and this is another one: a step over several has "
+            "batches of one size\n  fix: leave adapt_batch (--batch-adapt) out"
+        )
 
 
 def _watch_memory(current: Session) -> None:

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from evenstep import _core
 from evenstep._core import EvenstepError
+from evenstep.batch_rates import RateFactor
 from evenstep.environment import Environment, read_environment
 from evenstep.generations import MendedGroup, Recovery, open_recovery
 from evenstep.group import Bootstrap, Group, SharedGroup, broadcast_bytes, gather_bytes
@@ -119,6 +120,7 @@ class Session:
         self.scheduler_steps = SchedulerSteps(lambda: self.iterating, lambda: self.redoing)
         self.loops = Loops(self.loaders, self.scheduler_steps, self.rank)
         self.checks = StepChecks()
+        self.rates = RateFactor()
         self.nonfinite = NonFinite(self.steps, environment.on_nonfinite, lambda: self._scales)
         self.parameter_checks = ParameterChecks(self.steps, environment.check_parameters, environment.on_difference)
         self.steps.parameters = self.parameter_checks
@@ -295,7 +297,7 @@ class Session:
         if self.rank == 0:
             self.telemetry.event(_core.EVENT_EPOCH, self.step, epoch)
             if loader.has_length:
-                total = (self.total_epochs or epoch + 1) * len(loader)
+                total = loader.expected_batches(self.total_epochs or epoch + 1)
                 self.telemetry.event(_core.EVENT_TOTAL_STEPS, self.step, total)
 
     def check_arrived(self, call: str) -> None:
@@ -416,6 +418,7 @@ class Session:
             self._commit()
         if left_out or self._void_step:
             self._hidden.hide(optimizer)
+        self.rates.before_step(optimizer)
 
     def _commit(self) -> None:
         if self.recovery is not None and self.steps.syncs:
@@ -463,6 +466,7 @@ class Session:
         return all(sync.local is None or sync.local.whole for sync in self.steps.syncs)
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        self.rates.after_step()
         self._hidden.put_back()
         if self._void_step:
             self._pass_void()

@@ -72,6 +72,7 @@ class Shares:
         self.ranks, self.batch = ranks, batch
         self._schedule, self._plan = schedule, plan
         self.policy = policy
+        self._speeds = speeds
         self.given_caps = list(caps or [None] * ranks)
         self._caps = Caps(self.given_caps, batch)
         self._balancer = Balancer(for_balancer(policy), ranks, batch, speeds, self._caps.now)
@@ -100,6 +101,21 @@ class Shares:
             rows.append([usual if pair is None else pair for pair in row])
         other.learn(rows)
         return other
+
+    def of_batch(self, batch: int) -> Shares:
+        """The same for another global batch, with what is known of the ranks."""
+        other = Shares(self.policy, self.ranks, batch, self._speeds, self._schedule, caps=self.given_caps)
+        other._caps.in_pieces = self._caps.in_pieces
+        other._drawn = self._drawn
+        if self._schedule is None:
+            other.learn(self.state())
+            other.learn_caps(self.caps)
+        return other
+
+    @property
+    def room(self) -> int | None:
+        """Samples that the ranks are known to hold together; None where one may hold any number."""
+        return self._caps.room
 
     def let_come_in_pieces(self) -> None:
         """A rank makes more samples than fit its memory one piece after the other (es.Trainer): the same on all ranks."""

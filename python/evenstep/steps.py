@@ -22,6 +22,7 @@ from evenstep.step_loss import StepLoss, total_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from evenstep.batch_noise import NoiseProbe
     from evenstep.buffers import BufferSync, Change
     from evenstep.engine import Report
     from evenstep.generations import Recovery
@@ -46,6 +47,7 @@ class Steps:
         self.memory: RanksMemory | None = None
         self.recovery: Recovery | None = None  # where ranks may be lost and the others go on
         self.parameters: ParameterChecks | None = None
+        self.noise: NoiseProbe | None = None  # where the global batch is adapted
         self._sum: int | None = None  # of the parameters, where the vote under way compares it
         self.reports: list[Any] = []  # what the ranks told of their memory before the last commit
         self.spared: list[int] = []  # ranks that left out every backward before it, for want of samples
@@ -238,6 +240,8 @@ class Steps:
         self._passes += 1
         for sync in self.syncs:
             sync.before_backward(self.empty)
+        if self.noise is not None:
+            self.noise.begin(first=self._passes == 1)
 
     def spares_backward(self, losses: Any) -> bool:
         """Whether this rank has no samples, so that its gradients count nothing, and nothing else would come of them:
@@ -479,6 +483,8 @@ class Steps:
                 self.saved.add(name, report.bytes, report.full_bytes)
             elif sync.enabled:  # this pass was another model's: what was kept apart for it goes back
                 sync.abandon()
+        if self.noise is not None:
+            self.noise.exchanged()
         self._sync_end = _core.clock_ns()
         self._blocked_at_sync, self._apart_at_sync = self.blocked_ns(), self._apart
         self.telemetry.span(_core.SPAN_WAIT, self.step, end, self._sync_end - end)

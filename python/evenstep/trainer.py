@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from evenstep._core import EvenstepError
+from evenstep.batch_adapt import AdaptBatch
 from evenstep.checkpoint import load_checkpoint
 from evenstep.evaluation import reduce_mean
 from evenstep.exact_blocks import default_block, in_blocks
@@ -44,7 +45,8 @@ class Config:
     machines. The batch is cut into blocks of `block` samples (default: a sixteenth of the batch), each computed by itself;
     `threads` is torch.set_num_threads: the same bits need the same number everywhere. docs/exactness.md
 
-    clip_norm, clip_value: of the whole gradient, before each step. policy, shares, skip_unreadable: as es.prepare's.
+    clip_norm, clip_value: of the whole gradient, before each step. policy, shares, skip_unreadable, adapt_batch: as
+    es.prepare's.
     options: further ones of es.prepare.
 
     on_nonfinite: "report", "skip" or "stop" where a loss or a gradient is not finite; None: what the launcher says
@@ -64,6 +66,7 @@ class Config:
     check_parameters: int | None = None
     on_difference: str | None = None
     skip_unreadable: bool | None = None
+    adapt_batch: AdaptBatch | None = None
 
     def __post_init__(self) -> None:
         if self.exact not in (None, "bitwise"):
@@ -85,7 +88,10 @@ class Config:
         every = self.check_parameters
         if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 0):
             raise ValueError(f"es.Config(check_parameters={every!r}): give a number of steps, or 0 for never")
-        taken = sorted({"exact", "train", "loader", "group", "policy", "shares", "skip_unreadable"} & set(self.options))
+        taken = sorted(
+            {"exact", "train", "loader", "group", "policy", "shares", "skip_unreadable", "adapt_batch"}
+            & set(self.options)
+        )
         if taken:
             raise ValueError(f"es.Config(options=…): {taken[0]!r} is none of the options that can be passed on")
         if self.exact is not None and self.options.get("most_samples") is not None:
@@ -282,6 +288,7 @@ class Trainer:
             policy=self.config.policy,
             shares=self.config.shares,
             skip_unreadable=self.config.skip_unreadable,
+            adapt_batch=self.config.adapt_batch,
             **options,
         )
         even: Any = prepared[-1] if isinstance(prepared, tuple) else prepared

@@ -112,7 +112,8 @@ static void closing(const even_report *report, bool colour, even_text *out) {
                      state->on_fixed == 1 ? "equal shares" : "the profile's split", state->on_fixed_words,
                      state->on_fixed_at);
   }
-  const char *const told[] = {state->lost_words, state->memory_words, state->left_out_words, state->compression_words};
+  const char *const told[] = {state->lost_words, state->batch_words, state->memory_words, state->left_out_words,
+                              state->compression_words};
   for (size_t i = 0; i < sizeof told / sizeof told[0]; i++) {
     if (told[i][0] != '\0') {
       even_text_format(out, "  %s\n", told[i]);

@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "monitor/faults.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -334,6 +335,8 @@ bool even_state_event_add(even_state *state, const even_state_event *event) {
     (void)snprintf(state->memory_words, sizeof state->memory_words, "%s", event->value > 0 ? event->words : "");
   } else if (event->event == EVEN_EVENT_LEFT_OUT) {
     (void)snprintf(state->left_out_words, sizeof state->left_out_words, "%s", event->value > 0 ? event->words : "");
+  } else if (event->event == EVEN_EVENT_BATCH) {
+    (void)snprintf(state->batch_words, sizeof state->batch_words, "%s (step %" PRIu32 ")", event->words, event->step);
   } else if (event->event == EVEN_EVENT_GENERATION) {
     (void)snprintf(state->lost_words, sizeof state->lost_words, "%s", event->words);
   } else if (event->event == EVEN_EVENT_RANK_ENDED && event->rank >= 0 && event->rank < state->ranks) {
@@ -344,7 +347,7 @@ bool even_state_event_add(even_state *state, const even_state_event *event) {
     (void)snprintf(state->stall_words, sizeof state->stall_words, "%s", event->words);
   } else if (event->event == EVEN_EVENT_ATTEMPT) {
     state->on_fixed = 0; /* the ranks' balancers begin anew */
-    state->memory_words[0] = state->left_out_words[0] = state->lost_words[0] = '\0';
+    state->memory_words[0] = state->left_out_words[0] = state->lost_words[0] = state->batch_words[0] = '\0';
     state->stall_at_ns = 0;
     even_faults_restart(state->faults);
   } else if (event->event == EVEN_EVENT_SCALAR && event->rank == even_state_first(state) &&

@@ -166,6 +166,7 @@ typedef struct even_state {
   char compression_words[96]; /* "compression bf16: 50% fewer bytes"; empty: none */
   char memory_words[192];     /* which ranks' shares memory limits now; empty: none */
   char lost_words[192];       /* which ranks were lost, and who goes on; empty: none */
+  char batch_words[224];      /* what became of an adapted global batch last; empty: none is */
   char left_out_words[192];   /* which ranks have no samples, and why; empty: none */
   uint64_t stall_at_ns;       /* the last stall that a rank told of; 0: none */
   int stall_rank;

@@ -38,7 +38,8 @@ static const struct {
               {EVEN_EVENT_NONFINITE, "nonfinite"},
               {EVEN_EVENT_PARAMETERS, "parameters"},
               {EVEN_EVENT_CHECKPOINTS_WAIT, "checkpoints_wait"},
-              {EVEN_EVENT_SKIPPED, "skipped"}};
+              {EVEN_EVENT_SKIPPED, "skipped"},
+              {EVEN_EVENT_BATCH, "batch"}};
 
 const char *even_state_event_name(int event) {
   for (size_t i = 0; i < sizeof events / sizeof events[0]; i++) {

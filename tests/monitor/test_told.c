@@ -80,6 +80,20 @@ static void what_compression_saves_is_told(void **state) {
   json_decref(data);
 }
 
+static void what_becomes_of_the_global_batch_is_told(void **state) {
+  monitored *made = *state;
+  monitored_start(made);
+  monitored_steps(made, 20, 13);
+  feed_event(&made->ranks, 0, EVEN_EVENT_BATCH, 128, "batch 64 -> 128 samples: noise scale 310");
+  monitored_steps(made, 20, 8);
+  assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
+  report_says(made, "  batch 64 -> 128 samples: noise scale 310 (step 20)\n", true);
+  json_t *data = monitored_page(made);
+  expect_event(json_object_get(json_object_get(data, "events"), "events"), "batch", 0, 0, 20, 128,
+               "batch 64 -> 128 samples: noise scale 310");
+  json_decref(data);
+}
+
 /* Until it is over, or the job is started again. */
 static void what_limits_shares_is_told(void **state) {
   monitored *made = *state;
@@ -379,6 +393,7 @@ int main(void) {
       TEST(equal_shares_that_won_are_told_everywhere),
       TEST(balanced_shares_that_won_again_too),
       TEST(what_compression_saves_is_told),
+      TEST(what_becomes_of_the_global_batch_is_told),
       TEST(what_limits_shares_is_told),
       TEST(what_limited_shares_before_is_not),
       TEST(a_restart_forgets_that_equal_shares_won),
