@@ -9,6 +9,7 @@
 #include "os/path.h"
 
 #include <inttypes.h>
+#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,8 +24,10 @@ typedef struct chaos {
   const char *kinds;
   double tolerance;
   const char *against; /* --against; NULL: an undisturbed run of its own */
+  bool namespaces;     /* --namespaces: two hosts */
   bool json;
   /* ---- */
+  even_chaos_network network;
   uint32_t kinds_set;
   char names[2][160]; /* of the runs: undisturbed, disturbed */
   char restarts[24];
@@ -62,6 +65,7 @@ static const even_usage usage = {
         "  out-of-memory  a rank gets no more memory for 5 s (RLIMIT_AS)\n"
         "  nan         a gradient of a rank is NaN in one backward; the runs have --on-nonfinite stop\n"
         "  twin        a second process claims to be a rank, and must be refused\n"
+        "  partition   the link between the two hosts of --namespaces is cut for 8 s\n"
         "\n"
         "exit codes:\n"
         "  0 the promise was kept; 11 it was not: other parameters, a failed or hanging run; else as of `evenstep "
@@ -91,8 +95,16 @@ static even_status make_words(chaos *on, size_t count, char **words) {
   }
   EVEN_TRY(even_program_path(&on->program));
   (void)snprintf(on->restarts, sizeof on->restarts, "%" PRId64, 2 * on->count + 3); /* a stolen port costs two */
+  if (on->namespaces) {
+    add(on, "nsenter");
+    add(on, on->network.enter);
+  }
   add(on, even_text_string(&on->program));
   add(on, "run");
+  if (on->namespaces) {
+    add_pair(on, "--hosts", "here,there");
+    add_pair(on, "--ssh", on->network.shell_path);
+  }
   add_pair(on, "--runs-dir", on->job.runs_folder);
   add_pair(on, "--ranks", on->job.ranks);
   add_pair(on, "--devices", on->job.devices);
@@ -108,7 +120,7 @@ static even_status make_words(chaos *on, size_t count, char **words) {
   add_pair(on, "--log-rank", "none");
   add(on, "--quiet");
   add(on, "--json");
-  if (on->job.no_pin) {
+  if (on->job.no_pin || on->namespaces) { /* both hosts are this machine */
     add(on, "--no-pin");
   }
   on->script = on->word_count;
@@ -125,6 +137,10 @@ static even_status prepare(chaos *on, size_t count, char **words) {
   uint64_t now = even_clock_wall_ns();
   char chosen[32];
   EVEN_TRY(even_chaos_parse(on->kinds, &on->kinds_set));
+  if (!on->namespaces && on->kinds_set == 1u << EVEN_CHAOS_CUT) {
+    (void)even_fail(EVEN_ERR_USAGE, "chaos: one host has no link that could be cut");
+    return even_error_fix("--namespaces runs the job on two hosts of this machine (root)");
+  }
   if (!(on->tolerance >= 0)) {
     return even_fail(EVEN_ERR_USAGE, "chaos: --tolerance must not be negative");
   }
@@ -143,6 +159,9 @@ static even_status prepare(chaos *on, size_t count, char **words) {
     (void)snprintf(on->names[0], sizeof on->names[0], "%s", on->against);
   }
   (void)snprintf(on->names[1], sizeof on->names[1], "%s-disturbed", name);
+  if (on->namespaces) {
+    EVEN_TRY(even_chaos_network_open(&on->network));
+  }
   EVEN_TRY(make_words(on, count, words));
   EVEN_TRY(EVEN_NEW_ARRAY(&on->plan, (size_t)on->count));
   return EVEN_NEW_ARRAY(&on->done, (size_t)on->count);
@@ -154,7 +173,18 @@ static even_chaos_job job_of(const chaos *on, int which) {
                           .script = on->script,
                           .name = on->names[which],
                           .runs_folder = on->job.runs_folder,
+                          .network = on->namespaces ? &on->network : NULL,
                           .patience_ns = UINT64_MAX};
+}
+
+/* A run of before may have had another number of them than -n says. */
+static int own_ranks(const chaos *on, int ranks) {
+  char *end = NULL;
+  long said = on->job.ranks == NULL ? 0 : strtol(on->job.ranks, &end, 10);
+  if (said < 1 || said > INT_MAX / 2 || *end != '\0') {
+    return ranks;
+  }
+  return on->namespaces ? 2 * (int)said : (int)said;
 }
 
 /* One of before, which has ended well. */
@@ -344,6 +374,7 @@ static even_status disturb(chaos *on) {
   int ranks = 0;
   long steps = 0;
   EVEN_TRY(on->against == NULL ? run_undisturbed(on, &ranks, &steps) : look_at_undisturbed(on, &ranks, &steps));
+  ranks = own_ranks(on, ranks);
   tell(on, "undisturbed: %ld steps on %d rank%s, %.1f s\n", steps, ranks, ranks == 1 ? "" : "s", on->seconds[0]);
   tell(on, "%" PRId64 " faults, seed %" PRId64 ":\n", on->count, on->seed);
   even_chaos_plan((uint64_t)on->seed, on->kinds_set, ranks, (size_t)on->count, on->plan);
@@ -366,6 +397,7 @@ static int run(chaos *on, size_t count, char **words) {
   int code = status != EVEN_OK ? even_cli_fail_of(status) : on->broken[0] == '\0' ? 0 : EXIT_BROKEN;
   even_free(on->verdict.paths[0]);
   even_free(on->verdict.paths[1]);
+  even_chaos_network_close(&on->network);
   even_free(on->plan);
   even_free(on->done);
   even_text_free(&on->program);
@@ -385,6 +417,8 @@ static size_t declare(chaos *on, even_option *table) {
       {0, "kinds", EVEN_OPTION_TEXT, &on->kinds, "LIST", "of which kinds: all (default), or kill,stop,…", 0, 0},
       {0, "against", EVEN_OPTION_TEXT, &on->against, "RUN",
        "a run of before in the same folder, in place of an undisturbed one of its own", 0, 0},
+      {0, "namespaces", EVEN_OPTION_FLAG, &on->namespaces, NULL,
+       "two hosts, made of network namespaces (root), with -n ranks each: for partition", 0, 0},
       {0, "tolerance", EVEN_OPTION_NUMBER, &on->tolerance, "X",
        "relative norm by which a tensor may differ (default 0: the same to the bit, as --policy equal, the default "
        "here, "
@@ -398,7 +432,7 @@ static size_t declare(chaos *on, even_option *table) {
 
 int even_cli_chaos(int argc, char **argv) {
   static chaos on; /* thousands of words */
-  even_option table[EVEN_JOB_OPTION_COUNT + 6];
+  even_option table[EVEN_JOB_OPTION_COUNT + 7];
   int operand = 0;
   int code = 0;
   on = (chaos){.seed = -1, .count = 3, .kinds = "all"};

@@ -9,6 +9,7 @@
 #include "os/dialogue.h"
 #include "os/process.h"
 #include "os/process_stat.h"
+#include "os/shared_memory.h"
 
 /* What became of a fault. */
 typedef struct even_chaos_done {
@@ -64,6 +65,17 @@ typedef struct even_chaos_watch {
   size_t count;
 } even_chaos_watch;
 
+/* Two hosts of network namespaces (chaos_network.c). */
+typedef struct even_chaos_network {
+  even_dialogue holders[2]; /* a process in each */
+  int held;                 /* how many there are */
+  char paths[2][32];        /* of the namespaces */
+  even_shared_memory shell; /* a script that runs programs on the other host, as ssh does */
+  bool has_shell;
+  char shell_path[48];
+  char enter[48]; /* for nsenter: this host */
+} even_chaos_network;
+
 /* A job of this program, in a process of its own, and what is done to it. Zeroed but for the first part. */
 typedef struct even_chaos_job {
   const char *const *words; /* of `evenstep run`, from the program on, without the run's name; NULL-terminated */
@@ -74,10 +86,11 @@ typedef struct even_chaos_job {
   const even_chaos_fault *plan;
   even_chaos_done *done; /* one a fault */
   size_t faults;
-  int ranks;            /* of it; with faults alone */
-  long steps;           /* of the whole training; 0: not known, with no faults */
-  uint64_t usual_ns;    /* that it takes undisturbed */
-  uint64_t patience_ns; /* longer than this it hangs */
+  int ranks;                         /* of it; with faults alone */
+  long steps;                        /* of the whole training; 0: not known, with no faults */
+  uint64_t usual_ns;                 /* that it takes undisturbed */
+  uint64_t patience_ns;              /* longer than this it hangs */
+  const even_chaos_network *network; /* NULL: one host */
   /* ---- its own ---- */
   even_text folder;
   even_dialogue agent;
@@ -92,7 +105,8 @@ typedef struct even_chaos_job {
   even_chaos_host host;
   even_chaos_rank rank;
   even_chaos_watch watch;
-  int starts; /* of the agent */
+  uint64_t cut_until_ns; /* 0: the hosts are linked */
+  int starts;            /* of the agent */
   int exit_code;
   char complaint[512]; /* the agent's last words */
 } even_chaos_job;
@@ -125,10 +139,13 @@ void even_chaos_rob(even_chaos_job *job, const even_process_stat *rank);
 even_status even_chaos_starve(even_chaos_job *job, const even_process_stat *rank) EVEN_MUST_USE;
 void even_chaos_spoil(even_chaos_job *job);
 even_status even_chaos_start_twin(even_chaos_job *job, const even_process_stat *rank) EVEN_MUST_USE;
+/* The link between the hosts. */
+even_status even_chaos_cut(even_chaos_job *job) EVEN_MUST_USE;
 /* At each look: what goes on, and what is over; `all`: everything is. */
 even_status even_chaos_host_look(even_chaos_job *job) EVEN_MUST_USE;
 void even_chaos_host_relent(even_chaos_job *job, bool all);
 void even_chaos_rank_relent(even_chaos_job *job, bool all);
+void even_chaos_network_relent(even_chaos_job *job, bool all);
 /* Before the job's first start, and after its end: the clock that its processes see. */
 even_status even_chaos_clock_open(even_chaos_job *job, int ranks) EVEN_MUST_USE;
 void even_chaos_clock_close(even_chaos_job *job);
@@ -137,6 +154,9 @@ even_status even_chaos_rank_open(even_chaos_job *job, int ranks) EVEN_MUST_USE;
 void even_chaos_rank_close(even_chaos_job *job);
 /* Processes that this one starts find the memory behind `fd` at the path in the variable. */
 void even_chaos_tell_children(const char *name, int fd);
+/* Makes two hosts, for all jobs of this process; close also after a failure. EVEN_ERR_PERMISSION: only root may. */
+even_status even_chaos_network_open(even_chaos_network *network) EVEN_MUST_USE;
+void even_chaos_network_close(even_chaos_network *network);
 /* Whether disk or memory may lack now: not towards the training's end, whose last checkpoint needs both. Tells so. */
 bool even_chaos_may_lack(even_chaos_job *job);
 /* Whether what lacks must be there again. */

@@ -249,6 +249,14 @@ static void send_garbage(even_chaos_job *job, const even_process_stat *rank) {
   }
 }
 
+/* Ports of namespaces are not those of this process. */
+static bool is_elsewhere(even_chaos_job *job) {
+  if (job->network != NULL) {
+    even_chaos_tell_not(job, "the job's ports are in namespaces of their own");
+  }
+  return job->network != NULL;
+}
+
 /* ---- one fault ---- */
 
 even_status even_chaos_inject(even_chaos_job *job) {
@@ -273,6 +281,9 @@ even_status even_chaos_inject(even_chaos_job *job) {
     case EVEN_CHAOS_TORN:
       return damage_checkpoint(job, &rank);
     case EVEN_CHAOS_GARBAGE:
+      if (is_elsewhere(job)) {
+        return EVEN_OK;
+      }
       send_garbage(job, &rank);
       return EVEN_OK;
     case EVEN_CHAOS_DISK:
@@ -280,6 +291,9 @@ even_status even_chaos_inject(even_chaos_job *job) {
     case EVEN_CHAOS_CLOCK:
       return even_chaos_turn_clock(job);
     case EVEN_CHAOS_PORT:
+      if (is_elsewhere(job)) {
+        return EVEN_OK;
+      }
       even_chaos_rob(job, &rank);
       return EVEN_OK;
     case EVEN_CHAOS_MEMORY:
@@ -288,7 +302,12 @@ even_status even_chaos_inject(even_chaos_job *job) {
       even_chaos_spoil(job);
       return EVEN_OK;
     case EVEN_CHAOS_TWIN:
+      if (is_elsewhere(job)) {
+        return EVEN_OK;
+      }
       return even_chaos_start_twin(job, &rank);
+    case EVEN_CHAOS_CUT:
+      return even_chaos_cut(job);
     case EVEN_CHAOS_KINDS:
       break;
   }
@@ -310,4 +329,5 @@ void even_chaos_relent(even_chaos_job *job, bool all) {
   }
   even_chaos_host_relent(job, all);
   even_chaos_rank_relent(job, all);
+  even_chaos_network_relent(job, all);
 }

@@ -16,7 +16,7 @@ static bool lives(const even_chaos_process *process) {
 }
 
 static bool is_noticed_by_others(even_chaos_kind kind) {
-  return kind == EVEN_CHAOS_KILL || kind == EVEN_CHAOS_STOP;
+  return kind == EVEN_CHAOS_KILL || kind == EVEN_CHAOS_STOP || kind == EVEN_CHAOS_CUT;
 }
 
 void even_chaos_watch_begin(even_chaos_job *job) {
@@ -27,6 +27,7 @@ void even_chaos_watch_begin(even_chaos_job *job) {
   if (!is_noticed_by_others(job->plan[job->next].kind)) {
     return;
   }
+  /* a cut is noticed by agents: ranks that end then end by them, or by the network's own word */
   for (int rank = 0; rank < state->ranks && watch->count < EVEN_CHAOS_WATCHED; rank++) {
     even_process_stat now;
     if (rank != job->plan[job->next].rank && state->rank[rank].pid > 0 &&

@@ -26,6 +26,7 @@ static const kind_words all[EVEN_CHAOS_KINDS] = {
     {"out-of-memory", "a rank gets no more memory"},
     {"nan", "a gradient of a rank is NaN"},
     {"twin", "a second process claims to be a rank"},
+    {"partition", "the link between two hosts is cut"},
 };
 
 const char *even_chaos_name(even_chaos_kind kind) {
@@ -54,7 +55,7 @@ static even_status kind_named(const char *word, size_t length, uint32_t *kinds) 
   return nearest != NULL ? even_error_fix("did you mean %s?", nearest)
                          : even_error_fix(
                                "kill, stop, slow, agent, bit-flip, torn-write, garbage, full-disk, "
-                               "clock, stolen-port, out-of-memory, nan, twin, or all");
+                               "clock, stolen-port, out-of-memory, nan, twin, partition, or all");
 }
 
 even_status even_chaos_parse(const char *list, uint32_t *kinds) {

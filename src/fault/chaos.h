@@ -21,6 +21,7 @@ typedef enum even_chaos_kind {
   EVEN_CHAOS_MEMORY,  /* a rank gets no more memory, for a few seconds */
   EVEN_CHAOS_NAN,     /* a gradient of a rank is NaN in one backward */
   EVEN_CHAOS_TWIN,    /* a second process claims to be a rank */
+  EVEN_CHAOS_CUT,     /* the link between two hosts is cut for a few seconds */
   EVEN_CHAOS_KINDS
 } even_chaos_kind;
 

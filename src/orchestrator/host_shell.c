@@ -68,17 +68,19 @@ void even_host_agent_last_words(const even_host_agent *agent, char *out, size_t 
   (void)snprintf(out, bytes, "%.*s", (int)(end - start), text + start);
 }
 
-static void add_interface(even_json *json, const even_interface *interface) {
+/* Of one that is up, or that is not. */
+static void add_interface(even_json *json, const even_interface *interface, bool up) {
   char addresses[sizeof interface->addresses];
   char *save = NULL;
   memcpy(addresses, interface->addresses, sizeof addresses);
   for (char *one = strtok_r(addresses, ", ", &save); one != NULL; one = strtok_r(NULL, ", ", &save)) {
-    if (interface->up && !interface->loopback && strchr(one, ':') == NULL) {
+    if (interface->up == up && !interface->loopback && strchr(one, ':') == NULL) {
       even_json_string(json, NULL, one);
     }
   }
 }
 
+/* Those of interfaces without a carrier, too: the cable that was cut may be mended while the agent looks for us. */
 static even_status add_addresses(even_json *json, const even_hosts *hosts) {
   even_interface_list list = {NULL, 0};
   even_status status = EVEN_OK;
@@ -87,8 +89,8 @@ static even_status add_addresses(even_json *json, const even_hosts *hosts) {
     even_json_string(json, NULL, hosts->params.address);
   } else {
     status = even_interface_list_read(&list);
-    for (size_t i = 0; i < list.count; i++) {
-      add_interface(json, &list.items[i]);
+    for (size_t i = 0; i < 2 * list.count; i++) {
+      add_interface(json, &list.items[i % list.count], i < list.count);
     }
     even_json_string(json, NULL, "127.0.0.1");
   }

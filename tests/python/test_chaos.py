@@ -122,6 +122,7 @@ def test_what_is_refused(chaos: Run, script: Callable[[str], str]) -> None:
         (("--faults", "0", path), 2, "--faults"),
         (("--tolerance", "-1", path), 2, "must not be negative"),
         (("--name", "a/b", path), 2, "cannot name a run"),
+        (("--kinds", "partition", path), 2, "one host has no link"),
         (("-n", "1", path), 7, "fails without any fault (exit code 5)"),
     ]
     for words, code, said in cases:
@@ -201,3 +202,19 @@ def test_a_stolen_port_costs_an_attempt(chaos: Run, script: Callable[[str], str]
         and found["injected"] == 1
         and "before the ranks of the next attempt" in found["faults"][0]["what"]
     )
+
+
+@pytest.mark.more
+def test_a_link_that_is_cut_for_a_while(chaos: Run, script: Callable[[str], str]) -> None:
+    """Two hosts of network namespaces; the script waits at the half until it is ended."""
+    options = ("-n", "1", "--namespaces", "--seed", "0", "--faults", "1", "--kinds", "partition", "--json")
+    if os.geteuid() != 0:
+        pytest.skip("network namespaces need root")
+    done = chaos(*options, script(TRAINING), "1", "1", "100")
+    if done.returncode == 8:
+        pytest.skip(done.stderr)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = outcome(done)
+    (fault,) = found["faults"]
+    assert found["kept"] and fault["injected"] and found["numbers_that_differ"] == 0, found
+    assert fault["noticed_ns"] > fault["at_ns"], found
