@@ -20,7 +20,8 @@ def heading() -> dict[str, str]:
     """date, hardware, software, command of this process."""
     import torch
 
-    words = [f"bench/{pathlib.Path(sys.argv[0]).name}", *sys.argv[1:]]
+    program = pathlib.Path(sys.argv[0])
+    words = [f"{program.resolve().parent.name}/{program.name}", *sys.argv[1:]]
     return {
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "hardware": f"{processor()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the start",

@@ -1,162 +1,258 @@
-"""Trains the example again and again while its ranks or its agent are killed, and checks after each time that nothing is lost
-or left: the parameters equal an undisturbed run's, no process and no cgroup of the job remains.
+"""Faults without end: jobs in bitwise mode are disturbed by `evenstep chaos`, each from a seed of its own, until so many faults
+were injected or the time is up. Each must end, with the bits of a run that nothing disturbed, and leave nothing behind. Then the
+opposite: ranks that share far too few cores, of which none may be told as dead, stopped or hanging.
 
-python scripts/soak.py [--minutes 60] [--seed 0]
+python scripts/soak.py [--minutes 60] [--faults 1000] [--calm-minutes 60] [--seed 0] [--part faults|calm]
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
+import dataclasses
+import json
 import os
 import pathlib
-import random
 import secrets
-import signal
+import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
-
-import torch
+from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PROGRAM = pathlib.Path(sys.executable).parent / "evenstep"
+sys.path.insert(0, str(ROOT / "bench"))
+
+from heading import print_heading  # noqa: E402
+
 MARK = "EVENSTEP_SOAK_MARK"
-MODEL = [
-    "--steps",
-    "60",
-    "--batch",
-    "12",
-    "--layers",
-    "1",
-    "--width",
-    "32",
-    "--text-bytes",
-    "200000",
-    "--dtype",
-    "float64",
+TRAINING = ROOT / "scripts" / "soak_training.py"
+ONE_HOST = [
+    "kill",
+    "stop",
+    "slow",
+    "agent",
+    "bit-flip",
+    "torn-write",
+    "garbage",
+    "full-disk",
+    "clock",
+    "stolen-port",
+    "out-of-memory",
+    "nan",
+    "twin",
 ]
+TWO_HOSTS = ["partition", "kill", "stop"]  # of these runs of two hosts have faults
+LIMITS = {"kill": 0.2, "stop": 0.3, "partition": 5.0}
+ALARMS = ("hang", "stall", "rank_ended", "nonfinite", "parameters")  # events that no calm run has
 
 
-def processes(mark: str) -> dict[int, dict[str, str]]:
-    """The processes that carry the mark, with their environments."""
+def program() -> str:
+    return os.environ.get("EVENSTEP_PROGRAM") or str(pathlib.Path(sys.executable).parent / "evenstep")
+
+
+def processes(mark: str) -> dict[int, str]:
+    """The processes that carry the mark, with their commands."""
     found = {}
     for entry in pathlib.Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
-                lines = (entry / "environ").read_bytes().split(b"\0")
+                if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    found[int(entry.name)] = (
+                        (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+                    )
             except OSError:
                 continue
-            if f"{MARK}={mark}".encode() in lines:
-                pairs = (line.decode(errors="replace").partition("=") for line in lines if line)
-                found[int(entry.name)] = {name: value for name, _, value in pairs}
     return found
 
 
-def wait_for_text(path: pathlib.Path, wanted: str, job: subprocess.Popen[bytes], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and job.poll() is None:
-        if path.exists() and wanted in path.read_text(errors="replace"):
-            return True
-        time.sleep(0.05)
-    return False
-
-
-def start(folder: pathlib.Path, ranks: int, mark: str, *options: str) -> subprocess.Popen[bytes]:
-    command = [
-        PROGRAM,
-        "run",
-        "-n",
-        str(ranks),
-        "--runs-dir",
-        folder,
-        "--name",
-        "soak",
-        "--checkpoint-every",
-        "5",
-        *options,
-    ]
-    command += [ROOT / "examples" / "char_gpt.py", *MODEL, "--save", folder / "final.pt"]
-    with (folder / "output.txt").open("ab") as output:
-        return subprocess.Popen(
-            command, cwd=folder, env=os.environ | {MARK: mark}, stdin=subprocess.DEVNULL, stdout=output, stderr=output
-        )
-
-
-def nothing_left(mark: str) -> None:
-    deadline = time.monotonic() + 10
+def left_behind(mark: str) -> str:
+    deadline = time.monotonic() + 60
     while processes(mark) and time.monotonic() < deadline:
         time.sleep(0.05)
     left = processes(mark)
-    if left:
-        raise SystemExit(f"left behind: {sorted(left)}")
-    groups = [str(path) for path in pathlib.Path("/sys/fs/cgroup").glob("**/evenstep*") if path.is_dir()]
-    if groups:
-        raise SystemExit(f"cgroups left behind: {groups}")
+    return f"left behind: {left}" if left else ""
 
 
-def difference(a: pathlib.Path, b: pathlib.Path) -> float:
-    one, two = torch.load(a, weights_only=True), torch.load(b, weights_only=True)
-    apart = sum(float((one[name] - two[name]).pow(2).sum()) for name in one)
-    size = sum(float(one[name].pow(2).sum()) for name in one)
-    return (apart / size) ** 0.5
+def environment(mark: str) -> dict[str, str]:
+    return os.environ | {MARK: mark, "EVENSTEP_PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
 
 
-def disturbed(folder: pathlib.Path, dice: random.Random) -> str:
-    """One job that is hurt once; resumed by hand where its agent was the victim. Returns what was done."""
-    ranks = dice.choice([2, 3])
+def quantile(values: list[float], part: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))]
+
+
+@dataclasses.dataclass
+class Run:
+    """One run under faults."""
+
+    seed: int
+    ranks: int
+    hosts: int
+    outcome: dict[str, Any]
+    wrong: str  # "": as promised
+
+    @property
+    def injected(self) -> list[dict[str, Any]]:
+        return [fault for fault in self.outcome.get("faults", []) if fault["injected"]]
+
+
+class Soak:
+    """The part with faults."""
+
+    def __init__(self, base: pathlib.Path, args: argparse.Namespace) -> None:
+        self.base, self.args = base, args
+        self.against = ""
+        self.runs: list[Run] = []
+
+    def _command(self, seed: int, name: str) -> tuple[list[str], int, int]:
+        hosts = 2 if self.args.two_hosts and seed % self.args.two_hosts == self.args.two_hosts - 1 else 1
+        ranks = 2 + seed % 3 if hosts == 1 else 2
+        kinds = ",".join(TWO_HOSTS) if hosts == 2 else self.args.kinds or ",".join(ONE_HOST)
+        count = 3 if hosts == 2 else self.args.together
+        command = [program(), "chaos", "-n", str(ranks // hosts), "--seed", str(seed), "--faults", str(count)]
+        command += ["--kinds", kinds, "--runs-dir", str(self.base), "--name", name, "--policy", "auto", "--json"]
+        command += ["--checkpoint-every", "5", "--python", sys.executable]
+        command += ["--namespaces"] if hosts == 2 else []
+        command += ["--against", self.against] if self.against else []
+        return [*command, str(TRAINING), str(self.args.epochs)], ranks, hosts
+
+    def one(self, seed: int) -> Run:
+        name, mark = f"run-{seed}", secrets.token_hex(8)
+        command, ranks, hosts = self._command(seed, name)
+        done = subprocess.run(
+            command, env=environment(mark), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+        wrong = left_behind(mark)
+        outcome: dict[str, Any] = json.loads(done.stdout) if done.stdout.startswith("{") else {}
+        if done.returncode != 0:
+            wrong = f"exit code {done.returncode}: {outcome.get('broken') or done.stderr[-1500:]} {wrong}"
+        if wrong:
+            kept = pathlib.Path(tempfile.mkdtemp(prefix=f"evenstep-soak-{seed}-"))
+            for folder in self.base.glob(f"{name}-*"):
+                shutil.copytree(folder, kept / folder.name, ignore=shutil.ignore_patterns("chaos-filler"))
+            (kept / "chaos.json").write_text(done.stdout + done.stderr)
+            wrong += f" (the run is in {kept})"
+        if self.against or wrong:
+            shutil.rmtree(self.base / f"{name}-undisturbed", ignore_errors=True)
+        else:
+            self.against = f"{name}-undisturbed"
+        shutil.rmtree(self.base / f"{name}-disturbed", ignore_errors=True)
+        return Run(seed, ranks, hosts, outcome, wrong)
+
+    def run(self) -> None:
+        deadline = time.monotonic() + 60 * self.args.minutes
+        seed = self.args.seed
+        while sum(len(run.injected) for run in self.runs) < self.args.faults:
+            if self.runs and time.monotonic() >= deadline:
+                break
+            run = self.one(seed)
+            self.runs.append(run)
+            kinds = ", ".join(fault["kind"] for fault in run.injected)
+            differ = run.outcome.get("numbers_that_differ", "?")
+            print(
+                f"seed {seed:5}: {run.ranks} ranks{' on 2 hosts' if run.hosts == 2 else ''}, {len(run.injected):2} faults in "
+                f"{run.outcome.get('disturbed_seconds', 0):6.1f} s, {differ} numbers differ ({kinds})",
+                *([f"\n  WRONG: {run.wrong}"] if run.wrong else []),
+                flush=True,
+            )
+            seed += 1
+
+    def report(self) -> None:
+        faults = [fault for run in self.runs for fault in run.injected]
+        wrong = [run for run in self.runs if run.wrong]
+        print(f"\n{len(faults)} faults in {len(self.runs)} runs, seeds {self.runs[0].seed} to {self.runs[-1].seed}")
+        counts = collections.Counter(fault["kind"] for fault in faults)
+        print(", ".join(f"{kind} {count}" for kind, count in sorted(counts.items())))
+        missing = [kind for kind in (*ONE_HOST, "partition") if kind not in counts]
+        print(f"kinds that did not come: {', '.join(missing) or 'none'}")
+        refused = [fault["what"].endswith("was refused") for fault in faults if fault["kind"] == "twin"]
+        print(f"second processes of a rank: {len(refused)}, refused {sum(refused)}")
+        print(f"runs that ended otherwise than undisturbed, hung or left something behind: {len(wrong)}")
+        for run in wrong:
+            print(f"  seed {run.seed}: {run.wrong}")
+        print("\nseconds until it was noticed (the agent said so, or another rank had ended)")
+        print(f"{'kind':12}{'n':>5}{'median':>9}{'p99':>9}{'most':>9}{'aim, p99':>10}")
+        for kind, limit in LIMITS.items():
+            seen = [fault for fault in faults if fault["kind"] == kind]
+            took = [(fault["noticed_ns"] - fault["at_ns"]) * 1e-9 for fault in seen if fault["noticed_ns"]]
+            if took:
+                print(
+                    f"{kind:12}{len(took):5}{quantile(took, 0.5):9.3f}{quantile(took, 0.99):9.3f}{max(took):9.3f}{limit:10.1f}"
+                )
+            if len(took) < len(seen):
+                print(f"{kind:12}{len(seen) - len(took):5} not seen to be noticed")
+
+
+def calm(base: pathlib.Path, args: argparse.Namespace) -> str:
+    """Eight ranks on two cores; whoever is told as dead, stopped or hanging is told wrongly. What is wrong; "": nothing."""
     mark = secrets.token_hex(8)
-    quota = ["--cpu-quota", "1:0.5"] if dice.random() < 0.5 else []
-    job = start(folder, ranks, mark, *quota)
-    moment = dice.choice([10, 20, 30, 40, 50])
-    reached = wait_for_text(folder / "output.txt", f"step    {moment:2d}", job, 300)
-    victim = dice.choice(["rank", "agent"])
-    words = f"{ranks} ranks{' with a quota' if quota else ''}, {victim} killed after step {moment}"
-    if not reached:
-        job.kill()
-        raise SystemExit(f"{words}: step {moment} was never reached\n{(folder / 'output.txt').read_text()[-3000:]}")
-    if victim == "agent":
-        job.kill()
-        job.wait()
-        nothing_left(mark)
-        job = start(folder, ranks, mark, "--resume", "auto", *quota)
-    else:
-        chosen = str(dice.randrange(ranks))
-        for pid, environment in processes(mark).items():
-            if environment.get("RANK") == chosen:
-                os.kill(pid, signal.SIGKILL)
-    code = job.wait(timeout=600)
-    if code != 0:
-        raise SystemExit(f"{words}: the job ended with {code}\n{(folder / 'output.txt').read_text()[-3000:]}")
-    nothing_left(mark)
-    return words
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    command = [program(), "run", "-n", "8", "--runs-dir", str(base), "--name", "calm", "--no-pin", "--log-rank", "none"]
+    command += ["--python", sys.executable, str(TRAINING), "1000000"]
+    began = time.monotonic()
+    with (base / "calm.txt").open("wb") as output:
+        job = subprocess.Popen(
+            command,
+            env=environment(mark) | {"EVENSTEP_STALL_SECONDS": "30"},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            preexec_fn=lambda: os.sched_setaffinity(0, cores),
+        )
+        try:
+            job.wait(timeout=60 * args.calm_minutes)
+        except subprocess.TimeoutExpired:
+            pass
+        seconds, ended = time.monotonic() - began, job.poll()
+        with sqlite3.connect(f"file:{base / 'calm' / 'run.db'}?mode=ro", uri=True) as history:
+            steps = history.execute("SELECT max(step) + 1 FROM steps").fetchone()[0]
+            marks = ", ".join("?" * len(ALARMS))
+            told = history.execute(f"SELECT event, rank, words FROM events WHERE event IN ({marks})", ALARMS).fetchall()
+        stands = [
+            line for line in (base / "calm.txt").read_text(errors="replace").splitlines() if " stands still" in line
+        ]
+        job.terminate()
+        job.wait(timeout=300)
+    wrong = [*map(str, told), *stands, *([f"it ended: {ended}"] if ended is not None else []), left_behind(mark)]
+    wrong = [one for one in wrong if one]
+    print(f"\n8 ranks on {len(cores)} cores, {seconds / 60:.1f} min, {steps} steps: {len(wrong)} false alarms")
+    return "\n".join(wrong[:20])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=60)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=60, help="of the part with faults, at most")
+    parser.add_argument("--faults", type=int, default=1000)
+    parser.add_argument("--calm-minutes", type=float, default=60)
+    parser.add_argument("--together", type=int, default=13, help="faults of one run of one host")
+    parser.add_argument(
+        "--two-hosts", type=int, default=4, help="every how many-th run is on two hosts (root); 0: none"
+    )
+    parser.add_argument("--epochs", type=int, default=6, help="of 16 steps, of each run")
+    parser.add_argument("--seed", type=int, default=0, help="of the first run; the others' follow")
+    parser.add_argument("--kinds", help="of runs of one host (default: all)")
+    parser.add_argument("--part", choices=["faults", "calm"], help="only this one")
+    parser.add_argument("--runs-dir", help="a file system of its own, where full-disk is to be among the faults")
     args = parser.parse_args()
-    dice = random.Random(args.seed)
-    deadline = time.monotonic() + 60 * args.minutes
-    passed = 0
-    with tempfile.TemporaryDirectory(prefix="evenstep-soak-") as text:
-        base = pathlib.Path(text)
-        reference = base / "reference"
-        reference.mkdir()
-        if start(reference, 2, "reference").wait(timeout=600) != 0:
-            raise SystemExit(f"the undisturbed run failed\n{(reference / 'output.txt').read_text()[-3000:]}")
-        while passed == 0 or time.monotonic() < deadline:
-            folder = base / f"job-{passed}"
-            folder.mkdir()
-            words = disturbed(folder, dice)
-            apart = difference(reference / "final.pt", folder / "final.pt")
-            if not apart <= 1e-10:
-                raise SystemExit(f"{words}: the parameters differ by {apart:.3g} (relative norm)")
-            passed += 1
-            print(f"{passed:4d}  {words}: parameters differ by {apart:.1e}", flush=True)
-    print(f"{passed} passed, 0 failed")
-    return 0
+    if os.geteuid() != 0:
+        args.two_hosts = 0
+    print_heading("make soak")
+    wrong = ""
+    with tempfile.TemporaryDirectory(prefix="evenstep-soak-", dir=args.runs_dir) as text:
+        if args.part != "calm":
+            soak = Soak(pathlib.Path(text), args)
+            soak.run()
+            soak.report()
+            wrong = "".join(run.wrong for run in soak.runs)
+        if args.part != "faults":
+            wrong += (told := calm(pathlib.Path(text), args))
+            print(told)
+    print(f"load at the end {os.getloadavg()[0]:.1f}")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
