@@ -116,6 +116,7 @@ def main() -> int:
     options = arguments()
     try:
         sys.argv = [options.target, *options.arguments]
+        verify_script.seed()
         function = None if options.alone else function_of(options.target)
         if function is not None:
             return tell(of_function(function, options.steps), options.output)

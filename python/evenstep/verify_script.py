@@ -113,8 +113,8 @@ def _watched(watch: _Watch) -> Iterator[None]:
         module.prepare = evenstep.prepare = original
 
 
-def _run(script: str, arguments: Sequence[str], steps: int) -> _Watch:
-    """Raises what the script raises, Refused where it trains nothing."""
+def seed() -> None:
+    """Whatever a script or a function draws before it trains, it draws alike on all ranks."""
     os.environ.setdefault("EVENSTEP_SEED", str(_SEED))  # of the loaders' orders
     torch.manual_seed(_SEED)
     random.seed(_SEED)
@@ -122,6 +122,11 @@ def _run(script: str, arguments: Sequence[str], steps: int) -> _Watch:
         import numpy
 
         numpy.random.seed(_SEED)
+
+
+def _run(script: str, arguments: Sequence[str], steps: int) -> _Watch:
+    """Raises what the script raises, Refused where it trains nothing."""
+    seed()
     watch = _Watch(steps)
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).resolve().parent)

@@ -162,6 +162,11 @@ FUNCTIONS = """
         assert sys.argv[1:] == ["an", "argument"]
         return (*made(), summed)
 
+    def drawn():
+        model, optimizer, _ = made()
+        data = torch.utils.data.DataLoader(torch.randn(16, 3), batch_size=4)
+        return model, optimizer, data, lambda m, x: m(x).square().mean()
+
     def nonsense():
         return 7
 
@@ -178,6 +183,8 @@ def test_a_function(in_ranks: Callable[..., list[Any]], script: Callable[[str], 
     )
     (alone,) = in_ranks(["mine.py:right"], ranks=1)
     assert alone.returncode == 0 and "exact: after 4 steps on 3 ranks played by one process" in alone.stdout, alone
+    for one in in_ranks(["mine.py:drawn"], fresh=True):  # model and data: alike on both
+        assert one.returncode == 0, one.stdout + one.stderr
 
 
 def test_nothing_to_verify(run_ranks: Callable[..., list[Any]], script: Callable[[str], str]) -> None:
