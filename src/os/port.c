@@ -1,13 +1,18 @@
-/* Free ports: bind to port 0 and look. */
+/* Free ports: bind and look. */
 #include "os/port.h"
 
 #include "base/fail.h"
 #include "os/calls.h"
 #include "os/file.h"
+#include "os/random.h"
 
 #include <errno.h>
 #include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+
+enum { LOWEST = 10000, TRIES = 32 }; /* below it are the ports of well-known services */
 
 static struct sockaddr_in loopback(int port) {
   struct sockaddr_in address;
@@ -18,22 +23,58 @@ static struct sockaddr_in loopback(int port) {
   return address;
 }
 
-even_status even_port_free(int *out) {
-  struct sockaddr_in address = loopback(0);
+/* The first port that the kernel hands out by itself, or 0 where that cannot be known. */
+static long first_of_kernel(void) {
+  even_text text = EVEN_TEXT_EMPTY;
+  long first = 0;
+  if (even_file_read("/proc/sys/net/ipv4/ip_local_port_range", 64, &text) == EVEN_OK) {
+    first = strtol(even_text_string(&text), NULL, 10);
+  } else {
+    even_error_clear();
+  }
+  even_text_free(&text);
+  return first > UINT16_MAX ? 0 : first;
+}
+
+/* One at random that the kernel gives to nobody who asks for any; 0: it has taken nearly all for that. */
+static even_status choose(int *out) {
+  long room = first_of_kernel() - LOWEST;
+  char digits[9];
+  *out = 0;
+  if (room < LOWEST) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(even_random_hex(digits, sizeof digits - 1));
+  *out = LOWEST + (int)(strtoul(digits, NULL, 16) % (unsigned long)room);
+  return EVEN_OK;
+}
+
+/* 0 where the port, or any where it is 0, is free; else errno. */
+static int try_port(int *port) {
+  struct sockaddr_in address = loopback(*port);
   socklen_t bytes = sizeof address;
   int fd = even_os.socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) {
-    return even_fail_errno(errno, "a socket could not be made");
+    return errno;
   }
-  even_status status = EVEN_OK;
+  int error = 0;
   if (even_os.bind(fd, (const struct sockaddr *)&address, sizeof address) != 0 ||
       even_os.getsockname(fd, (struct sockaddr *)&address, &bytes) != 0) {
-    status = even_fail_errno(errno, "no free port could be found on 127.0.0.1");
+    error = errno;
   } else {
-    *out = ntohs(address.sin_port);
+    *port = ntohs(address.sin_port);
   }
   (void)even_os.close(fd);
-  return status;
+  return error;
+}
+
+even_status even_port_free(int *out) {
+  int error = EADDRINUSE;
+  for (int i = 0; i < TRIES && error == EADDRINUSE; i++) {
+    EVEN_TRY(choose(out));
+    error = try_port(out);
+  }
+  return error == 0 ? EVEN_OK : even_fail_errno(error, "no free port could be found on 127.0.0.1");
 }
 
 even_status even_port_send(int port, const void *data, size_t bytes) {

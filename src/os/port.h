@@ -5,8 +5,9 @@
 #include <evenstep/status.h>
 #include <stddef.h>
 
-/* A port on 127.0.0.1 that was free a moment ago: bound for an instant, given back at once. The kernel hands such ports
- * out at random, so that another taking it before its user binds it is unlikely, not impossible. */
+/* A port on 127.0.0.1 that was free a moment ago: bound for an instant, given back at once. Where it can be, it is one
+ * of those that the kernel hands out to nobody who asks for any, so that another taking it before its user binds it is
+ * unlikely, not impossible. */
 even_status even_port_free(int *out) EVEN_MUST_USE;
 /* Connects to the port on 127.0.0.1, sends the bytes, as many as are taken, and hangs up. EVEN_ERR_NOT_FOUND where
  * nobody listens there. SIGPIPE must be ignored. */

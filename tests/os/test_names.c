@@ -30,6 +30,14 @@ static void finds_a_port_that_can_be_bound(void **state) {
   int port = 0;
   assert_int_equal(even_port_free(&port), EVEN_OK);
   assert_in_range(port, 1, 65535);
+  long first = 0;
+  FILE *range = fopen("/proc/sys/net/ipv4/ip_local_port_range", "re");
+  assert_non_null(range);
+  assert_int_equal(fscanf(range, "%ld", &first), 1);
+  (void)fclose(range);
+  if (first >= 20000) {
+    assert_in_range(port, 10000, first - 1); /* not one of those that others are given */
+  }
   struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   int fd = socket(AF_INET, SOCK_STREAM, 0);
@@ -41,6 +49,14 @@ static void finds_a_port_that_can_be_bound(void **state) {
     assert_int_equal(even_port_free(&port), EVEN_ERR_SYSTEM);
     fault_reset();
   }
+  fault_os(FAULT_bind, 1, EADDRINUSE);
+  assert_int_equal(even_port_free(&port), EVEN_OK); /* the next one */
+  fault_reset();
+  fault_os(FAULT_open, 1, EACCES);
+  port = 0;
+  assert_int_equal(even_port_free(&port), EVEN_OK); /* any */
+  assert_in_range(port, 1, 65535);
+  fault_reset();
 }
 
 static void sends_to_a_port(void **state) {
