@@ -289,13 +289,14 @@ def test_a_rank_is_one_process():
     rendezvous.claim(store, 1)  # who has ended has it no more
     rendezvous.claim(store, 1)
     rendezvous.claim(store, 0)
-    store.set(key, f"{rendezvous._place()} {os.getppid()}")
-    with pytest.raises(evenstep.EvenstepError, match=f"rank 1 of this job is process {os.getppid()} already") as caught:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as first:  # lives until its input ends
+        store.set(key, f"{rendezvous._place()} {first.pid}")
+        with pytest.raises(evenstep.EvenstepError, match=f"rank 1 of this job is process {first.pid} already") as caught:
+            rendezvous.claim(store, 1)
+        assert (caught.value.status, caught.value.rank) == ("EVEN_ERR_IN_USE", 1)
+        assert store.get(key).decode() == f"{rendezvous._place()} {first.pid}"  # the first is unharmed
+        store.set(key, f"another host pid:[1] 0 {first.pid}")  # of which nothing is known here
         rendezvous.claim(store, 1)
-    assert (caught.value.status, caught.value.rank) == ("EVEN_ERR_IN_USE", 1)
-    assert store.get(key).decode() == f"{rendezvous._place()} {os.getppid()}"  # the first is unharmed
-    store.set(key, f"another host pid:[1] 0 {os.getppid()}")  # of which nothing is known here
-    rendezvous.claim(store, 1)
 
 
 def test_the_grace_of_a_stop_is_checked(monkeypatch):

@@ -164,7 +164,7 @@ LEAVES_PROCESSES = """
     if os.fork() == 0:
         os.setsid()
         orphan = subprocess.Popen(["sleep", "600"])
-        print("pids", plain.pid, far.pid, bare.pid, orphan.pid, flush=True)
+        print("job", os.environ["EVENSTEP_JOB"], "pids", plain.pid, far.pid, bare.pid, orphan.pid, flush=True)
         os._exit(0)
     os.wait()
     pathlib.Path("ready-" + os.environ["RANK"]).touch()
@@ -210,16 +210,16 @@ def test_a_guardian_that_is_killed_is_replaced_by_one_that_knows_all(start, scri
     assert [pid for pid in pids if alive(pid)] == []
 
 
-def cgroups_left() -> list[str]:
+def cgroups_of(job: str) -> list[str]:
     folder = own_cgroup("cpu")
-    return [path.name for path in folder.glob("evenstep-*")] if folder else []
+    return [path.name for path in folder.glob(f"evenstep-{job[:12]}-rank-*")] if folder else []
 
 
 @pytest.mark.parametrize("how", ["ends", "fails", "interrupted", "killed"])
 def test_nothing_stays_behind(start, script, how: str, tmp_path: pathlib.Path) -> None:
-    before = set(cgroups_left())
     job = start("-n", "2", "--log-rank", "all", "--cpu-quota", "1:0.5", script(LEAVES_PROCESSES), how)
     pids = pids_of(job)
+    name = job.wait_for(r"job (\S+) pids")[0]
     if how == "interrupted":
         job.process.send_signal(signal.SIGINT)
     if how == "killed":
@@ -228,4 +228,4 @@ def test_nothing_stays_behind(start, script, how: str, tmp_path: pathlib.Path) -
     code, _ = job.finish()
     assert code == {"ends": 0, "fails": 3, "interrupted": 130, "killed": -9}[how]
     assert [pid for pid in pids if alive(pid)] == []
-    assert set(cgroups_left()) <= before
+    assert cgroups_of(name) == []
