@@ -47,6 +47,11 @@ void even_ways_set_range(even_ways *ways, size_t least, size_t most) {
   ways->most = most;
 }
 
+void even_ways_begin_small(even_ways *ways, size_t bytes, int way) {
+  ways->small = bytes;
+  ways->before = way;
+}
+
 void even_ways_end(even_ways *ways) {
   even_comm_costs_close(ways->costs);
   ways->costs = NULL;
@@ -126,20 +131,23 @@ static int next_other(const even_ways *ways, const even_ways_size *size) {
   return size->current;
 }
 
-static void start_size(const even_ways *ways, even_ways_size *size) {
+static void start_size(const even_ways *ways, size_t class, even_ways_size *size) {
   if (!size->started) {
     size->started = true;
     size->pause = SHORTEST_PAUSE;
+    size->current = (uint8_t)(class < class_of(ways->small) ? ways->before : 0);
+    size->other = size->current;
     size->other = (uint8_t)next_other(ways, size);
   }
 }
 
 int even_ways_next(const even_ways *ways, size_t bytes) {
-  even_ways_size size = ways->choice.sizes[class_of(bytes)];
+  const size_t class = class_of(bytes);
+  even_ways_size size = ways->choice.sizes[class];
   if (ways->choice.forced >= 0) {
     return ways->choice.forced;
   }
-  start_size(ways, &size);
+  start_size(ways, class, &size);
   return tries_other(&size) ? size.other : size.current;
 }
 
@@ -194,7 +202,7 @@ void even_ways_call_ends(even_ways *ways, size_t bytes, uint64_t now_ns) {
   if (ways->began == 0) {
     return;
   }
-  start_size(ways, size);
+  start_size(ways, class, size);
   if (in_trial(size)) {
     uint64_t took = now_ns > ways->began ? now_ns - ways->began : 0;
     size->cost[tries_other(size)][size->call % CALLS] = (uint64_t)((double)took * 1024 / (double)bytes);

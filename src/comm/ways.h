@@ -37,6 +37,8 @@ typedef struct even_ways {
   int count;
   size_t least; /* bytes of calls that have a choice */
   size_t most;
+  size_t small; /* calls of less begin with way `before` where nothing is known; 0: none do */
+  int before;
   even_ways_choice choice;
   uint64_t began;         /* the call under way; 0: not measured */
   even_comm_costs *costs; /* NULL, or what the trials add to; held */
@@ -48,6 +50,8 @@ typedef struct even_ways {
 void even_ways_start(even_ways *ways, const char *collective, const char *const *names, int count);
 /* The choice is of calls of these sizes (the least and the largest of even_ways_sizes where this is not said). */
 void even_ways_set_range(even_ways *ways, size_t least, size_t most);
+/* Calls of less than `bytes` begin with way `way` where nothing is known of their costs, and not with the first. */
+void even_ways_begin_small(even_ways *ways, size_t bytes, int way);
 /* From now on by these costs alone, and whatever is learnt goes there. Costs NULL: it begins anew, and nothing is kept.
  */
 void even_ways_follow(even_ways *ways, even_comm_costs *costs, const char *shape, const char *engine);

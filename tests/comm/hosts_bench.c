@@ -122,6 +122,7 @@ static void print(const hosts_bench_links *links, size_t bytes, const char *what
 
 /* The other collectives, in each way. */
 static int measure_others(even_comm *comm, float *data, size_t bytes) {
+  const bool small = bytes < (size_t)1 << 20;
   static const struct {
     const char *name;
     one_call *call;
@@ -134,8 +135,8 @@ static int measure_others(even_comm *comm, float *data, size_t bytes) {
       RANKS_EXPECT(comm, time_calls(comm, others[i].call, data, bytes, true, &ms[way]) == EVEN_OK);
     }
     if (even_comm_rank(comm) == 0) {
-      (void)printf("%6zu MB  %-14s %9.2f ms in turns, %9.2f ms overlapped, %9.2f ms over two lanes\n", bytes >> 20,
-                   others[i].name, ms[0], ms[1], ms[2]);
+      (void)printf("%6zu %s  %-14s %9.2f ms in turns, %9.2f ms overlapped, %9.2f ms over two lanes\n",
+                   bytes >> (small ? 10 : 20), small ? "KB" : "MB", others[i].name, ms[0], ms[1], ms[2]);
       (void)fflush(stdout);
     }
   }
@@ -175,6 +176,9 @@ int hosts_bench_measure(even_comm *comm, void *argument) {
   int wrong = data == NULL;
   if (even_comm_rank(comm) == 0) {
     (void)printf("%s\n", links->what);
+  }
+  for (size_t bytes = (size_t)128 << 10; bytes < (size_t)1 << 20 && !wrong && !links->parts; bytes *= 4) {
+    wrong = measure_others(comm, data, bytes);
   }
   for (size_t bytes = (size_t)4 << 20; bytes <= links->largest && !wrong; bytes *= 4) {
     wrong = measure_size(comm, links, data, bytes);

@@ -46,6 +46,24 @@ static int calls_in(even_ways *ways, const network *on, int calls, size_t bytes,
   return found;
 }
 
+static void small_calls_may_begin_with_another_way(void **state) {
+  even_ways ways;
+  (void)state;
+  even_ways_start(&ways, "broadcast", names, 2);
+  even_ways_begin_small(&ways, (size_t)256 << 10, WHOLE);
+  assert_int_equal(even_ways_next(&ways, SMALL), WHOLE);
+  assert_int_equal(even_ways_next(&ways, ((size_t)256 << 10) - 1), WHOLE);
+  assert_int_equal(even_ways_next(&ways, (size_t)256 << 10), PARTS);
+  /* the trial is as any other: half of it each way, and the better one stays */
+  assert_int_equal(calls_in(&ways, &crossing, EVEN_WAYS_TRIAL, SMALL, WHOLE), EVEN_WAYS_TRIAL / 2);
+  assert_int_equal(even_ways_next(&ways, SMALL), WHOLE);
+  even_ways_follow(&ways, NULL, NULL, "");
+  assert_int_equal(even_ways_next(&ways, SMALL), WHOLE);
+  (void)calls_in(&ways, &slow_whole, EVEN_WAYS_TRIAL, SMALL, WHOLE);
+  assert_int_equal(even_ways_next(&ways, SMALL), PARTS);
+  even_ways_end(&ways);
+}
+
 static void each_size_finds_its_way(void **state) {
   even_ways ways;
   (void)state;
@@ -193,6 +211,7 @@ static void one_way_is_no_choice(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(each_size_finds_its_way),
+      cmocka_unit_test(small_calls_may_begin_with_another_way),
       cmocka_unit_test(it_follows_a_change),
       cmocka_unit_test(one_call_that_is_held_up_decides_nothing),
       cmocka_unit_test(what_is_known_is_not_measured_again),

@@ -118,11 +118,13 @@ static void every_way_gives_the_same_bits(void **state) {
 
 /* ---- the others ---- */
 
-#define PARTED ((size_t)1500003) /* floats: 6 MB */
+#define PARTED ((size_t)1500003)     /* floats: 6 MB */
+#define PARTED_SMALL ((size_t)25003) /* 100 KB: just enough to have a choice */
+static size_t parted = PARTED;
 
 /* Unequal parts; one rank has none. */
 static void cut(size_t *counts, int ranks) {
-  size_t left = PARTED;
+  size_t left = parted;
   for (int rank = 0; rank < ranks; rank++) {
     counts[rank] = rank == ranks - 1 ? left : rank == 1 ? 0 : left / 3 + 5;
     left -= counts[rank];
@@ -138,12 +140,12 @@ static int move_all(even_comm *comm, const char *way, int root, const size_t *co
   const even_comm_choosing choosing = {.size = sizeof choosing, .way = way};
   int own = even_comm_rank(comm);
   RANKS_EXPECT(comm, even_comm_choose(comm, &choosing) == EVEN_OK);
-  fill((unsigned char *)into->data, PARTED, EVEN_F32, own);
+  fill((unsigned char *)into->data, parted, EVEN_F32, own);
   RANKS_EXPECT(comm, even_comm_reduce_scatter(comm, into->data, into->part, counts, EVEN_F32, EVEN_AVG) == EVEN_OK);
-  RANKS_EXPECT(comm, even_comm_broadcast(comm, into->data, PARTED * sizeof(float), root) == EVEN_OK);
-  float *expected = malloc(PARTED * sizeof *expected);
-  fill((unsigned char *)expected, PARTED, EVEN_F32, root);
-  int wrong = memcmp(into->data, expected, PARTED * sizeof *expected);
+  RANKS_EXPECT(comm, even_comm_broadcast(comm, into->data, parted * sizeof(float), root) == EVEN_OK);
+  float *expected = malloc(parted * sizeof *expected);
+  fill((unsigned char *)expected, parted, EVEN_F32, root);
+  int wrong = memcmp(into->data, expected, parted * sizeof *expected);
   free(expected);
   RANKS_EXPECT(comm, wrong == 0);
   RANKS_EXPECT(comm, even_comm_all_gather(comm, into->part, into->data, counts, EVEN_F32) == EVEN_OK);
@@ -153,8 +155,8 @@ static int move_all(even_comm *comm, const char *way, int root, const size_t *co
 static int same_pieces(even_comm *comm, void *argument) {
   static const char *const ways[] = {"overlap", "lanes"};
   size_t counts[8];
-  moved turns = {malloc(PARTED * 4), malloc(PARTED * 4)};
-  moved pieces = {malloc(PARTED * 4), malloc(PARTED * 4)};
+  moved turns = {malloc(parted * 4), malloc(parted * 4)};
+  moved pieces = {malloc(parted * 4), malloc(parted * 4)};
   int ranks = even_comm_ranks(comm);
   int lanes = *(int *)argument;
   cut(counts, ranks);
@@ -163,10 +165,10 @@ static int same_pieces(even_comm *comm, void *argument) {
     size_t own = counts[even_comm_rank(comm)] * 4;
     RANKS_EXPECT(comm, move_all(comm, "turns", root, counts, &turns) == 0);
     for (int way = 0; way < (lanes > 1 ? 2 : 1); way++) {
-      memset(pieces.part, 0, PARTED * 4);
+      memset(pieces.part, 0, parted * 4);
       RANKS_EXPECT(comm, move_all(comm, ways[way], root, counts, &pieces) == 0);
       RANKS_EXPECT(comm, memcmp(turns.part, pieces.part, own) == 0);
-      RANKS_EXPECT(comm, memcmp(turns.data, pieces.data, PARTED * 4) == 0);
+      RANKS_EXPECT(comm, memcmp(turns.data, pieces.data, parted * 4) == 0);
     }
   }
   free(turns.data);
@@ -186,6 +188,18 @@ static void what_moves_in_pieces_arrives(void **state) {
   assert_int_equal(run_on(UNEVEN, 4, lanes, true, same_pieces, &lanes, NULL), 0);
   lanes = 2; /* the ranks of a host are no neighbours: what is cut by ranks goes in turns */
   assert_int_equal(run_on(MIXED, 5, lanes, false, same_pieces, &lanes, NULL), 0);
+}
+
+static void what_is_small_moves_in_pieces_too(void **state) {
+  static const int together[] = {0, 0, 0, 1, 1};
+  int lanes = 3;
+  (void)state;
+  parted = PARTED_SMALL;
+  int wrong = run_on(together, 5, lanes, true, same_pieces, &lanes, NULL);
+  lanes = 4;
+  wrong += run_on(UNEVEN, 4, lanes, true, same_pieces, &lanes, NULL);
+  parted = PARTED;
+  assert_int_equal(wrong, 0);
 }
 
 /* Where parts lie in one another's place: a scatter's output in its input, a gather's input in its output. */
@@ -225,21 +239,23 @@ static void parts_may_lie_in_place(void **state) {
 
 /* ---- the choice ---- */
 
-#define CHOSEN ((size_t)400000) /* floats: 1.6 MB */
+#define CHOSEN ((size_t)400000)      /* floats: 1.6 MB */
+#define CHOSEN_SMALL ((size_t)40000) /* 160 KB */
+static size_t chosen = CHOSEN;
 
 /* Each of the collectives that have a choice, by its number among them. */
 static even_status make_call(even_comm *comm, int which, float *values, int turn) {
   static float part[CHOSEN];
-  size_t counts[5] = {CHOSEN / 5, CHOSEN / 5, CHOSEN / 5, CHOSEN / 5, CHOSEN / 5};
+  size_t counts[5] = {chosen / 5, chosen / 5, chosen / 5, chosen / 5, chosen / 5};
   switch (which) {
     case EVEN_HOSTS_ALL_REDUCE:
-      return even_comm_all_reduce(comm, values, CHOSEN, EVEN_F32, EVEN_SUM);
+      return even_comm_all_reduce(comm, values, chosen, EVEN_F32, EVEN_SUM);
     case EVEN_HOSTS_REDUCE_SCATTER:
       return even_comm_reduce_scatter(comm, values, part, counts, EVEN_F32, EVEN_SUM);
     case EVEN_HOSTS_ALL_GATHER:
       return even_comm_all_gather(comm, part, values, counts, EVEN_F32);
     default:
-      return even_comm_broadcast(comm, values, CHOSEN * sizeof *values, turn % even_comm_ranks(comm));
+      return even_comm_broadcast(comm, values, chosen * sizeof *values, turn % even_comm_ranks(comm));
   }
 }
 
@@ -269,7 +285,9 @@ static int same_choice(even_comm *comm, void *argument) {
   RANKS_EXPECT(comm, strstr(text, "2 hosts, 2 lanes") != NULL);
   static const char *const names[] = {
       "; all_reduce by cost:", "; reduce_scatter by cost:", "; all_gather by cost:", "; broadcast by cost:"};
-  for (int which = 0; which < EVEN_HOSTS_CALLS && even_comm_rank(comm) == 0; which++) {
+  /* small all-reduces have their choice between the hosts */
+  int from = chosen == CHOSEN ? EVEN_HOSTS_ALL_REDUCE : EVEN_HOSTS_REDUCE_SCATTER;
+  for (int which = from; which < EVEN_HOSTS_CALLS && even_comm_rank(comm) == 0; which++) {
     const char *found = strstr(text, names[which]);
     RANKS_EXPECT(comm, found != NULL && (strstr(found, "lanes (") != NULL || strstr(found, "; lanes ") != NULL));
   }
@@ -280,6 +298,10 @@ static void all_ranks_choose_alike(void **state) {
   static const int together[] = {0, 0, 1, 1, 1};
   (void)state;
   assert_int_equal(run_on(together, 5, 2, false, same_choice, NULL, NULL), 0);
+  chosen = CHOSEN_SMALL;
+  int wrong = run_on(together, 5, 2, false, same_choice, NULL, NULL);
+  chosen = CHOSEN;
+  assert_int_equal(wrong, 0);
 }
 
 /* ---- how they end ---- */
@@ -434,6 +456,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(every_way_gives_the_same_bits),
       cmocka_unit_test(what_moves_in_pieces_arrives),
+      cmocka_unit_test(what_is_small_moves_in_pieces_too),
       cmocka_unit_test(parts_may_lie_in_place),
       cmocka_unit_test(all_ranks_choose_alike),
       cmocka_unit_test(a_killed_rank_is_named),

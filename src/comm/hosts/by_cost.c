@@ -13,6 +13,14 @@ static const char *const way_names[] = {"lanes", "overlap", "turns"};
 
 static const char *const collectives[EVEN_HOSTS_CALLS] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast"};
 
+/* What is cut by ranks, and broadcasts, have a choice from here on; begun in turns where they are small, for what goes
+ * over the lanes goes by way of a thread. Small all-reduces have theirs between the hosts. */
+#define CHOICE_BYTES ((size_t)64 << 10)
+
+static size_t least_of(even_hosts_call call) {
+  return call == EVEN_HOSTS_ALL_REDUCE ? EVEN_HOSTS_STREAM_BYTES : CHOICE_BYTES;
+}
+
 void even_hosts_start_ways(even_hosts_group *group) {
   int first = group->lanes > 1 ? 0 : 1;
   for (int call = 0; call < EVEN_HOSTS_CALLS; call++) {
@@ -21,7 +29,8 @@ void even_hosts_start_ways(even_hosts_group *group) {
     bool chooses = group->hosts > 1 && (group->in_order || !cut);
     int from = chooses ? first : TURNS;
     even_ways_start(&group->ways[call], collectives[call], &way_names[from], TURNS + 1 - from);
-    even_ways_set_range(&group->ways[call], EVEN_HOSTS_STREAM_BYTES, (size_t)1 << 30);
+    even_ways_set_range(&group->ways[call], least_of((even_hosts_call)call), (size_t)1 << 30);
+    even_ways_begin_small(&group->ways[call], EVEN_HOSTS_STREAM_BYTES, TURNS - from);
   }
 }
 
@@ -46,7 +55,7 @@ static even_status share(even_hosts_group *group, void *data, size_t bytes) {
 even_status even_hosts_by_cost(even_hosts_group *group, even_hosts_call call, size_t bytes, even_hosts_run *run,
                                void *job) {
   even_ways *ways = &group->ways[call];
-  if (bytes <= EVEN_HOSTS_STREAM_BYTES) {
+  if (bytes <= least_of(call)) {
     return run(group, job, 0);
   }
   const char *way = ways->names[even_ways_next(ways, bytes)];
