@@ -148,7 +148,7 @@ install_wheel() {
     "$fresh/bin/python" -m pip check
 }
 
-# The package as a user has it: nothing of the tree on the path, the libraries of the program from the wheel. Two at once share
+# The package as a user has it: nothing of the tree on the path but the tests' own, the libraries of the program from the wheel. Two at once share
 # the files of tests, one from the first on and one from the last: a test waits half of its time.
 python_tests() {
   local claims="$PWD/build/test-claims" other result
@@ -176,7 +176,15 @@ export TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1:${TSAN_OPTIONS:-}"
 fresh_environment > "$logs/fresh-environment.log" 2>&1 &
 environment=$!
 step "MPI libraries to test with" install_mpi
-exec 9< <(builds)
+rm -f "$logs/builds" && mkfifo "$logs/builds"
+set -m # a process group of its own, to be ended with this script
+builds > "$logs/builds" &
+builders=$!
+set +m
+trap 'kill -TERM -- "-$builders" 2> /dev/null' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+exec 9< "$logs/builds"
 step "build with gcc, -Werror" built gcc &&
   step --show "C tests" c_tests gcc
 step "a C program against the installed library" c_library

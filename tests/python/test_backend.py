@@ -291,7 +291,9 @@ def test_a_rank_is_one_process():
     rendezvous.claim(store, 0)
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as first:  # lives until its input ends
         store.set(key, f"{rendezvous._place()} {first.pid}")
-        with pytest.raises(evenstep.EvenstepError, match=f"rank 1 of this job is process {first.pid} already") as caught:
+        with pytest.raises(
+            evenstep.EvenstepError, match=f"rank 1 of this job is process {first.pid} already"
+        ) as caught:
             rendezvous.claim(store, 1)
         assert (caught.value.status, caught.value.rank) == ("EVEN_ERR_IN_USE", 1)
         assert store.get(key).decode() == f"{rendezvous._place()} {first.pid}"  # the first is unharmed

@@ -127,6 +127,30 @@ def test_a_torchrun_script_runs_unchanged(run: Run, script) -> None:
     assert result.stdout.count("sum 3.0") == 2
 
 
+@pytest.mark.slow
+def test_a_job_has_all_of_torch(run: Run, script, environment: dict[str, str]) -> None:
+    """As a user's, not as the tests' (quick_start/): with the compiler that torch's optimizers import."""
+    folders = environment.get("PYTHONPATH", "").split(os.pathsep)
+    whole = os.pathsep.join(folder for folder in folders if pathlib.Path(folder).name != "quick_start")
+    name = script("""
+        import sys, torch, evenstep as es
+        torch.manual_seed(0)
+        data = torch.utils.data.TensorDataset(torch.randn(32, 3), torch.randn(32, 1))
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.AdamW(model.parameters())
+        model, optimizer, loader = es.prepare(model, optimizer, torch.utils.data.DataLoader(data, batch_size=8))
+        for x, y in loader:
+            optimizer.zero_grad()
+            (model(x) - y).square().mean().backward()
+            optimizer.step()
+        print("compiler", "torch._dynamo" in sys.modules, "ends with", *(p.tolist() for p in model.parameters()))
+    """)
+    result = run("-n", "2", "--log-rank", "all", name, env={"PYTHONPATH": whole})
+    assert result.returncode == 0, result.stderr
+    ends = re.findall(r"compiler True ends with (.*)", result.stdout)
+    assert len(ends) == 2 and ends[0] == ends[1], result.stdout
+
+
 def test_output_is_prefixed_and_kept(run: Run, script, tmp_path: pathlib.Path) -> None:
     name = script(r"""
         import os, sys
