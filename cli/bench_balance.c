@@ -16,11 +16,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LARGEST_REPORT = 64 << 20, MOST_RANKS = 64, MOST_WORDS = 32 };
+enum { LARGEST_REPORT = 64 << 20, MOST_RANKS = 64, MOST_WORDS = 32, KEPT_OPTIONS = 5, OWN_OPTIONS = 14 };
 
 typedef struct balance_bench {
   even_job_options job;
-  const char *policies, *speeds, *only, *csv, *plots, *output, *slowed;
+  const char *policies, *speeds, *courses, *only, *csv, *plots, *output, *slowed;
   int64_t rounds, batch;
   double seconds;
   bool no_peers, quick, json;
@@ -38,8 +38,9 @@ static const even_usage usage = {
         "Trains a small GPT on this host's cores, made unequal by CPU quotas (or by busy neighbours where none are\n"
         "permitted), with each policy, on one device, with plain PyTorch (equal, and a split tuned by hand), and\n"
         "compares with the best split at the speeds that the ranks have while all of them run. Slows a rank down in\n"
-        "mid-run. Then, in the simulator, 2 to 5 ranks, drifting and bursty speeds, and a mix of cards. What was\n"
-        "simulated says so. About a quarter of an hour; leave the machine alone meanwhile.",
+        "mid-run, lets one drift, and gives it its speed in bursts. Then, in the simulator, 2 to 5 ranks,\n"
+        "drifting and bursty speeds, and a mix of cards. What was simulated says so. About twenty minutes; leave the\n"
+        "machine alone meanwhile.",
     .epilogue =
         "exit codes:\n"
         "  0 measured; else as of `evenstep run`\n"
@@ -47,7 +48,8 @@ static const even_usage usage = {
         "examples:\n"
         "  evenstep bench balance --csv balance.csv --plots plots\n"
         "  evenstep bench balance --only simulated\n"
-        "  evenstep bench balance --speeds 4:1 --policies equal,auto --rounds 4",
+        "  evenstep bench balance --speeds 4:1 --policies equal,auto --rounds 4\n"
+        "  evenstep bench balance -n 4 --only real --courses drifting,bursty",
 };
 
 static even_status check_only(const balance_bench *on) {
@@ -103,6 +105,7 @@ static even_status check(balance_bench *on) {
   EVEN_TRY(check_slowed(on));
   EVEN_TRY(check_numbers(on));
   EVEN_TRY(even_bench_policies(on->policies, &on->plan));
+  EVEN_TRY(even_bench_courses(on->courses));
   if (on->speeds != NULL) {
     EVEN_TRY(even_bench_speeds(on->speeds, on->ranks));
   }
@@ -168,6 +171,8 @@ static int measure(balance_bench *on) {
                                 on->only,
                                 "--policies",
                                 on->policies,
+                                "--courses",
+                                on->courses,
                                 "--rounds",
                                 rounds,
                                 "--batch",
@@ -293,11 +298,14 @@ static void remove_file(even_text *path) {
 /* Of a job's options those that mean something here, and our own. */
 static size_t declare(balance_bench *on, even_option *table) {
   static const char *const kept[] = {"ranks", "devices", "name", "runs-dir", "python"};
-  size_t count = even_job_options_declare_some(&on->job, kept, sizeof kept / sizeof kept[0], table);
+  _Static_assert(sizeof kept / sizeof kept[0] == KEPT_OPTIONS, "options kept and counted");
+  size_t count = even_job_options_declare_some(&on->job, kept, KEPT_OPTIONS, table);
   const even_option own[] = {
       {0, "speeds", EVEN_OPTION_TEXT, &on->speeds, "LIST",
        "speeds of the ranks, a case each: 4:1,16:1 (default for two ranks 1:1,2:1,4:1,16:1)", 0, 0},
       {0, "policies", EVEN_OPTION_TEXT, &on->policies, "LIST", "default equal,proportional,dynamic,hybrid,auto", 0, 0},
+      {0, "courses", EVEN_OPTION_TEXT, &on->courses, "LIST",
+       "of the real ranks' speeds: steady,slowing,drifting,bursty (default all)", 0, 0},
       {0, "only", EVEN_OPTION_TEXT, &on->only, "WHAT", "real or simulated (default both)", 0, 0},
       {0, "slow-by", EVEN_OPTION_TEXT, &on->slowed, "WAY",
        "quota or neighbours (default: quotas where they are permitted)", 0, 0},
@@ -313,18 +321,20 @@ static size_t declare(balance_bench *on, even_option *table) {
       {'o', "output", EVEN_OPTION_TEXT, &on->output, "FILE", "also write the figures there, as JSON", 0, 0},
       {0, "json", EVEN_OPTION_FLAG, &on->json, NULL, "print the figures as JSON instead of a table", 0, 0},
   };
+  _Static_assert(sizeof own / sizeof own[0] == OWN_OPTIONS, "options declared and counted");
   memcpy(table + count, own, sizeof own);
-  return count + sizeof own / sizeof own[0];
+  return count + OWN_OPTIONS;
 }
 
 int even_bench_balance(int argc, char **argv) {
   balance_bench on = {.policies = "equal,proportional,dynamic,hybrid,auto",
+                      .courses = "steady,slowing,drifting,bursty",
                       .only = "both",
                       .slowed = "auto",
                       .rounds = 12,
                       .batch = 64,
                       .seconds = 1.2};
-  even_option table[EVEN_JOB_OPTION_COUNT + 13];
+  even_option table[KEPT_OPTIONS + OWN_OPTIONS];
   int operand = 0;
   int code = 0;
   even_job_options_defaults(&on.job);
@@ -338,7 +348,6 @@ int even_bench_balance(int argc, char **argv) {
   on.job.no_monitor = true;
   on.job.max_restarts = 0;
   on.job.log_rank = "0"; /* its progress */
-  ;
   code = run(&on);
   remove_file(&on.simulated);
   remove_file(&on.measured);

@@ -27,6 +27,9 @@ even_status even_bench_policies(const char *text, even_bench_plan *plan) EVEN_MU
 /* Whether "1:1,4:1" are speeds of so many ranks each; else EVEN_ERR_USAGE. */
 even_status even_bench_speeds(const char *text, size_t ranks) EVEN_MUST_USE;
 
+/* Whether "steady,drifting" are courses of the real ranks' speeds; else EVEN_ERR_USAGE. */
+even_status even_bench_courses(const char *text) EVEN_MUST_USE;
+
 /* bench_simulated.c: JSON, appended to `out`: {seeds, steps, rows: [{case, course, ranks, policy, samples_per_second,
  * bound_samples_per_second, of_bound, utilisation: [a rank …], imbalance}], changes: [{case, policy,
  * steps_after_slowing: [a seed …], steps_after_recovery}], noise: [{case, policy, lost}]}. Policy "single" is the

@@ -9,6 +9,30 @@
 #include <stdlib.h>
 #include <string.h>
 
+static bool is_course(const char *word, size_t length) {
+  static const char *const courses[] = {"steady", "slowing", "drifting", "bursty"};
+  for (size_t i = 0; i < sizeof courses / sizeof courses[0]; i++) {
+    if (strlen(courses[i]) == length && strncmp(courses[i], word, length) == 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+even_status even_bench_courses(const char *text) {
+  for (const char *at = text;;) {
+    size_t length = strcspn(at, ",");
+    if (!is_course(at, length)) {
+      (void)even_fail(EVEN_ERR_USAGE, "bench balance: \"%.*s\" in --courses is no course of speeds", (int)length, at);
+      return even_error_fix("choose of steady, slowing, drifting and bursty: --courses drifting,bursty");
+    }
+    if (at[length] == '\0') {
+      return EVEN_OK;
+    }
+    at += length + 1;
+  }
+}
+
 static bool known_already(const even_bench_plan *plan, even_policy policy) {
   for (size_t i = 0; i < plan->policy_count; i++) {
     if (plan->policies[i] == policy) {

@@ -5,6 +5,7 @@
   const data = EVENSTEP_DATA;
   const parts = ["real", "simulated"].filter((part) => data[part]);
   const NAMES = { ddp: "DDP, equal split", hand: "DDP, split by hand", single: "one device" };
+  const rowsOf = (part) => [...data[part].rows, ...(data[part].courses || [])];
   const name = (policy) => NAMES[policy] || policy;
   const percent = (v) => (v === null || v === undefined ? "–" : `${(100 * v).toFixed(0)}%`);
   const cell = (kind, text, className = "") => Object.assign(document.createElement(kind), { textContent: text, className });
@@ -59,12 +60,12 @@
   table(document.getElementById("aims"), ["what", "", "figure", "aim", ""],
     data.aims.map((aim) => [aim.what, aim.part, aim.figure === null ? "never" : `${Chart.number(aim.figure)}${aim.unit}`, aim.aim, aim.reached ? "reached" : "not reached"]));
   for (const part of parts) {
-    plotCases(part, data[part].rows, "of_bound", "Throughput", "of the best split", 1.2);
-    plotCases(part, data[part].rows, "worst", "Utilisation of the least used device", "of its time", 1.05);
-    plotCases(part, data[part].rows, "imbalance", "Load imbalance", "longest busy time beyond the mean");
+    plotCases(part, rowsOf(part), "of_bound", "Throughput", "of the best split", 1.2);
+    plotCases(part, rowsOf(part), "worst", "Utilisation of the least used device", "of its time", 1.05);
+    plotCases(part, rowsOf(part), "imbalance", "Load imbalance", "longest busy time beyond the mean");
     data[part].changes.filter((change) => change.efficiency).forEach(plotChange);
   }
-  const all = parts.flatMap((part) => data[part].rows.map((row) => [part, row]));
+  const all = parts.flatMap((part) => rowsOf(part).map((row) => [part, row]));
   table(document.getElementById("rows"), ["case", "policy", "", "samples/s", "of the best split", "imbalance", "utilisation, by rank"],
     all.map(([part, row]) => [row.case, name(row.policy), part, Chart.number(row.samples_per_second), percent(row.of_bound), row.policy === "single" ? "–" : percent(row.imbalance), row.utilisation.map(percent).join(" ")]));
 })();

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenstep import bench_balance_report
+from evenstep.bench_balance_courses import Courses
 
 if TYPE_CHECKING:
     from evenstep.bench_modes import Alone, Even, Plain, Single, Turn
@@ -46,6 +47,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", default="both")
     parser.add_argument("--policies", default="equal,proportional,dynamic,hybrid,auto")
     parser.add_argument("--speeds", default="")
+    parser.add_argument("--courses", default="steady,slowing,drifting,bursty")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=1.2)
     parser.add_argument("--batch", type=int, default=64)
@@ -267,11 +269,14 @@ class Bench:
         options = self.options
         rows, cases = [], options.speeds or DEFAULT_SPEEDS.get(self.ranks, ":".join(["1"] * self.ranks))
         cases = "2:1" if options.quick and not options.speeds and self.ranks == 2 else cases
-        for name in cases.split(","):
+        courses = options.courses.split(",")
+        for name in cases.split(",") if "steady" in courses else ():
             self.say(f"speeds {name}:")
             rows += self.case(name)
-        self.say(f"a rank becomes {SLOWER} times slower in mid-run, and recovers")
-        changes = self.changes()
+        changes = []
+        if "slowing" in courses:
+            self.say(f"a rank becomes {SLOWER} times slower in mid-run, and recovers")
+            changes = self.changes()
         found = {
             "ranks": self.ranks,
             "cores": len(os.sched_getaffinity(os.getppid())),
@@ -281,6 +286,8 @@ class Bench:
             "parameters": self.work.parameters,
             "rows": rows,
             "changes": changes,
+            "courses": Courses(self, courses).run(),
+            "core_part": self.scale,
             "overhead": self.overhead(),
         }
         self.slowing.close()

@@ -23,6 +23,7 @@ FIELDS = (
     "steps_after_slowing",
     "steps_after_recovery",
     "lost",
+    "of_splits",
 )
 NAMES = {"ddp": "DDP, equal", "hand": "DDP, by hand"}
 
@@ -104,6 +105,13 @@ def table(report: dict[str, Any]) -> str:
     lines += [f"  {name:9} {report[name]}" for name in ("date", "hardware", "software") if name in report]
     if report["real"] is not None:
         lines += ["", *_real_heading(report["real"]), *_rows(report["real"]["rows"])]
+        if report["real"].get("courses"):
+            lines += [
+                "",
+                "REAL, and the last rank's speed does not stay: the bound is the best split of each step, at the speeds measured for its quota;",
+                "splits: the same by the shares that ran alone, whatever else a step took",
+                *_rows(report["real"]["courses"]),
+            ]
     if report["simulated"] is not None:
         simulated = report["simulated"]
         lines += [
@@ -124,7 +132,8 @@ def table(report: dict[str, Any]) -> str:
 
 def _real_heading(real: dict[str, Any]) -> Iterator[str]:
     way = "CPU quotas" if real["slowed_by"] == "quota" else "busy neighbours"
-    place = "pinned" if real["ranks"] <= real["cores"] else f"on {real['cores']} cores together"
+    shared = f"on {real['cores']} cores together, none with more than {real.get('core_part', 1):.2f} of a core"
+    place = "pinned" if real["ranks"] <= real["cores"] else shared
     yield (
         f"REAL: {real['ranks']} ranks, {place}, made unequal by {way}; a GPT of {real['parameters']:,} parameters, global batch "
         f"{real['batch']}, {real['rounds']} rounds in turn"
@@ -142,7 +151,8 @@ def _rows(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         used = " ".join(f"{100 * one:3.0f}%" for one in row["utilisation"])
         imbalance = "-" if row["policy"] == "single" else f"{100 * row['imbalance']:.0f}%"
         name = NAMES.get(row["policy"], row["policy"])
-        yield f"    {name:12}{row['samples_per_second']:10.1f}{row['of_bound']:10.3f}{imbalance:>11}  {used}"
+        splits = f"  splits {row['of_splits']:.3f}" if "of_splits" in row else ""
+        yield f"    {name:12}{row['samples_per_second']:10.1f}{row['of_bound']:10.3f}{imbalance:>11}  {used}{splits}"
 
 
 def csv_text(report: dict[str, Any]) -> str:
@@ -150,7 +160,7 @@ def csv_text(report: dict[str, Any]) -> str:
     out = io.StringIO()
     writer = csv.DictWriter(out, FIELDS, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
-    for kind in ("rows", "changes", "noise"):
+    for kind in ("rows", "courses", "changes", "noise"):
         for part, row in part_rows(report, kind):
             writer.writerow({"part": part, **{name: _cell(value) for name, value in row.items()}})
     return out.getvalue()

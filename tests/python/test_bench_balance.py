@@ -13,6 +13,8 @@ import textwrap
 import pytest
 
 from evenstep import bench_balance, bench_balance_report
+from evenstep import bench_balance_courses as courses
+from evenstep.bench_modes import Turn
 from evenstep.bench_slowing import Neighbours, Quota, own_group
 
 POLICIES = ["equal", "auto"]
@@ -52,7 +54,12 @@ def test_real_ranks_are_slowed_trained_and_compared(bench, tmp_path):
     (change,) = real["changes"]
     assert change["policy"] == "auto" and len(change["efficiency"]) == len(change["shares"])
     lines = list(csv.DictReader((tmp_path / "figures.csv").open()))
-    assert [line["policy"] for line in lines] == [row["policy"] for row in (*real["rows"], change)]
+    assert [line["policy"] for line in lines] == [row["policy"] for row in (*real["rows"], *real["courses"], change)]
+    assert [row["course"] for row in real["courses"]] == ["drifting"] * 2 + ["bursty"] * 2
+    for row in real["courses"]:
+        assert row["samples_per_second"] > 0 and row["of_bound"] > 0 and 0 < row["of_splits"] <= 1.0001
+        assert all(sum(shares) == 16 for shares in row["shares"]) and len(row["shares"]) == 16
+    assert "the last rank's speed does not stay" in done.stdout
     assert lines[0]["part"] == "real" and len(lines[0]["utilisation"].split()) == 2
     page = (tmp_path / "drawn" / "balance.html").read_text()
     assert '"evenstep-bench-balance-1"' in page and "Chart.draw" in page
@@ -104,6 +111,8 @@ def test_simulated_ranks_say_so_and_reach_their_aims(bench):
         (["-n", "1"], "-n 1 is no number of ranks from 2"),
         (["--only", "half"], "--only half"),
         (["--slow-by", "sleep"], "--slow-by sleep"),
+        (["--courses", "drifting,burst"], '"burst" in --courses is no course'),
+        (["--courses", ""], '"" in --courses is no course'),
         (["--batch", "2", "-n", "3"], "less than a sample for each rank"),
         (["--seconds", "nan"], "--seconds"),
         (["more"], "evenstep bench balance"),
@@ -116,6 +125,29 @@ def test_wrong_words(bench, words, said):
 
 
 # ---- the parts ----
+
+
+def test_speeds_that_do_not_stay_and_their_bound():
+    drift = courses.parts_of("drifting", 61)
+    assert (
+        drift[0] == 1.0
+        and drift[-1] == 0.25
+        and drift[20] == pytest.approx(0.5)
+        and sorted(drift, reverse=True) == drift
+    )
+    assert set(courses.parts_of("drifting", 61, whole=True)) == {1.0, 1 / 2, 1 / 3, 1 / 4}
+    bursts = courses.parts_of("bursty", 400)
+    ends = [step for step in range(1, 400) if bursts[step] != bursts[step - 1]]
+    assert set(bursts) == {1.0, courses.BURST} and all(10 <= b - a <= 40 for a, b in zip([0, *ends], ends))
+    levels, measured = [0.25, 0.5, 1.0], [[(0.0, 1.0), (4.0, 4.0)], [(0.0, 1.0), (2.0, 2.0)], [(0.0, 1.0), (1.0, 1.0)]]
+    for part in (0.1, 0.25, 0.3, 0.5, 0.7, 1.0):
+        (_, same), (start, slope) = courses.lines_at(part, levels, measured)
+        assert same == 1.0 and start == slope == pytest.approx(1 / max(part, 0.25))
+    lines = [[(0.0, 1.0), (0.0, 1.0)], [(0.0, 1.0), (0.0, 4.0)]]  # best: 5:5 in 5 s, 8:2 in 8 s
+    turn = Turn([6.0, 30.0], [[5, 5], [5, 5]], [[5.0, 5.0], [5.0, 20.0]])
+    row = courses.row_of("drifting", "auto", [turn], lines, 10)
+    assert row["of_bound"] == pytest.approx(13 / 36) and row["of_splits"] == pytest.approx(13 / 25)
+    assert row["utilisation"] == pytest.approx([5 / 18, 12.5 / 18]) and row["imbalance"] == pytest.approx(0.3)
 
 
 def test_steps_until_a_split_is_good_again():
