@@ -1,6 +1,7 @@
 /* evenstep agent: one host's part of a job of several. `evenstep run --hosts` starts it, over ssh. */
 #include "base/fail.h"
 #include "cli/command.h"
+#include "cli/job.h"
 #include "orchestrator/hosts.h"
 #include "os/signals.h"
 
@@ -35,6 +36,7 @@ static even_status read_invitation(char *line, size_t room) {
 
 int even_cli_agent(int argc, char **argv) {
   static char line[MOST_LINE];
+  struct even_estate *estate = NULL;
   int operand = 0;
   int code = 0;
   bool met = false;
@@ -46,8 +48,11 @@ int even_cli_agent(int argc, char **argv) {
     status = read_invitation(line, sizeof line);
   }
   if (status == EVEN_OK) {
-    status = even_hosts_serve(line, &met, &code);
+    status = even_hosts_serve(line, &met, &estate, &code);
   }
   explicit_bzero(line, sizeof line); /* the key */
+  if (estate != NULL) {
+    return even_job_succeed(estate);
+  }
   return status == EVEN_OK ? code : even_cli_fail_of(status);
 }

@@ -4,6 +4,7 @@
 #include "cli/units.h"
 #include "device/cpu/simd.h"
 #include "device/host.h"
+#include "orchestrator/voter.h"
 #include "os/clock.h"
 #include "os/features.h"
 #include "os/file.h"
@@ -218,6 +219,7 @@ void even_doctor_libraries(even_doctor *doctor) {
       "mpirun and this does not");
   unsigned hwloc = hwloc_get_api_version();
   even_doctor_add(doctor, "built with", EVEN_DOCTOR_OK, NULL, NULL,
-                  "hwloc (interface %u.%u), SQLite %s, libmicrohttpd %s, jansson %s, %s", hwloc >> 16,
-                  hwloc >> 8 & 0xff, sqlite3_libversion(), MHD_get_version(), JANSSON_VERSION, even_tls_library());
+                  "hwloc (interface %u.%u), SQLite %s, libmicrohttpd %s, jansson %s, %s, %s", hwloc >> 16,
+                  hwloc >> 8 & 0xff, sqlite3_libversion(), MHD_get_version(), JANSSON_VERSION, even_tls_library(),
+                  even_voter_library());
 }

@@ -126,6 +126,7 @@ static even_status run(running_job *job, int *exit_code) {
                                     .checkpoint_folder = job->setup.checkpoint_folder.data,
                                     .resume = job->options->resume,
                                     .hosts = job->setup.hosts,
+                                    .estate = job->options->estate,
                                     .shown = job->setup.shown,
                                     .observer = {.context = job,
                                                  .attempt = on_attempt,

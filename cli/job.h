@@ -42,6 +42,7 @@ typedef struct even_job_options {
   const char *address;                  /* NULL: any of this host's */
   const char *rendezvous;               /* --rendezvous; NULL: the working folder */
   const struct even_launched *launched; /* with --hosts auto: which of the hosts this is; else NULL */
+  struct even_estate *estate;           /* of the leader whose job this is; NULL: a new one. Not of the command line */
   const char *python;
   bool module;    /* -m: the operand is a module */
   bool no_python; /* the operand is a program */
@@ -64,5 +65,9 @@ size_t even_job_options_declare_some(even_job_options *options, const char *cons
 int even_job_start(const even_job_options *options, char *const *environment, size_t count, char **words);
 /* The same for a process of --hosts auto that does not lead: does its part of the job, and returns its exit code. */
 int even_job_follow(const even_job_options *options, size_t count, char **words);
+
+/* In an agent whose host leads a job from now on (orchestrator/estate.h): goes on with that job, and returns its exit
+ * code. Takes `estate`. */
+int even_job_succeed(struct even_estate *estate);
 
 #endif

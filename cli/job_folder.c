@@ -124,6 +124,20 @@ static even_status lock(even_job_setup *setup) {
   return EVEN_OK;
 }
 
+/* That of the leader that is gone, where this host has its logs; one that sees the same folder, and still lives (it may
+ * be cut off), keeps it: then NAME.1. */
+static even_status share_folder(const even_job_options *options, even_job_setup *setup) {
+  for (int number = 0;; number++) {
+    EVEN_TRY(set_path(setup, options, number));
+    EVEN_TRY(even_folder_make(setup->run_folder.data));
+    even_status status = lock(setup);
+    if (status != EVEN_ERR_IN_USE) {
+      return status;
+    }
+    even_error_clear();
+  }
+}
+
 static even_status open_folder(const even_job_options *options, const char *script, even_job_setup *setup) {
   EVEN_TRY(even_folder_make(options->runs_folder));
   if (options->name == NULL) {
@@ -133,6 +147,9 @@ static even_status open_folder(const even_job_options *options, const char *scri
   even_text_add(&setup->run_name, options->name);
   EVEN_TRY(even_text_status(&setup->run_name));
   EVEN_TRY(set_path(setup, options, 0));
+  if (options->estate != NULL) {
+    return share_folder(options, setup);
+  }
   if (even_path_exists(setup->run_folder.data)) {
     EVEN_TRY(lock(setup));
     if (options->resume != NULL) {

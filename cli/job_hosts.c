@@ -200,7 +200,8 @@ static even_status reach(const even_job_options *options, const even_host_wish *
                                     .folder = way->folder.data,
                                     .script = is_file ? script : NULL,
                                     .python = options->no_python ? NULL : setup->python.data,
-                                    .patience_seconds = PATIENCE_SECONDS};
+                                    .patience_seconds = PATIENCE_SECONDS,
+                                    .estate = options->estate};
   return even_hosts_open(&params, &setup->hosts);
 }
 

@@ -54,6 +54,7 @@ need libsqlite3-dev "keeps a run's history" have_header sqlite3
 need libmicrohttpd-dev "serves the page" have_header libmicrohttpd
 need libjansson-dev "reads JSON" have_header jansson
 need libssl-dev "TLS between hosts" have_header openssl
+need libraft-dev "keeps who leads, on several hosts" have_header raft
 need python3 "Python 3.11 or newer" command -v "$python"
 if command -v "$python" > /dev/null; then
   need python3-venv "virtual environments" python_can 'import venv, ensurepip'

@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "checkpoint/reader.h"
+#include "orchestrator/estate.h"
 #include "orchestrator/hangs.h"
 #include "orchestrator/job.h"
 #include "orchestrator/remote.h"
@@ -358,10 +359,23 @@ static even_status make_room(even_job *job) {
   return status;
 }
 
+/* With another leader's job, as after any failure of a host. */
+static even_status go_on(even_job *job) {
+  EVEN_TRY(even_estate_take(job->params->estate, job));
+  EVEN_TRY(find_resume(job, true));
+  even_job_notice(job, "this host leads now (generation %llu): restart %d of %d from %s",
+                  (unsigned long long)job->params->estate->generation, job->attempt, job->params->max_restarts,
+                  job->resume.length > 0 ? job->resume.data : "the beginning: there is no whole checkpoint of it");
+  return EVEN_OK;
+}
+
 /* Of one that serves another the leader says both. */
 static even_status find_beginning(even_job *job) {
   if (job->follower != NULL) {
     return EVEN_OK;
+  }
+  if (job->params->estate != NULL) {
+    return go_on(job);
   }
   EVEN_TRY(even_random_hex(job->id, 32));
   EVEN_TRY(find_foreign(job));

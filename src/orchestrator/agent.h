@@ -78,7 +78,8 @@ typedef struct even_agent_params {
   /* The other hosts of the job, in order (hosts.h); their devices follow this host's in `devices`. NULL: there are
    * none. Not with `shrink`. */
   struct even_hosts *hosts;
-  const bool *shown; /* of hosts: whose lines the observer wants, a rank each; NULL: all */
+  struct even_estate *estate; /* of the leader whose job this one goes on with (estate.h); NULL: it is a new one */
+  const bool *shown;          /* of hosts: whose lines the observer wants, a rank each; NULL: all */
   even_agent_observer observer;
 } even_agent_params;
 

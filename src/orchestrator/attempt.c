@@ -385,6 +385,7 @@ even_status even_job_start_rank(even_job *job, size_t index) {
       .local = (int)job->local,
       .group = job->group,
       .groups = job->groups,
+      .era = job->era,
       .master_address = job->master_address,
       .interface = job->interface,
       .master_port = job->master_port,

@@ -147,10 +147,10 @@ static even_status set_interface(even_environment *environment, const even_rank_
 /* Each host's processes can be told from those of the same job on another, also where one machine plays several. */
 static even_status set_agent(even_environment *environment, const even_rank_place *place) {
   char mark[64];
-  if (place->groups < 2) {
+  if (place->groups < 2 && place->era == 0) {
     return EVEN_OK;
   }
-  (void)snprintf(mark, sizeof mark, "%s-%d", place->job, place->group);
+  (void)snprintf(mark, sizeof mark, "%s-%d", place->job, place->group + place->era * EVEN_ERA_GROUPS);
   return even_environment_set(environment, "EVENSTEP_AGENT", mark);
 }
 

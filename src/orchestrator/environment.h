@@ -13,6 +13,9 @@ typedef struct even_environment {
   size_t count;
 } even_environment;
 
+/* Numbers of agents in EVENSTEP_AGENT, for each leader of a job. */
+enum { EVEN_ERA_GROUPS = 1000 };
+
 typedef struct even_rank_place {
   int rank;
   const even_device_list *devices; /* of all ranks; their number, without spares, is the world's size */
@@ -22,6 +25,7 @@ typedef struct even_rank_place {
   int local;                  /* and how many there are; 0: all ranks are here */
   int group;                  /* number of this host, */
   int groups;                 /* and how many there are; 0: one */
+  int era;                    /* of the leader: EVENSTEP_AGENT tells its ranks from those that an earlier one had */
   const char *master_address; /* NULL: 127.0.0.1 */
   const char *interface;      /* over which hosts reach one another; NULL, "": not known */
   int master_port;

@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "base/json_reader.h"
 #include "base/json_writer.h"
+#include "orchestrator/candidate.h"
 #include "orchestrator/hangs.h"
 #include "orchestrator/host_agent.h"
 #include "orchestrator/invitation.h"
@@ -23,6 +24,7 @@ enum { TURN_MS = 100, RECORDS = 512, MOST_TAIL = 32000 };
 struct even_follower {
   even_link link;
   even_loop loop;
+  even_candidate candidate;
   int host; /* its number among the job's */
   bool gone;
   bool ended;   /* the leader said so */
@@ -69,6 +71,8 @@ static void greet(even_follower *follower) {
   even_json_integer(&json, "protocol", EVEN_MESSAGE_PROTOCOL);
   even_json_integer(&json, "record_bytes", (int64_t)sizeof(even_record));
   even_json_integer(&json, "host", follower->host);
+  even_json_unsigned(&json, "member", follower->candidate.self);
+  even_json_integer(&json, "voter_port", follower->candidate.port);
   even_json_object_end(&json);
   tell(follower, EVEN_MESSAGE_GREET, &text, NULL, 0);
 }
@@ -202,7 +206,7 @@ static void on_tick(void *context) {
   even_follower *follower = context;
   forward_records(follower);
   even_link_tick(&follower->link, follower->open && follower->job.alive > 0);
-  if (follower->gone) {
+  if (follower->gone || even_candidate_superseded(&follower->candidate)) {
     end_without_leader(follower);
   }
 }
@@ -214,6 +218,8 @@ static even_status check(even_follower *follower, const json_t *content) {
   const char *folder = json_string_value(json_object_get(content, "folder"));
   const char *script = json_string_value(json_object_get(content, "script"));
   json_int_t ranks = json_integer_value(json_object_get(content, "ranks"));
+  const json_t *number = json_object_get(content, "host");
+  follower->host = json_is_integer(number) ? (int)json_integer_value(number) : follower->host;
   if (folder == NULL || folder[0] != '/' || ranks < 0 || ranks > EVEN_TELEMETRY_MOST_RANKS) {
     return even_fail(EVEN_ERR_INPUT, "the leader asks for nothing that can be checked");
   }
@@ -252,6 +258,7 @@ static even_status take_start(even_follower *follower, const even_message *messa
     return even_fail(EVEN_ERR_INPUT, "an attempt of %d ranks as host %d, where %zu devices as host %d were offered",
                      follower->start.count, follower->start.group, follower->own.count, follower->host);
   }
+  even_candidate_settle(&follower->candidate);
   follower->asked = true;
   follower->recalled = 0;
   return EVEN_OK;
@@ -292,6 +299,12 @@ static even_status on_message(void *context, even_link *link, const even_message
   even_follower *follower = context;
   json_t *content = NULL;
   (void)link;
+  if (even_candidate_superseded(&follower->candidate)) {
+    return even_fail(EVEN_ERR_PEER_LOST, "another host leads this job by now");
+  }
+  if (message->kind == EVEN_MESSAGE_MEMBERS || message->kind == EVEN_MESSAGE_ESTATE) {
+    return even_candidate_take(&follower->candidate, message);
+  }
   if (message->kind == EVEN_MESSAGE_START) {
     return take_start(follower, message);
   }
@@ -394,6 +407,7 @@ static even_status open_job(even_follower *follower) {
                              .local = (size_t)start->count,
                              .group = start->group,
                              .groups = start->groups,
+                             .era = start->era,
                              .follower = follower,
                              .loop = {.fd = -1},
                              .signals = {.fd = -1},
@@ -496,22 +510,61 @@ static even_status turn(even_follower *follower) {
   return EVEN_OK;
 }
 
-static even_status serve(even_follower *follower, const char *line, bool *met) {
+static void close_job(even_follower *follower) {
+  if (follower->open) {
+    even_job_close(&follower->job);
+  }
+  follower->open = false;
+  even_telemetry_reader_close(follower->reader);
+  follower->reader = NULL;
+  even_pipe_close(follower->telemetry_fd);
+  follower->telemetry_fd = -1;
+  even_free(follower->world.items);
+  follower->world = (even_device_list){NULL, 0};
+}
+
+/* The leader is gone, or is none any more: nothing of its attempt is left here. */
+static even_status find_next(even_follower *follower, const even_link_calls *calls, even_candidate_turn *turn) {
+  even_link_close(&follower->link);
+  close_job(follower);
+  EVEN_TRY(even_candidate_await(&follower->candidate, &follower->loop, calls, &follower->link, turn));
+  follower->gone = *turn != EVEN_CANDIDATE_SERVE;
+  return EVEN_OK;
+}
+
+static even_status serve_leaders(even_follower *follower, const even_link_calls *calls, bool *leads) {
+  while (!follower->ended && !follower->refused) {
+    even_candidate_turn next = EVEN_CANDIDATE_SERVE;
+    EVEN_TRY(turn(follower));
+    if (follower->asked) {
+      run_attempt(follower);
+    }
+    if (!follower->ended && (follower->gone || even_candidate_superseded(&follower->candidate))) {
+      EVEN_TRY(find_next(follower, calls, &next));
+    }
+    *leads = next == EVEN_CANDIDATE_LEAD;
+    if (next != EVEN_CANDIDATE_SERVE) {
+      break;
+    }
+  }
+  return EVEN_OK;
+}
+
+static even_status serve(even_follower *follower, const char *line, bool *met, even_estate **estate) {
+  bool leads = false;
   const even_link_calls calls = {.context = follower, .ready = on_ready, .message = on_message, .ended = on_ended};
   EVEN_TRY(even_loop_open(&follower->loop));
   EVEN_TRY(even_invitation_accept(line, &follower->loop, &calls, &follower->link, &follower->host));
   *met = true;
   follower->gone = false; /* connections that came to nothing were */
-  while (!follower->ended && !follower->gone && !follower->refused) {
-    EVEN_TRY(turn(follower));
-    if (follower->asked) {
-      run_attempt(follower);
-    }
+  EVEN_TRY(serve_leaders(follower, &calls, &leads));
+  if (leads) {
+    return even_candidate_inherit(&follower->candidate, estate);
   }
   return follower->ended ? EVEN_OK : even_error_restore(&follower->why);
 }
 
-even_status even_hosts_serve(const char *invitation, bool *met, int *exit_code) {
+even_status even_hosts_serve(const char *invitation, bool *met, even_estate **estate, int *exit_code) {
   even_follower *follower = NULL;
   struct sigaction pipe_before;
   *met = false;
@@ -524,18 +577,19 @@ even_status even_hosts_serve(const char *invitation, bool *met, int *exit_code) 
   follower->link.fd = -1;
   follower->loop.fd = -1;
   follower->telemetry_fd = -1;
-  even_status status = serve(follower, invitation, met);
+  follower->candidate.listener = -1;
+  if (estate != NULL) {
+    *estate = NULL;
+    even_candidate_open(&follower->candidate, invitation);
+  }
+  even_status status = serve(follower, invitation, met, estate);
   const even_error kept = *even_error_last();
   even_link_close(&follower->link);
-  if (follower->open) {
-    even_job_close(&follower->job);
-  }
-  even_telemetry_reader_close(follower->reader);
-  even_pipe_close(follower->telemetry_fd);
+  close_job(follower);
+  even_candidate_close(&follower->candidate);
   even_loop_close(&follower->loop);
   even_remote_start_free(&follower->start);
   even_device_list_free(&follower->own);
-  even_free(follower->world.items);
   even_signals_pipe_restore(&pipe_before);
   even_free(follower);
   *exit_code = status == EVEN_OK ? 0 : even_status_exit_code(status);

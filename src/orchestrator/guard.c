@@ -2,6 +2,7 @@
  * killed; what the ranks of an attempt leave running is swept away. */
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "orchestrator/environment.h"
 #include "orchestrator/job.h"
 #include "os/sweep.h"
 
@@ -11,8 +12,8 @@
 
 /* Of several hosts, each clears up its own: one machine may play several. */
 static void write_mark(const even_job *job, char mark[EVEN_SWEEP_MARK]) {
-  if (job->groups > 1) {
-    (void)snprintf(mark, EVEN_SWEEP_MARK, "EVENSTEP_AGENT=%s-%d", job->id, job->group);
+  if (job->groups > 1 || job->era > 0) {
+    (void)snprintf(mark, EVEN_SWEEP_MARK, "EVENSTEP_AGENT=%s-%d", job->id, job->group + job->era * EVEN_ERA_GROUPS);
   } else {
     (void)snprintf(mark, EVEN_SWEEP_MARK, "EVENSTEP_JOB=%s", job->id);
   }

@@ -30,6 +30,9 @@ typedef struct even_host_agent {
   bool lost;
   char lost_words[320]; /* why */
   bool busy;            /* it has a part in the attempt that has not settled */
+  uint64_t member;      /* its number among the voters' group, 0: it is none of it (yet) */
+  int voter_port;       /* where it listens for the others of the group */
+  bool joins;           /* it becomes a member now */
 } even_host_agent;
 
 /* A connection of somebody who has not said who it is. */
@@ -54,8 +57,16 @@ struct even_hosts {
   even_link *gone; /* closed, to be freed once no call of the loop can be at work in them */
   json_t *facts;   /* this host's */
   struct sigaction pipe_before;
-  bool announced;            /* the file in which agents find this one is there */
-  bool without_key;          /* somebody came who does not have the key */
+  bool announced;           /* the file in which agents find this one is there */
+  bool without_key;         /* somebody came who does not have the key */
+  struct even_voter *voter; /* this host's, succession.c; NULL: nobody takes this one's place */
+  uint64_t self;            /* its number in the group */
+  int voter_port;
+  uint64_t generation;       /* in which this one leads */
+  uint64_t next_member;      /* number of an agent that joins */
+  bool voters_apart;         /* they do not reach one another, and nobody was told yet */
+  bool cut_off;              /* from the majority: the ranks were ended for that */
+  bool gathering;            /* whoever comes is waited for, and nobody missed */
   even_error failure;        /* what ends the opening; EVEN_OK: nothing */
   struct even_job *job;      /* while it runs */
   even_loop_watch job_watch; /* of `loop`, in the job's */
@@ -65,6 +76,8 @@ struct even_hosts {
 /* ---- hosts_open.c ---- */
 /* Waits until all agents fit that were launched and are not lost: one that fitted may be lost meanwhile. */
 even_status even_hosts_await(even_hosts *hosts) EVEN_MUST_USE;
+/* Asks an agent what its host has. */
+even_status even_hosts_ask_facts(even_host_agent *agent) EVEN_MUST_USE;
 /* Signs of life, ends of connections. */
 void even_hosts_tick(even_hosts *hosts);
 /* Closes a link, and frees it with the next tick. */

@@ -36,6 +36,7 @@ typedef struct even_hosts_params {
   const char *script;          /* compared with its folder's *.py; NULL: those of the working folder */
   const char *python;          /* compared with its packages; NULL: the ranks are no Python */
   double patience_seconds;     /* for all to be there */
+  struct even_estate *estate;  /* of the leader whose place this one takes: agents come by themselves; NULL: none */
   void *context;
   void (*notice)(void *context, const char *text); /* a line for the user; may be NULL */
 } even_hosts_params;
@@ -54,8 +55,11 @@ const char *even_hosts_name(const even_hosts *hosts, size_t host);
 const even_device_list *even_hosts_devices(const even_hosts *hosts, size_t host);
 
 /* `evenstep agent`: serves the leader that `invitation` (one line of JSON) names until that has ended the job, or is
- * gone: then ends its ranks. *met: the leader was reached. *exit_code: 0 where the job was ended by the leader,
- * whatever became of it. Main thread, signals blocked (even_signals_block). */
-even_status even_hosts_serve(const char *invitation, bool *met, int *exit_code) EVEN_MUST_USE;
+ * gone: then ends its ranks. Where another host takes that leader's place, it serves that one; where this one does,
+ * *estate is what it needs for that (estate.h), else NULL; `estate` NULL: this one is no candidate. *met: the leader
+ * was reached. *exit_code: 0 where the job was ended by the leader, whatever became of it. Main thread, signals blocked
+ * (even_signals_block). */
+even_status even_hosts_serve(const char *invitation, bool *met, struct even_estate **estate,
+                             int *exit_code) EVEN_MUST_USE;
 
 #endif

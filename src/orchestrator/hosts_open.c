@@ -6,6 +6,7 @@
 #include "base/stop.h"
 #include "orchestrator/host_agent.h"
 #include "orchestrator/job.h"
+#include "orchestrator/succession.h"
 #include "os/clock.h"
 #include "os/host.h"
 #include "os/listener.h"
@@ -89,7 +90,7 @@ static even_status check_version(const json_t *greeting, const even_host_agent *
   return even_error_fix("install one version on all hosts; %s is what runs there", agent->hosts->params.program);
 }
 
-static even_status ask_facts(even_host_agent *agent) {
+even_status even_hosts_ask_facts(even_host_agent *agent) {
   const even_hosts_params *params = &agent->hosts->params;
   even_text text = EVEN_TEXT_EMPTY;
   even_json json = even_json_begin(&text, 0);
@@ -98,12 +99,24 @@ static even_status ask_facts(even_host_agent *agent) {
   even_json_string(&json, "script", params->script);
   even_json_string(&json, "python", params->python);
   even_json_integer(&json, "ranks", agent->wish);
+  even_json_integer(&json, "host", (int64_t)agent->index);
   even_json_object_end(&json);
   return even_link_send_text(agent->link, EVEN_MESSAGE_CHECK, &text, NULL, 0);
 }
 
+/* Who served another leader before has the number that it had in the voters' group. */
+static json_int_t index_of(const even_hosts *hosts, const json_t *greeting) {
+  json_int_t member = json_integer_value(json_object_get(greeting, "member"));
+  for (size_t i = 1; hosts->gathering && i < hosts->count; i++) {
+    if ((json_int_t)hosts->agents[i].member == member) {
+      return (json_int_t)i;
+    }
+  }
+  return hosts->gathering ? -1 : json_integer_value(json_object_get(greeting, "host"));
+}
+
 static even_status take_greeting(even_hosts *hosts, even_link *link, const json_t *greeting) {
-  json_int_t index = json_integer_value(json_object_get(greeting, "host"));
+  json_int_t index = index_of(hosts, greeting);
   if (index < 1 || index >= (json_int_t)hosts->count || hosts->agents[index].link != NULL ||
       hosts->agents[index].lost) {
     return even_fail(EVEN_ERR_INPUT, "%s says that it is host %lld, which is none that is waited for", link->peer,
@@ -119,7 +132,8 @@ static even_status take_greeting(even_hosts *hosts, even_link *link, const json_
   }
   place_of(hosts, link)->link = NULL;
   agent->link = link;
-  return ask_facts(agent);
+  agent->voter_port = (int)json_integer_value(json_object_get(greeting, "voter_port"));
+  return hosts->gathering ? EVEN_OK : even_hosts_ask_facts(agent);
 }
 
 static even_status take_facts(even_host_agent *agent, const json_t *facts) {
@@ -196,9 +210,9 @@ static void on_ended(void *context, even_link *link) {
     const even_error *why = even_link_why(link);
     (void)snprintf(agent->lost_words, sizeof agent->lost_words, "%.300s", why->what);
     bool begun = agent->fits && hosts->job != NULL;
-    agent->lost = true;
+    agent->lost = !hosts->gathering;
     agent->fits = false;
-    if (!begun) {
+    if (!begun && !hosts->gathering) {
       (void)even_fail(EVEN_ERR_PEER_LOST, "host %s: %.400s", agent->name, why->what);
       fail_opening(hosts);
     }
@@ -337,6 +351,8 @@ even_status even_hosts_await(even_hosts *hosts) {
 static even_status make_key(even_hosts *hosts) {
   if (hosts->params.key != NULL) {
     (void)snprintf(hosts->key_digits, sizeof hosts->key_digits, "%s", hosts->params.key);
+  } else if (hosts->params.estate != NULL) {
+    memcpy(hosts->key_digits, hosts->params.estate->key_digits, sizeof hosts->key_digits);
   } else {
     EVEN_TRY(even_random_hex(hosts->key_digits, 2 * EVEN_TLS_KEY_BYTES));
   }
@@ -377,6 +393,9 @@ static even_status open_all(even_hosts *hosts) {
   hosts->port = hosts->params.port;
   EVEN_TRY(even_listener_open(where, &hosts->port, &hosts->listener));
   EVEN_TRY(watch_listener(hosts));
+  if (hosts->params.estate != NULL) {
+    return even_succession_take(hosts);
+  }
   EVEN_TRY(even_hosts_announce(hosts));
   for (size_t i = 1; i < hosts->count; i++) {
     EVEN_TRY(even_host_agent_launch(&hosts->agents[i]));
@@ -385,7 +404,7 @@ static even_status open_all(even_hosts *hosts) {
   if (!hosts->params.returns) {
     even_hosts_unannounce(hosts);
   }
-  return EVEN_OK;
+  return even_succession_open(hosts);
 }
 
 even_status even_hosts_open(const even_hosts_params *params, even_hosts **out) {
@@ -471,6 +490,7 @@ void even_hosts_close(even_hosts *hosts) {
   }
   even_free(hosts->strangers);
   free_gone(hosts);
+  even_succession_close(hosts);
   even_loop_remove(&hosts->loop, &hosts->listener_watch);
   even_pipe_close(hosts->listener);
   even_loop_close(&hosts->loop);

@@ -62,6 +62,7 @@ typedef struct even_job {
   size_t local;
   int group;
   int groups;
+  int era; /* how often another host has taken the leader's place */
   char master_address[64];
   int master_port;
   char interface[32];             /* over which hosts reach one another, "" where not known */

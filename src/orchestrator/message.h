@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 /* Raised with every change of what follows; agents of two numbers do not work together. */
-#define EVEN_MESSAGE_PROTOCOL 1
+#define EVEN_MESSAGE_PROTOCOL 2
 
 /* X(name, number, most bytes of JSON, most bytes of data) */
 #define EVEN_MESSAGE_LIST(X)                                                                     \
@@ -33,7 +33,11 @@
   X(BEAT, 15, 0, 64)          /* either way: I live; clocks */                                   \
   X(END, 16, 64, 0)           /* to a host, the last: the job has ended */                       \
   X(FAILED, 17, 4096, 0)      /* to the leader: the host could not do its part of the attempt */ \
-  X(HANG, 18, 2048, 0)        /* to the leader: a rank hangs, or goes on: for the history */
+  X(HANG, 18, 2048, 0)        /* to the leader: a rank hangs, or goes on: for the history */     \
+  X(MEMBER, 30, 0, 64)        /* between voters: who I am, and who leads, as far as I know */    \
+  X(RAFT, 31, 0, 1 << 20)     /* between voters: the log of who leads */                         \
+  X(MEMBERS, 32, 1 << 18, 0)  /* to a host: who the members are, voters or not, and where */     \
+  X(ESTATE, 33, 4 << 20, 0)   /* to a host: what it needs to take the leader's place */
 
 typedef enum even_message_kind {
 #define EVEN_MESSAGE_ENUM(name, number, json, data) EVEN_MESSAGE_##name = (number),

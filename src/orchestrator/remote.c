@@ -8,6 +8,7 @@
 #include "base/json_writer.h"
 #include "orchestrator/host_agent.h"
 #include "orchestrator/remote_start.h"
+#include "orchestrator/succession.h"
 #include "os/clock.h"
 #include "os/socket.h"
 
@@ -133,6 +134,7 @@ static even_status launch_lost(even_job *job, bool *any) {
     even_host_agent *agent = &hosts->agents[i];
     if (agent->lost) {
       even_host_agent_drop(agent);
+      agent->member = 0; /* the next one is another member */
       EVEN_TRY(even_host_agent_launch(agent));
       even_job_notice(job, "host %s: its agent is %s again", agent->name,
                       job->hosts->params.shell == NULL ? "waited for" : "started");
@@ -161,11 +163,23 @@ static even_status revive(even_job *job) {
   return EVEN_OK;
 }
 
+/* A leader that reaches few of the hosts waits, whatever else it could do. */
+static even_status reach_all(even_job *job) {
+  even_status status = EVEN_OK;
+  do {
+    EVEN_TRY(even_succession_await(job));
+    status = revive(job);
+  } while (status != EVEN_OK && status != EVEN_ERR_INTERRUPTED && even_succession_is_cut(job->hosts));
+  return status;
+}
+
 even_status even_job_hosts_begin(even_job *job) {
   if (job->hosts == NULL) {
     return EVEN_OK;
   }
-  EVEN_TRY(revive(job));
+  EVEN_TRY(reach_all(job));
+  EVEN_TRY(even_succession_join(job->hosts));
+  EVEN_TRY(even_succession_bequeath(job));
   choose_address(job);
   for (size_t i = 1; i < job->hosts->count; i++) {
     even_host_agent *agent = &job->hosts->agents[i];
@@ -203,6 +217,7 @@ void even_job_hosts_signal(even_job *job, int number, bool groups, bool ends) {
 void even_job_hosts_tick(even_job *job) {
   if (job->hosts != NULL) {
     even_hosts_tick(job->hosts);
+    even_succession_check(job);
   }
 }
 

@@ -83,6 +83,7 @@ void even_remote_start_write(const even_job *job, size_t group, size_t first, si
   even_json_integer(&json, "count", (int64_t)count);
   even_json_integer(&json, "group", (int64_t)group);
   even_json_integer(&json, "groups", job->groups);
+  even_json_integer(&json, "era", job->era);
   add_words(&json, "command", params->command);
   add_environment(&json, job);
   add_ranks(&json, job, first, count);
@@ -189,6 +190,7 @@ static even_status read_all(const json_t *object, even_remote_start *out) {
   EVEN_TRY(read_integer(object, "count", 1, out->world - out->first, &out->count));
   EVEN_TRY(read_integer(object, "groups", 1, MOST, &out->groups));
   EVEN_TRY(read_integer(object, "group", 0, out->groups - 1, &out->group));
+  EVEN_TRY(read_integer(object, "era", 0, 1 << 20, &out->era));
   EVEN_TRY(read_words(object, "command", 1, &out->command));
   EVEN_TRY(read_words(object, "environment", 0, &out->environment));
   EVEN_TRY(read_path(object, "run_folder", true, &out->run_folder));

@@ -15,6 +15,7 @@ typedef struct even_remote_start {
   int count;
   int group; /* among the hosts */
   int groups;
+  int era;
   char **command;
   char **environment; /* also those of the leader's own variables that ranks everywhere get */
   char *run_folder;

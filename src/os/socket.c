@@ -47,7 +47,7 @@ static even_status await(int fd, const char *address, int port, int timeout_ms) 
   return error_number == 0 ? EVEN_OK : even_fail_errno(error_number, "%s, port %d, cannot be reached", address, port);
 }
 
-even_status even_socket_connect(const char *address, int port, int timeout_ms, int *fd) {
+even_status even_socket_connect_begin(const char *address, int port, int *fd) {
   struct sockaddr_in where;
   memset(&where, 0, sizeof where);
   where.sin_family = AF_INET;
@@ -60,13 +60,10 @@ even_status even_socket_connect(const char *address, int port, int timeout_ms, i
   if (made < 0) {
     return even_fail_errno(errno, "a socket could not be made");
   }
-  even_status status = EVEN_OK;
-  if (even_os.connect(made, (const struct sockaddr *)&where, sizeof where) != 0) {
-    status = errno == EINPROGRESS ? await(made, address, port, timeout_ms)
-                                  : even_fail_errno(errno, "%s, port %d, cannot be reached", address, port);
-  }
-  if (status == EVEN_OK) {
-    status = watch_over(made);
+  even_status status = watch_over(made);
+  if (status == EVEN_OK && even_os.connect(made, (const struct sockaddr *)&where, sizeof where) != 0 &&
+      errno != EINPROGRESS) {
+    status = even_fail_errno(errno, "%s, port %d, cannot be reached", address, port);
   }
   if (status != EVEN_OK) {
     (void)even_os.close(made);
@@ -74,6 +71,16 @@ even_status even_socket_connect(const char *address, int port, int timeout_ms, i
   }
   *fd = made;
   return EVEN_OK;
+}
+
+even_status even_socket_connect(const char *address, int port, int timeout_ms, int *fd) {
+  EVEN_TRY(even_socket_connect_begin(address, port, fd));
+  even_status status = await(*fd, address, port, timeout_ms);
+  if (status != EVEN_OK) {
+    (void)even_os.close(*fd);
+    *fd = -1;
+  }
+  return status;
 }
 
 even_status even_socket_accept(int listener, int *fd) {

@@ -15,6 +15,9 @@ enum { EVEN_SOCKET_SILENCE_MS = 4000 };
 /* Connects to an IPv4 address ("10.0.0.1"); *fd (close-on-exec, non-blocking) is the caller's, even_pipe_close closes
  * it. EVEN_ERR_TIMEOUT after `timeout_ms`. */
 even_status even_socket_connect(const char *address, int port, int timeout_ms, int *fd) EVEN_MUST_USE;
+/* The same without waiting: the connection is on its way when this returns; what is written meanwhile waits, and that
+ * it fails is told by reading. */
+even_status even_socket_connect_begin(const char *address, int port, int *fd) EVEN_MUST_USE;
 /* The next connection that waits at a listener (os/listener.h), as above; *fd -1: none does. */
 even_status even_socket_accept(int listener, int *fd) EVEN_MUST_USE;
 /* Writes what the kernel takes now and returns how much that is; *broken: the connection is, for *reason (an errno). */

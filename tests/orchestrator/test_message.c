@@ -77,7 +77,8 @@ static void what_is_too_long_is_not_sent(void **state) {
 static const char START[] =
     "{\"job\":\"abc\",\"attempt\":1,\"max_restarts\":3,\"master_address\":\"10.0.0.1\",\"master_port\":4711,\"world\":"
     "3,"
-    "\"first\":1,\"count\":2,\"group\":1,\"groups\":2,\"command\":[\"python3\",\"t.py\"],\"environment\":[\"A=b\"],"
+    "\"first\":1,\"count\":2,\"group\":1,\"groups\":2,\"era\":0,\"command\":[\"python3\",\"t.py\"],\"environment\":["
+    "\"A=b\"],"
     "\"quota\":[null,0.25],\"shown\":[true,false],\"run_folder\":\"/runs/a\",\"resume\":null,\"hang_seconds\":30,"
     "\"restart_hung\":false,\"unpinned\":true,\"telemetry\":true,\"calls\":false}";
 

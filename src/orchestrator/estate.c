@@ -1,0 +1,208 @@
+/* What is handed down. */
+#include "orchestrator/estate.h"
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "base/json_reader.h"
+#include "base/json_writer.h"
+#include "orchestrator/host_agent.h"
+#include "orchestrator/remote_start.h"
+#include "os/file.h"
+
+#include <string.h>
+
+enum { MOST_COMMAND = 1 << 22 };
+
+/* ---- writing ---- */
+
+/* The command as it was typed: what its options say to one host they say to another one, too. */
+static even_status add_arguments(even_json *json) {
+  even_text words = EVEN_TEXT_EMPTY;
+  even_status status = even_file_read("/proc/self/cmdline", MOST_COMMAND, &words);
+  even_json_array(json, "arguments");
+  for (size_t at = 0; status == EVEN_OK && at < words.length; at += strlen(words.data + at) + 1) {
+    even_json_string(json, NULL, words.data + at);
+  }
+  even_json_array_end(json);
+  even_text_free(&words);
+  return status;
+}
+
+static void add_environment(even_json *json) {
+  even_json_array(json, "environment");
+  for (size_t i = 0; environ[i] != NULL; i++) {
+    if (even_remote_passes_on(environ[i])) {
+      even_json_string(json, NULL, environ[i]);
+    }
+  }
+  even_json_array_end(json);
+}
+
+static void add_host(even_json *json, const char *name, uint64_t member, int ranks) {
+  even_json_object(json, NULL);
+  even_json_string(json, "name", name);
+  even_json_unsigned(json, "member", member);
+  even_json_integer(json, "ranks", ranks);
+  even_json_object_end(json);
+}
+
+even_status even_estate_write(const even_job *job, even_text *out) {
+  const even_hosts *hosts = job->hosts;
+  const even_agent_params *params = job->params;
+  const char *slash = strrchr(job->run_folder.data, '/');
+  even_json json = even_json_begin(out, 0);
+  even_json_object(&json, NULL);
+  if (hosts->params.estate == NULL) {
+    EVEN_TRY(add_arguments(&json));
+  } else {
+    char *arguments = json_dumps(json_object_get(hosts->params.estate->content, "arguments"), JSON_COMPACT);
+    even_json_raw(&json, "arguments", arguments == NULL ? "[]" : arguments);
+    free(arguments);
+  }
+  add_environment(&json);
+  even_json_array(&json, "hosts");
+  for (size_t i = 0; i < hosts->count; i++) {
+    if (i == 0 || hosts->agents[i].member != 0) {
+      add_host(&json, hosts->agents[i].name, i == 0 ? hosts->self : hosts->agents[i].member, hosts->agents[i].wish);
+    }
+  }
+  even_json_array_end(&json);
+  even_json_string(&json, "python", hosts->params.python);
+  even_json_string(&json, "run_name", slash == NULL ? job->run_folder.data : slash + 1);
+  even_json_string(&json, "run_folder", job->run_folder.data);
+  even_json_string(&json, "checkpoint_folder", params->checkpoint_folder);
+  even_json_string(&json, "job", job->id);
+  even_json_integer(&json, "attempt", job->attempt);
+  even_json_integer(&json, "era", job->era);
+  even_json_string(&json, "resume", job->resume.length > 0 ? job->resume.data : NULL);
+  even_json_string(&json, "foreign", even_text_string(&job->foreign));
+  even_json_string(&json, "lineage", even_text_string(&job->lineage));
+  even_json_string(&json, "began", even_text_string(&job->began));
+  even_json_object_end(&json);
+  return even_text_status(out);
+}
+
+/* ---- reading ---- */
+
+static bool is_whole(const json_t *content) {
+  static const char *const texts[] = {"run_name", "checkpoint_folder", "job", "foreign", "lineage", "began"};
+  static const char *const lists[] = {"arguments", "environment"};
+  size_t at = 0;
+  json_t *item = NULL;
+  for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+    if (!json_is_string(json_object_get(content, texts[i]))) {
+      return false;
+    }
+  }
+  for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
+    json_t *list = json_object_get(content, lists[i]);
+    if (!json_is_array(list)) {
+      return false;
+    }
+    json_array_foreach(list, at, item) {
+      if (!json_is_string(item)) {
+        return false;
+      }
+    }
+  }
+  json_array_foreach(json_object_get(content, "hosts"), at, item) {
+    if (!json_is_string(json_object_get(item, "name")) || json_integer_value(json_object_get(item, "member")) < 1) {
+      return false;
+    }
+  }
+  return json_array_size(json_object_get(content, "hosts")) > 0 &&
+         json_string_length(json_object_get(content, "job")) == 32;
+}
+
+even_status even_estate_read(const char *json, size_t bytes, json_t **out) {
+  EVEN_TRY(even_json_parse("what the leader leaves", json, bytes, out));
+  if (is_whole(*out)) {
+    return EVEN_OK;
+  }
+  json_decref(*out);
+  *out = NULL;
+  return even_fail(EVEN_ERR_INPUT, "what the leader leaves to another one is not whole");
+}
+
+void even_estate_free(even_estate *estate) {
+  if (estate == NULL) {
+    return;
+  }
+  even_voter_close(estate->voter);
+  json_decref(estate->content);
+  explicit_bzero(estate->key_digits, sizeof estate->key_digits);
+  even_free(estate);
+}
+
+const char *even_estate_text(const even_estate *estate, const char *name) {
+  return json_string_value(json_object_get(estate->content, name));
+}
+
+static uint64_t member_of(const json_t *host) {
+  return (uint64_t)json_integer_value(json_object_get(host, "member"));
+}
+
+static void add_wish(const json_t *host, even_text *out) {
+  json_int_t ranks = json_integer_value(json_object_get(host, "ranks"));
+  even_text_format(out, "%s%s", out->length > 0 ? "," : "", json_string_value(json_object_get(host, "name")));
+  if (ranks > 0) {
+    even_text_format(out, ":%lld", (long long)ranks);
+  }
+}
+
+/* The leader that is gone was the first. */
+even_status even_estate_hosts(const even_estate *estate, even_text *out) {
+  const json_t *hosts = json_object_get(estate->content, "hosts");
+  for (size_t i = 1; i < json_array_size(hosts); i++) {
+    if (member_of(json_array_get(hosts, i)) == estate->self) {
+      add_wish(json_array_get(hosts, i), out);
+    }
+  }
+  for (size_t i = 1; i < json_array_size(hosts); i++) {
+    if (member_of(json_array_get(hosts, i)) != estate->self) {
+      add_wish(json_array_get(hosts, i), out);
+    }
+  }
+  return even_text_status(out);
+}
+
+uint64_t even_estate_member(const even_estate *estate, const char *name) {
+  size_t at = 0;
+  json_t *host = NULL;
+  json_array_foreach(json_object_get(estate->content, "hosts"), at, host) {
+    if (strcmp(json_string_value(json_object_get(host, "name")), name) == 0) {
+      return member_of(host);
+    }
+  }
+  return 0;
+}
+
+even_status even_estate_words(const even_estate *estate, const char *name, char ***out, size_t *count) {
+  const json_t *list = json_object_get(estate->content, name);
+  *count = json_array_size(list);
+  EVEN_TRY(EVEN_NEW_ARRAY(out, *count + 1));
+  for (size_t i = 0; i < *count; i++) {
+    (*out)[i] = (char *)json_string_value(json_array_get(list, i)); /* read, as argv is */
+  }
+  return EVEN_OK;
+}
+
+even_status even_estate_take(const even_estate *estate, even_job *job) {
+  const char *resume = even_estate_text(estate, "resume");
+  memcpy(job->id, even_estate_text(estate, "job"), sizeof job->id);
+  job->attempt = (int)json_integer_value(json_object_get(estate->content, "attempt")) + 1;
+  job->era = (int)json_integer_value(json_object_get(estate->content, "era")) + 1;
+  even_text_add(&job->foreign, even_estate_text(estate, "foreign"));
+  even_text_add(&job->lineage, even_estate_text(estate, "lineage"));
+  even_text_add(&job->began, even_estate_text(estate, "began"));
+  even_text_add(&job->resume, resume == NULL ? "" : resume);
+  EVEN_TRY(even_text_status(&job->foreign));
+  EVEN_TRY(even_text_status(&job->lineage));
+  EVEN_TRY(even_text_status(&job->began));
+  EVEN_TRY(even_text_status(&job->resume));
+  if (job->attempt > job->params->max_restarts) {
+    return even_fail(EVEN_ERR_PEER_LOST, "the leader is lost, and no restart is left (--max-restarts %d)",
+                     job->params->max_restarts);
+  }
+  return EVEN_OK;
+}

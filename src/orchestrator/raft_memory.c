@@ -1,0 +1,235 @@
+/* struct raft_io in memory. */
+#include "orchestrator/raft_memory.h"
+
+#include "base/fail.h"
+#include "base/text.h"
+#include "orchestrator/raft_wire.h"
+#include "os/clock.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* A request that is done, but of which raft is not told from within its own call. */
+typedef struct even_raft_done {
+  struct even_raft_done *next;
+  struct raft_io_send *sent;
+  raft_io_send_cb sent_cb;
+  struct raft_io_append *appended;
+  raft_io_append_cb appended_cb;
+  int status;
+} even_raft_done;
+
+static even_raft_memory *memory_of(const struct raft_io *io) {
+  return io->impl;
+}
+
+static int keep(even_raft_memory *memory, const even_raft_done *done) {
+  even_raft_done *copy = raft_malloc(sizeof *copy);
+  if (copy == NULL) {
+    return RAFT_NOMEM;
+  }
+  *copy = *done;
+  *memory->done_end = copy;
+  memory->done_end = &copy->next;
+  return 0;
+}
+
+static void call_back(even_raft_memory *memory, bool cancelled) {
+  while (memory->done != NULL) {
+    even_raft_done *done = memory->done;
+    memory->done = done->next;
+    if (memory->done == NULL) {
+      memory->done_end = &memory->done;
+    }
+    int status = cancelled ? RAFT_CANCELED : done->status;
+    if (done->sent_cb != NULL) {
+      done->sent_cb(done->sent, status);
+    } else if (done->appended_cb != NULL) {
+      done->appended_cb(done->appended, status);
+    }
+    raft_free(done);
+  }
+}
+
+/* ---- what raft calls ---- */
+
+static int on_init(struct raft_io *io, raft_id id, const char *address) {
+  (void)address;
+  memory_of(io)->id = id;
+  return 0;
+}
+
+static void on_close(struct raft_io *io, raft_io_close_cb cb) {
+  even_raft_memory *memory = memory_of(io);
+  call_back(memory, true);
+  raft_free(memory->first.base);
+  memory->first = (struct raft_buffer){NULL, 0};
+  memory->tick = NULL;
+  memory->receive = NULL;
+  if (cb != NULL) {
+    cb(io);
+  }
+}
+
+/* Called once: what bootstrap left, nothing for a member that joins. */
+static int on_load(struct raft_io *io, raft_term *term, raft_id *voted_for, struct raft_snapshot **snapshot,
+                   raft_index *start_index, struct raft_entry *entries[], size_t *n_entries) {
+  even_raft_memory *memory = memory_of(io);
+  *term = memory->first.base == NULL ? 0 : 1;
+  *voted_for = 0;
+  *snapshot = NULL;
+  *start_index = 1;
+  *entries = NULL;
+  *n_entries = 0;
+  if (memory->first.base == NULL) {
+    return 0;
+  }
+  *entries = raft_calloc(1, sizeof **entries);
+  if (*entries == NULL) {
+    return RAFT_NOMEM;
+  }
+  (*entries)[0] =
+      (struct raft_entry){.term = 1, .type = RAFT_CHANGE, .buf = memory->first, .batch = memory->first.base};
+  *n_entries = 1;
+  memory->first = (struct raft_buffer){NULL, 0}; /* it is raft's now */
+  return 0;
+}
+
+static int on_start(struct raft_io *io, unsigned msecs, raft_io_tick_cb tick, raft_io_recv_cb receive) {
+  even_raft_memory *memory = memory_of(io);
+  memory->tick_ms = msecs;
+  memory->tick = tick;
+  memory->receive = receive;
+  memory->next_tick_ns = even_clock_ns();
+  return 0;
+}
+
+static int on_bootstrap(struct raft_io *io, const struct raft_configuration *configuration) {
+  even_raft_memory *memory = memory_of(io);
+  return memory->first.base != NULL ? RAFT_CANTBOOTSTRAP : raft_configuration_encode(configuration, &memory->first);
+}
+
+static int on_recover(struct raft_io *io, const struct raft_configuration *configuration) {
+  (void)io;
+  (void)configuration;
+  return RAFT_IOERR; /* nobody asks for it */
+}
+
+/* The vote and the term are raft's own variables, too, which live as long as these would. */
+static int on_term(struct raft_io *io, raft_term term) {
+  (void)io;
+  (void)term;
+  return 0;
+}
+
+static int on_vote(struct raft_io *io, raft_id member) {
+  (void)io;
+  (void)member;
+  return 0;
+}
+
+static int on_send(struct raft_io *io, struct raft_io_send *request, const struct raft_message *message,
+                   raft_io_send_cb cb) {
+  even_raft_memory *memory = memory_of(io);
+  even_text bytes = EVEN_TEXT_EMPTY;
+  bool sent = even_raft_wire_write(message, &bytes) == EVEN_OK &&
+              memory->send(memory->context, message->server_id, bytes.data, bytes.length);
+  even_text_free(&bytes);
+  return keep(memory, &(even_raft_done){.sent = request, .sent_cb = cb, .status = sent ? 0 : RAFT_NOCONNECTION});
+}
+
+static int on_append(struct raft_io *io, struct raft_io_append *request, const struct raft_entry entries[], unsigned n,
+                     raft_io_append_cb cb) {
+  (void)entries; /* raft has them in its own memory */
+  (void)n;
+  return keep(memory_of(io), &(even_raft_done){.appended = request, .appended_cb = cb});
+}
+
+static int on_truncate(struct raft_io *io, raft_index index) {
+  (void)io;
+  (void)index;
+  return 0;
+}
+
+/* The log never grows so long that raft takes a snapshot of it (voter.c). */
+static int on_snapshot_put(struct raft_io *io, unsigned trailing, struct raft_io_snapshot_put *request,
+                           const struct raft_snapshot *snapshot, raft_io_snapshot_put_cb cb) {
+  (void)io;
+  (void)trailing;
+  (void)request;
+  (void)snapshot;
+  (void)cb;
+  return RAFT_IOERR;
+}
+
+static int on_snapshot_get(struct raft_io *io, struct raft_io_snapshot_get *request, raft_io_snapshot_get_cb cb) {
+  (void)io;
+  (void)request;
+  (void)cb;
+  return RAFT_IOERR;
+}
+
+static raft_time on_time(struct raft_io *io) {
+  (void)io;
+  return even_clock_ns() / 1000000u;
+}
+
+/* Elections end sooner where members do not wait equally long: nothing secret hangs on it. */
+static int on_random(struct raft_io *io, int least, int most) {
+  uint64_t state = even_clock_ns() ^ memory_of(io)->id * 0x9e3779b97f4a7c15u;
+  state ^= state >> 30;
+  state *= 0xbf58476d1ce4e5b9u;
+  state ^= state >> 27;
+  return most <= least ? least : least + (int)(state % (uint64_t)(most - least));
+}
+
+/* ---- what the owner calls ---- */
+
+void even_raft_memory_open(even_raft_memory *memory, void *context,
+                           bool (*send)(void *context, uint64_t member, const void *bytes, size_t count)) {
+  *memory = (even_raft_memory){.context = context, .send = send};
+  memory->done_end = &memory->done;
+  memory->io = (struct raft_io){.version = 1,
+                                .impl = memory,
+                                .init = on_init,
+                                .close = on_close,
+                                .load = on_load,
+                                .start = on_start,
+                                .bootstrap = on_bootstrap,
+                                .recover = on_recover,
+                                .set_term = on_term,
+                                .set_vote = on_vote,
+                                .send = on_send,
+                                .append = on_append,
+                                .truncate = on_truncate,
+                                .snapshot_put = on_snapshot_put,
+                                .snapshot_get = on_snapshot_get,
+                                .time = on_time,
+                                .random = on_random};
+}
+
+even_status even_raft_memory_receive(even_raft_memory *memory, uint64_t from, const char *address,
+                                     const unsigned char *bytes, size_t count) {
+  struct raft_message message;
+  if (memory->receive == NULL) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(even_raft_wire_read(bytes, count, &message));
+  if (message.type == RAFT_IO_REQUEST_VOTE && message.request_vote.candidate_id != from) {
+    return even_fail(EVEN_ERR_INPUT, "member %llu asks for votes for another one", (unsigned long long)from);
+  }
+  message.server_id = from;
+  message.server_address = address;
+  memory->receive(&memory->io, &message);
+  call_back(memory, false);
+  return EVEN_OK;
+}
+
+void even_raft_memory_turn(even_raft_memory *memory, uint64_t now_ns) {
+  call_back(memory, false);
+  if (memory->tick != NULL && now_ns >= memory->next_tick_ns) {
+    memory->next_tick_ns = now_ns + (uint64_t)memory->tick_ms * 1000000u;
+    memory->tick(&memory->io);
+    call_back(memory, false);
+  }
+}

@@ -1,0 +1,233 @@
+/* Who is connected with whom, and what goes over it. */
+#include "orchestrator/voter_links.h"
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "os/clock.h"
+#include "os/pipe.h"
+#include "os/socket.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { WORD_BYTES = 32, MOST_UNKNOWN = 64 };
+
+static const uint64_t GREETING_NS = 3000000000u;
+
+static void write_number(unsigned char *bytes, uint64_t value) {
+  for (int i = 0; i < 8; i++) {
+    bytes[i] = (unsigned char)(value >> 8 * i);
+  }
+}
+
+static uint64_t read_number(const unsigned char *bytes) {
+  uint64_t value = 0;
+  for (int i = 0; i < 8; i++) {
+    value |= (uint64_t)bytes[i] << 8 * i;
+  }
+  return value;
+}
+
+static void tell(even_voter_link *link) {
+  const even_voter_word *own = &link->all->own;
+  unsigned char bytes[WORD_BYTES];
+  write_number(bytes, own->id);
+  write_number(bytes + 8, own->newest.generation);
+  write_number(bytes + 16, own->newest.leader);
+  write_number(bytes + 24, own->port);
+  if (even_link_send(&link->link, EVEN_MESSAGE_MEMBER, NULL, bytes, sizeof bytes) != EVEN_OK) {
+    even_error_clear(); /* the end of the connection tells it */
+  }
+}
+
+static void on_ready(void *context, even_link *link) {
+  (void)link;
+  tell(context);
+}
+
+/* The newer connection counts: the other end has closed the older one, or does not know of it. */
+static void leave_older(even_voter_links *links, const even_voter_link *newer) {
+  for (even_voter_link *link = links->open; link != NULL; link = link->next) {
+    if (link != newer && link->id == newer->id) {
+      link->over = true;
+    }
+  }
+}
+
+static even_status take_word(even_voter_link *link, const even_message *message) {
+  if (message->data_bytes != WORD_BYTES) {
+    return even_fail(EVEN_ERR_INPUT, "a member's word of %zu bytes", message->data_bytes);
+  }
+  const even_voter_word word = {.id = read_number(message->data),
+                                .newest = {read_number(message->data + 8), read_number(message->data + 16)},
+                                .port = read_number(message->data + 24)};
+  if (word.id == 0 || word.id == link->all->own.id || (link->id != 0 && link->id != word.id) || word.port > 65535) {
+    return even_fail(EVEN_ERR_INPUT, "%s says that it is member %llu", link->link.peer, (unsigned long long)word.id);
+  }
+  if (!link->told) {
+    link->id = word.id;
+    leave_older(link->all, link);
+    link->told = true;
+  }
+  link->all->word(link->all->context, &word);
+  return EVEN_OK;
+}
+
+static even_status on_message(void *context, even_link *link, const even_message *message) {
+  even_voter_link *from = context;
+  (void)link;
+  if (message->kind == EVEN_MESSAGE_MEMBER) {
+    return take_word(from, message);
+  }
+  if (message->kind != EVEN_MESSAGE_RAFT || !from->told) {
+    return even_fail(EVEN_ERR_INPUT, "a message of kind %d, which voters do not send", (int)message->kind);
+  }
+  return from->all->raft(from->all->context, from->id, message->data, message->data_bytes);
+}
+
+static void on_ended(void *context, even_link *link) {
+  (void)link;
+  ((even_voter_link *)context)->over = true;
+}
+
+static even_status add_link(even_voter_links *links, int fd, uint64_t id, bool called, const char *peer) {
+  even_voter_link *link = NULL;
+  even_status status = EVEN_NEW(&link);
+  if (status != EVEN_OK) {
+    even_pipe_close(fd);
+    return status;
+  }
+  const even_link_calls calls = {.context = link, .ready = on_ready, .message = on_message, .ended = on_ended};
+  link->all = links;
+  link->id = id;
+  link->called = called;
+  link->since_ns = even_clock_ns();
+  status = even_link_open(&link->link, links->loop, fd, !called, links->key, &calls);
+  if (peer != NULL) { /* while it is on its way the kernel does not know it */
+    (void)snprintf(link->link.peer, sizeof link->link.peer, "%s", peer);
+  }
+  if (status != EVEN_OK) {
+    link->next = links->gone; /* the loop may have it in hand */
+    links->gone = link;
+    return status;
+  }
+  link->next = links->open;
+  links->open = link;
+  return EVEN_OK;
+}
+
+static void take_connection(void *context, int fd) {
+  even_voter_links *links = context;
+  int made = -1;
+  if (even_socket_accept(fd, &made) != EVEN_OK || made < 0) {
+    even_error_clear();
+    return;
+  }
+  if (links->unknown >= MOST_UNKNOWN) { /* members call again */
+    even_pipe_close(made);
+    return;
+  }
+  links->unknown++;
+  if (add_link(links, made, 0, false, NULL) != EVEN_OK) {
+    even_error_clear();
+  }
+}
+
+even_status even_voter_links_open(even_voter_links *links) {
+  links->watch.fd = -1;
+  return even_loop_add(links->loop, &links->watch, links->listener, take_connection, links);
+}
+
+static void free_gone(even_voter_links *links) {
+  while (links->gone != NULL) {
+    even_voter_link *link = links->gone;
+    links->gone = link->next;
+    even_free(link);
+  }
+}
+
+void even_voter_links_close(even_voter_links *links) {
+  even_loop_remove(links->loop, &links->watch);
+  even_pipe_close(links->listener);
+  links->listener = -1;
+  while (links->open != NULL) {
+    even_voter_link *link = links->open;
+    links->open = link->next;
+    even_link_close(&link->link);
+    even_free(link);
+  }
+  free_gone(links);
+  explicit_bzero(links->key, sizeof links->key);
+}
+
+void even_voter_links_tick(even_voter_links *links, uint64_t now_ns) {
+  even_voter_link **at = &links->open;
+  free_gone(links);
+  links->unknown = 0;
+  while (*at != NULL) {
+    even_voter_link *link = *at;
+    even_link_tick(&link->link, true);
+    if (!link->told && now_ns - link->since_ns > GREETING_NS) {
+      link->over = true;
+    }
+    if (!link->over) {
+      links->unknown += link->told ? 0 : 1;
+      at = &link->next;
+      continue;
+    }
+    *at = link->next;
+    even_link_close(&link->link);
+    link->next = links->gone;
+    links->gone = link;
+  }
+}
+
+void even_voter_links_call(even_voter_links *links, uint64_t id, const char *address) {
+  char host[EVEN_VOTER_ADDRESS];
+  int fd = -1;
+  for (const even_voter_link *link = links->open; link != NULL; link = link->next) {
+    if (link->id == id) {
+      return;
+    }
+  }
+  const char *colon = strrchr(address, ':');
+  if (colon == NULL || (size_t)(colon - address) >= sizeof host) {
+    return;
+  }
+  memcpy(host, address, (size_t)(colon - address));
+  host[colon - address] = '\0';
+  if (even_socket_connect_begin(host, (int)strtol(colon + 1, NULL, 10), &fd) != EVEN_OK ||
+      add_link(links, fd, id, true, host) != EVEN_OK) {
+    even_error_clear(); /* again in a moment */
+  }
+}
+
+even_voter_link *even_voter_links_find(even_voter_links *links, uint64_t id) {
+  for (even_voter_link *link = links->open; link != NULL; link = link->next) {
+    if (link->id == id && link->told && !link->over && even_link_is_up(&link->link)) {
+      return link;
+    }
+  }
+  return NULL;
+}
+
+bool even_voter_links_send(even_voter_links *links, uint64_t id, const void *bytes, size_t count) {
+  even_voter_link *link = even_voter_links_find(links, id);
+  if (link == NULL || !even_link_has_room(&link->link)) {
+    return false;
+  }
+  if (even_link_send(&link->link, EVEN_MESSAGE_RAFT, NULL, bytes, count) != EVEN_OK) {
+    even_error_clear();
+    return false;
+  }
+  return true;
+}
+
+void even_voter_links_tell(even_voter_links *links) {
+  for (even_voter_link *link = links->open; link != NULL; link = link->next) {
+    if (even_link_is_up(&link->link)) {
+      tell(link);
+    }
+  }
+}

@@ -1,0 +1,53 @@
+/* The connections of a voter (voter.h): each member calls those with lower numbers, where one of the two votes. */
+#ifndef EVEN_ORCHESTRATOR_VOTER_LINKS_H
+#define EVEN_ORCHESTRATOR_VOTER_LINKS_H
+
+#include "orchestrator/link.h"
+#include "orchestrator/voter.h"
+
+/* What members tell of themselves: when they meet, and with each change. */
+typedef struct even_voter_word {
+  uint64_t id;
+  even_leadership newest;
+  uint64_t port; /* of the leader, 0: not known */
+} even_voter_word;
+
+typedef struct even_voter_link {
+  even_link link;
+  struct even_voter_links *all;
+  uint64_t id; /* 0: it has not said it */
+  bool called; /* by this member, which knows the other's id by its address */
+  bool told;   /* it has sent its word */
+  bool over;
+  uint64_t since_ns;
+  struct even_voter_link *next;
+} even_voter_link;
+
+typedef struct even_voter_links {
+  even_loop *loop;
+  even_loop_watch watch; /* of the listener */
+  int listener;
+  unsigned char key[EVEN_TLS_KEY_BYTES];
+  even_voter_word own;
+  even_voter_link *open;
+  even_voter_link *gone; /* closed, to be freed after the turn of the loop */
+  size_t unknown;        /* open ones that have not said who they are */
+  void *context;
+  void (*word)(void *context, const even_voter_word *word);
+  even_status (*raft)(void *context, uint64_t from, const unsigned char *bytes, size_t count);
+} even_voter_links;
+
+/* For one whose `loop`, `listener`, `key`, `own` and calls are set; the rest is zero. */
+even_status even_voter_links_open(even_voter_links *links) EVEN_MUST_USE;
+void even_voter_links_close(even_voter_links *links);
+/* Signs of life, ends; after each turn of the loop. */
+void even_voter_links_tick(even_voter_links *links, uint64_t now_ns);
+/* Calls a member, where there is no connection to it that is open, or on its way. */
+void even_voter_links_call(even_voter_links *links, uint64_t id, const char *address);
+/* The connection to a member whose word came; NULL: none. */
+even_voter_link *even_voter_links_find(even_voter_links *links, uint64_t id);
+bool even_voter_links_send(even_voter_links *links, uint64_t id, const void *bytes, size_t count);
+/* Tells all what `own` says now. */
+void even_voter_links_tell(even_voter_links *links);
+
+#endif

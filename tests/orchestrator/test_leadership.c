@@ -1,0 +1,316 @@
+/* The rules of leading, in every order in which a log can grow and be heard of; and the changes of members. */
+#include "orchestrator/leadership.h"
+#include "orchestrator/members.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* ---- every order ----
+ * Three members and a log, which alone is taken for right: whoever leads it at a moment (any member, at any moment:
+ * that is more than Raft allows) appends what even_leadership_next says; an entry is on its way for as long as it
+ * likes, comes in any order, and is committed then. Each member applies the log at its own pace, and hears of others'
+ * news or not. */
+
+enum { MEMBERS = 3, ENTRIES = 3, STATES = 1 << 21 };
+
+typedef struct member {
+  even_leadership applied;
+  even_leadership newest;
+  unsigned char at;       /* entries of the log that it has applied */
+  unsigned char proposed; /* the generation of its entry that is on its way, 0: none */
+  unsigned char whom;     /* and who leads by it */
+} member;
+
+typedef struct world {
+  member members[MEMBERS];
+  unsigned char log_generation[ENTRIES];
+  unsigned char log_leader[ENTRIES];
+  unsigned char length;
+  unsigned char acting[ENTRIES + 1]; /* who has acted in a generation, 0: nobody */
+} world;
+
+typedef struct search {
+  uint64_t *seen; /* hashes; 0: free */
+  size_t count;
+  world *stack;
+  size_t height;
+  size_t successions;
+  bool stale_obeys; /* a member takes what is told for true whatever it knows: a rule broken on purpose */
+  const char *wrong;
+} search;
+
+static uint64_t hash_of(const world *one) {
+  uint64_t hash = 1469598103934665603u;
+  const unsigned char *bytes = (const unsigned char *)one;
+  for (size_t i = 0; i < sizeof *one; i++) {
+    hash = (hash ^ bytes[i]) * 1099511628211u;
+  }
+  return hash == 0 ? 1 : hash;
+}
+
+static void visit(search *all, const world *next) {
+  uint64_t hash = hash_of(next);
+  size_t slot = hash % STATES;
+  while (all->seen[slot] != 0 && all->seen[slot] != hash) {
+    slot = (slot + 1) % STATES;
+  }
+  if (all->seen[slot] == 0) {
+    assert_true(all->count < STATES / 2);
+    all->seen[slot] = hash;
+    all->count++;
+    all->stack[all->height++] = *next;
+  }
+}
+
+static even_leadership_view view_of(const world *now, size_t i, bool leads_log, bool leader_lost) {
+  const member *one = &now->members[i];
+  return (even_leadership_view){.newest = one->newest,
+                                .applied = one->applied.generation,
+                                .self = i + 1,
+                                .first = 1,
+                                .raft_leads = leads_log,
+                                .quorum = true,
+                                .leader_linked = !leader_lost,
+                                .leader_ns = leader_lost ? 0 : 100000000000u,
+                                .proposed = one->proposed != 0,
+                                .now_ns = 100000000000u};
+}
+
+/* It does something as the leader, where the rules let it. */
+static void act(search *all, world *now, size_t i) {
+  const even_leadership_view view = view_of(now, i, false, false);
+  const member *one = &now->members[i];
+  if (!even_leadership_acts(&view)) {
+    return;
+  }
+  uint64_t generation = one->newest.generation;
+  if (now->acting[generation] != 0 && now->acting[generation] != i + 1) {
+    all->wrong = "two act in one generation";
+  }
+  now->acting[generation] = (unsigned char)(i + 1);
+}
+
+static void moves_of(search *all, const world *now, size_t i) {
+  const member *one = &now->members[i];
+  for (int lost = 0; lost < 2; lost++) { /* it leads the log at this moment */
+    const even_leadership_view view = view_of(now, i, true, lost == 1);
+    even_leadership_move move = even_leadership_next(&view);
+    if ((move == EVEN_LEADERSHIP_FIRST || move == EVEN_LEADERSHIP_SUCCEED) && one->applied.generation < ENTRIES) {
+      world next = *now;
+      next.members[i].proposed = (unsigned char)(one->applied.generation + 1);
+      next.members[i].whom = (unsigned char)(move == EVEN_LEADERSHIP_FIRST ? 1 : i + 1);
+      visit(all, &next);
+    }
+  }
+  if (one->proposed != 0) {
+    world next = *now;
+    next.members[i].proposed = 0; /* it is lost, */
+    visit(all, &next);
+    if (now->length < ENTRIES) { /* or committed */
+      next.log_generation[next.length] = one->proposed;
+      next.log_leader[next.length] = one->whom;
+      next.length++;
+      visit(all, &next);
+    }
+  }
+  if (one->at < now->length) {
+    world next = *now;
+    member *same = &next.members[i];
+    const even_leadership entry = {now->log_generation[one->at], now->log_leader[one->at]};
+    same->at++;
+    if (even_leadership_apply(&same->applied, &entry)) {
+      (void)even_leadership_hear(&same->newest, &same->applied);
+      all->successions += entry.generation > 1 ? 1 : 0;
+    }
+    visit(all, &next);
+  }
+  for (size_t k = 0; k < MEMBERS; k++) { /* another one tells what it knows */
+    world next = *now;
+    if (all->stale_obeys) {
+      next.members[i].newest = now->members[k].newest;
+    } else {
+      (void)even_leadership_hear(&next.members[i].newest, &now->members[k].newest);
+    }
+    if (next.members[i].newest.generation < one->newest.generation) {
+      all->wrong = "an older leader is obeyed after a newer one";
+    }
+    visit(all, &next);
+  }
+  world next = *now;
+  act(all, &next, i);
+  visit(all, &next);
+}
+
+static void explore(search *all) {
+  world first;
+  memset(&first, 0, sizeof first);
+  all->seen = test_calloc(STATES, sizeof *all->seen);
+  all->stack = test_calloc(STATES, sizeof *all->stack);
+  visit(all, &first);
+  while (all->height > 0 && all->wrong == NULL) {
+    const world now = all->stack[--all->height];
+    for (size_t i = 0; i < MEMBERS; i++) {
+      moves_of(all, &now, i);
+    }
+  }
+  test_free(all->seen);
+  test_free(all->stack);
+}
+
+static void no_two_act_in_one_generation(void **state) {
+  search all = {.wrong = NULL};
+  (void)state;
+  explore(&all);
+  if (all.wrong != NULL) {
+    fail_msg("%s", all.wrong);
+  }
+  assert_true(all.successions > 0);
+  print_message("%zu states\n", all.count);
+}
+
+static void the_search_finds_what_is_broken(void **state) {
+  search all = {.stale_obeys = true};
+  (void)state;
+  explore(&all);
+  assert_non_null(all.wrong);
+}
+
+/* ---- single rules ---- */
+
+static even_leadership_view usual(void) {
+  return (even_leadership_view){.newest = {3, 2},
+                                .applied = 3,
+                                .self = 1,
+                                .first = 1,
+                                .raft_leads = true,
+                                .quorum = true,
+                                .leader_linked = true,
+                                .leader_ns = 50000000000u,
+                                .now_ns = 50000000000u};
+}
+
+static void slow_is_not_lost(void **state) {
+  even_leadership_view view = usual();
+  (void)state;
+  assert_int_equal(even_leadership_next(&view), EVEN_LEADERSHIP_YIELD);
+  view.now_ns += EVEN_LEADERSHIP_SILENT_NS;
+  assert_int_equal(even_leadership_next(&view), EVEN_LEADERSHIP_YIELD);
+  view.now_ns++;
+  assert_int_equal(even_leadership_next(&view), EVEN_LEADERSHIP_SUCCEED);
+  view.proposed = true;
+  assert_int_equal(even_leadership_next(&view), EVEN_LEADERSHIP_REST);
+  view = usual();
+  view.leader_linked = false;
+  view.now_ns += EVEN_LEADERSHIP_GONE_NS;
+  assert_int_equal(even_leadership_next(&view), EVEN_LEADERSHIP_REST);
+  view.now_ns++;
+  assert_int_equal(even_leadership_next(&view), EVEN_LEADERSHIP_SUCCEED);
+  view.raft_leads = false;
+  assert_int_equal(even_leadership_next(&view), EVEN_LEADERSHIP_REST);
+  view = usual();
+  view.newest = (even_leadership){4, 1}; /* told, and not applied here yet */
+  assert_int_equal(even_leadership_next(&view), EVEN_LEADERSHIP_REST);
+}
+
+static void a_lease_ends(void **state) {
+  even_leadership_view view = usual();
+  (void)state;
+  assert_false(even_leadership_acts(&view));
+  view.self = 2;
+  assert_true(even_leadership_acts(&view));
+  view.quorum = false;
+  view.quorum_ns = view.now_ns;
+  view.now_ns += EVEN_LEADERSHIP_LEASE_NS;
+  assert_true(even_leadership_acts(&view));
+  view.now_ns++;
+  assert_false(even_leadership_acts(&view));
+}
+
+/* ---- members ---- */
+
+static size_t voters_of(const even_member_place *places, size_t count) {
+  size_t voters = 0;
+  for (size_t i = 0; i < count; i++) {
+    voters += places[i].role == EVEN_MEMBER_VOTER ? 1 : 0;
+  }
+  return voters;
+}
+
+static size_t apply(even_member_place *places, size_t count, const even_member_change *change) {
+  if (change->kind == EVEN_MEMBER_ADD) {
+    places[count] = (even_member_place){change->id, EVEN_MEMBER_SPARE};
+    return count + 1;
+  }
+  for (size_t i = 0; i < count; i++) {
+    if (places[i].id == change->id && change->kind == EVEN_MEMBER_ASSIGN) {
+      places[i].role = change->role;
+      return count;
+    }
+    if (places[i].id == change->id) {
+      places[i] = places[count - 1];
+      return count - 1;
+    }
+  }
+  fail_msg("a change of a member that is not there");
+  return count;
+}
+
+/* From every group of up to six, of whom some vote, to every other one. */
+static void every_group_becomes_every_other(void **state) {
+  (void)state;
+  for (unsigned there = 1; there < 64; there += 2) {
+    for (unsigned wanted = 1; wanted < 64; wanted += 2) {
+      for (unsigned votes = 1; votes < 64; votes += 2) {
+        even_member_place places[16];
+        uint64_t ids[6];
+        size_t count = 0;
+        size_t named = 0;
+        for (unsigned i = 0; i < 6; i++) {
+          if ((there >> i & 1) != 0) {
+            places[count++] = (even_member_place){i + 1, (votes >> i & 1) != 0 ? EVEN_MEMBER_VOTER : EVEN_MEMBER_SPARE};
+          }
+          if ((wanted >> i & 1) != 0) {
+            ids[named++] = i + 1;
+          }
+        }
+        bool lost_left = false;
+        for (int step = 0; step < 40; step++) {
+          even_member_change change = even_members_next(places, count, ids, named, 1);
+          if (change.kind == EVEN_MEMBER_KEEP) {
+            break;
+          }
+          assert_false(lost_left && change.kind == EVEN_MEMBER_REMOVE); /* those that are lost go first */
+          lost_left = lost_left || change.kind != EVEN_MEMBER_REMOVE;
+          assert_int_not_equal(change.kind == EVEN_MEMBER_REMOVE ? change.id : 0, 1);
+          count = apply(places, count, &change);
+          assert_true(voters_of(places, count) >= 1);
+        }
+        assert_int_equal(count, named);
+        assert_int_equal(voters_of(places, count), even_leadership_voters((unsigned)named) > named
+                                                       ? named
+                                                       : even_leadership_voters((unsigned)named));
+        for (size_t i = 0; i < count; i++) {
+          assert_true((wanted >> (places[i].id - 1) & 1) != 0);
+          assert_int_not_equal(places[i].role, EVEN_MEMBER_SPARE);
+          assert_true(places[i].id != 1 || places[i].role == EVEN_MEMBER_VOTER);
+        }
+      }
+    }
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(no_two_act_in_one_generation),
+      cmocka_unit_test(the_search_finds_what_is_broken),
+      cmocka_unit_test(slow_is_not_lost),
+      cmocka_unit_test(a_lease_ends),
+      cmocka_unit_test(every_group_becomes_every_other),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

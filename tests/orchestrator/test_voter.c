@@ -1,0 +1,202 @@
+/* Members of a job with real connections over loopback: who leads, who succeeds, who may act. */
+#include "orchestrator/voter.h"
+
+#include "os/clock.h"
+#include "os/listener.h"
+#include "os/signals.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { MOST = 6 };
+
+/* Far beyond what any of it takes: a machine may be slow. */
+static const uint64_t LIMIT_NS = 120000000000u;
+
+typedef struct cluster {
+  even_voter_member members[MOST];
+  int listeners[MOST];
+  even_voter *voters[MOST]; /* NULL: it is dead, or has not begun */
+  size_t count;
+} cluster;
+
+static void name_member(cluster *all, size_t i, uint64_t id) {
+  int port = 0;
+  assert_int_equal(even_listener_open("127.0.0.1", &port, &all->listeners[i]), EVEN_OK);
+  all->members[i].id = id;
+  (void)snprintf(all->members[i].address, sizeof all->members[i].address, "127.0.0.1:%d", port);
+}
+
+static void begin(cluster *all, size_t i, size_t known, bool joins) {
+  even_voter_params params = {.size = sizeof params,
+                              .key = "a key that all of them have.....",
+                              .self = all->members[i].id,
+                              .listener = all->listeners[i],
+                              .members = all->members,
+                              .count = known,
+                              .first = 1,
+                              .joins = joins};
+  assert_int_equal(even_voter_open(&params, &all->voters[i]), EVEN_OK);
+}
+
+static void open_group(cluster *all, size_t count) {
+  memset(all, 0, sizeof *all);
+  all->count = count;
+  for (size_t i = 0; i < count; i++) {
+    name_member(all, i, i + 1);
+  }
+  for (size_t i = 0; i < count; i++) {
+    begin(all, i, count, false);
+  }
+}
+
+static void end(cluster *all, size_t i) {
+  even_voter_close(all->voters[i]);
+  all->voters[i] = NULL;
+}
+
+static void close_group(cluster *all) {
+  for (size_t i = 0; i < all->count; i++) {
+    end(all, i);
+  }
+}
+
+static even_voter_view look(const cluster *all, size_t i) {
+  even_voter_view view;
+  even_voter_look(all->voters[i], &view);
+  return view;
+}
+
+/* Waits until all that live know of `generation` or a newer one and that generation's leader acts: its place. */
+static size_t await_leader(const cluster *all, uint64_t generation) {
+  uint64_t until = even_clock_ns() + LIMIT_NS;
+  while (even_clock_ns() < until) {
+    size_t leader = MOST;
+    size_t acting = 0;
+    bool known = true;
+    for (size_t i = 0; i < all->count; i++) {
+      if (all->voters[i] != NULL) {
+        even_voter_view view = look(all, i);
+        known = known && view.newest.generation >= generation;
+        if (view.acts) {
+          acting++;
+          leader = i;
+        }
+      }
+    }
+    if (known && acting == 1) {
+      return leader;
+    }
+    even_clock_sleep_ns(5000000);
+  }
+  fail_msg("nobody leads generation %llu", (unsigned long long)generation);
+  return MOST;
+}
+
+static void await_voters(const cluster *all, size_t i, unsigned voters) {
+  uint64_t until = even_clock_ns() + LIMIT_NS;
+  while (look(all, i).voters != voters) {
+    assert_true(even_clock_ns() < until);
+    even_clock_sleep_ns(5000000);
+  }
+}
+
+static void the_first_leads_and_another_succeeds_it(void **state) {
+  cluster all;
+  (void)state;
+  open_group(&all, 3);
+  assert_int_equal(await_leader(&all, 1), 0);
+  assert_int_equal(look(&all, 2).newest.generation, 1);
+  assert_int_equal(look(&all, 2).newest.leader, 1);
+  assert_int_equal(look(&all, 2).voters, 3);
+  uint64_t killed = even_clock_ns();
+  end(&all, 0);
+  size_t next = await_leader(&all, 2);
+  print_message("another one leads after %.1f s\n", (double)(even_clock_ns() - killed) * 1e-9);
+  assert_int_equal(look(&all, 3 - next).newest.leader, all.members[next].id);
+  assert_string_equal(look(&all, 3 - next).address, "127.0.0.1");
+  even_voter_announce(all.voters[next], 4711);
+  uint64_t until = even_clock_ns() + LIMIT_NS;
+  while (look(&all, 3 - next).port != 4711) {
+    assert_true(even_clock_ns() < until);
+    even_clock_sleep_ns(5000000);
+  }
+  /* of two, one alone votes: the other's end costs nothing */
+  const even_voter_member left[] = {all.members[1], all.members[2]};
+  assert_int_equal(even_voter_want(all.voters[next], left, 2), EVEN_OK);
+  await_voters(&all, next, 1);
+  end(&all, 3 - next);
+  even_clock_sleep_ns(EVEN_LEADERSHIP_LEASE_NS + 3000000000u); /* the claim is that nothing changes */
+  assert_true(look(&all, next).acts);
+  assert_int_equal(look(&all, next).newest.generation, 2);
+  close_group(&all);
+}
+
+static void without_a_majority_nobody_acts(void **state) {
+  cluster all;
+  (void)state;
+  open_group(&all, 3);
+  assert_int_equal(await_leader(&all, 1), 0);
+  end(&all, 1);
+  end(&all, 2);
+  uint64_t until = even_clock_ns() + LIMIT_NS;
+  while (look(&all, 0).acts) {
+    assert_true(even_clock_ns() < until);
+    even_clock_sleep_ns(5000000);
+  }
+  assert_false(look(&all, 0).quorum);
+  close_group(&all);
+}
+
+static void one_that_comes_later_votes_too(void **state) {
+  cluster all;
+  (void)state;
+  open_group(&all, 3);
+  assert_int_equal(await_leader(&all, 1), 0);
+  end(&all, 2);
+  name_member(&all, 3, 77);
+  all.count = 4;
+  const even_voter_member now[] = {all.members[0], all.members[1], all.members[3]};
+  begin(&all, 3, 4, true);
+  assert_int_equal(even_voter_want(all.voters[0], now, 3), EVEN_OK);
+  await_voters(&all, 3, 3);
+  assert_int_equal(await_leader(&all, 1), 0);
+  end(&all, 0);
+  size_t next = await_leader(&all, 2);
+  assert_true(next == 1 || next == 3);
+  close_group(&all);
+}
+
+static void of_five_two_may_die_one_after_the_other(void **state) {
+  cluster all;
+  (void)state;
+  open_group(&all, 6);
+  assert_int_equal(await_leader(&all, 1), 0);
+  assert_int_equal(look(&all, 5).voters, 5);
+  end(&all, 0);
+  size_t second = await_leader(&all, 2);
+  assert_true(second < 5); /* the sixth has no vote */
+  end(&all, second);
+  size_t third = await_leader(&all, 3);
+  assert_true(third < 5);
+  close_group(&all);
+}
+
+int main(void) {
+  struct sigaction before;
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(the_first_leads_and_another_succeeds_it),
+      cmocka_unit_test(without_a_majority_nobody_acts),
+      cmocka_unit_test(one_that_comes_later_votes_too),
+      cmocka_unit_test(of_five_two_may_die_one_after_the_other),
+  };
+  if (even_signals_pipe_ignore(&before) != EVEN_OK) {
+    return 1;
+  }
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

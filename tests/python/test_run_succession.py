@@ -1,0 +1,259 @@
+"""The leader of three hosts is lost: another one takes its place (network namespaces of this machine; root and ip)."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from run_jobs import Job, alive
+from test_run_hosts import _ip, _missing
+
+Script = Callable[[str], str]
+
+COUNT = 3
+
+# As ssh: its end, and that of who called it, is no matter for what it started on another machine.
+SHELL = """#!/bin/sh
+name=$1
+shift
+exec 3<&0
+EVENSTEP_HOST_ID=$name setsid ip netns exec "$name" "$@" <&3 3<&- &
+wait $!
+"""
+
+
+def _wait_until(true: Callable[[], object], seconds: float = 180) -> None:
+    begun = time.monotonic()
+    while not true():
+        assert time.monotonic() - begun < seconds
+        time.sleep(0.02)
+
+
+def _shown(name: str) -> str:
+    return subprocess.run(["ip", "-n", name, "link", "show", "eth0"], capture_output=True, text=True).stdout
+
+
+@pytest.fixture(scope="module")
+def names() -> Iterator[list[str]]:
+    """Hosts with a router between them: 10.80.0.2, 10.80.1.2 …"""
+    if why := _missing():
+        pytest.skip(why)
+    router = f"evens-{os.getpid()}-r"
+    hosts = [f"evens-{os.getpid()}-{letter}" for letter in "abc"[:COUNT]]
+    try:
+        for name in (router, *hosts):
+            _ip(f"netns add {name}")
+            _ip(f"-n {name} link set lo up")
+        _ip(f"netns exec {router} sysctl -q -w net.ipv4.ip_forward=1")
+        for number, name in enumerate(hosts):
+            _ip(f"link add eth0 netns {name} type veth peer name port{number} netns {router}")
+            _ip(f"-n {router} addr add 10.80.{number}.1/24 dev port{number}")
+            _ip(f"-n {router} link set port{number} up")
+            _ip(f"-n {name} addr add 10.80.{number}.2/24 dev eth0")
+            _ip(f"-n {name} link set eth0 up")
+            _ip(f"-n {name} route add 10.80.0.0/16 via 10.80.{number}.1")
+        for name in hosts:  # a moment after it was asked for
+            _wait_until(lambda name=name: "LOWER_UP" in _shown(name) and "state UP" in _shown(name))
+        yield hosts
+    finally:
+        for name in (*hosts, router):
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+class Hosts:
+    def __init__(
+        self, names: list[str], program: pathlib.Path, folder: pathlib.Path, environment: dict[str, str]
+    ) -> None:
+        self.names, self.program, self.folder, self.environment = names, program, folder, environment
+        self.jobs: list[Job] = []
+
+    def start(self, *words: str) -> Job:
+        shell = self.folder / "shell.sh"
+        shell.write_text(SHELL)
+        shell.chmod(0o755)
+        command = ["ip", "netns", "exec", self.names[0], "env", f"EVENSTEP_HOST_ID={self.names[0]}"]
+        command += [
+            str(self.program),
+            "run",
+            "--hosts",
+            ",".join(self.names),
+            "--ssh",
+            str(shell),
+            "-n",
+            "1",
+            "--no-pin",
+        ]
+        self.jobs.append(Job([*command, *words], self.folder, self.environment))
+        return self.jobs[-1]
+
+    def agents_of(self, *names: str) -> list[int]:
+        """Processes of the program on these hosts, guardians too."""
+        marks = [f"EVENSTEP_HOST_ID={name}".encode() for name in names]
+        found = []
+        for entry in pathlib.Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    words = (entry / "cmdline").read_bytes().split(b"\0")
+                    environment = (entry / "environ").read_bytes().split(b"\0")
+                except OSError:
+                    continue
+                if words[0].endswith(b"/evenstep") and any(mark in environment for mark in marks):
+                    found.append(int(entry.name))
+        return found
+
+    def agents(self) -> list[int]:
+        return self.agents_of(*self.names)
+
+    def log(self, name: str) -> str:
+        path = self.folder / "runs" / name / "logs/leader.log"
+        return path.read_text() if path.exists() else ""
+
+
+@pytest.fixture
+def hosts(
+    names: list[str], program: pathlib.Path, tmp_path: pathlib.Path, environment: dict[str, str]
+) -> Iterator[Hosts]:
+    group = Hosts(names, program, tmp_path, environment)
+    yield group
+    for job in group.jobs:
+        if job.process.poll() is None:
+            job.process.kill()
+            job.process.wait()
+        if job.process.stdout is not None:
+            job.process.stdout.close()
+    for process in group.agents():
+        try:
+            os.kill(process, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+# Says its place, waits in the first attempt, and ends in the second one.
+WAITING = """#!/bin/sh
+echo "attempt $TORCHELASTIC_RESTART_COUNT rank $RANK of $WORLD_SIZE at $MASTER_ADDR process $$"
+while [ "$TORCHELASTIC_RESTART_COUNT" = 0 ]; do sleep 0.05; done
+"""
+
+
+def _wait(hosts: Hosts, folder: pathlib.Path) -> tuple[Job, list[int]]:
+    """A job without Python, and its ranks' processes."""
+    path = folder / "waiting.sh"
+    path.write_text(WAITING)
+    path.chmod(0o755)
+    job = hosts.start("--name", "a", "--log-rank", "all", "--no-monitor", "--no-python", str(path))
+    return job, [
+        int(job.wait_for(rf"\[rank {rank}[^\]]*\] attempt 0 rank {rank} of 3 at \S+ process (\d+)")[0])
+        for rank in range(COUNT)
+    ]
+
+
+def _goes_on(hosts: Hosts) -> None:
+    _wait_until(lambda: "a ended well" in hosts.log("a"))
+    said = hosts.log("a")
+    assert "this host leads now (generation 2): restart 1 of 3 from the beginning" in said, said
+    assert len(re.findall(r"attempt 1 rank \d of 2 at 10.80.[12].2 ", said)) == 2, said
+
+
+def test_another_host_takes_a_killed_leaders_place(hosts: Hosts, tmp_path: pathlib.Path) -> None:
+    job, ranks = _wait(hosts, tmp_path)
+    os.kill(job.process.pid, signal.SIGKILL)  # ip and env have become evenstep
+    _goes_on(hosts)
+    assert not any(alive(rank) for rank in ranks)
+    _wait_until(lambda: not hosts.agents())
+    job.finish()
+
+
+@pytest.mark.more
+def test_a_leader_that_is_cut_off_waits_and_is_none_when_it_comes_back(hosts: Hosts, tmp_path: pathlib.Path) -> None:
+    job, ranks = _wait(hosts, tmp_path)
+    _ip(f"-n {hosts.names[0]} link set eth0 down")
+    try:
+        job.wait_for("cut off from the majority of the hosts")
+        _wait_until(lambda: not alive(ranks[0]))
+        _goes_on(hosts)
+        assert job.process.poll() is None  # it waits
+    finally:
+        _ip(f"-n {hosts.names[0]} link set eth0 up")
+        _ip(f"-n {hosts.names[0]} route replace 10.80.0.0/16 via 10.80.0.1")
+    os.kill(job.process.pid, signal.SIGINT)  # nobody is left to tell it who led
+    assert job.finish()[0] == 130
+    _wait_until(lambda: not hosts.agents())
+
+
+@pytest.mark.more
+def test_an_agent_that_was_started_again_is_a_candidate_too(hosts: Hosts, tmp_path: pathlib.Path) -> None:
+    """Of three hosts two are lost one after the other, the second of them the leader."""
+    path = tmp_path / "waiting.sh"
+    path.write_text(WAITING.replace("= 0 ]", "-lt 2 ]"))
+    path.chmod(0o755)
+    job = hosts.start("--name", "a", "--log-rank", "all", "--no-monitor", "--no-python", str(path))
+    job.wait_for(r"attempt 0 rank \d of 3", times=3)
+    os.kill(min(hosts.agents_of(hosts.names[2])), signal.SIGKILL)
+    job.wait_for(r"attempt 1 rank \d of 3", times=3)
+    time.sleep(3)  # until it votes, which nothing shows
+    os.kill(job.process.pid, signal.SIGKILL)
+    _wait_until(lambda: "a ended well" in hosts.log("a"))
+    assert len(re.findall(r"attempt 2 rank \d of 2 ", hosts.log("a"))) == 2, hosts.log("a")
+    _wait_until(lambda: not hosts.agents())
+    job.finish()
+
+
+# Twelve steps of one model on any number of ranks, in the first attempt with a wait in the eighth, a checkpoint behind it.
+TRAINING = """
+    import os, time
+    import torch
+    import evenstep as es
+
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
+    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    torch.manual_seed(1)
+    data = torch.utils.data.TensorDataset(torch.randn(72, 6), torch.randn(72, 2))
+    model = torch.nn.Linear(6, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    loader = torch.utils.data.DataLoader(data, batch_size=12)
+    model, optimizer, loader = es.prepare(model, optimizer, loader)
+    place = os.environ["RANK"], "of", os.environ["WORLD_SIZE"]
+    print("attempt", attempt, "rank", *place, "begins at step", es.step(), flush=True)
+    for _ in es.epochs(2):
+        for x, y in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            while attempt == 0 and es.step() >= 8:
+                time.sleep(0.01)
+    print("ended after", es.step(), "steps", flush=True)
+"""
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("cut", [False, True])
+def test_training_goes_on_from_the_checkpoint(hosts: Hosts, script: Script, tmp_path: pathlib.Path, cut: bool) -> None:
+    job = hosts.start("--name", "a", "--checkpoint-every", "5", "--log-rank", "all", script(TRAINING))
+    job.wait_for(r"attempt 0 rank \d of 3 begins at step 0", times=COUNT)
+    _wait_until(lambda: (tmp_path / "runs/a/checkpoints/step-00000005").exists())
+    if cut:
+        _ip(f"-n {hosts.names[0]} link set eth0 down")
+        try:
+            _wait_until(lambda: "this host leads now" in hosts.log("a"))
+        finally:
+            _ip(f"-n {hosts.names[0]} link set eth0 up")
+            _ip(f"-n {hosts.names[0]} route replace 10.80.0.0/16 via 10.80.0.1")
+        code, text = job.finish()
+        assert code == 7 and re.search(r"another host \(10.80.[12].2\) leads this job since generation 2", text), text
+    else:
+        os.kill(job.process.pid, signal.SIGKILL)
+    _wait_until(lambda: "a ended well" in hosts.log("a"))
+    said = hosts.log("a")
+    assert "this host leads now (generation 2): restart 1 of 3 from " in said, said
+    assert re.search(r"watch it at http://127.0.0.1:\d+", said)
+    assert len(re.findall(r"attempt 1 rank \d of 2 begins at step 5", said)) == 2, said
+    assert len(re.findall("ended after 12 steps", said)) == 2, said
+    _wait_until(lambda: not hosts.agents())
+    job.finish()
