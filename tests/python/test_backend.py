@@ -2,62 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from run_jobs import free_port
+from backend_session import SECONDS, Check, join, leave, rank_and_size
 
 torch = pytest.importorskip("torch")
-
-SECONDS = 120
-
-
-Check = Callable[[Callable[..., None], int], None]
-
-
-def start(body: Callable[..., None], ranks: int) -> list[subprocess.Popen[str]]:
-    port = free_port()
-    processes = []
-    for rank in range(ranks):
-        environment = dict(
-            os.environ,
-            RANK=str(rank),
-            WORLD_SIZE=str(ranks),
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=str(port),
-            OMP_NUM_THREADS="1",
-        )
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, __file__, body.__name__],
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-    return processes
-
-
-def finish(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
-    results = []
-    try:
-        for process in processes:
-            out, err = process.communicate(timeout=SECONDS)
-            results.append((process.returncode, out, err))
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    return results
 
 
 @pytest.fixture
@@ -71,28 +26,6 @@ def check(run_ranks: Callable[..., Any]) -> Callable[[Callable[..., None], int],
 
 
 # ---- what the ranks do; run in processes of their own ----
-
-
-def rank_and_size() -> tuple[int, int]:
-    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-
-
-def join(backend: str = "evenstep", seconds: float = 60) -> tuple[int, int]:
-    from datetime import timedelta
-
-    import torch.distributed as dist
-
-    import evenstep  # noqa: F401
-
-    torch.manual_seed(0)
-    dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
-    return rank_and_size()
-
-
-def leave() -> None:
-    import torch.distributed as dist
-
-    dist.destroy_process_group()
 
 
 def body_collectives() -> None:
@@ -248,106 +181,6 @@ def body_async() -> None:
     leave()
 
 
-def test_one_that_never_comes_is_named(monkeypatch):
-    import torch.distributed as dist
-
-    import evenstep
-    from evenstep import rendezvous
-
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    lost = f"rank 1 .process {gone.pid}. died or came to its end before it opened the group"
-    store = dist.HashStore()
-    prefix = "evenstep/group/0"
-    # It has said that it comes, and ended; rank 2 has not come yet.
-    store.set(f"{prefix}/1", json.dumps({"place": rendezvous._place(), "wanted": "", "process": gone.pid}))
-    with pytest.raises(evenstep.EvenstepError, match=lost) as caught:
-        rendezvous.open_group(store, 0, 3, timeout_seconds=60)
-    assert (caught.value.status, caught.value.rank) == ("EVEN_ERR_PEER_LOST", 1)
-    with pytest.raises(RuntimeError, match=lost):  # and rank 0 tells the others
-        rendezvous.open_group(store, 2, 3, timeout_seconds=60)
-    # It was in a group with this rank, and ended.
-    monkeypatch.setitem(rendezvous._processes, 5, gone.pid)
-    for rank in (0, 2):
-        with pytest.raises(evenstep.EvenstepError, match=lost):
-            rendezvous.open_group(dist.HashStore(), rank, 3, timeout_seconds=60, members=[4, 5, 6])
-    with pytest.raises(RuntimeError, match=r"[Tt]imeout|[Tt]ime"):
-        rendezvous.open_group(dist.HashStore(), 0, 2, timeout_seconds=0.05)
-
-
-def test_a_rank_is_one_process():
-    import torch.distributed as dist
-
-    import evenstep
-    from evenstep import rendezvous
-
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    store = dist.HashStore()
-    key = "evenstep/process/0/1"
-    store.set(key, f"{rendezvous._place()} {gone.pid}")
-    rendezvous.claim(store, 1)  # who has ended has it no more
-    rendezvous.claim(store, 1)
-    rendezvous.claim(store, 0)
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as first:  # lives until its input ends
-        store.set(key, f"{rendezvous._place()} {first.pid}")
-        with pytest.raises(
-            evenstep.EvenstepError, match=f"rank 1 of this job is process {first.pid} already"
-        ) as caught:
-            rendezvous.claim(store, 1)
-        assert (caught.value.status, caught.value.rank) == ("EVEN_ERR_IN_USE", 1)
-        assert store.get(key).decode() == f"{rendezvous._place()} {first.pid}"  # the first is unharmed
-        store.set(key, f"another host pid:[1] 0 {first.pid}")  # of which nothing is known here
-        rendezvous.claim(store, 1)
-
-
-def test_the_grace_of_a_stop_is_checked(monkeypatch):
-    import evenstep
-    from evenstep.rendezvous import open_group
-
-    for text in ("soon", "-1", "nan"):
-        monkeypatch.setenv("EVENSTEP_STOP_GRACE", text)
-        with pytest.raises(evenstep.EvenstepError, match="EVENSTEP_STOP_GRACE is '" + text):
-            open_group(None, 0, 1)
-    for text in ("", "0.5", "inf"):
-        monkeypatch.setenv("EVENSTEP_STOP_GRACE", text)
-        open_group(None, 0, 1).close()
-
-
-def body_stall() -> None:
-    """Who waits for long says so, without Python's help: rank 1 comes once rank 0 has said that it waits."""
-    import tempfile
-    import threading
-
-    import torch.distributed as dist
-
-    os.environ["EVENSTEP_STALL_SECONDS"] = "0.05"
-    rank, size = join()
-    store = dist.distributed_c10d._get_default_store()
-    if rank == 0:
-        said = tempfile.TemporaryFile("w+b")  # noqa: SIM115  (to the end of the process)
-        os.dup2(said.fileno(), 2)
-
-        def watch() -> None:
-            while b"a collective stands still: rank 0 has waited" not in os.pread(said.fileno(), 4096, 0):
-                time.sleep(0.01)
-            store.set("said", "yes")
-
-        threading.Thread(target=watch, daemon=True).start()
-    else:
-        store.wait(["said"])
-    tensor = torch.ones(3)
-    dist.all_reduce(tensor)
-    assert tensor.tolist() == [size] * 3
-    if rank == 0:
-        words = os.pread(said.fileno(), 4096, 0).decode()
-        assert (
-            "for rank 1 (process " in words
-            and "all_reduce of 3 F32 elements with SUM; reached: rank 0 in call" in words
-        )
-    leave()
-
-
 def body_limited_wait() -> None:
     """A wait may end before its collective, which goes on: as in Gloo."""
     from datetime import timedelta
@@ -485,84 +318,6 @@ def body_fsdp() -> None:
     leave()
 
 
-def body_death() -> None:
-    import torch.distributed as dist
-
-    import evenstep
-
-    rank, _ = join()
-    dist.all_reduce(torch.ones(4))
-    if rank == 1:
-        print("ready", flush=True)
-        signal.pause()
-    began = time.monotonic()
-    print("waiting", flush=True)
-    try:
-        dist.all_reduce(torch.ones(1_000_000))
-    except evenstep.EvenstepError as error:
-        assert error.status == "EVEN_ERR_PEER_LOST" and error.rank == 1, error
-        print(f"lost {time.monotonic() - began:.3f}", flush=True)
-        os._exit(0)
-    os._exit(1)
-
-
-def body_death_in_ddp() -> None:
-    import torch.distributed as dist  # noqa: F401
-
-    rank, _ = join()
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
-    model(torch.ones(2, 64)).sum().backward()
-    if rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    try:
-        model(torch.ones(2, 64)).sum().backward()
-    except RuntimeError as error:
-        assert "rank 1" in str(error) and "EVEN_ERR_PEER_LOST" in str(error), error
-        os._exit(0)
-    os._exit(1)
-
-
-def body_mismatch() -> None:
-    import torch.distributed as dist
-
-    import evenstep
-
-    rank, _ = join()
-    try:
-        dist.all_reduce(torch.ones(4 + rank))
-    except evenstep.EvenstepError as error:
-        assert error.status == "EVEN_ERR_MISMATCH" and "5 F32" in str(error) and "4 F32" in str(error), error
-        sites = [word for word in str(error).split() if "test_backend.py:" in word]
-        assert len(sites) == 2 and str(error).count(" in body_mismatch") == 2, error  # both sides' own lines
-        os._exit(0)
-    os._exit(1)
-
-
-def body_timeout() -> None:
-    import torch.distributed as dist
-
-    rank, _ = join(seconds=30)
-    group = dist.distributed_c10d._get_default_group()
-    from datetime import timedelta
-
-    dist.barrier()
-    group.set_timeout(timedelta(seconds=0.3))
-    store = dist.distributed_c10d._get_default_store()
-    if rank == 0:
-        try:
-            dist.barrier()
-        except RuntimeError as error:
-            assert "Timed out" in str(error), error
-            print("timed out", flush=True)
-            store.set("seen", "1")
-            store.wait(["told"])  # the store lives here: not gone before the other has looked
-            os._exit(0)
-        os._exit(1)
-    store.wait(["seen"])  # too late for the barrier, however long the other took
-    store.set("told", "1")
-    os._exit(0)
-
-
 # ---- the tests ----
 
 
@@ -573,10 +328,6 @@ def test_collectives(ranks: int, check: Check) -> None:
 
 def test_asynchronous_calls(check: Check) -> None:
     check(body_async, 2)
-
-
-def test_a_stall_is_told(check: Check) -> None:
-    check(body_stall, 2)
 
 
 def test_calls_from_callbacks(check: Check) -> None:
@@ -606,33 +357,6 @@ def test_ddp_as_gloo(check: Check) -> None:
 def test_fsdp_as_ddp(check: Check) -> None:
     pytest.importorskip("torch.distributed.fsdp", reason="no FSDP in this torch")
     check(body_fsdp, 2)
-
-
-def test_dead_peer_is_named() -> None:
-    waiting, victim = processes = start(body_death, 2)
-    assert victim.stdout is not None and waiting.stdout is not None
-    try:
-        assert victim.stdout.readline().strip() == "ready"
-        assert waiting.stdout.readline().strip() == "waiting"
-        victim.send_signal(signal.SIGKILL)
-    finally:
-        (code, out, err), _ = finish(processes)
-    assert code == 0, err
-    assert out.startswith("lost")
-
-
-def test_dead_peer_ends_ddp(run_ranks: Callable[..., Any]) -> None:
-    survivor, killed = run_ranks(Path(__file__), 2, args=("body_death_in_ddp",), check=False)
-    assert survivor.returncode == 0, survivor.stderr
-    assert killed.returncode == -signal.SIGKILL
-
-
-def test_mismatch_names_both_calls(check: Check) -> None:
-    check(body_mismatch, 2)
-
-
-def test_timeout(check: Check) -> None:
-    check(body_timeout, 2)
 
 
 def test_import_does_not_import_torch() -> None:
