@@ -108,6 +108,38 @@ class Soak:
         self.against = ""
         self.runs: list[Run] = []
 
+    def choose_length(self) -> None:
+        """So many epochs as take the time that was asked for, on this machine as busy as it is."""
+        command = [
+            program(),
+            "run",
+            "-n",
+            "2",
+            "--runs-dir",
+            str(self.base),
+            "--name",
+            "length",
+            "--log-rank",
+            "none",
+            "--quiet",
+        ]
+        command += ["--python", sys.executable, str(TRAINING), "6"]
+        done = subprocess.run(
+            command, env=environment("length"), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            raise SystemExit(f"the training fails without any fault: {done.stderr[-3000:]}")
+        with sqlite3.connect(f"file:{self.base / 'length' / 'run.db'}?mode=ro", uri=True) as history:
+            seconds, steps = history.execute(
+                "SELECT (max(end_ns) - min(end_ns)) * 1e-9, max(step) FROM steps"
+            ).fetchone()
+        shutil.rmtree(self.base / "length")
+        self.args.epochs = max(6, round(self.args.seconds * steps / seconds / 16))
+        print(
+            f"{seconds / steps * 1e3:.1f} ms a step of 2 ranks: {self.args.epochs} epochs of 16 steps each run",
+            flush=True,
+        )
+
     def _command(self, seed: int, name: str) -> tuple[list[str], int, int]:
         hosts = 2 if self.args.two_hosts and seed % self.args.two_hosts == self.args.two_hosts - 1 else 1
         ranks = 2 + seed % 3 if hosts == 1 else 2
@@ -145,6 +177,8 @@ class Soak:
 
     def run(self) -> None:
         deadline = time.monotonic() + 60 * self.args.minutes
+        if self.args.epochs == 0:
+            self.choose_length()
         seed = self.args.seed
         while sum(len(run.injected) for run in self.runs) < self.args.faults:
             if self.runs and time.monotonic() >= deadline:
@@ -171,6 +205,9 @@ class Soak:
         print(f"kinds that did not come: {', '.join(missing) or 'none'}")
         refused = [fault["what"].endswith("was refused") for fault in faults if fault["kind"] == "twin"]
         print(f"second processes of a rank: {len(refused)}, refused {sum(refused)}")
+        for fault in faults:
+            if fault["kind"] == "twin" and not fault["what"].endswith("was refused"):
+                print(f"  {fault['what']}")
         print(f"runs that ended otherwise than undisturbed, hung or left something behind: {len(wrong)}")
         for run in wrong:
             print(f"  seed {run.seed}: {run.wrong}")
@@ -232,7 +269,8 @@ def main() -> int:
     parser.add_argument(
         "--two-hosts", type=int, default=4, help="every how many-th run is on two hosts (root); 0: none"
     )
-    parser.add_argument("--epochs", type=int, default=6, help="of 16 steps, of each run")
+    parser.add_argument("--seconds", type=float, default=40, help="that an undisturbed run of two ranks takes to train")
+    parser.add_argument("--epochs", type=int, default=0, help="of 16 steps, of each run, in place of seconds")
     parser.add_argument("--seed", type=int, default=0, help="of the first run; the others' follow")
     parser.add_argument("--kinds", help="of runs of one host (default: all)")
     parser.add_argument("--part", choices=["faults", "calm"], help="only this one")
