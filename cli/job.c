@@ -116,6 +116,7 @@ static even_status run(running_job *job, int *exit_code) {
                                     .telemetry_fd = job->telemetry_fd,
                                     .hang_seconds = job->setup.hang_seconds,
                                     .restart_hung = job->setup.restart_hung,
+                                    .notice_seconds = job->setup.notice_seconds,
                                     .unpinned = job->options->no_pin,
                                     .max_restarts = job->setup.max_restarts,
                                     .restart_always = job->setup.restart_always,
@@ -165,7 +166,8 @@ static void add_outcome(even_text *text, const running_job *job, int exit_code) 
   } else if (job->interrupted != 0) {
     even_text_format(text, "was ended by %s", even_signal_name(job->interrupted));
   } else {
-    even_text_add(text, exit_code == 0 ? "ended well" : "failed");
+    bool saved = exit_code == EVEN_SAVED_AND_ENDED && job->cause[0] == '\0';
+    even_text_add(text, exit_code == 0 ? "ended well" : saved ? "was saved and has ended" : "failed");
   }
 }
 

@@ -27,6 +27,7 @@ typedef struct even_job_options {
   const char *cpu_quota;
   const char *hang_timeout;     /* seconds, "off"; NULL: EVENSTEP_HANG_TIMEOUT, else 30 */
   const char *on_hang;          /* "report", "restart"; NULL: EVENSTEP_ON_HANG, else report */
+  const char *notice;           /* seconds; NULL: EVENSTEP_NOTICE, else none */
   const char *on_nonfinite;     /* "report", "skip", "stop"; NULL: EVENSTEP_ON_NONFINITE, else report */
   const char *check_parameters; /* steps, "off"; NULL: EVENSTEP_CHECK_PARAMETERS, else 100 */
   const char *on_difference;    /* "report", "stop"; NULL: EVENSTEP_ON_DIFFERENCE, else report */
@@ -50,7 +51,7 @@ typedef struct even_job_options {
   bool json;
 } even_job_options;
 
-enum { EVEN_JOB_OPTION_COUNT = 39 };
+enum { EVEN_JOB_OPTION_COUNT = 40 };
 
 void even_job_options_defaults(even_job_options *options);
 /* The options' declarations, for even_options_parse, into table[EVEN_JOB_OPTION_COUNT]. */

@@ -292,6 +292,19 @@ static even_status read_hangs(const even_job_options *options, even_job_setup *s
   return EVEN_OK;
 }
 
+static even_status read_notice(const even_job_options *options, even_job_setup *setup) {
+  const char *from = NULL;
+  char *end = NULL;
+  const char *limit = given(options->notice, "--notice", "EVENSTEP_NOTICE", &from);
+  setup->notice_seconds = limit == NULL ? 0 : strtod(limit, &end);
+  bool whole = limit == NULL || (end != limit && (*end == '\0' || strcmp(end, "s") == 0));
+  if (!whole || (limit != NULL && !(setup->notice_seconds > 0 && setup->notice_seconds <= 1e6))) {
+    (void)even_fail(EVEN_ERR_USAGE, "%s %s is no time", from, limit);
+    return even_error_fix("give seconds, fewer than the scheduler waits until it kills: --notice 60");
+  }
+  return EVEN_OK;
+}
+
 /* A word for the ranks, from the option or the variable, checked here; what the variable says they have anyway. */
 static even_status put_word(const char *option, const char *name, const char *variable, const char *const *words,
                             even_job_setup *setup) {
@@ -445,6 +458,7 @@ static even_status open_setup(const even_job_options *options, char *const *envi
   EVEN_TRY(read_speeds(options, setup));
   EVEN_TRY(add_spares(options, &setup->devices));
   EVEN_TRY(read_hangs(options, setup));
+  EVEN_TRY(read_notice(options, setup));
   EVEN_TRY(read_watch(options, setup));
   setup->max_restarts = options->max_restarts < 0 ? 3 : (int)options->max_restarts;
   setup->restart_always = options->max_restarts >= 0;

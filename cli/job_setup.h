@@ -42,6 +42,7 @@ typedef struct even_job_setup {
   bool restart_always;
   double hang_seconds; /* 0: off */
   bool restart_hung;
+  double notice_seconds; /* 0: none */
   bool shrink;
   bool replace;
 } even_job_setup;

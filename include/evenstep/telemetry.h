@@ -230,6 +230,9 @@ EVEN_PUBLIC void even_telemetry_call(even_telemetry *telemetry, const even_call_
 /* Whether records of calls are wanted. Any thread. */
 EVEN_PUBLIC bool even_telemetry_wants_calls(const even_telemetry *telemetry);
 
+/* Whether the ranks shall save their state after the step under way, and end. Any thread. */
+EVEN_PUBLIC bool even_telemetry_asks_end(const even_telemetry *telemetry);
+
 /* ---- what a rank is at now ---- */
 
 /* X(name, number, text) */
@@ -303,6 +306,8 @@ EVEN_PUBLIC void even_telemetry_reader_writers(even_telemetry_reader *reader, bo
 
 /* Whether the ranks are to write a record for each call; at first they do not, and only count. Any thread. */
 EVEN_PUBLIC void even_telemetry_reader_want_calls(even_telemetry_reader *reader, bool wanted);
+/* Asks the ranks to save their state after the step under way, and to end. At first nobody is asked. Any thread. */
+EVEN_PUBLIC void even_telemetry_reader_ask_end(even_telemetry_reader *reader, bool asked);
 /* What a rank is at, by its last even_telemetry_enter. */
 typedef struct even_rank_activity {
   even_activity activity;

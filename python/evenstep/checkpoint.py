@@ -362,6 +362,16 @@ def automatic(session: Any) -> None:
         told(session.step, error)
 
 
+SAVED_AND_ENDED = 75  # sysexits' EX_TEMPFAIL; the agent knows such an end by it (src/orchestrator/drain.c)
+
+
+def save_and_end(session: Any) -> None:
+    """The agent has notice that the job must end (--notice): on all ranks, between two steps. Raises EvenstepError where the
+    state cannot be saved."""
+    _save(session, None, session.user_state, True)
+    raise SystemExit(SAVED_AND_ENDED)
+
+
 def write_here(session: Any, random_states: list[bytes]) -> None:
     """The checkpoint that the cadence asked for, on rank 0 alone, with what the ranks' generators were."""
     with session.steps.apart(_core.SPAN_CHECKPOINT):

@@ -354,6 +354,10 @@ class Session:
         for asked in (self.plan, self.watch):
             if asked is not None and asked.done:
                 asked.finish(self.all_gather_bytes)
+        if self.steps.end_agreed:
+            from evenstep.checkpoint import save_and_end
+
+            save_and_end(self)
         self._checkpoint_when_due()
         if self.recovery is not None:
             self.recovery.between_steps()

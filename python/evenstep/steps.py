@@ -62,6 +62,7 @@ class Steps:
         self.ballots: list[vote.Ballot] = []  # of the last synchronised backward since the last commit
         self.wants_checkpoint = False
         self.checkpoint_agreed = False  # rank 0 asked for one in the last vote
+        self.end_agreed = False  # and for the end, with the state saved
         self._weight: float | None = None  # from set_weight
         self._amount = 0.0  # what it was given
         self.empty = False  # set_weight: the next backward counts nothing on any rank
@@ -447,6 +448,7 @@ class Steps:
             flags |= vote.GRADIENT
         self._sum = self.parameters.sum_when_due() if self.parameters is not None else None
         flags |= 0 if self._sum is None else vote.CHECKED
+        flags |= vote.ENDS if self.group.rank == 0 and self.telemetry.asks_end else 0
         flags |= self.recovery.asks if self.recovery is not None and self.group.rank == 0 else 0
         if self.memory is not None and self._batches and self.last_plan is not None:
             self.memory.watch.stepped(self.step, self._samples // self._batches, self.last_plan.shares)
@@ -469,6 +471,7 @@ class Steps:
         if self.memory is not None:
             self.memory.heard(ballots)
         self.checkpoint_agreed = bool(self.ballots[0].flags & vote.WANTS_CHECKPOINT)
+        self.end_agreed = bool(self.ballots[0].flags & vote.ENDS)
         if self.recovery is not None:
             self.recovery.heard(ballots[0].flags)
         fired = refired = 0

@@ -20,6 +20,7 @@ GRADIENT = 32  # a gradient, where ranks keep theirs (es.LocalSGD, es.DiLoCo)
 CHECKED = 64  # `parameters` is told
 STANDS = 128  # rank 0: the agent asks the ranks to stand at the end of this step, for somebody can join
 SAVES = 256  # the same, after a checkpoint: they are too few
+ENDS = 512  # rank 0: the agent asks the ranks to save their state at the end of this step, and to end
 
 
 @dataclass(frozen=True)

@@ -181,6 +181,11 @@ static int writer_pause(PyObject *self, PyObject *value, void *closure) {
   return 0;
 }
 
+static PyObject *writer_asks_end(PyObject *self, void *closure) {
+  (void)closure;
+  return PyBool_FromLong(even_telemetry_asks_end(((writer_object *)self)->telemetry));
+}
+
 static PyObject *reader_new(PyTypeObject *type, PyObject *arguments, PyObject *names) {
   static char *keywords[] = {"fd", NULL};
   int fd = -1;
@@ -279,6 +284,15 @@ static PyObject *reader_want_calls(PyObject *self, PyObject *wanted) {
     return NULL;
   }
   even_telemetry_reader_want_calls(((reader_object *)self)->reader, truth != 0);
+  Py_RETURN_NONE;
+}
+
+static PyObject *reader_ask_end(PyObject *self, PyObject *asked) {
+  int truth = PyObject_IsTrue(asked);
+  if (truth < 0) {
+    return NULL;
+  }
+  even_telemetry_reader_ask_end(((reader_object *)self)->reader, truth != 0);
   Py_RETURN_NONE;
 }
 
@@ -433,6 +447,8 @@ static PyMethodDef writer_methods[] = {
 static PyGetSetDef writer_members[] = {
     {"handle", writer_handle, NULL, "capsule \"evenstep.telemetry\" for other parts of the engine; None without a ring",
      NULL},
+    {"asks_end", writer_asks_end, NULL, "whether the ranks shall save their state after the step under way, and end",
+     NULL},
     {"paused", NULL, writer_pause, "set it to write nothing for a while, the engine through the handle neither", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 static PyType_Slot writer_slots[] = {
@@ -461,6 +477,7 @@ static PyObject *reader_activity(PyObject *self, PyObject *argument) {
 static PyMethodDef reader_methods[] = {
     {"drain", reader_drain, METH_NOARGS, "drain() -> (records, lost): all new records as tuples (kind, rank, …)"},
     {"want_calls", reader_want_calls, METH_O, "want_calls(wanted): whether ranks write a record of each call"},
+    {"ask_end", reader_ask_end, METH_O, "ask_end(asked): whether ranks shall save their state and end"},
     {"activity", reader_activity, METH_O,
      "activity(rank) -> (activity, count, stepped, ended before) of its last enter()"},
     {"totals", reader_totals, METH_VARARGS,

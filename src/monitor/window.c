@@ -239,6 +239,7 @@ static even_phase phase_of_end(int exit_code) {
     case 128 + SIGINT:
     case 128 + SIGTERM:
     case 128 + SIGHUP:
+    case 75: /* its state saved, after notice (orchestrator/agent.h) */
       return EVEN_PHASE_INTERRUPTED;
     default:
       return EVEN_PHASE_FAILED;

@@ -300,10 +300,14 @@ static even_status run_attempts(even_job *job, even_fault_facts *ends, int *exit
       return EVEN_OK;
     }
     if (culprit == job->count) {
-      *exit_code = 0;
+      *exit_code = even_job_drain_code(job);
       return EVEN_OK;
     }
     *exit_code = exit_code_of(&its);
+    if (job->draining != 0) {
+      even_job_notice(job, "not restarted: the job was to end");
+      return EVEN_OK;
+    }
     even_status status = plan_restart(job, &its, &again);
     if (status == EVEN_ERR_INTERRUPTED && even_signals_end_pending() != 0) {
       even_job_interrupted(job, even_signals_end_pending());

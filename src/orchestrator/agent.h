@@ -9,6 +9,10 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
+/* The exit code of ranks that have saved their state and ended because of notice, and of their job: EX_TEMPFAIL of
+ * sysexits.h. python/evenstep/checkpoint.py has it, too. */
+enum { EVEN_SAVED_AND_ENDED = 75 };
+
 typedef enum even_rank_end {
   EVEN_RANK_EXITED,           /* by itself: code */
   EVEN_RANK_SIGNALLED,        /* by a signal: code */
@@ -54,6 +58,9 @@ typedef struct even_agent_params {
   /* A rank that is silent for so long, or ten times what it takes otherwise for what it is at, hangs (silence.h); 0:
    * nobody looks. Needs telemetry_fd. */
   double hang_seconds;
+  /* SIGTERM and SIGUSR1 give notice: the ranks have so long to save their state and end, and the exit code is 75 then.
+   * 0: they end the job, and are passed on. Needs telemetry_fd. */
+  double notice_seconds;
   bool restart_hung; /* the attempt is ended then, and the job restarted; else it is told alone */
   bool unpinned;     /* leave the ranks on all CPUs */
   int max_restarts;

@@ -134,6 +134,7 @@ static even_job_rank *rank_of(even_job *job, pid_t pid) {
 void even_job_rank_ended(even_job *job, even_job_rank *rank, const even_process_end *end) {
   rank->alive = false;
   rank->end = *end;
+  even_job_drain_ended(job, rank);
   job->order[job->ended++] = (size_t)(rank - job->ranks);
   job->alive--;
   even_rank_output_finish(&rank->output);
@@ -151,7 +152,7 @@ void even_job_rank_ended(even_job *job, even_job_rank *rank, const even_process_
   if (even_job_outside_ended(job, (size_t)(rank - job->ranks))) {
     return;
   }
-  bool well = end->signal == 0 && end->code == 0;
+  bool well = rank->end.signal == 0 && rank->end.code == 0;
   if (well) {
     even_job_left_well(job);
   } else if (even_job_goes_on_without(job, (size_t)(rank - job->ranks))) {
@@ -236,6 +237,9 @@ void even_job_signals_ready(void *context, int fd) {
   int number = 0;
   (void)fd;
   while ((number = even_signals_next(&job->signals)) != 0) {
+    if (even_job_drain(job, number, "")) {
+      continue;
+    }
     switch (number) {
       case SIGCHLD:
         reap(job);
@@ -296,6 +300,9 @@ static even_status turn(even_job *job) {
   wait_ms = job->awaits_joiner && wait_ms > joining_ms ? joining_ms : wait_ms;
   EVEN_TRY(even_loop_turn(&job->loop, wait_ms));
   check_deadline(job);
+  if (even_job_drain_late(job)) {
+    end_by_user(job, SIGTERM);
+  }
   tick(job);
   even_job_replace_tick(job);
   return job->failure.status == EVEN_OK ? EVEN_OK : even_error_restore(&job->failure);
@@ -444,6 +451,7 @@ static even_status reset(even_job *job) {
   even_progress_begin(&job->progress);
   even_hangs_begin(job->hangs);
   job->awaits_joiner = job->too_few_told = false;
+  even_job_drain_forget(job);
   return even_job_generations_begin(job);
 }
 

@@ -137,6 +137,17 @@ static void on_notice(void *context, const char *words) {
   tell(context, EVEN_MESSAGE_NOTICE, &text, NULL, 0);
 }
 
+bool even_job_follower_drains(even_job *job, int number) {
+  even_text text = EVEN_TEXT_EMPTY;
+  if (job->draining != 0) {
+    return number == SIGUSR1;
+  }
+  job->draining = number;
+  even_text_format(&text, "{\"signal\":%d}", number);
+  tell(job->follower, EVEN_MESSAGE_DRAIN, &text, NULL, 0);
+  return true;
+}
+
 void even_job_follower_signalled(even_job *job, int number) {
   even_follower *follower = job->follower;
   char words[64];
@@ -393,6 +404,7 @@ static even_status open_job(even_follower *follower) {
                                          .telemetry_fd = follower->telemetry_fd,
                                          .hang_seconds = start->hang_seconds,
                                          .restart_hung = start->restart_hung,
+                                         .notice_seconds = start->notice_seconds,
                                          .unpinned = start->unpinned,
                                          .max_restarts = start->max_restarts,
                                          .observer = {.context = follower,

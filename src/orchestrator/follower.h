@@ -9,6 +9,9 @@ void even_job_follower_tell_end(even_job *job, const even_job_rank *rank);
 void even_job_follower_tell_stopped(even_job *job, const even_job_rank *rank, int signal);
 /* Ranks that hang are marked. */
 void even_job_follower_tell_hung(even_job *job);
+/* The agent itself got notice that its host must end soon: the leader decides what follows. Whether it was told; once.
+ */
+bool even_job_follower_drains(even_job *job, int number);
 /* The agent itself got INT, TERM or HUP. */
 void even_job_follower_signalled(even_job *job, int number);
 

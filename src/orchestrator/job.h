@@ -90,7 +90,10 @@ typedef struct even_job {
   struct even_job_place *places; /* a rank each, of replace.c; NULL: nobody takes a place */
   bool awaits_joiner;            /* somebody can join at the end of a step: look often */
   bool too_few_told;
-  bool flights_told;  /* of the attempt */
+  bool flights_told; /* of the attempt */
+  int draining;      /* the signal that gave notice that it must end soon; 0: none */
+  uint64_t drain_until_ns;
+  size_t saved;       /* ranks that ended for it, their state saved */
   int interrupted;    /* the signal by which the user ended the job, 0 */
   int interrupts;     /* how often Ctrl-C was pressed */
   even_error failure; /* first error of the agent itself inside a callback; EVEN_OK: none */
@@ -106,6 +109,17 @@ void even_job_close(even_job *job);
 void even_job_rank_ended(even_job *job, even_job_rank *rank, const even_process_end *end);
 /* Somebody stopped a rank, by this signal. */
 void even_job_rank_stopped(even_job *job, even_job_rank *rank, int signal);
+/* With --notice, drain.c. Takes a signal as notice that the job must end soon (`whose`: "host there: ", "" for this
+ * one's): the ranks are asked to save their state and end. False where it is none, or nobody can be asked. */
+bool even_job_drain(even_job *job, int number, const char *whose);
+/* Whether the time for it is over. */
+bool even_job_drain_late(even_job *job);
+/* A rank has ended: one that did so for notice has ended well. */
+void even_job_drain_ended(even_job *job, even_job_rank *rank);
+/* Before the ranks of an attempt start. */
+void even_job_drain_forget(even_job *job);
+/* All ranks have ended well after notice: the job's exit code. */
+int even_job_drain_code(even_job *job);
 /* A rank hangs and shall be ended for it: the attempt is. */
 void even_job_end_hung(even_job *job);
 /* Ends this host's ranks by a signal, as their leader says; after some seconds, more sternly. */

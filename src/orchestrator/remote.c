@@ -382,6 +382,13 @@ static void take_failed(even_job *job, even_host_agent *agent, const json_t *con
   }
 }
 
+/* Its host must end soon: so does the job, for its ranks are needed. */
+static void take_drain(even_job *job, const even_host_agent *agent, const json_t *content) {
+  char whose[EVEN_HOSTS_NAME + 16];
+  (void)snprintf(whose, sizeof whose, "host %s: ", agent->name);
+  (void)even_job_drain(job, number_of(content, "signal"), whose);
+}
+
 static even_status take_of_rank(even_job *job, even_host_agent *agent, const even_message *message,
                                 const json_t *content) {
   even_job_rank *rank = rank_named(job, agent, content);
@@ -433,6 +440,9 @@ static even_status take_content(even_job *job, even_host_agent *agent, const eve
       return EVEN_OK;
     case EVEN_MESSAGE_FAILED:
       take_failed(job, agent, content);
+      return EVEN_OK;
+    case EVEN_MESSAGE_DRAIN:
+      take_drain(job, agent, content);
       return EVEN_OK;
     default:
       return even_fail(EVEN_ERR_INPUT, "a message of kind %d, which hosts do not send", (int)message->kind);

@@ -90,6 +90,7 @@ void even_remote_start_write(const even_job *job, size_t group, size_t first, si
   even_json_string(&json, "run_folder", job->run_folder.data);
   even_json_string(&json, "resume", job->resume.length > 0 ? job->resume.data : NULL);
   even_json_number(&json, "hang_seconds", params->hang_seconds);
+  even_json_number(&json, "notice_seconds", params->notice_seconds);
   even_json_bool(&json, "restart_hung", params->restart_hung);
   even_json_bool(&json, "unpinned", params->unpinned);
   even_json_bool(&json, "telemetry", rings != NULL);
@@ -198,6 +199,10 @@ static even_status read_all(const json_t *object, even_remote_start *out) {
   out->hang_seconds = json_number_value(json_object_get(object, "hang_seconds"));
   if (!(out->hang_seconds >= 0 && out->hang_seconds <= 1e7)) {
     return not_whole("hang_seconds");
+  }
+  out->notice_seconds = json_number_value(json_object_get(object, "notice_seconds"));
+  if (!(out->notice_seconds >= 0 && out->notice_seconds <= 1e7)) {
+    return not_whole("notice_seconds");
   }
   out->restart_hung = json_is_true(json_object_get(object, "restart_hung"));
   out->unpinned = json_is_true(json_object_get(object, "unpinned"));

@@ -23,6 +23,7 @@ typedef struct even_remote_start {
   double *quota; /* of all ranks, NAN where it has none; NULL: of no rank */
   bool *shown;   /* of all ranks: whether the leader wants its lines */
   double hang_seconds;
+  double notice_seconds;
   bool restart_hung;
   bool unpinned;
   bool telemetry;

@@ -170,6 +170,11 @@ void even_telemetry_reader_want_calls(even_telemetry_reader *reader, bool wanted
   atomic_store_explicit(&header->calls, wanted ? 1U : 0U, memory_order_relaxed);
 }
 
+void even_telemetry_reader_ask_end(even_telemetry_reader *reader, bool asked) {
+  even_ring_header *header = reader->memory.address;
+  atomic_store_explicit(&header->ends, asked ? 1U : 0U, memory_order_relaxed);
+}
+
 void even_telemetry_reader_totals(const even_telemetry_reader *reader, int rank, even_call_totals *out) {
   uint64_t totals[EVEN_RING_TOTALS] = {0};
   if (rank >= 0 && (uint32_t)rank < reader->ranks) {

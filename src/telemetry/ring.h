@@ -20,7 +20,8 @@ typedef struct even_ring_header {
   uint32_t ranks;
   uint32_t records;       /* a ring; a power of two */
   _Atomic uint32_t calls; /* not 0: a record is wanted for each call */
-  uint8_t unused[100];
+  _Atomic uint32_t ends;  /* not 0: the ranks shall save their state after the step under way, and end */
+  uint8_t unused[96];
 } even_ring_header;
 
 /* One cache line. sequence: 0 never written; 2t + 1 while the record with ticket t is written, 2t + 2 when it is whole.

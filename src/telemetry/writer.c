@@ -9,6 +9,7 @@ struct even_telemetry {
   even_shared_memory memory;
   even_ring *ring;
   const _Atomic uint32_t *calls; /* of the segment: whether a record is wanted for each */
+  const _Atomic uint32_t *ends;
   uint64_t mask;
   _Atomic bool paused;
   /* through this handle: */
@@ -37,6 +38,7 @@ even_status even_telemetry_open(int fd, int rank, even_telemetry **out) {
   telemetry->ring = even_ring_of_rank(&memory, &facts, (uint32_t)rank);
   telemetry->mask = facts.records - 1U;
   telemetry->calls = &((const even_ring_header *)memory.address)->calls;
+  telemetry->ends = &((const even_ring_header *)memory.address)->ends;
   *out = telemetry;
   return EVEN_OK;
 }
@@ -111,6 +113,10 @@ void even_telemetry_event(even_telemetry *telemetry, const even_event_record *re
 
 bool even_telemetry_wants_calls(const even_telemetry *telemetry) {
   return telemetry != NULL && atomic_load_explicit(telemetry->calls, memory_order_relaxed) != 0;
+}
+
+bool even_telemetry_asks_end(const even_telemetry *telemetry) {
+  return telemetry != NULL && atomic_load_explicit(telemetry->ends, memory_order_relaxed) != 0;
 }
 
 static void add(even_telemetry *telemetry, size_t offset, uint64_t amount) {

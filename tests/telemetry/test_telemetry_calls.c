@@ -86,6 +86,19 @@ static void calls_come_back_as_written(void **state) {
   close_fixture(&made);
 }
 
+static void the_agent_asks_all_writers_to_end(void **state) {
+  (void)state;
+  fixture made = open_fixture(0, true);
+  assert_false(even_telemetry_asks_end(made.writer));
+  assert_false(even_telemetry_asks_end(NULL));
+  even_telemetry_reader_ask_end(made.reader, true);
+  assert_true(even_telemetry_asks_end(made.writer));
+  assert_true(even_telemetry_wants_calls(made.writer));
+  even_telemetry_reader_ask_end(made.reader, false);
+  assert_false(even_telemetry_asks_end(made.writer));
+  close_fixture(&made);
+}
+
 static void calls_are_counted_also_where_nobody_wants_records(void **state) {
   (void)state;
   fixture made = open_fixture(0, false);
@@ -264,6 +277,7 @@ static void names_and_numbers_agree(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(calls_come_back_as_written),
+      cmocka_unit_test(the_agent_asks_all_writers_to_end),
       cmocka_unit_test(calls_are_counted_also_where_nobody_wants_records),
       cmocka_unit_test(a_full_ring_keeps_the_newest_calls_and_counts_the_rest),
       cmocka_unit_test(nonsense_is_no_call),
