@@ -47,9 +47,10 @@ typedef struct even_chaos_host {
 typedef struct even_chaos_rank {
   even_chaos_process starved; /* gets no more memory */
   uint64_t limit_before;
-  unsigned char *gradients; /* a byte a rank, shared with it: whether one is to be NaN, and whether it was */
-  bool asked;               /* the fault under way has asked for one */
-  even_process twin;        /* pid 0: none */
+  unsigned char *gradients;   /* a byte a rank, shared with it: whether one is to be NaN, and whether it was */
+  bool asked;                 /* the fault under way has asked for one */
+  even_process twin;          /* pid 0: none */
+  even_chaos_process claimed; /* whose place it takes */
   even_chaos_done *twin_fault;
   uint64_t twin_until_ns;
   even_text said; /* by the twin, of errors */
@@ -61,6 +62,7 @@ enum { EVEN_CHAOS_WATCHED = 64 };
 typedef struct even_chaos_watch {
   even_chaos_done *of; /* NULL: none */
   size_t heard;        /* of the agent's words, before it */
+  uint64_t looked_ns;  /* at all else, the last time */
   even_chaos_process others[EVEN_CHAOS_WATCHED];
   size_t count;
 } even_chaos_watch;
@@ -162,6 +164,7 @@ bool even_chaos_may_lack(even_chaos_job *job);
 /* Whether what lacks must be there again. */
 bool even_chaos_must_relent(const even_chaos_job *job);
 
+bool even_chaos_lives(const even_chaos_process *process);
 /* job->plan[job->next] is just being injected: from now on it is looked when it is noticed. */
 void even_chaos_watch_begin(even_chaos_job *job);
 void even_chaos_watch_look(even_chaos_job *job);

@@ -64,14 +64,15 @@ static bool is_due(const even_chaos_job *job) {
 
 static even_status look(even_chaos_job *job) {
   even_chaos_watch_look(job);
-  if (job->watch.of != NULL) { /* often, and nothing else beside it */
-    even_chaos_relent(job, false);
+  bool watching = job->watch.of != NULL; /* often; at all else as ever, but nothing is injected */
+  if (watching && even_clock_ns() - job->watch.looked_ns < (uint64_t)LOOK_MS * 1000000u) {
     return EVEN_OK;
   }
+  job->watch.looked_ns = even_clock_ns();
   read_history(job);
   even_chaos_relent(job, false);
   EVEN_TRY(even_chaos_host_look(job));
-  return job->history != NULL && !job->agent_killed && is_due(job) ? even_chaos_inject(job) : EVEN_OK;
+  return !watching && job->history != NULL && !job->agent_killed && is_due(job) ? even_chaos_inject(job) : EVEN_OK;
 }
 
 static void take_outcome(even_chaos_job *job, const char *line) {

@@ -150,6 +150,7 @@ even_status even_chaos_start_twin(even_chaos_job *job, const even_process_stat *
   even_text_free(&variables);
   if (started) {
     even_text_clear(&faults->said);
+    faults->claimed = (even_chaos_process){.pid = rank->pid, .start_time = rank->start_time};
     faults->twin_fault = &job->done[job->next];
     faults->twin_until_ns = even_clock_ns() + TWIN_NS + job->usual_ns;
     (void)snprintf(words, sizeof words, "process %ld claims to be rank %d, which is process %ld",
@@ -178,6 +179,7 @@ static bool was_refused(const char *said) {
   return strstr(said, "EVEN_ERR_IN_USE") != NULL || strstr(said, "EADDRINUSE") != NULL;
 }
 
+/* Whoever ends without a refusal beside a rank that lives has had a part in the job. */
 static void tell_end(even_chaos_rank *faults, bool by_itself) {
   even_chaos_done *done = faults->twin_fault;
   size_t length = strlen(done->words);
@@ -185,7 +187,9 @@ static void tell_end(even_chaos_rank *faults, bool by_itself) {
   const char *said = even_text_string(&faults->said);
   if (by_itself && was_refused(said)) {
     (void)snprintf(done->words + length, room, ", and was refused");
-  } else if (by_itself) { /* its job's attempt may have ended meanwhile */
+  } else if (by_itself && !even_chaos_lives(&faults->claimed)) {
+    (void)snprintf(done->words + length, room, ", and ended when that one had");
+  } else if (by_itself) {
     size_t end = strlen(said);
     while (end > 0 && said[end - 1] == '\n') {
       end--;
@@ -194,9 +198,12 @@ static void tell_end(even_chaos_rank *faults, bool by_itself) {
     while (begin > 0 && said[begin - 1] != '\n') {
       begin--;
     }
-    (void)snprintf(done->words + length, room, ", and ended: %.*s", (int)(end - begin), said + begin);
+    (void)snprintf(done->words + length, room, ", and was not refused, but ended: %.*s", (int)(end - begin),
+                   said + begin);
+    done->broken = true;
   } else {
     (void)snprintf(done->words + length, room, ", and was not refused");
+    done->broken = true;
   }
 }
 
@@ -210,7 +217,6 @@ static void look_after_twin(even_chaos_rank *faults, bool all) {
   listen(faults);
   if (ended || late) {
     tell_end(faults, ended);
-    faults->twin_fault->broken = !ended;
   }
   (void)even_process_signal_group(faults->twin.pid, SIGKILL);
   even_process_wait(faults->twin.pid);

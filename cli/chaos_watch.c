@@ -9,7 +9,7 @@
 /* What the agent tells of ranks that stand still, and of hosts (src/orchestrator). */
 static const char *const tellings[] = {" stands still: ", " is lost: "};
 
-static bool lives(const even_chaos_process *process) {
+bool even_chaos_lives(const even_chaos_process *process) {
   even_process_stat now;
   return even_process_stat_read(process->pid, &now) == 0 && now.start_time == process->start_time && now.state != 'Z' &&
          now.state != 'X';
@@ -35,7 +35,11 @@ void even_chaos_watch_begin(even_chaos_job *job) {
       watch->others[watch->count++] = (even_chaos_process){.pid = now.pid, .start_time = now.start_time};
     }
   }
+  if (job->plan[job->next].kind == EVEN_CHAOS_KILL && watch->count == 0) {
+    return; /* a rank that is alone has nobody to notice it but the agent, which says so with the restart */
+  }
   watch->of = &job->done[job->next];
+  watch->looked_ns = even_clock_ns();
   watch->heard = job->agent.complaint.length;
 }
 
@@ -51,7 +55,7 @@ void even_chaos_watch_look(even_chaos_job *job) {
     noticed = noticed || strstr(since, tellings[i]) != NULL;
   }
   for (size_t i = 0; i < watch->count; i++) {
-    noticed = noticed || !lives(&watch->others[i]);
+    noticed = noticed || !even_chaos_lives(&watch->others[i]);
   }
   if (noticed) {
     watch->of->noticed_ns = even_clock_ns();

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import dataclasses
 import json
 import os
@@ -241,20 +242,23 @@ def calm(base: pathlib.Path, args: argparse.Namespace) -> str:
             preexec_fn=lambda: os.sched_setaffinity(0, cores),
         )
         try:
-            job.wait(timeout=60 * args.calm_minutes)
-        except subprocess.TimeoutExpired:
-            pass
-        seconds, ended = time.monotonic() - began, job.poll()
-        with sqlite3.connect(f"file:{base / 'calm' / 'run.db'}?mode=ro", uri=True) as history:
-            steps = history.execute("SELECT max(step) + 1 FROM steps").fetchone()[0]
-            marks = ", ".join("?" * len(ALARMS))
-            told = history.execute(f"SELECT event, rank, words FROM events WHERE event IN ({marks})", ALARMS).fetchall()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                job.wait(timeout=60 * args.calm_minutes)
+            seconds, ended = time.monotonic() - began, job.poll()
+            with sqlite3.connect(f"file:{base / 'calm' / 'run.db'}?mode=ro", uri=True) as history:
+                steps = history.execute("SELECT max(step) + 1 FROM steps").fetchone()[0]
+                marks = ", ".join("?" * len(ALARMS))
+                told = history.execute(f"SELECT event, rank, words FROM events WHERE event IN ({marks})", ALARMS)
+                alarms = [str(each) for each in told.fetchall()]
+        except sqlite3.Error as error:  # the job did not get so far
+            steps, alarms = 0, [f"no history: {error}"]
+        finally:
+            job.terminate()
+            job.wait(timeout=300)
         stands = [
             line for line in (base / "calm.txt").read_text(errors="replace").splitlines() if " stands still" in line
         ]
-        job.terminate()
-        job.wait(timeout=300)
-    wrong = [*map(str, told), *stands, *([f"it ended: {ended}"] if ended is not None else []), left_behind(mark)]
+    wrong = [*alarms, *stands, *([f"it ended: {ended}"] if ended is not None else []), left_behind(mark)]
     wrong = [one for one in wrong if one]
     print(f"\n8 ranks on {len(cores)} cores, {seconds / 60:.1f} min, {steps} steps: {len(wrong)} false alarms")
     return "\n".join(wrong[:20])
