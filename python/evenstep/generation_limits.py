@@ -10,6 +10,7 @@ import torch.distributed as dist
 from evenstep.engine import SharedEngine
 from evenstep.feeds import IndexFeed
 from evenstep.generations import MendedGroup
+from evenstep.pass_state import too_large
 from evenstep.session import of_sets
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def why_not(session: Session, exact: bool = False) -> str:
         return "exact='bitwise' keeps whole blocks on each rank"
     if session.plan is not None or session.watch is not None:
         return "it measures for a plan, or is verified"
-    return _of_models(session) or _of_loops(session) or _of_groups()
+    return _of_models(session) or _of_loops(session) or _of_groups() or too_large(session.objects)
 
 
 def _of_models(session: Session) -> str:

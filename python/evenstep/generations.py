@@ -21,6 +21,7 @@ import torch.distributed as dist
 from evenstep import _core, vote
 from evenstep._core import EvenstepError
 from evenstep.backward import in_backward
+from evenstep.call_results import Packs, packed, told_result
 from evenstep.checkpoint_state import capture
 from evenstep.generation_gift import Gift
 from evenstep.group import SharedGroup, as_bytes, gather_objects
@@ -76,11 +77,12 @@ class MendedGroup(SharedGroup):
     def call(
         self,
         make: Callable[[], T],
-        pack: Callable[[T], bytes],
+        keep: Callable[[T], Packs],
         unpack: Callable[[bytes], T],
         asks: Callable[[], bool],
     ) -> T:
-        """make(), to which all ranks come. asks: whether it needs what each of them gives."""
+        """make(), to which all ranks come. keep: what packs its result for a rank that lacks it. asks: whether it needs what each
+        of them gives."""
         recovery = self._recovery
         if recovery.calling:  # part of another one
             return make()
@@ -89,19 +91,19 @@ class MendedGroup(SharedGroup):
             while True:
                 try:
                     result = make()
-                    packed = pack(result)
+                    kept = keep(result)
                 except EvenstepError as error:
                     given = recovery.mend_call(error, asks)
                     if given is not None:
                         return unpack(given)
                 else:
-                    recovery.call_ended(packed)
+                    recovery.call_ended(kept)
                     return result
         finally:
             recovery.calling = False
 
     def barrier(self) -> None:
-        self.call(super().barrier, lambda _: b"", lambda _: None, lambda: False)
+        self.call(super().barrier, lambda _: bytes, lambda _: None, lambda: False)
 
     def sum_(self, values: torch.Tensor) -> None:
         plain, mine = super().sum_, values.clone()
@@ -114,7 +116,7 @@ class MendedGroup(SharedGroup):
         def unpack(given: bytes) -> torch.Tensor:
             return values.copy_(torch.frombuffer(bytearray(given), dtype=values.dtype).view(values.shape))
 
-        self.call(make, as_bytes, unpack, self._recovery.needs_all)
+        self.call(make, lambda sums: packed(as_bytes(sums)), unpack, self._recovery.needs_all)
 
     def meet(self) -> None:
         """The meeting that commits a step: no call of the script's."""
@@ -134,7 +136,7 @@ class Recovery:
         self._committed = self._passes = self._calls = 0  # even_position
         self._stands = False  # between two steps, until there is a newer generation
         self._void_passes = 0  # of the step under way: the first so many
-        self._result = b""  # of the last call
+        self._result: Packs = bytes  # of the last call
         self.calling = False  # the script is in one
         self._asks = False  # it needs what each rank gives
         self._failing = 0  # calls that it has not come to, and that fail there
@@ -152,6 +154,11 @@ class Recovery:
         if why != self._said:
             self._said = why
             self._memory.say(self._job_rank, why)
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether this rank could, as far as is known: else nothing needs to be kept for it."""
+        return self._said == ""
 
     # -- the step under way --
 
@@ -221,12 +228,12 @@ class Recovery:
         self._asks = asks()
         try:
             given = self._mend(error, calling=True)
-            self._result = self._result if given is None else given
+            self._result = self._result if given is None else packed(given)
             return given
         finally:
             self._asks = False
 
-    def call_ended(self, result: bytes) -> None:
+    def call_ended(self, result: Packs) -> None:
         if self.joining:  # made with nobody
             return
         self._calls += 1
@@ -283,7 +290,8 @@ class Recovery:
                     self._memory.wait(number, _LOOK_FOR_GIFT_SECONDS)
                 else:
                     self._memory.wait(number, _LOOK_SECONDS)
-        self._committed, self._calls, self._result, self.members, self._left = gift.place
+        self._committed, self._calls, result, self.members, self._left = gift.place
+        self._result = packed(result)
         self.number = number - 1
         return gift
 
@@ -321,7 +329,7 @@ class Recovery:
         snapshot = capture(session, [], session.user_state)
         for saved in snapshot.state["loaders"].values():
             saved["speeds"] = {}  # are of the ranks that are to be: told when all meet
-        place = (self._committed, self._calls, self._result, self.members, self._timings())
+        place = (self._committed, self._calls, told_result(self._result), self.members, self._timings())
         self._drop_gift()
         self._gift = Gift.wrap(snapshot, place, number)
         self._memory.give(self._job_rank, number, self._gift)
@@ -403,7 +411,7 @@ class Recovery:
         position = (self._committed, self._passes, self._calls, self._stands, self._asks)
 
         facts = (session.environment.device, memory_pool(session), own_cap(session))
-        mine = Told(members, position, self._result, self._speed, *facts, self._timings())
+        mine = Told(members, position, told_result(self._result), self._speed, *facts, self._timings())
 
         return comm, gather_objects(SharedGroup(comm), mine)
 
@@ -439,6 +447,14 @@ class Recovery:
         committed, voids, calls, giver, fails = _core.agree([one.position for one in told])
         if (committed > self._committed and not committing) or (calls > self._calls and not calling):
             raise _not_in_step()
+        given = told[giver].result
+        if isinstance(given, str):
+            if any(one.position[2] < calls for one in told):  # on all ranks alike
+                self.say(given)
+                raise EvenstepError(
+                    f"{given}\n  fix: copy what es.gather and es.evaluate give before changing it in place"
+                )
+            given = b""  # they all have it
         engines = []
         for sync in session.steps.syncs:
             arena = bootstrap.shared(sync.engine.arena_needed, "gradients")  # type: ignore[attr-defined]
@@ -448,7 +464,7 @@ class Recovery:
         if committed > self._committed:
             self._passes = 0
             self._session.book_step()  # as those did that came out of the meeting, among all who were in it
-        result = told[giver].result if calls > self._calls else None
+        result = given if calls > self._calls else None
         fails_here = fails and calling and calls == self._calls
         self._failing += 1 if fails and not fails_here else 0
         self._left = {rank: timings for rank, timings in told[0].timings.items() if rank not in members}
@@ -489,7 +505,7 @@ class Told(NamedTuple):
 
     members: list[int]
     position: tuple[int, int, int, bool, bool]
-    result: bytes  # of its last call
+    result: bytes | str  # of its last call; words: why nobody can be given it
     speed: float | None
     device: str
     pool: int  # of memory

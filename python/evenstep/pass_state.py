@@ -4,15 +4,19 @@ the models' buffers, and what was prepared for its state alone (a GradScaler).""
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import is_lazy
 
 _SMALL_BYTES = 1 << 16
+_LARGEST_STATE = 1 << 20
+_ENTRY_BYTES = 64  # that an entry of a container costs to copy
+_NUMBERS = (int, float, bool, type(None))
 
 
 @dataclass
@@ -22,62 +26,93 @@ class _Kept:
     values: torch.Tensor | None
 
 
+@dataclass
+class _OfModule:
+    """Its buffers by name, in its order, at the last keep()."""
+
+    kept: dict[str, _Kept | None]
+    passing: set[str]  # those that no state_dict has
+
+
 class PassState:
     """Of one session. Buffers above 64 KiB are copied where their version says that they have changed; smaller ones, and
     running statistics, each time: `.data` and torch's kernels change them without a version."""
 
     def __init__(self, models: Mapping[str, nn.Module], objects: Mapping[str, Any]) -> None:
         self._models, self._objects = models, objects
-        self._known = 0  # models whose buffers are in _places
-        self._places: list[tuple[nn.Module, str]] = []
-        self._buffers: list[_Kept | None] = []
+        self._modules: dict[nn.Module, _OfModule] = {}
         self._states: dict[str, Any] = {}
 
     @torch.no_grad()
-    def keep(self) -> None:
-        """As it is now."""
+    def keep(self) -> str:
+        """As it is now. Gives why that cannot be, in a few words; "" where it is done."""
+        states = {name: one.state_dict() for name, one in self._objects.items()}
+        why = _too_large(self._objects, states)
+        if why:
+            return why
         self._find_buffers()
         kept: list[torch.Tensor] = []
         now: list[torch.Tensor] = []
-        for index, (module, name) in enumerate(self._places):
-            buffer, before = module._buffers[name], self._buffers[index]
-            version = _version(buffer)
-            if before is None or before.buffer is not buffer or not _alike(before.values, buffer):
-                values = None if buffer is None or buffer.is_inference() else buffer.detach().clone()
-                self._buffers[index] = _Kept(buffer, version, values)
-            elif before.values is not None and self._may_differ(module, before, version):
-                assert buffer is not None
-                before.version = version
-                kept.append(before.values)
-                now.append(buffer.detach())
+        for module, of_module in self._modules.items():
+            for name, before in of_module.kept.items():
+                buffer = module._buffers[name]
+                version = _version(buffer)
+                if before is None or before.buffer is not buffer or not _alike(before.values, buffer):
+                    values = None if buffer is None or _has_no_values(buffer) else buffer.detach().clone()
+                    of_module.kept[name] = _Kept(buffer, version, values)
+                elif before.values is not None and self._may_differ(module, before, version):
+                    assert buffer is not None
+                    before.version = version
+                    kept.append(before.values)
+                    now.append(buffer.detach())
         if kept:
             torch._foreach_copy_(kept, now)
-        self._states = {name: copy.deepcopy(one.state_dict()) for name, one in self._objects.items()}
+        self._states = copy.deepcopy(states)
+        return ""
 
     @torch.no_grad()
     def put_back(self) -> None:
         """What was kept; it stays kept."""
-        for (module, name), kept in zip(self._places, self._buffers):
-            if kept is None:
-                continue
-            if module._buffers[name] is not kept.buffer:
-                module._buffers[name] = kept.buffer
-            if kept.values is None or kept.buffer is None:
-                continue
-            if not _alike(kept.values, kept.buffer):  # resized
-                module._buffers[name] = kept.values.clone()
-            elif self._may_differ(module, kept, _version(kept.buffer)):
-                kept.buffer.data.copy_(kept.values)  # no new version, which a graph made in eval mode would refuse
+        for module, of_module in self._modules.items():
+            if list(module._buffers) != list(of_module.kept):
+                self._put_names_back(module, of_module)
+            for name, kept in of_module.kept.items():
+                if kept is not None:
+                    self._put_buffer_back(module, name, kept)
         for name, state in self._states.items():
             self._objects[name].load_state_dict(copy.deepcopy(state))
 
+    def _put_buffer_back(self, module: nn.Module, name: str, kept: _Kept) -> None:
+        if module._buffers[name] is not kept.buffer:
+            module._buffers[name] = kept.buffer
+        if kept.values is None or kept.buffer is None:
+            return
+        if not _alike(kept.values, kept.buffer) or _overlaps(kept.buffer):  # resized, or cannot be written
+            module._buffers[name] = kept.values.clone()
+        elif self._may_differ(module, kept, _version(kept.buffer)):
+            kept.buffer.data.copy_(kept.values)  # no new version, which a graph made in eval mode would refuse
+
+    @staticmethod
+    def _put_names_back(module: nn.Module, of_module: _OfModule) -> None:
+        """Without those that came since, with those that went."""
+        buffers = {name: kept.buffer for name, kept in of_module.kept.items() if kept is not None}
+        module._buffers.clear()
+        module._buffers.update(buffers)
+        module._non_persistent_buffers_set.clear()
+        module._non_persistent_buffers_set.update(of_module.passing)
+
     def _find_buffers(self) -> None:
-        models: Sequence[nn.Module] = list(self._models.values())
-        for model in models[self._known :]:
-            places = [(module, name) for module in model.modules() for name, _ in module._buffers.items()]
-            self._places += places
-            self._buffers += [None] * len(places)
-        self._known = len(models)
+        """Modules and buffers come and go: lazy ones, caches that forward makes."""
+        found: dict[nn.Module, _OfModule] = {}
+        for model in self._models.values():
+            for module in model.modules():
+                known = self._modules.get(module)
+                if known is None or list(module._buffers) != list(known.kept):
+                    before: dict[str, _Kept | None] = {} if known is None else known.kept
+                    kept = {name: before.get(name) for name in module._buffers}
+                    known = _OfModule(kept, set(module._non_persistent_buffers_set))
+                found[module] = known
+        self._modules = found
 
     @staticmethod
     def _may_differ(module: nn.Module, kept: _Kept, version: int) -> bool:
@@ -86,12 +121,53 @@ class PassState:
         return small or kept.version != version or isinstance(module, _NormBase)
 
 
+def too_large(objects: Mapping[str, Any]) -> str:
+    """Why what was prepared for its state alone cannot be kept at each pass, in a few words; "" where it can."""
+    return _too_large(objects, {name: one.state_dict() for name, one in objects.items()})
+
+
+def _too_large(objects: Mapping[str, Any], states: Mapping[str, Any]) -> str:
+    for name, state in states.items():
+        if _bytes_above(state, _LARGEST_STATE):
+            return f"the state of {name} ({type(objects[name]).__name__}) is above 1 MiB, too large to be kept at each step"
+    return ""
+
+
+def _bytes_above(state: Any, limit: int) -> bool:
+    """Whether it takes more, about; it looks no further than it must."""
+    open_ones, total = [state], 0
+    seen: set[int] = set()
+    while open_ones and total <= limit:
+        one = open_ones.pop()
+        if isinstance(one, (dict, list, tuple, set, frozenset)):
+            total += _ENTRY_BYTES * len(one)
+            if id(one) in seen or total > limit:
+                continue
+            seen.add(id(one))
+            within = one.values() if isinstance(one, dict) else one
+            open_ones += [inner for inner in within if type(inner) not in _NUMBERS]
+        else:
+            size = getattr(one, "nbytes", None)
+            total += size if isinstance(size, int) else len(one) if isinstance(one, (bytes, bytearray, str)) else 0
+    return total > limit
+
+
+def _has_no_values(buffer: torch.Tensor) -> bool:
+    """That could be copied."""
+    return is_lazy(buffer) or buffer.is_inference()
+
+
 def _version(buffer: torch.Tensor | None) -> int:
-    return 0 if buffer is None or buffer.is_inference() else buffer._version
+    return 0 if buffer is None or _has_no_values(buffer) else buffer._version
 
 
 def _alike(values: torch.Tensor | None, buffer: torch.Tensor | None) -> bool:
     """Whether the one can be copied into the other."""
     if values is None or buffer is None:
-        return values is None and (buffer is None or buffer.is_inference())
+        return values is None and (buffer is None or _has_no_values(buffer))
     return values.shape == buffer.shape and values.dtype == buffer.dtype and values.device == buffer.device
+
+
+def _overlaps(buffer: torch.Tensor) -> bool:
+    """Whether several of its elements are one in memory (expand)."""
+    return any(stride == 0 and size > 1 for size, stride in zip(buffer.shape, buffer.stride()))

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.batch_rates import RateFactor
+from evenstep.call_results import packs_later
 from evenstep.environment import Environment, read_environment
 from evenstep.generations import MendedGroup, Recovery, open_recovery
 from evenstep.group import Bootstrap, Group, SharedGroup, broadcast_bytes, gather_bytes
@@ -230,7 +231,7 @@ class Session:
         """make(), to which all ranks come; where one is lost, those that are left make it again. asks: it cannot be, since it needs
         what each of them gives."""
         group = self.group
-        return group.call(make, pickle.dumps, pickle.loads, asks) if isinstance(group, MendedGroup) else make()
+        return group.call(make, packs_later, pickle.loads, asks) if isinstance(group, MendedGroup) else make()
 
     @property
     def redoing(self) -> bool:
@@ -290,8 +291,14 @@ class Session:
         if self.recovery is not None:
             self.recovery.redoing = False
             if not self.steps.in_pass:
-                self._pass_state.keep()
+                self._keep_pass_state()
         self.steps.batch_arrives(plan, asked_ns, batch)
+
+    def _keep_pass_state(self) -> None:
+        if self.recovery is not None and self.recovery.can_go_on:
+            why = self._pass_state.keep()
+            if why:
+                self.recovery.say(why)
 
     def epoch_begins(self, loader: EvenLoader, epoch: int) -> None:
         if self.rank == 0:
