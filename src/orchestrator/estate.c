@@ -31,7 +31,7 @@ static even_status add_arguments(even_json *json) {
 static void add_environment(even_json *json) {
   even_json_array(json, "environment");
   for (size_t i = 0; environ[i] != NULL; i++) {
-    if (even_remote_passes_on(environ[i])) {
+    if (even_remote_passes_on(environ[i]) || strncmp(environ[i], "EVENSTEP_SSH=", 13) == 0) {
       even_json_string(json, NULL, environ[i]);
     }
   }

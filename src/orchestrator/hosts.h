@@ -36,6 +36,7 @@ typedef struct even_hosts_params {
   const char *script;          /* compared with its folder's *.py; NULL: those of the working folder */
   const char *python;          /* compared with its packages; NULL: the ranks are no Python */
   double patience_seconds;     /* for all to be there */
+  bool replaces_leader;        /* of three and more, another one takes the leader's place when it is lost */
   struct even_estate *estate;  /* of the leader whose place this one takes: agents come by themselves; NULL: none */
   void *context;
   void (*notice)(void *context, const char *text); /* a line for the user; may be NULL */

@@ -18,6 +18,7 @@ enum { TURN_MS = 50, MEMBERS_AN_ERA = 1000000 };
 
 static const uint64_t AGREE_NS = 60000000000u;
 static const uint64_t GATHER_NS = 20000000000u;
+static const uint64_t AWAIT_NS = 3600000000000u; /* as long as the others wait for a leader */
 
 static bool is_loopback(const char *address) {
   return strncmp(address, "127.", 4) == 0;
@@ -118,8 +119,8 @@ even_status even_succession_open(even_hosts *hosts) {
   even_voter_member *members = NULL;
   size_t count = 0;
   int listener = -1;
-  if (even_leadership_voters((unsigned)hosts->count) < 3 || hosts->params.shell == NULL) {
-    return EVEN_OK; /* what another program has started on hosts that it chose, it starts again */
+  if (!hosts->params.replaces_leader || even_leadership_voters((unsigned)hosts->count) < 3) {
+    return EVEN_OK;
   }
   hosts->self = 1;
   hosts->next_member = hosts->count + 1;
@@ -280,6 +281,7 @@ void even_succession_check(even_job *job) {
 even_status even_succession_await(even_job *job) {
   even_hosts *hosts = job->hosts;
   even_voter_view view;
+  uint64_t until = even_clock_ns() + AWAIT_NS;
   for (;;) {
     if (hosts->voter == NULL) {
       return EVEN_OK;
@@ -296,6 +298,11 @@ even_status even_succession_await(even_job *job) {
     }
     if (even_stop_asked()) {
       return even_fail(EVEN_ERR_INTERRUPTED, "interrupted while the other hosts were waited for");
+    }
+    if (even_clock_ns() > until) {
+      (void)even_fail(EVEN_ERR_PEER_LOST, "the majority of the hosts was not heard within an hour");
+      return even_error_fix(
+          "another host may lead the job (logs/leader.log there); else start it again: --resume auto");
     }
     EVEN_TRY(even_loop_turn(&hosts->loop, TURN_MS));
     even_hosts_tick(hosts);

@@ -43,7 +43,7 @@ typedef struct even_voter_view {
   unsigned voters;                  /* as far as this member knows */
 } even_voter_view;
 
-/* "libraft 0.15.0"; a static string. */
+/* "libraft 0.15.0"; a static string. NULL where the program was built without it: then open is EVEN_ERR_UNSUPPORTED. */
 const char *even_voter_library(void);
 /* Starts the thread. On failure the listener is closed, too. */
 even_status even_voter_open(const even_voter_params *params, even_voter **out) EVEN_MUST_USE;

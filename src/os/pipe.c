@@ -35,6 +35,17 @@ even_status even_log_open(const char *path, int *fd) {
   return *fd >= 0 ? EVEN_OK : even_fail_errno(errno, "log %s cannot be opened", path);
 }
 
+even_status even_log_open_private(const char *path, int *fd) {
+  EVEN_TRY(even_log_open(path, fd));
+  if (even_os.fchmod(*fd, 0600) != 0) {
+    even_status status = even_fail_errno(errno, "log %s cannot be made private", path);
+    even_pipe_close(*fd);
+    *fd = -1;
+    return status;
+  }
+  return EVEN_OK;
+}
+
 even_status even_pipe_pair(int ends[2]) {
   if (even_os.pipe2(ends, O_CLOEXEC) != 0) {
     ends[0] = ends[1] = -1;

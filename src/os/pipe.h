@@ -20,5 +20,7 @@ bool even_pipe_is_held(int fd);
 even_status even_pipe_pair(int ends[2]) EVEN_MUST_USE;
 /* Opens a file for appending, made where it is missing; close with even_pipe_close. */
 even_status even_log_open(const char *path, int *fd) EVEN_MUST_USE;
+/* The same, and from then on it is its owner's alone. */
+even_status even_log_open_private(const char *path, int *fd) EVEN_MUST_USE;
 
 #endif

@@ -40,10 +40,12 @@ def _shown(name: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def names() -> Iterator[list[str]]:
+def names(program: pathlib.Path) -> Iterator[list[str]]:
     """Hosts with a router between them: 10.80.0.2, 10.80.1.2 …"""
     if why := _missing():
         pytest.skip(why)
+    if "no libraft" in subprocess.run([program, "doctor"], capture_output=True, text=True, timeout=150).stdout:
+        pytest.skip("the program was built without libraft")
     router = f"evens-{os.getpid()}-r"
     hosts = [f"evens-{os.getpid()}-{letter}" for letter in "abc"[:COUNT]]
     try:
@@ -81,6 +83,7 @@ class Hosts:
         command += [
             str(self.program),
             "run",
+            "--replace-leader",
             "--hosts",
             ",".join(self.names),
             "--ssh",

@@ -1,0 +1,36 @@
+/* The members' log where the program was built without libraft: there is none, and no leader is replaced. */
+#include "base/fail.h"
+#include "orchestrator/voter.h"
+#include "os/listener.h"
+
+const char *even_voter_library(void) {
+  return NULL;
+}
+
+even_status even_voter_open(const even_voter_params *params, even_voter **out) {
+  *out = NULL;
+  even_listener_close(params->listener);
+  (void)even_fail(EVEN_ERR_UNSUPPORTED, "this program was built without libraft, and keeps no log of who leads");
+  return even_error_fix("install libraft-dev 0.15 (Debian 12 has it) and build again, on all hosts");
+}
+
+void even_voter_close(even_voter *voter) {
+  (void)voter;
+}
+
+void even_voter_look(even_voter *voter, even_voter_view *out) {
+  (void)voter;
+  *out = (even_voter_view){.port = 0};
+}
+
+void even_voter_announce(even_voter *voter, int port) {
+  (void)voter;
+  (void)port;
+}
+
+even_status even_voter_want(even_voter *voter, const even_voter_member *members, size_t count) {
+  (void)voter;
+  (void)members;
+  (void)count;
+  return even_fail(EVEN_ERR_UNSUPPORTED, "this program was built without libraft");
+}
