@@ -331,6 +331,8 @@ def test_the_key_is_in_no_arguments_and_no_environment(hosts: Hosts, script: Scr
         (["--hosts", "a,b", "--recovery", "shrink", "t.py"], "--recovery shrink and replace are of one host"),
         (["--hosts", "a,b", "--devices", "cpu:0", "t.py"], "--devices names devices of this host"),
         (["--ssh", "rsh", "t.py"], "--ssh is of several hosts"),
+        (["--replace-leader", "t.py"], "--replace-leader is of several hosts"),
+        (["--replace-leader", "--hosts", "a,b", "t.py"], "--replace-leader is of three hosts"),
     ],
 )
 def test_wrong_lists_are_named(
