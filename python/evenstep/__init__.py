@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from evenstep.batch_size import BatchSizes, DeviceBatchSize, find_batch_size
     from evenstep.checkpoint import checkpoint, load_checkpoint
     from evenstep.evaluation import evaluate, gather, reduce_mean
-    from evenstep.generations import RankLost
     from evenstep.loader import EvenLoader
+    from evenstep.mended_group import RankLost
     from evenstep.modes import DiLoCo, LocalSGD, Stale
     from evenstep.policies import PolicyView
     from evenstep.prepare import prepare
@@ -108,7 +108,7 @@ _LAZY = {
     "LocalSGD": ("evenstep.modes", "LocalSGD"),
     "PolicyView": ("evenstep.policies", "PolicyView"),
     "ProcessSet": ("evenstep.process_sets", "ProcessSet"),
-    "RankLost": ("evenstep.generations", "RankLost"),
+    "RankLost": ("evenstep.mended_group", "RankLost"),
     "Stale": ("evenstep.modes", "Stale"),
     "Trainer": ("evenstep.trainer", "Trainer"),
     "synchronise_models": ("evenstep.session_calls", "synchronise_models"),

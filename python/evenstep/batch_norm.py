@@ -194,18 +194,14 @@ def _counts_nothing(current: Session) -> bool:
 def _gather_rows(current: Session, row: torch.Tensor) -> torch.Tensor | None:
     """None in a pass that counts nothing."""
     group, recovery = current.group, current.recovery
-    if not _counts_nothing(current):
-        try:
-            with current.steps.blocking():
-                return group.gather_rows(row, [row.numel()] * group.ranks).view(group.ranks, -1)
-        except EvenstepError as error:
-            if recovery is None or not current.steps.in_pass or not recovery.mends(error):
-                raise
-    elif not current.steps.in_pass:
-        raise EvenstepError(
-            "a rank was lost in a step, and a BatchNorm runs in training before the next one: the others have done so with "
-            "that rank (EVEN_ERR_PEER_LOST)\n  fix: run it in eval mode after optimizer.step()"
-        )
+    if recovery is not None and recovery.norm_runs():
+        return None
+    try:
+        with current.steps.blocking():
+            return group.gather_rows(row, [row.numel()] * group.ranks).view(group.ranks, -1)
+    except EvenstepError as error:
+        if recovery is None or not current.in_training_loop or not recovery.mends(error):
+            raise
     return None
 
 

@@ -196,7 +196,7 @@ class IndexFeed:
 
 
 def _share_lost() -> EvenstepError:
-    from evenstep.generations import RankLost
+    from evenstep.mended_group import RankLost
 
     return RankLost(
         "a rank was lost while the others went through an evaluation, and its share of the samples with it (EVEN_ERR_PEER_LOST)\n"

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from evenstep.engine import SharedEngine
 from evenstep.feeds import IndexFeed
-from evenstep.generations import MendedGroup
+from evenstep.mended_group import MendedGroup
 from evenstep.pass_state import too_large
 from evenstep.session import of_sets
 
@@ -51,9 +51,9 @@ def _of_loops(session: Session) -> str:
         return "samples that cannot be read are left out, which the ranks settle before each batch"
     if training[0].shares is None or training[0].shares.scheduled:
         return "es.prepare(shares=…) says how samples are shared out among all ranks"
-    if len(session.optimizers) != 1:
-        return "it needs one prepared optimizer, whose step commits"
-    if isinstance(next(iter(session.optimizers.values())), torch.optim.LBFGS):
+    if not session.optimizers:
+        return "it needs a prepared optimizer, whose step commits"
+    if any(isinstance(one, torch.optim.LBFGS) for one in session.optimizers.values()):
         return "LBFGS makes several backward passes in one step"
     return ""
 

@@ -13,9 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 import torch.distributed as dist
 
 from evenstep import _core, vote
@@ -24,16 +23,14 @@ from evenstep.backward import in_backward
 from evenstep.call_results import Packs, packed, told_result
 from evenstep.checkpoint_state import capture
 from evenstep.generation_gift import Gift
-from evenstep.group import SharedGroup, as_bytes, gather_objects
+from evenstep.group import SharedGroup, gather_objects
+from evenstep.mended_group import MendedGroup, is_lost, part_lost
 from evenstep.regrouping import memory_pool, own_cap, regroup, timings_of
 from evenstep.rendezvous import has_ended, know
 
 if TYPE_CHECKING:
     from evenstep.session import Session
 
-T = TypeVar("T")
-
-_LOST = ("EVEN_ERR_PEER_LOST", "EVEN_ERR_REVOKED")
 _PATIENCE_SECONDS = 60.0  # for the agent's word, which comes in milliseconds
 _DOUBT_SECONDS = 1.0  # the same while nobody is seen to have ended: one stands still, or gave up
 _LOOK_SECONDS = 0.1  # between two looks at signals, while it waits
@@ -42,85 +39,8 @@ _LOOK_FOR_GIFT_SECONDS = 0.002
 _STAND, _SAVE = 1, 2  # even_generation_wish
 
 
-class RankLost(EvenstepError):
-    """A rank was lost before it gave its part to a call of the script's, and that part is in nobody's hands. Those that are left
-    all raise it at that call, and can go on from there."""
-
-
 class _Superseded(Exception):
     """The generation is over before it began: another one has come, or the agent has given up."""
-
-
-def is_lost(error: BaseException) -> bool:
-    """Whether it says that a rank has gone, or that another one has heard so."""
-    return isinstance(error, EvenstepError) and getattr(error, "status", "") in _LOST
-
-
-class MendedGroup(SharedGroup):
-    """The job's own group, over the memory of whoever is left.
-
-    A call in which a rank is lost is made again by the others, or ends with what one of them had got from it already. Where
-    it asks for what the lost rank would have given, it raises RankLost on all: outside the training loop, whose figures are
-    then those of whoever is left.
-    """
-
-    def __init__(self, comm: _core.Comm, recovery: Recovery) -> None:
-        super().__init__(comm)
-        self._recovery = recovery
-
-    def take(self, comm: _core.Comm) -> None:
-        """Goes on over another one."""
-        self.comm = comm
-        self.rank, self.ranks = comm.rank, comm.ranks
-        self._bytes = -1
-
-    def call(
-        self,
-        make: Callable[[], T],
-        keep: Callable[[T], Packs],
-        unpack: Callable[[bytes], T],
-        asks: Callable[[], bool],
-    ) -> T:
-        """make(), to which all ranks come. keep: what packs its result for a rank that lacks it. asks: whether it needs what each
-        of them gives."""
-        recovery = self._recovery
-        if recovery.calling:  # part of another one
-            return make()
-        recovery.begin_call()
-        try:
-            while True:
-                try:
-                    result = make()
-                    kept = keep(result)
-                except EvenstepError as error:
-                    given = recovery.mend_call(error, asks)
-                    if given is not None:
-                        return unpack(given)
-                else:
-                    recovery.call_ended(kept)
-                    return result
-        finally:
-            recovery.calling = False
-
-    def barrier(self) -> None:
-        self.call(super().barrier, lambda _: bytes, lambda _: None, lambda: False)
-
-    def sum_(self, values: torch.Tensor) -> None:
-        plain, mine = super().sum_, values.clone()
-
-        def make() -> torch.Tensor:
-            values.copy_(mine)
-            plain(values)
-            return values
-
-        def unpack(given: bytes) -> torch.Tensor:
-            return values.copy_(torch.frombuffer(bytearray(given), dtype=values.dtype).view(values.shape))
-
-        self.call(make, lambda sums: packed(as_bytes(sums)), unpack, self._recovery.needs_all)
-
-    def meet(self) -> None:
-        """The meeting that commits a step: no call of the script's."""
-        super().barrier()
 
 
 class Recovery:
@@ -135,12 +55,20 @@ class Recovery:
         self.members = [r for r in range(memory.ranks) if memory.has(r, 0)]  # of it, by their numbers in the job
         self._committed = self._passes = self._calls = 0  # even_position
         self._stands = False  # between two steps, until there is a newer generation
-        self._void_passes = 0  # of the step under way: the first so many
+        self._void_passes = 0  # from where it stands: the first so many
+        self._turns = 0  # of the pass under way, those that are behind it
+        self._done = 0  # the same that are committed, now or when the pass was made before
+        self._over = 0  # the same, from before: they are passed over
+        self._void_seen = False  # one that is behind it is void
+        self._pass = 0  # the number of the pass under way
+        self._begun = False  # something of the next turn
+        self._void_in: int | None = None  # the pass that is void, where somebody has begun it
         self._result: Packs = bytes  # of the last call
         self.calling = False  # the script is in one
         self._asks = False  # it needs what each rank gives
         self._failing = 0  # calls that it has not come to, and that fail there
         self.redoing = False  # the last optimizer.step() applied nothing, and no batch has come since
+        self._leads = True  # what is in its commit counts as a step of training
         self._said: str | None = None
         self._asked = 0  # what the agent asks at the end of the step under way, as all heard in its vote
         self._left: dict[int, list[Any]] = {}  # timings of ranks that were lost, for who takes their place
@@ -162,14 +90,68 @@ class Recovery:
 
     # -- the step under way --
 
+    # A pass is what the script makes of the batches from one fetch to the next after an optimizer's step, a turn one step on
+    # gradients of its own: two in a GAN. Each turn is committed by itself. Where one is void, all that follow in the pass are; and when
+    # it is made again, those that were committed are passed over.
+
     @property
     def void(self) -> bool:
-        """Whether the pass under way counts nothing."""
+        """Whether the turn under way counts nothing, and each rank makes it by itself."""
         return self._passes < self._void_passes
 
-    def commit(self) -> bool:
-        """At optimizer.step(), once this rank has the whole gradients: whether the step stands, on all ranks alike. It is
-        counted then."""
+    @property
+    def passes_over(self) -> bool:
+        """Whether the turn under way was committed when the pass was made before: all make it again, since what it computes may be
+        used by those that follow, and nothing of it is applied."""
+        return self._turns < self._over
+
+    @property
+    def comes_again(self) -> bool:
+        """Whether the pass under way will be made again."""
+        return self._void_seen
+
+    def begins_pass(self) -> bool:
+        """A batch arrives: whether another pass begins with it."""
+        self._begun = True
+        if not self._turns and self._pass:
+            return False
+        if self._void_seen:  # the loop was left
+            self._passes += 1
+        self._pass += 1
+        self._turns = self._done = self._over = 0
+        self._void_seen = False
+        return True
+
+    def pass_comes_again(self) -> None:
+        self._passes += 1
+        self._turns, self._over = 0, self._done
+        self._void_seen = False
+
+    def turn_ended(self, counts: bool) -> None:
+        self._void_seen = self._void_seen or (self.void and not counts)
+        self._turns += 1
+        self.redoing = not counts
+
+    def begins_turn(self) -> None:
+        self._begun = True
+
+    def norm_runs(self) -> bool:
+        """A BatchNorm of all ranks in training: whether by itself, in a turn that counts nothing. Raises EvenstepError where the
+        others have done so with a rank that is lost."""
+        self._begun = True
+        if self.void and self._void_in not in (None, self._pass):
+            raise EvenstepError(
+                "a rank was lost in a step, and a BatchNorm runs in training after it: the others have done so with that rank "
+                "(EVEN_ERR_PEER_LOST)\n  fix: run it in eval mode after optimizer.step()"
+            )
+        return self.void
+
+    def commit(self, leads: bool = True) -> bool:
+        """At optimizer.step(), once this rank has the whole gradients: whether the turn stands, on all ranks alike. leads: it counts
+        as a step of training then."""
+        self._begun, self._leads = True, leads
+        if any(sync.unsynchronised for sync in self._session.steps.syncs):
+            self.say("gradients under es.no_sync are kept over the step of another optimizer")
         group = self._session.group
         assert isinstance(group, MendedGroup)
         before = self._committed
@@ -184,14 +166,16 @@ class Recovery:
         except EvenstepError as error:
             self._mend(error, committing=True)
             return self._committed > before
-        self._committed += 1
-        self._passes = self._void_passes = 0
-        self._session.book_step()
+        self._has_committed()
         return True
 
-    def pass_ended(self) -> None:
-        self._passes += 1
-        self.redoing = True
+    def _has_committed(self) -> None:
+        self._committed += 1
+        self._done += 1
+        self._passes = self._void_passes = 0
+        self._begun, self._void_in = False, None
+        if self._leads:
+            self._session.book_step()
 
     def mends(self, error: BaseException) -> bool:
         """After an error in what a step does before its commit: whether ranks were lost, and those that are left go on. The pass is
@@ -211,7 +195,7 @@ class Recovery:
     def begin_call(self) -> None:
         if self._failing:
             self._failing -= 1
-            raise _part_lost()
+            raise part_lost()
         self.calling = True
 
     def look(self) -> None:
@@ -290,8 +274,9 @@ class Recovery:
                     self._memory.wait(number, _LOOK_FOR_GIFT_SECONDS)
                 else:
                     self._memory.wait(number, _LOOK_SECONDS)
-        self._committed, self._calls, result, self.members, self._left = gift.place
+        self._committed, self._pass, self._calls, result, self.members, self._left = gift.place
         self._result = packed(result)
+        self._turns = 1  # its next batch begins a pass
         self.number = number - 1
         return gift
 
@@ -329,7 +314,7 @@ class Recovery:
         snapshot = capture(session, [], session.user_state)
         for saved in snapshot.state["loaders"].values():
             saved["speeds"] = {}  # are of the ranks that are to be: told when all meet
-        place = (self._committed, self._calls, told_result(self._result), self.members, self._timings())
+        place = (self._committed, self._pass, self._calls, told_result(self._result), self.members, self._timings())
         self._drop_gift()
         self._gift = Gift.wrap(snapshot, place, number)
         self._memory.give(self._job_rank, number, self._gift)
@@ -411,7 +396,8 @@ class Recovery:
         position = (self._committed, self._passes, self._calls, self._stands, self._asks)
 
         facts = (session.environment.device, memory_pool(session), own_cap(session))
-        mine = Told(members, position, told_result(self._result), self._speed, *facts, self._timings())
+        begun = self._pass if self._begun else 0
+        mine = Told(members, position, begun, told_result(self._result), self._speed, *facts, self._timings())
 
         return comm, gather_objects(SharedGroup(comm), mine)
 
@@ -461,14 +447,17 @@ class Recovery:
             assert arena is not None
             engines.append(arena)
         before = self.members
+        begun = {one.begun for one in told if one.begun and one.position[0] == committed}
+        if len(begun) > 1:
+            raise _not_in_step()
         if committed > self._committed:
-            self._passes = 0
-            self._session.book_step()  # as those did that came out of the meeting, among all who were in it
+            self._has_committed()  # as those did that came out of the meeting, among all who were in it
         result = given if calls > self._calls else None
         fails_here = fails and calling and calls == self._calls
         self._failing += 1 if fails and not fails_here else 0
         self._left = {rank: timings for rank, timings in told[0].timings.items() if rank not in members}
-        self._committed, self._void_passes, self._asked = committed, voids, 0
+        self._void_passes, self._asked = voids, 0
+        self._void_in = next(iter(begun), None)
         self._calls = calls + 1 if fails else calls
         self.number, self.members = number, members
         group = session.group
@@ -482,7 +471,7 @@ class Recovery:
                 sync.idle = True
         self._tell(number, before, began)
         if fails_here:
-            raise _part_lost()
+            raise part_lost()
         return result
 
     def _tell(self, number: int, before: Sequence[int], began: float) -> None:
@@ -505,6 +494,7 @@ class Told(NamedTuple):
 
     members: list[int]
     position: tuple[int, int, int, bool, bool]
+    begun: int  # the pass in which it has begun the next turn; 0: it has not
     result: bytes | str  # of its last call; words: why nobody can be given it
     speed: float | None
     device: str
@@ -525,14 +515,6 @@ def name(ranks: Sequence[int], verb: str = "go") -> str:
     words = [str(rank) for rank in ranks]
     listed = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
     return f"rank{'s' if len(ranks) > 1 else ''} {listed}{verb}"
-
-
-def _part_lost() -> RankLost:
-    return RankLost(
-        "a rank was lost before it gave its part to this call, and that part is in nobody's hands (EVEN_ERR_PEER_LOST)\n"
-        "  fix: catch es.RankLost and begin again what the call belongs to: all that are left raise it here; uncaught, the job "
-        "starts again from its last checkpoint"
-    )
 
 
 def _ended() -> EvenstepError:

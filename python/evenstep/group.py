@@ -42,6 +42,26 @@ class Group(Protocol):
         """Ends what the other ranks wait for, where the engine can."""
 
 
+class Alone:
+    """The group of a process outside any job, and of a rank until it has found the others."""
+
+    rank, ranks = 0, 1
+
+    def exchange(self, record: bytes) -> list[bytes]:
+        return [record]
+
+    def sum_(self, values: Any) -> None: ...
+
+    def broadcast_(self, values: Any, root: int = 0) -> None: ...
+
+    def gather_rows(self, values: Any, counts: list[int]) -> Any:
+        return values.clone()
+
+    def barrier(self) -> None: ...
+
+    def revoke(self) -> None: ...
+
+
 class SharedGroup:
     """Over an engine group in shared memory."""
 

@@ -80,7 +80,7 @@ class EvenLoader:
         self._iterating = False
         self._sizing: WorkerSizing | None = None  # until it has decided
         self._resized = False
-        self._mark: tuple[int, int, int, int] | None = None  # the cursor at the last step: epoch, batch, drawn, samples
+        self._mark: tuple[int, int, int, int] | None = None  # where the pass began: epoch, batch, drawn, samples
         self._again = False  # it goes back to the mark
         self._shared_anew = False  # among fewer ranks: the epoch under way is opened once more where it is
         self._left: tuple[int, int, int] | None = None  # the cursor where an iteration was left before its end
@@ -334,11 +334,14 @@ class EvenLoader:
         """An optimizer step has used what was fetched."""
         if self.fetched:
             self._per_step, self.fetched = self.fetched, 0
+
+    def mark(self) -> None:
+        """A pass begins with the batch that comes now: where one is lost, it comes again."""
         self._mark = (self._epoch, self._batch, self._drawn, self._samples)
 
     def take_back(self) -> None:
-        """What came since the last step comes again, shared out anew, when the next batch is asked for."""
-        if not self._iterating or self._moved or self._mark is None or self._mark[0] != self._epoch or not self.fetched:
+        """What came since the mark comes again, shared out anew, when the next batch is asked for."""
+        if not self._iterating or self._moved or self._mark is None or self._mark[0] != self._epoch:
             raise EvenstepError(
                 "a rank was lost in a step whose batches the loader cannot give again: the loop over it was left before the step, "
                 "or they are of several epochs\n  fix: call optimizer.step() inside the loop over the loader"
@@ -380,10 +383,8 @@ class EvenLoader:
         self._next_epoch += 1
         if self.has_length and len(self) == 0:
             raise self._no_batch()
-        carried = self.fetched > 0
         self._epoch, self._batch, self.fetched = epoch, skip, 0
         self._drawn = self._drawn if skip else 0
-        self._mark = None if carried else (epoch, skip, self._drawn, self._samples)
         if self.adapting is not None:
             self.adapting.epoch_begins(epoch, skip)
         self._sampler_state = self._feed.state()
@@ -466,7 +467,7 @@ class EvenLoader:
         self._sampler_state = self._feed.state()
         self._iterations.moved(self._epoch, self._stepped)
         self._next_epoch = self._epoch + 1
-        self._mark = (self._epoch, self._batch, self._drawn, self._samples)
+        self.mark()
         return self._epoch, self._batch
 
     def _put_sampler_back(self) -> None:

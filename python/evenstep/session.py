@@ -21,10 +21,11 @@ from evenstep._core import EvenstepError
 from evenstep.batch_rates import RateFactor
 from evenstep.call_results import packs_later
 from evenstep.environment import Environment, read_environment
-from evenstep.generations import MendedGroup, Recovery, open_recovery
-from evenstep.group import Bootstrap, Group, SharedGroup, broadcast_bytes, gather_bytes
+from evenstep.generations import Recovery, open_recovery
+from evenstep.group import Alone, Bootstrap, Group, SharedGroup, broadcast_bytes, gather_bytes
 from evenstep.hidden_gradients import HiddenGradients
 from evenstep.loops import Loops
+from evenstep.mended_group import MendedGroup
 from evenstep.nonfinite import NonFinite
 from evenstep.parameter_checks import ParameterChecks
 from evenstep.pass_state import PassState
@@ -41,26 +42,6 @@ if TYPE_CHECKING:
     from evenstep.shares import Shares
 
 T = TypeVar("T")
-
-
-class _Alone:
-    """The group of a process outside any job, and of a rank until it has found the others."""
-
-    rank, ranks = 0, 1
-
-    def exchange(self, record: bytes) -> list[bytes]:
-        return [record]
-
-    def sum_(self, values: Any) -> None: ...
-
-    def broadcast_(self, values: Any, root: int = 0) -> None: ...
-
-    def gather_rows(self, values: Any, counts: list[int]) -> Any:
-        return values.clone()
-
-    def barrier(self) -> None: ...
-
-    def revoke(self) -> None: ...
 
 
 class Session:
@@ -91,7 +72,7 @@ class Session:
             str, Any
         ] = {}  # of all ranks, while a checkpoint is written (evenstep.exchange_state)
         self.user_state: dict[str, Any] = {}
-        self.group: Group = _Alone()
+        self.group: Group = Alone()
         self._opens = bootstrap
         self.bootstrap: Bootstrap | None = None  # once the ranks have come together
         self.telemetry = telemetry or _core.Telemetry(-1, environment.rank)
@@ -126,7 +107,8 @@ class Session:
         self.parameter_checks = ParameterChecks(self.steps, environment.check_parameters, environment.on_difference)
         self.steps.parameters = self.parameter_checks
         self._hidden = HiddenGradients()
-        self._void_step = False  # optimizer.step() under way is one of a pass that counts nothing
+        self._void_turn = False  # the last gradients that an optimizer stepped on count nothing
+        self._turn_open = False  # an optimizer is making the first step on gradients
         self._leader: int | None = None  # id of the optimizer whose step is the commit where no loader is prepared
         self._last_checkpoint = time.monotonic()
         self._checkpointed = 0  # the step up to which --checkpoint-every N is done
@@ -290,11 +272,13 @@ class Session:
         self.latest = plan
         if self.recovery is not None:
             self.recovery.redoing = False
-            if not self.steps.in_pass:
+            if self.recovery.begins_pass():
+                plan.loader.mark()
                 self._keep_pass_state()
         self.steps.batch_arrives(plan, asked_ns, batch)
 
     def _keep_pass_state(self) -> None:
+        """At a pass's beginning, and after each step that was committed."""
         if self.recovery is not None and self.recovery.can_go_on:
             why = self._pass_state.keep()
             if why:
@@ -355,7 +339,7 @@ class Session:
 
     def boundary(self) -> None:
         """Between two batches: what must not fall into the middle of a step."""
-        if not self._committed:
+        if not self._committed or (self.recovery is not None and self.recovery.comes_again):
             return
         self._committed = False
         for asked in (self.plan, self.watch):
@@ -411,8 +395,12 @@ class Session:
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
         steps = self.steps
         self._hidden.put_back_after_error()
-        self._void_step = self.recovery is not None and self.recovery.void
-        if self._void_step:
+        fresh = steps.backwards > 0 or self._leader in (None, id(optimizer))
+        steps.backwards = 0
+        if fresh:
+            self._void_turn = self.recovery is not None and (self.recovery.void or self.recovery.passes_over)
+            self._turn_open = True
+        if self._void_turn:
             self._hidden.hide(optimizer)
             return
         if self.world_size > 1 and steps.syncs:
@@ -426,16 +414,14 @@ class Session:
         left_out = not void and self.nonfinite.before_step(optimizer, leads)
         if leads:
             self._leader = id(optimizer)
-            self._commit()
-        if left_out or self._void_step:
+        if self.recovery is not None and steps.syncs:
+            if fresh:
+                self._void_turn = self.recovery.void or not self.recovery.commit(leads)
+        elif leads:
+            self.book_step()
+        if left_out or self._void_turn:
             self._hidden.hide(optimizer)
         self.rates.before_step(optimizer)
-
-    def _commit(self) -> None:
-        if self.recovery is not None and self.steps.syncs:
-            self._void_step = self.recovery.void or not self.recovery.commit()
-        else:
-            self.book_step()
 
     @property
     def _scales(self) -> bool:
@@ -479,9 +465,14 @@ class Session:
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         self.rates.after_step()
         self._hidden.put_back()
-        if self._void_step:
-            self._pass_void()
+        ended, self._turn_open = self._turn_open, False
+        if self._void_turn:
+            if ended:
+                self._turn_is_void()
             return
+        if ended and self.recovery is not None:
+            self.recovery.turn_ended(counts=True)
+            self._keep_pass_state()
         for sync in self.steps.syncs:
             if sync.local is not None:
                 sync.local.after_step(optimizer)
@@ -492,15 +483,17 @@ class Session:
 
             remember(self)
 
-    def _pass_void(self) -> None:
+    def _turn_is_void(self) -> None:
         assert self.recovery is not None
-        self._void_step = False
-        for loader in self.loaders.values():
-            if loader.train:
-                loader.take_back()
+        if self.recovery.void:
+            for loader in self.loaders.values():
+                if loader.train:
+                    loader.take_back()
+            self.forget_pass()
+        else:
+            self.steps.passed_over()
         self._pass_state.put_back()
-        self.forget_pass()
-        self.recovery.pass_ended()
+        self.recovery.turn_ended(counts=False)
 
     def forget_pass(self) -> None:
         """What was made since the last step counts nothing."""
@@ -509,7 +502,9 @@ class Session:
 
     def pass_comes_again(self) -> None:
         """After a void pass, before its first batch: what the script did since its end is undone, too."""
+        assert self.recovery is not None
         self._pass_state.put_back()
+        self.recovery.pass_comes_again()
 
     def _step_done(self) -> None:
         self.steps.stepped()

@@ -65,6 +65,7 @@ class Steps:
         self.end_agreed = False  # and for the end, with the state saved
         self._weight: float | None = None  # from set_weight
         self._amount = 0.0  # what it was given
+        self.backwards = 0  # exchanged, or void, since the last step of an optimizer
         self.empty = False  # set_weight: the next backward counts nothing on any rank
         self._fetched = FetchedBatches()
         self._idle_backward = IdleBackward()
@@ -229,6 +230,8 @@ class Steps:
             for sync in self.syncs:
                 sync.idle = True
             return
+        if self.recovery is not None:
+            self.recovery.begins_turn()
         if self._weight is None:
             if self.plan is not None and self._fetched.let_go(self.plan):
                 self.plan = None
@@ -305,15 +308,11 @@ class Steps:
         self.group.revoke()
 
     @property
-    def in_pass(self) -> bool:
-        """Whether a batch was fetched since the last step."""
-        return self._batches > 0
-
-    @property
     def _void(self) -> bool:
         return self.recovery is not None and self.recovery.void
 
     def _leave_void(self) -> None:
+        self.backwards += any(sync.enabled for sync in self.syncs)
         for sync in self.syncs:
             sync.leave_void()
         self._fetched.used()
@@ -335,6 +334,13 @@ class Steps:
         self._blocked_reference = self._blocked_at_sync = self.blocked_ns()
         self._apart_reference = self._apart_at_sync = self._apart
         self.phases.enter(None)
+
+    def passed_over(self) -> None:
+        """At the end of a turn that was committed before: what was made for it is not of the next."""
+        self.ballots = []
+        self._samples = self._total = self._batches = self._checksum = 0
+        self._passes = self._spared_passes = 0
+        self._own_loss.sum = 0.0
 
     def after_backward(self) -> None:
         if not self.syncs:
@@ -370,6 +376,7 @@ class Steps:
                         "  fix: the reason is in that rank's output"
                     ) from None
                 raise
+            self.backwards += 1
         if self.empty:
             for sync in enabled:
                 sync.abandon()

@@ -11,9 +11,10 @@
 
 #include <cmocka.h>
 
-enum { RANKS = 4, GENERATIONS = 12, STEPS = 2 };
+enum { RANKS = 4, GENERATIONS = 12, STEPS = 2, TURNS = 2 };
 /* OUT: not a member yet, see `joiner`. STAND: between two steps, until there is a newer generation. */
 enum phase { BEGIN, VOTE, FINISH, COMMIT, APPLY, CALL, STAND, RECOVER, OPEN, DONE, OUT };
+enum { TWICE = 255 };
 enum group { CONTROL, GRADIENTS, GROUPS };
 
 typedef struct model_rank {
@@ -24,13 +25,16 @@ typedef struct model_rank {
   uint8_t tried;
   uint8_t committed, passes, calls;
   uint8_t void_passes;
-  uint8_t stands_next;        /* the last vote said so */
-  uint8_t failing;            /* calls that it has not come to, and that fail there */
-  uint8_t made, failed_calls; /* calls that are behind it; a bit for each of the first eight that failed */
-  uint8_t offers;             /* OUT: it could join */
-  uint8_t shared_in;          /* generation among whose members the batch under way was shared out */
-  uint8_t summed_in;          /* of the gradients that it holds */
-  uint8_t applied[STEPS];     /* 1 + that generation */
+  uint8_t pass, turn;             /* of the script's loop; steps of optimizers that are behind it in it */
+  uint8_t done, over;             /* of these committed; the same when the pass began again: they are passed over */
+  uint8_t void_seen;              /* one that is behind it is void: the pass comes again */
+  uint8_t stands_next;            /* the last vote said so */
+  uint8_t failing;                /* calls that it has not come to, and that fail there */
+  uint8_t made, failed_calls;     /* calls that are behind it; a bit for each of the first eight that failed */
+  uint8_t offers;                 /* OUT: it could join */
+  uint8_t shared_in;              /* generation among whose members the batch under way was shared out */
+  uint8_t summed_in;              /* of the gradients that it holds */
+  uint8_t applied[STEPS * TURNS]; /* 1 + that generation */
 } model_rank;
 
 typedef struct model {
@@ -90,8 +94,9 @@ static void push(exploration *search, const model *state) {
   }
   if (search->height == search->stack_room) {
     search->stack_room *= 2;
-    search->stack = realloc(search->stack, search->stack_room * sizeof *search->stack);
-    assert_non_null(search->stack);
+    model *grown = realloc(search->stack, search->stack_room * sizeof *search->stack);
+    assert_non_null(grown);
+    search->stack = grown;
   }
   search->stack[search->height++] = *state;
 }
@@ -144,7 +149,7 @@ static void end(const exploration *search, model *state, int index) {
 }
 
 static bool makes_a_call(const exploration *search, const model_rank *rank) {
-  bool last = rank->committed == search->steps;
+  bool last = rank->committed == search->steps * search->turns;
   return last ? search->call_last : search->calls;
 }
 
@@ -167,6 +172,17 @@ static bool somebody_can_join(const exploration *search, const model *state) {
          !has(state->seen_dead, joiner) && !has(state->members[state->number], joiner);
 }
 
+static void turn_is_over(const exploration *search, model_rank *rank) {
+  rank->turn++;
+  rank->phase = rank->turn < search->turns ? VOTE : CALL;
+}
+
+static void apply(const exploration *search, model_rank *rank) {
+  uint8_t *applied = &rank->applied[rank->pass * search->turns + rank->turn];
+  *applied = *applied == 0 ? (uint8_t)(1 + rank->summed_in) : TWICE;
+  turn_is_over(search, rank);
+}
+
 static void call_is_over(model_rank *rank, bool failed) {
   if (failed && rank->made < 8) {
     rank->failed_calls |= (uint8_t)(1u << rank->made);
@@ -179,12 +195,20 @@ static void advance(const exploration *search, model *state, int index) {
   model_rank *rank = &state->rank[index];
   for (;;) {
     if (rank->phase == BEGIN) {
+      if (rank->void_seen) {
+        rank->passes++;
+        rank->over = search->forgets_over ? 0 : rank->done;
+        rank->turn = rank->void_seen = 0;
+      } else if (rank->turn > 0) {
+        rank->pass++;
+        rank->turn = rank->done = rank->over = 0;
+      }
       if (rank->stands_next) {
         rank->stands_next = 0;
         rank->phase = STAND;
         return;
       }
-      if (rank->committed == search->steps) {
+      if (rank->pass == search->steps) {
         end(search, state, index);
         return;
       }
@@ -192,12 +216,17 @@ static void advance(const exploration *search, model *state, int index) {
       rank->phase = VOTE;
     }
     if (rank->phase <= COMMIT && is_void(rank)) {
-      rank->passes++;
-      rank->phase = CALL;
+      rank->void_seen = 1;
+      turn_is_over(search, rank);
+      continue;
+    }
+    if (rank->phase == COMMIT && rank->turn < rank->over) {
+      turn_is_over(search, rank);
+      continue;
     }
     if (rank->phase == APPLY) {
-      rank->applied[rank->committed - 1] = (uint8_t)(1 + rank->summed_in);
-      rank->phase = CALL;
+      apply(search, rank);
+      continue;
     }
     if (rank->phase != CALL) {
       break;
@@ -235,6 +264,7 @@ static void come_out(exploration *search, model *state, int index) {
       break;
     case COMMIT:
       rank->committed++;
+      rank->done++;
       rank->passes = rank->void_passes = 0;
       rank->phase = APPLY;
       break;
@@ -275,11 +305,9 @@ static void go_on(exploration *search, model *state, int index) {
   rank->stands_next = 0;
   if (agreed.committed > rank->committed) {
     rank->committed = (uint8_t)agreed.committed;
+    rank->done++;
     rank->passes = 0;
-    rank->phase = APPLY;
-    /* it applies now, before what is void */
-    rank->applied[rank->committed - 1] = (uint8_t)(1 + rank->summed_in);
-    rank->phase = CALL;
+    apply(search, rank); /* now, before what is void */
   }
   rank->void_passes = (uint8_t)agreed.voids;
   rank->waits = 0;
@@ -341,6 +369,7 @@ static void steps_of_joiner(exploration *search, const model *state, int index) 
     return;
   }
   rank->committed = state->told[number][giver].committed;
+  rank->pass = its->pass;
   rank->calls = state->told[number][giver].calls;
   rank->made = its->made;
   rank->failed_calls = its->failed_calls;
@@ -480,12 +509,15 @@ static void check_end(exploration *search, const model *state) {
     if (!has(state->done, i)) {
       continue;
     }
-    for (int step = 0; step < search->steps; step++) {
+    for (int step = 0; step < search->steps * search->turns; step++) {
+      if (rank->applied[step] == TWICE) {
+        search->wrong = "a step was applied twice";
+      }
       if (rank->applied[step] == 0) {
         search->wrong = "a step was never applied";
       }
       /* without a last meeting a rank may be gone with its last step before the others know whether it stands */
-      bool known = search->call_last || step + 1 < search->steps;
+      bool known = search->call_last || step + 1 < search->steps * search->turns;
       if (first != NULL && known && rank->applied[step] != first->applied[step]) {
         search->wrong = "survivors applied different gradients";
       }

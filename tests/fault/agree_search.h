@@ -7,11 +7,13 @@
 typedef even_status agree_call(const even_position *positions, size_t count, even_agreement *out);
 
 typedef struct exploration {
-  int ranks, steps, deaths; /* at most 4 ranks and 2 steps */
+  int ranks, steps, deaths; /* at most 4 ranks and 2 passes of the loop */
+  int turns;                /* steps of optimizers in a pass, at most 2 */
   int joiner;               /* the rank that joins, once it likes to; -1: none */
   bool calls;               /* after each pass */
   bool call_last;           /* the script ends with one */
   bool asks;                /* what each rank gives to a call is needed there */
+  bool forgets_over;        /* wrong: what was committed in a pass is committed again when it comes again */
   bool forgets_failing;     /* wrong: who is not in the call that fails does not know */
   agree_call *agree;
   uint64_t *seen;

@@ -12,13 +12,17 @@
 
 typedef struct setting {
   int ranks, steps, deaths;
-  bool calls, call_last, joins, asks; /* joins: the last of the ranks */
+  bool calls, call_last;
+  bool joins; /* the last of the ranks */
+  bool asks;
+  int turns;
 } setting;
 
 static void assert_right(setting given) {
   exploration search = {.ranks = given.ranks,
                         .steps = given.steps,
                         .deaths = given.deaths,
+                        .turns = given.turns,
                         .calls = given.calls,
                         .call_last = given.call_last,
                         .asks = given.asks,
@@ -32,38 +36,38 @@ static void assert_right(setting given) {
   assert_true(search.recovered > 0);
   assert_true(!given.joins || search.joined > 0);
   assert_true(!given.asks || search.failed > 0);
-  print_message("%d ranks, %d steps, %d deaths%s: %zu states\n", given.ranks, given.steps, given.deaths,
-                given.joins ? ", one joins" : "", search.count);
+  print_message("%d ranks, %d passes of %d steps, %d deaths%s: %zu states\n", given.ranks, given.steps, given.turns,
+                given.deaths, given.joins ? ", one joins" : "", search.count);
 }
 
 static void two_ranks(void **state) {
   (void)state;
   for (int i = 0; i < 4; i++) {
-    assert_right((setting){2, 2, 1, (i & 1) != 0, (i & 2) != 0, false, false});
+    assert_right((setting){2, 2, 1, (i & 1) != 0, (i & 2) != 0, false, false, 1});
   }
 }
 
 static void three_ranks_of_which_two_die(void **state) {
   (void)state;
-  assert_right((setting){3, 2, 2, true, true, false, false});
-  assert_right((setting){3, 2, 2, false, true, false, false});
-  assert_right((setting){3, 2, 2, false, false, false, false});
+  assert_right((setting){3, 2, 2, true, true, false, false, 1});
+  assert_right((setting){3, 2, 2, false, true, false, false, 1});
+  assert_right((setting){3, 2, 2, false, false, false, false, 1});
 }
 
 static void four_ranks_of_which_two_die(void **state) {
   (void)state;
-  assert_right((setting){4, 1, 2, false, true, false, false});
+  assert_right((setting){4, 1, 2, false, true, false, false, 1});
 }
 
 static void calls_that_need_the_lost_fail_on_all(void **state) {
   (void)state;
-  assert_right((setting){2, 2, 1, true, true, false, true});
-  assert_right((setting){3, 2, 1, true, true, false, true});
-  assert_right((setting){3, 1, 1, true, true, true, true});
+  assert_right((setting){2, 2, 1, true, true, false, true, 1});
+  assert_right((setting){3, 2, 1, true, true, false, true, 1});
+  assert_right((setting){3, 1, 1, true, true, true, true, 1});
 }
 
 static void who_knows_of_no_failure_is_found(void **state) {
-  exploration search = {.ranks = 3, .steps = 2, .deaths = 1, .calls = true, .call_last = true};
+  exploration search = {.ranks = 3, .steps = 2, .deaths = 1, .turns = 1, .calls = true, .call_last = true};
   (void)state;
   search.asks = search.forgets_failing = true;
   search.joiner = -1;
@@ -72,12 +76,30 @@ static void who_knows_of_no_failure_is_found(void **state) {
   assert_non_null(search.wrong);
 }
 
+static void two_optimizers_step_in_a_pass(void **state) {
+  (void)state;
+  assert_right((setting){2, 2, 1, true, true, false, false, 2});
+  assert_right((setting){3, 1, 2, false, true, false, false, 2});
+  assert_right((setting){3, 2, 1, true, true, false, false, 2});
+  assert_right((setting){3, 1, 1, true, true, false, true, 2});
+  assert_right((setting){3, 2, 1, false, true, true, false, 2});
+}
+
+static void a_step_applied_twice_is_found(void **state) {
+  exploration search = {.ranks = 3, .steps = 1, .deaths = 1, .turns = 2, .call_last = true, .forgets_over = true};
+  (void)state;
+  search.joiner = -1;
+  search.agree = even_agree;
+  explore(&search);
+  assert_string_equal(search.wrong, "a step was applied twice");
+}
+
 static void one_joins_and_any_two_die(void **state) {
   (void)state;
-  assert_right((setting){2, 2, 2, true, true, true, false});
-  assert_right((setting){3, 2, 2, false, true, true, false});
-  assert_right((setting){3, 2, 1, true, true, true, false});
-  assert_right((setting){4, 1, 1, false, true, true, false});
+  assert_right((setting){2, 2, 2, true, true, true, false, 1});
+  assert_right((setting){3, 2, 2, false, true, true, false, 1});
+  assert_right((setting){3, 2, 1, true, true, true, false, 1});
+  assert_right((setting){4, 1, 1, false, true, true, false, 1});
 }
 
 /* Whoever has not come out of the commit does not apply. */
@@ -127,6 +149,7 @@ static void the_search_finds_wrong_agreements(void **state) {
     exploration search = {.ranks = 3,
                           .steps = 2,
                           .deaths = 2,
+                          .turns = 1,
                           .calls = wrong[i].calls,
                           .call_last = true,
                           .joiner = wrong[i].joins ? 2 : -1,
@@ -199,6 +222,8 @@ int main(void) {
       cmocka_unit_test(four_ranks_of_which_two_die),
       cmocka_unit_test(calls_that_need_the_lost_fail_on_all),
       cmocka_unit_test(who_knows_of_no_failure_is_found),
+      cmocka_unit_test(two_optimizers_step_in_a_pass),
+      cmocka_unit_test(a_step_applied_twice_is_found),
       cmocka_unit_test(one_joins_and_any_two_die),
       cmocka_unit_test(the_search_finds_wrong_agreements),
   };

@@ -14,8 +14,8 @@ from evenstep import EvenstepError, _core
 from evenstep.backward import observe_backward
 from evenstep.engine import EngineOptions, SharedEngine, TorchEngine
 from evenstep.gradients import GradientSync
+from evenstep.group import Alone
 from evenstep.prepare_options import DDPOptions, engine_options
-from evenstep.session import _Alone
 from evenstep.steps import Steps
 
 
@@ -34,7 +34,7 @@ class Two(nn.Module):
 @pytest.fixture
 def watched() -> Iterator[Callable[[DDPOptions], Two]]:
     def make(options: DDPOptions) -> Two:
-        model, steps = Two(), Steps(_Alone(), _core.Telemetry(-1, 0))
+        model, steps = Two(), Steps(Alone(), _core.Telemetry(-1, 0))
         sync = GradientSync("model", model, Hasty(list(model.parameters())), steps)
         sync.use_options(options)
         steps.syncs.append(sync)
@@ -98,7 +98,7 @@ def test_the_size_of_buckets() -> None:
         engine = shared_engine(parameters, options)
         engine.begin(1.0, 0)
         buckets[cap] = engine._sync.finish()[6]
-        torchs = TorchEngine(parameters, None, _Alone(), _core.Telemetry(-1, 0), options)  # type: ignore[arg-type]
+        torchs = TorchEngine(parameters, None, Alone(), _core.Telemetry(-1, 0), options)  # type: ignore[arg-type]
         assert len(torchs._buckets) == {None: 1, 0.25: 8, 1: 2, 100: 1}[cap]
     assert buckets == {None: 2, 0.25: 8, 1: 3, 100: 2}  # the first one is small: it begins the overlap
 

@@ -94,23 +94,47 @@ def test_a_trainer_shows_nothing_of_it(run: Run, script: Script) -> None:
     assert text.count("steps told once each") == 2, text
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("ranks", "deaths", "left"),
     [
-        (
-            4,
-            "1@counted:3,0@statistics:7,3@applied:11",
-            [2],
-        ),  # in backward of a BatchNorm, in its forward, between steps
-        pytest.param(3, "0@vote:0,1@commit:1", [2], marks=pytest.mark.more),
-        pytest.param(3, "1@voted:6,2@committed:9", [0], marks=pytest.mark.more),
-        pytest.param(3, "0@forward:8,1@met:8", [2], marks=pytest.mark.more),
+        (4, "1@counted:3,0@statistics:7,3@applied:11", [2]),  # in a BatchNorm's backward, in its forward
+        (3, "0@vote:0,1@commit:1", [2]),
+        (3, "1@voted:6,2@committed:9", [0]),
+        (3, "0@forward:8,1@met:8", [2]),
     ],
 )
 def test_buffers_and_scalers_are_as_if_nobody_had_died(
     run: Run, script: Script, ranks: int, deaths: str, left: list[int]
 ) -> None:
     result = run("-n", str(ranks), *SHRINK, script(cases.NORMS), deaths)
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    _assert_right(text, left)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "deaths", "left"),
+    [
+        (4, "1@ready:5,0@second:9,3@fooled:13", [2]),  # between the two steps of a pass, after both, in a BatchNorm
+        pytest.param(4, "0@first:6,3@commit:12", [1, 2], marks=pytest.mark.more),
+        pytest.param(3, "0@committed:3,2@committed:4", [1], marks=pytest.mark.more),
+        pytest.param(4, "1@voted:5,2@meeting:5,0@fooled:6", [3], marks=pytest.mark.more),
+    ],
+)
+def test_two_optimizers_make_no_step_twice(run: Run, script: Script, ranks: int, deaths: str, left: list[int]) -> None:
+    result = run("-n", str(ranks), *SHRINK, script(cases.ADVERSARIAL), deaths)
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    _assert_right(text, left)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(
+    ("deaths", "left"), [("0@commit:3,1@applied:8", [2, 3]), ("2@committed:6,3@voted:9,0@applied:18", [1])]
+)
+def test_optimizers_that_share_a_backward_step_together(run: Run, script: Script, deaths: str, left: list[int]) -> None:
+    result = run("-n", "4", *SHRINK, script(cases.SHARED), deaths)
     text = result.stdout + result.stderr
     assert result.returncode == 0, text
     _assert_right(text, left)

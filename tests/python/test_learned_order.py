@@ -13,7 +13,7 @@ from evenstep.backward import observe_backward
 from evenstep.compression import parse_compression
 from evenstep.engine import EngineOptions, SharedEngine
 from evenstep.gradients import GradientSync
-from evenstep.session import _Alone
+from evenstep.group import Alone
 from evenstep.steps import Steps
 
 
@@ -31,7 +31,7 @@ class Backwards(nn.Module):
 @pytest.fixture
 def trained() -> Iterator[tuple[Backwards, SharedEngine]]:
     torch.manual_seed(0)
-    model, steps = Backwards().double(), Steps(_Alone(), _core.Telemetry(-1, 0))
+    model, steps = Backwards().double(), Steps(Alone(), _core.Telemetry(-1, 0))
     parameters, options = list(model.parameters()), EngineOptions(bucket_bytes=64)  # one a bucket
     size = SharedEngine.arena_bytes(parameters, options)
     comm = _core.Comm(_core.Comm.create_segment(1, size), 0, 1, size)

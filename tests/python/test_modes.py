@@ -16,8 +16,8 @@ import evenstep as es
 from evenstep import _core
 from evenstep.engine import Report
 from evenstep.exchange_state import restore_exchange
+from evenstep.group import Alone
 from evenstep.local_training import LocalTraining
-from evenstep.session import _Alone
 from evenstep.stale import StaleRounds
 from evenstep.steps import Steps
 
@@ -96,7 +96,7 @@ class Going:
 
 
 def test_a_checkpoint_of_another_mode_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    steps = Steps(_Alone(), _core.Telemetry(-1, 0))
+    steps = Steps(Alone(), _core.Telemetry(-1, 0))
     parameter = nn.Parameter(torch.ones(2))
     local = LocalTraining(es.DiLoCo(), None, [parameter], steps)  # type: ignore[arg-type]
     restore_exchange(Going(local, None), {"modes": {"model": {"mode": "LocalSGD", "momentum": {}}}})
@@ -131,7 +131,7 @@ class OneModel:
         self.model = nn.Linear(1, 1, bias=False)
         self.weight = self.model.weight
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
-        steps = Steps(_Alone(), _core.Telemetry(-1, 0))
+        steps = Steps(Alone(), _core.Telemetry(-1, 0))
         self.local = LocalTraining(es.DiLoCo(every=2, **mode), OneRank([self.weight]), [self.weight], steps)  # type: ignore[arg-type]
 
     def set(self, value: float) -> None:

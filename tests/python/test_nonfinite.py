@@ -18,8 +18,8 @@ import evenstep as es
 from evenstep import _core
 from evenstep.engine import SharedEngine
 from evenstep.gradients import GradientSync
+from evenstep.group import Alone
 from evenstep.nonfinite import Look, all_finite
-from evenstep.session import _Alone
 from evenstep.steps import Steps
 
 CASES = pathlib.Path(__file__).parent / "nonfinite_cases.py"
@@ -159,7 +159,7 @@ def test_a_pass_that_is_void_leaves_nothing_to_tell() -> None:
     model = torch.nn.Linear(2, 1)
     parameters = list(model.parameters())
     size = SharedEngine.arena_bytes(parameters)
-    steps = Steps(_Alone(), _core.Telemetry(-1, 0))
+    steps = Steps(Alone(), _core.Telemetry(-1, 0))
     engine = SharedEngine(parameters, _core.Comm(_core.Comm.create_segment(1, size), 0, 1, size))
     steps.syncs.append(GradientSync("model", model, engine, steps))
     steps.before_backward(torch.tensor(math.nan))

@@ -13,7 +13,7 @@ from evenstep import EvenstepError, _core
 from evenstep.backward import observe_backward
 from evenstep.engine import Report
 from evenstep.gradients import GradientSync
-from evenstep.session import _Alone
+from evenstep.group import Alone
 from evenstep.steps import Steps
 
 
@@ -54,7 +54,7 @@ class Shared(nn.Module):
 def watched() -> Iterator[tuple[Shared, Steps]]:
     torch.manual_seed(0)
     model = Shared().double()
-    steps = Steps(_Alone(), _core.Telemetry(-1, 0))
+    steps = Steps(Alone(), _core.Telemetry(-1, 0))
     steps.syncs.append(GradientSync("model", model, Hasty(list(model.parameters())), steps))
     observe_backward(steps)
     yield model, steps
@@ -130,7 +130,7 @@ def test_a_hook_that_was_there_first_is_refused(enabled: bool) -> None:
     """Registered before es.prepare: no rank ever hands the gradient over."""
     model = nn.Linear(3, 1)
     model.bias.register_post_accumulate_grad_hook(take)
-    steps = Steps(_Alone(), _core.Telemetry(-1, 0))
+    steps = Steps(Alone(), _core.Telemetry(-1, 0))
     steps.syncs.append(GradientSync("model", model, Hasty(list(model.parameters())), steps))
     steps.syncs[0].enabled = enabled
     observe_backward(steps)

@@ -1,0 +1,105 @@
+"""The ranks' group where some of them may be lost: calls of the script's that are made again by those that are left, or fail on all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from evenstep import _core
+from evenstep._core import EvenstepError
+from evenstep.call_results import Packs, packed
+from evenstep.group import SharedGroup, as_bytes
+
+if TYPE_CHECKING:
+    from evenstep.generations import Recovery
+
+T = TypeVar("T")
+
+_LOST = ("EVEN_ERR_PEER_LOST", "EVEN_ERR_REVOKED")
+
+
+class RankLost(EvenstepError):
+    """A rank was lost before it gave its part to a call of the script's, and that part is in nobody's hands. Those that are left
+    all raise it at that call, and can go on from there."""
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether it says that a rank has gone, or that another one has heard so."""
+    return isinstance(error, EvenstepError) and getattr(error, "status", "") in _LOST
+
+
+def part_lost() -> RankLost:
+    return RankLost(
+        "a rank was lost before it gave its part to this call, and that part is in nobody's hands (EVEN_ERR_PEER_LOST)\n"
+        "  fix: catch es.RankLost and begin again what the call belongs to: all that are left raise it here; uncaught, the job "
+        "starts again from its last checkpoint"
+    )
+
+
+class MendedGroup(SharedGroup):
+    """The job's own group, over the memory of whoever is left.
+
+    A call in which a rank is lost is made again by the others, or ends with what one of them had got from it already. Where
+    it asks for what the lost rank would have given, it raises RankLost on all: outside the training loop, whose figures are
+    then those of whoever is left.
+    """
+
+    def __init__(self, comm: _core.Comm, recovery: Recovery) -> None:
+        super().__init__(comm)
+        self._recovery = recovery
+
+    def take(self, comm: _core.Comm) -> None:
+        """Goes on over another one."""
+        self.comm = comm
+        self.rank, self.ranks = comm.rank, comm.ranks
+        self._bytes = -1
+
+    def call(
+        self,
+        make: Callable[[], T],
+        keep: Callable[[T], Packs],
+        unpack: Callable[[bytes], T],
+        asks: Callable[[], bool],
+    ) -> T:
+        """make(), to which all ranks come. keep: what packs its result for a rank that lacks it. asks: whether it needs what each
+        of them gives."""
+        recovery = self._recovery
+        if recovery.calling:  # part of another one
+            return make()
+        recovery.begin_call()
+        try:
+            while True:
+                try:
+                    result = make()
+                    kept = keep(result)
+                except EvenstepError as error:
+                    given = recovery.mend_call(error, asks)
+                    if given is not None:
+                        return unpack(given)
+                else:
+                    recovery.call_ended(kept)
+                    return result
+        finally:
+            recovery.calling = False
+
+    def barrier(self) -> None:
+        self.call(super().barrier, lambda _: bytes, lambda _: None, lambda: False)
+
+    def sum_(self, values: torch.Tensor) -> None:
+        plain, mine = super().sum_, values.clone()
+
+        def make() -> torch.Tensor:
+            values.copy_(mine)
+            plain(values)
+            return values
+
+        def unpack(given: bytes) -> torch.Tensor:
+            return values.copy_(torch.frombuffer(bytearray(given), dtype=values.dtype).view(values.shape))
+
+        self.call(make, lambda sums: packed(as_bytes(sums)), unpack, self._recovery.needs_all)
+
+    def meet(self) -> None:
+        """The meeting that commits a step: no call of the script's."""
+        super().barrier()
