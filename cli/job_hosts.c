@@ -193,6 +193,7 @@ static even_status reach(const even_job_options *options, const even_host_wish *
                                     .count = count,
                                     .shell = way->shell == NULL ? NULL : way->words,
                                     .rendezvous = way->rendezvous.path.data,
+                                    .unnamed = options->launched != NULL && options->launched->job[0] == '\0',
                                     .returns = options->launched != NULL && options->launched->returns,
                                     .key = way->key[0] == '\0' ? NULL : way->key,
                                     .port = way->rendezvous.port,

@@ -29,6 +29,7 @@ struct even_follower {
   bool gone;
   bool ended;   /* the leader said so */
   bool refused; /* and why: `why` */
+  bool taken;   /* the leader has begun to look at this host: it waited for it */
   bool asked;   /* an attempt shall be started */
   int recalled; /* the signal that shall end it before it was; 0: none */
   even_error why;
@@ -226,6 +227,7 @@ static void on_tick(void *context) {
 
 static even_status check(even_follower *follower, const json_t *content) {
   even_text facts = EVEN_TEXT_EMPTY;
+  follower->taken = true;
   const char *folder = json_string_value(json_object_get(content, "folder"));
   const char *script = json_string_value(json_object_get(content, "script"));
   json_int_t ranks = json_integer_value(json_object_get(content, "ranks"));
@@ -567,9 +569,10 @@ static even_status serve(even_follower *follower, const char *line, bool *met, e
   const even_link_calls calls = {.context = follower, .ready = on_ready, .message = on_message, .ended = on_ended};
   EVEN_TRY(even_loop_open(&follower->loop));
   EVEN_TRY(even_invitation_accept(line, &follower->loop, &calls, &follower->link, &follower->host));
-  *met = true;
   follower->gone = false; /* connections that came to nothing were */
-  EVEN_TRY(serve_leaders(follower, &calls, &leads));
+  even_status status = serve_leaders(follower, &calls, &leads);
+  *met = follower->taken;
+  EVEN_TRY(status);
   if (leads) {
     return even_candidate_inherit(&follower->candidate, estate);
   }

@@ -57,7 +57,7 @@ struct even_hosts {
   even_link *gone; /* closed, to be freed once no call of the loop can be at work in them */
   json_t *facts;   /* this host's */
   struct sigaction pipe_before;
-  bool announced;           /* the file in which agents find this one is there */
+  even_text announced;      /* what stands in the file in which agents find this one; "": there is none */
   bool without_key;         /* somebody came who does not have the key */
   struct even_voter *voter; /* this host's, succession.c; NULL: nobody takes this one's place */
   uint64_t self;            /* its number in the group */
@@ -86,7 +86,7 @@ void even_hosts_bury(even_hosts *hosts, even_link *link);
 /* ---- hosts_launched.c: agents that another program has started ---- */
 /* Writes the file in which they find this one; nothing where there is a shell. */
 even_status even_hosts_announce(even_hosts *hosts) EVEN_MUST_USE;
-/* Removes it. */
+/* Removes it, where it is there still and its own. */
 void even_hosts_unannounce(even_hosts *hosts);
 /* A host that has come is called what it calls itself. */
 void even_hosts_name_agent(even_host_agent *agent);

@@ -35,6 +35,7 @@ typedef struct even_hosts_params {
   const char *folder;          /* absolute: the working folder of all ranks */
   const char *script;          /* compared with its folder's *.py; NULL: those of the working folder */
   const char *python;          /* compared with its packages; NULL: the ranks are no Python */
+  bool unnamed;                /* the file's name is not this job's alone: one that is there is not replaced */
   double patience_seconds;     /* for all to be there */
   bool replaces_leader;        /* of three and more, another one takes the leader's place when it is lost */
   struct even_estate *estate;  /* of the leader whose place this one takes: agents come by themselves; NULL: none */
@@ -58,8 +59,8 @@ const even_device_list *even_hosts_devices(const even_hosts *hosts, size_t host)
 /* `evenstep agent`: serves the leader that `invitation` (one line of JSON) names until that has ended the job, or is
  * gone: then ends its ranks. Where another host takes that leader's place, it serves that one; where this one does,
  * *estate is what it needs for that (estate.h), else NULL; `estate` NULL: this one is no candidate. *met: the leader
- * was reached. *exit_code: 0 where the job was ended by the leader, whatever became of it. Main thread, signals blocked
- * (even_signals_block). */
+ * waited for this one, and has taken it. *exit_code: 0 where the job was ended by the leader, whatever became of it.
+ * Main thread, signals blocked (even_signals_block). */
 even_status even_hosts_serve(const char *invitation, bool *met, struct even_estate **estate,
                              int *exit_code) EVEN_MUST_USE;
 

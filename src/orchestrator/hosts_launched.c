@@ -2,38 +2,40 @@
  * here can start one. */
 #include "base/fail.h"
 #include "orchestrator/host_agent.h"
-#include "os/file.h"
+#include "orchestrator/launched.h"
 
 #include <stdio.h>
 #include <string.h>
 
+static void forget(even_text *words) {
+  if (words->data != NULL) {
+    explicit_bzero(words->data, words->length);
+  }
+  even_text_free(words);
+}
+
 even_status even_hosts_announce(even_hosts *hosts) {
-  even_text line = EVEN_TEXT_EMPTY;
   const char *path = hosts->params.rendezvous;
   if (hosts->params.shell != NULL || path == NULL) {
     return EVEN_OK;
   }
-  even_status status = even_hosts_invitation(hosts, 0, hosts->params.key == NULL, &line);
+  even_status status = even_hosts_invitation(hosts, 0, hosts->params.key == NULL, &hosts->announced);
   if (status == EVEN_OK) {
-    status = even_file_replace_private(path, line.data, line.length);
-    hosts->announced = status == EVEN_OK;
-    if (!hosts->announced) {
-      (void)even_error_fix("--rendezvous names a folder that you may write to and that all hosts see");
-    }
+    status = even_rendezvous_write(path, &hosts->announced, hosts->params.unnamed);
   }
-  if (line.data != NULL) {
-    explicit_bzero(line.data, line.length);
+  if (status != EVEN_OK) {
+    forget(&hosts->announced);
   }
-  even_text_free(&line);
   return status;
 }
 
 void even_hosts_unannounce(even_hosts *hosts) {
   const even_error kept = *even_error_last();
-  if (hosts->announced && even_file_remove(hosts->params.rendezvous) != EVEN_OK) {
-    (void)even_error_restore(&kept); /* its key opens nothing any more */
+  if (hosts->announced.length > 0) {
+    (void)!even_rendezvous_remove(hosts->params.rendezvous, &hosts->announced); /* its key opens nothing any more */
+    (void)even_error_restore(&kept);
   }
-  hosts->announced = false;
+  forget(&hosts->announced);
 }
 
 void even_hosts_name_agent(even_host_agent *agent) {

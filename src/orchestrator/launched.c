@@ -12,7 +12,8 @@
 
 typedef char *asked_variable(const char *name);
 
-/* The first of them that tells both. Slurm comes last: mpirun may run inside an allocation of it. */
+/* The first of them that tells both. Slurm comes last: mpirun may run inside an allocation of it, which several may
+ * share: its name is none of theirs. */
 static const struct launcher {
   const char *by;
   const char *place;
@@ -24,7 +25,7 @@ static const struct launcher {
      "OMPI_COMM_WORLD_RANK",
      "OMPI_COMM_WORLD_SIZE",
      {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid"}},
-    {"MPICH", "PMI_RANK", "PMI_SIZE", {"PMI_JOBID", "SLURM_JOB_ID", NULL}},
+    {"MPICH", "PMI_RANK", "PMI_SIZE", {"PMI_JOBID", NULL, NULL}},
     {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", {"SLURM_JOB_ID", "SLURM_JOBID", NULL}},
     {"Slurm", "SLURM_PROCID", "SLURM_NTASKS", {"SLURM_JOB_ID", "SLURM_JOBID", NULL}},
 };

@@ -48,6 +48,11 @@ even_status even_rendezvous_open(const char *where, const even_launched *launche
 void even_rendezvous_free(even_rendezvous *rendezvous);
 /* The leader: before it says anything. EVEN_ERR_IN_USE: a job that has no name finds another one's file. */
 even_status even_rendezvous_check(const even_rendezvous *rendezvous, const even_launched *launched) EVEN_MUST_USE;
+/* Writes the leader's words there, for its user alone, whole or not at all. `unnamed`: a file that is there is not
+ * replaced. EVEN_ERR_IN_USE: there is one. */
+even_status even_rendezvous_write(const char *path, const even_text *words, bool unnamed) EVEN_MUST_USE;
+/* Removes it; what holds other words is another job's, and stays. */
+even_status even_rendezvous_remove(const char *path, const even_text *words) EVEN_MUST_USE;
 /* The invitation for this process, one line; `key`: "" where it is in the file. EVEN_ERR_NOT_FOUND: the leader has not
  * written the file yet. EVEN_ERR_PERMISSION: others could have. */
 even_status even_rendezvous_read(const even_rendezvous *rendezvous, const even_launched *launched, const char *key,

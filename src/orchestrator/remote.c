@@ -48,20 +48,32 @@ static bool is_loopback(const char *address) {
   return strncmp(address, "127.", 4) == 0;
 }
 
-/* Where the others reached this host, all can; one that came over loopback is on this machine, and no measure. */
-static void choose_address(even_job *job) {
+/* How good what an agent came by is: 0: over loopback, on this machine, and no measure; 1: on this machine, over an
+ * address that others may not reach (a bridge's of containers); 2: of another machine. */
+static int read_way(const even_link *link, char *address, size_t bytes) {
+  char peer[64];
+  even_socket_local(link->fd, address, bytes);
+  even_socket_peer(link->fd, peer, sizeof peer);
+  if (address[0] == '\0' || is_loopback(address)) {
+    return 0;
+  }
+  return strcmp(address, peer) == 0 ? 1 : 2;
+}
+
+/* Where the first of the others reached this host, all can. */
+void even_job_hosts_choose_address(even_job *job) {
   const even_hosts *hosts = job->hosts;
   char address[sizeof job->master_address];
+  int best = 0;
   if (hosts->params.address != NULL) {
     (void)snprintf(job->master_address, sizeof job->master_address, "%s", hosts->params.address);
   }
   for (size_t i = 1; hosts->params.address == NULL && i < hosts->count; i++) {
-    if (hosts->agents[i].link != NULL) {
-      even_socket_local(hosts->agents[i].link->fd, address, sizeof address);
-      if (address[0] != '\0' && !is_loopback(address)) {
-        memcpy(job->master_address, address, sizeof address);
-        break;
-      }
+    const even_link *link = hosts->agents[i].link;
+    int way = link == NULL ? 0 : read_way(link, address, sizeof address);
+    if (way > best) {
+      memcpy(job->master_address, address, sizeof address);
+      best = way;
     }
   }
   even_socket_interface(job->master_address, job->interface, sizeof job->interface);
@@ -180,7 +192,7 @@ even_status even_job_hosts_begin(even_job *job) {
   EVEN_TRY(reach_all(job));
   EVEN_TRY(even_succession_join(job->hosts));
   EVEN_TRY(even_succession_bequeath(job));
-  choose_address(job);
+  even_job_hosts_choose_address(job);
   for (size_t i = 1; i < job->hosts->count; i++) {
     even_host_agent *agent = &job->hosts->agents[i];
     even_text text = EVEN_TEXT_EMPTY;

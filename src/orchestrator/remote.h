@@ -9,6 +9,8 @@ void even_job_hosts_count(even_job *job);
 /* For a job whose params, ranks and loop are there. */
 even_status even_job_hosts_open(even_job *job) EVEN_MUST_USE;
 void even_job_hosts_close(even_job *job);
+/* Where the ranks of all hosts reach the first of them (MASTER_ADDR), and by which interface. */
+void even_job_hosts_choose_address(even_job *job);
 /* Has each host start its ranks, which count as alive from then on; the agents of hosts that were lost are started
  * again first. */
 even_status even_job_hosts_begin(even_job *job) EVEN_MUST_USE;

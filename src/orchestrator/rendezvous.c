@@ -7,6 +7,7 @@
 #include "os/file.h"
 #include "os/folder.h"
 #include "os/path.h"
+#include "os/random.h"
 
 #include <evenstep/version.h>
 #include <jansson.h>
@@ -14,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_BYTES = 65536 };
+enum { MOST_BYTES = 65536, MARK_DIGITS = 16 };
 
 /* "10.0.0.1:7000"; what is no such thing is a folder. */
 static bool read_address(const char *where, even_rendezvous *out) {
@@ -69,15 +70,76 @@ void even_rendezvous_free(even_rendezvous *rendezvous) {
   even_text_free(&rendezvous->path);
 }
 
-even_status even_rendezvous_check(const even_rendezvous *rendezvous, const even_launched *launched) {
-  const char *path = even_text_string(&rendezvous->path);
-  if (path[0] == '\0' || launched->job[0] != '\0' || !even_path_exists(path)) {
-    return EVEN_OK;
-  }
+static even_status tell_taken(const char *path) {
   (void)even_fail(EVEN_ERR_IN_USE, "%s is there: another job meets in it, or one that was killed has left it", path);
   return even_error_fix(
       "give each job a name of its own (EVENSTEP_HOST_JOB, the same on all its hosts) or folder (--rendezvous); "
       "where no job runs, remove it");
+}
+
+even_status even_rendezvous_check(const even_rendezvous *rendezvous, const even_launched *launched) {
+  const char *path = even_text_string(&rendezvous->path);
+  bool free = path[0] == '\0' || launched->job[0] != '\0' || !even_path_exists(path);
+  return free ? EVEN_OK : tell_taken(path);
+}
+
+/* Whether these words stand there. */
+static bool holds(const char *path, const even_text *words) {
+  even_text found = EVEN_TEXT_EMPTY;
+  bool same = even_file_read_private(path, MOST_BYTES, &found) == EVEN_OK && found.length == words->length &&
+              memcmp(found.data, words->data, words->length) == 0;
+  if (found.data != NULL) {
+    explicit_bzero(found.data, found.length);
+  }
+  even_text_free(&found);
+  return same;
+}
+
+/* A further name is given to nobody's file, not even where two try at once; some file systems say so of one that they
+ * have given, and some have no further names. */
+static even_status put_alone(const char *from, const char *path, const even_text *words) {
+  even_status status = even_file_link(from, path);
+  if (status != EVEN_OK && status != EVEN_ERR_IN_USE && !even_path_exists(path)) {
+    return even_file_rename(from, path);
+  }
+  if (status != EVEN_OK && !holds(path, words)) {
+    return tell_taken(path);
+  }
+  if (even_file_remove(from) != EVEN_OK) {
+    even_error_clear(); /* the job's file is there, whole */
+  }
+  return EVEN_OK;
+}
+
+even_status even_rendezvous_write(const char *path, const even_text *words, bool unnamed) {
+  char mark[MARK_DIGITS + 1];
+  even_text own = EVEN_TEXT_EMPTY; /* a name that no other leader writes under */
+  EVEN_TRY(even_random_hex(mark, MARK_DIGITS));
+  even_text_format(&own, "%s.%s", path, mark);
+  even_status status = even_text_status(&own);
+  if (status == EVEN_OK) {
+    status = even_file_replace_private(own.data, words->data, words->length);
+    (void)(status == EVEN_OK ||
+           even_error_fix("--rendezvous names a folder that you may write to and that all hosts see"));
+  }
+  if (status == EVEN_OK) {
+    status = unnamed ? put_alone(own.data, path, words) : even_file_rename(own.data, path);
+    if (status != EVEN_OK) {
+      const even_error kept = *even_error_last();
+      (void)!even_file_remove(own.data);
+      (void)even_error_restore(&kept);
+    }
+  }
+  even_text_free(&own);
+  return status;
+}
+
+even_status even_rendezvous_remove(const char *path, const even_text *words) {
+  if (!holds(path, words)) {
+    even_error_clear();
+    return EVEN_OK;
+  }
+  return even_file_remove(path);
 }
 
 static even_status write_own(const even_rendezvous *rendezvous, const even_launched *launched, const char *key,

@@ -3,10 +3,16 @@
 
 #include "base/fail.h"
 #include "base/json_reader.h"
+#include "orchestrator/host_agent.h"
+#include "orchestrator/remote.h"
 #include "os/calls.h"
 #include "os/file.h"
 #include "support/fault.h"
 
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <errno.h>
+#include <netinet/in.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -124,7 +130,9 @@ static void a_place_is_found_in_what_each_launcher_says(void **state) {
                                          "SLURM_JOB_ID",
                                          "7",
                                          NULL};
-  static const char *const hydra[] = {"PMI_RANK", "0", "PMI_SIZE", "3", NULL};
+  static const char *const hydra[] = {
+      "PMI_RANK",      "0", "PMI_SIZE",     "3", "SLURM_JOB_ID", "7", /* which two mpiexec may share */
+      "SLURM_STEP_ID", "0", "SLURM_PROCID", "0", "SLURM_NTASKS", "3", NULL};
   static const char *const slurm[] = {"SLURM_PROCID",
                                       "2",
                                       "SLURM_NTASKS",
@@ -311,6 +319,85 @@ static void a_job_without_a_name_takes_nobodys_file(void **state) {
   even_rendezvous_free(&meeting);
 }
 
+static int files_in_folder(void) {
+  DIR *all = opendir(folder);
+  int count = -2; /* "." and ".." */
+  assert_non_null(all);
+  while (readdir(all) != NULL) {
+    count++;
+  }
+  assert_int_equal(closedir(all), 0);
+  return count;
+}
+
+static void expect_in_file(const char *words) {
+  even_text found = EVEN_TEXT_EMPTY;
+  assert_int_equal(even_file_read_private(path, 4096, &found), EVEN_OK);
+  assert_string_equal(found.data, words);
+  even_text_free(&found);
+}
+
+static even_text words_of(const char *words) {
+  even_text text = EVEN_TEXT_EMPTY;
+  even_text_add(&text, words);
+  assert_int_equal(even_text_status(&text), EVEN_OK);
+  return text;
+}
+
+static even_text first_words;
+static even_text second_words;
+
+/* Between the other's look whether the name is free, and its taking it. */
+static int link_after_another(const char *from, const char *to) {
+  even_os.link = even_os_real.link;
+  assert_int_equal(even_rendezvous_write(path, &first_words, true), EVEN_OK);
+  return even_os_real.link(from, to);
+}
+
+static int link_is_unknown(const char *from, const char *to) {
+  (void)from;
+  (void)to;
+  errno = EPERM;
+  return -1;
+}
+
+static int link_is_told_twice(const char *from, const char *to) {
+  assert_int_equal(even_os_real.link(from, to), 0);
+  errno = EEXIST;
+  return -1;
+}
+
+static void of_two_jobs_without_a_name_one_meets_in_a_folder(void **state) {
+  int (*const others[])(const char *, const char *) = {even_os_real.link, link_is_unknown};
+  (void)state;
+  first_words = words_of("{\"port\":1}\n");
+  second_words = words_of("{\"port\":2}\n");
+  even_os.link = link_after_another;
+  assert_int_equal(even_rendezvous_write(path, &second_words, true), EVEN_ERR_IN_USE);
+  assert_non_null(strstr(even_error_last()->what, "another job meets in it"));
+  expect_in_file("{\"port\":1}\n");
+  for (size_t i = 0; i < 2; i++) {
+    even_os.link = others[i];
+    assert_int_equal(even_rendezvous_write(path, &second_words, true), EVEN_ERR_IN_USE);
+    expect_in_file("{\"port\":1}\n");
+    assert_int_equal(even_rendezvous_remove(path, &second_words), EVEN_OK); /* another job's: it stays */
+    assert_int_equal(files_in_folder(), 1);
+    assert_int_equal(even_rendezvous_remove(path, &first_words), EVEN_OK);
+    assert_int_equal(files_in_folder(), 0);
+    assert_int_equal(even_rendezvous_write(path, &first_words, true), EVEN_OK);
+    assert_int_equal(files_in_folder(), 1);
+  }
+  assert_int_equal(even_rendezvous_write(path, &second_words, false), EVEN_OK); /* a job's that has a name is its own */
+  expect_in_file("{\"port\":2}\n");
+  assert_int_equal(even_rendezvous_remove(path, &second_words), EVEN_OK);
+  even_os.link = link_is_told_twice;
+  assert_int_equal(even_rendezvous_write(path, &first_words, true), EVEN_OK);
+  expect_in_file("{\"port\":1}\n");
+  assert_int_equal(files_in_folder(), 1);
+  even_text_free(&first_words);
+  even_text_free(&second_words);
+}
+
 static void an_address_needs_a_key_that_all_have(void **state) {
   even_rendezvous meeting;
   even_text line = EVEN_TEXT_EMPTY;
@@ -343,6 +430,50 @@ static void no_call_that_fails_leaks_a_meeting(void **state) {
   even_rendezvous_free(&meeting);
 }
 
+/* ---- the address of all ---- */
+
+static const char *const *ends; /* of the link with descriptor 2 n: [2 n] this one's address, [2 n + 1] the other's */
+
+static int tell_end(const char *end, struct sockaddr *address) {
+  struct sockaddr_in where = {.sin_family = AF_INET};
+  assert_int_equal(inet_pton(AF_INET, end, &where.sin_addr), 1);
+  memcpy(address, &where, sizeof where);
+  return 0;
+}
+
+static int made_up_local(int fd, struct sockaddr *address, socklen_t *bytes) {
+  (void)bytes;
+  return tell_end(ends[fd], address);
+}
+
+static int made_up_peer(int fd, struct sockaddr *address, socklen_t *bytes) {
+  (void)bytes;
+  return tell_end(ends[fd + 1], address);
+}
+
+static void expect_address(const char *const *of_links, const char *expected) {
+  even_link links[3] = {{.fd = 0}, {.fd = 2}, {.fd = 4}};
+  even_host_agent agents[4] = {{.link = NULL}, {.link = &links[0]}, {.link = &links[1]}, {.link = &links[2]}};
+  even_hosts hosts = {.agents = agents, .count = 4};
+  even_job job = {.hosts = &hosts};
+  ends = of_links;
+  even_os.getsockname = made_up_local;
+  even_os.getpeername = made_up_peer;
+  even_job_hosts_choose_address(&job);
+  even_os = even_os_real;
+  assert_string_equal(job.master_address, expected);
+}
+
+static void an_agent_on_the_leaders_machine_is_no_measure_for_others(void **state) {
+  static const char *const mixed[] = {"127.0.0.1", "127.0.0.1", "172.17.0.1", "172.17.0.1", "10.0.0.1", "10.0.0.2"};
+  static const char *const apart[] = {"10.0.0.1", "10.0.0.2", "10.1.0.1", "10.1.0.2", "10.0.0.1", "10.0.0.1"};
+  static const char *const here[] = {"127.0.0.1", "127.0.0.1", "10.0.0.1", "10.0.0.1", "10.1.0.1", "10.1.0.1"};
+  (void)state;
+  expect_address(mixed, "10.0.0.1");
+  expect_address(apart, "10.0.0.1");
+  expect_address(here, "10.0.0.1");
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(lists_are_written_out_as_scontrol_does),
@@ -355,6 +486,8 @@ int main(void) {
                                       remove_folder),
       cmocka_unit_test_setup_teardown(hosts_meet_in_a_file_of_their_user, make_folder, remove_folder),
       cmocka_unit_test_setup_teardown(a_job_without_a_name_takes_nobodys_file, make_folder, remove_folder),
+      cmocka_unit_test_setup_teardown(of_two_jobs_without_a_name_one_meets_in_a_folder, make_folder, remove_folder),
+      cmocka_unit_test(an_agent_on_the_leaders_machine_is_no_measure_for_others),
       cmocka_unit_test_setup_teardown(an_address_needs_a_key_that_all_have, make_folder, remove_folder),
       cmocka_unit_test_setup_teardown(no_call_that_fails_leaks_a_meeting, make_folder, remove_folder),
   };
