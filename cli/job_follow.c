@@ -7,8 +7,6 @@
 
 #include <string.h>
 
-/* As long as the leader waits for all. */
-static const double PATIENCE_SECONDS = 120;
 static const uint64_t PAUSE_NS = 250000000u;
 
 even_status even_job_meet(const even_job_options *options, even_rendezvous *rendezvous, char key[EVEN_KEY_DIGITS + 1]) {
@@ -43,15 +41,22 @@ static even_status try_once(const even_job_options *options, const even_rendezvo
   return status;
 }
 
-/* Whether the leader may only not be there yet: its file is not, or is one that a job left that was killed. */
-static bool may_come(even_status status, bool invited, bool own_key) {
+/* Whether the leader may only not be there yet, or not wait for this one yet: its file is not there, or is one that a
+ * job left that was killed, whatever that says. */
+static bool may_come(even_status status, bool invited, bool in_file) {
   return status == EVEN_ERR_NOT_FOUND || status == EVEN_ERR_TIMEOUT || status == EVEN_ERR_SYSTEM ||
-         status == EVEN_ERR_PEER_LOST || (status == EVEN_ERR_PERMISSION && invited && !own_key);
+         status == EVEN_ERR_PEER_LOST ||
+         (in_file &&
+          (status == EVEN_ERR_INPUT || status == EVEN_ERR_MISMATCH || (status == EVEN_ERR_PERMISSION && invited)));
 }
 
-static even_status tell_late(const even_rendezvous *rendezvous) {
+static even_status tell_late(const even_rendezvous *rendezvous, double patience) {
   const even_error last = *even_error_last();
-  (void)even_fail(EVEN_ERR_TIMEOUT, "process 0 of the job was not found within %.0f s: %.600s", PATIENCE_SECONDS,
+  if (last.status == EVEN_ERR_PERMISSION) {
+    return even_error_prefix("process 0 of the job was not found within %.0f s", patience);
+  }
+  (void)even_fail(EVEN_ERR_TIMEOUT,
+                  "process 0 of the job was not found, or did not take this one, within %.0f s: %.500s", patience,
                   last.what);
   if (rendezvous->address[0] != '\0') {
     return even_error_fix("does it run, and is %s, port %d, reached from here?", rendezvous->address, rendezvous->port);
@@ -65,24 +70,26 @@ static even_status follow(const even_job_options *options, int *code) {
   char key[EVEN_KEY_DIGITS + 1] = "";
   bool invited = false;
   bool met = false;
-  uint64_t until = even_clock_ns() + (uint64_t)(PATIENCE_SECONDS * 1e9);
+  double patience = 0;
+  EVEN_TRY(even_job_patience(&patience));
+  uint64_t until = even_clock_ns() + (uint64_t)(patience * 1e9);
   even_status status = even_job_meet(options, &rendezvous, key);
   bool again = status == EVEN_OK;
   while (again) {
     status = try_once(options, &rendezvous, key, &invited, &met, code);
-    again = status != EVEN_OK && !met && may_come(status, invited, key[0] != '\0');
+    again = status != EVEN_OK && !met && may_come(status, invited, rendezvous.address[0] == '\0');
     if (again && even_signals_end_pending() != 0) {
       *code = 128 + even_signals_end_pending();
       status = EVEN_OK;
       again = false;
     } else if (again && even_clock_ns() > until) {
-      status = tell_late(&rendezvous);
+      status = tell_late(&rendezvous, patience);
       again = false;
     } else if (again) {
       even_clock_sleep_ns(PAUSE_NS);
     }
   }
-  if (status == EVEN_ERR_PERMISSION && !met) {
+  if (status == EVEN_ERR_PERMISSION && invited && !met) {
     (void)even_error_fix("give all hosts the same key");
   }
   explicit_bzero(key, sizeof key);

@@ -12,6 +12,22 @@ enum { MOST_RANKS_A_HOST = 1024 };
 
 /* For many hosts over a slow ssh, and imports from a cold network disk. */
 static const double PATIENCE_SECONDS = 120;
+static const double MOST_PATIENCE_SECONDS = 3600;
+
+even_status even_job_patience(double *seconds) {
+  const char *text = getenv("EVENSTEP_HOSTS_PATIENCE");
+  char *end = NULL;
+  *seconds = PATIENCE_SECONDS;
+  if (text == NULL || text[0] == '\0') {
+    return EVEN_OK;
+  }
+  *seconds = strtod(text, &end);
+  if (*end != '\0' || !(*seconds >= 1 && *seconds <= MOST_PATIENCE_SECONDS)) {
+    (void)even_fail(EVEN_ERR_USAGE, "EVENSTEP_HOSTS_PATIENCE=%.100s is no time to wait for hosts", text);
+    return even_error_fix("give seconds, from 1 to %.0f", MOST_PATIENCE_SECONDS);
+  }
+  return EVEN_OK;
+}
 
 static even_status bad_list(const char *list, const char *why) {
   even_status status = even_fail(EVEN_ERR_USAGE, "--hosts %s: %s", list, why);
@@ -186,6 +202,8 @@ static even_status find_way(const even_job_options *options, even_job_way *way) 
 static even_status reach(const even_job_options *options, const even_host_wish *wishes, size_t count,
                          const char *script, even_job_setup *setup) {
   even_job_way *way = &setup->way;
+  double patience = 0;
+  EVEN_TRY(even_job_patience(&patience));
   EVEN_TRY(find_way(options, way));
   bool is_file = !options->module && (!options->no_python || strchr(script, '/') != NULL);
   const even_hosts_params params = {.size = sizeof params,
@@ -202,7 +220,7 @@ static even_status reach(const even_job_options *options, const even_host_wish *
                                     .folder = way->folder.data,
                                     .script = is_file ? script : NULL,
                                     .python = options->no_python ? NULL : setup->python.data,
-                                    .patience_seconds = PATIENCE_SECONDS,
+                                    .patience_seconds = patience,
                                     .replaces_leader = options->replace_leader,
                                     .estate = options->estate};
   return even_hosts_open(&params, &setup->hosts);

@@ -84,7 +84,7 @@ void even_job_options_declare(even_job_options *o, even_option *table) {
        "runs a program on a host, given the name and the program (default ssh, without passwords)", 0, 0},
       {0, "address", EVEN_OPTION_TEXT, &o->address, "IP",
        "where the other hosts reach this one (default: any of its addresses)", 0, 0},
-      {0, "rendezvous", EVEN_OPTION_TEXT, &o->rendezvous, "FOLDER|IP:PORT",
+      {0, "rendezvous", EVEN_OPTION_TEXT, &o->rendezvous, "FOLDER|HOST:PORT",
        "of --hosts auto: a folder that all hosts see (default the working folder), or where process 0 is", 0, 0},
       {0, "replace-leader", EVEN_OPTION_FLAG, &o->replace_leader, NULL,
        "of three hosts and more another one takes this one's place when it is lost", 0, 0},

@@ -57,6 +57,8 @@ void even_job_setup_close(even_job_setup *setup);
 even_status even_job_first_host(const even_job_options *options, int ranks, int *first) EVEN_MUST_USE;
 /* Whether the options go together with several hosts. */
 even_status even_job_check_hosts(const even_job_options *options) EVEN_MUST_USE;
+/* How long hosts wait for one another: 120 s, or EVENSTEP_HOSTS_PATIENCE. */
+even_status even_job_patience(double *seconds) EVEN_MUST_USE;
 /* With --hosts auto: where the hosts meet, and the key that the user gave them. */
 even_status even_job_meet(const even_job_options *options, even_rendezvous *rendezvous,
                           char key[EVEN_KEY_DIGITS + 1]) EVEN_MUST_USE;

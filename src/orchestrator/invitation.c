@@ -83,7 +83,7 @@ static even_status find_leader(const search *one) {
   const int standard_input = 0;
   double patience = json_number_value(json_object_get(one->invitation, "patience_seconds"));
   uint64_t until =
-      even_clock_ns() + (uint64_t)((patience > 0 && patience < (double)MOST_PATIENCE ? patience : 0) * 1e9);
+      even_clock_ns() + (uint64_t)((patience > 0 && patience <= (double)MOST_PATIENCE ? patience : 0) * 1e9);
   even_status status = try_addresses(one);
   while (status != EVEN_OK && even_clock_ns() < until && even_pipe_is_held(standard_input) &&
          even_signals_end_pending() == 0) {

@@ -36,13 +36,13 @@ even_status even_job_key_read(char digits[EVEN_KEY_DIGITS + 1]) EVEN_MUST_USE;
 /* ---- where they meet ---- */
 
 typedef struct even_rendezvous {
-  even_text path;   /* of a file that the leader writes and the others read; "": none */
-  char address[64]; /* of the leader, where no file is needed; "": there is one */
+  even_text path;    /* of a file that the leader writes and the others read; "": none */
+  char address[256]; /* or name of the leader, where no file is needed; "": there is one */
   int port;
 } even_rendezvous;
 
-/* `where`: "10.0.0.1:7000", else a folder that all hosts see. EVEN_ERR_USAGE: an address that is none, or one without a
- * key that all have. */
+/* `where`: "10.0.0.1:7000", "trainer-0.jobs:7000", else a folder that all hosts see. EVEN_ERR_USAGE: an address that is
+ * none, or one without a key that all have. */
 even_status even_rendezvous_open(const char *where, const even_launched *launched, bool has_key,
                                  even_rendezvous *out) EVEN_MUST_USE;
 void even_rendezvous_free(even_rendezvous *rendezvous);
@@ -54,7 +54,7 @@ even_status even_rendezvous_write(const char *path, const even_text *words, bool
 /* Removes it; what holds other words is another job's, and stays. */
 even_status even_rendezvous_remove(const char *path, const even_text *words) EVEN_MUST_USE;
 /* The invitation for this process, one line; `key`: "" where it is in the file. EVEN_ERR_NOT_FOUND: the leader has not
- * written the file yet. EVEN_ERR_PERMISSION: others could have. */
+ * written the file yet, or its name has no address yet. EVEN_ERR_PERMISSION: others could have. */
 even_status even_rendezvous_read(const even_rendezvous *rendezvous, const even_launched *launched, const char *key,
                                  even_text *out) EVEN_MUST_USE;
 

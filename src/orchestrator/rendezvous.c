@@ -8,6 +8,7 @@
 #include "os/folder.h"
 #include "os/path.h"
 #include "os/random.h"
+#include "os/socket.h"
 
 #include <evenstep/version.h>
 #include <jansson.h>
@@ -17,21 +18,27 @@
 
 enum { MOST_BYTES = 65536, MARK_DIGITS = 16 };
 
-/* "10.0.0.1:7000"; what is no such thing is a folder. */
+/* "10.0.0.1:7000", "trainer-0.jobs:7000"; what is no such thing, or is there, is a folder. */
 static bool read_address(const char *where, even_rendezvous *out) {
-  unsigned parts[4];
-  int port = 0;
-  int length = 0;
-  if (sscanf(where, "%3u.%3u.%3u.%3u:%5d%n", &parts[0], &parts[1], &parts[2], &parts[3], &port, &length) != 5 ||
-      where[length] != '\0') {
+  static const char allowed[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-";
+  size_t length = strspn(where, allowed);
+  const char *port = where + length + 1;
+  if (length == 0 || length >= sizeof out->address || where[length] != ':' || port[0] == '\0' || strlen(port) > 5 ||
+      port[strspn(port, "0123456789")] != '\0' || even_path_is_folder(where)) {
     return false;
   }
-  (void)snprintf(out->address, sizeof out->address, "%u.%u.%u.%u", parts[0], parts[1], parts[2], parts[3]);
-  out->port = port;
+  memcpy(out->address, where, length);
+  out->address[length] = '\0';
+  out->port = (int)strtol(port, NULL, 10);
   return true;
 }
 
 static even_status check_address(const even_rendezvous *rendezvous, const char *where, bool has_key) {
+  const char *address = rendezvous->address;
+  if (address[strspn(address, "0123456789.")] == '\0' && !even_socket_is_address(address)) {
+    (void)even_fail(EVEN_ERR_USAGE, "--rendezvous %s: no address", where);
+    return even_error_fix("give the IPv4 address of process 0's host, as 10.0.0.1:7000, or its name");
+  }
   if (rendezvous->port < 1 || rendezvous->port > 65535) {
     (void)even_fail(EVEN_ERR_USAGE, "--rendezvous %s: no port", where);
     return even_error_fix("give a port from 1 to 65535 that is free on the host of process 0");
@@ -55,7 +62,7 @@ even_status even_rendezvous_open(const char *where, const even_launched *launche
   even_status status = even_path_absolute(where, &folder);
   if (status == EVEN_OK && !even_path_is_folder(folder.data)) {
     status = even_fail(EVEN_ERR_NOT_FOUND, "--rendezvous %s is no folder", where);
-    (void)even_error_fix("name one that is there and that all hosts see, or ADDRESS:PORT of process 0");
+    (void)even_error_fix("name one that is there and that all hosts see, or ADDRESS:PORT or NAME:PORT of process 0");
   }
   if (status == EVEN_OK) {
     even_text_format(&out->path, "%s/.evenstep-%s%s", folder.data, launched->job[0] == '\0' ? "job" : "",
@@ -144,6 +151,8 @@ even_status even_rendezvous_remove(const char *path, const even_text *words) {
 
 static even_status write_own(const even_rendezvous *rendezvous, const even_launched *launched, const char *key,
                              even_text *out) {
+  even_socket_addresses addresses;
+  EVEN_TRY(even_socket_resolve(rendezvous->address, &addresses));
   even_json json = even_json_begin(out, 0);
   even_json_object(&json, NULL);
   even_json_string(&json, "evenstep", even_version());
@@ -151,7 +160,9 @@ static even_status write_own(const even_rendezvous *rendezvous, const even_launc
   even_json_integer(&json, "host", launched->place);
   even_json_integer(&json, "port", rendezvous->port);
   even_json_array(&json, "addresses");
-  even_json_string(&json, NULL, rendezvous->address);
+  for (size_t i = 0; i < addresses.count; i++) {
+    even_json_string(&json, NULL, addresses.items[i]);
+  }
   even_json_array_end(&json);
   even_json_object_end(&json);
   return even_text_status(out);

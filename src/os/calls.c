@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <ifaddrs.h>
 #include <linux/futex.h>
+#include <netdb.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -234,6 +235,7 @@ static int real_nanosleep(const struct timespec *time) {
    .getpeername = real_getpeername,             \
    .accept4 = real_accept4,                     \
    .getsockopt = real_getsockopt,               \
+   .getaddrinfo = getaddrinfo,                  \
    .getrandom = getrandom,                      \
    .nanosleep = real_nanosleep}
 

@@ -16,6 +16,7 @@
 #include <sys/types.h>
 #include <time.h>
 
+struct addrinfo;
 struct ifaddrs;
 struct iovec;
 struct rlimit;
@@ -117,6 +118,7 @@ typedef struct even_os_calls {
   int (*getpeername)(int fd, struct sockaddr *address, socklen_t *bytes);
   int (*accept4)(int fd, struct sockaddr *address, socklen_t *bytes, int flags);
   int (*getsockopt)(int fd, int level, int option, void *value, socklen_t *bytes);
+  int (*getaddrinfo)(const char *name, const char *service, const struct addrinfo *wanted, struct addrinfo **out);
   ssize_t (*getrandom)(void *buffer, size_t bytes, unsigned int flags);
   int (*nanosleep)(const struct timespec *time);
 } even_os_calls;

@@ -8,6 +8,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
@@ -145,6 +146,38 @@ void even_socket_peer(int fd, char *out, size_t bytes) {
   memset(&where, 0, sizeof where);
   (void)even_os.getpeername(fd, (struct sockaddr *)&where, &length);
   write_address(&where, out, bytes);
+}
+
+bool even_socket_is_address(const char *text) {
+  struct in_addr address;
+  return inet_pton(AF_INET, text, &address) == 1;
+}
+
+even_status even_socket_resolve(const char *name, even_socket_addresses *out) {
+  const struct addrinfo wanted = {.ai_family = AF_INET, .ai_socktype = SOCK_STREAM};
+  struct addrinfo *found = NULL;
+  out->count = 0;
+  int problem = even_os.getaddrinfo(name, NULL, &wanted, &found);
+  if (problem == EAI_MEMORY) {
+    return even_fail(EVEN_ERR_MEMORY, "the addresses of %s", name);
+  }
+  if (problem == EAI_SYSTEM) {
+    return even_fail_errno(errno, "%s cannot be looked up", name);
+  }
+  if (problem != 0) {
+    return even_fail(EVEN_ERR_NOT_FOUND, "%s has no address: %s", name, gai_strerror(problem));
+  }
+  for (const struct addrinfo *each = found; each != NULL && out->count < EVEN_SOCKET_MOST_ADDRESSES;
+       each = each->ai_next) {
+    if (each->ai_addrlen == sizeof(struct sockaddr_in)) {
+      struct sockaddr_in where;
+      memcpy(&where, each->ai_addr, sizeof where);
+      write_address(&where, out->items[out->count], sizeof out->items[0]);
+      out->count += out->items[out->count][0] != '\0' ? 1 : 0;
+    }
+  }
+  freeaddrinfo(found);
+  return out->count > 0 ? EVEN_OK : even_fail(EVEN_ERR_NOT_FOUND, "%s has no IPv4 address", name);
 }
 
 static bool has(const char *addresses, const char *address) {

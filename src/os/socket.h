@@ -12,6 +12,19 @@
  * probes, once a second, also while its processes stand still. */
 enum { EVEN_SOCKET_SILENCE_MS = 4000 };
 
+enum { EVEN_SOCKET_ADDRESS = 16, EVEN_SOCKET_MOST_ADDRESSES = 8 };
+
+/* Of a host, in the order in which they should be tried. */
+typedef struct even_socket_addresses {
+  size_t count;
+  char items[EVEN_SOCKET_MOST_ADDRESSES][EVEN_SOCKET_ADDRESS];
+} even_socket_addresses;
+
+/* Whether the text is an IPv4 address ("10.0.0.1"). */
+bool even_socket_is_address(const char *text);
+/* The IPv4 addresses that a name has now, the first of them; an address is its own. It may ask other hosts, and take as
+ * long as they do. EVEN_ERR_NOT_FOUND: it has none, or nobody who would know answers. */
+even_status even_socket_resolve(const char *name, even_socket_addresses *out) EVEN_MUST_USE;
 /* Connects to an IPv4 address ("10.0.0.1"); *fd (close-on-exec, non-blocking) is the caller's, even_pipe_close closes
  * it. EVEN_ERR_TIMEOUT after `timeout_ms`. */
 even_status even_socket_connect(const char *address, int port, int timeout_ms, int *fd) EVEN_MUST_USE;

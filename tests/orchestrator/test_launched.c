@@ -12,6 +12,7 @@
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <errno.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -414,6 +415,52 @@ static void an_address_needs_a_key_that_all_have(void **state) {
   assert_int_equal(even_rendezvous_open("no such folder", &night, true, &meeting), EVEN_ERR_NOT_FOUND);
 }
 
+static const char *asked_for;
+
+/* The name has an address once it was asked for. */
+static int known_later(const char *name, const char *service, const struct addrinfo *wanted, struct addrinfo **out) {
+  int answer = asked_for == NULL ? EAI_AGAIN : even_os_real.getaddrinfo("10.0.0.7", service, wanted, out);
+  asked_for = name;
+  return answer;
+}
+
+static void a_name_is_looked_up_each_time_until_it_has_an_address(void **state) {
+  even_rendezvous meeting;
+  even_text line = EVEN_TEXT_EMPTY;
+  (void)state;
+  assert_int_equal(even_rendezvous_open("trainer-0.jobs:7000", &night, true, &meeting), EVEN_OK);
+  assert_int_equal(meeting.port, 7000);
+  asked_for = NULL;
+  even_os.getaddrinfo = known_later;
+  assert_int_equal(even_rendezvous_read(&meeting, &night, KEY, &line), EVEN_ERR_NOT_FOUND);
+  assert_non_null(strstr(even_error_last()->what, "trainer-0.jobs has no address"));
+  assert_int_equal(even_rendezvous_read(&meeting, &night, KEY, &line), EVEN_OK);
+  assert_string_equal(asked_for, "trainer-0.jobs");
+  assert_non_null(strstr(line.data, "[\"10.0.0.7\"]"));
+  even_text_free(&line);
+  even_rendezvous_free(&meeting);
+  assert_int_equal(even_rendezvous_open("trainer-0.jobs:7000", &night, false, &meeting), EVEN_ERR_USAGE);
+}
+
+static void what_could_be_no_address_is_none(void **state) {
+  static const char *const wrong[] = {"300.0.0.1:7000", "10.0.0:7000", "10.0.0.256:7000", "7:7000"};
+  even_rendezvous meeting;
+  (void)state;
+  for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+    assert_int_equal(even_rendezvous_open(wrong[i], &night, true, &meeting), EVEN_ERR_USAGE);
+    assert_non_null(strstr(even_error_last()->what, "no address"));
+  }
+  assert_int_equal(even_rendezvous_open("host:", &night, true, &meeting), EVEN_ERR_NOT_FOUND);
+  assert_int_equal(even_rendezvous_open("a b:7000", &night, true, &meeting), EVEN_ERR_NOT_FOUND);
+}
+
+static even_status read_named(void *context) {
+  even_text line = EVEN_TEXT_EMPTY;
+  even_status status = even_rendezvous_read(context, &night, KEY, &line);
+  even_text_free(&line);
+  return status;
+}
+
 static even_status read_meeting(void *context) {
   even_text line = EVEN_TEXT_EMPTY;
   even_status status = even_rendezvous_read(context, &night, "", &line);
@@ -427,6 +474,9 @@ static void no_call_that_fails_leaks_a_meeting(void **state) {
   assert_int_equal(even_rendezvous_open(folder, &night, false, &meeting), EVEN_OK);
   write_file("{\"port\":7}\n", 0600);
   assert_true(fault_each_os(read_meeting, &meeting, 5 /* EIO */) >= 3);
+  even_rendezvous_free(&meeting);
+  assert_int_equal(even_rendezvous_open("10.0.0.1:7000", &night, true, &meeting), EVEN_OK);
+  assert_true(fault_each_os(read_named, &meeting, 5 /* EIO */) >= 1);
   even_rendezvous_free(&meeting);
 }
 
@@ -489,6 +539,9 @@ int main(void) {
       cmocka_unit_test_setup_teardown(of_two_jobs_without_a_name_one_meets_in_a_folder, make_folder, remove_folder),
       cmocka_unit_test(an_agent_on_the_leaders_machine_is_no_measure_for_others),
       cmocka_unit_test_setup_teardown(an_address_needs_a_key_that_all_have, make_folder, remove_folder),
+      cmocka_unit_test_setup_teardown(a_name_is_looked_up_each_time_until_it_has_an_address, make_folder,
+                                      remove_folder),
+      cmocka_unit_test_setup_teardown(what_could_be_no_address_is_none, make_folder, remove_folder),
       cmocka_unit_test_setup_teardown(no_call_that_fails_leaks_a_meeting, make_folder, remove_folder),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

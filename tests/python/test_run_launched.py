@@ -182,7 +182,7 @@ def test_without_a_folder_hosts_meet_at_an_address(launched: Launched, waiting: 
     key = launched.folder / "key"
     key.write_text("cd" * 32 + "\n")
     key.chmod(0o600)
-    words = ("--rendezvous", f"127.0.0.1:{free_port}", *SHELL, waiting)
+    words = ("--rendezvous", f"localhost:{free_port}", *SHELL, waiting)
     leader, follower = launched.both(*words, EVENSTEP_JOB_KEY_FILE=str(key))
     processes(leader)
     assert launched.meeting() == []
@@ -205,6 +205,25 @@ def test_a_file_that_others_may_read_is_refused(launched: Launched, waiting: str
     path.chmod(0o644)
     code, text = launched.place(1, *SHELL, waiting).finish()
     assert code == 5 and "is open to others (mode 0644)" in text
+    assert "chmod 600" in text and "the same key" not in text
+
+
+@pytest.mark.parametrize("words", ["no words of a leader", '{"port":1}'])
+def test_what_a_file_says_is_tried_for_as_long_as_hosts_are_waited_for(
+    launched: Launched, waiting: str, words: str
+) -> None:
+    path = launched.folder / ".evenstep-test"
+    path.write_text(words)
+    path.chmod(0o600)
+    code, text = launched.place(1, *SHELL, waiting, EVENSTEP_HOSTS_PATIENCE="1").finish()
+    assert code == 7 and "within 1 s: " in text
+
+
+def test_a_leader_waits_as_long_as_it_is_told(launched: Launched, waiting: str) -> None:
+    code, text = launched.place(0, *SHELL, waiting, EVENSTEP_HOSTS_PATIENCE="1").finish()
+    assert code == 7 and "its agent did not come here" in text
+    code, text = launched.place(0, *SHELL, waiting, EVENSTEP_HOSTS_PATIENCE="soon").finish()
+    assert code == 2 and "EVENSTEP_HOSTS_PATIENCE=soon is no time" in text
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@
 #include "os/calls.h"
 
 #include <errno.h>
+#include <netdb.h>
 #include <sys/mman.h>
 
 /* clang-format off */
@@ -86,6 +87,9 @@
   X(int, -1, getsockname, (int fd, struct sockaddr *address, socklen_t *bytes), (fd, address, bytes))                  \
   X(int, -1, getpeername, (int fd, struct sockaddr *address, socklen_t *bytes), (fd, address, bytes))                  \
   X(int, -1, accept4, (int fd, struct sockaddr *address, socklen_t *bytes, int flags), (fd, address, bytes, flags))    \
+  X(int, EAI_SYSTEM, getaddrinfo,                                                                                      \
+    (const char *name, const char *service, const struct addrinfo *wanted, struct addrinfo **out),                     \
+    (name, service, wanted, out))                                                                                      \
   X(int, -1, getsockopt, (int fd, int level, int option, void *value, socklen_t *bytes),                               \
     (fd, level, option, value, bytes))                                                                                 \
   X(ssize_t, -1, getrandom, (void *buffer, size_t bytes, unsigned int flags), (buffer, bytes, flags))
