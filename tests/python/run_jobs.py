@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 
@@ -80,6 +80,16 @@ def alive(pid: int) -> bool:
     except OSError:
         return False
     return state not in "ZX"
+
+
+def end_soon(pids: Iterable[int]) -> bool:
+    """Whether all of them end: who was killed may be on its way out."""
+    deadline = time.monotonic() + 150
+    left = list(pids)
+    while left and time.monotonic() < deadline:
+        left = [pid for pid in left if alive(pid)]
+        time.sleep(0.01)
+    return not left
 
 
 def own_cgroup(controller: str) -> pathlib.Path | None:

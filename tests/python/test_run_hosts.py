@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from run_jobs import Job, alive
+from run_jobs import Job, alive, end_soon
 
 Script = Callable[[str], str]
 
@@ -249,7 +249,7 @@ def test_ctrl_c_ends_all(hosts: Hosts, script: Script) -> None:
     os.kill(job.process.pid, signal.SIGINT)
     code, text = job.finish()
     assert code == 130, text
-    assert not any(alive(process) for process in (agent, *ranks.values()))
+    assert end_soon((agent, *ranks.values()))
 
 
 def test_a_host_that_is_cut_off_is_named_and_ends_its_part(hosts: Hosts, script: Script) -> None:

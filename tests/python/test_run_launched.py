@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 
 import pytest
-from run_jobs import Job, alive
+from run_jobs import Job, end_soon
 from test_mpi import FOUND, NONE, QUIET, TORCHRUN
 from test_run_hosts import TRAINING
 
@@ -107,7 +107,7 @@ def test_what_a_rank_ends_with_mpirun_ends_with(launched: Launched, waiting: str
     code, text = job.finish()
     assert code == 137, text
     assert "was killed by SIGKILL" in text
-    assert not any(alive(rank) for rank in ranks) and launched.meeting() == []
+    assert end_soon(ranks) and launched.meeting() == []
 
 
 def test_a_rank_that_is_killed_restarts_all_and_the_followers_end_with_0(launched: Launched, waiting: str) -> None:
@@ -136,7 +136,7 @@ def test_a_follower_that_is_killed_is_waited_for(launched: Launched, waiting: st
     assert again.finish() == (0, "")
     follower.finish()
     assert "is lost" in text and text.count("attempt 1 process") == 2
-    assert not any(alive(rank) for rank in ranks)
+    assert end_soon(ranks)
 
 
 def test_of_slurm_a_lost_host_ends_the_job(launched: Launched, waiting: str) -> None:
@@ -149,7 +149,7 @@ def test_of_slurm_a_lost_host_ends_the_job(launched: Launched, waiting: str) -> 
     assert code == 7, text
     assert "only what started its agent can start another" in text
     follower.finish()
-    assert not any(alive(rank) for rank in ranks) and launched.meeting() == []
+    assert end_soon(ranks) and launched.meeting() == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
@@ -160,7 +160,7 @@ def test_the_leaders_end_ends_all(launched: Launched, waiting: str, number: sign
     code, text = follower.finish()  # which also waits for its guardian
     assert code == (0 if number == signal.SIGINT else 7), text
     assert leader.finish()[0] == (130 if number == signal.SIGINT else -number)
-    assert not any(alive(rank) for rank in ranks)
+    assert end_soon(ranks)
 
 
 def test_a_file_that_a_killed_leader_left_misleads_nobody(launched: Launched, waiting: str) -> None:

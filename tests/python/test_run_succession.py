@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from run_jobs import Job, alive
+from run_jobs import Job, alive, end_soon
 from test_run_hosts import _ip, _missing
 
 Script = Callable[[str], str]
@@ -167,7 +167,7 @@ def test_another_host_takes_a_killed_leaders_place(hosts: Hosts, tmp_path: pathl
     job, ranks = _wait(hosts, tmp_path)
     os.kill(job.process.pid, signal.SIGKILL)  # ip and env have become evenstep
     _goes_on(hosts)
-    assert not any(alive(rank) for rank in ranks)
+    assert end_soon(ranks)
     _wait_until(lambda: not hosts.agents())
     job.finish()
 
