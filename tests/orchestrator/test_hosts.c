@@ -163,7 +163,13 @@ static void odd_words_let_nobody_in(void **state) {
 static void who_is_not_waited_for_was_not_met(void **state) {
   (void)state;
   assert_int_equal(lead("second", 100), EVEN_ERR_PEER_LOST);
-  assert_non_null(strstr(even_error_last()->what, "ended before it came here: not met, EVEN_ERR_PEER_LOST"));
+  const char *what = even_error_last()->what;
+  bool may_come = strstr(what, "not met, EVEN_ERR_PEER_LOST") != NULL; /* all of which are tried again */
+  may_come = may_come || strstr(what, "not met, EVEN_ERR_SYSTEM") != NULL;
+  may_come = may_come || strstr(what, "not met, EVEN_ERR_TIMEOUT") != NULL;
+  if (!may_come || strstr(what, "ended before it came here: ") == NULL) {
+    fail_msg("%s", what);
+  }
 }
 
 static void who_says_nothing_is_not_waited_for_long(void **state) {
