@@ -56,20 +56,6 @@ struct even_voter {
 
 /* ---- the log ---- */
 
-static void write_number(unsigned char *bytes, uint64_t value) {
-  for (int i = 0; i < 8; i++) {
-    bytes[i] = (unsigned char)(value >> 8 * i);
-  }
-}
-
-static uint64_t read_number(const unsigned char *bytes) {
-  uint64_t value = 0;
-  for (int i = 0; i < 8; i++) {
-    value |= (uint64_t)bytes[i] << 8 * i;
-  }
-  return value;
-}
-
 /* The newest that is known has changed: the others hear of it, and the new leader has its time to be seen. */
 static void newer(even_voter *voter) {
   voter->leader_ns = even_clock_ns();
@@ -83,7 +69,8 @@ static int on_apply(struct raft_fsm *machine, const struct raft_buffer *buffer, 
   if (buffer->len != ENTRY_BYTES) {
     return RAFT_MALFORMED;
   }
-  const even_leadership entry = {read_number(buffer->base), read_number((const unsigned char *)buffer->base + 8)};
+  const even_leadership entry = {even_voter_read_number(buffer->base),
+                                 even_voter_read_number((const unsigned char *)buffer->base + 8)};
   if (even_leadership_apply(&voter->applied, &entry) &&
       even_leadership_hear(&voter->links.own.newest, &voter->applied)) {
     newer(voter);
@@ -115,8 +102,8 @@ static void propose(even_voter *voter, uint64_t leader) {
   if (buffer.base == NULL) {
     return; /* again in the next turn */
   }
-  write_number(buffer.base, voter->applied.generation + 1);
-  write_number((unsigned char *)buffer.base + 8, leader);
+  even_voter_write_number(buffer.base, voter->applied.generation + 1);
+  even_voter_write_number((unsigned char *)buffer.base + 8, leader);
   voter->proposed = true;
   voter->apply.data = voter;
   if (raft_apply(&voter->raft, &voter->apply, &buffer, 1, on_proposed) != 0) {

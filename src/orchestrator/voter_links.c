@@ -15,13 +15,13 @@ enum { WORD_BYTES = 32, MOST_UNKNOWN = 64 };
 
 static const uint64_t GREETING_NS = 3000000000u;
 
-static void write_number(unsigned char *bytes, uint64_t value) {
+void even_voter_write_number(unsigned char *bytes, uint64_t value) {
   for (int i = 0; i < 8; i++) {
     bytes[i] = (unsigned char)(value >> 8 * i);
   }
 }
 
-static uint64_t read_number(const unsigned char *bytes) {
+uint64_t even_voter_read_number(const unsigned char *bytes) {
   uint64_t value = 0;
   for (int i = 0; i < 8; i++) {
     value |= (uint64_t)bytes[i] << 8 * i;
@@ -32,10 +32,10 @@ static uint64_t read_number(const unsigned char *bytes) {
 static void tell(even_voter_link *link) {
   const even_voter_word *own = &link->all->own;
   unsigned char bytes[WORD_BYTES];
-  write_number(bytes, own->id);
-  write_number(bytes + 8, own->newest.generation);
-  write_number(bytes + 16, own->newest.leader);
-  write_number(bytes + 24, own->port);
+  even_voter_write_number(bytes, own->id);
+  even_voter_write_number(bytes + 8, own->newest.generation);
+  even_voter_write_number(bytes + 16, own->newest.leader);
+  even_voter_write_number(bytes + 24, own->port);
   if (even_link_send(&link->link, EVEN_MESSAGE_MEMBER, NULL, bytes, sizeof bytes) != EVEN_OK) {
     even_error_clear(); /* the end of the connection tells it */
   }
@@ -59,9 +59,10 @@ static even_status take_word(even_voter_link *link, const even_message *message)
   if (message->data_bytes != WORD_BYTES) {
     return even_fail(EVEN_ERR_INPUT, "a member's word of %zu bytes", message->data_bytes);
   }
-  const even_voter_word word = {.id = read_number(message->data),
-                                .newest = {read_number(message->data + 8), read_number(message->data + 16)},
-                                .port = read_number(message->data + 24)};
+  const even_voter_word word = {
+      .id = even_voter_read_number(message->data),
+      .newest = {even_voter_read_number(message->data + 8), even_voter_read_number(message->data + 16)},
+      .port = even_voter_read_number(message->data + 24)};
   if (word.id == 0 || word.id == link->all->own.id || (link->id != 0 && link->id != word.id) || word.port > 65535) {
     return even_fail(EVEN_ERR_INPUT, "%s says that it is member %llu", link->link.peer, (unsigned long long)word.id);
   }

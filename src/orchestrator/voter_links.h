@@ -50,4 +50,8 @@ bool even_voter_links_send(even_voter_links *links, uint64_t id, const void *byt
 /* Tells all what `own` says now. */
 void even_voter_links_tell(even_voter_links *links);
 
+/* A number of 64 bits as it travels, and lies in the log: little-endian. */
+void even_voter_write_number(unsigned char *bytes, uint64_t value);
+uint64_t even_voter_read_number(const unsigned char *bytes);
+
 #endif
