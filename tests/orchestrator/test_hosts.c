@@ -7,9 +7,9 @@
 #include "os/calls.h"
 #include "os/clock.h"
 #include "os/socket.h"
+#include "support/descriptors.h"
 #include "support/fault.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -210,17 +210,6 @@ static void without_descriptors_a_connection_waits_and_the_loop_does_not_spin(vo
 /* ---- each call to the kernel, and each allocation, failing once ---- */
 
 enum { MOST_FAULTS = 2000 };
-
-static int open_descriptors(void) {
-  DIR *folder = opendir("/proc/self/fd");
-  int count = 0;
-  assert_non_null(folder);
-  while (readdir(folder) != NULL) {
-    count++;
-  }
-  assert_int_equal(closedir(folder), 0);
-  return count;
-}
 
 /* Whatever fails, here or in the child between fork and exec: the opening ends, for that reason or with the refusal of
  * another version, which is as far as such an agent comes; nothing stays open, and no memory is left. */

@@ -9,9 +9,9 @@
 #include "os/pipe.h"
 #include "os/signals.h"
 #include "os/socket.h"
+#include "support/descriptors.h"
 #include "support/fault.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -184,17 +184,6 @@ static even_status meet(void *context) {
   }
   part(at);
   return status;
-}
-
-static int open_descriptors(void) {
-  DIR *folder = opendir("/proc/self/fd");
-  int count = 0;
-  assert_non_null(folder);
-  while (readdir(folder) != NULL) {
-    count++;
-  }
-  assert_int_equal(closedir(folder), 0);
-  return count;
 }
 
 static int setup(void **state) {

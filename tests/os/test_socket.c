@@ -6,9 +6,9 @@
 #include "os/listener.h"
 #include "os/pipe.h"
 #include "os/signals.h"
+#include "support/descriptors.h"
 #include "support/fault.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -29,17 +29,6 @@ typedef struct ends {
   int near; /* of who called */
   int far;
 } ends;
-
-static int open_descriptors(void) {
-  DIR *folder = opendir("/proc/self/fd");
-  int count = 0;
-  assert_non_null(folder);
-  while (readdir(folder) != NULL) {
-    count++;
-  }
-  assert_int_equal(closedir(folder), 0);
-  return count;
-}
 
 static even_status open_ends(ends *at) {
   *at = (ends){.listener = -1, .near = -1, .far = -1};
