@@ -412,14 +412,16 @@ class Recovery:
             return store
         until = time.monotonic() + _PATIENCE_SECONDS
         while True:
-            port = self._memory.port(number, _LOOK_SECONDS)
+            address, port = self._memory.port(number, _LOOK_SECONDS)
             late = time.monotonic() > until and not self._stands  # who joins may take its time: the agent sees its end
             if self._memory.refused or self._memory.number != number or late:
                 raise _Superseded
             if not port:
                 continue
             try:
-                return dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=_CONNECT_SECONDS))
+                return dist.TCPStore(
+                    address or "127.0.0.1", port, is_master=False, timeout=timedelta(seconds=_CONNECT_SECONDS)
+                )
             except RuntimeError:
                 continue  # its host is late, or has ended: then another generation comes
 

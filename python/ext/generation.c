@@ -1,4 +1,4 @@
-/* _core.Generation and _core.agree: who is left of the ranks of this host, and what they agree on. */
+/* _core.Generation and _core.agree: who is left of the job's ranks, and what they agree on. */
 #include "ext.h"
 
 #include "fault/agree.h"
@@ -63,13 +63,14 @@ static PyObject *generation_port(PyObject *self, PyObject *arguments) {
   unsigned int number = 0;
   double seconds = 0;
   uint32_t port = 0;
+  char address[EVEN_GENERATION_ADDRESS];
   if (!PyArg_ParseTuple(arguments, "Id:port", &number, &seconds)) {
     return NULL;
   }
   Py_BEGIN_ALLOW_THREADS;
-  port = even_generation_port(of(self), number, nanoseconds(seconds));
+  port = even_generation_port(of(self), number, nanoseconds(seconds), address);
   Py_END_ALLOW_THREADS;
-  return PyLong_FromUnsignedLong(port);
+  return Py_BuildValue("sk", address, (unsigned long)port);
 }
 
 static PyObject *generation_meet(PyObject *self, PyObject *arguments) {
@@ -182,8 +183,9 @@ static PyMethodDef methods[] = {
      "wait(after, seconds) -> the newest number, once it is newer or time is up"},
     {"has", generation_has, METH_VARARGS, "has(rank, number) -> whether it is a member of that generation"},
     {"say", generation_say, METH_VARARGS, "say(rank, why): it could go on without others (''), or why not"},
-    {"meet", generation_meet, METH_VARARGS, "meet(number, port): where those of this generation meet"},
-    {"port", generation_port, METH_VARARGS, "port(number, seconds) -> that port; 0: not said, or it is over"},
+    {"meet", generation_meet, METH_VARARGS, "meet(number, port of this host): where those of this generation meet"},
+    {"port", generation_port, METH_VARARGS,
+     "port(number, seconds) -> (address, port) of that place, '' this host; ('', 0): not said, or it is over"},
     {"process", generation_process, METH_VARARGS, "process(rank) -> the process in its place; 0: none"},
     {"stand", generation_stand, METH_VARARGS, "stand(rank, number): it stands between two steps of that generation"},
     {"offer", generation_offer, METH_VARARGS, "offer(rank): a process that is no member could be one"},

@@ -13,8 +13,8 @@
 #include <string.h>
 
 #define MAGIC 0x6e65676e65766565u
-#define VERSION 2u
-enum { MOST_RANKS = 4096, UNSAID = 0, ABLE = 1, UNABLE = 2 };
+#define VERSION 3u
+enum { MOST_RANKS = 4096, UNSAID = 0, ABLE = 1, UNABLE = 2, ADDRESS_WORDS = EVEN_GENERATION_ADDRESS / 8 };
 
 typedef struct header {
   uint64_t magic;
@@ -24,7 +24,8 @@ typedef struct header {
   _Atomic uint32_t bell;                /* the futex: rung after each change of what follows, too */
   _Atomic uint32_t refused;
   _Atomic uint32_t wish;
-  _Atomic uint64_t place; /* generation << 32 | port of its meeting */
+  _Atomic uint64_t place; /* generation << 32 | port of its meeting; 0 while the address is written */
+  _Atomic uint64_t address[ADDRESS_WORDS];
 } header;
 
 typedef struct block {
@@ -161,21 +162,53 @@ void even_generation_say(even_generation *generation, int rank, const char *why)
   atomic_store(&own->able, why[0] == '\0' ? ABLE : UNABLE);
 }
 
-void even_generation_meet(even_generation *generation, uint32_t number, uint32_t port) {
-  atomic_store(&generation->header->place, (uint64_t)number << 32 | port);
+void even_generation_place(even_generation *generation, uint32_t number, uint32_t port, const char *address) {
+  header *head = generation->header;
+  uint64_t words[ADDRESS_WORDS] = {0};
+  if (atomic_load(&head->place) >> 32 > number) {
+    return;
+  }
+  memcpy(words, address, strnlen(address, EVEN_GENERATION_ADDRESS - 1));
+  atomic_store(&head->place, 0u);
+  for (size_t i = 0; i < ADDRESS_WORDS; i++) {
+    atomic_store(&head->address[i], words[i]);
+  }
+  atomic_store(&head->place, (uint64_t)number << 32 | port);
   ring(generation);
 }
 
-uint32_t even_generation_port(even_generation *generation, uint32_t number, uint64_t timeout_ns) {
+void even_generation_meet(even_generation *generation, uint32_t number, uint32_t port) {
+  even_generation_place(generation, number, port, "");
+}
+
+/* Whether the place of that generation is known, and did not change while it was read. */
+static bool read_place(const header *head, uint32_t number, uint32_t *port, char address[EVEN_GENERATION_ADDRESS]) {
+  uint64_t words[ADDRESS_WORDS];
+  uint64_t place = atomic_load(&head->place);
+  if (place >> 32 != number || (uint32_t)place == 0) {
+    return false;
+  }
+  for (size_t i = 0; i < ADDRESS_WORDS; i++) {
+    words[i] = atomic_load(&head->address[i]);
+  }
+  memcpy(address, words, EVEN_GENERATION_ADDRESS);
+  address[EVEN_GENERATION_ADDRESS - 1] = '\0';
+  *port = (uint32_t)place;
+  return atomic_load(&head->place) == place;
+}
+
+uint32_t even_generation_port(even_generation *generation, uint32_t number, uint64_t timeout_ns,
+                              char address[EVEN_GENERATION_ADDRESS]) {
   uint64_t until = even_clock_ns() + timeout_ns;
+  uint32_t port = 0;
   for (;;) {
     uint32_t bell = atomic_load(&generation->header->bell);
-    uint64_t place = atomic_load(&generation->header->place);
-    uint64_t now = even_clock_ns();
-    if (place >> 32 == number) {
-      return (uint32_t)place;
+    if (read_place(generation->header, number, &port, address)) {
+      return port;
     }
+    uint64_t now = even_clock_ns();
     if (even_generation_number(generation) != number || even_generation_refused(generation) || now >= until) {
+      address[0] = '\0';
       return 0;
     }
     even_futex_wait(&generation->header->bell, bell, until - now);
@@ -308,4 +341,47 @@ void even_generation_ask(even_generation *generation, even_generation_wish wish)
 void even_generation_refuse(even_generation *generation) {
   atomic_store(&generation->header->refused, 1u);
   ring(generation);
+}
+
+/* ---- agents of several hosts ---- */
+
+void even_generation_hear(const even_generation *generation, int rank, even_generation_words *out) {
+  *out = (even_generation_words){.said = false};
+  if (!is_rank(generation, rank)) {
+    return;
+  }
+  const block *its = &generation->blocks[rank];
+  uint32_t able = atomic_load(&its->able);
+  out->said = able == ABLE || able == UNABLE;
+  out->offers = atomic_load(&its->offers) != 0;
+  out->stands = atomic_load(&its->stands);
+  if (able == UNABLE) {
+    memcpy(out->why, its->why, strnlen(its->why, EVEN_GENERATION_WORDS - 1));
+  }
+}
+
+void even_generation_repeat(even_generation *generation, int rank, const even_generation_words *words) {
+  if (!is_rank(generation, rank)) {
+    return;
+  }
+  block *its = &generation->blocks[rank];
+  if (words->said) {
+    even_generation_say(generation, rank, words->why);
+  } else {
+    atomic_store(&its->able, UNSAID);
+  }
+  atomic_store(&its->offers, words->offers ? 1u : 0u);
+  atomic_store(&its->stands, words->stands);
+}
+
+bool even_generation_follow(even_generation *generation, uint32_t number, const bool *members) {
+  if (number != even_generation_number(generation) + 1) {
+    return false;
+  }
+  for (uint32_t rank = 0; rank < generation->header->ranks; rank++) {
+    atomic_store(&row(generation, number)[rank], members[rank] ? 1 : 0);
+  }
+  atomic_store(&generation->header->number, number);
+  ring(generation);
+  return true;
 }

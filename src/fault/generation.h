@@ -1,8 +1,9 @@
-/* Membership of a job on one host, in memory that its agent and its ranks share. The agent alone says who is in it:
- * each time it sees a rank's process end it makes a new generation, of those that are left, and so all have the same
- * members whatever they noticed themselves, and when. It makes one with a process more where that has offered itself
- * and all members stand between two steps. Ranks say whether they could go on without another, where to meet, and where
- * what a newcomer needs lies. */
+/* Membership of a job, in memory that an agent and its ranks share. The agent alone says who is in it: each time it
+ * sees a rank's process end it makes a new generation, of those that are left, and so all have the same members
+ * whatever they noticed themselves, and when. It makes one with a process more where that has offered itself and all
+ * members stand between two steps. Ranks say whether they could go on without another, where to meet, and where what a
+ * newcomer needs lies. Of several hosts each has such memory of its own, with all ranks of the job; that of the job's
+ * leader counts, and the other agents' follow it. */
 #ifndef EVEN_FAULT_GENERATION_H
 #define EVEN_FAULT_GENERATION_H
 
@@ -35,7 +36,7 @@ bool even_generation_refused(const even_generation *generation);
 /* The process that has the rank's place; 0: none yet. */
 uint32_t even_generation_process(const even_generation *generation, int rank);
 
-enum { EVEN_GENERATIONS_KEPT = 64 };
+enum { EVEN_GENERATIONS_KEPT = 64, EVEN_GENERATION_ADDRESS = 64 /* with the NUL */ };
 
 /* What the agent asks of the members at the end of the step under way. */
 typedef enum even_generation_wish {
@@ -48,10 +49,13 @@ typedef enum even_generation_wish {
 
 /* Says that the rank could go on without others (why ""), or in a few words why not; until it says so it cannot. */
 void even_generation_say(even_generation *generation, int rank, const char *why);
-/* The first member says on which port of this host (1 … 65535) those of this generation meet. */
+/* The first member says on which port of its host (1 … 65535) those of this generation meet. Of an older one than what
+ * was said before: nothing. */
 void even_generation_meet(even_generation *generation, uint32_t number, uint32_t port);
-/* That port; 0 where it was not said within timeout_ns, or this generation is over. */
-uint32_t even_generation_port(even_generation *generation, uint32_t number, uint64_t timeout_ns);
+/* That port, and the address of its host ("": this one); 0 where it was not said within timeout_ns, or this generation
+ * is over. */
+uint32_t even_generation_port(even_generation *generation, uint32_t number, uint64_t timeout_ns,
+                              char address[EVEN_GENERATION_ADDRESS]);
 even_generation_wish even_generation_wished(const even_generation *generation);
 /* A member stands between two steps, and stays there until there is a newer generation than `number`, its own. */
 void even_generation_stand(even_generation *generation, int rank, uint32_t number);
@@ -85,5 +89,24 @@ bool even_generation_stands(const even_generation *generation, int rank);
 void even_generation_ask(even_generation *generation, even_generation_wish wish);
 /* Nobody goes on: who waits for a new generation fails at once. */
 void even_generation_refuse(even_generation *generation);
+
+/* ---- agents of several hosts ---- */
+
+/* What a rank has said. */
+typedef struct even_generation_words {
+  bool said; /* whether it could go on, or why not: `why` */
+  bool offers;
+  uint64_t stands; /* 1 + the generation in which it stands between two steps; 0: it does not */
+  char why[EVEN_GENERATION_WORDS];
+} even_generation_words;
+
+void even_generation_hear(const even_generation *generation, int rank, even_generation_words *out);
+/* A rank of another host has said so, there. */
+void even_generation_repeat(even_generation *generation, int rank, const even_generation_words *words);
+/* The leader's newest generation has these members (all ranks'): false where it is not the one after this one's. */
+bool even_generation_follow(even_generation *generation, uint32_t number, const bool *members);
+/* Its first member, of another host, meets the others there. Longer addresses than EVEN_GENERATION_ADDRESS - 1 bytes
+ * are cut off. */
+void even_generation_place(even_generation *generation, uint32_t number, uint32_t port, const char *address);
 
 #endif

@@ -87,12 +87,13 @@ static void all_must_be_able(void **state) {
 typedef struct waiter {
   even_generation *generation;
   uint32_t number, port;
+  char address[EVEN_GENERATION_ADDRESS];
 } waiter;
 
 static void *wait_for_both(void *argument) {
   waiter *own = argument;
   own->number = even_generation_wait(own->generation, 0, LONG_NS);
-  own->port = even_generation_port(own->generation, own->number, LONG_NS);
+  own->port = even_generation_port(own->generation, own->number, LONG_NS, own->address);
   return NULL;
 }
 
@@ -108,22 +109,24 @@ static void who_waits_is_woken(void **state) {
   even_thread_join(thread);
   assert_int_equal(other.number, 1);
   assert_int_equal(other.port, 4711);
+  assert_string_equal(other.address, ""); /* of this host */
   close_views(&views);
 }
 
 static void waiting_ends(void **state) {
   two_views views = open_views(2);
   const bool lost[2] = {true, false};
+  char address[EVEN_GENERATION_ADDRESS];
   (void)state;
   assert_int_equal(even_generation_wait(views.rank, 0, 1000), 0); /* time is up */
-  assert_int_equal(even_generation_port(views.rank, 0, 1000), 0);
+  assert_int_equal(even_generation_port(views.rank, 0, 1000, address), 0);
   assert_int_equal(even_generation_lose(views.agent, lost), 1);
-  assert_int_equal(even_generation_port(views.rank, 0, LONG_NS), 0); /* that generation is over */
+  assert_int_equal(even_generation_port(views.rank, 0, LONG_NS, address), 0); /* that generation is over */
   assert_false(even_generation_refused(views.rank));
   even_generation_refuse(views.agent);
   assert_true(even_generation_refused(views.rank));
   assert_int_equal(even_generation_wait(views.rank, 1, LONG_NS), 1);
-  assert_int_equal(even_generation_port(views.rank, 1, LONG_NS), 0);
+  assert_int_equal(even_generation_port(views.rank, 1, LONG_NS, address), 0);
   close_views(&views);
 }
 
@@ -207,6 +210,100 @@ static void many_generations_are_told_apart(void **state) {
   close_views(&views);
 }
 
+/* The leader's memory, and that of another host, which follows it. */
+static void members_of_another_host_follow(void **state) {
+  two_views views = open_views(3);
+  const bool none[3] = {false, false, false};
+  const bool left[3] = {false, true, true};
+  const bool last[3] = {false, false, true};
+  (void)state;
+  assert_false(even_generation_follow(views.agent, 2, left)); /* one was not heard of */
+  assert_false(even_generation_follow(views.agent, 0, none)); /* what has begun stays */
+  assert_int_equal(even_generation_number(views.rank), 0);
+  assert_true(even_generation_follow(views.agent, 1, left));
+  assert_true(even_generation_follow(views.agent, 2, last));
+  assert_false(even_generation_follow(views.agent, 2, left));
+  assert_int_equal(even_generation_number(views.rank), 2);
+  for (int rank = 0; rank < 3; rank++) {
+    assert_int_equal(even_generation_has(views.rank, rank, 1), left[rank]);
+    assert_int_equal(even_generation_has(views.rank, rank, 2), last[rank]);
+  }
+  close_views(&views);
+}
+
+static void a_place_on_another_host_has_its_address(void **state) {
+  two_views views = open_views(2);
+  const bool lost[2] = {true, false};
+  char address[EVEN_GENERATION_ADDRESS];
+  char endless[2 * EVEN_GENERATION_ADDRESS];
+  (void)state;
+  assert_int_equal(even_generation_lose(views.agent, lost), 1);
+  even_generation_place(views.agent, 1, 4711, "10.79.0.2");
+  assert_int_equal(even_generation_port(views.rank, 1, 0, address), 4711);
+  assert_string_equal(address, "10.79.0.2");
+  assert_int_equal(even_generation_lose(views.agent, lost), 2);
+  assert_int_equal(even_generation_port(views.rank, 2, 0, address), 0);
+  assert_string_equal(address, "");
+  even_generation_meet(views.rank, 2, 12);
+  even_generation_place(views.agent, 1, 4711, "10.79.0.2"); /* too late */
+  assert_int_equal(even_generation_port(views.rank, 2, 0, address), 12);
+  assert_string_equal(address, "");
+  memset(endless, 'x', sizeof endless - 1);
+  endless[sizeof endless - 1] = '\0';
+  even_generation_place(views.agent, 2, 13, endless);
+  assert_int_equal(even_generation_port(views.rank, 2, 0, address), 13);
+  assert_int_equal(strlen(address), EVEN_GENERATION_ADDRESS - 1);
+  close_views(&views);
+}
+
+static void what_ranks_say_can_be_repeated_elsewhere(void **state) {
+  two_views views = open_views(2);
+  const bool nobody[2] = {false, false};
+  even_generation_words words;
+  char why[EVEN_GENERATION_WORDS];
+  int rank = -1;
+  int other_fd = -1;
+  even_generation *other = NULL;
+  (void)state;
+  assert_int_equal(even_generation_create(2, &other_fd), EVEN_OK);
+  assert_int_equal(even_generation_open(other_fd, &other), EVEN_OK);
+  even_generation_hear(views.agent, 1, &words);
+  assert_false(words.said);
+  even_generation_say(views.rank, 0, "");
+  even_generation_say(views.rank, 1, "it is a stream");
+  even_generation_stand(views.rank, 1, 0);
+  for (int each = 0; each < 2; each++) {
+    even_generation_hear(views.agent, each, &words);
+    assert_true(words.said);
+    even_generation_repeat(other, each, &words);
+  }
+  assert_false(even_generation_able(other, nobody, &rank, why));
+  assert_int_equal(rank, 1);
+  assert_string_equal(why, "it is a stream");
+  assert_true(even_generation_stands(other, 1));
+  assert_false(even_generation_stands(other, 0));
+  even_generation_say(views.rank, 1, "");
+  even_generation_hear(views.agent, 1, &words);
+  even_generation_repeat(other, 1, &words);
+  assert_true(even_generation_able(other, nobody, &rank, why));
+  even_generation_vacate(views.agent, 1); /* another process has said nothing */
+  even_generation_offer(views.rank, 1);
+  even_generation_hear(views.agent, 1, &words);
+  assert_false(words.said);
+  assert_true(words.offers);
+  even_generation_repeat(other, 1, &words);
+  assert_false(even_generation_able(other, nobody, &rank, why));
+  assert_false(even_generation_stands(other, 1));
+  even_generation_hear(views.agent, 2, &words); /* there is none */
+  assert_false(words.said || words.offers);
+  even_generation_repeat(other, 2, &words);
+  even_shared_memory memory;
+  even_generation_close(other);
+  assert_int_equal(even_shared_memory_adopt(other_fd, &memory), EVEN_OK);
+  even_shared_memory_close(&memory);
+  close_views(&views);
+}
+
 static void other_memory_is_refused(void **state) {
   even_shared_memory memory;
   even_generation *generation = NULL;
@@ -228,6 +325,9 @@ int main(void) {
       cmocka_unit_test(who_offers_itself_joins_those_that_stand),
       cmocka_unit_test(another_process_in_a_place_has_said_nothing),
       cmocka_unit_test(many_generations_are_told_apart),
+      cmocka_unit_test(members_of_another_host_follow),
+      cmocka_unit_test(a_place_on_another_host_has_its_address),
+      cmocka_unit_test(what_ranks_say_can_be_repeated_elsewhere),
       cmocka_unit_test(other_memory_is_refused),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
