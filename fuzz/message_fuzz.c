@@ -1,5 +1,6 @@
 /* What agents of other hosts say, byte by byte: messages, and the JSON in those that start an attempt. */
 #include "orchestrator/message.h"
+#include "orchestrator/parcel_wire.h"
 #include "orchestrator/remote_start.h"
 
 #include <stdlib.h>
@@ -22,6 +23,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
       abort();
     }
     even_remote_start_free(&start);
+    even_parcel_note note;
+    if (even_parcels_know(message.kind) && even_parcel_note_read(&message, 8, &note) == EVEN_OK &&
+        (note.parcel.to < 0 || note.parcel.to >= 8 || note.parcel.from < 0 || note.parcel.from >= 8 || note.host >= 8 ||
+         note.parcel.bytes > INT64_MAX || note.at > INT64_MAX)) {
+      abort();
+    }
     at += used;
   }
   return 0;

@@ -25,7 +25,8 @@ struct even_follower {
   even_link link;
   even_loop loop;
   even_candidate candidate;
-  int host; /* its number among the job's */
+  even_parcels *parcels; /* once the leader has taken this host */
+  int host;              /* its number among the job's */
   bool gone;
   bool ended;   /* the leader said so */
   bool refused; /* and why: `why` */
@@ -218,12 +219,25 @@ static void on_tick(void *context) {
   even_follower *follower = context;
   forward_records(follower);
   even_link_tick(&follower->link, follower->open && follower->job.alive > 0);
+  even_parcels_tick(follower->parcels);
   if (follower->gone || even_candidate_superseded(&follower->candidate)) {
     end_without_leader(follower);
   }
 }
 
 /* ---- what the leader says ---- */
+
+static even_link *way(void *context, int host) {
+  even_follower *follower = context;
+  (void)host;
+  return follower->link.fd >= 0 ? &follower->link : NULL;
+}
+
+static even_status open_parcels(even_follower *follower) {
+  const even_parcels_params params = {
+      .size = sizeof params, .self = follower->host, .count = EVEN_HOSTS_MOST, .context = follower, .way = way};
+  return follower->parcels == NULL ? even_parcels_open(&params, &follower->parcels) : EVEN_OK;
+}
 
 static even_status check(even_follower *follower, const json_t *content) {
   even_text facts = EVEN_TEXT_EMPTY;
@@ -236,6 +250,7 @@ static even_status check(even_follower *follower, const json_t *content) {
   if (folder == NULL || folder[0] != '/' || ranks < 0 || ranks > EVEN_TELEMETRY_MOST_RANKS) {
     return even_fail(EVEN_ERR_INPUT, "the leader asks for nothing that can be checked");
   }
+  EVEN_TRY(open_parcels(follower));
   even_device_list_free(&follower->own);
   even_status chosen = even_device_select(NULL, (int)ranks, &follower->own);
   const char *trouble = chosen == EVEN_OK ? NULL : even_error_last()->what;
@@ -318,6 +333,9 @@ static even_status on_message(void *context, even_link *link, const even_message
   if (message->kind == EVEN_MESSAGE_MEMBERS || message->kind == EVEN_MESSAGE_ESTATE) {
     return even_candidate_take(&follower->candidate, message);
   }
+  if (even_parcels_know(message->kind)) {
+    return even_parcels_take(follower->parcels, 0, message);
+  }
   if (message->kind == EVEN_MESSAGE_START) {
     return take_start(follower, message);
   }
@@ -353,6 +371,7 @@ static void on_ready(void *context, even_link *link) {
 static void on_ended(void *context, even_link *link) {
   even_follower *follower = context;
   follower->gone = true;
+  even_parcels_lost(follower->parcels, 0);
   if (!follower->refused) {
     follower->why = *even_link_why(link);
   }
@@ -423,6 +442,7 @@ static even_status open_job(even_follower *follower) {
                              .groups = start->groups,
                              .era = start->era,
                              .follower = follower,
+                             .parcels = follower->parcels,
                              .loop = {.fd = -1},
                              .signals = {.fd = -1},
                              .guardian = {.pid = -1, .pipe = -1},
@@ -521,6 +541,7 @@ static even_status turn(even_follower *follower) {
     follower->ended = follower->ended || even_signals_end_pending() != 0;
   }
   even_link_tick(&follower->link, false);
+  even_parcels_tick(follower->parcels);
   return EVEN_OK;
 }
 
@@ -537,10 +558,16 @@ static void close_job(even_follower *follower) {
   follower->world = (even_device_list){NULL, 0};
 }
 
+static void close_parcels(even_follower *follower) {
+  even_parcels_close(follower->parcels);
+  follower->parcels = NULL;
+}
+
 /* The leader is gone, or is none any more: nothing of its attempt is left here. */
 static even_status find_next(even_follower *follower, const even_link_calls *calls, even_candidate_turn *turn) {
   even_link_close(&follower->link);
   close_job(follower);
+  close_parcels(follower);
   EVEN_TRY(even_candidate_await(&follower->candidate, &follower->loop, calls, &follower->link, turn));
   follower->gone = *turn != EVEN_CANDIDATE_SERVE;
   return EVEN_OK;
@@ -601,6 +628,7 @@ even_status even_hosts_serve(const char *invitation, bool *met, even_estate **es
   const even_error kept = *even_error_last();
   even_link_close(&follower->link);
   close_job(follower);
+  close_parcels(follower);
   even_candidate_close(&follower->candidate);
   even_loop_close(&follower->loop);
   even_remote_start_free(&follower->start);

@@ -4,6 +4,7 @@
 
 #include "orchestrator/hosts.h"
 #include "orchestrator/link.h"
+#include "orchestrator/parcel.h"
 #include "os/process.h"
 #include "os/signals.h"
 
@@ -53,9 +54,10 @@ struct even_hosts {
   unsigned char key[EVEN_TLS_KEY_BYTES];
   char key_digits[2 * EVEN_TLS_KEY_BYTES + 1];
   even_host_stranger *strangers;
-  size_t places;   /* for them */
-  even_link *gone; /* closed, to be freed once no call of the loop can be at work in them */
-  json_t *facts;   /* this host's */
+  size_t places;         /* for them */
+  even_parcels *parcels; /* between this host and the others, and between two of these */
+  even_link *gone;       /* closed, to be freed once no call of the loop can be at work in them */
+  json_t *facts;         /* this host's */
   struct sigaction pipe_before;
   even_text announced;      /* what stands in the file in which agents find this one; "": there is none */
   bool without_key;         /* somebody came who does not have the key */

@@ -181,6 +181,7 @@ void even_host_agent_drop(even_host_agent *agent) {
   if (agent->link != NULL) {
     even_hosts_bury(agent->hosts, agent->link);
     agent->link = NULL;
+    even_parcels_lost(agent->hosts->parcels, (int)agent->index);
   }
   even_pipe_close(agent->input);
   if (agent->shell.pid > 0) {

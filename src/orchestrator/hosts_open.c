@@ -193,8 +193,11 @@ static void on_ready(void *context, even_link *link) {
 static even_status on_message(void *context, even_link *link, const even_message *message) {
   even_hosts *hosts = context;
   even_host_agent *agent = agent_of(hosts, link);
-  return agent != NULL && agent->fits ? even_hosts_job_message(agent, message)
-                                      : take_opening_message(hosts, link, message);
+  if (agent == NULL || !agent->fits) {
+    return take_opening_message(hosts, link, message);
+  }
+  return even_parcels_know(message->kind) ? even_parcels_take(hosts->parcels, (int)agent->index, message)
+                                          : even_hosts_job_message(agent, message);
 }
 
 /* Anybody may connect; that one who has not the key cannot go on is no news. */
@@ -218,6 +221,7 @@ static void on_ended(void *context, even_link *link) {
     }
     even_hosts_bury(hosts, link);
     agent->link = NULL;
+    even_parcels_lost(hosts->parcels, (int)agent->index);
     if (begun) {
       even_hosts_job_lost(agent);
     }
@@ -294,6 +298,18 @@ void even_hosts_tick(even_hosts *hosts) {
       even_link_tick(hosts->agents[i].link, hosts->agents[i].busy);
     }
   }
+  even_parcels_tick(hosts->parcels);
+}
+
+static even_link *way_to(void *context, int host) {
+  const even_hosts *hosts = context;
+  return (size_t)host < hosts->count && hosts->agents[host].fits ? hosts->agents[host].link : NULL;
+}
+
+static even_status open_parcels(even_hosts *hosts) {
+  const even_parcels_params params = {
+      .size = sizeof params, .self = 0, .count = (int)hosts->count, .context = hosts, .way = way_to};
+  return even_parcels_open(&params, &hosts->parcels);
 }
 
 /* ---- opening ---- */
@@ -387,6 +403,7 @@ static even_status open_all(even_hosts *hosts) {
   }
   hosts->places = SPARE_PLACES + 2 * hosts->count;
   EVEN_TRY(EVEN_NEW_ARRAY(&hosts->strangers, hosts->places));
+  EVEN_TRY(open_parcels(hosts));
   EVEN_TRY(read_own_facts(hosts)); /* before anybody waits for an answer: this takes its time */
   EVEN_TRY(make_key(hosts));
   EVEN_TRY(even_loop_open(&hosts->loop));
@@ -469,6 +486,8 @@ void even_hosts_close(even_hosts *hosts) {
   }
   const even_error kept = *even_error_last();
   even_hosts_unannounce(hosts);
+  even_parcels_close(hosts->parcels); /* who offered them, or would take them, is gone */
+  hosts->parcels = NULL;
   for (size_t i = 1; hosts->agents != NULL && i < hosts->count; i++) {
     say_end(&hosts->agents[i]);
     even_pipe_close(hosts->agents[i].input); /* one that waits for its invitation */

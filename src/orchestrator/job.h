@@ -68,6 +68,7 @@ typedef struct even_job {
   char interface[32];             /* over which hosts reach one another, "" where not known */
   struct even_hosts *hosts;       /* of the agent that leads several hosts; NULL: this is no such */
   struct even_follower *follower; /* of an agent that serves another one; NULL: this is no such */
+  struct even_parcels *parcels;   /* between the agents of the hosts (parcel.h); NULL: there is one alone */
   even_job_rank *ranks;
   size_t count;
   size_t *order; /* ranks in the order in which they ended */

@@ -236,8 +236,12 @@ even_status even_link_send_text(even_link *link, even_message_kind kind, even_te
   return status;
 }
 
+size_t even_link_waiting(const even_link *link) {
+  return link->out.length - link->sent;
+}
+
 bool even_link_has_room(const even_link *link) {
-  return link->out.length - link->sent < EVEN_LINK_ROOM;
+  return even_link_waiting(link) < EVEN_LINK_ROOM;
 }
 
 bool even_link_is_up(const even_link *link) {

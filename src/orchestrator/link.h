@@ -60,6 +60,8 @@ even_status even_link_send(even_link *link, even_message_kind kind, const char *
  * the text did not get all of its memory. */
 even_status even_link_send_text(even_link *link, even_message_kind kind, even_text *json, const void *data,
                                 size_t bytes) EVEN_MUST_USE;
+/* How many bytes wait to go out. */
+size_t even_link_waiting(const even_link *link);
 /* Whether there is room for what can be left out. */
 bool even_link_has_room(const even_link *link);
 /* Whether messages can be sent. */

@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 /* Raised with every change of what follows; agents of two numbers do not work together. */
-#define EVEN_MESSAGE_PROTOCOL 2
+#define EVEN_MESSAGE_PROTOCOL 3
 
 /* X(name, number, most bytes of JSON, most bytes of data) */
 #define EVEN_MESSAGE_LIST(X)                                                                     \
@@ -38,7 +38,12 @@
   X(MEMBER, 30, 0, 64)        /* between voters: who I am, and who leads, as far as I know */    \
   X(RAFT, 31, 0, 1 << 20)     /* between voters: the log of who leads */                         \
   X(MEMBERS, 32, 1 << 18, 0)  /* to a host: who the members are, voters or not, and where */     \
-  X(ESTATE, 33, 4 << 20, 0)   /* to a host: what it needs to take the leader's place */
+  X(ESTATE, 33, 4 << 20, 0)   /* to a host: what it needs to take the leader's place */          \
+  X(PARCEL, 40, 1024, 0)      /* to its receiver: a parcel is offered (parcel.h) */              \
+  X(PARCEL_TAKE, 41, 256, 0)  /* to its sender: so much of it was taken */                       \
+  X(PIECE, 42, 256, 1 << 20)  /* to its receiver: a piece of it */                               \
+  X(PARCEL_END, 43, 8192, 0)  /* either way: it has arrived, or does not */                      \
+  X(PARCEL_GONE, 44, 64, 0)   /* to a host: another one is lost, and so are its parcels */
 
 typedef enum even_message_kind {
 #define EVEN_MESSAGE_ENUM(name, number, json, data) EVEN_MESSAGE_##name = (number),

@@ -34,8 +34,8 @@ typedef struct even_parcel {
 /* Of who takes the parcels of one name. Each may be NULL but for `arrived`. */
 typedef struct even_parcel_calls {
   void *context;
-  /* One is about to come. EVEN_OK takes it: into `*fd`, an empty file, open for reading and writing, that is the
-   * parcels' until one of the calls below; or, where that stays -1, into a memory file, made where the free memory holds
+  /* One is about to come. EVEN_OK takes it: into `*fd`, an empty file, open to read and write, which is the
+   * parcels' until one of the calls below; or, where that stays -1, into a memory file, made where free memory holds
    * it. An error refuses it; its words reach the sender. */
   even_status (*offered)(void *context, const even_parcel *parcel, int *fd);
   /* It is here, whole, its checksum compared. `fd`, at its beginning, is the callee's from then on, also where that
@@ -73,6 +73,8 @@ even_status even_parcels_expect(even_parcels *parcels, const char *name, const e
  * such host, no bytes), EVEN_ERR_PEER_LOST (no way there now), EVEN_ERR_MEMORY; `done` is not called then. */
 even_status even_parcels_offer(even_parcels *parcels, int to, const char *name, uint64_t number, int fd, uint64_t bytes,
                                even_parcel_done done, void *context) EVEN_MUST_USE;
+
+/* ---- the agents' loop: to who has no parcels (any more: NULL) nothing happens ---- */
 
 /* Whether messages of this kind are for even_parcels_take. */
 bool even_parcels_know(even_message_kind kind);

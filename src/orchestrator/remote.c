@@ -102,6 +102,7 @@ even_status even_job_hosts_open(even_job *job) {
     return EVEN_OK;
   }
   job->hosts->job = job;
+  job->parcels = job->hosts->parcels;
   place_ranks(job);
   EVEN_TRY(open_rings(job));
   return even_loop_add(&job->loop, &job->hosts->job_watch, job->hosts->loop.fd, hosts_ready, job);
