@@ -83,7 +83,7 @@ typedef struct even_agent_params {
    * read); else its path (whose checksums the caller has compared) */
   const char *resume;
   /* The other hosts of the job, in order (hosts.h); their devices follow this host's in `devices`. NULL: there are
-   * none. Not with `shrink`. */
+   * none. */
   struct even_hosts *hosts;
   struct even_estate *estate; /* of the leader whose job this one goes on with (estate.h); NULL: it is a new one */
   const bool *shown;          /* of hosts: whose lines the observer wants, a rank each; NULL: all */

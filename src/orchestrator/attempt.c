@@ -1,6 +1,7 @@
 /* One attempt of a job: from the start of its ranks to the end of the last. */
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "orchestrator/boards.h"
 #include "orchestrator/environment.h"
 #include "orchestrator/follower.h"
 #include "orchestrator/hangs.h"
@@ -131,7 +132,7 @@ static even_job_rank *rank_of(even_job *job, pid_t pid) {
   return NULL;
 }
 
-void even_job_rank_ended(even_job *job, even_job_rank *rank, const even_process_end *end) {
+static void keep_end(even_job *job, even_job_rank *rank, const even_process_end *end) {
   rank->alive = false;
   rank->end = *end;
   even_job_drain_ended(job, rank);
@@ -145,6 +146,26 @@ void even_job_rank_ended(even_job *job, even_job_rank *rank, const even_process_
     even_job_notice(job, "the log of rank %d is not whole: %s", rank->output.rank,
                     even_status_text(rank->output.log_status));
   }
+}
+
+void even_job_rank_failed(even_job *job, size_t rank) {
+  const even_fault_facts facts = even_job_facts(job, rank);
+  bool secondary = even_fault_is_secondary(&facts);
+  if (job->stage == EVEN_JOB_RUNS) {
+    even_job_flights_tell(job);
+  }
+  bool stands = job->stage == EVEN_JOB_RUNS && any_stands(job);
+  if (job->stage == EVEN_JOB_RUNS && secondary && !stands) {
+    job->stage = EVEN_JOB_SETTLES;
+    even_job_generations_refuse(job);
+    job->deadline_ns = even_clock_ns() + grace_failure_ns;
+  } else if (job->stage == EVEN_JOB_RUNS || (job->stage == EVEN_JOB_SETTLES && !secondary)) {
+    move_to(job, EVEN_JOB_TERMINATED, SIGTERM, false, grace_failure_ns);
+  }
+}
+
+/* What follows from a rank's end. */
+static void act_on_end(even_job *job, even_job_rank *rank) {
   if (job->follower != NULL) { /* what follows from it, the leader says */
     even_job_follower_tell_end(job, rank);
     return;
@@ -152,24 +173,34 @@ void even_job_rank_ended(even_job *job, even_job_rank *rank, const even_process_
   if (even_job_outside_ended(job, (size_t)(rank - job->ranks))) {
     return;
   }
-  bool well = rank->end.signal == 0 && rank->end.code == 0;
-  if (well) {
+  if (rank->end.signal == 0 && rank->end.code == 0) {
     even_job_left_well(job);
-  } else if (even_job_goes_on_without(job, (size_t)(rank - job->ranks))) {
-    return;
+    if (job->stage == EVEN_JOB_SETTLES) {
+      move_to(job, EVEN_JOB_TERMINATED, SIGTERM, false, grace_failure_ns);
+    }
+  } else if (!even_job_goes_on_without(job, (size_t)(rank - job->ranks))) {
+    even_job_rank_failed(job, (size_t)(rank - job->ranks));
   }
-  if (!well && job->stage == EVEN_JOB_RUNS) {
-    even_job_flights_tell(job);
+}
+
+void even_job_rank_ended(even_job *job, even_job_rank *rank, const even_process_end *end) {
+  keep_end(job, rank, end);
+  act_on_end(job, rank);
+}
+
+void even_job_host_ended(even_job *job, size_t first, size_t count, const char *why) {
+  size_t before = job->ended;
+  for (size_t i = first; i < first + count; i++) {
+    even_job_rank *rank = &job->ranks[i];
+    if (rank->alive) {
+      const even_process_end end = {.pid = rank->pid, .code = 1};
+      rank->lost = why;
+      rank->stopped_by_agent = false;
+      keep_end(job, rank, &end);
+    }
   }
-  const even_fault_facts facts = even_job_facts(job, (size_t)(rank - job->ranks));
-  bool secondary = !well && even_fault_is_secondary(&facts);
-  bool stands = !well && job->stage == EVEN_JOB_RUNS && any_stands(job);
-  if (job->stage == EVEN_JOB_RUNS && secondary && !stands) {
-    job->stage = EVEN_JOB_SETTLES;
-    even_job_generations_refuse(job);
-    job->deadline_ns = even_clock_ns() + grace_failure_ns;
-  } else if ((job->stage == EVEN_JOB_RUNS && !well) || (job->stage == EVEN_JOB_SETTLES && !secondary)) {
-    move_to(job, EVEN_JOB_TERMINATED, SIGTERM, false, grace_failure_ns);
+  for (size_t i = before, ended = job->ended; i < ended; i++) {
+    act_on_end(job, &job->ranks[job->order[i]]);
   }
 }
 
@@ -297,14 +328,17 @@ static void tick(even_job *job) {
 static even_status turn(even_job *job) {
   uint64_t now = even_clock_ns();
   int wait_ms = now >= job->next_tick_ns ? 0 : (int)((job->next_tick_ns - now + 999999u) / 1000000u);
-  wait_ms = job->awaits_joiner && wait_ms > joining_ms ? joining_ms : wait_ms;
+  int look_ms = job->awaits_joiner ? joining_ms : even_boards_look_ms(job);
+  wait_ms = look_ms > 0 && wait_ms > look_ms ? look_ms : wait_ms;
   EVEN_TRY(even_loop_turn(&job->loop, wait_ms));
   check_deadline(job);
   if (even_job_drain_late(job)) {
     end_by_user(job, SIGTERM);
   }
   tick(job);
+  even_job_shrink_tick(job);
   even_job_replace_tick(job);
+  even_boards_turn(job);
   return job->failure.status == EVEN_OK ? EVEN_OK : even_error_restore(&job->failure);
 }
 

@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "base/json_reader.h"
 #include "base/json_writer.h"
+#include "orchestrator/boards.h"
 #include "orchestrator/candidate.h"
 #include "orchestrator/hangs.h"
 #include "orchestrator/host_agent.h"
@@ -81,6 +82,10 @@ static void greet(even_follower *follower) {
 
 /* ---- what the job tells ---- */
 
+void even_job_follower_send(even_job *job, even_message_kind kind, even_text *text) {
+  tell(job->follower, kind, text, NULL, 0);
+}
+
 static const char *tail_of(const even_text *tail, size_t *bytes) {
   *bytes = tail->length < MOST_TAIL ? tail->length : MOST_TAIL;
   return tail->data == NULL ? "" : tail->data + (tail->length - *bytes);
@@ -93,6 +98,8 @@ void even_job_follower_tell_end(even_job *job, const even_job_rank *rank) {
   size_t error = 0;
   const char *output_tail = tail_of(&rank->output.streams[0].tail, &output);
   const char *error_tail = tail_of(&rank->output.streams[1].tail, &error);
+  even_boards_turn(job); /* what it has said comes before its end */
+  even_oom_watch_read(&job->oom);
   even_json json = even_json_begin(&text, 0);
   even_json_object(&json, NULL);
   even_json_integer(&json, "rank", rank - job->ranks);
@@ -100,6 +107,7 @@ void even_job_follower_tell_end(even_job *job, const even_job_rank *rank) {
   even_json_integer(&json, "code", rank->end.code);
   even_json_bool(&json, "stopped_by_agent", rank->stopped_by_agent);
   even_json_bool(&json, "stood_still", rank->stood_still);
+  even_json_bool(&json, "out_of_memory", even_job_facts(job, (size_t)(rank - job->ranks)).out_of_memory);
   even_json_unsigned(&json, "peak_memory_bytes", rank->end.peak_memory_bytes);
   even_json_unsigned(&json, "output_bytes", output);
   even_json_object_end(&json);
@@ -314,6 +322,12 @@ static even_status take_signal(even_follower *follower, const json_t *content) {
   return EVEN_OK;
 }
 
+/* Of an attempt that has ended here meanwhile: nothing. */
+static even_status take_generation(even_follower *follower, const json_t *content) {
+  bool runs = follower->open && !follower->asked && follower->job.alive > 0;
+  return runs ? even_boards_follow(&follower->job, content) : EVEN_OK;
+}
+
 static void take_refusal(even_follower *follower, const json_t *content) {
   const char *what = json_string_value(json_object_get(content, "what"));
   const char *fix = json_string_value(json_object_get(content, "fix"));
@@ -354,6 +368,9 @@ static even_status on_message(void *context, even_link *link, const even_message
       break;
     case EVEN_MESSAGE_REFUSE:
       take_refusal(follower, content);
+      break;
+    case EVEN_MESSAGE_GENERATION:
+      status = take_generation(follower, content);
       break;
     default:
       status = even_fail(EVEN_ERR_INPUT, "a message of kind %d, which leaders do not send", (int)message->kind);
@@ -428,6 +445,7 @@ static even_status open_job(even_follower *follower) {
                                          .notice_seconds = start->notice_seconds,
                                          .unpinned = start->unpinned,
                                          .max_restarts = start->max_restarts,
+                                         .shrink = start->shrink,
                                          .observer = {.context = follower,
                                                       .rank_started = on_rank_started,
                                                       .line = on_line,

@@ -3,8 +3,11 @@
 #define EVEN_ORCHESTRATOR_FOLLOWER_H
 
 #include "orchestrator/job.h"
+#include "orchestrator/message.h"
 
 /* Called by the job (job->follower is there) instead of deciding anything itself. */
+/* Sends the JSON that `text` holds, and frees it. */
+void even_job_follower_send(even_job *job, even_message_kind kind, even_text *text);
 void even_job_follower_tell_end(even_job *job, const even_job_rank *rank);
 void even_job_follower_tell_stopped(even_job *job, const even_job_rank *rank, int signal);
 /* Ranks that hang are marked. */

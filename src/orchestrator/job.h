@@ -25,6 +25,7 @@ typedef struct even_job_rank {
   bool elsewhere;        /* on another host, whose agent watches it */
   bool out_of_memory;    /* by the word of that agent */
   const char *lost;      /* it ended with its host: why; NULL: it did not */
+  bool missed;           /* whether the others go on without it is to be decided */
   char hung_words[160];  /* of a rank elsewhere: as even_hangs_words */
   bool awaited;          /* ended with code 0 while others wait for it in es.prepare */
   even_process_end end;
@@ -87,6 +88,8 @@ typedef struct even_job {
   int *snapshots;                /* of each rank of the attempt: the memory of its checkpoints, -1: none */
   even_generation *generation;   /* NULL: a lost rank ends the attempt */
   int generation_fd;             /* the ranks inherit it; -1: none */
+  struct even_boards *boards;    /* of several hosts; NULL: the others have none */
+  uint64_t undecided_ns;         /* ranks of other hosts have until then to say whether they can go on; 0: none is asked */
   bool *lost;                    /* a rank each: the others went on without it */
   struct even_job_place *places; /* a rank each, of replace.c; NULL: nobody takes a place */
   bool awaits_joiner;            /* somebody can join at the end of a step: look often */
@@ -108,6 +111,10 @@ even_status even_job_open(even_job *job) EVEN_MUST_USE;
 void even_job_close(even_job *job);
 /* A rank has ended: what follows from it for the attempt. */
 void even_job_rank_ended(even_job *job, even_job_rank *rank, const even_process_end *end);
+/* Ranks `first` to `first + count - 1` have ended with their host, those that lived: why. */
+void even_job_host_ended(even_job *job, size_t first, size_t count, const char *why);
+/* A rank has ended, not well, and the others do not go on: the attempt ends. */
+void even_job_rank_failed(even_job *job, size_t rank);
 /* Somebody stopped a rank, by this signal. */
 void even_job_rank_stopped(even_job *job, even_job_rank *rank, int signal);
 /* With --notice, drain.c. Takes a signal as notice that the job must end soon (`whose`: "host there: ", "" for this
@@ -147,8 +154,11 @@ even_status even_job_generations_begin(even_job *job) EVEN_MUST_USE;
 /* The attempt is ended: who waits to go on fails at once. */
 void even_job_generations_refuse(even_job *job);
 /* After `rank` has ended, in an attempt that runs: whether the others go on without it, of which they, and the user,
- * have been told then. Where they cannot though it was asked for, the user is told why. */
+ * have been told then; or whether that will be decided soon, for ranks of another host have not said yet. Where they
+ * cannot though it was asked for, the user is told why. */
 bool even_job_goes_on_without(even_job *job, size_t rank);
+/* Decides that, in each turn. */
+void even_job_shrink_tick(even_job *job);
 /* After a rank has ended well: ranks that are about to go on do not wait for it. */
 void even_job_left_well(even_job *job);
 /* Whether the others went on without it. */

@@ -43,7 +43,9 @@
   X(PARCEL_TAKE, 41, 256, 0)  /* to its sender: so much of it was taken */                       \
   X(PIECE, 42, 256, 1 << 20)  /* to its receiver: a piece of it */                               \
   X(PARCEL_END, 43, 8192, 0)  /* either way: it has arrived, or does not */                      \
-  X(PARCEL_GONE, 44, 64, 0)   /* to a host: another one is lost, and so are its parcels */
+  X(PARCEL_GONE, 44, 64, 0)   /* to a host: another one is lost, and so are its parcels */       \
+  X(GENERATION, 50, 65536, 0) /* to a host: who goes on, and where they meet */                  \
+  X(BOARD, 51, 4 << 20, 0)    /* to the leader: what its ranks say of going on */
 
 typedef enum even_message_kind {
 #define EVEN_MESSAGE_ENUM(name, number, json, data) EVEN_MESSAGE_##name = (number),

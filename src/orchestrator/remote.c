@@ -6,6 +6,7 @@
 #include "base/fail.h"
 #include "base/json_reader.h"
 #include "base/json_writer.h"
+#include "orchestrator/boards.h"
 #include "orchestrator/host_agent.h"
 #include "orchestrator/remote_start.h"
 #include "orchestrator/succession.h"
@@ -308,6 +309,11 @@ static even_status take_ended(even_job *job, even_job_rank *rank, const json_t *
   EVEN_TRY(keep_tail(&rank->output, 1, message->data + output, message->data_bytes - (size_t)output));
   rank->stopped_by_agent = flag_of(content, "stopped_by_agent");
   rank->stood_still = flag_of(content, "stood_still");
+  rank->out_of_memory = flag_of(content, "out_of_memory");
+  if (job->generation != NULL && job->stage == EVEN_JOB_RUNS && rank->stopped_by_agent) {
+    rank->stopped_by_agent = false; /* not by this one */
+    rank->lost = "its agent was ended there";
+  }
   const even_process_end end = {
       .pid = rank->pid,
       .signal = number_of(content, "signal"),
@@ -457,6 +463,8 @@ static even_status take_content(even_job *job, even_host_agent *agent, const eve
     case EVEN_MESSAGE_DRAIN:
       take_drain(job, agent, content);
       return EVEN_OK;
+    case EVEN_MESSAGE_BOARD:
+      return even_boards_take(job, agent, content);
     default:
       return even_fail(EVEN_ERR_INPUT, "a message of kind %d, which hosts do not send", (int)message->kind);
   }
@@ -482,16 +490,7 @@ void even_hosts_job_lost(even_host_agent *agent) {
   bool busy = agent->busy;
   agent->busy = false;
   even_job_notice(job, "host %s is lost: %s", agent->name, agent->lost_words);
-  if (!busy) {
-    return;
-  }
-  for (size_t i = agent->first; i < agent->first + agent->count; i++) {
-    even_job_rank *rank = &job->ranks[i];
-    if (rank->alive) {
-      const even_process_end end = {.pid = rank->pid, .code = 1};
-      rank->lost = agent->lost_words;
-      rank->stopped_by_agent = false;
-      even_job_rank_ended(job, rank, &end);
-    }
+  if (busy) {
+    even_job_host_ended(job, agent->first, agent->count, agent->lost_words);
   }
 }

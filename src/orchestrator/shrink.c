@@ -2,12 +2,19 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "fault/generation.h"
+#include "orchestrator/boards.h"
 #include "orchestrator/job.h"
+#include "orchestrator/remote.h"
+#include "os/clock.h"
 #include "os/file.h"
 #include "os/pipe.h"
 
 #include <stdio.h>
 #include <string.h>
+
+/* What a rank of another host says comes with the next tick there; one that says nothing for so long is not training
+ * yet. */
+static const uint64_t hearsay_ns = 2000000000u;
 
 even_status even_job_generations_open(even_job *job) {
   if (!job->params->shrink) {
@@ -16,11 +23,13 @@ even_status even_job_generations_open(even_job *job) {
   EVEN_TRY(EVEN_NEW_ARRAY(&job->lost, job->count));
   EVEN_TRY(even_generation_create((int)job->count, &job->generation_fd));
   EVEN_TRY(even_generation_open(job->generation_fd, &job->generation));
+  EVEN_TRY(even_boards_open(job));
   return even_job_replace_open(job);
 }
 
 void even_job_generations_close(even_job *job) {
   even_job_replace_close(job);
+  even_boards_close(job);
   even_generation_close(job->generation);
   even_pipe_close(job->generation_fd);
   even_free(job->lost);
@@ -38,7 +47,9 @@ even_status even_job_generations_begin(even_job *job) {
   even_job_replace_begin(job, members);
   even_generation_begin(job->generation, members);
   even_free(members);
+  even_boards_begin(job);
   memset(job->lost, 0, job->count * sizeof *job->lost);
+  job->undecided_ns = 0;
   return EVEN_OK;
 }
 
@@ -52,22 +63,60 @@ bool even_job_lost(const even_job *job, size_t rank) {
   return job->lost != NULL && job->lost[rank];
 }
 
-void even_job_name_members(const even_job *job, even_text *out) {
-  size_t members = even_job_members(job);
+/* ---- names ---- */
+
+static bool is_member(const even_job *job, size_t rank) {
+  return job->ranks[rank].alive && !even_job_is_outside(job, rank);
+}
+
+static bool is_missed(const even_job *job, size_t rank) {
+  return job->ranks[rank].missed;
+}
+
+static void name_ranks(const even_job *job, bool (*in)(const even_job *, size_t), even_text *out) {
+  size_t count = 0;
   size_t named = 0;
-  even_text_add(out, members == 1 ? "rank " : "ranks ");
   for (size_t i = 0; i < job->count; i++) {
-    if (job->ranks[i].alive && !even_job_is_outside(job, i)) {
+    count += in(job, i) ? 1 : 0;
+  }
+  even_text_add(out, count == 1 ? "rank " : "ranks ");
+  for (size_t i = 0; i < job->count; i++) {
+    if (in(job, i)) {
       named++;
-      even_text_format(out, "%s%zu", named == 1 ? "" : named == members ? " and " : ", ", i);
+      even_text_format(out, "%s%zu", named == 1 ? "" : named == count ? " and " : ", ", i);
     }
   }
 }
 
-/* Why those that live do not go on; false: they do. */
-static bool hindered(const even_job *job, const bool *gone, even_text *why) {
+void even_job_name_members(const even_job *job, even_text *out) {
+  name_ranks(job, is_member, out);
+}
+
+/* "host there (ranks 2 and 3)" where they were lost with it. */
+static void name_missed(const even_job *job, even_text *out) {
+  const char *host = NULL;
+  bool with_host = true;
+  for (size_t i = 0; i < job->count; i++) {
+    if (job->ranks[i].missed) {
+      const char *its = even_job_host_name(job, i);
+      with_host = with_host && job->ranks[i].lost != NULL && (host == NULL || host == its);
+      host = its;
+    }
+  }
+  if (with_host && host != NULL) {
+    even_text_format(out, "host %s (", host);
+  }
+  name_ranks(job, is_missed, out);
+  even_text_add(out, with_host && host != NULL ? ")" : "");
+}
+
+/* ---- deciding ---- */
+
+/* Why those that live do not go on; false: they do. *later: they may, once ranks of other hosts have said so. */
+static bool hindered(const even_job *job, const bool *gone, even_text *why, bool *later) {
   int rank = -1;
   char words[EVEN_GENERATION_WORDS];
+  even_generation_words said;
   size_t members = even_job_members(job);
   int least = job->params->least_ranks > 1 ? job->params->least_ranks : 1;
   if (job->places == NULL && members < (size_t)least) {
@@ -75,6 +124,8 @@ static bool hindered(const even_job *job, const bool *gone, even_text *why) {
     return true;
   }
   if (!even_generation_able(job->generation, gone, &rank, words)) {
+    even_generation_hear(job->generation, rank, &said);
+    *later = job->ranks[rank].elsewhere && !said.said;
     even_text_format(why, "rank %d: %s", rank, words);
     return true;
   }
@@ -88,7 +139,7 @@ static bool *gone_of(const even_job *job) {
     return NULL;
   }
   for (size_t i = 0; i < job->count; i++) {
-    gone[i] = !job->ranks[i].alive || even_job_is_outside(job, i);
+    gone[i] = !is_member(job, i);
   }
   return gone;
 }
@@ -105,33 +156,102 @@ void even_job_left_well(even_job *job) {
   }
 }
 
-bool even_job_goes_on_without(even_job *job, size_t rank) {
-  even_text words = EVEN_TEXT_EMPTY;
-  bool missed = job->ranks[rank].end.signal != 0 || even_job_is_new(job, rank);
-  if (job->generation == NULL || job->stage != EVEN_JOB_RUNS || !missed || job->ranks[rank].stopped_by_agent ||
-      even_job_members(job) == 0) {
-    return false;
+static void go_on_without_missed(even_job *job, const bool *gone) {
+  even_text left = EVEN_TEXT_EMPTY;
+  even_text missed = EVEN_TEXT_EMPTY;
+  even_job_replace_ask(job);
+  uint32_t number = even_generation_lose(job->generation, gone);
+  even_boards_turn(job); /* before all else: they wait */
+  even_job_name_members(job, &left);
+  name_missed(job, &missed);
+  for (size_t i = 0; i < job->count; i++) {
+    if (job->ranks[i].missed) {
+      job->lost[i] = true;
+      if (!job->ranks[i].elsewhere) {
+        (void)even_process_signal_group(job->ranks[i].pid, SIGKILL); /* workers that it has left */
+      }
+      even_job_tell_end(job, i);
+    }
   }
-  bool *gone = gone_of(job);
+  even_job_notice(job, "generation %u: %s go%s on without %s", number, even_text_string(&left),
+                  even_job_members(job) == 1 ? "es" : "", even_text_string(&missed));
+  for (size_t i = 0; i < job->count; i++) {
+    if (job->ranks[i].missed) {
+      job->ranks[i].missed = false;
+      even_job_snapshot_finish(job, i); /* the others go on meanwhile */
+      even_job_replace_lost(job, i);
+    }
+  }
+  even_text_free(&left);
+  even_text_free(&missed);
+}
+
+/* For all that are missed. True also where that is decided later. */
+static bool decide(even_job *job) {
+  even_text why = EVEN_TEXT_EMPTY;
+  even_text missed = EVEN_TEXT_EMPTY;
+  bool later = false;
+  bool *gone = even_job_members(job) == 0 ? NULL : gone_of(job);
   if (gone == NULL) {
     return false;
   }
-  bool goes_on = !hindered(job, gone, &words);
+  bool goes_on = !hindered(job, gone, &why, &later);
   if (goes_on) {
-    job->lost[rank] = true;
-    even_job_replace_ask(job);
-    uint32_t number = even_generation_lose(job->generation, gone);
-    (void)even_process_signal_group(job->ranks[rank].pid, SIGKILL); /* workers that it has left */
-    even_job_name_members(job, &words);
-    even_job_tell_end(job, rank);
-    even_job_notice(job, "generation %u: %s go%s on without rank %zu", number, even_text_string(&words),
-                    even_job_members(job) == 1 ? "es" : "", rank);
-    even_job_snapshot_finish(job, rank); /* the others go on meanwhile */
-    even_job_replace_lost(job, rank);
+    job->undecided_ns = 0;
+    go_on_without_missed(job, gone);
+  } else if (later && (job->undecided_ns == 0 || even_clock_ns() < job->undecided_ns)) {
+    job->undecided_ns = job->undecided_ns == 0 ? even_clock_ns() + hearsay_ns : job->undecided_ns;
+    goes_on = true;
   } else {
-    even_job_notice(job, "the others cannot go on without rank %zu: %s", rank, even_text_string(&words));
+    name_missed(job, &missed);
+    even_job_notice(job, "the others cannot go on without %s: %s", even_text_string(&missed), even_text_string(&why));
   }
   even_free(gone);
-  even_text_free(&words);
+  even_text_free(&why);
+  even_text_free(&missed);
   return goes_on;
+}
+
+static void forget_missed(even_job *job) {
+  job->undecided_ns = 0;
+  for (size_t i = 0; i < job->count; i++) {
+    job->ranks[i].missed = false;
+  }
+}
+
+bool even_job_goes_on_without(even_job *job, size_t rank) {
+  const even_job_rank *own = &job->ranks[rank];
+  bool missed = own->end.signal != 0 || own->lost != NULL || even_job_is_new(job, rank);
+  if (job->generation == NULL || job->stage != EVEN_JOB_RUNS || !missed || own->stopped_by_agent) {
+    return false;
+  }
+  if (job->lost[rank]) { /* with another one of its host */
+    return true;
+  }
+  for (size_t i = 0; i < job->count; i++) {
+    even_job_rank *other = &job->ranks[i];
+    bool with_host = own->lost != NULL && other->lost == own->lost && !other->alive;
+    other->missed = other->missed || i == rank || (with_host && !job->lost[i] && !even_job_is_outside(job, i));
+  }
+  bool goes_on = decide(job);
+  if (!goes_on) {
+    forget_missed(job);
+  }
+  return goes_on;
+}
+
+void even_job_shrink_tick(even_job *job) {
+  if (job->undecided_ns == 0) {
+    return;
+  }
+  if (job->stage != EVEN_JOB_RUNS) {
+    forget_missed(job);
+  } else if (!decide(job)) {
+    for (size_t i = 0; i < job->count; i++) {
+      if (job->ranks[i].missed) {
+        even_job_rank_failed(job, i);
+      }
+    }
+    forget_missed(job);
+  }
 }

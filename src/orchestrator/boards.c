@@ -1,0 +1,348 @@
+/* What changes on a board, from agent to agent. */
+#include "orchestrator/boards.h"
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "base/json_reader.h"
+#include "base/json_writer.h"
+#include "orchestrator/follower.h"
+#include "os/clock.h"
+#include "os/socket.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Between two looks for where the members meet, and for ranks that come to stand. */
+enum { MEETING_MS = 2, STANDING_MS = 5, MOST_PORT = 65535 };
+/* A first member that says nothing for so long has ended, or will be late: the usual ticks do for it. */
+static const uint64_t MEETING_NS = 10000000000u;
+
+struct even_boards {
+  /* of the leader: what all hosts were told */
+  uint32_t number;
+  even_generation_wish wish;
+  bool refused;
+  uint32_t placed; /* the generation of which they know where it meets */
+  /* of the others: what the leader was told */
+  even_generation_words *told; /* of each rank */
+  uint32_t met;                /* the generation of which it knows where it meets */
+  /* of both */
+  uint32_t seen; /* the newest generation, and since when it is */
+  uint64_t seen_ns;
+};
+
+even_status even_boards_open(even_job *job) {
+  if (job->groups < 2) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(EVEN_NEW(&job->boards));
+  return EVEN_NEW_ARRAY(&job->boards->told, job->count);
+}
+
+void even_boards_close(even_job *job) {
+  if (job->boards != NULL) {
+    even_free(job->boards->told);
+    even_free(job->boards);
+  }
+  job->boards = NULL;
+}
+
+void even_boards_begin(even_job *job) {
+  even_boards *boards = job->boards;
+  if (boards != NULL) {
+    even_generation_words *told = boards->told;
+    memset(told, 0, job->count * sizeof *told);
+    *boards = (even_boards){.told = told};
+  }
+}
+
+/* -1: it has none. */
+static int first_member(const even_job *job, uint32_t number) {
+  for (int rank = 0; rank < (int)job->count; rank++) {
+    if (even_generation_has(job->generation, rank, number)) {
+      return rank;
+    }
+  }
+  return -1;
+}
+
+static bool is_here(const even_job *job, int rank) {
+  return rank >= 0 && (size_t)rank >= job->first && (size_t)rank < job->first + job->local;
+}
+
+/* ---- the leader's ---- */
+
+static void write_generation(const even_job *job, uint32_t number, even_text *out) {
+  char address[EVEN_GENERATION_ADDRESS];
+  uint32_t port = even_generation_port(job->generation, number, 0, address);
+  even_json json = even_json_begin(out, 0);
+  even_json_object(&json, NULL);
+  even_json_integer(&json, "number", number);
+  even_json_array(&json, "members");
+  for (size_t i = 0; i < job->count; i++) {
+    if (even_generation_has(job->generation, (int)i, number)) {
+      even_json_integer(&json, NULL, (int64_t)i);
+    }
+  }
+  even_json_array_end(&json);
+  even_json_integer(&json, "wish", (int64_t)even_generation_wished(job->generation));
+  even_json_bool(&json, "refused", even_generation_refused(job->generation));
+  if (port != 0) {
+    even_json_integer(&json, "port", port);
+    even_json_string(&json, "address", address[0] == '\0' ? job->master_address : address);
+  }
+  even_json_object_end(&json);
+}
+
+static void tell_hosts(even_job *job, uint32_t number) {
+  even_text text = EVEN_TEXT_EMPTY;
+  write_generation(job, number, &text);
+  for (size_t i = 1; even_text_status(&text) == EVEN_OK && i < job->hosts->count; i++) {
+    even_host_agent *agent = &job->hosts->agents[i];
+    if (agent->busy && agent->link != NULL &&
+        even_link_send(agent->link, EVEN_MESSAGE_GENERATION, text.data, NULL, 0) != EVEN_OK) {
+      even_error_clear(); /* lack of memory: its ranks give up when nobody tells them more, and the job restarts */
+    }
+  }
+  even_text_free(&text);
+}
+
+static void lead(even_job *job) {
+  even_boards *boards = job->boards;
+  char address[EVEN_GENERATION_ADDRESS];
+  uint32_t number = even_generation_number(job->generation);
+  even_generation_wish wish = even_generation_wished(job->generation);
+  bool refused = even_generation_refused(job->generation);
+  bool met = even_generation_port(job->generation, number, 0, address) != 0;
+  while (boards->number + 1 < number) {
+    tell_hosts(job, ++boards->number);
+  }
+  if (boards->number != number || boards->wish != wish || boards->refused != refused ||
+      (met && boards->placed != number)) {
+    boards->number = number;
+    boards->wish = wish;
+    boards->refused = refused;
+    boards->placed = met ? number : boards->placed;
+    tell_hosts(job, number);
+  }
+}
+
+/* Where other hosts find this one: what came by a way that only this machine has is reached as this machine is. */
+static const char *address_of(const even_job *job, const even_host_agent *agent) {
+  char local[64];
+  even_socket_local(agent->link->fd, local, sizeof local);
+  bool near = strncmp(agent->link->peer, "127.", 4) == 0 || strcmp(local, agent->link->peer) == 0;
+  return near ? job->master_address : agent->link->peer;
+}
+
+static even_status take_words(even_job *job, const even_host_agent *agent, const json_t *content) {
+  const json_t *rank = json_object_get(content, "rank");
+  json_int_t number = json_integer_value(rank);
+  json_int_t stands = json_integer_value(json_object_get(content, "stands"));
+  even_generation_words words = {.said = json_is_true(json_object_get(content, "said")),
+                                 .offers = json_is_true(json_object_get(content, "offers"))};
+  if (!json_is_integer(rank) || number < (json_int_t)agent->first ||
+      number >= (json_int_t)(agent->first + agent->count) || stands < 0) {
+    return even_fail(EVEN_ERR_INPUT, "what a rank says that is not on host %s", agent->name);
+  }
+  words.stands = (uint64_t)stands;
+  (void)snprintf(words.why, sizeof words.why, "%s", even_json_text(content, "why"));
+  even_generation_repeat(job->generation, (int)number, &words);
+  return EVEN_OK;
+}
+
+static void take_place(even_job *job, const even_host_agent *agent, const json_t *content) {
+  json_int_t number = json_integer_value(json_object_get(content, "number"));
+  json_int_t port = json_integer_value(json_object_get(content, "port"));
+  int first = first_member(job, even_generation_number(job->generation));
+  if (port >= 1 && port <= MOST_PORT && number == (json_int_t)even_generation_number(job->generation) &&
+      first >= (int)agent->first && first < (int)(agent->first + agent->count)) {
+    even_generation_place(job->generation, (uint32_t)number, (uint32_t)port, address_of(job, agent));
+  }
+}
+
+even_status even_boards_take(even_job *job, const even_host_agent *agent, const json_t *content) {
+  size_t at = 0;
+  json_t *one = NULL;
+  if (job->boards == NULL) {
+    return even_fail(EVEN_ERR_INPUT, "what ranks say of going on, in a job that does not");
+  }
+  json_array_foreach(json_object_get(content, "ranks"), at, one) {
+    EVEN_TRY(take_words(job, agent, one));
+  }
+  take_place(job, agent, content);
+  return EVEN_OK;
+}
+
+/* ---- the others' ---- */
+
+static bool same_words(const even_generation_words *one, const even_generation_words *other) {
+  return one->said == other->said && one->offers == other->offers && one->stands == other->stands &&
+         strcmp(one->why, other->why) == 0;
+}
+
+static void add_words(even_json *json, size_t rank, const even_generation_words *words) {
+  even_json_object(json, NULL);
+  even_json_integer(json, "rank", (int64_t)rank);
+  even_json_bool(json, "said", words->said);
+  even_json_string(json, "why", words->why);
+  even_json_bool(json, "offers", words->offers);
+  even_json_integer(json, "stands", (int64_t)words->stands);
+  even_json_object_end(json);
+}
+
+/* What a rank of this host has said that the leader does not know; false: nothing. */
+static bool news_of(const even_job *job, size_t rank, even_generation_words *words) {
+  even_generation_hear(job->generation, (int)rank, words);
+  return !same_words(words, &job->boards->told[rank]);
+}
+
+static bool any_news(const even_job *job) {
+  even_generation_words words;
+  for (size_t i = job->first; i < job->first + job->local; i++) {
+    if (news_of(job, i, &words)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+static void add_news(even_job *job, even_json *json) {
+  even_json_array(json, "ranks");
+  for (size_t i = job->first; i < job->first + job->local; i++) {
+    even_generation_words words;
+    if (news_of(job, i, &words)) {
+      add_words(json, i, &words);
+      job->boards->told[i] = words;
+    }
+  }
+  even_json_array_end(json);
+}
+
+static void report(even_job *job) {
+  even_boards *boards = job->boards;
+  char address[EVEN_GENERATION_ADDRESS];
+  even_text text = EVEN_TEXT_EMPTY;
+  uint32_t number = even_generation_number(job->generation);
+  uint32_t port = boards->met != number && is_here(job, first_member(job, number))
+                      ? even_generation_port(job->generation, number, 0, address)
+                      : 0;
+  if (port == 0 && !any_news(job)) {
+    return;
+  }
+  even_json json = even_json_begin(&text, 0);
+  even_json_object(&json, NULL);
+  add_news(job, &json);
+  if (port != 0) {
+    boards->met = number;
+    even_json_integer(&json, "number", number);
+    even_json_integer(&json, "port", port);
+  }
+  even_json_object_end(&json);
+  even_job_follower_send(job, EVEN_MESSAGE_BOARD, &text);
+}
+
+static even_status read_members(const even_job *job, const json_t *content, bool *members) {
+  size_t at = 0;
+  json_t *one = NULL;
+  json_array_foreach(json_object_get(content, "members"), at, one) {
+    json_int_t rank = json_integer_value(one);
+    if (!json_is_integer(one) || rank < 0 || rank >= (json_int_t)job->count) {
+      return even_fail(EVEN_ERR_INPUT, "a generation with a rank that the job has not");
+    }
+    members[rank] = true;
+  }
+  return EVEN_OK;
+}
+
+/* The others go on without it: what it has left here is cleared up. */
+static void clear_up(even_job *job, uint32_t number, const bool *members) {
+  for (size_t i = job->first; i < job->first + job->local; i++) {
+    const even_job_rank *rank = &job->ranks[i];
+    bool gone = even_generation_has(job->generation, (int)i, number - 1) && !members[i] && !rank->alive;
+    if (gone && (rank->end.signal != 0 || rank->end.code != 0)) {
+      (void)even_process_signal_group(rank->pid, SIGKILL);
+      even_job_snapshot_finish(job, i);
+    }
+  }
+}
+
+static even_status take_number(even_job *job, uint32_t number, const json_t *content) {
+  bool *members = NULL;
+  EVEN_TRY(EVEN_NEW_ARRAY(&members, job->count));
+  even_status status = read_members(job, content, members);
+  if (status == EVEN_OK && !even_generation_follow(job->generation, number, members)) {
+    status = even_fail(EVEN_ERR_INPUT, "generation %u after %u", number, even_generation_number(job->generation));
+  }
+  if (status == EVEN_OK) {
+    clear_up(job, number, members);
+  }
+  even_free(members);
+  return status;
+}
+
+even_status even_boards_follow(even_job *job, const json_t *content) {
+  json_int_t number = json_integer_value(json_object_get(content, "number"));
+  json_int_t port = json_integer_value(json_object_get(content, "port"));
+  json_int_t wish = json_integer_value(json_object_get(content, "wish"));
+  if (job->boards == NULL || number < 0 || number > UINT32_MAX || wish < EVEN_WISH_NOTHING || wish > EVEN_WISH_SAVE) {
+    return even_fail(EVEN_ERR_INPUT, "a generation that is none");
+  }
+  if (number > (json_int_t)even_generation_number(job->generation)) {
+    EVEN_TRY(take_number(job, (uint32_t)number, content));
+  }
+  if (number == (json_int_t)even_generation_number(job->generation)) {
+    even_generation_ask(job->generation, (even_generation_wish)wish);
+    if (port >= 1 && port <= MOST_PORT && !is_here(job, first_member(job, (uint32_t)number))) {
+      even_generation_place(job->generation, (uint32_t)number, (uint32_t)port, even_json_text(content, "address"));
+    }
+  }
+  if (json_is_true(json_object_get(content, "refused"))) {
+    even_generation_refuse(job->generation);
+  }
+  return EVEN_OK;
+}
+
+/* ---- both ---- */
+
+void even_boards_turn(even_job *job) {
+  if (job->boards == NULL || job->generation == NULL) {
+    return;
+  }
+  if (job->boards->seen != even_generation_number(job->generation)) {
+    job->boards->seen = even_generation_number(job->generation);
+    job->boards->seen_ns = even_clock_ns();
+  }
+  if (job->follower != NULL) {
+    report(job);
+  } else {
+    lead(job);
+  }
+}
+
+/* Whether those of the newest generation are about to meet, at a place that a rank of this host will name. */
+static bool awaits_place(const even_job *job) {
+  char address[EVEN_GENERATION_ADDRESS];
+  uint32_t number = even_generation_number(job->generation);
+  return number > 0 && even_clock_ns() - job->boards->seen_ns < MEETING_NS && is_here(job, first_member(job, number)) &&
+         even_generation_port(job->generation, number, 0, address) == 0;
+}
+
+/* Whether the leader asks ranks of this host to stand, and one does not yet. */
+static bool awaits_standing(const even_job *job) {
+  for (size_t i = job->first; even_generation_wished(job->generation) != EVEN_WISH_NOTHING && i < job->first + job->local;
+       i++) {
+    if (job->ranks[i].alive && even_generation_has(job->generation, (int)i, job->boards->seen) &&
+        !even_generation_stands(job->generation, (int)i)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+int even_boards_look_ms(const even_job *job) {
+  if (job->boards == NULL || job->generation == NULL || job->stage != EVEN_JOB_RUNS || job->alive == 0) {
+    return 0;
+  }
+  return awaits_place(job) ? MEETING_MS : job->follower != NULL && awaits_standing(job) ? STANDING_MS : 0;
+}

@@ -1,0 +1,27 @@
+/* The members of a job of several hosts. On each host the ranks look at memory that their own agent shares with them, a
+ * board (fault/generation.h). The leader's counts: what changes there goes to all hosts, and what ranks say on the
+ * board of their host goes to the leader. A job of one host has none of this (job->boards NULL). */
+#ifndef EVEN_ORCHESTRATOR_BOARDS_H
+#define EVEN_ORCHESTRATOR_BOARDS_H
+
+#include "orchestrator/host_agent.h"
+#include "orchestrator/job.h"
+
+typedef struct even_boards even_boards;
+
+/* For a job with generations: nothing where it is of one host. */
+even_status even_boards_open(even_job *job) EVEN_MUST_USE;
+void even_boards_close(even_job *job);
+/* Before the ranks of an attempt start. */
+void even_boards_begin(even_job *job);
+/* Sends what has changed since the last time; cheap where nothing has. */
+void even_boards_turn(even_job *job);
+/* In how many ms a board is to be looked at again, for it does not ring: 0: whenever. */
+int even_boards_look_ms(const even_job *job);
+
+/* The leader's: what the ranks of a host have said there. EVEN_ERR_INPUT: nothing that they could. */
+even_status even_boards_take(even_job *job, const even_host_agent *agent, const json_t *content) EVEN_MUST_USE;
+/* Of an agent that serves another: what the leader says of its own. EVEN_ERR_INPUT: that cannot follow. */
+even_status even_boards_follow(even_job *job, const json_t *content) EVEN_MUST_USE;
+
+#endif
