@@ -1,4 +1,7 @@
-/* What agents of other hosts say, byte by byte: messages, and the JSON in those that start an attempt. */
+/* What agents of other hosts say, byte by byte: messages, and the JSON in those that start an attempt, or say who goes
+ * on in it. */
+#include "base/json_reader.h"
+#include "orchestrator/boards.h"
 #include "orchestrator/message.h"
 #include "orchestrator/parcel_wire.h"
 #include "orchestrator/remote_start.h"
@@ -6,6 +9,47 @@
 #include <stdlib.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+enum { RANKS = 4 };
+
+/* A job of two hosts, of two ranks each, none of which has a process: its leader's, or the other agent's. */
+static even_job *new_job(bool leads) {
+  static even_agent_params params = {.shrink = true};
+  static even_job_rank ranks[RANKS];
+  static even_job jobs[2];
+  even_job *job = &jobs[leads ? 0 : 1];
+  if (job->generation != NULL) {
+    even_job_generations_close(job);
+  }
+  *job = (even_job){.params = &params,
+                    .ranks = ranks,
+                    .count = RANKS,
+                    .first = leads ? 0 : 2,
+                    .local = 2,
+                    .groups = 2,
+                    .master_address = "10.0.0.1",
+                    .generation_fd = -1};
+  if (even_job_generations_open(job) != EVEN_OK || even_job_generations_begin(job) != EVEN_OK) {
+    abort();
+  }
+  return job;
+}
+
+static void say_who_goes_on(const even_message *message) {
+  static even_link link = {.fd = -1, .peer = "10.0.0.2"};
+  static const even_host_agent agent = {.index = 1, .name = "there", .link = &link, .first = 2, .count = 2};
+  json_t *content = NULL;
+  if (even_json_parse("noise", message->json, message->json_bytes, &content) != EVEN_OK) {
+    return;
+  }
+  even_job *leader = new_job(true);
+  even_job *other = new_job(false);
+  (void)!even_boards_take(leader, &agent, content);
+  if (even_boards_follow(other, content) == EVEN_OK && even_generation_number(other->generation) > 1) {
+    abort();
+  }
+  json_decref(content);
+}
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   size_t at = 0;
@@ -29,6 +73,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
          note.parcel.bytes > INT64_MAX || note.at > INT64_MAX)) {
       abort();
     }
+    say_who_goes_on(&message);
     at += used;
   }
   return 0;

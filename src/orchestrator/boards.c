@@ -72,7 +72,7 @@ static bool is_here(const even_job *job, int rank) {
 
 /* ---- the leader's ---- */
 
-static void write_generation(const even_job *job, uint32_t number, even_text *out) {
+void even_boards_write(const even_job *job, uint32_t number, even_text *out) {
   char address[EVEN_GENERATION_ADDRESS];
   uint32_t port = even_generation_port(job->generation, number, 0, address);
   even_json json = even_json_begin(out, 0);
@@ -96,7 +96,7 @@ static void write_generation(const even_job *job, uint32_t number, even_text *ou
 
 static void tell_hosts(even_job *job, uint32_t number) {
   even_text text = EVEN_TEXT_EMPTY;
-  write_generation(job, number, &text);
+  even_boards_write(job, number, &text);
   for (size_t i = 1; even_text_status(&text) == EVEN_OK && i < job->hosts->count; i++) {
     even_host_agent *agent = &job->hosts->agents[i];
     if (agent->busy && agent->link != NULL &&
@@ -219,18 +219,17 @@ static void add_news(even_job *job, even_json *json) {
   even_json_array_end(json);
 }
 
-static void report(even_job *job) {
+bool even_boards_report(even_job *job, even_text *out) {
   even_boards *boards = job->boards;
   char address[EVEN_GENERATION_ADDRESS];
-  even_text text = EVEN_TEXT_EMPTY;
   uint32_t number = even_generation_number(job->generation);
   uint32_t port = boards->met != number && is_here(job, first_member(job, number))
                       ? even_generation_port(job->generation, number, 0, address)
                       : 0;
   if (port == 0 && !any_news(job)) {
-    return;
+    return false;
   }
-  even_json json = even_json_begin(&text, 0);
+  even_json json = even_json_begin(out, 0);
   even_json_object(&json, NULL);
   add_news(job, &json);
   if (port != 0) {
@@ -239,7 +238,7 @@ static void report(even_job *job) {
     even_json_integer(&json, "port", port);
   }
   even_json_object_end(&json);
-  even_job_follower_send(job, EVEN_MESSAGE_BOARD, &text);
+  return true;
 }
 
 static even_status read_members(const even_job *job, const json_t *content, bool *members) {
@@ -306,6 +305,7 @@ even_status even_boards_follow(even_job *job, const json_t *content) {
 /* ---- both ---- */
 
 void even_boards_turn(even_job *job) {
+  even_text news = EVEN_TEXT_EMPTY;
   if (job->boards == NULL || job->generation == NULL) {
     return;
   }
@@ -313,10 +313,10 @@ void even_boards_turn(even_job *job) {
     job->boards->seen = even_generation_number(job->generation);
     job->boards->seen_ns = even_clock_ns();
   }
-  if (job->follower != NULL) {
-    report(job);
-  } else {
+  if (job->follower == NULL) {
     lead(job);
+  } else if (even_boards_report(job, &news)) {
+    even_job_follower_send(job, EVEN_MESSAGE_BOARD, &news);
   }
 }
 
@@ -330,8 +330,8 @@ static bool awaits_place(const even_job *job) {
 
 /* Whether the leader asks ranks of this host to stand, and one does not yet. */
 static bool awaits_standing(const even_job *job) {
-  for (size_t i = job->first; even_generation_wished(job->generation) != EVEN_WISH_NOTHING && i < job->first + job->local;
-       i++) {
+  for (size_t i = job->first;
+       even_generation_wished(job->generation) != EVEN_WISH_NOTHING && i < job->first + job->local; i++) {
     if (job->ranks[i].alive && even_generation_has(job->generation, (int)i, job->boards->seen) &&
         !even_generation_stands(job->generation, (int)i)) {
       return true;

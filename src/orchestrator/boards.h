@@ -19,6 +19,13 @@ void even_boards_turn(even_job *job);
 /* In how many ms a board is to be looked at again, for it does not ring: 0: whenever. */
 int even_boards_look_ms(const even_job *job);
 
+/* ---- what is in the messages GENERATION and BOARD, as JSON ---- */
+
+/* The leader's: who goes on in that generation, where they meet as far as is known, what is asked of them now. Whether
+ * all of it went into `out` is for even_text_status to say. */
+void even_boards_write(const even_job *job, uint32_t number, even_text *out);
+/* Of an agent that serves another: what the leader does not know yet, which counts as told then. False: nothing. */
+bool even_boards_report(even_job *job, even_text *out);
 /* The leader's: what the ranks of a host have said there. EVEN_ERR_INPUT: nothing that they could. */
 even_status even_boards_take(even_job *job, const even_host_agent *agent, const json_t *content) EVEN_MUST_USE;
 /* Of an agent that serves another: what the leader says of its own. EVEN_ERR_INPUT: that cannot follow. */

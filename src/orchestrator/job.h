@@ -84,13 +84,13 @@ typedef struct even_job {
   even_text lineage; /* with --resume auto: of the checkpoint that the job began from, */
   even_text began;   /* and when that was made; empty: it began anew */
   even_job_stage stage;
-  uint64_t deadline_ns;          /* of the stage */
-  int *snapshots;                /* of each rank of the attempt: the memory of its checkpoints, -1: none */
-  even_generation *generation;   /* NULL: a lost rank ends the attempt */
-  int generation_fd;             /* the ranks inherit it; -1: none */
-  struct even_boards *boards;    /* of several hosts; NULL: the others have none */
-  uint64_t undecided_ns;         /* ranks of other hosts have until then to say whether they can go on; 0: none is asked */
-  bool *lost;                    /* a rank each: the others went on without it */
+  uint64_t deadline_ns;        /* of the stage */
+  int *snapshots;              /* of each rank of the attempt: the memory of its checkpoints, -1: none */
+  even_generation *generation; /* NULL: a lost rank ends the attempt */
+  int generation_fd;           /* the ranks inherit it; -1: none */
+  struct even_boards *boards;  /* of several hosts; NULL: the others have none */
+  uint64_t undecided_ns; /* ranks of other hosts have until then to say whether they can go on; 0: none is asked */
+  bool *lost;            /* a rank each: the others went on without it */
   struct even_job_place *places; /* a rank each, of replace.c; NULL: nobody takes a place */
   bool awaits_joiner;            /* somebody can join at the end of a step: look often */
   bool too_few_told;
