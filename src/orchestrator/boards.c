@@ -135,14 +135,17 @@ static const char *address_of(const even_job *job, const even_host_agent *agent)
   return near ? job->master_address : agent->link->peer;
 }
 
+static bool is_of(const even_host_agent *agent, json_int_t rank) {
+  return rank >= 0 && (size_t)rank >= agent->first && (size_t)rank < agent->first + agent->count;
+}
+
 static even_status take_words(even_job *job, const even_host_agent *agent, const json_t *content) {
   const json_t *rank = json_object_get(content, "rank");
   json_int_t number = json_integer_value(rank);
   json_int_t stands = json_integer_value(json_object_get(content, "stands"));
   even_generation_words words = {.said = json_is_true(json_object_get(content, "said")),
                                  .offers = json_is_true(json_object_get(content, "offers"))};
-  if (!json_is_integer(rank) || number < (json_int_t)agent->first ||
-      number >= (json_int_t)(agent->first + agent->count) || stands < 0) {
+  if (!json_is_integer(rank) || !is_of(agent, number) || stands < 0) {
     return even_fail(EVEN_ERR_INPUT, "what a rank says that is not on host %s", agent->name);
   }
   words.stands = (uint64_t)stands;
@@ -156,7 +159,7 @@ static void take_place(even_job *job, const even_host_agent *agent, const json_t
   json_int_t port = json_integer_value(json_object_get(content, "port"));
   int first = first_member(job, even_generation_number(job->generation));
   if (port >= 1 && port <= MOST_PORT && number == (json_int_t)even_generation_number(job->generation) &&
-      first >= (int)agent->first && first < (int)(agent->first + agent->count)) {
+      is_of(agent, first)) {
     even_generation_place(job->generation, (uint32_t)number, (uint32_t)port, address_of(job, agent));
   }
 }
