@@ -500,7 +500,15 @@ def resume_of(session: Any) -> Resume | None:
         return own_checkpoint(session, _newest_in(named) if not session.name else Path(named).absolute())
 
     folder = _agree(session, find)
-    return None if folder is None else Resume(session, folder)
+    return None if folder is None else Resume(session, _place_here(session, folder))
+
+
+def _place_here(session: Any, folder: Path) -> Path:
+    """Where rank 0's checkpoint lies on this host: agents bring it to hosts that share no folder with rank 0's, and its
+    path may be something else's there. Collective."""
+    named = session.environment.resume
+    theirs = session.broadcast_bytes(named.encode() if session.rank == 0 else None).decode()
+    return Path(named).absolute() if named and folder == Path(theirs).absolute() else folder
 
 
 class Resume:

@@ -6,6 +6,7 @@
 #include "base/json_reader.h"
 #include "base/json_writer.h"
 #include "orchestrator/boards.h"
+#include "orchestrator/bring.h"
 #include "orchestrator/candidate.h"
 #include "orchestrator/hangs.h"
 #include "orchestrator/host_agent.h"
@@ -27,7 +28,8 @@ struct even_follower {
   even_loop loop;
   even_candidate candidate;
   even_parcels *parcels; /* once the leader has taken this host */
-  int host;              /* its number among the job's */
+  even_bring_take *brings;
+  int host; /* its number among the job's */
   bool gone;
   bool ended;   /* the leader said so */
   bool refused; /* and why: `why` */
@@ -228,12 +230,17 @@ static void on_tick(void *context) {
   forward_records(follower);
   even_link_tick(&follower->link, follower->open && follower->job.alive > 0);
   even_parcels_tick(follower->parcels);
+  even_bring_take_tick(follower->brings);
   if (follower->gone || even_candidate_superseded(&follower->candidate)) {
     end_without_leader(follower);
   }
 }
 
 /* ---- what the leader says ---- */
+
+static void say_holds(void *context, even_text *text) {
+  tell(context, EVEN_MESSAGE_HOLDS, text, NULL, 0);
+}
 
 static even_link *way(void *context, int host) {
   even_follower *follower = context;
@@ -244,7 +251,11 @@ static even_link *way(void *context, int host) {
 static even_status open_parcels(even_follower *follower) {
   const even_parcels_params params = {
       .size = sizeof params, .self = follower->host, .count = EVEN_HOSTS_MOST, .context = follower, .way = way};
-  return follower->parcels == NULL ? even_parcels_open(&params, &follower->parcels) : EVEN_OK;
+  if (follower->parcels == NULL) {
+    EVEN_TRY(even_parcels_open(&params, &follower->parcels));
+  }
+  return follower->brings == NULL ? even_bring_take_open(follower->parcels, say_holds, follower, &follower->brings)
+                                  : EVEN_OK;
 }
 
 static even_status check(even_follower *follower, const json_t *content) {
@@ -362,6 +373,9 @@ static even_status on_message(void *context, even_link *link, const even_message
   switch (message->kind) {
     case EVEN_MESSAGE_CHECK:
       status = check(follower, content);
+      break;
+    case EVEN_MESSAGE_CHECKPOINT:
+      status = follower->brings == NULL ? EVEN_OK : even_bring_take_hear(follower->brings, content);
       break;
     case EVEN_MESSAGE_SIGNAL:
       status = take_signal(follower, content);
@@ -494,7 +508,7 @@ static even_status prepare_job(even_follower *follower) {
     even_text_add(&job->resume, start->resume);
     if (!even_path_is_folder(start->resume)) {
       (void)even_fail(EVEN_ERR_NOT_FOUND, "checkpoint %s is not there", start->resume);
-      return even_error_fix("keep checkpoints in a folder that all hosts share: --checkpoint-dir");
+      return even_error_fix("keep checkpoints where nobody removes them while a job restarts");
     }
   }
   return even_text_status(&job->resume);
@@ -560,6 +574,7 @@ static even_status turn(even_follower *follower) {
   }
   even_link_tick(&follower->link, false);
   even_parcels_tick(follower->parcels);
+  even_bring_take_tick(follower->brings);
   return EVEN_OK;
 }
 
@@ -577,6 +592,8 @@ static void close_job(even_follower *follower) {
 }
 
 static void close_parcels(even_follower *follower) {
+  even_bring_take_close(follower->brings);
+  follower->brings = NULL;
   even_parcels_close(follower->parcels);
   follower->parcels = NULL;
 }

@@ -29,11 +29,13 @@ typedef struct even_host_agent {
   size_t first; /* of its ranks */
   size_t count;
   bool lost;
-  char lost_words[320]; /* why */
-  bool busy;            /* it has a part in the attempt that has not settled */
-  uint64_t member;      /* its number among the voters' group, 0: it is none of it (yet) */
-  int voter_port;       /* where it listens for the others of the group */
-  bool joins;           /* it becomes a member now */
+  char lost_words[320];     /* why */
+  bool busy;                /* it has a part in the attempt that has not settled */
+  uint64_t member;          /* its number among the voters' group, 0: it is none of it (yet) */
+  int voter_port;           /* where it listens for the others of the group */
+  bool joins;               /* it becomes a member now */
+  struct even_bring *bring; /* of the checkpoint that it is to have (bring.h); NULL: none */
+  even_text resume;         /* where that lies there; empty: where it does here */
 } even_host_agent;
 
 /* A connection of somebody who has not said who it is. */
@@ -64,6 +66,7 @@ struct even_hosts {
   struct even_voter *voter; /* this host's, succession.c; NULL: nobody takes this one's place */
   uint64_t self;            /* its number in the group */
   int voter_port;
+  uint64_t brought;          /* checkpoints, to any host */
   uint64_t generation;       /* in which this one leads */
   uint64_t next_member;      /* number of an agent that joins */
   bool voters_apart;         /* they do not reach one another, and nobody was told yet */

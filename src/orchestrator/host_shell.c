@@ -2,7 +2,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "base/json_writer.h"
-#include "orchestrator/host_agent.h"
+#include "orchestrator/bring.h"
 #include "os/host.h"
 #include "os/pipe.h"
 #include "os/process.h"
@@ -183,6 +183,7 @@ void even_host_agent_drop(even_host_agent *agent) {
     agent->link = NULL;
     even_parcels_lost(agent->hosts->parcels, (int)agent->index);
   }
+  even_bring_drop(agent);
   even_pipe_close(agent->input);
   if (agent->shell.pid > 0) {
     (void)even_process_signal_group(agent->shell.pid, SIGKILL);

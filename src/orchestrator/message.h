@@ -44,6 +44,8 @@
   X(PIECE, 42, 256, 1 << 20)  /* to its receiver: a piece of it */                               \
   X(PARCEL_END, 43, 8192, 0)  /* either way: it has arrived, or does not */                      \
   X(PARCEL_GONE, 44, 64, 0)   /* to a host: another one is lost, and so are its parcels */       \
+  X(CHECKPOINT, 45, 32768, 0) /* to a host: has it this checkpoint? Else it gets it */           \
+  X(HOLDS, 46, 32768, 0)      /* to the leader: it has, and where; or not, or cannot */          \
   X(GENERATION, 50, 65536, 0) /* to a host: who goes on, and where they meet */                  \
   X(BOARD, 51, 4 << 20, 0)    /* to the leader: what its ranks say of going on */
 

@@ -7,6 +7,7 @@
 #include "base/json_reader.h"
 #include "base/json_writer.h"
 #include "orchestrator/boards.h"
+#include "orchestrator/bring.h"
 #include "orchestrator/host_agent.h"
 #include "orchestrator/remote_start.h"
 #include "orchestrator/succession.h"
@@ -194,6 +195,7 @@ even_status even_job_hosts_begin(even_job *job) {
   EVEN_TRY(reach_all(job));
   EVEN_TRY(even_succession_join(job->hosts));
   EVEN_TRY(even_succession_bequeath(job));
+  EVEN_TRY(even_bring_to_all(job));
   even_job_hosts_choose_address(job);
   for (size_t i = 1; i < job->hosts->count; i++) {
     even_host_agent *agent = &job->hosts->agents[i];
@@ -460,6 +462,8 @@ static even_status take_content(even_job *job, even_host_agent *agent, const eve
     case EVEN_MESSAGE_FAILED:
       take_failed(job, agent, content);
       return EVEN_OK;
+    case EVEN_MESSAGE_HOLDS:
+      return even_bring_hear(agent, content);
     case EVEN_MESSAGE_DRAIN:
       take_drain(job, agent, content);
       return EVEN_OK;

@@ -88,7 +88,11 @@ void even_remote_start_write(const even_job *job, size_t group, size_t first, si
   add_environment(&json, job);
   add_ranks(&json, job, first, count);
   even_json_string(&json, "run_folder", job->run_folder.data);
-  even_json_string(&json, "resume", job->resume.length > 0 ? job->resume.data : NULL);
+  const even_text *there = &job->hosts->agents[group].resume; /* it may lie elsewhere there */
+  even_json_string(&json, "resume",
+                   job->resume.length == 0 ? NULL
+                   : there->length > 0     ? there->data
+                                           : job->resume.data);
   even_json_number(&json, "hang_seconds", params->hang_seconds);
   even_json_number(&json, "notice_seconds", params->notice_seconds);
   even_json_bool(&json, "restart_hung", params->restart_hung);

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from run_jobs import Job, alive, end_soon
+from run_jobs import Job, alive, end_soon, write_checkpoint
 
 Script = Callable[[str], str]
 
@@ -265,6 +265,69 @@ def test_a_host_that_is_cut_off_is_named_and_ends_its_part(hosts: Hosts, script:
         _wait_until(lambda: not any(alive(process) for process in (agent, *ranks.values())))
     finally:
         _ip(f"-n {hosts.names[1]} link set eth0 up")
+
+
+# Rank 1 is killed in step 10 of the first attempt.
+KILLED_ONCE = """
+    import os, signal
+    import torch
+    import evenstep as es
+
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    data = torch.utils.data.TensorDataset(torch.randn(72, 6), torch.randn(72, 2))
+    first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+
+    def train(prepare, killed):
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2))
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        loader = torch.utils.data.DataLoader(data, batch_size=12)
+        model, optimizer, loader = prepare(model, optimizer, loader)
+        if killed:
+            print("began with step", es.step(), flush=True)
+        for _ in es.epochs(3) if killed else range(3):
+            for x, y in loader:
+                if killed and first and es.step() == 10 and os.environ["RANK"] == "1":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                optimizer.zero_grad()
+                torch.nn.functional.mse_loss(model(x), y).backward()
+                optimizer.step()
+        return [p.detach().clone() for p in model.parameters()]
+
+    together = train(es.prepare, True)
+    alone = train(lambda *parts: parts, False)
+    apart = max(float((a - b).abs().max()) for a, b in zip(together, alone))
+    print(f"apart {apart:.1e} after {es.step()} steps", flush=True)
+"""
+
+
+@pytest.mark.parametrize("taken", [False, pytest.param(True, marks=pytest.mark.more)])
+def test_a_host_without_the_folder_of_checkpoints_gets_the_one_to_begin_from(
+    hosts: Hosts, script: Script, tmp_path: pathlib.Path, taken: bool
+) -> None:
+    """Each host has a disk of its own: nothing under `runs` is seen by both. `taken`: another training's checkpoint has
+    its name there."""
+    if taken:
+        other = tmp_path / "there/a/checkpoints/step-00000008"
+        write_checkpoint(other)
+    over = tmp_path / "over.sh"
+    over.write_text('#!/bin/sh\nmkdir -p runs there && mount --bind there runs && exec "$@"\n')
+    over.chmod(0o755)
+    words = ["--name", "a", "--log-rank", "all", "--checkpoint-every", "4", "--max-restarts", "1", script(KILLED_ONCE)]
+    code, text = hosts.run(*words, before=f"unshare -m {over}")
+    assert code == 0, text
+    folder = tmp_path / "runs/a/checkpoints/step-00000008"
+    assert f"host {hosts.names[1]} does not have {folder}: it is sent there" in text
+    assert f"restart 1 of 1 from {folder}" in text
+    assert len(re.findall("began with step 8", text)) == 2
+    found = re.findall(r"apart (\S+) after 18 steps", text)
+    assert len(found) == 2 and all(float(each) < 1e-12 for each in found), text
+    there = tmp_path / ("there/a/received" if taken else "there/a/checkpoints")
+    assert [path.name for path in there.iterdir()] == ["step-00000008"]
+    for path in folder.iterdir():
+        assert (there / "step-00000008" / path.name).read_bytes() == path.read_bytes()
 
 
 def test_another_file_there_is_named(hosts: Hosts, script: Script, tmp_path: pathlib.Path) -> None:

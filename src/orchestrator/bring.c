@@ -1,0 +1,266 @@
+/* The leader's side: who lacks the checkpoint gets its files, one after the other. */
+#include "orchestrator/bring.h"
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "base/json_reader.h"
+#include "base/json_writer.h"
+#include "base/stop.h"
+#include "checkpoint/reader.h"
+#include "os/file.h"
+#include "os/pipe.h"
+#include "os/stream.h"
+
+#include <evenstep/checkpoint.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { TICK_MS = 50, MOST_MANIFEST = 256 << 20 };
+
+typedef enum bring_state { ASKED, SENDING, HOLDS, FAILED } bring_state;
+
+typedef struct even_bring {
+  bring_state state;
+  uint64_t serial;
+  even_text folder; /* the checkpoint, here */
+  even_checkpoint_info info;
+  uint64_t manifest_bytes;
+  size_t next; /* of its files, 0 the manifest */
+  even_error why;
+} even_bring;
+
+static void free_bring(even_bring *bring) {
+  if (bring != NULL) {
+    even_text_free(&bring->folder);
+    even_checkpoint_info_free(&bring->info);
+    even_free(bring);
+  }
+}
+
+void even_bring_drop(even_host_agent *agent) {
+  free_bring(agent->bring);
+  agent->bring = NULL;
+  even_text_free(&agent->resume);
+}
+
+/* The last error is why. */
+static void fail(even_bring *bring) {
+  bring->state = FAILED;
+  bring->why = *even_error_last();
+  even_error_clear();
+}
+
+/* ---- sending ---- */
+
+static even_status send_next(even_host_agent *agent);
+
+/* One that was begun before another was asked for is nobody's affair any more. */
+static void sent(void *context, const even_parcel *parcel, const even_error *why) {
+  even_host_agent *agent = context;
+  even_bring *bring = agent->bring;
+  if (bring == NULL || bring->state != SENDING || parcel->number / EVEN_BRING_FILES != bring->serial) {
+    return;
+  }
+  if (why != NULL) {
+    (void)even_error_restore(why);
+    fail(bring);
+  } else if (send_next(agent) != EVEN_OK) {
+    fail(bring);
+  }
+}
+
+static even_status open_file(const even_bring *bring, size_t file, even_text *path, even_input *input) {
+  const char *name = file == 0 ? EVEN_CHECKPOINT_MANIFEST : bring->info.files[file - 1].name;
+  uint64_t bytes = file == 0 ? bring->manifest_bytes : bring->info.files[file - 1].bytes;
+  even_text_format(path, "%s/%s", even_text_string(&bring->folder), name);
+  EVEN_TRY(even_text_status(path));
+  EVEN_TRY(even_input_open(path->data, input));
+  if (input->bytes != bytes) {
+    even_input_close(input);
+    return even_fail(EVEN_ERR_CORRUPT, "%s has %" PRIu64 " bytes, and had %" PRIu64, path->data, input->bytes, bytes);
+  }
+  return EVEN_OK;
+}
+
+/* Those of no bytes the host makes itself. */
+static even_status send_next(even_host_agent *agent) {
+  even_bring *bring = agent->bring;
+  even_text path = EVEN_TEXT_EMPTY;
+  even_input input = {.fd = -1};
+  while (bring->next > 0 && bring->next <= bring->info.file_count && bring->info.files[bring->next - 1].bytes == 0) {
+    bring->next++;
+  }
+  if (bring->next > bring->info.file_count) {
+    return EVEN_OK; /* all are there: the host says so when it has compared them */
+  }
+  size_t file = bring->next++;
+  even_status status = open_file(bring, file, &path, &input);
+  if (status == EVEN_OK) {
+    status = even_parcels_offer(agent->hosts->parcels, (int)agent->index, EVEN_BRING_PARCEL,
+                                bring->serial * EVEN_BRING_FILES + file, input.fd, input.bytes, sent, agent);
+  }
+  even_text_free(&path);
+  return status;
+}
+
+/* ---- asking ---- */
+
+static even_status read_checkpoint(even_bring *bring, uint64_t *sum) {
+  even_text path = EVEN_TEXT_EMPTY;
+  even_text text = EVEN_TEXT_EMPTY;
+  even_text_format(&path, "%s/%s", even_text_string(&bring->folder), EVEN_CHECKPOINT_MANIFEST);
+  even_status status = even_text_status(&path);
+  if (status == EVEN_OK) {
+    status = even_file_read(path.data, MOST_MANIFEST, &text);
+  }
+  if (status == EVEN_OK) {
+    status = even_manifest_parse(path.data, even_text_string(&text), text.length, &bring->info);
+  }
+  if (status == EVEN_OK && bring->info.file_count >= EVEN_BRING_FILES) {
+    status = even_fail(EVEN_ERR_UNSUPPORTED, "a checkpoint of %zu files", bring->info.file_count);
+  }
+  if (status == EVEN_OK) {
+    bring->manifest_bytes = text.length;
+    *sum = even_checkpoint_checksum(text.data, text.length);
+  }
+  even_text_free(&text);
+  even_text_free(&path);
+  return status;
+}
+
+/* Where the host keeps it: in the same place as here, or in its run folder where that is taken. */
+static even_status ask(even_host_agent *agent, const even_job *job, uint64_t sum) {
+  const char *folder = even_text_string(&agent->bring->folder);
+  const char *slash = strrchr(folder, '/');
+  char digits[17];
+  even_text other = EVEN_TEXT_EMPTY;
+  even_text text = EVEN_TEXT_EMPTY;
+  even_json json = even_json_begin(&text, 0);
+  (void)snprintf(digits, sizeof digits, "%016" PRIx64, sum);
+  even_text_format(&other, "%s/received%s", even_text_string(&job->run_folder), slash == NULL ? "/" : slash);
+  even_json_object(&json, NULL);
+  even_json_unsigned(&json, "serial", agent->bring->serial);
+  even_json_string(&json, "folder", folder);
+  even_json_string(&json, "other", even_text_string(&other));
+  even_json_string(&json, "sum", digits);
+  even_json_object_end(&json);
+  even_status status = even_text_status(&other);
+  even_text_free(&other);
+  if (status != EVEN_OK) {
+    even_text_free(&text);
+    return status;
+  }
+  return even_link_send_text(agent->link, EVEN_MESSAGE_CHECKPOINT, &text, NULL, 0);
+}
+
+static even_status begin(even_job *job, even_host_agent *agent, const char *folder) {
+  even_bring *bring = NULL;
+  uint64_t sum = 0;
+  even_bring_drop(agent);
+  if (agent->link == NULL) {
+    return even_fail(EVEN_ERR_PEER_LOST, "host %s is lost: %s", agent->name, agent->lost_words);
+  }
+  EVEN_TRY(EVEN_NEW(&bring));
+  agent->bring = bring;
+  bring->serial = ++agent->hosts->brought;
+  even_text_add(&bring->folder, folder);
+  EVEN_TRY(even_text_status(&bring->folder));
+  EVEN_TRY(read_checkpoint(bring, &sum));
+  return ask(agent, job, sum);
+}
+
+/* ---- what a host says ---- */
+
+static void hear_where(even_host_agent *agent, const json_t *content) {
+  const char *folder = json_string_value(json_object_get(content, "folder"));
+  even_text_clear(&agent->resume);
+  even_text_add(&agent->resume, folder == NULL ? "" : folder);
+  if (folder == NULL || folder[0] != '/' || even_text_status(&agent->resume) != EVEN_OK) {
+    (void)even_fail(EVEN_ERR_INPUT, "it does not say where the checkpoint lies there");
+    fail(agent->bring);
+  } else {
+    agent->bring->state = HOLDS;
+  }
+}
+
+static void hear_lacks(even_host_agent *agent) {
+  even_bring *bring = agent->bring;
+  if (bring->state != ASKED) {
+    return;
+  }
+  bring->state = SENDING;
+  even_job_notice(agent->hosts->job, "host %s does not have %s: it is sent there (%.1f MB)", agent->name,
+                  even_text_string(&bring->folder), (double)bring->info.bytes / 1e6);
+  if (send_next(agent) != EVEN_OK) {
+    fail(bring);
+  }
+}
+
+even_status even_bring_hear(even_host_agent *agent, const json_t *content) {
+  even_bring *bring = agent->bring;
+  json_int_t status = json_integer_value(json_object_get(content, "status"));
+  if (bring == NULL || (uint64_t)json_integer_value(json_object_get(content, "serial")) != bring->serial ||
+      bring->state == HOLDS || bring->state == FAILED) {
+    return EVEN_OK; /* of one that is not asked for any more */
+  }
+  if (status != EVEN_OK) {
+    (void)even_fail(status > EVEN_OK && status <= EVEN_ERR_INTERRUPTED ? (even_status)status : EVEN_ERR_SYSTEM,
+                    "%.560s", even_json_text(content, "what"));
+    (void)even_error_fix("%s", even_json_text(content, "fix"));
+    fail(bring);
+  } else if (json_is_true(json_object_get(content, "holds"))) {
+    hear_where(agent, content);
+  } else {
+    hear_lacks(agent);
+  }
+  return EVEN_OK;
+}
+
+/* ---- all hosts ---- */
+
+static bool is_settled(const even_host_agent *agent) {
+  return agent->link == NULL || agent->bring->state == HOLDS || agent->bring->state == FAILED;
+}
+
+static even_status conclude(const even_host_agent *agent) {
+  if (agent->link == NULL) {
+    return even_fail(EVEN_ERR_PEER_LOST, "host %s is lost: %s", agent->name, agent->lost_words);
+  }
+  if (agent->bring->state == FAILED) {
+    (void)even_error_restore(&agent->bring->why);
+    (void)even_error_prefix("host %s cannot have the checkpoint %s", agent->name,
+                            even_text_string(&agent->bring->folder));
+    return even_error_fix(
+        "free memory or disk there, or keep checkpoints in a folder that all hosts see: "
+        "--checkpoint-dir");
+  }
+  return EVEN_OK;
+}
+
+even_status even_bring_to_all(even_job *job) {
+  even_hosts *hosts = job->hosts;
+  bool all = false;
+  for (size_t i = 1; i < hosts->count; i++) {
+    if (job->resume.length == 0) {
+      even_bring_drop(&hosts->agents[i]);
+    } else {
+      EVEN_TRY(begin(job, &hosts->agents[i], job->resume.data));
+    }
+  }
+  while (job->resume.length > 0 && !all) {
+    if (even_stop_asked()) {
+      return even_fail(EVEN_ERR_INTERRUPTED, "interrupted while hosts get the checkpoint");
+    }
+    EVEN_TRY(even_loop_turn(&hosts->loop, TICK_MS));
+    even_hosts_tick(hosts);
+    all = true;
+    for (size_t i = 1; i < hosts->count; i++) {
+      all = all && is_settled(&hosts->agents[i]);
+    }
+  }
+  for (size_t i = 1; job->resume.length > 0 && i < hosts->count; i++) {
+    EVEN_TRY(conclude(&hosts->agents[i]));
+  }
+  return EVEN_OK;
+}

@@ -1,0 +1,38 @@
+/* Brings checkpoints to hosts that do not have them, so that no folder need be seen by all: the leader says which one a
+ * restart begins from, a host that lacks it gets its files as parcels, compares every checksum, and says where it lies
+ * there. */
+#ifndef EVEN_ORCHESTRATOR_BRING_H
+#define EVEN_ORCHESTRATOR_BRING_H
+
+#include "orchestrator/host_agent.h"
+#include "orchestrator/job.h"
+
+/* ---- the leader's, bring.c ---- */
+
+/* Returns once each host has the checkpoint that the attempt begins from, agent->resume says where. Errors: those of a
+ * host that cannot have it, EVEN_ERR_PEER_LOST, EVEN_ERR_INTERRUPTED (the thread's question). Nothing to do where the
+ * attempt begins anew. */
+even_status even_bring_to_all(even_job *job) EVEN_MUST_USE;
+/* What a host says of it (HOLDS). */
+even_status even_bring_hear(even_host_agent *agent, const json_t *content) EVEN_MUST_USE;
+/* The agent is gone, or its place is given up. */
+void even_bring_drop(even_host_agent *agent);
+
+/* ---- a host's, bring_take.c ---- */
+typedef struct even_bring_take even_bring_take;
+
+/* Takes checkpoints from `parcels`; `tell` frees the text. */
+even_status even_bring_take_open(even_parcels *parcels, void (*tell)(void *context, even_text *text), void *context,
+                                 even_bring_take **out) EVEN_MUST_USE;
+/* The leader asks (CHECKPOINT). */
+even_status even_bring_take_hear(even_bring_take *take, const json_t *content) EVEN_MUST_USE;
+/* Tells what a thread has done meanwhile; several times a second. NULL is allowed. */
+void even_bring_take_tick(even_bring_take *take);
+/* Before the parcels are closed. NULL is allowed. */
+void even_bring_take_close(even_bring_take *take);
+
+/* Numbers of parcels of checkpoints: which time one is brought, and which of its files, 0 the manifest. */
+enum { EVEN_BRING_FILES = 4096 };
+#define EVEN_BRING_PARCEL "checkpoint"
+
+#endif

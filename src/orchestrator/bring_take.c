@@ -1,0 +1,291 @@
+/* A host's side: says whether it has a checkpoint, and takes the files of one that it has not. */
+#include "orchestrator/bring.h"
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "base/json_reader.h"
+#include "base/json_writer.h"
+#include "checkpoint/incoming.h"
+#include "os/file.h"
+#include "os/pipe.h"
+#include "os/shared_memory.h"
+#include "os/thread.h"
+
+#include <evenstep/checkpoint.h>
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <string.h>
+
+enum { MOST_MANIFEST = 256 << 20 };
+
+struct even_bring_take {
+  void (*tell)(void *context, even_text *text);
+  void *context;
+  uint64_t serial;  /* of what the leader has asked for last */
+  even_text folder; /* where it shall lie, or else: */
+  even_text other;
+  uint64_t sum; /* of its manifest */
+  even_checkpoint_incoming *incoming;
+  even_text place; /* where it comes to */
+  bool committing; /* by a thread, which may take its time */
+  pthread_t thread;
+  atomic_bool committed;
+  even_status status; /* of that */
+  even_error why;
+  even_text before; /* the last one that came before, and has not gone */
+};
+
+/* ---- saying ---- */
+
+static void begin_words(const even_bring_take *take, even_text *text, even_json *json) {
+  *json = even_json_begin(text, 0);
+  even_json_object(json, NULL);
+  even_json_unsigned(json, "serial", take->serial);
+}
+
+static void say_where(even_bring_take *take, const char *folder) {
+  even_text text = EVEN_TEXT_EMPTY;
+  even_json json;
+  begin_words(take, &text, &json);
+  even_json_bool(&json, "holds", folder != NULL);
+  if (folder != NULL) {
+    even_json_string(&json, "folder", folder);
+  }
+  even_json_object_end(&json);
+  take->tell(take->context, &text);
+}
+
+static void say_error(even_bring_take *take, const even_error *error) {
+  even_text text = EVEN_TEXT_EMPTY;
+  even_json json;
+  begin_words(take, &text, &json);
+  even_json_integer(&json, "status", error->status);
+  even_json_string(&json, "what", error->what);
+  even_json_string(&json, "fix", error->fix);
+  even_json_object_end(&json);
+  take->tell(take->context, &text);
+}
+
+/* ---- what is here ---- */
+
+/* The same manifest, and files of its sizes: their checksums each rank compares as it reads them. */
+static bool holds(const char *folder, uint64_t sum) {
+  even_text path = EVEN_TEXT_EMPTY;
+  even_text text = EVEN_TEXT_EMPTY;
+  even_checkpoint_info info = {0};
+  even_text_format(&path, "%s/%s", folder, EVEN_CHECKPOINT_MANIFEST);
+  bool same = even_text_status(&path) == EVEN_OK && even_file_read(path.data, MOST_MANIFEST, &text) == EVEN_OK &&
+              even_checkpoint_checksum(even_text_string(&text), text.length) == sum;
+  if (same) {
+    same = even_checkpoint_inspect(folder, &info) == EVEN_OK;
+    even_checkpoint_info_free(&info);
+  }
+  even_text_free(&path);
+  even_text_free(&text);
+  even_error_clear(); /* what cannot be read is not had */
+  return same;
+}
+
+/* ---- the end of one that came ---- */
+
+static void *commit(void *context) {
+  even_bring_take *take = context;
+  take->status = even_checkpoint_incoming_commit(take->incoming);
+  take->why = *even_error_last();
+  atomic_store_explicit(&take->committed, true, memory_order_release);
+  return NULL;
+}
+
+static void start_commit(even_bring_take *take) {
+  atomic_store(&take->committed, false);
+  take->committing = true;
+  if (even_thread_start(commit, take, &take->thread) != EVEN_OK) {
+    even_error_clear(); /* without a thread the leader waits a little for what else it asks */
+    take->committing = false;
+    (void)commit(take);
+  }
+}
+
+/* What came before goes when the next one is whole, and not sooner. */
+static void conclude(even_bring_take *take) {
+  const char *place = even_text_string(&take->place);
+  take->incoming = NULL;
+  if (take->status == EVEN_ERR_IN_USE && holds(place, take->sum)) {
+    say_where(take, place); /* it has come another way meanwhile */
+    return;
+  }
+  if (take->status != EVEN_OK) {
+    say_error(take, &take->why);
+    return;
+  }
+  if (take->before.length > 0 && strcmp(take->before.data, place) != 0 &&
+      even_checkpoint_remove(take->before.data) != EVEN_OK) {
+    even_error_clear(); /* somebody has removed it */
+  }
+  even_text_clear(&take->before);
+  even_text_add(&take->before, place);
+  say_where(take, place);
+}
+
+void even_bring_take_tick(even_bring_take *take) {
+  if (take != NULL && atomic_load_explicit(&take->committed, memory_order_acquire)) {
+    atomic_store(&take->committed, false);
+    if (take->committing) {
+      even_thread_join(take->thread);
+      take->committing = false;
+    }
+    conclude(take);
+  }
+}
+
+static void give_up(even_bring_take *take) {
+  if (take->committing) {
+    even_thread_join(take->thread);
+    take->committing = false;
+    atomic_store(&take->committed, false);
+    if (take->status == EVEN_OK) {
+      even_text_clear(&take->before);
+      even_text_add(&take->before, even_text_string(&take->place));
+    }
+    take->incoming = NULL;
+  }
+  even_checkpoint_incoming_abandon(take->incoming);
+  take->incoming = NULL;
+}
+
+/* ---- what the leader asks ---- */
+
+static even_status read_wish(even_bring_take *take, const json_t *content) {
+  const char *folder = even_json_text(content, "folder");
+  const char *other = even_json_text(content, "other");
+  const char *digits = even_json_text(content, "sum");
+  json_int_t serial = json_integer_value(json_object_get(content, "serial"));
+  if (folder[0] != '/' || other[0] != '/' || strlen(digits) != 16 ||
+      strspn(digits, "0123456789abcdef") != strlen(digits) || serial < 1) {
+    return even_fail(EVEN_ERR_INPUT, "the leader asks for a checkpoint without saying which");
+  }
+  even_text_clear(&take->folder);
+  even_text_clear(&take->other);
+  even_text_add(&take->folder, folder);
+  even_text_add(&take->other, other);
+  take->serial = (uint64_t)serial;
+  take->sum = strtoumax(digits, NULL, 16);
+  EVEN_TRY(even_text_status(&take->folder));
+  return even_text_status(&take->other);
+}
+
+even_status even_bring_take_hear(even_bring_take *take, const json_t *content) {
+  give_up(take);
+  EVEN_TRY(read_wish(take, content));
+  if (holds(take->folder.data, take->sum)) {
+    say_where(take, take->folder.data);
+  } else if (holds(take->other.data, take->sum)) {
+    say_where(take, take->other.data);
+  } else {
+    say_where(take, NULL);
+  }
+  return EVEN_OK;
+}
+
+/* ---- its files ---- */
+
+static size_t file_of(const even_parcel *parcel) {
+  return (size_t)(parcel->number % EVEN_BRING_FILES);
+}
+
+static even_status offered(void *context, const even_parcel *parcel, int *fd) {
+  even_bring_take *take = context;
+  size_t file = file_of(parcel);
+  if (parcel->from != 0 || parcel->number / EVEN_BRING_FILES != take->serial || take->committing) {
+    return even_fail(EVEN_ERR_STATE, "this checkpoint was not asked for");
+  }
+  if (file == 0) {
+    return parcel->bytes <= MOST_MANIFEST && take->incoming == NULL
+               ? EVEN_OK
+               : even_fail(EVEN_ERR_INPUT, "a manifest of %" PRIu64 " bytes", parcel->bytes);
+  }
+  const even_checkpoint_info *info = take->incoming == NULL ? NULL : even_checkpoint_incoming_info(take->incoming);
+  if (info == NULL || file > info->file_count || parcel->bytes != info->files[file - 1].bytes) {
+    return even_fail(EVEN_ERR_INPUT, "file %zu of a checkpoint, of %" PRIu64 " bytes, which its manifest does not have",
+                     file, parcel->bytes);
+  }
+  return even_checkpoint_incoming_create(take->incoming, file - 1, fd);
+}
+
+/* Another one that lies there, or a folder that cannot be written to, leaves the run folder. */
+static even_status open_at(even_bring_take *take, const char *folder, bool replace, const char *manifest,
+                           size_t bytes) {
+  even_text_clear(&take->place);
+  even_text_add(&take->place, folder);
+  EVEN_TRY(even_text_status(&take->place));
+  return even_checkpoint_incoming_open(folder, replace, manifest, bytes, &take->incoming);
+}
+
+static even_status take_manifest(even_bring_take *take, const char *manifest, size_t bytes) {
+  if (even_checkpoint_checksum(manifest, bytes) != take->sum) {
+    return even_fail(EVEN_ERR_CORRUPT, "the manifest that came is not the one that was asked for");
+  }
+  even_status status = open_at(take, take->folder.data, false, manifest, bytes);
+  if (status != EVEN_OK && status != EVEN_ERR_CORRUPT && status != EVEN_ERR_UNSUPPORTED) {
+    status = open_at(take, take->other.data, true, manifest, bytes);
+  }
+  return status;
+}
+
+static even_status arrived(void *context, const even_parcel *parcel, int fd) {
+  even_bring_take *take = context;
+  even_shared_memory memory;
+  if (parcel->number / EVEN_BRING_FILES != take->serial || (file_of(parcel) > 0 && take->incoming == NULL)) {
+    even_pipe_close(fd);
+    return even_fail(EVEN_ERR_STATE, "this checkpoint is not asked for any more");
+  }
+  if (file_of(parcel) > 0) {
+    even_checkpoint_incoming_filled(take->incoming, file_of(parcel) - 1, fd);
+  } else {
+    EVEN_TRY(even_shared_memory_adopt(fd, &memory));
+    even_status status = take_manifest(take, memory.address, memory.bytes);
+    even_shared_memory_close(&memory);
+    EVEN_TRY(status);
+  }
+  if (even_checkpoint_incoming_is_full(take->incoming)) {
+    start_commit(take);
+  }
+  return EVEN_OK;
+}
+
+static void failed(void *context, const even_parcel *parcel, const even_error *why) {
+  even_bring_take *take = context;
+  (void)why; /* the leader knows */
+  if (parcel->number / EVEN_BRING_FILES == take->serial) {
+    give_up(take);
+  }
+}
+
+/* ---- opening and closing ---- */
+
+even_status even_bring_take_open(even_parcels *parcels, void (*tell)(void *context, even_text *text), void *context,
+                                 even_bring_take **out) {
+  *out = NULL;
+  EVEN_TRY(EVEN_NEW(out));
+  (*out)->tell = tell;
+  (*out)->context = context;
+  const even_parcel_calls calls = {.context = *out, .offered = offered, .arrived = arrived, .failed = failed};
+  even_status status = even_parcels_expect(parcels, EVEN_BRING_PARCEL, &calls);
+  if (status != EVEN_OK) {
+    even_free(*out);
+    *out = NULL;
+  }
+  return status;
+}
+
+void even_bring_take_close(even_bring_take *take) {
+  if (take == NULL) {
+    return;
+  }
+  give_up(take);
+  even_text_free(&take->folder);
+  even_text_free(&take->other);
+  even_text_free(&take->place);
+  even_text_free(&take->before);
+  even_free(take);
+}
