@@ -11,6 +11,7 @@
 #include "os/descriptors.h"
 #include "os/file.h"
 #include "os/path.h"
+#include "os/priority.h"
 #include "os/random.h"
 
 #include <stdarg.h>
@@ -387,6 +388,7 @@ static even_status find_beginning(even_job *job) {
 }
 
 even_status even_job_open(even_job *job) {
+  job->hurries = even_priority_raise(); /* whoever waits for a lost rank waits for this thread's word */
   EVEN_TRY(make_room(job));
   EVEN_TRY(make_folders(job));
   EVEN_TRY(find_beginning(job));
@@ -406,6 +408,10 @@ even_status even_job_open(even_job *job) {
 }
 
 void even_job_close(even_job *job) {
+  if (job->hurries) {
+    even_priority_lower();
+  }
+  even_job_flights_forget(job);
   even_job_hosts_close(job);
   even_slowdown_close(&job->slow);
   even_job_snapshots_close(job);

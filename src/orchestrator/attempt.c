@@ -75,6 +75,14 @@ static void move_to(even_job *job, even_job_stage stage, int number, bool groups
   even_job_hosts_signal(job, number, groups, true);
 }
 
+/* At once: why, and what it had said last, is told when all have ended. */
+static void tell_killed(even_job *job, const even_job_rank *rank) {
+  if (rank->end.signal != 0 && !rank->stopped_by_agent) {
+    even_job_notice(job, "rank %d (process %ld) has ended by %s: the others are ended", rank->output.rank,
+                    (long)rank->pid, even_signal_name(rank->end.signal));
+  }
+}
+
 static void kill_all(even_job *job) {
   move_to(job, EVEN_JOB_KILLED, SIGKILL, true, grace_failure_ns);
 }
@@ -107,11 +115,14 @@ static void end_by_user(even_job *job, int number) {
                     (int)(grace_interrupt_ns / 1000000000u));
   }
   if (job->stage == EVEN_JOB_RUNS) {
-    even_job_flights_tell(job);
+    even_job_flights_take(job);
   }
   if (job->stage <= EVEN_JOB_ASKED) {
     /* as a terminal does, to the whole group for Ctrl-C; otherwise to the ranks alone, as torchrun does */
     move_to(job, number == SIGINT ? EVEN_JOB_ASKED : EVEN_JOB_TERMINATED, number, number == SIGINT, grace_interrupt_ns);
+  }
+  if (job->flights_told) {
+    even_job_flights_tell(job);
   }
 }
 
@@ -151,16 +162,21 @@ static void keep_end(even_job *job, even_job_rank *rank, const even_process_end 
 void even_job_rank_failed(even_job *job, size_t rank) {
   const even_fault_facts facts = even_job_facts(job, rank);
   bool secondary = even_fault_is_secondary(&facts);
-  if (job->stage == EVEN_JOB_RUNS) {
-    even_job_flights_tell(job);
+  bool first = job->stage == EVEN_JOB_RUNS;
+  if (first) {
+    tell_killed(job, &job->ranks[rank]);
+    even_job_flights_take(job);
   }
-  bool stands = job->stage == EVEN_JOB_RUNS && any_stands(job);
+  bool stands = first && any_stands(job);
   if (job->stage == EVEN_JOB_RUNS && secondary && !stands) {
     job->stage = EVEN_JOB_SETTLES;
     even_job_generations_refuse(job);
     job->deadline_ns = even_clock_ns() + grace_failure_ns;
   } else if (job->stage == EVEN_JOB_RUNS || (job->stage == EVEN_JOB_SETTLES && !secondary)) {
     move_to(job, EVEN_JOB_TERMINATED, SIGTERM, false, grace_failure_ns);
+  }
+  if (first) {
+    even_job_flights_tell(job);
   }
 }
 
@@ -294,8 +310,9 @@ void even_job_signals_ready(void *context, int fd) {
 
 void even_job_end_hung(even_job *job) {
   if (job->stage == EVEN_JOB_RUNS) {
-    even_job_flights_tell(job);
+    even_job_flights_take(job);
     move_to(job, EVEN_JOB_TERMINATED, SIGTERM, false, grace_failure_ns);
+    even_job_flights_tell(job);
   }
 }
 
@@ -480,6 +497,7 @@ static even_status reset(even_job *job) {
   job->alive = 0;
   job->stage = EVEN_JOB_RUNS;
   job->flights_told = false;
+  even_job_flights_forget(job);
   even_oom_watch_close(&job->oom);
   even_oom_watch_open(&job->oom);
   even_progress_begin(&job->progress);

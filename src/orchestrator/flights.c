@@ -1,5 +1,5 @@
 /* When a job fails: the last collectives of its ranks, from the memory of their groups, into logs/flight.json and in a
- * few lines. The ranks hold that memory; it is read before they are ended. */
+ * few lines. The ranks hold that memory; it is read before they are ended, and written when they have been told. */
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "base/json_writer.h"
@@ -9,6 +9,7 @@
 #include "os/shared_memory.h"
 
 #include <evenstep/flight.h>
+#include <string.h>
 
 enum { MOST_GROUPS = 64, MOST_LINES = 4, MOST_RANKS = 256 };
 
@@ -110,10 +111,8 @@ static void write_group(even_json *json, const even_job *job, const even_flight 
   even_json_object_end(json);
 }
 
-static even_status write_file(const even_job *job, const found_groups *found, uint64_t now_ns) {
-  even_text text = EVEN_TEXT_EMPTY;
-  even_text path = EVEN_TEXT_EMPTY;
-  even_json json = even_json_begin(&text, 1);
+static even_status make_record(const even_job *job, const found_groups *found, uint64_t now_ns, even_text *out) {
+  even_json json = even_json_begin(out, 1);
   even_json_object(&json, NULL);
   even_json_integer(&json, "attempt", job->attempt);
   even_json_array(&json, "groups");
@@ -122,15 +121,19 @@ static even_status write_file(const even_job *job, const found_groups *found, ui
   }
   even_json_array_end(&json);
   even_json_object_end(&json);
-  even_text_add(&text, "\n");
+  even_text_add(out, "\n");
+  return even_text_status(out);
+}
+
+static even_status write_file(const even_job *job, const even_text *record) {
+  even_text path = EVEN_TEXT_EMPTY;
   even_text_format(&path, "%s/logs/flight.json", job->run_folder.data);
-  even_status status = even_text_status(&text);
+  even_status status = even_text_status(record);
   status = status == EVEN_OK ? even_text_status(&path) : status;
   if (status == EVEN_OK) {
-    status = even_file_replace(path.data, text.data, text.length);
+    status = even_file_replace(path.data, record->data, record->length);
   }
   even_text_free(&path);
-  even_text_free(&text);
   return status;
 }
 
@@ -147,7 +150,7 @@ static uint64_t longest_wait(const even_flight *flight, uint64_t now_ns) {
   return longest;
 }
 
-void even_job_flights_tell(even_job *job) {
+void even_job_flights_take(even_job *job) {
   const even_error kept = *even_error_last();
   found_groups *found = NULL;
   if (job->flights_told || EVEN_NEW(&found) != EVEN_OK) {
@@ -156,8 +159,8 @@ void even_job_flights_tell(even_job *job) {
   job->flights_told = true;
   find_groups(job, found);
   uint64_t now_ns = even_clock_ns();
-  if (found->count > 0 && write_file(job, found, now_ns) != EVEN_OK) {
-    even_job_notice(job, "the flight record cannot be written: %s", even_error_last()->what);
+  if (found->count > 0) {
+    (void)!make_record(job, found, now_ns, &job->flights); /* its status is looked at when it is written */
   }
   size_t lines = 0;
   for (size_t i = 0; i < found->count; i++) {
@@ -165,11 +168,31 @@ void even_job_flights_tell(even_job *job) {
     if (lines < MOST_LINES && (job->interrupted == 0 ? wait > 0 : wait >= long_wait_ns)) {
       char reached[400];
       even_flight_summary(found->flights[i], reached, sizeof reached);
-      even_job_notice(job, "collectives of a group (its own ranks' numbers; logs/flight.json has more): %s", reached);
+      even_text_append(&job->flight_lines, reached, strlen(reached) + 1);
       lines++;
     }
     even_flight_close(found->flights[i]);
   }
   even_free(found);
   (void)even_error_restore(&kept);
+}
+
+void even_job_flights_tell(even_job *job) {
+  const even_error kept = *even_error_last();
+  even_job_flights_take(job);
+  if (job->flights.length > 0 && write_file(job, &job->flights) != EVEN_OK) {
+    even_job_notice(job, "the flight record cannot be written: %s", even_error_last()->what);
+  }
+  const even_text *lines = &job->flight_lines;
+  for (size_t at = 0; even_text_status(lines) == EVEN_OK && at < lines->length; at += strlen(lines->data + at) + 1) {
+    even_job_notice(job, "collectives of a group (its own ranks' numbers; logs/flight.json has more): %s",
+                    lines->data + at);
+  }
+  even_job_flights_forget(job);
+  (void)even_error_restore(&kept);
+}
+
+void even_job_flights_forget(even_job *job) {
+  even_text_free(&job->flights);
+  even_text_free(&job->flight_lines);
 }

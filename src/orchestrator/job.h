@@ -94,12 +94,15 @@ typedef struct even_job {
   struct even_job_place *places; /* a rank each, of replace.c; NULL: nobody takes a place */
   bool awaits_joiner;            /* somebody can join at the end of a step: look often */
   bool too_few_told;
-  bool flights_told; /* of the attempt */
-  int draining;      /* the signal that gave notice that it must end soon; 0: none */
+  bool flights_told;      /* of the attempt */
+  even_text flights;      /* taken, and not written yet */
+  even_text flight_lines; /* the same, to be said: each with its NUL */
+  int draining;           /* the signal that gave notice that it must end soon; 0: none */
   uint64_t drain_until_ns;
   size_t saved;       /* ranks that ended for it, their state saved */
   int interrupted;    /* the signal by which the user ended the job, 0 */
   int interrupts;     /* how often Ctrl-C was pressed */
+  bool hurries;       /* this thread has a greater weight than others */
   even_error failure; /* first error of the agent itself inside a callback; EVEN_OK: none */
   uint64_t next_tick_ns;
 } even_job;
@@ -190,8 +193,12 @@ bool even_job_any_stands(const even_job *job);
 even_status even_job_start_rank(even_job *job, size_t rank) EVEN_MUST_USE;
 /* Tells the observer of one rank's end. */
 void even_job_tell_end(even_job *job, size_t rank);
-/* Writes logs/flight.json and says what each rank was doing: once an attempt, before its ranks are ended. */
+/* Reads what each rank was doing: once an attempt, before its ranks are ended. Writes nothing: nobody waits for a disk.
+ */
+void even_job_flights_take(even_job *job);
+/* Writes that to logs/flight.json, and says it; takes it where that was not done. */
 void even_job_flights_tell(even_job *job);
+void even_job_flights_forget(even_job *job);
 /* Before the first attempt. */
 even_status even_job_snapshots_open(even_job *job) EVEN_MUST_USE;
 /* Memory for the checkpoints of a rank that is about to start: its descriptor, -1 where there is none to be had. */

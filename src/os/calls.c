@@ -3,6 +3,7 @@
 
 #include <dirent.h>
 #include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <ifaddrs.h>
 #include <linux/futex.h>
@@ -108,6 +109,16 @@ static int real_setaffinity(pid_t pid, size_t bytes, const void *mask) {
 static int real_setpriority(int nice_value) {
   return setpriority(PRIO_PROCESS, 0, nice_value);
 }
+static int real_getpriority(int *nice_value) {
+  errno = 0; /* -1 is a priority */
+  *nice_value = getpriority(PRIO_PROCESS, 0);
+  return *nice_value == -1 && errno != 0 ? -1 : 0;
+}
+static int real_reset_on_fork(void) {
+  const struct sched_param usual = {.sched_priority = 0};
+  int policy = sched_getscheduler(0);
+  return policy < 0 ? -1 : sched_setscheduler(0, policy | SCHED_RESET_ON_FORK, &usual);
+}
 static int real_fcntl(int fd, int command, int argument) {
   return fcntl(fd, command, argument);
 }
@@ -204,6 +215,8 @@ static int real_nanosleep(const struct timespec *time) {
    .prctl = real_prctl,                         \
    .setaffinity = real_setaffinity,             \
    .setpriority = real_setpriority,             \
+   .getpriority = real_getpriority,             \
+   .reset_on_fork = real_reset_on_fork,         \
    .mask_signals = pthread_sigmask,             \
    .pending_signals = sigpending,               \
    .sigaction = sigaction,                      \

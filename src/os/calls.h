@@ -86,6 +86,8 @@ typedef struct even_os_calls {
   int (*prctl)(int option, unsigned long argument);
   int (*setaffinity)(pid_t pid, size_t bytes, const void *mask);
   int (*setpriority)(int nice);
+  int (*getpriority)(int *nice);
+  int (*reset_on_fork)(void); /* a priority of this thread above the usual one is not its children's */
   int (*mask_signals)(int how, const sigset_t *set, sigset_t *old);
   int (*pending_signals)(sigset_t *out);
   int (*sigaction)(int signal, const struct sigaction *action, struct sigaction *old);

@@ -1,6 +1,7 @@
 /* What is said and written of a failing job's collectives: of ranks that stand in one, as long as one of them lives. */
 #include "orchestrator/job.h"
 #include "os/file.h"
+#include "support/folder.h"
 
 #include <evenstep/flight.h>
 #include <setjmp.h>
@@ -49,7 +50,7 @@ static void wait_until_inside(int fd) {
 }
 
 static void the_collectives_of_a_failing_job_are_kept(void **state) {
-  char folder[] = "/tmp/evenstep-flights-XXXXXX";
+  char folder[FOLDER_BYTES];
   char path[128];
   even_text seen = EVEN_TEXT_EMPTY;
   even_text file = EVEN_TEXT_EMPTY;
@@ -59,7 +60,7 @@ static void the_collectives_of_a_failing_job_are_kept(void **state) {
   even_comm_params params = {.size = sizeof params, .ranks = 2};
   int fd = -1;
   (void)state;
-  assert_non_null(mkdtemp(folder));
+  assert_int_equal(folder_make("flights", folder), 0);
   (void)snprintf(path, sizeof path, "%s/logs", folder);
   assert_int_equal(even_folder_make(path), EVEN_OK);
   even_text_add(&job.run_folder, folder);
@@ -93,6 +94,7 @@ static void the_collectives_of_a_failing_job_are_kept(void **state) {
   even_text_free(&seen);
   even_text_free(&file);
   even_text_free(&job.run_folder);
+  assert_int_equal(folder_remove(folder), 0);
 }
 
 int main(void) {

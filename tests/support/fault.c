@@ -79,6 +79,7 @@ static size_t fault_short(size_t bytes) {
   return most > 0 && bytes > most ? most : bytes;
 }
 
+/* Or wishes: a weight is as good as another. */
 static bool undoes_or_looks(fault_call call) {
   switch (call) {
     case FAULT_close:
@@ -89,6 +90,9 @@ static bool undoes_or_looks(fault_call call) {
     case FAULT_rmdir:
     case FAULT_futex:
     case FAULT_clock_gettime:
+    case FAULT_getpriority:
+    case FAULT_setpriority:
+    case FAULT_reset_on_fork:
       return true;
     default:
       return false;

@@ -60,6 +60,9 @@
     (pthread_t *thread, const pthread_attr_t *attributes, void *(*body)(void *), void *argument),                      \
     (thread, attributes, body, argument))                                                                              \
   X(int, -1, at_exit, (void (*call)(void)), (call))                                                                    \
+  X(int, -1, setpriority, (int nice), (nice))                                                                          \
+  X(int, -1, getpriority, (int *nice), (nice))                                                                         \
+  X(int, -1, reset_on_fork, (void), ())                                                                                \
   X(pid_t, -1, fork, (void), ())                                                                                       \
   X(int, -1, execvpe, (const char *file, char *const *words, char *const *lines), (file, words, lines))                \
   X(pid_t, -1, setsid, (void), ())                                                                                     \
