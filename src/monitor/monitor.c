@@ -19,6 +19,8 @@
 #include <string.h>
 
 static const uint64_t COMMIT_EVERY_NS = 1000000000;
+/* Of an attempt, committed at each tick: who follows the file learns at once that the job goes on. */
+enum { FIRST_STEPS = 64 };
 static const uint64_t USAGE_EVERY_NS = 1000000000;
 
 static even_status report_trouble(even_monitor *monitor) {
@@ -58,7 +60,8 @@ even_status even_monitor_tick(even_monitor *monitor) {
     look(monitor, now);
   }
   even_monitor_gpus_look(monitor);
-  if (now - monitor->committed_ns >= COMMIT_EVERY_NS) {
+  monitor->begins = monitor->begins && monitor->state->attempt_steps < FIRST_STEPS;
+  if (now - monitor->committed_ns >= COMMIT_EVERY_NS || monitor->begins) {
     monitor->committed_ns = now;
     even_monitor_commit(monitor);
   }
@@ -73,6 +76,7 @@ void even_monitor_attempt(even_monitor *monitor, int attempt) {
   (void)pthread_mutex_lock(&monitor->lock);
   even_monitor_drain_ended(monitor); /* what the ranks of the attempt before wrote is still theirs */
   even_state_attempt(monitor->state, attempt, even_clock_ns());
+  monitor->begins = true;
   even_spikes_forget(&monitor->spikes);
   if (attempt > 0) {
     char words[64];

@@ -30,6 +30,7 @@ struct even_monitor {
   char token[EVEN_SERVER_TOKEN_DIGITS + 1];
   char url[160];
   uint64_t committed_ns;
+  bool begins;               /* the attempt has made few steps */
   uint64_t committed_events; /* of the state's, as many are in the history for good */
   uint64_t looked_ns;
   long calls_a_tick; /* at most so many records of calls are kept in one */
