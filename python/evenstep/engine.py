@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -12,6 +12,9 @@ from evenstep import _core
 from evenstep.compression import ENCODINGS, WAYS, WIRES, Compression
 from evenstep.exchange import Exchange
 from evenstep.group import DTYPES, Group
+
+if TYPE_CHECKING:
+    from evenstep.group import Bootstrap
 
 BUCKET_BYTES = 25 << 20
 FIRST_BUCKET_BYTES = 256 << 10  # of the engine in C
@@ -151,9 +154,11 @@ class SharedEngine:
         """Whether what it adds up are the gradients as they are, of parameters in the host's memory."""
         return self._options.compression is None and not self._options.adasum and all(self._on_cpu)
 
-    @property
-    def arena_needed(self) -> int:
-        return self.arena_bytes(self._parameters, self._options)
+    def meet_again(self, bootstrap: Bootstrap) -> _core.Comm:
+        """The group in which another one for the same parameters adds up. Collective."""
+        arena = bootstrap.shared(self.arena_bytes(self._parameters, self._options), "gradients")
+        assert arena is not None
+        return arena
 
     def revoke(self) -> None:
         """Ends what the other ranks wait for."""

@@ -77,6 +77,9 @@ class BlockShares(Shares):
         super().__init__(policy, ranks, count, speeds, schedule)
         self.batch, self._block = batch, block
 
+    def _among(self, ranks: int, speeds: Sequence[float] | None, caps: Sequence[int | None]) -> Shares:
+        return BlockShares(self.policy, ranks, self.batch, speeds, None, self._block)
+
     def _samples(self, blocks: Sequence[int], batch: int) -> list[int]:
         shares, left = [], batch
         for count in blocks:

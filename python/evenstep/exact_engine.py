@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,6 +12,9 @@ from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.engine import Report, memory_format_of
 from evenstep.group import DTYPES
+
+if TYPE_CHECKING:
+    from evenstep.group import Bootstrap
 
 _SUMMED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -25,7 +29,7 @@ class ExactEngine:
             raise EvenstepError(
                 f"exact='bitwise' sums gradients of float32, float64, bfloat16 and float16, not of {', '.join(wrong)}"
             )
-        self._telemetry = telemetry
+        self._telemetry, self._parameters = telemetry, parameters
         self._comm = comm  # lives as long as the sums
         self._exact = _core.Exact([(p.numel(), DTYPES[p.dtype]) for p in parameters], comm)
         self.views = [self._like(p, p.device) for p in parameters]
@@ -43,6 +47,26 @@ class ExactEngine:
     @property
     def memory(self) -> Sequence[torch.Tensor]:
         return ()
+
+    @property
+    def plain(self) -> bool:
+        """Whether all parameters are in the host's memory."""
+        return all(view is target for view, target in zip(self.views, self._targets))
+
+    def revoke(self) -> None:
+        """Ends what the other ranks wait for."""
+        if self._comm is not None:
+            self._comm.revoke()
+
+    def meet_again(self, bootstrap: Bootstrap) -> _core.Comm:
+        """The group in which another one for the same parameters adds up. Collective."""
+        comm = bootstrap.shared(0, "exact", messages=True)
+        assert comm is not None
+        return comm
+
+    def again(self, comm: _core.Comm) -> ExactEngine:
+        """Another one for the same parameters; this one has ended, whatever round was open."""
+        return ExactEngine(self._parameters, comm, self._telemetry)
 
     def begin_blocks(self, counts: Sequence[int]) -> None:
         self._exact.begin(counts)

@@ -59,7 +59,6 @@ class Blocks:
         self.block = block
         self.place = place_of(model, optimizer)
         self.state = ExactState(self.block, self.place)
-        self.engine: ExactEngine | None = None
 
     def check(self, current: Session, options: EngineOptions, mode: Mode | None, whole_norms: bool) -> None:
         """Refuses what has other bits on other ranks; collective."""
@@ -113,8 +112,7 @@ class Blocks:
                     "exact='bitwise' needs shared memory, or UCX between hosts: the sums of torch's collectives have an order "
                     "of their own\n  fix: start all ranks on one host as one user; or install UCX (evenstep doctor)"
                 )
-        self.engine = ExactEngine(parameters, comm, telemetry)
-        return self.engine
+        return ExactEngine(parameters, comm, telemetry)
 
     def shares(
         self, environment: Environment, batch: int, schedule: ShareSchedule | None, policy: Policy | None
@@ -123,9 +121,9 @@ class Blocks:
             policy or environment.policy, environment.world_size, batch, environment.speeds, schedule, self.block
         )
 
-    def use(self, loader: EvenLoader, rank: int) -> None:
+    def use(self, loader: EvenLoader, current: Session) -> None:
         """Its batches come in blocks (evenstep.exact_blocks.in_blocks)."""
-        loader.fetch_as = lambda indices, plan: placed(indices, plan, rank, self.block)
+        loader.fetch_as = lambda indices, plan: placed(indices, plan, current.rank, self.block)
 
 
 def _aligned(batch: Any) -> Any:
@@ -147,14 +145,20 @@ class BlockSteps:
         loss: Loss,
         scale: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
-        assert blocks.engine is not None
-        self._session, self._blocks, self._engine = current, blocks, blocks.engine
+        self._session, self._blocks = current, blocks
         self._model, self._loss, self._scale = model, loss, scale
         self._parameters = current.steps.syncs[0].parameters
         self._norms = [m for m in model.modules() if is_synchronised(m)]
         self._stage = Stage()
         self._losses: list[tuple[int, float]] = []  # of this rank's blocks: samples, loss
         self._seen: set[int] = set()  # parameters that one of them had a gradient for
+
+    @property
+    def _engine(self) -> ExactEngine:
+        """Another one where a rank was lost meanwhile."""
+        engine = self._session.steps.syncs[0].engine
+        assert isinstance(engine, ExactEngine)
+        return engine
 
     def run(self, batch: list[Any], plan: BatchPlan) -> float:
         """The global batch's mean loss."""

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from evenstep.engine import SharedEngine
+from evenstep.batch_norm import is_synchronised
+from evenstep.engine import Engine, SharedEngine
+from evenstep.exact_engine import ExactEngine
 from evenstep.feeds import IndexFeed
 from evenstep.mended_group import MendedGroup
 from evenstep.pass_state import too_large
@@ -17,14 +19,12 @@ if TYPE_CHECKING:
     from evenstep.session import Session
 
 
-def why_not(session: Session, exact: bool = False) -> str:
+def why_not(session: Session) -> str:
     """In a few words; "" where nothing hinders. After es.prepare."""
     if not isinstance(session.group, MendedGroup) or session.group.comm.engine != "shm":
         return "the ranks are not on one host, or share no memory"
     if of_sets:
         return "it trains in process sets"
-    if exact:
-        return "exact='bitwise' keeps whole blocks on each rank"
     if session.plan is not None or session.watch is not None:
         return "it measures for a plan, or is verified"
     return _of_models(session) or _of_loops(session) or _of_groups() or too_large(session.objects)
@@ -34,9 +34,19 @@ def _of_models(session: Session) -> str:
     for sync in session.steps.syncs:
         if sync.local is not None or sync.stale is not None:
             return "sync= lets ranks have parameters, or gradients, of their own"
-        if type(sync.engine) is not SharedEngine or not sync.engine.plain:
+        if not _adds_up_here(sync.engine):
             return "gradients are compressed, on GPUs, or summed in another way than in shared memory"
+        norms = (is_synchronised(part) for model in session.models.values() for part in model.modules())
+        if isinstance(sync.engine, ExactEngine) and any(norms):
+            return "exact='bitwise' has all blocks of a batch meet at each BatchNorm"
     return "" if session.steps.syncs else "no model is prepared"
+
+
+def _adds_up_here(engine: Engine) -> bool:
+    """In shared memory, the gradients as they are."""
+    if isinstance(engine, ExactEngine):
+        return engine.plain
+    return type(engine) is SharedEngine and engine.plain
 
 
 def _of_loops(session: Session) -> str:

@@ -445,9 +445,7 @@ class Recovery:
             given = b""  # they all have it
         engines = []
         for sync in session.steps.syncs:
-            arena = bootstrap.shared(sync.engine.arena_needed, "gradients")  # type: ignore[attr-defined]
-            assert arena is not None
-            engines.append(arena)
+            engines.append(sync.engine.meet_again(bootstrap))  # type: ignore[attr-defined]
         before = self.members
         begun = {one.begun for one in told if one.begun and one.position[0] == committed}
         if len(begun) > 1:

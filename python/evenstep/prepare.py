@@ -201,7 +201,7 @@ def prepare(
 
                 expect_automatic()
             if current.recovery is not None:
-                current.recovery.say(why_not(current, exact is not None))
+                current.recovery.say(why_not(current))
                 _take_place(current)
         if current.environment.resume or current.restarted_set or current.resume is not None:
             _resume(current)
@@ -484,7 +484,7 @@ def _prepare_loader(
             )
         )
         if exact is not None:
-            exact.use(even, current.rank)
+            exact.use(even, current)
         _check_one_adapted(current, adapt)
         if adapt is not None and not current.planning:
             even.adapting = adapt_batches(current, even, adapt)

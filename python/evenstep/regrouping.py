@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from evenstep.engine import SharedEngine
+from evenstep.exact_engine import ExactEngine
 from evenstep.memory import RanksMemory
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def regroup(
     session.devices = [one.device for one in told]
     session.last_step = None
     for sync, arena in zip(session.steps.syncs, arenas):
-        assert isinstance(sync.engine, SharedEngine)
+        assert isinstance(sync.engine, (SharedEngine, ExactEngine))
         sync.go_on(sync.engine.again(arena))
     session.checks.begin_anew()
     session.nonfinite.begin_anew()

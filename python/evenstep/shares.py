@@ -91,7 +91,7 @@ class Shares:
     ) -> Shares:
         """The same among other ranks, with what is known of each (of_each; None: nothing) but for their memory, which shows
         again. Where nothing is known of a rank in a step, it is taken for as fast as the others."""
-        other = Shares(self.policy, len(caps), self.batch, speeds, caps=caps)
+        other = self._among(len(caps), speeds, caps)
         other._caps.in_pieces = self._caps.in_pieces
         rows = []
         for back in range(max((len(one) for one in known if one), default=0), 0, -1):
@@ -101,6 +101,9 @@ class Shares:
             rows.append([usual if pair is None else pair for pair in row])
         other.learn(rows)
         return other
+
+    def _among(self, ranks: int, speeds: Sequence[float] | None, caps: Sequence[int | None]) -> Shares:
+        return Shares(self.policy, ranks, self.batch, speeds, caps=caps)
 
     def of_batch(self, batch: int) -> Shares:
         """The same for another global batch, with what is known of the ranks."""

@@ -189,3 +189,31 @@ def test_the_record_says_who_went_on(
 def test_wrong_options_are_named(run: Run, script: Script, options: tuple[str, ...], words: str) -> None:
     result = run("-n", "2", *options, script("pass"))
     assert result.returncode == 2 and words in result.stderr
+
+
+def bits(text: str, ranks: int) -> str:
+    """Of the parameters and the last loss, the same on all that are left."""
+    found = set(re.findall(r"(?:bits|loss) (\S+)", text))
+    assert text.count("bits ") == ranks and len(found) == 2, text
+    assert len(re.findall(rf"in 18 steps, told \d+ on {ranks}", text)) == ranks, text
+    return " ".join(sorted(found))
+
+
+@pytest.mark.parametrize(
+    ("recovery", "deaths", "waits", "left"),
+    [
+        (("shrink",), "3@forward:2,1@commit:6,0@voted:11", "", 1),
+        pytest.param(("shrink",), "0@commit:4,2@met:4", "", 2, marks=pytest.mark.more),
+        pytest.param(("replace", "--spares", "1"), "1@forward:2,0@vote:7", "2,7", 4, marks=pytest.mark.more),
+    ],
+)
+def test_the_bits_are_those_of_a_run_in_which_nobody_died(
+    run: Run, script: Script, recovery: tuple[str, ...], deaths: str, waits: str, left: int
+) -> None:
+    path = script(cases.BITWISE)
+    alone = run("-n", "1", *SHRINK[:-2], path, "", "")
+    wanted = bits(alone.stdout + alone.stderr, 1)
+    result = run("-n", "4", *SHRINK[:-1], *recovery, path, deaths, waits)
+    text = result.stdout + result.stderr
+    assert result.returncode == 0 and "restart" not in text, text
+    assert bits(text, left) == wanted, text
