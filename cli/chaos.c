@@ -23,8 +23,10 @@ typedef struct chaos {
   int64_t count;
   const char *kinds;
   double tolerance;
+  double hold;         /* --hold, seconds */
   const char *against; /* --against; NULL: an undisturbed run of its own */
-  bool namespaces;     /* --namespaces: two hosts */
+  bool namespaces;     /* --namespaces: several hosts, */
+  int64_t hosts;       /* --hosts: so many */
   bool json;
   /* ---- */
   even_chaos_network network;
@@ -53,19 +55,19 @@ static const even_usage usage = {
     .epilogue =
         "kinds of faults:\n"
         "  kill        a rank is killed (SIGKILL)\n"
-        "  stop        a rank is stopped (SIGSTOP), and let go 5 s later\n"
-        "  slow        a busy neighbour takes most of a rank's core for 5 s\n"
+        "  stop        a rank is stopped (SIGSTOP), and let go 5 s later (--hold)\n"
+        "  slow        a busy neighbour takes most of a rank's core for 5 s (--hold)\n"
         "  agent       the agent is killed, and the job started again with --resume auto\n"
         "  bit-flip    one bit of the newest checkpoint turns, and a rank is killed\n"
         "  torn-write  the newest checkpoint loses half of a file, and a rank is killed\n"
         "  garbage     random bytes come to the ports on which the job listens\n"
-        "  full-disk   the disk of the run is full for 5 s (of one that has up to 1 GB free)\n"
+        "  full-disk   the disk of the run is full for 5 s (--hold; of one that has up to 1 GB free)\n"
         "  clock       the clock of the day of a rank, or of the agent, jumps by up to 48 hours\n"
         "  stolen-port a rank is killed, and the port at which the next attempt is to meet is taken\n"
-        "  out-of-memory  a rank gets no more memory for 5 s (RLIMIT_AS)\n"
+        "  out-of-memory  a rank gets no more memory for 5 s (--hold; RLIMIT_AS)\n"
         "  nan         a gradient of a rank is NaN in one backward; the runs have --on-nonfinite stop\n"
         "  twin        a second process claims to be a rank, and must be refused\n"
-        "  partition   the link between the two hosts of --namespaces is cut for 8 s\n"
+        "  partition   the link of a host of --namespaces is cut for 8 s\n"
         "\n"
         "exit codes:\n"
         "  0 the promise was kept; 11 it was not: other parameters, a failed or hanging run; else as of `evenstep "
@@ -102,7 +104,7 @@ static even_status make_words(chaos *on, size_t count, char **words) {
   add(on, even_text_string(&on->program));
   add(on, "run");
   if (on->namespaces) {
-    add_pair(on, "--hosts", "here,there");
+    add_pair(on, "--hosts", even_text_string(&on->network.names));
     add_pair(on, "--ssh", on->network.shell_path);
   }
   add_pair(on, "--runs-dir", on->job.runs_folder);
@@ -120,7 +122,7 @@ static even_status make_words(chaos *on, size_t count, char **words) {
   add_pair(on, "--log-rank", "none");
   add(on, "--quiet");
   add(on, "--json");
-  if (on->job.no_pin || on->namespaces) { /* both hosts are this machine */
+  if (on->job.no_pin || on->namespaces) { /* all hosts are this machine */
     add(on, "--no-pin");
   }
   on->script = on->word_count;
@@ -139,7 +141,10 @@ static even_status prepare(chaos *on, size_t count, char **words) {
   EVEN_TRY(even_chaos_parse(on->kinds, &on->kinds_set));
   if (!on->namespaces && on->kinds_set == 1u << EVEN_CHAOS_CUT) {
     (void)even_fail(EVEN_ERR_USAGE, "chaos: one host has no link that could be cut");
-    return even_error_fix("--namespaces runs the job on two hosts of this machine (root)");
+    return even_error_fix("--namespaces runs the job on several hosts of this machine (root)");
+  }
+  if (!(on->hold > 0 && on->hold <= 3600)) {
+    return even_fail(EVEN_ERR_USAGE, "chaos: --hold must be more than 0 s, and an hour at most");
   }
   if (!(on->tolerance >= 0)) {
     return even_fail(EVEN_ERR_USAGE, "chaos: --tolerance must not be negative");
@@ -160,7 +165,7 @@ static even_status prepare(chaos *on, size_t count, char **words) {
   }
   (void)snprintf(on->names[1], sizeof on->names[1], "%s-disturbed", name);
   if (on->namespaces) {
-    EVEN_TRY(even_chaos_network_open(&on->network));
+    EVEN_TRY(even_chaos_network_open(&on->network, (int)on->hosts));
   }
   EVEN_TRY(make_words(on, count, words));
   EVEN_TRY(EVEN_NEW_ARRAY(&on->plan, (size_t)on->count));
@@ -181,10 +186,10 @@ static even_chaos_job job_of(const chaos *on, int which) {
 static int own_ranks(const chaos *on, int ranks) {
   char *end = NULL;
   long said = on->job.ranks == NULL ? 0 : strtol(on->job.ranks, &end, 10);
-  if (said < 1 || said > INT_MAX / 2 || *end != '\0') {
+  if (said < 1 || said > INT_MAX / EVEN_CHAOS_HOSTS || *end != '\0') {
     return ranks;
   }
-  return on->namespaces ? 2 * (int)said : (int)said;
+  return on->namespaces ? (int)(on->hosts * said) : (int)said;
 }
 
 /* One of before, which has ended well. */
@@ -254,6 +259,7 @@ static even_status run_disturbed(chaos *on, int ranks, long steps) {
   job.steps = steps;
   job.ranks = ranks;
   job.usual_ns = (uint64_t)(on->seconds[0] * 1e9);
+  job.hold_ns = (uint64_t)(on->hold * 1e9);
   job.patience_ns = (uint64_t)(patience * 1e9);
   uint64_t began = even_clock_ns();
   even_status status = even_chaos_run(&job);
@@ -418,7 +424,10 @@ static size_t declare(chaos *on, even_option *table) {
       {0, "against", EVEN_OPTION_TEXT, &on->against, "RUN",
        "a run of before in the same folder, in place of an undisturbed one of its own", 0, 0},
       {0, "namespaces", EVEN_OPTION_FLAG, &on->namespaces, NULL,
-       "two hosts, made of network namespaces (root), with -n ranks each: for partition", 0, 0},
+       "several hosts, made of network namespaces (root), with -n ranks each: for partition", 0, 0},
+      {0, "hosts", EVEN_OPTION_INTEGER, &on->hosts, "N", "of --namespaces: 2 (default) or 3", 2, EVEN_CHAOS_HOSTS},
+      {0, "hold", EVEN_OPTION_NUMBER, &on->hold, "SECONDS",
+       "how long stops, neighbours and lack of disk or memory last (default 5)", 0, 0},
       {0, "tolerance", EVEN_OPTION_NUMBER, &on->tolerance, "X",
        "relative norm by which a tensor may differ (default 0: the same to the bit, as --policy equal, the default "
        "here, "
@@ -432,10 +441,10 @@ static size_t declare(chaos *on, even_option *table) {
 
 int even_cli_chaos(int argc, char **argv) {
   static chaos on; /* thousands of words */
-  even_option table[EVEN_JOB_OPTION_COUNT + 7];
+  even_option table[EVEN_JOB_OPTION_COUNT + 9];
   int operand = 0;
   int code = 0;
-  on = (chaos){.seed = -1, .count = 3, .kinds = "all"};
+  on = (chaos){.seed = -1, .count = 3, .kinds = "all", .hold = 5, .hosts = 2};
   even_job_options_defaults(&on.job);
   on.job.policy = "equal";
   on.job.checkpoint_every = "10";

@@ -11,6 +11,9 @@
 #include "os/process_stat.h"
 #include "os/shared_memory.h"
 
+/* How long what can be ended lasts, in words: after a number or a name. */
+#define EVEN_CHAOS_HELD "for up to %.3g s"
+
 /* What became of a fault. */
 typedef struct even_chaos_done {
   bool injected;
@@ -67,12 +70,16 @@ typedef struct even_chaos_watch {
   size_t count;
 } even_chaos_watch;
 
-/* Two hosts of network namespaces (chaos_network.c). */
+enum { EVEN_CHAOS_HOSTS = 3 };
+
+/* Two or three hosts of network namespaces (chaos_network.c). */
 typedef struct even_chaos_network {
-  even_dialogue holders[2]; /* a process in each */
-  int held;                 /* how many there are */
-  char paths[2][32];        /* of the namespaces */
-  even_shared_memory shell; /* a script that runs programs on the other host, as ssh does */
+  int hosts;
+  even_text names;                             /* of them: "here,there" */
+  even_dialogue holders[EVEN_CHAOS_HOSTS + 1]; /* a process in each; of three hosts also in the router's */
+  int held;                                    /* how many there are */
+  char paths[EVEN_CHAOS_HOSTS + 1][32];        /* of the namespaces */
+  even_shared_memory shell;                    /* a script that runs programs on the other hosts, as ssh does */
   bool has_shell;
   char shell_path[48];
   char enter[48]; /* for nsenter: this host */
@@ -92,6 +99,7 @@ typedef struct even_chaos_job {
   long steps;                        /* of the whole training; 0: not known, with no faults */
   uint64_t usual_ns;                 /* that it takes undisturbed */
   uint64_t patience_ns;              /* longer than this it hangs */
+  uint64_t hold_ns;                  /* so long what can be ended lasts: stops, neighbours, lack */
   const even_chaos_network *network; /* NULL: one host */
   /* ---- its own ---- */
   even_text folder;
@@ -100,6 +108,7 @@ typedef struct even_chaos_job {
   bool agent_killed;
   even_history *history;
   size_t next;                /* fault */
+  uint64_t ended_ns;          /* when the last fault that ends an attempt came; 0: none yet */
   even_chaos_process stopped; /* a rank, let go later */
   pid_t busy[EVEN_BUSY_MOST];
   size_t busy_count;
@@ -108,7 +117,8 @@ typedef struct even_chaos_job {
   even_chaos_rank rank;
   even_chaos_watch watch;
   uint64_t cut_until_ns; /* 0: the hosts are linked */
-  int starts;            /* of the agent */
+  int cut_host;
+  int starts; /* of the agent */
   int exit_code;
   char complaint[512]; /* the agent's last words */
 } even_chaos_job;
@@ -128,6 +138,10 @@ void even_chaos_relent(even_chaos_job *job, bool all);
 
 /* ---- for the files of the faults ---- */
 
+/* Whether the fault takes the attempt with it, as a rule. */
+bool even_chaos_ends_attempt(even_chaos_kind kind);
+/* Whether the job trains: all ranks live, and have made a step since the last fault of those. */
+bool even_chaos_trains(const even_chaos_job *job);
 /* The fault has happened, in so many words; or it cannot be here, and why. The next one is the next. */
 void even_chaos_tell(even_chaos_job *job, const char *words);
 void even_chaos_tell_not(even_chaos_job *job, const char *why);
@@ -141,7 +155,7 @@ void even_chaos_rob(even_chaos_job *job, const even_process_stat *rank);
 even_status even_chaos_starve(even_chaos_job *job, const even_process_stat *rank) EVEN_MUST_USE;
 void even_chaos_spoil(even_chaos_job *job);
 even_status even_chaos_start_twin(even_chaos_job *job, const even_process_stat *rank) EVEN_MUST_USE;
-/* The link between the hosts. */
+/* A host's link to the others. */
 even_status even_chaos_cut(even_chaos_job *job) EVEN_MUST_USE;
 /* At each look: what goes on, and what is over; `all`: everything is. */
 even_status even_chaos_host_look(even_chaos_job *job) EVEN_MUST_USE;
@@ -156,8 +170,8 @@ even_status even_chaos_rank_open(even_chaos_job *job, int ranks) EVEN_MUST_USE;
 void even_chaos_rank_close(even_chaos_job *job);
 /* Processes that this one starts find the memory behind `fd` at the path in the variable. */
 void even_chaos_tell_children(const char *name, int fd);
-/* Makes two hosts, for all jobs of this process; close also after a failure. EVEN_ERR_PERMISSION: only root may. */
-even_status even_chaos_network_open(even_chaos_network *network) EVEN_MUST_USE;
+/* Makes 2 or 3 hosts, for all jobs of this process; close also after a failure. EVEN_ERR_PERMISSION: only root may. */
+even_status even_chaos_network_open(even_chaos_network *network, int count) EVEN_MUST_USE;
 void even_chaos_network_close(even_chaos_network *network);
 /* Whether disk or memory may lack now: not towards the training's end, whose last checkpoint needs both. Tells so. */
 bool even_chaos_may_lack(even_chaos_job *job);

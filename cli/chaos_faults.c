@@ -14,9 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Longer than a rank may stand still while others wait for it, and than the agent needs to start the job again. */
-#define STOP_NS ((uint64_t)5 * 1000000000u)
-#define SLOW_NS ((uint64_t)5 * 1000000000u)
 enum { LARGEST_FILE = 1 << 30, GARBAGE_BYTES = 4096, LARGEST_FACTS = 1 << 20 };
 /* What a neighbour leaves of a core. */
 static const double left_of_core = 0.3;
@@ -43,6 +40,9 @@ void even_chaos_tell(even_chaos_job *job, const char *words) {
   done->step = even_chaos_last_step(job);
   (void)snprintf(done->words, sizeof done->words, "%s", words);
   even_chaos_watch_begin(job);
+  if (even_chaos_ends_attempt(job->plan[job->next].kind)) {
+    job->ended_ns = done->at_ns;
+  }
   job->next++;
 }
 
@@ -55,23 +55,29 @@ void even_chaos_tell_not(even_chaos_job *job, const char *why) {
 
 static void kill_rank(even_chaos_job *job, const even_process_stat *rank) {
   char words[64];
+  even_chaos_done *done = done_of(job);
+  uint64_t before = even_clock_ns(); /* whoever is slow to go on here must not make others look faster */
   (void)snprintf(words, sizeof words, "rank %d (process %ld)", job->plan[job->next].rank, (long)rank->pid);
   if (send_to(rank, SIGKILL)) {
     even_chaos_tell(job, words);
+    done->at_ns = before;
   }
 }
 
 static void stop_rank(even_chaos_job *job, const even_process_stat *rank) {
   char words[64];
+  even_chaos_done *done = done_of(job);
   if (job->stopped.until_ns != 0) {
     return; /* one at a time */
   }
-  (void)snprintf(words, sizeof words, "rank %d (process %ld), for up to 5 s", job->plan[job->next].rank,
-                 (long)rank->pid);
+  (void)snprintf(words, sizeof words, "rank %d (process %ld), " EVEN_CHAOS_HELD, job->plan[job->next].rank,
+                 (long)rank->pid, (double)job->hold_ns * 1e-9);
+  uint64_t before = even_clock_ns();
   if (send_to(rank, SIGSTOP)) {
     job->stopped =
-        (even_chaos_process){.pid = rank->pid, .start_time = rank->start_time, .until_ns = even_clock_ns() + STOP_NS};
+        (even_chaos_process){.pid = rank->pid, .start_time = rank->start_time, .until_ns = before + job->hold_ns};
     even_chaos_tell(job, words);
+    done->at_ns = before;
   }
 }
 
@@ -81,8 +87,9 @@ static even_status slow_rank(even_chaos_job *job, const even_process_stat *rank)
     return EVEN_OK;
   }
   EVEN_TRY(even_busy_start(rank->cpu, left_of_core, job->busy, &job->busy_count));
-  job->busy_until_ns = even_clock_ns() + SLOW_NS;
-  (void)snprintf(words, sizeof words, "rank %d, on core %d, for 5 s", job->plan[job->next].rank, rank->cpu);
+  job->busy_until_ns = even_clock_ns() + job->hold_ns;
+  (void)snprintf(words, sizeof words, "rank %d, on core %d, " EVEN_CHAOS_HELD, job->plan[job->next].rank, rank->cpu,
+                 (double)job->hold_ns * 1e-9);
   even_chaos_tell(job, words);
   return EVEN_OK;
 }
@@ -259,10 +266,65 @@ static bool is_elsewhere(even_chaos_job *job) {
 
 /* ---- one fault ---- */
 
+bool even_chaos_ends_attempt(even_chaos_kind kind) {
+  switch (kind) {
+    case EVEN_CHAOS_SLOW:
+    case EVEN_CHAOS_GARBAGE:
+    case EVEN_CHAOS_DISK:
+    case EVEN_CHAOS_CLOCK:
+    case EVEN_CHAOS_TWIN:
+      return false;
+    default:
+      return true;
+  }
+}
+
+bool even_chaos_trains(const even_chaos_job *job) {
+  const even_state *state = even_history_state(job->history);
+  for (int i = 0; i < job->ranks; i++) {
+    even_process_stat facts;
+    if (!find_rank(job, i, &facts)) {
+      return false;
+    }
+    const even_state_rank *rank = &state->rank[i];
+    if (rank->last_attempt == 0 ||
+        rank->window[rank->last_step % EVEN_STATE_WINDOW].end_ns <= job->ended_ns) { /* its own last one */
+      return false;
+    }
+  }
+  return true;
+}
+
+/* Whether it is the time for it. Most faults come while the job trains; of those that end attempts one in eight as soon
+ * as all ranks have been started again. */
+static bool is_time(even_chaos_job *job) {
+  enum { ONE_IN = 8 };
+  const even_chaos_fault *fault = &job->plan[job->next];
+  bool ends = even_chaos_ends_attempt(fault->kind);
+  if (ends && job->rank.twin.pid != 0) {
+    return false; /* what ends it must be known */
+  }
+  if (fault->kind == EVEN_CHAOS_AGENT && job->host.full_until_ns != 0) {
+    return false; /* a job that starts on a full disk has no history to see it by */
+  }
+  if (!ends && fault->kind != EVEN_CHAOS_TWIN) {
+    return true;
+  }
+  if (ends && (fault->dice >> 16) % ONE_IN == 0) {
+    even_process_stat facts;
+    for (int i = 0; i < job->ranks; i++) {
+      if (!find_rank(job, i, &facts)) {
+        return false;
+      }
+    }
+    return true;
+  }
+  return even_chaos_trains(job);
+}
+
 even_status even_chaos_inject(even_chaos_job *job) {
   even_process_stat rank;
-  if (job->rank.twin.pid != 0 || /* what ends it must be known */
-      !find_rank(job, job->plan[job->next].rank, &rank)) {
+  if (!is_time(job) || !find_rank(job, job->plan[job->next].rank, &rank)) {
     return EVEN_OK;
   }
   switch (job->plan[job->next].kind) {

@@ -14,7 +14,6 @@
 
 /* A larger disk is somebody else's, too. */
 #define MOST_FREE_BYTES ((uint64_t)1 << 30)
-#define FULL_NS ((uint64_t)5 * 1000000000u)
 /* So long the next attempt may take to begin, and its rank 0 to find that its port is taken. */
 #define PORT_NS ((uint64_t)180 * 1000000000u)
 /* Of the training: nothing lacks from the first on, nor longer than to the other. */
@@ -64,9 +63,10 @@ even_status even_chaos_fill_disk(even_chaos_job *job) {
   even_text_format(&host->filler, "%s/chaos-filler", even_text_string(&job->folder));
   EVEN_TRY(even_text_status(&host->filler));
   EVEN_TRY(even_filler_open(even_text_string(&host->filler), &host->filler_fd));
-  host->full_until_ns = even_clock_ns() + FULL_NS;
+  host->full_until_ns = even_clock_ns() + job->hold_ns;
   EVEN_TRY(even_filler_fill(host->filler_fd, &bytes));
-  (void)snprintf(words, sizeof words, "the last %.1f MB of %.80s, for 5 s", (double)bytes * 1e-6, disk.mount);
+  (void)snprintf(words, sizeof words, "the last %.1f MB of %.80s, " EVEN_CHAOS_HELD, (double)bytes * 1e-6, disk.mount,
+                 (double)job->hold_ns * 1e-9);
   even_chaos_tell(job, words);
   return EVEN_OK;
 }

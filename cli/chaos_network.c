@@ -1,5 +1,6 @@
-/* Two hosts for a job that `evenstep chaos` disturbs, made of network namespaces, and the link between them, which is
- * cut. Each namespace lives as long as a process that holds it, which ends with this one: nothing can be left behind.
+/* Hosts for a job that `evenstep chaos` disturbs, made of network namespaces, and the links between them, one of which
+ * is cut. Each namespace lives as long as a process that holds it, which ends with this one: nothing can be left
+ * behind.
  */
 #include "base/fail.h"
 #include "cli/chaos.h"
@@ -14,12 +15,16 @@
 enum { READY_MS = 60000 };
 static const char holds[] = "ip link set lo up && echo ready && exec sleep infinity";
 
+static const char *const hosts[EVEN_CHAOS_HOSTS] = {"here", "there", "yonder"};
+
 /* As ssh: a host's name, a program and its words. What it starts outlives it, as it does on another machine. */
 static const char shell[] =
     "#!/bin/sh\n"
+    "name=$1\n"
     "shift\n"
     "exec 3<&0\n"
-    "EVENSTEP_HOST_ID=chaos-there nsenter --net=%s \"$@\" <&3 3<&- &\n"
+    "case $name in there) net=%s ;; *) net=%s ;; esac\n"
+    "EVENSTEP_HOST_ID=chaos-$name nsenter --net=$net \"$@\" <&3 3<&- &\n"
     "wait $!\n";
 
 static even_status lacks_tools(void) {
@@ -62,7 +67,8 @@ static even_status run_there(const even_chaos_network *network, int host, const 
   return status == EVEN_OK && complaint[0] != '\0' ? even_fail(EVEN_ERR_SYSTEM, "%s", complaint) : status;
 }
 
-static even_status make_link(const even_chaos_network *network) {
+/* Two hosts are on one wire. Three have a router between them, in the namespace after theirs. */
+static even_status make_wire(const even_chaos_network *network) {
   char words[256];
   (void)snprintf(words, sizeof words,
                  "ip link add eth0 type veth peer name eth0 netns %ld && ip addr add 10.79.0.1/24 dev eth0 && "
@@ -72,9 +78,36 @@ static even_status make_link(const even_chaos_network *network) {
   return run_there(network, 1, "ip addr add 10.79.0.2/24 dev eth0 && ip link set eth0 up");
 }
 
+static even_status link_up(const even_chaos_network *network, int host) {
+  char words[192];
+  if (network->hosts == 2) {
+    return run_there(network, host, "ip link set eth0 up");
+  }
+  (void)snprintf(words, sizeof words, "ip link set eth0 up && ip route replace 10.79.0.0/16 via 10.79.%d.1",
+                 host); /* a link that was down has none */
+  return run_there(network, host, words);
+}
+
+static even_status make_routes(const even_chaos_network *network) {
+  const int router = network->hosts;
+  char words[256];
+  EVEN_TRY(run_there(network, router, "echo 1 > /proc/sys/net/ipv4/ip_forward"));
+  for (int host = 0; host < network->hosts; host++) {
+    (void)snprintf(words, sizeof words,
+                   "ip link add port%d type veth peer name eth0 netns %ld && ip addr add 10.79.%d.1/24 dev port%d && "
+                   "ip link set port%d up",
+                   host, (long)network->holders[host].process.pid, host, host, host);
+    EVEN_TRY(run_there(network, router, words));
+    (void)snprintf(words, sizeof words, "ip addr add 10.79.%d.2/24 dev eth0", host);
+    EVEN_TRY(run_there(network, host, words));
+    EVEN_TRY(link_up(network, host));
+  }
+  return EVEN_OK;
+}
+
 static even_status make_shell(even_chaos_network *network) {
   even_text text = EVEN_TEXT_EMPTY;
-  even_text_format(&text, shell, network->paths[1]);
+  even_text_format(&text, shell, network->paths[1], network->paths[network->hosts - 1]);
   even_status status = even_text_status(&text);
   if (status == EVEN_OK) {
     status = even_shared_memory_begin("evenstep-chaos-shell", &network->shell);
@@ -94,17 +127,21 @@ static even_status make_shell(even_chaos_network *network) {
   return status;
 }
 
-even_status even_chaos_network_open(even_chaos_network *network) {
+even_status even_chaos_network_open(even_chaos_network *network, int count) {
+  network->hosts = count < 2 ? 2 : count > EVEN_CHAOS_HOSTS ? EVEN_CHAOS_HOSTS : count;
   if (geteuid() != 0) {
     (void)even_fail(EVEN_ERR_PERMISSION, "chaos --namespaces: only root may make network namespaces");
     return even_error_fix("run it as root, or leave --namespaces and the kind partition out");
   }
-  for (int host = 0; host < 2; host++) {
-    if (hold(network, host) != EVEN_OK) {
+  for (int i = 0; i < (network->hosts == 2 ? 2 : network->hosts + 1); i++) {
+    if (hold(network, i) != EVEN_OK) {
       return lacks_tools();
     }
   }
-  return make_link(network) != EVEN_OK ? lacks_tools() : make_shell(network);
+  even_text_add(&network->names, network->hosts == 2 ? "here,there" : "here,there,yonder");
+  EVEN_TRY(even_text_status(&network->names));
+  even_status status = network->hosts == 2 ? make_wire(network) : make_routes(network);
+  return status != EVEN_OK ? lacks_tools() : make_shell(network);
 }
 
 void even_chaos_network_close(even_chaos_network *network) {
@@ -115,25 +152,30 @@ void even_chaos_network_close(even_chaos_network *network) {
     even_shared_memory_close(&network->shell);
     network->has_shell = false;
   }
+  even_text_free(&network->names);
 }
 
 even_status even_chaos_cut(even_chaos_job *job) {
   if (job->network == NULL) {
-    even_chaos_tell_not(job, "one host has no link to cut: --namespaces makes two");
+    even_chaos_tell_not(job, "one host has no link to cut: --namespaces makes several");
     return EVEN_OK;
   }
   if (job->cut_until_ns != 0) {
     return EVEN_OK; /* it is */
   }
-  EVEN_TRY(run_there(job->network, 1, "ip link set eth0 down"));
+  char words[96];
+  int host = 1 + (int)(job->plan[job->next].dice % (uint64_t)(job->network->hosts - 1));
+  EVEN_TRY(run_there(job->network, host, "ip link set eth0 down"));
+  job->cut_host = host;
   job->cut_until_ns = even_clock_ns() + CUT_NS;
-  even_chaos_tell(job, "the link between the hosts, for 8 s");
+  (void)snprintf(words, sizeof words, "the link of host %s, for 8 s", hosts[host]);
+  even_chaos_tell(job, words);
   return EVEN_OK;
 }
 
 void even_chaos_network_relent(even_chaos_job *job, bool all) {
   if (job->cut_until_ns != 0 && (all || even_clock_ns() >= job->cut_until_ns)) {
-    if (run_there(job->network, 1, "ip link set eth0 up") != EVEN_OK) {
+    if (link_up(job->network, job->cut_host) != EVEN_OK) {
       even_error_clear(); /* the job cannot go on then, and says so */
     }
     job->cut_until_ns = 0;

@@ -12,7 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define STARVE_NS ((uint64_t)5 * 1000000000u)
 /* So long a second process of the script may take to come to es.prepare, beside the whole undisturbed run's time. */
 #define TWIN_NS ((uint64_t)120 * 1000000000u)
 enum { LARGEST_ENVIRONMENT = 1 << 22, MOST_STRINGS = 8192, MOST_SAID = 1 << 16 };
@@ -31,10 +30,10 @@ even_status even_chaos_starve(even_chaos_job *job, const even_process_stat *rank
     return EVEN_OK;
   }
   EVEN_TRY(status);
-  faults->starved =
-      (even_chaos_process){.pid = rank->pid, .start_time = rank->start_time, .until_ns = even_clock_ns() + STARVE_NS};
-  (void)snprintf(words, sizeof words, "rank %d (process %ld) gets no more memory, for 5 s", job->plan[job->next].rank,
-                 (long)rank->pid);
+  faults->starved = (even_chaos_process){
+      .pid = rank->pid, .start_time = rank->start_time, .until_ns = even_clock_ns() + job->hold_ns};
+  (void)snprintf(words, sizeof words, "rank %d (process %ld) gets no more memory, " EVEN_CHAOS_HELD,
+                 job->plan[job->next].rank, (long)rank->pid, (double)job->hold_ns * 1e-9);
   even_chaos_tell(job, words);
   return EVEN_OK;
 }
@@ -217,6 +216,11 @@ static void look_after_twin(even_chaos_rank *faults, bool all) {
   listen(faults);
   if (ended || late) {
     tell_end(faults, ended);
+  } else {
+    char *words = faults->twin_fault->words;
+    size_t length = strlen(words);
+    (void)snprintf(words + length, sizeof faults->twin_fault->words - length,
+                   ", and had not started when the job ended");
   }
   (void)even_process_signal_group(faults->twin.pid, SIGKILL);
   even_process_wait(faults->twin.pid);

@@ -79,6 +79,20 @@ static const double EARLIEST = 0.1;
 static const double LATEST = 0.9;
 /* What lacks then is there again when the last checkpoint is written. */
 static const double LATEST_LACK = 0.7;
+/* A second process has time to start, and to be refused. */
+static const double LATEST_TWIN = 0.5;
+
+static double latest_of(even_chaos_kind kind) {
+  switch (kind) {
+    case EVEN_CHAOS_DISK:
+    case EVEN_CHAOS_MEMORY:
+      return LATEST_LACK;
+    case EVEN_CHAOS_TWIN:
+      return LATEST_TWIN;
+    default:
+      return LATEST;
+  }
+}
 
 /* SplitMix64 (Steele, Lea, Flood, OOPSLA 2014). */
 static uint64_t next(uint64_t *state) {
@@ -108,7 +122,7 @@ void even_chaos_plan(uint64_t seed, uint32_t kinds, int ranks, size_t count, eve
   for (size_t i = 0; i < count; i++) {
     even_chaos_fault fault = {.kind = draw(&state, kinds, &left)};
     fault.rank = (int)(next(&state) % (uint64_t)ranks);
-    double latest = fault.kind == EVEN_CHAOS_DISK || fault.kind == EVEN_CHAOS_MEMORY ? LATEST_LACK : LATEST;
+    double latest = latest_of(fault.kind);
     fault.when = EARLIEST + (latest - EARLIEST) * (double)(next(&state) >> 11) / (double)((uint64_t)1 << 53);
     fault.dice = next(&state);
     size_t at = i;

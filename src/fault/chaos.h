@@ -28,7 +28,8 @@ typedef enum even_chaos_kind {
 typedef struct even_chaos_fault {
   even_chaos_kind kind;
   int rank;
-  double when;   /* the part of the training's steps that is made by then, 0.1 to 0.9; 0.7 where something lacks */
+  double when; /* the part of the training's steps that is made by then, 0.1 to 0.9; 0.7 where something lacks, 0.5 of a
+                  twin */
   uint64_t dice; /* for what else is chosen at random: a bit, a file */
 } even_chaos_fault;
 
