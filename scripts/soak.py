@@ -2,7 +2,10 @@
 were injected or the time is up. Each must end, with the bits of a run that nothing disturbed, and leave nothing behind. Then the
 opposite: ranks that share far too few cores, of which none may be told as dead, stopped or hanging.
 
-python scripts/soak.py [--minutes 60] [--faults 1000] [--calm-minutes 60] [--seed 0] [--part faults|calm]
+python scripts/soak.py [--minutes 60] [--faults 1000] [--calm-minutes 60] [--seed 0] [--continue FILE] [--part faults|calm]
+
+With --continue the runs are kept in FILE, a line of JSON each, and a later call goes on where it ends: several sittings make
+one result.
 """
 
 from __future__ import annotations
@@ -30,6 +33,10 @@ from heading import print_heading  # noqa: E402
 
 MARK = "EVENSTEP_SOAK_MARK"
 TRAINING = ROOT / "scripts" / "soak_training.py"
+QUICK_START = ROOT / "tests" / "python" / "quick_start"
+PATIENT_SECONDS = (
+    "10"  # so long ranks of every other run wait for one that stands still; of the others, as long as by default
+)
 ONE_HOST = [
     "kill",
     "stop",
@@ -45,7 +52,7 @@ ONE_HOST = [
     "nan",
     "twin",
 ]
-TWO_HOSTS = ["partition", "kill", "stop"]  # of these runs of two hosts have faults
+SEVERAL_HOSTS = ["partition", "kill", "stop"]  # of these runs of several hosts have faults
 LIMITS = {"kill": 0.2, "stop": 0.3, "partition": 5.0}
 ALARMS = ("hang", "stall", "rank_ended", "nonfinite", "parameters")  # events that no calm run has
 
@@ -78,7 +85,10 @@ def left_behind(mark: str) -> str:
 
 
 def environment(mark: str) -> dict[str, str]:
-    return os.environ | {MARK: mark, "EVENSTEP_PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+    """Ranks start without torch's compiler, as in tests: what is proven are their ends."""
+    path = os.pathsep.join(filter(None, [str(QUICK_START), os.environ.get("PYTHONPATH")]))
+    own = {MARK: mark, "EVENSTEP_PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    return os.environ | own | {"EVENSTEP_COMM_COSTS": "off"}
 
 
 def quantile(values: list[float], part: float) -> float:
@@ -108,6 +118,8 @@ class Soak:
         self.base, self.args = base, args
         self.against = ""
         self.runs: list[Run] = []
+        self.earlier = 0  # of them, of sittings before
+        self.seconds = 0.0  # of this one's, in which faults came
 
     def choose_length(self) -> None:
         """So many epochs as take the time that was asked for, on this machine as busy as it is."""
@@ -142,22 +154,30 @@ class Soak:
         )
 
     def _command(self, seed: int, name: str) -> tuple[list[str], int, int]:
-        hosts = 2 if self.args.two_hosts and seed % self.args.two_hosts == self.args.two_hosts - 1 else 1
-        ranks = 2 + seed % 3 if hosts == 1 else 2
-        kinds = ",".join(TWO_HOSTS) if hosts == 2 else self.args.kinds or ",".join(ONE_HOST)
-        count = 3 if hosts == 2 else self.args.together
+        every = self.args.several_hosts
+        several = every and seed % every == every - 1
+        hosts = 2 + seed // every % 2 if several else 1
+        ranks = 2 + seed % 3 if hosts == 1 else hosts
+        kinds = ",".join(SEVERAL_HOSTS) if several else self.args.kinds or ",".join(ONE_HOST)
+        count = self.args.together if hosts == 1 else self.args.together_hosts
         command = [program(), "chaos", "-n", str(ranks // hosts), "--seed", str(seed), "--faults", str(count)]
         command += ["--kinds", kinds, "--runs-dir", str(self.base), "--name", name, "--policy", "auto", "--json"]
-        command += ["--checkpoint-every", "5", "--python", sys.executable]
-        command += ["--namespaces"] if hosts == 2 else []
+        command += ["--checkpoint-every", "20", "--hold", str(self.args.hold), "--python", sys.executable]
+        command += ["--namespaces", "--hosts", str(hosts)] if several else []
         command += ["--against", self.against] if self.against else []
         return [*command, str(TRAINING), str(self.args.epochs)], ranks, hosts
 
     def one(self, seed: int) -> Run:
         name, mark = f"run-{seed}", secrets.token_hex(8)
         command, ranks, hosts = self._command(seed, name)
+        patient = {"EVENSTEP_STOP_GRACE": PATIENT_SECONDS} if seed // 2 % 2 else {}
         done = subprocess.run(
-            command, env=environment(mark), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+            command,
+            env=environment(mark) | patient,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         wrong = left_behind(mark)
         outcome: dict[str, Any] = json.loads(done.stdout) if done.stdout.startswith("{") else {}
@@ -176,21 +196,43 @@ class Soak:
         shutil.rmtree(self.base / f"{name}-disturbed", ignore_errors=True)
         return Run(seed, ranks, hosts, outcome, wrong)
 
+    def _take_up(self) -> None:
+        """The runs of earlier sittings."""
+        path = pathlib.Path(self.args.go_on) if self.args.go_on else None
+        if path is not None and path.exists():
+            self.runs = [Run(**json.loads(line)) for line in path.read_text().splitlines()]
+            self.earlier = len(self.runs)
+
+    def _keep(self, run: Run) -> None:
+        if self.args.go_on:
+            with open(self.args.go_on, "a") as file:
+                file.write(json.dumps(dataclasses.asdict(run)) + "\n")
+
+    @property
+    def injected(self) -> int:
+        return sum(len(run.injected) for run in self.runs)
+
     def run(self) -> None:
         deadline = time.monotonic() + 60 * self.args.minutes
-        if self.args.epochs == 0:
+        self._take_up()
+        if self.earlier:
+            print(f"{self.injected} faults in {self.earlier} runs of before ({self.args.go_on})", flush=True)
+        if self.args.epochs == 0 and self.injected < self.args.faults:
             self.choose_length()
-        seed = self.args.seed
-        while sum(len(run.injected) for run in self.runs) < self.args.faults:
-            if self.runs and time.monotonic() >= deadline:
+        seed = max([self.args.seed, *(run.seed + 1 for run in self.runs)])
+        while self.injected < self.args.faults:
+            if len(self.runs) > self.earlier and time.monotonic() >= deadline:
                 break
             run = self.one(seed)
             self.runs.append(run)
+            self._keep(run)
+            self.seconds += run.outcome.get("disturbed_seconds", 0.0)
             kinds = ", ".join(fault["kind"] for fault in run.injected)
             differ = run.outcome.get("numbers_that_differ", "?")
             print(
-                f"seed {seed:5}: {run.ranks} ranks{' on 2 hosts' if run.hosts == 2 else ''}, {len(run.injected):2} faults in "
-                f"{run.outcome.get('disturbed_seconds', 0):6.1f} s, {differ} numbers differ ({kinds})",
+                f"seed {seed:5}: {run.ranks} ranks{f' on {run.hosts} hosts' if run.hosts > 1 else ''}, "
+                f"{len(run.injected):2} faults in {run.outcome.get('disturbed_seconds', 0):6.1f} s, {differ} numbers differ "
+                f"({kinds})",
                 *([f"\n  WRONG: {run.wrong}"] if run.wrong else []),
                 flush=True,
             )
@@ -199,30 +241,53 @@ class Soak:
     def report(self) -> None:
         faults = [fault for run in self.runs for fault in run.injected]
         wrong = [run for run in self.runs if run.wrong]
-        print(f"\n{len(faults)} faults in {len(self.runs)} runs, seeds {self.runs[0].seed} to {self.runs[-1].seed}")
-        counts = collections.Counter(fault["kind"] for fault in faults)
-        print(", ".join(f"{kind} {count}" for kind, count in sorted(counts.items())))
-        missing = [kind for kind in (*ONE_HOST, "partition") if kind not in counts]
+        compared = [run for run in self.runs if run.outcome.get("numbers_that_differ") == 0 and not run.wrong]
+        hosts = collections.Counter(run.hosts for run in self.runs)
+        several = sum(len(run.injected) for run in self.runs if run.hosts > 1)
+        where = ", ".join(
+            f"{count} on {number} host{'s' if number > 1 else ''}" for number, count in sorted(hosts.items())
+        )
+        print(f"\n{len(faults)} faults in {len(self.runs)} runs ({where}; {several} faults on several hosts)")
+        print(f"seeds {', '.join(spans([run.seed for run in self.runs]))}")
+        if self.seconds > 0:
+            now = sum(len(run.injected) for run in self.runs[self.earlier :])
+            print(f"{now / self.seconds * 60:.1f} faults a minute of this sitting's disturbed runs")
+        missing = [kind for kind in (*ONE_HOST, "partition") if all(fault["kind"] != kind for fault in faults)]
         print(f"kinds that did not come: {', '.join(missing) or 'none'}")
-        refused = [fault["what"].endswith("was refused") for fault in faults if fault["kind"] == "twin"]
-        print(f"second processes of a rank: {len(refused)}, refused {sum(refused)}")
-        for fault in faults:
-            if fault["kind"] == "twin" and not fault["what"].endswith("was refused"):
-                print(f"  {fault['what']}")
-        print(f"runs that ended otherwise than undisturbed, hung or left something behind: {len(wrong)}")
+        twins = [fault["what"] for fault in faults if fault["kind"] == "twin"]
+        refused = [what for what in twins if what.endswith("was refused")]
+        print(f"second processes of a rank: {len(twins)}, refused {len(refused)}")
+        for what in twins:
+            if what not in refused:
+                print(f"  {what}")
+        print(
+            f"runs that ended with the bits of the undisturbed one, at its last step: {len(compared)} of {len(self.runs)}"
+        )
+        print(f"runs that ended otherwise, hung or left something behind: {len(wrong)}")
         for run in wrong:
             print(f"  seed {run.seed}: {run.wrong}")
         print("\nseconds until it was noticed (the agent said so, or another rank had ended)")
-        print(f"{'kind':12}{'n':>5}{'median':>9}{'p99':>9}{'most':>9}{'aim, p99':>10}")
-        for kind, limit in LIMITS.items():
+        print(f"{'kind':14}{'faults':>7}{'noticed':>9}{'median':>9}{'p99':>9}{'most':>9}{'aim, p99':>10}")
+        for kind in sorted({fault["kind"] for fault in faults}):
             seen = [fault for fault in faults if fault["kind"] == kind]
             took = [(fault["noticed_ns"] - fault["at_ns"]) * 1e-9 for fault in seen if fault["noticed_ns"]]
-            if took:
-                print(
-                    f"{kind:12}{len(took):5}{quantile(took, 0.5):9.3f}{quantile(took, 0.99):9.3f}{max(took):9.3f}{limit:10.1f}"
-                )
-            if len(took) < len(seen):
-                print(f"{kind:12}{len(seen) - len(took):5} not seen to be noticed")
+            line = f"{kind:14}{len(seen):7}"
+            if kind in LIMITS:
+                line += f"{len(took):9}"
+                line += f"{quantile(took, 0.5):9.3f}{quantile(took, 0.99):9.3f}{max(took):9.3f}" if took else " " * 27
+                line += f"{LIMITS[kind]:10.1f}"
+            print(line)
+
+
+def spans(numbers: list[int]) -> list[str]:
+    """ "0 to 4", "7"."""
+    found: list[list[int]] = []
+    for number in sorted(numbers):
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return [str(first) if first == last else f"{first} to {last}" for first, last in found]
 
 
 def calm(base: pathlib.Path, args: argparse.Namespace) -> str:
@@ -269,19 +334,27 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60, help="of the part with faults, at most")
     parser.add_argument("--faults", type=int, default=1000)
     parser.add_argument("--calm-minutes", type=float, default=60)
-    parser.add_argument("--together", type=int, default=13, help="faults of one run of one host")
+    parser.add_argument("--together", type=int, default=26, help="faults of one run of one host")
+    parser.add_argument("--together-hosts", type=int, default=9, help="faults of one run of several hosts")
+    parser.add_argument("--hold", type=float, default=1, help="seconds that stops, neighbours and lack last")
     parser.add_argument(
-        "--two-hosts", type=int, default=4, help="every how many-th run is on two hosts (root); 0: none"
+        "--several-hosts", type=int, default=5, help="every how many-th run is on two or three hosts (root); 0: none"
     )
-    parser.add_argument("--seconds", type=float, default=40, help="that an undisturbed run of two ranks takes to train")
+    parser.add_argument("--seconds", type=float, default=12, help="that an undisturbed run of two ranks takes to train")
     parser.add_argument("--epochs", type=int, default=0, help="of 16 steps, of each run, in place of seconds")
-    parser.add_argument("--seed", type=int, default=0, help="of the first run; the others' follow")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="of the first run; the others' follow (with --continue: those of before, at the least)",
+    )
     parser.add_argument("--kinds", help="of runs of one host (default: all)")
+    parser.add_argument("--continue", dest="go_on", metavar="FILE", help="that keeps the runs of several sittings")
     parser.add_argument("--part", choices=["faults", "calm"], help="only this one")
     parser.add_argument("--runs-dir", help="a file system of its own, where full-disk is to be among the faults")
     args = parser.parse_args()
     if os.geteuid() != 0:
-        args.two_hosts = 0
+        args.several_hosts = 0
     print_heading("make soak")
     wrong = ""
     with tempfile.TemporaryDirectory(prefix="evenstep-soak-", dir=args.runs_dir) as text:

@@ -21,7 +21,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     def step(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
-        bytearray(1 << 26)  # not touched: it costs two system calls
+        bytes(1 << 26)  # not touched (a bytearray is): it costs two system calls
         return nn.functional.mse_loss(model(batch[0]), batch[1])
 
     config = es.Config(exact="bitwise", block=4, threads=1, clip_norm=1.0)

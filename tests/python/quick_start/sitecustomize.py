@@ -1,7 +1,7 @@
 """Ranks of tests that start as programs are there in 0.8 s of a core, not in 2.8: torch with less of what tests do not use.
 
 Every `optimizer.step()` of torch imports its compiler, `torch._dynamo`, to tell it where a graph would break, which is
-nothing outside `torch.compile`: here it does not. And the garbage collector does not go over torch's modules while they are
+nothing outside `torch.compile`: here it does not, nor where deterministic kernels are asked for. And the garbage collector does not go over torch's modules while they are
 loaded, nor at the end. `tests/python/conftest.py` puts this folder on PYTHONPATH; EVENSTEP_TEST_FRESH=1 leaves it out. All
 else of torch is as it is, torch.compile too; ranks forked by rank_server.py have the compiler, and are tested with it.
 """
@@ -41,6 +41,20 @@ class _Torch(importlib.machinery.SourceFileLoader):
             gc.freeze()
         finally:
             gc.enable()
+        vars(module)["use_deterministic_algorithms"] = _deterministic(vars(module)["use_deterministic_algorithms"])
+
+
+def _deterministic(whole: Callable[..., None]) -> Callable[..., None]:
+    """torch's own, once the compiler is there, which it tells."""
+    import torch
+
+    def use(mode: bool, *, warn_only: bool = False) -> None:
+        if "torch._inductor" in sys.modules:
+            whole(mode, warn_only=warn_only)
+        else:
+            torch._C._set_deterministic_algorithms(mode, warn_only=warn_only)
+
+    return use
 
 
 class _Optimizers(importlib.machinery.SourceFileLoader):
