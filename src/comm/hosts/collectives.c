@@ -12,9 +12,8 @@ static even_reduce_op inner_op(even_reduce_op op) {
   return op == EVEN_AVG ? EVEN_SUM : op;
 }
 
-/* The host's ranks' sum of `input` in `output` of its leader; the others' output is not touched. */
-static even_status reduce_inside(even_hosts_group *group, const void *input, void *output, size_t count,
-                                 even_dtype dtype, even_reduce_op op) {
+even_status even_hosts_reduce_inside(even_hosts_group *group, const void *input, void *output, size_t count,
+                                     even_dtype dtype, even_reduce_op op) {
   group->counts[0] = count;
   for (int local = 1; local < group->locals; local++) {
     group->counts[local] = 0;
@@ -26,7 +25,7 @@ static even_status reduce_inside(even_hosts_group *group, const void *input, voi
 
 /* One after the other: inside, between, inside. */
 static even_status reduce_in_turns(even_hosts_group *group, const even_comm_reduction *job) {
-  EVEN_TRY(reduce_inside(group, job->data, job->data, job->count, job->dtype, job->op));
+  EVEN_TRY(even_hosts_reduce_inside(group, job->data, job->data, job->count, job->dtype, job->op));
   even_status status = EVEN_OK;
   if (even_hosts_leads(group)) {
     status = even_comm_engine_of(group->between)->all_reduce(group->between, job);
@@ -187,7 +186,7 @@ static even_status scatter_in_turns(even_hosts_group *group, const even_comm_sca
   unsigned char *block = NULL;
   EVEN_TRY(leads ? even_hosts_scratch(group, 2 * job->bytes + 1) : EVEN_OK);
   unsigned char *sums = leads ? group->scratch : job->output;
-  EVEN_TRY(reduce_inside(group, job->input, sums, job->total, job->dtype, job->op));
+  EVEN_TRY(even_hosts_reduce_inside(group, job->input, sums, job->total, job->dtype, job->op));
   even_status status = leads ? scatter_between(group, job, sums, sums + job->bytes, &block) : EVEN_OK;
   EVEN_TRY(even_hosts_agree(group, status));
   return move_parts(group, block, job->output, job->counts, job->element, false);

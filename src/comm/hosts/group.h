@@ -68,6 +68,8 @@ typedef struct even_hosts_group {
 static inline even_hosts_group *even_hosts_of(even_comm *comm) {
   return (even_hosts_group *)(void *)comm;
 }
+/* NULL: a group of another engine. */
+const even_hosts_group *even_hosts_within(const even_comm *comm);
 static inline bool even_hosts_leads(const even_hosts_group *group) {
   return group->between != NULL;
 }
@@ -143,6 +145,10 @@ even_status even_hosts_failure(even_hosts_group *group) EVEN_MUST_USE;
 even_status even_hosts_ended(const even_hosts_group *group) EVEN_MUST_USE;
 
 /* ---- collectives.c ---- */
+
+/* The host's ranks' sum of `input` in `output` of its leader; the others' output is not touched. */
+even_status even_hosts_reduce_inside(even_hosts_group *group, const void *input, void *output, size_t count,
+                                     even_dtype dtype, even_reduce_op op) EVEN_MUST_USE;
 
 even_status even_hosts_all_reduce(even_comm *comm, const even_comm_reduction *job) EVEN_MUST_USE;
 even_status even_hosts_reduce_scatter(even_comm *comm, const even_comm_scattering *job) EVEN_MUST_USE;
