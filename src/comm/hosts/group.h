@@ -104,7 +104,8 @@ void even_hosts_start_ways(even_hosts_group *group);
 void even_hosts_end_ways(even_hosts_group *group);
 /* Returns when all ranks have come. */
 even_status even_hosts_meet(even_hosts_group *group) EVEN_MUST_USE;
-/* Makes a call over so many lanes; 0: in turns, one thing after the other. */
+/* Makes a call over so many lanes; 0: in turns, one thing after the other; EVEN_HOSTS_DIRECT: between all ranks. */
+#define EVEN_HOSTS_DIRECT (-1)
 typedef even_status even_hosts_run(even_hosts_group *group, void *job, int lanes);
 /* Between the beginning and the end of a call: the way that costs least, where it is large enough to have a choice. */
 even_status even_hosts_by_cost(even_hosts_group *group, even_hosts_call call, size_t bytes, even_hosts_run *run,
