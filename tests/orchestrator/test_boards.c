@@ -395,8 +395,8 @@ static void where_nobody_is_left_nobody_takes_a_place(void **state) {
   assert_int_equal(even_job_replace_free(&leader.job), 0);
   const char *told = strstr(leader.said.data, "rank 3: no process takes its place: nobody is left on host there");
   assert_non_null(told);
-  assert_null(strstr(told + strlen("rank 3: n"), "no process takes"));   /* once */
-  even_job_host_ended(&leader.job, HERE, 2, "its cable is cut"); /* it was no member: nobody misses it */
+  assert_null(strstr(told + strlen("rank 3: n"), "no process takes")); /* once */
+  even_job_host_ended(&leader.job, HERE, 2, "its cable is cut");       /* it was no member: nobody misses it */
   assert_int_equal(even_generation_number(leader.ranks_view), 2);
   assert_int_equal(leader.job.stage, EVEN_JOB_RUNS);
 }
