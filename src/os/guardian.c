@@ -6,17 +6,26 @@
 #include "base/fail.h"
 #include "os/calls.h"
 #include "os/cgroup.h"
+#include "os/clock.h"
 #include "os/process.h"
 #include "os/sweep.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 
-enum { MOST_SESSIONS = 16384, MOST_GROUPS = 4096, SWEEP_MS = 5000 };
+enum { MOST_SESSIONS = 16384, MOST_GROUPS = 4096, SWEEP_MS = 5000, LOOK_MS = 250 };
 
-typedef enum message_kind { ADD_SESSION, DROP_SESSION, ADD_GROUP } message_kind;
+typedef enum message_kind { ADD_SESSION, DROP_SESSION, ADD_GROUP, LIMIT } message_kind;
+
+/* Not over the pipe, which may be full where the guardian was stopped. */
+struct even_guardian_page {
+  _Atomic uint64_t until_ns;
+};
 
 /* Smaller than PIPE_BUF: written and read whole. */
 typedef struct message {
@@ -32,6 +41,8 @@ typedef struct duty {
   size_t session_count;
   char (*groups)[EVEN_CGROUP_PATH];
   size_t group_count;
+  struct even_guardian_page *page;
+  uint64_t over_ns; /* the limit at which sessions were killed last */
 } duty;
 
 static void take(duty *now, const message *told) {
@@ -48,6 +59,8 @@ static void take(duty *now, const message *told) {
         }
       }
       break;
+    case LIMIT:
+      break; /* it stands in the page: this ends a wait without any */
     case ADD_GROUP:
       if (now->group_count < MOST_GROUPS) {
         memcpy(now->groups[now->group_count++], told->folder, EVEN_CGROUP_PATH);
@@ -56,10 +69,39 @@ static void take(duty *now, const message *told) {
   }
 }
 
+static void kill_sessions(const duty *now) {
+  even_sweep sweep = {.sessions = now->sessions, .session_count = now->session_count};
+  memcpy(sweep.mark, now->mark, sizeof sweep.mark);
+  (void)even_sweep_kill(&sweep, SWEEP_MS);
+}
+
+/* Kills what may live no longer; for how long nothing else is to be done, -1: for ever. */
+static int keep_limit(duty *now) {
+  uint64_t until = atomic_load(&now->page->until_ns);
+  uint64_t time = even_clock_ns();
+  if (until == 0) {
+    return -1;
+  }
+  if (until > time) {
+    uint64_t left_ms = (until - time) / 1000000u + 1;
+    return left_ms < LOOK_MS ? (int)left_ms : LOOK_MS;
+  }
+  if (until != now->over_ns) {
+    now->over_ns = until;
+    kill_sessions(now);
+  }
+  return LOOK_MS;
+}
+
 static void guard(void *context, int pipe) {
   duty *now = context;
   message told;
   for (;;) {
+    struct pollfd watched = {.fd = pipe, .events = POLLIN};
+    int ready = even_os.poll(&watched, 1, keep_limit(now));
+    if (ready <= 0) {
+      continue; /* its time was over, or a signal came; the read tells what is wrong otherwise */
+    }
     ssize_t got = even_os.read(pipe, &told, sizeof told);
     if (got == (ssize_t)sizeof told) {
       take(now, &told);
@@ -67,14 +109,25 @@ static void guard(void *context, int pipe) {
       break;
     }
   }
-  even_sweep sweep = {.sessions = now->sessions, .session_count = now->session_count};
-  memcpy(sweep.mark, now->mark, sizeof sweep.mark);
-  (void)even_sweep_kill(&sweep, SWEEP_MS);
+  kill_sessions(now);
   for (size_t i = 0; i < now->group_count; i++) {
     if (even_cgroup_remove(now->groups[i]) != EVEN_OK) {
       continue; /* nobody is left to tell */
     }
   }
+}
+
+static even_status map_page(struct even_guardian_page **out) {
+  void *page = even_os.mmap(NULL, sizeof **out, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  *out = page == MAP_FAILED ? NULL : page;
+  return *out == NULL ? even_fail_errno(errno, "no memory for the job's guardian") : EVEN_OK;
+}
+
+static void unmap_page(even_guardian *guardian) {
+  if (guardian->page != NULL) {
+    (void)even_os.munmap(guardian->page, sizeof *guardian->page);
+  }
+  guardian->page = NULL;
 }
 
 static even_status fork_guardian(duty *now, even_guardian *out) {
@@ -103,7 +156,14 @@ even_status even_guardian_start(const char *mark, even_guardian *out) {
   even_status status = even_alloc(MOST_GROUPS, EVEN_CGROUP_PATH, (void **)&now->groups);
   if (status == EVEN_OK) {
     (void)snprintf(now->mark, sizeof now->mark, "%s", mark);
+    status = map_page(&out->page);
+  }
+  if (status == EVEN_OK) {
+    now->page = out->page;
     status = fork_guardian(now, out);
+  }
+  if (status != EVEN_OK) {
+    unmap_page(out);
   }
   even_free(now->groups);
   even_free(now);
@@ -137,10 +197,16 @@ even_status even_guardian_add_cgroup(even_guardian *guardian, const char *folder
   return tell(guardian, ADD_GROUP, 0, folder);
 }
 
+even_status even_guardian_limit(even_guardian *guardian, uint64_t until_ns) {
+  uint64_t before = guardian->page == NULL ? until_ns : atomic_exchange(&guardian->page->until_ns, until_ns);
+  return before == 0 && until_ns != 0 ? tell(guardian, LIMIT, 0, "") : EVEN_OK;
+}
+
 void even_guardian_stop(even_guardian *guardian) {
   if (guardian->pid >= 0) {
     (void)even_os.close(guardian->pipe);
     even_process_wait(guardian->pid);
   }
+  unmap_page(guardian);
   *guardian = (even_guardian){.pid = -1, .pipe = -1};
 }

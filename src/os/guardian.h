@@ -3,11 +3,15 @@
 #define EVEN_OS_GUARDIAN_H
 
 #include <evenstep/status.h>
+#include <stdint.h>
 #include <sys/types.h>
 
+struct even_guardian_page;
+
 typedef struct even_guardian {
-  pid_t pid; /* -1: none */
-  int pipe;  /* its other end; the guardian begins when nobody holds it any more */
+  pid_t pid;                       /* -1: none */
+  int pipe;                        /* its other end; the guardian begins when nobody holds it any more */
+  struct even_guardian_page *page; /* that both see */
 } even_guardian;
 
 /* Forks the guardian of the job whose processes carry `mark` ("NAME=value") in their environment. It has a session of
@@ -18,6 +22,9 @@ even_status even_guardian_start(const char *mark, even_guardian *out) EVEN_MUST_
 even_status even_guardian_add_session(even_guardian *guardian, pid_t leader) EVEN_MUST_USE;
 even_status even_guardian_drop_session(even_guardian *guardian, pid_t leader) EVEN_MUST_USE;
 even_status even_guardian_add_cgroup(even_guardian *guardian, const char *folder) EVEN_MUST_USE;
+/* Until when (os/clock.h) the sessions may live, whether the caller does or stands still: it kills them then, and goes
+ * on watching. 0: for as long as the caller does (as at first). Waits for nothing. */
+even_status even_guardian_limit(even_guardian *guardian, uint64_t until_ns) EVEN_MUST_USE;
 /* Lets it do its work now and waits until it has ended. */
 void even_guardian_stop(even_guardian *guardian);
 

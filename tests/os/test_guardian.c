@@ -1,6 +1,7 @@
 /* The guardian and the sweep: marked processes end, others do not; a killed parent is avenged. */
 #include "os/guardian.h"
 
+#include "os/clock.h"
 #include "os/random.h"
 #include "os/sweep.h"
 #include "support/fault.h"
@@ -264,6 +265,24 @@ static void survives_every_fault(void **state) {
   assert_int_equal(even_guardian_start("nothing", &guardian), EVEN_ERR_ARGUMENT);
 }
 
+/* Its parent lives, and says nothing. */
+static void kills_when_a_limit_is_over(void **state) {
+  even_guardian guardian;
+  (void)state;
+  assert_int_equal(even_guardian_start(mark, &guardian), EVEN_OK);
+  for (int round = 0; round < 2; round++) { /* it goes on watching */
+    pid_t session = start_sleeper("A=b", 10, true);
+    assert_int_equal(even_guardian_add_session(&guardian, session), EVEN_OK);
+    assert_int_equal(even_guardian_limit(&guardian, even_clock_ns() + 3600000000000u), EVEN_OK);
+    assert_int_equal(even_guardian_limit(&guardian, 0), EVEN_OK);
+    assert_true(is_alive(session));
+    assert_int_equal(even_guardian_limit(&guardian, even_clock_ns() + 50000000u), EVEN_OK);
+    assert_int_equal(waitpid(session, NULL, 0), session);
+    assert_int_equal(even_guardian_drop_session(&guardian, session), EVEN_OK);
+  }
+  even_guardian_stop(&guardian);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup(sweeps_the_marked_alone, make_mark),
@@ -273,6 +292,7 @@ int main(void) {
       cmocka_unit_test_setup(says_when_proc_cannot_be_read, make_mark),
       cmocka_unit_test_setup(works_when_told_to_stop, make_mark),
       cmocka_unit_test_setup(outlives_a_killed_parent, make_mark),
+      cmocka_unit_test_setup(kills_when_a_limit_is_over, make_mark),
       cmocka_unit_test_setup(survives_every_fault, make_mark),
   };
   (void)signal(SIGPIPE, SIG_IGN);
