@@ -13,6 +13,8 @@ enum { MOST_RANKS_A_HOST = 1024 };
 /* For many hosts over a slow ssh, and imports from a cold network disk. */
 static const double PATIENCE_SECONDS = 120;
 static const double MOST_PATIENCE_SECONDS = 3600;
+static const double MAJORITY_SECONDS = 300;
+static const double MOST_MAJORITY_SECONDS = 86400;
 
 even_status even_job_patience(double *seconds) {
   const char *text = getenv("EVENSTEP_HOSTS_PATIENCE");
@@ -25,6 +27,23 @@ even_status even_job_patience(double *seconds) {
   if (*end != '\0' || !(*seconds >= 1 && *seconds <= MOST_PATIENCE_SECONDS)) {
     (void)even_fail(EVEN_ERR_USAGE, "EVENSTEP_HOSTS_PATIENCE=%.100s is no time to wait for hosts", text);
     return even_error_fix("give seconds, from 1 to %.0f", MOST_PATIENCE_SECONDS);
+  }
+  return EVEN_OK;
+}
+
+/* How long what is left of a job waits where it hears no majority of the hosts. */
+static even_status read_majority_patience(double *seconds) {
+  const char *text = getenv("EVENSTEP_MAJORITY_PATIENCE");
+  char *end = NULL;
+  *seconds = MAJORITY_SECONDS;
+  if (text == NULL || text[0] == '\0') {
+    return EVEN_OK;
+  }
+  *seconds = strtod(text, &end);
+  if (*end != '\0' || !(*seconds >= 1 && *seconds <= MOST_MAJORITY_SECONDS)) {
+    (void)even_fail(EVEN_ERR_USAGE, "EVENSTEP_MAJORITY_PATIENCE=%.100s is no time to wait for a majority of the hosts",
+                    text);
+    return even_error_fix("give seconds, from 1 to %.0f", MOST_MAJORITY_SECONDS);
   }
   return EVEN_OK;
 }
@@ -120,10 +139,10 @@ static even_status make_wishes(const even_launched *launched, int ranks, even_ho
 }
 
 even_status even_job_check_hosts(const even_job_options *options) {
-  const char *other = options->devices != NULL   ? "--devices names devices of this host"
-                      : options->profile != NULL ? "--profile is of this host's devices"
-                      : options->spares > 0      ? "--spares are of one host"
-                                                 : NULL;
+  const char *other = options->devices != NULL                    ? "--devices names devices of this host"
+                      : options->profile != NULL                  ? "--profile is of this host's devices"
+                      : strcmp(options->recovery, "replace") == 0 ? "--recovery replace is of one host"
+                                                                  : NULL;
   if (other != NULL) {
     (void)even_fail(EVEN_ERR_USAGE, "%s, and --hosts of several", other);
     return even_error_fix("leave out one of the two");
@@ -203,7 +222,9 @@ static even_status reach(const even_job_options *options, const even_host_wish *
                          const char *script, even_job_setup *setup) {
   even_job_way *way = &setup->way;
   double patience = 0;
+  double majority = 0;
   EVEN_TRY(even_job_patience(&patience));
+  EVEN_TRY(read_majority_patience(&majority));
   EVEN_TRY(find_way(options, way));
   bool is_file = !options->module && (!options->no_python || strchr(script, '/') != NULL);
   const even_hosts_params params = {.size = sizeof params,
@@ -221,6 +242,7 @@ static even_status reach(const even_job_options *options, const even_host_wish *
                                     .script = is_file ? script : NULL,
                                     .python = options->no_python ? NULL : setup->python.data,
                                     .patience_seconds = patience,
+                                    .majority_seconds = majority,
                                     .replaces_leader = options->replace_leader,
                                     .estate = options->estate};
   return even_hosts_open(&params, &setup->hosts);

@@ -87,8 +87,7 @@ def order_of(state: State) -> Order | None:
 
 
 class EncodedEngine(Leftovers, SharedEngine):
-    """Parameters on the CPU of every rank. Between hosts the first rank of each sends one encoding for all that are there,
-    and leaves out for all; the others have nothing left."""
+    """Parameters on the CPU of every rank."""
 
     order: Order | None = None
 

@@ -8,6 +8,7 @@
 #include "orchestrator/hangs.h"
 #include "orchestrator/job.h"
 #include "orchestrator/remote.h"
+#include "orchestrator/succession.h"
 #include "os/descriptors.h"
 #include "os/file.h"
 #include "os/path.h"
@@ -35,6 +36,7 @@ void even_job_interrupted(even_job *job, int signal) {
     return;
   }
   job->interrupted = signal;
+  even_succession_finish(job->hosts); /* whatever ends this agent from now on, no other host goes on */
   if (job->params->observer.interrupted != NULL) {
     job->params->observer.interrupted(job->params->observer.context, signal);
   }

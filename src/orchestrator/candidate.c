@@ -4,8 +4,12 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "base/json_reader.h"
+#include "base/json_writer.h"
 #include "os/clock.h"
+#include "os/file.h"
 #include "os/listener.h"
+#include "os/path.h"
+#include "os/pipe.h"
 #include "os/signals.h"
 #include "os/socket.h"
 
@@ -14,13 +18,14 @@
 
 enum { TURN_MS = 50, CONNECT_MS = 3000 };
 
-static const uint64_t WAIT_NS = 3600000000000u;
+static const uint64_t PATIENCE_NS = 300000000000u; /* until a leader says another one */
+static const uint64_t TELL_NS = 6000000000u;       /* as long as another one usually takes */
 /* A leader that lives, and is reached by the voters, has dropped this agent: it starts another one. */
 static const uint64_t DROPPED_NS = 5000000000u;
 
 void even_candidate_open(even_candidate *candidate, const char *invitation) {
   json_t *content = NULL;
-  *candidate = (even_candidate){.listener = -1};
+  *candidate = (even_candidate){.listener = -1, .patience_ns = PATIENCE_NS};
   if (even_json_parse("the leader's invitation", invitation, strlen(invitation), &content) != EVEN_OK) {
     even_error_clear(); /* whoever accepts it says so */
     return;
@@ -40,7 +45,11 @@ void even_candidate_open(even_candidate *candidate, const char *invitation) {
 }
 
 void even_candidate_close(even_candidate *candidate) {
-  even_voter_close(candidate->voter);
+  if (candidate->voter != NULL) {
+    even_voter_view view;
+    even_voter_look(candidate->voter, &view);
+    even_voter_close(candidate->voter, even_leadership_ended(&view.newest));
+  }
   if (candidate->listener >= 0) {
     even_listener_close(candidate->listener);
   }
@@ -82,7 +91,9 @@ static even_status begin(even_candidate *candidate, const json_t *content, const
                               .members = members,
                               .count = count,
                               .first = (uint64_t)json_integer_value(json_object_get(content, "first")),
-                              .joins = json_is_true(json_object_get(content, "joins"))};
+                              .joins = json_is_true(json_object_get(content, "joins")),
+                              .returns = json_is_true(json_object_get(content, "returns")),
+                              .folder = json_string_value(json_object_get(content, "folder"))};
   memcpy(params.key, candidate->key, sizeof params.key);
   candidate->listener = -1; /* it is the voter's now, also where that fails */
   even_status status = even_voter_open(&params, &candidate->voter);
@@ -90,24 +101,51 @@ static even_status begin(even_candidate *candidate, const json_t *content, const
   return status;
 }
 
-static even_status take_members(even_candidate *candidate, const json_t *content) {
+/* Where it cannot be a member the job goes on without, and its leader knows. */
+static even_status answer(const even_candidate *candidate, even_link *link, even_status status) {
+  even_text text = EVEN_TEXT_EMPTY;
+  even_json json = even_json_begin(&text, 0);
+  even_json_object(&json, NULL);
+  even_json_unsigned(&json, "member", candidate->self);
+  even_json_string(&json, "trouble", status == EVEN_OK ? NULL : even_error_last()->what);
+  even_json_object_end(&json);
+  even_error_clear();
+  return even_link_send_text(link, EVEN_MESSAGE_VOTES, &text, NULL, 0);
+}
+
+/* Its listener is the voter's, and closed where there is no voter: another one for the next try. */
+static even_status listen_again(even_candidate *candidate) {
+  return candidate->voter != NULL || candidate->listener >= 0
+             ? EVEN_OK
+             : even_listener_open("0.0.0.0", &candidate->port, &candidate->listener);
+}
+
+static even_status take_members(even_candidate *candidate, even_link *link, const json_t *content) {
   const json_t *list = json_object_get(content, "members");
   size_t count = json_array_size(list);
   even_voter_member *members = NULL;
-  candidate->self = (uint64_t)json_integer_value(json_object_get(content, "self"));
-  if (candidate->listener < 0 || count == 0 || count > EVEN_VOTER_MOST) {
-    return EVEN_OK; /* it is a member already, or cannot be one */
+  double patience = json_number_value(json_object_get(content, "patience_seconds"));
+  if (count == 0 || count > EVEN_VOTER_MOST || (candidate->voter == NULL && candidate->listener < 0)) {
+    return EVEN_OK; /* it cannot be one */
+  }
+  if (patience >= 0 && patience <= 1e6) {
+    candidate->patience_ns = (uint64_t)(patience * 1e9);
   }
   EVEN_TRY(EVEN_NEW_ARRAY(&members, count));
   even_status status = read_members(list, members);
-  if (status == EVEN_OK) {
-    status = begin(candidate, content, members, count);
+  if (status == EVEN_OK && candidate->voter != NULL) {
+    status = even_voter_know(candidate->voter, members, count);
+  } else if (status == EVEN_OK) {
+    candidate->self = (uint64_t)json_integer_value(json_object_get(content, "self"));
+    candidate->generation = (uint64_t)json_integer_value(json_object_get(content, "generation"));
+    status = answer(candidate, link, begin(candidate, content, members, count));
+    status = status == EVEN_OK ? listen_again(candidate) : status;
   }
   even_free(members);
   return status;
 }
 
-even_status even_candidate_take(even_candidate *candidate, const even_message *message) {
+even_status even_candidate_take(even_candidate *candidate, even_link *link, const even_message *message) {
   json_t *content = NULL;
   if (message->kind == EVEN_MESSAGE_ESTATE) {
     EVEN_TRY(even_estate_read(message->json, message->json_bytes, &content));
@@ -116,7 +154,7 @@ even_status even_candidate_take(even_candidate *candidate, const even_message *m
     return EVEN_OK;
   }
   EVEN_TRY(even_json_parse("who the members are", message->json, message->json_bytes, &content));
-  even_status status = take_members(candidate, content);
+  even_status status = take_members(candidate, link, content);
   json_decref(content);
   return status;
 }
@@ -129,10 +167,7 @@ bool even_candidate_superseded(even_candidate *candidate) {
     return false;
   }
   even_voter_look(candidate->voter, &view);
-  if (candidate->generation == 0) {
-    candidate->generation = view.newest.generation; /* that of the leader that named the members */
-  }
-  return view.newest.generation > candidate->generation;
+  return even_leadership_superseded(&view.newest, candidate->generation);
 }
 
 static even_status connect_to(const even_candidate *candidate, const even_voter_view *view, even_loop *loop,
@@ -147,38 +182,90 @@ static even_status connect_to(const even_candidate *candidate, const even_voter_
   return even_link_is_up(link) ? EVEN_OK : even_fail(EVEN_ERR_TIMEOUT, "%s does not answer", view->address);
 }
 
+/* Its leader's terminal is gone; where a new one writes, somebody may look. */
+static void say(const even_candidate *candidate, const char *words) {
+  char host[64];
+  even_text line = EVEN_TEXT_EMPTY;
+  even_text path = EVEN_TEXT_EMPTY;
+  int log = -1;
+  even_host_name(host, sizeof host);
+  even_text_format(&path, "%s/logs/leader.log", json_string_value(json_object_get(candidate->estate, "run_folder")));
+  even_text_format(&line, "evenstep: host %s: %s\n", host, words);
+  if (even_text_status(&path) == EVEN_OK && even_text_status(&line) == EVEN_OK &&
+      even_log_open_private(path.data, &log) == EVEN_OK) {
+    (void)!even_file_write_all(log, line.data, line.length);
+    even_pipe_close(log);
+  }
+  even_error_clear(); /* a folder that is not there is one in which nobody looks */
+  even_text_free(&line);
+  even_text_free(&path);
+}
+
+static void say_waiting(const even_candidate *candidate) {
+  char words[200];
+  (void)snprintf(words, sizeof words,
+                 "the leader is lost, and the majority of the hosts is not heard: no ranks run here, and this host "
+                 "waits (%.0f s; EVENSTEP_MAJORITY_PATIENCE)",
+                 (double)candidate->patience_ns * 1e-9);
+  say(candidate, words);
+}
+
+/* *serves: there is another leader, and the link to it is up. */
+static even_status try_next(even_candidate *candidate, const even_voter_view *view, even_loop *loop,
+                            const even_link_calls *calls, even_link *link, bool *serves) {
+  uint64_t generation = candidate->generation;
+  *serves = false;
+  if (view->port == 0 || view->address[0] == '\0') {
+    return EVEN_OK;
+  }
+  candidate->generation = view->newest.generation;
+  *serves = connect_to(candidate, view, loop, calls, link) == EVEN_OK;
+  if (!*serves) {
+    candidate->generation = generation;
+    even_error_clear(); /* that one may be gone, too */
+    even_link_close(link);
+  }
+  return EVEN_OK;
+}
+
 even_status even_candidate_await(even_candidate *candidate, even_loop *loop, const even_link_calls *calls,
                                  even_link *link, even_candidate_turn *turn) {
   uint64_t begun = even_clock_ns();
   uint64_t alone = begun; /* since when nobody is to be expected */
+  uint64_t heard = begun;
+  bool told = false;
+  bool serves = false;
   even_voter_view view;
   *turn = EVEN_CANDIDATE_END;
   while (candidate->voter != NULL && candidate->estate != NULL && even_signals_end_pending() == 0) {
     uint64_t now = even_clock_ns();
-    (void)even_candidate_superseded(candidate); /* which generation that leader was of */
     even_voter_look(candidate->voter, &view);
+    if (view.newest.generation == 0 || even_leadership_ended(&view.newest)) {
+      return EVEN_OK; /* nobody has ever led by the log, or the job has ended */
+    }
     bool next = view.newest.generation > candidate->generation;
     if (next && view.newest.leader == candidate->self) {
       candidate->generation = view.newest.generation;
       *turn = EVEN_CANDIDATE_LEAD;
       return EVEN_OK;
     }
-    if (next && view.port > 0 && view.address[0] != '\0') {
-      uint64_t generation = candidate->generation;
-      candidate->generation = view.newest.generation;
-      if (connect_to(candidate, &view, loop, calls, link) == EVEN_OK) {
-        *turn = EVEN_CANDIDATE_SERVE;
-        return EVEN_OK;
-      }
-      candidate->generation = generation;
-      even_error_clear(); /* that one may be gone, too */
-      even_link_close(link);
+    EVEN_TRY(next ? try_next(candidate, &view, loop, calls, link, &serves) : EVEN_OK);
+    if (serves) {
+      *turn = EVEN_CANDIDATE_SERVE;
+      return EVEN_OK;
     }
     bool hope = view.voters > 1; /* else the one that votes is the leader that is gone */
-    if (next || (hope && (!view.quorum || !view.linked))) {
-      alone = now;
+    alone = next || (hope && (!view.quorum || !view.linked)) ? now : alone;
+    heard = view.quorum ? now : heard;
+    if (now - heard > TELL_NS && !told) {
+      say_waiting(candidate);
+      told = true;
     }
-    if (now - alone > DROPPED_NS || now - begun > WAIT_NS) {
+    if (now - begun > candidate->patience_ns) {
+      say(candidate, "there is no leader, and no majority of the hosts that could make one: its part has ended");
+      return EVEN_OK;
+    }
+    if (now - alone > DROPPED_NS) {
       return EVEN_OK;
     }
     EVEN_TRY(even_loop_turn(loop, TURN_MS)); /* nothing is in it: a pause */

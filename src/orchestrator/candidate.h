@@ -11,7 +11,8 @@ typedef struct even_candidate {
   int listener;      /* until it is one; -1: none */
   int port;
   uint64_t self;
-  uint64_t generation; /* of the leader that it serves */
+  uint64_t generation;  /* of the leader that it serves */
+  uint64_t patience_ns; /* how long it waits for another one */
   unsigned char key[EVEN_TLS_KEY_BYTES];
   char key_digits[2 * EVEN_TLS_KEY_BYTES + 1];
   json_t *estate; /* NULL: the leader has left nothing yet */
@@ -28,12 +29,13 @@ void even_candidate_open(even_candidate *candidate, const char *invitation);
 void even_candidate_close(even_candidate *candidate);
 /* The leader names no members: nobody takes its place, and nobody calls here. */
 void even_candidate_settle(even_candidate *candidate);
-/* What the leader says: who the members are, and what it leaves. */
-even_status even_candidate_take(even_candidate *candidate, const even_message *message) EVEN_MUST_USE;
+/* What the leader says: who the members are (the answer goes out over `link`), and what it leaves. */
+even_status even_candidate_take(even_candidate *candidate, even_link *link, const even_message *message) EVEN_MUST_USE;
 /* Whether somebody leads a newer generation than that of the leader that it serves, which must not be obeyed then. */
 bool even_candidate_superseded(even_candidate *candidate);
 /* The leader is gone, and nothing of the attempt is left here. Waits for the next one: for as long as no majority of
- * the hosts is heard, up to an hour. `calls` and `link` as for even_invitation_accept. */
+ * the hosts is heard, up to what the leader said (EVEN_MAJORITY_PATIENCE), and says so in logs/leader.log. `calls` and
+ * `link` as for even_invitation_accept. */
 even_status even_candidate_await(even_candidate *candidate, even_loop *loop, const even_link_calls *calls,
                                  even_link *link, even_candidate_turn *turn) EVEN_MUST_USE;
 /* For one that leads: what was left, and its place among the voters, which are no more the candidate's. */

@@ -70,6 +70,7 @@ even_status even_estate_write(const even_job *job, even_text *out) {
   even_json_string(&json, "python", hosts->params.python);
   even_json_string(&json, "run_name", slash == NULL ? job->run_folder.data : slash + 1);
   even_json_string(&json, "run_folder", job->run_folder.data);
+  even_json_string(&json, "members_folder", even_text_string(&hosts->members_folder));
   even_json_string(&json, "checkpoint_folder", params->checkpoint_folder);
   even_json_string(&json, "job", job->id);
   even_json_integer(&json, "attempt", job->attempt);
@@ -85,7 +86,8 @@ even_status even_estate_write(const even_job *job, even_text *out) {
 /* ---- reading ---- */
 
 static bool is_whole(const json_t *content) {
-  static const char *const texts[] = {"run_name", "checkpoint_folder", "job", "foreign", "lineage", "began"};
+  static const char *const texts[] = {"run_name", "run_folder", "members_folder", "checkpoint_folder",
+                                      "job",      "foreign",    "lineage",        "began"};
   static const char *const lists[] = {"arguments", "environment"};
   size_t at = 0;
   json_t *item = NULL;
@@ -128,7 +130,11 @@ void even_estate_free(even_estate *estate) {
   if (estate == NULL) {
     return;
   }
-  even_voter_close(estate->voter);
+  if (estate->voter != NULL) {
+    even_voter_view view;
+    even_voter_look(estate->voter, &view);
+    even_voter_close(estate->voter, even_leadership_ended(&view.newest));
+  }
   json_decref(estate->content);
   explicit_bzero(estate->key_digits, sizeof estate->key_digits);
   even_free(estate);

@@ -36,6 +36,9 @@ typedef struct even_host_agent {
   bool joins;               /* it becomes a member now */
   struct even_bring *bring; /* of the checkpoint that it is to have (bring.h); NULL: none */
   even_text resume;         /* where that lies there; empty: where it does here */
+  bool returns;             /* it was started again, and shall be the member that it was: `member`; */
+  bool asked;               /* it has not said whether it is */
+  uint64_t called_ns;       /* when it was started again last, for lack of a majority; 0: it was not */
 } even_host_agent;
 
 /* A connection of somebody who has not said who it is. */
@@ -69,7 +72,10 @@ struct even_hosts {
   uint64_t brought;          /* checkpoints, to any host */
   uint64_t generation;       /* in which this one leads */
   uint64_t next_member;      /* number of an agent that joins */
-  bool voters_apart;         /* they do not reach one another, and nobody was told yet */
+  even_text members_folder;  /* in which the members keep their logs */
+  uint64_t voting_ns;        /* since when the group may agree */
+  bool apart_told;           /* that it does not */
+  bool settled_told;         /* that this one can be lost */
   bool cut_off;              /* from the majority: the ranks were ended for that */
   bool gathering;            /* whoever comes is waited for, and nobody missed */
   even_error failure;        /* what ends the opening; EVEN_OK: nothing */

@@ -37,6 +37,7 @@ typedef struct even_hosts_params {
   const char *python;          /* compared with its packages; NULL: the ranks are no Python */
   bool unnamed;                /* the file's name is not this job's alone: one that is there is not replaced */
   double patience_seconds;     /* for all to be there */
+  double majority_seconds;     /* how long is waited for a majority of hosts that replace a leader */
   bool replaces_leader;        /* of three and more, another one takes the leader's place when it is lost */
   struct even_estate *estate;  /* of the leader whose place this one takes: agents come by themselves; NULL: none */
   void *context;

@@ -421,7 +421,7 @@ static even_status open_all(even_hosts *hosts) {
   if (!hosts->params.returns) {
     even_hosts_unannounce(hosts);
   }
-  return even_succession_open(hosts);
+  return EVEN_OK;
 }
 
 even_status even_hosts_open(const even_hosts_params *params, even_hosts **out) {
@@ -486,6 +486,7 @@ void even_hosts_close(even_hosts *hosts) {
   }
   const even_error kept = *even_error_last();
   even_hosts_unannounce(hosts);
+  even_succession_await_end(hosts);   /* first: who is not told of the end must not go on with the job */
   even_parcels_close(hosts->parcels); /* who offered them, or would take them, is gone */
   hosts->parcels = NULL;
   for (size_t i = 1; hosts->agents != NULL && i < hosts->count; i++) {
@@ -509,6 +510,7 @@ void even_hosts_close(even_hosts *hosts) {
   }
   even_free(hosts->strangers);
   free_gone(hosts);
+  even_succession_linger(hosts);
   even_succession_close(hosts);
   even_loop_remove(&hosts->loop, &hosts->listener_watch);
   even_pipe_close(hosts->listener);

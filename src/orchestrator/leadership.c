@@ -1,8 +1,10 @@
 /* The rules of leading. */
 #include "orchestrator/leadership.h"
 
+#include <stdlib.h>
+
 bool even_leadership_apply(even_leadership *state, const even_leadership *entry) {
-  if (entry->generation != state->generation + 1 || entry->leader == 0) {
+  if (entry->generation != state->generation + 1 || entry->leader == 0 || even_leadership_ended(state)) {
     return false;
   }
   *state = *entry;
@@ -17,29 +19,75 @@ bool even_leadership_hear(even_leadership *state, const even_leadership *told) {
   return true;
 }
 
+bool even_leadership_ended(const even_leadership *state) {
+  return state->leader == EVEN_LEADERSHIP_NOBODY;
+}
+
+bool even_leadership_superseded(const even_leadership *newest, uint64_t generation) {
+  return newest->generation > generation + (even_leadership_ended(newest) ? 1 : 0);
+}
+
+bool even_leadership_log_apply(even_leadership_log *log, const even_leadership_entry *entry, uint64_t term) {
+  uint64_t before = log->sure.generation;
+  if (entry->says.generation != 0) {
+    (void)even_leadership_apply(&log->applied, &entry->says);
+  }
+  if (entry->term == term) {
+    log->sure = log->applied;
+    log->sure_term = term;
+  }
+  return log->sure.generation != before;
+}
+
 static bool leader_is_lost(const even_leadership_view *view) {
   uint64_t since = view->now_ns - view->leader_ns;
   return since > (view->leader_linked ? EVEN_LEADERSHIP_SILENT_NS : EVEN_LEADERSHIP_GONE_NS);
 }
 
+static bool has_lease(const even_leadership_view *view) {
+  return view->now_ns < view->lease_ns || view->now_ns - view->lease_ns <= EVEN_LEADERSHIP_LEASE_NS;
+}
+
 even_leadership_move even_leadership_next(const even_leadership_view *view) {
-  if (!view->raft_leads || view->proposed || view->applied != view->newest.generation) {
+  if (!view->raft_leads || view->proposed) {
     return EVEN_LEADERSHIP_REST; /* what is on its way comes first */
   }
-  if (view->newest.generation == 0) {
-    bool there = view->first == view->self || view->leader_linked;
-    return there ? EVEN_LEADERSHIP_FIRST : EVEN_LEADERSHIP_REST;
+  if (!view->raft_own) {
+    return EVEN_LEADERSHIP_CONFIRM;
   }
-  if (view->newest.leader == view->self) {
+  if (view->applied != view->newest.generation || even_leadership_ended(&view->newest)) {
     return EVEN_LEADERSHIP_REST;
   }
-  return leader_is_lost(view) ? EVEN_LEADERSHIP_SUCCEED
-                              : (view->leader_linked ? EVEN_LEADERSHIP_YIELD : EVEN_LEADERSHIP_REST);
+  if (view->newest.generation == 0) { /* by itself, and once it has a lease: it acts from then on */
+    return view->first != view->self ? (view->leader_linked ? EVEN_LEADERSHIP_YIELD : EVEN_LEADERSHIP_REST)
+           : has_lease(view)         ? EVEN_LEADERSHIP_FIRST
+                                     : EVEN_LEADERSHIP_REST;
+  }
+  if (view->newest.leader == view->self) {
+    return view->ends ? EVEN_LEADERSHIP_END : EVEN_LEADERSHIP_REST;
+  }
+  if (leader_is_lost(view)) {
+    return view->witness ? EVEN_LEADERSHIP_PASS : EVEN_LEADERSHIP_SUCCEED;
+  }
+  return view->leader_linked ? EVEN_LEADERSHIP_YIELD : EVEN_LEADERSHIP_REST;
 }
 
 bool even_leadership_acts(const even_leadership_view *view) {
-  return view->newest.generation > 0 && view->newest.leader == view->self &&
-         (view->quorum || view->now_ns - view->quorum_ns <= EVEN_LEADERSHIP_LEASE_NS);
+  return view->newest.generation > 0 && view->newest.leader == view->self && has_lease(view);
+}
+
+static int later_first(const void *one, const void *other) {
+  uint64_t a = *(const uint64_t *)one;
+  uint64_t b = *(const uint64_t *)other;
+  return a > b ? -1 : a < b ? 1 : 0;
+}
+
+uint64_t even_leadership_answered(uint64_t *times, size_t count) {
+  if (count == 0) {
+    return 0;
+  }
+  qsort(times, count, sizeof *times, later_first);
+  return times[count / 2];
 }
 
 unsigned even_leadership_voters(unsigned members) {

@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 /* Raised with every change of what follows; agents of two numbers do not work together. */
-#define EVEN_MESSAGE_PROTOCOL 4
+#define EVEN_MESSAGE_PROTOCOL 5
 
 /* X(name, number, most bytes of JSON, most bytes of data) */
 #define EVEN_MESSAGE_LIST(X)                                                                     \
@@ -39,6 +39,7 @@
   X(RAFT, 31, 0, 1 << 20)     /* between voters: the log of who leads */                         \
   X(MEMBERS, 32, 1 << 18, 0)  /* to a host: who the members are, voters or not, and where */     \
   X(ESTATE, 33, 4 << 20, 0)   /* to a host: what it needs to take the leader's place */          \
+  X(VOTES, 34, 4096, 0)       /* to the leader: whether it is the member that it was named */    \
   X(PARCEL, 40, 1024, 0)      /* to its receiver: a parcel is offered (parcel.h) */              \
   X(PARCEL_TAKE, 41, 256, 0)  /* to its sender: so much of it was taken */                       \
   X(PIECE, 42, 256, 1 << 20)  /* to its receiver: a piece of it */                               \
@@ -47,8 +48,7 @@
   X(CHECKPOINT, 45, 32768, 0) /* to a host: has it this checkpoint? Else it gets it */           \
   X(HOLDS, 46, 32768, 0)      /* to the leader: it has, and where; or not, or cannot */          \
   X(GENERATION, 50, 65536, 0) /* to a host: who goes on, and where they meet */                  \
-  X(BOARD, 51, 4 << 20, 0)    /* to the leader: what its ranks say of going on */                \
-  X(FILL, 52, 64, 0)          /* to a host: a process takes the place of a lost rank */
+  X(BOARD, 51, 4 << 20, 0)    /* to the leader: what its ranks say of going on */
 
 typedef enum even_message_kind {
 #define EVEN_MESSAGE_ENUM(name, number, json, data) EVEN_MESSAGE_##name = (number),

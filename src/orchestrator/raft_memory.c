@@ -1,6 +1,7 @@
-/* struct raft_io in memory. */
+/* struct raft_io. */
 #include "orchestrator/raft_memory.h"
 
+#include "base/alloc.h"
 #include "base/fail.h"
 #include "base/text.h"
 #include "orchestrator/raft_wire.h"
@@ -62,8 +63,6 @@ static int on_init(struct raft_io *io, raft_id id, const char *address) {
 static void on_close(struct raft_io *io, raft_io_close_cb cb) {
   even_raft_memory *memory = memory_of(io);
   call_back(memory, true);
-  raft_free(memory->first.base);
-  memory->first = (struct raft_buffer){NULL, 0};
   memory->tick = NULL;
   memory->receive = NULL;
   if (cb != NULL) {
@@ -71,28 +70,55 @@ static void on_close(struct raft_io *io, raft_io_close_cb cb) {
   }
 }
 
-/* Called once: what bootstrap left, nothing for a member that joins. */
+/* 0, or raft's number for why not. */
+static int code_of(even_status status) {
+  if (status != EVEN_OK) {
+    even_error_clear();
+  }
+  return status == EVEN_OK ? 0 : status == EVEN_ERR_MEMORY ? RAFT_NOMEM : RAFT_IOERR;
+}
+
+/* Memory of its own for each entry, which is raft's then. */
+static int load_entry(const even_raft_kept *kept, struct raft_entry *out) {
+  void *data = raft_malloc(kept->bytes + 1);
+  if (data == NULL) {
+    return RAFT_NOMEM;
+  }
+  memcpy(data, kept->data, kept->bytes);
+  *out = (struct raft_entry){
+      .term = kept->term, .type = (unsigned short)kept->type, .buf = {data, kept->bytes}, .batch = data};
+  return 0;
+}
+
+/* Called once: what bootstrap left, or an earlier process; nothing for a member that joins. */
 static int on_load(struct raft_io *io, raft_term *term, raft_id *voted_for, struct raft_snapshot **snapshot,
                    raft_index *start_index, struct raft_entry *entries[], size_t *n_entries) {
-  even_raft_memory *memory = memory_of(io);
-  *term = memory->first.base == NULL ? 0 : 1;
-  *voted_for = 0;
+  const even_raft_store *store = &memory_of(io)->store;
+  int failed = 0;
+  *term = store->term;
+  *voted_for = store->vote;
   *snapshot = NULL;
   *start_index = 1;
   *entries = NULL;
   *n_entries = 0;
-  if (memory->first.base == NULL) {
+  if (store->count == 0) {
     return 0;
   }
-  *entries = raft_calloc(1, sizeof **entries);
+  *entries = raft_calloc(store->count, sizeof **entries);
   if (*entries == NULL) {
     return RAFT_NOMEM;
   }
-  (*entries)[0] =
-      (struct raft_entry){.term = 1, .type = RAFT_CHANGE, .buf = memory->first, .batch = memory->first.base};
-  *n_entries = 1;
-  memory->first = (struct raft_buffer){NULL, 0}; /* it is raft's now */
-  return 0;
+  for (; failed == 0 && *n_entries < store->count; *n_entries += failed == 0 ? 1 : 0) {
+    failed = load_entry(&store->entries[*n_entries], &(*entries)[*n_entries]);
+  }
+  while (failed != 0 && *n_entries > 0) {
+    raft_free((*entries)[--*n_entries].batch);
+  }
+  if (failed != 0) {
+    raft_free(*entries);
+    *entries = NULL;
+  }
+  return failed;
 }
 
 static int on_start(struct raft_io *io, unsigned msecs, raft_io_tick_cb tick, raft_io_recv_cb receive) {
@@ -105,8 +131,20 @@ static int on_start(struct raft_io *io, unsigned msecs, raft_io_tick_cb tick, ra
 }
 
 static int on_bootstrap(struct raft_io *io, const struct raft_configuration *configuration) {
-  even_raft_memory *memory = memory_of(io);
-  return memory->first.base != NULL ? RAFT_CANTBOOTSTRAP : raft_configuration_encode(configuration, &memory->first);
+  even_raft_store *store = &memory_of(io)->store;
+  struct raft_buffer bytes = {NULL, 0};
+  if (store->count > 0) {
+    return RAFT_CANTBOOTSTRAP;
+  }
+  int failed = raft_configuration_encode(configuration, &bytes);
+  if (failed != 0) {
+    return failed;
+  }
+  const even_raft_kept first = {.term = 1, .type = RAFT_CHANGE, .bytes = bytes.len, .data = bytes.base};
+  store->term = 1;
+  failed = code_of(even_raft_store_append(store, &first, 1));
+  raft_free(bytes.base);
+  return failed;
 }
 
 static int on_recover(struct raft_io *io, const struct raft_configuration *configuration) {
@@ -115,17 +153,12 @@ static int on_recover(struct raft_io *io, const struct raft_configuration *confi
   return RAFT_IOERR; /* nobody asks for it */
 }
 
-/* The vote and the term are raft's own variables, too, which live as long as these would. */
 static int on_term(struct raft_io *io, raft_term term) {
-  (void)io;
-  (void)term;
-  return 0;
+  return code_of(even_raft_store_term(&memory_of(io)->store, term));
 }
 
 static int on_vote(struct raft_io *io, raft_id member) {
-  (void)io;
-  (void)member;
-  return 0;
+  return code_of(even_raft_store_vote(&memory_of(io)->store, member));
 }
 
 static int on_send(struct raft_io *io, struct raft_io_send *request, const struct raft_message *message,
@@ -140,15 +173,20 @@ static int on_send(struct raft_io *io, struct raft_io_send *request, const struc
 
 static int on_append(struct raft_io *io, struct raft_io_append *request, const struct raft_entry entries[], unsigned n,
                      raft_io_append_cb cb) {
-  (void)entries; /* raft has them in its own memory */
-  (void)n;
-  return keep(memory_of(io), &(even_raft_done){.appended = request, .appended_cb = cb});
+  even_raft_memory *memory = memory_of(io);
+  even_raft_kept *copies = NULL;
+  even_status status = EVEN_NEW_ARRAY(&copies, n);
+  for (unsigned i = 0; status == EVEN_OK && i < n; i++) {
+    copies[i] = (even_raft_kept){
+        .term = entries[i].term, .type = entries[i].type, .bytes = entries[i].buf.len, .data = entries[i].buf.base};
+  }
+  status = status == EVEN_OK ? even_raft_store_append(&memory->store, copies, n) : status;
+  even_free(copies);
+  return keep(memory, &(even_raft_done){.appended = request, .appended_cb = cb, .status = code_of(status)});
 }
 
 static int on_truncate(struct raft_io *io, raft_index index) {
-  (void)io;
-  (void)index;
-  return 0;
+  return code_of(even_raft_store_truncate(&memory_of(io)->store, index));
 }
 
 /* The log never grows so long that raft takes a snapshot of it (voter.c). */
@@ -185,9 +223,9 @@ static int on_random(struct raft_io *io, int least, int most) {
 
 /* ---- what the owner calls ---- */
 
-void even_raft_memory_open(even_raft_memory *memory, void *context,
+void even_raft_memory_open(even_raft_memory *memory, const even_raft_store *store, void *context,
                            bool (*send)(void *context, uint64_t member, const void *bytes, size_t count)) {
-  *memory = (even_raft_memory){.context = context, .send = send};
+  *memory = (even_raft_memory){.store = *store, .context = context, .send = send};
   memory->done_end = &memory->done;
   memory->io = (struct raft_io){.version = 1,
                                 .impl = memory,
@@ -206,6 +244,10 @@ void even_raft_memory_open(even_raft_memory *memory, void *context,
                                 .snapshot_get = on_snapshot_get,
                                 .time = on_time,
                                 .random = on_random};
+}
+
+void even_raft_memory_close(even_raft_memory *memory, bool forget) {
+  even_raft_store_close(&memory->store, forget);
 }
 
 even_status even_raft_memory_receive(even_raft_memory *memory, uint64_t from, const char *address,

@@ -1,7 +1,9 @@
-/* What libraft asks of its host (struct raft_io), kept in memory: its log is short, and a member that restarts joins as
- * a new one, so nothing must outlive the process. Messages go out through a function of the owner's. One thread. */
+/* What libraft asks of its host (struct raft_io): what must outlive the process goes to a store (raft_store.h),
+ * messages go out through a function of the owner's. One thread. */
 #ifndef EVEN_ORCHESTRATOR_RAFT_MEMORY_H
 #define EVEN_ORCHESTRATOR_RAFT_MEMORY_H
+
+#include "orchestrator/raft_store.h"
 
 #include <evenstep/status.h>
 #include <raft.h>
@@ -11,7 +13,7 @@
 
 typedef struct even_raft_memory {
   struct raft_io io; /* for raft_init; all zero before even_raft_memory_open */
-  struct raft_buffer first;
+  even_raft_store store;
   uint64_t id;
   unsigned tick_ms;
   uint64_t next_tick_ns;
@@ -24,8 +26,11 @@ typedef struct even_raft_memory {
   bool (*send)(void *context, uint64_t member, const void *bytes, size_t count);
 } even_raft_memory;
 
-void even_raft_memory_open(even_raft_memory *memory, void *context,
+/* Takes `store` over; raft_close on `io` does not close it (even_raft_memory_close does). */
+void even_raft_memory_open(even_raft_memory *memory, const even_raft_store *store, void *context,
                            bool (*send)(void *context, uint64_t member, const void *bytes, size_t count));
+/* `forget`: as even_raft_store_close. */
+void even_raft_memory_close(even_raft_memory *memory, bool forget);
 /* A message of another member. EVEN_ERR_INPUT: the bytes are none. */
 even_status even_raft_memory_receive(even_raft_memory *memory, uint64_t from, const char *address,
                                      const unsigned char *bytes, size_t count) EVEN_MUST_USE;

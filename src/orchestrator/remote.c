@@ -134,24 +134,6 @@ static const even_host_agent *host_of(const even_job *job, size_t rank) {
   return NULL;
 }
 
-size_t even_job_host_number(const even_job *job, size_t rank) {
-  const even_host_agent *agent = host_of(job, rank);
-  return agent == NULL ? 0 : agent->index;
-}
-
-even_status even_job_host_fill(even_job *job, size_t rank) {
-  const even_host_agent *agent = host_of(job, rank);
-  char text[32];
-  if (agent == NULL || agent->link == NULL || !agent->busy) {
-    return even_fail(EVEN_ERR_PEER_LOST, "its host is lost");
-  }
-  (void)snprintf(text, sizeof text, "{\"rank\":%zu}", rank);
-  EVEN_TRY(even_link_send(agent->link, EVEN_MESSAGE_FILL, text, NULL, 0));
-  job->ranks[rank].alive = true;
-  job->alive++;
-  return EVEN_OK;
-}
-
 const char *even_job_host_name(const even_job *job, size_t rank) {
   const even_host_agent *agent = host_of(job, rank);
   return agent == NULL ? job->host : agent->name;
@@ -167,7 +149,7 @@ static even_status launch_lost(even_job *job, bool *any) {
     even_host_agent *agent = &hosts->agents[i];
     if (agent->lost) {
       even_host_agent_drop(agent);
-      agent->member = 0; /* the next one is another member */
+      agent->returns = agent->member != 0; /* as the same member, if its host has kept what it was */
       EVEN_TRY(even_host_agent_launch(agent));
       even_job_notice(job, "host %s: its agent is %s again", agent->name,
                       job->hosts->params.shell == NULL ? "waited for" : "started");
@@ -196,22 +178,36 @@ static even_status revive(even_job *job) {
   return EVEN_OK;
 }
 
+static bool any_lost(const even_hosts *hosts) {
+  for (size_t i = 1; i < hosts->count; i++) {
+    if (hosts->agents[i].lost) {
+      return true;
+    }
+  }
+  return false;
+}
+
 /* A leader that reaches few of the hosts waits, whatever else it could do. */
 static even_status reach_all(even_job *job) {
   even_status status = EVEN_OK;
+  int round = 0;
   do {
     EVEN_TRY(even_succession_await(job));
     status = revive(job);
-  } while (status != EVEN_OK && status != EVEN_ERR_INTERRUPTED && even_succession_is_cut(job->hosts));
-  return status;
+    status = status == EVEN_OK ? even_succession_join(job) : status;
+    bool again = status == EVEN_OK && any_lost(job->hosts) && ++round < MOST_ROUNDS;
+    if (!again && (status == EVEN_OK || status == EVEN_ERR_INTERRUPTED || !even_succession_is_cut(job->hosts))) {
+      return status;
+    }
+  } while (true);
 }
 
 even_status even_job_hosts_begin(even_job *job) {
   if (job->hosts == NULL) {
     return EVEN_OK;
   }
+  EVEN_TRY(even_succession_open(job));
   EVEN_TRY(reach_all(job));
-  EVEN_TRY(even_succession_join(job->hosts));
   EVEN_TRY(even_succession_bequeath(job));
   EVEN_TRY(even_bring_to_all(job));
   even_job_hosts_choose_address(job);
@@ -306,7 +302,6 @@ static void take_started(even_job *job, even_job_rank *rank, const json_t *conte
   if (observer->rank_started != NULL) {
     observer->rank_started(observer->context, (int)(rank - job->ranks), rank->pid);
   }
-  even_job_replace_started(job, (size_t)(rank - job->ranks));
 }
 
 static even_status keep_tail(even_rank_output *output, int stream, const unsigned char *data, size_t bytes) {
@@ -328,11 +323,10 @@ static even_status take_ended(even_job *job, even_job_rank *rank, const json_t *
   }
   EVEN_TRY(keep_tail(&rank->output, 0, message->data, (size_t)output));
   EVEN_TRY(keep_tail(&rank->output, 1, message->data + output, message->data_bytes - (size_t)output));
-  bool asked = rank->stopped_by_agent;
   rank->stopped_by_agent = flag_of(content, "stopped_by_agent");
   rank->stood_still = flag_of(content, "stood_still");
   rank->out_of_memory = flag_of(content, "out_of_memory");
-  if (job->generation != NULL && job->stage == EVEN_JOB_RUNS && rank->stopped_by_agent && !asked) {
+  if (job->generation != NULL && job->stage == EVEN_JOB_RUNS && rank->stopped_by_agent) {
     rank->stopped_by_agent = false; /* not by this one */
     rank->lost = "its agent was ended there";
   }
@@ -484,6 +478,9 @@ static even_status take_content(even_job *job, even_host_agent *agent, const eve
       return EVEN_OK;
     case EVEN_MESSAGE_HOLDS:
       return even_bring_hear(agent, content);
+    case EVEN_MESSAGE_VOTES:
+      even_succession_take_votes(job, agent, content);
+      return EVEN_OK;
     case EVEN_MESSAGE_DRAIN:
       take_drain(job, agent, content);
       return EVEN_OK;

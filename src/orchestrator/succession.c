@@ -3,6 +3,7 @@
 
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "base/json_reader.h"
 #include "base/json_writer.h"
 #include "base/stop.h"
 #include "orchestrator/remote.h"
@@ -16,9 +17,28 @@
 
 enum { TURN_MS = 50, MEMBERS_AN_ERA = 1000000 };
 
-static const uint64_t AGREE_NS = 60000000000u;
+static const uint64_t APART_NS = 20000000000u;
 static const uint64_t GATHER_NS = 20000000000u;
-static const uint64_t AWAIT_NS = 3600000000000u; /* as long as the others wait for a leader */
+static const uint64_t SETTLE_NS = 10000000000u;
+static const uint64_t AGAIN_NS = 5000000000u; /* between two tries to start an agent */
+static const uint64_t END_NS = 3000000000u;
+static const uint64_t TOLD_NS = 1000000000u;
+
+static uint64_t patience_ns(const even_hosts *hosts) {
+  return (uint64_t)(hosts->params.majority_seconds * 1e9);
+}
+
+static even_status interrupted(void) {
+  return even_fail(EVEN_ERR_INTERRUPTED, "interrupted while hosts were waited for");
+}
+
+static even_status turn(even_hosts *hosts) {
+  EVEN_TRY(even_loop_turn(&hosts->loop, TURN_MS));
+  even_hosts_tick(hosts);
+  return EVEN_OK;
+}
+
+/* ---- who the members are ---- */
 
 static bool is_loopback(const char *address) {
   return strncmp(address, "127.", 4) == 0;
@@ -59,13 +79,22 @@ static even_status list_members(const even_hosts *hosts, even_voter_member **out
   return EVEN_OK;
 }
 
-static even_status say_members(even_host_agent *agent, const even_voter_member *members, size_t count, bool joins) {
+typedef enum member_start { AS_NAMED, JOINS, RETURNS } member_start;
+
+/* To an agent that is a member already: where the others are now. */
+static even_status say_members(even_host_agent *agent, const even_voter_member *members, size_t count,
+                               member_start how) {
+  const even_hosts *hosts = agent->hosts;
   even_text text = EVEN_TEXT_EMPTY;
   even_json json = even_json_begin(&text, 0);
   even_json_object(&json, NULL);
   even_json_unsigned(&json, "self", agent->member);
-  even_json_unsigned(&json, "first", agent->hosts->self);
-  even_json_bool(&json, "joins", joins);
+  even_json_unsigned(&json, "first", hosts->self);
+  even_json_unsigned(&json, "generation", hosts->generation);
+  even_json_string(&json, "folder", even_text_string(&hosts->members_folder));
+  even_json_number(&json, "patience_seconds", hosts->params.majority_seconds);
+  even_json_bool(&json, "joins", how == JOINS);
+  even_json_bool(&json, "returns", how == RETURNS);
   even_json_array(&json, "members");
   for (size_t i = 0; i < count; i++) {
     even_json_object(&json, NULL);
@@ -78,26 +107,16 @@ static even_status say_members(even_host_agent *agent, const even_voter_member *
   return even_link_send_text(agent->link, EVEN_MESSAGE_MEMBERS, &text, NULL, 0);
 }
 
-/* Voters that cannot reach one another (a firewall) are no reason not to train; nobody takes this one's place then. */
-static even_status agree(even_hosts *hosts) {
-  uint64_t until = even_clock_ns() + AGREE_NS;
-  even_voter_view view = {.acts = false};
-  while (!view.acts && even_clock_ns() < until) {
-    if (even_stop_asked()) {
-      return even_fail(EVEN_ERR_INTERRUPTED, "interrupted while hosts were waited for");
-    }
-    EVEN_TRY(even_loop_turn(&hosts->loop, TURN_MS));
-    even_hosts_tick(hosts);
-    even_voter_look(hosts->voter, &view);
-  }
-  hosts->generation = view.newest.generation;
-  if (!view.acts) {
-    even_voter_close(hosts->voter);
-    hosts->voter = NULL;
-    hosts->voters_apart = true;
-  }
-  return EVEN_OK;
+static even_status want_members(const even_hosts *hosts) {
+  even_voter_member *members = NULL;
+  size_t count = 0;
+  even_status status = list_members(hosts, &members, &count);
+  status = status == EVEN_OK ? even_voter_want(hosts->voter, members, count) : status;
+  even_free(members);
+  return status;
 }
+
+/* ---- the group begins ---- */
 
 static even_status begin_voting(even_hosts *hosts, const even_voter_member *members, size_t count, int listener) {
   even_voter_params params = {.size = sizeof params,
@@ -105,28 +124,36 @@ static even_status begin_voting(even_hosts *hosts, const even_voter_member *memb
                               .listener = listener,
                               .members = members,
                               .count = count,
-                              .first = hosts->self};
+                              .first = hosts->self,
+                              .folder = even_text_string(&hosts->members_folder)};
   memcpy(params.key, hosts->key, sizeof params.key);
   even_status status = even_voter_open(&params, &hosts->voter);
   explicit_bzero(params.key, sizeof params.key);
   for (size_t i = 1; status == EVEN_OK && i < hosts->count; i++) {
-    status = say_members(&hosts->agents[i], members, count, false);
+    if (hosts->agents[i].link != NULL) {
+      status = say_members(&hosts->agents[i], members, count, AS_NAMED);
+    }
   }
-  return status;
+  return status == EVEN_OK ? even_voter_want(hosts->voter, members, count) : status;
 }
 
-even_status even_succession_open(even_hosts *hosts) {
+even_status even_succession_open(even_job *job) {
+  even_hosts *hosts = job->hosts;
   even_voter_member *members = NULL;
   size_t count = 0;
   int listener = -1;
-  if (!hosts->params.replaces_leader || even_leadership_voters((unsigned)hosts->count) < 3) {
+  if (!hosts->params.replaces_leader || hosts->self != 0 || even_leadership_voters((unsigned)hosts->count) < 3) {
     return EVEN_OK;
   }
   hosts->self = 1;
+  hosts->generation = 1; /* who leads first leads in this one, once they have agreed */
   hosts->next_member = hosts->count + 1;
+  hosts->voting_ns = even_clock_ns();
   for (size_t i = 1; i < hosts->count; i++) {
     hosts->agents[i].member = i + 1;
   }
+  even_text_format(&hosts->members_folder, "%s/members/%s", job->run_folder.data, job->id);
+  EVEN_TRY(even_text_status(&hosts->members_folder));
   EVEN_TRY(even_listener_open(hosts->params.address == NULL ? "0.0.0.0" : hosts->params.address, &hosts->voter_port,
                               &listener));
   even_status status = list_members(hosts, &members, &count);
@@ -136,23 +163,20 @@ even_status even_succession_open(even_hosts *hosts) {
   }
   status = begin_voting(hosts, members, count, listener);
   even_free(members);
-  return status == EVEN_OK ? agree(hosts) : status;
-}
-
-void even_succession_close(even_hosts *hosts) {
-  if (hosts->params.estate == NULL) {
-    even_voter_close(hosts->voter);
-  }
-  hosts->voter = NULL;
+  return status;
 }
 
 /* ---- taking a leader's place ---- */
 
 static bool superseded(const even_hosts *hosts, const even_voter_view *view) {
-  return view->newest.generation > hosts->generation;
+  return even_leadership_superseded(&view->newest, hosts->generation);
 }
 
 static even_status fail_superseded(const even_voter_view *view) {
+  if (even_leadership_ended(&view->newest)) {
+    (void)even_fail(EVEN_ERR_PEER_LOST, "the job has ended on other hosts, one of which took this one's place");
+    return even_error_fix("how, says logs/leader.log there, in the run folder of the same name");
+  }
   (void)even_fail(EVEN_ERR_PEER_LOST,
                   "another host (%s) leads this job since generation %llu: this one's part has ended",
                   view->address[0] == '\0' ? "whose address is not known" : view->address,
@@ -175,14 +199,13 @@ static even_status gather(even_hosts *hosts) {
   hosts->gathering = true;
   while (!all_here(hosts) && even_clock_ns() < until) {
     if (even_stop_asked()) {
-      return even_fail(EVEN_ERR_INTERRUPTED, "interrupted while hosts were waited for");
+      return interrupted();
     }
     even_voter_look(hosts->voter, &view);
     if (superseded(hosts, &view)) {
       return fail_superseded(&view);
     }
-    EVEN_TRY(even_loop_turn(&hosts->loop, TURN_MS));
-    even_hosts_tick(hosts);
+    EVEN_TRY(turn(hosts));
   }
   hosts->gathering = false;
   return EVEN_OK;
@@ -201,15 +224,6 @@ static void leave_out_absent(even_hosts *hosts) {
   hosts->count = kept;
 }
 
-static even_status want_members(const even_hosts *hosts) {
-  even_voter_member *members = NULL;
-  size_t count = 0;
-  even_status status = list_members(hosts, &members, &count);
-  status = status == EVEN_OK ? even_voter_want(hosts->voter, members, count) : status;
-  even_free(members);
-  return status;
-}
-
 even_status even_succession_take(even_hosts *hosts) {
   even_estate *estate = hosts->params.estate;
   hosts->voter = estate->voter;
@@ -217,6 +231,8 @@ even_status even_succession_take(even_hosts *hosts) {
   hosts->voter_port = estate->voter_port;
   hosts->generation = estate->generation;
   hosts->next_member = estate->generation * MEMBERS_AN_ERA;
+  even_text_add(&hosts->members_folder, even_estate_text(estate, "members_folder"));
+  EVEN_TRY(even_text_status(&hosts->members_folder));
   for (size_t i = 1; i < hosts->count; i++) {
     hosts->agents[i].member = even_estate_member(estate, hosts->agents[i].name);
   }
@@ -230,14 +246,65 @@ even_status even_succession_take(even_hosts *hosts) {
   return even_hosts_await(hosts);
 }
 
+/* ---- its end ---- */
+
+static bool leads(const even_hosts *hosts, const even_voter_view *view) {
+  return view->newest.generation == hosts->generation && view->newest.leader == hosts->self;
+}
+
+void even_succession_finish(even_hosts *hosts) {
+  if (hosts != NULL && hosts->voter != NULL) {
+    even_voter_finish(hosts->voter);
+  }
+}
+
+void even_succession_await_end(even_hosts *hosts) {
+  uint64_t until = even_clock_ns() + END_NS;
+  even_voter_view view = {.port = 0};
+  even_succession_finish(hosts);
+  while (hosts->voter != NULL && even_clock_ns() < until) {
+    even_voter_look(hosts->voter, &view);
+    if (!leads(hosts, &view) || !view.quorum) {
+      break;
+    }
+    even_clock_sleep_ns(5000000);
+  }
+}
+
+void even_succession_linger(even_hosts *hosts) {
+  even_voter_view view;
+  if (hosts->voter == NULL || hosts->params.estate == NULL) {
+    return;
+  }
+  even_voter_look(hosts->voter, &view);
+  if (!even_leadership_ended(&view.newest) || view.missing_ns == 0) {
+    return;
+  }
+  uint64_t until = view.missing_ns + patience_ns(hosts);
+  while (view.missing_ns != 0 && even_clock_ns() < until && !even_stop_asked()) {
+    even_clock_sleep_ns(50000000);
+    even_voter_look(hosts->voter, &view);
+  }
+  until = even_clock_ns() + TOLD_NS;
+  while (view.missing_ns == 0 && even_clock_ns() < until && !even_stop_asked()) {
+    even_clock_sleep_ns(50000000); /* it is here again: that its word goes out */
+  }
+}
+
+void even_succession_close(even_hosts *hosts) {
+  even_voter_view view = {.port = 0};
+  if (hosts->voter != NULL && hosts->params.estate == NULL) {
+    even_voter_look(hosts->voter, &view);
+    even_voter_close(hosts->voter, even_leadership_ended(&view.newest));
+  }
+  hosts->voter = NULL;
+  even_text_free(&hosts->members_folder);
+}
+
 /* ---- while the job runs ---- */
 
 even_status even_succession_bequeath(even_job *job) {
   even_hosts *hosts = job->hosts;
-  if (hosts->voters_apart) {
-    hosts->voters_apart = false;
-    even_job_notice(job, "the hosts' agents do not reach one another: where this one is lost, the job is");
-  }
   for (size_t i = 1; hosts->voter != NULL && i < hosts->count; i++) {
     even_text text = EVEN_TEXT_EMPTY;
     even_status status = even_estate_write(job, &text);
@@ -255,9 +322,35 @@ static void tell_cut_off(even_job *job) {
   if (!job->hosts->cut_off) {
     even_job_notice(job,
                     "cut off from the majority of the hosts, which may go on with another leader: no ranks run here "
-                    "now, and this host waits");
+                    "now, and this host waits (%.0f s; EVENSTEP_MAJORITY_PATIENCE)",
+                    job->hosts->params.majority_seconds);
   }
   job->hosts->cut_off = true;
+}
+
+/* Once when it becomes so. */
+static void tell_standing(even_job *job, const even_voter_view *view) {
+  even_hosts *hosts = job->hosts;
+  if (view->newest.generation == 0) {
+    if (!hosts->apart_told && even_clock_ns() - hosts->voting_ns > APART_NS) {
+      hosts->apart_told = true;
+      even_job_notice(job, "the hosts' agents do not reach one another: where this one is lost, the job is");
+    }
+  } else if (view->settled && !hosts->settled_told) {
+    even_job_notice(job, "where this host is lost, another one takes its place (%u of %zu vote)", view->voters,
+                    hosts->count);
+  }
+  hosts->settled_told = hosts->settled_told || view->settled;
+}
+
+/* The guardian kills this host's ranks where this agent stands still when it may act no more. One whose job ends has
+ * nobody after it. */
+static void tell_guardian(even_job *job, const even_voter_view *view) {
+  bool limited = leads(job->hosts, view) && view->acts;
+  uint64_t until = limited ? view->acts_until_ns - EVEN_LEADERSHIP_LEASE_NS + EVEN_LEADERSHIP_GUARD_NS : 0;
+  if ((limited || even_leadership_ended(&view->newest)) && even_guardian_limit(&job->guardian, until) != EVEN_OK) {
+    even_error_clear(); /* it is gone: another one is started, and told */
+  }
 }
 
 void even_succession_check(even_job *job) {
@@ -267,21 +360,63 @@ void even_succession_check(even_job *job) {
     return;
   }
   even_voter_look(hosts->voter, &view);
+  tell_standing(job, &view);
+  tell_guardian(job, &view);
   if (superseded(hosts, &view)) {
     if (job->failure.status == EVEN_OK) {
       (void)fail_superseded(&view);
       job->failure = *even_error_last();
     }
-  } else if (!view.acts && !hosts->cut_off) {
+  } else if (leads(hosts, &view) && !view.acts && !hosts->cut_off) {
     tell_cut_off(job);
     even_job_end_ranks(job, SIGKILL, true);
   }
 }
 
+static bool starts(even_host_agent *agent) {
+  agent->called_ns = even_clock_ns();
+  even_host_agent_drop(agent);
+  agent->returns = agent->member != 0;
+  if (even_host_agent_launch(agent) != EVEN_OK) {
+    even_error_clear(); /* again in a moment */
+    agent->lost = true;
+  }
+  return !agent->lost;
+}
+
+/* Of those that are lost each gets its try now and then; one that has come becomes the member again that it was. */
+static even_status bring_back(even_job *job) {
+  even_hosts *hosts = job->hosts;
+  uint64_t now = even_clock_ns();
+  hosts->failure.status = EVEN_OK; /* of one that did not come: it is tried again */
+  for (size_t i = 1; hosts->params.shell != NULL && i < hosts->count; i++) {
+    even_host_agent *agent = &hosts->agents[i];
+    if (!agent->lost && agent->link == NULL && even_host_agent_shell_ended(agent)) {
+      agent->lost = true;
+    }
+    if (agent->lost && (agent->called_ns == 0 || now - agent->called_ns > AGAIN_NS)) {
+      bool first = agent->called_ns == 0;
+      if (starts(agent) && first) {
+        even_job_notice(job, "host %s: its agent is started again", agent->name);
+      }
+    }
+    agent->called_ns = agent->fits ? 0 : agent->called_ns;
+  }
+  return even_succession_join(job);
+}
+
+static even_status fail_alone(const even_hosts *hosts) {
+  (void)even_fail(EVEN_ERR_PEER_LOST, "the majority of the hosts was not heard within %.0f s",
+                  hosts->params.majority_seconds);
+  return even_error_fix(
+      "another host may lead the job (logs/leader.log there); else start it again: --resume auto. "
+      "EVENSTEP_MAJORITY_PATIENCE says how long is waited");
+}
+
 even_status even_succession_await(even_job *job) {
   even_hosts *hosts = job->hosts;
   even_voter_view view;
-  uint64_t until = even_clock_ns() + AWAIT_NS;
+  uint64_t since = even_clock_ns();
   for (;;) {
     if (hosts->voter == NULL) {
       return EVEN_OK;
@@ -290,23 +425,25 @@ even_status even_succession_await(even_job *job) {
     if (superseded(hosts, &view)) {
       return fail_superseded(&view);
     }
-    if (view.acts && view.quorum) { /* a lease is for what runs, and not for something new */
-      break;
+    if (view.newest.generation == 0) {
+      return EVEN_OK; /* they have not agreed yet: nobody can take this one's place */
+    }
+    if (view.acts && view.quorum && even_clock_ns() >= view.starts_ns) {
+      break; /* a lease is for what runs, and not for something new */
     }
     if (!view.acts) {
       tell_cut_off(job);
     }
     if (even_stop_asked()) {
-      return even_fail(EVEN_ERR_INTERRUPTED, "interrupted while the other hosts were waited for");
+      return interrupted();
     }
-    if (even_clock_ns() > until) {
-      (void)even_fail(EVEN_ERR_PEER_LOST, "the majority of the hosts was not heard within an hour");
-      return even_error_fix(
-          "another host may lead the job (logs/leader.log there); else start it again: --resume auto");
+    if (even_clock_ns() - since > patience_ns(hosts)) {
+      return fail_alone(hosts);
     }
-    EVEN_TRY(even_loop_turn(&hosts->loop, TURN_MS));
-    even_hosts_tick(hosts);
+    EVEN_TRY(view.quorum ? EVEN_OK : bring_back(job));
+    EVEN_TRY(turn(hosts));
   }
+  tell_guardian(job, &view);
   if (hosts->cut_off) {
     even_job_notice(job, "the majority of the hosts is heard again");
   }
@@ -320,36 +457,121 @@ bool even_succession_is_cut(even_hosts *hosts) {
     return false;
   }
   even_voter_look(hosts->voter, &view);
-  for (size_t i = 1; !view.quorum && i < hosts->count; i++) {
+  if (view.quorum || view.newest.generation == 0) {
+    return false;
+  }
+  for (size_t i = 1; i < hosts->count; i++) {
     hosts->agents[i].lost = hosts->agents[i].lost || hosts->agents[i].link == NULL;
   }
-  return !view.quorum;
+  return true;
 }
 
-even_status even_succession_join(even_hosts *hosts) {
+/* ---- agents that were started again ---- */
+
+void even_succession_take_votes(even_job *job, even_host_agent *agent, const json_t *content) {
+  const char *trouble = json_string_value(json_object_get(content, "trouble"));
+  bool returned = agent->asked;
+  agent->asked = false;
+  if ((uint64_t)json_integer_value(json_object_get(content, "member")) != agent->member) {
+    return; /* of an earlier one */
+  }
+  if (trouble != NULL) {
+    agent->member = 0;
+    if (!returned) {
+      even_job_notice(job, "host %s: its agent cannot take this one's place: %.300s", agent->name, trouble);
+    }
+  }
+}
+
+static bool any_asked(const even_hosts *hosts) {
+  for (size_t i = 1; i < hosts->count; i++) {
+    if (hosts->agents[i].asked && hosts->agents[i].link != NULL) {
+      return true;
+    }
+  }
+  return false;
+}
+
+/* As the members that they were; who has forgotten it has no number afterwards. */
+static even_status ask_returning(even_hosts *hosts, bool *any) {
   even_voter_member *members = NULL;
   size_t count = 0;
+  uint64_t until = even_clock_ns() + SETTLE_NS;
+  EVEN_TRY(list_members(hosts, &members, &count));
+  even_status status = EVEN_OK;
+  for (size_t i = 1; status == EVEN_OK && i < hosts->count; i++) {
+    even_host_agent *agent = &hosts->agents[i];
+    if (agent->returns && agent->fits && agent->link != NULL) {
+      status = say_members(agent, members, count, RETURNS);
+      agent->returns = false;
+      agent->asked = true;
+      *any = true;
+    }
+  }
+  even_free(members);
+  while (status == EVEN_OK && any_asked(hosts) && even_clock_ns() < until) {
+    status = even_stop_asked() ? interrupted() : turn(hosts);
+  }
+  return status;
+}
+
+static bool number_new(even_hosts *hosts) {
+  bool any = false;
+  for (size_t i = 1; i < hosts->count; i++) {
+    even_host_agent *agent = &hosts->agents[i];
+    agent->joins = agent->member == 0 && agent->fits && agent->link != NULL;
+    if (agent->joins) {
+      agent->member = hosts->next_member++;
+      any = true;
+    }
+  }
+  return any;
+}
+
+static even_status say_all(even_hosts *hosts) {
+  even_voter_member *members = NULL;
+  size_t count = 0;
+  even_status status = list_members(hosts, &members, &count);
+  for (size_t i = 1; status == EVEN_OK && i < hosts->count; i++) {
+    even_host_agent *agent = &hosts->agents[i];
+    if (agent->link != NULL && agent->fits && agent->member != 0) {
+      status = say_members(agent, members, count, agent->joins ? JOINS : AS_NAMED);
+    }
+  }
+  status = status == EVEN_OK ? even_voter_know(hosts->voter, members, count) : status;
+  even_free(members);
+  return status;
+}
+
+/* So that what is lost next costs no majority that there would be a moment later. */
+static even_status await_settled(even_hosts *hosts) {
+  uint64_t until = even_clock_ns() + SETTLE_NS;
+  even_voter_view view;
+  even_voter_look(hosts->voter, &view);
+  while (view.newest.generation != 0 && view.quorum && !view.settled && even_clock_ns() < until) {
+    EVEN_TRY(even_stop_asked() ? interrupted() : turn(hosts));
+    even_voter_look(hosts->voter, &view);
+  }
+  return EVEN_OK;
+}
+
+even_status even_succession_join(even_job *job) {
+  even_hosts *hosts = job->hosts;
   bool any = false;
   if (hosts->voter == NULL) {
     return EVEN_OK;
   }
-  for (size_t i = 1; i < hosts->count; i++) {
-    hosts->agents[i].joins = hosts->agents[i].member == 0;
-    if (hosts->agents[i].joins) {
-      hosts->agents[i].member = hosts->next_member++;
-      any = true;
-    }
+  EVEN_TRY(ask_returning(hosts, &any));
+  any = number_new(hosts) || any;
+  if (any) {
+    hosts->settled_told = false;
+    EVEN_TRY(say_all(hosts));
   }
-  if (!any) {
-    return EVEN_OK;
+  even_voter_view view;
+  even_voter_look(hosts->voter, &view);
+  if (!view.quorum) {
+    return EVEN_OK; /* who shall be left out is for later: who is not here may be on its way */
   }
-  even_status status = list_members(hosts, &members, &count);
-  for (size_t i = 1; status == EVEN_OK && i < hosts->count; i++) {
-    if (hosts->agents[i].joins && hosts->agents[i].link != NULL) {
-      status = say_members(&hosts->agents[i], members, count, true);
-    }
-  }
-  status = status == EVEN_OK ? even_voter_want(hosts->voter, members, count) : status;
-  even_free(members);
-  return status;
+  EVEN_TRY(want_members(hosts));
+  return await_settled(hosts);
 }

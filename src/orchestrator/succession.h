@@ -7,20 +7,32 @@
 #include "orchestrator/estate.h"
 #include "orchestrator/host_agent.h"
 
-/* All agents fit: they and this one become the group, of which this one leads. */
-even_status even_succession_open(even_hosts *hosts) EVEN_MUST_USE;
+/* Before the first attempt, all agents fit: they and this one become the group, of which this one leads. Waits for
+ * nobody: where they do not reach one another the job runs without, and is told so after a while. */
+even_status even_succession_open(even_job *job) EVEN_MUST_USE;
 /* In a host that takes a leader's place: waits for the agents of the others, and goes on with those that come. */
 even_status even_succession_take(even_hosts *hosts) EVEN_MUST_USE;
+/* Of a job that ends, for whatever reason: nobody shall lead it after this one. Asks for it, and does not wait. */
+void even_succession_finish(even_hosts *hosts);
+/* Waits until that is so, for a moment. */
+void even_succession_await_end(even_hosts *hosts);
+/* Before the end of a leader that took another one's place: where members may only be cut off, waits for as long as
+ * these wait for a majority, so that they hear of the end. */
+void even_succession_linger(even_hosts *hosts);
 void even_succession_close(even_hosts *hosts);
 /* Leaves all agents what they need to take this one's place; before each attempt. */
 even_status even_succession_bequeath(even_job *job) EVEN_MUST_USE;
 /* Whether this one may still lead; several times a second. Where it may not, its ranks are ended. */
 void even_succession_check(even_job *job);
-/* Waits until it may. EVEN_ERR_PEER_LOST: another one leads now. EVEN_ERR_INTERRUPTED: the thread's question. */
+/* Waits until it may start ranks, and meanwhile starts agents again that are lost: with them there may be a majority.
+ * EVEN_ERR_PEER_LOST: another one leads now, or there was none for EVEN_MAJORITY_PATIENCE. EVEN_ERR_INTERRUPTED: the
+ * thread's question. */
 even_status even_succession_await(even_job *job) EVEN_MUST_USE;
 /* Hosts could not be reached: whether that is so for most of them. Those that are not there are lost then. */
 bool even_succession_is_cut(even_hosts *hosts);
-/* Agents that were started again become members, too. */
-even_status even_succession_join(even_hosts *hosts) EVEN_MUST_USE;
+/* Agents that were started again are the members that they were, or, where they have forgotten it, new ones. */
+even_status even_succession_join(even_job *job) EVEN_MUST_USE;
+/* An agent says whether it is the member that it was named. */
+void even_succession_take_votes(even_job *job, even_host_agent *agent, const json_t *content);
 
 #endif

@@ -18,8 +18,8 @@ typedef struct even_voter even_voter;
 enum { EVEN_VOTER_ADDRESS = 64, EVEN_VOTER_MOST = 512 };
 
 typedef struct even_voter_member {
-  uint64_t id;                      /* from 1 on; one that is started again is another one, with another id */
-  char address[EVEN_VOTER_ADDRESS]; /* "10.0.0.1:4711": where it listens */
+  uint64_t id;                      /* from 1 on; one that has forgotten its log is another one, with another id */
+  char address[EVEN_VOTER_ADDRESS]; /* "10.0.0.1:4711": where it listens now */
 } even_voter_member;
 
 typedef struct even_voter_params {
@@ -29,32 +29,44 @@ typedef struct even_voter_params {
   int listener;                     /* of this member (os/listener.h); it is taken over */
   const even_voter_member *members; /* this one among them. The same on all that begin together */
   size_t count;
-  uint64_t first; /* of them, the one that leads first */
-  bool joins;     /* the others have begun, and the one that leads adds this one (even_voter_want) */
+  uint64_t first;     /* of them, the one that leads first */
+  bool joins;         /* the others have begun, and the one that leads adds this one (even_voter_want) */
+  bool witness;       /* it only votes */
+  bool returns;       /* it was a member before, and goes on with the log that it kept */
+  const char *folder; /* in which members keep their logs (raft_store.h); NULL: in memory */
 } even_voter_params;
 
 typedef struct even_voter_view {
   even_leadership newest;           /* of all generations that were heard of; 0: nobody leads yet */
   int port;                         /* where that leader takes agents, 0: it has not said it */
   char address[EVEN_VOTER_ADDRESS]; /* of its host, "" where it is not known */
-  bool acts;                        /* this member leads, and may act */
+  bool acts;                        /* this member leads, and may act, */
+  uint64_t acts_until_ns;           /* for at least so long */
+  uint64_t starts_ns;               /* of one that leads: before this no rank of another leader's may be thought dead */
   bool quorum;                      /* a majority of voters is heard */
   bool linked;                      /* there is a connection to the leader, or this is it */
+  bool settled;                     /* of one that leads: all members are those that shall be, and all are there */
   unsigned voters;                  /* as far as this member knows */
+  uint64_t missing_ns;              /* since when a member has been missing that may only be cut off; 0: none is */
 } even_voter_view;
 
 /* "libraft 0.15.0"; a static string. NULL where the program was built without it: then open is EVEN_ERR_UNSUPPORTED. */
 const char *even_voter_library(void);
-/* Starts the thread. On failure the listener is closed, too. */
+/* Starts the thread. On failure the listener is closed, too. EVEN_ERR_NOT_FOUND: it shall return, and has no log that
+ * it kept, or another process has it. */
 even_status even_voter_open(const even_voter_params *params, even_voter **out) EVEN_MUST_USE;
-/* Ends it at once: for the others this member is gone. NULL is allowed. */
-void even_voter_close(even_voter *voter);
+/* Ends it at once: for the others this member is gone. NULL is allowed. `forget`: it needs not come back. */
+void even_voter_close(even_voter *voter, bool forget);
 /* What is known now. */
 void even_voter_look(even_voter *voter, even_voter_view *out);
 /* Where the agents of others reach this one while it leads. */
 void even_voter_announce(even_voter *voter, int port);
+/* Where members listen now: those that were started again listen elsewhere. */
+even_status even_voter_know(even_voter *voter, const even_voter_member *members, size_t count) EVEN_MUST_USE;
 /* Of the one that leads: who shall belong to the job from now on, this one among them; others are left out, new ones
  * added, and as many vote as shall. */
 even_status even_voter_want(even_voter *voter, const even_voter_member *members, size_t count) EVEN_MUST_USE;
+/* Of the one that leads: the job ends, and nobody may lead it after this one. `newest` says when that is so. */
+void even_voter_finish(even_voter *voter);
 
 #endif

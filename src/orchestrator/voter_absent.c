@@ -14,8 +14,9 @@ even_status even_voter_open(const even_voter_params *params, even_voter **out) {
   return even_error_fix("install libraft-dev 0.15 (Debian 12 has it) and build again, on all hosts");
 }
 
-void even_voter_close(even_voter *voter) {
+void even_voter_close(even_voter *voter, bool forget) {
   (void)voter;
+  (void)forget;
 }
 
 void even_voter_look(even_voter *voter, even_voter_view *out) {
@@ -26,6 +27,14 @@ void even_voter_look(even_voter *voter, even_voter_view *out) {
 void even_voter_announce(even_voter *voter, int port) {
   (void)voter;
   (void)port;
+}
+
+void even_voter_finish(even_voter *voter) {
+  (void)voter;
+}
+
+even_status even_voter_know(even_voter *voter, const even_voter_member *members, size_t count) {
+  return even_voter_want(voter, members, count);
 }
 
 even_status even_voter_want(even_voter *voter, const even_voter_member *members, size_t count) {

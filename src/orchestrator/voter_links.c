@@ -7,11 +7,12 @@
 #include "os/pipe.h"
 #include "os/socket.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { WORD_BYTES = 32, MOST_UNKNOWN = 64 };
+enum { WORD_BYTES = 56, MOST_UNKNOWN = 64 };
 
 static const uint64_t GREETING_NS = 3000000000u;
 
@@ -29,13 +30,16 @@ uint64_t even_voter_read_number(const unsigned char *bytes) {
   return value;
 }
 
-static void tell(even_voter_link *link) {
+static void tell(even_voter_link *link, uint64_t asks, uint64_t answers) {
   const even_voter_word *own = &link->all->own;
   unsigned char bytes[WORD_BYTES];
   even_voter_write_number(bytes, own->id);
   even_voter_write_number(bytes + 8, own->newest.generation);
   even_voter_write_number(bytes + 16, own->newest.leader);
   even_voter_write_number(bytes + 24, own->port);
+  even_voter_write_number(bytes + 32, link->all->term(link->all->context));
+  even_voter_write_number(bytes + 40, asks);
+  even_voter_write_number(bytes + 48, answers);
   if (even_link_send(&link->link, EVEN_MESSAGE_MEMBER, NULL, bytes, sizeof bytes) != EVEN_OK) {
     even_error_clear(); /* the end of the connection tells it */
   }
@@ -43,7 +47,7 @@ static void tell(even_voter_link *link) {
 
 static void on_ready(void *context, even_link *link) {
   (void)link;
-  tell(context);
+  tell(context, 0, 0);
 }
 
 /* The newer connection counts: the other end has closed the older one, or does not know of it. */
@@ -55,6 +59,24 @@ static void leave_older(even_voter_links *links, const even_voter_link *newer) {
   }
 }
 
+static void forget_missing(even_voter_links *links, uint64_t id) {
+  for (size_t i = 0; i < EVEN_VOTER_MISSING; i++) {
+    if (links->missing[i].id == id) {
+      links->missing[i] = (even_voter_missing){.id = 0};
+    }
+  }
+}
+
+/* In the place of who has been missing for longest. */
+static void note_missing(even_voter_links *links, uint64_t id) {
+  even_voter_missing *place = &links->missing[0];
+  forget_missing(links, id);
+  for (size_t i = 0; i < EVEN_VOTER_MISSING; i++) {
+    place = links->missing[i].since_ns < place->since_ns ? &links->missing[i] : place;
+  }
+  *place = (even_voter_missing){.id = id, .since_ns = even_clock_ns()};
+}
+
 static even_status take_word(even_voter_link *link, const even_message *message) {
   if (message->data_bytes != WORD_BYTES) {
     return even_fail(EVEN_ERR_INPUT, "a member's word of %zu bytes", message->data_bytes);
@@ -62,7 +84,10 @@ static even_status take_word(even_voter_link *link, const even_message *message)
   const even_voter_word word = {
       .id = even_voter_read_number(message->data),
       .newest = {even_voter_read_number(message->data + 8), even_voter_read_number(message->data + 16)},
-      .port = even_voter_read_number(message->data + 24)};
+      .port = even_voter_read_number(message->data + 24),
+      .term = even_voter_read_number(message->data + 32),
+      .asks = even_voter_read_number(message->data + 40),
+      .answers = even_voter_read_number(message->data + 48)};
   if (word.id == 0 || word.id == link->all->own.id || (link->id != 0 && link->id != word.id) || word.port > 65535) {
     return even_fail(EVEN_ERR_INPUT, "%s says that it is member %llu", link->link.peer, (unsigned long long)word.id);
   }
@@ -70,8 +95,16 @@ static even_status take_word(even_voter_link *link, const even_message *message)
     link->id = word.id;
     leave_older(link->all, link);
     link->told = true;
+    forget_missing(link->all, word.id);
+  }
+  if (word.answers > link->answered_ns && word.answers <= even_clock_ns()) {
+    link->answered_ns = word.answers;
+    link->answered_term = word.term;
   }
   link->all->word(link->all->context, &word);
+  if (word.asks != 0) {
+    tell(link, 0, word.asks);
+  }
   return EVEN_OK;
 }
 
@@ -87,9 +120,15 @@ static even_status on_message(void *context, even_link *link, const even_message
   return from->all->raft(from->all->context, from->id, message->data, message->data_bytes);
 }
 
+/* A kernel says of a process that has ended that its connection is closed, or reset. */
 static void on_ended(void *context, even_link *link) {
-  (void)link;
-  ((even_voter_link *)context)->over = true;
+  even_voter_link *from = context;
+  const even_error *why = even_link_why(link);
+  bool closed = why->system_error == 0 || why->system_error == ECONNRESET || why->system_error == EPIPE;
+  from->over = true;
+  if (from->told && !closed) {
+    note_missing(from->all, from->id);
+  }
 }
 
 static even_status add_link(even_voter_links *links, int fd, uint64_t id, bool called, const char *peer) {
@@ -228,7 +267,11 @@ bool even_voter_links_send(even_voter_links *links, uint64_t id, const void *byt
 void even_voter_links_tell(even_voter_links *links) {
   for (even_voter_link *link = links->open; link != NULL; link = link->next) {
     if (even_link_is_up(&link->link)) {
-      tell(link);
+      tell(link, 0, 0);
     }
   }
+}
+
+void even_voter_links_ask(even_voter_link *link, uint64_t now_ns) {
+  tell(link, now_ns, 0);
 }

@@ -5,11 +5,14 @@
 #include "orchestrator/link.h"
 #include "orchestrator/voter.h"
 
-/* What members tell of themselves: when they meet, and with each change. */
+/* What members tell of themselves: when they meet, with each change, and when they are asked. */
 typedef struct even_voter_word {
   uint64_t id;
   even_leadership newest;
-  uint64_t port; /* of the leader, 0: not known */
+  uint64_t port;    /* of the leader, 0: not known */
+  uint64_t term;    /* of Raft's, at this moment */
+  uint64_t asks;    /* the teller's clock: this is a question; 0: it is none */
+  uint64_t answers; /* the clock of who asked; 0: this is no answer */
 } even_voter_word;
 
 typedef struct even_voter_link {
@@ -19,9 +22,19 @@ typedef struct even_voter_link {
   bool called; /* by this member, which knows the other's id by its address */
   bool told;   /* it has sent its word */
   bool over;
+  uint64_t answered_ns;   /* when the newest question was sent that it has answered, */
+  uint64_t answered_term; /* and in which term */
   uint64_t since_ns;
   struct even_voter_link *next;
 } even_voter_link;
+
+/* A member whose connection broke without a word: it may be cut off, and come back. */
+typedef struct even_voter_missing {
+  uint64_t id; /* 0: none */
+  uint64_t since_ns;
+} even_voter_missing;
+
+enum { EVEN_VOTER_MISSING = 8 };
 
 typedef struct even_voter_links {
   even_loop *loop;
@@ -30,9 +43,11 @@ typedef struct even_voter_links {
   unsigned char key[EVEN_TLS_KEY_BYTES];
   even_voter_word own;
   even_voter_link *open;
-  even_voter_link *gone; /* closed, to be freed after the turn of the loop */
-  size_t unknown;        /* open ones that have not said who they are */
+  even_voter_link *gone;                          /* closed, to be freed after the turn of the loop */
+  even_voter_missing missing[EVEN_VOTER_MISSING]; /* the latest */
+  size_t unknown;                                 /* open ones that have not said who they are */
   void *context;
+  uint64_t (*term)(void *context); /* of Raft's, now */
   void (*word)(void *context, const even_voter_word *word);
   even_status (*raft)(void *context, uint64_t from, const unsigned char *bytes, size_t count);
 } even_voter_links;
@@ -49,6 +64,9 @@ even_voter_link *even_voter_links_find(even_voter_links *links, uint64_t id);
 bool even_voter_links_send(even_voter_links *links, uint64_t id, const void *bytes, size_t count);
 /* Tells all what `own` says now. */
 void even_voter_links_tell(even_voter_links *links);
+
+/* Asks a member for its word, to be answered at once. */
+void even_voter_links_ask(even_voter_link *link, uint64_t now_ns);
 
 /* A number of 64 bits as it travels, and lies in the log: little-endian. */
 void even_voter_write_number(unsigned char *bytes, uint64_t value);

@@ -74,7 +74,8 @@ static even_leadership_view view_of(const world *now, size_t i, bool leads_log, 
                                 .self = i + 1,
                                 .first = 1,
                                 .raft_leads = leads_log,
-                                .quorum = true,
+                                .raft_own = true,
+                                .lease_ns = 100000000000u,
                                 .leader_linked = !leader_lost,
                                 .leader_ns = leader_lost ? 0 : 100000000000u,
                                 .proposed = one->proposed != 0,
@@ -188,7 +189,8 @@ static even_leadership_view usual(void) {
                                 .self = 1,
                                 .first = 1,
                                 .raft_leads = true,
-                                .quorum = true,
+                                .raft_own = true,
+                                .lease_ns = 50000000000u,
                                 .leader_linked = true,
                                 .leader_ns = 50000000000u,
                                 .now_ns = 50000000000u};
@@ -217,14 +219,83 @@ static void slow_is_not_lost(void **state) {
   assert_int_equal(even_leadership_next(&view), EVEN_LEADERSHIP_REST);
 }
 
+static void its_own_entry_comes_first(void **state) {
+  even_leadership_view view = usual();
+  (void)state;
+  view.raft_own = false;
+  assert_int_equal(even_leadership_next(&view), EVEN_LEADERSHIP_CONFIRM);
+  view.proposed = true;
+  assert_int_equal(even_leadership_next(&view), EVEN_LEADERSHIP_REST);
+}
+
+/* No other one may say that it leads: it would act without a lease. */
+static void the_first_leads_by_its_own_word(void **state) {
+  even_leadership_view view = usual();
+  (void)state;
+  view.newest = (even_leadership){0, 0};
+  view.applied = 0;
+  assert_int_equal(even_leadership_next(&view), EVEN_LEADERSHIP_FIRST);
+  view.now_ns += EVEN_LEADERSHIP_LEASE_NS + 1;
+  assert_int_equal(even_leadership_next(&view), EVEN_LEADERSHIP_REST);
+  view.self = 2;
+  assert_int_equal(even_leadership_next(&view), EVEN_LEADERSHIP_YIELD);
+  view.leader_linked = false;
+  assert_int_equal(even_leadership_next(&view), EVEN_LEADERSHIP_REST);
+}
+
+static void who_only_votes_gives_the_log_away(void **state) {
+  even_leadership_view view = usual();
+  (void)state;
+  view.witness = true;
+  assert_int_equal(even_leadership_next(&view), EVEN_LEADERSHIP_YIELD);
+  view.leader_linked = false;
+  view.now_ns += EVEN_LEADERSHIP_GONE_NS + 1;
+  assert_int_equal(even_leadership_next(&view), EVEN_LEADERSHIP_PASS);
+}
+
+/* Its leader alone ends a job, and nobody leads it afterwards. */
+static void after_the_end_nobody_leads(void **state) {
+  even_leadership_view view = usual();
+  const even_leadership next = {5, 1};
+  (void)state;
+  view.ends = true;
+  assert_int_equal(even_leadership_next(&view), EVEN_LEADERSHIP_YIELD);
+  view.self = 2;
+  assert_int_equal(even_leadership_next(&view), EVEN_LEADERSHIP_END);
+  view.newest = (even_leadership){4, EVEN_LEADERSHIP_NOBODY};
+  view.applied = 4;
+  assert_int_equal(even_leadership_next(&view), EVEN_LEADERSHIP_REST);
+  view.self = 1;
+  view.leader_linked = false;
+  view.now_ns += 2 * EVEN_LEADERSHIP_SILENT_NS;
+  assert_int_equal(even_leadership_next(&view), EVEN_LEADERSHIP_REST);
+  assert_false(even_leadership_apply(&view.newest, &next));
+  /* the leader of generation 3 is obeyed until it is gone, the one before is not */
+  assert_false(even_leadership_superseded(&view.newest, 3));
+  assert_true(even_leadership_superseded(&view.newest, 2));
+  assert_true(even_leadership_superseded(&next, 4));
+  assert_false(even_leadership_superseded(&next, 5));
+}
+
+static void a_majority_has_answered(void **state) {
+  uint64_t three[] = {5, 90, 0};
+  uint64_t five[] = {90, 0, 30, 0, 40};
+  uint64_t four[] = {90, 80, 70, 60};
+  uint64_t one[] = {90};
+  (void)state;
+  assert_int_equal(even_leadership_answered(three, 3), 5);
+  assert_int_equal(even_leadership_answered(five, 5), 30);
+  assert_int_equal(even_leadership_answered(four, 4), 70);
+  assert_int_equal(even_leadership_answered(one, 1), 90);
+  assert_int_equal(even_leadership_answered(NULL, 0), 0);
+}
+
 static void a_lease_ends(void **state) {
   even_leadership_view view = usual();
   (void)state;
   assert_false(even_leadership_acts(&view));
   view.self = 2;
   assert_true(even_leadership_acts(&view));
-  view.quorum = false;
-  view.quorum_ns = view.now_ns;
   view.now_ns += EVEN_LEADERSHIP_LEASE_NS;
   assert_true(even_leadership_acts(&view));
   view.now_ns++;
@@ -309,6 +380,11 @@ int main(void) {
       cmocka_unit_test(no_two_act_in_one_generation),
       cmocka_unit_test(the_search_finds_what_is_broken),
       cmocka_unit_test(slow_is_not_lost),
+      cmocka_unit_test(its_own_entry_comes_first),
+      cmocka_unit_test(the_first_leads_by_its_own_word),
+      cmocka_unit_test(who_only_votes_gives_the_log_away),
+      cmocka_unit_test(after_the_end_nobody_leads),
+      cmocka_unit_test(a_majority_has_answered),
       cmocka_unit_test(a_lease_ends),
       cmocka_unit_test(every_group_becomes_every_other),
   };

@@ -9,7 +9,9 @@
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -19,6 +21,7 @@ enum { MOST = 6 };
 static const uint64_t LIMIT_NS = 120000000000u;
 
 typedef struct cluster {
+  char folder[40]; /* "": they keep their logs in memory */
   even_voter_member members[MOST];
   int listeners[MOST];
   even_voter *voters[MOST]; /* NULL: it is dead, or has not begun */
@@ -32,7 +35,9 @@ static void name_member(cluster *all, size_t i, uint64_t id) {
   (void)snprintf(all->members[i].address, sizeof all->members[i].address, "127.0.0.1:%d", port);
 }
 
-static void begin(cluster *all, size_t i, size_t known, bool joins) {
+typedef enum beginning { FIRST, JOINS, RETURNS } beginning;
+
+static void begin(cluster *all, size_t i, size_t known, beginning how) {
   even_voter_params params = {.size = sizeof params,
                               .key = "a key that all of them have.....",
                               .self = all->members[i].id,
@@ -40,23 +45,29 @@ static void begin(cluster *all, size_t i, size_t known, bool joins) {
                               .members = all->members,
                               .count = known,
                               .first = 1,
-                              .joins = joins};
+                              .joins = how == JOINS,
+                              .returns = how == RETURNS,
+                              .folder = all->folder[0] == '\0' ? NULL : all->folder};
   assert_int_equal(even_voter_open(&params, &all->voters[i]), EVEN_OK);
 }
 
-static void open_group(cluster *all, size_t count) {
-  memset(all, 0, sizeof *all);
+static void open_some(cluster *all, size_t count) {
   all->count = count;
   for (size_t i = 0; i < count; i++) {
     name_member(all, i, i + 1);
   }
   for (size_t i = 0; i < count; i++) {
-    begin(all, i, count, false);
+    begin(all, i, count, FIRST);
   }
 }
 
+static void open_group(cluster *all, size_t count) {
+  memset(all, 0, sizeof *all);
+  open_some(all, count);
+}
+
 static void end(cluster *all, size_t i) {
-  even_voter_close(all->voters[i]);
+  even_voter_close(all->voters[i], false);
   all->voters[i] = NULL;
 }
 
@@ -131,10 +142,18 @@ static void the_first_leads_and_another_succeeds_it(void **state) {
   assert_int_equal(even_voter_want(all.voters[next], left, 2), EVEN_OK);
   await_voters(&all, next, 1);
   end(&all, 3 - next);
-  even_clock_sleep_ns(EVEN_LEADERSHIP_LEASE_NS + 3000000000u); /* the claim is that nothing changes */
+  even_clock_sleep_ns(EVEN_LEADERSHIP_LEASE_NS + 500000000u); /* the claim is that nothing changes */
   assert_true(look(&all, next).acts);
   assert_int_equal(look(&all, next).newest.generation, 2);
   close_group(&all);
+}
+
+static void await_not_acting(const cluster *all, size_t i) {
+  uint64_t until = even_clock_ns() + LIMIT_NS;
+  while (look(all, i).acts) {
+    assert_true(even_clock_ns() < until);
+    even_clock_sleep_ns(5000000);
+  }
 }
 
 static void without_a_majority_nobody_acts(void **state) {
@@ -144,11 +163,7 @@ static void without_a_majority_nobody_acts(void **state) {
   assert_int_equal(await_leader(&all, 1), 0);
   end(&all, 1);
   end(&all, 2);
-  uint64_t until = even_clock_ns() + LIMIT_NS;
-  while (look(&all, 0).acts) {
-    assert_true(even_clock_ns() < until);
-    even_clock_sleep_ns(5000000);
-  }
+  await_not_acting(&all, 0);
   assert_false(look(&all, 0).quorum);
   close_group(&all);
 }
@@ -162,7 +177,7 @@ static void one_that_comes_later_votes_too(void **state) {
   name_member(&all, 3, 77);
   all.count = 4;
   const even_voter_member now[] = {all.members[0], all.members[1], all.members[3]};
-  begin(&all, 3, 4, true);
+  begin(&all, 3, 4, JOINS);
   assert_int_equal(even_voter_want(all.voters[0], now, 3), EVEN_OK);
   await_voters(&all, 3, 3);
   assert_int_equal(await_leader(&all, 1), 0);
@@ -187,6 +202,80 @@ static void of_five_two_may_die_one_after_the_other(void **state) {
   close_group(&all);
 }
 
+/* Where it listens is new, which those that live have to be told. */
+static void start_again(cluster *all, size_t i) {
+  name_member(all, i, all->members[i].id);
+  begin(all, i, all->count, RETURNS);
+}
+
+/* Two of three are lost, and both come back: as new members they could not, for one alone can add nobody. */
+static void those_that_come_back_are_a_majority_again(void **state) {
+  cluster all;
+  char path[80];
+  (void)state;
+  memset(&all, 0, sizeof all);
+  (void)snprintf(all.folder, sizeof all.folder, "/tmp/evenstep-voter-XXXXXX");
+  assert_non_null(mkdtemp(all.folder));
+  open_some(&all, 3);
+  assert_int_equal(await_leader(&all, 1), 0);
+  end(&all, 1);
+  end(&all, 2);
+  await_not_acting(&all, 0);
+  start_again(&all, 1);
+  start_again(&all, 2);
+  for (size_t i = 0; i < 3; i++) {
+    assert_int_equal(even_voter_know(all.voters[i], all.members, 3), EVEN_OK);
+  }
+  assert_int_equal(await_leader(&all, 1), 0);
+  assert_int_equal(look(&all, 0).newest.generation, 1);
+  /* one that lives is not started beside itself, and one that has kept nothing is none */
+  even_voter_params params = {.size = sizeof params,
+                              .key = "a key that all of them have.....",
+                              .members = all.members,
+                              .count = 3,
+                              .first = 1,
+                              .returns = true,
+                              .folder = all.folder};
+  for (uint64_t id = 1; id <= 9; id += 8) {
+    even_voter *none = NULL;
+    int port = 0;
+    assert_int_equal(even_listener_open("127.0.0.1", &port, &params.listener), EVEN_OK);
+    params.self = id;
+    assert_int_equal(even_voter_open(&params, &none), EVEN_ERR_NOT_FOUND);
+    assert_null(none);
+  }
+  (void)snprintf(path, sizeof path, "%s/9", all.folder);
+  assert_int_equal(rmdir(path), 0);
+  for (size_t i = 0; i < 3; i++) {
+    even_voter_close(all.voters[i], true);
+  }
+  assert_int_equal(rmdir(all.folder), -1); /* it went with the last of them */
+}
+
+/* The leader ends the job, and then itself: nobody goes on with it. */
+static void after_its_end_nobody_leads_a_job(void **state) {
+  cluster all;
+  (void)state;
+  open_group(&all, 3);
+  assert_int_equal(await_leader(&all, 1), 0);
+  even_voter_finish(all.voters[0]);
+  for (size_t i = 0; i < 3; i++) {
+    uint64_t until = even_clock_ns() + LIMIT_NS;
+    while (look(&all, i).newest.leader != EVEN_LEADERSHIP_NOBODY) {
+      assert_true(even_clock_ns() < until);
+      even_clock_sleep_ns(5000000);
+    }
+    assert_int_equal(look(&all, i).newest.generation, 2);
+  }
+  end(&all, 0);
+  even_clock_sleep_ns(EVEN_LEADERSHIP_GONE_NS + 1500000000u); /* the claim is that nothing changes */
+  for (size_t i = 1; i < 3; i++) {
+    assert_int_equal(look(&all, i).newest.generation, 2);
+    assert_false(look(&all, i).acts);
+  }
+  close_group(&all);
+}
+
 int main(void) {
   struct sigaction before;
   const struct CMUnitTest tests[] = {
@@ -194,6 +283,8 @@ int main(void) {
       cmocka_unit_test(without_a_majority_nobody_acts),
       cmocka_unit_test(one_that_comes_later_votes_too),
       cmocka_unit_test(of_five_two_may_die_one_after_the_other),
+      cmocka_unit_test(those_that_come_back_are_a_majority_again),
+      cmocka_unit_test(after_its_end_nobody_leads_a_job),
   };
   if (even_signals_pipe_ignore(&before) != EVEN_OK) {
     return 1;

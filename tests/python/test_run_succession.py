@@ -137,6 +137,9 @@ def hosts(
             pass
 
 
+# Once all members vote that shall.
+STANDS = r"where this host is lost, another one takes its place \(3 of 3 vote\)"
+
 # Says its place, waits in the first attempt, and ends in the second one.
 WAITING = """#!/bin/sh
 echo "attempt $TORCHELASTIC_RESTART_COUNT rank $RANK of $WORLD_SIZE at $MASTER_ADDR process $$"
@@ -150,10 +153,12 @@ def _wait(hosts: Hosts, folder: pathlib.Path) -> tuple[Job, list[int]]:
     path.write_text(WAITING)
     path.chmod(0o755)
     job = hosts.start("--name", "a", "--log-rank", "all", "--no-monitor", "--no-python", str(path))
-    return job, [
+    ranks = [
         int(job.wait_for(rf"\[rank {rank}[^\]]*\] attempt 0 rank {rank} of 3 at \S+ process (\d+)")[0])
         for rank in range(COUNT)
     ]
+    job.wait_for(STANDS)
+    return job, ranks
 
 
 def _goes_on(hosts: Hosts) -> None:
@@ -184,9 +189,81 @@ def test_a_leader_that_is_cut_off_waits_and_is_none_when_it_comes_back(hosts: Ho
     finally:
         _ip(f"-n {hosts.names[0]} link set eth0 up")
         _ip(f"-n {hosts.names[0]} route replace 10.80.0.0/16 via 10.80.0.1")
-    os.kill(job.process.pid, signal.SIGINT)  # nobody is left to tell it who led
-    assert job.finish()[0] == 130
+    code, text = job.finish()  # the host that led the job to its end has waited for it
+    assert code == 7 and "the job has ended on other hosts" in text, text
     _wait_until(lambda: not hosts.agents())
+
+
+@pytest.mark.more
+def test_two_of_three_agents_are_lost_at_once(hosts: Hosts, tmp_path: pathlib.Path) -> None:
+    """Its leader starts both again, and has a majority again: they are the members that they were."""
+    job, ranks = _wait(hosts, tmp_path)
+    for process in hosts.agents_of(*hosts.names[1:]):
+        try:
+            os.kill(process, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    code, text = job.finish()
+    assert code == 0, text
+    assert len(re.findall(r"attempt 1 rank \d of 3", text)) == 3, text
+    assert end_soon(ranks)
+    _wait_until(lambda: not hosts.agents())
+    assert not list((tmp_path / "runs/a/members").glob("*/*"))
+
+
+@pytest.mark.more
+def test_a_leader_that_stands_still_has_no_ranks_when_another_one_begins(hosts: Hosts, tmp_path: pathlib.Path) -> None:
+    """Its guardian does not stand still."""
+    job, ranks = _wait(hosts, tmp_path)
+    os.kill(job.process.pid, signal.SIGSTOP)
+    try:
+        _wait_until(lambda: not alive(ranks[0]))
+        assert "leads now" not in hosts.log("a")
+        _goes_on(hosts)
+    finally:
+        os.kill(job.process.pid, signal.SIGCONT)
+    code, text = job.finish()
+    assert code == 7 and re.search("another host .* leads this job|the job has ended on other hosts", text), text
+    _wait_until(lambda: not hosts.agents())
+
+
+@pytest.mark.more
+def test_what_is_left_without_a_majority_ends(hosts: Hosts, tmp_path: pathlib.Path) -> None:
+    hosts.environment = {**hosts.environment, "EVENSTEP_MAJORITY_PATIENCE": "10"}
+    job, ranks = _wait(hosts, tmp_path)
+    for process in (job.process.pid, *hosts.agents_of(hosts.names[1])):
+        try:
+            os.kill(process, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    _wait_until(lambda: "the majority of the hosts is not heard" in hosts.log("a"))
+    _wait_until(lambda: not hosts.agents())
+    assert "its part has ended" in hosts.log("a")
+    assert end_soon(ranks)
+    job.finish()
+
+
+@pytest.mark.more
+def test_nobody_goes_on_with_a_job_that_was_interrupted(hosts: Hosts, tmp_path: pathlib.Path) -> None:
+    """SIGKILL in the time that its ranks have to end."""
+    path = tmp_path / "waiting.sh"
+    path.write_text(WAITING.replace("#!/bin/sh\n", "#!/bin/sh\ntrap '' INT\n"))
+    path.chmod(0o755)
+    job = hosts.start("--name", "a", "--log-rank", "all", "--no-monitor", "--no-python", str(path))
+    job.wait_for(STANDS)
+    os.kill(job.process.pid, signal.SIGINT)
+    job.wait_for("interrupted: waiting")
+    _wait_until(lambda: _ended(tmp_path))
+    os.kill(job.process.pid, signal.SIGKILL)
+    _wait_until(lambda: not hosts.agents())
+    assert "leads now" not in hosts.log("a")
+    job.finish()
+
+
+def _ended(folder: pathlib.Path) -> bool:
+    """Whether the log of each member says that nobody leads any more."""
+    logs = list((folder / "runs/a/members").glob("*/*/log"))
+    return len(logs) == COUNT and all(b"\xff" * 8 in log.read_bytes() for log in logs)
 
 
 @pytest.mark.more
@@ -197,9 +274,10 @@ def test_an_agent_that_was_started_again_is_a_candidate_too(hosts: Hosts, tmp_pa
     path.chmod(0o755)
     job = hosts.start("--name", "a", "--log-rank", "all", "--no-monitor", "--no-python", str(path))
     job.wait_for(r"attempt 0 rank \d of 3", times=3)
+    job.wait_for(STANDS)
     os.kill(min(hosts.agents_of(hosts.names[2])), signal.SIGKILL)
     job.wait_for(r"attempt 1 rank \d of 3", times=3)
-    time.sleep(3)  # until it votes, which nothing shows
+    job.wait_for(STANDS, times=2)
     os.kill(job.process.pid, signal.SIGKILL)
     _wait_until(lambda: "a ended well" in hosts.log("a"))
     assert len(re.findall(r"attempt 2 rank \d of 2 ", hosts.log("a"))) == 2, hosts.log("a")
@@ -240,6 +318,7 @@ TRAINING = """
 def test_training_goes_on_from_the_checkpoint(hosts: Hosts, script: Script, tmp_path: pathlib.Path, cut: bool) -> None:
     job = hosts.start("--name", "a", "--checkpoint-every", "5", "--log-rank", "all", script(TRAINING))
     job.wait_for(r"attempt 0 rank \d of 3 begins at step 0", times=COUNT)
+    job.wait_for(STANDS)
     _wait_until(lambda: (tmp_path / "runs/a/checkpoints/step-00000005").exists())
     if cut:
         _ip(f"-n {hosts.names[0]} link set eth0 down")
