@@ -91,10 +91,11 @@ def loss_after(compression: str, steps: int) -> float:
         return float(nn.functional.mse_loss(student(data.tensors[0]), data.tensors[1]))
 
 
-def bound_seconds(moved: int, mbit: float) -> float:
-    """What a rank sends of so many bytes, as an all-reduce's count: 2 (n - 1) / n of them."""
-    ranks = es.world_size()
-    return 2 * (ranks - 1) / ranks * moved * 8 / (mbit * 1e6)
+def bound_seconds(moved: int, args: argparse.Namespace) -> float:
+    """What passes a host's link of so many bytes, as an all-reduce's count: each who sends has 2 / n of them for each other,
+    and what those of one host have for one another does not pass it."""
+    senders = args.senders or es.world_size()
+    return args.sharing * 2 * (senders - args.sharing) / senders * moved * 8 / (args.mbit * 1e6)
 
 
 def main() -> None:
@@ -104,6 +105,8 @@ def main() -> None:
     parser.add_argument("--engines", default="shared,torch")
     parser.add_argument("--only", default=CHOICES)
     parser.add_argument("--mbit", type=float, default=0, help="of the links between the ranks; 0: not known")
+    parser.add_argument("--senders", type=int, default=0, help="hosts, where one of each sends; 0: every rank does")
+    parser.add_argument("--sharing", type=int, default=1, help="how many of those who send share a link")
     parser.add_argument("--steps", type=int, default=0, help="of the small training; 0: none")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -133,7 +136,7 @@ def table(choices: list[Choice], args: argparse.Namespace) -> None:
         words = f"{choice.engine:8}{choice.compression:14}{choice.bytes / 1e6:10.2f}{1e3 * seconds:10.1f}"
         words += f"{1e3 * exposed:16.1f}"
         if args.mbit:
-            bound = bound_seconds(choice.bytes, args.mbit)
+            bound = bound_seconds(choice.bytes, args)
             words += f"{1e3 * exchange:14.1f}{1e3 * bound:11.1f}{bound / exchange:16.2f}"
         if args.steps:
             words += f"{loss_after(choice.compression, args.steps):12.3g}"

@@ -1,7 +1,9 @@
-"""What each compression saves between hosts: bench/compression_bench.py on hosts made of network namespaces, one rank a
-host, over links of one speed. Needs root, ip and tc, and UCX (else Gloo connects the hosts, and it says so).
+"""What each compression saves between hosts: bench/compression_bench.py on hosts made of network namespaces, over links of
+one speed. Needs root, ip and tc, and UCX (else Gloo connects the hosts, and it says so).
 
-    python bench/compression_hosts.py [--hosts 2,4] [--mbit 500] [--million 4] [--rounds 8]
+    python bench/compression_hosts.py [--hosts 2,4] [--ranks 1] [--mbit 500] [--million 4] [--rounds 8]
+
+With several ranks a host, encodings are sent by host, and, for comparison, by rank (engine ucx).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ BENCH = pathlib.Path(__file__).with_name("compression_bench.py")
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", default="2,4", help="numbers of hosts, one after the other")
+    parser.add_argument("--ranks", type=int, default=1, help="of each host")
     parser.add_argument("--mbit", type=float, default=500, help="of each link, in either direction")
     parser.add_argument("--million", type=float, default=4, help="parameters, in millions")
     parser.add_argument("--rounds", type=int, default=8)
@@ -37,13 +40,24 @@ def main() -> int:
     command += ["--only", args.only] if args.only else []
     for number in map(int, args.hosts.split(",")):
         for way in ("auto", "gather") if number > 2 else ("auto",):
-            print(f"\n== {number} hosts, links of {args.mbit:g} Mbit/s, encodings go by the way {way!r}", flush=True)
-            only = ["--only", "int8,onebit,topk:0.01"] if way == "gather" and not args.only else []
-            with ShapedHosts(number, args.mbit) as hosts:
-                failed = hosts.run([*command, *only], {"EVENSTEP_COMPRESSION_WAY": way}, args.seconds)
-            if failed:
-                return failed
+            for engine in ("hosts", "ucx") if args.ranks > 1 else ("",):
+                failed = measure(args, command, number, way, engine)
+                if failed:
+                    return failed
     return 0
+
+
+def measure(args: argparse.Namespace, command: list[str], number: int, way: str, engine: str) -> int:
+    who = {"": "", "hosts": f", one a host of {args.ranks} ranks", "ucx": f", one a rank, {args.ranks} on each host"}
+    print(
+        f"\n== {number} hosts, links of {args.mbit:g} Mbit/s, encodings go by the way {way!r}{who[engine]}", flush=True
+    )
+    partly = (way == "gather" or engine == "ucx") and not args.only
+    only = ["--only", "int8,onebit,topk:0.01"] if partly else []
+    link = {"hosts": ["--senders", str(number)], "ucx": ["--sharing", str(args.ranks)]}.get(engine, [])
+    environment = {"EVENSTEP_COMPRESSION_WAY": way, **({"EVENSTEP_COMM_ENGINE": engine} if engine else {})}
+    with ShapedHosts(number, args.mbit, args.ranks) as hosts:
+        return hosts.run([*command, *only, *link], environment, args.seconds)
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ def _command(words: str) -> None:
 class ShapedHosts:
     """`with ShapedHosts(4, 1000) as hosts: hosts.run([...])`; its namespaces have this process's number in their names."""
 
-    def __init__(self, hosts: int, mbit: float) -> None:
-        self.hosts, self.mbit = hosts, mbit
+    def __init__(self, hosts: int, mbit: float, ranks: int = 1) -> None:
+        self.hosts, self.mbit, self.ranks = hosts, mbit, ranks
         self._net = f"evens-{os.getpid()}-net"
 
     def _name(self, host: int) -> str:
@@ -67,15 +67,16 @@ class ShapedHosts:
         self._remove()
 
     def run(self, command: Sequence[str], more: Mapping[str, str], seconds: float) -> int:
-        """One rank on each host; what rank 0 prints comes out here. The worst exit code."""
+        """As many ranks on each host; what rank 0 prints comes out here. The worst exit code."""
         ranks = []
-        for host in range(self.hosts):
+        for rank in range(self.hosts * self.ranks):
+            host = rank // self.ranks
             environment = {
                 **os.environ,
-                "RANK": str(host),
-                "WORLD_SIZE": str(self.hosts),
-                "LOCAL_RANK": "0",
-                "LOCAL_WORLD_SIZE": "1",
+                "RANK": str(rank),
+                "WORLD_SIZE": str(self.hosts * self.ranks),
+                "LOCAL_RANK": str(rank % self.ranks),
+                "LOCAL_WORLD_SIZE": str(self.ranks),
                 "MASTER_ADDR": "10.78.0.1",
                 "MASTER_PORT": str(PORT),
                 "EVENSTEP_HOST_ID": self._name(host),
@@ -86,7 +87,7 @@ class ShapedHosts:
                 **more,
             }
             entered = ["ip", "netns", "exec", self._name(host), *command]
-            ranks.append(subprocess.Popen(entered, env=environment, stdout=None if host == 0 else subprocess.DEVNULL))
+            ranks.append(subprocess.Popen(entered, env=environment, stdout=None if rank == 0 else subprocess.DEVNULL))
         try:
             return max(abs(rank.wait(seconds)) for rank in ranks)
         except subprocess.TimeoutExpired:

@@ -139,10 +139,10 @@ static even_status make_wishes(const even_launched *launched, int ranks, even_ho
 }
 
 even_status even_job_check_hosts(const even_job_options *options) {
-  const char *other = options->devices != NULL                    ? "--devices names devices of this host"
-                      : options->profile != NULL                  ? "--profile is of this host's devices"
-                      : strcmp(options->recovery, "replace") == 0 ? "--recovery replace is of one host"
-                                                                  : NULL;
+  const char *other = options->devices != NULL   ? "--devices names devices of this host"
+                      : options->profile != NULL ? "--profile is of this host's devices"
+                      : options->spares > 0      ? "--spares are of one host"
+                                                 : NULL;
   if (other != NULL) {
     (void)even_fail(EVEN_ERR_USAGE, "%s, and --hosts of several", other);
     return even_error_fix("leave out one of the two");

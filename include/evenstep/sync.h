@@ -43,16 +43,19 @@ typedef enum even_sync_encoding {
   EVEN_SYNC_TOP      /* the largest by magnitude, and where they are (Aji and Heafield, EMNLP 2017) */
 } even_sync_encoding;
 
-/* What goes where. */
+/* What goes where. In a group over several hosts (even_comm_open_hosts) the ranks that this speaks of are the hosts: of
+ * each, the values of all its ranks, and what these had left out before, are added up in rank order in shared memory,
+ * and its first rank encodes the sum, keeps what it leaves out of it, and has the result for all. */
 typedef enum even_sync_way {
   EVEN_SYNC_CHEAPER, /* PARTS from EVEN_SYNC_PARTS_RANKS ranks on, of buckets of EVEN_SYNC_PARTS_BYTES or more as they
                         travel (with fewer a second call costs more than the bytes), where the group has messages */
   EVEN_SYNC_GATHER,  /* each rank's encoding to every other, added up in rank order: of n ranks each sends n - 1 times
-                        its  encoding */
+                        its encoding */
   EVEN_SYNC_PARTS /* a bucket is cut into a part (of whole blocks) for each rank, who adds up all ranks' encodings of it
                      in rank order, and encodes the sum, which goes to all: 2 (n - 1) / n times an encoding,
                      whatever n. Encoded twice: the part's rank keeps what it leaves out of the sum and adds it to the
-                     next (Tang et al., "DoubleSqueeze", ICML 2019). Needs a group with messages */
+                     next (Tang et al., "DoubleSqueeze", ICML 2019). Needs a group with messages, or over several
+                     hosts */
 } even_sync_way;
 
 enum { EVEN_SYNC_PARTS_RANKS = 4, EVEN_SYNC_PARTS_BYTES = 32768 };

@@ -87,7 +87,8 @@ def order_of(state: State) -> Order | None:
 
 
 class EncodedEngine(Leftovers, SharedEngine):
-    """Parameters on the CPU of every rank."""
+    """Parameters on the CPU of every rank. Between hosts the first rank of each sends one encoding for all that are there,
+    and leaves out for all; the others have nothing left."""
 
     order: Order | None = None
 

@@ -112,13 +112,13 @@ def _shared_engine(
     telemetry: _core.Telemetry,
 ) -> Engine | None:
     """None where the ranks share no memory."""
-    messages = options.encodes and in_parts(options.way, group.ranks, 1 << 31)  # some bucket may be as large
     if options.gathers and not (options.encodes and all(place.on_host for place in places)):
+        messages = options.encodes and in_parts(options.way, group.ranks, 1 << 31)  # some bucket may be as large
         comm = bootstrap.shared(0, "gradients", messages=messages)
         if comm is None:
             return None
         return _gathering_engine(parameters, SharedExchange(comm), bootstrap, group, options, telemetry)
-    comm = bootstrap.shared(SharedEngine.arena_bytes(parameters, options), "gradients", messages=messages)
+    comm = bootstrap.shared(SharedEngine.arena_bytes(parameters, options), "gradients")
     if comm is None:
         return None
     return (EncodedEngine if options.encodes else SharedEngine)(parameters, comm, telemetry, options)

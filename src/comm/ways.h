@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define EVEN_WAYS_MOST 3
+#define EVEN_WAYS_MOST 4
 #define EVEN_WAYS_CLASSES 24 /* by powers of four */
 #define EVEN_WAYS_TRIAL 6    /* calls: as many of the current way, then of the other */
 

@@ -183,6 +183,9 @@ void even_job_rank_failed(even_job *job, size_t rank) {
 /* What follows from a rank's end. */
 static void act_on_end(even_job *job, even_job_rank *rank) {
   if (job->follower != NULL) { /* what follows from it, the leader says */
+    if (even_job_is_outside(job, (size_t)(rank - job->ranks))) {
+      (void)even_process_signal_group(rank->pid, SIGKILL); /* workers that it has left */
+    }
     even_job_follower_tell_end(job, rank);
     return;
   }
@@ -484,14 +487,21 @@ even_status even_job_start_rank(even_job *job, size_t index) {
   return status == EVEN_OK ? opened : status;
 }
 
+void even_job_reset_rank(even_job *job, size_t rank) {
+  even_job_rank *own = &job->ranks[rank];
+  if (own->output_open) {
+    even_rank_output_close(&own->output);
+  }
+  memset(own, 0, sizeof *own);
+  own->elsewhere = rank < job->first || rank >= job->first + job->local;
+  own->output = (even_rank_output){
+      .loop = &job->loop, .rank = (int)rank, .log = -1, .streams = {{.watch = {.fd = -1}}, {.watch = {.fd = -1}}}};
+  own->output_open = own->elsewhere; /* its tails come from its host */
+}
+
 static even_status reset(even_job *job) {
-  even_job_forget_attempt(job);
-  memset(job->ranks, 0, job->count * sizeof *job->ranks);
   for (size_t i = 0; i < job->count; i++) {
-    job->ranks[i].elsewhere = i < job->first || i >= job->first + job->local;
-    job->ranks[i].output = (even_rank_output){
-        .loop = &job->loop, .rank = (int)i, .log = -1, .streams = {{.watch = {.fd = -1}}, {.watch = {.fd = -1}}}};
-    job->ranks[i].output_open = job->ranks[i].elsewhere; /* its tails come from its host */
+    even_job_reset_rank(job, i);
   }
   job->ended = 0;
   job->alive = 0;
@@ -539,11 +549,13 @@ even_status even_job_run_attempt(even_job *job) {
   for (size_t i = job->first; status == EVEN_OK && i < job->first + job->local; i++) {
     status = even_job_start_rank(job, i);
   }
-  while (status == EVEN_OK && job->alive > 0) {
+  while (status == EVEN_OK && (job->alive > 0 || even_job_replace_waits(job))) {
     status = turn(job);
   }
   if (job->alive > 0) {
     abandon(job);
+  } else if (job->places != NULL) {
+    even_job_hosts_signal(job, SIGKILL, true, true); /* who waits there to fill a place waits no more */
   }
   even_job_sweep(job);
   even_job_snapshots_finish(job);

@@ -12,8 +12,9 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Between two looks for where the members meet, and for ranks that come to stand. */
-enum { MEETING_MS = 2, STANDING_MS = 5, MOST_PORT = 65535 };
+/* Between two looks for where the members meet, for ranks that come to stand, for a process that comes to offer itself.
+ */
+enum { MEETING_MS = 2, STANDING_MS = 5, OFFERING_MS = 20, MOST_PORT = 65535 };
 /* A first member that says nothing for so long has ended, or will be late: the usual ticks do for it. */
 static const uint64_t MEETING_NS = 10000000000u;
 
@@ -278,6 +279,11 @@ static even_status take_number(even_job *job, uint32_t number, const json_t *con
   }
   if (status == EVEN_OK) {
     clear_up(job, number, members);
+    for (size_t i = job->first; i < job->first + job->local; i++) {
+      if (members[i] && !even_generation_has(job->generation, (int)i, number - 1)) {
+        even_job_replace_joined(job, i);
+      }
+    }
   }
   even_free(members);
   return status;
@@ -343,9 +349,21 @@ static bool awaits_standing(const even_job *job) {
   return false;
 }
 
+static bool awaits_offer(const even_job *job) {
+  for (size_t i = job->first; i < job->first + job->local; i++) {
+    if (job->ranks[i].alive && even_job_is_outside(job, i) && !even_generation_offers(job->generation, (int)i)) {
+      return true;
+    }
+  }
+  return false;
+}
+
 int even_boards_look_ms(const even_job *job) {
   if (job->boards == NULL || job->generation == NULL || job->stage != EVEN_JOB_RUNS || job->alive == 0) {
     return 0;
   }
-  return awaits_place(job) ? MEETING_MS : job->follower != NULL && awaits_standing(job) ? STANDING_MS : 0;
+  if (job->follower == NULL || awaits_place(job)) {
+    return awaits_place(job) ? MEETING_MS : 0;
+  }
+  return awaits_standing(job) ? STANDING_MS : awaits_offer(job) ? OFFERING_MS : 0;
 }

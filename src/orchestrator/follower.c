@@ -43,6 +43,7 @@ struct even_follower {
   even_agent_params params;
   even_job job;
   bool open;             /* the job is */
+  bool running;          /* an attempt of it */
   even_loop_watch watch; /* of `loop`, in the job's */
   int telemetry_fd;
   even_telemetry_reader *reader;
@@ -88,6 +89,21 @@ void even_job_follower_send(even_job *job, even_message_kind kind, even_text *te
   tell(job->follower, kind, text, NULL, 0);
 }
 
+/* What the ranks wrote since the last time; while the leader cannot keep up, it stays in their rings. */
+static void forward_records(even_follower *follower) {
+  size_t got = follower->reader == NULL ? 0 : RECORDS;
+  while (got == RECORDS && even_link_has_room(&follower->link)) {
+    even_text text = EVEN_TEXT_EMPTY;
+    got = even_telemetry_reader_drain(follower->reader, follower->records, RECORDS, NULL);
+    even_text_add(&text, "{}");
+    if (got > 0) {
+      tell(follower, EVEN_MESSAGE_RECORDS, &text, follower->records, got * sizeof follower->records[0]);
+    } else {
+      even_text_free(&text);
+    }
+  }
+}
+
 static const char *tail_of(const even_text *tail, size_t *bytes) {
   *bytes = tail->length < MOST_TAIL ? tail->length : MOST_TAIL;
   return tail->data == NULL ? "" : tail->data + (tail->length - *bytes);
@@ -100,7 +116,8 @@ void even_job_follower_tell_end(even_job *job, const even_job_rank *rank) {
   size_t error = 0;
   const char *output_tail = tail_of(&rank->output.streams[0].tail, &output);
   const char *error_tail = tail_of(&rank->output.streams[1].tail, &error);
-  even_boards_turn(job); /* what it has said comes before its end */
+  even_boards_turn(job); /* what it has said, and the steps that it has made, come before its end */
+  forward_records(job->follower);
   even_oom_watch_read(&job->oom);
   even_json json = even_json_begin(&text, 0);
   even_json_object(&json, NULL);
@@ -169,7 +186,7 @@ void even_job_follower_signalled(even_job *job, int number) {
   (void)snprintf(words, sizeof words, "its agent was ended by %s", even_signal_name(number));
   on_notice(follower, words);
   follower->ended = true;
-  if (job->alive > 0) {
+  if (follower->running) {
     even_job_end_ranks(job, number, false);
   }
 }
@@ -203,24 +220,9 @@ static void on_hang(void *context, int rank, bool over, const char *words) {
   tell(context, EVEN_MESSAGE_HANG, &text, NULL, 0);
 }
 
-/* What the ranks wrote since the last time; while the leader cannot keep up, it stays in their rings. */
-static void forward_records(even_follower *follower) {
-  size_t got = follower->reader == NULL ? 0 : RECORDS;
-  while (got == RECORDS && even_link_has_room(&follower->link)) {
-    even_text text = EVEN_TEXT_EMPTY;
-    got = even_telemetry_reader_drain(follower->reader, follower->records, RECORDS, NULL);
-    even_text_add(&text, "{}");
-    if (got > 0) {
-      tell(follower, EVEN_MESSAGE_RECORDS, &text, follower->records, got * sizeof follower->records[0]);
-    } else {
-      even_text_free(&text);
-    }
-  }
-}
-
 /* The leader is gone, or cannot be heard: nobody can say what shall become of this host's ranks. */
 static void end_without_leader(even_follower *follower) {
-  if (follower->open && follower->job.alive > 0 && follower->job.stage != EVEN_JOB_KILLED) {
+  if (follower->running && follower->job.stage != EVEN_JOB_KILLED) {
     even_job_end_ranks(&follower->job, SIGKILL, true);
   }
 }
@@ -296,7 +298,7 @@ static even_status check(even_follower *follower, const json_t *content) {
 }
 
 static even_status take_start(even_follower *follower, const even_message *message) {
-  if (follower->asked || (follower->open && follower->job.alive > 0)) {
+  if (follower->asked || follower->running) {
     return even_fail(EVEN_ERR_INPUT, "an attempt shall be started while another one runs");
   }
   even_remote_start_free(&follower->start);
@@ -322,7 +324,7 @@ static even_status take_signal(even_follower *follower, const json_t *content) {
     follower->recalled = (int)number; /* it came with the start: none is started then */
     return EVEN_OK;
   }
-  if (!follower->open || follower->job.alive == 0) {
+  if (!follower->running) {
     return EVEN_OK; /* they have ended meanwhile */
   }
   if (ends) {
@@ -335,8 +337,15 @@ static even_status take_signal(even_follower *follower, const json_t *content) {
 
 /* Of an attempt that has ended here meanwhile: nothing. */
 static even_status take_generation(even_follower *follower, const json_t *content) {
-  bool runs = follower->open && !follower->asked && follower->job.alive > 0;
-  return runs ? even_boards_follow(&follower->job, content) : EVEN_OK;
+  return follower->running ? even_boards_follow(&follower->job, content) : EVEN_OK;
+}
+
+static even_status take_fill(even_follower *follower, const json_t *content) {
+  const json_t *rank = json_object_get(content, "rank");
+  if (!json_is_integer(rank) || json_integer_value(rank) < 0) {
+    return even_fail(EVEN_ERR_INPUT, "a process shall take a place that is none");
+  }
+  return follower->running ? even_job_replace_fill(&follower->job, (size_t)json_integer_value(rank)) : EVEN_OK;
 }
 
 static void take_refusal(even_follower *follower, const json_t *content) {
@@ -385,6 +394,9 @@ static even_status on_message(void *context, even_link *link, const even_message
       break;
     case EVEN_MESSAGE_GENERATION:
       status = take_generation(follower, content);
+      break;
+    case EVEN_MESSAGE_FILL:
+      status = take_fill(follower, content);
       break;
     default:
       status = even_fail(EVEN_ERR_INPUT, "a message of kind %d, which leaders do not send", (int)message->kind);
@@ -460,6 +472,7 @@ static even_status open_job(even_follower *follower) {
                                          .unpinned = start->unpinned,
                                          .max_restarts = start->max_restarts,
                                          .shrink = start->shrink,
+                                         .replace = start->replace,
                                          .observer = {.context = follower,
                                                       .rank_started = on_rank_started,
                                                       .line = on_line,
@@ -553,7 +566,9 @@ static void run_attempt(even_follower *follower) {
   }
   even_status status = prepare_job(follower);
   if (status == EVEN_OK) {
+    follower->running = true;
     status = even_job_run_attempt(&follower->job);
+    follower->running = false;
   }
   forward_records(follower);
   if (status == EVEN_OK) {

@@ -112,6 +112,8 @@ even_status even_job_run_attempt(even_job *job) EVEN_MUST_USE;
 /* All that a job needs before its first attempt; even_job_close frees it, also after a failure. */
 even_status even_job_open(even_job *job) EVEN_MUST_USE;
 void even_job_close(even_job *job);
+/* Before a process starts in a rank's place, or another one. */
+void even_job_reset_rank(even_job *job, size_t rank);
 /* A rank has ended: what follows from it for the attempt. */
 void even_job_rank_ended(even_job *job, even_job_rank *rank, const even_process_end *end);
 /* Ranks `first` to `first + count - 1` have ended with their host, those that lived: why. */
@@ -187,6 +189,17 @@ void even_job_replace_lost(even_job *job, size_t rank);
 bool even_job_outside_ended(even_job *job, size_t rank);
 /* Starts processes in places that are due, and lets them join. */
 void even_job_replace_tick(even_job *job);
+/* How many processes could still take lost ranks' places. */
+size_t even_job_replace_free(const even_job *job);
+/* A process that was asked for on another host has started. */
+void even_job_replace_started(even_job *job, size_t rank);
+/* Of an agent that serves another: as that one says, another process takes the place of a rank of this host, which has
+ * ended. EVEN_ERR_INPUT: it has not. */
+even_status even_job_replace_fill(even_job *job, size_t rank) EVEN_MUST_USE;
+/* The same: the rank is a member now. */
+void even_job_replace_joined(even_job *job, size_t rank);
+/* The same: whether places of this host may be filled again, though nobody is left in any. */
+bool even_job_replace_waits(const even_job *job);
 /* Whether a member stands between two steps, and waits for others. */
 bool even_job_any_stands(const even_job *job);
 /* Starts the process of a rank: a member before the first generation, else one that is to join. */

@@ -134,6 +134,24 @@ static const even_host_agent *host_of(const even_job *job, size_t rank) {
   return NULL;
 }
 
+size_t even_job_host_number(const even_job *job, size_t rank) {
+  const even_host_agent *agent = host_of(job, rank);
+  return agent == NULL ? 0 : agent->index;
+}
+
+even_status even_job_host_fill(even_job *job, size_t rank) {
+  const even_host_agent *agent = host_of(job, rank);
+  char text[32];
+  if (agent == NULL || agent->link == NULL || !agent->busy) {
+    return even_fail(EVEN_ERR_PEER_LOST, "its host is lost");
+  }
+  (void)snprintf(text, sizeof text, "{\"rank\":%zu}", rank);
+  EVEN_TRY(even_link_send(agent->link, EVEN_MESSAGE_FILL, text, NULL, 0));
+  job->ranks[rank].alive = true;
+  job->alive++;
+  return EVEN_OK;
+}
+
 const char *even_job_host_name(const even_job *job, size_t rank) {
   const even_host_agent *agent = host_of(job, rank);
   return agent == NULL ? job->host : agent->name;
@@ -302,6 +320,7 @@ static void take_started(even_job *job, even_job_rank *rank, const json_t *conte
   if (observer->rank_started != NULL) {
     observer->rank_started(observer->context, (int)(rank - job->ranks), rank->pid);
   }
+  even_job_replace_started(job, (size_t)(rank - job->ranks));
 }
 
 static even_status keep_tail(even_rank_output *output, int stream, const unsigned char *data, size_t bytes) {
@@ -323,10 +342,11 @@ static even_status take_ended(even_job *job, even_job_rank *rank, const json_t *
   }
   EVEN_TRY(keep_tail(&rank->output, 0, message->data, (size_t)output));
   EVEN_TRY(keep_tail(&rank->output, 1, message->data + output, message->data_bytes - (size_t)output));
+  bool asked = rank->stopped_by_agent;
   rank->stopped_by_agent = flag_of(content, "stopped_by_agent");
   rank->stood_still = flag_of(content, "stood_still");
   rank->out_of_memory = flag_of(content, "out_of_memory");
-  if (job->generation != NULL && job->stage == EVEN_JOB_RUNS && rank->stopped_by_agent) {
+  if (job->generation != NULL && job->stage == EVEN_JOB_RUNS && rank->stopped_by_agent && !asked) {
     rank->stopped_by_agent = false; /* not by this one */
     rank->lost = "its agent was ended there";
   }

@@ -22,6 +22,10 @@ void even_job_hosts_tick(even_job *job);
 bool even_job_hosts_reaped(even_job *job, pid_t pid);
 /* Whether nothing of the attempt is left on any host; one that does not say so for a minute is given up. */
 bool even_job_hosts_settled(even_job *job, uint64_t since_ns);
+/* The number of a rank's host, 0: this one. */
+size_t even_job_host_number(const even_job *job, size_t rank);
+/* Has the host of a rank start another process in its place. */
+even_status even_job_host_fill(even_job *job, size_t rank) EVEN_MUST_USE;
 /* The host of a rank, for those who read. */
 const char *even_job_host_name(const even_job *job, size_t rank);
 

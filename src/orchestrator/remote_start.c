@@ -98,6 +98,7 @@ void even_remote_start_write(const even_job *job, size_t group, size_t first, si
   even_json_bool(&json, "restart_hung", params->restart_hung);
   even_json_bool(&json, "unpinned", params->unpinned);
   even_json_bool(&json, "shrink", params->shrink);
+  even_json_bool(&json, "replace", params->replace);
   even_json_bool(&json, "telemetry", rings != NULL);
   even_json_bool(&json, "calls", rings != NULL && even_telemetry_wants_calls(rings[first]));
   even_json_object_end(&json);
@@ -212,6 +213,7 @@ static even_status read_all(const json_t *object, even_remote_start *out) {
   out->restart_hung = json_is_true(json_object_get(object, "restart_hung"));
   out->unpinned = json_is_true(json_object_get(object, "unpinned"));
   out->shrink = json_is_true(json_object_get(object, "shrink"));
+  out->replace = json_is_true(json_object_get(object, "replace"));
   out->telemetry = json_is_true(json_object_get(object, "telemetry"));
   out->calls = json_is_true(json_object_get(object, "calls"));
   return read_ranks(object, out);

@@ -26,7 +26,8 @@ typedef struct even_remote_start {
   double notice_seconds;
   bool restart_hung;
   bool unpinned;
-  bool shrink; /* ranks that are lost end nobody else */
+  bool shrink;  /* ranks that are lost end nobody else, */
+  bool replace; /* and others may take their places */
   bool telemetry;
   bool calls; /* records of calls are wanted */
 } even_remote_start;

@@ -3,8 +3,10 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "fault/generation.h"
+#include "orchestrator/follower.h"
 #include "orchestrator/hangs.h"
 #include "orchestrator/job.h"
+#include "orchestrator/remote.h"
 #include "os/clock.h"
 
 #include <stdio.h>
@@ -16,6 +18,7 @@ static const uint64_t longest_pause_ns = 600000000000u;
 
 struct even_job_place {
   bool outside;      /* its process is no member */
+  bool alone_told;   /* that nobody of its host could give it the state of training */
   bool new_here;     /* it joined, and has not made a step since, as far as is known */
   unsigned endings;  /* of processes that were here in this attempt, but well */
   uint64_t again_ns; /* when another one may be started; 0: none is wanted */
@@ -58,10 +61,33 @@ bool even_job_is_new(even_job *job, size_t rank) {
   return !job->progress.ranks[rank].stepped;
 }
 
+static bool is_member(const even_job *job, size_t rank) {
+  return job->ranks[rank].alive && !even_job_is_outside(job, rank);
+}
+
+/* Whether a member lives on the rank's host: it gives the state of training to who takes the rank's place. */
+static bool has_giver(const even_job *job, size_t rank) {
+  for (size_t i = 0; i < job->count; i++) {
+    if (is_member(job, i) && even_job_host_number(job, i) == even_job_host_number(job, rank)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+size_t even_job_replace_free(const even_job *job) {
+  size_t places = 0;
+  size_t room = world(job) - even_job_members(job);
+  for (size_t i = 0; job->places != NULL && i < job->count; i++) {
+    places += !is_member(job, i) && has_giver(job, i) ? 1 : 0;
+  }
+  return places < room ? places : room;
+}
+
 size_t even_job_members(const even_job *job) {
   size_t members = 0;
   for (size_t i = 0; i < job->count; i++) {
-    members += job->ranks[i].alive && !even_job_is_outside(job, i) ? 1 : 0;
+    members += is_member(job, i) ? 1 : 0;
   }
   return members;
 }
@@ -97,7 +123,9 @@ bool even_job_outside_ended(even_job *job, size_t rank) {
   }
   job->lost[rank] = true; /* nobody misses it: it is neither why an attempt ends, nor told of then */
   if (job->stage == EVEN_JOB_RUNS && even_job_members(job) > 0) {
-    (void)even_process_signal_group(job->ranks[rank].pid, SIGKILL); /* workers that it has left */
+    if (!job->ranks[rank].elsewhere) {
+      (void)even_process_signal_group(job->ranks[rank].pid, SIGKILL); /* workers that it has left */
+    }
     even_job_tell_end(job, rank);
     even_job_notice(job, "that was no member of the training yet: the others go on as they are");
     even_job_replace_lost(job, rank);
@@ -117,19 +145,28 @@ static void out_of_order(even_job *job, size_t rank) {
   job->ended = kept;
 }
 
-static void start(even_job *job, size_t rank) {
-  even_job_rank *own = &job->ranks[rank];
-  job->places[rank].again_ns = 0;
-  if (own->output_open) {
-    even_rank_output_close(&own->output);
-  }
-  memset(own, 0, sizeof *own);
+static even_status start_process(even_job *job, size_t rank) {
+  even_job_reset_rank(job, rank);
   out_of_order(job, rank);
   even_generation_vacate(job->generation, (int)rank);
   even_progress_forget(&job->progress, rank);
   even_hangs_begin_rank(job->hangs, rank);
-  if (even_job_start_rank(job, rank) == EVEN_OK) {
-    even_job_notice(job, "rank %zu: a process takes its place (process %ld)", rank, (long)own->pid);
+  return job->ranks[rank].elsewhere ? even_job_host_fill(job, rank) : even_job_start_rank(job, rank);
+}
+
+void even_job_replace_started(even_job *job, size_t rank) {
+  if (even_job_is_outside(job, rank)) {
+    even_job_notice(job, "rank %zu: a process takes its place (process %ld)", rank, (long)job->ranks[rank].pid);
+  }
+}
+
+static void start(even_job *job, size_t rank) {
+  even_job_rank *own = &job->ranks[rank];
+  job->places[rank].again_ns = 0;
+  if (start_process(job, rank) == EVEN_OK) {
+    if (!own->elsewhere) { /* else its agent tells */
+      even_job_replace_started(job, rank);
+    }
     return;
   }
   even_job_notice(job, "rank %zu: no process can take its place: %s", rank, even_error_last()->what);
@@ -140,13 +177,58 @@ static void start(even_job *job, size_t rank) {
   }
 }
 
+/* Memory that both share carries a member's state to a newcomer: there is none between hosts. */
+static void tell_alone(even_job *job, size_t rank) {
+  if (!job->places[rank].alone_told) {
+    job->places[rank].alone_told = true;
+    even_job_notice(job,
+                    "rank %zu: no process takes its place: nobody is left on host %s that could give it the state of "
+                    "the training",
+                    rank, even_job_host_name(job, rank));
+  }
+}
+
 static void start_those_due(even_job *job) {
   uint64_t now = even_clock_ns();
   for (size_t i = 0; i < job->count; i++) {
-    if (!job->ranks[i].alive && job->places[i].again_ns != 0 && now >= job->places[i].again_ns) {
+    if (job->ranks[i].alive || job->places[i].again_ns == 0 || now < job->places[i].again_ns) {
+      continue;
+    }
+    if (has_giver(job, i)) {
       start(job, i);
+    } else {
+      tell_alone(job, i);
     }
   }
+}
+
+even_status even_job_replace_fill(even_job *job, size_t rank) {
+  if (job->places == NULL || rank < job->first || rank >= job->first + job->local || job->ranks[rank].alive) {
+    return even_fail(EVEN_ERR_INPUT, "a process shall take the place of rank %zu, which is not free here", rank);
+  }
+  even_job_rank *own = &job->ranks[rank];
+  job->places[rank].outside = true;
+  if (start_process(job, rank) != EVEN_OK) {
+    even_job_notice(job, "rank %zu: no process can take its place: %s", rank, even_error_last()->what);
+    even_error_clear();
+    if (!own->alive) {
+      own->end.code = 1;
+      job->order[job->ended++] = rank;
+      even_job_follower_tell_end(job, own);
+    }
+  }
+  return EVEN_OK;
+}
+
+void even_job_replace_joined(even_job *job, size_t rank) {
+  if (job->places != NULL) {
+    job->places[rank].outside = false;
+    even_hangs_begin_rank(job->hangs, rank);
+  }
+}
+
+bool even_job_replace_waits(const even_job *job) {
+  return job->follower != NULL && job->places != NULL && job->stage == EVEN_JOB_RUNS;
 }
 
 /* ---- joining ---- */
@@ -157,7 +239,7 @@ static void choose(even_job *job, bool *joining, size_t *count) {
   *count = 0;
   for (size_t i = 0; i < job->count; i++) {
     joining[i] = members + *count < world(job) && job->ranks[i].alive && even_job_is_outside(job, i) &&
-                 even_generation_offers(job->generation, (int)i);
+                 even_generation_offers(job->generation, (int)i) && has_giver(job, i);
     *count += joining[i] ? 1 : 0;
   }
 }
@@ -247,17 +329,24 @@ static void look_for_joiners(even_job *job, bool *joining) {
 
 /* Those that wait have nobody left to join. */
 static void end_outsiders(even_job *job) {
+  bool elsewhere = false;
   for (size_t i = 0; i < job->count; i++) {
-    if (job->ranks[i].alive) {
-      job->ranks[i].stopped_by_agent = true;
-      (void)even_process_signal_group(job->ranks[i].pid, SIGKILL);
+    even_job_rank *rank = &job->ranks[i];
+    if (rank->alive && rank->elsewhere) {
+      elsewhere = elsewhere || !rank->stopped_by_agent;
+    } else if (rank->alive) {
+      (void)even_process_signal_group(rank->pid, SIGKILL);
     }
+    rank->stopped_by_agent = rank->stopped_by_agent || rank->alive;
+  }
+  if (elsewhere) {
+    even_job_hosts_signal(job, SIGKILL, true, true);
   }
 }
 
 void even_job_replace_tick(even_job *job) {
   bool *joining = NULL;
-  if (job->places == NULL || job->stage != EVEN_JOB_RUNS || job->alive == 0) {
+  if (job->places == NULL || job->follower != NULL || job->stage != EVEN_JOB_RUNS || job->alive == 0) {
     return;
   }
   if (even_job_members(job) == 0) {

@@ -119,8 +119,12 @@ static bool hindered(const even_job *job, const bool *gone, even_text *why, bool
   even_generation_words said;
   size_t members = even_job_members(job);
   int least = job->params->least_ranks > 1 ? job->params->least_ranks : 1;
-  if (job->places == NULL && members < (size_t)least) {
+  size_t others = even_job_replace_free(job);
+  if (members + others < (size_t)least) {
     even_text_format(why, "%zu are left, and --min-ranks is %d", members, least);
+    if (others > 0) {
+      even_text_format(why, "; only %zu can join them", others);
+    }
     return true;
   }
   if (!even_generation_able(job->generation, gone, &rank, words)) {

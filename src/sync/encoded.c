@@ -3,6 +3,7 @@
 
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "comm/hosts/leg.h"
 
 #include <stdint.h>
 #include <string.h>
@@ -42,7 +43,27 @@ uint64_t even_encoded_seed(const even_encoded *encoded, size_t bucket, size_t pa
   return part == 0 ? seed : mixed(seed, part);
 }
 
+uint64_t even_encoded_moved(const even_encoded *encoded, const even_encoded_bucket *bucket) {
+  uint64_t bytes = 0;
+  if (!bucket->in_parts) {
+    return even_encoding_bytes(&encoded->encoding, bucket->count) * (uint64_t)encoded->ranks / 2;
+  }
+  for (int rank = 0; rank < encoded->ranks; rank++) {
+    size_t first = 0;
+    size_t count = 0;
+    even_encoded_part(encoded, bucket->count, rank, &first, &count);
+    bytes += even_encoding_bytes(&encoded->encoding, count);
+  }
+  return bytes;
+}
+
 /* ---- open and close ---- */
+
+/* Among those who encode: leaders of hosts are joined by a network, and all of these have messages. */
+static bool has_messages(const even_comm *comm) {
+  even_hosts_place place;
+  return even_hosts_place_of(comm, &place) || even_comm_has_messages(comm);
+}
 
 static even_status check(const even_sync_params *params, const even_comm *comm) {
   int encoding = (int)params->encoding;
@@ -59,7 +80,7 @@ static even_status check(const even_sync_params *params, const even_comm *comm) 
   if (encoding == EVEN_SYNC_TOP && !(params->ratio > 0.0 && params->ratio <= 1.0)) {
     return even_fail(EVEN_ERR_ARGUMENT, "a part of %g of the gradients cannot travel", params->ratio);
   }
-  if (way == EVEN_SYNC_PARTS && !even_comm_has_messages(comm)) {
+  if (way == EVEN_SYNC_PARTS && !has_messages(comm)) {
     (void)even_fail(EVEN_ERR_UNSUPPORTED,
                     "the group of %d ranks was opened without messages, by which parts of gradients go",
                     even_comm_ranks(comm));
@@ -76,7 +97,7 @@ static bool goes_in_parts(const even_encoded *encoded, const even_comm *comm, si
   if (encoded->way != EVEN_SYNC_CHEAPER) {
     return encoded->way == EVEN_SYNC_PARTS;
   }
-  return encoded->ranks >= EVEN_SYNC_PARTS_RANKS && even_comm_has_messages(comm) &&
+  return encoded->ranks >= EVEN_SYNC_PARTS_RANKS && has_messages(comm) &&
          even_encoding_bytes(&encoded->encoding, count) >= EVEN_SYNC_PARTS_BYTES;
 }
 
@@ -109,6 +130,9 @@ static even_status plan_bucket(even_encoded *encoded, const even_comm *comm, eve
   bucket->sums_first = encoded->keeps ? encoded->sums : 0;
   encoded->values += bucket->count;
   raise_to(&most->values, bucket->count);
+  if (!encoded->encodes) {
+    return EVEN_OK;
+  }
   raise_to(&most->scratch, even_encoding_scratch_bytes(&encoded->encoding, bucket->count));
   if (bucket->in_parts) {
     even_encoded_part(encoded, bucket->count, encoded->rank, &bucket->own_first, &bucket->own_count);
@@ -160,8 +184,11 @@ static even_status set_up(even_encoded *encoded, const even_sync_params *params,
   encoded->encoding = (even_encoding){.kind = params->encoding, .ratio = params->ratio};
   encoded->way = params->way;
   encoded->seed = params->seed;
-  encoded->rank = even_comm_rank(comm);
-  encoded->ranks = even_comm_ranks(comm);
+  even_hosts_place place = {.hosts = even_comm_ranks(comm), .host = even_comm_rank(comm), .leads = true};
+  encoded->by_host = even_hosts_place_of(comm, &place);
+  encoded->encodes = place.leads;
+  encoded->rank = place.host;
+  encoded->ranks = place.hosts;
   encoded->keeps = even_encoding_leaves_out(&encoded->encoding);
   EVEN_TRY(EVEN_NEW_ARRAY(&encoded->buckets, layout->bucket_count));
   EVEN_TRY(plan(encoded, params, layout, comm, &most));

@@ -1,5 +1,8 @@
 /* Buckets that travel encoded: what the engine keeps for them. All memory is got when it is opened: a round asks for
- * none. */
+ * none.
+ *
+ * Those who encode are the ranks; in a group over several hosts with several ranks on some, the hosts: their leaders
+ * bring what the host's ranks have together. */
 #ifndef EVEN_SYNC_ENCODED_H
 #define EVEN_SYNC_ENCODED_H
 
@@ -9,7 +12,7 @@
 typedef struct even_encoded_bucket {
   size_t count;     /* values; 0: it travels as it is */
   size_t first;     /* where they begin in what is kept */
-  size_t own_first; /* this rank's part of the values; none where they are gathered */
+  size_t own_first; /* the part of the values whose sums this rank encodes; none where they are gathered */
   size_t own_count;
   size_t sums_first; /* where that part begins in what is kept of sums */
   bool in_parts;
@@ -21,10 +24,12 @@ typedef struct even_encoded {
   even_encoding encoding;
   even_sync_way way;
   uint64_t seed;
-  int rank;
-  int ranks;
-  bool keeps;  /* what is left out */
-  bool finite; /* all sums of this round, so far */
+  bool by_host; /* one encoding a host */
+  bool encodes; /* this rank: of several hosts the leader alone */
+  int rank;     /* among those who encode: this rank's, or its host's */
+  int ranks;    /* how many these are */
+  bool keeps;   /* what is left out */
+  bool finite;  /* all sums of this round, so far */
   bool has_step;
   uint32_t step;
   uint64_t round_of_step;
@@ -56,10 +61,12 @@ void even_encoded_forget(even_encoded *encoded, const even_sync_layout *layout);
 void even_encoded_begin(even_encoded *encoded, uint32_t step);
 void even_encoded_end(even_encoded *encoded, const even_sync_layout *layout);
 
-/* The part of so many values that a rank adds up. */
+/* The part of so many values that one of those who encode adds up. */
 void even_encoded_part(const even_encoded *encoded, size_t count, int rank, size_t *first, size_t *part);
-/* What an encoding is rounded by: its own number for each rank, step, round of the step, bucket; and for each part,
- * from 1 on, the last of which is the sum's. */
+/* The bytes of a bucket that travel, as those of an all-reduce among those who encode. */
+uint64_t even_encoded_moved(const even_encoded *encoded, const even_encoded_bucket *bucket);
+/* What an encoding is rounded by: its own number for each who encodes, step, round of the step, bucket; and for each
+ * part, from 1 on, the last of which is the sum's. */
 uint64_t even_encoded_seed(const even_encoded *encoded, size_t bucket, size_t part);
 
 /* Where a bucket's values are put together, which then hold what is left out; and what was left out of them before,

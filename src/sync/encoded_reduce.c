@@ -1,5 +1,7 @@
-/* One bucket's encodings on their way: gathered by every rank, or by each its part, whose sum is encoded again. */
+/* One bucket's encodings on their way: gathered by every rank, or by each its part, whose sum is encoded again. Over
+ * several hosts these ranks are the hosts' leaders, who encode what the ranks of their hosts have together. */
 #include "base/fail.h"
+#include "comm/hosts/leg.h"
 #include "comm/kernels.h"
 #include "sync/engine.h"
 
@@ -13,6 +15,7 @@ typedef struct passage {
   const even_sync_span *span;
   const size_t *members;
   size_t number;
+  even_comm *comm; /* of those who encode; NULL: this rank does not */
   float *values;
   float *total; /* the sum, one parameter after the other */
 } passage;
@@ -28,6 +31,7 @@ static passage passage_of(even_sync *sync, size_t number) {
                    .span = span,
                    .members = sync->layout.order + sync->first[number],
                    .number = number,
+                   .comm = encoded->by_host ? NULL : sync->comm,
                    .values = even_encoded_values(encoded, bucket),
                    .total = whole ? (float *)(void *)(sync->base + span->offset) : encoded->total};
 }
@@ -105,7 +109,7 @@ static void put_back(const passage *one) {
 
 /* ---- gathered ---- */
 
-static even_status gather(const passage *one, uint64_t *moved) {
+static even_status gather(const passage *one) {
   even_encoded *encoded = one->encoded;
   const even_encoding *encoding = &encoded->encoding;
   size_t count = one->bucket->count;
@@ -115,12 +119,11 @@ static even_status gather(const passage *one, uint64_t *moved) {
   }
   even_encoding_encode(encoding, one->values, count, even_encoded_seed(encoded, one->number, 0), encoded->payload,
                        encoded->scratch);
-  EVEN_TRY(even_comm_all_gather(one->sync->comm, encoded->payload, encoded->received, encoded->receives, EVEN_U8));
+  EVEN_TRY(even_comm_all_gather(one->comm, encoded->payload, encoded->received, encoded->receives, EVEN_U8));
   memset(one->total, 0, count * sizeof *one->total);
   for (int rank = 0; rank < encoded->ranks; rank++) {
     EVEN_TRY(even_encoding_add(encoding, encoded->received + (size_t)rank * bytes, one->total, count, 1.0f));
   }
-  *moved = bytes * (uint64_t)encoded->ranks / 2;
   return encoded->keeps ? even_encoding_add(encoding, encoded->payload, one->values, count, -1.0f) : EVEN_OK;
 }
 
@@ -162,7 +165,7 @@ static even_status exchange_parts(const passage *one) {
     encoded->outputs[rank] = encoded->received + (size_t)rank * bytes;
     encoded->receives[rank] = bytes;
   }
-  return even_comm_all_to_all(one->sync->comm, encoded->inputs, encoded->sends, encoded->outputs, encoded->receives);
+  return even_comm_all_to_all(one->comm, encoded->inputs, encoded->sends, encoded->outputs, encoded->receives);
 }
 
 /* The sum of this rank's part, and what was left out of it before, encoded for all. */
@@ -191,19 +194,37 @@ static even_status encode_sum(const passage *one) {
   return EVEN_OK;
 }
 
-static even_status by_parts(const passage *one, uint64_t *moved) {
+static even_status by_parts(const passage *one) {
   even_encoded *encoded = one->encoded;
   encode_parts(one);
   EVEN_TRY(exchange_parts(one));
   EVEN_TRY(encode_sum(one));
-  EVEN_TRY(even_comm_all_gather(one->sync->comm, encoded->of_sum, encoded->received, encoded->sends, EVEN_U8));
+  EVEN_TRY(even_comm_all_gather(one->comm, encoded->of_sum, encoded->received, encoded->sends, EVEN_U8));
   memset(one->total, 0, one->bucket->count * sizeof *one->total);
   EVEN_TRY(add_parts(one, encoded->received, one->total, 1.0f));
-  *moved = 0;
-  for (int rank = 0; rank < encoded->ranks; rank++) {
-    *moved += encoded->sends[rank];
-  }
   return encoded->keeps ? add_parts(one, encoded->payload, one->values, -1.0f) : EVEN_OK;
+}
+
+/* ---- among those who encode ---- */
+
+static even_status exchange(const passage *one) {
+  return one->bucket->in_parts ? by_parts(one) : gather(one);
+}
+
+static even_status leg(even_comm *leaders, void *context) {
+  passage *one = context;
+  one->comm = leaders;
+  return exchange(one);
+}
+
+/* A rank that leads no host has given away all that it had, and leaves nothing out. */
+static even_status by_host(passage *one) {
+  size_t count = one->bucket->count;
+  EVEN_TRY(even_hosts_reduce_by_leg(one->sync->comm, one->values, one->total, count, leg, one));
+  if (one->comm == NULL) {
+    memset(one->values, 0, count * sizeof *one->values);
+  }
+  return EVEN_OK;
 }
 
 even_status even_sync_reduce_encoded(even_sync *sync, size_t bucket, uint64_t *moved, uint64_t *full) {
@@ -217,12 +238,13 @@ even_status even_sync_reduce_encoded(even_sync *sync, size_t bucket, uint64_t *m
     return EVEN_OK;
   }
   put_together(&one);
-  EVEN_TRY(one.bucket->in_parts ? by_parts(&one, moved) : gather(&one, moved));
+  EVEN_TRY(one.encoded->by_host ? by_host(&one) : exchange(&one));
   if (before != NULL) {
     replace_unused(&one, one.values, before, 0, one.bucket->count);
   }
   put_back(&one);
   one.bucket->went = true;
+  *moved = even_encoded_moved(one.encoded, one.bucket);
   *full = one.bucket->count * even_dtype_bytes(one.span->dtype);
   return EVEN_OK;
 }

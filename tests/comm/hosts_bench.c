@@ -120,24 +120,83 @@ static void print(const hosts_bench_links *links, size_t bytes, const char *what
   (void)fflush(stdout);
 }
 
+static const struct {
+  const char *name;
+  one_call *call;
+  even_ucx_moved move;
+  bool sums; /* then it has no way between all ranks */
+} others[] = {{"reduce-scatter", scatter, EVEN_UCX_REDUCE_SCATTER, true},
+              {"all-gather", gather, EVEN_UCX_ALL_GATHER, false},
+              {"broadcast", broadcast, EVEN_UCX_BROADCAST, false}};
+#define OTHERS (sizeof others / sizeof others[0])
+
+static void print_size(size_t bytes, const char *what) {
+  const bool small = bytes < (size_t)1 << 20;
+  (void)printf("%6zu %s  %-14s", bytes >> (small ? 10 : 20), small ? "KB" : "MB", what);
+}
+
+static void print_time(double ms, const char *way, bool last) {
+  (void)printf(" %9.2f ms %s%s", ms, way, last ? "\n" : ",");
+  (void)fflush(stdout);
+}
+
 /* The other collectives, in each way. */
 static int measure_others(even_comm *comm, float *data, size_t bytes) {
-  const bool small = bytes < (size_t)1 << 20;
-  static const struct {
-    const char *name;
-    one_call *call;
-  } others[] = {{"reduce-scatter", scatter}, {"all-gather", gather}, {"broadcast", broadcast}};
-  static const char *const ways[] = {"turns", "overlap", "lanes"};
-  for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
-    double ms[3];
-    for (int way = 0; way < 3; way++) {
-      take_way(comm, ways[way]);
-      RANKS_EXPECT(comm, time_calls(comm, others[i].call, data, bytes, true, &ms[way]) == EVEN_OK);
+  static const char *const ways[] = {"turns", "overlap", "lanes", "direct"};
+  static const char *const said[] = {"in turns", "overlapped", "over two lanes", "between all ranks"};
+  bool prints = even_comm_rank(comm) == 0;
+  for (size_t i = 0; i < OTHERS; i++) {
+    int count = others[i].sums ? 3 : 4;
+    if (prints) {
+      print_size(bytes, others[i].name);
     }
-    if (even_comm_rank(comm) == 0) {
-      (void)printf("%6zu %s  %-14s %9.2f ms in turns, %9.2f ms overlapped, %9.2f ms over two lanes\n",
-                   bytes >> (small ? 10 : 20), small ? "KB" : "MB", others[i].name, ms[0], ms[1], ms[2]);
-      (void)fflush(stdout);
+    for (int way = 0; way < count; way++) {
+      double ms = 0;
+      take_way(comm, ways[way]);
+      RANKS_EXPECT(comm, time_calls(comm, others[i].call, data, bytes, true, &ms) == EVEN_OK);
+      if (prints) {
+        print_time(ms, said[way], way + 1 == count);
+      }
+    }
+  }
+  return 0;
+}
+
+/* Engine "ucx" between all ranks, as if each were a host: its two ways of each. Rank 0 chooses. */
+static int measure_network(even_comm *comm, float *data, size_t bytes) {
+  even_comm *all = even_hosts_of(comm)->everyone;
+  bool prints = even_comm_rank(comm) == 0;
+  for (size_t i = 0; i < OTHERS; i++) {
+    even_ways *ways = &even_ucx_of(all)->move_ways[others[i].move];
+    if (prints) {
+      print_size(bytes, others[i].name);
+    }
+    for (int way = 0; way < 2; way++) {
+      double ms = 0;
+      even_ways_force(ways, prints ? way : -1);
+      RANKS_EXPECT(comm, time_calls(all, others[i].call, data, bytes, true, &ms) == EVEN_OK);
+      if (prints) {
+        print_time(ms, ways->names[way], way == 1);
+      }
+    }
+  }
+  return 0;
+}
+
+/* All-reduces that do not go in pieces: their two ways between the hosts. */
+static int measure_small_reduce(even_comm *comm, float *data, size_t bytes) {
+  bool prints = even_comm_rank(comm) == 0;
+  if (prints) {
+    print_size(bytes, "all-reduce");
+  }
+  for (int way = 0; way < 2; way++) {
+    double ms = 0;
+    if (prints) { /* rank 0 leads the first host */
+      even_ways_force(&even_ucx_of(even_hosts_of(comm)->between)->reduce_ways, way);
+    }
+    RANKS_EXPECT(comm, time_calls(comm, reduce, data, bytes, false, &ms) == EVEN_OK);
+    if (prints) {
+      print_time(ms, way == 0 ? "in parts" : "whole", way == 1);
     }
   }
   return 0;
@@ -178,10 +237,16 @@ int hosts_bench_measure(even_comm *comm, void *argument) {
     (void)printf("%s\n", links->what);
   }
   for (size_t bytes = (size_t)128 << 10; bytes < (size_t)1 << 20 && !wrong && !links->parts; bytes *= 4) {
-    wrong = measure_others(comm, data, bytes);
+    wrong = measure_small_reduce(comm, data, bytes) + measure_others(comm, data, bytes);
   }
   for (size_t bytes = (size_t)4 << 20; bytes <= links->largest && !wrong; bytes *= 4) {
     wrong = measure_size(comm, links, data, bytes);
+  }
+  if (even_comm_rank(comm) == 0 && !links->parts) {
+    (void)printf("engine ucx between all %d ranks\n", even_comm_ranks(comm));
+  }
+  for (size_t bytes = (size_t)128 << 10; bytes <= links->largest && !wrong && !links->parts; bytes *= 4) {
+    wrong = measure_network(comm, data, bytes);
   }
   if (links->parts && even_comm_rank(comm) == 0) {
     char text[4096];

@@ -76,6 +76,95 @@ static void every_way_gives_the_same_bits(void **state) {
   assert_int_equal(run(RANKS_HOSTS, RANKS, same_bits, NULL), 0);
 }
 
+/* Unequal parts, one of them none. */
+static void cut(size_t *counts, int ranks) {
+  size_t left = COUNT;
+  for (int rank = 0; rank < ranks; rank++) {
+    counts[rank] = rank == ranks - 1 ? left : rank == 1 ? 0 : left / 3 + 5;
+    left -= counts[rank];
+  }
+}
+
+/* What is moved, and reduced, by a way. */
+typedef struct moves {
+  float part[COUNT];
+  float all[COUNT];
+  float told[COUNT];
+} moves;
+
+static int move_by(even_comm *comm, const char *way, int root, moves *out) {
+  static float input[COUNT];
+  size_t counts[RANKS] = {0};
+  const even_comm_choosing params = by(NULL, way, 0);
+  int own = even_comm_rank(comm);
+  cut(counts, even_comm_ranks(comm));
+  RANKS_EXPECT(comm, even_comm_choose(comm, &params) == EVEN_OK);
+  memset(out, 0, sizeof *out);
+  fill(input, own);
+  fill(out->told, own);
+  RANKS_EXPECT(comm, even_comm_reduce_scatter(comm, input, out->part, counts, EVEN_F32, EVEN_AVG) == EVEN_OK);
+  RANKS_EXPECT(comm, even_comm_all_gather(comm, out->part, out->all, counts, EVEN_F32) == EVEN_OK);
+  RANKS_EXPECT(comm, even_comm_broadcast(comm, out->told, sizeof out->told, root) == EVEN_OK);
+  fill(input, root);
+  RANKS_EXPECT(comm, same_bytes(input, out->told, sizeof input));
+  return 0;
+}
+
+static int same_moves(even_comm *comm, void *argument) {
+  static const char *const ways[] = {"direct", "pairs", "parts", "whole"};
+  static moves first;
+  static moves other;
+  int wrong = 0;
+  (void)argument;
+  for (int root = 0; root < even_comm_ranks(comm) && wrong == 0; root++) {
+    wrong = move_by(comm, ways[0], root, &first);
+    for (size_t way = 1; way < sizeof ways / sizeof ways[0] && wrong == 0; way++) {
+      wrong = move_by(comm, ways[way], root, &other);
+      RANKS_EXPECT(comm, wrong != 0 || same_bytes(&first, &other, sizeof first));
+    }
+  }
+  return wrong;
+}
+
+/* Each is tried in the first calls, and what they cost is kept, by rank 0. */
+static int try_moves(even_comm *comm, void *argument) {
+  static const char *const said[] = {"; all_gather by cost: ", "; broadcast by cost: ", "; reduce_scatter by cost: "};
+  even_comm_costs *costs = NULL;
+  static moves result;
+  char text[4096];
+  bool chooses = even_comm_rank(comm) == 0;
+  (void)argument;
+  RANKS_EXPECT(comm, !chooses || even_comm_costs_open(&costs) == EVEN_OK);
+  even_comm_choosing params = by(costs, NULL, 0);
+  RANKS_EXPECT(comm, even_comm_choose(comm, &params) == EVEN_OK);
+  size_t counts[RANKS] = {0};
+  cut(counts, even_comm_ranks(comm));
+  for (int call = 0; call < EVEN_WAYS_TRIAL; call++) {
+    RANKS_EXPECT(comm, even_comm_reduce_scatter(comm, result.all, result.part, counts, EVEN_F32, EVEN_MAX) == EVEN_OK);
+    RANKS_EXPECT(comm, even_comm_all_gather(comm, result.part, result.all, counts, EVEN_F32) == EVEN_OK);
+    RANKS_EXPECT(comm, even_comm_broadcast(comm, result.told, sizeof result.told, call % 3) == EVEN_OK);
+  }
+  even_comm_describe(comm, text, sizeof text);
+  for (size_t i = 0; i < sizeof said / sizeof said[0]; i++) {
+    RANKS_EXPECT(comm, (strstr(text, said[i]) != NULL) == chooses);
+  }
+  size_t kept = 0;
+  even_comm_cost cost;
+  for (size_t i = 0; chooses && even_comm_costs_at(costs, i, &cost); i++) {
+    kept += strcmp(cost.collective, "all_reduce") != 0 && strcmp(cost.engine, "ucx") == 0;
+  }
+  RANKS_EXPECT(comm, kept == (chooses ? 6 : 0));
+  even_comm_costs_close(costs);
+  return even_comm_barrier(comm) != EVEN_OK;
+}
+
+static void what_is_moved_has_its_ways_too(void **state) {
+  (void)state;
+  assert_int_equal(run(RANKS_NETWORK, RANKS, same_moves, NULL), 0);
+  assert_int_equal(run(RANKS_NETWORK, 2, same_moves, NULL), 0);
+  assert_int_equal(run(RANKS_NETWORK, 3, try_moves, NULL), 0);
+}
+
 /* Rank 0 chooses: the others, who do not know by what, say nothing of a choice. */
 static int describe_what_is_known(even_comm *comm, void *argument) {
   const even_comm_choosing choosing = {.size = sizeof choosing, .way = "parts"};
@@ -268,6 +357,7 @@ int main(int count, char **words) {
       cmocka_unit_test(every_way_gives_the_same_bits),
       cmocka_unit_test(only_who_chooses_tells_of_the_choice),
       cmocka_unit_test(what_is_lacking_is_measured_once),
+      cmocka_unit_test(what_is_moved_has_its_ways_too),
   };
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(whole_calls_are_measured),

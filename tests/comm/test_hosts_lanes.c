@@ -153,7 +153,7 @@ static int move_all(even_comm *comm, const char *way, int root, const size_t *co
 }
 
 static int same_pieces(even_comm *comm, void *argument) {
-  static const char *const ways[] = {"overlap", "lanes"};
+  static const char *const ways[] = {"overlap", "direct", "lanes"};
   size_t counts[8];
   moved turns = {malloc(parted * 4), malloc(parted * 4)};
   moved pieces = {malloc(parted * 4), malloc(parted * 4)};
@@ -164,7 +164,7 @@ static int same_pieces(even_comm *comm, void *argument) {
   for (int root = 0; root < ranks; root += 2) {
     size_t own = counts[even_comm_rank(comm)] * 4;
     RANKS_EXPECT(comm, move_all(comm, "turns", root, counts, &turns) == 0);
-    for (int way = 0; way < (lanes > 1 ? 2 : 1); way++) {
+    for (int way = 0; way < (lanes > 1 ? 3 : 2); way++) {
       memset(pieces.part, 0, parted * 4);
       RANKS_EXPECT(comm, move_all(comm, ways[way], root, counts, &pieces) == 0);
       RANKS_EXPECT(comm, memcmp(turns.part, pieces.part, own) == 0);
@@ -204,7 +204,7 @@ static void what_is_small_moves_in_pieces_too(void **state) {
 
 /* Where parts lie in one another's place: a scatter's output in its input, a gather's input in its output. */
 static int in_place(even_comm *comm, void *argument) {
-  static const char *const ways[] = {"turns", "overlap", "lanes"};
+  static const char *const ways[] = {"turns", "overlap", "lanes", "direct"};
   size_t counts[8];
   size_t begin = 0;
   int own = even_comm_rank(comm);
@@ -216,7 +216,7 @@ static int in_place(even_comm *comm, void *argument) {
   for (int rank = 0; rank < own; rank++) {
     begin += counts[rank];
   }
-  for (int way = 0; way < 3; way++) {
+  for (int way = 0; way < 4; way++) {
     const even_comm_choosing choosing = {.size = sizeof choosing, .way = ways[way]};
     RANKS_EXPECT(comm, even_comm_choose(comm, &choosing) == EVEN_OK);
     fill((unsigned char *)data, PARTED, EVEN_F32, own);
@@ -289,7 +289,8 @@ static int same_choice(even_comm *comm, void *argument) {
   int from = chosen == CHOSEN ? EVEN_HOSTS_ALL_REDUCE : EVEN_HOSTS_REDUCE_SCATTER;
   for (int which = from; which < EVEN_HOSTS_CALLS && even_comm_rank(comm) == 0; which++) {
     const char *found = strstr(text, names[which]);
-    RANKS_EXPECT(comm, found != NULL && (strstr(found, "lanes (") != NULL || strstr(found, "; lanes ") != NULL));
+    const char *other = chosen == CHOSEN || which == EVEN_HOSTS_REDUCE_SCATTER ? "lanes " : "direct ";
+    RANKS_EXPECT(comm, found != NULL && strstr(found, other) != NULL);
   }
   return 0;
 }

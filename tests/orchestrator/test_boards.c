@@ -39,12 +39,16 @@ static void note(void *context, const char *text) {
   even_text_format(context, "%s|", text);
 }
 
+static bool replaces; /* sides that are opened: lost ranks' places are taken */
+
 static even_status open_side(side *own, bool leads) {
   even_text_free(&own->said);
   memset(own, 0, sizeof *own);
   own->devices = (even_device_list){.items = own->each_device, .count = RANKS};
-  own->params = (even_agent_params){
-      .shrink = true, .devices = &own->devices, .observer = {.context = &own->said, .notice = note}};
+  own->params = (even_agent_params){.shrink = true,
+                                    .replace = replaces,
+                                    .devices = &own->devices,
+                                    .observer = {.context = &own->said, .notice = note}};
   own->link = (even_link){.fd = -1, .peer = "10.79.0.2"};
   own->agents[1] = (even_host_agent){.index = 1, .name = "there", .link = &own->link, .first = HERE, .count = 2};
   own->hosts = (even_hosts){.agents = own->agents, .count = 2};
@@ -105,6 +109,14 @@ static int tear_down(void **state) {
   close_side(&leader);
   close_side(&other);
   return 0;
+}
+
+static int set_up_replacing(void **state) {
+  replaces = true;
+  int failed = set_up(state);
+  replaces = false;
+  leader.agents[1].busy = true;
+  return failed;
 }
 
 static even_status give(bool to_leader, const char *json) {
@@ -325,6 +337,93 @@ static void a_host_is_lost_at_once(void **state) {
   assert_int_equal(leader.job.stage, EVEN_JOB_RUNS);
 }
 
+/* From the loss of rank 3, there, to the generation that it is in again. */
+static void who_takes_a_place_elsewhere_joins_those_that_stand(void **state) {
+  (void)state;
+  all_can_go_on();
+  assert_true(report());
+  kill_rank(3);
+  assert_int_equal(even_generation_number(leader.ranks_view), 1);
+  assert_int_equal(carry(1), EVEN_OK);
+  even_job_replace_tick(&leader.job); /* asks that host for a process */
+  assert_true(leader.ranks[3].alive && leader.ranks[3].elsewhere && even_job_is_outside(&leader.job, 3));
+  assert_int_equal(leader.job.alive, RANKS);
+  assert_int_equal(leader.job.ended, 0);
+  even_generation_vacate(other.job.generation, 3); /* which that one's agent does, and starts it */
+  assert_true(report());
+  even_job_replace_tick(&leader.job);
+  assert_int_equal(even_generation_wished(leader.ranks_view), EVEN_WISH_NOTHING);
+  even_generation_say(other.ranks_view, 3, "");
+  even_generation_offer(other.ranks_view, 3);
+  assert_true(report());
+  even_job_replace_tick(&leader.job);
+  assert_int_equal(even_generation_wished(leader.ranks_view), EVEN_WISH_STAND);
+  assert_int_equal(carry(1), EVEN_OK);
+  even_boards_turn(&other.job);
+  assert_int_not_equal(even_boards_look_ms(&other.job), 0); /* rank 2 will stand without a word */
+  even_generation_stand(leader.ranks_view, 0, 1);
+  even_generation_stand(leader.ranks_view, 1, 1);
+  even_job_replace_tick(&leader.job);
+  assert_int_equal(even_generation_number(leader.ranks_view), 1);
+  even_generation_stand(other.ranks_view, 2, 1);
+  assert_true(report());
+  assert_int_equal(even_boards_look_ms(&other.job), 0);
+  even_job_replace_tick(&leader.job);
+  assert_int_equal(even_generation_number(leader.ranks_view), 2);
+  assert_true(even_generation_has(leader.ranks_view, 3, 2));
+  assert_int_equal(even_generation_wished(leader.ranks_view), EVEN_WISH_NOTHING);
+  assert_int_equal(carry(2), EVEN_OK);
+  assert_true(even_generation_has(other.ranks_view, 3, 2));
+  assert_non_null(strstr(leader.said.data, "generation 2: rank 3 joins ranks 0, 1 and 2|"));
+}
+
+static void where_nobody_is_left_nobody_takes_a_place(void **state) {
+  (void)state;
+  all_can_go_on();
+  assert_true(report());
+  kill_rank(2);
+  even_job_replace_tick(&leader.job);
+  assert_true(leader.ranks[2].alive); /* rank 3 could give it its state */
+  kill_rank(3);
+  assert_int_equal(even_generation_number(leader.ranks_view), 2);
+  even_generation_offer(other.ranks_view, 2);
+  assert_true(report());
+  even_job_replace_tick(&leader.job);
+  even_job_replace_tick(&leader.job);
+  assert_false(leader.ranks[3].alive);
+  assert_int_equal(even_generation_wished(leader.ranks_view), EVEN_WISH_NOTHING); /* and rank 2 is not waited for */
+  assert_int_equal(even_job_replace_free(&leader.job), 0);
+  const char *told = strstr(leader.said.data, "rank 3: no process takes its place: nobody is left on host there");
+  assert_non_null(told);
+  assert_null(strstr(told + strlen("rank 3: n"), "no process takes")); /* once */
+  even_job_host_ended(&leader.job, HERE, 2, "its cable is cut");       /* it was no member: nobody misses it */
+  assert_int_equal(even_generation_number(leader.ranks_view), 2);
+  assert_int_equal(leader.job.stage, EVEN_JOB_RUNS);
+}
+
+static void the_least_are_not_waited_for_where_they_cannot_come(void **state) {
+  (void)state;
+  leader.params.least_ranks = 3;
+  all_can_go_on();
+  assert_true(report());
+  kill_rank(1); /* rank 0 could give another one its state */
+  assert_int_equal(even_generation_number(leader.ranks_view), 1);
+  even_job_host_ended(&leader.job, HERE, 2, "its cable is cut");
+  assert_int_equal(leader.job.stage, EVEN_JOB_TERMINATED);
+  assert_non_null(strstr(leader.said.data,
+                         "cannot go on without host there (ranks 2 and 3): 1 are left, and "
+                         "--min-ranks is 3; only 1 can join them|"));
+}
+
+static void only_a_free_place_of_this_host_is_filled(void **state) {
+  (void)state;
+  assert_int_equal(even_job_replace_fill(&other.job, 0), EVEN_ERR_INPUT);     /* of another host */
+  assert_int_equal(even_job_replace_fill(&other.job, HERE), EVEN_ERR_INPUT);  /* it lives */
+  assert_int_equal(even_job_replace_fill(&other.job, RANKS), EVEN_ERR_INPUT); /* there is none */
+  assert_true(even_job_replace_waits(&other.job));
+  assert_false(even_job_replace_waits(&leader.job));
+}
+
 static even_status open_and_follow(void *context) {
   (void)context;
   even_status status = open_side(&other, false);
@@ -348,6 +447,7 @@ static void lack_of_memory_is_told(void **state) {
 
 int main(void) {
 #define BOARD_TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+#define REPLACING_TEST(name) cmocka_unit_test_setup_teardown(name, set_up_replacing, tear_down)
   const struct CMUnitTest tests[] = {
       BOARD_TEST(what_ranks_say_elsewhere_decides_here),
       BOARD_TEST(generations_come_one_by_one),
@@ -358,6 +458,10 @@ int main(void) {
       BOARD_TEST(who_says_nothing_in_time_ends_the_attempt),
       BOARD_TEST(what_a_rank_elsewhere_cannot_is_told_at_once),
       BOARD_TEST(a_host_is_lost_at_once),
+      REPLACING_TEST(who_takes_a_place_elsewhere_joins_those_that_stand),
+      REPLACING_TEST(where_nobody_is_left_nobody_takes_a_place),
+      REPLACING_TEST(the_least_are_not_waited_for_where_they_cannot_come),
+      REPLACING_TEST(only_a_free_place_of_this_host_is_filled),
       BOARD_TEST(lack_of_memory_is_told),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -27,9 +27,28 @@ static float *some(size_t count) {
   return calloc(count + 1, sizeof(float));
 }
 
-bool model_open(model *m, const even_sync_params *params, int ranks) {
+static int host(const model *m, int rank) {
+  return m->host_of == NULL ? rank : m->host_of[rank];
+}
+
+int model_encoder(const model *m, int rank) {
+  for (int before = 0; before < rank; before++) {
+    if (host(m, before) == host(m, rank)) {
+      return -1;
+    }
+  }
+  return host(m, rank);
+}
+
+bool model_open(model *m, const even_sync_params *params, int ranks, const int *host_of) {
   size_t values = 0;
-  *m = (model){.params = *params, .encoding = {.kind = params->encoding, .ratio = params->ratio}, .ranks = ranks};
+  *m = (model){.params = *params,
+               .encoding = {.kind = params->encoding, .ratio = params->ratio},
+               .ranks = ranks,
+               .host_of = host_of};
+  for (int rank = 0; rank < ranks; rank++) {
+    m->encoders += model_encoder(m, rank) >= 0;
+  }
   for (size_t p = 0; p < MODEL_PARAMETERS; p++) {
     values += model_parameters[p].count;
   }
@@ -124,13 +143,13 @@ size_t model_first(const model *m, size_t parameter) {
   return values;
 }
 
-void model_part(const model *m, size_t bucket, int rank, size_t *first, size_t *count) {
+void model_part(const model *m, size_t bucket, int encoder, size_t *first, size_t *count) {
   size_t begin = bucket_first(m, bucket);
   size_t values = bucket_first(m, bucket + 1) - begin;
   size_t block = m->encoding.kind == EVEN_SYNC_INT8 ? 256 : m->encoding.kind == EVEN_SYNC_ONE_BIT ? 1024 : 1;
   size_t blocks = (values + block - 1) / block;
-  size_t from = blocks * (size_t)rank / (size_t)m->ranks * block;
-  size_t until = blocks * ((size_t)rank + 1) / (size_t)m->ranks * block;
+  size_t from = blocks * (size_t)encoder / (size_t)m->encoders * block;
+  size_t until = blocks * ((size_t)encoder + 1) / (size_t)m->encoders * block;
   from = from < values ? from : values;
   until = until < values ? until : values;
   *first = begin + from;
@@ -153,8 +172,8 @@ static void sent(const model *m, const float *values, size_t count, uint64_t see
   free(scratch);
 }
 
-static uint64_t seed_of(const model *m, int rank, int round, size_t bucket, size_t part) {
-  const uint64_t numbers[] = {(uint64_t)rank, model_step(round), (uint64_t)(round % 2), bucket, part};
+static uint64_t seed_of(const model *m, int encoder, int round, size_t bucket, size_t part) {
+  const uint64_t numbers[] = {(uint64_t)encoder, model_step(round), (uint64_t)(round % 2), bucket, part};
   uint64_t seed = m->params.seed;
   for (size_t i = 0; i < (part == 0 ? 4 : 5); i++) {
     seed = (seed * 1000003u + numbers[i]) & (UINT64_MAX >> 1);
@@ -200,18 +219,18 @@ static void leave(const float *values, const float *arrived, const bool *without
   }
 }
 
-static void gather(const model *m, size_t bucket, int rank, int round, const float *values, float *arrived) {
+static void gather(const model *m, size_t bucket, int encoder, int round, const float *values, float *arrived) {
   size_t count = bucket_first(m, bucket + 1) - bucket_first(m, bucket);
-  sent(m, values, count, seed_of(m, rank, round, bucket, 0), arrived);
+  sent(m, values, count, seed_of(m, encoder, round, bucket, 0), arrived);
 }
 
-static void send_parts(const model *m, size_t bucket, int rank, int round, const float *values, float *arrived) {
+static void send_parts(const model *m, size_t bucket, int encoder, int round, const float *values, float *arrived) {
   size_t begin = bucket_first(m, bucket);
-  for (int owner = 0; owner < m->ranks; owner++) {
+  for (int owner = 0; owner < m->encoders; owner++) {
     size_t first = 0;
     size_t count = 0;
     model_part(m, bucket, owner, &first, &count);
-    sent(m, values + (first - begin), count, seed_of(m, rank, round, bucket, (size_t)owner + 1),
+    sent(m, values + (first - begin), count, seed_of(m, encoder, round, bucket, (size_t)owner + 1),
          arrived + (first - begin));
   }
 }
@@ -219,7 +238,7 @@ static void send_parts(const model *m, size_t bucket, int rank, int round, const
 /* The sum goes encoded, too. */
 static void encode_sums(const model *m, size_t bucket, int round, const bool *without, float *sums, float *left) {
   size_t begin = bucket_first(m, bucket);
-  for (int owner = 0; owner < m->ranks; owner++) {
+  for (int owner = 0; owner < m->encoders; owner++) {
     size_t first = 0;
     size_t count = 0;
     model_part(m, bucket, owner, &first, &count);
@@ -228,10 +247,32 @@ static void encode_sums(const model *m, size_t bucket, int round, const bool *wi
     for (size_t i = 0; i < count; i++) {
       values[i] = without[from + i] ? 0.0f : sums[from + i] + left[from + i];
     }
-    sent(m, values, count, seed_of(m, owner, round, bucket, (size_t)m->ranks + 1), sums + from);
+    sent(m, values, count, seed_of(m, owner, round, bucket, (size_t)m->encoders + 1), sums + from);
     leave(values, sums + from, without + from, count, left + from);
     free(values);
   }
+}
+
+/* What the ranks of a host have together; of those that do not encode nothing is left. The rank that encodes it. */
+static int put_host_together(const model *m, size_t bucket, int encoder, int round, const bool *without, float *values,
+                             float *const *left) {
+  size_t begin = bucket_first(m, bucket);
+  size_t count = bucket_first(m, bucket + 1) - begin;
+  float *own = some(count);
+  int leader = -1;
+  for (int rank = 0; rank < m->ranks; rank++) {
+    if (host(m, rank) != encoder) {
+      continue;
+    }
+    put_together(m, bucket, rank, round, without, own);
+    for (size_t i = 0; i < count; i++) {
+      values[i] = leader < 0 ? own[i] : values[i] + own[i];
+      left[rank][begin + i] = leader < 0 || without[i] ? left[rank][begin + i] : 0.0f;
+    }
+    leader = leader < 0 ? rank : leader;
+  }
+  free(own);
+  return leader;
 }
 
 static void reduce(model *m, size_t bucket, int round, float *const *left, float *left_of_sums) {
@@ -244,9 +285,9 @@ static void reduce(model *m, size_t bucket, int round, float *const *left, float
   bool parts = m->params.way == EVEN_SYNC_PARTS;
   unused(m, bucket, without);
   memset(sums, 0, count * sizeof *sums);
-  for (int rank = 0; rank < m->ranks; rank++) {
-    put_together(m, bucket, rank, round, without, values);
-    (parts ? send_parts : gather)(m, bucket, rank, round, values, arrived);
+  for (int encoder = 0; encoder < m->encoders; encoder++) {
+    int rank = put_host_together(m, bucket, encoder, round, without, values, left);
+    (parts ? send_parts : gather)(m, bucket, encoder, round, values, arrived);
     for (size_t i = 0; i < count; i++) {
       sums[i] += arrived[i];
     }

@@ -20,6 +20,8 @@ typedef struct model {
   even_encoding encoding;
   even_sync_layout layout;
   int ranks;
+  int encoders;             /* those who encode: the ranks, or the hosts that host_of says */
+  const int *host_of;       /* NULL: each rank encodes its own */
   float *left[MODEL_RANKS]; /* a value for each of the buckets' values, in their order */
   float *left_of_sums;      /* of the ranks whose parts they are */
   float *sums;              /* of the round */
@@ -27,8 +29,8 @@ typedef struct model {
   bool finite;
 } model;
 
-/* False without memory. Close it in any case. */
-bool model_open(model *m, const even_sync_params *params, int ranks);
+/* host_of: of each rank, or NULL. False without memory. Close it in any case. */
+bool model_open(model *m, const even_sync_params *params, int ranks, const int *host_of);
 void model_close(model *m);
 
 /* Of each rank and round: its part of the batch (zero of some), which parameters have a gradient, and that. */
@@ -41,7 +43,9 @@ uint32_t model_step(int round);
 void model_round(model *m, int round);
 /* Where a parameter's values begin in left and sums. */
 size_t model_first(const model *m, size_t parameter);
-/* The part of its bucket's values, as places in left and sums, that a rank encodes the sums of. */
-void model_part(const model *m, size_t bucket, int rank, size_t *first, size_t *count);
+/* The part of its bucket's values, as places in left and sums, that one of those who encode encodes the sums of. */
+void model_part(const model *m, size_t bucket, int encoder, size_t *first, size_t *count);
+/* Which of those who encode a rank is; -1: none, its host's first rank encodes for it. */
+int model_encoder(const model *m, int rank);
 
 #endif

@@ -17,6 +17,7 @@
 typedef struct task {
   even_sync_encoding encoding;
   even_sync_way way;
+  const int *host_of; /* of each rank; NULL: each encodes its own */
 } task;
 
 typedef struct memory {
@@ -72,6 +73,7 @@ static int check_sums(even_comm *comm, even_sync *sync, const model *m, int roun
 static int check_left_out(even_comm *comm, even_sync *sync, const model *m) {
   bool keeps = m->encoding.kind != EVEN_SYNC_INT8;
   int rank = even_comm_rank(comm);
+  int encoder = model_encoder(m, rank);
   for (size_t p = 0; p < MODEL_PARAMETERS; p++) {
     even_sync_left own;
     even_sync_left of_sums;
@@ -84,7 +86,9 @@ static int check_left_out(even_comm *comm, even_sync *sync, const model *m) {
       RANKS_EXPECT(comm, same(own.values[i], m->left[rank][begin + i]));
     }
     RANKS_EXPECT(comm, even_sync_left_out(sync, p, 1, &of_sums) == EVEN_OK);
-    model_part(m, m->layout.places[p].bucket, rank, &first, &count);
+    if (encoder >= 0) {
+      model_part(m, m->layout.places[p].bucket, encoder, &first, &count);
+    }
     size_t from = first > begin ? first : begin;
     size_t until = first + count < begin + there ? first + count : begin + there;
     bool some = m->params.way == EVEN_SYNC_PARTS && from < until;
@@ -157,7 +161,7 @@ static int body(even_comm *comm, void *argument) {
   memory *gradients = calloc(1, sizeof *gradients);
   model m;
   int failed = 1;
-  if (model_open(&m, &params, even_comm_ranks(comm)) && gradients != NULL) {
+  if (model_open(&m, &params, even_comm_ranks(comm), todo->host_of) && gradients != NULL) {
     failed = rounds(comm, todo, &m, gradients);
   }
   model_close(&m);
@@ -168,7 +172,7 @@ static int body(even_comm *comm, void *argument) {
 static void run(const ranks_setup *wanted_setup, even_sync_encoding encoding, even_sync_way way) {
   int results[RANKS_MOST];
   ranks_setup setup = *wanted_setup;
-  task todo = {.encoding = encoding, .way = way};
+  task todo = {.encoding = encoding, .way = way, .host_of = setup.host_of};
   even_sync_params params = model_params(encoding, way);
   assert_int_equal(even_sync_arena_bytes(&params, &setup.arena_bytes), EVEN_OK);
   setup.timeout_seconds = 120;
@@ -200,14 +204,19 @@ static void test_threads(void **state) {
   run_all(&(ranks_setup){.ranks = 3, .threads = true});
 }
 
+/* Of a host one rank encodes for all. */
 static void test_hosts(void **state) {
   static const int host_of[] = {0, 1, 0};
+  static const int three[MODEL_RANKS] = {0, 1, 1, 2, 0};
   (void)state;
   if (!ranks_have_ucx()) {
     skip();
   }
   run(&(ranks_setup){.ranks = 3, .engine = RANKS_HOSTS, .host_of = host_of}, EVEN_SYNC_TOP, EVEN_SYNC_PARTS);
   run(&(ranks_setup){.ranks = 3, .engine = RANKS_HOSTS, .host_of = host_of}, EVEN_SYNC_ONE_BIT, EVEN_SYNC_GATHER);
+  run(&(ranks_setup){.ranks = MODEL_RANKS, .engine = RANKS_HOSTS, .host_of = three, .silent = true}, EVEN_SYNC_ONE_BIT,
+      EVEN_SYNC_PARTS);
+  run(&(ranks_setup){.ranks = MODEL_RANKS, .engine = RANKS_HOSTS, .host_of = three}, EVEN_SYNC_INT8, EVEN_SYNC_GATHER);
   run(&(ranks_setup){.ranks = 2, .engine = RANKS_NETWORK}, EVEN_SYNC_INT8, EVEN_SYNC_PARTS);
 }
 

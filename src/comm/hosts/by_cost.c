@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-static const char *const way_names[] = {"lanes", "overlap", "turns"};
+static const char *const way_names[] = {"lanes", "overlap", "turns", "direct"};
 #define TURNS 2 /* in way_names */
 
 static const char *const collectives[EVEN_HOSTS_CALLS] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast"};
@@ -28,7 +28,9 @@ void even_hosts_start_ways(even_hosts_group *group) {
     bool cut = call == EVEN_HOSTS_REDUCE_SCATTER || call == EVEN_HOSTS_ALL_GATHER;
     bool chooses = group->hosts > 1 && (group->in_order || !cut);
     int from = chooses ? first : TURNS;
-    even_ways_start(&group->ways[call], collectives[call], &way_names[from], TURNS + 1 - from);
+    /* Between all ranks, as if each were a host of its own: of what forms no sums, whose bits this would change. */
+    int direct = group->everyone != NULL && (call == EVEN_HOSTS_ALL_GATHER || call == EVEN_HOSTS_BROADCAST) ? 1 : 0;
+    even_ways_start(&group->ways[call], collectives[call], &way_names[from], TURNS + 1 + direct - from);
     even_ways_set_range(&group->ways[call], least_of((even_hosts_call)call), (size_t)1 << 30);
     even_ways_begin_small(&group->ways[call], EVEN_HOSTS_STREAM_BYTES, TURNS - from);
   }
@@ -52,19 +54,26 @@ static even_status share(even_hosts_group *group, void *data, size_t bytes) {
   return group->locals > 1 ? even_comm_broadcast(group->inside, data, bytes, 0) : EVEN_OK;
 }
 
+static int lanes_of(const even_hosts_group *group, const char *way) {
+  return strcmp(way, "direct") == 0  ? EVEN_HOSTS_DIRECT
+         : strcmp(way, "turns") == 0 ? 0
+         : strcmp(way, "lanes") == 0 ? group->lanes
+                                     : 1;
+}
+
 even_status even_hosts_by_cost(even_hosts_group *group, even_hosts_call call, size_t bytes, even_hosts_run *run,
                                void *job) {
   even_ways *ways = &group->ways[call];
   if (bytes <= least_of(call)) {
     return run(group, job, 0);
   }
-  const char *way = ways->names[even_ways_next(ways, bytes)];
+  int lanes = lanes_of(group, ways->names[even_ways_next(ways, bytes)]);
   bool measures = even_ways_measures(ways, bytes);
   if (measures) {
     EVEN_TRY(even_hosts_meet(group)); /* how late others are is no cost of the way */
   }
   even_ways_call_begins(ways, even_clock_ns());
-  EVEN_TRY(run(group, job, strcmp(way, "turns") == 0 ? 0 : strcmp(way, "lanes") == 0 ? group->lanes : 1));
+  EVEN_TRY(run(group, job, lanes));
   if (measures && call != EVEN_HOSTS_ALL_REDUCE) {
     EVEN_TRY(even_hosts_meet(group)); /* who only gives is done before what it gave has come */
   }

@@ -12,9 +12,8 @@ static even_reduce_op inner_op(even_reduce_op op) {
   return op == EVEN_AVG ? EVEN_SUM : op;
 }
 
-/* The host's ranks' sum of `input` in `output` of its leader; the others' output is not touched. */
-static even_status reduce_inside(even_hosts_group *group, const void *input, void *output, size_t count,
-                                 even_dtype dtype, even_reduce_op op) {
+even_status even_hosts_reduce_inside(even_hosts_group *group, const void *input, void *output, size_t count,
+                                     even_dtype dtype, even_reduce_op op) {
   group->counts[0] = count;
   for (int local = 1; local < group->locals; local++) {
     group->counts[local] = 0;
@@ -26,7 +25,7 @@ static even_status reduce_inside(even_hosts_group *group, const void *input, voi
 
 /* One after the other: inside, between, inside. */
 static even_status reduce_in_turns(even_hosts_group *group, const even_comm_reduction *job) {
-  EVEN_TRY(reduce_inside(group, job->data, job->data, job->count, job->dtype, job->op));
+  EVEN_TRY(even_hosts_reduce_inside(group, job->data, job->data, job->count, job->dtype, job->op));
   even_status status = EVEN_OK;
   if (even_hosts_leads(group)) {
     status = even_comm_engine_of(group->between)->all_reduce(group->between, job);
@@ -69,7 +68,8 @@ static int host_of(const even_hosts_group *group, int rank, int *local) {
 typedef struct broadcasting {
   unsigned char *data;
   size_t bytes;
-  int host;
+  int root;
+  int host; /* of the root */
   int local;
 } broadcasting;
 
@@ -87,15 +87,24 @@ static even_status broadcast_in_turns(even_hosts_group *group, const broadcastin
              : EVEN_OK;
 }
 
+/* The group between all ranks, for a call of this one. */
+static even_comm *everyone(even_hosts_group *group) {
+  even_comm_set_timeout(group->everyone, (double)atomic_load(&group->timeout_ns) * 1e-9);
+  return group->everyone;
+}
+
 static even_status run_broadcast(even_hosts_group *group, void *context, int lanes) {
   const broadcasting *job = context;
+  if (lanes == EVEN_HOSTS_DIRECT) {
+    return even_comm_broadcast(everyone(group), job->data, job->bytes, job->root);
+  }
   return lanes == 0 ? broadcast_in_turns(group, job)
                     : even_hosts_relay_broadcast(group, job->data, job->bytes, job->host, job->local, lanes);
 }
 
 even_status even_hosts_broadcast(even_comm *comm, unsigned char *data, size_t bytes, int root) {
   even_hosts_group *group = even_hosts_of(comm);
-  broadcasting job = {.data = data, .bytes = bytes};
+  broadcasting job = {.data = data, .bytes = bytes, .root = root};
   job.host = host_of(group, root, &job.local);
   EVEN_TRY(even_hosts_begin(group, EVEN_CALL_BROADCAST, EVEN_U8, 0, root, bytes));
   return even_hosts_end(group, even_hosts_by_cost(group, EVEN_HOSTS_BROADCAST, bytes, run_broadcast, &job));
@@ -187,7 +196,7 @@ static even_status scatter_in_turns(even_hosts_group *group, const even_comm_sca
   unsigned char *block = NULL;
   EVEN_TRY(leads ? even_hosts_scratch(group, 2 * job->bytes + 1) : EVEN_OK);
   unsigned char *sums = leads ? group->scratch : job->output;
-  EVEN_TRY(reduce_inside(group, job->input, sums, job->total, job->dtype, job->op));
+  EVEN_TRY(even_hosts_reduce_inside(group, job->input, sums, job->total, job->dtype, job->op));
   even_status status = leads ? scatter_between(group, job, sums, sums + job->bytes, &block) : EVEN_OK;
   EVEN_TRY(even_hosts_agree(group, status));
   return move_parts(group, block, job->output, job->counts, job->element, false);
@@ -236,6 +245,9 @@ static even_status gather_in_turns(even_hosts_group *group, const even_comm_gath
 }
 
 static even_status run_all_gather(even_hosts_group *group, void *job, int lanes) {
+  if (lanes == EVEN_HOSTS_DIRECT) {
+    return even_comm_engine_of(group->everyone)->all_gather(everyone(group), job);
+  }
   return lanes == 0 ? gather_in_turns(group, job) : even_hosts_relay_gather(group, job, lanes);
 }
 

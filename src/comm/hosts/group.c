@@ -415,3 +415,7 @@ static const even_comm_engine hosts_engine = {
     .leave = leave_group,
     .close = close_group,
 };
+
+const even_hosts_group *even_hosts_within(const even_comm *comm) {
+  return even_comm_engine_of(comm) == &hosts_engine ? (const even_hosts_group *)(const void *)comm : NULL;
+}

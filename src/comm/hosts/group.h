@@ -68,6 +68,8 @@ typedef struct even_hosts_group {
 static inline even_hosts_group *even_hosts_of(even_comm *comm) {
   return (even_hosts_group *)(void *)comm;
 }
+/* NULL: a group of another engine. */
+const even_hosts_group *even_hosts_within(const even_comm *comm);
 static inline bool even_hosts_leads(const even_hosts_group *group) {
   return group->between != NULL;
 }
@@ -102,7 +104,8 @@ void even_hosts_start_ways(even_hosts_group *group);
 void even_hosts_end_ways(even_hosts_group *group);
 /* Returns when all ranks have come. */
 even_status even_hosts_meet(even_hosts_group *group) EVEN_MUST_USE;
-/* Makes a call over so many lanes; 0: in turns, one thing after the other. */
+/* Makes a call over so many lanes; 0: in turns, one thing after the other; EVEN_HOSTS_DIRECT: between all ranks. */
+#define EVEN_HOSTS_DIRECT (-1)
 typedef even_status even_hosts_run(even_hosts_group *group, void *job, int lanes);
 /* Between the beginning and the end of a call: the way that costs least, where it is large enough to have a choice. */
 even_status even_hosts_by_cost(even_hosts_group *group, even_hosts_call call, size_t bytes, even_hosts_run *run,
@@ -143,6 +146,10 @@ even_status even_hosts_failure(even_hosts_group *group) EVEN_MUST_USE;
 even_status even_hosts_ended(const even_hosts_group *group) EVEN_MUST_USE;
 
 /* ---- collectives.c ---- */
+
+/* The host's ranks' sum of `input` in `output` of its leader; the others' output is not touched. */
+even_status even_hosts_reduce_inside(even_hosts_group *group, const void *input, void *output, size_t count,
+                                     even_dtype dtype, even_reduce_op op) EVEN_MUST_USE;
 
 even_status even_hosts_all_reduce(even_comm *comm, const even_comm_reduction *job) EVEN_MUST_USE;
 even_status even_hosts_reduce_scatter(even_comm *comm, const even_comm_scattering *job) EVEN_MUST_USE;

@@ -84,6 +84,9 @@ static void close_group(even_comm *comm) {
   even_free(group->arrived);
   even_free(group->staging);
   even_ways_end(&group->reduce_ways);
+  for (int move = 0; move < EVEN_UCX_MOVES; move++) {
+    even_ways_end(&group->move_ways[move]);
+  }
   even_ways_end(&group->fit.ways);
   even_free(group->fit.ends);
   even_free(group->fit.times);
@@ -197,11 +200,15 @@ static void describe(const even_comm *comm, char *text, size_t bytes) {
                  transport, group->ranks, group->kernels->name, EVEN_UCX_SMALL_BYTES);
   even_ways_describe(&group->reduce_ways, text, bytes);
   describe_parts(group, text, bytes);
+  for (int move = 0; move < EVEN_UCX_MOVES; move++) {
+    even_ways_describe(&group->move_ways[move], text, bytes);
+  }
 }
 
 static even_status follow(even_comm *comm, const even_comm_following *by, size_t *lacking) {
   even_ucx_group *group = even_ucx_of(comm);
-  even_ways *const all[] = {&group->reduce_ways, &group->fit.ways};
+  even_ways *const all[] = {&group->reduce_ways, &group->fit.ways, &group->move_ways[EVEN_UCX_ALL_GATHER],
+                            &group->move_ways[EVEN_UCX_BROADCAST], &group->move_ways[EVEN_UCX_REDUCE_SCATTER]};
   bool known = by->way == NULL;
   for (size_t i = 0; !known && i < sizeof all / sizeof all[0]; i++) {
     known = even_ways_named(all[i], by->way) >= 0;

@@ -138,6 +138,14 @@ typedef struct even_ucx_fit {
   even_ways ways; /* of rank 0: of all_reduces that may be fitted */
 } even_ucx_fit;
 
+/* The collectives that have two ways and are no all-reduce (by_cost.c). */
+typedef enum even_ucx_moved {
+  EVEN_UCX_ALL_GATHER,    /* way 0: all parts at once; 1: one pair after the other */
+  EVEN_UCX_BROADCAST,     /* 0: in parts, which are passed on; 1: whole, from the root to each */
+  EVEN_UCX_REDUCE_SCATTER /* as EVEN_UCX_ALL_GATHER */
+} even_ucx_moved;
+#define EVEN_UCX_MOVES 3
+
 typedef struct even_ucx_group {
   EVEN_COMM_BASE;
   const even_transport *transport;
@@ -189,8 +197,9 @@ typedef struct even_ucx_group {
   bool *waits;
   bool *asked; /* messages.c */
   const void **sources;
-  unsigned char *staging; /* NULL until a reduction needs it */
-  even_ways reduce_ways;  /* of rank 0: of all_reduce */
+  unsigned char *staging;              /* NULL until a reduction needs it */
+  even_ways reduce_ways;               /* of rank 0: of all_reduce, */
+  even_ways move_ways[EVEN_UCX_MOVES]; /* and of the others */
   even_ucx_fit fit;
 } even_ucx_group;
 
@@ -312,6 +321,14 @@ uint64_t even_ucx_call_tag(const even_ucx_group *group, int sender, uint64_t ste
 /* The ways of all_reduce, and up to which size there is one between whole and parts. */
 void even_ucx_start_ways(even_ucx_group *group);
 size_t even_ucx_choice_bytes(const even_ucx_group *group);
+
+/* ---- by_cost.c: the ways of the others ---- */
+
+void even_ucx_start_move_ways(even_ucx_group *group);
+/* In place of even_ucx_call_meet and what follows: all ranks go the way that costs least. */
+typedef even_status even_ucx_run(even_ucx_group *group, const void *job, int way);
+even_status even_ucx_by_cost(even_ucx_group *group, even_ucx_moved move, size_t bytes, even_ucx_run *run,
+                             const void *job) EVEN_MUST_USE;
 
 even_status even_ucx_all_reduce(even_comm *comm, const even_comm_reduction *job) EVEN_MUST_USE;
 even_status even_ucx_reduce_scatter(even_comm *comm, const even_comm_scattering *job) EVEN_MUST_USE;

@@ -213,6 +213,7 @@ even_status even_ucx_open(const even_comm_params *params, const even_comm_networ
   group->process_mark = even_process_mark();
   uint32_t most = params->spin < 0 ? transport->most_polls : (uint32_t)params->spin;
   even_ucx_start_ways(group);
+  even_ucx_start_move_ways(group);
   group->patience = (even_comm_patience){.polls = most, .least = most < LEAST_POLLS ? most : LEAST_POLLS, .most = most};
   atomic_store(&group->timeout_ns, even_comm_limit_ns(params->timeout_seconds));
   group->engine->set_stop_grace((even_comm *)(void *)group, 0);

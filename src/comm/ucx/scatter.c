@@ -13,8 +13,12 @@ typedef struct scatter {
   size_t own_begin;
 } scatter;
 
-/* Where `rank`'s part lies; `begin`: its place where they lie one after the other. */
-static const unsigned char *part_of(const even_comm_scattering *job, int rank, size_t begin) {
+/* Where `rank`'s part lies. */
+static const unsigned char *part_of(const even_comm_scattering *job, int rank) {
+  size_t begin = 0;
+  for (int before = 0; before < rank && job->places == NULL; before++) {
+    begin += job->counts[before];
+  }
   return job->places != NULL ? job->places[rank] : job->input + begin * job->element;
 }
 
@@ -24,25 +28,29 @@ static size_t in_round(const scatter *work, size_t count, size_t round) {
   return first >= count ? 0 : even_least_size(count - first, work->cell);
 }
 
-static void begin_round(even_ucx_group *group, const scatter *work, size_t round) {
+/* A round's exchange with two of the others. With the group's lock held. */
+static void begin_pair(even_ucx_group *group, const scatter *work, size_t round, int step) {
   const even_comm_scattering *job = work->job;
-  even_ucx_transfer *transfer = even_ucx_transfers_of(group, round, false);
+  even_ucx_transfer *transfer = even_ucx_transfers_of(group, round, false) + 2 * (step - 1);
+  int from = (group->rank + group->ranks - step) % group->ranks;
+  int to = (group->rank + step) % group->ranks;
   size_t own = in_round(work, job->counts[group->rank], round);
-  size_t begin = 0;
+  size_t other = in_round(work, job->counts[to], round);
+  uint64_t number = even_ucx_scatter_step(round);
+  if (own > 0) {
+    even_ucx_receive(group, transfer, from, even_ucx_call_tag(group, from, number),
+                     even_ucx_staging_of(group, from, round), own * job->element);
+  }
+  if (other > 0) {
+    even_ucx_send(group, transfer + 1, to, even_ucx_call_tag(group, group->rank, number),
+                  part_of(job, to) + round * work->cell * job->element, other * job->element);
+  }
+}
+
+static void begin_round(even_ucx_group *group, const scatter *work, size_t round) {
   (void)pthread_mutex_lock(&group->lock);
-  for (int rank = 0; rank < group->ranks; begin += job->counts[rank], rank++) {
-    size_t other = in_round(work, job->counts[rank], round);
-    if (rank == group->rank) {
-      continue;
-    }
-    if (own > 0) {
-      even_ucx_receive(group, transfer++, rank, even_ucx_call_tag(group, rank, even_ucx_scatter_step(round)),
-                       even_ucx_staging_of(group, rank, round), own * job->element);
-    }
-    if (other > 0) {
-      even_ucx_send(group, transfer++, rank, even_ucx_call_tag(group, group->rank, even_ucx_scatter_step(round)),
-                    part_of(job, rank, begin) + round * work->cell * job->element, other * job->element);
-    }
+  for (int step = 1; step < group->ranks; step++) {
+    begin_pair(group, work, round, step);
   }
   (void)pthread_mutex_unlock(&group->lock);
 }
@@ -55,16 +63,32 @@ static void reduce_round(even_ucx_group *group, const scatter *work, size_t roun
   for (int rank = 0; rank < group->ranks; rank++) {
     group->sources[rank] = even_ucx_staging_of(group, rank, round);
   }
-  group->sources[group->rank] = part_of(job, group->rank, work->own_begin) + first * job->element;
+  group->sources[group->rank] = part_of(job, group->rank) + first * job->element;
   if (count > 0) {
     job->reduce(&target, 1, group->sources, (size_t)group->ranks, count, job->divisor);
   }
 }
 
-static even_status scatter_large(even_ucx_group *group, const scatter *work) {
+/* With one of the others after the other, so that no link has several senders. */
+static even_status scatter_in_pairs(even_ucx_group *group, const scatter *work, size_t rounds) {
+  for (size_t round = 0; round < rounds; round++) {
+    for (int step = 1; step < group->ranks; step++) {
+      (void)pthread_mutex_lock(&group->lock);
+      begin_pair(group, work, round, step);
+      (void)pthread_mutex_unlock(&group->lock);
+      EVEN_TRY(even_ucx_wait(group, even_ucx_transfers_of(group, round, false), 2 * (size_t)group->ranks));
+    }
+    reduce_round(group, work, round);
+  }
+  return EVEN_OK;
+}
+
+static even_status scatter_large(even_ucx_group *group, const void *context, int pairs) {
+  const scatter *work = context;
   size_t rounds = work->job->largest / work->cell + (work->job->largest % work->cell != 0);
-  EVEN_TRY(even_ucx_need_staging(group));
-  EVEN_TRY(even_ucx_call_meet(group, 0, NULL));
+  if (pairs != 0) {
+    return scatter_in_pairs(group, work, rounds);
+  }
   begin_round(group, work, 0);
   for (size_t round = 0; round < rounds; round++) {
     if (round + 1 < rounds) {
@@ -101,7 +125,11 @@ even_status even_ucx_reduce_scatter(even_comm *comm, const even_comm_scattering 
     work.own_begin += job->counts[rank];
   }
   EVEN_TRY(even_ucx_call_begin(group, EVEN_CALL_REDUCE_SCATTER, job->dtype, job->op, 0, job->total, job->counts));
-  return even_ucx_call_end(group, job->places == NULL && job->bytes <= EVEN_UCX_SMALL_BYTES
-                                      ? scatter_small(group, &work)
-                                      : scatter_large(group, &work));
+  if (job->places == NULL && job->bytes <= EVEN_UCX_SMALL_BYTES) {
+    return even_ucx_call_end(group, scatter_small(group, &work));
+  }
+  even_status status = even_ucx_need_staging(group);
+  return even_ucx_call_end(
+      group,
+      status == EVEN_OK ? even_ucx_by_cost(group, EVEN_UCX_REDUCE_SCATTER, job->bytes, scatter_large, &work) : status);
 }
