@@ -26,6 +26,9 @@ extern "C" {
 
 typedef struct even_comm even_comm;
 
+/* Whether a group is over: its caller knows, say, that a rank is lost. Any thread, and often: it returns at once. */
+typedef bool even_comm_over_call(void *context);
+
 typedef struct even_comm_params {
   size_t size;            /* sizeof(even_comm_params) */
   int rank;               /* 0 … ranks-1 */
@@ -34,6 +37,11 @@ typedef struct even_comm_params {
   double timeout_seconds; /* of one call, from its first wait on; <= 0: 1800 */
   int spin; /* -1: chosen from the CPUs that the ranks may use; 0: never spin; else polls before sleeping, at most 2^20
              */
+  /* NULL, or asked some fifty times a second while this rank waits, and of groups over the network also while it is in
+   * no call. Once it says so the group ends with EVEN_ERR_REVOKED. All ranks are expected to have somebody to ask who
+   * says the same: whoever fails or leaves then waits for no other. A group made of others asks as `inside` does. */
+  even_comm_over_call *over;
+  void *over_context;
 } even_comm_params;
 
 /* Makes the segment for a group (rank 0, or any parent of the ranks). *fd is close-on-exec; the caller

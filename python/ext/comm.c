@@ -97,13 +97,32 @@ void even_ext_comm_prepare(even_comm *comm, const even_ext_comm_patience *patien
   even_comm_on_stall(comm, patience->stall_seconds, even_ext_tell_stall, NULL);
 }
 
+int even_ext_to_over(PyObject *object, void *out) {
+  if (object != Py_None && !PyCapsule_IsValid(object, EVEN_EXT_OVER)) {
+    PyErr_SetString(PyExc_TypeError, "over is what Generation.over gives");
+    return 0;
+  }
+  PyObject **target = out;
+  *target = object == Py_None ? NULL : object;
+  return 1;
+}
+
+void even_ext_comm_ask_over(PyObject *over, even_comm_params *params) {
+  if (over != NULL) {
+    const even_ext_over *asked = PyCapsule_GetPointer(over, EVEN_EXT_OVER);
+    params->over = asked->call;
+    params->over_context = asked->context;
+  }
+}
+
 static PyObject *comm_new(PyTypeObject *type, PyObject *arguments, PyObject *names) {
-  static char *keywords[] = {"fd", "rank", "ranks", "arena_bytes", "timeout_seconds", "spin", NULL};
+  static char *keywords[] = {"fd", "rank", "ranks", "arena_bytes", "timeout_seconds", "spin", "over", NULL};
   even_comm_params params = {.size = sizeof params, .timeout_seconds = 1800.0, .spin = -1};
   int fd = -1;
   Py_ssize_t arena_bytes = 0;
-  if (!PyArg_ParseTupleAndKeywords(arguments, names, "iii|ndi:Comm", keywords, &fd, &params.rank, &params.ranks,
-                                   &arena_bytes, &params.timeout_seconds, &params.spin)) {
+  PyObject *over = NULL;
+  if (!PyArg_ParseTupleAndKeywords(arguments, names, "iii|ndiO&:Comm", keywords, &fd, &params.rank, &params.ranks,
+                                   &arena_bytes, &params.timeout_seconds, &params.spin, even_ext_to_over, &over)) {
     return NULL;
   }
   if (arena_bytes < 0) {
@@ -116,6 +135,9 @@ static PyObject *comm_new(PyTypeObject *type, PyObject *arguments, PyObject *nam
   }
   even_ext_comm_patience patience;
   params.arena_bytes = self->arena_bytes = (size_t)arena_bytes;
+  even_ext_comm_ask_over(over, &params);
+  Py_XINCREF(over);
+  self->over = over;
   even_status status = even_ext_comm_patience_read(&patience);
   Py_BEGIN_ALLOW_THREADS;
   status = status == EVEN_OK ? even_comm_open(&params, fd, &self->comm) : status;
@@ -134,6 +156,7 @@ static void comm_dealloc(PyObject *object) {
   PyTypeObject *type = Py_TYPE(object);
   freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
   even_comm_close(self->comm);
+  Py_CLEAR(self->over);
   Py_CLEAR(self->view);
   Py_CLEAR(self->ring);
   free_object(object);

@@ -16,6 +16,7 @@ typedef struct even_ext_comm {
   Py_ssize_t messages;           /* _core.Request objects */
   size_t arena_bytes;
   PyObject *ring; /* what its calls are recorded in: a Telemetry's handle */
+  PyObject *over; /* NULL, or what the group asks whether it is over: a capsule; of a group made of others, these */
   int closed;
 } even_ext_comm;
 
@@ -39,6 +40,11 @@ PyObject *even_ext_flight_list(const even_flight_call *calls, size_t count);
 PyObject *even_ext_ring_handle(PyObject *ring, even_telemetry **out);
 /* Frees the group that is closed when nothing looks at it any more. */
 void even_ext_comm_free_when_unused(even_ext_comm *self);
+
+/* PyArg converter ("O&"): None, or the capsule of Generation.over, into a PyObject * (borrowed). */
+int even_ext_to_over(PyObject *object, void *out);
+/* What of it the group is told. */
+void even_ext_comm_ask_over(PyObject *over, even_comm_params *params);
 
 /* Around each call of the group: it is counted, and where it was made in Python is asked for if it fails. Ends with
  * None, or NULL with an exception. */

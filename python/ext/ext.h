@@ -4,6 +4,7 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -27,6 +28,13 @@ static inline int even_ext_to_address(PyObject *object, void *out) {
   memcpy(out, &address, sizeof address);
   return 1;
 }
+
+/* What a capsule named EVEN_EXT_OVER points to: whom a group asks whether it is over. */
+#define EVEN_EXT_OVER "evenstep.over"
+typedef struct even_ext_over {
+  bool (*call)(void *context);
+  void *context;
+} even_ext_over;
 
 /* The ring of this rank, once a Telemetry was made that writes one; else NULL. It is there until the process ends. */
 even_telemetry *even_ext_ring(void);

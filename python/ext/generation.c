@@ -153,6 +153,43 @@ static PyObject *generation_given(PyObject *self, PyObject *arguments) {
   return Py_BuildValue("ki", (unsigned long)process, fd);
 }
 
+/* Whom groups of one generation ask whether it is over. */
+typedef struct over_mark {
+  even_ext_over over;
+  PyObject *object; /* the Generation */
+  uint32_t number;
+} over_mark;
+
+static bool is_over(void *context) {
+  const over_mark *mark = context;
+  return even_generation_number(of(mark->object)) > mark->number;
+}
+
+static void over_died(PyObject *capsule) {
+  over_mark *mark = PyCapsule_GetPointer(capsule, EVEN_EXT_OVER);
+  Py_DECREF(mark->object);
+  PyMem_Free(mark);
+}
+
+static PyObject *generation_over(PyObject *self, PyObject *arguments) {
+  unsigned int number = 0;
+  if (!PyArg_ParseTuple(arguments, "I:over", &number)) {
+    return NULL;
+  }
+  over_mark *mark = PyMem_Calloc(1, sizeof *mark);
+  if (mark == NULL) {
+    return PyErr_NoMemory();
+  }
+  *mark = (over_mark){.over = {.call = is_over, .context = mark}, .object = self, .number = number};
+  PyObject *capsule = PyCapsule_New(mark, EVEN_EXT_OVER, over_died);
+  if (capsule == NULL) {
+    PyMem_Free(mark);
+    return NULL;
+  }
+  Py_INCREF(self);
+  return capsule;
+}
+
 static PyObject *get_wished(PyObject *self, void *closure) {
   (void)closure;
   return PyLong_FromLong((long)even_generation_wished(of(self)));
@@ -190,6 +227,8 @@ static PyMethodDef methods[] = {
     {"stand", generation_stand, METH_VARARGS, "stand(rank, number): it stands between two steps of that generation"},
     {"offer", generation_offer, METH_VARARGS, "offer(rank): a process that is no member could be one"},
     {"give", generation_give, METH_VARARGS, "give(rank, number, fd): the state for those that are new in it"},
+    {"over", generation_over, METH_VARARGS,
+     "over(number) -> what tells a Comm (over=) that there is a newer generation, and the group is over"},
     {"given", generation_given, METH_VARARGS, "given(number) -> (process, fd) of that state, or None"},
     {NULL, NULL, 0, NULL}};
 static PyType_Slot slots[] = {{Py_tp_new, (void *)generation_new},

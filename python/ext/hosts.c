@@ -6,8 +6,8 @@
 
 #include <stdio.h>
 
-/* A new object of `type` around a group, which it owns, also where this fails. */
-static PyObject *wrap(PyTypeObject *type, even_comm *comm, size_t arena_bytes) {
+/* A new object of `type` around a group, which it owns, also where this fails. `over` stays as long as the group. */
+static PyObject *wrap(PyTypeObject *type, even_comm *comm, size_t arena_bytes, PyObject *over) {
   allocfunc make = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
   even_ext_comm *self = (even_ext_comm *)make(type, 0);
   if (self == NULL) {
@@ -16,6 +16,8 @@ static PyObject *wrap(PyTypeObject *type, even_comm *comm, size_t arena_bytes) {
   }
   self->comm = comm;
   self->arena_bytes = arena_bytes;
+  Py_XINCREF(over);
+  self->over = over;
   return (PyObject *)self;
 }
 
@@ -47,13 +49,14 @@ even_status even_ext_gather(void *context, const void *mine, size_t bytes, void 
 
 typedef even_status open_network_call(const even_comm_params *, const even_comm_network *, even_comm **);
 
-static PyObject *open_network(PyObject *type, const even_comm_params *params, even_comm_network *network,
-                              PyObject *gather_call, open_network_call *call) {
+static PyObject *open_network(PyObject *type, even_comm_params *params, even_comm_network *network,
+                              PyObject *gather_call, PyObject *over, open_network_call *call) {
   even_ext_gathering context = {.call = gather_call, .ranks = params->ranks};
   even_comm *comm = NULL;
   even_ext_comm_patience patience;
   network->gather = gather_call == Py_None ? NULL : even_ext_gather;
   network->context = &context;
+  even_ext_comm_ask_over(over, params);
   even_status status = even_ext_comm_patience_read(&patience);
   Py_BEGIN_ALLOW_THREADS;
   status = status == EVEN_OK ? call(params, network, &comm) : status;
@@ -63,25 +66,27 @@ static PyObject *open_network(PyObject *type, const even_comm_params *params, ev
     return PyErr_Occurred() != NULL ? NULL : even_ext_raise(status); /* the gathering's own exception is the cause */
   }
   even_ext_comm_prepare(comm, &patience);
-  return wrap((PyTypeObject *)type, comm, params->arena_bytes);
+  return wrap((PyTypeObject *)type, comm, params->arena_bytes, over);
 }
 
 PyObject *even_ext_comm_open_ucx(PyObject *type, PyObject *arguments, PyObject *names) {
-  static char *keywords[] = {"gather", "rank",    "ranks",      "arena_bytes", "timeout_seconds",
-                             "spin",   "library", "interfaces", "number",      NULL};
+  static char *keywords[] = {"gather",     "rank",   "ranks", "arena_bytes", "timeout_seconds", "spin", "library",
+                             "interfaces", "number", "over",  NULL};
   even_comm_params params = {.size = sizeof params, .timeout_seconds = 1800.0, .spin = -1};
   even_comm_network network = {.size = sizeof network, .number = -1};
   PyObject *call = NULL;
-  if (!PyArg_ParseTupleAndKeywords(arguments, names, "Oii|O&dizzi:open_ucx", keywords, &call, &params.rank,
+  PyObject *over = NULL;
+  if (!PyArg_ParseTupleAndKeywords(arguments, names, "Oii|O&dizziO&:open_ucx", keywords, &call, &params.rank,
                                    &params.ranks, even_ext_to_size, &params.arena_bytes, &params.timeout_seconds,
-                                   &params.spin, &network.library, &network.interfaces, &network.number)) {
+                                   &params.spin, &network.library, &network.interfaces, &network.number,
+                                   even_ext_to_over, &over)) {
     return NULL;
   }
   if (call == Py_None) {
     PyErr_SetString(PyExc_TypeError, "open_ucx needs a gather function");
     return NULL;
   }
-  return open_network(type, &params, &network, call, even_comm_open_ucx);
+  return open_network(type, &params, &network, call, over, even_comm_open_ucx);
 }
 
 PyObject *even_ext_comm_open_mpi(PyObject *type, PyObject *arguments, PyObject *names) {
@@ -95,7 +100,7 @@ PyObject *even_ext_comm_open_mpi(PyObject *type, PyObject *arguments, PyObject *
                                    &params.spin, &network.library, &network.number)) {
     return NULL;
   }
-  return open_network(type, &params, &network, call, even_comm_open_mpi);
+  return open_network(type, &params, &network, call, NULL, even_comm_open_mpi);
 }
 
 /* The group of a Comm object, or NULL for None; false with an exception for anything else, or one in use. */
@@ -218,7 +223,14 @@ PyObject *even_ext_comm_open_hosts(PyObject *type, PyObject *arguments, PyObject
   give_up(between);
   give_up(everyone);
   give_up_lanes(lanes, params.lanes);
-  return wrap((PyTypeObject *)type, comm, even_comm_arena_bytes(comm));
+  PyObject *parts = PyTuple_Pack(4, inside, between, everyone, lanes); /* whom they ask whether they are over */
+  if (parts == NULL) {
+    even_comm_close(comm);
+    return NULL;
+  }
+  PyObject *whole = wrap((PyTypeObject *)type, comm, even_comm_arena_bytes(comm), parts);
+  Py_DECREF(parts);
+  return whole;
 }
 
 PyObject *even_ext_ucx_version(PyObject *module, PyObject *arguments) {

@@ -21,14 +21,16 @@ typedef struct even_comm_following {
 } even_comm_following;
 
 /* What the group of every engine begins with, so that an even_comm can be read as an even_comm_base. */
-#define EVEN_COMM_BASE                                                           \
-  const even_comm_engine *engine;                                                \
-  const even_kernels *kernels; /* of the reductions */                           \
-  int rank;                                                                      \
-  int ranks;                                                                     \
-  uint32_t process_mark;    /* even_process_mark() at opening; 0: not checked */ \
-  size_t arena_bytes;       /* of each rank's part of the arena */               \
-  even_recording *recording /* of its calls; comm.c's. NULL: none */
+#define EVEN_COMM_BASE                                                            \
+  const even_comm_engine *engine;                                                 \
+  const even_kernels *kernels; /* of the reductions */                            \
+  int rank;                                                                       \
+  int ranks;                                                                      \
+  uint32_t process_mark;     /* even_process_mark() at opening; 0: not checked */ \
+  size_t arena_bytes;        /* of each rank's part of the arena */               \
+  even_recording *recording; /* of its calls; comm.c's. NULL: none */             \
+  even_comm_over_call *over; /* as in even_comm_params */                         \
+  void *over_context
 
 typedef struct even_comm_base {
   EVEN_COMM_BASE;
@@ -173,6 +175,11 @@ static inline const even_comm_base *even_comm_base_of(const even_comm *comm) {
 }
 static inline even_comm_base *even_comm_base_of_mutable(even_comm *comm) {
   return (even_comm_base *)(void *)comm;
+}
+/* Whether the caller says that the group is over. */
+static inline bool even_comm_is_over(const even_comm *comm) {
+  const even_comm_base *base = even_comm_base_of(comm);
+  return base->over != NULL && base->over(base->over_context);
 }
 static inline const even_comm_engine *even_comm_engine_of(const even_comm *comm) {
   return even_comm_base_of(comm)->engine;

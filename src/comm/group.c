@@ -72,6 +72,8 @@ static even_status open_over(const even_comm_params *params, const even_comm_lay
   comm->layout = *layout;
   comm->memory = memory;
   comm->arena_bytes = params->arena_bytes;
+  comm->over = params->over;
+  comm->over_context = params->over_context;
   atomic_store(&comm->timeout_ns, even_comm_limit_ns(params->timeout_seconds));
   set_stop_grace(comm, 0);
   comm->kernels = even_kernels_best();

@@ -199,6 +199,10 @@ static even_status sleep_for(even_comm *comm, int missing, uint64_t began) {
     uint64_t now = even_clock_ns();
     if (now - checked >= EVEN_COMM_LOOK_NS || atomic_load(&comm->controls[missing].left) != 0) {
       checked = now;
+      if (even_comm_is_over(comm)) {
+        even_group_end(comm, EVEN_GROUP_REVOKED);
+        continue;
+      }
       if (look_for_the_lost(comm, missing, now)) {
         continue;
       }

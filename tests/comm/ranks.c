@@ -45,7 +45,9 @@ static even_comm_params params_of(const ranks_setup *setup, int rank) {
                             .ranks = setup->ranks,
                             .arena_bytes = setup->arena_bytes,
                             .timeout_seconds = setup->timeout_seconds,
-                            .spin = setup->spin};
+                            .spin = setup->spin,
+                            .over = setup->over,
+                            .over_context = setup->over_context};
 }
 
 /* Through a group in shared memory. */

@@ -23,11 +23,13 @@ typedef struct ranks_setup {
   int spin;
   bool threads;
   ranks_engine engine;
-  const int *host_of;      /* of RANKS_HOSTS: one a rank, */
-  int lanes;               /* so many groups between the hosts; 0: one, */
-  bool silent;             /* and no messages */
-  const char *mpi;         /* NULL: UCX is the network; else MPI is, this made-up one (fake_mpi.h) */
-  void (*enter)(int rank); /* NULL, or called in each rank's process before it opens anything */
+  const int *host_of;        /* of RANKS_HOSTS: one a rank, */
+  int lanes;                 /* so many groups between the hosts; 0: one, */
+  bool silent;               /* and no messages */
+  const char *mpi;           /* NULL: UCX is the network; else MPI is, this made-up one (fake_mpi.h) */
+  void (*enter)(int rank);   /* NULL, or called in each rank's process before it opens anything */
+  even_comm_over_call *over; /* as in even_comm_params */
+  void *over_context;
 } ranks_setup;
 
 /* What a rank does; returns 0 where all was right. `argument` is the same for all. */

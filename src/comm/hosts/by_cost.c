@@ -42,6 +42,11 @@ void even_hosts_end_ways(even_hosts_group *group) {
   }
 }
 
+/* Who comes out well knows that all have come, as going on without lost ranks needs (src/fault/agree.h): its host's
+ * first rank has told it that the hosts' first ranks have met, to which each of these came out of its own host's
+ * barrier, and so after all of that host. Between them the barrier is one word from each to each other
+ * (even_ucx_call_meet): who has all words knows that all have begun the call. That others fail meanwhile, or this group
+ * ends, takes none of it back. */
 even_status even_hosts_meet(even_hosts_group *group) {
   EVEN_TRY(even_comm_barrier(group->inside));
   return even_hosts_agree(group, even_hosts_leads(group) ? even_comm_barrier(group->between) : EVEN_OK);

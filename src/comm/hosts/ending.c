@@ -25,6 +25,10 @@ void even_hosts_tell(even_hosts_group *group, const even_error *why) {
   }
 }
 
+static bool is_over(const even_hosts_group *group) {
+  return even_comm_is_over((const even_comm *)(const void *)group);
+}
+
 /* Why one of the parts has ended; whether one has. */
 static bool find_end(const even_hosts_group *group, even_error *why) {
   even_comm *part = NULL;
@@ -108,8 +112,8 @@ static void look_for_mismatch(even_hosts_group *group) {
 }
 
 void even_hosts_follow(even_hosts_group *group) {
-  even_error why;
-  if (!group->ended && find_end(group, &why)) {
+  even_error why = {.status = EVEN_ERR_REVOKED, .rank = -1, .what = "the group was revoked"};
+  if (!group->ended && (find_end(group, &why) || is_over(group))) {
     even_hosts_tell(group, &why);
   }
 }
@@ -160,7 +164,7 @@ static bool name_mismatch(const even_hosts_group *group, const even_error *why, 
 
 static void await_reports(const even_hosts_group *group, const even_error *why) {
   uint64_t began = even_clock_ns();
-  while (!all_have_reported(group, why) && even_clock_ns() - began < REPORTS_NS) {
+  while (!is_over(group) && !all_have_reported(group, why) && even_clock_ns() - began < REPORTS_NS) {
     even_clock_sleep_ns(PAUSE_NS);
   }
 }

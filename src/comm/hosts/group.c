@@ -158,6 +158,8 @@ even_status even_comm_open_hosts(const even_comm_hosts *params, double timeout_s
   group->rank = params->rank;
   group->ranks = params->ranks;
   group->arena_bytes = even_comm_arena_bytes(params->inside);
+  group->over = even_comm_base_of(params->inside)->over;
+  group->over_context = even_comm_base_of(params->inside)->over_context;
   group->process_mark = even_process_mark();
   atomic_store(&group->timeout_ns, even_comm_limit_ns(timeout_seconds));
   atomic_flag_clear(&group->busy);

@@ -65,8 +65,15 @@ void even_ucx_end(even_ucx_group *group) {
   tell_all(group, &group->ending, group->notices);
   uint64_t began = even_clock_ns();
   uint32_t idle = 0;
-  while (!told(group, group->notices) && even_clock_ns() - began < NOTICE_NS) {
+  while (!told(group, group->notices) && !even_ucx_is_over(group) && even_clock_ns() - began < NOTICE_NS) {
     even_ucx_breathe(group, &idle);
+  }
+}
+
+void even_ucx_end_over(even_ucx_group *group) {
+  if (!group->ended && even_ucx_is_over(group)) {
+    (void)even_fail(EVEN_ERR_REVOKED, "the group was revoked");
+    even_ucx_end_here(group);
   }
 }
 
@@ -241,7 +248,9 @@ static bool all_told(even_ucx_group *group, even_ucx_transfer *leaving) {
 
 static bool stays(even_ucx_group *group, even_ucx_transfer *leaving, uint64_t stayed_ns) {
   bool all = all_told(group, leaving);
-  return !(all && all_are_done(group)) && stayed_ns < (all && !group->ended ? LEAVING_NS : TELLING_NS);
+  bool opened = group->watch.look != NULL; /* else connections are still being made (GREETINGS) */
+  return !(opened && even_ucx_is_over(group)) && !(all && all_are_done(group)) &&
+         stayed_ns < (all && !group->ended ? LEAVING_NS : TELLING_NS);
 }
 
 void even_ucx_say_goodbye(even_ucx_group *group) {

@@ -263,6 +263,11 @@ void even_ucx_end_lost(even_ucx_group *group, int peer);
 void even_ucx_end_stopped(even_ucx_group *group, int peer);
 /* Ends the group because `peer`, whom nobody else can see, has not answered for so long. */
 void even_ucx_end_silent(even_ucx_group *group, int peer, uint64_t silent_ns);
+/* Ends the group where whoever opened it says that it is over; the others hear so from theirs. */
+void even_ucx_end_over(even_ucx_group *group);
+static inline bool even_ucx_is_over(const even_ucx_group *group) {
+  return even_comm_is_over((const even_comm *)(const void *)group);
+}
 /* The group's end as the calling thread's error; `doing` says in what this rank was. */
 even_status even_ucx_failure(const even_ucx_group *group, const char *doing) EVEN_MUST_USE;
 /* The same for the collective under way: says where it was made, and waits a moment for what the others reached. The

@@ -180,8 +180,8 @@ void even_ucx_await_reports(even_ucx_group *group) {
   uint64_t began = even_clock_ns();
   uint64_t waited = 0;
   uint32_t polls = 0;
-  while (group->whole.ranks == 0 && group->ranks <= EVEN_UCX_REPORTING_RANKS && !all_have_reported(group) &&
-         waited < REPORTS_NS) {
+  while (!even_ucx_is_over(group) && group->whole.ranks == 0 && group->ranks <= EVEN_UCX_REPORTING_RANKS &&
+         !all_have_reported(group) && waited < REPORTS_NS) {
     even_ucx_rest(group, &polls, REPORTS_NS - waited);
     waited = even_clock_ns() - began;
   }

@@ -193,6 +193,7 @@ static void look(void *context) {
   even_ucx_group *group = context;
   if (pthread_mutex_trylock(&group->lock) == 0) { /* else somebody waits, and hears */
     (void)even_ucx_move(group);
+    even_ucx_end_over(group);
     (void)pthread_mutex_unlock(&group->lock);
   }
 }
@@ -209,6 +210,8 @@ even_status even_ucx_open(const even_comm_params *params, const even_comm_networ
   group->rank = params->rank;
   group->ranks = params->ranks;
   group->arena_bytes = params->arena_bytes;
+  group->over = params->over;
+  group->over_context = params->over_context;
   group->process = even_own_process();
   group->process_mark = even_process_mark();
   uint32_t most = params->spin < 0 ? transport->most_polls : (uint32_t)params->spin;

@@ -161,6 +161,7 @@ static const bool *find_waits(even_ucx_group *group, even_ucx_transfer *transfer
 /* Looks around, as those who wait do at times. */
 static void look_around(even_ucx_group *group, even_ucx_transfer *transfers, size_t count, uint64_t now_ns) {
   if (even_ucx_look_is_due(&group->call_looks, now_ns)) {
+    even_ucx_end_over(group);
     const bool *waits = find_waits(group, transfers, count);
     even_ucx_look(group, &group->call_looks, waits, now_ns);
     even_ucx_stall_inspect(group, waits, now_ns);
@@ -208,7 +209,9 @@ static even_status wait_locked(even_ucx_group *group, even_ucx_transfer *transfe
       continue;
     }
     look_around(group, transfers, count, now);
-    even_ucx_rest(group, &polls, waited < limit ? limit - waited : EVEN_COMM_LOOK_NS);
+    if (!group->ended) {
+      even_ucx_rest(group, &polls, waited < limit ? limit - waited : EVEN_COMM_LOOK_NS);
+    }
   }
 }
 
