@@ -160,15 +160,15 @@ def wanted_way() -> str | None:
     return None if wanted in ("", "auto") else wanted
 
 
-def follow(comm: _core.Comm, shape: str) -> None:
-    """Lets a group choose its ways by what rank 0 knows, which is measured where several hosts make it a question.
-    Collective; the others' shapes do not count."""
+def follow(comm: _core.Comm, shape: str, may_measure: bool = True) -> None:
+    """Lets a group choose its ways by what rank 0 knows, which is measured where several hosts make it a question and
+    it may be. Collective; the others' shapes do not count."""
     global followed
     if comm.rank != 0:
         comm.choose()
         return
     followed = shape
-    seconds = MEASURE_SECONDS if comm.engine != "shm" and measures() else 0.0
+    seconds = MEASURE_SECONDS if may_measure and comm.engine != "shm" and measures() else 0.0
     comm.choose(table(), shape, wanted_way(), seconds)
     if seconds:
         keep()

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 def why_not(session: Session) -> str:
     """In a few words; "" where nothing hinders. After es.prepare."""
-    if not isinstance(session.group, MendedGroup) or session.group.comm.engine != "shm":
-        return "the ranks are not on one host, or share no memory"
+    if not isinstance(session.group, MendedGroup) or session.group.comm.engine not in ("shm", "ucx", "hosts"):
+        return "the ranks talk through MPI, which may end them all, and makes no group without a rank that was lost"
     if of_sets:
         return "it trains in process sets"
     if session.plan is not None or session.watch is not None:
@@ -35,7 +35,7 @@ def _of_models(session: Session) -> str:
         if sync.local is not None or sync.stale is not None:
             return "sync= lets ranks have parameters, or gradients, of their own"
         if not _adds_up_here(sync.engine):
-            return "gradients are compressed, on GPUs, or summed in another way than in shared memory"
+            return "gradients are compressed, on GPUs, or summed by torch"
         norms = (is_synchronised(part) for model in session.models.values() for part in model.modules())
         if isinstance(sync.engine, ExactEngine) and any(norms):
             return "exact='bitwise' has all blocks of a batch meet at each BatchNorm"
@@ -43,7 +43,7 @@ def _of_models(session: Session) -> str:
 
 
 def _adds_up_here(engine: Engine) -> bool:
-    """In shared memory, the gradients as they are."""
+    """In groups of ours, the gradients as they are."""
     if isinstance(engine, ExactEngine):
         return engine.plain
     return type(engine) is SharedEngine and engine.plain

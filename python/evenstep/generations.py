@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.distributed as dist
@@ -23,24 +24,25 @@ from evenstep.backward import in_backward
 from evenstep.call_results import Packs, packed, told_result
 from evenstep.checkpoint_state import capture
 from evenstep.generation_gift import Gift
-from evenstep.group import SharedGroup, gather_objects
+from evenstep.group import Bootstrap, SharedGroup, gather_objects
 from evenstep.mended_group import MendedGroup, is_lost, part_lost
 from evenstep.regrouping import memory_pool, own_cap, regroup, timings_of
-from evenstep.rendezvous import has_ended, know
+from evenstep.rendezvous import Overtaken, are_here, has_ended, know
 
 if TYPE_CHECKING:
     from evenstep.session import Session
 
 _PATIENCE_SECONDS = 60.0  # for the agent's word, which comes in milliseconds
 _DOUBT_SECONDS = 1.0  # the same while nobody is seen to have ended: one stands still, or gave up
+_FAR_DOUBT_SECONDS = 15.0  # where some are on other hosts: a host that is lost is noticed within 5 s
 _LOOK_SECONDS = 0.1  # between two looks at signals, while it waits
 _CONNECT_SECONDS = 2.0
 _LOOK_FOR_GIFT_SECONDS = 0.002
 _STAND, _SAVE = 1, 2  # even_generation_wish
-
-
-class _Superseded(Exception):
-    """The generation is over before it began: another one has come, or the agent has given up."""
+BETWEEN_HOSTS = (
+    "the ranks talk through Gloo, which ends no call when a rank is lost, and makes no group of those that are left"
+)
+"""Why a job cannot go on without a rank where nothing of ours connects its hosts."""
 
 
 class Recovery:
@@ -82,6 +84,11 @@ class Recovery:
         if why != self._said:
             self._said = why
             self._memory.say(self._job_rank, why)
+
+    def watch(self, bootstrap: Bootstrap) -> None:
+        """The job's first groups: whoever waits in one of them for a rank of another host hears from the agent that it is lost."""
+        if not self.joining:
+            bootstrap.over = self._memory.over(self.number)
 
     @property
     def can_go_on(self) -> bool:
@@ -283,13 +290,25 @@ class Recovery:
     def _open_gift(self, number: int) -> Gift | None:
         given = self._memory.given(number)
         if given is None:
-            if sum(self._memory.has(rank, number) for rank in range(self._memory.ranks)) == 1:
+            if self._members_of(number) == [self._job_rank]:
                 raise _ended()
+            if not any(self._memory.process(rank) for rank in self._elder_than_this(number)):
+                raise EvenstepError(
+                    "no rank of this host is left that could give its state to this process, and other hosts' cannot\n"
+                    "  fix: start more ranks on each host, so that one of them is left"
+                )
             return None
         try:
             return Gift.open(*given, number)
         except (EvenstepError, OSError):
             return None  # its giver has ended: another generation comes
+
+    def _elder_than_this(self, number: int) -> list[int]:
+        """The members that were so before this process became one: those that have a state."""
+        before = number
+        while before > 0 and self._memory.has(self._job_rank, before):
+            before -= 1
+        return [rank for rank in self._members_of(number) if self._memory.has(rank, before)]
 
     def arrive(self) -> None:
         """Before the first batch: meets the others, which stand between the two steps whose state this rank has."""
@@ -304,11 +323,11 @@ class Recovery:
         self.joining = False
 
     def _give(self, number: int) -> None:
-        """The first of those that stand gives the state to who is new in this generation."""
-        members = self._members_of(number)
-        if self.joining or all(rank in self.members for rank in members):
+        """On each host the first of those that stand gives the state to those of this host that are new in this generation."""
+        here = [rank for rank in self._members_of(number) if self._memory.process(rank)]
+        if self.joining or all(rank in self.members for rank in here):
             return
-        if self._job_rank != next(rank for rank in members if rank in self.members):
+        if self._job_rank != next((rank for rank in here if rank in self.members), None):
             return
         session = self._session
         snapshot = capture(session, [], session.user_state)
@@ -352,7 +371,7 @@ class Recovery:
                 self._give(tried)
                 comm, told = self._meet(tried)
                 return self._go_on(tried, comm, told, began, calling, committing)
-            except _Superseded:
+            except Overtaken:
                 continue
             except EvenstepError as again:
                 if not is_lost(again):
@@ -374,7 +393,8 @@ class Recovery:
             if self._memory.refused:
                 raise error or _ended()
             waited = time.monotonic() - began
-            doubts = waited > _DOUBT_SECONDS and not has_ended(self.members)
+            patience = _DOUBT_SECONDS if are_here(self.members) else _FAR_DOUBT_SECONDS
+            doubts = waited > patience and not has_ended(self.members)
             if error is not None and (doubts or waited > _PATIENCE_SECONDS):
                 raise error
 
@@ -386,13 +406,13 @@ class Recovery:
         members = self._members_of(number)
         if self._job_rank not in members:
             raise _ended()
-        know({rank: process for rank in members if (process := self._memory.process(rank))})
+        know({rank: self._memory.process(rank) for rank in members})
         session, bootstrap = self._session, self._session.bootstrap
         assert bootstrap is not None
         environment = replace(session.environment, rank=members.index(self._job_rank), world_size=len(members))
-        bootstrap.go_on(environment, self._store(number, members), members, number)
-        comm = bootstrap.shared(0, "control")
-        assert comm is not None  # of one host
+        look = partial(self._look_for_newer, number)
+        bootstrap.go_on(environment, self._store(number, members), members, number, self._memory.over(number), look)
+        comm = _made(bootstrap.shared(0, "control"))
         position = (self._committed, self._passes, self._calls, self._stands, self._asks)
 
         facts = (session.environment.device, memory_pool(session), own_cap(session))
@@ -400,6 +420,10 @@ class Recovery:
         mine = Told(members, position, begun, told_result(self._result), self._speed, *facts, self._timings())
 
         return comm, gather_objects(SharedGroup(comm), mine)
+
+    def _look_for_newer(self, number: int) -> None:
+        if self._memory.number != number or self._memory.refused:
+            raise Overtaken
 
     def _store(self, number: int, members: list[int]) -> Any:
         if len(members) == 1:
@@ -413,15 +437,14 @@ class Recovery:
         until = time.monotonic() + _PATIENCE_SECONDS
         while True:
             address, port = self._memory.port(number, _LOOK_SECONDS)
-            late = time.monotonic() > until and not self._stands  # who joins may take its time: the agent sees its end
-            if self._memory.refused or self._memory.number != number or late:
-                raise _Superseded
+            self._look_for_newer(number)
+            if time.monotonic() > until and not self._stands:  # who joins may take its time: the agent sees its end
+                raise Overtaken
             if not port:
                 continue
             try:
-                return dist.TCPStore(
-                    address or "127.0.0.1", port, is_master=False, timeout=timedelta(seconds=_CONNECT_SECONDS)
-                )
+                timeout = timedelta(seconds=_CONNECT_SECONDS)
+                return dist.TCPStore(address or "127.0.0.1", port, is_master=False, timeout=timeout)
             except RuntimeError:
                 continue  # its host is late, or has ended: then another generation comes
 
@@ -519,6 +542,12 @@ def name(ranks: Sequence[int], verb: str = "go") -> str:
 
 def _ended() -> EvenstepError:
     return EvenstepError("the others do not go on, so nobody can join them (EVEN_ERR_REVOKED)")
+
+
+def _made(comm: _core.Comm | None) -> _core.Comm:
+    if comm is None:
+        raise EvenstepError(f"those that are left cannot go on without the rank that was lost: {BETWEEN_HOSTS}")
+    return comm
 
 
 def _not_in_step() -> EvenstepError:

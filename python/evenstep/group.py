@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -201,6 +201,8 @@ class Bootstrap:
         self._opened = 0
         self._gloo: Any = None
         self._store: Any = None  # where those that are left meet; None: in torch's
+        self.over: _core.Over | None = None  # tells groups that they are over: there is a newer generation
+        self._look: Callable[[], None] | None = None  # raises then, while a group is opened
 
     def start(self) -> None:
         """Makes torch.distributed ready; a group that the user made before is kept. A set's ranks have done so."""
@@ -258,11 +260,23 @@ class Bootstrap:
             timeout_seconds=self.timeout_seconds,
             members=self._in_job(ranks),
             messages=messages,
+            over=self.over,
+            look=self._look,
         )
 
-    def go_on(self, environment: Environment, store: Any, members: Sequence[int], number: int) -> None:
-        """From now on the groups are of these ranks of the job: those that are left in the generation."""
+    def go_on(
+        self,
+        environment: Environment,
+        store: Any,
+        members: Sequence[int],
+        number: int,
+        over: _core.Over | None = None,
+        look: Callable[[], None] | None = None,
+    ) -> None:
+        """From now on the groups are of these ranks of the job: those that are left in the generation, until `over`, and
+        `look`, which raises then, say that there is a newer one."""
         self.environment, self._store, self._members = environment, store, list(members)
+        self.over, self._look = over, look
         self._name, self._opened = f"generation/{number}", 0
 
     def gloo(self) -> Any:

@@ -207,6 +207,7 @@ def open_ucx(
     timeout_seconds: float = 1800.0,
     spin: int = -1,
     number: int = -1,
+    over: _core.Over | None = None,
 ) -> _core.Comm:
     """A group of `ranks` ranks over UCX; `number` is what this one is called in errors."""
     return _core.Comm.open_ucx(
@@ -219,6 +220,7 @@ def open_ucx(
         ucx_library(),
         interfaces(),
         number,
+        over,
     )
 
 

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,8 +66,17 @@ def _ended(process: int) -> bool:
 
 
 def know(processes: Mapping[int, int]) -> None:
-    """Which processes ranks of the job on this host are now: another one may have taken a lost rank's place."""
-    _processes.update(processes)
+    """Which processes ranks of the job are now, 0: of another host. Another one may have taken a lost rank's place."""
+    for rank, process in processes.items():
+        if process:
+            _processes[rank] = process
+        else:
+            _processes.pop(rank, None)
+
+
+def are_here(members: Sequence[int]) -> bool:
+    """Whether all these ranks of the job are on this host, as far as they were met."""
+    return all(rank in _processes for rank in members)
 
 
 def has_ended(members: Sequence[int]) -> bool:
@@ -137,6 +147,10 @@ def _is_there(rank: int, process: int) -> _core.EvenstepError:
     return error
 
 
+class Overtaken(Exception):
+    """The ranks that meet are no more those that are to: there is a newer generation."""
+
+
 _PATIENCE_SECONDS = 2.0
 """How long rank 0 stays for others to hear that there will be no group."""
 
@@ -144,9 +158,19 @@ _PATIENCE_SECONDS = 2.0
 class _Meeting:
     """What is known of the ranks while they come together."""
 
-    def __init__(self, store: Store, prefix: str, name: str, members: Sequence[int], timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        prefix: str,
+        name: str,
+        members: Sequence[int],
+        timeout_seconds: float,
+        look: Callable[[], None] | None = None,
+    ) -> None:
         self._store, self._prefix, self._name, self._members = store, prefix, name, members
         self._deadline = time.monotonic() + timeout_seconds
+        self._look_around = look
+        self._longest_pause = 0.05 if look is None else 0.005  # where others wait for nothing else than this
         self.keys: list[str] = []  # set by this rank
         self.processes = {rank: _processes[member] for rank, member in enumerate(members) if member in _processes}
 
@@ -162,6 +186,8 @@ class _Meeting:
     def _get(self, key: str) -> str:
         pause, looked = 0.0005, time.monotonic()
         while not self._store.check([f"{self._prefix}/{key}"]):
+            if self._look_around is not None:
+                self._look_around()
             now = time.monotonic()
             if now >= self._deadline:
                 self._store.wait([f"{self._prefix}/{key}"], timedelta(seconds=0.001))  # its error has torch's words
@@ -169,7 +195,7 @@ class _Meeting:
                 looked = now
                 self._look(key)
             time.sleep(pause)
-            pause = min(pause * 1.5, 0.05)
+            pause = min(pause * 1.5, self._longest_pause)
         return self._store.get(f"{self._prefix}/{key}").decode()
 
     def stay_until_heard(self, ranks: int) -> None:
@@ -178,6 +204,8 @@ class _Meeting:
         ended = {rank for rank, process in self.processes.items() if _ended(process)}
         heard = [f"{self._prefix}/heard/{rank}" for rank in range(1, ranks) if rank not in ended]
         while heard and time.monotonic() < until and not self._store.check(heard):
+            if self._look_around is not None:
+                self._look_around()
             time.sleep(0.005)
 
     def put(self, key: str, value: str) -> None:
@@ -248,6 +276,8 @@ def _make_plan(meeting: _Meeting, own: dict[str, Any], ranks: int, arena_bytes: 
         if max(plan["host_of"]) == 0 and plan["wanted"] in ("", "shm"):
             fd = _core.Comm.create_segment(ranks, arena_bytes, plan["processes"])
             plan["segment"] = _share_segment(fd)
+    except Overtaken:
+        raise
     except Exception as error:
         meeting.put("plan", json.dumps({"error": str(error), "status": getattr(error, "status", "")}))
         meeting.stay_until_heard(ranks)
@@ -333,18 +363,21 @@ def open_group(
     spin: int = -1,
     members: Sequence[int] | None = None,
     messages: bool = True,
+    over: _core.Over | None = None,
+    look: Callable[[], None] | None = None,
 ) -> _core.Comm | None:
     """Opens a group over `store`; collective over its `ranks` ranks. None where only Gloo can connect them.
 
     `name` tells groups of one store apart; a restarted job (TORCHELASTIC_RESTART_COUNT) has names of its own. `members`
     are the ranks' numbers in the whole job, where the group is not all of it. On several hosts `messages` says whether
-    ranks will send to one another and call all-to-all, which takes connections between all.
+    ranks will send to one another and call all-to-all, which takes connections between all. `over` tells the group, and
+    `look`, called while ranks come together, raises, when it is to be opened, or used, no more.
     """
     limits: dict[str, Any] = {"timeout_seconds": timeout_seconds, "spin": spin}
 
     def open_shared(fd: int, rank: int, ranks: int) -> _core.Comm:
         try:
-            return _core.Comm(fd, rank, ranks, arena_bytes, timeout_seconds, spin)
+            return _core.Comm(fd, rank, ranks, arena_bytes, timeout_seconds, spin, over)
         finally:
             os.close(fd)
 
@@ -353,7 +386,7 @@ def open_group(
         record_calls(alone, name)
         return alone
     prefix = f"evenstep/{name}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    meeting = _Meeting(store, prefix, name, members or range(ranks), timeout_seconds)
+    meeting = _Meeting(store, prefix, name, members or range(ranks), timeout_seconds, look)
 
     def open_inside(host: int, rank: int, ranks: int) -> _core.Comm:
         if rank == 0:
@@ -371,7 +404,7 @@ def open_group(
             say_gloo(why)
         return None
 
-    network = mpi.open_mpi if plan["wanted"] == "mpi" else open_ucx
+    network = mpi.open_mpi if plan["wanted"] == "mpi" else partial(open_ucx, over=over)
     if network is mpi.open_mpi and rank == 0:
         mpi.say()
 
@@ -385,11 +418,11 @@ def open_group(
         )
 
     if engine == "hosts" and plan["wanted"] == "":
-        may_measure = messages and ranks <= MOST_MEASURED
+        may_measure = messages and ranks <= MOST_MEASURED and look is None
         comm = _open_cheaper(meeting, rank, plan["shape"], may_measure, open_engine)
     else:
         comm = open_engine(engine)
-    follow(comm, plan["shape"])
+    follow(comm, plan["shape"], may_measure=look is None)  # who goes on after a loss does so at once, by what is known
     record_calls(comm, name)
     # All have read the keys once all have come: a later group of this name must not find them, nor lose its own.
     comm.barrier()

@@ -21,7 +21,7 @@ from evenstep._core import EvenstepError
 from evenstep.batch_rates import RateFactor
 from evenstep.call_results import packs_later
 from evenstep.environment import Environment, read_environment
-from evenstep.generations import Recovery, open_recovery
+from evenstep.generations import BETWEEN_HOSTS, Recovery, open_recovery
 from evenstep.group import Alone, Bootstrap, Group, SharedGroup, broadcast_bytes, gather_bytes
 from evenstep.hidden_gradients import HiddenGradients
 from evenstep.loops import Loops
@@ -149,7 +149,7 @@ class Session:
             bootstrap = self._opens or Bootstrap(self.environment)
             with self.steps.phases.during(_core.AT_COLLECTIVE):
                 bootstrap.start()
-                self.group = self.steps.group = self._mended(bootstrap.control())
+                self.group = self.steps.group = self._control(bootstrap)
             self.bootstrap = bootstrap
             self.telemetry.event(_core.EVENT_JOINED, self.step, words="all ranks have come")
             self.devices = [name.decode() for name in gather_bytes(self.group, self.environment.device.encode())]
@@ -162,8 +162,7 @@ class Session:
         self.place = (place.rank, place.world_size)
         environment = replace(place, rank=0, world_size=1, resume="", speeds=None)
         bootstrap.go_on(environment, dist.HashStore(), [place.rank], 0)
-        group = bootstrap.control()
-        self.group = self.steps.group = self._mended(group)
+        self.group = self.steps.group = self._control(bootstrap)
         if self.recovery is None:
             raise EvenstepError("this process cannot take a lost rank's place: the agent's memory is closed here")
         self.environment, self.bootstrap = environment, bootstrap
@@ -183,9 +182,15 @@ class Session:
     def seen_world_size(self) -> int:
         return self.place[1] if self.joining else self.world_size
 
-    def _mended(self, group: Group) -> Group:
-        recovery = None if self.name or not isinstance(group, SharedGroup) else open_recovery(self)
-        if recovery is None or not isinstance(group, SharedGroup):
+    def _control(self, bootstrap: Bootstrap) -> Group:
+        recovery = None if self.name else open_recovery(self)
+        if recovery is not None:
+            recovery.watch(bootstrap)
+        group = bootstrap.control()
+        if recovery is None:
+            return group
+        if not isinstance(group, SharedGroup):
+            recovery.say(BETWEEN_HOSTS)
             return group
         self.recovery = self.steps.recovery = recovery
         return MendedGroup(group.comm, recovery)

@@ -2,8 +2,50 @@
 
 from __future__ import annotations
 
+# PLAYED_HOSTS="a,a,b": processes of one machine take each other for ranks of several hosts, each with a board of its own
+# (the agent's one board serves all, but shows each only the processes of its host).
+ON_HOSTS = """
+import os, pathlib
+from evenstep import _core
+
+names = os.environ["PLAYED_HOSTS"].split(",")
+host_of = lambda rank: names[int(rank) % len(names)]
+os.environ["EVENSTEP_HOST_ID"] = own_host = host_of(os.environ["RANK"])
+os.environ["UCX_TLS"] = "tcp,self"
+
+
+class Board:
+    plain = _core.Generation
+
+    def __init__(self, fd):
+        self.whole = self.plain(fd)
+
+    def __getattr__(self, name):
+        return getattr(self.whole, name)
+
+    def process(self, rank):
+        return self.whole.process(rank) if host_of(rank) == own_host else 0
+
+    def give(self, rank, number, fd):
+        new = pathlib.Path(f"gift-{own_host}-{number}-{rank}")
+        new.write_text(f"{rank} {os.getpid()} {fd}")
+        new.replace(f"gift-{own_host}-{number}")
+
+    def given(self, number):
+        try:
+            rank, process, fd = map(int, pathlib.Path(f"gift-{own_host}-{number}").read_text().split())
+        except FileNotFoundError:
+            return None
+        return (process, fd) if self.whole.has(rank, number) else None
+
+
+_core.Generation = Board
+"""
+
 HEAD = '''
 import copy, os, sys
+if "PLAYED_HOSTS" in os.environ:
+    exec(os.environ["PLAYED_HOSTS_CODE"])
 import torch
 import evenstep as es
 from evenstep.generations import Recovery

@@ -21,7 +21,7 @@ def _ends(text: str) -> dict[int, str]:
     return {int(rank): words for rank, words in re.findall(r"rank (\d) of (\d at step .*)", text)}
 
 
-def _assert_right(text: str, left: list[int]) -> None:
+def assert_right(text: str, left: list[int]) -> None:
     ends = _ends(text)
     assert sorted(ends) == left, text
     for words in ends.values():
@@ -45,7 +45,7 @@ def test_whoever_dies_the_others_train_on(run: Run, script: Script, ranks: int, 
     result = run("-n", str(ranks), *SHRINK, script(cases.PLAIN_LOOP), deaths)
     text = result.stdout + result.stderr
     assert result.returncode == 0, text
-    _assert_right(text, left)
+    assert_right(text, left)
     passes = {int(count) for count in re.findall(r"made (\d+) passes", text)}
     assert len(passes) == 1 and 18 < passes.pop() <= 18 + deaths.count("@"), text
 
@@ -54,7 +54,7 @@ def test_what_one_rank_has_committed_stands_on_all(run: Run, script: Script) -> 
     result = run("-n", "3", *SHRINK, script(cases.HALF_COMMITTED), "")
     text = result.stdout + result.stderr
     assert result.returncode == 0, text
-    _assert_right(text, [0, 2])
+    assert_right(text, [0, 2])
     assert re.findall(r"made (\d+) passes", text) == ["19", "19"]  # one more than steps
 
 
@@ -72,7 +72,7 @@ def test_an_evaluation_begins_again_and_figures_of_all_raise(
     result = run("-n", "4", *SHRINK, script(cases.EVALUATED), deaths)
     text = result.stdout + result.stderr
     assert result.returncode == 0, text
-    _assert_right(text, left)
+    assert_right(text, left)
     assert text.count(f"evaluated right after 3 steps, told {told} times") == len(left), text
 
 
@@ -90,7 +90,7 @@ def test_a_trainer_shows_nothing_of_it(run: Run, script: Script) -> None:
     result = run("-n", "3", *SHRINK, script(cases.TRAINER), "0@forward:7")
     text = result.stdout + result.stderr
     assert result.returncode == 0, text
-    _assert_right(text, [1, 2])
+    assert_right(text, [1, 2])
     assert text.count("steps told once each") == 2, text
 
 
@@ -110,7 +110,7 @@ def test_buffers_and_scalers_are_as_if_nobody_had_died(
     result = run("-n", str(ranks), *SHRINK, script(cases.NORMS), deaths)
     text = result.stdout + result.stderr
     assert result.returncode == 0, text
-    _assert_right(text, left)
+    assert_right(text, left)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_two_optimizers_make_no_step_twice(run: Run, script: Script, ranks: int,
     result = run("-n", str(ranks), *SHRINK, script(cases.ADVERSARIAL), deaths)
     text = result.stdout + result.stderr
     assert result.returncode == 0, text
-    _assert_right(text, left)
+    assert_right(text, left)
 
 
 @pytest.mark.more
@@ -137,7 +137,7 @@ def test_optimizers_that_share_a_backward_step_together(run: Run, script: Script
     result = run("-n", "4", *SHRINK, script(cases.SHARED), deaths)
     text = result.stdout + result.stderr
     assert result.returncode == 0, text
-    _assert_right(text, left)
+    assert_right(text, left)
 
 
 def test_what_cannot_go_on_starts_again(run: Run, script: Script) -> None:

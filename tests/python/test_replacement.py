@@ -13,7 +13,7 @@ Script = Callable[[str], str]
 REPLACE = ("--no-pin", "--no-monitor", "--log-rank", "all", "--recovery", "replace")
 
 
-def _assert_right(text: str, began: list[int]) -> None:
+def assert_replaced(text: str, began: list[int]) -> None:
     """began: the ranks that lived from the training's beginning to its end."""
     ends = {int(rank): words for rank, words in re.findall(r"rank (\d) of (\d at step .*)", text)}
     assert ends, text
@@ -57,7 +57,7 @@ def test_a_process_takes_the_place_of_a_killed_rank(
     result = run(*options, *REPLACE, script(cases.REPLACED), deaths, waits)
     text = result.stdout + result.stderr
     assert result.returncode == 0, text
-    _assert_right(text, began)
+    assert_replaced(text, began)
 
 
 @pytest.mark.more
@@ -65,7 +65,7 @@ def test_too_few_wait_with_their_state_saved(run: Run, script: Script) -> None:
     result = run("-n", "2", "--min-ranks", "2", *REPLACE, script(cases.REPLACED), "1@forward:2", "")
     text = result.stdout + result.stderr
     assert result.returncode == 0, text
-    _assert_right(text, [0])
+    assert_replaced(text, [0])
     assert "1 rank is left, and --min-ranks is 2: the training saves its state after this step, and waits" in text
     assert "rank 1 began at step 3" in text, text  # the others made one step meanwhile
     assert re.search(r"state saved: \['step-00000003'\]", text), text

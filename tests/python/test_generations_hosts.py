@@ -1,0 +1,120 @@
+"""Going on without ranks on several hosts, which processes of one machine play: each has UCX between it and those of the
+others, and sees of the agent's memory what an agent of its own host would show it."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Callable
+
+import generation_cases as cases
+import pytest
+from run_jobs import Run
+from test_generations import SHRINK, assert_right, bits
+from test_replacement import REPLACE, assert_replaced
+
+from evenstep import hosts
+
+Script = Callable[[str], str]
+UCX, WHY_NONE = hosts.ucx_state()
+MAY_SKIP = "ucx" not in os.environ.get("EVENSTEP_TEST_REQUIRE", "")
+pytestmark = pytest.mark.skipif(not UCX and MAY_SKIP, reason=f"no UCX here: {WHY_NONE}")
+
+
+def played(names: str, **more: str) -> dict[str, str]:
+    return {"PLAYED_HOSTS": names, "PLAYED_HOSTS_CODE": cases.ON_HOSTS, **more}
+
+
+def _more(*values: object) -> object:
+    return pytest.param(*values, marks=pytest.mark.more)
+
+
+@pytest.mark.parametrize(
+    ("names", "case", "deaths", "left"),
+    [
+        # a host's first rank, all of a host but the job's first rank, while others recover
+        ("a,a,b,b", cases.ADVERSARIAL, "2@ready:5,0@meeting:5,1@fooled:13", [3]),
+        _more("a,a,b,b", cases.PLAIN_LOOP, "0@forward:3,1@forward:3", [2, 3]),  # a whole host at once
+        _more("a,b,a", cases.PLAIN_LOOP, "1@commit:4,0@applied:9", [2]),
+        _more("a,b,c", cases.PLAIN_LOOP, "1@vote:4,0@committed:9", [2]),  # UCX between all
+        _more("a,a,b,b", cases.PLAIN_LOOP, "3@forward:17,0@applied:17", [1, 2]),
+        _more("a,b,b", cases.PLAIN_LOOP, "0@voted:5,1@met:5", [2]),
+        _more("a,b", cases.PLAIN_LOOP, "0@vote:0", [1]),
+        _more("a,b,c,a", cases.PLAIN_LOOP, "1@forward:5,2@forward:5,3@forward:5", [0]),
+        _more("a,b,a", cases.HALF_COMMITTED, "", [0, 2]),
+        _more("a,b,a,b", cases.EVALUATED, "1@judging:5,3@gathering:6,0@applied:13", [2]),
+        _more("a,b,a,b", cases.NORMS, "1@counted:3,0@statistics:7,3@applied:11", [2]),  # and a GradScaler
+        _more("a,a,b", cases.NORMS, "0@forward:8,1@met:8", [2]),
+        _more("a,b,b,a", cases.ADVERSARIAL, "0@first:6,3@commit:12", [1, 2]),
+        _more("a,b,b", cases.ADVERSARIAL, "0@committed:3,2@committed:4", [1]),
+        _more("a,b,b,a", cases.SHARED, "2@committed:6,3@voted:9,0@applied:18", [1]),
+    ],
+)
+def test_whoever_dies_on_whatever_host_the_others_train_on(
+    run: Run, script: Script, names: str, case: str, deaths: str, left: list[int]
+) -> None:
+    result = run("-n", str(names.count(",") + 1), *SHRINK, script(case), deaths, env=played(names))
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert_right(text, left)
+
+
+@pytest.mark.more
+def test_a_trainer_shows_nothing_of_it(run: Run, script: Script) -> None:
+    result = run("-n", "3", *SHRINK, script(cases.TRAINER), "0@forward:7", env=played("a,b,a"))
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert_right(text, [1, 2])
+    assert text.count("steps told once each") == 2, text
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(
+    ("options", "names", "deaths", "began", "joined"),
+    [
+        (("-n", "3"), "a,b,b", "1@applied:2", [0, 2], 1),  # on a host that is not the first rank's
+        (("-n", "4", "--spares", "2"), "a,b,a,b,a,b", "0@forward:2,1@forward:2", [2, 3], 2),  # a giver on each
+        (("-n", "5", "--spares", "2"), "a,b,a,b,b,a,b", "0@forward:2,1@forward:2,3@giving:3", [2, 4], 2),
+        (("-n", "3", "--spares", "1"), "a,b,a,a", "0@forward:2,3@met:3", [1, 2], 0),
+    ],
+)
+def test_each_host_gives_the_state_to_its_own(
+    run: Run, script: Script, options: tuple[str, ...], names: str, deaths: str, began: list[int], joined: int
+) -> None:
+    result = run(*options, *REPLACE, script(cases.REPLACED), deaths, "2", env=played(names))
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert_replaced(text, began)
+    assert len(re.findall("began at step [1-9]", text)) >= joined, text
+
+
+@pytest.mark.more
+def test_who_comes_to_a_host_without_a_rank_ends_with_the_reason(run: Run, script: Script) -> None:
+    words = ("-n", "3", "--spares", "1", *REPLACE, script(cases.REPLACED), "1@forward:2", "")
+    result = run(*words, env=played("a,b,a,b"))
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert "no rank of this host is left that could give its state to this process" in text, text
+    ends = re.findall(r"rank \d of (\d) at step 18: (\S+) apart, rate kept", text)
+    assert [count for count, _ in ends] == ["2", "2"] and all(float(far) < 1e-12 for _, far in ends), text
+
+
+@pytest.mark.more
+def test_over_gloo_the_job_starts_again(run: Run, script: Script) -> None:
+    gloo = played("a,b", EVENSTEP_COMM_ENGINE="gloo")
+    result = run("-n", "2", *SHRINK, script(cases.PLAIN_LOOP), "1@forward:3", env=gloo)
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert "cannot go on without rank 1: rank 0: the ranks talk through Gloo" in text, text
+    assert "restart 1 of 3" in text
+
+
+@pytest.mark.more
+def test_the_bits_are_those_of_a_run_in_which_nobody_died(run: Run, script: Script) -> None:
+    path = script(cases.BITWISE)
+    alone = run("-n", "1", *SHRINK[:-2], path, "", "")
+    wanted = bits(alone.stdout + alone.stderr, 1)
+    result = run("-n", "4", *SHRINK, path, "2@forward:3,0@vote:5", "", env=played("a,b,b,a"))
+    text = result.stdout + result.stderr
+    assert result.returncode == 0 and "restart" not in text, text
+    assert bits(text, 2) == wanted, text
