@@ -43,6 +43,7 @@ typedef struct even_job_options {
   const char *address;    /* NULL: any of this host's */
   const char *rendezvous; /* --rendezvous; NULL: the working folder */
   bool replace_leader;
+  int64_t checkpoint_copies;            /* --checkpoint-copies: on so many other hosts */
   const struct even_launched *launched; /* with --hosts auto: which of the hosts this is; else NULL */
   struct even_estate *estate;           /* of the leader whose job this is; NULL: a new one. Not of the command line */
   const char *python;
@@ -52,7 +53,7 @@ typedef struct even_job_options {
   bool json;
 } even_job_options;
 
-enum { EVEN_JOB_OPTION_COUNT = 41 };
+enum { EVEN_JOB_OPTION_COUNT = 42 };
 
 void even_job_options_defaults(even_job_options *options);
 /* The options' declarations, for even_options_parse, into table[EVEN_JOB_OPTION_COUNT]. */

@@ -156,14 +156,16 @@ even_status even_job_check_hosts(const even_job_options *options) {
 }
 
 static even_status check_alone(const even_job_options *options) {
-  if (options->ssh == NULL && options->address == NULL && options->rendezvous == NULL && !options->replace_leader) {
+  if (options->ssh == NULL && options->address == NULL && options->rendezvous == NULL && !options->replace_leader &&
+      options->checkpoint_copies == 0) {
     return EVEN_OK;
   }
   (void)even_fail(EVEN_ERR_USAGE, "%s is of several hosts, and no --hosts names them",
                   options->ssh != NULL          ? "--ssh"
                   : options->address != NULL    ? "--address"
                   : options->rendezvous != NULL ? "--rendezvous"
-                                                : "--replace-leader");
+                  : options->replace_leader     ? "--replace-leader"
+                                                : "--checkpoint-copies");
   return even_error_fix("name the hosts, or leave it out");
 }
 
@@ -244,6 +246,7 @@ static even_status reach(const even_job_options *options, const even_host_wish *
                                     .patience_seconds = patience,
                                     .majority_seconds = majority,
                                     .replaces_leader = options->replace_leader,
+                                    .copies = (int)options->checkpoint_copies,
                                     .estate = options->estate};
   return even_hosts_open(&params, &setup->hosts);
 }
@@ -283,6 +286,11 @@ even_status even_job_reach_hosts(const even_job_options *options, int ranks, con
       (count < 3 || options->launched != NULL)) {
     status = even_fail(EVEN_ERR_USAGE, "--replace-leader is of three hosts and more that --hosts names");
     (void)even_error_fix("leave it out: of two hosts nobody knows which one is cut off");
+  }
+  if (status == EVEN_OK && options->estate == NULL && options->checkpoint_copies > (int64_t)count - 1) {
+    status = even_fail(EVEN_ERR_USAGE, "--checkpoint-copies %lld, and there are %zu other hosts",
+                       (long long)options->checkpoint_copies, count - 1);
+    (void)even_error_fix("give at most so many");
   }
   if (status == EVEN_OK && count > 1) { /* a list of this host alone is a job of one host */
     status = reach(options, wishes, count, script, setup);

@@ -170,8 +170,7 @@ static even_status find_foreign(even_job *job) {
 
 /* Whether a restart may go on from it. Other jobs may write into the same folder meanwhile, so the job's own is what
  * names the job; with --resume auto, also what its training had before. */
-static bool is_own(const void *context, const even_checkpoint_info *info) {
-  const even_job *job = context;
+bool even_job_owns(const even_job *job, const even_checkpoint_info *info) {
   const char *writer = json_string_value(json_object_get(info->state, "job"));
   const char *lineage = json_string_value(json_object_get(info->state, "lineage"));
   if (writer != NULL && strcmp(writer, job->id) == 0) {
@@ -183,6 +182,10 @@ static bool is_own(const void *context, const even_checkpoint_info *info) {
   }
   return job->began.length > 0 && strcmp(lineage, even_text_string(&job->lineage)) == 0 &&
          strcmp(info->created, even_text_string(&job->began)) <= 0;
+}
+
+static bool is_own(const void *context, const even_checkpoint_info *info) {
+  return even_job_owns(context, info);
 }
 
 /* A training of which something is left, none of it whole, is not quietly begun anew. */

@@ -22,7 +22,9 @@ typedef enum bring_state { ASKED, SENDING, HOLDS, FAILED } bring_state;
 
 typedef struct even_bring {
   bring_state state;
+  bool quiet;
   uint64_t serial;
+  uint64_t sum;     /* of its manifest */
   even_text folder; /* the checkpoint, here */
   even_checkpoint_info info;
   uint64_t manifest_bytes;
@@ -106,7 +108,7 @@ static even_status send_next(even_host_agent *agent) {
 
 /* ---- asking ---- */
 
-static even_status read_checkpoint(even_bring *bring, uint64_t *sum) {
+static even_status read_checkpoint(even_bring *bring) {
   even_text path = EVEN_TEXT_EMPTY;
   even_text text = EVEN_TEXT_EMPTY;
   even_text_format(&path, "%s/%s", even_text_string(&bring->folder), EVEN_CHECKPOINT_MANIFEST);
@@ -122,7 +124,7 @@ static even_status read_checkpoint(even_bring *bring, uint64_t *sum) {
   }
   if (status == EVEN_OK) {
     bring->manifest_bytes = text.length;
-    *sum = even_checkpoint_checksum(text.data, text.length);
+    bring->sum = even_checkpoint_checksum(text.data, text.length);
   }
   even_text_free(&text);
   even_text_free(&path);
@@ -130,14 +132,14 @@ static even_status read_checkpoint(even_bring *bring, uint64_t *sum) {
 }
 
 /* Where the host keeps it: in the same place as here, or in its run folder where that is taken. */
-static even_status ask(even_host_agent *agent, const even_job *job, uint64_t sum) {
+static even_status ask(even_host_agent *agent, const even_job *job) {
   const char *folder = even_text_string(&agent->bring->folder);
   const char *slash = strrchr(folder, '/');
   char digits[17];
   even_text other = EVEN_TEXT_EMPTY;
   even_text text = EVEN_TEXT_EMPTY;
   even_json json = even_json_begin(&text, 0);
-  (void)snprintf(digits, sizeof digits, "%016" PRIx64, sum);
+  (void)snprintf(digits, sizeof digits, "%016" PRIx64, agent->bring->sum);
   even_text_format(&other, "%s/received%s", even_text_string(&job->run_folder), slash == NULL ? "/" : slash);
   even_json_object(&json, NULL);
   even_json_unsigned(&json, "serial", agent->bring->serial);
@@ -154,20 +156,57 @@ static even_status ask(even_host_agent *agent, const even_job *job, uint64_t sum
   return even_link_send_text(agent->link, EVEN_MESSAGE_CHECKPOINT, &text, NULL, 0);
 }
 
-static even_status begin(even_job *job, even_host_agent *agent, const char *folder) {
+static even_status read_new(const char *folder, bool quiet, even_bring **out) {
+  EVEN_TRY(EVEN_NEW(out));
+  (*out)->quiet = quiet;
+  even_text_add(&(*out)->folder, folder);
+  even_status status = even_text_status(&(*out)->folder);
+  if (status == EVEN_OK) {
+    status = read_checkpoint(*out);
+  }
+  if (status != EVEN_OK) {
+    free_bring(*out);
+    *out = NULL;
+  }
+  return status;
+}
+
+static bool goes_on(const even_bring *before, const even_bring *now) {
+  return before != NULL && (before->state == ASKED || before->state == SENDING) && before->sum == now->sum &&
+         strcmp(even_text_string(&before->folder), even_text_string(&now->folder)) == 0;
+}
+
+even_status even_bring_begin(even_job *job, even_host_agent *agent, const char *folder, bool quiet) {
   even_bring *bring = NULL;
-  uint64_t sum = 0;
-  even_bring_drop(agent);
   if (agent->link == NULL) {
     return even_fail(EVEN_ERR_PEER_LOST, "host %s is lost: %s", agent->name, agent->lost_words);
   }
-  EVEN_TRY(EVEN_NEW(&bring));
+  EVEN_TRY(read_new(folder, quiet, &bring));
+  if (goes_on(agent->bring, bring)) {
+    agent->bring->quiet = agent->bring->quiet && quiet;
+    free_bring(bring);
+    return EVEN_OK;
+  }
+  even_bring_drop(agent);
   agent->bring = bring;
   bring->serial = ++agent->hosts->brought;
-  even_text_add(&bring->folder, folder);
-  EVEN_TRY(even_text_status(&bring->folder));
-  EVEN_TRY(read_checkpoint(bring, &sum));
-  return ask(agent, job, sum);
+  return ask(agent, job);
+}
+
+even_bring_step even_bring_state(const even_host_agent *agent, const even_error **why) {
+  if (agent->bring == NULL || agent->link == NULL) {
+    return EVEN_BRING_NONE;
+  }
+  if (agent->bring->state == FAILED && why != NULL) {
+    *why = &agent->bring->why;
+  }
+  return agent->bring->state == HOLDS    ? EVEN_BRING_HOLDS
+         : agent->bring->state == FAILED ? EVEN_BRING_FAILED
+                                         : EVEN_BRING_UNDER_WAY;
+}
+
+bool even_bring_was_sent(const even_host_agent *agent) {
+  return agent->bring != NULL && agent->bring->next > 0;
 }
 
 /* ---- what a host says ---- */
@@ -190,8 +229,10 @@ static void hear_lacks(even_host_agent *agent) {
     return;
   }
   bring->state = SENDING;
-  even_job_notice(agent->hosts->job, "host %s does not have %s: it is sent there (%.1f MB)", agent->name,
-                  even_text_string(&bring->folder), (double)bring->info.bytes / 1e6);
+  if (!bring->quiet) {
+    even_job_notice(agent->hosts->job, "host %s does not have %s: it is sent there (%.1f MB)", agent->name,
+                    even_text_string(&bring->folder), (double)bring->info.bytes / 1e6);
+  }
   if (send_next(agent) != EVEN_OK) {
     fail(bring);
   }
@@ -245,7 +286,7 @@ even_status even_bring_to_all(even_job *job) {
     if (job->resume.length == 0) {
       even_bring_drop(&hosts->agents[i]);
     } else {
-      EVEN_TRY(begin(job, &hosts->agents[i], job->resume.data));
+      EVEN_TRY(even_bring_begin(job, &hosts->agents[i], job->resume.data, false));
     }
   }
   while (job->resume.length > 0 && !all) {

@@ -13,6 +13,20 @@
  * host that cannot have it, EVEN_ERR_PEER_LOST, EVEN_ERR_INTERRUPTED (the thread's question). Nothing to do where the
  * attempt begins anew. */
 even_status even_bring_to_all(even_job *job) EVEN_MUST_USE;
+typedef enum even_bring_step {
+  EVEN_BRING_NONE,
+  EVEN_BRING_UNDER_WAY,
+  EVEN_BRING_HOLDS,
+  EVEN_BRING_FAILED
+} even_bring_step;
+
+/* Begins to bring a checkpoint to one host, which ends what was brought there before; goes on where it is the same one.
+ * `quiet`: nobody waits for it, and nobody is told. Errors: of reading its manifest, EVEN_ERR_PEER_LOST. */
+even_status even_bring_begin(even_job *job, even_host_agent *agent, const char *folder, bool quiet) EVEN_MUST_USE;
+/* How far the last one is; of one that FAILED *why, where `why` is not NULL. */
+even_bring_step even_bring_state(const even_host_agent *agent, const even_error **why);
+/* Whether the last one had to be sent. */
+bool even_bring_was_sent(const even_host_agent *agent);
 /* What a host says of it (HOLDS). */
 even_status even_bring_hear(even_host_agent *agent, const json_t *content) EVEN_MUST_USE;
 /* The agent is gone, or its place is given up. */

@@ -69,19 +69,20 @@ struct even_hosts {
   struct even_voter *voter; /* this host's, succession.c; NULL: nobody takes this one's place */
   uint64_t self;            /* its number in the group */
   int voter_port;
-  uint64_t brought;          /* checkpoints, to any host */
-  uint64_t generation;       /* in which this one leads */
-  uint64_t next_member;      /* number of an agent that joins */
-  even_text members_folder;  /* in which the members keep their logs */
-  uint64_t voting_ns;        /* since when the group may agree */
-  bool apart_told;           /* that it does not */
-  bool settled_told;         /* that this one can be lost */
-  bool cut_off;              /* from the majority: the ranks were ended for that */
-  bool gathering;            /* whoever comes is waited for, and nobody missed */
-  even_error failure;        /* what ends the opening; EVEN_OK: nothing */
-  struct even_job *job;      /* while it runs */
-  even_loop_watch job_watch; /* of `loop`, in the job's */
-  even_telemetry **rings;    /* a rank each, into which records of other hosts' ranks go; NULL: none */
+  uint64_t brought;           /* checkpoints, to any host */
+  struct even_copies *copies; /* of checkpoints, on other hosts (copies.h); NULL: nothing of them yet */
+  uint64_t generation;        /* in which this one leads */
+  uint64_t next_member;       /* number of an agent that joins */
+  even_text members_folder;   /* in which the members keep their logs */
+  uint64_t voting_ns;         /* since when the group may agree */
+  bool apart_told;            /* that it does not */
+  bool settled_told;          /* that this one can be lost */
+  bool cut_off;               /* from the majority: the ranks were ended for that */
+  bool gathering;             /* whoever comes is waited for, and nobody missed */
+  even_error failure;         /* what ends the opening; EVEN_OK: nothing */
+  struct even_job *job;       /* while it runs */
+  even_loop_watch job_watch;  /* of `loop`, in the job's */
+  even_telemetry **rings;     /* a rank each, into which records of other hosts' ranks go; NULL: none */
 };
 
 /* ---- hosts_open.c ---- */

@@ -39,6 +39,7 @@ typedef struct even_hosts_params {
   double patience_seconds;     /* for all to be there */
   double majority_seconds;     /* how long is waited for a majority of hosts that replace a leader */
   bool replaces_leader;        /* of three and more, another one takes the leader's place when it is lost */
+  int copies;                  /* other hosts that get a copy of each checkpoint */
   struct even_estate *estate;  /* of the leader whose place this one takes: agents come by themselves; NULL: none */
   void *context;
   void (*notice)(void *context, const char *text); /* a line for the user; may be NULL */

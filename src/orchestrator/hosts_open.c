@@ -4,6 +4,7 @@
 #include "base/json_reader.h"
 #include "base/json_writer.h"
 #include "base/stop.h"
+#include "orchestrator/copies.h"
 #include "orchestrator/host_agent.h"
 #include "orchestrator/job.h"
 #include "orchestrator/succession.h"
@@ -489,6 +490,7 @@ void even_hosts_close(even_hosts *hosts) {
   even_succession_await_end(hosts);   /* first: who is not told of the end must not go on with the job */
   even_parcels_close(hosts->parcels); /* who offered them, or would take them, is gone */
   hosts->parcels = NULL;
+  even_copies_close(hosts->copies);
   for (size_t i = 1; hosts->agents != NULL && i < hosts->count; i++) {
     say_end(&hosts->agents[i]);
     even_pipe_close(hosts->agents[i].input); /* one that waits for its invitation */

@@ -107,6 +107,9 @@ typedef struct even_job {
   uint64_t next_tick_ns;
 } even_job;
 
+struct even_checkpoint_info;
+/* Whether a restart may go on from a checkpoint: the job's own, or what its training had before. */
+bool even_job_owns(const even_job *job, const struct even_checkpoint_info *info);
 /* Starts all ranks and returns when all have ended. An error is the agent's own; the ranks are gone then, too. */
 even_status even_job_run_attempt(even_job *job) EVEN_MUST_USE;
 /* All that a job needs before its first attempt; even_job_close frees it, also after a failure. */

@@ -8,6 +8,7 @@
 #include "base/json_writer.h"
 #include "orchestrator/boards.h"
 #include "orchestrator/bring.h"
+#include "orchestrator/copies.h"
 #include "orchestrator/host_agent.h"
 #include "orchestrator/remote_start.h"
 #include "orchestrator/succession.h"
@@ -266,6 +267,7 @@ void even_job_hosts_tick(even_job *job) {
   if (job->hosts != NULL) {
     even_hosts_tick(job->hosts);
     even_succession_check(job);
+    even_copies_tick(job);
   }
 }
 

@@ -395,6 +395,8 @@ def test_the_key_is_in_no_arguments_and_no_environment(hosts: Hosts, script: Scr
         (["--hosts", "a,b", "--devices", "cpu:0", "t.py"], "--devices names devices of this host"),
         (["--ssh", "rsh", "t.py"], "--ssh is of several hosts"),
         (["--replace-leader", "t.py"], "--replace-leader is of several hosts"),
+        (["--checkpoint-copies", "1", "t.py"], "--checkpoint-copies is of several hosts"),
+        (["--checkpoint-copies", "2", "--hosts", "a,b", "t.py"], "there are 1 other hosts"),
         (["--replace-leader", "--hosts", "a,b", "t.py"], "--replace-leader is of three hosts"),
     ],
 )
