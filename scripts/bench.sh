@@ -16,8 +16,9 @@ wanted() { [ "$which" = all ] || [ "$which" = "$1" ]; }
 if wanted comm; then
   echo "== all-reduce between two ranks"
   cmake -B build/bench -G Ninja -DEVENSTEP_BENCH=ON -DEVENSTEP_PYTHON=OFF -DEVENSTEP_PROGRAM=OFF > /dev/null
-  cmake --build build/bench --target comm_latency > /dev/null
+  cmake --build build/bench --target comm_latency comm_memory > /dev/null
   "$bin/python" bench/comm_bench.py --json "$results/comm-$day.json" | tee "$results/comm-$day.txt"
+  build/bench/bench/comm_memory | tee "$results/comm-memory-$day.txt"
 fi
 if wanted ddp; then
   echo "== DDP on the backend and on Gloo"
