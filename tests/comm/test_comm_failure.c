@@ -3,8 +3,8 @@
 #include "comm/group.h"
 #include "comm/ranks.h"
 #include "os/clock.h"
+#include "support/descriptors.h"
 
-#include <dirent.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -92,23 +92,11 @@ static int work_and_expect_loss(even_comm *comm, void *argument) {
   return even_error_last()->rank == 1 ? 0 : ranks_complain(comm, "not rank 1: %s", even_error_last()->what);
 }
 
-static int count_descriptors(void) {
-  int count = 0;
-  DIR *folder = opendir("/proc/self/fd");
-  while (folder != NULL && readdir(folder) != NULL) {
-    count++;
-  }
-  if (folder != NULL) {
-    (void)closedir(folder);
-  }
-  return count;
-}
-
 /* Kills rank 1 at any moment of any collective. EVENSTEP_TEST_KILLS: how often. */
 static void test_kills_at_any_moment(void **state) {
   const char *wanted = getenv("EVENSTEP_TEST_KILLS");
   int kills = wanted == NULL ? 12 : atoi(wanted);
-  int before = count_descriptors();
+  int before = open_descriptors();
   (void)state;
   for (int kill_number = 0; kill_number < kills; kill_number++) {
     int pipe_ends[2];
@@ -141,7 +129,7 @@ static void test_kills_at_any_moment(void **state) {
     }
     (void)close(pipe_ends[0]);
   }
-  assert_int_equal(count_descriptors(), before);
+  assert_int_equal(open_descriptors(), before);
 }
 
 /* ---- departure, revocation, lateness ---- */

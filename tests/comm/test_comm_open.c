@@ -5,8 +5,8 @@
 #include "comm/segment.h"
 #include "os/calls.h"
 #include "os/shared_memory.h"
+#include "support/descriptors.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -201,16 +201,6 @@ static void *failing_reallocate(void *pointer, size_t bytes) {
   return fails() ? NULL : realloc(pointer, bytes);
 }
 
-static int count_descriptors(void) {
-  int count = 0;
-  DIR *folder = opendir("/proc/self/fd");
-  while (readdir(folder) != NULL) {
-    count++;
-  }
-  (void)closedir(folder);
-  return count;
-}
-
 static int count_mappings(void) {
   int count = 0;
   char line[512];
@@ -252,12 +242,12 @@ static void inject(const char *what) {
   } else {
     even_allocator_current = (even_allocator){failing_allocate, failing_reallocate, free};
   }
-  int descriptors = count_descriptors();
+  int descriptors = open_descriptors();
   int failures = 0;
   for (int nth = 0; nth < 100; nth++) {
     calls_left = nth;
     even_status status = make_and_open();
-    assert_int_equal(count_descriptors(), descriptors);
+    assert_int_equal(open_descriptors(), descriptors);
     assert_int_equal(count_mappings(), 0);
     if (status == EVEN_OK) {
       break;

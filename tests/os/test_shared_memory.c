@@ -3,9 +3,9 @@
 
 #include "base/fail.h"
 #include "os/calls.h"
+#include "support/descriptors.h"
 #include "support/fault.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>
@@ -23,17 +23,6 @@ static int restore(void **state) {
   (void)state;
   fault_reset();
   return 0;
-}
-
-static int open_descriptors(void) {
-  int count = 0;
-  DIR *folder = opendir("/proc/self/fd");
-  assert_non_null(folder);
-  while (readdir(folder) != NULL) {
-    count++;
-  }
-  (void)closedir(folder);
-  return count;
 }
 
 static void two_mappings_are_one_memory(void **state) {
