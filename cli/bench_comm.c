@@ -205,7 +205,7 @@ int even_bench_comm(int argc, char **argv) {
   bench on = {.sizes = "1K,64K,1M,16M,64M",
               .collectives = "all_reduce,reduce_scatter,all_gather,broadcast,all_to_all,send",
               .rounds = 9};
-  even_option table[EVEN_JOB_OPTION_COUNT + 7];
+  even_option table[EVEN_JOB_OPTION_ROOM + 7];
   int operand = 0;
   int code = 0;
   even_job_options_defaults(&on.job);

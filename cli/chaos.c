@@ -441,7 +441,7 @@ static size_t declare(chaos *on, even_option *table) {
 
 int even_cli_chaos(int argc, char **argv) {
   static chaos on; /* thousands of words */
-  even_option table[EVEN_JOB_OPTION_COUNT + 9];
+  even_option table[EVEN_JOB_OPTION_ROOM + 9];
   int operand = 0;
   int code = 0;
   on = (chaos){.seed = -1, .count = 3, .kinds = "all", .hold = 5, .hosts = 2};

@@ -53,11 +53,11 @@ typedef struct even_job_options {
   bool json;
 } even_job_options;
 
-enum { EVEN_JOB_OPTION_COUNT = 42 };
+enum { EVEN_JOB_OPTION_ROOM = 64 }; /* at least as many as there are */
 
 void even_job_options_defaults(even_job_options *options);
-/* The options' declarations, for even_options_parse, into table[EVEN_JOB_OPTION_COUNT]. */
-void even_job_options_declare(even_job_options *options, even_option *table);
+/* The options' declarations, for even_options_parse, into table[EVEN_JOB_OPTION_ROOM]; how many there are. */
+size_t even_job_options_declare(even_job_options *options, even_option *table);
 /* Of these only the ones with a name in `names`, in their own order; returns how many. `table` has room for as many. */
 size_t even_job_options_declare_some(even_job_options *options, const char *const *names, size_t count,
                                      even_option *table);

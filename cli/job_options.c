@@ -14,7 +14,7 @@ void even_job_options_defaults(even_job_options *options) {
   options->keep = 3;
 }
 
-void even_job_options_declare(even_job_options *o, even_option *table) {
+size_t even_job_options_declare(even_job_options *o, even_option *table) {
   const even_option declared[] = {
       {'n', "ranks", EVEN_OPTION_TEXT, &o->ranks, "N|auto",
        "ranks to start; auto: one a GPU, or without any one a NUMA node (default)", 0, 0},
@@ -98,16 +98,17 @@ void even_job_options_declare(even_job_options *o, even_option *table) {
       {0, "json", EVEN_OPTION_FLAG, &o->json, NULL,
        "a JSON object with the outcome as the last line of standard output", 0, 0},
   };
-  _Static_assert(sizeof declared / sizeof declared[0] == EVEN_JOB_OPTION_COUNT, "options declared and counted");
+  _Static_assert(sizeof declared / sizeof declared[0] <= EVEN_JOB_OPTION_ROOM, "room for all options");
   memcpy(table, declared, sizeof declared);
+  return sizeof declared / sizeof declared[0];
 }
 
 size_t even_job_options_declare_some(even_job_options *options, const char *const *names, size_t count,
                                      even_option *table) {
-  even_option all[EVEN_JOB_OPTION_COUNT];
+  even_option all[EVEN_JOB_OPTION_ROOM];
   size_t declared = 0;
-  even_job_options_declare(options, all);
-  for (size_t i = 0; i < EVEN_JOB_OPTION_COUNT; i++) {
+  size_t known = even_job_options_declare(options, all);
+  for (size_t i = 0; i < known; i++) {
     for (size_t k = 0; k < count; k++) {
       if (strcmp(all[i].name, names[k]) == 0) {
         table[declared++] = all[i];

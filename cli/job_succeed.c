@@ -64,16 +64,15 @@ typedef struct succession {
 /* The list of hosts is what is left of it, and what was the old host's own (address, port, what to resume from) is not
  * this one's. */
 static even_status read_options(even_estate *estate, succession *one) {
-  even_option table[EVEN_JOB_OPTION_COUNT];
+  even_option table[EVEN_JOB_OPTION_ROOM];
   bool helped = false;
   even_job_options_defaults(&one->options);
-  even_job_options_declare(&one->options, table);
+  size_t known = even_job_options_declare(&one->options, table);
   EVEN_TRY(even_estate_words(estate, "arguments", &one->words, &one->count));
   if (one->count < 3 || strcmp(one->words[1], "run") != 0) {
     return even_fail(EVEN_ERR_UNSUPPORTED, "only jobs of `evenstep run` go on with another leader");
   }
-  EVEN_TRY(even_options_parse(&usage, table, EVEN_JOB_OPTION_COUNT, (int)one->count - 2, one->words + 2, &one->operand,
-                              &helped));
+  EVEN_TRY(even_options_parse(&usage, table, known, (int)one->count - 2, one->words + 2, &one->operand, &helped));
   EVEN_TRY(even_estate_hosts(estate, &one->hosts));
   one->options.hosts = one->hosts.data;
   one->options.address = NULL;

@@ -119,14 +119,13 @@ static size_t leave_out(even_option *table, size_t count) {
 
 int even_cli_plan(int argc, char **argv) {
   plan_command plan = {.output = "plan.json", .steps = 8};
-  enum { COUNT = EVEN_JOB_OPTION_COUNT + 2 };
+  enum { COUNT = EVEN_JOB_OPTION_ROOM + 2 };
   even_option table[COUNT];
   int operand = 0;
   int code = 0;
   even_job_options_defaults(&plan.job);
   plan.job.log_rank = "none";
-  even_job_options_declare(&plan.job, table);
-  size_t count = leave_out(table, EVEN_JOB_OPTION_COUNT);
+  size_t count = leave_out(table, even_job_options_declare(&plan.job, table));
   table[count++] = (even_option){
       'o', "output", EVEN_OPTION_TEXT, &plan.output, "FILE", "where the plan is written (default plan.json)", 0, 0};
   table[count++] =

@@ -52,12 +52,12 @@ static int start_launched(even_job_options *options, size_t count, char **words)
 
 int even_cli_run(int argc, char **argv) {
   even_job_options options;
-  even_option table[EVEN_JOB_OPTION_COUNT];
+  even_option table[EVEN_JOB_OPTION_ROOM];
   int operand = 0;
   bool helped = false;
   even_job_options_defaults(&options);
-  even_job_options_declare(&options, table);
-  if (even_options_parse(&usage, table, EVEN_JOB_OPTION_COUNT, argc, argv, &operand, &helped) != EVEN_OK) {
+  size_t known = even_job_options_declare(&options, table);
+  if (even_options_parse(&usage, table, known, argc, argv, &operand, &helped) != EVEN_OK) {
     return even_cli_fail();
   }
   if (helped) {

@@ -157,7 +157,7 @@ static size_t declare(verify *on, even_option *table) {
 
 int even_cli_verify(int argc, char **argv) {
   verify on = {.steps = 5};
-  even_option table[EVEN_JOB_OPTION_COUNT + 3];
+  even_option table[EVEN_JOB_OPTION_ROOM + 3];
   int operand = 0;
   int code = 0;
   even_job_options_defaults(&on.job);
