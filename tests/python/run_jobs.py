@@ -111,3 +111,18 @@ def write_checkpoint(folder: pathlib.Path, tensor: bool = False) -> None:
         content = ctypes.create_string_buffer(64)
         writer.add("model.safetensors", [("w", "U8", (64,), ctypes.addressof(content), 64)])
     writer.commit('{"step": 7, "epoch": 0, "world_size": 1}')
+
+
+def end_all(jobs: Sequence[Job], others: Callable[[], Sequence[int]]) -> None:
+    """At a test's end: these jobs, and then the processes of theirs that `others` still finds."""
+    for job in jobs:
+        if job.process.poll() is None:
+            job.process.kill()
+            job.process.wait()
+        if job.process.stdout is not None:
+            job.process.stdout.close()
+    for process in others():
+        try:
+            os.kill(process, signal.SIGKILL)
+        except ProcessLookupError:
+            pass

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from run_jobs import Job, alive, end_soon, write_checkpoint
+from run_jobs import Job, alive, end_all, end_soon, write_checkpoint
 
 Script = Callable[[str], str]
 
@@ -111,12 +111,7 @@ def hosts(
 ) -> Iterator[Hosts]:
     both = Hosts(names, program, tmp_path, environment)
     yield both
-    for job in both.jobs:
-        if job.process.poll() is None:
-            job.process.kill()
-            job.process.wait()
-        if job.process.stdout is not None:
-            job.process.stdout.close()
+    end_all(both.jobs, both.agents)
 
 
 TRAINING = """

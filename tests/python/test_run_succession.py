@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from run_jobs import Job, alive, end_soon
+from run_jobs import Job, alive, end_all, end_soon
 from test_run_hosts import _ip, _missing
 
 Script = Callable[[str], str]
@@ -124,17 +124,7 @@ def hosts(
 ) -> Iterator[Hosts]:
     group = Hosts(names, program, tmp_path, environment)
     yield group
-    for job in group.jobs:
-        if job.process.poll() is None:
-            job.process.kill()
-            job.process.wait()
-        if job.process.stdout is not None:
-            job.process.stdout.close()
-    for process in group.agents():
-        try:
-            os.kill(process, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+    end_all(group.jobs, group.agents)
 
 
 # Once all members vote that shall.
