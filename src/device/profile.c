@@ -103,20 +103,39 @@ static bool uses(const even_device *device, const json_t *cpus) {
   return json_array_size(cpus) > 0;
 }
 
-/* A set of cores that was not measured as such is as fast as its cores together; NaN where one of them is unknown. */
-static double score_of_set(const json_t *devices, const even_device *device) {
-  double sum = 0;
-  size_t known = 0;
-  for (size_t i = 0; i < json_array_size(devices) && device->kind == EVEN_DEVICE_CPU; i++) {
+/* The first entry of a single core, or of its threads, that has this CPU; NULL: none has. */
+static const json_t *entry_of(const json_t *devices, const even_device *device, int32_t cpu) {
+  for (size_t i = 0; i < json_array_size(devices); i++) {
     const json_t *entry = json_array_get(devices, i);
     const json_t *cpus = json_object_get(entry, "cpus");
     const char *name = json_string_value(json_object_get(entry, "name"));
     if (strncmp(name, "cpu:", 4) == 0 && strchr(name, '-') == NULL && uses(device, cpus)) {
-      sum += score_in(entry, device);
-      known += json_array_size(cpus);
+      for (size_t k = 0; k < json_array_size(cpus); k++) {
+        if (json_integer_value(json_array_get(cpus, k)) == cpu) {
+          return entry;
+        }
+      }
     }
   }
-  return known == device->cpu_count && known > 0 && isfinite(sum) ? sum : NAN;
+  return NULL;
+}
+
+/* A set of cores that was not measured as such is as fast as its cores together, each counted once; NaN where one of
+ * them is unknown. */
+static double score_of_set(const json_t *devices, const even_device *device) {
+  double sum = 0;
+  for (size_t i = 0; i < device->cpu_count && device->kind == EVEN_DEVICE_CPU; i++) {
+    const json_t *entry = entry_of(devices, device, device->cpus[i]);
+    bool counted = false;
+    if (entry == NULL) {
+      return NAN;
+    }
+    for (size_t before = 0; before < i && !counted; before++) {
+      counted = entry_of(devices, device, device->cpus[before]) == entry;
+    }
+    sum += counted ? 0 : score_in(entry, device);
+  }
+  return sum > 0 && isfinite(sum) ? sum : NAN;
 }
 
 even_status even_profile_read(const char *origin, const char *text, size_t bytes, const even_device_list *devices,

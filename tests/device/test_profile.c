@@ -77,6 +77,19 @@ static void another_machines_scores_are_unknown(void **state) {
   assert_float_equal(speeds[3], 0.625, 1e-12);
 }
 
+static void a_core_that_comes_twice_counts_once(void **state) {
+  (void)state;
+  machine_file(&host, "/profile.json",
+               "{\"format\": \"evenstep-profile-1\", \"devices\": ["
+               "{\"name\": \"cpu:0\", \"cpus\": [0], \"relative_score\": 1},"
+               "{\"name\": \"cpu:0\", \"cpus\": [0], \"relative_score\": 1},"
+               "{\"name\": \"cpu:2\", \"cpus\": [2, 2], \"relative_score\": 0.5},"
+               "{\"name\": \"cpu:3\", \"cpus\": [3], \"relative_score\": 0.25}]}");
+  assert_int_equal(even_profile_speeds(path, &devices, speeds), EVEN_OK);
+  assert_true(isnan(speeds[2])); /* cpu:0-1: nothing is known of 1 */
+  assert_float_equal(speeds[3], 0.75, 1e-12);
+}
+
 static void expect(const char *content, const char *words) {
   machine_file(&host, "/profile.json", content);
   assert_int_equal(even_profile_speeds(path, &devices, speeds), EVEN_ERR_INPUT);
@@ -121,6 +134,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(scores_by_name_and_by_sum, setup, teardown),
       cmocka_unit_test_setup_teardown(a_disturbed_score_is_unknown, setup, teardown),
       cmocka_unit_test_setup_teardown(another_machines_scores_are_unknown, setup, teardown),
+      cmocka_unit_test_setup_teardown(a_core_that_comes_twice_counts_once, setup, teardown),
       cmocka_unit_test_setup_teardown(errors_say_what_is_wrong, setup, teardown),
       cmocka_unit_test_setup_teardown(a_missing_file_is_not_found, setup, teardown),
   };
