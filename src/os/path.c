@@ -4,6 +4,7 @@
 #include "base/fail.h"
 #include "os/calls.h"
 #include "os/file.h"
+#include "os/folder.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -16,7 +17,7 @@ bool even_file_readable(const char *path) {
 }
 
 bool even_file_executable(const char *path) {
-  return even_os.access(path, X_OK) == 0;
+  return even_os.access(path, X_OK) == 0 && !even_path_is_folder(path); /* folders have that right, too */
 }
 
 even_status even_path_absolute(const char *path, even_text *out) {

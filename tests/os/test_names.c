@@ -112,6 +112,7 @@ static void makes_paths_absolute(void **state) {
   assert_int_equal(even_program_path(&text), EVEN_OK);
   assert_non_null(strstr(text.data, "test_os_names"));
   assert_true(even_file_executable(text.data));
+  assert_false(even_file_executable("/tmp")); /* a folder may be entered, not run */
   assert_false(even_file_readable("/no/such/file"));
   fault_os(FAULT_readlink, 1, EACCES);
   assert_int_equal(even_program_path(&text), EVEN_ERR_PERMISSION);
