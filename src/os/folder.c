@@ -10,7 +10,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <sched.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -18,6 +17,7 @@
 #include <sys/file.h>
 
 static const uint64_t ASKERS_LEAVE_NS = UINT64_C(2000000000);
+static const uint64_t BETWEEN_TRIES_NS = 100000;
 
 static even_status append_name(even_names *names, size_t *capacity, const char *name) {
   if (names->count == *capacity) {
@@ -198,14 +198,23 @@ static even_status locking_failed(const char *path, int reason) {
 }
 
 /* 0, or the reason why not. Whoever asks whether the folder is locked holds the lock shared for a moment: where only
- * such are in the way (it can be had shared), it is asked for again. */
+ * such are in the way (it can be had shared), it is asked for again. Two that want it would keep each other from it by
+ * asking, so each lets go before it waits. */
 static int take_lock(int fd) {
   const uint64_t until = even_clock_ns() + ASKERS_LEAVE_NS;
   while (even_os.flock(fd, LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK || even_os.flock(fd, LOCK_SH | LOCK_NB) != 0 || even_clock_ns() >= until) {
+    int reason = errno;
+    if (reason != EWOULDBLOCK) {
+      return reason;
+    }
+    if (even_os.flock(fd, LOCK_SH | LOCK_NB) != 0) {
       return errno;
     }
-    (void)sched_yield();
+    (void)even_os.flock(fd, LOCK_UN);
+    if (even_clock_ns() >= until) {
+      return reason;
+    }
+    even_clock_sleep_ns(BETWEEN_TRIES_NS);
   }
   return 0;
 }
