@@ -334,11 +334,11 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60, help="of the part with faults, at most")
     parser.add_argument("--faults", type=int, default=1000)
     parser.add_argument("--calm-minutes", type=float, default=60)
-    parser.add_argument("--together", type=int, default=26, help="faults of one run of one host")
+    parser.add_argument("--together", type=int, default=32, help="faults of one run of one host")
     parser.add_argument("--together-hosts", type=int, default=9, help="faults of one run of several hosts")
     parser.add_argument("--hold", type=float, default=1, help="seconds that stops, neighbours and lack last")
     parser.add_argument(
-        "--several-hosts", type=int, default=5, help="every how many-th run is on two or three hosts (root); 0: none"
+        "--several-hosts", type=int, default=6, help="every how many-th run is on two or three hosts (root); 0: none"
     )
     parser.add_argument("--seconds", type=float, default=12, help="that an undisturbed run of two ranks takes to train")
     parser.add_argument("--epochs", type=int, default=0, help="of 16 steps, of each run, in place of seconds")
