@@ -73,6 +73,7 @@ struct even_database {
   even_thinning thinning;
   int64_t calls;   /* kept of each rank's */
   int64_t *called; /* ever, by rank */
+  int ranks;       /* in it */
 };
 
 static even_status fail(even_database *database, int code) {
@@ -154,6 +155,7 @@ even_status even_database_create(const char *path, const even_database_limits *l
   EVEN_TRY(EVEN_NEW(&database));
   database->thinning.most_rows = limits->step_rows;
   database->calls = limits->calls;
+  database->ranks = limits->ranks;
   even_status status = EVEN_NEW_ARRAY(&database->called, (size_t)limits->ranks);
   status = status == EVEN_OK ? prepare(database, path) : status;
   if (status != EVEN_OK) {
@@ -161,6 +163,15 @@ even_status even_database_create(const char *path, const even_database_limits *l
     return status;
   }
   *out = database;
+  return EVEN_OK;
+}
+
+even_status even_database_ranks(even_database *database, int ranks) {
+  if (ranks > database->ranks) {
+    EVEN_TRY(even_realloc((void **)&database->called, (size_t)ranks, sizeof *database->called));
+    memset(&database->called[database->ranks], 0, (size_t)(ranks - database->ranks) * sizeof *database->called);
+    database->ranks = ranks;
+  }
   return EVEN_OK;
 }
 

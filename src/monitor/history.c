@@ -127,7 +127,7 @@ static even_status read_ranks(even_history *history) {
                                 &row, NULL);
   while (code == SQLITE_OK && (code = sqlite3_step(row)) == SQLITE_ROW) {
     int rank = sqlite3_column_int(row, 0);
-    if (rank >= 0 && rank < history->state->ranks) {
+    if (rank >= 0 && rank < history->state->room) {
       even_state_rank *at = &history->state->rank[rank];
       even_state_rank_facts(history->state, rank, text_column(row, 1), text_column(row, 2), number_column(row, 3),
                             number_column(row, 4));
@@ -138,6 +138,31 @@ static even_status read_ranks(even_history *history) {
   }
   (void)sqlite3_finalize(row);
   return code == SQLITE_DONE ? EVEN_OK : fail(history, code);
+}
+
+/* Hosts of a job may go and come, and ranks with them (orchestrator/elastic.h). */
+static even_status follow_ranks(even_history *history) {
+  sqlite3_stmt *row = NULL;
+  long long ranks = 0;
+  long long most = 0;
+  EVEN_TRY(meta_number(history, "ranks", history->state->ranks, &ranks));
+  int code = sqlite3_prepare_v2(history->connection, "SELECT max(rank) FROM ranks", -1, &row, NULL);
+  if (code == SQLITE_OK && (code = sqlite3_step(row)) == SQLITE_ROW) {
+    most = sqlite3_column_int64(row, 0) + 1;
+    code = SQLITE_DONE;
+  }
+  (void)sqlite3_finalize(row);
+  if (code != SQLITE_DONE) {
+    return fail(history, code);
+  }
+  if (ranks < 1 || ranks > EVEN_STATE_MOST_RANKS || most > EVEN_STATE_MOST_RANKS) {
+    return even_fail(EVEN_ERR_CORRUPT, "%s is damaged: a run of %lld ranks, the last of them %lld", history->path,
+                     ranks, most - 1);
+  }
+  if (most > history->state->room) {
+    EVEN_TRY(even_state_ranks(history->state, (int)most));
+  }
+  return (int)ranks == history->state->ranks ? EVEN_OK : even_state_ranks(history->state, (int)ranks);
 }
 
 /* ---- the growing tables ---- */
@@ -156,7 +181,7 @@ static void take_step(even_history *history, sqlite3_stmt *row) {
                                    .loss = (float)number_column(row, 10),
                                    .predicted_seconds = (float)number_column(row, 11)};
   int64_t steps = history->merges ? sqlite3_column_int64(row, 12) : 1;
-  if (rank < 0 || rank >= state->ranks || steps < 1) {
+  if (rank < 0 || rank >= state->room || steps < 1) {
     return;
   }
   if (attempt > state->attempt) {
@@ -192,7 +217,7 @@ static int span_number(const char *name) {
 static void take_span(even_history *history, sqlite3_stmt *row) {
   int rank = sqlite3_column_int(row, 2);
   int span = span_number(text_column(row, 3));
-  if (rank >= 0 && rank < history->state->ranks && span >= 0) {
+  if (rank >= 0 && rank < history->state->room && span >= 0) {
     const even_span_record record = {.step = (uint32_t)sqlite3_column_int64(row, 1),
                                      .span = (uint32_t)span,
                                      .start_ns = (uint64_t)sqlite3_column_int64(row, 4),
@@ -221,7 +246,7 @@ static void take_event(even_history *history, sqlite3_stmt *row) {
 
 static void take_usage(even_history *history, sqlite3_stmt *row) {
   int rank = sqlite3_column_int(row, 2);
-  if (rank >= 0 && rank < history->state->ranks) {
+  if (rank >= 0 && rank < history->state->room) {
     even_rank_usage usage = {.at_ns = (uint64_t)sqlite3_column_int64(row, 1),
                              .cpu_seconds = number_column(row, 3),
                              .rss_bytes = number_column(row, 4),
@@ -281,7 +306,7 @@ static even_status read_gpus(even_history *history) {
                                 -1, &row, NULL);
   while (code == SQLITE_OK && (code = sqlite3_step(row)) == SQLITE_ROW) {
     int rank = sqlite3_column_int(row, 0);
-    if (rank >= 0 && rank < history->state->ranks) {
+    if (rank >= 0 && rank < history->state->room) {
       history->state->rank[rank].gpu = (even_gpu_sample){.at_ns = (uint64_t)sqlite3_column_int64(row, 1),
                                                          .utilization_percent = 100 * number_column(row, 2),
                                                          .clock_mhz = number_column(row, 3),
@@ -341,6 +366,7 @@ even_status even_history_read(even_history *history) {
     return fail(history, code);
   }
   even_status status = check_merged(history);
+  status = status == EVEN_OK ? follow_ranks(history) : status;
   status = status == EVEN_OK ? read_ranks(history) : status;
   for (int which = 0; status == EVEN_OK && which < TABLE_COUNT; which++) {
     status = read_table(history, (table)which);
@@ -480,7 +506,7 @@ void even_history_give_up(even_history *history) {
   if (!history->ended) {
     history->state->ended_ns = history->state->last_end_ns;
     history->state->exit_code = -1;
-    for (int rank = 0; rank < history->state->ranks; rank++) {
+    for (int rank = 0; rank < history->state->room; rank++) {
       history->state->rank[rank].pid = 0;
     }
   }

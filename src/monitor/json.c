@@ -131,6 +131,7 @@ void even_monitor_json_summary(const even_state *state, const even_measure *meas
  * [samples a step of each rank], [wait fraction of each rank]]. */
 static void point(even_json *json, const even_state *state, size_t first, size_t points) {
   size_t ranks = (size_t)state->ranks;
+  size_t room = (size_t)state->room;
   even_point sum = {.used = false};
   double seconds = 0;
   double steps = 0;
@@ -141,8 +142,8 @@ static void point(even_json *json, const even_state *state, size_t first, size_t
     }
     uint32_t most = 0;
     uint64_t duration = 0;
-    for (size_t r = 0; r < ranks; r++) {
-      const even_point_rank *part = &state->point_ranks[i * ranks + r];
+    for (size_t r = 0; r < room; r++) {
+      const even_point_rank *part = &state->point_ranks[i * room + r];
       if (part->steps > most) {
         most = part->steps;
         duration = part->duration_ns;
@@ -181,8 +182,8 @@ static void point(even_json *json, const even_state *state, size_t first, size_t
     double samples = 0;
     double count = 0;
     for (size_t i = first; i < first + points; i++) {
-      samples += (double)state->point_ranks[i * ranks + r].samples;
-      count += state->point_ranks[i * ranks + r].steps;
+      samples += (double)state->point_ranks[i * room + r].samples;
+      count += state->point_ranks[i * room + r].steps;
     }
     even_json_number(json, NULL, count > 0 ? round(100 * samples / count) / 100 : NAN);
   }
@@ -192,8 +193,8 @@ static void point(even_json *json, const even_state *state, size_t first, size_t
     double busy = 0;
     double duration = 0;
     for (size_t i = first; i < first + points; i++) {
-      busy += (double)state->point_ranks[i * ranks + r].busy_ns;
-      duration += (double)state->point_ranks[i * ranks + r].duration_ns;
+      busy += (double)state->point_ranks[i * room + r].busy_ns;
+      duration += (double)state->point_ranks[i * room + r].duration_ns;
     }
     even_json_number(json, NULL, duration > 0 ? round(1e4 * fmin(1, fmax(0, 1 - busy / duration))) / 1e4 : NAN);
   }

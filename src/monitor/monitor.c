@@ -194,6 +194,16 @@ static even_status open_history(even_monitor *monitor, const even_monitor_params
   return status;
 }
 
+static void take_facts(even_state *state, int ranks, const even_monitor_rank *all) {
+  for (int rank = 0; rank < ranks && all != NULL; rank++) {
+    const even_monitor_rank *facts = &all[rank];
+    char device[96];
+    (void)snprintf(device, sizeof device, facts->host == NULL ? "%s" : "%s on %s", facts->device, facts->host);
+    even_state_rank_facts(state, rank, device, facts->model, facts->cores, facts->quota);
+    state->rank[rank].elsewhere = facts->host != NULL;
+  }
+}
+
 static even_status open_parts(even_monitor *monitor, const even_monitor_params *params) {
   size_t ranks = (size_t)params->ranks;
   EVEN_TRY(even_duplicate(params->run_folder, &monitor->folder));
@@ -207,13 +217,7 @@ static even_status open_parts(even_monitor *monitor, const even_monitor_params *
   monitor->notice = params->notice;
   monitor->notice_context = params->notice_context;
   monitor->calls_a_tick = EVEN_MONITOR_CALLS_A_TICK;
-  for (int rank = 0; rank < params->ranks && params->rank_facts != NULL; rank++) {
-    const even_monitor_rank *facts = &params->rank_facts[rank];
-    char device[96];
-    (void)snprintf(device, sizeof device, facts->host == NULL ? "%s" : "%s on %s", facts->device, facts->host);
-    even_state_rank_facts(monitor->state, rank, device, facts->model, facts->cores, facts->quota);
-    monitor->state->rank[rank].elsewhere = facts->host != NULL;
-  }
+  take_facts(monitor->state, params->ranks, params->rank_facts);
   EVEN_TRY(even_folder_make(params->run_folder));
   EVEN_TRY(even_random_hex(monitor->token, EVEN_SERVER_TOKEN_DIGITS));
   EVEN_TRY(even_monitor_serve(monitor, params)); /* before the database: a port in use must not touch the history */
@@ -260,6 +264,35 @@ even_status even_monitor_open(const even_monitor_params *params, even_monitor **
   }
   *out = monitor;
   return EVEN_OK;
+}
+
+/* ---- other ranks ---- */
+
+static even_status follow(even_monitor *monitor, int ranks, const even_monitor_rank *facts, const char *const *gpus) {
+  int before = monitor->state->room;
+  even_monitor_drain_ended(monitor); /* what the ranks of before wrote is theirs */
+  EVEN_TRY(even_state_ranks(monitor->state, ranks));
+  if (ranks > before) {
+    EVEN_TRY(even_realloc((void **)&monitor->pending, (size_t)ranks, sizeof *monitor->pending));
+    memset(&monitor->pending[before], 0, (size_t)(ranks - before) * sizeof *monitor->pending);
+  }
+  take_facts(monitor->state, ranks, facts);
+  if (monitor->database != NULL) {
+    EVEN_TRY(even_database_ranks(monitor->database, ranks));
+    EVEN_HISTORY(meta_number(monitor->database, "ranks", ranks));
+  }
+  const even_monitor_params params = {.ranks = ranks, .gpus = gpus};
+  even_gpu_watch_close(monitor->gpus);
+  monitor->gpus = NULL;
+  return even_monitor_gpus_open(monitor, &params);
+}
+
+even_status even_monitor_ranks(even_monitor *monitor, int ranks, const even_monitor_rank *facts,
+                               const char *const *gpus) {
+  (void)pthread_mutex_lock(&monitor->lock);
+  even_status status = follow(monitor, ranks, facts, gpus);
+  (void)pthread_mutex_unlock(&monitor->lock);
+  return status;
 }
 
 /* ---- closing ---- */

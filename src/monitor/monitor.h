@@ -46,6 +46,9 @@ const char *even_monitor_url(const even_monitor *monitor);
 /* Drains the rings into the database; call it about ten times a second. One thread. A full disk is reported once, and
  * the history waits in memory until it has room; after another failure the run goes on without history. */
 even_status even_monitor_tick(even_monitor *monitor) EVEN_MUST_USE;
+/* The run has other ranks from the next attempt on, more or fewer: facts and GPUs as in even_monitor_params. */
+even_status even_monitor_ranks(even_monitor *monitor, int ranks, const even_monitor_rank *facts,
+                               const char *const *gpus) EVEN_MUST_USE;
 void even_monitor_attempt(even_monitor *monitor, int attempt);
 void even_monitor_rank_started(even_monitor *monitor, int rank, pid_t pid);
 /* The rank's process is no more: it is not up from now on, and its number is looked at no longer. */

@@ -13,6 +13,14 @@
 /* A step this far beyond the last is damage, not progress. */
 enum { FARTHEST_JUMP = 1 << 24 };
 
+static void set_unknown(even_state *state, int first) {
+  for (int r = first; r < state->room; r++) {
+    state->rank[r].cores = NAN;
+    state->rank[r].quota = NAN;
+    state->rank[r].usage.throttled_seconds = NAN;
+  }
+}
+
 static even_status fill(even_state *state, const char *run_name, const char *command, const char *policy) {
   size_t ranks = (size_t)state->ranks;
   EVEN_TRY(even_duplicate(run_name == NULL ? "" : run_name, &state->run_name));
@@ -33,7 +41,7 @@ even_status even_state_open(int ranks, const char *run_name, const char *command
     return even_fail(EVEN_ERR_ARGUMENT, "a run of %d ranks", ranks);
   }
   EVEN_TRY(EVEN_NEW(&state));
-  state->ranks = ranks;
+  state->ranks = state->room = ranks;
   state->total = -1;
   state->last_step = -1;
   state->stride = 1;
@@ -42,12 +50,46 @@ even_status even_state_open(int ranks, const char *run_name, const char *command
     even_state_close(state);
     return status;
   }
-  for (int r = 0; r < ranks; r++) {
-    state->rank[r].cores = NAN;
-    state->rank[r].quota = NAN;
-    state->rank[r].usage.throttled_seconds = NAN;
-  }
+  set_unknown(state, 0);
   *out = state;
+  return EVEN_OK;
+}
+
+/* Room for more ranks: each point's part of them follows that of those before. */
+static even_status make_room(even_state *state, int ranks) {
+  size_t before = (size_t)state->room;
+  size_t after = (size_t)ranks;
+  even_point_rank *parts = NULL;
+  EVEN_TRY(EVEN_NEW_ARRAY(&parts, EVEN_STATE_POINTS * after));
+  even_status status = even_realloc((void **)&state->rank, after, sizeof *state->rank);
+  if (status == EVEN_OK) {
+    status = even_realloc((void **)&state->measure_ranks, after, sizeof *state->measure_ranks);
+  }
+  if (status != EVEN_OK) {
+    even_free(parts);
+    return status;
+  }
+  for (size_t i = 0; i < EVEN_STATE_POINTS; i++) {
+    memcpy(&parts[i * after], &state->point_ranks[i * before], before * sizeof *parts);
+  }
+  even_free(state->point_ranks);
+  state->point_ranks = parts;
+  memset(&state->rank[before], 0, (after - before) * sizeof *state->rank);
+  memset(&state->measure_ranks[before], 0, (after - before) * sizeof *state->measure_ranks);
+  state->room = ranks;
+  set_unknown(state, (int)before);
+  return EVEN_OK;
+}
+
+even_status even_state_ranks(even_state *state, int ranks) {
+  if (ranks < 1 || ranks > EVEN_STATE_MOST_RANKS) {
+    return even_fail(EVEN_ERR_ARGUMENT, "a run of %d ranks", ranks);
+  }
+  if (ranks > state->room) {
+    EVEN_TRY(make_room(state, ranks));
+  }
+  state->generation += ranks != state->ranks; /* a client then fetches all anew */
+  state->ranks = ranks;
   return EVEN_OK;
 }
 
@@ -122,7 +164,7 @@ static void add_point(even_point *to, const even_point *from) {
 }
 
 static void clear_points(even_state *state, size_t from) {
-  size_t ranks = (size_t)state->ranks;
+  size_t ranks = (size_t)state->room;
   if (from < state->point_count) {
     memset(&state->points[from], 0, (state->point_count - from) * sizeof *state->points);
     memset(&state->point_ranks[from * ranks], 0, (state->point_count - from) * ranks * sizeof *state->point_ranks);
@@ -133,7 +175,7 @@ static void clear_points(even_state *state, size_t from) {
 
 /* Halves the resolution. */
 static void merge_points(even_state *state) {
-  size_t ranks = (size_t)state->ranks;
+  size_t ranks = (size_t)state->room;
   for (size_t i = 0; i < EVEN_STATE_POINTS; i++) {
     even_point point = state->points[i];
     memset(&state->points[i], 0, sizeof point);
@@ -192,7 +234,7 @@ static void add_to_course(even_state *state, int rank, even_state_steps all) {
     (void)point_of(state, first); /* settles the stride */
     n = within_point(state, first, all.steps);
     size_t index = point_of(state, first);
-    even_point_rank *part = &state->point_ranks[index * (size_t)state->ranks + (size_t)rank];
+    even_point_rank *part = &state->point_ranks[index * (size_t)state->room + (size_t)rank];
     uint64_t duration = take_part(&all.duration_ns, n, all.steps);
     const even_point point = {.used = true,
                               .attempt = state->attempt,

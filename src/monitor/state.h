@@ -146,6 +146,7 @@ typedef struct even_state {
   char *command;
   char *policy;
   int ranks;
+  int room; /* ranks that there ever were: that many have their place */
   even_state_rank *rank;
   int attempt;
   uint64_t started_ns;      /* monotonic */
@@ -180,7 +181,7 @@ typedef struct even_state {
   size_t point_count;  /* points 0 … point_count - 1 may be used */
   uint64_t generation; /* grows when old points change: a client then fetches all anew */
   even_point *points;
-  even_point_rank *point_ranks; /* [point * ranks + rank] */
+  even_point_rank *point_ranks; /* [point * room + rank] */
   even_state_event *events;     /* a ring of EVEN_STATE_EVENTS */
   uint64_t event_count;         /* ever */
   even_measure_rank *measure_ranks;
@@ -190,6 +191,8 @@ typedef struct even_state {
 even_status even_state_open(int ranks, const char *run_name, const char *command, const char *policy,
                             even_state **out) EVEN_MUST_USE;
 void even_state_close(even_state *state);
+/* From the next attempt on there are so many ranks, more or fewer. */
+even_status even_state_ranks(even_state *state, int ranks) EVEN_MUST_USE;
 void even_state_rank_facts(even_state *state, int rank, const char *device, const char *model, double cores,
                            double quota);
 

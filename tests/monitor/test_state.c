@@ -416,9 +416,46 @@ static void a_stall_is_shown_as_long_as_it_lasts(void **unused) {
   even_state_close(state);
 }
 
+/* Rank 2 joins after ten steps, ranks 1 and 2 leave after twenty: the course keeps what each did. */
+static void ranks_come_and_go(void **unused) {
+  (void)unused;
+  even_state *state = open_state(2);
+  even_measure measure;
+  for (uint32_t step = 0; step < 10; step++) {
+    make_step(state, step);
+  }
+  uint64_t generation = state->generation;
+  assert_int_equal(even_state_ranks(state, 3), EVEN_OK);
+  assert_true(state->generation > generation);
+  even_state_rank_facts(state, 2, "cpu on b", "CPU", 1, NAN);
+  even_state_attempt(state, 1, after(10));
+  for (uint32_t step = 10; step < 20; step++) {
+    make_step(state, step);
+  }
+  even_state_measure(state, after(20), &measure);
+  assert_int_equal(measure.ranks, 3);
+  assert_int_equal(even_state_ranks(state, 1), EVEN_OK);
+  even_state_attempt(state, 2, after(20));
+  for (uint32_t step = 20; step < 30; step++) {
+    make_step(state, step);
+  }
+  even_state_measure(state, after(30), &measure);
+  assert_int_equal(measure.ranks, 1);
+  for (size_t i = 0; i < 30; i++) {
+    assert_int_equal(state->point_ranks[i * 3].samples, 12);
+    assert_int_equal(state->point_ranks[i * 3 + 1].samples, i < 20 ? 4 : 0);
+    assert_int_equal(state->point_ranks[i * 3 + 2].samples, i >= 10 && i < 20 ? 4 : 0);
+  }
+  assert_int_equal(even_state_ranks(state, 0), EVEN_ERR_ARGUMENT);
+  assert_int_equal(even_state_ranks(state, EVEN_STATE_MOST_RANKS + 1), EVEN_ERR_ARGUMENT);
+  assert_int_equal(state->ranks, 1);
+  even_state_close(state);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(the_window_measures),
+      cmocka_unit_test(ranks_come_and_go),
       cmocka_unit_test(a_rank_that_is_ahead_does_not_blur_the_means),
       cmocka_unit_test(one_rank_alone_says_nothing_yet),
       cmocka_unit_test(a_long_run_is_kept_whole_at_less_resolution),
