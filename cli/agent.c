@@ -48,7 +48,7 @@ int even_cli_agent(int argc, char **argv) {
     status = read_invitation(line, sizeof line);
   }
   if (status == EVEN_OK) {
-    status = even_hosts_serve(line, &met, &estate, &code);
+    status = even_hosts_serve(line, NULL, &met, &estate, &code);
   }
   explicit_bzero(line, sizeof line); /* the key */
   if (estate != NULL) {

@@ -64,6 +64,8 @@ int even_cli_fail(void);
 bool even_cli_colour(FILE *stream);
 
 int even_cli_run(int argc, char **argv);
+int even_cli_join(int argc, char **argv);
+int even_cli_drain(int argc, char **argv);
 int even_cli_agent(int argc, char **argv);
 int even_cli_devices(int argc, char **argv);
 int even_cli_profile(int argc, char **argv);

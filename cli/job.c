@@ -123,7 +123,7 @@ static even_status run(running_job *job, int *exit_code) {
                                     .shrink = job->setup.shrink,
                                     .replace = job->setup.replace,
                                     .spares = (int)job->options->spares,
-                                    .least_ranks = (int)job->options->min_ranks,
+                                    .least_ranks = job->options->min_ranks > 0 ? (int)job->options->min_ranks : 1,
                                     .checkpoint_folder = job->setup.checkpoint_folder.data,
                                     .resume = job->options->resume,
                                     .hosts = job->setup.hosts,
@@ -212,9 +212,8 @@ static long long calls_kept(const even_job_options *options) {
   return options->timeline || named ? TIMELINE_CALLS : 0;
 }
 
-static even_status open_monitor_with(running_job *job, even_monitor_rank *facts, const char **gpus,
-                                     const char *command) {
-  const even_job_setup *setup = &job->setup;
+/* A rank each. */
+static void fill_facts(const even_job_setup *setup, even_monitor_rank *facts, const char **gpus) {
   for (size_t i = 0; i < setup->devices.count; i++) {
     const even_device *device = &setup->devices.items[i];
     gpus[i] = device->uuid;
@@ -227,6 +226,11 @@ static even_status open_monitor_with(running_job *job, even_monitor_rank *facts,
       facts[i].cores *= setup->quota[i];
     }
   }
+}
+
+static even_status open_monitor_with(running_job *job, const even_monitor_rank *facts, const char *const *gpus,
+                                     const char *command) {
+  const even_job_setup *setup = &job->setup;
   const even_monitor_params params = {.size = sizeof params,
                                       .run_folder = setup->run_folder.data,
                                       .run_name = setup->run_name.data,
@@ -249,7 +253,9 @@ static even_status open_monitor(running_job *job) {
   const char **gpus = NULL;
   even_text command = EVEN_TEXT_EMPTY;
   size_t records = calls_kept(job->options) > 0 ? TIMELINE_RECORDS : 0;
-  EVEN_TRY(even_telemetry_create_segment((int)job->setup.devices.count, records, &job->telemetry_fd));
+  size_t rings = job->setup.devices.count; /* and those of ranks that may join */
+  rings = (size_t)job->options->max_ranks > rings ? (size_t)job->options->max_ranks : rings;
+  EVEN_TRY(even_telemetry_create_segment((int)rings, records, &job->telemetry_fd));
   if (job->options->no_monitor) {
     return EVEN_OK; /* the agent alone reads it */
   }
@@ -257,6 +263,7 @@ static even_status open_monitor(running_job *job) {
   even_status status = EVEN_NEW_ARRAY(&gpus, job->setup.devices.count);
   status = status == EVEN_OK ? typed_command(&command) : status;
   if (status == EVEN_OK) {
+    fill_facts(&job->setup, facts, gpus);
     status = open_monitor_with(job, facts, gpus, even_text_string(&command));
   }
   even_text_free(&command);
@@ -316,13 +323,62 @@ static void tell_hosts(running_job *job) {
   if (setup->hosts == NULL || job->options->quiet) {
     return;
   }
-  even_text_format(&text, "%zu ranks on %zu hosts: %s %zu", setup->devices.count, even_hosts_count(setup->hosts),
-                   even_hosts_name(setup->hosts, 0), setup->local);
+  even_text_format(&text, "%zu rank%s on %zu host%s: %s %zu", setup->devices.count,
+                   setup->devices.count == 1 ? "" : "s", even_hosts_count(setup->hosts),
+                   even_hosts_count(setup->hosts) == 1 ? "" : "s", even_hosts_name(setup->hosts, 0), setup->local);
   for (size_t i = 1; i < even_hosts_count(setup->hosts); i++) {
     even_text_format(&text, ", %s %zu", even_hosts_name(setup->hosts, i), even_hosts_devices(setup->hosts, i)->count);
   }
   even_job_view_notice(&job->view, even_text_string(&text));
   even_text_free(&text);
+}
+
+static even_status follow_monitor(running_job *job) {
+  even_monitor_rank *facts = NULL;
+  const char **gpus = NULL;
+  size_t count = job->setup.devices.count;
+  if (job->monitor == NULL) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(EVEN_NEW_ARRAY(&facts, count));
+  even_status status = EVEN_NEW_ARRAY(&gpus, count);
+  if (status == EVEN_OK) {
+    fill_facts(&job->setup, facts, gpus);
+    status = even_monitor_ranks(job->monitor, (int)count, facts, gpus);
+  }
+  even_free((void *)gpus);
+  even_free(facts);
+  return status;
+}
+
+/* The job's hosts are others now. */
+static even_status follow_hosts(running_job *job) {
+  EVEN_TRY(even_job_setup_follow(job->options, &job->setup));
+  even_job_view_ranks(&job->view, job->setup.shown, job->setup.labels, (int)job->setup.devices.count);
+  EVEN_TRY(follow_monitor(job));
+  tell_hosts(job);
+  return EVEN_OK;
+}
+
+static even_status run_on(running_job *job, int *exit_code) {
+  even_status status = run(job, exit_code);
+  while (status == EVEN_OK && even_hosts_changed(job->setup.hosts)) {
+    EVEN_TRY(follow_hosts(job));
+    status = run(job, exit_code);
+  }
+  return status;
+}
+
+static void tell_where(running_job *job) {
+  char words[192];
+  char where[96];
+  if (job->options->max_ranks == 0 || job->options->quiet) {
+    return;
+  }
+  even_hosts_where(job->setup.hosts, where, sizeof where);
+  (void)snprintf(words, sizeof words, "hosts join at %s (evenstep join), up to %lld ranks", where,
+                 (long long)job->options->max_ranks);
+  even_job_view_notice(&job->view, words);
 }
 
 static even_status open_and_run(running_job *job, int *exit_code) {
@@ -333,7 +389,7 @@ static even_status open_and_run(running_job *job, int *exit_code) {
     if (job->monitor != NULL && !job->options->quiet && !job->options->json) {
       even_job_view_live(&job->view, on_live, job);
     }
-    status = run(job, exit_code);
+    status = run_on(job, exit_code);
     first = *even_error_last();
     even_job_view_settle(&job->view);
   }
@@ -369,6 +425,7 @@ int even_job_start(const even_job_options *options, char *const *environment, si
       job.view.labels = job.setup.labels;
       tell_what_a_profile_lacks(&job);
       tell_hosts(&job);
+      tell_where(&job);
       status = open_and_run(&job, &exit_code);
     }
     reader_paused = !even_job_view_close(&job.view);

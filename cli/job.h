@@ -17,7 +17,9 @@ typedef struct even_job_options {
   int64_t max_restarts;         /* --max-restarts; -1: not given */
   const char *recovery;         /* --recovery: "restart", "shrink" or "replace" */
   int64_t spares;               /* --spares */
-  int64_t min_ranks;            /* --min-ranks */
+  int64_t min_ranks;            /* --min-ranks; 0: not given */
+  int64_t max_ranks;            /* --max-ranks; 0: not given */
+  int64_t join_port;            /* --join-port; 0: any */
   const char *checkpoint_every; /* "100" steps, "30s" */
   const char *checkpoint_folder;
   int64_t keep;              /* checkpoints to keep */

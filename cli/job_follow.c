@@ -32,7 +32,7 @@ static even_status try_once(const even_job_options *options, const even_rendezvo
   even_status status = even_rendezvous_read(rendezvous, options->launched, key, &line);
   *invited = status == EVEN_OK;
   if (*invited) {
-    status = even_hosts_serve(line.data, met, NULL, code);
+    status = even_hosts_serve(line.data, NULL, met, NULL, code);
   }
   if (line.data != NULL) {
     explicit_bzero(line.data, line.length);

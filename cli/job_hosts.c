@@ -5,6 +5,7 @@
 #include "os/path.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -138,13 +139,32 @@ static even_status make_wishes(const even_launched *launched, int ranks, even_ho
   return EVEN_OK;
 }
 
+/* This host alone, which others may join. */
+static even_status make_own_wish(int ranks, even_host_wish **out, size_t *count) {
+  EVEN_TRY(EVEN_NEW(out));
+  *count = 1;
+  (*out)->ranks = ranks;
+  even_host_name((*out)->name, sizeof(*out)->name);
+  return EVEN_OK;
+}
+
 even_status even_job_check_hosts(const even_job_options *options) {
   const char *other = options->devices != NULL   ? "--devices names devices of this host"
                       : options->profile != NULL ? "--profile is of this host's devices"
                       : options->spares > 0      ? "--spares are of one host"
                                                  : NULL;
   if (other != NULL) {
-    (void)even_fail(EVEN_ERR_USAGE, "%s, and --hosts of several", other);
+    (void)even_fail(EVEN_ERR_USAGE, "%s, and %s", other,
+                    options->hosts != NULL ? "--hosts of several" : "--max-ranks lets others join");
+    return even_error_fix("leave out one of the two");
+  }
+  if (options->max_ranks == 0 && options->join_port != 0) {
+    (void)even_fail(EVEN_ERR_USAGE, "--join-port is of --max-ranks");
+    return even_error_fix("say up to how many ranks hosts may join");
+  }
+  if (options->replace_leader && (options->max_ranks > 0 || options->min_ranks > 0)) {
+    (void)even_fail(EVEN_ERR_USAGE, "--replace-leader is of hosts that stay, and --%s-ranks of such that change",
+                    options->max_ranks > 0 ? "max" : "min");
     return even_error_fix("leave out one of the two");
   }
   if ((options->launched == NULL ? options->rendezvous : options->ssh) != NULL) {
@@ -156,8 +176,9 @@ even_status even_job_check_hosts(const even_job_options *options) {
 }
 
 static even_status check_alone(const even_job_options *options) {
-  if (options->ssh == NULL && options->address == NULL && options->rendezvous == NULL && !options->replace_leader &&
-      options->checkpoint_copies == 0) {
+  bool joined = options->max_ranks > 0;
+  if (options->ssh == NULL && (joined || options->address == NULL) && options->rendezvous == NULL &&
+      !options->replace_leader && options->checkpoint_copies == 0 && (joined || options->join_port == 0)) {
     return EVEN_OK;
   }
   (void)even_fail(EVEN_ERR_USAGE, "%s is of several hosts, and no --hosts names them",
@@ -165,6 +186,7 @@ static even_status check_alone(const even_job_options *options) {
                   : options->address != NULL    ? "--address"
                   : options->rendezvous != NULL ? "--rendezvous"
                   : options->replace_leader     ? "--replace-leader"
+                  : options->join_port != 0     ? "--join-port"
                                                 : "--checkpoint-copies");
   return even_error_fix("name the hosts, or leave it out");
 }
@@ -220,6 +242,22 @@ static even_status find_way(const even_job_options *options, even_job_way *way) 
   return find_folder(&way->folder);
 }
 
+/* Who joins has the key from the user: the job's agents alone would know one that is made here. */
+static even_status find_join_key(const even_job_options *options, even_job_way *way) {
+  if (options->max_ranks == 0) {
+    return EVEN_OK;
+  }
+  if (options->launched == NULL && options->estate == NULL) {
+    EVEN_TRY(even_job_key_read(way->key));
+  }
+  if (way->key[0] == '\0' && options->estate == NULL) {
+    (void)even_fail(EVEN_ERR_USAGE, "--max-ranks lets hosts join that have the job's key, and there is none");
+    return even_error_fix("openssl rand -hex %d > key; chmod 600 key; EVENSTEP_JOB_KEY_FILE=key, here and there",
+                          EVEN_TLS_KEY_BYTES);
+  }
+  return EVEN_OK;
+}
+
 static even_status reach(const even_job_options *options, const even_host_wish *wishes, size_t count,
                          const char *script, even_job_setup *setup) {
   even_job_way *way = &setup->way;
@@ -228,6 +266,7 @@ static even_status reach(const even_job_options *options, const even_host_wish *
   EVEN_TRY(even_job_patience(&patience));
   EVEN_TRY(read_majority_patience(&majority));
   EVEN_TRY(find_way(options, way));
+  EVEN_TRY(find_join_key(options, way));
   bool is_file = !options->module && (!options->no_python || strchr(script, '/') != NULL);
   const even_hosts_params params = {.size = sizeof params,
                                     .hosts = wishes,
@@ -237,7 +276,7 @@ static even_status reach(const even_job_options *options, const even_host_wish *
                                     .unnamed = options->launched != NULL && options->launched->job[0] == '\0',
                                     .returns = options->launched != NULL && options->launched->returns,
                                     .key = way->key[0] == '\0' ? NULL : way->key,
-                                    .port = way->rendezvous.port,
+                                    .port = way->rendezvous.port != 0 ? way->rendezvous.port : (int)options->join_port,
                                     .program = way->program.data,
                                     .address = options->address,
                                     .folder = way->folder.data,
@@ -247,12 +286,13 @@ static even_status reach(const even_job_options *options, const even_host_wish *
                                     .majority_seconds = majority,
                                     .replaces_leader = options->replace_leader,
                                     .copies = (int)options->checkpoint_copies,
+                                    .least_ranks = (int)options->min_ranks,
+                                    .most_ranks = (int)options->max_ranks,
                                     .estate = options->estate};
   return even_hosts_open(&params, &setup->hosts);
 }
 
-/* Theirs behind ours, with a label each. */
-static even_status add_devices(even_job_setup *setup) {
+even_status even_job_add_devices(even_job_setup *setup) {
   even_device_list *all = &setup->devices;
   setup->local = all->count;
   for (size_t host = 1; host < even_hosts_count(setup->hosts); host++) {
@@ -262,10 +302,13 @@ static even_status add_devices(even_job_setup *setup) {
     all->count += list->count;
   }
   EVEN_TRY(EVEN_NEW_ARRAY(&setup->labels, all->count));
+  EVEN_TRY(EVEN_NEW_ARRAY(&setup->names, all->count));
   size_t rank = setup->local;
   for (size_t host = 1; host < even_hosts_count(setup->hosts); host++) {
     for (size_t i = 0; i < even_hosts_devices(setup->hosts, host)->count; i++) {
-      setup->labels[rank++] = even_hosts_name(setup->hosts, host);
+      (void)snprintf(setup->names[rank], EVEN_HOSTS_NAME, "%s", even_hosts_name(setup->hosts, host));
+      setup->labels[rank] = setup->names[rank];
+      rank++;
     }
   }
   return EVEN_OK;
@@ -277,10 +320,14 @@ even_status even_job_reach_hosts(const even_job_options *options, int ranks, con
   size_t count = 0;
   setup->local = setup->devices.count;
   if (options->hosts == NULL) {
-    return check_alone(options);
+    EVEN_TRY(check_alone(options));
+  }
+  if (options->hosts == NULL && options->max_ranks == 0) {
+    return EVEN_OK;
   }
   EVEN_TRY(even_job_check_hosts(options));
   even_status status = options->launched != NULL ? make_wishes(options->launched, ranks, &wishes, &count)
+                       : options->hosts == NULL  ? make_own_wish(ranks, &wishes, &count)
                                                  : read_hosts(options->hosts, ranks, &wishes, &count);
   if (status == EVEN_OK && options->replace_leader && options->estate == NULL &&
       (count < 3 || options->launched != NULL)) {
@@ -292,11 +339,11 @@ even_status even_job_reach_hosts(const even_job_options *options, int ranks, con
                        (long long)options->checkpoint_copies, count - 1);
     (void)even_error_fix("give at most so many");
   }
-  if (status == EVEN_OK && count > 1) { /* a list of this host alone is a job of one host */
+  if (status == EVEN_OK && (count > 1 || options->max_ranks > 0)) { /* this host alone is a job of one host */
     status = reach(options, wishes, count, script, setup);
   }
   if (status == EVEN_OK && setup->hosts != NULL) {
-    status = add_devices(setup);
+    status = even_job_add_devices(setup);
   }
   even_free(wishes);
   return status;

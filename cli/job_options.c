@@ -10,7 +10,6 @@ void even_job_options_defaults(even_job_options *options) {
   options->log_rank = "0";
   options->max_restarts = -1;
   options->recovery = "restart";
-  options->min_ranks = 1;
   options->keep = 3;
 }
 
@@ -38,7 +37,12 @@ size_t even_job_options_declare(even_job_options *o, even_option *table) {
       {0, "spares", EVEN_OPTION_INTEGER, &o->spares, "N",
        "processes that wait in es.prepare to take the place of a lost rank (--recovery replace; default 0)", 0, 1000},
       {0, "min-ranks", EVEN_OPTION_INTEGER, &o->min_ranks, "N",
-       "with fewer ranks left than N, restart; with replace: save, and wait for others (default 1)", 1, 1000000},
+       "with fewer ranks left than N, restart; with replace: save, and wait for others (default 1); of several hosts: "
+       "with N left go on without one that is lost",
+       1, 1000000},
+      {0, "max-ranks", EVEN_OPTION_INTEGER, &o->max_ranks, "N",
+       "let hosts join while the job runs (`evenstep join`), up to N ranks; needs EVENSTEP_JOB_KEY or _FILE", 1, 4096},
+      {0, "join-port", EVEN_OPTION_INTEGER, &o->join_port, "N", "where they come (default any free port)", 1, 65535},
       {0, "checkpoint-every", EVEN_OPTION_TEXT, &o->checkpoint_every, "N|Ts",
        "a checkpoint every N steps or T seconds: 100, 30s", 0, 0},
       {0, "checkpoint-dir", EVEN_OPTION_TEXT, &o->checkpoint_folder, "DIR",

@@ -393,8 +393,9 @@ static even_status read_recovery(const even_job_options *options, even_job_setup
     (void)even_error_fix("choose restart, shrink or replace");
     return status;
   }
-  if (!setup->shrink && options->min_ranks > 1) {
-    even_status status = even_fail(EVEN_ERR_USAGE, "--min-ranks is of --recovery shrink and replace");
+  if (!setup->shrink && options->min_ranks > 1 && setup->hosts == NULL) {
+    even_status status =
+        even_fail(EVEN_ERR_USAGE, "--min-ranks is of --recovery shrink and replace, and of several hosts");
     (void)even_error_fix("give both, or neither");
     return status;
   }
@@ -437,6 +438,16 @@ static even_status add_spares(const even_job_options *options, even_device_list 
   return EVEN_OK;
 }
 
+/* As many as started it, or fewer, may be too many to join. */
+static even_status check_most(const even_job_options *options, const even_job_setup *setup) {
+  if (options->max_ranks == 0 || options->max_ranks >= (int64_t)setup->devices.count) {
+    return EVEN_OK;
+  }
+  (void)even_fail(EVEN_ERR_USAGE, "--max-ranks %lld is fewer than the %zu ranks of the job",
+                  (long long)options->max_ranks, setup->devices.count);
+  return even_error_fix("give at least as many as there are ranks");
+}
+
 static even_status open_setup(const even_job_options *options, char *const *environment, size_t count, char **words,
                               even_job_setup *setup) {
   int ranks = 0;
@@ -448,6 +459,7 @@ static even_status open_setup(const even_job_options *options, char *const *envi
   EVEN_TRY(even_device_select(options->devices, first, &setup->devices));
   EVEN_TRY(even_job_reach_hosts(options, ranks, words[0], setup));
   EVEN_TRY(read_recovery(options, setup));
+  EVEN_TRY(check_most(options, setup));
   size_t places = setup->devices.count + (size_t)options->spares;
   EVEN_TRY(EVEN_NEW_ARRAY(&setup->shown, places));
   EVEN_TRY(read_shown(options->log_rank, places, setup->shown));
@@ -482,6 +494,66 @@ even_status even_job_setup_open(const even_job_options *options, char *const *en
   return status;
 }
 
+/* Of ranks by their hosts, and their numbers there: those that are new have none. */
+static even_status follow_quota(const even_job_setup *before, even_job_setup *setup) {
+  size_t count = setup->devices.count;
+  setup->quota = NULL;
+  if (before->quota == NULL) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(EVEN_NEW_ARRAY(&setup->quota, count));
+  for (size_t i = 0; i < count; i++) {
+    const char *host = setup->labels[i];
+    size_t first = i;
+    setup->quota[i] = i < setup->local ? before->quota[i] : (double)NAN;
+    while (host != NULL && setup->labels[first - 1] != NULL && strcmp(setup->labels[first - 1], host) == 0) {
+      first--;
+    }
+    size_t old = before->local;
+    while (host != NULL && old < before->devices.count && strcmp(before->labels[old], host) != 0) {
+      old++;
+    }
+    old += i - first;
+    if (host != NULL && old < before->devices.count && strcmp(before->labels[old], host) == 0) {
+      setup->quota[i] = before->quota[old];
+    }
+  }
+  return EVEN_OK;
+}
+
+/* Numbers that --log-rank names and that are none now are left out. */
+static even_status follow_shown(const even_job_options *options, size_t most, even_job_setup *setup) {
+  size_t room = most > setup->devices.count ? most : setup->devices.count;
+  even_free(setup->shown);
+  setup->shown = NULL;
+  EVEN_TRY(EVEN_NEW_ARRAY(&setup->shown, room));
+  return read_shown(options->log_rank, room, setup->shown);
+}
+
+even_status even_job_setup_follow(const even_job_options *options, even_job_setup *setup) {
+  const even_job_setup before = *setup;
+  setup->devices.count = setup->local;
+  setup->labels = NULL;
+  setup->names = NULL;
+  setup->most = before.most > before.devices.count ? before.most : before.devices.count;
+  even_status status = even_job_add_devices(setup);
+  if (status == EVEN_OK) {
+    status = follow_quota(&before, setup);
+  }
+  even_free((void *)before.labels);
+  even_free(before.names);
+  if (status != EVEN_OK || setup->quota != before.quota) {
+    even_free(before.quota);
+  }
+  EVEN_TRY(status);
+  EVEN_TRY(follow_shown(options, setup->most, setup));
+  even_free(setup->speeds);
+  setup->speeds = NULL;
+  EVEN_TRY(read_speeds(options, setup));
+  return setup->speeds != NULL ? set_speeds(setup, setup->devices.count)
+                               : even_environment_set(&setup->environment, "EVENSTEP_SPEEDS", "");
+}
+
 void even_job_setup_close(even_job_setup *setup) {
   even_hosts_close(setup->hosts);
   even_free(setup->way.shell);
@@ -490,6 +562,7 @@ void even_job_setup_close(even_job_setup *setup) {
   even_text_free(&setup->way.program);
   even_text_free(&setup->way.folder);
   even_free((void *)setup->labels);
+  even_free(setup->names);
   even_folder_unlock(setup->lock);
   even_device_list_free(&setup->devices);
   even_free(setup->quota);

@@ -23,15 +23,17 @@ typedef struct even_job_way {
 
 typedef struct even_job_setup {
   even_device_list devices;
-  even_hosts *hosts;   /* NULL: this one alone */
-  even_job_way way;    /* to the others */
-  size_t local;        /* ranks of this host, the first ones */
-  const char **labels; /* a rank each: the host that it is on, NULL for this one */
-  double *quota;       /* a rank each, NAN: none; NULL without --cpu-quota */
-  double *speeds;      /* a rank each, > 0; NULL: unknown */
-  int no_score;        /* a rank whose device a profile that counts tells no usable score of; -1: none */
-  bool *shown;         /* ranks whose output is shown */
-  char **command;      /* argv of the ranks, NULL-terminated; `words` of the caller inside */
+  even_hosts *hosts;              /* NULL: this one alone */
+  even_job_way way;               /* to the others */
+  size_t local;                   /* ranks of this host, the first ones */
+  size_t most;                    /* ranks that there ever were, where hosts have changed */
+  const char **labels;            /* a rank each: the host that it is on, NULL for this one */
+  char (*names)[EVEN_HOSTS_NAME]; /* theirs */
+  double *quota;                  /* a rank each, NAN: none; NULL without --cpu-quota */
+  double *speeds;                 /* a rank each, > 0; NULL: unknown */
+  int no_score;                   /* a rank whose device a profile that counts tells no usable score of; -1: none */
+  bool *shown;                    /* ranks whose output is shown */
+  char **command;                 /* argv of the ranks, NULL-terminated; `words` of the caller inside */
   even_text python;
   even_text run_name;
   even_text run_folder;
@@ -51,6 +53,8 @@ typedef struct even_job_setup {
 even_status even_job_setup_open(const even_job_options *options, char *const *environment, size_t count, char **words,
                                 even_job_setup *out) EVEN_MUST_USE;
 void even_job_setup_close(even_job_setup *setup);
+/* The job's hosts have changed: all that is counted by ranks follows them. */
+even_status even_job_setup_follow(const even_job_options *options, even_job_setup *setup) EVEN_MUST_USE;
 
 /* The ranks' argv: interpreter, script and arguments. */
 /* The number of ranks on this host as --hosts has it, 0: as -n has it. */
@@ -62,6 +66,8 @@ even_status even_job_patience(double *seconds) EVEN_MUST_USE;
 /* With --hosts auto: where the hosts meet, and the key that the user gave them. */
 even_status even_job_meet(const even_job_options *options, even_rendezvous *rendezvous,
                           char key[EVEN_KEY_DIGITS + 1]) EVEN_MUST_USE;
+/* The devices of the hosts that there are now, behind those of this one, with a label each. */
+even_status even_job_add_devices(even_job_setup *setup) EVEN_MUST_USE;
 /* With --hosts: reaches the other hosts, whose devices follow this one's then. */
 even_status even_job_reach_hosts(const even_job_options *options, int ranks, const char *script,
                                  even_job_setup *setup) EVEN_MUST_USE;

@@ -181,6 +181,12 @@ void even_job_view_result(even_job_view *view, const char *text) {
   print(view, &view->streams[OUTPUT]);
 }
 
+void even_job_view_ranks(even_job_view *view, const bool *shown, const char *const *labels, int ranks) {
+  view->shown = shown;
+  view->labels = labels;
+  view->ranks = ranks;
+}
+
 void even_job_view_attempt(even_job_view *view) {
   view->failed = false;
 }

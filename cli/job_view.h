@@ -47,6 +47,8 @@ even_status even_job_view_open(even_job_view *view, bool quiet, bool json, const
 /* Keeps a live view at the bottom of standard output where that is a terminal. */
 void even_job_view_live(even_job_view *view, even_live_call *live, void *context);
 void even_job_view_attempt(even_job_view *view);
+/* Ranks are others now; as in even_job_view_open. */
+void even_job_view_ranks(even_job_view *view, const bool *shown, const char *const *labels, int ranks);
 /* The user ends the job: tracebacks of that alone are not shown from now on. */
 void even_job_view_interrupted(even_job_view *view);
 void even_job_view_line(even_job_view *view, int rank, bool error, const char *text, size_t length);

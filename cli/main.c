@@ -21,6 +21,8 @@ static const even_command commands[] = {
     {"plan", "predict shares, step time and memory from a few measured steps", even_cli_plan},
     {"verify", "whether training on several ranks comes to what one device comes to", even_cli_verify},
     {"run", "train: start a script on every device, watched and restarted", even_cli_run},
+    {"join", "take part, with this host, in a job that runs already", even_cli_join},
+    {"drain", "take a host out of a job that runs", even_cli_drain},
     {"agent", "serve a job of several hosts (started by run --hosts)", even_cli_agent},
     {"ckpt", "list, check and show checkpoints", even_cli_ckpt},
     {"chaos", "disturb a training on purpose, and see that it comes to the same", even_cli_chaos},

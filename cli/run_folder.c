@@ -93,3 +93,17 @@ even_status even_run_folder(const char *name, even_text *out) {
   }
   return EVEN_OK;
 }
+
+even_status even_run_folder_at_all(const char *name, even_text *out) {
+  if (name == NULL) {
+    return newest(out);
+  }
+  even_text_clear(out);
+  even_text_add(out, name);
+  if (even_text_status(out) == EVEN_OK && !even_path_is_folder(even_text_string(out))) {
+    even_text_clear(out);
+    even_text_format(out, "runs/%s", name);
+  }
+  EVEN_TRY(even_text_status(out));
+  return even_path_is_folder(even_text_string(out)) ? EVEN_OK : even_run_folder(name, out);
+}

@@ -8,4 +8,7 @@
  * runs that there are. */
 even_status even_run_folder(const char *name, even_text *out) EVEN_MUST_USE;
 
+/* The same for one that may be without history (--no-monitor), where it is named. */
+even_status even_run_folder_at_all(const char *name, even_text *out) EVEN_MUST_USE;
+
 #endif

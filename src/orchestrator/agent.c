@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "checkpoint/reader.h"
+#include "orchestrator/elastic.h"
 #include "orchestrator/estate.h"
 #include "orchestrator/hangs.h"
 #include "orchestrator/job.h"
@@ -245,7 +246,7 @@ static even_status find_resume(even_job *job, bool restart) {
 static even_status plan_restart(even_job *job, const even_fault_facts *culprit, bool *again) {
   even_text before = EVEN_TEXT_EMPTY;
   *again = false;
-  if (job->attempt >= job->params->max_restarts) {
+  if (job->attempt - job->planned >= job->params->max_restarts) {
     if (job->params->max_restarts > 0) {
       even_job_notice(job, "no restart is left (--max-restarts %d)", job->params->max_restarts);
     }
@@ -268,7 +269,17 @@ static even_status plan_restart(even_job *job, const even_fault_facts *culprit, 
   }
   *again = true;
   job->attempt++;
-  even_job_notice(job, "restart %d of %d from %s", job->attempt, job->params->max_restarts,
+  even_job_notice(job, "restart %d of %d from %s", job->attempt - job->planned, job->params->max_restarts,
+                  job->resume.length > 0 ? job->resume.data : "the beginning: there is no whole checkpoint of it");
+  return EVEN_OK;
+}
+
+/* All ranks have saved their state, for the hosts to change. */
+static even_status plan_change(even_job *job) {
+  EVEN_TRY(find_resume(job, true));
+  job->attempt++;
+  job->planned++;
+  even_job_notice(job, "the hosts change: the job goes on from %s",
                   job->resume.length > 0 ? job->resume.data : "the beginning: there is no whole checkpoint of it");
   return EVEN_OK;
 }
@@ -280,50 +291,63 @@ static int exit_code_of(const even_fault_facts *facts) {
   return facts->signal != 0 ? 128 + facts->signal : facts->code;
 }
 
-static even_status run_attempts(even_job *job, even_fault_facts *ends, int *exit_code) {
-  for (;;) {
-    size_t culprit = job->count;
-    even_fault_facts its = {.rank = -1};
-    bool again = false;
+/* What follows an attempt that came to its end; *again: another one. */
+static even_status judge(even_job *job, even_fault_facts *ends, int *exit_code, bool *again) {
+  size_t culprit = job->count;
+  even_fault_facts its = {.rank = -1};
+  EVEN_TRY(report_ends(job, ends, &culprit, &its));
+  if (job->interrupted != 0) {
+    *exit_code = 128 + job->interrupted;
+    return EVEN_OK;
+  }
+  if (culprit == job->count && even_elastic_has_saved(job)) {
+    *again = true;
+    return plan_change(job);
+  }
+  if (culprit == job->count) {
+    *exit_code = even_job_drain_code(job);
+    return EVEN_OK;
+  }
+  *exit_code = exit_code_of(&its);
+  if (job->draining != 0) {
+    even_job_notice(job, "not restarted: the job was to end");
+    return EVEN_OK;
+  }
+  return plan_restart(job, &its, again);
+}
+
+/* One attempt, and what is done before the next one; *changed: for which the job must be opened anew. */
+static even_status run_once(even_job *job, even_fault_facts *ends, int *exit_code, bool *again, bool *changed) {
+  even_status ran = even_job_run_attempt(job);
+  if (even_elastic_may_leave_out(job, ran)) {
+    even_error_clear();
+    *again = true;
+    return even_elastic_settle(job, changed);
+  }
+  EVEN_TRY(ran);
+  EVEN_TRY(judge(job, ends, exit_code, again));
+  return *again ? even_elastic_settle(job, changed) : EVEN_OK;
+}
+
+/* *changed: it goes on with other hosts. */
+static even_status run_attempts(even_job *job, even_fault_facts *ends, int *exit_code, bool *changed) {
+  bool again = true;
+  while (again && !*changed) {
+    again = false;
     if (job->params->observer.attempt != NULL) {
       job->params->observer.attempt(job->params->observer.context, job->attempt);
     }
-    if (even_signals_end_pending() != 0) { /* while checkpoints were read: no rank has to start */
-      even_job_interrupted(job, even_signals_end_pending());
-      *exit_code = 128 + job->interrupted;
-      return EVEN_OK;
-    }
-    even_status ran = even_job_run_attempt(job);
-    if (ran == EVEN_ERR_INTERRUPTED && even_signals_end_pending() != 0) {
-      even_job_interrupted(job, even_signals_end_pending());
-      *exit_code = 128 + job->interrupted; /* while a host was waited for */
-      return EVEN_OK;
-    }
-    EVEN_TRY(ran);
-    EVEN_TRY(report_ends(job, ends, &culprit, &its));
-    if (job->interrupted != 0) {
-      *exit_code = 128 + job->interrupted;
-      return EVEN_OK;
-    }
-    if (culprit == job->count) {
-      *exit_code = even_job_drain_code(job);
-      return EVEN_OK;
-    }
-    *exit_code = exit_code_of(&its);
-    if (job->draining != 0) {
-      even_job_notice(job, "not restarted: the job was to end");
-      return EVEN_OK;
-    }
-    even_status status = plan_restart(job, &its, &again);
+    bool asked = even_signals_end_pending() != 0; /* while checkpoints were read: no rank has to start */
+    even_status status = asked ? EVEN_ERR_INTERRUPTED : run_once(job, ends, exit_code, &again, changed);
     if (status == EVEN_ERR_INTERRUPTED && even_signals_end_pending() != 0) {
       even_job_interrupted(job, even_signals_end_pending());
-      *exit_code = 128 + job->interrupted; /* the signal is the news, not the checkpoint half read */
+      *exit_code =
+          128 + job->interrupted; /* the signal is the news, not the checkpoint half read, or the host waited for */
       return EVEN_OK;
     }
-    if (status != EVEN_OK || !again) {
-      return status;
-    }
+    EVEN_TRY(status);
   }
+  return EVEN_OK;
 }
 
 static even_status make_folders(even_job *job) {
@@ -381,7 +405,7 @@ static even_status go_on(even_job *job) {
 
 /* Of one that serves another the leader says both. */
 static even_status find_beginning(even_job *job) {
-  if (job->follower != NULL) {
+  if (job->follower != NULL || even_elastic_take(job)) {
     return EVEN_OK;
   }
   if (job->params->estate != NULL) {
@@ -454,6 +478,7 @@ even_status even_agent_run(const even_agent_params *params, int *exit_code) {
                   .guardian = {.pid = -1, .pipe = -1},
                   .generation_fd = -1,
                   .oom = {.kernel_log = -1}};
+  bool changed = false;
   even_job_hosts_count(&job);
   even_fault_facts *ends = NULL;
   even_status status = even_job_open(&job);
@@ -461,7 +486,10 @@ even_status even_agent_run(const even_agent_params *params, int *exit_code) {
     status = EVEN_NEW_ARRAY(&ends, job.count);
   }
   if (status == EVEN_OK) {
-    status = run_attempts(&job, ends, exit_code);
+    status = run_attempts(&job, ends, exit_code, &changed);
+  }
+  if (status == EVEN_OK && changed) {
+    even_elastic_keep(&job);
   }
   even_free(ends);
   even_job_close(&job);

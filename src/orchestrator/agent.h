@@ -94,7 +94,9 @@ typedef struct even_agent_params {
  * signal; 130 after Ctrl-C; 7 when a rank that others needed ended with 0). Errors: only those of the agent itself
  * (EVEN_ERR_SYSTEM …). While it runs, all children of the calling process are its own: it adopts orphans and reaps
  * whatever ends. Call it from the main thread, with the signals blocked before other threads start
- * (even_signals_block). EVEN_ERR_INTERRUPTED: the thread's question (base/stop.h) ended the reading of checkpoints. */
+ * (even_signals_block). Where it returns for the job's hosts to change (even_hosts_changed), it is called again with
+ * the devices of those that there are then. EVEN_ERR_INTERRUPTED: the thread's question (base/stop.h) ended the reading
+ * of checkpoints. */
 even_status even_agent_run(const even_agent_params *params, int *exit_code) EVEN_MUST_USE;
 
 #endif

@@ -2,6 +2,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "orchestrator/boards.h"
+#include "orchestrator/elastic.h"
 #include "orchestrator/environment.h"
 #include "orchestrator/follower.h"
 #include "orchestrator/hangs.h"
@@ -340,6 +341,7 @@ static void tick(even_job *job) {
       job->params->observer.tick(job->params->observer.context);
     }
     even_job_hosts_tick(job);
+    even_elastic_tick(job);
     check_awaited(job);
     check_hangs(job);
   }

@@ -3,6 +3,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "checkpoint/reader.h"
+#include "orchestrator/elastic.h"
 #include "orchestrator/follower.h"
 #include "orchestrator/job.h"
 #include "os/clock.h"
@@ -43,7 +44,7 @@ bool even_job_drain_late(even_job *job) {
 }
 
 void even_job_drain_ended(even_job *job, even_job_rank *rank) {
-  if (job->draining != 0 && rank->end.signal == 0 && rank->end.code == EVEN_SAVED_AND_ENDED) {
+  if ((job->draining != 0 || job->changing) && rank->end.signal == 0 && rank->end.code == EVEN_SAVED_AND_ENDED) {
     rank->end.code = 0;
     job->saved++;
   }
@@ -52,6 +53,7 @@ void even_job_drain_ended(even_job *job, even_job_rank *rank) {
 void even_job_drain_forget(even_job *job) {
   job->draining = 0;
   job->saved = 0;
+  even_elastic_forget(job);
   if (job->progress.reader != NULL) {
     even_telemetry_reader_ask_end(job->progress.reader, false);
   }

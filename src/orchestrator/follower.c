@@ -8,6 +8,7 @@
 #include "orchestrator/boards.h"
 #include "orchestrator/bring.h"
 #include "orchestrator/candidate.h"
+#include "orchestrator/follower_words.h"
 #include "orchestrator/hangs.h"
 #include "orchestrator/host_agent.h"
 #include "orchestrator/invitation.h"
@@ -21,7 +22,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { TURN_MS = 100, RECORDS = 512, MOST_TAIL = 32000 };
+enum { TURN_MS = 100, RECORDS = 512 };
 
 struct even_follower {
   even_link link;
@@ -29,7 +30,8 @@ struct even_follower {
   even_candidate candidate;
   even_parcels *parcels; /* once the leader has taken this host */
   even_bring_take *brings;
-  int host; /* its number among the job's */
+  int host;                    /* its number among the job's */
+  const even_join_wish *joins; /* a job that runs already; NULL: it was waited for */
   bool gone;
   bool ended;   /* the leader said so */
   bool refused; /* and why: `why` */
@@ -79,6 +81,10 @@ static void greet(even_follower *follower) {
   even_json_integer(&json, "host", follower->host);
   even_json_unsigned(&json, "member", follower->candidate.self);
   even_json_integer(&json, "voter_port", follower->candidate.port);
+  if (follower->joins != NULL) {
+    even_json_bool(&json, "joins", true);
+    even_json_integer(&json, "ranks", follower->joins->ranks);
+  }
   even_json_object_end(&json);
   tell(follower, EVEN_MESSAGE_GREET, &text, NULL, 0);
 }
@@ -104,34 +110,13 @@ static void forward_records(even_follower *follower) {
   }
 }
 
-static const char *tail_of(const even_text *tail, size_t *bytes) {
-  *bytes = tail->length < MOST_TAIL ? tail->length : MOST_TAIL;
-  return tail->data == NULL ? "" : tail->data + (tail->length - *bytes);
-}
-
 void even_job_follower_tell_end(even_job *job, const even_job_rank *rank) {
   even_text text = EVEN_TEXT_EMPTY;
   even_text tails = EVEN_TEXT_EMPTY;
-  size_t output = 0;
-  size_t error = 0;
-  const char *output_tail = tail_of(&rank->output.streams[0].tail, &output);
-  const char *error_tail = tail_of(&rank->output.streams[1].tail, &error);
   even_boards_turn(job); /* what it has said, and the steps that it has made, come before its end */
   forward_records(job->follower);
   even_oom_watch_read(&job->oom);
-  even_json json = even_json_begin(&text, 0);
-  even_json_object(&json, NULL);
-  even_json_integer(&json, "rank", rank - job->ranks);
-  even_json_integer(&json, "signal", rank->end.signal);
-  even_json_integer(&json, "code", rank->end.code);
-  even_json_bool(&json, "stopped_by_agent", rank->stopped_by_agent);
-  even_json_bool(&json, "stood_still", rank->stood_still);
-  even_json_bool(&json, "out_of_memory", even_job_facts(job, (size_t)(rank - job->ranks)).out_of_memory);
-  even_json_unsigned(&json, "peak_memory_bytes", rank->end.peak_memory_bytes);
-  even_json_unsigned(&json, "output_bytes", output);
-  even_json_object_end(&json);
-  even_text_append(&tails, output_tail, output);
-  even_text_append(&tails, error_tail, error);
+  even_follower_words_end(job, rank, &text, &tails);
   tell(job->follower, EVEN_MESSAGE_ENDED, &text, even_text_string(&tails), tails.length);
   even_text_free(&tails);
 }
@@ -180,7 +165,11 @@ bool even_job_follower_drains(even_job *job, int number) {
 void even_job_follower_signalled(even_job *job, int number) {
   even_follower *follower = job->follower;
   char words[64];
-  if (number == SIGINT) {
+  if (number == SIGINT && follower->joins != NULL && job->draining == 0) {
+    (void)even_job_follower_drains(job, number); /* its user's own word: it would leave */
+    return;
+  }
+  if (number == SIGINT && follower->joins == NULL) {
     return; /* of a terminal or a scheduler that tells all: the leader has it, too */
   }
   (void)snprintf(words, sizeof words, "its agent was ended by %s", even_signal_name(number));
@@ -260,6 +249,13 @@ static even_status open_parcels(even_follower *follower) {
                                   : EVEN_OK;
 }
 
+static void close_parcels(even_follower *follower) {
+  even_bring_take_close(follower->brings);
+  follower->brings = NULL;
+  even_parcels_close(follower->parcels);
+  follower->parcels = NULL;
+}
+
 static even_status check(even_follower *follower, const json_t *content) {
   even_text facts = EVEN_TEXT_EMPTY;
   follower->taken = true;
@@ -284,7 +280,10 @@ static even_status check(even_follower *follower, const json_t *content) {
     return EVEN_OK;
   }
   const even_host_needs needs = {
-      .folder = folder, .script = script, .python = json_string_value(json_object_get(content, "python"))};
+      .folder = folder,
+      .script = script,
+      .python = json_string_value(json_object_get(content, "python")),
+  };
   if (even_path_enter(folder) != EVEN_OK) {
     even_error_clear(); /* the facts say that it is not there */
   }
@@ -297,16 +296,32 @@ static even_status check(even_follower *follower, const json_t *content) {
   return EVEN_OK;
 }
 
+static void tell_joined(const even_follower *follower) {
+  const even_remote_start *start = &follower->start;
+  char words[160];
+  if (follower->joins == NULL || follower->open) {
+    return;
+  }
+  if (start->count == 1) {
+    (void)snprintf(words, sizeof words, "this host takes part: rank %d of %d", start->first, start->world);
+  } else {
+    (void)snprintf(words, sizeof words, "this host takes part: ranks %d %s %d of %d", start->first,
+                   start->count == 2 ? "and" : "to", start->first + start->count - 1, start->world);
+  }
+  follower->joins->taken(follower->joins->context, words);
+}
+
 static even_status take_start(even_follower *follower, const even_message *message) {
   if (follower->asked || follower->running) {
     return even_fail(EVEN_ERR_INPUT, "an attempt shall be started while another one runs");
   }
   even_remote_start_free(&follower->start);
   EVEN_TRY(even_remote_start_read(message->json, message->json_bytes, &follower->start));
-  if ((size_t)follower->start.count != follower->own.count || follower->start.group != follower->host) {
-    return even_fail(EVEN_ERR_INPUT, "an attempt of %d ranks as host %d, where %zu devices as host %d were offered",
-                     follower->start.count, follower->start.group, follower->own.count, follower->host);
+  if ((size_t)follower->start.count != follower->own.count) {
+    return even_fail(EVEN_ERR_INPUT, "an attempt of %d ranks, where %zu devices were offered", follower->start.count,
+                     follower->own.count);
   }
+  tell_joined(follower);
   even_candidate_settle(&follower->candidate);
   follower->asked = true;
   follower->recalled = 0;
@@ -502,10 +517,36 @@ static even_status open_job(even_follower *follower) {
   return even_loop_add(&follower->job.loop, &follower->watch, follower->loop.fd, loop_ready, follower);
 }
 
+static void close_job(even_follower *follower) {
+  if (follower->open) {
+    even_job_close(&follower->job);
+  }
+  follower->open = false;
+  even_telemetry_reader_close(follower->reader);
+  follower->reader = NULL;
+  even_pipe_close(follower->telemetry_fd);
+  follower->telemetry_fd = -1;
+  even_free(follower->world.items);
+  follower->world = (even_device_list){NULL, 0};
+}
+
+/* Hosts have come, or gone: all that is counted by ranks is made anew. */
+static bool is_same_world(const even_job *job, const even_remote_start *start) {
+  return job->count == (size_t)start->world && job->first == (size_t)start->first &&
+         job->local == (size_t)start->count && job->group == start->group && job->groups == start->groups &&
+         job->era == start->era;
+}
+
 /* What is new with each attempt. */
 static even_status prepare_job(even_follower *follower) {
   const even_remote_start *start = &follower->start;
   even_job *job = &follower->job;
+  if (follower->host != start->group || (follower->open && !is_same_world(job, start))) {
+    close_job(follower);
+    close_parcels(follower);
+    follower->host = start->group;
+    EVEN_TRY(open_parcels(follower));
+  }
   if (!follower->open) {
     EVEN_TRY(open_job(follower));
   }
@@ -528,19 +569,8 @@ static even_status prepare_job(even_follower *follower) {
 }
 
 static void say_settled(even_follower *follower) {
-  even_job *job = &follower->job;
   even_text text = EVEN_TEXT_EMPTY;
-  even_json json = even_json_begin(&text, 0);
-  even_oom_watch_read(&job->oom);
-  even_json_object(&json, NULL);
-  even_json_array(&json, "out_of_memory");
-  for (size_t i = job->first; i < job->first + job->local; i++) {
-    if (even_job_facts(job, i).out_of_memory) {
-      even_json_integer(&json, NULL, (int64_t)i);
-    }
-  }
-  even_json_array_end(&json);
-  even_json_object_end(&json);
+  even_follower_words_settled(&follower->job, &text);
   tell(follower, EVEN_MESSAGE_SETTLED, &text, NULL, 0);
 }
 
@@ -550,8 +580,7 @@ static void settle_recalled(even_follower *follower) {
   even_text settled = EVEN_TEXT_EMPTY;
   for (int rank = start->first; rank < start->first + start->count; rank++) {
     even_text text = EVEN_TEXT_EMPTY;
-    even_text_format(&text, "{\"rank\":%d,\"signal\":%d,\"code\":0,\"stopped_by_agent\":true,\"output_bytes\":0}", rank,
-                     follower->recalled);
+    even_follower_words_recalled(rank, follower->recalled, &text);
     tell(follower, EVEN_MESSAGE_ENDED, &text, NULL, 0);
   }
   even_text_add(&settled, "{\"out_of_memory\":[]}");
@@ -591,26 +620,6 @@ static even_status turn(even_follower *follower) {
   even_parcels_tick(follower->parcels);
   even_bring_take_tick(follower->brings);
   return EVEN_OK;
-}
-
-static void close_job(even_follower *follower) {
-  if (follower->open) {
-    even_job_close(&follower->job);
-  }
-  follower->open = false;
-  even_telemetry_reader_close(follower->reader);
-  follower->reader = NULL;
-  even_pipe_close(follower->telemetry_fd);
-  follower->telemetry_fd = -1;
-  even_free(follower->world.items);
-  follower->world = (even_device_list){NULL, 0};
-}
-
-static void close_parcels(even_follower *follower) {
-  even_bring_take_close(follower->brings);
-  follower->brings = NULL;
-  even_parcels_close(follower->parcels);
-  follower->parcels = NULL;
 }
 
 /* The leader is gone, or is none any more: nothing of its attempt is left here. */
@@ -656,7 +665,8 @@ static even_status serve(even_follower *follower, const char *line, bool *met, e
   return follower->ended ? EVEN_OK : even_error_restore(&follower->why);
 }
 
-even_status even_hosts_serve(const char *invitation, bool *met, even_estate **estate, int *exit_code) {
+even_status even_hosts_serve(const char *invitation, const even_join_wish *joins, bool *met, even_estate **estate,
+                             int *exit_code) {
   even_follower *follower = NULL;
   struct sigaction pipe_before;
   *met = false;
@@ -666,6 +676,7 @@ even_status even_hosts_serve(const char *invitation, bool *met, even_estate **es
     even_free(follower);
     return ignored;
   }
+  follower->joins = joins;
   follower->link.fd = -1;
   follower->loop.fd = -1;
   follower->telemetry_fd = -1;

@@ -39,6 +39,9 @@ typedef struct even_host_agent {
   bool returns;             /* it was started again, and shall be the member that it was: `member`; */
   bool asked;               /* it has not said whether it is */
   uint64_t called_ns;       /* when it was started again last, for lack of a majority; 0: it was not */
+  char identity[160];       /* even_host_identity there */
+  bool came;                /* it joined the job while it ran, by itself: it is not started again (elastic.h) */
+  bool leaves;              /* it shall have no part in the next attempt */
 } even_host_agent;
 
 /* A connection of somebody who has not said who it is. */
@@ -80,16 +83,27 @@ struct even_hosts {
   bool cut_off;               /* from the majority: the ranks were ended for that */
   bool gathering;             /* whoever comes is waited for, and nobody missed */
   even_error failure;         /* what ends the opening; EVEN_OK: nothing */
-  struct even_job *job;       /* while it runs */
-  even_loop_watch job_watch;  /* of `loop`, in the job's */
-  even_telemetry **rings;     /* a rank each, into which records of other hosts' ranks go; NULL: none */
+  struct even_elastic *elastic;
+  struct even_job *job;      /* while it runs */
+  even_loop_watch job_watch; /* of `loop`, in the job's */
+  even_telemetry **rings;    /* a rank each, into which records of other hosts' ranks go; NULL: none */
 };
 
 /* ---- hosts_open.c ---- */
 /* Waits until all agents fit that were launched and are not lost: one that fitted may be lost meanwhile. */
 even_status even_hosts_await(even_hosts *hosts) EVEN_MUST_USE;
+/* Between the hosts that there are now. */
+even_status even_hosts_open_parcels(even_hosts *hosts) EVEN_MUST_USE;
 /* Asks an agent what its host has. */
 even_status even_hosts_ask_facts(even_host_agent *agent) EVEN_MUST_USE;
+/* EVEN_ERR_UNSUPPORTED: who greets so, from there, has another version. */
+even_status even_hosts_check_version(const even_hosts *hosts, const json_t *greeting, const char *name) EVEN_MUST_USE;
+/* Tells the other end why it is not taken. */
+void even_hosts_refuse(even_link *link, const even_error *error);
+/* Who has a connection is known now. */
+void even_hosts_leave_strangers(even_hosts *hosts, const even_link *link);
+/* Whether a host has what the script needs, and its devices, which are the agent's then. */
+even_status even_hosts_examine(even_host_agent *agent, const json_t *facts) EVEN_MUST_USE;
 /* Signs of life, ends of connections. */
 void even_hosts_tick(even_hosts *hosts);
 /* Closes a link, and frees it with the next tick. */

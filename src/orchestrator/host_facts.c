@@ -138,10 +138,13 @@ static void add_devices(even_json *json, const even_device_list *devices) {
 even_status even_host_facts_read(const even_host_needs *needs, const even_device_list *devices, even_text *out) {
   even_text answer = EVEN_TEXT_EMPTY;
   even_host_names names;
+  char identity[160];
   even_json json = even_json_begin(out, 0);
   EVEN_TRY(even_host_names_read(&names));
   even_json_object(&json, NULL);
   even_json_string(&json, "node", names.host);
+  even_host_identity(identity, sizeof identity);
+  even_json_string(&json, "identity", identity);
   even_json_string(&json, "evenstep", even_version());
   even_json_string(&json, "machine", names.architecture);
   even_json_bool(&json, "folder", even_path_is_folder(needs->folder));

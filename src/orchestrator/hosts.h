@@ -24,7 +24,7 @@ typedef struct even_host_wish {
 typedef struct even_hosts_params {
   size_t size;                 /* sizeof(even_hosts_params) */
   const even_host_wish *hosts; /* the first is this one */
-  size_t count;                /* 2 … EVEN_HOSTS_MOST */
+  size_t count;                /* 2 … EVEN_HOSTS_MOST; 1 where others may join */
   char *const *shell;          /* {"ssh", …, NULL}: runs a program on a host, given the name and the command; NULL: */
   const char *rendezvous;      /* the agents are there already, and find this one by this file; NULL: they know where */
   bool returns;                /* one that is lost is started again by what started it */
@@ -40,6 +40,8 @@ typedef struct even_hosts_params {
   double majority_seconds;     /* how long is waited for a majority of hosts that replace a leader */
   bool replaces_leader;        /* of three and more, another one takes the leader's place when it is lost */
   int copies;                  /* other hosts that get a copy of each checkpoint */
+  int least_ranks;             /* with so many left a job goes on without a host that is lost; 0: with none less */
+  int most_ranks;              /* up to so many, hosts join while the job runs; 0: none does */
   struct even_estate *estate;  /* of the leader whose place this one takes: agents come by themselves; NULL: none */
   void *context;
   void (*notice)(void *context, const char *text); /* a line for the user; may be NULL */
@@ -58,12 +60,26 @@ const char *even_hosts_name(const even_hosts *hosts, size_t host);
 /* Of a host other than the first: its devices, one a rank; `cpus` is empty, for they are its own. */
 const even_device_list *even_hosts_devices(const even_hosts *hosts, size_t host);
 
+/* Whether even_agent_run returned for its hosts to change, which they have: it wants the devices of those that there
+ * are now, and goes on with the job (elastic.h). */
+bool even_hosts_changed(const even_hosts *hosts);
+/* "10.0.0.1:4711": where hosts join. */
+void even_hosts_where(const even_hosts *hosts, char *out, size_t bytes);
+
+/* A host that joins a job that runs already, by itself. */
+typedef struct even_join_wish {
+  int ranks; /* 0: one a device */
+  void *context;
+  void (*taken)(void *context, const char *words); /* it has a part in the job from now on: a line for the user */
+} even_join_wish;
+
 /* `evenstep agent`: serves the leader that `invitation` (one line of JSON) names until that has ended the job, or is
  * gone: then ends its ranks. Where another host takes that leader's place, it serves that one; where this one does,
- * *estate is what it needs for that (estate.h), else NULL; `estate` NULL: this one is no candidate. *met: the leader
+ * *estate is what it needs for that (estate.h), else NULL; `estate` NULL: this one is no candidate. `joins` NULL: it
+ * was waited for. *met: the leader
  * waited for this one, and has taken it. *exit_code: 0 where the job was ended by the leader, whatever became of it.
  * Main thread, signals blocked (even_signals_block). */
-even_status even_hosts_serve(const char *invitation, bool *met, struct even_estate **estate,
-                             int *exit_code) EVEN_MUST_USE;
+even_status even_hosts_serve(const char *invitation, const even_join_wish *joins, bool *met,
+                             struct even_estate **estate, int *exit_code) EVEN_MUST_USE;
 
 #endif

@@ -5,7 +5,7 @@
 #include "base/json_writer.h"
 #include "base/stop.h"
 #include "orchestrator/copies.h"
-#include "orchestrator/host_agent.h"
+#include "orchestrator/elastic.h"
 #include "orchestrator/job.h"
 #include "orchestrator/succession.h"
 #include "os/clock.h"
@@ -58,6 +58,13 @@ static even_host_stranger *place_of(even_hosts *hosts, const even_link *link) {
   return NULL;
 }
 
+void even_hosts_leave_strangers(even_hosts *hosts, const even_link *link) {
+  even_host_stranger *place = place_of(hosts, link);
+  if (place != NULL) {
+    place->link = NULL;
+  }
+}
+
 static even_host_agent *agent_of(even_hosts *hosts, const even_link *link) {
   for (size_t i = 1; i < hosts->count; i++) {
     if (hosts->agents[i].link == link) {
@@ -67,7 +74,7 @@ static even_host_agent *agent_of(even_hosts *hosts, const even_link *link) {
   return NULL;
 }
 
-static void refuse(even_link *link, const even_error *error) {
+void even_hosts_refuse(even_link *link, const even_error *error) {
   even_text text = EVEN_TEXT_EMPTY;
   even_json json = even_json_begin(&text, 0);
   even_json_object(&json, NULL);
@@ -79,16 +86,16 @@ static void refuse(even_link *link, const even_error *error) {
   }
 }
 
-static even_status check_version(const json_t *greeting, const even_host_agent *agent) {
+even_status even_hosts_check_version(const even_hosts *hosts, const json_t *greeting, const char *name) {
   const char *version = json_string_value(json_object_get(greeting, "evenstep"));
   if (version != NULL && strcmp(version, even_version()) == 0 &&
       json_integer_value(json_object_get(greeting, "protocol")) == EVEN_MESSAGE_PROTOCOL &&
       json_integer_value(json_object_get(greeting, "record_bytes")) == (json_int_t)sizeof(even_record)) {
     return EVEN_OK;
   }
-  (void)even_fail(EVEN_ERR_UNSUPPORTED, "host %s has evenstep %.32s, this one %s", agent->name,
+  (void)even_fail(EVEN_ERR_UNSUPPORTED, "host %s has evenstep %.32s, this one %s", name,
                   version == NULL ? "of no version" : version, even_version());
-  return even_error_fix("install one version on all hosts; %s is what runs there", agent->hosts->params.program);
+  return even_error_fix("install one version on all hosts; %s is what runs there", hosts->params.program);
 }
 
 even_status even_hosts_ask_facts(even_host_agent *agent) {
@@ -124,50 +131,52 @@ static even_status take_greeting(even_hosts *hosts, even_link *link, const json_
                      (long long)index);
   }
   even_host_agent *agent = &hosts->agents[index];
-  even_status status = check_version(greeting, agent);
+  even_status status = even_hosts_check_version(hosts, greeting, agent->name);
   if (status != EVEN_OK) {
     fail_opening(hosts);
-    refuse(link, &hosts->failure);
+    even_hosts_refuse(link, &hosts->failure);
     even_link_flush(link, 1000);
     return even_error_restore(&hosts->failure);
   }
-  place_of(hosts, link)->link = NULL;
+  even_hosts_leave_strangers(hosts, link);
   agent->link = link;
   agent->voter_port = (int)json_integer_value(json_object_get(greeting, "voter_port"));
   return hosts->gathering ? EVEN_OK : even_hosts_ask_facts(agent);
 }
 
-static even_status take_facts(even_host_agent *agent, const json_t *facts) {
+even_status even_hosts_examine(even_host_agent *agent, const json_t *facts) {
   even_hosts *hosts = agent->hosts;
   const char *trouble = json_string_value(json_object_get(facts, "device_trouble"));
-  const char *node = json_string_value(json_object_get(facts, "node"));
-  even_status status = EVEN_OK;
-  (void)snprintf(agent->node, sizeof agent->node, "%s", node == NULL ? agent->name : node);
-  even_hosts_name_agent(agent);
   if (trouble != NULL) {
-    status = even_fail(EVEN_ERR_DEVICE, "host %s: %.500s", agent->name, trouble);
+    return even_fail(EVEN_ERR_DEVICE, "host %s: %.500s", agent->name, trouble);
   }
-  if (status == EVEN_OK) {
-    status = even_host_facts_compare(hosts->facts, facts, agent->name, hosts->params.folder);
-  }
+  EVEN_TRY(even_host_facts_compare(hosts->facts, facts, agent->name, hosts->params.folder));
   even_device_list devices = {NULL, 0};
-  if (status == EVEN_OK) {
-    status = even_host_facts_devices(facts, &devices);
-  }
-  if (status == EVEN_OK && agent->count != 0 && agent->count != devices.count) {
+  EVEN_TRY(even_host_facts_devices(facts, &devices));
+  if (agent->count != 0 && agent->count != devices.count) {
     even_device_list_free(&devices);
-    status = even_fail(EVEN_ERR_MISMATCH, "host %s had %zu devices before, and has %zu now", agent->name, agent->count,
-                       devices.count);
-  }
-  if (status != EVEN_OK) {
-    fail_opening(hosts);
-    refuse(agent->link, &hosts->failure);
-    even_link_flush(agent->link, 1000);
-    return even_error_restore(&hosts->failure);
+    return even_fail(EVEN_ERR_MISMATCH, "host %s had %zu devices before, and has %zu now", agent->name, agent->count,
+                     devices.count);
   }
   even_device_list_free(&agent->devices);
   agent->devices = devices;
   agent->count = devices.count;
+  return EVEN_OK;
+}
+
+static even_status take_facts(even_host_agent *agent, const json_t *facts) {
+  even_hosts *hosts = agent->hosts;
+  const char *node = json_string_value(json_object_get(facts, "node"));
+  (void)snprintf(agent->node, sizeof agent->node, "%s", node == NULL ? agent->name : node);
+  (void)snprintf(agent->identity, sizeof agent->identity, "%s", even_json_text(facts, "identity"));
+  even_hosts_name_agent(agent);
+  even_status status = even_hosts_examine(agent, facts);
+  if (status != EVEN_OK) {
+    fail_opening(hosts);
+    even_hosts_refuse(agent->link, &hosts->failure);
+    even_link_flush(agent->link, 1000);
+    return even_error_restore(&hosts->failure);
+  }
   agent->fits = true;
   return EVEN_OK;
 }
@@ -181,7 +190,10 @@ static even_status take_opening_message(even_hosts *hosts, even_link *link, cons
                      (int)message->kind, (int)wanted);
   }
   EVEN_TRY(even_json_parse("what another host says", message->json, message->json_bytes, &content));
-  even_status status = agent == NULL ? take_greeting(hosts, link, content) : take_facts(agent, content);
+  bool joins = agent == NULL && json_is_true(json_object_get(content, "joins"));
+  even_status status = joins           ? even_guests_greet(hosts, link, content)
+                       : agent == NULL ? take_greeting(hosts, link, content)
+                                       : take_facts(agent, content);
   json_decref(content);
   return status;
 }
@@ -194,6 +206,10 @@ static void on_ready(void *context, even_link *link) {
 static even_status on_message(void *context, even_link *link, const even_message *message) {
   even_hosts *hosts = context;
   even_host_agent *agent = agent_of(hosts, link);
+  even_host_agent *guest = even_guests_find(hosts, link);
+  if (guest != NULL) {
+    return even_guests_take(guest, message);
+  }
   if (agent == NULL || !agent->fits) {
     return take_opening_message(hosts, link, message);
   }
@@ -226,6 +242,8 @@ static void on_ended(void *context, even_link *link) {
     if (begun) {
       even_hosts_job_lost(agent);
     }
+  } else if (even_guests_find(hosts, link) != NULL) {
+    even_guests_ended(even_guests_find(hosts, link), link);
   }
 }
 
@@ -299,6 +317,7 @@ void even_hosts_tick(even_hosts *hosts) {
       even_link_tick(hosts->agents[i].link, hosts->agents[i].busy);
     }
   }
+  even_guests_tick(hosts);
   even_parcels_tick(hosts->parcels);
 }
 
@@ -307,9 +326,11 @@ static even_link *way_to(void *context, int host) {
   return (size_t)host < hosts->count && hosts->agents[host].fits ? hosts->agents[host].link : NULL;
 }
 
-static even_status open_parcels(even_hosts *hosts) {
+even_status even_hosts_open_parcels(even_hosts *hosts) {
   const even_parcels_params params = {
       .size = sizeof params, .self = 0, .count = (int)hosts->count, .context = hosts, .way = way_to};
+  even_parcels_close(hosts->parcels);
+  hosts->parcels = NULL;
   return even_parcels_open(&params, &hosts->parcels);
 }
 
@@ -391,6 +412,7 @@ static even_status read_own_facts(even_hosts *hosts) {
 
 static even_status open_all(even_hosts *hosts) {
   const char *where = hosts->params.address == NULL ? "0.0.0.0" : hosts->params.address;
+  EVEN_TRY(even_elastic_open(hosts));
   EVEN_TRY(EVEN_NEW_ARRAY(&hosts->agents, hosts->count));
   for (size_t i = 0; i < hosts->count; i++) {
     even_host_agent *agent = &hosts->agents[i];
@@ -404,7 +426,7 @@ static even_status open_all(even_hosts *hosts) {
   }
   hosts->places = SPARE_PLACES + 2 * hosts->count;
   EVEN_TRY(EVEN_NEW_ARRAY(&hosts->strangers, hosts->places));
-  EVEN_TRY(open_parcels(hosts));
+  EVEN_TRY(even_hosts_open_parcels(hosts));
   EVEN_TRY(read_own_facts(hosts)); /* before anybody waits for an answer: this takes its time */
   EVEN_TRY(make_key(hosts));
   EVEN_TRY(even_loop_open(&hosts->loop));
@@ -428,7 +450,8 @@ static even_status open_all(even_hosts *hosts) {
 even_status even_hosts_open(const even_hosts_params *params, even_hosts **out) {
   even_hosts *hosts = NULL;
   *out = NULL;
-  if (params->size != sizeof *params || params->count < 2 || params->count > EVEN_HOSTS_MOST) {
+  if (params->size != sizeof *params || params->count < (params->most_ranks > 0 ? 1 : 2) ||
+      params->count > EVEN_HOSTS_MOST) {
     return even_fail(EVEN_ERR_ARGUMENT, "a job of %zu hosts", params->count);
   }
   struct sigaction pipe_before;
@@ -491,6 +514,7 @@ void even_hosts_close(even_hosts *hosts) {
   even_parcels_close(hosts->parcels); /* who offered them, or would take them, is gone */
   hosts->parcels = NULL;
   even_copies_close(hosts->copies);
+  even_elastic_close(hosts);
   for (size_t i = 1; hosts->agents != NULL && i < hosts->count; i++) {
     say_end(&hosts->agents[i]);
     even_pipe_close(hosts->agents[i].input); /* one that waits for its invitation */
@@ -519,6 +543,7 @@ void even_hosts_close(even_hosts *hosts) {
   even_loop_close(&hosts->loop);
   json_decref(hosts->facts);
   even_free(hosts->agents);
+  even_free(hosts->elastic);
   even_signals_pipe_restore(&hosts->pipe_before);
   explicit_bzero(hosts->key, sizeof hosts->key);
   explicit_bzero(hosts->key_digits, sizeof hosts->key_digits);

@@ -76,6 +76,7 @@ typedef struct even_job {
   size_t ended;
   size_t alive;
   int attempt;
+  int planned;      /* attempts among them that began because the hosts changed, and count for no failure */
   int port;         /* of the attempt's store */
   even_text resume; /* the checkpoint this attempt began from; empty: none */
   /* Of checkpoints that do not say who wrote them, those made later are the job's: when the newest that lay there at
@@ -99,7 +100,8 @@ typedef struct even_job {
   even_text flight_lines; /* the same, to be said: each with its NUL */
   int draining;           /* the signal that gave notice that it must end soon; 0: none */
   uint64_t drain_until_ns;
-  size_t saved;       /* ranks that ended for it, their state saved */
+  bool changing;      /* the ranks were asked to save their state and end, for the hosts to change (elastic.h) */
+  size_t saved;       /* ranks that ended for either, their state saved */
   int interrupted;    /* the signal by which the user ended the job, 0 */
   int interrupts;     /* how often Ctrl-C was pressed */
   bool hurries;       /* this thread has a greater weight than others */

@@ -9,7 +9,7 @@
 #include "orchestrator/boards.h"
 #include "orchestrator/bring.h"
 #include "orchestrator/copies.h"
-#include "orchestrator/host_agent.h"
+#include "orchestrator/elastic.h"
 #include "orchestrator/remote_start.h"
 #include "orchestrator/succession.h"
 #include "os/clock.h"
@@ -107,6 +107,7 @@ even_status even_job_hosts_open(even_job *job) {
   job->hosts->job = job;
   job->parcels = job->hosts->parcels;
   place_ranks(job);
+  even_elastic_begin(job);
   EVEN_TRY(open_rings(job));
   return even_loop_add(&job->loop, &job->hosts->job_watch, job->hosts->loop.fd, hosts_ready, job);
 }
@@ -428,6 +429,9 @@ static even_status take_records(even_job *job, const even_host_agent *agent, con
 /* The agent there could not do its part: as it is here, that is the end of the job. */
 static void take_failed(even_job *job, even_host_agent *agent, const json_t *content) {
   int status = number_of(content, "status");
+  if (even_elastic_failed(agent, even_json_text(content, "what"))) {
+    return;
+  }
   agent->busy = false;
   if (job->failure.status == EVEN_OK) {
     const even_error kept = *even_error_last();
@@ -439,9 +443,12 @@ static void take_failed(even_job *job, even_host_agent *agent, const json_t *con
   }
 }
 
-/* Its host must end soon: so does the job, for its ranks are needed. */
-static void take_drain(even_job *job, const even_host_agent *agent, const json_t *content) {
+/* Its host must end soon: so does the job, where it cannot go on without. */
+static void take_drain(even_job *job, even_host_agent *agent, const json_t *content) {
   char whose[EVEN_HOSTS_NAME + 16];
+  if (even_elastic_notice(job, agent, number_of(content, "signal"))) {
+    return;
+  }
   (void)snprintf(whose, sizeof whose, "host %s: ", agent->name);
   (void)even_job_drain(job, number_of(content, "signal"), whose);
 }

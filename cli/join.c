@@ -1,0 +1,136 @@
+/* evenstep join: this host takes part in a job that runs already. */
+#include "base/fail.h"
+#include "base/json_writer.h"
+#include "cli/command.h"
+#include "cli/job.h"
+#include "cli/job_setup.h"
+#include "orchestrator/hosts.h"
+#include "os/signals.h"
+#include "os/socket.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const even_usage usage = {
+    .command = "join",
+    .synopsis = "evenstep join [options] ADDRESS:PORT",
+    .description =
+        "This host takes part in a job that runs already, and was started with --max-ranks: the training\n"
+        "saves its state after the step under way, and goes on with this host's ranks, too. ADDRESS:PORT is\n"
+        "what `evenstep run` said; the job's key is in EVENSTEP_JOB_KEY, or in the file that\n"
+        "EVENSTEP_JOB_KEY_FILE names. Runs until the job ends, or this host is drained; Ctrl-C asks for that,\n"
+        "and once more leaves at once.",
+    .epilogue =
+        "exit codes:\n"
+        "  0 the job has ended, or goes on without this host; 7 the job was lost, or its agent not reached;\n"
+        "  5 the key is another one; 8 the job refuses this host: the reason is told\n"
+        "\n"
+        "examples:\n"
+        "  EVENSTEP_JOB_KEY_FILE=key evenstep join 10.0.0.1:7000\n"
+        "  EVENSTEP_JOB_KEY_FILE=key evenstep join -n 4 10.0.0.1:7000",
+};
+
+static void say(void *context, const char *words) {
+  (void)context;
+  (void)fprintf(stderr, "evenstep: %s\n", words);
+}
+
+static even_status no_place(const char *word) {
+  (void)even_fail(EVEN_ERR_USAGE, "join: %s is no ADDRESS:PORT", word);
+  return even_error_fix("give what `evenstep run --max-ranks` says: 10.0.0.1:7000, or a name in the address's place");
+}
+
+static even_status add_addresses(const char *word, even_json *json) {
+  char name[256];
+  char *end = NULL;
+  even_socket_addresses addresses;
+  const char *colon = strrchr(word, ':');
+  size_t length = colon == NULL ? 0 : (size_t)(colon - word);
+  long port = colon == NULL ? 0 : strtol(colon + 1, &end, 10);
+  if (length == 0 || length >= sizeof name || end == colon + 1 || *end != '\0' || port < 1 || port > 65535) {
+    return no_place(word);
+  }
+  memcpy(name, word, length);
+  name[length] = '\0';
+  EVEN_TRY(even_socket_resolve(name, &addresses));
+  even_json_integer(json, "port", port);
+  even_json_array(json, "addresses");
+  for (size_t i = 0; i < addresses.count; i++) {
+    even_json_string(json, NULL, addresses.items[i]);
+  }
+  even_json_array_end(json);
+  return EVEN_OK;
+}
+
+static even_status read_key(char key[EVEN_KEY_DIGITS + 1]) {
+  EVEN_TRY(even_job_key_read(key));
+  if (key[0] == '\0') {
+    (void)even_fail(EVEN_ERR_USAGE, "join: this host does not have the job's key");
+    return even_error_fix("EVENSTEP_JOB_KEY_FILE=FILE, a copy (mode 0600) of the one that the job was started with");
+  }
+  return EVEN_OK;
+}
+
+static even_status write_invitation(const char *word, const char *key, double patience, even_text *out) {
+  even_json json = even_json_begin(out, 0);
+  even_json_object(&json, NULL);
+  even_json_string(&json, "key", key);
+  even_json_integer(&json, "host", 0);
+  even_json_number(&json, "patience_seconds", patience);
+  EVEN_TRY(add_addresses(word, &json));
+  even_json_object_end(&json);
+  return even_text_status(out);
+}
+
+static even_status join(const char *word, int ranks, struct even_estate **estate, int *code) {
+  char key[EVEN_KEY_DIGITS + 1] = "";
+  const even_join_wish wish = {.ranks = ranks, .taken = say};
+  even_text line = EVEN_TEXT_EMPTY;
+  bool met = false;
+  EVEN_TRY(read_key(key));
+  even_status status = write_invitation(word, key, 0, &line);
+  if (status == EVEN_OK) {
+    status = even_signals_block();
+  }
+  if (status == EVEN_OK) {
+    status = even_hosts_serve(line.data, &wish, &met, estate, code);
+    if (status == EVEN_ERR_PERMISSION) {
+      (void)even_error_fix("give this host the job's key");
+    }
+  }
+  explicit_bzero(key, sizeof key);
+  if (line.data != NULL) {
+    explicit_bzero(line.data, line.length);
+  }
+  even_text_free(&line);
+  return status;
+}
+
+int even_cli_join(int argc, char **argv) {
+  int64_t ranks = 0;
+  struct even_estate *estate = NULL;
+  const even_option options[] = {
+      {'n', "ranks", EVEN_OPTION_INTEGER, &ranks, "N",
+       "ranks here (default: one a GPU, or without any one a NUMA node, as many as the job takes)", 1, 4096},
+  };
+  int operand = 0;
+  int code = 0;
+  if (!even_cli_begin(&usage, options, sizeof options / sizeof options[0], argc, argv, 1, NULL, &operand, &code)) {
+    return code;
+  }
+  if (operand >= argc) {
+    return even_cli_fail_of(no_place("nothing"));
+  }
+  even_status status = join(argv[operand], (int)ranks, &estate, &code);
+  if (estate != NULL) {
+    return even_job_succeed(estate);
+  }
+  if (status != EVEN_OK) {
+    return even_cli_fail_of(status);
+  }
+  if (even_signals_end_pending() != 0) {
+    return 128 + even_signals_end_pending();
+  }
+  say(NULL, "the job has ended, or goes on without this host");
+  return code;
+}

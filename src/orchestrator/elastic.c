@@ -1,0 +1,428 @@
+/* Changes of a job's hosts: who asks for them, when the ranks save their state for them, and what they need. */
+#include "orchestrator/elastic.h"
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "base/json_reader.h"
+#include "base/stop.h"
+#include "orchestrator/remote.h"
+#include "os/clock.h"
+#include "os/signals.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { TURN_MS = 50, MOST_ROUNDS = 8 };
+
+static const uint64_t LONG_NS = 60000000000u;
+
+even_status even_elastic_open(even_hosts *hosts) {
+  return EVEN_NEW(&hosts->elastic);
+}
+
+void even_elastic_close(even_hosts *hosts) {
+  even_elastic *elastic = hosts->elastic;
+  for (size_t i = 0; elastic != NULL && i < EVEN_GUESTS_MOST; i++) {
+    even_host_agent *guest = elastic->guests[i];
+    if (guest != NULL) {
+      (void)even_fail(EVEN_ERR_STATE, "the job has ended");
+      even_hosts_refuse(guest->link, even_error_last());
+      even_link_flush(guest->link, 1000);
+      even_hosts_bury(hosts, guest->link);
+      even_device_list_free(&guest->devices);
+      even_free(guest);
+      elastic->guests[i] = NULL;
+    }
+  }
+  if (elastic != NULL) {
+    even_control_close(&elastic->control, "the job has ended");
+    even_text_free(&elastic->past.resume);
+    even_text_free(&elastic->past.foreign);
+    even_text_free(&elastic->past.lineage);
+    even_text_free(&elastic->past.began);
+    elastic->past = (even_elastic_past){.kept = false};
+  }
+}
+
+/* ---- commands ---- */
+
+static even_host_agent *find(const even_hosts *hosts, const char *name) {
+  for (size_t i = 0; i < hosts->count; i++) {
+    if (strcmp(hosts->agents[i].name, name) == 0) {
+      return &hosts->agents[i];
+    }
+  }
+  return NULL;
+}
+
+static even_status no_such_host(const even_hosts *hosts, const char *name) {
+  even_text list = EVEN_TEXT_EMPTY;
+  for (size_t i = 0; i < hosts->count && list.length < 200; i++) {
+    even_text_format(&list, "%s%.60s", i > 0 ? ", " : "", hosts->agents[i].name);
+  }
+  (void)even_fail(EVEN_ERR_NOT_FOUND, "the job has no host %.128s", name);
+  even_status status = even_error_fix("its hosts: %s", even_text_string(&list));
+  even_text_free(&list);
+  return status;
+}
+
+static bool is_over(const even_job *job) {
+  return job->draining != 0 || job->interrupted != 0;
+}
+
+/* So many ranks must be left. */
+static size_t least_of(const even_job *job) {
+  return job->hosts->params.least_ranks > 1 ? (size_t)job->hosts->params.least_ranks : 1;
+}
+
+static even_status may_go(const even_job *job, const even_host_agent *agent) {
+  size_t left = even_elastic_ranks(job) + even_guests_ranks(job->hosts) - (agent->leaves ? 0 : agent->count);
+  if (agent->index == 0) {
+    (void)even_fail(EVEN_ERR_UNSUPPORTED, "host %s leads the job: it cannot be drained", agent->name);
+    return even_error_fix("end the job, and start it on another host: --name NAME --resume auto");
+  }
+  if (job->hosts->params.replaces_leader) {
+    return even_fail(EVEN_ERR_UNSUPPORTED, "hosts of a job with --replace-leader cannot be drained");
+  }
+  if (is_over(job)) {
+    return even_fail(EVEN_ERR_STATE, "the job is about to end");
+  }
+  if (left < least_of(job)) {
+    (void)even_fail(EVEN_ERR_STATE, "without host %s %zu rank%s would be left, and --min-ranks is %zu", agent->name,
+                    left, left == 1 ? "" : "s", least_of(job));
+    return even_error_fix("let another host join first: evenstep join");
+  }
+  return job->progress.reader != NULL
+             ? EVEN_OK
+             : even_fail(EVEN_ERR_UNSUPPORTED, "the ranks of this job cannot be asked to save their state");
+}
+
+static bool is_due(const even_job *job) {
+  bool any = even_guests_ranks(job->hosts) > 0;
+  for (size_t i = 1; i < job->hosts->count; i++) {
+    any = any || job->hosts->agents[i].leaves;
+  }
+  return any;
+}
+
+void even_elastic_ask(even_job *job) {
+  if (job->stage != EVEN_JOB_RUNS || job->alive == 0 || job->progress.reader == NULL || job->changing || is_over(job) ||
+      !is_due(job)) {
+    return;
+  }
+  even_telemetry_reader_ask_end(job->progress.reader, true);
+  job->changing = true;
+  job->hosts->elastic->told_ns = even_clock_ns();
+}
+
+static void tell_leaving(even_job *job, const even_host_agent *agent, const char *how) {
+  even_job_notice(job, "host %s %s: the training saves its state after the step under way, and goes on with %zu rank%s",
+                  agent->name, how, even_elastic_ranks(job), even_elastic_ranks(job) == 1 ? "" : "s");
+}
+
+static even_status take_command(void *context, const json_t *command, char subject[EVEN_CONTROL_SUBJECT]) {
+  even_job *job = ((even_hosts *)context)->job;
+  const char *host = even_json_text(command, "host");
+  if (job == NULL) {
+    return even_fail(EVEN_ERR_STATE, "the job begins anew: try again in some seconds");
+  }
+  if (strcmp(even_json_text(command, "command"), "drain") != 0) {
+    return even_fail(EVEN_ERR_INPUT, "no such command");
+  }
+  even_host_agent *agent = find(job->hosts, host);
+  if (agent == NULL) {
+    return no_such_host(job->hosts, host);
+  }
+  EVEN_TRY(may_go(job, agent));
+  (void)snprintf(subject, EVEN_CONTROL_SUBJECT, "%s", agent->name);
+  if (!agent->leaves) {
+    agent->leaves = true;
+    even_elastic_ask(job);
+    tell_leaving(job, agent, "is drained");
+  }
+  return EVEN_OK;
+}
+
+void even_elastic_begin(even_job *job) {
+  even_elastic *elastic = job->hosts->elastic;
+  if (elastic->control.loop != NULL) {
+    return;
+  }
+  if (even_control_open(&elastic->control, &job->hosts->loop, job->run_folder.data, take_command, job->hosts) !=
+      EVEN_OK) {
+    even_job_notice(job, "`evenstep drain` cannot reach this job: %s", even_error_last()->what);
+    even_error_clear();
+  }
+}
+
+/* ---- while an attempt runs ---- */
+
+static void end_late(even_job *job) {
+  even_elastic *elastic = job->hosts->elastic;
+  even_job_notice(job, "the time of --notice is over, and %zu rank%s not ended: the job restarts", job->alive,
+                  job->alive == 1 ? " has" : "s have");
+  elastic->until_ns = 0;
+  even_job_end_ranks(job, SIGTERM, false);
+}
+
+void even_elastic_tick(even_job *job) {
+  if (job->hosts == NULL || job->stage != EVEN_JOB_RUNS || job->alive == 0) {
+    return;
+  }
+  even_elastic *elastic = job->hosts->elastic;
+  uint64_t now = even_clock_ns();
+  even_elastic_ask(job);
+  if (job->changing && elastic->told_ns != 0 && now - elastic->told_ns > LONG_NS) {
+    elastic->told_ns = 0;
+    even_job_notice(job,
+                    "the hosts change once the training has saved its state: %.0f s ago it was asked to, and it is "
+                    "still waited for (scripts without es.prepare never do)",
+                    (double)LONG_NS * 1e-9);
+  }
+  if (elastic->until_ns != 0 && now > elastic->until_ns) {
+    end_late(job);
+  }
+}
+
+/* Ctrl-C where `evenstep join` was typed. */
+static void let_go(even_job *job, even_host_agent *agent) {
+  if (may_go(job, agent) != EVEN_OK) {
+    even_job_notice(job, "host %s would leave, and may not: %s", agent->name, even_error_last()->what);
+    even_error_clear();
+    return;
+  }
+  agent->leaves = true;
+  even_elastic_ask(job);
+  tell_leaving(job, agent, "leaves");
+}
+
+bool even_elastic_notice(even_job *job, even_host_agent *agent, int signal) {
+  double seconds = job->params->notice_seconds;
+  if (agent->came && signal == SIGINT) {
+    let_go(job, agent);
+    return true;
+  }
+  if (job->hosts->params.least_ranks == 0 || !(seconds > 0) || job->stage != EVEN_JOB_RUNS || job->alive == 0) {
+    return false;
+  }
+  if (may_go(job, agent) != EVEN_OK) {
+    even_error_clear(); /* then all end, as they do without --min-ranks */
+    return false;
+  }
+  uint64_t until = even_clock_ns() + (uint64_t)(seconds * 1e9);
+  even_elastic *elastic = job->hosts->elastic;
+  elastic->until_ns = elastic->until_ns == 0 || until < elastic->until_ns ? until : elastic->until_ns;
+  agent->leaves = true;
+  even_elastic_ask(job);
+  even_job_notice(job,
+                  "host %s: %s: the training saves its state after the step under way, within %g s (--notice), and "
+                  "goes on with %zu rank%s without that host",
+                  agent->name, even_signal_name(signal), seconds, even_elastic_ranks(job),
+                  even_elastic_ranks(job) == 1 ? "" : "s");
+  return true;
+}
+
+bool even_elastic_failed(even_host_agent *agent, const char *why) {
+  if (!agent->came) {
+    return false;
+  }
+  (void)snprintf(agent->lost_words, sizeof agent->lost_words, "%.300s", why);
+  agent->leaves = true;
+  even_hosts_job_lost(agent);
+  return true;
+}
+
+void even_elastic_forget(even_job *job) {
+  job->changing = false;
+  if (job->hosts != NULL) {
+    job->hosts->elastic->until_ns = 0;
+  }
+}
+
+bool even_elastic_has_saved(const even_job *job) {
+  return job->changing && job->draining == 0 && job->saved > 0;
+}
+
+/* ---- between two attempts ---- */
+
+static even_status ask_stop(void) {
+  return even_stop_asked() ? even_fail(EVEN_ERR_INTERRUPTED, "interrupted while hosts were waited for") : EVEN_OK;
+}
+
+/* Nothing of an attempt is left on any host. */
+static even_status await_settled(even_job *job) {
+  uint64_t since_ns = even_clock_ns();
+  while (!even_job_hosts_settled(job, since_ns)) {
+    EVEN_TRY(even_loop_turn(&job->hosts->loop, TURN_MS));
+    even_hosts_tick(job->hosts);
+  }
+  return EVEN_OK;
+}
+
+static void leave_out(even_job *job, even_host_agent *agent, const char *why) {
+  agent->leaves = true;
+  even_job_notice(job, "host %s is left out: %.400s", agent->name, why);
+}
+
+/* Starts the agents of lost hosts again; those that nobody can start are left out. */
+static even_status launch(even_job *job, bool *any) {
+  even_hosts *hosts = job->hosts;
+  *any = false;
+  for (size_t i = 1; i < hosts->count; i++) {
+    even_host_agent *agent = &hosts->agents[i];
+    if (!agent->lost || agent->leaves) {
+      continue;
+    }
+    if (agent->came) {
+      leave_out(job, agent, "it came by itself, and may join again");
+      continue;
+    }
+    even_host_agent_drop(agent);
+    even_status status = even_host_agent_launch(agent);
+    if (status == EVEN_ERR_PEER_LOST && hosts->params.least_ranks > 0) {
+      leave_out(job, agent, even_error_last()->what);
+      even_error_clear();
+      continue;
+    }
+    EVEN_TRY(status);
+    even_job_notice(job, "host %s: its agent is %s again", agent->name,
+                    hosts->params.shell == NULL ? "waited for" : "started");
+    *any = true;
+  }
+  return EVEN_OK;
+}
+
+/* Of those that did not come: all, where the time is over; else those that cannot any more. */
+static bool leave_out_absent(even_job *job, even_status status) {
+  even_hosts *hosts = job->hosts;
+  const even_error why = *even_error_last();
+  bool any = false;
+  for (size_t i = 1; i < hosts->count; i++) {
+    even_host_agent *agent = &hosts->agents[i];
+    bool ended =
+        agent->lost || (hosts->params.shell != NULL && agent->link == NULL && even_host_agent_shell_ended(agent));
+    if (!agent->leaves && !agent->fits && (status == EVEN_ERR_TIMEOUT || ended)) {
+      leave_out(job, agent, why.what);
+      agent->lost = true;
+      any = true;
+    }
+  }
+  (void)even_error_restore(&why);
+  return any;
+}
+
+/* With --min-ranks, or where hosts may join. */
+static even_status revive(even_job *job) {
+  bool any = true;
+  for (int round = 0; any && round < MOST_ROUNDS; round++) {
+    EVEN_TRY(launch(job, &any));
+    even_status status = any ? even_hosts_await(job->hosts) : EVEN_OK;
+    if (status == EVEN_ERR_INTERRUPTED || (status != EVEN_OK && job->hosts->params.least_ranks == 0)) {
+      return status;
+    }
+    if (status != EVEN_OK && !leave_out_absent(job, status)) {
+      return status;
+    }
+    even_error_clear();
+  }
+  return EVEN_OK;
+}
+
+static even_status too_few(const even_job *job) {
+  (void)even_fail(EVEN_ERR_PEER_LOST, "%zu rank%s left on the hosts that can be reached, and --min-ranks is %zu",
+                  even_elastic_ranks(job), even_elastic_ranks(job) == 1 ? " is" : "s are", least_of(job));
+  return even_error_fix("when the hosts are back, go on with --name NAME --resume auto");
+}
+
+/* Until there are enough. */
+static even_status await_guests(even_job *job) {
+  even_hosts *hosts = job->hosts;
+  const even_agent_observer *observer = &job->params->observer;
+  char where[96];
+  double patience = hosts->params.patience_seconds;
+  uint64_t until = even_clock_ns() + (uint64_t)(patience * 1e9);
+  even_hosts_where(hosts, where, sizeof where);
+  even_job_notice(job,
+                  "%zu rank%s left, and --min-ranks is %zu: the job waits, saved%s%s, up to %.0f s for hosts to join: "
+                  "evenstep join %s",
+                  even_elastic_ranks(job), even_elastic_ranks(job) == 1 ? " is" : "s are", least_of(job),
+                  job->resume.length > 0 ? " in " : "", even_text_string(&job->resume), patience, where);
+  while (even_elastic_ranks(job) + even_guests_ranks(hosts) < least_of(job)) {
+    EVEN_TRY(ask_stop());
+    if (even_clock_ns() > until) {
+      return too_few(job);
+    }
+    EVEN_TRY(even_loop_turn(&hosts->loop, TURN_MS));
+    even_hosts_tick(hosts);
+    if (observer->tick != NULL) {
+      observer->tick(observer->context);
+    }
+  }
+  return EVEN_OK;
+}
+
+static bool may_change(const even_job *job) {
+  const even_hosts_params *params = &job->hosts->params;
+  return params->least_ranks > 0 || params->most_ranks > 0;
+}
+
+even_status even_elastic_settle(even_job *job, bool *changed) {
+  *changed = false;
+  if (job->hosts == NULL || (!may_change(job) && !is_due(job))) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(await_settled(job));
+  if (may_change(job)) {
+    EVEN_TRY(revive(job));
+  }
+  if (even_elastic_ranks(job) + even_guests_ranks(job->hosts) < least_of(job)) {
+    EVEN_TRY(job->hosts->params.most_ranks > 0 ? await_guests(job) : too_few(job));
+  }
+  *changed = is_due(job);
+  return *changed ? even_elastic_rearrange(job) : EVEN_OK;
+}
+
+bool even_elastic_may_leave_out(const even_job *job, even_status status) {
+  bool lost = false;
+  for (size_t i = 1; job->hosts != NULL && i < job->hosts->count; i++) {
+    lost = lost || job->hosts->agents[i].lost;
+  }
+  return lost && may_change(job) && job->failure.status == EVEN_OK &&
+         (status == EVEN_ERR_PEER_LOST || status == EVEN_ERR_TIMEOUT);
+}
+
+static void hand_over(even_text *from, even_text *to) {
+  even_text_free(to);
+  *to = *from;
+  *from = (even_text)EVEN_TEXT_EMPTY;
+}
+
+void even_elastic_keep(even_job *job) {
+  even_elastic_past *past = &job->hosts->elastic->past;
+  memcpy(past->id, job->id, sizeof past->id);
+  past->attempt = job->attempt;
+  past->planned = job->planned;
+  past->era = job->era + 1; /* what an agent that left sweeps behind it is nobody's any more */
+  hand_over(&job->resume, &past->resume);
+  hand_over(&job->foreign, &past->foreign);
+  hand_over(&job->lineage, &past->lineage);
+  hand_over(&job->began, &past->began);
+  past->kept = true;
+}
+
+bool even_elastic_take(even_job *job) {
+  if (job->hosts == NULL || !job->hosts->elastic->past.kept) {
+    return false;
+  }
+  even_elastic_past *past = &job->hosts->elastic->past;
+  memcpy(job->id, past->id, sizeof job->id);
+  job->attempt = past->attempt;
+  job->planned = past->planned;
+  job->era = past->era;
+  hand_over(&past->resume, &job->resume);
+  hand_over(&past->foreign, &job->foreign);
+  hand_over(&past->lineage, &job->lineage);
+  hand_over(&past->began, &job->began);
+  past->kept = false;
+  return true;
+}

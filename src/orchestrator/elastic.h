@@ -1,0 +1,85 @@
+/* The hosts of a job change while it runs: one is drained, one joins, one that is lost is left out (docs/hosts.md).
+ *
+ * What shall change is noted at the hosts, and rank 0 asked to end (drain.c): all save their state after the step under
+ * way. Between two attempts nothing of the job runs anywhere: then hosts go and come, and even_agent_run returns, for
+ * all that is counted by ranks (telemetry, history, shares) is the caller's. Called again, it goes on with that job. */
+#ifndef EVEN_ORCHESTRATOR_ELASTIC_H
+#define EVEN_ORCHESTRATOR_ELASTIC_H
+
+#include "orchestrator/control.h"
+#include "orchestrator/host_agent.h"
+#include "orchestrator/job.h"
+
+enum { EVEN_GUESTS_MOST = 16 };
+
+/* What a job is, besides its hosts. */
+typedef struct even_elastic_past {
+  bool kept;
+  char id[33];
+  int attempt; /* the next */
+  int planned;
+  int era;
+  even_text resume;
+  even_text foreign;
+  even_text lineage;
+  even_text began;
+} even_elastic_past;
+
+typedef struct even_elastic {
+  even_host_agent *guests[EVEN_GUESTS_MOST]; /* hosts that have come to join, NULL: none */
+  even_control control;
+  uint64_t until_ns; /* by then a host that had notice is gone; 0: there is none */
+  uint64_t told_ns;  /* when the ranks were asked; 0: the user was told that they take their time */
+  even_elastic_past past;
+} even_elastic;
+
+/* Of hosts that are open; also where hosts never change. */
+even_status even_elastic_open(even_hosts *hosts) EVEN_MUST_USE;
+void even_elastic_close(even_hosts *hosts);
+
+/* ---- while an attempt runs ---- */
+/* The job is open: commands are heard from now on. */
+void even_elastic_begin(even_job *job);
+/* Asks the ranks to save their state and end, where something shall change and they were not asked yet. */
+void even_elastic_ask(even_job *job);
+/* The same, and looks after the time; about ten times a second. */
+void even_elastic_tick(even_job *job);
+/* A host has notice that it must end soon, or one that has joined is asked to leave (Ctrl-C there): whether the others
+ * go on without it. */
+bool even_elastic_notice(even_job *job, even_host_agent *agent, int signal);
+/* A host could not do its part: one that has joined is no reason to end the job, which restarts without it. */
+bool even_elastic_failed(even_host_agent *agent, const char *why);
+/* Before the ranks of an attempt start. */
+void even_elastic_forget(even_job *job);
+/* Whether the ranks have ended, their state saved, for the hosts to change. */
+bool even_elastic_has_saved(const even_job *job);
+
+/* ---- between two attempts ---- */
+/* Lets hosts go and come. *changed: they are others now, and the job must be opened anew. With too few ranks it waits
+ * for hosts to join. EVEN_ERR_PEER_LOST, EVEN_ERR_TIMEOUT: the job cannot go on without those that are lost. */
+even_status even_elastic_settle(even_job *job, bool *changed) EVEN_MUST_USE;
+/* Whether an attempt that could not begin for this error may without the hosts that are lost. */
+bool even_elastic_may_leave_out(const even_job *job, even_status status);
+/* Keeps what the job is for the next even_agent_run, and takes it there. */
+void even_elastic_keep(even_job *job);
+bool even_elastic_take(even_job *job);
+
+/* ---- guests.c: hosts that come to join ---- */
+even_host_agent *even_guests_find(const even_hosts *hosts, const even_link *link);
+/* A greeting that says that it joins. An error ends the connection; its reason was told there. */
+even_status even_guests_greet(even_hosts *hosts, even_link *link, const json_t *greeting) EVEN_MUST_USE;
+even_status even_guests_take(even_host_agent *guest, const even_message *message) EVEN_MUST_USE;
+/* Its connection has ended. */
+void even_guests_ended(even_host_agent *guest, even_link *link);
+void even_guests_tick(even_hosts *hosts);
+/* Ranks of hosts that wait to be let in. */
+size_t even_guests_ranks(const even_hosts *hosts);
+
+/* ---- elastic_hosts.c: the list of hosts ---- */
+/* Ranks of hosts that stay, this one's among them. */
+size_t even_elastic_ranks(const even_job *job);
+/* Tells agents that leave of the end, and takes them out of the list; takes the guests into it. Outside of the loop's
+ * calls. */
+even_status even_elastic_rearrange(even_job *job) EVEN_MUST_USE;
+
+#endif

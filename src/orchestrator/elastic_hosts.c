@@ -1,0 +1,143 @@
+/* The list of a job's hosts, between two attempts: who leaves goes out of it, who joins comes into it. */
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "orchestrator/bring.h"
+#include "orchestrator/copies.h"
+#include "orchestrator/elastic.h"
+#include "os/clock.h"
+#include "os/host.h"
+#include "os/pipe.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { TURN_MS = 50 };
+
+/* For an agent that was told the end to leave. */
+static const uint64_t LEAVING_NS = 3000000000u;
+
+size_t even_elastic_ranks(const even_job *job) {
+  size_t ranks = job->local;
+  for (size_t i = 1; i < job->hosts->count; i++) {
+    ranks += job->hosts->agents[i].leaves ? 0 : job->hosts->agents[i].count;
+  }
+  return ranks;
+}
+
+/* Its shell ends with it; one that came by itself closes its connection, which is ours no more. */
+static void say_goodbye(even_host_agent *agent) {
+  uint64_t until = even_clock_ns() + LEAVING_NS;
+  if (agent->link != NULL) {
+    (void)!even_link_send(agent->link, EVEN_MESSAGE_END, NULL, NULL, 0);
+    even_link_flush(agent->link, 1000);
+    even_hosts_bury(agent->hosts, agent->link);
+    agent->link = NULL;
+  }
+  even_pipe_close(agent->input);
+  agent->input = -1;
+  while (agent->shell.pid > 0 && !even_host_agent_shell_ended(agent) && even_clock_ns() < until) {
+    if (even_loop_turn(&agent->hosts->loop, TURN_MS) != EVEN_OK) {
+      even_error_clear();
+      break;
+    }
+  }
+  even_host_agent_drop(agent);
+  even_device_list_free(&agent->devices);
+}
+
+/* What watches its shell knows where it lies. */
+static void move(even_host_agent *from, even_host_agent *to, size_t index) {
+  even_loop *loop = &from->hosts->loop;
+  even_loop_watch before[2] = {from->watches[0], from->watches[1]};
+  for (int i = 0; i < 2; i++) {
+    even_loop_remove(loop, &from->watches[i]);
+  }
+  *to = *from;
+  to->index = index;
+  for (int i = 0; i < 2; i++) {
+    if (before[i].fd >= 0 && even_loop_add(loop, &to->watches[i], before[i].fd, before[i].ready, to) != EVEN_OK) {
+      even_pipe_close(before[i].fd); /* its last words are not heard then */
+      even_error_clear();
+    }
+  }
+}
+
+static size_t count_guests(const even_hosts *hosts) {
+  size_t count = 0;
+  for (size_t i = 0; i < EVEN_GUESTS_MOST; i++) {
+    count += hosts->elastic->guests[i] != NULL && hosts->elastic->guests[i]->fits;
+  }
+  return count;
+}
+
+static void tell_left(const even_job *job, const even_host_agent *agent) {
+  char words[256];
+  (void)snprintf(words, sizeof words,
+                 "host %s is out of the job, and its agent has ended; the job goes on with %zu rank%s", agent->name,
+                 even_elastic_ranks(job), even_elastic_ranks(job) == 1 ? "" : "s");
+  even_control_end(&job->hosts->elastic->control, agent->name, EVEN_OK, words, "");
+}
+
+static void take_guests(even_hosts *hosts, even_host_agent *list, size_t *count) {
+  for (size_t i = 0; i < EVEN_GUESTS_MOST && *count < EVEN_HOSTS_MOST; i++) {
+    even_host_agent *guest = hosts->elastic->guests[i];
+    if (guest != NULL && guest->fits) {
+      move(guest, &list[*count], *count);
+      (*count)++;
+      hosts->elastic->guests[i] = NULL;
+      even_free(guest);
+    }
+  }
+}
+
+even_status even_elastic_rearrange(even_job *job) {
+  even_hosts *hosts = job->hosts;
+  even_host_agent *list = NULL;
+  size_t count = 1;
+  EVEN_TRY(EVEN_NEW_ARRAY(&list, hosts->count + count_guests(hosts)));
+  list[0] = hosts->agents[0];
+  for (size_t i = 1; i < hosts->count; i++) {
+    even_bring_drop(&hosts->agents[i]); /* what was on its way ends with the parcels */
+  }
+  for (size_t i = 1; i < hosts->count; i++) {
+    even_host_agent *agent = &hosts->agents[i];
+    if (agent->leaves) {
+      say_goodbye(agent);
+      tell_left(job, agent);
+    } else {
+      move(agent, &list[count], count);
+      count++;
+    }
+  }
+  take_guests(hosts, list, &count);
+  even_free(hosts->agents);
+  hosts->agents = list;
+  hosts->count = count;
+  job->parcels = NULL;
+  even_copies_close(hosts->copies); /* begun anew, with the hosts that there are now */
+  hosts->copies = NULL;
+  return even_hosts_open_parcels(hosts);
+}
+
+bool even_hosts_changed(const even_hosts *hosts) {
+  return hosts != NULL && hosts->elastic->past.kept;
+}
+
+/* That of an interface that is up; a host without any is reached by itself alone. */
+void even_hosts_where(const even_hosts *hosts, char *out, size_t bytes) {
+  even_interface_list list = {NULL, 0};
+  char address[64] = "127.0.0.1";
+  if (even_interface_list_read(&list) != EVEN_OK) {
+    even_error_clear();
+  }
+  for (size_t i = list.count; i-- > 0;) {
+    const even_interface *interface = &list.items[i];
+    size_t length = strcspn(interface->addresses, ", ");
+    if (interface->up && !interface->loopback && length > 0 && length < sizeof address &&
+        memchr(interface->addresses, ':', length) == NULL) {
+      (void)snprintf(address, sizeof address, "%.*s", (int)length, interface->addresses);
+    }
+  }
+  even_interface_list_free(&list);
+  (void)snprintf(out, bytes, "%s:%d", hosts->params.address == NULL ? address : hosts->params.address, hosts->port);
+}

@@ -1,0 +1,243 @@
+/* Hosts that come to join a job that runs: what they are asked, and why they are refused. */
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "base/json_reader.h"
+#include "orchestrator/elastic.h"
+#include "orchestrator/remote.h"
+
+#include <stdio.h>
+#include <string.h>
+
+even_host_agent *even_guests_find(const even_hosts *hosts, const even_link *link) {
+  for (size_t i = 0; i < EVEN_GUESTS_MOST; i++) {
+    even_host_agent *guest = hosts->elastic->guests[i];
+    if (guest != NULL && guest->link == link) {
+      return guest;
+    }
+  }
+  return NULL;
+}
+
+size_t even_guests_ranks(const even_hosts *hosts) {
+  size_t ranks = 0;
+  for (size_t i = 0; i < EVEN_GUESTS_MOST; i++) {
+    const even_host_agent *guest = hosts->elastic->guests[i];
+    ranks += guest != NULL && guest->fits ? guest->count : 0;
+  }
+  return ranks;
+}
+
+void even_guests_tick(even_hosts *hosts) {
+  for (size_t i = 0; i < EVEN_GUESTS_MOST; i++) {
+    if (hosts->elastic->guests[i] != NULL) {
+      even_link_tick(hosts->elastic->guests[i]->link, false);
+    }
+  }
+}
+
+static void forget(even_host_agent *guest) {
+  even_elastic *elastic = guest->hosts->elastic;
+  for (size_t i = 0; i < EVEN_GUESTS_MOST; i++) {
+    if (elastic->guests[i] == guest) {
+      elastic->guests[i] = NULL;
+    }
+  }
+  even_device_list_free(&guest->devices);
+  even_free(guest);
+}
+
+void even_guests_ended(even_host_agent *guest, even_link *link) {
+  even_hosts *hosts = guest->hosts;
+  if (guest->fits && hosts->job != NULL) {
+    even_job_notice(hosts->job, "host %s, which was about to join, is lost: %.300s", guest->name,
+                    even_link_why(link)->what);
+  }
+  even_hosts_bury(hosts, link);
+  forget(guest);
+}
+
+/* Tells it, and is the reason for which its connection ends. */
+static even_status refuse(even_link *link) {
+  const even_error why = *even_error_last();
+  even_hosts_refuse(link, &why);
+  even_link_flush(link, 1000);
+  return even_error_restore(&why);
+}
+
+/* Ranks that may still come. */
+static size_t room_of(const even_hosts *hosts) {
+  size_t taken = even_elastic_ranks(hosts->job) + even_guests_ranks(hosts);
+  return (size_t)hosts->params.most_ranks > taken ? (size_t)hosts->params.most_ranks - taken : 0;
+}
+
+static even_status check_room(const even_hosts *hosts, size_t wish) {
+  size_t room = room_of(hosts);
+  if (room == 0) {
+    (void)even_fail(EVEN_ERR_STATE, "the job is full: it has all of its --max-ranks %d", hosts->params.most_ranks);
+    return even_error_fix("start it with more, or drain another host first: evenstep drain HOST");
+  }
+  if (wish > room) {
+    (void)even_fail(EVEN_ERR_STATE, "%zu ranks do not fit: the job takes %zu more (--max-ranks %d)", wish, room,
+                    hosts->params.most_ranks);
+    return even_error_fix("evenstep join -n %zu", room);
+  }
+  return EVEN_OK;
+}
+
+static even_status check_moment(const even_hosts *hosts) {
+  const even_job *job = hosts->job;
+  if (hosts->params.most_ranks == 0) {
+    (void)even_fail(EVEN_ERR_UNSUPPORTED, "this job takes no further hosts");
+    return even_error_fix("start it with --max-ranks N");
+  }
+  if (job == NULL) {
+    (void)even_fail(EVEN_ERR_STATE, "the job does not run yet");
+    return even_error_fix("try again in some seconds");
+  }
+  if (job->draining != 0 || job->interrupted != 0) {
+    (void)even_fail(EVEN_ERR_STATE, "the job is about to end");
+    return even_error_fix("join it when it was started again");
+  }
+  return EVEN_OK;
+}
+
+static even_host_agent **place_for(even_hosts *hosts) {
+  for (size_t i = 0; i < EVEN_GUESTS_MOST; i++) {
+    if (hosts->elastic->guests[i] == NULL) {
+      return &hosts->elastic->guests[i];
+    }
+  }
+  return NULL;
+}
+
+static even_status check(even_hosts *hosts, const even_link *link, const json_t *greeting) {
+  json_int_t wish = json_integer_value(json_object_get(greeting, "ranks"));
+  EVEN_TRY(even_hosts_check_version(hosts, greeting, link->peer));
+  EVEN_TRY(check_moment(hosts));
+  EVEN_TRY(check_room(hosts, wish > 0 ? (size_t)wish : 0));
+  return place_for(hosts) != NULL
+             ? EVEN_OK
+             : even_fail(EVEN_ERR_STATE, "%d hosts are about to join: try again when they have", EVEN_GUESTS_MOST);
+}
+
+even_status even_guests_greet(even_hosts *hosts, even_link *link, const json_t *greeting) {
+  json_int_t wish = json_integer_value(json_object_get(greeting, "ranks"));
+  if (check(hosts, link, greeting) != EVEN_OK) {
+    return refuse(link);
+  }
+  even_host_agent **place = place_for(hosts);
+  EVEN_TRY(EVEN_NEW(place));
+  even_host_agent *guest = *place;
+  *guest = (even_host_agent){.hosts = hosts,
+                             .index = hosts->count,
+                             .wish = (int)wish,
+                             .came = true,
+                             .link = link,
+                             .voter_port = (int)json_integer_value(json_object_get(greeting, "voter_port")),
+                             .shell = {.pid = -1},
+                             .input = -1,
+                             .watches = {{.fd = -1}, {.fd = -1}}};
+  (void)snprintf(guest->name, sizeof guest->name, "%.100s", link->peer);
+  even_hosts_leave_strangers(hosts, link);
+  return even_hosts_ask_facts(guest);
+}
+
+static bool is_called(const even_hosts *hosts, const even_host_agent *guest, const char *name) {
+  for (size_t i = 0; i < hosts->count; i++) {
+    if (strcmp(hosts->agents[i].name, name) == 0) {
+      return true;
+    }
+  }
+  for (size_t i = 0; i < EVEN_GUESTS_MOST; i++) {
+    const even_host_agent *other = hosts->elastic->guests[i];
+    if (other != NULL && other != guest && strcmp(other->name, name) == 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+/* By what it calls itself; where another one is called so (one machine plays several, or images of one), with a number.
+ */
+static void name_guest(even_host_agent *guest) {
+  char name[EVEN_HOSTS_NAME];
+  (void)snprintf(name, sizeof name, "%.100s", guest->node);
+  for (int number = 1; is_called(guest->hosts, guest, name); number++) {
+    (void)snprintf(name, sizeof name, "%.100s#%d", guest->node, number);
+  }
+  memcpy(guest->name, name, sizeof guest->name);
+}
+
+static bool is_same(const even_host_agent *agent, const char *identity) {
+  return identity[0] != '\0' && strcmp(agent->identity, identity) == 0;
+}
+
+/* One that is lost, or leaves, may come again: what is left of it is gone when it does. */
+static even_status check_alone(const even_host_agent *guest) {
+  const even_hosts *hosts = guest->hosts;
+  bool there = strcmp(even_json_text(hosts->facts, "identity"), guest->identity) == 0 && guest->identity[0] != '\0';
+  for (size_t i = 1; i < hosts->count; i++) {
+    const even_host_agent *agent = &hosts->agents[i];
+    there = there || (agent->link != NULL && !agent->lost && !agent->leaves && is_same(agent, guest->identity));
+  }
+  for (size_t i = 0; i < EVEN_GUESTS_MOST; i++) {
+    const even_host_agent *other = hosts->elastic->guests[i];
+    there = there || (other != NULL && other != guest && other->fits && is_same(other, guest->identity));
+  }
+  if (!there) {
+    return EVEN_OK;
+  }
+  (void)even_fail(EVEN_ERR_STATE, "this host is in the job already");
+  return even_error_fix("`evenstep drain` it first, where it shall have another number of ranks");
+}
+
+static even_status examine(even_host_agent *guest, const json_t *facts, bool *again) {
+  const even_hosts *hosts = guest->hosts;
+  EVEN_TRY(check_moment(hosts));
+  (void)snprintf(guest->identity, sizeof guest->identity, "%s", even_json_text(facts, "identity"));
+  (void)snprintf(guest->node, sizeof guest->node, "%s", even_json_text(facts, "node"));
+  EVEN_TRY(check_alone(guest));
+  name_guest(guest);
+  EVEN_TRY(even_hosts_examine(guest, facts));
+  size_t room = room_of(hosts);
+  if (guest->wish == 0 && guest->count > room && room > 0) { /* it left the number to us */
+    guest->wish = (int)room;
+    *again = true;
+    return EVEN_OK;
+  }
+  return check_room(hosts, guest->count);
+}
+
+static void let_in(even_host_agent *guest) {
+  guest->fits = true;
+  even_elastic_ask(guest->hosts->job);
+  even_job_notice(guest->hosts->job,
+                  "host %s has come with %zu rank%s: it joins when the training has saved its state after the step "
+                  "under way",
+                  guest->name, guest->count, guest->count == 1 ? "" : "s");
+}
+
+even_status even_guests_take(even_host_agent *guest, const even_message *message) {
+  json_t *facts = NULL;
+  bool again = false;
+  if (guest->fits) {
+    return EVEN_OK; /* a line of its agent's own: there is no attempt in which it had a part */
+  }
+  if (message->kind != EVEN_MESSAGE_FACTS) {
+    return even_fail(EVEN_ERR_INPUT, "%s: a message of kind %d of a host that is about to join", guest->name,
+                     (int)message->kind);
+  }
+  EVEN_TRY(even_json_parse("what another host says", message->json, message->json_bytes, &facts));
+  even_status status = examine(guest, facts, &again);
+  json_decref(facts);
+  if (status != EVEN_OK) {
+    return refuse(guest->link);
+  }
+  if (again) {
+    even_device_list_free(&guest->devices);
+    guest->count = 0;
+    return even_hosts_ask_facts(guest);
+  }
+  let_in(guest);
+  return EVEN_OK;
+}

@@ -1,0 +1,298 @@
+"""Jobs whose hosts change while they run: `evenstep drain`, `evenstep join`, hosts that are lost with --min-ranks."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import signal
+import sqlite3
+import subprocess
+from collections.abc import Callable, Iterator
+
+import pytest
+from run_jobs import Job, end_soon
+from test_drain import TRAINING
+from test_run_hosts import Hosts
+from test_run_hosts import hosts as hosts  # a fixture
+from test_run_hosts import names as names  # a fixture
+from test_run_launched import Launched
+from test_run_launched import launched as launched  # a fixture
+
+Script = Callable[..., str]
+
+KEY = "ab" * 32
+
+
+def ends_the_same(text: str, ranks: int) -> None:
+    found = re.findall(r"apart (\S+) after 18 steps", text)
+    assert len(found) == ranks and max(float(one) for one in found) < 1e-12, text
+
+
+# Says its place, and waits to be ended, but for the attempt that FREE names.
+WAITING = """#!/bin/sh
+echo "rank $RANK of $WORLD_SIZE attempt $TORCHELASTIC_RESTART_COUNT process $$"
+if [ "$TORCHELASTIC_RESTART_COUNT" = "$FREE" ]; then exit 0; fi
+exec sleep 600
+"""
+
+
+@pytest.fixture
+def waiting(script: Script, tmp_path: pathlib.Path) -> str:
+    name = script(WAITING, "wait.sh")
+    (tmp_path / name).chmod(0o755)
+    return f"./{name}"
+
+
+class Alone:
+    """A job on one machine, whose other hosts join over loopback."""
+
+    def __init__(self, program: pathlib.Path, folder: pathlib.Path, environment: dict[str, str]) -> None:
+        self.program, self.folder = str(program), folder
+        self.environment = environment | {"EVENSTEP_JOB_KEY": KEY, "NO_COLOR": "1"}
+        self.jobs: list[Job] = []
+
+    def start(self, *words: str, host: str = "a", **variables: str) -> Job:
+        own = self.environment | {"EVENSTEP_HOST_ID": host} | variables
+        self.jobs.append(Job([self.program, *words], self.folder, own))
+        return self.jobs[-1]
+
+    def run(self, *words: str, **variables: str) -> Job:
+        own = ("-n", "1", "--no-pin", "--no-monitor", "--name", "a", "--log-rank", "all", "--address", "127.0.0.1")
+        return self.start("run", *own, *words, **variables)
+
+    def join(self, job: Job, *words: str, host: str = "b", **variables: str) -> Job:
+        (where,) = job.wait_for(r"hosts join at (127.0.0.1:\d+) ")
+        return self.start("join", *words, where, host=host, **variables)
+
+
+@pytest.fixture
+def alone(program: pathlib.Path, tmp_path: pathlib.Path, environment: dict[str, str]) -> Iterator[Alone]:
+    made = Alone(program, tmp_path, environment)
+    yield made
+    for job in made.jobs:
+        if job.process.poll() is None:
+            job.process.kill()
+            job.process.wait()
+        if job.process.stdout is not None:
+            job.process.stdout.close()
+
+
+def test_who_may_not_join_is_told_why(alone: Alone, waiting: str, tmp_path: pathlib.Path) -> None:
+    job = alone.run("--max-ranks", "2", "--no-python", waiting)
+    job.wait_for("rank 0 of 1 attempt 0")
+
+    def refused(code: int, said: str, *words: str, **variables: str) -> None:
+        ended, text = alone.join(job, *words, **variables).finish()
+        assert ended == code and said in text, text
+
+    refused(5, "give this host the job's key", EVENSTEP_JOB_KEY="cd" * 32)
+    refused(2, "this host does not have the job's key", EVENSTEP_JOB_KEY="")
+    refused(8, "2 ranks do not fit: the job takes 1 more (--max-ranks 2)", "-n", "2")
+    refused(8, "this host is in the job already", "-n", "1", host="a")
+    first = alone.join(job, "-n", "1")
+    job.wait_for("has come with 1 rank")
+    refused(8, "the job is full", "-n", "1", host="c")
+
+    def undrained(code: int, said: str, *words: str) -> None:
+        ended, text = alone.start("drain", *words).finish()
+        assert ended == code and said in text, text
+
+    undrained(3, "the job has no host nowhere", "--run", "a", "nowhere")
+    undrained(8, "leads the job: it cannot be drained", "--run", "a", os.uname().nodename)
+    undrained(3, "there is no run in the folder runs", "nowhere")
+    undrained(2, "no host was named")
+    control = tmp_path / "runs/a/control"
+    assert control.stat().st_mode & 0o777 == 0o600
+    os.kill(job.process.pid, signal.SIGTERM)
+    assert job.finish()[0] == 143
+    code, text = first.finish()
+    assert code == 8 and "the job has ended" in text
+    assert not control.exists()
+
+
+def drain_of(hosts: Hosts, host: str) -> Job:
+    command = ["ip", "netns", "exec", hosts.names[0], str(hosts.program), "drain", "--run", "a", host]
+    hosts.jobs.append(Job(command, hosts.folder, hosts.environment))
+    return hosts.jobs[-1]
+
+
+def test_a_host_is_drained_and_the_job_goes_on(hosts: Hosts, script: Script, tmp_path: pathlib.Path) -> None:
+    here, there = hosts.names
+    job = hosts.start("--name", "a", "--max-restarts", "0", "--log-rank", "all", script(TRAINING), monitor=True)
+    job.wait_for("at step 8", times=2)
+    (agent,) = hosts.agents()
+    drain = drain_of(hosts, there)
+    job.wait_for(f"host {there} is drained: the training saves its state after the step under way")
+    (tmp_path / "told").touch()
+    code, text = drain.finish()
+    assert code == 0, text
+    assert f"host {there} is out of the job, and its agent has ended; the job goes on with 1 rank" in text
+    assert end_soon([agent])
+    code, text = job.finish()
+    assert code == 0, text
+    assert re.search(r"the hosts change: the job goes on from \S+/step-0000000(8|9)\n", text), text
+    assert f"1 rank on 1 host: {here} 1" in text and "Traceback" not in text
+    ends_the_same(text, 1)
+    with sqlite3.connect(tmp_path / "runs/a/run.db") as database:
+        steps = dict(database.execute("SELECT rank, COUNT(DISTINCT step) FROM steps GROUP BY rank").fetchall())
+        assert steps[0] == 18 and steps[1] in (9, 10)
+        assert database.execute("SELECT value FROM meta WHERE key = 'ranks'").fetchall() == [("1",)]
+
+
+def test_a_host_joins(alone: Alone, script: Script, tmp_path: pathlib.Path) -> None:
+    job = alone.run("--max-ranks", "2", "--max-restarts", "0", script(TRAINING))
+    job.wait_for("at step 8")
+    join = alone.join(job, "-n", "1")
+    job.wait_for("has come with 1 rank: it joins when the training has saved its state")
+    (tmp_path / "told").touch()
+    code, text = job.finish()
+    assert code == 0, text
+    assert "2 ranks on 2 hosts" in text
+    ends_the_same(text, 2)
+    code, text = join.finish()
+    assert code == 0 and "this host takes part: rank 1 of 2" in text
+
+
+def test_who_joined_takes_part_in_a_restart_and_is_left_out_when_it_is_lost(alone: Alone, waiting: str) -> None:
+    job = alone.run("--max-ranks", "3", "--max-restarts", "2", "--no-python", waiting, FREE="2")
+    (first,) = job.wait_for(r"rank 0 of 1 attempt 0 process (\d+)")
+    join = alone.join(job, "-n", "2")
+    job.wait_for("has come with 2 ranks")
+    os.kill(int(first), signal.SIGKILL)
+    job.wait_for(r"rank \d of 3 attempt 1 process", times=3)
+    join.wait_for("this host takes part: ranks 1 and 2 of 3")
+    join.process.kill()
+    code, text = job.finish()
+    assert code == 0, text
+    assert "is left out: it came by itself, and may join again" in text
+    assert "restart 2 of 2" in text and "rank 0 of 1 attempt 2" in text
+
+
+def lose(hosts: Hosts, job: Job) -> None:
+    """The other host's agent is killed, and none can be started there again."""
+    job.wait_for(r"rank \d of 2 attempt 0", times=2)
+    (agent,) = hosts.agents()
+    pathlib.Path(hosts.folder / "shell.sh").write_text("#!/bin/sh\necho No route to host >&2\nexit 255\n")
+    os.kill(agent, signal.SIGKILL)
+
+
+def test_a_job_goes_on_without_a_host_that_is_lost(hosts: Hosts, waiting: str) -> None:
+    hosts.environment = hosts.environment | {"FREE": "1"}
+    job = hosts.start("--min-ranks", "1", "--max-restarts", "1", "--log-rank", "all", "--no-python", waiting)
+    lose(hosts, job)
+    code, text = job.finish()
+    assert code == 0, text
+    assert re.search(f"host {hosts.names[1]} is left out: .*No route to host", text)
+    assert "restart 1 of 1" in text and "rank 0 of 1 attempt 1" in text
+    assert f"1 rank on 1 host: {hosts.names[0]} 1" in text
+
+
+def test_with_too_few_ranks_it_waits_for_a_host_to_join(hosts: Hosts, waiting: str) -> None:
+    there = hosts.names[1]
+    hosts.environment = hosts.environment | {"EVENSTEP_JOB_KEY": KEY, "FREE": "1"}
+    words = ("--min-ranks", "2", "--max-ranks", "2", "--max-restarts", "1", "--log-rank", "all", "--no-python", waiting)
+    job = hosts.start(*words)
+    lose(hosts, job)
+    (where,) = job.wait_for(r"1 rank is left, and --min-ranks is 2: the job waits, .*: evenstep join (\S+)")
+    joining = ["ip", "netns", "exec", there, "env", f"EVENSTEP_HOST_ID={there}", str(hosts.program), "join", "-n", "1"]
+    hosts.jobs.append(join := Job([*joining, where], hosts.folder, hosts.environment))
+    code, text = job.finish()
+    assert code == 0, text
+    assert len(re.findall(r"rank \d of 2 attempt 1", text)) == 2
+    assert join.finish()[0] == 0
+
+
+def test_with_too_few_ranks_and_nobody_who_may_join_it_ends(hosts: Hosts, waiting: str) -> None:
+    job = hosts.start("--min-ranks", "2", "--max-restarts", "1", "--log-rank", "all", "--no-python", waiting)
+    lose(hosts, job)
+    code, text = job.finish()
+    assert code == 7, text
+    assert "1 rank is left on the hosts that can be reached, and --min-ranks is 2" in text
+
+
+def test_a_host_with_notice_is_drained_alone(launched: Launched, waiting: str) -> None:
+    """These ranks save nothing: when its time is over the job restarts, without that host."""
+    words = ("--notice", "0.2", "--min-ranks", "1", "--max-restarts", "1", "--log-rank", "all", "--no-python", waiting)
+    leader, follower = launched.both(*words, FREE="1")
+    leader.wait_for(r"rank \d of 2 attempt 0", times=2)
+    os.kill(follower.process.pid, signal.SIGTERM)
+    code, text = leader.finish()
+    assert code == 0, text
+    assert re.search(
+        r"host \S+#1: SIGTERM: the training saves its state .* goes on with 1 rank without that host", text
+    )
+    assert "the time of --notice is over" in text and "rank 0 of 1 attempt 1" in text
+    assert follower.finish()[0] == 0
+
+
+@pytest.mark.more
+def test_a_host_with_notice_leaves_and_the_training_goes_on(
+    launched: Launched, script: Script, tmp_path: pathlib.Path
+) -> None:
+    words = ("--notice", "120", "--min-ranks", "1", "--max-restarts", "0", "--no-pin", "--log-rank", "all")
+    leader, follower = launched.both(*words, script(TRAINING))
+    leader.wait_for("at step 8", times=2)
+    os.kill(follower.process.pid, signal.SIGTERM)
+    leader.wait_for("goes on with 1 rank without that host")
+    (tmp_path / "told").touch()
+    code, text = leader.finish()
+    assert code == 0, text
+    ends_the_same(text, 1)
+    assert follower.finish()[0] == 0
+
+
+def test_ctrl_c_asks_to_leave(alone: Alone, waiting: str) -> None:
+    """These ranks save nothing: the second one ends it at once."""
+    job = alone.run("--max-ranks", "2", "--max-restarts", "2", "--no-python", waiting, FREE="2")
+    (first,) = job.wait_for(r"rank 0 of 1 attempt 0 process (\d+)")
+    join = alone.join(job, "-n", "1")
+    job.wait_for("has come with 1 rank")
+    os.kill(int(first), signal.SIGKILL)
+    job.wait_for(r"rank \d of 2 attempt 1 process", times=2)
+    os.kill(join.process.pid, signal.SIGINT)
+    job.wait_for(r"host \S+ leaves: the training saves its state .* goes on with 1 rank")
+    os.kill(join.process.pid, signal.SIGINT)
+    code, text = job.finish()
+    assert code == 0 and "rank 0 of 1 attempt 2" in text, text
+    join.finish()
+
+
+def test_a_host_that_joined_and_cannot_take_part_ends_nothing(alone: Alone, waiting: str) -> None:
+    """There the run folder is a file."""
+    words = ("--max-ranks", "2", "--max-restarts", "2", "--checkpoint-dir", "saved", "--no-python", waiting)
+    job = alone.run(*words, FREE="2")
+    (first,) = job.wait_for(r"rank 0 of 1 attempt 0 process (\d+)")
+    over = alone.folder / "over.sh"
+    over.write_text('#!/bin/sh\nmount -t tmpfs none runs && : > runs/a && exec "$@"\n')
+    over.chmod(0o755)
+    (where,) = job.wait_for(r"hosts join at (\S+) ")
+    joining = ["unshare", "-m", str(over), alone.program, "join", "-n", "1", where]
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode != 0:
+        pytest.skip("no mount namespaces")
+    alone.jobs.append(join := Job(joining, alone.folder, alone.environment | {"EVENSTEP_HOST_ID": "b"}))
+    job.wait_for("has come with 1 rank")
+    os.kill(int(first), signal.SIGKILL)
+    code, text = job.finish()
+    assert code == 0 and "rank 0 of 1 attempt 2" in text, text
+    assert re.search(r"host \S+ is lost: ", text)
+    join.finish()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--max-ranks", "2", "-n", "1", "t.py"], "--max-ranks lets hosts join that have the job's key"),
+        (["--max-ranks", "2", "--recovery", "replace", "--spares", "1", "t.py"], "--spares are of one host"),
+        (
+            ["--max-ranks", "2", "--replace-leader", "--hosts", "a,b,c", "t.py"],
+            "--replace-leader is of hosts that stay",
+        ),
+        (["--join-port", "7000", "t.py"], "--join-port is of several hosts"),
+        (["--min-ranks", "2", "-n", "2", "t.py"], "--min-ranks is of --recovery shrink and replace, and of several"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(alone: Alone, script: Script, words: list[str], said: str) -> None:
+    script("", "t.py")
+    code, text = alone.start("run", *words, EVENSTEP_JOB_KEY="").finish()
+    assert code == 2 and said in text, text
