@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "comm/hosts_bench.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
 #include <setjmp.h>
@@ -15,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -36,14 +38,35 @@ static int command(const char *format, ...) {
   return length < (int)sizeof text ? system(text) : -1;
 }
 
-static void remove_hosts(void) {
-  if (getpid() != owner) {
-    return;
+static int keeper[2] = {-1, -1}; /* nobody writes: it ends with this process, and with the ranks */
+static pid_t keeper_pid = -1;
+
+/* In a process of its own, so that the hosts go with this one, whatever its end: a name in /run/netns has no owner. */
+static bool keep_hosts(void) {
+  char byte = 0;
+  if (pipe(keeper) != 0 || (keeper_pid = fork()) < 0) {
+    return false;
+  }
+  if (keeper_pid > 0) {
+    (void)close(keeper[0]);
+    return true;
+  }
+  (void)setsid();
+  (void)close(keeper[1]);
+  while (read(keeper[0], &byte, 1) < 0 && errno == EINTR) {
   }
   for (int host = 0; host < HOSTS; host++) {
     (void)command("ip netns del even-%d-%d 2>/dev/null", owner, host);
   }
   (void)command("ip netns del even-%d-net 2>/dev/null", owner);
+  _exit(0);
+}
+
+static void remove_hosts(void) {
+  if (getpid() == owner && keeper_pid > 0) {
+    (void)close(keeper[1]);
+    (void)waitpid(keeper_pid, NULL, 0);
+  }
 }
 
 static bool make_host(int host) {
@@ -62,7 +85,7 @@ static bool make_host(int host) {
 
 static bool make_hosts(void) {
   owner = getpid();
-  bool made = geteuid() == 0 && command("command -v ip tc >/dev/null") == 0 &&
+  bool made = geteuid() == 0 && command("command -v ip tc >/dev/null") == 0 && keep_hosts() &&
               command("ip netns add even-%d-net 2>/dev/null", owner) == 0 &&
               command("ip -n even-%d-net link add br0 type bridge 2>/dev/null", owner) == 0 &&
               command("ip -n even-%d-net link set br0 up", owner) == 0;
