@@ -27,7 +27,7 @@ from evenstep.generation_gift import Gift
 from evenstep.group import Bootstrap, SharedGroup, gather_objects
 from evenstep.mended_group import MendedGroup, is_lost, part_lost
 from evenstep.regrouping import memory_pool, own_cap, regroup, timings_of
-from evenstep.rendezvous import Overtaken, are_here, has_ended, know
+from evenstep.rendezvous import Overtaken, are_here, has_ended, know, notice_cut
 
 if TYPE_CHECKING:
     from evenstep.session import Session
@@ -444,9 +444,12 @@ class Recovery:
                 continue
             try:
                 timeout = timedelta(seconds=_CONNECT_SECONDS)
-                return dist.TCPStore(address or "127.0.0.1", port, is_master=False, timeout=timeout)
+                store = dist.TCPStore(address or "127.0.0.1", port, is_master=False, timeout=timeout)
             except RuntimeError:
                 continue  # its host is late, or has ended: then another generation comes
+            if address:
+                notice_cut(address, port)
+            return store
 
     def _go_on(
         self, number: int, comm: _core.Comm, told: list[Told], began: float, calling: bool, committing: bool

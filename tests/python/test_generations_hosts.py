@@ -32,8 +32,10 @@ def _more(*values: object) -> object:
 @pytest.mark.parametrize(
     ("names", "case", "deaths", "left"),
     [
-        # a host's first rank, all of a host but the job's first rank, while others recover
-        ("a,a,b,b", cases.ADVERSARIAL, "2@ready:5,0@meeting:5,1@fooled:13", [3]),
+        # a host's first rank, of three; the job's first, of two that are alone on their hosts
+        ("a,b,b", cases.PLAIN_LOOP, "1@voted:4,0@commit:9", [2]),
+        # a host's first rank, the job's first while others recover, and what is left of a host
+        _more("a,a,b,b", cases.ADVERSARIAL, "2@ready:5,0@meeting:5,1@fooled:13", [3]),
         _more("a,a,b,b", cases.PLAIN_LOOP, "0@forward:3,1@forward:3", [2, 3]),  # a whole host at once
         _more("a,b,a", cases.PLAIN_LOOP, "1@commit:4,0@applied:9", [2]),
         _more("a,b,c", cases.PLAIN_LOOP, "1@vote:4,0@committed:9", [2]),  # UCX between all
