@@ -140,7 +140,7 @@ void even_chaos_relent(even_chaos_job *job, bool all);
 
 /* Whether the fault takes the attempt with it, as a rule. */
 bool even_chaos_ends_attempt(even_chaos_kind kind);
-/* Whether the job trains: all ranks live, and have made a step since the last fault of those. */
+/* Whether the job trains: all ranks live, and those that make steps have made one since the last fault of those. */
 bool even_chaos_trains(const even_chaos_job *job);
 /* The fault has happened, in so many words; or it cannot be here, and why. The next one is the next. */
 void even_chaos_tell(even_chaos_job *job, const char *words);

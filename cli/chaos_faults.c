@@ -281,18 +281,22 @@ bool even_chaos_ends_attempt(even_chaos_kind kind) {
 
 bool even_chaos_trains(const even_chaos_job *job) {
   const even_state *state = even_history_state(job->history);
+  bool any = false;
   for (int i = 0; i < job->ranks; i++) {
     even_process_stat facts;
+    const even_state_rank *rank = &state->rank[i];
     if (!find_rank(job, i, &facts)) {
       return false;
     }
-    const even_state_rank *rank = &state->rank[i];
-    if (rank->last_attempt == 0 ||
-        rank->window[rank->last_step % EVEN_STATE_WINDOW].end_ns <= job->ended_ns) { /* its own last one */
+    if (rank->last_attempt == 0) {
+      continue; /* one that does not train, of a job in which others do */
+    }
+    if (rank->window[rank->last_step % EVEN_STATE_WINDOW].end_ns <= job->ended_ns) { /* its own last one */
       return false;
     }
+    any = true;
   }
-  return true;
+  return any;
 }
 
 /* Whether it is the time for it. Most faults come while the job trains; of those that end attempts one in eight as soon
