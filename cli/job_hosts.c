@@ -121,6 +121,29 @@ even_status even_job_first_host(const even_job_options *options, int ranks, int 
   return status;
 }
 
+/* Behind the others. Of three hosts and more these vote themselves. */
+static even_status add_witness(const even_job_options *options, even_host_wish **out, size_t *count) {
+  size_t length = strlen(options->witness);
+  if (options->launched != NULL || (*count != 2 && options->estate == NULL)) {
+    (void)even_fail(EVEN_ERR_USAGE, "--witness is of two hosts that --hosts names");
+    return even_error_fix("leave it out: of three hosts and more, --replace-leader has three vote, or five");
+  }
+  if (!is_name(options->witness, length) || strchr(options->witness, ',') != NULL) {
+    (void)even_fail(EVEN_ERR_USAGE, "--witness %s: not the name of a host", options->witness);
+    return even_error_fix("give one name as ssh takes it");
+  }
+  for (size_t i = 0; i < *count; i++) {
+    if (strcmp((*out)[i].name, options->witness) == 0) {
+      (void)even_fail(EVEN_ERR_USAGE, "--witness %s has ranks, too", options->witness);
+      return even_error_fix("name a third machine: with it, either of the two can be lost");
+    }
+  }
+  EVEN_TRY(even_realloc((void **)out, *count + 1, sizeof **out));
+  (*out)[*count] = (even_host_wish){.ranks = 1, .witness = true};
+  memcpy((*out)[(*count)++].name, options->witness, length + 1);
+  return EVEN_OK;
+}
+
 /* One for each process that was started; all but this one's are known when they come. */
 static even_status make_wishes(const even_launched *launched, int ranks, even_host_wish **out, size_t *count) {
   EVEN_TRY(EVEN_NEW_ARRAY(out, (size_t)launched->count));
@@ -162,7 +185,7 @@ even_status even_job_check_hosts(const even_job_options *options) {
     (void)even_fail(EVEN_ERR_USAGE, "--join-port is of --max-ranks");
     return even_error_fix("say up to how many ranks hosts may join");
   }
-  if (options->replace_leader && (options->max_ranks > 0 || options->min_ranks > 0)) {
+  if ((options->replace_leader || options->witness != NULL) && (options->max_ranks > 0 || options->min_ranks > 0)) {
     (void)even_fail(EVEN_ERR_USAGE, "--replace-leader is of hosts that stay, and --%s-ranks of such that change",
                     options->max_ranks > 0 ? "max" : "min");
     return even_error_fix("leave out one of the two");
@@ -178,13 +201,15 @@ even_status even_job_check_hosts(const even_job_options *options) {
 static even_status check_alone(const even_job_options *options) {
   bool joined = options->max_ranks > 0;
   if (options->ssh == NULL && (joined || options->address == NULL) && options->rendezvous == NULL &&
-      !options->replace_leader && options->checkpoint_copies == 0 && (joined || options->join_port == 0)) {
+      !options->replace_leader && options->witness == NULL && options->checkpoint_copies == 0 &&
+      (joined || options->join_port == 0)) {
     return EVEN_OK;
   }
   (void)even_fail(EVEN_ERR_USAGE, "%s is of several hosts, and no --hosts names them",
                   options->ssh != NULL          ? "--ssh"
                   : options->address != NULL    ? "--address"
                   : options->rendezvous != NULL ? "--rendezvous"
+                  : options->witness != NULL    ? "--witness"
                   : options->replace_leader     ? "--replace-leader"
                   : options->join_port != 0     ? "--join-port"
                                                 : "--checkpoint-copies");
@@ -284,7 +309,7 @@ static even_status reach(const even_job_options *options, const even_host_wish *
                                     .python = options->no_python ? NULL : setup->python.data,
                                     .patience_seconds = patience,
                                     .majority_seconds = majority,
-                                    .replaces_leader = options->replace_leader,
+                                    .replaces_leader = options->replace_leader || options->witness != NULL,
                                     .copies = (int)options->checkpoint_copies,
                                     .least_ranks = (int)options->min_ranks,
                                     .most_ranks = (int)options->max_ranks,
@@ -329,10 +354,14 @@ even_status even_job_reach_hosts(const even_job_options *options, int ranks, con
   even_status status = options->launched != NULL ? make_wishes(options->launched, ranks, &wishes, &count)
                        : options->hosts == NULL  ? make_own_wish(ranks, &wishes, &count)
                                                  : read_hosts(options->hosts, ranks, &wishes, &count);
+  if (status == EVEN_OK && options->witness != NULL) {
+    status = add_witness(options, &wishes, &count);
+  }
   if (status == EVEN_OK && options->replace_leader && options->estate == NULL &&
       (count < 3 || options->launched != NULL)) {
     status = even_fail(EVEN_ERR_USAGE, "--replace-leader is of three hosts and more that --hosts names");
-    (void)even_error_fix("leave it out: of two hosts nobody knows which one is cut off");
+    (void)even_error_fix(
+        "of two hosts nobody knows which one is cut off: --witness names a third machine, which votes");
   }
   if (status == EVEN_OK && options->estate == NULL && options->checkpoint_copies > (int64_t)count - 1) {
     status = even_fail(EVEN_ERR_USAGE, "--checkpoint-copies %lld, and there are %zu other hosts",

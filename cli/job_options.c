@@ -94,6 +94,8 @@ size_t even_job_options_declare(even_job_options *o, even_option *table) {
        "of three hosts and more another one takes this one's place when it is lost", 0, 0},
       {0, "checkpoint-copies", EVEN_OPTION_INTEGER, &o->checkpoint_copies, "N",
        "keep the newest checkpoint on N other hosts, too (default 0)", 0, 512},
+      {0, "witness", EVEN_OPTION_TEXT, &o->witness, "HOST",
+       "of two hosts, a third machine without ranks that votes: with it, either may take the other one's place", 0, 0},
       {0, "python", EVEN_OPTION_TEXT, &o->python, "PATH", "the interpreter (default: of this installation, or on PATH)",
        0, 0},
       {'m', "module", EVEN_OPTION_FLAG, &o->module, NULL, "the operand is a module, as in python -m", 0, 0},

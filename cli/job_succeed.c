@@ -75,6 +75,7 @@ static even_status read_options(even_estate *estate, succession *one) {
   EVEN_TRY(even_options_parse(&usage, table, known, (int)one->count - 2, one->words + 2, &one->operand, &helped));
   EVEN_TRY(even_estate_hosts(estate, &one->hosts));
   one->options.hosts = one->hosts.data;
+  one->options.witness = even_estate_witness(estate);
   one->options.address = NULL;
   one->options.port = 0;
   if (one->options.resume != NULL && strcmp(one->options.resume, "auto") == 0) {

@@ -282,7 +282,7 @@ static even_status conclude(const even_host_agent *agent) {
 even_status even_bring_to_all(even_job *job) {
   even_hosts *hosts = job->hosts;
   bool all = false;
-  for (size_t i = 1; i < hosts->count; i++) {
+  for (size_t i = 1; i < even_hosts_count(hosts); i++) {
     if (job->resume.length == 0) {
       even_bring_drop(&hosts->agents[i]);
     } else {
@@ -296,11 +296,11 @@ even_status even_bring_to_all(even_job *job) {
     EVEN_TRY(even_loop_turn(&hosts->loop, TICK_MS));
     even_hosts_tick(hosts);
     all = true;
-    for (size_t i = 1; i < hosts->count; i++) {
+    for (size_t i = 1; i < even_hosts_count(hosts); i++) {
       all = all && is_settled(&hosts->agents[i]);
     }
   }
-  for (size_t i = 1; job->resume.length > 0 && i < hosts->count; i++) {
+  for (size_t i = 1; job->resume.length > 0 && i < even_hosts_count(hosts); i++) {
     EVEN_TRY(conclude(&hosts->agents[i]));
   }
   return EVEN_OK;

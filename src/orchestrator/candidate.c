@@ -92,6 +92,7 @@ static even_status begin(even_candidate *candidate, const json_t *content, const
                               .count = count,
                               .first = (uint64_t)json_integer_value(json_object_get(content, "first")),
                               .joins = json_is_true(json_object_get(content, "joins")),
+                              .witness = json_is_true(json_object_get(content, "witness")),
                               .returns = json_is_true(json_object_get(content, "returns")),
                               .folder = json_string_value(json_object_get(content, "folder"))};
   memcpy(params.key, candidate->key, sizeof params.key);

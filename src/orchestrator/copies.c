@@ -36,8 +36,8 @@ void even_copies_close(even_copies *copies) {
 
 static even_status open_copies(even_hosts *hosts) {
   EVEN_TRY(EVEN_NEW(&hosts->copies));
-  hosts->copies->most =
-      (size_t)hosts->params.copies < hosts->count - 1 ? (size_t)hosts->params.copies : hosts->count - 1;
+  size_t others = even_hosts_count(hosts) - 1; /* a witness, the last, keeps none */
+  hosts->copies->most = (size_t)hosts->params.copies < others ? (size_t)hosts->params.copies : others;
   return EVEN_OK;
 }
 

@@ -38,11 +38,12 @@ static void add_environment(even_json *json) {
   even_json_array_end(json);
 }
 
-static void add_host(even_json *json, const char *name, uint64_t member, int ranks) {
+static void add_host(even_json *json, const char *name, uint64_t member, int ranks, bool witness) {
   even_json_object(json, NULL);
   even_json_string(json, "name", name);
   even_json_unsigned(json, "member", member);
   even_json_integer(json, "ranks", ranks);
+  even_json_bool(json, "witness", witness);
   even_json_object_end(json);
 }
 
@@ -63,7 +64,8 @@ even_status even_estate_write(const even_job *job, even_text *out) {
   even_json_array(&json, "hosts");
   for (size_t i = 0; i < hosts->count; i++) {
     if (i == 0 || hosts->agents[i].member != 0) {
-      add_host(&json, hosts->agents[i].name, i == 0 ? hosts->self : hosts->agents[i].member, hosts->agents[i].wish);
+      add_host(&json, hosts->agents[i].name, i == 0 ? hosts->self : hosts->agents[i].member, hosts->agents[i].wish,
+               hosts->agents[i].witness);
     }
   }
   even_json_array_end(&json);
@@ -148,6 +150,10 @@ static uint64_t member_of(const json_t *host) {
   return (uint64_t)json_integer_value(json_object_get(host, "member"));
 }
 
+static bool is_witness(const json_t *host) {
+  return json_is_true(json_object_get(host, "witness"));
+}
+
 static void add_wish(const json_t *host, even_text *out) {
   json_int_t ranks = json_integer_value(json_object_get(host, "ranks"));
   even_text_format(out, "%s%s", out->length > 0 ? "," : "", json_string_value(json_object_get(host, "name")));
@@ -165,11 +171,22 @@ even_status even_estate_hosts(const even_estate *estate, even_text *out) {
     }
   }
   for (size_t i = 1; i < json_array_size(hosts); i++) {
-    if (member_of(json_array_get(hosts, i)) != estate->self) {
+    if (member_of(json_array_get(hosts, i)) != estate->self && !is_witness(json_array_get(hosts, i))) {
       add_wish(json_array_get(hosts, i), out);
     }
   }
   return even_text_status(out);
+}
+
+const char *even_estate_witness(const even_estate *estate) {
+  size_t at = 0;
+  json_t *host = NULL;
+  json_array_foreach(json_object_get(estate->content, "hosts"), at, host) {
+    if (is_witness(host)) {
+      return json_string_value(json_object_get(host, "name"));
+    }
+  }
+  return NULL;
 }
 
 uint64_t even_estate_member(const even_estate *estate, const char *name) {

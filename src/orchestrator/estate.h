@@ -28,6 +28,8 @@ void even_estate_free(even_estate *estate);
 const char *even_estate_text(const even_estate *estate, const char *name);
 /* The members that were left, this one first: their names, "b:2,c", as --hosts takes them. */
 even_status even_estate_hosts(const even_estate *estate, even_text *out) EVEN_MUST_USE;
+/* The host that only votes; NULL: none. */
+const char *even_estate_witness(const even_estate *estate);
 /* The member of that name, 0: none. */
 uint64_t even_estate_member(const even_estate *estate, const char *name);
 /* The words of a list, NULL-terminated; they are the estate's, the array is the caller's (even_free). */

@@ -18,6 +18,7 @@ typedef struct even_host_agent {
   size_t index; /* among the job's hosts */
   char name[EVEN_HOSTS_NAME];
   int wish;
+  bool witness;       /* it only votes */
   even_process shell; /* ssh, and through it the agent; pid -1: none */
   int input;          /* its standard input, held open as long as it shall live; -1: none */
   even_loop_watch watches[2];

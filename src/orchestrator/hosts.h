@@ -19,6 +19,7 @@ enum { EVEN_HOSTS_MOST = 512, EVEN_HOSTS_NAME = 128 };
 typedef struct even_host_wish {
   char name[EVEN_HOSTS_NAME]; /* as ssh takes it */
   int ranks;                  /* 0: one a GPU, or without any one a NUMA node */
+  bool witness;               /* no ranks: its agent only votes on who leads; the last of the list, if any */
 } even_host_wish;
 
 typedef struct even_hosts_params {

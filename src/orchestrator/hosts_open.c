@@ -101,6 +101,10 @@ even_status even_hosts_check_version(const even_hosts *hosts, const json_t *gree
 even_status even_hosts_ask_facts(even_host_agent *agent) {
   const even_hosts_params *params = &agent->hosts->params;
   even_text text = EVEN_TEXT_EMPTY;
+  if (agent->witness) {
+    agent->fits = true; /* it needs nothing of what the script does */
+    return EVEN_OK;
+  }
   even_json json = even_json_begin(&text, 0);
   even_json_object(&json, NULL);
   even_json_string(&json, "folder", params->folder);
@@ -232,7 +236,8 @@ static void on_ended(void *context, even_link *link) {
     bool begun = agent->fits && hosts->job != NULL;
     agent->lost = !hosts->gathering;
     agent->fits = false;
-    if (!begun && !hosts->gathering) {
+    bool needed = !agent->witness || hosts->job == NULL; /* one that only votes is started again by and by */
+    if (!begun && !hosts->gathering && needed) {
       (void)even_fail(EVEN_ERR_PEER_LOST, "host %s: %.400s", agent->name, why->what);
       fail_opening(hosts);
     }
@@ -354,7 +359,7 @@ static bool look_at_agents(even_hosts *hosts, bool late) {
   bool all = true;
   for (size_t i = 1; i < hosts->count; i++) {
     even_host_agent *agent = &hosts->agents[i];
-    if (agent->lost) {
+    if (agent->lost || (agent->witness && hosts->job != NULL)) {
       continue; /* while a job runs: who waits for it starts it again */
     }
     all = all && agent->fits;
@@ -419,6 +424,7 @@ static even_status open_all(even_hosts *hosts) {
     *agent = (even_host_agent){.hosts = hosts,
                                .index = i,
                                .wish = hosts->params.hosts[i].ranks,
+                               .witness = hosts->params.hosts[i].witness,
                                .shell = {.pid = -1},
                                .input = -1,
                                .watches = {{.fd = -1}, {.fd = -1}}};
@@ -552,7 +558,7 @@ void even_hosts_close(even_hosts *hosts) {
 }
 
 size_t even_hosts_count(const even_hosts *hosts) {
-  return hosts->count;
+  return hosts->count - (hosts->agents[hosts->count - 1].witness ? 1 : 0);
 }
 
 const char *even_hosts_name(const even_hosts *hosts, size_t host) {

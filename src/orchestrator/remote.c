@@ -94,7 +94,7 @@ static even_status open_rings(even_job *job) {
 }
 
 void even_job_hosts_count(even_job *job) {
-  job->groups = job->hosts == NULL ? 1 : (int)job->hosts->count;
+  job->groups = job->hosts == NULL ? 1 : (int)even_hosts_count(job->hosts);
   for (size_t i = 1; i < (size_t)job->groups; i++) {
     job->local -= job->hosts->agents[i].count;
   }
@@ -167,7 +167,7 @@ static even_status launch_lost(even_job *job, bool *any) {
   *any = false;
   for (size_t i = 1; i < hosts->count; i++) {
     even_host_agent *agent = &hosts->agents[i];
-    if (agent->lost) {
+    if (agent->lost && !agent->witness) {
       even_host_agent_drop(agent);
       agent->returns = agent->member != 0; /* as the same member, if its host has kept what it was */
       EVEN_TRY(even_host_agent_launch(agent));
@@ -190,7 +190,7 @@ static even_status revive(even_job *job) {
     EVEN_TRY(even_hosts_await(job->hosts));
   }
   for (size_t i = 1; i < job->hosts->count; i++) {
-    if (job->hosts->agents[i].lost) {
+    if (job->hosts->agents[i].lost && !job->hosts->agents[i].witness) {
       return even_fail(EVEN_ERR_PEER_LOST, "host %s is lost again and again: %s", job->hosts->agents[i].name,
                        job->hosts->agents[i].lost_words);
     }
@@ -200,7 +200,7 @@ static even_status revive(even_job *job) {
 
 static bool any_lost(const even_hosts *hosts) {
   for (size_t i = 1; i < hosts->count; i++) {
-    if (hosts->agents[i].lost) {
+    if (hosts->agents[i].lost && !hosts->agents[i].witness) {
       return true;
     }
   }
@@ -233,6 +233,9 @@ even_status even_job_hosts_begin(even_job *job) {
   even_job_hosts_choose_address(job);
   for (size_t i = 1; i < job->hosts->count; i++) {
     even_host_agent *agent = &job->hosts->agents[i];
+    if (agent->witness) {
+      continue;
+    }
     even_text text = EVEN_TEXT_EMPTY;
     if (agent->link == NULL) {
       return even_fail(EVEN_ERR_PEER_LOST, "host %s is lost: %s", agent->name, agent->lost_words);

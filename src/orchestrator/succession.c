@@ -95,6 +95,7 @@ static even_status say_members(even_host_agent *agent, const even_voter_member *
   even_json_number(&json, "patience_seconds", hosts->params.majority_seconds);
   even_json_bool(&json, "joins", how == JOINS);
   even_json_bool(&json, "returns", how == RETURNS);
+  even_json_bool(&json, "witness", agent->witness);
   even_json_array(&json, "members");
   for (size_t i = 0; i < count; i++) {
     even_json_object(&json, NULL);
@@ -353,6 +354,79 @@ static void tell_guardian(even_job *job, const even_voter_view *view) {
   }
 }
 
+static bool starts(even_host_agent *agent) {
+  agent->called_ns = even_clock_ns();
+  even_host_agent_drop(agent);
+  agent->returns = agent->member != 0;
+  if (even_host_agent_launch(agent) != EVEN_OK) {
+    even_error_clear(); /* again in a moment */
+    agent->lost = true;
+  }
+  return !agent->lost;
+}
+
+/* Of those that are lost each gets its try now and then; one that has come becomes the member again that it was. */
+static void bring_back(even_job *job, bool witness_alone) {
+  even_hosts *hosts = job->hosts;
+  uint64_t now = even_clock_ns();
+  hosts->failure.status = EVEN_OK; /* of one that did not come: it is tried again */
+  for (size_t i = 1; hosts->params.shell != NULL && i < hosts->count; i++) {
+    even_host_agent *agent = &hosts->agents[i];
+    if (witness_alone && !agent->witness) {
+      continue;
+    }
+    if (!agent->lost && agent->link == NULL && even_host_agent_shell_ended(agent)) {
+      agent->lost = true;
+    }
+    if (agent->lost && (agent->called_ns == 0 || now - agent->called_ns > AGAIN_NS)) {
+      bool first = agent->called_ns == 0;
+      if (starts(agent) && first) {
+        even_job_notice(job, "host %s: its agent is started again", agent->name);
+      }
+    }
+    agent->called_ns = agent->fits ? 0 : agent->called_ns;
+  }
+}
+
+static even_status say_all(even_hosts *hosts) {
+  even_voter_member *members = NULL;
+  size_t count = 0;
+  even_status status = list_members(hosts, &members, &count);
+  for (size_t i = 1; status == EVEN_OK && i < hosts->count; i++) {
+    even_host_agent *agent = &hosts->agents[i];
+    if (agent->link != NULL && agent->fits && agent->member != 0) {
+      status = say_members(agent, members, count, agent->joins ? JOINS : AS_NAMED);
+    }
+  }
+  status = status == EVEN_OK ? even_voter_know(hosts->voter, members, count) : status;
+  even_free(members);
+  return status;
+}
+
+/* One that is started again while the job runs, which waits for nobody. */
+static void keep_witness(even_job *job) {
+  even_hosts *hosts = job->hosts;
+  even_host_agent *agent = &hosts->agents[hosts->count - 1];
+  even_voter_member *members = NULL;
+  size_t count = 0;
+  if (!agent->witness) {
+    return;
+  }
+  bring_back(job, true);
+  if (!agent->fits || agent->link == NULL || !agent->returns) {
+    return;
+  }
+  even_status status = list_members(hosts, &members, &count);
+  status = status == EVEN_OK ? say_members(agent, members, count, RETURNS) : status;
+  even_free(members);
+  agent->returns = false;
+  agent->asked = true;
+  hosts->settled_told = false;
+  if (status != EVEN_OK || say_all(hosts) != EVEN_OK || even_succession_bequeath(job) != EVEN_OK) {
+    even_error_clear(); /* lack of memory: the next attempt names it anew */
+  }
+}
+
 void even_succession_check(even_job *job) {
   even_hosts *hosts = job->hosts;
   even_voter_view view;
@@ -370,39 +444,9 @@ void even_succession_check(even_job *job) {
   } else if (leads(hosts, &view) && !view.acts && !hosts->cut_off) {
     tell_cut_off(job);
     even_job_end_ranks(job, SIGKILL, true);
+  } else if (leads(hosts, &view)) {
+    keep_witness(job);
   }
-}
-
-static bool starts(even_host_agent *agent) {
-  agent->called_ns = even_clock_ns();
-  even_host_agent_drop(agent);
-  agent->returns = agent->member != 0;
-  if (even_host_agent_launch(agent) != EVEN_OK) {
-    even_error_clear(); /* again in a moment */
-    agent->lost = true;
-  }
-  return !agent->lost;
-}
-
-/* Of those that are lost each gets its try now and then; one that has come becomes the member again that it was. */
-static even_status bring_back(even_job *job) {
-  even_hosts *hosts = job->hosts;
-  uint64_t now = even_clock_ns();
-  hosts->failure.status = EVEN_OK; /* of one that did not come: it is tried again */
-  for (size_t i = 1; hosts->params.shell != NULL && i < hosts->count; i++) {
-    even_host_agent *agent = &hosts->agents[i];
-    if (!agent->lost && agent->link == NULL && even_host_agent_shell_ended(agent)) {
-      agent->lost = true;
-    }
-    if (agent->lost && (agent->called_ns == 0 || now - agent->called_ns > AGAIN_NS)) {
-      bool first = agent->called_ns == 0;
-      if (starts(agent) && first) {
-        even_job_notice(job, "host %s: its agent is started again", agent->name);
-      }
-    }
-    agent->called_ns = agent->fits ? 0 : agent->called_ns;
-  }
-  return even_succession_join(job);
 }
 
 static even_status fail_alone(const even_hosts *hosts) {
@@ -440,7 +484,10 @@ even_status even_succession_await(even_job *job) {
     if (even_clock_ns() - since > patience_ns(hosts)) {
       return fail_alone(hosts);
     }
-    EVEN_TRY(view.quorum ? EVEN_OK : bring_back(job));
+    if (!view.quorum) {
+      bring_back(job, false);
+      EVEN_TRY(even_succession_join(job));
+    }
     EVEN_TRY(turn(hosts));
   }
   tell_guardian(job, &view);
@@ -526,21 +573,6 @@ static bool number_new(even_hosts *hosts) {
     }
   }
   return any;
-}
-
-static even_status say_all(even_hosts *hosts) {
-  even_voter_member *members = NULL;
-  size_t count = 0;
-  even_status status = list_members(hosts, &members, &count);
-  for (size_t i = 1; status == EVEN_OK && i < hosts->count; i++) {
-    even_host_agent *agent = &hosts->agents[i];
-    if (agent->link != NULL && agent->fits && agent->member != 0) {
-      status = say_members(agent, members, count, agent->joins ? JOINS : AS_NAMED);
-    }
-  }
-  status = status == EVEN_OK ? even_voter_know(hosts->voter, members, count) : status;
-  even_free(members);
-  return status;
 }
 
 /* So that what is lost next costs no majority that there would be a moment later. */

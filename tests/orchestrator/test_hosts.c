@@ -118,7 +118,7 @@ static int play(const char *kind) {
 /* ---- the leader ---- */
 
 static even_status lead(const char *kind, double patience_seconds) {
-  static const even_host_wish wishes[] = {{"here", 1}, {"there", 1}};
+  static const even_host_wish wishes[] = {{.name = "here", .ranks = 1}, {.name = "there", .ranks = 1}};
   char program[] = "/proc/self/exe";
   char word[16];
   char *shell[] = {program, word, NULL};

@@ -75,7 +75,8 @@ class Hosts:
         self.names, self.program, self.folder, self.environment = names, program, folder, environment
         self.jobs: list[Job] = []
 
-    def start(self, *words: str) -> Job:
+    def start(self, *words: str, witness: bool = False) -> Job:
+        """On all hosts; with `witness` on all but the last, which only votes."""
         shell = self.folder / "shell.sh"
         shell.write_text(SHELL)
         shell.chmod(0o755)
@@ -83,9 +84,9 @@ class Hosts:
         command += [
             str(self.program),
             "run",
-            "--replace-leader",
+            *(["--witness", self.names[-1]] if witness else ["--replace-leader"]),
             "--hosts",
-            ",".join(self.names),
+            ",".join(self.names[:-1] if witness else self.names),
             "--ssh",
             str(shell),
             "-n",
@@ -214,6 +215,53 @@ def test_a_leader_that_stands_still_has_no_ranks_when_another_one_begins(hosts: 
         os.kill(job.process.pid, signal.SIGCONT)
     code, text = job.finish()
     assert code == 7 and re.search("another host .* leads this job|the job has ended on other hosts", text), text
+    _wait_until(lambda: not hosts.agents())
+
+
+def _wait_two(hosts: Hosts, folder: pathlib.Path) -> tuple[Job, list[int]]:
+    path = folder / "waiting.sh"
+    path.write_text(WAITING)
+    path.chmod(0o755)
+    job = hosts.start("--name", "a", "--log-rank", "all", "--no-monitor", "--no-python", str(path), witness=True)
+    ranks = [int(one) for one in job.wait_for(r"attempt 0 rank \d of 2 at \S+ process (\d+)", times=2)]
+    job.wait_for(STANDS)
+    return job, ranks
+
+
+@pytest.mark.more
+def test_of_two_hosts_with_a_witness_the_second_goes_on(hosts: Hosts, tmp_path: pathlib.Path) -> None:
+    job, ranks = _wait_two(hosts, tmp_path)
+    for process in hosts.agents_of(hosts.names[2]):  # it is started again, as the member that it was
+        try:
+            os.kill(process, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    job.wait_for("its agent is started again")
+    job.wait_for(STANDS, times=2)
+    os.kill(job.process.pid, signal.SIGKILL)
+    _wait_until(lambda: "a ended well" in hosts.log("a"))
+    said = hosts.log("a")
+    assert "this host leads now (generation 2): restart 1 of 3" in said, said
+    assert len(re.findall(r"attempt 1 rank 0 of 1 ", said)) == 1, said
+    assert end_soon(ranks)
+    _wait_until(lambda: not hosts.agents())
+    job.finish()
+
+
+@pytest.mark.more
+def test_of_two_hosts_the_one_that_is_cut_from_the_witness_waits(hosts: Hosts, tmp_path: pathlib.Path) -> None:
+    job, ranks = _wait_two(hosts, tmp_path)
+    _ip(f"-n {hosts.names[0]} link set eth0 down")
+    try:
+        job.wait_for("cut off from the majority of the hosts")
+        _wait_until(lambda: "a ended well" in hosts.log("a"))
+        assert job.process.poll() is None
+    finally:
+        _ip(f"-n {hosts.names[0]} link set eth0 up")
+        _ip(f"-n {hosts.names[0]} route replace 10.80.0.0/16 via 10.80.0.1")
+    code, text = job.finish()
+    assert code == 7 and "the job has ended on other hosts" in text, text
+    assert end_soon(ranks)
     _wait_until(lambda: not hosts.agents())
 
 
