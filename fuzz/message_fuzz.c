@@ -68,7 +68,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     }
     even_remote_start_free(&start);
     even_parcel_note note;
-    if (even_parcels_know(message.kind) && even_parcel_note_read(&message, 8, &note) == EVEN_OK &&
+    if (even_parcel_note_read(&message, 8, &note) == EVEN_OK &&
         (note.parcel.to < 0 || note.parcel.to >= 8 || note.parcel.from < 0 || note.parcel.from >= 8 || note.host >= 8 ||
          note.parcel.bytes > INT64_MAX || note.at > INT64_MAX)) {
       abort();
