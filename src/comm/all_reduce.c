@@ -60,6 +60,7 @@ static void reduce_claimed(even_comm *comm, const reduction *job) {
 typedef struct pipeline {
   size_t chunk; /* elements */
   size_t pieces;
+  bool backwards; /* the last piece comes first */
 } pipeline;
 
 static pipeline plan_pipeline(const even_comm *comm, const reduction *job) {
@@ -143,22 +144,66 @@ static void stage_out(even_comm *comm, const reduction *job, const pipeline *pip
   }
 }
 
+/* The piece that comes in turn `turn`. */
+static size_t piece_at(const pipeline *pipe, size_t turn) {
+  return pipe->backwards ? pipe->pieces - 1 - turn : turn;
+}
+
+static bool is_whole(const reduction *job, const pipeline *pipe, size_t piece) {
+  return (piece + 1) * 2 * pipe->chunk <= job->count;
+}
+
+/* All three parts of a stage of two ranks, where the kernels have them in one loop and the pieces are whole; false:
+ * they are to be done one after the other. */
+static bool stage_at_once(even_comm *comm, const reduction *job, const pipeline *pipe, size_t stage) {
+  even_staged_function *at_once = job->dtype == EVEN_F32 ? comm->kernels->staged[job->op] : NULL;
+  size_t out = piece_at(pipe, stage - 2);
+  size_t reduced = piece_at(pipe, stage - 1);
+  size_t in = piece_at(pipe, stage);
+  if (comm->ranks != 2 || at_once == NULL || !is_whole(job, pipe, out) || !is_whole(job, pipe, reduced) ||
+      !is_whole(job, pipe, in)) {
+    return false;
+  }
+  size_t own = (size_t)comm->rank;
+  int other = 1 - comm->rank;
+  size_t bytes = pipe->chunk * job->element;
+  unsigned char *data = job->data + (2 * reduced + own) * bytes;
+  unsigned char *result = even_comm_staging_of(comm, other, reduced & 1u) + own * bytes;
+  even_staged work = {
+      .out = job->data + (2 * out + (size_t)other) * bytes,
+      .result = reduced_chunk(comm, job, pipe, out, other),
+      .targets = {data, result},
+      .in = job->data + (2 * in + (size_t)other) * bytes,
+      .staging = even_comm_staging_of(comm, comm->rank, in & 1u) + (size_t)other * bytes,
+  };
+  work.sources[own] = data;
+  work.sources[other] = result;
+  atomic_store_explicit(&comm->controls[own].in_place[reduced & 1u], true, memory_order_relaxed);
+  at_once(&work, pipe->chunk, job->divisor);
+  return true;
+}
+
 /* Stage k copies piece k-2 out, reduces piece k-1 and copies piece k in, then all meet. A buffer written in stage k was
- * last read or written by others in stage k-1 (two of each: the piece's number says which). */
+ * last read or written by others in stage k-1 (two of each: the piece's number says which). Every second large call
+ * begins at the end: what the one before it, or whoever made the data, has touched last is in the caches still. */
 static even_status reduce_staged(even_comm *comm, const reduction *job) {
   pipeline pipe = plan_pipeline(comm, job);
+  bool large = job->bytes >= comm->large_bytes;
+  pipe.backwards = large && comm->backwards;
+  comm->backwards = large ? !comm->backwards : comm->backwards;
   even_pieces_begin(&comm->pieces, job->bytes, even_clock_ns());
   for (size_t stage = 0; stage < pipe.pieces + 2; stage++) {
     bool full = stage >= 2 && stage < pipe.pieces;
     bool past_caches = even_writing_begin(comm, full);
-    if (stage >= 2) {
-      stage_out(comm, job, &pipe, stage - 2, past_caches);
+    bool done = full && large && !past_caches && stage_at_once(comm, job, &pipe, stage);
+    if (stage >= 2 && !done) {
+      stage_out(comm, job, &pipe, piece_at(&pipe, stage - 2), past_caches);
     }
-    if (stage >= 1 && stage <= pipe.pieces) {
-      reduce_chunk(comm, job, &pipe, stage - 1, past_caches);
+    if (stage >= 1 && stage <= pipe.pieces && !done) {
+      reduce_chunk(comm, job, &pipe, piece_at(&pipe, stage - 1), past_caches);
     }
-    if (stage < pipe.pieces) {
-      stage_in(comm, job, &pipe, stage, past_caches);
+    if (stage < pipe.pieces && !done) {
+      stage_in(comm, job, &pipe, piece_at(&pipe, stage), past_caches);
     }
     if (stage <= pipe.pieces) {
       EVEN_TRY(even_call_next(comm));

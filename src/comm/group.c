@@ -42,6 +42,7 @@ static even_status join(even_comm *comm, int spin) {
   EVEN_TRY(even_call_begin(comm, EVEN_CALL_OPEN, 0, 0, 0, 0, NULL, NULL, 0));
   even_status status = even_call_end(comm, even_call_meet(comm));
   choose_patience(comm, spin);
+  comm->large_bytes = EVEN_COMM_LARGE_BYTES;
   even_pieces_start(&comm->pieces, comm->layout.least_piece, comm->layout.most_piece, !even_peers_have_cpus(comm));
   return status;
 }

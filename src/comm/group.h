@@ -57,6 +57,8 @@ struct even_comm {
   even_comm_patience arrival;  /* for peers that may be busy elsewhere */
   even_comm_patience progress; /* for peers that are in the same call */
   size_t piece_bytes;          /* of this call, the same on all ranks from even_call_meet on */
+  size_t large_bytes;          /* staged calls of so many bytes do not find their data in the caches; on all ranks */
+  bool backwards;              /* the next of these begins at its data's end, as on all ranks */
   even_pieces pieces;          /* of rank 0 */
   even_comm_writing writing;
   even_comm_costs *costs; /* of rank 0: NULL, or what the trials of `pieces` add to (prefer.c) */
@@ -107,6 +109,9 @@ static inline unsigned char *even_comm_arena_of(const even_comm *comm, int rank)
 static inline bool even_group_whole(const even_comm *comm) {
   return atomic_load(&comm->header->state) == EVEN_GROUP_WHOLE;
 }
+
+/* More than the caches of a chiplet hold of both ranks' data. */
+#define EVEN_COMM_LARGE_BYTES ((size_t)32 << 20)
 
 /* prefer.c: which size of pieces a group begins with, and what is kept of what it learns. */
 even_status even_shared_follow(even_comm *comm, const even_comm_following *by, size_t *lacking) EVEN_MUST_USE;

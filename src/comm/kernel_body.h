@@ -189,6 +189,36 @@ CONVERSIONS(BF16)
     }                                                                    \
   }
 
+/* Own data are asked for so many elements ahead: the processor's own prefetching ends with each page. */
+#define AHEAD ((size_t)1024)
+#define OF_LINE ((size_t)16)
+
+#define STAGED(op, FINISH)                                                             \
+  static void staged_F32_##op(const even_staged *work, size_t count, double divisor) { \
+    (void)divisor;                                                                     \
+    for (size_t first = 0; first < count; first += OF_LINE) {                          \
+      const float *result = (const float *)work->result + first;                       \
+      const float *a = (const float *)work->sources[0] + first;                        \
+      const float *b = (const float *)work->sources[1] + first;                        \
+      const float *in = (const float *)work->in + first;                               \
+      float *out = (float *)work->out + first;                                         \
+      float *x = (float *)work->targets[0] + first;                                    \
+      float *y = (float *)work->targets[1] + first;                                    \
+      float *staging = (float *)work->staging + first;                                 \
+      __builtin_prefetch((const char *)x + AHEAD * sizeof *x);                         \
+      __builtin_prefetch((const char *)in + AHEAD * sizeof *in);                       \
+      INDEPENDENT for (size_t i = 0; i < OF_LINE; i++) {                               \
+        float sum = FINISH(float, OP_SUM(float, float, a[i], b[i]));                   \
+        out[i] = result[i];                                                            \
+        x[i] = sum;                                                                    \
+        y[i] = sum;                                                                    \
+        staging[i] = in[i];                                                            \
+      }                                                                                \
+    }                                                                                  \
+  }
+STAGED(SUM, KEEP)
+STAGED(AVG, DIVIDE)
+
 #define FLOATING(dtype, type)                          \
   DIRECT(dtype, SUM, type, type, OP_SUM, KEEP)         \
   DIRECT(dtype, AVG, type, type, OP_SUM, DIVIDE)       \
@@ -237,6 +267,7 @@ DIRECT(BOOL, XOR, uint8_t, uint8_t, OP_XOR, KEEP)
 
 const even_kernels EVEN_KERNEL_TABLE = {
     .name = EVEN_KERNEL_NAME,
+    .staged = {[EVEN_SUM] = staged_F32_SUM, [EVEN_AVG] = staged_F32_AVG},
     .narrow = {[EVEN_F16] = narrow_F16, [EVEN_BF16] = narrow_BF16},
     .widen = {[EVEN_F16] = widen_F16, [EVEN_BF16] = widen_BF16},
     .reduce = {FLOATING_ROW(F32), FLOATING_ROW(F64), FLOATING_ROW(F16), FLOATING_ROW(BF16), INTEGER_ROW(I8),

@@ -17,11 +17,27 @@ typedef void even_narrow_function(uint16_t *to, const float *from, size_t count,
 /* to[i] = from[i]. */
 typedef void even_widen_function(float *to, const uint16_t *from, size_t count);
 
+/* What two ranks' data go through at a time where they are staged: copies of lines that the other core has written, a
+ * reduction with what it has staged, and the staging of what is its to reduce. */
+typedef struct even_staged {
+  void *out; /* out[i] = result[i] */
+  const void *result;
+  const void *sources[2]; /* targets[0][i] = targets[1][i] = sources[0][i] op sources[1][i]; a target is a source */
+  void *targets[2];
+  const void *in; /* staging[i] = in[i]; `staging` may be `result` */
+  void *staging;
+} even_staged;
+
+/* All three in one loop, line by line, so that what waits for one line gives time to the others'; own data are asked
+ * for ahead. `count` is a multiple of a line's. */
+typedef void even_staged_function(const even_staged *work, size_t count, double divisor);
+
 typedef struct even_kernels {
   const char *name;
   even_reduce_function *reduce[EVEN_DTYPES][EVEN_REDUCE_OPS]; /* NULL where op makes no sense for the dtype */
-  even_narrow_function *narrow[EVEN_DTYPES];                  /* to F16 and BF16; NULL for the others */
-  even_widen_function *widen[EVEN_DTYPES];                    /* from F16 and BF16; NULL for the others */
+  even_staged_function *staged[EVEN_REDUCE_OPS]; /* of F32; NULL where there is none: these are for the usual sums */
+  even_narrow_function *narrow[EVEN_DTYPES];     /* to F16 and BF16; NULL for the others */
+  even_widen_function *widen[EVEN_DTYPES];       /* from F16 and BF16; NULL for the others */
 } even_kernels;
 
 /* The best table that this machine can run. Any thread. */

@@ -9,6 +9,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,19 +18,24 @@
 
 /* Whether a rank writes past its caches it measures for itself: ranks that differ still understand each other. */
 static int write_in_own_way(even_comm *comm, void *argument) {
-  static const size_t sizes[] = {3001, 65536, 131072, 700001};
+  static const size_t sizes[] = {3001, 65536, 131072, 700001, 655360, 393217};
   unsigned ways = *(unsigned *)argument;
   size_t ranks = (size_t)even_comm_ranks(comm);
   for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
     float *data = malloc(sizes[i] * sizeof *data);
-    for (size_t k = 0; k < sizes[i]; k++) {
-      data[k] = (float)((k + i) % 1000 + (size_t)even_comm_rank(comm));
-    }
-    comm->writing.stages = 100; /* no trial is near */
-    comm->writing.past_caches = (ways >> even_comm_rank(comm) & 1u) != 0;
-    RANKS_EXPECT(comm, even_comm_all_reduce(comm, data, sizes[i], EVEN_F32, EVEN_SUM) == EVEN_OK);
-    for (size_t k = 0; k < sizes[i]; k++) {
-      RANKS_EXPECT(comm, data[k] == (float)((k + i) % 1000 * ranks + ranks * (ranks - 1) / 2));
+    even_reduce_op op = i % 2 == 0 ? EVEN_SUM : EVEN_AVG;
+    float parts = op == EVEN_AVG ? (float)ranks : 1.0f;
+    for (int call = 0; call < 2; call++) { /* large ones: from either end */
+      for (size_t k = 0; k < sizes[i]; k++) {
+        data[k] = (float)((k + i) % 1000 + (size_t)even_comm_rank(comm));
+      }
+      comm->writing.stages = 100; /* no trial is near */
+      comm->writing.past_caches = (ways >> even_comm_rank(comm) & 1u) != 0;
+      comm->large_bytes = (ways >> ranks & 1u) != 0 ? 1 : SIZE_MAX;
+      RANKS_EXPECT(comm, even_comm_all_reduce(comm, data, sizes[i], EVEN_F32, op) == EVEN_OK);
+      for (size_t k = 0; k < sizes[i]; k++) {
+        RANKS_EXPECT(comm, data[k] == (float)((k + i) % 1000 * ranks + ranks * (ranks - 1) / 2) / parts);
+      }
     }
     free(data);
   }
@@ -39,7 +45,7 @@ static int write_in_own_way(even_comm *comm, void *argument) {
 static void test_ways_of_writing_that_differ(void **state) {
   (void)state;
   for (int ranks = 2; ranks <= 3; ranks++) {
-    for (unsigned ways = 0; ways < 1u << ranks; ways++) {
+    for (unsigned ways = 0; ways < 2u << ranks; ways++) {
       ranks_setup setup = {.ranks = ranks, .timeout_seconds = 60, .spin = -1, .threads = ways % 2 == 1};
       assert_int_equal(ranks_run(&setup, write_in_own_way, &ways, NULL), 0);
     }
