@@ -22,6 +22,8 @@ static const uint64_t PATIENCE_NS = 300000000000u; /* until a leader says anothe
 static const uint64_t TELL_NS = 6000000000u;       /* as long as another one usually takes */
 /* A leader that lives, and is reached by the voters, has dropped this agent: it starts another one. */
 static const uint64_t DROPPED_NS = 5000000000u;
+/* One to which nothing was left yet cannot lead: it waits only for as long as another one waits for the agents. */
+static const uint64_t GATHER_NS = 20000000000u;
 
 void even_candidate_open(even_candidate *candidate, const char *invitation) {
   json_t *content = NULL;
@@ -32,9 +34,11 @@ void even_candidate_open(even_candidate *candidate, const char *invitation) {
   }
   const char *digits = json_string_value(json_object_get(content, "key"));
   if (digits != NULL && strlen(digits) < sizeof candidate->key_digits &&
-      even_tls_key_read(digits, candidate->key) == EVEN_OK &&
-      even_listener_open("0.0.0.0", &candidate->port, &candidate->listener) == EVEN_OK) {
+      even_tls_key_read(digits, candidate->key) == EVEN_OK) {
     memcpy(candidate->key_digits, digits, strlen(digits) + 1);
+    if (even_listener_open("0.0.0.0", &candidate->port, &candidate->listener) != EVEN_OK) {
+      even_error_clear(); /* tried again when it is to be a member */
+    }
   } else {
     even_error_clear();
   }
@@ -93,6 +97,7 @@ static even_status begin(even_candidate *candidate, const json_t *content, const
                               .first = (uint64_t)json_integer_value(json_object_get(content, "first")),
                               .joins = json_is_true(json_object_get(content, "joins")),
                               .witness = json_is_true(json_object_get(content, "witness")),
+                              .waits = candidate->estate == NULL,
                               .returns = json_is_true(json_object_get(content, "returns")),
                               .folder = json_string_value(json_object_get(content, "folder"))};
   memcpy(params.key, candidate->key, sizeof params.key);
@@ -102,23 +107,66 @@ static even_status begin(even_candidate *candidate, const json_t *content, const
   return status;
 }
 
+/* Its listener is the voter's, and closed where there is no voter: another one for the next try. */
+static even_status listen_again(even_candidate *candidate) {
+  if (candidate->voter != NULL || candidate->listener >= 0) {
+    return EVEN_OK;
+  }
+  if (even_listener_open("0.0.0.0", &candidate->port, &candidate->listener) == EVEN_OK) {
+    return EVEN_OK;
+  }
+  candidate->port = 0; /* somebody has that one by now */
+  return even_listener_open("0.0.0.0", &candidate->port, &candidate->listener);
+}
+
 /* Where it cannot be a member the job goes on without, and its leader knows. */
-static even_status answer(const even_candidate *candidate, even_link *link, even_status status) {
+static even_status answer(even_candidate *candidate, even_link *link, const json_t *content, even_status status) {
   even_text text = EVEN_TEXT_EMPTY;
   even_json json = even_json_begin(&text, 0);
   even_json_object(&json, NULL);
-  even_json_unsigned(&json, "member", candidate->self);
+  even_json_unsigned(&json, "member", (uint64_t)json_integer_value(json_object_get(content, "self")));
   even_json_string(&json, "trouble", status == EVEN_OK ? NULL : even_error_last()->what);
+  if (status != EVEN_OK && candidate->key_digits[0] != '\0' && listen_again(candidate) != EVEN_OK) {
+    even_error_clear(); /* tried again when it is to be a member */
+  }
+  even_json_integer(&json, "port", candidate->port);
   even_json_object_end(&json);
   even_error_clear();
   return even_link_send_text(link, EVEN_MESSAGE_VOTES, &text, NULL, 0);
 }
 
-/* Its listener is the voter's, and closed where there is no voter: another one for the next try. */
-static even_status listen_again(even_candidate *candidate) {
-  return candidate->voter != NULL || candidate->listener >= 0
-             ? EVEN_OK
-             : even_listener_open("0.0.0.0", &candidate->port, &candidate->listener);
+/* Who was started again and has forgotten its log is none of those that began: with a log of its own making it would
+ * vote anew where it has voted. */
+static even_status become_member(even_candidate *candidate, const json_t *content, const even_voter_member *members,
+                                 size_t count) {
+  uint64_t self = (uint64_t)json_integer_value(json_object_get(content, "self"));
+  bool joins = json_is_true(json_object_get(content, "joins"));
+  bool returns = json_is_true(json_object_get(content, "returns"));
+  if (candidate->voter != NULL && joins && self != candidate->self) {
+    even_voter_close(candidate->voter, true); /* the leader counts with that one no more */
+    candidate->voter = NULL;
+  }
+  if (candidate->voter != NULL && self == candidate->self) {
+    return even_voter_know(candidate->voter, members, count);
+  }
+  if (candidate->voter != NULL) {
+    return even_fail(EVEN_ERR_INPUT, "it is member %llu, and not %llu", (unsigned long long)candidate->self,
+                     (unsigned long long)self);
+  }
+  if (candidate->key_digits[0] == '\0') {
+    return even_fail(EVEN_ERR_INPUT, "its agent was started without the key with which the others are called");
+  }
+  if ((!joins && !returns && !json_is_true(json_object_get(content, "begins"))) ||
+      (!returns && self == candidate->forgotten)) {
+    return even_fail(EVEN_ERR_NOT_FOUND, "member %llu has forgotten its log", (unsigned long long)self);
+  }
+  EVEN_TRY(listen_again(candidate));
+  candidate->self = self;
+  candidate->generation = (uint64_t)json_integer_value(json_object_get(content, "generation"));
+  candidate->forgotten = returns ? self : candidate->forgotten;
+  EVEN_TRY(begin(candidate, content, members, count));
+  candidate->forgotten = 0;
+  return EVEN_OK;
 }
 
 static even_status take_members(even_candidate *candidate, even_link *link, const json_t *content) {
@@ -126,21 +174,16 @@ static even_status take_members(even_candidate *candidate, even_link *link, cons
   size_t count = json_array_size(list);
   even_voter_member *members = NULL;
   double patience = json_number_value(json_object_get(content, "patience_seconds"));
-  if (count == 0 || count > EVEN_VOTER_MOST || (candidate->voter == NULL && candidate->listener < 0)) {
-    return EVEN_OK; /* it cannot be one */
-  }
   if (patience >= 0 && patience <= 1e6) {
     candidate->patience_ns = (uint64_t)(patience * 1e9);
   }
+  if (count == 0 || count > EVEN_VOTER_MOST) {
+    return answer(candidate, link, content, even_fail(EVEN_ERR_INPUT, "a group of %zu members", count));
+  }
   EVEN_TRY(EVEN_NEW_ARRAY(&members, count));
   even_status status = read_members(list, members);
-  if (status == EVEN_OK && candidate->voter != NULL) {
-    status = even_voter_know(candidate->voter, members, count);
-  } else if (status == EVEN_OK) {
-    candidate->self = (uint64_t)json_integer_value(json_object_get(content, "self"));
-    candidate->generation = (uint64_t)json_integer_value(json_object_get(content, "generation"));
-    status = answer(candidate, link, begin(candidate, content, members, count));
-    status = status == EVEN_OK ? listen_again(candidate) : status;
+  if (status == EVEN_OK) {
+    status = answer(candidate, link, content, become_member(candidate, content, members, count));
   }
   even_free(members);
   return status;
@@ -152,6 +195,9 @@ even_status even_candidate_take(even_candidate *candidate, even_link *link, cons
     EVEN_TRY(even_estate_read(message->json, message->json_bytes, &content));
     json_decref(candidate->estate);
     candidate->estate = content;
+    if (candidate->voter != NULL) {
+      even_voter_lead(candidate->voter);
+    }
     return EVEN_OK;
   }
   EVEN_TRY(even_json_parse("who the members are", message->json, message->json_bytes, &content));
@@ -189,6 +235,9 @@ static void say(const even_candidate *candidate, const char *words) {
   even_text line = EVEN_TEXT_EMPTY;
   even_text path = EVEN_TEXT_EMPTY;
   int log = -1;
+  if (candidate->estate == NULL) {
+    return; /* it does not know the folder */
+  }
   even_host_name(host, sizeof host);
   even_text_format(&path, "%s/logs/leader.log", json_string_value(json_object_get(candidate->estate, "run_folder")));
   even_text_format(&line, "evenstep: host %s: %s\n", host, words);
@@ -238,14 +287,14 @@ even_status even_candidate_await(even_candidate *candidate, even_loop *loop, con
   bool serves = false;
   even_voter_view view;
   *turn = EVEN_CANDIDATE_END;
-  while (candidate->voter != NULL && candidate->estate != NULL && even_signals_end_pending() == 0) {
+  while (candidate->voter != NULL && even_signals_end_pending() == 0) {
     uint64_t now = even_clock_ns();
     even_voter_look(candidate->voter, &view);
     if (view.newest.generation == 0 || even_leadership_ended(&view.newest)) {
       return EVEN_OK; /* nobody has ever led by the log, or the job has ended */
     }
     bool next = view.newest.generation > candidate->generation;
-    if (next && view.newest.leader == candidate->self) {
+    if (next && view.newest.leader == candidate->self && candidate->estate != NULL) {
       candidate->generation = view.newest.generation;
       *turn = EVEN_CANDIDATE_LEAD;
       return EVEN_OK;
@@ -266,7 +315,7 @@ even_status even_candidate_await(even_candidate *candidate, even_loop *loop, con
       say(candidate, "there is no leader, and no majority of the hosts that could make one: its part has ended");
       return EVEN_OK;
     }
-    if (now - alone > DROPPED_NS) {
+    if (now - alone > DROPPED_NS || (candidate->estate == NULL && now - begun > GATHER_NS)) {
       return EVEN_OK;
     }
     EVEN_TRY(even_loop_turn(loop, TURN_MS)); /* nothing is in it: a pause */

@@ -11,11 +11,12 @@ typedef struct even_candidate {
   int listener;      /* until it is one; -1: none */
   int port;
   uint64_t self;
+  uint64_t forgotten;   /* a member that it was, and cannot be again: its log is lost; 0: none */
   uint64_t generation;  /* of the leader that it serves */
   uint64_t patience_ns; /* how long it waits for another one */
   unsigned char key[EVEN_TLS_KEY_BYTES];
   char key_digits[2 * EVEN_TLS_KEY_BYTES + 1];
-  json_t *estate; /* NULL: the leader has left nothing yet */
+  json_t *estate; /* NULL: the leader has left nothing yet, and it cannot lead */
 } even_candidate;
 
 typedef enum even_candidate_turn {

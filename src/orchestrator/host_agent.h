@@ -39,6 +39,7 @@ typedef struct even_host_agent {
   even_text resume;         /* where that lies there; empty: where it does here */
   bool returns;             /* it was started again, and shall be the member that it was: `member`; */
   bool asked;               /* it has not said whether it is */
+  bool cannot_vote;         /* it was to be a member, and said why not: not again before it is started again */
   uint64_t called_ns;       /* when it was started again last, for lack of a majority; 0: it was not */
   char identity[160];       /* even_host_identity there */
   bool came;                /* it joined the job while it ran, by itself: it is not started again (elastic.h) */

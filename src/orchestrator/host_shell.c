@@ -198,6 +198,9 @@ void even_host_agent_drop(even_host_agent *agent) {
   }
   agent->input = -1;
   agent->fits = false;
+  agent->joins = false; /* another process has its own voter */
+  agent->asked = false;
+  agent->cannot_vote = false;
   agent->shell.pid = -1;
   even_text_free(&agent->said);
   agent->said = (even_text)EVEN_TEXT_EMPTY;

@@ -4,13 +4,12 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "base/json_reader.h"
-#include "base/json_writer.h"
 #include "base/stop.h"
 #include "orchestrator/remote.h"
+#include "orchestrator/succession_members.h"
 #include "os/clock.h"
 #include "os/listener.h"
 #include "os/signals.h"
-#include "os/socket.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -38,88 +37,10 @@ static even_status turn(even_hosts *hosts) {
   return EVEN_OK;
 }
 
-/* ---- who the members are ---- */
-
-static bool is_loopback(const char *address) {
-  return strncmp(address, "127.", 4) == 0;
-}
-
-/* Where this host is reached: as the agents reached it; one that came over loopback is on this machine. */
-static void find_own_address(const even_hosts *hosts, char *out, size_t bytes) {
-  (void)snprintf(out, bytes, "%s", hosts->params.address == NULL ? "127.0.0.1" : hosts->params.address);
-  for (size_t i = 1; is_loopback(out) && i < hosts->count; i++) {
-    if (hosts->agents[i].link != NULL) {
-      even_socket_local(hosts->agents[i].link->fd, out, bytes);
-    }
-  }
-}
-
-static void name_member(const even_hosts *hosts, size_t i, const char *own, even_voter_member *out) {
-  char address[48];
-  const even_host_agent *agent = &hosts->agents[i];
-  (void)snprintf(address, sizeof address, "%.47s", own);
-  if (i > 0 && agent->link != NULL && !is_loopback(agent->link->peer) && agent->link->peer[0] != '\0') {
-    (void)snprintf(address, sizeof address, "%.47s", agent->link->peer);
-  }
-  out->id = i == 0 ? hosts->self : agent->member;
-  (void)snprintf(out->address, sizeof out->address, "%s:%d", address, i == 0 ? hosts->voter_port : agent->voter_port);
-}
-
-/* This host and all whose agents are members. */
-static even_status list_members(const even_hosts *hosts, even_voter_member **out, size_t *count) {
-  char own[64];
-  EVEN_TRY(EVEN_NEW_ARRAY(out, hosts->count));
-  *count = 0;
-  find_own_address(hosts, own, sizeof own);
-  for (size_t i = 0; i < hosts->count; i++) {
-    if (i == 0 || (hosts->agents[i].member != 0 && hosts->agents[i].link != NULL)) {
-      name_member(hosts, i, own, &(*out)[(*count)++]);
-    }
-  }
-  return EVEN_OK;
-}
-
-typedef enum member_start { AS_NAMED, JOINS, RETURNS } member_start;
-
-/* To an agent that is a member already: where the others are now. */
-static even_status say_members(even_host_agent *agent, const even_voter_member *members, size_t count,
-                               member_start how) {
-  const even_hosts *hosts = agent->hosts;
-  even_text text = EVEN_TEXT_EMPTY;
-  even_json json = even_json_begin(&text, 0);
-  even_json_object(&json, NULL);
-  even_json_unsigned(&json, "self", agent->member);
-  even_json_unsigned(&json, "first", hosts->self);
-  even_json_unsigned(&json, "generation", hosts->generation);
-  even_json_string(&json, "folder", even_text_string(&hosts->members_folder));
-  even_json_number(&json, "patience_seconds", hosts->params.majority_seconds);
-  even_json_bool(&json, "joins", how == JOINS);
-  even_json_bool(&json, "returns", how == RETURNS);
-  even_json_bool(&json, "witness", agent->witness);
-  even_json_array(&json, "members");
-  for (size_t i = 0; i < count; i++) {
-    even_json_object(&json, NULL);
-    even_json_unsigned(&json, "id", members[i].id);
-    even_json_string(&json, "address", members[i].address);
-    even_json_object_end(&json);
-  }
-  even_json_array_end(&json);
-  even_json_object_end(&json);
-  return even_link_send_text(agent->link, EVEN_MESSAGE_MEMBERS, &text, NULL, 0);
-}
-
-static even_status want_members(const even_hosts *hosts) {
-  even_voter_member *members = NULL;
-  size_t count = 0;
-  even_status status = list_members(hosts, &members, &count);
-  status = status == EVEN_OK ? even_voter_want(hosts->voter, members, count) : status;
-  even_free(members);
-  return status;
-}
-
 /* ---- the group begins ---- */
 
-static even_status begin_voting(even_hosts *hosts, const even_voter_member *members, size_t count, int listener) {
+static even_status begin_voting(even_job *job, const even_voter_member *members, size_t count, int listener) {
+  even_hosts *hosts = job->hosts;
   even_voter_params params = {.size = sizeof params,
                               .self = hosts->self,
                               .listener = listener,
@@ -130,9 +51,10 @@ static even_status begin_voting(even_hosts *hosts, const even_voter_member *memb
   memcpy(params.key, hosts->key, sizeof params.key);
   even_status status = even_voter_open(&params, &hosts->voter);
   explicit_bzero(params.key, sizeof params.key);
+  status = status == EVEN_OK ? even_succession_bequeath(job) : status; /* who votes can lead from then on */
   for (size_t i = 1; status == EVEN_OK && i < hosts->count; i++) {
     if (hosts->agents[i].link != NULL) {
-      status = say_members(&hosts->agents[i], members, count, AS_NAMED);
+      status = even_succession_say(&hosts->agents[i], members, count, EVEN_MEMBER_BEGINS);
     }
   }
   return status == EVEN_OK ? even_voter_want(hosts->voter, members, count) : status;
@@ -157,12 +79,12 @@ even_status even_succession_open(even_job *job) {
   EVEN_TRY(even_text_status(&hosts->members_folder));
   EVEN_TRY(even_listener_open(hosts->params.address == NULL ? "0.0.0.0" : hosts->params.address, &hosts->voter_port,
                               &listener));
-  even_status status = list_members(hosts, &members, &count);
+  even_status status = even_succession_list(hosts, &members, &count);
   if (status != EVEN_OK) {
     even_listener_close(listener);
     return status;
   }
-  status = begin_voting(hosts, members, count, listener);
+  status = begin_voting(job, members, count, listener);
   even_free(members);
   return status;
 }
@@ -212,13 +134,14 @@ static even_status gather(even_hosts *hosts) {
   return EVEN_OK;
 }
 
-/* Nothing of those that are left out is open: they never came, or have gone. */
+/* Nothing of those that are left out is open: they never came, or have gone. A witness is started again by and by. */
 static void leave_out_absent(even_hosts *hosts) {
   size_t kept = 1;
   for (size_t i = 1; i < hosts->count; i++) {
-    if (hosts->agents[i].link != NULL) {
+    if (hosts->agents[i].link != NULL || hosts->agents[i].witness) {
       hosts->agents[kept] = hosts->agents[i];
       hosts->agents[kept].index = kept;
+      hosts->agents[kept].lost = hosts->agents[i].link == NULL;
       kept++;
     }
   }
@@ -240,9 +163,9 @@ even_status even_succession_take(even_hosts *hosts) {
   even_voter_announce(hosts->voter, hosts->port);
   EVEN_TRY(gather(hosts));
   leave_out_absent(hosts);
-  EVEN_TRY(want_members(hosts));
+  EVEN_TRY(even_succession_want(hosts));
   for (size_t i = 1; i < hosts->count; i++) {
-    EVEN_TRY(even_hosts_ask_facts(&hosts->agents[i]));
+    EVEN_TRY(hosts->agents[i].lost ? EVEN_OK : even_hosts_ask_facts(&hosts->agents[i]));
   }
   return even_hosts_await(hosts);
 }
@@ -388,41 +311,39 @@ static void bring_back(even_job *job, bool witness_alone) {
   }
 }
 
-static even_status say_all(even_hosts *hosts) {
-  even_voter_member *members = NULL;
-  size_t count = 0;
-  even_status status = list_members(hosts, &members, &count);
-  for (size_t i = 1; status == EVEN_OK && i < hosts->count; i++) {
-    even_host_agent *agent = &hosts->agents[i];
-    if (agent->link != NULL && agent->fits && agent->member != 0) {
-      status = say_members(agent, members, count, agent->joins ? JOINS : AS_NAMED);
-    }
-  }
-  status = status == EVEN_OK ? even_voter_know(hosts->voter, members, count) : status;
-  even_free(members);
-  return status;
+static bool wants_number(const even_host_agent *agent) {
+  return agent->member == 0 && !agent->cannot_vote && agent->fits && agent->link != NULL;
 }
 
-/* One that is started again while the job runs, which waits for nobody. */
+/* One that has never been a member, or has forgotten its log, is a new one. */
+static void number_new(even_host_agent *agent) {
+  agent->joins = true;
+  agent->asked = false;
+  agent->member = agent->hosts->next_member++;
+}
+
+/* One that is started again while the job runs, which waits for nobody: the member that it was or, where it has
+ * forgotten that, a new one. */
 static void keep_witness(even_job *job) {
   even_hosts *hosts = job->hosts;
   even_host_agent *agent = &hosts->agents[hosts->count - 1];
-  even_voter_member *members = NULL;
-  size_t count = 0;
   if (!agent->witness) {
     return;
   }
   bring_back(job, true);
-  if (!agent->fits || agent->link == NULL || !agent->returns) {
+  bool returns = agent->returns && agent->fits && agent->link != NULL;
+  bool new = wants_number(agent) && all_here(hosts);
+  if (!returns && !new) {
     return;
   }
-  even_status status = list_members(hosts, &members, &count);
-  status = status == EVEN_OK ? say_members(agent, members, count, RETURNS) : status;
-  even_free(members);
+  if (new) {
+    number_new(agent);
+  }
+  agent->asked = returns;
   agent->returns = false;
-  agent->asked = true;
   hosts->settled_told = false;
-  if (status != EVEN_OK || say_all(hosts) != EVEN_OK || even_succession_bequeath(job) != EVEN_OK) {
+  if (even_succession_bequeath(job) != EVEN_OK || even_succession_say_all(hosts) != EVEN_OK ||
+      (new && even_succession_want(hosts) != EVEN_OK)) {
     even_error_clear(); /* lack of memory: the next attempt names it anew */
   }
 }
@@ -517,16 +438,21 @@ bool even_succession_is_cut(even_hosts *hosts) {
 
 void even_succession_take_votes(even_job *job, even_host_agent *agent, const json_t *content) {
   const char *trouble = json_string_value(json_object_get(content, "trouble"));
-  bool returned = agent->asked;
-  agent->asked = false;
-  if ((uint64_t)json_integer_value(json_object_get(content, "member")) != agent->member) {
+  json_int_t port = json_integer_value(json_object_get(content, "port"));
+  if (agent->member == 0 || (uint64_t)json_integer_value(json_object_get(content, "member")) != agent->member) {
     return; /* of an earlier one */
   }
+  bool returned = agent->asked;
+  agent->asked = false;
+  agent->voter_port = port > 0 && port < 65536 ? (int)port : agent->voter_port;
   if (trouble != NULL) {
     agent->member = 0;
+    agent->cannot_vote = !returned; /* who has only forgotten becomes a new one */
     if (!returned) {
       even_job_notice(job, "host %s: its agent cannot take this one's place: %.300s", agent->name, trouble);
     }
+  } else if (returned && all_here(job->hosts) && even_succession_want(job->hosts) != EVEN_OK) {
+    even_error_clear(); /* lack of memory: the next attempt wants it anew */
   }
 }
 
@@ -539,17 +465,31 @@ static bool any_asked(const even_hosts *hosts) {
   return false;
 }
 
+static bool any_returns(const even_hosts *hosts) {
+  for (size_t i = 1; i < hosts->count; i++) {
+    if (hosts->agents[i].returns && hosts->agents[i].fits && hosts->agents[i].link != NULL) {
+      return true;
+    }
+  }
+  return false;
+}
+
 /* As the members that they were; who has forgotten it has no number afterwards. */
-static even_status ask_returning(even_hosts *hosts, bool *any) {
+static even_status ask_returning(even_job *job, bool *any) {
+  even_hosts *hosts = job->hosts;
   even_voter_member *members = NULL;
   size_t count = 0;
   uint64_t until = even_clock_ns() + SETTLE_NS;
-  EVEN_TRY(list_members(hosts, &members, &count));
+  if (!any_returns(hosts)) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(even_succession_bequeath(job)); /* first: who votes may have to lead */
+  EVEN_TRY(even_succession_list(hosts, &members, &count));
   even_status status = EVEN_OK;
   for (size_t i = 1; status == EVEN_OK && i < hosts->count; i++) {
     even_host_agent *agent = &hosts->agents[i];
     if (agent->returns && agent->fits && agent->link != NULL) {
-      status = say_members(agent, members, count, RETURNS);
+      status = even_succession_say(agent, members, count, EVEN_MEMBER_RETURNS);
       agent->returns = false;
       agent->asked = true;
       *any = true;
@@ -560,19 +500,6 @@ static even_status ask_returning(even_hosts *hosts, bool *any) {
     status = even_stop_asked() ? interrupted() : turn(hosts);
   }
   return status;
-}
-
-static bool number_new(even_hosts *hosts) {
-  bool any = false;
-  for (size_t i = 1; i < hosts->count; i++) {
-    even_host_agent *agent = &hosts->agents[i];
-    agent->joins = agent->member == 0 && agent->fits && agent->link != NULL;
-    if (agent->joins) {
-      agent->member = hosts->next_member++;
-      any = true;
-    }
-  }
-  return any;
 }
 
 /* So that what is lost next costs no majority that there would be a moment later. */
@@ -593,17 +520,24 @@ even_status even_succession_join(even_job *job) {
   if (hosts->voter == NULL) {
     return EVEN_OK;
   }
-  EVEN_TRY(ask_returning(hosts, &any));
-  any = number_new(hosts) || any;
+  EVEN_TRY(ask_returning(job, &any));
+  for (size_t i = 1; i < hosts->count; i++) {
+    hosts->agents[i].joins = wants_number(&hosts->agents[i]);
+    if (hosts->agents[i].joins) {
+      number_new(&hosts->agents[i]);
+      any = true;
+    }
+  }
   if (any) {
     hosts->settled_told = false;
-    EVEN_TRY(say_all(hosts));
+    EVEN_TRY(even_succession_bequeath(job));
+    EVEN_TRY(even_succession_say_all(hosts));
   }
   even_voter_view view;
   even_voter_look(hosts->voter, &view);
   if (!view.quorum) {
     return EVEN_OK; /* who shall be left out is for later: who is not here may be on its way */
   }
-  EVEN_TRY(want_members(hosts));
+  EVEN_TRY(even_succession_want(hosts));
   return await_settled(hosts);
 }

@@ -34,6 +34,7 @@ struct even_voter {
   uint64_t lease_ns; /* see even_leadership_answered */
   int announced;
   bool ends;
+  bool waits;
   member_list wanted;
   member_list known; /* where they listen, those that were named at first and later */
   /* the thread's */
@@ -199,7 +200,6 @@ static void see(even_voter *voter, uint64_t now, even_leadership_view *out) {
                                 .applied = voter->log.says.sure.generation,
                                 .self = own->id,
                                 .first = voter->first,
-                                .witness = voter->witness,
                                 .raft_leads = leads,
                                 .raft_own = voter->log.says.sure_term == voter->log.raft.current_term,
                                 .leader_linked = link != NULL,
@@ -209,6 +209,7 @@ static void see(even_voter *voter, uint64_t now, even_leadership_view *out) {
                                 .now_ns = now};
   (void)pthread_mutex_lock(&voter->lock);
   out->ends = voter->ends;
+  out->witness = voter->witness || voter->waits;
   (void)pthread_mutex_unlock(&voter->lock);
 }
 
@@ -223,12 +224,17 @@ static void change_members(even_voter *voter, uint64_t now) {
   even_voter_log_change(&voter->log, wanted, count, now);
 }
 
-/* To a voter that is there. */
+/* To the next voter that is there: in a circle, so that each has its turn. */
 static void pass_on(even_voter *voter) {
   const struct raft_configuration *all = &voter->log.raft.configuration;
-  for (unsigned i = 0; i < all->n; i++) {
-    if (all->servers[i].role == RAFT_VOTER && even_voter_links_find(&voter->links, all->servers[i].id) != NULL) {
-      even_voter_log_yield(&voter->log, all->servers[i].id);
+  unsigned own = 0;
+  while (own < all->n && all->servers[own].id != voter->links.own.id) {
+    own++;
+  }
+  for (unsigned i = 1; i < all->n; i++) {
+    const struct raft_server *server = &all->servers[(own + i) % all->n];
+    if (server->role == RAFT_VOTER && even_voter_links_find(&voter->links, server->id) != NULL) {
+      even_voter_log_yield(&voter->log, server->id);
       return;
     }
   }
@@ -375,6 +381,7 @@ static even_status open_all(even_voter *voter, const even_voter_params *params) 
   voter->log.memory.store.lock = -1;
   voter->first = params->first;
   voter->witness = params->witness;
+  voter->waits = params->waits;
   voter->leader_ns = even_clock_ns();
   EVEN_TRY(copy_list(params->members, params->count, &voter->known));
   EVEN_TRY(even_loop_open(&voter->loop));
@@ -450,6 +457,12 @@ void even_voter_look(even_voter *voter, even_voter_view *out) {
 void even_voter_announce(even_voter *voter, int port) {
   (void)pthread_mutex_lock(&voter->lock);
   voter->announced = port;
+  (void)pthread_mutex_unlock(&voter->lock);
+}
+
+void even_voter_lead(even_voter *voter) {
+  (void)pthread_mutex_lock(&voter->lock);
+  voter->waits = false;
   (void)pthread_mutex_unlock(&voter->lock);
 }
 

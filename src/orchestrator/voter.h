@@ -32,6 +32,7 @@ typedef struct even_voter_params {
   uint64_t first;     /* of them, the one that leads first */
   bool joins;         /* the others have begun, and the one that leads adds this one (even_voter_want) */
   bool witness;       /* it only votes */
+  bool waits;         /* it cannot lead, and only votes, before even_voter_lead */
   bool returns;       /* it was a member before, and goes on with the log that it kept */
   const char *folder; /* in which members keep their logs (raft_store.h); NULL: in memory */
 } even_voter_params;
@@ -66,6 +67,8 @@ even_status even_voter_know(even_voter *voter, const even_voter_member *members,
 /* Of the one that leads: who shall belong to the job from now on, this one among them; others are left out, new ones
  * added, and as many vote as shall. */
 even_status even_voter_want(even_voter *voter, const even_voter_member *members, size_t count) EVEN_MUST_USE;
+/* It has all that it needs to lead. */
+void even_voter_lead(even_voter *voter);
 /* Of the one that leads: the job ends, and nobody may lead it after this one. `newest` says when that is so. */
 void even_voter_finish(even_voter *voter);
 

@@ -229,15 +229,20 @@ def _wait_two(hosts: Hosts, folder: pathlib.Path) -> tuple[Job, list[int]]:
 
 
 @pytest.mark.more
-def test_of_two_hosts_with_a_witness_the_second_goes_on(hosts: Hosts, tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("forgets", [False, True])
+def test_of_two_hosts_with_a_witness_the_second_goes_on(hosts: Hosts, tmp_path: pathlib.Path, forgets: bool) -> None:
     job, ranks = _wait_two(hosts, tmp_path)
-    for process in hosts.agents_of(hosts.names[2]):  # it is started again, as the member that it was
+    members = tmp_path / "runs/a/members"
+    if forgets:
+        next(members.glob("*/3/log")).unlink()
+    for process in hosts.agents_of(hosts.names[2]):  # it is started again, as the member that it was, or a new one
         try:
             os.kill(process, signal.SIGKILL)
         except ProcessLookupError:
             pass
     job.wait_for("its agent is started again")
     job.wait_for(STANDS, times=2)
+    assert bool(list(members.glob("*/4/log"))) == forgets
     os.kill(job.process.pid, signal.SIGKILL)
     _wait_until(lambda: "a ended well" in hosts.log("a"))
     said = hosts.log("a")

@@ -1,0 +1,27 @@
+/* Who the members of the voters' group are, as their leader says it: to their agents, and to its own voter. For
+ * succession.c. */
+#ifndef EVEN_ORCHESTRATOR_SUCCESSION_MEMBERS_H
+#define EVEN_ORCHESTRATOR_SUCCESSION_MEMBERS_H
+
+#include "orchestrator/host_agent.h"
+#include "orchestrator/voter.h"
+
+/* NAMED: the agent is a member already, and hears where the others are. Only one that BEGINS makes a log, with the
+ * others that do: whoever was started again has one, or is a new member. */
+typedef enum even_member_start {
+  EVEN_MEMBER_NAMED,
+  EVEN_MEMBER_BEGINS,
+  EVEN_MEMBER_JOINS,
+  EVEN_MEMBER_RETURNS
+} even_member_start;
+
+/* This host and all whose agents are members; the caller frees them. */
+even_status even_succession_list(const even_hosts *hosts, even_voter_member **out, size_t *count) EVEN_MUST_USE;
+even_status even_succession_say(even_host_agent *agent, const even_voter_member *members, size_t count,
+                                even_member_start how) EVEN_MUST_USE;
+/* To all, but for who is yet to be asked whether it is the member that it was. */
+even_status even_succession_say_all(even_hosts *hosts) EVEN_MUST_USE;
+/* These, and no others, shall be members. */
+even_status even_succession_want(const even_hosts *hosts) EVEN_MUST_USE;
+
+#endif

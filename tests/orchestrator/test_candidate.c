@@ -1,0 +1,199 @@
+/* An agent that is to be a member, and what it answers: over a link between two ends in this process. */
+#include "orchestrator/candidate.h"
+
+#include "base/json_reader.h"
+#include "base/json_writer.h"
+#include "os/clock.h"
+#include "os/listener.h"
+#include "os/signals.h"
+#include "os/socket.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static const char INVITATION[] = "{\"key\":\"00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff\"}";
+static const unsigned char KEY[EVEN_TLS_KEY_BYTES] = "of the link, not of the members.";
+static const uint64_t LIMIT_NS = 120000000000u;
+
+typedef struct meeting {
+  even_loop loop;
+  even_link leader;
+  even_link agent;
+  even_candidate candidate;
+  char folder[40];
+  int answers;
+  uint64_t member;
+  bool trouble; /* the newest answer says so */
+  int port;
+} meeting;
+
+static void on_ready(void *context, even_link *link) {
+  (void)context;
+  (void)link;
+}
+
+static even_status on_message(void *context, even_link *link, const even_message *message) {
+  meeting *at = context;
+  json_t *content = NULL;
+  (void)link;
+  assert_int_equal(message->kind, EVEN_MESSAGE_VOTES);
+  assert_int_equal(even_json_parse("an answer", message->json, message->json_bytes, &content), EVEN_OK);
+  at->member = (uint64_t)json_integer_value(json_object_get(content, "member"));
+  at->trouble = json_is_string(json_object_get(content, "trouble"));
+  at->port = (int)json_integer_value(json_object_get(content, "port"));
+  at->answers++;
+  json_decref(content);
+  return EVEN_OK;
+}
+
+static void on_ended(void *context, even_link *link) {
+  (void)context;
+  fail_msg("the link has ended: %s", even_link_why(link)->what);
+}
+
+static void turn(meeting *at) {
+  assert_int_equal(even_loop_turn(&at->loop, 20), EVEN_OK);
+  even_link_tick(&at->leader, false);
+  even_link_tick(&at->agent, false);
+}
+
+static void meet(meeting *at, const char *invitation) {
+  const even_link_calls calls = {.context = at, .ready = on_ready, .message = on_message, .ended = on_ended};
+  int listener = -1;
+  int port = 0;
+  int called = -1;
+  int taken = -1;
+  uint64_t until = even_clock_ns() + LIMIT_NS;
+  *at = (meeting){.loop = {.fd = -1}, .leader = {.fd = -1}, .agent = {.fd = -1}, .folder = "/tmp/evenstep-XXXXXX"};
+  assert_non_null(mkdtemp(at->folder));
+  assert_int_equal(even_loop_open(&at->loop), EVEN_OK);
+  assert_int_equal(even_listener_open("127.0.0.1", &port, &listener), EVEN_OK);
+  assert_int_equal(even_socket_connect("127.0.0.1", port, 60000, &called), EVEN_OK);
+  while (taken < 0 && even_clock_ns() < until) {
+    assert_int_equal(even_socket_accept(listener, &taken), EVEN_OK);
+  }
+  even_listener_close(listener);
+  assert_int_equal(even_link_open(&at->leader, &at->loop, taken, true, KEY, &calls), EVEN_OK);
+  assert_int_equal(even_link_open(&at->agent, &at->loop, called, false, KEY, &calls), EVEN_OK);
+  while (!even_link_is_up(&at->leader) || !even_link_is_up(&at->agent)) {
+    assert_true(even_clock_ns() < until);
+    turn(at);
+  }
+  even_candidate_open(&at->candidate, invitation);
+}
+
+static void part(meeting *at) {
+  char path[80];
+  even_candidate_close(&at->candidate);
+  even_link_close(&at->agent);
+  even_link_close(&at->leader);
+  even_loop_close(&at->loop);
+  (void)snprintf(path, sizeof path, "rm -r %s", at->folder);
+  assert_int_equal(system(path), 0); /* NOLINT(cert-env33-c, concurrency-mt-unsafe): a folder of this test */
+}
+
+/* What the leader says of member `self`; `how`: "begins", "joins", "returns", "" of one that is a member. Whether it
+ * is one, by its answer. */
+static bool is_member(meeting *at, uint64_t self, const char *how) {
+  even_text text = EVEN_TEXT_EMPTY;
+  even_json json = even_json_begin(&text, 0);
+  uint64_t until = even_clock_ns() + LIMIT_NS;
+  int before = at->answers;
+  even_json_object(&json, NULL);
+  even_json_unsigned(&json, "self", self);
+  even_json_unsigned(&json, "first", 1);
+  even_json_unsigned(&json, "generation", 1);
+  even_json_string(&json, "folder", at->folder);
+  if (how[0] != '\0') {
+    even_json_bool(&json, how, true);
+  }
+  even_json_array(&json, "members");
+  for (uint64_t id = 1; id <= self; id += self - 1) { /* the leader, whom nobody plays, and this one */
+    even_json_object(&json, NULL);
+    even_json_unsigned(&json, "id", id);
+    even_json_string(&json, "address", id == 1 ? "127.0.0.1:1" : "127.0.0.1:2");
+    even_json_object_end(&json);
+  }
+  even_json_array_end(&json);
+  even_json_object_end(&json);
+  assert_int_equal(even_text_status(&text), EVEN_OK);
+  const even_message message = {.kind = EVEN_MESSAGE_MEMBERS, .json = text.data, .json_bytes = text.length};
+  assert_int_equal(even_candidate_take(&at->candidate, &at->agent, &message), EVEN_OK);
+  even_text_free(&text);
+  while (at->answers == before) {
+    assert_true(even_clock_ns() < until);
+    turn(at);
+  }
+  assert_int_equal(at->member, self);
+  return !at->trouble;
+}
+
+/* With a log that it made anew it would vote a second time in a term in which it has voted. */
+static void who_has_forgotten_its_log_is_another_member(void **state) {
+  meeting at;
+  (void)state;
+  meet(&at, INVITATION);
+  assert_false(is_member(&at, 3, "returns"));
+  assert_null(at.candidate.voter);
+  assert_true(at.port > 0); /* it listens for the next try */
+  assert_false(is_member(&at, 3, ""));
+  assert_false(is_member(&at, 3, "begins"));
+  assert_false(is_member(&at, 3, "joins"));
+  assert_false(is_member(&at, 3, "returns"));
+  assert_null(at.candidate.voter);
+  assert_true(is_member(&at, 7, "joins"));
+  assert_non_null(at.candidate.voter);
+  assert_true(is_member(&at, 7, ""));
+  assert_int_equal(at.port, at.candidate.port);
+  /* its leader has lost count of it: a new number is a new member, and a word for another one is none for it */
+  assert_false(is_member(&at, 8, ""));
+  assert_int_equal(at.candidate.self, 7);
+  assert_true(is_member(&at, 9, "joins"));
+  assert_int_equal(at.candidate.self, 9);
+  part(&at);
+}
+
+static void only_one_that_begins_makes_a_log(void **state) {
+  meeting at;
+  (void)state;
+  meet(&at, INVITATION);
+  assert_false(is_member(&at, 2, ""));
+  assert_null(at.candidate.voter);
+  assert_true(is_member(&at, 2, "begins"));
+  assert_non_null(at.candidate.voter);
+  part(&at);
+}
+
+static void who_cannot_vote_says_so(void **state) {
+  meeting at;
+  (void)state;
+  meet(&at, "{}");
+  assert_false(is_member(&at, 2, "begins"));
+  assert_false(is_member(&at, 3, "joins"));
+  part(&at);
+  meet(&at, INVITATION);
+  even_candidate_settle(&at.candidate); /* an attempt began without it */
+  assert_int_equal(at.candidate.listener, -1);
+  assert_true(is_member(&at, 3, "joins"));
+  part(&at);
+}
+
+int main(void) {
+  struct sigaction before;
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(who_has_forgotten_its_log_is_another_member),
+      cmocka_unit_test(only_one_that_begins_makes_a_log),
+      cmocka_unit_test(who_cannot_vote_says_so),
+  };
+  if (even_signals_pipe_ignore(&before) != EVEN_OK) {
+    return 1;
+  }
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
