@@ -222,14 +222,31 @@ static even_status reach_all(even_job *job) {
   } while (true);
 }
 
+/* A checkpoint takes its time to come, in which a host may be lost: that one is reached again, as before it began.
+ * Where hosts may be left out that is decided elsewhere. */
+static even_status bring_all(even_job *job) {
+  for (int round = 1;; round++) {
+    EVEN_TRY(reach_all(job));
+    EVEN_TRY(even_succession_bequeath(job));
+    even_status status = even_bring_to_all(job);
+    if (status == EVEN_OK) {
+      EVEN_TRY(even_succession_await(job)); /* others may have gone on without this host meanwhile */
+    }
+    bool again = (status == EVEN_OK || status == EVEN_ERR_PEER_LOST) && any_lost(job->hosts) && round < MOST_ROUNDS &&
+                 !even_elastic_may_leave_out(job, EVEN_ERR_PEER_LOST) && job->failure.status == EVEN_OK;
+    if (!again) {
+      return status;
+    }
+    even_error_clear();
+  }
+}
+
 even_status even_job_hosts_begin(even_job *job) {
   if (job->hosts == NULL) {
     return EVEN_OK;
   }
   EVEN_TRY(even_succession_open(job));
-  EVEN_TRY(reach_all(job));
-  EVEN_TRY(even_succession_bequeath(job));
-  EVEN_TRY(even_bring_to_all(job));
+  EVEN_TRY(bring_all(job));
   even_job_hosts_choose_address(job);
   for (size_t i = 1; i < job->hosts->count; i++) {
     even_host_agent *agent = &job->hosts->agents[i];

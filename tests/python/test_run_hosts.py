@@ -325,6 +325,29 @@ def test_a_host_without_the_folder_of_checkpoints_gets_the_one_to_begin_from(
         assert (there / "step-00000008" / path.name).read_bytes() == path.read_bytes()
 
 
+@pytest.mark.more
+def test_a_host_lost_while_it_gets_the_checkpoint_is_started_again(
+    hosts: Hosts, script: Script, tmp_path: pathlib.Path
+) -> None:
+    """Its agent is killed as soon as the first of the files comes."""
+    ballast = '    model.register_buffer("ballast", torch.zeros(1 << 23))  # takes its time to be sent\n'
+    source = KILLED_ONCE.replace("        optimizer = torch.optim", f"    {ballast}        optimizer = torch.optim")
+    assert source != KILLED_ONCE
+    over = tmp_path / "over.sh"
+    over.write_text(
+        "#!/bin/sh\nmkdir -p runs there && mount --bind there runs\n"
+        "mkdir killed 2>/dev/null && (until ls runs/a/checkpoints | grep -q partial; do sleep 0.005; done; kill -9 $$) "
+        '>/dev/null 2>&1 </dev/null &\nexec "$@"\n'
+    )
+    over.chmod(0o755)
+    words = ["--name", "a", "--log-rank", "all", "--checkpoint-every", "4", "--max-restarts", "1", script(source)]
+    code, text = hosts.run(*words, before=f"unshare -m {over}")
+    assert code == 0, text
+    assert f"host {hosts.names[1]} is lost" in text
+    assert text.count(f"host {hosts.names[1]} does not have {tmp_path / 'runs/a/checkpoints/step-00000008'}") == 2
+    assert "restart 1 of 1" in text and len(re.findall("began with step 8", text)) == 2
+
+
 def test_another_file_there_is_named(hosts: Hosts, script: Script, tmp_path: pathlib.Path) -> None:
     name = script("import model")
     script("LAYERS = 2", "model.py")
