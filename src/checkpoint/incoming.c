@@ -3,6 +3,7 @@
 
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "base/stop.h"
 #include "checkpoint/partial.h"
 #include "os/file.h"
 #include "os/pipe.h"
@@ -187,6 +188,9 @@ bool even_checkpoint_incoming_is_full(const even_checkpoint_incoming *incoming) 
 static even_status sync_files(even_checkpoint_incoming *incoming) {
   for (size_t i = 0; i < incoming->info.file_count; i++) {
     int fd = -1;
+    if (even_stop_asked()) {
+      return even_fail(EVEN_ERR_INTERRUPTED, "interrupted while %s comes", even_text_string(&incoming->folder));
+    }
     if (!incoming->files[i].filled) {
       EVEN_TRY(even_checkpoint_incoming_create(incoming, i, &fd));
       even_checkpoint_incoming_filled(incoming, i, fd);
@@ -207,15 +211,21 @@ static even_status write_manifest(const even_checkpoint_incoming *incoming) {
   return status;
 }
 
+/* A rename never takes the place of a folder with something in it, nor of a file: what has got the name meanwhile
+ * stays. */
 static even_status put_in_place(even_checkpoint_incoming *incoming) {
   const char *folder = even_text_string(&incoming->folder);
   const char *partial = even_text_string(&incoming->partial);
   EVEN_TRY(check_target(incoming));
   EVEN_TRY(even_folder_sync(partial));
-  if (even_path_exists(folder)) {
+  if (incoming->replace && even_path_exists(folder)) {
     EVEN_TRY(even_folder_exchange(partial, folder)); /* what was there goes with the partial name */
   } else {
-    EVEN_TRY(even_folder_rename(partial, folder));
+    even_status status = even_folder_rename(partial, folder);
+    if (status != EVEN_OK) {
+      EVEN_TRY(check_target(incoming));
+      return status;
+    }
     incoming->begun = false;
     even_folder_unlock(incoming->lock);
   }

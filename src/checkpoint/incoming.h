@@ -21,7 +21,8 @@ void even_checkpoint_incoming_filled(even_checkpoint_incoming *incoming, size_t 
 /* Whether all files are here. */
 bool even_checkpoint_incoming_is_full(const even_checkpoint_incoming *incoming);
 /* Compares every checksum, syncs, and gives the folder its name. Frees `incoming`, also on failure, after which nothing
- * is left. Any one thread. Errors: EVEN_ERR_CORRUPT, EVEN_ERR_STATE (files are missing), those of the file system. */
+ * is left. Any one thread. Errors: EVEN_ERR_CORRUPT, EVEN_ERR_STATE (files are missing), EVEN_ERR_IN_USE (without
+ * `replace`), EVEN_ERR_INTERRUPTED (the thread's question), those of the file system. */
 even_status even_checkpoint_incoming_commit(even_checkpoint_incoming *incoming) EVEN_MUST_USE;
 /* Gives it up; nothing is left. NULL is allowed. */
 void even_checkpoint_incoming_abandon(even_checkpoint_incoming *incoming);

@@ -35,9 +35,10 @@ void even_bring_drop(even_host_agent *agent);
 /* ---- a host's, bring_take.c ---- */
 typedef struct even_bring_take even_bring_take;
 
-/* Takes checkpoints from `parcels`; `tell` frees the text. */
-even_status even_bring_take_open(even_parcels *parcels, void (*tell)(void *context, even_text *text), void *context,
-                                 even_bring_take **out) EVEN_MUST_USE;
+/* Takes checkpoints from `parcels`; `tell` frees the text. `before`, the caller's, outlives it, and what takes the
+ * parcels of the next leader: the last one that came, which goes when another one is whole. */
+even_status even_bring_take_open(even_parcels *parcels, even_text *before, void (*tell)(void *context, even_text *text),
+                                 void *context, even_bring_take **out) EVEN_MUST_USE;
 /* The leader asks (CHECKPOINT). */
 even_status even_bring_take_hear(even_bring_take *take, const json_t *content) EVEN_MUST_USE;
 /* Tells what a thread has done meanwhile; several times a second. NULL is allowed. */

@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "base/json_reader.h"
 #include "base/json_writer.h"
+#include "base/stop.h"
 #include "checkpoint/incoming.h"
 #include "os/file.h"
 #include "os/pipe.h"
@@ -24,15 +25,18 @@ struct even_bring_take {
   uint64_t serial;  /* of what the leader has asked for last */
   even_text folder; /* where it shall lie, or else: */
   even_text other;
-  uint64_t sum; /* of its manifest */
-  even_checkpoint_incoming *incoming;
-  even_text place; /* where it comes to */
-  bool committing; /* by a thread, which may take its time */
+  uint64_t sum;                       /* of its manifest */
+  even_checkpoint_incoming *incoming; /* files of it are still to come */
+  even_text place;                    /* where it comes to */
+  bool ending;                     /* all have come: it is compared and named, or the leader is to hear how that went */
+  even_checkpoint_incoming *whole; /* what that is done to, and who does it frees */
+  bool threaded;                   /* by a thread, which may take its time */
   pthread_t thread;
+  atomic_bool unwanted; /* asks that thread to end early */
   atomic_bool committed;
   even_status status; /* of that */
   even_error why;
-  even_text before; /* the last one that came before, and has not gone */
+  even_text *before; /* the caller's: the last one that came before, and has not gone */
 };
 
 /* ---- saying ---- */
@@ -88,28 +92,61 @@ static bool holds(const char *folder, uint64_t sum) {
 
 /* ---- the end of one that came ---- */
 
-static void *commit(void *context) {
-  even_bring_take *take = context;
-  take->status = even_checkpoint_incoming_commit(take->incoming);
+static _Thread_local even_bring_take *served; /* by this thread */
+
+static bool is_unwanted(void) {
+  return atomic_load(&served->unwanted);
+}
+
+static void commit(even_bring_take *take) {
+  take->status = even_checkpoint_incoming_commit(take->whole);
   take->why = *even_error_last();
   atomic_store_explicit(&take->committed, true, memory_order_release);
+}
+
+static void *commit_apart(void *context) {
+  served = context;
+  even_stop_when(is_unwanted);
+  commit(served);
   return NULL;
 }
 
 static void start_commit(even_bring_take *take) {
-  atomic_store(&take->committed, false);
-  take->committing = true;
-  if (even_thread_start(commit, take, &take->thread) != EVEN_OK) {
-    even_error_clear(); /* without a thread the leader waits a little for what else it asks */
-    take->committing = false;
-    (void)commit(take);
+  take->whole = take->incoming;
+  take->incoming = NULL;
+  take->ending = true;
+  atomic_store(&take->unwanted, false);
+  take->threaded = even_thread_start(commit_apart, take, &take->thread) == EVEN_OK;
+  if (!take->threaded) {
+    commit(take); /* the leader waits a little for what else it asks */
+    even_error_clear();
   }
 }
 
+/* Waits for it. */
+static void end_commit(even_bring_take *take) {
+  if (take->threaded) {
+    even_thread_join(take->thread);
+  }
+  take->threaded = false;
+  take->ending = false;
+  take->whole = NULL;
+  atomic_store(&take->committed, false);
+}
+
 /* What came before goes when the next one is whole, and not sooner. */
+static void follow_before(even_bring_take *take) {
+  const char *place = even_text_string(&take->place);
+  if (take->before->length > 0 && strcmp(take->before->data, place) != 0 &&
+      even_checkpoint_remove(take->before->data) != EVEN_OK) {
+    even_error_clear(); /* somebody has removed it */
+  }
+  even_text_clear(take->before);
+  even_text_add(take->before, place);
+}
+
 static void conclude(even_bring_take *take) {
   const char *place = even_text_string(&take->place);
-  take->incoming = NULL;
   if (take->status == EVEN_ERR_IN_USE && holds(place, take->sum)) {
     say_where(take, place); /* it has come another way meanwhile */
     return;
@@ -118,36 +155,25 @@ static void conclude(even_bring_take *take) {
     say_error(take, &take->why);
     return;
   }
-  if (take->before.length > 0 && strcmp(take->before.data, place) != 0 &&
-      even_checkpoint_remove(take->before.data) != EVEN_OK) {
-    even_error_clear(); /* somebody has removed it */
-  }
-  even_text_clear(&take->before);
-  even_text_add(&take->before, place);
+  follow_before(take);
   say_where(take, place);
 }
 
 void even_bring_take_tick(even_bring_take *take) {
   if (take != NULL && atomic_load_explicit(&take->committed, memory_order_acquire)) {
-    atomic_store(&take->committed, false);
-    if (take->committing) {
-      even_thread_join(take->thread);
-      take->committing = false;
-    }
+    end_commit(take);
     conclude(take);
   }
 }
 
+/* One that has its name by now stays. */
 static void give_up(even_bring_take *take) {
-  if (take->committing) {
-    even_thread_join(take->thread);
-    take->committing = false;
-    atomic_store(&take->committed, false);
+  if (take->ending) {
+    atomic_store(&take->unwanted, true);
+    end_commit(take);
     if (take->status == EVEN_OK) {
-      even_text_clear(&take->before);
-      even_text_add(&take->before, even_text_string(&take->place));
+      follow_before(take);
     }
-    take->incoming = NULL;
   }
   even_checkpoint_incoming_abandon(take->incoming);
   take->incoming = NULL;
@@ -196,7 +222,7 @@ static size_t file_of(const even_parcel *parcel) {
 static even_status offered(void *context, const even_parcel *parcel, int *fd) {
   even_bring_take *take = context;
   size_t file = file_of(parcel);
-  if (parcel->from != 0 || parcel->number / EVEN_BRING_FILES != take->serial || take->committing) {
+  if (parcel->from != 0 || parcel->number / EVEN_BRING_FILES != take->serial || take->ending) {
     return even_fail(EVEN_ERR_STATE, "this checkpoint was not asked for");
   }
   if (file == 0) {
@@ -235,7 +261,8 @@ static even_status take_manifest(even_bring_take *take, const char *manifest, si
 static even_status arrived(void *context, const even_parcel *parcel, int fd) {
   even_bring_take *take = context;
   even_shared_memory memory;
-  if (parcel->number / EVEN_BRING_FILES != take->serial || (file_of(parcel) > 0 && take->incoming == NULL)) {
+  if (parcel->number / EVEN_BRING_FILES != take->serial || take->ending ||
+      (file_of(parcel) > 0) != (take->incoming != NULL)) {
     even_pipe_close(fd);
     return even_fail(EVEN_ERR_STATE, "this checkpoint is not asked for any more");
   }
@@ -263,10 +290,11 @@ static void failed(void *context, const even_parcel *parcel, const even_error *w
 
 /* ---- opening and closing ---- */
 
-even_status even_bring_take_open(even_parcels *parcels, void (*tell)(void *context, even_text *text), void *context,
-                                 even_bring_take **out) {
+even_status even_bring_take_open(even_parcels *parcels, even_text *before, void (*tell)(void *context, even_text *text),
+                                 void *context, even_bring_take **out) {
   *out = NULL;
   EVEN_TRY(EVEN_NEW(out));
+  (*out)->before = before;
   (*out)->tell = tell;
   (*out)->context = context;
   const even_parcel_calls calls = {.context = *out, .offered = offered, .arrived = arrived, .failed = failed};
@@ -286,6 +314,5 @@ void even_bring_take_close(even_bring_take *take) {
   even_text_free(&take->folder);
   even_text_free(&take->other);
   even_text_free(&take->place);
-  even_text_free(&take->before);
   even_free(take);
 }

@@ -30,6 +30,7 @@ struct even_follower {
   even_candidate candidate;
   even_parcels *parcels; /* once the leader has taken this host */
   even_bring_take *brings;
+  even_text brought;           /* where the last checkpoint lies that came */
   int host;                    /* its number among the job's */
   const even_join_wish *joins; /* a job that runs already; NULL: it was waited for */
   bool gone;
@@ -245,8 +246,9 @@ static even_status open_parcels(even_follower *follower) {
   if (follower->parcels == NULL) {
     EVEN_TRY(even_parcels_open(&params, &follower->parcels));
   }
-  return follower->brings == NULL ? even_bring_take_open(follower->parcels, say_holds, follower, &follower->brings)
-                                  : EVEN_OK;
+  return follower->brings == NULL
+             ? even_bring_take_open(follower->parcels, &follower->brought, say_holds, follower, &follower->brings)
+             : EVEN_OK;
 }
 
 static void close_parcels(even_follower *follower) {
@@ -690,6 +692,7 @@ even_status even_hosts_serve(const char *invitation, const even_join_wish *joins
   even_link_close(&follower->link);
   close_job(follower);
   close_parcels(follower);
+  even_text_free(&follower->brought);
   even_candidate_close(&follower->candidate);
   even_loop_close(&follower->loop);
   even_remote_start_free(&follower->start);

@@ -7,9 +7,11 @@
 #include <cmocka.h>
 
 #include "base/fail.h"
+#include "base/stop.h"
 #include "base/text.h"
 #include "checkpoint/incoming.h"
 #include "checkpoint/scratch.h"
+#include "os/calls.h"
 #include "os/file.h"
 #include "os/pipe.h"
 #include "support/descriptors.h"
@@ -18,6 +20,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 enum { MOST = 1 << 20 };
 
@@ -156,6 +159,54 @@ static void another_one_gives_way_where_that_is_asked(void **state) {
   assert_int_equal(scratch_entries(), 2);
 }
 
+static char other_from[128];
+static char other_to[128];
+static int folder_syncs;
+
+/* When the last of the files is synced, and nothing had its name so far, another checkpoint gets it. */
+static int sync_and_come_first(int fd) {
+  struct stat facts;
+  if (fstat(fd, &facts) == 0 && S_ISDIR(facts.st_mode) && --folder_syncs == 0) {
+    assert_int_equal(rename(other_from, other_to), 0);
+  }
+  return even_os_real.fsync(fd);
+}
+
+/* However late it comes. */
+static void one_that_came_first_stays(void **state) {
+  coming how = {.from = scratch_path("here"), .to = other_to, .altered = -1, .missing = -1};
+  (void)state;
+  (void)snprintf(other_from, sizeof other_from, "%s", scratch_path("other"));
+  (void)snprintf(other_to, sizeof other_to, "%s", scratch_path("there"));
+  save(how.from, 1);
+  for (int at = 1; at <= 2; at++) {
+    save(other_from, 2);
+    folder_syncs = at;
+    even_os.fsync = sync_and_come_first;
+    assert_int_equal(come(&how), EVEN_ERR_IN_USE);
+    even_os.fsync = even_os_real.fsync;
+    assert_int_equal(folder_syncs, 0);
+    assert_int_equal(even_checkpoint_verify(other_to, NULL), EVEN_OK);
+    assert_int_equal(even_checkpoint_remove(other_to), EVEN_OK);
+    assert_int_equal(scratch_entries(), 1);
+  }
+}
+
+static bool at_once(void) {
+  return true;
+}
+
+static void who_asks_ends_it_early(void **state) {
+  const coming how = {.from = scratch_path("here"), .to = scratch_path("there"), .altered = -1, .missing = -1};
+  (void)state;
+  save(how.from, 1);
+  even_stop_when(at_once);
+  even_status status = come((void *)&how);
+  even_stop_when(NULL);
+  assert_int_equal(status, EVEN_ERR_INTERRUPTED);
+  assert_int_equal(scratch_entries(), 1);
+}
+
 static void what_is_altered_or_missing_leaves_nothing(void **state) {
   coming how = {.from = scratch_path("here"), .to = scratch_path("there"), .altered = -1, .missing = -1};
   (void)state;
@@ -239,6 +290,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(it_comes_as_it_is_elsewhere, scratch_make, scratch_remove),
       cmocka_unit_test_setup_teardown(another_one_gives_way_where_that_is_asked, scratch_make, scratch_remove),
+      cmocka_unit_test_setup_teardown(one_that_came_first_stays, scratch_make, scratch_remove),
+      cmocka_unit_test_setup_teardown(who_asks_ends_it_early, scratch_make, scratch_remove),
       cmocka_unit_test_setup_teardown(what_is_altered_or_missing_leaves_nothing, scratch_make, scratch_remove),
       cmocka_unit_test_setup_teardown(what_is_no_manifest_is_refused, scratch_make, scratch_remove),
       cmocka_unit_test_setup_teardown(each_fault_leaves_it_whole_or_not_there, scratch_make, scratch_remove),
