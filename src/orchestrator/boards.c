@@ -57,6 +57,17 @@ void even_boards_begin(even_job *job) {
   }
 }
 
+/* So many generations there are not: whatever is said differs from it. */
+static const even_generation_words nothing_known = {.stands = UINT64_MAX};
+
+/* What the leader was told of the one before may have come after it forgot that, too. */
+void even_boards_vacate(even_job *job, size_t rank) {
+  even_generation_vacate(job->generation, (int)rank);
+  if (job->boards != NULL) {
+    job->boards->told[rank] = nothing_known;
+  }
+}
+
 /* -1: it has none. */
 static int first_member(const even_job *job, uint32_t number) {
   for (int rank = 0; rank < (int)job->count; rank++) {

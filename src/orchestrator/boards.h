@@ -14,6 +14,9 @@ even_status even_boards_open(even_job *job) EVEN_MUST_USE;
 void even_boards_close(even_job *job);
 /* Before the ranks of an attempt start. */
 void even_boards_begin(even_job *job);
+/* Another process takes the place of a rank: nothing that the one before has said is true any more, here, and of what
+ * the leader knows. Also of a job of one host. */
+void even_boards_vacate(even_job *job, size_t rank);
 /* Sends what has changed since the last time; cheap where nothing has. */
 void even_boards_turn(even_job *job);
 /* In how many ms a board is to be looked at again, for it does not ring: 0: whenever. */

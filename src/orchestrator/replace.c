@@ -3,6 +3,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "fault/generation.h"
+#include "orchestrator/boards.h"
 #include "orchestrator/follower.h"
 #include "orchestrator/hangs.h"
 #include "orchestrator/job.h"
@@ -148,7 +149,7 @@ static void out_of_order(even_job *job, size_t rank) {
 static even_status start_process(even_job *job, size_t rank) {
   even_job_reset_rank(job, rank);
   out_of_order(job, rank);
-  even_generation_vacate(job->generation, (int)rank);
+  even_boards_vacate(job, rank);
   even_progress_forget(&job->progress, rank);
   even_hangs_begin_rank(job->hangs, rank);
   return job->ranks[rank].elsewhere ? even_job_host_fill(job, rank) : even_job_start_rank(job, rank);

@@ -223,6 +223,17 @@ static void forget_missed(even_job *job) {
   }
 }
 
+/* Of `rank`, and of those lost with its host, the caller says so. Those that were missed before have failed before. */
+static void fail_undecided(even_job *job, size_t rank) {
+  const char *host = job->ranks[rank].lost;
+  for (size_t i = 0; i < job->count; i++) {
+    const even_job_rank *other = &job->ranks[i];
+    if (other->missed && i != rank && (host == NULL || other->lost != host)) {
+      even_job_rank_failed(job, i);
+    }
+  }
+}
+
 bool even_job_goes_on_without(even_job *job, size_t rank) {
   const even_job_rank *own = &job->ranks[rank];
   bool missed = own->end.signal != 0 || own->lost != NULL || even_job_is_new(job, rank);
@@ -239,6 +250,7 @@ bool even_job_goes_on_without(even_job *job, size_t rank) {
   }
   bool goes_on = decide(job);
   if (!goes_on) {
+    fail_undecided(job, rank);
     forget_missed(job);
   }
   return goes_on;

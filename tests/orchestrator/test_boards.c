@@ -337,6 +337,22 @@ static void a_host_is_lost_at_once(void **state) {
   assert_int_equal(leader.job.stage, EVEN_JOB_RUNS);
 }
 
+static void who_failed_while_others_were_heard_is_the_cause(void **state) {
+  (void)state;
+  leader.ranks[0].pid = 70;
+  leader.ranks[1].pid = 71;
+  leader.ranks[1].output.rank = 1;
+  even_generation_say(leader.ranks_view, 1, "");
+  kill_rank(0); /* nothing is known of ranks 2 and 3 */
+  assert_int_equal(leader.job.stage, EVEN_JOB_RUNS);
+  all_can_go_on();
+  even_generation_say(other.ranks_view, 3, "its data set is a stream");
+  assert_true(report());
+  kill_rank(1);
+  assert_int_equal(leader.job.stage, EVEN_JOB_TERMINATED);
+  assert_non_null(strstr(leader.said.data, "|rank 0 (process 70) has ended by SIGKILL"));
+}
+
 /* From the loss of rank 3, there, to the generation that it is in again. */
 static void who_takes_a_place_elsewhere_joins_those_that_stand(void **state) {
   (void)state;
@@ -375,6 +391,27 @@ static void who_takes_a_place_elsewhere_joins_those_that_stand(void **state) {
   assert_int_equal(carry(2), EVEN_OK);
   assert_true(even_generation_has(other.ranks_view, 3, 2));
   assert_non_null(strstr(leader.said.data, "generation 2: rank 3 joins ranks 0, 1 and 2|"));
+}
+
+/* Before anybody looked: to the other host's agent nothing has changed. */
+static void who_takes_a_place_is_heard_where_it_says_the_same(void **state) {
+  even_generation_words words;
+  (void)state;
+  all_can_go_on();
+  assert_true(report());
+  even_boards_vacate(&leader.job, 3);
+  even_boards_vacate(&other.job, 3);
+  even_generation_say(other.ranks_view, 3, "");
+  assert_true(report());
+  even_generation_hear(leader.job.generation, 3, &words);
+  assert_true(words.said);
+  assert_false(report());
+  even_boards_vacate(&leader.job, 3);
+  assert_int_equal(give(true, "{\"ranks\":[{\"rank\":3,\"said\":true,\"why\":\"\",\"offers\":true}]}"), EVEN_OK);
+  even_generation_offer(other.ranks_view, 3); /* what the one before had said came late */
+  even_boards_vacate(&other.job, 3);
+  assert_true(report());
+  assert_false(even_generation_offers(leader.job.generation, 3));
 }
 
 static void where_nobody_is_left_nobody_takes_a_place(void **state) {
@@ -458,7 +495,9 @@ int main(void) {
       BOARD_TEST(who_says_nothing_in_time_ends_the_attempt),
       BOARD_TEST(what_a_rank_elsewhere_cannot_is_told_at_once),
       BOARD_TEST(a_host_is_lost_at_once),
+      BOARD_TEST(who_failed_while_others_were_heard_is_the_cause),
       REPLACING_TEST(who_takes_a_place_elsewhere_joins_those_that_stand),
+      REPLACING_TEST(who_takes_a_place_is_heard_where_it_says_the_same),
       REPLACING_TEST(where_nobody_is_left_nobody_takes_a_place),
       REPLACING_TEST(the_least_are_not_waited_for_where_they_cannot_come),
       REPLACING_TEST(only_a_free_place_of_this_host_is_filled),
