@@ -163,8 +163,10 @@ def notice_cut(address: str, port: int, seconds: int = 3) -> None:
             os.close(own)  # no socket
             continue
         with connection, suppress(OSError):
+            if connection.family not in (socket.AF_INET, socket.AF_INET6):
+                continue  # another family's addresses are made otherwise
             peer = connection.getpeername()
-            if not isinstance(peer, tuple) or (peer[0].removeprefix("::ffff:"), peer[1]) != (address, port):
+            if (peer[0].removeprefix("::ffff:"), peer[1]) != (address, port):
                 continue
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)

@@ -70,3 +70,16 @@ def test_a_connection_whose_other_end_is_silent_ends_soon() -> None:
                 one.sendall(b"whole")
                 with here.accept()[0] as at_there:
                     assert at_there.recv(5) == b"whole"
+
+
+def test_sockets_of_other_families_are_left_alone() -> None:
+    """Some libraries keep a netlink socket open: its address is two numbers."""
+    pair = socket.socketpair()
+    with socket.create_server(("127.0.0.1", 0)) as here, pair[0], pair[1]:
+        port = here.getsockname()[1]
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW) as netlink:
+            netlink.bind((0, 0))
+            assert isinstance(netlink.getpeername()[0], int)
+            with socket.create_connection(("127.0.0.1", port)) as one:
+                rendezvous.notice_cut("127.0.0.1", port, seconds=3)
+                assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 3000
