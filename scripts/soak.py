@@ -197,10 +197,16 @@ class Soak:
         return Run(seed, ranks, hosts, outcome, wrong)
 
     def _take_up(self) -> None:
-        """The runs of earlier sittings."""
+        """The runs of earlier sittings; of a last line that was cut off as it was written nothing is left."""
         path = pathlib.Path(self.args.go_on) if self.args.go_on else None
         if path is not None and path.exists():
-            self.runs = [Run(**json.loads(line)) for line in path.read_text().splitlines()]
+            text = path.read_bytes()
+            whole = text[: text.rfind(b"\n") + 1]
+            if len(whole) < len(text):
+                print(f"{path}: its last line was cut off, and is left out", flush=True)
+                with path.open("r+b") as file:
+                    file.truncate(len(whole))
+            self.runs = [Run(**json.loads(line)) for line in whole.splitlines()]
             self.earlier = len(self.runs)
 
     def _keep(self, run: Run) -> None:

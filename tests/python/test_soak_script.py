@@ -1,0 +1,40 @@
+"""scripts/soak.py: sittings that go on from one another."""
+
+import argparse
+import importlib.util
+import sys
+
+import pytest
+
+
+@pytest.fixture
+def soak(tree, monkeypatch):
+    spec = importlib.util.spec_from_file_location("soak", tree / "scripts" / "soak.py")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "soak", module)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_line_that_was_cut_off_is_left_out(soak, tmp_path):
+    kept = tmp_path / "runs.jsonl"
+    args = argparse.Namespace(go_on=str(kept))
+
+    def take_up():
+        sitting = soak.Soak(tmp_path, args)
+        sitting._take_up()
+        return sitting
+
+    run = soak.Run(seed=3, ranks=2, hosts=1, outcome={"faults": []}, wrong="")
+    sitting = take_up()
+    sitting._keep(run)
+    whole = kept.read_bytes()
+    for length in (1, len(whole) - 1):
+        kept.write_bytes(whole + whole[:length])
+        sitting = take_up()
+        assert sitting.runs == [run] and sitting.earlier == 1
+        sitting._keep(run)
+        assert take_up().runs == [run, run]
+    kept.write_bytes(whole[:5])
+    assert take_up().runs == [] and kept.read_bytes() == b""
