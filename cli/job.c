@@ -353,8 +353,10 @@ static even_status follow_monitor(running_job *job) {
 
 /* The job's hosts are others now. */
 static even_status follow_hosts(running_job *job) {
-  EVEN_TRY(even_job_setup_follow(job->options, &job->setup));
+  even_status status = even_job_setup_follow(job->options, &job->setup);
+  /* also after a failure: what was shown by is freed */
   even_job_view_ranks(&job->view, job->setup.shown, job->setup.labels, (int)job->setup.devices.count);
+  EVEN_TRY(status);
   EVEN_TRY(follow_monitor(job));
   tell_hosts(job);
   return EVEN_OK;
