@@ -260,7 +260,8 @@ static void tell_standing(even_job *job, const even_voter_view *view) {
       hosts->apart_told = true;
       even_job_notice(job, "the hosts' agents do not reach one another: where this one is lost, the job is");
     }
-  } else if (view->settled && !hosts->settled_told) {
+  } else if (view->settled && !hosts->settled_told && view->voters > 1) {
+    /* who votes alone takes the vote along */
     even_job_notice(job, "where this host is lost, another one takes its place (%u of %zu vote)", view->voters,
                     hosts->count);
   }

@@ -253,6 +253,39 @@ def test_of_two_hosts_with_a_witness_the_second_goes_on(hosts: Hosts, tmp_path: 
     job.finish()
 
 
+def _leads(hosts: Hosts, name: str) -> bool:
+    """Whether the agent of this host has become the leader: what it says goes into the leader's log."""
+    for process in hosts.agents_of(name):
+        try:
+            if os.readlink(f"/proc/{process}/fd/1").endswith("/leader.log"):
+                return True
+        except OSError:
+            pass
+    return False
+
+
+@pytest.mark.more
+def test_a_witness_that_is_lost_when_another_host_begins_to_lead_is_started_again(
+    hosts: Hosts, tmp_path: pathlib.Path
+) -> None:
+    job, ranks = _wait_two(hosts, tmp_path)
+    witness = hosts.agents_of(hosts.names[2])
+    os.kill(job.process.pid, signal.SIGKILL)
+    _wait_until(lambda: _leads(hosts, hosts.names[1]))
+    for process in witness:
+        try:
+            os.kill(process, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    _wait_until(lambda: "a ended well" in hosts.log("a"))
+    said = hosts.log("a")
+    assert f"host {hosts.names[2]}: its agent is started again" in said, said
+    assert "takes its place" not in said, said  # a witness leads nothing
+    assert end_soon(ranks)
+    _wait_until(lambda: not hosts.agents())
+    job.finish()
+
+
 @pytest.mark.more
 def test_of_two_hosts_the_one_that_is_cut_from_the_witness_waits(hosts: Hosts, tmp_path: pathlib.Path) -> None:
     job, ranks = _wait_two(hosts, tmp_path)
