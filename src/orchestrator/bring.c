@@ -143,6 +143,7 @@ static even_status ask(even_host_agent *agent, const even_job *job) {
   even_text_format(&other, "%s/received%s", even_text_string(&job->run_folder), slash == NULL ? "/" : slash);
   even_json_object(&json, NULL);
   even_json_unsigned(&json, "serial", agent->bring->serial);
+  even_json_integer(&json, "host", (int64_t)agent->index); /* hosts that come and go give others other numbers */
   even_json_string(&json, "folder", folder);
   even_json_string(&json, "other", even_text_string(&other));
   even_json_string(&json, "sum", digits);

@@ -8,6 +8,7 @@
 #include "orchestrator/boards.h"
 #include "orchestrator/bring.h"
 #include "orchestrator/candidate.h"
+#include "orchestrator/elastic.h"
 #include "orchestrator/follower_words.h"
 #include "orchestrator/hangs.h"
 #include "orchestrator/host_agent.h"
@@ -22,7 +23,8 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { TURN_MS = 100, RECORDS = 512 };
+/* Hosts that wait to be let in have numbers behind the others. */
+enum { TURN_MS = 100, RECORDS = 512, MOST_NUMBERS = EVEN_HOSTS_MOST + EVEN_GUESTS_MOST };
 
 struct even_follower {
   even_link link;
@@ -242,7 +244,7 @@ static even_link *way(void *context, int host) {
 
 static even_status open_parcels(even_follower *follower) {
   const even_parcels_params params = {
-      .size = sizeof params, .self = follower->host, .count = EVEN_HOSTS_MOST, .context = follower, .way = way};
+      .size = sizeof params, .self = follower->host, .count = MOST_NUMBERS, .context = follower, .way = way};
   if (follower->parcels == NULL) {
     EVEN_TRY(even_parcels_open(&params, &follower->parcels));
   }
@@ -258,17 +260,32 @@ static void close_parcels(even_follower *follower) {
   follower->parcels = NULL;
 }
 
+/* This host has another number from now on, which parcels name. NULL, or none: the one that it has. */
+static even_status renumber(even_follower *follower, const json_t *number) {
+  if (!json_is_integer(number) || (int)json_integer_value(number) == follower->host) {
+    return EVEN_OK;
+  }
+  if (follower->running) {
+    return even_fail(EVEN_ERR_INPUT, "this host gets another number while an attempt runs");
+  }
+  bool were_open = follower->parcels != NULL;
+  close_parcels(follower);
+  follower->host = (int)json_integer_value(number);
+  even_status status = were_open ? open_parcels(follower) : EVEN_OK;
+  follower->job.parcels = follower->parcels; /* of a job that is open still; the start opens it anew */
+  return status;
+}
+
 static even_status check(even_follower *follower, const json_t *content) {
   even_text facts = EVEN_TEXT_EMPTY;
   follower->taken = true;
   const char *folder = json_string_value(json_object_get(content, "folder"));
   const char *script = json_string_value(json_object_get(content, "script"));
   json_int_t ranks = json_integer_value(json_object_get(content, "ranks"));
-  const json_t *number = json_object_get(content, "host");
-  follower->host = json_is_integer(number) ? (int)json_integer_value(number) : follower->host;
   if (folder == NULL || folder[0] != '/' || ranks < 0 || ranks > EVEN_TELEMETRY_MOST_RANKS) {
     return even_fail(EVEN_ERR_INPUT, "the leader asks for nothing that can be checked");
   }
+  EVEN_TRY(renumber(follower, json_object_get(content, "host")));
   EVEN_TRY(open_parcels(follower));
   even_device_list_free(&follower->own);
   even_status chosen = even_device_select(NULL, (int)ranks, &follower->own);
@@ -365,6 +382,12 @@ static even_status take_fill(even_follower *follower, const json_t *content) {
   return follower->running ? even_job_replace_fill(&follower->job, (size_t)json_integer_value(rank)) : EVEN_OK;
 }
 
+/* The first that a host hears of an attempt, where that goes on from one. */
+static even_status take_checkpoint(even_follower *follower, const json_t *content) {
+  EVEN_TRY(renumber(follower, json_object_get(content, "host")));
+  return follower->brings == NULL ? EVEN_OK : even_bring_take_hear(follower->brings, content);
+}
+
 static void take_refusal(even_follower *follower, const json_t *content) {
   const char *what = json_string_value(json_object_get(content, "what"));
   const char *fix = json_string_value(json_object_get(content, "fix"));
@@ -401,7 +424,7 @@ static even_status on_message(void *context, even_link *link, const even_message
       status = check(follower, content);
       break;
     case EVEN_MESSAGE_CHECKPOINT:
-      status = follower->brings == NULL ? EVEN_OK : even_bring_take_hear(follower->brings, content);
+      status = take_checkpoint(follower, content);
       break;
     case EVEN_MESSAGE_SIGNAL:
       status = take_signal(follower, content);
