@@ -57,16 +57,10 @@ static even_status bad_list(const char *list, const char *why) {
   return status;
 }
 
-/* Names go to ssh as words of their own: none may be taken for an option, or be a word of a remote shell. */
-static bool is_name(const char *text, size_t length) {
-  static const char allowed[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-@";
-  return length > 0 && length < EVEN_HOSTS_NAME && text[0] != '-' && strspn(text, allowed) >= length;
-}
-
 static even_status read_host(const char *list, const char *at, size_t length, int ranks, even_host_wish *out) {
   size_t name = strcspn(at, ":,");
   *out = (even_host_wish){.ranks = ranks};
-  if (!is_name(at, name)) {
+  if (!even_hosts_is_name(at, name)) {
     return bad_list(list, "not the name of a host");
   }
   memcpy(out->name, at, name);
@@ -128,7 +122,7 @@ static even_status add_witness(const even_job_options *options, even_host_wish *
     (void)even_fail(EVEN_ERR_USAGE, "--witness is of two hosts that --hosts names");
     return even_error_fix("leave it out: of three hosts and more, --replace-leader has three vote, or five");
   }
-  if (!is_name(options->witness, length) || strchr(options->witness, ',') != NULL) {
+  if (!even_hosts_is_name(options->witness, length) || strchr(options->witness, ',') != NULL) {
     (void)even_fail(EVEN_ERR_USAGE, "--witness %s: not the name of a host", options->witness);
     return even_error_fix("give one name as ssh takes it");
   }

@@ -12,7 +12,8 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { TURN_MS = 50, MOST_ROUNDS = 8 };
+/* MOST_MISSED: attempts in a row that one host may keep from beginning. */
+enum { TURN_MS = 50, MOST_ROUNDS = 8, MOST_MISSED = 3 };
 
 static const uint64_t LONG_NS = 60000000000u;
 
@@ -48,7 +49,7 @@ void even_elastic_close(even_hosts *hosts) {
 
 static even_host_agent *find(const even_hosts *hosts, const char *name) {
   for (size_t i = 0; i < hosts->count; i++) {
-    if (strcmp(hosts->agents[i].name, name) == 0) {
+    if (!hosts->agents[i].parted && strcmp(hosts->agents[i].name, name) == 0) {
       return &hosts->agents[i];
     }
   }
@@ -76,7 +77,8 @@ static size_t least_of(const even_job *job) {
 }
 
 static even_status may_go(const even_job *job, const even_host_agent *agent) {
-  size_t left = even_elastic_ranks(job) + even_guests_ranks(job->hosts) - (agent->leaves ? 0 : agent->count);
+  size_t all = even_elastic_ranks(job) + even_guests_ranks(job->hosts);
+  size_t left = all - (even_elastic_stays(agent) ? agent->count : 0);
   if (agent->index == 0) {
     (void)even_fail(EVEN_ERR_UNSUPPORTED, "host %s leads the job: it cannot be drained", agent->name);
     return even_error_fix("end the job, and start it on another host: --name NAME --resume auto");
@@ -292,22 +294,41 @@ static even_status launch(even_job *job, bool *any) {
   return EVEN_OK;
 }
 
+/* Why one did not come: the error that ended the waiting may be another one's. */
+static void say_absent(even_host_agent *agent, const even_error *error, bool ended, char *out, size_t bytes) {
+  char last[200];
+  size_t length = strlen(agent->name);
+  const char *its = strncmp(error->what, "host ", 5) == 0 ? error->what + 5 : "";
+  if (strncmp(its, agent->name, length) == 0 && (its[length] == ' ' || its[length] == ':')) {
+    (void)snprintf(out, bytes, "%.400s", error->what);
+  } else if (agent->lost) {
+    (void)snprintf(out, bytes, "%s", agent->lost_words);
+  } else if (ended) {
+    even_host_agent_last_words(agent, last, sizeof last);
+    (void)snprintf(out, bytes, "its agent ended before it came here%s%s", last[0] == '\0' ? "" : ": ", last);
+  } else {
+    (void)snprintf(out, bytes, "its agent did not %s within %g s",
+                   agent->link == NULL ? "come here" : "say what it has", agent->hosts->params.patience_seconds);
+  }
+}
+
 /* Of those that did not come: all, where the time is over; else those that cannot any more. */
 static bool leave_out_absent(even_job *job, even_status status) {
   even_hosts *hosts = job->hosts;
-  const even_error why = *even_error_last();
+  const even_error error = *even_error_last();
   bool any = false;
   for (size_t i = 1; i < hosts->count; i++) {
     even_host_agent *agent = &hosts->agents[i];
-    bool ended =
-        agent->lost || (hosts->params.shell != NULL && agent->link == NULL && even_host_agent_shell_ended(agent));
-    if (!agent->leaves && !agent->fits && (status == EVEN_ERR_TIMEOUT || ended)) {
-      leave_out(job, agent, why.what);
+    char why[512];
+    bool ended = hosts->params.shell != NULL && agent->link == NULL && even_host_agent_shell_ended(agent);
+    if (!agent->leaves && !agent->fits && (status == EVEN_ERR_TIMEOUT || ended || agent->lost)) {
+      say_absent(agent, &error, ended, why, sizeof why);
+      leave_out(job, agent, why);
       agent->lost = true;
       any = true;
     }
   }
-  (void)even_error_restore(&why);
+  (void)even_error_restore(&error);
   return any;
 }
 
@@ -342,11 +363,12 @@ static even_status await_guests(even_job *job) {
   double patience = hosts->params.patience_seconds;
   uint64_t until = even_clock_ns() + (uint64_t)(patience * 1e9);
   even_hosts_where(hosts, where, sizeof where);
-  even_job_notice(job,
-                  "%zu rank%s left, and --min-ranks is %zu: the job waits, saved%s%s, up to %.0f s for hosts to join: "
-                  "evenstep join %s",
-                  even_elastic_ranks(job), even_elastic_ranks(job) == 1 ? " is" : "s are", least_of(job),
-                  job->resume.length > 0 ? " in " : "", even_text_string(&job->resume), patience, where);
+  even_job_notice(
+      job,
+      "%zu rank%s left, and --min-ranks is %zu: the job waits%s%s, up to %.0f s for hosts to join: evenstep "
+      "join %s",
+      even_elastic_ranks(job), even_elastic_ranks(job) == 1 ? " is" : "s are", least_of(job),
+      job->resume.length > 0 ? ", saved in " : "", even_text_string(&job->resume), patience, where);
   while (even_elastic_ranks(job) + even_guests_ranks(hosts) < least_of(job)) {
     EVEN_TRY(ask_stop());
     if (even_clock_ns() > until) {
@@ -382,13 +404,34 @@ even_status even_elastic_settle(even_job *job, bool *changed) {
   return *changed ? even_elastic_rearrange(job) : EVEN_OK;
 }
 
-bool even_elastic_may_leave_out(const even_job *job, even_status status) {
-  bool lost = false;
-  for (size_t i = 1; job->hosts != NULL && i < job->hosts->count; i++) {
-    lost = lost || job->hosts->agents[i].lost;
+/* Whether another attempt may follow: one without the host, or one for which it is waited for again. */
+static bool bears(even_job *job, even_host_agent *agent) {
+  char why[400];
+  if (++agent->missed <= MOST_MISSED) {
+    return true;
   }
-  return lost && may_change(job) && job->failure.status == EVEN_OK &&
-         (status == EVEN_ERR_PEER_LOST || status == EVEN_ERR_TIMEOUT);
+  (void)snprintf(why, sizeof why, "%d attempts in a row could not begin for want of it: %.300s", agent->missed,
+                 agent->lost_words);
+  if (!agent->came && job->hosts->params.least_ranks == 0) {
+    return false;
+  }
+  leave_out(job, agent, why);
+  return true;
+}
+
+bool even_elastic_tries_again(even_job *job, even_status status) {
+  bool lost = false;
+  bool borne = true;
+  if (job->hosts == NULL || !may_change(job) || job->failure.status != EVEN_OK ||
+      (status != EVEN_ERR_PEER_LOST && status != EVEN_ERR_TIMEOUT)) {
+    return false;
+  }
+  for (size_t i = 1; i < job->hosts->count; i++) {
+    even_host_agent *agent = &job->hosts->agents[i];
+    lost = lost || agent->lost;
+    borne = (!agent->lost || agent->leaves || bears(job, agent)) && borne;
+  }
+  return lost && borne;
 }
 
 static void hand_over(even_text *from, even_text *to) {

@@ -58,8 +58,9 @@ bool even_elastic_has_saved(const even_job *job);
 /* Lets hosts go and come. *changed: they are others now, and the job must be opened anew. With too few ranks it waits
  * for hosts to join. EVEN_ERR_PEER_LOST, EVEN_ERR_TIMEOUT: the job cannot go on without those that are lost. */
 even_status even_elastic_settle(even_job *job, bool *changed) EVEN_MUST_USE;
-/* Whether an attempt that could not begin for this error may without the hosts that are lost. */
-bool even_elastic_may_leave_out(const even_job *job, even_status status);
+/* Whether another attempt follows one that could not begin for this error: without the hosts that are lost, or once
+ * they are there again. One that keeps too many in a row from beginning is left out. */
+bool even_elastic_tries_again(even_job *job, even_status status);
 /* Keeps what the job is for the next even_agent_run, and takes it there. */
 void even_elastic_keep(even_job *job);
 bool even_elastic_take(even_job *job);
@@ -76,6 +77,8 @@ void even_guests_tick(even_hosts *hosts);
 size_t even_guests_ranks(const even_hosts *hosts);
 
 /* ---- elastic_hosts.c: the list of hosts ---- */
+/* Whether it has a part in the next attempt, or may have: one that came by itself and is lost does not come again. */
+bool even_elastic_stays(const even_host_agent *agent);
 /* Ranks of hosts that stay, this one's among them. */
 size_t even_elastic_ranks(const even_job *job);
 /* Tells agents that leave of the end, and takes them out of the list; takes the guests into it. Outside of the loop's

@@ -16,15 +16,22 @@ enum { TURN_MS = 50 };
 /* For an agent that was told the end to leave. */
 static const uint64_t LEAVING_NS = 3000000000u;
 
+bool even_elastic_stays(const even_host_agent *agent) {
+  return !agent->leaves && !(agent->came && agent->lost);
+}
+
 size_t even_elastic_ranks(const even_job *job) {
   size_t ranks = job->local;
   for (size_t i = 1; i < job->hosts->count; i++) {
-    ranks += job->hosts->agents[i].leaves ? 0 : job->hosts->agents[i].count;
+    ranks += even_elastic_stays(&job->hosts->agents[i]) ? job->hosts->agents[i].count : 0;
   }
   return ranks;
 }
 
-/* Its shell ends with it; one that came by itself closes its connection, which is ours no more. */
+/* ---- who leaves ---- */
+
+/* Its shell ends with it; one that came by itself closes its connection, which is ours no more. The loop turns
+ * meanwhile: commands, guests and ends of connections come, and find the list as it was. */
 static void say_goodbye(even_host_agent *agent) {
   uint64_t until = even_clock_ns() + LEAVING_NS;
   if (agent->link != NULL) {
@@ -40,10 +47,39 @@ static void say_goodbye(even_host_agent *agent) {
       even_error_clear();
       break;
     }
+    even_hosts_tick(agent->hosts);
   }
   even_host_agent_drop(agent);
   even_device_list_free(&agent->devices);
+  agent->parted = true;
 }
+
+static void tell_left(const even_job *job, const even_host_agent *agent) {
+  char words[256];
+  (void)snprintf(words, sizeof words,
+                 "host %s is out of the job, and its agent has ended; the job goes on with %zu rank%s", agent->name,
+                 even_elastic_ranks(job), even_elastic_ranks(job) == 1 ? "" : "s");
+  even_control_end(&job->hosts->elastic->control, agent->name, EVEN_OK, words, "");
+}
+
+/* Also those that are drained while others leave. */
+static void part_all(even_job *job) {
+  even_hosts *hosts = job->hosts;
+  bool any = true;
+  while (any) {
+    any = false;
+    for (size_t i = 1; i < hosts->count; i++) {
+      even_host_agent *agent = &hosts->agents[i];
+      if (agent->leaves && !agent->parted) {
+        say_goodbye(agent);
+        tell_left(job, agent);
+        any = true;
+      }
+    }
+  }
+}
+
+/* ---- the new list: from here on the loop does not turn until it is the hosts' ---- */
 
 /* What watches its shell knows where it lies. */
 static void move(even_host_agent *from, even_host_agent *to, size_t index) {
@@ -62,28 +98,35 @@ static void move(even_host_agent *from, even_host_agent *to, size_t index) {
   }
 }
 
-static size_t count_guests(const even_hosts *hosts) {
-  size_t count = 0;
-  for (size_t i = 0; i < EVEN_GUESTS_MOST; i++) {
-    count += hosts->elastic->guests[i] != NULL && hosts->elastic->guests[i]->fits;
+static bool comes_in(const even_host_agent *guest) {
+  return guest != NULL && guest->fits;
+}
+
+static size_t count_next(const even_hosts *hosts) {
+  size_t count = 1;
+  for (size_t i = 1; i < hosts->count; i++) {
+    count += !hosts->agents[i].parted;
+  }
+  for (size_t i = 0; i < EVEN_GUESTS_MOST && count < EVEN_HOSTS_MOST; i++) {
+    count += comes_in(hosts->elastic->guests[i]);
   }
   return count;
 }
 
-static void tell_left(const even_job *job, const even_host_agent *agent) {
-  char words[256];
-  (void)snprintf(words, sizeof words,
-                 "host %s is out of the job, and its agent has ended; the job goes on with %zu rank%s", agent->name,
-                 even_elastic_ranks(job), even_elastic_ranks(job) == 1 ? "" : "s");
-  even_control_end(&job->hosts->elastic->control, agent->name, EVEN_OK, words, "");
-}
-
-static void take_guests(even_hosts *hosts, even_host_agent *list, size_t *count) {
-  for (size_t i = 0; i < EVEN_GUESTS_MOST && *count < EVEN_HOSTS_MOST; i++) {
+static void fill(even_hosts *hosts, even_host_agent *list, size_t room) {
+  size_t count = 1;
+  list[0] = hosts->agents[0];
+  for (size_t i = 1; i < hosts->count; i++) {
+    if (!hosts->agents[i].parted) {
+      move(&hosts->agents[i], &list[count], count);
+      count++;
+    }
+  }
+  for (size_t i = 0; i < EVEN_GUESTS_MOST && count < room; i++) {
     even_host_agent *guest = hosts->elastic->guests[i];
-    if (guest != NULL && guest->fits) {
-      move(guest, &list[*count], *count);
-      (*count)++;
+    if (comes_in(guest)) {
+      move(guest, &list[count], count);
+      count++;
       hosts->elastic->guests[i] = NULL;
       even_free(guest);
     }
@@ -93,23 +136,13 @@ static void take_guests(even_hosts *hosts, even_host_agent *list, size_t *count)
 even_status even_elastic_rearrange(even_job *job) {
   even_hosts *hosts = job->hosts;
   even_host_agent *list = NULL;
-  size_t count = 1;
-  EVEN_TRY(EVEN_NEW_ARRAY(&list, hosts->count + count_guests(hosts)));
-  list[0] = hosts->agents[0];
   for (size_t i = 1; i < hosts->count; i++) {
     even_bring_drop(&hosts->agents[i]); /* what was on its way ends with the parcels */
   }
-  for (size_t i = 1; i < hosts->count; i++) {
-    even_host_agent *agent = &hosts->agents[i];
-    if (agent->leaves) {
-      say_goodbye(agent);
-      tell_left(job, agent);
-    } else {
-      move(agent, &list[count], count);
-      count++;
-    }
-  }
-  take_guests(hosts, list, &count);
+  part_all(job);
+  size_t count = count_next(hosts);
+  EVEN_TRY(EVEN_NEW_ARRAY(&list, count));
+  fill(hosts, list, count);
   even_free(hosts->agents);
   hosts->agents = list;
   hosts->count = count;

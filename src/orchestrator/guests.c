@@ -4,6 +4,7 @@
 #include "base/json_reader.h"
 #include "orchestrator/elastic.h"
 #include "orchestrator/remote.h"
+#include "os/clock.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -27,14 +28,6 @@ size_t even_guests_ranks(const even_hosts *hosts) {
   return ranks;
 }
 
-void even_guests_tick(even_hosts *hosts) {
-  for (size_t i = 0; i < EVEN_GUESTS_MOST; i++) {
-    if (hosts->elastic->guests[i] != NULL) {
-      even_link_tick(hosts->elastic->guests[i]->link, false);
-    }
-  }
-}
-
 static void forget(even_host_agent *guest) {
   even_elastic *elastic = guest->hosts->elastic;
   for (size_t i = 0; i < EVEN_GUESTS_MOST; i++) {
@@ -44,6 +37,28 @@ static void forget(even_host_agent *guest) {
   }
   even_device_list_free(&guest->devices);
   even_free(guest);
+}
+
+/* One that does not say what it has keeps a place no longer than a job waits for its own hosts. */
+static bool is_late(const even_host_agent *guest) {
+  return !guest->fits && even_clock_ns() - guest->asked_ns > (uint64_t)(guest->hosts->params.patience_seconds * 1e9);
+}
+
+void even_guests_tick(even_hosts *hosts) {
+  for (size_t i = 0; i < EVEN_GUESTS_MOST; i++) {
+    even_host_agent *guest = hosts->elastic->guests[i];
+    if (guest != NULL && is_late(guest)) {
+      (void)even_fail(EVEN_ERR_TIMEOUT, "this host did not say within %g s what it has",
+                      hosts->params.patience_seconds);
+      even_hosts_refuse(guest->link, even_error_last());
+      even_link_flush(guest->link, 1000);
+      even_error_clear();
+      even_hosts_bury(hosts, guest->link);
+      forget(guest);
+    } else if (guest != NULL) {
+      even_link_tick(guest->link, false);
+    }
+  }
 }
 
 void even_guests_ended(even_host_agent *guest, even_link *link) {
@@ -110,14 +125,30 @@ static even_host_agent **place_for(even_hosts *hosts) {
   return NULL;
 }
 
+static size_t count_guests(const even_hosts *hosts) {
+  size_t count = 0;
+  for (size_t i = 0; i < EVEN_GUESTS_MOST; i++) {
+    count += hosts->elastic->guests[i] != NULL;
+  }
+  return count;
+}
+
 static even_status check(even_hosts *hosts, const even_link *link, const json_t *greeting) {
   json_int_t wish = json_integer_value(json_object_get(greeting, "ranks"));
   EVEN_TRY(even_hosts_check_version(hosts, greeting, link->peer));
   EVEN_TRY(check_moment(hosts));
   EVEN_TRY(check_room(hosts, wish > 0 ? (size_t)wish : 0));
+  if (hosts->count + count_guests(hosts) >= EVEN_HOSTS_MOST) {
+    return even_fail(EVEN_ERR_STATE, "the job has %d hosts, or is about to, and takes no more", EVEN_HOSTS_MOST);
+  }
   return place_for(hosts) != NULL
              ? EVEN_OK
              : even_fail(EVEN_ERR_STATE, "%d hosts are about to join: try again when they have", EVEN_GUESTS_MOST);
+}
+
+static even_status ask(even_host_agent *guest) {
+  guest->asked_ns = even_clock_ns();
+  return even_hosts_ask_facts(guest);
 }
 
 even_status even_guests_greet(even_hosts *hosts, even_link *link, const json_t *greeting) {
@@ -129,7 +160,7 @@ even_status even_guests_greet(even_hosts *hosts, even_link *link, const json_t *
   EVEN_TRY(EVEN_NEW(place));
   even_host_agent *guest = *place;
   *guest = (even_host_agent){.hosts = hosts,
-                             .index = hosts->count,
+                             .index = hosts->count + (size_t)(place - hosts->elastic->guests), /* until it is let in */
                              .wish = (int)wish,
                              .came = true,
                              .link = link,
@@ -139,7 +170,7 @@ even_status even_guests_greet(even_hosts *hosts, even_link *link, const json_t *
                              .watches = {{.fd = -1}, {.fd = -1}}};
   (void)snprintf(guest->name, sizeof guest->name, "%.100s", link->peer);
   even_hosts_leave_strangers(hosts, link);
-  return even_hosts_ask_facts(guest);
+  return ask(guest);
 }
 
 static bool is_called(const even_hosts *hosts, const even_host_agent *guest, const char *name) {
@@ -157,13 +188,14 @@ static bool is_called(const even_hosts *hosts, const even_host_agent *guest, con
   return false;
 }
 
-/* By what it calls itself; where another one is called so (one machine plays several, or images of one), with a number.
- */
+/* By what it calls itself, where that is a name, else by its address; where another one is called so (one machine plays
+ * several, or images of one), with a number. */
 static void name_guest(even_host_agent *guest) {
   char name[EVEN_HOSTS_NAME];
-  (void)snprintf(name, sizeof name, "%.100s", guest->node);
+  const char *called = even_hosts_is_name(guest->node, strlen(guest->node)) ? guest->node : guest->link->peer;
+  (void)snprintf(name, sizeof name, "%.100s", called);
   for (int number = 1; is_called(guest->hosts, guest, name); number++) {
-    (void)snprintf(name, sizeof name, "%.100s#%d", guest->node, number);
+    (void)snprintf(name, sizeof name, "%.100s#%d", called, number);
   }
   memcpy(guest->name, name, sizeof guest->name);
 }
@@ -236,7 +268,7 @@ even_status even_guests_take(even_host_agent *guest, const even_message *message
   if (again) {
     even_device_list_free(&guest->devices);
     guest->count = 0;
-    return even_hosts_ask_facts(guest);
+    return ask(guest);
   }
   let_in(guest);
   return EVEN_OK;

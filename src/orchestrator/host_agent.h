@@ -44,6 +44,9 @@ typedef struct even_host_agent {
   char identity[160];       /* even_host_identity there */
   bool came;                /* it joined the job while it ran, by itself: it is not started again (elastic.h) */
   bool leaves;              /* it shall have no part in the next attempt */
+  bool parted;              /* it was told so, and its agent has ended */
+  int missed;               /* attempts in a row that could not begin for want of it */
+  uint64_t asked_ns;        /* of one that comes to join: when it was asked what its host has */
 } even_host_agent;
 
 /* A connection of somebody who has not said who it is. */

@@ -15,6 +15,11 @@
 
 enum { MOST_WORDS = 64, SAID_BYTES = 4096 };
 
+bool even_hosts_is_name(const char *text, size_t length) {
+  static const char allowed[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-@";
+  return length > 0 && length < EVEN_HOSTS_NAME && text[0] != '-' && strspn(text, allowed) >= length;
+}
+
 static bool shell_said(even_host_agent *agent, int which) {
   char buffer[2048];
   size_t got = 0;
@@ -156,6 +161,10 @@ static even_status say_invitation(const even_host_agent *agent) {
 even_status even_host_agent_launch(even_host_agent *agent) {
   int ends[2] = {-1, -1};
   even_loop *loop = &agent->hosts->loop;
+  if (agent->came) {
+    return even_fail(EVEN_ERR_PEER_LOST, "host %s is lost (%.300s): it came by itself, and cannot be started from here",
+                     agent->name, agent->lost_words);
+  }
   if (agent->hosts->params.shell == NULL) {
     return agent->lost ? even_hosts_await_again(agent) : EVEN_OK;
   }

@@ -11,10 +11,15 @@
 
 #include <evenstep/status.h>
 #include <stdbool.h>
+#include <stddef.h>
 
 typedef struct even_hosts even_hosts;
 
 enum { EVEN_HOSTS_MOST = 512, EVEN_HOSTS_NAME = 128 };
+
+/* Whether these are the characters of a host's name. Names go to ssh as words of their own: none may be taken for an
+ * option, or be a word of a remote shell. */
+bool even_hosts_is_name(const char *text, size_t length);
 
 typedef struct even_host_wish {
   char name[EVEN_HOSTS_NAME]; /* as ssh takes it */

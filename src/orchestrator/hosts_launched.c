@@ -41,7 +41,7 @@ void even_hosts_unannounce(even_hosts *hosts) {
 void even_hosts_name_agent(even_host_agent *agent) {
   const even_hosts *hosts = agent->hosts;
   bool taken = strcmp(agent->node, hosts->agents[0].name) == 0;
-  if (hosts->params.shell != NULL) {
+  if (hosts->params.shell != NULL || !even_hosts_is_name(agent->node, strlen(agent->node))) {
     return;
   }
   for (size_t i = 1; i < hosts->count; i++) {

@@ -260,6 +260,7 @@ even_status even_job_hosts_begin(even_job *job) {
     even_remote_start_write(job, agent->index, agent->first, agent->count, &text);
     EVEN_TRY(even_link_send_text(agent->link, EVEN_MESSAGE_START, &text, NULL, 0));
     agent->busy = true;
+    agent->missed = 0;
     for (size_t rank = agent->first; rank < agent->first + agent->count; rank++) {
       job->ranks[rank].alive = true;
       job->alive++;

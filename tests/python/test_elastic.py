@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import pathlib
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
 
 import pytest
-from run_jobs import Job, end_soon
+from run_jobs import Job, end_soon, write_checkpoint
 from test_drain import TRAINING
 from test_run_hosts import Hosts
 from test_run_hosts import hosts as hosts  # a fixture
@@ -258,25 +259,59 @@ def test_ctrl_c_asks_to_leave(alone: Alone, waiting: str) -> None:
     join.finish()
 
 
+def apart(alone: Alone, job: Job, before: str, host: str, **variables: str) -> Job:
+    """`evenstep join` on a host that sees other things than this one: those that `before`, a line of a shell, makes."""
+    if subprocess.run(["unshare", "-mu", "true"], capture_output=True).returncode != 0:
+        pytest.skip("no mount namespaces")
+    over = alone.folder / f"over-{host}.sh"
+    over.write_text(f'#!/bin/sh\n{before} && exec "$@"\n')
+    over.chmod(0o755)
+    (where,) = job.wait_for(r"hosts join at (\S+) ")
+    joining = ["unshare", "-mu", str(over), alone.program, "join", "-n", "1", where]
+    alone.jobs.append(Job(joining, alone.folder, alone.environment | {"EVENSTEP_HOST_ID": host} | variables))
+    return alone.jobs[-1]
+
+
 def test_a_host_that_joined_and_cannot_take_part_ends_nothing(alone: Alone, waiting: str) -> None:
-    """There the run folder is a file."""
+    """There the run folder is a file. It calls itself what is no name, but an option of ssh."""
     words = ("--max-ranks", "2", "--max-restarts", "2", "--checkpoint-dir", "saved", "--no-python", waiting)
     job = alone.run(*words, FREE="2")
     (first,) = job.wait_for(r"rank 0 of 1 attempt 0 process (\d+)")
-    over = alone.folder / "over.sh"
-    over.write_text('#!/bin/sh\nmount -t tmpfs none runs && : > runs/a && exec "$@"\n')
-    over.chmod(0o755)
-    (where,) = job.wait_for(r"hosts join at (\S+) ")
-    joining = ["unshare", "-m", str(over), alone.program, "join", "-n", "1", where]
-    if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode != 0:
-        pytest.skip("no mount namespaces")
-    alone.jobs.append(join := Job(joining, alone.folder, alone.environment | {"EVENSTEP_HOST_ID": "b"}))
-    job.wait_for("has come with 1 rank")
+    odd = "echo -oProxyCommand=x > /proc/sys/kernel/hostname"
+    join = apart(alone, job, f"{odd} && mount -t tmpfs none runs && : > runs/a", "b")
+    job.wait_for("host 127.0.0.1 has come with 1 rank")
     os.kill(int(first), signal.SIGKILL)
     code, text = job.finish()
     assert code == 0 and "rank 0 of 1 attempt 2" in text, text
-    assert re.search(r"host \S+ is lost: ", text)
+    assert "host 127.0.0.1 is lost: " in text and "ProxyCommand" not in text
     join.finish()
+
+
+def test_hosts_get_the_checkpoint_under_the_number_that_they_have_then(alone: Alone, waiting: str) -> None:
+    """Two join together, and the first of them is drained: the other one is the second host then. Nobody sees another
+    one's checkpoints."""
+    write_checkpoint(alone.folder / "saved/step-00000007")
+    words = ("--max-ranks", "3", "--max-restarts", "2", "--checkpoint-dir", "saved", "--resume", "auto", "--no-python")
+    job = alone.run(*words, waiting, FREE="2")
+    (rank,) = job.wait_for(r"rank 0 of 1 attempt 0 process (\d+)")
+    first = apart(alone, job, "mount -t tmpfs none saved", "b")
+    (name,) = job.wait_for(r"host (\S+) has come with 1 rank")
+    second = apart(alone, job, "mount -t tmpfs none saved", "c", FREE="2")
+    job.wait_for("has come with 1 rank", times=2)
+    os.kill(int(rank), signal.SIGKILL)
+    (rank,) = job.wait_for(r"rank 0 of 3 attempt 1 process (\d+)")
+    job.wait_for(r"rank \d of 3 attempt 1 process", times=3)
+    shutil.rmtree(alone.folder / "saved/step-00000007")
+    write_checkpoint(alone.folder / "saved/step-00000008")
+    drain = alone.start("drain", "--run", "a", name)
+    job.wait_for(f"host {name} is drained")
+    os.kill(int(rank), signal.SIGKILL)
+    code, text = job.finish()
+    assert code == 0, text
+    assert len(re.findall(r"rank \d of 2 attempt 2", text)) == 2 and "is lost" not in text, text
+    found = re.findall(r"does not have .*saved/step-0000000(\d): it is sent there", text)
+    assert found == ["7", "7", "8"], text
+    assert drain.finish()[0] == 0 and first.finish()[0] == 0 and second.finish()[0] == 0
 
 
 @pytest.mark.parametrize(

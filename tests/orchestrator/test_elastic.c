@@ -1,0 +1,253 @@
+/* The list of a job's hosts while some leave, and hosts that come or keep the job waiting, without any process that
+ * plays one: an agent here is what stands of it in the list, its shell a `cat`. */
+#include "orchestrator/elastic.h"
+
+#include "base/alloc.h"
+#include "os/clock.h"
+#include "os/pipe.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { GUESTS = 3 };
+
+typedef struct scene {
+  even_hosts hosts;
+  even_job job;
+  even_agent_params params;
+  even_loop_watch watch;
+  int held; /* ends the shell of the host that leaves when it is closed */
+  char told[512];
+} scene;
+
+static void keep_notice(void *context, const char *text) {
+  scene *at = context;
+  (void)snprintf(at->told, sizeof at->told, "%s", text);
+}
+
+static even_host_agent an_agent(even_hosts *hosts, size_t index, const char *name) {
+  even_host_agent agent = {.hosts = hosts,
+                           .index = index,
+                           .count = 1,
+                           .fits = true,
+                           .shell = {.pid = -1},
+                           .input = -1,
+                           .watches = {{.fd = -1}, {.fd = -1}}};
+  (void)snprintf(agent.name, sizeof agent.name, "%s", name);
+  return agent;
+}
+
+/* A job on `here`, x, y and z. */
+static int open_scene(void **state) {
+  static const char *const names[] = {"here", "x", "y", "z"};
+  scene *at = NULL;
+  assert_int_equal(EVEN_NEW(&at), EVEN_OK);
+  at->params.observer.context = at;
+  at->params.observer.notice = keep_notice;
+  at->job = (even_job){.params = &at->params, .hosts = &at->hosts, .local = 1};
+  at->hosts = (even_hosts){.count = 4,
+                           .job = &at->job,
+                           .listener = -1,
+                           .listen_ns = UINT64_MAX,
+                           .listener_watch = {.fd = -1},
+                           .params = {.patience_seconds = 600}};
+  at->watch.fd = -1;
+  assert_int_equal(even_loop_open(&at->hosts.loop), EVEN_OK);
+  assert_int_equal(even_elastic_open(&at->hosts), EVEN_OK);
+  assert_int_equal(EVEN_NEW_ARRAY(&at->hosts.agents, 4), EVEN_OK);
+  for (size_t i = 0; i < 4; i++) {
+    at->hosts.agents[i] = an_agent(&at->hosts, i, names[i]);
+  }
+  assert_int_equal(even_hosts_open_parcels(&at->hosts), EVEN_OK);
+  *state = at;
+  return 0;
+}
+
+static int close_scene(void **state) {
+  scene *at = *state;
+  for (size_t i = 0; i < at->hosts.count; i++) {
+    even_free(at->hosts.agents[i].link);
+  }
+  even_elastic_close(&at->hosts);
+  even_free(at->hosts.elastic);
+  even_parcels_close(at->hosts.parcels);
+  even_free(at->hosts.agents);
+  even_loop_close(&at->hosts.loop);
+  even_free(at);
+  return 0;
+}
+
+static void add_guest(scene *at, size_t place, const char *name) {
+  even_host_agent **guest = &at->hosts.elastic->guests[place];
+  assert_int_equal(EVEN_NEW(guest), EVEN_OK);
+  **guest = an_agent(&at->hosts, at->hosts.count + place, name);
+  (*guest)->came = true;
+  assert_int_equal(EVEN_NEW(&(*guest)->link), EVEN_OK);
+  (*guest)->link->fd = -1; /* nothing comes by it */
+}
+
+/* While z leaves: y is drained, x is lost, and hosts come. */
+static void much_happens(void *context, int fd) {
+  static const char *const names[GUESTS] = {"u", "v", "w"};
+  scene *at = context;
+  even_loop_remove(&at->hosts.loop, &at->watch);
+  even_pipe_close(fd);
+  for (size_t i = 0; i < GUESTS; i++) {
+    add_guest(at, i, names[i]);
+  }
+  for (size_t i = 1; i < at->hosts.count; i++) {
+    even_host_agent *agent = &at->hosts.agents[i];
+    agent->leaves = agent->leaves || strcmp(agent->name, "y") == 0;
+    agent->lost = strcmp(agent->name, "x") == 0;
+  }
+  even_pipe_close(at->held);
+}
+
+static void start_shell(scene *at, even_host_agent *agent) {
+  char cat[] = "cat";
+  char *words[] = {cat, NULL};
+  char *nothing[] = {NULL};
+  int input[2];
+  assert_int_equal(even_pipe_pair(input), EVEN_OK);
+  const even_process_params params = {.arguments = words, .environment = nothing, .input = input[0]};
+  assert_int_equal(even_process_start(&params, &agent->shell), EVEN_OK);
+  even_pipe_close(input[0]);
+  even_pipe_close(agent->shell.output);
+  even_pipe_close(agent->shell.error);
+  at->held = input[1];
+}
+
+static void heard(void *context, int fd) {
+  const even_host_agent *agent = context;
+  char one = 0;
+  assert_int_equal(read(fd, &one, 1), 1);
+  assert_string_equal(agent->name, "x");
+  assert_ptr_equal(agent, &agent->hosts->agents[1]);
+  agent->hosts->job->attempt++;
+}
+
+static void what_comes_while_a_host_leaves_is_kept(void **state) {
+  scene *at = *state;
+  int wake[2];
+  int said[2];
+  assert_int_equal(even_pipe_pair(wake), EVEN_OK);
+  assert_int_equal(even_pipe_pair(said), EVEN_OK);
+  start_shell(at, &at->hosts.agents[3]);
+  at->hosts.agents[3].leaves = true;
+  assert_int_equal(
+      even_loop_add(&at->hosts.loop, &at->hosts.agents[1].watches[0], said[0], heard, &at->hosts.agents[1]), EVEN_OK);
+  assert_int_equal(even_loop_add(&at->hosts.loop, &at->watch, wake[0], much_happens, at), EVEN_OK);
+  assert_int_equal(write(wake[1], "!", 1), 1);
+  assert_int_equal(even_elastic_rearrange(&at->job), EVEN_OK);
+
+  static const char *const names[] = {"here", "x", "u", "v", "w"};
+  assert_int_equal(at->hosts.count, 2 + GUESTS);
+  for (size_t i = 0; i < at->hosts.count; i++) {
+    assert_string_equal(at->hosts.agents[i].name, names[i]);
+    assert_int_equal(at->hosts.agents[i].index, i);
+    assert_false(at->hosts.agents[i].leaves);
+  }
+  assert_true(at->hosts.agents[1].lost);
+  assert_null(at->hosts.elastic->guests[0]);
+  assert_int_equal(write(said[1], "!", 1), 1); /* what watches x knows where it lies now */
+  assert_int_equal(even_loop_turn(&at->hosts.loop, 60000), EVEN_OK);
+  assert_int_equal(at->job.attempt, 1);
+  even_loop_remove(&at->hosts.loop, &at->hosts.agents[1].watches[0]);
+  even_pipe_close(said[0]);
+  even_pipe_close(said[1]);
+  even_pipe_close(wake[1]);
+}
+
+/* How many times another attempt follows while y is lost in each. */
+static int count_tries(scene *at) {
+  int tries = 0;
+  at->hosts.agents[2].lost = true;
+  (void)snprintf(at->hosts.agents[2].lost_words, sizeof at->hosts.agents[2].lost_words, "cut");
+  while (tries < 100 && !at->hosts.agents[2].leaves && even_elastic_tries_again(&at->job, EVEN_ERR_PEER_LOST)) {
+    tries++;
+  }
+  return tries;
+}
+
+static void who_keeps_attempts_from_beginning_is_left_out(void **state) {
+  scene *at = *state;
+  at->hosts.params.least_ranks = 1;
+  assert_int_equal(count_tries(at), 4);
+  assert_true(at->hosts.agents[2].leaves);
+  assert_false(at->hosts.agents[1].leaves);
+  assert_string_equal(at->told, "host y is left out: 4 attempts in a row could not begin for want of it: cut");
+}
+
+/* The error of the fourth is the job's. */
+static void without_whom_the_job_cannot_go_on_is_not_waited_for_forever(void **state) {
+  scene *at = *state;
+  at->hosts.params.most_ranks = 8;
+  assert_int_equal(count_tries(at), 3);
+  assert_false(at->hosts.agents[2].leaves);
+}
+
+static void who_came_and_is_lost_is_not_counted_nor_started(void **state) {
+  scene *at = *state;
+  even_host_agent *agent = &at->hosts.agents[2];
+  assert_int_equal(even_elastic_ranks(&at->job), 4);
+  agent->lost = true;
+  assert_int_equal(even_elastic_ranks(&at->job), 4);
+  agent->came = true;
+  assert_int_equal(even_elastic_ranks(&at->job), 3);
+  char *const shell[] = {(char *)(uintptr_t)"/nonexistent/shell", NULL};
+  at->hosts.params.shell = shell;
+  assert_int_equal(even_host_agent_launch(agent), EVEN_ERR_PEER_LOST);
+  assert_int_equal(agent->shell.pid, -1);
+}
+
+static void a_guest_that_says_nothing_gives_its_place_back(void **state) {
+  scene *at = *state;
+  add_guest(at, 0, "silent");
+  even_host_agent *guest = at->hosts.elastic->guests[0];
+  guest->fits = false;
+  guest->asked_ns = even_clock_ns();
+  even_guests_tick(&at->hosts);
+  assert_non_null(at->hosts.elastic->guests[0]);
+  at->hosts.params.patience_seconds = 0;
+  even_guests_tick(&at->hosts);
+  assert_null(at->hosts.elastic->guests[0]);
+  even_free(at->hosts.gone);
+  at->hosts.gone = NULL;
+}
+
+static void names_are_such_as_ssh_takes(void **state) {
+  (void)state;
+  static const char *const good[] = {"a", "node-7", "me@node7.cluster_2", "10.0.0.1"};
+  static const char *const bad[] = {"",   "-oProxyCommand=touch", "-a", "a b", "a;b", "a$(b)", "a:1", "a,b", "a\nb",
+                                    "a#1"};
+  char longest[EVEN_HOSTS_NAME + 1];
+  for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+    assert_true(even_hosts_is_name(good[i], strlen(good[i])));
+  }
+  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    assert_false(even_hosts_is_name(bad[i], strlen(bad[i])));
+  }
+  memset(longest, 'a', EVEN_HOSTS_NAME);
+  longest[EVEN_HOSTS_NAME] = '\0';
+  assert_true(even_hosts_is_name(longest, EVEN_HOSTS_NAME - 1));
+  assert_false(even_hosts_is_name(longest, EVEN_HOSTS_NAME));
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test_setup_teardown(what_comes_while_a_host_leaves_is_kept, open_scene, close_scene),
+      cmocka_unit_test_setup_teardown(who_keeps_attempts_from_beginning_is_left_out, open_scene, close_scene),
+      cmocka_unit_test_setup_teardown(without_whom_the_job_cannot_go_on_is_not_waited_for_forever, open_scene,
+                                      close_scene),
+      cmocka_unit_test_setup_teardown(who_came_and_is_lost_is_not_counted_nor_started, open_scene, close_scene),
+      cmocka_unit_test_setup_teardown(a_guest_that_says_nothing_gives_its_place_back, open_scene, close_scene),
+      cmocka_unit_test(names_are_such_as_ssh_takes),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
