@@ -419,19 +419,22 @@ static bool bears(even_job *job, even_host_agent *agent) {
   return true;
 }
 
-bool even_elastic_tries_again(even_job *job, even_status status) {
+bool even_elastic_may_leave_out(const even_job *job, even_status status) {
   bool lost = false;
-  bool borne = true;
-  if (job->hosts == NULL || !may_change(job) || job->failure.status != EVEN_OK ||
-      (status != EVEN_ERR_PEER_LOST && status != EVEN_ERR_TIMEOUT)) {
-    return false;
+  for (size_t i = 1; job->hosts != NULL && i < job->hosts->count; i++) {
+    lost = lost || job->hosts->agents[i].lost;
   }
-  for (size_t i = 1; i < job->hosts->count; i++) {
+  return lost && may_change(job) && job->failure.status == EVEN_OK &&
+         (status == EVEN_ERR_PEER_LOST || status == EVEN_ERR_TIMEOUT);
+}
+
+bool even_elastic_tries_again(even_job *job, even_status status) {
+  bool borne = even_elastic_may_leave_out(job, status);
+  for (size_t i = 1; borne && i < job->hosts->count; i++) {
     even_host_agent *agent = &job->hosts->agents[i];
-    lost = lost || agent->lost;
-    borne = (!agent->lost || agent->leaves || bears(job, agent)) && borne;
+    borne = !agent->lost || agent->leaves || bears(job, agent);
   }
-  return lost && borne;
+  return borne;
 }
 
 static void hand_over(even_text *from, even_text *to) {

@@ -58,6 +58,8 @@ bool even_elastic_has_saved(const even_job *job);
 /* Lets hosts go and come. *changed: they are others now, and the job must be opened anew. With too few ranks it waits
  * for hosts to join. EVEN_ERR_PEER_LOST, EVEN_ERR_TIMEOUT: the job cannot go on without those that are lost. */
 even_status even_elastic_settle(even_job *job, bool *changed) EVEN_MUST_USE;
+/* Whether such an error of an attempt that could not begin may be mended without the hosts that are lost. */
+bool even_elastic_may_leave_out(const even_job *job, even_status status);
 /* Whether another attempt follows one that could not begin for this error: without the hosts that are lost, or once
  * they are there again. One that keeps too many in a row from beginning is left out. */
 bool even_elastic_tries_again(even_job *job, even_status status);
