@@ -42,6 +42,17 @@ def _ip(words: str) -> None:
     subprocess.run(["ip", *words.split()], check=True, capture_output=True, text=True)
 
 
+def await_link(name: str, seconds: float = 180) -> None:
+    """Until the namespace's eth0 carries packets: a moment after it was asked for."""
+    begun = time.monotonic()
+    while True:
+        shown = subprocess.run(["ip", "-n", name, "link", "show", "eth0"], capture_output=True, text=True).stdout
+        if "LOWER_UP" in shown and "state UP" in shown:
+            return
+        assert time.monotonic() - begun < seconds
+        time.sleep(0.02)
+
+
 @pytest.fixture(scope="module")
 def names() -> Iterator[tuple[str, str]]:
     """Two hosts on one wire: 10.79.0.1 and 10.79.0.2."""
@@ -56,6 +67,8 @@ def names() -> Iterator[tuple[str, str]]:
         for number, name in enumerate(both):
             _ip(f"-n {name} addr add 10.79.0.{number + 1}/24 dev eth0")
             _ip(f"-n {name} link set eth0 up")
+        for name in both:
+            await_link(name)
         yield both
     finally:
         for name in both:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from run_jobs import Job, alive, end_all, end_soon
-from test_run_hosts import _ip, _missing
+from test_run_hosts import _ip, _missing, await_link
 
 Script = Callable[[str], str]
 
@@ -33,10 +33,6 @@ def _wait_until(true: Callable[[], object], seconds: float = 180) -> None:
     while not true():
         assert time.monotonic() - begun < seconds
         time.sleep(0.02)
-
-
-def _shown(name: str) -> str:
-    return subprocess.run(["ip", "-n", name, "link", "show", "eth0"], capture_output=True, text=True).stdout
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +56,8 @@ def names(program: pathlib.Path) -> Iterator[list[str]]:
             _ip(f"-n {name} addr add 10.80.{number}.2/24 dev eth0")
             _ip(f"-n {name} link set eth0 up")
             _ip(f"-n {name} route add 10.80.0.0/16 via 10.80.{number}.1")
-        for name in hosts:  # a moment after it was asked for
-            _wait_until(lambda name=name: "LOWER_UP" in _shown(name) and "state UP" in _shown(name))
+        for name in hosts:
+            await_link(name)
         yield hosts
     finally:
         for name in (*hosts, router):
