@@ -2,9 +2,9 @@
  * in the arena and in plain memory, and of that with telemetry: the calls counted, and each recorded. Prints JSON, for
  * bench/comm_bench.py. comm_latency [BYTES [ROUNDS]] */
 #include "os/clock.h"
+#include "two_ranks.h"
 
 #include <evenstep/comm.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,29 +20,6 @@ typedef struct rings {
   even_telemetry *ring;
   even_telemetry_reader *reader;
 } rings;
-
-static void pin(int rank) {
-  cpu_set_t all;
-  int seen = 0;
-  if (sched_getaffinity(0, sizeof all, &all) != 0 || CPU_COUNT(&all) < RANKS) {
-    return;
-  }
-  for (size_t cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-    if (CPU_ISSET(cpu, &all) && seen++ == rank) {
-      cpu_set_t one;
-      CPU_ZERO(&one);
-      CPU_SET(cpu, &one);
-      (void)sched_setaffinity(0, sizeof one, &one);
-      return;
-    }
-  }
-}
-
-static int by_size(const void *a, const void *b) {
-  double first = *(const double *)a;
-  double second = *(const double *)b;
-  return (first > second) - (first < second);
-}
 
 typedef enum way { ARENA, PLAIN, COUNTED, RECORDED, WAYS } way;
 
@@ -79,8 +56,7 @@ static bool measure(even_comm *comm, float *plain, size_t count, int rounds, con
     }
   }
   for (way how = ARENA; how < WAYS; how++) {
-    qsort(seconds[how], (size_t)rounds, sizeof seconds[how][0], by_size);
-    medians[how] = seconds[how][rounds / 2];
+    medians[how] = bench_median(seconds[how], rounds);
   }
   return true;
 }
@@ -89,7 +65,7 @@ static int run_rank(const even_comm_params *params, int fd, int ring_fd, int rou
   even_comm *comm = NULL;
   rings of = {NULL, NULL};
   double medians[WAYS];
-  pin(params->rank);
+  bench_pin(params->rank, RANKS);
   if (even_telemetry_open(ring_fd, params->rank, &of.ring) != EVEN_OK ||
       even_telemetry_reader_open(ring_fd, &of.reader) != EVEN_OK || even_comm_open(params, fd, &comm) != EVEN_OK) {
     (void)fprintf(stderr, "comm_latency: %s\n", even_error_last()->what);

@@ -5,9 +5,9 @@
  * apart, and may move. comm_memory [MEGABYTES [ROUNDS]] */
 #include "comm/kernels.h"
 #include "os/clock.h"
+#include "two_ranks.h"
 
 #include <evenstep/comm.h>
-#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -62,23 +62,6 @@ static double took[2][FIGURES][MOST_ROUNDS]; /* near, far; s */
 static double trips[2][MOST_ROUNDS];
 static int rounds_of[2];
 static volatile uint64_t sink;
-
-static void pin(int rank) {
-  cpu_set_t all;
-  int seen = 0;
-  if (sched_getaffinity(0, sizeof all, &all) != 0 || CPU_COUNT(&all) < RANKS) {
-    return;
-  }
-  for (size_t cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-    if (CPU_ISSET(cpu, &all) && seen++ == rank) {
-      cpu_set_t one;
-      CPU_ZERO(&one);
-      CPU_SET(cpu, &one);
-      (void)sched_setaffinity(0, sizeof one, &one);
-      return;
-    }
-  }
-}
 
 /* A word of each line: the line comes whole. */
 static void read_all(const bench *with) {
@@ -180,26 +163,16 @@ static bool one_round(const bench *with, double all[FIGURES + 1]) {
   return even_comm_all_reduce(with->comm, all, FIGURES + 1, EVEN_F64, EVEN_MAX) == EVEN_OK;
 }
 
-static int by_size(const void *a, const void *b) {
-  double first = *(const double *)a;
-  double second = *(const double *)b;
-  return (first > second) - (first < second);
-}
-
-static double median(double *values, int count) {
-  qsort(values, (size_t)count, sizeof *values, by_size);
-  return values[count / 2];
-}
-
 static void print(int place, size_t bytes) {
   int count = rounds_of[place];
   if (count == 0) {
     return;
   }
-  (void)printf("a word goes to the other core and back in %.0f ns (%d rounds)\n", median(trips[place], count), count);
+  (void)printf("a word goes to the other core and back in %.0f ns (%d rounds)\n", bench_median(trips[place], count),
+               count);
   double of[FIGURES];
   for (figure which = READ_ALONE; which < FIGURES; which++) {
-    of[which] = median(took[place][which], count);
+    of[which] = bench_median(took[place][which], count);
     (void)printf("  %-34s %8.3f ms", said[which], of[which] * 1e3);
     if (which < ARENA) {
       double cores = which > COPY_ALONE ? 2 : 1;
@@ -241,7 +214,7 @@ static bool get_memory(bench *with) {
 
 static int run_rank(const even_comm_params *params, int fd, void *words, int rounds) {
   bench with = {.bytes = params->arena_bytes, .rank = params->rank, .words = words};
-  pin(params->rank);
+  bench_pin(params->rank, RANKS);
   bool well = even_comm_open(params, fd, &with.comm) == EVEN_OK;
   if (well) {
     memset(even_comm_arena(with.comm), 0, with.bytes);

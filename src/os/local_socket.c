@@ -3,10 +3,10 @@
 
 #include "base/fail.h"
 #include "os/calls.h"
+#include "os/socket.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -69,21 +69,11 @@ static int is_ours(int fd) {
 }
 
 even_status even_local_socket_accept(int listener, int *fd) {
-  struct pollfd waits = {.fd = listener, .events = POLLIN};
-  *fd = -1;
-  if (even_os.poll(&waits, 1, 0) <= 0) {
-    return EVEN_OK;
+  EVEN_TRY(even_socket_take(listener, fd));
+  if (*fd >= 0 && !is_ours(*fd)) {
+    (void)even_os.close(*fd);
+    *fd = -1;
   }
-  int made = even_os.accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-  if (made < 0) {
-    int gone = errno == EAGAIN || errno == EWOULDBLOCK || errno == ECONNABORTED || errno == EINTR;
-    return gone ? EVEN_OK : even_fail_errno(errno, "a connection cannot be taken");
-  }
-  if (!is_ours(made)) {
-    (void)even_os.close(made);
-    return EVEN_OK;
-  }
-  *fd = made;
   return EVEN_OK;
 }
 

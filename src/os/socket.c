@@ -84,7 +84,7 @@ even_status even_socket_connect(const char *address, int port, int timeout_ms, i
   return status;
 }
 
-even_status even_socket_accept(int listener, int *fd) {
+even_status even_socket_take(int listener, int *fd) {
   struct pollfd waits = {.fd = listener, .events = POLLIN};
   *fd = -1;
   if (even_os.poll(&waits, 1, 0) <= 0) {
@@ -95,13 +95,18 @@ even_status even_socket_accept(int listener, int *fd) {
     bool gone = errno == EAGAIN || errno == EWOULDBLOCK || errno == ECONNABORTED || errno == EINTR;
     return gone ? EVEN_OK : even_fail_errno(errno, "a connection cannot be taken");
   }
-  even_status status = watch_over(made);
-  if (status != EVEN_OK) {
-    (void)even_os.close(made);
-    return status;
-  }
   *fd = made;
   return EVEN_OK;
+}
+
+even_status even_socket_accept(int listener, int *fd) {
+  EVEN_TRY(even_socket_take(listener, fd));
+  even_status status = *fd < 0 ? EVEN_OK : watch_over(*fd);
+  if (status != EVEN_OK) {
+    (void)even_os.close(*fd);
+    *fd = -1;
+  }
+  return status;
 }
 
 size_t even_socket_write(int fd, const void *bytes, size_t count, bool *broken, int *reason) {

@@ -33,6 +33,8 @@ even_status even_socket_connect(const char *address, int port, int timeout_ms, i
 even_status even_socket_connect_begin(const char *address, int port, int *fd) EVEN_MUST_USE;
 /* The next connection that waits at a listener (os/listener.h), as above; *fd -1: none does. */
 even_status even_socket_accept(int listener, int *fd) EVEN_MUST_USE;
+/* The same at a listener of any kind: nothing is set at the connection but that it does not block. */
+even_status even_socket_take(int listener, int *fd) EVEN_MUST_USE;
 /* Writes what the kernel takes now and returns how much that is; *broken: the connection is, for *reason (an errno). */
 size_t even_socket_write(int fd, const void *bytes, size_t count, bool *broken, int *reason);
 /* Waits until it can be written to, at most for so long. */

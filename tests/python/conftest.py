@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import run_jobs
-from run_jobs import Job, Run
+from run_jobs import Job, Run, end_all
 
 TREE = pathlib.Path(__file__).resolve().parents[2]
 MARK = "EVENSTEP_TEST_MARK"  # inherited by every process that a test starts
@@ -414,9 +414,4 @@ def start(program: pathlib.Path, tmp_path: pathlib.Path, environment: dict[str, 
         return jobs[-1]
 
     yield call
-    for job in jobs:
-        if job.process.poll() is None:
-            job.process.kill()
-            job.process.wait()
-        if job.process.stdout is not None:
-            job.process.stdout.close()
+    end_all(jobs)

@@ -113,7 +113,14 @@ def write_checkpoint(folder: pathlib.Path, tensor: bool = False) -> None:
     writer.commit('{"step": 7, "epoch": 0, "world_size": 1}')
 
 
-def end_all(jobs: Sequence[Job], others: Callable[[], Sequence[int]]) -> None:
+def wait_until(true: Callable[[], object], seconds: float = 150) -> None:
+    begun = time.monotonic()
+    while not true():
+        assert time.monotonic() - begun < seconds
+        time.sleep(0.02)
+
+
+def end_all(jobs: Sequence[Job], others: Callable[[], Sequence[int]] = list) -> None:
     """At a test's end: these jobs, and then the processes of theirs that `others` still finds."""
     for job in jobs:
         if job.process.poll() is None:

@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 
 import pytest
-from run_jobs import Job, end_soon, write_checkpoint
+from run_jobs import Job, end_all, end_soon, write_checkpoint
 from test_drain import TRAINING
 from test_run_hosts import Hosts
 from test_run_hosts import hosts as hosts  # a fixture
@@ -71,12 +71,7 @@ class Alone:
 def alone(program: pathlib.Path, tmp_path: pathlib.Path, environment: dict[str, str]) -> Iterator[Alone]:
     made = Alone(program, tmp_path, environment)
     yield made
-    for job in made.jobs:
-        if job.process.poll() is None:
-            job.process.kill()
-            job.process.wait()
-        if job.process.stdout is not None:
-            job.process.stdout.close()
+    end_all(made.jobs)
 
 
 def test_who_may_not_join_is_told_why(alone: Alone, waiting: str, tmp_path: pathlib.Path) -> None:

@@ -11,10 +11,10 @@ from collections.abc import Callable
 import generation_cases as cases
 import pytest
 import test_run_hosts as two_hosts
-from run_jobs import Job, alive
+from run_jobs import Job, alive, wait_until
 from test_generations import assert_right
 from test_replacement import assert_replaced
-from test_run_hosts import Hosts, _ip, _wait_until
+from test_run_hosts import Hosts, _ip
 
 from evenstep import hosts as of_hosts
 
@@ -95,7 +95,7 @@ def test_a_host_is_cut_off_and_the_others_train_on(hosts: Hosts, script: Script)
         assert code == 0, text
         assert_right(text, [0, 1])
         _on_without_host(hosts, text)
-        _wait_until(lambda: not any(alive(process) for process in ranks))  # by their own agent
+        wait_until(lambda: not any(alive(process) for process in ranks))  # by their own agent
     finally:
         _ip(f"-n {hosts.names[1]} link set eth0 up")
 

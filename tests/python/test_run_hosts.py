@@ -9,11 +9,10 @@ import shutil
 import signal
 import sqlite3
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from run_jobs import Job, alive, end_all, end_soon, write_checkpoint
+from run_jobs import Job, alive, end_all, end_soon, wait_until, write_checkpoint
 
 Script = Callable[[str], str]
 
@@ -42,15 +41,14 @@ def _ip(words: str) -> None:
     subprocess.run(["ip", *words.split()], check=True, capture_output=True, text=True)
 
 
-def await_link(name: str, seconds: float = 180) -> None:
+def await_link(name: str) -> None:
     """Until the namespace's eth0 carries packets: a moment after it was asked for."""
-    begun = time.monotonic()
-    while True:
+
+    def carries() -> bool:
         shown = subprocess.run(["ip", "-n", name, "link", "show", "eth0"], capture_output=True, text=True).stdout
-        if "LOWER_UP" in shown and "state UP" in shown:
-            return
-        assert time.monotonic() - begun < seconds
-        time.sleep(0.02)
+        return "LOWER_UP" in shown and "state UP" in shown
+
+    wait_until(carries)
 
 
 @pytest.fixture(scope="module")
@@ -233,20 +231,12 @@ def test_an_agent_killed_there_is_started_again(hosts: Hosts, script: Script) ->
     assert len(re.findall("attempt 1 process", text)) == 2
 
 
-def _wait_until(true: Callable[[], bool], seconds: float = 150) -> float:
-    begun = time.monotonic()
-    while not true():
-        assert time.monotonic() - begun < seconds
-        time.sleep(0.02)
-    return time.monotonic() - begun
-
-
 def test_the_leaders_death_ends_all(hosts: Hosts, script: Script) -> None:
     job = hosts.start("--log-rank", "all", script(WAITING))
     ranks = _processes(job)
     (agent,) = hosts.agents()
     os.kill(job.process.pid, signal.SIGKILL)  # ip and env have become evenstep
-    _wait_until(lambda: not any(alive(process) for process in (agent, *ranks.values())))
+    wait_until(lambda: not any(alive(process) for process in (agent, *ranks.values())))
     job.finish()
 
 
@@ -270,7 +260,7 @@ def test_a_host_that_is_cut_off_is_named_and_ends_its_part(hosts: Hosts, script:
         assert code == 7, text
         assert f"host {hosts.names[1]} is lost: the connection to 10.79.0.2 broke" in text
         assert f"rank 1 (cpu on {hosts.names[1]}, process {ranks[1]}) was lost with its host" in text
-        _wait_until(lambda: not any(alive(process) for process in (agent, *ranks.values())))
+        wait_until(lambda: not any(alive(process) for process in (agent, *ranks.values())))
     finally:
         _ip(f"-n {hosts.names[1]} link set eth0 up")
 

@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 
 import pytest
-from run_jobs import Job, end_soon
+from run_jobs import Job, end_all, end_soon
 from test_mpi import FOUND, NONE, QUIET, TORCHRUN
 from test_run_hosts import TRAINING
 
@@ -50,12 +50,7 @@ class Launched:
 def launched(program: pathlib.Path, tmp_path: pathlib.Path, environment: dict[str, str]) -> Iterator[Launched]:
     made = Launched(program, tmp_path, environment)
     yield made
-    for job in made.jobs:
-        if job.process.poll() is None:
-            job.process.kill()
-            job.process.wait()
-        if job.process.stdout is not None:
-            job.process.stdout.close()
+    end_all(made.jobs)
 
 
 # Says its place and waits, in the first attempt, until it is ended.

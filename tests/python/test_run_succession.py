@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from run_jobs import Job, alive, end_all, end_soon
+from run_jobs import Job, alive, end_all, end_soon, wait_until
 from test_run_hosts import _ip, _missing, await_link
 
 Script = Callable[[str], str]
@@ -26,13 +26,6 @@ exec 3<&0
 EVENSTEP_HOST_ID=$name setsid ip netns exec "$name" "$@" <&3 3<&- &
 wait $!
 """
-
-
-def _wait_until(true: Callable[[], object], seconds: float = 180) -> None:
-    begun = time.monotonic()
-    while not true():
-        assert time.monotonic() - begun < seconds
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
@@ -148,8 +141,19 @@ def _wait(hosts: Hosts, folder: pathlib.Path) -> tuple[Job, list[int]]:
     return job, ranks
 
 
+@contextlib.contextmanager
+def _cut_off(first: str) -> Iterator[None]:
+    """The first host's cable is out meanwhile."""
+    _ip(f"-n {first} link set eth0 down")
+    try:
+        yield
+    finally:
+        _ip(f"-n {first} link set eth0 up")
+        _ip(f"-n {first} route replace 10.80.0.0/16 via 10.80.0.1")
+
+
 def _goes_on(hosts: Hosts) -> None:
-    _wait_until(lambda: "a ended well" in hosts.log("a"))
+    wait_until(lambda: "a ended well" in hosts.log("a"))
     said = hosts.log("a")
     assert "this host leads now (generation 2): restart 1 of 3 from the beginning" in said, said
     assert len(re.findall(r"attempt 1 rank \d of 2 at 10.80.[12].2 ", said)) == 2, said
@@ -160,25 +164,21 @@ def test_another_host_takes_a_killed_leaders_place(hosts: Hosts, tmp_path: pathl
     os.kill(job.process.pid, signal.SIGKILL)  # ip and env have become evenstep
     _goes_on(hosts)
     assert end_soon(ranks)
-    _wait_until(lambda: not hosts.agents())
+    wait_until(lambda: not hosts.agents())
     job.finish()
 
 
 @pytest.mark.more
 def test_a_leader_that_is_cut_off_waits_and_is_none_when_it_comes_back(hosts: Hosts, tmp_path: pathlib.Path) -> None:
     job, ranks = _wait(hosts, tmp_path)
-    _ip(f"-n {hosts.names[0]} link set eth0 down")
-    try:
+    with _cut_off(hosts.names[0]):
         job.wait_for("cut off from the majority of the hosts")
-        _wait_until(lambda: not alive(ranks[0]))
+        wait_until(lambda: not alive(ranks[0]))
         _goes_on(hosts)
         assert job.process.poll() is None  # it waits
-    finally:
-        _ip(f"-n {hosts.names[0]} link set eth0 up")
-        _ip(f"-n {hosts.names[0]} route replace 10.80.0.0/16 via 10.80.0.1")
     code, text = job.finish()  # the host that led the job to its end has waited for it
     assert code == 7 and "the job has ended on other hosts" in text, text
-    _wait_until(lambda: not hosts.agents())
+    wait_until(lambda: not hosts.agents())
 
 
 @pytest.mark.more
@@ -194,7 +194,7 @@ def test_two_of_three_agents_are_lost_at_once(hosts: Hosts, tmp_path: pathlib.Pa
     assert code == 0, text
     assert len(re.findall(r"attempt 1 rank \d of 3", text)) == 3, text
     assert end_soon(ranks)
-    _wait_until(lambda: not hosts.agents())
+    wait_until(lambda: not hosts.agents())
     assert not list((tmp_path / "runs/a/members").glob("*/*"))
 
 
@@ -204,14 +204,14 @@ def test_a_leader_that_stands_still_has_no_ranks_when_another_one_begins(hosts: 
     job, ranks = _wait(hosts, tmp_path)
     os.kill(job.process.pid, signal.SIGSTOP)
     try:
-        _wait_until(lambda: not alive(ranks[0]))
+        wait_until(lambda: not alive(ranks[0]))
         assert "leads now" not in hosts.log("a")
         _goes_on(hosts)
     finally:
         os.kill(job.process.pid, signal.SIGCONT)
     code, text = job.finish()
     assert code == 7 and re.search("another host .* leads this job|the job has ended on other hosts", text), text
-    _wait_until(lambda: not hosts.agents())
+    wait_until(lambda: not hosts.agents())
 
 
 def _wait_two(hosts: Hosts, folder: pathlib.Path) -> tuple[Job, list[int]]:
@@ -240,12 +240,12 @@ def test_of_two_hosts_with_a_witness_the_second_goes_on(hosts: Hosts, tmp_path: 
     job.wait_for(STANDS, times=2)
     assert bool(list(members.glob("*/4/log"))) == forgets
     os.kill(job.process.pid, signal.SIGKILL)
-    _wait_until(lambda: "a ended well" in hosts.log("a"))
+    wait_until(lambda: "a ended well" in hosts.log("a"))
     said = hosts.log("a")
     assert "this host leads now (generation 2): restart 1 of 3" in said, said
     assert len(re.findall(r"attempt 1 rank 0 of 1 ", said)) == 1, said
     assert end_soon(ranks)
-    _wait_until(lambda: not hosts.agents())
+    wait_until(lambda: not hosts.agents())
     job.finish()
 
 
@@ -267,36 +267,32 @@ def test_a_witness_that_is_lost_when_another_host_begins_to_lead_is_started_agai
     job, ranks = _wait_two(hosts, tmp_path)
     witness = hosts.agents_of(hosts.names[2])
     os.kill(job.process.pid, signal.SIGKILL)
-    _wait_until(lambda: _leads(hosts, hosts.names[1]))
+    wait_until(lambda: _leads(hosts, hosts.names[1]))
     for process in witness:
         try:
             os.kill(process, signal.SIGKILL)
         except ProcessLookupError:
             pass
-    _wait_until(lambda: "a ended well" in hosts.log("a"))
+    wait_until(lambda: "a ended well" in hosts.log("a"))
     said = hosts.log("a")
     assert f"host {hosts.names[2]}: its agent is started again" in said, said
     assert "takes its place" not in said, said  # a witness leads nothing
     assert end_soon(ranks)
-    _wait_until(lambda: not hosts.agents())
+    wait_until(lambda: not hosts.agents())
     job.finish()
 
 
 @pytest.mark.more
 def test_of_two_hosts_the_one_that_is_cut_from_the_witness_waits(hosts: Hosts, tmp_path: pathlib.Path) -> None:
     job, ranks = _wait_two(hosts, tmp_path)
-    _ip(f"-n {hosts.names[0]} link set eth0 down")
-    try:
+    with _cut_off(hosts.names[0]):
         job.wait_for("cut off from the majority of the hosts")
-        _wait_until(lambda: "a ended well" in hosts.log("a"))
+        wait_until(lambda: "a ended well" in hosts.log("a"))
         assert job.process.poll() is None
-    finally:
-        _ip(f"-n {hosts.names[0]} link set eth0 up")
-        _ip(f"-n {hosts.names[0]} route replace 10.80.0.0/16 via 10.80.0.1")
     code, text = job.finish()
     assert code == 7 and "the job has ended on other hosts" in text, text
     assert end_soon(ranks)
-    _wait_until(lambda: not hosts.agents())
+    wait_until(lambda: not hosts.agents())
 
 
 @pytest.mark.more
@@ -308,8 +304,8 @@ def test_what_is_left_without_a_majority_ends(hosts: Hosts, tmp_path: pathlib.Pa
             os.kill(process, signal.SIGKILL)
         except ProcessLookupError:
             pass
-    _wait_until(lambda: "the majority of the hosts is not heard" in hosts.log("a"))
-    _wait_until(lambda: not hosts.agents())
+    wait_until(lambda: "the majority of the hosts is not heard" in hosts.log("a"))
+    wait_until(lambda: not hosts.agents())
     assert "its part has ended" in hosts.log("a")
     assert end_soon(ranks)
     job.finish()
@@ -325,9 +321,9 @@ def test_nobody_goes_on_with_a_job_that_was_interrupted(hosts: Hosts, tmp_path: 
     job.wait_for(STANDS)
     os.kill(job.process.pid, signal.SIGINT)
     job.wait_for("interrupted: waiting")
-    _wait_until(lambda: _ended(tmp_path))
+    wait_until(lambda: _ended(tmp_path))
     os.kill(job.process.pid, signal.SIGKILL)
-    _wait_until(lambda: not hosts.agents())
+    wait_until(lambda: not hosts.agents())
     assert "leads now" not in hosts.log("a")
     job.finish()
 
@@ -351,9 +347,9 @@ def test_an_agent_that_was_started_again_is_a_candidate_too(hosts: Hosts, tmp_pa
     job.wait_for(r"attempt 1 rank \d of 3", times=3)
     job.wait_for(STANDS, times=2)
     os.kill(job.process.pid, signal.SIGKILL)
-    _wait_until(lambda: "a ended well" in hosts.log("a"))
+    wait_until(lambda: "a ended well" in hosts.log("a"))
     assert len(re.findall(r"attempt 2 rank \d of 2 ", hosts.log("a"))) == 2, hosts.log("a")
-    _wait_until(lambda: not hosts.agents())
+    wait_until(lambda: not hosts.agents())
     job.finish()
 
 
@@ -391,11 +387,11 @@ def test_training_goes_on_from_the_checkpoint(hosts: Hosts, script: Script, tmp_
     job = hosts.start("--name", "a", "--checkpoint-every", "5", "--log-rank", "all", script(TRAINING))
     job.wait_for(r"attempt 0 rank \d of 3 begins at step 0", times=COUNT)
     job.wait_for(STANDS)
-    _wait_until(lambda: (tmp_path / "runs/a/checkpoints/step-00000005").exists())
+    wait_until(lambda: (tmp_path / "runs/a/checkpoints/step-00000005").exists())
     if cut:
         _ip(f"-n {hosts.names[0]} link set eth0 down")
         try:
-            _wait_until(lambda: "this host leads now" in hosts.log("a"))
+            wait_until(lambda: "this host leads now" in hosts.log("a"))
         finally:
             _ip(f"-n {hosts.names[0]} link set eth0 up")
             _ip(f"-n {hosts.names[0]} route replace 10.80.0.0/16 via 10.80.0.1")
@@ -403,11 +399,11 @@ def test_training_goes_on_from_the_checkpoint(hosts: Hosts, script: Script, tmp_
         assert code == 7 and re.search(r"another host \(10.80.[12].2\) leads this job since generation 2", text), text
     else:
         os.kill(job.process.pid, signal.SIGKILL)
-    _wait_until(lambda: "a ended well" in hosts.log("a"))
+    wait_until(lambda: "a ended well" in hosts.log("a"))
     said = hosts.log("a")
     assert "this host leads now (generation 2): restart 1 of 3 from " in said, said
     assert re.search(r"watch it at http://127.0.0.1:\d+", said)
     assert len(re.findall(r"attempt 1 rank \d of 2 begins at step 5", said)) == 2, said
     assert len(re.findall("ended after 12 steps", said)) == 2, said
-    _wait_until(lambda: not hosts.agents())
+    wait_until(lambda: not hosts.agents())
     job.finish()
