@@ -1,0 +1,243 @@
+/* How ranks end, and what follows from it for their attempt: who is asked to end, when, and how sternly. */
+#include "orchestrator/follower.h"
+#include "orchestrator/job.h"
+#include "orchestrator/job_attempt.h"
+#include "orchestrator/remote.h"
+#include "os/clock.h"
+#include "os/process_stat.h"
+
+#include <stdio.h>
+
+/* How long ranks may take to end when asked, and again when told. */
+static const uint64_t grace_interrupt_ns = 10000000000u;
+static const uint64_t grace_failure_ns = 5000000000u;
+
+void even_job_signal_ranks(even_job *job, int number, bool groups) {
+  for (size_t i = 0; i < job->count; i++) {
+    if (job->ranks[i].alive && !job->ranks[i].elsewhere) {
+      (void)(groups ? even_process_signal_group(job->ranks[i].pid, number)
+                    : even_process_signal(job->ranks[i].pid, number));
+    }
+  }
+}
+
+/* `by`: " by SIGTSTP", or "" where that is not known. Told once. */
+static void tell_stopped(even_job *job, even_job_rank *rank, const char *by) {
+  rank->was_stopped = true;
+  even_job_notice(job,
+                  "rank %d (process %ld) stands still: it was stopped%s; `kill -CONT %ld` lets it go on; ranks "
+                  "that wait for it fail soon (EVENSTEP_STOP_GRACE)",
+                  rank->output.rank, (long)rank->pid, by, (long)rank->pid);
+}
+
+/* Whether a rank that somebody stopped still stands, now that another has failed: it cannot end by itself. That it was
+ * stopped may not have been told yet: the kernel tells of children in their order, not in that of their ends. */
+static bool any_stands(even_job *job) {
+  bool any = false;
+  for (size_t i = 0; i < job->count; i++) {
+    even_process_stat facts;
+    even_job_rank *rank = &job->ranks[i];
+    if (rank->elsewhere) {
+      rank->stood_still = rank->alive && rank->was_stopped;
+    } else {
+      rank->stood_still = rank->alive && even_process_stat_read(rank->pid, &facts) == 0 && facts.state == 'T';
+    }
+    if (rank->stood_still && !rank->was_stopped) {
+      tell_stopped(job, rank, "");
+    }
+    any = any || rank->stood_still;
+  }
+  return any;
+}
+
+static void move_to(even_job *job, even_job_stage stage, int number, bool groups, uint64_t grace_ns) {
+  for (size_t i = 0; i < job->count; i++) {
+    job->ranks[i].stopped_by_agent = job->ranks[i].stopped_by_agent || job->ranks[i].alive;
+  }
+  job->stage = stage;
+  job->deadline_ns = even_clock_ns() + grace_ns;
+  even_job_generations_refuse(job);
+  even_job_signal_ranks(job, number, groups);
+  if (number != SIGKILL) {
+    even_job_signal_ranks(job, SIGCONT, groups); /* one that stands still cannot end itself */
+  }
+  even_job_hosts_signal(job, number, groups, true);
+}
+
+/* At once: why, and what it had said last, is told when all have ended. */
+static void tell_killed(even_job *job, const even_job_rank *rank) {
+  if (rank->end.signal != 0 && !rank->stopped_by_agent) {
+    even_job_notice(job, "rank %d (process %ld) has ended by %s: the others are ended", rank->output.rank,
+                    (long)rank->pid, even_signal_name(rank->end.signal));
+  }
+}
+
+static void kill_all(even_job *job) {
+  move_to(job, EVEN_JOB_KILLED, SIGKILL, true, grace_failure_ns);
+}
+
+void even_job_check_deadline(even_job *job) {
+  if (job->stage == EVEN_JOB_RUNS || job->alive == 0 || even_clock_ns() < job->deadline_ns) {
+    return;
+  }
+  if (job->stage == EVEN_JOB_SETTLES) {
+    move_to(job, EVEN_JOB_TERMINATED, SIGTERM, false, grace_failure_ns);
+  } else if (job->stage == EVEN_JOB_ASKED) {
+    even_job_notice(job, "%zu ranks have not ended yet: sending SIGTERM", job->alive);
+    move_to(job, EVEN_JOB_TERMINATED, SIGTERM, false, grace_failure_ns);
+  } else {
+    kill_all(job);
+  }
+}
+
+void even_job_end_by_user(even_job *job, int number) {
+  bool again = number == SIGINT && ++job->interrupts > 1; /* whatever signal came before */
+  even_job_interrupted(job, number);
+  if (again) {
+    even_job_notice(job, "interrupted again: killing the ranks");
+    kill_all(job);
+    return;
+  }
+  if (number == SIGINT) {
+    even_job_notice(job, "interrupted: waiting up to %d s for the ranks to end (again: at once)",
+                    (int)(grace_interrupt_ns / 1000000000u));
+  }
+  if (job->stage == EVEN_JOB_RUNS) {
+    even_job_flights_take(job);
+  }
+  if (job->stage <= EVEN_JOB_ASKED) {
+    /* as a terminal does, to the whole group for Ctrl-C; otherwise to the ranks alone, as torchrun does */
+    move_to(job, number == SIGINT ? EVEN_JOB_ASKED : EVEN_JOB_TERMINATED, number, number == SIGINT, grace_interrupt_ns);
+  }
+  if (job->flights_told) {
+    even_job_flights_tell(job);
+  }
+}
+
+void even_job_end_ranks(even_job *job, int number, bool groups) {
+  even_job_stage stage = number == SIGKILL ? EVEN_JOB_KILLED : number == SIGINT ? EVEN_JOB_ASKED : EVEN_JOB_TERMINATED;
+  if (job->stage == EVEN_JOB_RUNS) {
+    (void)any_stands(job); /* as it is before our signal */
+  }
+  move_to(job, stage, number, groups, number == SIGINT ? grace_interrupt_ns : grace_failure_ns);
+}
+
+static void keep_end(even_job *job, even_job_rank *rank, const even_process_end *end) {
+  rank->alive = false;
+  rank->end = *end;
+  even_job_drain_ended(job, rank);
+  job->order[job->ended++] = (size_t)(rank - job->ranks);
+  job->alive--;
+  even_rank_output_finish(&rank->output);
+  if (job->params->observer.rank_gone != NULL) {
+    job->params->observer.rank_gone(job->params->observer.context, rank->output.rank);
+  }
+  if (rank->output.log_status != EVEN_OK) {
+    even_job_notice(job, "the log of rank %d is not whole: %s", rank->output.rank,
+                    even_status_text(rank->output.log_status));
+  }
+}
+
+void even_job_rank_failed(even_job *job, size_t rank) {
+  const even_fault_facts facts = even_job_facts(job, rank);
+  bool secondary = even_fault_is_secondary(&facts);
+  bool first = job->stage == EVEN_JOB_RUNS;
+  if (first) {
+    tell_killed(job, &job->ranks[rank]);
+    even_job_flights_take(job);
+  }
+  bool stands = first && any_stands(job);
+  if (job->stage == EVEN_JOB_RUNS && secondary && !stands) {
+    job->stage = EVEN_JOB_SETTLES;
+    even_job_generations_refuse(job);
+    job->deadline_ns = even_clock_ns() + grace_failure_ns;
+  } else if (job->stage == EVEN_JOB_RUNS || (job->stage == EVEN_JOB_SETTLES && !secondary)) {
+    move_to(job, EVEN_JOB_TERMINATED, SIGTERM, false, grace_failure_ns);
+  }
+  if (first) {
+    even_job_flights_tell(job);
+  }
+}
+
+/* What follows from a rank's end. */
+static void act_on_end(even_job *job, even_job_rank *rank) {
+  if (job->follower != NULL) { /* what follows from it, the leader says */
+    if (even_job_is_outside(job, (size_t)(rank - job->ranks))) {
+      (void)even_process_signal_group(rank->pid, SIGKILL); /* workers that it has left */
+    }
+    even_job_follower_tell_end(job, rank);
+    return;
+  }
+  if (even_job_outside_ended(job, (size_t)(rank - job->ranks))) {
+    return;
+  }
+  if (rank->end.signal == 0 && rank->end.code == 0) {
+    even_job_left_well(job);
+    if (job->stage == EVEN_JOB_SETTLES) {
+      move_to(job, EVEN_JOB_TERMINATED, SIGTERM, false, grace_failure_ns);
+    }
+  } else if (!even_job_goes_on_without(job, (size_t)(rank - job->ranks))) {
+    even_job_rank_failed(job, (size_t)(rank - job->ranks));
+  }
+}
+
+void even_job_rank_ended(even_job *job, even_job_rank *rank, const even_process_end *end) {
+  keep_end(job, rank, end);
+  act_on_end(job, rank);
+}
+
+void even_job_host_ended(even_job *job, size_t first, size_t count, const char *why) {
+  size_t before = job->ended;
+  for (size_t i = first; i < first + count; i++) {
+    even_job_rank *rank = &job->ranks[i];
+    if (rank->alive) {
+      const even_process_end end = {.pid = rank->pid, .code = 1};
+      rank->lost = why;
+      rank->stopped_by_agent = false;
+      keep_end(job, rank, &end);
+    }
+  }
+  for (size_t i = before, ended = job->ended; i < ended; i++) {
+    act_on_end(job, &job->ranks[job->order[i]]);
+  }
+}
+
+void even_job_check_awaited(even_job *job) {
+  bool waits = false;
+  if (job->stage != EVEN_JOB_RUNS || job->ended == 0 || job->alive == 0 || job->follower != NULL) {
+    return;
+  }
+  even_progress_read(&job->progress);
+  for (size_t i = 0; i < job->count; i++) {
+    const even_rank_progress *rank = &job->progress.ranks[i];
+    waits = waits || (job->ranks[i].alive && rank->joining && !rank->joined);
+  }
+  bool missed = false;
+  for (size_t i = 0; i < job->ended && waits; i++) {
+    size_t gone = job->order[i];
+    job->ranks[gone].awaited = !job->progress.ranks[gone].joined;
+    missed = missed || job->ranks[gone].awaited;
+  }
+  if (missed) {
+    move_to(job, EVEN_JOB_TERMINATED, SIGTERM, false, grace_failure_ns);
+  }
+}
+
+void even_job_rank_stopped(even_job *job, even_job_rank *rank, int signal) {
+  char by[48];
+  (void)snprintf(by, sizeof by, " by %s", even_signal_name(signal));
+  if (job->follower != NULL) {
+    rank->was_stopped = true;
+    even_job_follower_tell_stopped(job, rank, signal);
+  } else {
+    tell_stopped(job, rank, by);
+  }
+}
+
+void even_job_end_hung(even_job *job) {
+  if (job->stage == EVEN_JOB_RUNS) {
+    even_job_flights_take(job);
+    move_to(job, EVEN_JOB_TERMINATED, SIGTERM, false, grace_failure_ns);
+    even_job_flights_tell(job);
+  }
+}

@@ -1,0 +1,68 @@
+/* An agent that serves a leader, as its own files see it: what it says (follower_say.c), what it hears
+ * (follower_hear.c), its part of an attempt (follower_attempt.c), its life (follower.c). */
+#ifndef EVEN_ORCHESTRATOR_FOLLOWER_AGENT_H
+#define EVEN_ORCHESTRATOR_FOLLOWER_AGENT_H
+
+#include "orchestrator/bring.h"
+#include "orchestrator/candidate.h"
+#include "orchestrator/elastic.h"
+#include "orchestrator/follower.h"
+#include "orchestrator/host_agent.h"
+#include "orchestrator/remote_start.h"
+
+/* Hosts that wait to be let in have numbers behind the others. */
+enum { EVEN_FOLLOWER_RECORDS = 512, EVEN_FOLLOWER_MOST_NUMBERS = EVEN_HOSTS_MOST + EVEN_GUESTS_MOST };
+
+struct even_follower {
+  even_link link;
+  even_loop loop;
+  even_candidate candidate;
+  even_parcels *parcels; /* once the leader has taken this host */
+  even_bring_take *brings;
+  even_text brought;           /* where the last checkpoint lies that came */
+  int host;                    /* its number among the job's */
+  const even_join_wish *joins; /* a job that runs already; NULL: it was waited for */
+  bool gone;
+  bool ended;   /* the leader said so */
+  bool refused; /* and why: `why` */
+  bool taken;   /* the leader has begun to look at this host: it waited for it */
+  bool asked;   /* an attempt shall be started */
+  int recalled; /* the signal that shall end it before it was; 0: none */
+  even_error why;
+  even_remote_start start;
+  even_device_list own;
+  even_device_list world; /* placeholders but for its own */
+  even_agent_params params;
+  even_job job;
+  bool open;             /* the job is */
+  bool running;          /* an attempt of it */
+  even_loop_watch watch; /* of `loop`, in the job's */
+  int telemetry_fd;
+  even_telemetry_reader *reader;
+  even_record records[EVEN_FOLLOWER_RECORDS];
+};
+
+/* ---- follower_say.c ---- */
+/* Sends the JSON that `text` holds with the data, and frees it. */
+void even_follower_tell(even_follower *follower, even_message_kind kind, even_text *text, const void *data,
+                        size_t bytes);
+void even_follower_say_error(even_follower *follower, even_message_kind kind, const even_error *error);
+void even_follower_greet(even_follower *follower);
+/* What the ranks wrote since the last time; while the leader cannot keep up, it stays in their rings. */
+void even_follower_forward_records(even_follower *follower);
+/* Tells the leader what a job's ranks do; its tick is the caller's. */
+even_agent_observer even_follower_observer(even_follower *follower);
+
+/* ---- follower_hear.c ---- */
+/* What the leader says (a call of the link). */
+even_status even_follower_hear(void *context, even_link *link, const even_message *message) EVEN_MUST_USE;
+even_status even_follower_open_parcels(even_follower *follower) EVEN_MUST_USE;
+void even_follower_close_parcels(even_follower *follower);
+
+/* ---- follower_attempt.c ---- */
+/* The one that was asked for, to its end. */
+void even_follower_run_attempt(even_follower *follower);
+/* Nothing of its ranks is left. */
+void even_follower_close_job(even_follower *follower);
+
+#endif

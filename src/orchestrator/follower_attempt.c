@@ -1,0 +1,195 @@
+/* What an agent that serves a leader does of an attempt: its own ranks. */
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "orchestrator/follower_agent.h"
+#include "orchestrator/follower_words.h"
+#include "os/folder.h"
+#include "os/path.h"
+#include "os/pipe.h"
+#include "os/socket.h"
+
+#include <string.h>
+
+/* The leader is gone, or cannot be heard: nobody can say what shall become of this host's ranks. */
+static void end_without_leader(even_follower *follower) {
+  if (follower->running && follower->job.stage != EVEN_JOB_KILLED) {
+    even_job_end_ranks(&follower->job, SIGKILL, true);
+  }
+}
+
+static void on_tick(void *context) {
+  even_follower *follower = context;
+  even_follower_forward_records(follower);
+  even_link_tick(&follower->link, follower->open && follower->job.alive > 0);
+  even_parcels_tick(follower->parcels);
+  even_bring_take_tick(follower->brings);
+  if (follower->gone || even_candidate_superseded(&follower->candidate)) {
+    end_without_leader(follower);
+  }
+}
+
+static even_status make_world(even_follower *follower) {
+  const even_remote_start *start = &follower->start;
+  if (follower->world.items == NULL) {
+    EVEN_TRY(EVEN_NEW_ARRAY(&follower->world.items, (size_t)start->world));
+    follower->world.count = (size_t)start->world;
+  }
+  for (size_t i = 0; i < follower->world.count; i++) {
+    even_device *device = &follower->world.items[i];
+    bool own = i >= (size_t)start->first && i < (size_t)start->first + (size_t)start->count;
+    *device = own ? follower->own.items[i - (size_t)start->first]
+                  : (even_device){.name = "elsewhere", .numa_node = -1, .cuda_index = -1, .efficiency = -1};
+  }
+  return EVEN_OK;
+}
+
+static even_status open_telemetry(even_follower *follower) {
+  if (!follower->start.telemetry) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(even_telemetry_create_segment(follower->start.world, 0, &follower->telemetry_fd));
+  EVEN_TRY(even_telemetry_reader_open(follower->telemetry_fd, &follower->reader));
+  even_telemetry_reader_want_calls(follower->reader, follower->start.calls);
+  return EVEN_OK;
+}
+
+static void loop_ready(void *context, int fd) {
+  even_follower *follower = context;
+  (void)fd;
+  if (even_loop_turn(&follower->loop, 0) != EVEN_OK) {
+    even_error_clear(); /* it says so again when it is turned by itself */
+  }
+}
+
+static even_status open_job(even_follower *follower) {
+  const even_remote_start *start = &follower->start;
+  EVEN_TRY(make_world(follower));
+  EVEN_TRY(open_telemetry(follower));
+  follower->params = (even_agent_params){.size = sizeof follower->params,
+                                         .devices = &follower->world,
+                                         .command = start->command,
+                                         .run_folder = start->run_folder,
+                                         .environment = start->environment,
+                                         .cpu_quota = start->quota,
+                                         .telemetry_fd = follower->telemetry_fd,
+                                         .hang_seconds = start->hang_seconds,
+                                         .restart_hung = start->restart_hung,
+                                         .notice_seconds = start->notice_seconds,
+                                         .unpinned = start->unpinned,
+                                         .max_restarts = start->max_restarts,
+                                         .shrink = start->shrink,
+                                         .replace = start->replace,
+                                         .observer = even_follower_observer(follower)};
+  follower->params.observer.tick = on_tick;
+  follower->job = (even_job){.params = &follower->params,
+                             .count = follower->world.count,
+                             .first = (size_t)start->first,
+                             .local = (size_t)start->count,
+                             .group = start->group,
+                             .groups = start->groups,
+                             .era = start->era,
+                             .follower = follower,
+                             .parcels = follower->parcels,
+                             .loop = {.fd = -1},
+                             .signals = {.fd = -1},
+                             .guardian = {.pid = -1, .pipe = -1},
+                             .generation_fd = -1,
+                             .oom = {.kernel_log = -1}};
+  memcpy(follower->job.id, start->job, sizeof follower->job.id);
+  char address[64];
+  even_socket_local(follower->link.fd, address, sizeof address);
+  even_socket_interface(address, follower->job.interface, sizeof follower->job.interface);
+  follower->open = true;
+  EVEN_TRY(even_job_open(&follower->job));
+  return even_loop_add(&follower->job.loop, &follower->watch, follower->loop.fd, loop_ready, follower);
+}
+
+void even_follower_close_job(even_follower *follower) {
+  if (follower->open) {
+    even_job_close(&follower->job);
+  }
+  follower->open = false;
+  even_telemetry_reader_close(follower->reader);
+  follower->reader = NULL;
+  even_pipe_close(follower->telemetry_fd);
+  follower->telemetry_fd = -1;
+  even_free(follower->world.items);
+  follower->world = (even_device_list){NULL, 0};
+}
+
+/* Hosts have come, or gone: all that is counted by ranks is made anew. */
+static bool is_same_world(const even_job *job, const even_remote_start *start) {
+  return job->count == (size_t)start->world && job->first == (size_t)start->first &&
+         job->local == (size_t)start->count && job->group == start->group && job->groups == start->groups &&
+         job->era == start->era;
+}
+
+/* What is new with each attempt. */
+static even_status prepare_job(even_follower *follower) {
+  const even_remote_start *start = &follower->start;
+  even_job *job = &follower->job;
+  if (follower->host != start->group || (follower->open && !is_same_world(job, start))) {
+    even_follower_close_job(follower);
+    even_follower_close_parcels(follower);
+    follower->host = start->group;
+    EVEN_TRY(even_follower_open_parcels(follower));
+  }
+  if (!follower->open) {
+    EVEN_TRY(open_job(follower));
+  }
+  follower->params.command = start->command;
+  follower->params.run_folder = start->run_folder;
+  follower->params.environment = start->environment;
+  follower->params.cpu_quota = start->quota;
+  job->attempt = start->attempt;
+  job->master_port = start->master_port;
+  memcpy(job->master_address, start->master_address, sizeof job->master_address);
+  even_text_clear(&job->resume);
+  if (start->resume != NULL) {
+    even_text_add(&job->resume, start->resume);
+    if (!even_path_is_folder(start->resume)) {
+      (void)even_fail(EVEN_ERR_NOT_FOUND, "checkpoint %s is not there", start->resume);
+      return even_error_fix("keep checkpoints where nobody removes them while a job restarts");
+    }
+  }
+  return even_text_status(&job->resume);
+}
+
+static void say_settled(even_follower *follower) {
+  even_text text = EVEN_TEXT_EMPTY;
+  even_follower_words_settled(&follower->job, &text);
+  even_follower_tell(follower, EVEN_MESSAGE_SETTLED, &text, NULL, 0);
+}
+
+/* As if they had been started, and ended by that signal. */
+static void settle_recalled(even_follower *follower) {
+  const even_remote_start *start = &follower->start;
+  even_text settled = EVEN_TEXT_EMPTY;
+  for (int rank = start->first; rank < start->first + start->count; rank++) {
+    even_text text = EVEN_TEXT_EMPTY;
+    even_follower_words_recalled(rank, follower->recalled, &text);
+    even_follower_tell(follower, EVEN_MESSAGE_ENDED, &text, NULL, 0);
+  }
+  even_text_add(&settled, "{\"out_of_memory\":[]}");
+  even_follower_tell(follower, EVEN_MESSAGE_SETTLED, &settled, NULL, 0);
+}
+
+void even_follower_run_attempt(even_follower *follower) {
+  follower->asked = false;
+  if (follower->recalled != 0) {
+    settle_recalled(follower);
+    return;
+  }
+  even_status status = prepare_job(follower);
+  if (status == EVEN_OK) {
+    follower->running = true;
+    status = even_job_run_attempt(&follower->job);
+    follower->running = false;
+  }
+  even_follower_forward_records(follower);
+  if (status == EVEN_OK) {
+    say_settled(follower);
+  } else {
+    even_follower_say_error(follower, EVEN_MESSAGE_FAILED, even_error_last());
+  }
+}

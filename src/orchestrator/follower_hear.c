@@ -1,0 +1,226 @@
+/* What an agent hears from the leader that it serves. */
+#include "base/fail.h"
+#include "base/json_reader.h"
+#include "base/json_writer.h"
+#include "orchestrator/boards.h"
+#include "orchestrator/follower_agent.h"
+#include "os/path.h"
+
+#include <stdio.h>
+
+static void say_holds(void *context, even_text *text) {
+  even_follower_tell(context, EVEN_MESSAGE_HOLDS, text, NULL, 0);
+}
+
+static even_link *way(void *context, int host) {
+  even_follower *follower = context;
+  (void)host;
+  return follower->link.fd >= 0 ? &follower->link : NULL;
+}
+
+even_status even_follower_open_parcels(even_follower *follower) {
+  const even_parcels_params params = {.size = sizeof params,
+                                      .self = follower->host,
+                                      .count = EVEN_FOLLOWER_MOST_NUMBERS,
+                                      .context = follower,
+                                      .way = way};
+  if (follower->parcels == NULL) {
+    EVEN_TRY(even_parcels_open(&params, &follower->parcels));
+  }
+  return follower->brings == NULL
+             ? even_bring_take_open(follower->parcels, &follower->brought, say_holds, follower, &follower->brings)
+             : EVEN_OK;
+}
+
+void even_follower_close_parcels(even_follower *follower) {
+  even_bring_take_close(follower->brings);
+  follower->brings = NULL;
+  even_parcels_close(follower->parcels);
+  follower->parcels = NULL;
+}
+
+/* This host has another number from now on, which parcels name. NULL, or none: the one that it has. */
+static even_status renumber(even_follower *follower, const json_t *number) {
+  if (!json_is_integer(number) || (int)json_integer_value(number) == follower->host) {
+    return EVEN_OK;
+  }
+  if (follower->running) {
+    return even_fail(EVEN_ERR_INPUT, "this host gets another number while an attempt runs");
+  }
+  bool were_open = follower->parcels != NULL;
+  even_follower_close_parcels(follower);
+  follower->host = (int)json_integer_value(number);
+  even_status status = were_open ? even_follower_open_parcels(follower) : EVEN_OK;
+  follower->job.parcels = follower->parcels; /* of a job that is open still; the start opens it anew */
+  return status;
+}
+
+static even_status check(even_follower *follower, const json_t *content) {
+  even_text facts = EVEN_TEXT_EMPTY;
+  follower->taken = true;
+  const char *folder = json_string_value(json_object_get(content, "folder"));
+  const char *script = json_string_value(json_object_get(content, "script"));
+  json_int_t ranks = json_integer_value(json_object_get(content, "ranks"));
+  if (folder == NULL || folder[0] != '/' || ranks < 0 || ranks > EVEN_TELEMETRY_MOST_RANKS) {
+    return even_fail(EVEN_ERR_INPUT, "the leader asks for nothing that can be checked");
+  }
+  EVEN_TRY(renumber(follower, json_object_get(content, "host")));
+  EVEN_TRY(even_follower_open_parcels(follower));
+  even_device_list_free(&follower->own);
+  even_status chosen = even_device_select(NULL, (int)ranks, &follower->own);
+  const char *trouble = chosen == EVEN_OK ? NULL : even_error_last()->what;
+  if (trouble != NULL) {
+    even_json json = even_json_begin(&facts, 0);
+    even_json_object(&json, NULL);
+    even_json_string(&json, "device_trouble", trouble);
+    even_json_object_end(&json);
+    even_follower_tell(follower, EVEN_MESSAGE_FACTS, &facts, NULL, 0);
+    return EVEN_OK;
+  }
+  const even_host_needs needs = {
+      .folder = folder,
+      .script = script,
+      .python = json_string_value(json_object_get(content, "python")),
+  };
+  if (even_path_enter(folder) != EVEN_OK) {
+    even_error_clear(); /* the facts say that it is not there */
+  }
+  even_status status = even_host_facts_read(&needs, &follower->own, &facts);
+  if (status != EVEN_OK) {
+    even_text_free(&facts);
+    return status;
+  }
+  even_follower_tell(follower, EVEN_MESSAGE_FACTS, &facts, NULL, 0);
+  return EVEN_OK;
+}
+
+static void tell_joined(const even_follower *follower) {
+  const even_remote_start *start = &follower->start;
+  char words[160];
+  if (follower->joins == NULL || follower->open) {
+    return;
+  }
+  if (start->count == 1) {
+    (void)snprintf(words, sizeof words, "this host takes part: rank %d of %d", start->first, start->world);
+  } else {
+    (void)snprintf(words, sizeof words, "this host takes part: ranks %d %s %d of %d", start->first,
+                   start->count == 2 ? "and" : "to", start->first + start->count - 1, start->world);
+  }
+  follower->joins->taken(follower->joins->context, words);
+}
+
+static even_status take_start(even_follower *follower, const even_message *message) {
+  if (follower->asked || follower->running) {
+    return even_fail(EVEN_ERR_INPUT, "an attempt shall be started while another one runs");
+  }
+  even_remote_start_free(&follower->start);
+  EVEN_TRY(even_remote_start_read(message->json, message->json_bytes, &follower->start));
+  if ((size_t)follower->start.count != follower->own.count) {
+    return even_fail(EVEN_ERR_INPUT, "an attempt of %d ranks, where %zu devices were offered", follower->start.count,
+                     follower->own.count);
+  }
+  tell_joined(follower);
+  even_candidate_settle(&follower->candidate);
+  follower->asked = true;
+  follower->recalled = 0;
+  return EVEN_OK;
+}
+
+static even_status take_signal(even_follower *follower, const json_t *content) {
+  json_int_t number = json_integer_value(json_object_get(content, "number"));
+  bool groups = json_is_true(json_object_get(content, "groups"));
+  if (number < 1 || number >= NSIG) {
+    return even_fail(EVEN_ERR_INPUT, "a signal of number %lld", (long long)number);
+  }
+  bool ends = json_is_true(json_object_get(content, "ends"));
+  if (follower->asked && ends) {
+    follower->recalled = (int)number; /* it came with the start: none is started then */
+    return EVEN_OK;
+  }
+  if (!follower->running) {
+    return EVEN_OK; /* they have ended meanwhile */
+  }
+  if (ends) {
+    even_job_end_ranks(&follower->job, (int)number, groups);
+  } else {
+    even_job_signal_ranks(&follower->job, (int)number, groups);
+  }
+  return EVEN_OK;
+}
+
+/* Of an attempt that has ended here meanwhile: nothing. */
+static even_status take_generation(even_follower *follower, const json_t *content) {
+  return follower->running ? even_boards_follow(&follower->job, content) : EVEN_OK;
+}
+
+static even_status take_fill(even_follower *follower, const json_t *content) {
+  const json_t *rank = json_object_get(content, "rank");
+  if (!json_is_integer(rank) || json_integer_value(rank) < 0) {
+    return even_fail(EVEN_ERR_INPUT, "a process shall take a place that is none");
+  }
+  return follower->running ? even_job_replace_fill(&follower->job, (size_t)json_integer_value(rank)) : EVEN_OK;
+}
+
+/* The first that a host hears of an attempt, where that goes on from one. */
+static even_status take_checkpoint(even_follower *follower, const json_t *content) {
+  EVEN_TRY(renumber(follower, json_object_get(content, "host")));
+  return follower->brings == NULL ? EVEN_OK : even_bring_take_hear(follower->brings, content);
+}
+
+static void take_refusal(even_follower *follower, const json_t *content) {
+  const char *what = json_string_value(json_object_get(content, "what"));
+  const char *fix = json_string_value(json_object_get(content, "fix"));
+  (void)even_fail(EVEN_ERR_UNSUPPORTED, "the leader refuses: %.560s", what == NULL ? "it does not say why" : what);
+  (void)even_error_fix("%s", fix == NULL ? "" : fix);
+  follower->why = *even_error_last();
+  follower->refused = true;
+}
+
+even_status even_follower_hear(void *context, even_link *link, const even_message *message) {
+  even_follower *follower = context;
+  json_t *content = NULL;
+  (void)link;
+  if (even_candidate_superseded(&follower->candidate)) {
+    return even_fail(EVEN_ERR_PEER_LOST, "another host leads this job by now");
+  }
+  if (message->kind == EVEN_MESSAGE_MEMBERS || message->kind == EVEN_MESSAGE_ESTATE) {
+    return even_candidate_take(&follower->candidate, link, message);
+  }
+  if (even_parcels_know(message->kind)) {
+    return even_parcels_take(follower->parcels, 0, message);
+  }
+  if (message->kind == EVEN_MESSAGE_START) {
+    return take_start(follower, message);
+  }
+  if (message->kind == EVEN_MESSAGE_END) {
+    follower->ended = true;
+    return EVEN_OK;
+  }
+  EVEN_TRY(even_json_parse("what the leader says", message->json, message->json_bytes, &content));
+  even_status status = EVEN_OK;
+  switch (message->kind) {
+    case EVEN_MESSAGE_CHECK:
+      status = check(follower, content);
+      break;
+    case EVEN_MESSAGE_CHECKPOINT:
+      status = take_checkpoint(follower, content);
+      break;
+    case EVEN_MESSAGE_SIGNAL:
+      status = take_signal(follower, content);
+      break;
+    case EVEN_MESSAGE_REFUSE:
+      take_refusal(follower, content);
+      break;
+    case EVEN_MESSAGE_GENERATION:
+      status = take_generation(follower, content);
+      break;
+    case EVEN_MESSAGE_FILL:
+      status = take_fill(follower, content);
+      break;
+    default:
+      status = even_fail(EVEN_ERR_INPUT, "a message of kind %d, which leaders do not send", (int)message->kind);
+      break;
+  }
+  json_decref(content);
+  return status;
+}

@@ -1,0 +1,169 @@
+/* What an agent that serves a leader tells it: of itself, and what its job's ranks do. */
+#include "base/json_writer.h"
+#include "orchestrator/boards.h"
+#include "orchestrator/follower_agent.h"
+#include "orchestrator/follower_words.h"
+#include "orchestrator/hangs.h"
+
+#include <evenstep/version.h>
+#include <stdio.h>
+
+void even_follower_tell(even_follower *follower, even_message_kind kind, even_text *text, const void *data,
+                        size_t bytes) {
+  if (even_link_send_text(&follower->link, kind, text, data, bytes) != EVEN_OK) {
+    even_error_clear(); /* the leader hears of the end of this host, if of nothing else */
+  }
+}
+
+void even_follower_say_error(even_follower *follower, even_message_kind kind, const even_error *error) {
+  even_text text = EVEN_TEXT_EMPTY;
+  even_json json = even_json_begin(&text, 0);
+  even_json_object(&json, NULL);
+  even_json_integer(&json, "status", error->status);
+  even_json_string(&json, "what", error->what);
+  even_json_string(&json, "fix", error->fix);
+  even_json_object_end(&json);
+  even_follower_tell(follower, kind, &text, NULL, 0);
+}
+
+void even_follower_greet(even_follower *follower) {
+  even_text text = EVEN_TEXT_EMPTY;
+  even_json json = even_json_begin(&text, 0);
+  even_json_object(&json, NULL);
+  even_json_string(&json, "evenstep", even_version());
+  even_json_integer(&json, "protocol", EVEN_MESSAGE_PROTOCOL);
+  even_json_integer(&json, "record_bytes", (int64_t)sizeof(even_record));
+  even_json_integer(&json, "host", follower->host);
+  even_json_unsigned(&json, "member", follower->candidate.self);
+  even_json_integer(&json, "voter_port", follower->candidate.port);
+  if (follower->joins != NULL) {
+    even_json_bool(&json, "joins", true);
+    even_json_integer(&json, "ranks", follower->joins->ranks);
+  }
+  even_json_object_end(&json);
+  even_follower_tell(follower, EVEN_MESSAGE_GREET, &text, NULL, 0);
+}
+
+/* ---- what the job tells ---- */
+
+void even_job_follower_send(even_job *job, even_message_kind kind, even_text *text) {
+  even_follower_tell(job->follower, kind, text, NULL, 0);
+}
+
+void even_follower_forward_records(even_follower *follower) {
+  size_t got = follower->reader == NULL ? 0 : EVEN_FOLLOWER_RECORDS;
+  while (got == EVEN_FOLLOWER_RECORDS && even_link_has_room(&follower->link)) {
+    even_text text = EVEN_TEXT_EMPTY;
+    got = even_telemetry_reader_drain(follower->reader, follower->records, EVEN_FOLLOWER_RECORDS, NULL);
+    even_text_add(&text, "{}");
+    if (got > 0) {
+      even_follower_tell(follower, EVEN_MESSAGE_RECORDS, &text, follower->records, got * sizeof follower->records[0]);
+    } else {
+      even_text_free(&text);
+    }
+  }
+}
+
+void even_job_follower_tell_end(even_job *job, const even_job_rank *rank) {
+  even_text text = EVEN_TEXT_EMPTY;
+  even_text tails = EVEN_TEXT_EMPTY;
+  even_boards_turn(job); /* what it has said, and the steps that it has made, come before its end */
+  even_follower_forward_records(job->follower);
+  even_oom_watch_read(&job->oom);
+  even_follower_words_end(job, rank, &text, &tails);
+  even_follower_tell(job->follower, EVEN_MESSAGE_ENDED, &text, even_text_string(&tails), tails.length);
+  even_text_free(&tails);
+}
+
+void even_job_follower_tell_stopped(even_job *job, const even_job_rank *rank, int signal) {
+  even_text text = EVEN_TEXT_EMPTY;
+  even_text_format(&text, "{\"rank\":%zu,\"signal\":%d}", (size_t)(rank - job->ranks), signal);
+  even_follower_tell(job->follower, EVEN_MESSAGE_STOPPED, &text, NULL, 0);
+}
+
+void even_job_follower_tell_hung(even_job *job) {
+  for (size_t i = 0; i < job->count; i++) {
+    even_text text = EVEN_TEXT_EMPTY;
+    if (!job->ranks[i].hung || !job->ranks[i].alive) {
+      continue;
+    }
+    even_json json = even_json_begin(&text, 0);
+    even_json_object(&json, NULL);
+    even_json_integer(&json, "rank", (int64_t)i);
+    even_json_string(&json, "words", even_hangs_words(job->hangs, i));
+    even_json_object_end(&json);
+    even_follower_tell(job->follower, EVEN_MESSAGE_HUNG, &text, NULL, 0);
+  }
+}
+
+static void on_notice(void *context, const char *words) {
+  even_text text = EVEN_TEXT_EMPTY;
+  even_json json = even_json_begin(&text, 0);
+  even_json_object(&json, NULL);
+  even_json_string(&json, "text", words);
+  even_json_object_end(&json);
+  even_follower_tell(context, EVEN_MESSAGE_NOTICE, &text, NULL, 0);
+}
+
+bool even_job_follower_drains(even_job *job, int number) {
+  even_text text = EVEN_TEXT_EMPTY;
+  if (job->draining != 0) {
+    return number == SIGUSR1;
+  }
+  job->draining = number;
+  even_text_format(&text, "{\"signal\":%d}", number);
+  even_follower_tell(job->follower, EVEN_MESSAGE_DRAIN, &text, NULL, 0);
+  return true;
+}
+
+void even_job_follower_signalled(even_job *job, int number) {
+  even_follower *follower = job->follower;
+  char words[64];
+  if (number == SIGINT && follower->joins != NULL && job->draining == 0) {
+    (void)even_job_follower_drains(job, number); /* its user's own word: it would leave */
+    return;
+  }
+  if (number == SIGINT && follower->joins == NULL) {
+    return; /* of a terminal or a scheduler that tells all: the leader has it, too */
+  }
+  (void)snprintf(words, sizeof words, "its agent was ended by %s", even_signal_name(number));
+  on_notice(follower, words);
+  follower->ended = true;
+  if (follower->running) {
+    even_job_end_ranks(job, number, false);
+  }
+}
+
+static void on_rank_started(void *context, int rank, pid_t pid) {
+  even_text text = EVEN_TEXT_EMPTY;
+  even_text_format(&text, "{\"rank\":%d,\"process\":%ld}", rank, (long)pid);
+  even_follower_tell(context, EVEN_MESSAGE_STARTED, &text, NULL, 0);
+}
+
+/* A leader that cannot keep up gets fewer lines; the log here has all. */
+static void on_line(void *context, int rank, bool error, const char *line, size_t length) {
+  even_follower *follower = context;
+  even_text text = EVEN_TEXT_EMPTY;
+  size_t most = even_message_most_data(EVEN_MESSAGE_LINE);
+  if (!follower->start.shown[rank] || !even_link_has_room(&follower->link)) {
+    return;
+  }
+  even_text_format(&text, "{\"rank\":%d,\"error\":%s}", rank, error ? "true" : "false");
+  even_follower_tell(follower, EVEN_MESSAGE_LINE, &text, line, length < most ? length : most);
+}
+
+static void on_hang(void *context, int rank, bool over, const char *words) {
+  even_text text = EVEN_TEXT_EMPTY;
+  even_json json = even_json_begin(&text, 0);
+  even_json_object(&json, NULL);
+  even_json_integer(&json, "rank", rank);
+  even_json_bool(&json, "over", over);
+  even_json_string(&json, "words", words);
+  even_json_object_end(&json);
+  even_follower_tell(context, EVEN_MESSAGE_HANG, &text, NULL, 0);
+}
+
+even_agent_observer even_follower_observer(even_follower *follower) {
+  return (even_agent_observer){
+      .context = follower, .rank_started = on_rank_started, .line = on_line, .hang = on_hang, .notice = on_notice};
+}

@@ -1,0 +1,149 @@
+/* Starts the process of a rank. */
+#include "base/fail.h"
+#include "orchestrator/environment.h"
+#include "orchestrator/hangs.h"
+#include "orchestrator/job.h"
+#include "os/clock.h"
+#include "os/file.h"
+#include "os/pipe.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+static void write_header(const even_job *job, int log, size_t rank, char *const *arguments) {
+  even_text text = EVEN_TEXT_EMPTY;
+  char when[32];
+  time_t now = (time_t)(even_clock_wall_ns() / 1000000000u);
+  struct tm parts;
+  (void)gmtime_r(&now, &parts);
+  (void)strftime(when, sizeof when, "%Y-%m-%d %H:%M:%S", &parts);
+  even_text_format(&text, "==== attempt %d, %s UTC, rank %zu of %zu on %s:", job->attempt, when, rank, job->count,
+                   job->params->devices->items[rank].name);
+  for (size_t i = 0; arguments[i] != NULL; i++) {
+    even_text_add(&text, " ");
+    even_text_add_shown(&text, arguments[i]);
+  }
+  even_text_add(&text, "\n");
+  if (even_text_status(&text) != EVEN_OK || even_file_write_all(log, text.data, text.length) != EVEN_OK) {
+    even_error_clear(); /* a full disk shows at the first output, and does not stop the training */
+  }
+  even_text_free(&text);
+}
+
+static even_status open_log(even_job *job, size_t rank, int *log) {
+  even_text path = EVEN_TEXT_EMPTY;
+  even_text_format(&path, "%s/logs/rank-%zu.log", job->run_folder.data, rank);
+  even_status status = even_text_status(&path);
+  if (status == EVEN_OK) {
+    status = even_log_open(path.data, log);
+  }
+  even_text_free(&path);
+  if (status == EVEN_OK) {
+    write_header(job, *log, rank, job->params->command);
+  }
+  return status;
+}
+
+static void give_line(void *context, int rank, bool error, const char *text, size_t length) {
+  const even_agent_observer *observer = &((even_job *)context)->params->observer;
+  even_hangs_output(((even_job *)context)->hangs, rank);
+  if (observer->line != NULL) {
+    observer->line(observer->context, rank, error, text, length);
+  }
+}
+
+static even_status start_process(even_job *job, size_t index, const even_environment *environment,
+                                 even_process *process) {
+  const even_device *device = &job->params->devices->items[index];
+  char *const join[] = {(char *)even_slowdown_join(&job->slow, index), NULL};
+  int inherit[3];
+  size_t inherit_count = 0;
+  if (job->params->telemetry_fd >= 0) {
+    inherit[inherit_count++] = job->params->telemetry_fd;
+  }
+  if (job->snapshots[index] >= 0) {
+    inherit[inherit_count++] = job->snapshots[index];
+  }
+  if (job->generation_fd >= 0) {
+    inherit[inherit_count++] = job->generation_fd;
+  }
+  even_process_params params = {.arguments = job->params->command,
+                                .environment = environment->lines,
+                                .cpus = device->cpus,
+                                .cpu_count = job->params->unpinned ? 0 : device->cpu_count,
+                                .join = join,
+                                .inherit = inherit,
+                                .inherit_count = inherit_count,
+                                .descriptors = job->descriptors_before};
+  even_status status = even_process_start(&params, process);
+  if (status != EVEN_OK) {
+    (void)even_error_prefix("rank %zu on %s", index, device->name);
+    (void)even_error_place((int)index, device->name);
+  }
+  return status;
+}
+
+even_status even_job_start_rank(even_job *job, size_t index) {
+  even_job_rank *rank = &job->ranks[index];
+  const even_rank_place place = {
+      .rank = (int)index,
+      .devices = job->params->devices,
+      .spares = job->params->spares,
+      .joins = even_job_is_outside(job, index),
+      .first = (int)job->first,
+      .local = (int)job->local,
+      .group = job->group,
+      .groups = job->groups,
+      .era = job->era,
+      .master_address = job->master_address,
+      .interface = job->interface,
+      .master_port = job->master_port,
+      .attempt = job->attempt,
+      .max_restarts = job->params->max_restarts,
+      .telemetry_fd = job->params->telemetry_fd,
+      .snapshot_fd = even_job_snapshot_begin(job, index),
+      .generation_fd = job->generation_fd,
+      .job = job->id,
+      .run_folder = job->run_folder.data,
+      .resume = job->resume.length > 0 && !even_job_is_outside(job, index) ? job->resume.data : NULL};
+  even_environment environment;
+  even_process process;
+  int log = -1;
+  EVEN_TRY(open_log(job, index, &log));
+  even_status status = even_environment_of_rank(&place, environ, job->params->environment, &environment);
+  if (status == EVEN_OK) {
+    status = start_process(job, index, &environment, &process);
+    even_environment_free(&environment);
+  }
+  if (status != EVEN_OK) {
+    even_pipe_close(log);
+    return status;
+  }
+  rank->pid = process.pid;
+  rank->alive = true;
+  rank->output_open = true;
+  job->alive++;
+  if (job->generation != NULL) {
+    even_generation_started(job->generation, (int)index, (uint32_t)rank->pid);
+  }
+  status = even_job_guard_rank(job, rank->pid);
+  if (job->params->observer.rank_started != NULL) {
+    job->params->observer.rank_started(job->params->observer.context, (int)index, process.pid);
+  }
+  even_status opened =
+      even_rank_output_open(&rank->output, &job->loop, (int)index, process.output, process.error, log, give_line, job);
+  return status == EVEN_OK ? opened : status;
+}
+
+void even_job_reset_rank(even_job *job, size_t rank) {
+  even_job_rank *own = &job->ranks[rank];
+  if (own->output_open) {
+    even_rank_output_close(&own->output);
+  }
+  memset(own, 0, sizeof *own);
+  own->elsewhere = rank < job->first || rank >= job->first + job->local;
+  own->output = (even_rank_output){
+      .loop = &job->loop, .rank = (int)rank, .log = -1, .streams = {{.watch = {.fd = -1}}, {.watch = {.fd = -1}}}};
+  own->output_open = own->elsewhere; /* its tails come from its host */
+}
