@@ -15,7 +15,8 @@ import torch
 from evenstep._core import EvenstepError
 
 if TYPE_CHECKING:
-    from evenstep.loader import BatchPlan, EvenLoader
+    from evenstep.data_course import DataCourse
+    from evenstep.loader import BatchPlan
 
 _MOST = 64  # parts of a batch that are looked at
 
@@ -102,7 +103,7 @@ class FetchedBatches:
         """Whether this rank has samples of one batch that waits for backward, and a dummy one of another."""
         return len({one.plan.samples == 0 for one in self._waiting if not one.gone}) > 1
 
-    def end(self, loader: EvenLoader) -> None:
+    def end(self, loader: DataCourse) -> None:
         """An iteration over this loader has ended."""
         ended = [one for one in self._waiting if one.plan.loader is loader]
         self._ended += ended

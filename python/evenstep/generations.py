@@ -182,7 +182,7 @@ class Recovery:
         self._passes = self._void_passes = 0
         self._begun, self._void_in = False, None
         if self._leads:
-            self._session.book_step()
+            self._session.optimizer_steps.book()
 
     def mends(self, error: BaseException) -> bool:
         """After an error in what a step does before its commit: whether ranks were lost, and those that are left go on. The pass is

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from evenstep import _core
-from evenstep._core import EvenstepError
-from evenstep.batch_adapting import not_adapted
+from evenstep.data_course import DataCourse
 from evenstep.feeds import BatchPlan, IndexFeed, check_loader
 from evenstep.group import gather_objects
-from evenstep.iterations import LOOKED, TRAINED, Iterations, epoch_done
-from evenstep.loops import Place, Position
-from evenstep.measured_place import in_words, place_of, same_place
-from evenstep.order import chained
 from evenstep.shares import Shares, equal_shares
 from evenstep.stream_feed import StreamFeed
 from evenstep.worker_sizing import WorkerSizing
 
 if TYPE_CHECKING:
-    from evenstep.batch_adapting import BatchAdapting
     from evenstep.session import Session
 
 __all__ = ["BatchPlan", "EvenLoader", "check_loader"]
 
 
-class EvenLoader:
+class EvenLoader(DataCourse):
     """Iterates over this rank's share of the global batches of `loader`.
 
     Its length counts global batches and is the same on every rank. With train=False the split serves evaluation:
@@ -48,10 +40,9 @@ class EvenLoader:
         skip_unreadable: bool = False,
     ) -> None:
         check_loader(loader)
+        super().__init__(session, seed)
         self.loader = loader
         self.train = train
-        self.seed = seed
-        self._session = session
         self._shares = shares
         self.fetch_as: Callable[[list[Any], BatchPlan], list[Any]] | None = None  # what the data set gets for indices
         self._feed: StreamFeed | IndexFeed = (
@@ -59,34 +50,8 @@ class EvenLoader:
             if isinstance(loader.dataset, IterableDataset)
             else IndexFeed(self, loader, skip_unreadable)
         )
-        self._next_epoch = 0  # of the next iteration
-        self._epoch_set = False
-        self._iterations = Iterations()
-        self._last_place = Place()  # in es.epochs' loops, at the last iteration's begin
-        self._before = 0  # iterations before the first one in that place
-        self._iterated = False  # in this script
-        self._moved = False  # to a checkpoint's cursor, in the middle of an iteration
-        self._undecided: dict[str, Any] | None = None  # a checkpoint's state, loaded in an iteration before any step
-        self._onward = False  # the cursor was loaded between two iterations: where its epoch is done, the next begins
-        self._turn = 0  # of the iteration under way; one that is closed later than the next begins counts no more
-        self._epoch = 0  # the cursor: batches of this epoch that the user has had
-        self._stepped = False  # of a checkpoint's cursor: a step had used some of them
-        self._batch = 0
-        self._samples = 0
-        self._drawn = 0  # checksum of the batches that make the cursor
-        self._expected: int | None = None  # the checkpoint's
-        self._sampler_state = ""  # at the beginning of the epoch under way
-        self._saved_sampler: str | None = None  # the checkpoint's, until its epoch begins
-        self._iterating = False
-        self._sizing: WorkerSizing | None = None  # until it has decided
-        self._resized = False
-        self._mark: tuple[int, int, int, int] | None = None  # where the pass began: epoch, batch, drawn, samples
-        self._again = False  # it goes back to the mark
-        self._shared_anew = False  # among fewer ranks: the epoch under way is opened once more where it is
-        self._left: tuple[int, int, int] | None = None  # the cursor where an iteration was left before its end
-        self.fetched = 0  # batches since the last optimizer step
-        self.adapting: BatchAdapting | None = None  # where the batch size follows the gradients' noise
-        self._per_step = 1  # of the last step that had any
+        self._sizing: WorkerSizing | None = None
+        self._per_step = 1  # batches of the last optimizer step that had any
 
     # -- what a DataLoader has --
 
@@ -103,217 +68,10 @@ class EvenLoader:
         """Samples of a global batch."""
         return self._feed.batch_size
 
-    def set_epoch(self, epoch: int) -> None:
-        """The next iteration is this epoch."""
-        self._next_epoch, self._epoch_set = epoch, True
-
-    @property
-    def epoch(self) -> int:
-        """The epoch under way, or the next one between two."""
-        return self._epoch
-
-    # -- the cursor --
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where training stands: plain JSON."""
-        if self._undecided is not None:
-            return dict(self._undecided)
-        here = self._session.loops.place().position == self._last_place.position
-        return {
-            "iterations": self._iterations.state(),
-            "place": self._session.loops.state(),
-            "within": self._iterations.before - self._before if here else 0,  # iterations in that place
-            "epoch": self._epoch,
-            "batch": self._batch,
-            "stepped": self._cursor_stepped(),
-            "seed": self.seed,
-            "samples": self._samples,
-            "drawn": self._drawn,
-            "sampler": self._state_of_sampler(),
-            "batch_size": self._feed.batch_size,
-            **self._position(),
-            **({} if self.adapting is None else {"adapt": self.adapting.state(self._batch > 0)}),
-            "scheduler_calls": self._session.scheduler_steps.total(),
-            "speeds": {}
-            if self._shares is None
-            else {**place_of(self._session), "timings": self._shares.state(), "caps": self._shares.caps},
-        }
-
-    def _cursor_stepped(self) -> bool:
-        """Whether a step has used some of the cursor's batches: else the iteration is a look so far."""
-        return self._iterations.stepped if self._iterating and not self._moved else self._batch > 0 and self._stepped
-
-    def _state_of_sampler(self) -> str:
-        """With which the cursor's epoch begins."""
-        if self._saved_sampler is not None:
-            return self._saved_sampler
-        return self._sampler_state if self._iterating else self._feed.state()
-
-    def _position(self) -> dict[str, Any]:
-        """What a stream needs beside the number of its batches."""
-        position = self._feed.position() if self._batch else None
-        return {} if position is None else {"stream": position}
-
-    def _take_speeds(self, state: dict[str, Any]) -> None:
-        """Goes on from the speeds that were measured before the checkpoint, where the ranks are the same."""
-        if self._shares is None or self._session.planning or not state.get("timings"):
-            return
-        mine = place_of(self._session)
-        if same_place(state, mine):
-            self._shares.learn(state["timings"])
-            self._shares.learn_caps(state.get("caps", []))
-        elif self._session.rank == 0:
-            sys.stderr.write(
-                f"evenstep: the speeds measured before the checkpoint are not used: it had {in_words(state)}, this job "
-                f"has {in_words(mine)}; the shares start from what is known of these\n"
-            )
-
-    def check_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises where the cursor is none of this loader's; changes nothing."""
-        size, adapted = state.get("batch_size"), state.get("adapt")
-        if adapted is not None and self.adapting is not None:
-            self.adapting.check(adapted)
-        elif adapted is not None:
-            not_adapted(adapted, state["batch"] > 0, self.batch_size, self._session.rank == 0)
-        elif size != self._feed.batch_size and state["batch"]:
-            raise EvenstepError(
-                f"the checkpoint's data position counts batches of {size} samples, but this loader's global batch has "
-                f"{self._feed.batch_size}\n  fix: resume with the batch size of the checkpoint"
-            )
-        if state["batch"]:
-            self._feed.check_position(state.get("stream"))
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes to a cursor. At the script's beginning: iterations of epochs before it yield nothing, its own begins at
-        its batch. Once a loop has trained: the next batch is the cursor's, whatever the iteration."""
-        self.check_state_dict(state)
-        if self.adapting is not None and "adapt" in state:
-            self.adapting.load(state["adapt"])
-        self.seed = int(state["seed"])
-        self._epoch, self._batch = int(state["epoch"]), int(state["batch"])
-        self._stepped = self._batch > 0 and bool(state.get("stepped", True))
-        self._samples = int(state["samples"])
-        self._expected = state.get("drawn")
-        self._drawn = self._expected or 0
-        self._saved_sampler = state.get("sampler", "")
-        self._feed.load_position(state.get("stream"))
-        self._next_epoch = 0
-        loops = self._session.loops
-        self._undecided = None
-        if not loops.trained and not loops.iterating:
-            self._begin_with(state)
-            return
-        self._moved = self._iterating
-        if not loops.trained:
-            self._undecided = state
-        elif not self._moved:
-            self._next_is_the_cursor()
-
-    def _begin_with(self, state: dict[str, Any]) -> None:
-        """The script is at its beginning: what was done before the cursor is passed over."""
-        self._iterations.load(state.get("iterations", [[0, self._epoch, TRAINED]]), self._epoch)
-        self._last_place = self._session.loops.load(state.get("place", {}))
-        self._before = self._iterations.before - state.get("within", 0)
-        self._take_speeds(state.get("speeds", {}))
-        self._session.scheduler_steps.replay(state.get("scheduler_calls", {}))
-
-    def _next_is_the_cursor(self) -> None:
-        """After a cursor was loaded between two iterations of a script that has trained: what came before stays."""
-        self._moved, self._onward = False, True
-        self._iterations.go_to(self._epoch)
-
-    def settle(self, beginning: bool) -> None:
-        """Of a checkpoint that was loaded in an iteration before any step, see Loops.settle."""
-        state, self._undecided = self._undecided, None
-        if state is None:
-            return
-        if beginning:
-            self._leave()
-            self._begin_with(state)
-        elif not self._iterating:
-            self._next_is_the_cursor()
-
-    def _leave(self) -> None:
-        """The iteration under way, whose iterator is still referenced, is over: another begins."""
-        self._turn += 1
-        self._moved = self._iterating = False
-        self._iterations.end()
-        self._session.latest = None
-
-    # -- for es.epochs --
-
-    @property
-    def trained(self) -> bool:
-        """Whether this script has made a step with it."""
-        return self._iterations.trained
-
-    @property
-    def last_position(self) -> Position | None:
-        """Of its last iteration in this script."""
-        return self._last_place.position if self._iterated else None
-
-    @property
-    def resuming(self) -> bool:
-        """Whether the script has not come to the checkpoint's cursor."""
-        return self._iterations.resuming
-
-    @property
-    def replaying(self) -> bool:
-        """The same, once it has come by an iteration of before the checkpoint."""
-        return self._iterations.replaying
-
-    def skip_to_cursor(self) -> int:
-        """The script's loop may start with the epoch under way: its number; 0 where the script has come by those
-        before it."""
-        if self._iterations.replayed:
-            return 0
-        self._iterations.skip()
-        return self._epoch
-
-    def skip_to_position(self) -> None:
-        """The script's loop starts with the checkpoint's epoch of it: the iterations that it had there are left."""
-        self._iterations.skip(self._iterations.before - self._before)
-
-    def skip_loop(self, tag: int) -> None:
-        """The script's loop was over."""
-        self._iterations.skip_to(tag)
-
     # -- iterating --
 
     def __iter__(self) -> Iterator[Any]:
         return _Iteration(self) if self.train else self._iterate_evaluation()
-
-    def begin(self) -> Iterator[Any]:
-        """The iteration whose first batch is asked for."""
-        loops = self._session.loops
-        if self._undecided is not None:
-            loops.settle(beginning=True)
-        if self._moved:
-            self._leave()
-            self._next_is_the_cursor()
-        self._session.iteration_begins()
-        kind, jump, skip = "", False, 0
-        if self._iterations.resuming:
-            kind, epoch = self._iterations.next()
-            jump = kind == "jump"
-            if self._epoch_set:  # the script says where it is
-                kind = "cursor" if self._next_epoch >= self._epoch else kind
-            if kind == TRAINED:
-                self._next_epoch, self._epoch_set = epoch + 1, False
-                self._session.replayed = True
-                raise epoch_done(epoch)
-            if kind == LOOKED:
-                self._next_epoch, self._epoch_set = epoch + 1, False
-                return self._batches_apart(epoch)
-            if not self._epoch_set or self._next_epoch == self._epoch:
-                self._next_epoch, skip = self._epoch, self._batch
-            self._iterations.reached()
-            loops.reached()
-            self._put_sampler_back()
-        if jump:
-            self._session.scheduler_steps.go_on()
-        loaded, self._onward, self._epoch_set = self._onward, False, False
-        return self._iterate(skip, onward=jump or loaded, one=loaded)
 
     def share_out(self, total: int, ahead: int) -> tuple[list[int], float]:
         """Shares of a batch drawn now, with `ahead` drawn before it and not fetched, and the seconds that its step is
@@ -335,201 +93,15 @@ class EvenLoader:
         if self.fetched:
             self._per_step, self.fetched = self.fetched, 0
 
-    def mark(self) -> None:
-        """A pass begins with the batch that comes now: where one is lost, it comes again."""
-        self._mark = (self._epoch, self._batch, self._drawn, self._samples)
-
-    def take_back(self) -> None:
-        """What came since the mark comes again, shared out anew, when the next batch is asked for."""
-        if not self._iterating or self._moved or self._mark is None or self._mark[0] != self._epoch:
-            raise EvenstepError(
-                "a rank was lost in a step whose batches the loader cannot give again: the loop over it was left before the step, "
-                "or they are of several epochs\n  fix: call optimizer.step() inside the loop over the loader"
-            )
-        self._again = True
-
-    def _goes_back(self) -> bool:
-        if not (self._again or self._shared_anew):
-            return False
-        if self._again and self._mark is not None:
-            self._session.pass_comes_again()
-            _, self._batch, self._drawn, self._samples = self._mark
-            self.fetched = 0
-        self._again = self._shared_anew = False
-        self._resized = True
-        self._feed.load_state(self._sampler_state)
-        return True
-
     def shrink(self, shares: Shares | None) -> None:
         """Goes on among the ranks that are left."""
         self._shares, self._sizing = shares, None
         self._shared_anew = self._iterating
 
-    def _batches_apart(self, epoch: int) -> Iterator[Any]:
-        """An epoch's batches that train nothing: evaluation, maybe between two training batches, or what the script
-        looked at before it trained, once more."""
-        before = self._session.latest
-        try:
-            for plan, batch in self._feed.open(epoch, apart=True):
-                self._session.latest = plan
-                yield batch
-        finally:
-            self._session.latest = before
-
-    def _iterate(self, skip: int, onward: bool, one: bool = False) -> Iterator[Any]:
-        """onward: where the epoch has no batch left, with the next; one: both are then one iteration of the script."""
-        session = self._session
-        epoch = self._next_epoch
-        self._next_epoch += 1
-        if self.has_length and len(self) == 0:
-            raise self._no_batch()
-        self._epoch, self._batch, self.fetched = epoch, skip, 0
-        self._drawn = self._drawn if skip else 0
-        if self.adapting is not None:
-            self.adapting.epoch_begins(epoch, skip)
-        self._sampler_state = self._feed.state()
-        place = session.loops.now
-        if place.position != self._last_place.position:
-            self._before = self._iterations.before
-        self._last_place = place
-        self._iterations.begin(epoch, place.tag, stepped=skip > 0 and self._stepped)
-        self._iterated = True
-        session.epoch_begins(self, epoch)
-        self._iterating = True
-        self._turn += 1
-        turn = self._turn
-        session.steps.unpause(self)
-        ended, start = False, skip
-        try:
-            while True:
-                before = self._batch
-                yield from self._one_epoch(epoch, start)
-                if self._moved:
-                    epoch, skip = self._arrive()
-                    start = skip
-                elif self._resized:
-                    start = self._batch
-                elif session.planning:
-                    if self._batch == before:  # a loader that has its batches once
-                        raise self._no_batch()
-                    start = skip = 0  # the plan's measuring steps go on in the same epoch
-                else:
-                    break
-            ended = True
-        finally:
-            found = self._batch > skip
-            if turn == self._turn:
-                self._end(epoch, ended)
-        if onward and not found:
-            if one:
-                self._iterations.take_back()
-            yield from self._iterate(0, onward=False)
-        elif not found and skip == 0 and self._iterations.first:
-            raise self._no_batch()
-
-    def _end(self, epoch: int, ended: bool) -> None:
-        session = self._session
-        self._left = None if ended or self._moved else (epoch, self._batch, self._drawn)
-        self._iterating = False
-        self._iterations.end()
-        if self._undecided is not None:
-            session.loops.settle(beginning=True)  # it was a look
-        elif self._moved:
-            self._next_is_the_cursor()
-        else:
-            self._epoch, self._batch = epoch + 1, 0  # also after a break: the next iteration is of the next epoch
-            self._drawn = 0
-        session.latest = None
-        session.steps.pause(self)
-
-    def _no_batch(self) -> EvenstepError:
-        return EvenstepError(
-            f"the training loader has no batch: {_samples_in(self.loader)}, batch_size {self.batch_size}, drop_last "
-            f"{self.loader.drop_last}\n  fix: give it a dataset with samples, or a smaller batch_size; a sampler that is "
-            "used up before es.prepare, build anew"
-        )
-
-    def reopen(self) -> None:
-        """At the script's end: an iteration that was left is under way. A `break` cannot be told from an exit in the
-        middle of an epoch, whose other samples must not be lost."""
-        loops = self._session.loops
-        if self._left is not None and not self._iterating and self._last_place.number == loops.now.number:
-            self._epoch, self._batch, self._drawn = self._left
-            self._iterating = True
-            self._iterations.reopen()
-            loops.back_to(self._last_place)
-
-    def _arrive(self) -> tuple[int, int]:
-        """The iteration under way goes on at a cursor that was loaded: in this epoch, after so many batches."""
-        self._session.loops.settle(beginning=False)
-        self._moved = False
-        self._put_sampler_back()
-        self._sampler_state = self._feed.state()
-        self._iterations.moved(self._epoch, self._stepped)
-        self._next_epoch = self._epoch + 1
-        self.mark()
-        return self._epoch, self._batch
-
-    def _put_sampler_back(self) -> None:
-        self._feed.load_state(self._saved_sampler or "")
-        self._saved_sampler = None
-
-    def committed(self, mine: bool) -> None:
-        """An optimizer step was made; mine: with a batch of this loader."""
-        self._iterations.committed(mine)
-
-    def _one_epoch(self, epoch: int, skip: int) -> Iterator[Any]:
-        session = self._session
-        session.arrive()
-        start = _core.clock_ns()
-        session.steps.phases.enter("data")
-        # draws a seed for its workers: before the generators are put back
-        batches = self._feed.open(epoch, skip, self._drawn if self._resized else self._expected)
-        self._resized = self._shared_anew = False
-        session.first_fetch()
-        if self._sizing is not None:
-            self._sizing.ask()
-        for plan, batch in batches:
-            if self._sizing is not None:
-                self._sizing.arrive()
-            session.batch_arrives(plan, start, batch)
-            self.fetched += 1
-            self._batch += 1
-            self._drawn = chained(self._drawn, plan.checksum)
-            self._samples += plan.total
-            yield batch
-            if self.adapting is not None and self.adapting.between(epoch, self._batch):
-                self._shared_anew = True
-            session.boundary()
-            if self._moved or self._goes_back() or self._resize():
-                return
-            start = _core.clock_ns()
-            session.steps.phases.enter("data")
-            if self._sizing is not None:
-                self._sizing.ask()
-
     @property
     def batches_per_step(self) -> int:
         """In the last optimizer step that had any."""
         return self._per_step
-
-    def expected_batches(self, epochs: int) -> int:
-        """Of so many epochs, those that were had included."""
-        return epochs * len(self) if self.adapting is None else self.adapting.expected(epochs, self._epoch, self._batch)
-
-    def _resize(self) -> bool:
-        """Whether the epoch is to go on with other workers, which were chosen now."""
-        session = self._session
-        if self._sizing is None:
-            return False
-        chosen = self._sizing.step(session.step, session.steps.blocked_ns() / 1e9)
-        if chosen is None:
-            return False
-        self._sizing = None
-        self._resized = bool(chosen) and self._feed.resize(*chosen[session.rank])
-        if self._resized:
-            self._feed.load_state(self._sampler_state)
-        return self._resized
 
     def _iterate_evaluation(self) -> Iterator[Any]:
         epoch = self._next_epoch
@@ -561,18 +133,6 @@ class EvenLoader:
         return self._session
 
     @property
-    def iterating(self) -> bool:
-        return self._iterating
-
-    @property
-    def has_length(self) -> bool:
-        try:
-            len(self)
-        except TypeError:
-            return False
-        return True
-
-    @property
     def unwrapped(self) -> bool:
         """Whether a DistributedSampler was taken away."""
         return self._feed.unwrapped
@@ -597,10 +157,3 @@ class _Iteration:
             self._batches = iter(())  # of what was done before the checkpoint
             self._batches = self._loader.begin()
         return next(self._batches)
-
-
-def _samples_in(loader: DataLoader[Any]) -> str:
-    try:
-        return f"{len(loader.sampler)} samples"  # type: ignore[arg-type]
-    except TypeError:
-        return "an unknown number of samples"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from evenstep.session import Session
+    from evenstep.shares import Shares
 
 
 def place_of(session: Session) -> dict[str, Any]:
@@ -29,3 +31,23 @@ def in_words(place: dict[str, Any]) -> str:
     priors = place["priors"]
     speeds = "" if priors is None else f" of speeds {', '.join(f'{speed:.3g}' for speed in priors)}"
     return f"{len(place['devices'])} ranks{f' on {names}' if names else ''}{speeds}"
+
+
+def speeds_of(session: Session, shares: Shares | None) -> dict[str, Any]:
+    """For a checkpoint: what was measured, and of whom."""
+    return {} if shares is None else {**place_of(session), "timings": shares.state(), "caps": shares.caps}
+
+
+def take_speeds(session: Session, shares: Shares | None, state: dict[str, Any]) -> None:
+    """Goes on from the speeds that were measured before the checkpoint, where the ranks are the same."""
+    if shares is None or session.planning or not state.get("timings"):
+        return
+    mine = place_of(session)
+    if same_place(state, mine):
+        shares.learn(state["timings"])
+        shares.learn_caps(state.get("caps", []))
+    elif session.rank == 0:
+        sys.stderr.write(
+            f"evenstep: the speeds measured before the checkpoint are not used: it had {in_words(state)}, this job "
+            f"has {in_words(mine)}; the shares start from what is known of these\n"
+        )

@@ -175,7 +175,7 @@ def prepare(
         schedulers = _register(current.schedulers, "scheduler", [g for g in given if isinstance(g, LRScheduler)])
         _register(current.objects, "object", [g for g in given if not isinstance(g, _KNOWN)])
         for optimizer in optimizers.values():
-            current.watch_optimizer(optimizer)
+            current.optimizer_steps.watch(optimizer)
         results: dict[int, Any] = {}
         if current.in_job or exact is not None:
             current.join()

@@ -23,10 +23,10 @@ from evenstep.call_results import packs_later
 from evenstep.environment import Environment, read_environment
 from evenstep.generations import BETWEEN_HOSTS, Recovery, open_recovery
 from evenstep.group import Alone, Bootstrap, Group, SharedGroup, broadcast_bytes, gather_bytes
-from evenstep.hidden_gradients import HiddenGradients
 from evenstep.loops import Loops
 from evenstep.mended_group import MendedGroup
 from evenstep.nonfinite import NonFinite
+from evenstep.optimizer_steps import OptimizerSteps
 from evenstep.parameter_checks import ParameterChecks
 from evenstep.pass_state import PassState
 from evenstep.regrouping import training_shares
@@ -38,6 +38,7 @@ from evenstep.steps import Steps
 if TYPE_CHECKING:
     from evenstep.checkpoint import Loaded
     from evenstep.checkpoint_last import LastStep
+    from evenstep.data_course import DataCourse
     from evenstep.loader import BatchPlan, EvenLoader
     from evenstep.shares import Shares
 
@@ -97,8 +98,9 @@ class Session:
         self.latest: BatchPlan | None = None  # the batch of a prepared loader that the script is at
         self.total_epochs = 0  # 0: unknown
         self._committed = False
-        self._pass_state = PassState(self.models, self.objects)
+        self.pass_state = PassState(self.models, self.objects)
         self.recovery: Recovery | None = None
+        self.optimizer_steps = OptimizerSteps(self)
         self.scheduler_steps = SchedulerSteps(lambda: self.iterating, lambda: self.redoing)
         self.loops = Loops(self.loaders, self.scheduler_steps, self.rank)
         self.checks = StepChecks()
@@ -106,10 +108,6 @@ class Session:
         self.nonfinite = NonFinite(self.steps, environment.on_nonfinite, lambda: self._scales)
         self.parameter_checks = ParameterChecks(self.steps, environment.check_parameters, environment.on_difference)
         self.steps.parameters = self.parameter_checks
-        self._hidden = HiddenGradients()
-        self._void_turn = False  # the last gradients that an optimizer stepped on count nothing
-        self._turn_open = False  # an optimizer is making the first step on gradients
-        self._leader: int | None = None  # id of the optimizer whose step is the commit where no loader is prepared
         self._last_checkpoint = time.monotonic()
         self._checkpointed = 0  # the step up to which --checkpoint-every N is done
 
@@ -279,17 +277,17 @@ class Session:
             self.recovery.redoing = False
             if self.recovery.begins_pass():
                 plan.loader.mark()
-                self._keep_pass_state()
+                self.keep_pass_state()
         self.steps.batch_arrives(plan, asked_ns, batch)
 
-    def _keep_pass_state(self) -> None:
+    def keep_pass_state(self) -> None:
         """At a pass's beginning, and after each step that was committed."""
         if self.recovery is not None and self.recovery.can_go_on:
-            why = self._pass_state.keep()
+            why = self.pass_state.keep()
             if why:
                 self.recovery.say(why)
 
-    def epoch_begins(self, loader: EvenLoader, epoch: int) -> None:
+    def epoch_begins(self, loader: DataCourse, epoch: int) -> None:
         if self.rank == 0:
             self.telemetry.event(_core.EVENT_EPOCH, self.step, epoch)
             if loader.has_length:
@@ -388,73 +386,12 @@ class Session:
             self._checkpointed = steps.step
             self._last_checkpoint = time.monotonic()
 
-    # -- optimizers --
-
-    def watch_optimizer(self, optimizer: Optimizer) -> None:
-        """Makes its steps commits; of several optimizers that share a batch, the first to step commits."""
-        self._leader = None
-        self.checks.watch(optimizer)
-        optimizer.register_step_pre_hook(self._before_step)
-        optimizer.register_step_post_hook(self._after_step)
-
-    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
-        steps = self.steps
-        self._hidden.put_back_after_error()
-        fresh = steps.backwards > 0 or self._leader in (None, id(optimizer))
-        steps.backwards = 0
-        if fresh:
-            self._void_turn = self.recovery is not None and (self.recovery.void or self.recovery.passes_over)
-            self._turn_open = True
-        if self._void_turn:
-            self._hidden.hide(optimizer)
-            return
-        if self.world_size > 1 and steps.syncs:
-            self.checks.check(optimizer, self.models.values(), steps.syncs)
-        if self._leader is None:
-            self._leader = id(optimizer)
-        leads = steps.has_new_batch or self._leader == id(optimizer)
-        if leads and steps.syncs:
-            steps.finish_missed()
-        void = self.recovery is not None and self.recovery.void
-        left_out = not void and self.nonfinite.before_step(optimizer, leads)
-        if leads:
-            self._leader = id(optimizer)
-        if self.recovery is not None and steps.syncs:
-            if fresh:
-                self._void_turn = self.recovery.void or not self.recovery.commit(leads)
-        elif leads:
-            self.book_step()
-        if left_out or self._void_turn:
-            self._hidden.hide(optimizer)
-        self.rates.before_step(optimizer)
+    # -- steps --
 
     @property
     def _scales(self) -> bool:
         """Whether a GradScaler was prepared, which may make losses infinite that are not."""
         return any(isinstance(one, torch.amp.GradScaler) and one.is_enabled() for one in self.objects.values())
-
-    def book_step(self) -> None:
-        """The step under way stands: it counts from now on."""
-        steps = self.steps
-        timings = steps.commit()
-        plan = steps.last_plan
-        loaders = [loader for loader in self.loaders.values() if loader.train and loader.fetched]
-        for loader in loaders:
-            loader.stepped()
-        if plan is not None and plan.loader not in loaders:
-            loaders.append(plan.loader)
-        observing = {id(loader.shares): loader.shares for loader in loaders if loader.shares is not None}
-        for shares in observing.values() if timings else ():
-            shares.observe(timings, steps.step_seconds, steps.spared)
-            turned = shares.turned()
-            if turned is not None and self.rank == 0:
-                self.telemetry.event(_core.EVENT_BALANCING, self.step, turned[0], turned[1])
-            left_out = shares.left_out(timings)
-            if left_out is not None and self.rank == 0:
-                self.telemetry.event(_core.EVENT_LEFT_OUT, self.step, left_out[0], left_out[1])
-            limited = shares.take_memory(steps.reports)
-            if limited is not None and self.rank == 0:
-                self.telemetry.event(_core.EVENT_MEMORY, self.step, limited[0], limited[1])
 
     def synchronise_models(self) -> None:
         """Ends the time in which ranks train on their own (es.LocalSGD, es.DiLoCo), wherever it stands. Collective."""
@@ -467,39 +404,6 @@ class Session:
         """Whether all ranks have the same parameters."""
         return all(sync.local is None or sync.local.whole for sync in self.steps.syncs)
 
-    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
-        self.rates.after_step()
-        self._hidden.put_back()
-        ended, self._turn_open = self._turn_open, False
-        if self._void_turn:
-            if ended:
-                self._turn_is_void()
-            return
-        if ended and self.recovery is not None:
-            self.recovery.turn_ended(counts=True)
-            self._keep_pass_state()
-        for sync in self.steps.syncs:
-            if sync.local is not None:
-                sync.local.after_step(optimizer)
-        if self._leader == id(optimizer):
-            self._step_done()
-        if self.checkpoint_waits and not self.planning:
-            from evenstep.checkpoint_last import remember
-
-            remember(self)
-
-    def _turn_is_void(self) -> None:
-        assert self.recovery is not None
-        if self.recovery.void:
-            for loader in self.loaders.values():
-                if loader.train:
-                    loader.take_back()
-            self.forget_pass()
-        else:
-            self.steps.passed_over()
-        self._pass_state.put_back()
-        self.recovery.turn_ended(counts=False)
-
     def forget_pass(self) -> None:
         """What was made since the last step counts nothing."""
         self.steps.forget_pass()
@@ -508,10 +412,10 @@ class Session:
     def pass_comes_again(self) -> None:
         """After a void pass, before its first batch: what the script did since its end is undone, too."""
         assert self.recovery is not None
-        self._pass_state.put_back()
+        self.pass_state.put_back()
         self.recovery.pass_comes_again()
 
-    def _step_done(self) -> None:
+    def step_done(self) -> None:
         self.steps.stepped()
         plan = self.steps.last_plan
         for loader in self.loaders.values():

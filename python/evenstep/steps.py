@@ -18,17 +18,19 @@ from evenstep.nonfinite import UNNAMED
 from evenstep.ranges import Phases
 from evenstep.saved_bytes import SavedBytes
 from evenstep.step_loss import StepLoss, total_of
+from evenstep.step_times import StepTimes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from evenstep.batch_noise import NoiseProbe
     from evenstep.buffers import BufferSync, Change
+    from evenstep.data_course import DataCourse
     from evenstep.engine import Report
     from evenstep.generations import Recovery
     from evenstep.gradients import GradientSync
     from evenstep.group import Group
-    from evenstep.loader import BatchPlan, EvenLoader
+    from evenstep.loader import BatchPlan
     from evenstep.memory import RanksMemory
     from evenstep.parameter_checks import ParameterChecks
 
@@ -57,8 +59,8 @@ class Steps:
         self.plan: BatchPlan | None = None  # the training batch now at work
         self.last_plan: BatchPlan | None = None  # the last one that was, also when its epoch has ended
         self.loop_samples: int | None = None  # of this rank, in the iteration that ended last
-        self._had: dict[EvenLoader, int] = {}  # the same, of those under way
-        self._had_at_step: dict[EvenLoader, int] = {}
+        self._had: dict[DataCourse, int] = {}  # the same, of those under way
+        self._had_at_step: dict[DataCourse, int] = {}
         self.ballots: list[vote.Ballot] = []  # of the last synchronised backward since the last commit
         self.wants_checkpoint = False
         self.checkpoint_agreed = False  # rank 0 asked for one in the last vote
@@ -79,17 +81,7 @@ class Steps:
         self.mends_memory = False  # es.Trainer makes a pass that runs out of memory once more, in pieces
         self.ran_short = False  # such a one did, and stands where it was
         self.saved = SavedBytes(telemetry)
-        now = _core.clock_ns()
-        self._reference = now  # where this step's work began: the end of the last backward before the last commit
-        self._blocked_reference = self._blocked_at_sync = 0
-        self._exposed = 0  # ns blocked in engines' finish and in groups that do not count their waits
-        self._apart = 0  # ns of evaluation and checkpoints
-        self._apart_reference = self._apart_at_sync = 0
-        self._sync_end = now
-        self._step_end = now
-        self._paused: tuple[int, int] | None = (now, 0)  # since when nothing is trained, and blocked_ns then
-        self._batch_start = now
-        self._backward_start = now
+        self.times = StepTimes(telemetry, self._waited_ns)
         self._record: tuple[Any, ...] | None = None
         self._reported_shares: list[int] = []
         self.phases = Phases(telemetry)
@@ -147,8 +139,12 @@ class Steps:
     # -- time blocked on others --
 
     def blocked_ns(self) -> int:
+        """Spent waiting for other ranks, since the beginning."""
+        return self.times.blocked_ns()
+
+    def _waited_ns(self) -> int:
         comm = getattr(self.group, "comm", None)
-        return self._exposed + (comm.wait_ns if comm is not None else 0) + _backend_wait_ns()
+        return (comm.wait_ns if comm is not None else 0) + _backend_wait_ns()
 
     @contextmanager
     def blocking(self) -> Iterator[None]:
@@ -161,7 +157,7 @@ class Steps:
             try:
                 yield
             finally:
-                self._exposed += _core.clock_ns() - start
+                self.times.blocks(_core.clock_ns() - start)
 
     @contextmanager
     def apart(self, span: int) -> Iterator[None]:
@@ -171,15 +167,14 @@ class Steps:
             with self.phases.during(_ACTIVITIES[span]):
                 yield
         finally:
-            duration = _core.clock_ns() - start
-            self._apart += max(0, duration - (self.blocked_ns() - blocked))
+            duration = self.times.apart_since(start, blocked)
             self.telemetry.span(span, self.step, start, duration)
             if self.memory is not None:
                 self.memory.watch.begin()
 
     # -- batches --
 
-    def pause(self, loader: EvenLoader | None = None) -> None:
+    def pause(self, loader: DataCourse | None = None) -> None:
         """A loader's epoch ended: what comes until the next batch is asked for is no training, and a backward on other
         data has not the last batch's weight."""
         self.phases.enter(None)
@@ -188,29 +183,20 @@ class Steps:
                 self.plan = None
             self._fetched.end(loader)
             self.loop_samples = self._had.pop(loader, self.loop_samples)
-        self._paused = (_core.clock_ns(), self.blocked_ns())
+        self.times.pause()
 
-    def unpause(self, loader: EvenLoader) -> None:
+    def unpause(self, loader: DataCourse) -> None:
         """An iteration over the loader begins. What one that was only looked into had is no training loop's."""
         self._had.pop(loader, None)
-        if self._paused is not None:
-            now = _core.clock_ns()
-            since, blocked = self._paused
-            self._apart += max(0, now - since - (self.blocked_ns() - blocked))
-            self._paused = None
-            if self.memory is not None:
-                self.memory.watch.begin()
-            if self._step_end == since:  # nothing was trained yet: the first step begins here
-                self._step_end = now
+        if self.times.unpause() and self.memory is not None:
+            self.memory.watch.begin()
 
     def batch_arrives(self, plan: BatchPlan, asked_ns: int, batch: Any = None) -> None:
-        now = _core.clock_ns()
-        self.telemetry.span(_core.SPAN_DATA, self.step, asked_ns, now - asked_ns)
+        self.times.batch_arrives(self.step, asked_ns)
         self.phases.enter("forward")
         self._fetched.add(plan, batch)
         self._had[plan.loader] = self._had.get(plan.loader, 0) + plan.samples
         self.plan = self.last_plan = plan
-        self._batch_start = now
         shares = hash(tuple(plan.shares))  # of whole numbers: the same in every process
         self._checksum = (self._checksum * 31 + plan.checksum + plan.total + shares) & 0xFFFFFFFFFFFFFFFF
         self._samples += plan.samples
@@ -236,10 +222,8 @@ class Steps:
             if self.plan is not None and self._fetched.let_go(self.plan):
                 self.plan = None
             self._fetched.check_one_weight()
-        now = self._backward_start = _core.clock_ns()
+        self.times.backward_begins(self.step, forward=self.plan is not None)
         self.phases.enter("backward")
-        if self.plan is not None:
-            self.telemetry.span(_core.SPAN_FORWARD, self.step, self._batch_start, now - self._batch_start)
         self._own_loss.begins_from(losses)
         self._passes += 1
         for sync in self.syncs:
@@ -330,9 +314,7 @@ class Steps:
         self.ballots, self.reports, self.spared = [], [], []
         self._fetched = FetchedBatches()
         self._had = dict(self._had_at_step)
-        self._reference = self._sync_end = _core.clock_ns()
-        self._blocked_reference = self._blocked_at_sync = self.blocked_ns()
-        self._apart_reference = self._apart_at_sync = self._apart
+        self.times.begin_anew()
         self.phases.enter(None)
 
     def passed_over(self) -> None:
@@ -348,12 +330,10 @@ class Steps:
         if self._void:
             self._leave_void()
             return
-        end = _core.clock_ns()
+        end = self.times.backward_ends(self.step)
         weight = self.current_weight()
         self._own_loss.counts(weight)
-        self.telemetry.span(_core.SPAN_BACKWARD, self.step, self._backward_start, end - self._backward_start)
         self._fetched.used()
-        self._batch_start = end
         enabled = [sync for sync in self.syncs if sync.enabled]
         taken = self._taken()
         if taken and not enabled:  # no vote comes in which the other ranks hear of it
@@ -444,8 +424,7 @@ class Steps:
         self.phases.enter("communication")
         self._backward_count += 1
         self._changed = self.buffers.changed() if self.buffers is not None else []
-        blocked = self.blocked_ns() - self._blocked_reference
-        busy = end - self._reference - blocked - (self._apart - self._apart_reference)
+        busy = self.times.busy_until(end)
         flags = (vote.WANTS_CHECKPOINT if self.wants_checkpoint else 0) | (vote.TAKEN if taken else 0)
         flags |= vote.SPARED if 0 < self._spared_passes == self._passes else 0
         flags |= vote.LOSS if self._own_loss.bad else 0
@@ -459,7 +438,7 @@ class Steps:
         flags |= self.recovery.asks if self.recovery is not None and self.group.rank == 0 else 0
         if self.memory is not None and self._batches and self.last_plan is not None:
             self.memory.watch.stepped(self.step, self._samples // self._batches, self.last_plan.shares)
-        ballots = self._exchange(weight, max(0, busy), flags)
+        ballots = self._exchange(weight, busy, flags)
         failed = vote.failed(ballots)
         if failed:
             self._break(f"backward failed on rank {failed[0]}")
@@ -488,16 +467,14 @@ class Steps:
         for index, sync in enumerate(self.syncs):
             if fired >> index & 1:
                 report = sync.finish(again=bool(refired >> index & 1))
-                self._exposed += report.exposed_ns
+                self.times.blocks(report.exposed_ns)
                 name = f"compression {sync.compression}" if sync.compression else ""
                 self.saved.add(name, report.bytes, report.full_bytes)
             elif sync.enabled:  # this pass was another model's: what was kept apart for it goes back
                 sync.abandon()
         if self.noise is not None:
             self.noise.exchanged()
-        self._sync_end = _core.clock_ns()
-        self._blocked_at_sync, self._apart_at_sync = self.blocked_ns(), self._apart
-        self.telemetry.span(_core.SPAN_WAIT, self.step, end, self._sync_end - end)
+        self.times.synchronised(self.step, end)
         self.phases.enter("optimizer")
 
     def _heard_of_nonfinite(self, ballots: list[vote.Ballot], local: list[GradientSync]) -> None:
@@ -562,8 +539,7 @@ class Steps:
         self._own_loss.sum = 0.0
         self._had_at_step = dict(self._had)
         if ballots:
-            self._reference = self._sync_end
-            self._blocked_reference, self._apart_reference = self._blocked_at_sync, self._apart_at_sync
+            self.times.committed()
         self.step += 1
         return timings
 
@@ -574,32 +550,29 @@ class Steps:
 
     def exchanged(self, mode: str, report: Report) -> None:
         """Parameters of ranks that train on their own were exchanged."""
-        self._exposed += report.exposed_ns
+        self.times.blocks(report.exposed_ns)
         self.saved.add(mode, report.bytes, 0)
         self.saved.tell(self.step, aloud=self.group.rank == 0)
 
     def before_backward_missed(self) -> None:
         """Hooks fired, but the end of that backward was not seen: finish now, on every rank alike."""
-        self._backward_start = _core.clock_ns()
+        self.times.backward_begins(self.step, forward=False)
         self._own_loss.is_unknown()
         self.after_backward()
 
     @property
     def step_seconds(self) -> float:
         """Since the end of the step before."""
-        return (_core.clock_ns() - self._step_end) / 1e9
+        return self.times.seconds
 
     def stepped(self) -> None:
         """After the first optimizer's step."""
-        now = _core.clock_ns()
         self.phases.enter(None)
-        self.telemetry.span(_core.SPAN_OPTIMIZER, max(0, self.step - 1), self._sync_end, now - self._sync_end)
+        now, duration = self.times.stepped(max(0, self.step - 1))
         if self._record is not None:
             step, epoch, busy, samples, batch, loss, predicted = self._record
-            duration = now - self._step_end
             self.telemetry.step(step, epoch, now, duration, busy, samples, batch, loss, predicted)
             self._record = None
-        self._step_end = now
 
 
 def _backend_wait_ns() -> int:

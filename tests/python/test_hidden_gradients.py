@@ -55,7 +55,7 @@ def test_a_void_step_that_raised_hides_nothing_of_the_next() -> None:
     session: Any = Session(read_environment())
     parameter, optimizer = _training()
     session.recovery = _Loss()
-    session.watch_optimizer(optimizer)
+    session.optimizer_steps.watch(optimizer)
 
     def closure() -> float:
         raise ArithmeticError

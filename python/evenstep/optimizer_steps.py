@@ -1,0 +1,120 @@
+"""What happens around each optimizer's step: it commits a step of training, or applies nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch.optim import Optimizer
+
+from evenstep import _core
+from evenstep.hidden_gradients import HiddenGradients
+
+if TYPE_CHECKING:
+    from evenstep.session import Session
+
+
+class OptimizerSteps:
+    """Of one session's optimizers. Of several that share a batch, the first to step commits."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._hidden = HiddenGradients()
+        self._void_turn = False  # the last gradients that an optimizer stepped on count nothing
+        self._turn_open = False  # an optimizer is making the first step on gradients
+        self._leader: int | None = None  # id of the optimizer whose step is the commit where no loader is prepared
+
+    def watch(self, optimizer: Optimizer) -> None:
+        """From now on its steps are commits."""
+        self._leader = None
+        self._session.checks.watch(optimizer)
+        optimizer.register_step_pre_hook(self._before)
+        optimizer.register_step_post_hook(self._after)
+
+    def _before(self, optimizer: Optimizer, *_: Any) -> None:
+        session = self._session
+        steps, recovery = session.steps, session.recovery
+        self._hidden.put_back_after_error()
+        fresh = steps.backwards > 0 or self._leader in (None, id(optimizer))
+        steps.backwards = 0
+        if fresh:
+            self._void_turn = recovery is not None and (recovery.void or recovery.passes_over)
+            self._turn_open = True
+        if self._void_turn:
+            self._hidden.hide(optimizer)
+            return
+        if session.world_size > 1 and steps.syncs:
+            session.checks.check(optimizer, session.models.values(), steps.syncs)
+        if self._leader is None:
+            self._leader = id(optimizer)
+        leads = steps.has_new_batch or self._leader == id(optimizer)
+        if leads and steps.syncs:
+            steps.finish_missed()
+        void = recovery is not None and recovery.void
+        left_out = not void and session.nonfinite.before_step(optimizer, leads)
+        if leads:
+            self._leader = id(optimizer)
+        if recovery is not None and steps.syncs:
+            if fresh:
+                self._void_turn = recovery.void or not recovery.commit(leads)
+        elif leads:
+            self.book()
+        if left_out or self._void_turn:
+            self._hidden.hide(optimizer)
+        session.rates.before_step(optimizer)
+
+    def book(self) -> None:
+        """The step under way stands: it counts from now on."""
+        session = self._session
+        steps = session.steps
+        timings = steps.commit()
+        plan = steps.last_plan
+        loaders = [loader for loader in session.loaders.values() if loader.train and loader.fetched]
+        for loader in loaders:
+            loader.stepped()
+        if plan is not None and plan.loader not in loaders:
+            loaders.append(plan.loader)
+        observing = {id(loader.shares): loader.shares for loader in loaders if loader.shares is not None}
+        for shares in observing.values() if timings else ():
+            shares.observe(timings, steps.step_seconds, steps.spared)
+            for kind, news in (
+                (_core.EVENT_BALANCING, shares.turned()),
+                (_core.EVENT_LEFT_OUT, shares.left_out(timings)),
+                (_core.EVENT_MEMORY, shares.take_memory(steps.reports)),
+            ):
+                if news is not None and session.rank == 0:
+                    session.telemetry.event(kind, session.step, news[0], news[1])
+
+    def _after(self, optimizer: Optimizer, *_: Any) -> None:
+        session = self._session
+        session.rates.after_step()
+        self._hidden.put_back()
+        ended, self._turn_open = self._turn_open, False
+        if self._void_turn:
+            if ended:
+                self._turn_is_void()
+            return
+        if ended and session.recovery is not None:
+            session.recovery.turn_ended(counts=True)
+            session.keep_pass_state()
+        for sync in session.steps.syncs:
+            if sync.local is not None:
+                sync.local.after_step(optimizer)
+        if self._leader == id(optimizer):
+            session.step_done()
+        if session.checkpoint_waits and not session.planning:
+            from evenstep.checkpoint_last import remember
+
+            remember(session)
+
+    def _turn_is_void(self) -> None:
+        session = self._session
+        assert session.recovery is not None
+        if session.recovery.void:
+            for loader in session.loaders.values():
+                if loader.train:
+                    loader.take_back()
+            session.forget_pass()
+        else:
+            session.steps.passed_over()
+        session.pass_state.put_back()
+        session.recovery.turn_ended(counts=False)

@@ -1,0 +1,103 @@
+"""When this rank's step began, and what of it went to waiting for others, and to what is no part of training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from evenstep import _core
+
+
+class StepTimes:
+    """Of the step under way. Its work reaches from the end of the last backward before the step before, to that of the last
+    one before its own. waited: ns in groups that count their waits themselves."""
+
+    def __init__(self, telemetry: _core.Telemetry, waited: Callable[[], int]) -> None:
+        self._telemetry, self._waited = telemetry, waited
+        now = _core.clock_ns()
+        self._reference = now  # where its work began
+        self._blocked_reference = self._blocked_at_sync = 0
+        self._exposed = 0  # ns blocked in engines' finish and in groups that do not count their waits
+        self._apart = 0  # ns of evaluation and checkpoints
+        self._apart_reference = self._apart_at_sync = 0
+        self._sync_end = now
+        self._step_end = now
+        self._paused: tuple[int, int] | None = (now, 0)  # since when nothing is trained, and what was blocked then
+        self._batch_start = now
+        self._backward_start = now
+
+    def blocked_ns(self) -> int:
+        """Since the beginning."""
+        return self._exposed + self._waited()
+
+    def blocks(self, ns: int) -> None:
+        """So long, where nobody else counts it."""
+        self._exposed += ns
+
+    def apart_since(self, start_ns: int, blocked_ns: int) -> int:
+        """What came since then, when so much had been blocked, is no part of a step. How long it was, in ns."""
+        duration = _core.clock_ns() - start_ns
+        self._apart += max(0, duration - (self.blocked_ns() - blocked_ns))
+        return duration
+
+    def pause(self) -> None:
+        self._paused = (_core.clock_ns(), self.blocked_ns())
+
+    def unpause(self) -> bool:
+        """Whether there was a pause."""
+        if self._paused is None:
+            return False
+        since, blocked = self._paused
+        self._paused = None
+        now = since + self.apart_since(since, blocked)
+        if self._step_end == since:  # nothing was trained yet: the first step begins here
+            self._step_end = now
+        return True
+
+    def batch_arrives(self, step: int, asked_ns: int) -> None:
+        self._batch_start = _core.clock_ns()
+        self._telemetry.span(_core.SPAN_DATA, step, asked_ns, self._batch_start - asked_ns)
+
+    def backward_begins(self, step: int, forward: bool) -> None:
+        """forward: a batch of a prepared loader was in it."""
+        self._backward_start = _core.clock_ns()
+        if forward:
+            self._telemetry.span(_core.SPAN_FORWARD, step, self._batch_start, self._backward_start - self._batch_start)
+
+    def backward_ends(self, step: int) -> int:
+        """When, in ns."""
+        end = self._batch_start = _core.clock_ns()
+        self._telemetry.span(_core.SPAN_BACKWARD, step, self._backward_start, end - self._backward_start)
+        return end
+
+    def busy_until(self, end_ns: int) -> int:
+        """This rank's own work in the step so far."""
+        blocked = self.blocked_ns() - self._blocked_reference
+        return max(0, end_ns - self._reference - blocked - (self._apart - self._apart_reference))
+
+    def synchronised(self, step: int, end_ns: int) -> None:
+        """The gradients of the backward that ended then are whole."""
+        self._sync_end = _core.clock_ns()
+        self._blocked_at_sync, self._apart_at_sync = self.blocked_ns(), self._apart
+        self._telemetry.span(_core.SPAN_WAIT, step, end_ns, self._sync_end - end_ns)
+
+    def committed(self) -> None:
+        self._reference = self._sync_end
+        self._blocked_reference, self._apart_reference = self._blocked_at_sync, self._apart_at_sync
+
+    def begin_anew(self) -> None:
+        """The step begins now."""
+        self._reference = self._sync_end = _core.clock_ns()
+        self._blocked_reference = self._blocked_at_sync = self.blocked_ns()
+        self._apart_reference = self._apart_at_sync = self._apart
+
+    def stepped(self, step: int) -> tuple[int, int]:
+        """The optimizer has made it: when, and how long it was since the one before."""
+        now = _core.clock_ns()
+        self._telemetry.span(_core.SPAN_OPTIMIZER, step, self._sync_end, now - self._sync_end)
+        duration, self._step_end = now - self._step_end, now
+        return now, duration
+
+    @property
+    def seconds(self) -> float:
+        """Since the end of the step before."""
+        return (_core.clock_ns() - self._step_end) / 1e9
