@@ -7,7 +7,7 @@ import copy
 import random
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -17,10 +17,8 @@ from evenstep.loader import check_loader
 from evenstep.memory import Report
 from evenstep.order import epoch_seed
 from evenstep.policies import Policy
+from evenstep.share_samples import Place
 from evenstep.shares import Shares, ShareSchedule, at_least_one
-
-if TYPE_CHECKING:
-    from evenstep.loader import BatchPlan
 
 _FETCH, _COLLATE, FORWARD = range(3)  # what a block's random numbers are for
 
@@ -129,12 +127,17 @@ class BlockIndices(list[Any]):
     first: int  # block
 
 
-def placed(indices: list[Any], plan: BatchPlan, rank: int, block: int) -> BlockIndices:
-    """What EvenLoader's sampler yields in blocks."""
-    given = BlockIndices(indices)
-    given.seed, given.epoch, given.batch = plan.loader.seed, plan.epoch, plan.batch
-    given.first = sum(plan.shares[:rank]) // block
-    return given
+class InBlocks:
+    """What EvenLoader fetches in blocks: indices that know which they are."""
+
+    def __init__(self, block: int) -> None:
+        self._block = block
+
+    def __call__(self, indices: list[Any], shares: Sequence[int], rank: int, place: Place) -> BlockIndices:
+        given = BlockIndices(indices)
+        given.seed, given.epoch, given.batch = place
+        given.first = sum(shares[:rank]) // self._block
+        return given
 
 
 class _Blocks:

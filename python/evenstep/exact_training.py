@@ -19,7 +19,7 @@ from evenstep._core import EvenstepError
 from evenstep.backward import observed_backward
 from evenstep.batch_norm import is_synchronised
 from evenstep.engine import EngineOptions
-from evenstep.exact_blocks import FORWARD, BlockShares, block_seed, blocks_in, placed, seed_generators
+from evenstep.exact_blocks import FORWARD, BlockShares, InBlocks, block_seed, blocks_in, seed_generators
 from evenstep.exact_engine import ExactEngine
 from evenstep.exact_lockstep import Stage
 from evenstep.exact_place import ExactState, check_alike, place_of
@@ -123,7 +123,7 @@ class Blocks:
 
     def use(self, loader: EvenLoader, current: Session) -> None:
         """Its batches come in blocks (evenstep.exact_blocks.in_blocks)."""
-        loader.fetch_as = lambda indices, plan: placed(indices, plan, current.rank, self.block)
+        loader.fetch_as = InBlocks(self.block)
 
 
 def _aligned(batch: Any) -> Any:

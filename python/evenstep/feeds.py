@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,11 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from evenstep._core import EvenstepError
+from evenstep.loading_ahead import Ahead, Drawn, Lead, Loading
 from evenstep.order import GlobalOrder, batch_hash, chained
+from evenstep.share_samples import Place, ShareSamples, Task, part
+from evenstep.share_table import ShareTable
+from evenstep.stream import WorkerInit, as_it_is
 from evenstep.unreadable import CollateReadable, ReadableSamples, Unreadable
 
 if TYPE_CHECKING:
@@ -39,14 +42,17 @@ class BatchPlan:
         return self.samples / self.total
 
 
-class _ShareSampler:
-    """What the inner DataLoader asks for indices: this rank's slice of each global batch."""
+class TaskSampler:
+    """What the inner DataLoader asks for tasks; one after the other goes to the workers in turn."""
 
     def __init__(self) -> None:
-        self.drawn: Iterator[list[Any]] = iter(())
+        self.tasks: Iterator[Any] = iter(())
 
-    def __iter__(self) -> Iterator[list[Any]]:
-        return self.drawn
+    def __iter__(self) -> Iterator[Any]:
+        return self.tasks
+
+    def __len__(self) -> int:
+        raise TypeError("the loader knows how many batches there are")
 
 
 def _grouped(batches: Iterator[list[Any]], least: int) -> Iterator[list[Any]]:
@@ -76,15 +82,29 @@ class IndexFeed:
         self.order = GlobalOrder(loader, self._session.world_size)
         self.batch_size = self.order.batch_size
         self.unwrapped = self.order.unwrapped  # whether a DistributedSampler was taken away
-        self._sampler = _ShareSampler()
-        self._inner = self._make(options(loader))
+        self._sampler = TaskSampler()
+        self._make(options(loader))
 
-    def _make(self, options: dict[str, Any]) -> DataLoader[Any]:
+    def _make(self, options: dict[str, Any]) -> None:
+        """The inner loader, and what its workers hear of shares by."""
         dataset: Any = self._loader.dataset
+        collate = options["collate_fn"]
         if self._unreadable is not None:
-            dataset = ReadableSamples(dataset)
-            options = {**options, "collate_fn": CollateReadable(options["collate_fn"])}
-        return DataLoader(dataset, batch_sampler=self._sampler, **options)  # type: ignore[arg-type]
+            dataset, collate = ReadableSamples(dataset), CollateReadable(collate)
+        workers, self._stays = options["num_workers"], options.get("persistent_workers", False)
+        self._options = options
+        self._ahead: Ahead | None = None  # of the last iteration
+        self._ranks = self._session.world_size
+        self._table = ShareTable(self._ranks) if self._owner.train and workers and self._ranks > 1 else None
+        self.lead = Lead(workers * (options.get("prefetch_factor") or 2))
+        self._samples = ShareSamples(dataset, collate, self._table)
+        replaced = {"collate_fn": as_it_is, "worker_init_fn": WorkerInit(options["worker_init_fn"])}
+        self._inner: DataLoader[Any] = DataLoader(
+            self._samples,
+            batch_size=None,
+            sampler=self._sampler,
+            **{**options, **replaced},
+        )
 
     @property
     def skips(self) -> bool:
@@ -94,7 +114,7 @@ class IndexFeed:
     def resize(self, workers: int, prefetch: int) -> bool:
         """Iterations that are opened from now on have so many workers. Whether one may be opened again in its middle: where
         the samplers are torch's own, which draw the same again."""
-        self._inner = self._make({**options(self._loader), "num_workers": workers, "prefetch_factor": prefetch})
+        self._make({**options(self._loader), "num_workers": workers, "prefetch_factor": prefetch})
         return self.redraws
 
     @property
@@ -152,18 +172,37 @@ class IndexFeed:
     ) -> Iterator[tuple[BatchPlan, Any]]:
         """The epoch's batches from number `skip` on. The inner loader's iterator is made at once. expected: the checksum
         of those before. apart: they train nothing, so the position stays."""
-        plans: deque[BatchPlan] = deque()
-        self._sampler.drawn = self._draw(epoch, skip, expected, plans)
-        batches = iter(self._inner)
-        pairs = ((plans.popleft(), batch) for batch in batches)
+        if self._ranks != self._session.world_size:  # workers that stay know only those of before
+            self._make(self._options)
+        if self._stays and self._ahead is not None:
+            self._ahead.close()  # its workers are wanted now
+        self._samples.fetch_as = self._owner.fetch_as
+        table = None if apart else self._table
+        self._ahead = ahead = Ahead(self._owner, self._draw(epoch, skip, expected), table, self.lead)
+        self._sampler.tasks = self._tasks(ahead)
+        loading = Loading(self._owner, ahead, iter(self._inner), self.lead)
+        pairs = ((self._plan(one), reply.batch) for one, reply in loading)
         return pairs if self._unreadable is None else self._unreadable.settled(pairs)
+
+    def _tasks(self, ahead: Ahead) -> Iterator[Task]:
+        session = self._session
+        while (one := ahead.give()) is not None:
+            indices, place, _ = one.content
+            to_come = not one.shares
+            chosen = indices if to_come else part(indices, one.shares, session.rank, session.dummy_samples)
+            number = one.number if to_come else -1
+            yield Task(number, tuple(one.shares), chosen, session.rank, session.dummy_samples, place)
+
+    def _plan(self, one: Drawn) -> BatchPlan:
+        _, place, checksum = one.content
+        mine = one.shares[self._session.rank]
+        return BatchPlan(self._owner, place.epoch, place.batch, one.total, one.shares, mine, checksum, one.predicted)
 
     def _batches(self, epoch: int) -> Iterator[list[Any]]:
         batches = self.order.batches(self._owner.seed, epoch)
         return batches if self._owner.train else _grouped(batches, self._session.world_size)
 
-    def _draw(self, epoch: int, skip: int, expected: int | None, plans: deque[BatchPlan]) -> Iterator[list[Any]]:
-        rank, ranks = self._session.rank, self._session.world_size
+    def _draw(self, epoch: int, skip: int, expected: int | None) -> Iterator[Drawn]:
         drawn = 0
         for number, indices in enumerate(self._batches(epoch)):
             if number < skip:
@@ -171,18 +210,9 @@ class IndexFeed:
                 continue
             if number == skip and skip and expected is not None and drawn != expected:
                 raise self._other_order(epoch, skip)
-            total = len(indices)
-            if total == 0:
-                continue
-            if self._session.world_size != ranks:
-                raise _share_lost()
-            shares, predicted = self._owner.share_out(total, len(plans))
-            first = sum(shares[:rank])
-            mine = indices[first : first + shares[rank]]
-            checksum = batch_hash(indices)
-            plans.append(BatchPlan(self._owner, epoch, number, total, shares, len(mine), checksum, predicted))
-            chosen, as_wanted = mine or indices[: self._session.dummy_samples], self._owner.fetch_as
-            yield chosen if as_wanted is None else as_wanted(chosen, plans[-1])
+            if indices:
+                place = Place(self._owner.seed, epoch, number)
+                yield Drawn(len(indices), (indices, place, batch_hash(indices)))
 
     def _other_order(self, epoch: int, skip: int) -> EvenstepError:
         order = self.order
@@ -193,15 +223,6 @@ class IndexFeed:
             "data; or give the sampler state_dict() and load_state_dict(); or let its order depend on set_epoch(), on "
             "torch's, random's or NumPy's global generators, or on generators among its attributes"
         )
-
-
-def _share_lost() -> EvenstepError:
-    from evenstep.mended_group import RankLost
-
-    return RankLost(
-        "a rank was lost while the others went through an evaluation, and its share of the samples with it (EVEN_ERR_PEER_LOST)\n"
-        "  fix: catch es.RankLost, and begin the evaluation again; es.evaluate does so by itself"
-    )
 
 
 def check_loader(loader: DataLoader[Any]) -> None:

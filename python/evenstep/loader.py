@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -10,6 +10,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from evenstep.data_course import DataCourse
 from evenstep.feeds import BatchPlan, IndexFeed, check_loader
 from evenstep.group import gather_objects
+from evenstep.loading_ahead import Lead
+from evenstep.share_samples import FetchAs
 from evenstep.shares import Shares, equal_shares
 from evenstep.stream_feed import StreamFeed
 from evenstep.worker_sizing import WorkerSizing
@@ -44,7 +46,7 @@ class EvenLoader(DataCourse):
         self.loader = loader
         self.train = train
         self._shares = shares
-        self.fetch_as: Callable[[list[Any], BatchPlan], list[Any]] | None = None  # what the data set gets for indices
+        self.fetch_as: FetchAs | None = None
         self._feed: StreamFeed | IndexFeed = (
             StreamFeed(self, loader)
             if isinstance(loader.dataset, IterableDataset)
@@ -88,6 +90,15 @@ class EvenLoader(DataCourse):
         """The optimizer step that will use a batch drawn now, with `ahead` drawn before it and not fetched."""
         return self._session.step + (min(self.fetched, self._per_step - 1) + ahead) // self._per_step
 
+    def steps_until(self, ahead: int) -> int:
+        """From now to the step that will use the batch after `ahead` that were not fetched."""
+        return self._expected_step(ahead) - self._session.step
+
+    @property
+    def lead(self) -> Lead:
+        """How many steps ahead shares are decided where workers load."""
+        return self._feed.lead
+
     def stepped(self) -> None:
         """An optimizer step has used what was fetched."""
         if self.fetched:
@@ -96,6 +107,7 @@ class EvenLoader(DataCourse):
     def shrink(self, shares: Shares | None) -> None:
         """Goes on among the ranks that are left."""
         self._shares, self._sizing = shares, None
+        self.lead.begin_anew()
         self._shared_anew = self._iterating
 
     @property

@@ -434,6 +434,8 @@ class Steps:
             flags |= vote.GRADIENT
         self._sum = self.parameters.sum_when_due() if self.parameters is not None else None
         flags |= 0 if self._sum is None else vote.CHECKED
+        lead = getattr(getattr(self.last_plan, "loader", None), "lead", None)
+        flags |= 0 if lead is None else lead.needed << vote.LEAD
         flags |= vote.ENDS if self.group.rank == 0 and self.telemetry.asks_end else 0
         flags |= self.recovery.asks if self.recovery is not None and self.group.rank == 0 else 0
         if self.memory is not None and self._batches and self.last_plan is not None:
@@ -454,6 +456,8 @@ class Steps:
         self._heard_of_nonfinite(ballots, local)
         if self.parameters is not None and all(ballot.flags & vote.CHECKED for ballot in ballots):
             self.parameters.heard(ballots)
+        if lead is not None:
+            lead.heard(ballots)
         if self.memory is not None:
             self.memory.heard(ballots)
         self.checkpoint_agreed = bool(self.ballots[0].flags & vote.WANTS_CHECKPOINT)

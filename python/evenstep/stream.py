@@ -4,6 +4,7 @@ rank's part of it. Every rank draws the same stream, so that nobody needs to be 
 from __future__ import annotations
 
 import copy
+import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from torch.utils.data import Dataset, get_worker_info
 
 from evenstep._core import EvenstepError
 from evenstep.order import RandomState, chained, epoch_seed
+from evenstep.share_table import ShareTable
 
 _LOOKED_AT = 4  # samples of a batch that its checksum is of
 _VALUES = 16  # of each tensor of these
@@ -46,9 +48,11 @@ class Opening(NamedTuple):
 
 
 class Task(NamedTuple):
-    """One global batch to draw; without shares: only to open the stream."""
+    """One global batch to draw."""
 
     turn: int  # of the iteration over the loader
+    draws: bool  # False: only to open the stream
+    number: int  # in the table of shares; -1: they are known
     shares: tuple[int, ...]
     dummies: int  # samples of a rank without any
     opening: Opening | None
@@ -60,6 +64,7 @@ class Reply(NamedTuple):
     batch: Any = None
     samples: int = 0  # of all ranks
     begin: Begin = Begin()  # the worker's stream after it
+    seconds: float = 0.0  # that drawing and collating took
 
 
 def cut(shares: Sequence[int], samples: int, alone: bool) -> list[int]:
@@ -158,14 +163,27 @@ class _Stream:
                 drawn = chained(drawn, self._checksum(passed, samples))
         return drawn == begin.checksum
 
-    def draw(self, task: Task, collate: Callable[[list[Any]], Any]) -> Reply:
+    def draw(self, task: Task, told: Callable[[int], Sequence[int]], collate: Callable[[list[Any]], Any]) -> Reply:
+        """told: what waits for the shares of a batch. They are asked for once the samples are there, where all are drawn."""
         begin = self._begin
         if begin.ended:
             return Reply(END, self._worker, begin=begin)
-        opening, shares = self._opening, task.shares
-        first = sum(shares[: opening.rank])
+        opening = self._opening
+        start = time.perf_counter()
+        shares: Sequence[int] = task.shares
+        late = task.number >= 0
+        first, last = 0, opening.samples
+        waited = 0.0
+        if self._skip is not None:
+            if late:
+                shares, waited, late = told(task.number), time.perf_counter() - start, False
+            first, last = sum(shares[: opening.rank]), self._last(task, shares)
         with self._random:
-            passed, samples = self._draw_batch(first, self._last(task), task.dummies)
+            passed, samples = self._draw_batch(first, last, task.dummies)
+        if late:
+            asked = time.perf_counter()
+            shares, waited = told(task.number), time.perf_counter() - asked
+        first = sum(shares[: opening.rank])
         total = passed + len(samples)
         ended = total < opening.samples
         if total == 0 or (ended and opening.drop_last):
@@ -178,12 +196,14 @@ class _Stream:
             self._begin = replace(self._begin, kept=[whose, state], random=self._random.drawn())
         share = (cut(shares, total, task.dummies == 1) if ended else shares)[opening.rank]
         mine = samples[first - self._from : first - self._from + share]
-        return Reply(BATCH, self._worker, collate(mine or self._spare[: task.dummies]), total, self._begin)
+        batch = collate(mine or self._spare[: task.dummies])
+        seconds = time.perf_counter() - start - waited
+        return Reply(BATCH, self._worker, batch, total, self._begin, seconds)
 
-    def _last(self, task: Task) -> int:
+    def _last(self, task: Task, shares: Sequence[int]) -> int:
         """One past this rank's last sample; one more where it may get a lone one of the next rank."""
         rank = self._opening.rank
-        return sum(task.shares[: rank + 1]) + (task.dummies > 1 and task.shares[rank] > 0)
+        return sum(shares[: rank + 1]) + (task.dummies > 1 and shares[rank] > 0)
 
     def _draw_batch(self, first: int, last: int, dummies: int) -> tuple[int, list[Any]]:
         """The next global batch: how many samples were passed over, and those drawn, at least first … last - 1, the
@@ -228,8 +248,8 @@ class _Stream:
 class StreamDataset(Dataset):
     """What the inner DataLoader asks for tasks."""
 
-    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
-        self.dataset, self._collate = dataset, collate
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], table: ShareTable | None) -> None:
+        self.dataset, self._collate, self._table = dataset, collate, table
         self._streams: dict[int, _Stream] = {}  # of iterations under way
 
     def close(self, turn: int) -> None:
@@ -244,9 +264,13 @@ class StreamDataset(Dataset):
             self._streams[task.turn] = stream = _Stream(self.dataset, worker, task.opening)
             if not stream.pass_over():
                 return Reply(OTHER, worker)
-        if not task.shares:
+        if not task.draws:
             return Reply(IDLE, worker)
-        return self._streams[task.turn].draw(task, self._collate)
+        return self._streams[task.turn].draw(task, self._told, self._collate)
+
+    def _told(self, number: int) -> Sequence[int]:
+        assert self._table is not None
+        return self._table.wait(number)
 
 
 class WorkerInit:

@@ -3,7 +3,6 @@ it and keeps its share. Batches come from the workers in turn, as in torch, wher
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import count
@@ -13,9 +12,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from evenstep._core import EvenstepError
-from evenstep.feeds import BatchPlan, options
+from evenstep.feeds import BatchPlan, TaskSampler, options
+from evenstep.loading_ahead import Ahead, Drawn, Lead, Loading
 from evenstep.order import epoch_seed
-from evenstep.stream import BATCH, END, OTHER, Begin, Opening, Reply, StreamDataset, Task, WorkerInit, cut
+from evenstep.share_table import ShareTable
+from evenstep.stream import BATCH, END, OTHER, Begin, Opening, Reply, StreamDataset, Task, WorkerInit, as_it_is, cut
 
 if TYPE_CHECKING:
     from evenstep.loader import EvenLoader
@@ -33,19 +34,6 @@ class _Position:
         self.turn = (reply.worker + 1) % len(self.workers)
 
 
-class _TaskSampler:
-    """What the inner DataLoader asks for tasks; one after the other goes to the workers in turn."""
-
-    def __init__(self) -> None:
-        self.tasks: Iterator[Task] = iter(())
-
-    def __iter__(self) -> Iterator[Task]:
-        return self.tasks
-
-    def __len__(self) -> int:
-        raise TypeError("a stream has no length")
-
-
 @dataclass
 class _Turn:
     """One iteration."""
@@ -53,7 +41,6 @@ class _Turn:
     number: int
     epoch: int
     begin: _Position
-    asked: deque[tuple[Task, float]] = field(default_factory=deque)  # and what the balancer predicts
     ended: set[int] = field(default_factory=set)  # workers
 
 
@@ -72,11 +59,15 @@ class StreamFeed:
         self._workers = max(1, loader.num_workers)
         self._position = self._fresh()
         self._turns = 0
-        self._sampler = _TaskSampler()
-        self._dataset = StreamDataset(loader.dataset, loader.collate_fn)
+        self._sampler = TaskSampler()
+        waits = owner.train and loader.num_workers > 0 and ranks > 1
+        self._table = ShareTable(ranks) if waits else None
+        self.lead = Lead(self._workers * (loader.prefetch_factor or 2))
+        self._ahead: Ahead | None = None
+        self._dataset = StreamDataset(loader.dataset, loader.collate_fn, self._table)
         self._generator = torch.Generator()
         replaced = {
-            "collate_fn": _as_it_is,
+            "collate_fn": as_it_is,
             "worker_init_fn": WorkerInit(loader.worker_init_fn),
             "generator": self._generator,
         }
@@ -142,10 +133,15 @@ class StreamFeed:
         # what workers are told of a seed is the same on all ranks; those that stay are told of one once
         stays = self._loader.num_workers > 0 and self._loader.persistent_workers
         self._generator.manual_seed(epoch_seed(self._owner.seed, 0 if stays else epoch))
-        self._sampler.tasks = self._tasks(turn)
-        return self._batches(turn, iter(self._inner), position, skip)
+        if stays and self._ahead is not None:
+            self._ahead.close()  # its workers are wanted now
+        table = None if apart else self._table
+        self._ahead = ahead = Ahead(self._owner, self._draw(turn), table, self.lead)
+        self._sampler.tasks = self._tasks(turn, ahead)
+        loading = Loading(self._owner, ahead, iter(self._inner), self.lead)
+        return self._batches(turn, loading, position, skip)
 
-    def _tasks(self, turn: _Turn) -> Iterator[Task]:
+    def _draw(self, turn: _Turn) -> Iterator[Drawn]:
         session, begin = self._session, turn.begin
         for number in count():
             if len(turn.ended) == self._workers:
@@ -161,36 +157,35 @@ class StreamFeed:
                     self._owner.train and session.rank == 0,
                     begin.workers[number],
                 )
-            shares: list[int] = []
-            predicted = float("nan")
-            if number >= begin.turn:
-                shares, predicted = self._owner.share_out(self.batch_size, len(turn.asked))
-            task = Task(turn.number, tuple(shares), session.dummy_samples, opening)
-            turn.asked.append((task, predicted))
-            yield task
+            yield Drawn(self.batch_size if number >= begin.turn else 0, opening)
+
+    def _tasks(self, turn: _Turn, ahead: Ahead) -> Iterator[Task]:
+        while (one := ahead.give()) is not None:
+            number = -1 if one.shares else one.number
+            dummies = self._session.dummy_samples
+            yield Task(turn.number, one.total > 0, number, tuple(one.shares), dummies, one.content)
 
     def _batches(
-        self, turn: _Turn, replies: Iterator[Reply], position: _Position, skip: int
+        self, turn: _Turn, loading: Loading, position: _Position, skip: int
     ) -> Iterator[tuple[BatchPlan, Any]]:
         number = skip
         try:
-            for reply in replies:
-                task, predicted = turn.asked.popleft()
+            for one, reply in loading:
                 if reply.kind == OTHER:
                     raise self._other_stream(turn.epoch, skip)
                 if reply.kind == END:
                     turn.ended.add(reply.worker)
                 if reply.kind == BATCH:
                     position.take(reply)
-                    yield self._plan(turn.epoch, number, reply, task, predicted), reply.batch
+                    yield self._plan(turn.epoch, number, reply, one), reply.batch
                     number += 1
         finally:
             self._dataset.close(turn.number)
 
-    def _plan(self, epoch: int, number: int, reply: Reply, task: Task, predicted: float) -> BatchPlan:
-        shares = list(task.shares)
+    def _plan(self, epoch: int, number: int, reply: Reply, one: Drawn) -> BatchPlan:
+        shares, predicted = list(one.shares), one.predicted
         if reply.samples < self.batch_size:
-            shares = cut(shares, reply.samples, task.dummies == 1)
+            shares = cut(shares, reply.samples, self._session.dummy_samples == 1)
             predicted = float("nan")
         mine = shares[self._session.rank]
         return BatchPlan(self._owner, epoch, number, reply.samples, shares, mine, reply.begin.checksum, predicted)
@@ -202,7 +197,3 @@ class StreamFeed:
             "  fix: resume with the same data; or give the data set (or its iterator) state_dict() and load_state_dict(); or "
             "let its order depend on set_epoch(), or on torch's, random's or NumPy's global generators"
         )
-
-
-def _as_it_is(reply: Reply) -> Reply:
-    return reply

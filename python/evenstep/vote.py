@@ -20,6 +20,7 @@ GRADIENT = 32  # a gradient, where ranks keep theirs (es.LocalSGD, es.DiLoCo)
 CHECKED = 64  # `parameters` is told
 STANDS = 128  # rank 0: the agent asks the ranks to stand at the end of this step, for somebody can join
 SAVES = 256  # the same, after a checkpoint: they are too few
+LEAD = 16  # from this bit on a byte: so many steps ahead this rank's loading has to know its shares
 ENDS = 512  # rank 0: the agent asks the ranks to save their state at the end of this step, and to end
 
 
@@ -45,6 +46,10 @@ class Ballot:
     room: int = UNKNOWN  # so many more samples than it had its memory holds
     growth: float = 0.0  # bytes by which this rank's peak is above what it holds now
     parameters: int = 0  # sum of what all ranks must have alike (evenstep.parameter_checks), where CHECKED
+
+    @property
+    def lead(self) -> int:
+        return self.flags >> LEAD & 255
 
     def pack(self) -> bytes:
         return _FORMAT.pack(

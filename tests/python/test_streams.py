@@ -234,7 +234,7 @@ def test_no_single_sample_where_none_may_be(kind: type[Numbers], total: int) -> 
     parts: list[list[float]] = []
     for rank, share in enumerate(cut(shares, min(total, 9), False)):
         opening = Opening(0, 1, rank, 9, False, False, Begin())
-        reply = StreamDataset(kind(total), list)[Task(1, shares, 2, opening)]
+        reply = StreamDataset(kind(total), list, None)[Task(1, True, -1, shares, 2, opening)]
         parts.append([float(x) for x in reply.batch] if share else [])
         assert len(reply.batch) == (share or min(2, total))  # dummies
     assert [x for part in parts for x in part] == [float(x) for x in range(min(total, 9))]
