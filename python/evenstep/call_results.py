@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from evenstep import plain
 
 Packs = Callable[[], bytes | str]  # str: a result that it was given, which could not be packed, and why
 
@@ -28,7 +29,7 @@ def packs_later(result: Any) -> Packs:
     def pack() -> bytes:
         if [tensor._version for tensor in tensors] != versions:
             raise ValueError("the script has changed it since")
-        return pickle.dumps(held)
+        return plain.dumps(held)
 
     return pack
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import mmap
 import os
-import pickle
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from evenstep import _core
+from evenstep import _core, plain
 from evenstep._core import EvenstepError
 from evenstep.checkpoint_reading import StoredFiles, Tensors
 from evenstep.checkpoint_state import Snapshot
@@ -37,10 +36,9 @@ class Gift:
             if head[: len(_MAGIC)] != _MAGIC or int.from_bytes(head[8:16], "little") != generation:
                 raise ValueError("another one")
             length = int.from_bytes(head[16:24], "little")
-            # the ranks are one program of one user and trust one another, as in gather_objects
-            self.state, self.place, files = pickle.loads(self._memory[_HEAD : _HEAD + length])
+            self.state, self.place, files = plain.loads(self._memory[_HEAD : _HEAD + length])
             self.stored = _Stored(self._memory, _start(length), files)
-        except (OSError, ValueError, pickle.UnpicklingError) as error:
+        except (OSError, ValueError, EvenstepError) as error:
             os.close(descriptor)
             raise EvenstepError(f"the state that a living rank gave cannot be read: {error}") from None
 
@@ -59,7 +57,7 @@ class Gift:
                 if flat.numel():
                     tensors.append((at, flat.view(torch.uint8)))
                 at += -(-flat.numel() * flat.element_size() // _ALIGNMENT) * _ALIGNMENT
-        index = pickle.dumps((snapshot.state, place, files))
+        index = plain.dumps((snapshot.state, place, files))
         start = _start(len(index))
         descriptor = os.memfd_create("evenstep-gift", os.MFD_CLOEXEC)
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import pickle
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
@@ -12,7 +11,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from evenstep import _core
+from evenstep import _core, plain
 from evenstep._core import EvenstepError
 from evenstep.environment import Environment
 from evenstep.rendezvous import claim, open_group
@@ -178,8 +177,8 @@ def broadcast_bytes(group: Group, data: bytes | None, root: int = 0) -> bytes:
 
 
 def gather_objects(group: Group, value: Any) -> list[Any]:
-    """Everyone's small Python value; the ranks are one program and trust one another."""
-    return [pickle.loads(data) for data in gather_bytes(group, pickle.dumps(value))]
+    """Everyone's small value, of the kinds that `plain` knows."""
+    return [plain.loads(data) for data in gather_bytes(group, plain.dumps(value))]
 
 
 class Bootstrap:

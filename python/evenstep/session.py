@@ -3,7 +3,6 @@ each process set that this rank is in."""
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from evenstep import _core
+from evenstep import _core, plain
 from evenstep._core import EvenstepError
 from evenstep.batch_rates import RateFactor
 from evenstep.call_results import packs_later
@@ -216,7 +215,7 @@ class Session:
         """make(), to which all ranks come; where one is lost, those that are left make it again. asks: it cannot be, since it needs
         what each of them gives."""
         group = self.group
-        return group.call(make, packs_later, pickle.loads, asks) if isinstance(group, MendedGroup) else make()
+        return group.call(make, packs_later, plain.loads, asks) if isinstance(group, MendedGroup) else make()
 
     @property
     def redoing(self) -> bool:

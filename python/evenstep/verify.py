@@ -4,7 +4,6 @@ it differs and why."""
 from __future__ import annotations
 
 import gc
-import pickle
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from typing import Any
 
 import torch
 
-from evenstep import checkpoint_random
+from evenstep import checkpoint_random, plain
 from evenstep._core import EvenstepError
 from evenstep.group import broadcast_bytes, gather_objects
 from evenstep.session import Session, training_session
@@ -209,8 +208,8 @@ class _Check:
 
     def _shared(self, work: Callable[[], Verification]) -> Verification:
         found = on_rank_0(self.current.group, work)
-        data = pickle.dumps(found) if self.current.rank == 0 else None
-        return pickle.loads(broadcast_bytes(self.current.group, data))  # type: ignore[no-any-return]
+        data = plain.dumps(found) if self.current.rank == 0 else None
+        return plain.loads(broadcast_bytes(self.current.group, data))  # type: ignore[no-any-return]
 
     def _compare(self, ours: Outcome, reference: Outcome, shares: list[list[int]], same: bool) -> Verification:
         dtypes = {p.dtype for p in _parameters(self.start.model)} if self.start.dtype is None else {self.start.dtype}

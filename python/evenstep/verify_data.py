@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from evenstep import sampler_state
+from evenstep import plain, sampler_state
 from evenstep._core import EvenstepError
 from evenstep.group import Group, broadcast_bytes, gather_objects
 from evenstep.loader import EvenLoader, check_loader
@@ -54,16 +53,38 @@ class Batches:
 def batches_of(group: Group, data: Any, steps: int) -> Batches:
     """Rank 0 draws them. Collective."""
     if not isinstance(data, (DataLoader, EvenLoader)):
-        batch = pickle.loads(broadcast_bytes(group, pickle.dumps(data) if group.rank == 0 else None))
+        batch = _of_rank_0(group, data)
         return Batches([samples_in(batch, "es.verify")] * steps, _batch=batch)
     loader = data.loader if isinstance(data, EvenLoader) else data
     check_loader(loader)
-    drawn = on_rank_0(group, lambda: _draw(loader, group.ranks, steps))
-    indices = pickle.loads(broadcast_bytes(group, pickle.dumps(drawn)))
+    drawn = on_rank_0(group, lambda: plain.dumps(_draw(loader, group.ranks, steps)))
+    indices = plain.loads(broadcast_bytes(group, drawn))
     if not indices:
         raise EvenstepError("es.verify: the loader has no batch\n  fix: give one with samples, or one collated batch")
     indices = [indices[step % len(indices)] for step in range(steps)]
     return Batches([len(one) for one in indices], loader, indices)
+
+
+def _of_rank_0(group: Group, batch: Any) -> Any:
+    """Its collated batch. Of one with classes of the script's own, its tensors, in this rank's."""
+
+    def told() -> bytes:
+        try:
+            return plain.dumps((True, batch))
+        except TypeError:
+            return plain.dumps((False, list(_tensors(batch))))
+
+    whole, theirs = plain.loads(broadcast_bytes(group, on_rank_0(group, told)))
+    if whole:
+        return theirs
+    mine = len(list(_tensors(batch)))
+    if any(count != len(theirs) for count in gather_objects(group, mine)):
+        raise EvenstepError(
+            f"es.verify: rank 0's batch, a {type(batch).__name__}, has {len(theirs)} tensors, another rank's has others\n"
+            "  fix: give every rank a batch of one form, or the DataLoader"
+        )
+    following = iter(theirs)
+    return mapped(batch, lambda _: next(following))
 
 
 def on_rank_0(group: Group, work: Callable[[], Any]) -> Any:

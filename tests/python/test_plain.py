@@ -1,0 +1,129 @@
+"""What ranks tell one another: any value of the known kinds comes back as it was; bytes of somebody else's build and run nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from collections import OrderedDict
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenstep import EvenstepError, plain
+from evenstep.device_places import Place
+from evenstep.generations import Told
+
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(st.characters())  # with half surrogate pairs, NUL
+    | st.binary()
+    | st.complex_numbers(allow_nan=False)
+    | st.sampled_from([torch.float16, torch.int64, torch.device("cpu"), torch.device("cuda:1"), torch.Size([2, 0])])
+)
+KEYS = st.none() | st.booleans() | st.integers() | st.text() | st.tuples(st.integers(), st.text())
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(KEYS, inner),
+    max_leaves=30,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(VALUES)
+def test_values_come_back_as_they_were(value: Any) -> None:
+    got = plain.loads(plain.dumps(value))
+    assert got == value
+    assert repr(got) == repr(value)  # the kinds, too: 1 and True, lists and tuples, -0.0, the order of a dictionary
+
+
+@pytest.mark.parametrize(
+    "kind", [torch.float32, torch.float64, torch.bfloat16, torch.int8, torch.bool, torch.complex64]
+)
+@pytest.mark.parametrize("shape", [(), (0,), (3, 2), (2, 0, 4)])
+def test_tensors_come_back_to_the_bit(kind: torch.dtype, shape: tuple[int, ...]) -> None:
+    tensor = torch.randint(0, 2, shape).to(kind)
+    got = plain.loads(plain.dumps({"x": [tensor]}))["x"][0]
+    assert got.dtype == kind and got.shape == tensor.shape and torch.equal(got, tensor)
+    got.zero_()  # memory of its own, to write
+
+
+def test_what_is_not_finite_and_parts_of_tensors() -> None:
+    assert math.isnan(plain.loads(plain.dumps(float("nan")))) and plain.loads(plain.dumps(-math.inf)) == -math.inf
+    part = torch.arange(12.0).reshape(3, 4).t()[1:, ::2]
+    assert torch.equal(plain.loads(plain.dumps(part)), part)
+    negative = plain.loads(plain.dumps(torch.tensor([-0.0, math.nan])))
+    assert math.copysign(1, negative[0]) == -1 and negative[1].isnan()
+
+
+def test_records_of_evenstep_and_numbers_of_numpy() -> None:
+    told = Told([0, 2], (1, 2, 3, True, False), 0, b"\0\xff", None, "cpu:0", 3, 8, {2: [0.5, None]})
+    got = plain.loads(plain.dumps(told))
+    assert type(got) is Told and got == told
+    place = Place(**dict.fromkeys(Place.__dataclass_fields__, "x"))
+    assert plain.loads(plain.dumps([place])) == [place]
+    number = plain.loads(plain.dumps(numpy.float32(0.1)))
+    assert number == numpy.float32(0.1) and number.dtype == numpy.float32
+    for some in ({"a", "b", None}, frozenset([1, (2, "x")])):
+        assert plain.loads(plain.dumps(some)) == some and type(plain.loads(plain.dumps(some))) is type(some)
+    assert list(plain.loads(plain.dumps(OrderedDict(b=1, a=2)))) == ["b", "a"]
+
+
+class Custom:
+    pass
+
+
+@pytest.mark.parametrize("value", [Custom(), [Custom], lambda: 0, torch.eye(2).to_sparse(), {1: {2: Custom()}}])
+def test_other_things_are_refused(value: Any) -> None:
+    with pytest.raises(TypeError, match="cannot be told to other ranks"):
+        plain.dumps(value)
+
+
+def test_a_value_in_itself_is_refused() -> None:
+    value: list[Any] = []
+    value.append(value)
+    with pytest.raises(TypeError, match="deep"):
+        plain.dumps(value)
+
+
+HOSTILE = [
+    pickle.dumps(print),
+    b"",
+    b"{}",
+    b"\xff",
+    b"[" * 100_000,
+    json.dumps({"own": ["os", "system", "true"]}).encode(),
+    json.dumps({"own": ["evenstep.plain", "importlib", {"dict": []}]}).encode(),
+    json.dumps({"own": ["evenstep.group", "Bootstrap", {"dict": []}]}).encode(),
+    json.dumps({"own": ["evenstep.device_places", "Place", {"dict": [["other", 1]]}]}).encode(),
+    json.dumps({"own": ["evenstep.nothing", "Place", {"dict": []}]}).encode(),
+    json.dumps({"dtype": "load"}).encode(),
+    json.dumps({"tensor": ["float32", [1 << 40], "AAAA"]}).encode(),
+    json.dumps({"tensor": ["float32", [2], "AAAA"]}).encode(),
+    json.dumps({"numpy": ["O", "x"]}).encode() + b"x",
+    json.dumps({"set": [[1]]}).encode(),
+    json.dumps({"tuple": [], "set": []}).encode(),
+]
+
+
+@pytest.mark.parametrize("data", HOSTILE, ids=range(len(HOSTILE)))
+def test_bytes_of_somebody_else_are_an_error(data: bytes) -> None:
+    with pytest.raises(EvenstepError, match="cannot be read"):
+        plain.loads(data)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=64), st.integers(0, 400))
+def test_damaged_bytes_are_an_error_or_another_value(noise: bytes, at: int) -> None:
+    data = plain.dumps({"a": (1, [2.5, b"xyz"], torch.arange(3)), "b": {None: torch.float16}})
+    try:
+        plain.loads(data[:at] + noise + data[at + len(noise) :])
+    except EvenstepError:
+        pass
