@@ -22,6 +22,7 @@ from evenstep.stacks import tell_stacks_of_rank as _tell_stacks_of_rank
 
 if TYPE_CHECKING:
     from evenstep import comm, data, models
+    from evenstep.balance import balance
     from evenstep.batch_adapt import AdaptBatch
     from evenstep.batch_size import BatchSizes, DeviceBatchSize, find_batch_size
     from evenstep.checkpoint import checkpoint, load_checkpoint
@@ -70,6 +71,7 @@ __all__ = [
     "Trainer",
     "Verification",
     "__version__",
+    "balance",
     "barrier",
     "checkpoint",
     "comm",
@@ -115,6 +117,7 @@ _LAZY = {
     "EvenLoader": ("evenstep.loader", "EvenLoader"),
     "SampleCache": ("evenstep.sample_cache", "SampleCache"),
     "Session": ("evenstep.session", "Session"),
+    "balance": ("evenstep.balance", "balance"),
     "barrier": ("evenstep.session_calls", "barrier"),
     "checkpoint": ("evenstep.checkpoint", "checkpoint"),
     "epochs": ("evenstep.session_calls", "epochs"),

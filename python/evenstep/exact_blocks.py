@@ -75,7 +75,13 @@ class BlockShares(Shares):
         super().__init__(policy, ranks, count, speeds, schedule)
         self.batch, self._block = batch, block
 
-    def _among(self, ranks: int, speeds: Sequence[float] | None, caps: Sequence[int | None]) -> Shares:
+    def _among(
+        self,
+        ranks: int,
+        speeds: Sequence[float] | None,
+        caps: Sequence[int | None],
+        buckets: Sequence[int | None] | None,
+    ) -> Shares:
         return BlockShares(self.policy, ranks, self.batch, speeds, None, self._block)
 
     def _samples(self, blocks: Sequence[int], batch: int) -> list[int]:

@@ -26,7 +26,7 @@ from evenstep.checkpoint_state import capture
 from evenstep.generation_gift import Gift
 from evenstep.group import Bootstrap, SharedGroup, gather_objects
 from evenstep.mended_group import MendedGroup, is_lost, part_lost
-from evenstep.regrouping import memory_pool, own_cap, regroup, timings_of
+from evenstep.regrouping import memory_pool, own_bucket, own_cap, regroup, timings_of
 from evenstep.rendezvous import Overtaken, are_here, has_ended, know, notice_cut
 
 if TYPE_CHECKING:
@@ -415,10 +415,9 @@ class Recovery:
         comm = _made(bootstrap.shared(0, "control"))
         position = (self._committed, self._passes, self._calls, self._stands, self._asks)
 
-        facts = (session.environment.device, memory_pool(session), own_cap(session))
+        facts = (session.environment.device, memory_pool(session), own_cap(session), own_bucket(session))
         begun = self._pass if self._begun else 0
         mine = Told(members, position, begun, told_result(self._result), self._speed, *facts, self._timings())
-
         return comm, gather_objects(SharedGroup(comm), mine)
 
     def _look_for_newer(self, number: int) -> None:
@@ -526,6 +525,7 @@ class Told(NamedTuple):
     device: str
     pool: int  # of memory
     cap: int | None  # of samples, as its script says
+    bucket: int | None  # the same
     timings: dict[int, list[Any]]  # by ranks' numbers in the job: what was measured of each
 
     def of_members(self) -> list[list[Any] | None]:

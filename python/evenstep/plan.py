@@ -25,6 +25,8 @@ DEFAULT_STEPS = 8
 TILT = 0.3
 # The balanced split must promise this part of the step over the equal one.
 LEAST_GAIN = 0.01
+# From so many measured sizes of a rank on its times are a table of these, and not a straight line.
+SHAPE_FROM = 4
 
 
 class Plan:
@@ -46,6 +48,7 @@ class Plan:
         steps: int = DEFAULT_STEPS,
         speeds: Sequence[float] | None = None,
         caps: Sequence[int | None] | None = None,
+        buckets: Sequence[int | None] | None = None,
     ) -> None:
         if steps < 4:
             raise ValueError(f"a plan wants at least 4 measuring steps, not {steps}: set EVENSTEP_PLAN_STEPS higher")
@@ -56,7 +59,8 @@ class Plan:
         self.path = Path(path)
         self.steps = steps
         self._caps = list(caps or [None] * world_size)  # most samples of each rank
-        self._balancer = Balancer("hybrid", world_size, batch, speeds=speeds, caps=self._caps)
+        self._buckets = list(buckets or [None] * world_size)
+        self._balancer = Balancer("hybrid", world_size, batch, speeds=speeds, caps=self._caps, buckets=self._buckets)
         self._equal = Balancer("equal", world_size, batch, caps=self._caps)
         self._decided: dict[int, list[int]] = {}
         self._timings: list[list[tuple[int, float]]] = []
@@ -75,6 +79,7 @@ class Plan:
         device: str,
         speeds: Sequence[float] | None = None,
         caps: Sequence[int | None] | None = None,
+        buckets: Sequence[int | None] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> Plan | None:
         """The plan that `evenstep plan` asks for with EVENSTEP_PLAN and EVENSTEP_PLAN_STEPS; None in training."""
@@ -96,6 +101,7 @@ class Plan:
             steps=steps,
             speeds=speeds,
             caps=caps,
+            buckets=buckets,
         )
 
     @property
@@ -146,17 +152,21 @@ class Plan:
     def result(self, everyone: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The plan as plan.json has it, from the device and memory of each rank."""
         measured = [self._measured(rank) for rank in range(self.world_size)]
-        models = [self._table(rank, [samples for samples, _ in measured[rank]]) for rank in range(self.world_size)]
-        shares, step = balance(models, self.batch, self._caps)
+        models = [self._table(rank, measured[rank]) for rank in range(self.world_size)]
+        shares, step = balance(models, self.batch, self._caps, buckets=self._buckets)
         equal = self._equal.shares()
-        equal_step = max(self._seconds(rank, share) for rank, share in enumerate(equal))
+        busy_for = [
+            lambda samples, table=table, bucket=bucket or 1: seconds_at(table, -(-samples // bucket) * bucket)
+            for table, bucket in zip(models, self._buckets)
+        ]
+        equal_step = max(busy_for[rank](share) for rank, share in enumerate(equal))
         if equal_step * (1 - LEAST_GAIN) <= step:  # equal ranks: prefer what every other tool does
             shares, step = equal, equal_step
         overhead = statistics.median(self._overheads) if self._overheads else 0.0
         ranks = []
         bound = 0.0
         for rank in range(self.world_size):
-            busy = self._seconds(rank, shares[rank])
+            busy = busy_for[rank](shares[rank])
             bound += shares[rank] / busy if shares[rank] > 0 and busy > 0 else 0.0
             memory = [(int(samples), int(peak)) for samples, peak in everyone[rank]["memory"]]
             peaks = dict(memory)
@@ -171,7 +181,7 @@ class Plan:
                     "share": shares[rank],
                     "share_equal": equal[rank],
                     "predicted_seconds": busy,
-                    "predicted_seconds_equal": self._seconds(rank, equal[rank]),
+                    "predicted_seconds_equal": busy_for[rank](equal[rank]),
                 }
             )
         return {
@@ -198,15 +208,46 @@ class Plan:
     def _seconds(self, rank: int, samples: int) -> float:
         return self._balancer.predict(rank, samples)
 
-    def _table(self, rank: int, sizes: Sequence[int]) -> list[tuple[int, float]]:
-        """The learned line as a table: single noisy medians may even fall, the line does not."""
-        points = sorted({0, 1, self.batch, *sizes})
+    def _table(self, rank: int, measured: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+        """What was measured, where that was enough sizes to show a shape; else the learned line."""
+        if sum(samples > 0 for samples, _ in measured) >= SHAPE_FROM:
+            return shaped(measured, self._seconds(rank, 0), self._seconds(rank, self.batch), self.batch)
+        points = sorted({0, 1, self.batch, *(samples for samples, _ in measured)})
         table = []
         least = 0.0
         for samples in points:
             least = max(least, self._seconds(rank, samples))
             table.append((samples, least))
         return table
+
+
+def shaped(measured: Sequence[tuple[int, float]], idle: float, whole: float, batch: int) -> list[tuple[int, float]]:
+    """Medians of measured sizes as a table that never falls: the nearest such one, by pooling neighbours that do (Ayer et al.,
+    "An empirical distribution function for sampling with incomplete information", 1955). idle, whole: what is believed of no
+    samples and of the whole batch, which the ends are taken from where they were not measured."""
+    pools: list[tuple[float, list[int]]] = []
+    for samples, seconds in measured:
+        pools.append((seconds, [samples]))
+        while len(pools) > 1 and pools[-2][0] >= pools[-1][0]:
+            (before, some), (last, more) = pools[-2:]
+            mean = (before * len(some) + last * len(more)) / (len(some) + len(more))
+            pools[-2:] = [(mean, some + more)]
+    table = [(samples, seconds) for seconds, sizes in pools for samples in sizes]
+    if table[0][0] > 0:
+        table.insert(0, (0, min(idle, table[0][1])))
+    if table[-1][0] < batch:
+        table.append((batch, max(whole, table[-1][1])))
+    return table
+
+
+def seconds_at(table: Sequence[tuple[int, float]], samples: int) -> float:
+    """As the solver reads a table that begins at 0."""
+    (size, seconds), *more = table
+    for next_size, next_seconds in more:
+        if samples <= next_size or (next_size, next_seconds) == table[-1]:
+            return seconds + (next_seconds - seconds) * (samples - size) / (next_size - size)
+        size, seconds = next_size, next_seconds
+    return seconds
 
 
 def pace(batch: int, step_seconds: float) -> dict[str, float]:

@@ -42,6 +42,7 @@ from evenstep.passes import passes
 from evenstep.policies import Policy, check_policy
 from evenstep.prepare_options import (
     DDPOptions,
+    check_bucket,
     check_mode,
     check_most_samples,
     check_scalers,
@@ -67,6 +68,7 @@ def prepare(
     shares: ShareSchedule | None = None,
     policy: Policy | None = None,
     most_samples: int | None = None,
+    bucket: int | None = None,
     engine: str | None = None,
     compression: str | None = None,
     reduction: str = "mean",
@@ -97,7 +99,8 @@ def prepare(
     shares(number_of_the_batch, its_samples) gives one share a rank. policy: "auto", "equal", "proportional", "dynamic",
     "hybrid" or a function of a PolicyView (docs/balancing.md) for this call's training loaders, instead of the launcher's.
     most_samples: no share of this rank is larger, for its memory holds no more (each rank says its own; None: learned from
-    measured peaks alone, docs/balancing.md#memory).
+    measured peaks alone, docs/balancing.md#memory). bucket: this rank's device takes as long for fewer samples as for the next
+    multiple of so many (tiles of 8, say), and gets whole multiples as far as the batch allows (each rank says its own).
     engine="torch": torch's collectives instead of
     shared memory; "shared": an error where shared memory cannot be had.
 
@@ -152,6 +155,7 @@ def prepare(
         if workers not in (None, "auto"):
             raise ValueError(f"es.prepare(workers={workers!r}): give 'auto', or set num_workers of the DataLoader")
         check_most_samples(most_samples, train and any(isinstance(one, DataLoader) for one in given), shares)
+        check_bucket(bucket, train and any(isinstance(one, DataLoader) for one in given), shares, exact is not None)
         check_policy(policy)
         skips = skip_unreadable if skip_unreadable is not None else session().environment.skip_unreadable
         check_skip_unreadable(skip_unreadable, skips and train, given, exact is not None)
@@ -187,7 +191,7 @@ def prepare(
             for one in given:
                 if isinstance(one, DataLoader):
                     results[id(one)] = even = _prepare_loader(
-                        current, one, train, shares, policy, exact, most_samples, skips and train, adapt
+                        current, one, train, shares, policy, exact, (most_samples, bucket), skips and train, adapt
                     )
                     if train and workers == "auto":
                         even.size_workers()
@@ -446,7 +450,7 @@ def _prepare_loader(
     schedule: ShareSchedule | None,
     policy: Policy | None,
     exact: Blocks | None,
-    most_samples: int | None,
+    limits: tuple[int | None, int | None],
     skip_unreadable: bool,
     adapt: AdaptBatch | None,
 ) -> EvenLoader:
@@ -466,12 +470,13 @@ def _prepare_loader(
             "or start fewer ranks"
         )
     if train:
-        caps = gather_objects(current.group, most_samples)
+        everybody = gather_objects(current.group, limits)
+        caps, buckets = [one[0] for one in everybody], [one[1] for one in everybody]
         if not any(known.train for known in current.loaders.values()):
-            current.plan = _plan(current, batch, caps)
+            current.plan = _plan(current, batch, caps, buckets)
         _watch_memory(current)
         even.set_shares(
-            _same_shares(current, batch, schedule, policy, caps)
+            _same_shares(current, batch, schedule, policy, caps, buckets)
             or (exact.shares(environment, batch, schedule, policy) if exact is not None else None)
             or Shares(
                 policy or environment.policy,
@@ -481,6 +486,7 @@ def _prepare_loader(
                 schedule,
                 current.plan,
                 caps,
+                buckets,
             )
         )
         if exact is not None:
@@ -531,6 +537,7 @@ def _same_shares(
     schedule: ShareSchedule | None,
     policy: Policy | None,
     caps: list[int | None],
+    buckets: list[int | None],
 ) -> Shares | None:
     """Those of another training loader with batches of this size: a backward over both has one weight."""
     if schedule is not None or current.plan is not None:
@@ -544,12 +551,13 @@ def _same_shares(
             and not shares.scheduled
             and (policy is None or shares.policy == policy)
             and (shares.given_caps == caps or not any(cap is not None for cap in caps))
+            and (shares.given_buckets == buckets or not any(buckets))
         ),
         None,
     )
 
 
-def _plan(current: Session, batch: int, caps: list[int | None]) -> Any:
+def _plan(current: Session, batch: int, caps: list[int | None], buckets: list[int | None]) -> Any:
     if not current.environment.plan:
         return None
     if current.name:
@@ -567,4 +575,5 @@ def _plan(current: Session, batch: int, caps: list[int | None]) -> Any:
         device=device,
         speeds=current.environment.speeds,
         caps=caps,
+        buckets=buckets,
     )

@@ -17,6 +17,7 @@ from evenstep.environment import Environment
 from evenstep.modes import DiLoCo, LocalSGD, Mode, Stale
 
 _MOST_MB = 1 << 20
+_MOST_BUCKET = 1 << 20  # EVEN_MOST_BUCKET
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,32 @@ def check_most_samples(most: int | None, trains: bool, schedule: object) -> None
     if schedule is not None:
         raise ValueError(
             "es.prepare(shares=…, most_samples=…): the schedule alone says how batches are split\n  fix: leave one out"
+        )
+
+
+def check_bucket(bucket: int | None, trains: bool, schedule: object, exact: bool) -> None:
+    """Raises TypeError or ValueError."""
+    if bucket is None:
+        return
+    if isinstance(bucket, bool) or not isinstance(bucket, int):
+        raise TypeError(
+            f"es.prepare(bucket={bucket!r}): give a whole number, of how many samples this rank's kernels work at once"
+        )
+    if not 1 <= bucket <= _MOST_BUCKET:
+        raise ValueError(f"es.prepare(bucket={bucket}): give 1 (none) to {_MOST_BUCKET}")
+    if exact:
+        raise ValueError(
+            "es.prepare(bucket=…) with exact='bitwise': shares are whole blocks there\n"
+            "  fix: leave bucket out, and give blocks of that size: es.Config(block=…)"
+        )
+    if not trains:
+        raise ValueError(
+            "es.prepare(bucket=…) is about the shares of training batches, but this call has no training DataLoader\n"
+            "  fix: give it with the training loader"
+        )
+    if schedule is not None:
+        raise ValueError(
+            "es.prepare(shares=…, bucket=…): the schedule alone says how batches are split\n  fix: leave one out"
         )
 
 

@@ -33,6 +33,12 @@ def own_cap(session: Session) -> int | None:
     return None if shares is None else shares.given_caps[session.rank]
 
 
+def own_bucket(session: Session) -> int | None:
+    """How many samples this rank's kernels work on at once, as its script says."""
+    shares = training_shares(session)
+    return None if shares is None else shares.given_buckets[session.rank]
+
+
 def timings_of(session: Session, members: Sequence[int]) -> dict[int, list[Any]]:
     """What was measured of each of the ranks, under these numbers."""
     shares = training_shares(session)
@@ -64,5 +70,7 @@ def regroup(
     for loader in session.loaders.values():
         shares = loader.shares
         if shares is not None and id(shares) not in made:
-            made[id(shares)] = shares.anew(own, [one.cap for one in told], told[0].of_members())
+            made[id(shares)] = shares.anew(
+                own, [one.cap for one in told], told[0].of_members(), [one.bucket for one in told]
+            )
         loader.shrink(None if shares is None else made[id(shares)])

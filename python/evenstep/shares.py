@@ -67,15 +67,18 @@ class Shares:
         schedule: ShareSchedule | None = None,
         plan: Any = None,
         caps: Sequence[int | None] | None = None,
+        buckets: Sequence[int | None] | None = None,
     ) -> None:
-        """caps: the most samples of each rank, as the script says; others are learned (take_memory)."""
+        """caps: the most samples of each rank, as the script says; others are learned (take_memory). buckets: of how many
+        samples a rank's kernels work at once, as the script says."""
         self.ranks, self.batch = ranks, batch
         self._schedule, self._plan = schedule, plan
         self.policy = policy
         self._speeds = speeds
         self.given_caps = list(caps or [None] * ranks)
+        self.given_buckets = list(buckets or [None] * ranks)
         self._caps = Caps(self.given_caps, batch)
-        self._balancer = Balancer(for_balancer(policy), ranks, batch, speeds, self._caps.now)
+        self._balancer = Balancer(for_balancer(policy), ranks, batch, speeds, self._caps.now, self.given_buckets)
         self._left_out = LeftOut(ranks, batch)
         self._timings: deque[list[tuple[float, ...]]] = deque(maxlen=_REMEMBERED)
         self._drawn = 0
@@ -87,27 +90,42 @@ class Shares:
         return [[timings[rank] for timings in self._timings] for rank in range(self.ranks)]
 
     def anew(
-        self, speeds: Sequence[float] | None, caps: Sequence[int | None], known: Sequence[Sequence[Any] | None]
+        self,
+        speeds: Sequence[float] | None,
+        caps: Sequence[int | None],
+        known: Sequence[Sequence[Any] | None],
+        buckets: Sequence[int | None] | None = None,
     ) -> Shares:
         """The same among other ranks, with what is known of each (of_each; None: nothing) but for their memory, which shows
         again. Where nothing is known of a rank in a step, it is taken for as fast as the others."""
-        other = self._among(len(caps), speeds, caps)
+        other = self._among(len(caps), speeds, caps, buckets)
         other._caps.in_pieces = self._caps.in_pieces
+        other.learn_some(known)
+        return other
+
+    def learn_some(self, known: Sequence[Sequence[Any] | None]) -> None:
+        """Takes what was measured of some of these ranks; the others count as their mean."""
         rows = []
         for back in range(max((len(one) for one in known if one), default=0), 0, -1):
             row = [one[-back] if one is not None and len(one) >= back else None for one in known]
             there = [pair for pair in row if pair is not None]
             usual = tuple(sum(pair[i] for pair in there) / len(there) for i in range(2))
             rows.append([usual if pair is None else pair for pair in row])
-        other.learn(rows)
-        return other
+        self.learn(rows)
 
-    def _among(self, ranks: int, speeds: Sequence[float] | None, caps: Sequence[int | None]) -> Shares:
-        return Shares(self.policy, ranks, self.batch, speeds, caps=caps)
+    def _among(
+        self,
+        ranks: int,
+        speeds: Sequence[float] | None,
+        caps: Sequence[int | None],
+        buckets: Sequence[int | None] | None,
+    ) -> Shares:
+        return Shares(self.policy, ranks, self.batch, speeds, caps=caps, buckets=buckets)
 
     def of_batch(self, batch: int) -> Shares:
         """The same for another global batch, with what is known of the ranks."""
-        other = Shares(self.policy, self.ranks, batch, self._speeds, self._schedule, caps=self.given_caps)
+        given = {"caps": self.given_caps, "buckets": self.given_buckets}
+        other = Shares(self.policy, self.ranks, batch, self._speeds, self._schedule, **given)
         other._caps.in_pieces = self._caps.in_pieces
         other._drawn = self._drawn
         if self._schedule is None:

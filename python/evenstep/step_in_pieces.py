@@ -31,8 +31,16 @@ Loss = Callable[[nn.Module, Any], "tuple[torch.Tensor, float | None]"]
 class StepInPieces:
     """Forward and backward of this rank's part of a batch."""
 
-    def __init__(self, model: nn.Module, loss: Loss, scale: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        scale: Callable[[torch.Tensor], torch.Tensor],
+        micro_batch: int | None = None,
+    ) -> None:
+        """micro_batch: no more samples at once, whatever fits."""
         self._model, self._loss, self._scale = model, loss, scale
+        self._micro_batch = micro_batch
         self._most = 0  # samples at once, since it ran out of memory; 0: it did not
         self.loss = 0.0  # of this rank's samples
         self.amount = 0.0  # what it is a mean over
@@ -43,16 +51,27 @@ class StepInPieces:
         empty = plan is not None and plan.samples == 0  # a dummy sample counts nothing
         samples = _samples(batch, None if plan is None else plan.samples)
         most = self._known_most(current)
-        if not empty and samples > most > 0 and not self._why_not(current, batch, samples):
-            self._in_pieces(current, batch, samples, most, begun=False, weight_set=False)
-        else:
+        if empty or not samples > most > 0:
             self._at_once(current, batch, samples, empty)
+            return
+        why = self._why_not(current, batch, samples)
+        if why and self._micro_batch is not None and samples > self._micro_batch:
+            raise EvenstepError(
+                f"es.Config(micro_batch={self._micro_batch}): rank {current.rank} cannot make a batch of {samples} samples in pieces: "
+                f"{why}\n  fix: leave micro_batch out, or what hinders it"
+            )
+        if why:
+            self._at_once(current, batch, samples, empty)
+        else:
+            self._in_pieces(current, batch, samples, most, begun=False, weight_set=False)
 
     def _known_most(self, current: Session) -> int:
-        """Samples at once that fit, by what ran out and by this rank's own limit (EVENSTEP_MEMORY_LIMIT); 0: unknown."""
+        """Samples at once that fit, by what ran out and by this rank's own limit (EVENSTEP_MEMORY_LIMIT), or that the script wants; 0:
+        unknown."""
         memory = current.steps.memory
-        cap = -1 if memory is None else memory.watch.cap
-        return self._most if cap < 0 else max(1, cap if self._most == 0 else min(cap, self._most))
+        cap = 0 if memory is None or memory.watch.cap < 0 else max(1, memory.watch.cap)
+        known = [one for one in (self._most, cap, self._micro_batch or 0) if one > 0]
+        return min(known, default=0)
 
     # -- at once --
 

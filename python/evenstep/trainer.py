@@ -47,6 +47,8 @@ class Config:
 
     clip_norm, clip_value: of the whole gradient, before each step. policy, shares, skip_unreadable, adapt_batch: as
     es.prepare's.
+    bucket: as es.prepare's, this rank's own. micro_batch: no more samples than so many run at once on this rank, its own too; a
+    share that is larger runs as several forwards and backwards of one step, whose gradients are added up (not with BatchNorm).
     options: further ones of es.prepare.
 
     on_nonfinite: "report", "skip" or "stop" where a loss or a gradient is not finite; None: what the launcher says
@@ -67,16 +69,24 @@ class Config:
     on_difference: str | None = None
     skip_unreadable: bool | None = None
     adapt_batch: AdaptBatch | None = None
+    bucket: int | None = None
+    micro_batch: int | None = None
 
     def __post_init__(self) -> None:
         if self.exact not in (None, "bitwise"):
             raise ValueError(f"es.Config(exact={self.exact!r}): choose 'bitwise', or leave it out")
-        for name in ("block", "threads"):
+        for name in ("block", "threads", "micro_batch"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ValueError(f"es.Config({name}={value!r}): give a whole number of at least 1")
         if self.block is not None and self.exact is None:
             raise ValueError("es.Config(block=…) is of exact='bitwise'\n  fix: give both, or neither")
+        for name in ("bucket", "micro_batch"):
+            if self.exact is not None and getattr(self, name) is not None:
+                raise ValueError(
+                    f"es.Config(exact='bitwise', {name}=…): a rank runs one block at a time, and its share is whole blocks\n"
+                    f"  fix: leave {name} out, and give blocks of that size: es.Config(block=…)"
+                )
         for name in ("clip_norm", "clip_value"):
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
@@ -89,7 +99,7 @@ class Config:
         if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 0):
             raise ValueError(f"es.Config(check_parameters={every!r}): give a number of steps, or 0 for never")
         taken = sorted(
-            {"exact", "train", "loader", "group", "policy", "shares", "skip_unreadable", "adapt_batch"}
+            {"exact", "train", "loader", "group", "policy", "shares", "skip_unreadable", "adapt_batch", "bucket"}
             & set(self.options)
         )
         if taken:
@@ -137,7 +147,12 @@ class Trainer:
         self._scheduler, self._every = scheduler, scheduler_every
         self._scaler = scaler
         self._weight = 0.0  # of this rank's loss of the last step among the others'
-        self._pieces = StepInPieces(model, self._loss_of, self._scale)
+        if config.micro_batch is not None and _has_batch_norm(model):
+            raise ValueError(
+                "es.Config(micro_batch=…): the model has BatchNorm, whose statistics are those of a whole batch\n"
+                "  fix: leave micro_batch out; or use LayerNorm or GroupNorm"
+            )
+        self._pieces = StepInPieces(model, self._loss_of, self._scale, config.micro_batch)
         self._blocks: Blocks | None = None
         self._steps: BlockSteps | None = None
         self._loaders: dict[
@@ -289,6 +304,7 @@ class Trainer:
             shares=self.config.shares,
             skip_unreadable=self.config.skip_unreadable,
             adapt_batch=self.config.adapt_batch,
+            bucket=self.config.bucket,
             **options,
         )
         even: Any = prepared[-1] if isinstance(prepared, tuple) else prepared

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import evenstep as es
 from evenstep import _core
+from evenstep.prepare_options import check_bucket
 from evenstep.shares import Shares
 
 
@@ -218,6 +219,42 @@ def test_nonsense_of_a_policy_of_ones_own(answer, words):
     shares = Shares(Told(answer), 2, 40)
     with pytest.raises((es.EvenstepError, ValueError), match=words):
         shares.draw(40, step=0)
+
+
+def test_buckets_stay_with_their_rank():
+    """Through another batch size, and among other ranks."""
+    shares = Shares("hybrid", 2, 66, speeds=(3.0, 1.0), buckets=[8, None])
+    assert shares.draw(66) == [48, 18]
+    assert shares.of_batch(40).draw(40)[0] % 8 == 0
+    other = shares.anew(None, [None] * 3, [None] * 3, [None, 16, None])
+    assert other.given_buckets == [None, 16, None] and other.draw(66)[1] == 16
+
+
+@pytest.mark.parametrize(
+    ("bucket", "trains", "schedule", "exact", "error"),
+    [
+        ("8", True, None, False, TypeError),
+        (True, True, None, False, TypeError),
+        (0, True, None, False, ValueError),
+        (2**21, True, None, False, ValueError),
+        (8, False, None, False, ValueError),
+        (8, True, len, False, ValueError),
+        (8, True, None, True, ValueError),
+    ],
+)
+def test_buckets_that_make_no_sense(bucket, trains, schedule, exact, error):
+    with pytest.raises(error, match="bucket"):
+        check_bucket(bucket, trains, schedule, exact)
+    check_bucket(8, True, None, False)
+
+
+def test_the_solver_has_a_public_name():
+    tables = [[(16, 0.020), (32, 0.036)], [(4, 0.032), (8, 0.048)]]
+    shares, seconds = es.balance(tables, 64, buckets=[8, None], constant_seconds=[0.002, 0], micro_batches=[None, 6])
+    assert (shares, seconds) == _core.balance(tables, 64, None, [0.002, 0], [8, None], [None, 6])
+    assert shares[0] % 8 == 0 and sum(shares) == 64
+    with pytest.raises(es.EvenstepError, match="caps"):
+        es.balance(tables, 64, caps=[8, 8])
 
 
 def test_no_policy():

@@ -12,6 +12,8 @@ from evenstep.plan import (
     extrapolate_memory,
     peak_memory,
     reset_peak_memory,
+    seconds_at,
+    shaped,
     write_plan,
 )
 
@@ -76,6 +78,58 @@ def test_every_rank_runs_several_sizes(tmp_path, ranks, ahead):
     assert sum(rank["share"] for rank in plan["ranks"]) == 20 * ranks
     shares = [rank["share"] for rank in plan["ranks"]]
     assert shares == sorted(shares, reverse=True)
+
+
+def test_sizes_that_were_measured_make_a_table_that_never_falls():
+    table = shaped([(8, 0.010), (12, 0.014), (16, 0.011), (24, 0.030)], 0.002, 0.080, 64)
+    assert table == [(0, 0.002), (8, 0.010), (12, 0.0125), (16, 0.0125), (24, 0.030), (64, 0.080)]
+    assert shaped([(4, 3.0), (5, 2.0), (6, 1.0), (7, 2.0)], 9.0, 0.0, 7) == [
+        (0, 2.0),
+        (4, 2.0),
+        (5, 2.0),
+        (6, 2.0),
+        (7, 2.0),
+    ]
+    assert [seconds_at(table, size) for size in (0, 4, 8, 20, 64)] == pytest.approx(
+        [0.002, 0.006, 0.010, 0.02125, 0.080]
+    )
+
+
+def test_times_that_are_no_line_are_planned_as_they_were_measured(tmp_path):
+    """A device that needs as long for 33 as for 48 samples: no line says that."""
+
+    def measured(plan, rank):
+        jump = {8: 0.008, 16: 0.016, 32: 0.032, 33: 0.090, 48: 0.091}
+        other = {56: 0.056, 48: 0.048, 32: 0.032, 31: 0.031, 16: 0.016}
+        return sorted((other if rank else jump).items())
+
+    plan = Plan(rank=0, world_size=2, batch=64, device="cpu:0", path=tmp_path / "plan.json", steps=6)
+    for first, second in ((8, 56), (8, 56), (16, 48), (32, 32), (33, 31), (48, 16)):
+        times = [dict(measured(plan, rank))[share] for rank, share in enumerate((first, second))]
+        plan.observe([(first, times[0]), (second, times[1])])
+    result = plan.result([{"device": "cpu:0", "memory": [], "first_memory": 0}] * 2)
+    assert [rank["share"] for rank in result["ranks"]] == [32, 32]
+    assert result["ranks"][0]["predicted_seconds"] == pytest.approx(0.032)
+    assert result["predicted"]["balanced"]["step_seconds"] == pytest.approx(0.032)
+
+
+def test_buckets_are_planned_with(tmp_path):
+    plan = Plan(
+        rank=0,
+        world_size=2,
+        batch=66,
+        device="cpu:0",
+        path=tmp_path / "plan.json",
+        speeds=[3.0, 1.0],
+        buckets=[8, None],
+    )
+    while not plan.done:
+        shares = plan.shares(len(plan._timings))
+        plan.observe([(shares[0], 0.001 * -(-shares[0] // 8) * 8), (shares[1], 0.003 * shares[1])])
+    result = plan.result([{"device": "cpu:0", "memory": [], "first_memory": 0}] * 2)
+    assert result["ranks"][0]["share"] == 48 and result["ranks"][0]["predicted_seconds"] == pytest.approx(
+        0.048, rel=0.02
+    )
 
 
 def test_equal_ranks_keep_the_equal_split(tmp_path):

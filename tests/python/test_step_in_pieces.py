@@ -28,7 +28,7 @@ amounts = "amounts" in sys.argv
 rank = int(os.environ["RANK"])
 MB = 1 << 20
 # A sample takes 4 MB: forward of 16 needs twice 64 MB, backward one more.
-room = {"forward": 100, "backward": 150, "both": 150, "single": 2, "norm": 150, "free": None}[how]
+room = {"forward": 100, "backward": 150, "both": 150, "single": 2, "norm": 150, "free": None, "micro": None}[how]
 if how != "both" and rank == 0:
     room = None
 
@@ -75,7 +75,7 @@ session = es.session()
 session.telemetry = Events(session.telemetry)
 shares = []
 trainer = es.Trainer(
-    model, optimizer, step, on_step=lambda trainer: shares.append(list(session.latest.shares)), config=es.Config(policy="equal")
+    model, optimizer, step, on_step=lambda trainer: shares.append(list(session.latest.shares)), config=es.Config(policy="equal", micro_batch=5 if how == "micro" and rank else None)
 )
 loss = trainer.fit(DataLoader(data, batch_size=32))
 resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
@@ -134,6 +134,15 @@ def test_where_no_split_fits_all_go_on_in_pieces(run_ranks: Callable[..., list[A
     assert found[0][1] == [[16, 16]] * 4
     for _, _, calls, _ in found:
         assert calls[0] == 16 and max(calls[1:]) <= 8 and sum(calls[1:]) == 64, calls
+
+
+def test_a_share_may_be_several_micro_batches(run_ranks: Callable[..., list[Any]]) -> None:
+    """On one rank alone, which is the faster so."""
+    whole = undisturbed(run_ranks)
+    first, second = results(run_ranks(SCRIPT, args=["micro"]))
+    assert first[0] == second[0] == pytest.approx(whole, rel=1e-11)
+    assert first[1:] == [[[16, 16]] * 4, [16] * 4, []]
+    assert second[1:] == [[[16, 16]] * 4, [5, 5, 5, 1] * 4, []]
 
 
 @pytest.mark.parametrize(

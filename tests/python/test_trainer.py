@@ -98,6 +98,10 @@ def test_trains_as_a_loop_by_hand(run_ranks: Callable[..., list[Any]], ranks: in
         ({"clip_value": -1.0}, "clip_value=-1.0"),
         ({"options": {"group": None}}, "'group'"),
         ({"exact": "bitwise", "options": {"most_samples": 4}}, "however many are its share"),
+        ({"exact": "bitwise", "micro_batch": 4}, "a rank runs one block at a time"),
+        ({"exact": "bitwise", "bucket": 4}, "its share is whole blocks"),
+        ({"micro_batch": 0}, "whole number of at least 1"),
+        ({"options": {"bucket": 4}}, "'bucket' is none of the options"),
     ],
 )
 def test_a_wrong_config_says_what_is_wrong(options: dict[str, Any], words: str) -> None:
