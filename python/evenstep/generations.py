@@ -25,6 +25,7 @@ from evenstep.call_results import Packs, packed, told_result
 from evenstep.checkpoint_state import capture
 from evenstep.generation_gift import Gift
 from evenstep.group import Bootstrap, SharedGroup, gather_objects
+from evenstep.measured_place import host_name
 from evenstep.mended_group import MendedGroup, is_lost, part_lost
 from evenstep.regrouping import memory_pool, own_bucket, own_cap, regroup, timings_of
 from evenstep.rendezvous import Overtaken, are_here, has_ended, know, notice_cut
@@ -415,7 +416,8 @@ class Recovery:
         comm = _made(bootstrap.shared(0, "control"))
         position = (self._committed, self._passes, self._calls, self._stands, self._asks)
 
-        facts = (session.environment.device, memory_pool(session), own_cap(session), own_bucket(session))
+        place = (session.environment.device, host_name())
+        facts = (*place, memory_pool(session), own_cap(session), own_bucket(session))
         begun = self._pass if self._begun else 0
         mine = Told(members, position, begun, told_result(self._result), self._speed, *facts, self._timings())
         return comm, gather_objects(SharedGroup(comm), mine)
@@ -523,6 +525,7 @@ class Told(NamedTuple):
     result: bytes | str  # of its last call; words: why nobody can be given it
     speed: float | None
     device: str
+    host: str
     pool: int  # of memory
     cap: int | None  # of samples, as its script says
     bucket: int | None  # the same

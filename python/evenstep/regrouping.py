@@ -57,7 +57,7 @@ def regroup(
     own = tuple(usual if one.speed is None else one.speed for one in told) if speeds else None
     session.environment = replace(environment, speeds=own)
     session.rank, session.world_size = environment.rank, environment.world_size
-    session.devices = [one.device for one in told]
+    session.devices, session.hosts = [one.device for one in told], [one.host for one in told]
     session.last_step = None
     for sync, arena in zip(session.steps.syncs, arenas):
         assert isinstance(sync.engine, (SharedEngine, ExactEngine))

@@ -21,8 +21,9 @@ from evenstep.batch_rates import RateFactor
 from evenstep.call_results import packs_later
 from evenstep.environment import Environment, read_environment
 from evenstep.generations import BETWEEN_HOSTS, Recovery, open_recovery
-from evenstep.group import Alone, Bootstrap, Group, SharedGroup, broadcast_bytes, gather_bytes
+from evenstep.group import Alone, Bootstrap, Group, SharedGroup, broadcast_bytes, gather_bytes, gather_objects
 from evenstep.loops import Loops
+from evenstep.measured_place import host_name
 from evenstep.mended_group import MendedGroup
 from evenstep.nonfinite import NonFinite
 from evenstep.optimizer_steps import OptimizerSteps
@@ -83,6 +84,7 @@ class Session:
         self.resumed_from: Path | None = None
         self.last_checkpoint: Path | None = None  # that this process wrote
         self.devices = [environment.device]  # of all ranks, once they have joined
+        self.hosts = [host_name()]  # the same
         self.resumed = False
         self.restarted = False  # from a checkpoint that this job wrote itself
         self.last_step: LastStep | None = None  # at which a checkpoint was due
@@ -149,7 +151,8 @@ class Session:
                 self.group = self.steps.group = self._control(bootstrap)
             self.bootstrap = bootstrap
             self.telemetry.event(_core.EVENT_JOINED, self.step, words="all ranks have come")
-            self.devices = [name.decode() for name in gather_bytes(self.group, self.environment.device.encode())]
+            told = gather_objects(self.group, (self.environment.device, self.hosts[0]))
+            self.devices, self.hosts = [device for device, _ in told], [host for _, host in told]
 
     def _stand_in(self) -> None:
         """A process that takes a lost rank's place is alone until its first batch: what others have done together long
