@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "base/json_reader.h"
+#include "base/text.h"
 #include "cli/units.h"
 #include "os/file.h"
 
@@ -32,6 +33,9 @@ static bool read_rank(const json_t *object, even_plan_rank *out) {
   (void)snprintf(out->device, sizeof out->device, "%s", device != NULL ? device : "?");
   if (!whole(object, "peak_memory_bytes", &out->memory_bytes)) {
     out->memory_bytes = 0; /* null: could not be measured */
+  }
+  if (!number(object, "predicted_seconds_of_one", &out->seconds_of_one)) {
+    out->seconds_of_one = 0.0;
   }
   return whole(object, "share", &out->share) && whole(object, "share_equal", &out->share_equal) &&
          number(object, "predicted_seconds", &out->seconds) &&
@@ -87,6 +91,52 @@ void even_plan_free(even_plan *plan) {
   memset(plan, 0, sizeof *plan);
 }
 
+/* What the others need for the whole batch. */
+static double longest(const even_plan *plan) {
+  double seconds = 0.0;
+  for (size_t i = 0; i < plan->ranks; i++) {
+    const even_plan_rank *r = &plan->rank[i];
+    seconds = r->share > 0 && r->seconds > seconds ? r->seconds : seconds;
+  }
+  return seconds;
+}
+
+static bool is_left_out(const even_plan *plan, size_t rank) {
+  return plan->rank[rank].share == 0 && plan->rank[rank].seconds_of_one > longest(plan);
+}
+
+/* The devices of all others, as --devices takes them; false where these have one name, as on several hosts. */
+static bool others_named(const even_plan *plan, even_text *out) {
+  for (size_t i = 0; i < plan->ranks; i++) {
+    for (size_t k = 0; k < i; k++) {
+      if (strcmp(plan->rank[i].device, plan->rank[k].device) == 0) {
+        return false;
+      }
+    }
+    if (!is_left_out(plan, i)) {
+      even_text_format(out, "%s%s", out->length > 0 ? "," : "", plan->rank[i].device);
+    }
+  }
+  return even_text_status(out) == EVEN_OK;
+}
+
+static void print_left_out(const even_plan *plan) {
+  even_text devices = EVEN_TEXT_EMPTY;
+  bool named = others_named(plan, &devices);
+  for (size_t i = 0; i < plan->ranks; i++) {
+    const even_plan_rank *r = &plan->rank[i];
+    if (is_left_out(plan, i)) {
+      (void)printf("\nrank %zu (%s) gets no samples: one would take %.3g ms where the others need %.3g for all", i,
+                   r->device, r->seconds_of_one * 1e3, longest(plan) * 1e3);
+      if (named) {
+        (void)printf("; --devices %s leaves it out", even_text_string(&devices));
+      }
+      (void)printf("\n");
+    }
+  }
+  even_text_free(&devices);
+}
+
 void even_plan_print(const even_plan *plan) {
   char bytes[32];
   double batch = (double)plan->batch;
@@ -110,4 +160,5 @@ void even_plan_print(const even_plan *plan) {
     (void)printf("\nBalancing makes a step of %" PRId64 " samples %.2f times faster than the equal split.\n",
                  plan->batch, gain);
   }
+  print_left_out(plan);
 }

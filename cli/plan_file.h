@@ -13,7 +13,8 @@ typedef struct even_plan_rank {
   int64_t share_equal;
   double seconds; /* busy, at its share */
   double seconds_equal;
-  int64_t memory_bytes; /* peak at its share; 0: unknown */
+  double seconds_of_one; /* of a rank without samples: what one would take it; else 0 */
+  int64_t memory_bytes;  /* peak at its share; 0: unknown */
 } even_plan_rank;
 
 typedef struct even_plan {
@@ -30,7 +31,7 @@ even_status even_plan_read(const char *path, even_plan *out) EVEN_MUST_USE;
 /* The same of a text; `origin` is put into errors. */
 even_status even_plan_parse(const char *origin, const char *text, size_t bytes, even_plan *out) EVEN_MUST_USE;
 void even_plan_free(even_plan *plan);
-/* A table of the ranks and the prediction in two sentences, on standard output. */
+/* A table of the ranks, the prediction in two sentences, and which ranks are better left out, on standard output. */
 void even_plan_print(const even_plan *plan);
 
 #endif

@@ -120,6 +120,10 @@ class BlockShares(Shares):
     def left_out(self, timings: Sequence[tuple[int, float]]) -> None:
         """A rank without blocks idles."""
 
+    def left_out_at_start(self, devices: Sequence[str], hosts: Sequence[str]) -> str:
+        """A rank without blocks idles, and costs nothing."""
+        return ""
+
     def predict(self, shares: Sequence[int]) -> float:
         return super().predict([blocks_in(share, self._block) for share in shares])
 

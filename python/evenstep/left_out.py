@@ -49,6 +49,31 @@ class LeftOut:
         return len(self._out), self._out[told] + (f" ({more} more without)" if more else "")
 
 
+_NAMED = 3  # ranks that are told of one by one
+
+
+def before_start(shares: Sequence[int], speeds: Sequence[float], devices: Sequence[str], hosts: Sequence[str]) -> str:
+    """Which ranks the profile gives no samples, and why, a line each; "" where there is none. Speeds are in no unit."""
+    without = [rank for rank, share in enumerate(shares) if share == 0]
+    others = max(share / speed for share, speed in zip(shares, speeds))
+    slow = [rank for rank in without if 1 / speeds[rank] > others]
+    kept = [device for device, share in zip(devices, shares) if share > 0]
+    fix = f"; --devices {','.join(kept)} leaves {'it' if len(slow) == 1 else 'them'} out"
+    if len(set(hosts)) > 1 or not all(kept) or len(slow) < len(without):
+        fix = ""
+    lines = []
+    for rank in slow[:_NAMED]:
+        named = f" ({devices[rank]})" if devices[rank] else ""
+        times = 1 / speeds[rank] / others
+        lines.append(
+            f"rank {rank}{named} gets no samples: by the profile it would need {times:.3g} times as long for one as the others "
+            f"for all {sum(shares)}{fix}"
+        )
+    if len(slow) > _NAMED:
+        lines.append(f"the same is true of {len(slow) - _NAMED} more ranks")
+    return "\n".join(lines)
+
+
 def _why(balancer: Balancer, rank: int, shares: Sequence[int]) -> str:
     """Empty where it is not the time of a step: a batch too small for all, say."""
     others = max(balancer.predict(other, share) for other, share in enumerate(shares) if share > 0)

@@ -182,6 +182,7 @@ class Plan:
                     "share_equal": equal[rank],
                     "predicted_seconds": busy,
                     "predicted_seconds_equal": busy_for[rank](equal[rank]),
+                    **({"predicted_seconds_of_one": busy_for[rank](1)} if shares[rank] == 0 else {}),
                 }
             )
         return {

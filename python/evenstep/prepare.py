@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -494,6 +495,9 @@ def _prepare_loader(
         _check_one_adapted(current, adapt)
         if adapt is not None and not current.planning:
             even.adapting = adapt_batches(current, even, adapt)
+        if current.rank == 0 and not current.loaders and even.shares is not None:
+            for line in even.shares.left_out_at_start(current.devices, current.hosts).splitlines():
+                sys.stderr.write(f"evenstep: {line}\n")
         current.loaders["loader" if not current.loaders else f"loader_{len(current.loaders)}"] = even
     else:
         trained = next((known for known in current.loaders.values() if known.train), None)

@@ -9,7 +9,7 @@ from typing import Any
 
 from evenstep._core import Balancer, EvenstepError, balance
 from evenstep.caps import Caps
-from evenstep.left_out import LeftOut
+from evenstep.left_out import LeftOut, before_start
 from evenstep.memory import Report
 from evenstep.policies import Policy, for_balancer
 
@@ -211,6 +211,13 @@ class Shares:
         if self.scheduled or self._plan is not None or self.policy not in _MEASURED:
             return None
         return self._left_out.take(self._balancer, timings, self._caps.now)
+
+    def left_out_at_start(self, devices: Sequence[str], hosts: Sequence[str]) -> str:
+        """Before the first step: which ranks have no samples by the profile, in words; "" where none."""
+        follows = self.policy in ("proportional", "hybrid", "auto") and not self.scheduled and self._plan is None
+        if not follows or self._speeds is None or self._timings:
+            return ""
+        return before_start(self._balancer.shares(), self._speeds, devices, hosts)
 
     @property
     def caps(self) -> list[int]:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from evenstep.idle_backward import IdleBackward
+from evenstep.left_out import before_start
 from evenstep.shares import Shares
 
 SCRIPT = """
@@ -200,3 +201,49 @@ def test_nothing_is_said_where_a_policy_or_a_cap_gives_no_samples() -> None:
             timings = [(8, 0.01), (0, 0.02)]
             shares.observe(timings, 0.1)
             assert shares.left_out(timings) is None
+
+
+# -- before the first step --
+
+
+def test_what_a_profile_says_of_a_rank_before_it_starts() -> None:
+    said = before_start([64, 0], [100.0, 1.0], ["cuda:0", "cpu:0"], ["a", "a"])
+    assert said == (
+        "rank 1 (cpu:0) gets no samples: by the profile it would need 1.56 times as long for one as the others for all 64; "
+        "--devices cuda:0 leaves it out"
+    )
+    assert before_start([60, 4], [100.0, 1.0], ["cuda:0", "cpu:0"], ["a", "a"]) == ""
+    assert before_start([64, 0], [100.0, 50.0], ["cuda:0", "cpu:0"], ["a", "a"]) == ""  # a cap, not its speed
+    two = before_start([0, 64, 0], [1.0, 100.0, 1.0], ["cpu:0", "cuda:0", "cpu:1"], ["a", "a", "a"]).splitlines()
+    assert len(two) == 2 and all(line.endswith("--devices cuda:0 leaves them out") for line in two)
+    assert "--devices" not in before_start([64, 0], [100.0, 1.0], ["cuda:0", "cpu:0"], ["a", "b"])
+    many = before_start([64, *[0] * 5], [100.0, *[1.0] * 5], [""] * 6, ["a"] * 6).splitlines()
+    assert len(many) == 4 and many[-1] == "the same is true of 2 more ranks" and "rank 3 gets no" in many[2]
+
+
+def test_only_policies_that_begin_from_a_profile_say_so() -> None:
+    place = (["cuda:0", "cpu:0"], ["a", "a"])
+    for policy, says in (
+        ("auto", True),
+        ("hybrid", True),
+        ("proportional", True),
+        ("dynamic", False),
+        ("equal", False),
+    ):
+        assert bool(Shares(policy, 2, 64, [100.0, 1.0]).left_out_at_start(*place)) == says, policy
+    assert not Shares("auto", 2, 64).left_out_at_start(*place)
+    assert not Shares("auto", 2, 64, [100.0, 1.0], lambda number, batch: [batch, 0]).left_out_at_start(*place)
+
+
+def test_rank_0_says_it_before_the_first_step(run_ranks: Callable[..., list[Any]]) -> None:
+    script = """
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+    import evenstep as es
+    loader = es.prepare(loader=DataLoader(TensorDataset(torch.ones(64, 1)), batch_size=32))
+    assert es.step() == 0
+    """
+    places = {0: {"EVENSTEP_DEVICE": "cuda:0"}, 1: {"EVENSTEP_DEVICE": "cpu:0"}}
+    first, second = run_ranks(script, env={"EVENSTEP_SPEEDS": "50,1"}, rank_env=places)
+    assert first.stderr.count("evenstep: rank 1 (cpu:0) gets no samples: by the profile it would need 1.56 times") == 1
+    assert "gets no samples" not in second.stderr

@@ -137,3 +137,35 @@ def test_a_prepared_training_is_planned(plan, tmp_path):
     predicted = written["predicted"]
     assert 0 < predicted["balanced"]["step_seconds"] <= predicted["equal"]["step_seconds"]
     assert predicted["overhead_seconds"] >= 0
+
+
+def test_ranks_that_are_better_left_out(plan):
+    """An invented device that needs longer for one sample than the other for all."""
+    script = """
+    import json, os
+    ranks = [
+        dict(device="cuda:0", share=32, share_equal=16, predicted_seconds=0.012, predicted_seconds_equal=0.006),
+        dict(device="cpu:0", share=0, share_equal=16, predicted_seconds=0.001, predicted_seconds_equal=0.6),
+    ]
+    ranks[1]["predicted_seconds_of_one"] = 0.041
+    pace = lambda seconds: dict(step_seconds=seconds, samples_per_second=32 / seconds)
+    predicted = dict(balanced=pace(0.012), equal=pace(0.6), bound_samples_per_second=3000.0)
+    with open(os.environ["EVENSTEP_PLAN"], "w") as file:
+        json.dump(dict(format="evenstep-plan-1", batch=32, steps=8, ranks=ranks, predicted=predicted), file)
+    """
+    done = plan(script)
+    assert done.returncode == 0, done.stderr
+    said = "rank 1 (cpu:0) gets no samples: one would take 41 ms where the others need 12 for all; --devices cuda:0 leaves it out"
+    assert said in done.stdout.splitlines()
+
+
+def test_a_plan_tells_what_one_sample_would_take(tmp_path):
+    from evenstep.plan import Plan
+
+    plan = Plan(rank=0, world_size=2, batch=32, device="cpu:0", path=tmp_path / "plan.json")
+    while not plan.done:
+        shares = plan.shares(len(plan._timings))
+        plan.observe([(shares[0], 0.0004 * shares[0]), (shares[1], 0.04 * max(1, shares[1]))])
+    fast, slow = plan.result([{"device": "cpu:0", "memory": [], "first_memory": 0}] * 2)["ranks"]
+    assert (fast["share"], slow["share"]) == (32, 0) and "predicted_seconds_of_one" not in fast
+    assert slow["predicted_seconds_of_one"] == pytest.approx(0.04, rel=0.2)
