@@ -74,6 +74,16 @@ even_status even_parcels_expect(even_parcels *parcels, const char *name, const e
   return EVEN_OK;
 }
 
+static void forget_handler(even_parcels *parcels, const char *name) {
+  size_t kept = 0;
+  for (size_t i = 0; i < parcels->handler_count; i++) {
+    if (strcmp(parcels->handlers[i].name, name) != 0) {
+      parcels->handlers[kept++] = parcels->handlers[i];
+    }
+  }
+  parcels->handler_count = kept;
+}
+
 /* ---- what comes ---- */
 
 bool even_parcels_know(even_message_kind kind) {
@@ -172,6 +182,21 @@ void even_parcels_tick(even_parcels *parcels) {
   even_parcels_check_outs(parcels, now);
   even_parcels_check_ins(parcels, now);
   go_on(parcels);
+}
+
+void even_parcels_withdraw(even_parcels *parcels, const char *name) {
+  const even_error kept = *even_error_last();
+  if (parcels == NULL) {
+    return;
+  }
+  (void)even_fail(EVEN_ERR_STATE, "nobody on host %d has to do with parcels %s any more", parcels->params.self, name);
+  const even_error why = *even_error_last();
+  even_parcels_withdraw_outs(parcels, name);
+  (void)even_error_restore(&why);
+  even_parcels_withdraw_ins(parcels, name);
+  forget_handler(parcels, name);
+  go_on(parcels);
+  (void)even_error_restore(&kept);
 }
 
 void even_parcels_lost(even_parcels *parcels, int host) {

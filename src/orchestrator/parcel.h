@@ -74,6 +74,10 @@ even_status even_parcels_expect(even_parcels *parcels, const char *name, const e
 even_status even_parcels_offer(even_parcels *parcels, int to, const char *name, uint64_t number, int fd, uint64_t bytes,
                                even_parcel_done done, void *context) EVEN_MUST_USE;
 
+/* Nobody takes parcels of this name here any more, and those that are on their way, to here or from here, end; nobody
+ * is called for them. Not in a call of the parcels. NULL is allowed. */
+void even_parcels_withdraw(even_parcels *parcels, const char *name);
+
 /* ---- the agents' loop: to who has no parcels (any more: NULL) nothing happens ---- */
 
 /* Whether messages of this kind are for even_parcels_take. */

@@ -71,6 +71,8 @@ void even_parcels_hear_end_back(even_parcels *parcels, const even_parcel_note *n
 void even_parcels_check_outs(even_parcels *parcels, uint64_t now);
 /* For the last error; `host` 0: all. */
 void even_parcels_lose_outs(even_parcels *parcels, int host);
+/* For the last error: those of that name, of whose end nobody is told here. */
+void even_parcels_withdraw_outs(even_parcels *parcels, const char *name);
 /* Tells of one that is over, and forgets it; whether there was any. */
 bool even_parcels_forget_out(even_parcels *parcels);
 void even_parcels_free_outs(even_parcels *parcels);
@@ -83,6 +85,8 @@ void even_parcels_hear_end_forward(even_parcels *parcels, const even_parcel_note
 void even_parcels_begin_next(even_parcels *parcels);
 void even_parcels_check_ins(even_parcels *parcels, uint64_t now);
 void even_parcels_lose_ins(even_parcels *parcels, int host);
+/* For the last error: those of that name, of whose end nobody is told here. */
+void even_parcels_withdraw_ins(even_parcels *parcels, const char *name);
 bool even_parcels_forget_in(even_parcels *parcels);
 void even_parcels_free_ins(even_parcels *parcels);
 

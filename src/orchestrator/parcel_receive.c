@@ -227,3 +227,12 @@ void even_parcels_lose_ins(even_parcels *parcels, int host) {
     }
   }
 }
+
+void even_parcels_withdraw_ins(even_parcels *parcels, const char *name) {
+  for (even_parcel_in *in = parcels->ins; in != NULL; in = in->next) {
+    if (strcmp(in->parcel.name, name) == 0) {
+      in->calls = (even_parcel_calls){.context = NULL};
+      fail(in, false);
+    }
+  }
+}

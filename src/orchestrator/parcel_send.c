@@ -42,6 +42,23 @@ static void give_up(even_parcels *parcels, even_parcel_out *out) {
   even_error_clear();
 }
 
+static void tell_nobody(void *context, const even_parcel *parcel, const even_error *why) {
+  (void)context;
+  (void)parcel;
+  (void)why;
+}
+
+void even_parcels_withdraw_outs(even_parcels *parcels, const char *name) {
+  const even_error why = *even_error_last();
+  for (even_parcel_out *out = parcels->outs; out != NULL; out = out->next) {
+    if (strcmp(out->parcel.name, name) == 0) {
+      out->done = tell_nobody;
+      (void)even_error_restore(&why);
+      give_up(parcels, out);
+    }
+  }
+}
+
 bool even_parcels_forget_out(even_parcels *parcels) {
   even_parcel_out **at = &parcels->outs;
   while (*at != NULL && !(*at)->over) {

@@ -157,6 +157,30 @@ static void both_ends_hear_of_a_host_that_is_lost(void **state) {
   send_well(1, 0, 4, 3 * PIECE);
 }
 
+/* Both ways, of who takes them no more: the other ends hear of it, and nobody is called here. */
+static void who_has_to_do_with_them_no_more_is_not_called(void **state) {
+  star_offer to_it;
+  star_offer from_it;
+  star_offer later;
+  (void)state;
+  int before = open_descriptors();
+  assert_int_equal(star_offer_test(&at, 1, 2, 1, 64 * PIECE, &to_it), EVEN_OK);
+  assert_int_equal(star_offer_test(&at, 2, 1, 2, 64 * PIECE, &from_it), EVEN_OK);
+  assert_int_equal(star_turn(&at, &at.hosts[2].underway, 1), EVEN_OK);
+  assert_int_equal(star_turn(&at, &at.hosts[1].underway, 1), EVEN_OK);
+  even_parcels_withdraw(at.hosts[2].parcels, "test");
+  expect_failure(&to_it, EVEN_ERR_STATE, "nobody on host 2 has to do with parcels test any more");
+  assert_int_equal(star_turn(&at, &at.hosts[1].failed, 1), EVEN_OK);
+  assert_int_equal(at.hosts[1].why.status, EVEN_ERR_STATE);
+  star_rest(&at);
+  assert_int_equal(from_it.told, 0);
+  assert_int_equal(at.hosts[2].failed, 0);
+  assert_int_equal(open_descriptors(), before);
+  assert_int_equal(star_offer_test(&at, 1, 2, 3, PIECE, &later), EVEN_OK);
+  expect_failure(&later, EVEN_ERR_UNSUPPORTED, "nobody on host 2 takes a parcel test");
+  even_parcels_withdraw(NULL, "test");
+}
+
 static void nothing(void *context, const even_parcel *parcel, const even_error *why) {
   (void)context;
   (void)parcel;
@@ -430,6 +454,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(who_takes_nothing_holds_up_nobody, setup, teardown),
       cmocka_unit_test_setup_teardown(a_link_has_room_for_others_beside_it, setup, teardown),
       cmocka_unit_test_setup_teardown(both_ends_hear_of_a_host_that_is_lost, setup, teardown),
+      cmocka_unit_test_setup_teardown(who_has_to_do_with_them_no_more_is_not_called, setup, teardown),
       cmocka_unit_test_setup_teardown(what_is_not_wanted_is_refused_with_its_words, setup, teardown),
       cmocka_unit_test_setup_teardown(a_size_is_looked_at_before_memory_is_taken, setup, teardown),
       cmocka_unit_test_setup_teardown(what_no_agent_says_ends_the_link_or_nothing, setup, teardown),
