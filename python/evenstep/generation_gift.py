@@ -18,7 +18,7 @@ Entry = tuple[torch.dtype, tuple[int, ...], int]  # type, shape, where it lies
 
 _MAGIC = b"evengift"
 _ALIGNMENT = 64
-_HEAD = len(_MAGIC) + 16  # magic, generation, length of the index
+_HEAD = len(_MAGIC) + 24  # magic, generation, length of the index, of all
 
 
 class Gift:
@@ -35,7 +35,9 @@ class Gift:
             head = self._memory[:_HEAD]
             if head[: len(_MAGIC)] != _MAGIC or int.from_bytes(head[8:16], "little") != generation:
                 raise ValueError("another one")
-            length = int.from_bytes(head[16:24], "little")
+            length, total = int.from_bytes(head[16:24], "little"), int.from_bytes(head[24:32], "little")
+            if len(self._memory) != total or _start(length) > total:
+                raise ValueError(f"it has {len(self._memory)} bytes, and shall have {total}")
             self.state, self.place, files = plain.loads(self._memory[_HEAD : _HEAD + length])
             self.stored = _Stored(self._memory, _start(length), files)
         except (OSError, ValueError, EvenstepError) as error:
@@ -59,11 +61,12 @@ class Gift:
                 at += -(-flat.numel() * flat.element_size() // _ALIGNMENT) * _ALIGNMENT
         index = plain.dumps((snapshot.state, place, files))
         start = _start(len(index))
+        lengths = (generation, len(index), start + at)
         descriptor = os.memfd_create("evenstep-gift", os.MFD_CLOEXEC)
         try:
             os.ftruncate(descriptor, start + at)
             with mmap.mmap(descriptor, start + at) as memory:
-                memory[:_HEAD] = _MAGIC + generation.to_bytes(8, "little") + len(index).to_bytes(8, "little")
+                memory[:_HEAD] = _MAGIC + b"".join(one.to_bytes(8, "little") for one in lengths)
                 memory[_HEAD : _HEAD + len(index)] = index
                 for offset, flat in tensors:
                     room = torch.frombuffer(memory, dtype=torch.uint8, count=flat.numel(), offset=start + offset)

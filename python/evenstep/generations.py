@@ -291,16 +291,19 @@ class Recovery:
     def _open_gift(self, number: int) -> Gift | None:
         given = self._memory.given(number)
         if given is None:
-            if self._members_of(number) == [self._job_rank]:
+            if not self._elder_than_this(number):
                 raise _ended()
-            if not any(self._memory.process(rank) for rank in self._elder_than_this(number)):
+            why = self._memory.ungiven(number)
+            if why is not None and self._memory.number == number:
                 raise EvenstepError(
-                    "no rank of this host is left that could give its state to this process, and other hosts' cannot\n"
-                    "  fix: start more ranks on each host, so that one of them is left"
+                    f"rank {self._job_rank} cannot take a lost rank's place: the state of the training did not come from "
+                    f"another host: {why}\n  fix: see that this host has memory for it, and that the hosts reach one another"
                 )
             return None
         try:
-            return Gift.open(*given, number)
+            gift = Gift.open(*given, number)
+            self._memory.take(self._job_rank, number)
+            return gift
         except (EvenstepError, OSError):
             return None  # its giver has ended: another generation comes
 
@@ -324,11 +327,16 @@ class Recovery:
         self.joining = False
 
     def _give(self, number: int) -> None:
-        """On each host the first of those that stand gives the state to those of this host that are new in this generation."""
-        here = [rank for rank in self._members_of(number) if self._memory.process(rank)]
-        if self.joining or all(rank in self.members for rank in here):
+        """On each host the first of those that stand gives the state to those of this host that are new in this generation; the
+        agents bring it to hosts where nobody has it."""
+        new = [rank for rank in self._members_of(number) if rank not in self.members]
+        if self.joining or not new:
             return
-        if self._job_rank != next((rank for rank in here if rank in self.members), None):
+        first = next(
+            (rank for rank in self._members_of(number) if rank in self.members and self._memory.process(rank)), None
+        )
+        gives_here = first == self._job_rank and any(self._memory.process(rank) for rank in new)
+        if not gives_here and not self._memory.gives_away(self._job_rank, number):
             return
         session = self._session
         snapshot = capture(session, [], session.user_state)

@@ -153,6 +153,37 @@ static PyObject *generation_given(PyObject *self, PyObject *arguments) {
   return Py_BuildValue("ki", (unsigned long)process, fd);
 }
 
+static PyObject *generation_gives_away(PyObject *self, PyObject *arguments) {
+  int rank = 0;
+  unsigned int number = 0;
+  if (!PyArg_ParseTuple(arguments, "iI:gives_away", &rank, &number)) {
+    return NULL;
+  }
+  return PyBool_FromLong(even_generation_gives_away(of(self), rank, number));
+}
+
+static PyObject *generation_ungiven(PyObject *self, PyObject *arguments) {
+  unsigned int number = 0;
+  char why[EVEN_GENERATION_WORDS];
+  if (!PyArg_ParseTuple(arguments, "I:ungiven", &number)) {
+    return NULL;
+  }
+  if (!even_generation_ungiven(of(self), number, why)) {
+    Py_RETURN_NONE;
+  }
+  return PyUnicode_DecodeUTF8(why, (Py_ssize_t)strlen(why), "replace");
+}
+
+static PyObject *generation_take(PyObject *self, PyObject *arguments) {
+  int rank = 0;
+  unsigned int number = 0;
+  if (!PyArg_ParseTuple(arguments, "iI:take", &rank, &number)) {
+    return NULL;
+  }
+  even_generation_take(of(self), rank, number);
+  Py_RETURN_NONE;
+}
+
 /* Whom groups of one generation ask whether it is over. */
 typedef struct over_mark {
   even_ext_over over;
@@ -230,6 +261,9 @@ static PyMethodDef methods[] = {
     {"over", generation_over, METH_VARARGS,
      "over(number) -> what tells a Comm (over=) that there is a newer generation, and the group is over"},
     {"given", generation_given, METH_VARARGS, "given(number) -> (process, fd) of that state, or None"},
+    {"gives_away", generation_gives_away, METH_VARARGS, "gives_away(rank, number) -> whether other hosts' need it"},
+    {"ungiven", generation_ungiven, METH_VARARGS, "ungiven(number) -> why it does not come from another host, or None"},
+    {"take", generation_take, METH_VARARGS, "take(rank, number): a newcomer has opened it"},
     {NULL, NULL, 0, NULL}};
 static PyType_Slot slots[] = {{Py_tp_new, (void *)generation_new},
                               {Py_tp_dealloc, (void *)generation_dealloc},

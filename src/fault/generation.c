@@ -13,7 +13,7 @@
 #include <string.h>
 
 #define MAGIC 0x6e65676e65766565u
-#define VERSION 3u
+#define VERSION 4u
 enum { MOST_RANKS = 4096, UNSAID = 0, ABLE = 1, UNABLE = 2, ADDRESS_WORDS = EVEN_GENERATION_ADDRESS / 8 };
 
 typedef struct header {
@@ -26,6 +26,10 @@ typedef struct header {
   _Atomic uint32_t wish;
   _Atomic uint64_t place; /* generation << 32 | port of its meeting; 0 while the address is written */
   _Atomic uint64_t address[ADDRESS_WORDS];
+  _Atomic uint32_t bringer; /* the process that holds what was brought: written before `brought` */
+  _Atomic uint64_t brought; /* generation << 32 | 1 + descriptor */
+  _Atomic uint64_t ungiven; /* 1 + the generation of which it is true; written after `why` */
+  char why[EVEN_GENERATION_WORDS];
 } header;
 
 typedef struct block {
@@ -34,6 +38,8 @@ typedef struct block {
   _Atomic uint32_t offers;
   _Atomic uint64_t stands; /* 1 + the generation in which it does; 0: it does not */
   _Atomic uint64_t gift;   /* generation << 32 | 1 + descriptor */
+  _Atomic uint64_t away;   /* 1 + the generation in which it gives to other hosts */
+  _Atomic uint64_t took;   /* 1 + the generation of which it took the state */
   char why[EVEN_GENERATION_WORDS];
 } block;
 
@@ -238,16 +244,49 @@ void even_generation_give(even_generation *generation, int rank, uint32_t number
   }
 }
 
+/* Whether the word names a descriptor, of that generation. */
+static bool read_place_of_gift(uint64_t gift, uint32_t number, int *fd) {
+  *fd = (int)((uint32_t)gift - 1);
+  return (uint32_t)gift != 0 && gift >> 32 == number;
+}
+
+bool even_generation_gift(const even_generation *generation, int rank, uint32_t number, uint32_t *process, int *fd) {
+  if (!even_generation_has(generation, rank, number) ||
+      !read_place_of_gift(atomic_load(&generation->blocks[rank].gift), number, fd)) {
+    return false;
+  }
+  *process = even_generation_process(generation, rank);
+  return true;
+}
+
 bool even_generation_given(const even_generation *generation, uint32_t number, uint32_t *process, int *fd) {
   for (uint32_t rank = 0; rank < generation->header->ranks; rank++) {
-    uint64_t gift = atomic_load(&generation->blocks[rank].gift);
-    if ((uint32_t)gift != 0 && gift >> 32 == number && even_generation_has(generation, (int)rank, number)) {
-      *process = even_generation_process(generation, (int)rank);
-      *fd = (int)((uint32_t)gift - 1);
+    if (even_generation_gift(generation, (int)rank, number, process, fd)) {
       return true;
     }
   }
-  return false;
+  *process = atomic_load(&generation->header->bringer);
+  return read_place_of_gift(atomic_load(&generation->header->brought), number, fd);
+}
+
+bool even_generation_gives_away(const even_generation *generation, int rank, uint32_t number) {
+  return is_rank(generation, rank) && atomic_load(&generation->blocks[rank].away) == (uint64_t)number + 1;
+}
+
+bool even_generation_ungiven(const even_generation *generation, uint32_t number, char why[EVEN_GENERATION_WORDS]) {
+  const header *head = generation->header;
+  if (atomic_load(&head->ungiven) != (uint64_t)number + 1) {
+    return false;
+  }
+  memcpy(why, head->why, EVEN_GENERATION_WORDS);
+  why[EVEN_GENERATION_WORDS - 1] = '\0';
+  return true;
+}
+
+void even_generation_take(even_generation *generation, int rank, uint32_t number) {
+  if (is_rank(generation, rank)) {
+    atomic_store(&generation->blocks[rank].took, (uint64_t)number + 1);
+  }
 }
 
 /* ---- the agent ---- */
@@ -258,6 +297,8 @@ static void forget(block *its) {
   atomic_store(&its->offers, 0u);
   atomic_store(&its->stands, 0u);
   atomic_store(&its->gift, 0u);
+  atomic_store(&its->away, 0u);
+  atomic_store(&its->took, 0u);
 }
 
 void even_generation_begin(even_generation *generation, const bool *members) {
@@ -269,6 +310,8 @@ void even_generation_begin(even_generation *generation, const bool *members) {
   atomic_store(&generation->header->place, 0u);
   atomic_store(&generation->header->refused, 0u);
   atomic_store(&generation->header->wish, EVEN_WISH_NOTHING);
+  atomic_store(&generation->header->brought, 0u);
+  atomic_store(&generation->header->ungiven, 0u);
 }
 
 void even_generation_vacate(even_generation *generation, int rank) {
@@ -343,6 +386,37 @@ void even_generation_refuse(even_generation *generation) {
   ring(generation);
 }
 
+void even_generation_ask_away(even_generation *generation, int rank, uint32_t number) {
+  if (is_rank(generation, rank)) {
+    atomic_store(&generation->blocks[rank].away, (uint64_t)number + 1);
+  }
+}
+
+void even_generation_bring(even_generation *generation, uint32_t number, uint32_t process, int fd) {
+  header *head = generation->header;
+  atomic_store(&head->brought, 0u);
+  atomic_store(&head->bringer, process);
+  atomic_store(&head->brought, (uint64_t)number << 32 | ((uint32_t)fd + 1));
+  ring(generation);
+}
+
+void even_generation_fail_bringing(even_generation *generation, uint32_t number, const char *why) {
+  header *head = generation->header;
+  size_t length = strnlen(why, EVEN_GENERATION_WORDS - 1);
+  if (atomic_load(&head->ungiven) == (uint64_t)number + 1) {
+    return; /* the first reason is it */
+  }
+  atomic_store(&head->ungiven, 0u);
+  memcpy(head->why, why, length);
+  head->why[length] = '\0';
+  atomic_store(&head->ungiven, (uint64_t)number + 1);
+  ring(generation);
+}
+
+bool even_generation_took(const even_generation *generation, int rank, uint32_t number) {
+  return is_rank(generation, rank) && atomic_load(&generation->blocks[rank].took) > number;
+}
+
 /* ---- agents of several hosts ---- */
 
 void even_generation_hear(const even_generation *generation, int rank, even_generation_words *out) {
@@ -355,6 +429,7 @@ void even_generation_hear(const even_generation *generation, int rank, even_gene
   out->said = able == ABLE || able == UNABLE;
   out->offers = atomic_load(&its->offers) != 0;
   out->stands = atomic_load(&its->stands);
+  out->took = atomic_load(&its->took);
   if (able == UNABLE) {
     memcpy(out->why, its->why, strnlen(its->why, EVEN_GENERATION_WORDS - 1));
   }
@@ -372,16 +447,29 @@ void even_generation_repeat(even_generation *generation, int rank, const even_ge
   }
   atomic_store(&its->offers, words->offers ? 1u : 0u);
   atomic_store(&its->stands, words->stands);
+  atomic_store(&its->took, words->took);
+}
+
+static void follow(even_generation *generation, uint32_t number, const bool *members) {
+  for (uint32_t rank = 0; rank < generation->header->ranks; rank++) {
+    atomic_store(&row(generation, number)[rank], members[rank] ? 1 : 0);
+  }
+  atomic_store(&generation->header->number, number);
+  ring(generation);
 }
 
 bool even_generation_follow(even_generation *generation, uint32_t number, const bool *members) {
   if (number != even_generation_number(generation) + 1) {
     return false;
   }
-  for (uint32_t rank = 0; rank < generation->header->ranks; rank++) {
-    atomic_store(&row(generation, number)[rank], members[rank] ? 1 : 0);
+  follow(generation, number, members);
+  return true;
+}
+
+bool even_generation_adopt(even_generation *generation, uint32_t number, const bool *members) {
+  if (even_generation_number(generation) != 0) {
+    return false;
   }
-  atomic_store(&generation->header->number, number);
-  ring(generation);
+  follow(generation, number, members);
   return true;
 }

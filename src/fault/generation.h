@@ -65,6 +65,12 @@ void even_generation_offer(even_generation *generation, int rank);
 void even_generation_give(even_generation *generation, int rank, uint32_t number, int fd);
 /* Where that lies: false while nobody has said so. */
 bool even_generation_given(const even_generation *generation, uint32_t number, uint32_t *process, int *fd);
+/* Whether the member shall give it though nobody of its host needs it: it goes to newcomers of other hosts. */
+bool even_generation_gives_away(const even_generation *generation, int rank, uint32_t number);
+/* Why it does not come from another host, in a few words: false where nothing is known to hinder it. */
+bool even_generation_ungiven(const even_generation *generation, uint32_t number, char why[EVEN_GENERATION_WORDS]);
+/* A newcomer has opened it: whoever holds it may let it go. */
+void even_generation_take(even_generation *generation, int rank, uint32_t number);
 
 /* ---- the agent ---- */
 
@@ -89,6 +95,17 @@ bool even_generation_stands(const even_generation *generation, int rank);
 void even_generation_ask(even_generation *generation, even_generation_wish wish);
 /* Nobody goes on: who waits for a new generation fails at once. */
 void even_generation_refuse(even_generation *generation);
+/* The member shall give the state of training in that generation, of which nothing was made known yet, to other hosts'.
+ */
+void even_generation_ask_away(even_generation *generation, int rank, uint32_t number);
+/* Where the state lies that this member has given: false while it has not. */
+bool even_generation_gift(const even_generation *generation, int rank, uint32_t number, uint32_t *process, int *fd);
+/* The state has come from another host: it lies in this descriptor of that process. */
+void even_generation_bring(even_generation *generation, uint32_t number, uint32_t process, int fd);
+/* It does not come: why. */
+void even_generation_fail_bringing(even_generation *generation, uint32_t number, const char *why);
+/* Whether the rank's process has taken the state of that generation, or of a later one. */
+bool even_generation_took(const even_generation *generation, int rank, uint32_t number);
 
 /* ---- agents of several hosts ---- */
 
@@ -97,6 +114,7 @@ typedef struct even_generation_words {
   bool said; /* whether it could go on, or why not: `why` */
   bool offers;
   uint64_t stands; /* 1 + the generation in which it stands between two steps; 0: it does not */
+  uint64_t took;   /* 1 + the generation of which it took the state; 0: it did not */
   char why[EVEN_GENERATION_WORDS];
 } even_generation_words;
 
@@ -105,6 +123,8 @@ void even_generation_hear(const even_generation *generation, int rank, even_gene
 void even_generation_repeat(even_generation *generation, int rank, const even_generation_words *words);
 /* The leader's newest generation has these members (all ranks'): false where it is not the one after this one's. */
 bool even_generation_follow(even_generation *generation, uint32_t number, const bool *members);
+/* Of a host that comes when others are at this generation already, and has heard of none: the same for that one. */
+bool even_generation_adopt(even_generation *generation, uint32_t number, const bool *members);
 /* Its first member, of another host, meets the others there. Longer addresses than EVEN_GENERATION_ADDRESS - 1 bytes
  * are cut off. */
 void even_generation_place(even_generation *generation, uint32_t number, uint32_t port, const char *address);

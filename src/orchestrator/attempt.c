@@ -3,10 +3,12 @@
 #include "orchestrator/boards.h"
 #include "orchestrator/elastic.h"
 #include "orchestrator/follower.h"
+#include "orchestrator/gifts.h"
 #include "orchestrator/hangs.h"
 #include "orchestrator/job.h"
 #include "orchestrator/job_attempt.h"
 #include "orchestrator/remote.h"
+#include "orchestrator/returns.h"
 #include "os/clock.h"
 #include "os/port.h"
 
@@ -81,7 +83,7 @@ void even_job_signals_ready(void *context, int fd) {
 
 static void check_hangs(even_job *job) {
   bool end = false;
-  if (job->stage != EVEN_JOB_RUNS || even_job_any_stands(job)) { /* who stands may wait for long */
+  if (job->stage != EVEN_JOB_RUNS || even_job_any_stands(job) || even_gifts_travel(job)) { /* may wait for long */
     return;
   }
   even_hangs_tick(job->hangs, job, &end);
@@ -170,7 +172,7 @@ even_status even_job_run_attempt(even_job *job) {
     EVEN_TRY(even_port_free(&job->master_port));
   }
   even_status status = even_job_hosts_begin(job); /* first: what they do until their ranks run takes its time, too */
-  for (size_t i = job->first; status == EVEN_OK && i < job->first + job->local; i++) {
+  for (size_t i = job->first; status == EVEN_OK && !job->late && i < job->first + job->local; i++) {
     status = even_job_start_rank(job, i);
   }
   while (status == EVEN_OK && (job->alive > 0 || even_job_replace_waits(job))) {
@@ -181,6 +183,7 @@ even_status even_job_run_attempt(even_job *job) {
   } else if (job->places != NULL) {
     even_job_hosts_signal(job, SIGKILL, true, true); /* who waits there to fill a place waits no more */
   }
+  even_returns_end(job);
   even_job_sweep(job);
   even_job_snapshots_finish(job);
   return status == EVEN_OK ? await_hosts(job) : status;

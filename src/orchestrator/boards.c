@@ -6,6 +6,7 @@
 #include "base/json_reader.h"
 #include "base/json_writer.h"
 #include "orchestrator/follower.h"
+#include "orchestrator/gifts.h"
 #include "os/clock.h"
 #include "os/socket.h"
 
@@ -24,9 +25,11 @@ struct even_boards {
   even_generation_wish wish;
   bool refused;
   uint32_t placed; /* the generation of which they know where it meets */
+  unsigned gifts;  /* changes of what is given (gifts.h) that they know */
   /* of the others: what the leader was told */
   even_generation_words *told; /* of each rank */
   uint32_t met;                /* the generation of which it knows where it meets */
+  bool begun;                  /* that this host, which came late, can be told of generations */
   /* of both */
   uint32_t seen; /* the newest generation, and since when it is */
   uint64_t seen_ns;
@@ -37,10 +40,12 @@ even_status even_boards_open(even_job *job) {
     return EVEN_OK;
   }
   EVEN_TRY(EVEN_NEW(&job->boards));
-  return EVEN_NEW_ARRAY(&job->boards->told, job->count);
+  EVEN_TRY(EVEN_NEW_ARRAY(&job->boards->told, job->count));
+  return even_gifts_open(job);
 }
 
 void even_boards_close(even_job *job) {
+  even_gifts_close(job);
   if (job->boards != NULL) {
     even_free(job->boards->told);
     even_free(job->boards);
@@ -103,18 +108,37 @@ void even_boards_write(const even_job *job, uint32_t number, even_text *out) {
     even_json_integer(&json, "port", port);
     even_json_string(&json, "address", address[0] == '\0' ? job->master_address : address);
   }
+  even_gifts_write(job, number, &json);
   even_json_object_end(&json);
+}
+
+static void tell_host(const even_host_agent *agent, const even_text *text) {
+  if (agent->busy && agent->follows && agent->link != NULL &&
+      even_link_send(agent->link, EVEN_MESSAGE_GENERATION, text->data, NULL, 0) != EVEN_OK) {
+    even_error_clear(); /* lack of memory: its ranks give up when nobody tells them more, and the job restarts */
+  }
 }
 
 static void tell_hosts(even_job *job, uint32_t number) {
   even_text text = EVEN_TEXT_EMPTY;
   even_boards_write(job, number, &text);
   for (size_t i = 1; even_text_status(&text) == EVEN_OK && i < job->hosts->count; i++) {
-    even_host_agent *agent = &job->hosts->agents[i];
-    if (agent->busy && agent->link != NULL &&
-        even_link_send(agent->link, EVEN_MESSAGE_GENERATION, text.data, NULL, 0) != EVEN_OK) {
-      even_error_clear(); /* lack of memory: its ranks give up when nobody tells them more, and the job restarts */
-    }
+    tell_host(&job->hosts->agents[i], &text);
+  }
+  even_text_free(&text);
+}
+
+/* One that came while others were at some generation already: from now on it follows. */
+static void let_follow(even_job *job, even_host_agent *agent) {
+  even_text text = EVEN_TEXT_EMPTY;
+  if (agent->follows) {
+    return;
+  }
+  agent->follows = true;
+  even_boards_turn(job); /* what the others do not know yet it learns with this */
+  even_boards_write(job, even_generation_number(job->generation), &text);
+  if (even_text_status(&text) == EVEN_OK) {
+    tell_host(agent, &text);
   }
   even_text_free(&text);
 }
@@ -130,7 +154,8 @@ static void lead(even_job *job) {
     tell_hosts(job, ++boards->number);
   }
   if (boards->number != number || boards->wish != wish || boards->refused != refused ||
-      (met && boards->placed != number)) {
+      (met && boards->placed != number) || boards->gifts != even_gifts_changes(job)) {
+    boards->gifts = even_gifts_changes(job);
     boards->number = number;
     boards->wish = wish;
     boards->refused = refused;
@@ -155,12 +180,14 @@ static even_status take_words(even_job *job, const even_host_agent *agent, const
   const json_t *rank = json_object_get(content, "rank");
   json_int_t number = json_integer_value(rank);
   json_int_t stands = json_integer_value(json_object_get(content, "stands"));
+  json_int_t took = json_integer_value(json_object_get(content, "took"));
   even_generation_words words = {.said = json_is_true(json_object_get(content, "said")),
                                  .offers = json_is_true(json_object_get(content, "offers"))};
-  if (!json_is_integer(rank) || !is_of(agent, number) || stands < 0) {
+  if (!json_is_integer(rank) || !is_of(agent, number) || stands < 0 || took < 0) {
     return even_fail(EVEN_ERR_INPUT, "what a rank says that is not on host %s", agent->name);
   }
   words.stands = (uint64_t)stands;
+  words.took = (uint64_t)took;
   (void)snprintf(words.why, sizeof words.why, "%s", even_json_text(content, "why"));
   even_generation_repeat(job->generation, (int)number, &words);
   return EVEN_OK;
@@ -176,7 +203,7 @@ static void take_place(even_job *job, const even_host_agent *agent, const json_t
   }
 }
 
-even_status even_boards_take(even_job *job, const even_host_agent *agent, const json_t *content) {
+even_status even_boards_take(even_job *job, even_host_agent *agent, const json_t *content) {
   size_t at = 0;
   json_t *one = NULL;
   if (job->boards == NULL) {
@@ -186,6 +213,10 @@ even_status even_boards_take(even_job *job, const even_host_agent *agent, const 
     EVEN_TRY(take_words(job, agent, one));
   }
   take_place(job, agent, content);
+  EVEN_TRY(even_gifts_take_report(job, agent, content));
+  if (json_is_true(json_object_get(content, "begun"))) {
+    let_follow(job, agent);
+  }
   return EVEN_OK;
 }
 
@@ -193,7 +224,7 @@ even_status even_boards_take(even_job *job, const even_host_agent *agent, const 
 
 static bool same_words(const even_generation_words *one, const even_generation_words *other) {
   return one->said == other->said && one->offers == other->offers && one->stands == other->stands &&
-         strcmp(one->why, other->why) == 0;
+         one->took == other->took && strcmp(one->why, other->why) == 0;
 }
 
 static void add_words(even_json *json, size_t rank, const even_generation_words *words) {
@@ -203,6 +234,7 @@ static void add_words(even_json *json, size_t rank, const even_generation_words 
   even_json_string(json, "why", words->why);
   even_json_bool(json, "offers", words->offers);
   even_json_integer(json, "stands", (int64_t)words->stands);
+  even_json_integer(json, "took", (int64_t)words->took);
   even_json_object_end(json);
 }
 
@@ -241,7 +273,8 @@ bool even_boards_report(even_job *job, even_text *out) {
   uint32_t port = boards->met != number && is_here(job, first_member(job, number))
                       ? even_generation_port(job->generation, number, 0, address)
                       : 0;
-  if (port == 0 && !any_news(job)) {
+  bool begins = job->late && !boards->begun;
+  if (port == 0 && !any_news(job) && !even_gifts_any_failed(job) && !begins) {
     return false;
   }
   even_json json = even_json_begin(out, 0);
@@ -251,6 +284,11 @@ bool even_boards_report(even_job *job, even_text *out) {
     boards->met = number;
     even_json_integer(&json, "number", number);
     even_json_integer(&json, "port", port);
+  }
+  even_gifts_report(job, &json);
+  if (begins) {
+    boards->begun = true;
+    even_json_bool(&json, "begun", true);
   }
   even_json_object_end(&json);
   return true;
@@ -285,7 +323,9 @@ static even_status take_number(even_job *job, uint32_t number, const json_t *con
   bool *members = NULL;
   EVEN_TRY(EVEN_NEW_ARRAY(&members, job->count));
   even_status status = read_members(job, content, members);
-  if (status == EVEN_OK && !even_generation_follow(job->generation, number, members)) {
+  bool fresh = job->late && even_generation_number(job->generation) == 0;
+  if (status == EVEN_OK && !(fresh ? even_generation_adopt(job->generation, number, members)
+                                   : even_generation_follow(job->generation, number, members))) {
     status = even_fail(EVEN_ERR_INPUT, "generation %u after %u", number, even_generation_number(job->generation));
   }
   if (status == EVEN_OK) {
@@ -306,6 +346,9 @@ even_status even_boards_follow(even_job *job, const json_t *content) {
   json_int_t wish = json_integer_value(json_object_get(content, "wish"));
   if (job->boards == NULL || number < 0 || number > UINT32_MAX || wish < EVEN_WISH_NOTHING || wish > EVEN_WISH_SAVE) {
     return even_fail(EVEN_ERR_INPUT, "a generation that is none");
+  }
+  if (number >= (json_int_t)even_generation_number(job->generation)) {
+    EVEN_TRY(even_gifts_read(job, (uint32_t)number, content)); /* before the ranks see it */
   }
   if (number > (json_int_t)even_generation_number(job->generation)) {
     EVEN_TRY(take_number(job, (uint32_t)number, content));
@@ -338,6 +381,7 @@ void even_boards_turn(even_job *job) {
   } else if (even_boards_report(job, &news)) {
     even_job_follower_send(job, EVEN_MESSAGE_BOARD, &news);
   }
+  even_gifts_turn(job); /* after who gets it was told that it comes */
 }
 
 /* Whether those of the newest generation are about to meet, at a place that a rank of this host will name. */
@@ -373,8 +417,11 @@ int even_boards_look_ms(const even_job *job) {
   if (job->boards == NULL || job->generation == NULL || job->stage != EVEN_JOB_RUNS || job->alive == 0) {
     return 0;
   }
-  if (job->follower == NULL || awaits_place(job)) {
-    return awaits_place(job) ? MEETING_MS : 0;
+  if (awaits_place(job) || even_gifts_await(job)) {
+    return MEETING_MS;
+  }
+  if (job->follower == NULL) {
+    return 0;
   }
   return awaits_standing(job) ? STANDING_MS : awaits_offer(job) ? OFFERING_MS : 0;
 }

@@ -30,7 +30,7 @@ void even_boards_write(const even_job *job, uint32_t number, even_text *out);
 /* Of an agent that serves another: what the leader does not know yet, which counts as told then. False: nothing. */
 bool even_boards_report(even_job *job, even_text *out);
 /* The leader's: what the ranks of a host have said there. EVEN_ERR_INPUT: nothing that they could. */
-even_status even_boards_take(even_job *job, const even_host_agent *agent, const json_t *content) EVEN_MUST_USE;
+even_status even_boards_take(even_job *job, even_host_agent *agent, const json_t *content) EVEN_MUST_USE;
 /* Of an agent that serves another: what the leader says of its own. EVEN_ERR_INPUT: that cannot follow. */
 even_status even_boards_follow(even_job *job, const json_t *content) EVEN_MUST_USE;
 

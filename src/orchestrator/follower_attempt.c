@@ -142,6 +142,7 @@ static even_status prepare_job(even_follower *follower) {
   follower->params.environment = start->environment;
   follower->params.cpu_quota = start->quota;
   job->attempt = start->attempt;
+  job->late = start->late;
   job->master_port = start->master_port;
   memcpy(job->master_address, start->master_address, sizeof job->master_address);
   even_text_clear(&job->resume);

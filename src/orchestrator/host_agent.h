@@ -32,6 +32,11 @@ typedef struct even_host_agent {
   bool lost;
   char lost_words[320];     /* why */
   bool busy;                /* it has a part in the attempt that has not settled */
+  bool late;                /* which it got while that ran (returns.h) */
+  bool follows;             /* it is told of generations (boards.h) */
+  bool comes_back;          /* it was started again while the attempt runs, and has no part in it yet */
+  unsigned tries;           /* to that end, which have failed */
+  uint64_t back_ns;         /* until when it is waited for; while it is lost: when it is started again */
   uint64_t member;          /* its number among the voters' group, 0: it is none of it (yet) */
   int voter_port;           /* where it listens for the others of the group */
   bool joins;               /* it becomes a member now */

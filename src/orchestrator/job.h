@@ -90,6 +90,8 @@ typedef struct even_job {
   even_generation *generation; /* NULL: a lost rank ends the attempt */
   int generation_fd;           /* the ranks inherit it; -1: none */
   struct even_boards *boards;  /* of several hosts; NULL: the others have none */
+  struct even_gifts *gifts;    /* the state of training on its way between them; NULL: none goes */
+  bool late;                   /* this host came while the attempt ran: its ranks' places are to be filled */
   uint64_t undecided_ns; /* ranks of other hosts have until then to say whether they can go on; 0: none is asked */
   bool *lost;            /* a rank each: the others went on without it */
   struct even_job_place *places; /* a rank each, of replace.c; NULL: nobody takes a place */
@@ -184,6 +186,8 @@ void even_job_replace_begin(even_job *job, bool *members);
 bool even_job_is_outside(const even_job *job, size_t rank);
 /* Whether it has joined them, and not made a step since. */
 bool even_job_is_new(even_job *job, size_t rank);
+/* Whether it is a member that has the state of training: all but those that have joined and not met the others yet. */
+bool even_job_has_state(even_job *job, size_t rank);
 /* How many members live. */
 size_t even_job_members(const even_job *job);
 /* Before the members that live go on: asks them to wait where they are too few. */

@@ -11,6 +11,7 @@
 #include "orchestrator/copies.h"
 #include "orchestrator/elastic.h"
 #include "orchestrator/remote_start.h"
+#include "orchestrator/returns.h"
 #include "orchestrator/succession.h"
 #include "os/clock.h"
 #include "os/socket.h"
@@ -141,10 +142,15 @@ size_t even_job_host_number(const even_job *job, size_t rank) {
   return agent == NULL ? 0 : agent->index;
 }
 
+bool even_job_host_reached(const even_job *job, size_t rank) {
+  const even_host_agent *agent = host_of(job, rank);
+  return agent == NULL || (agent->link != NULL && agent->busy && agent->follows);
+}
+
 even_status even_job_host_fill(even_job *job, size_t rank) {
   const even_host_agent *agent = host_of(job, rank);
   char text[32];
-  if (agent == NULL || agent->link == NULL || !agent->busy) {
+  if (agent == NULL || !even_job_host_reached(job, rank)) {
     return even_fail(EVEN_ERR_PEER_LOST, "its host is lost");
   }
   (void)snprintf(text, sizeof text, "{\"rank\":%zu}", rank);
@@ -257,9 +263,10 @@ even_status even_job_hosts_begin(even_job *job) {
     if (agent->link == NULL) {
       return even_fail(EVEN_ERR_PEER_LOST, "host %s is lost: %s", agent->name, agent->lost_words);
     }
+    agent->late = false;
     even_remote_start_write(job, agent->index, agent->first, agent->count, &text);
     EVEN_TRY(even_link_send_text(agent->link, EVEN_MESSAGE_START, &text, NULL, 0));
-    agent->busy = true;
+    agent->busy = agent->follows = true;
     agent->missed = 0;
     for (size_t rank = agent->first; rank < agent->first + agent->count; rank++) {
       job->ranks[rank].alive = true;
@@ -290,6 +297,7 @@ void even_job_hosts_tick(even_job *job) {
     even_hosts_tick(job->hosts);
     even_succession_check(job);
     even_copies_tick(job);
+    even_returns_tick(job);
   }
 }
 
@@ -450,7 +458,8 @@ static even_status take_records(even_job *job, const even_host_agent *agent, con
 /* The agent there could not do its part: as it is here, that is the end of the job. */
 static void take_failed(even_job *job, even_host_agent *agent, const json_t *content) {
   int status = number_of(content, "status");
-  if (even_elastic_failed(agent, even_json_text(content, "what"))) {
+  if (even_elastic_failed(agent, even_json_text(content, "what")) ||
+      even_returns_failed(agent, even_json_text(content, "what"))) {
     return;
   }
   agent->busy = false;

@@ -24,6 +24,8 @@ bool even_job_hosts_reaped(even_job *job, pid_t pid);
 bool even_job_hosts_settled(even_job *job, uint64_t since_ns);
 /* The number of a rank's host, 0: this one. */
 size_t even_job_host_number(const even_job *job, size_t rank);
+/* Whether the host of a rank has a part in the attempt, and can be told what to do. */
+bool even_job_host_reached(const even_job *job, size_t rank);
 /* Has the host of a rank start another process in its place. */
 even_status even_job_host_fill(even_job *job, size_t rank) EVEN_MUST_USE;
 /* The host of a rank, for those who read. */

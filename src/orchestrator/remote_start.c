@@ -89,16 +89,18 @@ void even_remote_start_write(const even_job *job, size_t group, size_t first, si
   add_ranks(&json, job, first, count);
   even_json_string(&json, "run_folder", job->run_folder.data);
   const even_text *there = &job->hosts->agents[group].resume; /* it may lie elsewhere there */
+  bool late = job->hosts->agents[group].late;
   even_json_string(&json, "resume",
-                   job->resume.length == 0 ? NULL
-                   : there->length > 0     ? there->data
-                                           : job->resume.data);
+                   job->resume.length == 0 || late ? NULL
+                   : there->length > 0             ? there->data
+                                                   : job->resume.data);
   even_json_number(&json, "hang_seconds", params->hang_seconds);
   even_json_number(&json, "notice_seconds", params->notice_seconds);
   even_json_bool(&json, "restart_hung", params->restart_hung);
   even_json_bool(&json, "unpinned", params->unpinned);
   even_json_bool(&json, "shrink", params->shrink);
   even_json_bool(&json, "replace", params->replace);
+  even_json_bool(&json, "late", late);
   even_json_bool(&json, "telemetry", rings != NULL);
   even_json_bool(&json, "calls", rings != NULL && even_telemetry_wants_calls(rings[first]));
   even_json_object_end(&json);
@@ -214,6 +216,7 @@ static even_status read_all(const json_t *object, even_remote_start *out) {
   out->unpinned = json_is_true(json_object_get(object, "unpinned"));
   out->shrink = json_is_true(json_object_get(object, "shrink"));
   out->replace = json_is_true(json_object_get(object, "replace"));
+  out->late = json_is_true(json_object_get(object, "late"));
   out->telemetry = json_is_true(json_object_get(object, "telemetry"));
   out->calls = json_is_true(json_object_get(object, "calls"));
   return read_ranks(object, out);

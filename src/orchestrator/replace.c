@@ -5,6 +5,7 @@
 #include "fault/generation.h"
 #include "orchestrator/boards.h"
 #include "orchestrator/follower.h"
+#include "orchestrator/gifts.h"
 #include "orchestrator/hangs.h"
 #include "orchestrator/job.h"
 #include "orchestrator/remote.h"
@@ -19,7 +20,6 @@ static const uint64_t longest_pause_ns = 600000000000u;
 
 struct even_job_place {
   bool outside;      /* its process is no member */
-  bool alone_told;   /* that nobody of its host could give it the state of training */
   bool new_here;     /* it joined, and has not made a step since, as far as is known */
   unsigned endings;  /* of processes that were here in this attempt, but well */
   uint64_t again_ns; /* when another one may be started; 0: none is wanted */
@@ -43,7 +43,7 @@ void even_job_replace_close(even_job *job) {
 
 void even_job_replace_begin(even_job *job, bool *members) {
   for (size_t i = 0; i < job->count; i++) {
-    members[i] = i < world(job);
+    members[i] = i < world(job) && !job->late;
     if (job->places != NULL) {
       job->places[i] = (struct even_job_place){.outside = !members[i]};
     }
@@ -66,10 +66,14 @@ static bool is_member(const even_job *job, size_t rank) {
   return job->ranks[rank].alive && !even_job_is_outside(job, rank);
 }
 
-/* Whether a member lives on the rank's host: it gives the state of training to who takes the rank's place. */
-static bool has_giver(const even_job *job, size_t rank) {
+bool even_job_has_state(even_job *job, size_t rank) {
+  return is_member(job, rank) && (!even_job_is_new(job, rank) || even_generation_stands(job->generation, (int)rank));
+}
+
+/* Whether somebody can give the state of training to who takes a place. */
+static bool any_gives(even_job *job) {
   for (size_t i = 0; i < job->count; i++) {
-    if (is_member(job, i) && even_job_host_number(job, i) == even_job_host_number(job, rank)) {
+    if (even_job_has_state(job, i)) {
       return true;
     }
   }
@@ -78,9 +82,10 @@ static bool has_giver(const even_job *job, size_t rank) {
 
 size_t even_job_replace_free(const even_job *job) {
   size_t places = 0;
-  size_t room = world(job) - even_job_members(job);
-  for (size_t i = 0; job->places != NULL && i < job->count; i++) {
-    places += !is_member(job, i) && has_giver(job, i) ? 1 : 0;
+  size_t members = even_job_members(job);
+  size_t room = world(job) - members;
+  for (size_t i = 0; members > 0 && job->places != NULL && i < job->count; i++) {
+    places += !is_member(job, i) && even_job_host_reached(job, i) ? 1 : 0;
   }
   return places < room ? places : room;
 }
@@ -108,7 +113,7 @@ void even_job_replace_lost(even_job *job, size_t rank) {
     return;
   }
   struct even_job_place *place = &job->places[rank];
-  uint64_t pause = pause_after(++place->endings);
+  uint64_t pause = job->ranks[rank].lost != NULL ? 0 : pause_after(++place->endings);
   place->outside = true;
   place->new_here = false;
   place->again_ns = even_clock_ns() + pause;
@@ -178,27 +183,13 @@ static void start(even_job *job, size_t rank) {
   }
 }
 
-/* Memory that both share carries a member's state to a newcomer: there is none between hosts. */
-static void tell_alone(even_job *job, size_t rank) {
-  if (!job->places[rank].alone_told) {
-    job->places[rank].alone_told = true;
-    even_job_notice(job,
-                    "rank %zu: no process takes its place: nobody is left on host %s that could give it the state of "
-                    "the training",
-                    rank, even_job_host_name(job, rank));
-  }
-}
-
+/* Those of a host that is lost wait until it is back. */
 static void start_those_due(even_job *job) {
   uint64_t now = even_clock_ns();
   for (size_t i = 0; i < job->count; i++) {
-    if (job->ranks[i].alive || job->places[i].again_ns == 0 || now < job->places[i].again_ns) {
-      continue;
-    }
-    if (has_giver(job, i)) {
+    if (!job->ranks[i].alive && job->places[i].again_ns != 0 && now >= job->places[i].again_ns &&
+        even_job_host_reached(job, i)) {
       start(job, i);
-    } else {
-      tell_alone(job, i);
     }
   }
 }
@@ -237,10 +228,11 @@ bool even_job_replace_waits(const even_job *job) {
 /* Of those that offer themselves, as many as there are places for; *count of them. */
 static void choose(even_job *job, bool *joining, size_t *count) {
   size_t members = even_job_members(job);
+  bool given = any_gives(job);
   *count = 0;
   for (size_t i = 0; i < job->count; i++) {
-    joining[i] = members + *count < world(job) && job->ranks[i].alive && even_job_is_outside(job, i) &&
-                 even_generation_offers(job->generation, (int)i) && has_giver(job, i);
+    joining[i] = given && members + *count < world(job) && job->ranks[i].alive && even_job_is_outside(job, i) &&
+                 even_generation_offers(job->generation, (int)i);
     *count += joining[i] ? 1 : 0;
   }
 }
@@ -277,6 +269,7 @@ static void let_join(even_job *job, const bool *joining) {
       even_hangs_begin_rank(job->hangs, i);
     }
   }
+  even_gifts_plan(job);
   uint32_t number = even_generation_grow(job->generation, joining);
   even_job_notice(job, "generation %u: rank%s %s join%s %s", number, count == 1 ? "" : "s", even_text_string(&fresh),
                   count == 1 ? "s" : "", even_text_string(&old));
@@ -323,6 +316,7 @@ static void look_for_joiners(even_job *job, bool *joining) {
   } else {
     even_generation_ask(job->generation, EVEN_WISH_NOTHING);
     if (even_job_any_stands(job)) { /* who could have joined has ended */
+      even_gifts_plan(job);
       (void)even_generation_grow(job->generation, NULL);
     }
   }

@@ -3,6 +3,7 @@
 #include "base/fail.h"
 #include "fault/generation.h"
 #include "orchestrator/boards.h"
+#include "orchestrator/gifts.h"
 #include "orchestrator/job.h"
 #include "orchestrator/remote.h"
 #include "os/clock.h"
@@ -50,7 +51,7 @@ even_status even_job_generations_begin(even_job *job) {
   even_boards_begin(job);
   memset(job->lost, 0, job->count * sizeof *job->lost);
   job->undecided_ns = 0;
-  return EVEN_OK;
+  return even_gifts_begin(job);
 }
 
 void even_job_generations_refuse(even_job *job) {
@@ -155,6 +156,7 @@ void even_job_left_well(even_job *job) {
   }
   bool *gone = gone_of(job);
   if (gone != NULL) {
+    even_gifts_plan(job);
     (void)even_generation_lose(job->generation, gone);
     even_free(gone);
   }
@@ -164,6 +166,7 @@ static void go_on_without_missed(even_job *job, const bool *gone) {
   even_text left = EVEN_TEXT_EMPTY;
   even_text missed = EVEN_TEXT_EMPTY;
   even_job_replace_ask(job);
+  even_gifts_plan(job);
   uint32_t number = even_generation_lose(job->generation, gone);
   even_boards_turn(job); /* before all else: they wait */
   even_job_name_members(job, &left);

@@ -304,6 +304,73 @@ static void what_ranks_say_can_be_repeated_elsewhere(void **state) {
   close_views(&views);
 }
 
+static void the_state_may_come_from_another_host(void **state) {
+  two_views views = open_views(3);
+  const bool joins[3] = {false, false, true};
+  char why[EVEN_GENERATION_WORDS];
+  uint32_t process = 0;
+  int fd = -1;
+  (void)state;
+  even_generation_started(views.agent, 0, 100);
+  even_generation_ask_away(views.agent, 0, 1);
+  assert_false(even_generation_gives_away(views.rank, 0, 0));
+  assert_int_equal(even_generation_grow(views.agent, joins), 1);
+  assert_true(even_generation_gives_away(views.rank, 0, 1));
+  assert_false(even_generation_gives_away(views.rank, 1, 1));
+  assert_false(even_generation_gift(views.agent, 0, 1, &process, &fd));
+  even_generation_give(views.rank, 0, 1, 7);
+  assert_true(even_generation_gift(views.agent, 0, 1, &process, &fd));
+  assert_int_equal(process, 100);
+  assert_int_equal(fd, 7);
+  assert_false(even_generation_gift(views.agent, 0, 2, &process, &fd));
+  assert_false(even_generation_gift(views.agent, 1, 1, &process, &fd));
+
+  assert_int_equal(even_generation_grow(views.agent, NULL), 2);
+  assert_false(even_generation_given(views.rank, 2, &process, &fd));
+  even_generation_bring(views.agent, 2, 4711, 0);
+  assert_true(even_generation_given(views.rank, 2, &process, &fd));
+  assert_int_equal(process, 4711);
+  assert_int_equal(fd, 0);
+  assert_int_equal(even_generation_grow(views.agent, NULL), 3);
+  assert_false(even_generation_given(views.rank, 3, &process, &fd));
+  assert_false(even_generation_ungiven(views.rank, 3, why));
+  even_generation_fail_bringing(views.agent, 3, "no memory is free");
+  even_generation_fail_bringing(views.agent, 3, "the second reason");
+  assert_true(even_generation_ungiven(views.rank, 3, why));
+  assert_string_equal(why, "no memory is free");
+  assert_false(even_generation_ungiven(views.rank, 4, why));
+
+  assert_false(even_generation_took(views.agent, 2, 2));
+  even_generation_take(views.rank, 2, 2);
+  assert_true(even_generation_took(views.agent, 2, 1) && even_generation_took(views.agent, 2, 2));
+  assert_false(even_generation_took(views.agent, 2, 3));
+  even_generation_vacate(views.agent, 2);
+  assert_false(even_generation_took(views.agent, 2, 1));
+  even_generation_begin(views.agent, NULL); /* another attempt */
+  assert_false(even_generation_gives_away(views.rank, 0, 1));
+  assert_false(even_generation_given(views.rank, 2, &process, &fd));
+  assert_false(even_generation_ungiven(views.rank, 3, why));
+  close_views(&views);
+}
+
+/* Its agent came while the others were further. */
+static void a_host_that_comes_late_begins_where_they_are(void **state) {
+  two_views views = open_views(3);
+  const bool nobody[3] = {false, false, false};
+  const bool left[3] = {true, false, false};
+  const bool grown[3] = {true, false, true};
+  (void)state;
+  even_generation_begin(views.agent, nobody);
+  assert_true(even_generation_adopt(views.agent, 5, left));
+  assert_int_equal(even_generation_number(views.rank), 5);
+  assert_true(even_generation_has(views.rank, 0, 5));
+  assert_false(even_generation_has(views.rank, 0, 4) || even_generation_has(views.rank, 2, 5));
+  assert_false(even_generation_adopt(views.agent, 7, grown));
+  assert_true(even_generation_follow(views.agent, 6, grown));
+  assert_true(even_generation_has(views.rank, 2, 6));
+  close_views(&views);
+}
+
 static void other_memory_is_refused(void **state) {
   even_shared_memory memory;
   even_generation *generation = NULL;
@@ -328,6 +395,8 @@ int main(void) {
       cmocka_unit_test(members_of_another_host_follow),
       cmocka_unit_test(a_place_on_another_host_has_its_address),
       cmocka_unit_test(what_ranks_say_can_be_repeated_elsewhere),
+      cmocka_unit_test(the_state_may_come_from_another_host),
+      cmocka_unit_test(a_host_that_comes_late_begins_where_they_are),
       cmocka_unit_test(other_memory_is_refused),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -5,6 +5,8 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "base/json_reader.h"
+#include "orchestrator/gifts.h"
+#include "orchestrator/remote.h"
 #include "os/calls.h"
 #include "support/fault.h"
 
@@ -51,6 +53,7 @@ static even_status open_side(side *own, bool leads) {
                                     .observer = {.context = &own->said, .notice = note}};
   own->link = (even_link){.fd = -1, .peer = "10.79.0.2"};
   own->agents[1] = (even_host_agent){.index = 1, .name = "there", .link = &own->link, .first = HERE, .count = 2};
+  (void)strcpy(own->agents[0].name, "here");
   own->hosts = (even_hosts){.agents = own->agents, .count = 2};
   own->job = (even_job){.params = &own->params,
                         .ranks = own->ranks,
@@ -60,6 +63,7 @@ static even_status open_side(side *own, bool leads) {
                         .alive = leads ? RANKS : 2,
                         .order = own->order,
                         .host = "here",
+                        .group = leads ? 0 : 1,
                         .groups = 2,
                         .master_address = "10.79.0.1",
                         .hosts = leads ? &own->hosts : NULL,
@@ -115,7 +119,7 @@ static int set_up_replacing(void **state) {
   replaces = true;
   int failed = set_up(state);
   replaces = false;
-  leader.agents[1].busy = true;
+  leader.agents[1].busy = leader.agents[1].follows = true;
   return failed;
 }
 
@@ -414,28 +418,161 @@ static void who_takes_a_place_is_heard_where_it_says_the_same(void **state) {
   assert_false(even_generation_offers(leader.job.generation, 3));
 }
 
-static void where_nobody_is_left_nobody_takes_a_place(void **state) {
-  (void)state;
+/* The other host's ranks are lost, and others offer themselves in their places: up to the generation that has these. */
+static void fill_the_other_host(void) {
   all_can_go_on();
   assert_true(report());
   kill_rank(2);
-  even_job_replace_tick(&leader.job);
-  assert_true(leader.ranks[2].alive); /* rank 3 could give it its state */
   kill_rank(3);
-  assert_int_equal(even_generation_number(leader.ranks_view), 2);
-  even_generation_offer(other.ranks_view, 2);
+  assert_int_equal(carry(1), EVEN_OK);
+  assert_int_equal(carry(2), EVEN_OK);
+  even_job_replace_tick(&leader.job);
+  for (int rank = HERE; rank < RANKS; rank++) {
+    assert_true(leader.ranks[rank].alive && even_job_is_outside(&leader.job, (size_t)rank));
+    even_boards_vacate(&other.job, (size_t)rank);
+    even_generation_say(other.ranks_view, rank, "");
+    even_generation_offer(other.ranks_view, rank);
+  }
+  assert_true(report());
+  even_generation_stand(leader.ranks_view, 0, 2);
+  even_generation_stand(leader.ranks_view, 1, 2);
+  even_job_replace_tick(&leader.job);
+  assert_int_equal(even_generation_number(leader.ranks_view), 3);
+}
+
+static void where_nobody_is_left_the_state_comes_from_another_host(void **state) {
+  (void)state;
+  fill_the_other_host();
+  assert_true(even_generation_gives_away(leader.ranks_view, 0, 3));
+  assert_false(even_generation_gives_away(leader.ranks_view, 1, 3));
+  assert_true(even_gifts_travel(&leader.job) && even_gifts_await(&leader.job));
+  assert_int_equal(carry(3), EVEN_OK);
+  assert_true(even_gifts_travel(&other.job));
+  assert_false(even_gifts_await(&other.job));
+  kill_rank(0); /* who gives: another one does, in another generation */
+  assert_int_equal(even_generation_number(leader.ranks_view), 4);
+  assert_true(even_generation_gives_away(leader.ranks_view, 1, 4));
+  assert_int_equal(carry(4), EVEN_OK);
+  even_generation_take(other.ranks_view, 2, 4);
+  assert_true(report());
+  even_boards_turn(&leader.job);
+  assert_true(even_gifts_travel(&leader.job)); /* rank 3 has not */
+  even_generation_take(other.ranks_view, 3, 4);
+  assert_true(report());
+  even_boards_turn(&leader.job);
+  assert_false(even_gifts_travel(&leader.job));
+  assert_int_equal(carry(4), EVEN_OK);
+  assert_false(even_gifts_travel(&other.job));
+}
+
+static void who_came_and_has_the_state_gives_it_to_others(void **state) {
+  const bool nobody[RANKS] = {false, false, false, false};
+  (void)state;
+  fill_the_other_host();
+  assert_int_equal(carry(3), EVEN_OK);
+  even_generation_stand(other.ranks_view, 2, 3); /* it has made a step since */
+  assert_true(report());
+  assert_true(even_job_has_state(&leader.job, 2));
+  assert_false(even_job_has_state(&leader.job, 3));
+  even_gifts_plan(&leader.job);
+  assert_int_equal(even_generation_lose(leader.job.generation, nobody), 4);
+  assert_false(even_gifts_travel(&leader.job)); /* rank 3 gets it from rank 2 */
+}
+
+static void why_the_state_does_not_come_is_told_where_it_is_waited_for(void **state) {
+  char why[EVEN_GENERATION_WORDS];
+  (void)state;
+  fill_the_other_host();
+  assert_int_equal(carry(3), EVEN_OK);
+  assert_int_equal(give(false, "{\"number\":3,\"ungiven\":[{\"host\":0,\"why\":\"of another one\"}]}"), EVEN_OK);
+  assert_false(even_generation_ungiven(other.ranks_view, 3, why));
+  assert_int_equal(give(false, "{\"number\":3,\"ungiven\":[{\"host\":1,\"why\":\"no memory is free\"}]}"), EVEN_OK);
+  assert_true(even_generation_ungiven(other.ranks_view, 3, why));
+  assert_string_equal(why, "no memory is free");
+
+  kill_rank(0);
+  kill_rank(1); /* nobody has the state any more */
+  assert_int_equal(leader.job.stage, EVEN_JOB_RUNS);
+  assert_false(even_gifts_travel(&leader.job));
+}
+
+/* A rank of the other host gives, to newcomers here. */
+static void a_host_says_where_it_could_not_send_the_state(void **state) {
+  static const char *const odd = "{\"gift\":3,\"ungiven\":[{\"host\":2,\"why\":\"\"}]}";
+  char why[EVEN_GENERATION_WORDS];
+  (void)state;
+  all_can_go_on();
+  assert_true(report());
+  kill_rank(0);
+  kill_rank(1);
+  for (int rank = 0; rank < HERE; rank++) { /* as if they were started */
+    leader.ranks[rank].alive = true;
+    even_generation_offer(leader.ranks_view, rank);
+    even_generation_stand(other.ranks_view, HERE + rank, 2);
+  }
+  leader.job.alive = RANKS;
+  assert_int_equal(carry(1), EVEN_OK);
+  assert_int_equal(carry(2), EVEN_OK);
   assert_true(report());
   even_job_replace_tick(&leader.job);
+  assert_int_equal(even_generation_number(leader.ranks_view), 3);
+  assert_int_equal(carry(3), EVEN_OK);
+  assert_true(even_generation_gives_away(other.ranks_view, 2, 3) && even_gifts_await(&other.job));
+  assert_int_not_equal(even_boards_look_ms(&other.job), 0);
+  assert_int_equal(give(true, odd), EVEN_ERR_INPUT);
+  assert_int_equal(give(true, "{\"gift\":2,\"ungiven\":[{\"host\":0,\"why\":\"late\"}]}"), EVEN_OK);
+  assert_false(even_generation_ungiven(leader.ranks_view, 3, why));
+  assert_int_equal(give(true, "{\"gift\":3,\"ungiven\":[{\"host\":0,\"why\":\"it broke\"}]}"), EVEN_OK);
+  assert_true(even_generation_ungiven(leader.ranks_view, 3, why));
+  assert_string_equal(why, "it broke");
+  assert_non_null(strstr(
+      leader.said.data, "host here does not get the state of the training that rank 2 on host there gives: it broke|"));
+}
+
+static void plans_of_ranks_and_hosts_that_are_none_are_refused(void **state) {
+  static const char *const plans[] = {
+      "{\"number\":1,\"members\":[0],\"giver\":4}",
+      "{\"number\":1,\"members\":[0],\"giver\":\"0\"}",
+      "{\"number\":1,\"members\":[0],\"giver\":0,\"gives_to\":[2]}",
+      "{\"number\":1,\"members\":[0],\"ungiven\":[{\"host\":-1,\"why\":\"\"}]}",
+  };
+  (void)state;
+  for (size_t i = 0; i < sizeof plans / sizeof plans[0]; i++) {
+    even_boards_begin(&other.job);
+    assert_int_equal(even_gifts_begin(&other.job), EVEN_OK);
+    assert_int_equal(give(false, plans[i]), EVEN_ERR_INPUT);
+    assert_int_equal(even_generation_number(other.ranks_view), 0);
+  }
+}
+
+/* Its agent was started again: its board begins where the others are, once it has said that it can follow. */
+static void a_host_that_comes_back_follows_from_where_the_others_are(void **state) {
+  (void)state;
+  all_can_go_on();
+  assert_true(report());
+  even_job_host_ended(&leader.job, HERE, 2, "its cable is cut");
+  leader.agents[1].follows = false;
+  leader.link.fd = -1;
   even_job_replace_tick(&leader.job);
-  assert_false(leader.ranks[3].alive);
-  assert_int_equal(even_generation_wished(leader.ranks_view), EVEN_WISH_NOTHING); /* and rank 2 is not waited for */
-  assert_int_equal(even_job_replace_free(&leader.job), 0);
-  const char *told = strstr(leader.said.data, "rank 3: no process takes its place: nobody is left on host there");
-  assert_non_null(told);
-  assert_null(strstr(told + strlen("rank 3: n"), "no process takes")); /* once */
-  even_job_host_ended(&leader.job, HERE, 2, "its cable is cut");       /* it was no member: nobody misses it */
-  assert_int_equal(even_generation_number(leader.ranks_view), 2);
-  assert_int_equal(leader.job.stage, EVEN_JOB_RUNS);
+  assert_false(leader.ranks[2].alive); /* nobody there can be asked */
+  other.job.late = true;
+  assert_int_equal(even_job_generations_begin(&other.job), EVEN_OK);
+  assert_true(even_job_is_outside(&other.job, 2) && even_job_is_outside(&other.job, 3));
+  assert_false(even_generation_has(other.ranks_view, 0, 0));
+  leader.agents[1].link = NULL; /* nothing is sent by it here */
+  assert_true(report());
+  leader.agents[1].link = &leader.link;
+  assert_true(leader.agents[1].follows);
+  assert_true(even_job_host_reached(&leader.job, 2));
+  assert_false(report());
+  const bool nobody[RANKS] = {false, false, false, false};
+  assert_int_equal(even_generation_lose(leader.job.generation, nobody), 2);
+  assert_int_equal(carry(2), EVEN_OK);
+  assert_int_equal(even_generation_number(other.ranks_view), 2);
+  assert_true(even_generation_has(other.ranks_view, 1, 2));
+  assert_int_equal(even_generation_lose(leader.job.generation, nobody), 3);
+  assert_int_equal(even_generation_lose(leader.job.generation, nobody), 4);
+  assert_int_equal(carry(4), EVEN_ERR_INPUT); /* from then on one by one */
 }
 
 static void the_least_are_not_waited_for_where_they_cannot_come(void **state) {
@@ -445,6 +582,7 @@ static void the_least_are_not_waited_for_where_they_cannot_come(void **state) {
   assert_true(report());
   kill_rank(1); /* rank 0 could give another one its state */
   assert_int_equal(even_generation_number(leader.ranks_view), 1);
+  leader.agents[1].busy = false; /* a lost host's places are free when it is back, and not before */
   even_job_host_ended(&leader.job, HERE, 2, "its cable is cut");
   assert_int_equal(leader.job.stage, EVEN_JOB_TERMINATED);
   assert_non_null(strstr(leader.said.data,
@@ -498,7 +636,12 @@ int main(void) {
       BOARD_TEST(who_failed_while_others_were_heard_is_the_cause),
       REPLACING_TEST(who_takes_a_place_elsewhere_joins_those_that_stand),
       REPLACING_TEST(who_takes_a_place_is_heard_where_it_says_the_same),
-      REPLACING_TEST(where_nobody_is_left_nobody_takes_a_place),
+      REPLACING_TEST(where_nobody_is_left_the_state_comes_from_another_host),
+      REPLACING_TEST(who_came_and_has_the_state_gives_it_to_others),
+      REPLACING_TEST(why_the_state_does_not_come_is_told_where_it_is_waited_for),
+      REPLACING_TEST(a_host_says_where_it_could_not_send_the_state),
+      REPLACING_TEST(plans_of_ranks_and_hosts_that_are_none_are_refused),
+      REPLACING_TEST(a_host_that_comes_back_follows_from_where_the_others_are),
       REPLACING_TEST(the_least_are_not_waited_for_where_they_cannot_come),
       REPLACING_TEST(only_a_free_place_of_this_host_is_filled),
       BOARD_TEST(lack_of_memory_is_told),

@@ -32,11 +32,25 @@ class Board:
         new.replace(f"gift-{own_host}-{number}")
 
     def given(self, number):
-        try:
-            rank, process, fd = map(int, pathlib.Path(f"gift-{own_host}-{number}").read_text().split())
-        except FileNotFoundError:
-            return None
-        return (process, fd) if self.whole.has(rank, number) else None
+        own = pathlib.Path(f"gift-{own_host}-{number}")
+        for path in (own, *pathlib.Path().glob(f"gift-[a-z]-{number}")):  # the agents would bring that of another host
+            try:
+                rank, process, fd = map(int, path.read_text().split())
+            except FileNotFoundError:
+                continue
+            if self.whole.has(rank, number):
+                return process, fd
+        return None
+
+    def since(self, rank, number):
+        while number and self.whole.has(rank, number - 1):
+            number -= 1
+        return number
+
+    def gives_away(self, rank, number):
+        members = [one for one in range(self.whole.ranks) if self.whole.has(one, number)]
+        first = min(self.since(one, number) for one in members)
+        return rank == next(one for one in members if self.since(one, number) == first)
 
 
 _core.Generation = Board
@@ -299,6 +313,7 @@ REPLACED = (
 from evenstep.generation_gift import Gift
 
 around(Gift, "wrap", "giving", "given")
+around(Gift, "open", "opening", "opened")
 waits = [int(step) for step in sys.argv[2].split(",") if step]
 joined = os.environ.get("EVENSTEP_JOINS") == "1"
 

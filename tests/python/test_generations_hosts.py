@@ -78,9 +78,11 @@ def test_a_trainer_shows_nothing_of_it(run: Run, script: Script) -> None:
         (("-n", "4", "--spares", "2"), "a,b,a,b,a,b", "0@forward:2,1@forward:2", [2, 3], 2),  # a giver on each
         (("-n", "5", "--spares", "2"), "a,b,a,b,b,a,b", "0@forward:2,1@forward:2,3@giving:3", [2, 4], 2),
         (("-n", "3", "--spares", "1"), "a,b,a,a", "0@forward:2,3@met:3", [1, 2], 0),
+        (("-n", "3", "--spares", "1"), "a,b,a,b", "1@forward:2", [0, 2], 1),  # to a host where nobody is left
+        (("-n", "3", "--spares", "1"), "a,b,a,b", "1@forward:2,0@given:3", [2], 0),
     ],
 )
-def test_each_host_gives_the_state_to_its_own(
+def test_newcomers_get_the_state_wherever_they_are(
     run: Run, script: Script, options: tuple[str, ...], names: str, deaths: str, began: list[int], joined: int
 ) -> None:
     result = run(*options, *REPLACE, script(cases.REPLACED), deaths, "2", env=played(names))
@@ -88,17 +90,6 @@ def test_each_host_gives_the_state_to_its_own(
     assert result.returncode == 0, text
     assert_replaced(text, began)
     assert len(re.findall("began at step [1-9]", text)) >= joined, text
-
-
-@pytest.mark.more
-def test_who_comes_to_a_host_without_a_rank_ends_with_the_reason(run: Run, script: Script) -> None:
-    words = ("-n", "3", "--spares", "1", *REPLACE, script(cases.REPLACED), "1@forward:2", "")
-    result = run(*words, env=played("a,b,a,b"))
-    text = result.stdout + result.stderr
-    assert result.returncode == 0, text
-    assert "no rank of this host is left that could give its state to this process" in text, text
-    ends = re.findall(r"rank \d of (\d) at step 18: (\S+) apart, rate kept", text)
-    assert [count for count, _ in ends] == ["2", "2"] and all(float(far) < 1e-12 for _, far in ends), text
 
 
 @pytest.mark.more

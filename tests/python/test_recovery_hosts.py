@@ -4,15 +4,18 @@ are none, or UCX cannot be opened."""
 from __future__ import annotations
 
 import os
+import pathlib
 import re
+import shutil
 import signal
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 
 import generation_cases as cases
 import pytest
 import test_run_hosts as two_hosts
-from run_jobs import Job, alive, wait_until
-from test_generations import assert_right
+from run_jobs import Job, Run, alive, wait_until
+from test_generations import assert_right, bits
 from test_replacement import assert_replaced
 from test_run_hosts import Hosts, _ip
 
@@ -66,6 +69,7 @@ def _waiting(job: Job) -> list[tuple[int, int]]:
     return [(int(process), int(agent)) for process, agent in (one.split(" of ") for one in found)]
 
 
+@pytest.mark.more
 def test_an_agent_is_killed_and_the_others_train_on(hosts: Hosts, script: Script) -> None:
     job = hosts.start(*SHRINK, script(HOST_IS_LOST), "", ranks=":2")
     os.kill(_waiting(job)[0][1], signal.SIGKILL)
@@ -115,9 +119,18 @@ def test_a_lost_host_is_there_again_after_a_restart(hosts: Hosts, script: Script
 @pytest.mark.parametrize(
     ("deaths", "waits", "began"),
     [
-        ("3@forward:2", "2", [0, 1, 2]),
+        ("2@forward:2,3@forward:2", "2,2", [0, 1]),  # all there: their state comes from here
+        pytest.param("3@forward:2", "2", [0, 1, 2], marks=pytest.mark.more),
         pytest.param("1@forward:2,3@forward:6", "2,6", [0, 2], marks=pytest.mark.more),
         pytest.param("2@forward:2,0@applied:6", "2,6", [1, 3], marks=pytest.mark.more),
+        pytest.param("0@forward:2,1@forward:2", "2,2", [2, 3], marks=pytest.mark.more),  # all here: from there
+        # who gives, before, while and after it does; who gets it, before and after; one that stands
+        pytest.param("2@forward:2,3@forward:2,0@giving:3", "2,2", [1], marks=pytest.mark.more),
+        pytest.param("2@forward:2,3@forward:2,0@given:3", "2,2", [1], marks=pytest.mark.more),
+        pytest.param("2@forward:2,3@forward:2,2@opening:0", "2", [0, 1], marks=pytest.mark.more),
+        pytest.param("2@forward:2,3@forward:2,2@opened:0", "2", [0, 1], marks=pytest.mark.more),
+        pytest.param("2@forward:2,3@forward:2,1@meeting:3", "2,2", [0], marks=pytest.mark.more),
+        pytest.param("2@forward:2,3@forward:2,2@met:3", "2,2", [0, 1], marks=pytest.mark.more),
     ],
 )
 def test_processes_take_the_places_of_killed_ranks_on_their_hosts(
@@ -128,9 +141,131 @@ def test_processes_take_the_places_of_killed_ranks_on_their_hosts(
     assert_replaced(text, began)
 
 
-@pytest.mark.more
-def test_nobody_takes_a_place_where_nobody_is_left(hosts: Hosts, script: Script) -> None:
-    code, text = hosts.run(*REPLACE, script(cases.PLAIN_LOOP), "1@forward:3")
+# Ranks 2 and 3 wait in the seventh step until their agent is killed; those that take their places do not.
+HOST_RETURNS = cases.REPLACED.replace(
+    '        here("applied")\n',
+    """        here("applied")
+        if rank in ("2", "3") and es.step() == 7 and not joined:
+            print("waits as process", os.getpid(), "of", os.getppid(), flush=True)
+            while True:
+                pass
+""",
+)
+
+
+def test_a_lost_hosts_agent_is_started_again_while_the_others_go_on(hosts: Hosts, script: Script) -> None:
+    job = hosts.start(*REPLACE, script(HOST_RETURNS), "", "7,7", ranks=":2")
+    os.kill(_waiting(job)[0][1], signal.SIGKILL)
+    code, text = job.finish()
     assert code == 0, text
-    assert_right(text, [0])
-    assert f"rank 1: no process takes its place: nobody is left on host {hosts.names[1]}" in text
+    there = hosts.names[1]
+    assert f"generation 1: ranks 0 and 1 go on without host {there} (ranks 2 and 3)" in text
+    assert f"host {there}: its agent is started again, and the others go on meanwhile" in text
+    assert f"host {there} is back: processes take the places of its 2 ranks" in text
+    assert_replaced(text, [0, 1])
+
+
+# With a state that takes its time between the hosts; `waits`: as often as somebody may come.
+LARGE = cases.REPLACED.replace(
+    "es.barrier()\nmodel, optimizer",
+    """print("is process", os.getpid(), flush=True)
+plain_make = make
+
+
+def make():
+    model, *rest = plain_make()
+    model.register_buffer("ballast", torch.arange(1 << 22, dtype=torch.float64))
+    return (model, *rest)
+
+
+es.barrier()
+model, optimizer""",
+    1,
+)
+
+
+def _travels(agents: list[int]) -> bool:
+    """Whether a state is on its way to one of these agents."""
+    for agent in agents:
+        for entry in pathlib.Path(f"/proc/{agent}/fd").glob("*"):
+            try:
+                if "memfd:evenstep-parcel" in os.readlink(entry) and entry.stat().st_size > 1 << 20:
+                    return True
+            except OSError:
+                continue
+    return False
+
+
+@pytest.fixture
+def slow_link(hosts: Hosts) -> Iterator[None]:
+    """80 Mbit/s from the first host to the second."""
+    if shutil.which("tc") is None:
+        pytest.skip("no tc (apt-get install iproute2)")
+    words = f"netns exec {hosts.names[0]} tc qdisc add dev eth0 root tbf rate 80mbit burst 128kb latency 400ms"
+    made = subprocess.run(["ip", *words.split()], capture_output=True, text=True)
+    if made.returncode != 0:
+        pytest.skip(f"no tc qdisc tbf: {made.stderr.strip()}")
+    yield
+    _ip(f"netns exec {hosts.names[0]} tc qdisc del dev eth0 root")
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("lost", ["the giver", "the taker", "its agent", "the link"])
+def test_what_is_lost_while_the_state_travels_costs_nobody_else(
+    hosts: Hosts, script: Script, slow_link: None, lost: str
+) -> None:
+    job = hosts.start(*REPLACE, script(LARGE), "2@forward:2,3@forward:2", "2,2,2", ranks=":2")
+    there = hosts.names[1]
+    giver = int(job.wait_for(r"\[rank 0[^\]]*\] is process (\d+)")[0])
+    taker = int(job.wait_for(r"rank 2: a process takes its place \(process (\d+)\)")[0])
+    wait_until(lambda: _travels(hosts.agents()))
+    if lost == "the link":
+        _ip(f"-n {there} link set eth0 down")
+        try:
+            job.wait_for(f"host {there} is lost")
+        finally:
+            _ip(f"-n {there} link set eth0 up")
+    else:
+        os.kill({"the giver": giver, "the taker": taker}.get(lost) or hosts.agents()[0], signal.SIGKILL)
+    code, text = job.finish()
+    assert code == 0, text
+    assert_replaced(text, [1] if lost == "the giver" else [0, 1])
+    assert (f"host {there} is back" in text) == (lost in ("its agent", "the link")), text
+
+
+@pytest.mark.more
+def test_the_bits_are_those_of_a_run_in_which_no_host_was_lost(hosts: Hosts, script: Script, run: Run) -> None:
+    path = script(cases.BITWISE)
+    alone = run("-n", "1", "--no-pin", "--no-monitor", "--log-rank", "all", path, "", "")
+    wanted = bits(alone.stdout + alone.stderr, 1)
+    code, text = hosts.run(*REPLACE, path, "2@forward:2,3@forward:2", "2,2", ranks=":2")
+    assert code == 0 and "restart" not in text, text
+    assert "joins" in text and bits(text, 4) == wanted, text
+
+
+# What is given claims to be larger than any memory.
+ENDLESS = cases.REPLACED.replace(
+    "waits = [",
+    """plain_wrap = Gift.wrap
+
+
+def wrap(*arguments):
+    descriptor = plain_wrap(*arguments)
+    os.ftruncate(descriptor, 1 << 44)
+    return descriptor
+
+
+Gift.wrap = staticmethod(wrap)
+waits = [""",
+    1,
+)
+
+
+@pytest.mark.more
+def test_where_the_state_finds_no_memory_the_others_go_on(hosts: Hosts, script: Script) -> None:
+    code, text = hosts.run(*REPLACE, script(ENDLESS), "2@forward:2,3@forward:2", "2", ranks=":2")
+    assert code == 0, text
+    here, there = hosts.names
+    assert f"host {there} does not get the state of the training that rank 0 on host {here} gives: parcel" in text
+    assert re.search(r"rank [23] cannot take a lost rank's place: the state of the training did not come", text), text
+    assert len(re.findall(r"rank [01] of 2 at step 18: \S+ apart, rate kept", text)) == 2, text
