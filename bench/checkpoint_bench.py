@@ -5,7 +5,9 @@
 One process, alternating rounds, medians. A state is a model of linear layers with AdamW, a third of it weights. Saving
 ends with an fsync of what was written (on disk), loading begins with a cold page cache (on disk) and ends with the values in
 the model and the optimizer. `copy` writes and reads the same number of bytes from and to one buffer that was touched
-before. The bound of loading from memory is a copy by all cores. `stall` is how long es.checkpoint(wait=False) keeps training
+before: one thread, through the page cache, cold or warm as for the others, no page faults, no checksums. What else is
+compared takes the faults of its own memory in its time. `copy, new memory` reads to memory that nobody has touched, as a
+first load must. The bound of loading from memory is a copy by all cores. `stall` is how long es.checkpoint(wait=False) keeps training
 from going on, beside one copy of the state in memory;
 `slowed` compares a step with a checkpoint every tenth with a step without.
 """
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import os
 import pathlib
 import shutil
@@ -102,6 +105,15 @@ class Bench:
                 while view:
                     view = view[file.readinto(view) :]
 
+        def copy_to_new() -> None:
+            with (folder / "bytes").open("rb", buffering=0) as file:
+                with mmap.mmap(-1, self.bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+                    view = memoryview(memory)
+                    at = 0
+                    while at < self.bytes:
+                        at += file.readinto(view[at:])
+                    view.release()
+
         def put(state: dict[str, Any]) -> None:
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
@@ -113,6 +125,7 @@ class Bench:
 
         return {
             "copy": copy,
+            "copy, new memory": copy_to_new,
             "evenstep": lambda: void(es.load_checkpoint(folder / "checkpoint")),
             "torch.save": lambda: put(torch.load(folder / "state.pt")),
             "DCP": load_dcp,
@@ -135,12 +148,20 @@ class Bench:
                     began = time.perf_counter()
                     self.loads(folder)[way]()
                     load = time.perf_counter() - began
+                    if way == "copy":
+                        if on_disk:
+                            forget_tree(folder)
+                        began = time.perf_counter()
+                        self.loads(folder)["copy, new memory"]()
+                        new = time.perf_counter() - began
                 finally:
                     shutil.rmtree(folder)
                 if round_ > 0:
                     one = found.setdefault(way, {"save": [], "load": []})
                     one["save"].append(self.bytes / save)
                     one["load"].append(self.bytes / load)
+                    if way == "copy":
+                        one.setdefault("new", []).append(self.bytes / new)
         return found
 
     def bound(self) -> float:
@@ -207,6 +228,9 @@ def main() -> None:
                 ratio = statistics.median(a / b for a, b in zip(speeds[what], found["copy"][what]))
                 row += [f"{statistics.median(speeds[what]) / 1e9:10.2f}", f"{ratio:8.2f}"]
             print(f"  {way:10} {' '.join(row)}")
+        new = found["copy"]["new"]
+        ratio = statistics.median(a / b for a, b in zip(found["evenstep"]["load"], new))
+        print(f"  copy, new memory: load {statistics.median(new) / 1e9:.2f} GB/s; evenstep {ratio:.2f} of that")
         if name == "memory":
             bound = figures["bound"] = bench.bound()
             reached = statistics.median(found["evenstep"]["load"]) / bound

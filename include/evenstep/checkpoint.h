@@ -139,6 +139,17 @@ typedef struct even_checkpoint_reading {
  * altered), EVEN_ERR_ARGUMENT, EVEN_ERR_NOT_FOUND, EVEN_ERR_INPUT, EVEN_ERR_MEMORY, EVEN_ERR_INTERRUPTED, those of
  * reading. */
 EVEN_PUBLIC even_status even_checkpoint_file_read(const even_checkpoint_reading *reading) EVEN_MUST_USE;
+/* Whether all of a file lies in memory already (the page cache, a file system of memory), or nobody can say. Errors:
+ * EVEN_ERR_NOT_FOUND, EVEN_ERR_INPUT, those of opening it. */
+EVEN_PUBLIC even_status even_checkpoint_file_is_cached(const char *path, bool *cached) EVEN_MUST_USE;
+typedef struct even_checkpoint_move {
+  const void *from;
+  void *to;
+  size_t bytes;
+} even_checkpoint_move;
+
+/* Copies blocks that do not overlap, by several threads. Any thread. Errors: EVEN_ERR_INTERRUPTED. */
+EVEN_PUBLIC even_status even_checkpoint_bytes_move(const even_checkpoint_move *moves, size_t count) EVEN_MUST_USE;
 /* XXH3, 64 bits, of a block of memory: what covers the manifest itself. */
 EVEN_PUBLIC uint64_t even_checkpoint_checksum(const void *data, size_t bytes);
 /* CRC-32C (RFC 3720, appendix B.4), by which TensorFlow's files are checked. */

@@ -205,9 +205,14 @@ class TensorFile:
         _, _, begin, end = self._entries[name]
         return int(end - begin)
 
+    def plain(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
+        """Type and shape of its plain numbers."""
+        dtype, shape, _, _ = self._entries[name]
+        return dtype, shape
+
     def empty(self, name: str) -> torch.Tensor:
         """Memory for a tensor, as plain numbers."""
-        dtype, shape, _, _ = self._entries[name]
+        dtype, shape = self.plain(name)
         return torch.empty(shape, dtype=dtype)  # aligned as torch's kernels like it
 
     def as_saved(self, name: str, values: torch.Tensor) -> torch.Tensor:

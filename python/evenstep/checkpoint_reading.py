@@ -10,7 +10,9 @@ from typing import Any, TypeVar
 
 import torch
 
+from evenstep import _core
 from evenstep._core import EvenstepError
+from evenstep.checkpoint_block import LEAST, Block
 from evenstep.checkpoint_files import Place, TensorFile, compare, damage_of
 
 Tensors = dict[str, torch.Tensor]
@@ -90,6 +92,8 @@ class StoredFiles:
             raise
 
     def _read_tensors(self, name: str, file: TensorFile) -> Tensors:
+        if self._comes_from_disk(name):
+            return self._read_block(name, file)
         header = ctypes.create_string_buffer(len(file.head))
         places = [(0, len(file.head), ctypes.addressof(header))]
         tensors = {}
@@ -102,6 +106,20 @@ class StoredFiles:
         if header.raw != file.head:
             raise damage_of(self._folder, f"{name} changed while it was read")
         return {key: file.as_saved(key, values) for key, values in tensors.items()}
+
+    def _comes_from_disk(self, name: str) -> bool:
+        """Where a device writes into memory, best into one block of it. What is in memory is copied, best to where the allocator
+        has memory already."""
+        large = name in self._entries and self._entries[name]["bytes"] >= LEAST
+        return large and not _core.file_is_cached(self._folder / name)
+
+    def _read_block(self, name: str, file: TensorFile) -> Tensors:
+        size = self._entries[name]["bytes"]
+        block = Block(size)
+        self._compare(name, ((0, size, block.address),))
+        if not block.holds(file.head):
+            raise damage_of(self._folder, f"{name} changed while it was read")
+        return {key: file.as_saved(key, block.tensor(begin, *file.plain(key))) for key, begin in file.by_place()}
 
 
 def on_all_ranks(session: Any, work: Callable[[], T]) -> T:

@@ -15,6 +15,7 @@ from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
 from evenstep import _core, checkpoint_random
 from evenstep._core import EvenstepError
+from evenstep.checkpoint_block import move
 from evenstep.checkpoint_encoding import decode, encode
 from evenstep.checkpoint_files import find_tied, index_of, shard_name, total_bytes
 from evenstep.checkpoint_keeping import lineage_of
@@ -153,12 +154,24 @@ def _load_model(model: Any, saved: dict[str, Any], files: StoredFiles, other: An
     tied, extra = saved["tied"], saved["extra"]
     own = files.tensors(files_of(saved))
     files.drop(files_of(saved))
-    model.load_state_dict(
-        {
-            key: decode(extra[key], other, value) if key in extra else own[tied.get(key, key)]
-            for key, value in model.state_dict().items()
-        }
-    )
+    state = {
+        key: decode(extra[key], other, value) if key in extra else own[tied.get(key, key)]
+        for key, value in model.state_dict().items()
+    }
+    _put_in_place(model, state, extra)
+    model.load_state_dict(state)
+
+
+def _put_in_place(model: Any, state: dict[str, Any], extra: Any) -> None:
+    """Copies what is plain memory by several threads. The model gets these tensors as its own then, and copies nothing more:
+    what its modules do when they are loaded they do all the same."""
+    if torch.__future__.get_swap_module_params_on_conversion():
+        return
+    live = model.state_dict(keep_vars=True)
+    keys = [key for key in state if key not in extra and not _is_extra(key) and isinstance(live.get(key), torch.Tensor)]
+    for key, done in zip(keys, move([(live[key], state[key]) for key in keys])):
+        if done:
+            state[key] = live[key]
 
 
 # -- optimizers --

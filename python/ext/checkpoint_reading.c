@@ -1,4 +1,4 @@
-/* evenstep._core.read_file: a checkpoint's file to where its bytes belong. */
+/* evenstep._core.read_file, .move_bytes: a checkpoint's file to memory, and from there to where its bytes belong. */
 #include "ext.h"
 
 #include <evenstep/checkpoint.h>
@@ -84,10 +84,72 @@ static PyObject *read_file(PyObject *module, PyObject *arguments) {
   return result;
 }
 
+static PyObject *file_is_cached(PyObject *module, PyObject *arguments) {
+  PyObject *path = NULL;
+  bool cached = true;
+  even_status status = EVEN_OK;
+  (void)module;
+  if (!PyArg_ParseTuple(arguments, "O&:file_is_cached", PyUnicode_FSConverter, &path)) {
+    return NULL;
+  }
+  const char *name = PyBytes_AsString(path);
+  Py_BEGIN_ALLOW_THREADS;
+  status = even_checkpoint_file_is_cached(name, &cached);
+  Py_END_ALLOW_THREADS;
+  Py_DECREF(path);
+  return status == EVEN_OK ? PyBool_FromLong(cached) : even_ext_raise(status);
+}
+
+static PyObject *run_moves(PyObject *items, Py_ssize_t count) {
+  even_checkpoint_move *moves = calloc((size_t)count + 1, sizeof *moves);
+  PyObject *result = NULL;
+  if (moves == NULL) {
+    return PyErr_NoMemory();
+  }
+  for (Py_ssize_t i = 0; i < count && !PyErr_Occurred(); i++) {
+    PyObject *from = NULL;
+    PyObject *to = NULL;
+    Py_ssize_t bytes = 0;
+    if (PyArg_ParseTuple(PyTuple_GetItem(items, i), "OOn;a move is (to, from, bytes)", &to, &from, &bytes)) {
+      moves[i] = (even_checkpoint_move){
+          .from = PyLong_AsVoidPtr(from), .to = PyLong_AsVoidPtr(to), .bytes = bytes < 0 ? 0 : (size_t)bytes};
+    }
+  }
+  if (!PyErr_Occurred()) {
+    even_status status = EVEN_OK;
+    Py_BEGIN_ALLOW_THREADS;
+    status = even_checkpoint_bytes_move(moves, (size_t)count);
+    Py_END_ALLOW_THREADS;
+    result = status == EVEN_OK ? Py_None : even_ext_raise(status);
+    Py_XINCREF(result);
+  }
+  free(moves);
+  return result;
+}
+
+static PyObject *move_bytes(PyObject *module, PyObject *items) {
+  (void)module;
+  if (!PyTuple_Check(items)) {
+    PyErr_SetString(PyExc_TypeError, "move_bytes wants a tuple of (to, from, bytes)");
+    return NULL;
+  }
+  for (Py_ssize_t i = 0; i < PyTuple_Size(items); i++) {
+    if (!PyTuple_Check(PyTuple_GetItem(items, i))) {
+      PyErr_SetString(PyExc_TypeError, "a move is a tuple (to, from, bytes)");
+      return NULL;
+    }
+  }
+  return run_moves(items, PyTuple_Size(items));
+}
+
 static PyMethodDef functions[] = {
     {"read_file", read_file, METH_VARARGS,
      "read_file(path, bytes, chunk_bytes, sums, places)\n\nReads a file to places (begin, bytes, address), which "
      "ascend, and compares its checksums on the way, by several threads."},
+    {"file_is_cached", file_is_cached, METH_VARARGS,
+     "file_is_cached(path)\n\nWhether all of a file lies in memory already, or nobody can say."},
+    {"move_bytes", move_bytes, METH_O,
+     "move_bytes(moves)\n\nCopies blocks (to, from, bytes), addresses that do not overlap, by several threads."},
     {NULL, NULL, 0, NULL}};
 
 int even_ext_add_checkpoint_reading(PyObject *module) {

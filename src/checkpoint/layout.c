@@ -1,5 +1,6 @@
-/* The layout of a safetensors file: widest elements first, so that every tensor is aligned without a gap
- * (the format allows none), then by name, so that the same state gives the same bytes. */
+/* The layout of a safetensors file. The format allows no gaps: tensors of whole cache lines come first, so that in
+ * memory that holds the file as it is each is aligned as kernels like it; the others by their elements, widest first.
+ * Then by name, so that the same state gives the same bytes. */
 #include "checkpoint/layout.h"
 
 #include "base/alloc.h"
@@ -10,16 +11,18 @@
 #include "checkpoint/dtype.h"
 
 #include <inttypes.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { LENGTH_BYTES = 8, HEADER_ALIGNMENT = 8, MOST_DIMENSIONS = 64 };
+enum { LENGTH_BYTES = 8, HEADER_ALIGNMENT = 64, MOST_DIMENSIONS = 64 };
 static const size_t most_header_bytes = 100000000; /* what readers of the format accept */
 
 typedef struct entry {
   const char *name;
   size_t index;
   size_t element_bytes;
+  bool whole_lines;
 } entry;
 
 static int by_name(const void *left, const void *right) {
@@ -29,6 +32,9 @@ static int by_name(const void *left, const void *right) {
 static int by_place(const void *left, const void *right) {
   const entry *a = left;
   const entry *b = right;
+  if (a->whole_lines != b->whole_lines) {
+    return a->whole_lines ? -1 : 1;
+  }
   if (a->element_bytes != b->element_bytes) {
     return a->element_bytes > b->element_bytes ? -1 : 1;
   }
@@ -68,7 +74,7 @@ static even_status check_tensor(const char *file, const even_checkpoint_tensor *
 
 static even_status collect(const even_checkpoint_file *file, entry *entries) {
   for (size_t i = 0; i < file->tensor_count; i++) {
-    entries[i] = (entry){file->tensors[i].name, i, 0};
+    entries[i] = (entry){file->tensors[i].name, i, 0, file->tensors[i].bytes % HEADER_ALIGNMENT == 0};
     EVEN_TRY(check_tensor(file->name, &file->tensors[i], file->fetch != NULL, &entries[i].element_bytes));
   }
   qsort(entries, file->tensor_count, sizeof *entries, by_name);

@@ -1,9 +1,10 @@
-/* Reads a file of a checkpoint in one pass: each thread takes a chunk, reads it window by window to where it belongs,
- * and sums each window while it is in the cache. */
+/* Reads a file of a checkpoint in one pass: each thread takes a chunk, reads it window by window to where it belongs
+ * (past the page cache where that has nothing of it), and sums each window while it is in the processor's. */
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "checkpoint/items.h"
 #include "checkpoint/summing.h"
+#include "os/direct_file.h"
 #include "os/pages.h"
 #include "os/stream.h"
 
@@ -11,8 +12,8 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* Half of a small second-level cache. */
-enum { WINDOW_BYTES = 256 << 10 };
+/* From the page cache: half of a small second-level cache. From a disk: what keeps that busy, and a huge page. */
+enum { WINDOW_BYTES = 256 << 10, DISK_WINDOW_BYTES = 2 << 20 };
 
 typedef struct reading_job {
   const even_checkpoint_reading *reading;
@@ -21,7 +22,7 @@ typedef struct reading_job {
 
 static even_status open_memory(void *context, void **own) {
   const reading_job *job = context;
-  return even_summing_open(job->reading->chunk_bytes, WINDOW_BYTES, own);
+  return even_summing_open(job->reading->chunk_bytes, job->input.direct > 0 ? DISK_WINDOW_BYTES : WINDOW_BYTES, own);
 }
 
 /* The first place that ends behind byte `at`, or place_count. */
@@ -52,12 +53,14 @@ static void spread(const even_checkpoint_reading *reading, size_t first, uint64_
   }
 }
 
-static even_status read_window(reading_job *job, even_summing *memory, uint64_t at, size_t bytes) {
+static even_status read_window(reading_job *job, even_summing *memory, uint64_t at, size_t bytes, bool cached) {
   const even_checkpoint_reading *reading = job->reading;
   size_t first = find_place(reading, at);
   const even_checkpoint_place *place = first < reading->place_count ? &reading->places[first] : NULL;
-  bool straight = place != NULL && place->begin <= at && place->begin + place->bytes >= at + bytes;
-  char *to = straight ? (char *)place->data + (at - place->begin) : memory->window;
+  bool within = place != NULL && place->begin <= at && place->begin + place->bytes >= at + bytes;
+  char *there = within ? (char *)place->data + (at - place->begin) : NULL;
+  bool straight = within && (cached || (uintptr_t)there % EVEN_DIRECT_ALIGNMENT == 0);
+  char *to = straight ? there : memory->window;
   EVEN_TRY(even_input_read_at(&job->input, at, to, bytes));
   EVEN_TRY(even_chunk_sums_update(memory->sums, to, bytes));
   if (!straight) {
@@ -77,10 +80,12 @@ static even_status read_chunk(void *context, void *own, size_t chunk) {
   const even_checkpoint_reading *reading = job->reading;
   uint64_t begin = (uint64_t)chunk * reading->chunk_bytes;
   uint64_t end = reading->bytes - begin > reading->chunk_bytes ? begin + reading->chunk_bytes : reading->bytes;
+  bool cached = job->input.direct == 0 || even_input_is_cached(&job->input, begin, (size_t)(end - begin));
+  size_t window = cached ? WINDOW_BYTES : DISK_WINDOW_BYTES;
   uint64_t sum = 0;
   for (uint64_t at = begin; at < end;) {
-    size_t bytes = end - at > WINDOW_BYTES ? WINDOW_BYTES : (size_t)(end - at);
-    EVEN_TRY(read_window(job, memory, at, bytes));
+    size_t bytes = end - at > window ? window : (size_t)(end - at);
+    EVEN_TRY(read_window(job, memory, at, bytes, cached));
     at += bytes;
   }
   EVEN_TRY(even_chunk_sums_end(memory->sums, &sum));
@@ -127,6 +132,7 @@ even_status even_checkpoint_file_read(const even_checkpoint_reading *reading) {
     status = check_size(reading, job.input.bytes);
   }
   if (status == EVEN_OK) {
+    even_input_go_direct(&job.input);
     for (size_t i = 0; i < reading->place_count; i++) {
       even_pages_prefer_huge(reading->places[i].data, reading->places[i].bytes);
     }
@@ -141,4 +147,14 @@ even_status even_checkpoint_file_read(const even_checkpoint_reading *reading) {
   }
   even_input_close(&job.input);
   return status;
+}
+
+even_status even_checkpoint_file_is_cached(const char *path, bool *cached) {
+  even_input input;
+  *cached = true;
+  EVEN_TRY(even_input_open(path, &input));
+  even_input_go_direct(&input);
+  *cached = input.direct == 0 || even_input_is_cached(&input, 0, (size_t)input.bytes);
+  even_input_close(&input);
+  return EVEN_OK;
 }

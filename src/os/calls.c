@@ -183,6 +183,7 @@ static int real_nanosleep(const struct timespec *time) {
    .mmap = mmap,                                \
    .munmap = munmap,                            \
    .madvise = madvise,                          \
+   .mincore = mincore,                          \
    .mbind = real_mbind,                         \
    .get_mempolicy = real_get_mempolicy,         \
    .memfd_create = real_memfd_create,           \

@@ -52,6 +52,7 @@ typedef struct even_os_calls {
   void *(*mmap)(void *address, size_t bytes, int protection, int flags, int fd, off_t offset);
   int (*munmap)(void *address, size_t bytes);
   int (*madvise)(void *address, size_t bytes, int advice);
+  int (*mincore)(void *address, size_t bytes, unsigned char *pages);
   /* where pages are taken from: mempolicy.h */
   long (*mbind)(void *address, size_t bytes, int mode, const unsigned long *nodes, unsigned long most, unsigned flags);
   long (*get_mempolicy)(int *mode, unsigned long *nodes, unsigned long most, void *address, unsigned long flags);

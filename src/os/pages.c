@@ -8,7 +8,7 @@
 #include <sys/mman.h>
 
 #define HUGE ((uintptr_t)2 << 20)
-#define LEAST ((size_t)4 << 20)
+#define LEAST ((size_t)2 << 20)
 
 void even_pages_prefer_huge(void *data, size_t bytes) {
   uintptr_t begin = ((uintptr_t)data + HUGE - 1) & ~(HUGE - 1);

@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <sys/mman.h>
 #include <sys/vfs.h>
 
 /* f_type of statfs(2) for file systems that write past the page cache what several threads give them. */
@@ -175,11 +176,61 @@ even_status even_input_read(even_input *input, void *buffer, size_t bytes, size_
   return EVEN_OK;
 }
 
+void even_input_go_direct(even_input *input) {
+  if (input->bytes == 0 || input->bytes > SIZE_MAX || !gains_by_direct(input->fd)) {
+    return;
+  }
+  int fd = even_os.open(input->path, O_RDONLY | O_DIRECT | O_CLOEXEC | O_NONBLOCK, 0);
+  if (fd <= 0) {
+    if (fd == 0) { /* the program has closed its input */
+      (void)even_os.close(fd);
+    }
+    return;
+  }
+  void *map = even_os.mmap(NULL, (size_t)input->bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, input->fd, 0);
+  input->direct = fd;
+  input->map = map == MAP_FAILED ? NULL : map;
+}
+
+bool even_input_is_cached(const even_input *input, uint64_t offset, size_t bytes) {
+  unsigned char pages[256];
+  enum { PAGE = EVEN_DIRECT_ALIGNMENT, AT_ONCE = sizeof pages };
+  if (input->map == NULL) {
+    return true;
+  }
+  for (size_t done = 0; done < bytes; done += (size_t)AT_ONCE * PAGE) {
+    size_t left = bytes - done;
+    size_t part = left < (size_t)AT_ONCE * PAGE ? left : (size_t)AT_ONCE * PAGE;
+    if (even_os.mincore((char *)input->map + offset + done, part, pages) != 0) {
+      return true;
+    }
+    for (size_t i = 0; i < (part + PAGE - 1) / PAGE; i++) {
+      if ((pages[i] & 1) == 0) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+/* How much of what is wanted comes past the page cache: whole blocks, or 0. */
+static size_t direct_part(const even_input *input, uint64_t offset, const void *buffer, size_t bytes) {
+  size_t blocks = bytes - bytes % EVEN_DIRECT_ALIGNMENT;
+  bool may = input->direct > 0 && blocks > 0 && is_aligned(buffer, offset, blocks) && offset + blocks <= input->bytes;
+  return may && !even_input_is_cached(input, offset, blocks) ? blocks : 0;
+}
+
 even_status even_input_read_at(even_input *input, uint64_t offset, void *buffer, size_t bytes) {
   char *at = buffer;
+  size_t direct = direct_part(input, offset, buffer, bytes);
   while (bytes > 0) {
-    ssize_t piece = even_os.pread(input->fd, at, bytes, (off_t)offset);
+    ssize_t piece = direct > 0 ? even_os.pread(input->direct, at, direct, (off_t)offset)
+                               : even_os.pread(input->fd, at, bytes, (off_t)offset);
     if (piece < 0 && errno == EINTR) {
+      continue;
+    }
+    if (piece < 0 && errno == EINVAL && direct > 0) { /* a device that wants more than our alignment */
+      direct = 0;
       continue;
     }
     if (piece < 0) {
@@ -191,11 +242,20 @@ even_status even_input_read_at(even_input *input, uint64_t offset, void *buffer,
     at += piece;
     offset += (uint64_t)piece;
     bytes -= (size_t)piece;
+    direct = direct > (size_t)piece && (size_t)piece % EVEN_DIRECT_ALIGNMENT == 0 ? direct - (size_t)piece : 0;
   }
   return EVEN_OK;
 }
 
 void even_input_close(even_input *input) {
+  if (input->map != NULL) {
+    (void)even_os.munmap(input->map, (size_t)input->bytes);
+    input->map = NULL;
+  }
+  if (input->direct > 0) {
+    (void)even_os.close(input->direct);
+    input->direct = 0;
+  }
   if (input->fd >= 0) {
     (void)even_os.close(input->fd);
     input->fd = -1;

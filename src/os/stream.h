@@ -33,7 +33,9 @@ even_status even_output_finish(even_output *output) EVEN_MUST_USE;
 void even_output_drop(even_output *output);
 
 typedef struct even_input {
-  int fd; /* -1 when not open */
+  int fd;     /* -1 when not open */
+  int direct; /* the same file past the page cache; 0: there is no such way */
+  void *map;  /* all of it, to ask what is in the page cache; NULL: nobody can say */
   const char *path;
   uint64_t bytes; /* size when it was opened */
 } even_input;
@@ -42,7 +44,13 @@ typedef struct even_input {
 even_status even_input_open(const char *path, even_input *out) EVEN_MUST_USE;
 /* Fills `buffer` up to `bytes`; *got is less only at the end of the file. */
 even_status even_input_read(even_input *input, void *buffer, size_t bytes, size_t *got) EVEN_MUST_USE;
-/* Fills `buffer` with the bytes at `offset`; EVEN_ERR_CORRUPT where the file ends before. */
+/* From now on what even_input_read_at reads aligned (as even_output_go_direct) comes past the page cache, where it is
+ * not in it. A disk is then read at its own speed, by as many readers as there are threads. */
+void even_input_go_direct(even_input *input);
+/* Whether all of a range is in the page cache, or nobody can say: there it is read at the speed of memory. */
+bool even_input_is_cached(const even_input *input, uint64_t offset, size_t bytes);
+/* Fills `buffer` with the bytes at `offset`; EVEN_ERR_CORRUPT where the file ends before. Several threads may at a
+ * time. */
 even_status even_input_read_at(even_input *input, uint64_t offset, void *buffer, size_t bytes) EVEN_MUST_USE;
 void even_input_close(even_input *input);
 

@@ -9,14 +9,18 @@
 #include "base/fail.h"
 #include "checkpoint/items.h"
 #include "checkpoint/scratch.h"
+#include "os/calls.h"
 #include "support/fault.h"
 
 #include <errno.h>
 #include <evenstep/checkpoint.h>
+#include <fcntl.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/vfs.h>
+#include <unistd.h>
 
 enum { FILE_BYTES = 3 * 1000 * 1000 + 17, CHUNK = 600 * 1000 };
 
@@ -205,12 +209,119 @@ static void each_item_is_done_once(void **state) {
   }
 }
 
+/* ---- past the page cache ---- */
+
+static atomic_int direct_reads;
+static bool direct_refused;
+static atomic_bool misaligned;
+
+static int nothing_cached(void *address, size_t bytes, unsigned char *pages) {
+  (void)address;
+  memset(pages, 0, (bytes + 4095) / 4096);
+  return 0;
+}
+
+static int on_ext4(int fd, struct statfs *out) {
+  int failed = fstatfs(fd, out);
+  out->f_type = 0xEF53;
+  return failed;
+}
+
+static ssize_t counted_pread(int fd, void *buffer, size_t bytes, off_t offset) {
+  if ((fcntl(fd, F_GETFL) & O_DIRECT) != 0) {
+    (void)atomic_fetch_add(&direct_reads, 1);
+    if (((uintptr_t)buffer | bytes | (uint64_t)offset) % 4096 != 0) {
+      atomic_store(&misaligned, true);
+    }
+    if (direct_refused) {
+      errno = EINVAL;
+      return -1;
+    }
+  }
+  return pread(fd, buffer, bytes, offset);
+}
+
+/* All of the file, in chunks of whole blocks, to `to`. */
+static even_status read_whole(void *to) {
+  enum { BLOCKS = 1 << 20 };
+  uint64_t bytes = 0;
+  uint64_t *own = NULL;
+  size_t count = 0;
+  const even_checkpoint_place place = {0, FILE_BYTES, to};
+  assert_int_equal(even_checkpoint_file_checksums(scratch_path("file"), BLOCKS, &own, &count, &bytes), EVEN_OK);
+  const even_checkpoint_reading reading = {.size = sizeof reading,
+                                           .path = scratch_path("file"),
+                                           .bytes = FILE_BYTES,
+                                           .chunk_bytes = BLOCKS,
+                                           .sums = own,
+                                           .sum_count = count,
+                                           .places = &place,
+                                           .place_count = 1};
+  atomic_store(&direct_reads, 0);
+  even_status status = even_checkpoint_file_read(&reading);
+  even_checkpoint_free(own);
+  return status;
+}
+
+static bool has_direct(void) {
+  int fd = open(scratch_path("file"), O_RDONLY | O_DIRECT);
+  if (fd >= 0) {
+    (void)close(fd);
+  }
+  return fd >= 0;
+}
+
+/* Whole blocks do, to any memory; the rest of the file does not, nor what the page cache has. */
+static void what_is_not_cached_comes_past_the_cache(void **state) {
+  unsigned char *block = aligned_alloc(4096, (FILE_BYTES / 4096 + 2) * 4096);
+  bool cached = false;
+  (void)state;
+  assert_non_null(block);
+  even_os.fstatfs = on_ext4;
+  even_os.pread = counted_pread;
+  assert_int_equal(even_checkpoint_file_is_cached(scratch_path("file"), &cached), EVEN_OK);
+  assert_true(cached); /* it was just written */
+  assert_int_equal(read_whole(block), EVEN_OK);
+  assert_int_equal(atomic_load(&direct_reads), 0);
+  even_os.mincore = nothing_cached;
+  assert_int_equal(even_checkpoint_file_is_cached(scratch_path("file"), &cached), EVEN_OK);
+  assert_int_equal(cached, !has_direct());
+  for (size_t shift = 0; shift < 2; shift++) { /* memory that suits the device, and such that does not */
+    for (int refused = 0; refused < 2; refused++) {
+      direct_refused = refused == 1;
+      memset(block, 0, FILE_BYTES + shift);
+      assert_int_equal(read_whole(block + shift), EVEN_OK);
+      assert_memory_equal(block + shift, content, FILE_BYTES);
+      assert_int_equal(atomic_load(&direct_reads) > 0, has_direct());
+    }
+  }
+  assert_false(atomic_load(&misaligned));
+  free(block);
+}
+
+/* Copies of any size, many at a time. */
+static void blocks_are_moved_whole(void **state) {
+  even_checkpoint_move moves[4] = {{content, found, 1},
+                                   {content + 1, found + 1, (1 << 20) + 3},
+                                   {NULL, NULL, 0},
+                                   {content + (1 << 20) + 4, found + (1 << 20) + 4, FILE_BYTES - (1 << 20) - 4}};
+  (void)state;
+  assert_int_equal(even_checkpoint_bytes_move(moves, 4), EVEN_OK);
+  assert_memory_equal(found, content, FILE_BYTES);
+  assert_int_equal(even_checkpoint_bytes_move(moves, 0), EVEN_OK);
+}
+
 int main(void) {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, make, end)
   const struct CMUnitTest tests[] = {
-      CASE(bytes_come_to_their_places), CASE(an_altered_byte_anywhere_is_found),
-      CASE(another_size_is_told),       CASE(what_makes_no_sense_is_refused),
-      CASE(every_call_may_fail),        CASE(each_item_is_done_once),
+      CASE(bytes_come_to_their_places),
+      CASE(an_altered_byte_anywhere_is_found),
+      CASE(another_size_is_told),
+      CASE(what_makes_no_sense_is_refused),
+      CASE(what_is_not_cached_comes_past_the_cache),
+      CASE(blocks_are_moved_whole),
+      CASE(every_call_may_fail),
+      CASE(each_item_is_done_once),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

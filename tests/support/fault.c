@@ -85,6 +85,7 @@ static bool undoes_or_looks(fault_call call) {
     case FAULT_close:
     case FAULT_munmap:
     case FAULT_madvise:
+    case FAULT_mincore:
     case FAULT_unlink:
     case FAULT_unlinkat:
     case FAULT_rmdir:

@@ -36,6 +36,7 @@
     (address, bytes, protection, flags, fd, offset))                                                                   \
   X(int, -1, munmap, (void *address, size_t bytes), (address, bytes))                                                  \
   X(int, -1, madvise, (void *address, size_t bytes, int advice), (address, bytes, advice)) \
+  X(int, -1, mincore, (void *address, size_t bytes, unsigned char *pages), (address, bytes, pages)) \
   X(long, -1, mbind,                                                                                                   \
     (void *address, size_t bytes, int mode, const unsigned long *nodes, unsigned long most, unsigned flags),           \
     (address, bytes, mode, nodes, most, flags))                                                                        \

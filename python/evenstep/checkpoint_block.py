@@ -1,0 +1,65 @@
+"""Memory that holds a checkpoint's file as it is, its tensors views of it: a device writes into it, and nothing is copied once more.
+It begins at a huge page, so that a read of a disk finds few pieces and the kernel few faults. It lives as long as any of
+its tensors does."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import mmap
+from collections.abc import Iterable
+
+import torch
+
+from evenstep import _core
+
+# A smaller file's tensors get memory of their own each.
+LEAST = 4 << 20
+# Where a tensor must begin: a cache line, as in torch's own memory.
+ALIGNMENT = 64
+_HUGE_PAGE = 2 << 20
+
+
+class Block:
+    def __init__(self, size: int) -> None:
+        self._memory = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self._begin = -address % _HUGE_PAGE
+        self.address = address + self._begin
+
+    def holds(self, head: bytes) -> bool:
+        """Whether it begins with these bytes."""
+        return self._memory[self._begin : self._begin + len(head)] == head
+
+    def tensor(self, begin: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+        """The tensor that begins at this byte; one that lies badly there, or has nothing in it, as a copy."""
+        count = math.prod(shape)
+        if count == 0:
+            return torch.empty(shape, dtype=dtype)
+        values = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=self._begin + begin).view(shape)
+        return values if begin % ALIGNMENT == 0 else values.clone()
+
+
+def move(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
+    """Copies the second of each pair to the first by several threads, where both are plain memory of the host of one form.
+    Which of them were."""
+    done = []
+    moves = {}  # tied parameters are one memory
+    for to, values in pairs:
+        plain = _is_plain(to) and _is_plain(values) and to.dtype == values.dtype and to.shape == values.shape
+        done.append(plain)
+        if plain and to.numel() > 0:
+            moves[to.data_ptr()] = (to.data_ptr(), values.data_ptr(), to.numel() * to.element_size())
+            torch.autograd.graph.increment_version(to)
+    _core.move_bytes(tuple(moves.values()))
+    return done
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.device.type == "cpu"
+        and tensor.layout == torch.strided
+        and tensor.is_contiguous()
+        and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
+    )
