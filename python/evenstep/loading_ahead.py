@@ -76,6 +76,7 @@ class Ahead:
         self._ranks = owner.prepared_in.world_size
         self._drawn: deque[Drawn] = deque()
         self._given = self._decided = 0  # of these
+        self._closed = False
         if table is not None:
             table.hold()
             self.decide()
@@ -115,9 +116,10 @@ class Ahead:
         return self._drawn.popleft()
 
     def close(self) -> None:
-        """Nothing more is asked for: no worker is to wait."""
+        """Nothing more is asked for: no worker is to wait. Once."""
         self._source = iter(())
-        if self._table is not None:
+        if self._table is not None and not self._closed:
+            self._closed = True
             for one in islice(self._drawn, self._decided, self._given):
                 self._table.leave(one.number)
 

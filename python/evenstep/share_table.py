@@ -48,7 +48,8 @@ class ShareTable:
 
     def leave(self, number: int) -> None:
         """Whoever waits for this batch goes on; where its shares were not said, without it."""
-        fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, number)
+        if "_fd" in self.__dict__:  # as Python ends, tables may go before those who use them
+            fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, number)
 
     # -- a worker --
 

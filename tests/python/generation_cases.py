@@ -137,6 +137,14 @@ def compare(model, optimizer, seed, per_step=1):
 loader = torch.utils.data.DataLoader(data, batch_size=BATCH, shuffle=True)
 '''
 
+
+def with_workers(source: str) -> str:
+    """Batches are loaded ahead, by workers that stay."""
+    plain = "loader = torch.utils.data.DataLoader(data, batch_size=BATCH, shuffle=True)"
+    assert source.count(plain) == 1
+    return source.replace(plain, f"{plain[:-1]}, num_workers=2, persistent_workers=True)")
+
+
 PLAIN_LOOP = (
     HEAD
     + """

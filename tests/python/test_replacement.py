@@ -54,7 +54,7 @@ def assert_replaced(text: str, began: list[int]) -> None:
 def test_a_process_takes_the_place_of_a_killed_rank(
     run: Run, script: Script, options: tuple[str, ...], deaths: str, waits: str, began: list[int]
 ) -> None:
-    result = run(*options, *REPLACE, script(cases.REPLACED), deaths, waits)
+    result = run(*options, *REPLACE, script(cases.with_workers(cases.REPLACED)), deaths, waits)
     text = result.stdout + result.stderr
     assert result.returncode == 0, text
     assert_replaced(text, began)
