@@ -17,8 +17,6 @@
 
 enum { MOST_RANKS = 4096 };
 
-static const double HANG_SECONDS = 30;
-
 static even_status read_ranks(const char *text, int *out) {
   char *end = NULL;
   *out = 0;
@@ -266,50 +264,11 @@ static even_status check_options(const even_job_options *options) {
   return EVEN_OK;
 }
 
-/* The option, else the variable, else NULL. *from: how the user gave it. */
-static const char *given(const char *option, const char *option_name, const char *variable, const char **from) {
-  const char *value = option != NULL ? option : getenv(variable);
-  *from = option != NULL ? option_name : variable;
-  return value == NULL || value[0] == '\0' ? NULL : value;
-}
-
-static even_status read_hangs(const even_job_options *options, even_job_setup *setup) {
-  const char *from = NULL;
-  char *end = NULL;
-  const char *limit = given(options->hang_timeout, "--hang-timeout", "EVENSTEP_HANG_TIMEOUT", &from);
-  setup->hang_seconds = limit == NULL ? HANG_SECONDS : strcmp(limit, "off") == 0 ? 0 : strtod(limit, &end);
-  bool whole = end == NULL || (end != limit && (*end == '\0' || strcmp(end, "s") == 0));
-  if (!whole || (end != NULL && !(setup->hang_seconds >= 0.5 && setup->hang_seconds <= 1e6))) {
-    (void)even_fail(EVEN_ERR_USAGE, "%s %s is no time", from, limit);
-    return even_error_fix("give seconds, from 0.5 on (30), or off");
-  }
-  const char *reaction = given(options->on_hang, "--on-hang", "EVENSTEP_ON_HANG", &from);
-  setup->restart_hung = reaction != NULL && strcmp(reaction, "restart") == 0;
-  if (reaction != NULL && !setup->restart_hung && strcmp(reaction, "report") != 0) {
-    (void)even_fail(EVEN_ERR_USAGE, "%s %s is no reaction to a hang", from, reaction);
-    return even_error_fix("give report or restart");
-  }
-  return EVEN_OK;
-}
-
-static even_status read_notice(const even_job_options *options, even_job_setup *setup) {
-  const char *from = NULL;
-  char *end = NULL;
-  const char *limit = given(options->notice, "--notice", "EVENSTEP_NOTICE", &from);
-  setup->notice_seconds = limit == NULL ? 0 : strtod(limit, &end);
-  bool whole = limit == NULL || (end != limit && (*end == '\0' || strcmp(end, "s") == 0));
-  if (!whole || (limit != NULL && !(setup->notice_seconds > 0 && setup->notice_seconds <= 1e6))) {
-    (void)even_fail(EVEN_ERR_USAGE, "%s %s is no time", from, limit);
-    return even_error_fix("give seconds, fewer than the scheduler waits until it kills: --notice 60");
-  }
-  return EVEN_OK;
-}
-
 /* A word for the ranks, from the option or the variable, checked here; what the variable says they have anyway. */
 static even_status put_word(const char *option, const char *name, const char *variable, const char *const *words,
                             even_job_setup *setup) {
   const char *from = NULL;
-  const char *value = given(option, name, variable, &from);
+  const char *value = even_job_given(option, name, variable, &from);
   for (size_t i = 0; value != NULL && words[i] != NULL; i++) {
     if (strcmp(value, words[i]) == 0) {
       return option == NULL ? EVEN_OK : even_environment_set(&setup->environment, variable, value);
@@ -326,7 +285,7 @@ static even_status put_word(const char *option, const char *name, const char *va
 static even_status put_steps(const char *option, even_job_setup *setup) {
   const char *from = NULL;
   char *end = NULL;
-  const char *value = given(option, "--check-parameters", "EVENSTEP_CHECK_PARAMETERS", &from);
+  const char *value = even_job_given(option, "--check-parameters", "EVENSTEP_CHECK_PARAMETERS", &from);
   if (value == NULL) {
     return EVEN_OK;
   }
@@ -365,7 +324,7 @@ static bool is_batch_rule(const char *text) {
 
 static even_status put_batch(const char *option, even_job_setup *setup) {
   const char *from = NULL;
-  const char *value = given(option, "--batch-adapt", "EVENSTEP_BATCH_ADAPT", &from);
+  const char *value = even_job_given(option, "--batch-adapt", "EVENSTEP_BATCH_ADAPT", &from);
   if (value == NULL) {
     return EVEN_OK;
   }
@@ -469,8 +428,7 @@ static even_status open_setup(const even_job_options *options, char *const *envi
   }
   EVEN_TRY(read_speeds(options, setup));
   EVEN_TRY(add_spares(options, &setup->devices));
-  EVEN_TRY(read_hangs(options, setup));
-  EVEN_TRY(read_notice(options, setup));
+  EVEN_TRY(even_job_watching(options, setup));
   EVEN_TRY(read_watch(options, setup));
   setup->max_restarts = options->max_restarts < 0 ? 3 : (int)options->max_restarts;
   setup->restart_always = options->max_restarts >= 0;

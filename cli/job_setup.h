@@ -44,6 +44,7 @@ typedef struct even_job_setup {
   bool restart_always;
   double hang_seconds; /* 0: off */
   bool restart_hung;
+  double stop_seconds;   /* 0: as the agent has it */
   double notice_seconds; /* 0: none */
   bool shrink;
   bool replace;
@@ -59,6 +60,10 @@ even_status even_job_setup_follow(const even_job_options *options, even_job_setu
 /* The ranks' argv: interpreter, script and arguments. */
 /* The number of ranks on this host as --hosts has it, 0: as -n has it. */
 even_status even_job_first_host(const even_job_options *options, int ranks, int *first) EVEN_MUST_USE;
+/* The option, else the variable, else NULL. *from: how the user gave it. */
+const char *even_job_given(const char *option, const char *option_name, const char *variable, const char **from);
+/* What the job is watched for: hangs, stops, notice. */
+even_status even_job_watching(const even_job_options *options, even_job_setup *setup) EVEN_MUST_USE;
 /* Whether the options go together with several hosts. */
 even_status even_job_check_hosts(const even_job_options *options) EVEN_MUST_USE;
 /* How long hosts wait for one another: 120 s, or EVENSTEP_HOSTS_PATIENCE. */

@@ -28,14 +28,15 @@ from evenstep.group import Bootstrap, SharedGroup, gather_objects
 from evenstep.measured_place import host_name
 from evenstep.mended_group import MendedGroup, is_lost, part_lost
 from evenstep.regrouping import memory_pool, own_bucket, own_cap, regroup, timings_of
-from evenstep.rendezvous import Overtaken, are_here, has_ended, know, notice_cut
+from evenstep.rendezvous import Overtaken, are_here, has_ended, know, notice_cut, stands_still
 
 if TYPE_CHECKING:
     from evenstep.session import Session
 
 _PATIENCE_SECONDS = 60.0  # for the agent's word, which comes in milliseconds
-_DOUBT_SECONDS = 1.0  # the same while nobody is seen to have ended: one stands still, or gave up
+_DOUBT_SECONDS = 1.0  # the same while nobody is seen to have ended, or to stand still: one gave up
 _FAR_DOUBT_SECONDS = 15.0  # where some are on other hosts: a host that is lost is noticed within 5 s
+_SLOW_SECONDS = 2.0  # who meets the others says then that it waits: one may stand still
 _LOOK_SECONDS = 0.1  # between two looks at signals, while it waits
 _CONNECT_SECONDS = 2.0
 _LOOK_FOR_GIFT_SECONDS = 0.002
@@ -374,7 +375,10 @@ class Recovery:
         committing: bool = False,
     ) -> bytes | None:
         """error: for which it is done; None: it stands between two steps, for as long as that takes."""
+        failed = error is not None
         while True:
+            if failed:
+                self._memory.doubt(self._job_rank, tried)
             tried = self._newer(tried, error)
             try:
                 self._give(tried)
@@ -386,6 +390,7 @@ class Recovery:
                 if not is_lost(again):
                     raise
                 self._revoke()
+                failed = True
 
     def _revoke(self) -> None:
         session = self._session
@@ -401,6 +406,9 @@ class Recovery:
                 return number
             if self._memory.refused:
                 raise error or _ended()
+            if stands_still(self.members):  # the agent ends it, or sees it go on
+                began = time.monotonic()
+                continue
             waited = time.monotonic() - began
             patience = _DOUBT_SECONDS if are_here(self.members) else _FAR_DOUBT_SECONDS
             doubts = waited > patience and not has_ended(self.members)
@@ -419,7 +427,7 @@ class Recovery:
         session, bootstrap = self._session, self._session.bootstrap
         assert bootstrap is not None
         environment = replace(session.environment, rank=members.index(self._job_rank), world_size=len(members))
-        look = partial(self._look_for_newer, number)
+        look = partial(self._look_for_newer, number, time.monotonic() + _SLOW_SECONDS)
         bootstrap.go_on(environment, self._store(number, members), members, number, self._memory.over(number), look)
         comm = _made(bootstrap.shared(0, "control"))
         position = (self._committed, self._passes, self._calls, self._stands, self._asks)
@@ -430,9 +438,12 @@ class Recovery:
         mine = Told(members, position, begun, told_result(self._result), self._speed, *facts, self._timings())
         return comm, gather_objects(SharedGroup(comm), mine)
 
-    def _look_for_newer(self, number: int) -> None:
+    def _look_for_newer(self, number: int, slow: float) -> None:
+        """slow: from then on the agent is told that this rank waits for the others."""
         if self._memory.number != number or self._memory.refused:
             raise Overtaken
+        if time.monotonic() > slow and not self._stands:
+            self._memory.doubt(self._job_rank, number)
 
     def _store(self, number: int, members: list[int]) -> Any:
         if len(members) == 1:
@@ -443,10 +454,10 @@ class Recovery:
             )
             self._memory.meet(number, store.port)
             return store
-        until = time.monotonic() + _PATIENCE_SECONDS
+        until, slow = time.monotonic() + _PATIENCE_SECONDS, time.monotonic() + _SLOW_SECONDS
         while True:
             address, port = self._memory.port(number, _LOOK_SECONDS)
-            self._look_for_newer(number)
+            self._look_for_newer(number, slow)
             if time.monotonic() > until and not self._stands:  # who joins may take its time: the agent sees its end
                 raise Overtaken
             if not port:

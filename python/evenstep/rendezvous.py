@@ -59,12 +59,17 @@ _processes: dict[int, int] = {}
 """Of the job's ranks on this host that have opened a group together with this one."""
 
 
-def _ended(process: int) -> bool:
+def _state(process: int) -> str:
+    """One letter of proc(5); "X" also where there is none, "" where it cannot be told."""
     try:
         stat = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        return isinstance(error, (FileNotFoundError, ProcessLookupError))
-    return stat[stat.rindex(")") + 2] in "ZX"
+        return "X" if isinstance(error, (FileNotFoundError, ProcessLookupError)) else ""
+    return stat[stat.rindex(")") + 2]
+
+
+def _ended(process: int) -> bool:
+    return _state(process) in ("Z", "X")
 
 
 def know(processes: Mapping[int, int]) -> None:
@@ -84,6 +89,11 @@ def are_here(members: Sequence[int]) -> bool:
 def has_ended(members: Sequence[int]) -> bool:
     """Whether one of these ranks of the job, as far as they were met, is known to have ended."""
     return any(_ended(_processes[rank]) for rank in members if rank in _processes)
+
+
+def stands_still(members: Sequence[int]) -> bool:
+    """Whether one of them is known to be stopped (SIGSTOP)."""
+    return any(_state(_processes[rank]) == "T" for rank in members if rank in _processes)
 
 
 def _never_comes(rank: int, process: int, name: str) -> _core.EvenstepError:

@@ -120,6 +120,16 @@ static PyObject *generation_stand(PyObject *self, PyObject *arguments) {
   Py_RETURN_NONE;
 }
 
+static PyObject *generation_doubt(PyObject *self, PyObject *arguments) {
+  int rank = 0;
+  unsigned int number = 0;
+  if (!PyArg_ParseTuple(arguments, "iI:doubt", &rank, &number)) {
+    return NULL;
+  }
+  even_generation_doubt(of(self), rank, number);
+  Py_RETURN_NONE;
+}
+
 static PyObject *generation_offer(PyObject *self, PyObject *arguments) {
   int rank = 0;
   if (!PyArg_ParseTuple(arguments, "i:offer", &rank)) {
@@ -256,6 +266,8 @@ static PyMethodDef methods[] = {
      "port(number, seconds) -> (address, port) of that place, '' this host; ('', 0): not said, or it is over"},
     {"process", generation_process, METH_VARARGS, "process(rank) -> the process in its place; 0: none"},
     {"stand", generation_stand, METH_VARARGS, "stand(rank, number): it stands between two steps of that generation"},
+    {"doubt", generation_doubt, METH_VARARGS,
+     "doubt(rank, number): a call of it has failed in that generation, and it waits for a newer one"},
     {"offer", generation_offer, METH_VARARGS, "offer(rank): a process that is no member could be one"},
     {"give", generation_give, METH_VARARGS, "give(rank, number, fd): the state for those that are new in it"},
     {"over", generation_over, METH_VARARGS,

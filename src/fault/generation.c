@@ -13,7 +13,7 @@
 #include <string.h>
 
 #define MAGIC 0x6e65676e65766565u
-#define VERSION 4u
+#define VERSION 5u
 enum { MOST_RANKS = 4096, UNSAID = 0, ABLE = 1, UNABLE = 2, ADDRESS_WORDS = EVEN_GENERATION_ADDRESS / 8 };
 
 typedef struct header {
@@ -37,6 +37,7 @@ typedef struct block {
   _Atomic uint32_t process;
   _Atomic uint32_t offers;
   _Atomic uint64_t stands; /* 1 + the generation in which it does; 0: it does not */
+  _Atomic uint64_t doubts; /* the same */
   _Atomic uint64_t gift;   /* generation << 32 | 1 + descriptor */
   _Atomic uint64_t away;   /* 1 + the generation in which it gives to other hosts */
   _Atomic uint64_t took;   /* 1 + the generation of which it took the state */
@@ -231,6 +232,12 @@ void even_generation_stand(even_generation *generation, int rank, uint32_t numbe
   }
 }
 
+void even_generation_doubt(even_generation *generation, int rank, uint32_t number) {
+  if (is_rank(generation, rank)) {
+    atomic_store(&generation->blocks[rank].doubts, (uint64_t)number + 1);
+  }
+}
+
 void even_generation_offer(even_generation *generation, int rank) {
   if (is_rank(generation, rank)) {
     atomic_store(&generation->blocks[rank].offers, 1u);
@@ -296,6 +303,7 @@ static void forget(block *its) {
   atomic_store(&its->process, 0u);
   atomic_store(&its->offers, 0u);
   atomic_store(&its->stands, 0u);
+  atomic_store(&its->doubts, 0u);
   atomic_store(&its->gift, 0u);
   atomic_store(&its->away, 0u);
   atomic_store(&its->took, 0u);
@@ -377,6 +385,12 @@ bool even_generation_stands(const even_generation *generation, int rank) {
          atomic_load(&generation->blocks[rank].stands) == (uint64_t)number + 1;
 }
 
+bool even_generation_doubts(const even_generation *generation, int rank) {
+  uint32_t number = even_generation_number(generation);
+  return even_generation_has(generation, rank, number) &&
+         atomic_load(&generation->blocks[rank].doubts) == (uint64_t)number + 1;
+}
+
 void even_generation_ask(even_generation *generation, even_generation_wish wish) {
   atomic_store(&generation->header->wish, (uint32_t)wish);
 }
@@ -430,6 +444,7 @@ void even_generation_hear(const even_generation *generation, int rank, even_gene
   out->offers = atomic_load(&its->offers) != 0;
   out->stands = atomic_load(&its->stands);
   out->took = atomic_load(&its->took);
+  out->doubts = atomic_load(&its->doubts);
   if (able == UNABLE) {
     memcpy(out->why, its->why, strnlen(its->why, EVEN_GENERATION_WORDS - 1));
   }
@@ -448,6 +463,7 @@ void even_generation_repeat(even_generation *generation, int rank, const even_ge
   atomic_store(&its->offers, words->offers ? 1u : 0u);
   atomic_store(&its->stands, words->stands);
   atomic_store(&its->took, words->took);
+  atomic_store(&its->doubts, words->doubts);
 }
 
 static void follow(even_generation *generation, uint32_t number, const bool *members) {

@@ -59,6 +59,8 @@ uint32_t even_generation_port(even_generation *generation, uint32_t number, uint
 even_generation_wish even_generation_wished(const even_generation *generation);
 /* A member stands between two steps, and stays there until there is a newer generation than `number`, its own. */
 void even_generation_stand(even_generation *generation, int rank, uint32_t number);
+/* A call of the member's has failed in the generation `number`, its own, for another rank: it waits for a newer one. */
+void even_generation_doubt(even_generation *generation, int rank, uint32_t number);
 /* A process that is no member could be one. */
 void even_generation_offer(even_generation *generation, int rank);
 /* A member says that the state of training, for those that are new in this generation, lies in its descriptor `fd`. */
@@ -92,6 +94,8 @@ uint32_t even_generation_grow(even_generation *generation, const bool *joining);
 bool even_generation_offers(const even_generation *generation, int rank);
 /* Whether the rank is a member of the newest generation and stands in it. */
 bool even_generation_stands(const even_generation *generation, int rank);
+/* Whether the rank is a member of the newest generation and waits for a newer one. */
+bool even_generation_doubts(const even_generation *generation, int rank);
 void even_generation_ask(even_generation *generation, even_generation_wish wish);
 /* Nobody goes on: who waits for a new generation fails at once. */
 void even_generation_refuse(even_generation *generation);
@@ -115,6 +119,7 @@ typedef struct even_generation_words {
   bool offers;
   uint64_t stands; /* 1 + the generation in which it stands between two steps; 0: it does not */
   uint64_t took;   /* 1 + the generation of which it took the state; 0: it did not */
+  uint64_t doubts; /* the same of the one in which a call of it has failed for another rank */
   char why[EVEN_GENERATION_WORDS];
 } even_generation_words;
 

@@ -61,8 +61,11 @@ typedef struct even_agent_params {
   /* SIGTERM and SIGUSR1 give notice: the ranks have so long to save their state and end, and the exit code is 75 then.
    * 0: they end the job, and are passed on. Needs telemetry_fd. */
   double notice_seconds;
-  bool restart_hung; /* the attempt is ended then, and the job restarted; else it is told alone */
-  bool unpinned;     /* leave the ranks on all CPUs */
+  bool restart_hung; /* it, with `shrink`, or the attempt is ended then, and the job restarted; else it is told alone */
+  /* With `shrink`: so long a stopped rank is waited for once calls of the others have failed for it; then it is ended,
+   * and they go on without it. 0: 1 s. */
+  double stop_seconds;
+  bool unpinned; /* leave the ranks on all CPUs */
   int max_restarts;
   /* Restart even when a rank ended by an error of its own (not a signal) and no checkpoint was written since the
    * attempt began, that is, when a restart is likely to end the same way. */

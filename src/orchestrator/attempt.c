@@ -38,13 +38,15 @@ static void reap(even_job *job) {
     }
     even_job_rank *rank = any ? rank_of(job, end.pid) : NULL;
     if (rank == NULL) {
-      if (any && (end.stopped || !even_job_hosts_reaped(job, end.pid))) {
+      if (any && (end.stopped || end.continued || !even_job_hosts_reaped(job, end.pid))) {
         /* the guardian, or an orphan of a rank, adopted: reaped, and that is all */
         even_job_guard_ended(job, &end);
       }
       continue;
     }
-    if (!end.stopped) {
+    if (end.continued) {
+      even_job_rank_continues(job, rank);
+    } else if (!end.stopped) {
       even_job_rank_ended(job, rank, &end);
     } else if (job->stage == EVEN_JOB_RUNS) {
       even_job_rank_stopped(job, rank, end.signal);

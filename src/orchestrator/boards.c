@@ -63,7 +63,7 @@ void even_boards_begin(even_job *job) {
 }
 
 /* So many generations there are not: whatever is said differs from it. */
-static const even_generation_words nothing_known = {.stands = UINT64_MAX};
+static const even_generation_words nothing_known = {.stands = UINT64_MAX, .doubts = UINT64_MAX};
 
 /* What the leader was told of the one before may have come after it forgot that, too. */
 void even_boards_vacate(even_job *job, size_t rank) {
@@ -181,13 +181,15 @@ static even_status take_words(even_job *job, const even_host_agent *agent, const
   json_int_t number = json_integer_value(rank);
   json_int_t stands = json_integer_value(json_object_get(content, "stands"));
   json_int_t took = json_integer_value(json_object_get(content, "took"));
+  json_int_t doubts = json_integer_value(json_object_get(content, "doubts"));
   even_generation_words words = {.said = json_is_true(json_object_get(content, "said")),
                                  .offers = json_is_true(json_object_get(content, "offers"))};
-  if (!json_is_integer(rank) || !is_of(agent, number) || stands < 0 || took < 0) {
+  if (!json_is_integer(rank) || !is_of(agent, number) || stands < 0 || took < 0 || doubts < 0) {
     return even_fail(EVEN_ERR_INPUT, "what a rank says that is not on host %s", agent->name);
   }
   words.stands = (uint64_t)stands;
   words.took = (uint64_t)took;
+  words.doubts = (uint64_t)doubts;
   (void)snprintf(words.why, sizeof words.why, "%s", even_json_text(content, "why"));
   even_generation_repeat(job->generation, (int)number, &words);
   return EVEN_OK;
@@ -224,7 +226,7 @@ even_status even_boards_take(even_job *job, even_host_agent *agent, const json_t
 
 static bool same_words(const even_generation_words *one, const even_generation_words *other) {
   return one->said == other->said && one->offers == other->offers && one->stands == other->stands &&
-         one->took == other->took && strcmp(one->why, other->why) == 0;
+         one->took == other->took && one->doubts == other->doubts && strcmp(one->why, other->why) == 0;
 }
 
 static void add_words(even_json *json, size_t rank, const even_generation_words *words) {
@@ -235,6 +237,7 @@ static void add_words(even_json *json, size_t rank, const even_generation_words 
   even_json_bool(json, "offers", words->offers);
   even_json_integer(json, "stands", (int64_t)words->stands);
   even_json_integer(json, "took", (int64_t)words->took);
+  even_json_integer(json, "doubts", (int64_t)words->doubts);
   even_json_object_end(json);
 }
 

@@ -38,7 +38,7 @@ static bool any_stands(even_job *job) {
     even_process_stat facts;
     even_job_rank *rank = &job->ranks[i];
     if (rank->elsewhere) {
-      rank->stood_still = rank->alive && rank->was_stopped;
+      rank->stood_still = rank->alive && rank->stands;
     } else {
       rank->stood_still = rank->alive && even_process_stat_read(rank->pid, &facts) == 0 && facts.state == 'T';
     }
@@ -225,6 +225,7 @@ void even_job_check_awaited(even_job *job) {
 
 void even_job_rank_stopped(even_job *job, even_job_rank *rank, int signal) {
   char by[48];
+  even_job_rank_stands(job, rank);
   (void)snprintf(by, sizeof by, " by %s", even_signal_name(signal));
   if (job->follower != NULL) {
     rank->was_stopped = true;
@@ -235,7 +236,7 @@ void even_job_rank_stopped(even_job *job, even_job_rank *rank, int signal) {
 }
 
 void even_job_end_hung(even_job *job) {
-  if (job->stage == EVEN_JOB_RUNS) {
+  if (job->stage == EVEN_JOB_RUNS && !even_job_ends_hung_alone(job)) {
     even_job_flights_take(job);
     move_to(job, EVEN_JOB_TERMINATED, SIGTERM, false, grace_failure_ns);
     even_job_flights_tell(job);

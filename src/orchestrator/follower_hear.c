@@ -126,6 +126,20 @@ static even_status take_start(even_follower *follower, const even_message *messa
   return EVEN_OK;
 }
 
+/* One that holds the others up. */
+static even_status end_rank(even_follower *follower, const json_t *rank, bool standing) {
+  json_int_t number = json_integer_value(rank);
+  const even_job *job = &follower->job;
+  if (!follower->running) {
+    return EVEN_OK; /* it has ended meanwhile */
+  }
+  if (number < (json_int_t)job->first || number >= (json_int_t)(job->first + job->local)) {
+    return even_fail(EVEN_ERR_INPUT, "a rank shall be ended that is not on this host");
+  }
+  even_job_end_alone(&follower->job, (size_t)number, standing);
+  return EVEN_OK;
+}
+
 static even_status take_signal(even_follower *follower, const json_t *content) {
   json_int_t number = json_integer_value(json_object_get(content, "number"));
   bool groups = json_is_true(json_object_get(content, "groups"));
@@ -133,6 +147,10 @@ static even_status take_signal(even_follower *follower, const json_t *content) {
     return even_fail(EVEN_ERR_INPUT, "a signal of number %lld", (long long)number);
   }
   bool ends = json_is_true(json_object_get(content, "ends"));
+  const json_t *rank = json_object_get(content, "rank");
+  if (rank != NULL) {
+    return end_rank(follower, rank, json_is_true(json_object_get(content, "standing")));
+  }
   if (follower->asked && ends) {
     follower->recalled = (int)number; /* it came with the start: none is started then */
     return EVEN_OK;

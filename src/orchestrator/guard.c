@@ -107,7 +107,7 @@ static void forget(even_job *job, const pid_t *sessions, size_t count) {
 
 void even_job_guard_ended(even_job *job, const even_process_end *end) {
   size_t rank = 0;
-  if (end->stopped) {
+  if (end->stopped || end->continued) {
     return;
   }
   if (end->pid == job->guardian.pid) {

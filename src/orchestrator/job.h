@@ -19,7 +19,10 @@ typedef struct even_job_rank {
   bool alive;            /* started and not reaped */
   bool output_open;      /* `output` has tails to free */
   bool stopped_by_agent; /* our signal reached it while it ran */
-  bool was_stopped;      /* by somebody, once */
+  bool was_stopped;      /* by somebody, once, */
+  bool stands;           /* and was not let go on, as far as was seen */
+  uint64_t stood;        /* 1 + the generation in which it was last seen to be stopped, or let go on */
+  uint64_t awaited_ns;   /* since when others are known to wait for it while it stands; 0: they do not */
   bool stood_still;      /* it still stood when another rank failed */
   bool hung;             /* and shall be ended for it: even_hangs_words says how */
   bool elsewhere;        /* on another host, whose agent watches it */
@@ -140,7 +143,16 @@ void even_job_drain_ended(even_job *job, even_job_rank *rank);
 void even_job_drain_forget(even_job *job);
 /* All ranks have ended well after notice: the job's exit code. */
 int even_job_drain_code(even_job *job);
-/* A rank hangs and shall be ended for it: the attempt is. */
+/* The next four of stands.c. It was stopped; it was let go on. */
+void even_job_rank_stands(even_job *job, even_job_rank *rank);
+void even_job_rank_continues(even_job *job, even_job_rank *rank);
+/* Ends a rank by SIGKILL, and no other; `standing`: only if it still stands. */
+void even_job_end_alone(even_job *job, size_t rank, bool standing);
+/* Ranks hang and shall be ended for it: whether they were, alone, for the others can go on without them. */
+bool even_job_ends_hung_alone(even_job *job);
+/* In each turn: ends stopped ranks for which the others wait, or has all go on together. */
+void even_job_stands_tick(even_job *job);
+/* Ranks hang and shall be ended for it: they are, or the attempt is. */
 void even_job_end_hung(even_job *job);
 /* Ends this host's ranks by a signal, as their leader says; after some seconds, more sternly. */
 void even_job_end_ranks(even_job *job, int number, bool groups);
@@ -173,6 +185,9 @@ bool even_job_goes_on_without(even_job *job, size_t rank);
 void even_job_shrink_tick(even_job *job);
 /* After a rank has ended well: ranks that are about to go on do not wait for it. */
 void even_job_left_well(even_job *job);
+/* Whether the others could go on without the members in `these`, which live; else why not. *later: they may, once ranks
+ * of other hosts have said so. */
+bool even_job_can_do_without(even_job *job, const bool *these, even_text *why, bool *later);
 /* Whether the others went on without it. */
 bool even_job_lost(const even_job *job, size_t rank);
 /* "rank 0", "ranks 0, 2 and 3": the members that live. */

@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 /* Raised with every change of what follows; agents of two numbers do not work together. */
-#define EVEN_MESSAGE_PROTOCOL 5
+#define EVEN_MESSAGE_PROTOCOL 6
 
 /* X(name, number, most bytes of JSON, most bytes of data) */
 #define EVEN_MESSAGE_LIST(X)                                                                     \
@@ -24,10 +24,10 @@
   X(STARTED, 6, 256, 0)       /* to the leader: a rank's process */                              \
   X(LINE, 7, 64, 65536)       /* to the leader: a line of a rank's output */                     \
   X(ENDED, 8, 512, 65536)     /* to the leader: a rank has ended, how, and its last output */    \
-  X(STOPPED, 9, 256, 0)       /* to the leader: somebody stopped a rank */                       \
+  X(STOPPED, 9, 256, 0)       /* to the leader: somebody stopped a rank, or let it go on */      \
   X(HUNG, 10, 1024, 0)        /* to the leader: a rank hangs, and shall be ended for it */       \
   X(NOTICE, 11, 4096, 0)      /* to the leader: a line for the user */                           \
-  X(SIGNAL, 12, 256, 0)       /* to a host: a signal for its ranks */                            \
+  X(SIGNAL, 12, 256, 0)       /* to a host: a signal for its ranks, or for one */                \
   X(SETTLED, 13, 65536, 0)    /* to the leader: nothing of the attempt is left there */          \
   X(RECORDS, 14, 64, 1 << 20) /* to the leader: telemetry of its ranks */                        \
   X(BEAT, 15, 0, 64)          /* either way: I live; clocks */                                   \

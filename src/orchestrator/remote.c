@@ -160,6 +160,17 @@ even_status even_job_host_fill(even_job *job, size_t rank) {
   return EVEN_OK;
 }
 
+void even_job_host_end_rank(even_job *job, size_t rank, bool standing) {
+  const even_host_agent *agent = host_of(job, rank);
+  char text[96];
+  (void)snprintf(text, sizeof text, "{\"number\":%d,\"rank\":%zu,\"standing\":%s}", SIGKILL, rank,
+                 standing ? "true" : "false");
+  if (agent != NULL && agent->link != NULL && agent->busy &&
+      even_link_send(agent->link, EVEN_MESSAGE_SIGNAL, text, NULL, 0) != EVEN_OK) {
+    even_error_clear(); /* it is asked again, where the rank still stands */
+  }
+}
+
 const char *even_job_host_name(const even_job *job, size_t rank) {
   const even_host_agent *agent = host_of(job, rank);
   return agent == NULL ? job->host : agent->name;
@@ -483,6 +494,15 @@ static void take_drain(even_job *job, even_host_agent *agent, const json_t *cont
   (void)even_job_drain(job, number_of(content, "signal"), whose);
 }
 
+/* Signal 0: it was let go on. */
+static void take_stopped(even_job *job, even_job_rank *rank, int signal) {
+  if (signal == 0) {
+    even_job_rank_continues(job, rank);
+  } else if (job->stage == EVEN_JOB_RUNS) {
+    even_job_rank_stopped(job, rank, signal);
+  }
+}
+
 static even_status take_of_rank(even_job *job, even_host_agent *agent, const even_message *message,
                                 const json_t *content) {
   even_job_rank *rank = rank_named(job, agent, content);
@@ -494,9 +514,7 @@ static even_status take_of_rank(even_job *job, even_host_agent *agent, const eve
       take_started(job, rank, content);
       return EVEN_OK;
     case EVEN_MESSAGE_STOPPED:
-      if (job->stage == EVEN_JOB_RUNS) {
-        even_job_rank_stopped(job, rank, number_of(content, "signal"));
-      }
+      take_stopped(job, rank, number_of(content, "signal"));
       return EVEN_OK;
     case EVEN_MESSAGE_HANG:
       if (job->params->observer.hang != NULL) {

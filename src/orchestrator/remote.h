@@ -30,5 +30,7 @@ bool even_job_host_reached(const even_job *job, size_t rank);
 even_status even_job_host_fill(even_job *job, size_t rank) EVEN_MUST_USE;
 /* The host of a rank, for those who read. */
 const char *even_job_host_name(const even_job *job, size_t rank);
+/* Asks its agent to end a rank of another host by SIGKILL; `standing`: only if it still stands. */
+void even_job_host_end_rank(even_job *job, size_t rank, bool standing);
 
 #endif

@@ -193,6 +193,24 @@ static void go_on_without_missed(even_job *job, const bool *gone) {
   even_text_free(&missed);
 }
 
+bool even_job_can_do_without(even_job *job, const bool *these, even_text *why, bool *later) {
+  bool any = false;
+  for (size_t i = 0; i < job->count; i++) {
+    job->ranks[i].alive = job->ranks[i].alive && !these[i]; /* as if they had ended */
+    any = any || these[i];
+  }
+  bool *gone = even_job_members(job) == 0 ? NULL : gone_of(job);
+  bool can = any && gone != NULL && !hindered(job, gone, why, later);
+  if (gone == NULL) {
+    even_text_add(why, "nobody is left");
+  }
+  for (size_t i = 0; i < job->count; i++) {
+    job->ranks[i].alive = job->ranks[i].alive || these[i];
+  }
+  even_free(gone);
+  return can;
+}
+
 /* For all that are missed. True also where that is decided later. */
 static bool decide(even_job *job) {
   even_text why = EVEN_TEXT_EMPTY;
@@ -260,6 +278,7 @@ bool even_job_goes_on_without(even_job *job, size_t rank) {
 }
 
 void even_job_shrink_tick(even_job *job) {
+  even_job_stands_tick(job);
   if (job->undecided_ns == 0) {
     return;
   }

@@ -290,7 +290,7 @@ even_status even_process_reap(even_process_end *out, bool *any) {
   memset(&usage, 0, sizeof usage);
   *out = (even_process_end){.pid = -1};
   *any = false;
-  pid_t pid = even_os.wait4(-1, &status, WNOHANG | WUNTRACED, &usage);
+  pid_t pid = even_os.wait4(-1, &status, WNOHANG | WUNTRACED | WCONTINUED, &usage);
   if (pid == 0 || (pid < 0 && (errno == ECHILD || errno == EINTR))) {
     return EVEN_OK;
   }
@@ -300,6 +300,7 @@ even_status even_process_reap(even_process_end *out, bool *any) {
   *any = true;
   out->pid = pid;
   out->stopped = WIFSTOPPED(status);
+  out->continued = WIFCONTINUED(status);
   out->signal = WIFSTOPPED(status) ? WSTOPSIG(status) : WIFSIGNALED(status) ? WTERMSIG(status) : 0;
   out->code = WIFEXITED(status) ? WEXITSTATUS(status) : 0;
   out->peak_memory_bytes = (uint64_t)usage.ru_maxrss * 1024u; /* Linux gives KiB */

@@ -35,13 +35,14 @@ even_status even_process_start(const even_process_params *params, even_process *
 typedef struct even_process_end {
   pid_t pid;
   bool stopped;               /* not ended: it stands still (SIGSTOP, SIGTSTP) */
+  bool continued;             /* not ended: it stood still, and goes on (SIGCONT) */
   int signal;                 /* that ended (or stopped) it, 0: it exited */
   int code;                   /* with which it exited */
   uint64_t peak_memory_bytes; /* its largest resident set */
 } even_process_end;
 
-/* The next child of this process that ended or was stopped, without waiting; *any false: none. Ended children are
- * reaped. */
+/* The next child of this process that ended, was stopped or goes on, without waiting; *any false: none. Ended children
+ * are reaped. */
 even_status even_process_reap(even_process_end *out, bool *any) EVEN_MUST_USE;
 /* Waits until child `pid` has ended and reaps it; fine when it is no child any more. */
 void even_process_wait(pid_t pid);

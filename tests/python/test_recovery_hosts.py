@@ -269,3 +269,29 @@ def test_where_the_state_finds_no_memory_the_others_go_on(hosts: Hosts, script: 
     assert f"host {there} does not get the state of the training that rank 0 on host {here} gives: parcel" in text
     assert re.search(r"rank [23] cannot take a lost rank's place: the state of the training did not come", text), text
     assert len(re.findall(r"rank [01] of 2 at step 18: \S+ apart, rate kept", text)) == 2, text
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(
+    ("stops", "ranks", "left"),
+    [
+        ("3~forward:3", ":2", [0, 1, 2]),  # its host's other rank says how it is
+        ("2~commit:3,0~in:5", ":2", [1, 3]),
+        ("1~forward:3", "", [0]),  # nobody there can: it does not answer
+        ("3^forward:3,1^vote:5", ":2", [0, 1, 2, 3]),
+    ],
+)
+def test_a_stopped_rank_alone_is_lost(hosts: Hosts, script: Script, stops: str, ranks: str, left: list[int]) -> None:
+    hosts.environment["EVENSTEP_STOP_PATIENCE"] = "120" if "^" in stops else "1"
+    code, text = hosts.run(*SHRINK, script(cases.HELD_UP), stops, ranks=ranks)
+    assert code == 0, text
+    assert_right(text, left)
+
+
+@pytest.mark.more
+def test_a_rank_that_hangs_there_alone_is_lost(hosts: Hosts, script: Script) -> None:
+    hangs = ("--hang-timeout", "2", "--on-hang", "restart")
+    code, text = hosts.run(*SHRINK, *hangs, script(cases.HELD_UP), "3!in:5", ranks=":2")
+    assert code == 0, text
+    assert "generation 1: ranks 0, 1 and 2 go on without rank 3" in text, text
+    assert "hung, and was ended for it: no progress" in text and "restart 1" not in text, text

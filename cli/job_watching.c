@@ -1,0 +1,65 @@
+/* What a job is watched for, and how long is waited: hangs, stops, notice. */
+#include "cli/job_setup.h"
+
+#include "base/fail.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const double HANG_SECONDS = 30;
+
+const char *even_job_given(const char *option, const char *option_name, const char *variable, const char **from) {
+  const char *value = option != NULL ? option : getenv(variable);
+  *from = option != NULL ? option_name : variable;
+  return value == NULL || value[0] == '\0' ? NULL : value;
+}
+
+static even_status read_hangs(const even_job_options *options, even_job_setup *setup) {
+  const char *from = NULL;
+  char *end = NULL;
+  const char *limit = even_job_given(options->hang_timeout, "--hang-timeout", "EVENSTEP_HANG_TIMEOUT", &from);
+  setup->hang_seconds = limit == NULL ? HANG_SECONDS : strcmp(limit, "off") == 0 ? 0 : strtod(limit, &end);
+  bool whole = end == NULL || (end != limit && (*end == '\0' || strcmp(end, "s") == 0));
+  if (!whole || (end != NULL && !(setup->hang_seconds >= 0.5 && setup->hang_seconds <= 1e6))) {
+    (void)even_fail(EVEN_ERR_USAGE, "%s %s is no time", from, limit);
+    return even_error_fix("give seconds, from 0.5 on (30), or off");
+  }
+  const char *reaction = even_job_given(options->on_hang, "--on-hang", "EVENSTEP_ON_HANG", &from);
+  setup->restart_hung = reaction != NULL && strcmp(reaction, "restart") == 0;
+  if (reaction != NULL && !setup->restart_hung && strcmp(reaction, "report") != 0) {
+    (void)even_fail(EVEN_ERR_USAGE, "%s %s is no reaction to a hang", from, reaction);
+    return even_error_fix("give report or restart");
+  }
+  return EVEN_OK;
+}
+
+static even_status read_notice(const even_job_options *options, even_job_setup *setup) {
+  const char *from = NULL;
+  char *end = NULL;
+  const char *limit = even_job_given(options->notice, "--notice", "EVENSTEP_NOTICE", &from);
+  setup->notice_seconds = limit == NULL ? 0 : strtod(limit, &end);
+  bool whole = limit == NULL || (end != limit && (*end == '\0' || strcmp(end, "s") == 0));
+  if (!whole || (limit != NULL && !(setup->notice_seconds > 0 && setup->notice_seconds <= 1e6))) {
+    (void)even_fail(EVEN_ERR_USAGE, "%s %s is no time", from, limit);
+    return even_error_fix("give seconds, fewer than the scheduler waits until it kills: --notice 60");
+  }
+  return EVEN_OK;
+}
+
+static even_status read_stops(even_job_setup *setup) {
+  const char *from = NULL;
+  char *end = NULL;
+  const char *limit = even_job_given(NULL, "", "EVENSTEP_STOP_PATIENCE", &from);
+  setup->stop_seconds = limit == NULL ? 0 : strtod(limit, &end);
+  if (limit != NULL && (end == limit || *end != '\0' || !(setup->stop_seconds > 0 && setup->stop_seconds <= 1e6))) {
+    (void)even_fail(EVEN_ERR_USAGE, "%s %s is no time", from, limit);
+    return even_error_fix("give the seconds that a stopped rank is waited for under --recovery (1)");
+  }
+  return EVEN_OK;
+}
+
+even_status even_job_watching(const even_job_options *options, even_job_setup *setup) {
+  EVEN_TRY(read_hangs(options, setup));
+  EVEN_TRY(read_stops(setup));
+  return read_notice(options, setup);
+}

@@ -1,0 +1,294 @@
+/* Ranks that are stopped or hang while others wait for them, without agents: rank 1 is a real process, rank 3 another
+ * host's. */
+#include "orchestrator/boards.h"
+
+#include "base/fail.h"
+#include "os/calls.h"
+#include "os/process.h"
+#include "os/process_stat.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { RANKS = 4, STOPPED = 1, THERE = 3 };
+
+typedef struct bench {
+  even_job job;
+  even_agent_params params;
+  even_job_rank ranks[RANKS];
+  int snapshots[RANKS];
+  size_t order[RANKS];
+  even_device each_device[RANKS];
+  even_device_list devices;
+  even_hosts hosts;
+  even_host_agent agents[2];
+  even_link link;
+  even_generation *view;
+  even_text said; /* to the user: "text|text|" */
+} bench;
+
+static bench own;
+static pid_t child;
+static pid_t killed; /* a process group; 0: none */
+
+static void note(void *context, const char *text) {
+  even_text_format(context, "%s|", text);
+}
+
+static int note_kill(pid_t pid, int number) {
+  killed = number == SIGKILL && pid < 0 ? -pid : killed;
+  return pid == -child || pid == child ? even_os_real.kill(child, number) : 0;
+}
+
+static bool stands(void) {
+  even_process_stat facts;
+  return even_process_stat_read(child, &facts) == 0 && facts.state == 'T';
+}
+
+static void stop(void) {
+  assert_int_equal(kill(child, SIGSTOP), 0);
+  while (!stands()) {
+  }
+}
+
+static even_status open_bench(void) {
+  even_text_free(&own.said);
+  memset(&own, 0, sizeof own);
+  own.devices = (even_device_list){.items = own.each_device, .count = RANKS};
+  own.params = (even_agent_params){.shrink = true,
+                                   .stop_seconds = 1e-9,
+                                   .devices = &own.devices,
+                                   .observer = {.context = &own.said, .notice = note}};
+  own.link = (even_link){.fd = -1, .peer = "10.79.0.2"};
+  own.agents[1] =
+      (even_host_agent){.index = 1, .name = "there", .link = &own.link, .first = THERE, .count = 1, .busy = true};
+  own.hosts = (even_hosts){.agents = own.agents, .count = 2};
+  own.job = (even_job){.params = &own.params,
+                       .ranks = own.ranks,
+                       .count = RANKS,
+                       .local = THERE,
+                       .alive = RANKS,
+                       .order = own.order,
+                       .host = "here",
+                       .groups = 2,
+                       .master_address = "10.79.0.1",
+                       .hosts = &own.hosts,
+                       .snapshots = own.snapshots,
+                       .generation_fd = -1,
+                       .oom = {.kernel_log = -1}};
+  for (size_t i = 0; i < RANKS; i++) {
+    own.snapshots[i] = -1;
+    own.ranks[i].alive = true;
+    own.ranks[i].elsewhere = i >= THERE;
+    own.ranks[i].output =
+        (even_rank_output){.rank = (int)i, .log = -1, .streams = {{.watch = {.fd = -1}}, {.watch = {.fd = -1}}}};
+  }
+  own.ranks[STOPPED].pid = child;
+  EVEN_TRY(even_progress_open(-1, RANKS, &own.job.progress));
+  EVEN_TRY(even_job_generations_open(&own.job));
+  EVEN_TRY(even_job_generations_begin(&own.job));
+  EVEN_TRY(even_generation_open(own.job.generation_fd, &own.view));
+  for (int i = 0; i < RANKS; i++) {
+    even_generation_say(own.view, i, "");
+  }
+  return EVEN_OK;
+}
+
+static int set_up(void **state) {
+  (void)state;
+  killed = 0;
+  child = fork();
+  if (child == 0) {
+    for (;;) {
+      (void)pause();
+    }
+  }
+  even_os.kill = note_kill;
+  return child > 0 && open_bench() == EVEN_OK ? 0 : -1;
+}
+
+static int tear_down(void **state) {
+  (void)state;
+  even_os = even_os_real;
+  (void)kill(child, SIGKILL);
+  (void)waitpid(child, NULL, 0);
+  even_generation_close(own.view);
+  even_job_generations_close(&own.job);
+  even_progress_close(&own.job.progress);
+  even_link_close(&own.link);
+  even_text_free(&own.said);
+  return 0;
+}
+
+static const char *said(void) {
+  return even_text_string(&own.said);
+}
+
+static void turn(int times) {
+  for (int i = 0; i < times; i++) {
+    even_job_shrink_tick(&own.job);
+  }
+}
+
+static void a_stopped_rank_is_ended_when_others_wait_for_it(void **state) {
+  (void)state;
+  stop();
+  turn(3);
+  assert_int_equal(killed, 0); /* nobody waits for it */
+  even_generation_doubt(own.view, 0, 0);
+  turn(3);
+  assert_int_equal(killed, child);
+  assert_true(own.ranks[STOPPED].stood_still);
+  assert_non_null(strstr(said(), "rank 1 still stands, and the others wait for it: it is ended"));
+  assert_int_equal(own.job.stage, EVEN_JOB_RUNS);
+  const even_process_end end = {.pid = child, .signal = SIGKILL};
+  even_job_rank_ended(&own.job, &own.ranks[STOPPED], &end);
+  assert_int_equal(even_generation_number(own.view), 1);
+  assert_false(even_generation_has(own.view, STOPPED, 1));
+  assert_true(even_job_facts(&own.job, STOPPED).stood_still);
+}
+
+static void it_has_its_time(void **state) {
+  (void)state;
+  own.params.stop_seconds = 1e6;
+  stop();
+  even_generation_doubt(own.view, 0, 0);
+  turn(20);
+  assert_int_equal(killed, 0);
+  assert_true(own.ranks[STOPPED].awaited_ns != 0);
+}
+
+static void who_goes_on_in_time_is_not_lost(void **state) {
+  even_process_end end = {.pid = -1};
+  bool any = true;
+  (void)state;
+  own.params.stop_seconds = 1e6;
+  stop();
+  while (even_process_reap(&end, &any) == EVEN_OK && !any) {
+  }
+  assert_true(end.stopped && end.pid == child);
+  even_job_rank_stopped(&own.job, &own.ranks[STOPPED], end.signal);
+  even_generation_doubt(own.view, 0, 0);
+  turn(2);
+  assert_int_equal(kill(child, SIGCONT), 0);
+  do {
+    assert_int_equal(even_process_reap(&end, &any), EVEN_OK);
+  } while (!any);
+  assert_true(end.continued && !end.stopped && end.pid == child);
+  even_job_rank_continues(&own.job, &own.ranks[STOPPED]);
+  turn(2);
+  assert_int_equal(killed, 0);
+  assert_int_equal(even_generation_number(own.view), 1); /* once */
+  for (int i = 0; i < RANKS; i++) {
+    assert_true(even_generation_has(own.view, i, 1));
+  }
+  assert_non_null(strstr(said(), "generation 1: the stopped rank goes on, and all make the step under way again|"));
+}
+
+static void a_failed_call_alone_changes_nothing(void **state) {
+  (void)state;
+  even_generation_doubt(own.view, 0, 0); /* nobody stands, nor has stood: the ranks give up by themselves */
+  turn(5);
+  assert_int_equal(even_generation_number(own.view), 0);
+  assert_int_equal(killed, 0);
+  assert_false(even_generation_refused(own.view));
+}
+
+static void where_they_cannot_go_on_they_hear_so(void **state) {
+  (void)state;
+  even_generation_say(own.view, 2, "its data set is a stream");
+  stop();
+  even_generation_doubt(own.view, 0, 0);
+  turn(3);
+  assert_int_equal(killed, 0);
+  assert_true(even_generation_refused(own.view));
+  assert_non_null(strstr(said(), "cannot go on without the rank that stands still: rank 2: its data set is a stream|"));
+}
+
+static void the_least_count_who_would_be_left(void **state) {
+  (void)state;
+  own.params.least_ranks = RANKS;
+  stop();
+  even_generation_doubt(own.view, 0, 0);
+  turn(3);
+  assert_int_equal(killed, 0);
+  assert_true(even_generation_refused(own.view));
+  assert_non_null(strstr(said(), "3 are left, and --min-ranks is 4|"));
+  assert_true(own.ranks[STOPPED].alive);
+}
+
+static void another_host_ends_its_own(void **state) {
+  (void)state;
+  own.params.stop_seconds = 1e6;
+  even_job_rank_stopped(&own.job, &own.ranks[THERE], SIGSTOP); /* as its agent says */
+  even_generation_doubt(own.view, 0, 0);
+  turn(2);
+  assert_true(own.ranks[THERE].awaited_ns != 0);
+  own.params.stop_seconds = 1e-9;
+  turn(1);
+  assert_int_equal(killed, 0);
+  assert_true(own.ranks[THERE].awaited_ns == 0 &&
+              own.ranks[THERE].alive); /* asked: its end, or that it goes on, comes */
+  assert_non_null(strstr(said(), "rank 3 still stands, and the others wait for it: it is ended"));
+  even_job_rank_continues(&own.job, &own.ranks[THERE]); /* it went on meanwhile there */
+  turn(1);
+  assert_int_equal(even_generation_number(own.view), 1);
+  assert_true(even_generation_has(own.view, THERE, 1));
+}
+
+static void who_is_to_be_ended_and_goes_on_lives(void **state) {
+  (void)state;
+  even_job_end_alone(&own.job, STOPPED, true); /* the leader's word came too late */
+  assert_int_equal(killed, 0);
+  stop();
+  even_job_end_alone(&own.job, STOPPED, true);
+  assert_int_equal(killed, child);
+}
+
+static void only_who_hangs_is_ended(void **state) {
+  (void)state;
+  own.ranks[STOPPED].hung = true;
+  own.ranks[THERE].hung = true;
+  even_job_end_hung(&own.job);
+  assert_int_equal(own.job.stage, EVEN_JOB_RUNS);
+  assert_int_equal(killed, child);
+  const even_process_end end = {.pid = child, .signal = SIGKILL};
+  even_job_rank_ended(&own.job, &own.ranks[STOPPED], &end);
+  even_job_rank_ended(&own.job, &own.ranks[THERE], &end);
+  assert_int_equal(even_generation_number(own.view), 2);
+  assert_non_null(strstr(said(), "generation 2: ranks 0 and 2 go on without rank 3|"));
+}
+
+static void where_all_hang_all_are_ended(void **state) {
+  (void)state;
+  for (size_t i = 0; i < RANKS; i++) {
+    own.ranks[i].hung = true;
+  }
+  even_job_end_hung(&own.job);
+  assert_int_equal(own.job.stage, EVEN_JOB_TERMINATED);
+  assert_non_null(strstr(said(), "the others cannot go on without the rank that hangs: nobody is left|"));
+}
+
+int main(void) {
+#define STANDS_TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+  const struct CMUnitTest tests[] = {
+      STANDS_TEST(a_stopped_rank_is_ended_when_others_wait_for_it),
+      STANDS_TEST(it_has_its_time),
+      STANDS_TEST(who_goes_on_in_time_is_not_lost),
+      STANDS_TEST(a_failed_call_alone_changes_nothing),
+      STANDS_TEST(where_they_cannot_go_on_they_hear_so),
+      STANDS_TEST(the_least_count_who_would_be_left),
+      STANDS_TEST(another_host_ends_its_own),
+      STANDS_TEST(who_is_to_be_ended_and_goes_on_lives),
+      STANDS_TEST(only_who_hangs_is_ended),
+      STANDS_TEST(where_all_hang_all_are_ended),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,57 @@
+"""`evenstep run --recovery shrink`: a rank is stopped, or hangs, and costs no process but its own."""
+
+from __future__ import annotations
+
+import re
+from typing import Callable
+
+import generation_cases as cases
+import pytest
+from run_jobs import Run
+from test_generations import SHRINK, assert_right
+
+Script = Callable[[str], str]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stops", "left"),
+    [
+        (3, "0~forward:3", [1, 2]),
+        pytest.param(4, "1~vote:3,3~vote:3", [0, 2], marks=pytest.mark.more),  # two at once
+        pytest.param(3, "2~committed:5", [0, 1], marks=pytest.mark.more),  # what it has committed stands on all
+        pytest.param(3, "1~forward:3,0~meeting:3", [2], marks=pytest.mark.more),  # one while the others recover
+    ],
+)
+def test_a_stopped_rank_alone_is_lost(run: Run, script: Script, ranks: int, stops: str, left: list[int]) -> None:
+    result = run("-n", str(ranks), *SHRINK, script(cases.HELD_UP), stops)
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert_right(text, left)
+    assert re.search(r"rank \d \(cpu:\d on \S+, process \d+\) was stopped \(SIGSTOP, SIGTSTP\)", text), text
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("stops", ["1^forward:3,0^vote:7", "1^commit:4,2^committed:9", "0^in:3,0^in:4,1^in:4"])
+def test_who_goes_on_in_time_is_not_lost(run: Run, script: Script, stops: str) -> None:
+    result = run("-n", "3", *SHRINK, script(cases.HELD_UP), stops, env={"EVENSTEP_STOP_PATIENCE": "120"})
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert_right(text, [0, 1, 2])
+    assert "the stopped rank goes on, and all make the step under way again" in text, text
+
+
+@pytest.mark.more
+def test_a_hung_rank_alone_is_lost(run: Run, script: Script) -> None:
+    hangs = ("--hang-timeout", "2", "--on-hang", "restart")
+    result = run("-n", "3", *SHRINK, *hangs, script(cases.HELD_UP), "1!in:5")
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    ends = re.findall(r"rank (\d) of 2 at step 18", text)
+    assert sorted(ends) == ["0", "2"] and "restart 1" not in text, text
+    assert "hung, and was ended for it: no progress" in text, text
+    assert "generation 1: ranks 0 and 2 go on without rank 1" in text, text
+
+
+def test_odd_patience_is_named(run: Run, script: Script) -> None:
+    result = run("-n", "2", script("pass"), env={"EVENSTEP_STOP_PATIENCE": "long"})
+    assert result.returncode == 2 and "EVENSTEP_STOP_PATIENCE long is no time" in result.stderr
