@@ -43,7 +43,7 @@ static even_status read_notice(const even_job_options *options, even_job_setup *
     (void)even_fail(EVEN_ERR_USAGE, "%s %s is no time", from, limit);
     return even_error_fix("give seconds, fewer than the scheduler waits until it kills: --notice 60");
   }
-  return EVEN_OK;
+  return options->notice == NULL ? EVEN_OK : even_environment_set(&setup->environment, "EVENSTEP_NOTICE", limit);
 }
 
 static even_status read_stops(even_job_setup *setup) {

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from evenstep._core import EvenstepError
+from evenstep.end_signal import held_in_workers
 from evenstep.loading_ahead import Ahead, Drawn, Lead, Loading
 from evenstep.order import GlobalOrder, batch_hash, chained
 from evenstep.share_samples import Place, ShareSamples, Task, part
@@ -259,7 +260,7 @@ def options(loader: DataLoader[Any]) -> dict[str, Any]:
         "collate_fn": loader.collate_fn,
         "pin_memory": loader.pin_memory,
         "timeout": loader.timeout,
-        "worker_init_fn": loader.worker_init_fn,
+        "worker_init_fn": held_in_workers(loader.worker_init_fn),
         "multiprocessing_context": loader.multiprocessing_context,
         "generator": loader.generator,
     }

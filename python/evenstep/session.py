@@ -19,6 +19,7 @@ from evenstep import _core, plain
 from evenstep._core import EvenstepError
 from evenstep.batch_rates import RateFactor
 from evenstep.call_results import packs_later
+from evenstep.end_signal import hold_end_signal
 from evenstep.environment import Environment, read_environment
 from evenstep.generations import BETWEEN_HOSTS, Recovery, open_recovery
 from evenstep.group import Alone, Bootstrap, Group, SharedGroup, broadcast_bytes, gather_bytes, gather_objects
@@ -143,6 +144,7 @@ class Session:
             self._stand_in()
             return
         if self.bootstrap is None and self.in_job:
+            hold_end_signal()
             # the agent ends the wait when a rank for which it is has ended
             self.telemetry.event(_core.EVENT_JOINING, self.step, words="waits for all ranks")
             bootstrap = self._opens or Bootstrap(self.environment)

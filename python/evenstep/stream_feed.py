@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from evenstep._core import EvenstepError
+from evenstep.end_signal import held_in_workers
 from evenstep.feeds import BatchPlan, TaskSampler, options
 from evenstep.loading_ahead import Ahead, Drawn, Lead, Loading
 from evenstep.order import epoch_seed
@@ -68,7 +69,7 @@ class StreamFeed:
         self._generator = torch.Generator()
         replaced = {
             "collate_fn": as_it_is,
-            "worker_init_fn": WorkerInit(loader.worker_init_fn),
+            "worker_init_fn": WorkerInit(held_in_workers(loader.worker_init_fn)),
             "generator": self._generator,
         }
         self._inner: DataLoader[Any] = DataLoader(

@@ -1,8 +1,9 @@
-/* _core.stacks_open: this rank's stacks, told to the agent when it asks. */
+/* _core.stacks_open: this rank's stacks, told to the agent when it asks; _core.hold_end_signal. */
 #include "ext.h"
 
 #include <unistd.h>
 
+#include "os/end_signal.h"
 #include "telemetry/stacks.h"
 
 static PyObject *stacks_open(PyObject *module, PyObject *unused) {
@@ -23,7 +24,23 @@ static PyObject *stacks_open(PyObject *module, PyObject *unused) {
   return Py_BuildValue("ii", numbers[0], numbers[1]);
 }
 
+static PyObject *hold_end_signal(PyObject *module, PyObject *arguments) {
+  int always = 0;
+  (void)module;
+  if (!PyArg_ParseTuple(arguments, "p:hold_end_signal", &always)) {
+    return NULL;
+  }
+  even_status status = even_end_signal_hold(always != 0);
+  if (status != EVEN_OK) {
+    return even_ext_raise(status);
+  }
+  Py_RETURN_NONE;
+}
+
 static PyMethodDef functions[] = {
+    {"hold_end_signal", hold_end_signal, METH_VARARGS,
+     "hold_end_signal(always): SIGTERM ends this process only where its parent sends it; a handler that is set stays, "
+     "unless always"},
     {"stacks_open", stacks_open, METH_NOARGS,
      "stacks_open() -> (signal, fd): from now on the agent can ask for this process's C stacks, and for what a handler "
      "of `signal` writes to `fd` (faulthandler.register)"},

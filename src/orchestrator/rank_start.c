@@ -75,7 +75,8 @@ static even_status start_process(even_job *job, size_t index, const even_environ
                                 .join = join,
                                 .inherit = inherit,
                                 .inherit_count = inherit_count,
-                                .descriptors = job->descriptors_before};
+                                .descriptors = job->descriptors_before,
+                                .ignored = job->params->notice_seconds > 0 ? SIGUSR1 : 0};
   even_status status = even_process_start(&params, process);
   if (status != EVEN_OK) {
     (void)even_error_prefix("rank %zu on %s", index, device->name);

@@ -58,6 +58,15 @@ static void default_signals(void) {
   (void)even_os.mask_signals(SIG_SETMASK, &none, NULL);
 }
 
+static void ignore_signal(int number) {
+  struct sigaction ignore;
+  memset(&ignore, 0, sizeof ignore);
+  ignore.sa_handler = SIG_IGN;
+  if (number != 0) {
+    (void)even_os.sigaction(number, &ignore, NULL);
+  }
+}
+
 /* A parent that died between fork and prctl would never send the signal: look once more. */
 static bool die_with(pid_t parent) {
   return even_os.prctl(PR_SET_PDEATHSIG, SIGKILL) == 0 && even_os.getppid() == parent;
@@ -125,6 +134,7 @@ static bool prepare_child(const child_plan *plan, child_step *step) {
 static void run_child(const child_plan *plan) {
   child_step step = STEP_EXEC;
   default_signals();
+  ignore_signal(plan->params->ignored);
   if (prepare_child(plan, &step)) {
     step = STEP_EXEC;
     (void)even_os.execvpe(plan->params->arguments[0], plan->params->arguments, plan->params->environment);

@@ -18,6 +18,7 @@ typedef struct even_process_params {
   size_t inherit_count;
   int input;            /* becomes its standard input; 0: the parent's */
   uint64_t descriptors; /* its soft limit on open files; 0: the parent's */
+  int ignored;          /* a signal that it begins with ignored; 0: none */
 } even_process_params;
 
 typedef struct even_process {

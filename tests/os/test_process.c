@@ -2,6 +2,7 @@
 #include "os/process.h"
 
 #include "os/calls.h"
+#include "os/end_signal.h"
 #include "os/pipe.h"
 #include "os/process_stat.h"
 #include "os/sweep.h"
@@ -174,6 +175,71 @@ static void says_what_cannot_run(void **state) {
   assert_int_equal(run((even_process_params){.arguments = folder}, &end), EVEN_ERR_PERMISSION);
 }
 
+static void begins_with_a_signal_ignored(void **state) {
+  (void)state;
+  ended end;
+  char *const arguments[] = {(char *)"sh", (char *)"-c", (char *)"kill -USR1 $$; exit 3", NULL};
+  assert_int_equal(run((even_process_params){.arguments = arguments, .ignored = SIGUSR1}, &end), EVEN_OK);
+  assert_true(WIFEXITED(end.status) && WEXITSTATUS(end.status) == 3);
+  assert_int_equal(run((even_process_params){.arguments = arguments}, &end), EVEN_OK);
+  assert_true(WIFSIGNALED(end.status) && WTERMSIG(end.status) == SIGUSR1);
+}
+
+static void end_of_child(int *signal, pid_t pid) {
+  int status = 0;
+  assert_int_equal(waitpid(pid, &status, 0), pid);
+  *signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+}
+
+/* A child that is sent SIGTERM by a process that is not its parent, and says so; then by this one. */
+static void ends_by_its_parents_word_alone(void **state) {
+  int ends[2];
+  int signal = 0;
+  char said = 0;
+  (void)state;
+  assert_int_equal(pipe(ends), 0);
+  pid_t child = fork();
+  if (child == 0) {
+    bool held = even_end_signal_hold(false) == EVEN_OK;
+    pid_t other = held ? fork() : -1;
+    if (other == 0) {
+      _exit(kill(getppid(), SIGTERM) == 0 ? 0 : 1);
+    }
+    int status = 1;
+    while (waitpid(other, &status, 0) < 0 && errno == EINTR) {
+    }
+    said = status == 0 ? 'y' : 'n';
+    while (write(ends[1], &said, 1) != 1) {
+    }
+    for (;;) {
+      (void)pause();
+    }
+  }
+  assert_int_equal(read(ends[0], &said, 1), 1);
+  assert_int_equal(said, 'y');
+  assert_int_equal(kill(child, SIGTERM), 0);
+  end_of_child(&signal, child);
+  assert_int_equal(signal, SIGTERM);
+  assert_int_equal(close(ends[0]) + close(ends[1]), 0);
+}
+
+static void a_handler_of_the_program_stays(void **state) {
+  struct sigaction before;
+  struct sigaction now;
+  struct sigaction ignore;
+  (void)state;
+  memset(&ignore, 0, sizeof ignore);
+  ignore.sa_handler = SIG_IGN;
+  assert_int_equal(sigaction(SIGTERM, &ignore, &before), 0);
+  assert_int_equal(even_end_signal_hold(false), EVEN_OK);
+  assert_int_equal(sigaction(SIGTERM, NULL, &now), 0);
+  assert_true(now.sa_handler == SIG_IGN);
+  assert_int_equal(even_end_signal_hold(true), EVEN_OK); /* torch's, of a DataLoader's worker */
+  assert_int_equal(sigaction(SIGTERM, NULL, &now), 0);
+  assert_true((now.sa_flags & SA_SIGINFO) != 0);
+  assert_int_equal(sigaction(SIGTERM, &before, NULL), 0);
+}
+
 static void reaps_ends_and_stops(void **state) {
   (void)state;
   even_process process;
@@ -324,6 +390,9 @@ int main(void) {
       cmocka_unit_test(joins_a_group_first),
       cmocka_unit_test(has_the_limit_on_open_files_that_it_shall),
       cmocka_unit_test(says_what_cannot_run),
+      cmocka_unit_test(begins_with_a_signal_ignored),
+      cmocka_unit_test(ends_by_its_parents_word_alone),
+      cmocka_unit_test(a_handler_of_the_program_stays),
       cmocka_unit_test(reaps_ends_and_stops),
       cmocka_unit_test(dies_with_its_parent),
       cmocka_unit_test(forks_with_one_descriptor),

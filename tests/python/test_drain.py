@@ -32,7 +32,7 @@ TRAINING = """
         torch.manual_seed(1)
         model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2))
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-        loader = torch.utils.data.DataLoader(data, batch_size=12)
+        loader = torch.utils.data.DataLoader(data, batch_size=12, num_workers=int(os.environ.get("WORKERS", "0")))
         model, optimizer, loader = prepare(model, optimizer, loader)
         for _ in epochs:
             for x, y in loader:
@@ -40,7 +40,7 @@ TRAINING = """
                 torch.nn.functional.mse_loss(model(x), y).backward()
                 optimizer.step()
                 if prepare is es.prepare and not told and es.step() == 8:
-                    print("at step 8", flush=True)
+                    print("at step 8 as process", os.getpid(), flush=True)
                     while not os.path.exists("told"):
                         time.sleep(0.01)
         return [p.detach().clone() for p in model.parameters()]
@@ -52,8 +52,16 @@ TRAINING = """
 """
 
 
-def drain(job: Job, process: int, number: signal.Signals, said: str, folder: pathlib.Path) -> None:
-    job.wait_for("at step 8", times=2)
+def _with_workers(process: int) -> list[int]:
+    children = pathlib.Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return [process, *map(int, children)]
+
+
+def drain(job: Job, process: int, number: signal.Signals, said: str, folder: pathlib.Path, to_all: bool) -> None:
+    """to_all: as a scheduler does that gives the signal to each process of a job's step."""
+    ranks = [int(one) for one in job.wait_for(r"at step 8 as process (\d+)", times=2)]
+    for each in [each for rank in ranks for each in _with_workers(rank)] if to_all else []:
+        os.kill(each, number)
     os.kill(process, number)
     job.wait_for(said)
     if number == signal.SIGUSR1:
@@ -73,14 +81,26 @@ def goes_on(result: tuple[int, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGUSR1, pytest.param(signal.SIGTERM, marks=pytest.mark.more)], ids=lambda number: number.name
+    ("number", "workers"),
+    [
+        (signal.SIGTERM, 0),
+        pytest.param(signal.SIGUSR1, 0, marks=pytest.mark.more),
+        pytest.param(signal.SIGTERM, 2, marks=pytest.mark.more),
+        pytest.param(signal.SIGUSR1, 2, marks=pytest.mark.more),
+    ],
 )
 def test_a_job_with_notice_is_saved_and_another_goes_on(
-    start: Callable[..., Job], script: Script, tmp_path: pathlib.Path, number: signal.Signals
+    start: Callable[..., Job],
+    script: Script,
+    tmp_path: pathlib.Path,
+    environment: dict[str, str],
+    number: signal.Signals,
+    workers: int,
 ) -> None:
+    environment["WORKERS"] = str(workers)
     words = ("-n", "2", "--no-pin", "--name", "a", "--notice", "120", "--log-rank", "all")
     job = start(*words, script(TRAINING))
-    drain(job, job.process.pid, number, f"{number.name}: the training saves its state", tmp_path)
+    drain(job, job.process.pid, number, f"{number.name}: the training saves its state", tmp_path, True)
     goes_on(start(*words, "--resume", "auto", "train.py").finish())
 
 
@@ -91,7 +111,7 @@ def test_notice_to_a_host_saves_the_job(
 ) -> None:
     words = ("--no-pin", "--name", "a", "--notice", "120", "--log-rank", "all")
     leader, follower = launched.both(*words, script(TRAINING))
-    drain(leader, follower.process.pid, number, rf"host \S+#1: {number.name}: the training saves", tmp_path)
+    drain(leader, follower.process.pid, number, rf"host \S+#1: {number.name}: the training saves", tmp_path, False)
     assert follower.finish() == (0, "")
     leader, follower = launched.both(*words, "--resume", "auto", "train.py")
     goes_on(leader.finish())
