@@ -21,7 +21,10 @@ extern "C" {
   X(I16, 6, 2)             \
   X(I32, 7, 4)             \
   X(I64, 8, 8)             \
-  X(BOOL, 9, 1)
+  X(BOOL, 9, 1)            \
+  X(U16, 10, 2)            \
+  X(U32, 11, 4)            \
+  X(U64, 12, 8)
 
 typedef enum even_dtype {
 #define EVEN_DTYPE_ENUM(name, number, bytes) EVEN_##name = (number),

@@ -148,6 +148,9 @@ DTYPE_I16: int
 DTYPE_I32: int
 DTYPE_I64: int
 DTYPE_BOOL: int
+DTYPE_U16: int
+DTYPE_U32: int
+DTYPE_U64: int
 OP_SUM: int
 OP_AVG: int
 OP_PRODUCT: int

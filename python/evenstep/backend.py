@@ -32,6 +32,8 @@ from evenstep.backend_tensors import (
     plain,
     reducer_of,
     reducible,
+    refuse,
+    root_of,
     scaled,
     sources_as_real,
 )
@@ -238,6 +240,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
         tensors, factor = as_real(given, op), factor_of(options)
         dtypes = [reducible(tensor, op) for tensor in tensors]
         if None in dtypes:
+            refuse(tensors, op)
             return None
 
         def job() -> None:
@@ -272,7 +275,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
         comm, tensor = self._comm, given[0]
         if comm is None or len(given) != 1 or not is_ours(tensor):
             return self._under(tensor).broadcast(given, *given_options(opts))
-        root = 0 if opts is None else opts.rootRank
+        root = root_of(opts, "broadcast", self._size)
 
         def job() -> None:
             data = plain(tensor)
@@ -383,6 +386,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
         output, parts = as_real(outputs, op)[0], sources_as_real(inputs[0], op)
         dtype = reducible(output, op)
         if comm is None or dtype is None or op is None or len(outputs) != 1 or not all(map(is_ours, parts)):
+            refuse(outputs if comm is not None else (), op)
             return self._under(outputs[0]).reduce_scatter(outputs, inputs, *given_options(opts))
         given = [part.numel() for part in inputs[0]]
         fits = len(parts) == self._size and outputs[0].numel() == given[self._rank]
@@ -408,6 +412,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
         outputs, inputs, factor = as_real(given_outputs, op), sources_as_real(given_inputs, op), factor_of(options)
         dtypes = [reducible(output, op) for output in outputs]
         if None in dtypes or not all(map(is_ours, inputs)):
+            refuse(outputs, op)
             return None
         for output, whole in zip(outputs, inputs):
             if whole.numel() != output.numel() * self._size or whole.dtype != output.dtype:

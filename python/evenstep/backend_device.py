@@ -21,6 +21,7 @@ from evenstep.backend_tensors import (
     landing,
     op_of,
     plain,
+    root_of,
     sources_as_real,
 )
 from evenstep.device_groups import DeviceGroups
@@ -139,7 +140,7 @@ class DeviceCollectives:
         return self._allreduce(list(tensors), opts)
 
     def reduce(self, tensors: Any, opts: Any = None) -> Any:
-        op, root = _op(opts), 0 if opts is None else opts.rootRank
+        op, root = _op(opts), root_of(opts, "reduce", self._size)
         tensor = as_real([_one(tensors)], op)[0]
         dtype = device_dtype(tensor, op)
 
@@ -211,7 +212,7 @@ class DeviceCollectives:
     # -- moves --
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Any:
-        tensor, root = _one(tensors), 0 if opts is None else opts.rootRank
+        tensor, root = _one(tensors), root_of(opts, "broadcast", self._size)
 
         def body(comm: _core.DeviceComm, stream: int) -> None:
             data = plain(tensor)
@@ -293,7 +294,7 @@ class DeviceCollectives:
         return self._run(every, opts, body, result)
 
     def _rooted(self, name: str, own: torch.Tensor, parts: Sequence[torch.Tensor], result: Any, opts: Any) -> Any:
-        root = 0 if opts is None else opts.rootRank
+        root = root_of(opts, name, self._size)
         every: Sequence[torch.Tensor | None] = [None] * self._size
         if self._rank == root:
             _equal(name, parts, own, self._size)

@@ -23,6 +23,8 @@ from evenstep.backend_tensors import (
     op_of,
     plain,
     reducible,
+    refuse,
+    root_of,
     scaled,
 )
 
@@ -68,8 +70,9 @@ class ExchangeMixin:
         tensor = as_real(tensors, op)[0]
         dtype = reducible(tensor, op)
         if comm is None or dtype is None or op is None or len(tensors) != 1:
+            refuse([tensor] if comm is not None else (), op)
             return self._under(tensors[0]).reduce(tensors, *given_options(opts))
-        root = 0 if opts is None else opts.rootRank
+        root = root_of(opts, "reduce", self._size)
 
         def job() -> None:
             counts = [0] * self._size
@@ -104,7 +107,7 @@ class ExchangeMixin:
         """gather and scatter: `own` on every rank, one of the root's `parts` for each."""
         if self._comm is None or not all(map(is_ours, [own, *parts])):
             return getattr(self._under(own), name)(outputs, inputs, *given_options(opts))
-        root = 0 if opts is None else opts.rootRank
+        root = root_of(opts, name, self._size)
         every: Sequence[torch.Tensor | None] = [None] * self._size
         if self._rank == root:
             self._check_parts(name, parts, own)

@@ -23,6 +23,9 @@ _DTYPES = {
     torch.int16: _core.DTYPE_I16,
     torch.int32: _core.DTYPE_I32,
     torch.int64: _core.DTYPE_I64,
+    torch.uint16: _core.DTYPE_U16,
+    torch.uint32: _core.DTYPE_U32,
+    torch.uint64: _core.DTYPE_U64,
     torch.bool: _core.DTYPE_BOOL,
 }
 _FLOATING = {_core.DTYPE_F32, _core.DTYPE_F64, _core.DTYPE_F16, _core.DTYPE_BF16}
@@ -80,6 +83,29 @@ def reducible(tensor: torch.Tensor, op: int | None) -> int | None:
     if (op == _core.OP_AVG and dtype not in _FLOATING) or (op in _BITWISE and dtype in _FLOATING):
         return None
     return dtype
+
+
+_WORDS = {_core.OP_BAND: "BAND", _core.OP_BOR: "BOR", _core.OP_BXOR: "BXOR"}
+
+
+def refuse(tensors: Sequence[torch.Tensor], op: int | None) -> None:
+    """Says which dense CPU tensor no backend for these can reduce, in torch's words; of others nothing."""
+    for tensor in tensors:
+        if op is None or not is_ours(tensor) or reducible(tensor, op) is not None:
+            continue
+        if op == _core.OP_AVG and tensor.dtype in _DTYPES:
+            raise RuntimeError(f"Cannot use ReduceOp.AVG with {tensor.dtype}: use SUM, and divide")
+        if op in _BITWISE and (tensor.is_floating_point() or tensor.is_complex()):
+            raise RuntimeError(f"Cannot use ReduceOp.{_WORDS[op]} with non-integral dtype {tensor.dtype}")
+        raise RuntimeError(f"Invalid scalar type: {tensor.dtype} cannot be reduced so; convert it")
+
+
+def root_of(options: Any, call: str, ranks: int) -> int:
+    """The root that the options name, which must be one of the group's ranks."""
+    root = 0 if options is None else int(options.rootRank)
+    if not 0 <= root < ranks:
+        raise ValueError(f"{call}: invalid root rank: {root} in a group of {ranks}")
+    return root
 
 
 def device_dtype(tensor: torch.Tensor, op: int | None) -> int:

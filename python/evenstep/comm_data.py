@@ -32,6 +32,7 @@ class Data(NamedTuple):
 
 _FLOATS = {4: _core.DTYPE_F32, 8: _core.DTYPE_F64, 2: _core.DTYPE_F16}
 _INTEGERS = {1: _core.DTYPE_I8, 2: _core.DTYPE_I16, 4: _core.DTYPE_I32, 8: _core.DTYPE_I64}
+_UNSIGNED = {1: _core.DTYPE_U8, 2: _core.DTYPE_U16, 4: _core.DTYPE_U32, 8: _core.DTYPE_U64}
 
 
 def argument_error(what: str, fix: str) -> EvenstepError:
@@ -47,7 +48,9 @@ def _dtype_of(format: str, element: int) -> int:
         return _FLOATS[element]
     if letter in ("b", "h", "i", "l", "q", "n"):
         return _INTEGERS[element]
-    return {"B": _core.DTYPE_U8, "c": _core.DTYPE_U8, "?": _core.DTYPE_BOOL}.get(letter, -1)
+    if letter in ("B", "H", "I", "L", "Q", "N"):
+        return _UNSIGNED[element]
+    return {"c": _core.DTYPE_U8, "?": _core.DTYPE_BOOL}.get(letter, -1)
 
 
 def _of_buffer(array: Any) -> Data:

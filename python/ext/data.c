@@ -17,9 +17,10 @@ static void describe_elements(even_ext_data *out, char kind, size_t bytes) {
     uint8_t dtype;
     uint8_t reals;
   } known[] = {
-      {'f', 4, EVEN_F32, 1}, {'f', 8, EVEN_F64, 1},  {'f', 2, EVEN_F16, 1}, {'B', 2, EVEN_BF16, 1},
-      {'i', 8, EVEN_I64, 1}, {'i', 4, EVEN_I32, 1},  {'i', 2, EVEN_I16, 1}, {'i', 1, EVEN_I8, 1},
-      {'u', 1, EVEN_U8, 1},  {'b', 1, EVEN_BOOL, 1}, {'c', 8, EVEN_F32, 2}, {'c', 16, EVEN_F64, 2},
+      {'f', 4, EVEN_F32, 1},  {'f', 8, EVEN_F64, 1}, {'f', 2, EVEN_F16, 1},  {'B', 2, EVEN_BF16, 1},
+      {'i', 8, EVEN_I64, 1},  {'i', 4, EVEN_I32, 1}, {'i', 2, EVEN_I16, 1},  {'i', 1, EVEN_I8, 1},
+      {'u', 1, EVEN_U8, 1},   {'u', 2, EVEN_U16, 1}, {'u', 4, EVEN_U32, 1},  {'u', 8, EVEN_U64, 1},
+      {'b', 1, EVEN_BOOL, 1}, {'c', 8, EVEN_F32, 2}, {'c', 16, EVEN_F64, 2},
   };
   out->element = bytes;
   out->dtype = -1;

@@ -249,6 +249,9 @@ INTEGER(U8, uint8_t, uint32_t)
 INTEGER(I16, int16_t, uint32_t)
 INTEGER(I32, int32_t, uint32_t)
 INTEGER(I64, int64_t, uint64_t)
+INTEGER(U16, uint16_t, uint32_t)
+INTEGER(U32, uint32_t, uint32_t)
+INTEGER(U64, uint64_t, uint64_t)
 DIRECT(BOOL, AND, uint8_t, uint8_t, OP_AND, KEEP)
 DIRECT(BOOL, OR, uint8_t, uint8_t, OP_OR, KEEP)
 DIRECT(BOOL, XOR, uint8_t, uint8_t, OP_XOR, KEEP)
@@ -268,10 +271,12 @@ DIRECT(BOOL, XOR, uint8_t, uint8_t, OP_XOR, KEEP)
 const even_kernels EVEN_KERNEL_TABLE = {
     .name = EVEN_KERNEL_NAME,
     .staged = {[EVEN_SUM] = staged_F32_SUM, [EVEN_AVG] = staged_F32_AVG},
+    .in_place = {[EVEN_SUM] = in_place_F32_SUM, [EVEN_AVG] = in_place_F32_AVG},
     .narrow = {[EVEN_F16] = narrow_F16, [EVEN_BF16] = narrow_BF16},
     .widen = {[EVEN_F16] = widen_F16, [EVEN_BF16] = widen_BF16},
     .reduce = {FLOATING_ROW(F32), FLOATING_ROW(F64), FLOATING_ROW(F16), FLOATING_ROW(BF16), INTEGER_ROW(I8),
-               INTEGER_ROW(U8), INTEGER_ROW(I16), INTEGER_ROW(I32), INTEGER_ROW(I64),
+               INTEGER_ROW(U8), INTEGER_ROW(I16), INTEGER_ROW(I32), INTEGER_ROW(I64), INTEGER_ROW(U16),
+               INTEGER_ROW(U32), INTEGER_ROW(U64),
                [EVEN_BOOL] = {[EVEN_SUM] = reduce_BOOL_OR,
                               [EVEN_PRODUCT] = reduce_BOOL_AND,
                               [EVEN_MIN] = reduce_BOOL_AND,

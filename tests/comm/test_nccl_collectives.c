@@ -46,9 +46,11 @@ static void put(void *data, size_t i, even_dtype dtype, double value) {
       memcpy(at, &half, 2);
       return;
     case EVEN_I32:
+    case EVEN_U32:
       memcpy(at, &i32, 4);
       return;
     case EVEN_I64:
+    case EVEN_U64:
       memcpy(at, &i64, 8);
       return;
     default:
@@ -129,8 +131,8 @@ static int reduces(device_rank *at) {
 }
 
 static void all_reduce_of_every_type_and_operation(void **state) {
-  static const even_dtype dtypes[] = {EVEN_F32, EVEN_F64, EVEN_F16, EVEN_BF16, EVEN_I8,
-                                      EVEN_U8,  EVEN_I32, EVEN_I64, EVEN_BOOL};
+  static const even_dtype dtypes[] = {EVEN_F32, EVEN_F64, EVEN_F16,  EVEN_BF16, EVEN_I8, EVEN_U8,
+                                      EVEN_I32, EVEN_I64, EVEN_BOOL, EVEN_U32,  EVEN_U64};
   static const even_reduce_op ops[] = {EVEN_SUM, EVEN_PRODUCT, EVEN_MIN, EVEN_MAX, EVEN_AVG};
   (void)state;
   for (size_t d = 0; d < sizeof dtypes / sizeof dtypes[0]; d++) {

@@ -18,8 +18,9 @@ import evenstep
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTEGERS = [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64]
+UNSIGNED = [torch.uint16, torch.uint32, torch.uint64]  # of which torch itself computes little, and Gloo reduces none
 COMPLEX = [torch.complex64, torch.complex128]
-ALL = [*FLOATS, *INTEGERS, *COMPLEX, torch.bool, torch.uint16]
+ALL = [*FLOATS, *INTEGERS, *UNSIGNED, *COMPLEX, torch.bool]
 SIZES = (1, 37, 3000, 40_000)
 OP = dist.ReduceOp
 PREMUL = 0.5
@@ -51,7 +52,7 @@ def reduced(op: Any, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         return functools.reduce(table[op], tensors)
     if dtype.is_complex:
         return torch.view_as_complex(reduced(op, [torch.view_as_real(tensor) for tensor in tensors]))
-    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else torch.int64 if dtype in UNSIGNED else dtype
     values = [tensor.to(wide) for tensor in tensors]
     steps: dict[Any, Callable[[Any, Any], Any]] = {
         OP.PRODUCT: torch.mul,
@@ -66,8 +67,6 @@ def reduced(op: Any, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def possible(op: Any, dtype: torch.dtype) -> bool:
-    if dtype is torch.uint16:
-        return False
     if op == OP.AVG:
         return dtype.is_floating_point or dtype.is_complex
     if op in (OP.BAND, OP.BOR, OP.BXOR):
@@ -131,7 +130,7 @@ def one_reduction(both: Both, dtype: torch.dtype, op: Any, inputs: list[torch.Te
     count, own, size = inputs[0].numel(), both.own, both.size
     floats = dtype.is_floating_point or dtype.is_complex
     wanted = reduced(op, inputs)
-    to_gloo = dtype is not torch.bool  # whose SUM of booleans on Gloo is not one
+    to_gloo = dtype not in (torch.bool, *UNSIGNED)  # whose SUM of booleans on Gloo is not one
 
     def all_reduce(group: Any, asynchronous: bool = False) -> list[torch.Tensor]:
         tensor = inputs[own].clone()

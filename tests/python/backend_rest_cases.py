@@ -92,7 +92,26 @@ def odd_dtypes() -> None:
         elif RANK == 1:
             dist.recv(got, 0)
             assert float(got[0]) == 1.0
-        raises((RuntimeError, ValueError), lambda mine=mine: dist.all_reduce(mine.clone()))  # as Gloo
+        if dtype.is_floating_point:
+            raises(RuntimeError, lambda mine=mine: dist.all_reduce(mine.clone()), "Invalid scalar type")  # as Gloo
+
+
+def refusals() -> None:
+    """What no group of these tensors does is refused before anything is sent, in torch's words: the next call works."""
+    number, single = torch.ones(3, dtype=torch.int32), torch.ones(3)
+    raises(RuntimeError, lambda: dist.all_reduce(number, dist.ReduceOp.AVG), "Cannot use ReduceOp.AVG")
+    raises(RuntimeError, lambda: dist.reduce(number, 0, dist.ReduceOp.AVG), "Cannot use ReduceOp.AVG")
+    raises(RuntimeError, lambda: dist.all_reduce(single, dist.ReduceOp.BXOR), "ReduceOp.BXOR with non-integral dtype")
+    whole = torch.ones(3 * SIZE)
+    raises(RuntimeError, lambda: dist.reduce_scatter_tensor(single, whole, dist.ReduceOp.BAND), "ReduceOp.BAND")
+    raises(RuntimeError, lambda: dist.reduce_scatter(single, [single] * SIZE, dist.ReduceOp.BOR), "ReduceOp.BOR")
+    for root in (SIZE, -1):
+        raises(ValueError, lambda root=root: dist.broadcast(single, group_src=root), "invalid root rank")
+        raises(ValueError, lambda root=root: dist.reduce(single, group_dst=root), "invalid root rank")
+        raises(ValueError, lambda root=root: dist.scatter(single, group_src=root), "invalid root rank")
+        raises(ValueError, lambda root=root: dist.gather(single, group_dst=root), "invalid root rank")
+    dist.all_reduce(single)
+    assert single.tolist() == [SIZE] * 3
 
 
 def overlaps() -> None:
@@ -156,7 +175,7 @@ def lazy() -> None:
         torch._neg_view(torch.ones(3)),
         half,
         marked,
-        torch.ones(3, dtype=torch.uint32),
+        torch.ones(3).to(torch.float8_e5m2),
         torch.ones(3).to_sparse(),
     ):
         assert not group._at_once([other], options), other
@@ -198,7 +217,7 @@ def forked() -> None:
 
 
 def rest() -> None:
-    for part in (sparse, odd_dtypes, overlaps, lazy, meshes, forked, aborted):
+    for part in (sparse, odd_dtypes, refusals, overlaps, lazy, meshes, forked, aborted):
         part()
     dist.barrier()
     dist.destroy_process_group()

@@ -152,7 +152,7 @@ def kinds_of_arrays(group: es.comm.Group) -> None:
     refused(lambda: group.all_reduce(np.ones((4, 4)).T), "one after the other")
     refused(lambda: group.all_reduce(np.array([object()])), "Python objects")
     refused(lambda: group.all_reduce([1.0, 2.0]), "'list'")
-    refused(lambda: group.all_reduce(np.ones(3, dtype="u4")), "cannot be reduced")
+    refused(lambda: group.all_reduce(np.zeros(3, dtype="V4")), "cannot be reduced")
     refused(lambda: group.all_reduce(np.ones(3, dtype="i4"), "avg"), "cannot be reduced")
     refused(lambda: group.all_reduce(np.ones(3, dtype=">f4")), "cannot be reduced")
     refused(lambda: group.all_reduce(np.ones(3), "mean"), "'mean'", "choose one of sum")

@@ -32,7 +32,7 @@ UFUNCS = {
     "bor": np.bitwise_or,
     "bxor": np.bitwise_xor,
 }
-FLOATS, INTEGERS = ("f4", "f8", "f2"), ("i1", "u1", "i2", "i4", "i8")
+FLOATS, INTEGERS = ("f4", "f8", "f2"), ("i1", "u1", "i2", "i4", "i8", "u2", "u4", "u8")
 SUBSETS = [list(range(SIZE)), [SIZE - 1, 0], [1, SIZE - 1] if SIZE > 2 else [0], list(range(1, SIZE))]
 
 # Around what changes the way: nothing, one cache line, a slot (8 KB), a staged piece.

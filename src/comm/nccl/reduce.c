@@ -34,10 +34,17 @@ static even_status type_of(even_dtype dtype, int *out) {
     case EVEN_I32:
       *out = EVEN_NCCL_INT32;
       return EVEN_OK;
+    case EVEN_U32:
+      *out = EVEN_NCCL_UINT32;
+      return EVEN_OK;
+    case EVEN_U64:
+      *out = EVEN_NCCL_UINT64;
+      return EVEN_OK;
     case EVEN_I64:
       *out = EVEN_NCCL_INT64;
       return EVEN_OK;
     case EVEN_I16:
+    case EVEN_U16:
       (void)even_fail(EVEN_ERR_UNSUPPORTED, "NCCL does not reduce 16-bit integers");
       return even_error_fix("convert to 32 bits, or reduce on the host");
   }

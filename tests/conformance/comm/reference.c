@@ -135,7 +135,7 @@ static double reduce_double(even_reduce_op op, uint64_t call, int ranks, size_t 
   return op == EVEN_AVG ? all / (double)ranks : all;
 }
 
-/* Sign-extended (or not, for U8), so that MIN and MAX compare as the type does. */
+/* Sign-extended (or not, for unsigned types), so that MIN and MAX compare as the type does. */
 static int64_t integer_of(even_dtype dtype, uint64_t call, int rank, size_t index) {
   int8_t one;
   int16_t two;
@@ -154,9 +154,10 @@ static int64_t reduce_integer(even_dtype dtype, even_reduce_op op, uint64_t call
     int64_t term = integer_of(dtype, call, rank, index);
     uint64_t a = (uint64_t)sum;
     uint64_t b = (uint64_t)term;
+    bool less = dtype == EVEN_U64 ? a < b : sum < term;
     sum = op == EVEN_PRODUCT   ? (int64_t)(a * b)
-          : op == EVEN_MIN     ? (sum < term ? sum : term)
-          : op == EVEN_MAX     ? (sum > term ? sum : term)
+          : op == EVEN_MIN     ? (less ? sum : term)
+          : op == EVEN_MAX     ? (less ? term : sum)
           : op == EVEN_BAND    ? (sum & term)
           : op == EVEN_BOR     ? (sum | term)
           : op == EVEN_BXOR    ? (sum ^ term)
