@@ -29,6 +29,14 @@ static even_status reduce_small(even_comm *comm, const reduction *job) {
   return EVEN_OK;
 }
 
+/* Whether a call begins at its data's end: every second one of those whose data leave the caches does, for what the one
+ * before it, or whoever made the data, has touched last is in the caches still. */
+static bool turns_back(even_comm *comm, bool large) {
+  bool back = large && comm->backwards;
+  comm->backwards = large ? !comm->backwards : comm->backwards;
+  return back;
+}
+
 /* Pieces are claimed, not assigned: a rank that has less of a processor does less of the work. The sum is in rank
  * order whoever forms it. */
 static void reduce_claimed(even_comm *comm, const reduction *job) {
@@ -40,19 +48,27 @@ static void reduce_claimed(even_comm *comm, const reduction *job) {
   size_t piece = piece_bytes / EVEN_COMM_LINE * EVEN_COMM_LINE / job->element;
   size_t pieces = job->count / piece + (job->count % piece != 0);
   _Atomic uint32_t *claim = &comm->header->claim[comm->call_count & 1u];
+  bool large = job->bytes >= 2 * comm->large_bytes / ranks;
+  bool backwards = turns_back(comm, large);
+  bool known = job->dtype == EVEN_F32 && ranks <= EVEN_IN_PLACE_RANKS;
+  even_in_place_function *in_place = known ? comm->kernels->in_place[job->op] : NULL;
   for (;;) {
     size_t mine = atomic_fetch_add_explicit(claim, 1u, memory_order_relaxed);
     if (mine >= pieces) {
       return;
     }
-    size_t first = mine * piece;
+    size_t first = (backwards ? pieces - 1 - mine : mine) * piece;
     size_t count = even_least_size(job->count - first, piece);
     for (int rank = 0; rank < comm->ranks; rank++) {
       unsigned char *part = even_call_arena_data(comm, rank) + first * job->element;
       comm->sources[rank] = part;
       comm->targets[rank] = part;
     }
-    job->reduce(comm->targets, ranks, comm->sources, ranks, count, job->divisor);
+    if (in_place != NULL) {
+      in_place(comm->targets, ranks, count, job->divisor);
+    } else {
+      job->reduce(comm->targets, ranks, comm->sources, ranks, count, job->divisor);
+    }
   }
 }
 
@@ -184,13 +200,11 @@ static bool stage_at_once(even_comm *comm, const reduction *job, const pipeline 
 }
 
 /* Stage k copies piece k-2 out, reduces piece k-1 and copies piece k in, then all meet. A buffer written in stage k was
- * last read or written by others in stage k-1 (two of each: the piece's number says which). Every second large call
- * begins at the end: what the one before it, or whoever made the data, has touched last is in the caches still. */
+ * last read or written by others in stage k-1 (two of each: the piece's number says which). */
 static even_status reduce_staged(even_comm *comm, const reduction *job) {
   pipeline pipe = plan_pipeline(comm, job);
   bool large = job->bytes >= comm->large_bytes;
-  pipe.backwards = large && comm->backwards;
-  comm->backwards = large ? !comm->backwards : comm->backwards;
+  pipe.backwards = turns_back(comm, large);
   even_pieces_begin(&comm->pieces, job->bytes, even_clock_ns());
   for (size_t stage = 0; stage < pipe.pieces + 2; stage++) {
     bool full = stage >= 2 && stage < pipe.pieces;
@@ -215,11 +229,22 @@ static even_status reduce_staged(even_comm *comm, const reduction *job) {
   return EVEN_OK;
 }
 
+static even_status reduce_by_chain(even_comm *comm, const reduction *job) {
+  even_pieces_begin(&comm->pieces, job->bytes, even_clock_ns());
+  EVEN_TRY(even_chain_reduce(comm, job, turns_back(comm, job->bytes >= 2 * comm->large_bytes / (size_t)comm->ranks)));
+  even_pieces_end(&comm->pieces, job->bytes, even_clock_ns());
+  even_shared_keep_costs(comm);
+  return EVEN_OK;
+}
+
 static even_status reduce_large(even_comm *comm, const reduction *job) {
   EVEN_TRY(even_call_meet(comm));
   if (even_call_all_in_arena(comm)) {
     reduce_claimed(comm, job);
     return even_call_next(comm);
+  }
+  if (comm->chained) {
+    return reduce_by_chain(comm, job);
   }
   return reduce_staged(comm, job);
 }

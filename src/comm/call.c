@@ -176,7 +176,9 @@ even_status even_call_meet(even_comm *comm) {
       return mismatch(comm, rank);
     }
   }
-  comm->piece_bytes = (size_t)comm->controls[0].call[parity].piece_bytes;
+  uint64_t pieces = comm->controls[0].call[parity].piece_bytes;
+  comm->piece_bytes = (size_t)(pieces & ~EVEN_PIECES_CHAINED);
+  comm->chained = (pieces & EVEN_PIECES_CHAINED) != 0;
   return EVEN_OK;
 }
 

@@ -12,7 +12,7 @@
 
 /* Every way that some engine has, for the error about one that none has. */
 static const char known_ways[] =
-    "parts, whole, fitted, direct, pairs (of ucx and hosts), turns, overlap, lanes (of hosts), pieces-SIZE like "
+    "parts, whole, fitted, direct, pairs (of ucx and hosts), turns, overlap, lanes (of hosts), chain, pieces-SIZE like "
     "pieces-256K (of shm)";
 
 /* What rank 0 tells the others. */
@@ -24,7 +24,8 @@ typedef struct verdict {
 } verdict;
 
 static bool is_known(const char *way) {
-  static const char *const words[] = {"parts", "whole", "fitted", "direct", "pairs", "turns", "overlap", "lanes"};
+  static const char *const words[] = {"parts", "whole",   "fitted", "direct", "pairs",
+                                      "turns", "overlap", "lanes",  "chain"};
   bool known = strncmp(way, "pieces-", 7) == 0;
   for (size_t i = 0; !known && i < sizeof words / sizeof words[0]; i++) {
     known = strcmp(way, words[i]) == 0;

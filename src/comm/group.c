@@ -15,6 +15,7 @@
 #define ARRIVAL_POLLS 1000u
 #define PROGRESS_POLLS 2000u
 #define LEAST_POLLS 8u
+#define YIELDS 200u /* where ranks share cores; one takes half a microsecond where nobody else wants the core */
 #define MOST_POLLS (1 << 20) /* nobody looks for the dead meanwhile: some 50 ms */
 
 static const even_comm_engine shared_engine;
@@ -28,10 +29,12 @@ static void choose_patience(even_comm *comm, int spin) {
   if (spin >= 0) {
     arrival = progress = least = (uint32_t)(spin < MOST_POLLS ? spin : MOST_POLLS);
   } else if (!even_peers_have_cpus(comm)) {
-    arrival = progress = least = 0;
+    arrival = progress = YIELDS;
+    least = 1;
   }
-  comm->arrival = (even_comm_patience){.polls = arrival, .least = least, .most = arrival};
-  comm->progress = (even_comm_patience){.polls = progress, .least = least, .most = progress};
+  bool yields = spin < 0 && !even_peers_have_cpus(comm);
+  comm->arrival = (even_comm_patience){.polls = arrival, .least = least, .most = arrival, .yields = yields};
+  comm->progress = (even_comm_patience){.polls = progress, .least = least, .most = progress, .yields = yields};
 }
 
 static even_status join(even_comm *comm, int spin) {
@@ -43,7 +46,11 @@ static even_status join(even_comm *comm, int spin) {
   even_status status = even_call_end(comm, even_call_meet(comm));
   choose_patience(comm, spin);
   comm->large_bytes = EVEN_COMM_LARGE_BYTES;
-  even_pieces_start(&comm->pieces, comm->layout.least_piece, comm->layout.most_piece, !even_peers_have_cpus(comm));
+  bool crowded = !even_peers_have_cpus(comm);
+  even_pieces_start(&comm->pieces, comm->layout.least_piece, comm->layout.most_piece, crowded);
+  if (crowded && comm->ranks > 1) {
+    even_pieces_add_chain(&comm->pieces);
+  }
   return status;
 }
 
@@ -165,14 +172,19 @@ static void describe(const even_comm *comm, char *text, size_t bytes) {
   char folder[64];
   bool file = even_shared_memory_is_file(comm->memory.fd, folder, sizeof folder);
   char lies[512];
+  char staged[64];
   even_nodes_describe(comm, lies, sizeof lies);
+  if (comm->chained) {
+    (void)snprintf(staged, sizeof staged, "by a chain");
+  } else {
+    (void)snprintf(staged, sizeof staged, "staged in pieces of %zu KB", comm->piece_bytes >> 10);
+  }
   (void)snprintf(text, bytes,
                  "shared memory%s%s, %d ranks, %s: up to %zu bytes in one meeting; in the arena where they lie, in "
-                 "claimed pieces; else staged in pieces of %zu KB, written %s the caches; polls %u times before it "
-                 "sleeps; %s",
+                 "claimed pieces; else %s, written %s the caches; polls %u times before it sleeps; %s",
                  file ? " in a file of " : "", file ? folder : "", comm->ranks, comm->kernels->name,
-                 EVEN_COMM_SLOT_BYTES, comm->piece_bytes >> 10, comm->writing.past_caches ? "past" : "through",
-                 comm->progress.polls, lies);
+                 EVEN_COMM_SLOT_BYTES, staged, comm->writing.past_caches ? "past" : "through", comm->progress.polls,
+                 lies);
 }
 
 static size_t flight(const even_comm *comm, int rank, even_flight_call *out, size_t limit) {

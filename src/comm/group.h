@@ -16,6 +16,9 @@ typedef struct even_comm_patience {
   uint32_t polls;
   uint32_t least;
   uint32_t most;
+  bool yields;    /* ranks share cores: each poll lets others have the core */
+  uint32_t rests; /* so many waits to come sleep at once: somebody who is no rank kept the core for long */
+  uint32_t rest;  /* how many that will be the next time */
 } even_comm_patience;
 
 /* How staged data are written (writing.c). */
@@ -29,6 +32,19 @@ typedef struct even_comm_writing {
   bool counted;             /* the stage under way is one of the trial's or of the time to the next */
   uint64_t began;           /* the stage under way, 0 where it is not measured */
 } even_comm_writing;
+
+/* An all-reduce by a chain (chain.c). */
+typedef struct even_comm_chain {
+  bool under_way;
+  bool backwards;
+  uint32_t begin;  /* pieces of all calls before this one, modulo 2^32 */
+  uint32_t pieces; /* of this call */
+  size_t elements; /* of a piece */
+  uint32_t slots;  /* pieces that may be under way */
+  uint32_t added;  /* those to which this rank has added its data */
+  uint32_t taken;  /* those whose sums it has taken */
+  even_reduce_function *step;
+} even_comm_chain;
 
 typedef struct even_stall_inspector {
   uint64_t limit_ns;
@@ -58,8 +74,10 @@ struct even_comm {
   even_comm_patience progress; /* for peers that are in the same call */
   size_t piece_bytes;          /* of this call, the same on all ranks from even_call_meet on */
   size_t large_bytes;          /* staged calls of so many bytes do not find their data in the caches; on all ranks */
-  bool backwards;              /* the next of these begins at its data's end, as on all ranks */
-  even_pieces pieces;          /* of rank 0 */
+  bool chained;                /* this call may go by a chain; on all ranks */
+  even_comm_chain chain;
+  bool backwards;     /* the next of these begins at its data's end, as on all ranks */
+  even_pieces pieces; /* of rank 0 */
   even_comm_writing writing;
   even_comm_costs *costs; /* of rank 0: NULL, or what the trials of `pieces` add to (prefer.c) */
   char shape[EVEN_COMM_COSTS_SHAPE];
@@ -159,7 +177,9 @@ void even_nodes_describe(const even_comm *comm, char *text, size_t bytes);
 
 /* Says that this rank has reached the next stage and returns when all have. `patience` is one of the group's two. */
 even_status even_stage(even_comm *comm, even_comm_patience *patience) EVEN_MUST_USE;
-/* Whether `rank` has reached the stage of this rank. */
+/* Waits until the chain under way has something to do for this rank; may return before. */
+even_status even_stage_wait(even_comm *comm) EVEN_MUST_USE;
+/* Whether `rank` has reached the stage of this rank; in a chain: has done all that is its to do. */
 bool even_stage_has_come(const even_comm *comm, int rank);
 /* stall.c: the call under way waits for `missing`, the first that has not come. */
 void even_stall_inspect(even_comm *comm, int missing, uint64_t now_ns);
@@ -180,6 +200,15 @@ void even_message_bell_ring(even_comm *comm, int rank);
 even_status even_group_failure(even_comm *comm) EVEN_MUST_USE;
 /* The same for one who was not in a collective: `doing` says in what. */
 even_status even_group_failure_in(const even_comm *comm, const char *doing) EVEN_MUST_USE;
+
+/* chain.c */
+
+/* After even_call_meet, on all ranks: all-reduces any data, of any type. */
+even_status even_chain_reduce(even_comm *comm, const even_comm_reduction *job, bool backwards) EVEN_MUST_USE;
+/* Within it: whom this rank waits for, `ranks` where there is something to do for it; and whether another is through.
+ */
+int even_chain_missing(const even_comm *comm);
+bool even_chain_has_done(const even_comm *comm, int rank);
 
 /* call.c: the beginning and the end of a collective. */
 

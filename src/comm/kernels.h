@@ -32,12 +32,17 @@ typedef struct even_staged {
  * for ahead. `count` is a multiple of a line's. */
 typedef void even_staged_function(const even_staged *work, size_t count, double divisor);
 
+/* places[k][i] = op over k of places[k][i], in the order of k; their lines are asked for ahead. */
+typedef void even_in_place_function(void *const *places, size_t place_count, size_t count, double divisor);
+#define EVEN_IN_PLACE_RANKS 16 /* places at most: more streams than a core asks ahead for */
+
 typedef struct even_kernels {
   const char *name;
   even_reduce_function *reduce[EVEN_DTYPES][EVEN_REDUCE_OPS]; /* NULL where op makes no sense for the dtype */
   even_staged_function *staged[EVEN_REDUCE_OPS]; /* of F32; NULL where there is none: these are for the usual sums */
-  even_narrow_function *narrow[EVEN_DTYPES];     /* to F16 and BF16; NULL for the others */
-  even_widen_function *widen[EVEN_DTYPES];       /* from F16 and BF16; NULL for the others */
+  even_in_place_function *in_place[EVEN_REDUCE_OPS]; /* of F32; NULL as above */
+  even_narrow_function *narrow[EVEN_DTYPES];         /* to F16 and BF16; NULL for the others */
+  even_widen_function *widen[EVEN_DTYPES];           /* from F16 and BF16; NULL for the others */
 } even_kernels;
 
 /* The best table that this machine can run. Any thread. */

@@ -21,6 +21,20 @@ void even_pieces_start(even_pieces *pieces, size_t least, size_t most, bool crow
   pieces->pause = SHORTEST_PAUSE;
 }
 
+static size_t chained(const even_pieces *pieces) {
+  return pieces->bytes[pieces->sizes > 1 ? 1 : 0] | EVEN_PIECES_CHAINED;
+}
+
+void even_pieces_add_chain(even_pieces *pieces) {
+  pieces->bytes[pieces->sizes++] = chained(pieces);
+  pieces->current = pieces->other = pieces->sizes - 1;
+}
+
+void even_pieces_force_chain(even_pieces *pieces) {
+  pieces->chain = true;
+  pieces->forced = true;
+}
+
 static bool in_trial(const even_pieces *pieces) {
   return pieces->call < 2 * CALLS;
 }
@@ -29,6 +43,9 @@ static bool tries_other(const even_pieces *pieces) {
 }
 
 size_t even_pieces_bytes(const even_pieces *pieces) {
+  if (pieces->chain) {
+    return chained(pieces);
+  }
   return pieces->bytes[tries_other(pieces) && !pieces->forced ? pieces->other : pieces->current];
 }
 
@@ -46,6 +63,7 @@ void even_pieces_prefer(even_pieces *pieces, uint32_t index) {
 }
 
 void even_pieces_force(even_pieces *pieces, uint32_t index) {
+  pieces->chain = false;
   pieces->current = pieces->other = index;
   pieces->forced = true;
 }

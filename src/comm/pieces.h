@@ -8,7 +8,7 @@
 
 /* What one rank (rank 0 of a group) knows; the others go by what it announces. */
 typedef struct even_pieces {
-  size_t bytes[4];  /* the sizes to choose from, rising */
+  size_t bytes[5];  /* the sizes to choose from, rising; last, where there is one, the chain (EVEN_PIECES_CHAINED) */
   uint32_t sizes;   /* how many */
   uint32_t current; /* the size in use */
   uint32_t other;   /* the one that it is tried against */
@@ -18,13 +18,20 @@ typedef struct even_pieces {
   bool up;          /* whether the next trial is of a larger size */
   uint64_t began;   /* the call under way; 0: not measured */
   uint64_t
-      learnt[4]; /* ns for 1024 bytes with pieces of each size, by the last trial; 0: not tried since it was taken */
+      learnt[5]; /* ns for 1024 bytes with pieces of each size, by the last trial; 0: not tried since it was taken */
   bool forced;
+  bool chain; /* the chain is forced */
 } even_pieces;
 
 /* Sizes from `least` on, each four times the one before, up to `most`. `crowded`: ranks share cores, so that each
  * meeting costs a turn of the scheduler: the largest first. */
 void even_pieces_start(even_pieces *pieces, size_t least, size_t most, bool crowded);
+/* Makes the chain (chain.c) one of the choices, with which it begins. What is no all-reduce then has pieces of 1 MB, or
+ * what is nearest. */
+void even_pieces_add_chain(even_pieces *pieces);
+/* Always the chain, whether it is one of the choices or not. */
+void even_pieces_force_chain(even_pieces *pieces);
+#define EVEN_PIECES_CHAINED ((uint64_t)1)
 /* Begins with size `index`, which costs less than the others as far as is known; the next trial comes after a pause. */
 void even_pieces_prefer(even_pieces *pieces, uint32_t index);
 /* Always size `index`. */

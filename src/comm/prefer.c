@@ -12,8 +12,14 @@
 /* Trials compare costs for each byte of calls of many sizes: they are kept as those of a call of this one. */
 #define KEPT_BYTES ((uint64_t)16 << 20)
 
+static const char chain_name[] = "chain";
+
 /* "pieces-256K" */
 static void way_name(size_t bytes, char name[EVEN_COMM_COSTS_WORD]) {
+  if ((bytes & EVEN_PIECES_CHAINED) != 0) {
+    (void)snprintf(name, EVEN_COMM_COSTS_WORD, "%s", chain_name);
+    return;
+  }
   bool large = bytes >= (size_t)1 << 20 && bytes % ((size_t)1 << 20) == 0;
   (void)snprintf(name, EVEN_COMM_COSTS_WORD, "pieces-%zu%c", large ? bytes >> 20 : bytes >> 10, large ? 'M' : 'K');
 }
@@ -32,10 +38,15 @@ static size_t way_bytes(const char *way) {
   return (size_t)number << (*end == 'K' ? 10 : 20);
 }
 
+static bool has_chain(const even_pieces *pieces) {
+  return (pieces->bytes[pieces->sizes - 1] & EVEN_PIECES_CHAINED) != 0;
+}
+
 /* The group's size that is nearest to one that was asked for, by ratio: groups of many ranks have smaller ones. */
 static uint32_t nearest(const even_pieces *pieces, size_t bytes) {
+  uint32_t sizes = pieces->sizes - has_chain(pieces);
   uint32_t found = 0;
-  while (found + 1 < pieces->sizes && bytes > 2 * pieces->bytes[found]) {
+  while (found + 1 < sizes && bytes > 2 * pieces->bytes[found]) {
     found++;
   }
   return found;
@@ -46,7 +57,7 @@ static even_comm_cost_key key_of(const even_comm *comm, const char *way) {
       .collective = "all_reduce", .shape = comm->shape, .engine = comm->engine->name, .way = way, .bytes = KEPT_BYTES};
 }
 
-/* Begins with the cheapest of those that are known. */
+/* Begins with the cheapest of those that are known; with the chain, where it is a choice that is not known. */
 static void recall(even_comm *comm) {
   double least = 0;
   uint32_t best = 0;
@@ -55,7 +66,11 @@ static void recall(even_comm *comm) {
     double seconds = 0;
     way_name(comm->pieces.bytes[i], name);
     const even_comm_cost_key key = key_of(comm, name);
-    if (even_comm_costs_find(comm->costs, &key, &seconds) && (least == 0 || seconds < least)) {
+    bool known = even_comm_costs_find(comm->costs, &key, &seconds);
+    if (!known && (comm->pieces.bytes[i] & EVEN_PIECES_CHAINED) != 0) {
+      return;
+    }
+    if (known && (least == 0 || seconds < least)) {
       least = seconds;
       best = i;
     }
@@ -67,14 +82,17 @@ static void recall(even_comm *comm) {
 
 even_status even_shared_follow(even_comm *comm, const even_comm_following *by, size_t *lacking) {
   size_t forced = by->way == NULL ? 0 : way_bytes(by->way);
+  bool chain = by->way != NULL && strcmp(by->way, chain_name) == 0;
   *lacking = 0;
-  if (by->way != NULL && forced == 0) {
+  if (by->way != NULL && forced == 0 && !chain) {
     return even_fail(EVEN_ERR_NOT_FOUND, "'%s' is no way of shared memory", by->way);
   }
   even_comm_costs_close(comm->costs);
   comm->costs = even_comm_costs_hold(by->costs);
   (void)snprintf(comm->shape, sizeof comm->shape, "%s", by->shape == NULL ? "" : by->shape);
-  if (forced > 0) {
+  if (chain) {
+    even_pieces_force_chain(&comm->pieces);
+  } else if (forced > 0) {
     even_pieces_force(&comm->pieces, nearest(&comm->pieces, forced));
   } else if (comm->costs != NULL) {
     recall(comm);

@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 #define EVEN_COMM_MAGIC 0x6d6d6f636e657665u /* "evencomm", read as bytes */
-#define EVEN_COMM_VERSION 8u
+#define EVEN_COMM_VERSION 9u
 #define EVEN_COMM_MAX_RANKS 4096
 #define EVEN_COMM_RECORD_ONLY UINT64_MAX /* in place of arena_bytes: a board, which moves no data */
 /* Messages up to this size go through the slots, with one synchronisation. */
@@ -60,7 +60,8 @@ struct even_comm_call {
   uint32_t op;
   int32_t root;
   uint64_t count;
-  uint64_t piece_bytes;  /* of rank 0: how large a staged piece is in this call; over UCX: which way it goes */
+  uint64_t piece_bytes;  /* of rank 0: how large a staged piece is in this call, and 1 where it may go by a chain; over
+                            UCX: which way it goes */
   uint64_t arena_offset; /* where in the arena the data lies, EVEN_NOT_IN_ARENA where elsewhere */
   uint64_t signature;    /* of all but piece_bytes and arena_offset, and of all counts */
 };
@@ -69,11 +70,13 @@ struct even_comm_call {
 /* A rank's words, written by that rank alone but for what its peers have seen of it. The first line is what they poll.
  */
 typedef struct even_comm_control {
-  _Alignas(128) _Atomic uint32_t sequence; /* stages that this rank has reached: only ever grows, modulo 2^32 */
-  _Atomic uint32_t left;                   /* 1 once the rank has closed the group */
-  _Atomic uint64_t signature[2];           /* of the call under way, by the parity of the call */
-  _Alignas(64) even_comm_call call[2];     /* the same in full */
-  _Atomic uint32_t in_place[2];            /* all_reduce.c: where the rank's result of a piece lies, by its parity */
+  _Alignas(128) _Atomic uint32_t sequence;   /* stages that this rank has reached: only ever grows, modulo 2^32 */
+  _Atomic uint32_t left;                     /* 1 once the rank has closed the group */
+  _Atomic uint64_t signature[2];             /* of the call under way, by the parity of the call */
+  _Alignas(64) even_comm_call call[2];       /* the same in full */
+  _Alignas(64) _Atomic uint32_t chain_added; /* chain.c: pieces to which this rank has added its data, modulo 2^32 */
+  _Atomic uint32_t chain_taken;              /* and whose sums it has taken */
+  _Atomic uint32_t in_place[2];              /* all_reduce.c: where the rank's result of a piece lies, by its parity */
   _Alignas(128) _Atomic uint32_t message_bell; /* the futex of those in this process who wait for messages */
   _Atomic uint32_t message_sleepers;
   _Alignas(128) _Atomic uint32_t process; /* 0: nobody has come yet */

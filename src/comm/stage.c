@@ -10,6 +10,11 @@
 
 /* About twice what sleeping and being woken takes on a virtual machine. */
 #define WORTH_POLLING_NS ((uint64_t)100 * 1000u)
+/* Longer than any rank takes for a piece that stays in the caches. */
+#define A_STRANGERS_TURN_NS ((uint64_t)1000 * 1000u)
+#define LONG_ENOUGH_NS ((uint64_t)1000 * 1000u) /* of yielding */
+#define SHORTEST_REST 64u
+#define LONGEST_REST 4096u
 
 static inline void relax(void) {
 #if defined(__x86_64__)
@@ -19,8 +24,12 @@ static inline void relax(void) {
 #endif
 }
 
-/* The first rank from `from` on that has not reached the stage; `ranks` where all have. */
+/* The first rank from `from` on that has not reached the stage; `ranks` where all have. In a chain: whom it is that
+ * this rank waits for. */
 static int first_missing(const even_comm *comm, int from) {
+  if (comm->chain.under_way) {
+    return even_chain_missing(comm);
+  }
   int rank = from;
   while (rank < comm->ranks) {
     uint32_t reached = atomic_load(&comm->controls[rank].sequence);
@@ -150,12 +159,15 @@ even_status even_group_failure(even_comm *comm) {
 }
 
 bool even_stage_has_come(const even_comm *comm, int rank) {
+  if (comm->chain.under_way) {
+    return even_chain_has_done(comm, rank);
+  }
   return (int32_t)(atomic_load(&comm->controls[rank].sequence) - comm->stage) >= 0;
 }
 
 /* Looks how the ranks are that have not come; one that is gone, or stands still, ends the group. */
 static bool look_for_the_lost(even_comm *comm, int from, uint64_t now_ns) {
-  for (int rank = from; rank < comm->ranks; rank++) {
+  for (int rank = comm->chain.under_way ? 0 : from; rank < comm->ranks; rank++) {
     if (even_stage_has_come(comm, rank)) {
       continue;
     }
@@ -229,26 +241,74 @@ static void learn(even_comm_patience *patience, uint64_t waited) {
   }
 }
 
+/* Where ranks share cores, who waits lets the others of its core go on, which costs less than to sleep and be woken,
+ * and keeps the core from falling asleep. A stranger who gets the core in our place keeps it for a turn of the
+ * scheduler, where one that is woken gets it back soon: then it is better to sleep, for a while. */
+static int yield_to_peers(const even_comm *comm, int missing, even_comm_patience *patience) {
+  const uint64_t began = even_clock_ns();
+  uint64_t before = began;
+  for (uint32_t polls = 0; polls < patience->polls && before - began < LONG_ENOUGH_NS; polls++) {
+    even_core_yield();
+    missing = first_missing(comm, missing);
+    uint64_t now = even_clock_ns();
+    if (now - before >= A_STRANGERS_TURN_NS) {
+      patience->rest = patience->rest < SHORTEST_REST ? SHORTEST_REST : patience->rest;
+      patience->rests = patience->rest;
+      patience->rest = patience->rest < LONGEST_REST ? 2 * patience->rest : LONGEST_REST;
+      return missing;
+    }
+    if (missing == comm->ranks) {
+      patience->polls = patience->most;
+      patience->rest -= patience->rest > 0;
+      return missing;
+    }
+    before = now;
+  }
+  patience->polls = patience->polls / 2 > patience->least ? patience->polls / 2 : patience->least;
+  return missing;
+}
+
+static int poll_for_peers(const even_comm *comm, int missing, even_comm_patience *patience) {
+  if (patience->rests > 0) {
+    patience->rests--;
+    return missing;
+  }
+  if (patience->yields) {
+    return yield_to_peers(comm, missing, patience);
+  }
+  for (uint32_t polls = 0; polls < patience->polls; polls++) {
+    missing = first_missing(comm, missing);
+    if (missing == comm->ranks) {
+      break;
+    }
+    relax();
+  }
+  return missing;
+}
+
 static even_status wait_for_peers(even_comm *comm, int missing, even_comm_patience *patience) {
   uint64_t began = even_clock_ns();
   if (comm->waits_since == 0) {
     comm->waits_since = began;
   }
-  uint32_t polls = 0;
   even_status status = EVEN_OK;
-  while (polls < patience->polls && (missing = first_missing(comm, missing)) < comm->ranks) {
-    relax();
-    polls++;
-  }
+  missing = poll_for_peers(comm, missing, patience);
   if (missing < comm->ranks) {
     (void)atomic_fetch_add(&comm->header->sleepers, 1u);
     status = sleep_for(comm, missing, began);
     (void)atomic_fetch_sub(&comm->header->sleepers, 1u);
   }
   uint64_t waited = even_clock_ns() - began;
-  learn(patience, waited);
+  if (!patience->yields) {
+    learn(patience, waited);
+  }
   (void)atomic_fetch_add_explicit(&comm->wait_ns, waited, memory_order_relaxed);
   return status;
+}
+
+even_status even_stage_wait(even_comm *comm) {
+  int missing = first_missing(comm, 0);
+  return missing == comm->ranks ? EVEN_OK : wait_for_peers(comm, missing, &comm->progress);
 }
 
 even_status even_stage(even_comm *comm, even_comm_patience *patience) {

@@ -188,6 +188,7 @@ static int real_nanosleep(const struct timespec *time) {
    .get_mempolicy = real_get_mempolicy,         \
    .memfd_create = real_memfd_create,           \
    .futex = real_futex,                         \
+   .sched_yield = sched_yield,                  \
    .pidfd_open = real_pidfd_open,               \
    .pidfd_send_signal = real_pidfd_send_signal, \
    .clock_gettime = clock_gettime,              \

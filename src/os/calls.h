@@ -58,6 +58,7 @@ typedef struct even_os_calls {
   long (*get_mempolicy)(int *mode, unsigned long *nodes, unsigned long most, void *address, unsigned long flags);
   int (*memfd_create)(const char *name, unsigned int flags);
   long (*futex)(uint32_t *word, int operation, uint32_t value, const struct timespec *timeout);
+  int (*sched_yield)(void);
   int (*pidfd_open)(pid_t pid, unsigned int flags);
   int (*pidfd_send_signal)(int pidfd, int signal);
   int (*clock_gettime)(clockid_t clock, struct timespec *out);

@@ -14,3 +14,7 @@ void even_futex_wait(_Atomic uint32_t *word, uint32_t expected, uint64_t timeout
 void even_futex_wake_all(_Atomic uint32_t *word) {
   (void)even_os.futex((uint32_t *)word, FUTEX_WAKE, INT_MAX, NULL);
 }
+
+void even_core_yield(void) {
+  (void)even_os.sched_yield();
+}

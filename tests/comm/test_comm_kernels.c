@@ -168,6 +168,31 @@ static void check_targets(const even_kernels *kernels) {
   assert_memory_equal(sources[4], wanted, sizeof wanted);
 }
 
+/* As the sum of two after two, whatever the length, of more places than have loops of their own too. */
+static void check_in_place(const even_kernels *kernels) {
+  enum { COUNT = 3001, PLACES = EVEN_IN_PLACE_RANKS };
+  static float memory[2][PLACES][COUNT + 16];
+  const even_reduce_op ops[2] = {EVEN_SUM, EVEN_AVG};
+  for (size_t places = 2; places <= PLACES; places += places < 6 ? 1 : 5) {
+    for (size_t count = COUNT - 17; count <= COUNT; count += 8) {
+      void *at[2][PLACES];
+      const void *sources[PLACES];
+      for (size_t k = 0; k < places; k++) {
+        for (size_t i = 0; i < COUNT + 16; i++) {
+          memory[0][k][i] = memory[1][k][i] = (float)(i * (k + 1)) * 0.37f;
+        }
+        at[0][k] = memory[0][k];
+        sources[k] = at[1][k] = memory[1][k];
+      }
+      even_reduce_op op = ops[count % 2];
+      kernels->in_place[op](at[0], places, count, (double)places);
+      kernels->reduce[EVEN_F32][op](at[1], places, sources, places, count, (double)places);
+      assert_memory_equal(memory[0], memory[1], sizeof memory[0]);
+    }
+  }
+  assert_null(kernels->in_place[EVEN_MAX]);
+}
+
 static void test_paths(void **state) {
   (void)state;
   for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
@@ -180,6 +205,7 @@ static void test_paths(void **state) {
     check_brains(kernels);
     check_specials(kernels);
     check_targets(kernels);
+    check_in_place(kernels);
     check_conversions(kernels);
   }
 }

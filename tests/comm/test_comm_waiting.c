@@ -100,6 +100,62 @@ static void a_long_wait_is_told_once(void **state) {
   assert_non_null(strstr(words, " s for rank 1 (process 0) in barrier"));
 }
 
+static int yields;
+static int sleeps;
+static int comes_after;         /* so many yields */
+static uint64_t others_turn_ns; /* what each of them takes */
+
+static int yield_of_the_test(void) {
+  now_ns += others_turn_ns;
+  if (++yields == comes_after) {
+    atomic_store(&controls[1].sequence, comm.stage);
+  }
+  return 0;
+}
+
+static long wake_at_once(uint32_t *word, int operation, uint32_t value, const struct timespec *timeout) {
+  (void)word;
+  (void)operation;
+  (void)value;
+  sleeps += timeout != NULL;
+  atomic_store(&controls[1].sequence, comm.stage);
+  return 0;
+}
+
+static void one_stage(int after, uint64_t turn_ns, int wanted_yields, int wanted_sleeps) {
+  yields = sleeps = 0;
+  comes_after = after;
+  others_turn_ns = turn_ns;
+  assert_int_equal(even_stage(&comm, &comm.progress), EVEN_OK);
+  assert_int_equal(yields, wanted_yields);
+  assert_int_equal(sleeps, wanted_sleeps);
+}
+
+/* Ranks that share cores: who waits lets the others go on, and sleeps where that takes long. */
+static void a_rank_yields_to_ranks_and_not_to_strangers(void **state) {
+  (void)state;
+  atomic_store(&comm.timeout_ns, even_comm_limit_ns(100.0));
+  even_os.clock_gettime = clock_of_the_test;
+  even_os.futex = wake_at_once;
+  even_os.sched_yield = yield_of_the_test;
+  comm.progress = (even_comm_patience){.polls = 20, .least = 1, .most = 20, .yields = true};
+  one_stage(7, 1000, 7, 0);
+  one_stage(0, 1000, 20, 1); /* nobody came: less is tried the next time, */
+  one_stage(0, 1000, 10, 1);
+  one_stage(3, 1000, 3, 0);   /* until somebody comes again */
+  one_stage(0, 300000, 4, 1); /* and never for longer than a millisecond in all */
+  one_stage(1, 300000, 1, 0);
+  one_stage(0, 5000000, 1, 1); /* a stranger had the core */
+  for (int wait = 0; wait < 64; wait++) {
+    one_stage(0, 1000, 0, 1);
+  }
+  one_stage(1, 1000, 1, 0);
+  one_stage(1, 5000000, 1, 0); /* again: for twice as long */
+  for (int wait = 0; wait < 120; wait++) {
+    one_stage(0, 1000, 0, 1);
+  }
+}
+
 static pid_t start_idle_child(void) {
   pid_t child = fork();
   if (child == 0) {
@@ -211,6 +267,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(the_timeout_is_of_the_whole_call, set_up, tear_down),
       cmocka_unit_test_setup_teardown(a_long_wait_is_told_once, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(a_rank_yields_to_ranks_and_not_to_strangers, set_up, tear_down),
       cmocka_unit_test_setup_teardown(who_is_about_to_say_its_start_lives, set_up, tear_down),
       cmocka_unit_test_setup_teardown(who_is_stopped_is_lost_after_a_grace, set_up, tear_down),
       cmocka_unit_test_setup_teardown(a_stop_is_seen_by_who_did_not_look, set_up, tear_down),

@@ -6,6 +6,7 @@
 #include "conformance/comm/random_calls.h"
 #include "conformance/comm/reference.h"
 
+#include <evenstep/comm_costs.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -89,6 +90,29 @@ static void test_threads(void **state) {
   check(2, true, 1000000, 60, 200000); /* nobody sleeps: the ranks see each other by the sequence words alone */
 }
 
+/* As groups do whose ranks share cores; of more pieces than are under way at once, from either end. */
+static int by_chain(even_comm *comm, void *argument) {
+  const even_comm_choosing params = {.size = sizeof params, .way = "chain"};
+  RANKS_EXPECT(comm, even_comm_choose(comm, &params) == EVEN_OK);
+  comm->large_bytes = 500000;
+  return random_calls_run(comm, argument);
+}
+
+static void check_chain(int ranks, bool threads, int calls, size_t largest) {
+  ranks_setup setup = {
+      .ranks = ranks, .arena_bytes = RANDOM_CALLS_ARENA_BYTES, .timeout_seconds = 60, .spin = -1, .threads = threads};
+  random_calls suite = {.seed = (uint64_t)ranks * 100 + 77, .calls = calls, .largest = largest};
+  assert_int_equal(ranks_run(&setup, by_chain, &suite, NULL), 0);
+}
+
+static void test_chain(void **state) {
+  (void)state;
+  check_chain(2, false, 200, 200000);
+  check_chain(3, true, 60, 3000000);
+  check_chain(4, false, 60, 3000000);
+  check_chain(7, false, 60, 300000);
+}
+
 static void test_every_simd_path(void **state) {
   static const char *const names[] = {"portable", "avx2", "avx512", "neon"};
   (void)state;
@@ -101,6 +125,7 @@ static void test_every_simd_path(void **state) {
     even_kernels_use(kernels);
     check(2, false, -1, 200, 50000);
     check(3, false, -1, 200, 50000);
+    check_chain(3, false, 100, 100000);
   }
   even_kernels_use(NULL);
 }
@@ -175,6 +200,7 @@ int main(void) {
       cmocka_unit_test(test_processes),
       cmocka_unit_test(test_more_ranks_than_cores),
       cmocka_unit_test(test_threads),
+      cmocka_unit_test(test_chain),
       cmocka_unit_test(test_every_simd_path),
       cmocka_unit_test(test_ways_of_writing_that_differ),
       cmocka_unit_test(test_ucx),
