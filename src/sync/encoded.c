@@ -162,15 +162,17 @@ static even_status plan(even_encoded *encoded, const even_sync_params *params, c
 
 static even_status get_memory(even_encoded *encoded, const needs *most) {
   size_t ranks = (size_t)encoded->ranks;
-  for (int turn = 0; turn < (encoded->keeps ? 2 : 1); turn++) {
+  for (int turn = 0; turn < 2; turn++) {
     EVEN_TRY(EVEN_NEW_ARRAY(&encoded->left[turn], encoded->keeps ? encoded->values : most->values));
-    EVEN_TRY(EVEN_NEW_ARRAY(&encoded->left_of_sums[turn], encoded->keeps ? encoded->sums : most->sum));
+    if (turn == 0 || encoded->keeps) {
+      EVEN_TRY(EVEN_NEW_ARRAY(&encoded->left_of_sums[turn], encoded->keeps ? encoded->sums : most->sum));
+    }
+    EVEN_TRY(EVEN_NEW_ARRAY(&encoded->payload[turn], most->payload));
+    EVEN_TRY(EVEN_NEW_ARRAY(&encoded->scratch[turn], most->scratch));
   }
   EVEN_TRY(EVEN_NEW_ARRAY(&encoded->total, most->values));
-  EVEN_TRY(EVEN_NEW_ARRAY(&encoded->payload, most->payload));
   EVEN_TRY(EVEN_NEW_ARRAY(&encoded->received, most->received));
   EVEN_TRY(EVEN_NEW_ARRAY(&encoded->of_sum, most->of_sum));
-  EVEN_TRY(EVEN_NEW_ARRAY(&encoded->scratch, most->scratch));
   EVEN_TRY(EVEN_NEW_ARRAY(&encoded->used, most->members));
   EVEN_TRY(EVEN_NEW_ARRAY(&encoded->sends, ranks));
   EVEN_TRY(EVEN_NEW_ARRAY(&encoded->receives, ranks));
@@ -215,13 +217,13 @@ void even_encoded_close(even_encoded *encoded) {
   for (int turn = 0; turn < 2; turn++) {
     even_free(encoded->left[turn]);
     even_free(encoded->left_of_sums[turn]);
+    even_free(encoded->payload[turn]);
+    even_free(encoded->scratch[turn]);
   }
   even_free(encoded->buckets);
   even_free(encoded->total);
-  even_free(encoded->payload);
   even_free(encoded->received);
   even_free(encoded->of_sum);
-  even_free(encoded->scratch);
   even_free(encoded->used);
   even_free(encoded->sends);
   even_free(encoded->receives);
@@ -261,8 +263,13 @@ void even_encoded_end(even_encoded *encoded, const even_sync_layout *layout) {
   }
 }
 
+size_t even_encoded_parity(const even_encoded *encoded, const even_encoded_bucket *bucket) {
+  return (size_t)(bucket - encoded->buckets) & 1u;
+}
+
 float *even_encoded_values(even_encoded *encoded, const even_encoded_bucket *bucket) {
-  return encoded->keeps ? encoded->left[bucket->turn ^ 1u] + bucket->first : encoded->left[0];
+  return encoded->keeps ? encoded->left[bucket->turn ^ 1u] + bucket->first
+                        : encoded->left[even_encoded_parity(encoded, bucket)];
 }
 
 float *even_encoded_before(even_encoded *encoded, const even_encoded_bucket *bucket) {

@@ -36,15 +36,15 @@ typedef struct even_encoded {
   even_encoded_bucket *buckets;
   size_t values; /* of all buckets together, and in this rank's parts of them */
   size_t sums;
-  float *left[2]; /* where nothing is kept, room for one bucket in the first */
+  float *left[2]; /* where nothing is kept, room for one bucket in each */
   float *left_of_sums[2];
-  float *total;            /* one bucket, where its slots have gaps */
-  unsigned char *payload;  /* this rank's encodings */
-  unsigned char *received; /* those of all ranks */
-  unsigned char *of_sum;   /* of its part of the sum */
-  unsigned char *scratch;
-  uint8_t *used; /* of the members of the bucket under way: whether some rank has a gradient */
-  size_t *sends; /* bytes, one a rank */
+  float *total;              /* one bucket, where its slots have gaps */
+  unsigned char *payload[2]; /* this rank's encodings: of even buckets, of odd ones, as one may be made ahead */
+  unsigned char *received;   /* those of all ranks */
+  unsigned char *of_sum;     /* of its part of the sum */
+  unsigned char *scratch[2]; /* the same */
+  uint8_t *used;             /* of the members of the bucket under way: whether some rank has a gradient */
+  size_t *sends;             /* bytes, one a rank */
   size_t *receives;
   const void **inputs;
   void **outputs;
@@ -69,6 +69,8 @@ uint64_t even_encoded_moved(const even_encoded *encoded, const even_encoded_buck
  * part, from 1 on, the last of which is the sum's. */
 uint64_t even_encoded_seed(const even_encoded *encoded, size_t bucket, size_t part);
 
+/* Which of two memories a bucket has, whose neighbour may be encoded meanwhile. */
+size_t even_encoded_parity(const even_encoded *encoded, const even_encoded_bucket *bucket);
 /* Where a bucket's values are put together, which then hold what is left out; and what was left out of them before,
  * NULL where nothing is kept. Of sums the same. */
 float *even_encoded_values(even_encoded *encoded, const even_encoded_bucket *bucket);

@@ -17,6 +17,8 @@ typedef struct passage {
   size_t number;
   even_comm *comm; /* of those who encode; NULL: this rank does not */
   float *values;
+  unsigned char *payload; /* this rank's encodings */
+  unsigned char *scratch;
   float *total; /* the sum, one parameter after the other */
 } passage;
 
@@ -24,6 +26,7 @@ static passage passage_of(even_sync *sync, size_t number) {
   even_encoded *encoded = sync->encoded;
   even_encoded_bucket *bucket = &encoded->buckets[number];
   const even_sync_span *span = &sync->layout.buckets[number];
+  size_t parity = even_encoded_parity(encoded, bucket);
   bool whole = span->dtype == EVEN_F32 && span->bytes == bucket->count * sizeof(float); /* no gaps between slots */
   return (passage){.sync = sync,
                    .encoded = encoded,
@@ -33,6 +36,8 @@ static passage passage_of(even_sync *sync, size_t number) {
                    .number = number,
                    .comm = encoded->by_host ? NULL : sync->comm,
                    .values = even_encoded_values(encoded, bucket),
+                   .payload = encoded->payload[parity],
+                   .scratch = encoded->scratch[parity],
                    .total = whole ? (float *)(void *)(sync->base + span->offset) : encoded->total};
 }
 
@@ -86,7 +91,6 @@ static void put_together(const passage *one) {
   }
   if (before != NULL) {
     even_encoding_add_values(one->values, before, one->bucket->count);
-    replace_unused(one, one->values, NULL, 0, one->bucket->count);
   }
 }
 
@@ -117,31 +121,27 @@ static even_status gather(const passage *one) {
   for (int rank = 0; rank < encoded->ranks; rank++) {
     encoded->receives[rank] = bytes;
   }
-  even_encoding_encode(encoding, one->values, count, even_encoded_seed(encoded, one->number, 0), encoded->payload,
-                       encoded->scratch);
-  EVEN_TRY(even_comm_all_gather(one->comm, encoded->payload, encoded->received, encoded->receives, EVEN_U8));
+  EVEN_TRY(even_comm_all_gather(one->comm, one->payload, encoded->received, encoded->receives, EVEN_U8));
   memset(one->total, 0, count * sizeof *one->total);
   for (int rank = 0; rank < encoded->ranks; rank++) {
     EVEN_TRY(even_encoding_add(encoding, encoded->received + (size_t)rank * bytes, one->total, count, 1.0f));
   }
-  return encoded->keeps ? even_encoding_add(encoding, encoded->payload, one->values, count, -1.0f) : EVEN_OK;
+  return encoded->keeps ? even_encoding_add(encoding, one->payload, one->values, count, -1.0f) : EVEN_OK;
 }
 
 /* ---- in parts ---- */
 
-/* Each rank's part of this rank's values, encoded: sends[rank] bytes at inputs[rank]. */
+/* Each rank's part of this rank's values, encoded: one after the other. */
 static void encode_parts(const passage *one) {
-  even_encoded *encoded = one->encoded;
-  unsigned char *at = encoded->payload;
+  const even_encoded *encoded = one->encoded;
+  unsigned char *at = one->payload;
   for (int rank = 0; rank < encoded->ranks; rank++) {
     size_t first = 0;
     size_t count = 0;
     even_encoded_part(encoded, one->bucket->count, rank, &first, &count);
-    encoded->inputs[rank] = at;
-    encoded->sends[rank] = even_encoding_bytes(&encoded->encoding, count);
     even_encoding_encode(&encoded->encoding, one->values + first, count,
-                         even_encoded_seed(encoded, one->number, (size_t)rank + 1), at, encoded->scratch);
-    at += encoded->sends[rank];
+                         even_encoded_seed(encoded, one->number, (size_t)rank + 1), at, one->scratch);
+    at += even_encoding_bytes(&encoded->encoding, count);
   }
 }
 
@@ -160,8 +160,15 @@ static even_status add_parts(const passage *one, const unsigned char *at, float 
 
 static even_status exchange_parts(const passage *one) {
   even_encoded *encoded = one->encoded;
+  unsigned char *at = one->payload;
   size_t bytes = even_encoding_bytes(&encoded->encoding, one->bucket->own_count);
   for (int rank = 0; rank < encoded->ranks; rank++) {
+    size_t first = 0;
+    size_t count = 0;
+    even_encoded_part(encoded, one->bucket->count, rank, &first, &count);
+    encoded->inputs[rank] = at;
+    encoded->sends[rank] = even_encoding_bytes(&encoded->encoding, count);
+    at += encoded->sends[rank];
     encoded->outputs[rank] = encoded->received + (size_t)rank * bytes;
     encoded->receives[rank] = bytes;
   }
@@ -185,7 +192,7 @@ static even_status encode_sum(const passage *one) {
   }
   even_encoding_encode(encoding, sum, bucket->own_count,
                        even_encoded_seed(encoded, one->number, (size_t)encoded->ranks + 1), encoded->of_sum,
-                       encoded->scratch);
+                       one->scratch);
   if (before == NULL) {
     return EVEN_OK;
   }
@@ -196,16 +203,25 @@ static even_status encode_sum(const passage *one) {
 
 static even_status by_parts(const passage *one) {
   even_encoded *encoded = one->encoded;
-  encode_parts(one);
   EVEN_TRY(exchange_parts(one));
   EVEN_TRY(encode_sum(one));
   EVEN_TRY(even_comm_all_gather(one->comm, encoded->of_sum, encoded->received, encoded->sends, EVEN_U8));
   memset(one->total, 0, one->bucket->count * sizeof *one->total);
   EVEN_TRY(add_parts(one, encoded->received, one->total, 1.0f));
-  return encoded->keeps ? add_parts(one, encoded->payload, one->values, -1.0f) : EVEN_OK;
+  return encoded->keeps ? add_parts(one, one->payload, one->values, -1.0f) : EVEN_OK;
 }
 
 /* ---- among those who encode ---- */
+
+static void encode(const passage *one) {
+  const even_encoded *encoded = one->encoded;
+  if (one->bucket->in_parts) {
+    encode_parts(one);
+  } else {
+    even_encoding_encode(&encoded->encoding, one->values, one->bucket->count,
+                         even_encoded_seed(encoded, one->number, 0), one->payload, one->scratch);
+  }
+}
 
 static even_status exchange(const passage *one) {
   return one->bucket->in_parts ? by_parts(one) : gather(one);
@@ -214,6 +230,7 @@ static even_status exchange(const passage *one) {
 static even_status leg(even_comm *leaders, void *context) {
   passage *one = context;
   one->comm = leaders;
+  encode(one);
   return exchange(one);
 }
 
@@ -227,6 +244,24 @@ static even_status by_host(passage *one) {
   return EVEN_OK;
 }
 
+void even_sync_encode_ahead(even_sync *sync, size_t bucket) {
+  passage one = passage_of(sync, bucket);
+  put_together(&one);
+  if (!one.encoded->by_host) {
+    encode(&one);
+  }
+}
+
+static void encode_now(const passage *one, const float *before) {
+  put_together(one);
+  if (before != NULL) {
+    replace_unused(one, one->values, NULL, 0, one->bucket->count);
+  }
+  if (!one->encoded->by_host) {
+    encode(one);
+  }
+}
+
 even_status even_sync_reduce_encoded(even_sync *sync, size_t bucket, uint64_t *moved, uint64_t *full) {
   passage one = passage_of(sync, bucket);
   const float *before = even_encoded_before(one.encoded, one.bucket);
@@ -234,10 +269,14 @@ even_status even_sync_reduce_encoded(even_sync *sync, size_t bucket, uint64_t *m
   *moved = 0;
   *full = 0;
   EVEN_TRY(learn_used(&one, &any));
+  bool made = even_sync_ahead_take(sync, bucket);
   if (!any) {
     return EVEN_OK;
   }
-  put_together(&one);
+  if (!made) {
+    encode_now(&one, before);
+  }
+  even_sync_ahead_ask(sync, bucket + 1);
   EVEN_TRY(one.encoded->by_host ? by_host(&one) : exchange(&one));
   if (before != NULL) {
     replace_unused(&one, one.values, before, 0, one.bucket->count);

@@ -12,9 +12,15 @@
 
 void even_sync_ring(even_sync *sync) {
   atomic_fetch_add(&sync->bell, 1u);
-  if (atomic_load(&sync->engine_sleeps) != 0) {
+  if (atomic_load(&sync->sleepers) != 0) {
     even_futex_wake_all(&sync->bell);
   }
+}
+
+void even_sync_sleep(even_sync *sync, uint32_t bell) {
+  atomic_fetch_add(&sync->sleepers, 1u);
+  even_futex_wait(&sync->bell, bell, NAP_NS);
+  atomic_fetch_sub(&sync->sleepers, 1u);
 }
 
 /* Sleeps until `wanted(sync)` holds. All words are sequentially consistent: whoever makes it true rings after. */
@@ -24,9 +30,7 @@ static void sleep_until(even_sync *sync, bool (*wanted)(even_sync *)) {
     if (wanted(sync)) {
       return;
     }
-    atomic_store(&sync->engine_sleeps, 1u);
-    even_futex_wait(&sync->bell, bell, NAP_NS);
-    atomic_store(&sync->engine_sleeps, 0u);
+    even_sync_sleep(sync, bell);
   }
 }
 
@@ -180,6 +184,7 @@ void *even_sync_engine(void *argument) {
   for (;;) {
     sleep_until(sync, round_is_open);
     even_status status = run_round(sync);
+    (void)even_sync_ahead_take(sync, 0); /* of a round that has failed: gradients are the caller's again */
     if (status != EVEN_OK) {
       sync->broken = status;
       sync->error = *even_error_last();

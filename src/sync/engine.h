@@ -18,6 +18,22 @@ typedef enum even_sync_phase {
   EVEN_SYNC_STOP     /* the engine is to end; close sets it, from any other phase */
 } even_sync_phase;
 
+/* Where the thread stands that encodes ahead. */
+typedef enum even_sync_ahead_state {
+  EVEN_SYNC_AHEAD_IDLE,
+  EVEN_SYNC_AHEAD_ASKED, /* it begins once the bucket is complete; the engine may take it back */
+  EVEN_SYNC_AHEAD_WORKS,
+  EVEN_SYNC_AHEAD_DONE, /* until the engine takes what it made */
+  EVEN_SYNC_AHEAD_STOP
+} even_sync_ahead_state;
+
+typedef struct even_sync_ahead {
+  pthread_t thread;
+  bool runs;
+  _Atomic uint32_t state; /* even_sync_ahead_state; the engine sleeps on it while the other works */
+  _Atomic size_t bucket;
+} even_sync_ahead;
+
 struct even_sync {
   even_comm *comm;
   even_telemetry *telemetry;
@@ -28,6 +44,7 @@ struct even_sync {
   size_t *first;       /* bucket b's members: layout.order[first[b] … first[b] + members) */
 
   even_encoded *encoded; /* NULL: no bucket travels encoded */
+  even_sync_ahead ahead; /* runs where some do */
 
   pthread_t thread;
   bool thread_runs;
@@ -40,8 +57,8 @@ struct even_sync {
   _Atomic size_t *pending; /* one a bucket: members that are not ready */
   _Atomic size_t next;     /* the bucket that the engine wants */
   _Atomic uint32_t phase;  /* even_sync_phase; finish sleeps on it */
-  _Atomic uint32_t bell;   /* the engine sleeps on it */
-  _Atomic uint32_t engine_sleeps;
+  _Atomic uint32_t bell;   /* the engine, and who encodes ahead, sleep on it */
+  _Atomic uint32_t sleepers;
   uint8_t *used;           /* one a parameter: reduced flags, the engine's */
   uint8_t *bad;            /* one a parameter: bits of even_sync_nonfinite, the engine's */
   even_sync_report report; /* the engine's part of it */
@@ -52,8 +69,10 @@ struct even_sync {
 
 /* The engine thread's body; `sync` is its argument. */
 void *even_sync_engine(void *sync);
-/* Wakes the engine. */
+/* Wakes the engine, and who encodes ahead. */
 void even_sync_ring(even_sync *sync);
+/* Sleeps until the bell, which stood at `bell`, is rung. */
+void even_sync_sleep(even_sync *sync, uint32_t bell);
 
 /* What was handed over of a parameter has been looked at; the engine thread's. */
 void even_sync_saw(even_sync *sync, size_t index, bool finite);
@@ -65,5 +84,16 @@ even_status even_sync_reduce_narrow(even_sync *sync, size_t bucket) EVEN_MUST_US
 /* Encodes a bucket and forms its sum; the engine thread's. *moved: the bytes that travel, as those of an all-reduce
  * count (a rank sends 2 (n - 1) / n of these); *full: those of the gradients. 0 of both where no rank has any. */
 even_status even_sync_reduce_encoded(even_sync *sync, size_t bucket, uint64_t *moved, uint64_t *full) EVEN_MUST_USE;
+
+/* encoded_ahead.c: opened after, closed before all that it works with. */
+even_status even_sync_ahead_open(even_sync *sync) EVEN_MUST_USE;
+void even_sync_ahead_close(even_sync *sync);
+/* Asks for a bucket to be encoded; nothing where there is none, or it travels as it is. The engine thread's. */
+void even_sync_ahead_ask(even_sync *sync, size_t bucket);
+/* Whether the bucket was encoded; waits for it where it was begun, and takes back what was not. After it nobody reads
+ * gradients but the engine thread, whose call it is. */
+bool even_sync_ahead_take(even_sync *sync, size_t bucket);
+/* Puts a bucket's values together and encodes them, which this rank does: every gradient is there. */
+void even_sync_encode_ahead(even_sync *sync, size_t bucket);
 
 #endif

@@ -64,6 +64,9 @@ static even_status set_up(even_sync *sync, const even_sync_params *params, even_
   if (sync->layout.bytes > 0) {
     memset(sync->base, 0, sync->layout.bytes); /* the gaps between slots stay zero for ever */
   }
+  if (sync->encoded != NULL) {
+    EVEN_TRY(even_sync_ahead_open(sync));
+  }
   EVEN_TRY(even_thread_start(even_sync_engine, sync, &sync->thread));
   sync->thread_runs = true;
   return EVEN_OK;
@@ -94,6 +97,7 @@ void even_sync_close(even_sync *sync) {
     even_sync_ring(sync);
     even_thread_join(sync->thread);
   }
+  even_sync_ahead_close(sync);
   even_encoded_close(sync->encoded);
   even_sync_layout_free(&sync->layout);
   even_free(sync->parameters);
@@ -155,8 +159,11 @@ even_status even_sync_ready(even_sync *sync, size_t index, const void *gradient)
   }
   sync->gradients[index] = gradient; /* the engine looks once `pending` says so, or after finish */
   size_t bucket = sync->layout.places[index].bucket;
-  if (atomic_fetch_sub(&sync->pending[bucket], 1u) == 1u && bucket == atomic_load(&sync->next)) {
-    even_sync_ring(sync);
+  if (atomic_fetch_sub(&sync->pending[bucket], 1u) == 1u) {
+    size_t next = atomic_load(&sync->next);
+    if (bucket == next || (bucket == next + 1 && sync->ahead.runs)) {
+      even_sync_ring(sync);
+    }
   }
   return EVEN_OK;
 }

@@ -5,6 +5,7 @@
 #include "support/fault.h"
 #include "sync/encode.h"
 #include "sync/encoded_model.h"
+#include "sync/engine.h"
 
 #include <evenstep/flight.h>
 #include <math.h>
@@ -106,6 +107,50 @@ static int during_body(even_comm *comm, void *argument) {
   RANKS_EXPECT(comm, even_sync_finish(sync, NULL, NULL) == EVEN_OK);
   even_sync_close(sync);
   return 0;
+}
+
+/* The second bucket is encoded while the first has not gone; what the first has no gradient for is taken back. */
+static int ahead_body(even_comm *comm, void *argument) {
+  static float gradients[2][LARGE];
+  const uint64_t limit = even_clock_ns() + 60000000000u;
+  even_sync_params params = two_buckets();
+  even_sync *sync = NULL;
+  (void)argument;
+  for (size_t i = 0; i < LARGE; i++) {
+    gradients[0][i] = (float)(i % 251) - 125.0f; /* of whole steps: int8 loses nothing where 127 comes */
+    gradients[0][i] = i % 256 == 0 ? 127.0f : gradients[0][i];
+    gradients[1][i] = -gradients[0][i];
+  }
+  RANKS_EXPECT(comm, even_sync_open(&params, comm, &sync) == EVEN_OK);
+  RANKS_EXPECT(comm, sync->layout.places[1].bucket == 0 && sync->layout.places[0].bucket == 1);
+  RANKS_EXPECT(comm, even_sync_begin(sync, 1.0, 0) == EVEN_OK);
+  even_sync_ahead_ask(sync, 1);
+  RANKS_EXPECT(comm, !even_sync_ahead_take(sync, 1)); /* not complete */
+  RANKS_EXPECT(comm, even_sync_ready(sync, 0, gradients[0]) == EVEN_OK);
+  even_sync_ahead_ask(sync, 1);
+  while (atomic_load(&sync->ahead.state) != EVEN_SYNC_AHEAD_DONE && even_clock_ns() < limit) {
+    (void)sched_yield();
+  }
+  RANKS_EXPECT(comm, atomic_load(&sync->ahead.state) == EVEN_SYNC_AHEAD_DONE);
+  RANKS_EXPECT(comm, even_sync_ahead_take(sync, 1));
+  even_sync_ahead_ask(sync, 1);
+  RANKS_EXPECT(comm, even_sync_ready(sync, 1, gradients[1]) == EVEN_OK);
+  RANKS_EXPECT(comm, even_sync_finish(sync, NULL, NULL) == EVEN_OK);
+  const float ranks = (float)even_comm_ranks(comm);
+  for (size_t p = 0; p < 2; p++) {
+    const float *sum = even_sync_slot(sync, p);
+    for (size_t i = 0; i < (p == 0 ? LARGE : SMALL); i++) {
+      RANKS_EXPECT(comm, sum[i] == ranks * gradients[p][i]);
+    }
+  }
+  even_sync_close(sync);
+  return 0;
+}
+
+static void test_the_next_bucket_is_encoded_meanwhile(void **state) {
+  even_sync_params params = two_buckets();
+  (void)state;
+  assert_int_equal(run_with(2, arena_of(&params), ahead_body, NULL), 0);
 }
 
 static void test_a_full_bucket_goes_at_once(void **state) {
@@ -267,9 +312,13 @@ static void test_death(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_the_cheaper_way), cmocka_unit_test(test_a_full_bucket_goes_at_once),
-      cmocka_unit_test(test_misuse),          cmocka_unit_test(test_forgetting),
-      cmocka_unit_test(test_faults),          cmocka_unit_test(test_death),
+      cmocka_unit_test(test_the_cheaper_way),
+      cmocka_unit_test(test_a_full_bucket_goes_at_once),
+      cmocka_unit_test(test_the_next_bucket_is_encoded_meanwhile),
+      cmocka_unit_test(test_misuse),
+      cmocka_unit_test(test_forgetting),
+      cmocka_unit_test(test_faults),
+      cmocka_unit_test(test_death),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
