@@ -161,29 +161,46 @@ class BlockSteps:
         return engine
 
     def run(self, batch: list[Any], plan: BatchPlan) -> float:
-        """The global batch's mean loss."""
-        steps, block = self._session.steps, self._blocks.block
-        counts = [blocks_in(share, block) for share in plan.shares]
-        sizes = [min(block, plan.total - at) for at in range(0, plan.total, block)]
-        self._engine.begin_blocks(counts)
+        """The global batch's mean loss; NaN where a rank was lost, so that the batch comes again."""
+        steps = self._session.steps
         self._losses.clear()
         self._seen.clear()
         self._forget_gradients()
         try:
-            with observed_backward(None):
-                if any(norm.training for norm in self._norms):
-                    self._side_by_side(batch, plan, sizes, counts)
-                else:
-                    self._one_by_one(batch, plan, sizes[sum(counts[: self._session.rank]) :])
-            self._check_buffers()
+            if not self._void:
+                self._compute_blocks(batch, plan)
+                self._check_buffers()
         except BaseException as error:
-            steps.failed_backward(error)
-            raise
+            if not self._goes_on(error):
+                steps.failed_backward(error)
+                raise
+        if self._void:
+            self._seen.clear()
         for index, parameter in enumerate(self._parameters):  # takes part in the exchange, which writes it
             parameter.grad = self._engine.views[index] if index in self._seen else None
         mean = sum(samples * loss for samples, loss in self._losses) / max(1, plan.samples)
         steps.exchange_gradients(torch.tensor(mean, dtype=torch.float64))  # for the record; the exact one comes of it
         return self._engine.loss
+
+    @property
+    def _void(self) -> bool:
+        """Whether the pass under way counts nothing: what is left of it need not be computed."""
+        return self._session.recovery is not None and self._session.recovery.void
+
+    def _goes_on(self, error: BaseException) -> bool:
+        """Whether it says that a rank was lost, which the blocks hear where they meet, and the others go on."""
+        return self._session.recovery is not None and self._session.recovery.mends(error)
+
+    def _compute_blocks(self, batch: list[Any], plan: BatchPlan) -> None:
+        block = self._blocks.block
+        counts = [blocks_in(share, block) for share in plan.shares]
+        sizes = [min(block, plan.total - at) for at in range(0, plan.total, block)]
+        self._engine.begin_blocks(counts)
+        with observed_backward(None):
+            if any(norm.training for norm in self._norms):
+                self._side_by_side(batch, plan, sizes, counts)
+            else:
+                self._one_by_one(batch, plan, sizes[sum(counts[: self._session.rank]) :])
 
     def optimizer_seed(self, plan: BatchPlan) -> None:
         """All ranks' generators alike: for optimizers that draw, and for what the script does between two steps."""
@@ -212,6 +229,8 @@ class BlockSteps:
         for number, part in enumerate(batch if plan.samples else []):
             seed_generators(self._seed(plan, first + number))
             loss, amount = self._compute(part, sizes[number])
+            if self._void:  # heard of in a call that the script makes there
+                return
             self._forget_gradients()
             self._scale(loss).backward()
             self._add(sizes[number], amount, loss, [p.grad for p in self._parameters])

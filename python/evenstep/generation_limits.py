@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from evenstep.batch_norm import is_synchronised
 from evenstep.engine import Engine, SharedEngine
 from evenstep.exact_engine import ExactEngine
 from evenstep.feeds import IndexFeed
@@ -36,9 +35,6 @@ def _of_models(session: Session) -> str:
             return "sync= lets ranks have parameters, or gradients, of their own"
         if not _adds_up_here(sync.engine):
             return "gradients are compressed, on GPUs, or summed by torch"
-        norms = (is_synchronised(part) for model in session.models.values() for part in model.modules())
-        if isinstance(sync.engine, ExactEngine) and any(norms):
-            return "exact='bitwise' has all blocks of a batch meet at each BatchNorm"
     return "" if session.steps.syncs else "no model is prepared"
 
 

@@ -549,15 +549,19 @@ compare(model, optimizer, loader.seed)
 """
 )
 
-# With random numbers of each block's own; argv[2]: steps before which one waits until somebody can join.
+# With random numbers of each block's own; argv[2]: steps before which one waits until somebody can join; "norms": a BatchNorm,
+# at which all blocks of the batch meet.
 BITWISE = (
     HEAD.replace("import copy, os, sys", "import copy, hashlib, os, sys, time")
     + """
 waits = [int(step) for step in sys.argv[2].split(",") if step]
+whole = es.session()
+es.step = lambda: whole.step  # a block of many is a rank of its own, as it sees itself
+around(MendedGroup, "gather_rows", "statistics", "counted")
 
 
 def wait_for_somebody():
-    recovery = es.session().recovery
+    recovery = whole.recovery
     if recovery is None or not waits or es.step() < waits[0] or len(recovery.members) == int(os.environ["WORLD_SIZE"]):
         return
     waits.pop(0)
@@ -574,12 +578,16 @@ def train_step(model, batch):
 
 model, optimizer, scheduler = make()
 model.insert(1, torch.nn.Dropout(0.2))
+if "norms" in sys.argv:
+    model.insert(1, torch.nn.BatchNorm1d(16))
+    optimizer.add_param_group({"params": model[1].parameters()})
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.8)
 config = es.Config(exact="bitwise", block=2, threads=1, clip_norm=0.5)
 losses = []
 trainer = es.Trainer(model, optimizer, train_step, scheduler=scheduler, config=config,
                      on_step=lambda trainer: losses.append(trainer.loss))
 trainer.fit(loader, epochs=EPOCHS)
-state = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+state = b"".join(one.detach().numpy().tobytes() for one in (*model.parameters(), *model.buffers()))
 print("loss", losses[-1].hex(), "in", es.step(), "steps, told", len(losses), "on", es.world_size(), flush=True)
 print("bits", hashlib.sha256(state).hexdigest(), flush=True)
 """
