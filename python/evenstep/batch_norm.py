@@ -200,7 +200,7 @@ def _gather_rows(current: Session, row: torch.Tensor) -> torch.Tensor | None:
         with current.steps.blocking():
             return group.gather_rows(row, [row.numel()] * group.ranks).view(group.ranks, -1)
     except EvenstepError as error:
-        if recovery is None or not current.in_training_loop or not recovery.mends(error):
+        if recovery is None or not current.in_pass or not recovery.mends(error):
             raise
     return None
 

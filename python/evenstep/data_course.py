@@ -3,7 +3,8 @@ rank was lost."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
@@ -23,6 +24,25 @@ if TYPE_CHECKING:
     from evenstep.shares import Shares
     from evenstep.stream_feed import StreamFeed
     from evenstep.worker_sizing import WorkerSizing
+
+
+@dataclass
+class _Part:
+    """Of a pass: the batches that came of one iteration and epoch. Where all that was before the first of them."""
+
+    turn: int  # of the iteration
+    place: Place  # in es.epochs' loops
+    before: int
+    iterations: dict[str, Any]
+    epoch: int
+    batch: int
+    drawn: int
+    samples: int
+    stepped: bool
+    sampler: str
+    position: Any  # of a stream
+    backwards: int  # that had been begun
+    count: int = 0  # batches
 
 
 class DataCourse:
@@ -59,8 +79,11 @@ class DataCourse:
         self._saved_sampler: str | None = None  # the checkpoint's, until its epoch begins
         self._iterating = False
         self._resized = False
-        self._mark: tuple[int, int, int, int] | None = None  # where the pass began: epoch, batch, drawn, samples
-        self._again = False  # it goes back to the mark
+        self._pass = 0  # the number of the last one with batches of this loader
+        self._parts: list[_Part] = []  # of that
+        self._to_come: list[_Part] = []  # of a void one: they come again
+        self._again = False  # in the iteration under way, when the next batch is asked for
+        self._here: Any = None  # of a stream, before the batch that was given last
         self._shared_anew = False  # among fewer ranks: the epoch under way is opened once more where it is
         self._left: tuple[int, int, int] | None = None  # the cursor where an iteration was left before its end
 
@@ -132,6 +155,7 @@ class DataCourse:
         """Goes to a cursor. At the script's beginning: iterations of epochs before it yield nothing, its own begins at
         its batch. Once a loop has trained: the next batch is the cursor's, whatever the iteration."""
         self.check_state_dict(state)
+        self._forget_pass()
         if self.adapting is not None and "adapt" in state:
             self.adapting.load(state["adapt"])
         self.seed = int(state["seed"])
@@ -238,6 +262,8 @@ class DataCourse:
             self._leave()
             self._next_is_the_cursor()
         self._session.iteration_begins()
+        if self._to_come:
+            return self._iterate_again()
         kind, jump, skip = "", False, 0
         if self._iterations.resuming:
             kind, epoch = self._iterations.next()
@@ -261,30 +287,103 @@ class DataCourse:
         loaded, self._onward, self._epoch_set = self._onward, False, False
         return self._iterate(skip, onward=jump or loaded, one=loaded)
 
-    def mark(self) -> None:
-        """A pass begins with the batch that comes now: where one is lost, it comes again."""
-        self._mark = (self._epoch, self._batch, self._drawn, self._samples)
+    # -- what comes again --
 
-    def take_back(self) -> None:
-        """What came since the mark comes again, shared out anew, when the next batch is asked for."""
-        if not self._iterating or self._moved or self._mark is None or self._mark[0] != self._epoch:
-            raise EvenstepError(
-                "a rank was lost in a step whose batches the loader cannot give again: the loop over it was left before the step, "
-                "or they are of several epochs\n  fix: call optimizer.step() inside the loop over the loader"
+    def mark(self, number: int) -> None:
+        """A batch comes, of the pass of this number."""
+        if number != self._pass:
+            self._pass, self._parts = number, []
+        last = self._parts[-1] if self._parts else None
+        if last is None or (last.turn, last.epoch) != (self._turn, self._epoch):
+            self._parts.append(
+                _Part(
+                    self._turn,
+                    self._last_place,
+                    self._before,
+                    self._iterations.kept(),
+                    self._epoch,
+                    self._batch,
+                    self._drawn,
+                    self._samples,
+                    self._cursor_stepped(),
+                    self._sampler_state,
+                    self._here,
+                    self._session.steps.begun_backwards,
+                )
             )
-        self._again = True
+        self._parts[-1].count += 1
+
+    def forget_look(self) -> None:
+        """Before another batch comes, of whichever loader: those of an iteration that is over, and that no backward was made
+        with, were only looked at."""
+        last = self._parts[-1] if self._parts else None
+        if last is None or last.backwards != self._session.steps.begun_backwards:
+            return
+        if not self._iterating or last.turn != self._turn:
+            self._parts.pop()
+            self._session.pass_order.drop(self, last.count)
+
+    def take_back(self, number: int) -> None:
+        """What came in the pass of this number comes again, shared out anew: when the next batch is asked for, or, where the
+        iteration is over, in the next one."""
+        if number != self._pass or not self._parts:
+            return
+        self._to_come, self._parts = [*self._parts, *self._to_come], []
+        self._again = self._iterating
+        self._go_back_to(self._to_come[0])
+
+    def _go_back_to(self, part: _Part) -> None:
+        self._epoch, self._batch, self._drawn, self._samples = part.epoch, part.batch, part.drawn, part.samples
+        self._last_place, self._before, self._stepped = part.place, part.before, part.stepped
+        self._iterations.put_back(part.iterations)
+        self._sampler_state = part.sampler
+        self._feed.load_state(part.sampler)
+        self._feed.go_to(part.position)
+        self._next_epoch, self._epoch_set, self._left = part.epoch + 1, False, None
+        self.fetched = 0
+        self._resized = True
+
+    def _forget_pass(self) -> None:
+        """What it had is not to come again."""
+        if self._to_come or self._parts:
+            self._session.pass_order.forget(self)
+        self._parts, self._to_come, self._again = [], [], False
+
+    @property
+    def waits_in(self) -> Place | None:
+        """The place in es.epochs' loops of the first iteration that comes again, as soon as there is another; None: there is
+        nothing."""
+        return self._to_come[0].place if self._to_come and not self._iterating else None
 
     def _goes_back(self) -> bool:
-        if not (self._again or self._shared_anew):
-            return False
-        if self._again and self._mark is not None:
+        if self._again:
             self._session.pass_comes_again()
-            _, self._batch, self._drawn, self._samples = self._mark
-            self.fetched = 0
+            return True
+        if self._shared_anew:
+            self._shared_anew = False
+            self._resized = True
+            self._feed.load_state(self._sampler_state)
+            return True
+        return False
+
+    def _next_part(self) -> tuple[int, int, int | None]:
+        """Its epoch, after how many of its batches it begins, and how many there are; None: the rest of the epoch."""
+        part = self._to_come.pop(0)
+        self._go_back_to(part)
         self._again = self._shared_anew = False
-        self._resized = True
-        self._feed.load_state(self._sampler_state)
-        return True
+        return part.epoch, part.batch, part.count if self._to_come else None
+
+    def _iterate_again(self) -> Iterator[Any]:
+        """An iteration that was over before the step on its batches, which was lost."""
+        session = self._session
+        session.pass_comes_again()
+        rest, self._to_come = self._to_come[1:], self._to_come[:1]
+        epoch, start, _ = self._next_part()
+        self._to_come = rest
+        self._iterating = True
+        self._turn += 1
+        session.steps.unpause(self)
+        yield from self._give(epoch, start)
 
     def _batches_apart(self, epoch: int) -> Iterator[Any]:
         """An epoch's batches that train nothing: evaluation, maybe between two training batches, or what the script
@@ -318,15 +417,30 @@ class DataCourse:
         session.epoch_begins(self, epoch)
         self._iterating = True
         self._turn += 1
-        turn = self._turn
         session.steps.unpause(self)
-        ended, start = False, skip
+        found = yield from self._give(epoch, skip)
+        if onward and not found:
+            if one:
+                self._iterations.take_back()
+            yield from self._iterate(0, onward=False)
+        elif not found and skip == 0 and self._iterations.first:
+            raise self._no_batch()
+
+    def _give(self, epoch: int, skip: int) -> Generator[Any, None, bool]:
+        """The iteration under way, from this batch on. Whether there was one."""
+        session, turn = self._session, self._turn
+        ended, start, most = False, skip, None
+        plays_parts = False  # all that came in a pass, of several iterations, comes again in this one
         try:
             while True:
                 before = self._batch
-                yield from self._one_epoch(epoch, start)
+                yield from self._one_epoch(epoch, start, most)
                 if self._moved:
                     epoch, skip = self._arrive()
+                    start, most = skip, None
+                elif self._again or (plays_parts and self._to_come):
+                    plays_parts = True
+                    epoch, skip, most = self._next_part()
                     start = skip
                 elif self._resized:
                     start = self._batch
@@ -341,15 +455,12 @@ class DataCourse:
             found = self._batch > skip
             if turn == self._turn:
                 self._end(epoch, ended)
-        if onward and not found:
-            if one:
-                self._iterations.take_back()
-            yield from self._iterate(0, onward=False)
-        elif not found and skip == 0 and self._iterations.first:
-            raise self._no_batch()
+        return found
 
     def _end(self, epoch: int, ended: bool) -> None:
         session = self._session
+        if self._again:  # left after a void step in it, without asking for its batches again
+            self._forget_pass()
         self._left = None if ended or self._moved else (epoch, self._batch, self._drawn)
         self._iterating = False
         self._iterations.end()
@@ -388,7 +499,6 @@ class DataCourse:
         self._sampler_state = self._feed.state()
         self._iterations.moved(self._epoch, self._stepped)
         self._next_epoch = self._epoch + 1
-        self.mark()
         return self._epoch, self._batch
 
     def _put_sampler_back(self) -> None:
@@ -399,7 +509,8 @@ class DataCourse:
         """An optimizer step was made; mine: with a batch of this loader."""
         self._iterations.committed(mine)
 
-    def _one_epoch(self, epoch: int, skip: int) -> Iterator[Any]:
+    def _one_epoch(self, epoch: int, skip: int, most: int | None) -> Iterator[Any]:
+        """most: no more than so many batches."""
         session = self._session
         session.arrive()
         start = _core.clock_ns()
@@ -410,6 +521,8 @@ class DataCourse:
         session.first_fetch()
         if self._sizing is not None:
             self._sizing.ask()
+        last = None if most is None else skip + most
+        self._here = self._feed.here()
         for plan, batch in batches:
             if self._sizing is not None:
                 self._sizing.arrive()
@@ -422,8 +535,9 @@ class DataCourse:
             if self.adapting is not None and self.adapting.between(epoch, self._batch):
                 self._shared_anew = True
             session.boundary()
-            if self._moved or self._goes_back() or self._resize():
+            if self._moved or self._goes_back() or self._resize() or self._batch == last:
                 return
+            self._here = self._feed.here()
             start = _core.clock_ns()
             session.steps.phases.enter("data")
             if self._sizing is not None:
@@ -442,7 +556,12 @@ class DataCourse:
         session = self._session
         if self._sizing is None:
             return False
-        chosen = self._sizing.step(session.step, session.steps.blocked_ns() / 1e9)
+        try:
+            chosen = self._sizing.step(session.step, session.steps.blocked_ns() / 1e9)
+        except EvenstepError as error:
+            if session.recovery is None or not session.recovery.mends(error):
+                raise
+            return self._goes_back()  # shared out anew, with the workers that there are
         if chosen is None:
             return False
         self._sizing = None

@@ -166,6 +166,11 @@ class IndexFeed:
 
     def load_position(self, position: dict[str, Any] | None) -> None: ...
 
+    def here(self) -> None:
+        """As position, in this process."""
+
+    def go_to(self, here: None) -> None: ...
+
     # -- drawing --
 
     def open(

@@ -47,15 +47,13 @@ def _adds_up_here(engine: Engine) -> bool:
 
 def _of_loops(session: Session) -> str:
     training = [loader for loader in session.loaders.values() if loader.train]
-    if len(training) != 1:
-        return "it needs one prepared training loader, to give a batch again"
-    if not isinstance(training[0].feed, IndexFeed):
-        return "its data set is a stream"
-    if training[0].adapting is not None:
+    if not training:
+        return "it needs a prepared training loader, to give a batch again"
+    if any(loader.adapting is not None for loader in training):
         return "the global batch is adapted, from gradients of all ranks"
-    if training[0].feed.skips:
+    if any(isinstance(loader.feed, IndexFeed) and loader.feed.skips for loader in training):
         return "samples that cannot be read are left out, which the ranks settle before each batch"
-    if training[0].shares is None or training[0].shares.scheduled:
+    if any(loader.shares is None or loader.shares.scheduled for loader in training):
         return "es.prepare(shares=…) says how samples are shared out among all ranks"
     if not session.optimizers:
         return "it needs a prepared optimizer, whose step commits"

@@ -27,7 +27,7 @@ from evenstep.generation_gift import Gift
 from evenstep.group import Bootstrap, SharedGroup, gather_objects
 from evenstep.measured_place import host_name
 from evenstep.mended_group import MendedGroup, is_lost, part_lost
-from evenstep.regrouping import memory_pool, own_bucket, own_cap, regroup, timings_of
+from evenstep.regrouping import memory_pool, own_buckets, own_caps, regroup, timings_of
 from evenstep.rendezvous import Overtaken, are_here, has_ended, know, notice_cut, stands_still
 
 if TYPE_CHECKING:
@@ -118,6 +118,16 @@ class Recovery:
     def comes_again(self) -> bool:
         """Whether the pass under way will be made again."""
         return self._void_seen
+
+    @property
+    def pass_number(self) -> int:
+        """Of the pass under way; made again it keeps its number."""
+        return self._pass
+
+    @property
+    def in_pass(self) -> bool:
+        """Whether a batch has come since the last step."""
+        return self._pass > 0 and self._turns == 0
 
     def begins_pass(self) -> bool:
         """A batch arrives: whether another pass begins with it."""
@@ -433,7 +443,7 @@ class Recovery:
         position = (self._committed, self._passes, self._calls, self._stands, self._asks)
 
         place = (session.environment.device, host_name())
-        facts = (*place, memory_pool(session), own_cap(session), own_bucket(session))
+        facts = (*place, memory_pool(session), own_caps(session), own_buckets(session))
         begun = self._pass if self._begun else 0
         mine = Told(members, position, begun, told_result(self._result), self._speed, *facts, self._timings())
         return comm, gather_objects(SharedGroup(comm), mine)
@@ -546,9 +556,9 @@ class Told(NamedTuple):
     device: str
     host: str
     pool: int  # of memory
-    cap: int | None  # of samples, as its script says
-    bucket: int | None  # the same
-    timings: dict[int, list[Any]]  # by ranks' numbers in the job: what was measured of each
+    caps: list[int | None]  # of samples, as its script says, of each of evenstep.regrouping.shares_in
+    buckets: list[int | None]  # the same
+    timings: dict[int, list[Any]]  # by ranks' numbers in the job: what was measured of each, of the same
 
     def of_members(self) -> list[list[Any] | None]:
         """The timings of each member; of one that took a lost rank's place, what was measured of the last one lost."""

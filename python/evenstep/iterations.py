@@ -25,6 +25,7 @@ class Iterations:
         self._tag = 0  # of the current one: its es.epochs loop (evenstep.loops)
         self._open = False
         self._commits = 0  # optimizer steps while it was open
+        self._committed = 0  # optimizer steps
         self._used = False  # a step after it was left used its batch
         self._saved: dict[str, Any] | None = None  # the checkpoint's, until its cursor is reached
         self._at = 0  # iterations of this script so far
@@ -60,6 +61,7 @@ class Iterations:
     def committed(self, mine: bool) -> None:
         """An optimizer step was made; mine: with a batch of this loader."""
         self.trained = self.trained or self._open or mine
+        self._committed += 1
         if self._open:
             self._commits += 1
         elif mine:
@@ -97,6 +99,20 @@ class Iterations:
     def before(self) -> int:
         """How many there were before the cursor's."""
         return _count(self.state())
+
+    # -- where a pass comes again --
+
+    def kept(self) -> dict[str, Any]:
+        """All of it, as it is now."""
+        return {**vars(self), "_past": [list(run) for run in self._past]}
+
+    def put_back(self, kept: dict[str, Any]) -> None:
+        """Steps that were committed since then stay counted: of the batches that come again."""
+        since, trained = self._committed - kept["_committed"], self.trained
+        vars(self).update(kept, _past=[list(run) for run in kept["_past"]])
+        self._commits += since
+        self._committed += since
+        self.trained = trained
 
     # -- in a resumed run --
 

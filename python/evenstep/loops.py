@@ -85,7 +85,7 @@ class Loops:
         if self._saved is None and now.inside and now.epoch is not None:
             loaders = self._training()
             done = any(loader.last_position == now.position for loader in loaders)
-            if done and not any(loader.iterating for loader in loaders):
+            if done and not any(loader.iterating or loader.waits_in for loader in loaders):
                 return self._place(now.number, True, now.epoch + 1)
         return now
 
@@ -115,12 +115,22 @@ class Loops:
         number = self._now.number
         end = None  # where it is left before its end
         try:
-            for epoch in range(start, count):
+            epoch = start
+            while epoch < count:
                 self._now = self._place(number, True, epoch)
                 yield epoch
+                again = self._epoch_again(number)
+                epoch = epoch + 1 if again is None else again
             end = max(start, count)
         finally:
             self._now = self._place(number, False, end)
+
+    def _epoch_again(self, number: int) -> int | None:
+        """The loop's epoch whose iterations come again, since a rank was lost in the step on their batches."""
+        places = [loader.waits_in for loader in self._training()]
+        return min(
+            (one.epoch for one in places if one and one.number == number and one.epoch is not None), default=None
+        )
 
     def _begin(self, count: int) -> int:
         number = self._now.number + 1

@@ -110,9 +110,9 @@ class OptimizerSteps:
         session = self._session
         assert session.recovery is not None
         if session.recovery.void:
+            session.pass_order.comes_again()
             for loader in session.loaders.values():
-                if loader.train:
-                    loader.take_back()
+                loader.take_back(session.recovery.pass_number)
             session.forget_pass()
         else:
             session.steps.passed_over()

@@ -23,26 +23,30 @@ def memory_pool(session: Session) -> int:
     return 0 if memory is None else memory.watch.pool
 
 
+def shares_in(session: Session) -> list[Shares]:
+    """Those of training loaders, each once."""
+    found = [one.shares for one in session.loaders.values() if one.train and one.shares is not None]
+    return list({id(shares): shares for shares in found}.values())
+
+
 def training_shares(session: Session) -> Shares | None:
-    return next((one.shares for one in session.loaders.values() if one.train and one.shares is not None), None)
+    return next(iter(shares_in(session)), None)
 
 
-def own_cap(session: Session) -> int | None:
+def own_caps(session: Session) -> list[int | None]:
     """The most samples that this rank's script lets it have."""
-    shares = training_shares(session)
-    return None if shares is None else shares.given_caps[session.rank]
+    return [shares.given_caps[session.rank] for shares in shares_in(session)]
 
 
-def own_bucket(session: Session) -> int | None:
+def own_buckets(session: Session) -> list[int | None]:
     """How many samples this rank's kernels work on at once, as its script says."""
-    shares = training_shares(session)
-    return None if shares is None else shares.given_buckets[session.rank]
+    return [shares.given_buckets[session.rank] for shares in shares_in(session)]
 
 
 def timings_of(session: Session, members: Sequence[int]) -> dict[int, list[Any]]:
     """What was measured of each of the ranks, under these numbers."""
-    shares = training_shares(session)
-    return {} if shares is None else dict(zip(members, shares.of_each()))
+    found = [shares.of_each() for shares in shares_in(session)]
+    return {} if not found else dict(zip(members, map(list, zip(*found))))
 
 
 def regroup(
@@ -67,10 +71,13 @@ def regroup(
     if session.steps.memory is not None:
         session.steps.memory = RanksMemory(session.steps.memory.watch, [one.pool for one in told], session.rank)
     made: dict[int, Shares] = {}
+    known = told[0].of_members()
+    for number, shares in enumerate(shares_in(session)):
+        measured = [None if one is None else one[number] for one in known]
+        caps, buckets = [one.caps[number] for one in told], [one.buckets[number] for one in told]
+        made[id(shares)] = shares.anew(own, caps, measured, buckets)
     for loader in session.loaders.values():
-        shares = loader.shares
-        if shares is not None and id(shares) not in made:
-            made[id(shares)] = shares.anew(
-                own, [one.cap for one in told], told[0].of_members(), [one.bucket for one in told]
-            )
-        loader.shrink(None if shares is None else made[id(shares)])
+        own_shares = loader.shares
+        if own_shares is not None and id(own_shares) not in made:
+            made[id(own_shares)] = own_shares.anew(own, [None] * len(told), [None] * len(told))
+        loader.shrink(None if own_shares is None else made[id(own_shares)])

@@ -29,6 +29,7 @@ from evenstep.mended_group import MendedGroup
 from evenstep.nonfinite import NonFinite
 from evenstep.optimizer_steps import OptimizerSteps
 from evenstep.parameter_checks import ParameterChecks
+from evenstep.pass_order import PassOrder
 from evenstep.pass_state import PassState
 from evenstep.regrouping import training_shares
 from evenstep.ring import open_ring
@@ -101,6 +102,7 @@ class Session:
         self.total_epochs = 0  # 0: unknown
         self._committed = False
         self.pass_state = PassState(self.models, self.objects)
+        self.pass_order = PassOrder()
         self.recovery: Recovery | None = None
         self.optimizer_steps = OptimizerSteps(self)
         self.scheduler_steps = SchedulerSteps(lambda: self.iterating, lambda: self.redoing)
@@ -216,6 +218,11 @@ class Session:
         """Whether the script is at a batch of a training loader."""
         return self.latest is not None and self.latest.loader.train
 
+    @property
+    def in_pass(self) -> bool:
+        """Whether it is at one, or left its loop before the step on its batches."""
+        return self.in_training_loop or (self.recovery is not None and self.recovery.in_pass)
+
     def call(self, make: Callable[[], T], asks: Callable[[], bool]) -> T:
         """make(), to which all ranks come; where one is lost, those that are left make it again. asks: it cannot be, since it needs
         what each of them gives."""
@@ -279,9 +286,13 @@ class Session:
         self.latest = plan
         if self.recovery is not None:
             self.recovery.redoing = False
+            for loader in self.loaders.values():
+                loader.forget_look()
+            self.pass_order.arrives(plan.loader)
             if self.recovery.begins_pass():
-                plan.loader.mark()
+                self.pass_order.begins()
                 self.keep_pass_state()
+            plan.loader.mark(self.recovery.pass_number)
         self.steps.batch_arrives(plan, asked_ns, batch)
 
     def keep_pass_state(self) -> None:
@@ -415,9 +426,9 @@ class Session:
 
     def pass_comes_again(self) -> None:
         """After a void pass, before its first batch: what the script did since its end is undone, too."""
-        assert self.recovery is not None
-        self.pass_state.put_back()
-        self.recovery.pass_comes_again()
+        if self.recovery is not None and self.recovery.comes_again:
+            self.pass_state.put_back()
+            self.recovery.pass_comes_again()
 
     def step_done(self) -> None:
         self.steps.stepped()

@@ -54,6 +54,7 @@ class Steps:
         self.reports: list[Any] = []  # what the ranks told of their memory before the last commit
         self.spared: list[int] = []  # ranks that left out every backward before it, for want of samples
         self._passes = self._spared_passes = 0  # since the last commit
+        self.begun_backwards = 0  # passes of backward, also those that count nothing
         self.step = 0
         self.loss = math.nan  # of the last committed step, over all ranks
         self.plan: BatchPlan | None = None  # the training batch now at work
@@ -212,6 +213,7 @@ class Steps:
             raise EvenstepError(
                 f"the ranks are no longer in step: {self._broken}\n  fix: end the job; it goes on from its checkpoint"
             )
+        self.begun_backwards += 1
         if self._void:
             for sync in self.syncs:
                 sync.idle = True

@@ -53,20 +53,25 @@ class StreamFeed:
     def __init__(self, owner: EvenLoader, loader: DataLoader[Any]) -> None:
         self._owner, self._loader = owner, loader
         self._session = owner.prepared_in
-        size = int(loader.batch_size or 1)
-        ranks = self._session.world_size
-        # of an evaluation, small ones are joined so that every rank has a sample of each
-        self.batch_size = size if owner.train else size * -(-ranks // size)
         self._workers = max(1, loader.num_workers)
         self._position = self._fresh()
         self._turns = 0
         self._sampler = TaskSampler()
+        self.lead = Lead(self._workers * (loader.prefetch_factor or 2))
+        self._generator = torch.Generator()
+        self._make()
+
+    def _make(self) -> None:
+        """The inner loader, and what its workers hear of shares by."""
+        owner, loader = self._owner, self._loader
+        size, ranks = int(loader.batch_size or 1), self._session.world_size
+        # of an evaluation, small ones are joined so that every rank has a sample of each
+        self.batch_size = size if owner.train else size * -(-ranks // size)
+        self._ranks = ranks
         waits = owner.train and loader.num_workers > 0 and ranks > 1
         self._table = ShareTable(ranks) if waits else None
-        self.lead = Lead(self._workers * (loader.prefetch_factor or 2))
-        self._ahead: Ahead | None = None
+        self._ahead: Ahead | None = None  # of the last iteration
         self._dataset = StreamDataset(loader.dataset, loader.collate_fn, self._table)
-        self._generator = torch.Generator()
         replaced = {
             "collate_fn": as_it_is,
             "worker_init_fn": WorkerInit(held_in_workers(loader.worker_init_fn)),
@@ -119,12 +124,21 @@ class StreamFeed:
         if position is not None:
             self._position = _Position([Begin(**one) for one in position["workers"]], position["turn"])
 
+    def here(self) -> _Position:
+        """As position, in this process."""
+        return _Position(list(self._position.workers), self._position.turn)
+
+    def go_to(self, here: _Position) -> None:
+        self._position = _Position(list(here.workers), here.turn)
+
     # -- drawing --
 
     def open(
         self, epoch: int, skip: int = 0, expected: int | None = None, apart: bool = False
     ) -> Iterator[tuple[BatchPlan, Any]]:
         """The epoch's batches from the position on, or from the first where `skip` is 0. See IndexFeed.open."""
+        if self._ranks != self._session.world_size:  # workers that stay know only those of before
+            self._make()
         self._turns += 1
         begin = self._position if skip else self._fresh()
         position = _Position(list(begin.workers), begin.turn)
@@ -155,7 +169,7 @@ class StreamFeed:
                     session.rank,
                     self.batch_size,
                     self._loader.drop_last,
-                    self._owner.train and session.rank == 0,
+                    self._owner.train and (session.rank == 0 or session.recovery is not None),
                     begin.workers[number],
                 )
             yield Drawn(self.batch_size if number >= begin.turn else 0, opening)
@@ -169,7 +183,7 @@ class StreamFeed:
     def _batches(
         self, turn: _Turn, loading: Loading, position: _Position, skip: int
     ) -> Iterator[tuple[BatchPlan, Any]]:
-        number = skip
+        number, dataset = skip, self._dataset
         try:
             for one, reply in loading:
                 if reply.kind == OTHER:
@@ -181,7 +195,7 @@ class StreamFeed:
                     yield self._plan(turn.epoch, number, reply, one), reply.batch
                     number += 1
         finally:
-            self._dataset.close(turn.number)
+            dataset.close(turn.number)
 
     def _plan(self, epoch: int, number: int, reply: Reply, one: Drawn) -> BatchPlan:
         shares, predicted = list(one.shares), one.predicted

@@ -1,0 +1,228 @@
+"""What a loader gives again after a void pass, however the script's loops are cut: without ranks that die."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from evenstep._core import EvenstepError
+from evenstep.environment import read_environment
+from evenstep.generations import Recovery
+from evenstep.loader import EvenLoader
+from evenstep.session import Session, in_place_of_session
+
+Batch = tuple[int, int]  # epoch, number
+
+
+class _Losses(Recovery):
+    """As where a rank is lost in steps that a test names."""
+
+    def __init__(self) -> None:
+        self._committed = self._passes = self._void_passes = self._turns = self._done = self._over = self._pass = 0
+        self._void_seen = self._begun = self.joining = False
+        self._said = "it is played"
+        self._asked = 0
+        self.redoing = False
+
+    def lose(self) -> None:
+        self._void_passes = self._passes + 1
+
+    def turn_ended(self, counts: bool) -> None:
+        super().turn_ended(counts)
+        if counts:
+            self._passes = self._void_passes = 0
+
+
+class Training:
+    """A script of one rank, which notes the batches of each step that counts."""
+
+    def __init__(self, *batches: int) -> None:
+        self.session: Any = Session(read_environment())
+        self.recovery = _Losses()
+        self.session.recovery = self.recovery
+        self.optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+        self.session.optimizer_steps.watch(self.optimizer)
+        self.loaders = [
+            EvenLoader(
+                self.session,
+                DataLoader(TensorDataset(torch.arange(2.0 * count)), batch_size=2, shuffle=True),
+                train=True,
+                shares=None,
+                seed=7,
+            )
+            for count in batches
+        ]
+        self.session.loaders.update({f"loader_{number}": one for number, one in enumerate(self.loaders)})
+        self.made: list[list[Batch]] = []
+        self.lost: list[int] = []  # the steps in which a rank is lost, by their number
+        self._now: list[Batch] = []
+        self._tries = 0
+
+    def backward(self) -> None:
+        """Over the batch that came last."""
+        plan = self.session.latest or self.session.steps.last_plan
+        self._now.append((plan.epoch, plan.batch))
+        self.session.steps.begun_backwards += 1
+
+    def step(self) -> bool:
+        """Whether it counts."""
+        if self.lost and len(self.made) == self.lost[0]:
+            del self.lost[0]
+            self.recovery.lose()
+        self.optimizer.step()
+        now, self._now = self._now, []
+        if not self.recovery.redoing:
+            self.made.append(now)
+        return not self.recovery.redoing
+
+
+@pytest.fixture
+def training() -> Iterator[Callable[..., Training]]:
+    with in_place_of_session(Session(read_environment())):
+        yield Training
+
+
+def _undisturbed(script: Callable[[Training], None], make: Callable[..., Training], *batches: int) -> list[list[Batch]]:
+    one = make(*batches)
+    script(one)
+    return one.made
+
+
+def across_epochs(one: Training) -> None:
+    """Four batches a step, of epochs of five."""
+    fetched = 0
+    while len(one.made) < 4:
+        for _ in one.loaders[0]:
+            one.backward()
+            fetched += 1
+            if fetched % 4 == 0:
+                one.step()
+
+
+def after_the_loop(one: Training) -> None:
+    for _ in one.session.loops.run(3):
+        for _ in one.loaders[0]:
+            one.backward()
+        one.step()
+
+
+def after_two_loops(one: Training) -> None:
+    for epoch in one.session.loops.run(4):
+        for _ in one.loaders[0]:
+            one.backward()
+        if epoch % 2:
+            one.step()
+
+
+def iterators_of_one_batch(one: Training) -> None:
+    while len(one.made) < 3:
+        for _ in range(2):
+            next(iter(one.loaders[0]))
+            one.backward()
+        one.step()
+
+
+def side_by_side(one: Training) -> None:
+    """The first loader gives one batch more than is used."""
+    for _ in one.session.loops.run(2):
+        for _ in zip(one.loaders[0], one.loaders[1]):
+            one.backward()
+            one.step()
+
+
+def one_after_the_other(one: Training) -> None:
+    """Of the first two's last batches one is used by nobody."""
+    for _ in zip(one.loaders[0], one.loaders[1]):
+        one.backward()
+        one.step()
+    for _ in one.loaders[2]:
+        one.backward()
+        one.step()
+
+
+def after_a_look(one: Training) -> None:
+    held = next(iter(one.loaders[0]))
+    for _ in one.session.loops.run(2):
+        for _ in one.loaders[0]:
+            one.backward()
+            one.step()
+    del held
+
+
+@pytest.mark.parametrize(
+    ("script", "batches"),
+    [
+        (across_epochs, (5,)),
+        (after_the_loop, (3,)),
+        (after_two_loops, (3,)),
+        (iterators_of_one_batch, (3,)),
+        (side_by_side, (4, 3)),
+        (one_after_the_other, (3, 2, 3)),
+        (after_a_look, (3,)),
+    ],
+)
+def test_every_step_has_the_batches_that_it_would_have_had(
+    training: Callable[..., Training], script: Callable[[Training], None], batches: tuple[int, ...]
+) -> None:
+    wanted = _undisturbed(script, training, *batches)
+    for lost in ([0], [1], [1, 1], list(range(len(wanted))), [len(wanted) - 1]):
+        one = training(*batches)
+        one.lost = list(lost)
+        script(one)
+        assert one.made == wanted and not one.lost, lost
+
+
+def test_a_loop_that_is_left_after_its_void_step_makes_one_less(training: Callable[..., Training]) -> None:
+    one = training(5)
+    one.lost = [2]
+    for _ in one.session.loops.run(2):
+        for number, _ in enumerate(one.loaders[0]):
+            one.backward()
+            one.step()
+            if number == 2:
+                break
+    assert one.made == [[(0, 0)], [(0, 1)], [(1, 0)], [(1, 1)], [(1, 2)]]
+
+
+def test_a_checkpoint_after_a_void_step_has_the_cursor_of_before_it(training: Callable[..., Training]) -> None:
+    def cursors(one: Training) -> list[Any]:
+        found = []
+        for _ in one.session.loops.run(2):
+            for number, _ in enumerate(one.loaders[0]):
+                one.backward()
+                if number % 2:
+                    counts = one.step()
+                    found.append((counts, one.loaders[0].state_dict()))
+            counts = one.step()  # of the last batch, after the loop
+            found.append((counts, one.loaders[0].state_dict()))
+        return found
+
+    wanted = cursors(training(3))
+    for lost in range(1, 4):
+        one = training(3)
+        one.lost = [lost]
+        found = cursors(one)
+        place = [counts for counts, _ in found].index(False)
+        assert place == lost
+        for key in ("epoch", "batch", "drawn", "samples", "iterations"):
+            assert found[place][1][key] == wanted[lost - 1][1][key], (lost, key)
+        assert [state for counts, state in found if counts] == [state for _, state in wanted], lost
+
+
+def test_another_loader_is_not_asked_in_the_place_of_one_whose_batch_was_lost(
+    training: Callable[..., Training],
+) -> None:
+    one = training(3, 3)
+    one.lost = [0]
+    with pytest.raises(EvenstepError, match="asks another loader for its next one"):
+        for _ in one.loaders[0]:
+            one.backward()
+            one.step()
+            for _ in one.loaders[1]:
+                one.backward()
+                one.step()
+                break
