@@ -35,7 +35,7 @@ class LastStep(NamedTuple):
 def remember(session: Any) -> None:
     """After each optimizer's step while a checkpoint is due: collective at the first of a step."""
     with session.steps.apart(_core.SPAN_CHECKPOINT):
-        _remember(session)
+        session.call_by_all(lambda: _remember(session))
 
 
 def _remember(session: Any) -> None:

@@ -258,9 +258,11 @@ class Recovery:
         asked, self._asked = self._asked, 0
         if not asked:
             return
+        began, number = time.monotonic(), self.number
         if asked & vote.SAVES:
             self._session.checkpoint_now()
-        began = time.monotonic()
+        if self.number != number:  # a rank was lost meanwhile: they are asked again
+            return
         self._memory.stand(self._job_rank, self.number)
         self._stand(self.number, began)
 

@@ -229,6 +229,10 @@ class Session:
         group = self.group
         return group.call(make, packs_later, plain.loads, asks) if isinstance(group, MendedGroup) else make()
 
+    def call_by_all(self, make: Callable[[], T]) -> T:
+        """make(), by those that are left where one is lost: nothing is missing without what it would have given."""
+        return self.call(make, lambda: False)
+
     @property
     def redoing(self) -> bool:
         """Whether the last optimizer.step() applied nothing, since a rank was lost: its batches come again."""
@@ -394,7 +398,7 @@ class Session:
             wants = passed >= environment.checkpoint_seconds and not _is_writing()
             steps.wants_checkpoint = self.rank == 0 and wants and not due
         if due:
-            self.parameter_checks.check_now()
+            self.call_by_all(self.parameter_checks.check_now)
             from evenstep.checkpoint import automatic
 
             automatic(self)

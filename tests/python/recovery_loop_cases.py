@@ -189,3 +189,30 @@ for epoch in es.epochs(EPOCHS):
 print("ended with", es.world_size(), "ranks at step", es.step(), flush=True)
 """
 )
+
+# Automatic checkpoints, whose last one is remembered at its step, and one of the script's; all are read at the end.
+CHECKPOINTED = (
+    HEAD.replace("import copy, os, sys", "import copy, importlib, os, pathlib, sys")
+    + """
+saving, last = (importlib.import_module(f"evenstep.{name}") for name in ("checkpoint", "checkpoint_last"))
+around(saving, "pack_random", "packing", "packed")
+around(saving, "_on_rank_zero", "writing", "written")
+around(last, "capture_exchange", "remembering", "remembered")
+
+model, optimizer, scheduler, loader = es.prepare(*make(), loader)
+for epoch in es.epochs(EPOCHS):
+    for batch in loader:
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        optimizer.step()
+        scheduler.step()
+        if es.step() == 6:
+            es.checkpoint()
+es.barrier()
+compare(model, optimizer, loader.seed)
+folder = pathlib.Path(os.environ["EVENSTEP_CHECKPOINT_DIR"])
+es.checkpoint(folder / "last")  # waits for what is being written
+found = [es.load_checkpoint(path)["step"] for path in sorted(folder.glob("step-????????"))]
+print("whole checkpoints of steps", found, flush=True)
+"""
+)

@@ -53,3 +53,21 @@ def test_loaders_that_take_turns_start_again(run: Run, script: Script) -> None:
     assert result.returncode == 0, text
     assert "but the script asks another loader for its next one" in text and "restart 1 of 3" in text
     assert text.count("ended with 2 ranks at step 36") == 2
+
+
+@pytest.mark.parametrize(
+    ("deaths", "left"),
+    [
+        # rank 0 in the write of an automatic one, a rank in the script's, one while the last is remembered
+        ("0@written:4,2@packed:6,3@remembered:8", 1),
+        pytest.param("0@packing:4,1@writing:6,2@remembering:12", 1, marks=pytest.mark.more),
+        pytest.param("1@remembering:4,0@remembered:8,2@packed:16", 1, marks=pytest.mark.more),
+    ],
+)
+def test_a_checkpoint_is_written_by_those_that_are_left(run: Run, script: Script, deaths: str, left: int) -> None:
+    saved = ("--checkpoint-every", "4", "--keep", "9")
+    result = run("-n", "4", *WATCHED, *saved, "--recovery", "shrink", script(cases.CHECKPOINTED), deaths)
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert_as_one_device(text, left, 18)
+    assert text.count("whole checkpoints of steps [4, 6, 8, 12, 16]") == left, text
