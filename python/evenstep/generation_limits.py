@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 
 from evenstep.engine import Engine, SharedEngine
 from evenstep.exact_engine import ExactEngine
 from evenstep.feeds import IndexFeed
 from evenstep.mended_group import MendedGroup
 from evenstep.pass_state import too_large
+from evenstep.regrouping import own_groups
 from evenstep.session import of_sets
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def why_not(session: Session) -> str:
         return "it trains in process sets"
     if session.plan is not None or session.watch is not None:
         return "it measures for a plan, or is verified"
-    return _of_models(session) or _of_loops(session) or _of_groups() or too_large(session.objects)
+    return _of_models(session) or _of_loops(session) or _of_groups(session) or too_large(session.objects)
 
 
 def _of_models(session: Session) -> str:
@@ -62,6 +62,12 @@ def _of_loops(session: Session) -> str:
     return ""
 
 
-def _of_groups() -> str:
-    world: Any = getattr(dist.distributed_c10d, "_world", None)
-    return "the script has process groups of its own" if len(getattr(world, "pg_map", ())) > 1 else ""
+def _of_groups(session: Session) -> str:
+    own = own_groups()
+    if any(getattr(group, "_comm", None) is None for group in own):
+        return "the script has process groups of Gloo or NCCL of its own, where a call may wait for ever for one that has left it"
+    return (
+        "the script has process groups of its own, and none of them has a process that joins"
+        if own and session.joining
+        else ""
+    )

@@ -27,7 +27,7 @@ from evenstep.generation_gift import Gift
 from evenstep.group import Bootstrap, SharedGroup, gather_objects
 from evenstep.measured_place import host_name
 from evenstep.mended_group import MendedGroup, is_lost, part_lost
-from evenstep.regrouping import memory_pool, own_buckets, own_caps, regroup, timings_of
+from evenstep.regrouping import end_torch_groups, memory_pool, own_buckets, own_caps, regroup, timings_of
 from evenstep.rendezvous import Overtaken, are_here, has_ended, know, notice_cut, stands_still
 
 if TYPE_CHECKING:
@@ -409,6 +409,7 @@ class Recovery:
         session.group.revoke()
         for sync in session.steps.syncs:
             sync.engine.revoke()  # type: ignore[attr-defined]
+        end_torch_groups()
 
     def _newer(self, tried: int, error: EvenstepError | None) -> int:
         began = time.monotonic()

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
+
 from evenstep.engine import SharedEngine
 from evenstep.exact_engine import ExactEngine
 from evenstep.memory import RanksMemory
@@ -16,6 +18,21 @@ if TYPE_CHECKING:
     from evenstep.generations import Told
     from evenstep.session import Session
     from evenstep.shares import Shares
+
+
+def own_groups() -> list[Any]:
+    """torch's process groups that the script has made beside the one of all ranks."""
+    world: Any = getattr(dist.distributed_c10d, "_world", None)
+    return [group for group in getattr(world, "pg_map", ()) if group is not dist.group.WORLD]
+
+
+def end_torch_groups() -> None:
+    """Ends every call in torch's process groups over engines of ours, those under way and those to come, also where all members
+    live: one that waits there would never hear of the loss, and the others for ever for it."""
+    for group in [*own_groups(), dist.group.WORLD]:
+        comm = getattr(group, "_comm", None)
+        if comm is not None and not comm.closed:
+            comm.revoke()
 
 
 def memory_pool(session: Session) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from generation_cases import HEAD
+from generation_cases import HALF_COMMITTED, HEAD
 
 _WAITING = """
 waits = [int(step) for step in sys.argv[2].split(",") if step]
@@ -215,4 +215,30 @@ es.checkpoint(folder / "last")  # waits for what is being written
 found = [es.load_checkpoint(path)["step"] for path in sorted(folder.glob("step-????????"))]
 print("whole checkpoints of steps", found, flush=True)
 """
+)
+
+# Rank 0 waits for rank 2 in a group of both, while rank 2 hears that rank 1 is lost.
+OWN_GROUPS = (
+    HALF_COMMITTED.replace("import torch\n", "import torch\nimport torch.distributed as dist\n", 1)
+    .replace(
+        "model, optimizer, scheduler, loader = es.prepare",
+        """es.barrier()
+own = dist.new_group([0, 2])
+ended = 0
+model, optimizer, scheduler, loader = es.prepare""",
+    )
+    .replace(
+        "        passes += 1\n",
+        """        passes += 1
+        if own is not None and rank != "1":
+            both = torch.ones(1)
+            try:
+                dist.all_reduce(both, group=own)
+                assert float(both) == 2.0
+            except es.EvenstepError as error:
+                assert error.status in ("EVEN_ERR_REVOKED", "EVEN_ERR_PEER_LOST"), error.status
+                own, ended = None, ended + 1
+""",
+    )
+    .replace("""made {passes} passes""", """made {passes} passes, ended {ended} group""")
 )

@@ -71,3 +71,12 @@ def test_a_checkpoint_is_written_by_those_that_are_left(run: Run, script: Script
     assert result.returncode == 0, text
     assert_as_one_device(text, left, 18)
     assert text.count("whole checkpoints of steps [4, 6, 8, 12, 16]") == left, text
+
+
+@pytest.mark.more
+def test_groups_of_the_script_end_with_a_loss_and_hold_nobody_up(run: Run, script: Script) -> None:
+    result = run("-n", "3", *WATCHED, "--recovery", "shrink", script(cases.OWN_GROUPS), "")
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert_as_one_device(text, 2, 18)
+    assert text.count("made 19 passes, ended 1 group") == 2, text
