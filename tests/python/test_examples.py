@@ -14,6 +14,7 @@ SMALL = {
     "char_gpt.py": "--steps 6 --batch 8 --length 16 --layers 1 --width 16 --heads 2 --text-bytes 20000 --print-every 3",
     "byte_bert.py": "--steps 6 --batch 8 --length 16 --layers 1 --width 16 --heads 2 --text-bytes 20000 --print-every 3",
     "image_cnn.py": "--epochs 2 --images 64 --batch 16 --side 12 --width 4 --blocks 1",
+    "resnet.py": "--epochs 2 --images 64 --batch 16 --width 4 --blocks 1,1 --warm-up 2",
 }
 
 
