@@ -1,6 +1,7 @@
 /* The rules of leading, in every order in which a log can grow and be heard of; and the changes of members. */
 #include "orchestrator/leadership.h"
 #include "orchestrator/members.h"
+#include "state_search.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,7 +17,7 @@
  * likes, comes in any order, and is committed then. Each member applies the log at its own pace, and hears of others'
  * news or not. */
 
-enum { MEMBERS = 3, ENTRIES = 3, STATES = 1 << 21 };
+enum { MEMBERS = 3, ENTRIES = 3 };
 
 typedef struct member {
   even_leadership applied;
@@ -34,39 +35,6 @@ typedef struct world {
   unsigned char acting[ENTRIES + 1]; /* who has acted in a generation, 0: nobody */
 } world;
 
-typedef struct search {
-  uint64_t *seen; /* hashes; 0: free */
-  size_t count;
-  world *stack;
-  size_t height;
-  size_t successions;
-  bool stale_obeys; /* a member takes what is told for true whatever it knows: a rule broken on purpose */
-  const char *wrong;
-} search;
-
-static uint64_t hash_of(const world *one) {
-  uint64_t hash = 1469598103934665603u;
-  const unsigned char *bytes = (const unsigned char *)one;
-  for (size_t i = 0; i < sizeof *one; i++) {
-    hash = (hash ^ bytes[i]) * 1099511628211u;
-  }
-  return hash == 0 ? 1 : hash;
-}
-
-static void visit(search *all, const world *next) {
-  uint64_t hash = hash_of(next);
-  size_t slot = hash % STATES;
-  while (all->seen[slot] != 0 && all->seen[slot] != hash) {
-    slot = (slot + 1) % STATES;
-  }
-  if (all->seen[slot] == 0) {
-    assert_true(all->count < STATES / 2);
-    all->seen[slot] = hash;
-    all->count++;
-    all->stack[all->height++] = *next;
-  }
-}
-
 static even_leadership_view view_of(const world *now, size_t i, bool leads_log, bool leader_lost) {
   const member *one = &now->members[i];
   return (even_leadership_view){.newest = one->newest,
@@ -83,7 +51,7 @@ static even_leadership_view view_of(const world *now, size_t i, bool leads_log, 
 }
 
 /* It does something as the leader, where the rules let it. */
-static void act(search *all, world *now, size_t i) {
+static void act(state_search *all, world *now, size_t i) {
   const even_leadership_view view = view_of(now, i, false, false);
   const member *one = &now->members[i];
   if (!even_leadership_acts(&view)) {
@@ -96,7 +64,7 @@ static void act(search *all, world *now, size_t i) {
   now->acting[generation] = (unsigned char)(i + 1);
 }
 
-static void moves_of(search *all, const world *now, size_t i) {
+static void moves_of(state_search *all, const world *now, size_t i) {
   const member *one = &now->members[i];
   for (int lost = 0; lost < 2; lost++) { /* it leads the log at this moment */
     const even_leadership_view view = view_of(now, i, true, lost == 1);
@@ -105,18 +73,18 @@ static void moves_of(search *all, const world *now, size_t i) {
       world next = *now;
       next.members[i].proposed = (unsigned char)(one->applied.generation + 1);
       next.members[i].whom = (unsigned char)(move == EVEN_LEADERSHIP_FIRST ? 1 : i + 1);
-      visit(all, &next);
+      state_search_visit(all, &next);
     }
   }
   if (one->proposed != 0) {
     world next = *now;
     next.members[i].proposed = 0; /* it is lost, */
-    visit(all, &next);
+    state_search_visit(all, &next);
     if (now->length < ENTRIES) { /* or committed */
       next.log_generation[next.length] = one->proposed;
       next.log_leader[next.length] = one->whom;
       next.length++;
-      visit(all, &next);
+      state_search_visit(all, &next);
     }
   }
   if (one->at < now->length) {
@@ -126,13 +94,13 @@ static void moves_of(search *all, const world *now, size_t i) {
     same->at++;
     if (even_leadership_apply(&same->applied, &entry)) {
       (void)even_leadership_hear(&same->newest, &same->applied);
-      all->successions += entry.generation > 1 ? 1 : 0;
+      all->met += entry.generation > 1 ? 1 : 0;
     }
-    visit(all, &next);
+    state_search_visit(all, &next);
   }
   for (size_t k = 0; k < MEMBERS; k++) { /* another one tells what it knows */
     world next = *now;
-    if (all->stale_obeys) {
+    if (all->broken != 0) {
       next.members[i].newest = now->members[k].newest;
     } else {
       (void)even_leadership_hear(&next.members[i].newest, &now->members[k].newest);
@@ -140,42 +108,40 @@ static void moves_of(search *all, const world *now, size_t i) {
     if (next.members[i].newest.generation < one->newest.generation) {
       all->wrong = "an older leader is obeyed after a newer one";
     }
-    visit(all, &next);
+    state_search_visit(all, &next);
   }
   world next = *now;
   act(all, &next, i);
-  visit(all, &next);
+  state_search_visit(all, &next);
 }
 
-static void explore(search *all) {
+static void moves_of_all(state_search *all, const void *now) {
+  for (size_t i = 0; i < MEMBERS; i++) {
+    moves_of(all, now, i);
+  }
+}
+
+static void explore(state_search *all) {
   world first;
   memset(&first, 0, sizeof first);
-  all->seen = test_calloc(STATES, sizeof *all->seen);
-  all->stack = test_calloc(STATES, sizeof *all->stack);
-  visit(all, &first);
-  while (all->height > 0 && all->wrong == NULL) {
-    const world now = all->stack[--all->height];
-    for (size_t i = 0; i < MEMBERS; i++) {
-      moves_of(all, &now, i);
-    }
-  }
-  test_free(all->seen);
-  test_free(all->stack);
+  all->bytes = sizeof first;
+  state_search_run(all, &first, moves_of_all);
 }
 
 static void no_two_act_in_one_generation(void **state) {
-  search all = {.wrong = NULL};
+  state_search all = {.broken = 0};
   (void)state;
   explore(&all);
   if (all.wrong != NULL) {
     fail_msg("%s", all.wrong);
   }
-  assert_true(all.successions > 0);
+  assert_true(all.met > 0);
   print_message("%zu states\n", all.count);
 }
 
+/* Broken: a member takes what is told for true whatever it knows. */
 static void the_search_finds_what_is_broken(void **state) {
-  search all = {.stale_obeys = true};
+  state_search all = {.broken = 1};
   (void)state;
   explore(&all);
   assert_non_null(all.wrong);

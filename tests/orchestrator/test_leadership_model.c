@@ -1,6 +1,7 @@
 /* What the rules of leading rest on, in every order: a log whose leaders count copies of earlier terms' entries, as
  * libraft does; and the time for which an old leader acts, and a new one waits. */
 #include "orchestrator/leadership.h"
+#include "state_search.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -9,61 +10,6 @@
 #include <string.h>
 
 #include <cmocka.h>
-
-/* ---- a search through all states ---- */
-
-enum { SLOTS = 1 << 22, MOST = 1 << 21 };
-
-typedef struct search {
-  size_t bytes; /* of a state */
-  uint64_t *seen;
-  size_t count;
-  unsigned char *stack;
-  size_t height;
-  size_t room;
-  bool broken; /* a rule is, on purpose */
-  size_t met;  /* of what shall be met at all */
-  const char *wrong;
-} search;
-
-static uint64_t hash_of(const void *state, size_t bytes) {
-  const unsigned char *at = state;
-  uint64_t hash = 1469598103934665603u;
-  for (size_t i = 0; i < bytes; i++) {
-    hash = (hash ^ at[i]) * 1099511628211u;
-  }
-  return hash == 0 ? 1 : hash;
-}
-
-static void visit(search *all, const void *next) {
-  uint64_t hash = hash_of(next, all->bytes);
-  size_t slot = hash % SLOTS;
-  while (all->seen[slot] != 0 && all->seen[slot] != hash) {
-    slot = (slot + 1) % SLOTS;
-  }
-  if (all->seen[slot] != 0) {
-    return;
-  }
-  assert_true(all->count < MOST);
-  all->seen[slot] = hash;
-  all->count++;
-  if (all->height == all->room) {
-    all->room = all->room == 0 ? 4096 : 2 * all->room;
-    all->stack = test_realloc(all->stack, all->room * all->bytes);
-  }
-  memcpy(all->stack + all->height++ * all->bytes, next, all->bytes);
-}
-
-static void explore(search *all, const void *first, void *room, void (*moves)(search *all, const void *now)) {
-  all->seen = test_calloc(SLOTS, sizeof *all->seen);
-  visit(all, first);
-  while (all->height > 0 && all->wrong == NULL) {
-    memcpy(room, all->stack + --all->height * all->bytes, all->bytes);
-    moves(all, room);
-  }
-  test_free(all->seen);
-  test_free(all->stack);
-}
 
 /* ---- the log ----
  * Raft among three, but that its leader takes an entry of any term for committed once a majority has it. A leader adds
@@ -94,14 +40,14 @@ typedef struct cluster {
   unsigned char led[GENERATIONS + 1]; /* who leads in a generation, by anybody's word: 0: nobody said */
 } cluster;
 
-static void apply_all(search *all, cluster *now, node *one) {
+static void apply_all(state_search *all, cluster *now, node *one) {
   while (one->applied < one->commit) {
     size_t at = one->applied++;
     even_leadership_log log = {
         .applied = {one->said[0], one->said[1]}, .sure = {one->sure[0], one->sure[1]}, .sure_term = one->sure_term};
     const even_leadership_entry entry = {{one->generations[at], one->leaders[at]}, one->terms[at]};
     /* broken: what is committed is taken for true */
-    bool changed = even_leadership_log_apply(&log, &entry, all->broken ? entry.term : one->term);
+    bool changed = even_leadership_log_apply(&log, &entry, all->broken != 0 ? entry.term : one->term);
     one->said[0] = (unsigned char)log.applied.generation;
     one->said[1] = (unsigned char)log.applied.leader;
     one->sure[0] = (unsigned char)log.sure.generation;
@@ -124,7 +70,7 @@ static bool votes_for(const node *voter, const node *candidate) {
   return !voter->stuck && (its > own || (its == own && candidate->length >= voter->length));
 }
 
-static void elect(search *all, const cluster *now, int i, int other) {
+static void elect(state_search *all, const cluster *now, int i, int other) {
   cluster next = *now;
   node *winner = &next.nodes[i];
   node *voter = &next.nodes[other];
@@ -136,10 +82,10 @@ static void elect(search *all, const cluster *now, int i, int other) {
   winner->leads = 1;
   voter->leads = 0;
   memset(winner->match, 0, sizeof winner->match);
-  visit(all, &next);
+  state_search_visit(all, &next);
 }
 
-static void add(search *all, const cluster *now, int i) {
+static void add(state_search *all, const cluster *now, int i) {
   cluster next = *now;
   node *one = &next.nodes[i];
   const even_leadership_view view = {
@@ -162,7 +108,7 @@ static void add(search *all, const cluster *now, int i) {
   one->generations[one->length] = says ? (unsigned char)(one->sure[0] + 1) : 0;
   one->leaders[one->length] = says ? (unsigned char)(i + 1) : 0;
   one->length++;
-  visit(all, &next);
+  state_search_visit(all, &next);
 }
 
 static size_t agree(const node *one, const node *other) {
@@ -173,7 +119,7 @@ static size_t agree(const node *one, const node *other) {
   return at;
 }
 
-static void send(search *all, const cluster *now, int i, int k) {
+static void send(state_search *all, const cluster *now, int i, int k) {
   cluster next = *now;
   node *leader = &next.nodes[i];
   node *other = &next.nodes[k];
@@ -186,7 +132,7 @@ static void send(search *all, const cluster *now, int i, int k) {
   if (at < leader->length) {
     if (at < other->commit) {
       other->stuck = 1; /* it would undo what is committed */
-      visit(all, &next);
+      state_search_visit(all, &next);
       return;
     }
     memset(other->terms + at, 0, LENGTH - at);
@@ -205,10 +151,10 @@ static void send(search *all, const cluster *now, int i, int k) {
   }
   apply_all(all, &next, leader);
   apply_all(all, &next, other);
-  visit(all, &next);
+  state_search_visit(all, &next);
 }
 
-static void moves_of_log(search *all, const void *state) {
+static void moves_of_log(state_search *all, const void *state) {
   const cluster *now = state;
   for (int i = 0; i < NODES; i++) {
     add(all, now, i);
@@ -221,18 +167,17 @@ static void moves_of_log(search *all, const void *state) {
   }
 }
 
-static void run_log(search *all) {
+static void run_log(state_search *all) {
   cluster first;
-  cluster room;
   memset(&first, 0, sizeof first);
   first.nodes[0].term = first.nodes[1].term = 1; /* one is the first that leads, and one has voted for it */
   first.nodes[0].leads = 1;
   all->bytes = sizeof first;
-  explore(all, &first, &room, moves_of_log);
+  state_search_run(all, &first, moves_of_log);
 }
 
 static void what_is_sure_is_never_undone(void **state) {
-  search all = {.broken = false};
+  state_search all = {.broken = 0};
   (void)state;
   run_log(&all);
   if (all.wrong != NULL) {
@@ -243,7 +188,7 @@ static void what_is_sure_is_never_undone(void **state) {
 }
 
 static void what_was_counted_may_be_undone(void **state) {
-  search all = {.broken = true};
+  state_search all = {.broken = 1};
   (void)state;
   run_log(&all);
   assert_non_null(all.wrong);
@@ -286,28 +231,28 @@ static void look(moment *now) {
   }
 }
 
-static void answers_of_time(search *all, const moment *now) {
+static void answers_of_time(state_search *all, const moment *now) {
   if (now->votes < 2) {
     moment next = *now;
     next.votes++;
     next.elected = next.votes == 2 ? now->time : 0;
-    visit(all, &next);
+    state_search_visit(all, &next);
   }
   if (now->votes < 2 && now->reply < now->lived) {
     moment next = *now;
     next.reply = now->lived; /* the newest that was asked; an older one is what was answered before */
-    visit(all, &next);
+    state_search_visit(all, &next);
   }
   if (!now->stands && now->heard < now->reply) {
     moment next = *now;
     next.heard = now->reply;
-    visit(all, &next);
+    state_search_visit(all, &next);
   }
 }
 
-static void moves_of_time(search *all, const void *state) {
+static void moves_of_time(state_search *all, const void *state) {
   const moment *now = state;
-  uint64_t wait_ns = all->broken ? EVEN_LEADERSHIP_LEASE_NS : EVEN_LEADERSHIP_WAIT_NS;
+  uint64_t wait_ns = all->broken != 0 ? EVEN_LEADERSHIP_LEASE_NS : EVEN_LEADERSHIP_WAIT_NS;
   if (now->elected != 0 && ns(now->time) >= ns(now->elected) + wait_ns) {
     all->met++;
     if (now->ranks) {
@@ -318,7 +263,7 @@ static void moves_of_time(search *all, const void *state) {
   answers_of_time(all, now);
   moment next = *now;
   next.stands = !now->stands;
-  visit(all, &next);
+  state_search_visit(all, &next);
   if (now->time < TIMES) {
     next = *now;
     next.time++;
@@ -328,19 +273,18 @@ static void moves_of_time(search *all, const void *state) {
     if (ns(next.time) >= ns(next.guard_at) + EVEN_LEADERSHIP_GUARD_NS) {
       next.ranks = 0;
     }
-    visit(all, &next);
+    state_search_visit(all, &next);
   }
 }
 
-static void run_time(search *all) {
+static void run_time(state_search *all) {
   const moment first = {.time = 1, .lived = 1, .ranks = 1, .guard_at = 1, .reply = 1, .heard = 1};
-  moment room;
   all->bytes = sizeof first;
-  explore(all, &first, &room, moves_of_time);
+  state_search_run(all, &first, moves_of_time);
 }
 
 static void no_rank_starts_while_an_old_one_runs(void **state) {
-  search all = {.broken = false};
+  state_search all = {.broken = 0};
   (void)state;
   run_time(&all);
   if (all.wrong != NULL) {
@@ -351,7 +295,7 @@ static void no_rank_starts_while_an_old_one_runs(void **state) {
 }
 
 static void a_shorter_wait_is_too_short(void **state) {
-  search all = {.broken = true};
+  state_search all = {.broken = 1};
   (void)state;
   run_time(&all);
   assert_non_null(all.wrong);
