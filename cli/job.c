@@ -9,6 +9,7 @@
 #include "cli/job_setup.h"
 #include "cli/job_view.h"
 #include "monitor/monitor.h"
+#include "orchestrator/adopt.h"
 #include "orchestrator/agent.h"
 #include "os/clock.h"
 #include "os/file.h"
@@ -256,7 +257,11 @@ static even_status open_monitor(running_job *job) {
   size_t records = calls_kept(job->options) > 0 ? TIMELINE_RECORDS : 0;
   size_t rings = job->setup.devices.count; /* and those of ranks that may join */
   rings = (size_t)job->options->max_ranks > rings ? (size_t)job->options->max_ranks : rings;
-  EVEN_TRY(even_telemetry_create_segment((int)rings, records, &job->telemetry_fd));
+  if (even_adopt_due(job->setup.hosts)) { /* the ranks that run write where they did */
+    job->telemetry_fd = even_adopt_telemetry(job->setup.hosts);
+  } else {
+    EVEN_TRY(even_telemetry_create_segment((int)rings, records, &job->telemetry_fd));
+  }
   if (job->options->no_monitor) {
     return EVEN_OK; /* the agent alone reads it */
   }

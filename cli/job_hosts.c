@@ -179,8 +179,8 @@ even_status even_job_check_hosts(const even_job_options *options) {
     (void)even_fail(EVEN_ERR_USAGE, "--join-port is of --max-ranks");
     return even_error_fix("say up to how many ranks hosts may join");
   }
-  if ((options->replace_leader || options->witness != NULL) && (options->max_ranks > 0 || options->min_ranks > 0)) {
-    (void)even_fail(EVEN_ERR_USAGE, "--replace-leader is of hosts that stay, and --%s-ranks of such that change",
+  if (options->witness != NULL && (options->max_ranks > 0 || options->min_ranks > 0)) {
+    (void)even_fail(EVEN_ERR_USAGE, "--witness is of two hosts that stay, and --%s-ranks of such that change",
                     options->max_ranks > 0 ? "max" : "min");
     return even_error_fix("leave out one of the two");
   }
@@ -311,24 +311,38 @@ static even_status reach(const even_job_options *options, const even_host_wish *
   return even_hosts_open(&params, &setup->hosts);
 }
 
+/* Where the ranks of a host begin: one behind the other, or as they were numbered under another leader. */
+static size_t first_of(const even_hosts *hosts, size_t host, size_t next) {
+  long first = even_hosts_first_rank(hosts, host);
+  return first < 0 ? next : (size_t)first;
+}
+
 even_status even_job_add_devices(even_job_setup *setup) {
   even_device_list *all = &setup->devices;
+  even_device *items = NULL;
+  size_t count = all->count;
   setup->local = all->count;
   for (size_t host = 1; host < even_hosts_count(setup->hosts); host++) {
-    const even_device_list *list = even_hosts_devices(setup->hosts, host);
-    EVEN_TRY(even_realloc((void **)&all->items, all->count + list->count, sizeof *all->items));
-    memcpy(&all->items[all->count], list->items, list->count * sizeof *list->items); /* they own no memory */
-    all->count += list->count;
+    count += even_hosts_devices(setup->hosts, host)->count;
   }
-  EVEN_TRY(EVEN_NEW_ARRAY(&setup->labels, all->count));
-  EVEN_TRY(EVEN_NEW_ARRAY(&setup->names, all->count));
-  size_t rank = setup->local;
+  EVEN_TRY(EVEN_NEW_ARRAY(&items, count));
+  setup->first = first_of(setup->hosts, 0, 0);
+  memcpy(&items[setup->first], all->items, setup->local * sizeof *items); /* the others' own no memory */
+  even_free(all->items);
+  all->items = items;
+  all->count = count;
+  EVEN_TRY(EVEN_NEW_ARRAY(&setup->labels, count));
+  EVEN_TRY(EVEN_NEW_ARRAY(&setup->names, count));
+  size_t next = setup->local;
   for (size_t host = 1; host < even_hosts_count(setup->hosts); host++) {
-    for (size_t i = 0; i < even_hosts_devices(setup->hosts, host)->count; i++) {
+    const even_device_list *list = even_hosts_devices(setup->hosts, host);
+    size_t first = first_of(setup->hosts, host, next);
+    for (size_t rank = first; rank < first + list->count; rank++) {
+      items[rank] = list->items[rank - first];
       (void)snprintf(setup->names[rank], EVEN_HOSTS_NAME, "%s", even_hosts_name(setup->hosts, host));
       setup->labels[rank] = setup->names[rank];
-      rank++;
     }
+    next += list->count;
   }
   return EVEN_OK;
 }

@@ -490,6 +490,7 @@ static even_status follow_shown(const even_job_options *options, size_t most, ev
 
 even_status even_job_setup_follow(const even_job_options *options, even_job_setup *setup) {
   const even_job_setup before = *setup;
+  memmove(setup->devices.items, setup->devices.items + setup->first, setup->local * sizeof *setup->devices.items);
   setup->devices.count = setup->local;
   setup->labels = NULL;
   setup->names = NULL;

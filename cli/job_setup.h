@@ -25,7 +25,8 @@ typedef struct even_job_setup {
   even_device_list devices;
   even_hosts *hosts;              /* NULL: this one alone */
   even_job_way way;               /* to the others */
-  size_t local;                   /* ranks of this host, the first ones */
+  size_t local;                   /* ranks of this host, */
+  size_t first;                   /* the first of them; 0 but where ranks of another leader go on */
   size_t most;                    /* ranks that there ever were, where hosts have changed */
   const char **labels;            /* a rank each: the host that it is on, NULL for this one */
   char (*names)[EVEN_HOSTS_NAME]; /* theirs */

@@ -81,7 +81,8 @@ static even_status read_options(even_estate *estate, succession *one) {
   if (one->options.resume != NULL && strcmp(one->options.resume, "auto") == 0) {
     one->options.resume = NULL; /* the job's own line of checkpoints is handed down */
   }
-  if (strcmp(one->options.log_rank, "all") != 0 && strcmp(one->options.log_rank, "none") != 0) {
+  if (!even_estate_goes_on(estate) && strcmp(one->options.log_rank, "all") != 0 &&
+      strcmp(one->options.log_rank, "none") != 0) {
     one->options.log_rank = "0"; /* ranks have other numbers now */
   }
   one->options.cpu_quota = NULL;

@@ -141,7 +141,11 @@ even_status even_fault_explain(const even_fault_facts *facts, even_text *cause, 
   even_text_clear(cause);
   even_text_clear(excerpt);
   even_text_append(excerpt, "", 0);
-  even_text_format(cause, "rank %d (%s on %s, process %ld) ", facts->rank, facts->device, facts->host, facts->pid);
+  even_text_format(cause, "rank %d (%s on %s", facts->rank, facts->device, facts->host);
+  if (facts->pid > 0) { /* else of a host that was lost before this agent heard of it */
+    even_text_format(cause, ", process %ld", facts->pid);
+  }
+  even_text_add(cause, ") ");
   if (ended_well(facts)) {
     if (facts->leave == EVEN_LEAVE_NONE) {
       even_text_add(cause, "ended well");

@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "checkpoint/reader.h"
+#include "orchestrator/adopt.h"
 #include "orchestrator/elastic.h"
 #include "orchestrator/estate.h"
 #include "orchestrator/hangs.h"
@@ -350,7 +351,7 @@ static even_status run_attempts(even_job *job, even_fault_facts *ends, int *exit
   return EVEN_OK;
 }
 
-static even_status make_folders(even_job *job) {
+even_status even_job_make_folders(even_job *job) {
   even_text logs = EVEN_TEXT_EMPTY;
   EVEN_TRY(even_path_absolute(job->params->run_folder, &job->run_folder));
   even_text_format(&logs, "%s/logs", job->run_folder.data);
@@ -419,7 +420,7 @@ static even_status find_beginning(even_job *job) {
 even_status even_job_open(even_job *job) {
   job->hurries = even_priority_raise(); /* whoever waits for a lost rank waits for this thread's word */
   EVEN_TRY(make_room(job));
-  EVEN_TRY(make_folders(job));
+  EVEN_TRY(even_job_make_folders(job));
   EVEN_TRY(find_beginning(job));
   even_host_name(job->host, sizeof job->host);
   EVEN_TRY(EVEN_NEW_ARRAY(&job->ranks, job->count));
@@ -466,8 +467,31 @@ void even_job_close(even_job *job) {
   even_text_free(&job->began);
 }
 
+static even_status open_and_run(even_job *job, even_status opened, int *exit_code) {
+  bool changed = false;
+  even_fault_facts *ends = NULL;
+  even_status status = opened;
+  if (status == EVEN_OK) {
+    status = EVEN_NEW_ARRAY(&ends, job->count);
+  }
+  if (status == EVEN_OK) {
+    status = run_attempts(job, ends, exit_code, &changed);
+  }
+  if (status == EVEN_OK && changed) {
+    even_elastic_keep(job);
+  }
+  even_free(ends);
+  even_job_close(job);
+  return status;
+}
+
 even_status even_agent_run(const even_agent_params *params, int *exit_code) {
   EVEN_TRY(check(params));
+  if (params->estate != NULL && even_adopt_due(params->hosts)) {
+    even_job *kept = NULL;
+    even_status opened = even_adopt_open(params, &kept);
+    return open_and_run(kept, opened, exit_code);
+  }
   even_job job = {.params = params,
                   .count = params->devices->count,
                   .local = params->devices->count,
@@ -478,20 +502,6 @@ even_status even_agent_run(const even_agent_params *params, int *exit_code) {
                   .guardian = {.pid = -1, .pipe = -1},
                   .generation_fd = -1,
                   .oom = {.kernel_log = -1}};
-  bool changed = false;
   even_job_hosts_count(&job);
-  even_fault_facts *ends = NULL;
-  even_status status = even_job_open(&job);
-  if (status == EVEN_OK) {
-    status = EVEN_NEW_ARRAY(&ends, job.count);
-  }
-  if (status == EVEN_OK) {
-    status = run_attempts(&job, ends, exit_code, &changed);
-  }
-  if (status == EVEN_OK && changed) {
-    even_elastic_keep(&job);
-  }
-  even_free(ends);
-  even_job_close(&job);
-  return status;
+  return open_and_run(&job, even_job_open(&job), exit_code);
 }

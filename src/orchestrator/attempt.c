@@ -1,5 +1,6 @@
 /* One attempt of a job: from the start of its ranks to the end of the last. */
 #include "base/fail.h"
+#include "orchestrator/adopt.h"
 #include "orchestrator/boards.h"
 #include "orchestrator/elastic.h"
 #include "orchestrator/follower.h"
@@ -110,10 +111,10 @@ static void tick(even_job *job) {
   }
 }
 
-static even_status turn(even_job *job) {
+even_status even_job_turn(even_job *job) {
   uint64_t now = even_clock_ns();
   int wait_ms = now >= job->next_tick_ns ? 0 : (int)((job->next_tick_ns - now + 999999u) / 1000000u);
-  int look_ms = job->awaits_joiner ? joining_ms : even_boards_look_ms(job);
+  int look_ms = job->awaits_joiner || job->lost_ns != 0 ? joining_ms : even_boards_look_ms(job);
   wait_ms = look_ms > 0 && wait_ms > look_ms ? look_ms : wait_ms;
   EVEN_TRY(even_loop_turn(&job->loop, wait_ms));
   even_job_check_deadline(job);
@@ -163,12 +164,12 @@ static even_status await_hosts(even_job *job) {
   uint64_t since_ns = even_clock_ns();
   even_status status = EVEN_OK;
   while (status == EVEN_OK && !even_job_hosts_settled(job, since_ns)) {
-    status = turn(job);
+    status = even_job_turn(job);
   }
   return status;
 }
 
-even_status even_job_run_attempt(even_job *job) {
+even_status even_job_begin_attempt(even_job *job) {
   EVEN_TRY(reset(job));
   if (job->follower == NULL) {
     EVEN_TRY(even_port_free(&job->master_port));
@@ -177,9 +178,14 @@ even_status even_job_run_attempt(even_job *job) {
   for (size_t i = job->first; status == EVEN_OK && !job->late && i < job->first + job->local; i++) {
     status = even_job_start_rank(job, i);
   }
-  while (status == EVEN_OK && (job->alive > 0 || even_job_replace_waits(job))) {
-    status = turn(job);
-  }
+  return status;
+}
+
+bool even_job_attempt_lives(const even_job *job) {
+  return job->alive > 0 || even_job_replace_waits(job);
+}
+
+even_status even_job_finish_attempt(even_job *job, even_status status) {
   if (job->alive > 0) {
     abandon(job);
   } else if (job->places != NULL) {
@@ -189,6 +195,14 @@ even_status even_job_run_attempt(even_job *job) {
   even_job_sweep(job);
   even_job_snapshots_finish(job);
   return status == EVEN_OK ? await_hosts(job) : status;
+}
+
+even_status even_job_run_attempt(even_job *job) {
+  even_status status = job->adopted ? even_adopt_ranks(job) : even_job_begin_attempt(job);
+  while (status == EVEN_OK && even_job_attempt_lives(job)) {
+    status = even_job_turn(job);
+  }
+  return even_job_finish_attempt(job, status);
 }
 
 /* Chosen by the killer itself, or a worker process of it was (torch's words for that are in its traceback). */

@@ -73,6 +73,24 @@ void even_boards_vacate(even_job *job, size_t rank) {
   }
 }
 
+void even_boards_retell(even_job *job) {
+  for (size_t i = 0; job->boards != NULL && i < job->count; i++) {
+    job->boards->told[i] = nothing_known;
+  }
+  if (job->boards != NULL) {
+    job->boards->met = 0;
+  }
+}
+
+void even_boards_adopt(even_job *job, uint32_t number) {
+  if (job->boards != NULL) {
+    job->boards->number = number;
+    job->boards->wish = EVEN_WISH_NOTHING;
+    job->boards->refused = false;
+    job->boards->placed = 0;
+  }
+}
+
 /* -1: it has none. */
 static int first_member(const even_job *job, uint32_t number) {
   for (int rank = 0; rank < (int)job->count; rank++) {

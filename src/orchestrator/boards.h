@@ -17,6 +17,10 @@ void even_boards_begin(even_job *job);
 /* Another process takes the place of a rank: nothing that the one before has said is true any more, here, and of what
  * the leader knows. Also of a job of one host. */
 void even_boards_vacate(even_job *job, size_t rank);
+/* Of an agent that serves another: the leader is another one now, and knows nothing of what was told. */
+void even_boards_retell(even_job *job);
+/* The leader has become it while the attempt runs; all hosts know of `number`, and some of no newer one. */
+void even_boards_adopt(even_job *job, uint32_t number);
 /* Sends what has changed since the last time; cheap where nothing has. */
 void even_boards_turn(even_job *job);
 /* In how many ms a board is to be looked at again, for it does not ring: 0: whenever. */

@@ -254,8 +254,9 @@ static void say(const even_candidate *candidate, const char *words) {
 static void say_waiting(const even_candidate *candidate) {
   char words[200];
   (void)snprintf(words, sizeof words,
-                 "the leader is lost, and the majority of the hosts is not heard: no ranks run here, and this host "
-                 "waits (%.0f s; EVENSTEP_MAJORITY_PATIENCE)",
+                 "the leader is lost, and the majority of the hosts is not heard: %s, and this host waits (%.0f s; "
+                 "EVENSTEP_MAJORITY_PATIENCE)",
+                 candidate->pause != NULL ? "the ranks here wait" : "no ranks run here",
                  (double)candidate->patience_ns * 1e-9);
   say(candidate, words);
 }
@@ -318,7 +319,10 @@ even_status even_candidate_await(even_candidate *candidate, even_loop *loop, con
     if (now - alone > DROPPED_NS || (candidate->estate == NULL && now - begun > GATHER_NS)) {
       return EVEN_OK;
     }
-    EVEN_TRY(even_loop_turn(loop, TURN_MS)); /* nothing is in it: a pause */
+    if (candidate->pause != NULL && !candidate->pause(candidate->pause_context)) {
+      return EVEN_OK;
+    }
+    EVEN_TRY(candidate->pause != NULL ? EVEN_OK : even_loop_turn(loop, TURN_MS)); /* nothing is in it: a pause */
   }
   return EVEN_OK;
 }

@@ -16,6 +16,9 @@ typedef struct even_candidate {
   uint64_t patience_ns; /* how long it waits for another one */
   unsigned char key[EVEN_TLS_KEY_BYTES];
   char key_digits[2 * EVEN_TLS_KEY_BYTES + 1];
+  /* What is done while it waits for another leader: false ends the waiting; NULL: nothing. Its ranks wait, too. */
+  bool (*pause)(void *context);
+  void *pause_context;
   json_t *estate; /* NULL: the leader has left nothing yet, and it cannot lead */
 } even_candidate;
 
@@ -34,9 +37,9 @@ void even_candidate_settle(even_candidate *candidate);
 even_status even_candidate_take(even_candidate *candidate, even_link *link, const even_message *message) EVEN_MUST_USE;
 /* Whether somebody leads a newer generation than that of the leader that it serves, which must not be obeyed then. */
 bool even_candidate_superseded(even_candidate *candidate);
-/* The leader is gone, and nothing of the attempt is left here. Waits for the next one: for as long as no majority of
- * the hosts is heard, up to what the leader said (EVEN_MAJORITY_PATIENCE), and says so in logs/leader.log. `calls` and
- * `link` as for even_invitation_accept. */
+/* The leader is gone, and nothing of the attempt is left here, or its ranks wait (`pause`). Waits for the next one: for
+ * as long as no majority of the hosts is heard, up to what the leader said (EVEN_MAJORITY_PATIENCE), and says so in
+ * logs/leader.log. `calls` and `link` as for even_invitation_accept. */
 even_status even_candidate_await(even_candidate *candidate, even_loop *loop, const even_link_calls *calls,
                                  even_link *link, even_candidate_turn *turn) EVEN_MUST_USE;
 /* For one that leads: what was left, and its place among the voters, which are no more the candidate's. */

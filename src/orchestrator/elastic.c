@@ -6,6 +6,7 @@
 #include "base/json_reader.h"
 #include "base/stop.h"
 #include "orchestrator/remote.h"
+#include "orchestrator/succession.h"
 #include "os/clock.h"
 #include "os/signals.h"
 
@@ -83,8 +84,8 @@ static even_status may_go(const even_job *job, const even_host_agent *agent) {
     (void)even_fail(EVEN_ERR_UNSUPPORTED, "host %s leads the job: it cannot be drained", agent->name);
     return even_error_fix("end the job, and start it on another host: --name NAME --resume auto");
   }
-  if (job->hosts->params.replaces_leader) {
-    return even_fail(EVEN_ERR_UNSUPPORTED, "hosts of a job with --replace-leader cannot be drained");
+  if (job->hosts->agents[job->hosts->count - 1].witness) {
+    return even_fail(EVEN_ERR_UNSUPPORTED, "hosts of a job with --witness cannot be drained");
   }
   if (is_over(job)) {
     return even_fail(EVEN_ERR_STATE, "the job is about to end");
@@ -280,6 +281,7 @@ static even_status launch(even_job *job, bool *any) {
       continue;
     }
     even_host_agent_drop(agent);
+    agent->returns = agent->member != 0; /* as the same member, if its host has kept what it was */
     even_status status = even_host_agent_launch(agent);
     if (status == EVEN_ERR_PEER_LOST && hosts->params.least_ranks > 0) {
       leave_out(job, agent, even_error_last()->what);
@@ -390,11 +392,15 @@ static bool may_change(const even_job *job) {
 
 even_status even_elastic_settle(even_job *job, bool *changed) {
   *changed = false;
+  for (size_t i = 1; job->hosts != NULL && i < job->hosts->count; i++) {
+    job->hosts->agents[i].leaves = job->hosts->agents[i].leaves || job->hosts->agents[i].fallen;
+  }
   if (job->hosts == NULL || (!may_change(job) && !is_due(job))) {
     return EVEN_OK;
   }
   EVEN_TRY(await_settled(job));
   if (may_change(job)) {
+    EVEN_TRY(even_succession_await(job)); /* who hears few of the hosts leaves out none of them */
     EVEN_TRY(revive(job));
   }
   if (even_elastic_ranks(job) + even_guests_ranks(job->hosts) < least_of(job)) {

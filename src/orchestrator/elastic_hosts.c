@@ -17,7 +17,7 @@ enum { TURN_MS = 50 };
 static const uint64_t LEAVING_NS = 3000000000u;
 
 bool even_elastic_stays(const even_host_agent *agent) {
-  return !agent->leaves && !(agent->came && agent->lost);
+  return !agent->leaves && !agent->fallen && !(agent->came && agent->lost);
 }
 
 size_t even_elastic_ranks(const even_job *job) {
@@ -146,6 +146,7 @@ even_status even_elastic_rearrange(even_job *job) {
   even_free(hosts->agents);
   hosts->agents = list;
   hosts->count = count;
+  hosts->adopts = false; /* ranks are numbered anew */
   job->parcels = NULL;
   even_copies_close(hosts->copies); /* begun anew, with the hosts that there are now */
   hosts->copies = NULL;

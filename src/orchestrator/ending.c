@@ -159,8 +159,7 @@ void even_job_rank_failed(even_job *job, size_t rank) {
   }
 }
 
-/* What follows from a rank's end. */
-static void act_on_end(even_job *job, even_job_rank *rank) {
+void even_job_act_on_end(even_job *job, even_job_rank *rank) {
   if (job->follower != NULL) { /* what follows from it, the leader says */
     if (even_job_is_outside(job, (size_t)(rank - job->ranks))) {
       (void)even_process_signal_group(rank->pid, SIGKILL); /* workers that it has left */
@@ -183,7 +182,7 @@ static void act_on_end(even_job *job, even_job_rank *rank) {
 
 void even_job_rank_ended(even_job *job, even_job_rank *rank, const even_process_end *end) {
   keep_end(job, rank, end);
-  act_on_end(job, rank);
+  even_job_act_on_end(job, rank);
 }
 
 void even_job_host_ended(even_job *job, size_t first, size_t count, const char *why) {
@@ -198,7 +197,7 @@ void even_job_host_ended(even_job *job, size_t first, size_t count, const char *
     }
   }
   for (size_t i = before, ended = job->ended; i < ended; i++) {
-    act_on_end(job, &job->ranks[job->order[i]]);
+    even_job_act_on_end(job, &job->ranks[job->order[i]]);
   }
 }
 

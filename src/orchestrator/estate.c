@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "base/json_reader.h"
 #include "base/json_writer.h"
+#include "orchestrator/hold.h"
 #include "orchestrator/host_agent.h"
 #include "orchestrator/remote_start.h"
 #include "os/file.h"
@@ -38,12 +39,22 @@ static void add_environment(even_json *json) {
   even_json_array_end(json);
 }
 
-static void add_host(even_json *json, const char *name, uint64_t member, int ranks, bool witness) {
+static void add_host(even_json *json, const even_job *job, size_t i) {
+  const even_host_agent *agent = &job->hosts->agents[i];
+  size_t first = i == 0 ? job->first : agent->first;
+  size_t count = i == 0 ? job->local : agent->witness ? 0 : agent->count;
   even_json_object(json, NULL);
-  even_json_string(json, "name", name);
-  even_json_unsigned(json, "member", member);
-  even_json_integer(json, "ranks", ranks);
-  even_json_bool(json, "witness", witness);
+  even_json_string(json, "name", agent->name);
+  even_json_unsigned(json, "member", i == 0 ? job->hosts->self : agent->member);
+  even_json_integer(json, "ranks", agent->wish);
+  even_json_bool(json, "witness", agent->witness);
+  even_json_bool(json, "came", agent->came);
+  even_json_integer(json, "first", (int64_t)first);
+  even_json_array(json, "devices");
+  for (size_t rank = first; rank < first + count && rank < job->params->devices->count; rank++) {
+    even_json_string(json, NULL, job->params->devices->items[rank].name);
+  }
+  even_json_array_end(json);
   even_json_object_end(json);
 }
 
@@ -64,8 +75,7 @@ even_status even_estate_write(const even_job *job, even_text *out) {
   even_json_array(&json, "hosts");
   for (size_t i = 0; i < hosts->count; i++) {
     if (i == 0 || hosts->agents[i].member != 0) {
-      add_host(&json, hosts->agents[i].name, i == 0 ? hosts->self : hosts->agents[i].member, hosts->agents[i].wish,
-               hosts->agents[i].witness);
+      add_host(&json, job, i);
     }
   }
   even_json_array_end(&json);
@@ -76,6 +86,7 @@ even_status even_estate_write(const even_job *job, even_text *out) {
   even_json_string(&json, "checkpoint_folder", params->checkpoint_folder);
   even_json_string(&json, "job", job->id);
   even_json_integer(&json, "attempt", job->attempt);
+  even_json_integer(&json, "planned", job->planned);
   even_json_integer(&json, "era", job->era);
   even_json_string(&json, "resume", job->resume.length > 0 ? job->resume.data : NULL);
   even_json_string(&json, "foreign", even_text_string(&job->foreign));
@@ -137,6 +148,7 @@ void even_estate_free(even_estate *estate) {
     even_voter_look(estate->voter, &view);
     even_voter_close(estate->voter, even_leadership_ended(&view.newest));
   }
+  even_hold_free(estate->holds);
   json_decref(estate->content);
   explicit_bzero(estate->key_digits, sizeof estate->key_digits);
   even_free(estate);
@@ -162,7 +174,7 @@ static void add_wish(const json_t *host, even_text *out) {
   }
 }
 
-/* The leader that is gone was the first. */
+/* The leader that is gone was the first: it has no part in what begins anew. */
 even_status even_estate_hosts(const even_estate *estate, even_text *out) {
   const json_t *hosts = json_object_get(estate->content, "hosts");
   for (size_t i = 1; i < json_array_size(hosts); i++) {
@@ -174,6 +186,9 @@ even_status even_estate_hosts(const even_estate *estate, even_text *out) {
     if (member_of(json_array_get(hosts, i)) != estate->self && !is_witness(json_array_get(hosts, i))) {
       add_wish(json_array_get(hosts, i), out);
     }
+  }
+  if (even_estate_goes_on(estate)) {
+    add_wish(json_array_get(hosts, 0), out);
   }
   return even_text_status(out);
 }
@@ -189,17 +204,6 @@ const char *even_estate_witness(const even_estate *estate) {
   return NULL;
 }
 
-uint64_t even_estate_member(const even_estate *estate, const char *name) {
-  size_t at = 0;
-  json_t *host = NULL;
-  json_array_foreach(json_object_get(estate->content, "hosts"), at, host) {
-    if (strcmp(json_string_value(json_object_get(host, "name")), name) == 0) {
-      return member_of(host);
-    }
-  }
-  return 0;
-}
-
 even_status even_estate_words(const even_estate *estate, const char *name, char ***out, size_t *count) {
   const json_t *list = json_object_get(estate->content, name);
   *count = json_array_size(list);
@@ -210,11 +214,9 @@ even_status even_estate_words(const even_estate *estate, const char *name, char 
   return EVEN_OK;
 }
 
-even_status even_estate_take(const even_estate *estate, even_job *job) {
+static even_status take_line(const even_estate *estate, even_job *job) {
   const char *resume = even_estate_text(estate, "resume");
-  memcpy(job->id, even_estate_text(estate, "job"), sizeof job->id);
-  job->attempt = (int)json_integer_value(json_object_get(estate->content, "attempt")) + 1;
-  job->era = (int)json_integer_value(json_object_get(estate->content, "era")) + 1;
+  even_text_clear(&job->resume);
   even_text_add(&job->foreign, even_estate_text(estate, "foreign"));
   even_text_add(&job->lineage, even_estate_text(estate, "lineage"));
   even_text_add(&job->began, even_estate_text(estate, "began"));
@@ -222,10 +224,57 @@ even_status even_estate_take(const even_estate *estate, even_job *job) {
   EVEN_TRY(even_text_status(&job->foreign));
   EVEN_TRY(even_text_status(&job->lineage));
   EVEN_TRY(even_text_status(&job->began));
-  EVEN_TRY(even_text_status(&job->resume));
-  if (job->attempt > job->params->max_restarts) {
+  return even_text_status(&job->resume);
+}
+
+even_status even_estate_continue(const even_estate *estate, even_job *job) {
+  job->planned = (int)json_integer_value(json_object_get(estate->content, "planned"));
+  return take_line(estate, job);
+}
+
+even_status even_estate_take(const even_estate *estate, even_job *job) {
+  memcpy(job->id, even_estate_text(estate, "job"), sizeof job->id);
+  job->attempt = (int)json_integer_value(json_object_get(estate->content, "attempt")) + 1;
+  job->era = (int)json_integer_value(json_object_get(estate->content, "era")) + 1;
+  job->planned = (int)json_integer_value(json_object_get(estate->content, "planned"));
+  EVEN_TRY(take_line(estate, job));
+  if (job->attempt - job->planned > job->params->max_restarts) {
     return even_fail(EVEN_ERR_PEER_LOST, "the leader is lost, and no restart is left (--max-restarts %d)",
                      job->params->max_restarts);
   }
   return EVEN_OK;
+}
+
+/* ---- an attempt that goes on ---- */
+
+bool even_estate_goes_on(const even_estate *estate) {
+  return estate->holds != NULL;
+}
+
+void even_estate_let_go(even_estate *estate) {
+  even_hold_free(estate->holds);
+  estate->holds = NULL;
+}
+
+const char *even_estate_predecessor(const even_estate *estate) {
+  const json_t *hosts = json_object_get(estate->content, "hosts");
+  return json_string_value(json_object_get(json_array_get(hosts, 0), "name"));
+}
+
+bool even_estate_find(const even_estate *estate, const char *name, even_estate_host *out) {
+  size_t at = 0;
+  json_t *host = NULL;
+  json_array_foreach(json_object_get(estate->content, "hosts"), at, host) {
+    if (strcmp(json_string_value(json_object_get(host, "name")), name) == 0) {
+      const json_t *devices = json_object_get(host, "devices");
+      *out = (even_estate_host){.name = json_string_value(json_object_get(host, "name")),
+                                .member = member_of(host),
+                                .first = (size_t)json_integer_value(json_object_get(host, "first")),
+                                .count = json_array_size(devices),
+                                .came = json_is_true(json_object_get(host, "came")),
+                                .devices = devices};
+      return true;
+    }
+  }
+  return false;
 }

@@ -15,7 +15,18 @@ typedef struct even_estate {
   uint64_t generation;
   char key_digits[2 * EVEN_TLS_KEY_BYTES + 1];
   json_t *content;
+  even_follower *holds; /* ranks of an attempt that goes on under this leader (hold.h); NULL: a new one begins */
 } even_estate;
+
+/* A host of the attempt that ran when this was left. */
+typedef struct even_estate_host {
+  const char *name;
+  uint64_t member; /* 0: it was none */
+  size_t first;    /* of its ranks */
+  size_t count;
+  bool came;             /* by itself: nobody can start its agent */
+  const json_t *devices; /* their names */
+} even_estate_host;
 
 /* For the host `to`: the leader's. */
 even_status even_estate_write(const even_job *job, even_text *out) EVEN_MUST_USE;
@@ -26,14 +37,23 @@ void even_estate_free(even_estate *estate);
 
 /* A text of it, NULL where it says none. */
 const char *even_estate_text(const even_estate *estate, const char *name);
-/* The members that were left, this one first: their names, "b:2,c", as --hosts takes them. */
+/* The hosts that were left, this one first: their names, "b:2,c", as --hosts takes them. Where their attempt goes on,
+ * the lost leader's is the last. */
 even_status even_estate_hosts(const even_estate *estate, even_text *out) EVEN_MUST_USE;
 /* The host that only votes; NULL: none. */
 const char *even_estate_witness(const even_estate *estate);
-/* The member of that name, 0: none. */
-uint64_t even_estate_member(const even_estate *estate, const char *name);
+/* The host of that name; false: there was none. */
+bool even_estate_find(const even_estate *estate, const char *name, even_estate_host *out);
+/* The name of the leader that is lost. */
+const char *even_estate_predecessor(const even_estate *estate);
 /* The words of a list, NULL-terminated; they are the estate's, the array is the caller's (even_free). */
 even_status even_estate_words(const even_estate *estate, const char *name, char ***out, size_t *count) EVEN_MUST_USE;
+/* Its attempt goes on, and is not ended first. */
+bool even_estate_goes_on(const even_estate *estate);
+/* What `job`, whose ranks run, must know as their leader. */
+even_status even_estate_continue(const even_estate *estate, even_job *job) EVEN_MUST_USE;
+/* The ranks that it holds are ended: a new attempt begins. */
+void even_estate_let_go(even_estate *estate);
 /* Makes `job` the same one, at its next attempt. */
 even_status even_estate_take(const even_estate *estate, even_job *job) EVEN_MUST_USE;
 

@@ -2,7 +2,9 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "orchestrator/follower_agent.h"
+#include "orchestrator/hold.h"
 #include "orchestrator/invitation.h"
+#include "orchestrator/job_attempt.h"
 
 enum { TURN_MS = 100 };
 
@@ -34,24 +36,26 @@ static even_status turn(even_follower *follower) {
 }
 
 /* The leader is gone, or is none any more: nothing of its attempt is left here. */
-static even_status find_next(even_follower *follower, const even_link_calls *calls, even_candidate_turn *turn) {
+static even_status find_next(even_follower *follower, even_candidate_turn *turn) {
   even_link_close(&follower->link);
   even_follower_close_job(follower);
   even_follower_close_parcels(follower);
-  EVEN_TRY(even_candidate_await(&follower->candidate, &follower->loop, calls, &follower->link, turn));
+  EVEN_TRY(even_candidate_await(&follower->candidate, &follower->loop, &follower->calls, &follower->link, turn));
   follower->gone = *turn != EVEN_CANDIDATE_SERVE;
   return EVEN_OK;
 }
 
-static even_status serve_leaders(even_follower *follower, const even_link_calls *calls, bool *leads) {
+static even_status serve_leaders(even_follower *follower, bool *leads) {
   while (!follower->ended && !follower->refused) {
     even_candidate_turn next = EVEN_CANDIDATE_SERVE;
     EVEN_TRY(turn(follower));
     if (follower->asked) {
-      even_follower_run_attempt(follower);
+      EVEN_TRY(even_follower_run_attempt(follower));
     }
-    if (!follower->ended && (follower->gone || even_candidate_superseded(&follower->candidate))) {
-      EVEN_TRY(find_next(follower, calls, &next));
+    if (follower->leads || follower->gave_up) {
+      next = follower->leads ? EVEN_CANDIDATE_LEAD : EVEN_CANDIDATE_END;
+    } else if (!follower->ended && even_follower_is_leaderless(follower)) {
+      EVEN_TRY(find_next(follower, &next));
     }
     *leads = next == EVEN_CANDIDATE_LEAD;
     if (next != EVEN_CANDIDATE_SERVE) {
@@ -63,18 +67,55 @@ static even_status serve_leaders(even_follower *follower, const even_link_calls 
 
 static even_status serve(even_follower *follower, const char *line, bool *met, even_estate **estate) {
   bool leads = false;
-  const even_link_calls calls = {
-      .context = follower, .ready = on_ready, .message = even_follower_hear, .ended = on_ended};
+  follower->calls =
+      (even_link_calls){.context = follower, .ready = on_ready, .message = even_follower_hear, .ended = on_ended};
   EVEN_TRY(even_loop_open(&follower->loop));
-  EVEN_TRY(even_invitation_accept(line, &follower->loop, &calls, &follower->link, &follower->host));
+  EVEN_TRY(even_invitation_accept(line, &follower->loop, &follower->calls, &follower->link, &follower->host));
   follower->gone = false; /* connections that came to nothing were */
-  even_status status = serve_leaders(follower, &calls, &leads);
+  even_status status = serve_leaders(follower, &leads);
   *met = follower->taken;
   EVEN_TRY(status);
   if (leads) {
     return even_candidate_inherit(&follower->candidate, estate);
   }
   return follower->ended ? EVEN_OK : even_error_restore(&follower->why);
+}
+
+static void release(even_follower *follower) {
+  even_link_close(&follower->link);
+  even_follower_close_job(follower);
+  even_follower_close_parcels(follower);
+  even_text_free(&follower->brought);
+  even_text_free(&follower->facts);
+  json_decref(follower->checks);
+  even_loop_close(&follower->loop);
+  even_remote_start_free(&follower->start);
+  even_device_list_free(&follower->own);
+  even_free(follower);
+}
+
+void even_hold_free(even_follower *follower) {
+  if (follower == NULL) {
+    return;
+  }
+  if (follower->running) {
+    follower->leads = false;
+    even_follower_end_ranks(follower);
+    even_status status = EVEN_OK;
+    while (status == EVEN_OK && even_job_attempt_lives(&follower->job)) {
+      status = even_job_turn(&follower->job);
+    }
+    if (even_job_finish_attempt(&follower->job, status) != EVEN_OK) {
+      even_error_clear(); /* what is left its guardian ends */
+    }
+    follower->running = false;
+  }
+  release(follower);
+}
+
+/* Its ranks wait for what it does. */
+static bool leads_with_ranks(const even_follower *follower, even_estate **estate) {
+  return follower->running && estate != NULL && *estate != NULL;
 }
 
 even_status even_hosts_serve(const char *invitation, const even_join_wish *joins, bool *met, even_estate **estate,
@@ -99,16 +140,13 @@ even_status even_hosts_serve(const char *invitation, const even_join_wish *joins
   }
   even_status status = serve(follower, invitation, met, estate);
   const even_error kept = *even_error_last();
-  even_link_close(&follower->link);
-  even_follower_close_job(follower);
-  even_follower_close_parcels(follower);
-  even_text_free(&follower->brought);
   even_candidate_close(&follower->candidate);
-  even_loop_close(&follower->loop);
-  even_remote_start_free(&follower->start);
-  even_device_list_free(&follower->own);
+  if (status == EVEN_OK && leads_with_ranks(follower, estate)) {
+    (*estate)->holds = follower;
+  } else {
+    release(follower);
+  }
   even_signals_pipe_restore(&pipe_before);
-  even_free(follower);
   *exit_code = status == EVEN_OK ? 0 : even_status_exit_code(status);
   (void)even_error_restore(&kept);
   return status;

@@ -1,5 +1,5 @@
 /* An agent that serves a leader, as its own files see it: what it says (follower_say.c), what it hears
- * (follower_hear.c), its part of an attempt (follower_attempt.c), its life (follower.c). */
+ * (follower_hear.c), its part of an attempt (follower_attempt.c, follower_hold.c), its life (follower.c). */
 #ifndef EVEN_ORCHESTRATOR_FOLLOWER_AGENT_H
 #define EVEN_ORCHESTRATOR_FOLLOWER_AGENT_H
 
@@ -39,6 +39,15 @@ struct even_follower {
   even_loop_watch watch; /* of `loop`, in the job's */
   int telemetry_fd;
   even_telemetry_reader *reader;
+  even_link_calls calls; /* of the links to its leaders */
+  even_text facts;       /* as a leader was told them last */
+  bool held;             /* the attempt outlasts its leader: what becomes of it the next one says */
+  uint64_t led;          /* the generation of that leader */
+  bool stopped;          /* meanwhile it has come to its end here, */
+  bool gave_up;          /* or nobody led for too long */
+  bool leads;            /* this host takes the leader's place */
+  bool handed_over;      /* the attempt is that of the job that it leads (even_follower_hand_over) */
+  json_t *checks;        /* what the next leader asks, once nothing of the attempt is left; NULL: nothing */
   even_record records[EVEN_FOLLOWER_RECORDS];
 };
 
@@ -48,6 +57,8 @@ void even_follower_tell(even_follower *follower, even_message_kind kind, even_te
                         size_t bytes);
 void even_follower_say_error(even_follower *follower, even_message_kind kind, const even_error *error);
 void even_follower_greet(even_follower *follower);
+/* Of an attempt that went on under another leader: all that the new one must know of this host's ranks. */
+void even_follower_say_ranks(even_follower *follower);
 /* What the ranks wrote since the last time; while the leader cannot keep up, it stays in their rings. */
 void even_follower_forward_records(even_follower *follower);
 /* Tells the leader what a job's ranks do; its tick is the caller's. */
@@ -56,13 +67,30 @@ even_agent_observer even_follower_observer(even_follower *follower);
 /* ---- follower_hear.c ---- */
 /* What the leader says (a call of the link). */
 even_status even_follower_hear(void *context, even_link *link, const even_message *message) EVEN_MUST_USE;
+/* The leader asks what this host has. */
+even_status even_follower_check(even_follower *follower, const json_t *content) EVEN_MUST_USE;
 even_status even_follower_open_parcels(even_follower *follower) EVEN_MUST_USE;
 void even_follower_close_parcels(even_follower *follower);
 
 /* ---- follower_attempt.c ---- */
-/* The one that was asked for, to its end. */
-void even_follower_run_attempt(even_follower *follower);
+/* The one that was asked for, to its end, or until this host leads it (then it is `running` still). */
+even_status even_follower_run_attempt(even_follower *follower) EVEN_MUST_USE;
+/* Nobody can say what shall become of this host's ranks. */
+void even_follower_end_ranks(even_follower *follower);
+/* Its leader is gone, or must be obeyed no more. */
+bool even_follower_is_leaderless(even_follower *follower);
 /* Nothing of its ranks is left. */
 void even_follower_close_job(even_follower *follower);
+
+/* ---- follower_hold.c: with --recovery, ranks outlast their leader ---- */
+/* Whether the attempt may go on under another leader, as far as is known here. */
+bool even_follower_may_hold(const even_follower *follower);
+/* The leader is lost: looks for the next one while the ranks wait. `held` with a link to that one; or it is this one;
+ * or the ranks are ended. */
+even_status even_follower_outlast(even_follower *follower) EVEN_MUST_USE;
+/* The next leader goes on with the attempt (ADOPT), in which this host has this number from now on. */
+even_status even_follower_adopted(even_follower *follower, const json_t *content) EVEN_MUST_USE;
+/* The next leader begins anew: once the ranks have ended, it is told what it asks. */
+void even_follower_yield(even_follower *follower, const json_t *asks);
 
 #endif

@@ -3,6 +3,7 @@
 #include "base/fail.h"
 #include "orchestrator/follower_agent.h"
 #include "orchestrator/follower_words.h"
+#include "orchestrator/job_attempt.h"
 #include "os/folder.h"
 #include "os/path.h"
 #include "os/pipe.h"
@@ -10,11 +11,14 @@
 
 #include <string.h>
 
-/* The leader is gone, or cannot be heard: nobody can say what shall become of this host's ranks. */
-static void end_without_leader(even_follower *follower) {
+void even_follower_end_ranks(even_follower *follower) {
   if (follower->running && follower->job.stage != EVEN_JOB_KILLED) {
     even_job_end_ranks(&follower->job, SIGKILL, true);
   }
+}
+
+bool even_follower_is_leaderless(even_follower *follower) {
+  return follower->gone || even_candidate_superseded(&follower->candidate);
 }
 
 static void on_tick(void *context) {
@@ -23,8 +27,8 @@ static void on_tick(void *context) {
   even_link_tick(&follower->link, follower->open && follower->job.alive > 0);
   even_parcels_tick(follower->parcels);
   even_bring_take_tick(follower->brings);
-  if (follower->gone || even_candidate_superseded(&follower->candidate)) {
-    end_without_leader(follower);
+  if (even_follower_is_leaderless(follower) && !even_follower_may_hold(follower)) {
+    even_follower_end_ranks(follower);
   }
 }
 
@@ -47,7 +51,7 @@ static even_status open_telemetry(even_follower *follower) {
   if (!follower->start.telemetry) {
     return EVEN_OK;
   }
-  EVEN_TRY(even_telemetry_create_segment(follower->start.world, 0, &follower->telemetry_fd));
+  EVEN_TRY(even_telemetry_create_segment(follower->start.rings, 0, &follower->telemetry_fd));
   EVEN_TRY(even_telemetry_reader_open(follower->telemetry_fd, &follower->reader));
   even_telemetry_reader_want_calls(follower->reader, follower->start.calls);
   return EVEN_OK;
@@ -175,22 +179,61 @@ static void settle_recalled(even_follower *follower) {
   even_follower_tell(follower, EVEN_MESSAGE_SETTLED, &settled, NULL, 0);
 }
 
-void even_follower_run_attempt(even_follower *follower) {
+/* To its end, or until this host leads it. */
+static even_status run_ranks(even_follower *follower) {
+  even_job *job = &follower->job;
+  even_status status = even_job_begin_attempt(job);
+  while (status == EVEN_OK && even_job_attempt_lives(job) && !follower->leads) {
+    status = even_job_turn(job);
+    if (status == EVEN_OK && even_follower_is_leaderless(follower) && even_follower_may_hold(follower)) {
+      status = even_follower_outlast(follower);
+    }
+  }
+  if (status == EVEN_OK && follower->leads && even_job_attempt_lives(job)) {
+    return EVEN_OK;
+  }
+  follower->running = false;
+  return even_job_finish_attempt(job, status);
+}
+
+/* A leader that did not lead the attempt hears nothing of its end. */
+static void say_end(even_follower *follower, even_status status) {
+  bool known = !follower->held;
+  follower->held = false;
+  if (known && status == EVEN_OK) {
+    say_settled(follower);
+  } else if (known) {
+    even_follower_say_error(follower, EVEN_MESSAGE_FAILED, even_error_last());
+  }
+}
+
+static even_status answer_late(even_follower *follower) {
+  json_t *asks = follower->checks;
+  follower->checks = NULL;
+  if (asks == NULL) {
+    return EVEN_OK;
+  }
+  even_follower_close_job(follower);
+  even_status status = even_follower_check(follower, asks);
+  json_decref(asks);
+  return status;
+}
+
+even_status even_follower_run_attempt(even_follower *follower) {
   follower->asked = false;
   if (follower->recalled != 0) {
     settle_recalled(follower);
-    return;
+    return EVEN_OK;
   }
   even_status status = prepare_job(follower);
   if (status == EVEN_OK) {
     follower->running = true;
-    status = even_job_run_attempt(&follower->job);
-    follower->running = false;
+    status = run_ranks(follower);
+  }
+  if (follower->running) {
+    return EVEN_OK;
   }
   even_follower_forward_records(follower);
-  if (status == EVEN_OK) {
-    say_settled(follower);
-  } else {
-    even_follower_say_error(follower, EVEN_MESSAGE_FAILED, even_error_last());
-  }
+  say_end(follower, status);
+  return answer_late(follower);
 }

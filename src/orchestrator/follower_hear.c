@@ -55,7 +55,7 @@ static even_status renumber(even_follower *follower, const json_t *number) {
   return status;
 }
 
-static even_status check(even_follower *follower, const json_t *content) {
+even_status even_follower_check(even_follower *follower, const json_t *content) {
   even_text facts = EVEN_TEXT_EMPTY;
   follower->taken = true;
   const char *folder = json_string_value(json_object_get(content, "folder"));
@@ -90,6 +90,8 @@ static even_status check(even_follower *follower, const json_t *content) {
     even_text_free(&facts);
     return status;
   }
+  even_text_clear(&follower->facts); /* for a leader that finds its attempt running */
+  even_text_add(&follower->facts, even_text_string(&facts));
   even_follower_tell(follower, EVEN_MESSAGE_FACTS, &facts, NULL, 0);
   return EVEN_OK;
 }
@@ -218,7 +220,14 @@ even_status even_follower_hear(void *context, even_link *link, const even_messag
   even_status status = EVEN_OK;
   switch (message->kind) {
     case EVEN_MESSAGE_CHECK:
-      status = check(follower, content);
+      if (follower->held) {
+        even_follower_yield(follower, content);
+      } else {
+        status = even_follower_check(follower, content);
+      }
+      break;
+    case EVEN_MESSAGE_ADOPT:
+      status = even_follower_adopted(follower, content);
       break;
     case EVEN_MESSAGE_CHECKPOINT:
       status = take_checkpoint(follower, content);

@@ -10,6 +10,10 @@
 
 void even_follower_tell(even_follower *follower, even_message_kind kind, even_text *text, const void *data,
                         size_t bytes) {
+  if (follower->held && kind != EVEN_MESSAGE_GREET && kind != EVEN_MESSAGE_RUNS) {
+    even_text_free(text); /* it is nobody's attempt: its next leader asks for all */
+    return;
+  }
   if (even_link_send_text(&follower->link, kind, text, data, bytes) != EVEN_OK) {
     even_error_clear(); /* the leader hears of the end of this host, if of nothing else */
   }
@@ -36,12 +40,18 @@ void even_follower_greet(even_follower *follower) {
   even_json_integer(&json, "host", follower->host);
   even_json_unsigned(&json, "member", follower->candidate.self);
   even_json_integer(&json, "voter_port", follower->candidate.port);
-  if (follower->joins != NULL) {
+  if (follower->joins != NULL && !follower->taken) { /* under the next leader it is one of the job's */
     even_json_bool(&json, "joins", true);
     even_json_integer(&json, "ranks", follower->joins->ranks);
   }
+  even_json_bool(&json, "holds", follower->held);
   even_json_object_end(&json);
   even_follower_tell(follower, EVEN_MESSAGE_GREET, &text, NULL, 0);
+  if (follower->held) {
+    even_text attempt = EVEN_TEXT_EMPTY;
+    even_follower_words_attempt(&follower->job, follower->led, even_text_string(&follower->facts), &attempt);
+    even_follower_tell(follower, EVEN_MESSAGE_RUNS, &attempt, NULL, 0);
+  }
 }
 
 /* ---- what the job tells ---- */
@@ -51,7 +61,7 @@ void even_job_follower_send(even_job *job, even_message_kind kind, even_text *te
 }
 
 void even_follower_forward_records(even_follower *follower) {
-  size_t got = follower->reader == NULL ? 0 : EVEN_FOLLOWER_RECORDS;
+  size_t got = follower->reader == NULL || follower->held ? 0 : EVEN_FOLLOWER_RECORDS;
   while (got == EVEN_FOLLOWER_RECORDS && even_link_has_room(&follower->link)) {
     even_text text = EVEN_TEXT_EMPTY;
     got = even_telemetry_reader_drain(follower->reader, follower->records, EVEN_FOLLOWER_RECORDS, NULL);
@@ -166,4 +176,16 @@ static void on_hang(void *context, int rank, bool over, const char *words) {
 even_agent_observer even_follower_observer(even_follower *follower) {
   return (even_agent_observer){
       .context = follower, .rank_started = on_rank_started, .line = on_line, .hang = on_hang, .notice = on_notice};
+}
+
+void even_follower_say_ranks(even_follower *follower) {
+  even_job *job = &follower->job;
+  for (size_t i = job->first; i < job->first + job->local; i++) {
+    const even_job_rank *rank = &job->ranks[i];
+    if (rank->alive) {
+      on_rank_started(follower, (int)i, rank->pid);
+    } else if (rank->pid != 0) {
+      even_job_follower_tell_end(job, rank);
+    }
+  }
 }

@@ -2,8 +2,9 @@
 #include "orchestrator/follower_words.h"
 
 #include "base/json_writer.h"
+#include "orchestrator/boards.h"
 
-enum { MOST_TAIL = 32000 };
+enum { MOST_TAIL = 32000, BOARDS = 8 };
 
 static const char *tail_of(const even_text *tail, size_t *bytes) {
   *bytes = tail->length < MOST_TAIL ? tail->length : MOST_TAIL;
@@ -46,5 +47,27 @@ void even_follower_words_settled(even_job *job, even_text *out) {
     }
   }
   even_json_array_end(&json);
+  even_json_object_end(&json);
+}
+
+void even_follower_words_attempt(const even_job *job, uint64_t led, const char *facts, even_text *out) {
+  uint32_t newest = even_generation_number(job->generation);
+  even_json json = even_json_begin(out, 0);
+  even_json_object(&json, NULL);
+  even_json_integer(&json, "attempt", job->attempt);
+  even_json_unsigned(&json, "led", led);
+  even_json_integer(&json, "world", (int64_t)job->count);
+  even_json_integer(&json, "groups", job->groups);
+  even_json_integer(&json, "first", (int64_t)job->first);
+  even_json_integer(&json, "count", (int64_t)job->local);
+  even_json_array(&json, "generations");
+  for (uint32_t number = newest < BOARDS ? 0 : newest - BOARDS + 1; number <= newest; number++) {
+    even_text board = EVEN_TEXT_EMPTY;
+    even_boards_write(job, number, &board);
+    even_json_raw(&json, NULL, even_text_string(&board));
+    even_text_free(&board);
+  }
+  even_json_array_end(&json);
+  even_json_raw(&json, "facts", facts[0] == '\0' ? "{}" : facts);
   even_json_object_end(&json);
 }

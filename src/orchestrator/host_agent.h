@@ -49,6 +49,9 @@ typedef struct even_host_agent {
   char identity[160];       /* even_host_identity there */
   bool came;                /* it joined the job while it ran, by itself: it is not started again (elastic.h) */
   bool leaves;              /* it shall have no part in the next attempt */
+  bool fallen;              /* lost while nobody led: it has no part in the next attempt, whatever comes of it */
+  bool holds;               /* ranks of an attempt that outlasted its leader: */
+  json_t *runs;             /* what its agent says of it; NULL: nothing yet */
   bool parted;              /* it was told so, and its agent has ended */
   int missed;               /* attempts in a row that could not begin for want of it */
   uint64_t asked_ns;        /* of one that comes to join: when it was asked what its host has */
@@ -84,6 +87,7 @@ struct even_hosts {
   int voter_port;
   uint64_t brought;           /* checkpoints, to any host */
   struct even_copies *copies; /* of checkpoints, on other hosts (copies.h); NULL: nothing of them yet */
+  uint64_t left_out_ns;       /* when the log was to be told last who is lost, while the others go on */
   uint64_t generation;        /* in which this one leads */
   uint64_t next_member;       /* number of an agent that joins */
   even_text members_folder;   /* in which the members keep their logs */
@@ -91,6 +95,7 @@ struct even_hosts {
   bool apart_told;            /* that it does not */
   bool settled_told;          /* that this one can be lost */
   bool cut_off;               /* from the majority: the ranks were ended for that */
+  bool adopts;                /* the first attempt is one that runs (adopt.h) */
   bool gathering;             /* whoever comes is waited for, and nobody missed */
   even_error failure;         /* what ends the opening; EVEN_OK: nothing */
   struct even_elastic *elastic;
@@ -112,6 +117,8 @@ even_status even_hosts_check_version(const even_hosts *hosts, const json_t *gree
 void even_hosts_refuse(even_link *link, const even_error *error);
 /* Who has a connection is known now. */
 void even_hosts_leave_strangers(even_hosts *hosts, const even_link *link);
+/* What an agent says that it has; it fits then. */
+even_status even_hosts_take_facts(even_host_agent *agent, const json_t *facts) EVEN_MUST_USE;
 /* Whether a host has what the script needs, and its devices, which are the agent's then. */
 even_status even_hosts_examine(even_host_agent *agent, const json_t *facts) EVEN_MUST_USE;
 /* Signs of life, ends of connections. */

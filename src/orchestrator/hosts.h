@@ -65,6 +65,9 @@ size_t even_hosts_count(const even_hosts *hosts);
 const char *even_hosts_name(const even_hosts *hosts, size_t host);
 /* Of a host other than the first: its devices, one a rank; `cpus` is empty, for they are its own. */
 const even_device_list *even_hosts_devices(const even_hosts *hosts, size_t host);
+/* Of a job that goes on with ranks of another leader: the first rank of a host; -1: ranks are numbered by their hosts.
+ */
+long even_hosts_first_rank(const even_hosts *hosts, size_t host);
 
 /* Whether even_agent_run returned for its hosts to change, which they have: it wants the devices of those that there
  * are now, and goes on with the job (elastic.h). */

@@ -6,6 +6,7 @@
 #include "base/stop.h"
 #include "orchestrator/copies.h"
 #include "orchestrator/elastic.h"
+#include "orchestrator/hold.h"
 #include "orchestrator/job.h"
 #include "orchestrator/succession.h"
 #include "os/clock.h"
@@ -145,6 +146,9 @@ static even_status take_greeting(even_hosts *hosts, even_link *link, const json_
   even_hosts_leave_strangers(hosts, link);
   agent->link = link;
   agent->voter_port = (int)json_integer_value(json_object_get(greeting, "voter_port"));
+  json_decref(agent->runs);
+  agent->runs = NULL;
+  agent->holds = json_is_true(json_object_get(greeting, "holds"));
   return hosts->gathering ? EVEN_OK : even_hosts_ask_facts(agent);
 }
 
@@ -168,7 +172,7 @@ even_status even_hosts_examine(even_host_agent *agent, const json_t *facts) {
   return EVEN_OK;
 }
 
-static even_status take_facts(even_host_agent *agent, const json_t *facts) {
+even_status even_hosts_take_facts(even_host_agent *agent, const json_t *facts) {
   even_hosts *hosts = agent->hosts;
   const char *node = json_string_value(json_object_get(facts, "node"));
   (void)snprintf(agent->node, sizeof agent->node, "%s", node == NULL ? agent->name : node);
@@ -188,16 +192,22 @@ static even_status take_facts(even_host_agent *agent, const json_t *facts) {
 static even_status take_opening_message(even_hosts *hosts, even_link *link, const even_message *message) {
   json_t *content = NULL;
   even_host_agent *agent = agent_of(hosts, link);
-  even_message_kind wanted = agent == NULL ? EVEN_MESSAGE_GREET : EVEN_MESSAGE_FACTS;
+  even_message_kind wanted = agent == NULL                         ? EVEN_MESSAGE_GREET
+                             : agent->holds && agent->runs == NULL ? EVEN_MESSAGE_RUNS
+                                                                   : EVEN_MESSAGE_FACTS;
   if (message->kind != wanted) {
     return even_fail(EVEN_ERR_INPUT, "%s: a message of kind %d where one of kind %d comes", link->peer,
                      (int)message->kind, (int)wanted);
   }
   EVEN_TRY(even_json_parse("what another host says", message->json, message->json_bytes, &content));
+  if (wanted == EVEN_MESSAGE_RUNS) {
+    agent->runs = content;
+    return EVEN_OK;
+  }
   bool joins = agent == NULL && json_is_true(json_object_get(content, "joins"));
   even_status status = joins           ? even_guests_greet(hosts, link, content)
                        : agent == NULL ? take_greeting(hosts, link, content)
-                                       : take_facts(agent, content);
+                                       : even_hosts_take_facts(agent, content);
   json_decref(content);
   return status;
 }
@@ -404,6 +414,11 @@ static even_status make_key(even_hosts *hosts) {
 
 static even_status read_own_facts(even_hosts *hosts) {
   even_text text = EVEN_TEXT_EMPTY;
+  const even_estate *estate = hosts->params.estate;
+  if (estate != NULL && even_estate_goes_on(estate)) { /* ranks wait: what this host has is known */
+    const char *facts = even_hold_facts(estate->holds);
+    return even_json_parse("this host's facts", facts, strlen(facts), &hosts->facts);
+  }
   const even_host_needs needs = {
       .folder = hosts->params.folder, .script = hosts->params.script, .python = hosts->params.python};
   even_status status = even_host_facts_read(&needs, NULL, &text);
@@ -531,6 +546,7 @@ void even_hosts_close(even_hosts *hosts) {
   }
   for (size_t i = 1; hosts->agents != NULL && i < hosts->count; i++) {
     even_host_agent_drop(&hosts->agents[i]);
+    json_decref(hosts->agents[i].runs);
     even_device_list_free(&hosts->agents[i].devices);
     free_gone(hosts);
   }
@@ -567,4 +583,11 @@ const char *even_hosts_name(const even_hosts *hosts, size_t host) {
 
 const even_device_list *even_hosts_devices(const even_hosts *hosts, size_t host) {
   return &hosts->agents[host].devices;
+}
+
+long even_hosts_first_rank(const even_hosts *hosts, size_t host) {
+  if (!hosts->adopts) {
+    return -1;
+  }
+  return (long)(host == 0 ? even_hold_job(hosts->params.estate->holds)->first : hosts->agents[host].first);
 }

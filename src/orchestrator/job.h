@@ -96,6 +96,7 @@ typedef struct even_job {
   struct even_gifts *gifts;    /* the state of training on its way between them; NULL: none goes */
   bool late;                   /* this host came while the attempt ran: its ranks' places are to be filled */
   uint64_t undecided_ns; /* ranks of other hosts have until then to say whether they can go on; 0: none is asked */
+  uint64_t lost_ns;      /* since when a host is missed, until it is decided; 0: none is */
   bool *lost;            /* a rank each: the others went on without it */
   struct even_job_place *places; /* a rank each, of replace.c; NULL: nobody takes a place */
   bool awaits_joiner;            /* somebody can join at the end of a step: look often */
@@ -109,6 +110,7 @@ typedef struct even_job {
   size_t saved;       /* ranks that ended for either, their state saved */
   int interrupted;    /* the signal by which the user ended the job, 0 */
   int interrupts;     /* how often Ctrl-C was pressed */
+  bool adopted;       /* its ranks run already, under a leader that is lost (adopt.h) */
   bool hurries;       /* this thread has a greater weight than others */
   even_error failure; /* first error of the agent itself inside a callback; EVEN_OK: none */
   uint64_t next_tick_ns;
@@ -119,6 +121,8 @@ struct even_checkpoint_info;
 bool even_job_owns(const even_job *job, const struct even_checkpoint_info *info);
 /* Starts all ranks and returns when all have ended. An error is the agent's own; the ranks are gone then, too. */
 even_status even_job_run_attempt(even_job *job) EVEN_MUST_USE;
+/* The run folder, and that of its logs. */
+even_status even_job_make_folders(even_job *job) EVEN_MUST_USE;
 /* All that a job needs before its first attempt; even_job_close frees it, also after a failure. */
 even_status even_job_open(even_job *job) EVEN_MUST_USE;
 void even_job_close(even_job *job);
@@ -126,6 +130,8 @@ void even_job_close(even_job *job);
 void even_job_reset_rank(even_job *job, size_t rank);
 /* A rank has ended: what follows from it for the attempt. */
 void even_job_rank_ended(even_job *job, even_job_rank *rank, const even_process_end *end);
+/* What follows from the end of a rank, which is known. */
+void even_job_act_on_end(even_job *job, even_job_rank *rank);
 /* Ranks `first` to `first + count - 1` have ended with their host, those that lived: why. */
 void even_job_host_ended(even_job *job, size_t first, size_t count, const char *why);
 /* A rank has ended, not well, and the others do not go on: the attempt ends. */
@@ -209,6 +215,8 @@ size_t even_job_members(const even_job *job);
 void even_job_replace_ask(even_job *job);
 /* The others go on without the rank: a process may take its place. */
 void even_job_replace_lost(even_job *job, size_t rank);
+/* The leader has become it while the attempt runs: whether the rank is a member. */
+void even_job_replace_adopt(even_job *job, size_t rank, bool member);
 /* After a rank has ended: whether it was outside, and all is done. */
 bool even_job_outside_ended(even_job *job, size_t rank);
 /* Starts processes in places that are due, and lets them join. */

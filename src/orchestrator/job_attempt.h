@@ -1,9 +1,17 @@
-/* What an attempt's loop asks of the endings (ending.c). */
+/* An attempt in pieces (attempt.c), and what its loop asks of the endings (ending.c). */
 #ifndef EVEN_ORCHESTRATOR_JOB_ATTEMPT_H
 #define EVEN_ORCHESTRATOR_JOB_ATTEMPT_H
 
 #include "orchestrator/job.h"
 
+/* Starts all ranks, here and on the other hosts. */
+even_status even_job_begin_attempt(even_job *job) EVEN_MUST_USE;
+/* Whether ranks live, or may be started again. */
+bool even_job_attempt_lives(const even_job *job);
+/* One turn of its loop, and what is due. */
+even_status even_job_turn(even_job *job) EVEN_MUST_USE;
+/* Clears up what is left of it, also where `status` is a failure of the agent itself, which it returns. */
+even_status even_job_finish_attempt(even_job *job, even_status status) EVEN_MUST_USE;
 /* The ending goes on to the next stage when its time is over. */
 void even_job_check_deadline(even_job *job);
 void even_job_end_by_user(even_job *job, int number);

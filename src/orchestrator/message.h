@@ -49,7 +49,9 @@
   X(HOLDS, 46, 32768, 0)      /* to the leader: it has, and where; or not, or cannot */          \
   X(GENERATION, 50, 65536, 0) /* to a host: who goes on, and where they meet */                  \
   X(BOARD, 51, 4 << 20, 0)    /* to the leader: what its ranks say of going on */                \
-  X(FILL, 52, 64, 0)          /* to a host: a process takes the place of a lost rank */
+  X(FILL, 52, 64, 0)          /* to a host: a process takes the place of a lost rank */          \
+  X(ADOPT, 53, 256, 0)        /* to a host: its attempt goes on, under this leader */            \
+  X(RUNS, 54, 8 << 20, 0)     /* to the leader: an attempt that outlasted another one */
 
 typedef enum even_message_kind {
 #define EVEN_MESSAGE_ENUM(name, number, json, data) EVEN_MESSAGE_##name = (number),

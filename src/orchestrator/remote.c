@@ -42,7 +42,7 @@ static void hosts_ready(void *context, int fd) {
 static void place_ranks(even_job *job) {
   even_hosts *hosts = job->hosts;
   size_t next = job->local;
-  for (size_t i = 1; i < hosts->count; i++) {
+  for (size_t i = 1; !job->adopted && i < hosts->count; i++) {
     hosts->agents[i].first = next;
     next += hosts->agents[i].count;
   }
@@ -88,8 +88,9 @@ static even_status open_rings(even_job *job) {
     return EVEN_OK;
   }
   EVEN_TRY(EVEN_NEW_ARRAY(&job->hosts->rings, job->count));
-  for (size_t i = job->local; i < job->count; i++) {
-    EVEN_TRY(even_telemetry_open(job->params->telemetry_fd, (int)i, &job->hosts->rings[i]));
+  for (size_t i = 0; i < job->count; i++) {
+    bool own = i >= job->first && i < job->first + job->local;
+    EVEN_TRY(own ? EVEN_OK : even_telemetry_open(job->params->telemetry_fd, (int)i, &job->hosts->rings[i]));
   }
   return EVEN_OK;
 }

@@ -102,6 +102,8 @@ void even_remote_start_write(const even_job *job, size_t group, size_t first, si
   even_json_bool(&json, "replace", params->replace);
   even_json_bool(&json, "late", late);
   even_json_bool(&json, "telemetry", rings != NULL);
+  size_t most = (size_t)job->hosts->params.most_ranks; /* who takes this leader's place goes on with these rings */
+  even_json_integer(&json, "rings", (int64_t)(most > job->count ? most : job->count));
   even_json_bool(&json, "calls", rings != NULL && even_telemetry_wants_calls(rings[first]));
   even_json_object_end(&json);
 }
@@ -217,6 +219,7 @@ static even_status read_all(const json_t *object, even_remote_start *out) {
   out->shrink = json_is_true(json_object_get(object, "shrink"));
   out->replace = json_is_true(json_object_get(object, "replace"));
   out->late = json_is_true(json_object_get(object, "late"));
+  EVEN_TRY(read_integer(object, "rings", out->world, MOST, &out->rings));
   out->telemetry = json_is_true(json_object_get(object, "telemetry"));
   out->calls = json_is_true(json_object_get(object, "calls"));
   return read_ranks(object, out);

@@ -29,6 +29,7 @@ typedef struct even_remote_start {
   bool shrink;  /* ranks that are lost end nobody else, */
   bool replace; /* and others may take their places */
   bool late;    /* the attempt runs: places of ranks that were lost here are to be filled, and none started at once */
+  int rings;    /* at least one a rank */
   bool telemetry;
   bool calls; /* records of calls are wanted */
 } even_remote_start;

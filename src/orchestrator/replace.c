@@ -80,12 +80,22 @@ static bool any_gives(even_job *job) {
   return false;
 }
 
+/* Whether a process in that place could get the state: over the network or, where an attempt has outlasted its leader
+ * and numbers of hosts are others now, from a member of its own host. */
+static bool can_be_filled(const even_job *job, size_t rank) {
+  bool near = job->gifts != NULL || job->groups < 2;
+  for (size_t i = 0; !near && i < job->count; i++) {
+    near = is_member(job, i) && even_job_host_number(job, i) == even_job_host_number(job, rank);
+  }
+  return near && even_job_host_reached(job, rank);
+}
+
 size_t even_job_replace_free(const even_job *job) {
   size_t places = 0;
   size_t members = even_job_members(job);
   size_t room = world(job) - members;
   for (size_t i = 0; members > 0 && job->places != NULL && i < job->count; i++) {
-    places += !is_member(job, i) && even_job_host_reached(job, i) ? 1 : 0;
+    places += !is_member(job, i) && can_be_filled(job, i) ? 1 : 0;
   }
   return places < room ? places : room;
 }
@@ -139,6 +149,16 @@ bool even_job_outside_ended(even_job *job, size_t rank) {
   return true;
 }
 
+void even_job_replace_adopt(even_job *job, size_t rank, bool member) {
+  if (job->places == NULL) {
+    return;
+  }
+  job->places[rank].outside = !member;
+  if (!member && !job->ranks[rank].alive && job->ranks[rank].pid != 0 && !job->ranks[rank].elsewhere) {
+    even_job_replace_lost(job, rank);
+  }
+}
+
 /* ---- starts ---- */
 
 static void out_of_order(even_job *job, size_t rank) {
@@ -188,7 +208,7 @@ static void start_those_due(even_job *job) {
   uint64_t now = even_clock_ns();
   for (size_t i = 0; i < job->count; i++) {
     if (!job->ranks[i].alive && job->places[i].again_ns != 0 && now >= job->places[i].again_ns &&
-        even_job_host_reached(job, i)) {
+        can_be_filled(job, i)) {
       start(job, i);
     }
   }

@@ -6,6 +6,7 @@
 #include "orchestrator/gifts.h"
 #include "orchestrator/job.h"
 #include "orchestrator/remote.h"
+#include "orchestrator/succession.h"
 #include "os/clock.h"
 #include "os/file.h"
 #include "os/pipe.h"
@@ -114,7 +115,7 @@ static void name_missed(const even_job *job, even_text *out) {
 /* ---- deciding ---- */
 
 /* Why those that live do not go on; false: they do. *later: they may, once ranks of other hosts have said so. */
-static bool hindered(const even_job *job, const bool *gone, even_text *why, bool *later) {
+static bool hindered(even_job *job, const bool *gone, even_text *why, bool *later) {
   int rank = -1;
   char words[EVEN_GENERATION_WORDS];
   even_generation_words said;
@@ -132,6 +133,12 @@ static bool hindered(const even_job *job, const bool *gone, even_text *why, bool
     even_generation_hear(job->generation, rank, &said);
     *later = job->ranks[rank].elsewhere && !said.said;
     even_text_format(why, "rank %d: %s", rank, words);
+    return true;
+  }
+  if (job->lost_ns != 0 && !even_succession_leaves_out(job, job->lost_ns)) {
+    *later = true; /* it may be this host that is cut off: then its ranks are ended, and others lead theirs */
+    job->undecided_ns = 0;
+    even_text_add(why, "most of the hosts are not heard");
     return true;
   }
   return false;
@@ -222,7 +229,7 @@ static bool decide(even_job *job) {
   }
   bool goes_on = !hindered(job, gone, &why, &later);
   if (goes_on) {
-    job->undecided_ns = 0;
+    job->undecided_ns = job->lost_ns = 0;
     go_on_without_missed(job, gone);
   } else if (later && (job->undecided_ns == 0 || even_clock_ns() < job->undecided_ns)) {
     job->undecided_ns = job->undecided_ns == 0 ? even_clock_ns() + hearsay_ns : job->undecided_ns;
@@ -238,7 +245,7 @@ static bool decide(even_job *job) {
 }
 
 static void forget_missed(even_job *job) {
-  job->undecided_ns = 0;
+  job->undecided_ns = job->lost_ns = 0;
   for (size_t i = 0; i < job->count; i++) {
     job->ranks[i].missed = false;
   }
@@ -258,16 +265,22 @@ static void fail_undecided(even_job *job, size_t rank) {
 bool even_job_goes_on_without(even_job *job, size_t rank) {
   const even_job_rank *own = &job->ranks[rank];
   bool missed = own->end.signal != 0 || own->lost != NULL || even_job_is_new(job, rank);
-  if (job->generation == NULL || job->stage != EVEN_JOB_RUNS || !missed || own->stopped_by_agent) {
+  if (job->generation == NULL || job->stage != EVEN_JOB_RUNS) {
     return false;
   }
-  if (job->lost[rank]) { /* with another one of its host */
+  if (job->lost[rank]) { /* with another one of its host, or under an earlier leader */
     return true;
+  }
+  if (!missed || own->stopped_by_agent) {
+    return false;
   }
   for (size_t i = 0; i < job->count; i++) {
     even_job_rank *other = &job->ranks[i];
     bool with_host = own->lost != NULL && other->lost == own->lost && !other->alive;
     other->missed = other->missed || i == rank || (with_host && !job->lost[i] && !even_job_is_outside(job, i));
+  }
+  if (own->lost != NULL) {
+    job->lost_ns = even_clock_ns();
   }
   bool goes_on = decide(job);
   if (!goes_on) {

@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "base/json_reader.h"
 #include "base/stop.h"
+#include "orchestrator/adopt.h"
 #include "orchestrator/remote.h"
 #include "orchestrator/succession_members.h"
 #include "os/clock.h"
@@ -18,6 +19,7 @@ enum { TURN_MS = 50, MEMBERS_AN_ERA = 1000000 };
 
 static const uint64_t APART_NS = 20000000000u;
 static const uint64_t GATHER_NS = 20000000000u;
+static const uint64_t GATHER_RANKS_NS = 8000000000u; /* while ranks wait, which do so for 15 s (generations.py) */
 static const uint64_t SETTLE_NS = 10000000000u;
 static const uint64_t AGAIN_NS = 5000000000u; /* between two tries to start an agent */
 static const uint64_t END_NS = 3000000000u;
@@ -116,11 +118,21 @@ static bool all_here(const even_hosts *hosts) {
   return true;
 }
 
+static bool all_came(const even_hosts *hosts) {
+  for (size_t i = 1; i < hosts->count; i++) {
+    const even_host_agent *agent = &hosts->agents[i];
+    if (agent->link == NULL ? !agent->lost : agent->holds && agent->runs == NULL) {
+      return false;
+    }
+  }
+  return true;
+}
+
 static even_status gather(even_hosts *hosts) {
-  uint64_t until = even_clock_ns() + GATHER_NS;
+  uint64_t until = even_clock_ns() + (even_estate_goes_on(hosts->params.estate) ? GATHER_RANKS_NS : GATHER_NS);
   even_voter_view view = {.acts = true};
   hosts->gathering = true;
-  while (!all_here(hosts) && even_clock_ns() < until) {
+  while (!all_came(hosts) && even_clock_ns() < until) {
     if (even_stop_asked()) {
       return interrupted();
     }
@@ -139,7 +151,7 @@ static void leave_out_absent(even_hosts *hosts) {
   size_t kept = 1;
   for (size_t i = 1; i < hosts->count; i++) {
     if (hosts->agents[i].link != NULL || hosts->agents[i].witness) {
-      hosts->agents[kept] = hosts->agents[i];
+      hosts->agents[kept] = hosts->agents[i]; /* nothing watches them: they came by themselves */
       hosts->agents[kept].index = kept;
       hosts->agents[kept].lost = hosts->agents[i].link == NULL;
       kept++;
@@ -158,10 +170,19 @@ even_status even_succession_take(even_hosts *hosts) {
   even_text_add(&hosts->members_folder, even_estate_text(estate, "members_folder"));
   EVEN_TRY(even_text_status(&hosts->members_folder));
   for (size_t i = 1; i < hosts->count; i++) {
-    hosts->agents[i].member = even_estate_member(estate, hosts->agents[i].name);
+    even_estate_host was;
+    bool known = even_estate_find(estate, hosts->agents[i].name, &was);
+    hosts->agents[i].member = known ? was.member : 0;
+    hosts->agents[i].came = known && was.came;
+    hosts->agents[i].lost = strcmp(hosts->agents[i].name, even_estate_predecessor(estate)) == 0;
   }
   even_voter_announce(hosts->voter, hosts->port);
   EVEN_TRY(gather(hosts));
+  if (even_adopt_may(hosts)) {
+    EVEN_TRY(even_succession_want(hosts));
+    return even_adopt_hosts(hosts);
+  }
+  even_estate_let_go(estate);
   leave_out_absent(hosts);
   EVEN_TRY(even_succession_want(hosts));
   for (size_t i = 1; i < hosts->count; i++) {
@@ -296,7 +317,7 @@ static void bring_back(even_job *job, bool witness_alone) {
   hosts->failure.status = EVEN_OK; /* of one that did not come: it is tried again */
   for (size_t i = 1; hosts->params.shell != NULL && i < hosts->count; i++) {
     even_host_agent *agent = &hosts->agents[i];
-    if (witness_alone && !agent->witness) {
+    if (agent->fallen || (witness_alone && !agent->witness)) {
       continue;
     }
     if (!agent->lost && agent->link == NULL && even_host_agent_shell_ended(agent)) {
@@ -379,7 +400,7 @@ static even_status fail_alone(const even_hosts *hosts) {
       "EVENSTEP_MAJORITY_PATIENCE says how long is waited");
 }
 
-even_status even_succession_await(even_job *job) {
+static even_status await_acting(even_job *job, bool starts) {
   even_hosts *hosts = job->hosts;
   even_voter_view view;
   uint64_t since = even_clock_ns();
@@ -394,7 +415,7 @@ even_status even_succession_await(even_job *job) {
     if (view.newest.generation == 0) {
       return EVEN_OK; /* they have not agreed yet: nobody can take this one's place */
     }
-    if (view.acts && view.quorum && even_clock_ns() >= view.starts_ns) {
+    if (view.acts && view.quorum && (!starts || even_clock_ns() >= view.starts_ns)) {
       break; /* a lease is for what runs, and not for something new */
     }
     if (!view.acts) {
@@ -418,6 +439,35 @@ even_status even_succession_await(even_job *job) {
   }
   hosts->cut_off = false;
   return EVEN_OK;
+}
+
+even_status even_succession_await(even_job *job) {
+  return await_acting(job, true);
+}
+
+even_status even_succession_await_vote(even_job *job) {
+  return await_acting(job, false);
+}
+
+bool even_succession_leaves_out(even_job *job, uint64_t since_ns) {
+  even_hosts *hosts = job->hosts;
+  even_voter_view view;
+  if (hosts == NULL || hosts->voter == NULL) {
+    return true;
+  }
+  even_voter_look(hosts->voter, &view);
+  if (view.newest.generation == 0) {
+    return true; /* they have not agreed yet: nobody can take this one's place */
+  }
+  if (hosts->left_out_ns < since_ns) {
+    hosts->left_out_ns = even_clock_ns();
+    if (even_succession_want(hosts) != EVEN_OK) {
+      even_error_clear(); /* lack of memory: again with the next turn */
+      hosts->left_out_ns = 0;
+    }
+    return false;
+  }
+  return leads(hosts, &view) && view.acts && view.exact;
 }
 
 bool even_succession_is_cut(even_hosts *hosts) {

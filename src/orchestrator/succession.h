@@ -28,6 +28,13 @@ void even_succession_check(even_job *job);
  * EVEN_ERR_PEER_LOST: another one leads now, or there was none for EVEN_MAJORITY_PATIENCE. EVEN_ERR_INTERRUPTED: the
  * thread's question. */
 even_status even_succession_await(even_job *job) EVEN_MUST_USE;
+/* The same before this one leads ranks that run already: an old leader, that may act for a moment yet, has none of
+ * them, for it makes no generation without most of the hosts (even_succession_confirms). */
+even_status even_succession_await_vote(even_job *job) EVEN_MUST_USE;
+/* Before the ranks of the others go on without hosts that were lost since then, the log of who leads must say that
+ * these are no members: then none of them can lead, with what it knew of the ranks, and a leader that is cut off itself
+ * leaves out nobody. Whether that is so. True where nobody votes. */
+bool even_succession_leaves_out(even_job *job, uint64_t since_ns);
 /* Hosts could not be reached: whether that is so for most of them. Those that are not there are lost then. */
 bool even_succession_is_cut(even_hosts *hosts);
 /* Agents that were started again are the members that they were, or, where they have forgotten it, new ones. */

@@ -307,6 +307,8 @@ static void publish(even_voter *voter, const even_leadership_view *view) {
       .quorum = quorum,
       .linked = leads || view->leader_linked,
       .starts_ns = leads && view->newest.generation > 1 ? voter->log.claim_ns + EVEN_LEADERSHIP_WAIT_NS : 0,
+      .exact = leads && view->raft_leads && view->raft_own && quorum &&
+               even_voter_log_has_only(&voter->log, voter->wanted.items, voter->wanted.count),
       .settled = leads && view->raft_leads && quorum && all_there(voter),
       .voters = even_voter_log_voters(&voter->log),
       .missing_ns = latest_missing(&voter->links)};
@@ -488,5 +490,9 @@ even_status even_voter_know(even_voter *voter, const even_voter_member *members,
 }
 
 even_status even_voter_want(even_voter *voter, const even_voter_member *members, size_t count) {
-  return replace_list(voter, &voter->wanted, members, count);
+  EVEN_TRY(replace_list(voter, &voter->wanted, members, count));
+  (void)pthread_mutex_lock(&voter->lock);
+  voter->view.exact = voter->view.settled = false; /* what was said was of the list before */
+  (void)pthread_mutex_unlock(&voter->lock);
+  return EVEN_OK;
 }

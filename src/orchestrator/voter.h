@@ -46,6 +46,7 @@ typedef struct even_voter_view {
   uint64_t starts_ns;               /* of one that leads: before this no rank of another leader's may be thought dead */
   bool quorum;                      /* a majority of voters is heard */
   bool linked;                      /* there is a connection to the leader, or this is it */
+  bool exact;                       /* of one that leads: nobody is a member any more that shall be none */
   bool settled;                     /* of one that leads: all members are those that shall be, and all are there */
   unsigned voters;                  /* as far as this member knows */
   uint64_t missing_ns;              /* since when a member has been missing that may only be cut off; 0: none is */

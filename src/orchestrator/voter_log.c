@@ -171,6 +171,12 @@ bool even_voter_log_is(const even_voter_log *log, const even_voter_member *wante
          change.kind == EVEN_MEMBER_KEEP;
 }
 
+bool even_voter_log_has_only(const even_voter_log *log, const even_voter_member *wanted, size_t count) {
+  even_member_change change;
+  return !log->changing && log->raft.configuration_uncommitted_index == 0 && next_change(log, wanted, count, &change) &&
+         change.kind != EVEN_MEMBER_REMOVE;
+}
+
 const struct raft_server *even_voter_log_server(const even_voter_log *log, uint64_t id) {
   for (unsigned i = 0; i < log->raft.configuration.n; i++) {
     if (log->raft.configuration.servers[i].id == id) {

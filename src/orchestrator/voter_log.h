@@ -46,6 +46,8 @@ void even_voter_log_yield(even_voter_log *log, uint64_t leader);
 void even_voter_log_change(even_voter_log *log, const even_voter_member *wanted, size_t count, uint64_t now_ns);
 /* Whether the members are those, as many of them vote as shall, and nothing is on its way. */
 bool even_voter_log_is(const even_voter_log *log, const even_voter_member *wanted, size_t count);
+/* Whether it has no member but those, for sure. */
+bool even_voter_log_has_only(const even_voter_log *log, const even_voter_member *wanted, size_t count);
 /* NULL: no such member. */
 const struct raft_server *even_voter_log_server(const even_voter_log *log, uint64_t id);
 unsigned even_voter_log_voters(const even_voter_log *log);

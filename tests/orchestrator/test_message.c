@@ -80,7 +80,7 @@ static const char START[] =
     "\"first\":1,\"count\":2,\"group\":1,\"groups\":2,\"era\":0,\"command\":[\"python3\",\"t.py\"],\"environment\":["
     "\"A=b\"],"
     "\"quota\":[null,0.25],\"shown\":[true,false],\"run_folder\":\"/runs/a\",\"resume\":null,\"hang_seconds\":30,"
-    "\"restart_hung\":false,\"unpinned\":true,\"telemetry\":true,\"calls\":false}";
+    "\"restart_hung\":false,\"unpinned\":true,\"telemetry\":true,\"rings\":4,\"calls\":false}";
 
 static void a_start_is_read(void **state) {
   even_remote_start start;
@@ -88,6 +88,7 @@ static void a_start_is_read(void **state) {
   assert_int_equal(even_remote_start_read(START, sizeof START - 1, &start), EVEN_OK);
   assert_string_equal(start.job, "abc");
   assert_int_equal(start.world, 3);
+  assert_int_equal(start.rings, 4);
   assert_string_equal(start.command[1], "t.py");
   assert_null(start.command[2]);
   assert_true(start.quota[0] != start.quota[0] && start.quota[1] != start.quota[1]); /* NAN */

@@ -1,0 +1,233 @@
+/* From the ranks of a leader that is lost to those of this one. */
+#include "orchestrator/adopt.h"
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "orchestrator/boards.h"
+#include "orchestrator/estate.h"
+#include "orchestrator/hold.h"
+#include "orchestrator/remote.h"
+#include "orchestrator/succession.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- before the job is open ---- */
+
+static bool is_number(const json_t *object, const char *name, size_t wanted) {
+  const json_t *value = json_object_get(object, name);
+  return json_is_integer(value) && json_integer_value(value) == (json_int_t)wanted;
+}
+
+/* What an agent says of its ranks is what the old leader left. Generations of ranks are numbered by each leader: those
+ * of two cannot be compared (tests/orchestrator/test_adopt_model.c). */
+static bool is_same(const even_estate *estate, const even_estate_host *was, const json_t *runs) {
+  const even_job *job = even_hold_job(estate->holds);
+  return is_number(runs, "led", even_hold_led(estate->holds)) && is_number(runs, "attempt", (size_t)job->attempt) &&
+         is_number(runs, "world", job->count) && is_number(runs, "groups", (size_t)job->groups) &&
+         is_number(runs, "first", was->first) && is_number(runs, "count", was->count);
+}
+
+static uint32_t newest_of(const json_t *runs) {
+  const json_t *list = json_object_get(runs, "generations");
+  const json_t *last = json_array_get(list, json_array_size(list) - 1);
+  return (uint32_t)json_integer_value(json_object_get(last, "number"));
+}
+
+static const json_t *find_generation(const even_hosts *hosts, uint32_t number) {
+  for (size_t i = 1; i < hosts->count; i++) {
+    size_t at = 0;
+    json_t *one = NULL;
+    json_array_foreach(json_object_get(hosts->agents[i].runs, "generations"), at, one) {
+      if (is_number(one, "number", number)) {
+        return one;
+      }
+    }
+  }
+  return NULL;
+}
+
+/* The old leader may have told one host, and not another one. */
+static bool catch_up(const even_hosts *hosts, const even_job *job, uint32_t newest) {
+  while (even_generation_number(job->generation) < newest) {
+    const json_t *next = find_generation(hosts, even_generation_number(job->generation) + 1);
+    if (next == NULL || even_hold_follow(hosts->params.estate->holds, next) != EVEN_OK) {
+      even_error_clear();
+      return false;
+    }
+  }
+  return !even_generation_refused(job->generation);
+}
+
+bool even_adopt_may(even_hosts *hosts) {
+  const even_estate *estate = hosts->params.estate;
+  if (!even_estate_goes_on(estate)) {
+    return false;
+  }
+  const even_job *job = even_hold_job(estate->holds);
+  uint32_t newest = even_generation_number(job->generation);
+  size_t ranks = job->local;
+  for (size_t i = 1; i < hosts->count; i++) {
+    const even_host_agent *agent = &hosts->agents[i];
+    even_estate_host was;
+    if (agent->witness) {
+      continue;
+    }
+    if (!even_estate_find(estate, agent->name, &was) || was.first + was.count > job->count ||
+        (agent->link != NULL && !is_same(estate, &was, agent->runs))) {
+      return false;
+    }
+    ranks += was.count;
+    uint32_t its = agent->link == NULL ? 0 : newest_of(agent->runs);
+    newest = its > newest ? its : newest;
+  }
+  return ranks == job->count && catch_up(hosts, job, newest);
+}
+
+/* Only their names are known, and nobody starts a process on them. */
+static even_status name_devices(even_host_agent *agent, const even_estate_host *was) {
+  size_t at = 0;
+  json_t *name = NULL;
+  even_device_list_free(&agent->devices);
+  EVEN_TRY(EVEN_NEW_ARRAY(&agent->devices.items, was->count));
+  agent->devices.count = was->count;
+  json_array_foreach(was->devices, at, name) {
+    even_device *device = &agent->devices.items[at];
+    *device = (even_device){.numa_node = -1, .cuda_index = -1, .efficiency = -1};
+    (void)snprintf(device->name, sizeof device->name, "%s", json_string_value(name));
+  }
+  return EVEN_OK;
+}
+
+static even_status take_host(even_host_agent *agent, const even_estate_host *was) {
+  agent->first = was->first;
+  agent->count = was->count;
+  if (agent->link != NULL) {
+    return even_hosts_take_facts(agent, json_object_get(agent->runs, "facts"));
+  }
+  agent->lost = agent->fallen = true;
+  (void)snprintf(agent->lost_words, sizeof agent->lost_words, "%s",
+                 strcmp(agent->name, even_estate_predecessor(agent->hosts->params.estate)) == 0
+                     ? "it led the job, and its agent is gone or cut off"
+                     : "its agent did not come to the new leader");
+  return name_devices(agent, was);
+}
+
+even_status even_adopt_hosts(even_hosts *hosts) {
+  hosts->adopts = true;
+  for (size_t i = 1; i < hosts->count; i++) {
+    even_host_agent *agent = &hosts->agents[i];
+    even_estate_host was;
+    if (agent->witness) {
+      agent->fits = agent->link != NULL;
+    } else if (even_estate_find(hosts->params.estate, agent->name, &was)) {
+      EVEN_TRY(take_host(agent, &was));
+    }
+  }
+  return EVEN_OK;
+}
+
+bool even_adopt_due(const even_hosts *hosts) {
+  return hosts != NULL && hosts->adopts;
+}
+
+int even_adopt_telemetry(even_hosts *hosts) {
+  return even_hold_telemetry(hosts->params.estate->holds);
+}
+
+/* ---- the job ---- */
+
+even_status even_adopt_open(const even_agent_params *params, even_job **out) {
+  even_job *job = even_hold_hand_over(params->estate->holds);
+  *out = job;
+  if (job->count != params->devices->count) {
+    return even_fail(EVEN_ERR_MISMATCH, "%zu ranks run, and %zu devices are there", job->count, params->devices->count);
+  }
+  job->params = params;
+  job->hosts = params->hosts;
+  EVEN_TRY(even_estate_continue(params->estate, job));
+  even_text_clear(&job->run_folder);
+  EVEN_TRY(even_job_make_folders(job));
+  even_job_notice(job, "this host leads now (generation %llu): ranks that live keep their processes",
+                  (unsigned long long)params->estate->generation);
+  return even_job_hosts_open(job);
+}
+
+static const even_host_agent *agent_of(const even_job *job, size_t rank) {
+  return &job->hosts->agents[even_job_host_number(job, rank)];
+}
+
+/* Of a host that came all count as alive, and its agent tells at once which are not; of one that did not, those that
+ * were members are lost now. */
+static void count_in(even_job *job) {
+  uint32_t number = even_generation_number(job->generation);
+  for (size_t i = 0; i < job->count; i++) {
+    even_job_rank *rank = &job->ranks[i];
+    bool member = even_generation_has(job->generation, (int)i, number);
+    job->lost[i] = !member;
+    even_job_replace_adopt(job, i, member);
+    if (!rank->elsewhere) {
+      continue;
+    }
+    if (member || agent_of(job, i)->link != NULL) {
+      rank->alive = true;
+      job->alive++;
+    } else {
+      rank->end.code = 1;
+      job->order[job->ended++] = i;
+    }
+  }
+}
+
+static even_status tell_hosts(even_job *job) {
+  uint32_t least = even_generation_number(job->generation);
+  for (size_t i = 1; i < job->hosts->count; i++) {
+    even_host_agent *agent = &job->hosts->agents[i];
+    char text[64];
+    if (agent->witness || agent->link == NULL) {
+      continue;
+    }
+    uint32_t its = newest_of(agent->runs);
+    least = its < least ? its : least;
+    agent->busy = agent->follows = true;
+    (void)snprintf(text, sizeof text, "{\"host\":%zu}", i);
+    EVEN_TRY(even_link_send(agent->link, EVEN_MESSAGE_ADOPT, text, NULL, 0));
+  }
+  even_boards_adopt(job, least);
+  even_boards_turn(job);
+  return EVEN_OK;
+}
+
+/* Those that ended while nobody led, and those that went with their hosts. */
+static void miss(even_job *job) {
+  uint32_t number = even_generation_number(job->generation);
+  for (size_t i = job->first; i < job->first + job->local; i++) {
+    if (job->ranks[i].alive && job->params->observer.rank_started != NULL) {
+      job->params->observer.rank_started(job->params->observer.context, (int)i, job->ranks[i].pid);
+    }
+  }
+  for (size_t i = 1; i < job->hosts->count; i++) {
+    even_host_agent *agent = &job->hosts->agents[i];
+    if (!agent->witness && agent->link == NULL) {
+      even_hosts_job_lost(agent);
+      even_job_host_ended(job, agent->first, agent->count, agent->lost_words);
+    }
+  }
+  for (size_t i = job->first; i < job->first + job->local; i++) {
+    if (!job->ranks[i].alive && even_generation_has(job->generation, (int)i, number)) {
+      even_job_act_on_end(job, &job->ranks[i]);
+    }
+  }
+}
+
+even_status even_adopt_ranks(even_job *job) {
+  job->adopted = false;
+  job->hosts->failure.status =
+      EVEN_OK; /* of a host that was lost again meanwhile: it is one of those that are missed */
+  EVEN_TRY(even_succession_await_vote(job));
+  even_job_hosts_choose_address(job);
+  count_in(job);
+  EVEN_TRY(tell_hosts(job));
+  miss(job);
+  return even_succession_bequeath(job);
+}
