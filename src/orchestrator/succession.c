@@ -5,7 +5,6 @@
 #include "base/fail.h"
 #include "base/json_reader.h"
 #include "base/stop.h"
-#include "orchestrator/adopt.h"
 #include "orchestrator/remote.h"
 #include "orchestrator/succession_members.h"
 #include "os/clock.h"
@@ -15,11 +14,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { TURN_MS = 50, MEMBERS_AN_ERA = 1000000 };
-
 static const uint64_t APART_NS = 20000000000u;
-static const uint64_t GATHER_NS = 20000000000u;
-static const uint64_t GATHER_RANKS_NS = 8000000000u; /* while ranks wait, which do so for 15 s (generations.py) */
 static const uint64_t SETTLE_NS = 10000000000u;
 static const uint64_t AGAIN_NS = 5000000000u; /* between two tries to start an agent */
 static const uint64_t END_NS = 3000000000u;
@@ -27,16 +22,6 @@ static const uint64_t TOLD_NS = 1000000000u;
 
 static uint64_t patience_ns(const even_hosts *hosts) {
   return (uint64_t)(hosts->params.majority_seconds * 1e9);
-}
-
-static even_status interrupted(void) {
-  return even_fail(EVEN_ERR_INTERRUPTED, "interrupted while hosts were waited for");
-}
-
-static even_status turn(even_hosts *hosts) {
-  EVEN_TRY(even_loop_turn(&hosts->loop, TURN_MS));
-  even_hosts_tick(hosts);
-  return EVEN_OK;
 }
 
 /* ---- the group begins ---- */
@@ -91,24 +76,6 @@ even_status even_succession_open(even_job *job) {
   return status;
 }
 
-/* ---- taking a leader's place ---- */
-
-static bool superseded(const even_hosts *hosts, const even_voter_view *view) {
-  return even_leadership_superseded(&view->newest, hosts->generation);
-}
-
-static even_status fail_superseded(const even_voter_view *view) {
-  if (even_leadership_ended(&view->newest)) {
-    (void)even_fail(EVEN_ERR_PEER_LOST, "the job has ended on other hosts, one of which took this one's place");
-    return even_error_fix("how, says logs/leader.log there, in the run folder of the same name");
-  }
-  (void)even_fail(EVEN_ERR_PEER_LOST,
-                  "another host (%s) leads this job since generation %llu: this one's part has ended",
-                  view->address[0] == '\0' ? "whose address is not known" : view->address,
-                  (unsigned long long)view->newest.generation);
-  return even_error_fix("its page and its history are there, in the run folder of the same name");
-}
-
 static bool all_here(const even_hosts *hosts) {
   for (size_t i = 1; i < hosts->count; i++) {
     if (hosts->agents[i].link == NULL) {
@@ -116,79 +83,6 @@ static bool all_here(const even_hosts *hosts) {
     }
   }
   return true;
-}
-
-static bool all_came(const even_hosts *hosts) {
-  for (size_t i = 1; i < hosts->count; i++) {
-    const even_host_agent *agent = &hosts->agents[i];
-    if (agent->link == NULL ? !agent->lost : agent->holds && agent->runs == NULL) {
-      return false;
-    }
-  }
-  return true;
-}
-
-static even_status gather(even_hosts *hosts) {
-  uint64_t until = even_clock_ns() + (even_estate_goes_on(hosts->params.estate) ? GATHER_RANKS_NS : GATHER_NS);
-  even_voter_view view = {.acts = true};
-  hosts->gathering = true;
-  while (!all_came(hosts) && even_clock_ns() < until) {
-    if (even_stop_asked()) {
-      return interrupted();
-    }
-    even_voter_look(hosts->voter, &view);
-    if (superseded(hosts, &view)) {
-      return fail_superseded(&view);
-    }
-    EVEN_TRY(turn(hosts));
-  }
-  hosts->gathering = false;
-  return EVEN_OK;
-}
-
-/* Nothing of those that are left out is open: they never came, or have gone. A witness is started again by and by. */
-static void leave_out_absent(even_hosts *hosts) {
-  size_t kept = 1;
-  for (size_t i = 1; i < hosts->count; i++) {
-    if (hosts->agents[i].link != NULL || hosts->agents[i].witness) {
-      hosts->agents[kept] = hosts->agents[i]; /* nothing watches them: they came by themselves */
-      hosts->agents[kept].index = kept;
-      hosts->agents[kept].lost = hosts->agents[i].link == NULL;
-      kept++;
-    }
-  }
-  hosts->count = kept;
-}
-
-even_status even_succession_take(even_hosts *hosts) {
-  even_estate *estate = hosts->params.estate;
-  hosts->voter = estate->voter;
-  hosts->self = estate->self;
-  hosts->voter_port = estate->voter_port;
-  hosts->generation = estate->generation;
-  hosts->next_member = estate->generation * MEMBERS_AN_ERA;
-  even_text_add(&hosts->members_folder, even_estate_text(estate, "members_folder"));
-  EVEN_TRY(even_text_status(&hosts->members_folder));
-  for (size_t i = 1; i < hosts->count; i++) {
-    even_estate_host was;
-    bool known = even_estate_find(estate, hosts->agents[i].name, &was);
-    hosts->agents[i].member = known ? was.member : 0;
-    hosts->agents[i].came = known && was.came;
-    hosts->agents[i].lost = strcmp(hosts->agents[i].name, even_estate_predecessor(estate)) == 0;
-  }
-  even_voter_announce(hosts->voter, hosts->port);
-  EVEN_TRY(gather(hosts));
-  if (even_adopt_may(hosts)) {
-    EVEN_TRY(even_succession_want(hosts));
-    return even_adopt_hosts(hosts);
-  }
-  even_estate_let_go(estate);
-  leave_out_absent(hosts);
-  EVEN_TRY(even_succession_want(hosts));
-  for (size_t i = 1; i < hosts->count; i++) {
-    EVEN_TRY(hosts->agents[i].lost ? EVEN_OK : even_hosts_ask_facts(&hosts->agents[i]));
-  }
-  return even_hosts_await(hosts);
 }
 
 /* ---- its end ---- */
@@ -263,12 +157,26 @@ even_status even_succession_bequeath(even_job *job) {
   return EVEN_OK;
 }
 
+/* "b, c". */
+static void name_missing(const even_hosts *hosts, even_text *out) {
+  enum { SHOWN = 160 };
+  for (size_t i = 1; i < hosts->count && out->length < SHOWN; i++) {
+    const even_host_agent *agent = &hosts->agents[i];
+    if (agent->link == NULL && !agent->fallen) {
+      even_text_format(out, "%s%.60s", out->length > 0 ? ", " : "", agent->name);
+    }
+  }
+}
+
 static void tell_cut_off(even_job *job) {
+  even_text missing = EVEN_TEXT_EMPTY;
   if (!job->hosts->cut_off) {
+    name_missing(job->hosts, &missing);
     even_job_notice(job,
                     "cut off from the majority of the hosts, which may go on with another leader: no ranks run here "
-                    "now, and this host waits (%.0f s; EVENSTEP_MAJORITY_PATIENCE)",
-                    job->hosts->params.majority_seconds);
+                    "now, and this host waits%s%s (%.0f s; EVENSTEP_MAJORITY_PATIENCE)",
+                    missing.length > 0 ? " for " : "", even_text_string(&missing), job->hosts->params.majority_seconds);
+    even_text_free(&missing);
   }
   job->hosts->cut_off = true;
 }
@@ -379,9 +287,9 @@ void even_succession_check(even_job *job) {
   even_voter_look(hosts->voter, &view);
   tell_standing(job, &view);
   tell_guardian(job, &view);
-  if (superseded(hosts, &view)) {
+  if (even_succession_is_over(hosts, &view)) {
     if (job->failure.status == EVEN_OK) {
-      (void)fail_superseded(&view);
+      (void)even_succession_fail_over(&view);
       job->failure = *even_error_last();
     }
   } else if (leads(hosts, &view) && !view.acts && !hosts->cut_off) {
@@ -393,11 +301,16 @@ void even_succession_check(even_job *job) {
 }
 
 static even_status fail_alone(const even_hosts *hosts) {
-  (void)even_fail(EVEN_ERR_PEER_LOST, "the majority of the hosts was not heard within %.0f s",
-                  hosts->params.majority_seconds);
+  even_text missing = EVEN_TEXT_EMPTY;
+  name_missing(hosts, &missing);
+  (void)even_fail(EVEN_ERR_PEER_LOST, "the majority of the hosts was not heard within %.0f s: %s did not come",
+                  hosts->params.majority_seconds, even_text_string(&missing));
+  even_text_free(&missing);
   return even_error_fix(
-      "another host may lead the job (logs/leader.log there); else start it again: --resume auto. "
-      "EVENSTEP_MAJORITY_PATIENCE says how long is waited");
+      "where one of them leads the job now, it goes on (logs/leader.log there); where they are lost for good, start it "
+      "on "
+      "the hosts that are left: --hosts … --name NAME --resume auto. EVENSTEP_MAJORITY_PATIENCE says how long is "
+      "waited");
 }
 
 static even_status await_acting(even_job *job, bool starts) {
@@ -409,8 +322,8 @@ static even_status await_acting(even_job *job, bool starts) {
       return EVEN_OK;
     }
     even_voter_look(hosts->voter, &view);
-    if (superseded(hosts, &view)) {
-      return fail_superseded(&view);
+    if (even_succession_is_over(hosts, &view)) {
+      return even_succession_fail_over(&view);
     }
     if (view.newest.generation == 0) {
       return EVEN_OK; /* they have not agreed yet: nobody can take this one's place */
@@ -422,7 +335,7 @@ static even_status await_acting(even_job *job, bool starts) {
       tell_cut_off(job);
     }
     if (even_stop_asked()) {
-      return interrupted();
+      return even_succession_interrupted();
     }
     if (even_clock_ns() - since > patience_ns(hosts)) {
       return fail_alone(hosts);
@@ -431,7 +344,7 @@ static even_status await_acting(even_job *job, bool starts) {
       bring_back(job, false);
       EVEN_TRY(even_succession_join(job));
     }
-    EVEN_TRY(turn(hosts));
+    EVEN_TRY(even_succession_turn(hosts));
   }
   tell_guardian(job, &view);
   if (hosts->cut_off) {
@@ -548,7 +461,7 @@ static even_status ask_returning(even_job *job, bool *any) {
   }
   even_free(members);
   while (status == EVEN_OK && any_asked(hosts) && even_clock_ns() < until) {
-    status = even_stop_asked() ? interrupted() : turn(hosts);
+    status = even_stop_asked() ? even_succession_interrupted() : even_succession_turn(hosts);
   }
   return status;
 }
@@ -559,7 +472,7 @@ static even_status await_settled(even_hosts *hosts) {
   even_voter_view view;
   even_voter_look(hosts->voter, &view);
   while (view.newest.generation != 0 && view.quorum && !view.settled && even_clock_ns() < until) {
-    EVEN_TRY(even_stop_asked() ? interrupted() : turn(hosts));
+    EVEN_TRY(even_stop_asked() ? even_succession_interrupted() : even_succession_turn(hosts));
     even_voter_look(hosts->voter, &view);
   }
   return EVEN_OK;

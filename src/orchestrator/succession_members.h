@@ -1,5 +1,5 @@
 /* Who the members of the voters' group are, as their leader says it: to their agents, and to its own voter. For
- * succession.c. */
+ * succession.c and succession_take.c. */
 #ifndef EVEN_ORCHESTRATOR_SUCCESSION_MEMBERS_H
 #define EVEN_ORCHESTRATOR_SUCCESSION_MEMBERS_H
 
@@ -15,6 +15,13 @@ typedef enum even_member_start {
   EVEN_MEMBER_RETURNS
 } even_member_start;
 
+/* Lets the agents' messages come, for a moment. */
+even_status even_succession_turn(even_hosts *hosts) EVEN_MUST_USE;
+/* EVEN_ERR_INTERRUPTED. */
+even_status even_succession_interrupted(void);
+/* Whether somebody leads a newer generation than this host's; the error for that. */
+bool even_succession_is_over(const even_hosts *hosts, const even_voter_view *view);
+even_status even_succession_fail_over(const even_voter_view *view);
 /* This host and all whose agents are members; the caller frees them. */
 even_status even_succession_list(const even_hosts *hosts, even_voter_member **out, size_t *count) EVEN_MUST_USE;
 even_status even_succession_say(even_host_agent *agent, const even_voter_member *members, size_t count,
