@@ -48,16 +48,16 @@ static void reduce_claimed(even_comm *comm, const reduction *job) {
   size_t piece = piece_bytes / EVEN_COMM_LINE * EVEN_COMM_LINE / job->element;
   size_t pieces = job->count / piece + (job->count % piece != 0);
   _Atomic uint32_t *claim = &comm->header->claim[comm->call_count & 1u];
-  bool large = job->bytes >= 2 * comm->large_bytes / ranks;
-  bool backwards = turns_back(comm, large);
-  bool known = job->dtype == EVEN_F32 && ranks <= EVEN_IN_PLACE_RANKS;
+  /* Two ranks on one core have all of its memory to themselves: to ask ahead is in the way there. */
+  bool alone = ranks == 2 && comm->arrival.yields;
+  bool known = job->dtype == EVEN_F32 && ranks <= EVEN_IN_PLACE_RANKS && !alone;
   even_in_place_function *in_place = known ? comm->kernels->in_place[job->op] : NULL;
   for (;;) {
     size_t mine = atomic_fetch_add_explicit(claim, 1u, memory_order_relaxed);
     if (mine >= pieces) {
       return;
     }
-    size_t first = (backwards ? pieces - 1 - mine : mine) * piece;
+    size_t first = mine * piece;
     size_t count = even_least_size(job->count - first, piece);
     for (int rank = 0; rank < comm->ranks; rank++) {
       unsigned char *part = even_call_arena_data(comm, rank) + first * job->element;

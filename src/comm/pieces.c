@@ -49,11 +49,20 @@ size_t even_pieces_bytes(const even_pieces *pieces) {
   return pieces->bytes[tries_other(pieces) && !pieces->forced ? pieces->other : pieces->current];
 }
 
-/* The neighbour to try: in the direction last taken, or the other way where there is none. */
+/* The neighbour to try: in the direction last taken, or the other way where there is none. The chain and pieces of 1 MB
+ * are neighbours: larger ones are for ranks that must all meet, which the chain spares them. */
 static void begin_trial(even_pieces *pieces) {
   uint32_t last = pieces->sizes - 1;
+  bool has_chain = (pieces->bytes[last] & EVEN_PIECES_CHAINED) != 0;
+  uint32_t beside = last > 1 ? 1 : 0; /* the chain: what costs as many bytes in the caches */
   pieces->up = pieces->current == 0 ? true : (pieces->current == last ? false : pieces->up);
-  pieces->other = last == 0 ? 0 : (pieces->up ? pieces->current + 1 : pieces->current - 1);
+  if (last == 0) {
+    pieces->other = 0;
+  } else if (has_chain && (pieces->current == last || (pieces->current == beside && pieces->up))) {
+    pieces->other = pieces->current == last ? beside : last;
+  } else {
+    pieces->other = pieces->up ? pieces->current + 1 : pieces->current - 1;
+  }
   pieces->cost[0] = pieces->cost[1] = 0;
 }
 

@@ -68,6 +68,28 @@ static void short_calls_teach_nothing(void **state) {
   assert_int_equal(calls_with(&pieces, &busy, 200, 200, EVEN_PIECES_MEASURED - 1, SMALL), 200);
 }
 
+static void the_chain_is_tried_beside_pieces_that_stay_in_the_caches(void **state) {
+  even_pieces pieces;
+  (void)state;
+  even_pieces_start(&pieces, SMALL, LARGE, true);
+  even_pieces_add_chain(&pieces);
+  const size_t chain = even_pieces_bytes(&pieces);
+  assert_int_equal(chain, ((size_t)1 << 20) | EVEN_PIECES_CHAINED);
+  for (int round = 0; round < 2; round++) { /* costs: of the chain, and of pieces of 1 MB */
+    const uint64_t costs[2] = {round == 0 ? 20 : 10, round == 0 ? 10 : 20};
+    int with_pieces = 0;
+    for (int i = 0; i < 1500; i++) {
+      size_t piece = even_pieces_bytes(&pieces);
+      even_pieces_begin(&pieces, CALL, clock_ns);
+      clock_ns += CALL / 1000 * (piece == chain ? costs[0] : piece == (size_t)1 << 20 ? costs[1] : 40);
+      even_pieces_end(&pieces, CALL, clock_ns);
+      with_pieces += i >= 1400 && piece == (size_t)1 << 20;
+      assert_true(round == 1 || piece != LARGE);
+    }
+    assert_true(round == 0 ? with_pieces >= 90 : with_pieces <= 10);
+  }
+}
+
 static void one_size_is_no_choice(void **state) {
   even_pieces pieces;
   (void)state;
@@ -80,6 +102,7 @@ int main(void) {
       cmocka_unit_test(small_pieces_where_meetings_are_cheap),
       cmocka_unit_test(large_pieces_where_each_meeting_costs_a_turn),
       cmocka_unit_test(short_calls_teach_nothing),
+      cmocka_unit_test(the_chain_is_tried_beside_pieces_that_stay_in_the_caches),
       cmocka_unit_test(one_size_is_no_choice),
   };
   return cmocka_run_group_tests_name("comm_pieces", tests, NULL, NULL);
