@@ -287,7 +287,8 @@ def _save(
     if session.joining:  # the others have it, or will write it
         return step_folder(folder_of(session), int(session.step), lineage_of(session))[0] if path is None else path
     with session.steps.apart(_core.SPAN_CHECKPOINT):  # where a rank is lost, those that are left write it
-        return session.call_by_all(lambda: _save_apart(session, path, extra, wait, between, told))  # type: ignore[no-any-return]
+        written: str = session.call_by_all(lambda: os.fspath(_save_apart(session, path, extra, wait, between, told)))
+        return Path(written)
 
 
 def _save_apart(session: Any, path: Path | None, extra: Any, wait: bool, between: bool, told: Told | None) -> Path:

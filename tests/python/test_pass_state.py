@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from evenstep import plain
 from evenstep.call_results import packed, packs_later, told_result
 from evenstep.pass_state import PassState, too_large
 
@@ -150,14 +150,14 @@ def test_objects_with_a_large_state(held: Any, large: bool) -> None:
 def test_a_result_is_packed_when_one_asks() -> None:
     rows = torch.zeros(3)
     packs = packs_later(rows)
-    assert torch.equal(pickle.loads(packs()), rows)
+    assert torch.equal(plain.loads(packs()), rows)
     rows += 1
     assert "has changed it" in str(told_result(packs))
 
     found: dict[str, Any] = {"loss": 1.0, "rows": torch.zeros(2)}
     packs = packs_later(found)
     found["more"] = 2.0
-    given = pickle.loads(packs())
+    given = plain.loads(packs())
     assert sorted(given) == ["loss", "rows"]
     found["rows"].fill_(1.0)
     assert "has changed it" in str(told_result(packs))
@@ -166,6 +166,6 @@ def test_a_result_is_packed_when_one_asks() -> None:
         inner = torch.zeros(2)
         packs = packs_later(inner)
         inner += 1
-    assert pickle.loads(packs()).tolist() == [0.0, 0.0]
+    assert plain.loads(packs()).tolist() == [0.0, 0.0]
     assert "cannot be given" in str(told_result(packs_later(lambda: 0)))
     assert told_result(packed(b"known")) == b"known"
