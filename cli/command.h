@@ -60,6 +60,9 @@ int even_cli_fail_of(even_status status);
 /* The same for the calling thread's last error, right behind the call that failed. */
 int even_cli_fail(void);
 
+/* A line for the user, on stderr: "evenstep: words". `context` is not looked at. */
+void even_cli_say(void *context, const char *words);
+
 /* Whether `stream` is a terminal that may be coloured (NO_COLOR and TERM=dumb are obeyed). */
 bool even_cli_colour(FILE *stream);
 

@@ -23,11 +23,6 @@ static const even_usage usage = {
         "  evenstep drain --run night node7",
 };
 
-static void say(void *context, const char *words) {
-  (void)context;
-  (void)fprintf(stderr, "evenstep: %s\n", words);
-}
-
 static even_status ask(const char *run, const char *host) {
   even_text folder = EVEN_TEXT_EMPTY;
   even_text line = EVEN_TEXT_EMPTY;
@@ -41,7 +36,7 @@ static even_status ask(const char *run, const char *host) {
     status = even_run_folder_at_all(run, &folder);
   }
   if (status == EVEN_OK) {
-    status = even_control_ask(even_text_string(&folder), line.data, say, NULL);
+    status = even_control_ask(even_text_string(&folder), line.data, even_cli_say, NULL);
     if (status == EVEN_ERR_NOT_FOUND && even_error_last()->fix[0] == '\0') {
       (void)even_error_fix(
           "no job of several hosts that this host leads runs there; type it on the host that leads it");

@@ -30,11 +30,6 @@ static const even_usage usage = {
         "  EVENSTEP_JOB_KEY_FILE=key evenstep join -n 4 10.0.0.1:7000",
 };
 
-static void say(void *context, const char *words) {
-  (void)context;
-  (void)fprintf(stderr, "evenstep: %s\n", words);
-}
-
 static even_status no_place(const char *word) {
   (void)even_fail(EVEN_ERR_USAGE, "join: %s is no ADDRESS:PORT", word);
   return even_error_fix("give what `evenstep run --max-ranks` says: 10.0.0.1:7000, or a name in the address's place");
@@ -84,7 +79,7 @@ static even_status write_invitation(const char *word, const char *key, double pa
 
 static even_status join(const char *word, int ranks, struct even_estate **estate, int *code) {
   char key[EVEN_KEY_DIGITS + 1] = "";
-  const even_join_wish wish = {.ranks = ranks, .taken = say};
+  const even_join_wish wish = {.ranks = ranks, .taken = even_cli_say};
   even_text line = EVEN_TEXT_EMPTY;
   bool met = false;
   EVEN_TRY(read_key(key));
@@ -131,6 +126,6 @@ int even_cli_join(int argc, char **argv) {
   if (even_signals_end_pending() != 0) {
     return 128 + even_signals_end_pending();
   }
-  say(NULL, "the job has ended, or goes on without this host");
+  even_cli_say(NULL, "the job has ended, or goes on without this host");
   return code;
 }

@@ -227,6 +227,11 @@ void even_options_help(const even_usage *usage, const even_option *options, size
   }
 }
 
+void even_cli_say(void *context, const char *words) {
+  (void)context;
+  (void)fprintf(stderr, "evenstep: %s\n", words);
+}
+
 int even_cli_fail_of(even_status status) {
   /* a failure is never told as a success, whatever became of its record */
   const even_error *error = even_error_of(status == EVEN_OK ? EVEN_ERR_STATE : status);
