@@ -463,8 +463,9 @@ static even_status follow_quota(const even_job_setup *before, even_job_setup *se
   for (size_t i = 0; i < count; i++) {
     const char *host = setup->labels[i];
     size_t first = i;
-    setup->quota[i] = i < setup->local ? before->quota[i] : (double)NAN;
-    while (host != NULL && setup->labels[first - 1] != NULL && strcmp(setup->labels[first - 1], host) == 0) {
+    setup->quota[i] = i < setup->local && i < before->local ? before->quota[i] : (double)NAN;
+    while (host != NULL && first > 0 && setup->labels[first - 1] != NULL &&
+           strcmp(setup->labels[first - 1], host) == 0) {
       first--;
     }
     size_t old = before->local;
@@ -488,10 +489,21 @@ static even_status follow_shown(const even_job_options *options, size_t most, ev
   return read_shown(options->log_rank, room, setup->shown);
 }
 
+/* This host has other ranks than before. */
+static void follow_own(even_job_setup *setup) {
+  even_device_list own;
+  setup->devices.count = setup->local; /* those behind own no memory */
+  if (even_hosts_own_devices(setup->hosts, &own)) {
+    even_device_list_free(&setup->devices);
+    setup->devices = own;
+    setup->local = own.count;
+  }
+}
+
 even_status even_job_setup_follow(const even_job_options *options, even_job_setup *setup) {
   const even_job_setup before = *setup;
   memmove(setup->devices.items, setup->devices.items + setup->first, setup->local * sizeof *setup->devices.items);
-  setup->devices.count = setup->local;
+  follow_own(setup);
   setup->labels = NULL;
   setup->names = NULL;
   setup->most = before.most > before.devices.count ? before.most : before.devices.count;

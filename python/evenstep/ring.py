@@ -50,6 +50,17 @@ def open_ring(fd: int, rank: int) -> _core.Telemetry:
     return ring
 
 
+def open_late(ring: _core.Telemetry, fd: int, rank: int) -> None:
+    """The same for one that writes nowhere yet."""
+    global _last
+    if fd >= 0 and _is_segment(fd):
+        tell_stacks()
+        ring.open(fd, rank)
+    os.environ.pop(_VARIABLE, None)
+    os.environ.pop(_TIMELINE, None)
+    _last = (os.getpid(), ring)
+
+
 def _own_ring(rank: int) -> _core.Telemetry:
     """Without an agent: one that nobody reads, or, with EVENSTEP_TIMELINE=FILE, one that becomes FILE.rank-N.json."""
     asked = os.environ.get(_TIMELINE, "")

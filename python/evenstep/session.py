@@ -32,10 +32,10 @@ from evenstep.parameter_checks import ParameterChecks
 from evenstep.pass_order import PassOrder
 from evenstep.pass_state import PassState
 from evenstep.regrouping import training_shares
-from evenstep.ring import open_ring
 from evenstep.schedulers import SchedulerSteps
 from evenstep.step_checks import StepChecks
 from evenstep.steps import Steps
+from evenstep.successor import await_predecessors, ring_of
 
 if TYPE_CHECKING:
     from evenstep.checkpoint import Loaded
@@ -142,7 +142,7 @@ class Session:
     def join(self) -> None:
         """Finds the other ranks, which must come too; once. Every collective call does so first: es.prepare may come
         later (`if es.is_main(): download()`, `es.barrier()`)."""
-        if self.bootstrap is None and self.environment.joins and not self.name:
+        if self.bootstrap is None and not self.name and await_predecessors(self).joins:
             self._stand_in()
             return
         if self.bootstrap is None and self.in_job:
@@ -469,7 +469,7 @@ def whole_session() -> Session:
     global _session
     if _session is None:
         environment = read_environment()
-        _session = Session(environment, telemetry=open_ring(environment.telemetry_fd, environment.rank))
+        _session = Session(environment, telemetry=ring_of(environment))
     return _session
 
 

@@ -34,6 +34,36 @@ even_telemetry *even_ext_ring(void) {
   return ring_of_rank == NULL ? NULL : ring_of_rank->telemetry;
 }
 
+/* 0, or -1 with the exception. */
+static int open_writer(writer_object *self, int fd, int rank) {
+  even_status status = even_telemetry_open(fd, rank, &self->telemetry);
+  if (status != EVEN_OK) {
+    (void)even_ext_raise(status);
+    return -1;
+  }
+  if (self->telemetry != NULL) {
+    Py_INCREF((PyObject *)self);
+    ring_of_rank = self;
+  }
+  return 0;
+}
+
+static PyObject *writer_open(PyObject *self, PyObject *arguments) {
+  int fd = -1;
+  int rank = 0;
+  if (!PyArg_ParseTuple(arguments, "ii:open", &fd, &rank)) {
+    return NULL;
+  }
+  if (((writer_object *)self)->telemetry != NULL) {
+    PyErr_SetString(PyExc_ValueError, "this ring is open");
+    return NULL;
+  }
+  if (open_writer((writer_object *)self, fd, rank) != 0) {
+    return NULL;
+  }
+  Py_RETURN_NONE;
+}
+
 static PyObject *writer_new(PyTypeObject *type, PyObject *arguments, PyObject *names) {
   static char *keywords[] = {"fd", "rank", NULL};
   int fd = -1;
@@ -45,14 +75,9 @@ static PyObject *writer_new(PyTypeObject *type, PyObject *arguments, PyObject *n
   if (self == NULL) {
     return NULL;
   }
-  even_status status = fd >= 0 ? even_telemetry_open(fd, rank, &self->telemetry) : EVEN_OK;
-  if (status != EVEN_OK) {
+  if (fd >= 0 && open_writer(self, fd, rank) != 0) {
     Py_DECREF((PyObject *)self);
-    return even_ext_raise(status);
-  }
-  if (self->telemetry != NULL) {
-    Py_INCREF((PyObject *)self);
-    ring_of_rank = self;
+    return NULL;
   }
   return (PyObject *)self;
 }
@@ -441,6 +466,7 @@ static PyMethodDef writer_methods[] = {
      "step(step, epoch, end_ns, duration_ns, busy_ns, samples, batch, loss=nan, predicted_seconds=nan)"},
     {"event", (PyCFunction)(void (*)(void))writer_event, METH_VARARGS | METH_KEYWORDS,
      "event(event, step, value=0, words='', at_ns=now); what does not fit into SCALAR_NAME_BYTES is left out"},
+    {"open", writer_open, METH_VARARGS, "open(fd, rank): a ring that was made with fd -1 writes there from now on"},
     {"enter", writer_enter, METH_O, "enter(activity): what this rank does from now on, one of AT_…"},
     {"scalar", writer_scalar, METH_VARARGS, "scalar(name, step, number); ValueError beyond SCALAR_NAME_BYTES"},
     {NULL, NULL, 0, NULL}};

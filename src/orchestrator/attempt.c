@@ -10,6 +10,7 @@
 #include "orchestrator/job_attempt.h"
 #include "orchestrator/remote.h"
 #include "orchestrator/returns.h"
+#include "orchestrator/warm.h"
 #include "os/clock.h"
 #include "os/port.h"
 
@@ -171,12 +172,16 @@ static even_status await_hosts(even_job *job) {
 
 even_status even_job_begin_attempt(even_job *job) {
   EVEN_TRY(reset(job));
-  if (job->follower == NULL) {
+  if (job->follower == NULL && !even_elastic_port(job)) {
     EVEN_TRY(even_port_free(&job->master_port));
   }
   even_status status = even_job_hosts_begin(job); /* first: what they do until their ranks run takes its time, too */
   for (size_t i = job->first; status == EVEN_OK && !job->late && i < job->first + job->local; i++) {
     status = even_job_start_rank(job, i);
+  }
+  if (job->warm != NULL) { /* those that nobody took */
+    even_warm_close(*job->warm);
+    *job->warm = NULL;
   }
   return status;
 }

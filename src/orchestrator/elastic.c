@@ -7,6 +7,7 @@
 #include "base/stop.h"
 #include "orchestrator/remote.h"
 #include "orchestrator/succession.h"
+#include "orchestrator/warm.h"
 #include "os/clock.h"
 #include "os/signals.h"
 
@@ -26,7 +27,7 @@ void even_elastic_close(even_hosts *hosts) {
   even_elastic *elastic = hosts->elastic;
   for (size_t i = 0; elastic != NULL && i < EVEN_GUESTS_MOST; i++) {
     even_host_agent *guest = elastic->guests[i];
-    if (guest != NULL) {
+    if (guest != NULL && guest->came) {
       (void)even_fail(EVEN_ERR_STATE, "the job has ended");
       even_hosts_refuse(guest->link, even_error_last());
       even_link_flush(guest->link, 1000);
@@ -37,6 +38,12 @@ void even_elastic_close(even_hosts *hosts) {
     }
   }
   if (elastic != NULL) {
+    even_guests_dismiss(hosts);
+    even_warm_close(elastic->warm);
+    elastic->warm = NULL;
+    for (size_t i = 0; hosts->agents != NULL && i < hosts->count; i++) {
+      even_device_list_free(&hosts->agents[i].next.devices);
+    }
     even_control_close(&elastic->control, "the job has ended");
     even_text_free(&elastic->past.resume);
     even_text_free(&elastic->past.foreign);
@@ -77,9 +84,8 @@ static size_t least_of(const even_job *job) {
   return job->hosts->params.least_ranks > 1 ? (size_t)job->hosts->params.least_ranks : 1;
 }
 
-static even_status may_go(const even_job *job, const even_host_agent *agent) {
-  size_t all = even_elastic_ranks(job) + even_guests_ranks(job->hosts);
-  size_t left = all - (even_elastic_stays(agent) ? agent->count : 0);
+/* Whether a host may be drained, whatever becomes of its ranks. */
+static even_status may_leave(const even_job *job, const even_host_agent *agent) {
   if (agent->index == 0) {
     (void)even_fail(EVEN_ERR_UNSUPPORTED, "host %s leads the job: it cannot be drained", agent->name);
     return even_error_fix("end the job, and start it on another host: --name NAME --resume auto");
@@ -90,27 +96,40 @@ static even_status may_go(const even_job *job, const even_host_agent *agent) {
   if (is_over(job)) {
     return even_fail(EVEN_ERR_STATE, "the job is about to end");
   }
-  if (left < least_of(job)) {
-    (void)even_fail(EVEN_ERR_STATE, "without host %s %zu rank%s would be left, and --min-ranks is %zu", agent->name,
-                    left, left == 1 ? "" : "s", least_of(job));
-    return even_error_fix("let another host join first: evenstep join");
-  }
   return job->progress.reader != NULL
              ? EVEN_OK
              : even_fail(EVEN_ERR_UNSUPPORTED, "the ranks of this job cannot be asked to save their state");
 }
 
-static bool is_due(const even_job *job) {
-  bool any = even_guests_ranks(job->hosts) > 0;
-  for (size_t i = 1; i < job->hosts->count; i++) {
-    any = any || job->hosts->agents[i].leaves;
+/* And its ranks with it. */
+static even_status may_go(const even_job *job, const even_host_agent *agent) {
+  size_t all = even_elastic_ranks(job) + even_guests_ranks(job->hosts);
+  size_t left = all - (even_elastic_stays(agent) ? agent->count : 0);
+  EVEN_TRY(may_leave(job, agent));
+  if (left < least_of(job)) {
+    (void)even_fail(EVEN_ERR_STATE, "without host %s %zu rank%s would be left, and --min-ranks is %zu", agent->name,
+                    left, left == 1 ? "" : "s", least_of(job));
+    return even_error_fix("let another host join first: evenstep join");
   }
-  return any;
+  return EVEN_OK;
+}
+
+static bool any_leaves(const even_job *job) {
+  for (size_t i = 1; i < job->hosts->count; i++) {
+    if (job->hosts->agents[i].leaves) {
+      return true;
+    }
+  }
+  return false;
+}
+
+static bool is_due(const even_job *job) {
+  return any_leaves(job) || even_guests_ranks(job->hosts) > 0;
 }
 
 void even_elastic_ask(even_job *job) {
   if (job->stage != EVEN_JOB_RUNS || job->alive == 0 || job->progress.reader == NULL || job->changing || is_over(job) ||
-      !is_due(job)) {
+      (even_move_prepares(job) && !any_leaves(job)) || !is_due(job)) {
     return;
   }
   even_telemetry_reader_ask_end(job->progress.reader, true);
@@ -118,9 +137,10 @@ void even_elastic_ask(even_job *job) {
   job->hosts->elastic->told_ns = even_clock_ns();
 }
 
-static void tell_leaving(even_job *job, const even_host_agent *agent, const char *how) {
-  even_job_notice(job, "host %s %s: the training saves its state after the step under way, and goes on with %zu rank%s",
-                  agent->name, how, even_elastic_ranks(job), even_elastic_ranks(job) == 1 ? "" : "s");
+static void tell_leaving(even_job *job, const even_host_agent *agent) {
+  even_job_notice(job,
+                  "host %s leaves: the training saves its state after the step under way, and goes on with %zu rank%s",
+                  agent->name, even_elastic_ranks(job), even_elastic_ranks(job) == 1 ? "" : "s");
 }
 
 static even_status take_command(void *context, const json_t *command, char subject[EVEN_CONTROL_SUBJECT]) {
@@ -136,13 +156,13 @@ static even_status take_command(void *context, const json_t *command, char subje
   if (agent == NULL) {
     return no_such_host(job->hosts, host);
   }
-  EVEN_TRY(may_go(job, agent));
-  (void)snprintf(subject, EVEN_CONTROL_SUBJECT, "%s", agent->name);
-  if (!agent->leaves) {
-    agent->leaves = true;
-    even_elastic_ask(job);
-    tell_leaving(job, agent, "is drained");
+  const even_move *move = &job->hosts->elastic->move;
+  bool known = agent->leaves || (move->stage != EVEN_MOVE_NONE && strcmp(move->from, agent->name) == 0);
+  EVEN_TRY(may_leave(job, agent));
+  if (!known) {
+    EVEN_TRY(even_move_begin(job, agent, command));
   }
+  (void)snprintf(subject, EVEN_CONTROL_SUBJECT, "%s", agent->name);
   return EVEN_OK;
 }
 
@@ -173,8 +193,9 @@ void even_elastic_tick(even_job *job) {
     return;
   }
   even_elastic *elastic = job->hosts->elastic;
-  uint64_t now = even_clock_ns();
+  even_move_tick(job);
   even_elastic_ask(job);
+  uint64_t now = even_clock_ns();
   if (job->changing && elastic->told_ns != 0 && now - elastic->told_ns > LONG_NS) {
     elastic->told_ns = 0;
     even_job_notice(job,
@@ -196,7 +217,7 @@ static void let_go(even_job *job, even_host_agent *agent) {
   }
   agent->leaves = true;
   even_elastic_ask(job);
-  tell_leaving(job, agent, "leaves");
+  tell_leaving(job, agent);
 }
 
 bool even_elastic_notice(even_job *job, even_host_agent *agent, int signal) {
@@ -392,6 +413,9 @@ static bool may_change(const even_job *job) {
 
 even_status even_elastic_settle(even_job *job, bool *changed) {
   *changed = false;
+  if (job->hosts != NULL) {
+    even_move_settle(job);
+  }
   for (size_t i = 1; job->hosts != NULL && i < job->hosts->count; i++) {
     job->hosts->agents[i].leaves = job->hosts->agents[i].leaves || job->hosts->agents[i].fallen;
   }

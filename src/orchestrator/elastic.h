@@ -7,6 +7,7 @@
 #define EVEN_ORCHESTRATOR_ELASTIC_H
 
 #include "orchestrator/control.h"
+#include "orchestrator/drain_move.h"
 #include "orchestrator/host_agent.h"
 #include "orchestrator/job.h"
 
@@ -31,6 +32,8 @@ typedef struct even_elastic {
   uint64_t until_ns; /* by then a host that had notice is gone; 0: there is none */
   uint64_t told_ns;  /* when the ranks were asked; 0: the user was told that they take their time */
   even_elastic_past past;
+  even_move move;
+  struct even_warm *warm; /* this host's processes of the attempt that follows; NULL: none */
 } even_elastic;
 
 /* Of hosts that are open; also where hosts never change. */
@@ -63,6 +66,8 @@ bool even_elastic_may_leave_out(const even_job *job, even_status status);
 /* Whether another attempt follows one that could not begin for this error: without the hosts that are lost, or once
  * they are there again. One that keeps too many in a row from beginning is left out. */
 bool even_elastic_tries_again(even_job *job, even_status status);
+/* The port of the attempt that begins, where its processes were told one: job->master_port is it then. */
+bool even_elastic_port(even_job *job);
 /* Keeps what the job is for the next even_agent_run, and takes it there. */
 void even_elastic_keep(even_job *job);
 bool even_elastic_take(even_job *job);
@@ -77,6 +82,14 @@ void even_guests_ended(even_host_agent *guest, even_link *link);
 void even_guests_tick(even_hosts *hosts);
 /* Ranks of hosts that wait to be let in. */
 size_t even_guests_ranks(const even_hosts *hosts);
+/* Starts the agent of a host that is none of the job's yet, as those of --hosts: it is to have so many ranks. */
+even_status even_guests_launch(even_hosts *hosts, const char *name, size_t ranks) EVEN_MUST_USE;
+/* One that greets by that number; NULL: none that is waited for. */
+even_host_agent *even_guests_launched(const even_hosts *hosts, json_int_t index);
+/* It greets. An error ends the connection. */
+even_status even_guests_welcome(even_host_agent *guest, even_link *link, const json_t *greeting) EVEN_MUST_USE;
+/* Ends those that were started so, and are not in the job. Outside of the loop's calls. */
+void even_guests_dismiss(even_hosts *hosts);
 
 /* ---- elastic_hosts.c: the list of hosts ---- */
 /* Whether it has a part in the next attempt, or may have: one that came by itself and is lost does not come again. */

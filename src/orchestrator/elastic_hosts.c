@@ -21,9 +21,9 @@ bool even_elastic_stays(const even_host_agent *agent) {
 }
 
 size_t even_elastic_ranks(const even_job *job) {
-  size_t ranks = job->local;
+  size_t ranks = even_move_ranks(job, 0);
   for (size_t i = 1; i < job->hosts->count; i++) {
-    ranks += even_elastic_stays(&job->hosts->agents[i]) ? job->hosts->agents[i].count : 0;
+    ranks += even_elastic_stays(&job->hosts->agents[i]) ? even_move_ranks(job, i) : 0;
   }
   return ranks;
 }
@@ -51,14 +51,17 @@ static void say_goodbye(even_host_agent *agent) {
   }
   even_host_agent_drop(agent);
   even_device_list_free(&agent->devices);
+  even_device_list_free(&agent->next.devices);
+  agent->next.placed = false;
   agent->parted = true;
 }
 
 static void tell_left(const even_job *job, const even_host_agent *agent) {
   char words[256];
+  size_t ranks = even_elastic_ranks(job) + even_guests_ranks(job->hosts);
   (void)snprintf(words, sizeof words,
                  "host %s is out of the job, and its agent has ended; the job goes on with %zu rank%s", agent->name,
-                 even_elastic_ranks(job), even_elastic_ranks(job) == 1 ? "" : "s");
+                 ranks, ranks == 1 ? "" : "s");
   even_control_end(&job->hosts->elastic->control, agent->name, EVEN_OK, words, "");
 }
 
@@ -147,6 +150,7 @@ even_status even_elastic_rearrange(even_job *job) {
   hosts->agents = list;
   hosts->count = count;
   hosts->adopts = false; /* ranks are numbered anew */
+  even_move_done(hosts);
   job->parcels = NULL;
   even_copies_close(hosts->copies); /* begun anew, with the hosts that there are now */
   hosts->copies = NULL;

@@ -30,6 +30,7 @@ static even_status turn(even_follower *follower) {
     follower->ended = follower->ended || even_signals_end_pending() != 0;
   }
   even_link_tick(&follower->link, false);
+  even_follower_say_places(follower);
   even_parcels_tick(follower->parcels);
   even_bring_take_tick(follower->brings);
   return EVEN_OK;
@@ -38,6 +39,7 @@ static even_status turn(even_follower *follower) {
 /* The leader is gone, or is none any more: nothing of its attempt is left here. */
 static even_status find_next(even_follower *follower, even_candidate_turn *turn) {
   even_link_close(&follower->link);
+  even_warm_part_close(&follower->next);
   even_follower_close_job(follower);
   even_follower_close_parcels(follower);
   EVEN_TRY(even_candidate_await(&follower->candidate, &follower->loop, &follower->calls, &follower->link, turn));
@@ -83,6 +85,7 @@ static even_status serve(even_follower *follower, const char *line, bool *met, e
 
 static void release(even_follower *follower) {
   even_link_close(&follower->link);
+  even_warm_part_close(&follower->next);
   even_follower_close_job(follower);
   even_follower_close_parcels(follower);
   even_text_free(&follower->brought);

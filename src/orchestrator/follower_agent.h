@@ -9,6 +9,7 @@
 #include "orchestrator/follower.h"
 #include "orchestrator/host_agent.h"
 #include "orchestrator/remote_start.h"
+#include "orchestrator/warm_part.h"
 
 /* Hosts that wait to be let in have numbers behind the others. */
 enum { EVEN_FOLLOWER_RECORDS = 512, EVEN_FOLLOWER_MOST_NUMBERS = EVEN_HOSTS_MOST + EVEN_GUESTS_MOST };
@@ -31,6 +32,7 @@ struct even_follower {
   even_error why;
   even_remote_start start;
   even_device_list own;
+  even_warm_part next;    /* of the attempt that follows */
   even_device_list world; /* placeholders but for its own */
   even_agent_params params;
   even_job job;
@@ -71,6 +73,10 @@ even_status even_follower_hear(void *context, even_link *link, const even_messag
 even_status even_follower_check(even_follower *follower, const json_t *content) EVEN_MUST_USE;
 even_status even_follower_open_parcels(even_follower *follower) EVEN_MUST_USE;
 void even_follower_close_parcels(even_follower *follower);
+/* What there is to say of the attempt that follows; several times a second. */
+void even_follower_say_places(even_follower *follower);
+/* The interface over which the leader is reached. */
+void even_follower_interface(const even_follower *follower, char out[EVEN_JOB_INTERFACE]);
 
 /* ---- follower_attempt.c ---- */
 /* The one that was asked for, to its end, or until this host leads it (then it is `running` still). */

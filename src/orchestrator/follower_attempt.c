@@ -7,7 +7,6 @@
 #include "os/folder.h"
 #include "os/path.h"
 #include "os/pipe.h"
-#include "os/socket.h"
 
 #include <string.h>
 
@@ -25,6 +24,7 @@ static void on_tick(void *context) {
   even_follower *follower = context;
   even_follower_forward_records(follower);
   even_link_tick(&follower->link, follower->open && follower->job.alive > 0);
+  even_follower_say_places(follower);
   even_parcels_tick(follower->parcels);
   even_bring_take_tick(follower->brings);
   if (even_follower_is_leaderless(follower) && !even_follower_may_hold(follower)) {
@@ -93,6 +93,7 @@ static even_status open_job(even_follower *follower) {
                              .groups = start->groups,
                              .era = start->era,
                              .follower = follower,
+                             .warm = &follower->next.warm,
                              .parcels = follower->parcels,
                              .loop = {.fd = -1},
                              .signals = {.fd = -1},
@@ -100,9 +101,7 @@ static even_status open_job(even_follower *follower) {
                              .generation_fd = -1,
                              .oom = {.kernel_log = -1}};
   memcpy(follower->job.id, start->job, sizeof follower->job.id);
-  char address[64];
-  even_socket_local(follower->link.fd, address, sizeof address);
-  even_socket_interface(address, follower->job.interface, sizeof follower->job.interface);
+  even_follower_interface(follower, follower->job.interface);
   follower->open = true;
   EVEN_TRY(even_job_open(&follower->job));
   return even_loop_add(&follower->job.loop, &follower->watch, follower->loop.fd, loop_ready, follower);

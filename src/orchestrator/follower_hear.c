@@ -5,6 +5,7 @@
 #include "orchestrator/boards.h"
 #include "orchestrator/follower_agent.h"
 #include "os/path.h"
+#include "os/socket.h"
 
 #include <stdio.h>
 
@@ -117,6 +118,7 @@ static even_status take_start(even_follower *follower, const even_message *messa
   }
   even_remote_start_free(&follower->start);
   EVEN_TRY(even_remote_start_read(message->json, message->json_bytes, &follower->start));
+  even_warm_part_begins(&follower->next, (size_t)follower->start.count, &follower->own);
   if ((size_t)follower->start.count != follower->own.count) {
     return even_fail(EVEN_ERR_INPUT, "an attempt of %d ranks, where %zu devices were offered", follower->start.count,
                      follower->own.count);
@@ -187,6 +189,32 @@ static even_status take_checkpoint(even_follower *follower, const json_t *conten
   return follower->brings == NULL ? EVEN_OK : even_bring_take_hear(follower->brings, content);
 }
 
+void even_follower_interface(const even_follower *follower, char out[EVEN_JOB_INTERFACE]) {
+  char address[64];
+  even_socket_local(follower->link.fd, address, sizeof address);
+  even_socket_interface(address, out, EVEN_JOB_INTERFACE);
+}
+
+static even_status take_places(even_follower *follower, const json_t *content) {
+  even_text answer = EVEN_TEXT_EMPTY;
+  char interface[EVEN_JOB_INTERFACE];
+  even_follower_interface(follower, interface);
+  even_status status = even_warm_part_hear(&follower->next, &follower->loop, interface, content, &answer);
+  if (status != EVEN_OK || answer.length == 0) {
+    even_text_free(&answer);
+    return status;
+  }
+  even_follower_tell(follower, EVEN_MESSAGE_PLACED, &answer, NULL, 0);
+  return EVEN_OK;
+}
+
+void even_follower_say_places(even_follower *follower) {
+  even_text answer = EVEN_TEXT_EMPTY;
+  if (even_warm_part_says(&follower->next, &answer)) {
+    even_follower_tell(follower, EVEN_MESSAGE_PLACED, &answer, NULL, 0);
+  }
+}
+
 static void take_refusal(even_follower *follower, const json_t *content) {
   const char *what = json_string_value(json_object_get(content, "what"));
   const char *fix = json_string_value(json_object_get(content, "fix"));
@@ -243,6 +271,9 @@ even_status even_follower_hear(void *context, even_link *link, const even_messag
       break;
     case EVEN_MESSAGE_FILL:
       status = take_fill(follower, content);
+      break;
+    case EVEN_MESSAGE_PLACES:
+      status = take_places(follower, content);
       break;
     default:
       status = even_fail(EVEN_ERR_INPUT, "a message of kind %d, which leaders do not send", (int)message->kind);

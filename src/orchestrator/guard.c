@@ -4,6 +4,7 @@
 #include "base/fail.h"
 #include "orchestrator/environment.h"
 #include "orchestrator/job.h"
+#include "orchestrator/warm.h"
 #include "os/sweep.h"
 
 #include <errno.h>
@@ -107,7 +108,8 @@ static void forget(even_job *job, const pid_t *sessions, size_t count) {
 
 void even_job_guard_ended(even_job *job, const even_process_end *end) {
   size_t rank = 0;
-  if (end->stopped || end->continued) {
+  bool its_own = job->warm != NULL && !end->stopped && !end->continued && even_warm_reaped(*job->warm, end->pid);
+  if (end->stopped || end->continued || its_own) {
     return;
   }
   if (end->pid == job->guardian.pid) {

@@ -30,6 +30,8 @@ size_t even_guests_ranks(const even_hosts *hosts) {
 
 static void forget(even_host_agent *guest) {
   even_elastic *elastic = guest->hosts->elastic;
+  even_host_agent_drop(guest); /* of one that was started from here */
+  even_device_list_free(&guest->next.devices);
   for (size_t i = 0; i < EVEN_GUESTS_MOST; i++) {
     if (elastic->guests[i] == guest) {
       elastic->guests[i] = NULL;
@@ -41,7 +43,8 @@ static void forget(even_host_agent *guest) {
 
 /* One that does not say what it has keeps a place no longer than a job waits for its own hosts. */
 static bool is_late(const even_host_agent *guest) {
-  return !guest->fits && even_clock_ns() - guest->asked_ns > (uint64_t)(guest->hosts->params.patience_seconds * 1e9);
+  return guest->came && !guest->fits &&
+         even_clock_ns() - guest->asked_ns > (uint64_t)(guest->hosts->params.patience_seconds * 1e9);
 }
 
 void even_guests_tick(even_hosts *hosts) {
@@ -54,8 +57,9 @@ void even_guests_tick(even_hosts *hosts) {
       even_link_flush(guest->link, 1000);
       even_error_clear();
       even_hosts_bury(hosts, guest->link);
+      guest->link = NULL;
       forget(guest);
-    } else if (guest != NULL) {
+    } else if (guest != NULL && guest->link != NULL) {
       even_link_tick(guest->link, false);
     }
   }
@@ -63,11 +67,29 @@ void even_guests_tick(even_hosts *hosts) {
 
 void even_guests_ended(even_host_agent *guest, even_link *link) {
   even_hosts *hosts = guest->hosts;
+  if (!guest->came) { /* who waits for it says so, and lets it go */
+    if (hosts->elastic->move.stage == EVEN_MOVE_ASKED && hosts->job != NULL) {
+      even_job_notice(hosts->job, "host %s, which was to take ranks, is lost: %.300s", guest->name,
+                      even_link_why(link)->what);
+    }
+    (void)even_error_restore(even_link_why(link));
+    if (strncmp(even_error_last()->what, "host ", 5) != 0) {
+      (void)even_error_prefix("host %s", guest->name);
+    }
+    even_move_failed(hosts);
+    even_error_clear();
+    even_hosts_bury(hosts, link);
+    guest->link = NULL;
+    guest->fits = false;
+    guest->lost = true;
+    return;
+  }
   if (guest->fits && hosts->job != NULL) {
     even_job_notice(hosts->job, "host %s, which was about to join, is lost: %.300s", guest->name,
                     even_link_why(link)->what);
   }
   even_hosts_bury(hosts, link);
+  guest->link = NULL;
   forget(guest);
 }
 
@@ -173,6 +195,61 @@ even_status even_guests_greet(even_hosts *hosts, even_link *link, const json_t *
   return ask(guest);
 }
 
+/* ---- hosts that are started from here ---- */
+
+even_status even_guests_launch(even_hosts *hosts, const char *name, size_t ranks) {
+  even_host_agent **place = place_for(hosts);
+  if (place == NULL || hosts->count + count_guests(hosts) >= EVEN_HOSTS_MOST) {
+    return even_fail(EVEN_ERR_STATE, "too many hosts are about to join, or have");
+  }
+  EVEN_TRY(EVEN_NEW(place));
+  even_host_agent *guest = *place;
+  *guest = (even_host_agent){.hosts = hosts,
+                             .index = hosts->count + (size_t)(place - hosts->elastic->guests), /* until it is let in */
+                             .wish = (int)ranks,
+                             .next = {.count = ranks},
+                             .shell = {.pid = -1},
+                             .input = -1,
+                             .watches = {{.fd = -1}, {.fd = -1}}};
+  (void)snprintf(guest->name, sizeof guest->name, "%s", name);
+  return even_host_agent_launch(guest);
+}
+
+even_host_agent *even_guests_launched(const even_hosts *hosts, json_int_t index) {
+  for (size_t i = 0; i < EVEN_GUESTS_MOST; i++) {
+    even_host_agent *guest = hosts->elastic->guests[i];
+    if (guest != NULL && !guest->came && !guest->lost && guest->link == NULL && (json_int_t)guest->index == index) {
+      return guest;
+    }
+  }
+  return NULL;
+}
+
+even_status even_guests_welcome(even_host_agent *guest, even_link *link, const json_t *greeting) {
+  if (even_hosts_check_version(guest->hosts, greeting, guest->name) != EVEN_OK) {
+    even_move_failed(guest->hosts);
+    return refuse(link);
+  }
+  even_hosts_leave_strangers(guest->hosts, link);
+  guest->link = link;
+  return ask(guest);
+}
+
+void even_guests_dismiss(even_hosts *hosts) {
+  for (size_t i = 0; i < EVEN_GUESTS_MOST; i++) {
+    even_host_agent *guest = hosts->elastic->guests[i];
+    if (guest != NULL && !guest->came) {
+      if (guest->link != NULL) {
+        (void)!even_link_send(guest->link, EVEN_MESSAGE_END, NULL, NULL, 0);
+        even_link_flush(guest->link, 1000);
+      }
+      forget(guest);
+    }
+  }
+}
+
+/* ---- hosts that come by themselves ---- */
+
 static bool is_called(const even_hosts *hosts, const even_host_agent *guest, const char *name) {
   for (size_t i = 0; i < hosts->count; i++) {
     if (strcmp(hosts->agents[i].name, name) == 0) {
@@ -225,9 +302,13 @@ static even_status check_alone(const even_host_agent *guest) {
 
 static even_status examine(even_host_agent *guest, const json_t *facts, bool *again) {
   const even_hosts *hosts = guest->hosts;
-  EVEN_TRY(check_moment(hosts));
   (void)snprintf(guest->identity, sizeof guest->identity, "%s", even_json_text(facts, "identity"));
   (void)snprintf(guest->node, sizeof guest->node, "%s", even_json_text(facts, "node"));
+  if (!guest->came) {
+    EVEN_TRY(check_alone(guest));
+    return even_hosts_examine(guest, facts);
+  }
+  EVEN_TRY(check_moment(hosts));
   EVEN_TRY(check_alone(guest));
   name_guest(guest);
   EVEN_TRY(even_hosts_examine(guest, facts));
@@ -242,6 +323,9 @@ static even_status examine(even_host_agent *guest, const json_t *facts, bool *ag
 
 static void let_in(even_host_agent *guest) {
   guest->fits = true;
+  if (!guest->came) {
+    return; /* who waits for it sees it */
+  }
   even_elastic_ask(guest->hosts->job);
   even_job_notice(guest->hosts->job,
                   "host %s has come with %zu rank%s: it joins when the training has saved its state after the step "
@@ -252,6 +336,12 @@ static void let_in(even_host_agent *guest) {
 even_status even_guests_take(even_host_agent *guest, const even_message *message) {
   json_t *facts = NULL;
   bool again = false;
+  if (guest->fits && message->kind == EVEN_MESSAGE_PLACED) {
+    EVEN_TRY(even_json_parse("what another host says", message->json, message->json_bytes, &facts));
+    even_status heard = even_move_hear(guest, facts);
+    json_decref(facts);
+    return heard;
+  }
   if (guest->fits) {
     return EVEN_OK; /* a line of its agent's own: there is no attempt in which it had a part */
   }

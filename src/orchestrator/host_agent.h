@@ -2,6 +2,7 @@
 #ifndef EVEN_ORCHESTRATOR_HOST_AGENT_H
 #define EVEN_ORCHESTRATOR_HOST_AGENT_H
 
+#include "base/json_writer.h"
 #include "orchestrator/hosts.h"
 #include "orchestrator/link.h"
 #include "orchestrator/parcel.h"
@@ -12,6 +13,15 @@
 #include <jansson.h>
 
 struct even_job;
+
+/* A host's part in the next attempt, while a host is drained (drain_move.c). */
+typedef struct even_host_next {
+  bool asked;
+  bool placed;              /* `devices` are there */
+  bool settled;             /* and its processes wait, or there are none */
+  size_t count;             /* of its ranks */
+  even_device_list devices; /* theirs, one each */
+} even_host_next;
 
 typedef struct even_host_agent {
   struct even_hosts *hosts;
@@ -55,6 +65,8 @@ typedef struct even_host_agent {
   bool parted;              /* it was told so, and its agent has ended */
   int missed;               /* attempts in a row that could not begin for want of it */
   uint64_t asked_ns;        /* of one that comes to join: when it was asked what its host has */
+  size_t places;            /* for ranks, by its GPUs or cores; 0: not known */
+  even_host_next next;
 } even_host_agent;
 
 /* A connection of somebody who has not said who it is. */
@@ -165,6 +177,10 @@ even_status even_host_facts_compare(const json_t *ours, const json_t *theirs, co
                                     const char *folder) EVEN_MUST_USE;
 /* The devices that the facts name. */
 even_status even_host_facts_devices(const json_t *facts, even_device_list *out) EVEN_MUST_USE;
+/* As they name them. */
+void even_host_facts_add_devices(even_json *json, const even_device_list *devices);
+/* How many ranks this host has a GPU for each, or, where these have none, a core; `own`: the devices of its ranks. */
+size_t even_host_places(const even_device_list *own);
 
 /* ---- remote.c: the job's side ---- */
 /* A message of a host while the job runs. */

@@ -120,7 +120,27 @@ static void add_files(even_json *json, const even_host_needs *needs) {
   even_text_free(&folder);
 }
 
-static void add_devices(even_json *json, const even_device_list *devices) {
+size_t even_host_places(const even_device_list *own) {
+  even_device_list all = {NULL, 0};
+  bool gpus = own->count > 0 && own->items[0].kind == EVEN_DEVICE_CUDA;
+  double cores = 0;
+  if (own->count == 0 || gpus) {
+    if (even_device_select(NULL, 0, &all) != EVEN_OK) {
+      even_error_clear();
+      return own->count;
+    }
+    own = &all;
+    gpus = all.count > 0 && all.items[0].kind == EVEN_DEVICE_CUDA;
+  }
+  for (size_t i = 0; i < own->count; i++) {
+    cores += own->items[i].cores;
+  }
+  size_t places = gpus ? own->count : (size_t)(cores + 0.01); /* thirds of a core add up to less */
+  even_device_list_free(&all);
+  return places;
+}
+
+void even_host_facts_add_devices(even_json *json, const even_device_list *devices) {
   even_json_array(json, "devices");
   for (size_t i = 0; i < devices->count; i++) {
     const even_device *device = &devices->items[i];
@@ -158,7 +178,8 @@ even_status even_host_facts_read(const even_host_needs *needs, const even_device
   }
   add_files(&json, needs);
   if (devices != NULL) {
-    add_devices(&json, devices);
+    even_host_facts_add_devices(&json, devices);
+    even_json_unsigned(&json, "places", even_host_places(devices));
   }
   even_json_object_end(&json);
   even_text_free(&answer);

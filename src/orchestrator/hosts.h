@@ -69,6 +69,9 @@ const even_device_list *even_hosts_devices(const even_hosts *hosts, size_t host)
  */
 long even_hosts_first_rank(const even_hosts *hosts, size_t host);
 
+/* Whether this host's own devices are others since its hosts changed: *out, the caller's, has them then; it asks once.
+ */
+bool even_hosts_own_devices(even_hosts *hosts, even_device_list *out);
 /* Whether even_agent_run returned for its hosts to change, which they have: it wants the devices of those that there
  * are now, and goes on with the job (elastic.h). */
 bool even_hosts_changed(const even_hosts *hosts);

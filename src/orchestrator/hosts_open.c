@@ -130,6 +130,10 @@ static json_int_t index_of(const even_hosts *hosts, const json_t *greeting) {
 
 static even_status take_greeting(even_hosts *hosts, even_link *link, const json_t *greeting) {
   json_int_t index = index_of(hosts, greeting);
+  even_host_agent *guest = hosts->gathering ? NULL : even_guests_launched(hosts, index);
+  if (guest != NULL) {
+    return even_guests_welcome(guest, link, greeting);
+  }
   if (index < 1 || index >= (json_int_t)hosts->count || hosts->agents[index].link != NULL ||
       hosts->agents[index].lost) {
     return even_fail(EVEN_ERR_INPUT, "%s says that it is host %lld, which is none that is waited for", link->peer,
@@ -169,6 +173,7 @@ even_status even_hosts_examine(even_host_agent *agent, const json_t *facts) {
   even_device_list_free(&agent->devices);
   agent->devices = devices;
   agent->count = devices.count;
+  agent->places = (size_t)json_integer_value(json_object_get(facts, "places"));
   return EVEN_OK;
 }
 

@@ -47,6 +47,8 @@ typedef enum even_job_stage {
 
 typedef struct even_follower even_follower;
 
+enum { EVEN_JOB_ADDRESS = 64, EVEN_JOB_INTERFACE = 32 };
+
 typedef struct even_job {
   const even_agent_params *params;
   uint64_t descriptors_before; /* the soft limit on open files that the agent raised; 0: it did not */
@@ -67,12 +69,13 @@ typedef struct even_job {
   int group;
   int groups;
   int era; /* how often another host has taken the leader's place */
-  char master_address[64];
+  char master_address[EVEN_JOB_ADDRESS];
   int master_port;
-  char interface[32];             /* over which hosts reach one another, "" where not known */
-  struct even_hosts *hosts;       /* of the agent that leads several hosts; NULL: this is no such */
-  struct even_follower *follower; /* of an agent that serves another one; NULL: this is no such */
-  struct even_parcels *parcels;   /* between the agents of the hosts (parcel.h); NULL: there is one alone */
+  char interface[EVEN_JOB_INTERFACE]; /* over which hosts reach one another, "" where not known */
+  struct even_hosts *hosts;           /* of the agent that leads several hosts; NULL: this is no such */
+  struct even_follower *follower;     /* of an agent that serves another one; NULL: this is no such */
+  struct even_warm **warm;      /* processes of the next attempt, their owner's (warm.h); NULL: there are never any */
+  struct even_parcels *parcels; /* between the agents of the hosts (parcel.h); NULL: there is one alone */
   even_job_rank *ranks;
   size_t count;
   size_t *order; /* ranks in the order in which they ended */

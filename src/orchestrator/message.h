@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 /* Raised with every change of what follows; agents of two numbers do not work together. */
-#define EVEN_MESSAGE_PROTOCOL 6
+#define EVEN_MESSAGE_PROTOCOL 7
 
 /* X(name, number, most bytes of JSON, most bytes of data) */
 #define EVEN_MESSAGE_LIST(X)                                                                     \
@@ -47,6 +47,8 @@
   X(PARCEL_GONE, 44, 64, 0)   /* to a host: another one is lost, and so are its parcels */       \
   X(CHECKPOINT, 45, 32768, 0) /* to a host: has it this checkpoint? Else it gets it */           \
   X(HOLDS, 46, 32768, 0)      /* to the leader: it has, and where; or not, or cannot */          \
+  X(PLACES, 47, 4 << 20, 0)   /* to a host: its part in the attempt that is to follow */         \
+  X(PLACED, 48, 4 << 20, 0)   /* to the leader: its devices for it; its processes wait */        \
   X(GENERATION, 50, 65536, 0) /* to a host: who goes on, and where they meet */                  \
   X(BOARD, 51, 4 << 20, 0)    /* to the leader: what its ranks say of going on */                \
   X(FILL, 52, 64, 0)          /* to a host: a process takes the place of a lost rank */          \

@@ -124,6 +124,12 @@ even_status even_rank_output_open(even_rank_output *out, even_loop *loop, int ra
   return status;
 }
 
+void even_rank_output_take(even_rank_output *output, int stream, const char *data, size_t length) {
+  if (length > 0) {
+    take(&output->streams[stream], data, length);
+  }
+}
+
 void even_rank_output_finish(even_rank_output *output) {
   for (int i = 0; i < 2; i++) {
     even_rank_stream *stream = &output->streams[i];

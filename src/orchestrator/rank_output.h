@@ -34,6 +34,8 @@ struct even_rank_output {
  * none). `out` must stay in place until closed. */
 even_status even_rank_output_open(even_rank_output *out, even_loop *loop, int rank, int output_fd, int error_fd,
                                   int log, even_line_call *call, void *context) EVEN_MUST_USE;
+/* What a stream (0: output, 1: error) had said before it was read here. */
+void even_rank_output_take(even_rank_output *output, int stream, const char *data, size_t length);
 /* Reads what is still there without waiting, gives the last unended lines out, closes the descriptors. The tails stay.
  */
 void even_rank_output_finish(even_rank_output *output);

@@ -3,6 +3,7 @@
 #include "orchestrator/environment.h"
 #include "orchestrator/hangs.h"
 #include "orchestrator/job.h"
+#include "orchestrator/warm.h"
 #include "os/clock.h"
 #include "os/file.h"
 #include "os/pipe.h"
@@ -85,6 +86,19 @@ static even_status start_process(even_job *job, size_t index, const even_environ
   return status;
 }
 
+/* One that waits for it, or a new one. */
+static even_status find_process(even_job *job, const even_rank_place *place, even_warm_process *out) {
+  even_environment environment;
+  *out = (even_warm_process){.process = {.pid = -1}};
+  if (job->warm != NULL && even_warm_take(*job->warm, place, job->params->environment, out)) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(even_environment_of_rank(place, environ, job->params->environment, &environment));
+  even_status status = start_process(job, (size_t)place->rank, &environment, &out->process);
+  even_environment_free(&environment);
+  return status;
+}
+
 even_status even_job_start_rank(even_job *job, size_t index) {
   even_job_rank *rank = &job->ranks[index];
   const even_rank_place place = {
@@ -108,19 +122,15 @@ even_status even_job_start_rank(even_job *job, size_t index) {
       .job = job->id,
       .run_folder = job->run_folder.data,
       .resume = job->resume.length > 0 && !even_job_is_outside(job, index) ? job->resume.data : NULL};
-  even_environment environment;
-  even_process process;
+  even_warm_process started;
   int log = -1;
   EVEN_TRY(open_log(job, index, &log));
-  even_status status = even_environment_of_rank(&place, environ, job->params->environment, &environment);
-  if (status == EVEN_OK) {
-    status = start_process(job, index, &environment, &process);
-    even_environment_free(&environment);
-  }
+  even_status status = find_process(job, &place, &started);
   if (status != EVEN_OK) {
     even_pipe_close(log);
     return status;
   }
+  const even_process process = started.process;
   rank->pid = process.pid;
   rank->alive = true;
   rank->output_open = true;
@@ -134,6 +144,10 @@ even_status even_job_start_rank(even_job *job, size_t index) {
   }
   even_status opened =
       even_rank_output_open(&rank->output, &job->loop, (int)index, process.output, process.error, log, give_line, job);
+  for (int i = 0; i < 2; i++) {
+    even_rank_output_take(&rank->output, i, even_text_string(&started.said[i]), started.said[i].length);
+    even_text_free(&started.said[i]);
+  }
   return status == EVEN_OK ? opened : status;
 }
 

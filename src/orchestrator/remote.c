@@ -64,23 +64,36 @@ static int read_way(const even_link *link, char *address, size_t bytes) {
   return strcmp(address, peer) == 0 ? 1 : 2;
 }
 
-/* Where the first of the others reached this host, all can. */
-void even_job_hosts_choose_address(even_job *job) {
+/* The better of two: what this one came by is the address then. */
+static void look_at_way(const even_host_agent *agent, int *best, char address[EVEN_JOB_ADDRESS]) {
+  char its[EVEN_JOB_ADDRESS];
+  int way = agent == NULL || agent->link == NULL ? 0 : read_way(agent->link, its, sizeof its);
+  if (way > *best) {
+    memcpy(address, its, sizeof its);
+    *best = way;
+  }
+}
+
+void even_job_hosts_find_address(const even_job *job, const char *without, char address[EVEN_JOB_ADDRESS],
+                                 char interface[EVEN_JOB_INTERFACE]) {
   const even_hosts *hosts = job->hosts;
-  char address[sizeof job->master_address];
   int best = 0;
+  for (size_t i = 1; i < hosts->count; i++) {
+    bool leaves = without != NULL && strcmp(hosts->agents[i].name, without) == 0;
+    look_at_way(leaves ? NULL : &hosts->agents[i], &best, address);
+  }
+  for (size_t i = 0; hosts->elastic != NULL && i < EVEN_GUESTS_MOST; i++) {
+    const even_host_agent *guest = hosts->elastic->guests[i];
+    look_at_way(guest != NULL && guest->fits ? guest : NULL, &best, address);
+  }
   if (hosts->params.address != NULL) {
-    (void)snprintf(job->master_address, sizeof job->master_address, "%s", hosts->params.address);
+    (void)snprintf(address, EVEN_JOB_ADDRESS, "%s", hosts->params.address);
   }
-  for (size_t i = 1; hosts->params.address == NULL && i < hosts->count; i++) {
-    const even_link *link = hosts->agents[i].link;
-    int way = link == NULL ? 0 : read_way(link, address, sizeof address);
-    if (way > best) {
-      memcpy(job->master_address, address, sizeof address);
-      best = way;
-    }
-  }
-  even_socket_interface(job->master_address, job->interface, sizeof job->interface);
+  even_socket_interface(address, interface, EVEN_JOB_INTERFACE);
+}
+
+void even_job_hosts_choose_address(even_job *job) {
+  even_job_hosts_find_address(job, NULL, job->master_address, job->interface);
 }
 
 static even_status open_rings(even_job *job) {
@@ -107,6 +120,7 @@ even_status even_job_hosts_open(even_job *job) {
     return EVEN_OK;
   }
   job->hosts->job = job;
+  job->warm = &job->hosts->elastic->warm;
   job->parcels = job->hosts->parcels;
   place_ranks(job);
   even_elastic_begin(job);
@@ -559,6 +573,8 @@ static even_status take_content(even_job *job, even_host_agent *agent, const eve
     case EVEN_MESSAGE_VOTES:
       even_succession_take_votes(job, agent, content);
       return EVEN_OK;
+    case EVEN_MESSAGE_PLACED:
+      return even_move_hear(agent, content);
     case EVEN_MESSAGE_DRAIN:
       take_drain(job, agent, content);
       return EVEN_OK;

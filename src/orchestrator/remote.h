@@ -11,6 +11,10 @@ even_status even_job_hosts_open(even_job *job) EVEN_MUST_USE;
 void even_job_hosts_close(even_job *job);
 /* Where the ranks of all hosts reach the first of them (MASTER_ADDR), and by which interface. */
 void even_job_hosts_choose_address(even_job *job);
+/* The same of a job without a host (NULL: with all), and with those that are about to come: where the first of them
+ * reached this host, all can. Both are left as they are where nothing is known. */
+void even_job_hosts_find_address(const even_job *job, const char *without, char address[EVEN_JOB_ADDRESS],
+                                 char interface[EVEN_JOB_INTERFACE]);
 /* Has each host start its ranks, which count as alive from then on; the agents of hosts that were lost are started
  * again first. */
 even_status even_job_hosts_begin(even_job *job) EVEN_MUST_USE;

@@ -88,12 +88,13 @@ void even_remote_start_write(const even_job *job, size_t group, size_t first, si
   add_environment(&json, job);
   add_ranks(&json, job, first, count);
   even_json_string(&json, "run_folder", job->run_folder.data);
-  const even_text *there = &job->hosts->agents[group].resume; /* it may lie elsewhere there */
-  bool late = job->hosts->agents[group].late;
-  even_json_string(&json, "resume",
-                   job->resume.length == 0 || late ? NULL
-                   : there->length > 0             ? there->data
-                                                   : job->resume.data);
+  const char *resume = NULL;
+  bool late = group < job->hosts->count && job->hosts->agents[group].late;
+  if (job->resume.length > 0 && !late) { /* it may lie elsewhere there */
+    const even_text *there = &job->hosts->agents[group].resume;
+    resume = there->length > 0 ? there->data : job->resume.data;
+  }
+  even_json_string(&json, "resume", resume);
   even_json_number(&json, "hang_seconds", params->hang_seconds);
   even_json_number(&json, "notice_seconds", params->notice_seconds);
   even_json_bool(&json, "restart_hung", params->restart_hung);
@@ -225,11 +226,16 @@ static even_status read_all(const json_t *object, even_remote_start *out) {
   return read_ranks(object, out);
 }
 
+even_status even_remote_start_of(const json_t *object, even_remote_start *out) {
+  *out = (even_remote_start){.job = ""};
+  return read_all(object, out);
+}
+
 even_status even_remote_start_read(const char *json, size_t bytes, even_remote_start *out) {
   json_t *object = NULL;
   *out = (even_remote_start){.job = ""};
   EVEN_TRY(even_json_parse("the start of an attempt", json, bytes, &object));
-  even_status status = read_all(object, out);
+  even_status status = even_remote_start_of(object, out);
   json_decref(object);
   return status;
 }

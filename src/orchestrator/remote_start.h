@@ -4,6 +4,8 @@
 
 #include "orchestrator/job.h"
 
+#include <jansson.h>
+
 typedef struct even_remote_start {
   char job[33];
   int attempt;
@@ -38,6 +40,7 @@ typedef struct even_remote_start {
 void even_remote_start_write(const even_job *job, size_t group, size_t first, size_t count, even_text *out);
 /* EVEN_ERR_INPUT where it is not whole. Free it with even_remote_start_free, also after a failure. */
 even_status even_remote_start_read(const char *json, size_t bytes, even_remote_start *out) EVEN_MUST_USE;
+even_status even_remote_start_of(const json_t *object, even_remote_start *out) EVEN_MUST_USE;
 void even_remote_start_free(even_remote_start *start);
 /* Whether ranks on other hosts get this variable ("NAME=value") of the leader's. */
 bool even_remote_passes_on(const char *line);

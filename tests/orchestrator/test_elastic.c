@@ -3,6 +3,7 @@
 #include "orchestrator/elastic.h"
 
 #include "base/alloc.h"
+#include "base/fail.h"
 #include "os/clock.h"
 #include "os/pipe.h"
 
@@ -21,6 +22,8 @@ typedef struct scene {
   even_hosts hosts;
   even_job job;
   even_agent_params params;
+  even_device device; /* without a core: no place is left here */
+  even_device_list devices;
   even_loop_watch watch;
   int held; /* ends the shell of the host that leaves when it is closed */
   char told[512];
@@ -50,6 +53,8 @@ static int open_scene(void **state) {
   assert_int_equal(EVEN_NEW(&at), EVEN_OK);
   at->params.observer.context = at;
   at->params.observer.notice = keep_notice;
+  at->devices = (even_device_list){&at->device, 1};
+  at->params.devices = &at->devices;
   at->job = (even_job){.params = &at->params, .hosts = &at->hosts, .local = 1};
   at->hosts = (even_hosts){.count = 4,
                            .job = &at->job,
@@ -221,6 +226,123 @@ static void a_guest_that_says_nothing_gives_its_place_back(void **state) {
   at->hosts.gone = NULL;
 }
 
+/* ---- ranks of a host that is drained ---- */
+
+static even_status drain(scene *at, size_t host, const char *command) {
+  json_t *words = json_loads(command, 0, NULL);
+  assert_non_null(words);
+  even_status status = even_move_begin(&at->job, &at->hosts.agents[host], words);
+  json_decref(words);
+  return status;
+}
+
+static void refused(scene *at, even_status wanted, const char *why, const char *command) {
+  assert_int_equal(drain(at, 2, command), wanted);
+  assert_non_null(strstr(even_error_last()->what, why));
+  assert_false(even_move_prepares(&at->job));
+  assert_null(at->hosts.elastic->guests[0]);
+  even_error_clear();
+}
+
+static void what_cannot_take_ranks_is_refused(void **state) {
+  scene *at = *state;
+  at->hosts.agents[3].lost = true;
+  at->hosts.params.least_ranks = 4;
+  refused(at, EVEN_ERR_STATE, "without host y 3 ranks would be left, and --min-ranks is 4", "{}");
+  refused(at, EVEN_ERR_NOT_FOUND, "the job has no host u, and reaches none by ssh",
+          "{\"to\":[{\"host\":\"u\",\"ranks\":0}]}");
+  refused(at, EVEN_ERR_USAGE, "host y is to be drained, and to take ranks", "{\"to\":[{\"host\":\"y\",\"ranks\":0}]}");
+  refused(at, EVEN_ERR_USAGE, "--to has places for 2 ranks, and 1 leaves", "{\"to\":[{\"host\":\"x\",\"ranks\":2}]}");
+  refused(at, EVEN_ERR_STATE, "host z is about to leave the job itself", "{\"to\":[{\"host\":\"z\",\"ranks\":1}]}");
+  refused(at, EVEN_ERR_USAGE, "names host x twice",
+          "{\"to\":[{\"host\":\"x\",\"ranks\":1},{\"host\":\"x\",\"ranks\":0}]}");
+  refused(at, EVEN_ERR_USAGE, "is not the name of a host", "{\"to\":[{\"host\":\"-oProxyCommand=x\",\"ranks\":1}]}");
+  refused(at, EVEN_ERR_USAGE, "cannot take -1 ranks", "{\"to\":[{\"host\":\"x\",\"ranks\":-1}]}");
+}
+
+static void gpus_are_not_shared_nor_exchanged_for_cores(void **state) {
+  scene *at = *state;
+  even_device gpu = {.kind = EVEN_DEVICE_CUDA};
+  even_device core = {.kind = EVEN_DEVICE_CPU, .cores = 1};
+  for (size_t i = 1; i < 4; i++) {
+    at->hosts.agents[i].devices = (even_device_list){i == 3 ? &core : &gpu, 1};
+    at->hosts.agents[i].places = i == 1 ? 1 : 8;
+  }
+  refused(at, EVEN_ERR_DEVICE, "host x has 1 GPU, and would have 2 ranks", "{\"to\":[{\"host\":\"x\",\"ranks\":1}]}");
+  assert_int_equal(drain(at, 2, "{}"), EVEN_OK); /* z has cores left alone, x no GPU */
+  assert_non_null(strstr(at->told, "of host y no rank moves"));
+  even_move_settle(&at->job);
+  at->hosts.agents[1].places = 2;
+  assert_int_equal(drain(at, 2, "{}"), EVEN_OK);
+  assert_non_null(strstr(at->told, "of host y 1 of 1 rank moves: to x (1)"));
+  for (size_t i = 1; i < 4; i++) {
+    at->hosts.agents[i].devices = (even_device_list){NULL, 0};
+  }
+}
+
+static void a_host_hears(scene *at, size_t host, const char *said) {
+  json_t *content = json_loads(said, 0, NULL);
+  assert_non_null(content);
+  at->hosts.agents[host].next.asked = true;
+  assert_int_equal(even_move_hear(&at->hosts.agents[host], content), EVEN_OK);
+  json_decref(content);
+}
+
+/* x takes the rank of y, which leaves: what was prepared holds once the list is another one. */
+static void what_was_prepared_holds_when_the_hosts_have_changed(void **state) {
+  scene *at = *state;
+  even_device_list own;
+  assert_int_equal(drain(at, 2, "{\"to\":[{\"host\":\"x\",\"ranks\":0}]}"), EVEN_OK);
+  assert_non_null(strstr(at->told, "of host y 1 of 1 rank moves: to x (1)"));
+  assert_int_equal(drain(at, 3, "{}"), EVEN_ERR_STATE); /* one after the other */
+  assert_string_equal(even_error_last()->what, "host y is being drained");
+  assert_true(even_move_prepares(&at->job));
+  assert_int_equal(even_elastic_ranks(&at->job), 4); /* nothing has changed yet */
+  a_host_hears(at, 1, "{\"devices\":[{\"name\":\"cpu:0\"},{\"name\":\"cpu:1\"}]}");
+  assert_int_equal(even_move_ranks(&at->job, 1), 2);
+  at->hosts.agents[2].leaves = true;
+  assert_int_equal(even_elastic_ranks(&at->job), 4); /* two of x, one of z, one of this host */
+  assert_int_equal(even_elastic_rearrange(&at->job), EVEN_OK);
+  assert_int_equal(at->hosts.count, 3);
+  assert_string_equal(at->hosts.agents[1].name, "x");
+  assert_int_equal(at->hosts.agents[1].count, 2);
+  assert_int_equal(at->hosts.agents[1].wish, 2);
+  assert_string_equal(at->hosts.agents[1].devices.items[1].name, "cpu:1");
+  assert_int_equal(at->hosts.agents[2].count, 1);
+  assert_false(even_move_prepares(&at->job));
+  assert_false(even_hosts_own_devices(&at->hosts, &own)); /* this host's are as they were */
+  even_device_list_free(&at->hosts.agents[1].devices);
+}
+
+static void who_names_other_devices_than_asked_is_not_believed(void **state) {
+  scene *at = *state;
+  json_t *content = json_loads("{\"devices\":[{\"name\":\"cpu:0\"}]}", 0, NULL);
+  assert_int_equal(drain(at, 2, "{\"to\":[{\"host\":\"x\",\"ranks\":0}]}"), EVEN_OK);
+  at->hosts.agents[1].next.asked = true;
+  assert_int_equal(even_move_hear(&at->hosts.agents[1], content), EVEN_ERR_INPUT);
+  json_decref(content);
+  assert_int_equal(even_move_ranks(&at->job, 1), 1);
+  even_error_clear();
+}
+
+/* The others and the job are as before, and who typed the command may type it again. */
+static void what_goes_wrong_before_the_end_ends_the_draining_alone(void **state) {
+  scene *at = *state;
+  assert_int_equal(drain(at, 2, "{\"to\":[{\"host\":\"x\",\"ranks\":0}]}"), EVEN_OK);
+  a_host_hears(at, 1, "{\"status\":5,\"what\":\"no such device\",\"fix\":\"\"}");
+  even_move_tick(&at->job);
+  assert_string_equal(at->told, "host y is not drained, and the job goes on as it is: host x: no such device");
+  assert_false(even_move_prepares(&at->job));
+  assert_false(at->hosts.agents[2].leaves);
+  assert_int_equal(drain(at, 2, "{\"stay\":true}"), EVEN_OK);
+  even_move_settle(&at->job); /* the job restarts before it came so far */
+  assert_non_null(strstr(at->told, "host y is not drained, and the job goes on as it is: the job restarted meanwhile"));
+  assert_int_equal(drain(at, 2, "{\"stay\":true}"), EVEN_OK);
+  at->job.interrupted = 2;
+  even_move_tick(&at->job);
+  assert_non_null(strstr(at->told, "the job is about to end"));
+}
+
 static void names_are_such_as_ssh_takes(void **state) {
   (void)state;
   static const char *const good[] = {"a", "node-7", "me@node7.cluster_2", "10.0.0.1"};
@@ -247,6 +369,11 @@ int main(void) {
                                       close_scene),
       cmocka_unit_test_setup_teardown(who_came_and_is_lost_is_not_counted_nor_started, open_scene, close_scene),
       cmocka_unit_test_setup_teardown(a_guest_that_says_nothing_gives_its_place_back, open_scene, close_scene),
+      cmocka_unit_test_setup_teardown(what_cannot_take_ranks_is_refused, open_scene, close_scene),
+      cmocka_unit_test_setup_teardown(gpus_are_not_shared_nor_exchanged_for_cores, open_scene, close_scene),
+      cmocka_unit_test_setup_teardown(what_was_prepared_holds_when_the_hosts_have_changed, open_scene, close_scene),
+      cmocka_unit_test_setup_teardown(who_names_other_devices_than_asked_is_not_believed, open_scene, close_scene),
+      cmocka_unit_test_setup_teardown(what_goes_wrong_before_the_end_ends_the_draining_alone, open_scene, close_scene),
       cmocka_unit_test(names_are_such_as_ssh_takes),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

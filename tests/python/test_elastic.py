@@ -107,8 +107,8 @@ def test_who_may_not_join_is_told_why(alone: Alone, waiting: str, tmp_path: path
     assert not control.exists()
 
 
-def drain_of(hosts: Hosts, host: str) -> Job:
-    command = ["ip", "netns", "exec", hosts.names[0], str(hosts.program), "drain", "--run", "a", host]
+def drain_of(hosts: Hosts, host: str, *words: str) -> Job:
+    command = ["ip", "netns", "exec", hosts.names[0], str(hosts.program), "drain", "--run", "a", *words, host]
     hosts.jobs.append(Job(command, hosts.folder, hosts.environment))
     return hosts.jobs[-1]
 
@@ -118,7 +118,7 @@ def test_a_host_is_drained_and_the_job_goes_on(hosts: Hosts, script: Script, tmp
     job = hosts.start("--name", "a", "--max-restarts", "0", "--log-rank", "all", script(TRAINING), monitor=True)
     job.wait_for("at step 8", times=2)
     (agent,) = hosts.agents()
-    drain = drain_of(hosts, there)
+    drain = drain_of(hosts, there, "--no-move", "--cold")
     job.wait_for(f"host {there} is drained: the training saves its state after the step under way")
     (tmp_path / "told").touch()
     code, text = drain.finish()
@@ -298,7 +298,7 @@ def test_hosts_get_the_checkpoint_under_the_number_that_they_have_then(alone: Al
     job.wait_for(r"rank \d of 3 attempt 1 process", times=3)
     shutil.rmtree(alone.folder / "saved/step-00000007")
     write_checkpoint(alone.folder / "saved/step-00000008")
-    drain = alone.start("drain", "--run", "a", name)
+    drain = alone.start("drain", "--run", "a", "--no-move", name)
     job.wait_for(f"host {name} is drained")
     os.kill(int(rank), signal.SIGKILL)
     code, text = job.finish()

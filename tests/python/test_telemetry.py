@@ -71,6 +71,24 @@ def test_without_a_ring_nothing_happens() -> None:
     assert writer.handle is None
 
 
+def test_a_ring_may_be_opened_late(segment: int) -> None:
+    """As by a process that waits for the ranks before it: what it would write before goes nowhere."""
+    writer = _core.Telemetry(-1, 1)
+    enter = writer.enter
+    writer.event(_core.EVENT_JOINING, 0)
+    writer.open(segment, 1)
+    writer.event(_core.EVENT_JOINED, 0)
+    enter(_core.AT_COLLECTIVE)
+    reader = _core.TelemetryReader(segment)
+    records, _ = reader.drain()
+    assert [record[2] for record in records] == [_core.EVENT_JOINED]
+    assert reader.activity(1)[0] == _core.AT_COLLECTIVE
+    with pytest.raises(ValueError, match="open"):
+        writer.open(segment, 1)
+    with pytest.raises(EvenstepError):
+        _core.Telemetry(-1, 1).open(segment, 7)
+
+
 def test_the_handle_keeps_the_ring_open(segment: int) -> None:
     handle = _core.Telemetry(segment, 0).handle
     gc.collect()
