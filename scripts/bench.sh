@@ -51,6 +51,10 @@ if wanted recovery; then
   echo "== ranks are killed and the others go on"
   "$bin/python" bench/recovery_bench.py | tee "$results/recovery-$day.txt"
 fi
+if wanted drain; then
+  echo "== a host is drained and its ranks move"
+  "$bin/python" bench/drain_bench.py | tee "$results/drain-$day.txt"
+fi
 if wanted exactness; then
   echo "== parameters after 50 steps, balanced against one process"
   "$bin/python" bench/exactness.py | tee "$results/exactness-$day.txt"
