@@ -130,6 +130,7 @@ static even_status run(running_job *job, int *exit_code) {
                                     .resume = job->options->resume,
                                     .hosts = job->setup.hosts,
                                     .estate = job->options->estate,
+                                    .memory = job->setup.memory,
                                     .shown = job->setup.shown,
                                     .observer = {.context = job,
                                                  .attempt = on_attempt,

@@ -46,6 +46,8 @@ typedef struct even_job_options {
   const char *rendezvous; /* --rendezvous; NULL: the working folder */
   bool replace_leader;
   int64_t checkpoint_copies;            /* --checkpoint-copies: on so many other hosts */
+  int64_t checkpoint_memory;            /* --checkpoint-memory: steps; 0: none */
+  int64_t memory_copies;                /* --memory-copies: in so many other hosts' memory; -1: not given */
   const char *witness;                  /* a host without ranks that votes on who leads; NULL: none */
   const struct even_launched *launched; /* with --hosts auto: which of the hosts this is; else NULL */
   struct even_estate *estate;           /* of the leader whose job this is; NULL: a new one. Not of the command line */

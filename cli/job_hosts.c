@@ -196,17 +196,18 @@ static even_status check_alone(const even_job_options *options) {
   bool joined = options->max_ranks > 0;
   if (options->ssh == NULL && (joined || options->address == NULL) && options->rendezvous == NULL &&
       !options->replace_leader && options->witness == NULL && options->checkpoint_copies == 0 &&
-      (joined || options->join_port == 0)) {
+      options->memory_copies <= 0 && (joined || options->join_port == 0)) {
     return EVEN_OK;
   }
   (void)even_fail(EVEN_ERR_USAGE, "%s is of several hosts, and no --hosts names them",
-                  options->ssh != NULL          ? "--ssh"
-                  : options->address != NULL    ? "--address"
-                  : options->rendezvous != NULL ? "--rendezvous"
-                  : options->witness != NULL    ? "--witness"
-                  : options->replace_leader     ? "--replace-leader"
-                  : options->join_port != 0     ? "--join-port"
-                                                : "--checkpoint-copies");
+                  options->ssh != NULL              ? "--ssh"
+                  : options->address != NULL        ? "--address"
+                  : options->rendezvous != NULL     ? "--rendezvous"
+                  : options->witness != NULL        ? "--witness"
+                  : options->replace_leader         ? "--replace-leader"
+                  : options->join_port != 0         ? "--join-port"
+                  : options->checkpoint_copies != 0 ? "--checkpoint-copies"
+                                                    : "--memory-copies");
   return even_error_fix("name the hosts, or leave it out");
 }
 
@@ -277,6 +278,12 @@ static even_status find_join_key(const even_job_options *options, even_job_way *
   return EVEN_OK;
 }
 
+/* One, unless the user says otherwise: then the loss of a host loses none. */
+static int memory_copies(const even_job_options *options) {
+  int64_t wanted = options->memory_copies >= 0 ? options->memory_copies : 1;
+  return options->checkpoint_memory > 0 ? (int)wanted : 0;
+}
+
 static even_status reach(const even_job_options *options, const even_host_wish *wishes, size_t count,
                          const char *script, even_job_setup *setup) {
   even_job_way *way = &setup->way;
@@ -305,6 +312,7 @@ static even_status reach(const even_job_options *options, const even_host_wish *
                                     .majority_seconds = majority,
                                     .replaces_leader = options->replace_leader || options->witness != NULL,
                                     .copies = (int)options->checkpoint_copies,
+                                    .memory_copies = memory_copies(options),
                                     .least_ranks = (int)options->min_ranks,
                                     .most_ranks = (int)options->max_ranks,
                                     .estate = options->estate};
@@ -347,6 +355,14 @@ even_status even_job_add_devices(even_job_setup *setup) {
   return EVEN_OK;
 }
 
+static even_status check_copies(const char *option, int64_t copies, size_t hosts) {
+  if (copies <= (int64_t)hosts - 1) {
+    return EVEN_OK;
+  }
+  (void)even_fail(EVEN_ERR_USAGE, "%s %lld, and there are %zu other hosts", option, (long long)copies, hosts - 1);
+  return even_error_fix("give at most so many");
+}
+
 even_status even_job_reach_hosts(const even_job_options *options, int ranks, const char *script,
                                  even_job_setup *setup) {
   even_host_wish *wishes = NULL;
@@ -371,10 +387,11 @@ even_status even_job_reach_hosts(const even_job_options *options, int ranks, con
     (void)even_error_fix(
         "of two hosts nobody knows which one is cut off: --witness names a third machine, which votes");
   }
-  if (status == EVEN_OK && options->estate == NULL && options->checkpoint_copies > (int64_t)count - 1) {
-    status = even_fail(EVEN_ERR_USAGE, "--checkpoint-copies %lld, and there are %zu other hosts",
-                       (long long)options->checkpoint_copies, count - 1);
-    (void)even_error_fix("give at most so many");
+  if (status == EVEN_OK && options->estate == NULL) {
+    status = check_copies("--checkpoint-copies", options->checkpoint_copies, count);
+  }
+  if (status == EVEN_OK && options->estate == NULL) {
+    status = check_copies("--memory-copies", options->memory_copies, count);
   }
   if (status == EVEN_OK && (count > 1 || options->max_ranks > 0)) { /* this host alone is a job of one host */
     status = reach(options, wishes, count, script, setup);

@@ -11,6 +11,7 @@ void even_job_options_defaults(even_job_options *options) {
   options->max_restarts = -1;
   options->recovery = "restart";
   options->keep = 3;
+  options->memory_copies = -1;
 }
 
 size_t even_job_options_declare(even_job_options *o, even_option *table) {
@@ -94,6 +95,11 @@ size_t even_job_options_declare(even_job_options *o, even_option *table) {
        "of three hosts and more another one takes this one's place when it is lost", 0, 0},
       {0, "checkpoint-copies", EVEN_OPTION_INTEGER, &o->checkpoint_copies, "N",
        "keep the newest checkpoint on N other hosts, too (default 0)", 0, 512},
+      {0, "checkpoint-memory", EVEN_OPTION_INTEGER, &o->checkpoint_memory, "K",
+       "every K steps a checkpoint in memory, from which the job restarts where it is newer than the disk's", 1,
+       INT32_MAX},
+      {0, "memory-copies", EVEN_OPTION_INTEGER, &o->memory_copies, "N",
+       "keep the newest in the memory of N other hosts, too (default 1 with --checkpoint-memory)", 0, 512},
       {0, "witness", EVEN_OPTION_TEXT, &o->witness, "HOST",
        "of two hosts, a third machine without ranks that votes: with it, either may take the other one's place", 0, 0},
       {0, "python", EVEN_OPTION_TEXT, &o->python, "PATH", "the interpreter (default: of this installation, or on PATH)",

@@ -5,6 +5,8 @@
 #include "base/fail.h"
 #include "checkpoint/reader.h"
 #include "monitor/monitor.h"
+#include "orchestrator/estate.h"
+#include "orchestrator/host_memory.h"
 #include "os/folder.h"
 #include "os/path.h"
 
@@ -187,6 +189,11 @@ static even_status build_environment(const even_job_options *options, char *cons
   if (options->checkpoint_every != NULL) {
     EVEN_TRY(even_environment_set(&setup->environment, "EVENSTEP_CHECKPOINT_EVERY", options->checkpoint_every));
   }
+  if (options->checkpoint_memory > 0) {
+    char steps[24];
+    (void)snprintf(steps, sizeof steps, "%lld", (long long)options->checkpoint_memory);
+    EVEN_TRY(even_environment_set(&setup->environment, "EVENSTEP_CHECKPOINT_MEMORY_EVERY", steps));
+  }
   if (options->keep_every != NULL) {
     EVEN_TRY(even_environment_set(&setup->environment, "EVENSTEP_CHECKPOINT_KEEP_EVERY", options->keep_every));
   }
@@ -246,6 +253,11 @@ static even_status check_options(const even_job_options *options) {
   if (options->no_monitor && options->whole_history) {
     (void)even_fail(EVEN_ERR_USAGE, "--whole-history keeps every step, and --no-monitor says that none is recorded");
     return even_error_fix("leave out one of the two");
+  }
+  if (options->memory_copies >= 0 && options->checkpoint_memory == 0) {
+    (void)even_fail(EVEN_ERR_USAGE, "--memory-copies %lld is of --checkpoint-memory",
+                    (long long)options->memory_copies);
+    return even_error_fix("say every how many steps a checkpoint is kept in memory: --checkpoint-memory 10");
   }
   EVEN_TRY(even_job_check_name(options));
   EVEN_TRY(even_policy_parse(options->policy, &policy));
@@ -407,6 +419,19 @@ static even_status check_most(const even_job_options *options, const even_job_se
   return even_error_fix("give at least as many as there are ranks");
 }
 
+/* That of the host that takes a leader's place has what was sent there. */
+static even_status open_memory(const even_job_options *options, even_job_setup *setup) {
+  if (options->checkpoint_memory == 0) {
+    return EVEN_OK;
+  }
+  if (options->estate != NULL && options->estate->memory != NULL) {
+    setup->memory = options->estate->memory;
+    options->estate->memory = NULL;
+    return EVEN_OK;
+  }
+  return even_host_memory_open(&setup->memory);
+}
+
 static even_status open_setup(const even_job_options *options, char *const *environment, size_t count, char **words,
                               even_job_setup *setup) {
   int ranks = 0;
@@ -437,6 +462,7 @@ static even_status open_setup(const even_job_options *options, char *const *envi
   }
   EVEN_TRY(even_job_run_folder(options, words[0], setup));
   EVEN_TRY(set_checkpoint_folder(options, setup));
+  EVEN_TRY(open_memory(options, setup));
   return build_environment(options, environment, setup);
 }
 
@@ -527,6 +553,7 @@ even_status even_job_setup_follow(const even_job_options *options, even_job_setu
 
 void even_job_setup_close(even_job_setup *setup) {
   even_hosts_close(setup->hosts);
+  even_host_memory_close(setup->memory);
   even_free(setup->way.shell);
   even_rendezvous_free(&setup->way.rendezvous);
   explicit_bzero(setup->way.key, sizeof setup->way.key);

@@ -38,9 +38,10 @@ typedef struct even_job_setup {
   even_text python;
   even_text run_name;
   even_text run_folder;
-  int lock;                     /* on the run folder, for as long as the job lives; -1: none (no locks there) */
-  even_text checkpoint_folder;  /* absolute */
-  even_environment environment; /* added for every rank */
+  int lock;                        /* on the run folder, for as long as the job lives; -1: none (no locks there) */
+  even_text checkpoint_folder;     /* absolute */
+  struct even_host_memory *memory; /* with --checkpoint-memory; else NULL */
+  even_environment environment;    /* added for every rank */
   int max_restarts;
   bool restart_always;
   double hang_seconds; /* 0: off */

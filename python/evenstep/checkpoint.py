@@ -200,6 +200,22 @@ def _on_rank_zero(
     return folder, False
 
 
+def write_behind(
+    folder: Path,
+    snapshot: Snapshot,
+    replace: bool,
+    previous: Path | None,
+    after: Callable[[], None],
+    failed: Callable[[BaseException], bool],
+) -> bool:
+    """Copies a state and writes it while training goes on. False where another one is being written, or where the free
+    memory does not hold the copy: nothing was done."""
+    if _background.busy or not _background.take(folder, snapshot, replace, _text(snapshot), previous):
+        return False
+    _background.start(after, failed)
+    return True
+
+
 _uploads: dict[str, Uploads] = {}  # by the place
 
 

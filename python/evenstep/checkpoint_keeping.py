@@ -45,6 +45,8 @@ def own_checkpoint(session: Any, named: Path) -> Path:
         if writer == session.name:
             return named
         home = named.parent.parent if writer else named.parent
+        if os.fspath(home) == os.environ.get("EVENSTEP_CHECKPOINT_MEMORY"):  # sets keep none in memory
+            home = checkpoint_folder()
     else:
         home = named
     own = newest_checkpoint(home / session.name)

@@ -30,6 +30,7 @@ class Environment:
     joins: bool = False  # this process is to take the place of a rank that was lost
     checkpoint_steps: int = 0
     checkpoint_seconds: float = 0.0
+    memory_steps: int = 0  # between checkpoints in memory (evenstep.checkpoint_memory)
     plan: str = ""
     plan_steps: int = 8
     resume: str = ""
@@ -148,6 +149,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         joins=joins,
         checkpoint_steps=steps,
         checkpoint_seconds=seconds,
+        memory_steps=_integer(v, "EVENSTEP_CHECKPOINT_MEMORY_EVERY", 0),
         plan=v.get("EVENSTEP_PLAN", ""),
         plan_steps=_integer(v, "EVENSTEP_PLAN_STEPS", 8, 1),
         resume=v.get("EVENSTEP_RESUME", ""),

@@ -199,9 +199,8 @@ def prepare(
             if models:
                 observe_backward(passes)
                 spoil_when_asked(p for model in models.values() for _, p in trained_parameters(model))
-            if current.rank == 0 and (
-                current.environment.checkpoint_steps > 0 or current.environment.checkpoint_seconds > 0
-            ):
+            asked = current.environment
+            if current.rank == 0 and (asked.checkpoint_steps or asked.checkpoint_seconds or asked.memory_steps):
                 from evenstep.checkpoint import expect_automatic
 
                 expect_automatic()

@@ -114,6 +114,7 @@ class Session:
         self.steps.parameters = self.parameter_checks
         self._last_checkpoint = time.monotonic()
         self._checkpointed = 0  # the step up to which --checkpoint-every N is done
+        self._in_memory = 0  # the same of --checkpoint-memory
 
     def take_place(self) -> None:
         """From now on it is what `session()` gives, outside process sets."""
@@ -263,7 +264,7 @@ class Session:
 
     @step.setter
     def step(self, value: int) -> None:
-        self.steps.step = self._checkpointed = value
+        self.steps.step = self._checkpointed = self._in_memory = value
 
     @property
     def epoch(self) -> int:
@@ -404,6 +405,16 @@ class Session:
             automatic(self)
             self._checkpointed = steps.step
             self._last_checkpoint = time.monotonic()
+        self._keep_in_memory_when_due(due)
+
+    def _keep_in_memory_when_due(self, on_disk: bool) -> None:
+        every = self.environment.memory_steps
+        if every > 0 and self._whole and not self.name and self.step // every > self._in_memory // every:
+            self._in_memory = self.step
+            if not on_disk:
+                from evenstep.checkpoint_memory import keep
+
+                keep(self)
 
     # -- steps --
 

@@ -20,6 +20,7 @@ typedef struct incoming_file {
   char *path;
   even_output output; /* fd -1: it was not filled */
   bool filled;
+  bool linked; /* and on the disk already */
 } incoming_file;
 
 struct even_checkpoint_incoming {
@@ -167,6 +168,28 @@ even_status even_checkpoint_incoming_create(even_checkpoint_incoming *incoming, 
   return EVEN_OK;
 }
 
+even_status even_checkpoint_incoming_link(even_checkpoint_incoming *incoming, size_t file, const char *from,
+                                          bool *linked) {
+  bool is_link = false;
+  *linked = false;
+  if (file >= incoming->info.file_count) {
+    return even_fail(EVEN_ERR_ARGUMENT, "file %zu of a checkpoint of %zu", file, incoming->info.file_count);
+  }
+  if (even_path_is_link(from, &is_link) != EVEN_OK || is_link) {
+    even_error_clear();
+    return EVEN_OK;
+  }
+  EVEN_TRY(name_file(incoming, file));
+  if (even_file_link(from, incoming->files[file].path) != EVEN_OK) {
+    even_error_clear(); /* no links here, or it is gone: it comes */
+    even_free(incoming->files[file].path);
+    incoming->files[file].path = NULL;
+    return EVEN_OK;
+  }
+  incoming->files[file].filled = incoming->files[file].linked = *linked = true;
+  return EVEN_OK;
+}
+
 void even_checkpoint_incoming_filled(even_checkpoint_incoming *incoming, size_t file, int fd) {
   incoming->files[file].output =
       (even_output){.fd = fd, .path = incoming->files[file].path, .bytes = incoming->info.files[file].bytes};
@@ -195,7 +218,9 @@ static even_status sync_files(even_checkpoint_incoming *incoming) {
       EVEN_TRY(even_checkpoint_incoming_create(incoming, i, &fd));
       even_checkpoint_incoming_filled(incoming, i, fd);
     }
-    EVEN_TRY(even_output_finish(&incoming->files[i].output));
+    if (!incoming->files[i].linked) {
+      EVEN_TRY(even_output_finish(&incoming->files[i].output));
+    }
   }
   return EVEN_OK;
 }

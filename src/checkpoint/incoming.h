@@ -16,6 +16,9 @@ const even_checkpoint_info *even_checkpoint_incoming_info(const even_checkpoint_
 const char *even_checkpoint_incoming_folder(const even_checkpoint_incoming *incoming);
 /* The file of that number among info's, new and empty, open for writing: the caller's until it is given back. */
 even_status even_checkpoint_incoming_create(even_checkpoint_incoming *incoming, size_t file, int *fd) EVEN_MUST_USE;
+/* Links the file of that number to the one at `from` where it can: whoever calls knows that it is the same. */
+even_status even_checkpoint_incoming_link(even_checkpoint_incoming *incoming, size_t file, const char *from,
+                                          bool *linked) EVEN_MUST_USE;
 /* All of the file was written to `fd`, which is not the caller's any more. */
 void even_checkpoint_incoming_filled(even_checkpoint_incoming *incoming, size_t file, int fd);
 /* Whether all files are here. */

@@ -108,21 +108,29 @@ static even_status collect(const search *what, const char *folder, const even_na
   return status;
 }
 
-static even_status find(const search *what, const char *folder, char **path) {
+/* Adds those of one folder; one that is not there has none. */
+static even_status collect_of(const search *what, const char *folder, candidate **candidates, size_t *count) {
   even_names names = {NULL, 0};
-  candidate *candidates = NULL;
-  size_t count = 0;
-  *path = NULL;
   even_status status = even_folder_names(folder, &names);
   if (status == EVEN_ERR_NOT_FOUND) {
-    even_names_free(&names);
-    return EVEN_OK;
+    status = EVEN_OK;
+  } else if (status == EVEN_OK) {
+    status = even_realloc((void **)candidates, *count + names.count + 1, sizeof **candidates);
   }
   if (status == EVEN_OK) {
-    status = EVEN_NEW_ARRAY(&candidates, names.count);
+    status = collect(what, folder, &names, *candidates, count);
   }
-  if (status == EVEN_OK) {
-    status = collect(what, folder, &names, candidates, &count);
+  even_names_free(&names);
+  return status;
+}
+
+static even_status find(const search *what, const char *const *folders, size_t folder_count, char **path) {
+  candidate *candidates = NULL;
+  size_t count = 0;
+  even_status status = EVEN_OK;
+  *path = NULL;
+  for (size_t i = 0; status == EVEN_OK && i < folder_count; i++) {
+    status = collect_of(what, folders[i], &candidates, &count);
   }
   if (status == EVEN_OK && count > 1) {
     qsort(candidates, count, sizeof *candidates, newest_first);
@@ -141,16 +149,21 @@ static even_status find(const search *what, const char *folder, char **path) {
     even_free(candidates[i].created);
   }
   even_free(candidates);
-  even_names_free(&names);
   return status;
 }
 
 even_status even_checkpoint_find_newest(const char *folder, bool thorough, char **path) {
-  return find(&(search){.thorough = thorough}, folder, path);
+  return find(&(search){.thorough = thorough}, &folder, 1, path);
+}
+
+even_status even_checkpoint_find_whole_of(const char *const *folders, size_t count, even_checkpoint_accept accept,
+                                          const void *context, even_names *damaged, char **path) {
+  *damaged = (even_names){NULL, 0};
+  return find(&(search){.accept = accept, .context = context, .thorough = true, .damaged = damaged}, folders, count,
+              path);
 }
 
 even_status even_checkpoint_find_whole(const char *folder, even_checkpoint_accept accept, const void *context,
                                        even_names *damaged, char **path) {
-  *damaged = (even_names){NULL, 0};
-  return find(&(search){.accept = accept, .context = context, .thorough = true, .damaged = damaged}, folder, path);
+  return even_checkpoint_find_whole_of(&folder, 1, accept, context, damaged, path);
 }

@@ -67,6 +67,9 @@ typedef bool (*even_checkpoint_accept)(const void *context, const even_checkpoin
  * even_names_free, also after a failure. */
 even_status even_checkpoint_find_whole(const char *folder, even_checkpoint_accept accept, const void *context,
                                        even_names *damaged, char **path) EVEN_MUST_USE;
+/* The same among those of several folders. */
+even_status even_checkpoint_find_whole_of(const char *const *folders, size_t count, even_checkpoint_accept accept,
+                                          const void *context, even_names *damaged, char **path) EVEN_MUST_USE;
 
 /* Checks the header of a safetensors file (the bytes behind the 8 of its length) against the bytes of data that follow
  * it: types known, shapes fitting, ranges in order without overlap or gap. *out is the header (json_decref).

@@ -5,9 +5,11 @@
 #include "base/fail.h"
 #include "checkpoint/reader.h"
 #include "orchestrator/adopt.h"
+#include "orchestrator/copies.h"
 #include "orchestrator/elastic.h"
 #include "orchestrator/estate.h"
 #include "orchestrator/hangs.h"
+#include "orchestrator/host_memory.h"
 #include "orchestrator/job.h"
 #include "orchestrator/remote.h"
 #include "orchestrator/succession.h"
@@ -202,12 +204,16 @@ static even_status refuse_all_damaged(const even_job *job, const even_names *dam
 /* The newest whole checkpoint, every checksum compared: the ranks read it next anyway, from memory then. */
 static even_status find_newest(even_job *job, bool restart) {
   char *path = NULL;
+  const char *folders[2];
+  size_t count = 0;
   even_names damaged = {NULL, 0};
-  if (job->params->checkpoint_folder == NULL) {
-    return EVEN_OK;
+  if (job->params->checkpoint_folder != NULL) {
+    folders[count++] = job->params->checkpoint_folder;
   }
-  even_status status =
-      even_checkpoint_find_whole(job->params->checkpoint_folder, restart ? is_own : NULL, job, &damaged, &path);
+  if (restart && job->params->memory != NULL) {
+    folders[count++] = even_text_string(&job->params->memory->folder);
+  }
+  even_status status = even_checkpoint_find_whole_of(folders, count, restart ? is_own : NULL, job, &damaged, &path);
   bool refuse = status == EVEN_OK && path == NULL && damaged.count > 0 && !restart;
   for (size_t i = refuse ? 1 : 0; i < damaged.count; i++) {
     even_job_notice(job, "passed over: %s", damaged.items[i]);
@@ -243,6 +249,10 @@ static even_status find_resume(even_job *job, bool restart) {
   return status == EVEN_OK ? even_path_absolute(wish, &job->resume) : status;
 }
 
+static const char *where(const even_job *job) {
+  return even_host_memory_has(job->params->memory, even_text_string(&job->resume)) ? " (in memory)" : "";
+}
+
 /* After a failed attempt: whether to start again, and from where. */
 static even_status plan_restart(even_job *job, const even_fault_facts *culprit, bool *again) {
   even_text before = EVEN_TEXT_EMPTY;
@@ -270,8 +280,9 @@ static even_status plan_restart(even_job *job, const even_fault_facts *culprit, 
   }
   *again = true;
   job->attempt++;
-  even_job_notice(job, "restart %d of %d from %s", job->attempt - job->planned, job->params->max_restarts,
-                  job->resume.length > 0 ? job->resume.data : "the beginning: there is no whole checkpoint of it");
+  even_job_notice(job, "restart %d of %d from %s%s", job->attempt - job->planned, job->params->max_restarts,
+                  job->resume.length > 0 ? job->resume.data : "the beginning: there is no whole checkpoint of it",
+                  where(job));
   return EVEN_OK;
 }
 
@@ -398,9 +409,10 @@ static even_status make_room(even_job *job) {
 static even_status go_on(even_job *job) {
   EVEN_TRY(even_estate_take(job->params->estate, job));
   EVEN_TRY(find_resume(job, true));
-  even_job_notice(job, "this host leads now (generation %llu): restart %d of %d from %s",
+  even_job_notice(job, "this host leads now (generation %llu): restart %d of %d from %s%s",
                   (unsigned long long)job->params->estate->generation, job->attempt, job->params->max_restarts,
-                  job->resume.length > 0 ? job->resume.data : "the beginning: there is no whole checkpoint of it");
+                  job->resume.length > 0 ? job->resume.data : "the beginning: there is no whole checkpoint of it",
+                  where(job));
   return EVEN_OK;
 }
 
@@ -479,6 +491,8 @@ static even_status open_and_run(even_job *job, even_status opened, int *exit_cod
   }
   if (status == EVEN_OK && changed) {
     even_elastic_keep(job);
+  } else {
+    even_copies_tell(job);
   }
   even_free(ends);
   even_job_close(job);

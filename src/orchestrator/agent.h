@@ -89,7 +89,9 @@ typedef struct even_agent_params {
    * none. */
   struct even_hosts *hosts;
   struct even_estate *estate; /* of the leader whose job this one goes on with (estate.h); NULL: it is a new one */
-  const bool *shown;          /* of hosts: whose lines the observer wants, a rank each; NULL: all */
+  /* Where ranks of this host keep checkpoints in memory, which a restart takes where they are newer; NULL: nowhere. */
+  struct even_host_memory *memory;
+  const bool *shown; /* of hosts: whose lines the observer wants, a rank each; NULL: all */
   even_agent_observer observer;
 } even_agent_params;
 

@@ -7,6 +7,7 @@
 #include "base/json_writer.h"
 #include "base/stop.h"
 #include "checkpoint/reader.h"
+#include "orchestrator/host_memory.h"
 #include "os/file.h"
 #include "os/pipe.h"
 #include "os/stream.h"
@@ -16,24 +17,34 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { TICK_MS = 50, MOST_MANIFEST = 256 << 20 };
+enum { TICK_MS = 50, MOST_MANIFEST = 256 << 20, MOST_OPEN = 32 };
 
 typedef enum bring_state { ASKED, SENDING, HOLDS, FAILED } bring_state;
 
 typedef struct even_bring {
   bring_state state;
   bool quiet;
+  bool memory; /* to the host's */
   uint64_t serial;
   uint64_t sum;     /* of its manifest */
   even_text folder; /* the checkpoint, here */
   even_checkpoint_info info;
   uint64_t manifest_bytes;
   size_t next; /* of its files, 0 the manifest */
+  int *open;   /* each of them, -1: given away; NULL: each is opened when it is sent */
+  bool *had;   /* which of its files the host has of the one before, the manifest among them */
+  uint64_t sent_bytes;
+  uint64_t spared_bytes;
   even_error why;
 } even_bring;
 
 static void free_bring(even_bring *bring) {
   if (bring != NULL) {
+    for (size_t i = 0; bring->open != NULL && i <= bring->info.file_count; i++) {
+      even_pipe_close(bring->open[i]);
+    }
+    even_free(bring->open);
+    even_free(bring->had);
     even_text_free(&bring->folder);
     even_checkpoint_info_free(&bring->info);
     even_free(bring);
@@ -72,38 +83,73 @@ static void sent(void *context, const even_parcel *parcel, const even_error *why
   }
 }
 
-static even_status open_file(const even_bring *bring, size_t file, even_text *path, even_input *input) {
+static uint64_t bytes_of(const even_bring *bring, size_t file) {
+  return file == 0 ? bring->manifest_bytes : bring->info.files[file - 1].bytes;
+}
+
+static even_status open_file(const even_bring *bring, size_t file, int *fd) {
   const char *name = file == 0 ? EVEN_CHECKPOINT_MANIFEST : bring->info.files[file - 1].name;
-  uint64_t bytes = file == 0 ? bring->manifest_bytes : bring->info.files[file - 1].bytes;
-  even_text_format(path, "%s/%s", even_text_string(&bring->folder), name);
-  EVEN_TRY(even_text_status(path));
-  EVEN_TRY(even_input_open(path->data, input));
-  if (input->bytes != bytes) {
-    even_input_close(input);
-    return even_fail(EVEN_ERR_CORRUPT, "%s has %" PRIu64 " bytes, and had %" PRIu64, path->data, input->bytes, bytes);
+  even_text path = EVEN_TEXT_EMPTY;
+  even_input input = {.fd = -1};
+  even_text_format(&path, "%s/%s", even_text_string(&bring->folder), name);
+  even_status status = even_text_status(&path);
+  if (status == EVEN_OK) {
+    status = even_input_open(path.data, &input);
+  }
+  if (status == EVEN_OK && input.bytes != bytes_of(bring, file)) {
+    status = even_fail(EVEN_ERR_CORRUPT, "%s has %" PRIu64 " bytes, and had %" PRIu64, path.data, input.bytes,
+                       bytes_of(bring, file));
+    even_input_close(&input);
+  }
+  even_text_free(&path);
+  *fd = input.fd;
+  return status;
+}
+
+/* All of them, so that they may be removed here before they are sent. Of many files the descriptors are too many. */
+static even_status open_files(even_bring *bring) {
+  if (bring->info.file_count > MOST_OPEN) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(EVEN_NEW_ARRAY(&bring->open, bring->info.file_count + 1));
+  for (size_t i = 0; i <= bring->info.file_count; i++) {
+    bring->open[i] = -1;
+  }
+  for (size_t i = 0; i <= bring->info.file_count; i++) {
+    EVEN_TRY(open_file(bring, i, &bring->open[i]));
   }
   return EVEN_OK;
 }
 
-/* Those of no bytes the host makes itself. */
+/* The file is the caller's then. */
+static even_status give_file(even_bring *bring, size_t file, int *fd) {
+  if (bring->open == NULL) {
+    return open_file(bring, file, fd);
+  }
+  *fd = bring->open[file];
+  bring->open[file] = -1;
+  return EVEN_OK;
+}
+
+/* Those of no bytes the host makes itself, and some it has already. */
+static bool is_sent(const even_bring *bring, size_t file) {
+  return file == 0 || (bring->info.files[file - 1].bytes > 0 && !bring->had[file]);
+}
+
 static even_status send_next(even_host_agent *agent) {
   even_bring *bring = agent->bring;
-  even_text path = EVEN_TEXT_EMPTY;
-  even_input input = {.fd = -1};
-  while (bring->next > 0 && bring->next <= bring->info.file_count && bring->info.files[bring->next - 1].bytes == 0) {
-    bring->next++;
+  int fd = -1;
+  while (bring->next <= bring->info.file_count && !is_sent(bring, bring->next)) {
+    bring->spared_bytes += bytes_of(bring, bring->next++);
   }
   if (bring->next > bring->info.file_count) {
     return EVEN_OK; /* all are there: the host says so when it has compared them */
   }
   size_t file = bring->next++;
-  even_status status = open_file(bring, file, &path, &input);
-  if (status == EVEN_OK) {
-    status = even_parcels_offer(agent->hosts->parcels, (int)agent->index, EVEN_BRING_PARCEL,
-                                bring->serial * EVEN_BRING_FILES + file, input.fd, input.bytes, sent, agent);
-  }
-  even_text_free(&path);
-  return status;
+  EVEN_TRY(give_file(bring, file, &fd));
+  bring->sent_bytes += bytes_of(bring, file);
+  return even_parcels_offer(agent->hosts->parcels, (int)agent->index, EVEN_BRING_PARCEL,
+                            bring->serial * EVEN_BRING_FILES + file, fd, bytes_of(bring, file), sent, agent);
 }
 
 /* ---- asking ---- */
@@ -147,6 +193,10 @@ static even_status ask(even_host_agent *agent, const even_job *job) {
   even_json_string(&json, "folder", folder);
   even_json_string(&json, "other", even_text_string(&other));
   even_json_string(&json, "sum", digits);
+  if (agent->bring->memory) {
+    even_json_bool(&json, "memory", true);
+    even_json_bool(&json, "unseen", even_host_memory_has(job->params->memory, folder)); /* by any other host */
+  }
   even_json_object_end(&json);
   even_status status = even_text_status(&other);
   even_text_free(&other);
@@ -157,13 +207,20 @@ static even_status ask(even_host_agent *agent, const even_job *job) {
   return even_link_send_text(agent->link, EVEN_MESSAGE_CHECKPOINT, &text, NULL, 0);
 }
 
-static even_status read_new(const char *folder, bool quiet, even_bring **out) {
+static even_status read_new(const char *folder, bool quiet, bool memory, even_bring **out) {
   EVEN_TRY(EVEN_NEW(out));
   (*out)->quiet = quiet;
+  (*out)->memory = memory;
   even_text_add(&(*out)->folder, folder);
   even_status status = even_text_status(&(*out)->folder);
   if (status == EVEN_OK) {
     status = read_checkpoint(*out);
+  }
+  if (status == EVEN_OK) {
+    status = EVEN_NEW_ARRAY(&(*out)->had, (*out)->info.file_count + 1);
+  }
+  if (status == EVEN_OK && quiet) {
+    status = open_files(*out);
   }
   if (status != EVEN_OK) {
     free_bring(*out);
@@ -174,15 +231,16 @@ static even_status read_new(const char *folder, bool quiet, even_bring **out) {
 
 static bool goes_on(const even_bring *before, const even_bring *now) {
   return before != NULL && (before->state == ASKED || before->state == SENDING) && before->sum == now->sum &&
+         before->memory == now->memory &&
          strcmp(even_text_string(&before->folder), even_text_string(&now->folder)) == 0;
 }
 
-even_status even_bring_begin(even_job *job, even_host_agent *agent, const char *folder, bool quiet) {
+even_status even_bring_begin(even_job *job, even_host_agent *agent, const char *folder, bool quiet, bool memory) {
   even_bring *bring = NULL;
   if (agent->link == NULL) {
     return even_fail(EVEN_ERR_PEER_LOST, "host %s is lost: %s", agent->name, agent->lost_words);
   }
-  EVEN_TRY(read_new(folder, quiet, &bring));
+  EVEN_TRY(read_new(folder, quiet, memory, &bring));
   if (goes_on(agent->bring, bring)) {
     agent->bring->quiet = agent->bring->quiet && quiet;
     free_bring(bring);
@@ -210,6 +268,11 @@ bool even_bring_was_sent(const even_host_agent *agent) {
   return agent->bring != NULL && agent->bring->next > 0;
 }
 
+void even_bring_traffic(const even_host_agent *agent, uint64_t *sent_bytes, uint64_t *spared_bytes) {
+  *sent_bytes = agent->bring == NULL ? 0 : agent->bring->sent_bytes;
+  *spared_bytes = agent->bring == NULL ? 0 : agent->bring->spared_bytes;
+}
+
 /* ---- what a host says ---- */
 
 static void hear_where(even_host_agent *agent, const json_t *content) {
@@ -221,6 +284,18 @@ static void hear_where(even_host_agent *agent, const json_t *content) {
     fail(agent->bring);
   } else {
     agent->bring->state = HOLDS;
+  }
+}
+
+/* Once it knows the manifest. Numbers that are none are nobody's. */
+static void hear_had(even_bring *bring, const json_t *files) {
+  size_t at = 0;
+  json_t *number = NULL;
+  json_array_foreach(files, at, number) {
+    json_int_t file = json_integer_value(number);
+    if (file > 0 && (uint64_t)file <= bring->info.file_count) {
+      bring->had[file] = true;
+    }
   }
 }
 
@@ -251,6 +326,8 @@ even_status even_bring_hear(even_host_agent *agent, const json_t *content) {
                     "%.560s", even_json_text(content, "what"));
     (void)even_error_fix("%s", even_json_text(content, "fix"));
     fail(bring);
+  } else if (json_is_array(json_object_get(content, "had"))) {
+    hear_had(bring, json_object_get(content, "had"));
   } else if (json_is_true(json_object_get(content, "holds"))) {
     hear_where(agent, content);
   } else {
@@ -287,7 +364,8 @@ even_status even_bring_to_all(even_job *job) {
     if (job->resume.length == 0) {
       even_bring_drop(&hosts->agents[i]);
     } else {
-      EVEN_TRY(even_bring_begin(job, &hosts->agents[i], job->resume.data, false));
+      EVEN_TRY(even_bring_begin(job, &hosts->agents[i], job->resume.data, false,
+                                even_host_memory_has(job->params->memory, job->resume.data)));
     }
   }
   while (job->resume.length > 0 && !all) {

@@ -21,12 +21,16 @@ typedef enum even_bring_step {
 } even_bring_step;
 
 /* Begins to bring a checkpoint to one host, which ends what was brought there before; goes on where it is the same one.
- * `quiet`: nobody waits for it, and nobody is told. Errors: of reading its manifest, EVEN_ERR_PEER_LOST. */
-even_status even_bring_begin(even_job *job, even_host_agent *agent, const char *folder, bool quiet) EVEN_MUST_USE;
+ * `quiet`: nobody waits for it, and nobody is told; its files may be removed here meanwhile. `memory`: to that host's
+ * memory, not to its disk. Errors: of reading its manifest, EVEN_ERR_PEER_LOST. */
+even_status even_bring_begin(even_job *job, even_host_agent *agent, const char *folder, bool quiet,
+                             bool memory) EVEN_MUST_USE;
 /* How far the last one is; of one that FAILED *why, where `why` is not NULL. */
 even_bring_step even_bring_state(const even_host_agent *agent, const even_error **why);
 /* Whether the last one had to be sent. */
 bool even_bring_was_sent(const even_host_agent *agent);
+/* Bytes of it that were sent, and those of files that the host had already. */
+void even_bring_traffic(const even_host_agent *agent, uint64_t *sent_bytes, uint64_t *spared_bytes);
 /* What a host says of it (HOLDS). */
 even_status even_bring_hear(even_host_agent *agent, const json_t *content) EVEN_MUST_USE;
 /* The agent is gone, or its place is given up. */
@@ -35,10 +39,18 @@ void even_bring_drop(even_host_agent *agent);
 /* ---- a host's, bring_take.c ---- */
 typedef struct even_bring_take even_bring_take;
 
-/* Takes checkpoints from `parcels`; `tell` frees the text. `before`, the caller's, outlives it, and what takes the
- * parcels of the next leader: the last one that came, which goes when another one is whole. */
-even_status even_bring_take_open(even_parcels *parcels, even_text *before, void (*tell)(void *context, even_text *text),
-                                 void *context, even_bring_take **out) EVEN_MUST_USE;
+/* What a host has of checkpoints that came; it outlives who takes them, which each leader has anew. */
+typedef struct even_bring_kept {
+  even_text disk;                /* the last one that came to its disk, which goes when another one is whole */
+  even_text memory;              /* the same in its memory */
+  struct even_host_memory *host; /* its memory for them; NULL: nothing has come there */
+} even_bring_kept;
+
+void even_bring_kept_free(even_bring_kept *kept);
+/* Takes checkpoints from `parcels`; `tell` frees the text. `kept`, the caller's, outlives it. */
+even_status even_bring_take_open(even_parcels *parcels, even_bring_kept *kept,
+                                 void (*tell)(void *context, even_text *text), void *context,
+                                 even_bring_take **out) EVEN_MUST_USE;
 /* The leader asks (CHECKPOINT). */
 even_status even_bring_take_hear(even_bring_take *take, const json_t *content) EVEN_MUST_USE;
 /* Tells what a thread has done meanwhile; several times a second. NULL is allowed. */

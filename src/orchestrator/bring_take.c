@@ -7,7 +7,9 @@
 #include "base/json_writer.h"
 #include "base/stop.h"
 #include "checkpoint/incoming.h"
+#include "orchestrator/host_memory.h"
 #include "os/file.h"
+#include "os/memory_use.h"
 #include "os/pipe.h"
 #include "os/shared_memory.h"
 #include "os/thread.h"
@@ -25,6 +27,8 @@ struct even_bring_take {
   uint64_t serial;  /* of what the leader has asked for last */
   even_text folder; /* where it shall lie, or else: */
   even_text other;
+  bool in_memory;                     /* in this host's memory: `other` */
+  bool unseen;                        /* what has the name of `folder` here is not the leader's */
   uint64_t sum;                       /* of its manifest */
   even_checkpoint_incoming *incoming; /* files of it are still to come */
   even_text place;                    /* where it comes to */
@@ -36,7 +40,7 @@ struct even_bring_take {
   atomic_bool committed;
   even_status status; /* of that */
   even_error why;
-  even_text *before; /* the caller's: the last one that came before, and has not gone */
+  even_bring_kept *kept; /* the caller's */
 };
 
 /* ---- saying ---- */
@@ -134,15 +138,33 @@ static void end_commit(even_bring_take *take) {
   atomic_store(&take->committed, false);
 }
 
-/* What came before goes when the next one is whole, and not sooner. */
+/* The one that came before to where this one shall lie. */
+static even_text *before_of(const even_bring_take *take) {
+  return take->in_memory ? &take->kept->memory : &take->kept->disk;
+}
+
+/* It goes when the next one is whole, and not sooner. */
 static void follow_before(even_bring_take *take) {
   const char *place = even_text_string(&take->place);
-  if (take->before->length > 0 && strcmp(take->before->data, place) != 0 &&
-      even_checkpoint_remove(take->before->data) != EVEN_OK) {
+  even_text *before = before_of(take);
+  if (before->length > 0 && strcmp(before->data, place) != 0 && even_checkpoint_remove(before->data) != EVEN_OK) {
     even_error_clear(); /* somebody has removed it */
   }
-  even_text_clear(take->before);
-  even_text_add(take->before, place);
+  even_text_clear(before);
+  even_text_add(before, place);
+}
+
+/* What the new one shared with the one before may be what is damaged: the next one shall come whole. */
+static void drop_damaged(even_bring_take *take) {
+  even_text *before = before_of(take);
+  if (take->status != EVEN_ERR_CORRUPT || before->length == 0 ||
+      even_checkpoint_verify(before->data, NULL) == EVEN_OK) {
+    return;
+  }
+  if (even_checkpoint_remove(before->data) == EVEN_OK) {
+    even_text_clear(before);
+  }
+  even_error_clear();
 }
 
 static void conclude(even_bring_take *take) {
@@ -153,6 +175,7 @@ static void conclude(even_bring_take *take) {
   }
   if (take->status != EVEN_OK) {
     say_error(take, &take->why);
+    drop_damaged(take);
     return;
   }
   follow_before(take);
@@ -196,14 +219,32 @@ static even_status read_wish(even_bring_take *take, const json_t *content) {
   even_text_add(&take->other, other);
   take->serial = (uint64_t)serial;
   take->sum = strtoumax(digits, NULL, 16);
+  take->in_memory = json_is_true(json_object_get(content, "memory"));
+  take->unseen = json_is_true(json_object_get(content, "unseen"));
   EVEN_TRY(even_text_status(&take->folder));
+  return even_text_status(&take->other);
+}
+
+/* The same name in this host's memory. */
+static even_status choose_memory(even_bring_take *take) {
+  const char *name = strrchr(take->folder.data, '/');
+  if (take->kept->host == NULL) {
+    EVEN_TRY(even_host_memory_open(&take->kept->host));
+  }
+  even_text_clear(&take->other);
+  even_text_format(&take->other, "%s%s", even_text_string(&take->kept->host->folder), name);
   return even_text_status(&take->other);
 }
 
 even_status even_bring_take_hear(even_bring_take *take, const json_t *content) {
   give_up(take);
   EVEN_TRY(read_wish(take, content));
-  if (holds(take->folder.data, take->sum)) {
+  if (take->in_memory && choose_memory(take) != EVEN_OK) {
+    say_error(take, even_error_last());
+    even_error_clear();
+    return EVEN_OK;
+  }
+  if (!take->unseen && holds(take->folder.data, take->sum)) {
     say_where(take, take->folder.data);
   } else if (holds(take->other.data, take->sum)) {
     say_where(take, take->other.data);
@@ -247,15 +288,93 @@ static even_status open_at(even_bring_take *take, const char *folder, bool repla
   return even_checkpoint_incoming_open(folder, replace, manifest, bytes, &take->incoming);
 }
 
+/* A little of what is free is left to others. */
+static even_status check_room(uint64_t bytes) {
+  even_memory_place place;
+  even_memory_use use;
+  EVEN_TRY(even_memory_place_find("", &place));
+  EVEN_TRY(even_memory_use_read(&place, &use));
+  return bytes <= use.available_bytes - use.available_bytes / 8
+             ? EVEN_OK
+             : even_fail(EVEN_ERR_MEMORY, "a checkpoint of %" PRIu64 " bytes, where %" PRIu64 " of memory are free",
+                         bytes, use.available_bytes);
+}
+
+static bool is_same(const even_checkpoint_stored_file *one, const even_checkpoint_stored_file *other) {
+  return strcmp(one->name, other->name) == 0 && one->bytes == other->bytes && one->bytes > 0 &&
+         one->chunk_bytes == other->chunk_bytes && one->sum_count == other->sum_count &&
+         memcmp(one->sums, other->sums, one->sum_count * sizeof *one->sums) == 0;
+}
+
+/* A file of the checkpoint that came before with the same checksums needs not come again. */
+static even_status link_from(even_bring_take *take, const char *before, const even_checkpoint_info *had,
+                             even_json *json, bool *any) {
+  const even_checkpoint_info *info = even_checkpoint_incoming_info(take->incoming);
+  even_text from = EVEN_TEXT_EMPTY;
+  even_status status = EVEN_OK;
+  for (size_t i = 0; status == EVEN_OK && i < info->file_count; i++) {
+    for (size_t k = 0; status == EVEN_OK && k < had->file_count; k++) {
+      bool linked = false;
+      if (!is_same(&info->files[i], &had->files[k])) {
+        continue;
+      }
+      even_text_clear(&from);
+      even_text_format(&from, "%s/%s", before, had->files[k].name);
+      status = even_text_status(&from);
+      if (status == EVEN_OK) {
+        status = even_checkpoint_incoming_link(take->incoming, i, from.data, &linked);
+      }
+      *any = *any || linked;
+      if (linked) {
+        even_json_integer(json, NULL, (int64_t)i + 1);
+      }
+    }
+  }
+  even_text_free(&from);
+  return status;
+}
+
+/* The leader hears of them before it hears that the manifest is here, after which it sends the others. */
+static even_status link_unchanged(even_bring_take *take) {
+  const even_text *before = before_of(take);
+  even_checkpoint_info had = {0};
+  even_text text = EVEN_TEXT_EMPTY;
+  even_json json;
+  if (before->length == 0 || even_checkpoint_inspect(before->data, &had) != EVEN_OK) {
+    even_error_clear(); /* all of it comes */
+    even_checkpoint_info_free(&had);
+    return EVEN_OK;
+  }
+  begin_words(take, &text, &json);
+  even_json_array(&json, "had");
+  bool any = false;
+  even_status status = link_from(take, before->data, &had, &json, &any);
+  even_json_array_end(&json);
+  even_json_object_end(&json);
+  even_checkpoint_info_free(&had);
+  if (status == EVEN_OK && any) {
+    take->tell(take->context, &text);
+  } else {
+    even_text_free(&text);
+  }
+  return status;
+}
+
 static even_status take_manifest(even_bring_take *take, const char *manifest, size_t bytes) {
   if (even_checkpoint_checksum(manifest, bytes) != take->sum) {
     return even_fail(EVEN_ERR_CORRUPT, "the manifest that came is not the one that was asked for");
   }
-  even_status status = open_at(take, take->folder.data, false, manifest, bytes);
+  even_status status = EVEN_ERR_IN_USE;
+  if (!take->in_memory) {
+    status = open_at(take, take->folder.data, false, manifest, bytes);
+  }
   if (status != EVEN_OK && status != EVEN_ERR_CORRUPT && status != EVEN_ERR_UNSUPPORTED) {
     status = open_at(take, take->other.data, true, manifest, bytes);
   }
-  return status;
+  if (status == EVEN_OK && take->in_memory) {
+    status = check_room(even_checkpoint_incoming_info(take->incoming)->bytes);
+  }
+  return status == EVEN_OK ? link_unchanged(take) : status;
 }
 
 static even_status arrived(void *context, const even_parcel *parcel, int fd) {
@@ -290,11 +409,18 @@ static void failed(void *context, const even_parcel *parcel, const even_error *w
 
 /* ---- opening and closing ---- */
 
-even_status even_bring_take_open(even_parcels *parcels, even_text *before, void (*tell)(void *context, even_text *text),
-                                 void *context, even_bring_take **out) {
+void even_bring_kept_free(even_bring_kept *kept) {
+  even_text_free(&kept->disk);
+  even_text_free(&kept->memory);
+  even_host_memory_close(kept->host);
+  *kept = (even_bring_kept){.host = NULL};
+}
+
+even_status even_bring_take_open(even_parcels *parcels, even_bring_kept *kept,
+                                 void (*tell)(void *context, even_text *text), void *context, even_bring_take **out) {
   *out = NULL;
   EVEN_TRY(EVEN_NEW(out));
-  (*out)->before = before;
+  (*out)->kept = kept;
   (*out)->tell = tell;
   (*out)->context = context;
   const even_parcel_calls calls = {.context = *out, .offered = offered, .arrived = arrived, .failed = failed};

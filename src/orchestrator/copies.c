@@ -1,4 +1,4 @@
-/* What is new in the folder of checkpoints goes to other hosts, one checkpoint at a time. */
+/* What is new among the job's checkpoints goes to other hosts, one checkpoint at a time. */
 #include "orchestrator/copies.h"
 
 #include "base/alloc.h"
@@ -6,6 +6,7 @@
 #include "checkpoint/reader.h"
 #include "orchestrator/bring.h"
 #include "orchestrator/host_agent.h"
+#include "orchestrator/host_memory.h"
 #include "os/clock.h"
 #include "os/folder.h"
 
@@ -14,87 +15,152 @@
 
 static const uint64_t EACH_NS = 500000000u;
 
-struct even_copies {
-  uint64_t next_ns;
-  uint64_t names;   /* the checksum of what was in the folder when it was looked at last */
-  even_text newest; /* that was begun to be copied */
-  size_t most;      /* hosts */
-  bool under_way;
-  uint64_t begun_ns;
+/* One kind of copies. */
+typedef struct copies_of {
+  bool memory;       /* they lie in hosts' memory; else on disks */
+  size_t most;       /* hosts */
+  uint64_t names;    /* the checksum of what was in the folders when they were looked at last */
+  even_text newest;  /* that was begun to be copied */
   bool news;         /* how this one ends is told */
   bool told;         /* of any */
   bool failed;       /* the last one, on some host */
   bool failure_told; /* and how it failed */
+} copies_of;
+
+struct even_copies {
+  uint64_t next_ns;
+  copies_of kinds[2];
+  copies_of *now; /* of which one is under way; NULL: of none */
+  size_t turn;    /* the kind that was looked at last */
+  uint64_t begun_ns;
+  uint64_t sent_bytes;
+  uint64_t spared_bytes; /* that a host had already, of the checkpoint before */
+  uint64_t sent;         /* checkpoints, to any host */
 };
 
 void even_copies_close(even_copies *copies) {
   if (copies != NULL) {
-    even_text_free(&copies->newest);
+    even_text_free(&copies->kinds[0].newest);
+    even_text_free(&copies->kinds[1].newest);
     even_free(copies);
   }
 }
 
+static size_t at_most(const even_hosts *hosts, int wanted) {
+  size_t others = even_hosts_count(hosts) - 1; /* a witness, the last, keeps none */
+  return (size_t)wanted < others ? (size_t)wanted : others;
+}
+
 static even_status open_copies(even_hosts *hosts) {
   EVEN_TRY(EVEN_NEW(&hosts->copies));
-  size_t others = even_hosts_count(hosts) - 1; /* a witness, the last, keeps none */
-  hosts->copies->most = (size_t)hosts->params.copies < others ? (size_t)hosts->params.copies : others;
+  hosts->copies->kinds[0].most = at_most(hosts, hosts->params.copies);
+  hosts->copies->kinds[1].most = at_most(hosts, hosts->params.memory_copies);
+  hosts->copies->kinds[1].memory = true;
   return EVEN_OK;
 }
 
-/* Reading all manifests takes its time: only where names have come or gone. */
-static bool has_changed(even_copies *copies, const char *folder) {
+/* Where checkpoints of this kind are looked for: memory has also those that are newer on the disk. */
+static size_t folders_of(const even_job *job, const copies_of *kind, const char *folders[2]) {
+  size_t count = 0;
+  if (job->params->checkpoint_folder != NULL) {
+    folders[count++] = job->params->checkpoint_folder;
+  }
+  if (kind->memory && job->params->memory != NULL) {
+    folders[count++] = even_text_string(&job->params->memory->folder);
+  }
+  return count;
+}
+
+static void add_names(const char *folder, even_text *text) {
   even_names names = {NULL, 0};
-  even_text text = EVEN_TEXT_EMPTY;
   if (even_folder_names(folder, &names) == EVEN_OK) {
     for (size_t i = 0; i < names.count; i++) {
-      even_text_format(&text, "%s/", names.items[i]);
+      even_text_format(text, "%s/", names.items[i]);
     }
   }
   even_names_free(&names);
+}
+
+/* Reading all manifests takes its time: only where names have come or gone. */
+static bool has_changed(const even_job *job, copies_of *kind) {
+  const char *folders[2];
+  size_t count = folders_of(job, kind, folders);
+  even_text text = EVEN_TEXT_EMPTY;
+  for (size_t i = 0; i < count; i++) {
+    add_names(folders[i], &text);
+  }
   uint64_t sum = even_checkpoint_checksum(even_text_string(&text), text.length);
-  bool changed = text.length > 0 && sum != copies->names;
-  copies->names = sum;
+  bool changed = text.length > 0 && sum != kind->names;
+  kind->names = sum;
   even_text_free(&text);
   return changed;
 }
 
-static even_status find_new(const even_job *job, char **path) {
+/* The newest of a folder, where that is the job's own. *created is when it was written. */
+static even_status find_own(const even_job *job, const char *folder, char **path, even_text *created) {
   even_checkpoint_info info;
-  EVEN_TRY(even_checkpoint_find_newest(job->params->checkpoint_folder, false, path));
+  EVEN_TRY(even_checkpoint_find_newest(folder, false, path));
   if (*path == NULL) {
     return EVEN_OK;
   }
   even_status status = even_checkpoint_inspect(*path, &info);
-  bool own = status == EVEN_OK && even_job_owns(job, &info);
-  even_checkpoint_info_free(&info);
-  if (!own) {
+  if (status == EVEN_OK && even_job_owns(job, &info)) {
+    even_text_add(created, info.created);
+    status = even_text_status(created);
+  } else {
     even_free(*path);
     *path = NULL;
   }
+  even_checkpoint_info_free(&info);
+  return status;
+}
+
+static even_status find_new(const even_job *job, const copies_of *kind, char **path) {
+  const char *folders[2];
+  size_t count = folders_of(job, kind, folders);
+  even_text newest = EVEN_TEXT_EMPTY;
+  even_status status = EVEN_OK;
+  for (size_t i = 0; i < count; i++) {
+    even_text created = EVEN_TEXT_EMPTY;
+    char *own = NULL;
+    if (find_own(job, folders[i], &own, &created) != EVEN_OK) {
+      even_error_clear(); /* it is being removed, perhaps */
+    } else if (own != NULL && strcmp(created.data, even_text_string(&newest)) > 0) {
+      even_free(*path);
+      *path = own;
+      own = NULL;
+      even_text_clear(&newest);
+      even_text_add(&newest, created.data);
+      status = even_text_status(&newest);
+    }
+    even_free(own);
+    even_text_free(&created);
+  }
+  even_text_free(&newest);
   return status;
 }
 
 /* Told once, until it goes well again. */
 static void tell_failure(even_job *job, const even_host_agent *agent, const even_error *why) {
-  even_copies *copies = job->hosts->copies;
-  if (!copies->failure_told) {
-    even_job_notice(job, "host %s has no copy of the newest checkpoint: %.300s (the next one is tried anew)",
-                    agent->name, why->what);
+  copies_of *kind = job->hosts->copies->now;
+  if (!kind->failure_told) {
+    even_job_notice(job, "host %s has no copy of the newest checkpoint%s: %.300s (the next one is tried anew)",
+                    agent->name, kind->memory ? " in its memory" : "", why->what);
   }
-  copies->failed = copies->failure_told = true;
+  kind->failed = kind->failure_told = true;
 }
 
-static void begin(even_job *job, const char *path) {
+static void begin(even_job *job, copies_of *kind, const char *path) {
   even_copies *copies = job->hosts->copies;
-  even_text_clear(&copies->newest);
-  even_text_add(&copies->newest, path);
-  copies->under_way = true;
-  copies->news = !copies->told || copies->failed;
-  copies->failed = false;
+  even_text_clear(&kind->newest);
+  even_text_add(&kind->newest, path);
+  copies->now = kind;
+  kind->news = !kind->told || kind->failed;
+  kind->failed = false;
   copies->begun_ns = even_clock_ns();
-  for (size_t i = 1; i <= copies->most; i++) {
+  for (size_t i = 1; i <= kind->most; i++) {
     even_host_agent *agent = &job->hosts->agents[i];
-    if (agent->link != NULL && even_bring_begin(job, agent, path, true) != EVEN_OK) {
+    if (agent->link != NULL && even_bring_begin(job, agent, path, true, kind->memory) != EVEN_OK) {
       tell_failure(job, agent, even_error_last());
       even_bring_drop(agent);
       even_error_clear();
@@ -102,29 +168,44 @@ static void begin(even_job *job, const char *path) {
   }
 }
 
-static void tell_copy(even_job *job, const even_host_agent *agent) {
+static void tell_copy(even_job *job, const even_host_agent *agent, uint64_t bytes) {
   const even_copies *copies = job->hosts->copies;
-  const char *slash = strrchr(even_text_string(&copies->newest), '/');
+  const copies_of *kind = copies->now;
+  const char *slash = strrchr(even_text_string(&kind->newest), '/');
   const char *name = slash == NULL ? "it" : slash + 1;
-  if (copies->news && even_bring_was_sent(agent)) {
-    even_job_notice(job, "host %s has a copy of %s, sent in %.1f s; newer ones follow", agent->name, name,
-                    (double)(even_clock_ns() - copies->begun_ns) / 1e9);
-  } else if (copies->news) {
+  if (kind->news && even_bring_was_sent(agent)) {
+    even_job_notice(job, "host %s has a copy of %s%s, sent in %.1f s (%.1f MB); newer ones follow", agent->name, name,
+                    kind->memory ? " in its memory" : "", (double)(even_clock_ns() - copies->begun_ns) / 1e9,
+                    (double)bytes / 1e6);
+  } else if (kind->news) {
     even_job_notice(job, "host %s has %s already: where it sees this folder, there are no copies on it", agent->name,
                     name);
   }
 }
 
+static void take_stock(even_job *job, const even_host_agent *agent) {
+  even_copies *copies = job->hosts->copies;
+  uint64_t bytes = 0;
+  uint64_t spared = 0;
+  even_bring_traffic(agent, &bytes, &spared);
+  tell_copy(job, agent, bytes);
+  copies->now->told = true;
+  if (even_bring_was_sent(agent)) {
+    copies->sent++;
+    copies->sent_bytes += bytes;
+    copies->spared_bytes += spared;
+  }
+}
+
 /* Each host has it, or cannot. */
 static void look(even_job *job) {
-  even_copies *copies = job->hosts->copies;
-  for (size_t i = 1; i <= copies->most; i++) {
+  copies_of *kind = job->hosts->copies->now;
+  for (size_t i = 1; i <= kind->most; i++) {
     if (even_bring_state(&job->hosts->agents[i], NULL) == EVEN_BRING_UNDER_WAY) {
       return;
     }
   }
-  copies->under_way = false;
-  for (size_t i = 1; i <= copies->most; i++) {
+  for (size_t i = 1; i <= kind->most; i++) {
     const even_host_agent *agent = &job->hosts->agents[i];
     const even_error *why = NULL;
     switch (even_bring_state(agent, &why)) {
@@ -132,38 +213,57 @@ static void look(even_job *job) {
         tell_failure(job, agent, why);
         break;
       case EVEN_BRING_HOLDS:
-        tell_copy(job, agent);
-        copies->told = true;
+        take_stock(job, agent);
         break;
       default:
         break;
     }
   }
-  copies->failure_told = copies->failed;
+  kind->failure_told = kind->failed;
+  job->hosts->copies->now = NULL;
+}
+
+/* Begins to send one, where there is a new one. */
+static void look_for_new(even_job *job, copies_of *kind) {
+  char *path = NULL;
+  if (kind->most > 0 && has_changed(job, kind) && find_new(job, kind, &path) == EVEN_OK && path != NULL &&
+      strcmp(path, even_text_string(&kind->newest)) != 0) {
+    begin(job, kind, path);
+  }
+  even_free(path);
+  even_error_clear(); /* what cannot be read now is looked at again when a name comes */
 }
 
 void even_copies_tick(even_job *job) {
   even_hosts *hosts = job->hosts;
   uint64_t now = even_clock_ns();
-  char *path = NULL;
-  if (hosts->params.copies == 0 || job->params->checkpoint_folder == NULL || job->alive == 0) {
+  if ((hosts->params.copies == 0 && hosts->params.memory_copies == 0) || job->alive == 0) {
     return; /* between attempts what a restart needs is sent */
   }
   if (hosts->copies == NULL && open_copies(hosts) != EVEN_OK) {
     even_error_clear(); /* again with the next tick */
     return;
   }
-  if (hosts->copies->under_way) {
+  even_copies *copies = hosts->copies;
+  if (copies->now != NULL) {
     look(job);
   }
-  if (hosts->copies->under_way || now < hosts->copies->next_ns) {
+  if (copies->now != NULL || now < copies->next_ns) {
     return;
   }
-  hosts->copies->next_ns = now + EACH_NS;
-  if (has_changed(hosts->copies, job->params->checkpoint_folder) && find_new(job, &path) == EVEN_OK && path != NULL &&
-      strcmp(path, even_text_string(&hosts->copies->newest)) != 0) {
-    begin(job, path);
+  copies->next_ns = now + EACH_NS;
+  for (size_t i = 0; i < 2 && copies->now == NULL; i++) { /* in turn, so that neither is waited for for ever */
+    copies->turn = 1 - copies->turn;
+    look_for_new(job, &copies->kinds[copies->turn]);
   }
-  even_free(path);
-  even_error_clear(); /* what cannot be read now is looked at again when a name comes */
+}
+
+void even_copies_tell(even_job *job) {
+  const even_copies *copies = job->hosts == NULL ? NULL : job->hosts->copies;
+  if (copies == NULL || copies->sent == 0) {
+    return;
+  }
+  even_job_notice(
+      job, "%llu copies of checkpoints were sent to other hosts: %.1f MB; %.1f MB had not changed, and were not",
+      (unsigned long long)copies->sent, (double)copies->sent_bytes / 1e6, (double)copies->spared_bytes / 1e6);
 }

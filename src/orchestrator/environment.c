@@ -203,6 +203,9 @@ static even_status set_evenstep(even_environment *environment, const even_rank_p
   if (place->resume != NULL) {
     EVEN_TRY(even_environment_set(environment, "EVENSTEP_RESUME", place->resume));
   }
+  if (place->memory != NULL) {
+    EVEN_TRY(even_environment_set(environment, "EVENSTEP_CHECKPOINT_MEMORY", place->memory));
+  }
   return EVEN_OK;
 }
 

@@ -37,6 +37,7 @@ typedef struct even_rank_place {
   const char *job;
   const char *run_folder; /* absolute */
   const char *resume;     /* folder of a checkpoint, NULL: none */
+  const char *memory;     /* this host's folder for checkpoints in memory, NULL: none */
 } even_rank_place;
 
 /* `inherited`, then the rank's own variables, then `extra` (may be NULL); later ones replace earlier ones. */

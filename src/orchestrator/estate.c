@@ -7,6 +7,7 @@
 #include "base/json_writer.h"
 #include "orchestrator/hold.h"
 #include "orchestrator/host_agent.h"
+#include "orchestrator/host_memory.h"
 #include "orchestrator/remote_start.h"
 #include "os/file.h"
 
@@ -150,6 +151,7 @@ void even_estate_free(even_estate *estate) {
   }
   even_hold_free(estate->holds);
   json_decref(estate->content);
+  even_host_memory_close(estate->memory);
   explicit_bzero(estate->key_digits, sizeof estate->key_digits);
   even_free(estate);
 }

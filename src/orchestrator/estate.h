@@ -16,6 +16,7 @@ typedef struct even_estate {
   char key_digits[2 * EVEN_TLS_KEY_BYTES + 1];
   json_t *content;
   even_follower *holds; /* ranks of an attempt that goes on under this leader (hold.h); NULL: a new one begins */
+  struct even_host_memory *memory; /* what this host has of the job's checkpoints; NULL: none, or somebody took it */
 } even_estate;
 
 /* A host of the attempt that ran when this was left. */

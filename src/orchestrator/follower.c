@@ -78,7 +78,10 @@ static even_status serve(even_follower *follower, const char *line, bool *met, e
   *met = follower->taken;
   EVEN_TRY(status);
   if (leads) {
-    return even_candidate_inherit(&follower->candidate, estate);
+    EVEN_TRY(even_candidate_inherit(&follower->candidate, estate));
+    (*estate)->memory = follower->kept.host;
+    follower->kept.host = NULL;
+    return EVEN_OK;
   }
   return follower->ended ? EVEN_OK : even_error_restore(&follower->why);
 }
@@ -88,7 +91,7 @@ static void release(even_follower *follower) {
   even_warm_part_close(&follower->next);
   even_follower_close_job(follower);
   even_follower_close_parcels(follower);
-  even_text_free(&follower->brought);
+  even_bring_kept_free(&follower->kept);
   even_text_free(&follower->facts);
   json_decref(follower->checks);
   even_loop_close(&follower->loop);

@@ -20,7 +20,7 @@ struct even_follower {
   even_candidate candidate;
   even_parcels *parcels; /* once the leader has taken this host */
   even_bring_take *brings;
-  even_text brought;           /* where the last checkpoint lies that came */
+  even_bring_kept kept;        /* of checkpoints that came */
   int host;                    /* its number among the job's */
   const even_join_wish *joins; /* a job that runs already; NULL: it was waited for */
   bool gone;

@@ -3,6 +3,7 @@
 #include "base/fail.h"
 #include "orchestrator/follower_agent.h"
 #include "orchestrator/follower_words.h"
+#include "orchestrator/host_memory.h"
 #include "orchestrator/job_attempt.h"
 #include "os/folder.h"
 #include "os/path.h"
@@ -127,6 +128,18 @@ static bool is_same_world(const even_job *job, const even_remote_start *start) {
          job->era == start->era;
 }
 
+/* Where one of its ranks comes to write checkpoints: after those before it are lost. */
+static even_status open_memory(even_follower *follower) {
+  static const char name[] = "EVENSTEP_CHECKPOINT_MEMORY_EVERY=";
+  for (size_t i = 0; follower->kept.host == NULL && follower->start.environment[i] != NULL; i++) {
+    if (strncmp(follower->start.environment[i], name, sizeof name - 1) == 0) {
+      EVEN_TRY(even_host_memory_open(&follower->kept.host));
+    }
+  }
+  follower->params.memory = follower->kept.host;
+  return EVEN_OK;
+}
+
 /* What is new with each attempt. */
 static even_status prepare_job(even_follower *follower) {
   const even_remote_start *start = &follower->start;
@@ -140,6 +153,7 @@ static even_status prepare_job(even_follower *follower) {
   if (!follower->open) {
     EVEN_TRY(open_job(follower));
   }
+  EVEN_TRY(open_memory(follower));
   follower->params.command = start->command;
   follower->params.run_folder = start->run_folder;
   follower->params.environment = start->environment;

@@ -29,7 +29,7 @@ even_status even_follower_open_parcels(even_follower *follower) {
     EVEN_TRY(even_parcels_open(&params, &follower->parcels));
   }
   return follower->brings == NULL
-             ? even_bring_take_open(follower->parcels, &follower->brought, say_holds, follower, &follower->brings)
+             ? even_bring_take_open(follower->parcels, &follower->kept, say_holds, follower, &follower->brings)
              : EVEN_OK;
 }
 

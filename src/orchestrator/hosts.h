@@ -46,6 +46,7 @@ typedef struct even_hosts_params {
   double majority_seconds;     /* how long is waited for a majority of hosts that replace a leader */
   bool replaces_leader;        /* of three and more, another one takes the leader's place when it is lost */
   int copies;                  /* other hosts that get a copy of each checkpoint */
+  int memory_copies;           /* other hosts that have the newest in their memory */
   int least_ranks;             /* with so many left a job goes on without a host that is lost; 0: with none less */
   int most_ranks;              /* up to so many, hosts join while the job runs; 0: none does */
   struct even_estate *estate;  /* of the leader whose place this one takes: agents come by themselves; NULL: none */

@@ -2,6 +2,7 @@
 #include "base/fail.h"
 #include "orchestrator/environment.h"
 #include "orchestrator/hangs.h"
+#include "orchestrator/host_memory.h"
 #include "orchestrator/job.h"
 #include "orchestrator/warm.h"
 #include "os/clock.h"
@@ -120,6 +121,7 @@ even_status even_job_start_rank(even_job *job, size_t index) {
       .snapshot_fd = even_job_snapshot_begin(job, index),
       .generation_fd = job->generation_fd,
       .job = job->id,
+      .memory = job->params->memory == NULL ? NULL : job->params->memory->folder.data,
       .run_folder = job->run_folder.data,
       .resume = job->resume.length > 0 && !even_job_is_outside(job, index) ? job->resume.data : NULL};
   even_warm_process started;

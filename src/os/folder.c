@@ -95,11 +95,19 @@ void even_names_free(even_names *names) {
   *names = (even_names){NULL, 0};
 }
 
-even_status even_folder_create(const char *path) {
-  if (even_os.mkdir(path, 0777) != 0) {
+static even_status make_folder(const char *path, mode_t mode) {
+  if (even_os.mkdir(path, mode) != 0) {
     return even_fail_errno(errno, "folder %s cannot be made", path);
   }
   return EVEN_OK;
+}
+
+even_status even_folder_create(const char *path) {
+  return make_folder(path, 0777);
+}
+
+even_status even_folder_create_private(const char *path) {
+  return make_folder(path, 0700);
 }
 
 even_status even_folder_remove_locked(const char *path, int fd) {

@@ -18,6 +18,8 @@ void even_names_free(even_names *names);
 
 /* Makes one folder, which must not exist (EVEN_ERR_IN_USE) and whose parent must. Mode 0777 less umask. */
 even_status even_folder_create(const char *path) EVEN_MUST_USE;
+/* The same for this user alone: mode 0700. */
+even_status even_folder_create_private(const char *path) EVEN_MUST_USE;
 /* Removes a folder and the files in it; it must not hold other folders, nor be a symbolic link. */
 even_status even_folder_remove(const char *path) EVEN_MUST_USE;
 /* The same for the folder behind `fd`, which `path` named when it was locked: files go from that folder whatever has

@@ -116,7 +116,7 @@ void sample_tensors(even_checkpoint_tensor *tensors, int seed) {
   tensors[2] = (even_checkpoint_tensor){"nothing", "I64", none, 2, NULL, 0};
 }
 
-even_status save_sample(const char *folder, bool replace, int seed) {
+static even_status save(const char *folder, bool replace, int seed, int other) {
   even_checkpoint_tensor tensors[3];
   even_checkpoint_writer *writer = NULL;
   even_checkpoint_params params = {.size = sizeof params, .folder = folder, .replace = replace};
@@ -126,6 +126,7 @@ even_status save_sample(const char *folder, bool replace, int seed) {
   even_status status = even_checkpoint_writer_add(writer, &file);
   if (status == EVEN_OK) {
     file.name = "optimizer.safetensors";
+    sample_tensors(tensors, other);
     status = even_checkpoint_writer_add(writer, &file);
   }
   if (status != EVEN_OK) {
@@ -135,4 +136,12 @@ even_status save_sample(const char *folder, bool replace, int seed) {
   char state[64];
   (void)snprintf(state, sizeof state, "{\"step\": %d, \"epoch\": 1, \"world_size\": 2}", seed);
   return even_checkpoint_writer_commit(writer, state);
+}
+
+even_status save_sample(const char *folder, bool replace, int seed) {
+  return save(folder, replace, seed, seed);
+}
+
+even_status save_two(const char *folder, int model, int optimizer) {
+  return save(folder, false, model, optimizer);
 }

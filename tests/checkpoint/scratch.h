@@ -19,5 +19,7 @@ int scratch_entries(void);
 /* Three tensors of several types; `seed` varies their data. Fills `tensors` (3). */
 void sample_tensors(even_checkpoint_tensor *tensors, int seed);
 even_status save_sample(const char *folder, bool replace, int seed) EVEN_MUST_USE;
+/* The same, with other data in each of its two files. */
+even_status save_two(const char *folder, int model, int optimizer) EVEN_MUST_USE;
 
 #endif

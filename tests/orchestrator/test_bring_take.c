@@ -2,11 +2,13 @@
  * becomes of the thread that compares it, and of the leader that sent it. */
 #include "orchestrator/bring.h"
 
+#include "base/alloc.h"
 #include "base/fail.h"
 #include "base/json_reader.h"
 #include "base/stop.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/scratch.h"
+#include "orchestrator/host_memory.h"
 #include "orchestrator/parcel_star.h"
 #include "os/calls.h"
 #include "os/file.h"
@@ -20,7 +22,9 @@
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 
 #include <cmocka.h>
@@ -31,7 +35,7 @@ static const double patience_s = 120;
 
 static star at;
 static even_bring_take *take;
-static even_text before;
+static even_bring_kept kept;
 static even_text said; /* the last words to the leader */
 static int told;
 
@@ -44,11 +48,11 @@ static void tell(void *context, even_text *text) {
 
 static void open_take(void) {
   told = 0;
-  assert_int_equal(even_bring_take_open(at.hosts[1].parcels, &before, tell, NULL, &take), EVEN_OK);
+  assert_int_equal(even_bring_take_open(at.hosts[1].parcels, &kept, tell, NULL, &take), EVEN_OK);
 }
 
 static int set_up(void **state) {
-  before = (even_text)EVEN_TEXT_EMPTY;
+  kept = (even_bring_kept){.host = NULL};
   take = NULL;
   return scratch_make(state) == 0 && star_open(&at) == EVEN_OK ? 0 : -1;
 }
@@ -56,7 +60,7 @@ static int set_up(void **state) {
 static int tear_down(void **state) {
   even_bring_take_close(take);
   star_close(&at);
-  even_text_free(&before);
+  even_bring_kept_free(&kept);
   even_text_free(&said);
   return scratch_remove(state);
 }
@@ -168,7 +172,7 @@ static void without_a_thread_it_ends_once(void **state) {
   take = NULL;
   assert_int_equal(even_checkpoint_verify(scratch_path("there/two"), NULL), EVEN_OK);
   assert_false(scratch_has("there/one"));
-  assert_string_equal(even_text_string(&before), scratch_path("there/two"));
+  assert_string_equal(even_text_string(&kept.disk), scratch_path("there/two"));
 }
 
 static pthread_t of_agent;
@@ -196,7 +200,129 @@ static void what_nobody_wants_any_more_ends_early(void **state) {
   even_bring_take_close(take);
   take = NULL;
   assert_false(scratch_has("there/one"));
-  assert_int_equal(before.length, 0);
+  assert_int_equal(kept.disk.length, 0);
+}
+
+/* ---- to memory ---- */
+
+static void ask_memory(uint64_t serial, const char *from) {
+  char digits[17];
+  char path[160];
+  even_text manifest = EVEN_TEXT_EMPTY;
+  (void)snprintf(path, sizeof path, "%s/%s", from, EVEN_CHECKPOINT_MANIFEST);
+  assert_int_equal(even_file_read(path, MOST, &manifest), EVEN_OK);
+  (void)snprintf(digits, sizeof digits, "%016" PRIx64, even_checkpoint_checksum(manifest.data, manifest.length));
+  even_text_free(&manifest);
+  json_t *wish = json_pack("{s:I,s:s,s:s,s:s,s:b,s:b}", "serial", (json_int_t)serial, "folder", from, "other",
+                           scratch_path("other"), "sum", digits, "memory", 1, "unseen", 1);
+  assert_int_equal(even_bring_take_hear(take, wish), EVEN_OK);
+  json_decref(wish);
+}
+
+static bool is_there(const char *name, uint64_t *links) {
+  char path[256];
+  struct stat facts;
+  (void)snprintf(path, sizeof path, "%s/%s", even_text_string(&kept.host->folder), name);
+  bool there = stat(path, &facts) == 0;
+  *links = there ? (uint64_t)facts.st_nlink : 0;
+  return there;
+}
+
+/* Two checkpoints of which one file is the same: it is not sent again, and the newer one keeps it when the older
+ * goes. */
+static void memory_has_the_newest_and_what_has_not_changed_is_not_sent(void **state) {
+  uint64_t links = 0;
+  (void)state;
+  assert_int_equal(setenv("EVENSTEP_MEMORY_DIR", scratch, 1), 0);
+  assert_int_equal(save_two(scratch_path("one"), 1, 2), EVEN_OK);
+  assert_int_equal(save_two(scratch_path("two"), 1, 3), EVEN_OK);
+  open_take();
+  ask_memory(1, scratch_path("one"));
+  assert_non_null(strstr(said.data, "\"holds\":false")); /* though its path is seen here */
+  send_file(EVEN_BRING_FILES, scratch_path("one"), EVEN_CHECKPOINT_MANIFEST);
+  send_file(EVEN_BRING_FILES + 1, scratch_path("one"), "model.safetensors");
+  send_file(EVEN_BRING_FILES + 2, scratch_path("one"), "optimizer.safetensors");
+  await_words(2);
+  assert_non_null(strstr(said.data, "\"holds\":true"));
+  assert_true(is_there("one", &links));
+  ask_memory(2, scratch_path("two"));
+  send_file(2 * EVEN_BRING_FILES, scratch_path("two"), EVEN_CHECKPOINT_MANIFEST);
+  assert_non_null(strstr(said.data, "\"had\":[1]"));
+  assert_true(is_there("one/model.safetensors", &links) && links == 2);
+  send_file(2 * EVEN_BRING_FILES + 2, scratch_path("two"), "optimizer.safetensors");
+  await_words(5);
+  assert_false(is_there("one", &links));
+  assert_true(is_there("two/model.safetensors", &links) && links == 1);
+  char path[256];
+  (void)snprintf(path, sizeof path, "%s/two", even_text_string(&kept.host->folder));
+  assert_int_equal(even_checkpoint_verify(path, NULL), EVEN_OK);
+  assert_int_equal(kept.disk.length, 0);
+}
+
+/* Of a copy that is cut off, whatever of it came, the one before is what there is. */
+static void a_torn_copy_leaves_the_one_before(void **state) {
+  uint64_t links = 0;
+  (void)state;
+  assert_int_equal(setenv("EVENSTEP_MEMORY_DIR", scratch, 1), 0);
+  assert_int_equal(save_two(scratch_path("one"), 1, 2), EVEN_OK);
+  assert_int_equal(save_two(scratch_path("two"), 3, 4), EVEN_OK);
+  open_take();
+  ask_memory(1, scratch_path("one"));
+  send_file(EVEN_BRING_FILES, scratch_path("one"), EVEN_CHECKPOINT_MANIFEST);
+  send_file(EVEN_BRING_FILES + 1, scratch_path("one"), "model.safetensors");
+  send_file(EVEN_BRING_FILES + 2, scratch_path("one"), "optimizer.safetensors");
+  await_words(2);
+  for (int files = 0; files < 3; files++) {
+    uint64_t serial = (uint64_t)files + 2;
+    ask_memory(serial, scratch_path("two"));
+    if (files > 0) {
+      send_file(serial * EVEN_BRING_FILES, scratch_path("two"), EVEN_CHECKPOINT_MANIFEST);
+    }
+    if (files > 1) {
+      send_file(serial * EVEN_BRING_FILES + 1, scratch_path("two"), "model.safetensors");
+    }
+    even_bring_take_close(take); /* the leader is gone */
+    open_take();
+    assert_true(is_there("one", &links));
+    assert_false(is_there("two", &links));
+    assert_false(is_there("two" EVEN_CHECKPOINT_PARTIAL, &links));
+  }
+  char *newest = NULL;
+  assert_int_equal(even_checkpoint_find_newest(even_text_string(&kept.host->folder), true, &newest), EVEN_OK);
+  assert_non_null(strstr(newest, "/one"));
+  even_free(newest);
+}
+
+/* What both share is damaged there: the new one is refused, and the next comes whole. */
+static void a_damaged_file_is_not_shared_for_ever(void **state) {
+  char path[256];
+  (void)state;
+  assert_int_equal(setenv("EVENSTEP_MEMORY_DIR", scratch, 1), 0);
+  assert_int_equal(save_two(scratch_path("one"), 1, 2), EVEN_OK);
+  assert_int_equal(save_two(scratch_path("two"), 1, 3), EVEN_OK);
+  open_take();
+  ask_memory(1, scratch_path("one"));
+  send_file(EVEN_BRING_FILES, scratch_path("one"), EVEN_CHECKPOINT_MANIFEST);
+  send_file(EVEN_BRING_FILES + 1, scratch_path("one"), "model.safetensors");
+  send_file(EVEN_BRING_FILES + 2, scratch_path("one"), "optimizer.safetensors");
+  await_words(2);
+  (void)snprintf(path, sizeof path, "%s/one/model.safetensors", even_text_string(&kept.host->folder));
+  FILE *file = fopen(path, "r+b");
+  assert_non_null(file);
+  assert_int_equal(fseek(file, -1, SEEK_END), 0);
+  assert_int_equal(fputc('x', file), 'x');
+  assert_int_equal(fclose(file), 0);
+  ask_memory(2, scratch_path("two"));
+  send_file(2 * EVEN_BRING_FILES, scratch_path("two"), EVEN_CHECKPOINT_MANIFEST);
+  send_file(2 * EVEN_BRING_FILES + 2, scratch_path("two"), "optimizer.safetensors");
+  await_words(5);
+  assert_non_null(strstr(said.data, "altered"));
+  ask_memory(3, scratch_path("two"));
+  send_file(3 * EVEN_BRING_FILES, scratch_path("two"), EVEN_CHECKPOINT_MANIFEST);
+  send_file(3 * EVEN_BRING_FILES + 1, scratch_path("two"), "model.safetensors");
+  send_file(3 * EVEN_BRING_FILES + 2, scratch_path("two"), "optimizer.safetensors");
+  await_words(7);
+  assert_non_null(strstr(said.data, "\"holds\":true"));
 }
 
 int main(void) {
@@ -205,6 +331,9 @@ int main(void) {
       TAKE_TEST(the_one_before_goes_also_with_another_leader),
       TAKE_TEST(without_a_thread_it_ends_once),
       TAKE_TEST(what_nobody_wants_any_more_ends_early),
+      TAKE_TEST(memory_has_the_newest_and_what_has_not_changed_is_not_sent),
+      TAKE_TEST(a_torn_copy_leaves_the_one_before),
+      TAKE_TEST(a_damaged_file_is_not_shared_for_ever),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

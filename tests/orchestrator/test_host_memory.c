@@ -1,0 +1,148 @@
+/* A host's memory for checkpoints goes with its agent, however that ends, and no other's goes with it. */
+#include "orchestrator/host_memory.h"
+
+#include "base/fail.h"
+#include "checkpoint/reader.h"
+#include "checkpoint/scratch.h"
+#include "os/folder.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "support/fault.h"
+
+static even_host_memory *memory;
+
+static int set_up(void **state) {
+  memory = NULL;
+  return scratch_make(state) == 0 && setenv("EVENSTEP_MEMORY_DIR", scratch, 1) == 0 ? 0 : -1;
+}
+
+static int tear_down(void **state) {
+  even_host_memory_close(memory);
+  return scratch_remove(state);
+}
+
+static void save_in(const even_host_memory *host, const char *name, int seed) {
+  char path[256];
+  (void)snprintf(path, sizeof path, "%s/%s", host->folder.data, name);
+  assert_int_equal(save_sample(path, false, seed), EVEN_OK);
+}
+
+static void await_entries(int count) {
+  for (int i = 0; i < 120000 && scratch_entries() != count; i++) {
+    (void)nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+  }
+  assert_int_equal(scratch_entries(), count);
+}
+
+static void it_is_this_users_alone_and_goes_with_what_is_in_it(void **state) {
+  struct stat facts;
+  (void)state;
+  assert_int_equal(even_host_memory_open(&memory), EVEN_OK);
+  assert_int_equal(stat(memory->folder.data, &facts), 0);
+  assert_int_equal(facts.st_mode & 0777, 0700);
+  save_in(memory, "step-00000001", 1);
+  save_in(memory, "step-00000002", 2);
+  char inside[256];
+  (void)snprintf(inside, sizeof inside, "%s/step-00000001", memory->folder.data);
+  assert_true(even_host_memory_has(memory, inside));
+  assert_false(even_host_memory_has(memory, memory->folder.data));
+  assert_false(even_host_memory_has(memory, scratch));
+  assert_false(even_host_memory_has(NULL, inside));
+  even_host_memory_close(memory);
+  memory = NULL;
+  assert_int_equal(scratch_entries(), 0);
+}
+
+/* Waits to be killed with memory of its own. */
+static pid_t start_agent(bool with_keeper) {
+  int ends[2];
+  char byte = 0;
+  assert_int_equal(pipe(ends), 0);
+  pid_t pid = fork();
+  if (pid == 0) {
+    even_host_memory *mine = NULL;
+    bool made = even_host_memory_open(&mine) == EVEN_OK;
+    if (made) {
+      save_in(mine, "step-00000001", 1);
+    }
+    if (made && !with_keeper) {
+      (void)kill(mine->keeper.pid, SIGKILL);
+      (void)waitpid(mine->keeper.pid, NULL, 0);
+    }
+    (void)!write(ends[1], made ? "y" : "n", 1);
+    for (;;) {
+      (void)pause();
+    }
+  }
+  (void)close(ends[1]);
+  assert_int_equal(read(ends[0], &byte, 1), 1);
+  assert_int_equal(byte, 'y');
+  (void)close(ends[0]);
+  return pid;
+}
+
+static void end_agent(pid_t pid) {
+  assert_int_equal(kill(pid, SIGKILL), 0);
+  assert_int_equal(waitpid(pid, NULL, 0), pid);
+}
+
+static void a_killed_agents_memory_goes(void **state) {
+  (void)state;
+  assert_int_equal(even_host_memory_open(&memory), EVEN_OK);
+  save_in(memory, "step-00000007", 7);
+  pid_t pid = start_agent(true);
+  assert_int_equal(scratch_entries(), 2);
+  end_agent(pid);
+  await_entries(1);
+  char path[256];
+  (void)snprintf(path, sizeof path, "%s/step-00000007", memory->folder.data);
+  assert_int_equal(even_checkpoint_verify(path, NULL), EVEN_OK);
+}
+
+static void what_died_with_its_keeper_goes_with_the_next(void **state) {
+  (void)state;
+  pid_t lives = start_agent(true);
+  pid_t dies = start_agent(false);
+  end_agent(dies);
+  assert_int_equal(scratch_entries(), 2); /* nobody is there to remove it */
+  assert_int_equal(even_host_memory_open(&memory), EVEN_OK);
+  assert_int_equal(scratch_entries(), 2); /* that of the living, and this one */
+  end_agent(lives);
+  await_entries(1);
+}
+
+static void a_place_that_cannot_be_had_is_told(void **state) {
+  (void)state;
+  assert_int_equal(setenv("EVENSTEP_MEMORY_DIR", scratch_path("absent"), 1), 0);
+  assert_int_equal(even_host_memory_open(&memory), EVEN_ERR_NOT_FOUND);
+  assert_non_null(strstr(even_error_last()->fix, "EVENSTEP_MEMORY_DIR"));
+  assert_int_equal(setenv("EVENSTEP_MEMORY_DIR", scratch, 1), 0);
+  fault_os_from(FAULT_pipe2, 1, EMFILE);
+  assert_int_not_equal(even_host_memory_open(&memory), EVEN_OK);
+  assert_int_equal(scratch_entries(), 0);
+}
+
+int main(void) {
+#define MEMORY_TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+  const struct CMUnitTest tests[] = {
+      MEMORY_TEST(it_is_this_users_alone_and_goes_with_what_is_in_it),
+      MEMORY_TEST(a_killed_agents_memory_goes),
+      MEMORY_TEST(what_died_with_its_keeper_goes_with_the_next),
+      MEMORY_TEST(a_place_that_cannot_be_had_is_told),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
