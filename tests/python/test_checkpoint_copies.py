@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 import test_run_hosts
 import test_run_succession
-from run_jobs import alive
+from run_jobs import alive, wait_until
 
 Script = Callable[[str], str]
 
@@ -51,7 +51,7 @@ def test_the_other_host_has_a_copy_when_this_one_is_lost(
         job.wait_for(rf"host {two_names[1]} has a copy of {STEP}, sent in \d+\.\d s")
         (agent,) = hosts.agents()
         os.kill(job.process.pid, signal.SIGKILL)
-        test_run_succession._wait_until(lambda: not alive(agent))
+        wait_until(lambda: not alive(agent))
     finally:
         job.process.kill()
         job.finish()
@@ -84,11 +84,11 @@ def test_the_next_leader_goes_on_from_its_copy(
     try:
         job.wait_for(rf"has a copy of {STEP}", times=2)
         os.kill(job.process.pid, signal.SIGKILL)
-        test_run_succession._wait_until(lambda: "a ended well" in said())
+        wait_until(lambda: "a ended well" in said())
         assert re.search(rf"this host leads now \(generation 2\): restart 1 of 3 from \S+/{STEP}", said()), said()
         assert len(re.findall(r"attempt 1 rank \d of 2 begins at step 5", said())) == 2, said()
         assert len(re.findall("ended after 12 steps", said())) == 2, said()
-        test_run_succession._wait_until(lambda: not hosts.agents())
+        wait_until(lambda: not hosts.agents())
     finally:
         for process in hosts.agents():
             os.kill(process, signal.SIGKILL)
