@@ -43,3 +43,7 @@ even_status even_voter_want(even_voter *voter, const even_voter_member *members,
   (void)count;
   return even_fail(EVEN_ERR_UNSUPPORTED, "this program was built without libraft");
 }
+
+void even_voter_lead(even_voter *voter) {
+  (void)voter;
+}
