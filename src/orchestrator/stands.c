@@ -117,7 +117,7 @@ static standing look(even_job *job, bool doubts, bool *held) {
 static void go_on_together(even_job *job) {
   uint32_t number = even_generation_grow(job->generation, NULL);
   even_boards_turn(job);
-  even_job_notice(job, "generation %u: the stopped rank goes on, and all make the step under way again", number);
+  even_job_notice(job, "generation %u: the stopped rank goes on, and the step under way is made again by all", number);
 }
 
 static void end_standing(even_job *job, const bool *held) {

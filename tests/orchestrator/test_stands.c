@@ -189,7 +189,8 @@ static void who_goes_on_in_time_is_not_lost(void **state) {
   for (int i = 0; i < RANKS; i++) {
     assert_true(even_generation_has(own.view, i, 1));
   }
-  assert_non_null(strstr(said(), "generation 1: the stopped rank goes on, and all make the step under way again|"));
+  assert_non_null(
+      strstr(said(), "generation 1: the stopped rank goes on, and the step under way is made again by all|"));
 }
 
 static void a_failed_call_alone_changes_nothing(void **state) {

@@ -37,7 +37,7 @@ def test_who_goes_on_in_time_is_not_lost(run: Run, script: Script, stops: str) -
     text = result.stdout + result.stderr
     assert result.returncode == 0, text
     assert_right(text, [0, 1, 2])
-    assert "the stopped rank goes on, and all make the step under way again" in text, text
+    assert "the stopped rank goes on, and the step under way is made again by all" in text, text
 
 
 @pytest.mark.more
