@@ -244,6 +244,7 @@ static even_status open_monitor_with(running_job *job, const even_monitor_rank *
                                       .telemetry_fd = job->telemetry_fd,
                                       .port = (int)job->options->port,
                                       .step_rows = job->options->whole_history ? -1 : 0,
+                                      .loss_spike = setup->loss_spike,
                                       .calls = calls_kept(job->options),
                                       .notice = on_notice,
                                       .notice_context = job,

@@ -27,6 +27,7 @@ typedef struct even_job_options {
   const char *checkpoint_to; /* a URL that checkpoints are uploaded to; NULL, "": none */
   const char *resume;        /* NULL, "auto" or a path */
   const char *cpu_quota;
+  const char *loss_spike;       /* deviations, "off"; NULL: EVENSTEP_LOSS_SPIKE, else the monitor's */
   const char *hang_timeout;     /* seconds, "off"; NULL: EVENSTEP_HANG_TIMEOUT, else 30 */
   const char *on_hang;          /* "report", "restart"; NULL: EVENSTEP_ON_HANG, else report */
   const char *notice;           /* seconds; NULL: EVENSTEP_NOTICE, else none */

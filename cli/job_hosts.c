@@ -3,6 +3,7 @@
 #include "base/fail.h"
 #include "cli/job_setup.h"
 #include "os/path.h"
+#include "os/socket.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -45,6 +46,30 @@ static even_status read_majority_patience(double *seconds) {
     (void)even_fail(EVEN_ERR_USAGE, "EVENSTEP_MAJORITY_PATIENCE=%.100s is no time to wait for a majority of the hosts",
                     text);
     return even_error_fix("give seconds, from 1 to %.0f", MOST_MAJORITY_SECONDS);
+  }
+  return EVEN_OK;
+}
+
+/* After how long a silent host is lost. How long a leader may act, and another one waits, is reckoned with the usual
+ * time. */
+static even_status read_silence(const even_job_options *options, double *seconds) {
+  const char *text = getenv("EVENSTEP_HOST_TIMEOUT");
+  const double least = EVEN_SOCKET_SILENCE_MS * 1e-3;
+  const double most = EVEN_SOCKET_LONGEST_SILENCE_MS * 1e-3;
+  char *end = NULL;
+  *seconds = 0;
+  if (text == NULL || text[0] == '\0') {
+    return EVEN_OK;
+  }
+  *seconds = strtod(text, &end);
+  if (*end != '\0' || !(*seconds >= least && *seconds <= most)) {
+    (void)even_fail(EVEN_ERR_USAGE, "EVENSTEP_HOST_TIMEOUT=%.100s is no time after which a silent host is lost", text);
+    return even_error_fix("give seconds, from %.0f to %.0f", least, most);
+  }
+  if ((options->replace_leader || options->witness != NULL) && *seconds > least) {
+    (void)even_fail(EVEN_ERR_USAGE, "EVENSTEP_HOST_TIMEOUT=%.100s with %s, whose leases are reckoned with %.0f s", text,
+                    options->witness != NULL ? "--witness" : "--replace-leader", least);
+    return even_error_fix("leave out one of the two");
   }
   return EVEN_OK;
 }
@@ -289,8 +314,10 @@ static even_status reach(const even_job_options *options, const even_host_wish *
   even_job_way *way = &setup->way;
   double patience = 0;
   double majority = 0;
+  double silence = 0;
   EVEN_TRY(even_job_patience(&patience));
   EVEN_TRY(read_majority_patience(&majority));
+  EVEN_TRY(read_silence(options, &silence));
   EVEN_TRY(find_way(options, way));
   EVEN_TRY(find_join_key(options, way));
   bool is_file = !options->module && (!options->no_python || strchr(script, '/') != NULL);
@@ -310,6 +337,7 @@ static even_status reach(const even_job_options *options, const even_host_wish *
                                     .python = options->no_python ? NULL : setup->python.data,
                                     .patience_seconds = patience,
                                     .majority_seconds = majority,
+                                    .silence_seconds = silence,
                                     .replaces_leader = options->replace_leader || options->witness != NULL,
                                     .copies = (int)options->checkpoint_copies,
                                     .memory_copies = memory_copies(options),

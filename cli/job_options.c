@@ -61,6 +61,8 @@ size_t even_job_options_declare(even_job_options *o, even_option *table) {
        "a rank without progress for so long, or 10 x its p99, hangs (default 30)", 0, 0},
       {0, "on-hang", EVEN_OPTION_TEXT, &o->on_hang, "report|restart",
        "tell its stacks (default), and end the attempt, so that the job restarts", 0, 0},
+      {0, "loss-spike", EVEN_OPTION_TEXT, &o->loss_spike, "X|off",
+       "tell of a loss so many deviations above the median of the last 128 (default 10)", 0, 0},
       {0, "notice", EVEN_OPTION_TEXT, &o->notice, "SECONDS",
        "at SIGTERM or SIGUSR1 save the state after the step under way and end with 75, within so long", 0, 0},
       {0, "on-nonfinite", EVEN_OPTION_TEXT, &o->on_nonfinite, "report|skip|stop",

@@ -48,6 +48,7 @@ typedef struct even_job_setup {
   bool restart_hung;
   double stop_seconds;   /* 0: as the agent has it */
   double notice_seconds; /* 0: none */
+  double loss_spike;     /* deviations; 0: as the monitor has it; INFINITY: off */
   bool shrink;
   bool replace;
 } even_job_setup;

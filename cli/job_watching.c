@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -58,8 +59,23 @@ static even_status read_stops(even_job_setup *setup) {
   return EVEN_OK;
 }
 
+static even_status read_spikes(const even_job_options *options, even_job_setup *setup) {
+  const char *from = NULL;
+  char *end = NULL;
+  const char *limit = even_job_given(options->loss_spike, "--loss-spike", "EVENSTEP_LOSS_SPIKE", &from);
+  bool off = limit != NULL && strcmp(limit, "off") == 0;
+  setup->loss_spike = limit == NULL ? 0 : off ? (double)INFINITY : strtod(limit, &end);
+  if (limit != NULL && !off &&
+      (end == limit || *end != '\0' || !(setup->loss_spike >= 1 && setup->loss_spike <= 1e6))) {
+    (void)even_fail(EVEN_ERR_USAGE, "%s %s is no limit for a loss that jumps", from, limit);
+    return even_error_fix("give deviations above the median, from 1 on (10), or off");
+  }
+  return EVEN_OK;
+}
+
 even_status even_job_watching(const even_job_options *options, even_job_setup *setup) {
   EVEN_TRY(read_hangs(options, setup));
   EVEN_TRY(read_stops(setup));
+  EVEN_TRY(read_spikes(options, setup));
   return read_notice(options, setup);
 }

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _PATIENCE_SECONDS = 60.0  # for the agent's word, which comes in milliseconds
 _DOUBT_SECONDS = 1.0  # the same while nobody is seen to have ended, or to stand still: one gave up
-_FAR_DOUBT_SECONDS = 15.0  # where some are on other hosts: a host that is lost is noticed within 5 s
+_FAR_DOUBT_SECONDS = 11.0  # beyond host_timeout, where some are on other hosts
 _SLOW_SECONDS = 2.0  # who meets the others says then that it waits: one may stand still
 _LOOK_SECONDS = 0.1  # between two looks at signals, while it waits
 _CONNECT_SECONDS = 2.0
@@ -423,7 +423,7 @@ class Recovery:
                 began = time.monotonic()
                 continue
             waited = time.monotonic() - began
-            patience = _DOUBT_SECONDS if are_here(self.members) else _FAR_DOUBT_SECONDS
+            patience = _DOUBT_SECONDS if are_here(self.members) else _FAR_DOUBT_SECONDS + host_timeout()
             doubts = waited > patience and not has_ended(self.members)
             if error is not None and (doubts or waited > _PATIENCE_SECONDS):
                 raise error
@@ -593,6 +593,11 @@ def _not_in_step() -> EvenstepError:
         "the ranks that are left are at different calls of the script, so they cannot go on without the one that was lost\n"
         "  fix: let all ranks make the same calls in the same order"
     )
+
+
+def host_timeout() -> float:
+    """Seconds after which the agents take a silent host for lost; they have checked the variable."""
+    return float(os.environ.get("EVENSTEP_HOST_TIMEOUT") or 4)
 
 
 def open_recovery(session: Session) -> Recovery | None:

@@ -216,6 +216,7 @@ static even_status open_parts(even_monitor *monitor, const even_monitor_params *
   monitor->state->last_end_ns = monitor->state->started_ns;
   monitor->notice = params->notice;
   monitor->notice_context = params->notice_context;
+  monitor->spikes.deviations = params->loss_spike;
   monitor->calls_a_tick = EVEN_MONITOR_CALLS_A_TICK;
   take_facts(monitor->state, params->ranks, params->rank_facts);
   EVEN_TRY(even_folder_make(params->run_folder));

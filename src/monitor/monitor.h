@@ -30,6 +30,7 @@ typedef struct even_monitor_params {
   int telemetry_fd;    /* the rings; duplicated */
   int port;            /* on 127.0.0.1; 0: any free one; -1: no server. A port in use: EVEN_ERR_IN_USE with the fix */
   long long step_rows; /* of steps kept in run.db, one a rank and step: 0: 32768, at least 256 a rank; -1: all */
+  double loss_spike;   /* deviations above the median at which a loss jumps; 0: 10; INFINITY: none is told */
   long long calls;     /* of a rank's collectives and messages, the last so many are kept one by one; 0: none */
   /* one line of what the monitor has found, for the terminal; called inside even_monitor_tick. NULL: nobody hears it */
   void (*notice)(void *context, const char *text);

@@ -5,9 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A jump is above the median by so many standard deviations, as MAD tells them of normal noise, and by so much of the
+/* A jump is above the median by many standard deviations, as MAD tells them of normal noise, and by so much of the
  * median at least: the noise of a loss that hardly moves any more is no measure. */
-static const double DEVIATIONS = 10;
 static const double DEVIATION_OF_MAD = 1.4826;
 static const double LEAST_PART = 0.1;
 enum { MADE_ANEW_EVERY = 8 };
@@ -32,13 +31,14 @@ static void make_limit(even_spikes *spikes) {
     values[i] = fabs(values[i] - spikes->median);
   }
   double deviation = DEVIATION_OF_MAD * median_of(values, count);
-  spikes->limit = spikes->median + fmax(DEVIATIONS * deviation, LEAST_PART * fabs(spikes->median));
+  double times = spikes->deviations > 0 ? spikes->deviations : (double)EVEN_SPIKE_DEVIATIONS;
+  spikes->limit = spikes->median + fmax(times * deviation, LEAST_PART * fabs(spikes->median));
   spikes->counted = spikes->count;
 }
 
 bool even_spikes_take(even_spikes *spikes, uint32_t step, double loss) {
   bool before = spikes->inside;
-  if (!isfinite(loss)) {
+  if (!isfinite(loss) || isinf(spikes->deviations)) {
     return false;
   }
   if (spikes->count >= EVEN_SPIKE_LEAST) {
@@ -54,5 +54,5 @@ bool even_spikes_take(even_spikes *spikes, uint32_t step, double loss) {
 }
 
 void even_spikes_forget(even_spikes *spikes) {
-  memset(spikes, 0, sizeof *spikes);
+  *spikes = (even_spikes){.deviations = spikes->deviations};
 }

@@ -56,6 +56,16 @@ static even_status renumber(even_follower *follower, const json_t *number) {
   return status;
 }
 
+/* For as long as the leader bears silence, this one does, too. */
+static even_status watch_leader(even_follower *follower, const json_t *silence_ms) {
+  json_int_t wish = json_integer_value(silence_ms);
+  if (!json_is_integer(silence_ms) || wish < 0 || wish > EVEN_SOCKET_LONGEST_SILENCE_MS) {
+    return even_fail(EVEN_ERR_INPUT, "a host's silence of %lld ms", (long long)wish);
+  }
+  even_socket_silence_set((int)wish);
+  return follower->link.fd < 0 ? EVEN_OK : even_socket_watch(follower->link.fd);
+}
+
 even_status even_follower_check(even_follower *follower, const json_t *content) {
   even_text facts = EVEN_TEXT_EMPTY;
   follower->taken = true;
@@ -66,6 +76,7 @@ even_status even_follower_check(even_follower *follower, const json_t *content) 
     return even_fail(EVEN_ERR_INPUT, "the leader asks for nothing that can be checked");
   }
   EVEN_TRY(renumber(follower, json_object_get(content, "host")));
+  EVEN_TRY(watch_leader(follower, json_object_get(content, "silence_ms")));
   EVEN_TRY(even_follower_open_parcels(follower));
   even_device_list_free(&follower->own);
   even_status chosen = even_device_select(NULL, (int)ranks, &follower->own);

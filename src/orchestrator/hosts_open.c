@@ -113,6 +113,7 @@ even_status even_hosts_ask_facts(even_host_agent *agent) {
   even_json_string(&json, "python", params->python);
   even_json_integer(&json, "ranks", agent->wish);
   even_json_integer(&json, "host", (int64_t)agent->index);
+  even_json_integer(&json, "silence_ms", even_socket_silence());
   even_json_object_end(&json);
   return even_link_send_text(agent->link, EVEN_MESSAGE_CHECK, &text, NULL, 0);
 }
@@ -487,6 +488,7 @@ even_status even_hosts_open(const even_hosts_params *params, even_hosts **out) {
     even_signals_pipe_restore(&pipe_before);
     return made;
   }
+  even_socket_silence_set((int)(params->silence_seconds * 1e3)); /* 0: the least */
   *hosts = (even_hosts){.params = *params,
                         .count = params->count,
                         .loop = {.fd = -1},

@@ -7,6 +7,8 @@
 #include "os/pipe.h"
 #include "os/socket.h"
 
+#include <errno.h>
+
 #include <string.h>
 
 enum { CHUNK = 65536, MOST_CHUNKS = 64, MOST_WAITING = 64 << 20 };
@@ -29,6 +31,19 @@ static void fail_link(even_link *link) {
   even_error_clear();
 }
 
+static even_status fail_broken(const even_link *link, int reason) {
+  return reason == ETIMEDOUT ? even_fail_errno(reason,
+                                               "the connection to %s broke: nothing came back for %.3g s "
+                                               "(EVENSTEP_HOST_TIMEOUT)",
+                                               link->peer, even_socket_silence() * 1e-3)
+                             : even_fail_errno(reason, "the connection to %s broke", link->peer);
+}
+
+static uint64_t silence_ns(void) {
+  uint64_t of_hosts = (uint64_t)even_socket_silence() * 1000000u;
+  return of_hosts > EVEN_LINK_SILENCE_NS ? of_hosts : EVEN_LINK_SILENCE_NS;
+}
+
 static void watch_room(even_link *link) {
   if (even_loop_writable(link->loop, &link->watch, link->sent < link->out.length) != EVEN_OK) {
     fail_link(link);
@@ -42,7 +57,7 @@ static void send_some(even_link *link) {
     size_t written =
         even_socket_write(link->fd, link->out.data + link->sent, link->out.length - link->sent, &broken, &reason);
     if (broken) {
-      (void)even_fail_errno(reason, "the connection to %s broke", link->peer);
+      (void)fail_broken(link, reason);
       fail_link(link);
       return;
     }
@@ -171,7 +186,7 @@ static void readable(void *context, int fd) {
     }
     if (state == EVEN_PIPE_ENDED) {
       (void)(reason == 0 ? even_fail(EVEN_ERR_PEER_LOST, "%s closed the connection", link->peer)
-                         : even_fail_errno(reason, "the connection to %s broke", link->peer));
+                         : fail_broken(link, reason));
       fail_link(link);
       break;
     }
@@ -264,9 +279,10 @@ void even_link_tick(even_link *link, bool watched) {
   if (even_link_is_up(link) && now - link->beat_ns >= BEAT_NS) {
     send_beat(link, now);
   }
-  if (watched && !link->failed && now - link->heard_ns > EVEN_LINK_SILENCE_NS) {
-    (void)even_fail(EVEN_ERR_TIMEOUT, "%s says nothing, though its host answers: does its agent stand still?",
-                    link->peer);
+  if (watched && !link->failed && now - link->heard_ns > silence_ns()) {
+    (void)even_fail(EVEN_ERR_TIMEOUT,
+                    "%s has said nothing for %.0f s, though its host answers: does its agent stand still?", link->peer,
+                    (double)silence_ns() * 1e-9);
     fail_link(link);
   }
   if (link->failed && !link->ended_told) {

@@ -22,7 +22,8 @@ typedef struct even_link_calls {
 
 /* So much may wait to go out before what can be left out (lines, telemetry) is. */
 enum { EVEN_LINK_ROOM = 4 << 20 };
-/* An agent that says nothing for so long stands still, though its host lives. */
+/* An agent that says nothing for so long, or for the silence of connections (os/socket.h) where that is longer, stands
+ * still, though its host lives. */
 #define EVEN_LINK_SILENCE_NS 30000000000u
 
 struct even_link {

@@ -11,6 +11,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -19,12 +20,29 @@ static bool set(int fd, int level, int option, int value) {
   return even_os.setsockopt(fd, level, option, &value, sizeof value) == 0;
 }
 
+enum { MOST_PROBES = 120 };
+
+static _Atomic int silence_ms = EVEN_SOCKET_SILENCE_MS;
+
+void even_socket_silence_set(int wish_ms) {
+  int least = EVEN_SOCKET_SILENCE_MS;
+  int most = EVEN_SOCKET_LONGEST_SILENCE_MS;
+  atomic_store(&silence_ms, wish_ms < least ? least : wish_ms > most ? most : wish_ms);
+}
+
+int even_socket_silence(void) {
+  return atomic_load(&silence_ms);
+}
+
 /* Probes while nothing is on its way (tcp(7)), a limit for what is. */
-static even_status watch_over(int fd) {
+even_status even_socket_watch(int fd) {
+  int silence = even_socket_silence();
+  int seconds = silence / 1000;
+  int between = (seconds + MOST_PROBES - 1) / MOST_PROBES;
+  int probes = seconds / between - 1;
   if (!set(fd, SOL_SOCKET, SO_KEEPALIVE, 1) || !set(fd, IPPROTO_TCP, TCP_KEEPIDLE, 1) ||
-      !set(fd, IPPROTO_TCP, TCP_KEEPINTVL, 1) ||
-      !set(fd, IPPROTO_TCP, TCP_KEEPCNT, EVEN_SOCKET_SILENCE_MS / 1000 - 1) ||
-      !set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, EVEN_SOCKET_SILENCE_MS) || !set(fd, IPPROTO_TCP, TCP_NODELAY, 1)) {
+      !set(fd, IPPROTO_TCP, TCP_KEEPINTVL, between) || !set(fd, IPPROTO_TCP, TCP_KEEPCNT, probes) ||
+      !set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, silence) || !set(fd, IPPROTO_TCP, TCP_NODELAY, 1)) {
     return even_fail_errno(errno, "a connection cannot be set up");
   }
   return EVEN_OK;
@@ -61,7 +79,7 @@ even_status even_socket_connect_begin(const char *address, int port, int *fd) {
   if (made < 0) {
     return even_fail_errno(errno, "a socket could not be made");
   }
-  even_status status = watch_over(made);
+  even_status status = even_socket_watch(made);
   if (status == EVEN_OK && even_os.connect(made, (const struct sockaddr *)&where, sizeof where) != 0 &&
       errno != EINPROGRESS) {
     status = even_fail_errno(errno, "%s, port %d, cannot be reached", address, port);
@@ -101,7 +119,7 @@ even_status even_socket_take(int listener, int *fd) {
 
 even_status even_socket_accept(int listener, int *fd) {
   EVEN_TRY(even_socket_take(listener, fd));
-  even_status status = *fd < 0 ? EVEN_OK : watch_over(*fd);
+  even_status status = *fd < 0 ? EVEN_OK : even_socket_watch(*fd);
   if (status != EVEN_OK) {
     (void)even_os.close(*fd);
     *fd = -1;

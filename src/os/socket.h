@@ -10,7 +10,14 @@
 
 /* The kernel gives a connection up when the other host has been silent for so long: it answers the kernel's own
  * probes, once a second, also while its processes stand still. */
-enum { EVEN_SOCKET_SILENCE_MS = 4000 };
+enum { EVEN_SOCKET_SILENCE_MS = 4000, EVEN_SOCKET_LONGEST_SILENCE_MS = 600000 };
+
+/* Another time for it (between these two; what is beyond counts as these), of connections that begin in this process
+ * from now on. Any thread. */
+void even_socket_silence_set(int silence_ms);
+int even_socket_silence(void);
+/* Of a connection that is there already. */
+even_status even_socket_watch(int fd) EVEN_MUST_USE;
 
 enum { EVEN_SOCKET_ADDRESS = 16, EVEN_SOCKET_MOST_ADDRESSES = 8 };
 

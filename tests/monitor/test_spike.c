@@ -54,6 +54,19 @@ static void one_that_jumps_is_told_once_and_its_end(void **state) {
   assert_int_equal(feed(&spikes, 503, 2000), 0); /* and it has not spoiled what is usual */
 }
 
+static void how_far_it_must_jump_is_for_the_user_to_say(void **state) {
+  even_spikes near = {.deviations = 2};
+  even_spikes off = {.deviations = (double)INFINITY};
+  (void)state;
+  assert_int_equal(feed(&near, 0, 500), 0);
+  even_spikes_take(&near, 500, 4.4);
+  assert_true(near.inside); /* which ten deviations would pass over */
+  even_spikes_forget(&near);
+  assert_true(near.deviations > 1.9 && near.deviations < 2.1 && near.count == 0);
+  assert_int_equal(feed(&off, 0, 500), 0);
+  assert_false(even_spikes_take(&off, 500, 1e9));
+}
+
 static void a_new_level_becomes_the_usual_one(void **state) {
   even_spikes spikes = {.count = 0};
   (void)state;
@@ -93,6 +106,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup(a_noisy_course_has_none, begin),
       cmocka_unit_test_setup(one_that_jumps_is_told_once_and_its_end, begin),
+      cmocka_unit_test_setup(how_far_it_must_jump_is_for_the_user_to_say, begin),
       cmocka_unit_test_setup(a_new_level_becomes_the_usual_one, begin),
       cmocka_unit_test_setup(small_losses_are_no_jumps, begin),
       cmocka_unit_test_setup(the_first_losses_say_nothing, begin),

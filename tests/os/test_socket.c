@@ -10,10 +10,13 @@
 #include "support/fault.h"
 
 #include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -217,6 +220,40 @@ static void a_connection_that_takes_its_time_is_waited_for(void **state) {
   close_ends(&at);
 }
 
+static int option_of(int fd, int level, int option) {
+  int value = -1;
+  socklen_t bytes = sizeof value;
+  assert_int_equal(getsockopt(fd, level, option, &value, &bytes), 0);
+  return value;
+}
+
+/* The probes, all of them, take no longer than the silence that is borne. */
+static void assert_borne(int fd, int silence_ms) {
+  int between = option_of(fd, IPPROTO_TCP, TCP_KEEPINTVL);
+  int probes = option_of(fd, IPPROTO_TCP, TCP_KEEPCNT);
+  assert_int_equal(option_of(fd, IPPROTO_TCP, TCP_USER_TIMEOUT), silence_ms);
+  assert_in_range(1000 * (1 + between * probes), silence_ms * 3 / 4, silence_ms + 1000);
+}
+
+static void silence_is_borne_for_as_long_as_is_said(void **state) {
+  static const int said[][2] = {
+      {0, EVEN_SOCKET_SILENCE_MS}, {9500, 9500}, {60000, 60000}, {1 << 30, EVEN_SOCKET_LONGEST_SILENCE_MS}};
+  (void)state;
+  for (size_t i = 0; i < sizeof said / sizeof said[0]; i++) {
+    ends at;
+    even_socket_silence_set(said[i][0]);
+    assert_int_equal(even_socket_silence(), said[i][1]);
+    assert_int_equal(open_ends(&at), EVEN_OK);
+    assert_borne(at.near, said[i][1]);
+    assert_borne(at.far, said[i][1]);
+    even_socket_silence_set(8000);
+    assert_int_equal(even_socket_watch(at.near), EVEN_OK); /* one that is there */
+    assert_borne(at.near, 8000);
+    close_ends(&at);
+  }
+  even_socket_silence_set(0);
+}
+
 static void what_is_no_address_is_refused(void **state) {
   int fd = 7;
   (void)state;
@@ -305,6 +342,7 @@ int main(void) {
       cmocka_unit_test_teardown(each_call_that_fails_is_an_error_and_leaves_nothing_open, teardown),
       cmocka_unit_test_teardown(a_connection_without_its_options_is_none, teardown),
       cmocka_unit_test_teardown(a_connection_that_takes_its_time_is_waited_for, teardown),
+      cmocka_unit_test_teardown(silence_is_borne_for_as_long_as_is_said, teardown),
       cmocka_unit_test_teardown(what_is_no_address_is_refused, teardown),
       cmocka_unit_test_teardown(who_went_away_before_he_was_taken_is_no_error, teardown),
       cmocka_unit_test_teardown(a_broken_connection_says_why, teardown),

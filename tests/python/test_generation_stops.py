@@ -52,6 +52,22 @@ def test_a_hung_rank_alone_is_lost(run: Run, script: Script) -> None:
     assert "generation 1: ranks 0 and 2 go on without rank 1" in text, text
 
 
-def test_odd_patience_is_named(run: Run, script: Script) -> None:
-    result = run("-n", "2", script("pass"), env={"EVENSTEP_STOP_PATIENCE": "long"})
-    assert result.returncode == 2 and "EVENSTEP_STOP_PATIENCE long is no time" in result.stderr
+@pytest.mark.parametrize(
+    ("options", "variable", "words"),
+    [
+        ((), {"EVENSTEP_STOP_PATIENCE": "long"}, "EVENSTEP_STOP_PATIENCE long is no time"),
+        (("--loss-spike", "0.5"), {}, "--loss-spike 0.5 is no limit"),
+        ((), {"EVENSTEP_LOSS_SPIKE": "never"}, "EVENSTEP_LOSS_SPIKE never is no limit"),
+        (("--hosts", "a,b"), {"EVENSTEP_HOST_TIMEOUT": "3"}, "EVENSTEP_HOST_TIMEOUT=3 is no time"),
+        (
+            ("--hosts", "a,b,c", "--replace-leader"),
+            {"EVENSTEP_HOST_TIMEOUT": "60"},
+            "EVENSTEP_HOST_TIMEOUT=60 with --replace-leader",
+        ),
+    ],
+)
+def test_odd_limits_are_named(
+    run: Run, script: Script, options: tuple[str, ...], variable: dict[str, str], words: str
+) -> None:
+    result = run("-n", "2", *options, script("pass"), env=variable)
+    assert result.returncode == 2 and words in result.stderr, result.stderr
