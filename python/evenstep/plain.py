@@ -12,6 +12,7 @@ import dataclasses
 import enum
 import importlib
 import json
+import math
 import sys
 from typing import Any, Callable
 
@@ -27,9 +28,12 @@ def dumps(value: Any) -> bytes:
     """Of None, booleans, numbers, strings, bytes, lists, tuples, sets, dictionaries, tensors (not sparse or quantised), NumPy
     numbers, torch's dtypes, sizes and devices, and evenstep's dataclasses, named tuples and enumerations of such.
 
-    Raises TypeError for anything else.
+    Raises TypeError for anything else, and for integers above 4,300 digits.
     """
-    return json.dumps(_encoded(value, 0), separators=(",", ":")).encode("ascii")
+    try:
+        return json.dumps(_encoded(value, 0), separators=(",", ":")).encode("ascii")
+    except ValueError as error:
+        raise TypeError(f"a value cannot be told to other ranks: {error}") from None
 
 
 def loads(data: bytes | bytearray | memoryview) -> Any:
@@ -74,6 +78,8 @@ def _encoded_rare(value: Any, depth: int) -> Any:
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, (numpy.bool_, numpy.integer, numpy.floating)):
         return {"numpy": [value.dtype.name, value.item()]}
+    if numpy is not None and isinstance(value, numpy.complexfloating):
+        return {"numpy": [value.dtype.name, [float(value.real), float(value.imag)]]}
     if kind.__module__.startswith(_OWN):
         name = [kind.__module__, kind.__qualname__]
         if isinstance(value, enum.Enum):
@@ -92,7 +98,7 @@ def _encoded_rare(value: Any, depth: int) -> Any:
 def _tensor(value: torch.Tensor) -> list[Any]:
     if value.layout is not torch.strided or value.is_quantized:
         raise TypeError(f"a tensor of layout {value.layout} and type {value.dtype} cannot be told to other ranks")
-    flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    flat = value.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1).view(torch.uint8)
     data = flat.numpy().tobytes() if flat.numel() else b""
     return [str(value.dtype).removeprefix("torch."), list(value.shape), base64.b64encode(data).decode("ascii")]
 
@@ -111,14 +117,18 @@ def _decoded(value: Any, depth: int) -> Any:
 def _decoded_tensor(content: Any, _: int) -> torch.Tensor:
     name, shape, text = content
     kind = _dtype(name)
+    if any(type(size) is not int or size < 0 for size in shape):
+        raise ValueError("no shape")
     data = bytearray(base64.b64decode(text, validate=True))
+    if math.prod(shape) * kind.itemsize != len(data):
+        raise ValueError(f"{len(data)} bytes for a tensor of shape {shape}")
     if not data:
         return torch.empty(shape, dtype=kind)
     return torch.frombuffer(data, dtype=kind).reshape(shape)
 
 
 def _dtype(name: Any) -> torch.dtype:
-    kind = getattr(torch, name) if isinstance(name, str) else None
+    kind = vars(torch).get(name) if isinstance(name, str) else None  # no getattr: that may import what is not there yet
     if not isinstance(kind, torch.dtype):
         raise ValueError(f"no type of torch's: {name!r}")
     return kind
@@ -128,7 +138,10 @@ def _decoded_numpy(content: Any, _: int) -> Any:
     import numpy
 
     name, value = content
-    return numpy.dtype(str(name)).type(value)
+    kind = numpy.dtype(str(name))
+    if kind.kind not in "biufc":
+        raise ValueError(f"no number of NumPy's: {name!r}")
+    return kind.type(complex(*value) if kind.kind == "c" else value)
 
 
 def _decoded_own(content: Any, depth: int) -> Any:

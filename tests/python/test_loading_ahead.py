@@ -130,21 +130,25 @@ def test_a_worker_waits_for_shares_and_for_no_rank_that_is_gone() -> None:
         table.hold()
         table.number(), table.number(), table.number()
         _child(worker)
+        os.close(other)  # whoever writes there alone holds it: a read knows when that one has ended
+        os.close(steady)
         os.read(ready, 1)
         table.say(0, [5, 6, 7])
         table.leave(1)
         signal.pause()
 
     process = _child(rank)
+    os.close(other)
+    os.close(steady)
     got = b""
-    while len(got) < 6:
-        got += os.read(said, 64)
+    while len(got) < 6 and (more := os.read(said, 64)):
+        got += more
     assert got == bytes([5, 6, 7]) + b"no "
     os.kill(process, signal.SIGKILL)
     os.waitpid(process, 0)
     assert os.read(said, 64) == b"no "
-    for one in (said, other, ready, steady):
-        os.close(one)
+    os.close(said)
+    os.close(ready)
 
 
 def test_a_place_that_has_another_batch_by_now_says_nothing() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import sys
 from collections import OrderedDict
 from typing import Any
 
@@ -59,12 +60,15 @@ def test_what_is_not_finite_and_parts_of_tensors() -> None:
     assert math.isnan(plain.loads(plain.dumps(float("nan")))) and plain.loads(plain.dumps(-math.inf)) == -math.inf
     part = torch.arange(12.0).reshape(3, 4).t()[1:, ::2]
     assert torch.equal(plain.loads(plain.dumps(part)), part)
+    waves = torch.tensor([1 + 2j, 3j])
+    assert torch.equal(plain.loads(plain.dumps([waves.conj(), waves.conj().imag]))[1], torch.tensor([-2.0, -3.0]))
     negative = plain.loads(plain.dumps(torch.tensor([-0.0, math.nan])))
     assert math.copysign(1, negative[0]) == -1 and negative[1].isnan()
 
 
 def test_records_of_evenstep_and_numbers_of_numpy() -> None:
-    told = Told([0, 2], (1, 2, 3, True, False), 0, b"\0\xff", None, "cpu:0", 3, 8, {2: [0.5, None]})
+    values: list[Any] = [[0, 2], (1, 2, 3, True, False), 0, b"\0\xff", None, "cpu:0", {2: [0.5, None]}]
+    told = Told._make(values[number % len(values)] for number in range(len(Told._fields)))
     got = plain.loads(plain.dumps(told))
     assert type(got) is Told and got == told
     place = Place(**dict.fromkeys(Place.__dataclass_fields__, "x"))
@@ -73,6 +77,8 @@ def test_records_of_evenstep_and_numbers_of_numpy() -> None:
     assert number == numpy.float32(0.1) and number.dtype == numpy.float32
     for some in ({"a", "b", None}, frozenset([1, (2, "x")])):
         assert plain.loads(plain.dumps(some)) == some and type(plain.loads(plain.dumps(some))) is type(some)
+    both = numpy.complex64(1 + 2j)
+    assert plain.loads(plain.dumps(both)) == both and plain.loads(plain.dumps(both)).dtype == both.dtype
     assert list(plain.loads(plain.dumps(OrderedDict(b=1, a=2)))) == ["b", "a"]
 
 
@@ -84,6 +90,11 @@ class Custom:
 def test_other_things_are_refused(value: Any) -> None:
     with pytest.raises(TypeError, match="cannot be told to other ranks"):
         plain.dumps(value)
+
+
+def test_an_integer_that_json_cannot_say_is_refused() -> None:
+    with pytest.raises(TypeError, match="cannot be told to other ranks"):
+        plain.dumps([10**5000])
 
 
 def test_a_value_in_itself_is_refused() -> None:
@@ -105,12 +116,21 @@ HOSTILE = [
     json.dumps({"own": ["evenstep.device_places", "Place", {"dict": [["other", 1]]}]}).encode(),
     json.dumps({"own": ["evenstep.nothing", "Place", {"dict": []}]}).encode(),
     json.dumps({"dtype": "load"}).encode(),
+    json.dumps({"dtype": "onnx"}).encode(),
+    json.dumps({"tensor": ["float32", [5, 3], ""]}).encode(),
+    json.dumps({"tensor": ["float32", [-2, -2], "AAAAAAAAAAAAAAAAAAAAAA=="]}).encode(),
     json.dumps({"tensor": ["float32", [1 << 40], "AAAA"]}).encode(),
     json.dumps({"tensor": ["float32", [2], "AAAA"]}).encode(),
     json.dumps({"numpy": ["O", "x"]}).encode() + b"x",
     json.dumps({"set": [[1]]}).encode(),
     json.dumps({"tuple": [], "set": []}).encode(),
 ]
+
+
+def test_nothing_of_torch_is_imported_by_a_name() -> None:
+    with pytest.raises(EvenstepError, match="no type of torch's"):
+        plain.loads(b'{"dtype":"_inductor"}')
+    assert vars(torch).get("_inductor") is sys.modules.get("torch._inductor")
 
 
 @pytest.mark.parametrize("data", HOSTILE, ids=range(len(HOSTILE)))
