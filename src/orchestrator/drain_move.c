@@ -18,6 +18,9 @@
 
 enum { MOST_RANKS_A_HOST = 1024 };
 
+/* What ranks of other hosts have done comes with the next tick there, after what they print. */
+static const uint64_t HEARSAY_NS = 2000000000u;
+
 static even_move *move_of(const even_job *job) {
   return &job->hosts->elastic->move;
 }
@@ -352,7 +355,7 @@ even_status even_move_begin(even_job *job, even_host_agent *from, const json_t *
     return even_error_restore(&kept);
   }
   move->warm = !json_is_true(json_object_get(command, "cold")) && job->params->cpu_quota == NULL &&
-               all_have_joined(job) && even_guests_ranks(job->hosts) == 0;
+               even_guests_ranks(job->hosts) == 0;
   enter(job, EVEN_MOVE_REACHES);
   return EVEN_OK;
 }
@@ -559,7 +562,9 @@ static even_status step(even_job *job) {
   }
   if (move->stage == EVEN_MOVE_REACHES) {
     EVEN_TRY(are_reached(job, &all));
-    if (all) {
+    bool joined = !move->warm || all_have_joined(job);
+    if (all && (joined || even_clock_ns() - move->since_ns > HEARSAY_NS)) {
+      move->warm = move->warm && joined;
       enter(job, EVEN_MOVE_STARTS);
       return ask_all(job);
     }

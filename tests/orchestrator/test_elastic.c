@@ -343,6 +343,24 @@ static void what_goes_wrong_before_the_end_ends_the_draining_alone(void **state)
   assert_non_null(strstr(at->told, "the job is about to end"));
 }
 
+/* These hosts have no connection: who asks them gives the draining up. */
+static void what_ranks_elsewhere_have_done_is_waited_for(void **state) {
+  scene *at = *state;
+  even_rank_progress ranks[2] = {{.joined = true}, {.joined = false}};
+  at->job.count = 2;
+  at->job.progress = (even_progress){.ranks = ranks, .count = 2};
+  assert_int_equal(drain(at, 2, "{\"stay\":true}"), EVEN_OK);
+  even_move_tick(&at->job);
+  assert_true(even_move_prepares(&at->job)); /* nobody was asked yet */
+  ranks[1].joined = true;
+  even_move_tick(&at->job);
+  assert_string_equal(at->told, "host y is not drained, and the job goes on as it is: host x is lost");
+  ranks[1].joined = false;
+  assert_int_equal(drain(at, 2, "{\"stay\":true,\"cold\":true}"), EVEN_OK);
+  even_move_tick(&at->job); /* no process would wait there */
+  assert_false(even_move_prepares(&at->job));
+}
+
 static void names_are_such_as_ssh_takes(void **state) {
   (void)state;
   static const char *const good[] = {"a", "node-7", "me@node7.cluster_2", "10.0.0.1"};
@@ -374,6 +392,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(what_was_prepared_holds_when_the_hosts_have_changed, open_scene, close_scene),
       cmocka_unit_test_setup_teardown(who_names_other_devices_than_asked_is_not_believed, open_scene, close_scene),
       cmocka_unit_test_setup_teardown(what_goes_wrong_before_the_end_ends_the_draining_alone, open_scene, close_scene),
+      cmocka_unit_test_setup_teardown(what_ranks_elsewhere_have_done_is_waited_for, open_scene, close_scene),
       cmocka_unit_test(names_are_such_as_ssh_takes),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
