@@ -16,7 +16,7 @@ def _has_notice() -> bool:
 
 
 def hold_end_signal() -> None:
-    """From now on SIGTERM ends this rank only where its agent sends it; a handler of the script's own stays."""
+    """From now on SIGTERM ends this rank only where its agent sends it, or it does itself; a handler of the script's own stays."""
     _hold(False)
 
 

@@ -39,8 +39,8 @@ static PyObject *hold_end_signal(PyObject *module, PyObject *arguments) {
 
 static PyMethodDef functions[] = {
     {"hold_end_signal", hold_end_signal, METH_VARARGS,
-     "hold_end_signal(always): SIGTERM ends this process only where its parent sends it; a handler that is set stays, "
-     "unless always"},
+     "hold_end_signal(always): SIGTERM ends this process only where its parent sends it, or it does itself; a handler "
+     "that is set stays, unless always"},
     {"stacks_open", stacks_open, METH_NOARGS,
      "stacks_open() -> (signal, fd): from now on the agent can ask for this process's C stacks, and for what a handler "
      "of `signal` writes to `fd` (faulthandler.register)"},

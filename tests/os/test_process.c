@@ -223,6 +223,20 @@ static void ends_by_its_parents_word_alone(void **state) {
   assert_int_equal(close(ends[0]) + close(ends[1]), 0);
 }
 
+static void ends_by_its_own_word(void **state) {
+  (void)state;
+  for (int way = 0; way < 2; way++) {
+    int signal = 0;
+    pid_t child = fork();
+    if (child == 0) {
+      bool held = even_end_signal_hold(false) == EVEN_OK;
+      _exit(held && (way == 0 ? raise(SIGTERM) : kill(getpid(), SIGTERM)) == 0 ? 0 : 1);
+    }
+    end_of_child(&signal, child);
+    assert_int_equal(signal, SIGTERM);
+  }
+}
+
 static void a_handler_of_the_program_stays(void **state) {
   struct sigaction before;
   struct sigaction now;
@@ -392,6 +406,7 @@ int main(void) {
       cmocka_unit_test(says_what_cannot_run),
       cmocka_unit_test(begins_with_a_signal_ignored),
       cmocka_unit_test(ends_by_its_parents_word_alone),
+      cmocka_unit_test(ends_by_its_own_word),
       cmocka_unit_test(a_handler_of_the_program_stays),
       cmocka_unit_test(reaps_ends_and_stops),
       cmocka_unit_test(dies_with_its_parent),
