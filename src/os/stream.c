@@ -10,6 +10,7 @@
 #include <inttypes.h>
 #include <sys/mman.h>
 #include <sys/vfs.h>
+#include <unistd.h>
 
 /* f_type of statfs(2) for file systems that write past the page cache what several threads give them. */
 #define TYPE_EXT4 0xEF53
@@ -194,17 +195,19 @@ void even_input_go_direct(even_input *input) {
 
 bool even_input_is_cached(const even_input *input, uint64_t offset, size_t bytes) {
   unsigned char pages[256];
-  enum { PAGE = EVEN_DIRECT_ALIGNMENT, AT_ONCE = sizeof pages };
-  if (input->map == NULL) {
+  const long said = even_os.sysconf(_SC_PAGESIZE);
+  if (input->map == NULL || said <= 0) {
     return true;
   }
-  for (size_t done = 0; done < bytes; done += (size_t)AT_ONCE * PAGE) {
-    size_t left = bytes - done;
-    size_t part = left < (size_t)AT_ONCE * PAGE ? left : (size_t)AT_ONCE * PAGE;
-    if (even_os.mincore((char *)input->map + offset + done, part, pages) != 0) {
+  const size_t page = (size_t)said;
+  const size_t most = sizeof pages * page;
+  const size_t end = (size_t)offset + bytes;
+  for (size_t at = (size_t)offset - (size_t)offset % page; at < end; at += most) { /* pages may be more than a block */
+    size_t part = end - at < most ? end - at : most;
+    if (even_os.mincore((char *)input->map + at, part, pages) != 0) {
       return true;
     }
-    for (size_t i = 0; i < (part + PAGE - 1) / PAGE; i++) {
+    for (size_t i = 0; i < (part + page - 1) / page; i++) {
       if ((pages[i] & 1) == 0) {
         return false;
       }

@@ -10,6 +10,7 @@
 #include "checkpoint/items.h"
 #include "checkpoint/scratch.h"
 #include "os/calls.h"
+#include "os/stream.h"
 #include "support/fault.h"
 
 #include <errno.h>
@@ -299,6 +300,40 @@ static void what_is_not_cached_comes_past_the_cache(void **state) {
   free(block);
 }
 
+static long large_pages(int name) {
+  return name == _SC_PAGESIZE ? 65536 : sysconf(name);
+}
+
+static int large_whole_pages(void *address, size_t bytes, unsigned char *pages) {
+  static uintptr_t first; /* a file's map begins at a page, of whatever size */
+  first = first == 0 ? (uintptr_t)address : first;
+  if (((uintptr_t)address - first) % 65536 != 0) {
+    errno = EINVAL;
+    return -1;
+  }
+  memset(pages, 1, (bytes + 65535) / 65536); /* what lies beyond is not written to */
+  pages[0] = (uintptr_t)address == first;
+  return 0;
+}
+
+/* Where pages are larger than the blocks of a disk, the page that holds a block is asked for. */
+static void larger_pages_are_looked_at_whole(void **state) {
+  even_input input;
+  (void)state;
+  even_os.fstatfs = on_ext4;
+  even_os.sysconf = large_pages;
+  even_os.mincore = large_whole_pages;
+  assert_int_equal(even_input_open(scratch_path("file"), &input), EVEN_OK);
+  even_input_go_direct(&input);
+  if (has_direct()) {
+    assert_non_null(input.map);
+    assert_true(even_input_is_cached(&input, 0, 3 * 65536));
+    assert_true(even_input_is_cached(&input, 8192, 4096));
+    assert_false(even_input_is_cached(&input, 65536 + 8192, 4096));
+  }
+  even_input_close(&input);
+}
+
 /* Copies of any size, many at a time. */
 static void blocks_are_moved_whole(void **state) {
   even_checkpoint_move moves[4] = {{content, found, 1},
@@ -319,6 +354,7 @@ int main(void) {
       CASE(another_size_is_told),
       CASE(what_makes_no_sense_is_refused),
       CASE(what_is_not_cached_comes_past_the_cache),
+      CASE(larger_pages_are_looked_at_whole),
       CASE(blocks_are_moved_whole),
       CASE(every_call_may_fail),
       CASE(each_item_is_done_once),
