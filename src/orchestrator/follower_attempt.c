@@ -128,16 +128,19 @@ static bool is_same_world(const even_job *job, const even_remote_start *start) {
          job->era == start->era;
 }
 
-/* Where one of its ranks comes to write checkpoints: after those before it are lost. */
-static even_status open_memory(even_follower *follower) {
+/* Where one of its ranks comes to write checkpoints: after those before it are lost. A job does without, where there is
+ * none; each attempt asks again. */
+static void open_memory(even_follower *follower) {
   static const char name[] = "EVENSTEP_CHECKPOINT_MEMORY_EVERY=";
   for (size_t i = 0; follower->kept.host == NULL && follower->start.environment[i] != NULL; i++) {
-    if (strncmp(follower->start.environment[i], name, sizeof name - 1) == 0) {
-      EVEN_TRY(even_host_memory_open(&follower->kept.host));
+    if (strncmp(follower->start.environment[i], name, sizeof name - 1) == 0 &&
+        even_host_memory_open(&follower->kept.host) != EVEN_OK) {
+      even_job_notice(&follower->job, "this host keeps no checkpoints in its memory: %s", even_error_last()->what);
+      even_error_clear();
+      break;
     }
   }
   follower->params.memory = follower->kept.host;
-  return EVEN_OK;
 }
 
 /* What is new with each attempt. */
@@ -153,7 +156,7 @@ static even_status prepare_job(even_follower *follower) {
   if (!follower->open) {
     EVEN_TRY(open_job(follower));
   }
-  EVEN_TRY(open_memory(follower));
+  open_memory(follower);
   follower->params.command = start->command;
   follower->params.run_folder = start->run_folder;
   follower->params.environment = start->environment;

@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 
 #define PREFIX "evenstep-memory-"
-enum { DIGITS = 16 };
+enum { DIGITS = 16, NAMES = 64 };
 
 static const char *place_of_all(void) {
   const char *place = getenv("EVENSTEP_MEMORY_DIR");
@@ -64,22 +64,42 @@ static void sweep(const char *place) {
   even_error_clear(); /* what cannot be swept away stays */
 }
 
-static even_status make(even_host_memory *memory, const char *place) {
+/* One under a new name, and its lock: not `had` where an agent that starts just now found it before it was locked, took
+ * it for a dead one's, and removes it. */
+static even_status try_name(even_host_memory *memory, const char *place, bool *had) {
   char digits[DIGITS + 1];
+  *had = false;
   EVEN_TRY(even_random_hex(digits, DIGITS));
+  even_text_clear(&memory->folder);
   EVEN_TRY(even_path_absolute(place, &memory->folder));
   even_text_format(&memory->folder, "/%s%s", PREFIX, digits);
   EVEN_TRY(even_text_status(&memory->folder));
   EVEN_TRY(even_folder_create_private(memory->folder.data));
   even_status status = even_folder_lock(memory->folder.data, &memory->lock);
+  *had = status == EVEN_OK && memory->lock >= 0;
   if (status == EVEN_ERR_UNSUPPORTED) {
     even_error_clear(); /* nobody sweeps there then, either */
-    status = EVEN_OK;
-  }
-  if (status == EVEN_OK) {
-    status = even_keeper_start(memory->folder.data, &memory->keeper);
+    *had = true;
+    return EVEN_OK;
   }
   if (status != EVEN_OK) {
+    const even_error kept = *even_error_last();
+    (void)!even_folder_remove(memory->folder.data);
+    (void)even_error_restore(&kept);
+  }
+  return status;
+}
+
+static even_status make(even_host_memory *memory, const char *place) {
+  bool had = false;
+  for (int i = 0; i < NAMES && !had; i++) {
+    EVEN_TRY(try_name(memory, place, &had));
+  }
+  even_status status = had ? EVEN_OK : even_fail(EVEN_ERR_IN_USE, "folders that are made in %s do not stay", place);
+  if (had) {
+    status = even_keeper_start(memory->folder.data, &memory->keeper);
+  }
+  if (had && status != EVEN_OK) {
     const even_error kept = *even_error_last();
     (void)!even_folder_remove(memory->folder.data);
     (void)even_error_restore(&kept);

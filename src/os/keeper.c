@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "os/calls.h"
+#include "os/clock.h"
 #include "os/process.h"
 
 #include <dirent.h>
@@ -14,7 +15,8 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MOST_PATH = 4096, LISTED = 4096, PASSES = 64 };
+enum { MOST_PATH = 4096, LISTED = 4096, PASSES = 64, TRIES = 100 };
+#define BETWEEN_TRIES_NS (uint64_t)100000000 /* 10 s in all */
 
 /* Made before the fork: the child must not allocate. */
 typedef struct duty {
@@ -62,14 +64,19 @@ static bool remove_entry(int fd, const char *folder, const char *name, char *inn
   return length < MOST_PATH && empty_folder(inner, NULL) && even_os.rmdir(inner) == 0;
 }
 
+static bool remove_all(duty *mine) {
+  return empty_folder(mine->folder, mine->inner) && (even_os.rmdir(mine->folder) == 0 || errno == ENOENT);
+}
+
 static void keep(void *context, int pipe) {
   duty *mine = context;
   char nothing = 0;
   while (even_os.read(pipe, &nothing, 1) < 0 && errno == EINTR) {
     continue;
   }
-  if (empty_folder(mine->folder, mine->inner)) {
-    (void)even_os.rmdir(mine->folder);
+  for (int i = 0; i < TRIES && !remove_all(mine);
+       i++) { /* ranks that outlive their agent write until they are killed */
+    even_clock_sleep_ns(BETWEEN_TRIES_NS);
   }
 }
 

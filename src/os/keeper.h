@@ -12,7 +12,8 @@ typedef struct even_keeper {
 } even_keeper;
 
 /* Forks it. It removes the folder, the files in it, and the folders in it with their files; what lies deeper stays. It
- * has a session of its own, and cannot be ended by a terminal or a plain `kill`. */
+ * goes on for some seconds while others write there. It has a session of its own, and cannot be ended by a terminal or
+ * a plain `kill`. */
 even_status even_keeper_start(const char *folder, even_keeper *out) EVEN_MUST_USE;
 /* Lets it do so now, and waits until it has. */
 void even_keeper_stop(even_keeper *keeper);

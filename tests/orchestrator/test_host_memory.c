@@ -4,9 +4,11 @@
 #include "base/fail.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/scratch.h"
+#include "os/calls.h"
 #include "os/folder.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -14,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -125,6 +128,70 @@ static void what_died_with_its_keeper_goes_with_the_next(void **state) {
   await_entries(1);
 }
 
+static int rivals; /* agents that still are to come between a folder and its lock */
+static int rival_lock;
+
+/* One removes the folder at once, one is about to. */
+static int swept_mkdir(const char *path, mode_t mode) {
+  int failed = mkdir(path, mode);
+  if (failed == 0 && rivals == 2) {
+    failed = rmdir(path);
+  } else if (failed == 0 && rivals == 1) {
+    rival_lock = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    failed = flock(rival_lock, LOCK_EX);
+  }
+  rivals -= rivals > 0;
+  return failed;
+}
+
+static void another_agent_may_sweep_meanwhile(void **state) {
+  char again[256];
+  (void)state;
+  rivals = 2;
+  even_os.mkdir = swept_mkdir;
+  assert_int_equal(even_host_memory_open(&memory), EVEN_OK);
+  assert_int_equal(rivals, 0);
+  assert_true(memory->lock >= 0);
+  save_in(memory, "step-00000001", 1);
+  assert_int_equal(scratch_entries(), 2); /* this one's, and what the other one removes */
+  assert_int_equal(close(rival_lock), 0);
+  (void)snprintf(again, sizeof again, "%s", memory->folder.data);
+  even_host_memory_close(memory);
+  memory = NULL;
+  assert_int_not_equal(access(again, F_OK), 0);
+  assert_int_equal(scratch_entries(), 1);
+}
+
+static int lost_mkdir(const char *path, mode_t mode) {
+  return mkdir(path, mode) == 0 ? rmdir(path) : -1;
+}
+
+static void folders_that_never_stay_are_told(void **state) {
+  (void)state;
+  even_os.mkdir = lost_mkdir;
+  assert_int_equal(even_host_memory_open(&memory), EVEN_ERR_IN_USE);
+  assert_null(memory);
+}
+
+static int refused_once(const char *path) {
+  static bool refused;
+  if (!refused) {
+    refused = true;
+    errno = ENOTEMPTY; /* something was written there meanwhile */
+    return -1;
+  }
+  return rmdir(path);
+}
+
+static void what_is_written_while_it_goes_goes_too(void **state) {
+  (void)state;
+  even_os.rmdir = refused_once; /* the keeper's, too: it is forked after this */
+  assert_int_equal(even_host_memory_open(&memory), EVEN_OK);
+  even_host_memory_close(memory);
+  memory = NULL;
+  assert_int_equal(scratch_entries(), 0);
+}
+
 static void a_place_that_cannot_be_had_is_told(void **state) {
   (void)state;
   assert_int_equal(setenv("EVENSTEP_MEMORY_DIR", scratch_path("absent"), 1), 0);
@@ -142,6 +209,9 @@ int main(void) {
       MEMORY_TEST(it_is_this_users_alone_and_goes_with_what_is_in_it),
       MEMORY_TEST(a_killed_agents_memory_goes),
       MEMORY_TEST(what_died_with_its_keeper_goes_with_the_next),
+      MEMORY_TEST(another_agent_may_sweep_meanwhile),
+      MEMORY_TEST(folders_that_never_stay_are_told),
+      MEMORY_TEST(what_is_written_while_it_goes_goes_too),
       MEMORY_TEST(a_place_that_cannot_be_had_is_told),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
