@@ -41,18 +41,41 @@ class Block:
 
 
 def move(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
-    """Copies the second of each pair to the first by several threads, where both are plain memory of the host of one form.
-    Which of them were."""
+    """Copies the second of each pair to the first by several threads, where both are plain memory of the host of one form,
+    and no other's first lies in a part of it. Which of them were."""
+    pairs = list(pairs)
+    plain = [
+        _is_plain(to) and _is_plain(values) and to.dtype == values.dtype and to.shape == values.shape
+        for to, values in pairs
+    ]
+    apart = _apart({_range(to) for (to, _), is_plain in zip(pairs, plain) if is_plain})
     done = []
     moves = {}  # tied parameters are one memory
-    for to, values in pairs:
-        plain = _is_plain(to) and _is_plain(values) and to.dtype == values.dtype and to.shape == values.shape
-        done.append(plain)
-        if plain and to.numel() > 0:
-            moves[to.data_ptr()] = (to.data_ptr(), values.data_ptr(), to.numel() * to.element_size())
+    for (to, values), is_plain in zip(pairs, plain):
+        begin, end = _range(to) if is_plain else (0, 0)
+        done.append(is_plain and (begin == end or (begin, end) in apart))
+        if done[-1] and begin < end:
+            moves[begin] = (begin, values.data_ptr(), end - begin)
             torch.autograd.graph.increment_version(to)
     _core.move_bytes(tuple(moves.values()))
     return done
+
+
+def _range(tensor: torch.Tensor) -> tuple[int, int]:
+    begin = tensor.data_ptr()
+    return begin, begin + tensor.numel() * tensor.element_size()
+
+
+def _apart(ranges: set[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Those that share no byte with another."""
+    ordered = sorted((begin, end) for begin, end in ranges if begin < end)
+    apart = set()
+    furthest = 0
+    for i, (begin, end) in enumerate(ordered):
+        if furthest <= begin and (i + 1 == len(ordered) or end <= ordered[i + 1][0]):
+            apart.add((begin, end))
+        furthest = max(furthest, end)
+    return apart
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -149,3 +149,27 @@ def test_only_plain_memory_is_moved() -> None:
     tied = torch.zeros(1 << 20)
     assert move([(tied, torch.ones(1 << 20)), (tied, torch.ones(1 << 20))]) == [True, True]
     assert tied.sum() == 1 << 20
+
+
+def test_views_of_one_memory_are_left_to_torch() -> None:
+    flat = torch.zeros(10)
+    after = torch.zeros(10)
+    views = [flat, flat[:4], flat[6:], after[:5], after[5:]]
+    values = [torch.ones(10), torch.full((4,), 2.0), torch.full((4,), 3.0), torch.ones(5), torch.ones(5)]
+    assert move(zip(views, values)) == [False, False, False, True, True]
+    assert flat.sum() == 0 and after.sum() == 10
+
+
+class _Views(nn.Module):
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.flat = nn.Parameter(torch.full((LEAST // 4 + 7,), value))
+        self.register_buffer("first", self.flat.data[:4])
+
+
+def test_a_buffer_that_is_a_part_of_a_parameter_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, OneProcess(model=_Views(3.0)))
+    folder = Path(ck.checkpoint("one"))
+    session = use(monkeypatch, OneProcess(model=_Views(0.0)))
+    ck.load_checkpoint(folder, loaders=False)
+    assert bool((session.models["model"].flat == 3).all())
