@@ -14,6 +14,7 @@ import torch
 from checkpoint_session import OneProcess, ck, empty_place, files, names, use  # noqa: F401
 from torch import nn
 
+from evenstep import checkpoint_memory as in_memory
 from evenstep.checkpoint_background import Background
 from evenstep.checkpoint_keeping import Keep
 
@@ -170,3 +171,21 @@ def test_a_fork_has_no_part_in_its_parents_write() -> None:
     assert background.busy
     go_on.set()
     assert background.join() is None and not background.busy
+
+
+class _Broken:
+    def state_dict(self) -> dict[str, int]:
+        raise RuntimeError("an object that cannot say what it is")
+
+
+def test_an_object_that_cannot_be_kept_in_memory_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EVENSTEP_CHECKPOINT_MEMORY", str(tmp_path))
+    monkeypatch.setattr(in_memory, "_kept", in_memory._Kept())
+    session = OneProcess(model=nn.Linear(2, 2), object_broken=_Broken())
+    for _ in range(2):
+        in_memory.keep(session)
+    said = capsys.readouterr().err
+    assert said.count("training goes on: an object that cannot say what it is") == 1
+    assert list(tmp_path.iterdir()) == []
