@@ -77,6 +77,10 @@ even_status even_port_free(int *out) {
   return error == 0 ? EVEN_OK : even_fail_errno(error, "no free port could be found on 127.0.0.1");
 }
 
+bool even_port_is_free(int port) {
+  return try_port(&port) == 0;
+}
+
 even_status even_port_send(int port, const void *data, size_t bytes) {
   struct sockaddr_in address = loopback(port);
   int fd = even_os.socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);

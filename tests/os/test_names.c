@@ -42,7 +42,9 @@ static void finds_a_port_that_can_be_bound(void **state) {
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   int fd = socket(AF_INET, SOCK_STREAM, 0);
   assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
+  assert_false(even_port_is_free(port));
   (void)close(fd);
+  assert_true(even_port_is_free(port));
   const fault_call calls[] = {FAULT_socket, FAULT_bind, FAULT_getsockname};
   for (size_t i = 0; i < 3; i++) {
     fault_os(calls[i], 1, EADDRNOTAVAIL);
