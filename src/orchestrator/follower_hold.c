@@ -54,7 +54,8 @@ static bool await_turn(void *context) {
 even_status even_follower_outlast(even_follower *follower) {
   even_candidate_turn next = EVEN_CANDIDATE_END;
   even_link_close(&follower->link);
-  even_gifts_close(&follower->job); /* under the next leader hosts have other numbers */
+  even_warm_part_close(&follower->next); /* who asked for it is gone, and the next one knows nothing of it */
+  even_gifts_close(&follower->job);      /* under the next leader hosts have other numbers */
   even_follower_close_parcels(follower);
   follower->job.parcels = NULL;
   follower->led = follower->held ? follower->led : follower->candidate.generation;

@@ -133,7 +133,8 @@ static even_status start_process(const even_warm_params *params, const even_rank
                                  .cpu_count = params->unpinned ? 0 : device->cpu_count,
                                  .inherit = inherit,
                                  .inherit_count = 2,
-                                 .descriptors = params->descriptors};
+                                 .descriptors = params->descriptors,
+                                 .ignored = params->ignored};
   even_status status = even_process_start(&process, out);
   even_environment_free(&environment);
   return status;
@@ -259,6 +260,9 @@ static void add_path(even_json *json, const char *name, int fd) {
 static void add_variables(even_json *json, const even_rank_place *place, char *const *extra) {
   if (place->resume != NULL) {
     even_json_string(json, "EVENSTEP_RESUME", place->resume);
+  }
+  if (place->memory != NULL) {
+    even_json_string(json, "EVENSTEP_CHECKPOINT_MEMORY", place->memory);
   }
   for (size_t i = 0; extra != NULL && extra[i] != NULL; i++) {
     if (strncmp(extra[i], speeds, sizeof speeds - 1) == 0) {

@@ -23,7 +23,8 @@ typedef struct even_warm_params {
   char *const *command;
   char *const *environment; /* as that of ranks; EVENSTEP_SPEEDS is left out of it, which is told at the end */
   bool unpinned;
-  uint64_t descriptors; /* as of even_process_params */
+  uint64_t descriptors; /* as of even_process_params, as what follows */
+  int ignored;
 } even_warm_params;
 
 /* Starts the processes of place.local ranks, from place.first on. An error is that of the one that could not be

@@ -7,12 +7,14 @@
 #include "support/fault.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -29,6 +31,7 @@ typedef struct scene {
   even_device devices[2];
   even_device_list own;
   char *command[4];
+  int ignored;
   even_warm *warm;
 } scene;
 
@@ -83,7 +86,8 @@ static even_status start(scene *at, char *const *environment) {
                                    .world = 4,
                                    .command = at->command,
                                    .environment = environment,
-                                   .unpinned = true};
+                                   .unpinned = true,
+                                   .ignored = at->ignored};
   return even_warm_start(&params, &at->warm);
 }
 
@@ -129,12 +133,14 @@ static void who_waits_is_taken_and_hears_the_rest(void **state) {
   place.rank = 3;
   place.devices = &world;
   place.resume = "/saved/step-7";
+  place.memory = "/memory/of-this-attempt";
   place.telemetry_fd = 5;
   assert_true(even_warm_take(at->warm, &place, then, &process));
   read_on(&process);
   const char *said = even_text_string(&process.said[0]);
   assert_non_null(strstr(said, "rank 3 of 4 port 4711 speeds=.\n"));
   assert_non_null(strstr(said, "\"EVENSTEP_RESUME\":\"/saved/step-7\""));
+  assert_non_null(strstr(said, "\"EVENSTEP_CHECKPOINT_MEMORY\":\"/memory/of-this-attempt\""));
   assert_non_null(strstr(said, "\"EVENSTEP_SPEEDS\":\"1,1,1,1\""));
   assert_non_null(strstr(said, "/fd/5\""));
   assert_null(strstr(said, "SNAPSHOT"));
@@ -207,12 +213,55 @@ static void who_was_reaped_is_left_alone(void **state) {
   assert_false(even_warm_reaped(NULL, 1));
 }
 
+static bool is_pipe_to_write(int fd) {
+  struct stat about;
+  int flags = fcntl(fd, F_GETFL);
+  return flags >= 0 && (flags & O_ACCMODE) == O_WRONLY && fstat(fd, &about) == 0 && S_ISFIFO(about.st_mode);
+}
+
+/* Of this process only those pipes are closed that let them go on; each then ends by itself. */
 static void the_end_of_the_pipe_ends_who_is_not_needed(void **state) {
+  enum { MOST = 256 };
   scene *at = *state;
+  bool before[MOST];
+  int closed = 0;
+  for (int fd = 0; fd < MOST; fd++) {
+    before[fd] = is_pipe_to_write(fd);
+  }
   assert_int_equal(start(at, NULL), EVEN_OK);
   await(at);
+  int nothing = open("/dev/null", O_WRONLY | O_CLOEXEC);
+  assert_true(nothing >= 0);
+  for (int fd = 0; fd < MOST; fd++) {
+    if (!before[fd] && is_pipe_to_write(fd)) {
+      assert_int_equal(dup3(nothing, fd, O_CLOEXEC), fd); /* its number is still the library's to close */
+      closed++;
+    }
+  }
+  (void)close(nothing);
+  assert_int_equal(closed, 2);
+  for (int i = 0; i < 2; i++) {
+    int how = 0;
+    pid_t pid = waitpid(-1, &how, 0);
+    assert_true(even_warm_reaped(at->warm, pid));
+    assert_true(WIFEXITED(how));
+    assert_int_equal(WEXITSTATUS(how), 9);
+  }
+}
+
+/* As ranks of a job with --notice, which may hear of it before their script can. */
+static void a_signal_that_is_to_be_ignored_ends_none(void **state) {
+  scene *at = *state;
+  at->command[2] = (char *)(uintptr_t)"kill -USR1 $$; " WAITS;
+  at->ignored = SIGUSR1;
+  assert_int_equal(start(at, NULL), EVEN_OK);
+  await(at);
+  assert_int_equal(even_warm_lost(at->warm), 0);
   even_warm_close(at->warm);
-  at->warm = NULL;
+  at->ignored = 0;
+  assert_int_equal(start(at, NULL), EVEN_OK);
+  await(at);
+  assert_int_equal(even_warm_lost(at->warm), 2);
 }
 
 static even_status start_once(void *context) {
@@ -235,6 +284,7 @@ int main(void) {
       WARM_TEST(who_ends_before_is_not_taken),
       WARM_TEST(who_was_reaped_is_left_alone),
       WARM_TEST(the_end_of_the_pipe_ends_who_is_not_needed),
+      WARM_TEST(a_signal_that_is_to_be_ignored_ends_none),
       WARM_TEST(each_lack_of_memory_leaves_nothing),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
