@@ -13,6 +13,7 @@
 #include "os/clock.h"
 #include "os/port.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -62,7 +63,7 @@ static size_t ranks_now(const even_job *job, const even_host_agent *agent) {
 
 size_t even_move_ranks(const even_job *job, size_t host) {
   const even_host_agent *agent = &job->hosts->agents[host];
-  return agent->next.placed ? agent->next.count : ranks_now(job, agent);
+  return agent->next.placed && !even_move_prepares(job) ? agent->next.count : ranks_now(job, agent);
 }
 
 /* ---- giving up ---- */
@@ -347,7 +348,7 @@ even_status even_move_begin(even_job *job, even_host_agent *from, const json_t *
     (void)even_fail(EVEN_ERR_STATE, "host %s is being drained", move->from);
     return even_error_fix("drain this one when that is done");
   }
-  *move = (even_move){.stage = EVEN_MOVE_NONE};
+  *move = (even_move){.stage = EVEN_MOVE_NONE, .number = move->number + 1};
   even_status status = plan(job, from, command);
   if (status != EVEN_OK) {
     const even_error kept = *even_error_last();
@@ -404,13 +405,15 @@ static void make_next(const even_job *job, even_agent_params *params, even_job *
   }
 }
 
-static even_status ask_host(const even_job *next, even_host_agent *agent, size_t group, size_t first, bool warm) {
+static even_status ask_host(const even_job *next, even_host_agent *agent, size_t group, size_t first) {
+  const even_move *move = move_of(next);
   even_text part = EVEN_TEXT_EMPTY;
   even_text text = EVEN_TEXT_EMPTY;
   even_remote_start_write(next, group, first, agent->next.count, &part);
   even_json json = even_json_begin(&text, 0);
   even_json_object(&json, NULL);
-  even_json_bool(&json, "warm", warm);
+  even_json_integer(&json, "number", move->number);
+  even_json_bool(&json, "warm", move->warm);
   even_json_raw(&json, "part", even_text_string(&part));
   even_json_object_end(&json);
   even_status status = even_text_status(&part);
@@ -449,7 +452,8 @@ static even_status start_own(even_job *job, const even_job *next) {
                                    .command = job->params->command,
                                    .environment = job->params->environment,
                                    .unpinned = job->params->unpinned,
-                                   .descriptors = job->descriptors_before};
+                                   .descriptors = job->descriptors_before,
+                                   .ignored = job->params->notice_seconds > 0 ? SIGUSR1 : 0};
   if (move_of(job)->warm && own->count > 0 && even_warm_start(&params, &job->hosts->elastic->warm) != EVEN_OK) {
     even_error_clear(); /* they are started when their attempt begins, as without */
   }
@@ -469,7 +473,7 @@ static even_status ask_all(even_job *job) {
   (void)snprintf(next.master_address, sizeof next.master_address, "127.0.0.1"); /* where there is no other host */
   even_job_hosts_find_address(job, move->from, next.master_address, next.interface);
   for (size_t n = 0; (agent = member(job, n)) != NULL; n++) {
-    EVEN_TRY(n == 0 ? start_own(job, &next) : ask_host(&next, agent, n, first, move->warm));
+    EVEN_TRY(n == 0 ? start_own(job, &next) : ask_host(&next, agent, n, first));
     first += agent->next.count;
   }
   return EVEN_OK;
@@ -480,9 +484,9 @@ static even_status hear_devices(even_host_agent *agent, const json_t *content) {
   even_device_list devices = {NULL, 0};
   EVEN_TRY(even_host_facts_devices(content, &devices));
   if (devices.count != next->count) {
+    (void)even_fail(EVEN_ERR_INPUT, "host %s names %zu devices for %zu ranks", agent->name, devices.count, next->count);
     even_device_list_free(&devices);
-    return even_fail(EVEN_ERR_INPUT, "host %s names %zu devices for %zu ranks", agent->name, devices.count,
-                     next->count);
+    return EVEN_ERR_INPUT;
   }
   even_device_list_free(&next->devices);
   next->devices = devices;
@@ -490,24 +494,29 @@ static even_status hear_devices(even_host_agent *agent, const json_t *content) {
   return EVEN_OK;
 }
 
-even_status even_move_hear(even_host_agent *agent, const json_t *content) {
+static even_status take_answer(even_host_agent *agent, const json_t *content) {
   json_int_t status = json_integer_value(json_object_get(content, "status"));
-  if (!agent->next.asked) {
-    return EVEN_OK; /* of one that was given up */
-  }
   if (status != EVEN_OK) {
     (void)even_fail(status > EVEN_OK && status <= EVEN_ERR_INTERRUPTED ? (even_status)status : EVEN_ERR_SYSTEM,
                     "host %s: %.400s", agent->name, even_json_text(content, "what"));
-    (void)even_error_fix("%s", even_json_text(content, "fix"));
-    even_move_failed(agent->hosts);
-    even_error_clear();
-    return EVEN_OK;
+    return even_error_fix("%s", even_json_text(content, "fix"));
   }
   if (json_object_get(content, "devices") != NULL) {
     return hear_devices(agent, content);
   }
   agent->next.settled = true;
   return EVEN_OK;
+}
+
+void even_move_hear(even_host_agent *agent, const json_t *content) {
+  json_int_t number = json_integer_value(json_object_get(content, "number"));
+  if (!agent->next.asked || number != agent->hosts->elastic->move.number) {
+    return; /* of one that was given up */
+  }
+  if (take_answer(agent, content) != EVEN_OK) {
+    even_move_failed(agent->hosts);
+    even_error_clear();
+  }
 }
 
 /* *placed: all have devices; *settled: their processes wait, or will not. */
@@ -589,17 +598,4 @@ void even_move_tick(even_job *job) {
   if (even_move_prepares(job) && step(job) != EVEN_OK) {
     give_up(job->hosts);
   }
-}
-
-bool even_elastic_port(even_job *job) {
-  if (job->hosts == NULL || move_of(job)->port == 0) {
-    return false;
-  }
-  even_move *move = move_of(job);
-  bool its = move->attempt == job->attempt && move->era == job->era;
-  if (its) {
-    job->master_port = move->port;
-  }
-  move->port = 0;
-  return its;
 }

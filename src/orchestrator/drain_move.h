@@ -17,6 +17,7 @@ typedef struct even_move {
   even_move_stage stage;
   char from[EVEN_HOSTS_NAME]; /* the host that is drained */
   char plan[400];             /* to be said to who typed the command; "": it was */
+  int64_t number;             /* of this draining, which its answers repeat */
   bool warm;                  /* processes are started beforehand */
   uint64_t since_ns;          /* of the stage */
   even_error failure;         /* of a new host; EVEN_OK: none */
@@ -32,15 +33,16 @@ bool even_move_prepares(const even_job *job);
 even_status even_move_begin(even_job *job, even_host_agent *from, const json_t *command) EVEN_MUST_USE;
 /* About ten times a second, while an attempt runs. */
 void even_move_tick(even_job *job);
-/* A host says what it is asked (PLACED). */
-even_status even_move_hear(even_host_agent *agent, const json_t *content) EVEN_MUST_USE;
+/* A host says what it is asked (PLACED). What is wrong with that ends the draining, not the host. */
+void even_move_hear(even_host_agent *agent, const json_t *content);
 /* A host that is reached for it cannot be had, for the last error. */
 void even_move_failed(even_hosts *hosts);
 /* Between two attempts: one that has not come so far is given up. */
 void even_move_settle(even_job *job);
 /* The hosts have changed: what was prepared holds from now on. */
 void even_move_done(even_hosts *hosts);
-/* Ranks that a host has in the next attempt, or in this one where nothing shall change. 0: this host. */
+/* Ranks that a host has in the next attempt, once the training was asked to save its state for it; before, and where
+ * nothing shall change, those of this one. 0: this host. */
 size_t even_move_ranks(const even_job *job, size_t host);
 
 #endif

@@ -66,7 +66,8 @@ bool even_elastic_may_leave_out(const even_job *job, even_status status);
 /* Whether another attempt follows one that could not begin for this error: without the hosts that are lost, or once
  * they are there again. One that keeps too many in a row from beginning is left out. */
 bool even_elastic_tries_again(even_job *job, even_status status);
-/* The port of the attempt that begins, where its processes were told one: job->master_port is it then. */
+/* The port of the attempt that begins, where its processes were told one, and nobody has taken it since:
+ * job->master_port is it then. */
 bool even_elastic_port(even_job *job);
 /* Keeps what the job is for the next even_agent_run, and takes it there. */
 void even_elastic_keep(even_job *job);
@@ -80,7 +81,7 @@ even_status even_guests_take(even_host_agent *guest, const even_message *message
 /* Its connection has ended. */
 void even_guests_ended(even_host_agent *guest, even_link *link);
 void even_guests_tick(even_hosts *hosts);
-/* Ranks of hosts that wait to be let in. */
+/* Ranks of hosts that wait to be let in, and of those that take a drained host's, once that one is about to go. */
 size_t even_guests_ranks(const even_hosts *hosts);
 /* Starts the agent of a host that is none of the job's yet, as those of --hosts: it is to have so many ranks. */
 even_status even_guests_launch(even_hosts *hosts, const char *name, size_t ranks) EVEN_MUST_USE;

@@ -7,6 +7,7 @@
 #include "os/clock.h"
 #include "os/host.h"
 #include "os/pipe.h"
+#include "os/port.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -155,6 +156,19 @@ even_status even_elastic_rearrange(even_job *job) {
   even_copies_close(hosts->copies); /* begun anew, with the hosts that there are now */
   hosts->copies = NULL;
   return even_hosts_open_parcels(hosts);
+}
+
+bool even_elastic_port(even_job *job) {
+  if (job->hosts == NULL || job->hosts->elastic->move.port == 0) {
+    return false;
+  }
+  even_move *move = &job->hosts->elastic->move;
+  bool its = move->attempt == job->attempt && move->era == job->era && even_port_is_free(move->port);
+  if (its) {
+    job->master_port = move->port;
+  }
+  move->port = 0;
+  return its;
 }
 
 bool even_hosts_changed(const even_hosts *hosts) {

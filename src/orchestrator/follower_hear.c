@@ -210,7 +210,8 @@ static even_status take_places(even_follower *follower, const json_t *content) {
   even_text answer = EVEN_TEXT_EMPTY;
   char interface[EVEN_JOB_INTERFACE];
   even_follower_interface(follower, interface);
-  even_status status = even_warm_part_hear(&follower->next, &follower->loop, interface, content, &answer);
+  uint64_t descriptors = follower->open ? follower->job.descriptors_before : 0;
+  even_status status = even_warm_part_hear(&follower->next, &follower->loop, interface, descriptors, content, &answer);
   if (status != EVEN_OK || answer.length == 0) {
     even_text_free(&answer);
     return status;

@@ -20,10 +20,12 @@ even_host_agent *even_guests_find(const even_hosts *hosts, const even_link *link
 }
 
 size_t even_guests_ranks(const even_hosts *hosts) {
+  even_move_stage stage = hosts->elastic->move.stage;
+  bool prepares = stage == EVEN_MOVE_REACHES || stage == EVEN_MOVE_STARTS;
   size_t ranks = 0;
   for (size_t i = 0; i < EVEN_GUESTS_MOST; i++) {
     const even_host_agent *guest = hosts->elastic->guests[i];
-    ranks += guest != NULL && guest->fits ? guest->count : 0;
+    ranks += guest != NULL && guest->fits && (guest->came || !prepares) ? guest->count : 0;
   }
   return ranks;
 }
@@ -338,9 +340,9 @@ even_status even_guests_take(even_host_agent *guest, const even_message *message
   bool again = false;
   if (guest->fits && message->kind == EVEN_MESSAGE_PLACED) {
     EVEN_TRY(even_json_parse("what another host says", message->json, message->json_bytes, &facts));
-    even_status heard = even_move_hear(guest, facts);
+    even_move_hear(guest, facts);
     json_decref(facts);
-    return heard;
+    return EVEN_OK;
   }
   if (guest->fits) {
     return EVEN_OK; /* a line of its agent's own: there is no attempt in which it had a part */

@@ -574,7 +574,8 @@ static even_status take_content(even_job *job, even_host_agent *agent, const eve
       even_succession_take_votes(job, agent, content);
       return EVEN_OK;
     case EVEN_MESSAGE_PLACED:
-      return even_move_hear(agent, content);
+      even_move_hear(agent, content);
+      return EVEN_OK;
     case EVEN_MESSAGE_DRAIN:
       take_drain(job, agent, content);
       return EVEN_OK;

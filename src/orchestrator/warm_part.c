@@ -4,7 +4,8 @@
 #include "base/fail.h"
 #include "base/json_writer.h"
 #include "orchestrator/host_agent.h"
-#include "os/folder.h"
+
+#include <signal.h>
 
 void even_warm_part_close(even_warm_part *part) {
   even_warm_close(part->warm);
@@ -12,19 +13,20 @@ void even_warm_part_close(even_warm_part *part) {
   *part = (even_warm_part){.warm = NULL};
 }
 
-static void say_devices(const even_warm_part *part, bool sees, even_text *out) {
+static void say_devices(const even_warm_part *part, even_text *out) {
   even_json json = even_json_begin(out, 0);
   even_json_object(&json, NULL);
+  even_json_integer(&json, "number", part->number);
   even_host_facts_add_devices(&json, &part->own);
-  even_json_bool(&json, "sees", sees);
   even_json_object_end(&json);
 }
 
 /* Why it cannot be. */
-static void say_error(even_text *out) {
+static void say_error(const even_warm_part *part, even_text *out) {
   const even_error *error = even_error_last();
   even_json json = even_json_begin(out, 0);
   even_json_object(&json, NULL);
+  even_json_integer(&json, "number", part->number);
   even_json_integer(&json, "status", error->status);
   even_json_string(&json, "what", error->what);
   even_json_string(&json, "fix", error->fix);
@@ -32,7 +34,8 @@ static void say_error(even_text *out) {
   even_error_clear();
 }
 
-static even_status start(even_warm_part *part, even_loop *loop, const char *interface, const even_remote_start *start) {
+static even_status start(even_warm_part *part, even_loop *loop, const char *interface, uint64_t descriptors,
+                         const even_remote_start *start) {
   const even_warm_params params = {.loop = loop,
                                    .place = {.first = start->first,
                                              .local = start->count,
@@ -53,35 +56,37 @@ static even_status start(even_warm_part *part, even_loop *loop, const char *inte
                                    .world = (size_t)start->world,
                                    .command = start->command,
                                    .environment = start->environment,
-                                   .unpinned = start->unpinned};
+                                   .unpinned = start->unpinned,
+                                   .descriptors = descriptors,
+                                   .ignored = start->notice_seconds > 0 ? SIGUSR1 : 0};
   return even_warm_start(&params, &part->warm);
 }
 
 /* Processes that cannot be started beforehand are started when their attempt begins. */
-static even_status prepare(even_warm_part *part, even_loop *loop, const char *interface, const json_t *content,
-                           const even_remote_start *begins) {
+static even_status prepare(even_warm_part *part, even_loop *loop, const char *interface, uint64_t descriptors,
+                           const json_t *content, const even_remote_start *begins) {
   EVEN_TRY(even_device_select(NULL, begins->count, &part->own));
-  if (json_is_true(json_object_get(content, "warm")) && start(part, loop, interface, begins) != EVEN_OK) {
+  if (json_is_true(json_object_get(content, "warm")) && start(part, loop, interface, descriptors, begins) != EVEN_OK) {
     even_error_clear();
   }
   part->waits = true;
   return EVEN_OK;
 }
 
-even_status even_warm_part_hear(even_warm_part *part, even_loop *loop, const char *interface, const json_t *content,
-                                even_text *answer) {
+even_status even_warm_part_hear(even_warm_part *part, even_loop *loop, const char *interface, uint64_t descriptors,
+                                const json_t *content, even_text *answer) {
   const json_t *begins = json_object_get(content, "part");
-  const char *mark = json_string_value(json_object_get(content, "mark"));
   even_remote_start read = {.job = ""};
   even_warm_part_close(part);
+  part->number = json_integer_value(json_object_get(content, "number"));
   if (begins == NULL) {
     return EVEN_OK; /* nothing comes of it */
   }
   even_status status = even_remote_start_of(begins, &read);
-  if (status == EVEN_OK && prepare(part, loop, interface, content, &read) == EVEN_OK) {
-    say_devices(part, mark == NULL || even_path_exists(mark), answer);
+  if (status == EVEN_OK && prepare(part, loop, interface, descriptors, content, &read) == EVEN_OK) {
+    say_devices(part, answer);
   } else if (status == EVEN_OK) {
-    say_error(answer);
+    say_error(part, answer);
   }
   even_remote_start_free(&read);
   return status;
@@ -93,7 +98,7 @@ bool even_warm_part_says(even_warm_part *part, even_text *answer) {
   }
   size_t waiting = part->warm == NULL ? 0 : part->own.count - even_warm_lost(part->warm);
   part->waits = false;
-  even_text_format(answer, "{\"waiting\":%zu}", waiting);
+  even_text_format(answer, "{\"number\":%lld,\"waiting\":%zu}", (long long)part->number, waiting);
   return true;
 }
 

@@ -10,12 +10,14 @@ typedef struct even_warm_part {
   even_device_list own; /* of the ranks that it is to have; none: nothing is known of that */
   even_warm *warm;      /* NULL: no process was started */
   bool waits;           /* that its processes wait is not told yet */
+  json_int_t number;    /* of the draining, which each answer repeats */
 } even_warm_part;
 
 /* The leader says what it is to be, or that it is none (PLACES). *answer: what it is to hear of that (PLACED).
- * EVEN_ERR_INPUT: that cannot be read. `interface`: the one over which hosts reach one another. */
-even_status even_warm_part_hear(even_warm_part *part, even_loop *loop, const char *interface, const json_t *content,
-                                even_text *answer) EVEN_MUST_USE;
+ * EVEN_ERR_INPUT: that cannot be read. `interface`: the one over which hosts reach one another; `descriptors`: as of
+ * even_process_params. */
+even_status even_warm_part_hear(even_warm_part *part, even_loop *loop, const char *interface, uint64_t descriptors,
+                                const json_t *content, even_text *answer) EVEN_MUST_USE;
 /* Whether there is something to say by now; once. */
 bool even_warm_part_says(even_warm_part *part, even_text *answer);
 /* An attempt of so many ranks begins: `own` are their devices then, where they were chosen for it. */

@@ -6,12 +6,15 @@
 #include "base/fail.h"
 #include "os/clock.h"
 #include "os/pipe.h"
+#include "os/port.h"
 
+#include <netinet/in.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -280,12 +283,18 @@ static void gpus_are_not_shared_nor_exchanged_for_cores(void **state) {
   }
 }
 
-static void a_host_hears(scene *at, size_t host, const char *said) {
+/* An answer to the draining of that number. */
+static void host_says_of(scene *at, size_t host, int64_t number, const char *said) {
   json_t *content = json_loads(said, 0, NULL);
   assert_non_null(content);
+  assert_int_equal(json_object_set_new(content, "number", json_integer(number)), 0);
   at->hosts.agents[host].next.asked = true;
-  assert_int_equal(even_move_hear(&at->hosts.agents[host], content), EVEN_OK);
+  even_move_hear(&at->hosts.agents[host], content);
   json_decref(content);
+}
+
+static void host_says(scene *at, size_t host, const char *said) {
+  host_says_of(at, host, at->hosts.elastic->move.number, said);
 }
 
 /* x takes the rank of y, which leaves: what was prepared holds once the list is another one. */
@@ -298,9 +307,12 @@ static void what_was_prepared_holds_when_the_hosts_have_changed(void **state) {
   assert_string_equal(even_error_last()->what, "host y is being drained");
   assert_true(even_move_prepares(&at->job));
   assert_int_equal(even_elastic_ranks(&at->job), 4); /* nothing has changed yet */
-  a_host_hears(at, 1, "{\"devices\":[{\"name\":\"cpu:0\"},{\"name\":\"cpu:1\"}]}");
-  assert_int_equal(even_move_ranks(&at->job, 1), 2);
+  host_says(at, 1, "{\"devices\":[{\"name\":\"cpu:0\"},{\"name\":\"cpu:1\"}]}");
+  assert_int_equal(even_move_ranks(&at->job, 1), 1);
+  assert_int_equal(even_elastic_ranks(&at->job), 4); /* nor now: y may yet stay */
+  at->hosts.elastic->move.stage = EVEN_MOVE_ASKED;
   at->hosts.agents[2].leaves = true;
+  assert_int_equal(even_move_ranks(&at->job, 1), 2);
   assert_int_equal(even_elastic_ranks(&at->job), 4); /* two of x, one of z, one of this host */
   assert_int_equal(even_elastic_rearrange(&at->job), EVEN_OK);
   assert_int_equal(at->hosts.count, 3);
@@ -316,20 +328,75 @@ static void what_was_prepared_holds_when_the_hosts_have_changed(void **state) {
 
 static void who_names_other_devices_than_asked_is_not_believed(void **state) {
   scene *at = *state;
-  json_t *content = json_loads("{\"devices\":[{\"name\":\"cpu:0\"}]}", 0, NULL);
   assert_int_equal(drain(at, 2, "{\"to\":[{\"host\":\"x\",\"ranks\":0}]}"), EVEN_OK);
-  at->hosts.agents[1].next.asked = true;
-  assert_int_equal(even_move_hear(&at->hosts.agents[1], content), EVEN_ERR_INPUT);
-  json_decref(content);
-  assert_int_equal(even_move_ranks(&at->job, 1), 1);
-  even_error_clear();
+  host_says(at, 1, "{\"devices\":[{\"name\":\"cpu:0\"}]}");
+  assert_false(at->hosts.agents[1].next.placed);
+  even_move_tick(&at->job);
+  assert_string_equal(at->told,
+                      "host y is not drained, and the job goes on as it is: host x names 1 devices for 2 ranks");
+  assert_false(at->hosts.agents[1].lost);
+}
+
+/* Of the one that was given up nothing is believed, and nothing held against the host, when the next one is begun. */
+static void an_answer_that_comes_late_is_none_to_the_next_question(void **state) {
+  scene *at = *state;
+  static const char *const to_x = "{\"to\":[{\"host\":\"x\",\"ranks\":0}]}";
+  assert_int_equal(drain(at, 2, to_x), EVEN_OK);
+  int64_t first = at->hosts.elastic->move.number;
+  even_move_settle(&at->job);
+  assert_int_equal(drain(at, 2, to_x), EVEN_OK);
+  host_says_of(at, 1, first, "{\"devices\":[{\"name\":\"cpu:0\"},{\"name\":\"cpu:1\"}]}");
+  host_says_of(at, 1, first, "{\"devices\":[]}");
+  host_says_of(at, 1, first, "{\"status\":5,\"what\":\"no such device\",\"fix\":\"\"}");
+  host_says_of(at, 1, first, "{\"waiting\":2}");
+  assert_false(at->hosts.agents[1].next.placed);
+  assert_false(at->hosts.agents[1].next.settled);
+  assert_int_equal(at->hosts.elastic->move.failure.status, EVEN_OK);
+  host_says(at, 1, "{\"waiting\":2}");
+  assert_true(at->hosts.agents[1].next.settled);
+}
+
+/* A host that is reached for those of one that is drained. */
+static void ranks_that_move_are_counted_once(void **state) {
+  scene *at = *state;
+  add_guest(at, 0, "u");
+  assert_int_equal(even_guests_ranks(&at->hosts), 1);
+  at->hosts.elastic->guests[0]->came = false;
+  at->hosts.elastic->move.stage = EVEN_MOVE_STARTS;
+  assert_int_equal(even_guests_ranks(&at->hosts), 0);
+  at->hosts.elastic->move.stage = EVEN_MOVE_ASKED;
+  assert_int_equal(even_guests_ranks(&at->hosts), 1);
+}
+
+/* Somebody has bound it since the processes were told of it. */
+static void a_port_that_was_taken_meanwhile_is_not_the_attempts(void **state) {
+  scene *at = *state;
+  even_move *move = &at->hosts.elastic->move;
+  struct sockaddr_in address = {.sin_family = AF_INET};
+  socklen_t bytes = sizeof address;
+  int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
+  assert_int_equal(getsockname(fd, (struct sockaddr *)&address, &bytes), 0);
+  move->port = ntohs(address.sin_port);
+  assert_false(even_elastic_port(&at->job));
+  assert_int_equal(at->job.master_port, 0);
+  (void)close(fd);
+  assert_int_equal(even_port_free(&move->port), EVEN_OK);
+  move->attempt = 1;
+  assert_false(even_elastic_port(&at->job)); /* of another attempt */
+  move->attempt = 0;
+  assert_int_equal(even_port_free(&move->port), EVEN_OK);
+  assert_true(even_elastic_port(&at->job));
+  assert_true(at->job.master_port > 0);
+  assert_false(even_elastic_port(&at->job)); /* once */
 }
 
 /* The others and the job are as before, and who typed the command may type it again. */
 static void what_goes_wrong_before_the_end_ends_the_draining_alone(void **state) {
   scene *at = *state;
   assert_int_equal(drain(at, 2, "{\"to\":[{\"host\":\"x\",\"ranks\":0}]}"), EVEN_OK);
-  a_host_hears(at, 1, "{\"status\":5,\"what\":\"no such device\",\"fix\":\"\"}");
+  host_says(at, 1, "{\"status\":5,\"what\":\"no such device\",\"fix\":\"\"}");
   even_move_tick(&at->job);
   assert_string_equal(at->told, "host y is not drained, and the job goes on as it is: host x: no such device");
   assert_false(even_move_prepares(&at->job));
@@ -391,6 +458,9 @@ int main(void) {
       cmocka_unit_test_setup_teardown(gpus_are_not_shared_nor_exchanged_for_cores, open_scene, close_scene),
       cmocka_unit_test_setup_teardown(what_was_prepared_holds_when_the_hosts_have_changed, open_scene, close_scene),
       cmocka_unit_test_setup_teardown(who_names_other_devices_than_asked_is_not_believed, open_scene, close_scene),
+      cmocka_unit_test_setup_teardown(an_answer_that_comes_late_is_none_to_the_next_question, open_scene, close_scene),
+      cmocka_unit_test_setup_teardown(ranks_that_move_are_counted_once, open_scene, close_scene),
+      cmocka_unit_test_setup_teardown(a_port_that_was_taken_meanwhile_is_not_the_attempts, open_scene, close_scene),
       cmocka_unit_test_setup_teardown(what_goes_wrong_before_the_end_ends_the_draining_alone, open_scene, close_scene),
       cmocka_unit_test_setup_teardown(what_ranks_elsewhere_have_done_is_waited_for, open_scene, close_scene),
       cmocka_unit_test(names_are_such_as_ssh_takes),
