@@ -298,7 +298,7 @@ static even_status take_plan(even_job *job, const even_places_host *list, size_t
 }
 
 static even_status plan(even_job *job, even_host_agent *from, const json_t *command) {
-  target targets[EVEN_GUESTS_MOST];
+  target targets[EVEN_GUESTS_MOST] = {{.name = ""}};
   even_places_host *list = NULL;
   size_t named = 0;
   size_t moved = 0;

@@ -148,7 +148,7 @@ static even_status end_rank(even_follower *follower, const json_t *rank, bool st
   if (!follower->running) {
     return EVEN_OK; /* it has ended meanwhile */
   }
-  if (number < (json_int_t)job->first || number >= (json_int_t)(job->first + job->local)) {
+  if (number < (json_int_t)job->first || number >= (json_int_t)job->first + (json_int_t)job->local) {
     return even_fail(EVEN_ERR_INPUT, "a rank shall be ended that is not on this host");
   }
   even_job_end_alone(&follower->job, (size_t)number, standing);
