@@ -2,11 +2,14 @@
 #include "base/fail.h"
 #include "comm/group.h"
 #include "comm/ranks.h"
+#include "os/clock.h"
 
 #include <evenstep/comm_costs.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -78,11 +81,29 @@ static void be_killed(void) {
   (void)raise(SIGKILL);
 }
 
-static even_comm *own;
+static even_comm *comms[RANKS]; /* of threads; else each process has its own alone */
 
-static void be_late(void) {
-  while (even_group_whole(own)) {
+/* What all have done, as it was at one moment: it only grows. */
+static uint32_t progress(const even_comm *comm) {
+  uint32_t sum = 0;
+  for (int rank = 0; rank < RANKS; rank++) {
+    sum += atomic_load(&comm->controls[rank].chain_added) - comm->chain.begin;
+    sum += atomic_load(&comm->controls[rank].chain_taken) - comm->chain.begin;
   }
+  return sum;
+}
+
+/* Whether all others can do no more before this rank has. */
+static bool all_wait_for(const even_comm *comm) {
+  const uint32_t before = progress(comm);
+  bool wait = true;
+  for (int rank = 0; rank < RANKS; rank++) {
+    even_comm other = {.ranks = RANKS, .rank = rank, .controls = comm->controls, .chain = comm->chain};
+    other.chain.added = atomic_load(&comm->controls[rank].chain_added) - comm->chain.begin;
+    other.chain.taken = atomic_load(&comm->controls[rank].chain_taken) - comm->chain.begin;
+    wait = wait && (rank == comm->rank || even_chain_missing(&other) == comm->rank);
+  }
+  return wait && progress(comm) == before;
 }
 
 /* What happens to rank `who` when it adds its data for the `when`-th time. */
@@ -90,12 +111,28 @@ typedef struct mishap {
   void (*what)(void);
   int who;
   int when;
-  double timeout_seconds;
+  bool threads;
   even_status wanted;
 } mishap;
 
 static const mishap *ahead;
 static int additions;
+static uint64_t began;
+static atomic_bool told; /* who is late touches no other's group any more */
+
+/* Until one of the others gives it up. That may wait no longer than since the beginning and a little more; it is told
+ * so when nobody is waited for but this rank, however slow the others were. */
+static void be_late(void) {
+  even_comm *own = comms[ahead->who];
+  while (even_group_whole(own) && !all_wait_for(own)) {
+    (void)sched_yield();
+  }
+  even_comm_set_timeout(comms[(ahead->who + 1) % RANKS], (double)(even_clock_ns() - began) * 1e-9 + 0.3);
+  atomic_store(&told, true);
+  while (even_group_whole(own)) {
+    (void)sched_yield();
+  }
+}
 
 static void add_until_then(void *const *targets, size_t target_count, const void *const *sources, size_t source_count,
                            size_t count, double divisor) {
@@ -105,12 +142,11 @@ static void add_until_then(void *const *targets, size_t target_count, const void
   even_kernels_best()->reduce[EVEN_F32][EVEN_MAX](targets, target_count, sources, source_count, count, divisor);
 }
 
-static int meet_with(even_comm *comm, void *argument) {
+static int meet_with(even_comm *comm, void *unused) {
   even_kernels kernels = *even_kernels_best();
   float *data = calloc(ELEMENTS, sizeof *data);
-  ahead = argument;
-  own = comm;
-  additions = 0;
+  (void)unused;
+  comms[even_comm_rank(comm)] = comm;
   RANKS_EXPECT(comm, data != NULL && force_chain(comm) == EVEN_OK);
   kernels.reduce[EVEN_F32][EVEN_MAX] = add_until_then;
   comm->kernels = even_comm_rank(comm) == ahead->who ? &kernels : comm->kernels;
@@ -119,6 +155,9 @@ static int meet_with(even_comm *comm, void *argument) {
     status = even_comm_all_reduce(comm, data, ELEMENTS, EVEN_F32, EVEN_MAX);
   }
   free(data);
+  while (ahead->what == be_late && !atomic_load(&told)) {
+    (void)sched_yield();
+  }
   RANKS_EXPECT(comm, status == ahead->wanted);
   RANKS_EXPECT(comm, even_comm_rank(comm) == ahead->who || even_error_last()->rank == ahead->who);
   return 0;
@@ -126,9 +165,12 @@ static int meet_with(even_comm *comm, void *argument) {
 
 static void meet(const mishap *one) {
   int results[RANKS_MOST];
-  mishap todo = *one;
-  ranks_setup setup = {.ranks = RANKS, .timeout_seconds = one->timeout_seconds, .spin = -1};
-  (void)ranks_run(&setup, meet_with, &todo, results);
+  ranks_setup setup = {.ranks = RANKS, .timeout_seconds = 600, .spin = -1, .threads = one->threads};
+  ahead = one;
+  additions = 0;
+  atomic_store(&told, false);
+  began = even_clock_ns();
+  (void)ranks_run(&setup, meet_with, NULL, results);
   for (int rank = 0; rank < RANKS; rank++) {
     assert_int_equal(results[rank], one->what == be_killed && rank == one->who ? RANKS_KILLED : 0);
   }
@@ -137,15 +179,15 @@ static void meet(const mishap *one) {
 static void who_dies_is_named(void **state) {
   (void)state;
   for (int who = 1; who < RANKS; who++) {
-    meet(&(mishap){be_killed, who, 1, 60, EVEN_ERR_PEER_LOST});
-    meet(&(mishap){be_killed, who, 21, 60, EVEN_ERR_PEER_LOST}); /* in the second call */
+    meet(&(mishap){be_killed, who, 1, false, EVEN_ERR_PEER_LOST});
+    meet(&(mishap){be_killed, who, 21, false, EVEN_ERR_PEER_LOST}); /* in the second call */
   }
 }
 
 static void who_does_not_come_is_named(void **state) {
   (void)state;
   for (int who = 1; who < RANKS; who++) {
-    meet(&(mishap){be_late, who, 21, 0.3, EVEN_ERR_TIMEOUT});
+    meet(&(mishap){be_late, who, 21, true, EVEN_ERR_TIMEOUT});
   }
 }
 
