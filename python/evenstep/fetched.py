@@ -57,11 +57,39 @@ class _Batch:
         return bool(self.references) and not self.gone
 
 
+class Pace:
+    """How many batches come before each backward, over a whole script: one that makes its backwards later than it fetches holds a
+    batch that cannot be told from those that come again after a loss."""
+
+    def __init__(self) -> None:
+        self.ahead = False  # it has begun an iteration with more batches than it went on with
+        self._unsure = False  # whether it will, once an iteration has begun with several
+        self._several = False  # for each backward: the one has as many as the next
+
+    @property
+    def may_be_ahead(self) -> bool:
+        return self.ahead or self._unsure
+
+    def backward(self, number: int, first: int, latest: int, suspected: bool) -> None:
+        """An iteration's backward of this number with new batches of one loader: so many at the first, at this one. suspected:
+        the script holds what may be an older one's."""
+        if self._several:
+            return
+        if number == 1:
+            self._unsure = first > 1
+            return
+        self.ahead = self.ahead or suspected or (number == 2 and latest < first)
+        if number == 2:
+            self._several = not self.ahead and first > 1
+            self._unsure = False
+
+
 class FetchedBatches:
     """Those of iterations under way wait for the next backward; those of ended ones may be trained on again and again,
     until another batch comes."""
 
-    def __init__(self) -> None:
+    def __init__(self, pace: Pace | None = None) -> None:
+        self.pace = pace or Pace()
         self._waiting: list[_Batch] = []
         self._ended: list[_Batch] = []
         self._last: _Batch | None = None  # to come
@@ -99,6 +127,11 @@ class FetchedBatches:
         return last is not None and last.plan is plan and not backwards and last in self._ahead and last.gone
 
     @property
+    def may_be_ahead(self) -> bool:
+        """At a step: whether the script may have a batch that is of a later one."""
+        return bool(self._waiting) or self.pace.may_be_ahead
+
+    @property
     def unlike(self) -> bool:
         """Whether this rank has samples of one batch that waits for backward, and a dummy one of another."""
         return len({one.plan.samples == 0 for one in self._waiting if not one.gone}) > 1
@@ -118,6 +151,7 @@ class FetchedBatches:
         backwards, first, _ = self._counts
         latest = _most_of_one_loader(waiting)
         self._counts = (backwards + 1, first or latest, latest)
+        self.pace.backward(*self._counts, bool(self._suspects(waiting)))
         held = [one for one in waiting if one.held]
         at_once = _most_of_one_loader(held)
         if at_once < 2 and not self._suspects(waiting):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch.optim import Optimizer
 
 from evenstep import _core
+from evenstep._core import EvenstepError
 from evenstep.hidden_gradients import HiddenGradients
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ class OptimizerSteps:
         self._hidden.put_back_after_error()
         fresh = steps.backwards > 0 or self._leader in (None, id(optimizer))
         steps.backwards = 0
+        if recovery is not None and steps.fetches_ahead:
+            recovery.say("the script fetches a batch before it has made the step on an older one")
         if fresh:
             self._void_turn = recovery is not None and (recovery.void or recovery.passes_over)
             self._turn_open = True
@@ -110,6 +113,8 @@ class OptimizerSteps:
         session = self._session
         assert session.recovery is not None
         if session.recovery.void:
+            if session.steps.may_fetch_ahead:
+                raise _fetched_ahead()
             session.pass_order.comes_again()
             for loader in session.loaders.values():
                 loader.take_back(session.recovery.pass_number)
@@ -118,3 +123,11 @@ class OptimizerSteps:
             session.steps.passed_over()
         session.pass_state.put_back()
         session.recovery.turn_ended(counts=False)
+
+
+def _fetched_ahead() -> EvenstepError:
+    return EvenstepError(
+        "a rank was lost in a step, whose batches come again, but the script fetches a batch before it has made the step on an "
+        "older one, so that it would train one twice and one never (EVEN_ERR_PEER_LOST)\n"
+        "  fix: call optimizer.step() on each batch before the next is fetched; workers load ahead (num_workers)"
+    )

@@ -204,6 +204,16 @@ class Steps:
         self._total += plan.total
         self._batches += 1
 
+    @property
+    def fetches_ahead(self) -> bool:
+        """Whether the script is known to fetch a batch before it has made the step on an older one."""
+        return self._fetched.pace.ahead
+
+    @property
+    def may_fetch_ahead(self) -> bool:
+        """The same, where it may be so."""
+        return self._fetched.may_be_ahead
+
     # -- backward --
 
     def before_backward(self, losses: Any) -> None:
@@ -314,7 +324,7 @@ class Steps:
         for sync in self.syncs:
             sync.nonfinite = []
         self.ballots, self.reports, self.spared = [], [], []
-        self._fetched = FetchedBatches()
+        self._fetched = FetchedBatches(self._fetched.pace)
         self._had = dict(self._had_at_step)
         self.times.begin_anew()
         self.phases.enter(None)

@@ -27,6 +27,10 @@ class _Losses(Recovery):
         self._said = "it is played"
         self._asked = 0
         self.redoing = False
+        self.said = ""
+
+    def say(self, why: str) -> None:
+        self.said = why
 
     def lose(self) -> None:
         self._void_passes = self._passes + 1
@@ -67,6 +71,7 @@ class Training:
         plan = self.session.latest or self.session.steps.last_plan
         self._now.append((plan.epoch, plan.batch))
         self.session.steps.begun_backwards += 1
+        self.session.steps._fetched.used()
 
     def step(self) -> bool:
         """Whether it counts."""
@@ -226,3 +231,81 @@ def test_another_loader_is_not_asked_in_the_place_of_one_whose_batch_was_lost(
                 one.backward()
                 one.step()
                 break
+
+
+def one_ahead(one: Training) -> None:
+    """As a prefetcher does."""
+    batches = iter(one.loaders[0])
+    held = next(batches)
+    for coming in batches:
+        del held
+        one.backward()
+        one.step()
+        held = coming
+    one.backward()
+    one.step()
+
+
+def next_before_the_step(one: Training) -> None:
+    batches = iter(one.loaders[0])
+    next(batches)
+    for _ in range(4):
+        one.backward()
+        next(batches)
+        one.step()
+
+
+def step_after_the_next(one: Training) -> None:
+    """At the loop's top, once the next batch has come."""
+    for number, _ in enumerate(one.loaders[0]):
+        if number % 2 == 0 and number:
+            one.step()
+        one.backward()
+
+
+def single_ones_ahead(one: Training) -> None:
+    """Epochs of two batches: each iteration has one backward while it is under way."""
+    for _ in range(3):
+        one_ahead(one)
+
+
+@pytest.mark.parametrize(
+    ("script", "batches"),
+    [(one_ahead, 5), (next_before_the_step, 6), (step_after_the_next, 9), (single_ones_ahead, 2)],
+)
+def test_a_script_that_fetches_ahead_of_its_step_starts_again(
+    training: Callable[..., Training], script: Callable[[Training], None], batches: int
+) -> None:
+    for lost in range(3):
+        one = training(batches)
+        one.lost = [lost]
+        with pytest.raises(EvenstepError, match="fetches a batch before it has made the step on an older one"):
+            script(one)
+        assert len(one.made) == lost
+
+
+def test_a_script_that_fetches_ahead_says_so_before_a_loss(training: Callable[..., Training]) -> None:
+    one = training(5)
+    one_ahead(one)
+    assert "fetches a batch" in one.recovery.said
+
+
+def two_a_backward(one: Training) -> None:
+    """The last one of an epoch is left over."""
+    for _ in one.session.loops.run(2):
+        batches = iter(one.loaders[0])
+        for first, second in zip(batches, batches):
+            one.backward()
+            one.step()
+            del first, second
+
+
+def test_a_script_with_several_batches_a_backward_goes_on_from_its_second_step(
+    training: Callable[..., Training],
+) -> None:
+    wanted = _undisturbed(two_a_backward, training, 5)
+    for lost in ([1], [1, 1], [2], [3], [1, 2, 3]):
+        one = training(5)
+        one.lost = list(lost)
+        two_a_backward(one)
+        assert one.made == wanted and not one.lost and not one.recovery.said, lost
