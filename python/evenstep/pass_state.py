@@ -12,10 +12,15 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+
+from evenstep._core import EvenstepError
+from evenstep.untrained import Untrained
 
 _SMALL_BYTES = 1 << 16
 _LARGEST_STATE = 1 << 20
 _ENTRY_BYTES = 64  # that an entry of a container costs to copy
+_AVERAGES = "the script changes parameters of a prepared model that no prepared optimizer trains, an average say"
 _NUMBERS = (int, float, bool, type(None))
 
 
@@ -38,8 +43,11 @@ class PassState:
     """Of one session. Buffers above 64 KiB are copied where their version says that they have changed; smaller ones, and
     running statistics, each time: `.data` and torch's kernels change them without a version."""
 
-    def __init__(self, models: Mapping[str, nn.Module], objects: Mapping[str, Any]) -> None:
-        self._models, self._objects = models, objects
+    def __init__(
+        self, models: Mapping[str, nn.Module], objects: Mapping[str, Any], optimizers: Mapping[str, Optimizer]
+    ) -> None:
+        self._models, self._objects, self._optimizers = models, objects, optimizers
+        self._untrained = Untrained()
         self._modules: dict[nn.Module, _OfModule] = {}
         self._states: dict[str, Any] = {}
 
@@ -47,9 +55,10 @@ class PassState:
     def keep(self) -> str:
         """As it is now. Gives why that cannot be, in a few words; "" where it is done."""
         states = {name: one.state_dict() for name, one in self._objects.items()}
-        why = _too_large(self._objects, states)
+        why = _too_large(self._objects, states) or (_AVERAGES if self._untrained.changed else "")
         if why:
             return why
+        self._untrained.look(self._models, self._optimizers.values())
         self._find_buffers()
         kept: list[torch.Tensor] = []
         now: list[torch.Tensor] = []
@@ -72,7 +81,12 @@ class PassState:
 
     @torch.no_grad()
     def put_back(self) -> None:
-        """What was kept; it stays kept."""
+        """What was kept; it stays kept. Raises EvenstepError where more has changed."""
+        if self._untrained.changed:
+            raise EvenstepError(
+                f"a rank was lost in a step, which cannot be made again: {_AVERAGES} (EVEN_ERR_PEER_LOST)\n"
+                "  fix: leave the average out of es.prepare, and update it only where es.step() has advanced"
+            )
         for module, of_module in self._modules.items():
             if list(module._buffers) != list(of_module.kept):
                 self._put_names_back(module, of_module)

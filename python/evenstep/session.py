@@ -101,7 +101,7 @@ class Session:
         self.latest: BatchPlan | None = None  # the batch of a prepared loader that the script is at
         self.total_epochs = 0  # 0: unknown
         self._committed = False
-        self.pass_state = PassState(self.models, self.objects)
+        self.pass_state = PassState(self.models, self.objects, self.optimizers)
         self.pass_order = PassOrder()
         self.recovery: Recovery | None = None
         self.optimizer_steps = OptimizerSteps(self)

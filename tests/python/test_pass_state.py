@@ -39,7 +39,7 @@ class Counter:
 
 def test_whatever_changed_is_put_back() -> None:
     model, counter = Changing(), Counter()
-    state = PassState({"model": model}, {"object": counter})
+    state = PassState({"model": model}, {"object": counter}, {})
     small, other = model.small, model.other
     for number in range(3):
         state.keep()
@@ -74,7 +74,7 @@ class Coming(nn.Module):
 
 def test_buffers_that_come_and_go() -> None:
     model = Coming()
-    state = PassState({"model": model}, {})
+    state = PassState({"model": model}, {}, {})
     state.keep()
     del model.first
     model.register_buffer("cache", torch.ones(3), persistent=False)
@@ -96,7 +96,7 @@ def test_buffers_that_come_and_go() -> None:
 
 def test_a_buffer_whose_elements_are_one_in_memory() -> None:
     model = Coming()
-    state = PassState({"model": model}, {})
+    state = PassState({"model": model}, {}, {})
     for number in range(2):
         state.keep()
         for _ in range(2):
@@ -109,7 +109,7 @@ def test_a_buffer_whose_elements_are_one_in_memory() -> None:
 
 def test_lazy_buffers() -> None:
     model = nn.LazyBatchNorm1d(affine=False)
-    state = PassState({"model": model}, {})
+    state = PassState({"model": model}, {}, {})
     state.keep()
     model(torch.randn(8, 4))
     state.put_back()
@@ -144,7 +144,7 @@ class Holding:
 def test_objects_with_a_large_state(held: Any, large: bool) -> None:
     why = too_large({"small": Holding(0), "average": Holding(held)})
     assert bool(why) == large and ("average (Holding)" in why) == large
-    assert PassState({}, {"small": Holding(0), "average": Holding(held)}).keep() == why
+    assert PassState({}, {"small": Holding(0), "average": Holding(held)}, {}).keep() == why
 
 
 def test_a_result_is_packed_when_one_asks() -> None:

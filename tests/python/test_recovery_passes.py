@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
 from evenstep._core import EvenstepError
@@ -30,7 +31,7 @@ class _Losses(Recovery):
         self.said = ""
 
     def say(self, why: str) -> None:
-        self.said = why
+        self.said = self._said = why
 
     def lose(self) -> None:
         self._void_passes = self._passes + 1
@@ -309,3 +310,57 @@ def test_a_script_with_several_batches_a_backward_goes_on_from_its_second_step(
         one.lost = list(lost)
         two_a_backward(one)
         assert one.made == wanted and not one.lost and not one.recovery.said, lost
+
+
+def _by_torch(average: AveragedModel, model: torch.nn.Module) -> None:
+    average.update_parameters(model)
+
+
+def _by_data(average: AveragedModel, model: torch.nn.Module) -> None:
+    for one, other in zip(average.module.parameters(), model.parameters()):
+        one.data.mul_(0.9).add_(other.data, alpha=0.1)
+
+
+@pytest.mark.parametrize("update", [_by_torch, _by_data])
+def test_parameters_that_the_script_changes_by_itself(
+    training: Callable[..., Training], update: Callable[[AveragedModel, torch.nn.Module], None]
+) -> None:
+    for lost in ([], [0], [1]):
+        one = training(4)
+        one.lost = list(lost)
+        one.recovery._said = ""  # it could go on
+        model = torch.nn.Linear(3, 2)
+        average = AveragedModel(model)
+        one.session.models["average"] = average
+        try:
+            for _ in one.loaders[0]:
+                one.backward()
+                one.step()
+                with torch.no_grad():
+                    model.weight.add_(1.0)
+                update(average, model)
+        except EvenstepError as error:
+            assert lost and "an average say" in str(error)
+        else:
+            assert not lost
+        assert ("an average say" in one.recovery.said) == (lost != [0])
+
+
+def test_fixed_parameters_keep_nobody_from_going_on(training: Callable[..., Training]) -> None:
+    one = training(4)
+    one.lost = [0, 2]
+    one.recovery._said = ""
+    one.session.models["fixed"] = torch.nn.Sequential(
+        torch.nn.Linear(3, 2).requires_grad_(False), torch.nn.BatchNorm1d(2)
+    )
+    trained = torch.nn.Linear(2, 2)
+    one.session.models["trained"] = trained
+    one.session.optimizers["trained"] = torch.optim.SGD(
+        [*trained.parameters(), *one.session.models["fixed"][1].parameters()]
+    )
+    for _ in one.loaders[0]:
+        one.backward()
+        one.step()
+        with torch.no_grad():
+            trained.weight.add_(1.0)
+    assert len(one.made) == 4 and not one.recovery.said
