@@ -107,6 +107,7 @@ class EvenLoader(DataCourse):
     def shrink(self, shares: Shares | None) -> None:
         """Goes on among the ranks that are left."""
         self._shares, self._sizing = shares, None
+        self._per_step = 1  # who joins has made no step
         self.lead.begin_anew()
         self._shared_anew = self._iterating
 

@@ -237,12 +237,12 @@ def test_another_loader_is_not_asked_in_the_place_of_one_whose_batch_was_lost(
 def one_ahead(one: Training) -> None:
     """As a prefetcher does."""
     batches = iter(one.loaders[0])
-    held = next(batches)
+    held = [next(batches)]
     for coming in batches:
-        del held
+        held.clear()
         one.backward()
         one.step()
-        held = coming
+        held.append(coming)
     one.backward()
     one.step()
 
@@ -364,3 +364,12 @@ def test_fixed_parameters_keep_nobody_from_going_on(training: Callable[..., Trai
         with torch.no_grad():
             trained.weight.add_(1.0)
     assert len(one.made) == 4 and not one.recovery.said
+
+
+def test_all_members_begin_with_one_batch_a_step(training: Callable[..., Training]) -> None:
+    loader = training(8).loaders[0]
+    loader.fetched = 4
+    loader.stepped()
+    assert loader.batches_per_step == 4 and loader.steps_until(4) == 1
+    loader.shrink(None)
+    assert loader.batches_per_step == 1 and loader.steps_until(4) == 4
