@@ -83,6 +83,7 @@ class DataCourse:
         self._parts: list[_Part] = []  # of that
         self._to_come: list[_Part] = []  # of a void one: they come again
         self._again = False  # in the iteration under way, when the next batch is asked for
+        self._replaced = False  # that one, before: the script has begun another while it held its iterator
         self._here: Any = None  # of a stream, before the batch that was given last
         self._shared_anew = False  # among fewer ranks: the epoch under way is opened once more where it is
         self._left: tuple[int, int, int] | None = None  # the cursor where an iteration was left before its end
@@ -347,7 +348,7 @@ class DataCourse:
         """What it had is not to come again."""
         if self._to_come or self._parts:
             self._session.pass_order.forget(self)
-        self._parts, self._to_come, self._again = [], [], False
+        self._parts, self._to_come, self._again, self._replaced = [], [], False, False
 
     @property
     def waits_in(self) -> Place | None:
@@ -370,7 +371,7 @@ class DataCourse:
         """Its epoch, after how many of its batches it begins, and how many there are; None: the rest of the epoch."""
         part = self._to_come.pop(0)
         self._go_back_to(part)
-        self._again = self._shared_anew = False
+        self._again = self._shared_anew = self._replaced = False
         return part.epoch, part.batch, part.count if self._to_come else None
 
     def _iterate_again(self) -> Iterator[Any]:
@@ -429,7 +430,7 @@ class DataCourse:
     def _give(self, epoch: int, skip: int) -> Generator[Any, None, bool]:
         """The iteration under way, from this batch on. Whether there was one."""
         session, turn = self._session, self._turn
-        ended, start, most = False, skip, None
+        ended, start, most, begun = False, skip, None, skip
         plays_parts = False  # all that came in a pass, of several iterations, comes again in this one
         try:
             while True:
@@ -454,13 +455,22 @@ class DataCourse:
         finally:
             found = self._batch > skip
             if turn == self._turn:
-                self._end(epoch, ended)
+                self._end(epoch, ended, begun)
         return found
 
-    def _end(self, epoch: int, ended: bool) -> None:
+    def replaced(self) -> None:
+        """The script asks for another iterator while it holds the one under way."""
+        self._replaced = self._again
+
+    def _end(self, epoch: int, ended: bool, begun: int) -> None:
+        """begun: after how many batches of the epoch."""
         session = self._session
-        if self._again:  # left after a void step in it, without asking for its batches again
+        again = (
+            self._replaced and self._again and self._to_come[-1].turn == self._turn and self._to_come[-1].batch == begun
+        )
+        if self._again and not again:  # left after a void step in it, without asking for its batches again
             self._forget_pass()
+        self._again = self._replaced = False
         self._left = None if ended or self._moved else (epoch, self._batch, self._drawn)
         self._iterating = False
         self._iterations.end()
@@ -473,6 +483,8 @@ class DataCourse:
             self._drawn = 0
         session.latest = None
         session.steps.pause(self)
+        if again:  # an iterator for each batch, which the script held until the next: as where it does not
+            self._go_back_to(self._to_come[0])
 
     def _no_batch(self) -> EvenstepError:
         return EvenstepError(

@@ -73,7 +73,10 @@ class EvenLoader(DataCourse):
     # -- iterating --
 
     def __iter__(self) -> Iterator[Any]:
-        return _Iteration(self) if self.train else self._iterate_evaluation()
+        if not self.train:
+            return self._iterate_evaluation()
+        self.replaced()
+        return _Iteration(self)
 
     def share_out(self, total: int, ahead: int) -> tuple[list[int], float]:
         """Shares of a batch drawn now, with `ahead` drawn before it and not fetched, and the seconds that its step is

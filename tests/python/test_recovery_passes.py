@@ -132,6 +132,23 @@ def iterators_of_one_batch(one: Training) -> None:
         one.step()
 
 
+def held_iterators_of_one_batch(one: Training) -> None:
+    while len(one.made) < 4:
+        batches = iter(one.loaders[0])
+        next(batches)
+        one.backward()
+        one.step()
+
+
+def held_iterators_of_an_accumulated_step(one: Training) -> None:
+    while len(one.made) < 4:
+        for _ in range(2):
+            batches = iter(one.loaders[0])
+            next(batches)
+            one.backward()
+        one.step()
+
+
 def side_by_side(one: Training) -> None:
     """The first loader gives one batch more than is used."""
     for _ in one.session.loops.run(2):
@@ -166,6 +183,8 @@ def after_a_look(one: Training) -> None:
         (after_the_loop, (3,)),
         (after_two_loops, (3,)),
         (iterators_of_one_batch, (3,)),
+        (held_iterators_of_one_batch, (3,)),
+        (held_iterators_of_an_accumulated_step, (3,)),
         (side_by_side, (4, 3)),
         (one_after_the_other, (3, 2, 3)),
         (after_a_look, (3,)),
