@@ -57,6 +57,7 @@ class DataCourse:
     def __init__(self, session: Session, seed: int) -> None:
         self.seed = seed
         self._session = session
+        self.chosen: tuple[int, int] | None = None  # by _sizing: workers, and batches that each is given ahead
         self.fetched = 0  # batches since the last optimizer step
         self.adapting: BatchAdapting | None = None  # where the batch size follows the gradients' noise
         self._next_epoch = 0  # of the next iteration
@@ -577,7 +578,8 @@ class DataCourse:
         if chosen is None:
             return False
         self._sizing = None
-        self._resized = bool(chosen) and self._feed.resize(*chosen[session.rank])
+        self.chosen = chosen[session.rank] if chosen else None
+        self._resized = self.chosen is not None and self._feed.resize(*self.chosen)
         if self._resized:
             self._feed.load_state(self._sampler_state)
         return self._resized

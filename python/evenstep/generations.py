@@ -27,7 +27,7 @@ from evenstep.generation_gift import Gift
 from evenstep.group import Bootstrap, SharedGroup, gather_objects
 from evenstep.measured_place import host_name
 from evenstep.mended_group import MendedGroup, is_lost, part_lost
-from evenstep.regrouping import end_torch_groups, memory_pool, own_buckets, own_caps, regroup, timings_of
+from evenstep.regrouping import end_torch_groups, memory_pool, own_buckets, own_caps, own_workers, regroup, timings_of
 from evenstep.rendezvous import Overtaken, are_here, has_ended, know, notice_cut, stands_still
 
 if TYPE_CHECKING:
@@ -446,7 +446,7 @@ class Recovery:
         position = (self._committed, self._passes, self._calls, self._stands, self._asks)
 
         place = (session.environment.device, host_name())
-        facts = (*place, memory_pool(session), own_caps(session), own_buckets(session))
+        facts = (*place, memory_pool(session), own_caps(session), own_buckets(session), own_workers(session))
         begun = self._pass if self._begun else 0
         mine = Told(members, position, begun, told_result(self._result), self._speed, *facts, self._timings())
         return comm, gather_objects(SharedGroup(comm), mine)
@@ -561,6 +561,7 @@ class Told(NamedTuple):
     pool: int  # of memory
     caps: list[int | None]  # of samples, as its script says, of each of evenstep.regrouping.shares_in
     buckets: list[int | None]  # the same
+    workers: list[tuple[int, int] | None]  # of evenstep.regrouping.own_workers
     timings: dict[int, list[Any]]  # by ranks' numbers in the job: what was measured of each, of the same
 
     def of_members(self) -> list[list[Any] | None]:

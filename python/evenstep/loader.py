@@ -107,10 +107,14 @@ class EvenLoader(DataCourse):
         if self.fetched:
             self._per_step, self.fetched = self.fetched, 0
 
-    def shrink(self, shares: Shares | None) -> None:
-        """Goes on among the ranks that are left."""
+    def shrink(self, shares: Shares | None, chosen: tuple[int, int] | None = None) -> None:
+        """Goes on among the ranks that are left. chosen: workers and batches ahead of each, of a rank that es.prepare's "auto" has
+        given some: then who joins has as many batches drawn ahead."""
         self._shares, self._sizing = shares, None
         self._per_step = 1  # who joins has made no step
+        if chosen is not None and self.chosen is None and isinstance(self._feed, IndexFeed):
+            self.chosen = chosen
+            self._feed.resize(*chosen)
         self.lead.begin_anew()
         self._shared_anew = self._iterating
 

@@ -60,6 +60,11 @@ def own_buckets(session: Session) -> list[int | None]:
     return [shares.given_buckets[session.rank] for shares in shares_in(session)]
 
 
+def own_workers(session: Session) -> list[tuple[int, int] | None]:
+    """Of each training loader's, with the batches that each is given ahead, where Evenstep has chosen them."""
+    return [loader.chosen for loader in session.loaders.values() if loader.train]
+
+
 def timings_of(session: Session, members: Sequence[int]) -> dict[int, list[Any]]:
     """What was measured of each of the ranks, under these numbers."""
     found = [shares.of_each() for shares in shares_in(session)]
@@ -93,8 +98,12 @@ def regroup(
         measured = [None if one is None else one[number] for one in known]
         caps, buckets = [one.caps[number] for one in told], [one.buckets[number] for one in told]
         made[id(shares)] = shares.anew(own, caps, measured, buckets)
+    chosen = [
+        next((one for one in of_each if one is not None), None) for of_each in zip(*(one.workers for one in told))
+    ]
     for loader in session.loaders.values():
         own_shares = loader.shares
         if own_shares is not None and id(own_shares) not in made:
             made[id(own_shares)] = own_shares.anew(own, [None] * len(told), [None] * len(told))
-        loader.shrink(None if own_shares is None else made[id(own_shares)])
+        workers = chosen.pop(0) if loader.train and chosen else None
+        loader.shrink(None if own_shares is None else made[id(own_shares)], workers)

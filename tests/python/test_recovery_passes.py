@@ -12,8 +12,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from evenstep._core import EvenstepError
 from evenstep.environment import read_environment
-from evenstep.generations import Recovery
+from evenstep.generations import Recovery, Told
 from evenstep.loader import EvenLoader
+from evenstep.regrouping import own_workers, regroup
 from evenstep.session import Session, in_place_of_session
 
 Batch = tuple[int, int]  # epoch, number
@@ -392,3 +393,15 @@ def test_all_members_begin_with_one_batch_a_step(training: Callable[..., Trainin
     assert loader.batches_per_step == 4 and loader.steps_until(4) == 1
     loader.shrink(None)
     assert loader.batches_per_step == 1 and loader.steps_until(4) == 4
+
+
+def test_who_joins_gets_workers_where_the_others_have_been_given_some(training: Callable[..., Training]) -> None:
+    def told(*workers: tuple[int, int] | None) -> Told:
+        return Told([0, 1], (1, 1, 0, True, False), 0, b"", None, "cpu:0", "box", 0, [], [], list(workers), {})
+
+    one = training(8, 8)
+    for others in ((None, None), ((2, 3), None), ((3, 2), None)):
+        regroup(one.session, one.session.environment, [], [told(*own_workers(one.session)), told(*others)])
+    assert own_workers(one.session) == [(2, 3), None]  # those that it has stay
+    inner = [loader.feed._inner for loader in one.loaders]
+    assert [each.num_workers for each in inner] == [2, 0] and inner[0].prefetch_factor == 3
