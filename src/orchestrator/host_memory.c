@@ -33,7 +33,7 @@ static void remove_dead(const char *path, int lock) {
     }
   }
   if (status == EVEN_OK) {
-    status = even_folder_remove_locked(path, lock);
+    (void)!even_folder_remove_locked(path, lock);
   }
   even_text_free(&inner);
   even_names_free(&names);

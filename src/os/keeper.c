@@ -71,9 +71,10 @@ static bool remove_all(duty *mine) {
 static void keep(void *context, int pipe) {
   duty *mine = context;
   char nothing = 0;
-  while (even_os.read(pipe, &nothing, 1) < 0 && errno == EINTR) {
-    continue;
-  }
+  ssize_t got = 0;
+  do {
+    got = even_os.read(pipe, &nothing, 1);
+  } while (got < 0 && errno == EINTR);
   for (int i = 0; i < TRIES && !remove_all(mine);
        i++) { /* ranks that outlive their agent write until they are killed */
     even_clock_sleep_ns(BETWEEN_TRIES_NS);
