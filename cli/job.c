@@ -124,7 +124,8 @@ static even_status run(running_job *job, int *exit_code) {
                                     .restart_always = job->setup.restart_always,
                                     .shrink = job->setup.shrink,
                                     .replace = job->setup.replace,
-                                    .spares = (int)job->options->spares,
+                                    .spares = (int)job->setup.spares,
+                                    .spare_hosts = job->setup.spare_hosts,
                                     .least_ranks = job->options->min_ranks > 0 ? (int)job->options->min_ranks : 1,
                                     .checkpoint_folder = job->setup.checkpoint_folder.data,
                                     .resume = job->options->resume,
@@ -331,11 +332,15 @@ static void tell_hosts(running_job *job) {
   if (setup->hosts == NULL || job->options->quiet) {
     return;
   }
-  even_text_format(&text, "%zu rank%s on %zu host%s: %s %zu", setup->devices.count,
-                   setup->devices.count == 1 ? "" : "s", even_hosts_count(setup->hosts),
-                   even_hosts_count(setup->hosts) == 1 ? "" : "s", even_hosts_name(setup->hosts, 0), setup->local);
+  size_t ranks = setup->devices.count - setup->spares;
+  even_text_format(&text, "%zu rank%s on %zu host%s: %s %zu", ranks, ranks == 1 ? "" : "s",
+                   even_hosts_count(setup->hosts), even_hosts_count(setup->hosts) == 1 ? "" : "s",
+                   even_hosts_name(setup->hosts, 0), setup->local);
   for (size_t i = 1; i < even_hosts_count(setup->hosts); i++) {
     even_text_format(&text, ", %s %zu", even_hosts_name(setup->hosts, i), even_hosts_devices(setup->hosts, i)->count);
+  }
+  if (setup->spares > 0) {
+    even_text_format(&text, "; %zu spare%s", setup->spares, setup->spares == 1 ? "" : "s");
   }
   even_job_view_notice(&job->view, even_text_string(&text));
   even_text_free(&text);

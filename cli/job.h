@@ -16,7 +16,7 @@ typedef struct even_job_options {
   const char *log_rank;         /* --log-rank: "all", "none", "0,2" */
   int64_t max_restarts;         /* --max-restarts; -1: not given */
   const char *recovery;         /* --recovery: "restart", "shrink" or "replace" */
-  int64_t spares;               /* --spares */
+  const char *spares;           /* --spares, NULL: none */
   int64_t min_ranks;            /* --min-ranks; 0: not given */
   int64_t max_ranks;            /* --max-ranks; 0: not given */
   int64_t join_port;            /* --join-port; 0: any */

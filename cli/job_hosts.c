@@ -193,11 +193,16 @@ static even_status make_own_wish(int ranks, even_host_wish **out, size_t *count)
 even_status even_job_check_hosts(const even_job_options *options) {
   const char *other = options->devices != NULL   ? "--devices names devices of this host"
                       : options->profile != NULL ? "--profile is of this host's devices"
-                      : options->spares > 0      ? "--spares are of one host"
                                                  : NULL;
   if (other != NULL) {
     (void)even_fail(EVEN_ERR_USAGE, "%s, and %s", other,
                     options->hosts != NULL ? "--hosts of several" : "--max-ranks lets others join");
+    return even_error_fix("leave out one of the two");
+  }
+  if (options->spares != NULL && (options->max_ranks > 0 || options->replace_leader || options->witness != NULL)) {
+    (void)even_fail(EVEN_ERR_USAGE, "--spares are of hosts that stay, and --%s of such that %s",
+                    options->max_ranks > 0 ? "max-ranks" : "replace-leader",
+                    options->max_ranks > 0 ? "come" : "lead one after the other");
     return even_error_fix("leave out one of the two");
   }
   if (options->max_ranks == 0 && options->join_port != 0) {

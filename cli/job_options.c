@@ -35,8 +35,10 @@ size_t even_job_options_declare(even_job_options *o, even_option *table) {
        "until "
        "another process joins them",
        0, 0},
-      {0, "spares", EVEN_OPTION_INTEGER, &o->spares, "N",
-       "processes that wait in es.prepare to take the place of a lost rank (--recovery replace; default 0)", 0, 1000},
+      {0, "spares", EVEN_OPTION_TEXT, &o->spares, "N|HOST:N,…",
+       "processes that wait in es.prepare to take the place of a lost rank (--recovery replace; default 0); of several "
+       "hosts N on all in turn, or where you say",
+       0, 0},
       {0, "min-ranks", EVEN_OPTION_INTEGER, &o->min_ranks, "N",
        "with fewer ranks left than N, restart; with replace: save, and wait for others (default 1); of several hosts: "
        "with N left go on without one that is lost",

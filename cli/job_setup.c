@@ -201,7 +201,7 @@ static even_status build_environment(const even_job_options *options, char *cons
     EVEN_TRY(even_environment_set(&setup->environment, "EVENSTEP_CHECKPOINT_TO", options->checkpoint_to));
   }
   if (setup->speeds != NULL) {
-    EVEN_TRY(set_speeds(setup, setup->devices.count - (size_t)options->spares));
+    EVEN_TRY(set_speeds(setup, setup->devices.count - setup->spares));
   }
   for (size_t i = 0; extra != NULL && extra[i] != NULL; i++) {
     EVEN_TRY(even_environment_put(&setup->environment, extra[i]));
@@ -370,7 +370,7 @@ static even_status read_recovery(const even_job_options *options, even_job_setup
     (void)even_error_fix("give both, or neither");
     return status;
   }
-  if (!setup->replace && options->spares > 0) {
+  if (!setup->replace && setup->spares > 0) {
     even_status status = even_fail(EVEN_ERR_USAGE, "--spares is of --recovery replace");
     (void)even_error_fix("give both, or neither");
     return status;
@@ -380,31 +380,6 @@ static even_status read_recovery(const even_job_options *options, even_job_setup
                                    (long long)options->min_ranks, setup->devices.count);
     (void)even_error_fix("give at most as many as there are ranks");
     return status;
-  }
-  return EVEN_OK;
-}
-
-/* Devices of the spares, behind those of the ranks: all CPUs that these have, whichever place they will take. */
-static even_status add_spares(const even_job_options *options, even_device_list *devices) {
-  size_t ranks = devices->count;
-  size_t cpus = 0;
-  for (size_t i = 0; i < ranks; i++) {
-    cpus += devices->items[i].cpu_count;
-  }
-  if (options->spares > 0) {
-    EVEN_TRY(even_realloc((void **)&devices->items, ranks + (size_t)options->spares, sizeof *devices->items));
-  }
-  for (int64_t k = 0; k < options->spares; k++) {
-    even_device *spare = &devices->items[devices->count];
-    *spare = devices->items[0];
-    (void)snprintf(spare->name, sizeof spare->name, "spare:%lld", (long long)k);
-    spare->cpu_count = 0;
-    EVEN_TRY(EVEN_NEW_ARRAY(&spare->cpus, cpus + 1));
-    devices->count++;
-    for (size_t i = 0; i < ranks; i++) {
-      memcpy(spare->cpus + spare->cpu_count, devices->items[i].cpus, devices->items[i].cpu_count * sizeof *spare->cpus);
-      spare->cpu_count += devices->items[i].cpu_count;
-    }
   }
   return EVEN_OK;
 }
@@ -442,9 +417,10 @@ static even_status open_setup(const even_job_options *options, char *const *envi
   EVEN_TRY(even_job_first_host(options, ranks, &first));
   EVEN_TRY(even_device_select(options->devices, first, &setup->devices));
   EVEN_TRY(even_job_reach_hosts(options, ranks, words[0], setup));
+  EVEN_TRY(even_job_read_spares(options, false, setup));
   EVEN_TRY(read_recovery(options, setup));
   EVEN_TRY(check_most(options, setup));
-  size_t places = setup->devices.count + (size_t)options->spares;
+  size_t places = setup->devices.count + setup->spares;
   EVEN_TRY(EVEN_NEW_ARRAY(&setup->shown, places));
   EVEN_TRY(read_shown(options->log_rank, places, setup->shown));
   if (options->cpu_quota != NULL) {
@@ -452,7 +428,7 @@ static even_status open_setup(const even_job_options *options, char *const *envi
     EVEN_TRY(read_quota(options->cpu_quota, places, setup->quota));
   }
   EVEN_TRY(read_speeds(options, setup));
-  EVEN_TRY(add_spares(options, &setup->devices));
+  EVEN_TRY(even_job_add_spares(setup));
   EVEN_TRY(even_job_watching(options, setup));
   EVEN_TRY(read_watch(options, setup));
   setup->max_restarts = options->max_restarts < 0 ? 3 : (int)options->max_restarts;
@@ -527,6 +503,7 @@ static void follow_own(even_job_setup *setup) {
 }
 
 even_status even_job_setup_follow(const even_job_options *options, even_job_setup *setup) {
+  even_job_drop_spares(setup);
   const even_job_setup before = *setup;
   memmove(setup->devices.items, setup->devices.items + setup->first, setup->local * sizeof *setup->devices.items);
   follow_own(setup);
@@ -543,12 +520,22 @@ even_status even_job_setup_follow(const even_job_options *options, even_job_setu
     even_free(before.quota);
   }
   EVEN_TRY(status);
-  EVEN_TRY(follow_shown(options, setup->most, setup));
+  EVEN_TRY(even_job_read_spares(options, true, setup));
+  size_t places = setup->devices.count + setup->spares;
+  EVEN_TRY(follow_shown(options, setup->most > places ? setup->most : places, setup));
   even_free(setup->speeds);
   setup->speeds = NULL;
   EVEN_TRY(read_speeds(options, setup));
-  return setup->speeds != NULL ? set_speeds(setup, setup->devices.count)
-                               : even_environment_set(&setup->environment, "EVENSTEP_SPEEDS", "");
+  EVEN_TRY(setup->speeds != NULL ? set_speeds(setup, setup->devices.count)
+                                 : even_environment_set(&setup->environment, "EVENSTEP_SPEEDS", ""));
+  EVEN_TRY(even_job_add_spares(setup));
+  if (setup->quota != NULL && setup->spares > 0) {
+    EVEN_TRY(even_realloc((void **)&setup->quota, setup->devices.count, sizeof *setup->quota));
+    for (size_t i = setup->devices.count - setup->spares; i < setup->devices.count; i++) {
+      setup->quota[i] = (double)NAN;
+    }
+  }
+  return EVEN_OK;
 }
 
 void even_job_setup_close(even_job_setup *setup) {
@@ -561,6 +548,7 @@ void even_job_setup_close(even_job_setup *setup) {
   even_text_free(&setup->way.folder);
   even_free((void *)setup->labels);
   even_free(setup->names);
+  even_free(setup->spare_hosts);
   even_folder_unlock(setup->lock);
   even_device_list_free(&setup->devices);
   even_free(setup->quota);

@@ -27,6 +27,8 @@ typedef struct even_job_setup {
   even_job_way way;               /* to the others */
   size_t local;                   /* ranks of this host, */
   size_t first;                   /* the first of them; 0 but where ranks of another leader go on */
+  size_t spares;                  /* the last of `devices`: processes that wait to take a place, */
+  int *spare_hosts;               /* and the host of each */
   size_t most;                    /* ranks that there ever were, where hosts have changed */
   const char **labels;            /* a rank each: the host that it is on, NULL for this one */
   char (*names)[EVEN_HOSTS_NAME]; /* theirs */
@@ -79,6 +81,13 @@ even_status even_job_add_devices(even_job_setup *setup) EVEN_MUST_USE;
 /* With --hosts: reaches the other hosts, whose devices follow this one's then. */
 even_status even_job_reach_hosts(const even_job_options *options, int ranks, const char *script,
                                  even_job_setup *setup) EVEN_MUST_USE;
+/* job_spares.c. How many there are and on which hosts they wait, of the hosts that there are now; `left`: some that the
+ * option names may have left. */
+even_status even_job_read_spares(const even_job_options *options, bool left, even_job_setup *setup) EVEN_MUST_USE;
+/* Their devices, behind those of the ranks, and labels. */
+even_status even_job_add_spares(even_job_setup *setup) EVEN_MUST_USE;
+/* Without them again. */
+void even_job_drop_spares(even_job_setup *setup);
 even_status even_job_command(const even_job_options *options, size_t count, char **words,
                              even_job_setup *setup) EVEN_MUST_USE;
 /* Whether --name, where given, can name a folder. */

@@ -210,7 +210,7 @@ static void miss(even_job *job) {
     even_host_agent *agent = &job->hosts->agents[i];
     if (!agent->witness && agent->link == NULL) {
       even_hosts_job_lost(agent);
-      even_job_host_ended(job, agent->first, agent->count, agent->lost_words);
+      even_job_host_ended(job, agent->index, agent->lost_words);
     }
   }
   for (size_t i = job->first; i < job->first + job->local; i++) {

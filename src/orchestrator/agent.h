@@ -76,7 +76,8 @@ typedef struct even_agent_params {
   /* With `shrink`: another process takes the place of one that was killed, and joins the others between two steps. With
    * fewer than least_ranks they save their state and wait for it. */
   bool replace;
-  int spares; /* the last so many of the devices begin outside: processes that wait to take a place */
+  int spares;             /* the last so many of the devices begin outside: processes that wait to take a place */
+  const int *spare_hosts; /* the host's number of each of them, none lower than the one before; NULL: this one's */
   int least_ranks;
   /* Where the newest whole checkpoint is looked for before a (re)start; other jobs may write there, too. A restart
    * takes those whose state names this job ("job": its EVENSTEP_JOB), with "auto" also those of the training that it

@@ -176,8 +176,8 @@ even_status even_job_begin_attempt(even_job *job) {
     EVEN_TRY(even_port_free(&job->master_port));
   }
   even_status status = even_job_hosts_begin(job); /* first: what they do until their ranks run takes its time, too */
-  for (size_t i = job->first; status == EVEN_OK && !job->late && i < job->first + job->local; i++) {
-    status = even_job_start_rank(job, i);
+  for (size_t i = 0; status == EVEN_OK && !job->late && i < job->count; i++) {
+    status = even_job_is_here(job, i) ? even_job_start_rank(job, i) : EVEN_OK;
   }
   if (job->warm != NULL) { /* those that nobody took */
     even_warm_close(*job->warm);

@@ -7,6 +7,7 @@
 #include "base/json_writer.h"
 #include "orchestrator/follower.h"
 #include "orchestrator/gifts.h"
+#include "orchestrator/remote.h"
 #include "os/clock.h"
 #include "os/socket.h"
 
@@ -102,7 +103,7 @@ static int first_member(const even_job *job, uint32_t number) {
 }
 
 static bool is_here(const even_job *job, int rank) {
-  return rank >= 0 && (size_t)rank >= job->first && (size_t)rank < job->first + job->local;
+  return rank >= 0 && even_job_is_here(job, (size_t)rank);
 }
 
 /* ---- the leader's ---- */
@@ -191,7 +192,7 @@ static const char *address_of(const even_job *job, const even_host_agent *agent)
 }
 
 static bool is_of(const even_host_agent *agent, json_int_t rank) {
-  return rank >= 0 && (size_t)rank >= agent->first && (size_t)rank < agent->first + agent->count;
+  return rank >= 0 && even_host_agent_has(agent, (size_t)rank);
 }
 
 static even_status take_words(even_job *job, const even_host_agent *agent, const json_t *content) {
@@ -267,8 +268,8 @@ static bool news_of(const even_job *job, size_t rank, even_generation_words *wor
 
 static bool any_news(const even_job *job) {
   even_generation_words words;
-  for (size_t i = job->first; i < job->first + job->local; i++) {
-    if (news_of(job, i, &words)) {
+  for (size_t i = 0; i < job->count; i++) {
+    if (even_job_is_here(job, i) && news_of(job, i, &words)) {
       return true;
     }
   }
@@ -277,9 +278,9 @@ static bool any_news(const even_job *job) {
 
 static void add_news(even_job *job, even_json *json) {
   even_json_array(json, "ranks");
-  for (size_t i = job->first; i < job->first + job->local; i++) {
+  for (size_t i = 0; i < job->count; i++) {
     even_generation_words words;
-    if (news_of(job, i, &words)) {
+    if (even_job_is_here(job, i) && news_of(job, i, &words)) {
       add_words(json, i, &words);
       job->boards->told[i] = words;
     }
@@ -330,9 +331,10 @@ static even_status read_members(const even_job *job, const json_t *content, bool
 
 /* The others go on without it: what it has left here is cleared up. */
 static void clear_up(even_job *job, uint32_t number, const bool *members) {
-  for (size_t i = job->first; i < job->first + job->local; i++) {
+  for (size_t i = 0; i < job->count; i++) {
     const even_job_rank *rank = &job->ranks[i];
-    bool gone = even_generation_has(job->generation, (int)i, number - 1) && !members[i] && !rank->alive;
+    bool gone =
+        !rank->elsewhere && even_generation_has(job->generation, (int)i, number - 1) && !members[i] && !rank->alive;
     if (gone && (rank->end.signal != 0 || rank->end.code != 0)) {
       (void)even_process_signal_group(rank->pid, SIGKILL);
       even_job_snapshot_finish(job, i);
@@ -351,8 +353,8 @@ static even_status take_number(even_job *job, uint32_t number, const json_t *con
   }
   if (status == EVEN_OK) {
     clear_up(job, number, members);
-    for (size_t i = job->first; i < job->first + job->local; i++) {
-      if (members[i] && !even_generation_has(job->generation, (int)i, number - 1)) {
+    for (size_t i = 0; i < job->count; i++) {
+      if (members[i] && even_job_is_here(job, i) && !even_generation_has(job->generation, (int)i, number - 1)) {
         even_job_replace_joined(job, i);
       }
     }
@@ -415,9 +417,9 @@ static bool awaits_place(const even_job *job) {
 
 /* Whether the leader asks ranks of this host to stand, and one does not yet. */
 static bool awaits_standing(const even_job *job) {
-  for (size_t i = job->first;
-       even_generation_wished(job->generation) != EVEN_WISH_NOTHING && i < job->first + job->local; i++) {
-    if (job->ranks[i].alive && even_generation_has(job->generation, (int)i, job->boards->seen) &&
+  for (size_t i = 0; even_generation_wished(job->generation) != EVEN_WISH_NOTHING && i < job->count; i++) {
+    if (job->ranks[i].alive && !job->ranks[i].elsewhere &&
+        even_generation_has(job->generation, (int)i, job->boards->seen) &&
         !even_generation_stands(job->generation, (int)i)) {
       return true;
     }
@@ -426,8 +428,9 @@ static bool awaits_standing(const even_job *job) {
 }
 
 static bool awaits_offer(const even_job *job) {
-  for (size_t i = job->first; i < job->first + job->local; i++) {
-    if (job->ranks[i].alive && even_job_is_outside(job, i) && !even_generation_offers(job->generation, (int)i)) {
+  for (size_t i = 0; i < job->count; i++) {
+    if (job->ranks[i].alive && !job->ranks[i].elsewhere && even_job_is_outside(job, i) &&
+        !even_generation_offers(job->generation, (int)i)) {
       return true;
     }
   }

@@ -409,7 +409,7 @@ static even_status ask_host(const even_job *next, even_host_agent *agent, size_t
   const even_move *move = move_of(next);
   even_text part = EVEN_TEXT_EMPTY;
   even_text text = EVEN_TEXT_EMPTY;
-  even_remote_start_write(next, group, first, agent->next.count, &part);
+  even_remote_start_write(next, group, first, agent->next.count, NULL, &part);
   even_json json = even_json_begin(&text, 0);
   even_json_object(&json, NULL);
   even_json_integer(&json, "number", move->number);

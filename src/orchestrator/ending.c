@@ -185,11 +185,11 @@ void even_job_rank_ended(even_job *job, even_job_rank *rank, const even_process_
   even_job_act_on_end(job, rank);
 }
 
-void even_job_host_ended(even_job *job, size_t first, size_t count, const char *why) {
+void even_job_host_ended(even_job *job, size_t host, const char *why) {
   size_t before = job->ended;
-  for (size_t i = first; i < first + count; i++) {
+  for (size_t i = 0; i < job->count; i++) {
     even_job_rank *rank = &job->ranks[i];
-    if (rank->alive) {
+    if (rank->alive && even_job_host_number(job, i) == host) {
       const even_process_end end = {.pid = rank->pid, .code = 1};
       rank->lost = why;
       rank->stopped_by_agent = false;

@@ -156,9 +156,12 @@ static even_status set_agent(even_environment *environment, const even_rank_plac
 
 static even_status set_torchrun(even_environment *environment, const even_rank_place *place) {
   long world = (long)place->devices->count - place->spares;
-  long local = place->local > 0 ? place->local - place->spares : world;
+  long local = place->local > 0 ? place->local : world;
+  bool spare = place->rank >= world;
   EVEN_TRY(set_number(environment, "RANK", place->rank));
-  EVEN_TRY(set_number(environment, "LOCAL_RANK", place->rank - place->first));
+  EVEN_TRY(set_number(
+      environment, "LOCAL_RANK",
+      spare && place->first_spare > 0 ? local + place->rank - place->first_spare : place->rank - place->first));
   EVEN_TRY(set_number(environment, "WORLD_SIZE", world));
   EVEN_TRY(set_number(environment, "LOCAL_WORLD_SIZE", local));
   EVEN_TRY(set_number(environment, "GROUP_RANK", place->group));

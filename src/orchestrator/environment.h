@@ -20,9 +20,10 @@ typedef struct even_rank_place {
   int rank;
   const even_device_list *devices; /* of all ranks; their number, without spares, is the world's size */
   int spares;
+  int first_spare;            /* of this host's */
   bool joins;                 /* it is to take a place among ranks that train already */
   int first;                  /* rank of this host, */
-  int local;                  /* and how many there are; 0: all ranks are here */
+  int local;                  /* and how many there are, without spares; 0: all ranks are here */
   int group;                  /* number of this host, */
   int groups;                 /* and how many there are; 0: one */
   int era;                    /* of the leader: EVENSTEP_AGENT tells its ranks from those that an earlier one had */

@@ -33,6 +33,16 @@ static void on_tick(void *context) {
   }
 }
 
+/* One that may take any place has all CPUs. */
+static even_device spare_device(const even_follower *follower, size_t rank) {
+  even_device device = follower->own.items[0];
+  size_t number = rank - (size_t)(follower->start.world - follower->start.all_spares);
+  (void)snprintf(device.name, sizeof device.name, "spare:%zu", number);
+  device.cpus = NULL;
+  device.cpu_count = 0;
+  return device;
+}
+
 static even_status make_world(even_follower *follower) {
   const even_remote_start *start = &follower->start;
   if (follower->world.items == NULL) {
@@ -42,8 +52,10 @@ static even_status make_world(even_follower *follower) {
   for (size_t i = 0; i < follower->world.count; i++) {
     even_device *device = &follower->world.items[i];
     bool own = i >= (size_t)start->first && i < (size_t)start->first + (size_t)start->count;
-    *device = own ? follower->own.items[i - (size_t)start->first]
-                  : (even_device){.name = "elsewhere", .numa_node = -1, .cuda_index = -1, .efficiency = -1};
+    bool spare = i >= (size_t)start->first_spare && i < (size_t)start->first_spare + (size_t)start->spares;
+    *device = own     ? follower->own.items[i - (size_t)start->first]
+              : spare ? spare_device(follower, i)
+                      : (even_device){.name = "elsewhere", .numa_node = -1, .cuda_index = -1, .efficiency = -1};
   }
   return EVEN_OK;
 }
@@ -84,12 +96,15 @@ static even_status open_job(even_follower *follower) {
                                          .max_restarts = start->max_restarts,
                                          .shrink = start->shrink,
                                          .replace = start->replace,
+                                         .spares = start->all_spares,
                                          .observer = even_follower_observer(follower)};
   follower->params.observer.tick = on_tick;
   follower->job = (even_job){.params = &follower->params,
                              .count = follower->world.count,
                              .first = (size_t)start->first,
                              .local = (size_t)start->count,
+                             .first_spare = (size_t)start->first_spare,
+                             .spares = (size_t)start->spares,
                              .group = start->group,
                              .groups = start->groups,
                              .era = start->era,
@@ -124,7 +139,8 @@ void even_follower_close_job(even_follower *follower) {
 /* Hosts have come, or gone: all that is counted by ranks is made anew. */
 static bool is_same_world(const even_job *job, const even_remote_start *start) {
   return job->count == (size_t)start->world && job->first == (size_t)start->first &&
-         job->local == (size_t)start->count && job->group == start->group && job->groups == start->groups &&
+         job->local == (size_t)start->count && job->spares == (size_t)start->spares &&
+         job->first_spare == (size_t)start->first_spare && job->group == start->group && job->groups == start->groups &&
          job->era == start->era;
 }
 
@@ -186,8 +202,13 @@ static void say_settled(even_follower *follower) {
 static void settle_recalled(even_follower *follower) {
   const even_remote_start *start = &follower->start;
   even_text settled = EVEN_TEXT_EMPTY;
-  for (int rank = start->first; rank < start->first + start->count; rank++) {
+  for (int rank = 0; rank < start->world; rank++) {
     even_text text = EVEN_TEXT_EMPTY;
+    bool own = (rank >= start->first && rank < start->first + start->count) ||
+               (rank >= start->first_spare && rank < start->first_spare + start->spares);
+    if (!own) {
+      continue;
+    }
     even_follower_words_recalled(rank, follower->recalled, &text);
     even_follower_tell(follower, EVEN_MESSAGE_ENDED, &text, NULL, 0);
   }

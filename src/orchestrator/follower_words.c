@@ -41,8 +41,8 @@ void even_follower_words_settled(even_job *job, even_text *out) {
   even_oom_watch_read(&job->oom);
   even_json_object(&json, NULL);
   even_json_array(&json, "out_of_memory");
-  for (size_t i = job->first; i < job->first + job->local; i++) {
-    if (even_job_facts(job, i).out_of_memory) {
+  for (size_t i = 0; i < job->count; i++) {
+    if (!job->ranks[i].elsewhere && even_job_facts(job, i).out_of_memory) {
       even_json_integer(&json, NULL, (int64_t)i);
     }
   }

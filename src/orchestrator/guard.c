@@ -4,6 +4,7 @@
 #include "base/fail.h"
 #include "orchestrator/environment.h"
 #include "orchestrator/job.h"
+#include "orchestrator/remote.h"
 #include "orchestrator/warm.h"
 #include "os/sweep.h"
 
@@ -32,7 +33,7 @@ static even_status slow_own(even_job *job) {
   if (job->params->cpu_quota != NULL) {
     EVEN_TRY(EVEN_NEW_ARRAY(&quota, job->count));
     for (size_t i = 0; i < job->count; i++) {
-      bool own = i >= job->first && i < job->first + job->local;
+      bool own = even_job_is_here(job, i);
       quota[i] = own ? job->params->cpu_quota[i] : (double)NAN;
     }
   }

@@ -39,6 +39,9 @@ typedef struct even_host_agent {
   even_device_list devices;
   size_t first; /* of its ranks */
   size_t count;
+  size_t
+      first_spare; /* of processes that wait there to take a place (--spares), numbered behind the ranks of all hosts */
+  size_t spares;
   bool lost;
   char lost_words[320];     /* why */
   bool busy;                /* it has a part in the attempt that has not settled */

@@ -66,6 +66,8 @@ typedef struct even_job {
   /* The ranks of this host; all of them in a job of one host, in which `groups` is 1. */
   size_t first;
   size_t local;
+  size_t first_spare; /* of this host's, which are numbered behind the ranks of all hosts */
+  size_t spares;
   int group;
   int groups;
   int era; /* how often another host has taken the leader's place */
@@ -135,8 +137,8 @@ void even_job_reset_rank(even_job *job, size_t rank);
 void even_job_rank_ended(even_job *job, even_job_rank *rank, const even_process_end *end);
 /* What follows from the end of a rank, which is known. */
 void even_job_act_on_end(even_job *job, even_job_rank *rank);
-/* Ranks `first` to `first + count - 1` have ended with their host, those that lived: why. */
-void even_job_host_ended(even_job *job, size_t first, size_t count, const char *why);
+/* The ranks of a host have ended with it, those that lived: why. */
+void even_job_host_ended(even_job *job, size_t host, const char *why);
 /* A rank has ended, not well, and the others do not go on: the attempt ends. */
 void even_job_rank_failed(even_job *job, size_t rank);
 /* Somebody stopped a rank, by this signal. */

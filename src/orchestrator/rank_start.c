@@ -4,6 +4,7 @@
 #include "orchestrator/hangs.h"
 #include "orchestrator/host_memory.h"
 #include "orchestrator/job.h"
+#include "orchestrator/remote.h"
 #include "orchestrator/warm.h"
 #include "os/clock.h"
 #include "os/file.h"
@@ -106,6 +107,7 @@ even_status even_job_start_rank(even_job *job, size_t index) {
       .rank = (int)index,
       .devices = job->params->devices,
       .spares = job->params->spares,
+      .first_spare = (int)job->first_spare,
       .joins = even_job_is_outside(job, index),
       .first = (int)job->first,
       .local = (int)job->local,
@@ -159,7 +161,7 @@ void even_job_reset_rank(even_job *job, size_t rank) {
     even_rank_output_close(&own->output);
   }
   memset(own, 0, sizeof *own);
-  own->elsewhere = rank < job->first || rank >= job->first + job->local;
+  own->elsewhere = !even_job_is_here(job, rank);
   own->output = (even_rank_output){
       .loop = &job->loop, .rank = (int)rank, .log = -1, .streams = {{.watch = {.fd = -1}}, {.watch = {.fd = -1}}}};
   own->output_open = own->elsewhere; /* its tails come from its host */

@@ -39,12 +39,26 @@ static void hosts_ready(void *context, int fd) {
 
 /* ---- opening ---- */
 
+/* Spares that shall wait on that host. */
+static size_t spares_of(const even_agent_params *params, size_t host) {
+  size_t spares = 0;
+  for (int i = 0; i < params->spares; i++) {
+    spares += (params->spare_hosts == NULL ? 0 : (size_t)params->spare_hosts[i]) == host ? 1 : 0;
+  }
+  return spares;
+}
+
 static void place_ranks(even_job *job) {
   even_hosts *hosts = job->hosts;
   size_t next = job->local;
+  size_t spare = job->first_spare + job->spares;
   for (size_t i = 1; !job->adopted && i < hosts->count; i++) {
-    hosts->agents[i].first = next;
-    next += hosts->agents[i].count;
+    even_host_agent *agent = &hosts->agents[i];
+    agent->first = next;
+    next += agent->count;
+    agent->first_spare = spare;
+    agent->spares = spares_of(job->params, i);
+    spare += agent->spares;
   }
 }
 
@@ -102,14 +116,19 @@ static even_status open_rings(even_job *job) {
   }
   EVEN_TRY(EVEN_NEW_ARRAY(&job->hosts->rings, job->count));
   for (size_t i = 0; i < job->count; i++) {
-    bool own = i >= job->first && i < job->first + job->local;
-    EVEN_TRY(own ? EVEN_OK : even_telemetry_open(job->params->telemetry_fd, (int)i, &job->hosts->rings[i]));
+    if (even_job_is_here(job, i)) {
+      continue;
+    }
+    EVEN_TRY(even_telemetry_open(job->params->telemetry_fd, (int)i, &job->hosts->rings[i]));
   }
   return EVEN_OK;
 }
 
 void even_job_hosts_count(even_job *job) {
   job->groups = job->hosts == NULL ? 1 : (int)even_hosts_count(job->hosts);
+  job->first_spare = job->count - (size_t)job->params->spares;
+  job->spares = spares_of(job->params, 0);
+  job->local = job->first_spare;
   for (size_t i = 1; i < (size_t)job->groups; i++) {
     job->local -= job->hosts->agents[i].count;
   }
@@ -142,10 +161,20 @@ void even_job_hosts_close(even_job *job) {
   hosts->job = NULL;
 }
 
+bool even_job_is_here(const even_job *job, size_t rank) {
+  return (rank >= job->first && rank < job->first + job->local) ||
+         (rank >= job->first_spare && rank < job->first_spare + job->spares);
+}
+
+bool even_host_agent_has(const even_host_agent *agent, size_t rank) {
+  return (rank >= agent->first && rank < agent->first + agent->count) ||
+         (rank >= agent->first_spare && rank < agent->first_spare + agent->spares);
+}
+
 static const even_host_agent *host_of(const even_job *job, size_t rank) {
   for (size_t i = 1; job->hosts != NULL && i < job->hosts->count; i++) {
     const even_host_agent *agent = &job->hosts->agents[i];
-    if (rank >= agent->first && rank < agent->first + agent->count) {
+    if (even_host_agent_has(agent, rank)) {
       return agent;
     }
   }
@@ -290,13 +319,15 @@ even_status even_job_hosts_begin(even_job *job) {
       return even_fail(EVEN_ERR_PEER_LOST, "host %s is lost: %s", agent->name, agent->lost_words);
     }
     agent->late = false;
-    even_remote_start_write(job, agent->index, agent->first, agent->count, &text);
+    even_remote_start_write(job, agent->index, agent->first, agent->count, agent, &text);
     EVEN_TRY(even_link_send_text(agent->link, EVEN_MESSAGE_START, &text, NULL, 0));
     agent->busy = agent->follows = true;
     agent->missed = 0;
-    for (size_t rank = agent->first; rank < agent->first + agent->count; rank++) {
-      job->ranks[rank].alive = true;
-      job->alive++;
+    for (size_t rank = 0; rank < job->count; rank++) {
+      if (even_host_agent_has(agent, rank)) {
+        job->ranks[rank].alive = true;
+        job->alive++;
+      }
     }
   }
   return EVEN_OK;
@@ -356,7 +387,7 @@ bool even_job_hosts_settled(even_job *job, uint64_t since_ns) {
 /* ---- what comes ---- */
 
 static even_job_rank *rank_in(even_job *job, const even_host_agent *agent, json_int_t rank) {
-  bool its = rank >= 0 && (size_t)rank >= agent->first && (size_t)rank < agent->first + agent->count;
+  bool its = rank >= 0 && even_host_agent_has(agent, (size_t)rank);
   return its ? &job->ranks[rank] : NULL;
 }
 
@@ -607,6 +638,6 @@ void even_hosts_job_lost(even_host_agent *agent) {
   agent->busy = false;
   even_job_notice(job, "host %s is lost: %s", agent->name, agent->lost_words);
   if (busy) {
-    even_job_host_ended(job, agent->first, agent->count, agent->lost_words);
+    even_job_host_ended(job, agent->index, agent->lost_words);
   }
 }

@@ -2,6 +2,7 @@
 #ifndef EVEN_ORCHESTRATOR_REMOTE_H
 #define EVEN_ORCHESTRATOR_REMOTE_H
 
+#include "orchestrator/host_agent.h"
 #include "orchestrator/job.h"
 
 /* Which ranks are this host's, and how many hosts there are: first of all. */
@@ -26,6 +27,10 @@ void even_job_hosts_tick(even_job *job);
 bool even_job_hosts_reaped(even_job *job, pid_t pid);
 /* Whether nothing of the attempt is left on any host; one that does not say so for a minute is given up. */
 bool even_job_hosts_settled(even_job *job, uint64_t since_ns);
+/* Whether the rank, or spare, is this agent's. */
+bool even_job_is_here(const even_job *job, size_t rank);
+/* Whether it is of that host. */
+bool even_host_agent_has(const even_host_agent *agent, size_t rank);
 /* The number of a rank's host, 0: this one. */
 size_t even_job_host_number(const even_job *job, size_t rank);
 /* Whether the host of a rank has a part in the attempt, and can be told what to do. */

@@ -55,20 +55,36 @@ static void add_environment(even_json *json, const even_job *job) {
   even_json_array_end(json);
 }
 
-static void add_ranks(even_json *json, const even_job *job, size_t first, size_t count) {
-  even_json_array(json, "quota");
+static void add_quota(even_json *json, const even_job *job, size_t first, size_t count) {
   for (size_t i = first; i < first + count; i++) {
     even_json_number(json, NULL, job->params->cpu_quota == NULL ? (double)NAN : job->params->cpu_quota[i]);
   }
-  even_json_array_end(json);
-  even_json_array(json, "shown");
+}
+
+static void add_shown(even_json *json, const even_job *job, size_t first, size_t count) {
   for (size_t i = first; i < first + count; i++) {
     even_json_bool(json, NULL, job->params->shown == NULL || job->params->shown[i]);
+  }
+}
+
+/* Of ranks, and then of spares. */
+static void add_ranks(even_json *json, const even_job *job, size_t first, size_t count, const even_host_agent *its) {
+  even_json_array(json, "quota");
+  add_quota(json, job, first, count);
+  if (its != NULL) {
+    add_quota(json, job, its->first_spare, its->spares);
+  }
+  even_json_array_end(json);
+  even_json_array(json, "shown");
+  add_shown(json, job, first, count);
+  if (its != NULL) {
+    add_shown(json, job, its->first_spare, its->spares);
   }
   even_json_array_end(json);
 }
 
-void even_remote_start_write(const even_job *job, size_t group, size_t first, size_t count, even_text *out) {
+void even_remote_start_write(const even_job *job, size_t group, size_t first, size_t count, const even_host_agent *its,
+                             even_text *out) {
   const even_agent_params *params = job->params;
   even_json json = even_json_begin(out, 0);
   even_telemetry *const *rings = job->hosts->rings;
@@ -81,15 +97,18 @@ void even_remote_start_write(const even_job *job, size_t group, size_t first, si
   even_json_integer(&json, "world", (int64_t)job->count);
   even_json_integer(&json, "first", (int64_t)first);
   even_json_integer(&json, "count", (int64_t)count);
+  even_json_integer(&json, "first_spare", its == NULL ? (int64_t)job->count : (int64_t)its->first_spare);
+  even_json_integer(&json, "spares", its == NULL ? 0 : (int64_t)its->spares);
+  even_json_integer(&json, "all_spares", its == NULL ? 0 : params->spares);
   even_json_integer(&json, "group", (int64_t)group);
   even_json_integer(&json, "groups", job->groups);
   even_json_integer(&json, "era", job->era);
   add_words(&json, "command", params->command);
   add_environment(&json, job);
-  add_ranks(&json, job, first, count);
+  add_ranks(&json, job, first, count, its);
   even_json_string(&json, "run_folder", job->run_folder.data);
   const char *resume = NULL;
-  bool late = group < job->hosts->count && job->hosts->agents[group].late;
+  bool late = its != NULL && its->late;
   if (job->resume.length > 0 && !late) { /* it may lie elsewhere there */
     const even_text *there = &job->hosts->agents[group].resume;
     resume = there->length > 0 ? there->data : job->resume.data;
@@ -159,11 +178,11 @@ static even_status read_path(const json_t *object, const char *name, bool needed
   return text == NULL || text[0] != '/' ? not_whole(name) : even_duplicate(text, out);
 }
 
-/* Arrays of as many elements as the host has ranks. */
+/* Arrays of as many elements as the host has ranks and spares. */
 static even_status read_ranks(const json_t *object, even_remote_start *out) {
   const json_t *quota = json_object_get(object, "quota");
   const json_t *shown = json_object_get(object, "shown");
-  size_t count = (size_t)out->count;
+  size_t count = (size_t)out->count + (size_t)out->spares;
   bool any = false;
   if (json_array_size(quota) != count || json_array_size(shown) != count) {
     return not_whole("quota");
@@ -180,8 +199,9 @@ static even_status read_ranks(const json_t *object, even_remote_start *out) {
       return not_whole("quota");
     }
     any = any || json_is_number(one);
-    out->quota[(size_t)out->first + i] = fraction;
-    out->shown[(size_t)out->first + i] = json_is_true(json_array_get(shown, i));
+    size_t rank = i < (size_t)out->count ? (size_t)out->first + i : (size_t)out->first_spare + i - (size_t)out->count;
+    out->quota[rank] = fraction;
+    out->shown[rank] = json_is_true(json_array_get(shown, i));
   }
   if (!any) {
     even_free(out->quota);
@@ -200,6 +220,11 @@ static even_status read_all(const json_t *object, even_remote_start *out) {
   EVEN_TRY(read_integer(object, "world", 1, MOST, &out->world));
   EVEN_TRY(read_integer(object, "first", 0, out->world - 1, &out->first));
   EVEN_TRY(read_integer(object, "count", 1, out->world - out->first, &out->count));
+  EVEN_TRY(read_integer(object, "all_spares", 0, out->world - out->count, &out->all_spares));
+  EVEN_TRY(read_integer(object, "first", 0, out->world - out->all_spares - out->count, &out->first));
+  EVEN_TRY(read_integer(object, "spares", 0, out->all_spares, &out->spares));
+  EVEN_TRY(
+      read_integer(object, "first_spare", out->world - out->all_spares, out->world - out->spares, &out->first_spare));
   EVEN_TRY(read_integer(object, "groups", 1, MOST, &out->groups));
   EVEN_TRY(read_integer(object, "group", 0, out->groups - 1, &out->group));
   EVEN_TRY(read_integer(object, "era", 0, 1 << 20, &out->era));

@@ -2,6 +2,7 @@
 #ifndef EVEN_ORCHESTRATOR_REMOTE_START_H
 #define EVEN_ORCHESTRATOR_REMOTE_START_H
 
+#include "orchestrator/host_agent.h"
 #include "orchestrator/job.h"
 
 #include <jansson.h>
@@ -15,7 +16,10 @@ typedef struct even_remote_start {
   int world;
   int first; /* of its ranks */
   int count;
-  int group; /* among the hosts */
+  int first_spare; /* of processes of this host that begin outside */
+  int spares;
+  int all_spares; /* of all hosts: the last of `world` */
+  int group;      /* among the hosts */
   int groups;
   int era;
   char **command;
@@ -36,8 +40,10 @@ typedef struct even_remote_start {
   bool calls; /* records of calls are wanted */
 } even_remote_start;
 
-/* Whether all of it went into `out` is for even_text_status to say. */
-void even_remote_start_write(const even_job *job, size_t group, size_t first, size_t count, even_text *out);
+/* `its`: the agent of that host, with spares; NULL: of an attempt that is planned, and has none. Whether all of it went
+ * into `out` is for even_text_status to say. */
+void even_remote_start_write(const even_job *job, size_t group, size_t first, size_t count, const even_host_agent *its,
+                             even_text *out);
 /* EVEN_ERR_INPUT where it is not whole. Free it with even_remote_start_free, also after a failure. */
 even_status even_remote_start_read(const char *json, size_t bytes, even_remote_start *out) EVEN_MUST_USE;
 even_status even_remote_start_of(const json_t *object, even_remote_start *out) EVEN_MUST_USE;

@@ -20,6 +20,7 @@ static const uint64_t longest_pause_ns = 600000000000u;
 
 struct even_job_place {
   bool outside;      /* its process is no member */
+  bool filled;       /* its process was started in another one's place */
   bool new_here;     /* it joined, and has not made a step since, as far as is known */
   unsigned endings;  /* of processes that were here in this attempt, but well */
   uint64_t again_ns; /* when another one may be started; 0: none is wanted */
@@ -181,7 +182,7 @@ static even_status start_process(even_job *job, size_t rank) {
 }
 
 void even_job_replace_started(even_job *job, size_t rank) {
-  if (even_job_is_outside(job, rank)) {
+  if (even_job_is_outside(job, rank) && job->places[rank].filled) {
     even_job_notice(job, "rank %zu: a process takes its place (process %ld)", rank, (long)job->ranks[rank].pid);
   }
 }
@@ -189,6 +190,7 @@ void even_job_replace_started(even_job *job, size_t rank) {
 static void start(even_job *job, size_t rank) {
   even_job_rank *own = &job->ranks[rank];
   job->places[rank].again_ns = 0;
+  job->places[rank].filled = true;
   if (start_process(job, rank) == EVEN_OK) {
     if (!own->elsewhere) { /* else its agent tells */
       even_job_replace_started(job, rank);
@@ -215,7 +217,7 @@ static void start_those_due(even_job *job) {
 }
 
 even_status even_job_replace_fill(even_job *job, size_t rank) {
-  if (job->places == NULL || rank < job->first || rank >= job->first + job->local || job->ranks[rank].alive) {
+  if (job->places == NULL || rank >= job->count || !even_job_is_here(job, rank) || job->ranks[rank].alive) {
     return even_fail(EVEN_ERR_INPUT, "a process shall take the place of rank %zu, which is not free here", rank);
   }
   even_job_rank *own = &job->ranks[rank];
@@ -245,15 +247,33 @@ bool even_job_replace_waits(const even_job *job) {
 
 /* ---- joining ---- */
 
-/* Of those that offer themselves, as many as there are places for; *count of them. */
+/* Whether ranks of the host are missing, those that join counted in. */
+static bool misses_ranks(const even_job *job, size_t host, const bool *joining) {
+  size_t there = 0;
+  size_t began = 0;
+  for (size_t i = 0; i < job->count; i++) {
+    if (even_job_host_number(job, i) == host) {
+      began += i < world(job) ? 1 : 0;
+      there += is_member(job, i) || joining[i] ? 1 : 0;
+    }
+  }
+  return there < began;
+}
+
+/* Of those that offer themselves, as many as there are places for, *count of them: first those of hosts whose own ranks
+ * are missing, then others. */
 static void choose(even_job *job, bool *joining, size_t *count) {
   size_t members = even_job_members(job);
   bool given = any_gives(job);
   *count = 0;
-  for (size_t i = 0; i < job->count; i++) {
-    joining[i] = given && members + *count < world(job) && job->ranks[i].alive && even_job_is_outside(job, i) &&
-                 even_generation_offers(job->generation, (int)i);
-    *count += joining[i] ? 1 : 0;
+  for (size_t i = 0; i < 2 * job->count && given && members + *count < world(job); i++) {
+    size_t rank = i % job->count;
+    if (!joining[rank] && job->ranks[rank].alive && even_job_is_outside(job, rank) &&
+        even_generation_offers(job->generation, (int)rank) &&
+        (i >= job->count || misses_ranks(job, even_job_host_number(job, rank), joining))) {
+      joining[rank] = true;
+      (*count)++;
+    }
   }
 }
 

@@ -67,7 +67,7 @@ static void give_part(even_job *job, even_host_agent *agent) {
   even_text text = EVEN_TEXT_EMPTY;
   agent->late = true;
   agent->follows = false;
-  even_remote_start_write(job, agent->index, agent->first, agent->count, &text);
+  even_remote_start_write(job, agent->index, agent->first, agent->count, agent, &text);
   if (even_link_send_text(agent->link, EVEN_MESSAGE_START, &text, NULL, 0) != EVEN_OK) {
     fail(job, agent, even_error_last()->what);
     even_error_clear();
@@ -123,7 +123,7 @@ bool even_returns_failed(even_host_agent *agent, const char *why) {
   agent->busy = false;
   agent->lost = agent->comes_back = true; /* its connection, by which this came, is closed with the next tick */
   (void)snprintf(agent->lost_words, sizeof agent->lost_words, "%.300s", why);
-  even_job_host_ended(job, agent->first, agent->count, agent->lost_words);
+  even_job_host_ended(job, agent->index, agent->lost_words);
   return true;
 }
 

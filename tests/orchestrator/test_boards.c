@@ -332,7 +332,7 @@ static void a_host_is_lost_at_once(void **state) {
   (void)state;
   all_can_go_on();
   assert_true(report());
-  even_job_host_ended(&leader.job, HERE, 2, "its cable is cut");
+  even_job_host_ended(&leader.job, 1, "its cable is cut");
   assert_int_equal(even_generation_number(leader.ranks_view), 1);
   assert_false(even_generation_has(leader.ranks_view, 2, 1) || even_generation_has(leader.ranks_view, 3, 1));
   assert_string_equal(even_text_string(&leader.said),
@@ -550,7 +550,7 @@ static void a_host_that_comes_back_follows_from_where_the_others_are(void **stat
   (void)state;
   all_can_go_on();
   assert_true(report());
-  even_job_host_ended(&leader.job, HERE, 2, "its cable is cut");
+  even_job_host_ended(&leader.job, 1, "its cable is cut");
   leader.agents[1].follows = false;
   leader.link.fd = -1;
   even_job_replace_tick(&leader.job);
@@ -575,6 +575,36 @@ static void a_host_that_comes_back_follows_from_where_the_others_are(void **stat
   assert_int_equal(carry(4), EVEN_ERR_INPUT); /* from then on one by one */
 }
 
+/* Ranks 0 here and 1 there, and a spare of each host: 2 and 3. */
+static void who_waits_on_the_host_of_a_lost_rank_comes_first(void **state) {
+  (void)state;
+  leader.params.spares = 2;
+  leader.job.local = leader.agents[1].count = 1;
+  leader.agents[1].first = 1;
+  leader.job.first_spare = 2;
+  leader.agents[1].first_spare = 3;
+  leader.job.spares = leader.agents[1].spares = 1;
+  assert_int_equal(even_job_generations_begin(&leader.job), EVEN_OK);
+  assert_true(even_job_is_here(&leader.job, 2) && !even_job_is_here(&leader.job, 1));
+  assert_int_equal(even_job_host_number(&leader.job, 3), 1);
+  for (int rank = 0; rank < RANKS; rank++) {
+    even_generation_say(leader.ranks_view, rank, "");
+  }
+  even_generation_offer(leader.ranks_view, 2);
+  even_generation_offer(leader.ranks_view, 3);
+  kill_rank(1);
+  even_generation_stand(leader.ranks_view, 0, 1);
+  even_job_replace_tick(&leader.job);
+  assert_true(even_generation_has(leader.ranks_view, 3, 2));
+  assert_false(even_generation_has(leader.ranks_view, 2, 2));
+  assert_non_null(strstr(leader.said.data, "generation 2: rank 3 joins rank 0|"));
+  even_generation_stand(leader.ranks_view, 0, 2);
+  kill_rank(3); /* none of that host offers itself now */
+  even_generation_stand(leader.ranks_view, 0, 3);
+  even_job_replace_tick(&leader.job);
+  assert_true(even_generation_has(leader.ranks_view, 2, 4));
+}
+
 static void the_least_are_not_waited_for_where_they_cannot_come(void **state) {
   (void)state;
   leader.params.least_ranks = 3;
@@ -583,7 +613,7 @@ static void the_least_are_not_waited_for_where_they_cannot_come(void **state) {
   kill_rank(1); /* rank 0 could give another one its state */
   assert_int_equal(even_generation_number(leader.ranks_view), 1);
   leader.agents[1].busy = false; /* a lost host's places are free when it is back, and not before */
-  even_job_host_ended(&leader.job, HERE, 2, "its cable is cut");
+  even_job_host_ended(&leader.job, 1, "its cable is cut");
   assert_int_equal(leader.job.stage, EVEN_JOB_TERMINATED);
   assert_non_null(strstr(leader.said.data,
                          "cannot go on without host there (ranks 2 and 3): 1 are left, and "
@@ -642,6 +672,7 @@ int main(void) {
       REPLACING_TEST(a_host_says_where_it_could_not_send_the_state),
       REPLACING_TEST(plans_of_ranks_and_hosts_that_are_none_are_refused),
       REPLACING_TEST(a_host_that_comes_back_follows_from_where_the_others_are),
+      REPLACING_TEST(who_waits_on_the_host_of_a_lost_rank_comes_first),
       REPLACING_TEST(the_least_are_not_waited_for_where_they_cannot_come),
       REPLACING_TEST(only_a_free_place_of_this_host_is_filled),
       BOARD_TEST(lack_of_memory_is_told),

@@ -153,16 +153,43 @@ HOST_RETURNS = cases.REPLACED.replace(
 )
 
 
+def test_a_spare_takes_a_place_until_the_lost_host_is_back(hosts: Hosts, script: Script) -> None:
+    here, there = hosts.names
+    job = hosts.start(*REPLACE, "--spares", f"{here}:1", script(HOST_RETURNS), "", "7,7", ranks=":2")
+    os.kill(_waiting(job)[0][1], signal.SIGKILL)
+    code, text = job.finish()
+    assert code == 0, text
+    assert f"generation 1: ranks 0 and 1 go on without host {there} (ranks 2 and 3)" in text
+    assert "generation 2: rank 4 joins ranks 0 and 1" in text
+    assert f"host {there}: its agent is started again, and the others go on meanwhile" in text
+    assert f"host {there} is back: processes take the places of its 2 ranks" in text
+    assert_replaced(text, [0, 1])
+
+
+@pytest.mark.more
 def test_a_lost_hosts_agent_is_started_again_while_the_others_go_on(hosts: Hosts, script: Script) -> None:
     job = hosts.start(*REPLACE, script(HOST_RETURNS), "", "7,7", ranks=":2")
     os.kill(_waiting(job)[0][1], signal.SIGKILL)
     code, text = job.finish()
     assert code == 0, text
-    there = hosts.names[1]
-    assert f"generation 1: ranks 0 and 1 go on without host {there} (ranks 2 and 3)" in text
-    assert f"host {there}: its agent is started again, and the others go on meanwhile" in text
-    assert f"host {there} is back: processes take the places of its 2 ranks" in text
+    assert f"host {hosts.names[1]} is back: processes take the places of its 2 ranks" in text
     assert_replaced(text, [0, 1])
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(
+    ("deaths", "waits", "first"),
+    [
+        ("2@forward:2", "2", r"generation 2: rank 5 joins ranks 0, 1 and 3"),  # that of its own host
+        ("2@forward:2,3@forward:2", "2", r"ranks? (4, )?5 joins? "),  # the state comes from here to a spare there
+        ("0@forward:2,1@forward:2", "2,2", r"ranks? 4(, 5)? joins? "),
+    ],
+)
+def test_spares_of_several_hosts_take_places(hosts: Hosts, script: Script, deaths: str, waits: str, first: str) -> None:
+    code, text = hosts.run(*REPLACE, "--spares", "2", script(cases.REPLACED), deaths, waits, ranks=":2")
+    assert code == 0, text
+    assert re.search(first, text), text
+    assert_replaced(text, [rank for rank in range(4) if f"{rank}@" not in deaths])
 
 
 # With a state that takes its time between the hosts; `waits`: as often as somebody may come.

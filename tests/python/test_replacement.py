@@ -79,6 +79,15 @@ def test_where_processes_end_again_and_again_others_wait_longer(run: Run, script
     assert re.search(r"rank 1 \(cpu:\d\) is set aside for 10 s: its process has ended 2 times", text), text
 
 
-def test_spares_are_of_replace(run: Run, script: Script) -> None:
-    result = run("-n", "2", "--spares", "1", script("pass"))
-    assert result.returncode == 2 and "--spares is of --recovery replace" in result.stderr
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--spares", "1"), "--spares is of --recovery replace"),
+        (("--spares", "there:1", *REPLACE), "--spares there:1: there is one host"),
+        (("--spares", "-1", *REPLACE), "--spares -1: not a number, nor HOST:NUMBER"),
+        (("--spares", "1001", *REPLACE), "not a number, nor HOST:NUMBER"),
+    ],
+)
+def test_spares_that_make_no_sense_are_refused(run: Run, script: Script, words: tuple[str, ...], said: str) -> None:
+    result = run("-n", "2", *words, script("pass"))
+    assert result.returncode == 2 and said in result.stderr, result.stderr

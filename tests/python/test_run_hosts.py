@@ -412,7 +412,6 @@ def test_the_key_is_in_no_arguments_and_no_environment(hosts: Hosts, script: Scr
         (["--hosts", "a,-oProxyCommand=x", "t.py"], "not the name of a host"),
         (["--hosts", "a,b:0", "t.py"], "not a number of ranks"),
         (["--hosts", "a,a", "t.py"], "a host is named twice"),
-        (["--hosts", "a,b", "--recovery", "replace", "--spares", "1", "t.py"], "--spares are of one host"),
         (["--hosts", "a,b", "--devices", "cpu:0", "t.py"], "--devices names devices of this host"),
         (["--ssh", "rsh", "t.py"], "--ssh is of several hosts"),
         (["--replace-leader", "t.py"], "--replace-leader is of several hosts"),

@@ -1,0 +1,181 @@
+/* --spares: on which hosts processes wait to take a lost rank's place, and their devices. */
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "cli/job_setup.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_SPARES = 1000 };
+
+static size_t hosts_of(const even_job_setup *setup) {
+  return setup->hosts == NULL ? 1 : even_hosts_count(setup->hosts);
+}
+
+static even_status bad_spares(const char *text, const char *why) {
+  (void)even_fail(EVEN_ERR_USAGE, "--spares %.200s: %s", text, why);
+  return even_error_fix("give their number, or where they shall wait: --spares 2, --spares here:1,there:1");
+}
+
+/* 0 … MOST_SPARES from `at` to the end or a comma; *next is behind it. False: it is none. */
+static bool read_number(const char *at, int *number, const char **next) {
+  char *end = NULL;
+  errno = 0;
+  long value = strtol(at, &end, 10);
+  *next = end;
+  *number = (int)value;
+  return errno == 0 && end != at && at[0] >= '0' && at[0] <= '9' && (*end == '\0' || *end == ',') &&
+         value <= MOST_SPARES;
+}
+
+/* One after the other on all hosts, from this one on. */
+static void spread(int number, int *on_host, size_t hosts) {
+  for (int i = 0; i < number; i++) {
+    on_host[(size_t)i % hosts]++;
+  }
+}
+
+static int find_host(const even_job_setup *setup, const char *name, size_t length) {
+  for (size_t i = 0; setup->hosts != NULL && i < even_hosts_count(setup->hosts); i++) {
+    const char *its = even_hosts_name(setup->hosts, i);
+    if (strlen(its) == length && strncmp(its, name, length) == 0) {
+      return (int)i;
+    }
+  }
+  return -1;
+}
+
+/* HOST:N,… Those of hosts that are not there any more (`left`) are left out. */
+static even_status read_places(const char *text, const even_job_setup *setup, bool left, int *on_host) {
+  const char *at = text;
+  for (;;) {
+    int number = 0;
+    size_t length = strcspn(at, ":,");
+    const char *next = at + length;
+    if (*next != ':' || !read_number(next + 1, &number, &next)) {
+      return bad_spares(text, "not a number, nor HOST:NUMBER");
+    }
+    int host = find_host(setup, at, length);
+    if (host < 0 && !left) {
+      return bad_spares(text, setup->hosts == NULL ? "there is one host" : "the job has no such host");
+    }
+    if (host >= 0) {
+      on_host[host] += number;
+    }
+    if (*next == '\0') {
+      return EVEN_OK;
+    }
+    at = next + 1;
+  }
+}
+
+static even_status read_spares(const char *text, const even_job_setup *setup, bool left, int *on_host) {
+  int number = 0;
+  const char *next = text;
+  if (read_number(text, &number, &next) && *next == '\0') {
+    spread(number, on_host, hosts_of(setup));
+    return EVEN_OK;
+  }
+  return read_places(text, setup, left, on_host);
+}
+
+static even_status keep(const int *on_host, const char *text, even_job_setup *setup) {
+  size_t total = 0;
+  for (size_t host = 0; host < hosts_of(setup); host++) {
+    total += (size_t)on_host[host];
+  }
+  if (total > MOST_SPARES) {
+    return bad_spares(text, "too many");
+  }
+  even_free(setup->spare_hosts);
+  setup->spare_hosts = NULL;
+  setup->spares = 0;
+  EVEN_TRY(EVEN_NEW_ARRAY(&setup->spare_hosts, total + 1));
+  for (size_t host = 0; host < hosts_of(setup); host++) {
+    for (int i = 0; i < on_host[host]; i++) {
+      setup->spare_hosts[setup->spares++] = (int)host;
+    }
+  }
+  return EVEN_OK;
+}
+
+even_status even_job_read_spares(const even_job_options *options, bool left, even_job_setup *setup) {
+  int *on_host = NULL;
+  if (options->spares == NULL) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(EVEN_NEW_ARRAY(&on_host, hosts_of(setup)));
+  even_status status = read_spares(options->spares, setup, left, on_host);
+  if (status == EVEN_OK) {
+    status = keep(on_host, options->spares, setup);
+  }
+  even_free(on_host);
+  return status;
+}
+
+/* Of this host: all CPUs that its ranks have, whichever place it will take. */
+static even_status give_cpus(const even_device_list *devices, size_t local, even_device *spare) {
+  size_t cpus = 0;
+  for (size_t i = 0; i < local; i++) {
+    cpus += devices->items[i].cpu_count;
+  }
+  EVEN_TRY(EVEN_NEW_ARRAY(&spare->cpus, cpus + 1));
+  for (size_t i = 0; i < local; i++) {
+    memcpy(spare->cpus + spare->cpu_count, devices->items[i].cpus, devices->items[i].cpu_count * sizeof *spare->cpus);
+    spare->cpu_count += devices->items[i].cpu_count;
+  }
+  return EVEN_OK;
+}
+
+static even_status add_device(even_job_setup *setup, size_t number) {
+  even_device_list *devices = &setup->devices;
+  size_t host = (size_t)setup->spare_hosts[number];
+  even_device *spare = &devices->items[devices->count];
+  *spare = host == 0 ? devices->items[0] : even_hosts_devices(setup->hosts, host)->items[0];
+  (void)snprintf(spare->name, sizeof spare->name, "spare:%zu", number);
+  spare->cpus = NULL;
+  spare->cpu_count = 0;
+  devices->count++;
+  return host == 0 ? give_cpus(devices, setup->local, spare) : EVEN_OK;
+}
+
+/* Those of spares on other hosts; where the names lie may have changed. */
+static even_status add_labels(even_job_setup *setup, size_t ranks) {
+  size_t count = setup->devices.count;
+  if (setup->labels == NULL) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(even_realloc((void **)&setup->labels, count, sizeof *setup->labels));
+  EVEN_TRY(even_realloc((void **)&setup->names, count, sizeof *setup->names));
+  for (size_t i = 0; i < count; i++) {
+    bool elsewhere = i < ranks ? setup->labels[i] != NULL : setup->spare_hosts[i - ranks] > 0;
+    if (i >= ranks && elsewhere) {
+      (void)snprintf(setup->names[i], EVEN_HOSTS_NAME, "%s",
+                     even_hosts_name(setup->hosts, (size_t)setup->spare_hosts[i - ranks]));
+    }
+    setup->labels[i] = elsewhere ? setup->names[i] : NULL;
+  }
+  return EVEN_OK;
+}
+
+even_status even_job_add_spares(even_job_setup *setup) {
+  even_device_list *devices = &setup->devices;
+  size_t ranks = devices->count;
+  if (setup->spares == 0) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(even_realloc((void **)&devices->items, ranks + setup->spares, sizeof *devices->items));
+  for (size_t k = 0; k < setup->spares; k++) {
+    EVEN_TRY(add_device(setup, k));
+  }
+  return add_labels(setup, ranks);
+}
+
+void even_job_drop_spares(even_job_setup *setup) {
+  for (size_t k = 0; k < setup->spares; k++) {
+    even_free(setup->devices.items[--setup->devices.count].cpus);
+  }
+  setup->spares = 0;
+}
