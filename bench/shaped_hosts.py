@@ -34,6 +34,11 @@ class ShapedHosts:
     def _name(self, host: int) -> str:
         return f"evens-{os.getpid()}-{host}"
 
+    @property
+    def names(self) -> list[str]:
+        """Of their namespaces."""
+        return [self._name(host) for host in range(self.hosts)]
+
     def __enter__(self) -> ShapedHosts:
         try:
             _command(f"ip netns add {self._net}")

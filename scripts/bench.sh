@@ -50,6 +50,9 @@ fi
 if wanted recovery; then
   echo "== ranks are killed and the others go on"
   "$bin/python" bench/recovery_bench.py | tee "$results/recovery-$day.txt"
+  if [ "$(id -u)" = 0 ]; then
+    "$bin/python" bench/recovery_hosts.py | tee "$results/recovery-lost-hosts-$day.txt"
+  fi
 fi
 if wanted drain; then
   echo "== a host is drained and its ranks move"
