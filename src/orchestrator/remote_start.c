@@ -218,8 +218,7 @@ static even_status read_all(const json_t *object, even_remote_start *out) {
   EVEN_TRY(read_integer(object, "max_restarts", 0, 1 << 24, &out->max_restarts));
   EVEN_TRY(read_integer(object, "master_port", 1, 65535, &out->master_port));
   EVEN_TRY(read_integer(object, "world", 1, MOST, &out->world));
-  EVEN_TRY(read_integer(object, "first", 0, out->world - 1, &out->first));
-  EVEN_TRY(read_integer(object, "count", 1, out->world - out->first, &out->count));
+  EVEN_TRY(read_integer(object, "count", 1, out->world, &out->count));
   EVEN_TRY(read_integer(object, "all_spares", 0, out->world - out->count, &out->all_spares));
   EVEN_TRY(read_integer(object, "first", 0, out->world - out->all_spares - out->count, &out->first));
   EVEN_TRY(read_integer(object, "spares", 0, out->all_spares, &out->spares));

@@ -77,8 +77,8 @@ static void what_is_too_long_is_not_sent(void **state) {
 static const char START[] =
     "{\"job\":\"abc\",\"attempt\":1,\"max_restarts\":3,\"master_address\":\"10.0.0.1\",\"master_port\":4711,\"world\":"
     "3,"
-    "\"first\":1,\"count\":2,\"group\":1,\"groups\":2,\"era\":0,\"command\":[\"python3\",\"t.py\"],\"environment\":["
-    "\"A=b\"],"
+    "\"first\":1,\"count\":2,\"first_spare\":3,\"spares\":0,\"all_spares\":0,\"group\":1,\"groups\":2,\"era\":0,"
+    "\"command\":[\"python3\",\"t.py\"],\"environment\":[\"A=b\"],"
     "\"quota\":[null,0.25],\"shown\":[true,false],\"run_folder\":\"/runs/a\",\"resume\":null,\"hang_seconds\":30,"
     "\"restart_hung\":false,\"unpinned\":true,\"telemetry\":true,\"rings\":4,\"calls\":false}";
 
@@ -98,10 +98,31 @@ static void a_start_is_read(void **state) {
   even_remote_start_free(&start);
 }
 
-static void replace(const char *from, const char *to, char *out, size_t room) {
-  const char *at = strstr(START, from);
+static void replace(const char *text, const char *from, const char *to, char *out, size_t room) {
+  const char *at = strstr(text, from);
   assert_non_null(at);
-  (void)snprintf(out, room, "%.*s%s%s", (int)(at - START), START, to, at + strlen(from));
+  (void)snprintf(out, room, "%.*s%s%s", (int)(at - text), text, to, at + strlen(from));
+}
+
+/* Of five places the last two are spares', of which one is the host's: its quota comes after its ranks'. */
+static void a_start_with_spares_is_read(void **state) {
+  char one[sizeof START + 64];
+  char two[sizeof START + 64];
+  even_remote_start start;
+  (void)state;
+  replace(START, "\"world\":3", "\"world\":5", one, sizeof one);
+  replace(one, "\"first_spare\":3,\"spares\":0,\"all_spares\":0", "\"first_spare\":4,\"spares\":1,\"all_spares\":2",
+          two, sizeof two);
+  replace(two, "\"rings\":4", "\"rings\":5", one, sizeof one);
+  replace(one, "[null,0.25]", "[null,0.25,0.5]", two, sizeof two);
+  replace(two, "[true,false]", "[true,false,true]", one, sizeof one);
+  assert_int_equal(even_remote_start_read(one, strlen(one), &start), EVEN_OK);
+  assert_int_equal(start.first_spare, 4);
+  assert_int_equal(start.spares, 1);
+  assert_int_equal(start.all_spares, 2);
+  assert_true(start.quota[2] == 0.25 && start.quota[4] == 0.5 && start.quota[3] != start.quota[3]);
+  assert_true(start.shown[4] && !start.shown[3]);
+  even_remote_start_free(&start);
 }
 
 /* Whatever does not fit is refused as a whole, with its name, and nothing is left of it. */
@@ -111,6 +132,10 @@ static void a_start_that_does_not_fit_is_refused(void **state) {
       {"\"first\":1", "\"first\":-1"},
       {"\"count\":2", "\"count\":3"},
       {"\"group\":1", "\"group\":2"},
+      {"\"all_spares\":0", "\"all_spares\":2"},
+      {"\"spares\":0", "\"spares\":1"},
+      {"\"first_spare\":3", "\"first_spare\":2"},
+      {"\"first_spare\":3", "\"first_spare\":4"},
       {"\"world\":3", "\"world\":5000"},
       {"[\"python3\",\"t.py\"]", "[]"},
       {"[\"python3\",\"t.py\"]", "[1]"},
@@ -127,7 +152,7 @@ static void a_start_that_does_not_fit_is_refused(void **state) {
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
     even_remote_start start;
     char text[sizeof START + 64];
-    replace(wrong[i][0], wrong[i][1], text, sizeof text);
+    replace(START, wrong[i][0], wrong[i][1], text, sizeof text);
     assert_int_equal(even_remote_start_read(text, strlen(text), &start), EVEN_ERR_INPUT);
     even_remote_start_free(&start);
   }
@@ -159,13 +184,10 @@ static void what_is_a_ranks_own_stays_here(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(comes_out_as_it_went_in),
-      cmocka_unit_test(what_is_beyond_its_limits_is_refused),
-      cmocka_unit_test(what_is_too_long_is_not_sent),
-      cmocka_unit_test(a_start_is_read),
-      cmocka_unit_test(a_start_that_does_not_fit_is_refused),
-      cmocka_unit_test(lack_of_memory_leaves_nothing),
-      cmocka_unit_test(what_is_a_ranks_own_stays_here),
+      cmocka_unit_test(comes_out_as_it_went_in),       cmocka_unit_test(what_is_beyond_its_limits_is_refused),
+      cmocka_unit_test(what_is_too_long_is_not_sent),  cmocka_unit_test(a_start_is_read),
+      cmocka_unit_test(a_start_with_spares_is_read),   cmocka_unit_test(a_start_that_does_not_fit_is_refused),
+      cmocka_unit_test(lack_of_memory_leaves_nothing), cmocka_unit_test(what_is_a_ranks_own_stays_here),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
