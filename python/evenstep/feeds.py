@@ -179,7 +179,9 @@ class IndexFeed:
         """The epoch's batches from number `skip` on. The inner loader's iterator is made at once. expected: the checksum
         of those before. apart: they train nothing, so the position stays."""
         if self._ranks != self._session.world_size:  # workers that stay know only those of before
+            lead = self.lead
             self._make(self._options)
+            self.lead = lead  # what was heard since the ranks changed
         if self._stays and self._ahead is not None:
             self._ahead.close()  # its workers are wanted now
         self._samples.fetch_as = self._owner.fetch_as

@@ -80,6 +80,7 @@ class Session:
         self.bootstrap: Bootstrap | None = None  # once the ranks have come together
         self.telemetry = telemetry or _core.Telemetry(-1, environment.rank)
         self.steps = Steps(self.group, self.telemetry)
+        self.steps.loaders = self.loaders
         self.plan: Any = None  # of `evenstep plan`
         self.watch: Any = None  # of `evenstep verify`: ends the script after its steps
         self.lineage = ""  # which training this is, once a checkpoint asked (evenstep.checkpoint_keeping)

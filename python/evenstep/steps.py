@@ -21,7 +21,7 @@ from evenstep.step_loss import StepLoss, total_of
 from evenstep.step_times import StepTimes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from evenstep.batch_noise import NoiseProbe
     from evenstep.buffers import BufferSync, Change
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from evenstep.generations import Recovery
     from evenstep.gradients import GradientSync
     from evenstep.group import Group
-    from evenstep.loader import BatchPlan
+    from evenstep.loader import BatchPlan, EvenLoader
     from evenstep.memory import RanksMemory
     from evenstep.parameter_checks import ParameterChecks
 
@@ -47,6 +47,7 @@ class Steps:
         self.syncs: list[GradientSync] = []
         self.buffers: BufferSync | None = None
         self.memory: RanksMemory | None = None
+        self.loaders: Mapping[str, EvenLoader] = {}  # that are prepared
         self.recovery: Recovery | None = None  # where ranks may be lost and the others go on
         self.parameters: ParameterChecks | None = None
         self.noise: NoiseProbe | None = None  # where the global batch is adapted
@@ -446,8 +447,8 @@ class Steps:
             flags |= vote.GRADIENT
         self._sum = self.parameters.sum_when_due() if self.parameters is not None else None
         flags |= 0 if self._sum is None else vote.CHECKED
-        lead = getattr(getattr(self.last_plan, "loader", None), "lead", None)
-        flags |= 0 if lead is None else lead.needed << vote.LEAD
+        leads = [loader.lead for loader in self.loaders.values() if loader.train]
+        flags |= max((lead.needed for lead in leads), default=0) << vote.LEAD
         flags |= vote.ENDS if self.group.rank == 0 and self.telemetry.asks_end else 0
         flags |= self.recovery.asks if self.recovery is not None and self.group.rank == 0 else 0
         if self.memory is not None and self._batches and self.last_plan is not None:
@@ -468,7 +469,7 @@ class Steps:
         self._heard_of_nonfinite(ballots, local)
         if self.parameters is not None and all(ballot.flags & vote.CHECKED for ballot in ballots):
             self.parameters.heard(ballots)
-        if lead is not None:
+        for lead in leads:  # also those of which nothing comes now, so that who joins has heard the same
             lead.heard(ballots)
         if self.memory is not None:
             self.memory.heard(ballots)

@@ -5,14 +5,24 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
 
+from evenstep import vote
+from evenstep.environment import read_environment
+from evenstep.loader import EvenLoader
 from evenstep.loading_ahead import LEAST_LEAD, MOST_LEAD, Lead
+from evenstep.session import Session, in_place_of_session
 from evenstep.share_samples import Place, ShareSamples, Task, part
 from evenstep.share_table import ShareTable, Untold
+from evenstep.steps import Steps
+
+NOBODYS = vote.Ballot(1, 0, 0, 0, 0.0, 0.0, 1.0, 0, 0, 0, 0, 0, 0, 0)
 
 TRAINING = """
 import os, sys
@@ -229,3 +239,25 @@ def test_samples_that_cannot_be_copied_are_fetched_again() -> None:
     data = Unlike()
     samples = ShareSamples(data, lambda some: [next(one) for one in some], None)
     assert [_fetch(samples, (2, 0), [at, 9]) for at in (4, 5)] == [[4], [5]]
+
+
+def test_loaders_side_by_side_say_the_slowest_one_and_hear_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = []
+
+    def exchange(_steps: Steps, weight: float, _busy: int, flags: int) -> list[vote.Ballot]:
+        said.append(flags >> vote.LEAD & 255)
+        return [replace(NOBODYS, weight=weight, flags=flags)]
+
+    monkeypatch.setattr(Steps, "_exchange", exchange)
+    session: Any = Session(read_environment())
+    with in_place_of_session(session):
+        data = TensorDataset(torch.arange(8.0))
+        loaders = [
+            EvenLoader(session, DataLoader(data), train=name != "evaluation", shares=None, seed=1)
+            for name in ("slow", "quick", "evaluation")
+        ]
+        session.loaders.update({str(number): loader for number, loader in enumerate(loaders)})
+        loaders[0].lead.needed, loaders[2].lead.needed = 7, 9
+        for _ in zip(*loaders[:2]):
+            session.steps._synchronise(0, 1.0, "")
+    assert set(said) == {7} and [loader.lead.steps for loader in loaders] == [7, 7, LEAST_LEAD]
