@@ -37,7 +37,7 @@ static even_job *new_job(bool leads) {
 
 static void say_who_goes_on(const even_message *message) {
   static even_link link = {.fd = -1, .peer = "10.0.0.2"};
-  static const even_host_agent agent = {.index = 1, .name = "there", .link = &link, .first = 2, .count = 2};
+  even_host_agent agent = {.index = 1, .name = "there", .link = &link, .first = 2, .count = 2};
   json_t *content = NULL;
   if (even_json_parse("noise", message->json, message->json_bytes, &content) != EVEN_OK) {
     return;
