@@ -361,6 +361,12 @@ static size_t first_of(const even_hosts *hosts, size_t host, size_t next) {
 even_status even_job_add_devices(even_job_setup *setup) {
   even_device_list *all = &setup->devices;
   even_device *items = NULL;
+  if (even_hosts_first_rank(setup->hosts, 0) >= 0) {
+    even_device_list held;
+    EVEN_TRY(even_hosts_held_devices(setup->hosts, &held));
+    even_device_list_free(all);
+    *all = held;
+  }
   size_t count = all->count;
   setup->local = all->count;
   for (size_t host = 1; host < even_hosts_count(setup->hosts); host++) {

@@ -23,9 +23,11 @@ static bool is_number(const json_t *object, const char *name, size_t wanted) {
  * of two cannot be compared (tests/orchestrator/test_adopt_model.c). */
 static bool is_same(const even_estate *estate, const even_estate_host *was, const json_t *runs) {
   const even_job *job = even_hold_job(estate->holds);
-  return is_number(runs, "led", even_hold_led(estate->holds)) && is_number(runs, "attempt", (size_t)job->attempt) &&
-         is_number(runs, "world", job->count) && is_number(runs, "groups", (size_t)job->groups) &&
-         is_number(runs, "first", was->first) && is_number(runs, "count", was->count);
+  const json_t *devices = json_object_get(json_object_get(runs, "facts"), "devices");
+  return json_array_size(devices) == was->count && is_number(runs, "led", even_hold_led(estate->holds)) &&
+         is_number(runs, "attempt", (size_t)job->attempt) && is_number(runs, "world", job->count) &&
+         is_number(runs, "groups", (size_t)job->groups) && is_number(runs, "first", was->first) &&
+         is_number(runs, "count", was->count);
 }
 
 static uint32_t newest_of(const json_t *runs) {
@@ -122,6 +124,27 @@ even_status even_adopt_hosts(even_hosts *hosts) {
       agent->fits = agent->link != NULL;
     } else if (even_estate_find(hosts->params.estate, agent->name, &was)) {
       EVEN_TRY(take_host(agent, &was));
+    }
+  }
+  return EVEN_OK;
+}
+
+even_status even_hosts_held_devices(const even_hosts *hosts, even_device_list *out) {
+  const even_job *job = even_hold_job(hosts->params.estate->holds);
+  *out = (even_device_list){0};
+  EVEN_TRY(EVEN_NEW_ARRAY(&out->items, job->local));
+  for (; out->count < job->local; out->count++) {
+    const even_device *held = &job->params->devices->items[job->first + out->count];
+    even_device *copy = &out->items[out->count];
+    *copy = *held;
+    copy->cpus = NULL;
+    even_status status = EVEN_NEW_ARRAY(&copy->cpus, held->cpu_count + 1);
+    if (status != EVEN_OK) {
+      even_device_list_free(out);
+      return status;
+    }
+    if (held->cpu_count > 0) {
+      memcpy(copy->cpus, held->cpus, held->cpu_count * sizeof *held->cpus);
     }
   }
   return EVEN_OK;

@@ -70,6 +70,8 @@ const even_device_list *even_hosts_devices(const even_hosts *hosts, size_t host)
 /* Of a job that goes on with ranks of another leader: the first rank of a host; -1: ranks are numbered by their hosts.
  */
 long even_hosts_first_rank(const even_hosts *hosts, size_t host);
+/* Of such a job: a copy of the devices that this host's ranks run on, which may not all be there for new ones. */
+even_status even_hosts_held_devices(const even_hosts *hosts, even_device_list *out) EVEN_MUST_USE;
 
 /* Whether this host's own devices are others since its hosts changed: *out, the caller's, has them then; it asks once.
  */

@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "base/json_reader.h"
+#include "orchestrator/follower_agent.h"
 #include "orchestrator/link.h"
 #include "os/calls.h"
 #include "os/clock.h"
@@ -260,6 +261,27 @@ static void each_lack_of_memory_ends_the_opening(void **state) {
   assert_in_range(nth, 10, MOST_FAULTS - 1);
 }
 
+/* A GPU of these may be gone: for new ranks others would be chosen. */
+static void who_takes_ranks_over_knows_what_they_run_on(void **state) {
+  int32_t cpus[] = {4, 5};
+  even_device all[] = {{.name = "elsewhere"}, {.name = "cuda:0"}, {.name = "cpu:4-5", .cpus = cpus, .cpu_count = 2}};
+  const even_device_list devices = {all, 3};
+  const even_agent_params params = {.devices = &devices};
+  static even_follower follower;
+  even_estate estate = {.holds = &follower};
+  const even_hosts hosts = {.params = {.estate = &estate}, .adopts = true};
+  even_device_list held;
+  (void)state;
+  follower.job = (even_job){.params = &params, .first = 1, .local = 2, .count = 3};
+  assert_int_equal(even_hosts_held_devices(&hosts, &held), EVEN_OK);
+  assert_int_equal(held.count, 2);
+  assert_string_equal(held.items[0].name, "cuda:0");
+  assert_string_equal(held.items[1].name, "cpu:4-5");
+  assert_ptr_not_equal(held.items[1].cpus, cpus);
+  assert_memory_equal(held.items[1].cpus, cpus, sizeof cpus);
+  even_device_list_free(&held);
+}
+
 int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(another_version_is_refused),
@@ -269,6 +291,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(who_says_nothing_is_not_waited_for_long),
       cmocka_unit_test(a_shell_has_ended_also_where_another_holds_its_pipes),
       cmocka_unit_test(without_descriptors_a_connection_waits_and_the_loop_does_not_spin),
+      cmocka_unit_test(who_takes_ranks_over_knows_what_they_run_on),
       cmocka_unit_test(each_fault_ends_the_opening_and_leaves_nothing),
       cmocka_unit_test(each_lack_of_memory_ends_the_opening),
   };
