@@ -272,8 +272,9 @@ bool even_generation_given(const even_generation *generation, uint32_t number, u
       return true;
     }
   }
-  *process = atomic_load(&generation->header->bringer);
-  return read_place_of_gift(atomic_load(&generation->header->brought), number, fd);
+  uint64_t brought = atomic_load(&generation->header->brought);
+  *process = atomic_load(&generation->header->bringer); /* written before, and another one after `brought` is 0 again */
+  return read_place_of_gift(brought, number, fd) && atomic_load(&generation->header->brought) == brought;
 }
 
 bool even_generation_gives_away(const even_generation *generation, int rank, uint32_t number) {
