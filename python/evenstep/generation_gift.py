@@ -40,7 +40,7 @@ class Gift:
                 raise ValueError(f"it has {len(self._memory)} bytes, and shall have {total}")
             self.state, self.place, files = plain.loads(self._memory[_HEAD : _HEAD + length])
             self.stored = _Stored(self._memory, _start(length), files)
-        except (OSError, ValueError, EvenstepError) as error:
+        except Exception as error:  # whatever another process wrote there
             os.close(descriptor)
             raise EvenstepError(f"the state that a living rank gave cannot be read: {error}") from None
 

@@ -304,13 +304,16 @@ class Recovery:
     def _open_gift(self, number: int) -> Gift | None:
         given = self._memory.given(number)
         if given is None:
-            if not self._elder_than_this(number):
+            elder = self._elder_than_this(number)
+            if not elder:
                 raise _ended()
             why = self._memory.ungiven(number)
             if why is not None and self._memory.number == number:
+                near = any(self._memory.process(rank) for rank in elder)
                 raise EvenstepError(
                     f"rank {self._job_rank} cannot take a lost rank's place: the state of the training did not come from "
-                    f"another host: {why}\n  fix: see that this host has memory for it, and that the hosts reach one another"
+                    f"another {'rank' if near else 'host'}: {why}\n"
+                    f"  fix: see that this host has memory for it{'' if near else ', and that the hosts reach one another'}"
                 )
             return None
         try:
@@ -351,14 +354,25 @@ class Recovery:
         gives_here = first == self._job_rank and any(self._memory.process(rank) for rank in new)
         if not gives_here and not self._memory.gives_away(self._job_rank, number):
             return
+        self._drop_gift()
+        try:
+            with self._session.steps.phases.during(_core.AT_SCRIPT):  # it waits for nobody, and may hang
+                self._gift = self._wrap(number)
+        except Exception as error:  # of the script's own objects, too: who waits for it ends, and the others go on
+            if isinstance(error, Overtaken) or is_lost(error):
+                raise
+            words = f"rank {self._job_rank} cannot give it: {type(error).__name__}: {error}"
+            self._memory.fail_giving(number, " ".join(words.replace("\0", "").split()))
+            return
+        self._memory.give(self._job_rank, number, self._gift)
+
+    def _wrap(self, number: int) -> int:
         session = self._session
         snapshot = capture(session, [], session.user_state)
         for saved in snapshot.state["loaders"].values():
             saved["speeds"] = {}  # are of the ranks that are to be: told when all meet
         place = (self._committed, self._pass, self._calls, told_result(self._result), self.members, self._timings())
-        self._drop_gift()
-        self._gift = Gift.wrap(snapshot, place, number)
-        self._memory.give(self._job_rank, number, self._gift)
+        return Gift.wrap(snapshot, place, number)
 
     def _timings(self) -> dict[int, list[Any]]:
         """What was measured of each rank, by their numbers in the job, those that were lost among them."""

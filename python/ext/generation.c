@@ -184,6 +184,16 @@ static PyObject *generation_ungiven(PyObject *self, PyObject *arguments) {
   return PyUnicode_DecodeUTF8(why, (Py_ssize_t)strlen(why), "replace");
 }
 
+static PyObject *generation_fail_giving(PyObject *self, PyObject *arguments) {
+  unsigned int number = 0;
+  const char *why = NULL;
+  if (!PyArg_ParseTuple(arguments, "Is:fail_giving", &number, &why)) {
+    return NULL;
+  }
+  even_generation_fail_bringing(of(self), number, why);
+  Py_RETURN_NONE;
+}
+
 static PyObject *generation_take(PyObject *self, PyObject *arguments) {
   int rank = 0;
   unsigned int number = 0;
@@ -274,7 +284,8 @@ static PyMethodDef methods[] = {
      "over(number) -> what tells a Comm (over=) that there is a newer generation, and the group is over"},
     {"given", generation_given, METH_VARARGS, "given(number) -> (process, fd) of that state, or None"},
     {"gives_away", generation_gives_away, METH_VARARGS, "gives_away(rank, number) -> whether other hosts' need it"},
-    {"ungiven", generation_ungiven, METH_VARARGS, "ungiven(number) -> why it does not come from another host, or None"},
+    {"fail_giving", generation_fail_giving, METH_VARARGS, "fail_giving(number, why): nobody of this host gives it"},
+    {"ungiven", generation_ungiven, METH_VARARGS, "ungiven(number) -> why it does not come, or None"},
     {"take", generation_take, METH_VARARGS, "take(rank, number): a newcomer has opened it"},
     {NULL, NULL, 0, NULL}};
 static PyType_Slot slots[] = {{Py_tp_new, (void *)generation_new},

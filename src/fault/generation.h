@@ -69,7 +69,7 @@ void even_generation_give(even_generation *generation, int rank, uint32_t number
 bool even_generation_given(const even_generation *generation, uint32_t number, uint32_t *process, int *fd);
 /* Whether the member shall give it though nobody of its host needs it: it goes to newcomers of other hosts. */
 bool even_generation_gives_away(const even_generation *generation, int rank, uint32_t number);
-/* Why it does not come from another host, in a few words: false where nothing is known to hinder it. */
+/* Why it does not come, in a few words: false where nothing is known to hinder it. */
 bool even_generation_ungiven(const even_generation *generation, uint32_t number, char why[EVEN_GENERATION_WORDS]);
 /* A newcomer has opened it: whoever holds it may let it go. */
 void even_generation_take(even_generation *generation, int rank, uint32_t number);
@@ -106,7 +106,7 @@ void even_generation_ask_away(even_generation *generation, int rank, uint32_t nu
 bool even_generation_gift(const even_generation *generation, int rank, uint32_t number, uint32_t *process, int *fd);
 /* The state has come from another host: it lies in this descriptor of that process. */
 void even_generation_bring(even_generation *generation, uint32_t number, uint32_t process, int fd);
-/* It does not come: why. */
+/* It does not come from another host, or the member of this one that shall give it cannot: why. */
 void even_generation_fail_bringing(even_generation *generation, uint32_t number, const char *why);
 /* Whether the rank's process has taken the state of that generation, or of a later one. */
 bool even_generation_took(const even_generation *generation, int rank, uint32_t number);

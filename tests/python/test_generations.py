@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import re
 import subprocess
-from typing import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, Callable
 
 import generation_cases as cases
 import pytest
 from run_jobs import Run
+
+from evenstep import EvenstepError, generations, plain
+from evenstep.generation_gift import Gift
+from evenstep.rendezvous import Overtaken
 
 Script = Callable[[str], str]
 SHRINK = ("--no-pin", "--no-monitor", "--log-rank", "all", "--recovery", "shrink")
@@ -223,3 +230,56 @@ def test_the_bits_are_those_of_a_run_in_which_nobody_died(
     text = result.stdout + result.stderr
     assert result.returncode == 0 and "restart" not in text, text
     assert bits(text, left) == wanted, text
+
+
+class _Board:
+    """What agents and ranks share, as one that gives sees it: rank 1 is new in generation 1."""
+
+    ranks = 2
+
+    def __init__(self) -> None:
+        self.why: dict[int, str] = {}
+
+    def has(self, rank: int, number: int) -> bool:
+        return rank == 0 or number > 0
+
+    def process(self, rank: int) -> int:
+        return 1
+
+    def fail_giving(self, number: int, why: str) -> None:
+        self.why[number] = why
+
+
+def _giver() -> tuple[Any, _Board]:
+    board = _Board()
+    steps = SimpleNamespace(phases=SimpleNamespace(during=lambda _: nullcontext()))
+    environment = SimpleNamespace(rank=0, speeds=None, joins=False)
+    session: Any = SimpleNamespace(environment=environment, user_state=None, steps=steps)
+    return generations.Recovery(session, board), board  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("error", [MemoryError("no room"), RuntimeError("no room"), TypeError("no room")])
+def test_who_cannot_give_says_why_and_goes_on(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def capture(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(generations, "capture", capture)
+    recovery, board = _giver()
+    recovery._give(1)
+    assert board.why == {1: f"rank 0 cannot give it: {type(error).__name__}: no room"}
+    error = Overtaken()
+    with pytest.raises(Overtaken):
+        recovery._give(1)
+
+
+def test_a_gift_that_is_none_leaves_no_descriptor(tmp_path: pathlib.Path) -> None:
+    index = plain.dumps(1)  # not what a gift's is
+    total = (32 + len(index) + 63) // 64 * 64
+    file = tmp_path / "gift"
+    numbers = b"".join(one.to_bytes(8, "little") for one in (3, len(index), total))
+    file.write_bytes((b"evengift" + numbers + index).ljust(total, b"\0"))
+    descriptor = os.open(file, os.O_RDWR)
+    with pytest.raises(EvenstepError, match="cannot be read"):
+        Gift(descriptor, 3)
+    with pytest.raises(OSError):
+        os.fstat(descriptor)
