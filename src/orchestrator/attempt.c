@@ -87,7 +87,7 @@ void even_job_signals_ready(void *context, int fd) {
 
 static void check_hangs(even_job *job) {
   bool end = false;
-  if (job->stage != EVEN_JOB_RUNS || even_job_any_stands(job) || even_gifts_travel(job)) { /* may wait for long */
+  if (job->stage != EVEN_JOB_RUNS || even_job_any_stands(job) || even_gifts_hold_up(job)) { /* may wait for long */
     return;
   }
   even_hangs_tick(job->hangs, job, &end);

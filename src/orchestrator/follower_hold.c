@@ -11,9 +11,13 @@
 
 #include <string.h>
 
-/* All that live and are members could go on without others. */
+/* All that live and are members could go on without others. Who waits for the state of training could not: under the
+ * next leader nobody knows any more who gives it to whom. */
 static bool could_go_on(const even_job *job) {
   uint32_t number = even_generation_number(job->generation);
+  if (even_gifts_travel(job) || even_gifts_any_lacks(job)) {
+    return false;
+  }
   for (size_t i = job->first; i < job->first + job->local; i++) {
     even_generation_words words;
     even_generation_hear(job->generation, (int)i, &words);

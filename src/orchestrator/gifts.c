@@ -377,12 +377,26 @@ static even_status offer(even_gifts *gifts, size_t host, uint32_t process, int f
                             gifts);
 }
 
+/* The rank that shall give it has said why it cannot. */
+static void fail_ungiven(even_gifts *gifts) {
+  char why[EVEN_GENERATION_WORDS];
+  bool known = even_generation_ungiven(gifts->job->generation, gifts->number, why);
+  for (size_t host = 0; known && host < (size_t)gifts->job->groups; host++) {
+    if (gifts->to[host].wanted && !gifts->to[host].offered) {
+      fail_way(gifts, host, why);
+    }
+  }
+}
+
 static void send_all(even_gifts *gifts) {
   uint32_t process = 0;
   int fd = -1;
   const even_job *job = gifts->job;
-  if (!gives_here(gifts) || !is_due(gifts) ||
-      !even_generation_gift(job->generation, gifts->giver, gifts->number, &process, &fd)) {
+  if (!gives_here(gifts) || !is_due(gifts)) {
+    return;
+  }
+  if (!even_generation_gift(job->generation, gifts->giver, gifts->number, &process, &fd)) {
+    fail_ungiven(gifts);
     return;
   }
   for (size_t host = 0; host < (size_t)job->groups; host++) {
@@ -441,4 +455,33 @@ void even_gifts_turn(even_job *job) {
 bool even_gifts_travel(const even_job *job) {
   const even_gifts *gifts = job->gifts;
   return gifts != NULL && gifts->giver >= 0 && !gifts->over && gifts->number == even_generation_number(job->generation);
+}
+
+bool even_gifts_hold_up(const even_job *job) {
+  const even_gifts *gifts = job->gifts;
+  return even_gifts_travel(job) &&
+         !(gives_here(gifts) && is_due(gifts) && even_clock_ns() - gifts->since_ns >= GIVING_NS);
+}
+
+/* The generation in which a member joined; 0: it was there from the start, or is as old as anybody knows. */
+static uint32_t joined_in(const even_job *job, int rank) {
+  uint32_t newest = even_generation_number(job->generation);
+  uint32_t number = newest;
+  while (number > 0 && newest - number < EVEN_GENERATIONS_KEPT - 1 &&
+         even_generation_has(job->generation, rank, number - 1)) {
+    number--;
+  }
+  return newest - number < EVEN_GENERATIONS_KEPT - 1 ? number : 0;
+}
+
+bool even_gifts_any_lacks(const even_job *job) {
+  for (size_t i = job->first; job->generation != NULL && i < job->first + job->local; i++) {
+    uint32_t joined = joined_in(job, (int)i);
+    if (job->ranks[i].alive && joined > 0 &&
+        even_generation_has(job->generation, (int)i, even_generation_number(job->generation)) &&
+        !even_generation_took(job->generation, (int)i, joined)) {
+      return true;
+    }
+  }
+  return false;
 }

@@ -26,6 +26,11 @@ void even_gifts_turn(even_job *job);
 bool even_gifts_await(const even_job *job);
 /* Whether members of the newest generation wait for a state that travels, for as long as that takes. */
 bool even_gifts_travel(const even_job *job);
+/* Whether that may be why ranks of this host are silent: not where the one that shall give it has given nothing here
+ * for too long. */
+bool even_gifts_hold_up(const even_job *job);
+/* Whether a member of this host has not taken the state that it joined for. */
+bool even_gifts_any_lacks(const even_job *job);
 
 /* ---- of the messages GENERATION and BOARD ---- */
 

@@ -4,6 +4,7 @@
 #include "base/fail.h"
 #include "orchestrator/boards.h"
 #include "orchestrator/follower.h"
+#include "orchestrator/gifts.h"
 #include "orchestrator/job.h"
 #include "orchestrator/remote.h"
 #include "os/clock.h"
@@ -115,6 +116,7 @@ static standing look(even_job *job, bool doubts, bool *held) {
 
 /* Those that stood still go on in time: nobody is lost, and what has failed is made again by all. */
 static void go_on_together(even_job *job) {
+  even_gifts_plan(job); /* one that joined may not have the state yet */
   uint32_t number = even_generation_grow(job->generation, NULL);
   even_boards_turn(job);
   even_job_notice(job, "generation %u: the stopped rank goes on, and the step under way is made again by all", number);

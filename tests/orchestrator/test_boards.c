@@ -529,6 +529,67 @@ static void a_host_says_where_it_could_not_send_the_state(void **state) {
       leader.said.data, "host here does not get the state of the training that rank 2 on host there gives: it broke|"));
 }
 
+static void who_cannot_give_says_why_to_those_that_wait(void **state) {
+  char why[EVEN_GENERATION_WORDS];
+  (void)state;
+  fill_the_other_host();
+  even_generation_fail_bringing(leader.ranks_view, 3, "rank 0 cannot give it: no memory");
+  even_boards_turn(&leader.job);
+  assert_non_null(strstr(leader.said.data,
+                         "host there does not get the state of the training that rank 0 on host here "
+                         "gives: rank 0 cannot give it: no memory|"));
+  assert_int_equal(carry(3), EVEN_OK);
+  assert_true(even_generation_ungiven(other.ranks_view, 3, why));
+  assert_string_equal(why, "rank 0 cannot give it: no memory");
+}
+
+/* A rank that was stopped goes on before one that joined had the state: all of it is made again. */
+static void who_goes_on_in_time_keeps_nobody_from_the_state(void **state) {
+  (void)state;
+  fill_the_other_host();
+  assert_int_equal(carry(3), EVEN_OK);
+  even_job_rank_continues(&leader.job, &leader.ranks[1]);
+  even_generation_doubt(leader.ranks_view, 0, 3);
+  even_job_stands_tick(&leader.job);
+  assert_int_equal(even_generation_number(leader.ranks_view), 4);
+  assert_true(even_generation_gives_away(leader.ranks_view, 0, 4) && even_gifts_travel(&leader.job));
+  assert_int_equal(carry(4), EVEN_OK);
+  assert_true(even_gifts_travel(&other.job));
+}
+
+static time_t ahead_s;
+
+static int clock_ahead(clockid_t clock, struct timespec *out) {
+  int done = even_os_real.clock_gettime(clock, out);
+  out->tv_sec += ahead_s;
+  return done;
+}
+
+static void who_gives_nothing_for_long_is_looked_at_again(void **state) {
+  (void)state;
+  fill_the_other_host();
+  assert_int_equal(carry(3), EVEN_OK);
+  assert_true(even_gifts_hold_up(&leader.job) && even_gifts_hold_up(&other.job));
+  ahead_s = 61;
+  even_os.clock_gettime = clock_ahead;
+  assert_false(even_gifts_hold_up(&leader.job)); /* rank 0, and who waits with it */
+  assert_true(even_gifts_hold_up(&other.job));
+  even_os.clock_gettime = even_os_real.clock_gettime;
+}
+
+static void who_joined_lacks_the_state_until_it_took_it(void **state) {
+  (void)state;
+  fill_the_other_host();
+  assert_false(even_gifts_any_lacks(&other.job)); /* nobody there knows yet that they joined */
+  assert_int_equal(carry(3), EVEN_OK);
+  assert_true(even_gifts_any_lacks(&other.job));
+  assert_false(even_gifts_any_lacks(&leader.job));
+  even_generation_take(other.ranks_view, 2, 3);
+  assert_true(even_gifts_any_lacks(&other.job));
+  even_generation_take(other.ranks_view, 3, 3);
+  assert_false(even_gifts_any_lacks(&other.job));
+}
+
 static void plans_of_ranks_and_hosts_that_are_none_are_refused(void **state) {
   static const char *const plans[] = {
       "{\"number\":1,\"members\":[0],\"giver\":4}",
@@ -670,6 +731,10 @@ int main(void) {
       REPLACING_TEST(who_came_and_has_the_state_gives_it_to_others),
       REPLACING_TEST(why_the_state_does_not_come_is_told_where_it_is_waited_for),
       REPLACING_TEST(a_host_says_where_it_could_not_send_the_state),
+      REPLACING_TEST(who_cannot_give_says_why_to_those_that_wait),
+      REPLACING_TEST(who_goes_on_in_time_keeps_nobody_from_the_state),
+      REPLACING_TEST(who_gives_nothing_for_long_is_looked_at_again),
+      REPLACING_TEST(who_joined_lacks_the_state_until_it_took_it),
       REPLACING_TEST(plans_of_ranks_and_hosts_that_are_none_are_refused),
       REPLACING_TEST(a_host_that_comes_back_follows_from_where_the_others_are),
       REPLACING_TEST(who_waits_on_the_host_of_a_lost_rank_comes_first),
