@@ -54,8 +54,8 @@ static even_status read_majority_patience(double *seconds) {
  * time. */
 static even_status read_silence(const even_job_options *options, double *seconds) {
   const char *text = getenv("EVENSTEP_HOST_TIMEOUT");
-  const double least = EVEN_SOCKET_SILENCE_MS * 1e-3;
-  const double most = EVEN_SOCKET_LONGEST_SILENCE_MS * 1e-3;
+  const double least = (double)EVEN_SOCKET_SILENCE_MS * 1e-3;
+  const double most = (double)EVEN_SOCKET_LONGEST_SILENCE_MS * 1e-3;
   char *end = NULL;
   *seconds = 0;
   if (text == NULL || text[0] == '\0') {

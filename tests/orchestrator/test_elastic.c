@@ -366,6 +366,8 @@ static void ranks_that_move_are_counted_once(void **state) {
   assert_int_equal(even_guests_ranks(&at->hosts), 0);
   at->hosts.elastic->move.stage = EVEN_MOVE_ASKED;
   assert_int_equal(even_guests_ranks(&at->hosts), 1);
+  even_free(at->hosts.elastic->guests[0]->link);
+  at->hosts.elastic->guests[0]->link = NULL;
 }
 
 /* Somebody has bound it since the processes were told of it. */
