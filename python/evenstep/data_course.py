@@ -420,7 +420,7 @@ class DataCourse:
         self._iterating = True
         self._turn += 1
         session.steps.unpause(self)
-        found = yield from self._give(epoch, skip)
+        found, skip = yield from self._give(epoch, skip)
         if onward and not found:
             if one:
                 self._iterations.take_back()
@@ -428,8 +428,8 @@ class DataCourse:
         elif not found and skip == 0 and self._iterations.first:
             raise self._no_batch()
 
-    def _give(self, epoch: int, skip: int) -> Generator[Any, None, bool]:
-        """The iteration under way, from this batch on. Whether there was one."""
+    def _give(self, epoch: int, skip: int) -> Generator[Any, None, tuple[bool, int]]:
+        """The iteration under way, from this batch on. Whether there was one, and the batch: a load moves it."""
         session, turn = self._session, self._turn
         ended, start, most, begun = False, skip, None, skip
         plays_parts = False  # all that came in a pass, of several iterations, comes again in this one
@@ -457,7 +457,7 @@ class DataCourse:
             found = self._batch > skip
             if turn == self._turn:
                 self._end(epoch, ended, begun)
-        return found
+        return found, skip
 
     def replaced(self) -> None:
         """The script asks for another iterator while it holds the one under way."""

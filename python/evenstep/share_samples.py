@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -43,12 +42,12 @@ class Loaded(NamedTuple):
 
 
 class ShareSamples(Dataset):
-    """Workers have copies of it. A rank without samples gets the same dummy ones again and again: each worker fetches them once."""
+    """Workers have copies of it. A rank without samples gets the first of the batch: those of another batch may take another way
+    through the model, and give gradients to parameters that nobody's samples have reached."""
 
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], table: ShareTable | None) -> None:
         self.dataset, self._collate, self._table = dataset, collate, table
         self.fetch_as: FetchAs | None = None
-        self._dummies: tuple[int, Any] | None = None  # how many, and they
 
     def __getitem__(self, task: Task) -> Loaded:
         shares: Sequence[int] = task.shares
@@ -60,24 +59,12 @@ class ShareSamples(Dataset):
         start = time.perf_counter()
         if self.fetch_as is not None:
             mine = self.fetch_as(mine, shares, task.rank, task.place)
-        samples = self._fetch(mine) if shares[task.rank] else self._dummy(mine)
-        batch = self._collate(samples)
+        batch = self._collate(self._fetch(mine))
         return Loaded(batch, time.perf_counter() - start)
 
     def _fetch(self, indices: list[Any]) -> Any:
         many = getattr(self.dataset, "__getitems__", None)
         return many(indices) if many else [self.dataset[index] for index in indices]
-
-    def _dummy(self, indices: list[Any]) -> Any:
-        """Of its own for each batch: whoever collates or trains may change them."""
-        if self._dummies is not None and self._dummies[0] == len(indices):
-            return copy.deepcopy(self._dummies[1])
-        samples = self._fetch(indices)
-        try:
-            self._dummies = len(indices), copy.deepcopy(samples)
-        except Exception:  # samples that cannot be copied are fetched each time
-            self._dummies = None
-        return samples
 
 
 def part(indices: list[Any], shares: Sequence[int], rank: int, dummies: int) -> list[Any]:
