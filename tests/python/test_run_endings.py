@@ -19,8 +19,8 @@ def test_the_scripts_exit_code(run: Run, script) -> None:
 def test_ctrl_c_lets_the_ranks_end(start, script) -> None:
     name = script("""
         import time
-        print("up", flush=True)
         try:
+            print("up", flush=True)
             time.sleep(600)
         except KeyboardInterrupt:
             print("saved", flush=True)
