@@ -28,19 +28,23 @@ static even_status status_of_code(json_int_t code) {
   return EVEN_ERR_SYSTEM;
 }
 
-/* Prints what Python found, or makes its error ours. */
-static even_status tell(const char *module, bool as_json, const json_t *answer) {
+even_status even_ckpt_python_error(const char *module, const json_t *answer) {
   const char *what = json_string_value(json_object_get(answer, "what"));
   const char *fix = json_string_value(json_object_get(answer, "fix"));
-  const char *text = json_string_value(json_object_get(answer, "text"));
   char shown[MOST_SHOWN];
-  if (what != NULL) {
-    even_status status = even_fail(status_of_code(json_integer_value(json_object_get(answer, "code"))), "%s",
-                                   even_utf8_clean(what, shown, sizeof shown));
-    return fix == NULL || fix[0] == '\0' ? status : even_error_fix("%s", even_utf8_clean(fix, shown, sizeof shown));
-  }
-  if (text == NULL) {
+  if (what == NULL) {
     return even_fail(EVEN_ERR_INPUT, "%s gave no answer of this version", module);
+  }
+  even_status status = even_fail(status_of_code(json_integer_value(json_object_get(answer, "code"))), "%s",
+                                 even_utf8_clean(what, shown, sizeof shown));
+  return fix == NULL || fix[0] == '\0' ? status : even_error_fix("%s", even_utf8_clean(fix, shown, sizeof shown));
+}
+
+/* Prints what Python found, or makes its error ours. */
+static even_status tell(const char *module, bool as_json, const json_t *answer) {
+  const char *text = json_string_value(json_object_get(answer, "text"));
+  if (text == NULL) {
+    return even_ckpt_python_error(module, answer);
   }
   if (!as_json) {
     (void)printf("%s\n", text);

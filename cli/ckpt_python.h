@@ -3,6 +3,8 @@
 #ifndef EVEN_CLI_CKPT_PYTHON_H
 #define EVEN_CLI_CKPT_PYTHON_H
 
+#include <evenstep/status.h>
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -11,5 +13,8 @@ enum { EVEN_CKPT_PYTHON_MOST_WORDS = 24 };
 /* Runs `python -m MODULE WORDS…` (python NULL: the one that is found), prints its text, or as JSON its report. Returns
  * the exit code, its error told. */
 int even_ckpt_python(const char *python, const char *module, const char *const *words, size_t count, bool as_json);
+
+/* The error that an answer of such a module tells. */
+even_status even_ckpt_python_error(const char *module, const json_t *answer) EVEN_MUST_USE;
 
 #endif

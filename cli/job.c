@@ -6,6 +6,7 @@
 #include "base/json_writer.h"
 #include "base/stop.h"
 #include "base/utf8.h"
+#include "cli/job_fetch.h"
 #include "cli/job_setup.h"
 #include "cli/job_view.h"
 #include "monitor/monitor.h"
@@ -27,6 +28,7 @@ typedef struct running_job {
   even_job_view view;
   even_monitor *monitor; /* NULL with --no-monitor */
   bool monitor_failed;   /* told once */
+  even_job_fetcher fetcher;
   char url[256];
   int telemetry_fd;
   int restarts;
@@ -107,7 +109,15 @@ static void on_live(void *context, int columns, bool colour, even_text *out) {
   }
 }
 
+/* Of a leader that is gone the variable has come with its job. */
+static const char *upload_place(const even_job_options *options) {
+  return options->checkpoint_to == NULL && options->estate != NULL ? getenv("EVENSTEP_CHECKPOINT_TO")
+                                                                   : options->checkpoint_to;
+}
+
 static even_status run(running_job *job, int *exit_code) {
+  job->fetcher = (even_job_fetcher){
+      .python = job->options->python, .url = upload_place(job->options), .tell = on_notice, .context = job};
   const even_agent_params params = {.size = sizeof params,
                                     .devices = &job->setup.devices,
                                     .command = job->setup.command,
@@ -129,6 +139,7 @@ static even_status run(running_job *job, int *exit_code) {
                                     .least_ranks = job->options->min_ranks > 0 ? (int)job->options->min_ranks : 1,
                                     .checkpoint_folder = job->setup.checkpoint_folder.data,
                                     .resume = job->options->resume,
+                                    .elsewhere = even_job_elsewhere(&job->fetcher),
                                     .hosts = job->setup.hosts,
                                     .estate = job->options->estate,
                                     .memory = job->setup.memory,

@@ -25,7 +25,7 @@ typedef struct even_job_options {
   int64_t keep;              /* checkpoints to keep */
   const char *keep_every;    /* "1000" steps, "3600s": also these */
   const char *checkpoint_to; /* a URL that checkpoints are uploaded to; NULL, "": none */
-  const char *resume;        /* NULL, "auto" or a path */
+  const char *resume;        /* NULL, "auto", a path or a URL */
   const char *cpu_quota;
   const char *loss_spike;       /* deviations, "off"; NULL: EVENSTEP_LOSS_SPIKE, else the monitor's */
   const char *hang_timeout;     /* seconds, "off"; NULL: EVENSTEP_HANG_TIMEOUT, else 30 */

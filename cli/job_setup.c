@@ -270,7 +270,7 @@ static even_status check_options(const even_job_options *options) {
   if (options->checkpoint_folder != NULL) {
     EVEN_TRY(check_checkpoint_folder(options->checkpoint_folder));
   }
-  if (options->resume != NULL && strcmp(options->resume, "auto") != 0) {
+  if (options->resume != NULL && strcmp(options->resume, "auto") != 0 && !even_path_is_url(options->resume)) {
     EVEN_TRY(check_resume(options->resume));
   }
   return EVEN_OK;

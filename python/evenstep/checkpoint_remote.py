@@ -3,7 +3,7 @@
 A checkpoint is there once its manifest is, which goes up last and is taken away first: whatever ends an upload, the newest
 one that can be loaded is whole. What was brought back is compared with every checksum before it gets its name here.
 
-    python -m evenstep.checkpoint_remote ls URL | push PATH URL | fetch URL FOLDER
+    python -m evenstep.checkpoint_remote ls URL | push PATH URL | fetch URL FOLDER | bring
 """
 
 from __future__ import annotations
@@ -35,6 +35,40 @@ def shown(text: str) -> str:
     return re.sub(r"://[^/\s]*@", "://", text)
 
 
+class Altered(EvenstepError):
+    """A checkpoint there has other bytes than its manifest says."""
+
+
+def _is_whole(folder: Path, manifest: dict[str, Any]) -> bool:
+    """Whether the folder is that checkpoint, every checksum compared."""
+    try:
+        if read_manifest(folder) != manifest:
+            return False
+        verify(folder, manifest)
+    except EvenstepError:
+        return False
+    return True
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sync(folder: Path) -> None:
+    """Its files, then itself: a power cut after its rename leaves no half of it."""
+    for path in folder.iterdir():
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    _sync_folder(folder)
+
+
 class Stored(NamedTuple):
     """A whole checkpoint at the other place."""
 
@@ -52,6 +86,10 @@ class Stored(NamedTuple):
         return str(self.manifest["state"].get("lineage", ""))
 
 
+# What is no folder, or another's.
+_NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
+
+
 class Remote:
     """A folder of checkpoints at another place."""
 
@@ -64,6 +102,8 @@ class Remote:
             raise EvenstepError(
                 f"{shown(f'{url}: {error}')}\n  fix: install fsspec's driver for it beside torch, such as s3fs for s3://, gcsfs for gs://"
             ) from None
+        except Exception as error:  # drivers have errors of their own
+            raise EvenstepError(shown(f"{url}: {type(error).__name__}: {error}")) from None
         self.url = shown(url.rstrip("/"))
         self._root = root.rstrip("/")
 
@@ -72,27 +112,34 @@ class Remote:
         return EvenstepError(shown(f"{self.url}: {what}: {type(error).__name__}: {error}"))
 
     def _look(self, name: str) -> dict[str, Any] | None:
-        """The manifest of a checkpoint that is whole by its own checksum and by the sizes of its files."""
+        """The manifest of a checkpoint that is whole by its own checksum and by the sizes of its files; None: there is none.
+        A place that does not answer raises what its driver says: an older one is not to be taken for that."""
         try:
             manifest = parse_manifest(Path(name) / MANIFEST, self._files.cat_file(f"{self._root}/{name}/{MANIFEST}"))
             sizes = {
                 entry["name"].rpartition("/")[2]: entry["size"]
                 for entry in self._files.ls(f"{self._root}/{name}", detail=True)
             }
-        except (EvenstepError, OSError, ValueError, KeyError):
+        except (EvenstepError, ValueError, KeyError, *_NOT_THERE):
             return None
         return manifest if all(sizes.get(e["name"]) == e["bytes"] for e in manifest["files"]) else None
+
+    def _manifest(self, name: str) -> dict[str, Any] | None:
+        try:
+            return self._look(name)
+        except Exception as error:
+            raise self._failed(f"{name} cannot be read", error) from None
 
     def whole(self) -> list[Stored]:
         """The whole ones, newest first."""
         try:
             self._files.invalidate_cache()
             names = [place.rstrip("/").rpartition("/")[2] for place in self._files.ls(self._root, detail=False)]
+            found = [(name, self._look(name)) for name in names if not name.endswith(PARTIAL)]
         except FileNotFoundError:
             return []
         except Exception as error:  # drivers have errors of their own
             raise self._failed("cannot be listed", error) from None
-        found = [(name, self._look(name)) for name in names if not name.endswith(PARTIAL)]
         return sorted((Stored(m["created"], name, m) for name, m in found if m is not None), reverse=True, key=_newest)
 
     def put(self, folder: Path) -> None:
@@ -113,36 +160,66 @@ class Remote:
             self._files.invalidate_cache()
         except Exception as error:
             raise self._failed(f"{folder.name} was not uploaded", error) from None
-        if self._look(folder.name) != manifest:
+        if self._manifest(folder.name) != manifest:
             raise EvenstepError(f"{self.url}: {folder.name} is not whole there after its upload")
 
     def fetch(self, name: str, into: Path) -> Path:
-        """Downloads a checkpoint; one of that name that is here, and the same, is taken."""
-        target, partial = into / name, into / f"{name}{PARTIAL}"
-        manifest = self._look(name)
+        """Downloads a checkpoint; one of that name that is here, and the same, is taken. What lies here under its name, and
+        is damaged, is replaced; another checkpoint is an error."""
+        target = into / name
+        manifest = self._manifest(name)
         if manifest is None:
             raise EvenstepError(f"{self.url}/{name} is no whole checkpoint")
-        if target.exists():
-            if read_manifest(target) == manifest:
-                verify(target, manifest)
-                return target
+        if not target.exists():
+            return self._download(name, target)
+        if read_manifest(target) != manifest:
             raise EvenstepError(
                 f"{target} is another checkpoint than {self.url}/{name}\n  fix: fetch into another folder"
             )
-        into.mkdir(parents=True, exist_ok=True)
+        if not _is_whole(target, manifest):
+            return self._download(name, target)
+        return target
+
+    def fetch_beside(self, name: str, into: Path, manifest: dict[str, Any]) -> Path:
+        """The same, where another checkpoint may have that name here: then under one of its own."""
+        try:
+            taken = (into / name).exists() and read_manifest(into / name) != manifest
+        except EvenstepError:  # it stays: `ckpt repair` may want it
+            taken = True
+        if not taken:
+            return self.fetch(name, into)
+        target = into / f"{name}-{manifest['manifest_checksum']}"
+        return target if _is_whole(target, manifest) else self._download(name, target)
+
+    def _download(self, name: str, target: Path) -> Path:
+        """To `target`, which it gets only when it is whole; what was there goes then."""
+        partial, old = (target.with_name(f"{target.name}{word}{PARTIAL}") for word in ("", ".damaged"))
+        target.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         try:
-            for file in (*(entry["name"] for entry in manifest["files"]), MANIFEST):
-                self._files.get_file(f"{self._root}/{name}/{file}", os.fspath(partial / file))
-            verify(partial, read_manifest(partial))
+            self._files.get_file(f"{self._root}/{name}/{MANIFEST}", os.fspath(partial / MANIFEST))
+            manifest = read_manifest(partial)
+            for entry in manifest["files"]:
+                self._files.get_file(f"{self._root}/{name}/{entry['name']}", os.fspath(partial / entry["name"]))
+            try:
+                verify(partial, manifest)
+            except EvenstepError as error:
+                what = str(error).partition("\n")[0].partition(" is damaged: ")[2]
+                raise Altered(f"{self.url}/{name} is damaged: {what}") from None
+            _sync(partial)
+            if target.exists():
+                shutil.rmtree(old, ignore_errors=True)
+                target.rename(old)
             partial.rename(target)
+            _sync_folder(target.parent)
         except EvenstepError:
             raise
         except Exception as error:
             raise self._failed(f"{name} could not be fetched", error) from None
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
         return target
 
     def remove(self, name: str) -> None:
@@ -169,16 +246,91 @@ def _newest(one: Stored) -> tuple[str, int, str]:
     return one.created, one.step, one.name
 
 
+def _exactly(url: str) -> tuple[Remote, Stored] | None:
+    """The checkpoint at `url` itself, where there is one."""
+    parent, _, name = url.rstrip("/").rpartition("/")
+    if parent.endswith(":/"):
+        return None
+    try:
+        above = Remote(parent)
+        manifest = above._look(name)
+    except Exception:  # what is above need not be open to us; where nothing answers its own listing says so
+        return None
+    return None if manifest is None else (above, Stored(manifest["created"], name, manifest))
+
+
 def fetch_newest(url: str, into: Path) -> Path:
     """The checkpoint at `url`, or the newest whole one in it."""
-    parent, _, name = url.rstrip("/").rpartition("/")
-    if not parent.endswith(":/") and (above := Remote(parent))._look(name) is not None:
-        return above.fetch(name, into)
+    if (one := _exactly(url)) is not None:
+        return one[0].fetch(one[1].name, into)
     remote = Remote(url)
     found = remote.whole()
     if not found:
         raise EvenstepError(f"{remote.url} holds no whole checkpoint")
     return remote.fetch(found[0].name, into)
+
+
+class Wish(NamedTuple):
+    """Which checkpoint an agent wants (src/orchestrator/agent.h has what its members say)."""
+
+    url: str
+    folder: str
+    after: str = ""
+    job: str = ""
+    lineage: str = ""
+    until: str = ""
+
+    def takes(self, one: Stored) -> bool:
+        state = one.manifest["state"]
+        if one.created <= self.after:
+            return False
+        if not self.job or state.get("job") == self.job:
+            return True
+        return bool(self.lineage) and one.lineage == self.lineage and one.created <= self.until
+
+
+def bring(wish: Wish, tell: Callable[[str], None]) -> Path | None:
+    """The newest whole one that is wanted, brought to the wish's folder; None where there is none.
+
+    What is whole by its sizes and damaged all the same is passed over, and told. Raises EvenstepError where the place does
+    not answer, or all that was wanted is damaged.
+    """
+    url, into = wish.url, Path(wish.folder)
+    damage: Altered | None = None
+    if (one := _exactly(url)) is not None:
+        found = [one]
+    else:
+        remote = Remote(url)
+        found = [(remote, stored) for stored in remote.whole() if wish.takes(stored)]
+    for place, stored in found:
+        size = sum(entry["bytes"] for entry in stored.manifest["files"])
+        tell(f"{stored.name} ({size / 1e6:,.1f} MB) is fetched from {place.url}")
+        try:
+            return place.fetch_beside(stored.name, into, stored.manifest)
+        except Altered as error:
+            tell(f"passed over: {error}")
+            damage = damage or error
+    if damage is not None:
+        raise Altered(f"{shown(url)}: none of the {len(found)} checkpoints there is whole: {damage}")
+    return None
+
+
+def _answer_agent() -> int:
+    """One request in a line of JSON, from `evenstep run`; notices and an answer, each in one."""
+
+    def say(**what: Any) -> None:
+        print(json.dumps(what), flush=True)
+
+    with os.fdopen(int(os.environ["EVENSTEP_REQUESTS_FD"]), encoding="utf-8") as requests:
+        wish = Wish(**json.loads(requests.readline()))
+    try:
+        path = bring(wish, lambda text: say(notice=text))
+    except EvenstepError as error:
+        what, _, fix = str(error).partition("\n  fix: ")
+        say(what=what, fix=fix, code=6 if isinstance(error, Altered) else 3)
+        return 1
+    say(text="", report="" if path is None else os.fspath(path))
+    return 0
 
 
 class Uploads:
@@ -241,6 +393,8 @@ class Uploads:
 
 
 def main(words: list[str]) -> int:
+    if words == ["bring"]:
+        return _answer_agent()
     try:
         if len(words) == 2 and words[0] == "ls":
             answer: Any = [{"name": s.name, "created": s.created, "step": s.step} for s in Remote(words[1]).whole()]

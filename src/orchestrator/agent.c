@@ -3,15 +3,14 @@
 
 #include "base/alloc.h"
 #include "base/fail.h"
-#include "checkpoint/reader.h"
 #include "orchestrator/adopt.h"
 #include "orchestrator/copies.h"
 #include "orchestrator/elastic.h"
 #include "orchestrator/estate.h"
 #include "orchestrator/hangs.h"
-#include "orchestrator/host_memory.h"
 #include "orchestrator/job.h"
 #include "orchestrator/remote.h"
+#include "orchestrator/resume.h"
 #include "orchestrator/succession.h"
 #include "os/descriptors.h"
 #include "os/file.h"
@@ -136,123 +135,6 @@ static even_status report_ends(even_job *job, even_fault_facts *ends, size_t *cu
   return EVEN_OK;
 }
 
-/* When a checkpoint was made and, where `lineage` is not NULL, of which training it is ("": it does not say). */
-static even_status read_origin(const char *path, even_text *created, even_text *lineage) {
-  even_checkpoint_info info;
-  even_text_clear(created);
-  even_status status = even_checkpoint_inspect(path, &info);
-  if (status == EVEN_OK) {
-    even_text_add(created, info.created);
-    status = even_text_status(created);
-  }
-  if (status == EVEN_OK && lineage != NULL) {
-    const char *name = json_string_value(json_object_get(info.state, "lineage"));
-    even_text_clear(lineage);
-    even_text_add(lineage, name == NULL ? "" : name);
-    status = even_text_status(lineage);
-  }
-  even_checkpoint_info_free(&info);
-  return status;
-}
-
-static bool resumes_by_itself(const even_job *job) {
-  return job->params->resume != NULL && strcmp(job->params->resume, "auto") == 0;
-}
-
-/* What does not say who wrote it and lies in the folder before the job starts is another training's, or one that the
- * user chose to go back behind: a restart must not go on from it. With --resume auto it is this training's. */
-static even_status find_foreign(even_job *job) {
-  char *path = NULL;
-  if (job->params->checkpoint_folder == NULL || resumes_by_itself(job)) {
-    return EVEN_OK;
-  }
-  EVEN_TRY(even_checkpoint_find_newest(job->params->checkpoint_folder, false, &path));
-  even_status status = path == NULL ? EVEN_OK : read_origin(path, &job->foreign, NULL);
-  even_free(path);
-  return status;
-}
-
-/* Whether a restart may go on from it. Other jobs may write into the same folder meanwhile, so the job's own is what
- * names the job; with --resume auto, also what its training had before. */
-bool even_job_owns(const even_job *job, const even_checkpoint_info *info) {
-  const char *writer = json_string_value(json_object_get(info->state, "job"));
-  const char *lineage = json_string_value(json_object_get(info->state, "lineage"));
-  if (writer != NULL && strcmp(writer, job->id) == 0) {
-    return true;
-  }
-  /* times of one form, so that their order is that of the letters */
-  if (lineage == NULL) { /* not by es.checkpoint */
-    return writer == NULL && strcmp(info->created, even_text_string(&job->foreign)) > 0;
-  }
-  return job->began.length > 0 && strcmp(lineage, even_text_string(&job->lineage)) == 0 &&
-         strcmp(info->created, even_text_string(&job->began)) <= 0;
-}
-
-static bool is_own(const void *context, const even_checkpoint_info *info) {
-  return even_job_owns(context, info);
-}
-
-/* A training of which something is left, none of it whole, is not quietly begun anew. */
-static even_status refuse_all_damaged(const even_job *job, const even_names *damaged) {
-  (void)even_fail(EVEN_ERR_CORRUPT, "--resume auto: none of the %zu checkpoints in %s can be read whole: %s",
-                  damaged->count, job->params->checkpoint_folder, damaged->items[0]);
-  return even_error_fix(
-      "`evenstep ckpt verify` names every damage; --resume PATH goes on from a checkpoint elsewhere, without --resume "
-      "training begins anew");
-}
-
-/* The newest whole checkpoint, every checksum compared: the ranks read it next anyway, from memory then. */
-static even_status find_newest(even_job *job, bool restart) {
-  char *path = NULL;
-  const char *folders[2];
-  size_t count = 0;
-  even_names damaged = {NULL, 0};
-  if (job->params->checkpoint_folder != NULL) {
-    folders[count++] = job->params->checkpoint_folder;
-  }
-  if (restart && job->params->memory != NULL) {
-    folders[count++] = even_text_string(&job->params->memory->folder);
-  }
-  even_status status = even_checkpoint_find_whole_of(folders, count, restart ? is_own : NULL, job, &damaged, &path);
-  bool refuse = status == EVEN_OK && path == NULL && damaged.count > 0 && !restart;
-  for (size_t i = refuse ? 1 : 0; i < damaged.count; i++) {
-    even_job_notice(job, "passed over: %s", damaged.items[i]);
-  }
-  if (refuse) {
-    status = refuse_all_damaged(job, &damaged);
-  }
-  even_names_free(&damaged);
-  if (status == EVEN_OK && path != NULL && !restart) {
-    status = read_origin(path, &job->began, &job->lineage);
-  }
-  if (status == EVEN_OK && path != NULL) {
-    status = even_path_absolute(path, &job->resume);
-  }
-  even_free(path);
-  return status;
-}
-
-static even_status find_resume(even_job *job, bool restart) {
-  const char *wish = job->params->resume;
-  bool named = wish != NULL && !resumes_by_itself(job);
-  even_checkpoint_info info;
-  even_text_clear(&job->resume);
-  if (restart || (wish != NULL && !named)) {
-    EVEN_TRY(find_newest(job, restart));
-  }
-  if (job->resume.length > 0 || !named) {
-    return EVEN_OK;
-  }
-  even_status status =
-      even_checkpoint_inspect(wish, &info); /* the user's, and still the newest where none was written */
-  even_checkpoint_info_free(&info);
-  return status == EVEN_OK ? even_path_absolute(wish, &job->resume) : status;
-}
-
-static const char *where(const even_job *job) {
-  return even_host_memory_has(job->params->memory, even_text_string(&job->resume)) ? " (in memory)" : "";
-}
-
 /* After a failed attempt: whether to start again, and from where. */
 static even_status plan_restart(even_job *job, const even_fault_facts *culprit, bool *again) {
   even_text before = EVEN_TEXT_EMPTY;
@@ -266,7 +148,7 @@ static even_status plan_restart(even_job *job, const even_fault_facts *culprit, 
   even_text_add(&before, even_text_string(&job->resume));
   even_status status = even_text_status(&before);
   if (status == EVEN_OK) {
-    status = find_resume(job, true);
+    status = even_job_find_resume(job, true);
   }
   bool progress = strcmp(even_text_string(&before), even_text_string(&job->resume)) != 0;
   even_text_free(&before);
@@ -282,13 +164,13 @@ static even_status plan_restart(even_job *job, const even_fault_facts *culprit, 
   job->attempt++;
   even_job_notice(job, "restart %d of %d from %s%s", job->attempt - job->planned, job->params->max_restarts,
                   job->resume.length > 0 ? job->resume.data : "the beginning: there is no whole checkpoint of it",
-                  where(job));
+                  even_job_resume_place(job));
   return EVEN_OK;
 }
 
 /* All ranks have saved their state, for the hosts to change. */
 static even_status plan_change(even_job *job) {
-  EVEN_TRY(find_resume(job, true));
+  EVEN_TRY(even_job_find_resume(job, true));
   job->attempt++;
   job->planned++;
   even_job_notice(job, "the hosts change: the job goes on from %s",
@@ -408,11 +290,11 @@ static even_status make_room(even_job *job) {
 /* With another leader's job, as after any failure of a host. */
 static even_status go_on(even_job *job) {
   EVEN_TRY(even_estate_take(job->params->estate, job));
-  EVEN_TRY(find_resume(job, true));
+  EVEN_TRY(even_job_find_resume(job, true));
   even_job_notice(job, "this host leads now (generation %llu): restart %d of %d from %s%s",
                   (unsigned long long)job->params->estate->generation, job->attempt, job->params->max_restarts,
                   job->resume.length > 0 ? job->resume.data : "the beginning: there is no whole checkpoint of it",
-                  where(job));
+                  even_job_resume_place(job));
   return EVEN_OK;
 }
 
@@ -425,8 +307,8 @@ static even_status find_beginning(even_job *job) {
     return go_on(job);
   }
   EVEN_TRY(even_random_hex(job->id, 32));
-  EVEN_TRY(find_foreign(job));
-  return find_resume(job, false);
+  EVEN_TRY(even_job_find_foreign(job));
+  return even_job_find_resume(job, false);
 }
 
 even_status even_job_open(even_job *job) {
@@ -477,6 +359,7 @@ void even_job_close(even_job *job) {
   even_text_free(&job->foreign);
   even_text_free(&job->lineage);
   even_text_free(&job->began);
+  even_text_free(&job->fetched);
 }
 
 static even_status open_and_run(even_job *job, even_status opened, int *exit_code) {

@@ -45,6 +45,25 @@ typedef struct even_agent_observer {
   void (*notice)(void *context, const char *text);
 } even_agent_observer;
 
+/* What is asked for of the place where checkpoints are kept elsewhere. No string is NULL but `url`. */
+typedef struct even_agent_wish {
+  const char *url;     /* NULL: of where the job uploads its own */
+  const char *folder;  /* where it is to be put */
+  const char *after;   /* only one that was made later; "": any */
+  const char *job;     /* only one that this job wrote ("": anybody), */
+  const char *lineage; /* or that is of this training, */
+  const char *until;   /* and was made by then */
+} even_agent_wish;
+
+typedef struct even_agent_elsewhere {
+  void *context;
+  bool kept; /* whether the job uploads its checkpoints */
+  /* Brings the newest whole checkpoint that was asked for, every checksum compared, and says where it is now: *path
+   * (free with even_free), NULL where there is none. Damaged ones there are passed over, and named. Secrets of the URL
+   * are in no message. Errors: EVEN_ERR_INTERRUPTED, else why nothing can be fetched. */
+  even_status (*fetch)(void *context, const even_agent_wish *wish, char **path);
+} even_agent_elsewhere;
+
 typedef struct even_agent_params {
   size_t size;                     /* sizeof(even_agent_params) */
   const even_device_list *devices; /* one a rank */
@@ -84,8 +103,9 @@ typedef struct even_agent_params {
    * went on with; of those that name neither a job nor a training, the ones made since the job began. */
   const char *checkpoint_folder;
   /* NULL: start anew; "auto": newest whole checkpoint, if any (EVEN_ERR_CORRUPT where all are damaged or cannot be
-   * read); else its path (whose checksums the caller has compared) */
+   * read); a URL: fetched from there; else its path (whose checksums the caller has compared) */
   const char *resume;
+  even_agent_elsewhere elsewhere;
   /* The other hosts of the job, in order (hosts.h); their devices follow this host's in `devices`. NULL: there are
    * none. */
   struct even_hosts *hosts;

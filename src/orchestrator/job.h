@@ -92,6 +92,7 @@ typedef struct even_job {
   even_text foreign;
   even_text lineage; /* with --resume auto: of the checkpoint that the job began from, */
   even_text began;   /* and when that was made; empty: it began anew */
+  even_text fetched; /* with --resume URL: where that was put; empty: nowhere yet */
   even_job_stage stage;
   uint64_t deadline_ns;        /* of the stage */
   int *snapshots;              /* of each rank of the attempt: the memory of its checkpoints, -1: none */

@@ -63,3 +63,12 @@ void even_host_name(char *out, size_t bytes) {
   out[length] = '\0';
   even_text_free(&text);
 }
+
+bool even_path_is_url(const char *path) {
+  size_t scheme = 0;
+  while ((path[scheme] >= 'a' && path[scheme] <= 'z') || (path[scheme] >= 'A' && path[scheme] <= 'Z') ||
+         (path[scheme] >= '0' && path[scheme] <= '9') || path[scheme] == '+') {
+    scheme++;
+  }
+  return scheme > 0 && strncmp(path + scheme, "://", 3) == 0;
+}

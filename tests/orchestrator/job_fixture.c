@@ -116,6 +116,7 @@ even_status job_fixture_run(job_fixture *job, const char *script, int *exit_code
                                     .restart_hung = job->restart_hung,
                                     .checkpoint_folder = job->checkpoints,
                                     .resume = job->resume,
+                                    .elsewhere = job->elsewhere,
                                     .observer = {.context = job,
                                                  .attempt = on_attempt,
                                                  .rank_started = on_started,

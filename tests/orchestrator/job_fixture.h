@@ -21,6 +21,7 @@ typedef struct job_fixture {
   pid_t pids[2];
   double *quota;
   const char *resume;
+  even_agent_elsewhere elsewhere;
   int max_restarts;
   bool restart_always;
   double hang_seconds;
