@@ -14,37 +14,21 @@ from __future__ import annotations
 import argparse
 import os
 import pathlib
-import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 
-from heading import print_heading
+from heading import add_program, found_program, print_heading
+from small_job import SETUP
 
-SCRIPT = """
-import os, pathlib, sys, time
-import torch
-import evenstep as es
-
-torch.set_num_threads(1)
-torch.manual_seed(0)
-data = torch.utils.data.TensorDataset(torch.randn(4096, 32), torch.randn(4096, 8))
-model = torch.nn.Sequential(torch.nn.Linear(32, 256), torch.nn.Tanh(), torch.nn.Linear(256, 8))
-optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-model, optimizer, loader = es.prepare(model, optimizer, torch.utils.data.DataLoader(data, batch_size=64, shuffle=True))
-pause, folder, first = float(sys.argv[1]) / 1e3, pathlib.Path(sys.argv[2]), None
+SCRIPT = f"""{SETUP}
+pause, folder, first = float(sys.argv[1]), pathlib.Path(sys.argv[2]), None
 moved = os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
 while not (moved and first is not None and es.step() >= first + 10):
     for batch in loader:
-        optimizer.zero_grad()
-        loss = torch.nn.functional.mse_loss(model(batch[0]), batch[1])
-        end = time.perf_counter() + pause  # the time of a larger model, at work
-        while time.perf_counter() < end:
-            pass
-        loss.backward()
-        optimizer.step()
+        step(batch, pause)
         first = es.step() if first is None else first
         if es.is_main():
             with open(folder / "steps", "a") as file:
@@ -132,11 +116,9 @@ def main() -> None:
     parser.add_argument("--drains", type=int, default=5)
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--step-ms", type=float, default=20)
-    parser.add_argument("--program", default=os.environ.get("EVENSTEP_PROGRAM") or shutil.which("evenstep"))
+    add_program(parser)
     options = parser.parse_args()
-    if options.program is None:
-        sys.exit("no evenstep program: --program PATH")
-    options.program = str(pathlib.Path(options.program).resolve())
+    options.program = found_program(options)
     print_heading(f"drain_bench: {options.ranks} ranks on each of two hosts, steps of {options.step_ms:g} ms")
     took: dict[str, list[tuple[float, float]]] = {"started first": [], "--cold": []}
     with tempfile.TemporaryDirectory() as folder:

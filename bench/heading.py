@@ -1,10 +1,12 @@
-"""What stands above every result: when, on what, with what."""
+"""What stands above every result: when, on what, with what; and the program that is measured."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import pathlib
 import platform
+import shutil
 import sys
 import time
 
@@ -35,3 +37,15 @@ def print_heading(title: str) -> None:
     for name, value in heading().items():
         print(f"  {name:9} {value}")
     print()
+
+
+def add_program(parser: argparse.ArgumentParser) -> None:
+    """--program PATH, without which the one of the environment or of PATH is meant: look at it with `found_program`."""
+    parser.add_argument("--program", default=os.environ.get("EVENSTEP_PROGRAM") or shutil.which("evenstep"))
+
+
+def found_program(options: argparse.Namespace) -> str:
+    """Its path, that holds in any folder; ends the process where there is none."""
+    if options.program is None:
+        sys.exit("no evenstep program: --program PATH")
+    return str(pathlib.Path(options.program).resolve())

@@ -15,7 +15,6 @@ import os
 import pathlib
 import random
 import re
-import shutil
 import statistics
 import subprocess
 import sys
@@ -24,20 +23,11 @@ import time
 from collections.abc import Iterator
 
 import torch
+from heading import add_program, found_program
+from small_job import SETUP
 
-SCRIPT = """
-import os, sys, time
-import torch
-import evenstep as es
-
-torch.set_num_threads(1)
-torch.set_default_dtype(torch.float64)
-torch.manual_seed(0)
-data = torch.utils.data.TensorDataset(torch.randn(4096, 32), torch.randn(4096, 8))
-model = torch.nn.Sequential(torch.nn.Linear(32, 256), torch.nn.Tanh(), torch.nn.Linear(256, 8))
-optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-model, optimizer, loader = es.prepare(model, optimizer, torch.utils.data.DataLoader(data, batch_size=64, shuffle=True))
-seen, pause = 0, float(sys.argv[1]) / 1e3
+SCRIPT = f"""{SETUP}
+seen, pause = 0, float(sys.argv[1])
 print("trains", os.environ["RANK"], os.getpid(), flush=True)
 while es.step() < int(sys.argv[2]):
     for batch in loader:
@@ -45,13 +35,7 @@ while es.step() < int(sys.argv[2]):
         if recovery is not None and recovery.number > seen:
             seen = recovery.number
             print("again", seen, len(recovery.members), time.monotonic_ns(), flush=True)
-        optimizer.zero_grad()
-        loss = torch.nn.functional.mse_loss(model(batch[0]), batch[1])
-        end = time.perf_counter() + pause  # the time of a larger model, at work
-        while time.perf_counter() < end:
-            pass
-        loss.backward()
-        optimizer.step()
+        step(batch, pause)
         if es.step() >= int(sys.argv[2]):
             break
 if es.is_main():
@@ -148,11 +132,9 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=10.0)
     parser.add_argument("--steps", type=int, default=250)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--program", default=os.environ.get("EVENSTEP_PROGRAM") or shutil.which("evenstep") or "evenstep"
-    )
+    add_program(parser)
     options = parser.parse_args()
-    options.program = str(pathlib.Path(options.program).resolve())
+    options.program = found_program(options)
     chance = random.Random(options.seed)
     took: list[float] = []
     far = 0.0

@@ -16,14 +16,13 @@ import os
 import pathlib
 import random
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
 
 import torch
-from heading import print_heading
+from heading import add_program, found_program, print_heading
 from recovery_bench import SCRIPT, describe
 from shaped_hosts import ShapedHosts, missing
 
@@ -86,11 +85,9 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=30.0)
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--program", default=os.environ.get("EVENSTEP_PROGRAM") or shutil.which("evenstep") or "evenstep"
-    )
+    add_program(parser)
     options = parser.parse_args()
-    options.program = str(pathlib.Path(options.program).resolve())
+    options.program = found_program(options)
     if why := missing():
         sys.exit(f"lost hosts were not measured: {why}")
     print_heading("A host is lost (network namespaces on one machine): when do as many ranks as before compute again?")

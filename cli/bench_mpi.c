@@ -32,6 +32,16 @@ static void allow_any_user(void) {
   (void)setenv("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe", 1);
 }
 
+/* Ranks that have no mpi4py say so, instead of figures. */
+static void look_for_refusal(json_t **out, char *note, size_t note_bytes) {
+  const char *missing = json_string_value(json_object_get(*out, "missing"));
+  if (missing != NULL) {
+    (void)snprintf(note, note_bytes, "%s", missing);
+    json_decref(*out);
+    *out = NULL;
+  }
+}
+
 /* Its JSON, on the one line that begins like it; what MPI itself prints is passed over. */
 static void hear(even_dialogue *dialogue, json_t **out, char *note, size_t note_bytes) {
   for (;;) {
@@ -44,6 +54,7 @@ static void hear(even_dialogue *dialogue, json_t **out, char *note, size_t note_
     if (status == EVEN_OK && line[0] == '{') {
       status = even_json_parse("MPI's figures", line, strlen(line), out);
       if (status == EVEN_OK) {
+        look_for_refusal(out, note, note_bytes);
         return;
       }
     }

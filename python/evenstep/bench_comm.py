@@ -185,8 +185,11 @@ def mpi_ways(collective: str, world: Any, size: int) -> dict[str, Call]:
 
 
 def measure_mpi(options: argparse.Namespace) -> None:
-    from mpi4py import MPI
-
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:  # none, or one that finds no MPI
+        print(json.dumps({"missing": f"no mpi4py for {sys.executable} ({str(error).splitlines()[0]})"}))
+        return
     world = MPI.COMM_WORLD
     rows = []
     for size in map(int, options.sizes.split(",")):

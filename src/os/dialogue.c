@@ -159,17 +159,29 @@ even_status even_dialogue_hear(even_dialogue *dialogue, int64_t timeout_ms, cons
   }
 }
 
+/* Launchers draw lines of dashes around what they say. */
+static bool says_something(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || ((unsigned char)c & 0x80) != 0;
+}
+
 void even_dialogue_complaint(const even_dialogue *dialogue, char *out, size_t size) {
   const char *text = even_text_string(&dialogue->complaint);
-  size_t end = strlen(text);
-  while (end > 0 && (text[end - 1] == '\n' || text[end - 1] == ' ')) {
+  size_t last = strlen(text);
+  while (last > 0 && !says_something(text[last - 1])) {
+    last--;
+  }
+  size_t end = last;
+  while (text[end] != '\n' && text[end] != '\0') {
+    end++;
+  }
+  while (end > last && text[end - 1] == ' ') {
     end--;
   }
-  size_t start = end;
+  size_t start = last;
   while (start > 0 && text[start - 1] != '\n') {
     start--;
   }
-  (void)snprintf(out, size, "%.*s", (int)(end - start), text + start);
+  (void)snprintf(out, size, "%.*s", last == 0 ? 0 : (int)(end - start), text + start);
 }
 
 void even_dialogue_end(even_dialogue *dialogue) {

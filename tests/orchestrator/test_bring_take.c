@@ -228,14 +228,10 @@ static bool is_there(const char *name, uint64_t *links) {
   return there;
 }
 
-/* Two checkpoints of which one file is the same: it is not sent again, and the newer one keeps it when the older
- * goes. */
-static void memory_has_the_newest_and_what_has_not_changed_is_not_sent(void **state) {
-  uint64_t links = 0;
-  (void)state;
+/* The first checkpoint, "one", whole to this host's memory: the first question. */
+static void bring_one(void) {
   assert_int_equal(setenv("EVENSTEP_MEMORY_DIR", scratch, 1), 0);
   assert_int_equal(save_two(scratch_path("one"), 1, 2), EVEN_OK);
-  assert_int_equal(save_two(scratch_path("two"), 1, 3), EVEN_OK);
   open_take();
   ask_memory(1, scratch_path("one"));
   assert_non_null(strstr(said.data, "\"holds\":false")); /* though its path is seen here */
@@ -243,6 +239,15 @@ static void memory_has_the_newest_and_what_has_not_changed_is_not_sent(void **st
   send_file(EVEN_BRING_FILES + 1, scratch_path("one"), "model.safetensors");
   send_file(EVEN_BRING_FILES + 2, scratch_path("one"), "optimizer.safetensors");
   await_words(2);
+}
+
+/* Two checkpoints of which one file is the same: it is not sent again, and the newer one keeps it when the older
+ * goes. */
+static void memory_has_the_newest_and_what_has_not_changed_is_not_sent(void **state) {
+  uint64_t links = 0;
+  (void)state;
+  bring_one();
+  assert_int_equal(save_two(scratch_path("two"), 1, 3), EVEN_OK);
   assert_non_null(strstr(said.data, "\"holds\":true"));
   assert_true(is_there("one", &links));
   ask_memory(2, scratch_path("two"));
@@ -263,15 +268,8 @@ static void memory_has_the_newest_and_what_has_not_changed_is_not_sent(void **st
 static void a_torn_copy_leaves_the_one_before(void **state) {
   uint64_t links = 0;
   (void)state;
-  assert_int_equal(setenv("EVENSTEP_MEMORY_DIR", scratch, 1), 0);
-  assert_int_equal(save_two(scratch_path("one"), 1, 2), EVEN_OK);
+  bring_one();
   assert_int_equal(save_two(scratch_path("two"), 3, 4), EVEN_OK);
-  open_take();
-  ask_memory(1, scratch_path("one"));
-  send_file(EVEN_BRING_FILES, scratch_path("one"), EVEN_CHECKPOINT_MANIFEST);
-  send_file(EVEN_BRING_FILES + 1, scratch_path("one"), "model.safetensors");
-  send_file(EVEN_BRING_FILES + 2, scratch_path("one"), "optimizer.safetensors");
-  await_words(2);
   for (int files = 0; files < 3; files++) {
     uint64_t serial = (uint64_t)files + 2;
     ask_memory(serial, scratch_path("two"));
@@ -297,15 +295,8 @@ static void a_torn_copy_leaves_the_one_before(void **state) {
 static void a_damaged_file_is_not_shared_for_ever(void **state) {
   char path[256];
   (void)state;
-  assert_int_equal(setenv("EVENSTEP_MEMORY_DIR", scratch, 1), 0);
-  assert_int_equal(save_two(scratch_path("one"), 1, 2), EVEN_OK);
+  bring_one();
   assert_int_equal(save_two(scratch_path("two"), 1, 3), EVEN_OK);
-  open_take();
-  ask_memory(1, scratch_path("one"));
-  send_file(EVEN_BRING_FILES, scratch_path("one"), EVEN_CHECKPOINT_MANIFEST);
-  send_file(EVEN_BRING_FILES + 1, scratch_path("one"), "model.safetensors");
-  send_file(EVEN_BRING_FILES + 2, scratch_path("one"), "optimizer.safetensors");
-  await_words(2);
   (void)snprintf(path, sizeof path, "%s/one/model.safetensors", even_text_string(&kept.host->folder));
   FILE *file = fopen(path, "r+b");
   assert_non_null(file);

@@ -82,12 +82,14 @@ static void the_complaint_is_its_last_word(void **state) {
   even_dialogue dialogue;
   char words[64];
   (void)state;
-  assert_int_equal(start("echo 'warning' >&2; echo 'it is broken' >&2; exec 2>&-; echo done; exit 3", &dialogue),
+  assert_int_equal(start("echo 'warning' >&2; echo 'it is broken: (1).  ' >&2; echo '-----' >&2; echo >&2; exec 2>&-; "
+                         "echo done; exit 3",
+                         &dialogue),
                    EVEN_OK);
   while (hear(&dialogue) != NULL) {
   }
   even_dialogue_complaint(&dialogue, words, sizeof words);
-  assert_string_equal(words, "it is broken");
+  assert_string_equal(words, "it is broken: (1).");
   even_dialogue_end(&dialogue);
 }
 

@@ -5,6 +5,7 @@ import os
 import pathlib
 import stat
 import subprocess
+import sys
 
 import pytest
 
@@ -48,6 +49,25 @@ def test_measures_beside_its_peers(program, environment, tmp_path, mpirun):
     assert asked[:2] == ["-n", "2"]
     assert asked[-6:] == ["--sizes", "1024", "--collectives", ",".join(ROWS), "--rounds", "1"]
     assert not list(tmp_path.glob("runs/bench-comm*"))
+
+
+def test_ranks_of_mpi_without_mpi4py_say_so(tmp_path):
+    (tmp_path / "mpi4py.py").write_text("raise ImportError('made up')")  # whatever is installed here
+    command = [sys.executable, "-m", "evenstep.bench_comm", "--mpi", "--sizes", "1024"]
+    given = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run(command, env=given, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)["missing"]
+    assert sys.executable in said and "made up" in said
+
+
+def test_what_mpi_lacks_stands_in_the_note(program, environment, tmp_path, mpirun):
+    (mpirun / "mpirun").write_text('#!/bin/sh\necho \'{"missing": "no mpi4py"}\'\n')
+    words = ["bench", "comm", "--sizes", "1K", "--collectives", "all_reduce", "--rounds", "1"]
+    given = {**environment, "PATH": f"{mpirun}:{os.environ['PATH']}"}
+    done = subprocess.run([program, *words], cwd=tmp_path, env=given, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "MPI not measured: no mpi4py\n" in done.stdout
 
 
 @pytest.mark.more
