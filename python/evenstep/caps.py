@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from evenstep._core import Balancer, EvenstepError, memory_caps
 from evenstep.memory import Report
@@ -123,3 +123,33 @@ def _least(given: int | None, learned: int) -> int | None:
 def _hold(caps: Sequence[int | None], batch: int) -> bool:
     known = [cap for cap in caps if cap is not None]
     return len(known) < len(caps) or sum(known) >= batch
+
+
+def after_shortage(
+    given: Sequence[int | None],
+    told: Sequence[tuple[int, int] | None],
+    begins: Callable[[], Sequence[int]],
+    batch: int,
+) -> tuple[list[int | None], str]:
+    """The most samples of each rank where some ran out of memory in attempts before, and in words why that cannot be
+    ("": it can).
+
+    told: of each rank, (samples, of how many in a step), or (0, n): the n-th part of what it would begin with; None: it
+    never ran out. begins: what all would begin with. Where what is left does not hold the batch, nothing is limited: it
+    fails, or fits, as it did.
+    """
+    if not any(told):
+        return list(given), ""
+    first = begins() if any(one is not None and one[0] == 0 for one in told) else []
+    caps = list(given)
+    for rank, one in enumerate(told):
+        if one is not None:
+            most = one[0] * batch // one[1] if one[0] > 0 else first[rank] // one[1]
+            caps[rank] = _least(given[rank], max(1, most))
+    if _hold(caps, batch):
+        return caps, ""
+    ranks = ", ".join(f"rank {rank} {cap}" for rank, cap in enumerate(caps) if cap is not None)
+    return list(given), (
+        f"all ranks ran out of memory before, and less of each does not hold the global batch of {batch} ({ranks}): they begin as "
+        "before\n  fix: a smaller batch_size, accumulation (es.no_sync), or es.Trainer, which makes such steps in pieces"
+    )

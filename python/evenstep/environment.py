@@ -38,6 +38,7 @@ class Environment:
     compression: str = ""
     compression_way: str = ""
     memory_limit: int | None = None  # bytes
+    memory_cap: tuple[int, int] | None = None  # after lack of memory in an attempt before (evenstep.caps)
     on_nonfinite: str = "report"
     check_parameters: int = 100
     on_difference: str = "report"
@@ -107,6 +108,18 @@ def _bytes(variables: Mapping[str, str], name: str) -> int | None:
     return int(value)
 
 
+def _memory_cap(text: str, rank: int) -> tuple[int, int] | None:
+    """Of '0:12/64,3:/2' this rank's: (12, 64), samples of a step; (0, 2), a part of what it would begin with."""
+    for one in text.split(","):
+        whose, _, what = one.partition(":")
+        if whose == str(rank):
+            most, _, of = what.partition("/")
+            if (most or "0").isdigit() and of.isdigit() and int(of) > 0:
+                return int(most or "0"), int(of)
+            raise EvenstepError(f"EVENSTEP_MEMORY_CAPS is {text!r}; it is the agent's, like '0:12/64,3:/2'")
+    return None
+
+
 def _every(variables: Mapping[str, str], name: str, default: int) -> int:
     """Steps; 0: "off"."""
     return 0 if variables.get(name, "") == "off" else _integer(variables, name, default)
@@ -157,6 +170,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         compression=v.get("EVENSTEP_COMPRESSION", ""),
         compression_way=v.get("EVENSTEP_COMPRESSION_WAY", ""),
         memory_limit=_bytes(v, "EVENSTEP_MEMORY_LIMIT"),
+        memory_cap=_memory_cap(v.get("EVENSTEP_MEMORY_CAPS", ""), rank),
         on_nonfinite=_word(v, "EVENSTEP_ON_NONFINITE", ("report", "skip", "stop")),
         check_parameters=_every(v, "EVENSTEP_CHECK_PARAMETERS", 100),
         on_difference=_word(v, "EVENSTEP_ON_DIFFERENCE", ("report", "stop")),

@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +28,7 @@ from evenstep.backward import observe_backward
 from evenstep.batch_adapt import AdaptBatch
 from evenstep.batch_adapting import adapt_asked, adapt_batches, check_adapt
 from evenstep.buffers import BufferSync
+from evenstep.caps import after_shortage
 from evenstep.chaos import spoil_when_asked
 from evenstep.device_places import place_of
 from evenstep.engine import Engine, EngineOptions
@@ -470,8 +472,15 @@ def _prepare_loader(
             "or start fewer ranks"
         )
     if train:
-        everybody = gather_objects(current.group, limits)
+        everybody = gather_objects(current.group, (*limits, environment.memory_cap))
         caps, buckets = [one[0] for one in everybody], [one[1] for one in everybody]
+        if exact is None and schedule is None:  # a rank holds one block at a time there; here the script says it all
+            alike = partial(Shares, policy or environment.policy, current.world_size, batch, environment.speeds)
+            caps, why_not_less = after_shortage(
+                caps, [one[2] for one in everybody], lambda: alike(caps=caps, buckets=buckets).draw(batch), batch
+            )
+            if why_not_less and current.rank == 0:
+                sys.stderr.write(f"evenstep: {why_not_less}\n")
         if not any(known.train for known in current.loaders.values()):
             current.plan = _plan(current, batch, caps, buckets)
         _watch_memory(current)

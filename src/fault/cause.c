@@ -231,6 +231,16 @@ bool even_fault_is_secondary(const even_fault_facts *facts) {
   return find(facts, &traceback) && even_traceback_blames(&traceback) != EVEN_BLAME_OWN;
 }
 
+bool even_fault_is_of_memory(const even_fault_facts *facts) {
+  even_traceback traceback;
+  if (facts->out_of_memory) {
+    return true;
+  }
+  return facts->lost == NULL && !facts->stopped_by_agent && facts->signal == 0 && facts->code != 0 &&
+         find(facts, &traceback) && even_traceback_blames(&traceback) == EVEN_BLAME_OWN &&
+         even_traceback_is_of_memory(&traceback);
+}
+
 /* Whether the failure names the process that went away (src/comm does, torch's Gloo does not), and it is not this. */
 static bool names_another(const even_fault_facts *failed, long pid) {
   static const char lead[] = "(process ";

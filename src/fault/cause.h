@@ -30,6 +30,8 @@ typedef struct even_fault_facts {
   bool steps_known;
   uint64_t steps; /* made before it ended, since the start of training */
   uint64_t peak_memory_bytes;
+  uint32_t samples;  /* of its last step, 0: it made none, */
+  uint32_t batch;    /* in which all ranks had so many */
   const char *error; /* its last output to stderr, any bytes */
   size_t error_length;
   const char *output; /* to stdout */
@@ -39,6 +41,9 @@ typedef struct even_fault_facts {
 /* The cause as one line, "rank 1 (cpu:1 on host, process 77) …", and the lines of its output that show it ("" when it
  * ended well). Errors: EVEN_ERR_MEMORY. */
 even_status even_fault_explain(const even_fault_facts *facts, even_text *cause, even_text *excerpt) EVEN_MUST_USE;
+
+/* Whether it ended for lack of memory: the kernel's out-of-memory killer chose it, or its own error says so. */
+bool even_fault_is_of_memory(const even_fault_facts *facts);
 
 /* Whether its last output says that it failed, or may have failed, only because another rank went away. */
 bool even_fault_is_secondary(const even_fault_facts *facts);

@@ -199,3 +199,22 @@ even_traceback_blame even_traceback_blames(const even_traceback *traceback) {
   }
   return contains_any(traceback->exception, interrupted) ? EVEN_BLAME_UNCLEAR : EVEN_BLAME_OWN;
 }
+
+bool even_traceback_is_of_memory(const even_traceback *traceback) {
+  static const char *const kinds[] = {"MemoryError", "OutOfMemoryError", NULL};
+  static const char *const plain[] = {"RuntimeError: ", "OSError: ", "EvenstepError: ", NULL};
+  static const char *const words[] = {"can't allocate memory",
+                                      "annot allocate memory",
+                                      "ot enough memory",
+                                      "ut of memory",
+                                      "bad_alloc",
+                                      "ALLOC_FAILED",
+                                      "nable to allocate",
+                                      "could not create a memory",
+                                      NULL};
+  even_span_text kind = traceback->exception;
+  const char *colon = kind.start == NULL ? NULL : memchr(kind.start, ':', kind.length);
+  kind.length = colon == NULL ? kind.length : (size_t)(colon - kind.start);
+  return contains_any(kind, kinds) ||
+         (contains_any(traceback->exception, plain) && contains_any(traceback->exception, words));
+}

@@ -39,4 +39,7 @@ even_span_text even_traceback_last_lines(const char *text, size_t length, size_t
  * taken for a rank's only where it comes from torch's process groups. */
 even_traceback_blame even_traceback_blames(const even_traceback *traceback);
 
+/* Whether it says that there was not enough memory: of Python (MemoryError), of torch, of a system call. */
+bool even_traceback_is_of_memory(const even_traceback *traceback);
+
 #endif

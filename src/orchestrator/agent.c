@@ -61,6 +61,30 @@ static even_rank_end kind_of(const even_fault_facts *facts) {
   return facts->signal != 0 ? EVEN_RANK_SIGNALLED : EVEN_RANK_EXITED;
 }
 
+/* A rank that ran out of memory has fewer samples from the next attempt on, where others can take the rest. */
+static void note_shortage(even_job *job, const even_fault_facts *facts) {
+  const even_shortage *one = NULL;
+  size_t ranks = job->count - (size_t)job->params->spares;
+  if (job->follower != NULL || ranks < 2 || !even_fault_is_of_memory(facts)) {
+    return;
+  }
+  even_shortages_note(&job->shortages, facts->host, facts->device, facts->samples, facts->batch, &one);
+  if (one == NULL) {
+    return;
+  }
+  job->smaller = true;
+  if (one->most > 0) {
+    even_job_notice(job,
+                    "rank %d (%s) ran out of memory: it has at most %u of %u samples a step from the next attempt on",
+                    facts->rank, facts->device, one->most, one->batch);
+  } else {
+    even_job_notice(job,
+                    "rank %d (%s) ran out of memory before its first step: the next attempt gives it 1/%u of what "
+                    "it would begin with",
+                    facts->rank, facts->device, one->part);
+  }
+}
+
 static even_status report_end(even_job *job, even_fault_facts *facts) {
   even_text cause = EVEN_TEXT_EMPTY;
   even_text excerpt = EVEN_TEXT_EMPTY;
@@ -71,6 +95,7 @@ static even_status report_end(even_job *job, even_fault_facts *facts) {
   }
   even_text_free(&cause);
   even_text_free(&excerpt);
+  note_shortage(job, facts);
   return status;
 }
 
@@ -154,7 +179,7 @@ static even_status plan_restart(even_job *job, const even_fault_facts *culprit, 
   even_text_free(&before);
   EVEN_TRY(status);
   if (!progress && culprit->signal == 0 && culprit->lost == NULL && !culprit->stood_still && culprit->hung == NULL &&
-      !culprit->out_of_memory && !job->params->restart_always) {
+      !culprit->out_of_memory && !job->smaller && !job->params->restart_always) {
     even_job_notice(job,
                     "not restarted: the script ended by an error of its own and no checkpoint was written since it "
                     "began (--max-restarts N restarts all the same)");

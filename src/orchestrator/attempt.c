@@ -137,6 +137,7 @@ static even_status reset(even_job *job) {
   job->alive = 0;
   job->stage = EVEN_JOB_RUNS;
   job->flights_told = false;
+  job->smaller = false;
   even_job_flights_forget(job);
   even_oom_watch_close(&job->oom);
   even_oom_watch_open(&job->oom);
@@ -243,6 +244,8 @@ even_fault_facts even_job_facts(const even_job *job, size_t index) {
                             .leave = rank->awaited ? EVEN_LEAVE_BEFORE_JOINING : EVEN_LEAVE_NONE,
                             .steps_known = job->progress.reader != NULL && job->progress.ranks[index].joined,
                             .steps = job->progress.ranks[index].stepped ? job->progress.ranks[index].last_step + 1 : 0,
+                            .samples = job->progress.reader != NULL ? job->progress.ranks[index].samples : 0,
+                            .batch = job->progress.reader != NULL ? job->progress.ranks[index].batch : 0,
                             .signal = rank->end.signal,
                             .code = rank->end.code,
                             .peak_memory_bytes = rank->end.peak_memory_bytes,

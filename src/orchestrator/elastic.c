@@ -478,6 +478,7 @@ void even_elastic_keep(even_job *job) {
   memcpy(past->id, job->id, sizeof past->id);
   past->attempt = job->attempt;
   past->planned = job->planned;
+  past->shortages = job->shortages;
   past->era = job->era + 1; /* what an agent that left sweeps behind it is nobody's any more */
   hand_over(&job->resume, &past->resume);
   hand_over(&job->foreign, &past->foreign);
@@ -494,6 +495,7 @@ bool even_elastic_take(even_job *job) {
   memcpy(job->id, past->id, sizeof job->id);
   job->attempt = past->attempt;
   job->planned = past->planned;
+  job->shortages = past->shortages;
   job->era = past->era;
   hand_over(&past->resume, &job->resume);
   hand_over(&past->foreign, &job->foreign);

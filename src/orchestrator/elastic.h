@@ -20,6 +20,7 @@ typedef struct even_elastic_past {
   int attempt; /* the next */
   int planned;
   int era;
+  even_shortages shortages;
   even_text resume;
   even_text foreign;
   even_text lineage;

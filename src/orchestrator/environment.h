@@ -38,6 +38,7 @@ typedef struct even_rank_place {
   const char *job;
   const char *run_folder; /* absolute */
   const char *resume;     /* folder of a checkpoint, NULL: none */
+  const char *shortages;  /* even_shortages_add's words of all ranks, NULL: none */
   const char *memory;     /* this host's folder for checkpoints in memory, NULL: none */
 } even_rank_place;
 

@@ -7,6 +7,7 @@
 #include "orchestrator/agent.h"
 #include "orchestrator/progress.h"
 #include "orchestrator/rank_output.h"
+#include "orchestrator/shortages.h"
 #include "orchestrator/slowdown.h"
 #include "os/guardian.h"
 #include "os/loop.h"
@@ -84,9 +85,11 @@ typedef struct even_job {
   size_t ended;
   size_t alive;
   int attempt;
-  int planned;      /* attempts among them that began because the hosts changed, and count for no failure */
-  int port;         /* of the attempt's store */
-  even_text resume; /* the checkpoint this attempt began from; empty: none */
+  int planned;              /* attempts among them that began because the hosts changed, and count for no failure */
+  int port;                 /* of the attempt's store */
+  even_text resume;         /* the checkpoint this attempt began from; empty: none */
+  even_shortages shortages; /* what ranks may have that ran out of memory; */
+  bool smaller;             /* one of the attempt may have less in the next */
   /* Of checkpoints that do not say who wrote them, those made later are the job's: when the newest that lay there at
    * its start was made. Empty: all are */
   even_text foreign;
@@ -240,6 +243,9 @@ void even_job_replace_joined(even_job *job, size_t rank);
 bool even_job_replace_waits(const even_job *job);
 /* Whether a member stands between two steps, and waits for others. */
 bool even_job_any_stands(const even_job *job);
+/* What ranks may have that ran out of memory, as EVENSTEP_MEMORY_CAPS; nothing where none did. Other hosts' agents pass
+ * on what their leader says. */
+void even_job_name_shortages(const even_job *job, even_text *out);
 /* Starts the process of a rank: a member before the first generation, else one that is to join. */
 even_status even_job_start_rank(even_job *job, size_t rank) EVEN_MUST_USE;
 /* Tells the observer of one rank's end. */

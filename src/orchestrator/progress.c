@@ -42,6 +42,8 @@ static void take(even_progress *progress, const even_record *record) {
         rank->joined = true; /* the event itself may be overwritten by now */
         rank->stepped = true;
         rank->last_step = record->as.step.step;
+        rank->samples = record->as.step.samples;
+        rank->batch = record->as.step.batch;
       }
       break;
     case EVEN_RECORD_SPAN:

@@ -11,6 +11,8 @@ typedef struct even_rank_progress {
   bool joined;        /* and all others, too */
   bool stepped;       /* it made a step */
   uint64_t last_step; /* the last that it made, from 0 since the start of training */
+  uint32_t samples;   /* its own in that step, */
+  uint32_t batch;     /* and all ranks' */
 } even_rank_progress;
 
 typedef struct even_progress {

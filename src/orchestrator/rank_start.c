@@ -101,7 +101,13 @@ static even_status find_process(even_job *job, const even_rank_place *place, eve
   return status;
 }
 
-even_status even_job_start_rank(even_job *job, size_t index) {
+void even_job_name_shortages(const even_job *job, even_text *out) {
+  for (size_t i = 0; job->follower == NULL && i < job->count; i++) {
+    even_shortages_add(&job->shortages, even_job_host_name(job, i), job->params->devices->items[i].name, i, out);
+  }
+}
+
+static even_status start_rank(even_job *job, size_t index, const char *shortages) {
   even_job_rank *rank = &job->ranks[index];
   const even_rank_place place = {
       .rank = (int)index,
@@ -125,6 +131,7 @@ even_status even_job_start_rank(even_job *job, size_t index) {
       .job = job->id,
       .memory = job->params->memory == NULL ? NULL : job->params->memory->folder.data,
       .run_folder = job->run_folder.data,
+      .shortages = shortages,
       .resume = job->resume.length > 0 && !even_job_is_outside(job, index) ? job->resume.data : NULL};
   even_warm_process started;
   int log = -1;
@@ -153,6 +160,17 @@ even_status even_job_start_rank(even_job *job, size_t index) {
     even_text_free(&started.said[i]);
   }
   return status == EVEN_OK ? opened : status;
+}
+
+even_status even_job_start_rank(even_job *job, size_t index) {
+  even_text shortages = EVEN_TEXT_EMPTY;
+  even_job_name_shortages(job, &shortages);
+  even_status status = even_text_status(&shortages);
+  if (status == EVEN_OK) {
+    status = start_rank(job, index, shortages.length > 0 ? shortages.data : NULL);
+  }
+  even_text_free(&shortages);
+  return status;
 }
 
 void even_job_reset_rank(even_job *job, size_t rank) {

@@ -42,6 +42,19 @@ static void add_words(even_json *json, const char *key, char *const *words) {
   even_json_array_end(json);
 }
 
+static void add_shortages(even_json *json, const even_job *job) {
+  static const char name[] = "EVENSTEP_MEMORY_CAPS=";
+  even_text line = EVEN_TEXT_EMPTY;
+  even_text words = EVEN_TEXT_EMPTY;
+  even_job_name_shortages(job, &words);
+  if (words.length > 0) {
+    even_text_format(&line, "%s%s", name, words.data);
+    even_json_string(json, NULL, even_text_string(&line));
+  }
+  even_text_free(&words);
+  even_text_free(&line);
+}
+
 static void add_environment(even_json *json, const even_job *job) {
   even_json_array(json, "environment");
   for (size_t i = 0; environ[i] != NULL; i++) {
@@ -52,6 +65,7 @@ static void add_environment(even_json *json, const even_job *job) {
   for (size_t i = 0; job->params->environment != NULL && job->params->environment[i] != NULL; i++) {
     even_json_string(json, NULL, job->params->environment[i]);
   }
+  add_shortages(json, job);
   even_json_array_end(json);
 }
 

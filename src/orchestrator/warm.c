@@ -261,6 +261,9 @@ static void add_variables(even_json *json, const even_rank_place *place, char *c
   if (place->resume != NULL) {
     even_json_string(json, "EVENSTEP_RESUME", place->resume);
   }
+  if (place->shortages != NULL) {
+    even_json_string(json, "EVENSTEP_MEMORY_CAPS", place->shortages);
+  }
   if (place->memory != NULL) {
     even_json_string(json, "EVENSTEP_CHECKPOINT_MEMORY", place->memory);
   }

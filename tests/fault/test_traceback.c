@@ -5,6 +5,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -146,6 +147,31 @@ static void keeps_the_innermost_frame(void **state) {
   assert_part(traceback.innermost, "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py");
 }
 
+static void knows_lack_of_memory(void **state) {
+  static const struct {
+    const char *exception;
+    bool of_memory;
+  } cases[] = {{"MemoryError", true},
+               {"numpy._core._exceptions._ArrayMemoryError: Unable to allocate 8.00 GiB", true},
+               {"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", true},
+               {"RuntimeError: [enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory", true},
+               {"OSError: [Errno 12] Cannot allocate memory", true},
+               {"evenstep._core.EvenstepError: rank 1 ran out of memory in a batch of 16 samples", true},
+               {"ValueError: out of memory", false},
+               {"evenstep._core.EvenstepError: memory does not hold the global batch", false},
+               {"RuntimeError: shape mismatch", false}};
+  (void)state;
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    char text[256];
+    (void)snprintf(text, sizeof text, "Traceback (most recent call last):\n  File \"t.py\", line 1, in f\n%s\n",
+                   cases[i].exception);
+    even_traceback traceback = found_in(text);
+    assert_int_equal(even_traceback_is_of_memory(&traceback), cases[i].of_memory);
+  }
+  even_traceback nothing = {0};
+  assert_false(even_traceback_is_of_memory(&nothing));
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(names_the_users_own_frame),
@@ -159,6 +185,7 @@ int main(void) {
       cmocka_unit_test(takes_last_lines),
       cmocka_unit_test(knows_whose_fault_it_is),
       cmocka_unit_test(keeps_the_innermost_frame),
+      cmocka_unit_test(knows_lack_of_memory),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
