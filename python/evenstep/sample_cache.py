@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import os
 import struct
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import Dataset
 
 from evenstep import _core
-from evenstep._core import EvenstepError
+from evenstep._core import EvenstepError, Memory
 from evenstep.group import gather_objects
+from evenstep.memory import HostMemory
 from evenstep.rendezvous import _place
 from evenstep.sample_record import pack, unpack
 
@@ -31,6 +32,7 @@ _ENTRY = struct.Struct("<QQ")  # of each sample: where, how many bytes
 _FIRST = 64  # where entries begin
 _CLAIMED = 1  # somebody writes it; no place of a record
 _LINE = 64
+_LOOKS = 64  # a part of what is left is taken between two looks at it: as many processes may do so at once
 _DEEP = 8  # data sets inside one another that are looked through for a cache
 
 
@@ -63,6 +65,7 @@ class SampleCache(Dataset):
         os.ftruncate(self._fd, self.max_bytes)
         os.pwrite(self._fd, _HEAD.pack(self._data, 0), 0)
         self._shared = False
+        self._budget = 0  # bytes that may be taken before the next look at what memory is left
         self._mutex = os.getpid(), threading.Lock()
 
     # -- what a data set has --
@@ -143,6 +146,8 @@ class SampleCache(Dataset):
     def _keep(self, index: int, sample: Any) -> None:
         pieces = pack(sample)
         size = sum(map(len, pieces))
+        if not self._may_take(size):
+            return
         place = _FIRST + index * _ENTRY.size
         with self._locked(fcntl.LOCK_EX, 0, _HEAD.size):
             where, kept = _HEAD.unpack(os.pread(self._fd, _HEAD.size, 0))
@@ -158,6 +163,15 @@ class SampleCache(Dataset):
         with self._locked(fcntl.LOCK_EX, 0, _HEAD.size):
             used, kept = _HEAD.unpack(os.pread(self._fd, _HEAD.size, 0))
             self._write([_HEAD.pack(used, kept + 1)], 0)
+
+    def _may_take(self, size: int) -> bool:
+        if size > self._budget:
+            left = _left()
+            if left < size:
+                return False
+            self._budget = max(size, left // _LOOKS)
+        self._budget -= size
+        return True
 
     def _write(self, pieces: Sequence[Any], where: int) -> bool:
         """False where the host has no memory left: the sample is not kept, and training goes on."""
@@ -252,11 +266,23 @@ def _caches(dataset: Any) -> list[SampleCache]:
     return list(found.values())
 
 
+@functools.cache
+def _memory() -> Memory:
+    return Memory()
+
+
 def _check_memory(wanted: int) -> None:
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        name, _, words = line.partition(":")
-        if name == "MemAvailable" and wanted > int(words.split()[0]) << 10:
-            raise EvenstepError(
-                f"es.SampleCache(max_bytes={wanted}): this host has {int(words.split()[0]) << 10} bytes of memory left\n"
-                "  fix: give it less; what does not fit is decoded each time"
-            )
+    _, _, available, _, folder = _memory().read()
+    if wanted > available:
+        whose = f"the control group {folder}" if folder else "this host"
+        raise EvenstepError(
+            f"es.SampleCache(max_bytes={wanted}): {whose} has {available} bytes of memory left\n"
+            "  fix: give it less; what does not fit is decoded each time"
+        )
+
+
+def _left() -> int:
+    """Bytes that this process may take without leaving training too few, by its host and by the control groups above it: these do
+    not refuse memory, they end processes."""
+    _, _, available, limit, _ = _memory().read()
+    return available - int(HostMemory.reserve * limit)

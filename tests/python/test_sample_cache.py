@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import evenstep as es
+from evenstep import sample_cache
 from evenstep.sample_record import pack, unpack
 
 
@@ -178,6 +179,7 @@ import os
 import torch
 from torch.utils.data import DataLoader, Dataset
 import evenstep as es
+from evenstep import sample_cache
 
 class Decoded(Dataset):
     def __len__(self): return 40
@@ -223,3 +225,36 @@ def test_the_ranks_of_a_host_share_it(run_ranks: Callable[..., list[Any]], tmp_p
     run_ranks(RANKS, ranks=2)
     decoded = [int(line) for rank in range(2) for line in (tmp_path / f"decoded_{rank}").read_text().split()]
     assert sorted(decoded) == list(range(40))
+
+
+class Group:
+    """What a control group leaves this process."""
+
+    def __init__(self, available: int, limit: int) -> None:
+        self.available, self.limit, self.looks = available, limit, 0
+
+    def read(self) -> tuple[int, int, int, int, str]:
+        self.looks += 1
+        return 0, 0, self.available, self.limit, "/box/one"
+
+
+def test_what_a_control_group_leaves_is_not_exceeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not refuse memory: it ends who takes more."""
+    group = Group(available=1 << 20, limit=1 << 24)
+    monkeypatch.setattr(sample_cache, "_memory", lambda: group)
+    with pytest.raises(es.EvenstepError, match="the control group /box/one has 1048576 bytes of memory left"):
+        es.SampleCache(Decoded(), (1 << 20) + 1)
+    cache = es.SampleCache(Decoded(count=64, width=4096), 1 << 20)
+    assert int(cache[0][1]) == 0 and cache.kept_samples == 1
+    group.available = (1 << 24) // 20 + 40000  # what is to stay free, and two samples more
+    kept = []
+    for index in range(1, 8):
+        before = cache.used_bytes
+        assert int(cache[index][1]) == index
+        group.available -= cache.used_bytes - before
+        kept.append(cache.kept_samples)
+    assert kept == [2, 3, 3, 3, 3, 3, 3]
+    group.available, group.looks = 1 << 30, 0
+    for index in range(8, 48):
+        cache[index]
+    assert cache.kept_samples == 43 and group.looks == 1
