@@ -106,7 +106,7 @@ def check_same_optimizer(group: Group, name: str, optimizer: Optimizer) -> None:
             )
 
 
-def _loader_facts(loader: DataLoader[Any]) -> dict[str, Any]:
+def _loader_facts(loader: DataLoader[Any], seeded: bool) -> dict[str, Any]:
     """What all ranks must have alike for a global batch to be one, and its shares to be decided at one time."""
     dataset: Any = loader.dataset
     try:
@@ -120,12 +120,13 @@ def _loader_facts(loader: DataLoader[Any]) -> dict[str, Any]:
         "drop_last": loader.drop_last,
         "num_workers": loader.num_workers,
         "prefetch_factor": loader.prefetch_factor,
+        "seed_samples": seeded,
     }
 
 
-def check_same_loader(group: Group, loader: DataLoader[Any]) -> None:
-    """Raises, on every rank, where a rank's loader is not like rank 0's."""
-    everyone = gather_objects(group, _loader_facts(loader))
+def check_same_loader(group: Group, loader: DataLoader[Any], seeded: bool) -> None:
+    """Raises, on every rank, where a rank's loader is not like rank 0's. seeded: es.prepare(seed_samples=...)."""
+    everyone = gather_objects(group, _loader_facts(loader, seeded))
     for rank, theirs in enumerate(everyone):
         for what, value in theirs.items():
             if value != everyone[0][what]:

@@ -78,6 +78,10 @@ class Decision:
     batch: int
     why: str = ""  # where the batch is not what the noise scale asks for; "": nothing to say
 
+    @property
+    def words(self) -> str:
+        return f"; {self.why}" if self.why else ""
+
 
 def decide(now: int, wanted: float, least: int, most: int, memory: int | None) -> Decision:
     """The batch after `now` where the noise scale asks for `wanted` samples. memory: the most that the ranks together are

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -97,10 +98,15 @@ class BatchAdapting:
 
     def between(self, epoch: int, batch: int) -> bool:
         """Between two batches, of which the next has this number: whether from it on the size is another one."""
+        if self._loader.fetched > 0:
+            return False
+        shares = self._loader.shares
+        if shares is not None and shares.short is not None:
+            return self._shrink(shares.short, batch)
         every = self._options.every
         mark = epoch if every == "epoch" else self._session.step // int(every)
         can = batch == 0 or (every != "epoch" and self._may_reopen())
-        if mark <= self._mark or not can or self._loader.fetched > 0:
+        if mark <= self._mark or not can:
             return False
         self._mark = mark
         known = self._probe.known
@@ -111,37 +117,73 @@ class BatchAdapting:
                     "are not finite"
                 )
             return False
-        shares = self._loader.shares
         memory = None if shares is None else shares.room
         wanted = known.scale / self._loader.batches_per_step
         found = decide(self.batch, wanted, max(self._least, self._session.world_size), self._options.most, memory)
         return self._follow(found, batch)
+
+    def fit(self, caps: Sequence[int | None]) -> int:
+        """Before the first batch: the size that the script's caps of the ranks hold, at most the loader's."""
+        known = [cap for cap in caps if cap is not None]
+        if len(known) == len(caps) and sum(known) < self.batch:
+            self._shrink(sum(known), 0)
+        return self.batch
+
+    def _shrink(self, holds: int, batch: int) -> bool:
+        """From this batch on the ranks' memory is to hold it."""
+        least = max(self._options.least or 1, self._session.world_size)
+        short = (
+            f"the ranks' memory holds {holds} samples, {self.batch - holds} fewer than the global batch of {self.batch}"
+        )
+        if holds < least:
+            whose = f"es.AdaptBatch(least={least})" if self._options.least == least else f"{least} ranks"
+            raise EvenstepError(
+                f"{short}, and fewer than {whose}\n  fix: a smaller least (--batch-adapt), devices that hold more, or a smaller model"
+            )
+        if batch and not self._may_reopen():
+            raise EvenstepError(
+                f"{short}, which cannot change within an epoch that a sampler of the script's own draws\n"
+                f"  fix: begin with a batch_size of {holds} at most, or give one of torch's samplers"
+            )
+        self._change(holds, batch, f"memory holds {holds}")
+        return True
 
     def _may_reopen(self) -> bool:
         feed = self._loader.feed
         return isinstance(feed, IndexFeed) and feed.redraws
 
     def _follow(self, found: Decision, batch: int) -> bool:
-        before, factor = self.batch, self._session.rates.factor
-        known, rule = self._probe.known, self._options.lr_rule
-        new = factor_of(rule, self.base, found.batch, known.gain(self.base, found.batch), factor)
-        self._session.rates.factor = new
-        rate = "" if rule == "none" else f"; learning rate x {new:.3g} ({rule})"
-        why = f"; {found.why}" if found.why else ""
-        if found.batch == before:
-            if new != factor:
-                self._tell(f"{before} samples: noise scale {known.scale:.4g}{rate}")
-            elif why:
-                self._tell_once(f"noise scale {known.scale:.4g}{why}")
-            return False
-        self._batches.change(batch, found.batch)
+        noise = f"noise scale {self._probe.known.scale:.4g}"
+        if found.batch != self.batch:
+            self._change(found.batch, batch, noise, found.words)
+            return True
+        factor = self._session.rates.factor
+        self._session.rates.factor = self._factor(found.batch)
+        if self._session.rates.factor != factor:
+            self._tell(f"{self.batch} samples: {noise}{self._rate()}{found.words}")
+        elif found.why:
+            self._tell_once(f"{noise}{found.words}")
+        return False
+
+    def _change(self, size: int, batch: int, why: str, further: str = "") -> None:
+        before = self.batch
+        self._session.rates.factor = self._factor(size)
+        self._batches.change(batch, size)
         self._use_size()
-        self._tell(f"{before} -> {found.batch} samples: noise scale {known.scale:.4g}{rate}{why}")
-        if self._loader.has_length and self._session.rank == 0:
+        self._tell(f"{before} -> {size} samples: {why}{self._rate()}{further}")
+        if self._begun and self._loader.has_length and self._session.rank == 0:
             epochs = self._session.total_epochs or self._loader.epoch + 1
             total = self._loader.expected_batches(epochs)
             self._session.telemetry.event(_core.EVENT_TOTAL_STEPS, self._session.step, total)
-        return True
+
+    def _factor(self, batch: int) -> float:
+        known = self._probe.known
+        gain = known.gain(self.base, batch) if known.count else batch / self.base
+        return factor_of(self._options.lr_rule, self.base, batch, gain, self._session.rates.factor)
+
+    def _rate(self) -> str:
+        rule = self._options.lr_rule
+        return "" if rule == "none" else f"; learning rate x {self._session.rates.factor:.3g} ({rule})"
 
     def _use_size(self) -> None:
         loader = self._loader

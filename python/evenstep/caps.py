@@ -23,6 +23,8 @@ class Caps:
         self._reports: list[Report] = []
         self._bound: dict[int, int] = {}  # rank -> the cap by which it has fewer samples than would be best
         self._looks = 0
+        self.may_shrink = False  # the global batch follows what memory holds (es.AdaptBatch)
+        self.short: int | None = None  # then: so many samples are held, and the batch has more
 
     @property
     def now(self) -> list[int | None]:
@@ -49,6 +51,8 @@ class Caps:
         """What the ranks told of a step with a whole batch. Where that is news: how many ranks have less than would be
         best, and which."""
         self._looks += 1
+        if self.short is not None:
+            return None  # the next batches are smaller
         changed = list(reports) != self._reports
         if changed:
             self._reports = list(reports)
@@ -87,12 +91,15 @@ class Caps:
         return False
 
     def apply(self, balancer: Balancer, learned: Sequence[int]) -> None:
-        """Raises EvenstepError where the caps cannot hold the global batch."""
+        """Raises EvenstepError where the caps cannot hold the global batch, and it may not shrink."""
         both = self._limiting(learned)
         if both != self.now:
             try:
                 balancer.set_caps(both)
             except EvenstepError as error:
+                if self.may_shrink:
+                    self.short, self.learned = sum(cap or 0 for cap in both), list(learned)
+                    return
                 ranks = ", ".join(f"rank {rank} {cap}" for rank, cap in enumerate(both) if cap is not None)
                 raise EvenstepError(f"memory does not hold the global batch ({ranks} samples): {error}") from None
         self.learned = list(learned)
@@ -130,13 +137,14 @@ def after_shortage(
     told: Sequence[tuple[int, int] | None],
     begins: Callable[[], Sequence[int]],
     batch: int,
+    shrinks: bool = False,
 ) -> tuple[list[int | None], str]:
     """The most samples of each rank where some ran out of memory in attempts before, and in words why that cannot be
     ("": it can).
 
     told: of each rank, (samples, of how many in a step), or (0, n): the n-th part of what it would begin with; None: it
-    never ran out. begins: what all would begin with. Where what is left does not hold the batch, nothing is limited: it
-    fails, or fits, as it did.
+    never ran out. begins: what all would begin with. Where what is left does not hold the batch, nothing is limited, unless the
+    batch then `shrinks`: it fails, or fits, as it did.
     """
     if not any(told):
         return list(given), ""
@@ -146,10 +154,10 @@ def after_shortage(
         if one is not None:
             most = one[0] * batch // one[1] if one[0] > 0 else first[rank] // one[1]
             caps[rank] = _least(given[rank], max(1, most))
-    if _hold(caps, batch):
+    if shrinks or _hold(caps, batch):
         return caps, ""
     ranks = ", ".join(f"rank {rank} {cap}" for rank, cap in enumerate(caps) if cap is not None)
     return list(given), (
         f"all ranks ran out of memory before, and less of each does not hold the global batch of {batch} ({ranks}): they begin as "
-        "before\n  fix: a smaller batch_size, accumulation (es.no_sync), or es.Trainer, which makes such steps in pieces"
+        "before\n  fix: a smaller batch_size, accumulation (es.no_sync), es.AdaptBatch, or es.Trainer, which makes such steps in pieces"
     )

@@ -44,6 +44,7 @@ class Environment:
     on_difference: str = "report"
     skip_unreadable: bool = False
     batch_adapt: str = ""
+    seed_samples: bool = True
 
 
 def _integer(variables: Mapping[str, str], name: str, default: int, least: int = 0) -> int:
@@ -176,4 +177,5 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         on_difference=_word(v, "EVENSTEP_ON_DIFFERENCE", ("report", "stop")),
         skip_unreadable=bool(_integer(v, "EVENSTEP_SKIP_UNREADABLE", 0)),
         batch_adapt=v.get("EVENSTEP_BATCH_ADAPT", ""),
+        seed_samples=bool(_integer(v, "EVENSTEP_SEED_SAMPLES", 1)),
     )

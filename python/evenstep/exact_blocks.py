@@ -4,12 +4,9 @@ each block's own."""
 from __future__ import annotations
 
 import copy
-import random
-import sys
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from evenstep._core import EvenstepError
@@ -17,6 +14,7 @@ from evenstep.loader import check_loader
 from evenstep.memory import Report
 from evenstep.order import epoch_seed
 from evenstep.policies import Policy
+from evenstep.random_generators import seed_generators
 from evenstep.share_samples import Place
 from evenstep.shares import Shares, ShareSchedule, at_least_one
 
@@ -36,21 +34,6 @@ def block_seed(seed: int, epoch: int, batch: int, block: int, purpose: int) -> i
     for number in (epoch, batch, 3 * block + purpose):
         seed = epoch_seed(seed, number)
     return seed
-
-
-def numpy_seed(seed: int) -> int:
-    return seed & 0xFFFFFFFF
-
-
-def seed_generators(seed: int) -> None:
-    """torch's, random's and NumPy's global generators."""
-    torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():  # torch.manual_seed would keep a traceback for when it is: milliseconds
-        torch.cuda.manual_seed_all(seed)
-    random.seed(seed)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(numpy_seed(seed))
 
 
 class BlockShares(Shares):
@@ -145,7 +128,7 @@ class InBlocks:
 
     def __call__(self, indices: list[Any], shares: Sequence[int], rank: int, place: Place) -> BlockIndices:
         given = BlockIndices(indices)
-        given.seed, given.epoch, given.batch = place
+        given.seed, given.epoch, given.batch = place.seed, place.epoch, place.batch
         given.first = sum(shares[:rank]) // self._block
         return given
 

@@ -3,44 +3,15 @@ while another block has its turn."""
 
 from __future__ import annotations
 
-import ctypes
 import random
 import sys
 from typing import Any
 
 import torch
 
-from evenstep.exact_blocks import numpy_seed, seed_generators
+from evenstep.random_generators import NumPyGenerator, numpy_seed, seed_generators
 
-_KEY_BYTES = 4 * 624
-_STATE_BYTES = _KEY_BYTES + ctypes.sizeof(ctypes.c_int)
-
-
-class NumPyGenerator:
-    """NumPy's global generator. Taking its state and putting it back costs 80 µs, so a generator from which nothing was drawn
-    since it was seeded is seeded again instead; whether that is so shows in its memory, which is only looked at."""
-
-    def __init__(self) -> None:
-        self._address = 0
-        numpy = sys.modules.get("numpy")
-        if numpy is None:
-            return
-        state = numpy.random.get_state(legacy=False)
-        try:
-            generator = numpy.random.mtrand._rand._bit_generator
-            address = int(generator.ctypes.state_address)
-        except AttributeError:
-            return
-        expected = state["state"]["key"].tobytes() + int(state["state"]["pos"]).to_bytes(4, sys.byteorder)
-        if state["bit_generator"] == "MT19937" and ctypes.string_at(address, _STATE_BYTES) == expected:
-            self._address, self._generator = address, generator
-
-    def look(self) -> bytes | None:
-        """What changes with every number drawn; None: unknown."""
-        numpy = sys.modules.get("numpy")
-        if not self._address or numpy is None or numpy.random.mtrand._rand._bit_generator is not self._generator:
-            return None
-        return ctypes.string_at(self._address, _STATE_BYTES)
+__all__ = ["NumPyGenerator", "Randoms"]
 
 
 class Randoms:

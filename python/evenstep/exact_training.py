@@ -19,12 +19,13 @@ from evenstep._core import EvenstepError
 from evenstep.backward import observed_backward
 from evenstep.batch_norm import is_synchronised
 from evenstep.engine import EngineOptions
-from evenstep.exact_blocks import FORWARD, BlockShares, InBlocks, block_seed, blocks_in, seed_generators
+from evenstep.exact_blocks import FORWARD, BlockShares, InBlocks, block_seed, blocks_in
 from evenstep.exact_engine import ExactEngine
 from evenstep.exact_lockstep import Stage
 from evenstep.exact_place import ExactState, check_alike, place_of
 from evenstep.modes import Mode
 from evenstep.policies import Policy
+from evenstep.random_generators import seed_generators
 from evenstep.shares import ShareSchedule
 from evenstep.verify_data import mapped
 

@@ -98,7 +98,7 @@ class IndexFeed:
         self._ranks = self._session.world_size
         self._table = ShareTable(self._ranks) if self._owner.train and workers and self._ranks > 1 else None
         self.lead = Lead(workers * (options.get("prefetch_factor") or 2))
-        self._samples = ShareSamples(dataset, collate, self._table)
+        self._samples = ShareSamples(dataset, collate, self._table, self._owner.number)
         replaced = {"collate_fn": as_it_is, "worker_init_fn": WorkerInit(options["worker_init_fn"])}
         self._inner: DataLoader[Any] = DataLoader(
             self._samples,
@@ -211,15 +211,15 @@ class IndexFeed:
         return batches if self._owner.train else _grouped(batches, self._session.world_size)
 
     def _draw(self, epoch: int, skip: int, expected: int | None) -> Iterator[Drawn]:
-        drawn = 0
+        drawn = samples = 0
         for number, indices in enumerate(self._batches(epoch)):
+            place, samples = Place(self._owner.seed, epoch, number, samples), samples + len(indices)
             if number < skip:
                 drawn = chained(drawn, batch_hash(indices))
                 continue
             if number == skip and skip and expected is not None and drawn != expected:
                 raise self._other_order(epoch, skip)
             if indices:
-                place = Place(self._owner.seed, epoch, number)
                 yield Drawn(len(indices), (indices, place, batch_hash(indices)))
 
     def _other_order(self, epoch: int, skip: int) -> EvenstepError:

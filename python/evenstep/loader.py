@@ -40,11 +40,15 @@ class EvenLoader(DataCourse):
         shares: Shares | None,
         seed: int,
         skip_unreadable: bool = False,
+        number: int | None = None,
     ) -> None:
+        """number: of the loader, by which its samples have random numbers of their own (sample_random); None: they have those of
+        the process that fetches them."""
         check_loader(loader)
         super().__init__(session, seed)
         self.loader = loader
         self.train = train
+        self.number = number
         self._shares = shares
         self.fetch_as: FetchAs | None = None
         self._feed: StreamFeed | IndexFeed = (

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
@@ -20,43 +17,41 @@ from evenstep._core import EvenstepError
 from evenstep.agreement import (
     broadcast_model,
     broadcast_optimizer,
-    check_same_loader,
     check_same_model,
     check_same_optimizer,
 )
 from evenstep.backward import observe_backward
 from evenstep.batch_adapt import AdaptBatch
-from evenstep.batch_adapting import adapt_asked, adapt_batches, check_adapt
+from evenstep.batch_adapting import adapt_asked, check_adapt
 from evenstep.buffers import BufferSync
-from evenstep.caps import after_shortage
 from evenstep.chaos import spoil_when_asked
 from evenstep.device_places import place_of
 from evenstep.engine import Engine, EngineOptions
 from evenstep.engine_choice import choose_engine
 from evenstep.generation_limits import why_not
 from evenstep.gradients import GradientSync, trained_parameters
-from evenstep.group import broadcast_bytes, gather_objects
+from evenstep.group import gather_objects
 from evenstep.loader import EvenLoader, check_loader
 from evenstep.local_training import LocalTraining
-from evenstep.memory import MemoryWatch, RanksMemory, memory_of
 from evenstep.modes import Mode, Stale
 from evenstep.nonfinite import agreed_ways
 from evenstep.passes import passes
 from evenstep.policies import Policy, check_policy
+from evenstep.prepare_loader import LoaderOptions, prepare_loader
 from evenstep.prepare_options import (
     DDPOptions,
     check_bucket,
     check_mode,
     check_most_samples,
     check_scalers,
+    check_seed_samples,
     check_skip_unreadable,
     engine_options,
     synchronises_batch_norm,
 )
 from evenstep.process_sets import ProcessSet, process_set_of
-from evenstep.sample_cache import share_caches
 from evenstep.session import Session, session, sessions
-from evenstep.shares import Shares, ShareSchedule
+from evenstep.shares import ShareSchedule
 from evenstep.sparse import sparse_parameters
 from evenstep.stale import StaleRounds
 
@@ -84,6 +79,7 @@ def prepare(
     batch_norm: str | None = None,
     workers: str | None = None,
     skip_unreadable: bool | None = None,
+    seed_samples: bool | None = None,
     adapt_batch: AdaptBatch | None = None,
     group: ProcessSet | Any = None,
     exact: Blocks | None = None,
@@ -128,6 +124,10 @@ def prepare(
     skip_unreadable=True: samples of training loaders whose data set raises an exception are left out, and the average is over
     the others; each is an event of the history, with its index. None: what EVENSTEP_SKIP_UNREADABLE says, else an error.
 
+    seed_samples: each sample of a map-style data set is fetched with random numbers of its own, by seed, epoch and its place in the
+    order, the same on any ranks and workers (docs/python-api.md#random-numbers-of-samples). False: those of whoever fetches it, as
+    in torch; None: what EVENSTEP_SEED_SAMPLES says, else True.
+
     adapt_batch: es.AdaptBatch(most=1024, lr_rule="sqrt"): the global batch follows the noise of the gradients, between bounds
     (docs/balancing.md#adapting-the-global-batch); None: what EVENSTEP_BATCH_ADAPT says, else it stays what the loader says.
 
@@ -162,6 +162,7 @@ def prepare(
         check_policy(policy)
         skips = skip_unreadable if skip_unreadable is not None else session().environment.skip_unreadable
         check_skip_unreadable(skip_unreadable, skips and train, given, exact is not None)
+        seeded = check_seed_samples(seed_samples, session().environment)
         if policy is not None and shares is not None:
             raise ValueError(
                 "es.prepare(shares=…, policy=…): both say how training batches are split\n  fix: leave one out"
@@ -183,6 +184,7 @@ def prepare(
         _register(current.objects, "object", [g for g in given if not isinstance(g, _KNOWN)])
         for optimizer in optimizers.values():
             current.optimizer_steps.watch(optimizer)
+        of_loaders = LoaderOptions(train, shares, policy, most_samples, bucket, skips and train, seeded, adapt)
         results: dict[int, Any] = {}
         if current.in_job or exact is not None:
             current.join()
@@ -193,9 +195,7 @@ def prepare(
                 current.scheduler_steps.watch(name, scheduler)
             for one in given:
                 if isinstance(one, DataLoader):
-                    results[id(one)] = even = _prepare_loader(
-                        current, one, train, shares, policy, exact, (most_samples, bucket), skips and train, adapt
-                    )
+                    results[id(one)] = even = prepare_loader(current, one, of_loaders, exact)
                     if train and workers == "auto":
                         even.size_workers()
             if models:
@@ -443,149 +443,3 @@ def _check_same_watch(everyone: Sequence[tuple[str, int, str]]) -> None:
                 f"parameters: {theirs}, rank 0: {everyone[0]}\n  fix: set EVENSTEP_ON_NONFINITE, EVENSTEP_CHECK_PARAMETERS and "
                 "EVENSTEP_ON_DIFFERENCE, and the same of es.Config, on every rank alike"
             )
-
-
-def _prepare_loader(
-    current: Session,
-    loader: DataLoader[Any],
-    train: bool,
-    schedule: ShareSchedule | None,
-    policy: Policy | None,
-    exact: Blocks | None,
-    limits: tuple[int | None, int | None],
-    skip_unreadable: bool,
-    adapt: AdaptBatch | None,
-) -> EvenLoader:
-    environment = current.environment
-    seed = environment.seed
-    if seed is None:
-        seed = loader.generator.initial_seed() if loader.generator is not None else torch.initial_seed()
-    seed = int(broadcast_bytes(current.group, str(seed).encode())) & 0x7FFFFFFFFFFFFFFF
-    check_same_loader(current.group, loader)
-    share_caches(current, loader.dataset)
-    even = EvenLoader(current, loader, train=train, shares=None, seed=seed, skip_unreadable=skip_unreadable)
-    batch = even.first_batch_size()
-    if train and even.batch_size is not None and even.batch_size < current.world_size:
-        raise ValueError(
-            f"the global batch of {even.batch_size} is smaller than the {current.world_size} ranks: in every step some rank would "
-            f"only keep the others company\n  fix: give the DataLoader a batch_size of at least {current.world_size}, "
-            "or start fewer ranks"
-        )
-    if train:
-        everybody = gather_objects(current.group, (*limits, environment.memory_cap))
-        caps, buckets = [one[0] for one in everybody], [one[1] for one in everybody]
-        if exact is None and schedule is None:  # a rank holds one block at a time there; here the script says it all
-            alike = partial(Shares, policy or environment.policy, current.world_size, batch, environment.speeds)
-            caps, why_not_less = after_shortage(
-                caps, [one[2] for one in everybody], lambda: alike(caps=caps, buckets=buckets).draw(batch), batch
-            )
-            if why_not_less and current.rank == 0:
-                sys.stderr.write(f"evenstep: {why_not_less}\n")
-        if not any(known.train for known in current.loaders.values()):
-            current.plan = _plan(current, batch, caps, buckets)
-        _watch_memory(current)
-        even.set_shares(
-            _same_shares(current, batch, schedule, policy, caps, buckets)
-            or (exact.shares(environment, batch, schedule, policy) if exact is not None else None)
-            or Shares(
-                policy or environment.policy,
-                current.world_size,
-                batch,
-                environment.speeds,
-                schedule,
-                current.plan,
-                caps,
-                buckets,
-            )
-        )
-        if exact is not None:
-            exact.use(even, current)
-        _check_one_adapted(current, adapt)
-        if adapt is not None and not current.planning:
-            even.adapting = adapt_batches(current, even, adapt)
-        if current.rank == 0 and not current.loaders and even.shares is not None:
-            for line in even.shares.left_out_at_start(current.devices, current.hosts).splitlines():
-                sys.stderr.write(f"evenstep: {line}\n")
-        current.loaders["loader" if not current.loaders else f"loader_{len(current.loaders)}"] = even
-    else:
-        trained = next((known for known in current.loaders.values() if known.train), None)
-        even.set_shares(
-            trained.shares
-            if trained is not None
-            else Shares(environment.policy, current.world_size, batch, environment.speeds)
-        )
-    if even.unwrapped and current.rank == 0:
-        warnings.warn(
-            f"es.prepare took the DistributedSampler away: its batch_size times {current.world_size} ranks, {batch}, "
-            "is now the global batch, and each rank gets the share that it can finish in the same time",
-            stacklevel=3,
-        )
-    return even
-
-
-def _check_one_adapted(current: Session, adapt: AdaptBatch | None) -> None:
-    known = [one for one in current.loaders.values() if one.train]
-    if known and (adapt is not None or any(one.adapting is not None for one in known)):
-        raise ValueError(
-            "a global batch is adapted where there is one training loader alone, and this is another one: a step over several has "
-            "batches of one size\n  fix: leave adapt_batch (--batch-adapt) out"
-        )
-
-
-def _watch_memory(current: Session) -> None:
-    """From the first training loader on; where there are other ranks that samples could go to."""
-    if current.steps.memory is not None or (current.world_size == 1 and current.recovery is None):
-        return
-    parameters = (p for sync in current.steps.syncs for p in sync.parameters)
-    device = next((p.device for p in parameters), torch.device("cpu"))
-    watch = MemoryWatch(memory_of(device), current.environment.memory_limit)
-    pools = gather_objects(current.group, watch.pool)
-    current.steps.memory = RanksMemory(watch, pools, current.rank)
-
-
-def _same_shares(
-    current: Session,
-    batch: int,
-    schedule: ShareSchedule | None,
-    policy: Policy | None,
-    caps: list[int | None],
-    buckets: list[int | None],
-) -> Shares | None:
-    """Those of another training loader with batches of this size: a backward over both has one weight."""
-    if schedule is not None or current.plan is not None:
-        return None
-    known = (one.shares for one in current.loaders.values() if one.train and one.shares is not None)
-    return next(
-        (
-            shares
-            for shares in known
-            if shares.batch == batch
-            and not shares.scheduled
-            and (policy is None or shares.policy == policy)
-            and (shares.given_caps == caps or not any(cap is not None for cap in caps))
-            and (shares.given_buckets == buckets or not any(buckets))
-        ),
-        None,
-    )
-
-
-def _plan(current: Session, batch: int, caps: list[int | None], buckets: list[int | None]) -> Any:
-    if not current.environment.plan:
-        return None
-    if current.name:
-        raise EvenstepError(
-            f"`evenstep plan` measures a training of all ranks, and this one is of the process set {current.name!r}\n"
-            "  fix: plan for a script that trains this set's model with as many ranks as it has"
-        )
-    from evenstep.plan import Plan
-
-    device = current.environment.device or "cpu"
-    return Plan.from_environment(
-        rank=current.rank,
-        world_size=current.world_size,
-        batch=batch,
-        device=device,
-        speeds=current.environment.speeds,
-        caps=caps,
-        buckets=buckets,
-    )

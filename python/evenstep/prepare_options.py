@@ -119,6 +119,13 @@ def check_bucket(bucket: int | None, trains: bool, schedule: object, exact: bool
         )
 
 
+def check_seed_samples(asked: bool | None, environment: Environment) -> bool:
+    """What holds. Raises TypeError."""
+    if asked is not None and not isinstance(asked, bool):
+        raise TypeError(f"es.prepare(seed_samples={asked!r}): give True or False")
+    return environment.seed_samples if asked is None else asked
+
+
 def check_skip_unreadable(asked: bool | None, skips: bool, given: Iterable[Any], exact: bool) -> None:
     """asked: in the call; skips: what holds for its loaders. Raises TypeError, ValueError or EvenstepError."""
     if asked is not None and not isinstance(asked, bool):

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import Dataset
 
+from evenstep.sample_random import SampleRandoms, Where
 from evenstep.share_table import ShareTable
+from evenstep.unreadable import CollateReadable, ReadableSamples
 
 
 class Place(NamedTuple):
@@ -17,6 +19,7 @@ class Place(NamedTuple):
     seed: int  # of the loader
     epoch: int
     batch: int
+    first: int = 0  # samples of the epoch before it
 
 
 # (indices, shares of all ranks, this rank, where the batch is) -> what the data set gets; workers have it too
@@ -45,9 +48,20 @@ class ShareSamples(Dataset):
     """Workers have copies of it. A rank without samples gets the first of the batch: those of another batch may take another way
     through the model, and give gradients to parameters that nobody's samples have reached."""
 
-    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], table: ShareTable | None) -> None:
+    def __init__(
+        self, dataset: Any, collate: Callable[[list[Any]], Any], table: ShareTable | None, number: int | None = None
+    ) -> None:
+        """number: of the loader, by which its samples have random numbers of their own; None: they have those of their process."""
         self.dataset, self._collate, self._table = dataset, collate, table
         self.fetch_as: FetchAs | None = None
+        whose = collate.collate if isinstance(collate, CollateReadable) else collate
+        several = hasattr(dataset, "__getitems__")
+        self._randoms = None if number is None else SampleRandoms(number, several, whose)
+
+    @property
+    def collating_draws(self) -> bool:
+        """Random numbers, as far as was seen."""
+        return self._randoms is not None and self._randoms.collating_draws
 
     def __getitem__(self, task: Task) -> Loaded:
         shares: Sequence[int] = task.shares
@@ -58,13 +72,29 @@ class ShareSamples(Dataset):
             mine = part(mine, shares, task.rank, task.dummies)
         start = time.perf_counter()
         if self.fetch_as is not None:
-            mine = self.fetch_as(mine, shares, task.rank, task.place)
-        batch = self._collate(self._fetch(mine))
+            batch = self._collate(self._fetch(self.fetch_as(mine, shares, task.rank, task.place)))
+        elif self._randoms is None:
+            batch = self._collate(self._fetch(mine))
+        else:
+            before = sum(shares[: task.rank]) if shares[task.rank] else 0
+            where = Where(task.place.seed, task.place.epoch, task.place.first + before)
+            batch = self._randoms.load(mine, where, self._read(), lambda: self._fetch(mine), self._whole)
         return Loaded(batch, time.perf_counter() - start)
 
     def _fetch(self, indices: list[Any]) -> Any:
         many = getattr(self.dataset, "__getitems__", None)
         return many(indices) if many else [self.dataset[index] for index in indices]
+
+    def _read(self) -> Callable[[Any], Any]:
+        """What gives one sample as _fetch gives several."""
+        if isinstance(self.dataset, ReadableSamples):
+            return self.dataset.read
+        dataset, many = self.dataset, getattr(self.dataset, "__getitems__", None)
+        return (lambda index: dataset[index]) if many is None else (lambda index: many([index])[0])
+
+    def _whole(self, samples: Any) -> Any:
+        found = self.dataset.whole(samples) if isinstance(self.dataset, ReadableSamples) else samples
+        return self._collate(found)
 
 
 def part(indices: list[Any], shares: Sequence[int], rank: int, dummies: int) -> list[Any]:

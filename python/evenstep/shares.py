@@ -99,7 +99,7 @@ class Shares:
         """The same among other ranks, with what is known of each (of_each; None: nothing) but for their memory, which shows
         again. Where nothing is known of a rank in a step, it is taken for as fast as the others."""
         other = self._among(len(caps), speeds, caps, buckets)
-        other._caps.in_pieces = self._caps.in_pieces
+        other._caps.in_pieces, other._caps.may_shrink = self._caps.in_pieces, self._caps.may_shrink
         other.learn_some(known)
         return other
 
@@ -126,7 +126,7 @@ class Shares:
         """The same for another global batch, with what is known of the ranks."""
         given = {"caps": self.given_caps, "buckets": self.given_buckets}
         other = Shares(self.policy, self.ranks, batch, self._speeds, self._schedule, **given)
-        other._caps.in_pieces = self._caps.in_pieces
+        other._caps.in_pieces, other._caps.may_shrink = self._caps.in_pieces, self._caps.may_shrink
         other._drawn = self._drawn
         if self._schedule is None:
             other.learn(self.state())
@@ -137,6 +137,15 @@ class Shares:
     def room(self) -> int | None:
         """Samples that the ranks are known to hold together; None where one may hold any number."""
         return self._caps.room
+
+    def let_shrink(self) -> None:
+        """The global batch follows what memory holds: the same on all ranks."""
+        self._caps.may_shrink = True
+
+    @property
+    def short(self) -> int | None:
+        """Samples that the ranks hold together, where the global batch has more and is to shrink."""
+        return self._caps.short
 
     def let_come_in_pieces(self) -> None:
         """A rank makes more samples than fit its memory one piece after the other (es.Trainer): the same on all ranks."""

@@ -56,12 +56,16 @@ class ReadableSamples:
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
-        found = [self._read(index) for index in indices]
+        return self.whole([self.read(index) for index in indices])
+
+    def whole(self, found: list[Any]) -> list[Any]:
+        """What was read of one batch, with a sample to collate where there is none."""
         if all(isinstance(one, _Missing) for one in found):
             found.append(self._any())
         return self._remembered(found)
 
-    def _read(self, index: Any) -> Any:
+    def read(self, index: Any) -> Any:
+        """One sample; where it cannot be read, a mark in its place."""
         try:
             return self._dataset[index]
         except Exception as error:
@@ -76,7 +80,7 @@ class ReadableSamples:
             return _Spare(self._last[0])
         words = "it has none"
         for index in range(min(len(self._dataset), _TRIED)):
-            sample = self._read(index)
+            sample = self.read(index)
             if not isinstance(sample, _Missing):
                 return _Spare(sample)
             words = sample.words
@@ -100,13 +104,13 @@ class CollateReadable:
     """A collate function for batches of ReadableSamples."""
 
     def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
-        self._collate = collate
+        self.collate = collate
 
     def __call__(self, found: list[Any]) -> Fetched:
         missing = [(one.number, one.words) for one in found if isinstance(one, _Missing)]
         samples = [one for one in found if not isinstance(one, (_Missing, _Spare))]
         spare = [one.sample for one in found if isinstance(one, _Spare)]
-        return Fetched(self._collate(samples or spare), missing)
+        return Fetched(self.collate(samples or spare), missing)
 
 
 class Unreadable:

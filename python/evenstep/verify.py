@@ -14,6 +14,7 @@ import torch
 from evenstep import checkpoint_random, plain
 from evenstep._core import EvenstepError
 from evenstep.group import broadcast_bytes, gather_objects
+from evenstep.prepare_options import check_seed_samples
 from evenstep.session import Session, training_session
 from evenstep.verify_data import Batches, batches_of, columns, on_rank_0, shares_of
 from evenstep.verify_reasons import distance, reasons
@@ -121,10 +122,11 @@ def verify(
             "es.verify(step=…) in one process: where the step's gradients would be exchanged is not known\n"
             "  fix: start it on two ranks (`evenstep run -n 2`, torchrun), or give loss= instead"
         )
+    seeded = check_seed_samples(options.get("seed_samples"), current.environment)
     began = time.monotonic()
     random = checkpoint_random.capture()
     try:
-        start, batches = take(model, optimizer, dtype), batches_of(current.group, data, steps)
+        start, batches = take(model, optimizer, dtype), batches_of(current.group, data, steps, seeded)
         check = _Check(current, start, step or _step_of(loss), loss, batches, options, plays)
         found = check.run()
         if not found.exact and not found.reasons and dtype is None:

@@ -15,6 +15,7 @@ from evenstep._core import EvenstepError
 from evenstep.group import Group, broadcast_bytes, gather_objects
 from evenstep.loader import EvenLoader, check_loader
 from evenstep.order import GlobalOrder
+from evenstep.share_samples import Place, ShareSamples, Task
 from evenstep.shares import none_alone
 
 
@@ -23,7 +24,7 @@ class Batches:
     """What one device would be given step by step; the same on all ranks."""
 
     sizes: list[int]
-    _loader: Any = None  # where the indices are of its data set
+    _samples: ShareSamples | None = None  # where the indices are of its data set
     _indices: list[list[Any]] | None = None
     _batch: Any = None  # where one is used in all steps
 
@@ -38,20 +39,22 @@ class Batches:
         """Samples first … first + count - 1 of the step's global batch."""
         if self._indices is None:
             return slice_of(self._batch, self.sizes[step], first, count)
-        return self._fetch(self._indices[step][first : first + count])
+        assert self._samples is not None
+        mine = self._indices[step][first : first + count]
+        place = Place(0, 0, step, sum(self.sizes[:step]) + first)
+        return self._samples[Task(-1, (count,), mine, 0, 1, place)].batch
 
     def whole(self, step: int) -> Any:
         return self.part(step, 0, self.sizes[step])
 
-    def _fetch(self, indices: list[Any]) -> Any:
-        dataset = self._loader.dataset
-        many = getattr(dataset, "__getitems__", None)
-        samples = many(indices) if many is not None else [dataset[index] for index in indices]
-        return self._loader.collate_fn(samples)
+    @property
+    def collating_draws(self) -> bool:
+        """Random numbers, in a batch that was fetched."""
+        return self._samples is not None and self._samples.collating_draws
 
 
-def batches_of(group: Group, data: Any, steps: int) -> Batches:
-    """Rank 0 draws them. Collective."""
+def batches_of(group: Group, data: Any, steps: int, seeded: bool = True) -> Batches:
+    """Rank 0 draws them. seeded: samples have random numbers of their own, as in training. Collective."""
     if not isinstance(data, (DataLoader, EvenLoader)):
         batch = _of_rank_0(group, data)
         return Batches([samples_in(batch, "es.verify")] * steps, _batch=batch)
@@ -62,7 +65,8 @@ def batches_of(group: Group, data: Any, steps: int) -> Batches:
     if not indices:
         raise EvenstepError("es.verify: the loader has no batch\n  fix: give one with samples, or one collated batch")
     indices = [indices[step % len(indices)] for step in range(steps)]
-    return Batches([len(one) for one in indices], loader, indices)
+    samples = ShareSamples(loader.dataset, loader.collate_fn, None, 0 if seeded else None)
+    return Batches([len(one) for one in indices], samples, indices)
 
 
 def _of_rank_0(group: Group, batch: Any) -> Any:

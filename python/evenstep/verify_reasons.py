@@ -42,8 +42,10 @@ def reasons(
     if _samples_change(batches):
         found.append(
             "the data set gives another sample when it is asked again for the same one: random augmentation, whose random "
-            "numbers depend on what was drawn before"
+            "numbers come from generators of its own, or, with seed_samples=False, depend on what was drawn before"
         )
+    if batches.collating_draws:
+        found.append("the loader's collate_fn draws random numbers, which are others where a batch is split otherwise")
     if _draws(start, step, batches):
         found.append(f"random numbers are drawn in the step: {_some(droppers(start.model)) or 'dropout, or noise'}")
     if loss is not None and not _is_mean(start, loss, batches, 0.03 if reference.rounded else 1e-4):

@@ -260,6 +260,9 @@ if "nobody" in sys.argv:
     options["most_samples"] = 3
 if "word" in sys.argv:
     options["most_samples"] = "5"
+if "adapt" in sys.argv:
+    least = 16 if "least" in sys.argv else None
+    options["adapt_batch"] = es.AdaptBatch(most=16, lr_rule="linear", least=least)
 class Wide(nn.Module):  # some 6 MB a sample at its peak
     def __init__(self):
         super().__init__()
@@ -290,12 +293,15 @@ model, optimizer, loader = es.prepare(model, optimizer, DataLoader(data, batch_s
 for x, y in loader:
     shares = list(session.latest.shares)
     assert len(x) == max(1, shares[es.rank()])
-    assert all(cap < 0 or share <= cap for share, cap in zip(shares, loader.shares.caps))
+    assert loader.shares.short is not None or all(
+        cap < 0 or share <= cap for share, cap in zip(shares, loader.shares.caps)
+    )
     optimizer.zero_grad()
     nn.functional.mse_loss(model(x), y).backward()
     optimizer.step()
 told = [one[1:] for one in session.telemetry.told if one[0] == _core.EVENT_MEMORY]
 print(shares, loader.shares.caps, told, sep=chr(10))
+print("BATCH", loader.batch_size, session.rates.factor)
 if "most" in sys.argv:
     other = es.prepare(loader=DataLoader(data, batch_size=17), bucket=6 if rank == 0 else None, policy="hybrid")
     print(other.shares.draw(17))
@@ -318,6 +324,30 @@ def test_a_batch_that_no_split_fits_ends_training_with_the_way_out(run_ranks: Ca
         assert rank.returncode != 0
         assert "memory does not hold the global batch (rank 0 " in rank.stderr
         assert "fix: use a global batch of at most" in rank.stderr and "accumulate over" in rank.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "ranks"),
+    [("both", 1), *(pytest.param(words, 2, marks=pytest.mark.more) for words in ("both", "nobody"))],
+)
+def test_a_batch_that_may_shrink_becomes_what_memory_holds(
+    run_ranks: Callable[..., list[Any]], words: str, ranks: int
+) -> None:
+    told = run_ranks(SCRIPT, args=[words, "adapt"], ranks=ranks, timeout=120)
+    sizes = [one.stdout.partition("BATCH ")[2].split() for one in told]
+    batch, factor = int(sizes[0][0]), float(sizes[0][1])
+    assert sizes == [sizes[0]] * ranks and ranks <= batch < 16 and factor == batch / 16, sizes
+    words_of_change = f"-> {batch} samples: memory holds {batch}; learning rate x {factor:.3g} (linear)\n"
+    assert words_of_change in told[0].stderr
+    assert "global batch" not in "".join(one.stderr for one in told[1:])
+    assert batch == 6 or words != "nobody"
+
+
+@pytest.mark.more
+def test_a_batch_that_may_not_shrink_so_far(run_ranks: Callable[..., list[Any]]) -> None:
+    for rank in run_ranks(SCRIPT, args=["nobody", "adapt", "least"], timeout=120, check=False):
+        error = "holds 6 samples, 10 fewer than the global batch of 16, and fewer than"
+        assert rank.returncode != 0 and error in rank.stderr, rank.stderr
 
 
 def test_the_script_says_what_a_rank_holds(run_ranks: Callable[..., list[Any]]) -> None:

@@ -36,6 +36,7 @@ def test_the_caps_of_the_next_attempt() -> None:
     assert after_shortage([None, None], [(24, 32), (8, 32)], begins, 32) == ([24, 8], "")
     caps, why = after_shortage([30, None], [(16, 32), (8, 32)], begins, 32)
     assert caps == [30, None] and "global batch of 32 (rank 0 16, rank 1 8)" in why
+    assert after_shortage([30, None], [(16, 32), (8, 32)], begins, 32, shrinks=True) == ([16, 8], "")
 
 
 PLAIN = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import random
+from typing import Any
 
 import torch
 from torch import nn
@@ -144,6 +145,11 @@ class Noisy(Dataset):
         return index / 20 + torch.randn(6), index % 3
 
 
+def collate_noisily(samples: list[Any]) -> Any:
+    x, y = torch.utils.data.default_collate(samples)
+    return x + torch.randn(len(x), 1), y
+
+
 class Attending(nn.Module):
     """A key's bias has no gradient."""
 
@@ -176,7 +182,11 @@ def check_reasons() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.Linear(8, 3))
     told(es.verify(model, sgd(model), loader_of(), classify), "random numbers are drawn in the step: Dropout '1'")
     model = nn.Linear(6, 3)
-    told(es.verify(model, sgd(model), loader_of(Noisy()), classify), "random augmentation")
+    found = es.verify(model, sgd(model), loader_of(Noisy()), classify, dtype=torch.float64)
+    assert found.exact, str(found)
+    told(es.verify(model, sgd(model), loader_of(Noisy()), classify, seed_samples=False), "random augmentation")
+    noisy = DataLoader(Noisy(), batch_size=12, collate_fn=collate_noisily)
+    told(es.verify(model, sgd(model), noisy, classify), "collate_fn draws random numbers")
 
     def contrast(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         h = functional.normalize(model(batch[0]), dim=1)

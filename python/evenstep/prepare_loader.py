@@ -1,0 +1,197 @@
+"""What es.prepare makes of a DataLoader: an EvenLoader, and for training its shares, its caps and its adapted batch."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader
+
+from evenstep._core import EvenstepError
+from evenstep.agreement import check_same_loader
+from evenstep.batch_adapt import AdaptBatch
+from evenstep.batch_adapting import adapt_batches
+from evenstep.caps import after_shortage
+from evenstep.group import broadcast_bytes, gather_objects
+from evenstep.loader import EvenLoader
+from evenstep.memory import MemoryWatch, RanksMemory, memory_of
+from evenstep.policies import Policy
+from evenstep.sample_cache import share_caches
+from evenstep.session import Session
+from evenstep.shares import Shares, ShareSchedule
+
+if TYPE_CHECKING:
+    from evenstep.exact_training import Blocks
+
+
+class LoaderOptions(NamedTuple):
+    """What a call of es.prepare says of its loaders, see there."""
+
+    train: bool
+    shares: ShareSchedule | None
+    policy: Policy | None
+    most_samples: int | None  # of this rank
+    bucket: int | None
+    skip_unreadable: bool
+    seed_samples: bool
+    adapt: AdaptBatch | None
+
+
+def prepare_loader(
+    current: Session, loader: DataLoader[Any], options: LoaderOptions, exact: Blocks | None
+) -> EvenLoader:
+    """Collective."""
+    environment = current.environment
+    train, schedule, policy, adapt = options.train, options.shares, options.policy, options.adapt
+    seed = environment.seed
+    if seed is None:
+        seed = loader.generator.initial_seed() if loader.generator is not None else torch.initial_seed()
+    seed = int(broadcast_bytes(current.group, str(seed).encode())) & 0x7FFFFFFFFFFFFFFF
+    check_same_loader(current.group, loader, options.seed_samples)
+    share_caches(current, loader.dataset)
+    number = (1 + len(current.loaders) if train else 0) if options.seed_samples else None
+    even = EvenLoader(
+        current,
+        loader,
+        train=train,
+        shares=None,
+        seed=seed,
+        skip_unreadable=options.skip_unreadable,
+        number=number,
+    )
+    batch = even.first_batch_size()
+    if train and even.batch_size is not None and even.batch_size < current.world_size:
+        raise ValueError(
+            f"the global batch of {even.batch_size} is smaller than the {current.world_size} ranks: in every step some rank would "
+            f"only keep the others company\n  fix: give the DataLoader a batch_size of at least {current.world_size}, "
+            "or start fewer ranks"
+        )
+    if train:
+        everybody = gather_objects(current.group, (options.most_samples, options.bucket, environment.memory_cap))
+        caps, buckets = [one[0] for one in everybody], [one[1] for one in everybody]
+        _check_one_adapted(current, adapt)
+        if adapt is not None and not current.planning:
+            even.adapting = adapt_batches(current, even, adapt)
+            batch = even.adapting.fit(caps)
+        if exact is None and schedule is None:  # a rank holds one block at a time there; here the script says it all
+            alike = partial(Shares, policy or environment.policy, current.world_size, batch, environment.speeds)
+            told = [one[2] for one in everybody]
+            given = caps
+            caps, why_not_less = after_shortage(
+                given, told, lambda: alike(caps=given, buckets=buckets).draw(batch), batch, even.adapting is not None
+            )
+            if why_not_less and current.rank == 0:
+                sys.stderr.write(f"evenstep: {why_not_less}\n")
+        if even.adapting is not None:
+            batch = even.adapting.fit(caps)
+        if not any(known.train for known in current.loaders.values()):
+            current.plan = _plan(current, batch, caps, buckets)
+        _watch_memory(current, adapt)
+        even.set_shares(
+            _same_shares(current, batch, schedule, policy, caps, buckets)
+            or (exact.shares(environment, batch, schedule, policy) if exact is not None else None)
+            or Shares(
+                policy or environment.policy,
+                current.world_size,
+                batch,
+                environment.speeds,
+                schedule,
+                current.plan,
+                caps,
+                buckets,
+            )
+        )
+        if exact is not None:
+            exact.use(even, current)
+        if even.adapting is not None and even.shares is not None:
+            even.shares.let_shrink()
+        if current.rank == 0 and not current.loaders and even.shares is not None:
+            for line in even.shares.left_out_at_start(current.devices, current.hosts).splitlines():
+                sys.stderr.write(f"evenstep: {line}\n")
+        current.loaders["loader" if not current.loaders else f"loader_{len(current.loaders)}"] = even
+    else:
+        trained = next((known for known in current.loaders.values() if known.train), None)
+        even.set_shares(
+            trained.shares
+            if trained is not None
+            else Shares(environment.policy, current.world_size, batch, environment.speeds)
+        )
+    if even.unwrapped and current.rank == 0:
+        warnings.warn(
+            f"es.prepare took the DistributedSampler away: its batch_size times {current.world_size} ranks, {batch}, "
+            "is now the global batch, and each rank gets the share that it can finish in the same time",
+            stacklevel=3,
+        )
+    return even
+
+
+def _check_one_adapted(current: Session, adapt: AdaptBatch | None) -> None:
+    known = [one for one in current.loaders.values() if one.train]
+    if known and (adapt is not None or any(one.adapting is not None for one in known)):
+        raise ValueError(
+            "a global batch is adapted where there is one training loader alone, and this is another one: a step over several has "
+            "batches of one size\n  fix: leave adapt_batch (--batch-adapt) out"
+        )
+
+
+def _watch_memory(current: Session, adapt: AdaptBatch | None) -> None:
+    """From the first training loader on; where there are other ranks that samples could go to, or batches may be smaller."""
+    alone = current.world_size == 1 and current.recovery is None and adapt is None
+    if current.steps.memory is not None or alone:
+        return
+    parameters = (p for sync in current.steps.syncs for p in sync.parameters)
+    device = next((p.device for p in parameters), torch.device("cpu"))
+    watch = MemoryWatch(memory_of(device), current.environment.memory_limit)
+    pools = gather_objects(current.group, watch.pool)
+    current.steps.memory = RanksMemory(watch, pools, current.rank)
+
+
+def _same_shares(
+    current: Session,
+    batch: int,
+    schedule: ShareSchedule | None,
+    policy: Policy | None,
+    caps: list[int | None],
+    buckets: list[int | None],
+) -> Shares | None:
+    """Those of another training loader with batches of this size: a backward over both has one weight."""
+    if schedule is not None or current.plan is not None:
+        return None
+    known = (one.shares for one in current.loaders.values() if one.train and one.shares is not None)
+    return next(
+        (
+            shares
+            for shares in known
+            if shares.batch == batch
+            and not shares.scheduled
+            and (policy is None or shares.policy == policy)
+            and (shares.given_caps == caps or not any(cap is not None for cap in caps))
+            and (shares.given_buckets == buckets or not any(buckets))
+        ),
+        None,
+    )
+
+
+def _plan(current: Session, batch: int, caps: list[int | None], buckets: list[int | None]) -> Any:
+    if not current.environment.plan:
+        return None
+    if current.name:
+        raise EvenstepError(
+            f"`evenstep plan` measures a training of all ranks, and this one is of the process set {current.name!r}\n"
+            "  fix: plan for a script that trains this set's model with as many ranks as it has"
+        )
+    from evenstep.plan import Plan
+
+    device = current.environment.device or "cpu"
+    return Plan.from_environment(
+        rank=current.rank,
+        world_size=current.world_size,
+        batch=batch,
+        device=device,
+        speeds=current.environment.speeds,
+        caps=caps,
+        buckets=buckets,
+    )
