@@ -58,10 +58,11 @@ function showHead(s) {
 /* What went wrong while all ranks lived: what lasts, and what was. */
 function showFaults(s) {
   const place = byId("faults");
-  const lines = (s.faults || []).map((f) => {
+  const lines = (s.faults || []).filter((f) => f.kind !== "straggler").map((f) => {
     const times = f.count > 1 ? `${f.count} times since step ${f.first_step}; the last at step ${f.step}` : `at step ${f.step}`;
     return element("p", { className: f.lasts ? "" : "advice", textContent: `${f.words} (${times}${f.lasts ? ", and it lasts" : ""})` });
   });
+  for (const one of (s.stragglers || []).slice(-8)) lines.push(element("p", { className: one.lasts ? "" : "advice", textContent: one.words }));
   place.hidden = lines.length === 0;
   place.replaceChildren(...lines);
 }
@@ -156,7 +157,7 @@ function showSpans(spans) {
 const endedWell = (words) => !words || words.includes("ended well") || words.includes("stopped");
 
 /* monitor/faults.h; with value 0 one is over */
-const FAULTS = new Set(["hang", "nonfinite", "parameters", "loss_spike", "gpu"]);
+const FAULTS = new Set(["hang", "nonfinite", "parameters", "loss_spike", "gpu", "straggler"]);
 
 const EVENT_WORDS = {
   shares: (e) => `shares ${e.words}`, checkpoint: (e) => `checkpoint ${e.words} is whole`, epoch: (e) => `epoch ${e.value} begins`,

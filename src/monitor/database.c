@@ -31,6 +31,9 @@ static const char schema[] =
     " clock REAL);"
     "CREATE TABLE gpus(at_ns INTEGER, rank INTEGER, utilization REAL, clock_mhz REAL, temperature REAL,"
     " power_watts REAL, memory_bytes INTEGER, corrected INTEGER, uncorrected INTEGER, slowed INTEGER);"
+    "CREATE TABLE stragglers(attempt INTEGER, rank INTEGER, host TEXT, device TEXT, cause TEXT, factor REAL,"
+    " begin_step INTEGER, begin_ns INTEGER, end_step INTEGER, end_ns INTEGER, words TEXT,"
+    " PRIMARY KEY(attempt, rank, begin_step));"
     "CREATE TABLE calls(place INTEGER PRIMARY KEY, attempt INTEGER, step INTEGER, rank INTEGER, in_group INTEGER, "
     "number INTEGER, call TEXT,"
     " dtype TEXT, op TEXT, peer INTEGER, tag INTEGER, bytes INTEGER, start_ns INTEGER, duration_ns INTEGER,"
@@ -47,11 +50,13 @@ typedef enum insert {
   INSERT_EVENT,
   INSERT_USAGE,
   INSERT_GPU,
+  INSERT_STRAGGLER,
   INSERT_CALL,
   INSERT_COUNT
 } insert;
 
-static const char *const tables[INSERT_COUNT] = {"meta", "ranks", "steps", "spans", "events", "usage", "gpus", "calls"};
+static const char *const tables[INSERT_COUNT] = {"meta",  "ranks", "steps",      "spans", "events",
+                                                 "usage", "gpus",  "stragglers", "calls"};
 static const char *const inserts[INSERT_COUNT] = {
     "INSERT OR REPLACE INTO meta VALUES(?,?)",
     "INSERT OR REPLACE INTO ranks VALUES(?,?,?,?,?,?,?,?,?)",
@@ -60,6 +65,7 @@ static const char *const inserts[INSERT_COUNT] = {
     "INSERT INTO events VALUES(?,?,?,?,?,?,?)",
     "INSERT INTO usage VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
     "INSERT INTO gpus VALUES(?,?,?,?,?,?,?,?,?,?)",
+    "INSERT OR REPLACE INTO stragglers VALUES(?,?,?,?,?,?,?,?,?,?,?)",
     "INSERT OR REPLACE INTO calls VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"};
 
 struct even_database {
@@ -385,6 +391,23 @@ even_status even_database_gpu(even_database *database, int rank, const even_gpu_
   number(&at, sample->corrected);
   number(&at, sample->uncorrected);
   integer(&at, sample->slowed ? 1 : 0);
+  return end(&at);
+}
+
+even_status even_database_straggler(even_database *database, const even_state_straggler *told) {
+  row at;
+  EVEN_TRY(begin(database, INSERT_STRAGGLER, &at));
+  integer(&at, told->attempt);
+  integer(&at, told->rank);
+  text(&at, told->host);
+  text(&at, told->device);
+  text(&at, told->cause);
+  number(&at, told->factor);
+  integer(&at, told->begin_step);
+  integer(&at, (int64_t)told->begin_ns);
+  optional(&at, told->over, told->end_step);
+  optional(&at, told->over, (int64_t)told->end_ns);
+  text(&at, told->why);
   return end(&at);
 }
 

@@ -36,6 +36,8 @@ even_status even_database_call(even_database *database, int attempt, int rank,
 even_status even_database_usage(even_database *database, int rank, uint64_t at_ns, const even_rank_usage *usage,
                                 const even_call_totals *calls) EVEN_MUST_USE;
 even_status even_database_gpu(even_database *database, int rank, const even_gpu_sample *sample) EVEN_MUST_USE;
+/* A row each straggler: that of one that has caught up replaces the one of its beginning. */
+even_status even_database_straggler(even_database *database, const even_state_straggler *told) EVEN_MUST_USE;
 /* Makes the rows since the last commit visible to readers and safe from a crash of this process. While another program
  * has the database locked, rows are kept for a later commit: EVEN_OK (EVEN_ERR_IN_USE after a million of them). */
 even_status even_database_commit(even_database *database) EVEN_MUST_USE;

@@ -69,6 +69,9 @@ const char *even_faults_lasting(const even_state *state) {
 void even_faults_lines(const even_state *state, even_text *out) {
   for (size_t kind = 0; kind < EVEN_FAULT_COUNT; kind++) {
     const even_state_fault *fault = &state->faults[kind];
+    if (kind == EVEN_FAULT_STRAGGLER) { /* monitor/lagging.h has lines of its own */
+      continue;
+    }
     if (fault->count == 1) {
       even_text_format(out, "  1 %s, at step %" PRIu32 ": %s\n", kinds[kind].one, fault->step, fault->words);
     } else if (fault->count > 1) {

@@ -323,6 +323,37 @@ static even_status read_gpus(even_history *history) {
   return code == SQLITE_DONE ? EVEN_OK : fail(history, code);
 }
 
+static even_status read_stragglers(even_history *history) {
+  sqlite3_stmt *row = NULL;
+  if (!even_history_has(history, "stragglers", "begin_step")) { /* a run of before */
+    return EVEN_OK;
+  }
+  int code =
+      sqlite3_prepare_v2(history->connection,
+                         "SELECT attempt,rank,host,device,cause,factor,begin_step,begin_ns,end_step,end_ns,words "
+                         "FROM stragglers ORDER BY begin_ns",
+                         -1, &row, NULL);
+  history->state->straggler_count = 0; /* few rows, of which some are others by now */
+  while (code == SQLITE_OK && (code = sqlite3_step(row)) == SQLITE_ROW) {
+    even_state_straggler told = {.attempt = sqlite3_column_int(row, 0),
+                                 .rank = sqlite3_column_int(row, 1),
+                                 .factor = number_column(row, 5),
+                                 .begin_step = (uint32_t)sqlite3_column_int64(row, 6),
+                                 .begin_ns = (uint64_t)sqlite3_column_int64(row, 7),
+                                 .over = sqlite3_column_type(row, 8) != SQLITE_NULL,
+                                 .end_step = (uint32_t)sqlite3_column_int64(row, 8),
+                                 .end_ns = (uint64_t)sqlite3_column_int64(row, 9)};
+    (void)snprintf(told.host, sizeof told.host, "%s", text_column(row, 2));
+    (void)snprintf(told.device, sizeof told.device, "%s", text_column(row, 3));
+    (void)snprintf(told.cause, sizeof told.cause, "%s", text_column(row, 4));
+    (void)snprintf(told.why, sizeof told.why, "%s", text_column(row, 10));
+    even_state_straggler_add(history->state, &told);
+    code = SQLITE_OK;
+  }
+  (void)sqlite3_finalize(row);
+  return code == SQLITE_DONE ? EVEN_OK : fail(history, code);
+}
+
 static even_status read_end(even_history *history) {
   long long value = 0;
   EVEN_TRY(meta_number(history, "lost_records", 0, &value));
@@ -372,6 +403,7 @@ even_status even_history_read(even_history *history) {
     status = read_table(history, (table)which);
   }
   status = status == EVEN_OK ? read_gpus(history) : status;
+  status = status == EVEN_OK ? read_stragglers(history) : status;
   if (status == EVEN_OK) {
     status = read_end(history);
   }

@@ -3,6 +3,7 @@
 
 #include "base/json_writer.h"
 #include "monitor/faults.h"
+#include "monitor/lagging.h"
 #include "monitor/verdict.h"
 
 #include <math.h>
@@ -110,6 +111,7 @@ void even_monitor_json_summary(const even_state *state, const even_measure *meas
   even_json_unsigned(&json, "events", state->event_count);
   even_json_string(&json, "stall", even_state_stalls(state) ? state->stall_words : NULL);
   even_faults_json(&json, state);
+  even_lagging_json(&json, state);
   even_json_object(&json, "verdict");
   even_json_string(&json, "kind", even_verdict_name(verdict.kind));
   positive(&json, "rank", verdict.rank);

@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "base/utf8.h"
 #include "monitor/gpus.h"
+#include "monitor/lagging.h"
 #include "monitor/parts.h"
 #include "monitor/report.h"
 #include "monitor/thin.h"
@@ -12,6 +13,7 @@
 #include "monitor/view.h"
 #include "os/clock.h"
 #include "os/file.h"
+#include "os/path.h"
 #include "os/random.h"
 
 #include <math.h>
@@ -55,11 +57,13 @@ even_status even_monitor_tick(even_monitor *monitor) {
   uint64_t now = even_clock_ns();
   (void)pthread_mutex_lock(&monitor->lock);
   (void)even_monitor_drain(monitor);
-  if (now - monitor->looked_ns >= USAGE_EVERY_NS) {
+  bool due = now - monitor->looked_ns >= USAGE_EVERY_NS;
+  if (due) {
     monitor->looked_ns = now;
     look(monitor, now);
   }
   even_monitor_gpus_look(monitor);
+  even_lagging_look(monitor, now, due);
   monitor->begins = monitor->begins && monitor->state->attempt_steps < FIRST_STEPS;
   if (now - monitor->committed_ns >= COMMIT_EVERY_NS || monitor->begins) {
     monitor->committed_ns = now;
@@ -75,6 +79,7 @@ even_status even_monitor_tick(even_monitor *monitor) {
 void even_monitor_attempt(even_monitor *monitor, int attempt) {
   (void)pthread_mutex_lock(&monitor->lock);
   even_monitor_drain_ended(monitor); /* what the ranks of the attempt before wrote is still theirs */
+  even_lagging_end_all(monitor);
   even_state_attempt(monitor->state, attempt, even_clock_ns());
   monitor->begins = true;
   even_spikes_forget(&monitor->spikes);
@@ -102,6 +107,7 @@ void even_monitor_rank_started(even_monitor *monitor, int rank, pid_t pid) {
 void even_monitor_rank_gone(even_monitor *monitor, int rank) {
   (void)pthread_mutex_lock(&monitor->lock);
   (void)even_monitor_drain(monitor);
+  even_lagging_end(monitor, rank);
   if (rank >= 0 && rank < monitor->state->ranks) {
     even_state_rank *at = &monitor->state->rank[rank];
     EVEN_HISTORY(even_database_rank(monitor->database, rank, at, monitor->state->attempt, true));
@@ -127,6 +133,14 @@ void even_monitor_hang(even_monitor *monitor, int rank, bool over, const char *w
   (void)pthread_mutex_lock(&monitor->lock);
   if (rank >= 0 && rank < monitor->state->ranks) {
     even_monitor_note(monitor, EVEN_EVENT_HANG, rank, over ? 0 : 1, words);
+  }
+  (void)pthread_mutex_unlock(&monitor->lock);
+}
+
+void even_monitor_straggler_ended(even_monitor *monitor, int rank, const char *words) {
+  (void)pthread_mutex_lock(&monitor->lock);
+  if (rank >= 0 && rank < monitor->state->ranks) {
+    even_monitor_note(monitor, EVEN_EVENT_STRAGGLER_ENDED, rank, 0, words);
   }
   (void)pthread_mutex_unlock(&monitor->lock);
 }
@@ -201,6 +215,11 @@ static void take_facts(even_state *state, int ranks, const even_monitor_rank *al
     (void)snprintf(device, sizeof device, facts->host == NULL ? "%s" : "%s on %s", facts->device, facts->host);
     even_state_rank_facts(state, rank, device, facts->model, facts->cores, facts->quota);
     state->rank[rank].elsewhere = facts->host != NULL;
+    if (facts->host != NULL) {
+      (void)snprintf(state->rank[rank].host, sizeof state->rank[rank].host, "%s", facts->host);
+    } else {
+      even_host_name(state->rank[rank].host, sizeof state->rank[rank].host);
+    }
   }
 }
 
@@ -211,6 +230,7 @@ static even_status open_parts(even_monitor *monitor, const even_monitor_params *
   EVEN_TRY(even_state_open(params->ranks, params->run_name, params->command, params->policy, &monitor->state));
   EVEN_TRY(even_alloc(ranks, sizeof *monitor->pending, (void **)&monitor->pending));
   EVEN_TRY(even_telemetry_reader_open(params->telemetry_fd, &monitor->reader));
+  EVEN_TRY(even_lagging_open(params->ranks, &monitor->lagging));
   monitor->state->started_ns = even_clock_ns();
   monitor->state->started_wall_ns = even_clock_wall_ns();
   monitor->state->last_end_ns = monitor->state->started_ns;
@@ -238,6 +258,7 @@ static even_status open_parts(even_monitor *monitor, const even_monitor_params *
 static void release(even_monitor *monitor) {
   even_server_close(monitor->server);
   even_gpu_watch_close(monitor->gpus);
+  even_lagging_close(monitor->lagging);
   even_database_close(monitor->database);
   even_telemetry_reader_close(monitor->reader);
   even_state_close(monitor->state);
@@ -272,6 +293,10 @@ even_status even_monitor_open(const even_monitor_params *params, even_monitor **
 static even_status follow(even_monitor *monitor, int ranks, const even_monitor_rank *facts, const char *const *gpus) {
   int before = monitor->state->room;
   even_monitor_drain_ended(monitor); /* what the ranks of before wrote is theirs */
+  even_lagging_end_all(monitor);
+  even_lagging_close(monitor->lagging);
+  monitor->lagging = NULL;
+  EVEN_TRY(even_lagging_open(ranks, &monitor->lagging));
   EVEN_TRY(even_state_ranks(monitor->state, ranks));
   if (ranks > before) {
     EVEN_TRY(even_realloc((void **)&monitor->pending, (size_t)ranks, sizeof *monitor->pending));
@@ -316,6 +341,7 @@ even_status even_monitor_close(even_monitor *monitor, int exit_code) {
   even_monitor_drain_ended(monitor);
   look(monitor, even_clock_ns());
   even_monitor_gpus_look(monitor);
+  even_lagging_end_all(monitor);
   monitor->state->ended_ns = even_clock_ns();
   monitor->state->exit_code = exit_code;
   for (int rank = 0; rank < monitor->state->ranks; rank++) {

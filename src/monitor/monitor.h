@@ -58,6 +58,8 @@ void even_monitor_rank_gone(even_monitor *monitor, int rank);
 void even_monitor_rank_ended(even_monitor *monitor, int rank, const char *cause);
 /* A rank hangs, or, `over`, goes on after all; `words` say so. */
 void even_monitor_hang(even_monitor *monitor, int rank, bool over, const char *words);
+/* A rank is ended because it holds the others up; `words` say why. */
+void even_monitor_straggler_ended(even_monitor *monitor, int rank, const char *words);
 /* The live view, `columns` wide, several lines, each ended by a newline (as `evenstep top` shows it too). */
 even_status even_monitor_view(even_monitor *monitor, int columns, bool colour, even_text *out) EVEN_MUST_USE;
 /* Drains what is left, notes the exit code, writes report.html, frees. */

@@ -40,6 +40,7 @@ struct even_monitor {
   uint64_t told_lost_ns;
   even_spikes spikes;
   even_gpu_watch *gpus; /* NULL: none */
+  struct even_lagging *lagging;
   void (*notice)(void *context, const char *text);
   void *notice_context;
 };
@@ -60,6 +61,7 @@ void even_monitor_history(even_monitor *monitor, even_status status);
 void even_monitor_commit(even_monitor *monitor);
 /* An event of the agent's own. */
 void even_monitor_note(even_monitor *monitor, int event, int rank, int64_t value, const char *words);
+void even_monitor_note_event(even_monitor *monitor, const even_state_event *event);
 /* Takes what the rings hold into the state and the history. Bounded: writers faster than this reader must not hold the
  * agent's loop. Whether there may be more. */
 bool even_monitor_drain(even_monitor *monitor);

@@ -1,6 +1,7 @@
 /* The rings into the state and the history. */
 #include "base/fail.h"
 #include "base/utf8.h"
+#include "monitor/lagging.h"
 #include "monitor/parts.h"
 #include "os/clock.h"
 
@@ -24,6 +25,9 @@ static void say_again(even_monitor *monitor) {
   for (int rank = 0; rank < state->ranks; rank++) {
     (void)!even_database_rank(monitor->database, rank, &state->rank[rank], state->attempt, state->rank[rank].pid == 0);
   }
+  for (size_t i = 0; even_state_straggler_at(state, i) != NULL; i++) {
+    (void)!even_database_straggler(monitor->database, even_state_straggler_at(state, i));
+  }
   monitor->committed_events = state->event_count;
 }
 
@@ -43,7 +47,7 @@ void even_monitor_history(even_monitor *monitor, even_status status) {
   monitor->database = NULL;
 }
 
-static void note(even_monitor *monitor, const even_state_event *event) {
+void even_monitor_note_event(even_monitor *monitor, const even_state_event *event) {
   if (even_state_event_add(monitor->state, event)) {
     EVEN_HISTORY(even_database_event(monitor->database, event));
   }
@@ -57,7 +61,7 @@ void even_monitor_note(even_monitor *monitor, int event, int rank, int64_t value
                            .event = event,
                            .value = value};
   (void)snprintf(made.words, sizeof made.words, "%s", words);
-  note(monitor, &made);
+  even_monitor_note_event(monitor, &made);
 }
 
 void even_monitor_commit(even_monitor *monitor) {
@@ -121,7 +125,7 @@ static void take_loss(even_monitor *monitor, uint32_t step, double loss) {
                             .event = EVEN_EVENT_SPIKE,
                             .value = spikes->inside ? 1 : 0};
   (void)snprintf(event.words, sizeof event.words, "%s", words);
-  note(monitor, &event);
+  even_monitor_note_event(monitor, &event);
   if (monitor->notice != NULL) {
     char line[200];
     (void)snprintf(line, sizeof line, "step %u: %s", (unsigned)step, words);
@@ -151,7 +155,7 @@ static void take_event(even_monitor *monitor, int rank, const even_event_record 
     return;
   }
   bool first = !monitor->state->loss_given;
-  note(monitor, &event);
+  even_monitor_note_event(monitor, &event);
   if (first && monitor->state->loss_given) {
     even_spikes_forget(&monitor->spikes);
   }
@@ -180,6 +184,7 @@ static void take(even_monitor *monitor, const even_record *record) {
     case EVEN_RECORD_STEP:
       even_state_step(monitor->state, rank, &record->as.step);
       EVEN_HISTORY(even_database_step(monitor->database, monitor->state->attempt, rank, &record->as.step));
+      even_lagging_step(monitor, rank, &record->as.step);
       if (!monitor->state->loss_given && rank == even_state_first(monitor->state)) {
         take_loss(monitor, record->as.step.step, (double)record->as.step.loss);
       }

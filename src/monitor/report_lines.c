@@ -1,5 +1,6 @@
 /* The report as a table for a terminal. */
 #include "monitor/faults.h"
+#include "monitor/lagging.h"
 #include "monitor/report_run.h"
 #include "monitor/verdict.h"
 
@@ -107,13 +108,14 @@ static void closing(const even_report *report, bool colour, even_text *out) {
   even_verdict_find(&report->run.measure, &verdict);
   even_text_format(out, "\n  %s%s%s\n", verdict.limit, verdict.advice[0] != '\0' ? "; " : "", verdict.advice);
   const even_state *state = even_history_state(report->run.history);
+  even_lagging_lines(state, out);
   if (state->on_fixed != 0) {
     even_text_format(out, "  balancing was measured slower than %s (%s): went back at step %" PRIu32 "\n",
                      state->on_fixed == 1 ? "equal shares" : "the profile's split", state->on_fixed_words,
                      state->on_fixed_at);
   }
-  const char *const told[] = {state->lost_words, state->batch_words, state->memory_words, state->left_out_words,
-                              state->compression_words};
+  const char *const told[] = {state->straggler_words, state->lost_words,     state->batch_words,
+                              state->memory_words,    state->left_out_words, state->compression_words};
   for (size_t i = 0; i < sizeof told / sizeof told[0]; i++) {
     if (told[i][0] != '\0') {
       even_text_format(out, "  %s\n", told[i]);

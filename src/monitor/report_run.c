@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "monitor/faults.h"
+#include "monitor/lagging.h"
 #include "os/folder.h"
 
 #include <math.h>
@@ -127,6 +128,7 @@ void even_report_run_json(even_json *json, const char *key, const even_report_ru
   even_json_unsigned(json, "checkpoints", state->checkpoints);
   even_json_integer(json, "restarts", state->attempt);
   even_faults_json(json, state);
+  even_lagging_json(json, state);
   if (run->prediction.known) {
     even_json_object(json, "predicted");
     even_json_number(json, "samples_per_second", run->prediction.samples_per_second);

@@ -30,6 +30,7 @@ static even_status fill(even_state *state, const char *run_name, const char *com
   EVEN_TRY(EVEN_NEW_ARRAY(&state->measure_ranks, ranks));
   EVEN_TRY(EVEN_NEW_ARRAY(&state->points, EVEN_STATE_POINTS));
   EVEN_TRY(EVEN_NEW_ARRAY(&state->point_ranks, EVEN_STATE_POINTS * ranks));
+  EVEN_TRY(EVEN_NEW_ARRAY(&state->stragglers, EVEN_STATE_STRAGGLERS));
   return EVEN_NEW_ARRAY(&state->events, EVEN_STATE_EVENTS);
 }
 
@@ -104,6 +105,7 @@ void even_state_close(even_state *state) {
   even_free(state->measure_ranks);
   even_free(state->points);
   even_free(state->point_ranks);
+  even_free(state->stragglers);
   even_free(state->events);
   even_free(state);
 }
@@ -377,6 +379,8 @@ bool even_state_event_add(even_state *state, const even_state_event *event) {
     (void)snprintf(state->memory_words, sizeof state->memory_words, "%s", event->value > 0 ? event->words : "");
   } else if (event->event == EVEN_EVENT_LEFT_OUT) {
     (void)snprintf(state->left_out_words, sizeof state->left_out_words, "%s", event->value > 0 ? event->words : "");
+  } else if (event->event == EVEN_EVENT_STRAGGLER_ENDED) {
+    (void)snprintf(state->straggler_words, sizeof state->straggler_words, "%s", event->words);
   } else if (event->event == EVEN_EVENT_BATCH) {
     (void)snprintf(state->batch_words, sizeof state->batch_words, "%s (step %" PRIu32 ")", event->words, event->step);
   } else if (event->event == EVEN_EVENT_GENERATION) {
@@ -401,6 +405,23 @@ bool even_state_event_add(even_state *state, const even_state_event *event) {
   *slot = *event;
   slot->number = ++state->event_count;
   return true;
+}
+
+void even_state_straggler_add(even_state *state, const even_state_straggler *told) {
+  uint64_t kept = state->straggler_count < EVEN_STATE_STRAGGLERS ? state->straggler_count : EVEN_STATE_STRAGGLERS;
+  for (uint64_t back = 1; back <= kept; back++) {
+    even_state_straggler *at = &state->stragglers[(state->straggler_count - back) % EVEN_STATE_STRAGGLERS];
+    if (at->attempt == told->attempt && at->rank == told->rank && at->begin_step == told->begin_step) {
+      *at = *told;
+      return;
+    }
+  }
+  state->stragglers[state->straggler_count++ % EVEN_STATE_STRAGGLERS] = *told;
+}
+
+const even_state_straggler *even_state_straggler_at(const even_state *state, size_t number) {
+  uint64_t kept = state->straggler_count < EVEN_STATE_STRAGGLERS ? state->straggler_count : EVEN_STATE_STRAGGLERS;
+  return number < kept ? &state->stragglers[(state->straggler_count - kept + number) % EVEN_STATE_STRAGGLERS] : NULL;
 }
 
 void even_state_usage(even_state *state, int rank, const even_rank_usage *usage) {

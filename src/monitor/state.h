@@ -15,6 +15,7 @@ enum {
                                told of one after the other */
   EVEN_STATE_POINTS = 2048, /* of the course: neighbours are merged when a run has more steps */
   EVEN_STATE_EVENTS = 256,  /* kept: the last */
+  EVEN_STATE_STRAGGLERS = 64,
   EVEN_STATE_MOST_RANKS = 4096
 };
 
@@ -24,9 +25,11 @@ enum {
   EVEN_EVENT_RANK_STARTED = 101,
   EVEN_EVENT_RANK_ENDED = 102,
   EVEN_EVENT_LOST = 103,
-  EVEN_EVENT_HANG = 104,  /* value 1: the rank hangs; 0: it goes on after all */
-  EVEN_EVENT_SPIKE = 105, /* value 1: the loss has jumped; 0: it is back */
-  EVEN_EVENT_GPU = 106    /* value 1: the rank's GPU is held down, 0: no more, -1: another fault of it */
+  EVEN_EVENT_HANG = 104,           /* value 1: the rank hangs; 0: it goes on after all */
+  EVEN_EVENT_SPIKE = 105,          /* value 1: the loss has jumped; 0: it is back */
+  EVEN_EVENT_GPU = 106,            /* value 1: the rank's GPU is held down, 0: no more, -1: another fault of it */
+  EVEN_EVENT_STRAGGLER = 107,      /* value: the percentage of its usual time that the rank takes; 0: no more */
+  EVEN_EVENT_STRAGGLER_ENDED = 108 /* the rank is ended because it holds the others up */
 };
 
 /* X(name, event, of one, of several): what goes wrong while all ranks live (monitor/faults.h) */
@@ -35,7 +38,8 @@ enum {
   X(NONFINITE, EVEN_EVENT_NONFINITE, "time of numbers that were not finite", "times of numbers that were not finite") \
   X(PARAMETERS, EVEN_EVENT_PARAMETERS, "time that parameters differed", "times that parameters differed")             \
   X(SPIKE, EVEN_EVENT_SPIKE, "jump of the loss", "jumps of the loss")                                                 \
-  X(GPU, EVEN_EVENT_GPU, "fault of a GPU", "faults of GPUs")
+  X(GPU, EVEN_EVENT_GPU, "fault of a GPU", "faults of GPUs")                                                          \
+  X(STRAGGLER, EVEN_EVENT_STRAGGLER, "straggler", "stragglers")
 
 enum {
 #define EVEN_FAULT_ENUM(name, event, one, many) EVEN_FAULT_##name,
@@ -65,6 +69,22 @@ typedef struct even_state_event {
   double scalar; /* of that event, in place of value */
   char words[192];
 } even_state_event;
+
+/* A rank that was slower than usual for a while (monitor/stragglers.h). */
+typedef struct even_state_straggler {
+  int attempt;
+  int rank;
+  char host[64];
+  char device[32];
+  char cause[16]; /* even_straggler_name */
+  double factor;  /* so many times as long its steps took */
+  uint32_t begin_step;
+  uint64_t begin_ns;
+  bool over;
+  uint32_t end_step; /* the last slow one, and its end */
+  uint64_t end_ns;
+  char why[128]; /* ", stopped by its CPU quota 75% of the time"; may be empty */
+} even_state_straggler;
 
 /* One rank's part of a point. */
 typedef struct even_point_rank {
@@ -113,6 +133,7 @@ typedef struct even_state_calls {
 
 typedef struct even_state_rank {
   char device[32];
+  char host[64];  /* while it lives */
   bool elsewhere; /* on another host: its process number means nothing here */
   char model[128];
   double cores;
@@ -169,6 +190,7 @@ typedef struct even_state {
   char lost_words[192];       /* which ranks were lost, and who goes on; empty: none */
   char batch_words[224];      /* what became of an adapted global batch last; empty: none is */
   char left_out_words[192];   /* which ranks have no samples, and why; empty: none */
+  char straggler_words[192];  /* which rank was ended for being slow last, and why; empty: none was */
   uint64_t stall_at_ns;       /* the last stall that a rank told of; 0: none */
   int stall_rank;
   char stall_words[192];
@@ -181,9 +203,11 @@ typedef struct even_state {
   size_t point_count;  /* points 0 … point_count - 1 may be used */
   uint64_t generation; /* grows when old points change: a client then fetches all anew */
   even_point *points;
-  even_point_rank *point_ranks; /* [point * room + rank] */
-  even_state_event *events;     /* a ring of EVEN_STATE_EVENTS */
-  uint64_t event_count;         /* ever */
+  even_point_rank *point_ranks;     /* [point * room + rank] */
+  even_state_event *events;         /* a ring of EVEN_STATE_EVENTS */
+  uint64_t event_count;             /* ever */
+  even_state_straggler *stragglers; /* a ring of EVEN_STATE_STRAGGLERS */
+  uint64_t straggler_count;         /* ever */
   even_measure_rank *measure_ranks;
 } even_state;
 
@@ -220,6 +244,10 @@ bool even_state_gone(const even_state *state, int rank);
 int even_state_first(const even_state *state);
 /* true: it was kept; false: a repetition of what another rank said already */
 bool even_state_event_add(even_state *state, const even_state_event *event);
+/* One that is told of again, by attempt, rank and begin_step, takes the place of what was told. */
+void even_state_straggler_add(even_state *state, const even_state_straggler *told);
+/* One of those kept, 0 the oldest; NULL: there are no more. */
+const even_state_straggler *even_state_straggler_at(const even_state *state, size_t number);
 void even_state_usage(even_state *state, int rank, const even_rank_usage *usage);
 void even_state_calls_seen(even_state *state, int rank, uint64_t at_ns, const even_call_totals *totals);
 /* Whether a rank told of a stall, and since then neither a step nor a collective of its has ended. */

@@ -16,11 +16,28 @@ static const double STARVED = 0.6;       /* CPU seconds a busy second */
 
 const char *even_straggler_name(even_straggler_cause cause) {
   static const char *const names[] = {
-#define EVEN_STRAGGLER_NAME(name, text) text,
+#define EVEN_STRAGGLER_NAME(name, text, label) text,
       EVEN_STRAGGLER_LIST(EVEN_STRAGGLER_NAME)
 #undef EVEN_STRAGGLER_NAME
   };
   return names[cause];
+}
+
+const char *even_straggler_label(const char *name) {
+  static const struct {
+    const char *name;
+    const char *label;
+  } labels[] = {
+#define EVEN_STRAGGLER_LABEL(name, text, label) {text, label},
+      EVEN_STRAGGLER_LIST(EVEN_STRAGGLER_LABEL)
+#undef EVEN_STRAGGLER_LABEL
+  };
+  for (size_t i = 0; i < sizeof labels / sizeof labels[0]; i++) {
+    if (strcmp(labels[i].name, name) == 0) {
+      return labels[i].label;
+    }
+  }
+  return labels[EVEN_STRAGGLER_UNKNOWN].label;
 }
 
 static bool quota(const even_measure_rank *at, even_straggler *out) {

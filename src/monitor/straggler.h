@@ -4,20 +4,21 @@
 
 #include "monitor/measure.h"
 
-/* X(NAME, text) */
-#define EVEN_STRAGGLER_LIST(X)                                                                           \
-  X(UNKNOWN, "unknown")                                                                                  \
-  X(QUOTA, "quota")         /* its CPU quota stops it */                                                 \
-  X(SWAP, "swap")           /* its memory is out on swap, and is waited for */                           \
-  X(PAGE_FAULTS, "faults")  /* pages are waited for from disk, without swap */                           \
-  X(CPU_TAKEN, "cpu_taken") /* it could run and has no CPU: other programs, or more threads than CPUs */ \
-  X(CLOCK, "clock")         /* its CPU's clock is far below its highest, and the other rank's is not */  \
-  X(DATA, "data")           /* its loader takes the time that it is behind */
+/* X(NAME, text, label) */
+#define EVEN_STRAGGLER_LIST(X)                                                                              \
+  X(UNKNOWN, "unknown", "cause unknown")                                                                    \
+  X(QUOTA, "quota", "CPU quota")                   /* its CPU quota stops it */                             \
+  X(SWAP, "swap", "memory on swap")                /* and it is waited for */                               \
+  X(PAGE_FAULTS, "faults", "pages from disk")      /* are waited for, without swap */                       \
+  X(CPU_TAKEN, "cpu_taken", "CPU taken by others") /* other programs, or more threads than CPUs */          \
+  X(CLOCK, "clock", "low CPU clock")               /* far below its highest, and the other rank's is not */ \
+  X(DATA, "data", "slow data loading")             /* its loader takes the time that it is behind */
 
 typedef enum even_straggler_cause {
-#define EVEN_STRAGGLER_ENUM(name, text) EVEN_STRAGGLER_##name,
+#define EVEN_STRAGGLER_ENUM(name, text, label) EVEN_STRAGGLER_##name,
   EVEN_STRAGGLER_LIST(EVEN_STRAGGLER_ENUM)
 #undef EVEN_STRAGGLER_ENUM
+      EVEN_STRAGGLER_COUNT
 } even_straggler_cause;
 
 typedef struct even_straggler {
@@ -27,6 +28,8 @@ typedef struct even_straggler {
 } even_straggler;
 
 const char *even_straggler_name(even_straggler_cause cause);
+/* The words for a name: "CPU quota". */
+const char *even_straggler_label(const char *name);
 /* Of `rank`; `beside`: the rank that waits for it, or itself where no other is looked at. */
 void even_straggler_find(const even_measure *measure, int rank, int beside, even_straggler *out);
 

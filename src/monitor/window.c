@@ -29,6 +29,8 @@ static const struct {
               {EVEN_EVENT_HANG, "hang"},
               {EVEN_EVENT_SPIKE, "loss_spike"},
               {EVEN_EVENT_GPU, "gpu"},
+              {EVEN_EVENT_STRAGGLER, "straggler"},
+              {EVEN_EVENT_STRAGGLER_ENDED, "straggler_ended"},
               {EVEN_EVENT_COMPRESSION, "compression"},
               {EVEN_EVENT_STALL, "stall"},
               {EVEN_EVENT_GROUP, "group"},
