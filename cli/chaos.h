@@ -1,10 +1,12 @@
-/* evenstep chaos, in three parts: a job that is run and disturbed, the faults themselves, the comparison at the end. */
+/* evenstep chaos: a job that is run and disturbed, the faults themselves, what became of the others, the comparison at
+ * the end. */
 #ifndef EVEN_CLI_CHAOS_H
 #define EVEN_CLI_CHAOS_H
 
+#include "base/json_writer.h"
 #include "base/text.h"
 #include "fault/chaos.h"
-#include "monitor/history.h"
+#include "monitor/survival.h"
 #include "os/busy.h"
 #include "os/dialogue.h"
 #include "os/process.h"
@@ -23,7 +25,15 @@ typedef struct even_chaos_done {
   uint64_t noticed_ns; /* when the agent told of it, or another rank had ended; 0: that was not seen */
   uint64_t gone_ns;    /* of a killed agent: when the last of its ranks was no more; else 0 */
   long step;           /* the training's last one then */
-  char words[192];     /* to whom, where; why it was not */
+  int rank;            /* to which it came; -1: to none */
+  size_t heard;        /* of the agent's words, before it */
+  char words[224];     /* to whom, where; why it was not */
+  /* ---- with --recovery, of the others (monitor/survival.h) ---- */
+  bool judged;
+  bool trained; /* it came to a rank that trained beside others */
+  even_survival_outcome outcome;
+  uint64_t again_ns, stepped_ns, joined_ns;
+  char why[192]; /* they did not go on, as the agent said */
 } even_chaos_done;
 
 typedef struct even_chaos_process {
@@ -46,14 +56,25 @@ typedef struct even_chaos_host {
   int64_t *clocks; /* ns by which the agent's clock of the day is off, then those of ranks 0, 1, … */
 } even_chaos_host;
 
+/* The rank to which the last fault came that takes one: how its process was started. */
+typedef struct even_chaos_lost {
+  int rank;
+  even_chaos_process of;
+  even_text line, variables; /* "": none */
+} even_chaos_lost;
+
 /* What faults of one rank hold (chaos_rank.c). */
 typedef struct even_chaos_rank {
   even_chaos_process starved; /* gets no more memory */
   uint64_t limit_before;
-  unsigned char *gradients;   /* a byte a rank, shared with it: whether one is to be NaN, and whether it was */
-  bool asked;                 /* the fault under way has asked for one */
+  unsigned char *gradients; /* a byte a rank, shared with it: whether one is to be NaN, and whether it was */
+  bool asked;               /* the fault under way has asked this one for it */
+  int asked_rank;
+  even_chaos_process asked_of;
   even_process twin;          /* pid 0: none */
   even_chaos_process claimed; /* whose place it takes */
+  bool claims_lost;           /* which has ended */
+  even_chaos_lost lost;
   even_chaos_done *twin_fault;
   uint64_t twin_until_ns;
   even_text said; /* by the twin, of errors */
@@ -69,6 +90,25 @@ typedef struct even_chaos_watch {
   even_chaos_process others[EVEN_CHAOS_WATCHED];
   size_t count;
 } even_chaos_watch;
+
+/* The process in a rank's place. */
+typedef struct even_chaos_member {
+  pid_t pid;
+  uint64_t before_ns; /* the end of the last step that was made in this place before it was seen */
+} even_chaos_member;
+
+typedef struct even_chaos_victim {
+  size_t fault;
+  pid_t pid;
+} even_chaos_victim;
+
+/* All places (chaos_recovery.c), and the processes to which faults came. */
+typedef struct even_chaos_members {
+  even_chaos_member *of;
+  even_chaos_victim *victims;
+  size_t count;  /* of victims */
+  size_t judged; /* so many of them */
+} even_chaos_members;
 
 enum { EVEN_CHAOS_HOSTS = 3 };
 
@@ -95,7 +135,12 @@ typedef struct even_chaos_job {
   const even_chaos_fault *plan;
   even_chaos_done *done; /* one a fault */
   size_t faults;
-  int ranks;                         /* of it; with faults alone */
+  int ranks;               /* of it; with faults alone */
+  int places;              /* and of processes that wait to take a rank's place */
+  const char *const *more; /* further words of `evenstep run` */
+  size_t more_count;
+  bool recovers;                     /* with --recovery, */
+  bool replaces;                     /* of that kind */
   long steps;                        /* of the whole training; 0: not known, with no faults */
   uint64_t usual_ns;                 /* that it takes undisturbed */
   uint64_t patience_ns;              /* longer than this it hangs */
@@ -107,9 +152,13 @@ typedef struct even_chaos_job {
   bool open; /* the agent's process runs */
   bool agent_killed;
   even_history *history;
-  size_t next;                /* fault */
-  uint64_t ended_ns;          /* when the last fault that ends an attempt came; 0: none yet */
-  even_chaos_process stopped; /* a rank, let go later */
+  size_t next; /* fault */
+  int victim;  /* the rank to which it comes, */
+  pid_t victim_pid;
+  even_chaos_members members;
+  char wrong[EVEN_SURVIVAL_WORDS]; /* what should never be, from its history; "": nothing */
+  uint64_t ended_ns;               /* when the last fault that ends an attempt came; 0: none yet */
+  even_chaos_process stopped;      /* a rank, let go later */
   pid_t busy[EVEN_BUSY_MOST];
   size_t busy_count;
   uint64_t busy_until_ns;
@@ -136,12 +185,39 @@ even_status even_chaos_inject(even_chaos_job *job) EVEN_MUST_USE;
 /* Ends what is over: stops and neighbours; `all` of them. */
 void even_chaos_relent(even_chaos_job *job, bool all);
 
+/* ---- ranks (chaos_recovery.c) ---- */
+
+/* Before the job's first start, and after its end. */
+even_status even_chaos_members_open(even_chaos_job *job) EVEN_MUST_USE;
+void even_chaos_members_close(even_chaos_job *job);
+/* At each look, after the history was read. */
+void even_chaos_members_look(even_chaos_job *job);
+/* The rank, where its process lives. */
+bool even_chaos_find_rank(const even_chaos_job *job, int rank, even_process_stat *out);
+/* Whether the process in that place has made a step, as far as was seen. */
+bool even_chaos_has_stepped(const even_chaos_job *job, int rank);
+/* To whom the next fault comes: to the rank of the plan; with --recovery, where that one does not live (or, with
+ * `trains`, has made no step in its process yet), to the next that does. */
+bool even_chaos_find_victim(even_chaos_job *job, bool trains, even_process_stat *out);
+/* Whether the job trains: those that are left live, and have made a step since the last fault that took a rank. */
+bool even_chaos_trains(const even_chaos_job *job);
+/* The next fault comes to this process. */
+void even_chaos_add_victim(even_chaos_job *job, pid_t pid);
+/* Once an agent has ended: what became of the others after its faults. */
+even_status even_chaos_judge(even_chaos_job *job) EVEN_MUST_USE;
+
+/* ---- what is told of them (chaos_outcome.c) ---- */
+
+void even_chaos_outcome_json(const even_chaos_done *done, even_json *json);
+/* "; the others made the next step after 0.05 s"; "" where there is nothing to be said. */
+void even_chaos_outcome_words(const even_chaos_done *done, char *out, size_t bytes);
+/* How many went on, and how soon. */
+even_status even_chaos_outcome_sum(const even_chaos_done *done, size_t count, even_text *out) EVEN_MUST_USE;
+
 /* ---- for the files of the faults ---- */
 
 /* Whether the fault takes the attempt with it, as a rule. */
 bool even_chaos_ends_attempt(even_chaos_kind kind);
-/* Whether the job trains: all ranks live, and those that make steps have made one since the last fault of those. */
-bool even_chaos_trains(const even_chaos_job *job);
 /* The fault has happened, in so many words; or it cannot be here, and why. The next one is the next. */
 void even_chaos_tell(even_chaos_job *job, const char *words);
 void even_chaos_tell_not(even_chaos_job *job, const char *why);
@@ -150,11 +226,19 @@ int even_chaos_port_of(pid_t pid, const char *name);
 /* Faults of the host; `rank`: the victim. They leave job->next where they cannot be yet. */
 even_status even_chaos_fill_disk(even_chaos_job *job) EVEN_MUST_USE;
 even_status even_chaos_turn_clock(even_chaos_job *job) EVEN_MUST_USE;
-void even_chaos_rob(even_chaos_job *job, const even_process_stat *rank);
+even_status even_chaos_rob(even_chaos_job *job, const even_process_stat *rank) EVEN_MUST_USE;
+/* Into the network of that process, where the job has several, and back (chaos_ports.c). Sockets made meanwhile are
+ * there. */
+even_status even_chaos_enter(const even_chaos_job *job, pid_t pid, int *before) EVEN_MUST_USE;
+even_status even_chaos_leave(int before) EVEN_MUST_USE;
+even_status even_chaos_send_garbage(even_chaos_job *job, const even_process_stat *rank) EVEN_MUST_USE;
 /* Faults of one rank, likewise. */
 even_status even_chaos_starve(even_chaos_job *job, const even_process_stat *rank) EVEN_MUST_USE;
-void even_chaos_spoil(even_chaos_job *job);
+void even_chaos_spoil(even_chaos_job *job, const even_process_stat *rank);
 even_status even_chaos_start_twin(even_chaos_job *job, const even_process_stat *rank) EVEN_MUST_USE;
+/* How the rank was started, for a second one later, when it is gone; and of no use any more. */
+void even_chaos_remember(even_chaos_job *job, const even_process_stat *rank);
+void even_chaos_forget(even_chaos_job *job);
 /* A host's link to the others. */
 even_status even_chaos_cut(even_chaos_job *job) EVEN_MUST_USE;
 /* At each look: what goes on, and what is over; `all`: everything is. */

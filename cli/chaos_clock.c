@@ -79,9 +79,9 @@ even_status even_chaos_turn_clock(even_chaos_job *job) {
     hours = -hours;
   }
   if (!agent) {
-    (void)snprintf(whose, sizeof whose, "rank %d", fault->rank);
+    (void)snprintf(whose, sizeof whose, "rank %d", job->victim);
   }
-  __atomic_store_n(&job->host.clocks[agent ? 0 : fault->rank + 1], hours * hour_ns, __ATOMIC_RELEASE);
+  __atomic_store_n(&job->host.clocks[agent ? 0 : job->victim + 1], hours * hour_ns, __ATOMIC_RELEASE);
   (void)snprintf(words, sizeof words, "the clock of %s is %" PRId64 " hours %s from now on", whose,
                  hours < 0 ? -hours : hours, hours < 0 ? "slow" : "fast");
   even_chaos_tell(job, words);

@@ -1,12 +1,10 @@
 /* The faults of `evenstep chaos`. All are real: signals, busy neighbours, damaged files, bytes on sockets. */
 #include "base/alloc.h"
 #include "base/fail.h"
-#include "base/json_reader.h"
 #include "checkpoint/reader.h"
 #include "cli/chaos.h"
 #include "os/clock.h"
 #include "os/file.h"
-#include "os/port.h"
 
 #include <evenstep/checkpoint.h>
 #include <signal.h>
@@ -14,7 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LARGEST_FILE = 1 << 30, GARBAGE_BYTES = 4096, LARGEST_FACTS = 1 << 20 };
+enum { LARGEST_FILE = 1 << 30 };
+/* So soon after a loss another one comes in the midst of it. */
+#define TOGETHER_NS ((uint64_t)500 * 1000000u)
 /* What a neighbour leaves of a core. */
 static const double left_of_core = 0.3;
 
@@ -22,15 +22,23 @@ static even_chaos_done *done_of(even_chaos_job *job) {
   return &job->done[job->next];
 }
 
-/* The rank of the fault, where its process lives. */
-static bool find_rank(const even_chaos_job *job, int rank, even_process_stat *out) {
-  const even_state *state = even_history_state(job->history);
-  pid_t pid = rank < state->ranks ? state->rank[rank].pid : 0;
-  return pid > 0 && even_process_stat_read(pid, out) == 0 && out->state != 'Z' && out->state != 'X';
-}
-
 static bool send_to(const even_process_stat *rank, int signal) {
   return even_process_signal_exactly(rank->pid, rank->start_time, signal);
+}
+
+/* Whether it takes the rank to which it comes, or may. */
+static bool takes_its_rank(even_chaos_kind kind) {
+  switch (kind) {
+    case EVEN_CHAOS_KILL:
+    case EVEN_CHAOS_STOP:
+    case EVEN_CHAOS_FLIP:
+    case EVEN_CHAOS_TORN:
+    case EVEN_CHAOS_PORT:
+    case EVEN_CHAOS_MEMORY:
+      return true;
+    default:
+      return false;
+  }
 }
 
 void even_chaos_tell(even_chaos_job *job, const char *words) {
@@ -38,8 +46,13 @@ void even_chaos_tell(even_chaos_job *job, const char *words) {
   done->injected = true;
   done->at_ns = even_clock_ns();
   done->step = even_chaos_last_step(job);
+  done->rank = job->victim;
+  done->heard = job->agent.complaint.length;
   (void)snprintf(done->words, sizeof done->words, "%s", words);
   even_chaos_watch_begin(job);
+  if (takes_its_rank(job->plan[job->next].kind)) {
+    even_chaos_add_victim(job, job->victim_pid);
+  }
   if (even_chaos_ends_attempt(job->plan[job->next].kind)) {
     job->ended_ns = done->at_ns;
   }
@@ -57,7 +70,7 @@ static void kill_rank(even_chaos_job *job, const even_process_stat *rank) {
   char words[64];
   even_chaos_done *done = done_of(job);
   uint64_t before = even_clock_ns(); /* whoever is slow to go on here must not make others look faster */
-  (void)snprintf(words, sizeof words, "rank %d (process %ld)", job->plan[job->next].rank, (long)rank->pid);
+  (void)snprintf(words, sizeof words, "rank %d (process %ld)", job->victim, (long)rank->pid);
   if (send_to(rank, SIGKILL)) {
     even_chaos_tell(job, words);
     done->at_ns = before;
@@ -70,8 +83,8 @@ static void stop_rank(even_chaos_job *job, const even_process_stat *rank) {
   if (job->stopped.until_ns != 0) {
     return; /* one at a time */
   }
-  (void)snprintf(words, sizeof words, "rank %d (process %ld), " EVEN_CHAOS_HELD, job->plan[job->next].rank,
-                 (long)rank->pid, (double)job->hold_ns * 1e-9);
+  (void)snprintf(words, sizeof words, "rank %d (process %ld), " EVEN_CHAOS_HELD, job->victim, (long)rank->pid,
+                 (double)job->hold_ns * 1e-9);
   uint64_t before = even_clock_ns();
   if (send_to(rank, SIGSTOP)) {
     job->stopped =
@@ -88,7 +101,7 @@ static even_status slow_rank(even_chaos_job *job, const even_process_stat *rank)
   }
   EVEN_TRY(even_busy_start(rank->cpu, left_of_core, job->busy, &job->busy_count));
   job->busy_until_ns = even_clock_ns() + job->hold_ns;
-  (void)snprintf(words, sizeof words, "rank %d, on core %d, " EVEN_CHAOS_HELD, job->plan[job->next].rank, rank->cpu,
+  (void)snprintf(words, sizeof words, "rank %d, on core %d, " EVEN_CHAOS_HELD, job->victim, rank->cpu,
                  (double)job->hold_ns * 1e-9);
   even_chaos_tell(job, words);
   return EVEN_OK;
@@ -182,7 +195,7 @@ static even_status damage_checkpoint(even_chaos_job *job, const even_process_sta
     status = damage_file(even_text_string(&path), fault->dice, fault->kind == EVEN_CHAOS_TORN, words, sizeof words);
   }
   if (status == EVEN_OK) {
-    (void)snprintf(whole, sizeof whole, "%.40s: %.100s; rank %d killed", strrchr(newest, '/') + 1, words, fault->rank);
+    (void)snprintf(whole, sizeof whole, "%.40s: %.100s; rank %d killed", strrchr(newest, '/') + 1, words, job->victim);
     (void)send_to(rank, SIGKILL);
     even_chaos_tell(job, whole);
   } else { /* it was removed for a newer one meanwhile */
@@ -192,76 +205,6 @@ static even_status damage_checkpoint(even_chaos_job *job, const even_process_sta
   even_text_free(&path);
   even_free(newest);
   return status;
-}
-
-/* ---- ports ---- */
-
-int even_chaos_port_of(pid_t pid, const char *name) {
-  char path[64];
-  even_text all = EVEN_TEXT_EMPTY;
-  int port = 0;
-  (void)snprintf(path, sizeof path, "/proc/%ld/environ", (long)pid);
-  if (even_file_read(path, LARGEST_FACTS, &all) != EVEN_OK) {
-    even_error_clear();
-  }
-  size_t length = strlen(name);
-  for (size_t at = 0; at < all.length; at += strlen(all.data + at) + 1) {
-    if (strncmp(all.data + at, name, length) == 0 && all.data[at + length] == '=') {
-      port = (int)strtol(all.data + at + length + 1, NULL, 10);
-    }
-  }
-  even_text_free(&all);
-  return port;
-}
-
-/* The port of the page. */
-static int page_port(const even_chaos_job *job) {
-  even_text path = EVEN_TEXT_EMPTY;
-  even_text text = EVEN_TEXT_EMPTY;
-  json_t *facts = NULL;
-  int port = 0;
-  even_text_format(&path, "%s/agent.json", even_text_string(&job->folder));
-  if (even_text_status(&path) == EVEN_OK && even_file_read(even_text_string(&path), LARGEST_FACTS, &text) == EVEN_OK &&
-      even_json_parse("agent.json", even_text_string(&text), text.length, &facts) == EVEN_OK) {
-    port = (int)json_integer_value(json_object_get(facts, "port"));
-    json_decref(facts);
-  } else {
-    even_error_clear();
-  }
-  even_text_free(&text);
-  even_text_free(&path);
-  return port;
-}
-
-static void send_garbage(even_chaos_job *job, const even_process_stat *rank) {
-  unsigned char garbage[GARBAGE_BYTES];
-  char words[128] = "";
-  uint64_t mixed = job->plan[job->next].dice;
-  const int ports[] = {even_chaos_port_of(rank->pid, "MASTER_PORT"), page_port(job)};
-  for (size_t i = 0; i < sizeof garbage; i++) {
-    mixed = mixed * 6364136223846793005u + 1442695040888963407u; /* Knuth's MMIX */
-    garbage[i] = (unsigned char)(mixed >> 56);
-  }
-  for (size_t i = 0; i < sizeof ports / sizeof ports[0]; i++) {
-    if (ports[i] > 0 && ports[i] < 65536 && even_port_send(ports[i], garbage, sizeof garbage) == EVEN_OK) {
-      size_t length = strlen(words);
-      (void)snprintf(words + length, sizeof words - length, "%s%d (%s)", length == 0 ? "ports " : ", ", ports[i],
-                     i == 0 ? "MASTER_PORT" : "the page");
-    } else {
-      even_error_clear();
-    }
-  }
-  if (words[0] != '\0') {
-    even_chaos_tell(job, words);
-  }
-}
-
-/* Ports of namespaces are not those of this process. */
-static bool is_elsewhere(even_chaos_job *job) {
-  if (job->network != NULL) {
-    even_chaos_tell_not(job, "the job's ports are in namespaces of their own");
-  }
-  return job->network != NULL;
 }
 
 /* ---- one fault ---- */
@@ -279,28 +222,8 @@ bool even_chaos_ends_attempt(even_chaos_kind kind) {
   }
 }
 
-bool even_chaos_trains(const even_chaos_job *job) {
-  const even_state *state = even_history_state(job->history);
-  bool any = false;
-  for (int i = 0; i < job->ranks; i++) {
-    even_process_stat facts;
-    const even_state_rank *rank = &state->rank[i];
-    if (!find_rank(job, i, &facts)) {
-      return false;
-    }
-    if (rank->last_attempt == 0) {
-      continue; /* one that does not train, of a job in which others do */
-    }
-    if (rank->window[rank->last_step % EVEN_STATE_WINDOW].end_ns <= job->ended_ns) { /* its own last one */
-      return false;
-    }
-    any = true;
-  }
-  return any;
-}
-
 /* Whether it is the time for it. Most faults come while the job trains; of those that end attempts one in eight as soon
- * as all ranks have been started again. */
+ * as all ranks have been started again, or while those that are left go on without another. */
 static bool is_time(even_chaos_job *job) {
   enum { ONE_IN = 8 };
   const even_chaos_fault *fault = &job->plan[job->next];
@@ -316,9 +239,12 @@ static bool is_time(even_chaos_job *job) {
   }
   if (ends && (fault->dice >> 16) % ONE_IN == 0) {
     even_process_stat facts;
+    if (job->recovers && job->ended_ns != 0 && even_clock_ns() - job->ended_ns < TOGETHER_NS) {
+      return true;
+    }
     for (int i = 0; i < job->ranks; i++) {
-      if (!find_rank(job, i, &facts)) {
-        return false;
+      if (!even_chaos_find_rank(job, i, &facts)) {
+        return job->recovers && even_chaos_trains(job);
       }
     }
     return true;
@@ -326,10 +252,19 @@ static bool is_time(even_chaos_job *job) {
   return even_chaos_trains(job);
 }
 
+/* Whether only a rank that trains shows the fault. */
+static bool is_of_training(even_chaos_kind kind) {
+  return kind == EVEN_CHAOS_NAN || kind == EVEN_CHAOS_MEMORY;
+}
+
 even_status even_chaos_inject(even_chaos_job *job) {
   even_process_stat rank;
-  if (!is_time(job) || !find_rank(job, job->plan[job->next].rank, &rank)) {
+  if (!is_time(job) || !even_chaos_find_victim(job, is_of_training(job->plan[job->next].kind), &rank)) {
     return EVEN_OK;
+  }
+  job->victim_pid = rank.pid;
+  if (takes_its_rank(job->plan[job->next].kind)) {
+    even_chaos_remember(job, &rank);
   }
   switch (job->plan[job->next].kind) {
     case EVEN_CHAOS_KILL:
@@ -347,30 +282,19 @@ even_status even_chaos_inject(even_chaos_job *job) {
     case EVEN_CHAOS_TORN:
       return damage_checkpoint(job, &rank);
     case EVEN_CHAOS_GARBAGE:
-      if (is_elsewhere(job)) {
-        return EVEN_OK;
-      }
-      send_garbage(job, &rank);
-      return EVEN_OK;
+      return even_chaos_send_garbage(job, &rank);
     case EVEN_CHAOS_DISK:
       return even_chaos_fill_disk(job);
     case EVEN_CHAOS_CLOCK:
       return even_chaos_turn_clock(job);
     case EVEN_CHAOS_PORT:
-      if (is_elsewhere(job)) {
-        return EVEN_OK;
-      }
-      even_chaos_rob(job, &rank);
-      return EVEN_OK;
+      return even_chaos_rob(job, &rank);
     case EVEN_CHAOS_MEMORY:
       return even_chaos_starve(job, &rank);
     case EVEN_CHAOS_NAN:
-      even_chaos_spoil(job);
+      even_chaos_spoil(job, &rank);
       return EVEN_OK;
     case EVEN_CHAOS_TWIN:
-      if (is_elsewhere(job)) {
-        return EVEN_OK;
-      }
       return even_chaos_start_twin(job, &rank);
     case EVEN_CHAOS_CUT:
       return even_chaos_cut(job);

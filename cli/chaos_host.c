@@ -81,20 +81,21 @@ static void empty_disk(even_chaos_host *host) {
 
 /* ---- a stolen port ---- */
 
-void even_chaos_rob(even_chaos_job *job, const even_process_stat *rank) {
+even_status even_chaos_rob(even_chaos_job *job, const even_process_stat *rank) {
   even_chaos_host *host = &job->host;
   char words[96];
   int port = even_chaos_port_of(rank->pid, "MASTER_PORT");
   if (host->robbed_port != 0 || host->port_until_ns != 0 || port == 0 ||
       !even_process_signal_exactly(rank->pid, rank->start_time, SIGKILL)) {
-    return;
+    return EVEN_OK;
   }
   host->robbed_port = port;
   host->robbed = &job->done[job->next];
   host->robbed_until_ns = even_clock_ns() + PORT_NS;
   (void)snprintf(words, sizeof words, "rank %d (process %ld) killed; its successors were faster than the thief",
-                 job->plan[job->next].rank, (long)rank->pid);
+                 job->victim, (long)rank->pid);
   even_chaos_tell(job, words);
+  return EVEN_OK;
 }
 
 /* The port at which the ranks of the attempt that has begun are to meet; 0: none has. */
@@ -120,12 +121,17 @@ static int next_port(const even_chaos_job *job) {
   return port;
 }
 
-static void steal(even_chaos_job *job) {
+static even_status steal(even_chaos_job *job) {
   even_chaos_host *host = &job->host;
   int port = next_port(job);
   int fd = -1;
+  int before = -1;
   if (port == 0) {
-    return;
+    return EVEN_OK;
+  }
+  if (even_chaos_enter(job, job->agent.process.pid, &before) != EVEN_OK) {
+    even_error_clear(); /* it ends just now */
+    return EVEN_OK;
   }
   if (even_listener_open("127.0.0.1", &port, &fd) == EVEN_OK) {
     host->port_fd = fd;
@@ -137,6 +143,7 @@ static void steal(even_chaos_job *job) {
   }
   host->stolen_port = port;
   host->robbed_port = 0;
+  return even_chaos_leave(before);
 }
 
 /* ---- at each look ---- */
@@ -148,7 +155,7 @@ even_status even_chaos_host_look(even_chaos_job *job) {
     EVEN_TRY(even_filler_fill(host->filler_fd, &bytes));
   }
   if (host->robbed_port != 0) {
-    steal(job);
+    EVEN_TRY(steal(job));
   } else if (host->port_until_ns != 0) {
     int port = next_port(job);
     if (port != 0 && port != host->stolen_port) { /* the job has another one by now */

@@ -18,11 +18,14 @@ enum { MOST_WORDS = 4096, LOOK_MS = 50, WATCH_MS = 5 };
 static even_status start(even_chaos_job *job) {
   const char *words[MOST_WORDS];
   size_t count = 0;
-  if (job->word_count + 8 > MOST_WORDS) {
+  if (job->word_count + job->more_count + 8 > MOST_WORDS) {
     return even_fail(EVEN_ERR_USAGE, "chaos: %zu words are more than it passes on", job->word_count);
   }
   for (; count < job->script; count++) {
     words[count] = job->words[count];
+  }
+  for (size_t i = 0; i < job->more_count; i++) {
+    words[count++] = job->more[i];
   }
   words[count++] = "--name";
   words[count++] = job->name;
@@ -70,6 +73,7 @@ static even_status look(even_chaos_job *job) {
   }
   job->watch.looked_ns = even_clock_ns();
   read_history(job);
+  even_chaos_members_look(job);
   even_chaos_relent(job, false);
   EVEN_TRY(even_chaos_host_look(job));
   return !watching && job->history != NULL && !job->agent_killed && is_due(job) ? even_chaos_inject(job) : EVEN_OK;
@@ -146,6 +150,7 @@ static even_status go_on(even_chaos_job *job) {
   job->done[job->next - 1].gone_ns = even_clock_ns();
   even_history_close(job->history);
   job->history = NULL;
+  even_chaos_forget(job); /* its agent was another one */
   return start(job);
 }
 
@@ -158,13 +163,15 @@ even_status even_chaos_run(even_chaos_job *job) {
   }
   job->exit_code = -1;
   job->host.filler_fd = job->host.port_fd = -1;
-  EVEN_TRY(even_chaos_clock_open(job, job->ranks));
-  EVEN_TRY(even_chaos_rank_open(job, job->ranks));
+  EVEN_TRY(even_chaos_members_open(job));
+  EVEN_TRY(even_chaos_clock_open(job, job->places));
+  EVEN_TRY(even_chaos_rank_open(job, job->places));
   EVEN_TRY(start(job));
   for (;;) {
     EVEN_TRY(follow(job, began));
     even_chaos_watch_look(job);
     job->watch.of = NULL;
+    EVEN_TRY(even_chaos_judge(job));
     end_agent(job);
     if (!job->agent_killed) {
       break;
@@ -184,6 +191,7 @@ void even_chaos_close(even_chaos_job *job) {
   even_chaos_relent(job, true);
   even_chaos_clock_close(job);
   even_chaos_rank_close(job);
+  even_chaos_members_close(job);
   even_history_close(job->history);
   even_text_free(&job->folder);
 }

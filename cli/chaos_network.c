@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "cli/chaos.h"
 #include "os/clock.h"
+#include "os/net_namespace.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -155,6 +156,17 @@ void even_chaos_network_close(even_chaos_network *network) {
   even_text_free(&network->names);
 }
 
+/* Its ranks may end by it. */
+static void add_ranks_of(even_chaos_job *job, int host) {
+  const even_state *state = even_history_state(job->history);
+  for (int i = 0; i < state->ranks; i++) {
+    if (state->rank[i].pid > 0 &&
+        even_net_namespace_same(state->rank[i].pid, job->network->holders[host].process.pid)) {
+      even_chaos_add_victim(job, state->rank[i].pid);
+    }
+  }
+}
+
 even_status even_chaos_cut(even_chaos_job *job) {
   if (job->network == NULL) {
     even_chaos_tell_not(job, "one host has no link to cut: --namespaces makes several");
@@ -169,6 +181,8 @@ even_status even_chaos_cut(even_chaos_job *job) {
   job->cut_host = host;
   job->cut_until_ns = even_clock_ns() + CUT_NS;
   (void)snprintf(words, sizeof words, "the link of host %s, for 8 s", hosts[host]);
+  job->victim = -1;
+  add_ranks_of(job, host);
   even_chaos_tell(job, words);
   return EVEN_OK;
 }

@@ -32,8 +32,8 @@ even_status even_chaos_starve(even_chaos_job *job, const even_process_stat *rank
   EVEN_TRY(status);
   faults->starved = (even_chaos_process){
       .pid = rank->pid, .start_time = rank->start_time, .until_ns = even_clock_ns() + job->hold_ns};
-  (void)snprintf(words, sizeof words, "rank %d (process %ld) gets no more memory, " EVEN_CHAOS_HELD,
-                 job->plan[job->next].rank, (long)rank->pid, (double)job->hold_ns * 1e-9);
+  (void)snprintf(words, sizeof words, "rank %d (process %ld) gets no more memory, " EVEN_CHAOS_HELD, job->victim,
+                 (long)rank->pid, (double)job->hold_ns * 1e-9);
   even_chaos_tell(job, words);
   return EVEN_OK;
 }
@@ -80,20 +80,30 @@ void even_chaos_rank_close(even_chaos_job *job) {
     job->rank.gradients = NULL;
   }
   even_text_free(&job->rank.said);
+  even_text_free(&job->rank.lost.line);
+  even_text_free(&job->rank.lost.variables);
 }
 
-void even_chaos_spoil(even_chaos_job *job) {
+void even_chaos_spoil(even_chaos_job *job, const even_process_stat *rank) {
   even_chaos_rank *faults = &job->rank;
-  int rank = job->plan[job->next].rank;
-  unsigned char *byte = &faults->gradients[rank];
   char words[64];
   if (!faults->asked) {
-    __atomic_store_n(byte, ASKED, __ATOMIC_RELEASE);
     faults->asked = true;
-  } else if (__atomic_load_n(byte, __ATOMIC_ACQUIRE) == DONE) {
+    faults->asked_rank = job->victim;
+    faults->asked_of = (even_chaos_process){.pid = rank->pid, .start_time = rank->start_time};
+    __atomic_store_n(&faults->gradients[job->victim], ASKED, __ATOMIC_RELEASE);
+    return;
+  }
+  job->victim = faults->asked_rank;
+  unsigned char *byte = &faults->gradients[job->victim];
+  if (__atomic_load_n(byte, __ATOMIC_ACQUIRE) == DONE) {
     faults->asked = false;
-    (void)snprintf(words, sizeof words, "a gradient of rank %d was NaN in one backward", rank);
+    (void)snprintf(words, sizeof words, "a gradient of rank %d was NaN in one backward", job->victim);
     even_chaos_tell(job, words);
+  } else if (job->recovers &&
+             !even_chaos_lives(&faults->asked_of)) { /* nobody may come to its place: another is asked */
+    __atomic_store_n(byte, NEVER_ASKED, __ATOMIC_RELEASE);
+    faults->asked = false;
   }
 }
 
@@ -118,45 +128,81 @@ static even_status read_strings(pid_t pid, const char *what, even_text *out) {
   return even_file_read(path, LARGEST_ENVIRONMENT, out);
 }
 
-static even_status start_process(even_text *line, even_text *variables, even_process *out) {
-  static char *words[MOST_STRINGS + 1];
+/* With --namespaces it is started in the network of the one that it claims to be, or that has started it. */
+static even_status start_process(const even_chaos_job *job, pid_t near, even_text *line, even_text *variables,
+                                 even_process *out) {
+  static char *words[MOST_STRINGS + 3];
   static char *environment[MOST_STRINGS + 1];
-  take_strings(line->data, line->length, false, words);
+  char enter[48];
+  size_t own = 0;
+  if (job->network != NULL) {
+    (void)snprintf(enter, sizeof enter, "--net=/proc/%ld/ns/net", (long)near);
+    words[own++] = "nsenter";
+    words[own++] = enter;
+  }
+  take_strings(line->data, line->length, false, words + own);
   take_strings(variables->data, variables->length, true, environment);
   const even_process_params params = {.arguments = words, .environment = environment};
   return even_process_start(&params, out);
 }
 
-even_status even_chaos_start_twin(even_chaos_job *job, const even_process_stat *rank) {
+void even_chaos_remember(even_chaos_job *job, const even_process_stat *rank) {
+  even_chaos_lost *lost = &job->rank.lost;
+  even_chaos_forget(job);
+  lost->rank = job->victim;
+  lost->of = (even_chaos_process){.pid = rank->pid, .start_time = rank->start_time};
+  if (read_strings(rank->pid, "cmdline", &lost->line) != EVEN_OK ||
+      read_strings(rank->pid, "environ", &lost->variables) != EVEN_OK) {
+    even_error_clear(); /* it has just ended */
+    even_chaos_forget(job);
+  }
+}
+
+void even_chaos_forget(even_chaos_job *job) {
+  even_text_clear(&job->rank.lost.line);
+  even_text_clear(&job->rank.lost.variables);
+}
+
+/* A second process begins to be a rank that lives, or (`lost`) one that has ended, whose place others may have. */
+static even_status begin_twin(even_chaos_job *job, const even_process_stat *rank, bool lost) {
   even_chaos_rank *faults = &job->rank;
   even_text line = EVEN_TEXT_EMPTY;
   even_text variables = EVEN_TEXT_EMPTY;
-  char words[128];
-  bool started = false;
-  if (faults->twin.pid != 0) {
-    return EVEN_OK; /* one at a time */
+  char words[160];
+  even_status status = EVEN_OK;
+  if (!lost) {
+    status = read_strings(rank->pid, "cmdline", &line);
+    status = status == EVEN_OK ? read_strings(rank->pid, "environ", &variables) : status;
   }
-  even_status status = read_strings(rank->pid, "cmdline", &line);
-  status = status == EVEN_OK ? read_strings(rank->pid, "environ", &variables) : status;
-  if (status == EVEN_OK && line.length > 0 && variables.length > 0) {
-    status = start_process(&line, &variables, &faults->twin);
-    started = status == EVEN_OK;
-  } else { /* it has just ended */
-    even_error_clear();
-    status = EVEN_OK;
+  even_text *of[2] = {lost ? &faults->lost.line : &line, lost ? &faults->lost.variables : &variables};
+  bool known = status == EVEN_OK && of[0]->length > 0 && of[1]->length > 0;
+  even_error_clear(); /* else it has just ended */
+  status = known ? start_process(job, rank->pid, of[0], of[1], &faults->twin) : EVEN_OK;
+  if (known && status == EVEN_OK) {
+    even_text_clear(&faults->said);
+    faults->claims_lost = lost;
+    job->victim = lost ? faults->lost.rank : job->victim;
+    faults->claimed = lost ? faults->lost.of : (even_chaos_process){.pid = rank->pid, .start_time = rank->start_time};
+    faults->twin_fault = &job->done[job->next];
+    faults->twin_until_ns = even_clock_ns() + TWIN_NS + job->usual_ns;
+    (void)snprintf(words, sizeof words, "process %ld claims to be rank %d, which %s process %ld%s",
+                   (long)faults->twin.pid, job->victim, lost ? "was" : "is", (long)faults->claimed.pid,
+                   lost ? " and has ended" : "");
+    even_chaos_tell(job, words);
   }
   even_text_free(&line);
   even_text_free(&variables);
-  if (started) {
-    even_text_clear(&faults->said);
-    faults->claimed = (even_chaos_process){.pid = rank->pid, .start_time = rank->start_time};
-    faults->twin_fault = &job->done[job->next];
-    faults->twin_until_ns = even_clock_ns() + TWIN_NS + job->usual_ns;
-    (void)snprintf(words, sizeof words, "process %ld claims to be rank %d, which is process %ld",
-                   (long)faults->twin.pid, job->plan[job->next].rank, (long)rank->pid);
-    even_chaos_tell(job, words);
-  }
   return status;
+}
+
+even_status even_chaos_start_twin(even_chaos_job *job, const even_process_stat *rank) {
+  const even_chaos_rank *faults = &job->rank;
+  if (faults->twin.pid != 0 || job->cut_until_ns != 0) {
+    return EVEN_OK; /* one at a time; and what is cut off cannot be asked */
+  }
+  bool lost = (job->plan[job->next].dice >> 20 & 1u) != 0 && faults->lost.line.length > 0 &&
+              !even_chaos_lives(&faults->lost.of);
+  return begin_twin(job, rank, lost);
 }
 
 /* What it says is read, so that nothing holds it up; of its errors the last part is kept. */
@@ -186,7 +232,7 @@ static void tell_end(even_chaos_rank *faults, bool by_itself) {
   const char *said = even_text_string(&faults->said);
   if (by_itself && was_refused(said)) {
     (void)snprintf(done->words + length, room, ", and was refused");
-  } else if (by_itself && !even_chaos_lives(&faults->claimed)) {
+  } else if (by_itself && !faults->claims_lost && !even_chaos_lives(&faults->claimed)) {
     (void)snprintf(done->words + length, room, ", and ended when that one had");
   } else if (by_itself) {
     size_t end = strlen(said);

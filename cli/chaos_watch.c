@@ -7,7 +7,7 @@
 #define LONGEST_WATCH_NS ((uint64_t)20 * 1000000000u)
 
 /* What the agent tells of ranks that were killed or stand still, and of hosts (src/orchestrator). */
-static const char *const tellings[] = {" has ended by ", " stands still: ", " is lost: "};
+static const char *const tellings[] = {" has ended by ", " stands still: ", " is lost: ", " on without "};
 
 bool even_chaos_lives(const even_chaos_process *process) {
   even_process_stat now;
@@ -24,14 +24,16 @@ void even_chaos_watch_begin(even_chaos_job *job) {
   const even_state *state = even_history_state(job->history);
   watch->of = NULL;
   watch->count = 0;
-  if (!is_noticed_by_others(job->plan[job->next].kind)) {
+  even_chaos_kind kind = job->plan[job->next].kind;
+  bool outside = job->recovers && kind != EVEN_CHAOS_CUT && !even_chaos_has_stepped(job, job->victim);
+  if (!is_noticed_by_others(kind) || outside) { /* nobody misses who has not joined */
     return;
   }
   /* a cut is noticed by agents: ranks that end then end by them, or by the network's own word */
   for (int rank = 0; rank < state->ranks && watch->count < EVEN_CHAOS_WATCHED; rank++) {
     even_process_stat now;
-    if (rank != job->plan[job->next].rank && state->rank[rank].pid > 0 &&
-        even_process_stat_read(state->rank[rank].pid, &now) == 0 && now.state != 'Z') {
+    if (rank != job->victim && state->rank[rank].pid > 0 && even_process_stat_read(state->rank[rank].pid, &now) == 0 &&
+        now.state != 'Z') {
       watch->others[watch->count++] = (even_chaos_process){.pid = now.pid, .start_time = now.start_time};
     }
   }

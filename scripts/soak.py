@@ -1,5 +1,6 @@
 """Faults without end: jobs in bitwise mode are disturbed by `evenstep chaos`, each from a seed of its own, until so many faults
-were injected or the time is up. Each must end, with the bits of a run that nothing disturbed, and leave nothing behind. Then the
+were injected or the time is up. Each must end, with the bits of a run that nothing disturbed, and leave nothing behind. One in three
+starts again when it loses a rank, one goes on with those that are left, and in one others take the lost ones' places. Then the
 opposite: ranks that share far too few cores, of which none may be told as dead, stopped or hanging.
 
 python scripts/soak.py [--minutes 60] [--faults 1000] [--calm-minutes 60] [--seed 0] [--continue FILE] [--part faults|calm]
@@ -54,6 +55,8 @@ ONE_HOST = [
 ]
 SEVERAL_HOSTS = ["partition", "kill", "stop"]  # of these runs of several hosts have faults
 LIMITS = {"kill": 0.2, "stop": 0.3, "partition": 5.0}
+RECOVERIES = ("restart", "shrink", "replace")
+KILLS = ("kill", "bit-flip", "torn-write", "stolen-port")  # each of which kills a rank
 ALARMS = ("hang", "stall", "rank_ended", "nonfinite", "parameters")  # events that no calm run has
 
 
@@ -105,6 +108,7 @@ class Run:
     hosts: int
     outcome: dict[str, Any]
     wrong: str  # "": as promised
+    recovery: str = "restart"
 
     @property
     def injected(self) -> list[dict[str, Any]]:
@@ -153,8 +157,15 @@ class Soak:
             flush=True,
         )
 
+    def _recovery(self, seed: int) -> str:
+        every = self.args.several_hosts
+        chosen = self.args.recovery.split(",")
+        return str(chosen[(seed + (seed // every if every else 0)) % len(chosen)])
+
     def _command(self, seed: int, name: str) -> tuple[list[str], int, int]:
         every = self.args.several_hosts
+        recovery = self._recovery(seed)
+        longer = 2 if recovery != "restart" and seed // 3 % 2 else 1  # than others wait for a rank that is stopped
         several = every and seed % every == every - 1
         hosts = 2 + seed // every % 2 if several else 1
         ranks = 2 + seed % 3 if hosts == 1 else hosts
@@ -162,7 +173,9 @@ class Soak:
         count = self.args.together if hosts == 1 else self.args.together_hosts
         command = [program(), "chaos", "-n", str(ranks // hosts), "--seed", str(seed), "--faults", str(count)]
         command += ["--kinds", kinds, "--runs-dir", str(self.base), "--name", name, "--policy", "auto", "--json"]
-        command += ["--checkpoint-every", "20", "--hold", str(self.args.hold), "--python", sys.executable]
+        command += ["--checkpoint-every", "20", "--hold", str(longer * self.args.hold), "--python", sys.executable]
+        command += ["--recovery", recovery] if recovery != "restart" else []
+        command += ["--spares", str(1 + seed % 2)] if recovery == "replace" else []
         command += ["--namespaces", "--hosts", str(hosts)] if several else []
         command += ["--against", self.against] if self.against else []
         return [*command, str(TRAINING), str(self.args.epochs)], ranks, hosts
@@ -194,7 +207,7 @@ class Soak:
         else:
             self.against = f"{name}-undisturbed"
         shutil.rmtree(self.base / f"{name}-disturbed", ignore_errors=True)
-        return Run(seed, ranks, hosts, outcome, wrong)
+        return Run(seed, ranks, hosts, outcome, wrong, self._recovery(seed))
 
     def _take_up(self) -> None:
         """The runs of earlier sittings; of a last line that was cut off as it was written nothing is left."""
@@ -236,7 +249,7 @@ class Soak:
             kinds = ", ".join(fault["kind"] for fault in run.injected)
             differ = run.outcome.get("numbers_that_differ", "?")
             print(
-                f"seed {seed:5}: {run.ranks} ranks{f' on {run.hosts} hosts' if run.hosts > 1 else ''}, "
+                f"seed {seed:5}: {run.ranks} ranks{f' on {run.hosts} hosts' if run.hosts > 1 else ''}, {run.recovery:7}, "
                 f"{len(run.injected):2} faults in {run.outcome.get('disturbed_seconds', 0):6.1f} s, {differ} numbers differ "
                 f"({kinds})",
                 *([f"\n  WRONG: {run.wrong}"] if run.wrong else []),
@@ -258,6 +271,8 @@ class Soak:
         if self.seconds > 0:
             now = sum(len(run.injected) for run in self.runs[self.earlier :])
             print(f"{now / self.seconds * 60:.1f} faults a minute of this sitting's disturbed runs")
+        modes = collections.Counter(run.recovery for run in self.runs)
+        print(f"recovery: {', '.join(f'{mode} {modes[mode]} runs' for mode in RECOVERIES if modes[mode])}")
         missing = [kind for kind in (*ONE_HOST, "partition") if all(fault["kind"] != kind for fault in faults)]
         print(f"kinds that did not come: {', '.join(missing) or 'none'}")
         twins = [fault["what"] for fault in faults if fault["kind"] == "twin"]
@@ -283,6 +298,48 @@ class Soak:
                 line += f"{quantile(took, 0.5):9.3f}{quantile(took, 0.99):9.3f}{max(took):9.3f}" if took else " " * 27
                 line += f"{LIMITS[kind]:10.1f}"
             print(line)
+        report_survivals(self.runs)
+
+
+def report_survivals(runs: list[Run]) -> None:
+    """Of the runs in which others go on: whether they kept their processes, and how soon they computed again."""
+    known = [
+        (run.recovery, fault)
+        for run in runs
+        if run.recovery != "restart"
+        for fault in run.injected
+        if fault.get("others") is not None
+    ]
+    if not known:
+        return
+    went_on = [(mode, fault) for mode, fault in known if fault["others"] == "went_on"]
+    print(f"\nranks that trained beside others were lost, or held them up: {len(known)} times; the others kept their processes: "
+          f"{len(went_on)}, and all began again: {len(known) - len(went_on)}")  # fmt: skip
+    reasons = collections.Counter(fault["why"] or "?" for _, fault in known if fault["others"] != "went_on")
+    for reason, count in reasons.most_common():
+        print(f"  {count} x {reason}")
+    print(f"{'seconds from the fault':44}{'times':>6}{'median':>9}{'p99':>9}{'most':>9}{'aims':>10}")
+    rows: list[tuple[str, str, str, tuple[str, ...], str]] = [
+        (words, mode, key, kinds, aim if kinds is KILLS else "")
+        for mode in ("shrink", "replace")
+        for kinds, of in ((KILLS, "kill"), (("stop",), "stop"), (("partition",), "cut"))
+        for words, key, aim in (
+            (f"{of}, {mode}: the others compute again", "again_ns", "0.5 / 2"),
+            (f"{of}, {mode}: their next step", "stepped_ns", ""),
+            (f"{of}: another's first step in its place", "joined_ns", "1 / 5"),
+        )
+        if mode == "replace" or key != "joined_ns"
+    ]
+    for words, mode, key, kinds, aim in rows:
+        took = [
+            (fault[key] - fault["at_ns"]) * 1e-9
+            for of, fault in went_on
+            if of == mode and fault["kind"] in kinds and fault[key]
+        ]
+        if took:
+            print(
+                f"{words:44}{len(took):6}{quantile(took, 0.5):9.3f}{quantile(took, 0.99):9.3f}{max(took):9.3f}{aim:>10}"
+            )
 
 
 def spans(numbers: list[int]) -> list[str]:
@@ -355,6 +412,11 @@ def main() -> int:
         help="of the first run; the others' follow (with --continue: those of before, at the least)",
     )
     parser.add_argument("--kinds", help="of runs of one host (default: all)")
+    parser.add_argument(
+        "--recovery",
+        default=",".join(RECOVERIES),
+        help="of the runs, one after the other (default: restart,shrink,replace)",
+    )
     parser.add_argument("--continue", dest="go_on", metavar="FILE", help="that keeps the runs of several sittings")
     parser.add_argument("--part", choices=["faults", "calm"], help="only this one")
     parser.add_argument("--runs-dir", help="a file system of its own, where full-disk is to be among the faults")

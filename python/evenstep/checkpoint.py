@@ -277,7 +277,8 @@ def wait_for_uploads() -> None:
 def _previous(session: Any) -> Path | None:
     """The checkpoint that may share large files with the next one: what has not changed is not written again."""
     last: Path | None = getattr(session, "last_checkpoint", None)
-    return last or (None if session.loaded is None else session.loaded.folder)
+    loaded = None if session.loaded is None else session.loaded.folder
+    return last or (loaded if isinstance(loaded, Path) else None)  # who joined has its state from a rank
 
 
 def _check_not_anothers(session: Any, path: Path) -> None:

@@ -23,6 +23,7 @@ from evenstep.end_signal import hold_end_signal
 from evenstep.environment import Environment, read_environment
 from evenstep.generations import BETWEEN_HOSTS, Recovery, open_recovery
 from evenstep.group import Alone, Bootstrap, Group, SharedGroup, broadcast_bytes, gather_bytes, gather_objects
+from evenstep.lineage import look_for_the_first
 from evenstep.loops import Loops
 from evenstep.measured_place import host_name
 from evenstep.mended_group import MendedGroup
@@ -144,6 +145,8 @@ class Session:
     def join(self) -> None:
         """Finds the other ranks, which must come too; once. Every collective call does so first: es.prepare may come
         later (`if es.is_main(): download()`, `es.barrier()`)."""
+        if self.bootstrap is None and not self.name and self.in_job:
+            look_for_the_first(self.environment.rank)
         if self.bootstrap is None and not self.name and await_predecessors(self).joins:
             self._stand_in()
             return

@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "base/text.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -80,7 +81,7 @@ bool even_environment_is_of_a_rank(const char *line) {
       "EVENSTEP_DEVICE=",      "EVENSTEP_TELEMETRY_FD=", "EVENSTEP_SPEEDS=",        "EVENSTEP_RESUME=",
       "EVENSTEP_REQUESTS_FD=", "EVENSTEP_PLAN=",         "EVENSTEP_PLAN_STEPS=",    "EVENSTEP_POLICY=",
       "EVENSTEP_CHECKPOINT_",  "EVENSTEP_SNAPSHOT_FD=",  "EVENSTEP_GENERATION_FD=", "EVENSTEP_JOINS=",
-      "EVENSTEP_AWAITS=",      "EVENSTEP_MEMORY_CAPS=",  "TORCHELASTIC_ERROR_FILE="};
+      "EVENSTEP_AWAITS=",      "EVENSTEP_MEMORY_CAPS=",  "EVENSTEP_PARENT=",        "TORCHELASTIC_ERROR_FILE="};
   for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
     if (strncmp(line, names[i], strlen(names[i])) == 0) {
       return true;
@@ -154,6 +155,16 @@ static even_status set_agent(even_environment *environment, const even_rank_plac
   return even_environment_set(environment, "EVENSTEP_AGENT", mark);
 }
 
+/* Who was not started by this process is no rank of its, whatever else its environment says (evenstep.lineage). */
+static even_status set_parent(even_environment *environment, const even_rank_place *place) {
+  char text[64];
+  if (place->agent <= 0) {
+    return EVEN_OK;
+  }
+  (void)snprintf(text, sizeof text, "%ld %" PRIu64, (long)place->agent, place->agent_start);
+  return even_environment_set(environment, "EVENSTEP_PARENT", text);
+}
+
 static even_status set_torchrun(even_environment *environment, const even_rank_place *place) {
   long world = (long)place->devices->count - place->spares;
   long local = place->local > 0 ? place->local : world;
@@ -189,6 +200,7 @@ static even_status set_evenstep(even_environment *environment, const even_rank_p
   EVEN_TRY(even_environment_set(environment, "PYTHONUNBUFFERED", "1"));
   EVEN_TRY(even_environment_set(environment, "EVENSTEP_JOB", place->job));
   EVEN_TRY(set_agent(environment, place));
+  EVEN_TRY(set_parent(environment, place));
   EVEN_TRY(even_environment_set(environment, "EVENSTEP_RUN_DIR", place->run_folder));
   EVEN_TRY(even_environment_set(environment, "EVENSTEP_DEVICE", device->name));
   if (place->telemetry_fd >= 0) {

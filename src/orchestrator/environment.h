@@ -6,6 +6,8 @@
 
 #include <evenstep/status.h>
 #include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
 
 /* "NAME=value" strings, NULL-terminated, each name once. */
 typedef struct even_environment {
@@ -32,9 +34,11 @@ typedef struct even_rank_place {
   int master_port;
   int attempt;
   int max_restarts;
-  int telemetry_fd;  /* -1: none */
-  int snapshot_fd;   /* memory for its checkpoints, -1: none */
-  int generation_fd; /* -1 or 0: none */
+  int telemetry_fd;     /* -1: none */
+  int snapshot_fd;      /* memory for its checkpoints, -1: none */
+  int generation_fd;    /* -1 or 0: none */
+  pid_t agent;          /* the process that starts it, 0: not to be told; */
+  uint64_t agent_start; /* and since when that runs (os/process_stat.h) */
   const char *job;
   const char *run_folder; /* absolute */
   const char *resume;     /* folder of a checkpoint, NULL: none */

@@ -9,6 +9,7 @@
 #include "os/clock.h"
 #include "os/file.h"
 #include "os/pipe.h"
+#include "os/process_stat.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -109,6 +110,10 @@ void even_job_name_shortages(const even_job *job, even_text *out) {
 
 static even_status start_rank(even_job *job, size_t index, const char *shortages) {
   even_job_rank *rank = &job->ranks[index];
+  even_process_stat self = {.pid = 0};
+  if (even_process_stat_read(0, &self) != 0) {
+    self.pid = 0; /* without /proc */
+  }
   const even_rank_place place = {
       .rank = (int)index,
       .devices = job->params->devices,
@@ -128,6 +133,8 @@ static even_status start_rank(even_job *job, size_t index, const char *shortages
       .telemetry_fd = job->params->telemetry_fd,
       .snapshot_fd = even_job_snapshot_begin(job, index),
       .generation_fd = job->generation_fd,
+      .agent = self.pid,
+      .agent_start = self.start_time,
       .job = job->id,
       .memory = job->params->memory == NULL ? NULL : job->params->memory->folder.data,
       .run_folder = job->run_folder.data,

@@ -119,6 +119,9 @@ static int real_reset_on_fork(void) {
   int policy = sched_getscheduler(0);
   return policy < 0 ? -1 : sched_setscheduler(0, policy | SCHED_RESET_ON_FORK, &usual);
 }
+static int real_setns(int fd) {
+  return setns(fd, CLONE_NEWNET);
+}
 static int real_fcntl(int fd, int command, int argument) {
   return fcntl(fd, command, argument);
 }
@@ -235,6 +238,7 @@ static int real_nanosleep(const struct timespec *time) {
    .lseek = lseek,                              \
    .access = access,                            \
    .readlink = readlink,                        \
+   .setns = real_setns,                         \
    .getcwd = getcwd,                            \
    .chdir = chdir,                              \
    .epoll_create1 = epoll_create1,              \

@@ -123,6 +123,7 @@ typedef struct even_os_calls {
   int (*accept4)(int fd, struct sockaddr *address, socklen_t *bytes, int flags);
   int (*getsockopt)(int fd, int level, int option, void *value, socklen_t *bytes);
   int (*getaddrinfo)(const char *name, const char *service, const struct addrinfo *wanted, struct addrinfo **out);
+  int (*setns)(int fd); /* of a network namespace */
   ssize_t (*getrandom)(void *buffer, size_t bytes, unsigned int flags);
   int (*nanosleep)(const struct timespec *time);
 } even_os_calls;

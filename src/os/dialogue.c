@@ -16,7 +16,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { COMPLAINT_LIMIT = 64 << 10, HEARD_LIMIT = 16 << 20 };
+enum { COMPLAINT_LIMIT = 1 << 20, HEARD_LIMIT = 16 << 20 };
 
 static void collect(even_dialogue *dialogue, even_loop_watch *watch, even_text *into, size_t limit) {
   char buffer[32768];

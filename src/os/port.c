@@ -6,6 +6,7 @@
 #include "os/file.h"
 #include "os/random.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
 #include <stdio.h>
@@ -81,16 +82,19 @@ bool even_port_is_free(int port) {
   return try_port(&port) == 0;
 }
 
-even_status even_port_send(int port, const void *data, size_t bytes) {
+even_status even_port_send(const char *host, int port, const void *data, size_t bytes) {
   struct sockaddr_in address = loopback(port);
+  if (inet_pton(AF_INET, host, &address.sin_addr) != 1) {
+    return even_fail(EVEN_ERR_ARGUMENT, "%.64s is no address", host);
+  }
   int fd = even_os.socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) {
     return even_fail_errno(errno, "a socket could not be made");
   }
   even_status status = EVEN_OK;
   if (even_os.connect(fd, (const struct sockaddr *)&address, sizeof address) != 0) {
-    status = errno == ECONNREFUSED ? even_fail(EVEN_ERR_NOT_FOUND, "nobody listens at port %d", port)
-                                   : even_fail_errno(errno, "port %d cannot be reached", port);
+    status = errno == ECONNREFUSED ? even_fail(EVEN_ERR_NOT_FOUND, "nobody listens at port %d of %s", port, host)
+                                   : even_fail_errno(errno, "port %d of %s cannot be reached", port, host);
   } else if (even_file_write_all(fd, data, bytes) != EVEN_OK) {
     even_error_clear(); /* it hung up before the end: that is its right */
   }

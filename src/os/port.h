@@ -12,8 +12,8 @@
 even_status even_port_free(int *out) EVEN_MUST_USE;
 /* Whether that port could be bound on 127.0.0.1 a moment ago. */
 bool even_port_is_free(int port);
-/* Connects to the port on 127.0.0.1, sends the bytes, as many as are taken, and hangs up. EVEN_ERR_NOT_FOUND where
- * nobody listens there. SIGPIPE must be ignored. */
-even_status even_port_send(int port, const void *data, size_t bytes) EVEN_MUST_USE;
+/* Connects to the port at an IPv4 address ("127.0.0.1"), sends the bytes, as many as are taken, and hangs up.
+ * EVEN_ERR_NOT_FOUND where nobody listens there, EVEN_ERR_ARGUMENT for no address. SIGPIPE must be ignored. */
+even_status even_port_send(const char *host, int port, const void *data, size_t bytes) EVEN_MUST_USE;
 
 #endif

@@ -67,18 +67,18 @@ static void sends_to_a_port(void **state) {
   char got[8] = "";
   (void)state;
   assert_int_equal(even_listener_open("127.0.0.1", &port, &fd), EVEN_OK);
-  assert_int_equal(even_port_send(port, "words", 5), EVEN_OK);
+  assert_int_equal(even_port_send("127.0.0.1", port, "words", 5), EVEN_OK);
   int from = accept(fd, NULL, NULL);
   assert_int_equal(recv(from, got, sizeof got, MSG_WAITALL), 5);
   assert_memory_equal(got, "words", 5);
   (void)close(from);
   fault_os(FAULT_connect, 1, ENETUNREACH);
-  assert_int_equal(even_port_send(port, "words", 5), EVEN_ERR_SYSTEM);
+  assert_int_equal(even_port_send("127.0.0.1", port, "words", 5), EVEN_ERR_SYSTEM);
   fault_os(FAULT_socket, 1, EMFILE);
-  assert_int_equal(even_port_send(port, "words", 5), EVEN_ERR_SYSTEM);
+  assert_int_equal(even_port_send("127.0.0.1", port, "words", 5), EVEN_ERR_SYSTEM);
   fault_reset();
   even_listener_close(fd);
-  assert_int_equal(even_port_send(port, "words", 5), EVEN_ERR_NOT_FOUND);
+  assert_int_equal(even_port_send("127.0.0.1", port, "words", 5), EVEN_ERR_NOT_FOUND);
 }
 
 static void gives_random_digits(void **state) {

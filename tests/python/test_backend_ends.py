@@ -237,6 +237,38 @@ def test_a_rank_is_one_process():
         rendezvous.claim(store, 1)
 
 
+def test_a_second_process_of_a_rank_is_refused_by_its_parents(monkeypatch):
+    """Also where the rank has ended, or another process has its place: its own agent has not started it."""
+    import evenstep
+    from evenstep.lineage import look_for_the_first
+
+    def parent(process: int) -> str:
+        stat = Path(f"/proc/{process}/stat").read_text()
+        return f"{process} {stat[stat.rindex(')') + 2 :].split()[19]}"
+
+    command = "RANK=1 sh -c 'echo $$; exec sleep 1000' & wait"
+    with subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, text=True) as agent:
+        assert agent.stdout is not None
+        first = int(agent.stdout.readline())
+        of_agent = parent(agent.pid)
+        monkeypatch.setenv("EVENSTEP_PARENT", of_agent)
+        for rank, which in ((1, f"process {first} already"), (2, "another process, which has ended")):
+            with pytest.raises(evenstep.EvenstepError, match=f"rank {rank} of this job is {which}") as caught:
+                look_for_the_first(rank)
+            assert (caught.value.status, caught.value.rank) == ("EVEN_ERR_IN_USE", rank)
+        for other in (
+            f"{agent.pid} 1",
+            parent(os.getppid()),
+            parent(os.getpid()),
+            "",
+        ):  # a number anew; its own agent's
+            monkeypatch.setenv("EVENSTEP_PARENT", other)
+            look_for_the_first(1)
+        os.kill(first, signal.SIGKILL)
+    monkeypatch.setenv("EVENSTEP_PARENT", of_agent)  # which has ended
+    look_for_the_first(1)
+
+
 def test_the_grace_of_a_stop_is_checked(monkeypatch):
     import evenstep
     from evenstep.rendezvous import open_group

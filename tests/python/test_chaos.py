@@ -79,7 +79,7 @@ def outcome(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 # All of these seeds' faults come before the half; the script waits there, in so many attempts, so many seconds at most
 # (where a rank or the agent is killed, until that).
 KINDS = [
-    ("garbage,twin,nan", 114, 1, 100),
+    pytest.param("garbage,twin,nan", 114, 1, 100, marks=pytest.mark.more),
     pytest.param("kill,garbage", 33, 1, 100, marks=pytest.mark.more),
     pytest.param("out-of-memory", 0, 1, 100, marks=pytest.mark.more),
     pytest.param("stop,slow", 33, 1, 10, marks=pytest.mark.more),
@@ -104,6 +104,34 @@ def test_the_promise_is_kept(
     assert found["tensors"] == 4 and found["numbers_that_differ"] == 0
 
 
+# The script waits at the half until a rank is lost. It goes on by itself then: nobody is started again.
+SURVIVED = TRAINING.replace(
+    "        while time.monotonic() < until and not any(spoiled[:]):\n            bytearray(1 << 26)  # memory of its own, if there is any\n",
+    "        while time.monotonic() < until and es.world_size() == 2:\n            es.barrier()\n",
+)
+
+
+@pytest.mark.parametrize(
+    ("recovery", "seed"),
+    [("replace", 117), pytest.param("shrink", 117, marks=pytest.mark.more)],  # rank 0 is lost
+)
+def test_the_others_keep_their_processes(chaos: Run, script: Callable[[str], str], recovery: str, seed: int) -> None:
+    options = ("-n", "2", "--seed", str(seed), "--faults", "3", "--kinds", "garbage,twin,kill", "--recovery", recovery)
+    text = SURVIVED
+    if recovery == "replace":  # slowly, so that another process comes before the end
+        text = text.replace(
+            "        loss.backward()", "        time.sleep(0.1 if es.world_size() == 1 else 0)\n        loss.backward()"
+        )
+    done = chaos(*options, "--tolerance", "1e-12", "--json", script(text), "1", "1", "100")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = outcome(done)
+    assert found["kept"] and found["injected"] == 3 and found["recovery"] == recovery, found
+    (kill,) = (fault for fault in found["faults"] if fault["kind"] == "kill")
+    assert kill["others"] == "went_on" and kill["at_ns"] < kill["again_ns"] < kill["stepped_ns"], found
+    assert kill["joined_ns"] == 0 if recovery == "shrink" else kill["joined_ns"] > kill["again_ns"], found
+    assert [fault["what"].endswith("was refused") for fault in found["faults"] if fault["kind"] == "twin"] == [True]
+
+
 @pytest.mark.more
 def test_a_promise_that_is_not_kept_is_told(chaos: Run, script: Callable[[str], str]) -> None:
     """A script that trains otherwise once it was restarted."""
@@ -123,6 +151,10 @@ def test_what_is_refused(chaos: Run, script: Callable[[str], str]) -> None:
         (("--tolerance", "-1", path), 2, "must not be negative"),
         (("--name", "a/b", path), 2, "cannot name a run"),
         (("--kinds", "partition", path), 2, "one host has no link"),
+        (("--recovery", "grow", path), 2, "is no way to go on"),
+        (("--recovery", "shrink", "--spares", "1", path), 2, "--spares 1"),
+        (("--recovery", "replace", "--spares", "here:1", path), 2, "a number of them"),
+        (("--spares", "1", path), 2, "are of --recovery"),
         (("-n", "1", path), 7, "fails without any fault (exit code 5)"),
     ]
     for words, code, said in cases:

@@ -96,6 +96,7 @@
     (name, service, wanted, out))                                                                                      \
   X(int, -1, getsockopt, (int fd, int level, int option, void *value, socklen_t *bytes),                               \
     (fd, level, option, value, bytes))                                                                                 \
+  X(int, -1, setns, (int fd), (fd))                                                                                    \
   X(ssize_t, -1, getrandom, (void *buffer, size_t bytes, unsigned int flags), (buffer, bytes, flags))
 /* clang-format on */
 

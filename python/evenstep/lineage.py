@@ -1,0 +1,68 @@
+"""Whether this process is the rank that its environment names: one that the job's agent has started."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from evenstep._core import EvenstepError
+
+_VARIABLE = "EVENSTEP_PARENT"  # "PROCESS START": the agent, and since when it runs (src/orchestrator/environment.c)
+
+
+def _stat(process: int) -> list[str]:
+    """proc(5) from the state on; nothing where there is no such process, or another user's is hidden."""
+    try:
+        text = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    return text[text.rindex(")") + 2 :].split()
+
+
+def _is_below(agent: int) -> bool:
+    """Whether the agent has started this process, or one that has, or was given an orphan of theirs."""
+    process = os.getpid()
+    while process > 1:
+        if process == agent:
+            return True
+        facts = _stat(process)
+        if not facts:
+            return True  # it cannot be told
+        process = int(facts[1])
+    return False
+
+
+def _first(agent: int, rank: int) -> int:
+    """The process that the agent has started as the rank; 0: it has ended, or cannot be found."""
+    wanted = f"RANK={rank}".encode()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            facts = _stat(int(entry.name))
+            with suppress(OSError):
+                if facts and int(facts[1]) == agent and wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    return int(entry.name)
+    return 0
+
+
+def look_for_the_first(rank: int) -> None:
+    """Raises where the job's agent lives and has not started this process, which is a second one then: started with another
+    one's environment, whether that one lives, has ended, or another has its place by now. Without an agent nothing is known."""
+    agent, _, start = os.environ.get(_VARIABLE, "").partition(" ")
+    if not agent.isdigit() or int(agent) == os.getpid():
+        return
+    facts = _stat(int(agent))
+    if len(facts) < 20 or facts[19] != start or facts[0] in "ZX" or _is_below(int(agent)):
+        return
+    first = _first(int(agent), rank)
+    which = f"process {first} already" if first else "another process, which has ended"
+    fix = (
+        "start each rank once, and leave it to the launcher; where a wrapper starts it elsewhere (a container that sees the host's "
+        f"processes), unset {_VARIABLE}"
+    )
+    error = EvenstepError(
+        f"rank {rank} of this job is {which}, and process {os.getpid()} was not started by the job's agent (process {agent}), "
+        f"so it cannot be it (EVEN_ERR_IN_USE)\n  fix: {fix}"
+    )
+    error.status, error.fix, error.rank, error.device = "EVEN_ERR_IN_USE", fix, rank, None
+    raise error
