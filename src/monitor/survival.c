@@ -179,27 +179,31 @@ static bool is_hit(const life *one, const even_survival *faults, size_t count) {
   return false;
 }
 
+/* Whether it is one of the others that trained when the fault came. */
+static bool trained_beside(const life *one, const life *victim, uint64_t at_ns) {
+  return one != victim && lived_at(one, victim->attempt, at_ns) && one->first_ns != 0 && one->first_ns <= at_ns;
+}
+
 static void find_one(const lives *all, even_survival *fault) {
   const life *victim = fault->pid > 0 ? victim_of(all, fault) : NULL;
-  bool any = false;
   if (victim == NULL) {
     return;
   }
+  uint64_t again = next_of(all->losses, all->loss_count, victim->attempt, fault->at_ns);
+  uint64_t from = again != 0 ? again : fault->at_ns; /* the step under way may yet have ended without a loss */
+  bool any = false;
   fault->trained = victim->first_ns != 0 && victim->first_ns <= fault->at_ns;
   for (size_t i = 0; i < all->count; i++) {
-    const life *one = &all->items[i];
-    if (one == victim || !lived_at(one, victim->attempt, fault->at_ns) || one->first_ns == 0 ||
-        one->first_ns > fault->at_ns) {
-      continue;
+    if (trained_beside(&all->items[i], victim, fault->at_ns)) {
+      uint64_t next = step_after(all, i, from);
+      fault->others++;
+      any = any || next != 0;
+      fault->stepped_ns = next > fault->stepped_ns ? next : fault->stepped_ns;
     }
-    uint64_t next = step_after(all, i, fault->at_ns);
-    fault->others++;
-    any = any || next != 0;
-    fault->stepped_ns = next > fault->stepped_ns ? next : fault->stepped_ns;
   }
   if (any) {
     fault->outcome = EVEN_SURVIVAL_WENT_ON;
-    fault->again_ns = next_of(all->losses, all->loss_count, victim->attempt, fault->at_ns);
+    fault->again_ns = again;
   } else {
     fault->ended_ns = next_of(all->attempts, all->attempt_count, victim->attempt + 1, fault->at_ns);
     fault->outcome = fault->ended_ns != 0 ? EVEN_SURVIVAL_STARTED_AGAIN : EVEN_SURVIVAL_UNKNOWN;

@@ -110,6 +110,16 @@ static void the_others_go_on(void **state) {
   assert_int_equal(fault.joined_ns, 0);
 }
 
+/* The step under way when the link of rank 1's host was cut ended on all. */
+static void a_step_that_ended_before_the_loss_was_known_does_not_count(void **state) {
+  made *run = *state;
+  even_survival fault = {.pid = FIRST_PID + 1, .at_ns = BEGAN + 95};
+  lose_one(run);
+  assert_string_equal(find(run, &fault, 1, false), "");
+  assert_int_equal(fault.again_ns, BEGAN + 107);
+  assert_int_equal(fault.stepped_ns, BEGAN + 116);
+}
+
 /* A spare, rank 3, was there all the time; then a new process comes to rank 1's place. */
 static void others_take_the_places(void **state) {
   made *run = *state;
@@ -197,6 +207,7 @@ static void a_gap_is_told_where_all_is_kept(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(the_others_go_on, begin, end),
+      cmocka_unit_test_setup_teardown(a_step_that_ended_before_the_loss_was_known_does_not_count, begin, end),
       cmocka_unit_test_setup_teardown(others_take_the_places, begin, end),
       cmocka_unit_test_setup_teardown(the_job_starts_again, begin, end),
       cmocka_unit_test_setup_teardown(a_history_that_ends_tells_nothing, begin, end),
