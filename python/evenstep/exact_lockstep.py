@@ -180,10 +180,11 @@ class Stage:
         return results
 
     def _play(self, settings: tuple[int, bool], work: Callable[[int, Session], Any], number: int) -> Any:
-        """Both settings are a thread's own, and one that is kept does not hear of a change."""
+        """These settings are a thread's own, and one that is kept does not hear of a change."""
         if torch.get_num_threads() != settings[0]:
             torch.set_num_threads(settings[0])
         torch.set_flush_denormal(settings[1])
+        torch.set_autocast_cache_enabled(False)  # all threads have one: what a block finds in it is by who else runs
         return work(number, self._places[number])
 
     def _all_at_once(self, scene: Play, one: Callable[[int], None]) -> None:

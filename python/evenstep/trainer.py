@@ -246,6 +246,8 @@ class Trainer:
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         clipped = self.config.clip_norm is not None or self.config.clip_value is not None
         scaler = self._scaler if any(p.grad is not None for p in parameters) else None  # it wants some gradient
+        if scaler is not None and self._steps is not None:
+            scaler.scale(parameters[0].new_zeros(()))  # a rank without blocks has scaled nothing yet, and the scaler wants that
         if clipped and scaler is not None:
             scaler.unscale_(self.optimizer)
         if self.config.clip_value is not None:

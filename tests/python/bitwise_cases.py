@@ -1,8 +1,11 @@
 """Trainings that must end with the same bits, whoever computed which block: run as a script in every rank.
 
-bitwise_cases.py CASE SPLITS [RANK STEP] [alone]: trains 7 steps in blocks, the splits drawn from SPLITS. With RANK and STEP that rank
-dies after that step. "alone": outside any job. Rank 0 prints a digest of the model's bits, the steps, the last loss and
-the parameters' norm as JSON.
+bitwise_cases.py CASE SPLITS [RANK STEP] [alone]: trains 7 steps (STEPS in the environment: as many) in blocks, the splits drawn from
+SPLITS (-1: the balancer's). With RANK and STEP that rank dies after that step. "alone": outside any job. Rank 0 prints a digest of
+the model's bits, the steps, the last loss and the parameters' norm as JSON.
+
+LOST="1:3,0:5" (of jobs with --recovery): these ranks die in the midst of these steps, each once (LOST_FOLDER keeps who has). SPLITS
+then draws a policy's answers, for a schedule knows no other number of ranks.
 """
 
 from __future__ import annotations
@@ -10,7 +13,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pathlib
 import random
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -18,9 +23,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
-STEPS, BLOCK, BATCH = 7, 3, 26  # nine blocks, the last of two samples
+STEPS, BLOCK, BATCH = int(os.environ.get("STEPS", "7")), 3, 26  # nine blocks, the last of two samples
 
 
 class GPT(nn.Module):
@@ -101,9 +107,87 @@ def image_loss(model: nn.Module, batch: Any) -> torch.Tensor:
     return functional.cross_entropy(model(images), labels)
 
 
+class Shared(nn.Module):
+    """One convolution before a BatchNorm, again behind it, and a third time behind the last one: autocast may keep its weight in 16 bits
+    from one use to the next, whichever block asks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.conv = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(2))
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norms[0](self.conv(self.first(x))).relu()
+        x = self.norms[1](self.conv(x)).relu()
+        return self.head(self.conv(x).mean(dim=(2, 3)))
+
+
+def autocast(loss: Any, dtype: torch.dtype) -> Any:
+    def cast(model: nn.Module, batch: Any) -> Any:
+        with torch.autocast("cpu", dtype):
+            return loss(model, batch)
+
+    return cast
+
+
+class Recomputed(nn.Module):
+    """Activation checkpointing: forward runs again in backward, with the same random numbers."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *given: Any) -> Any:
+        return checkpoint(self.inner, *given, use_reentrant=False)
+
+
+def masked_loss(model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+    """A mean over the words taken out."""
+    words, targets = batch
+    found = functional.cross_entropy(model(words).flatten(0, 1).float(), targets.flatten())
+    return found, int((targets != -100).sum())
+
+
+def bert() -> tuple[nn.Module, Any, Any, Any]:
+    from evenstep.data import SyntheticText
+    from evenstep.models import BERT
+
+    return BERT(40, 12, 2, 16, 2), SyntheticText(80, 12, 39, mask=39), None, masked_loss
+
+
+def scaler_of(name: str) -> Any:
+    """It begins with gradients that fp16 does not hold, so that it skips steps; then it grows until it skips one again."""
+    return torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=2) if "scaler" in name else None
+
+
 def case(name: str) -> tuple[nn.Module, Any, Any, Any]:
     """Model, data set, collate_fn, train_step."""
     torch.manual_seed(3)
+    if name == "bert":
+        return bert()
+    if name == "bert_scaler_recomputed":
+        model, data, collate, loss = bert()
+        model.layers = nn.ModuleList(map(Recomputed, model.layers))
+        return model, data, collate, autocast(loss, torch.float16)
+    if name == "gpt_autocast":
+        return GPT(), Texts(), padded, autocast(text_loss, torch.bfloat16)
+    if name == "gpt_scaler":
+        return GPT(), Texts(), padded, autocast(text_loss, torch.float16)
+    if name == "gpt_recomputed":
+        gpt = GPT()
+        gpt.mlp, gpt.qkv = Recomputed(gpt.mlp), Recomputed(gpt.qkv)
+        return gpt, Texts(), padded, text_loss
+    if name == "cnn_autocast":
+        return Shared(), Images(torch.float32), None, autocast(image_loss, torch.bfloat16)
+    if name == "cnn_recomputed":
+        layers = cnn(torch.float32)
+        return (
+            nn.Sequential(layers[0], Recomputed(layers[1:4]), Recomputed(layers[4:7]), *layers[7:]),
+            Images(torch.float32),
+            None,
+            image_loss,
+        )
     if name == "gpt":
         return GPT(), Texts(), padded, text_loss
     if name == "gpt_bf16":
@@ -124,6 +208,34 @@ def splits(seed: int, ranks: int) -> Any:
         return [end - begin for begin, end in zip(ends, ends[1:])]
 
     return shares
+
+
+def policy(seed: int) -> Any:
+    """As splits, of blocks, by what every rank knows alike; for any number of ranks."""
+
+    def shares(view: Any) -> list[int]:
+        draw = random.Random(1000 * seed + 10 * view.steps + view.ranks)
+        cuts = sorted(draw.randint(0, view.batch) for _ in range(view.ranks - 1))
+        return [end - begin for begin, end in zip([0, *cuts], [*cuts, view.batch])]
+
+    return shares
+
+
+class Deaths:
+    def __init__(self) -> None:
+        lost = (one.split(":") for one in os.environ.get("LOST", "").split(",") if one)
+        self._steps = {int(step) for rank, step in lost if rank == os.environ.get("RANK")}
+
+    def now(self, step: int) -> None:
+        if step not in self._steps:
+            return
+        self._steps.discard(step)
+        mark = pathlib.Path(os.environ["LOST_FOLDER"], f"{os.environ['RANK']}-{step}")
+        try:
+            mark.touch(exist_ok=False)
+        except FileExistsError:
+            return  # whose place it takes
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def digest(model: nn.Module) -> str:
@@ -148,7 +260,14 @@ def main() -> None:
         data, batch_size=BATCH, shuffle=True, collate_fn=collate, num_workers=int(os.environ.get("WORKERS", "0"))
     )
 
+    deaths = Deaths()
+
+    def train_step(model: nn.Module, batch: Any) -> Any:
+        deaths.now(es.step() + 1)  # the step under way
+        return loss(model, batch)
+
     def on_step(trainer: Any) -> None:
+        deaths.now(trainer.step)  # a rank without blocks
         if trainer.step == last and es.rank() == victim:
             os._exit(9)
 
@@ -158,10 +277,16 @@ def main() -> None:
         block=BLOCK if exact else None,
         threads=1,
         clip_norm=1.0,
-        shares=splits(seed, es.world_size()) if exact and seed >= 0 else None,
+        shares=splits(seed, es.world_size()) if exact and seed >= 0 and "LOST" not in os.environ else None,
+        policy=policy(seed) if exact and "LOST" in os.environ else None,
     )
-    trainer = es.Trainer(model, optimizer, loss, scheduler=scheduler, on_step=on_step, config=config)
-    trainer.fit(loader, epochs=3, steps=STEPS)
+    scaler = scaler_of(name)
+    trainer = es.Trainer(
+        model, optimizer, train_step, scheduler=scheduler, scaler=scaler, on_step=on_step, config=config
+    )
+    trainer.fit(loader, epochs=STEPS, steps=STEPS)
+    if scaler is not None:
+        print(f"SCALE {scaler.get_scale()}")
     if es.is_main():
         norm = sum(float(p.detach().double().square().sum()) for p in model.state_dict().values())
         print("END " + json.dumps([digest(model), trainer.step, trainer.loss.hex(), norm]))

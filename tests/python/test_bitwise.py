@@ -59,16 +59,37 @@ def test_same_bits_over_random_histories(
 
 @pytest.mark.more
 @pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("case", ["gpt", "cnn", "gpt_bf16"])
+@pytest.mark.parametrize("case", ["gpt", "cnn", "gpt_bf16", "bert", "bert_scaler_recomputed"])
 def test_same_bits_over_twenty_histories(
     run_ranks: Callable[..., list[Any]], tmp_path: pathlib.Path, case: str, seed: int
 ) -> None:
     assert live(run_ranks, tmp_path / "checkpoints", case, seed) == whole(run_ranks, case)
 
 
-@pytest.mark.parametrize(("case", "ranks"), [("gpt_bf16", 2), ("exact_fp64", 2)])
+@pytest.mark.parametrize(("case", "ranks"), [("gpt_bf16", 2), ("exact_fp64", 2), ("cnn_autocast", 2)])
 def test_same_bits_in_other_types(run_ranks: Callable[..., list[Any]], case: str, ranks: int) -> None:
     assert end_of(run_ranks(SCRIPT, ranks=ranks, args=(case, "4"))) == whole(run_ranks, case)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize(
+    "case", ["gpt_autocast", "gpt_scaler", "gpt_recomputed", "cnn_autocast", "cnn_recomputed", "bert"]
+)
+def test_same_bits_with_autocast_a_scaler_and_recomputed_activations(
+    run_ranks: Callable[..., list[Any]], case: str, ranks: int
+) -> None:
+    assert end_of(run_ranks(SCRIPT, ranks=ranks, args=(case, str(ranks)))) == whole(run_ranks, case)
+
+
+def test_same_bits_of_a_bert_whose_scaler_skips_steps_and_whose_layers_run_twice(
+    run_ranks: Callable[..., list[Any]],
+) -> None:
+    case = "bert_scaler_recomputed"
+    results = run_ranks(SCRIPT, ranks=3, args=(case, "5"))
+    assert end_of(results) == whole(run_ranks, case)
+    (scale,) = (float(line.split()[1]) for line in results[0].stdout.splitlines() if line.startswith("SCALE"))
+    assert scale < 2.0**24  # it has skipped some
 
 
 def test_same_bits_outside_a_job_and_by_the_balancer(run_ranks: Callable[..., list[Any]]) -> None:
