@@ -16,11 +16,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LARGEST_REPORT = 64 << 20, MOST_RANKS = 64, MOST_WORDS = 32, KEPT_OPTIONS = 5, OWN_OPTIONS = 14 };
+enum { LARGEST_REPORT = 64 << 20, MOST_RANKS = 64, MOST_WORDS = 40, KEPT_OPTIONS = 5, OWN_OPTIONS = 18 };
 
 typedef struct balance_bench {
   even_job_options job;
   const char *policies, *speeds, *courses, *only, *csv, *plots, *output, *slowed;
+  const char *model, *sizes, *data, *batch_norm;
   int64_t rounds, batch;
   double seconds;
   bool no_peers, quick, json;
@@ -33,14 +34,18 @@ typedef struct balance_bench {
 
 static const even_usage usage = {
     .command = "bench balance",
-    .synopsis = "evenstep bench balance [-n N] [--speeds LIST] [--policies LIST] [--csv FILE] [--plots DIR] [--json]",
+    .synopsis =
+        "evenstep bench balance [-n N] [--model NAME] [--speeds LIST] [--policies LIST] [--csv FILE] [--plots DIR] "
+        "[--json]",
     .description =
-        "Trains a small GPT on this host's cores, made unequal by CPU quotas (or by busy neighbours where none are\n"
+        "Trains a model (a small GPT-2) on this host's cores, made unequal by CPU quotas (or by busy neighbours where "
+        "none are\n"
         "permitted), with each policy, on one device, with plain PyTorch (equal, and a split tuned by hand), and\n"
         "compares with the best split at the speeds that the ranks have while all of them run. Slows a rank down in\n"
-        "mid-run, lets one drift, and gives it its speed in bursts. Then, in the simulator, 2 to 5 ranks,\n"
-        "drifting and bursty speeds, and a mix of cards. What was simulated says so. About twenty minutes; leave the\n"
-        "machine alone meanwhile.",
+        "mid-run, lets one drift, gives it its speed in bursts, and disturbs all by noise. Then, in the simulator, 2 "
+        "to 5\n"
+        "ranks, drifting and bursty speeds, and a mix of cards. What was simulated says so. About half an hour; leave\n"
+        "the machine alone meanwhile.",
     .epilogue =
         "exit codes:\n"
         "  0 measured; else as of `evenstep run`\n"
@@ -49,7 +54,8 @@ static const even_usage usage = {
         "  evenstep bench balance --csv balance.csv --plots plots\n"
         "  evenstep bench balance --only simulated\n"
         "  evenstep bench balance --speeds 4:1 --policies equal,auto --rounds 4\n"
-        "  evenstep bench balance -n 4 --only real --courses drifting,bursty",
+        "  evenstep bench balance -n 4 --only real --courses drifting,bursty\n"
+        "  evenstep bench balance --only real --model resnet50 --data cifar-10-batches-bin --courses steady",
 };
 
 static even_status check_only(const balance_bench *on) {
@@ -66,6 +72,14 @@ static even_status check_slowed(const balance_bench *on) {
   }
   (void)even_fail(EVEN_ERR_USAGE, "bench balance: --slow-by %s is no way to slow a rank", on->slowed);
   return even_error_fix("--slow-by quota, --slow-by neighbours, or leave it out");
+}
+
+static even_status check_batch_norm(const balance_bench *on) {
+  if (strcmp(on->batch_norm, "sync") == 0 || strcmp(on->batch_norm, "local") == 0) {
+    return EVEN_OK;
+  }
+  (void)even_fail(EVEN_ERR_USAGE, "bench balance: --batch-norm %s is neither sync nor local", on->batch_norm);
+  return even_error_fix("--batch-norm local for each rank's own statistics, or leave it out");
 }
 
 static even_status check_numbers(balance_bench *on) {
@@ -106,6 +120,8 @@ static even_status check(balance_bench *on) {
   EVEN_TRY(check_numbers(on));
   EVEN_TRY(even_bench_policies(on->policies, &on->plan));
   EVEN_TRY(even_bench_courses(on->courses));
+  EVEN_TRY(even_bench_model(on->model, on->sizes, on->data));
+  EVEN_TRY(check_batch_norm(on));
   if (on->speeds != NULL) {
     EVEN_TRY(even_bench_speeds(on->speeds, on->ranks));
   }
@@ -181,6 +197,10 @@ static int measure(balance_bench *on) {
                                 seconds,
                                 "--slow-by",
                                 on->slowed,
+                                "--model",
+                                on->model,
+                                "--batch-norm",
+                                on->batch_norm,
                                 "--simulated",
                                 even_text_string(&on->simulated)};
   memcpy(words, always, sizeof always);
@@ -188,6 +208,14 @@ static int measure(balance_bench *on) {
   if (on->speeds != NULL) {
     words[count++] = "--speeds";
     words[count++] = on->speeds;
+  }
+  if (on->sizes != NULL) {
+    words[count++] = "--model-sizes";
+    words[count++] = on->sizes;
+  }
+  if (on->data != NULL) {
+    words[count++] = "--data";
+    words[count++] = on->data;
   }
   if (on->no_peers) {
     words[count++] = "--no-peers";
@@ -305,10 +333,17 @@ static size_t declare(balance_bench *on, even_option *table) {
        "speeds of the ranks, a case each: 4:1,16:1 (default for two ranks 1:1,2:1,4:1,16:1)", 0, 0},
       {0, "policies", EVEN_OPTION_TEXT, &on->policies, "LIST", "default equal,proportional,dynamic,hybrid,auto", 0, 0},
       {0, "courses", EVEN_OPTION_TEXT, &on->courses, "LIST",
-       "of the real ranks' speeds: steady,slowing,drifting,bursty (default all)", 0, 0},
+       "of the real ranks' speeds: steady,slowing,drifting,bursty,noise (default all)", 0, 0},
       {0, "only", EVEN_OPTION_TEXT, &on->only, "WHAT", "real or simulated (default both)", 0, 0},
       {0, "slow-by", EVEN_OPTION_TEXT, &on->slowed, "WAY",
        "quota or neighbours (default: quotas where they are permitted)", 0, 0},
+      {0, "model", EVEN_OPTION_TEXT, &on->model, "NAME",
+       "simplecnn, resnet50, bert or gpt2 (default), scaled down for cores", 0, 0},
+      {0, "model-sizes", EVEN_OPTION_TEXT, &on->sizes, "LIST",
+       "other sizes of it, layers=2,width=64 say, or `published`", 0, 0},
+      {0, "data", EVEN_OPTION_TEXT, &on->data, "PATH",
+       "CIFAR-10 or CIFAR-100 (binary version) instead of synthetic images", 0, 0},
+      {0, "batch-norm", EVEN_OPTION_TEXT, &on->batch_norm, "WAY", "sync (default) or local", 0, 0},
       {0, "rounds", EVEN_OPTION_INTEGER, &on->rounds, "N",
        "rounds in which all take turns, of which the medians are taken (12)", 1, 10000},
       {0, "seconds", EVEN_OPTION_NUMBER, &on->seconds, "S", "seconds of a turn (1.2)", 0, 0},
@@ -328,7 +363,9 @@ static size_t declare(balance_bench *on, even_option *table) {
 
 int even_bench_balance(int argc, char **argv) {
   balance_bench on = {.policies = "equal,proportional,dynamic,hybrid,auto",
-                      .courses = "steady,slowing,drifting,bursty",
+                      .courses = "steady,slowing,drifting,bursty,noise",
+                      .model = "gpt2",
+                      .batch_norm = "sync",
                       .only = "both",
                       .slowed = "auto",
                       .rounds = 12,

@@ -30,6 +30,10 @@ even_status even_bench_speeds(const char *text, size_t ranks) EVEN_MUST_USE;
 /* Whether "steady,drifting" are courses of the real ranks' speeds; else EVEN_ERR_USAGE. */
 even_status even_bench_courses(const char *text) EVEN_MUST_USE;
 
+/* Whether this is a model that can be trained, `sizes` (NULL: as they are) are sizes of it ("layers=2,width=64", or
+ * "published"), and `data` (NULL: synthetic) is a place that its images may be in; else EVEN_ERR_USAGE. */
+even_status even_bench_model(const char *name, const char *sizes, const char *data) EVEN_MUST_USE;
+
 /* bench_simulated.c: JSON, appended to `out`: {seeds, steps, rows: [{case, course, ranks, policy, samples_per_second,
  * bound_samples_per_second, of_bound, utilisation: [a rank …], imbalance}], changes: [{case, policy,
  * steps_after_slowing: [a seed …], steps_after_recovery}], noise: [{case, policy, lost}]}. Policy "single" is the

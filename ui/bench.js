@@ -4,8 +4,8 @@
 (() => {
   const data = EVENSTEP_DATA;
   const parts = ["real", "simulated"].filter((part) => data[part]);
-  const NAMES = { ddp: "DDP, equal split", hand: "DDP, split by hand", single: "one device" };
-  const rowsOf = (part) => [...data[part].rows, ...(data[part].courses || [])];
+  const NAMES = { ddp: "DDP, equal split", hand: "DDP, split by hand", single: "one device", fixed: "best fixed split" };
+  const rowsOf = (part) => ["rows", "courses", "changes", "noise"].flatMap((kind) => data[part][kind] || []).filter((row) => row.utilisation);
   const name = (policy) => NAMES[policy] || policy;
   const percent = (v) => (v === null || v === undefined ? "–" : `${(100 * v).toFixed(0)}%`);
   const cell = (kind, text, className = "") => Object.assign(document.createElement(kind), { textContent: text, className });

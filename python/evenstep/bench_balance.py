@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from evenstep import bench_balance_report
 from evenstep.bench_balance_courses import Courses
+from evenstep.bench_balance_noise import Noise
 
 if TYPE_CHECKING:
     from evenstep.bench_modes import Alone, Even, Plain, Single, Turn
@@ -47,11 +48,15 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", default="both")
     parser.add_argument("--policies", default="equal,proportional,dynamic,hybrid,auto")
     parser.add_argument("--speeds", default="")
-    parser.add_argument("--courses", default="steady,slowing,drifting,bursty")
+    parser.add_argument("--courses", default="steady,slowing,drifting,bursty,noise")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=1.2)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--slow-by", default="quota")
+    parser.add_argument("--model", default="gpt2")
+    parser.add_argument("--model-sizes", default="")
+    parser.add_argument("--data", default="")
+    parser.add_argument("--batch-norm", default="sync")
     parser.add_argument("--simulated", default="")
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--quick", action="store_true")
@@ -69,8 +74,9 @@ class Bench:
         import torch
         import torch.distributed as dist
 
-        from evenstep.bench_modes import Alone, Plain, Single, Work
+        from evenstep.bench_modes import Alone, Plain, Single
         from evenstep.bench_slowing import slowing
+        from evenstep.bench_work import Work
         from evenstep.session import whole_session
 
         self.options = options
@@ -84,7 +90,9 @@ class Bench:
         self.slowing: Slowing = slowing(options.slow_by)
         self.scale = self._make_room()
         torch.set_num_threads(len(os.sched_getaffinity(0)) if self.scale == 1.0 else 1)
-        self.work = Work(options.batch, options.quick)
+        self.work = Work(
+            options.batch, options.quick, options.model, options.model_sizes, options.data, options.batch_norm
+        )
         self.alone: Alone = Alone(self.work, self.group)
         self.single: Single = Single(self.work, self.group)
         self.plain: Plain | None = None if options.no_peers else Plain(self.work, self.group)
@@ -136,7 +144,7 @@ class Bench:
         self._seconds.clear()
         self.hold(speeds)
         guess = [max(1, round(batch * speed / sum(speeds))) for speed in speeds]
-        split, _ = self._agreed(best_split(self.lines(guess), batch))
+        split, _ = self.agreed(best_split(self.lines(guess), batch))
         evens = {policy: Even(self.work, policy, speeds, self.base) for policy in self.policies}
         turns: dict[str, Callable[[], Turn]] = {}
         for policy, even in evens.items():
@@ -160,7 +168,7 @@ class Bench:
             )
         return rows
 
-    def _agreed(self, value: Any) -> Any:
+    def agreed(self, value: Any) -> Any:
         import torch.distributed as dist
 
         values = [value]
@@ -181,7 +189,7 @@ class Bench:
                 took = self.turn(("scan", number), lambda n, one=one: self.plain.turn(n, one), self.options.seconds / 2)  # type: ignore[misc, union-attr]
                 rates[number].append(1 / took.step)
         medians = [statistics.median(rate) for rate in rates]
-        return list(self._agreed(tried[medians.index(max(medians))]))
+        return list(self.agreed(tried[medians.index(max(medians))]))
 
     def _round(self, turns: dict[str, Callable[[], Turn]], split: list[int], number: int) -> dict[str, Any]:
         """Each mode once, in another order each time, beside the speeds at that moment."""
@@ -197,7 +205,7 @@ class Bench:
 
     # -- a rank slows in mid-run --
 
-    def changes(self) -> list[dict[str, Any]]:
+    def changes(self, policies: Sequence[str]) -> list[dict[str, Any]]:
         """Of the last rank, from as fast as the others to SLOWER times slower and back; each policy that measures."""
         from evenstep.bench_modes import Even
         from evenstep.shares import equal_shares
@@ -209,18 +217,14 @@ class Bench:
         self.hold(fast)
         fast_lines = self.lines(equal_shares(batch, self.ranks))
         found = []
-        for policy in [one for one in self.policies if one in MEASURED]:
+        for policy in policies:
             even = Even(self.work, policy, fast, self.base)
             self._seconds.clear()
             for _ in range(self.options.settle):
                 self.turn(even, even.turn)
             runs = [self._change(even, fast, slow) for _ in range(1 if self.options.quick else 3)]
             even.close()
-            found.append(
-                change_row(
-                    policy, [run.shares for run in runs], [run.seconds for run in runs], fast_lines, slow_lines, batch
-                )
-            )
+            found.append(change_row(policy, runs, fast_lines, slow_lines, batch))
         return found
 
     def _change(self, even: Even, fast: Sequence[float], slow: Sequence[float]) -> Turn:
@@ -273,20 +277,22 @@ class Bench:
         for name in cases.split(",") if "steady" in courses else ():
             self.say(f"speeds {name}:")
             rows += self.case(name)
+        measured = [one for one in self.policies if one in MEASURED]
         changes = []
         if "slowing" in courses:
             self.say(f"a rank becomes {SLOWER} times slower in mid-run, and recovers")
-            changes = self.changes()
+            changes = self.changes(measured)
         found = {
             "ranks": self.ranks,
             "cores": len(os.sched_getaffinity(os.getppid())),
             "slowed_by": options.slow_by,
             "batch": options.batch,
             "rounds": options.rounds,
-            "parameters": self.work.parameters,
+            "model": self.work.about(),
             "rows": rows,
             "changes": changes,
             "courses": Courses(self, courses).run(),
+            "noise": Noise(self).run(measured) if "noise" in courses else [],
             "core_part": self.scale,
             "overhead": self.overhead(),
         }
@@ -358,20 +364,14 @@ def steps_until_back(efficiency: Sequence[float]) -> int | None:
     return None
 
 
-def change_row(
-    policy: str,
-    runs: Sequence[Sequence[Sequence[int]]],
-    seconds: Sequence[Sequence[float]],
-    fast: Lines,
-    slow: Lines,
-    batch: int,
-) -> dict[str, Any]:
+def change_row(policy: str, runs: Sequence[Turn], fast: Lines, slow: Lines, batch: int) -> dict[str, Any]:
     """By the shares that ran and the speeds that were measured, so that one late step is no bad split."""
-    from evenstep.bench_modes import best_split, split_seconds
+    from evenstep.bench_modes import best_split, split_seconds, usage_of
 
     ideal = {"fast": best_split(fast, batch)[1], "slow": best_split(slow, batch)[1]}
-    slowed, recovered, course = [], [], []
-    for shares in runs:
+    slowed, recovered, course, rates, parts = [], [], [], [], []
+    for run in runs:
+        shares = run.shares
         after = (len(shares) - BEFORE) // 2
         part = [
             ideal["slow"] / split_seconds(slow, one)
@@ -382,15 +382,25 @@ def change_row(
         slowed.append(steps_until_back(part[BEFORE : BEFORE + after]))
         recovered.append(steps_until_back(part[BEFORE + after :]))
         course.append(part)
+        best = after * ideal["slow"] + (len(shares) - after) * ideal["fast"]
+        rates.append(batch * len(shares) / sum(run.seconds))
+        parts.append(best / sum(run.seconds))
+    length, after = len(runs[0].shares), (len(runs[0].shares) - BEFORE) // 2
     return {
         "case": f"the last rank {SLOWER} times slower for a while",
+        "course": "slowing",
+        "ranks": len(fast),
         "policy": policy,
+        "samples_per_second": statistics.median(rates),
+        "bound_samples_per_second": batch * length / (after * ideal["slow"] + (length - after) * ideal["fast"]),
+        "of_bound": statistics.median(parts),
+        **usage_of(runs),
         "steps_after_slowing": slowed,
         "steps_after_recovery": recovered,
-        "changes_at": [BEFORE, BEFORE + (len(runs[0]) - BEFORE) // 2],
+        "changes_at": [BEFORE, BEFORE + after],
         "efficiency": course[0],
-        "step_seconds": list(seconds[0]),
-        "shares": [list(one) for one in runs[0]],
+        "step_seconds": list(runs[0].seconds),
+        "shares": [list(one) for one in runs[0].shares],
     }
 
 

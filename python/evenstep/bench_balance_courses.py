@@ -119,17 +119,15 @@ class Courses:
 
 def row_of(course: str, policy: str, turns: Sequence[Turn], lines: Sequence[Lines], batch: int) -> dict[str, Any]:
     """of_bound: by the times of the steps; of_splits: by the shares that ran alone, as if nothing else took time."""
-    from evenstep.bench_modes import best_split, split_seconds
+    from evenstep.bench_modes import best_split, split_seconds, usage_of
 
     ideal = [best_split(one, batch)[1] for one in lines]
-    rates, splits, busy = [], [], []
+    rates, splits = [], []
     for turn in turns:
         rates.append(batch * len(turn.seconds) / sum(turn.seconds))
         theirs = [split_seconds(one, shares) for one, shares in zip(lines, turn.shares)]
         splits.append(sum(ideal) / sum(theirs))
-        busy.append([statistics.fmean(step[rank] for step in turn.busy) for rank in range(len(lines[0]))])
     bound = batch * len(ideal) / sum(ideal)
-    steps = [turn.step for turn in turns]
     return {
         "case": NAMES[course],
         "course": course,
@@ -140,12 +138,6 @@ def row_of(course: str, policy: str, turns: Sequence[Turn], lines: Sequence[Line
         "of_bound": statistics.median(rates) / bound,
         "of_splits": statistics.median(splits),
         "rates": rates,
-        "utilisation": [
-            statistics.median(min(1.0, one[rank] / step) for one, step in zip(busy, steps))
-            for rank in range(len(lines[0]))
-        ],
-        "imbalance": statistics.median(
-            statistics.fmean(max(step) / max(statistics.fmean(step), 1e-12) - 1 for step in turn.busy) for turn in turns
-        ),
+        **usage_of(turns),
         "shares": [list(one) for one in turns[0].shares],
     }

@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+KINDS = ("rows", "courses", "changes", "noise")
 FIELDS = (
     "part",
     "case",
@@ -25,7 +26,8 @@ FIELDS = (
     "lost",
     "of_splits",
 )
-NAMES = {"ddp": "DDP, equal", "hand": "DDP, by hand"}
+TITLES = {"simplecnn": "SimpleCNN", "resnet50": "ResNet-50", "bert": "BERT", "gpt2": "GPT-2"}
+NAMES = {"ddp": "DDP, equal", "hand": "DDP, by hand", "fixed": "best fixed"}
 
 
 def part_rows(report: dict[str, Any], kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -55,8 +57,8 @@ def _aim(what: str, how: str, figure: float, bound: float, unit: str = "", least
 
 def _policy(report: dict[str, Any]) -> str:
     """Whose figures count: the default's where it was measured, else the last's that was."""
-    ran = [row["policy"] for _, row in part_rows(report, "rows")]
-    ours = [policy for policy in ran if policy not in ("ddp", "hand", "single")]
+    ran = [row["policy"] for kind in KINDS for _, row in part_rows(report, kind)]
+    ours = [policy for policy in ran if policy not in ("ddp", "hand", "single", "fixed")]
     return "auto" if "auto" in ours else ours[-1] if ours else ""
 
 
@@ -104,14 +106,9 @@ def table(report: dict[str, Any]) -> str:
     lines = ["evenstep bench balance" + (" --quick: no figures to keep" if report["quick"] else "")]
     lines += [f"  {name:9} {report[name]}" for name in ("date", "hardware", "software") if name in report]
     if report["real"] is not None:
-        lines += ["", *_real_heading(report["real"]), *_rows(report["real"]["rows"])]
-        if report["real"].get("courses"):
-            lines += [
-                "",
-                "REAL, and the last rank's speed does not stay: the bound is the best split of each step, at the speeds measured for its quota;",
-                "splits: the same by the shares that ran alone, whatever else a step took",
-                *_rows(report["real"]["courses"]),
-            ]
+        lines += ["", *_real_heading(report["real"])]
+        lines += _rows(report["real"]["rows"]) if report["real"]["rows"] else ()
+        lines += _changing(report["real"])
     if report["simulated"] is not None:
         simulated = report["simulated"]
         lines += [
@@ -135,10 +132,49 @@ def _real_heading(real: dict[str, Any]) -> Iterator[str]:
     shared = f"on {real['cores']} cores together, none with more than {real.get('core_part', 1):.2f} of a core"
     place = "pinned" if real["ranks"] <= real["cores"] else shared
     yield (
-        f"REAL: {real['ranks']} ranks, {place}, made unequal by {way}; a GPT of {real['parameters']:,} parameters, global batch "
-        f"{real['batch']}, {real['rounds']} rounds in turn"
+        f"REAL: {real['ranks']} ranks, {place}, made unequal by {way}; global batch {real['batch']}, "
+        f"{real['rounds']} rounds in turn; {title_of(real['model'])}"
     )
     yield "the bound is the best integer split at the speeds that the ranks have while all of them run; DDP's utilisation is by these"
+
+
+def title_of(model: dict[str, Any]) -> str:
+    """The model and its data in words."""
+    words = f"{TITLES[model['name']]} of {model['parameters']:,} parameters"
+    if model["scaled_down"]:
+        sizes = ", ".join(f"{name}={value}" for name, value in model["sizes"].items())
+        words += f" (scaled down: {sizes}; published: {model['published_parameters']:,})"
+    words += f", {model['data']}"
+    if model["batch_norm"] == "sync":
+        words += "; its BatchNorm is synchronised by Evenstep, each rank's own under DDP (torch has no other on CPUs)"
+    elif model["batch_norm"] is not None:
+        words += "; BatchNorm by each rank's own statistics"
+    return words
+
+
+def _changing(real: dict[str, Any]) -> Iterator[str]:
+    """Ranks whose speeds do not stay."""
+    if real["courses"]:
+        yield from (
+            "",
+            "REAL, and the last rank's speed does not stay: the bound is the best split of each step, at the speeds measured for its quota;",
+            "splits: the same by the shares that ran alone, whatever else a step took",
+        )
+        yield from _rows(real["courses"])
+    if real["changes"]:
+        yield from (
+            "",
+            "REAL, and the last rank slows down and recovers: the bound is the best split before, while and after; back: steps until 0.9",
+            "of it, after it slowed and after it recovered, of each run",
+        )
+        yield from _rows(real["changes"])
+    if real["noise"]:
+        yield from (
+            "",
+            "REAL, and noise alone: the bound is the best fixed split, found by trying those around it, and run in turns under the same",
+            "noise; lost: against it, with 95 % of the median",
+        )
+        yield from _rows(real["noise"])
 
 
 def _rows(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -151,8 +187,18 @@ def _rows(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         used = " ".join(f"{100 * one:3.0f}%" for one in row["utilisation"])
         imbalance = "-" if row["policy"] == "single" else f"{100 * row['imbalance']:.0f}%"
         name = NAMES.get(row["policy"], row["policy"])
-        splits = f"  splits {row['of_splits']:.3f}" if "of_splits" in row else ""
-        yield f"    {name:12}{row['samples_per_second']:10.1f}{row['of_bound']:10.3f}{imbalance:>11}  {used}{splits}"
+        yield f"    {name:12}{row['samples_per_second']:10.1f}{row['of_bound']:10.3f}{imbalance:>11}  {used}{_aside(row)}"
+
+
+def _aside(row: dict[str, Any]) -> str:
+    if "of_splits" in row:
+        return f"  splits {row['of_splits']:.3f}"
+    if "lost_interval" in row and row["policy"] != "fixed":
+        low, high = row["lost_interval"]
+        return f"  lost {100 * row['lost']:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+    if "steps_after_slowing" in row:
+        return f"  back {_cell(row['steps_after_slowing'])}; {_cell(row['steps_after_recovery'])}"
+    return ""
 
 
 def csv_text(report: dict[str, Any]) -> str:
@@ -160,10 +206,19 @@ def csv_text(report: dict[str, Any]) -> str:
     out = io.StringIO()
     writer = csv.DictWriter(out, FIELDS, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
-    for kind in ("rows", "courses", "changes", "noise"):
+    for kind in KINDS:
         for part, row in part_rows(report, kind):
-            writer.writerow({"part": part, **{name: _cell(value) for name, value in row.items()}})
+            whole = {**_steady(report, part, row), **row}
+            writer.writerow({"part": part, **{name: _cell(value) for name, value in whole.items()}})
     return out.getvalue()
+
+
+def _steady(report: dict[str, Any], part: str, row: dict[str, Any]) -> dict[str, Any]:
+    """What the simulator tells of a case's throughput, ranks and loads beside its changes and its noise."""
+    if "utilisation" in row:
+        return {}
+    same = (one for one in report[part]["rows"] if (one["case"], one["policy"]) == (row["case"], row["policy"]))
+    return dict(next(same, {}))
 
 
 def _cell(value: Any) -> Any:

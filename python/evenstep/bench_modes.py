@@ -14,20 +14,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from evenstep import _core
-from evenstep.data import SyntheticText
-from evenstep.models import GPT2
+from evenstep.bench_work import MOST_STEPS, WARM_UP, Work
 from evenstep.prepare import prepare
 from evenstep.session import Session, in_place_of_session
+from evenstep.shares import ShareSchedule
 from evenstep.verify_runs import fresh
-
-WARM_UP = 2  # steps of a turn that do not count
-MOST_STEPS = 200  # of a turn
-WORDS = 256
 
 
 @dataclasses.dataclass
@@ -43,40 +37,24 @@ class Turn:
         return statistics.fmean(self.seconds)
 
 
-class Work:
-    """The model, its data, a step."""
-
-    def __init__(self, batch: int, small: bool) -> None:
-        self.batch, self.small = batch, small
-        self.length = 16 if small else 64
-        text = SyntheticText(256, self.length, WORDS)
-        self.data = TensorDataset(*(torch.stack(part) for part in zip(*(text[n] for n in range(len(text))))))
-        self.parameters = 0
-
-    def build(self) -> tuple[GPT2, torch.optim.Optimizer]:
-        torch.manual_seed(1234)
-        layers, width = (1, 16) if self.small else (4, 128)
-        model = GPT2(WORDS, self.length, layers, width, heads=2 if self.small else 4, dropout=0.0)
-        self.parameters = sum(p.numel() for p in model.parameters())
-        return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
-
-    def loader(self, batch: int) -> DataLoader[Any]:
-        sampler = RandomSampler(self.data, num_samples=(MOST_STEPS + WARM_UP + 1) * batch)
-        return DataLoader(self.data, batch_size=batch, sampler=sampler)
-
-    @staticmethod
-    def step(model: Any, optimizer: Any, words: torch.Tensor, targets: torch.Tensor, weight: float = 1.0) -> None:
-        loss = functional.cross_entropy(model(words).flatten(0, 1), targets.flatten())
-        optimizer.zero_grad()
-        (loss * weight if weight != 1.0 else loss).backward()
-        optimizer.step()
+def usage_of(turns: Sequence[Turn]) -> dict[str, Any]:
+    """Medians over turns that tell what ranks are busy: the part of its time in which each one is, and how much longer than the
+    mean one the longest of a step is."""
+    used = [[statistics.fmean(one) / turn.step for one in zip(*turn.busy)] for turn in turns]
+    longest = [
+        statistics.fmean(max(one) / max(statistics.fmean(one), 1e-12) - 1 for one in turn.busy) for turn in turns
+    ]
+    return {
+        "utilisation": [statistics.median(min(1.0, one) for one in of_rank) for of_rank in zip(*used)],
+        "imbalance": statistics.median(longest),
+    }
 
 
 def _turn(batches: Any, count: int, step: Callable[[int, Any, Any], None]) -> Turn:
-    """step(number of the step that counts, or below 0, words, targets)"""
+    """step(number of the step that counts, or below 0, what the model is given, targets)"""
     ends = []
-    for number, (words, targets) in enumerate(batches, -WARM_UP):
-        step(number, words, targets)
+    for number, (given, targets) in enumerate(batches, -WARM_UP):
+        step(number, given, targets)
         ends.append(time.perf_counter())
         if number == count - 1:
             break
@@ -84,25 +62,37 @@ def _turn(batches: Any, count: int, step: Callable[[int, Any, Any], None]) -> Tu
 
 
 class Even:
-    """es.prepare with a policy, in a session of its own. speeds: what a profile would say."""
+    """es.prepare with a policy, in a session of its own. speeds: what a profile would say. schedule: whose shares run instead."""
 
-    def __init__(self, work: Work, policy: str, speeds: Sequence[float], base: Session) -> None:
+    def __init__(
+        self,
+        work: Work,
+        policy: str,
+        speeds: Sequence[float],
+        base: Session,
+        schedule: ShareSchedule | None = None,
+    ) -> None:
         self._work, self._session = work, fresh(base)
         self._session.environment = dataclasses.replace(
             self._session.environment, policy=policy, speeds=tuple(speeds), compression="", memory_limit=None
         )
         with in_place_of_session(self._session):
-            self._model, self._optimizer, self._loader = prepare(*work.build(), work.loader(work.batch))
+            self._model, self._optimizer, self._loader = prepare(
+                *work.build(), work.loader(work.batch), shares=schedule, batch_norm=work.batch_norm
+            )
 
     def turn(self, count: int, before: Callable[[int], None] = lambda step: None) -> Turn:
         """before: called before each step that counts, with its number."""
         shares: list[list[int]] = []
         busy: list[list[float]] = []
 
-        def step(number: int, words: torch.Tensor, targets: torch.Tensor) -> None:
+        def step(number: int, given: torch.Tensor, targets: torch.Tensor) -> None:
             if number >= 0:
                 before(number)
-            self._work.step(self._model, self._optimizer, words, targets)
+            counted, latest = self._work.counts(targets), self._session.latest
+            if counted is not None:
+                self._session.steps.set_weight(counted if latest is None or latest.samples else 0)
+            self._work.step(self._model, self._optimizer, given, targets)
             if number >= 0:
                 timings = self._loader.shares.last
                 shares.append([int(one[0]) for one in timings])
@@ -130,8 +120,8 @@ class Plain:
         own = split[self._rank]
         weight = own * self._ranks / sum(split)  # DDP divides by the number of ranks
 
-        def step(_: int, words: torch.Tensor, targets: torch.Tensor) -> None:
-            self._work.step(self._model, self._optimizer, words, targets, weight)
+        def step(_: int, given: torch.Tensor, targets: torch.Tensor) -> None:
+            self._work.step(self._model, self._optimizer, given, targets, weight)
 
         return _turn(self._work.loader(own), count, step)
 

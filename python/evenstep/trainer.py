@@ -247,7 +247,9 @@ class Trainer:
         clipped = self.config.clip_norm is not None or self.config.clip_value is not None
         scaler = self._scaler if any(p.grad is not None for p in parameters) else None  # it wants some gradient
         if scaler is not None and self._steps is not None:
-            scaler.scale(parameters[0].new_zeros(()))  # a rank without blocks has scaled nothing yet, and the scaler wants that
+            scaler.scale(
+                parameters[0].new_zeros(())
+            )  # a rank without blocks has scaled nothing yet, and the scaler wants that
         if clipped and scaler is not None:
             scaler.unscale_(self.optimizer)
         if self.config.clip_value is not None:

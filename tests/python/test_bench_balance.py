@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import pathlib
 import re
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 
 from evenstep import bench_balance, bench_balance_report
 from evenstep import bench_balance_courses as courses
+from evenstep import bench_balance_noise as noise
 from evenstep.bench_modes import Turn
-from evenstep.bench_slowing import Neighbours, Quota, own_group
+from evenstep.bench_slowing import LIGHTER, WHOLE, Neighbours, Quota, nearest_lighter, own_group
+from evenstep.bench_work import IMAGES, SMALL, Work
 
 POLICIES = ["equal", "auto"]
 
@@ -54,12 +58,24 @@ def test_real_ranks_are_slowed_trained_and_compared(bench, tmp_path):
     (change,) = real["changes"]
     assert change["policy"] == "auto" and len(change["efficiency"]) == len(change["shares"])
     lines = list(csv.DictReader((tmp_path / "figures.csv").open()))
-    assert [line["policy"] for line in lines] == [row["policy"] for row in (*real["rows"], *real["courses"], change)]
+    noisy = real["noise"]
+    assert [line["policy"] for line in lines] == [
+        row["policy"] for row in (*real["rows"], *real["courses"], change, *noisy)
+    ]
+    assert all(line[name] for line in lines for name in ("course", "ranks", "of_bound", "utilisation", "imbalance"))
+    assert [row["policy"] for row in noisy] == ["fixed", "auto"] and noisy[0]["lost"] == 0
+    for row in (change, *noisy):
+        assert row["samples_per_second"] > 0 and len(row["utilisation"]) == 2 and row["imbalance"] >= 0
+    assert all(sum(row["fixed_split"]) == 16 for row in noisy) and noisy[0]["shares"] == noisy[0]["fixed_split"]
+    model = real["model"]
+    assert (
+        model["name"] == "gpt2" and model["scaled_down"] and "GPT-2 of" in done.stdout and "scaled down" in done.stdout
+    )
     assert [row["course"] for row in real["courses"]] == ["drifting"] * 2 + ["bursty"] * 2
     for row in real["courses"]:
         assert row["samples_per_second"] > 0 and row["of_bound"] > 0 and 0 < row["of_splits"] <= 1.0001
         assert all(sum(shares) == 16 for shares in row["shares"]) and len(row["shares"]) == 16
-    assert "the last rank's speed does not stay" in done.stdout
+    assert "the last rank's speed does not stay" in done.stdout and "noise alone" in done.stdout
     assert lines[0]["part"] == "real" and len(lines[0]["utilisation"].split()) == 2
     page = (tmp_path / "drawn" / "balance.html").read_text()
     assert '"evenstep-bench-balance-1"' in page and "Chart.draw" in page
@@ -115,6 +131,14 @@ def test_simulated_ranks_say_so_and_reach_their_aims(bench):
         (["--courses", ""], '"" in --courses is no course'),
         (["--batch", "2", "-n", "3"], "less than a sample for each rank"),
         (["--seconds", "nan"], "--seconds"),
+        (["--model", "resnet"], "did you mean resnet50"),
+        (["--model-sizes", "layers=0"], '"layers=0" in --model-sizes is no size of gpt2'),
+        (["--model", "bert", "--model-sizes", "width=8,side=4"], '"side=4" in --model-sizes'),
+        (["--model-sizes", "layers=2x"], "layers, width, heads, length, words"),
+        (["--model-sizes", ""], "--model-sizes"),
+        (["--data", "."], "gpt2 reads text"),
+        (["--model", "simplecnn", "--data", "nowhere"], "nowhere cannot be read"),
+        (["--batch-norm", "half"], "neither sync nor local"),
         (["more"], "evenstep bench balance"),
     ],
 )
@@ -162,9 +186,12 @@ def test_a_change_is_judged_by_the_split_and_not_by_late_steps():
     fast, slow = [(0.0, 1.0), (0.0, 1.0)], [(0.0, 1.0), (0.0, 4.0)]
     good = [[8, 2]] * 2
     shares = [[5, 5]] * bench_balance.BEFORE + [[5, 5]] * 3 + good + [[8, 2]] * 5 + [[8, 2]] * 2 + [[5, 5]] * 8
-    row = bench_balance.change_row("auto", [shares], [[1.0] * len(shares)], fast, slow, 10)
+    turn = Turn([10.0] * len(shares), shares, [[5.0, 2.5]] * len(shares))
+    row = bench_balance.change_row("auto", [turn], fast, slow, 10)
     assert (row["steps_after_slowing"], row["steps_after_recovery"]) == ([3], [2])
     assert row["changes_at"] == [bench_balance.BEFORE, bench_balance.BEFORE + 10]
+    assert row["utilisation"] == pytest.approx([0.5, 0.25]) and row["imbalance"] == pytest.approx(1 / 3)
+    assert row["of_bound"] == pytest.approx((25 * 5 + 10 * 8) / 350) and row["samples_per_second"] == pytest.approx(1.0)
     assert row["efficiency"][0] == pytest.approx(1.0) and row["efficiency"][bench_balance.BEFORE] == pytest.approx(0.4)
 
 
@@ -246,3 +273,100 @@ def test_neighbours_of_a_part_that_is_whole_are_none():
     neighbours = Neighbours()
     neighbours.hold(1.0)
     assert neighbours._busy == []
+
+
+def test_a_neighbour_of_a_part_that_is_between_has_a_lighter_weight():
+    neighbours, cpus = Neighbours(), len(os.sched_getaffinity(0))
+    try:
+        for part, whole, nice in ((0.667, 0, 3), (0.4, 1, 3), (0.8, 0, 6), (0.5, 1, 0), (0.99, 0, 0)):
+            neighbours.hold(part)
+            assert (len(neighbours._busy), neighbours._running) == (whole * cpus, nice)
+            for kind, light in neighbours._light.items():
+                for one in light:
+                    _becomes(one.pid, "R" if kind == nice else "T")
+            has = 1 / (1 + whole + LIGHTER.get(nice, 0) / WHOLE)
+            assert has == pytest.approx(part, rel=0.02)
+    finally:
+        neighbours.close()
+    assert neighbours._busy == [] and neighbours._light == {}
+    assert nearest_lighter(0.0) == 0 and nearest_lighter(0.8) == 1
+
+
+def _becomes(pid: int, state: str) -> None:
+    """The kernel stops a process when it next comes by."""
+    until = time.monotonic() + 60
+    while pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != state:
+        assert time.monotonic() < until
+
+
+def test_noise_is_the_same_for_all_that_run_under_it():
+    found = noise.factors(3, 1, 400)
+    assert found == noise.factors(3, 1, 400) != noise.factors(3, 0, 400) and found != noise.factors(4, 1, 400)
+    assert min(found) >= 1 - noise.NOISE and max(found) <= 1 + noise.NOISE
+    assert sum(found) / len(found) == pytest.approx(1.0, abs=0.03)
+    assert noise.tried([40, 24]) == [[40 - by, 24 + by] for by in range(-noise.ASIDE, noise.ASIDE + 1)]
+    assert noise.tried([10, 0]) == [[10, 0], [9, 1], [8, 2]]
+    assert noise.tried([6, 2, 0]) == [[6, 2, 0], [7, 1, 0], [5, 3, 0], [5, 2, 1]]
+
+
+def test_what_noise_costs_is_beside_the_fixed_split_of_the_same_round():
+    def turn(seconds, shares):
+        return Turn([seconds] * 2, [shares] * 2, [[seconds, seconds / 2]] * 2)
+
+    rounds = [
+        {"fixed": turn(1.0, [6, 4]), "auto": turn(1.01, [5, 5])},
+        {"fixed": turn(2.0, [6, 4]), "auto": turn(2.04, [6, 4])},
+        {"fixed": turn(1.5, [6, 4]), "auto": turn(1.5, [6, 4])},
+    ]
+    row = noise.row_of("2:1, noise", "auto", rounds, [6, 4], 10)
+    assert row["lost"] == pytest.approx(1 - 1 / 1.01) and row["of_bound"] == pytest.approx(1 / 1.01)
+    assert row["utilisation"] == pytest.approx([1.0, 0.5]) and row["imbalance"] == pytest.approx(1 / 3)
+    real = {"rows": [], "courses": [], "changes": [], "noise": [row], "batch": 10}
+    real["overhead"] = {"deciding_seconds": 1e-6, "vote_seconds": 1e-6}
+    (lost, _) = bench_balance_report.aims({"quick": False, "real": real, "simulated": None})
+    assert lost["part"] == "real" and lost["figure"] == pytest.approx(0.990, abs=0.001) and lost["reached"]
+    row["lost"] = 0.02
+    assert not bench_balance_report.aims({"quick": False, "real": real, "simulated": None})[0]["reached"]
+
+
+@pytest.mark.parametrize("model", SMALL)
+def test_each_model_trains_on_its_data(model):
+    work = Work(8, True, model)
+    net, optimizer = work.build()
+    before = [p.detach().clone() for p in net.parameters()]
+    given, targets = next(iter(work.loader(8)))
+    assert len(given) == 8 and (work.counts(targets) is not None) == (model == "bert")
+    work.step(net, optimizer, given, targets)
+    assert any(not one.equal(p) for one, p in zip(before, net.parameters()))
+    about = work.about()
+    assert about["scaled_down"] and 0 < about["parameters"] < about["published_parameters"]
+    assert about["batch_norm"] == ("sync" if model in IMAGES else None)
+    assert "scaled down" in bench_balance_report.title_of(about) and work.data_name.startswith("synthetic")
+
+
+def test_sizes_are_chosen():
+    assert Work(2, True, "gpt2", "layers=2,words=64").sizes == {
+        "layers": 2,
+        "width": 16,
+        "heads": 2,
+        "length": 16,
+        "words": 64,
+    }
+    about = Work(2, False, "simplecnn").about()
+    assert not about["scaled_down"] and about["parameters"] == about["published_parameters"] == 94762
+
+
+def test_local_images_are_read(tmp_path):
+    for number in range(1, 6):
+        (tmp_path / f"data_batch_{number}.bin").write_bytes(b"".join(bytes([n] + [9 * n] * 3072) for n in range(10)))
+    work = Work(4, True, "simplecnn", data=str(tmp_path))
+    assert work.data_name == f"CIFAR-10 from {tmp_path.name}" and work.sizes["side"] == 32
+    images, labels = next(iter(work.loader(16)))
+    assert images.shape == (16, 3, 32, 32) and images[0, 0, 0, 0] == pytest.approx((9 * int(labels[0]) / 255 - 0.5) * 4)
+    work.step(*work.build(), images, labels)
+    hundred = tmp_path / "hundred"
+    hundred.mkdir()
+    (hundred / "train.bin").write_bytes(b"".join(bytes([0, 99] + [n] * 3072) for n in range(4)))
+    assert Work(4, True, "resnet50", data=str(hundred)).sizes["classes"] == 100
+    with pytest.raises(Exception, match="has no CIFAR-10"):
+        Work(4, True, "simplecnn", data=str(tmp_path / "nothing"))
