@@ -17,7 +17,7 @@ bench: ## measures the numbers of docs/results, side by side with PyTorch
 	@scripts/bootstrap.sh test
 	@scripts/bench.sh
 
-bench-balance: ## what each policy reaches on unequal ranks, beside PyTorch and the bound; bench-balancer with it
+bench-balance: ## all numbers of balancing and exactness beside what is to be reached: unequal ranks, PyTorch, one device, bits (about two hours)
 	@scripts/bootstrap.sh test
 	@scripts/bench.sh balance
 

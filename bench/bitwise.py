@@ -3,10 +3,11 @@
 Cost: the steps of es.Trainer with and without it on equal ranks with equal shares, beside what the blocks cost torch alone
 (bitwise_rank.py says what each kind is). All jobs stand ready, and take turns of a few steps, so that a machine whose speed
 moves moves for all; wall time and CPU time, medians over the turns of each turn's ratio to `plain` of the same round.
-Histories: random ones (ranks, splits, deaths, resumes), whose parameters must not differ in one bit.
+Histories: random ones (ranks, splits, jobs that end with the death of a rank and resume on other ranks, ranks that are lost in the midst
+of a step while the others go on or another process takes their place), whose parameters must not differ in one bit.
 
     python bench/bitwise.py [--rounds 20] [--steps 4] [--ranks 2] [--models gpt cnn] [--blocks 0 4 8]
-                            [--histories 20] [--cases gpt cnn gpt_bf16] [--part cost|histories] [-o FILE]
+                            [--histories 20] [--cases gpt cnn bert …] [--history-steps 20] [--part cost|histories] [-o FILE] [--json FILE]
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from heading import heading
@@ -31,8 +32,9 @@ from train_gate import Job
 BENCH = pathlib.Path(__file__).resolve().parent
 PROGRAM = os.environ.get("EVENSTEP_PROGRAM") or shutil.which("evenstep") or "evenstep"
 SCRIPT = BENCH.parent / "tests/python/bitwise_cases.py"
-BATCH, WARM, HISTORY = 64, 1, 7
-NAMES = ("gpt", "cnn", "gpt_bf16")
+BATCH, WARM = 64, 1
+CASES = ("gpt", "cnn", "bert", "bert_scaler_recomputed")  # of the histories
+FURTHER = ("gpt_bf16", "gpt_autocast", "gpt_scaler", "gpt_recomputed", "cnn_autocast", "cnn_recomputed")
 WALL, CPU = range(2)
 Measured = dict[str, list[list[float]]]  # kind -> of each round: median seconds, median CPU seconds
 
@@ -103,7 +105,7 @@ def table(model: str, block: int, measured: Measured) -> list[str]:
     return lines
 
 
-def cost(options: argparse.Namespace) -> list[str]:
+def cost(options: argparse.Namespace, found: dict[str, Any]) -> list[str]:
     lines = [
         f"A step of {BATCH} samples on {options.ranks} equal ranks of one thread: medians of {options.rounds} rounds of "
         f"{options.steps} steps a kind, in turns. To reach: bitwise at most +30 % of plain"
@@ -113,12 +115,20 @@ def cost(options: argparse.Namespace) -> list[str]:
     for model in options.models:
         for block in options.blocks:
             given = block or default_block(BATCH)
-            lines += table(model, given, measure(model, given, options.ranks, options.rounds, options.steps))
+            measured = measure(model, given, options.ranks, options.rounds, options.steps)
+            found[model] = {"block": given, "over_plain": ratio(measured, "bitwise", WALL) - 1}
+            lines += table(model, given, measured)
             print("\n".join(lines[-8:]), file=sys.stderr, flush=True)
     return lines
 
 
-def run(ranks: int, *arguments: str, options: Sequence[str] = (), dies: bool = False) -> str:
+def run(
+    ranks: int,
+    *arguments: str,
+    options: Sequence[str] = (),
+    dies: bool = False,
+    environment: Mapping[str, str] | None = None,
+) -> str:
     """What it printed. With `dies` it must not end well."""
     command = [
         PROGRAM,
@@ -138,50 +148,80 @@ def run(ranks: int, *arguments: str, options: Sequence[str] = (), dies: bool = F
             capture_output=True,
             text=True,
             timeout=900,
+            env={**os.environ, **(environment or {})},
         )
     if (done.returncode != 0) != dies:
         sys.exit(f"{' '.join(command)} {arguments} ended with {done.returncode}\n{done.stdout}{done.stderr}")
     return done.stdout
 
 
-def found(output: str, mark: str) -> Any:
+def told(output: str, mark: str) -> Any:
     return json.loads(next(line for line in output.splitlines() if mark in line).partition(mark)[2])
 
 
-def history(case: str, seed: int, folder: pathlib.Path) -> tuple[str, Any]:
-    """Jobs of 1 to 4 ranks, each but the last ended by the death of a rank: in words, and how the last one ends."""
+def lost_ranks(draw: random.Random, ranks: int, first: int, steps: int) -> tuple[str, list[tuple[int, int]]]:
+    """How the last job of a history goes on without ranks, and which it loses in which steps."""
+    recovery = draw.choice(["", "shrink", "replace"]) if ranks > 1 and first < steps else ""
+    if not recovery:
+        return "", []
+    victims = draw.sample(range(ranks), draw.randint(1, ranks - 1))
+    return recovery, sorted((draw.randint(first, steps - 1), rank) for rank in victims)
+
+
+def history(case: str, seed: int, folder: pathlib.Path, steps: int) -> tuple[str, Any]:
+    """Jobs of 1 to 4 ranks, each but the last ended by the death of a rank; the last may lose some and go on. In words, and how it
+    ends."""
     draw = random.Random(seed)
-    options = ["--checkpoint-every", "1", "--checkpoint-dir", str(folder)]
+    checkpoints, marks = folder / "checkpoints", folder / "lost"
+    marks.mkdir()
+    environment = {"STEPS": str(steps), "LOST_FOLDER": str(marks)}
+    options = ["--checkpoint-every", "1", "--checkpoint-dir", str(checkpoints)]
     resume: list[str] = []
     words = []
-    for number, stop in enumerate(sorted(draw.sample(range(2, HISTORY), draw.choice([1, 2])))):
+    stops = sorted(draw.sample(range(2, steps), draw.choice([1, 2])))
+    for number, stop in enumerate(stops):
         ranks = draw.randint(1, 4)
-        victim = draw.randrange(ranks)
-        run(ranks, case, str(seed + number), str(victim), str(stop), options=options + resume, dies=True)
-        newest = max(folder.glob("step-*"), default=None)  # it is written beside the steps: perhaps none is whole yet
+        victim = str(draw.randrange(ranks))
+        given = options + resume
+        run(ranks, case, str(seed + number), victim, str(stop), options=given, dies=True, environment=environment)
+        newest = max(
+            checkpoints.glob("step-*"), default=None
+        )  # it is written beside the steps: perhaps none is whole yet
         if newest is not None:
             resume = ["--resume", str(newest)]
         whence = "the start" if newest is None else newest.name
         words.append(f"{ranks} ranks, rank {victim} dies after step {stop}, on from {whence}")
     ranks = draw.randint(1, 4)
-    words.append(f"{ranks} ranks to the end")
-    return "; ".join(words), found(run(ranks, case, str(seed + 7), options=options + resume), "END ")
+    recovery, lost = lost_ranks(draw, ranks, stops[-1] + 1, steps)
+    if recovery:
+        options += ["--recovery", recovery, "--log-rank", "all"]
+        environment["LOST"] = ",".join(f"{rank}:{step}" for step, rank in lost)
+        told_of = ", ".join(f"rank {rank} in step {step}" for step, rank in lost)
+        words.append(f"{ranks} ranks lose {told_of} ({recovery})")
+    words.append(f"{ranks} ranks to the end" if not recovery else "to the end")
+    end = told(run(ranks, case, str(seed + 7), options=options + resume, environment=environment), "END ")
+    died = len(list(marks.iterdir()))
+    if died != len(lost):
+        sys.exit(f"{case}, seed {seed}: {died} of {len(lost)} ranks died as they should")
+    return "; ".join(words), end
 
 
-def histories(count: int, cases: list[str]) -> list[str]:
+def histories(options: argparse.Namespace, results: dict[str, Any]) -> list[str]:
+    count, steps = options.histories, options.history_steps
     lines = [
-        f"{count} random histories of {HISTORY} steps, with other splits at every step, against one rank without failures"
+        f"{count} random histories of {steps} steps, with other splits at every step, against one rank without failures"
     ]
-    for case in cases:
-        whole = found(run(1, case, "0"), "END ")
+    for case in options.cases:
+        whole = told(run(1, case, "0", environment={"STEPS": str(steps)}), "END ")
         same = 0
         each = []
         for seed in range(count):
             with tempfile.TemporaryDirectory() as folder:
-                words, end = history(case, seed, pathlib.Path(folder))
+                words, end = history(case, seed, pathlib.Path(folder), steps)
             same += end == whole
             each.append(f"    {'the same bits' if end == whole else 'OTHER BITS   '}  {words}")
             print(case, each[-1], file=sys.stderr, flush=True)
+        results[case] = {"same": same, "of": count, "steps": steps}
         lines += [f"  {case}: {same} of {count} have the same bits ({whole[0][:16]}…)", *each]
     return lines
 
@@ -196,18 +236,23 @@ def main() -> None:
         "--blocks", nargs="+", type=int, default=[0], help="samples a block; 0: es.Trainer's own choice"
     )
     parser.add_argument("--histories", type=int, default=20)
-    parser.add_argument("--cases", nargs="+", choices=NAMES, default=list(NAMES), help="of the histories")
+    parser.add_argument("--history-steps", type=int, default=20, help="of training")
+    parser.add_argument("--cases", nargs="+", choices=CASES + FURTHER, default=list(CASES), help="of the histories")
+    parser.add_argument("--json", metavar="FILE", type=pathlib.Path)
     parser.add_argument("--part", choices=("cost", "histories"))
     parser.add_argument("-o", "--output", type=pathlib.Path)
     options = parser.parse_args()
+    results: dict[str, Any] = {"cost": {}, "histories": {}}
     lines = ["exact='bitwise'"] + [f"  {name:9} {value}" for name, value in heading().items()] + [""]
     if options.part != "histories":
-        lines += cost(options)
+        lines += cost(options, results["cost"])
     if options.part != "cost":
-        lines += histories(options.histories, options.cases)
+        lines += histories(options, results["histories"])
     print("\n".join(lines))
     if options.output is not None:
         options.output.write_text("\n".join(lines) + "\n")
+    if options.json is not None:
+        options.json.write_text(json.dumps(results) + "\n")
 
 
 if __name__ == "__main__":

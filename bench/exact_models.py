@@ -6,13 +6,14 @@ in fp32 one device against itself in fp64, which is how far rounding alone takes
 --rates: the CNN in fp32 at other learning rates too, with ReLU and with a smooth activation, and when the first ReLU lets
 through on one side what it stops on the other (one device and itself, the other way round).
 
-    python bench/exact_models.py [--steps 200] [--ranks 3] [--rates 0.001,0.02]
+    python bench/exact_models.py [--steps 200] [--ranks 3] [--rates 0.001,0.02] [--json FILE]
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import json
 import os
 import pathlib
 import shutil
@@ -21,6 +22,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from heading import print_heading
@@ -167,13 +169,14 @@ def sgd(rate: float) -> Make:
     return lambda model: torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
 
 
-def all_models(steps: int, images: tuple[torch.Tensor, ...]) -> None:
+def all_models(steps: int, images: tuple[torch.Tensor, ...]) -> list[dict[str, Any]]:
     trained = (
         ("CNN with BatchNorm", cnn(), sgd(0.02), images, classify),
         ("CNN, GELU, mean pool", cnn(smooth=True), sgd(0.02), images, classify),
         ("GPT", Transformer(causal=True), adamw, texts(), predict),
         ("BERT", Transformer(causal=False), adamw, texts(), fill_in),
     )
+    figures: list[dict[str, Any]] = []
     for name, model, optimizer, batch, loss in trained:
         for dtype in (torch.float64, torch.float32):
             found = es.verify(model, optimizer(model), batch, loss, steps=steps, dtype=dtype)
@@ -181,6 +184,17 @@ def all_models(steps: int, images: tuple[torch.Tensor, ...]) -> None:
             if not es.is_main():
                 continue
             itself = alone(model, optimizer, batch, loss, steps, dtype, dtype).difference
+            figures.append(
+                {
+                    "model": name,
+                    "dtype": found.dtype,
+                    "steps": steps,
+                    "difference": found.difference,
+                    "bound": found.bound,
+                    "itself": itself,
+                    "without_gradient": found.without_gradient,
+                }
+            )
             words = f"one device and itself {itself:.1e}"
             if dtype is torch.float32:
                 exact = alone(model, optimizer, batch, loss, steps, dtype, torch.float64).difference
@@ -190,6 +204,7 @@ def all_models(steps: int, images: tuple[torch.Tensor, ...]) -> None:
                 f"{'reached' if found.difference <= found.bound else 'MISSED'}   {words}   running statistics {found.buffers_difference:.1e}   "
                 f"without gradient: {apart}"
             )
+    return figures
 
 
 def all_rates(steps: int, images: tuple[torch.Tensor, ...], rates: list[float]) -> None:
@@ -216,13 +231,15 @@ def all_rates(steps: int, images: tuple[torch.Tensor, ...], rates: list[float]) 
             )
 
 
-def in_rank(steps: int, rates: str) -> None:
+def in_rank(steps: int, rates: str, file: str) -> None:
     torch.manual_seed(0)
     images = torch.randn(BATCH, 3, 16, 16), torch.randint(10, (BATCH,))
     if rates:
         all_rates(steps, images, [float(one) for one in rates.split(",")])
-    else:
-        all_models(steps, images)
+        return
+    figures = all_models(steps, images)
+    if file and es.is_main():
+        pathlib.Path(file).write_text(json.dumps(figures) + "\n")
 
 
 def main() -> None:
@@ -230,9 +247,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--ranks", type=int, default=3)
     parser.add_argument("--rates", default="")
+    parser.add_argument("--json", default="", metavar="FILE")
     options = parser.parse_args()
     if es.world_size() > 1:
-        in_rank(options.steps, options.rates)
+        in_rank(options.steps, options.rates, options.json)
         return
     print_heading(
         f"Parameters after {options.steps} steps, {options.ranks} ranks with changing uneven shares against one device"
@@ -240,6 +258,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         command = [PROGRAM, "run", "-q", "-n", str(options.ranks), "--no-monitor", "--runs-dir", folder]
         script = [str(pathlib.Path(__file__)), "--steps", str(options.steps), "--rates", options.rates]
+        script += ["--json", options.json]
         done = subprocess.run(
             [*command, "--python", sys.executable, *script], capture_output=True, text=True, check=False
         )

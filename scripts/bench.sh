@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# `make bench`: all figures of docs/results, each beside its peer in one run. About thirty minutes; leave the machine alone meanwhile.
+# `make bench`: all figures of docs/results, each beside its peer in one run; leave the machine alone meanwhile. BENCH_QUICK=1: a short look at
+# `balance`, whether all of it works, into build/results.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -7,8 +8,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bin="${EVENSTEP_VENV:-$PWD/.venv}/bin"
 export PATH="$bin:$PATH"
 results=docs/results
+[ -z "${BENCH_QUICK:-}" ] || results=build/results
 day="$(date -u +%Y-%m-%d)"
-mkdir -p "$results"
+mkdir -p "$results" build
 which="${1:-all}"
 
 wanted() { [ "$which" = all ] || [ "$which" = "$1" ]; }
@@ -27,7 +29,7 @@ if wanted ddp; then
 fi
 if wanted balance; then
   echo "== what each policy reaches on unequal ranks, real and simulated"
-  "$bin/evenstep" bench balance --csv "$results/balance-$day.csv" -o "$results/balance-$day.json" --plots build/plots \
+  "$bin/evenstep" bench balance ${BENCH_QUICK:+--quick} --csv "$results/balance-$day.csv" -o "$results/balance-$day.json" --plots build/plots \
     | tee "$results/balance-$day.txt"
 fi
 if wanted balancer || [ "$which" = balance ]; then
@@ -61,11 +63,20 @@ fi
 if wanted exactness; then
   echo "== parameters after 50 steps, balanced against one process"
   "$bin/python" bench/exactness.py | tee "$results/exactness-$day.txt"
-  "$bin/python" bench/exact_models.py | tee "$results/exact-models-$day.txt"
 fi
-if wanted bitwise; then
+if wanted exactness || wanted balance; then
+  echo "== parameters after 200 steps of a CNN, a GPT and a BERT against one device"
+  "$bin/python" bench/exact_models.py --json build/exact-models.json ${BENCH_QUICK:+--steps 5} | tee "$results/exact-models-$day.txt"
+fi
+if wanted bitwise || wanted balance; then
   echo "== what exact=bitwise costs, and random histories"
-  "$bin/python" bench/bitwise.py -o "$results/bitwise-$day.txt"
+  "$bin/python" bench/bitwise.py -o "$results/bitwise-$day.txt" --json build/bitwise.json \
+    ${BENCH_QUICK:+--rounds 1 --models gpt --histories 1 --cases gpt}
+fi
+if wanted balance; then
+  echo "== all numbers of balancing and exactness, beside what is to be reached"
+  "$bin/python" bench/balance_numbers.py --balance "$results/balance-$day.json" --models build/exact-models.json --bitwise build/bitwise.json \
+    | tee "$results/balance-numbers-$day.txt"
 fi
 if wanted telemetry; then
   echo "== what telemetry costs"
