@@ -364,6 +364,7 @@ void even_job_close(even_job *job) {
   even_job_hosts_close(job);
   even_slowdown_close(&job->slow);
   even_job_snapshots_close(job);
+  even_succession_guard(job, false);
   even_guardian_stop(&job->guardian);
   even_oom_watch_close(&job->oom);
   even_progress_close(&job->progress);

@@ -10,6 +10,7 @@
 #include "orchestrator/job_attempt.h"
 #include "orchestrator/remote.h"
 #include "orchestrator/returns.h"
+#include "orchestrator/succession.h"
 #include "orchestrator/warm.h"
 #include "os/clock.h"
 #include "os/port.h"
@@ -87,7 +88,8 @@ void even_job_signals_ready(void *context, int fd) {
 
 static void check_hangs(even_job *job) {
   bool end = false;
-  if (job->stage != EVEN_JOB_RUNS || even_job_any_stands(job) || even_gifts_hold_up(job)) { /* may wait for long */
+  if (job->stage != EVEN_JOB_RUNS || even_job_any_stands(job) || even_gifts_hold_up(job) || /* may wait for long */
+      !even_succession_acts(job)) {                                                         /* they are held */
     return;
   }
   even_hangs_tick(job->hangs, job, &end);
@@ -148,9 +150,11 @@ static even_status reset(even_job *job) {
   return even_job_generations_begin(job);
 }
 
-/* The agent itself failed: nothing may stay behind. */
+/* The agent itself failed: nothing may stay behind. What another one leads is that one's. */
 static void abandon(even_job *job) {
-  even_job_hosts_signal(job, SIGKILL, true, true);
+  if (!even_succession_is_superseded(job->hosts)) {
+    even_job_hosts_signal(job, SIGKILL, true, true);
+  }
   for (size_t i = 0; i < job->count; i++) {
     if (job->ranks[i].alive && !job->ranks[i].elsewhere) {
       (void)even_process_signal_group(job->ranks[i].pid, SIGKILL);

@@ -5,6 +5,7 @@
 #include "orchestrator/environment.h"
 #include "orchestrator/job.h"
 #include "orchestrator/remote.h"
+#include "orchestrator/succession.h"
 #include "orchestrator/warm.h"
 #include "os/sweep.h"
 
@@ -70,6 +71,7 @@ static even_status tell_all(even_job *job) {
 static void replace(even_job *job) {
   const even_error kept = *even_error_last();
   long lost = (long)job->guardian.pid;
+  even_succession_guard(job, false); /* the next check gives the new one */
   even_guardian_stop(&job->guardian);
   even_status status = start_guardian(job);
   if (status == EVEN_OK) {

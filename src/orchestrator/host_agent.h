@@ -109,7 +109,9 @@ struct even_hosts {
   uint64_t voting_ns;         /* since when the group may agree */
   bool apart_told;            /* that it does not */
   bool settled_told;          /* that this one can be lost */
-  bool cut_off;               /* from the majority: the ranks were ended for that */
+  uint64_t lapsed_ns;         /* since when this one is known to be the leader, and not to act; 0: it acts */
+  uint64_t held_ns;           /* when its guardian let the ranks go on last, as far as was told */
+  bool cut_off;               /* from the majority, which was told */
   bool adopts;                /* the first attempt is one that runs (adopt.h) */
   bool gathering;             /* whoever comes is waited for, and nobody missed */
   even_error failure;         /* what ends the opening; EVEN_OK: nothing */

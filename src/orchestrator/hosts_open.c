@@ -506,8 +506,9 @@ even_status even_hosts_open(const even_hosts_params *params, even_hosts **out) {
   return EVEN_OK;
 }
 
+/* To those of another leader there is nothing to say: their connection closes. */
 static void say_end(even_host_agent *agent) {
-  if (agent->link != NULL) {
+  if (agent->link != NULL && !even_succession_is_superseded(agent->hosts)) {
     (void)!even_link_send(agent->link, EVEN_MESSAGE_END, NULL, NULL, 0);
     even_link_flush(agent->link, 1000);
   }

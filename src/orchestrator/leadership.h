@@ -85,10 +85,13 @@ typedef enum even_leadership_move {
 /* For so long after it sent what a majority has answered, the leader acts. */
 #define EVEN_LEADERSHIP_LEASE_NS 3000000000u
 /* For so long after it came to lead the log, the next one starts no rank: the lease, and time in which the old one's
- * ranks are killed (at the latest by their guardian, os/guardian.h), whatever clocks differ. */
+ * ranks are held by their guardian (os/guardian.h), whatever clocks differ. */
 #define EVEN_LEADERSHIP_WAIT_NS 4000000000u
-/* When that guardian kills them: by then the leader has not said that it may act. */
+/* When that guardian holds them (SIGSTOP): by then the leader has not said that it may act. When it says so again, they
+ * go on; */
 #define EVEN_LEADERSHIP_GUARD_NS 3500000000u
+/* and now it kills them: another one leads by then, or nobody can. */
+#define EVEN_LEADERSHIP_KILL_NS 20000000000u
 
 even_leadership_move even_leadership_next(const even_leadership_view *view);
 /* Whether this member may act as the job's leader. */

@@ -25,8 +25,17 @@ typedef struct beat {
 
 static void fail_link(even_link *link) {
   if (!link->failed) {
+    link->why = link->broken ? link->why : *even_error_last();
     link->failed = true;
+  }
+  even_error_clear();
+}
+
+/* Nothing goes out. What came before that is not lost: who stood still hears what it has missed. */
+static void break_off(even_link *link) {
+  if (!link->failed && !link->broken) {
     link->why = *even_error_last();
+    link->broken = true;
   }
   even_error_clear();
 }
@@ -45,7 +54,8 @@ static uint64_t silence_ns(void) {
 }
 
 static void watch_room(even_link *link) {
-  if (even_loop_writable(link->loop, &link->watch, link->sent < link->out.length) != EVEN_OK) {
+  bool waits = !link->broken && link->sent < link->out.length;
+  if (even_loop_writable(link->loop, &link->watch, waits) != EVEN_OK) {
     fail_link(link);
   }
 }
@@ -58,7 +68,7 @@ static void send_some(even_link *link) {
         even_socket_write(link->fd, link->out.data + link->sent, link->out.length - link->sent, &broken, &reason);
     if (broken) {
       (void)fail_broken(link, reason);
-      fail_link(link);
+      break_off(link);
       return;
     }
     if (written == 0) {
@@ -76,7 +86,7 @@ static void send_some(even_link *link) {
 static void push(even_link *link) {
   char buffer[CHUNK];
   size_t got = 0;
-  if (link->fd < 0 || link->failed) {
+  if (link->fd < 0 || link->failed || link->broken) {
     return;
   }
   while ((got = even_tls_take(link->tls, buffer, sizeof buffer)) > 0) {
@@ -260,7 +270,7 @@ bool even_link_has_room(const even_link *link) {
 }
 
 bool even_link_is_up(const even_link *link) {
-  return link->fd >= 0 && !link->failed && link->was_ready;
+  return link->fd >= 0 && !link->failed && !link->broken && link->was_ready;
 }
 
 static void send_beat(even_link *link, uint64_t now) {
@@ -279,6 +289,13 @@ void even_link_tick(even_link *link, bool watched) {
   if (even_link_is_up(link) && now - link->beat_ns >= BEAT_NS) {
     send_beat(link, now);
   }
+  if (link->broken && !link->failed) {
+    readable(link, link->fd);
+    if (link->fd < 0) {
+      return; /* what was said has closed it */
+    }
+    fail_link(link);
+  }
   if (watched && !link->failed && now - link->heard_ns > silence_ns()) {
     (void)even_fail(EVEN_ERR_TIMEOUT,
                     "%s has said nothing for %.0f s, though its host answers: does its agent stand still?", link->peer,
@@ -295,7 +312,7 @@ void even_link_tick(even_link *link, bool watched) {
 void even_link_flush(even_link *link, int timeout_ms) {
   uint64_t until = even_clock_ns() + (uint64_t)timeout_ms * 1000000u;
   push(link);
-  while (link->fd >= 0 && !link->failed && link->sent < link->out.length && even_clock_ns() < until) {
+  while (link->fd >= 0 && !link->failed && !link->broken && link->sent < link->out.length && even_clock_ns() < until) {
     even_socket_wait(link->fd, 50);
     push(link);
   }

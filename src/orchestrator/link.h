@@ -37,6 +37,7 @@ struct even_link {
   size_t sent;
   bool was_ready;
   bool ended_told;
+  bool broken; /* nothing can be sent any more; what the other end said before is read until the next tick */
   bool failed; /* it shall end in the next tick */
   even_error why;
   char peer[64];

@@ -9,6 +9,7 @@
 #include "orchestrator/hangs.h"
 #include "orchestrator/job.h"
 #include "orchestrator/remote.h"
+#include "orchestrator/succession.h"
 #include "os/clock.h"
 
 #include <stdio.h>
@@ -381,7 +382,8 @@ static void end_outsiders(even_job *job) {
 
 void even_job_replace_tick(even_job *job) {
   bool *joining = NULL;
-  if (job->places == NULL || job->follower != NULL || job->stage != EVEN_JOB_RUNS || job->alive == 0) {
+  if (job->places == NULL || job->follower != NULL || job->stage != EVEN_JOB_RUNS || job->alive == 0 ||
+      !even_succession_acts(job)) {
     return;
   }
   if (even_job_members(job) == 0) {

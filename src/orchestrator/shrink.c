@@ -291,6 +291,10 @@ bool even_job_goes_on_without(even_job *job, size_t rank) {
 }
 
 void even_job_shrink_tick(even_job *job) {
+  if (!even_succession_acts(job)) { /* who is left another one may decide */
+    job->undecided_ns = job->undecided_ns == 0 ? 0 : even_clock_ns() + hearsay_ns;
+    return;
+  }
   even_job_stands_tick(job);
   if (job->undecided_ns == 0) {
     return;

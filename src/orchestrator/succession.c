@@ -19,6 +19,10 @@ static const uint64_t SETTLE_NS = 10000000000u;
 static const uint64_t AGAIN_NS = 5000000000u; /* between two tries to start an agent */
 static const uint64_t END_NS = 3000000000u;
 static const uint64_t TOLD_NS = 1000000000u;
+/* A leader that may not act: its guardian has had its time to hold the ranks; it is no moment any more; it lasts. */
+static const uint64_t GUARDED_NS = 700000000u;
+static const uint64_t MOMENT_NS = 2000000000u;
+static const uint64_t LASTS_NS = EVEN_LEADERSHIP_KILL_NS - EVEN_LEADERSHIP_LEASE_NS;
 
 static uint64_t patience_ns(const even_hosts *hosts) {
   return (uint64_t)(hosts->params.majority_seconds * 1e9);
@@ -173,8 +177,9 @@ static void tell_cut_off(even_job *job) {
   if (!job->hosts->cut_off) {
     name_missing(job->hosts, &missing);
     even_job_notice(job,
-                    "cut off from the majority of the hosts, which may go on with another leader: no ranks run here "
-                    "now, and this host waits%s%s (%.0f s; EVENSTEP_MAJORITY_PATIENCE)",
+                    "cut off from the majority of the hosts, which may go on with another leader: %s, and this host "
+                    "waits%s%s (%.0f s; EVENSTEP_MAJORITY_PATIENCE)",
+                    job->alive > 0 && job->stage == EVEN_JOB_RUNS ? "the ranks here are held" : "no ranks run here now",
                     missing.length > 0 ? " for " : "", even_text_string(&missing), job->hosts->params.majority_seconds);
     even_text_free(&missing);
   }
@@ -197,13 +202,63 @@ static void tell_standing(even_job *job, const even_voter_view *view) {
   hosts->settled_told = hosts->settled_told || view->settled;
 }
 
-/* The guardian kills this host's ranks where this agent stands still when it may act no more. One whose job ends has
- * nobody after it. */
-static void tell_guardian(even_job *job, const even_voter_view *view) {
-  bool limited = leads(job->hosts, view) && view->acts;
-  uint64_t until = limited ? view->acts_until_ns - EVEN_LEADERSHIP_LEASE_NS + EVEN_LEADERSHIP_GUARD_NS : 0;
-  if ((limited || even_leadership_ended(&view->newest)) && even_guardian_limit(&job->guardian, until) != EVEN_OK) {
-    even_error_clear(); /* it is gone: another one is started, and told */
+void even_succession_guard(even_job *job, bool guards) {
+  if (job->hosts != NULL && job->hosts->voter != NULL) {
+    even_voter_guard(job->hosts->voter, guards ? &job->guardian : NULL);
+  }
+}
+
+bool even_succession_is_superseded(const even_hosts *hosts) {
+  even_voter_view view;
+  if (hosts == NULL || hosts->voter == NULL) {
+    return false;
+  }
+  even_voter_look(hosts->voter, &view);
+  return even_succession_is_over(hosts, &view);
+}
+
+bool even_succession_acts(const even_job *job) {
+  const even_hosts *hosts = job->hosts;
+  even_voter_view view;
+  if (hosts == NULL || hosts->voter == NULL) {
+    return true;
+  }
+  even_voter_look(hosts->voter, &view);
+  return view.acts || (!even_succession_is_over(hosts, &view) && !leads(hosts, &view));
+}
+
+/* It acts again, and its guardian has let the ranks go. */
+static void go_on(even_job *job) {
+  even_hosts *hosts = job->hosts;
+  uint64_t held = 0;
+  if (hosts->lapsed_ns == 0 || even_guardian_holds(&job->guardian, &held)) {
+    return;
+  }
+  if (held != hosts->held_ns) {
+    even_job_notice(job,
+                    "this agent could not say that it may lead (it stood still, or most others were not heard): the "
+                    "ranks here were held meanwhile, and go on");
+  } else if (hosts->cut_off) {
+    even_job_notice(job, "the majority of the hosts is heard again");
+  }
+  hosts->held_ns = held;
+  hosts->lapsed_ns = 0;
+  hosts->cut_off = false;
+}
+
+/* It leads, as far as it knows, and may not act: another one may lead by now. Its ranks must not run. */
+static void lapse(even_job *job) {
+  even_hosts *hosts = job->hosts;
+  uint64_t now = even_clock_ns();
+  uint64_t held = 0;
+  bool holds = even_guardian_holds(&job->guardian, &held);
+  hosts->lapsed_ns = hosts->lapsed_ns == 0 ? now : hosts->lapsed_ns;
+  uint64_t since = now - hosts->lapsed_ns;
+  if (since > MOMENT_NS && !hosts->cut_off) {
+    tell_cut_off(job);
+  }
+  if (job->stage != EVEN_JOB_KILLED && (since > LASTS_NS || (!holds && since > GUARDED_NS))) {
+    even_job_end_ranks(job, SIGKILL, true);
   }
 }
 
@@ -286,16 +341,16 @@ void even_succession_check(even_job *job) {
   }
   even_voter_look(hosts->voter, &view);
   tell_standing(job, &view);
-  tell_guardian(job, &view);
+  even_succession_guard(job, true);
   if (even_succession_is_over(hosts, &view)) {
     if (job->failure.status == EVEN_OK) {
       (void)even_succession_fail_over(&view);
       job->failure = *even_error_last();
     }
-  } else if (leads(hosts, &view) && !view.acts && !hosts->cut_off) {
-    tell_cut_off(job);
-    even_job_end_ranks(job, SIGKILL, true);
+  } else if (leads(hosts, &view) && !view.acts) {
+    lapse(job);
   } else if (leads(hosts, &view)) {
+    go_on(job);
     keep_witness(job);
   }
 }
@@ -346,11 +401,12 @@ static even_status await_acting(even_job *job, bool starts) {
     }
     EVEN_TRY(even_succession_turn(hosts));
   }
-  tell_guardian(job, &view);
+  even_succession_guard(job, true);
   if (hosts->cut_off) {
     even_job_notice(job, "the majority of the hosts is heard again");
   }
   hosts->cut_off = false;
+  hosts->lapsed_ns = 0;
   return EVEN_OK;
 }
 

@@ -22,8 +22,16 @@ void even_succession_linger(even_hosts *hosts);
 void even_succession_close(even_hosts *hosts);
 /* Leaves all agents what they need to take this one's place; before each attempt. */
 even_status even_succession_bequeath(even_job *job) EVEN_MUST_USE;
-/* Whether this one may still lead; several times a second. Where it may not, its ranks are ended. */
+/* Whether this one may still lead; several times a second. Where it may not act, its guardian holds its ranks; they go
+ * on when it may, and are ended where that lasts, or another one leads. */
 void even_succession_check(even_job *job);
+/* Whether this one may act now: true where nobody votes, and of a job that it has ended itself. One that stood still
+ * may not, until it has asked the others. */
+bool even_succession_acts(const even_job *job);
+/* Whether another one leads: this one says nothing to any agent any more. */
+bool even_succession_is_superseded(const even_hosts *hosts);
+/* Whether the voter tells this job's guardian until when its ranks may run; before that one is stopped, it must not. */
+void even_succession_guard(even_job *job, bool guards);
 /* Waits until it may start ranks, and meanwhile starts agents again that are lost: with them there may be a majority.
  * EVEN_ERR_PEER_LOST: another one leads now, or there was none for EVEN_MAJORITY_PATIENCE. EVEN_ERR_INTERRUPTED: the
  * thread's question. */

@@ -35,6 +35,7 @@ struct even_voter {
   int announced;
   bool ends;
   bool waits;
+  even_guardian *guardian; /* NULL: none */
   member_list wanted;
   member_list known; /* where they listen, those that were named at first and later */
   /* the thread's */
@@ -43,6 +44,7 @@ struct even_voter {
   even_voter_log log;
   uint64_t first;
   bool witness;
+  uint64_t led;       /* the newest generation in which this member led, 0: none */
   uint64_t leader_ns; /* when anything came from the leader last, or since when it is none */
   uint64_t heard_ns;  /* when the log's leader was heard last */
   uint64_t next_call_ns;
@@ -324,6 +326,27 @@ static void publish(even_voter *voter, const even_leadership_view *view) {
   }
 }
 
+/* One that has ended its job has nobody after it. */
+static void tell_guardian(even_voter *voter, const even_leadership_view *seen) {
+  even_leadership_view view = *seen;
+  even_status status = EVEN_OK;
+  bool leads = view.newest.generation > 0 && view.newest.leader == view.self;
+  voter->led = leads ? view.newest.generation : voter->led;
+  (void)pthread_mutex_lock(&voter->lock);
+  view.lease_ns = voter->lease_ns;
+  if (voter->guardian != NULL && even_leadership_acts(&view)) {
+    status = even_guardian_limit(voter->guardian, view.lease_ns + EVEN_LEADERSHIP_GUARD_NS,
+                                 view.lease_ns + EVEN_LEADERSHIP_KILL_NS);
+  } else if (voter->guardian != NULL && even_leadership_ended(&view.newest) &&
+             view.newest.generation == voter->led + 1) {
+    status = even_guardian_limit(voter->guardian, 0, 0);
+  }
+  (void)pthread_mutex_unlock(&voter->lock);
+  if (status != EVEN_OK) {
+    even_error_clear(); /* it is gone: another one is started, and told */
+  }
+}
+
 static void *live(void *argument) {
   even_voter *voter = argument;
   while (!atomic_load(&voter->stop)) {
@@ -338,6 +361,7 @@ static void *live(void *argument) {
     act(voter, &view);
     call_others(voter, now);
     publish(voter, &view);
+    tell_guardian(voter, &view);
   }
   return NULL;
 }
@@ -465,6 +489,12 @@ void even_voter_announce(even_voter *voter, int port) {
 void even_voter_lead(even_voter *voter) {
   (void)pthread_mutex_lock(&voter->lock);
   voter->waits = false;
+  (void)pthread_mutex_unlock(&voter->lock);
+}
+
+void even_voter_guard(even_voter *voter, even_guardian *guardian) {
+  (void)pthread_mutex_lock(&voter->lock);
+  voter->guardian = guardian;
   (void)pthread_mutex_unlock(&voter->lock);
 }
 

@@ -8,6 +8,7 @@
 #define EVEN_ORCHESTRATOR_VOTER_H
 
 #include "orchestrator/leadership.h"
+#include "os/guardian.h"
 #include "os/tls.h"
 
 #include <evenstep/status.h>
@@ -70,6 +71,9 @@ even_status even_voter_know(even_voter *voter, const even_voter_member *members,
 even_status even_voter_want(even_voter *voter, const even_voter_member *members, size_t count) EVEN_MUST_USE;
 /* It has all that it needs to lead. */
 void even_voter_lead(even_voter *voter);
+/* While this member leads, this guardian holds the ranks where it may not act, and kills them when that lasts: the
+ * thread tells it, whatever else the agent does meanwhile. The caller's, until it gives another one; NULL: none. */
+void even_voter_guard(even_voter *voter, even_guardian *guardian);
 /* Of the one that leads: the job ends, and nobody may lead it after this one. `newest` says when that is so. */
 void even_voter_finish(even_voter *voter);
 

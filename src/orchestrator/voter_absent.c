@@ -47,3 +47,8 @@ even_status even_voter_want(even_voter *voter, const even_voter_member *members,
 void even_voter_lead(even_voter *voter) {
   (void)voter;
 }
+
+void even_voter_guard(even_voter *voter, even_guardian *guardian) {
+  (void)voter;
+  (void)guardian;
+}

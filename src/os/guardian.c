@@ -13,6 +13,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -25,6 +26,9 @@ typedef enum message_kind { ADD_SESSION, DROP_SESSION, ADD_GROUP, LIMIT } messag
 /* Not over the pipe, which may be full where the guardian was stopped. */
 struct even_guardian_page {
   _Atomic uint64_t until_ns;
+  _Atomic uint64_t kill_ns;
+  _Atomic uint64_t held_ns; /* when it held the sessions, or let them go again */
+  _Atomic uint32_t holds;
 };
 
 /* Smaller than PIPE_BUF: written and read whole. */
@@ -42,7 +46,8 @@ typedef struct duty {
   char (*groups)[EVEN_CGROUP_PATH];
   size_t group_count;
   struct even_guardian_page *page;
-  uint64_t over_ns; /* the limit at which sessions were killed last */
+  bool holds;       /* the sessions */
+  uint64_t over_ns; /* the limit at which they were killed last */
 } duty;
 
 static void take(duty *now, const message *told) {
@@ -69,16 +74,45 @@ static void take(duty *now, const message *told) {
   }
 }
 
-static void kill_sessions(const duty *now) {
+static even_sweep sweep_of(const duty *now) {
   even_sweep sweep = {.sessions = now->sessions, .session_count = now->session_count};
   memcpy(sweep.mark, now->mark, sizeof sweep.mark);
+  return sweep;
+}
+
+static void kill_sessions(const duty *now) {
+  const even_sweep sweep = sweep_of(now);
   (void)even_sweep_kill(&sweep, SWEEP_MS);
 }
 
-/* Kills what may live no longer; for how long nothing else is to be done, -1: for ever. */
+/* Again with each look, for those that have begun since, and those that somebody let go. */
+static void hold(duty *now) {
+  const even_sweep sweep = sweep_of(now);
+  if (!now->holds) {
+    atomic_store(&now->page->held_ns, even_clock_ns());
+    atomic_store(&now->page->holds, 1); /* first: who sees them stopped shall know by whom */
+  }
+  now->holds = true;
+  even_sweep_signal(&sweep, SIGSTOP);
+}
+
+static void let_go(duty *now) {
+  const even_sweep sweep = sweep_of(now);
+  if (now->holds) {
+    even_sweep_signal(&sweep, SIGCONT);
+    atomic_store(&now->page->held_ns, even_clock_ns());
+    atomic_store(&now->page->holds, 0);
+  }
+  now->holds = false;
+}
+
+/* Holds what may not run, kills what may live no longer; for how long nothing else is to be done, -1: for ever. */
 static int keep_limit(duty *now) {
   uint64_t until = atomic_load(&now->page->until_ns);
   uint64_t time = even_clock_ns();
+  if (until == 0 || until > time) {
+    let_go(now);
+  }
   if (until == 0) {
     return -1;
   }
@@ -86,7 +120,9 @@ static int keep_limit(duty *now) {
     uint64_t left_ms = (until - time) / 1000000u + 1;
     return left_ms < LOOK_MS ? (int)left_ms : LOOK_MS;
   }
-  if (until != now->over_ns) {
+  if (atomic_load(&now->page->kill_ns) > time) {
+    hold(now);
+  } else if (until != now->over_ns) {
     now->over_ns = until;
     kill_sessions(now);
   }
@@ -197,9 +233,18 @@ even_status even_guardian_add_cgroup(even_guardian *guardian, const char *folder
   return tell(guardian, ADD_GROUP, 0, folder);
 }
 
-even_status even_guardian_limit(even_guardian *guardian, uint64_t until_ns) {
-  uint64_t before = guardian->page == NULL ? until_ns : atomic_exchange(&guardian->page->until_ns, until_ns);
+even_status even_guardian_limit(even_guardian *guardian, uint64_t until_ns, uint64_t kill_ns) {
+  if (guardian->page == NULL) {
+    return EVEN_OK;
+  }
+  atomic_store(&guardian->page->kill_ns, kill_ns); /* first: it is never that of an earlier limit */
+  uint64_t before = atomic_exchange(&guardian->page->until_ns, until_ns);
   return before == 0 && until_ns != 0 ? tell(guardian, LIMIT, 0, "") : EVEN_OK;
+}
+
+bool even_guardian_holds(const even_guardian *guardian, uint64_t *held_ns) {
+  *held_ns = guardian->page == NULL ? 0 : atomic_load(&guardian->page->held_ns);
+  return guardian->page != NULL && atomic_load(&guardian->page->holds) != 0;
 }
 
 void even_guardian_stop(even_guardian *guardian) {

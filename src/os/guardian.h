@@ -3,6 +3,7 @@
 #define EVEN_OS_GUARDIAN_H
 
 #include <evenstep/status.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
 
@@ -22,9 +23,13 @@ even_status even_guardian_start(const char *mark, even_guardian *out) EVEN_MUST_
 even_status even_guardian_add_session(even_guardian *guardian, pid_t leader) EVEN_MUST_USE;
 even_status even_guardian_drop_session(even_guardian *guardian, pid_t leader) EVEN_MUST_USE;
 even_status even_guardian_add_cgroup(even_guardian *guardian, const char *folder) EVEN_MUST_USE;
-/* Until when (os/clock.h) the sessions may live, whether the caller does or stands still: it kills them then, and goes
- * on watching. 0: for as long as the caller does (as at first). Waits for nothing. */
-even_status even_guardian_limit(even_guardian *guardian, uint64_t until_ns) EVEN_MUST_USE;
+/* Until when (os/clock.h) the sessions may run, whether the caller does or stands still: then it holds them (SIGSTOP,
+ * again and again), lets them go (SIGCONT) when it is told a later time, and at kill_ns kills them, and goes on
+ * watching. 0: for as long as the caller lives (as at first). Waits for nothing. Any thread. */
+even_status even_guardian_limit(even_guardian *guardian, uint64_t until_ns, uint64_t kill_ns) EVEN_MUST_USE;
+/* Whether it holds the sessions now; since when (held_ns) or, where it does not, when it let them go: 0: it never held
+ * any. */
+bool even_guardian_holds(const even_guardian *guardian, uint64_t *held_ns);
 /* Lets it do its work now and waits until it has ended. */
 void even_guardian_stop(even_guardian *guardian);
 

@@ -22,6 +22,7 @@ enum { MOST_WATCHED = 256, MOMENT_MS = 5 };
 typedef struct walk {
   const even_sweep *sweep;
   pid_t own;
+  int signal;
   size_t alive;
   struct pollfd dying[MOST_WATCHED]; /* pidfds of what was killed; the rest waits for the next round */
   size_t dying_count;
@@ -86,13 +87,13 @@ static bool look(void *context, const char *name) {
       (in_sessions(now->sweep, stat.session) || is_marked(name, now->sweep->mark))) {
     now->alive++;
     if (pidfd >= 0) {
-      (void)even_os.pidfd_send_signal(pidfd, SIGKILL); /* ESRCH: it has ended; its number may be another's by now */
-      if (now->dying_count < MOST_WATCHED) {
+      (void)even_os.pidfd_send_signal(pidfd, now->signal); /* ESRCH: it has ended; its number may be another's by now */
+      if (now->signal == SIGKILL && now->dying_count < MOST_WATCHED) {
         now->dying[now->dying_count++] = (struct pollfd){.fd = pidfd, .events = POLLIN};
         return true;
       }
     } else if (no_pidfds) {
-      (void)even_os.kill((pid_t)pid, SIGKILL); /* a kernel before 5.3 */
+      (void)even_os.kill((pid_t)pid, now->signal); /* a kernel before 5.3 */
     } /* else it is for the next round, when there is a descriptor */
   }
   if (pidfd >= 0) {
@@ -131,7 +132,7 @@ static void wait_for_the_dying(walk *now, uint64_t deadline_ns) {
 }
 
 size_t even_sweep_kill(const even_sweep *sweep, int limit_ms) {
-  walk now = {.sweep = sweep, .own = even_os.getpid()};
+  walk now = {.sweep = sweep, .own = even_os.getpid(), .signal = SIGKILL};
   uint64_t deadline_ns = even_clock_ns() + (uint64_t)limit_ms * 1000000u;
   for (;;) {
     now.alive = 0;
@@ -143,5 +144,12 @@ size_t even_sweep_kill(const even_sweep *sweep, int limit_ms) {
     if (last) {
       return read ? now.alive : 1;
     }
+  }
+}
+
+void even_sweep_signal(const even_sweep *sweep, int signal) {
+  walk now = {.sweep = sweep, .own = even_os.getpid(), .signal = signal};
+  if (even_folder_each("/proc", look, &now) != EVEN_OK) {
+    even_error_clear(); /* who cannot be found is not told */
   }
 }

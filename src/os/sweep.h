@@ -18,5 +18,7 @@ typedef struct even_sweep {
  * those it killed. Returns how many were seen alive in the last round: 0 when all is clean. Allocates nothing, takes no
  * lock. */
 size_t even_sweep_kill(const even_sweep *sweep, int limit_ms);
+/* Sends each of them a signal (SIGSTOP, SIGCONT) and waits for nothing. Allocates nothing, takes no lock. */
+void even_sweep_signal(const even_sweep *sweep, int signal);
 
 #endif

@@ -198,8 +198,10 @@ static void what_was_counted_may_be_undone(void **state) {
  * The old leader, of term 1, asks two others each half second; they answer when they like, and their answers come when
  * they like. They vote for one of them in term 2 when they like; from then on they answer in that term. The old
  * leader's agent may stand still (SIGSTOP) and go on when it likes; when it does not, it looks each half second whether
- * it acts, kills its ranks where it does not, and else tells its guardian until when they may live. The new leader
- * starts ranks as soon as it may. */
+ * it acts, and where it does tells its guardian until when its ranks may run: that one holds them then, and lets them
+ * go when it is told a later time. The new leader starts ranks as soon as it may, or later.
+ *
+ * Broken: 1: it waits for no longer than a lease; 2: whoever wakes lets its ranks go, by the lease that it had. */
 
 enum { TIMES = 20, TICK_NS = 500000000 };
 
@@ -207,7 +209,8 @@ typedef struct moment {
   unsigned char time;
   unsigned char stands;   /* the old leader's agent */
   unsigned char lived;    /* when it did not last */
-  unsigned char ranks;    /* the old leader's live */
+  unsigned char ranks;    /* the old leader's: 1: they run, 2: its guardian holds them */
+  unsigned char begun;    /* the new leader's run */
   unsigned char guard_at; /* the lease that the guardian was told */
   unsigned char reply;    /* the newest question that one of the others has answered in term 1, */
   unsigned char heard;    /* and that whose answer came: of three, it and the one that asks are the majority */
@@ -219,15 +222,16 @@ static uint64_t ns(unsigned char time) {
   return (uint64_t)time * TICK_NS;
 }
 
-static void look(moment *now) {
+static void look(const state_search *all, moment *now) {
   uint64_t times[] = {ns(now->time), 0, ns(now->heard)};
   const even_leadership_view view = {
       .newest = {1, 1}, .self = 1, .lease_ns = even_leadership_answered(times, 3), .now_ns = ns(now->time)};
   now->lived = now->time;
   if (even_leadership_acts(&view)) {
     now->guard_at = now->heard;
-  } else {
-    now->ranks = 0;
+    now->ranks = 1;
+  } else if (all->broken == 2) {
+    now->ranks = 1;
   }
 }
 
@@ -252,13 +256,16 @@ static void answers_of_time(state_search *all, const moment *now) {
 
 static void moves_of_time(state_search *all, const void *state) {
   const moment *now = state;
-  uint64_t wait_ns = all->broken != 0 ? EVEN_LEADERSHIP_LEASE_NS : EVEN_LEADERSHIP_WAIT_NS;
-  if (now->elected != 0 && ns(now->time) >= ns(now->elected) + wait_ns) {
-    all->met++;
-    if (now->ranks) {
-      all->wrong = "ranks of two leaders run";
-    }
+  uint64_t wait_ns = all->broken == 1 ? EVEN_LEADERSHIP_LEASE_NS : EVEN_LEADERSHIP_WAIT_NS;
+  if (now->begun && now->ranks == 1) {
+    all->wrong = "ranks of two leaders run";
     return;
+  }
+  if (!now->begun && now->elected != 0 && ns(now->time) >= ns(now->elected) + wait_ns) {
+    moment next = *now;
+    all->met++;
+    next.begun = 1;
+    state_search_visit(all, &next);
   }
   answers_of_time(all, now);
   moment next = *now;
@@ -268,17 +275,20 @@ static void moves_of_time(state_search *all, const void *state) {
     next = *now;
     next.time++;
     if (!now->stands) {
-      look(&next);
+      look(all, &next);
     }
-    if (ns(next.time) >= ns(next.guard_at) + EVEN_LEADERSHIP_GUARD_NS) {
-      next.ranks = 0;
+    if (ns(next.time) >= ns(next.guard_at) + EVEN_LEADERSHIP_GUARD_NS &&
+        (all->broken != 2 || next.ranks != 1 || now->ranks == 1)) {
+      next.ranks = 2;
     }
     state_search_visit(all, &next);
   }
 }
 
 static void run_time(state_search *all) {
-  const moment first = {.time = 1, .lived = 1, .ranks = 1, .guard_at = 1, .reply = 1, .heard = 1};
+  moment first;
+  memset(&first, 0, sizeof first);
+  first.time = first.lived = first.ranks = first.guard_at = first.reply = first.heard = 1;
   all->bytes = sizeof first;
   state_search_run(all, &first, moves_of_time);
 }
@@ -301,12 +311,18 @@ static void a_shorter_wait_is_too_short(void **state) {
   assert_non_null(all.wrong);
 }
 
+static void who_wakes_may_not_let_its_ranks_go(void **state) {
+  state_search all = {.broken = 2};
+  (void)state;
+  run_time(&all);
+  assert_non_null(all.wrong);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(what_is_sure_is_never_undone),
-      cmocka_unit_test(what_was_counted_may_be_undone),
-      cmocka_unit_test(no_rank_starts_while_an_old_one_runs),
-      cmocka_unit_test(a_shorter_wait_is_too_short),
+      cmocka_unit_test(what_is_sure_is_never_undone),         cmocka_unit_test(what_was_counted_may_be_undone),
+      cmocka_unit_test(no_rank_starts_while_an_old_one_runs), cmocka_unit_test(a_shorter_wait_is_too_short),
+      cmocka_unit_test(who_wakes_may_not_let_its_ranks_go),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -283,6 +283,42 @@ static even_status accept_invitation(meeting *at, const char *addresses) {
   return status;
 }
 
+static void notes_beat(void *context, even_link *link) {
+  (void)link;
+  ((side *)context)->up = true;
+}
+
+/* The other end has said something, and closed; this one stood still meanwhile, and writes before it reads. */
+static void what_was_said_before_the_end_is_heard(void **state) {
+  meeting at;
+  (void)state;
+  prepare(&at);
+  assert_int_equal(open_listener(&at), EVEN_OK);
+  const even_link_calls calls = {.context = &at.agent, .ready = notes_beat, .message = agent_hears, .ended = on_ended};
+  int fd = -1;
+  assert_int_equal(even_socket_connect("127.0.0.1", at.port, 5000, &fd), EVEN_OK);
+  assert_int_equal(even_link_open(&at.agent.link, &at.loop, fd, false, KEY, &calls), EVEN_OK);
+  for (int turn = 0; turn < MOST_TURNS && !(at.leader.up && at.agent.up); turn++) {
+    assert_int_equal(even_loop_turn(&at.loop, TURN_MS), EVEN_OK);
+  }
+  assert_true(at.leader.up && at.agent.up);
+  assert_int_equal(even_link_send(&at.leader.link, EVEN_MESSAGE_START, START, NULL, 0), EVEN_OK);
+  even_link_close(&at.leader.link);
+  uint64_t until = even_clock_ns() + 120000000000u;
+  while (!at.agent.link.broken) { /* the first that is sent is answered by a reset, of which the next one fails */
+    assert_true(even_clock_ns() < until);
+    assert_int_equal(even_link_send(&at.agent.link, EVEN_MESSAGE_RECORDS, "{}", data, 64), EVEN_OK);
+  }
+  assert_false(at.agent.heard);
+  assert_false(even_link_is_up(&at.agent.link));
+  even_link_tick(&at.agent.link, false);
+  assert_true(at.agent.heard);
+  assert_true(at.agent.ended);
+  assert_true(even_link_why(&at.agent.link)->system_error == EPIPE ||
+              even_link_why(&at.agent.link)->system_error == ECONNRESET);
+  part(&at);
+}
+
 static void the_leader_is_found_behind_an_address_where_it_is_not(void **state) {
   meeting at;
   (void)state;
@@ -337,6 +373,7 @@ int main(void) {
       cmocka_unit_test_teardown(each_fault_of_the_kernel_ends_a_link_or_nothing, teardown),
       cmocka_unit_test_teardown(each_lack_of_memory_ends_a_link, teardown),
       cmocka_unit_test_teardown(a_watched_link_ends_when_nothing_comes_for_long, teardown),
+      cmocka_unit_test(what_was_said_before_the_end_is_heard),
       cmocka_unit_test_teardown(the_leader_is_found_behind_an_address_where_it_is_not, teardown),
       cmocka_unit_test_teardown(a_try_that_fails_leaves_no_connection, teardown),
       cmocka_unit_test_teardown(what_is_no_invitation_is_refused, teardown),

@@ -2,6 +2,7 @@
 #include "os/guardian.h"
 
 #include "os/clock.h"
+#include "os/process_stat.h"
 #include "os/random.h"
 #include "os/sweep.h"
 #include "support/fault.h"
@@ -273,13 +274,66 @@ static void kills_when_a_limit_is_over(void **state) {
   for (int round = 0; round < 2; round++) { /* it goes on watching */
     pid_t session = start_sleeper("A=b", 10, true);
     assert_int_equal(even_guardian_add_session(&guardian, session), EVEN_OK);
-    assert_int_equal(even_guardian_limit(&guardian, even_clock_ns() + 3600000000000u), EVEN_OK);
-    assert_int_equal(even_guardian_limit(&guardian, 0), EVEN_OK);
+    assert_int_equal(even_guardian_limit(&guardian, even_clock_ns() + 3600000000000u, UINT64_MAX), EVEN_OK);
+    assert_int_equal(even_guardian_limit(&guardian, 0, 0), EVEN_OK);
     assert_true(is_alive(session));
-    assert_int_equal(even_guardian_limit(&guardian, even_clock_ns() + 50000000u), EVEN_OK);
+    uint64_t until = even_clock_ns() + 50000000u;
+    assert_int_equal(even_guardian_limit(&guardian, until, until), EVEN_OK);
     assert_int_equal(waitpid(session, NULL, 0), session);
     assert_int_equal(even_guardian_drop_session(&guardian, session), EVEN_OK);
   }
+  even_guardian_stop(&guardian);
+}
+
+static void await_state(pid_t session, bool stands) {
+  even_process_stat stat = {.state = '?'};
+  uint64_t until = even_clock_ns() + 120000000000u;
+  do {
+    assert_true(even_clock_ns() < until);
+    even_clock_sleep_ns(5000000);
+    assert_int_equal(even_process_stat_read(session, &stat), 0);
+  } while ((stat.state == 'T') != stands);
+}
+
+static void await_held(const even_guardian *guardian, bool holds, uint64_t *held_ns) {
+  uint64_t until = even_clock_ns() + 120000000000u;
+  while (even_guardian_holds(guardian, held_ns) != holds) {
+    assert_true(even_clock_ns() < until);
+    even_clock_sleep_ns(5000000);
+  }
+}
+
+/* Its parent stands still for a while: nothing is lost. */
+static void holds_until_there_is_a_later_limit(void **state) {
+  even_guardian guardian;
+  uint64_t held[2] = {0, 0};
+  (void)state;
+  assert_int_equal(even_guardian_start(mark, &guardian), EVEN_OK);
+  pid_t session = start_sleeper("A=b", 10, true);
+  assert_int_equal(even_guardian_add_session(&guardian, session), EVEN_OK);
+  assert_false(even_guardian_holds(&guardian, &held[0]));
+  assert_int_equal(held[0], 0);
+  for (int round = 0; round < 2; round++) {
+    assert_int_equal(even_guardian_limit(&guardian, even_clock_ns(), UINT64_MAX), EVEN_OK);
+    await_state(session, true);
+    await_held(&guardian, true, &held[0]);
+    assert_int_equal(kill(session, SIGCONT), 0); /* somebody lets it go: it is held again */
+    await_state(session, true);
+    pid_t late = start_sleeper(mark, 10, false); /* as are those that have begun since */
+    await_state(late, true);
+    end(late);
+    uint64_t later = round == 0 ? even_clock_ns() + 3600000000000u : 0;
+    assert_int_equal(even_guardian_limit(&guardian, later, later), EVEN_OK);
+    await_state(session, false);
+    await_held(&guardian, false, &held[1]);
+    assert_true(held[1] > held[0]);
+    assert_true(is_alive(session));
+  }
+  uint64_t past = even_clock_ns();
+  assert_int_equal(even_guardian_limit(&guardian, past, UINT64_MAX), EVEN_OK);
+  await_state(session, true);
+  assert_int_equal(even_guardian_limit(&guardian, past, past), EVEN_OK); /* held for too long */
+  assert_int_equal(waitpid(session, NULL, 0), session);
   even_guardian_stop(&guardian);
 }
 
@@ -293,6 +347,7 @@ int main(void) {
       cmocka_unit_test_setup(works_when_told_to_stop, make_mark),
       cmocka_unit_test_setup(outlives_a_killed_parent, make_mark),
       cmocka_unit_test_setup(kills_when_a_limit_is_over, make_mark),
+      cmocka_unit_test_setup(holds_until_there_is_a_later_limit, make_mark),
       cmocka_unit_test_setup(survives_every_fault, make_mark),
   };
   (void)signal(SIGPIPE, SIG_IGN);

@@ -15,7 +15,7 @@ import test_run_succession as three_hosts
 from run_jobs import Job, end_all, wait_until
 from test_generations import assert_right
 from test_replacement import assert_replaced
-from test_run_succession import STANDS, Hosts, _cut_off, _leads
+from test_run_succession import STANDS, Hosts, _cut_off, _leads, stands
 
 from evenstep import hosts as of_hosts
 
@@ -146,6 +146,31 @@ def test_a_leader_that_is_cut_off_goes_on_with_nobody(hosts: Hosts, script: Scri
     code, said = job.finish()
     assert code == 7 and "cut off from the majority of the hosts" in said, said
     assert "go on without" not in said and "goes on without" not in said, said
+
+
+@pytest.mark.more
+def test_a_leader_that_stands_still_for_a_moment_holds_its_ranks(
+    hosts: Hosts, script: Script, tmp_path: pathlib.Path
+) -> None:
+    """The others wait for them meanwhile, and nobody is lost."""
+    text = cases.PLAIN_LOOP.replace(
+        "        os.kill(os.getpid(), 9)\n",
+        "        open('at', 'w').write(str(os.getpid()))\n"
+        "        while not os.path.exists('again'):\n            time.sleep(0.01)\n",
+    ).replace("import copy, os, sys", "import copy, os, sys, time")
+    job = hosts.start(*SHRINK, script(text), "0@forward:4")
+    job.wait_for(STANDS)
+    wait_until(lambda: (tmp_path / "at").exists() and (tmp_path / "at").read_text())
+    rank = int((tmp_path / "at").read_text())
+    os.kill(job.process.pid, signal.SIGSTOP)
+    wait_until(lambda: stands(rank))
+    os.kill(job.process.pid, signal.SIGCONT)
+    wait_until(lambda: not stands(rank))
+    (tmp_path / "again").touch()
+    code, said = job.finish()
+    assert code == 0 and "the ranks here were held meanwhile, and go on" in said, said
+    assert "without" not in said and "stands still" not in said and "restart" not in said, said
+    assert_right(_said(tmp_path), [0, 1, 2])
 
 
 @pytest.mark.more

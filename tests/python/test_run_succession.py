@@ -8,6 +8,7 @@ import pathlib
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -198,19 +199,50 @@ def test_two_of_three_agents_are_lost_at_once(hosts: Hosts, tmp_path: pathlib.Pa
     assert not list((tmp_path / "runs/a/members").glob("*/*"))
 
 
+def stands(pid: int) -> bool:
+    return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
 @pytest.mark.more
 def test_a_leader_that_stands_still_has_no_ranks_when_another_one_begins(hosts: Hosts, tmp_path: pathlib.Path) -> None:
-    """Its guardian does not stand still."""
+    """Its guardian does not stand still: it holds them, and ends them where nobody lets them go."""
     job, ranks = _wait(hosts, tmp_path)
     os.kill(job.process.pid, signal.SIGSTOP)
     try:
-        wait_until(lambda: not alive(ranks[0]))
+        wait_until(lambda: stands(ranks[0]))
         assert "leads now" not in hosts.log("a")
         _goes_on(hosts)
+        wait_until(lambda: not alive(ranks[0]))
     finally:
         os.kill(job.process.pid, signal.SIGCONT)
     code, text = job.finish()
     assert code == 7 and re.search("another host .* leads this job|the job has ended on other hosts", text), text
+    wait_until(lambda: not hosts.agents())
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("stops", ["the agent", "all of its host"])
+def test_a_leader_that_stood_still_for_a_moment_loses_nothing(hosts: Hosts, tmp_path: pathlib.Path, stops: str) -> None:
+    """Longer than it may act, and not so long that another one leads."""
+    job, ranks = _wait(hosts, tmp_path)
+    stopped = [job.process.pid] if stops == "the agent" else [*hosts.agents_of(hosts.names[0]), ranks[0]]
+    for process in stopped:
+        os.kill(process, signal.SIGSTOP)
+    begun = time.monotonic()
+    if stops == "the agent":
+        wait_until(lambda: stands(ranks[0]))
+    else:
+        wait_until(lambda: time.monotonic() - begun > 5)  # longer than its lease
+    for process in stopped:
+        os.kill(process, signal.SIGCONT)
+    wait_until(lambda: not stands(ranks[0]))
+    job.wait_for("the ranks here were held meanwhile, and go on" if stops == "the agent" else STANDS)
+    os.kill(job.process.pid, signal.SIGTERM)
+    code, text = job.finish()
+    assert code == 143 and "restart" not in text and "cut off" not in text, text
+    # of a rank that another one than its guardian stops is told
+    assert stops != "the agent" or "stands still" not in text, text
+    assert end_soon(ranks)
     wait_until(lambda: not hosts.agents())
 
 
