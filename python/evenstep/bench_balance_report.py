@@ -44,6 +44,11 @@ def rate_of(report: dict[str, Any], case: str, policy: str) -> Sequence[float]:
     return []
 
 
+def _of_bound(report: dict[str, Any], case: str, policy: str) -> float:
+    found = (row for part, row in part_rows(report, "rows") if part == "real")
+    return float(next(row["of_bound"] for row in found if (row["case"], row["policy"]) == (case, policy)))
+
+
 def median_steps(values: Sequence[int | None]) -> float:
     """Of runs that never came back infinite."""
     return statistics.median(float("inf") if one is None else one for one in values)
@@ -76,7 +81,9 @@ def aims(report: dict[str, Any]) -> list[dict[str, Any]]:
             ours, theirs = rate_of(report, case, policy), rate_of(report, case, peer)
             if ours and theirs and only in ("", case):
                 ratio = statistics.median(a / b for a, b in zip(ours, theirs))
-                found.append(_aim(f"{case}: beside {NAMES[peer]}", "real", ratio, bound))
+                words = f"{case}: beside {NAMES[peer]}"
+                words += f" (the best split itself: {1 / _of_bound(report, case, peer):.2f})" if only else ""
+                found.append(_aim(words, "real", ratio, bound))
     for part, row in part_rows(report, "changes"):
         if row["policy"] == policy:
             for key, words in (("steps_after_slowing", "slowed"), ("steps_after_recovery", "recovered")):
