@@ -6,6 +6,7 @@ import ctypes
 import json
 import math
 import os
+import re
 import struct
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -29,6 +30,7 @@ File = tuple[
 FORMAT = "evenstep-checkpoint-1"
 MANIFEST = "manifest.json"
 PARTIAL = ".evenstep.partial"
+_NAMED = 4  # tensors that an error names
 
 # The manifest ends with a checksum over all that stands before this line.
 _TAIL = b'\n  "manifest_checksum": "'
@@ -306,9 +308,40 @@ def compare(folder: Path, entry: dict[str, Any], places: tuple[Place, ...] = ())
         sums = tuple(int(digits, 16) for digits in entry["checksums"])
         _core.read_file(folder / name, entry["bytes"], entry["chunk_bytes"], sums, places)
     except EvenstepError as error:
-        raise damage_of(folder, str(error).splitlines()[0]) from None
+        what, code, rest = str(error).splitlines()[0].partition(" (EVEN_ERR_")
+        raise damage_of(folder, what + _damaged_tensors(folder / name, entry, what) + code + rest) from None
     except (TypeError, ValueError, OverflowError):
         raise damage_of(folder, f"its manifest has a checksum of {name} that is none") from None
+
+
+def _damaged_tensors(path: Path, entry: dict[str, Any], what: str) -> str:
+    """Which tensors of the chunk that an error names are damaged, by the checksums of what each has in it, in brackets; by a
+    manifest without them, which lie there. As src/checkpoint/verify.c does."""
+    found = re.search(r"^chunk \d+ of .* \(bytes (\d+)\D(\d+)\) is altered$", what)
+    if found is None or path.suffix != ".safetensors":
+        return ""
+    first, end = int(found[1]), int(found[2]) + 1
+    names: list[str] = []
+    try:
+        parts = [part for part in entry.get("parts", []) if first <= part[0] and part[0] + part[1] <= end]
+        with path.open("rb") as file:
+            right = {(begin, begin + size) for begin, size, digits in parts if _sum_at(file, begin, size) == digits}
+        if first == 0 and not (parts and (parts[0][0], parts[0][0] + parts[0][1]) in right):
+            names.append("header")
+        with TensorFile(path) as tensors:
+            for name, begin in tensors.by_place():
+                last = min(begin + tensors.bytes_of(name), end)
+                if first < last and begin < last and (max(begin, first), last) not in right:
+                    names.append(name)
+    except (EvenstepError, OSError, TypeError, ValueError, IndexError, AttributeError):
+        pass  # the chunk is named all the same
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f" ({', '.join(names[:_NAMED])}{more})" if names else ""
+
+
+def _sum_at(file: BinaryIO, begin: int, size: int) -> str:
+    file.seek(begin)
+    return f"{_core.checksum(file.read(size)):016x}"
 
 
 def damage_of(folder: Path, what: str) -> EvenstepError:

@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "base/stop.h"
 #include "checkpoint/checksums.h"
+#include "checkpoint/parts.h"
 
 #include <string.h>
 
@@ -44,7 +45,7 @@ even_status even_content_of_file(const even_checkpoint_file *file, even_safetens
 
 void even_content_free(even_content *content) {
   even_free(content->pieces);
-  *content = (even_content){NULL, 0, 0, NULL, NULL};
+  *content = (even_content){.pieces = NULL};
 }
 
 static even_status data_of(const even_content *content, const even_content_piece *piece, const void **data) {
@@ -77,6 +78,9 @@ static even_status write_in_order(const even_content *content, even_output *outp
   for (size_t i = 0; status == EVEN_OK && i < content->count; i++) {
     const void *data = NULL;
     status = data_of(content, &content->pieces[i], &data);
+    if (status == EVEN_OK && content->parts != NULL) {
+      even_parts_sum(content, i, data);
+    }
     if (status == EVEN_OK) {
       status = put(output, sums, data, content->pieces[i].bytes);
     }

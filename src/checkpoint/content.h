@@ -15,12 +15,16 @@ typedef struct even_content_piece {
   size_t index; /* for `fetch` */
 } even_content_piece;
 
+typedef struct even_part even_part; /* parts.h */
+
 typedef struct even_content {
   even_content_piece *pieces;
   size_t count;
   uint64_t bytes;
   even_checkpoint_fetch fetch; /* NULL: all pieces have their data */
   void *fetch_context;
+  even_part *parts; /* EVEN_PARTS_OF_A_PIECE places a piece, which are filled as it is written; NULL: nobody wants
+                       them. The caller's */
 } even_content;
 
 /* The header, which is laid out here (*layout: zeros before; even_safetensors_layout_free, also after a failure), and

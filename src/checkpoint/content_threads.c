@@ -4,6 +4,7 @@
 #include "checkpoint/checksums.h"
 #include "checkpoint/content.h"
 #include "checkpoint/items.h"
+#include "checkpoint/parts.h"
 #include "checkpoint/stream_copy.h"
 #include "checkpoint/summing.h"
 #include "os/direct_file.h"
@@ -92,7 +93,11 @@ static even_status sum_chunk(const even_content *content, size_t chunk, even_sum
 
 static even_status write_chunk(void *context, void *own, size_t chunk) {
   write_job *job = context;
-  return sum_chunk(job->content, chunk, own, job, &job->sums[chunk]);
+  EVEN_TRY(sum_chunk(job->content, chunk, own, job, &job->sums[chunk]));
+  if (job->content->parts != NULL) {
+    even_parts_sum_chunk(job->content, chunk, find_piece(job->content, (uint64_t)chunk * EVEN_CHECKPOINT_CHUNK_BYTES));
+  }
+  return EVEN_OK;
 }
 
 even_status even_content_write_side_by_side(const even_content *content, even_output *output, uint64_t **sums,

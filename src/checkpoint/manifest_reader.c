@@ -60,6 +60,30 @@ static bool plain_name(const char *name) {
          strcmp(name, "..") != 0;
 }
 
+/* Manifests of versions before have none. */
+static even_status read_parts(const char *origin, const json_t *list, even_checkpoint_stored_file *file) {
+  uint64_t before = 0;
+  if (list == NULL) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(EVEN_NEW_ARRAY(&file->parts, json_array_size(list)));
+  for (size_t i = 0; i < json_array_size(list); i++) {
+    const json_t *one = json_array_get(list, i);
+    const char *digits = json_string_value(json_array_get(one, 2));
+    json_int_t begin = json_integer_value(json_array_get(one, 0));
+    json_int_t bytes = json_integer_value(json_array_get(one, 1));
+    even_part *part = &file->parts[file->part_count++];
+    *part = (even_part){.begin = (uint64_t)begin, .bytes = (uint64_t)bytes};
+    if (begin < 0 || bytes < 1 || part->begin < before || part->begin > file->bytes ||
+        part->bytes > file->bytes - part->begin || digits == NULL || strlen(digits) != SUM_DIGITS ||
+        !read_sum(digits, &part->sum)) {
+      return corrupt(origin, "a part of a file is none");
+    }
+    before = part->begin + part->bytes;
+  }
+  return EVEN_OK;
+}
+
 static even_status read_file(const char *origin, const json_t *object, even_checkpoint_stored_file *file) {
   const char *name = json_string_value(json_object_get(object, "name"));
   const json_t *sums = json_object_get(object, "checksums");
@@ -80,7 +104,7 @@ static even_status read_file(const char *origin, const json_t *object, even_chec
       return corrupt(origin, "a checksum is not 16 hexadecimal digits");
     }
   }
-  return EVEN_OK;
+  return read_parts(origin, json_object_get(object, "parts"), file);
 }
 
 static even_status read_files(const char *origin, const json_t *files, even_checkpoint_info *out) {
@@ -146,6 +170,7 @@ void even_checkpoint_info_free(even_checkpoint_info *info) {
   for (size_t i = 0; i < info->file_count; i++) {
     even_free(info->files[i].name);
     even_free(info->files[i].sums);
+    even_free(info->files[i].parts);
   }
   even_free(info->files);
   even_free(info->created);

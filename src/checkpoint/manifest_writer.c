@@ -16,6 +16,19 @@ static void add_time(even_json *json, uint64_t created_ns) {
   even_json_string(json, "created", text);
 }
 
+/* A line each. */
+static void add_parts(even_json *json, const even_manifest_file *file) {
+  char part[80];
+  even_json_array(json, "parts");
+  for (size_t i = 0; i < file->part_count; i++) {
+    const even_part *one = &file->parts[i];
+    (void)snprintf(part, sizeof part, "[%" PRIu64 ", %" PRIu64 ", \"%016" PRIx64 "\"]", one->begin, one->bytes,
+                   one->sum);
+    even_json_raw(json, NULL, part);
+  }
+  even_json_array_end(json);
+}
+
 static void add_file(even_json *json, const even_manifest_file *file) {
   char digits[20];
   even_json_object(json, NULL);
@@ -28,6 +41,9 @@ static void add_file(even_json *json, const even_manifest_file *file) {
     even_json_string(json, NULL, digits);
   }
   even_json_array_end(json);
+  if (file->part_count > 0) {
+    add_parts(json, file);
+  }
   even_json_object_end(json);
 }
 

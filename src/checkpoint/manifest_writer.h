@@ -3,6 +3,7 @@
 #define EVEN_CHECKPOINT_MANIFEST_WRITER_H
 
 #include "base/text.h"
+#include "checkpoint/parts.h"
 
 #include <stdint.h>
 
@@ -11,6 +12,8 @@ typedef struct even_manifest_file {
   uint64_t bytes;
   uint64_t *sums; /* one a chunk */
   size_t sum_count;
+  even_part *parts; /* ascending; may be NULL */
+  size_t part_count;
 } even_manifest_file;
 
 /* The manifest's text. created_ns: since 1970 UTC. state_json: an object. Its last line is

@@ -3,6 +3,7 @@
 #ifndef EVEN_CHECKPOINT_READER_H
 #define EVEN_CHECKPOINT_READER_H
 
+#include "checkpoint/parts.h"
 #include "os/folder.h"
 
 #include <evenstep/status.h>
@@ -16,6 +17,8 @@ typedef struct even_checkpoint_stored_file {
   uint64_t chunk_bytes;
   uint64_t *sums; /* one a chunk: ceil(bytes / chunk_bytes) */
   size_t sum_count;
+  even_part *parts; /* of what shares a chunk with others, ascending; NULL where the manifest has none */
+  size_t part_count;
 } even_checkpoint_stored_file;
 
 typedef struct even_checkpoint_info {

@@ -14,7 +14,7 @@
 #include <string.h>
 
 enum { MOST_PATH = 4096, MOST_NAME = 256, MOST_FILES = 65536, PAGE = 4096 };
-static const char magic[16] = "evenstep-snap-2";
+static const char magic[16] = "evenstep-snap-3";
 
 /* Whether there is something to write. Stored last, so that a process that dies meanwhile leaves EMPTY. */
 enum { EMPTY = 0, READY = 1 };
@@ -23,10 +23,12 @@ typedef struct snapshot_entry {
   char name[MOST_NAME];
   uint64_t offset; /* in the segment */
   uint64_t bytes;
+  uint64_t pieces;    /* the header and the tensors with data, */
+  uint64_t begins_at; /* and the offset of as many places in the file (uint64_t) at which they begin */
 } snapshot_entry;
 
 /* The segment's first bytes; files follow from the next page on, each from a page of its own; then the entries, then
- * the state. */
+ * where their pieces begin, then the state. */
 typedef struct snapshot_head {
   char magic[sizeof magic];
   _Atomic uint32_t ready;
@@ -53,6 +55,7 @@ typedef struct snapshot_plan {
   size_t count;
   size_t bytes; /* of the segment */
   size_t entries_at;
+  size_t begins_at;
   size_t state_at;
   size_t state_bytes;
 } snapshot_plan;
@@ -123,8 +126,18 @@ static even_status make_plan(const even_checkpoint_file *files, size_t count, co
   }
   plan->entries_at = plan->bytes;
   plan->state_bytes = strlen(state_json) + 1;
-  if (!even_add_size(plan->bytes, count * sizeof *plan->entries, &plan->state_at) ||
-      !even_add_size(plan->state_at, plan->state_bytes, &end) || !even_align_size(end, PAGE, &plan->bytes)) {
+  if (!even_add_size(plan->bytes, count * sizeof *plan->entries, &plan->begins_at)) {
+    return too_large();
+  }
+  plan->state_at = plan->begins_at;
+  for (size_t i = 0; i < count; i++) {
+    plan->entries[i].pieces = plan->contents[i].count;
+    plan->entries[i].begins_at = plan->state_at;
+    if (!even_add_size(plan->state_at, plan->contents[i].count * sizeof(uint64_t), &plan->state_at)) {
+      return too_large();
+    }
+  }
+  if (!even_add_size(plan->state_at, plan->state_bytes, &end) || !even_align_size(end, PAGE, &plan->bytes)) {
     return too_large();
   }
   return EVEN_OK;
@@ -164,6 +177,12 @@ static even_status copy(const snapshot_plan *plan, const even_checkpoint_params 
   }
   EVEN_TRY(even_contents_copy(plan->copies, plan->count));
   memcpy(base + plan->entries_at, plan->entries, plan->count * sizeof *plan->entries);
+  for (size_t i = 0; i < plan->count; i++) {
+    uint64_t *begins = (uint64_t *)(void *)(base + plan->entries[i].begins_at);
+    for (size_t piece = 0; piece < plan->contents[i].count; piece++) {
+      begins[piece] = plan->contents[i].pieces[piece].begin;
+    }
+  }
   memcpy(base + plan->state_at, state_json, plan->state_bytes);
   atomic_store_explicit(&head->ready, READY, memory_order_release);
   return EVEN_OK;
@@ -202,6 +221,25 @@ static bool is_inside(const even_shared_memory *memory, uint64_t offset, uint64_
   return offset >= sizeof(snapshot_head) && offset <= memory->bytes && bytes <= memory->bytes - offset;
 }
 
+static const uint64_t *begins_of(const char *base, const snapshot_entry *entry) {
+  return (const uint64_t *)(const void *)(base + entry->begins_at);
+}
+
+static bool is_entry(const even_shared_memory *memory, const snapshot_entry *entry) {
+  if (memchr(entry->name, '\0', MOST_NAME) == NULL || !is_inside(memory, entry->offset, entry->bytes) ||
+      entry->pieces == 0 || entry->pieces > memory->bytes / sizeof(uint64_t) ||
+      entry->begins_at % _Alignof(uint64_t) != 0 ||
+      !is_inside(memory, entry->begins_at, entry->pieces * sizeof(uint64_t))) {
+    return false;
+  }
+  const uint64_t *begins = begins_of(memory->address, entry);
+  bool right = begins[0] == 0;
+  for (uint64_t i = 1; right && i < entry->pieces; i++) {
+    right = begins[i] > begins[i - 1] && begins[i] < entry->bytes;
+  }
+  return right;
+}
+
 /* Another process filled it: no figure in it is believed. */
 static even_status check(const even_shared_memory *memory) {
   const snapshot_head *head = head_of(memory);
@@ -212,16 +250,23 @@ static even_status check(const even_shared_memory *memory) {
                is_inside(memory, head->state, head->state_bytes) && base[head->state + head->state_bytes - 1] == '\0' &&
                memchr(head->folder, '\0', MOST_PATH) != NULL && memchr(head->previous, '\0', MOST_PATH) != NULL;
   for (size_t i = 0; right && i < head->count; i++) {
-    const snapshot_entry *entry = (const snapshot_entry *)(const void *)(base + head->entries) + i;
-    right = memchr(entry->name, '\0', MOST_NAME) != NULL && is_inside(memory, entry->offset, entry->bytes);
+    right = is_entry(memory, (const snapshot_entry *)(const void *)(base + head->entries) + i);
   }
   return right ? EVEN_OK : even_fail(EVEN_ERR_CORRUPT, "the memory of a snapshot holds something else");
 }
 
 static even_status add_entry(even_checkpoint_writer *writer, const char *base, const snapshot_entry *entry) {
-  even_content_piece piece = {.data = base + entry->offset, .begin = 0, .bytes = (size_t)entry->bytes};
-  const even_content content = {.pieces = &piece, .count = 1, .bytes = entry->bytes};
-  return even_checkpoint_writer_add_content(writer, entry->name, &content);
+  const uint64_t *begins = begins_of(base, entry);
+  even_content content = {.count = (size_t)entry->pieces, .bytes = entry->bytes};
+  EVEN_TRY(EVEN_NEW_ARRAY(&content.pieces, content.count));
+  for (size_t i = 0; i < content.count; i++) {
+    uint64_t end = i + 1 < content.count ? begins[i + 1] : entry->bytes;
+    content.pieces[i] = (even_content_piece){
+        .data = base + entry->offset + begins[i], .begin = begins[i], .bytes = (size_t)(end - begins[i])};
+  }
+  even_status status = even_checkpoint_writer_add_content(writer, entry->name, &content);
+  even_content_free(&content);
+  return status;
 }
 
 static even_status write_out(const even_shared_memory *memory) {

@@ -78,17 +78,56 @@ static even_status check_size(const even_checkpoint_stored_file *file, uint64_t 
   return EVEN_OK;
 }
 
-/* What lies in these bytes, as far as the header tells: " (header, blocks.0.weight, … and 7 more)". Nothing where it
- * cannot be read, or is none. */
-static void name_content(const char *path, uint64_t first, uint64_t last, even_text *out) {
+static bool is_safetensors(const char *name) {
+  const char *ending = strrchr(name, '.');
+  return ending != NULL && strcmp(ending, ".safetensors") == 0;
+}
+
+/* Whether a part lies in these bytes and is as it was written. What cannot be read is not. */
+static bool is_right(even_input *input, const even_part *part, uint64_t first, uint64_t last) {
+  char *data = NULL;
+  if (part->begin < first || part->begin + part->bytes - 1 > last || part->bytes > EVEN_CHECKPOINT_CHUNK_BYTES ||
+      EVEN_NEW_ARRAY(&data, (size_t)part->bytes) != EVEN_OK) {
+    return false;
+  }
+  bool right = even_input_read_at(input, part->begin, data, (size_t)part->bytes) == EVEN_OK &&
+               even_checkpoint_checksum(data, (size_t)part->bytes) == part->sum;
+  even_free(data);
+  return right;
+}
+
+/* Whether bytes from `begin` to `end` of a damaged chunk are known to be right, by a checksum of their own. */
+static bool is_spared(const even_checkpoint_stored_file *file, even_input *input, uint64_t first, uint64_t last,
+                      uint64_t begin, uint64_t end) {
+  uint64_t from = begin > first ? begin : first;
+  uint64_t to = end < last + 1 ? end : last + 1;
+  for (size_t i = 0; i < file->part_count; i++) {
+    if (file->parts[i].begin == from && file->parts[i].begin + file->parts[i].bytes == to) {
+      return is_right(input, &file->parts[i], first, last);
+    }
+  }
+  return false;
+}
+
+/* What is damaged in these bytes, as far as the header tells: " (header, blocks.0.weight, … and 7 more)"; where the
+ * manifest has no checksums of tensors' parts, what lies there. Nothing where the header cannot be read, or is none. */
+static void name_content(const even_checkpoint_stored_file *stored, const char *path, uint64_t first, uint64_t last,
+                         even_text *out) {
   enum { MOST_NAMES = 4 };
   even_safetensors_file file;
   const char *name = NULL;
   const json_t *tensor = NULL;
   size_t count = 0;
   even_error kept = *even_error_last();
+  even_input input = {.fd = -1};
+  bool safetensors = is_safetensors(stored->name);
+  bool opened = even_input_open(path, &input) == EVEN_OK;
+  if (safetensors && opened && first == 0 && stored->part_count > 0 && !is_right(&input, stored->parts, first, last)) {
+    even_text_add(out, " (header"); /* its length may be what is damaged */
+    count++;
+  }
   if (even_safetensors_open(path, &file) == EVEN_OK) {
-    if (first < file.data) {
+    if (stored->part_count == 0 && first < file.data) {
       even_text_add(out, " (header");
       count++;
     }
@@ -96,7 +135,8 @@ static void name_content(const char *path, uint64_t first, uint64_t last, even_t
       const json_t *offsets = json_object_get(tensor, "data_offsets");
       uint64_t begin = file.data + (uint64_t)json_integer_value(json_array_get(offsets, 0));
       uint64_t end = file.data + (uint64_t)json_integer_value(json_array_get(offsets, 1));
-      if (offsets != NULL && begin < end && begin <= last && end > first) {
+      if (offsets != NULL && begin < end && begin <= last && end > first &&
+          !(opened && is_spared(stored, &input, first, last, begin, end))) {
         if (count < MOST_NAMES) {
           even_text_format(out, "%s%.64s", count == 0 ? " (" : ", ", name);
         }
@@ -106,9 +146,10 @@ static void name_content(const char *path, uint64_t first, uint64_t last, even_t
     if (count > MOST_NAMES) {
       even_text_format(out, " and %zu more", count - MOST_NAMES);
     }
-    even_text_add(out, count > 0 ? ")" : "");
   }
+  even_text_add(out, count > 0 ? ")" : "");
   even_safetensors_close(&file);
+  even_input_close(&input);
   (void)even_error_restore(&kept);
 }
 
@@ -121,7 +162,7 @@ static even_status check_chunks(const even_checkpoint_stored_file *file, const c
     uint64_t last = file->bytes - first > file->chunk_bytes ? first + file->chunk_bytes - 1 : file->bytes - 1;
     if (sums[i] != file->sums[i]) {
       even_text_clear(&content);
-      name_content(path, first, last, &content);
+      name_content(file, path, first, last, &content);
       status = note(
           problems,
           even_fail(EVEN_ERR_CORRUPT, "chunk %zu of %s (bytes %" PRIu64 "\xE2\x80\x93%" PRIu64 ") is altered%s", i,
@@ -147,8 +188,7 @@ static even_status check_content(const even_checkpoint_stored_file *file, const 
   status = check_size(file, bytes);
   status = status != EVEN_OK ? note(problems, status) : check_chunks(file, path, sums, problems);
   even_free(sums);
-  const char *ending = strrchr(file->name, '.');
-  if (status == EVEN_OK && problems->count == before && ending != NULL && strcmp(ending, ".safetensors") == 0) {
+  if (status == EVEN_OK && problems->count == before && is_safetensors(file->name)) {
     json_t *header = NULL;
     status = even_safetensors_read_header(path, &header);
     json_decref(header);

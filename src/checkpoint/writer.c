@@ -9,6 +9,7 @@
 #include "checkpoint/layout.h"
 #include "checkpoint/manifest_writer.h"
 #include "checkpoint/partial.h"
+#include "checkpoint/parts.h"
 #include "os/file.h"
 #include "os/folder.h"
 #include "os/stream.h"
@@ -68,6 +69,7 @@ static void free_writer(even_checkpoint_writer *writer) {
   for (size_t i = 0; i < writer->file_count; i++) {
     even_free(writer->files[i].name);
     even_free(writer->files[i].sums);
+    even_free(writer->files[i].parts);
   }
   drop_unsynced(writer);
   even_free(writer->unsynced);
@@ -282,7 +284,19 @@ static even_status link_or_write(even_checkpoint_writer *writer, const char *nam
   if (status != EVEN_OK) {
     return advise(writer, status, 0);
   }
-  return linked ? EVEN_OK : write_file(writer, name, content, entry);
+  return linked ? even_parts_sum_all(content) : write_file(writer, name, content, entry);
+}
+
+/* With the checksums of its chunks, and of what tensors have in the chunks that they share. */
+static even_status put_content(even_checkpoint_writer *writer, const char *name, const even_content *content,
+                               even_manifest_file *entry) {
+  even_content summed = *content;
+  size_t places = EVEN_PARTS_OF_A_PIECE * content->count;
+  EVEN_TRY(EVEN_NEW_ARRAY(&entry->parts, places));
+  summed.parts = entry->parts;
+  EVEN_TRY(link_or_write(writer, name, &summed, entry));
+  entry->part_count = even_parts_pack(entry->parts, places);
+  return EVEN_OK;
 }
 
 static even_status append_entry(even_checkpoint_writer *writer, const char *name, even_manifest_file *entry) {
@@ -304,13 +318,14 @@ even_status even_checkpoint_writer_add_content(even_checkpoint_writer *writer, c
   EVEN_TRY(check_begun(writer));
   even_status status = check_file_name(writer, name);
   if (status == EVEN_OK) {
-    status = link_or_write(writer, name, content, &entry);
+    status = put_content(writer, name, content, &entry);
   }
   if (status == EVEN_OK) {
     status = append_entry(writer, name, &entry);
   }
   if (status != EVEN_OK) {
     even_free(entry.sums);
+    even_free(entry.parts);
     discard_partial(writer);
   }
   return status;

@@ -43,6 +43,11 @@ def check_files(folder: Path, manifest: Any) -> None:
         assert len(data) == file["bytes"] and len(file["checksums"]) == math.ceil(len(data) / size)
         for number, checksum in enumerate(file["checksums"]):
             assert xxh3(data[number * size : (number + 1) * size]) == checksum
+        end = 0
+        for begin, count, checksum in file.get("parts", []):
+            assert begin >= end and begin // size == (begin + count - 1) // size
+            assert xxh3(data[begin : begin + count]) == checksum
+            end = begin + count
 
 
 def value_of(value: Any, tensors: dict[str, torch.Tensor], prefix: str = "") -> Any:
