@@ -48,6 +48,7 @@ from evenstep.prepare_options import (
     check_skip_unreadable,
     engine_options,
     synchronises_batch_norm,
+    use_frequency,
 )
 from evenstep.process_sets import ProcessSet, process_set_of
 from evenstep.session import Session, session, sessions
@@ -81,6 +82,7 @@ def prepare(
     skip_unreadable: bool | None = None,
     seed_samples: bool | None = None,
     adapt_batch: AdaptBatch | None = None,
+    checkpoint_frequency: int | str | None = None,
     group: ProcessSet | Any = None,
     exact: Blocks | None = None,
 ) -> Any:
@@ -131,6 +133,9 @@ def prepare(
     adapt_batch: es.AdaptBatch(most=1024, lr_rule="sqrt"): the global batch follows the noise of the gradients, between bounds
     (docs/balancing.md#adapting-the-global-batch); None: what EVENSTEP_BATCH_ADAPT says, else it stays what the loader says.
 
+    checkpoint_frequency: an automatic checkpoint every so many steps (100) or seconds ("30s"); 0: none; None: what the launcher
+    says (--checkpoint-every), else none. The same on all ranks; in a job (docs/checkpoints.md).
+
     group: an es.ProcessSet, whose ranks alone make this call and train what is given, or a process group of torch (one of a
     device mesh, say), of which a set is made: every rank of the job then makes the call, each with its own group.
 
@@ -168,6 +173,7 @@ def prepare(
                 "es.prepare(shares=…, policy=…): both say how training batches are split\n  fix: leave one out"
             )
         current = session()
+        use_frequency(current, checkpoint_frequency)
         options = engine_options(current.environment, engine, compression, reduction, bucket_cap_mb)
         ddp = DDPOptions(find_unused_parameters, static_graph, gradient_as_bucket_view, broadcast_buffers)
         check_mode(sync, options, ddp)
@@ -358,7 +364,8 @@ def _prepare_models(
         )
     _check_same_options([one[2] for one in told])
     checks = current.parameter_checks
-    _check_same_watch(gather_objects(group, (current.nonfinite.policy, checks.every, checks.policy)))
+    cadence = (current.environment.checkpoint_steps, current.environment.checkpoint_seconds)
+    _check_same_watch(gather_objects(group, (current.nonfinite.policy, checks.every, checks.policy, *cadence)))
     if len(current.models) > 64:
         raise EvenstepError(f"{len(current.models)} models were prepared; this version keeps up to 64 in step")
     for name, model in models.items():
@@ -435,11 +442,12 @@ def _check_same_options(everyone: Sequence[tuple[EngineOptions, Mode | None, DDP
             )
 
 
-def _check_same_watch(everyone: Sequence[tuple[str, int, str]]) -> None:
+def _check_same_watch(everyone: Sequence[tuple[Any, ...]]) -> None:
     for rank, theirs in enumerate(everyone):
         if theirs != everyone[0]:
             raise EvenstepError(
-                f"rank {rank} was told otherwise than rank 0 what to do about numbers that are not finite, and how to compare "
-                f"parameters: {theirs}, rank 0: {everyone[0]}\n  fix: set EVENSTEP_ON_NONFINITE, EVENSTEP_CHECK_PARAMETERS and "
-                "EVENSTEP_ON_DIFFERENCE, and the same of es.Config, on every rank alike"
+                f"rank {rank} was told otherwise than rank 0 what to do about numbers that are not finite, how to compare parameters, "
+                f"or when to write checkpoints: {theirs}, rank 0: {everyone[0]}\n  fix: set EVENSTEP_ON_NONFINITE, "
+                "EVENSTEP_CHECK_PARAMETERS, EVENSTEP_ON_DIFFERENCE and EVENSTEP_CHECKPOINT_EVERY, and the same of es.prepare and "
+                "es.Config, on every rank alike"
             )

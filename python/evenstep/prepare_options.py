@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -13,8 +14,11 @@ from torch.utils.data import DataLoader, IterableDataset
 from evenstep._core import EvenstepError
 from evenstep.compression import parse_compression, parse_way
 from evenstep.engine import EngineOptions
-from evenstep.environment import Environment
+from evenstep.environment import Environment, cadence
 from evenstep.modes import DiLoCo, LocalSGD, Mode, Stale
+
+if TYPE_CHECKING:
+    from evenstep.session import Session
 
 _MOST_MB = 1 << 20
 _MOST_BUCKET = 1 << 20  # EVEN_MOST_BUCKET
@@ -69,6 +73,38 @@ def engine_options(
         raise ValueError(f"es.prepare(bucket_cap_mb={bucket_cap_mb!r}): give MiB, more than 0 and up to {_MOST_MB}")
     cap = 0 if bucket_cap_mb is None else max(1, int(bucket_cap_mb * (1 << 20)))
     return EngineOptions(engine, chosen, cap, adasum, environment.seed or 0, parse_way(environment.compression_way))
+
+
+def frequency_of(value: int | str | None, call: str) -> tuple[int, float] | None:
+    """Steps and seconds between two automatic checkpoints, one of them 0; (0, 0.0): never; None: nothing is said. Raises
+    TypeError or ValueError."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise TypeError(f"{call}(checkpoint_frequency={value!r}): give steps (100), seconds ('30s'), or 0 for never")
+    if value in (0, "0", "off"):
+        return 0, 0.0
+    try:
+        steps, seconds = cadence("", str(value))
+    except EvenstepError:
+        steps, seconds = 0, 0.0
+    if not (steps or seconds):
+        raise ValueError(f"{call}(checkpoint_frequency={value!r}): give steps (100), seconds ('30s'), or 0 for never")
+    return steps, seconds
+
+
+def use_frequency(current: Session, value: int | str | None) -> None:
+    """What the script says counts, also against the launcher's, which is told."""
+    said = frequency_of(value, "es.prepare")
+    told = current.environment.checkpoint_steps, current.environment.checkpoint_seconds
+    if said is None or said == told:
+        return
+    if any(told) and current.rank == 0:
+        launcher = told[0] or f"{told[1]:g}s"
+        sys.stderr.write(
+            f"evenstep: checkpoint_frequency={value!r} of the script counts, not the launcher's {launcher} (--checkpoint-every)\n"
+        )
+    current.environment = replace(current.environment, checkpoint_steps=said[0], checkpoint_seconds=said[1])
 
 
 def check_most_samples(most: int | None, trains: bool, schedule: object) -> None:

@@ -25,6 +25,7 @@ from evenstep.order import GlobalOrder
 from evenstep.parameter_checks import POLICIES as DIFFERENCE_POLICIES
 from evenstep.policies import Policy
 from evenstep.prepare import prepare
+from evenstep.prepare_options import frequency_of
 from evenstep.session import session
 from evenstep.session_calls import epochs as epochs_of
 from evenstep.shares import ShareSchedule
@@ -45,8 +46,8 @@ class Config:
     machines. The batch is cut into blocks of `block` samples (default: a sixteenth of the batch), each computed by itself;
     `threads` is torch.set_num_threads: the same bits need the same number everywhere. docs/exactness.md
 
-    clip_norm, clip_value: of the whole gradient, before each step. policy, shares, skip_unreadable, adapt_batch: as
-    es.prepare's.
+    clip_norm, clip_value: of the whole gradient, before each step. policy, shares, skip_unreadable, adapt_batch,
+    checkpoint_frequency: as es.prepare's.
     bucket: as es.prepare's, this rank's own. micro_batch: no more samples than so many run at once on this rank, its own too; a
     share that is larger runs as several forwards and backwards of one step, whose gradients are added up (not with BatchNorm).
     options: further ones of es.prepare.
@@ -69,6 +70,7 @@ class Config:
     on_difference: str | None = None
     skip_unreadable: bool | None = None
     adapt_batch: AdaptBatch | None = None
+    checkpoint_frequency: int | str | None = None
     bucket: int | None = None
     micro_batch: int | None = None
 
@@ -98,10 +100,9 @@ class Config:
         every = self.check_parameters
         if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 0):
             raise ValueError(f"es.Config(check_parameters={every!r}): give a number of steps, or 0 for never")
-        taken = sorted(
-            {"exact", "train", "loader", "group", "policy", "shares", "skip_unreadable", "adapt_batch", "bucket"}
-            & set(self.options)
-        )
+        frequency_of(self.checkpoint_frequency, "es.Config")
+        own = {"policy", "shares", "skip_unreadable", "adapt_batch", "bucket", "checkpoint_frequency"}
+        taken = sorted(({"exact", "train", "loader", "group"} | own) & set(self.options))
         if taken:
             raise ValueError(f"es.Config(options=…): {taken[0]!r} is none of the options that can be passed on")
         if self.exact is not None and self.options.get("most_samples") is not None:
@@ -308,6 +309,7 @@ class Trainer:
             shares=self.config.shares,
             skip_unreadable=self.config.skip_unreadable,
             adapt_batch=self.config.adapt_batch,
+            checkpoint_frequency=self.config.checkpoint_frequency,
             bucket=self.config.bucket,
             **options,
         )
