@@ -17,30 +17,71 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MOST_FILES = 4096, FILE_BYTES = 16 << 20, PROBE_MS = 60000, DIFFERENCES = 4 };
+enum {
+  MOST_FILES = 4096,
+  MOST_NAMES = 100000,
+  MOST_DEPTH = 8,
+  FILE_BYTES = 16 << 20,
+  PROBE_MS = 60000,
+  DIFFERENCES = 4
+};
 
-/* Without importing anything large: versions from the packages' own notes, the package's sources by a checksum. */
+/* Without importing anything large: versions from the packages' own notes, the package's sources by a checksum, and of
+ * what the script imports (and what it imports of its own folder) the versions, or the sources by a checksum. */
 static const char probe[] =
-    "import hashlib, json, pathlib, sys\n"
+    "import ast, hashlib, json, os, pathlib, sys\n"
     "import importlib.metadata as m, importlib.util as u\n"
     "r = {'python': '%d.%d.%d' % sys.version_info[:3]}\n"
     "try: r['torch'] = m.version('torch')\n"
     "except Exception: r['torch'] = 'none'\n"
-    "try:\n"
-    "    f = pathlib.Path(u.find_spec('evenstep').origin).parent\n"
+    "def digest(files):\n"
     "    h = hashlib.sha256()\n"
-    "    for p in sorted(f.glob('*.py')): h.update(p.name.encode() + p.read_bytes())\n"
-    "    r['package'] = h.hexdigest()[:16]\n"
+    "    for p in sorted(files): h.update(p.name.encode() + p.read_bytes())\n"
+    "    return h.hexdigest()[:16]\n"
+    "try: r['package'] = digest(pathlib.Path(u.find_spec('evenstep').origin).parent.glob('*.py'))\n"
     "except Exception: r['package'] = 'none'\n"
+    "own, names, seen = (os.path.dirname(sys.argv[1]) if len(sys.argv) > 1 else ''), set(), set()\n"
+    "def look(path):\n"
+    "    if path in seen or len(seen) > 1000: return\n"
+    "    seen.add(path)\n"
+    "    try: tree = ast.parse(pathlib.Path(path).read_bytes())\n"
+    "    except Exception: return\n"
+    "    for n in ast.walk(tree):\n"
+    "        if isinstance(n, ast.Import): got = [a.name for a in n.names]\n"
+    "        elif isinstance(n, ast.ImportFrom) and n.level == 0 and n.module: got = [n.module]\n"
+    "        else: continue\n"
+    "        for top in {g.partition('.')[0] for g in got}:\n"
+    "            base = os.path.join(own, top)\n"
+    "            if os.path.exists(base + '.py'): look(base + '.py')\n"
+    "            elif os.path.isdir(base):\n"
+    "                for folder, _, files in os.walk(base):\n"
+    "                    for name in files:\n"
+    "                        if name.endswith('.py'): look(os.path.join(folder, name))\n"
+    "            elif top not in sys.stdlib_module_names: names.add(top)\n"
+    "def version(name):\n"
+    "    try: return m.version(name)\n"
+    "    except Exception: pass\n"
+    "    try: return m.version(m.packages_distributions()[name][0])\n"
+    "    except Exception: pass\n"
+    "    try: s = u.find_spec(name)\n"
+    "    except Exception: s = None\n"
+    "    if s is None: return 'missing'\n"
+    "    try:\n"
+    "        p = pathlib.Path(s.origin)\n"
+    "        return digest(p.parent.glob('*.py') if p.name == '__init__.py' else [p])\n"
+    "    except Exception: return 'there'\n"
+    "if own: look(sys.argv[1])\n"
+    "r['modules'] = {n: version(n) for n in sorted(names - {'torch', 'evenstep'})}\n"
     "print(json.dumps(r))\n";
 
-static even_status ask_python(const char *python, even_text *answer) {
+/* script: its path, "" for none. */
+static even_status ask_python(const char *python, const char *script, even_text *answer) {
   char option[] = "-c";
-  char script[sizeof probe];
-  char *arguments[] = {(char *)python, option, script, NULL};
+  char words[sizeof probe];
+  char *arguments[] = {(char *)python, option, words, script[0] == '\0' ? NULL : (char *)script, NULL};
   const char *line = NULL;
   even_dialogue dialogue;
-  memcpy(script, probe, sizeof probe);
+  memcpy(words, probe, sizeof probe);
   EVEN_TRY(even_dialogue_start(arguments, &dialogue));
   even_status status = even_dialogue_hear(&dialogue, PROBE_MS, &line);
   if (status == EVEN_OK && line != NULL && line[0] == '{') {
@@ -58,28 +99,35 @@ static even_status ask_python(const char *python, even_text *answer) {
 /* ---- files ---- */
 
 static const char unreadable[] = "unreadable";
+static const char missing[] = "missing"; /* of a module: the probe says so */
 
 typedef struct file_search {
-  const char *folder;
+  const char *folder; /* with its '/' */
+  const char *below;  /* "" or "package/" */
   even_json *json;
-  int found;
+  int *found;
+  int *names; /* that were looked at; more than MOST_NAMES: below the folder is data, and nothing of it is compared */
+  int depth;
 } file_search;
 
 static void add_file(file_search *search, const char *name) {
   even_text path = EVEN_TEXT_EMPTY;
   even_text content = EVEN_TEXT_EMPTY;
+  even_text key = EVEN_TEXT_EMPTY;
   char sum[24];
-  even_text_format(&path, "%s/%s", search->folder, name);
+  even_text_format(&path, "%s%s%s", search->folder, search->below, name);
+  even_text_format(&key, "%s%s", search->below, name);
   if (even_text_status(&path) == EVEN_OK && even_file_read(path.data, FILE_BYTES, &content) == EVEN_OK) {
     (void)snprintf(sum, sizeof sum, "%016llx",
                    (unsigned long long)even_checkpoint_checksum(even_text_string(&content), content.length));
-    even_json_string(search->json, name, sum);
+    even_json_string(search->json, even_text_string(&key), sum);
   } else {
-    even_json_string(search->json, name, unreadable);
+    even_json_string(search->json, even_text_string(&key), unreadable);
     even_error_clear();
   }
   even_text_free(&path);
   even_text_free(&content);
+  even_text_free(&key);
 }
 
 /* Hidden ones cannot be imported: editors' locks are such. */
@@ -92,32 +140,115 @@ static bool look_at(void *context, const char *name) {
   file_search *search = context;
   if (is_source(name)) {
     add_file(search, name);
-    search->found++;
+    (*search->found)++;
   }
-  return search->found < MOST_FILES;
+  return *search->found < MOST_FILES;
+}
+
+/* What Python can import is an identifier; names with a dot, as data sets have by the million, are not looked at. */
+static bool may_be_package(const char *name) {
+  bool is = (name[0] >= 'a' && name[0] <= 'z') || (name[0] >= 'A' && name[0] <= 'Z') || name[0] == '_';
+  for (const char *at = name; is && *at != '\0'; at++) {
+    is = (*at >= 'a' && *at <= 'z') || (*at >= 'A' && *at <= 'Z') || (*at >= '0' && *at <= '9') || *at == '_';
+  }
+  return is && strcmp(name, "__pycache__") != 0 && strcmp(name, "node_modules") != 0;
+}
+
+static bool is_environment(const char *folder) {
+  static const char *const marks[] = {"pyvenv.cfg", "conda-meta"};
+  even_text path = EVEN_TEXT_EMPTY;
+  bool found = false;
+  for (size_t i = 0; i < 2 && !found; i++) {
+    even_text_clear(&path);
+    even_text_format(&path, "%s/%s", folder, marks[i]);
+    found = even_text_status(&path) == EVEN_OK && even_path_exists(path.data);
+  }
+  even_text_free(&path);
+  return found;
+}
+
+static void look_below(file_search *search, const char *name);
+
+static bool look_for_folders(void *context, const char *name) {
+  file_search *search = context;
+  if (search->below[0] != '\0' && !look_at(context, name)) {
+    return false;
+  }
+  if (may_be_package(name) && search->depth < MOST_DEPTH) {
+    look_below(search, name);
+  }
+  return ++*search->names <= MOST_NAMES && *search->found < MOST_FILES;
+}
+
+static void look_below(file_search *search, const char *name) {
+  even_text path = EVEN_TEXT_EMPTY;
+  even_text below = EVEN_TEXT_EMPTY;
+  even_text_format(&path, "%s%s%s", search->folder, search->below, name);
+  even_text_format(&below, "%s%s/", search->below, name);
+  if (even_text_status(&path) == EVEN_OK && even_text_status(&below) == EVEN_OK && even_path_is_folder(path.data) &&
+      !is_environment(path.data)) {
+    file_search inner = *search;
+    inner.below = below.data;
+    inner.depth++;
+    if (even_folder_each(path.data, look_for_folders, &inner) != EVEN_OK) {
+      even_error_clear(); /* it may not be read: nothing is imported from it */
+    }
+  }
+  even_text_free(&path);
+  even_text_free(&below);
+}
+
+/* A member of its own, and none where there is too much below the folder: each host might see another part of it. */
+static void add_below(even_json *json, const char *folder) {
+  even_text text = EVEN_TEXT_EMPTY;
+  even_json own = even_json_begin(&text, 0);
+  int found = 0;
+  int names = 0;
+  file_search search = {.folder = folder, .below = "", .json = &own, .found = &found, .names = &names};
+  even_json_object(&own, NULL);
+  bool read = even_folder_each(folder, look_for_folders, &search) == EVEN_OK;
+  even_json_object_end(&own);
+  if (!read) {
+    even_error_clear();
+  } else if (names <= MOST_NAMES && found < MOST_FILES && even_text_status(&text) == EVEN_OK) {
+    even_json_raw(json, "below", text.data);
+  }
+  even_text_free(&text);
 }
 
 /* The script's own folder is what Python imports from first. */
-static void add_files(even_json *json, const even_host_needs *needs) {
-  even_text folder = EVEN_TEXT_EMPTY;
+static void name_folder(const even_host_needs *needs, even_text *out) {
   const char *slash = needs->script == NULL ? NULL : strrchr(needs->script, '/');
   if (needs->script != NULL && needs->script[0] == '/') {
-    even_text_append(&folder, needs->script, (size_t)(slash - needs->script));
-    even_text_add(&folder, "/");
+    even_text_append(out, needs->script, (size_t)(slash - needs->script));
   } else {
-    even_text_format(&folder, "%s/%.*s", needs->folder, slash == NULL ? 0 : (int)(slash - needs->script),
+    even_text_format(out, "%s/%.*s", needs->folder, slash == NULL ? 0 : (int)(slash - needs->script),
                      slash == NULL ? "" : needs->script);
   }
-  file_search search = {.folder = even_text_string(&folder), .json = json};
-  const char *own = needs->script == NULL ? NULL : slash == NULL ? needs->script : slash + 1;
+  even_text_add(out, "/");
+}
+
+static const char *own_name(const even_host_needs *needs) {
+  const char *slash = needs->script == NULL ? NULL : strrchr(needs->script, '/');
+  return needs->script == NULL ? NULL : slash == NULL ? needs->script : slash + 1;
+}
+
+static void add_files(even_json *json, const even_host_needs *needs, const even_text *folder) {
+  const char *own = own_name(needs);
+  int found = 0;
+  int names = 0;
+  file_search search = {
+      .folder = even_text_string(folder), .below = "", .json = json, .found = &found, .names = &names};
   even_json_object(json, "files");
-  if (even_text_status(&folder) == EVEN_OK && even_folder_each(search.folder, look_at, &search) != EVEN_OK) {
+  if (even_text_status(folder) == EVEN_OK && even_folder_each(search.folder, look_at, &search) != EVEN_OK) {
     even_error_clear(); /* it is not there: no file of it is */
   } else if (own != NULL && !is_source(own)) {
     add_file(&search, own);
   }
   even_json_object_end(json);
-  even_text_free(&folder);
+  if (even_text_status(folder) == EVEN_OK) {
+    add_below(json, folder->data);
+  }
 }
 
 size_t even_host_places(const even_device_list *own) {
@@ -157,6 +288,8 @@ void even_host_facts_add_devices(even_json *json, const even_device_list *device
 
 even_status even_host_facts_read(const even_host_needs *needs, const even_device_list *devices, even_text *out) {
   even_text answer = EVEN_TEXT_EMPTY;
+  even_text folder = EVEN_TEXT_EMPTY;
+  even_text script = EVEN_TEXT_EMPTY;
   even_host_names names;
   char identity[160];
   even_json json = even_json_begin(out, 0);
@@ -168,21 +301,27 @@ even_status even_host_facts_read(const even_host_needs *needs, const even_device
   even_json_string(&json, "evenstep", even_version());
   even_json_string(&json, "machine", names.architecture);
   even_json_bool(&json, "folder", even_path_is_folder(needs->folder));
+  name_folder(needs, &folder);
+  if (own_name(needs) != NULL) {
+    even_text_format(&script, "%s%s", even_text_string(&folder), own_name(needs));
+  }
   if (needs->python != NULL) {
-    if (ask_python(needs->python, &answer) == EVEN_OK) {
+    if (ask_python(needs->python, even_text_string(&script), &answer) == EVEN_OK) {
       even_json_raw(&json, "packages", even_text_string(&answer));
     } else {
       even_json_string(&json, "trouble", even_error_last()->what);
       even_error_clear();
     }
   }
-  add_files(&json, needs);
+  add_files(&json, needs, &folder);
   if (devices != NULL) {
     even_host_facts_add_devices(&json, devices);
     even_json_unsigned(&json, "places", even_host_places(devices));
   }
   even_json_object_end(&json);
   even_text_free(&answer);
+  even_text_free(&script);
+  even_text_free(&folder);
   return even_text_status(out);
 }
 
@@ -222,6 +361,24 @@ static void compare_packages(const json_t *ours, const json_t *theirs, differenc
   }
 }
 
+/* Of what the script imports; what neither host has may be wanted by none. */
+static void compare_modules(const json_t *ours, const json_t *theirs, differences *all) {
+  const char *name = NULL;
+  json_t *version = NULL;
+  json_object_foreach((json_t *)ours, name, version) {
+    const char *mine = even_json_text(ours, name);
+    const char *other = even_json_text(theirs, name);
+    if (other[0] == '\0' || strcmp(mine, other) == 0 || strcmp(mine, missing) == 0) {
+      continue;
+    }
+    if (strcmp(other, missing) == 0) {
+      add(all, "module %s, which the script imports, is missing there (%s here)", name, mine);
+    } else {
+      add(all, "module %s is %s there and %s here", name, other, mine);
+    }
+  }
+}
+
 static bool is_unreadable(const json_t *sum) {
   return json_is_string(sum) && strcmp(json_string_value(sum), unreadable) == 0;
 }
@@ -236,7 +393,7 @@ static void compare_files(const json_t *ours, const json_t *theirs, differences 
     } else if (is_unreadable(sum) || is_unreadable(other)) {
       add(all, "%s cannot be read %s", name, is_unreadable(other) ? "there" : "here");
     } else if (!json_equal(sum, (json_t *)other)) {
-      add(all, "%s is another one there", name);
+      add(all, "%s is another one there (%s, here %s)", name, json_string_value(other), json_string_value(sum));
     }
   }
   json_object_foreach((json_t *)theirs, name, sum) {
@@ -264,8 +421,13 @@ even_status even_host_facts_compare(const json_t *ours, const json_t *theirs, co
     add(&all, "it is %s, this host %s", even_json_text(theirs, "machine"), even_json_text(ours, "machine"));
   }
   compare_packages(json_object_get(ours, "packages"), json_object_get(theirs, "packages"), &all);
+  compare_modules(json_object_get(json_object_get(ours, "packages"), "modules"),
+                  json_object_get(json_object_get(theirs, "packages"), "modules"), &all);
   int packages = all.count;
   compare_files(json_object_get(ours, "files"), json_object_get(theirs, "files"), &all);
+  if (json_is_object(json_object_get(ours, "below")) && json_is_object(json_object_get(theirs, "below"))) {
+    compare_files(json_object_get(ours, "below"), json_object_get(theirs, "below"), &all);
+  }
   even_status status = even_text_status(&all.words);
   if (status == EVEN_OK && all.count > 0) {
     char more[48] = "";

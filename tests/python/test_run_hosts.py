@@ -360,8 +360,35 @@ def test_another_file_there_is_named(hosts: Hosts, script: Script, tmp_path: pat
     over.chmod(0o755)
     code, text = hosts.run(name, before=f"unshare -m {over}")
     assert code == 7
-    assert f"host {hosts.names[1]} differs from this one: model.py is another one there" in text
+    assert f"host {hosts.names[1]} differs from this one: model.py is another one there (" in text
+    assert re.search(r"there \([0-9a-f]{16}, here [0-9a-f]{16}\)", text)
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.more
+def test_modules_and_packages_are_compared(hosts: Hosts, script: Script, tmp_path: pathlib.Path) -> None:
+    """What the script imports from elsewhere, by its own package, and a file of that package."""
+    name = script("import layers.deep.block")
+    for path, text in {
+        "layers/deep/block.py": "import extra_of_test, absent_on_both",
+        "layers/other.py": "SIZE = 2",
+        "data/a.py.txt": "",
+        "lib/extra_of_test.py": "VALUE = 1",
+        "changed.py.there": "SIZE = 3",
+    }.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    over = tmp_path / "over.sh"
+    over.write_text(
+        '#!/bin/sh\nmount --bind changed.py.there layers/other.py && mount -t tmpfs none lib && exec "$@"\n'
+    )
+    over.chmod(0o755)
+    hosts.environment["PYTHONPATH"] = f"{tmp_path / 'lib'}:{hosts.environment.get('PYTHONPATH', '')}"
+    code, text = hosts.run(name, before=f"unshare -m {over}")
+    assert code == 7
+    assert "module extra_of_test, which the script imports, is missing there (" in text
+    assert re.search(r"layers/other.py is another one there \([0-9a-f]{16}, here [0-9a-f]{16}\)", text)
+    assert "absent_on_both" not in text
 
 
 def test_a_file_that_is_there_alone_is_named(hosts: Hosts, script: Script, tmp_path: pathlib.Path) -> None:
