@@ -129,12 +129,24 @@ def _is_extra(key: str) -> bool:
     return key.rpartition(".")[2] == _EXTRA_STATE_KEY_SUFFIX
 
 
+def _tied_in(saved: dict[str, Any], here: dict[str, Any], own: Iterable[str]) -> dict[str, str]:
+    """Keys that are not stored -> those whose tensors they share: as the checkpoint says, and as the model here has it, for a
+    file of another library stores such a tensor once and does not say of whom else it is."""
+    tied: dict[str, str] = dict(saved["tied"])
+    first = find_tied({key: value for key, value in here.items() if isinstance(value, torch.Tensor)})
+    stored = {first.get(key, key): key for key in here if key in own}
+    for key in here:
+        if key not in own and key not in tied and first.get(key, key) in stored:
+            tied[key] = stored[first.get(key, key)]
+    return tied
+
+
 def _check_model(name: str, model: Any, saved: dict[str, Any], files: StoredFiles) -> None:
     """All that does not fit is told at once: names, shapes, types."""
-    here = model.state_dict()
-    tied, extra = saved["tied"], saved["extra"]
+    here, extra = model.state_dict(), saved["extra"]
     told = []
     own = files.tensors(files_of(saved))
+    tied = _tied_in(saved, here, own)
     there = {*own, *(key for key, source in tied.items() if source in own), *extra}
     if there != set(here):
         told.append(_difference(f"model {name!r}", set(here) - there, there - set(here)))
@@ -151,12 +163,13 @@ def _check_model(name: str, model: Any, saved: dict[str, Any], files: StoredFile
 
 
 def _load_model(model: Any, saved: dict[str, Any], files: StoredFiles, other: Any) -> None:
-    tied, extra = saved["tied"], saved["extra"]
+    here, extra = model.state_dict(), saved["extra"]
     own = files.tensors(files_of(saved))
+    tied = _tied_in(saved, here, own)
     files.drop(files_of(saved))
     state = {
         key: decode(extra[key], other, value) if key in extra else own[tied.get(key, key)]
-        for key, value in model.state_dict().items()
+        for key, value in here.items()
     }
     _put_in_place(model, state, extra)
     model.load_state_dict(state)

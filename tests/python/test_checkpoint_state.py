@@ -16,7 +16,7 @@ import torch
 from checkpoint_session import Cursor, OneProcess, ck, empty_place, files, same, small, use  # noqa: F401
 from torch import nn
 
-from evenstep import EvenstepError
+from evenstep import EvenstepError, _core
 from evenstep import checkpoint_encoding as encoding
 
 # -- encoding --
@@ -485,3 +485,35 @@ def test_a_write_that_failed_is_told_when_its_checkpoint_is_loaded(monkeypatch: 
     with pytest.raises(EvenstepError, match="the checkpoint before this one was not written: no space"):
         ck.load_checkpoint("best")
     assert ck.load_checkpoint("best")["step"] == 0  # told once
+
+
+def test_a_tensor_that_is_two_keys_here_may_be_stored_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As other libraries store it, who say of one key alone; a key that is nobody's else is missing all the same."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last, self.other = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3)
+            self.last.weight = self.first.weight
+
+    saved = Tied()
+    use(monkeypatch, OneProcess(model=saved))
+    path = ck.checkpoint("here")
+    for kept, lost in (("first.weight", "last.weight"), ("last.weight", "first.weight")):
+        tensors = {key: value for key, value in saved.state_dict().items() if key != lost}
+        writer = _core.CheckpointWriter(tmp_path / f"of-{kept}", True, 0)
+        files.write_tensors(writer, "model.safetensors", tensors)
+        state = files.read_manifest(path)["state"]
+        state["models"]["model"]["tied"] = {}
+        state.update(random={}, objects={})
+        writer.commit(json.dumps(state))
+        other = Tied()
+        use(monkeypatch, OneProcess(model=other))
+        ck.load_checkpoint(tmp_path / f"of-{kept}", random=False)
+        assert torch.equal(other.first.weight, saved.first.weight) and other.last.weight is other.first.weight
+        assert torch.equal(other.last.bias, saved.last.bias)
+        apart = Tied()
+        apart.last.weight = nn.Parameter(torch.zeros(3, 3))
+        use(monkeypatch, OneProcess(model=apart))
+        with pytest.raises(EvenstepError, match=f"lacks {lost}"):
+            ck.load_checkpoint(tmp_path / f"of-{kept}", random=False)
