@@ -1,4 +1,5 @@
-/* _core.Comm: a rank's place in a group. collectives.c has its collectives, messages.c its messages. */
+/* _core.Comm: a rank's place in a group. collectives.c has its collectives, messages.c its messages, comm_call.c what
+ * is done around each. */
 #include "comm.h"
 
 #include "base/alloc.h"
@@ -6,7 +7,6 @@
 #include "os/shared_memory.h"
 
 #include <evenstep/telemetry.h>
-#include <stdlib.h>
 
 #ifndef PyBUF_WRITE
 #define PyBUF_WRITE \
@@ -20,81 +20,6 @@ void even_ext_comm_free_when_unused(even_ext_comm *self) {
     even_comm_close(self->comm);
     self->comm = NULL;
   }
-}
-
-/* This thread is inside a call from Python that has let the GIL go. */
-static _Thread_local bool from_python;
-
-/* The user's place, of sites.py. Only a thread that came from Python may take the GIL back: nobody who holds the GIL
- * waits for it. */
-static bool ask_site(void *context, char *text, size_t bytes) {
-  (void)context;
-  if (!from_python) {
-    return false;
-  }
-  PyGILState_STATE state = PyGILState_Ensure();
-  PyObject *sites = PyImport_ImportModule("evenstep.sites");
-  PyObject *place = sites == NULL ? NULL : PyObject_CallMethod(sites, "find", NULL);
-  PyObject *utf8 = place != NULL && PyUnicode_Check(place) ? PyUnicode_AsUTF8String(place) : NULL;
-  bool known = utf8 != NULL;
-  if (known) {
-    (void)snprintf(text, bytes, "%s", PyBytes_AsString(utf8));
-  }
-  PyErr_Clear();
-  Py_XDECREF(utf8);
-  Py_XDECREF(place);
-  Py_XDECREF(sites);
-  PyGILState_Release(state);
-  return known;
-}
-
-/* What a rank's words go to beside its output: its ring, where `evenstep run` gave it one. */
-static void tell_telemetry(const char *words) {
-  even_event_record record = {.event = EVEN_EVENT_STALL, .at_ns = even_clock_ns()};
-  even_event_record_words(&record, words);
-  if (even_ext_ring() != NULL) {
-    even_telemetry_event(even_ext_ring(), &record);
-    return;
-  }
-  const char *fd = getenv("EVENSTEP_TELEMETRY_FD");
-  const char *rank = getenv("RANK");
-  even_telemetry *telemetry = NULL;
-  if (fd == NULL || rank == NULL ||
-      even_telemetry_open((int)strtol(fd, NULL, 10), (int)strtol(rank, NULL, 10), &telemetry) != EVEN_OK) {
-    return;
-  }
-  even_telemetry_event(telemetry, &record);
-  even_telemetry_close(telemetry);
-}
-
-/* Without the GIL, on any thread that makes collectives. */
-void even_ext_tell_stall(void *context, const char *words) {
-  (void)context;
-  (void)fprintf(stderr, "evenstep: a collective stands still: %s\n", words);
-  tell_telemetry(words);
-}
-
-/* A number of seconds from the environment, `otherwise` where there is none. */
-static even_status read_seconds(const char *name, double otherwise, double *seconds) {
-  const char *text = getenv(name);
-  char *end = NULL;
-  *seconds = text == NULL || text[0] == '\0' ? otherwise : strtod(text, &end);
-  if (end != NULL && (*end != '\0' || !(*seconds >= 0))) {
-    (void)even_fail(EVEN_ERR_ARGUMENT, "%s is '%.40s', no number of seconds", name, text);
-    return even_error_fix("give seconds, like 0.5, or inf");
-  }
-  return EVEN_OK;
-}
-
-even_status even_ext_comm_patience_read(even_ext_comm_patience *out) {
-  EVEN_TRY(read_seconds("EVENSTEP_STOP_GRACE", 0, &out->stop_seconds)); /* 0: the engine's own */
-  return read_seconds("EVENSTEP_STALL_SECONDS", 60, &out->stall_seconds);
-}
-
-void even_ext_comm_prepare(even_comm *comm, const even_ext_comm_patience *patience) {
-  even_comm_set_stop_grace(comm, patience->stop_seconds);
-  even_comm_ask_site(comm, ask_site, NULL);
-  even_comm_on_stall(comm, patience->stall_seconds, even_ext_tell_stall, NULL);
 }
 
 int even_ext_to_over(PyObject *object, void *out) {
@@ -170,24 +95,6 @@ even_comm *even_ext_comm_open_group(even_ext_comm *self) {
     return NULL;
   }
   return self->comm;
-}
-
-void even_ext_comm_begin(even_ext_comm *self) {
-  self->calls++;
-  from_python = true;
-}
-
-PyObject *even_ext_comm_done(even_ext_comm *self, even_status status) {
-  from_python = false;
-  if (status != EVEN_OK) {
-    (void)even_ext_raise(status); /* before a call of another thread's ends in another error */
-  }
-  self->calls--;
-  even_ext_comm_free_when_unused(self);
-  if (status != EVEN_OK) {
-    return NULL;
-  }
-  Py_RETURN_NONE;
 }
 
 static PyObject *comm_revoke(PyObject *object, PyObject *unused) {
