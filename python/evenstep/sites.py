@@ -7,7 +7,17 @@ import sys
 import threading
 from types import FrameType
 
-_BENEATH = ("torch", "evenstep", "threading", "concurrent", "contextlib")
+# typing_extensions and warnings: torch's deprecated names (reduce_scatter_tensor) are wrapped in their functions.
+_BENEATH = (
+    "torch",
+    "evenstep",
+    "threading",
+    "concurrent",
+    "contextlib",
+    "typing_extensions",
+    "warnings",
+    "_py_warnings",
+)
 
 Place = tuple[str, int, str]
 """A file, a line, the name of the function."""
