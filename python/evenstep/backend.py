@@ -23,6 +23,7 @@ from evenstep.backend_tensors import (
     apart,
     as_real,
     check_outputs,
+    elements_of,
     factor_of,
     given_options,
     is_ours,
@@ -279,7 +280,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
 
         def job() -> None:
             data = plain(tensor)
-            comm.broadcast(data.data_ptr(), data.nbytes, root)
+            comm.broadcast(data.data_ptr(), data.nbytes, root, elements_of(data))
             if data is not tensor and self._rank != root:
                 tensor.copy_(data)
 
@@ -298,14 +299,16 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
         counts = [part.nbytes for part in parts]
         everything = torch.empty(sum(counts), dtype=torch.uint8)
         source = plain(own)
-        comm.all_gather(source.data_ptr(), everything.data_ptr(), counts, _core.DTYPE_U8)
+        elements = max(map(elements_of, parts))  # that of all but the empty ones
+        comm.all_gather(source.data_ptr(), everything.data_ptr(), counts, _core.DTYPE_U8, elements)
         for part, data in zip(parts, everything.split(counts)):
             part.copy_(data.view(part.dtype).view(part.shape) if part.numel() else part)
 
     def _gather_single(self, comm: _core.Comm, output: torch.Tensor, own: torch.Tensor) -> None:
         target = landing(output)
         source = apart(plain(own), [target], -own.nbytes * self._rank)
-        comm.all_gather(source.data_ptr(), target.data_ptr(), [own.nbytes] * self._size, _core.DTYPE_U8)
+        counts = [own.nbytes] * self._size
+        comm.all_gather(source.data_ptr(), target.data_ptr(), counts, _core.DTYPE_U8, elements_of(own))
         if target is not output:
             output.copy_(target)
 

@@ -15,6 +15,7 @@ from evenstep import _core
 from evenstep.backend_tensors import (
     apart,
     as_real,
+    elements_of,
     factor_of,
     given_options,
     is_ours,
@@ -78,18 +79,21 @@ class ExchangeMixin:
             counts = [0] * self._size
             counts[root] = tensor.numel()
             data = scaled(tensor, factor)
-            comm.reduce_scatter(data.data_ptr(), data.data_ptr(), counts, dtype, op)  # writes the root's alone
+            comm.reduce_scatter(data.data_ptr(), data.data_ptr(), counts, dtype, op, root)  # writes the root's alone
             if self._rank == root and data.data_ptr() != tensor.data_ptr():
                 tensor.copy_(data)
 
         return self._run(opts, job, tensors)
 
-    def _exchange_tensors(self, inputs: Sequence[torch.Tensor | None], outputs: Sequence[torch.Tensor | None]) -> None:
-        """Rank r gets inputs[r] as the entry for this rank of its outputs; None: nothing goes."""
+    def _exchange_tensors(
+        self, inputs: Sequence[torch.Tensor | None], outputs: Sequence[torch.Tensor | None], *called: int
+    ) -> None:
+        """Rank r gets inputs[r] as the entry for this rank of its outputs; None: nothing goes. `called`: what else the
+        engine is told of the call."""
         assert self._comm is not None
         targets = [None if tensor is None else landing(tensor) for tensor in outputs]
         sources = [None if tensor is None else apart(plain(tensor), targets) for tensor in inputs]
-        self._comm.all_to_all(*places(sources), *places(targets))
+        self._comm.all_to_all(*places(sources), *places(targets), *called)
         for tensor, target in zip(outputs, targets):
             if tensor is not None and target is not None and target is not tensor:
                 tensor.copy_(target)
@@ -114,7 +118,8 @@ class ExchangeMixin:
             every = parts
         one = [own if rank == root else None for rank in range(self._size)]
         sources, targets = (one, every) if name == "gather" else (every, one)
-        return self._run(opts, lambda: self._exchange_tensors(sources, targets), outputs)
+        called = (elements_of(own), _core.CALL_GATHER if name == "gather" else _core.CALL_SCATTER, root)
+        return self._run(opts, lambda: self._exchange_tensors(sources, targets, *called), outputs)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         return self._rooted("gather", inputs[0], outputs[0] if outputs else [], outputs, inputs, opts)

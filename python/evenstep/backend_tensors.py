@@ -28,6 +28,22 @@ _DTYPES = {
     torch.uint64: _core.DTYPE_U64,
     torch.bool: _core.DTYPE_BOOL,
 }
+_OTHERS = (
+    "complex64",
+    "complex128",
+    "complex32",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e4m3fnuz",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+    "float4_e2m1fn_x2",
+)
+# What ranks compare of the bytes that they move. A dtype that is not here is not compared.
+_ELEMENTS = {dtype: number + 1 for dtype, number in _DTYPES.items()}
+_ELEMENTS.update(
+    (getattr(torch, name), _core.ELEMENTS_OTHER + i) for i, name in enumerate(_OTHERS) if hasattr(torch, name)
+)
 _FLOATING = {_core.DTYPE_F32, _core.DTYPE_F64, _core.DTYPE_F16, _core.DTYPE_BF16}
 _BITWISE = {_core.OP_BAND, _core.OP_BOR, _core.OP_BXOR}
 _RED_OP = dist.ReduceOp.RedOpType
@@ -69,6 +85,11 @@ def factor_of(options: Any) -> Any:
     """What PREMUL_SUM multiplies with before it sums, None with any other operation."""
     op = getattr(options, "reduceOp", options)
     return op.__getstate__()[1] if getattr(op, "op", op) == _RED_OP.PREMUL_SUM else None
+
+
+def elements_of(tensor: torch.Tensor) -> int:
+    """The number that all ranks must have for the elements of what a call moves; 0 where it moves nothing."""
+    return _ELEMENTS.get(tensor.dtype, 0) if tensor.nbytes else 0
 
 
 def is_ours(tensor: torch.Tensor) -> bool:

@@ -120,8 +120,9 @@ class Group:
         """As all_reduce, but only rank `root` gets the result; the others' arrays stay as they are."""
         view = data_of(data, written=self.rank == root)
         counts = [0] * self.size
-        counts[self._rank_named(root)], dtype = reduced_as(view, _op(op), op)
-        self._comm.reduce_scatter(view.address, view.address, counts, dtype, _op(op))
+        chosen = self._rank_named(root)
+        counts[chosen], dtype = reduced_as(view, _op(op), op)
+        self._comm.reduce_scatter(view.address, view.address, counts, dtype, _op(op), chosen)
         return data
 
     def reduce_scatter(self, data: Any, out: Array, counts: Sequence[int] | None = None, op: str = "sum") -> Array:
@@ -149,35 +150,38 @@ class Group:
         self._check_length(source, parts[self.rank], "all_gather", "data")
         check_apart(source, target, "all_gather", sum(parts[: self.rank]) * source.element)
         element = target.element
-        self._comm.all_gather(source.address, target.address, [part * element for part in parts], _core.DTYPE_U8)
+        sizes = [part * element for part in parts]
+        self._comm.all_gather(source.address, target.address, sizes, _core.DTYPE_U8, target.elements)
         return out
 
     def broadcast(self, data: Array, root: int = 0) -> Array:
         """The array of rank `root` on all ranks. Returns `data`."""
         view = data_of(data, written=self.rank != root)
-        self._comm.broadcast(view.address, view.bytes, self._rank_named(root))
+        self._comm.broadcast(view.address, view.bytes, self._rank_named(root), view.elements)
         return data
 
     def gather(self, data: Any, out: Array | None = None, root: int = 0) -> Array | None:
         """`out` of rank `root` = the ranks' arrays in rank order, all of one size; the others give none."""
         source = data_of(data)
         sends = self._only(self._rank_named(root), source)
+        called = (source.elements, _core.CALL_GATHER, self._rank_named(root))
         if self.rank == root:
             target = self._of_root(out, source, "gather", written=True)
-            self._exchange(sends, self._split(target, None, "gather"), "gather")
+            self._exchange(sends, self._split(target, None, "gather"), "gather", *called)
         else:
-            self._exchange(sends, self._only(-1, source), "gather")
+            self._exchange(sends, self._only(-1, source), "gather", *called)
         return out
 
     def scatter(self, data: Any, out: Array, root: int = 0) -> Array:
         """`out` = this rank's part of `data` of rank `root`, parts in rank order, all of one size; the others give None."""
         target = data_of(out, written=True)
         receives = self._only(self._rank_named(root), target)
+        called = (target.elements, _core.CALL_SCATTER, self._rank_named(root))
         if self.rank == root:
             source = self._of_root(data, target, "scatter", written=False)
-            self._exchange(self._split(source, None, "scatter"), receives, "scatter")
+            self._exchange(self._split(source, None, "scatter"), receives, "scatter", *called)
         else:
-            self._exchange(self._only(-1, target), receives, "scatter")
+            self._exchange(self._only(-1, target), receives, "scatter", *called)
         return out
 
     def all_to_all(
@@ -378,7 +382,7 @@ class Group:
             )
         return [data_of(array, written=written) for array in arrays]
 
-    def _exchange(self, sends: list[Data], receives: list[Data], call: str) -> None:
+    def _exchange(self, sends: list[Data], receives: list[Data], call: str, *called: int) -> None:
         for target, source in itertools.product(receives, sends):
             check_apart(target, source, call)
         for target, source in zip(receives, sends):
@@ -388,6 +392,7 @@ class Group:
             [part.bytes for part in sends],
             [part.address for part in receives],
             [part.bytes for part in receives],
+            *called,
         )
 
 

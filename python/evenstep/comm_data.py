@@ -26,6 +26,13 @@ class Data(NamedTuple):
         return self.length * self.element
 
     @property
+    def elements(self) -> int:
+        """What ranks compare of the bytes that they move; 0 where it is not known, or nothing is moved."""
+        if self.dtype < 0 or not self.bytes:
+            return 0
+        return self.dtype + 1 if self.reals == 1 else _core.ELEMENTS_OTHER + self.dtype
+
+    @property
     def end(self) -> int:
         return self.address + self.bytes
 

@@ -4,6 +4,7 @@
 
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "comm/called.h"
 #include "os/shared_memory.h"
 
 #include <evenstep/telemetry.h>
@@ -411,12 +412,15 @@ static PyMethodDef comm_methods[] = {
     {"all_reduce_data", even_ext_comm_all_reduce_data, METH_VARARGS,
      "all_reduce_data(array, op): in place, on all ranks; any array or tensor whose memory can be seen"},
     {"reduce_scatter", even_ext_comm_reduce_scatter, METH_VARARGS,
-     "reduce_scatter(input, output, counts, dtype, op): counts[r] elements for rank r"},
+     "reduce_scatter(input, output, counts, dtype, op, root=-1): counts[r] elements for rank r; root: its reduce"},
     {"all_gather", even_ext_comm_all_gather, METH_VARARGS,
-     "all_gather(input, output, counts, dtype): counts[r] elements from rank r"},
+     "all_gather(input, output, counts, dtype, elements=0): counts[r] elements from rank r"},
     {"all_to_all", even_ext_comm_all_to_all, METH_VARARGS,
-     "all_to_all(inputs, input_bytes, outputs, output_bytes): addresses and bytes for, and from, each rank"},
-    {"broadcast", even_ext_comm_broadcast, METH_VARARGS, "broadcast(address, bytes, root)"},
+     "all_to_all(inputs, input_bytes, outputs, output_bytes, elements=0, call=0, root=0): addresses and bytes for, and "
+     "from, each rank; call: a CALL_GATHER or CALL_SCATTER with that root"},
+    {"broadcast", even_ext_comm_broadcast, METH_VARARGS,
+     "broadcast(address, bytes, root, elements=0); elements, in all of these: a dtype's number and 1, or a number from "
+     "ELEMENTS_OTHER on, the same on all ranks"},
     {"send", even_ext_comm_send, METH_VARARGS, "send(address, bytes, rank, tag) -> Request"},
     {"receive", even_ext_comm_receive, METH_VARARGS,
      "receive(address, bytes, rank, tag) -> Request; rank -1: from any"},
@@ -496,6 +500,9 @@ static int add_numbers(PyObject *module) {
       {"OP_BAND", EVEN_BAND},
       {"OP_BOR", EVEN_BOR},
       {"OP_BXOR", EVEN_BXOR},
+      {"CALL_GATHER", EVEN_CALL_GATHER},
+      {"CALL_SCATTER", EVEN_CALL_SCATTER},
+      {"ELEMENTS_OTHER", EVEN_CALLED_OTHER},
   };
   for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
     if (PyModule_AddIntConstant(module, numbers[i].name, numbers[i].number) != 0) {

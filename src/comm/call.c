@@ -2,6 +2,7 @@
  * all find out together when the calls differ. */
 #include "base/checked.h"
 #include "base/fail.h"
+#include "comm/called.h"
 #include "comm/group.h"
 
 #include <stdio.h>
@@ -58,8 +59,22 @@ static const char *op_name(uint32_t op) {
   return op < sizeof names / sizeof names[0] ? names[op] : "?";
 }
 
+/* What a call moves that does not reduce: "12 bytes", "12 bytes of F32". */
+static void describe_bytes(const even_comm_call *call, char *text, size_t bytes) {
+  unsigned long long count = call->count;
+  if (call->op == 0) {
+    (void)snprintf(text, bytes, "%llu bytes", count);
+  } else if (call->op < EVEN_CALLED_OTHER) {
+    (void)snprintf(text, bytes, "%llu bytes of %s", count, dtype_name(call->op - EVEN_CALLED_DTYPE(0)));
+  } else {
+    (void)snprintf(text, bytes, "%llu bytes of another type (%u)", count, (unsigned)call->op);
+  }
+}
+
 void even_call_describe(const even_comm_call *call, char *text, size_t bytes) {
   unsigned long long count = call->count;
+  char moved[64];
+  describe_bytes(call, moved, sizeof moved);
   switch (call->kind) {
     case EVEN_CALL_ALL_REDUCE:
     case EVEN_CALL_REDUCE_SCATTER:
@@ -67,18 +82,21 @@ void even_call_describe(const even_comm_call *call, char *text, size_t bytes) {
                      dtype_name(call->dtype), op_name(call->op));
       break;
     case EVEN_CALL_ALL_GATHER:
-      if (call->dtype == EVEN_CALL_BYTES) {
-        (void)snprintf(text, bytes, "all_gather of %llu bytes in all", count);
+      if (call->dtype == EVEN_CALL_BYTES || call->op != 0) {
+        (void)snprintf(text, bytes, "all_gather of %s in all", moved);
       } else {
         (void)snprintf(text, bytes, "all_gather of %llu %s elements in all", count, dtype_name(call->dtype));
       }
       break;
     case EVEN_CALL_BROADCAST:
     case EVEN_CALL_SCATTER:
-      (void)snprintf(text, bytes, "%s of %llu bytes from rank %d", kind_name(call->kind), count, (int)call->root);
+      (void)snprintf(text, bytes, "%s of %s from rank %d", kind_name(call->kind), moved, (int)call->root);
       break;
     case EVEN_CALL_GATHER:
-      (void)snprintf(text, bytes, "gather of %llu bytes to rank %d", count, (int)call->root);
+      (void)snprintf(text, bytes, "gather of %s to rank %d", moved, (int)call->root);
+      break;
+    case EVEN_CALL_ALL_TO_ALL:
+      (void)snprintf(text, bytes, "all_to_all%s", call->op == 0 ? "" : moved + strlen("0 bytes"));
       break;
     case EVEN_CALL_REDUCE:
       (void)snprintf(text, bytes, "reduce of %llu %s elements with %s to rank %d", count, dtype_name(call->dtype),
@@ -117,6 +135,7 @@ even_status even_call_begin(even_comm *comm, even_call_kind kind, uint32_t dtype
   }
   comm->waits_since = 0;
   comm->call = (even_comm_call){.kind = kind, .dtype = dtype, .op = op, .root = root, .count = count};
+  even_called_take(even_comm_base_of(comm), &comm->call);
   even_status status = EVEN_OK;
   if (atomic_load_explicit(&comm->controls[comm->rank].left, memory_order_relaxed) != 0) {
     status = even_fail(EVEN_ERR_STATE, "rank %d has left the group", comm->rank);
@@ -128,8 +147,8 @@ even_status even_call_begin(even_comm *comm, even_call_kind kind, uint32_t dtype
   if (status != EVEN_OK) {
     return even_call_end(comm, status);
   }
-  uint64_t hash = mix(kind, dtype);
-  hash = mix(mix(mix(hash, op), (uint64_t)(uint32_t)root), count);
+  uint64_t hash = mix(comm->call.kind, dtype);
+  hash = mix(mix(mix(hash, comm->call.op), (uint64_t)(uint32_t)comm->call.root), comm->call.count);
   for (int rank = 0; counts != NULL && rank < comm->ranks; rank++) {
     hash = mix(hash, counts[rank]);
   }

@@ -5,6 +5,10 @@
 
 #include <string.h>
 
+/* Behind the words for each rank: what its sends come to, and what it expects, as numbers whose sums over all ranks are
+ * the same where every rank gets what it expects. So all ranks find that one does not. */
+#define CHECK_WORDS 2
+
 typedef struct exchange {
   const void *const *inputs; /* a part for each rank */
   void *const *outputs;      /* a part from each rank */
@@ -16,6 +20,18 @@ typedef struct exchange {
 /* Every rank writes what it sends to whom into its slot, and the parts too where all of them find room behind it. */
 static const uint64_t *row_of(const even_comm *comm, const exchange *job, int rank) {
   return (const uint64_t *)(const void *)even_comm_slot_of(comm, rank, job->slot);
+}
+
+static size_t row_words(const even_comm *comm) {
+  return (size_t)comm->ranks + CHECK_WORDS;
+}
+
+/* Of so many bytes from one rank to another; splitmix64's finaliser (Steele, Lea, Flood, OOPSLA 2014). */
+static uint64_t mark_of(int from, int to, size_t bytes) {
+  uint64_t mark = (((uint64_t)(uint32_t)from << 32 | (uint32_t)to) + 1u) * 0x9e3779b97f4a7c15u ^ (uint64_t)bytes;
+  mark = (mark ^ (mark >> 30)) * 0xbf58476d1ce4e5b9u;
+  mark = (mark ^ (mark >> 27)) * 0x94d049bb133111ebu;
+  return mark ^ (mark >> 31);
 }
 
 /* What a rank's row says of its parts for others. */
@@ -30,7 +46,7 @@ typedef struct outgoing {
 static outgoing read_row(const even_comm *comm, const exchange *job, int from, int to) {
   const uint64_t *row = row_of(comm, job, from);
   outgoing out = {0};
-  size_t room = EVEN_COMM_SLOT_BYTES - (size_t)comm->ranks * sizeof *row;
+  size_t room = EVEN_COMM_SLOT_BYTES - row_words(comm) * sizeof *row;
   size_t total = 0;
   for (int rank = 0; rank < comm->ranks; rank++) {
     size_t bytes = rank == from ? 0 : (size_t)row[rank];
@@ -65,11 +81,15 @@ static size_t part_in_round(size_t bytes, size_t cell, size_t round) {
 static void announce(even_comm *comm, const exchange *job) {
   unsigned char *slot = even_comm_slot_of(comm, comm->rank, job->slot);
   uint64_t *row = (uint64_t *)(void *)slot;
+  uint64_t *marks = row + comm->ranks;
+  marks[0] = marks[1] = 0;
   for (int rank = 0; rank < comm->ranks; rank++) {
     row[rank] = job->sends[rank];
+    marks[0] += mark_of(comm->rank, rank, job->sends[rank]);
+    marks[1] += mark_of(rank, comm->rank, job->receives[rank]);
   }
   outgoing own = read_row(comm, job, comm->rank, 0);
-  unsigned char *at = slot + (size_t)comm->ranks * sizeof *row;
+  unsigned char *at = slot + row_words(comm) * sizeof *row;
   for (int rank = 0; own.in_slot && rank < comm->ranks; rank++) {
     if (rank != comm->rank && job->sends[rank] > 0) {
       memcpy(at, job->inputs[rank], job->sends[rank]);
@@ -78,18 +98,37 @@ static void announce(even_comm *comm, const exchange *job) {
   }
 }
 
+/* Names both, and where they called: the other rank finds by the marks that something differs, and says it. */
+static even_status refuse(even_comm *comm, int from, size_t sent, size_t expected) {
+  char own[EVEN_FLIGHT_SITE_BYTES];
+  char other[EVEN_FLIGHT_SITE_BYTES];
+  even_group_end(comm, EVEN_GROUP_MISMATCH | (uint32_t)comm->rank);
+  even_flight_hear(&comm->flight, comm->rank, own, sizeof own);
+  even_flight_hear(&comm->flight, from, other, sizeof other);
+  (void)even_fail(EVEN_ERR_MISMATCH, "in all_to_all rank %d sends %zu bytes to rank %d, which expects %zu%s%s%s%s",
+                  even_comm_number(comm, from), sent, even_comm_number(comm, comm->rank), expected,
+                  own[0] == '\0' ? "" : "; called", own, other[0] == '\0' ? "" : ", by the other", other);
+  (void)even_error_place(even_comm_number(comm, from), NULL);
+  return even_error_fix("what one rank's sizes say it sends must be what the other's say it receives");
+}
+
 static even_status check_sizes(even_comm *comm, const exchange *job) {
+  uint64_t open = 0;
+  for (int rank = 0; rank < comm->ranks; rank++) {
+    const uint64_t *marks = row_of(comm, job, rank) + comm->ranks;
+    open += marks[0] - marks[1];
+  }
+  if (open == 0) {
+    return EVEN_OK;
+  }
+  even_flight_say(&comm->flight);
   for (int rank = 0; rank < comm->ranks; rank++) {
     size_t sent = (size_t)row_of(comm, job, rank)[comm->rank];
     if (sent != job->receives[rank]) {
-      even_group_end(comm, EVEN_GROUP_MISMATCH | (uint32_t)comm->rank);
-      (void)even_fail(EVEN_ERR_MISMATCH, "in all_to_all rank %d sends %zu bytes to rank %d, which expects %zu", rank,
-                      sent, comm->rank, job->receives[rank]);
-      (void)even_error_place(rank, NULL);
-      return even_error_fix("what one rank's sizes say it sends must be what the other's say it receives");
+      return refuse(comm, rank, sent, job->receives[rank]);
     }
   }
-  return EVEN_OK;
+  return even_call_next(comm); /* another's expectation differs, and ends the group */
 }
 
 static void stage_cells(even_comm *comm, const exchange *job, const outgoing *own, size_t round) {
@@ -114,7 +153,7 @@ static void take(even_comm *comm, const exchange *job, size_t round, bool slots)
     }
     outgoing out = read_row(comm, job, rank, comm->rank);
     if (out.in_slot && slots) {
-      size_t rows = (size_t)comm->ranks * sizeof(uint64_t);
+      size_t rows = row_words(comm) * sizeof(uint64_t);
       memcpy(to, even_comm_slot_of(comm, rank, job->slot) + rows + out.before, bytes);
     } else if (!out.in_slot && !slots) {
       size_t cell = cell_of(comm, &out);
@@ -157,9 +196,9 @@ static even_status run(even_comm *comm, exchange *job) {
 even_status even_shared_all_to_all(even_comm *comm, const even_comm_exchange *given) {
   exchange job = {
       .inputs = given->inputs, .outputs = given->outputs, .sends = given->sends, .receives = given->receives};
-  if ((size_t)comm->ranks * sizeof(uint64_t) > EVEN_COMM_SLOT_BYTES) {
+  if (row_words(comm) * sizeof(uint64_t) > EVEN_COMM_SLOT_BYTES) {
     return even_fail(EVEN_ERR_UNSUPPORTED, "all_to_all in a group of %d ranks: %zu at most can do it", comm->ranks,
-                     EVEN_COMM_SLOT_BYTES / sizeof(uint64_t));
+                     EVEN_COMM_SLOT_BYTES / sizeof(uint64_t) - CHECK_WORDS);
   }
   EVEN_TRY(even_call_begin(comm, EVEN_CALL_ALL_TO_ALL, EVEN_U8, 0, 0, 0, NULL, NULL, 0));
   return even_call_end(comm, run(comm, &job));

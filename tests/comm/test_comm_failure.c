@@ -392,10 +392,13 @@ static int exchange_that_disagrees(even_comm *comm, void *argument) {
   }
   const void *inputs[3] = {data, data + 1, data + 3};
   void *outputs[3] = {output, output + 5, output + 10};
-  even_status status = even_comm_all_to_all(comm, inputs, sends, outputs, receives);
+  even_comm_set_site(comm, even_comm_rank(comm) == 1 ? "train.py:7" : "train.py:41");
+  RANKS_EXPECT(comm, even_comm_all_to_all(comm, inputs, sends, outputs, receives) == EVEN_ERR_MISMATCH);
   if (even_comm_rank(comm) == 1) {
-    RANKS_EXPECT(comm, status == EVEN_ERR_MISMATCH && even_error_last()->rank == 2);
-    RANKS_EXPECT(comm, strstr(even_error_last()->what, "rank 2 sends 2 bytes to rank 1, which expects 5") != NULL);
+    RANKS_EXPECT(comm, even_error_last()->rank == 2);
+    RANKS_EXPECT(comm, strstr(even_error_last()->what,
+                              "rank 2 sends 2 bytes to rank 1, which expects 5; called at "
+                              "train.py:7, by the other at train.py:41") != NULL);
   }
   RANKS_EXPECT(comm, even_comm_barrier(comm) == EVEN_ERR_MISMATCH);
   return 0;

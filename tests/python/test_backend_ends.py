@@ -146,14 +146,34 @@ def body_mismatch() -> None:
     import evenstep
 
     rank, _ = join()
-    try:
-        dist.all_reduce(torch.ones(4 + rank))
-    except evenstep.EvenstepError as error:
-        assert error.status == "EVEN_ERR_MISMATCH" and "5 F32" in str(error) and "4 F32" in str(error), error
-        sites = [word for word in str(error).split() if "test_backend_ends.py:" in word]
-        assert len(sites) == 2 and str(error).count(" in body_mismatch") == 2, error  # both sides' own lines
-        os._exit(0)
-    os._exit(1)
+    whole, part = torch.ones(8 + 4 * rank), torch.ones(4 + 2 * rank)
+    mine = torch.ones(4, dtype=torch.int32 if rank else torch.float32)
+    twice = torch.ones(8, dtype=mine.dtype)
+    every = [torch.ones(4), torch.ones(4)]
+    calls = {
+        "5 F32,4 F32": lambda g: dist.all_reduce(torch.ones(4 + rank), group=g),
+        "8 F32,12 F32": lambda g: dist.reduce_scatter_tensor(part, whole, group=g),  # of a name that torch deprecates
+        "bytes of F32,bytes of I32": lambda g: dist.broadcast(mine, group_src=0, group=g),
+        "32 bytes of F32,32 bytes of I32": lambda g: dist.all_gather_into_tensor(twice, mine, group=g),
+        "gather of 16 bytes of F32 to rank 0,to rank 1": lambda g: dist.gather(
+            torch.ones(4), every, group_dst=rank, group=g
+        ),
+        "reduce of 4 F32,to rank 1": lambda g: dist.reduce(torch.ones(4), group_dst=rank, group=g),
+        "all_to_all,by the other": lambda g: dist.all_to_all_single(
+            torch.ones(4), torch.ones(4), [2, 2], [2 - rank, 2 + rank], group=g
+        ),
+    }
+    for words, call in calls.items():
+        try:
+            call(dist.new_group())
+        except evenstep.EvenstepError as error:
+            text = str(error)
+            assert error.status == "EVEN_ERR_MISMATCH" and all(word in text for word in words.split(",")), text
+            lines = text.count("test_backend_ends.py:"), text.count(" in <lambda>")
+            assert lines == (2, 2), text  # both sides' own
+        else:
+            raise AssertionError(f"no error: {words}")
+    os._exit(0)
 
 
 def body_timeout() -> None:

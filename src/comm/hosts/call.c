@@ -1,4 +1,5 @@
 /* The beginning and the end of a collective over several hosts, and its limits. */
+#include "comm/called.h"
 #include "comm/hosts/group.h"
 
 #include "base/alloc.h"
@@ -51,6 +52,7 @@ even_status even_hosts_begin(even_hosts_group *group, even_call_kind kind, uint3
     return even_error_fix("let one thread at a time call into a group, or give each thread a group of its own");
   }
   group->call = (even_comm_call){.kind = kind, .dtype = dtype, .op = op, .root = root, .count = count};
+  even_called_take((const even_comm_base *)(const void *)group, &group->call);
   even_status status = check_open(group);
   if (status != EVEN_OK) {
     group->refuses = group->ended;
@@ -59,6 +61,10 @@ even_status even_hosts_begin(even_hosts_group *group, even_call_kind kind, uint3
   }
   even_flight_begin(&group->flight, &group->call, ++group->call_count);
   set_limits(group);
+  even_comm *part = NULL;
+  for (int at = 0; (part = even_hosts_part(group, &at)) != NULL; at++) {
+    even_called_pass_on(&group->call, part);
+  }
   return EVEN_OK;
 }
 

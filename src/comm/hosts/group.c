@@ -1,5 +1,6 @@
 /* The engine of several hosts: opening and closing a group made of others, and the table of its calls. */
 #include "comm/hosts/group.h"
+#include "comm/called.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"
@@ -204,6 +205,7 @@ static even_status all_to_all(even_comm *comm, const even_comm_exchange *job) {
   }
   EVEN_TRY(even_hosts_begin(group, EVEN_CALL_ALL_TO_ALL, EVEN_U8, 0, 0, 0));
   even_comm_set_timeout(group->everyone, (double)atomic_load(&group->timeout_ns) * 1e-9);
+  even_called_again(&group->call); /* so that all ranks find out together that one means another gather */
   return even_hosts_end(group, even_comm_engine_of(group->everyone)->all_to_all(group->everyone, job));
 }
 

@@ -1,4 +1,5 @@
 /* The beginning and the end of a collective over UCX: every rank tells every other which call it makes. */
+#include "comm/called.h"
 #include "comm/ucx/group.h"
 
 #include "base/fail.h"
@@ -46,6 +47,7 @@ even_status even_ucx_call_begin(even_ucx_group *group, even_call_kind kind, uint
   group->waits_since = 0;
   group->call =
       (even_comm_call){.kind = kind, .dtype = dtype, .op = op, .root = root, .count = count, .signature = hash};
+  even_called_take((const even_comm_base *)(const void *)group, &group->call);
   even_status status = check_open(group);
   if (status != EVEN_OK) {
     return even_ucx_call_end(group, status);

@@ -192,9 +192,13 @@ static even_status check_sizes(even_ucx_group *group, const even_comm_exchange *
     uint64_t sent = rank == group->rank ? job->sends[rank] : group->arrived[rank].bytes;
     if (sent != job->receives[rank]) {
       char name[128];
+      char site[EVEN_FLIGHT_SITE_BYTES]; /* this rank's: the other may have all that it needs, and be gone on */
       even_ucx_name(group, rank, name, sizeof name);
-      (void)even_fail(EVEN_ERR_MISMATCH, "in all_to_all %s sends %llu bytes to rank %d, which expects %zu", name,
-                      (unsigned long long)sent, group->peers[group->rank].number, job->receives[rank]);
+      even_flight_say(&group->flight);
+      even_flight_site_of(&group->flight, group->rank, group->call_count, site, sizeof site);
+      (void)even_fail(EVEN_ERR_MISMATCH, "in all_to_all %s sends %llu bytes to rank %d, which expects %zu%s%s", name,
+                      (unsigned long long)sent, group->peers[group->rank].number, job->receives[rank],
+                      site[0] == '\0' ? "" : "; called", site);
       (void)even_error_place(group->peers[rank].number, NULL);
       return even_error_fix("what one rank's sizes say it sends must be what the other's say it receives");
     }
