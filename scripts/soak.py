@@ -315,7 +315,12 @@ def report_survivals(runs: list[Run]) -> None:
     went_on = [(mode, fault) for mode, fault in known if fault["others"] == "went_on"]
     print(f"\nranks that trained beside others were lost, or held them up: {len(known)} times; the others kept their processes: "
           f"{len(went_on)}, and all began again: {len(known) - len(went_on)}")  # fmt: skip
-    reasons = collections.Counter(fault["why"] or "?" for _, fault in known if fault["others"] != "went_on")
+    reasons = collections.Counter(
+        fault["why"]
+        or ("a rank's own error" if fault["kind"] == "out-of-memory" else "another fault had come just before")
+        for _, fault in known
+        if fault["others"] != "went_on"
+    )
     for reason, count in reasons.most_common():
         print(f"  {count} x {reason}")
     print(f"{'seconds from the fault':44}{'times':>6}{'median':>9}{'p99':>9}{'most':>9}{'aims':>10}")

@@ -1,5 +1,6 @@
 /* Whole jobs: their ends, restarts and leftovers. */
 #include "job_fixture.h"
+#include "os/listener.h"
 #include "os/signals.h"
 #include "support/fault.h"
 
@@ -197,6 +198,41 @@ static void a_damaged_newest_checkpoint_is_passed_over_and_told(void **state) {
   assert_false(job_fixture_saw(job, "started"));
 }
 
+static int thief = -1;       /* listens where the first attempt's ranks were to meet */
+static int meeting_ports[2]; /* of the attempts */
+
+static void takes_the_first_port(job_fixture *job, int rank, const char *line) {
+  const char *blank = strchr(line, ' ');
+  int attempt = (int)strtol(line, NULL, 10);
+  if (rank != 0 || blank == NULL || attempt < 0 || attempt > 1) {
+    return;
+  }
+  meeting_ports[attempt] = (int)strtol(blank, NULL, 10);
+  int port = meeting_ports[attempt];
+  if (attempt == 0) {
+    assert_int_equal(even_listener_open("127.0.0.1", &port, &thief), EVEN_OK);
+    job_fixture_touch(job, "taken");
+  }
+}
+
+/* The ranks fail where somebody has their port, and find another one in the next attempt. */
+static void a_stolen_port_costs_one_attempt(void **state) {
+  job_fixture *job = *state;
+  int code = -1;
+  job->max_restarts = 1;
+  job->restart_always = true;
+  job->on_line = takes_the_first_port;
+  const char *script =
+      "echo $TORCHELASTIC_RESTART_COUNT $MASTER_PORT; [ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; "
+      "until [ -e $FOLDER/taken ]; do sleep 0.01; done; [ $RANK = 0 ] || sleep 600; echo EADDRINUSE >&2; exit 1";
+  assert_int_equal(job_fixture_run(job, script, &code), EVEN_OK);
+  even_listener_close(thief);
+  assert_int_equal(code, 0);
+  assert_true(job_fixture_saw(job, "attempt 1|"));
+  assert_true(meeting_ports[0] > 0 && meeting_ports[1] > 0);
+  assert_int_not_equal(meeting_ports[0], meeting_ports[1]);
+}
+
 static void restarts_end(void **state) {
   job_fixture *job = *state;
   int code = -1;
@@ -360,6 +396,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(resumes_from_what_the_user_named, open_job, job_fixture_teardown),
       cmocka_unit_test_setup_teardown(a_damaged_newest_checkpoint_is_passed_over_and_told, open_job,
                                       job_fixture_teardown),
+      cmocka_unit_test_setup_teardown(a_stolen_port_costs_one_attempt, open_job, job_fixture_teardown),
       cmocka_unit_test_setup_teardown(restarts_end, open_job, job_fixture_teardown),
       cmocka_unit_test_setup_teardown(an_interrupt_is_130_and_no_restart, open_job, job_fixture_teardown),
       cmocka_unit_test_setup_teardown(a_signal_before_the_ranks_start_starts_none, open_job, job_fixture_teardown),

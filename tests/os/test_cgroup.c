@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "os/calls.h"
+#include "os/oom.h"
 #include "support/fault.h"
 #include "support/folder.h"
 
@@ -117,6 +118,25 @@ static void reads_what_the_kernel_counted(void **state) {
   assert_int_equal(even_cgroup_oom_kills(&two), 4);
   (void)strcat(two.folder, "/gone");
   assert_int_equal(even_cgroup_oom_kills(&two), 0);
+}
+
+/* As a container of version 2 shows it, where the kernel's log may not be read. */
+static void a_kill_for_memory_is_seen_by_the_groups_count(void **state) {
+  even_oom_watch watch = {.kernel_log = -1, .grouped = true, .group = {.version = 2}};
+  (void)state;
+  write_file("pod/memory.events", "low 0\nhigh 0\nmax 71\noom 2\noom_kill 1\noom_group_kill 0\n");
+  (void)snprintf(watch.group.folder, sizeof watch.group.folder, "%s/pod", root);
+  watch.kills_before = even_cgroup_oom_kills(&watch.group);
+  assert_int_equal(watch.kills_before, 1);
+  even_oom_watch_read(&watch);
+  assert_false(watch.counted);
+  write_file("pod/memory.events", "low 0\nhigh 0\nmax 90\noom 3\noom_kill 1\noom_group_kill 0\n");
+  even_oom_watch_read(&watch);
+  assert_false(watch.counted); /* it was short of memory, and nobody was killed */
+  write_file("pod/memory.events", "low 0\nhigh 0\nmax 99\noom 4\noom_kill 2\noom_group_kill 0\n");
+  even_oom_watch_read(&watch);
+  assert_true(watch.counted);
+  even_oom_watch_close(&watch);
 }
 
 static void removes_patiently(void **state) {
@@ -276,6 +296,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(finds_and_limits_in_version_1, make_root, remove_root),
       cmocka_unit_test_setup_teardown(finds_and_limits_in_version_2, make_root, remove_root),
       cmocka_unit_test_setup_teardown(reads_what_the_kernel_counted, make_root, remove_root),
+      cmocka_unit_test_setup_teardown(a_kill_for_memory_is_seen_by_the_groups_count, make_root, remove_root),
       cmocka_unit_test_setup_teardown(removes_patiently, make_root, remove_root),
       cmocka_unit_test_setup_teardown(waits_for_the_end_of_a_member, make_root, remove_root),
       cmocka_unit_test_setup_teardown(leaves_the_parent_as_it_was, make_root, remove_root),

@@ -1,0 +1,182 @@
+/* Places of lost ranks (--recovery replace), without agents: set aside for a growing time; too few ranks, who wait with
+ * their state saved. */
+#include "orchestrator/job.h"
+
+#include "base/fail.h"
+#include "fault/generation.h"
+#include "os/calls.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+enum { RANKS = 3, LOST = 1, NO_PROCESS = 0x7ffffff0 };
+
+typedef struct bench {
+  even_job job;
+  even_agent_params params;
+  even_job_rank ranks[RANKS];
+  int snapshots[RANKS];
+  size_t order[RANKS];
+  even_device each_device[RANKS];
+  even_device_list devices;
+  even_generation *view;
+  even_text said; /* to the user: "text|text|" */
+} bench;
+
+static bench own;
+static time_t passed; /* seconds that the clock is ahead */
+
+static void note(void *context, const char *text) {
+  even_text_format(context, "%s|", text);
+}
+
+static int ahead(clockid_t clock, struct timespec *out) {
+  int result = even_os_real.clock_gettime(clock, out);
+  out->tv_sec += passed;
+  return result;
+}
+
+static even_status open_bench(void) {
+  memset(&own, 0, sizeof own);
+  own.devices = (even_device_list){.items = own.each_device, .count = RANKS};
+  own.params = (even_agent_params){.shrink = true,
+                                   .replace = true,
+                                   .devices = &own.devices,
+                                   .least_ranks = RANKS,
+                                   .observer = {.context = &own.said, .notice = note}};
+  own.job = (even_job){.params = &own.params,
+                       .ranks = own.ranks,
+                       .count = RANKS,
+                       .local = RANKS,
+                       .alive = RANKS,
+                       .order = own.order,
+                       .snapshots = own.snapshots,
+                       .generation_fd = -1,
+                       .oom = {.kernel_log = -1}};
+  even_text_add(&own.job.run_folder, "/nowhere"); /* no process can be started */
+  for (size_t i = 0; i < RANKS; i++) {
+    (void)snprintf(own.each_device[i].name, sizeof own.each_device[i].name, "cpu:%zu", i);
+    own.snapshots[i] = -1;
+    own.ranks[i].alive = true;
+    own.ranks[i].pid = NO_PROCESS;
+    own.ranks[i].output =
+        (even_rank_output){.rank = (int)i, .log = -1, .streams = {{.watch = {.fd = -1}}, {.watch = {.fd = -1}}}};
+  }
+  EVEN_TRY(even_progress_open(-1, RANKS, &own.job.progress));
+  EVEN_TRY(even_job_generations_open(&own.job));
+  EVEN_TRY(even_job_generations_begin(&own.job));
+  EVEN_TRY(even_generation_open(own.job.generation_fd, &own.view));
+  for (int i = 0; i < RANKS; i++) {
+    even_generation_say(own.view, i, "");
+  }
+  return EVEN_OK;
+}
+
+static int set_up(void **state) {
+  (void)state;
+  passed = 0;
+  even_os.clock_gettime = ahead;
+  return open_bench() == EVEN_OK ? 0 : -1;
+}
+
+static int tear_down(void **state) {
+  (void)state;
+  even_os = even_os_real;
+  even_generation_close(own.view);
+  even_job_generations_close(&own.job);
+  even_progress_close(&own.job.progress);
+  even_text_free(&own.job.run_folder);
+  even_text_free(&own.said);
+  return 0;
+}
+
+static int times_said(const char *words) {
+  int times = 0;
+  for (const char *at = even_text_string(&own.said); (at = strstr(at, words)) != NULL; at++) {
+    times++;
+  }
+  return times;
+}
+
+/* Rank 1 is killed, and the others are a generation without it. */
+static void lose(void) {
+  const bool gone[RANKS] = {[LOST] = true};
+  own.ranks[LOST].alive = false;
+  assert_int_equal(even_generation_lose(own.job.generation, gone), 1);
+  even_job_replace_lost(&own.job, LOST);
+}
+
+static void a_place_that_fails_again_is_set_aside_for_longer_and_longer(void **state) {
+  static const char tried[] = "rank 1: no process can take its place: ";
+  static const struct {
+    time_t wait;
+    const char *said;
+  } turns[] = {{10, "rank 1 (cpu:1) is set aside for 20 s: its process has ended 3 times|"},
+               {20, "rank 1 (cpu:1) is set aside for 40 s: its process has ended 4 times|"},
+               {40, "rank 1 (cpu:1) is set aside for 80 s: "},
+               {80, "rank 1 (cpu:1) is set aside for 160 s: "},
+               {160, "rank 1 (cpu:1) is set aside for 320 s: "},
+               {320, "rank 1 (cpu:1) is set aside for 600 s: "},
+               {600, "its process has ended 9 times|"}};
+  (void)state;
+  lose();
+  assert_int_equal(times_said("set aside"), 0); /* the first time another comes at once */
+  even_job_replace_tick(&own.job);
+  assert_int_equal(times_said(tried), 1);
+  assert_int_equal(times_said("rank 1 (cpu:1) is set aside for 10 s: its process has ended 2 times|"), 1);
+  for (int i = 0; i < (int)(sizeof turns / sizeof turns[0]); i++) {
+    passed += turns[i].wait - 5;
+    even_job_replace_tick(&own.job);
+    assert_int_equal(times_said(tried), 1 + i); /* not yet */
+    passed += 6;
+    even_job_replace_tick(&own.job);
+    assert_int_equal(times_said(tried), 2 + i);
+    assert_int_equal(times_said(turns[i].said), 1);
+  }
+  assert_int_equal(times_said("set aside for 600 s"), 2); /* never longer */
+  assert_int_equal(own.job.stage, EVEN_JOB_RUNS);
+}
+
+static void with_too_few_ranks_the_others_save_and_wait(void **state) {
+  (void)state;
+  assert_int_equal(even_generation_wished(own.view), EVEN_WISH_NOTHING);
+  lose();
+  for (int i = 0; i < 3; i++) {
+    even_job_replace_tick(&own.job);
+    assert_int_equal(even_generation_wished(own.view), EVEN_WISH_SAVE);
+  }
+  assert_int_equal(
+      times_said("2 ranks are left, and --min-ranks is 3: the training saves its state after this step, and "
+                 "waits for others|"),
+      1);
+  even_generation_stand(own.view, 0, 1);
+  even_generation_stand(own.view, 2, 1);
+  even_job_replace_tick(&own.job);
+  assert_int_equal(even_generation_number(own.view), 1); /* nobody has come */
+  own.ranks[LOST].alive = true;                          /* a process is there, and could join */
+  even_generation_vacate(own.job.generation, LOST);
+  even_generation_say(own.view, LOST, "");
+  even_job_replace_tick(&own.job);
+  assert_int_equal(even_generation_number(own.view), 1); /* but has not offered itself */
+  even_generation_offer(own.view, LOST);
+  even_job_replace_tick(&own.job);
+  assert_int_equal(even_generation_number(own.view), 2);
+  assert_true(even_generation_has(own.view, LOST, 2));
+  assert_int_equal(times_said("generation 2: rank 1 joins ranks 0 and 2|"), 1);
+  even_job_replace_tick(&own.job);
+  assert_int_equal(even_generation_wished(own.view), EVEN_WISH_NOTHING);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test_setup_teardown(a_place_that_fails_again_is_set_aside_for_longer_and_longer, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(with_too_few_ranks_the_others_save_and_wait, set_up, tear_down),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
