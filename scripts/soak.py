@@ -158,9 +158,11 @@ class Soak:
         )
 
     def _recovery(self, seed: int) -> str:
+        """By turns, of the runs of one host and of those of several."""
         every = self.args.several_hosts
-        chosen = self.args.recovery.split(",")
-        return str(chosen[(seed + (seed // every if every else 0)) % len(chosen)])
+        chosen: list[str] = self.args.recovery.split(",")
+        before = seed // every if every else 0
+        return chosen[(before if every and seed % every == every - 1 else seed - before) % len(chosen)]
 
     def _command(self, seed: int, name: str) -> tuple[list[str], int, int]:
         every = self.args.several_hosts

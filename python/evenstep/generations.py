@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _PATIENCE_SECONDS = 60.0  # for the agent's word, which comes in milliseconds
 _DOUBT_SECONDS = 1.0  # the same while nobody is seen to have ended, or to stand still: one gave up
 _FAR_DOUBT_SECONDS = 11.0  # beyond host_timeout, where some are on other hosts
-_SLOW_SECONDS = 2.0  # who meets the others says then that it waits: one may stand still
+_SLOW_SECONDS = 2.0  # who meets the others says then that it waits: one that is not seen here may stand still
 _LOOK_SECONDS = 0.1  # between two looks at signals, while it waits
 _CONNECT_SECONDS = 2.0
 _LOOK_FOR_GIFT_SECONDS = 0.002
@@ -466,10 +466,12 @@ class Recovery:
         return comm, gather_objects(SharedGroup(comm), mine)
 
     def _look_for_newer(self, number: int, slow: float) -> None:
-        """slow: from then on the agent is told that this rank waits for the others."""
+        """slow: from then on the agent is told that this rank waits for the others; one that is seen to stand, soon."""
         if self._memory.number != number or self._memory.refused:
             raise Overtaken
-        if time.monotonic() > slow and not self._stands:
+        left = slow - time.monotonic()
+        seen = 0 < left < _SLOW_SECONDS - _LOOK_SECONDS and stands_still(self._members_of(number))
+        if (seen or left < 0) and not self._stands:
             self._memory.doubt(self._job_rank, number)
 
     def _store(self, number: int, members: list[int]) -> Any:

@@ -116,7 +116,8 @@ SURVIVED = TRAINING.replace(
     [("replace", 53), pytest.param("shrink", 53, marks=pytest.mark.more)],  # rank 0 is lost
 )
 def test_the_others_keep_their_processes(chaos: Run, script: Callable[[str], str], recovery: str, seed: int) -> None:
-    options = ("-n", "2", "--seed", str(seed), "--faults", "4", "--kinds", "garbage,twin,clock,kill", "--recovery", recovery)
+    kinds = ("--faults", "4", "--kinds", "garbage,twin,clock,kill")
+    options = ("-n", "2", "--seed", str(seed), *kinds, "--recovery", recovery)
     text = SURVIVED
     if recovery == "replace":  # slowly, so that another process comes before the end
         text = text.replace(

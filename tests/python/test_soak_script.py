@@ -38,3 +38,14 @@ def test_a_line_that_was_cut_off_is_left_out(soak, tmp_path):
         assert take_up().runs == [run, run]
     kept.write_bytes(whole[:5])
     assert take_up().runs == [] and kept.read_bytes() == b""
+
+
+@pytest.mark.parametrize("every", [0, 2, 6])
+def test_runs_of_one_host_and_of_several_recover_by_turns(soak, tmp_path, every):
+    sitting = soak.Soak(
+        tmp_path, argparse.Namespace(go_on=None, several_hosts=every, recovery="restart,shrink,replace")
+    )
+    several = [seed for seed in range(90) if every and seed % every == every - 1]
+    for seeds in (several, [seed for seed in range(90) if seed not in several]):
+        modes = [sitting._recovery(seed) for seed in seeds]
+        assert modes == list(soak.RECOVERIES * 30)[: len(modes)]
