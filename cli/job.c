@@ -94,6 +94,13 @@ static void on_hang(void *context, int rank, bool over, const char *words) {
   }
 }
 
+static void on_straggler_ended(void *context, int rank, const char *words) {
+  running_job *job = context;
+  if (job->monitor != NULL) {
+    even_monitor_straggler_ended(job->monitor, rank, words);
+  }
+}
+
 static void on_tick(void *context) {
   running_job *job = context;
   if (job->monitor != NULL && even_monitor_tick(job->monitor) != EVEN_OK && !job->monitor_failed) {
@@ -115,6 +122,10 @@ static const char *upload_place(const even_job_options *options) {
                                                                    : options->checkpoint_to;
 }
 
+static bool follows_speeds(const char *policy) {
+  return strcmp(policy, "equal") != 0 && strcmp(policy, "proportional") != 0;
+}
+
 static even_status run(running_job *job, int *exit_code) {
   job->fetcher = (even_job_fetcher){
       .python = job->options->python, .url = upload_place(job->options), .tell = on_notice, .context = job};
@@ -129,6 +140,11 @@ static even_status run(running_job *job, int *exit_code) {
                                     .restart_hung = job->setup.restart_hung,
                                     .stop_seconds = job->setup.stop_seconds,
                                     .notice_seconds = job->setup.notice_seconds,
+                                    .on_straggler = job->setup.on_straggler,
+                                    .straggler_gain = job->setup.straggler_gain,
+                                    .straggler_seconds = job->setup.straggler_seconds,
+                                    .straggler_pause_seconds = job->setup.straggler_pause_seconds,
+                                    .shares_follow = follows_speeds(job->options->policy),
                                     .unpinned = job->options->no_pin,
                                     .max_restarts = job->setup.max_restarts,
                                     .restart_always = job->setup.restart_always,
@@ -152,6 +168,7 @@ static even_status run(running_job *job, int *exit_code) {
                                                  .line = on_line,
                                                  .tick = on_tick,
                                                  .hang = on_hang,
+                                                 .straggler_ended = on_straggler_ended,
                                                  .interrupted = on_interrupted,
                                                  .notice = on_notice}};
   return even_agent_run(&params, exit_code);

@@ -27,14 +27,17 @@ typedef struct even_job_options {
   const char *checkpoint_to; /* a URL that checkpoints are uploaded to; NULL, "": none */
   const char *resume;        /* NULL, "auto", a path or a URL */
   const char *cpu_quota;
-  const char *loss_spike;       /* deviations, "off"; NULL: EVENSTEP_LOSS_SPIKE, else the monitor's */
-  const char *hang_timeout;     /* seconds, "off"; NULL: EVENSTEP_HANG_TIMEOUT, else 30 */
-  const char *on_hang;          /* "report", "restart"; NULL: EVENSTEP_ON_HANG, else report */
-  const char *notice;           /* seconds; NULL: EVENSTEP_NOTICE, else none */
-  const char *on_nonfinite;     /* "report", "skip", "stop"; NULL: EVENSTEP_ON_NONFINITE, else report */
-  const char *check_parameters; /* steps, "off"; NULL: EVENSTEP_CHECK_PARAMETERS, else 100 */
-  const char *on_difference;    /* "report", "stop"; NULL: EVENSTEP_ON_DIFFERENCE, else report */
-  const char *batch_adapt;      /* "64:1024,lr=sqrt,every=100"; NULL: EVENSTEP_BATCH_ADAPT, else the batch stays */
+  const char *loss_spike;         /* deviations, "off"; NULL: EVENSTEP_LOSS_SPIKE, else the monitor's */
+  const char *hang_timeout;       /* seconds, "off"; NULL: EVENSTEP_HANG_TIMEOUT, else 30 */
+  const char *on_hang;            /* "report", "restart"; NULL: EVENSTEP_ON_HANG, else report */
+  const char *on_straggler;       /* "keep", "replace", "leave"; NULL: keep */
+  const char *straggler_gain;     /* percent; NULL: 5 */
+  const char *straggler_patience; /* seconds; NULL: 60 */
+  const char *notice;             /* seconds; NULL: EVENSTEP_NOTICE, else none */
+  const char *on_nonfinite;       /* "report", "skip", "stop"; NULL: EVENSTEP_ON_NONFINITE, else report */
+  const char *check_parameters;   /* steps, "off"; NULL: EVENSTEP_CHECK_PARAMETERS, else 100 */
+  const char *on_difference;      /* "report", "stop"; NULL: EVENSTEP_ON_DIFFERENCE, else report */
+  const char *batch_adapt;        /* "64:1024,lr=sqrt,every=100"; NULL: EVENSTEP_BATCH_ADAPT, else the batch stays */
   bool no_pin;
   int64_t port; /* of the monitor; 0: any */
   bool no_monitor;

@@ -64,6 +64,15 @@ size_t even_job_options_declare(even_job_options *o, even_option *table) {
        "a rank without progress for so long, or 10 x its p99, hangs (default 30)", 0, 0},
       {0, "on-hang", EVEN_OPTION_TEXT, &o->on_hang, "report|restart",
        "tell its stacks (default), and end the attempt, so that the job restarts", 0, 0},
+      {0, "on-straggler", EVEN_OPTION_TEXT, &o->on_straggler, "keep|replace|leave",
+       "a rank that holds the others up for long: keep it (default), or end it, so that another process takes its "
+       "place "
+       "(--recovery replace) or the others go on without it (--recovery shrink)",
+       0, 0},
+      {0, "straggler-gain", EVEN_OPTION_TEXT, &o->straggler_gain, "PERCENT",
+       "by so much steps must be shorter then, by the balancer's models (default 5)", 0, 0},
+      {0, "straggler-patience", EVEN_OPTION_TEXT, &o->straggler_patience, "SECONDS",
+       "and for so long, without a break (default 60)", 0, 0},
       {0, "loss-spike", EVEN_OPTION_TEXT, &o->loss_spike, "X|off",
        "tell of a loss so many deviations above the median of the last 128 (default 10)", 0, 0},
       {0, "notice", EVEN_OPTION_TEXT, &o->notice, "SECONDS",

@@ -5,6 +5,7 @@
 #include "base/text.h"
 #include "cli/job.h"
 #include "device/device.h"
+#include "orchestrator/agent.h"
 #include "orchestrator/environment.h"
 #include "orchestrator/hosts.h"
 #include "orchestrator/launched.h"
@@ -48,7 +49,11 @@ typedef struct even_job_setup {
   bool restart_always;
   double hang_seconds; /* 0: off */
   bool restart_hung;
-  double stop_seconds;   /* 0: as the agent has it */
+  double stop_seconds; /* 0: as the agent has it */
+  even_on_straggler on_straggler;
+  double straggler_gain; /* of a step; this and what follows: 0: as the agent has it */
+  double straggler_seconds;
+  double straggler_pause_seconds;
   double notice_seconds; /* 0: none */
   double loss_spike;     /* deviations; 0: as the monitor has it; INFINITY: off */
   bool shrink;

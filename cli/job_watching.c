@@ -47,6 +47,59 @@ static even_status read_notice(const even_job_options *options, even_job_setup *
   return options->notice == NULL ? EVEN_OK : even_environment_set(&setup->environment, "EVENSTEP_NOTICE", limit);
 }
 
+/* A number from `least` to `most`, of which `what` is said where it is none; 0 where none is given. */
+static even_status read_number(const char *text, const char *from, double least, double most, const char *what,
+                               const char *fix, double *out) {
+  char *end = NULL;
+  *out = text == NULL ? 0 : strtod(text, &end);
+  if (text != NULL && (end == text || *end != '\0' || !(*out >= least && *out <= most))) {
+    (void)even_fail(EVEN_ERR_USAGE, "%s %s is no %s", from, text, what);
+    return even_error_fix("%s", fix);
+  }
+  return EVEN_OK;
+}
+
+/* After --recovery was read. */
+static even_status read_stragglers(const even_job_options *options, even_job_setup *setup) {
+  const char *from = NULL;
+  const char *way = options->on_straggler;
+  bool replace = way != NULL && strcmp(way, "replace") == 0;
+  bool leave = way != NULL && strcmp(way, "leave") == 0;
+  setup->on_straggler = replace ? EVEN_ON_STRAGGLER_REPLACE : leave ? EVEN_ON_STRAGGLER_LEAVE : EVEN_ON_STRAGGLER_KEEP;
+  if (way != NULL && !replace && !leave && strcmp(way, "keep") != 0) {
+    (void)even_fail(EVEN_ERR_USAGE, "--on-straggler %s is nothing to do with a slow rank", way);
+    return even_error_fix("choose keep, replace or leave");
+  }
+  if (replace && !setup->replace) {
+    (void)even_fail(
+        EVEN_ERR_USAGE,
+        "--on-straggler replace ends a slow rank for another process to take its place, and none can without "
+        "--recovery replace: all would start again");
+    return even_error_fix("add --recovery replace (and --spares N, so that one waits)");
+  }
+  if (leave && (!setup->shrink || setup->replace)) {
+    (void)even_fail(EVEN_ERR_USAGE, "--on-straggler leave ends a slow rank for the others to go on without it, and %s",
+                    setup->replace ? "with --recovery replace another process would take its place"
+                                   : "without --recovery shrink they cannot: all would start again");
+    return even_error_fix(setup->replace ? "choose --on-straggler replace, or --recovery shrink"
+                                         : "add --recovery shrink");
+  }
+  double percent = 0;
+  EVEN_TRY(read_number(options->straggler_gain, "--straggler-gain", 0.1, 99, "gain",
+                       "give the percent of a step, from 0.1 to 99 (5)", &percent));
+  setup->straggler_gain = percent / 100;
+  EVEN_TRY(read_number(options->straggler_patience, "--straggler-patience", 1, 1e6, "time",
+                       "give seconds, from 1 on (60)", &setup->straggler_seconds));
+  if (!replace && !leave && (options->straggler_gain != NULL || options->straggler_patience != NULL)) {
+    (void)even_fail(EVEN_ERR_USAGE, "%s is of --on-straggler replace and leave",
+                    options->straggler_gain != NULL ? "--straggler-gain" : "--straggler-patience");
+    return even_error_fix("say what becomes of a slow rank: --on-straggler replace or leave");
+  }
+  const char *pause = even_job_given(NULL, "", "EVENSTEP_STRAGGLER_PAUSE", &from);
+  return read_number(pause, from, 1, 1e6, "time", "give the seconds between two slow ranks that are ended (600)",
+                     &setup->straggler_pause_seconds);
+}
+
 static even_status read_stops(even_job_setup *setup) {
   const char *from = NULL;
   char *end = NULL;
@@ -76,6 +129,7 @@ static even_status read_spikes(const even_job_options *options, even_job_setup *
 even_status even_job_watching(const even_job_options *options, even_job_setup *setup) {
   EVEN_TRY(read_hangs(options, setup));
   EVEN_TRY(read_stops(setup));
+  EVEN_TRY(read_stragglers(options, setup));
   EVEN_TRY(read_spikes(options, setup));
   return read_notice(options, setup);
 }

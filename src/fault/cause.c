@@ -72,7 +72,7 @@ static void add_location(even_text *cause, const even_traceback *traceback) {
 
 static bool ended_well(const even_fault_facts *facts) {
   return facts->lost == NULL && !facts->out_of_memory && !facts->stood_still && facts->hung == NULL &&
-         facts->signal == 0 && facts->code == 0;
+         facts->slow == NULL && facts->signal == 0 && facts->code == 0;
 }
 
 static bool find(const even_fault_facts *facts, even_traceback *out) {
@@ -164,6 +164,8 @@ even_status even_fault_explain(const even_fault_facts *facts, even_text *cause, 
       add_memory(cause, facts->peak_memory_bytes);
       even_text_add(cause, "): use a smaller batch or model, fewer ranks, or a larger memory limit");
     }
+  } else if (facts->slow != NULL) {
+    even_text_format(cause, "held the others up, and was ended for it: %s", facts->slow);
   } else if (facts->hung != NULL) {
     even_text_format(cause, "hung, and was ended for it: %s (its stacks are in logs/hang-rank-%d.txt)", facts->hung,
                      facts->rank);
@@ -212,7 +214,7 @@ static guilt guilt_of(const even_fault_facts *facts) {
   if (facts->signal != 0 && !facts->stopped_by_agent) {
     return GUILT_SIGNALLED;
   }
-  if (facts->stood_still || facts->hung != NULL) {
+  if (facts->stood_still || facts->hung != NULL || facts->slow != NULL) {
     return GUILT_STOOD;
   }
   if (ended_well(facts)) {

@@ -23,6 +23,7 @@ typedef struct even_fault_facts {
   bool stood_still;      /* somebody had stopped it (SIGSTOP), and it still stood when another rank failed */
   const char *lost;      /* why nothing is heard of its host any more; NULL: it is */
   const char *hung;      /* why the agent ended it for hanging ("no progress for 31 s in data"); NULL: it did not */
+  const char *slow;      /* why the agent ended it for holding the others up; NULL: it did not */
   bool out_of_memory;    /* the kernel's out-of-memory killer chose it or a process below it */
   int signal;            /* that ended it, 0: it exited */
   int code;              /* with which it exited */

@@ -11,6 +11,7 @@
 #include "orchestrator/job.h"
 #include "orchestrator/remote.h"
 #include "orchestrator/resume.h"
+#include "orchestrator/stragglers.h"
 #include "orchestrator/succession.h"
 #include "os/descriptors.h"
 #include "os/file.h"
@@ -146,7 +147,8 @@ static even_status report_ends(even_job *job, even_fault_facts *ends, size_t *cu
     /* what it failed of came before our signal */
     ends[*culprit].stopped_by_agent = ends[*culprit].stopped_by_agent && job->interrupted != 0;
     if (ends[*culprit].signal == 0 && ends[*culprit].code == 0 && !ends[*culprit].stood_still &&
-        ends[*culprit].hung == NULL && ends[*culprit].lost == NULL && ends[*culprit].leave == EVEN_LEAVE_NONE) {
+        ends[*culprit].hung == NULL && ends[*culprit].slow == NULL && ends[*culprit].lost == NULL &&
+        ends[*culprit].leave == EVEN_LEAVE_NONE) {
       ends[*culprit].leave = EVEN_LEAVE_EARLY;
     }
     *its = ends[*culprit];
@@ -179,7 +181,7 @@ static even_status plan_restart(even_job *job, const even_fault_facts *culprit, 
   even_text_free(&before);
   EVEN_TRY(status);
   if (!progress && culprit->signal == 0 && culprit->lost == NULL && !culprit->stood_still && culprit->hung == NULL &&
-      !culprit->out_of_memory && !job->smaller && !job->params->restart_always) {
+      culprit->slow == NULL && !culprit->out_of_memory && !job->smaller && !job->params->restart_always) {
     even_job_notice(job,
                     "not restarted: the script ended by an error of its own and no checkpoint was written since it "
                     "began (--max-restarts N restarts all the same)");
@@ -204,7 +206,8 @@ static even_status plan_change(even_job *job) {
 }
 
 static int exit_code_of(const even_fault_facts *facts) {
-  if (facts->leave != EVEN_LEAVE_NONE || facts->stood_still || facts->hung != NULL || facts->lost != NULL) {
+  if (facts->leave != EVEN_LEAVE_NONE || facts->stood_still || facts->hung != NULL || facts->slow != NULL ||
+      facts->lost != NULL) {
     return even_status_exit_code(EVEN_ERR_RANK_FAILED); /* its own is 0, or of our signal */
   }
   return facts->signal != 0 ? 128 + facts->signal : facts->code;
@@ -347,6 +350,7 @@ even_status even_job_open(even_job *job) {
   EVEN_TRY(even_job_snapshots_open(job));
   EVEN_TRY(even_progress_open(job->params->telemetry_fd, job->count, &job->progress));
   EVEN_TRY(even_hangs_open(job, &job->hangs));
+  EVEN_TRY(even_stragglers_open(job, &job->stragglers));
   EVEN_TRY(even_process_adopt_orphans());
   EVEN_TRY(even_signals_open(&job->signals));
   EVEN_TRY(even_job_generations_open(job));
@@ -369,6 +373,7 @@ void even_job_close(even_job *job) {
   even_oom_watch_close(&job->oom);
   even_progress_close(&job->progress);
   even_hangs_close(job->hangs);
+  even_stragglers_close(job->stragglers);
   even_job_generations_close(job);
   even_loop_close(&job->loop);
   even_signals_close(&job->signals);

@@ -38,6 +38,8 @@ typedef struct even_agent_observer {
   void (*tick)(void *context);
   /* a rank hangs, or, `over`, goes on after all: what the notice of it says too */
   void (*hang)(void *context, int rank, bool over, const char *words);
+  /* a rank that holds the others up is about to be ended: why */
+  void (*straggler_ended)(void *context, int rank, const char *words);
   /* the user ends the job by this signal (SIGINT, SIGTERM, SIGHUP): once, before the ranks are asked to end. What they
    * say of that from now on is no failure */
   void (*interrupted)(void *context, int signal);
@@ -63,6 +65,13 @@ typedef struct even_agent_elsewhere {
    * are in no message. Errors: EVEN_ERR_INTERRUPTED, else why nothing can be fetched. */
   even_status (*fetch)(void *context, const even_agent_wish *wish, char **path);
 } even_agent_elsewhere;
+
+/* What becomes of a rank that holds the others up (stragglers.h). */
+typedef enum even_on_straggler {
+  EVEN_ON_STRAGGLER_KEEP,
+  EVEN_ON_STRAGGLER_REPLACE, /* with `replace`: it is ended, and another process takes its place */
+  EVEN_ON_STRAGGLER_LEAVE    /* with `shrink`: it is ended, and the others go on without it */
+} even_on_straggler;
 
 typedef struct even_agent_params {
   size_t size;                     /* sizeof(even_agent_params) */
@@ -98,6 +107,11 @@ typedef struct even_agent_params {
   int spares;             /* the last so many of the devices begin outside: processes that wait to take a place */
   const int *spare_hosts; /* the host's number of each of them, none lower than the one before; NULL: this one's */
   int least_ranks;
+  even_on_straggler on_straggler; /* needs telemetry_fd */
+  double straggler_gain;          /* the part of a step by which the others must be faster then; 0: 0.05 */
+  double straggler_seconds;       /* and for so long; 0: 60 */
+  double straggler_pause_seconds; /* between two ends; 0: 600 */
+  bool shares_follow;             /* the shares follow the speeds */
   /* Where the newest whole checkpoint is looked for before a (re)start; other jobs may write there, too. A restart
    * takes those whose state names this job ("job": its EVENSTEP_JOB), with "auto" also those of the training that it
    * went on with; of those that name neither a job nor a training, the ones made since the job began. */

@@ -10,6 +10,7 @@
 #include "orchestrator/job_attempt.h"
 #include "orchestrator/remote.h"
 #include "orchestrator/returns.h"
+#include "orchestrator/stragglers.h"
 #include "orchestrator/succession.h"
 #include "orchestrator/warm.h"
 #include "os/clock.h"
@@ -111,6 +112,7 @@ static void tick(even_job *job) {
     even_elastic_tick(job);
     even_job_check_awaited(job);
     check_hangs(job);
+    even_stragglers_tick(job->stragglers, job);
   }
 }
 
@@ -145,6 +147,7 @@ static even_status reset(even_job *job) {
   even_oom_watch_open(&job->oom);
   even_progress_begin(&job->progress);
   even_hangs_begin(job->hangs);
+  even_stragglers_begin(job->stragglers);
   job->awaits_joiner = job->too_few_told = false;
   even_job_drain_forget(job);
   return even_job_generations_begin(job);
@@ -244,6 +247,7 @@ even_fault_facts even_job_facts(const even_job *job, size_t index) {
                             .hung = !rank->hung       ? NULL
                                     : rank->elsewhere ? rank->hung_words
                                                       : even_hangs_words(job->hangs, index),
+                            .slow = rank->slow ? rank->slow_words : NULL,
                             .out_of_memory = rank->elsewhere ? rank->out_of_memory : met_oom_killer(job, rank),
                             .leave = rank->awaited ? EVEN_LEAVE_BEFORE_JOINING : EVEN_LEAVE_NONE,
                             .steps_known = job->progress.reader != NULL && job->progress.ranks[index].joined,

@@ -31,7 +31,9 @@ typedef struct even_job_rank {
   const char *lost;      /* it ended with its host: why; NULL: it did not */
   bool missed;           /* whether the others go on without it is to be decided */
   char hung_words[160];  /* of a rank elsewhere: as even_hangs_words */
-  bool awaited;          /* ended with code 0 while others wait for it in es.prepare */
+  bool slow;             /* and is ended for it: slow_words say why */
+  char slow_words[192];
+  bool awaited; /* ended with code 0 while others wait for it in es.prepare */
   even_process_end end;
   even_rank_output output;
 } even_job_rank;
@@ -63,7 +65,8 @@ typedef struct even_job {
   even_slowdown slow;
   even_oom_watch oom; /* of the attempt */
   even_progress progress;
-  struct even_hangs *hangs; /* NULL: nobody looks for them */
+  struct even_hangs *hangs;           /* NULL: nobody looks for them */
+  struct even_stragglers *stragglers; /* NULL: nobody is ended for being slow */
   /* The ranks of this host; all of them in a job of one host, in which `groups` is 1. */
   size_t first;
   size_t local;

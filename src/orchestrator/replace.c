@@ -9,6 +9,7 @@
 #include "orchestrator/hangs.h"
 #include "orchestrator/job.h"
 #include "orchestrator/remote.h"
+#include "orchestrator/stragglers.h"
 #include "orchestrator/succession.h"
 #include "os/clock.h"
 
@@ -128,7 +129,8 @@ void even_job_replace_lost(even_job *job, size_t rank) {
   uint64_t pause = job->ranks[rank].lost != NULL ? 0 : pause_after(++place->endings);
   place->outside = true;
   place->new_here = false;
-  place->again_ns = even_clock_ns() + pause;
+  uint64_t rest = even_stragglers_rest_ns(job->stragglers, rank);
+  place->again_ns = even_clock_ns() + (rest > pause ? rest : pause);
   if (pause > 0) {
     even_job_notice(job, "rank %zu (%s) is set aside for %.0f s: its process has ended %u times", rank,
                     job->params->devices->items[rank].name, (double)pause * 1e-9, place->endings);
@@ -178,6 +180,7 @@ static even_status start_process(even_job *job, size_t rank) {
   out_of_order(job, rank);
   even_boards_vacate(job, rank);
   even_progress_forget(&job->progress, rank);
+  even_stragglers_begin_rank(job->stragglers, rank);
   even_hangs_begin_rank(job->hangs, rank);
   return job->ranks[rank].elsewhere ? even_job_host_fill(job, rank) : even_job_start_rank(job, rank);
 }

@@ -1,0 +1,111 @@
+"""`evenstep run --on-straggler`: a rank that is truly slowed down in mid-run, and what becomes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sqlite3
+import subprocess
+from pathlib import Path
+from typing import Callable
+
+import pytest
+from run_jobs import Run
+
+# Rank 1 gets busy neighbours on its CPU, in its process group; the training ends some steps after it is gone.
+SLOWED = """
+import os, signal, time, torch
+import evenstep as es
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.set_num_threads(1)
+model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(3)])
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
+data = TensorDataset(torch.randn(4096, 256))
+model, optimizer, loader = es.prepare(model, optimizer, DataLoader(data, batch_size=128))
+spare = int(os.environ["RANK"]) > 1
+slowed = left = 0
+limit = time.monotonic() + 240
+for epoch in es.epochs(1000000):
+    for (x,) in loader:
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if es.step() == 60 and os.environ["RANK"] == "1":
+            for _ in range(4):
+                if os.fork() == 0:
+                    while True:
+                        pass
+        left += 1 if es.world_size() == 1 or spare else 0
+        # all end alike: by what all know, the step at which the others went on
+        if es.reduce_mean(float(left >= 30 or time.monotonic() > limit)) > 0:
+            break
+    else:
+        continue
+    break
+print("rank", os.environ["RANK"], "of", es.world_size(), "ends after", left)
+"""
+
+
+@pytest.mark.more
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="busy neighbours need a CPU that the other rank has not")
+@pytest.mark.parametrize(
+    ("options", "goes_on", "words"),
+    [
+        (("--recovery", "shrink", "--on-straggler", "leave"), "rank 0 of 1 ends after 3", "without it"),
+        (
+            ("--recovery", "replace", "--spares", "1", "--on-straggler", "replace"),
+            "rank 2 of 2 ends after 3",
+            "with the process that waits for a place",
+        ),
+    ],
+)
+def test_a_rank_that_is_slowed_for_long_is_ended(
+    program: Path,
+    environment: dict[str, str],
+    script: Callable[[str], str],
+    tmp_path: Path,
+    options: tuple[str, ...],
+    goes_on: str,
+    words: str,
+) -> None:
+    common = ("-n", "2", "--name", "slowed", "--policy", "equal", "--log-rank", "all", "--straggler-patience", "2")
+    result = subprocess.run(
+        [str(program), "run", *common, *options, script(SLOWED)],
+        cwd=tmp_path,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=290,
+        check=False,
+    )
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert goes_on in text, text
+    assert re.search(
+        r"rank 1 \(cpu:\d on \S+, process \d+\) held the others up, and was ended for it: .* " + words, text
+    )
+    with contextlib.closing(sqlite3.connect(tmp_path / "runs/slowed/run.db")) as history:
+        told = history.execute("SELECT rank, words FROM events WHERE event='straggler_ended'").fetchall()
+    assert [rank for rank, _ in told] == [1] and words in told[0][1], told
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--on-straggler", "leave"), "without --recovery shrink they cannot"),
+        (("--on-straggler", "replace"), "none can without --recovery replace"),
+        (("--on-straggler", "leave", "--recovery", "replace"), "another process would take its place"),
+        (("--on-straggler", "stop"), "choose keep, replace or leave"),
+        (("--straggler-gain", "10"), "--straggler-gain is of --on-straggler replace and leave"),
+        (("--on-straggler", "leave", "--recovery", "shrink", "--straggler-gain", "0"), "from 0.1 to 99"),
+        (("--on-straggler", "leave", "--recovery", "shrink", "--straggler-patience", "soon"), "soon is no time"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_reason(
+    run: Run, script: Callable[[str], str], words: tuple[str, ...], said: str
+) -> None:
+    result = run("-n", "2", *words, script("raise SystemExit('started')"))
+    assert result.returncode == 2 and said in result.stderr, result.stderr
