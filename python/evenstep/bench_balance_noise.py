@@ -93,9 +93,14 @@ class Noise:
         splits = tried(split)
         took: list[list[float]] = [[] for _ in splits]
         for scan in range(self._scans):
-            for number, one in enumerate(splits):
-                self._fixed = one
-                took[number].append(self._turn(fixed, 200 + scan, self._scanned).step)
+            steps: dict[int, float] = {}
+            for number in sorted(
+                range(len(splits)), reverse=scan % 2 == 1
+            ):  # forth and back: the machine's speed moves, too
+                self._fixed = splits[number]
+                steps[number] = self._turn(fixed, 200 + scan, self._scanned).step
+            for number, step in steps.items():
+                took[number].append(step / statistics.fmean(steps.values()))
         medians = [statistics.median(one) for one in took]
         self._fixed = list(bench.agreed(splits[medians.index(min(medians))]))
         return self._fixed
