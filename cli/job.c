@@ -101,6 +101,18 @@ static void on_straggler_ended(void *context, int rank, const char *words) {
   }
 }
 
+static even_status follow_monitor(running_job *job);
+
+/* Into the attempt that runs: the page and the history have its ranks from now on. */
+static void on_host_joined(void *context, const char *host, int first, const even_device_list *devices) {
+  running_job *job = context;
+  even_job_take_places(&job->setup, host, (size_t)first, devices);
+  if (follow_monitor(job) != EVEN_OK) {
+    even_job_view_notice(&job->view, even_error_last()->what);
+    even_error_clear();
+  }
+}
+
 static void on_tick(void *context) {
   running_job *job = context;
   if (job->monitor != NULL && even_monitor_tick(job->monitor) != EVEN_OK && !job->monitor_failed) {
@@ -152,6 +164,7 @@ static even_status run(running_job *job, int *exit_code) {
                                     .replace = job->setup.replace,
                                     .spares = (int)job->setup.spares,
                                     .spare_hosts = job->setup.spare_hosts,
+                                    .grows = job->setup.grows,
                                     .least_ranks = job->options->min_ranks > 0 ? (int)job->options->min_ranks : 1,
                                     .checkpoint_folder = job->setup.checkpoint_folder.data,
                                     .resume = job->options->resume,
@@ -170,6 +183,7 @@ static even_status run(running_job *job, int *exit_code) {
                                                  .hang = on_hang,
                                                  .straggler_ended = on_straggler_ended,
                                                  .interrupted = on_interrupted,
+                                                 .host_joined = on_host_joined,
                                                  .notice = on_notice}};
   return even_agent_run(&params, exit_code);
 }
@@ -180,7 +194,7 @@ static void print_outcome(running_job *job, int exit_code, double seconds) {
   even_json_object(&json, NULL);
   even_json_integer(&json, "exit_code", exit_code);
   even_json_string(&json, "run_folder", job->setup.run_folder.data);
-  even_json_integer(&json, "ranks", (int64_t)job->setup.devices.count);
+  even_json_integer(&json, "ranks", (int64_t)even_job_ranks_known(&job->setup));
   even_json_integer(&json, "restarts", job->restarts);
   even_json_number(&json, "seconds", seconds);
   even_json_string(&json, "url", job->url[0] != '\0' ? job->url : NULL);
@@ -246,7 +260,7 @@ static long long calls_kept(const even_job_options *options) {
 
 /* A rank each. */
 static void fill_facts(const even_job_setup *setup, even_monitor_rank *facts, const char **gpus) {
-  for (size_t i = 0; i < setup->devices.count; i++) {
+  for (size_t i = 0; i < even_job_ranks_known(setup); i++) {
     const even_device *device = &setup->devices.items[i];
     gpus[i] = device->uuid;
     facts[i] = (even_monitor_rank){.device = device->name,
@@ -268,7 +282,7 @@ static even_status open_monitor_with(running_job *job, const even_monitor_rank *
                                       .run_name = setup->run_name.data,
                                       .command = command,
                                       .policy = job->options->policy,
-                                      .ranks = (int)setup->devices.count,
+                                      .ranks = (int)even_job_ranks_known(setup),
                                       .rank_facts = facts,
                                       .telemetry_fd = job->telemetry_fd,
                                       .port = (int)job->options->port,
@@ -367,7 +381,7 @@ static void tell_hosts(running_job *job) {
   for (size_t i = 1; i < even_hosts_count(setup->hosts); i++) {
     even_text_format(&text, ", %s %zu", even_hosts_name(setup->hosts, i), even_hosts_devices(setup->hosts, i)->count);
   }
-  if (setup->spares > 0) {
+  if (setup->spares > 0 && !setup->grows) {
     even_text_format(&text, "; %zu spare%s", setup->spares, setup->spares == 1 ? "" : "s");
   }
   even_job_view_notice(&job->view, even_text_string(&text));
@@ -377,7 +391,7 @@ static void tell_hosts(running_job *job) {
 static even_status follow_monitor(running_job *job) {
   even_monitor_rank *facts = NULL;
   const char **gpus = NULL;
-  size_t count = job->setup.devices.count;
+  size_t count = even_job_ranks_known(&job->setup);
   if (job->monitor == NULL) {
     return EVEN_OK;
   }

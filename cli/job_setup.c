@@ -420,6 +420,7 @@ static even_status open_setup(const even_job_options *options, char *const *envi
   EVEN_TRY(even_job_read_spares(options, false, setup));
   EVEN_TRY(read_recovery(options, setup));
   EVEN_TRY(check_most(options, setup));
+  even_job_keep_places(options, setup);
   size_t places = setup->devices.count + setup->spares;
   EVEN_TRY(EVEN_NEW_ARRAY(&setup->shown, places));
   EVEN_TRY(read_shown(options->log_rank, places, setup->shown));
@@ -521,6 +522,7 @@ even_status even_job_setup_follow(const even_job_options *options, even_job_setu
   }
   EVEN_TRY(status);
   EVEN_TRY(even_job_read_spares(options, true, setup));
+  even_job_keep_places(options, setup);
   size_t places = setup->devices.count + setup->spares;
   EVEN_TRY(follow_shown(options, setup->most > places ? setup->most : places, setup));
   even_free(setup->speeds);

@@ -30,6 +30,8 @@ typedef struct even_job_setup {
   size_t first;                   /* the first of them; 0 but where ranks of another leader go on */
   size_t spares;                  /* the last of `devices`: processes that wait to take a place, */
   int *spare_hosts;               /* and the host of each */
+  bool grows;                     /* or, instead, places that are kept for hosts that join while the others train */
+  size_t joined;                  /* of which so many are taken, or were */
   size_t most;                    /* ranks that there ever were, where hosts have changed */
   const char **labels;            /* a rank each: the host that it is on, NULL for this one */
   char (*names)[EVEN_HOSTS_NAME]; /* theirs */
@@ -93,6 +95,12 @@ even_status even_job_read_spares(const even_job_options *options, bool left, eve
 even_status even_job_add_spares(even_job_setup *setup) EVEN_MUST_USE;
 /* Without them again. */
 void even_job_drop_spares(even_job_setup *setup);
+/* job_places.c. Places for hosts that join while the others train, where that can be; in the way of spares. */
+void even_job_keep_places(const even_job_options *options, even_job_setup *setup);
+/* A host has come into the attempt that runs: the devices of its ranks, from `first` on. */
+void even_job_take_places(even_job_setup *setup, const char *host, size_t first, const even_device_list *devices);
+/* Ranks, spares, and those that have joined: all but places that nobody has had yet. */
+size_t even_job_ranks_known(const even_job_setup *setup);
 even_status even_job_command(const even_job_options *options, size_t count, char **words,
                              even_job_setup *setup) EVEN_MUST_USE;
 /* Whether --name, where given, can name a folder. */

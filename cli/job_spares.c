@@ -131,14 +131,14 @@ static even_status give_cpus(const even_device_list *devices, size_t local, even
 
 static even_status add_device(even_job_setup *setup, size_t number) {
   even_device_list *devices = &setup->devices;
-  size_t host = (size_t)setup->spare_hosts[number];
+  size_t host = setup->grows ? 0 : (size_t)setup->spare_hosts[number];
   even_device *spare = &devices->items[devices->count];
   *spare = host == 0 ? devices->items[0] : even_hosts_devices(setup->hosts, host)->items[0];
-  (void)snprintf(spare->name, sizeof spare->name, "spare:%zu", number);
+  (void)snprintf(spare->name, sizeof spare->name, "%s:%zu", setup->grows ? "free" : "spare", number);
   spare->cpus = NULL;
   spare->cpu_count = 0;
   devices->count++;
-  return host == 0 ? give_cpus(devices, setup->local, spare) : EVEN_OK;
+  return setup->grows ? EVEN_OK : host == 0 ? give_cpus(devices, setup->local, spare) : EVEN_OK;
 }
 
 /* Those of spares on other hosts; where the names lie may have changed. */
@@ -150,7 +150,7 @@ static even_status add_labels(even_job_setup *setup, size_t ranks) {
   EVEN_TRY(even_realloc((void **)&setup->labels, count, sizeof *setup->labels));
   EVEN_TRY(even_realloc((void **)&setup->names, count, sizeof *setup->names));
   for (size_t i = 0; i < count; i++) {
-    bool elsewhere = i < ranks ? setup->labels[i] != NULL : setup->spare_hosts[i - ranks] > 0;
+    bool elsewhere = i < ranks ? setup->labels[i] != NULL : !setup->grows && setup->spare_hosts[i - ranks] > 0;
     if (i >= ranks && elsewhere) {
       (void)snprintf(setup->names[i], EVEN_HOSTS_NAME, "%s",
                      even_hosts_name(setup->hosts, (size_t)setup->spare_hosts[i - ranks]));

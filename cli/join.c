@@ -16,10 +16,10 @@ static const even_usage usage = {
     .synopsis = "evenstep join [options] ADDRESS:PORT",
     .description =
         "This host takes part in a job that runs already, and was started with --max-ranks: the training\n"
-        "saves its state after the step under way, and goes on with this host's ranks, too. ADDRESS:PORT is\n"
-        "what `evenstep run` said; the job's key is in EVENSTEP_JOB_KEY, or in the file that\n"
-        "EVENSTEP_JOB_KEY_FILE names. Runs until the job ends, or this host is drained; Ctrl-C asks for that,\n"
-        "and once more leaves at once.",
+        "saves its state after the step under way, and goes on with this host's ranks, too; with --recovery\n"
+        "shrink or replace they join while the others train. ADDRESS:PORT is what `evenstep run` said; the\n"
+        "job's key is in EVENSTEP_JOB_KEY, or in the file that EVENSTEP_JOB_KEY_FILE names. Runs until the\n"
+        "job ends, or this host is drained; Ctrl-C asks for that, and once more leaves at once.",
     .epilogue =
         "exit codes:\n"
         "  0 the job has ended, or goes on without this host; 7 the job was lost, or its agent not reached;\n"

@@ -27,6 +27,7 @@ static even_job *new_job(bool leads) {
                     .first = leads ? 0 : 2,
                     .local = 2,
                     .groups = 2,
+                    .most_groups = 2,
                     .master_address = "10.0.0.1",
                     .generation_fd = -1};
   if (even_job_generations_open(job) != EVEN_OK || even_job_generations_begin(job) != EVEN_OK) {

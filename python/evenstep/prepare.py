@@ -413,9 +413,9 @@ def _prepare_models(
 
 
 def _prepare_batch_norm(current: Session, name: str, model: nn.Module, whole: bool, always: bool) -> None:
-    """always: also for one rank, which has several blocks."""
+    """always: also for one rank, which has several blocks. So has one that others may join, or that joins others."""
     has_any = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
-    if whole and (current.world_size > 1 or always):
+    if whole and (current.world_size > 1 or always or current.recovery is not None):
         from evenstep.batch_norm import is_synchronised, synchronise
 
         left = synchronise(name, model, current.name)

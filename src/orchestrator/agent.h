@@ -43,6 +43,9 @@ typedef struct even_agent_observer {
   /* the user ends the job by this signal (SIGINT, SIGTERM, SIGHUP): once, before the ranks are asked to end. What they
    * say of that from now on is no failure */
   void (*interrupted)(void *context, int signal);
+  /* a host takes part while the others train: these are the devices of its ranks, from `first` on, which the caller has
+   * in its list when this returns */
+  void (*host_joined)(void *context, const char *host, int first, const even_device_list *devices);
   /* one line of what the agent does or cannot do: a restart, a slower way taken, a log that cannot be written */
   void (*notice)(void *context, const char *text);
 } even_agent_observer;
@@ -106,6 +109,9 @@ typedef struct even_agent_params {
   bool replace;
   int spares;             /* the last so many of the devices begin outside: processes that wait to take a place */
   const int *spare_hosts; /* the host's number of each of them, none lower than the one before; NULL: this one's */
+  /* With `shrink`, of hosts: those last places are not of spares. No host has them yet; hosts that join take them, and
+   * their ranks join the others between two steps. */
+  bool grows;
   int least_ranks;
   even_on_straggler on_straggler; /* needs telemetry_fd */
   double straggler_gain;          /* the part of a step by which the others must be faster then; 0: 0.05 */

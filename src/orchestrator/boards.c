@@ -30,14 +30,15 @@ struct even_boards {
   /* of the others: what the leader was told */
   even_generation_words *told; /* of each rank */
   uint32_t met;                /* the generation of which it knows where it meets */
-  bool begun;                  /* that this host, which came late, can be told of generations */
+  bool begun;                  /* that this host, which came late, can be told of generations, */
+  bool adopted;                /* and was told of the one that the others were at: of generation 0, too */
   /* of both */
   uint32_t seen; /* the newest generation, and since when it is */
   uint64_t seen_ns;
 };
 
 even_status even_boards_open(even_job *job) {
-  if (job->groups < 2) {
+  if (job->most_groups < 2) {
     return EVEN_OK;
   }
   EVEN_TRY(EVEN_NEW(&job->boards));
@@ -342,16 +343,22 @@ static void clear_up(even_job *job, uint32_t number, const bool *members) {
   }
 }
 
+/* Whether its ranks know of no members yet. */
+static bool is_fresh(const even_job *job) {
+  return job->late && !job->boards->adopted && even_generation_number(job->generation) == 0;
+}
+
 static even_status take_number(even_job *job, uint32_t number, const json_t *content) {
   bool *members = NULL;
   EVEN_TRY(EVEN_NEW_ARRAY(&members, job->count));
   even_status status = read_members(job, content, members);
-  bool fresh = job->late && even_generation_number(job->generation) == 0;
+  bool fresh = is_fresh(job);
   if (status == EVEN_OK && !(fresh ? even_generation_adopt(job->generation, number, members)
                                    : even_generation_follow(job->generation, number, members))) {
     status = even_fail(EVEN_ERR_INPUT, "generation %u after %u", number, even_generation_number(job->generation));
   }
-  if (status == EVEN_OK) {
+  job->boards->adopted = status == EVEN_OK;
+  if (status == EVEN_OK && number > 0) {
     clear_up(job, number, members);
     for (size_t i = 0; i < job->count; i++) {
       if (members[i] && even_job_is_here(job, i) && !even_generation_has(job->generation, (int)i, number - 1)) {
@@ -373,7 +380,7 @@ even_status even_boards_follow(even_job *job, const json_t *content) {
   if (number >= (json_int_t)even_generation_number(job->generation)) {
     EVEN_TRY(even_gifts_read(job, (uint32_t)number, content)); /* before the ranks see it */
   }
-  if (number > (json_int_t)even_generation_number(job->generation)) {
+  if (number > (json_int_t)even_generation_number(job->generation) || is_fresh(job)) {
     EVEN_TRY(take_number(job, (uint32_t)number, content));
   }
   if (number == (json_int_t)even_generation_number(job->generation)) {

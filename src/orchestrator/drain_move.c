@@ -335,7 +335,7 @@ static void enter(even_job *job, even_move_stage stage) {
 static bool all_have_joined(even_job *job) {
   even_progress_read(&job->progress);
   for (size_t i = 0; i < job->count; i++) {
-    if (!job->progress.ranks[i].joined) {
+    if (!even_job_lost(job, i) && !job->progress.ranks[i].joined) {
       return false;
     }
   }
@@ -403,6 +403,7 @@ static void make_next(const even_job *job, even_agent_params *params, even_job *
     next->count += agent->next.count;
     next->groups++;
   }
+  next->most_groups = next->groups;
 }
 
 static even_status ask_host(const even_job *next, even_host_agent *agent, size_t group, size_t first) {

@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "base/json_reader.h"
 #include "base/stop.h"
+#include "orchestrator/growth.h"
 #include "orchestrator/remote.h"
 #include "orchestrator/succession.h"
 #include "orchestrator/warm.h"
@@ -127,9 +128,14 @@ static bool is_due(const even_job *job) {
   return any_leaves(job) || even_guests_ranks(job->hosts) > 0;
 }
 
+/* Hosts that join while the others train end no attempt. */
+static bool is_due_now(const even_job *job) {
+  return any_leaves(job) || even_guests_ranks(job->hosts) > even_growth_waiting(job);
+}
+
 void even_elastic_ask(even_job *job) {
   if (job->stage != EVEN_JOB_RUNS || job->alive == 0 || job->progress.reader == NULL || job->changing || is_over(job) ||
-      (even_move_prepares(job) && !any_leaves(job)) || !is_due(job)) {
+      (even_move_prepares(job) && !any_leaves(job)) || !is_due_now(job)) {
     return;
   }
   even_telemetry_reader_ask_end(job->progress.reader, true);
@@ -430,7 +436,7 @@ even_status even_elastic_settle(even_job *job, bool *changed) {
   if (even_elastic_ranks(job) + even_guests_ranks(job->hosts) < least_of(job)) {
     EVEN_TRY(job->hosts->params.most_ranks > 0 ? await_guests(job) : too_few(job));
   }
-  *changed = is_due(job);
+  *changed = is_due(job) || job->hosts->elastic->grown;
   return *changed ? even_elastic_rearrange(job) : EVEN_OK;
 }
 

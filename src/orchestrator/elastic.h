@@ -2,7 +2,8 @@
  *
  * What shall change is noted at the hosts, and rank 0 asked to end (drain.c): all save their state after the step under
  * way. Between two attempts nothing of the job runs anywhere: then hosts go and come, and even_agent_run returns, for
- * all that is counted by ranks (telemetry, history, shares) is the caller's. Called again, it goes on with that job. */
+ * all that is counted by ranks (telemetry, history, shares) is the caller's. Called again, it goes on with that job.
+ * Hosts that join while the others train are another matter (growth.h), until the attempt is over. */
 #ifndef EVEN_ORCHESTRATOR_ELASTIC_H
 #define EVEN_ORCHESTRATOR_ELASTIC_H
 
@@ -34,6 +35,7 @@ typedef struct even_elastic {
   uint64_t told_ns;  /* when the ranks were asked; 0: the user was told that they take their time */
   even_elastic_past past;
   even_move move;
+  bool grown;             /* hosts have come into an attempt that runs: ranks are numbered anew after it */
   struct even_warm *warm; /* this host's processes of the attempt that follows; NULL: none */
 } even_elastic;
 
@@ -94,6 +96,11 @@ even_status even_guests_welcome(even_host_agent *guest, even_link *link, const j
 void even_guests_dismiss(even_hosts *hosts);
 
 /* ---- elastic_hosts.c: the list of hosts ---- */
+/* How long the list of so many is: with what may be added while an attempt runs. */
+size_t even_elastic_room(const even_hosts *hosts, size_t count);
+/* Takes a guest to the end of the list, where it is from then on; NULL: there is no room. Outside of the loop's calls.
+ */
+even_host_agent *even_elastic_take_in(even_hosts *hosts, even_host_agent *guest);
 /* Whether it has a part in the next attempt, or may have: one that came by itself and is lost does not come again. */
 bool even_elastic_stays(const even_host_agent *agent);
 /* Ranks of hosts that stay, this one's among them. */

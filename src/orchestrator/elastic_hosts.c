@@ -106,6 +106,32 @@ static bool comes_in(const even_host_agent *guest) {
   return guest != NULL && guest->fits;
 }
 
+size_t even_elastic_room(const even_hosts *hosts, size_t count) {
+  size_t room = count + (hosts->params.most_ranks > 0 ? (size_t)EVEN_GUESTS_MOST : 0);
+  return room < EVEN_HOSTS_MOST ? room : EVEN_HOSTS_MOST > count ? EVEN_HOSTS_MOST : count;
+}
+
+static void leave_guests(even_hosts *hosts, even_host_agent *guest) {
+  for (size_t i = 0; i < EVEN_GUESTS_MOST; i++) {
+    if (hosts->elastic->guests[i] == guest) {
+      hosts->elastic->guests[i] = NULL;
+    }
+  }
+  even_free(guest);
+}
+
+even_host_agent *even_elastic_take_in(even_hosts *hosts, even_host_agent *guest) {
+  if (hosts->count >= hosts->room) {
+    return NULL;
+  }
+  even_host_agent *agent = &hosts->agents[hosts->count];
+  move(guest, agent, hosts->count);
+  hosts->count++;
+  hosts->elastic->grown = true;
+  leave_guests(hosts, guest);
+  return agent;
+}
+
 static size_t count_next(const even_hosts *hosts) {
   size_t count = 1;
   for (size_t i = 1; i < hosts->count; i++) {
@@ -131,8 +157,7 @@ static void fill(even_hosts *hosts, even_host_agent *list, size_t room) {
     if (comes_in(guest)) {
       move(guest, &list[count], count);
       count++;
-      hosts->elastic->guests[i] = NULL;
-      even_free(guest);
+      leave_guests(hosts, guest);
     }
   }
 }
@@ -145,11 +170,14 @@ even_status even_elastic_rearrange(even_job *job) {
   }
   part_all(job);
   size_t count = count_next(hosts);
-  EVEN_TRY(EVEN_NEW_ARRAY(&list, count));
+  size_t room = even_elastic_room(hosts, count);
+  EVEN_TRY(EVEN_NEW_ARRAY(&list, room));
   fill(hosts, list, count);
   even_free(hosts->agents);
   hosts->agents = list;
   hosts->count = count;
+  hosts->room = room;
+  hosts->elastic->grown = false;
   hosts->adopts = false; /* ranks are numbered anew */
   even_move_done(hosts);
   job->parcels = NULL;

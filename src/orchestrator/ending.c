@@ -227,7 +227,7 @@ void even_job_check_awaited(even_job *job) {
   bool missed = false;
   for (size_t i = 0; i < job->ended && waits; i++) {
     size_t gone = job->order[i];
-    job->ranks[gone].awaited = !job->progress.ranks[gone].joined;
+    job->ranks[gone].awaited = !job->progress.ranks[gone].joined && !even_job_lost(job, gone);
     missed = missed || job->ranks[gone].awaited;
   }
   if (missed) {

@@ -168,11 +168,11 @@ static even_status set_parent(even_environment *environment, const even_rank_pla
 static even_status set_torchrun(even_environment *environment, const even_rank_place *place) {
   long world = (long)place->devices->count - place->spares;
   long local = place->local > 0 ? place->local : world;
-  bool spare = place->rank >= world;
+  bool own = place->rank >= place->first && place->rank < place->first + local; /* else one of its spares */
   EVEN_TRY(set_number(environment, "RANK", place->rank));
   EVEN_TRY(set_number(
       environment, "LOCAL_RANK",
-      spare && place->first_spare > 0 ? local + place->rank - place->first_spare : place->rank - place->first));
+      own || place->first_spare == 0 ? place->rank - place->first : local + place->rank - place->first_spare));
   EVEN_TRY(set_number(environment, "WORLD_SIZE", world));
   EVEN_TRY(set_number(environment, "LOCAL_WORLD_SIZE", local));
   EVEN_TRY(set_number(environment, "GROUP_RANK", place->group));

@@ -107,6 +107,7 @@ static even_status open_job(even_follower *follower) {
                              .spares = (size_t)start->spares,
                              .group = start->group,
                              .groups = start->groups,
+                             .most_groups = start->most_groups,
                              .era = start->era,
                              .follower = follower,
                              .warm = &follower->next.warm,
@@ -141,7 +142,7 @@ static bool is_same_world(const even_job *job, const even_remote_start *start) {
   return job->count == (size_t)start->world && job->first == (size_t)start->first &&
          job->local == (size_t)start->count && job->spares == (size_t)start->spares &&
          job->first_spare == (size_t)start->first_spare && job->group == start->group && job->groups == start->groups &&
-         job->era == start->era;
+         job->most_groups == start->most_groups && job->era == start->era;
 }
 
 /* Where one of its ranks comes to write checkpoints: after those before it are lost. A job does without, where there is

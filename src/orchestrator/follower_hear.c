@@ -114,11 +114,16 @@ static void tell_joined(const even_follower *follower) {
   if (follower->joins == NULL || follower->open) {
     return;
   }
-  if (start->count == 1) {
-    (void)snprintf(words, sizeof words, "this host takes part: rank %d of %d", start->first, start->world);
+  int length =
+      snprintf(words, sizeof words, "this host takes part: rank%s %d", start->count == 1 ? "" : "s", start->first);
+  if (start->count > 1) {
+    length += snprintf(words + length, sizeof words - (size_t)length, " %s %d", start->count == 2 ? "and" : "to",
+                       start->first + start->count - 1);
+  }
+  if (start->late) {
+    (void)snprintf(words + length, sizeof words - (size_t)length, ", while the others train");
   } else {
-    (void)snprintf(words, sizeof words, "this host takes part: ranks %d %s %d of %d", start->first,
-                   start->count == 2 ? "and" : "to", start->first + start->count - 1, start->world);
+    (void)snprintf(words + length, sizeof words - (size_t)length, " of %d", start->world - start->all_spares);
   }
   follower->joins->taken(follower->joins->context, words);
 }

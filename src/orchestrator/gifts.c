@@ -125,12 +125,12 @@ static void on_done(void *context, const even_parcel *parcel, const even_error *
 /* ---- opening ---- */
 
 even_status even_gifts_open(even_job *job) {
-  if (job->groups < 2 || !job->params->replace) {
+  if (job->most_groups < 2 || !even_job_takes_in(job)) {
     return EVEN_OK;
   }
   EVEN_TRY(EVEN_NEW(&job->gifts));
   *job->gifts = (even_gifts){.job = job, .giver = -1, .fd = -1};
-  return EVEN_NEW_ARRAY(&job->gifts->to, (size_t)job->groups);
+  return EVEN_NEW_ARRAY(&job->gifts->to, (size_t)job->most_groups);
 }
 
 void even_gifts_close(even_job *job) {
@@ -145,7 +145,7 @@ void even_gifts_close(even_job *job) {
 
 static void begin_anew(even_gifts *gifts, uint32_t number) {
   let_go(gifts);
-  memset(gifts->to, 0, (size_t)gifts->job->groups * sizeof *gifts->to);
+  memset(gifts->to, 0, (size_t)gifts->job->most_groups * sizeof *gifts->to);
   gifts->number = number;
   gifts->since_ns = even_clock_ns();
   gifts->giver = -1;
@@ -202,7 +202,7 @@ void even_gifts_plan(even_job *job) {
     return;
   }
   begin_anew(gifts, even_generation_number(job->generation) + 1);
-  for (size_t host = 0; host < (size_t)job->groups; host++) {
+  for (size_t host = 0; host < (size_t)job->most_groups; host++) {
     gifts->to[host].wanted = needs_it(job, host);
     any = any || gifts->to[host].wanted;
   }
@@ -220,7 +220,7 @@ unsigned even_gifts_changes(const even_job *job) {
 
 static void write_failures(const even_gifts *gifts, even_json *json) {
   even_json_array(json, "ungiven");
-  for (int host = 0; host < gifts->job->groups; host++) {
+  for (int host = 0; host < gifts->job->most_groups; host++) {
     if (gifts->to[host].failed) {
       even_json_object(json, NULL);
       even_json_integer(json, "host", host);
@@ -238,7 +238,7 @@ void even_gifts_write(const even_job *job, uint32_t number, even_json *json) {
   }
   even_json_integer(json, "giver", gifts->giver);
   even_json_array(json, "gives_to");
-  for (int host = 0; host < job->groups; host++) {
+  for (int host = 0; host < job->most_groups; host++) {
     if (gifts->to[host].wanted) {
       even_json_integer(json, NULL, host);
     }
@@ -250,7 +250,7 @@ void even_gifts_write(const even_job *job, uint32_t number, even_json *json) {
 
 static even_status read_host(const even_job *job, const json_t *value, size_t *host) {
   json_int_t number = json_integer_value(value);
-  if (!json_is_integer(value) || number < 0 || number >= job->groups) {
+  if (!json_is_integer(value) || number < 0 || number >= job->most_groups) {
     return even_fail(EVEN_ERR_INPUT, "the state of training for a host that the job has not");
   }
   *host = (size_t)number;
@@ -304,7 +304,7 @@ even_status even_gifts_read(even_job *job, uint32_t number, const json_t *conten
 
 bool even_gifts_any_failed(const even_job *job) {
   const even_gifts *gifts = job->gifts;
-  for (int host = 0; gifts != NULL && host < job->groups; host++) {
+  for (int host = 0; gifts != NULL && host < job->most_groups; host++) {
     if (gifts->to[host].failed && !gifts->to[host].told) {
       return true;
     }
@@ -319,7 +319,7 @@ void even_gifts_report(even_job *job, even_json *json) {
   }
   even_json_integer(json, "gift", gifts->number);
   write_failures(gifts, json);
-  for (int host = 0; host < job->groups; host++) {
+  for (int host = 0; host < job->most_groups; host++) {
     gifts->to[host].told = gifts->to[host].failed;
   }
 }
@@ -349,7 +349,7 @@ static bool gives_here(const even_gifts *gifts) {
 
 /* Whether there is a host to which nothing was offered yet. */
 static bool is_due(const even_gifts *gifts) {
-  for (int host = 0; host < gifts->job->groups; host++) {
+  for (int host = 0; host < gifts->job->most_groups; host++) {
     const gift_way *way = &gifts->to[host];
     if (way->wanted && !way->offered && !way->failed) {
       return true;
@@ -381,7 +381,7 @@ static even_status offer(even_gifts *gifts, size_t host, uint32_t process, int f
 static void fail_ungiven(even_gifts *gifts) {
   char why[EVEN_GENERATION_WORDS];
   bool known = even_generation_ungiven(gifts->job->generation, gifts->number, why);
-  for (size_t host = 0; known && host < (size_t)gifts->job->groups; host++) {
+  for (size_t host = 0; known && host < (size_t)gifts->job->most_groups; host++) {
     if (gifts->to[host].wanted && !gifts->to[host].offered) {
       fail_way(gifts, host, why);
     }
@@ -399,7 +399,7 @@ static void send_all(even_gifts *gifts) {
     fail_ungiven(gifts);
     return;
   }
-  for (size_t host = 0; host < (size_t)job->groups; host++) {
+  for (size_t host = 0; host < (size_t)job->most_groups; host++) {
     gift_way *way = &gifts->to[host];
     if (!way->wanted || way->offered || way->failed || offer(gifts, host, process, fd) == EVEN_OK) {
       continue;

@@ -3,6 +3,7 @@
 #include "base/fail.h"
 #include "base/json_reader.h"
 #include "orchestrator/elastic.h"
+#include "orchestrator/growth.h"
 #include "orchestrator/remote.h"
 #include "os/clock.h"
 
@@ -328,8 +329,13 @@ static void let_in(even_host_agent *guest) {
   if (!guest->came) {
     return; /* who waits for it sees it */
   }
-  even_elastic_ask(guest->hosts->job);
-  even_job_notice(guest->hosts->job,
+  even_job *job = guest->hosts->job;
+  guest->grows = even_growth_may(job);
+  if (guest->grows) {
+    return; /* with the next tick, or once the ranks have said whether they can go on among others */
+  }
+  even_elastic_ask(job);
+  even_job_notice(job,
                   "host %s has come with %zu rank%s: it joins when the training has saved its state after the step "
                   "under way",
                   guest->name, guest->count, guest->count == 1 ? "" : "s");

@@ -61,6 +61,7 @@ typedef struct even_host_agent {
   uint64_t called_ns;       /* when it was started again last, for lack of a majority; 0: it was not */
   char identity[160];       /* even_host_identity there */
   bool came;                /* it joined the job while it ran, by itself: it is not started again (elastic.h) */
+  bool grows;               /* and shall take part in the attempt that runs (growth.h) */
   bool leaves;              /* it shall have no part in the next attempt */
   bool fallen;              /* lost while nobody led: it has no part in the next attempt, whatever comes of it */
   bool holds;               /* ranks of an attempt that outlasted its leader: */
@@ -82,6 +83,7 @@ struct even_hosts {
   even_hosts_params params; /* its pointers are the caller's */
   even_host_agent *agents;  /* [0] is this host, of which only the names and numbers count */
   size_t count;
+  size_t room; /* of the list: hosts join while an attempt runs, and nobody moves then */
   even_loop loop;
   int listener; /* -1: none */
   int port;

@@ -349,7 +349,7 @@ static even_link *way_to(void *context, int host) {
 
 even_status even_hosts_open_parcels(even_hosts *hosts) {
   const even_parcels_params params = {
-      .size = sizeof params, .self = 0, .count = (int)hosts->count, .context = hosts, .way = way_to};
+      .size = sizeof params, .self = 0, .count = (int)hosts->room, .context = hosts, .way = way_to};
   even_parcels_close(hosts->parcels);
   hosts->parcels = NULL;
   return even_parcels_open(&params, &hosts->parcels);
@@ -439,7 +439,8 @@ static even_status read_own_facts(even_hosts *hosts) {
 static even_status open_all(even_hosts *hosts) {
   const char *where = hosts->params.address == NULL ? "0.0.0.0" : hosts->params.address;
   EVEN_TRY(even_elastic_open(hosts));
-  EVEN_TRY(EVEN_NEW_ARRAY(&hosts->agents, hosts->count));
+  hosts->room = even_elastic_room(hosts, hosts->count);
+  EVEN_TRY(EVEN_NEW_ARRAY(&hosts->agents, hosts->room));
   for (size_t i = 0; i < hosts->count; i++) {
     even_host_agent *agent = &hosts->agents[i];
     *agent = (even_host_agent){.hosts = hosts,

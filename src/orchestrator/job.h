@@ -74,7 +74,8 @@ typedef struct even_job {
   size_t spares;
   int group;
   int groups;
-  int era; /* how often another host has taken the leader's place */
+  int most_groups; /* hosts that there may ever be in an attempt: some may join while it runs */
+  int era;         /* how often another host has taken the leader's place */
   char master_address[EVEN_JOB_ADDRESS];
   int master_port;
   char interface[EVEN_JOB_INTERFACE]; /* over which hosts reach one another, "" where not known */
@@ -210,11 +211,17 @@ bool even_job_can_do_without(even_job *job, const bool *these, even_text *why, b
 bool even_job_lost(const even_job *job, size_t rank);
 /* "rank 0", "ranks 0, 2 and 3": the members that live. */
 void even_job_name_members(const even_job *job, even_text *out);
-/* Under --recovery replace, replace.c. Nothing without. */
+/* Under --recovery replace, or where hosts join while the others train, replace.c. Nothing without. */
+/* Whether processes may join the members. */
+bool even_job_takes_in(const even_job *job);
 even_status even_job_replace_open(even_job *job) EVEN_MUST_USE;
 void even_job_replace_close(even_job *job);
 /* Before the ranks of an attempt start: who begins as a member, members[count]. */
 void even_job_replace_begin(even_job *job, bool *members);
+/* The same, behind what the ranks have: the places that are kept for hosts that may join. */
+void even_job_replace_keep_free(even_job *job);
+/* A host has come with so many of these: processes are to start there. */
+void even_job_replace_give(even_job *job, size_t first, size_t count);
 /* Whether the rank's process waits to join the others. */
 bool even_job_is_outside(const even_job *job, size_t rank);
 /* Whether it has joined them, and not made a step since. */

@@ -10,6 +10,7 @@
 #include "orchestrator/bring.h"
 #include "orchestrator/copies.h"
 #include "orchestrator/elastic.h"
+#include "orchestrator/growth.h"
 #include "orchestrator/remote_start.h"
 #include "orchestrator/returns.h"
 #include "orchestrator/succession.h"
@@ -42,7 +43,7 @@ static void hosts_ready(void *context, int fd) {
 /* Spares that shall wait on that host. */
 static size_t spares_of(const even_agent_params *params, size_t host) {
   size_t spares = 0;
-  for (int i = 0; i < params->spares; i++) {
+  for (int i = 0; !params->grows && i < params->spares; i++) {
     spares += (params->spare_hosts == NULL ? 0 : (size_t)params->spare_hosts[i]) == host ? 1 : 0;
   }
   return spares;
@@ -126,6 +127,7 @@ static even_status open_rings(even_job *job) {
 
 void even_job_hosts_count(even_job *job) {
   job->groups = job->hosts == NULL ? 1 : (int)even_hosts_count(job->hosts);
+  job->most_groups = job->params->grows ? (int)job->hosts->room : job->groups;
   job->first_spare = job->count - (size_t)job->params->spares;
   job->spares = spares_of(job->params, 0);
   job->local = job->first_spare;
@@ -186,9 +188,16 @@ size_t even_job_host_number(const even_job *job, size_t rank) {
   return agent == NULL ? 0 : agent->index;
 }
 
+bool even_job_is_nobodys(const even_job *job, size_t rank) {
+  return job->params->grows && !even_job_is_here(job, rank) && host_of(job, rank) == NULL;
+}
+
 bool even_job_host_reached(const even_job *job, size_t rank) {
   const even_host_agent *agent = host_of(job, rank);
-  return agent == NULL || (agent->link != NULL && agent->busy && agent->follows);
+  if (agent == NULL) {
+    return !even_job_is_nobodys(job, rank);
+  }
+  return agent->link != NULL && agent->busy && agent->follows;
 }
 
 even_status even_job_host_fill(even_job *job, size_t rank) {
@@ -355,6 +364,7 @@ void even_job_hosts_tick(even_job *job) {
     even_succession_check(job);
     even_copies_tick(job);
     even_returns_tick(job);
+    even_growth_tick(job);
   }
 }
 
@@ -513,11 +523,14 @@ static even_status take_records(even_job *job, const even_host_agent *agent, con
 }
 
 /* The agent there could not do its part: as it is here, that is the end of the job. */
-static void take_failed(even_job *job, even_host_agent *agent, const json_t *content) {
+static even_status take_failed(even_job *job, even_host_agent *agent, const json_t *content) {
   int status = number_of(content, "status");
+  if (agent->came && agent->late) { /* the others go on as if its connection had ended */
+    return even_fail(EVEN_ERR_PEER_LOST, "its agent could not do its part: %.400s", even_json_text(content, "what"));
+  }
   if (even_elastic_failed(agent, even_json_text(content, "what")) ||
       even_returns_failed(agent, even_json_text(content, "what"))) {
-    return;
+    return EVEN_OK;
   }
   agent->busy = false;
   if (job->failure.status == EVEN_OK) {
@@ -528,6 +541,7 @@ static void take_failed(even_job *job, even_host_agent *agent, const json_t *con
     job->failure = *even_error_last();
     (void)even_error_restore(&kept);
   }
+  return EVEN_OK;
 }
 
 /* Its host must end soon: so does the job, where it cannot go on without. */
@@ -597,8 +611,7 @@ static even_status take_content(even_job *job, even_host_agent *agent, const eve
       take_settled(job, agent, content);
       return EVEN_OK;
     case EVEN_MESSAGE_FAILED:
-      take_failed(job, agent, content);
-      return EVEN_OK;
+      return take_failed(job, agent, content);
     case EVEN_MESSAGE_HOLDS:
       return even_bring_hear(agent, content);
     case EVEN_MESSAGE_VOTES:

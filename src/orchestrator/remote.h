@@ -29,6 +29,8 @@ bool even_job_hosts_reaped(even_job *job, pid_t pid);
 bool even_job_hosts_settled(even_job *job, uint64_t since_ns);
 /* Whether the rank, or spare, is this agent's. */
 bool even_job_is_here(const even_job *job, size_t rank);
+/* Whether the place is kept for a host that may join: nobody has it yet. */
+bool even_job_is_nobodys(const even_job *job, size_t rank);
 /* Whether it is of that host. */
 bool even_host_agent_has(const even_host_agent *agent, size_t rank);
 /* The number of a rank's host, 0: this one. */

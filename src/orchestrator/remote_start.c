@@ -115,7 +115,8 @@ void even_remote_start_write(const even_job *job, size_t group, size_t first, si
   even_json_integer(&json, "spares", its == NULL ? 0 : (int64_t)its->spares);
   even_json_integer(&json, "all_spares", its == NULL ? 0 : params->spares);
   even_json_integer(&json, "group", (int64_t)group);
-  even_json_integer(&json, "groups", job->groups);
+  even_json_integer(&json, "groups", group < (size_t)job->groups ? job->groups : (int64_t)group + 1);
+  even_json_integer(&json, "most_groups", job->most_groups);
   even_json_integer(&json, "era", job->era);
   add_words(&json, "command", params->command);
   add_environment(&json, job);
@@ -133,7 +134,7 @@ void even_remote_start_write(const even_job *job, size_t group, size_t first, si
   even_json_bool(&json, "restart_hung", params->restart_hung);
   even_json_bool(&json, "unpinned", params->unpinned);
   even_json_bool(&json, "shrink", params->shrink);
-  even_json_bool(&json, "replace", params->replace);
+  even_json_bool(&json, "replace", even_job_takes_in(job));
   even_json_bool(&json, "late", late);
   even_json_bool(&json, "telemetry", rings != NULL);
   size_t most = (size_t)job->hosts->params.most_ranks; /* who takes this leader's place goes on with these rings */
@@ -226,6 +227,7 @@ static even_status read_ranks(const json_t *object, even_remote_start *out) {
 
 static even_status read_all(const json_t *object, even_remote_start *out) {
   enum { MOST = EVEN_TELEMETRY_MOST_RANKS };
+  bool late = json_is_true(json_object_get(object, "late")); /* its places may be such as were kept: the last ones */
   EVEN_TRY(read_text(object, "job", out->job, sizeof out->job));
   EVEN_TRY(read_text(object, "master_address", out->master_address, sizeof out->master_address));
   EVEN_TRY(read_integer(object, "attempt", 0, 1 << 24, &out->attempt));
@@ -233,13 +235,14 @@ static even_status read_all(const json_t *object, even_remote_start *out) {
   EVEN_TRY(read_integer(object, "master_port", 1, 65535, &out->master_port));
   EVEN_TRY(read_integer(object, "world", 1, MOST, &out->world));
   EVEN_TRY(read_integer(object, "count", 1, out->world, &out->count));
-  EVEN_TRY(read_integer(object, "all_spares", 0, out->world - out->count, &out->all_spares));
-  EVEN_TRY(read_integer(object, "first", 0, out->world - out->all_spares - out->count, &out->first));
+  EVEN_TRY(read_integer(object, "all_spares", 0, out->world - (late ? 1 : out->count), &out->all_spares));
+  EVEN_TRY(read_integer(object, "first", 0, out->world - out->count - (late ? 0 : out->all_spares), &out->first));
   EVEN_TRY(read_integer(object, "spares", 0, out->all_spares, &out->spares));
   EVEN_TRY(
       read_integer(object, "first_spare", out->world - out->all_spares, out->world - out->spares, &out->first_spare));
   EVEN_TRY(read_integer(object, "groups", 1, MOST, &out->groups));
   EVEN_TRY(read_integer(object, "group", 0, out->groups - 1, &out->group));
+  EVEN_TRY(read_integer(object, "most_groups", out->groups, MOST, &out->most_groups));
   EVEN_TRY(read_integer(object, "era", 0, 1 << 20, &out->era));
   EVEN_TRY(read_words(object, "command", 1, &out->command));
   EVEN_TRY(read_words(object, "environment", 0, &out->environment));
@@ -257,7 +260,7 @@ static even_status read_all(const json_t *object, even_remote_start *out) {
   out->unpinned = json_is_true(json_object_get(object, "unpinned"));
   out->shrink = json_is_true(json_object_get(object, "shrink"));
   out->replace = json_is_true(json_object_get(object, "replace"));
-  out->late = json_is_true(json_object_get(object, "late"));
+  out->late = late;
   EVEN_TRY(read_integer(object, "rings", out->world, MOST, &out->rings));
   out->telemetry = json_is_true(json_object_get(object, "telemetry"));
   out->calls = json_is_true(json_object_get(object, "calls"));

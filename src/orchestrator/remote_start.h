@@ -21,6 +21,7 @@ typedef struct even_remote_start {
   int all_spares; /* of all hosts: the last of `world` */
   int group;      /* among the hosts */
   int groups;
+  int most_groups; /* and how many may come into the attempt */
   int era;
   char **command;
   char **environment; /* also those of the leader's own variables that ranks everywhere get */
@@ -33,8 +34,8 @@ typedef struct even_remote_start {
   bool restart_hung;
   bool unpinned;
   bool shrink;  /* ranks that are lost end nobody else, */
-  bool replace; /* and others may take their places */
-  bool late;    /* the attempt runs: places of ranks that were lost here are to be filled, and none started at once */
+  bool replace; /* and others may join, in their places or in such as nobody had */
+  bool late;    /* the attempt runs: processes are to take the places of this host, and none is started at once */
   int rings;    /* at least one a rank */
   bool telemetry;
   bool calls; /* records of calls are wanted */

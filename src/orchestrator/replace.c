@@ -1,5 +1,6 @@
-/* Processes that take the places of lost ranks (--recovery replace): spares that wait, and ones that are started anew.
- * They are outside until all members stand between two steps; then a new generation has them, too. */
+/* Processes that join the members: in the places of lost ranks (--recovery replace), spares that wait and ones that are
+ * started anew, and in places that nobody had, of hosts that join (growth.h). They are outside until all members stand
+ * between two steps; then a new generation has them, too. */
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "fault/generation.h"
@@ -22,7 +23,8 @@ static const uint64_t longest_pause_ns = 600000000000u;
 
 struct even_job_place {
   bool outside;      /* its process is no member */
-  bool filled;       /* its process was started in another one's place */
+  bool filled;       /* its process was started in another one's place, or in one that nobody had */
+  bool comes;        /* its host has come with it, and no process has joined from there yet */
   bool new_here;     /* it joined, and has not made a step since, as far as is known */
   unsigned endings;  /* of processes that were here in this attempt, but well */
   uint64_t again_ns; /* when another one may be started; 0: none is wanted */
@@ -32,8 +34,17 @@ static size_t world(const even_job *job) {
   return job->count - (size_t)job->params->spares;
 }
 
+/* So many members there may be. */
+static size_t most_members(const even_job *job) {
+  return job->params->grows ? job->count : world(job);
+}
+
+bool even_job_takes_in(const even_job *job) {
+  return job->params->replace || job->params->grows;
+}
+
 even_status even_job_replace_open(even_job *job) {
-  if (job->generation == NULL || !job->params->replace) {
+  if (job->generation == NULL || !even_job_takes_in(job)) {
     return EVEN_OK;
   }
   return EVEN_NEW_ARRAY(&job->places, job->count);
@@ -86,7 +97,7 @@ static bool any_gives(even_job *job) {
 /* Whether a process in that place could get the state: over the network or, where an attempt has outlasted its leader
  * and numbers of hosts are others now, from a member of its own host. */
 static bool can_be_filled(const even_job *job, size_t rank) {
-  bool near = job->gifts != NULL || job->groups < 2;
+  bool near = job->gifts != NULL || job->most_groups < 2;
   for (size_t i = 0; !near && i < job->count; i++) {
     near = is_member(job, i) && even_job_host_number(job, i) == even_job_host_number(job, rank);
   }
@@ -95,8 +106,8 @@ static bool can_be_filled(const even_job *job, size_t rank) {
 
 size_t even_job_replace_free(const even_job *job) {
   size_t places = 0;
-  size_t members = even_job_members(job);
-  size_t room = world(job) - members;
+  size_t members = job->params->replace ? even_job_members(job) : 0;
+  size_t room = most_members(job) - members;
   for (size_t i = 0; members > 0 && job->places != NULL && i < job->count; i++) {
     places += !is_member(job, i) && can_be_filled(job, i) ? 1 : 0;
   }
@@ -126,12 +137,13 @@ void even_job_replace_lost(even_job *job, size_t rank) {
     return;
   }
   struct even_job_place *place = &job->places[rank];
+  bool again = job->params->replace || place->comes;
   uint64_t pause = job->ranks[rank].lost != NULL ? 0 : pause_after(++place->endings);
   place->outside = true;
   place->new_here = false;
   uint64_t rest = even_stragglers_rest_ns(job->stragglers, rank);
-  place->again_ns = even_clock_ns() + (rest > pause ? rest : pause);
-  if (pause > 0) {
+  place->again_ns = again ? even_clock_ns() + (rest > pause ? rest : pause) : 0;
+  if (again && pause > 0) {
     even_job_notice(job, "rank %zu (%s) is set aside for %.0f s: its process has ended %u times", rank,
                     job->params->devices->items[rank].name, (double)pause * 1e-9, place->endings);
   }
@@ -163,6 +175,22 @@ void even_job_replace_adopt(even_job *job, size_t rank, bool member) {
   }
 }
 
+/* Kept for hosts that may join: nobody misses who is not there. */
+void even_job_replace_keep_free(even_job *job) {
+  for (size_t i = 0; i < job->count; i++) {
+    if (even_job_is_nobodys(job, i)) {
+      job->lost[i] = true;
+      job->order[job->ended++] = i;
+    }
+  }
+}
+
+void even_job_replace_give(even_job *job, size_t first, size_t count) {
+  for (size_t i = first; i < first + count; i++) {
+    job->places[i] = (struct even_job_place){.outside = true, .comes = true, .again_ns = even_clock_ns()};
+  }
+}
+
 /* ---- starts ---- */
 
 static void out_of_order(even_job *job, size_t rank) {
@@ -187,7 +215,8 @@ static even_status start_process(even_job *job, size_t rank) {
 
 void even_job_replace_started(even_job *job, size_t rank) {
   if (even_job_is_outside(job, rank) && job->places[rank].filled) {
-    even_job_notice(job, "rank %zu: a process takes its place (process %ld)", rank, (long)job->ranks[rank].pid);
+    even_job_notice(job, "rank %zu: a process %s (process %ld)", rank,
+                    job->places[rank].comes ? "starts for it" : "takes its place", (long)job->ranks[rank].pid);
   }
 }
 
@@ -270,7 +299,7 @@ static void choose(even_job *job, bool *joining, size_t *count) {
   size_t members = even_job_members(job);
   bool given = any_gives(job);
   *count = 0;
-  for (size_t i = 0; i < 2 * job->count && given && members + *count < world(job); i++) {
+  for (size_t i = 0; i < 2 * job->count && given && members + *count < most_members(job); i++) {
     size_t rank = i % job->count;
     if (!joining[rank] && job->ranks[rank].alive && even_job_is_outside(job, rank) &&
         even_generation_offers(job->generation, (int)rank) &&
@@ -309,6 +338,7 @@ static void let_join(even_job *job, const bool *joining) {
       even_text_format(&fresh, "%s%zu", count++ == 0 ? "" : ", ", i);
       job->places[i].outside = false;
       job->places[i].new_here = true;
+      job->places[i].comes = false;
       job->lost[i] = false;
       even_hangs_begin_rank(job->hangs, i);
     }

@@ -20,8 +20,9 @@ static uint64_t pause_after(unsigned tries) {
 }
 
 static bool goes_on(const even_job *job) {
-  return job->hosts != NULL && job->places != NULL && job->stage == EVEN_JOB_RUNS && job->alive > 0 && !job->changing &&
-         job->draining == 0 && job->interrupted == 0 && !job->hosts->params.replaces_leader;
+  return job->hosts != NULL && job->places != NULL && job->params->replace && job->stage == EVEN_JOB_RUNS &&
+         job->alive > 0 && !job->changing && job->draining == 0 && job->interrupted == 0 &&
+         !job->hosts->params.replaces_leader;
 }
 
 static bool is_awaited(const even_host_agent *agent) {

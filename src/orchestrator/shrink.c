@@ -51,6 +51,7 @@ even_status even_job_generations_begin(even_job *job) {
   even_free(members);
   even_boards_begin(job);
   memset(job->lost, 0, job->count * sizeof *job->lost);
+  even_job_replace_keep_free(job);
   job->undecided_ns = 0;
   return even_gifts_begin(job);
 }

@@ -65,6 +65,7 @@ static even_status open_side(side *own, bool leads) {
                         .host = "here",
                         .group = leads ? 0 : 1,
                         .groups = 2,
+                        .most_groups = 2,
                         .master_address = "10.79.0.1",
                         .hosts = leads ? &own->hosts : NULL,
                         .follower = leads ? NULL : (even_follower *)own, /* nothing is sent by it here */
@@ -636,6 +637,26 @@ static void a_host_that_comes_back_follows_from_where_the_others_are(void **stat
   assert_int_equal(carry(4), EVEN_ERR_INPUT); /* from then on one by one */
 }
 
+/* It joins where nobody was lost: its ranks must know who was there before them, who alone has a state to give. */
+static void a_host_that_joins_knows_who_began(void **state) {
+  const bool joins[RANKS] = {false, false, true, false};
+  const bool nobody[RANKS] = {false};
+  (void)state;
+  even_generation_begin(leader.job.generation, (const bool[RANKS]){true, true, false, false});
+  other.job.late = true;
+  assert_int_equal(even_job_generations_begin(&other.job), EVEN_OK);
+  assert_false(even_generation_has(other.ranks_view, 0, 0));
+  assert_int_equal(carry(0), EVEN_OK);
+  assert_true(even_generation_has(other.ranks_view, 0, 0) && even_generation_has(other.ranks_view, 1, 0));
+  assert_int_equal(even_generation_grow(leader.job.generation, joins), 1);
+  assert_int_equal(carry(1), EVEN_OK);
+  assert_true(even_generation_has(other.ranks_view, 2, 1) && even_generation_has(other.ranks_view, 0, 0));
+  assert_false(even_job_is_outside(&other.job, 2));
+  assert_int_equal(even_generation_lose(leader.job.generation, nobody), 2);
+  assert_int_equal(carry(0), EVEN_OK); /* an old one: nothing */
+  assert_int_equal(even_generation_number(other.ranks_view), 1);
+}
+
 /* Ranks 0 here and 1 there, and a spare of each host: 2 and 3. */
 static void who_waits_on_the_host_of_a_lost_rank_comes_first(void **state) {
   (void)state;
@@ -737,6 +758,7 @@ int main(void) {
       REPLACING_TEST(who_joined_lacks_the_state_until_it_took_it),
       REPLACING_TEST(plans_of_ranks_and_hosts_that_are_none_are_refused),
       REPLACING_TEST(a_host_that_comes_back_follows_from_where_the_others_are),
+      REPLACING_TEST(a_host_that_joins_knows_who_began),
       REPLACING_TEST(who_waits_on_the_host_of_a_lost_rank_comes_first),
       REPLACING_TEST(the_least_are_not_waited_for_where_they_cannot_come),
       REPLACING_TEST(only_a_free_place_of_this_host_is_filled),

@@ -60,6 +60,7 @@ static int open_scene(void **state) {
   at->params.devices = &at->devices;
   at->job = (even_job){.params = &at->params, .hosts = &at->hosts, .local = 1};
   at->hosts = (even_hosts){.count = 4,
+                           .room = 4,
                            .job = &at->job,
                            .listener = -1,
                            .listen_ns = UINT64_MAX,

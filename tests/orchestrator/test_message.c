@@ -77,7 +77,8 @@ static void what_is_too_long_is_not_sent(void **state) {
 static const char START[] =
     "{\"job\":\"abc\",\"attempt\":1,\"max_restarts\":3,\"master_address\":\"10.0.0.1\",\"master_port\":4711,\"world\":"
     "3,"
-    "\"first\":1,\"count\":2,\"first_spare\":3,\"spares\":0,\"all_spares\":0,\"group\":1,\"groups\":2,\"era\":0,"
+    "\"first\":1,\"count\":2,\"first_spare\":3,\"spares\":0,\"all_spares\":0,\"group\":1,\"groups\":2,\"most_groups\":"
+    "2,\"era\":0,"
     "\"command\":[\"python3\",\"t.py\"],\"environment\":[\"A=b\"],"
     "\"quota\":[null,0.25],\"shown\":[true,false],\"run_folder\":\"/runs/a\",\"resume\":null,\"hang_seconds\":30,"
     "\"restart_hung\":false,\"unpinned\":true,\"telemetry\":true,\"rings\":4,\"calls\":false}";
@@ -122,6 +123,21 @@ static void a_start_with_spares_is_read(void **state) {
   assert_int_equal(start.all_spares, 2);
   assert_true(start.quota[2] == 0.25 && start.quota[4] == 0.5 && start.quota[3] != start.quota[3]);
   assert_true(start.shown[4] && !start.shown[3]);
+  even_remote_start_free(&start);
+}
+
+/* It joins an attempt that began with one rank: its places, 1 and 2, were kept for it. */
+static void a_start_of_a_host_that_joins_is_read(void **state) {
+  char one[sizeof START + 64];
+  char two[sizeof START + 64];
+  even_remote_start start;
+  (void)state;
+  replace(START, "\"all_spares\":0", "\"all_spares\":2", one, sizeof one);
+  assert_int_equal(even_remote_start_read(one, strlen(one), &start), EVEN_ERR_INPUT);
+  even_remote_start_free(&start);
+  replace(one, "\"era\":0", "\"era\":0,\"late\":true", two, sizeof two);
+  assert_int_equal(even_remote_start_read(two, strlen(two), &start), EVEN_OK);
+  assert_true(start.late && start.first == 1 && start.count == 2 && start.all_spares == 2);
   even_remote_start_free(&start);
 }
 
@@ -184,10 +200,15 @@ static void what_is_a_ranks_own_stays_here(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(comes_out_as_it_went_in),       cmocka_unit_test(what_is_beyond_its_limits_is_refused),
-      cmocka_unit_test(what_is_too_long_is_not_sent),  cmocka_unit_test(a_start_is_read),
-      cmocka_unit_test(a_start_with_spares_is_read),   cmocka_unit_test(a_start_that_does_not_fit_is_refused),
-      cmocka_unit_test(lack_of_memory_leaves_nothing), cmocka_unit_test(what_is_a_ranks_own_stays_here),
+      cmocka_unit_test(comes_out_as_it_went_in),
+      cmocka_unit_test(what_is_beyond_its_limits_is_refused),
+      cmocka_unit_test(what_is_too_long_is_not_sent),
+      cmocka_unit_test(a_start_is_read),
+      cmocka_unit_test(a_start_with_spares_is_read),
+      cmocka_unit_test(a_start_of_a_host_that_joins_is_read),
+      cmocka_unit_test(a_start_that_does_not_fit_is_refused),
+      cmocka_unit_test(lack_of_memory_leaves_nothing),
+      cmocka_unit_test(what_is_a_ranks_own_stays_here),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -78,6 +78,7 @@ static even_status open_bench(void) {
                        .order = own.order,
                        .host = "here",
                        .groups = 2,
+                       .most_groups = 2,
                        .master_address = "10.79.0.1",
                        .hosts = &own.hosts,
                        .snapshots = own.snapshots,

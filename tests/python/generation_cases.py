@@ -360,12 +360,13 @@ from evenstep.generation_gift import Gift
 around(Gift, "wrap", "giving", "given")
 around(Gift, "open", "opening", "opened")
 waits = [int(step) for step in sys.argv[2].split(",") if step]
+FULL = int(os.environ.get("FULL") or os.environ["WORLD_SIZE"])
 joined = os.environ.get("EVENSTEP_JOINS") == "1"
 
 
 def wait_for_somebody():
     recovery = es.session().recovery
-    if not waits or es.step() < waits[0] or len(recovery.members) == int(os.environ["WORLD_SIZE"]):
+    if not waits or es.step() < waits[0] or len(recovery.members) == FULL:
         return
     waits.pop(0)
     until = time.monotonic() + 300
@@ -555,6 +556,7 @@ BITWISE = (
     HEAD.replace("import copy, os, sys", "import copy, hashlib, os, sys, time")
     + """
 waits = [int(step) for step in sys.argv[2].split(",") if step]
+FULL = int(os.environ.get("FULL") or os.environ["WORLD_SIZE"])
 whole = es.session()
 es.step = lambda: whole.step  # a block of many is a rank of its own, as it sees itself
 around(MendedGroup, "gather_rows", "statistics", "counted")
@@ -562,7 +564,7 @@ around(MendedGroup, "gather_rows", "statistics", "counted")
 
 def wait_for_somebody():
     recovery = whole.recovery
-    if recovery is None or not waits or es.step() < waits[0] or len(recovery.members) == int(os.environ["WORLD_SIZE"]):
+    if recovery is None or not waits or es.step() < waits[0] or len(recovery.members) == FULL:
         return
     waits.pop(0)
     until = time.monotonic() + 300

@@ -1,0 +1,33 @@
+/* Places that are kept for hosts that join while the others train: numbered behind the ranks, as spares are, and of no
+ * host until one takes them. */
+#include "cli/job_setup.h"
+
+#include <stdio.h>
+
+void even_job_keep_places(const even_job_options *options, even_job_setup *setup) {
+  size_t ranks = setup->devices.count;
+  size_t most = (size_t)options->max_ranks;
+  setup->joined = 0;
+  setup->grows = setup->shrink && setup->hosts != NULL && !options->replace_leader && most > ranks;
+  if (setup->grows) {
+    setup->spares = most - ranks;
+  }
+}
+
+size_t even_job_ranks_known(const even_job_setup *setup) {
+  return setup->devices.count - (setup->grows ? setup->spares - setup->joined : 0);
+}
+
+void even_job_take_places(even_job_setup *setup, const char *host, size_t first, const even_device_list *devices) {
+  size_t ranks = setup->devices.count - setup->spares;
+  for (size_t i = first; i < first + devices->count && i < setup->devices.count; i++) {
+    setup->devices.items[i] = devices->items[i - first];
+    setup->devices.items[i].cpus = NULL; /* its own */
+    setup->devices.items[i].cpu_count = 0;
+    if (setup->labels != NULL) {
+      (void)snprintf(setup->names[i], EVEN_HOSTS_NAME, "%s", host);
+      setup->labels[i] = setup->names[i];
+    }
+    setup->joined = i + 1 - ranks > setup->joined ? i + 1 - ranks : setup->joined;
+  }
+}

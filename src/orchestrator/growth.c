@@ -1,0 +1,160 @@
+/* Hosts that join, from their coming to their part in an attempt that runs. */
+#include "orchestrator/growth.h"
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "orchestrator/elastic.h"
+#include "orchestrator/remote.h"
+#include "orchestrator/remote_start.h"
+
+#include <stdio.h>
+#include <string.h>
+
+bool even_growth_may(const even_job *job) {
+  return job->params->grows && job->places != NULL && job->stage == EVEN_JOB_RUNS && job->alive > 0 && !job->changing &&
+         job->draining == 0 && job->interrupted == 0 && job->hosts->elastic->move.stage == EVEN_MOVE_NONE;
+}
+
+/* ---- places ---- */
+
+/* It came by itself, and is lost with all its ranks: when it joins again it gets other places, or the same. */
+static bool has_left(const even_job *job, const even_host_agent *agent) {
+  for (size_t i = 0; i < agent->count; i++) {
+    if (job->ranks[agent->first + i].alive) {
+      return false;
+    }
+  }
+  return agent->came && agent->lost && agent->link == NULL;
+}
+
+static bool is_free(const even_job *job, size_t place) {
+  size_t host = even_job_host_number(job, place);
+  return even_job_is_nobodys(job, place) || (host > 0 && has_left(job, &job->hosts->agents[host]));
+}
+
+size_t even_growth_places(const even_job *job, size_t count) {
+  size_t row = 0;
+  for (size_t i = 0; i < job->count; i++) {
+    row = is_free(job, i) ? row + 1 : 0;
+    if (row == count) {
+      return i + 1 - count;
+    }
+  }
+  return job->count;
+}
+
+/* Those that had them have none any more. */
+static void vacate(even_job *job, size_t first, size_t count) {
+  for (size_t i = 1; i < job->hosts->count; i++) {
+    even_host_agent *agent = &job->hosts->agents[i];
+    if (agent->first < first + count && first < agent->first + agent->count) {
+      agent->count = 0;
+    }
+  }
+}
+
+/* ---- taking in ---- */
+
+/* Where the others reach the first host is known only now, where nobody came to it before. */
+static void choose_address(even_job *job) {
+  if (strncmp(job->master_address, "127.", 4) == 0) {
+    even_job_hosts_choose_address(job);
+  }
+}
+
+static even_status give_part(even_job *job, even_host_agent *agent) {
+  even_text text = EVEN_TEXT_EMPTY;
+  even_remote_start_write(job, agent->index, agent->first, agent->count, agent, &text);
+  return even_link_send_text(agent->link, EVEN_MESSAGE_START, &text, NULL, 0);
+}
+
+/* What is lost on the way is a host of the job that is lost. */
+static void take_in(even_job *job, even_host_agent *guest, size_t first) {
+  const even_agent_observer *observer = &job->params->observer;
+  vacate(job, first, guest->count);
+  even_host_agent *agent = even_elastic_take_in(job->hosts, guest);
+  agent->grows = false;
+  agent->late = true;
+  agent->follows = false;
+  agent->first = first;
+  agent->first_spare = job->count;
+  agent->spares = 0;
+  choose_address(job);
+  even_job_replace_give(job, first, agent->count);
+  if (observer->host_joined != NULL) {
+    observer->host_joined(observer->context, agent->name, (int)first, &agent->devices);
+  }
+  if (give_part(job, agent) != EVEN_OK) {
+    even_job_notice(job, "host %s cannot be told to take part: %s", agent->name, even_error_last()->what);
+    even_error_clear();
+    return;
+  }
+  agent->busy = true;
+  even_job_notice(job, "host %s joins with %zu rank%s: processes start there while the others train", agent->name,
+                  agent->count, agent->count == 1 ? "" : "s");
+}
+
+static void leave_to_restart(even_job *job, even_host_agent *guest, const char *why) {
+  guest->grows = false;
+  even_job_notice(job,
+                  "host %s cannot join the ranks where they are: %s: it joins when the training has saved its state "
+                  "after the step under way",
+                  guest->name, why);
+  even_elastic_ask(job);
+}
+
+/* Whether the members can go on among others; else why not. *known: all of them have said so. */
+static bool members_can(const even_job *job, even_text *why, bool *known) {
+  bool *others = NULL;
+  int rank = -1;
+  char words[EVEN_GENERATION_WORDS];
+  even_generation_words said;
+  *known = even_job_members(job) > 0 && EVEN_NEW_ARRAY(&others, job->count) == EVEN_OK;
+  for (size_t i = 0; *known && i < job->count; i++) {
+    others[i] = !job->ranks[i].alive || even_job_is_outside(job, i);
+    if (!others[i]) {
+      even_generation_hear(job->generation, (int)i, &said);
+      *known = said.said;
+    }
+  }
+  bool can = *known && even_generation_able(job->generation, others, &rank, words);
+  if (*known && !can) {
+    even_text_format(why, "rank %d: %s", rank, words);
+  }
+  even_free(others);
+  even_error_clear();
+  return can;
+}
+
+static void look_after(even_job *job, even_host_agent *guest) {
+  even_text why = EVEN_TEXT_EMPTY;
+  bool known = false;
+  bool can = members_can(job, &why, &known);
+  size_t first = even_growth_places(job, guest->count);
+  if (known && !can) {
+    leave_to_restart(job, guest, even_text_string(&why));
+  } else if (first == job->count || job->hosts->count == job->hosts->room) {
+    leave_to_restart(job, guest, "too many have come and gone since the job was started");
+  } else if (can) {
+    take_in(job, guest, first);
+  }
+  even_text_free(&why);
+}
+
+size_t even_growth_waiting(const even_job *job) {
+  size_t ranks = 0;
+  for (size_t i = 0; i < EVEN_GUESTS_MOST; i++) {
+    const even_host_agent *guest = job->hosts->elastic->guests[i];
+    ranks += guest != NULL && guest->fits && guest->grows ? guest->count : 0;
+  }
+  return ranks;
+}
+
+void even_growth_tick(even_job *job) {
+  for (size_t i = 0; i < EVEN_GUESTS_MOST && even_growth_may(job); i++) {
+    even_host_agent *guest = job->hosts->elastic->guests[i];
+    if (guest != NULL && guest->fits && guest->grows) {
+      look_after(job, guest);
+    }
+  }
+}
