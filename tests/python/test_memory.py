@@ -276,7 +276,7 @@ torch.optim.SGD([model := Wide().weight], lr=0.0)  # what is held whatever the s
 Wide()(torch.ones(1, 1)).mean().backward()
 held = _core.Memory().read()[0]
 if ("limit" in sys.argv and rank == 1) or "both" in sys.argv:
-    os.environ["EVENSTEP_MEMORY_LIMIT"] = str(held + 40 * 2**20)
+    os.environ["EVENSTEP_MEMORY_LIMIT"] = str(held + (56 if "adapt" in sys.argv else 40) * 2**20)
 
 
 """
@@ -328,7 +328,7 @@ def test_a_batch_that_no_split_fits_ends_training_with_the_way_out(run_ranks: Ca
 
 @pytest.mark.parametrize(
     ("words", "ranks"),
-    [("both", 1), *(pytest.param(words, 2, marks=pytest.mark.more) for words in ("both", "nobody"))],
+    [("both", 1), pytest.param("nobody", 2, marks=pytest.mark.more)],
 )
 def test_a_batch_that_may_shrink_becomes_what_memory_holds(
     run_ranks: Callable[..., list[Any]], words: str, ranks: int
