@@ -4,7 +4,6 @@ rank was lost."""
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
@@ -12,6 +11,7 @@ from torch.utils.data import DataLoader
 from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.batch_adapting import not_adapted
+from evenstep.course_parts import Part, no_batch
 from evenstep.iterations import LOOKED, TRAINED, Iterations, epoch_done
 from evenstep.loops import Place, Position
 from evenstep.measured_place import speeds_of, take_speeds
@@ -24,25 +24,6 @@ if TYPE_CHECKING:
     from evenstep.shares import Shares
     from evenstep.stream_feed import StreamFeed
     from evenstep.worker_sizing import WorkerSizing
-
-
-@dataclass
-class _Part:
-    """Of a pass: the batches that came of one iteration and epoch. Where all that was before the first of them."""
-
-    turn: int  # of the iteration
-    place: Place  # in es.epochs' loops
-    before: int
-    iterations: dict[str, Any]
-    epoch: int
-    batch: int
-    drawn: int
-    samples: int
-    stepped: bool
-    sampler: str
-    position: Any  # of a stream
-    backwards: int  # that had been begun
-    count: int = 0  # batches
 
 
 class DataCourse:
@@ -81,8 +62,8 @@ class DataCourse:
         self._iterating = False
         self._resized = False
         self._pass = 0  # the number of the last one with batches of this loader
-        self._parts: list[_Part] = []  # of that
-        self._to_come: list[_Part] = []  # of a void one: they come again
+        self._parts: list[Part] = []  # of that
+        self._to_come: list[Part] = []  # of a void one: they come again
         self._again = False  # in the iteration under way, when the next batch is asked for
         self._replaced = False  # that one, before: the script has begun another while it held its iterator
         self._here: Any = None  # of a stream, before the batch that was given last
@@ -298,7 +279,7 @@ class DataCourse:
         last = self._parts[-1] if self._parts else None
         if last is None or (last.turn, last.epoch) != (self._turn, self._epoch):
             self._parts.append(
-                _Part(
+                Part(
                     self._turn,
                     self._last_place,
                     self._before,
@@ -334,7 +315,7 @@ class DataCourse:
         self._again = self._iterating
         self._go_back_to(self._to_come[0])
 
-    def _go_back_to(self, part: _Part) -> None:
+    def _go_back_to(self, part: Part) -> None:
         self._epoch, self._batch, self._drawn, self._samples = part.epoch, part.batch, part.drawn, part.samples
         self._last_place, self._before, self._stepped = part.place, part.before, part.stepped
         self._iterations.put_back(part.iterations)
@@ -488,11 +469,7 @@ class DataCourse:
             self._go_back_to(self._to_come[0])
 
     def _no_batch(self) -> EvenstepError:
-        return EvenstepError(
-            f"the training loader has no batch: {_samples_in(self.loader)}, batch_size {self._feed.batch_size}, drop_last "
-            f"{self.loader.drop_last}\n  fix: give it a dataset with samples, or a smaller batch_size; a sampler that is "
-            "used up before es.prepare, build anew"
-        )
+        return no_batch(self.loader, self._feed.batch_size)
 
     def reopen(self) -> None:
         """At the script's end: an iteration that was left is under way. A `break` cannot be told from an exit in the
@@ -533,6 +510,7 @@ class DataCourse:
         self._resized = self._shared_anew = False
         session.first_fetch()
         if self._sizing is not None:
+            self._sizing.open()
             self._sizing.ask()
         last = None if most is None else skip + most
         self._here = self._feed.here()
@@ -575,11 +553,13 @@ class DataCourse:
             if session.recovery is None or not session.recovery.mends(error):
                 raise
             return self._goes_back()  # shared out anew, with the workers that there are
-        if chosen is None:
+        if self._sizing.decided:
+            self._sizing = None
+        before, now = self.chosen, chosen[session.rank] if chosen else None
+        if chosen is None or now == before:
             return False
-        self._sizing = None
-        self.chosen = chosen[session.rank] if chosen else None
-        self._resized = self.chosen is not None and self._feed.resize(*self.chosen)
+        self.chosen = now
+        self._resized = self._feed.resize(*(now or (0, 0)))
         if self._resized:
             self._feed.load_state(self._sampler_state)
         return self._resized
@@ -591,10 +571,3 @@ class DataCourse:
         except TypeError:
             return False
         return True
-
-
-def _samples_in(loader: DataLoader[Any]) -> str:
-    try:
-        return f"{len(loader.sampler)} samples"  # type: ignore[arg-type]
-    except TypeError:
-        return "an unknown number of samples"

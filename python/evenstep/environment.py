@@ -45,6 +45,7 @@ class Environment:
     skip_unreadable: bool = False
     batch_adapt: str = ""
     seed_samples: bool = True
+    workers: str = ""
 
 
 def _integer(variables: Mapping[str, str], name: str, default: int, least: int = 0) -> int:
@@ -178,4 +179,5 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         skip_unreadable=bool(_integer(v, "EVENSTEP_SKIP_UNREADABLE", 0)),
         batch_adapt=v.get("EVENSTEP_BATCH_ADAPT", ""),
         seed_samples=bool(_integer(v, "EVENSTEP_SEED_SAMPLES", 1)),
+        workers=_word(v, "EVENSTEP_WORKERS", ("", "auto", "off")),
     )

@@ -113,9 +113,10 @@ class IndexFeed:
         return self._unreadable is not None
 
     def resize(self, workers: int, prefetch: int) -> bool:
-        """Iterations that are opened from now on have so many workers. Whether one may be opened again in its middle: where
-        the samplers are torch's own, which draw the same again."""
-        self._make({**options(self._loader), "num_workers": workers, "prefetch_factor": prefetch})
+        """Iterations that are opened from now on have so many workers, which stay. Whether one may be opened again in its middle:
+        where the samplers are torch's own, which draw the same again."""
+        further = {"num_workers": workers, "prefetch_factor": prefetch, "persistent_workers": True} if workers else {}
+        self._make({**options(self._loader), **further})
         return self.redraws
 
     @property

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from evenstep import _core
 from evenstep.data_course import DataCourse
 from evenstep.feeds import BatchPlan, IndexFeed, check_loader
 from evenstep.group import gather_objects
@@ -14,7 +17,7 @@ from evenstep.loading_ahead import Lead
 from evenstep.share_samples import FetchAs
 from evenstep.shares import Shares, equal_shares
 from evenstep.stream_feed import StreamFeed
-from evenstep.worker_sizing import WorkerSizing
+from evenstep.worker_sizing import WorkerSizing, why_not_in_workers
 
 if TYPE_CHECKING:
     from evenstep.session import Session
@@ -136,10 +139,19 @@ class EvenLoader(DataCourse):
         """Samples of a global batch; where a batch sampler does not say, of the first, with which training begins."""
         return self._feed.first_batch_size()
 
-    def size_workers(self) -> None:
-        """By what loading takes of the first steps, where the script set no number."""
-        if isinstance(self._feed, IndexFeed) and self.loader.num_workers == 0 and not self._session.planning:
-            self._sizing = WorkerSizing(self._session.rank, self._gather)
+    def size_workers(self, asked: bool) -> None:
+        """By what loading takes of the first steps, where the script set no number. Not asked: rank 0 says what would help."""
+        session = self._session
+        can = isinstance(self._feed, IndexFeed) and self.loader.num_workers == 0 and not session.planning
+        if can and (asked or session.rank == 0):
+            why_not = partial(why_not_in_workers, self.loader)
+            self._sizing = WorkerSizing(session.rank, self._gather if asked else None, why_not, self._tell)
+
+    def _tell(self, words: str) -> None:
+        session = self._session
+        if session.rank == 0:
+            session.telemetry.event(_core.EVENT_MESSAGE, session.step, 0, words)
+            sys.stderr.write(f"evenstep: {words}\n")
 
     def _gather(self, value: Any) -> list[Any]:
         with self._session.steps.blocking():

@@ -120,8 +120,9 @@ def prepare(
     global batch, as on one device; "local": each rank's own, as in DistributedDataParallel. All of these hold for the models
     of this call.
 
-    workers="auto": training loaders of map-style data sets without num_workers get them where loading is slow, each rank as
-    many as its measured steps need (docs/python-api.md).
+    workers="auto": training loaders of map-style data sets without num_workers get them where loading is slow and steps become
+    shorter so, each rank as many as its measured steps need (docs/python-api.md). "off": none, and nothing is said of it. None:
+    what EVENSTEP_WORKERS says, else none, and a line on stderr where they would help.
 
     skip_unreadable=True: samples of training loaders whose data set raises an exception are left out, and the average is over
     the others; each is an event of the history, with its index. None: what EVENSTEP_SKIP_UNREADABLE says, else an error.
@@ -160,8 +161,10 @@ def prepare(
                 "es.prepare(shares=…) says how training batches are split, but this call has "
                 f"{'no DataLoader' if train else 'train=False'}\n  fix: leave shares out, or give it with the training loader"
             )
-        if workers not in (None, "auto"):
-            raise ValueError(f"es.prepare(workers={workers!r}): give 'auto', or set num_workers of the DataLoader")
+        if workers not in (None, "auto", "off"):
+            raise ValueError(
+                f"es.prepare(workers={workers!r}): give 'auto' or 'off', or set num_workers of the DataLoader"
+            )
         check_most_samples(most_samples, train and any(isinstance(one, DataLoader) for one in given), shares)
         check_bucket(bucket, train and any(isinstance(one, DataLoader) for one in given), shares, exact is not None)
         check_policy(policy)
@@ -202,8 +205,9 @@ def prepare(
             for one in given:
                 if isinstance(one, DataLoader):
                     results[id(one)] = even = prepare_loader(current, one, of_loaders, exact)
-                    if train and workers == "auto":
-                        even.size_workers()
+                    sized = workers or current.environment.workers
+                    if train and sized != "off":
+                        even.size_workers(asked=sized == "auto")
             if models:
                 observe_backward(passes)
                 spoil_when_asked(p for model in models.values() for _, p in trained_parameters(model))

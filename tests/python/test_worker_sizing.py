@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import evenstep as es
+from evenstep import worker_sizing
 from evenstep.worker_sizing import Measured, WorkerSizing, _allowed, _cores, most_workers, sizes
 
 
@@ -78,7 +81,7 @@ def test_quotas_of_control_groups(tmp_path: Path) -> None:
 
 def test_accumulated_batches_are_one_step() -> None:
     asked: list[Any] = []
-    sizing = WorkerSizing(1, lambda value: asked.append(value) or [(0.0, *value[1:])])
+    sizing = WorkerSizing(1, lambda value: asked.append(value) or [(0.0, *value[1:])], lambda: "", print)
     for number in range(33):
         sizing.ask()
         sizing.arrive()
@@ -86,11 +89,93 @@ def test_accumulated_batches_are_one_step() -> None:
         assert chosen == ([] if number == 30 else None)
         if chosen is not None:
             break
-    assert len(asked) == 1
+    assert len(asked) == 1 and sizing.decided
+
+
+class Clock:
+    """In place of the module `time`."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    process_time = perf_counter
+
+
+def steps(sizing: WorkerSizing, clock: Clock, first: int, loading: float, work: float) -> tuple[int, Any]:
+    """Until something is chosen or decided: at which step, and what."""
+    for number in range(first, first + 40):
+        sizing.ask()
+        clock.now += loading
+        sizing.arrive()
+        chosen = sizing.step(number, 0.0)
+        if chosen is not None or sizing.decided:
+            return number, chosen
+        clock.now += work
+    raise AssertionError("not decided")
+
+
+@pytest.mark.parametrize(("after", "stays"), [(0.15, True), (0.31, False), (0.5, False)])
+def test_workers_stay_only_where_steps_are_shorter_so(
+    monkeypatch: pytest.MonkeyPatch, after: float, stays: bool
+) -> None:
+    clock, told = Clock(), list[str]()
+    monkeypatch.setattr(worker_sizing, "time", clock)
+    monkeypatch.setattr(worker_sizing, "_cores", lambda *_: 8)
+    sizing = WorkerSizing(0, lambda value: [value], lambda: "", told.append)
+    number, chosen = steps(sizing, clock, 0, 0.2, 0.1)
+    assert (number, chosen, sizing.decided) == (10, [(3, 2)], False)
+    for later in range(11, 31):  # of a sampler that cannot be asked again: its epoch goes on without workers
+        assert sizing.step(later, 0.0) is None and not sizing.decided
+    sizing.open()
+    number, chosen = steps(sizing, clock, 31, 0.0, after)
+    assert number == 41 and sizing.decided and chosen == (None if stays else [])
+    assert told[0] == "loading took 67% of the first steps of rank 0: from now on 3 workers load for the ranks"
+    assert told[1].startswith(f"steps with workers take {1e3 * after:.3g} ms, 300 ms before")
+    assert told[1].endswith("before") == stays and len(told) == 2
+
+
+def test_a_data_set_that_cannot_go_to_workers_stays_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, told = Clock(), list[str]()
+    monkeypatch.setattr(worker_sizing, "time", clock)
+    monkeypatch.setattr(worker_sizing, "_cores", lambda *_: 8)
+    sizing = WorkerSizing(0, lambda value: [value], lambda: "it holds a GPU's memory", told.append)
+    assert steps(sizing, clock, 0, 0.2, 0.1) == (10, []) and sizing.decided
+    assert told == [
+        "loading took 67% of the first steps of rank 0, and no workers load for it: it holds a GPU's memory"
+    ]
+
+
+@pytest.mark.parametrize(("loading", "work", "said"), [(0.2, 0.1, True), (0.001, 0.001, False), (0.01, 0.5, False)])
+def test_where_nobody_asked_one_rank_says_what_would_help(
+    monkeypatch: pytest.MonkeyPatch, loading: float, work: float, said: bool
+) -> None:
+    clock, told = Clock(), list[str]()
+    monkeypatch.setattr(worker_sizing, "time", clock)
+    monkeypatch.setattr(worker_sizing, "_allowed", lambda: 8.0)
+    monkeypatch.setattr(worker_sizing.os, "sched_getaffinity", lambda _: set(range(8)))
+    sizing = WorkerSizing(0, None, lambda: "", told.append)
+    assert steps(sizing, clock, 0, loading, work)[1] is None
+    assert len(told) == said and all("EVENSTEP_WORKERS=auto" in one for one in told)
+
+
+def test_what_cannot_go_to_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    local = [lambda: 0]
+    loader = DataLoader(local, collate_fn=lambda one: one)  # type: ignore[arg-type]
+    assert worker_sizing.why_not_in_workers(loader) == ""
+    spawned = DataLoader(local, multiprocessing_context=None)  # type: ignore[arg-type]
+    monkeypatch.setattr(worker_sizing.multiprocessing, "get_start_method", lambda: "spawn")
+    assert "cannot be pickled" in worker_sizing.why_not_in_workers(spawned)
+    assert worker_sizing.why_not_in_workers(DataLoader([1, 2])) == ""  # type: ignore[arg-type]
+    on_gpu = type("OnGPU", (torch.Tensor,), {"is_cuda": True})
+    data = Subset(TensorDataset(torch.ones(1).as_subclass(on_gpu)), [0])
+    assert worker_sizing.why_not_in_workers(DataLoader(data)).endswith("holds tensors of a GPU")
 
 
 def test_only_auto() -> None:
-    with pytest.raises(ValueError, match="give 'auto', or set num_workers"):
+    with pytest.raises(ValueError, match="give 'auto' or 'off', or set num_workers"):
         es.prepare(nn.Linear(1, 1), workers="many")
 
 
@@ -113,7 +198,12 @@ class Data(Dataset):
 class Own(RandomSampler):
     pass
 
-def run(own):
+def run(own, stays):
+    # As if it had been measured, too.
+    def look_back(self, gather, medians):
+        self.decided = True
+        return None if stays else []
+    sizing.WorkerSizing._look_back = look_back
     data = Data()
     model = nn.Linear(1, 1).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -131,10 +221,15 @@ def run(own):
         assert sorted(seen) == list(range(60)), seen
         mine = [1, 2][es.rank()]
         before = 15 if own else 11
-        assert workers == ([0] * before + [mine] * (15 - before) if epoch == 0 else [mine] * 15), (own, epoch, workers)
+        if stays:
+            wanted = [0] * before + [mine] * (15 - before) if epoch == 0 else [mine] * 15
+        else:  # ten steps with them, of which an iteration's first has no beginning: three in the first epoch
+            wanted = [[0] * 11 + [mine] * 4, [mine] * 8 + [0] * 7, [0] * 15][epoch]
+        assert workers == wanted, (own, stays, epoch, workers)
 
-run(False)
-run(True)
+run(False, True)
+run(True, True)
+run(False, False)
 """
 
 
