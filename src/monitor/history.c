@@ -315,6 +315,7 @@ static even_status read_gpus(even_history *history) {
                                                          .memory_used_bytes = number_column(row, 6),
                                                          .corrected = number_column(row, 7),
                                                          .uncorrected = number_column(row, 8),
+                                                         .user_count = -1,
                                                          .slowed = sqlite3_column_int(row, 9) != 0};
     }
     code = SQLITE_OK;

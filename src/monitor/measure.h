@@ -38,6 +38,12 @@ typedef struct even_measure_rank {
   double run_wait_fraction;  /* of the time that its threads could have run, without a CPU */
   double major_faults_per_second;
   double swap_bytes;
+  /* of its GPU; NAN, false where it has none */
+  double gpu_clock_mhz;
+  double gpu_celsius;
+  double gpu_busy;       /* of the time */
+  double gpu_others;     /* of the time, in which kernels of processes that are no ranks ran */
+  bool gpu_slowed;       /* its clock is held down by heat, or by a lack of power */
   double clock_fraction; /* of its CPU's highest clock */
   /* of the last second's collectives; NAN where there were none */
   double collectives_per_second;

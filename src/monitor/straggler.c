@@ -12,7 +12,12 @@ static const double FAULTS_MATTER = 50;     /* a second: each some 0.1 ms from a
 static const double SWAP_MATTERS = 16e6;    /* bytes */
 static const double CLOCK_IS_LOW = 0.7;
 static const double CLOCKS_DIFFER = 0.8; /* the slow rank's, as a part of the other's */
-static const double STARVED = 0.6;       /* CPU seconds a busy second */
+static const double GPU_TAKEN = 0.20;
+static const double GPU_CLOCKS_DIFFER = 0.8;
+static const double GPU_WORKS = 0.5; /* below, a GPU lowers its clock by itself */
+static const double GPU_IDLES =
+    0.4;                           /* a GPU that works for less of the time than this, and half as much as the other */
+static const double STARVED = 0.6; /* CPU seconds a busy second */
 
 const char *even_straggler_name(even_straggler_cause cause) {
   static const char *const names[] = {
@@ -38,6 +43,52 @@ const char *even_straggler_label(const char *name) {
     }
   }
   return labels[EVEN_STRAGGLER_UNKNOWN].label;
+}
+
+/* Its clock is held down by heat or power, or lower than that of the same model beside it. */
+static bool gpu_clock(const even_measure_rank *at, const even_measure_rank *other, even_straggler *out) {
+  bool alike = at != other && at->model != NULL && other->model != NULL && strcmp(at->model, other->model) == 0;
+  bool lower = alike && at->gpu_busy >= GPU_WORKS && at->gpu_clock_mhz < GPU_CLOCKS_DIFFER * other->gpu_clock_mhz;
+  if (!at->gpu_slowed && !lower) {
+    return false;
+  }
+  out->cause = EVEN_STRAGGLER_GPU_CLOCK;
+  if (at->gpu_slowed) {
+    (void)snprintf(out->words, sizeof out->words, ", whose GPU's clock is held down to %.0f MHz (%.0f degrees)",
+                   at->gpu_clock_mhz, at->gpu_celsius);
+  } else {
+    (void)snprintf(out->words, sizeof out->words, ", whose GPU runs at %.0f MHz, and the other one at %.0f",
+                   at->gpu_clock_mhz, other->gpu_clock_mhz);
+  }
+  (void)snprintf(out->advice, sizeof out->advice,
+                 "look for heat, fans, its power supply or a limit (`nvidia-smi -q -d PERFORMANCE,CLOCK,POWER`)");
+  return true;
+}
+
+static bool gpu_taken(const even_measure_rank *at, even_straggler *out) {
+  if (!(at->gpu_others >= GPU_TAKEN)) {
+    return false;
+  }
+  out->cause = EVEN_STRAGGLER_GPU_TAKEN;
+  (void)snprintf(out->words, sizeof out->words, ", whose GPU other processes use %.0f%% of the time",
+                 100 * fmin(1, at->gpu_others));
+  (void)snprintf(out->advice, sizeof out->advice,
+                 "end them (`nvidia-smi pmon` names them), or give the run other GPUs");
+  return true;
+}
+
+/* Its GPU waits for it, and the other's does not: what is slow is its own code on the CPU. */
+static bool gpu_idle(const even_measure_rank *at, const even_measure_rank *other, even_straggler *out) {
+  if (at == other || !(at->gpu_busy < GPU_IDLES) || !(at->gpu_busy < 0.5 * other->gpu_busy)) {
+    return false;
+  }
+  out->cause = EVEN_STRAGGLER_GPU_IDLE;
+  (void)snprintf(out->words, sizeof out->words, ", whose GPU works %.0f%% of the time (the other one %.0f%%)",
+                 100 * at->gpu_busy, 100 * other->gpu_busy);
+  (void)snprintf(
+      out->advice, sizeof out->advice,
+      "its CPU does not keep it busy: look at its loader and its cores, or use torch.compile or CUDA graphs");
+  return true;
 }
 
 static bool quota(const even_measure_rank *at, even_straggler *out) {
@@ -133,6 +184,6 @@ void even_straggler_find(const even_measure *measure, int rank, int beside, even
   const even_measure_rank *at = &measure->rank[rank];
   const even_measure_rank *other = &measure->rank[beside];
   memset(out, 0, sizeof *out);
-  (void)(quota(at, out) || memory(at, out) || cpu_taken(at, out) || slow_clock(at, other, out) ||
-         slow_data(at, other, out));
+  (void)(gpu_clock(at, other, out) || gpu_taken(at, out) || quota(at, out) || memory(at, out) || cpu_taken(at, out) ||
+         slow_clock(at, other, out) || slow_data(at, other, out) || gpu_idle(at, other, out));
 }

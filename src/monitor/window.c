@@ -140,6 +140,31 @@ static void measure_usage(const even_state_rank *at, even_measure_rank *out) {
   }
 }
 
+/* Numbers of processes are the host's: in a container none of them is a rank's, and nobody can be told apart. */
+static double others_of(const even_state *state, const even_gpu_sample *gpu) {
+  double others = 0;
+  bool known = false;
+  for (int i = 0; i < gpu->user_count; i++) {
+    bool own = false;
+    for (int r = 0; r < state->ranks; r++) {
+      own = own ||
+            (state->rank[r].pid != 0 && !state->rank[r].elsewhere && (long)state->rank[r].pid == gpu->users[i].pid);
+    }
+    known = known || own;
+    others += own ? 0 : gpu->users[i].percent / 100;
+  }
+  return gpu->user_count == 0 || known ? others : (double)NAN;
+}
+
+static void measure_gpu(const even_state *state, const even_state_rank *at, even_measure_rank *out) {
+  bool any = at->gpu.at_ns != 0;
+  out->gpu_clock_mhz = any ? at->gpu.clock_mhz : (double)NAN;
+  out->gpu_celsius = any ? at->gpu.temperature_celsius : (double)NAN;
+  out->gpu_busy = any ? at->gpu.utilization_percent / 100 : (double)NAN;
+  out->gpu_others = any ? others_of(state, &at->gpu) : (double)NAN;
+  out->gpu_slowed = any && at->gpu.slowed;
+}
+
 static void measure_spans(const even_state_rank *at, long begin, long end, even_measure_rank *out) {
   double sums[EVEN_SPAN_COUNT] = {0};
   double bytes = 0;
@@ -198,6 +223,7 @@ static void measure_rank(const even_state *state, int rank, long begin, long end
   to->share_samples = steps > 0 ? samples / steps : NAN;
   measure_spans(at, begin, begin < 0 ? -2 : end, to);
   measure_usage(at, to);
+  measure_gpu(state, at, to);
   measure_calls(at, to);
 }
 

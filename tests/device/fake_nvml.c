@@ -1,8 +1,8 @@
 /* Stands for libnvidia-ml.so.1. EVENSTEP_FAKE_NVML_ERROR says what nvmlInit returns. GPU 1 does not tell its power.
  * With FAKE_WHOLE it has what only newer ones have, and the file that EVENSTEP_FAKE_NVML_STATE names says how GPU 0 is,
- * in words and numbers: "reasons 64", "uncorrected 2", "lost 1"; one beside it, NAME.xid, "79", is an event, taken
- * once. "deaf 1": waiting for events is refused at once. fake_nvml_counts says how often that was called, and how often
- * a GPU's utilisation was. */
+ * in words and numbers: "reasons 64", "clock 900", "busy 40", "user 4711" (a process that takes "used 60" percent),
+ * "uncorrected 2", "lost 1"; one beside it, NAME.xid, "79", is an event, taken once. "deaf 1": waiting for events is
+ * refused at once. fake_nvml_counts says how often that was called, and how often a GPU's utilisation was. */
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,6 +48,12 @@ int nvmlDeviceRegisterEvents(nvml_device device, unsigned long long types, nvml_
 int nvmlEventSetWait_v2(nvml_event_set set, nvml_event *out, unsigned milliseconds);
 int nvmlEventSetFree(nvml_event_set set);
 void fake_nvml_counts(unsigned *waits, unsigned *samples);
+typedef struct nvml_process {
+  unsigned pid;
+  unsigned long long microseconds;
+  unsigned gpu, memory, encoder, decoder;
+} nvml_process;
+int nvmlDeviceGetProcessUtilization(nvml_device device, nvml_process *out, unsigned *count, unsigned long long since);
 
 #if defined(__GNUC__)
 #pragma GCC visibility push(default)
@@ -112,8 +118,8 @@ int nvmlDeviceGetEnforcedPowerLimit(nvml_device device, unsigned *out) {
 }
 
 int nvmlDeviceGetClockInfo(nvml_device device, int clock, unsigned *out) {
-  (void)device;
-  *out = clock == 1 ? 1755 : 0;
+  unsigned long long told = state_of(device, "clock");
+  *out = clock != 1 ? 0 : told != 0 ? (unsigned)told : 1755;
   return 0;
 }
 
@@ -152,6 +158,23 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, nvml_device *out) {
 int nvmlDeviceGetUtilizationRates(nvml_device device, nvml_utilization *out) {
   (void)atomic_fetch_add(&samples, 1u);
   *out = (nvml_utilization){.gpu = (void *)device == &devices[0] ? 87 : 12, .memory = 5};
+  out->gpu = state_of(device, "busy") != 0 ? (unsigned)state_of(device, "busy") : out->gpu;
+  return 0;
+}
+
+/* Two samples of a process each time: half and one and a half times what it takes. */
+int nvmlDeviceGetProcessUtilization(nvml_device device, nvml_process *out, unsigned *count, unsigned long long since) {
+  unsigned pid = (unsigned)state_of(device, "user");
+  unsigned used = (unsigned)state_of(device, "used");
+  if (pid == 0) {
+    return 6;
+  }
+  if (*count < 2) {
+    return 7;
+  }
+  *count = 2;
+  out[0] = (nvml_process){.pid = pid, .microseconds = since + 1, .gpu = used / 2};
+  out[1] = (nvml_process){.pid = pid, .microseconds = since + 2, .gpu = used + used / 2};
   return 0;
 }
 

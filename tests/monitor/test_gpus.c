@@ -8,9 +8,11 @@
 
 #include "monitor/metrics.h"
 #include "monitor/monitored.h"
+#include "monitor/parts.h"
 #include "monitor/report.h"
 #include "monitor/report_run.h"
 
+#include <math.h>
 #include <sqlite3.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -96,9 +98,46 @@ static void gpus_are_shown_and_their_faults_told(void **state) {
   even_report_run_close(&run);
 }
 
+/* What NVML tells of processes: those that are no ranks take the GPU from the rank. */
+static void others_on_a_gpu_are_told_apart(void **state) {
+  monitored *made = *state;
+  even_measure measure;
+  char words[96];
+  told[0] = '\0';
+  (void)snprintf(words, sizeof words, "user %ld\nused 60\n", (long)getpid());
+  say(made, "nvml", words); /* the rank itself */
+  assert_int_equal(setenv("EVENSTEP_FAKE_NVML_STATE", monitored_path(made, "nvml"), 1), 0);
+  made->gpus = gpus;
+  made->nvml_library = FAKE_NVML;
+  monitored_start(made);
+  const even_gpu_sample *gpu = &made->monitor->state->rank[1].gpu;
+  while (gpu->at_ns == 0) { /* the watch is a thread of its own */
+    (void)usleep(1000);
+    assert_int_equal(even_monitor_tick(made->monitor), EVEN_OK);
+  }
+  monitored_steps(made, 20, 8);
+  assert_int_equal(gpu->user_count, 1);
+  assert_float_equal(gpu->users[0].percent, 60, 1e-9); /* the mean of its samples */
+  even_state_measure(made->monitor->state, gpu->at_ns, &measure);
+  assert_float_equal(measure.rank[1].gpu_others, 0, 1e-9);
+  assert_float_equal(measure.rank[1].gpu_busy, 0.87, 1e-9);
+  assert_true(isnan(measure.rank[0].gpu_busy)); /* it has none */
+  made->monitor->state->rank[1].gpu.users[1] = (even_gpu_user){.pid = 1, .percent = 45};
+  made->monitor->state->rank[1].gpu.user_count = 2;
+  even_state_measure(made->monitor->state, gpu->at_ns, &measure);
+  assert_float_equal(measure.rank[1].gpu_others, 0.45, 1e-9);
+  made->monitor->state->rank[1].gpu.users[0].pid = 2; /* a container: NVML's numbers are the host's */
+  even_state_measure(made->monitor->state, gpu->at_ns, &measure);
+  assert_true(isnan(measure.rank[1].gpu_others));
+  assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
+  assert_int_equal(unsetenv("EVENSTEP_FAKE_NVML_STATE"), 0);
+  (void)unlink(monitored_path(made, "nvml"));
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(gpus_are_shown_and_their_faults_told, monitored_set_up, monitored_tear_down),
+      cmocka_unit_test_setup_teardown(others_on_a_gpu_are_told_apart, monitored_set_up, monitored_tear_down),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

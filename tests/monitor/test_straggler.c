@@ -42,7 +42,11 @@ static even_measure waiting(void) {
                                    .run_wait_fraction = NAN,
                                    .major_faults_per_second = NAN,
                                    .swap_bytes = NAN,
-                                   .clock_fraction = NAN};
+                                   .clock_fraction = NAN,
+                                   .gpu_clock_mhz = NAN,
+                                   .gpu_celsius = NAN,
+                                   .gpu_busy = NAN,
+                                   .gpu_others = NAN};
     for (int span = 0; span < EVEN_SPAN_COUNT; span++) {
       ranks[r].spans[span] = NAN;
     }
@@ -102,6 +106,37 @@ static void what_both_ranks_have_is_no_cause(void **state) {
   ranks[1].swap_bytes = 300e6; /* out, and not missed */
   ranks[1].throttled_fraction = 0.05;
   expect(&measure, EVEN_STRAGGLER_UNKNOWN, "waits 51% of each step for rank 1 (cpu:1)", "look for what disturbs");
+}
+
+static void gpus_have_causes_of_their_own(void **state) {
+  (void)state;
+  even_measure measure = waiting();
+  for (int r = 0; r < 2; r++) {
+    ranks[r].device = r == 0 ? "cuda:0" : "cuda:1";
+    ranks[r].model = "NVIDIA H200";
+    ranks[r].gpu_clock_mhz = 1900;
+    ranks[r].gpu_celsius = 60;
+    ranks[r].gpu_busy = 0.9;
+    ranks[r].gpu_others = 0.05; /* a desktop */
+  }
+  expect(&measure, EVEN_STRAGGLER_UNKNOWN, "rank 1 (cuda:1)", "look for what disturbs");
+  ranks[1].gpu_busy = 0.3;
+  expect(&measure, EVEN_STRAGGLER_GPU_IDLE, "rank 1 (cuda:1), whose GPU works 30% of the time (the other one 90%)",
+         "its CPU does not keep it busy");
+  ranks[1].gpu_clock_mhz = 800; /* low, for it has nothing to do */
+  expect(&measure, EVEN_STRAGGLER_GPU_IDLE, "whose GPU works 30%", "");
+  ranks[1].run_wait_fraction = 0.6; /* why its CPU does not */
+  expect(&measure, EVEN_STRAGGLER_CPU_TAKEN, "which had no CPU 60%", "");
+  ranks[1].run_wait_fraction = 0.1;
+  ranks[1].gpu_busy = 1;
+  expect(&measure, EVEN_STRAGGLER_GPU_CLOCK, ", whose GPU runs at 800 MHz, and the other one at 1900", "nvidia-smi");
+  ranks[0].model = "NVIDIA L4"; /* another model's clock says nothing */
+  expect(&measure, EVEN_STRAGGLER_UNKNOWN, "rank 1 (cuda:1)", "look for what disturbs");
+  ranks[1].gpu_others = 0.6;
+  expect(&measure, EVEN_STRAGGLER_GPU_TAKEN, ", whose GPU other processes use 60% of the time", "nvidia-smi pmon");
+  ranks[1].gpu_slowed = true;
+  ranks[1].gpu_celsius = 92;
+  expect(&measure, EVEN_STRAGGLER_GPU_CLOCK, ", whose GPU's clock is held down to 800 MHz (92 degrees)", "heat");
 }
 
 /* Without the kernel's count of waiting: a CPU rank that was busy far longer than it ran. */
@@ -197,6 +232,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(each_cause_is_named_with_its_numbers),
       cmocka_unit_test(what_both_ranks_have_is_no_cause),
+      cmocka_unit_test(gpus_have_causes_of_their_own),
       cmocka_unit_test(a_rank_without_its_cpu_is_seen_by_its_time_alone),
       cmocka_unit_test(files_are_read_as_documented),
       cmocka_unit_test(clocks_are_a_part_of_the_highest),

@@ -16,6 +16,7 @@ static const even_library_wanted wanted[] = {
     WANTED("nvmlDeviceGetClockInfo", clock, true),
     WANTED("nvmlDeviceGetMemoryInfo", memory, true),
     WANTED("nvmlDeviceGetUtilizationRates", utilization, true),
+    WANTED("nvmlDeviceGetProcessUtilization", processes, true),
     WANTED("nvmlDeviceGetCpuAffinity", affinity, true),
     WANTED("nvmlDeviceGetCurrentClocksEventReasons", reasons, true),
     WANTED("nvmlDeviceGetCurrentClocksThrottleReasons", older_reasons, true),

@@ -8,7 +8,13 @@
 enum { EVEN_NVML_CLOCK_SM = 1, EVEN_NVML_SENSOR_GPU = 0 };                               /* of clock, temperature */
 enum { EVEN_NVML_CORRECTED = 0, EVEN_NVML_UNCORRECTED = 1, EVEN_NVML_SINCE_DRIVER = 0 }; /* of errors */
 /* nvmlReturn_t */
-enum { EVEN_NVML_OK = 0, EVEN_NVML_TIMED_OUT = 10, EVEN_NVML_GPU_IS_LOST = 15, EVEN_NVML_RESET_REQUIRED = 16 };
+enum {
+  EVEN_NVML_OK = 0,
+  EVEN_NVML_NOT_FOUND = 6,
+  EVEN_NVML_TIMED_OUT = 10,
+  EVEN_NVML_GPU_IS_LOST = 15,
+  EVEN_NVML_RESET_REQUIRED = 16
+};
 
 typedef struct even_nvml_device_opaque *even_nvml_device;
 typedef struct even_nvml_events_opaque *even_nvml_events;
@@ -28,6 +34,13 @@ typedef struct even_nvml_event {
   unsigned gpu_instance, compute_instance;
 } even_nvml_event;
 
+/* nvmlProcessUtilizationSample_t: of a process and a span of time, in percent. */
+typedef struct even_nvml_process {
+  unsigned pid;
+  unsigned long long microseconds; /* since 1970 */
+  unsigned gpu, memory, encoder, decoder;
+} even_nvml_process;
+
 /* Each returns an nvmlReturn_t. init and shutdown are there in a library that was opened; any other may be NULL. */
 typedef struct even_nvml {
   even_library library;
@@ -42,6 +55,7 @@ typedef struct even_nvml {
   int (*clock)(even_nvml_device device, int clock, unsigned *mhz);
   int (*memory)(even_nvml_device device, even_nvml_memory *out);
   int (*utilization)(even_nvml_device device, even_nvml_utilization *out);
+  int (*processes)(even_nvml_device device, even_nvml_process *out, unsigned *count, unsigned long long since);
   int (*affinity)(even_nvml_device device, unsigned words, unsigned long *out);
   int (*reasons)(even_nvml_device device, unsigned long long *out);
   int (*older_reasons)(even_nvml_device device, unsigned long long *out);

@@ -14,7 +14,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MOST_NEWS = 64 };
+enum { MOST_NEWS = 64, PROCESS_SAMPLES = 512 };
 static const unsigned long long XID_EVENT = 0x8;
 /* nvmlClocksEventReasons: of these alone it is slower than it was built for. A cap on power by software (0x4) is usual
  * under full load. */
@@ -30,11 +30,13 @@ static const uint64_t patience_ns = 2000000000u;
 typedef struct watched {
   even_nvml_device device; /* NULL: none */
   bool lost;
+  unsigned long long seen_us; /* the newest of the samples of processes */
   even_gpu_sample sample;
 } watched;
 
 struct even_gpu_watch {
   even_nvml nvml;
+  even_nvml_process processes[PROCESS_SAMPLES];
   watched *gpus;
   size_t count;
   uint64_t every_ns;
@@ -152,6 +154,40 @@ static void read_one(const even_nvml *from, even_nvml_device device, even_gpu_sa
   }
 }
 
+/* The mean of each process's samples since those that were seen. */
+static void read_users(const even_nvml *from, watched *gpu, even_nvml_process *room, even_gpu_sample *out) {
+  unsigned count = PROCESS_SAMPLES;
+  int taken[EVEN_GPU_USERS] = {0};
+  out->user_count = -1;
+  if (from->processes == NULL) {
+    return;
+  }
+  int code = from->processes(gpu->device, room, &count, gpu->seen_us);
+  if (code != EVEN_NVML_OK && code != EVEN_NVML_NOT_FOUND) { /* of the latter nobody computed */
+    return;
+  }
+  out->user_count = 0;
+  for (unsigned i = 0; code == EVEN_NVML_OK && i < count && i < PROCESS_SAMPLES; i++) {
+    int at = 0;
+    if (room[i].microseconds <= gpu->seen_us || room[i].gpu > 100) {
+      continue; /* old, or no number */
+    }
+    while (at < out->user_count && out->users[at].pid != (long)room[i].pid) {
+      at++;
+    }
+    if (at == EVEN_GPU_USERS) {
+      continue;
+    }
+    if (at == out->user_count) {
+      out->users[out->user_count++] = (even_gpu_user){.pid = (long)room[i].pid};
+    }
+    out->users[at].percent += (room[i].gpu - out->users[at].percent) / ++taken[at];
+  }
+  for (unsigned i = 0; code == EVEN_NVML_OK && i < count && i < PROCESS_SAMPLES; i++) {
+    gpu->seen_us = room[i].microseconds > gpu->seen_us ? room[i].microseconds : gpu->seen_us;
+  }
+}
+
 static void compare(even_gpu_watch *watch, size_t gpu, const even_gpu_sample *now, unsigned long long reasons) {
   const even_gpu_sample *before = &watch->gpus[gpu].sample; /* this thread alone writes it */
   char words[120];
@@ -178,6 +214,7 @@ static void sample_all(even_gpu_watch *watch) {
       continue;
     }
     read_one(&watch->nvml, gpu->device, &now, &reasons, &lost);
+    read_users(&watch->nvml, gpu, watch->processes, &now);
     if (lost) {
       gpu->lost = true; /* each further call might take minutes */
       tell(watch, i, EVEN_GPU_LOST, 0, "the GPU does not answer any more: it has fallen off the bus, or needs a reset");

@@ -8,6 +8,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+enum { EVEN_GPU_USERS = 8 };
+
+/* A process that computes on it. */
+typedef struct even_gpu_user {
+  long pid;       /* as NVML sees it: the host's number, also where this process is in a container */
+  double percent; /* of the time since the sample before, in which its kernels ran */
+} even_gpu_user;
+
 /* NAN where NVML does not say. */
 typedef struct even_gpu_sample {
   uint64_t at_ns; /* 0: none yet */
@@ -16,9 +24,11 @@ typedef struct even_gpu_sample {
   double power_watts;
   double memory_used_bytes;
   double utilization_percent;
-  double corrected;   /* ECC errors since the driver was loaded */
-  double uncorrected; /* the same, of those that were not */
-  bool slowed;        /* its clock is held down by heat, or by a lack of power */
+  double corrected;                    /* ECC errors since the driver was loaded */
+  double uncorrected;                  /* the same, of those that were not */
+  even_gpu_user users[EVEN_GPU_USERS]; /* those that NVML tells of, */
+  int user_count;                      /* -1: it tells of none */
+  bool slowed;                         /* its clock is held down by heat, or by a lack of power */
 } even_gpu_sample;
 
 typedef enum even_gpu_fault {
