@@ -26,6 +26,8 @@ static const unsigned long long POWER_BRAKE = 0x80;
 /* Between two looks whether it shall end. */
 static const uint64_t slice_ns = 100000000u;
 static const uint64_t patience_ns = 2000000000u;
+/* Processes are looked at from so long before the first sample on. */
+static const unsigned long long first_us = 2000000u;
 
 typedef struct watched {
   even_nvml_device device; /* NULL: none */
@@ -162,8 +164,11 @@ static void read_users(const even_nvml *from, watched *gpu, even_nvml_process *r
   if (from->processes == NULL) {
     return;
   }
+  unsigned long long now_us = even_clock_wall_ns() / 1000;
+  gpu->seen_us = gpu->seen_us == 0 ? now_us - first_us : gpu->seen_us; /* the driver keeps those of minutes */
   int code = from->processes(gpu->device, room, &count, gpu->seen_us);
   if (code != EVEN_NVML_OK && code != EVEN_NVML_NOT_FOUND) { /* of the latter nobody computed */
+    gpu->seen_us = now_us;                                   /* there may have been too many */
     return;
   }
   out->user_count = 0;
