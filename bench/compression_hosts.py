@@ -1,9 +1,10 @@
 """What each compression saves between hosts: bench/compression_bench.py on hosts made of network namespaces, over links of
 one speed. Needs root, ip and tc, and UCX (else Gloo connects the hosts, and it says so).
 
-    python bench/compression_hosts.py [--hosts 2,4] [--ranks 1] [--mbit 500] [--million 4] [--rounds 8]
+    python bench/compression_hosts.py [--hosts 2,4] [--ranks 1] [--mbit 500] [--million 4] [--rounds 8] [--modes]
 
-With several ranks a host, encodings are sent by host, and, for comparison, by rank (engine ucx).
+With several ranks a host, encodings are sent by host, and, for comparison, by rank (engine ucx). With --modes local SGD,
+DiLoCo and late gradients are measured in place of encodings (bench/modes_bench.py).
 """
 
 from __future__ import annotations
@@ -28,13 +29,17 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=300, help="of the small training; 0: none")
     parser.add_argument("--only", default="", help="as of compression_bench.py")
     parser.add_argument("--seconds", type=float, default=1200, help="the most that one number of hosts may take")
+    parser.add_argument("--modes", action="store_true", help="the asynchronous modes, not the encodings")
     args = parser.parse_args()
     why = missing()
     if why:
         sys.stderr.write(f"compression between hosts was not measured: {why}\n")
         return 1
-    print_heading("Compression of gradients between hosts (network namespaces on one machine, shaped links)")
+    what = "Asynchronous modes" if args.modes else "Compression of gradients"
+    print_heading(f"{what} between hosts (network namespaces on one machine, shaped links)")
     sys.stdout.flush()
+    if args.modes:
+        return measure_modes(args)
     command = [sys.executable, str(BENCH), "--million", str(args.million), "--rounds", str(args.rounds)]
     command += ["--engines", "shared", "--mbit", str(args.mbit), "--steps", str(args.steps)]
     command += ["--only", args.only] if args.only else []
@@ -44,6 +49,19 @@ def main() -> int:
                 failed = measure(args, command, number, way, engine)
                 if failed:
                     return failed
+    return 0
+
+
+def measure_modes(args: argparse.Namespace) -> int:
+    command = [sys.executable, str(BENCH.with_name("modes_bench.py")), "--million", str(args.million)]
+    command += ["--turns", str(args.rounds), "--steps", str(args.steps)]
+    command += ["--only", args.only] if args.only else []
+    for number in map(int, args.hosts.split(",")):
+        print(f"\n== {number} hosts, links of {args.mbit:g} Mbit/s", flush=True)
+        with ShapedHosts(number, args.mbit, args.ranks) as hosts:
+            failed = hosts.run(command, {}, args.seconds)
+        if failed:
+            return failed
     return 0
 
 
