@@ -64,4 +64,13 @@ double fake_load(int type, const unsigned char *at);
 void fake_batch_run(void *batch);
 void fake_batch_free(batch *all);
 
+/* fake_nccl.c: the call fails because a test says so, and with it the group that it is in. */
+bool fake_call_fails(const char *function, int *result);
+/* Begins what a non-blocking communicator has put by, once it has said "in progress" often enough. */
+void fake_batch_begin(batch *all);
+/* fake_nccl_lives.c: whether the communicator is one, and not gone; else it is a violation. */
+bool fake_alive(const ncclComm *comm, const char *function);
+/* What fake_gpu_polls has set. */
+int fake_polls(void);
+
 #endif

@@ -33,7 +33,7 @@ def build_fake(folder: pathlib.Path) -> pathlib.Path | None:
     out = folder / "libfake_nccl.so"
     sources = [
         str(TREE / "tests" / "comm" / name)
-        for name in ("fake_gpu.c", "fake_nccl.c", "fake_operations.c", "fake_world.c")
+        for name in ("fake_gpu.c", "fake_nccl.c", "fake_nccl_lives.c", "fake_operations.c", "fake_world.c")
     ]
     words = [compiler, "-std=c11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-Wl,-Bsymbolic", f"-I{TREE / 'tests'}"]
     subprocess.run([*words, *sources, "-o", str(out), "-lm", "-lpthread"], check=True)
