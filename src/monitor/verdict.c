@@ -140,15 +140,20 @@ static bool imbalance(const even_measure *measure, const facts *found, even_verd
   out->cause = why.cause;
   out->rank = found->slowest;
   double gain = measure->best_samples_per_second / measure->samples_per_second;
-  if (equal) {
+  bool known = isfinite(gain) && gain > 1; /* not where a rank has ended, or has not worked long enough */
+  if (equal && known) {
     say(out->advice, sizeof out->advice, "use --policy auto: up to %.1f times as fast", gain);
+  } else if (equal) {
+    say(out->advice, sizeof out->advice, "use --policy auto");
   } else if (measure->shares_moving) {
     say(out->advice, sizeof out->advice, "wait some steps: the balancer is on its way");
   } else if (others) {
     say(out->advice, sizeof out->advice, "%s", why.advice);
-  } else if (whole) {
+  } else if (whole && known) {
     say(out->advice, sizeof out->advice,
         "the batch of %.0f cannot be split more finely: a larger one gains up to %.1f times", measure->batch, gain);
+  } else if (whole) {
+    say(out->advice, sizeof out->advice, "the batch of %.0f cannot be split more finely", measure->batch);
   } else {
     say(out->advice, sizeof out->advice, "%s",
         adapts(measure) ? "the speeds change faster than the shares follow: look for what disturbs the slower rank"

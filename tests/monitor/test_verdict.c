@@ -62,6 +62,11 @@ static void equal_shares_on_unequal_ranks(void **state) {
          "equal shares: rank 0 (cpu:0) waits 76% of each step for rank 1 (cpu:1), stopped by its CPU quota 75% of the "
          "time",
          "use --policy auto: up to 2.6 times as fast");
+  measure.best_samples_per_second = NAN;
+  expect(&measure, EVEN_VERDICT_IMBALANCE, "equal shares", "use --policy auto");
+  even_verdict verdict;
+  even_verdict_find(&measure, &verdict);
+  assert_null(strstr(verdict.advice, "nan"));
 }
 
 static void shares_that_fit(void **state) {
