@@ -53,7 +53,8 @@ typedef struct even_chaos_host {
   int stolen_port;
   int port_fd; /* with which it is held */
   uint64_t port_until_ns;
-  int64_t *clocks; /* ns by which the agent's clock of the day is off, then those of ranks 0, 1, … */
+  int64_t
+      *clocks; /* ns by which the agent's clock of the day is off, then those of all places, of other hosts' agents */
 } even_chaos_host;
 
 /* The rank to which the last fault came that takes one: how its process was started. */

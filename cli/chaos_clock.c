@@ -4,6 +4,7 @@
 #include "base/fail.h"
 #include "cli/chaos.h"
 #include "cli/chaos_clock_library.h"
+#include "os/net_namespace.h"
 #include "os/shared_memory.h"
 
 #include <inttypes.h>
@@ -42,7 +43,8 @@ even_status even_chaos_clock_open(even_chaos_job *job, int ranks) {
     return status;
   }
   status = even_shared_memory_grow(&library, even_chaos_clock_library_bytes);
-  status = status == EVEN_OK ? even_shared_memory_grow(&offsets, ((size_t)ranks + 1) * sizeof(int64_t)) : status;
+  size_t clocks = 1 + (size_t)ranks + EVEN_CHAOS_HOSTS - 1;
+  status = status == EVEN_OK ? even_shared_memory_grow(&offsets, clocks * sizeof(int64_t)) : status;
   if (status != EVEN_OK) {
     even_shared_memory_close(&library);
     even_shared_memory_close(&offsets);
@@ -65,6 +67,22 @@ void even_chaos_clock_close(even_chaos_job *job) {
   }
 }
 
+static void turn(even_chaos_job *job, int which, int64_t hours) {
+  __atomic_store_n(&job->host.clocks[which], hours * hour_ns, __ATOMIC_RELEASE);
+}
+
+/* The agent and all ranks of a host have another clock than those of the others. */
+static void turn_host(even_chaos_job *job, int host, int64_t hours) {
+  const even_state *state = even_history_state(job->history);
+  turn(job, host == 0 ? 0 : job->places + host, hours);
+  for (int i = 0; i < job->places && i < state->ranks; i++) {
+    if (state->rank[i].pid > 0 &&
+        even_net_namespace_same(state->rank[i].pid, job->network->holders[host].process.pid)) {
+      turn(job, i + 1, hours);
+    }
+  }
+}
+
 even_status even_chaos_turn_clock(even_chaos_job *job) {
   const even_chaos_fault *fault = &job->plan[job->next];
   char whose[48] = "the agent";
@@ -78,10 +96,16 @@ even_status even_chaos_turn_clock(even_chaos_job *job) {
   if ((fault->dice & 2u) != 0) {
     hours = -hours;
   }
-  if (!agent) {
-    (void)snprintf(whose, sizeof whose, "rank %d", job->victim);
+  if (job->network != NULL) {
+    int host = (int)((fault->dice >> 16) % (uint64_t)job->network->hosts);
+    (void)snprintf(whose, sizeof whose, "host %d", host + 1);
+    turn_host(job, host, hours);
+  } else {
+    if (!agent) {
+      (void)snprintf(whose, sizeof whose, "rank %d", job->victim);
+    }
+    turn(job, agent ? 0 : job->victim + 1, hours);
   }
-  __atomic_store_n(&job->host.clocks[agent ? 0 : job->victim + 1], hours * hour_ns, __ATOMIC_RELEASE);
   (void)snprintf(words, sizeof words, "the clock of %s is %" PRId64 " hours %s from now on", whose,
                  hours < 0 ? -hours : hours, hours < 0 ? "slow" : "fast");
   even_chaos_tell(job, words);

@@ -1,9 +1,11 @@
 /* Loaded into the processes of a job that `evenstep chaos` disturbs: the clock of the day is off by what the file named
- * in EVENSTEP_CHAOS_CLOCK says, one number (ns) for the agent, then one for each rank. The other clocks are as they
- * are. A library of its own, without anything of ours: it must not bring a second copy of it into these processes. */
+ * in EVENSTEP_CHAOS_CLOCK says, one number (ns) for the agent, then one for each rank, then one for the agent of the
+ * second host and one for that of the third. The other clocks are as they are. A library of its own, without anything
+ * of ours: it must not bring a second copy of it into these processes. */
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -13,16 +15,28 @@
 
 static const int64_t *off;
 
+/* Of so many. */
+static long find_slot(long count) {
+  const char *rank = getenv("RANK");
+  const char *host = getenv("EVENSTEP_HOST_ID"); /* cli/chaos_network.c */
+  if (rank != NULL) {
+    return strtol(rank, NULL, 10) + 1;
+  }
+  return host == NULL                        ? 0
+         : strcmp(host, "chaos-there") == 0  ? count - 2
+         : strcmp(host, "chaos-yonder") == 0 ? count - 1
+                                             : 0;
+}
+
 __attribute__((constructor)) static void find(void) {
   const char *path = getenv("EVENSTEP_CHAOS_CLOCK");
-  const char *rank = getenv("RANK");
   struct stat facts;
-  long slot = rank == NULL ? 0 : strtol(rank, NULL, 10) + 1;
   int fd = path == NULL ? -1 : open(path, O_RDONLY | O_CLOEXEC);
   if (fd < 0) {
     return;
   }
-  if (fstat(fd, &facts) == 0 && slot >= 0 && (slot + 1) * (long)sizeof *off <= (long)facts.st_size) {
+  long slot = fstat(fd, &facts) == 0 ? find_slot((long)facts.st_size / (long)sizeof *off) : -1;
+  if (slot >= 0 && (slot + 1) * (long)sizeof *off <= (long)facts.st_size) {
     void *there = mmap(NULL, (size_t)facts.st_size, PROT_READ, MAP_SHARED, fd, 0);
     off = there == MAP_FAILED ? NULL : (const int64_t *)there + slot;
   }

@@ -53,7 +53,7 @@ ONE_HOST = [
     "nan",
     "twin",
 ]
-SEVERAL_HOSTS = ["partition", "kill", "stop", "garbage", "stolen-port", "twin"]  # of runs of several hosts
+SEVERAL_HOSTS = ["partition", "kill", "stop", "garbage", "stolen-port", "twin", "clock"]  # of runs of several hosts
 LIMITS = {"kill": 0.2, "stop": 0.3, "partition": 5.0}
 RECOVERIES = ("restart", "shrink", "replace")
 KILLS = ("kill", "bit-flip", "torn-write", "stolen-port")  # each of which kills a rank
