@@ -225,13 +225,15 @@ static bool was_refused(const char *said) {
 }
 
 /* Whoever ends without a refusal beside a rank that lives has had a part in the job. */
-static void tell_end(even_chaos_rank *faults, bool by_itself) {
+static void tell_end(even_chaos_rank *faults, bool by_itself, bool killed) {
   even_chaos_done *done = faults->twin_fault;
   size_t length = strlen(done->words);
   size_t room = sizeof done->words - length;
   const char *said = even_text_string(&faults->said);
   if (by_itself && was_refused(said)) {
     (void)snprintf(done->words + length, room, ", and was refused");
+  } else if (killed) { /* it carries the job's mark: the agent ends it with the attempt */
+    (void)snprintf(done->words + length, room, ", and was ended before it had come to es.prepare");
   } else if (by_itself && !faults->claims_lost && !even_chaos_lives(&faults->claimed)) {
     (void)snprintf(done->words + length, room, ", and ended when that one had");
   } else if (by_itself) {
@@ -261,15 +263,18 @@ static void look_after_twin(even_chaos_rank *faults, bool all) {
   }
   listen(faults);
   if (ended || late) {
-    tell_end(faults, ended);
+    int by = ended ? even_process_end_signal(faults->twin.pid) : 0;
+    tell_end(faults, ended, by == SIGKILL || by == SIGTERM);
   } else {
     char *words = faults->twin_fault->words;
     size_t length = strlen(words);
     (void)snprintf(words + length, sizeof faults->twin_fault->words - length,
                    ", and had not started when the job ended");
   }
-  (void)even_process_signal_group(faults->twin.pid, SIGKILL);
-  even_process_wait(faults->twin.pid);
+  if (!ended) {
+    (void)even_process_signal_group(faults->twin.pid, SIGKILL);
+    even_process_wait(faults->twin.pid);
+  }
   even_pipe_close(faults->twin.output);
   even_pipe_close(faults->twin.error);
   faults->twin.pid = 0;

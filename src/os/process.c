@@ -317,10 +317,16 @@ even_status even_process_reap(even_process_end *out, bool *any) {
   return EVEN_OK;
 }
 
-void even_process_wait(pid_t pid) {
+int even_process_end_signal(pid_t pid) {
   int status = 0;
-  while (even_os.wait4(pid, &status, 0, NULL) < 0 && errno == EINTR) {
+  pid_t got = -1;
+  while ((got = even_os.wait4(pid, &status, 0, NULL)) < 0 && errno == EINTR) {
   }
+  return got == pid && WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+}
+
+void even_process_wait(pid_t pid) {
+  (void)even_process_end_signal(pid);
 }
 
 bool even_process_has_ended(pid_t pid) {

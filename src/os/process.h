@@ -47,6 +47,8 @@ typedef struct even_process_end {
 even_status even_process_reap(even_process_end *out, bool *any) EVEN_MUST_USE;
 /* Waits until child `pid` has ended and reaps it; fine when it is no child any more. */
 void even_process_wait(pid_t pid);
+/* The same; the signal that ended it, 0: none, or it is no child any more. */
+int even_process_end_signal(pid_t pid);
 /* Whether a child that was not reaped yet has ended. */
 bool even_process_has_ended(pid_t pid);
 

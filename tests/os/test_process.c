@@ -323,7 +323,20 @@ static void forks_with_one_descriptor(void **state) {
   assert_int_equal(read(ends[0], text, 1), 0);
   even_process_wait(pid);
   even_process_wait(pid); /* again: fine */
+  assert_int_equal(even_process_end_signal(pid), 0);
   (void)close(ends[0]);
+}
+
+static void says_by_which_signal_a_child_ended(void **state) {
+  pid_t pid = fork();
+  (void)state;
+  if (pid == 0) {
+    for (;;) {
+      (void)pause();
+    }
+  }
+  assert_true(even_process_signal(pid, SIGKILL));
+  assert_int_equal(even_process_end_signal(pid), SIGKILL);
 }
 
 static even_status start_one(void *context) {
@@ -410,6 +423,7 @@ int main(void) {
       cmocka_unit_test(a_handler_of_the_program_stays),
       cmocka_unit_test(reaps_ends_and_stops),
       cmocka_unit_test(dies_with_its_parent),
+      cmocka_unit_test(says_by_which_signal_a_child_ended),
       cmocka_unit_test(forks_with_one_descriptor),
       cmocka_unit_test(signals_exactly_the_one_meant),
       cmocka_unit_test(survives_every_fault),

@@ -251,3 +251,34 @@ def test_a_link_that_is_cut_for_a_while(chaos: Run, script: Callable[[str], str]
     (fault,) = found["faults"]
     assert found["kept"] and fault["injected"] and found["numbers_that_differ"] == 0, found
     assert fault["noticed_ns"] > fault["at_ns"], found
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("recovery", ["restart", "shrink"])
+def test_hosts_whose_clocks_differ_by_hours(chaos: Run, script: Callable[[str], str], recovery: str) -> None:
+    """The second host's clock jumps, then a rank is lost: checkpoints, leases, waits and generations go by no clock of the day."""
+    if os.geteuid() != 0:
+        pytest.skip("network namespaces need root")
+    options = (
+        "-n",
+        "1",
+        "--namespaces",
+        "--seed",
+        "102",
+        "--faults",
+        "2",
+        "--kinds",
+        "clock,kill",
+        "--recovery",
+        recovery,
+    )
+    text = TRAINING if recovery == "restart" else SURVIVED
+    done = chaos(*options, "--tolerance", "1e-12", "--json", script(text), "1", "1", "100")
+    if done.returncode == 8:
+        pytest.skip(done.stderr)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = outcome(done)
+    assert found["kept"] and found["injected"] == 2, found
+    assert any(fault["what"].startswith("the clock of host 2 is ") for fault in found["faults"]), found
+    if recovery == "shrink":
+        assert [fault["others"] for fault in found["faults"] if fault["kind"] == "kill"] == ["went_on"], found
