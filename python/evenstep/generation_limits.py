@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch.optim.swa_utils import AveragedModel
 
 from evenstep.engine import Engine, SharedEngine
 from evenstep.exact_engine import ExactEngine
@@ -36,8 +35,6 @@ def _of_models(session: Session) -> str:
             return "sync= lets ranks have parameters, or gradients, of their own"
         if not _adds_up_here(sync.engine):
             return "gradients are compressed, on GPUs, or summed by torch"
-    if any(isinstance(model, AveragedModel) for model in session.models.values()):
-        return "a prepared AveragedModel changes after each step, also after one that is made again"
     return "" if session.steps.syncs else "no model is prepared"
 
 

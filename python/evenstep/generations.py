@@ -532,6 +532,8 @@ class Recovery:
         self._failing += 1 if fails and not fails_here else 0
         self._left = {rank: timings for rank, timings in told[0].timings.items() if rank not in members}
         self._void_passes, self._asked = voids, 0
+        if voids:
+            session.pass_state.want()
         self._void_in = next(iter(begun), None)
         self._calls = calls + 1 if fails else calls
         self.number, self.members = number, members

@@ -1,5 +1,6 @@
 """What a pass of training changes before it is known to count, kept from its beginning on, so that a void one leaves no trace:
-the models' buffers, and what was prepared for its state alone (a GradScaler)."""
+the models' buffers, what was prepared for its state alone (a GradScaler), and parameters that no optimizer trains (an average of
+others)."""
 
 from __future__ import annotations
 
@@ -14,13 +15,12 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from evenstep._core import EvenstepError
-from evenstep.untrained import Untrained
+from evenstep.late_copies import LateCopies, untrained
 
 _SMALL_BYTES = 1 << 16
 _LARGEST_STATE = 1 << 20
+_COPIED_LATE = 1 << 10  # bytes of a tensor, in states that are larger together
 _ENTRY_BYTES = 64  # that an entry of a container costs to copy
-_AVERAGES = "the script changes parameters of a prepared model that no prepared optimizer trains, an average say"
 _NUMBERS = (int, float, bool, type(None))
 
 
@@ -47,7 +47,8 @@ class PassState:
         self, models: Mapping[str, nn.Module], objects: Mapping[str, Any], optimizers: Mapping[str, Optimizer]
     ) -> None:
         self._models, self._objects, self._optimizers = models, objects, optimizers
-        self._untrained = Untrained()
+        self._late = LateCopies()
+        self._untrained: list[torch.Tensor] = []
         self._modules: dict[nn.Module, _OfModule] = {}
         self._states: dict[str, Any] = {}
 
@@ -55,10 +56,12 @@ class PassState:
     def keep(self) -> str:
         """As it is now. Gives why that cannot be, in a few words; "" where it is done."""
         states = {name: one.state_dict() for name, one in self._objects.items()}
-        why = _too_large(self._objects, states) or (_AVERAGES if self._untrained.changed else "")
+        late = _late_tensors(states)
+        why = _too_large(self._objects, states, late)
         if why:
             return why
-        self._untrained.look(self._models, self._optimizers.values())
+        self._untrained = untrained(self._models, self._optimizers.values())
+        self._late.keep([*self._untrained, *late.values()])
         self._find_buffers()
         kept: list[torch.Tensor] = []
         now: list[torch.Tensor] = []
@@ -76,25 +79,28 @@ class PassState:
                     now.append(buffer.detach())
         if kept:
             torch._foreach_copy_(kept, now)
-        self._states = copy.deepcopy(states)
+        self._states = copy.deepcopy(states, dict(late))  # with the large tensors themselves
         return ""
+
+    def want(self) -> None:
+        """What was kept will be put back: the pass under way is void. Before the script changes anything more."""
+        self._late.want()
 
     @torch.no_grad()
     def put_back(self) -> None:
-        """What was kept; it stays kept. Raises EvenstepError where more has changed."""
-        if self._untrained.changed:
-            raise EvenstepError(
-                f"a rank was lost in a step, which cannot be made again: {_AVERAGES} (EVEN_ERR_PEER_LOST)\n"
-                "  fix: leave the average out of es.prepare, and update it only where es.step() has advanced"
-            )
+        """What was kept; it stays kept. Raises EvenstepError where large tensors had changed before they were wanted."""
+        late = self._late.copies()
         for module, of_module in self._modules.items():
             if list(module._buffers) != list(of_module.kept):
                 self._put_names_back(module, of_module)
             for name, kept in of_module.kept.items():
                 if kept is not None:
                     self._put_buffer_back(module, name, kept)
+        for one in self._untrained:
+            one.data.copy_(late[id(one)])
         for name, state in self._states.items():
-            self._objects[name].load_state_dict(copy.deepcopy(state))
+            given = {key: late[key].clone() for key in _late_tensors({name: state})}
+            self._objects[name].load_state_dict(copy.deepcopy(state, dict(given)))
 
     def _put_buffer_back(self, module: nn.Module, name: str, kept: _Kept) -> None:
         if module._buffers[name] is not kept.buffer:
@@ -137,18 +143,43 @@ class PassState:
 
 def too_large(objects: Mapping[str, Any]) -> str:
     """Why what was prepared for its state alone cannot be kept at each pass, in a few words; "" where it can."""
-    return _too_large(objects, {name: one.state_dict() for name, one in objects.items()})
+    states = {name: one.state_dict() for name, one in objects.items()}
+    return _too_large(objects, states, _late_tensors(states))
 
 
-def _too_large(objects: Mapping[str, Any], states: Mapping[str, Any]) -> str:
+def _too_large(objects: Mapping[str, Any], states: Mapping[str, Any], late: Mapping[int, torch.Tensor]) -> str:
     for name, state in states.items():
-        if _bytes_above(state, _LARGEST_STATE):
-            return f"the state of {name} ({type(objects[name]).__name__}) is above 1 MiB, too large to be kept at each step"
+        if _bytes_above(state, _LARGEST_STATE, late):
+            return (
+                f"the state of {name} ({type(objects[name]).__name__}) is above 1 MiB without its large tensors, too much to be "
+                "kept at each step"
+            )
     return ""
 
 
-def _bytes_above(state: Any, limit: int) -> bool:
-    """Whether it takes more, about; it looks no further than it must."""
+def _late_tensors(states: Mapping[str, Any]) -> dict[int, torch.Tensor]:
+    """Those that are copied once they are wanted, by their ids: of states above 1 MiB."""
+    found: dict[int, torch.Tensor] = {}
+    for state in states.values():
+        if _bytes_above(state, _LARGEST_STATE, {}):
+            _find_tensors(state, found)
+    return found
+
+
+def _find_tensors(state: Any, found: dict[int, torch.Tensor]) -> None:
+    open_ones, looked = [state], 0
+    while open_ones and looked <= _LARGEST_STATE // _ENTRY_BYTES:
+        one = open_ones.pop()
+        looked += 1
+        if isinstance(one, torch.Tensor):
+            if one.nbytes >= _COPIED_LATE and not _has_no_values(one):
+                found[id(one)] = one
+        elif isinstance(one, (dict, list, tuple)):
+            open_ones += one.values() if isinstance(one, dict) else one
+
+
+def _bytes_above(state: Any, limit: int, late: Mapping[int, torch.Tensor]) -> bool:
+    """Whether it takes more, about, without these tensors; it looks no further than it must."""
     open_ones, total = [state], 0
     seen: set[int] = set()
     while open_ones and total <= limit:
@@ -161,7 +192,7 @@ def _bytes_above(state: Any, limit: int) -> bool:
             within = one.values() if isinstance(one, dict) else one
             open_ones += [inner for inner in within if type(inner) not in _NUMBERS]
         else:
-            size = getattr(one, "nbytes", None)
+            size = 0 if id(one) in late else getattr(one, "nbytes", None)
             total += size if isinstance(size, int) else len(one) if isinstance(one, (bytes, bytearray, str)) else 0
     return total > limit
 

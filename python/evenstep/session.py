@@ -310,6 +310,8 @@ class Session:
             why = self.pass_state.keep()
             if why:
                 self.recovery.say(why)
+            if self.recovery.void:
+                self.pass_state.want()
 
     def epoch_begins(self, loader: DataCourse, epoch: int) -> None:
         if self.rank == 0:

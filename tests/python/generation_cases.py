@@ -167,6 +167,19 @@ print(f"rank {rank} made {passes} passes as process {os.getpid()}", flush=True)
 """
 )
 
+# With an average of the parameters, which is updated after each optimizer.step(), also of a pass that counts nothing.
+AVERAGED = (
+    PLAIN_LOOP.replace(
+        "model, optimizer, scheduler, loader = es.prepare(*make(), loader)",
+        "made = make()\naverage = torch.optim.swa_utils.AveragedModel(made[0])\n"
+        "model, optimizer, scheduler, loader, average = es.prepare(*made, loader, average)",
+    ).replace('here("applied")', "average.update_parameters(model)")
+    + """
+values = torch.cat([part.detach().reshape(-1).double() for part in average.state_dict().values()])
+print("average", *(f"{float(one):.12e}" for one in (values.sum(), values.square().sum(), values[0])), flush=True)
+"""
+)
+
 # RANK~POINT:STEP stands still there for good, RANK^POINT:STEP until the others have given it up, RANK!POINT:STEP hangs.
 STOPS = """
 import pathlib, signal, subprocess, threading

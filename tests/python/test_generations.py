@@ -57,6 +57,19 @@ def test_whoever_dies_the_others_train_on(run: Run, script: Script, ranks: int, 
     assert len(passes) == 1 and 18 < passes.pop() <= 18 + deaths.count("@"), text
 
 
+@pytest.mark.more
+def test_an_average_of_the_parameters_is_as_if_nobody_had_died(run: Run, script: Script) -> None:
+    path, ends = script(cases.AVERAGED), []
+    for deaths in ("", "1@forward:3,0@voted:8"):
+        result = run("-n", "3", *SHRINK, path, deaths)
+        text = result.stdout + result.stderr
+        assert result.returncode == 0 and "restart" not in text, text
+        found = re.findall(r"average (\S+) (\S+) (\S+)", text)
+        assert len(found) == (1 if deaths else 3), text
+        ends.append([float(one) for one in found[0]])
+    assert ends[0] == pytest.approx(ends[1], rel=1e-10)
+
+
 def test_what_one_rank_has_committed_stands_on_all(run: Run, script: Script) -> None:
     result = run("-n", "3", *SHRINK, script(cases.HALF_COMMITTED), "")
     text = result.stdout + result.stderr

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from evenstep import plain
+from evenstep._core import EvenstepError
 from evenstep.call_results import packed, packs_later, told_result
 from evenstep.pass_state import PassState, too_large
 
@@ -134,7 +135,7 @@ class Holding:
     ("held", "large"),
     [
         (torch.zeros(1000), False),
-        ([torch.zeros(LARGE), {"other": (torch.zeros(LARGE), torch.zeros(1))}], True),
+        ([torch.zeros(LARGE), {"other": (torch.zeros(LARGE), torch.zeros(1))}], False),  # copied once that is wanted
         (torch.zeros(LARGE).numpy(), False),
         (torch.zeros(LARGE + 1, dtype=torch.float64).numpy(), True),
         (list(range(100)), False),
@@ -145,6 +146,48 @@ def test_objects_with_a_large_state(held: Any, large: bool) -> None:
     why = too_large({"small": Holding(0), "average": Holding(held)})
     assert bool(why) == large and ("average (Holding)" in why) == large
     assert PassState({}, {"small": Holding(0), "average": Holding(held)}, {}).keep() == why
+
+
+class Averages:
+    """What a script prepares of its own: of 2 MiB."""
+
+    def __init__(self) -> None:
+        self.values, self.count = torch.zeros(1 << 18, dtype=torch.float64), 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": self.values, "count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.values, self.count = state["values"], state["count"]
+
+    def update(self) -> None:
+        self.values += 1.0
+        self.count += 1
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_large_state_is_copied_where_a_pass_is_void(early: bool) -> None:
+    model, averages = nn.Linear(2, 2), Averages()
+    before = model.weight.detach().clone()
+    state = PassState({"average": model}, {"object": averages}, {})
+    for _ in range(3):  # after each step that counts
+        assert state.keep() == ""
+        assert state._late._copies is None
+        averages.update()
+    assert state.keep() == ""
+    if early:  # before the loss is heard of
+        averages.update()
+    state.want()
+    for _ in range(2):
+        averages.update()
+        model.weight.data.add_(1.0)
+        if early:
+            with pytest.raises(EvenstepError, match="update averages after optimizer"):
+                state.put_back()
+            return
+        state.put_back()
+        assert averages.count == 3 and bool((averages.values == 3.0).all())
+        assert torch.equal(model.weight.detach(), before)
 
 
 def test_a_result_is_packed_when_one_asks() -> None:
