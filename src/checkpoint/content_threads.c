@@ -13,7 +13,7 @@
 #include <string.h>
 
 /* What is summed and then written is in the second-level cache meanwhile, and large enough for a disk. */
-enum { WINDOW_BYTES = 512 << 10 };
+enum { WINDOW_BYTES = 512 << 10, FEW_BYTES = 4 << 20 };
 
 static even_status open_own(void *context, void **own) {
   (void)context;
@@ -157,10 +157,13 @@ even_status even_contents_copy(const even_content_copy *copies, size_t count) {
   copy_job job = {.copies = copies, .count = count};
   even_items_job items = {
       .most = EVEN_ITEMS_MOST_THREADS, .context = &job, .work = copy_chunk, .what = "the state of training was copied"};
+  uint64_t bytes = 0;
   for (size_t i = 0; i < count; i++) {
     EVEN_TRY(even_content_fetch(copies[i].content, copies[i].to));
     items.count += chunks_of(copies[i].content);
+    bytes += copies[i].content->bytes;
   }
+  items.most = bytes < FEW_BYTES ? 1 : items.most; /* to start threads takes longer than this */
   return even_items_run(&items);
 }
 
