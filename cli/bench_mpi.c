@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_WORDS = 32, LIMIT_MS = 600000 };
+enum { MOST_WORDS = 32, LIMIT_MS = 600000, ENDING_MS = 10000 };
 
 /* Packages of PyPI put it beside the interpreter. */
 static const char *find_mpirun(const char *python, char *out, size_t bytes) {
@@ -42,6 +42,13 @@ static void look_for_refusal(json_t **out, char *note, size_t note_bytes) {
   }
 }
 
+/* Until it has closed its output: an MPI that is ended before it ends by itself leaves its segments behind. */
+static void let_end(even_dialogue *dialogue) {
+  const char *line = NULL;
+  while (even_dialogue_hear(dialogue, ENDING_MS, &line) == EVEN_OK && line != NULL) {
+  }
+}
+
 /* Its JSON, on the one line that begins like it; what MPI itself prints is passed over. */
 static void hear(even_dialogue *dialogue, json_t **out, char *note, size_t note_bytes) {
   for (;;) {
@@ -55,6 +62,7 @@ static void hear(even_dialogue *dialogue, json_t **out, char *note, size_t note_
       status = even_json_parse("MPI's figures", line, strlen(line), out);
       if (status == EVEN_OK) {
         look_for_refusal(out, note, note_bytes);
+        let_end(dialogue);
         return;
       }
     }
