@@ -246,7 +246,7 @@ def main() -> int:
     mpirun = options.mpirun or latency.find_mpirun(options.mpi_python)
     report["mpi"], mpi_rows = latency.from_mpi(options.mpi_python, mpirun)
     report["mpi_command"], of_mpi = latency.sizes_from_mpi(options.mpi_python, mpirun, options.sizes, options.rounds)
-    report["small"] = {**latency.from_c(), **report["small"], **mpi_rows}
+    report["small"] = {**latency.from_c(mpirun), **report["small"], **mpi_rows}
     for row in report["sizes"]:
         if row["bytes"] in of_mpi:
             row["mpi_seconds"] = of_mpi[row["bytes"]]

@@ -1,5 +1,6 @@
 """What an all-reduce of 1 KB costs, whoever asks for it: rows for comm_bench.py. Microseconds of one call, medians of
-alternating rounds; C and MPI run in processes of their own, before and after the others, and cannot alternate."""
+alternating rounds; C and MPI run in processes of their own, before and after the others, and those from C take turns.
+`python bench/latency.py c` measures these alone."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +19,8 @@ from typing import Any
 BYTES = 1024
 CALLS = 1000
 ROUNDS = 21
+TURNS = 7  # of programs in C, which cannot alternate call by call
+ALLOWED = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 TREE = Path(__file__).resolve().parent.parent
 
 
@@ -71,18 +75,52 @@ def from_python(rank: int, ranks: int, gloo: Any) -> dict[str, float]:
         )
 
 
-def from_c() -> dict[str, float]:
-    """By the program `comm_latency`, where a build with EVENSTEP_BENCH=ON has made it."""
+def _told(command: list[str]) -> dict[str, Any]:
+    """The JSON that a bench in C prints; {} where it fails."""
+    done = subprocess.run(command, env={**os.environ, **ALLOWED}, capture_output=True, text=True, timeout=120)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode != 0 or not lines:
+        print(f"comm_bench: {' '.join(command)} failed: {done.stderr[-500:]}", file=sys.stderr)
+        return {}
+    told: dict[str, Any] = json.loads(lines[-1])
+    return told
+
+
+def _build_mpi(mpirun: str, folder: str) -> list[str]:
+    """The words that run MPI's bench from C; [] where its compiler is not beside mpirun."""
+    compiler, program = Path(mpirun).parent / "mpicc", f"{folder}/mpi_latency"
+    sources = [str(Path(__file__).parent / name) for name in ("mpi_latency.c", "two_ranks.c")]
+    if not compiler.exists():
+        return []
+    built = subprocess.run([compiler, "-O2", "-D_GNU_SOURCE", *sources, "-o", program], capture_output=True, text=True)
+    if built.returncode != 0:
+        print(f"comm_bench: {compiler} failed: {built.stderr[-500:]}", file=sys.stderr)
+        return []
+    return [mpirun, "-n", "2", program, str(BYTES), str(ROUNDS)]
+
+
+def from_c(mpirun: str | None = None) -> dict[str, float]:
+    """By the program `comm_latency`, where a build with EVENSTEP_BENCH=ON has made it, and in turn with it by MPI, where
+    `mpirun` has its mpicc beside it. Medians."""
     found = [path for path in TREE.glob("build/*/bench/comm_latency") if os.access(path, os.X_OK)]
     if not found:
         return {}
     newest = max(found, key=lambda path: path.stat().st_mtime)
-    done = subprocess.run([newest, str(BYTES), str(ROUNDS)], capture_output=True, text=True, timeout=120)
-    if done.returncode != 0:
-        print(f"comm_bench: {newest} failed: {done.stderr}", file=sys.stderr)
-        return {}
-    report = json.loads(done.stdout)
-    return {"C": report["plain_seconds"], "C, in the arena": report["arena_seconds"]}
+    seconds: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        of_mpi = _build_mpi(str(Path(mpirun).resolve()), folder) if mpirun is not None else []
+        for _ in range(TURNS):
+            ours = _told([str(newest), str(BYTES), str(ROUNDS)])
+            theirs = _told(of_mpi) if of_mpi else {}
+            for name, told, key in (
+                ("C", ours, "plain_seconds"),
+                ("C, in the arena", ours, "arena_seconds"),
+                ("MPI, C", theirs, "apart_seconds"),
+                ("MPI, C, in place", theirs, "in_place_seconds"),
+            ):
+                if key in told:
+                    seconds.setdefault(name, []).append(told[key])
+    return {name: statistics.median(times) for name, times in seconds.items()}
 
 
 def mpi_rank() -> None:
@@ -113,9 +151,8 @@ def run_mpi(python: str, mpirun: str | None, words: list[str]) -> dict[str, Any]
     """What two ranks of `python` under MPI report; {} where `python` has no mpi4py or there is no mpirun."""
     if mpirun is None or subprocess.run([python, "-c", "import mpi4py, numpy"], capture_output=True).returncode != 0:
         return {}
-    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     command = [mpirun, "-n", "2", python, *words]
-    done = subprocess.run(command, env={**os.environ, **allowed}, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, env={**os.environ, **ALLOWED}, capture_output=True, text=True, timeout=600)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode != 0 or not lines:
         print(f"comm_bench: MPI failed: {done.stderr[-500:]}", file=sys.stderr)
@@ -160,4 +197,7 @@ def show(rows: dict[str, float], library: str) -> None:
 
 
 if __name__ == "__main__":
-    mpi_rank()
+    if sys.argv[1:] == ["c"]:
+        show(from_c(find_mpirun(sys.executable)), "MPI by the mpirun on the path")
+    else:
+        mpi_rank()
