@@ -233,11 +233,18 @@ class BatchAdapting:
                 "  fix: resume with the batch size of the script that wrote it"
             )
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load(self, state: dict[str, Any], batch: int) -> None:
+        """batch: the number of the next one in its epoch. Where the caps that are known by now do not hold the checkpoint's size, it
+        shrinks from there on."""
         self._batches.sizes = [(int(begin), int(size)) for begin, size in state["sizes"]]
         self._session.rates.factor = float(state["factor"])
         self._probe.known.load(state["noise"])
         self._mark = int(state["mark"])
+        caps = [] if self._loader.shares is None else self._loader.shares.given_caps
+        known = [cap for cap in caps if cap is not None]
+        if caps and len(known) == len(caps) and sum(known) < self.batch:
+            self._shrink(sum(known), batch)
+            return
         self._use_size()
         if self.batch != self.base:
             self._tell(f"{self.batch} samples, as in the checkpoint; learning rate x {self._session.rates.factor:.3g}")

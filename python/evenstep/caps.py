@@ -37,6 +37,10 @@ class Caps:
     def _limiting(self, learned: Sequence[int]) -> list[int | None]:
         return [None if cap is None or cap >= self._batch else cap for cap in self._both(learned)]
 
+    def hold_with(self, learned: Sequence[int]) -> bool:
+        """Whether these, beside what the script and the agent say, hold the global batch."""
+        return _hold(self._both(learned), self._batch)
+
     @property
     def room(self) -> int | None:
         """Samples that all ranks together are known to hold; None where some rank's room is not known."""
@@ -143,7 +147,7 @@ def after_shortage(
     ("": it can).
 
     told: of each rank, (samples, of how many in a step), or (0, n): the n-th part of what it would begin with; None: it
-    never ran out. begins: what all would begin with. Where what is left does not hold the batch, nothing is limited, unless the
+    never ran out; of an adapted batch a step may have been larger than `batch`. begins: what all would begin with. Where what is left does not hold the batch, nothing is limited, unless the
     batch then `shrinks`: it fails, or fits, as it did.
     """
     if not any(told):
@@ -152,7 +156,8 @@ def after_shortage(
     caps = list(given)
     for rank, one in enumerate(told):
         if one is not None:
-            most = one[0] * batch // one[1] if one[0] > 0 else first[rank] // one[1]
+            of = max(batch, one[1]) if shrinks else batch
+            most = one[0] * of // one[1] if one[0] > 0 else first[rank] // one[1]
             caps[rank] = _least(given[rank], max(1, most))
     if shrinks or _hold(caps, batch):
         return caps, ""

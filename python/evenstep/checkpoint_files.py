@@ -94,7 +94,7 @@ def find_tied(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
     seen: dict[Any, str] = {}
     tied = {}
     for name, tensor in tensors.items():
-        if tensor.layout != torch.strided or tensor.numel() == 0:
+        if tensor.layout != torch.strided or tensor.numel() == 0 or tensor.is_meta:
             continue
         place = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
         if seen.setdefault(place, name) != name:

@@ -86,8 +86,8 @@ class Stored(NamedTuple):
         return str(self.manifest["state"].get("lineage", ""))
 
 
-# What is no folder, or another's.
-_NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
+# What is no folder. (What may not be read is not taken for that: a training would begin anew beside its checkpoints.)
+_NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 class Remote:
@@ -115,12 +115,14 @@ class Remote:
         """The manifest of a checkpoint that is whole by its own checksum and by the sizes of its files; None: there is none.
         A place that does not answer raises what its driver says: an older one is not to be taken for that."""
         try:
-            manifest = parse_manifest(Path(name) / MANIFEST, self._files.cat_file(f"{self._root}/{name}/{MANIFEST}"))
-            sizes = {
-                entry["name"].rpartition("/")[2]: entry["size"]
-                for entry in self._files.ls(f"{self._root}/{name}", detail=True)
-            }
-        except (EvenstepError, ValueError, KeyError, *_NOT_THERE):
+            text = self._files.cat_file(f"{self._root}/{name}/{MANIFEST}")
+            entries = self._files.ls(f"{self._root}/{name}", detail=True)
+        except _NOT_THERE:
+            return None
+        try:
+            manifest = parse_manifest(Path(name) / MANIFEST, text)
+            sizes = {entry["name"].rpartition("/")[2]: entry["size"] for entry in entries}
+        except (EvenstepError, ValueError, KeyError):
             return None
         return manifest if all(sizes.get(e["name"]) == e["bytes"] for e in manifest["files"]) else None
 

@@ -140,7 +140,7 @@ class DataCourse:
         self.check_state_dict(state)
         self._forget_pass()
         if self.adapting is not None and "adapt" in state:
-            self.adapting.load(state["adapt"])
+            self.adapting.load(state["adapt"], int(state["batch"]))
         self.seed = int(state["seed"])
         self._epoch, self._batch = int(state["epoch"]), int(state["batch"])
         self._stepped = self._batch > 0 and bool(state.get("stepped", True))

@@ -78,7 +78,7 @@ def prepare_loader(
             batch = even.adapting.fit(caps)
         if exact is None and schedule is None:  # a rank holds one block at a time there; here the script says it all
             alike = partial(Shares, policy or environment.policy, current.world_size, batch, environment.speeds)
-            told = [one[2] for one in everybody]
+            told = [None if current.joining else one[2] for one in everybody]  # who joins is alone yet
             given = caps
             caps, why_not_less = after_shortage(
                 given, told, lambda: alike(caps=given, buckets=buckets).draw(batch), batch, even.adapting is not None

@@ -236,7 +236,9 @@ class Shares:
     def learn_caps(self, caps: Sequence[int]) -> None:
         """Of an earlier run of the same ranks."""
         if not self.scheduled and self._plan is None and len(caps) == self.ranks:
-            self._caps.apply(self._balancer, [int(cap) for cap in caps])
+            learned = [int(cap) for cap in caps]
+            if self._caps.may_shrink or self._caps.hold_with(learned):  # else what memory holds shows again
+                self._caps.apply(self._balancer, learned)
 
     @property
     def last(self) -> list[tuple[float, ...]]:

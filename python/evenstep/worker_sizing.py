@@ -188,7 +188,9 @@ def why_not_in_workers(loader: DataLoader[Any]) -> str:
     """Why a loader's data set cannot be in other processes, as far as can be seen; "": it can."""
     if multiprocessing.current_process().daemon:
         return "this process is a daemon, which can have none"
-    context = getattr(loader.multiprocessing_context, "_name", None) or multiprocessing.get_start_method()
+    context = getattr(loader.multiprocessing_context, "_name", None) or (
+        multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+    )
     looked: set[int] = set()
     around: list[Any] = [loader.dataset, loader.collate_fn]
     for _ in range(_DEEP):

@@ -290,14 +290,28 @@ even_status even_monitor_open(const even_monitor_params *params, even_monitor **
 
 /* ---- other ranks ---- */
 
+/* Hosts may join while ranks run. */
+static bool any_runs(const even_state *state) {
+  for (int rank = 0; rank < state->ranks; rank++) {
+    if (state->rank[rank].pid != 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
 static even_status follow(even_monitor *monitor, int ranks, const even_monitor_rank *facts, const char *const *gpus) {
   int before = monitor->state->room;
-  even_monitor_drain_ended(monitor); /* what the ranks of before wrote is theirs */
+  if (any_runs(monitor->state)) {
+    (void)even_monitor_drain(monitor);
+  } else {
+    even_monitor_drain_ended(monitor); /* what the ranks of before wrote is theirs */
+  }
   even_lagging_end_all(monitor);
   even_lagging_close(monitor->lagging);
   monitor->lagging = NULL;
-  EVEN_TRY(even_lagging_open(ranks, &monitor->lagging));
   EVEN_TRY(even_state_ranks(monitor->state, ranks));
+  EVEN_TRY(even_lagging_open(ranks, &monitor->lagging));
   if (ranks > before) {
     EVEN_TRY(even_realloc((void **)&monitor->pending, (size_t)ranks, sizeof *monitor->pending));
     memset(&monitor->pending[before], 0, (size_t)(ranks - before) * sizeof *monitor->pending);

@@ -19,7 +19,7 @@
 
 enum {
   MOST_FILES = 4096,
-  MOST_NAMES = 100000,
+  MOST_NAMES = 20000,
   MOST_DEPTH = 8,
   FILE_BYTES = 16 << 20,
   PROBE_MS = 60000,
@@ -41,6 +41,7 @@ static const char probe[] =
     "try: r['package'] = digest(pathlib.Path(u.find_spec('evenstep').origin).parent.glob('*.py'))\n"
     "except Exception: r['package'] = 'none'\n"
     "own, names, seen = (os.path.dirname(sys.argv[1]) if len(sys.argv) > 1 else ''), set(), set()\n"
+    "standard = getattr(sys, 'stdlib_module_names', None)\n" /* from 3.10 on; before, names are not compared */
     "def look(path):\n"
     "    if path in seen or len(seen) > 1000: return\n"
     "    seen.add(path)\n"
@@ -54,10 +55,15 @@ static const char probe[] =
     "            base = os.path.join(own, top)\n"
     "            if os.path.exists(base + '.py'): look(base + '.py')\n"
     "            elif os.path.isdir(base):\n"
-    "                for folder, _, files in os.walk(base):\n"
+    "                if base in seen: continue\n"
+    "                seen.add(base)\n"
+    "                left = 20000\n" /* data may lie below */
+    "                for folder, below, files in os.walk(base):\n"
+    "                    left -= len(below) + len(files)\n"
+    "                    if left < 0: break\n"
     "                    for name in files:\n"
     "                        if name.endswith('.py'): look(os.path.join(folder, name))\n"
-    "            elif top not in sys.stdlib_module_names: names.add(top)\n"
+    "            elif standard is not None and top not in standard: names.add(top)\n"
     "def version(name):\n"
     "    try: return m.version(name)\n"
     "    except Exception: pass\n"
@@ -233,6 +239,11 @@ static const char *own_name(const even_host_needs *needs) {
   return needs->script == NULL ? NULL : slash == NULL ? needs->script : slash + 1;
 }
 
+/* Below it lies the whole host. */
+static bool is_root(const char *folder) {
+  return folder[strspn(folder, "/")] == '\0';
+}
+
 static void add_files(even_json *json, const even_host_needs *needs, const even_text *folder) {
   const char *own = own_name(needs);
   int found = 0;
@@ -246,7 +257,7 @@ static void add_files(even_json *json, const even_host_needs *needs, const even_
     add_file(&search, own);
   }
   even_json_object_end(json);
-  if (even_text_status(folder) == EVEN_OK) {
+  if (even_text_status(folder) == EVEN_OK && !is_root(folder->data)) {
     add_below(json, folder->data);
   }
 }

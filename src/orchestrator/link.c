@@ -31,8 +31,13 @@ static void fail_link(even_link *link) {
   even_error_clear();
 }
 
-/* Nothing goes out. What came before that is not lost: who stood still hears what it has missed. */
+/* Nothing goes out. What came before that is not lost: who stood still hears what it has missed. Where nothing can have
+ * been said yet, it has failed. */
 static void break_off(even_link *link) {
+  if (!link->was_ready) {
+    fail_link(link);
+    return;
+  }
   if (!link->failed && !link->broken) {
     link->why = *even_error_last();
     link->broken = true;

@@ -141,7 +141,7 @@ void even_job_replace_lost(even_job *job, size_t rank) {
   uint64_t pause = job->ranks[rank].lost != NULL ? 0 : pause_after(++place->endings);
   place->outside = true;
   place->new_here = false;
-  uint64_t rest = even_stragglers_rest_ns(job->stragglers, rank);
+  uint64_t rest = job->ranks[rank].slow ? even_stragglers_rest_ns(job->stragglers, rank) : 0;
   place->again_ns = again ? even_clock_ns() + (rest > pause ? rest : pause) : 0;
   if (again && pause > 0) {
     even_job_notice(job, "rank %zu (%s) is set aside for %.0f s: its process has ended %u times", rank,

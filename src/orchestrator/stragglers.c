@@ -205,7 +205,7 @@ static bool last_of_its_host(const even_stragglers *on, const even_job *job, siz
       return false;
     }
   }
-  return job->groups > 1;
+  return job->most_groups > 1; /* hosts may have joined since it began */
 }
 
 static bool state_is_left(even_job *job, size_t rank) {

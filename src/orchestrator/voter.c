@@ -339,7 +339,7 @@ static void tell_guardian(even_voter *voter, const even_leadership_view *seen) {
                                  view.lease_ns + EVEN_LEADERSHIP_KILL_NS);
   } else if (voter->guardian != NULL && even_leadership_ended(&view.newest) &&
              view.newest.generation == voter->led + 1) {
-    status = even_guardian_limit(voter->guardian, 0, 0);
+    status = even_guardian_limit(voter->guardian, 0, UINT64_MAX);
   }
   (void)pthread_mutex_unlock(&voter->lock);
   if (status != EVEN_OK) {

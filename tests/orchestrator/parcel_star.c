@@ -177,6 +177,8 @@ static even_status join_host(star *at, int host) {
   EVEN_TRY(even_link_open(&here->link, &at->loop, fd, false, KEY, &calls));
   for (int turns = 0; turns < MOST_TURNS && at->status == EVEN_OK; turns++) {
     EVEN_TRY(even_loop_turn(&at->loop, TURN_MS));
+    even_link_tick(&here->link, false);
+    even_link_tick(&there->link, false);
     if (even_link_is_up(&here->link) && even_link_is_up(&there->link)) {
       return EVEN_OK;
     }

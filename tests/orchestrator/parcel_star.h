@@ -5,7 +5,7 @@
 
 #include "orchestrator/parcel.h"
 
-enum { STAR_HOSTS = 3, STAR_PATIENCE_S = 600 };
+enum { STAR_HOSTS = 3, STAR_PATIENCE_S = 60 };
 
 struct star;
 

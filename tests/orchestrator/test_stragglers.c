@@ -89,6 +89,7 @@ static even_status open_bench(even_on_straggler way, bool spare) {
                        .order = own.order,
                        .host = "here",
                        .groups = 1,
+                       .most_groups = 1,
                        .master_address = "10.79.0.1",
                        .snapshots = own.snapshots,
                        .generation_fd = -1,
@@ -283,7 +284,7 @@ static void the_last_one_of_a_host_is_kept(void **state) {
   (void)state;
   assert_int_equal(open_bench(EVEN_ON_STRAGGLER_LEAVE, false), EVEN_OK);
   own.job.hosts = &own.hosts;
-  own.job.groups = 2;
+  own.job.most_groups = 2; /* of which one has come */
   own.ranks[0].alive = false;
   for (size_t i = THERE; i < SPARE; i++) {
     own.ranks[i].elsewhere = true;

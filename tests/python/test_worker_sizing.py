@@ -166,7 +166,7 @@ def test_what_cannot_go_to_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     loader = DataLoader(local, collate_fn=lambda one: one)  # type: ignore[arg-type]
     assert worker_sizing.why_not_in_workers(loader) == ""
     spawned = DataLoader(local, multiprocessing_context=None)  # type: ignore[arg-type]
-    monkeypatch.setattr(worker_sizing.multiprocessing, "get_start_method", lambda: "spawn")
+    monkeypatch.setattr(worker_sizing.multiprocessing, "get_start_method", lambda allow_none=False: "spawn")
     assert "cannot be pickled" in worker_sizing.why_not_in_workers(spawned)
     assert worker_sizing.why_not_in_workers(DataLoader([1, 2])) == ""  # type: ignore[arg-type]
     on_gpu = type("OnGPU", (torch.Tensor,), {"is_cuda": True})
