@@ -6,6 +6,8 @@
 #include "fault/generation.h"
 #include "os/calls.h"
 
+#include "job_alone.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -62,20 +64,10 @@ static even_status open_bench(void) {
   even_text_add(&own.job.run_folder, "/nowhere"); /* no process can be started */
   for (size_t i = 0; i < RANKS; i++) {
     (void)snprintf(own.each_device[i].name, sizeof own.each_device[i].name, "cpu:%zu", i);
-    own.snapshots[i] = -1;
     own.ranks[i].alive = true;
     own.ranks[i].pid = NO_PROCESS;
-    own.ranks[i].output =
-        (even_rank_output){.rank = (int)i, .log = -1, .streams = {{.watch = {.fd = -1}}, {.watch = {.fd = -1}}}};
   }
-  EVEN_TRY(even_progress_open(-1, RANKS, &own.job.progress));
-  EVEN_TRY(even_job_generations_open(&own.job));
-  EVEN_TRY(even_job_generations_begin(&own.job));
-  EVEN_TRY(even_generation_open(own.job.generation_fd, &own.view));
-  for (int i = 0; i < RANKS; i++) {
-    even_generation_say(own.view, i, "");
-  }
-  return EVEN_OK;
+  return job_alone_begin(&own.job, -1, &own.view);
 }
 
 static int set_up(void **state) {

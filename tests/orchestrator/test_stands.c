@@ -7,6 +7,8 @@
 #include "os/process.h"
 #include "os/process_stat.h"
 
+#include "job_alone.h"
+
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -85,21 +87,11 @@ static even_status open_bench(void) {
                        .generation_fd = -1,
                        .oom = {.kernel_log = -1}};
   for (size_t i = 0; i < RANKS; i++) {
-    own.snapshots[i] = -1;
     own.ranks[i].alive = true;
     own.ranks[i].elsewhere = i >= THERE;
-    own.ranks[i].output =
-        (even_rank_output){.rank = (int)i, .log = -1, .streams = {{.watch = {.fd = -1}}, {.watch = {.fd = -1}}}};
   }
   own.ranks[STOPPED].pid = child;
-  EVEN_TRY(even_progress_open(-1, RANKS, &own.job.progress));
-  EVEN_TRY(even_job_generations_open(&own.job));
-  EVEN_TRY(even_job_generations_begin(&own.job));
-  EVEN_TRY(even_generation_open(own.job.generation_fd, &own.view));
-  for (int i = 0; i < RANKS; i++) {
-    even_generation_say(own.view, i, "");
-  }
-  return EVEN_OK;
+  return job_alone_begin(&own.job, -1, &own.view);
 }
 
 static int set_up(void **state) {

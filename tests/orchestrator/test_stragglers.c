@@ -7,6 +7,8 @@
 #include "os/calls.h"
 #include "os/clock.h"
 
+#include "job_alone.h"
+
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -95,21 +97,12 @@ static even_status open_bench(even_on_straggler way, bool spare) {
                        .generation_fd = -1,
                        .oom = {.kernel_log = -1}};
   for (size_t i = 0; i < RANKS; i++) {
-    own.snapshots[i] = -1;
     own.seconds[i] = 0.01;
     own.ranks[i].alive = i < SPARE || spare;
-    own.ranks[i].output =
-        (even_rank_output){.rank = (int)i, .log = -1, .streams = {{.watch = {.fd = -1}}, {.watch = {.fd = -1}}}};
     EVEN_TRY(even_telemetry_open(own.telemetry_fd, (int)i, &own.rings[i]));
   }
   own.ranks[SLOW].pid = child;
-  EVEN_TRY(even_progress_open(own.telemetry_fd, RANKS, &own.job.progress));
-  EVEN_TRY(even_job_generations_open(&own.job));
-  EVEN_TRY(even_job_generations_begin(&own.job));
-  EVEN_TRY(even_generation_open(own.job.generation_fd, &own.view));
-  for (int i = 0; i < RANKS; i++) {
-    even_generation_say(own.view, i, "");
-  }
+  EVEN_TRY(job_alone_begin(&own.job, own.telemetry_fd, &own.view));
   EVEN_TRY(even_stragglers_open(&own.job, &own.job.stragglers));
   even_stragglers_begin(own.job.stragglers);
   if (spare && way == EVEN_ON_STRAGGLER_REPLACE) {
