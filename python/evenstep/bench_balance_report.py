@@ -159,29 +159,27 @@ def title_of(model: dict[str, Any]) -> str:
     return words
 
 
+CHANGING = {
+    "courses": (
+        "REAL, and the last rank's speed does not stay: the bound is the best split of each step, at the speeds measured for its quota;",
+        "splits: the same by the shares that ran alone, whatever else a step took",
+    ),
+    "changes": (
+        "REAL, and the last rank slows down and recovers: the bound is the best split before, while and after; back: steps until 0.9",
+        "of it, after it slowed and after it recovered, of each run",
+    ),
+    "noise": (
+        "REAL, and noise alone: the bound is the best fixed split, found by trying those around it, and run in turns under the same",
+        "noise; lost: against it, with 95 % of the median",
+    ),
+}
+
+
 def _changing(real: dict[str, Any]) -> Iterator[str]:
     """Ranks whose speeds do not stay."""
-    if real["courses"]:
-        yield from (
-            "",
-            "REAL, and the last rank's speed does not stay: the bound is the best split of each step, at the speeds measured for its quota;",
-            "splits: the same by the shares that ran alone, whatever else a step took",
-        )
-        yield from _rows(real["courses"])
-    if real["changes"]:
-        yield from (
-            "",
-            "REAL, and the last rank slows down and recovers: the bound is the best split before, while and after; back: steps until 0.9",
-            "of it, after it slowed and after it recovered, of each run",
-        )
-        yield from _rows(real["changes"])
-    if real["noise"]:
-        yield from (
-            "",
-            "REAL, and noise alone: the bound is the best fixed split, found by trying those around it, and run in turns under the same",
-            "noise; lost: against it, with 95 % of the median",
-        )
-        yield from _rows(real["noise"])
+    for kind, heading in CHANGING.items():
+        if real[kind]:
+            yield from ("", *heading, *_rows(real[kind]))
 
 
 def _rows(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
