@@ -2,9 +2,7 @@
 (`dist.all_reduce` on backend "evenstep") and Gloo, in alternating rounds of one run; after it MPI, where there is one; then
 the other calls of torch on either backend, and 1 KB by every way there is (latency.py). Medians.
 
-    python bench/comm_bench.py [--json FILE] [--rounds N] [--sizes 1024,65536,…] [--busy] [--mpi-python PYTHON] [--mpirun PROGRAM]
-
---busy gives the second rank's core a neighbour that never rests.
+    python bench/comm_bench.py [--json FILE] [--rounds N] [--sizes 1024,65536,…] [--mpi-python PYTHON] [--mpirun PROGRAM]
 
 The bound is the memory traffic that both ranks together can have at that size, measured in the same run with in-place
 additions (where the data exceed the caches): an all-reduce must at least read and write each rank's data once.
@@ -39,7 +37,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", metavar="FILE", help="also write the figures to FILE")
     parser.add_argument("--rounds", type=int, default=9, help="alternating rounds a size (default 9)")
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="bytes, separated by commas")
-    parser.add_argument("--busy", action="store_true", help="with a busy neighbour on the second rank's core")
     parser.add_argument(
         "--mpi-python",
         metavar="PYTHON",
@@ -52,11 +49,25 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def be_busy() -> subprocess.Popen[str]:
-    """A process that computes for ever on the core of the second rank."""
-    cores = sorted(os.sched_getaffinity(0))
-    code = f"import os\nos.sched_setaffinity(0, {{{cores[1 % len(cores)]}}})\nwhile True:\n    pass\n"
-    return subprocess.Popen([sys.executable, "-c", code], text=True)
+def all_reduces(comm: Any, gloo: Any, size: int) -> dict[str, Callable[[], Any]]:
+    """The ways to sum `size` bytes of fp32 on all ranks, and `traffic`, which only reads and writes as much. `comm` has an arena
+    of that size at least; the default group is of backend "evenstep"."""
+    import torch
+    import torch.distributed as dist
+
+    from evenstep import _core
+
+    arena = torch.frombuffer(comm.arena(), dtype=torch.float32, count=size // 4)
+    plain = torch.zeros(size // 4)
+    other = torch.zeros(size // 4)
+    arena.zero_()
+    address, elements = arena.data_ptr(), arena.numel()
+    return {
+        "traffic": lambda: other.add_(1.0),
+        "arena": lambda: comm.all_reduce(address, elements, _core.DTYPE_F32, _core.OP_SUM),
+        "plain": lambda: dist.all_reduce(plain),
+        "gloo": lambda: dist.all_reduce(plain, group=gloo),
+    }
 
 
 def run_rank(options: argparse.Namespace) -> None:
@@ -77,21 +88,7 @@ def run_rank(options: argparse.Namespace) -> None:
     assert comm is not None
     results = []
     for size in sizes:
-        arena = torch.frombuffer(comm.arena(), dtype=torch.float32, count=size // 4)
-        plain = torch.zeros(size // 4)
-        other = torch.zeros(size // 4)
-        arena.zero_()
-        address, elements = arena.data_ptr(), arena.numel()
-
-        def reduce_arena(address: int = address, elements: int = elements) -> None:
-            comm.all_reduce(address, elements, _core.DTYPE_F32, _core.OP_SUM)
-
-        ways: dict[str, Callable[[], Any]] = {
-            "traffic": lambda other=other: other.add_(1.0),
-            "arena": reduce_arena,
-            "plain": lambda plain=plain: dist.all_reduce(plain),
-            "gloo": lambda plain=plain: dist.all_reduce(plain, group=gloo),
-        }
+        ways = all_reduces(comm, gloo, size)
         seconds: dict[str, list[float]] = {way: [] for way in ways}
         for call in ways.values():
             call()
@@ -189,8 +186,7 @@ COLUMNS = (
 
 
 def show(report: dict[str, Any]) -> None:
-    busy = ", the second core shared with a busy neighbour" if report["busy_neighbour"] else ""
-    print(f"all-reduce, fp32, {RANKS} ranks, one core each{busy}; {report['simd']}, torch {report['torch']}; medians")
+    print(f"all-reduce, fp32, {RANKS} ranks, one core each; {report['simd']}, torch {report['torch']}; medians")
     print(f"{'bytes':>9}" + "".join(f" {name:>{width}}" for name, _, _, _, width, _ in COLUMNS))
     print(f"{'':>9}" + "".join(f" {unit:>{width}}" for _, unit, _, _, width, _ in COLUMNS))
     for row in report["sizes"]:
@@ -221,7 +217,6 @@ def main() -> int:
         port = probe.getsockname()[1]
     own = [sys.executable, __file__, "--rounds", str(options.rounds), "--sizes", options.sizes, "--port", str(port)]
     place = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    neighbour = be_busy() if options.busy else None
     ranks = [
         subprocess.Popen(
             [*own, "--rank", str(rank)],
@@ -234,7 +229,7 @@ def main() -> int:
     try:
         output, *_ = [rank.communicate(timeout=600)[0] for rank in ranks]
     finally:
-        for process in (*ranks, *filter(None, [neighbour])):
+        for process in ranks:
             process.kill()
             process.wait()
     if any(rank.returncode for rank in ranks):
@@ -242,7 +237,6 @@ def main() -> int:
         return 1
     report = json.loads(output.strip().splitlines()[-1])
     report["format"] = "evenstep-comm-bench-1"
-    report["busy_neighbour"] = options.busy
     mpirun = options.mpirun or latency.find_mpirun(options.mpi_python)
     report["mpi"], mpi_rows = latency.from_mpi(options.mpi_python, mpirun)
     report["mpi_command"], of_mpi = latency.sizes_from_mpi(options.mpi_python, mpirun, options.sizes, options.rounds)
