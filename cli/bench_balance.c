@@ -307,13 +307,14 @@ static int run(balance_bench *on) {
     return even_cli_fail_of(status);
   }
   int code = measure(on);
-  if (code != 0) {
+  if (code != 0 && !even_path_exists(even_text_string(&on->measured))) {
     return code;
   }
+  /* Of a bench that failed or was interrupted, what it had measured. */
   status = read_report(on, &report);
   status = status == EVEN_OK ? show(on, report) : status;
   json_decref(report);
-  return status == EVEN_OK ? 0 : even_cli_fail_of(status);
+  return status == EVEN_OK ? code : even_cli_fail_of(status);
 }
 
 static void remove_file(even_text *path) {

@@ -1,12 +1,14 @@
 """What `evenstep bench balance` measures on each rank: real trainings of ranks that are made unequal while they run.
 
 The program starts it as ``-m evenstep.bench_balance`` on every rank of a job; rank 0 writes what was measured, with what the
-program simulated (--simulated), to the file that EVENSTEP_BENCH_OUT names.
+program simulated (--simulated), to the file that EVENSTEP_BENCH_OUT names: after each part, so that a bench that is interrupted
+leaves what it has measured.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import os
@@ -19,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenstep import bench_balance_report
-from evenstep.bench_balance_courses import Courses
+from evenstep.bench_balance_courses import NAMES, Courses
 from evenstep.bench_balance_noise import Noise
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ MOST_STEPS = 40  # of a turn, so that none lasts long after its ranks became fas
 OVERHEAD_STEPS = 1000
 
 Lines = list[tuple[float, float]]  # (fixed seconds, seconds a sample) of each rank
+Part = tuple[str, str, Callable[[], list[dict[str, Any]]]]
+Keep = Callable[[dict[str, Any], list[str]], None]
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -269,34 +273,53 @@ class Bench:
             voting.append(time.perf_counter() - began)
         return {"deciding_seconds": deciding / steps, "vote_seconds": statistics.median(voting)}
 
-    def run(self) -> dict[str, Any]:
+    def run(self, keep: Keep) -> None:
+        """All parts, one after the other; `keep` is handed what there is after each, and the names of those that are to come."""
         options = self.options
-        rows, cases = [], options.speeds or DEFAULT_SPEEDS.get(self.ranks, ":".join(["1"] * self.ranks))
+        cases = options.speeds or DEFAULT_SPEEDS.get(self.ranks, ":".join(["1"] * self.ranks))
         cases = "2:1" if options.quick and not options.speeds and self.ranks == 2 else cases
-        courses = options.courses.split(",")
-        for name in cases.split(",") if "steady" in courses else ():
-            self.say(f"speeds {name}:")
-            rows += self.case(name)
         measured = [one for one in self.policies if one in MEASURED]
-        changes = []
-        if "slowing" in courses:
-            self.say(f"a rank becomes {SLOWER} times slower in mid-run, and recovers")
-            changes = self.changes(measured)
-        found = {
+        found: dict[str, Any] = {
             "ranks": self.ranks,
             "cores": len(os.sched_getaffinity(os.getppid())),
             "slowed_by": options.slow_by,
             "batch": options.batch,
             "rounds": options.rounds,
             "model": self.work.about(),
-            "rows": rows,
-            "changes": changes,
-            "courses": Courses(self, courses).run(),
-            "noise": Noise(self).run(measured) if "noise" in courses else [],
+            "rows": [],
+            "changes": [],
+            "courses": [],
+            "noise": [],
             "core_part": self.scale,
             "overhead": self.overhead(),
         }
+        courses = options.courses.split(",")
+        parts = self._parts(cases.split(","), courses, measured)
+        left = [name for name, _, _ in parts]
+        for name, kind, measure in parts:
+            self.say(f"{name}:")
+            found[kind] += measure()
+            left.remove(name)
+            keep(found, left)
+        if not parts:
+            keep(found, left)
         self.slowing.close()
+
+    def _parts(self, cases: Sequence[str], courses: Sequence[str], measured: Sequence[str]) -> list[Part]:
+        """Name, under which of the report's lists, and how it is measured; in this order."""
+        found: list[Part] = []
+        if "steady" in courses:
+            found += [(f"speeds {name}", "rows", functools.partial(self.case, name)) for name in cases]
+        if "slowing" in courses and measured:
+            name = f"a rank becomes {SLOWER} times slower in mid-run, and recovers"
+            found.append((name, "changes", functools.partial(self.changes, measured)))
+        course = Courses(self)
+        found += [
+            (words, "courses", functools.partial(course.run, name)) for name, words in NAMES.items() if name in courses
+        ]
+        if "noise" in courses and measured:
+            noise = Noise(self)
+            found.append((noise.case, "noise", functools.partial(noise.run, measured)))
         return found
 
 
@@ -425,11 +448,13 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def report_of(options: argparse.Namespace, top: dict[str, str], real: dict[str, Any] | None) -> dict[str, Any]:
+def report_of(
+    options: argparse.Namespace, top: dict[str, str], real: dict[str, Any] | None, left: Sequence[str] = ()
+) -> dict[str, Any]:
     simulated = None
     if options.only != "real" and options.simulated:
         simulated = json.loads(Path(options.simulated).read_text(encoding="utf-8"))
-    report: dict[str, Any] = {"format": "evenstep-bench-balance-1", **top, "quick": options.quick}
+    report: dict[str, Any] = {"format": "evenstep-bench-balance-1", **top, "quick": options.quick, "left": list(left)}
     report |= {"real": real, "simulated": simulated}
     report["aims"] = bench_balance_report.aims(report)
     report["table"] = bench_balance_report.table(report)
@@ -443,21 +468,29 @@ def software() -> Iterator[tuple[str, str]]:
     yield "software", f"torch {torch.__version__}, Python {platform.python_version()}"
 
 
+def keep(options: argparse.Namespace, top: dict[str, str], real: dict[str, Any] | None, left: list[str]) -> None:
+    """On rank 0 the report of what there is; `left`: what is not measured yet."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+    out = Path(os.environ["EVENSTEP_BENCH_OUT"])
+    whole = out.with_name(out.name + ".new")
+    whole.write_text(json.dumps(report_of(options, top, real, left)), encoding="utf-8")
+    whole.replace(out)
+
+
 def main() -> None:
     options = arguments()
     top = heading()
-    real = None
-    if options.only != "simulated":
-        bench = Bench(options)
-        real = bench.run()
-        top |= dict(software())
-        import torch.distributed as dist
+    if options.only == "simulated":
+        keep(options, top, None, [])
+        return
+    bench = Bench(options)
+    top |= dict(software())
+    bench.run(functools.partial(keep, options, top))
+    import torch.distributed as dist
 
-        bench.base.group.barrier()
-        dist.destroy_process_group()
-    if os.environ.get("RANK", "0") == "0":
-        out = Path(os.environ["EVENSTEP_BENCH_OUT"])
-        out.write_text(json.dumps(report_of(options, top, real)), encoding="utf-8")
+    bench.base.group.barrier()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

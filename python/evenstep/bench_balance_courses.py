@@ -55,26 +55,21 @@ def lines_at(part: float, levels: Sequence[float], measured: Sequence[Lines]) ->
 
 
 class Courses:
-    def __init__(self, bench: Bench, courses: Sequence[str]) -> None:
-        self._bench, self._courses = bench, courses
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
         quick = bench.options.quick
         self._steps, self._runs = (16, 1) if quick else (STEPS, RUNS)
         self._levels = [level for level in LEVELS if not quick or level in (SLOWEST, BURST, 1.0)]
+        self._measured: list[Lines] = []  # at these; the courses share them
 
-    def run(self) -> list[dict[str, Any]]:
+    def run(self, course: str) -> list[dict[str, Any]]:
         bench = self._bench
-        wanted = [one for one in NAMES if one in self._courses]
-        if not wanted:
-            return []
-        measured = [self._measure(level) for level in self._levels]
-        bench.slowing.hold(bench.scale)
-        rows = []
-        for course in wanted:
-            bench.say(f"{NAMES[course]}:")
-            parts = parts_of(course, self._steps, bench.options.slow_by != "quota")
-            lines = [lines_at(part, self._levels, measured) for part in parts]
-            rows += [self._policy(course, policy, parts, lines) for policy in bench.policies]
-        return rows
+        if not self._measured:
+            self._measured = [self._measure(level) for level in self._levels]
+            bench.slowing.hold(bench.scale)
+        parts = parts_of(course, self._steps, bench.options.slow_by != "quota")
+        lines = [lines_at(part, self._levels, self._measured) for part in parts]
+        return [self._policy(course, policy, parts, lines) for policy in bench.policies]
 
     def _measure(self, level: float) -> list[tuple[float, float]]:
         bench = self._bench

@@ -52,19 +52,16 @@ class Noise:
         self._rounds = 1 if quick else max(1, bench.options.rounds // 2)
         self._scanned, self._scans = (4, 1) if quick else (SCANNED, SCANS)
         self._fixed: list[int] = []  # that runs
+        self._name = SPEEDS.get(bench.ranks, ":".join(["1"] * bench.ranks))
+        self.case = f"{self._name}, noise of {100 * NOISE:.0f} % in every rank's quota"
 
     def run(self, policies: Sequence[str]) -> list[dict[str, Any]]:
         """Policies that follow what is measured, and the best fixed split beside them."""
-        if not policies:
-            return []
         from evenstep.bench_balance import speeds_of
         from evenstep.bench_modes import Even
 
         bench = self._bench
-        name = SPEEDS.get(bench.ranks, ":".join(["1"] * bench.ranks))
-        self._speeds = speeds_of(name)
-        case = f"{name}, noise of {100 * NOISE:.0f} % in every rank's quota"
-        bench.say(f"{case}:")
+        self._speeds = speeds_of(self._name)
         evens = {policy: Even(bench.work, policy, self._speeds, bench.base) for policy in policies}
         fixed = Even(bench.work, "equal", self._speeds, bench.base, lambda number, batch: self._fixed)
         best = self._best_fixed(fixed)
@@ -74,7 +71,7 @@ class Noise:
         rounds = [self._round(evens, fixed, number) for number in range(self._rounds)]
         for one in (fixed, *evens.values()):
             one.close()
-        rows = [row_of(case, policy, rounds, best, bench.options.batch) for policy in ("fixed", *policies)]
+        rows = [row_of(self.case, policy, rounds, best, bench.options.batch) for policy in ("fixed", *policies)]
         for row in rows:
             bench.say(
                 f"  {row['policy']:13s} {row['samples_per_second']:8.1f} samples/s, {100 * row['lost']:.1f} % less than split {best}"

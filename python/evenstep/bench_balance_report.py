@@ -124,6 +124,8 @@ def table(report: dict[str, Any]) -> str:
             "best split of each step at the true speeds, with the same noise",
             *_rows(simulated["rows"]),
         ]
+    if report["left"]:
+        lines += ["", "NOT MEASURED: " + "; ".join(report["left"])]
     lines += ["", f"aims: medians, of policy {_policy(report)}"]
     for aim in report["aims"]:
         figure = f"{aim['figure']:.3g}{aim['unit']}" if math.isfinite(aim["figure"]) else "never"

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -81,7 +82,28 @@ def test_real_ranks_are_slowed_trained_and_compared(bench, tmp_path):
     assert '"evenstep-bench-balance-1"' in page and "Chart.draw" in page
     assert not re.search(r"""(?:src|href)\s*=\s*["']?https?:""", page)
     assert "REAL: 2 ranks" in done.stdout and "SIMULATED" not in done.stdout and "no figures to keep" in done.stdout
+    assert figures["left"] == [] and "NOT MEASURED" not in done.stdout
     assert not list(tmp_path.glob("runs/bench-balance*"))
+
+
+@pytest.mark.more
+def test_a_bench_that_is_interrupted_tells_what_it_had_measured(program, environment, tmp_path):
+    words = ["--only", "real", "--quick", "--speeds", "2:1,4:1", "--policies", "equal", "--no-peers", "--batch", "16"]
+    command = [program, "bench", "balance", *words, "--courses", "steady,drifting", "-o", "figures.json"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, **pipes) as job:
+        try:
+            assert any("4:1" in line for line in iter(job.stderr.readline, ""))
+            job.send_signal(signal.SIGINT)
+            table, _ = job.communicate(timeout=120)
+        finally:
+            job.kill()
+    assert job.returncode == 130
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert {row["case"] for row in figures["real"]["rows"]} == {"2:1"}
+    assert figures["left"] == ["speeds 4:1", courses.NAMES["drifting"]]
+    assert "NOT MEASURED: speeds 4:1; the last rank drifts" in table
+    assert not list(tmp_path.glob("runs/bench-balance*.json"))
 
 
 def test_simulated_ranks_say_so_and_reach_their_aims(bench):
