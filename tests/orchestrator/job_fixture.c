@@ -89,6 +89,14 @@ static void on_hang(void *context, int rank, bool over, const char *words) {
   even_text_format(&((job_fixture *)context)->seen, "hang %d %d %s|", rank, (int)over, words);
 }
 
+int job_fixture_setup(void **state) {
+  job_fixture *job = malloc(sizeof *job);
+  assert_non_null(job);
+  job_fixture_open(job);
+  *state = job;
+  return 0;
+}
+
 int job_fixture_teardown(void **state) {
   fault_reset();
   assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);

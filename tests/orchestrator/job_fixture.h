@@ -30,7 +30,9 @@ typedef struct job_fixture {
 
 void job_fixture_open(job_fixture *job);
 void job_fixture_close(job_fixture *job);
-/* Closes and frees the job of a test: no fault and no child is left of it, whatever happened. */
+/* Opens the job of a test. */
+int job_fixture_setup(void **state);
+/* Closes and frees it: no fault and no child is left of it, whatever happened. */
 int job_fixture_teardown(void **state);
 /* Runs `script` with sh as two ranks; $FOLDER is the test's folder. */
 even_status job_fixture_run(job_fixture *job, const char *script, int *exit_code);

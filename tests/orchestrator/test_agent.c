@@ -18,14 +18,6 @@
 
 #include <cmocka.h>
 
-static int open_job(void **state) {
-  job_fixture *job = malloc(sizeof *job);
-  assert_non_null(job);
-  job_fixture_open(job);
-  *state = job;
-  return 0;
-}
-
 static void all_well_is_zero(void **state) {
   job_fixture *job = *state;
   int code = -1;
@@ -385,25 +377,25 @@ static void a_signal_before_the_ranks_start_starts_none(void **state) {
 }
 
 int main(void) {
+#define JOB_TEST(test) cmocka_unit_test_setup_teardown(test, job_fixture_setup, job_fixture_teardown)
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test_setup_teardown(all_well_is_zero, open_job, job_fixture_teardown),
-      cmocka_unit_test_setup_teardown(the_first_failure_ends_the_others, open_job, job_fixture_teardown),
-      cmocka_unit_test_setup_teardown(a_signal_is_128_and_more, open_job, job_fixture_teardown),
-      cmocka_unit_test_setup_teardown(a_rank_that_ignores_sigterm_is_killed, open_job, job_fixture_teardown),
-      cmocka_unit_test_setup_teardown(restarts_from_the_newest_whole_checkpoint, open_job, job_fixture_teardown),
-      cmocka_unit_test_setup_teardown(a_restart_takes_no_other_jobs_checkpoint, open_job, job_fixture_teardown),
-      cmocka_unit_test_setup_teardown(a_restart_after_auto_takes_what_its_training_had, open_job, job_fixture_teardown),
-      cmocka_unit_test_setup_teardown(resumes_from_what_the_user_named, open_job, job_fixture_teardown),
-      cmocka_unit_test_setup_teardown(a_damaged_newest_checkpoint_is_passed_over_and_told, open_job,
-                                      job_fixture_teardown),
-      cmocka_unit_test_setup_teardown(a_stolen_port_costs_one_attempt, open_job, job_fixture_teardown),
-      cmocka_unit_test_setup_teardown(restarts_end, open_job, job_fixture_teardown),
-      cmocka_unit_test_setup_teardown(an_interrupt_is_130_and_no_restart, open_job, job_fixture_teardown),
-      cmocka_unit_test_setup_teardown(a_signal_before_the_ranks_start_starts_none, open_job, job_fixture_teardown),
-      cmocka_unit_test_setup_teardown(a_second_interrupt_kills, open_job, job_fixture_teardown),
-      cmocka_unit_test_setup_teardown(nothing_is_left, open_job, job_fixture_teardown),
-      cmocka_unit_test_setup_teardown(a_program_that_cannot_start_is_an_error, open_job, job_fixture_teardown),
-      cmocka_unit_test_setup_teardown(survives_every_fault, open_job, job_fixture_teardown),
+      JOB_TEST(all_well_is_zero),
+      JOB_TEST(the_first_failure_ends_the_others),
+      JOB_TEST(a_signal_is_128_and_more),
+      JOB_TEST(a_rank_that_ignores_sigterm_is_killed),
+      JOB_TEST(restarts_from_the_newest_whole_checkpoint),
+      JOB_TEST(a_restart_takes_no_other_jobs_checkpoint),
+      JOB_TEST(a_restart_after_auto_takes_what_its_training_had),
+      JOB_TEST(resumes_from_what_the_user_named),
+      JOB_TEST(a_damaged_newest_checkpoint_is_passed_over_and_told),
+      JOB_TEST(a_stolen_port_costs_one_attempt),
+      JOB_TEST(restarts_end),
+      JOB_TEST(an_interrupt_is_130_and_no_restart),
+      JOB_TEST(a_signal_before_the_ranks_start_starts_none),
+      JOB_TEST(a_second_interrupt_kills),
+      JOB_TEST(nothing_is_left),
+      JOB_TEST(a_program_that_cannot_start_is_an_error),
+      JOB_TEST(survives_every_fault),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

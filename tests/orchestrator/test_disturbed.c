@@ -35,12 +35,10 @@ static pid_t remember(void) {
 }
 
 static int open_job(void **state) {
-  current = malloc(sizeof *current);
-  assert_non_null(current);
-  job_fixture_open(current);
+  (void)job_fixture_setup(state);
+  current = *state;
   forks = 0;
   even_os.fork = remember;
-  *state = current;
   return 0;
 }
 

@@ -13,14 +13,12 @@
 static even_telemetry *rings[2];
 
 static int open_job(void **state) {
-  job_fixture *job = malloc(sizeof *job);
-  assert_non_null(job);
-  job_fixture_open(job);
+  (void)job_fixture_setup(state);
+  job_fixture *job = *state;
   for (int i = 0; i < 2; i++) {
     assert_int_equal(even_telemetry_open(job->telemetry_fd, i, &rings[i]), EVEN_OK);
   }
   job->hang_seconds = 0.5;
-  *state = job;
   return 0;
 }
 

@@ -22,12 +22,8 @@
 static int ticks;
 
 static int open_job(void **state) {
-  job_fixture *job = malloc(sizeof *job);
-  assert_non_null(job);
-  job_fixture_open(job);
   ticks = -1;
-  *state = job;
-  return 0;
+  return job_fixture_setup(state);
 }
 
 static int close_job(void **state) {

@@ -55,14 +55,6 @@ static void one_sample_is_the_least(void **state) {
   assert_null(one);
 }
 
-static int open_job(void **state) {
-  job_fixture *job = malloc(sizeof *job);
-  assert_non_null(job);
-  job_fixture_open(job);
-  *state = job;
-  return 0;
-}
-
 /* As rank 1 would write it after a step. */
 static void write_step(job_fixture *job, int rank, const char *text) {
   even_telemetry *ring = NULL;
@@ -112,11 +104,12 @@ static void another_error_is_none_of_it(void **state) {
 }
 
 int main(void) {
+#define JOB_TEST(test) cmocka_unit_test_setup_teardown(test, job_fixture_setup, job_fixture_teardown)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(half_of_what_it_had_and_always_less),
       cmocka_unit_test(one_sample_is_the_least),
-      cmocka_unit_test_setup_teardown(a_rank_that_ran_out_has_less_in_the_next_attempt, open_job, job_fixture_teardown),
-      cmocka_unit_test_setup_teardown(another_error_is_none_of_it, open_job, job_fixture_teardown),
+      JOB_TEST(a_rank_that_ran_out_has_less_in_the_next_attempt),
+      JOB_TEST(another_error_is_none_of_it),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
