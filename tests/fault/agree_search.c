@@ -50,12 +50,14 @@ typedef struct model {
   } told[GENERATIONS][RANKS];
 } model;
 
+/* Of whole words: a search makes it for every move. */
 static uint64_t print_of(const model *state) {
-  const unsigned char *bytes = (const unsigned char *)state;
   uint64_t hash = 0x9e3779b97f4a7c15u;
-  for (size_t i = 0; i < sizeof *state; i++) {
-    hash = (hash ^ bytes[i]) * 0x100000001b3u;
-    hash ^= hash >> 29;
+  uint64_t words[(sizeof *state + sizeof(uint64_t) - 1) / sizeof(uint64_t)] = {0};
+  memcpy(words, state, sizeof *state);
+  for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+    hash = (hash ^ words[i]) * 0xff51afd7ed558ccdu;
+    hash ^= hash >> 32;
   }
   return hash | 1u;
 }
