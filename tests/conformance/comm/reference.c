@@ -42,25 +42,30 @@ static double floating(uint64_t number) {
 
 void reference_fill(void *out, even_dtype dtype, uint64_t call, int rank, size_t index) {
   uint64_t number = number_of(call, rank, index);
-  float single = (float)floating(number);
-  double twice = floating(number);
-  _Float16 half = (_Float16)single;
-  uint16_t brain = bf16_of(single);
-  uint8_t truth = (uint8_t)((number >> 20) & 1u);
+  float single = 0;
+  double twice = 0;
+  _Float16 half;
+  uint16_t brain = 0;
+  uint8_t truth = 0;
   switch (dtype) {
     case EVEN_F32:
+      single = (float)floating(number);
       memcpy(out, &single, 4);
       break;
     case EVEN_F64:
+      twice = floating(number);
       memcpy(out, &twice, 8);
       break;
     case EVEN_F16:
+      half = (_Float16)(float)floating(number);
       memcpy(out, &half, 2);
       break;
     case EVEN_BF16:
+      brain = bf16_of((float)floating(number));
       memcpy(out, &brain, 2);
       break;
     case EVEN_BOOL:
+      truth = (uint8_t)((number >> 20) & 1u);
       memcpy(out, &truth, 1);
       break;
     default:
@@ -101,15 +106,20 @@ static float reduce_single(even_dtype dtype, even_reduce_op op, uint64_t call, i
     int terms = 0;
     for (int rank = 0; rank < ranks; rank++) {
       uint32_t raw = 0;
-      _Float16 half;
       float term;
       if (!is_of(rank, host)) {
         continue;
       }
       reference_fill(&raw, dtype, call, rank, index);
-      memcpy(&half, &raw, 2);
-      memcpy(&term, &raw, 4);
-      term = dtype == EVEN_F16 ? (float)half : dtype == EVEN_BF16 ? of_bf16((uint16_t)raw) : term;
+      if (dtype == EVEN_F16) {
+        _Float16 half;
+        memcpy(&half, &raw, 2);
+        term = (float)half;
+      } else if (dtype == EVEN_BF16) {
+        term = of_bf16((uint16_t)raw);
+      } else {
+        memcpy(&term, &raw, 4);
+      }
       sum = terms++ == 0 ? term : FLOAT_STEP(sum, term);
     }
     sum = host_of == NULL ? sum : rounded(dtype, sum);
