@@ -30,9 +30,15 @@ static int set_up(void **state) {
 }
 
 static int tear_down(void **state) {
+  static const char *const suffixes[] = {".new", ".xid"};
   (void)state;
   (void)unsetenv("EVENSTEP_FAKE_NVML_STATE");
   (void)unsetenv("EVENSTEP_FAKE_NVML_ERROR");
+  for (size_t i = 0; i < sizeof suffixes / sizeof suffixes[0]; i++) { /* of a test that failed */
+    char name[96];
+    (void)snprintf(name, sizeof name, "%s%s", state_path, suffixes[i]);
+    (void)unlink(name);
+  }
   return unlink(state_path);
 }
 
