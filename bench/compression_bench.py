@@ -16,8 +16,7 @@ import time
 from typing import Any
 
 import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from small_training import describe, loss_after, prepare_wide, step, width_of
 
 import evenstep as es
 
@@ -30,12 +29,8 @@ class Choice:
 
     def __init__(self, engine: str, compression: str, width: int, steps: int) -> None:
         self.engine, self.compression = engine, compression
-        torch.manual_seed(0)
-        model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(8)))
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        data = TensorDataset(torch.randn(BATCH * steps, width))
-        self.model, self.optimizer, loader = es.prepare(
-            model, optimizer, DataLoader(data, batch_size=BATCH), engine=engine, compression=compression
+        self.model, self.optimizer, loader = prepare_wide(
+            width, BATCH * steps, BATCH, engine=engine, compression=compression
         )
         self.batches = iter(loader)
         self.seconds: list[float] = []
@@ -61,34 +56,9 @@ class Choice:
         (x,) = next(self.batches)
         es.barrier()
         start = time.perf_counter()
-        self.model(x).square().mean().backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        step(self.model, self.optimizer, x)
         es.barrier()
         self.seconds.append(time.perf_counter() - start)
-
-
-def loss_after(compression: str, steps: int) -> float:
-    """Of a small net that learns what another one computes; on all of its data."""
-    torch.manual_seed(1)
-    teacher = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 16))
-    student = nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 16))
-    optimizer = torch.optim.Adam(student.parameters(), lr=1e-3)
-    x = torch.randn(2048, 32)
-    data = TensorDataset(x, teacher(x).detach())
-    loader = DataLoader(data, batch_size=64, shuffle=True)
-    student, optimizer, loader = es.prepare(student, optimizer, loader, engine="shared", compression=compression)
-    done = 0
-    while done < steps:
-        for x, y in loader:
-            optimizer.zero_grad()
-            nn.functional.mse_loss(student(x), y).backward()
-            optimizer.step()
-            done += 1
-            if done == steps:
-                break
-    with torch.no_grad():
-        return float(nn.functional.mse_loss(student(data.tensors[0]), data.tensors[1]))
 
 
 def bound_seconds(moved: int, args: argparse.Namespace) -> float:
@@ -110,7 +80,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=0, help="of the small training; 0: none")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    width = round((args.million * 1e6 / 8) ** 0.5)
+    width = width_of(args.million)
     warm = 12  # PowerSGD begins after ten steps
     choices = [
         Choice(engine, compression, width, warm + args.rounds + 1)
@@ -120,9 +90,7 @@ def main() -> None:
     for _ in range(warm + args.rounds):
         for choice in choices:
             choice.step()
-    es.print(
-        f"{8 * width * width / 1e6:.1f} million fp32 parameters, {es.world_size()} ranks, medians of {args.rounds} steps"
-    )
+    es.print(f"{describe(width)}, medians of {args.rounds} steps")
     table(choices, args)
 
 
@@ -139,7 +107,7 @@ def table(choices: list[Choice], args: argparse.Namespace) -> None:
             bound = bound_seconds(choice.bytes, args)
             words += f"{1e3 * exchange:14.1f}{1e3 * bound:11.1f}{bound / exchange:16.2f}"
         if args.steps:
-            words += f"{loss_after(choice.compression, args.steps):12.3g}"
+            words += f"{loss_after(args.steps, compression=choice.compression):12.3g}"
         es.print(words)
 
 

@@ -15,18 +15,19 @@ import time
 from typing import Any
 
 import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from small_training import describe, loss_after, prepare_wide, step, width_of
 
 import evenstep as es
 
 MODES = "none,local:8,diloco:8,stale:1"
 
 
-def mode_of(name: str) -> Any:
+def options_of(name: str) -> dict[str, Any]:
+    """Of es.prepare."""
     kind, _, number = name.partition(":")
     make = {"local": es.LocalSGD, "diloco": es.DiLoCo, "stale": es.Stale}.get(kind)
-    return None if make is None else make(int(number))
+    mode = {} if make is None else {"sync": make(int(number))}
+    return {"compression": "none", **mode}
 
 
 class Choice:
@@ -34,14 +35,8 @@ class Choice:
 
     def __init__(self, name: str, width: int, batch: int, steps: int) -> None:
         self.name = name
-        torch.manual_seed(0)
-        model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(8)))
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        data = TensorDataset(torch.randn(batch * 8, width))
-        mode = mode_of(name)
-        options = {} if mode is None else {"sync": mode}
-        self.model, self.optimizer, self.loader = es.prepare(
-            model, optimizer, DataLoader(data, batch_size=batch), engine="shared", compression="none", **options
+        self.model, self.optimizer, self.loader = prepare_wide(
+            width, batch * 8, batch, engine="shared", **options_of(name)
         )
         self.batches = self._endless()
         self.seconds: list[float] = []
@@ -65,40 +60,11 @@ class Choice:
         es.barrier()
         start = time.perf_counter()
         for _ in range(self.steps):
-            self.model(next(self.batches)).square().mean().backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
+            step(self.model, self.optimizer, next(self.batches))
         es.barrier()
         self.seconds.append((time.perf_counter() - start) / self.steps)
         self.moved.append(moved[0] // self.steps)
         saved.add = add
-
-
-def loss_after(name: str, steps: int) -> float:
-    """Of a small net that learns what another one computes; on all of its data."""
-    torch.manual_seed(1)
-    teacher = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 16))
-    student = nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 16))
-    optimizer = torch.optim.Adam(student.parameters(), lr=1e-3)
-    x = torch.randn(2048, 32)
-    data = TensorDataset(x, teacher(x).detach())
-    loader = DataLoader(data, batch_size=64, shuffle=True)
-    mode = mode_of(name)
-    options = {} if mode is None else {"sync": mode}
-    student, optimizer, loader = es.prepare(student, optimizer, loader, engine="shared", compression="none", **options)
-    done = 0
-    while done < steps:
-        for x, y in loader:
-            optimizer.zero_grad()
-            nn.functional.mse_loss(student(x), y).backward()
-            optimizer.step()
-            done += 1
-            if done == steps:
-                break
-    if mode is not None:
-        es.synchronise_models()
-    with torch.no_grad():
-        return float(nn.functional.mse_loss(student(data.tensors[0]), data.tensors[1]))
 
 
 def main() -> None:
@@ -111,20 +77,17 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=0, help="of the small training; 0: none")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    width = round((args.million * 1e6 / 8) ** 0.5)
+    width = width_of(args.million)
     choices = [Choice(name, width, args.batch, args.turn) for name in args.only.split(",")]
     for _ in range(1 + args.turns):
         for choice in choices:
             choice.turn()
-    es.print(
-        f"{8 * width * width / 1e6:.1f} million fp32 parameters, {es.world_size()} ranks, {args.batch} samples a step, "
-        f"medians of {args.turns} turns of {args.turn} steps"
-    )
+    es.print(f"{describe(width)}, {args.batch} samples a step, medians of {args.turns} turns of {args.turn} steps")
     es.print(f"{'mode':14}{'MB a step':>10}{'step, ms':>10}" + (f"{'loss':>12}" if args.steps else ""))
     for choice in choices:
         moved, seconds = (statistics.median(every[1:]) for every in (choice.moved, choice.seconds))
         words = f"{choice.name:14}{moved / 1e6:10.2f}{1e3 * seconds:10.1f}"
-        es.print(words + (f"{loss_after(choice.name, args.steps):12.3g}" if args.steps else ""))
+        es.print(words + (f"{loss_after(args.steps, **options_of(choice.name)):12.3g}" if args.steps else ""))
 
 
 if __name__ == "__main__":
