@@ -39,7 +39,7 @@ size_t even_channel_write(even_comm *comm, int to, const void *data, size_t byte
   size_t ring = comm->layout.ring_bytes;
   uint64_t written = atomic_load_explicit(&channel->written, memory_order_relaxed);
   size_t done = 0;
-  bool past_caches = comm->writing.past_caches;
+  bool past_caches = even_writing_goes_past(comm);
   while (done < bytes) {
     size_t room = ring - (size_t)(written - atomic_load(&channel->read));
     size_t piece = piece_at(ring, written, room, bytes - done);

@@ -12,8 +12,8 @@
 
 /* Every way that some engine has, for the error about one that none has. */
 static const char known_ways[] =
-    "parts, whole, fitted, direct, pairs (of ucx and hosts), turns, overlap, lanes (of hosts), chain, pieces-SIZE like "
-    "pieces-256K (of shm)";
+    "parts, whole, fitted, direct, pairs (of ucx and hosts), turns, overlap, lanes (of hosts), chain, past-caches, "
+    "through-caches, pieces-SIZE like pieces-256K (of shm)";
 
 /* What rank 0 tells the others. */
 typedef struct verdict {
@@ -24,8 +24,8 @@ typedef struct verdict {
 } verdict;
 
 static bool is_known(const char *way) {
-  static const char *const words[] = {"parts", "whole",   "fitted", "direct", "pairs",
-                                      "turns", "overlap", "lanes",  "chain"};
+  static const char *const words[] = {"parts",   "whole", "fitted", "direct",      "pairs",         "turns",
+                                      "overlap", "lanes", "chain",  "past-caches", "through-caches"};
   bool known = strncmp(way, "pieces-", 7) == 0;
   for (size_t i = 0; !known && i < sizeof words / sizeof words[0]; i++) {
     known = strcmp(way, words[i]) == 0;

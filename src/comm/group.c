@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "comm/messages.h"
+#include "comm/writing.h"
 #include "os/thread.h"
 
 #include <stdint.h>
@@ -173,18 +174,21 @@ static void describe(const even_comm *comm, char *text, size_t bytes) {
   bool file = even_shared_memory_is_file(comm->memory.fd, folder, sizeof folder);
   char lies[512];
   char staged[64];
+  char figures[160];
+  char written[128];
   even_nodes_describe(comm, lies, sizeof lies);
-  if (comm->chained) {
+  if (comm->chained || (comm->rank == 0 && comm->pieces.chain)) {
     (void)snprintf(staged, sizeof staged, "by a chain");
   } else {
     (void)snprintf(staged, sizeof staged, "staged in pieces of %zu KB", comm->piece_bytes >> 10);
   }
+  even_shared_describe_pieces(comm, figures, sizeof figures);
+  even_writing_describe(comm, written, sizeof written);
   (void)snprintf(text, bytes,
                  "shared memory%s%s, %d ranks, %s: up to %zu bytes in one meeting; in the arena where they lie, in "
-                 "claimed pieces; else %s, written %s the caches; polls %u times before it sleeps; %s",
+                 "claimed pieces; else %s%s, %s; polls %u times before it sleeps; %s",
                  file ? " in a file of " : "", file ? folder : "", comm->ranks, comm->kernels->name,
-                 EVEN_COMM_SLOT_BYTES, staged, comm->writing.past_caches ? "past" : "through", comm->progress.polls,
-                 lies);
+                 EVEN_COMM_SLOT_BYTES, staged, figures, written, comm->progress.polls, lies);
 }
 
 static size_t flight(const even_comm *comm, int rank, even_flight_call *out, size_t limit) {
@@ -252,6 +256,7 @@ static const even_comm_engine shared_engine = {
     .ask_site = ask_site,
     .on_stall = even_shared_on_stall,
     .follow = even_shared_follow,
+    .choice = even_shared_choice,
     .wait_ns = wait_ns,
     .describe = describe,
     .leave = leave_group,

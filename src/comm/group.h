@@ -21,9 +21,13 @@ typedef struct even_comm_patience {
   uint32_t rest;  /* how many that will be the next time */
 } even_comm_patience;
 
+/* As which the user wants staged data written; on all ranks alike. */
+typedef enum even_writing_way { EVEN_WRITING_MEASURED, EVEN_WRITING_THROUGH, EVEN_WRITING_PAST } even_writing_way;
+
 /* How staged data are written (writing.c). */
 typedef struct even_comm_writing {
   _Atomic bool past_caches; /* the verdict of the last trial */
+  uint8_t forced;           /* even_writing_way; 0: what is measured decides */
   uint32_t stages;          /* full ones since the trial began */
   uint32_t kind;            /* of the calls that the trial is made of */
   size_t piece_bytes;       /* of their stages */
@@ -135,6 +139,10 @@ static inline bool even_group_whole(const even_comm *comm) {
 even_status even_shared_follow(even_comm *comm, const even_comm_following *by, size_t *lacking) EVEN_MUST_USE;
 /* After a staged call: keeps what a trial that has ended with it found. */
 void even_shared_keep_costs(even_comm *comm);
+/* What of it all ranks know alike. */
+void *even_shared_choice(even_comm *comm, int number, size_t *bytes);
+/* " (9.1 ms for 16 MB; chain 12)": the figures by which rank 0 has chosen the pieces, as far as there are any. */
+void even_shared_describe_pieces(const even_comm *comm, char *text, size_t bytes);
 
 /* What the engine's table (group.c) names; each where its subject is. */
 even_status even_shared_all_reduce(even_comm *comm, const even_comm_reduction *job) EVEN_MUST_USE;

@@ -13,6 +13,8 @@
 #define KEPT_BYTES ((uint64_t)16 << 20)
 
 static const char chain_name[] = "chain";
+static const char through_name[] = "through-caches";
+static const char past_name[] = "past-caches";
 
 /* "pieces-256K" */
 static void way_name(size_t bytes, char name[EVEN_COMM_COSTS_WORD]) {
@@ -80,13 +82,25 @@ static void recall(even_comm *comm) {
   }
 }
 
+static even_writing_way writing_way(const char *way) {
+  if (way == NULL) {
+    return EVEN_WRITING_MEASURED;
+  }
+  return strcmp(way, through_name) == 0 ? EVEN_WRITING_THROUGH
+         : strcmp(way, past_name) == 0  ? EVEN_WRITING_PAST
+                                        : EVEN_WRITING_MEASURED;
+}
+
 even_status even_shared_follow(even_comm *comm, const even_comm_following *by, size_t *lacking) {
   size_t forced = by->way == NULL ? 0 : way_bytes(by->way);
   bool chain = by->way != NULL && strcmp(by->way, chain_name) == 0;
+  even_writing_way writing = writing_way(by->way);
   *lacking = 0;
-  if (by->way != NULL && forced == 0 && !chain) {
+  if (by->way != NULL && forced == 0 && !chain && writing == EVEN_WRITING_MEASURED) {
     return even_fail(EVEN_ERR_NOT_FOUND, "'%s' is no way of shared memory", by->way);
   }
+  comm->pieces.forced = comm->pieces.chain = false;
+  comm->writing.forced = (uint8_t)writing;
   even_comm_costs_close(comm->costs);
   comm->costs = even_comm_costs_hold(by->costs);
   (void)snprintf(comm->shape, sizeof comm->shape, "%s", by->shape == NULL ? "" : by->shape);
@@ -113,5 +127,48 @@ void even_shared_keep_costs(even_comm *comm) {
       }
       pieces->learnt[i] = 0;
     }
+  }
+}
+
+void *even_shared_choice(even_comm *comm, int number, size_t *bytes) {
+  *bytes = sizeof comm->writing.forced;
+  return number == 0 ? &comm->writing.forced : NULL;
+}
+
+/* Of calls of KEPT_BYTES, in ms; 0: not known. */
+static double known_ms(const even_comm *comm, uint32_t index) {
+  char name[EVEN_COMM_COSTS_WORD];
+  double seconds = (double)comm->pieces.learnt[index] * (double)(KEPT_BYTES >> 10) * 1e-9;
+  way_name(comm->pieces.bytes[index], name);
+  const even_comm_cost_key key = key_of(comm, name);
+  if (comm->pieces.learnt[index] == 0 && (comm->costs == NULL || !even_comm_costs_find(comm->costs, &key, &seconds))) {
+    return 0;
+  }
+  return seconds * 1e3;
+}
+
+void even_shared_describe_pieces(const even_comm *comm, char *text, size_t bytes) {
+  const even_pieces *pieces = &comm->pieces;
+  double own = known_ms(comm, pieces->current);
+  int length = 0;
+  text[0] = '\0';
+  if (pieces->forced) {
+    (void)snprintf(text, bytes, ", as asked for");
+    return;
+  }
+  if (comm->rank != 0 || own == 0) {
+    return;
+  }
+  length = snprintf(text, bytes, " (%.3g ms for %llu MB", own, (unsigned long long)(KEPT_BYTES >> 20));
+  for (uint32_t i = 0; i < pieces->sizes && length > 0 && (size_t)length < bytes; i++) {
+    char name[EVEN_COMM_COSTS_WORD];
+    double other = known_ms(comm, i);
+    if (i != pieces->current && other > 0) {
+      way_name(pieces->bytes[i], name);
+      length += snprintf(text + length, bytes - (size_t)length, "; %s %.3g", name, other);
+    }
+  }
+  if (length > 0 && (size_t)length < bytes) {
+    (void)snprintf(text + length, bytes - (size_t)length, ")");
   }
 }

@@ -5,6 +5,7 @@
 
 #include "os/clock.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* Full stages from one trial to the next. A trial is a run of each way; the first stages of a run still move what was
@@ -41,6 +42,10 @@ static bool another_kind(even_comm_writing *writing, uint32_t kind) {
 
 bool even_writing_begin(even_comm *comm, bool full) {
   even_comm_writing *writing = &comm->writing;
+  if (writing->forced != EVEN_WRITING_MEASURED) {
+    writing->counted = false;
+    return even_writing_goes_past(comm);
+  }
   if (in_trial(writing) && writing->piece_bytes != comm->piece_bytes) {
     writing->stages = 0; /* larger stages leave the caches whichever way they are written: they do not compare */
   }
@@ -73,6 +78,25 @@ void even_writing_end(even_comm *comm, size_t bytes) {
     writing->past_caches = writing->least[1] < writing->least[0];
   } else if (writing->stages >= CYCLE) {
     writing->stages = 0;
+  }
+}
+
+static bool is_known(uint64_t nanoseconds) {
+  return nanoseconds != 0 && nanoseconds != UINT64_MAX;
+}
+
+void even_writing_describe(const even_comm *comm, char *text, size_t bytes) {
+  const even_comm_writing *writing = &comm->writing;
+  bool past = even_writing_goes_past(comm);
+  const char *way = past ? "past" : "through";
+  if (writing->forced != EVEN_WRITING_MEASURED) {
+    (void)snprintf(text, bytes, "written %s the caches, as asked for", way);
+  } else if (!in_trial(writing) && is_known(writing->least[0]) && is_known(writing->least[1])) {
+    (void)snprintf(text, bytes, "written %s the caches (%llu ns for 1 KB; %s them %llu)", way,
+                   (unsigned long long)writing->least[past], past ? "through" : "past",
+                   (unsigned long long)writing->least[!past]);
+  } else {
+    (void)snprintf(text, bytes, "written %s the caches", way);
   }
 }
 

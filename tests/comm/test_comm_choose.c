@@ -253,6 +253,12 @@ static void whole_calls_are_measured(void **state) {
   }
 }
 
+static bool describes(const even_comm *comm, const char *words) {
+  char text[2048];
+  even_comm_describe(comm, text, sizeof text);
+  return strstr(text, words) != NULL;
+}
+
 /* On one host: the size of pieces is asked for, or known. */
 static int pieces(even_comm *comm, void *argument) {
   static float values[2 << 20]; /* 8 MB: more than the least that is learnt from */
@@ -268,6 +274,7 @@ static int pieces(even_comm *comm, void *argument) {
       RANKS_EXPECT(comm, even_comm_all_reduce(comm, values, 2 << 20, EVEN_F32, EVEN_SUM) == EVEN_OK);
       RANKS_EXPECT(comm, comm->piece_bytes == asked[i].bytes);
     }
+    RANKS_EXPECT(comm, describes(comm, ", as asked for") == (even_comm_rank(comm) == 0));
   }
   return 0;
 }
@@ -284,6 +291,8 @@ static int pieces_by_costs(even_comm *comm, void *argument) {
   RANKS_EXPECT(comm, even_comm_costs_add(costs, &key, 2e-3) == EVEN_OK);
   even_comm_choosing params = by(costs, NULL, 30);
   RANKS_EXPECT(comm, even_comm_choose(comm, &params) == EVEN_OK);
+  /* rank 0, which has chosen, says by which figures */
+  RANKS_EXPECT(comm, describes(comm, "(1 ms for 16 MB; pieces-256K 2") == (even_comm_rank(comm) == 0));
   for (int call = 0; call < 40; call++) {
     RANKS_EXPECT(comm, even_comm_all_reduce(comm, values, 2 << 20, EVEN_F32, EVEN_SUM) == EVEN_OK);
     RANKS_EXPECT(comm, call > 7 || comm->piece_bytes == 1 << 20);
@@ -299,10 +308,34 @@ static int pieces_by_costs(even_comm *comm, void *argument) {
   return 0;
 }
 
+/* How staged data are written: on every rank. */
+static int write_as_asked(even_comm *comm, void *argument) {
+  static const char *const asked[] = {"past-caches", "through-caches", NULL};
+  static const char *const said[] = {"written past the caches, as asked for",
+                                     "written through the caches, as asked for", "written through the caches"};
+  static float values[COUNT * 10];
+  (void)argument;
+  for (size_t i = 0; i < sizeof asked / sizeof asked[0]; i++) {
+    even_comm_choosing params = by(NULL, asked[i], 0);
+    RANKS_EXPECT(comm, even_comm_choose(comm, &params) == EVEN_OK);
+    RANKS_EXPECT(comm, describes(comm, said[i]) && describes(comm, "as asked for") == (asked[i] != NULL));
+    for (size_t k = 0; k < COUNT * 10; k++) {
+      values[k] = (float)(k % 1000) + (float)even_comm_rank(comm);
+    }
+    RANKS_EXPECT(comm, even_comm_all_reduce(comm, values, COUNT * 10, EVEN_F32, EVEN_SUM) == EVEN_OK);
+    for (size_t k = 0; k < COUNT * 10; k++) {
+      RANKS_EXPECT(comm, values[k] == (float)(k % 1000 * 2 + 1));
+    }
+    RANKS_EXPECT(comm, asked[i] == NULL || comm->writing.stages == 0); /* nothing was tried */
+  }
+  return 0;
+}
+
 static void pieces_of_the_size_that_is_asked_for_or_known(void **state) {
   (void)state;
   assert_int_equal(run(RANKS_SHM, 2, pieces, NULL), 0);
   assert_int_equal(run(RANKS_SHM, 2, pieces_by_costs, NULL), 0);
+  assert_int_equal(run(RANKS_SHM, 2, write_as_asked, NULL), 0);
 }
 
 /* Rank 0's trouble is everybody's error, and nobody's end. */

@@ -59,6 +59,21 @@ static void test_the_faster_way_is_taken(void **state) {
   assert_true(past > 0 && past < STAGES / 10);
 }
 
+static void test_the_figures_are_told(void **state) {
+  even_comm *comm = *state;
+  const uint64_t apart[2] = {81920, 30720};
+  char text[128];
+  even_writing_describe(comm, text, sizeof text);
+  assert_string_equal(text, "written through the caches");
+  (void)run(comm, EVEN_CALL_ALL_REDUCE, true, 20, apart);
+  even_writing_describe(comm, text, sizeof text);
+  assert_string_equal(text, "written past the caches (240 ns for 1 KB; through them 640)");
+  comm->writing.forced = EVEN_WRITING_THROUGH;
+  assert_int_equal(run(comm, EVEN_CALL_ALL_REDUCE, true, STAGES, apart), 0);
+  even_writing_describe(comm, text, sizeof text);
+  assert_string_equal(text, "written through the caches, as asked for");
+}
+
 static void test_stages_that_are_not_full_decide_nothing(void **state) {
   even_comm *comm = *state;
   const uint64_t apart[2] = {80000, 30000};
@@ -111,6 +126,7 @@ static void test_copies(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(test_the_faster_way_is_taken, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(test_the_figures_are_told, set_up, tear_down),
       cmocka_unit_test_setup_teardown(test_stages_that_are_not_full_decide_nothing, set_up, tear_down),
       cmocka_unit_test_setup_teardown(test_different_collectives_are_not_compared, set_up, tear_down),
       cmocka_unit_test_setup_teardown(test_a_collective_that_never_comes_again, set_up, tear_down),
