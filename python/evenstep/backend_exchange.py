@@ -19,6 +19,8 @@ from evenstep.backend_tensors import (
     factor_of,
     given_options,
     is_ours,
+    kind_of,
+    kind_of_all,
     landing,
     named,
     op_of,
@@ -132,7 +134,8 @@ class ExchangeMixin:
             return self._under(outputs[0]).alltoall(outputs, inputs, *given_options(opts))
         if len(outputs) != self._size or len(inputs) != self._size:
             raise ValueError(f"all_to_all needs {self._size} inputs and outputs, not {len(inputs)} and {len(outputs)}")
-        return self._run(opts, lambda: self._exchange_tensors(inputs, outputs), outputs)
+        kind = kind_of_all([*inputs, *outputs])
+        return self._run(opts, lambda: self._exchange_tensors(inputs, outputs, kind), outputs)
 
     def all_to_all_single(self, output: Any, whole: Any, outs: Any, ins: Any, opts: Any = None) -> Any:
         comm = self._comm
@@ -147,7 +150,7 @@ class ExchangeMixin:
         def job() -> None:
             target = landing(output)
             source = apart(plain(whole), [target])
-            comm.all_to_all(offsets(source, sent), sent, offsets(target, received), received)
+            comm.all_to_all(offsets(source, sent), sent, offsets(target, received), received, kind_of(whole))
             if target is not output:
                 output.copy_(target)
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -85,6 +85,17 @@ def factor_of(options: Any) -> Any:
     """What PREMUL_SUM multiplies with before it sums, None with any other operation."""
     op = getattr(options, "reduceOp", options)
     return op.__getstate__()[1] if getattr(op, "op", op) == _RED_OP.PREMUL_SUM else None
+
+
+def kind_of(tensor: torch.Tensor) -> int:
+    """The number by which ranks compare the dtype of what a message moves; 0 for one without."""
+    return _ELEMENTS.get(tensor.dtype, 0)
+
+
+def kind_of_all(tensors: Iterable[torch.Tensor | None]) -> int:
+    """The same of all of these; 0 where they differ."""
+    dtypes = {tensor.dtype for tensor in tensors if tensor is not None}
+    return _ELEMENTS.get(dtypes.pop(), 0) if len(dtypes) == 1 else 0
 
 
 def elements_of(tensor: torch.Tensor) -> int:

@@ -24,7 +24,16 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 from evenstep import _core
 from evenstep.comm_arena import Arena
-from evenstep.comm_data import Data, argument_error, check_apart, check_same_dtype, counts_of, data_of, reduced_as
+from evenstep.comm_data import (
+    Data,
+    argument_error,
+    check_apart,
+    check_same_dtype,
+    counts_of,
+    data_of,
+    elements_of_all,
+    reduced_as,
+)
 from evenstep.comm_meeting import meet
 from evenstep.comm_store import OverStore, torch_store
 from evenstep.environment import read_environment
@@ -198,7 +207,7 @@ class Group:
             self._parts(data, sends, written=False),
             self._parts(out, receives, written=True),
         )
-        self._exchange(given, wanted, "all_to_all")
+        self._exchange(given, wanted, "all_to_all", elements_of_all([*given, *wanted]))
         return out
 
     def barrier(self) -> None:
@@ -219,12 +228,14 @@ class Group:
     def isend(self, data: Any, to: int, tag: int = 0) -> Request:
         """Begins to send. The array stays as it is until the request is done."""
         view = data_of(data)
-        return self._begun(Request(self._comm.send(view.address, view.bytes, to, tag), view, data))
+        return self._begun(Request(self._comm.send(view.address, view.bytes, to, tag, view.elements), view, data))
 
     def irecv(self, data: Any, source: int = ANY, tag: int = 0) -> Request:
         """Begins to receive."""
         view = data_of(data, written=True)
-        return self._begun(Request(self._comm.receive(view.address, view.bytes, source, tag), view, data))
+        return self._begun(
+            Request(self._comm.receive(view.address, view.bytes, source, tag, view.elements), view, data)
+        )
 
     def _begun(self, request: Request) -> Request:
         self._requests = [other for other in self._requests if not other.done()]

@@ -89,6 +89,12 @@ def data_of(array: Any, *, written: bool = False) -> Data:
     return data
 
 
+def elements_of_all(parts: Sequence[Data]) -> int:
+    """What ranks compare of an exchange of these; 0 where they differ."""
+    kinds = {part.elements for part in parts if part.bytes}
+    return kinds.pop() if len(kinds) == 1 else 0
+
+
 def reduced_as(data: Data, op: int, name: str) -> tuple[int, int]:
     """Elements and dtype for the engine's reduction."""
     floating = data.dtype in (*_FLOATS.values(), _core.DTYPE_BF16)

@@ -96,8 +96,7 @@ PyObject *even_ext_comm_reduce_scatter(PyObject *object, PyObject *arguments) {
   RUN(self, reduce_scatter_and_free(comm, input, output, counts, dtype, op, root));
 }
 
-/* A number below 2^16; PyArg_ParseTuple's converter. */
-static int to_elements(PyObject *object, void *out) {
+int even_ext_to_elements(PyObject *object, void *out) {
   unsigned long value = PyLong_AsUnsignedLong(object);
   if (PyErr_Occurred() == NULL && value > UINT16_MAX) {
     PyErr_Format(PyExc_ValueError, "%lu is no number of a type of elements", value);
@@ -123,8 +122,9 @@ PyObject *even_ext_comm_all_gather(PyObject *object, PyObject *arguments) {
   int dtype = 0;
   unsigned elements = 0;
   even_comm *comm = even_ext_comm_open_group(self);
-  if (comm == NULL || !PyArg_ParseTuple(arguments, "O&O&Oi|O&:all_gather", even_ext_to_address, &input,
-                                        even_ext_to_address, &output, &sequence, &dtype, to_elements, &elements)) {
+  if (comm == NULL ||
+      !PyArg_ParseTuple(arguments, "O&O&Oi|O&:all_gather", even_ext_to_address, &input, even_ext_to_address, &output,
+                        &sequence, &dtype, even_ext_to_elements, &elements)) {
     return NULL;
   }
   size_t *counts = even_ext_to_counts(sequence, even_comm_ranks(comm));
@@ -188,7 +188,7 @@ PyObject *even_ext_comm_all_to_all(PyObject *object, PyObject *arguments) {
   int root = 0;
   even_comm *comm = even_ext_comm_open_group(self);
   if (comm == NULL || !PyArg_ParseTuple(arguments, "OOOO|O&ii:all_to_all", &given[0], &given[1], &given[2], &given[3],
-                                        to_elements, &called.elements, &call, &root)) {
+                                        even_ext_to_elements, &called.elements, &call, &root)) {
     return NULL;
   }
   int ranks = even_comm_ranks(comm);
@@ -222,7 +222,7 @@ PyObject *even_ext_comm_broadcast(PyObject *object, PyObject *arguments) {
   unsigned elements = 0;
   even_comm *comm = even_ext_comm_open_group(self);
   if (comm == NULL || !PyArg_ParseTuple(arguments, "O&O&i|O&:broadcast", even_ext_to_address, &data, even_ext_to_size,
-                                        &bytes, &root, to_elements, &elements)) {
+                                        &bytes, &root, even_ext_to_elements, &elements)) {
     return NULL;
   }
   RUN(self, broadcast(comm, data, bytes, root, elements));

@@ -8,6 +8,7 @@
 #include "os/shared_memory.h"
 
 #include <evenstep/telemetry.h>
+#include <stdio.h>
 
 #ifndef PyBUF_WRITE
 #define PyBUF_WRITE \
@@ -336,17 +337,20 @@ static long *to_processes(PyObject *object, int ranks) {
 }
 
 /* Says where the memory lies that could not be had from the kernel by itself; 0, or -1 where warnings are errors. */
-static int warn_of_file(int fd) {
+static int warn_of_file(int fd, const even_comm_params *params) {
   char folder[64];
-  if (!even_shared_memory_is_file(fd, folder, sizeof folder)) {
+  char megabytes[32];
+  even_comm_layout layout;
+  if (!even_shared_memory_is_file(fd, folder, sizeof folder) || even_comm_layout_of(params, &layout) != EVEN_OK) {
     return 0;
   }
+  (void)snprintf(megabytes, sizeof megabytes, "%.1f", (double)layout.total * 1e-6);
   return PyErr_WarnFormat(
       PyExc_RuntimeWarning, 1,
-      "the memory that the ranks share is a file in %s, for the kernel gives no memfd: all of it is "
+      "the memory that the ranks share, %s MB, is a file in %s, for the kernel gives no memfd: all of it is "
       "taken at once, and where that is on a disk it is written there, which costs time. fix: allow "
       "memfd_create in the container's seccomp profile",
-      folder);
+      megabytes, folder);
 }
 
 static PyObject *comm_create_segment(PyObject *object, PyObject *arguments, PyObject *names) {
@@ -365,7 +369,7 @@ static PyObject *comm_create_segment(PyObject *object, PyObject *arguments, PyOb
   }
   even_status status = even_comm_create_segment_for(&params, processes, &fd);
   even_free(processes);
-  if (status == EVEN_OK && warn_of_file(fd) != 0) {
+  if (status == EVEN_OK && warn_of_file(fd, &params) != 0) {
     even_shared_memory_close(&(even_shared_memory){.fd = fd});
     return NULL;
   }
@@ -421,9 +425,9 @@ static PyMethodDef comm_methods[] = {
     {"broadcast", even_ext_comm_broadcast, METH_VARARGS,
      "broadcast(address, bytes, root, elements=0); elements, in all of these: a dtype's number and 1, or a number from "
      "ELEMENTS_OTHER on, the same on all ranks"},
-    {"send", even_ext_comm_send, METH_VARARGS, "send(address, bytes, rank, tag) -> Request"},
+    {"send", even_ext_comm_send, METH_VARARGS, "send(address, bytes, rank, tag, elements=0) -> Request"},
     {"receive", even_ext_comm_receive, METH_VARARGS,
-     "receive(address, bytes, rank, tag) -> Request; rank -1: from any"},
+     "receive(address, bytes, rank, tag, elements=0) -> Request; rank -1: from any"},
     {"barrier", even_ext_comm_barrier, METH_NOARGS, "Returns when all ranks have come."},
     {"revoke", comm_revoke, METH_NOARGS, "Ends every blocked and future call of the group, on all ranks."},
     {"set_timeout", comm_set_timeout, METH_VARARGS, "set_timeout(seconds): the limit of this rank's later calls"},

@@ -51,6 +51,9 @@ void even_ext_comm_ask_over(PyObject *over, even_comm_params *params);
 void even_ext_comm_begin(even_ext_comm *self);
 PyObject *even_ext_comm_done(even_ext_comm *self, even_status status);
 
+/* PyArg converter ("O&"): which elements the bytes are (comm/called.h), an unsigned below 2^16. */
+int even_ext_to_elements(PyObject *object, void *out);
+
 /* PyArg converter ("O&"): a size_t. */
 static inline int even_ext_to_size(PyObject *object, void *out) {
   size_t value = PyLong_AsSize_t(object);

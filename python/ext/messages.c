@@ -2,6 +2,7 @@
 #include "comm.h"
 
 #include "base/fail.h"
+#include "comm/called.h"
 
 /* One that has begun. It holds the group, whose memory it needs to the end. */
 typedef struct request_object {
@@ -77,17 +78,21 @@ static PyObject *begin_message(PyObject *object, PyObject *arguments, bool sends
   size_t bytes = 0;
   size_t tag = 0;
   int peer = 0;
+  even_comm_called called = {0};
   even_comm_request *request = NULL;
   even_comm *comm = even_ext_comm_open_group(self);
-  if (comm == NULL || !PyArg_ParseTuple(arguments, sends ? "O&O&iO&:send" : "O&O&iO&:receive", even_ext_to_address,
-                                        &data, even_ext_to_size, &bytes, &peer, even_ext_to_size, &tag)) {
+  if (comm == NULL || !PyArg_ParseTuple(arguments, sends ? "O&O&iO&|O&:send" : "O&O&iO&|O&:receive",
+                                        even_ext_to_address, &data, even_ext_to_size, &bytes, &peer, even_ext_to_size,
+                                        &tag, even_ext_to_elements, &called.elements)) {
     return NULL;
   }
   even_status status = EVEN_OK;
   self->calls++;
   Py_BEGIN_ALLOW_THREADS;
+  even_comm_call_as(&called);
   status = sends ? even_comm_send_begin(comm, data, bytes, peer, tag, &request)
                  : even_comm_receive_begin(comm, data, bytes, peer, tag, &request);
+  even_comm_call_as(NULL); /* where it was refused before the engine took it */
   Py_END_ALLOW_THREADS;
   PyObject *result = status == EVEN_OK ? new_request(self, request) : even_ext_raise(status);
   self->calls--;

@@ -59,22 +59,20 @@ static const char *op_name(uint32_t op) {
   return op < sizeof names / sizeof names[0] ? names[op] : "?";
 }
 
-/* What a call moves that does not reduce: "12 bytes", "12 bytes of F32". */
-static void describe_bytes(const even_comm_call *call, char *text, size_t bytes) {
-  unsigned long long count = call->count;
-  if (call->op == 0) {
-    (void)snprintf(text, bytes, "%llu bytes", count);
-  } else if (call->op < EVEN_CALLED_OTHER) {
-    (void)snprintf(text, bytes, "%llu bytes of %s", count, dtype_name(call->op - EVEN_CALLED_DTYPE(0)));
+void even_call_describe_elements(uint32_t elements, char *text, size_t bytes) {
+  if (elements == 0) {
+    text[0] = '\0';
+  } else if (elements < EVEN_CALLED_OTHER) {
+    (void)snprintf(text, bytes, " of %s", dtype_name(elements - EVEN_CALLED_DTYPE(0)));
   } else {
-    (void)snprintf(text, bytes, "%llu bytes of another type (%u)", count, (unsigned)call->op);
+    (void)snprintf(text, bytes, " of another type (%u)", (unsigned)elements);
   }
 }
 
 void even_call_describe(const even_comm_call *call, char *text, size_t bytes) {
   unsigned long long count = call->count;
-  char moved[64];
-  describe_bytes(call, moved, sizeof moved);
+  char elements[48];
+  even_call_describe_elements(call->op, elements, sizeof elements);
   switch (call->kind) {
     case EVEN_CALL_ALL_REDUCE:
     case EVEN_CALL_REDUCE_SCATTER:
@@ -83,20 +81,21 @@ void even_call_describe(const even_comm_call *call, char *text, size_t bytes) {
       break;
     case EVEN_CALL_ALL_GATHER:
       if (call->dtype == EVEN_CALL_BYTES || call->op != 0) {
-        (void)snprintf(text, bytes, "all_gather of %s in all", moved);
+        (void)snprintf(text, bytes, "all_gather of %llu bytes%s in all", count, elements);
       } else {
         (void)snprintf(text, bytes, "all_gather of %llu %s elements in all", count, dtype_name(call->dtype));
       }
       break;
     case EVEN_CALL_BROADCAST:
     case EVEN_CALL_SCATTER:
-      (void)snprintf(text, bytes, "%s of %s from rank %d", kind_name(call->kind), moved, (int)call->root);
+      (void)snprintf(text, bytes, "%s of %llu bytes%s from rank %d", kind_name(call->kind), count, elements,
+                     (int)call->root);
       break;
     case EVEN_CALL_GATHER:
-      (void)snprintf(text, bytes, "gather of %s to rank %d", moved, (int)call->root);
+      (void)snprintf(text, bytes, "gather of %llu bytes%s to rank %d", count, elements, (int)call->root);
       break;
     case EVEN_CALL_ALL_TO_ALL:
-      (void)snprintf(text, bytes, "all_to_all%s", call->op == 0 ? "" : moved + strlen("0 bytes"));
+      (void)snprintf(text, bytes, "all_to_all%s", elements);
       break;
     case EVEN_CALL_REDUCE:
       (void)snprintf(text, bytes, "reduce of %llu %s elements with %s to rank %d", count, dtype_name(call->dtype),
@@ -108,8 +107,14 @@ void even_call_describe(const even_comm_call *call, char *text, size_t bytes) {
   }
 }
 
+/* The elements of an all-to-all are compared where one rank has some for another: who has none may say any. */
+static uint32_t compared_op(const even_comm_call *call) {
+  return call->kind == EVEN_CALL_ALL_TO_ALL ? 0 : call->op;
+}
+
 bool even_call_differs(const even_comm_call *a, const even_comm_call *b) {
-  return a->kind != b->kind || a->dtype != b->dtype || a->op != b->op || a->root != b->root || a->count != b->count;
+  return a->kind != b->kind || a->dtype != b->dtype || compared_op(a) != compared_op(b) || a->root != b->root ||
+         a->count != b->count;
 }
 
 /* The group has ended: the status of that end, and its words again. */
@@ -148,7 +153,7 @@ even_status even_call_begin(even_comm *comm, even_call_kind kind, uint32_t dtype
     return even_call_end(comm, status);
   }
   uint64_t hash = mix(comm->call.kind, dtype);
-  hash = mix(mix(mix(hash, comm->call.op), (uint64_t)(uint32_t)comm->call.root), comm->call.count);
+  hash = mix(mix(mix(hash, compared_op(&comm->call)), (uint64_t)(uint32_t)comm->call.root), comm->call.count);
   for (int rank = 0; counts != NULL && rank < comm->ranks; rank++) {
     hash = mix(hash, counts[rank]);
   }

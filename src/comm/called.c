@@ -26,6 +26,12 @@ void even_called_take(const even_comm_base *base, even_comm_call *call) {
   next = (even_comm_called){0};
 }
 
+uint32_t even_called_take_message(void) {
+  uint32_t elements = next.elements;
+  next = (even_comm_called){0};
+  return elements;
+}
+
 void even_called_again(const even_comm_call *call) {
   bool rooted = call->kind == EVEN_CALL_GATHER || call->kind == EVEN_CALL_SCATTER;
   next = (even_comm_called){
@@ -34,4 +40,9 @@ void even_called_again(const even_comm_call *call) {
 
 void even_called_pass_on(const even_comm_call *call, even_comm *part) {
   even_comm_base_of_mutable(part)->elements = only_moves(call->kind) ? call->op : 0;
+}
+
+bool even_called_fits(uint32_t sent, uint32_t received) {
+  const uint32_t bytes = EVEN_CALLED_DTYPE(EVEN_U8);
+  return sent == received || sent == 0 || received == 0 || sent == bytes || received == bytes;
 }

@@ -1,12 +1,13 @@
 /* All-to-all with parts of any sizes; a gather or a scatter is one in which few parts are not empty. */
 #include "base/checked.h"
 #include "base/fail.h"
+#include "comm/called.h"
 #include "comm/writing.h"
 
 #include <string.h>
 
 /* Behind the words for each rank: what its sends come to, and what it expects, as numbers whose sums over all ranks are
- * the same where every rank gets what it expects. So all ranks find that one does not. */
+ * the same where every rank gets what it expects. So all ranks find together that one does not. */
 #define CHECK_WORDS 2
 
 typedef struct exchange {
@@ -26,9 +27,11 @@ static size_t row_words(const even_comm *comm) {
   return (size_t)comm->ranks + CHECK_WORDS;
 }
 
-/* Of so many bytes from one rank to another; splitmix64's finaliser (Steele, Lea, Flood, OOPSLA 2014). */
-static uint64_t mark_of(int from, int to, size_t bytes) {
+/* Of so many bytes of these elements from one rank to another; splitmix64's finaliser (Steele, Lea, Flood, OOPSLA
+ * 2014). */
+static uint64_t mark_of(int from, int to, size_t bytes, uint32_t elements) {
   uint64_t mark = (((uint64_t)(uint32_t)from << 32 | (uint32_t)to) + 1u) * 0x9e3779b97f4a7c15u ^ (uint64_t)bytes;
+  mark ^= bytes == 0 ? 0 : (uint64_t)elements << 48;
   mark = (mark ^ (mark >> 30)) * 0xbf58476d1ce4e5b9u;
   mark = (mark ^ (mark >> 27)) * 0x94d049bb133111ebu;
   return mark ^ (mark >> 31);
@@ -85,8 +88,8 @@ static void announce(even_comm *comm, const exchange *job) {
   marks[0] = marks[1] = 0;
   for (int rank = 0; rank < comm->ranks; rank++) {
     row[rank] = job->sends[rank];
-    marks[0] += mark_of(comm->rank, rank, job->sends[rank]);
-    marks[1] += mark_of(rank, comm->rank, job->receives[rank]);
+    marks[0] += mark_of(comm->rank, rank, job->sends[rank], comm->call.op);
+    marks[1] += mark_of(rank, comm->rank, job->receives[rank], comm->call.op);
   }
   outgoing own = read_row(comm, job, comm->rank, 0);
   unsigned char *at = slot + row_words(comm) * sizeof *row;
@@ -98,21 +101,33 @@ static void announce(even_comm *comm, const exchange *job) {
   }
 }
 
-/* Names both, and where they called: the other rank finds by the marks that something differs, and says it. */
+static uint32_t elements_of(const even_comm *comm, int rank) {
+  return comm->controls[rank].call[comm->call_count & 1u].op;
+}
+
+/* Names both sides, and where they called, to all ranks: each has found by the marks that something differs, and says
+ * where it is. */
 static even_status refuse(even_comm *comm, int from, size_t sent, size_t expected) {
   char own[EVEN_FLIGHT_SITE_BYTES];
   char other[EVEN_FLIGHT_SITE_BYTES];
-  even_group_end(comm, EVEN_GROUP_MISMATCH | (uint32_t)comm->rank);
+  char given[48];
+  char wanted[48];
   even_flight_hear(&comm->flight, comm->rank, own, sizeof own);
   even_flight_hear(&comm->flight, from, other, sizeof other);
-  (void)even_fail(EVEN_ERR_MISMATCH, "in all_to_all rank %d sends %zu bytes to rank %d, which expects %zu%s%s%s%s",
-                  even_comm_number(comm, from), sent, even_comm_number(comm, comm->rank), expected,
+  even_call_describe_elements(elements_of(comm, from), given, sizeof given);
+  even_call_describe_elements(comm->call.op, wanted, sizeof wanted);
+  (void)even_fail(EVEN_ERR_MISMATCH, "in all_to_all rank %d sends %zu bytes%s to rank %d, which expects %zu%s%s%s%s%s",
+                  even_comm_number(comm, from), sent, given, even_comm_number(comm, comm->rank), expected, wanted,
                   own[0] == '\0' ? "" : "; called", own, other[0] == '\0' ? "" : ", by the other", other);
   (void)even_error_place(even_comm_number(comm, from), NULL);
-  return even_error_fix("what one rank's sizes say it sends must be what the other's say it receives");
+  (void)even_error_fix("what one rank's sizes and dtype say it sends must be what the other's say it receives");
+  const even_error why = *even_error_last();
+  even_group_end_told(comm, &why);
+  return even_error_restore(&why);
 }
 
-static even_status check_sizes(even_comm *comm, const exchange *job) {
+/* Where the marks differ, somebody finds something, or all go on: bytes fit what another names otherwise. */
+static even_status check_parts(even_comm *comm, const exchange *job) {
   uint64_t open = 0;
   for (int rank = 0; rank < comm->ranks; rank++) {
     const uint64_t *marks = row_of(comm, job, rank) + comm->ranks;
@@ -124,7 +139,7 @@ static even_status check_sizes(even_comm *comm, const exchange *job) {
   even_flight_say(&comm->flight);
   for (int rank = 0; rank < comm->ranks; rank++) {
     size_t sent = (size_t)row_of(comm, job, rank)[comm->rank];
-    if (sent != job->receives[rank]) {
+    if (sent != job->receives[rank] || (sent > 0 && !even_called_fits(elements_of(comm, rank), comm->call.op))) {
       return refuse(comm, rank, sent, job->receives[rank]);
     }
   }
@@ -137,7 +152,7 @@ static void stage_cells(even_comm *comm, const exchange *job, const outgoing *ow
   for (int rank = 0; rank < comm->ranks; rank++) {
     if (rank != comm->rank && job->sends[rank] > 0) {
       even_writing_copy(at, (const unsigned char *)job->inputs[rank] + round * cell,
-                        part_in_round(job->sends[rank], cell, round), comm->writing.past_caches);
+                        part_in_round(job->sends[rank], cell, round), even_writing_goes_past(comm));
       at += cell;
     }
   }
@@ -158,7 +173,7 @@ static void take(even_comm *comm, const exchange *job, size_t round, bool slots)
     } else if (!out.in_slot && !slots) {
       size_t cell = cell_of(comm, &out);
       even_writing_copy(to + round * cell, even_comm_staging_of(comm, rank, round & 1u) + out.index * cell,
-                        part_in_round(bytes, cell, round), comm->writing.past_caches);
+                        part_in_round(bytes, cell, round), even_writing_goes_past(comm));
     }
   }
 }
@@ -174,7 +189,7 @@ static even_status run(even_comm *comm, exchange *job) {
   job->slot = comm->slot++;
   announce(comm, job);
   EVEN_TRY(even_call_meet(comm));
-  EVEN_TRY(check_sizes(comm, job));
+  EVEN_TRY(check_parts(comm, job));
   for (int rank = 0; rank < comm->ranks; rank++) {
     outgoing out = read_row(comm, job, rank, 0);
     size_t needed = rounds_of(comm, &out);

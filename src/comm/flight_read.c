@@ -184,6 +184,12 @@ static void add_rank(reached_part *part, int rank) {
   part->count++;
 }
 
+/* In one part are ranks of which the same is to be said. */
+static bool is_same(const even_flight_call *a, const even_flight_call *b) {
+  return a->number == b->number && a->state == b->state && strcmp(a->call, b->call) == 0 &&
+         (a->site[0] == '\0' || b->site[0] == '\0' || strcmp(a->site, b->site) == 0);
+}
+
 static size_t collect_reached(unsigned char *records, size_t stride, int ranks, reached_part *parts) {
   size_t count = 0;
   for (int rank = 0; rank < ranks; rank++) {
@@ -192,13 +198,14 @@ static size_t collect_reached(unsigned char *records, size_t stride, int ranks, 
     (void)even_flight_read_call(record, even_flight_last_number(record), &call);
     call.state = call.state == EVEN_FLIGHT_FAILED ? EVEN_FLIGHT_BEGUN : call.state; /* it has only just noticed */
     size_t at = 0;
-    while (at < count && (parts[at].call.number != call.number || parts[at].call.state != call.state ||
-                          strcmp(parts[at].call.call, call.call) != 0)) {
+    while (at < count && !is_same(&parts[at].call, &call)) {
       at++;
     }
     if (at < PARTS) {
       if (at == count) {
         parts[count++] = (reached_part){.call = call, .first = rank, .last = rank};
+      } else if (parts[at].call.site[0] == '\0') {
+        memcpy(parts[at].call.site, call.site, sizeof call.site);
       }
       add_rank(&parts[at], rank);
     }

@@ -3,6 +3,7 @@
 
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "comm/called.h"
 #include "os/clock.h"
 #include "os/futex.h"
 #include "os/thread.h"
@@ -243,8 +244,13 @@ static void queue(even_comm *comm, even_comm_request *request) {
 
 static even_status begin(even_comm *comm, const even_comm_request *wanted, even_comm_request **out) {
   *out = NULL;
+  const uint32_t elements = even_called_take_message();
+  if (wanted->bytes > EVEN_MESSAGE_MOST_BYTES) {
+    return even_fail(EVEN_ERR_OVERFLOW, "a message of %zu bytes is more than memory can hold", wanted->bytes);
+  }
   EVEN_TRY(EVEN_NEW(out));
   **out = *wanted;
+  (*out)->elements = elements;
   (void)pthread_mutex_lock(&comm->messages->lock);
   even_status status = check_open(comm, wanted);
   if (status == EVEN_OK) {

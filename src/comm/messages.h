@@ -15,25 +15,33 @@ struct even_comm_request {
   unsigned char *data;
   size_t bytes;
   size_t moved;
-  int peer; /* EVEN_COMM_ANY_RANK until matched */
+  uint32_t elements; /* called.h */
+  int peer;          /* EVEN_COMM_ANY_RANK until matched */
   uint64_t tag;
   even_status status; /* once done */
   even_error error;
 };
 
+/* What the header of a message that comes in says. */
+typedef struct even_message_words {
+  uint64_t tag;
+  size_t bytes;
+  uint32_t elements;
+} even_message_words;
+
 /* A message that came before anybody asked for it. */
 typedef struct even_kept_message {
   struct even_kept_message *next;
   int from;
-  even_message_header header;
+  even_message_words words;
   unsigned char data[];
 } even_kept_message;
 
 /* What goes on between this rank and another. */
 typedef struct even_message_stream {
   even_comm_request *first; /* sends, in order */
-  bool headed;              /* `header` is of the message that comes in */
-  even_message_header header;
+  bool headed;              /* `words` are of the message that comes in */
+  even_message_words words;
   size_t got;                /* bytes of it */
   even_comm_request *taker;  /* who receives it, or */
   even_kept_message *keeper; /* where it is kept; both NULL: not decided */

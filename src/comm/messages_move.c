@@ -2,6 +2,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/fail.h"
+#include "comm/called.h"
 #include "comm/messages.h"
 
 #include <string.h>
@@ -33,7 +34,8 @@ static bool send_to(even_comm *comm, int rank) {
   while (stream->first != NULL) {
     even_comm_request *request = stream->first;
     if (!request->headed) {
-      even_message_header header = {request->tag, request->bytes};
+      const even_message_header header = {
+          .tag = request->tag, .what = request->bytes | (uint64_t)request->elements << EVEN_MESSAGE_ELEMENTS_SHIFT};
       request->headed = even_channel_write(comm, rank, &header, sizeof header) == sizeof header;
       moved = moved || request->headed;
     }
@@ -57,25 +59,33 @@ static bool wants_from(const even_comm_request *request, int rank) {
   return request->peer == rank || request->peer == EVEN_COMM_ANY_RANK;
 }
 
-static even_status refuse_size(const even_comm_request *request, int from, size_t bytes) {
-  (void)even_fail(EVEN_ERR_MISMATCH, "rank %d sent %zu bytes with tag %llu, but rank %d receives %zu", from, bytes,
-                  (unsigned long long)request->tag, request->comm->rank, request->bytes);
-  (void)even_error_place(from, NULL);
-  return even_error_fix("give both ends tensors of one size and dtype, and messages that differ tags that differ");
+static bool fits(const even_comm_request *request, const even_message_words *words) {
+  return request->bytes == words->bytes && (words->bytes == 0 || even_called_fits(words->elements, request->elements));
 }
 
-/* The first receive that waits for such a message; those that expect another size fail. */
-static even_comm_request *find_taker(even_comm *comm, int from, const even_message_header *header) {
+static even_status refuse(const even_comm_request *request, int from, const even_message_words *words) {
+  char sent[48];
+  char wanted[48];
+  even_call_describe_elements(words->elements, sent, sizeof sent);
+  even_call_describe_elements(request->elements, wanted, sizeof wanted);
+  (void)even_fail(EVEN_ERR_MISMATCH, "rank %d sent %zu bytes%s with tag %llu, but rank %d receives %zu%s", from,
+                  words->bytes, sent, (unsigned long long)request->tag, request->comm->rank, request->bytes, wanted);
+  (void)even_error_place(from, NULL);
+  return even_error_fix(EVEN_MESSAGE_DIFFERS_FIX);
+}
+
+/* The first receive that waits for such a message; those that expect another size or dtype fail. */
+static even_comm_request *find_taker(even_comm *comm, int from, const even_message_words *words) {
   even_comm_request *request = comm->messages->receives;
   while (request != NULL) {
     even_comm_request *next = request->next;
-    bool taken = request->headed || !wants_from(request, from) || request->tag != header->tag;
-    if (!taken && request->bytes == header->bytes) {
+    bool taken = request->headed || !wants_from(request, from) || request->tag != words->tag;
+    if (!taken && fits(request, words)) {
       return request;
     }
     if (!taken) {
       even_messages_unlink(request);
-      even_messages_finish(request, refuse_size(request, from, header->bytes));
+      even_messages_finish(request, refuse(request, from, words));
     }
     request = next;
   }
@@ -92,7 +102,7 @@ static even_comm_request *first_wanting(const even_comm *comm, int from) {
 
 /* Decides where the message that comes in goes. False where nobody wants anything from there. */
 static bool direct(even_comm *comm, even_message_stream *stream, int from) {
-  stream->taker = find_taker(comm, from, &stream->header);
+  stream->taker = find_taker(comm, from, &stream->words);
   if (stream->taker != NULL) {
     stream->taker->headed = true;
     stream->taker->peer = from;
@@ -105,7 +115,7 @@ static bool direct(even_comm *comm, even_message_stream *stream, int from) {
   /* Somebody waits for what comes behind it. */
   void *kept = NULL;
   size_t bytes = 0;
-  even_status status = even_add_size(sizeof *stream->keeper, (size_t)stream->header.bytes, &bytes)
+  even_status status = even_add_size(sizeof *stream->keeper, stream->words.bytes, &bytes)
                            ? even_alloc(1, bytes, &kept)
                            : even_fail(EVEN_ERR_OVERFLOW, "a message that is larger than memory can be");
   if (status != EVEN_OK) {
@@ -114,7 +124,7 @@ static bool direct(even_comm *comm, even_message_stream *stream, int from) {
     return false;
   }
   stream->keeper = kept;
-  *stream->keeper = (even_kept_message){.from = from, .header = stream->header};
+  *stream->keeper = (even_kept_message){.from = from, .words = stream->words};
   return true;
 }
 
@@ -127,8 +137,8 @@ static void keep(even_messages *messages, even_kept_message *message) {
 }
 
 static void deliver(even_comm_request *request, const even_kept_message *message) {
-  if (message->header.bytes > 0) {
-    memcpy(request->data, message->data, message->header.bytes);
+  if (message->words.bytes > 0) {
+    memcpy(request->data, message->data, message->words.bytes);
   }
   request->peer = message->from;
   even_messages_unlink(request);
@@ -141,7 +151,7 @@ static void arrive(even_comm *comm, even_message_stream *stream) {
     even_messages_finish(stream->taker, EVEN_OK);
   } else {
     /* Somebody may have asked for it meanwhile. */
-    even_comm_request *taker = find_taker(comm, stream->keeper->from, &stream->header);
+    even_comm_request *taker = find_taker(comm, stream->keeper->from, &stream->words);
     if (taker != NULL) {
       deliver(taker, stream->keeper);
       even_free(stream->keeper);
@@ -155,13 +165,23 @@ static void arrive(even_comm *comm, even_message_stream *stream) {
   stream->keeper = NULL;
 }
 
+static bool read_words(even_comm *comm, even_message_stream *stream, int from) {
+  even_message_header header;
+  if (even_channel_read(comm, from, &header, sizeof header) == 0) {
+    return false;
+  }
+  stream->words = (even_message_words){.tag = header.tag,
+                                       .bytes = (size_t)(header.what & EVEN_MESSAGE_MOST_BYTES),
+                                       .elements = (uint32_t)(header.what >> EVEN_MESSAGE_ELEMENTS_SHIFT)};
+  return true;
+}
+
 static bool receive_from(even_comm *comm, int rank) {
   even_message_stream *stream = &comm->messages->streams[rank];
   bool moved = false;
   for (;;) {
     if (!stream->headed) {
-      if (first_wanting(comm, rank) == NULL ||
-          even_channel_read(comm, rank, &stream->header, sizeof stream->header) == 0) {
+      if (first_wanting(comm, rank) == NULL || !read_words(comm, stream, rank)) {
         return moved;
       }
       stream->headed = true;
@@ -171,7 +191,7 @@ static bool receive_from(even_comm *comm, int rank) {
       return moved;
     }
     unsigned char *to = stream->taker != NULL ? stream->taker->data : stream->keeper->data;
-    size_t bytes = (size_t)stream->header.bytes;
+    size_t bytes = stream->words.bytes;
     size_t part = even_channel_read(comm, rank, bytes == 0 ? NULL : to + stream->got, bytes - stream->got);
     stream->got += part;
     moved = moved || part > 0;
@@ -186,12 +206,12 @@ static bool receive_from(even_comm *comm, int rank) {
 void even_messages_offer_kept(even_comm *comm, even_comm_request *request) {
   for (even_kept_message **at = &comm->messages->kept; *at != NULL; at = &(*at)->next) {
     even_kept_message *message = *at;
-    if (!wants_from(request, message->from) || message->header.tag != request->tag) {
+    if (!wants_from(request, message->from) || message->words.tag != request->tag) {
       continue;
     }
-    if (message->header.bytes != request->bytes) {
+    if (!fits(request, &message->words)) {
       even_messages_unlink(request);
-      even_messages_finish(request, refuse_size(request, message->from, message->header.bytes));
+      even_messages_finish(request, refuse(request, message->from, &message->words));
       return;
     }
     *at = message->next;

@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 #define EVEN_COMM_MAGIC 0x6d6d6f636e657665u /* "evencomm", read as bytes */
-#define EVEN_COMM_VERSION 9u
+#define EVEN_COMM_VERSION 10u
 #define EVEN_COMM_MAX_RANKS 4096
 #define EVEN_COMM_RECORD_ONLY UINT64_MAX /* in place of arena_bytes: a board, which moves no data */
 /* Messages up to this size go through the slots, with one synchronisation. */
@@ -34,7 +34,10 @@ typedef enum even_call_kind {
 typedef struct even_comm_call even_comm_call;
 /* "all_reduce of 100 F32 elements, SUM" into `text` (call.c). */
 void even_call_describe(const even_comm_call *call, char *text, size_t bytes);
-/* Whether two ranks called different things; the divisions among the ranks are not compared. */
+/* " of F32", or "" where they are not said (called.h). */
+void even_call_describe_elements(uint32_t elements, char *text, size_t bytes);
+/* Whether two ranks called different things; the divisions among the ranks, and the elements of an all-to-all, are not
+ * compared. */
 bool even_call_differs(const even_comm_call *a, const even_comm_call *b);
 /* What to do then. */
 #define EVEN_CALL_DIFFERS_FIX \

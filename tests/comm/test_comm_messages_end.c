@@ -48,7 +48,7 @@ typedef struct half_receive {
 } half_receive;
 
 static void receive_half(half_receive *half) {
-  even_message_header header = {.tag = TAG, .bytes = MESSAGE};
+  even_message_header header = {.tag = TAG, .what = MESSAGE};
   half->comm = ranks_open_alone(0);
   half->data = calloc(1, MESSAGE);
   memset(half->sent, 's', MESSAGE);

@@ -128,8 +128,34 @@ def expect(status: str, words: str, call) -> None:  # type: ignore[no-untyped-de
         raise AssertionError(f"no {status}")
 
 
+def mean_other_dtypes() -> None:
+    """As many bytes of another dtype are refused, however they are asked for, and left where they are; bytes are what
+    the other side says."""
+    if RANK == 0:
+        dist.send(torch.tensor([1.5, 2.5]), 1, tag=3)
+        dist.send(torch.tensor([1.5, 2.5]), 1)
+        dist.send(torch.tensor([3.5]).view(torch.uint8), 1)
+        return
+    other = torch.zeros(2, dtype=torch.int32)
+    batch = [dist.P2POp(dist.irecv, other, 0)]
+    calls = (
+        lambda: dist.recv(other, 0),
+        lambda: dist.recv(other),
+        lambda: dist.batch_isend_irecv(batch)[0].wait(),
+    )
+    for call in calls:
+        expect("EVEN_ERR_MISMATCH", "rank 0 sent 8 bytes of F32 with tag 0, but rank 1 receives 8 of I32", call)
+    expect("EVEN_ERR_MISMATCH", "8 bytes of F32 with tag 3", lambda: dist.recv(other, 0, tag=3))
+    raw, whole, one = torch.zeros(8, dtype=torch.uint8), torch.zeros(2), torch.zeros(1)
+    dist.recv(whole, 0, tag=3)
+    dist.recv(raw, 0)
+    dist.recv(one, 0)
+    assert whole.tolist() == raw.view(torch.float32).tolist() == [1.5, 2.5] and one.item() == 3.5
+
+
 def case_failures() -> None:
     store = dist.distributed_c10d._get_default_store()
+    mean_other_dtypes()
     if RANK == 0:
         dist.send(torch.zeros(3), 1)
         work = dist.irecv(torch.zeros(1), 1, tag=5)

@@ -98,6 +98,15 @@ def messages(group: es.comm.Group) -> None:
     assert group.recv(got, left, tag=5) == left and (got == left).all()
     sent.wait()
     assert sent.done()
+    two = np.array([1.5, 2.5], "f4")
+    if rank == 0:
+        group.send(two, size - 1, tag=6)
+    if rank == size - 1:
+        wrong = np.zeros(2, "i4")
+        refused(lambda: group.recv(wrong, 0, tag=6), "8 bytes of F32", "8 of I32", status="EVEN_ERR_MISMATCH")
+        raw = bytearray(8)  # bytes are what the other side says
+        group.recv(raw, 0, tag=6)
+        assert raw == two.tobytes()
     word = np.array([rank])
     if rank:
         group.send(word, 0)

@@ -159,6 +159,10 @@ def body_mismatch() -> None:
             torch.ones(4), every, group_dst=rank, group=g
         ),
         "reduce of 4 F32,to rank 1": lambda g: dist.reduce(torch.ones(4), group_dst=rank, group=g),
+        "of F32,of I32,by the other": lambda g: dist.all_to_all_single(torch.empty_like(mine), mine, group=g),
+        "in all_to_all rank,of F32,of I32,by the other": lambda g: dist.all_to_all(
+            [torch.empty_like(mine[:2]), torch.empty_like(mine[:2])], [mine[:2].clone(), mine[2:].clone()], group=g
+        ),
         "all_to_all,by the other": lambda g: dist.all_to_all_single(
             torch.ones(4), torch.ones(4), [2, 2], [2 - rank, 2 + rank], group=g
         ),

@@ -196,7 +196,7 @@ WITHOUT_MEMFD = """
             assert (group.all_reduce(np.ones(100000)) == group.size).all()
             own = group.rank
     words = [str(each.message) for each in said if each.category is RuntimeWarning]
-    assert len(words) == (own == 0) and all("is a file in /" in each and "seccomp" in each for each in words), words
+    assert len(words) == (own == 0) and all(" MB, is a file in /" in each and "seccomp" in each for each in words), words
 """
 
 

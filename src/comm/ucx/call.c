@@ -62,7 +62,7 @@ uint64_t even_ucx_call_tag(const even_ucx_group *group, int sender, uint64_t ste
 }
 
 /* The other finds the same, or hears of it, and says where it made its call. */
-static void await_site(even_ucx_group *group, int rank) {
+void even_ucx_await_site(even_ucx_group *group, int rank) {
   uint64_t began = even_clock_ns();
   uint64_t waited = 0;
   uint32_t polls = 0;
@@ -100,7 +100,7 @@ static even_status mismatch(even_ucx_group *group, int rank) {
   (void)pthread_mutex_lock(&group->lock);
   even_ucx_report(group, false);
   if (group->whole.ranks == 0) { /* else the larger group names them */
-    await_site(group, rank);
+    even_ucx_await_site(group, rank);
   }
   even_status status = EVEN_OK;
   if (group->ended && group->end.status != EVEN_ERR_MISMATCH) { /* something else came first */

@@ -1,4 +1,5 @@
-/* Over UCX, what moves data and does not reduce them: all-gather, broadcast, all-to-all; and the barrier. */
+/* Over UCX, what moves data and does not reduce them: all-gather and broadcast; and the barrier. All-to-alls:
+ * exchange.c. */
 #include "comm/ucx/group.h"
 
 #include "base/checked.h"
@@ -178,72 +179,4 @@ even_status even_ucx_barrier(even_comm *comm) {
   even_ucx_group *group = even_ucx_of(comm);
   EVEN_TRY(even_ucx_call_begin(group, EVEN_CALL_BARRIER, 0, 0, 0, 0, NULL));
   return even_ucx_call_end(group, even_ucx_call_meet(group, 0, NULL));
-}
-
-/* ---- all-to-all ---- */
-
-/* Small parts travel with the words that say how large they are. */
-static bool is_small(size_t bytes) {
-  return bytes <= EVEN_UCX_SMALL_BYTES;
-}
-
-static even_status check_sizes(even_ucx_group *group, const even_comm_exchange *job) {
-  for (int rank = 0; rank < group->ranks; rank++) {
-    uint64_t sent = rank == group->rank ? job->sends[rank] : group->arrived[rank].bytes;
-    if (sent != job->receives[rank]) {
-      char name[128];
-      char site[EVEN_FLIGHT_SITE_BYTES]; /* this rank's: the other may have all that it needs, and be gone on */
-      even_ucx_name(group, rank, name, sizeof name);
-      even_flight_say(&group->flight);
-      even_flight_site_of(&group->flight, group->rank, group->call_count, site, sizeof site);
-      (void)even_fail(EVEN_ERR_MISMATCH, "in all_to_all %s sends %llu bytes to rank %d, which expects %zu%s%s", name,
-                      (unsigned long long)sent, group->peers[group->rank].number, job->receives[rank],
-                      site[0] == '\0' ? "" : "; called", site);
-      (void)even_error_place(group->peers[rank].number, NULL);
-      return even_error_fix("what one rank's sizes say it sends must be what the other's say it receives");
-    }
-  }
-  return EVEN_OK;
-}
-
-static even_status exchange_parts(even_ucx_group *group, const even_comm_exchange *job) {
-  size_t begun = 0;
-  (void)pthread_mutex_lock(&group->lock);
-  for (int rank = 0; rank < group->ranks; rank++) {
-    if (rank != group->rank && !is_small(job->receives[rank])) {
-      even_ucx_receive(group, &group->transfers[begun++], rank, even_ucx_call_tag(group, rank, 1), job->outputs[rank],
-                       job->receives[rank]);
-    }
-    if (rank != group->rank && !is_small(job->sends[rank])) {
-      even_ucx_send(group, &group->transfers[begun++], rank, even_ucx_call_tag(group, group->rank, 1),
-                    job->inputs[rank], job->sends[rank]);
-    }
-  }
-  (void)pthread_mutex_unlock(&group->lock);
-  for (int rank = 0; rank < group->ranks; rank++) {
-    if (rank == group->rank) {
-      copy(job->outputs[rank], job->inputs[rank], job->sends[rank]);
-    } else if (is_small(job->receives[rank])) {
-      copy(job->outputs[rank], group->arrived[rank].data, job->receives[rank]);
-    }
-  }
-  return even_ucx_wait(group, group->transfers, begun);
-}
-
-static even_status exchange(even_ucx_group *group, const even_comm_exchange *job) {
-  for (int rank = 0; rank < group->ranks; rank++) {
-    bool with_header = rank != group->rank && is_small(job->sends[rank]);
-    group->outgoing[rank].bytes = job->sends[rank];
-    group->lengths[rank] = with_header ? job->sends[rank] : 0;
-    copy(group->outgoing[rank].data, job->inputs[rank], group->lengths[rank]);
-  }
-  EVEN_TRY(even_ucx_call_meet(group, 0, group->lengths));
-  EVEN_TRY(check_sizes(group, job));
-  return exchange_parts(group, job);
-}
-
-even_status even_ucx_all_to_all(even_comm *comm, const even_comm_exchange *job) {
-  even_ucx_group *group = even_ucx_of(comm);
-  EVEN_TRY(even_ucx_call_begin(group, EVEN_CALL_ALL_TO_ALL, EVEN_U8, 0, 0, 0, NULL));
-  return even_ucx_call_end(group, exchange(group, job));
 }

@@ -112,7 +112,8 @@ typedef struct even_ucx_letter {
 /* What every rank of a collective sends to every other: which call it makes, and the data of small ones. */
 typedef struct even_ucx_block {
   even_comm_call call;
-  uint64_t bytes; /* all_to_all: of the part for the receiver */
+  uint64_t bytes;   /* all_to_all: of the part for the receiver, */
+  uint64_t balance; /* and of all that the sender sends and expects (exchange.c) */
   _Alignas(64) unsigned char data[EVEN_UCX_SMALL_BYTES];
 } even_ucx_block;
 
@@ -318,6 +319,9 @@ even_status even_ucx_call_begin(even_ucx_group *group, even_call_kind kind, uint
  * what the others sent is in arrived[r].data. counts NULL: `bytes` of outgoing[own].data to everybody. */
 even_status even_ucx_call_meet(even_ucx_group *group, size_t bytes, const size_t *each) EVEN_MUST_USE;
 even_status even_ucx_call_end(even_ucx_group *group, even_status status);
+/* For one who names both sides of a mismatch: returns when `rank` has said where it made its call, or after a moment.
+ * With the lock held. */
+void even_ucx_await_site(even_ucx_group *group, int rank);
 /* The tag of a step of the call under way; steps count from 1. */
 uint64_t even_ucx_call_tag(const even_ucx_group *group, int sender, uint64_t step);
 

@@ -1,5 +1,6 @@
 /* Messages between two ranks over the network. A header says the tag and the size, since UCX matches by one word; the
  * data follow under a number of their own, so that they land where they belong. */
+#include "comm/called.h"
 #include "comm/ucx/group.h"
 
 #include "base/alloc.h"
@@ -15,6 +16,7 @@ typedef struct even_ucx_header {
   uint64_t bytes;
   uint64_t number; /* among those from this sender to this receiver */
   int32_t sender;
+  uint32_t elements; /* called.h */
 } even_ucx_header;
 
 typedef struct even_ucx_request {
@@ -28,6 +30,7 @@ typedef struct even_ucx_request {
   size_t bytes;
   int peer; /* EVEN_COMM_ANY_RANK until matched */
   uint64_t tag;
+  uint32_t elements;
   even_ucx_header header;
   even_ucx_transfer parts[2]; /* the header's and the data's */
   even_status status;         /* once done */
@@ -142,15 +145,23 @@ static announced **find_message(even_ucx_messages *messages, const even_ucx_requ
   return at;
 }
 
-static void refuse_size(even_ucx_group *group, even_ucx_request *request, const even_ucx_header *header) {
+static bool fits(const even_ucx_request *request, const even_ucx_header *header) {
+  return request->bytes == header->bytes &&
+         (header->bytes == 0 || even_called_fits(header->elements, request->elements));
+}
+
+static void refuse(even_ucx_group *group, even_ucx_request *request, const even_ucx_header *header) {
   char name[128];
-  int sender = header->sender;
-  even_ucx_name(group, sender, name, sizeof name);
-  (void)even_fail(EVEN_ERR_MISMATCH, "%s sent %llu bytes with tag %llu, but rank %d receives %zu", name,
-                  (unsigned long long)header->bytes, (unsigned long long)header->tag, group->peers[group->rank].number,
-                  request->bytes);
-  (void)even_error_place(group->peers[sender].number, NULL);
-  finish(group, request, even_error_fix("receive as many bytes as are sent, or use different tags"));
+  char sent[48];
+  char wanted[48];
+  even_ucx_name(group, header->sender, name, sizeof name);
+  even_call_describe_elements(header->elements, sent, sizeof sent);
+  even_call_describe_elements(request->elements, wanted, sizeof wanted);
+  (void)even_fail(EVEN_ERR_MISMATCH, "%s sent %llu bytes%s with tag %llu, but rank %d receives %zu%s", name,
+                  (unsigned long long)header->bytes, sent, (unsigned long long)header->tag,
+                  group->peers[group->rank].number, request->bytes, wanted);
+  (void)even_error_place(group->peers[header->sender].number, NULL);
+  finish(group, request, even_error_fix(EVEN_MESSAGE_DIFFERS_FIX));
 }
 
 /* Whether an earlier message, which nobody has asked for yet, has the same number for the transport's tags. */
@@ -182,8 +193,8 @@ static bool match(even_ucx_group *group, even_ucx_request *request) {
   if (message == NULL) {
     return false;
   }
-  if (message->header.bytes != request->bytes) {
-    refuse_size(group, request, &message->header);
+  if (!fits(request, &message->header)) {
+    refuse(group, request, &message->header);
     return true;
   }
   if (request->bytes > 0 && is_taken(group, message)) {
@@ -430,8 +441,11 @@ static void start_send(even_ucx_group *group, even_ucx_request *request) {
   even_ucx_peer *peer = &group->peers[request->peer];
   request->begun = true;
   even_ucx_take_room(group, request->peer, request->bytes);
-  request->header =
-      (even_ucx_header){.tag = request->tag, .bytes = request->bytes, .number = peer->sent++, .sender = group->rank};
+  request->header = (even_ucx_header){.tag = request->tag,
+                                      .bytes = request->bytes,
+                                      .number = peer->sent++,
+                                      .sender = group->rank,
+                                      .elements = request->elements};
   even_ucx_send(group, &request->parts[0], request->peer, even_ucx_tag(EVEN_UCX_HEADER, group->rank, 0),
                 &request->header, sizeof request->header);
   if (request->bytes > 0) {
@@ -468,9 +482,11 @@ static void queue(even_ucx_group *group, even_ucx_request *request) {
 }
 
 static even_status begin(even_ucx_group *group, const even_ucx_request *wanted, even_comm_request **out) {
+  const uint32_t elements = even_called_take_message();
   even_ucx_request *request = NULL;
   EVEN_TRY(EVEN_NEW(&request));
   *request = *wanted;
+  request->elements = elements;
   (void)pthread_mutex_lock(&group->lock);
   even_status status = check_open(group, wanted);
   if (status == EVEN_OK) {
