@@ -101,6 +101,13 @@ static void on_straggler_ended(void *context, int rank, const char *words) {
   }
 }
 
+static void on_usage(void *context, int rank, const even_rank_usage *usage, const even_gpu_sample *gpu) {
+  running_job *job = context;
+  if (job->monitor != NULL) {
+    even_monitor_usage(job->monitor, rank, usage, gpu);
+  }
+}
+
 static even_status follow_monitor(running_job *job);
 
 /* Into the attempt that runs: the page and the history have its ranks from now on. */
@@ -182,6 +189,7 @@ static even_status run(running_job *job, int *exit_code) {
                                                  .tick = on_tick,
                                                  .hang = on_hang,
                                                  .straggler_ended = on_straggler_ended,
+                                                 .usage = on_usage,
                                                  .interrupted = on_interrupted,
                                                  .host_joined = on_host_joined,
                                                  .notice = on_notice}};

@@ -5,6 +5,9 @@
 #include "orchestrator/message.h"
 #include "orchestrator/parcel_wire.h"
 #include "orchestrator/remote_start.h"
+#include "orchestrator/usages.h"
+
+#include <math.h>
 
 #include <stdlib.h>
 
@@ -12,9 +15,18 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum { RANKS = 4 };
 
+/* Numbers that are amounts, of ranks that are there. */
+static void check_usage(void *context, int rank, const even_rank_usage *usage, const even_gpu_sample *gpu) {
+  (void)context;
+  if (rank < 2 || rank >= RANKS || !isfinite(usage->cpu_seconds) || usage->cpu_seconds < 0 ||
+      usage->throttled_seconds < 0 || (gpu != NULL && gpu->user_count > 1)) {
+    abort();
+  }
+}
+
 /* A job of two hosts, of two ranks each, none of which has a process: its leader's, or the other agent's. */
 static even_job *new_job(bool leads) {
-  static even_agent_params params = {.shrink = true};
+  static even_agent_params params = {.shrink = true, .observer = {.usage = check_usage}};
   static even_job_rank ranks[RANKS];
   static even_job jobs[2];
   even_job *job = &jobs[leads ? 0 : 1];
@@ -44,6 +56,7 @@ static void say_who_goes_on(const even_message *message) {
     return;
   }
   even_job *leader = new_job(true);
+  (void)!even_usages_take(leader, &agent, content);
   even_job *other = new_job(false);
   (void)!even_boards_take(leader, &agent, content);
   if (even_boards_follow(other, content) == EVEN_OK && even_generation_number(other->generation) > 1) {

@@ -27,15 +27,21 @@ static void take_news(even_monitor *monitor, const even_gpu_news *news) {
   }
 }
 
+void even_monitor_gpu_told(even_monitor *monitor, int rank, const even_gpu_sample *sample) {
+  even_state_rank *at = &monitor->state->rank[rank];
+  if (sample != NULL && sample->at_ns != at->gpu.at_ns) {
+    at->gpu = *sample;
+    EVEN_HISTORY(even_database_gpu(monitor->database, rank, sample));
+  }
+}
+
 void even_monitor_gpus_look(even_monitor *monitor) {
   even_gpu_news news;
   for (int rank = 0; monitor->gpus != NULL && rank < monitor->state->ranks; rank++) {
     even_gpu_sample sample;
-    even_state_rank *at = &monitor->state->rank[rank];
-    even_gpu_watch_look(monitor->gpus, (size_t)rank, &sample);
-    if (sample.at_ns != at->gpu.at_ns) {
-      at->gpu = sample;
-      EVEN_HISTORY(even_database_gpu(monitor->database, rank, &sample));
+    if (!monitor->state->rank[rank].elsewhere) {
+      even_gpu_watch_look(monitor->gpus, (size_t)rank, &sample);
+      even_monitor_gpu_told(monitor, rank, &sample);
     }
   }
   while (even_gpu_watch_news(monitor->gpus, &news)) {

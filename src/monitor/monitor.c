@@ -9,7 +9,6 @@
 #include "monitor/parts.h"
 #include "monitor/report.h"
 #include "monitor/thin.h"
-#include "monitor/usage.h"
 #include "monitor/view.h"
 #include "os/clock.h"
 #include "os/file.h"
@@ -35,12 +34,22 @@ static even_status report_trouble(even_monitor *monitor) {
   return even_error_fix("%s", trouble.fix);
 }
 
+/* Of a rank elsewhere: what was told of it since the last time. */
+static bool look_at(even_state_rank *at, uint64_t now, even_rank_usage *usage) {
+  if (at->pid == 0 || !at->elsewhere) {
+    return at->pid != 0 && even_usage_look(at->pid, now, &at->usage, usage);
+  }
+  *usage = at->usage_told;
+  at->usage_told.at_ns = 0;
+  return usage->at_ns != 0;
+}
+
 static void look(even_monitor *monitor, uint64_t now) {
   for (int rank = 0; rank < monitor->state->ranks; rank++) {
     even_rank_usage usage;
     even_call_totals totals;
     even_state_rank *at = &monitor->state->rank[rank];
-    bool there = at->pid != 0 && !at->elsewhere && even_usage_look(at->pid, now, &at->usage, &usage);
+    bool there = look_at(at, now, &usage);
     even_telemetry_reader_totals(monitor->reader, rank, &totals);
     bool called = memcmp(&totals, &at->calls.now, sizeof totals) != 0;
     even_state_calls_seen(monitor->state, rank, now, &totals);
@@ -97,7 +106,7 @@ void even_monitor_rank_started(even_monitor *monitor, int rank, pid_t pid) {
     even_state_rank *at = &monitor->state->rank[rank];
     at->pid = at->last_pid = pid;
     at->cause[0] = '\0';
-    at->usage = at->usage_before = (even_rank_usage){.throttled_seconds = NAN};
+    at->usage = at->usage_before = at->usage_told = (even_rank_usage){.throttled_seconds = NAN};
     EVEN_HISTORY(even_database_rank(monitor->database, rank, at, monitor->state->attempt, false));
     even_monitor_note(monitor, EVEN_EVENT_RANK_STARTED, rank, pid, at->device);
   }
@@ -141,6 +150,16 @@ void even_monitor_straggler_ended(even_monitor *monitor, int rank, const char *w
   (void)pthread_mutex_lock(&monitor->lock);
   if (rank >= 0 && rank < monitor->state->ranks) {
     even_monitor_note(monitor, EVEN_EVENT_STRAGGLER_ENDED, rank, 0, words);
+  }
+  (void)pthread_mutex_unlock(&monitor->lock);
+}
+
+void even_monitor_usage(even_monitor *monitor, int rank, const even_rank_usage *usage, const even_gpu_sample *gpu) {
+  (void)pthread_mutex_lock(&monitor->lock);
+  even_state_rank *at = rank >= 0 && rank < monitor->state->ranks ? &monitor->state->rank[rank] : NULL;
+  if (at != NULL && at->elsewhere && at->pid != 0) {
+    at->usage_told = *usage;
+    even_monitor_gpu_told(monitor, rank, gpu);
   }
   (void)pthread_mutex_unlock(&monitor->lock);
 }

@@ -4,6 +4,8 @@
 #define EVEN_MONITOR_MONITOR_H
 
 #include "base/text.h"
+#include "device/cuda/watch.h"
+#include "device/usage.h"
 
 #include <evenstep/status.h>
 #include <stdbool.h>
@@ -60,6 +62,9 @@ void even_monitor_rank_ended(even_monitor *monitor, int rank, const char *cause)
 void even_monitor_hang(even_monitor *monitor, int rank, bool over, const char *words);
 /* A rank is ended because it holds the others up; `words` say why. */
 void even_monitor_straggler_ended(even_monitor *monitor, int rank, const char *words);
+/* What a rank of another host takes there, as that one's agent says about once a second; `gpu` NULL: it has none. Of
+ * processes that use that one and are no ranks users[0] is the sum. */
+void even_monitor_usage(even_monitor *monitor, int rank, const even_rank_usage *usage, const even_gpu_sample *gpu);
 /* The live view, `columns` wide, several lines, each ended by a newline (as `evenstep top` shows it too). */
 even_status even_monitor_view(even_monitor *monitor, int columns, bool colour, even_text *out) EVEN_MUST_USE;
 /* Drains what is left, notes the exit code, writes report.html, frees. */

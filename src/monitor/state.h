@@ -4,8 +4,8 @@
 #define EVEN_MONITOR_STATE_H
 
 #include "device/cuda/watch.h"
+#include "device/usage.h"
 #include "monitor/measure.h"
-#include "monitor/pressure.h"
 
 #include <stdint.h>
 #include <sys/types.h>
@@ -110,19 +110,6 @@ typedef struct even_point {
   double given_sum;
 } even_point;
 
-typedef struct even_rank_usage {
-  uint64_t at_ns; /* 0: never looked */
-  double cpu_seconds;
-  double rss_bytes;
-  double throttled_seconds; /* NAN: the rank is under no quota that can be read */
-  even_pressure pressure;   /* of the rank's own process */
-  /* of the living processes below it, already in cpu_seconds and rss_bytes */
-  size_t workers;
-  double workers_bytes;   /* private memory when it was last measured */
-  double workers_rss;     /* the sum of their resident sets then */
-  uint64_t workers_at_ns; /* when that was; 0: never */
-} even_rank_usage;
-
 /* A rank's calls of groups: sums at two looks, about a second apart. */
 typedef struct even_state_calls {
   uint64_t at_ns; /* 0: never looked */
@@ -158,6 +145,7 @@ typedef struct even_state_rank {
   even_rank_usage usage;
   even_rank_usage usage_before;
   even_rank_usage usage_first; /* of the process that runs, or ran last */
+  even_rank_usage usage_told;  /* of one elsewhere, what its agent said; at_ns 0: taken, or nothing */
   even_state_calls calls;
   even_gpu_sample gpu; /* the last; at_ns 0: none */
 } even_state_rank;

@@ -141,9 +141,10 @@ static void measure_usage(const even_state_rank *at, even_measure_rank *out) {
 }
 
 /* Numbers of processes are the host's: in a container none of them is a rank's, and nobody can be told apart. */
-static double others_of(const even_state *state, const even_gpu_sample *gpu) {
+static double others_of(const even_state *state, const even_state_rank *at) {
+  const even_gpu_sample *gpu = &at->gpu;
   double others = 0;
-  bool known = false;
+  bool known = at->elsewhere && gpu->user_count > 0; /* its agent has told them apart */
   for (int i = 0; i < gpu->user_count; i++) {
     bool own = false;
     for (int r = 0; r < state->ranks; r++) {
@@ -161,7 +162,7 @@ static void measure_gpu(const even_state *state, const even_state_rank *at, even
   out->gpu_clock_mhz = any ? at->gpu.clock_mhz : (double)NAN;
   out->gpu_celsius = any ? at->gpu.temperature_celsius : (double)NAN;
   out->gpu_busy = any ? at->gpu.utilization_percent / 100 : (double)NAN;
-  out->gpu_others = any ? others_of(state, &at->gpu) : (double)NAN;
+  out->gpu_others = any ? others_of(state, at) : (double)NAN;
   out->gpu_slowed = any && at->gpu.slowed;
 }
 

@@ -13,6 +13,7 @@
 #include "orchestrator/resume.h"
 #include "orchestrator/stragglers.h"
 #include "orchestrator/succession.h"
+#include "orchestrator/usages.h"
 #include "os/descriptors.h"
 #include "os/file.h"
 #include "os/path.h"
@@ -351,6 +352,7 @@ even_status even_job_open(even_job *job) {
   EVEN_TRY(even_progress_open(job->params->telemetry_fd, job->count, &job->progress));
   EVEN_TRY(even_hangs_open(job, &job->hangs));
   EVEN_TRY(even_stragglers_open(job, &job->stragglers));
+  EVEN_TRY(even_usages_open(job, &job->usages));
   EVEN_TRY(even_process_adopt_orphans());
   EVEN_TRY(even_signals_open(&job->signals));
   EVEN_TRY(even_job_generations_open(job));
@@ -374,6 +376,7 @@ void even_job_close(even_job *job) {
   even_progress_close(&job->progress);
   even_hangs_close(job->hangs);
   even_stragglers_close(job->stragglers);
+  even_usages_close(job->usages);
   even_job_generations_close(job);
   even_loop_close(&job->loop);
   even_signals_close(&job->signals);

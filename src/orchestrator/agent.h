@@ -4,7 +4,9 @@
 #ifndef EVEN_ORCHESTRATOR_AGENT_H
 #define EVEN_ORCHESTRATOR_AGENT_H
 
+#include "device/cuda/watch.h"
 #include "device/device.h"
+#include "device/usage.h"
 
 #include <stdbool.h>
 #include <sys/types.h>
@@ -38,6 +40,9 @@ typedef struct even_agent_observer {
   void (*tick)(void *context);
   /* a rank hangs, or, `over`, goes on after all: what the notice of it says too */
   void (*hang)(void *context, int rank, bool over, const char *words);
+  /* once a second: what a rank of another host takes there, by the word of its agent; `gpu` NULL: it has none. Of those
+   * processes that use that one and are no ranks users[0] is the sum */
+  void (*usage)(void *context, int rank, const even_rank_usage *usage, const even_gpu_sample *gpu);
   /* a rank that holds the others up is about to be ended: why */
   void (*straggler_ended)(void *context, int rank, const char *words);
   /* the user ends the job by this signal (SIGINT, SIGTERM, SIGHUP): once, before the ranks are asked to end. What they

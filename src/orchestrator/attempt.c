@@ -12,6 +12,7 @@
 #include "orchestrator/returns.h"
 #include "orchestrator/stragglers.h"
 #include "orchestrator/succession.h"
+#include "orchestrator/usages.h"
 #include "orchestrator/warm.h"
 #include "os/clock.h"
 #include "os/port.h"
@@ -113,6 +114,7 @@ static void tick(even_job *job) {
     even_job_check_awaited(job);
     check_hangs(job);
     even_stragglers_tick(job->stragglers, job);
+    even_usages_tick(job->usages, job);
   }
 }
 

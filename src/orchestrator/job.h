@@ -67,6 +67,7 @@ typedef struct even_job {
   even_progress progress;
   struct even_hangs *hangs;           /* NULL: nobody looks for them */
   struct even_stragglers *stragglers; /* NULL: nobody is ended for being slow */
+  struct even_usages *usages;         /* NULL: nobody elsewhere asks how the ranks are */
   /* The ranks of this host; all of them in a job of one host, in which `groups` is 1. */
   size_t first;
   size_t local;

@@ -14,6 +14,7 @@
 #include "orchestrator/remote_start.h"
 #include "orchestrator/returns.h"
 #include "orchestrator/succession.h"
+#include "orchestrator/usages.h"
 #include "os/clock.h"
 #include "os/socket.h"
 
@@ -479,49 +480,6 @@ static void take_settled(even_job *job, even_host_agent *agent, const json_t *co
   agent->busy = false;
 }
 
-static void shift(uint64_t *at, int64_t offset) {
-  *at = (uint64_t)((int64_t)*at + offset);
-}
-
-static void pass_on(even_telemetry *ring, even_record *record, int64_t offset) {
-  switch ((even_record_kind)record->kind) {
-    case EVEN_RECORD_SPAN:
-      shift(&record->as.span.start_ns, offset);
-      even_telemetry_span(ring, &record->as.span);
-      break;
-    case EVEN_RECORD_STEP:
-      shift(&record->as.step.end_ns, offset);
-      even_telemetry_step(ring, &record->as.step);
-      break;
-    case EVEN_RECORD_EVENT:
-      shift(&record->as.event.at_ns, offset);
-      record->as.event.words[sizeof record->as.event.words - 1] = '\0';
-      even_telemetry_event(ring, &record->as.event);
-      break;
-    case EVEN_RECORD_CALL:
-      shift(&record->as.call.start_ns, offset);
-      even_telemetry_call(ring, &record->as.call);
-      break;
-    default:
-      break;
-  }
-}
-
-/* Into the rings of this host, from which all who read telemetry here have it. */
-static even_status take_records(even_job *job, const even_host_agent *agent, const even_message *message) {
-  if (message->data_bytes % sizeof(even_record) != 0) {
-    return even_fail(EVEN_ERR_INPUT, "%zu bytes of telemetry", message->data_bytes);
-  }
-  for (size_t at = 0; at < message->data_bytes && job->hosts->rings != NULL; at += sizeof(even_record)) {
-    even_record record;
-    memcpy(&record, message->data + at, sizeof record);
-    if (rank_in(job, agent, (json_int_t)record.rank) != NULL) {
-      pass_on(job->hosts->rings[record.rank], &record, agent->link->offset_ns);
-    }
-  }
-  return EVEN_OK;
-}
-
 /* The agent there could not do its part: as it is here, that is the end of the job. */
 static even_status take_failed(even_job *job, even_host_agent *agent, const json_t *content) {
   int status = number_of(content, "status");
@@ -625,6 +583,8 @@ static even_status take_content(even_job *job, even_host_agent *agent, const eve
       return EVEN_OK;
     case EVEN_MESSAGE_BOARD:
       return even_boards_take(job, agent, content);
+    case EVEN_MESSAGE_USAGE:
+      return even_usages_take(job, agent, content);
     default:
       return even_fail(EVEN_ERR_INPUT, "a message of kind %d, which hosts do not send", (int)message->kind);
   }
@@ -637,7 +597,7 @@ even_status even_hosts_job_message(even_host_agent *agent, const even_message *m
     return EVEN_OK; /* it comes too late for anybody */
   }
   if (message->kind == EVEN_MESSAGE_RECORDS) {
-    return take_records(job, agent, message);
+    return even_remote_take_records(job, agent, message);
   }
   EVEN_TRY(even_json_parse("what another host says", message->json, message->json_bytes, &content));
   even_status status = take_content(job, agent, message, content);

@@ -33,6 +33,9 @@ bool even_job_is_here(const even_job *job, size_t rank);
 bool even_job_is_nobodys(const even_job *job, size_t rank);
 /* Whether it is of that host. */
 bool even_host_agent_has(const even_host_agent *agent, size_t rank);
+/* Telemetry of a host's ranks (remote_records.c). EVEN_ERR_INPUT. */
+even_status even_remote_take_records(even_job *job, const even_host_agent *agent,
+                                     const even_message *message) EVEN_MUST_USE;
 /* The number of a rank's host, 0: this one. */
 size_t even_job_host_number(const even_job *job, size_t rank);
 /* Whether the host of a rank has a part in the attempt, and can be told what to do. */

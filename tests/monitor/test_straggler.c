@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "monitor/pressure.h"
+#include "device/pressure.h"
 #include "monitor/state.h"
 #include "monitor/straggler.h"
 #include "monitor/verdict.h"

@@ -173,7 +173,10 @@ def test_two_hosts_train_as_one_device_does(hosts: Hosts, script: Script, tmp_pa
         assert "apart" in (tmp_path / f"runs/a/logs/rank-{rank}.log").read_text()
     with sqlite3.connect(tmp_path / "runs/a/run.db") as database:  # those of the other host came over the connection
         counted = dict(database.execute("SELECT rank, COUNT(DISTINCT step) FROM steps GROUP BY rank").fetchall())
+        taken = "SELECT DISTINCT rank FROM usage WHERE cpu_seconds > 0 AND rss_bytes > 1e6 ORDER BY rank"
+        seen = [rank for (rank,) in database.execute(taken)]  # what the kernel there says of them, too
     assert counted == dict.fromkeys(range(2 * ranks), 18)
+    assert seen == list(range(2 * ranks))
 
 
 # Rank 1, on the other host, says its number and waits in the first attempt.

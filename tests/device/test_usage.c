@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "monitor/usage.h"
+#include "device/usage.h"
 #include "os/clock.h"
 
 #include <math.h>

@@ -1,6 +1,6 @@
 /* What keeps a process from its work on this host: others on its CPU, memory that is not there, a slow clock. */
-#ifndef EVEN_MONITOR_PRESSURE_H
-#define EVEN_MONITOR_PRESSURE_H
+#ifndef EVEN_DEVICE_PRESSURE_H
+#define EVEN_DEVICE_PRESSURE_H
 
 #include "os/process_stat.h"
 

@@ -1,8 +1,25 @@
 /* What a rank's process takes of the host: CPU time, memory, and the time that its quota stopped it. */
-#ifndef EVEN_MONITOR_USAGE_H
-#define EVEN_MONITOR_USAGE_H
+#ifndef EVEN_DEVICE_USAGE_H
+#define EVEN_DEVICE_USAGE_H
 
-#include "monitor/state.h"
+#include "device/pressure.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+typedef struct even_rank_usage {
+  uint64_t at_ns; /* 0: never looked */
+  double cpu_seconds;
+  double rss_bytes;
+  double throttled_seconds; /* NAN: the rank is under no quota that can be read */
+  even_pressure pressure;   /* of the rank's own process */
+  /* of the living processes below it, already in cpu_seconds and rss_bytes */
+  size_t workers;
+  double workers_bytes;   /* private memory when it was last measured */
+  double workers_rss;     /* the sum of their resident sets then */
+  uint64_t workers_at_ns; /* when that was; 0: never */
+} even_rank_usage;
 
 /* Looks at process `pid` now: /proc/PID/stat and its cgroup's cpu.stat, v1 or v2; and at the living processes below it
  * (DataLoader workers). CPU time is that of all of them and of those that have ended; memory the resident set of `pid`

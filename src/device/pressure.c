@@ -1,6 +1,6 @@
 /* proc(5) and the kernel's sched-stats.rst: a thread's schedstat is its time on a CPU, its time waiting for one (both
  * in ns), and how often it got one. */
-#include "monitor/pressure.h"
+#include "device/pressure.h"
 
 #include "base/text.h"
 #include "os/entries.h"

@@ -1,5 +1,5 @@
 /* Walks the tree below a process, breadth first. */
-#include "monitor/workers.h"
+#include "device/workers.h"
 
 #include "base/text.h"
 #include "os/entries.h"

@@ -1,7 +1,7 @@
 /* /proc and the cgroup's files, read through src/os. */
-#include "monitor/usage.h"
+#include "device/usage.h"
 
-#include "monitor/workers.h"
+#include "device/workers.h"
 #include "os/file.h"
 #include "os/process_stat.h"
 

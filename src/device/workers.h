@@ -1,6 +1,6 @@
 /* The living processes below a rank (its DataLoader workers and what else it started), as one sum. */
-#ifndef EVEN_MONITOR_WORKERS_H
-#define EVEN_MONITOR_WORKERS_H
+#ifndef EVEN_DEVICE_WORKERS_H
+#define EVEN_DEVICE_WORKERS_H
 
 #include <stddef.h>
 #include <sys/types.h>

@@ -1,0 +1,166 @@
+/* What ranks take of another host: what its agent sees of a process there is what the leader's observer hears. */
+#include "orchestrator/usages.h"
+
+#include "orchestrator/remote.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { RANKS = 4, HERE = 2 };
+
+typedef struct heard {
+  int count;
+  int rank;
+  even_rank_usage usage;
+  bool has_gpu;
+  even_gpu_sample gpu;
+} heard;
+
+static heard last;
+static even_job_rank ranks[RANKS];
+static even_device each_device[RANKS];
+static const even_device_list devices = {.items = each_device, .count = RANKS};
+static even_agent_params params;
+static even_link wire = {.fd = -1, .offset_ns = 5};
+static const even_host_agent there = {.index = 1, .name = "there", .link = &wire, .first = HERE, .count = 2};
+
+static void take(void *context, int rank, const even_rank_usage *usage, const even_gpu_sample *gpu) {
+  (void)context;
+  last = (heard){.count = last.count + 1, .rank = rank, .usage = *usage, .has_gpu = gpu != NULL};
+  last.gpu = gpu != NULL ? *gpu : last.gpu;
+}
+
+static int set_up(void **state) {
+  (void)state;
+  memset(&last, 0, sizeof last);
+  memset(ranks, 0, sizeof ranks);
+  params = (even_agent_params){.devices = &devices, .telemetry_fd = 0, .observer = {.usage = take}};
+  return 0;
+}
+
+/* The leader of the job, or the agent of ranks 2 and 3, which serves it. */
+static even_job side(bool leads) {
+  return (even_job){.params = &params,
+                    .ranks = ranks,
+                    .count = RANKS,
+                    .first = leads ? 0 : HERE,
+                    .local = HERE,
+                    .first_spare = RANKS,
+                    .follower = leads ? NULL : (even_follower *)ranks /* nothing is sent by it here */};
+}
+
+static even_status tell(const char *text) {
+  even_job leader = side(true);
+  json_t *content = NULL;
+  content = json_loads(text, 0, NULL); /* of a name that comes twice the last counts */
+  assert_non_null(content);
+  even_status status = even_usages_take(&leader, &there, content);
+  json_decref(content);
+  return status;
+}
+
+static void what_the_agent_sees_the_leader_hears(void **state) {
+  even_job other = side(false);
+  even_usages *usages = NULL;
+  even_text text = EVEN_TEXT_EMPTY;
+  size_t next = 0;
+  (void)state;
+  ranks[3].alive = true;
+  ranks[3].pid = getpid();
+  ranks[0].alive = true; /* of the leader's host: its number means nothing here */
+  ranks[0].pid = getpid();
+  assert_int_equal(even_usages_open(&other, &usages), EVEN_OK);
+  assert_non_null(usages);
+  assert_true(even_usages_report(usages, &other, &next, &text));
+  assert_int_equal(next, RANKS);
+  assert_int_equal(tell(even_text_string(&text)), EVEN_OK);
+  assert_int_equal(last.count, 1);
+  assert_int_equal(last.rank, 3);
+  assert_true(last.usage.at_ns > 0 && last.usage.cpu_seconds >= 0 && last.usage.rss_bytes > 1e5);
+  assert_true(last.usage.pressure.major_faults >= 0);
+  assert_false(last.has_gpu);
+  ranks[3].alive = false; /* it has ended */
+  even_text_clear(&text);
+  next = 0;
+  assert_false(even_usages_report(usages, &other, &next, &text));
+  even_text_free(&text);
+  even_usages_close(usages);
+}
+
+static void who_leads_looks_for_itself(void **state) {
+  even_job leader = side(true);
+  even_usages *usages = NULL;
+  (void)state;
+  assert_int_equal(even_usages_open(&leader, &usages), EVEN_OK);
+  assert_null(usages);
+  even_usages_tick(usages, &leader);
+}
+
+#define NUMBERS                                                                                          \
+  "\"rank\":2,\"at_ns\":1000000000,\"cpu_seconds\":1.5,\"rss_bytes\":100000,\"throttled_seconds\":0.75," \
+  "\"wait_seconds\":null,\"major_faults\":3,\"swap_bytes\":4096,\"clock\":0.5,\"workers\":2,\"workers_bytes\":7"
+#define GPU                                                                                                        \
+  "\"at_ns\":9,\"clock_mhz\":800,\"celsius\":91,\"watts\":null,\"memory_bytes\":1,\"percent\":90,\"corrected\":0," \
+  "\"uncorrected\":0,\"others_percent\":40,\"slowed\":true"
+
+static void every_number_comes(void **state) {
+  (void)state;
+  assert_int_equal(tell("{\"ranks\":[{" NUMBERS ",\"gpu\":{" GPU "}}]}"), EVEN_OK);
+  assert_int_equal(last.rank, 2);
+  assert_true(last.usage.at_ns == 1000000005); /* by the leader's clock */
+  assert_float_equal(last.usage.cpu_seconds, 1.5, 0);
+  assert_float_equal(last.usage.throttled_seconds, 0.75, 0);
+  assert_true(isnan(last.usage.pressure.wait_seconds));
+  assert_float_equal(last.usage.pressure.major_faults, 3, 0);
+  assert_float_equal(last.usage.pressure.swap_bytes, 4096, 0);
+  assert_float_equal(last.usage.pressure.clock, 0.5, 0);
+  assert_int_equal(last.usage.workers, 2);
+  assert_true(last.has_gpu && last.gpu.slowed && isnan(last.gpu.power_watts));
+  assert_float_equal(last.gpu.clock_mhz, 800, 0);
+  assert_int_equal(last.gpu.user_count, 1);
+  assert_float_equal(last.gpu.users[0].percent, 40, 0);
+}
+
+static void what_is_no_amount_is_refused(void **state) {
+  static const char *const wrong[] = {
+      "{}",
+      "{\"ranks\":3}",
+      "{\"ranks\":[3]}",
+      "{\"ranks\":[{" NUMBERS ",\"rank\":1}]}", /* another host's */
+      "{\"ranks\":[{" NUMBERS ",\"rank\":4}]}",
+      "{\"ranks\":[{" NUMBERS ",\"rank\":-1}]}",
+      "{\"ranks\":[{" NUMBERS ",\"rank\":\"2\"}]}",
+      "{\"ranks\":[{" NUMBERS ",\"at_ns\":0}]}",
+      "{\"ranks\":[{" NUMBERS ",\"at_ns\":-5}]}",
+      "{\"ranks\":[{" NUMBERS ",\"cpu_seconds\":-1}]}",
+      "{\"ranks\":[{" NUMBERS ",\"cpu_seconds\":null}]}",
+      "{\"ranks\":[{" NUMBERS ",\"clock\":\"fast\"}]}",
+      "{\"ranks\":[{" NUMBERS ",\"workers\":1.5}]}",
+      "{\"ranks\":[{\"rank\":2,\"at_ns\":1,\"cpu_seconds\":1,\"rss_bytes\":1}]}",
+      "{\"ranks\":[{" NUMBERS ",\"gpu\":{}}]}",
+      "{\"ranks\":[{" NUMBERS ",\"gpu\":{" GPU ",\"celsius\":-300}}]}",
+  };
+  (void)state;
+  for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+    if (tell(wrong[i]) != EVEN_ERR_INPUT) {
+      fail_msg("taken: %s", wrong[i]);
+    }
+  }
+  assert_int_equal(last.count, 0);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test_setup(what_the_agent_sees_the_leader_hears, set_up),
+      cmocka_unit_test_setup(who_leads_looks_for_itself, set_up),
+      cmocka_unit_test_setup(every_number_comes, set_up),
+      cmocka_unit_test_setup(what_is_no_amount_is_refused, set_up),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
