@@ -9,6 +9,7 @@
 #include "monitor/monitored.h"
 
 #include "monitor/parts.h"
+#include "monitor/report.h"
 #include "os/clock.h"
 #include "os/file.h"
 #include "os/folder.h"
@@ -16,6 +17,7 @@
 #include "support/folder.h"
 
 #include <math.h>
+#include <sqlite3.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -107,6 +109,58 @@ void monitored_put(const monitored *made, const char *name, const char *content)
   assert_non_null(file);
   assert_true(fputs(content, file) >= 0);
   assert_int_equal(fclose(file), 0);
+}
+
+double monitored_number(const monitored *made, const char *query) {
+  sqlite3 *history = NULL;
+  sqlite3_stmt *row = NULL;
+  assert_int_equal(sqlite3_open(monitored_path(made, "run.db"), &history), SQLITE_OK);
+  assert_int_equal(sqlite3_prepare_v2(history, query, -1, &row, NULL), SQLITE_OK);
+  assert_int_equal(sqlite3_step(row), SQLITE_ROW);
+  double value = sqlite3_column_type(row, 0) == SQLITE_NULL ? (double)NAN : sqlite3_column_double(row, 0);
+  assert_int_equal(sqlite3_finalize(row), SQLITE_OK);
+  assert_int_equal(sqlite3_close(history), SQLITE_OK);
+  return value;
+}
+
+/* Whether `words` are in `text`. */
+static void expect_in(const char *text, const char *words, bool said) {
+  if ((strstr(text, words) != NULL) != said) {
+    fail_msg("%s: %s in: %s", words, said ? "not" : "still", text);
+  }
+}
+
+void monitored_report_says(const monitored *made, const char *words, bool said) {
+  even_report *report = NULL;
+  even_text text = EVEN_TEXT_EMPTY;
+  const even_report_params params = {.folder = made->folder};
+  assert_int_equal(even_report_open(&params, &report), EVEN_OK);
+  even_report_lines(report, false, &text);
+  assert_int_equal(even_text_status(&text), EVEN_OK);
+  expect_in(even_text_string(&text), words, said);
+  even_text_free(&text);
+  even_report_close(report);
+}
+
+static char heard[2048];
+
+static void hear(void *context, const char *text) {
+  (void)context;
+  size_t length = strlen(heard);
+  (void)snprintf(heard + length, sizeof heard - length, "%s|", text);
+}
+
+void monitored_listen(monitored *made) {
+  heard[0] = '\0';
+  made->notice = hear;
+}
+
+const char *monitored_heard(void) {
+  return heard;
+}
+
+void monitored_expect_heard(const char *words, bool said) {
+  expect_in(heard, words, said);
 }
 
 json_t *monitored_page(const monitored *made) {

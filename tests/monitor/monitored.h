@@ -31,6 +31,16 @@ void monitored_steps(monitored *made, int count, uint32_t first_share);
 even_status monitored_commit(monitored *made);
 /* The same, where it must succeed. */
 void monitored_committed(monitored *made);
+/* The number that a query over run.db comes to; NAN for NULL. */
+double monitored_number(const monitored *made, const char *query);
+/* Whether the report has these words among its lines. */
+void monitored_report_says(const monitored *made, const char *words, bool said);
+/* The monitor that is opened next tells the test what it tells the terminal. */
+void monitored_listen(monitored *made);
+/* What it told since then: "text|text|". */
+const char *monitored_heard(void);
+/* Whether that has these words. */
+void monitored_expect_heard(const char *words, bool said);
 /* Writes FOLDER/name. */
 void monitored_put(const monitored *made, const char *name, const char *content);
 /* The data in report.html; nothing in them can end their script element. */

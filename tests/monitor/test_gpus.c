@@ -9,60 +9,32 @@
 #include "monitor/metrics.h"
 #include "monitor/monitored.h"
 #include "monitor/parts.h"
-#include "monitor/report.h"
 #include "monitor/report_run.h"
 
 #include <math.h>
-#include <sqlite3.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 static const char *const gpus[2] = {"", "GPU-00010203"}; /* rank 0 has none */
-static char told[512];
-
-static void take_notice(void *context, const char *text) {
-  (void)context;
-  size_t length = strlen(told);
-  (void)snprintf(told + length, sizeof told - length, "%s|", text);
-}
-
-static void say(const monitored *made, const char *name, const char *words) {
-  FILE *file = fopen(monitored_path(made, name), "w");
-  assert_non_null(file);
-  assert_true(fputs(words, file) >= 0);
-  assert_int_equal(fclose(file), 0);
-}
-
-static long count(const monitored *made, const char *query) {
-  sqlite3 *history = NULL;
-  sqlite3_stmt *row = NULL;
-  assert_int_equal(sqlite3_open(monitored_path(made, "run.db"), &history), SQLITE_OK);
-  assert_int_equal(sqlite3_prepare_v2(history, query, -1, &row, NULL), SQLITE_OK);
-  assert_int_equal(sqlite3_step(row), SQLITE_ROW);
-  long value = (long)sqlite3_column_int64(row, 0);
-  assert_int_equal(sqlite3_finalize(row), SQLITE_OK);
-  assert_int_equal(sqlite3_close(history), SQLITE_OK);
-  return value;
-}
 
 static void gpus_are_shown_and_their_faults_told(void **state) {
   monitored *made = *state;
   even_text view = EVEN_TEXT_EMPTY;
-  told[0] = '\0';
-  say(made, "nvml", "reasons 64\n");
-  say(made, "nvml.xid", "79");
+  monitored_listen(made);
+  monitored_put(made, "nvml", "reasons 64\n");
+  monitored_put(made, "nvml.xid", "79");
   assert_int_equal(setenv("EVENSTEP_FAKE_NVML_STATE", monitored_path(made, "nvml"), 1), 0);
   made->gpus = gpus;
   made->nvml_library = FAKE_NVML;
-  made->notice = take_notice;
   monitored_start(made);
-  while (strstr(told, "Xid") == NULL || strstr(told, "heat") == NULL) { /* the watch is a thread of its own */
+  while (strstr(monitored_heard(), "Xid") == NULL ||
+         strstr(monitored_heard(), "heat") == NULL) { /* the watch is a thread of its own */
     (void)usleep(1000);
     assert_int_equal(even_monitor_tick(made->monitor), EVEN_OK);
   }
-  assert_non_null(strstr(told, "GPU of rank 1 (cpu:1): Xid 79: the GPU has fallen off the bus|"));
+  assert_non_null(strstr(monitored_heard(), "GPU of rank 1 (cpu:1): Xid 79: the GPU has fallen off the bus|"));
   monitored_steps(made, 20, 8);
   assert_int_equal(even_monitor_view(made->monitor, 300, false, &view), EVEN_OK);
   assert_non_null(strstr(even_text_string(&view), "gpu 87%  1755 MHz  40 C"));
@@ -73,9 +45,10 @@ static void gpus_are_shown_and_their_faults_told(void **state) {
   assert_int_equal(unsetenv("EVENSTEP_FAKE_NVML_STATE"), 0);
   (void)unlink(monitored_path(made, "nvml"));
 
-  assert_int_equal(count(made, "SELECT count(*) FROM gpus WHERE rank=0"), 0);
-  assert_true(count(made, "SELECT count(*) FROM gpus WHERE rank=1 AND slowed=1 AND memory_bytes=536870912") >= 1);
-  assert_int_equal(count(made, "SELECT count(*) FROM events WHERE event='gpu' AND rank=1 AND value=-1"), 1);
+  assert_int_equal(monitored_number(made, "SELECT count(*) FROM gpus WHERE rank=0"), 0);
+  assert_true(
+      monitored_number(made, "SELECT count(*) FROM gpus WHERE rank=1 AND slowed=1 AND memory_bytes=536870912") >= 1);
+  assert_int_equal(monitored_number(made, "SELECT count(*) FROM events WHERE event='gpu' AND rank=1 AND value=-1"), 1);
   json_t *data = monitored_page(made);
   json_t *ranks = json_object_get(json_object_get(data, "summary"), "ranks");
   const json_t *gpu = json_object_get(json_array_get(ranks, 1), "gpu");
@@ -103,9 +76,8 @@ static void others_on_a_gpu_are_told_apart(void **state) {
   monitored *made = *state;
   even_measure measure;
   char words[96];
-  told[0] = '\0';
   (void)snprintf(words, sizeof words, "user %ld\nused 60\n", (long)getpid());
-  say(made, "nvml", words); /* the rank itself */
+  monitored_put(made, "nvml", words); /* the rank itself */
   assert_int_equal(setenv("EVENSTEP_FAKE_NVML_STATE", monitored_path(made, "nvml"), 1), 0);
   made->gpus = gpus;
   made->nvml_library = FAKE_NVML;

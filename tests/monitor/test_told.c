@@ -7,11 +7,9 @@
 #include <cmocka.h>
 
 #include "monitor/monitored.h"
-#include "monitor/report.h"
 #include "os/clock.h"
 
 #include <math.h>
-#include <sqlite3.h>
 #include <string.h>
 
 /* The nth event of a kind that a rank told of. */
@@ -25,20 +23,6 @@ static json_t *event_in(const json_t *list, const char *event, int rank, int nth
     }
   }
   return NULL;
-}
-
-static void report_says(const monitored *made, const char *words, bool said) {
-  even_report *report = NULL;
-  even_text text = EVEN_TEXT_EMPTY;
-  const even_report_params params = {.folder = made->folder};
-  assert_int_equal(even_report_open(&params, &report), EVEN_OK);
-  even_report_lines(report, false, &text);
-  assert_int_equal(even_text_status(&text), EVEN_OK);
-  if ((strstr(even_text_string(&text), words) != NULL) != said) {
-    fail_msg("%s: %s in: %s", words, said ? "not" : "still", even_text_string(&text));
-  }
-  even_text_free(&text);
-  even_report_close(report);
 }
 
 static void expect_event(const json_t *events, const char *name, int nth, int rank, int step, int value,
@@ -57,8 +41,8 @@ static void equal_shares_that_won_are_told_everywhere(void **state) {
   feed_event(&made->ranks, 0, EVEN_EVENT_BALANCING, 1, "21.5 ms, equal 18.2 ms");
   monitored_steps(made, 20, 8);
   assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
-  report_says(made, "balancing was measured slower than equal shares (21.5 ms, equal 18.2 ms): went back at step 20\n",
-              true);
+  monitored_report_says(
+      made, "balancing was measured slower than equal shares (21.5 ms, equal 18.2 ms): went back at step 20\n", true);
   json_t *data = monitored_page(made);
   assert_true(json_is_true(json_object_get(json_object_get(data, "summary"), "on_equal_shares")));
   expect_event(json_object_get(json_object_get(data, "events"), "events"), "balancing", 0, 0, 20, 1,
@@ -73,7 +57,7 @@ static void what_compression_saves_is_told(void **state) {
   feed_event(&made->ranks, 0, EVEN_EVENT_COMPRESSION, 50, "compression bf16: 50% fewer bytes");
   monitored_steps(made, 20, 8);
   assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
-  report_says(made, "  compression bf16: 50% fewer bytes\n", true);
+  monitored_report_says(made, "  compression bf16: 50% fewer bytes\n", true);
   json_t *data = monitored_page(made);
   expect_event(json_object_get(json_object_get(data, "events"), "events"), "compression", 0, 0, 20, 50,
                "compression bf16: 50% fewer bytes");
@@ -87,7 +71,7 @@ static void what_becomes_of_the_global_batch_is_told(void **state) {
   feed_event(&made->ranks, 0, EVEN_EVENT_BATCH, 128, "batch 64 -> 128 samples: noise scale 310");
   monitored_steps(made, 20, 8);
   assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
-  report_says(made, "  batch 64 -> 128 samples: noise scale 310 (step 20)\n", true);
+  monitored_report_says(made, "  batch 64 -> 128 samples: noise scale 310 (step 20)\n", true);
   json_t *data = monitored_page(made);
   expect_event(json_object_get(json_object_get(data, "events"), "events"), "batch", 0, 0, 20, 128,
                "batch 64 -> 128 samples: noise scale 310");
@@ -103,8 +87,8 @@ static void what_limits_shares_is_told(void **state) {
   feed_event(&made->ranks, 0, EVEN_EVENT_LEFT_OUT, 1, "rank 1 has no samples: 20 ms a step instead of 61");
   monitored_steps(made, 20, 8);
   assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
-  report_says(made, "  memory holds 20 of 26 samples on rank 1\n", true);
-  report_says(made, "  rank 1 has no samples: 20 ms a step instead of 61\n", true);
+  monitored_report_says(made, "  memory holds 20 of 26 samples on rank 1\n", true);
+  monitored_report_says(made, "  rank 1 has no samples: 20 ms a step instead of 61\n", true);
   json_t *data = monitored_page(made);
   json_t *events = json_object_get(json_object_get(data, "events"), "events");
   expect_event(events, "memory", 0, 0, 20, 1, "memory holds 20 of 26 samples on rank 1");
@@ -123,8 +107,8 @@ static void what_limited_shares_before_is_not(void **state) {
   even_monitor_attempt(made->monitor, 1);
   monitored_steps(made, 20, 13);
   assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
-  report_says(made, "memory holds", false);
-  report_says(made, "rank 1 has", false);
+  monitored_report_says(made, "memory holds", false);
+  monitored_report_says(made, "rank 1 has", false);
 }
 
 static void balanced_shares_that_won_again_too(void **state) {
@@ -136,7 +120,7 @@ static void balanced_shares_that_won_again_too(void **state) {
   feed_event(&made->ranks, 0, EVEN_EVENT_BALANCING, 0, "17.5 ms, equal 18.2 ms");
   monitored_steps(made, 20, 13);
   assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
-  report_says(made, "went back", false);
+  monitored_report_says(made, "went back", false);
   json_t *data = monitored_page(made);
   assert_true(json_is_false(json_object_get(json_object_get(data, "summary"), "on_equal_shares")));
   expect_event(json_object_get(json_object_get(data, "events"), "events"), "balancing", 1, 0, 40, 0,
@@ -153,7 +137,7 @@ static void a_restart_forgets_that_equal_shares_won(void **state) {
   even_monitor_attempt(made->monitor, 1);
   monitored_steps(made, 20, 13);
   assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
-  report_says(made, "went back", false);
+  monitored_report_says(made, "went back", false);
 }
 
 /* The number of kinds of faults in the summary, and the first of them. */
@@ -180,7 +164,7 @@ static void a_hang_is_told_everywhere(void **state) {
   even_monitor_hang(made->monitor, 0, false, "rank 0 hangs: no progress for 40 s in checkpoint");
   even_text_free(&view);
   assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
-  report_says(
+  monitored_report_says(
       made, "  2 hangs, the first at step 19; the last, at step 39: rank 0 hangs: no progress for 40 s in checkpoint\n",
       true);
   json_t *data = monitored_page(made);
@@ -195,19 +179,6 @@ static void a_hang_is_told_everywhere(void **state) {
   json_decref(data);
 }
 
-/* One number of run.db; NAN for NULL. */
-static double stored(const monitored *made, const char *query) {
-  sqlite3 *history = NULL;
-  sqlite3_stmt *row = NULL;
-  assert_int_equal(sqlite3_open(monitored_path(made, "run.db"), &history), SQLITE_OK);
-  assert_int_equal(sqlite3_prepare_v2(history, query, -1, &row, NULL), SQLITE_OK);
-  assert_int_equal(sqlite3_step(row), SQLITE_ROW);
-  double value = sqlite3_column_type(row, 0) == SQLITE_NULL ? (double)NAN : sqlite3_column_double(row, 0);
-  assert_int_equal(sqlite3_finalize(row), SQLITE_OK);
-  assert_int_equal(sqlite3_close(history), SQLITE_OK);
-  return value;
-}
-
 /* Of the loss that the script gives, once it gives one. */
 static void a_loss_that_jumps_is_told_everywhere(void **state) {
   monitored *made = *state;
@@ -219,17 +190,17 @@ static void a_loss_that_jumps_is_told_everywhere(void **state) {
     feed_scalar(&made->ranks, 1, step, "loss", step == 50 ? 90.0 : 2.0); /* another rank's says nothing */
   }
   assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
-  report_says(made,
-              "  1 jump of the loss, at step 80: the loss has jumped to 40; the median of the steps before is 2.03",
-              true);
+  monitored_report_says(
+      made, "  1 jump of the loss, at step 80: the loss has jumped to 40; the median of the steps before is 2.03",
+      true);
   json_t *data = monitored_page(made);
   assert_int_equal(faults_in(data, &first), 1);
   assert_string_equal(json_string_value(json_object_get(first, "kind")), "loss_spike");
   assert_int_equal(json_integer_value(json_object_get(first, "first_step")), 80);
   assert_true(json_is_null(json_object_get(first, "rank")));
   json_decref(data);
-  assert_true(stored(made, "SELECT count(*) FROM events WHERE event='loss_spike' AND rank=-1") == 2);
-  assert_true(stored(made, "SELECT step FROM events WHERE event='loss_spike' AND value=0") == 81);
+  assert_true(monitored_number(made, "SELECT count(*) FROM events WHERE event='loss_spike' AND rank=-1") == 2);
+  assert_true(monitored_number(made, "SELECT step FROM events WHERE event='loss_spike' AND value=0") == 81);
 }
 
 static void who_joins_is_named(void **state) {
@@ -267,11 +238,11 @@ static void what_a_script_logs_keeps_its_name_and_its_digits(void **state) {
   static const char value[] = "SELECT value FROM events WHERE event='scalar' AND rank=0 AND step=4 AND words='";
   char query[256];
   (void)snprintf(query, sizeof query, "%s%s'", value, "validation_perplexity_wikitext");
-  assert_true(stored(made, query) == 23.456789012345678);
+  assert_true(monitored_number(made, query) == 23.456789012345678);
   (void)snprintf(query, sizeof query, "%s%s'", value, "a_loss_that_is_gone");
-  assert_true(isnan(stored(made, query)));
+  assert_true(isnan(monitored_number(made, query)));
   (void)snprintf(query, sizeof query, "%s%s'", value, "a_norm_without_end");
-  assert_true(isinf(stored(made, query)));
+  assert_true(isinf(monitored_number(made, query)));
   json_t *data = monitored_page(made);
   const json_t *events = json_object_get(json_object_get(data, "events"), "events");
   const json_t *event = event_in(events, "scalar", 0, 0);
@@ -290,8 +261,8 @@ static void few_rows_are_kept(monitored *made, long long step_rows, bool merged)
     monitored_steps(made, 100, 8);
   }
   assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
-  assert_int_equal(stored(made, "SELECT sum(steps) FROM steps"), 1200);
-  assert_true((stored(made, "SELECT count(*) FROM steps") < 1200) == merged);
+  assert_int_equal(monitored_number(made, "SELECT sum(steps) FROM steps"), 1200);
+  assert_true((monitored_number(made, "SELECT count(*) FROM steps") < 1200) == merged);
   json_t *data = monitored_page(made);
   assert_int_equal(json_integer_value(json_object_get(json_object_get(data, "report"), "steps")), 600);
   assert_int_equal(json_integer_value(json_object_get(json_object_get(data, "summary"), "samples")), 600 * 16);
