@@ -95,6 +95,20 @@ void even_lags_forget(even_lags *lags, size_t rank) {
   lags->rank[rank] = (watched){.model = {.block = 1}, .slowness = 1, .shown = 1};
 }
 
+even_status even_lags_grow(even_lags *lags, size_t ranks) {
+  size_t before = lags->ranks;
+  if (ranks <= before) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(even_realloc((void **)&lags->room, ranks, sizeof *lags->room));
+  EVEN_TRY(even_realloc((void **)&lags->rank, ranks, sizeof *lags->rank));
+  lags->ranks = ranks;
+  for (size_t r = before; r < ranks; r++) {
+    even_lags_forget(lags, r);
+  }
+  return EVEN_OK;
+}
+
 even_lag even_lags_of(const even_lags *lags, size_t rank) {
   return lags->rank[rank].lag;
 }

@@ -43,6 +43,8 @@ enum {
 even_status even_lags_open(size_t ranks, even_lags **out) EVEN_MUST_USE;
 /* NULL is allowed. */
 void even_lags_close(even_lags *lags);
+/* There are more ranks from now on; of those that were there all is kept. EVEN_ERR_MEMORY: nothing has changed. */
+even_status even_lags_grow(even_lags *lags, size_t ranks) EVEN_MUST_USE;
 /* Another process is at the rank's place, or none any more: what was known of it counts no longer. */
 void even_lags_forget(even_lags *lags, size_t rank);
 /* A step of a rank; one that makes no sense is passed over. */

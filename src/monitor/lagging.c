@@ -55,6 +55,20 @@ even_status even_lagging_open(int ranks, even_lagging **out) {
   return EVEN_OK;
 }
 
+even_status even_lagging_grow(even_lagging *lagging, int ranks) {
+  size_t before = (size_t)lagging->ranks;
+  size_t after = (size_t)ranks;
+  if (ranks <= lagging->ranks) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(even_lags_grow(lagging->lags, after));
+  EVEN_TRY(even_realloc((void **)&lagging->rank, after, sizeof *lagging->rank));
+  EVEN_TRY(even_realloc((void **)&lagging->alike, after, sizeof *lagging->alike));
+  memset(&lagging->rank[before], 0, (after - before) * sizeof *lagging->rank);
+  lagging->ranks = ranks;
+  return EVEN_OK;
+}
+
 void even_lagging_close(even_lagging *lagging) {
   if (lagging != NULL) {
     even_lags_close(lagging->lags);

@@ -309,7 +309,7 @@ even_status even_monitor_open(const even_monitor_params *params, even_monitor **
 
 /* ---- other ranks ---- */
 
-/* Hosts may join while ranks run. */
+/* Hosts may join while ranks run: these keep their numbers. */
 static bool any_runs(const even_state *state) {
   for (int rank = 0; rank < state->ranks; rank++) {
     if (state->rank[rank].pid != 0) {
@@ -319,18 +319,33 @@ static bool any_runs(const even_state *state) {
   return false;
 }
 
-static even_status follow(even_monitor *monitor, int ranks, const even_monitor_rank *facts, const char *const *gpus) {
-  int before = monitor->state->room;
-  if (any_runs(monitor->state)) {
-    (void)even_monitor_drain(monitor);
-  } else {
-    even_monitor_drain_ended(monitor); /* what the ranks of before wrote is theirs */
-  }
+static void watch_no_more(even_monitor *monitor) {
   even_lagging_end_all(monitor);
   even_lagging_close(monitor->lagging);
   monitor->lagging = NULL;
-  EVEN_TRY(even_state_ranks(monitor->state, ranks));
+  even_gpu_watch_close(monitor->gpus);
+  monitor->gpus = NULL;
+}
+
+/* Those that go on beside others are watched as before. */
+static even_status watch(even_monitor *monitor, int ranks, const char *const *gpus) {
+  const even_monitor_params params = {.ranks = ranks, .gpus = gpus};
+  if (monitor->lagging != NULL) {
+    return even_lagging_grow(monitor->lagging, ranks);
+  }
   EVEN_TRY(even_lagging_open(ranks, &monitor->lagging));
+  return even_monitor_gpus_open(monitor, &params);
+}
+
+static even_status follow(even_monitor *monitor, int ranks, const even_monitor_rank *facts, const char *const *gpus) {
+  int before = monitor->state->room;
+  if (any_runs(monitor->state) && ranks >= monitor->state->ranks) {
+    (void)even_monitor_drain(monitor);
+  } else {
+    even_monitor_drain_ended(monitor); /* what the ranks of before wrote is theirs */
+    watch_no_more(monitor);
+  }
+  EVEN_TRY(even_state_ranks(monitor->state, ranks));
   if (ranks > before) {
     EVEN_TRY(even_realloc((void **)&monitor->pending, (size_t)ranks, sizeof *monitor->pending));
     memset(&monitor->pending[before], 0, (size_t)(ranks - before) * sizeof *monitor->pending);
@@ -340,10 +355,7 @@ static even_status follow(even_monitor *monitor, int ranks, const even_monitor_r
     EVEN_TRY(even_database_ranks(monitor->database, ranks));
     EVEN_HISTORY(meta_number(monitor->database, "ranks", ranks));
   }
-  const even_monitor_params params = {.ranks = ranks, .gpus = gpus};
-  even_gpu_watch_close(monitor->gpus);
-  monitor->gpus = NULL;
-  return even_monitor_gpus_open(monitor, &params);
+  return watch(monitor, ranks, gpus);
 }
 
 even_status even_monitor_ranks(even_monitor *monitor, int ranks, const even_monitor_rank *facts,
