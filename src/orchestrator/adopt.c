@@ -7,7 +7,9 @@
 #include "orchestrator/estate.h"
 #include "orchestrator/hold.h"
 #include "orchestrator/remote.h"
+#include "orchestrator/stragglers.h"
 #include "orchestrator/succession.h"
+#include "orchestrator/usages.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -171,6 +173,10 @@ even_status even_adopt_open(const even_agent_params *params, even_job **out) {
   EVEN_TRY(even_estate_continue(params->estate, job));
   even_text_clear(&job->run_folder);
   EVEN_TRY(even_job_make_folders(job));
+  even_usages_close(job->usages); /* whoever watches the job looks here by himself now */
+  job->usages = NULL;
+  EVEN_TRY(even_stragglers_open(job, &job->stragglers));
+  even_stragglers_begin(job->stragglers);
   even_job_notice(job, "this host leads now (generation %llu): ranks that live keep their processes",
                   (unsigned long long)params->estate->generation);
   return even_job_hosts_open(job);

@@ -4,6 +4,7 @@
 #include "base/json_writer.h"
 #include "orchestrator/boards.h"
 #include "orchestrator/follower_agent.h"
+#include "orchestrator/remote.h"
 #include "os/path.h"
 #include "os/socket.h"
 
@@ -153,7 +154,7 @@ static even_status end_rank(even_follower *follower, const json_t *rank, bool st
   if (!follower->running) {
     return EVEN_OK; /* it has ended meanwhile */
   }
-  if (number < (json_int_t)job->first || number >= (json_int_t)job->first + (json_int_t)job->local) {
+  if (number < 0 || number >= (json_int_t)job->count || !even_job_is_here(job, (size_t)number)) {
     return even_fail(EVEN_ERR_INPUT, "a rank shall be ended that is not on this host");
   }
   even_job_end_alone(&follower->job, (size_t)number, standing);

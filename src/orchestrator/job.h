@@ -241,6 +241,8 @@ void even_job_replace_adopt(even_job *job, size_t rank, bool member);
 bool even_job_outside_ended(even_job *job, size_t rank);
 /* Starts processes in places that are due, and lets them join. */
 void even_job_replace_tick(even_job *job);
+/* Whether a process in the place of that rank, once it is empty, could get the state of training. */
+bool even_job_replace_could(const even_job *job, size_t rank);
 /* How many processes could still take lost ranks' places. */
 size_t even_job_replace_free(const even_job *job);
 /* A process that was asked for on another host has started. */

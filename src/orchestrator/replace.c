@@ -94,12 +94,12 @@ static bool any_gives(even_job *job) {
   return false;
 }
 
-/* Whether a process in that place could get the state: over the network or, where an attempt has outlasted its leader
- * and numbers of hosts are others now, from a member of its own host. */
-static bool can_be_filled(const even_job *job, size_t rank) {
+/* Over the network or, where an attempt has outlasted its leader and numbers of hosts are others now, from a member of
+ * its own host. */
+bool even_job_replace_could(const even_job *job, size_t rank) {
   bool near = job->gifts != NULL || job->most_groups < 2;
   for (size_t i = 0; !near && i < job->count; i++) {
-    near = is_member(job, i) && even_job_host_number(job, i) == even_job_host_number(job, rank);
+    near = i != rank && is_member(job, i) && even_job_host_number(job, i) == even_job_host_number(job, rank);
   }
   return near && even_job_host_reached(job, rank);
 }
@@ -109,7 +109,7 @@ size_t even_job_replace_free(const even_job *job) {
   size_t members = job->params->replace ? even_job_members(job) : 0;
   size_t room = most_members(job) - members;
   for (size_t i = 0; members > 0 && job->places != NULL && i < job->count; i++) {
-    places += !is_member(job, i) && can_be_filled(job, i) ? 1 : 0;
+    places += !is_member(job, i) && even_job_replace_could(job, i) ? 1 : 0;
   }
   return places < room ? places : room;
 }
@@ -243,7 +243,7 @@ static void start_those_due(even_job *job) {
   uint64_t now = even_clock_ns();
   for (size_t i = 0; i < job->count; i++) {
     if (!job->ranks[i].alive && job->places[i].again_ns != 0 && now >= job->places[i].again_ns &&
-        can_be_filled(job, i)) {
+        even_job_replace_could(job, i)) {
       start(job, i);
     }
   }

@@ -227,7 +227,8 @@ static void keep(even_stragglers *on, even_job *job, size_t rank, const char *wh
 }
 
 /* Why it is kept all the same; "" for nothing. */
-static bool hindered(even_stragglers *on, even_job *job, size_t rank, uint64_t now_ns, even_text *why) {
+static bool hindered(even_stragglers *on, even_job *job, size_t rank, const verdict *by, uint64_t now_ns,
+                     even_text *why) {
   double pause = asked(job->params->straggler_pause_seconds, pause_seconds);
   bool later = false;
   memset(on->these, 0, on->count * sizeof *on->these);
@@ -237,6 +238,9 @@ static bool hindered(even_stragglers *on, even_job *job, size_t rank, uint64_t n
   } else if (job->params->on_straggler == EVEN_ON_STRAGGLER_LEAVE && last_of_its_host(on, job, rank)) {
     even_text_format(why, "it is the last one of its host (`evenstep drain %s` lets that go)",
                      even_job_host_name(job, rank));
+  } else if (job->params->on_straggler == EVEN_ON_STRAGGLER_REPLACE && !by->spare &&
+             !even_job_replace_could(job, rank)) {
+    even_text_add(why, "a process in its place could not get the state of training there under this leader");
   } else if (!state_is_left(job, rank)) {
     even_text_add(why, "no other has the state of training yet");
   } else if (!even_job_can_do_without(job, on->these, why, &later)) {
@@ -276,6 +280,9 @@ static void end(even_stragglers *on, even_job *job, size_t rank, const verdict *
 static void decide(even_stragglers *on, even_job *job, uint64_t now_ns) {
   for (size_t i = 0; i < on->count; i++) {
     on->members[i] = is_member(job, i);
+    if (!on->members[i]) {
+      even_lags_forget(on->lags, i); /* how it was says nothing of those who go on */
+    }
   }
   size_t rank = even_lags_slowest(on->lags, on->members);
   if (rank >= on->count || !calm(job)) {
@@ -295,7 +302,7 @@ static void decide(even_stragglers *on, even_job *job, uint64_t now_ns) {
     return;
   }
   even_text why = EVEN_TEXT_EMPTY;
-  if (hindered(on, job, rank, now_ns, &why)) {
+  if (hindered(on, job, rank, &by, now_ns, &why)) {
     keep(on, job, rank, even_text_string(&why));
   } else {
     end(on, job, rank, &by, now_ns);

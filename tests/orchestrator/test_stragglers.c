@@ -289,6 +289,26 @@ static void the_last_one_of_a_host_is_kept(void **state) {
   expect_said("kept: it is the last one of its host (`evenstep drain here` lets that go)|");
 }
 
+/* An attempt that outlasted its leader: nobody of another host can give the state of training (replace.c). */
+static void one_whose_place_would_stay_empty_is_kept(void **state) {
+  (void)state;
+  assert_int_equal(open_bench(EVEN_ON_STRAGGLER_REPLACE, false), EVEN_OK);
+  own.job.hosts = &own.hosts;
+  own.job.most_groups = 2;
+  for (size_t i = THERE; i < SPARE; i++) {
+    own.ranks[i].elsewhere = true;
+  }
+  own.ranks[0].alive = false;
+  steps(100, 10);
+  own.seconds[SLOW] = 0.04;
+  steps(200, 10);
+  assert_int_equal(killed, 0);
+  expect_said("kept: a process in its place could not get the state of training there under this leader|");
+  own.ranks[0].alive = true; /* from this one it can */
+  steps(300, 10);
+  assert_int_equal(killed, 1);
+}
+
 static void a_slow_rank_is_replaced_by_who_waits(void **state) {
   (void)state;
   assert_int_equal(open_bench(EVEN_ON_STRAGGLER_REPLACE, true), EVEN_OK);
@@ -319,6 +339,23 @@ static void a_new_process_is_tried_once(void **state) {
   steps(100, 10);
   own.seconds[SLOW] = 0.04;
   steps(300, 10);
+  assert_int_equal(killed, 1);
+}
+
+/* Ranks that are members no more: that they were as fast as ever says nothing of those who go on, for whom the whole
+ * machine is slower now. */
+static void who_has_left_is_no_measure_for_the_others(void **state) {
+  (void)state;
+  assert_int_equal(open_bench(EVEN_ON_STRAGGLER_REPLACE, false), EVEN_OK);
+  own.params.shares_follow = true;
+  steps(100, 10);
+  own.ranks[0].alive = own.ranks[3].alive = false;
+  steps(20, 10);
+  own.seconds[SLOW] = own.seconds[2] = 0.018;
+  steps(200, 10);
+  assert_int_equal(killed, 0);
+  own.seconds[SLOW] = 0.072; /* and this one beside the other one */
+  steps(200, 10);
   assert_int_equal(killed, 1);
 }
 
@@ -353,8 +390,10 @@ int main(void) {
       BENCH_TEST(one_that_recovers_in_time_stays),
       BENCH_TEST(what_others_need_is_kept_with_the_reason),
       BENCH_TEST(the_last_one_of_a_host_is_kept),
+      BENCH_TEST(one_whose_place_would_stay_empty_is_kept),
       BENCH_TEST(a_slow_rank_is_replaced_by_who_waits),
       BENCH_TEST(a_new_process_is_tried_once),
+      BENCH_TEST(who_has_left_is_no_measure_for_the_others),
       BENCH_TEST(nobody_is_ended_who_makes_no_steps),
       BENCH_TEST(without_the_wish_nobody_looks),
   };
