@@ -3,6 +3,7 @@
 
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "base/json_reader.h"
 #include "orchestrator/elastic.h"
 #include "orchestrator/remote.h"
 #include "orchestrator/remote_start.h"
@@ -13,6 +14,20 @@
 bool even_growth_may(const even_job *job) {
   return job->params->grows && job->places != NULL && job->stage == EVEN_JOB_RUNS && job->alive > 0 && !job->changing &&
          job->draining == 0 && job->interrupted == 0 && job->hosts->elastic->move.stage == EVEN_MOVE_NONE;
+}
+
+/* Ranks that go on in their processes are connected by UCX; with a host that has none the job would have to restart. */
+even_status even_growth_check(const even_host_agent *guest, const json_t *facts) {
+  const even_hosts *hosts = guest->hosts;
+  const char *ours = even_json_text(json_object_get(hosts->facts, "packages"), "ucx");
+  const json_t *theirs = json_object_get(facts, "packages");
+  if (hosts->job == NULL || !hosts->job->params->grows || ours[0] == '\0' || json_object_get(theirs, "ucx") == NULL ||
+      even_json_text(theirs, "ucx")[0] != '\0') {
+    return EVEN_OK;
+  }
+  (void)even_fail(EVEN_ERR_MISMATCH, "host %s has no UCX, which connects the ranks of this job (%s): %s", guest->name,
+                  ours, even_json_text(theirs, "no_ucx"));
+  return even_error_fix("apt-get install libucx0, or pip install 'evenstep[ucx]', on that host");
 }
 
 /* ---- places ---- */

@@ -11,6 +11,8 @@
 
 /* Whether hosts that come now can take part so, as far as is known: once the ranks have said that they can go on. */
 bool even_growth_may(const even_job *job);
+/* Refuses a host, by what it says of itself, whose ranks the others could not be connected to. EVEN_ERR_MISMATCH. */
+even_status even_growth_check(const even_host_agent *guest, const json_t *facts) EVEN_MUST_USE;
 /* The first of `count` places in a row that no host has; job->count: there are none. */
 size_t even_growth_places(const even_job *job, size_t count);
 /* Ranks of hosts that have come and wait for it: the training is not asked to end for them. */

@@ -314,6 +314,7 @@ static even_status examine(even_host_agent *guest, const json_t *facts, bool *ag
   EVEN_TRY(check_moment(hosts));
   EVEN_TRY(check_alone(guest));
   name_guest(guest);
+  EVEN_TRY(even_growth_check(guest, facts));
   EVEN_TRY(even_hosts_examine(guest, facts));
   size_t room = room_of(hosts);
   if (guest->wish == 0 && guest->count > room && room > 0) { /* it left the number to us */

@@ -78,6 +78,10 @@ static const char probe[] =
     "    except Exception: return 'there'\n"
     "if own: look(sys.argv[1])\n"
     "r['modules'] = {n: version(n) for n in sorted(names - {'torch', 'evenstep'})}\n"
+    "try:\n"
+    "    from evenstep.hosts import ucx_state, wanted_engine\n"
+    "    if wanted_engine() not in ('gloo', 'mpi'): r['ucx'], r['no_ucx'] = ucx_state()\n"
+    "except Exception: pass\n"
     "print(json.dumps(r))\n";
 
 /* script: its path, "" for none. */

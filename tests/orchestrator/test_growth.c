@@ -165,6 +165,35 @@ static void starts(even_host_agent *agent) {
   }
 }
 
+static even_status speaks(const char *of_itself) {
+  json_t *facts = json_loads(of_itself, 0, NULL);
+  assert_non_null(facts);
+  even_status status = even_growth_check(at.hosts.elastic->guests[0], facts);
+  json_decref(facts);
+  return status;
+}
+
+static void a_host_that_no_network_of_ours_reaches_is_refused(void **state) {
+  (void)state;
+  static const char without[] = "{\"packages\": {\"ucx\": \"\", \"no_ucx\": \"libucp.so.0 is not there\"}}";
+  comes(2);
+  at.hosts.facts = json_loads("{\"packages\": {\"ucx\": \"1.13.1\", \"no_ucx\": \"\"}}", 0, NULL);
+  assert_int_equal(speaks("{\"packages\": {\"ucx\": \"1.12\"}}"), EVEN_OK);
+  assert_int_equal(speaks("{\"packages\": {\"torch\": \"2.0\"}}"), EVEN_OK); /* which wants none */
+  assert_int_equal(speaks("{}"), EVEN_OK);
+  assert_int_equal(speaks(without), EVEN_ERR_MISMATCH);
+  assert_non_null(strstr(even_error_last()->what, "host u has no UCX"));
+  assert_non_null(strstr(even_error_last()->what, "libucp.so.0 is not there"));
+  at.params.grows = false; /* the job restarts with it, and Gloo */
+  assert_int_equal(speaks(without), EVEN_OK);
+  at.params.grows = true;
+  json_decref(at.hosts.facts);
+  at.hosts.facts = json_loads("{\"packages\": {\"ucx\": \"\"}}", 0, NULL);
+  assert_int_equal(speaks(without), EVEN_OK); /* nobody has it */
+  json_decref(at.hosts.facts);
+  at.hosts.facts = NULL;
+}
+
 static void places_are_given_in_rows_and_given_again(void **state) {
   (void)state;
   assert_int_equal(at.job.local, BEGAN);
@@ -270,6 +299,7 @@ static void a_newcomer_that_ends_harms_nobody_and_is_started_again(void **state)
 
 int main(void) {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test_setup_teardown(a_host_that_no_network_of_ours_reaches_is_refused, set_up, tear_down),
       cmocka_unit_test_setup_teardown(places_are_given_in_rows_and_given_again, set_up, tear_down),
       cmocka_unit_test_setup_teardown(it_waits_until_the_ranks_have_said_that_they_can, set_up, tear_down),
       cmocka_unit_test_setup_teardown(where_the_ranks_cannot_the_job_restarts_with_it, set_up, tear_down),

@@ -101,3 +101,13 @@ def test_a_host_is_lost_while_its_processes_start_and_another_one_joins(alone: A
     assert code == 0, text
     assert_replaced(text, [0])
     assert len(re.findall(r"joins with 1 rank: processes start there", text)) == 2
+
+
+@pytest.mark.more
+def test_a_host_without_ucx_is_refused_and_harms_nobody(alone: Alone, script: Script) -> None:
+    job = started(alone, "shrink", 2, script(cases.REPLACED), "", "")
+    join = alone.join(job, "-n", "1", host="b", EVENSTEP_UCX_LIBRARY="/nowhere/libucp.so.0")
+    code, text = join.finish()
+    assert code != 0 and "has no UCX, which connects the ranks of this job" in text, text
+    code, text = job.finish()
+    assert code == 0 and "generation" not in text, text
