@@ -20,7 +20,7 @@ from evenstep import _core
 from evenstep.bench_work import MOST_STEPS, WARM_UP, Work
 from evenstep.prepare import prepare
 from evenstep.session import Session, in_place_of_session
-from evenstep.shares import ShareSchedule
+from evenstep.share_schedule import ShareSchedule
 from evenstep.verify_runs import fresh
 
 

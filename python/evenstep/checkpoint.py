@@ -304,12 +304,12 @@ def _save(
     if session.joining:  # the others have it, or will write it
         return step_folder(folder_of(session), int(session.step), lineage_of(session))[0] if path is None else path
     with session.steps.apart(_core.SPAN_CHECKPOINT):  # where a rank is lost, those that are left write it
+        session.synchronise_models()  # a call of its own: where a rank is lost later, it is not made again
         written: str = session.call_by_all(lambda: os.fspath(_save_apart(session, path, extra, wait, between, told)))
         return Path(written)
 
 
 def _save_apart(session: Any, path: Path | None, extra: Any, wait: bool, between: bool, told: Told | None) -> Path:
-    session.synchronise_models()
     if told is None and session.steps.syncs:  # before those of the cadence the session has done it
         session.parameter_checks.check_now()
     random_states = session.all_gather_bytes(pack_random(session.pending_random))

@@ -40,11 +40,11 @@ _kept = _Kept()
 def keep(session: Any) -> None:
     """Collective, between two steps: rank 0 keeps the state in its host's memory."""
     with session.steps.apart(_core.SPAN_CHECKPOINT):  # where a rank is lost, those that are left keep it
+        session.synchronise_models()  # a call of its own, as before a checkpoint on disk
         session.call_by_all(lambda: _keep(session))
 
 
 def _keep(session: Any) -> None:
-    session.synchronise_models()
     random_states = session.all_gather_bytes(pack_random(session.pending_random))
     session.exchange_state = capture_exchange(session)
     folder = os.environ.get("EVENSTEP_CHECKPOINT_MEMORY", "")

@@ -23,6 +23,7 @@ class Part:
     batch: int
     drawn: int
     samples: int
+    came: int
     stepped: bool
     sampler: str
     position: Any  # of a stream

@@ -55,6 +55,7 @@ class DataCourse:
         self._stepped = False  # of a checkpoint's cursor: a step had used some of them
         self._batch = 0
         self._samples = 0
+        self._came = 0  # batches in the training, of all epochs: the number of the next one
         self._drawn = 0  # checksum of the batches that make the cursor
         self._expected: int | None = None  # the checkpoint's
         self._sampler_state = ""  # at the beginning of the epoch under way
@@ -100,6 +101,7 @@ class DataCourse:
             "batch_size": self._feed.batch_size,
             **self._position(),
             **({} if self.adapting is None else {"adapt": self.adapting.state(self._batch > 0)}),
+            **({"came": self._came} if self._shares is not None and self._shares.scheduled else {}),
             "scheduler_calls": self._session.scheduler_steps.total(),
             "speeds": speeds_of(self._session, self._shares),
         }
@@ -145,6 +147,7 @@ class DataCourse:
         self._epoch, self._batch = int(state["epoch"]), int(state["batch"])
         self._stepped = self._batch > 0 and bool(state.get("stepped", True))
         self._samples = int(state["samples"])
+        self._came = int(state.get("came", 0))
         self._expected = state.get("drawn")
         self._drawn = self._expected or 0
         self._saved_sampler = state.get("sampler", "")
@@ -288,6 +291,7 @@ class DataCourse:
                     self._batch,
                     self._drawn,
                     self._samples,
+                    self._came,
                     self._cursor_stepped(),
                     self._sampler_state,
                     self._here,
@@ -317,6 +321,7 @@ class DataCourse:
 
     def _go_back_to(self, part: Part) -> None:
         self._epoch, self._batch, self._drawn, self._samples = part.epoch, part.batch, part.drawn, part.samples
+        self._came = part.came
         self._last_place, self._before, self._stepped = part.place, part.before, part.stepped
         self._iterations.put_back(part.iterations)
         self._sampler_state = part.sampler
@@ -522,6 +527,7 @@ class DataCourse:
             self._batch += 1
             self._drawn = chained(self._drawn, plan.checksum)
             self._samples += plan.total
+            self._came += 1
             yield batch
             if self.adapting is not None and self.adapting.between(epoch, self._batch):
                 self._shared_anew = True

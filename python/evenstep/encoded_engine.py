@@ -4,12 +4,16 @@ the GIL, while backward goes on; and what both engines that encode tell checkpoi
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from evenstep.engine import SharedEngine
+from evenstep.generation_told import name
+
+if TYPE_CHECKING:
+    from evenstep import _core
 
 State = dict[str, torch.Tensor]
 
@@ -27,6 +31,16 @@ class KeepsLeftovers(Protocol):
         """Nothing has been left out so far, and no step has had a round."""
 
 
+def named_leftovers(engine: KeepsLeftovers) -> Iterator[tuple[str, torch.Tensor]]:
+    """The engine's own memory, by the names of a checkpoint."""
+    for index in range(len(engine.views)):
+        for of_sums in (False, True):
+            kept = engine.left_out(index, of_sums)
+            if kept is not None:
+                values, first = kept
+                yield (f"sum {index} {first}" if of_sums else f"left {index}"), values
+
+
 class Leftovers:
     """ "left I": what this rank has left out of parameter I; "sum I F": of sums, from its element F on. Numbers are those of
     the parameters, so that they mean the same in engines with other buckets."""
@@ -35,21 +49,14 @@ class Leftovers:
 
     def feedback_state(self: KeepsLeftovers) -> State:
         """What this rank has left out so far, for a checkpoint."""
-        state = {}
-        for index in range(len(self.views)):
-            for of_sums in (False, True):
-                kept = self.left_out(index, of_sums)
-                if kept is not None:
-                    values, first = kept
-                    state[f"sum {index} {first}" if of_sums else f"left {index}"] = values.cpu().clone()
-        return state
+        return {key: values.cpu().clone() for key, values in named_leftovers(self)}
 
     def load_feedback(self: KeepsLeftovers, state: State) -> None:
         """In place of all that is there: what is not in `state` begins at zero. What was left out of sums elsewhere counts
         with what this rank has left out."""
         self.forget()
-        for name, saved in state.items():
-            kind, _, numbers = name.partition(" ")
+        for key, saved in state.items():
+            kind, _, numbers = key.partition(" ")
             if kind not in ("left", "sum"):
                 continue
             index, first = map(int, numbers.split()) if kind == "sum" else (int(numbers), 0)
@@ -66,15 +73,15 @@ def split_leftovers(ranks: Sequence[State], parts: int) -> State:
     """What all ranks have left out, a part of it for each of so many: as much is still to come."""
     total: State = {}
     for state in ranks:
-        for name, values in state.items():
-            if name.startswith("left "):
-                total[name] = total[name] + values if name in total else values.clone()
+        for key, values in state.items():
+            if key.startswith("left "):
+                total[key] = total[key] + values if key in total else values.clone()
     for state in ranks:
-        for name, values in state.items():
-            if name.startswith("sum "):
-                _, index, first = name.split()
+        for key, values in state.items():
+            if key.startswith("sum "):
+                _, index, first = key.split()
                 total[f"left {index}"][int(first) : int(first) + values.numel()] += values  # every rank has that, too
-    return {name: values / parts for name, values in total.items()}
+    return {key: values / parts for key, values in total.items()}
 
 
 Order = tuple[list[int], list[int]]
@@ -91,9 +98,13 @@ class EncodedEngine(Leftovers, SharedEngine):
     and leaves out for all; the others have nothing left."""
 
     order: Order | None = None
+    takes_back = False  # rounds may have to count nothing
+    _before: list[tuple[str, torch.Tensor]] | None = None  # what was left out before the first round since `stands`
+    _rounds = 0  # since then
 
     def reorder(self, order: Sequence[int], late: Sequence[int]) -> bool:
         kept = self.feedback_state()
+        self._copy_before()  # the memory goes
         if not super().reorder(order, late):
             return False
         whole = list(order) == list(reversed(range(len(self.views))))
@@ -116,3 +127,49 @@ class EncodedEngine(Leftovers, SharedEngine):
 
     def forget(self) -> None:
         self._sync.forget()
+
+    # -- where ranks may be lost --
+
+    def begin(self, weight: float, step: int) -> None:
+        if self.takes_back:
+            self._remember()
+        super().begin(weight, step)
+
+    def _remember(self) -> None:
+        """What is left out lies in one of two memories, and a round writes the other: the second round is the first that needs
+        a copy."""
+        self._rounds += 1
+        if self._rounds == 1:
+            self._before = list(named_leftovers(self))
+        elif self._rounds == 2:
+            self._copy_before()
+
+    def _copy_before(self) -> None:
+        if self._before is not None:
+            self._before = [(key, values.clone()) for key, values in self._before]
+
+    def stands(self) -> None:
+        """The rounds since the last call count."""
+        self._before, self._rounds = None, 0
+
+    def take_back(self) -> None:
+        """They do not: what they had left out is as it was before."""
+        if self._before is not None:
+            self.load_feedback({key: values.clone() for key, values in self._before})
+        self.stands()
+
+    def lost_with(self, ranks: Sequence[int]) -> str:
+        if not any(self.left_out(index, False) for index in range(len(self.views))):
+            return ""
+        return f"what {self._options.compression} left out of the gradients of {name(ranks, '')} is lost"
+
+    def again(self, comm: _core.Comm) -> EncodedEngine:
+        """Another one for the same parameters; what this rank has left out goes with it."""
+        leftovers = dict(named_leftovers(self)) if self._before is None else dict(self._before)
+        kept = {key: values.clone() for key, values in leftovers.items()}
+        self._before = None
+        other = super().again(comm)
+        assert isinstance(other, EncodedEngine)
+        other.takes_back = self.takes_back
+        other.load_feedback(kept)
+        return other

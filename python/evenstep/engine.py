@@ -151,8 +151,8 @@ class SharedEngine:
 
     @property
     def plain(self) -> bool:
-        """Whether what it adds up are the gradients as they are, of parameters in the host's memory."""
-        return self._options.compression is None and not self._options.adasum and all(self._on_cpu)
+        """Whether all parameters are in the host's memory."""
+        return all(self._on_cpu)
 
     def meet_again(self, bootstrap: Bootstrap) -> _core.Comm:
         """The group in which another one for the same parameters adds up. Collective."""
@@ -168,7 +168,7 @@ class SharedEngine:
         """Another one for the same parameters; this one has ended, whatever round was open."""
         self._sync.close()
         self._held = [None] * len(self._parameters)
-        return SharedEngine(self._parameters, comm, self._telemetry, self._options)
+        return type(self)(self._parameters, comm, self._telemetry, self._options)
 
     @staticmethod
     def arena_bytes(parameters: Sequence[torch.Tensor], options: EngineOptions = EngineOptions()) -> int:

@@ -16,7 +16,8 @@ from evenstep.order import epoch_seed
 from evenstep.policies import Policy
 from evenstep.random_generators import seed_generators
 from evenstep.share_samples import Place
-from evenstep.shares import Shares, ShareSchedule, at_least_one
+from evenstep.share_schedule import Schedule, ShareSchedule
+from evenstep.shares import Shares, at_least_one
 
 _FETCH, _COLLATE, FORWARD = range(3)  # what a block's random numbers are for
 
@@ -46,7 +47,7 @@ class BlockShares(Shares):
         ranks: int,
         batch: int,
         speeds: Sequence[float] | None,
-        schedule: ShareSchedule | None,
+        schedule: ShareSchedule | Schedule | None,
         block: int,
     ) -> None:
         count = blocks_in(batch, block)
@@ -64,8 +65,9 @@ class BlockShares(Shares):
         speeds: Sequence[float] | None,
         caps: Sequence[int | None],
         buckets: Sequence[int | None] | None,
+        schedule: Schedule | None,
     ) -> Shares:
-        return BlockShares(self.policy, ranks, self.batch, speeds, None, self._block)
+        return BlockShares(self.policy, ranks, self.batch, speeds, schedule, self._block)
 
     def _samples(self, blocks: Sequence[int], batch: int) -> list[int]:
         shares, left = [], batch
@@ -74,11 +76,11 @@ class BlockShares(Shares):
             left -= shares[-1]
         return shares
 
-    def draw(self, batch: int, alone: bool = True, step: int | None = None) -> list[int]:
+    def draw(self, batch: int, alone: bool = True, step: int | None = None, number: int | None = None) -> list[int]:
         if not self.scheduled:
             self._drawn += 1
             return self._samples(self._decide(blocks_in(batch, self._block), step), batch)
-        shares = super().draw(batch, True, step)
+        shares = super().draw(batch, True, step, number)
         end = 0
         for rank, share in enumerate(shares):
             end += share
@@ -88,6 +90,10 @@ class BlockShares(Shares):
                     f"block of {self._block}\n  fix: return multiples of {self._block}; only the batch's last block is smaller"
                 )
         return shares
+
+    def _by_schedule(self, number: int, batch: int) -> list[int]:
+        assert self._schedule is not None
+        return self._schedule.shares(number, batch, self._block)
 
     def split(self, batch: int) -> list[int]:
         return at_least_one(self._samples(self._balancer.shares(blocks_in(batch, self._block)), batch))

@@ -26,7 +26,7 @@ from evenstep.exact_place import ExactState, check_alike, place_of
 from evenstep.modes import Mode
 from evenstep.policies import Policy
 from evenstep.random_generators import seed_generators
-from evenstep.shares import ShareSchedule
+from evenstep.share_schedule import Schedule
 from evenstep.verify_data import mapped
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Blocks:
         return ExactEngine(parameters, comm, telemetry)
 
     def shares(
-        self, environment: Environment, batch: int, schedule: ShareSchedule | None, policy: Policy | None
+        self, environment: Environment, batch: int, schedule: Schedule | None, policy: Policy | None
     ) -> BlockShares:
         return BlockShares(
             policy or environment.policy, environment.world_size, batch, environment.speeds, schedule, self.block

@@ -30,6 +30,20 @@ def capture_exchange(session: Any) -> dict[str, Any]:
     return {"models": models, "modes": modes} if models or modes else {}
 
 
+def own_exchange(session: Any) -> dict[str, Any]:
+    """What this rank gives one that joins, without asking the others: all ranks have it alike. What compression leaves out of a
+    rank's gradients begins at zero there, and gradients that are late come from all once it has joined."""
+    models, modes = {}, {}
+    for sync in session.steps.syncs:
+        if sync.local is not None:
+            modes[sync.name] = sync.local.state()
+        elif sync.stale is not None:
+            modes[sync.name] = {"mode": "Stale", "results": []}
+        if hasattr(sync.engine, "feedback_state"):
+            models[sync.name] = {"compression": sync.compression, "ranks": [{}]}
+    return {"models": models, "modes": modes} if models or modes else {}
+
+
 def _gather_states(group: Group, state: State) -> list[State]:
     """Everyone's, on every rank."""
     everyone: list[list[tuple[str, tuple[int, ...], torch.dtype]]]

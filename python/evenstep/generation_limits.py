@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
+from evenstep.encoded_engine import EncodedEngine
 from evenstep.engine import Engine, SharedEngine
 from evenstep.exact_engine import ExactEngine
 from evenstep.feeds import IndexFeed
@@ -31,18 +30,14 @@ def why_not(session: Session) -> str:
 
 def _of_models(session: Session) -> str:
     for sync in session.steps.syncs:
-        if sync.local is not None or sync.stale is not None:
-            return "sync= lets ranks have parameters, or gradients, of their own"
-        if not _adds_up_here(sync.engine):
-            return "gradients are compressed, on GPUs, or summed by torch"
+        if not all(map(_goes_on, sync.engines)):
+            return "gradients are on GPUs, or summed by torch, by PowerSGD or by Adasum"
     return "" if session.steps.syncs else "no model is prepared"
 
 
-def _adds_up_here(engine: Engine) -> bool:
-    """In groups of ours, the gradients as they are."""
-    if isinstance(engine, ExactEngine):
-        return engine.plain
-    return type(engine) is SharedEngine and engine.plain
+def _goes_on(engine: Engine) -> bool:
+    """Whether it adds up in groups of ours, in the memory of hosts."""
+    return type(engine) in (ExactEngine, SharedEngine, EncodedEngine) and engine.plain  # type: ignore[attr-defined]
 
 
 def _of_loops(session: Session) -> str:
@@ -53,12 +48,10 @@ def _of_loops(session: Session) -> str:
         return "the global batch is adapted, from gradients of all ranks"
     if any(isinstance(loader.feed, IndexFeed) and loader.feed.skips for loader in training):
         return "samples that cannot be read are left out, which the ranks settle before each batch"
-    if any(loader.shares is None or loader.shares.scheduled for loader in training):
-        return "es.prepare(shares=…) says how samples are shared out among all ranks"
+    if any(loader.shares is None for loader in training):
+        return "a training loader has no shares"
     if not session.optimizers:
         return "it needs a prepared optimizer, whose step commits"
-    if any(isinstance(one, torch.optim.LBFGS) for one in session.optimizers.values()):
-        return "LBFGS makes several backward passes in one step"
     return ""
 
 

@@ -9,12 +9,13 @@ batches since the last step again, shared out among those that are left.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
@@ -22,12 +23,21 @@ from evenstep import _core, vote
 from evenstep._core import EvenstepError
 from evenstep.backward import in_backward
 from evenstep.call_results import Packs, packed, told_result
-from evenstep.checkpoint_state import capture
-from evenstep.generation_gift import Gift
+from evenstep.generation_joining import LOOK_SECONDS, Joins, ended
+from evenstep.generation_told import Told, changed, closures_due, not_in_step
 from evenstep.group import Bootstrap, SharedGroup, gather_objects
 from evenstep.measured_place import host_name
 from evenstep.mended_group import MendedGroup, is_lost, part_lost
-from evenstep.regrouping import end_torch_groups, memory_pool, own_buckets, own_caps, own_workers, regroup, timings_of
+from evenstep.regrouping import (
+    end_torch_groups,
+    memory_pool,
+    own_buckets,
+    own_caps,
+    own_late,
+    own_place,
+    own_workers,
+    regroup,
+)
 from evenstep.rendezvous import Overtaken, are_here, has_ended, know, notice_cut, stands_still
 
 if TYPE_CHECKING:
@@ -37,9 +47,7 @@ _PATIENCE_SECONDS = 60.0  # for the agent's word, which comes in milliseconds
 _DOUBT_SECONDS = 1.0  # the same while nobody is seen to have ended, or to stand still: one gave up
 _FAR_DOUBT_SECONDS = 11.0  # beyond host_timeout, where some are on other hosts
 _SLOW_SECONDS = 2.0  # who meets the others says then that it waits: one that is not seen here may stand still
-_LOOK_SECONDS = 0.1  # between two looks at signals, while it waits
 _CONNECT_SECONDS = 2.0
-_LOOK_FOR_GIFT_SECONDS = 0.002
 _STAND, _SAVE = 1, 2  # even_generation_wish
 BETWEEN_HOSTS = (
     "the ranks talk through Gloo, which ends no call when a rank is lost, and makes no group of those that are left"
@@ -47,37 +55,20 @@ BETWEEN_HOSTS = (
 """Why a job cannot go on without a rank where nothing of ours connects its hosts."""
 
 
-class Recovery:
+class Recovery(Joins):
     """Of the whole job's session on this rank."""
 
     def __init__(self, session: Session, memory: _core.Generation) -> None:
-        self._session, self._memory = session, memory
-        self._job_rank = session.environment.rank
+        super().__init__(session, memory)
         speeds = session.environment.speeds
         self._speed = speeds[self._job_rank] if speeds is not None and self._job_rank < len(speeds) else None
-        self.number = 0  # the generation that this rank is in
-        self.members = [r for r in range(memory.ranks) if memory.has(r, 0)]  # of it, by their numbers in the job
-        self._committed = self._passes = self._calls = 0  # even_position
+        self.members = [r for r in range(memory.ranks) if memory.has(r, 0)]
         self._stands = False  # between two steps, until there is a newer generation
-        self._void_passes = 0  # from where it stands: the first so many
-        self._turns = 0  # of the pass under way, those that are behind it
-        self._done = 0  # the same that are committed, now or when the pass was made before
-        self._over = 0  # the same, from before: they are passed over
-        self._void_seen = False  # one that is behind it is void
-        self._pass = 0  # the number of the pass under way
-        self._begun = False  # something of the next turn
-        self._void_in: int | None = None  # the pass that is void, where somebody has begun it
-        self._result: Packs = bytes  # of the last call
-        self.calling = False  # the script is in one
+        self.calling = False  # the script is in a call
         self._asks = False  # it needs what each rank gives
         self._failing = 0  # calls that it has not come to, and that fail there
-        self.redoing = False  # the last optimizer.step() applied nothing, and no batch has come since
         self._leads = True  # what is in its commit counts as a step of training
-        self._said: str | None = None
         self._asked = 0  # what the agent asks at the end of the step under way, as all heard in its vote
-        self._left: dict[int, list[Any]] = {}  # timings of ranks that were lost, for who takes their place
-        self._gift = -1  # the descriptor of the state for those that join
-        self.joining = session.environment.joins  # it takes a lost rank's place, and has not met the others yet
 
     # -- before anything is lost --
 
@@ -98,72 +89,6 @@ class Recovery:
         return self._said == ""
 
     # -- the step under way --
-
-    # A pass is what the script makes of the batches from one fetch to the next after an optimizer's step, a turn one step on
-    # gradients of its own: two in a GAN. Each turn is committed by itself. Where one is void, all that follow in the pass are; and when
-    # it is made again, those that were committed are passed over.
-
-    @property
-    def void(self) -> bool:
-        """Whether the turn under way counts nothing, and each rank makes it by itself."""
-        return self._passes < self._void_passes
-
-    @property
-    def passes_over(self) -> bool:
-        """Whether the turn under way was committed when the pass was made before: all make it again, since what it computes may be
-        used by those that follow, and nothing of it is applied."""
-        return self._turns < self._over
-
-    @property
-    def comes_again(self) -> bool:
-        """Whether the pass under way will be made again."""
-        return self._void_seen
-
-    @property
-    def pass_number(self) -> int:
-        """Of the pass under way; made again it keeps its number."""
-        return self._pass
-
-    @property
-    def in_pass(self) -> bool:
-        """Whether a batch has come since the last step."""
-        return self._pass > 0 and self._turns == 0
-
-    def begins_pass(self) -> bool:
-        """A batch arrives: whether another pass begins with it."""
-        self._begun = True
-        if not self._turns and self._pass:
-            return False
-        if self._void_seen:  # the loop was left
-            self._passes += 1
-        self._pass += 1
-        self._turns = self._done = self._over = 0
-        self._void_seen = False
-        return True
-
-    def pass_comes_again(self) -> None:
-        self._passes += 1
-        self._turns, self._over = 0, self._done
-        self._void_seen = False
-
-    def turn_ended(self, counts: bool) -> None:
-        self._void_seen = self._void_seen or (self.void and not counts)
-        self._turns += 1
-        self.redoing = not counts
-
-    def begins_turn(self) -> None:
-        self._begun = True
-
-    def norm_runs(self) -> bool:
-        """A BatchNorm of all ranks in training: whether by itself, in a turn that counts nothing. Raises EvenstepError where the
-        others have done so with a rank that is lost."""
-        self._begun = True
-        if self.void and self._void_in not in (None, self._pass):
-            raise EvenstepError(
-                "a rank was lost in a step, and a BatchNorm runs in training after it: the others have done so with that rank "
-                "(EVEN_ERR_PEER_LOST)\n  fix: run it in eval mode after optimizer.step()"
-            )
-        return self.void
 
     def commit(self, leads: bool = True) -> bool:
         """At optimizer.step(), once this rank has the whole gradients: whether the turn stands, on all ranks alike. leads: it counts
@@ -189,10 +114,9 @@ class Recovery:
         return True
 
     def _has_committed(self) -> None:
-        self._committed += 1
-        self._done += 1
-        self._passes = self._void_passes = 0
-        self._begun, self._void_in = False, None
+        self._commits()
+        for sync in self._session.steps.syncs:
+            sync.stands()
         if self._leads:
             self._session.optimizer_steps.book()
 
@@ -261,6 +185,7 @@ class Recovery:
         began, number = time.monotonic(), self.number
         if asked & vote.SAVES:
             self._session.checkpoint_now()
+        self._session.synchronise_models()  # who joins gets what all have alike
         if self.number != number:  # a rank was lost meanwhile: they are asked again
             return
         self._memory.stand(self._job_rank, self.number)
@@ -275,61 +200,6 @@ class Recovery:
             self._stands = False
             self._drop_gift()
 
-    # -- joining --
-
-    def take_place(self) -> Gift | None:
-        """Of a process that takes a lost rank's place, once it could train: waits until the others stand between two
-        steps, and gives their state. None where it has joined, or cannot train yet."""
-        if not self.joining or self._said != "" or self._committed:
-            return None
-        self._memory.offer(self._job_rank)
-        with self._session.steps.phases.during(_core.AT_COLLECTIVE):
-            while True:
-                number = self._memory.number
-                if self._memory.refused:
-                    raise _ended()
-                if self._memory.has(self._job_rank, number):
-                    gift = self._open_gift(number)
-                    if gift is not None:
-                        break
-                    self._memory.wait(number, _LOOK_FOR_GIFT_SECONDS)
-                else:
-                    self._memory.wait(number, _LOOK_SECONDS)
-        self._committed, self._pass, self._calls, result, self.members, self._left = gift.place
-        self._result = packed(result)
-        self._turns = 1  # its next batch begins a pass
-        self.number = number - 1
-        return gift
-
-    def _open_gift(self, number: int) -> Gift | None:
-        given = self._memory.given(number)
-        if given is None:
-            elder = self._elder_than_this(number)
-            if not elder:
-                raise _ended()
-            why = self._memory.ungiven(number)
-            if why is not None and self._memory.number == number:
-                near = any(self._memory.process(rank) for rank in elder)
-                raise EvenstepError(
-                    f"rank {self._job_rank} cannot take a lost rank's place: the state of the training did not come from "
-                    f"another {'rank' if near else 'host'}: {why}\n"
-                    f"  fix: see that this host has memory for it{'' if near else ', and that the hosts reach one another'}"
-                )
-            return None
-        try:
-            gift = Gift.open(*given, number)
-            self._memory.take(self._job_rank, number)
-            return gift
-        except (EvenstepError, OSError):
-            return None  # its giver has ended: another generation comes
-
-    def _elder_than_this(self, number: int) -> list[int]:
-        """The members that were so before this process became one: those that have a state."""
-        before = number
-        while before > 0 and self._memory.has(self._job_rank, before):
-            before -= 1
-        return [rank for rank in self._members_of(number) if self._memory.has(rank, before)]
-
     def arrive(self) -> None:
         """Before the first batch: meets the others, which stand between the two steps whose state this rank has."""
         if not self.joining:
@@ -341,47 +211,6 @@ class Recovery:
             )
         self._stand(self.number, time.monotonic())
         self.joining = False
-
-    def _give(self, number: int) -> None:
-        """On each host the first of those that stand gives the state to those of this host that are new in this generation; the
-        agents bring it to hosts where nobody has it."""
-        new = [rank for rank in self._members_of(number) if rank not in self.members]
-        if self.joining or not new:
-            return
-        first = next(
-            (rank for rank in self._members_of(number) if rank in self.members and self._memory.process(rank)), None
-        )
-        gives_here = first == self._job_rank and any(self._memory.process(rank) for rank in new)
-        if not gives_here and not self._memory.gives_away(self._job_rank, number):
-            return
-        self._drop_gift()
-        try:
-            with self._session.steps.phases.during(_core.AT_SCRIPT):  # it waits for nobody, and may hang
-                self._gift = self._wrap(number)
-        except Exception as error:  # of the script's own objects, too: who waits for it ends, and the others go on
-            if isinstance(error, Overtaken) or is_lost(error):
-                raise
-            words = f"rank {self._job_rank} cannot give it: {type(error).__name__}: {error}"
-            self._memory.fail_giving(number, " ".join(words.replace("\0", "").split()))
-            return
-        self._memory.give(self._job_rank, number, self._gift)
-
-    def _wrap(self, number: int) -> int:
-        session = self._session
-        snapshot = capture(session, [], session.user_state)
-        for saved in snapshot.state["loaders"].values():
-            saved["speeds"] = {}  # are of the ranks that are to be: told when all meet
-        place = (self._committed, self._pass, self._calls, told_result(self._result), self.members, self._timings())
-        return Gift.wrap(snapshot, place, number)
-
-    def _timings(self) -> dict[int, list[Any]]:
-        """What was measured of each rank, by their numbers in the job, those that were lost among them."""
-        return {**self._left, **({} if self.joining else timings_of(self._session, self.members))}
-
-    def _drop_gift(self) -> None:
-        gift, self._gift = self._gift, -1
-        if gift >= 0:
-            os.close(gift)
 
     # -- a new generation --
 
@@ -422,17 +251,18 @@ class Recovery:
         session = self._session
         session.group.revoke()
         for sync in session.steps.syncs:
-            sync.engine.revoke()  # type: ignore[attr-defined]
+            for engine in sync.engines:
+                engine.revoke()  # type: ignore[attr-defined]
         end_torch_groups()
 
     def _newer(self, tried: int, error: EvenstepError | None) -> int:
         began = time.monotonic()
         while True:
-            number = self._memory.wait(tried, _LOOK_SECONDS)
+            number = self._memory.wait(tried, LOOK_SECONDS)
             if number > tried and not self._memory.refused:
                 return number
             if self._memory.refused:
-                raise error or _ended()
+                raise error or ended()
             if stands_still(self.members):  # the agent ends it, or sees it go on
                 began = time.monotonic()
                 continue
@@ -442,14 +272,11 @@ class Recovery:
             if error is not None and (doubts or waited > _PATIENCE_SECONDS):
                 raise error
 
-    def _members_of(self, number: int) -> list[int]:
-        return [rank for rank in range(self._memory.ranks) if self._memory.has(rank, number)]
-
     def _meet(self, number: int) -> tuple[_core.Comm, list[Told]]:
         """The new control group, and where its members stand."""
         members = self._members_of(number)
         if self._job_rank not in members:
-            raise _ended()
+            raise ended()
         know({rank: self._memory.process(rank) for rank in members})
         session, bootstrap = self._session, self._session.bootstrap
         assert bootstrap is not None
@@ -457,12 +284,12 @@ class Recovery:
         look = partial(self._look_for_newer, number, time.monotonic() + _SLOW_SECONDS)
         bootstrap.go_on(environment, self._store(number, members), members, number, self._memory.over(number), look)
         comm = _made(bootstrap.shared(0, "control"))
-        position = (self._committed, self._passes, self._calls, self._stands, self._asks)
-
+        position = (self.committed, self._passes, self._calls, self._stands, self._asks)
         place = (session.environment.device, host_name())
         facts = (*place, memory_pool(session), own_caps(session), own_buckets(session), own_workers(session))
         begun = self._pass if self._begun else 0
-        mine = Told(members, position, begun, told_result(self._result), self._speed, *facts, self._timings())
+        now = (own_place(session), (self._passes, self._turns, self._closures), own_late(session))
+        mine = Told(members, position, begun, told_result(self._result), self._speed, *facts, self._timings(), *now)
         return comm, gather_objects(SharedGroup(comm), mine)
 
     def _look_for_newer(self, number: int, slow: float) -> None:
@@ -470,7 +297,7 @@ class Recovery:
         if self._memory.number != number or self._memory.refused:
             raise Overtaken
         left = slow - time.monotonic()
-        seen = 0 < left < _SLOW_SECONDS - _LOOK_SECONDS and stands_still(self._members_of(number))
+        seen = 0 < left < _SLOW_SECONDS - LOOK_SECONDS and stands_still(self._members_of(number))
         if (seen or left < 0) and not self._stands:
             self._memory.doubt(self._job_rank, number)
 
@@ -485,7 +312,7 @@ class Recovery:
             return store
         until, slow = time.monotonic() + _PATIENCE_SECONDS, time.monotonic() + _SLOW_SECONDS
         while True:
-            address, port = self._memory.port(number, _LOOK_SECONDS)
+            address, port = self._memory.port(number, LOOK_SECONDS)
             self._look_for_newer(number, slow)
             if time.monotonic() > until and not self._stands:  # who joins may take its time: the agent sees its end
                 raise Overtaken
@@ -509,7 +336,7 @@ class Recovery:
         members = told[comm.rank].members
         committed, voids, calls, giver, fails = _core.agree([one.position for one in told])
         if (committed > self._committed and not committing) or (calls > self._calls and not calling):
-            raise _not_in_step()
+            raise not_in_step()
         given = told[giver].result
         if isinstance(given, str):
             if any(one.position[2] < calls for one in told):  # on all ranks alike
@@ -518,13 +345,13 @@ class Recovery:
                     f"{given}\n  fix: copy what es.gather and es.evaluate give before changing it in place"
                 )
             given = b""  # they all have it
-        engines = []
+        arenas = []
         for sync in session.steps.syncs:
-            engines.append(sync.engine.meet_again(bootstrap))  # type: ignore[attr-defined]
+            arenas.append([engine.meet_again(bootstrap) for engine in sync.engines])  # type: ignore[attr-defined]
         before = self.members
         begun = {one.begun for one in told if one.begun and one.position[0] == committed}
         if len(begun) > 1:
-            raise _not_in_step()
+            raise not_in_step()
         if committed > self._committed:
             self._has_committed()  # as those did that came out of the meeting, among all who were in it
         result = given if calls > self._calls else None
@@ -540,7 +367,8 @@ class Recovery:
         group = session.group
         assert isinstance(group, MendedGroup)
         group.take(comm)
-        regroup(session, bootstrap.environment, engines, told)
+        self._hear_of_closures(closures_due(told, committed))
+        regroup(session, bootstrap.environment, arenas, told, committed)
         if voids == 0:
             session.forget_pass()  # all begin the step alike
         elif in_backward():
@@ -552,66 +380,22 @@ class Recovery:
         return result
 
     def _tell(self, number: int, before: Sequence[int], began: float) -> None:
+        session = self._session
         gone = [rank for rank in before if rank not in self.members]
         new = [rank for rank in self.members if rank not in before]
-        if self._session.rank == 0 and (gone or new):
-            ms = 1e3 * (time.monotonic() - began)
-            old = [rank for rank in self.members if rank in before]
-            words = (
-                f"{name(self.members)} on without {name(gone, '')}"
-                if not new
-                else f"{name(new, 'join')} {name(old, '')}"
-            )
-            words = f"generation {number}: {words} after {ms:.0f} ms"
-            self._session.telemetry.event(_core.EVENT_GENERATION, self._session.step, number, words)
-
-
-class Told(NamedTuple):
-    """What a member of a new generation says of itself to the others."""
-
-    members: list[int]
-    position: tuple[int, int, int, bool, bool]
-    begun: int  # the pass in which it has begun the next turn; 0: it has not
-    result: bytes | str  # of its last call; words: why nobody can be given it
-    speed: float | None
-    device: str
-    host: str
-    pool: int  # of memory
-    caps: list[int | None]  # of samples, as its script says, of each of evenstep.regrouping.shares_in
-    buckets: list[int | None]  # the same
-    workers: list[tuple[int, int] | None]  # of evenstep.regrouping.own_workers
-    timings: dict[int, list[Any]]  # by ranks' numbers in the job: what was measured of each, of the same
-
-    def of_members(self) -> list[list[Any] | None]:
-        """The timings of each member; of one that took a lost rank's place, what was measured of the last one lost."""
-        lost = [rank for rank in self.timings if rank not in self.members]
-        return [self.timings.get(rank) or (self.timings[lost.pop()] if lost else None) for rank in self.members]
-
-
-def name(ranks: Sequence[int], verb: str = "go") -> str:
-    """ "rank 0 goes", "ranks 0, 2 and 3 go"."""
-    if verb:
-        verb = f" {verb}" + (("es" if verb.endswith("o") else "s") if len(ranks) == 1 else "")
-    words = [str(rank) for rank in ranks]
-    listed = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-    return f"rank{'s' if len(ranks) > 1 else ''} {listed}{verb}"
-
-
-def _ended() -> EvenstepError:
-    return EvenstepError("the others do not go on, so nobody can join them (EVEN_ERR_REVOKED)")
+        if session.rank == 0 and (gone or new):
+            words = changed(number, gone, new, self.members, time.monotonic() - began)
+            session.telemetry.event(_core.EVENT_GENERATION, session.step, number, words)
+        lost = [words for sync in session.steps.syncs for words in sync.lost_with(gone)] if gone else []
+        for words in lost if session.rank == 0 else ():
+            session.telemetry.event(_core.EVENT_MESSAGE, session.step, 0, words)
+            sys.stderr.write(f"evenstep: {words}\n")
 
 
 def _made(comm: _core.Comm | None) -> _core.Comm:
     if comm is None:
         raise EvenstepError(f"those that are left cannot go on without the rank that was lost: {BETWEEN_HOSTS}")
     return comm
-
-
-def _not_in_step() -> EvenstepError:
-    return EvenstepError(
-        "the ranks that are left are at different calls of the script, so they cannot go on without the one that was lost\n"
-        "  fix: let all ranks make the same calls in the same order"
-    )
 
 
 def host_timeout() -> float:

@@ -114,11 +114,19 @@ class GradientSync:
 
         self._hooks.append(parameter.register_post_accumulate_grad_hook(on_gradient))
 
+    @property
+    def engines(self) -> Sequence[Engine]:
+        """All that its gradients go through: under es.Stale several."""
+        return [self.engine] if self.stale is None else self.stale.engines
+
     @torch.no_grad()
-    def go_on(self, engine: Engine) -> None:
-        """With another engine, of the ranks that are left. Gradients that are whole stay: their step may stand."""
+    def go_on(self, engines: Sequence[Engine]) -> None:
+        """With other engines, of the ranks that are left. Gradients that are whole stay: their step may stand."""
+        engine = engines[0]
         own = self._kept.own
         self.engine = engine
+        if self.local is not None:
+            self.local.engine = engine
         self._kept = KeptGradients(engine.views, engine.memory)
         self._kept.own.update(own)
         self._order = LearnedOrder()
@@ -140,6 +148,26 @@ class GradientSync:
         for parameter in self.parameters:
             if parameter.grad is not None:
                 parameter.grad = torch.zeros_like(parameter.grad)
+
+    # -- what is remembered from step to step, where ranks may be lost --
+
+    @property
+    def _remember(self) -> list[Any]:
+        return [one for one in (self.local, self.stale, self.engine) if hasattr(one, "take_back")]
+
+    def stands(self) -> None:
+        """The turn under way is committed."""
+        for one in self._remember:
+            one.stands()
+
+    def take_back(self) -> None:
+        """What was made since then counts nothing, or is made a second time."""
+        for one in self._remember:
+            one.take_back()
+
+    def lost_with(self, ranks: Sequence[int]) -> list[str]:
+        """What nobody has any more once these ranks are lost."""
+        return [f"model {self.name!r}: {words}" for one in self._remember if (words := one.lost_with(ranks))]
 
     def close(self) -> None:
         """The parameters are torch's again; the engine goes when nothing refers to its memory any more."""
@@ -431,6 +459,8 @@ class GradientSync:
     def _take_turns(self, weight: float) -> Report:
         """p.grad goes to the other ranks, and the sum of an earlier step comes in its place."""
         assert self.stale is not None
+        if self.stale.passes_over:
+            return Report(0, 0, 0, 0)
         mine = {i: p.grad.detach() for i, p in enumerate(self.parameters) if p.grad is not None}
         mine = {i: g if g.layout is torch.strided else g.to_dense() for i, g in mine.items()}
         due, reports = self.stale.turn(mine, weight, self._steps.step)

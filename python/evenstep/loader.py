@@ -93,7 +93,10 @@ class EvenLoader(DataCourse):
         if not self.train:
             return self._session.shares_for_evaluation(self._shares).split(total), float("nan")
         alone = self._session.dummy_samples == 1
-        shares = self._shares.draw(total, alone=alone, step=self._expected_step(ahead))
+        shares = self._shares.draw(total, alone=alone, step=self._expected_step(ahead), number=self._came + ahead)
+        news = self._shares.take_news()
+        if news:
+            self._tell(news)
         return shares, self._shares.predict(shares)
 
     def _expected_step(self, ahead: int) -> int:

@@ -6,11 +6,14 @@ rank with its part of the samples since the last time. Every optimizer has its o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim import Optimizer
 
+from evenstep.generation_told import name
+from evenstep.mended_group import MendedGroup
 from evenstep.modes import DiLoCo, LocalSGD
 
 if TYPE_CHECKING:
@@ -24,12 +27,14 @@ class LocalTraining:
     def __init__(
         self, mode: LocalSGD | DiLoCo, engine: Engine, parameters: list[torch.nn.Parameter], steps: Steps
     ) -> None:
-        self.mode, self._engine, self._parameters, self._steps = mode, engine, parameters, steps
+        self.mode, self.engine, self._parameters, self._steps = mode, engine, parameters, steps
         self._index = {id(p): index for index, p in enumerate(parameters)}
         self._seen = 0.0  # samples of this rank since the start
+        self._stood = 0.0  # the same, of turns that are committed
         self._counts: dict[int, int] = {}  # optimizer (id): its steps since the last synchronisation
         self._seen_before: dict[int, float] = {}  # and what had been seen then
         self._trained: dict[int, list[int]] = {}  # and which parameters it has
+        self._sums: dict[int, torch.Tensor] = {}  # of the exchange under way, by parameter
         self._bytes = sum(p.numel() * p.element_size() for p in parameters)
         self._outer: torch.optim.SGD | None = None
         self._anchors: list[torch.Tensor] = []  # where the parameters were when all ranks had the same
@@ -86,8 +91,25 @@ class LocalTraining:
 
     @torch.no_grad()
     def _synchronise(self, key: int) -> None:
-        seen = self._seen - self._seen_before.get(key, 0.0)
+        """Where a rank is lost meanwhile, those that are left make the whole of it again, or use the sums that they all have."""
+        group, indices = self._steps.group, self._trained[key]
+        if isinstance(group, MendedGroup):
+            group.call(lambda: self._meet_for(key), lambda _: bytes, lambda _: None, lambda: False)
+        else:
+            self._add_up(key)
         self._counts[key], self._seen_before[key] = 0, self._seen
+        sums, self._sums = self._sums, {}
+        if sums:
+            self._take(indices, sums)
+
+    def _meet_for(self, key: int) -> None:
+        """Who comes out knows that all have the sums."""
+        self._add_up(key)
+        self._steps.group.barrier()
+
+    def _add_up(self, key: int) -> None:
+        self._sums = {}
+        seen = max(0.0, self._seen - self._seen_before.get(key, 0.0))
         total = torch.tensor([seen], dtype=torch.float64)
         with self._steps.blocking():
             self._steps.group.sum_(total)
@@ -95,24 +117,45 @@ class LocalTraining:
             self._exchange(self._trained[key], seen / float(total))
 
     def _exchange(self, indices: list[int], weight: float) -> None:
-        engine, parameters = self._engine, self._parameters
+        engine, parameters = self.engine, self._parameters
         engine.begin(weight, self._steps.step)
         for index in indices:
             value = parameters[index].detach()
             engine.ready(index, self._anchors[index] - value if self._outer is not None else value)
         _, report = engine.finish()
         self._steps.exchanged(str(self.mode), report)
+        self._sums = {index: engine.views[index] for index in indices}
+
+    def _take(self, indices: list[int], sums: dict[int, torch.Tensor]) -> None:
+        parameters = self._parameters
         if self._outer is None:
             for index in indices:
-                parameters[index].copy_(engine.views[index])
+                parameters[index].copy_(sums[index])
             return
         for index in indices:
-            self._anchors[index].grad = engine.views[index]
+            self._anchors[index].grad = sums[index]
         self._outer.step()
         for index in indices:
             self._anchors[index].grad = None
             parameters[index].copy_(self._anchors[index])
         self._loose.update(indices)
+
+    # -- where ranks may be lost --
+
+    def stands(self) -> None:
+        """The turn under way is committed: what was seen in it counts."""
+        self._stood = self._seen
+
+    def take_back(self) -> None:
+        """It is not, or was made for the second time."""
+        self._seen = self._stood
+
+    def lost_with(self, ranks: Sequence[int]) -> str:
+        steps = max(self._counts.values(), default=0)
+        if not steps:
+            return ""
+        since = f"in the {steps} steps" if steps > 1 else "in the step"
+        return f"what {name(ranks, '')} trained {since} since the last exchange is lost ({self.mode})"
 
     # -- checkpoints, which are written where the parameters are whole --
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
 
 from evenstep import _core
 from evenstep._core import EvenstepError
+from evenstep.closure_steps import ClosureStep, closure_of
 from evenstep.hidden_gradients import HiddenGradients
 
 if TYPE_CHECKING:
@@ -23,6 +26,7 @@ class OptimizerSteps:
         self._void_turn = False  # the last gradients that an optimizer stepped on count nothing
         self._turn_open = False  # an optimizer is making the first step on gradients
         self._leader: int | None = None  # id of the optimizer whose step is the commit where no loader is prepared
+        self._closure: ClosureStep | None = None  # of the step under way
 
     def watch(self, optimizer: Optimizer) -> None:
         """From now on its steps are commits."""
@@ -31,20 +35,43 @@ class OptimizerSteps:
         optimizer.register_step_pre_hook(self._before)
         optimizer.register_step_post_hook(self._after)
 
-    def _before(self, optimizer: Optimizer, *_: Any) -> None:
+    def _before(
+        self, optimizer: Optimizer, arguments: tuple[Any, ...] = (), options: Mapping[str, Any] = MappingProxyType({})
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Gives other arguments for the step, or None."""
         session = self._session
         steps, recovery = session.steps, session.recovery
         self._hidden.put_back_after_error()
-        fresh = steps.backwards > 0 or self._leader in (None, id(optimizer))
+        self._closure = None
+        closure = closure_of(arguments, options) if recovery is not None else None
+        fresh = closure is not None or steps.backwards > 0 or self._leader in (None, id(optimizer))
         steps.backwards = 0
         if recovery is not None and steps.fetches_ahead:
             recovery.say("the script fetches a batch before it has made the step on an older one")
         if fresh:
             self._void_turn = recovery is not None and (recovery.void or recovery.passes_over)
             self._turn_open = True
+        if closure is not None and recovery is not None:  # its gradients are still to come
+            self._closure = ClosureStep(optimizer, closure, recovery)
+            return self._closure.within(arguments, options)
         if self._void_turn:
             self._hidden.hide(optimizer)
-            return
+            return None
+        left_out, leads = self._look(optimizer)
+        if recovery is not None and steps.syncs:
+            if fresh:
+                self._void_turn = recovery.void or not recovery.commit(leads)
+        elif leads:
+            self.book()
+        if left_out or self._void_turn:
+            self._hidden.hide(optimizer)
+        session.rates.before_step(optimizer)
+        return None
+
+    def _look(self, optimizer: Optimizer) -> tuple[bool, bool]:
+        """At the whole gradients: whether the step is to apply nothing, and whether it counts as a step of training. Collective."""
+        session = self._session
+        steps, recovery = session.steps, session.recovery
         if session.world_size > 1 and steps.syncs:
             session.checks.check(optimizer, session.models.values(), steps.syncs)
         if self._leader is None:
@@ -56,14 +83,28 @@ class OptimizerSteps:
         left_out = not void and session.nonfinite.before_step(optimizer, leads)
         if leads:
             self._leader = id(optimizer)
-        if recovery is not None and steps.syncs:
-            if fresh:
+        return left_out, leads
+
+    def _close(self, optimizer: Optimizer, step: ClosureStep) -> None:
+        """At the end of a step with a closure: what _before does of others."""
+        steps, recovery = self._session.steps, self._session.recovery
+        assert recovery is not None
+        steps.backwards = 0
+        self._void_turn = self._void_turn or recovery.void
+        if not self._void_turn:
+            try:
+                left_out, leads = self._look(optimizer)
+            except EvenstepError:
+                step.leave_out()
+                raise
+            if steps.syncs:
                 self._void_turn = recovery.void or not recovery.commit(leads)
-        elif leads:
-            self.book()
-        if left_out or self._void_turn:
-            self._hidden.hide(optimizer)
-        session.rates.before_step(optimizer)
+            elif leads:
+                self.book()
+            if left_out and not self._void_turn:
+                step.leave_out()
+        if self._void_turn:
+            step.take_back()
 
     def book(self) -> None:
         """The step under way stands: it counts from now on."""
@@ -91,6 +132,9 @@ class OptimizerSteps:
         session = self._session
         session.rates.after_step()
         self._hidden.put_back()
+        closure, self._closure = self._closure, None
+        if closure is not None:
+            self._close(optimizer, closure)
         ended, self._turn_open = self._turn_open, False
         if self._void_turn:
             if ended:
@@ -121,6 +165,8 @@ class OptimizerSteps:
             session.forget_pass()
         else:
             session.steps.passed_over()
+        for sync in session.steps.syncs:
+            sync.take_back()
         session.pass_state.put_back()
         session.recovery.turn_ended(counts=False)
 

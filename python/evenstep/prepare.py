@@ -26,6 +26,7 @@ from evenstep.batch_adapting import adapt_asked, check_adapt
 from evenstep.buffers import BufferSync
 from evenstep.chaos import spoil_when_asked
 from evenstep.device_places import place_of
+from evenstep.encoded_engine import EncodedEngine
 from evenstep.engine import Engine, EngineOptions
 from evenstep.engine_choice import choose_engine
 from evenstep.generation_limits import why_not
@@ -52,7 +53,7 @@ from evenstep.prepare_options import (
 )
 from evenstep.process_sets import ProcessSet, process_set_of
 from evenstep.session import Session, session, sessions
-from evenstep.shares import ShareSchedule
+from evenstep.share_schedule import ShareSchedule
 from evenstep.sparse import sparse_parameters
 from evenstep.stale import StaleRounds
 
@@ -97,8 +98,8 @@ def prepare(
 
     train=False: the loaders of this call serve evaluation, split without padding or repeats.
     shares: a schedule instead of the balancer for this call's training loaders, for tests and experiments:
-    shares(number_of_the_batch, its_samples) gives one share a rank. policy: "auto", "equal", "proportional", "dynamic",
-    "hybrid" or a function of a PolicyView (docs/balancing.md) for this call's training loaders, instead of the launcher's.
+    shares(number, samples) of a batch, by its number in the training, gives one share a rank. policy: "auto", "equal",
+    "proportional", "dynamic", "hybrid" or a function of a PolicyView (docs/balancing.md), instead of the launcher's.
     most_samples: no share of this rank is larger, for its memory holds no more (each rank says its own; None: learned from
     measured peaks alone, docs/balancing.md#memory). bucket: this rank's device takes as long for fewer samples as for the next
     multiple of so many (tiles of 8, say), and gets whole multiples as far as the batch allows (each rank says its own).
@@ -193,7 +194,8 @@ def prepare(
         _register(current.objects, "object", [g for g in given if not isinstance(g, _KNOWN)])
         for optimizer in optimizers.values():
             current.optimizer_steps.watch(optimizer)
-        of_loaders = LoaderOptions(train, shares, policy, most_samples, bucket, skips and train, seeded, adapt)
+        sized = workers or current.environment.workers
+        of_loaders = LoaderOptions(train, shares, policy, most_samples, bucket, skips and train, seeded, adapt, sized)
         results: dict[int, Any] = {}
         if current.in_job or exact is not None:
             current.join()
@@ -205,7 +207,6 @@ def prepare(
             for one in given:
                 if isinstance(one, DataLoader):
                     results[id(one)] = even = prepare_loader(current, one, of_loaders, exact)
-                    sized = workers or current.environment.workers
                     if train and sized != "off":
                         even.size_workers(asked=sized == "auto")
             if models:
@@ -393,13 +394,15 @@ def _prepare_models(
             else:
                 assert bootstrap is not None
                 engines.append(choose_engine(parameters, bootstrap, group, places, options, current.telemetry))
+        if isinstance(engines[0], EncodedEngine):
+            engines[0].takes_back = current.recovery is not None
         sync = GradientSync(name, model, engines[0], current.steps, sparse, others)
         sync.compression, sync.adds = str(options.compression or ""), options.adasum
         sync.acts_at_once = current.nonfinite.policy != "report"
         sync.engine_tells, sync.tells_late = agreed_ways(group, engines[0], sync.parameters)
         sync.use_options(ddp)
         if isinstance(mode, Stale):
-            sync.stale, sync.defer = StaleRounds(engines), True
+            sync.stale, sync.defer = StaleRounds(engines, current.recovery), True
         elif mode is not None:
             sync.local = LocalTraining(mode, engines[0], sync.parameters, current.steps)
         current.steps.syncs.append(sync)

@@ -21,7 +21,8 @@ from evenstep.memory import MemoryWatch, RanksMemory, memory_of
 from evenstep.policies import Policy
 from evenstep.sample_cache import share_caches
 from evenstep.session import Session
-from evenstep.shares import Shares, ShareSchedule
+from evenstep.share_schedule import Schedule, ShareSchedule
+from evenstep.shares import Shares
 
 if TYPE_CHECKING:
     from evenstep.exact_training import Blocks
@@ -38,6 +39,7 @@ class LoaderOptions(NamedTuple):
     skip_unreadable: bool
     seed_samples: bool
     adapt: AdaptBatch | None
+    workers: str | None  # "auto", "off": how their number is chosen
 
 
 def prepare_loader(
@@ -45,7 +47,8 @@ def prepare_loader(
 ) -> EvenLoader:
     """Collective."""
     environment = current.environment
-    train, schedule, policy, adapt = options.train, options.shares, options.policy, options.adapt
+    train, policy, adapt = options.train, options.policy, options.adapt
+    schedule = None if options.shares is None else Schedule(options.shares, current.place[1], current.places)
     seed = environment.seed
     if seed is None:
         seed = loader.generator.initial_seed() if loader.generator is not None else torch.initial_seed()
@@ -70,7 +73,9 @@ def prepare_loader(
             "or start fewer ranks"
         )
     if train:
-        everybody = gather_objects(current.group, (options.most_samples, options.bucket, environment.memory_cap))
+        mine = (options.most_samples, options.bucket, environment.memory_cap, options.workers or "")
+        everybody = gather_objects(current.group, mine)
+        _check_same_workers([one[3] for one in everybody])
         caps, buckets = [one[0] for one in everybody], [one[1] for one in everybody]
         _check_one_adapted(current, adapt)
         if adapt is not None and not current.planning:
@@ -128,6 +133,17 @@ def prepare_loader(
     return even
 
 
+def _check_same_workers(everyone: list[str]) -> None:
+    """Where some ranks look at what their loading takes, all must."""
+    for rank, theirs in enumerate(everyone):
+        if theirs != everyone[0]:
+            raise EvenstepError(
+                f"rank {rank} was told otherwise than rank 0 how the training loader's workers are chosen: {theirs or 'nothing'}, "
+                f"rank 0: {everyone[0] or 'nothing'}\n  fix: set EVENSTEP_WORKERS, and give es.prepare workers, on every "
+                "rank alike"
+            )
+
+
 def _check_one_adapted(current: Session, adapt: AdaptBatch | None) -> None:
     known = [one for one in current.loaders.values() if one.train]
     if known and (adapt is not None or any(one.adapting is not None for one in known)):
@@ -152,7 +168,7 @@ def _watch_memory(current: Session, adapt: AdaptBatch | None) -> None:
 def _same_shares(
     current: Session,
     batch: int,
-    schedule: ShareSchedule | None,
+    schedule: Schedule | None,
     policy: Policy | None,
     caps: list[int | None],
     buckets: list[int | None],

@@ -10,12 +10,14 @@ import torch.distributed as dist
 
 from evenstep.engine import SharedEngine
 from evenstep.exact_engine import ExactEngine
+from evenstep.generation_told import late_weights
 from evenstep.memory import RanksMemory
+from evenstep.share_schedule import places_among
 
 if TYPE_CHECKING:
     from evenstep import _core
     from evenstep.environment import Environment
-    from evenstep.generations import Told
+    from evenstep.generation_told import Told
     from evenstep.session import Session
     from evenstep.shares import Shares
 
@@ -65,6 +67,18 @@ def own_workers(session: Session) -> list[tuple[int, int] | None]:
     return [loader.chosen for loader in session.loaders.values() if loader.train]
 
 
+def own_place(session: Session) -> int | None:
+    """Among the ranks that the job began with; None of a process that has none yet."""
+    if session.joining:
+        return None
+    return session.rank if session.places is None else session.places[session.rank]
+
+
+def own_late(session: Session) -> list[dict[int, float]]:
+    """Of each model under es.Stale: this rank's weight in each of the rounds that are late."""
+    return [sync.stale.weights() for sync in session.steps.syncs if sync.stale is not None]
+
+
 def timings_of(session: Session, members: Sequence[int]) -> dict[int, list[Any]]:
     """What was measured of each of the ranks, under these numbers."""
     found = [shares.of_each() for shares in shares_in(session)]
@@ -74,10 +88,12 @@ def timings_of(session: Session, members: Sequence[int]) -> dict[int, list[Any]]
 def regroup(
     session: Session,
     environment: Environment,
-    arenas: Sequence[_core.Comm],
+    arenas: Sequence[Sequence[_core.Comm]],
     told: Sequence[Told],
+    committed: int = 0,
 ) -> None:
-    """Goes on among the ranks of a new generation, by what they told. arenas: of each model's gradients."""
+    """Goes on among the ranks of a new generation, by what they told. arenas: of each model's engines; committed: turns that
+    stand."""
     speeds = [one.speed for one in told if one.speed is not None]
     usual = sum(speeds) / len(speeds) if speeds else 0.0
     own = tuple(usual if one.speed is None else one.speed for one in told) if speeds else None
@@ -85,9 +101,17 @@ def regroup(
     session.rank, session.world_size = environment.rank, environment.world_size
     session.devices, session.hosts = [one.device for one in told], [one.host for one in told]
     session.last_step = None
-    for sync, arena in zip(session.steps.syncs, arenas):
-        assert isinstance(sync.engine, (SharedEngine, ExactEngine))
-        sync.go_on(sync.engine.again(arena))
+    session.places = places_among([one.place for one in told], session.place[1])
+    late = 0
+    for sync, of_model in zip(session.steps.syncs, arenas):
+        engines = []
+        for engine, arena in zip(sync.engines, of_model):
+            assert isinstance(engine, (SharedEngine, ExactEngine))
+            engines.append(engine.again(arena))
+        sync.go_on(engines)
+        if sync.stale is not None:
+            sync.stale.go_on(engines, late_weights(told, late, committed, len(engines)))
+            late += 1
     session.checks.begin_anew()
     session.nonfinite.begin_anew()
     if session.steps.memory is not None:
@@ -97,13 +121,13 @@ def regroup(
     for number, shares in enumerate(shares_in(session)):
         measured = [None if one is None else one[number] for one in known]
         caps, buckets = [one.caps[number] for one in told], [one.buckets[number] for one in told]
-        made[id(shares)] = shares.anew(own, caps, measured, buckets)
+        made[id(shares)] = shares.anew(own, caps, measured, buckets, session.places)
     chosen = [
         next((one for one in of_each if one is not None), None) for of_each in zip(*(one.workers for one in told))
     ]
     for loader in session.loaders.values():
         own_shares = loader.shares
         if own_shares is not None and id(own_shares) not in made:
-            made[id(own_shares)] = own_shares.anew(own, [None] * len(told), [None] * len(told))
+            made[id(own_shares)] = own_shares.anew(own, [None] * len(told), [None] * len(told), places=session.places)
         workers = chosen.pop(0) if loader.train and chosen else None
         loader.shrink(None if own_shares is None else made[id(own_shares)], workers)

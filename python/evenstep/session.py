@@ -66,6 +66,7 @@ class Session:
         self.name = name  # of its process set; "": all ranks
         self.rank, self.world_size = environment.rank, environment.world_size
         self.place = (self.rank, self.world_size)  # that a process is to take, until it has
+        self.places: list[int | None] | None = None  # of all ranks, among those that the job began with
         self.models: dict[str, nn.Module] = {}
         self.buffer_rules: dict[str, bool | None] = {}  # es.prepare(broadcast_buffers=…) of each model
         self.optimizers: dict[str, Optimizer] = {}

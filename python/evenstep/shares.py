@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from evenstep._core import Balancer, EvenstepError, balance
+from evenstep._core import Balancer, balance
 from evenstep.caps import Caps
 from evenstep.left_out import LeftOut, before_start
 from evenstep.memory import Report
 from evenstep.policies import Policy, for_balancer
-
-# (number of the batch drawn, its samples) -> shares of the ranks
-ShareSchedule = Callable[[int, int], Sequence[int]]
-
+from evenstep.share_schedule import Schedule, ShareSchedule
 
 # what runs instead of the models' split where that was measured slower -> its name in the event
 _FIXED = {"equal": "equal", "proportional": "profile"}
@@ -64,7 +61,7 @@ class Shares:
         ranks: int,
         batch: int,
         speeds: Sequence[float] | None = None,
-        schedule: ShareSchedule | None = None,
+        schedule: ShareSchedule | Schedule | None = None,
         plan: Any = None,
         caps: Sequence[int | None] | None = None,
         buckets: Sequence[int | None] | None = None,
@@ -72,7 +69,9 @@ class Shares:
         """caps: the most samples of each rank, as the script says; others are learned (take_memory). buckets: of how many
         samples a rank's kernels work at once, as the script says."""
         self.ranks, self.batch = ranks, batch
-        self._schedule, self._plan = schedule, plan
+        given = schedule is None or isinstance(schedule, Schedule)
+        self._schedule: Schedule | None = schedule if given else Schedule(schedule, ranks)  # type: ignore[assignment, arg-type]
+        self._plan = plan
         self.policy = policy
         self._speeds = speeds
         self.given_caps = list(caps or [None] * ranks)
@@ -95,10 +94,13 @@ class Shares:
         caps: Sequence[int | None],
         known: Sequence[Sequence[Any] | None],
         buckets: Sequence[int | None] | None = None,
+        places: Sequence[int | None] = (),
     ) -> Shares:
         """The same among other ranks, with what is known of each (of_each; None: nothing) but for their memory, which shows
-        again. Where nothing is known of a rank in a step, it is taken for as fast as the others."""
-        other = self._among(len(caps), speeds, caps, buckets)
+        again. Where nothing is known of a rank in a step, it is taken for as fast as the others. places: in the schedule, as
+        Schedule has them."""
+        schedule = None if self._schedule is None else self._schedule.among(places)
+        other = self._among(len(caps), speeds, caps, buckets, schedule)
         other._caps.in_pieces, other._caps.may_shrink = self._caps.in_pieces, self._caps.may_shrink
         other.learn_some(known)
         return other
@@ -119,8 +121,9 @@ class Shares:
         speeds: Sequence[float] | None,
         caps: Sequence[int | None],
         buckets: Sequence[int | None] | None,
+        schedule: Schedule | None,
     ) -> Shares:
-        return Shares(self.policy, ranks, self.batch, speeds, caps=caps, buckets=buckets)
+        return Shares(self.policy, ranks, self.batch, speeds, schedule, caps=caps, buckets=buckets)
 
     def of_batch(self, batch: int) -> Shares:
         """The same for another global batch, with what is known of the ranks."""
@@ -155,24 +158,27 @@ class Shares:
     def scheduled(self) -> bool:
         return self._schedule is not None
 
-    def draw(self, batch: int, alone: bool = True, step: int | None = None) -> list[int]:
+    def draw(self, batch: int, alone: bool = True, step: int | None = None, number: int | None = None) -> list[int]:
         """Shares of the next batch of `batch` samples. alone: a share may be a single sample.
 
         step: the optimizer step that the batch is expected in. All batches of one size in one step have the same
-        shares, whichever loader they come from and when: a backward over several has one weight.
+        shares, whichever loader they come from and when: a backward over several has one weight. number: of the batch, for a
+        schedule; None: one more than that drawn before.
         """
-        number = self._drawn
+        drawn = self._drawn
         self._drawn += 1
         if self._schedule is not None:
-            shares = [int(share) for share in self._schedule(number, batch)]
-            if len(shares) != self.ranks or min(shares) < 0 or sum(shares) != batch:
-                raise EvenstepError(
-                    f"the share schedule gave {shares} for batch {number} of {batch} samples on {self.ranks} ranks\n"
-                    f"  fix: return {self.ranks} numbers >= 0 that add up to {batch}"
-                )
-            return shares
-        shares = self._decide(batch, step) if self._plan is None else list(self._plan.shares(number, batch))
+            return self._by_schedule(drawn if number is None else number, batch)
+        shares = self._decide(batch, step) if self._plan is None else list(self._plan.shares(drawn, batch))
         return shares if alone else none_alone(shares, self._caps.now)
+
+    def _by_schedule(self, number: int, batch: int) -> list[int]:
+        assert self._schedule is not None
+        return self._schedule.shares(number, batch)
+
+    def take_news(self) -> str:
+        """What became of a lost rank's part of a schedule, to be told; "" where that is nothing, or was."""
+        return self._schedule.take_news() if self._schedule is not None else ""
 
     def _decide(self, batch: int, step: int | None) -> list[int]:
         if step is None:

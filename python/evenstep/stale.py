@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from evenstep._core import EvenstepError
+from evenstep.generation_told import name
 
 if TYPE_CHECKING:
     from evenstep.engine import Engine, Report
+    from evenstep.generation_passes import Passes
 
 Result = dict[int, torch.Tensor]  # index of a parameter: its sum over ranks
+
+
+@dataclass
+class _Round:
+    """What this rank gives to one, kept where ranks may be lost until its sum has been used."""
+
+    number: int  # turns that had been committed
+    gradients: Result
+    weight: float
 
 
 class StaleRounds:
     """One engine for each round under way, as many as the gradients are late."""
 
-    def __init__(self, engines: Sequence[Engine]) -> None:
+    def __init__(self, engines: Sequence[Engine], passes: Passes | None = None) -> None:
+        """passes: where ranks may be lost and the others go on."""
+        self.engines = list(engines)
+        self._passes = passes
+        self._kept: deque[_Round] = deque()
         self._free = deque(engines)
         self._under_way: deque[Engine] = deque()  # the oldest first
         self._results: deque[Result] = deque()  # of rounds before those, not used yet
@@ -33,6 +49,11 @@ class StaleRounds:
                 "gradient of an earlier step\n  fix: accumulate under es.no_sync, all but the last backward of a step"
             )
 
+    @property
+    def passes_over(self) -> bool:
+        """Whether the gradients that have come are those of a round that is on its way already."""
+        return self._passes is not None and self._passes.passes_over
+
     def turn(self, gradients: Result, weight: float, step: int) -> tuple[Result, list[Report]]:
         """Hands this step's gradients over; gives those that are due (none in the first steps). Collective."""
         reports: list[Report] = []
@@ -41,13 +62,18 @@ class StaleRounds:
             if not self._results:
                 reports.append(self._finish_oldest())
             due = self._results.popleft()
+        self._begin(gradients, weight, step)
+        if self._passes is not None:
+            self._kept.append(_Round(self._passes.committed, gradients, weight))
+        self._last = step
+        return due, reports
+
+    def _begin(self, gradients: Result, weight: float, step: int) -> None:
         engine = self._free.popleft()
         engine.begin(weight, step)
         for index, gradient in gradients.items():
             engine.ready(index, gradient)
         self._under_way.append(engine)
-        self._last = step
-        return due, reports
 
     def _finish_oldest(self) -> Report:
         engine = self._under_way.popleft()
@@ -55,6 +81,38 @@ class StaleRounds:
         self._results.append({i: view.clone() for i, view in enumerate(engine.views) if used[i]})
         self._free.append(engine)
         return report
+
+    # -- where ranks may be lost --
+
+    def stands(self) -> None:
+        """The turn under way is committed: what it used comes never again."""
+        while len(self._kept) > self._late:
+            self._kept.popleft()
+
+    def take_back(self) -> None:
+        """A round of a turn that counts nothing is dropped where the ranks go on."""
+
+    def weights(self) -> dict[int, float]:
+        """This rank's in each round that may have to be made again."""
+        return {one.number: one.weight for one in self._kept}
+
+    def lost_with(self, ranks: Sequence[int]) -> str:
+        if not self._kept:
+            return ""
+        return f"the gradients of {name(ranks, '')} that were late are lost: those steps use the others'"
+
+    def go_on(self, engines: Sequence[Engine], totals: Mapping[int, float]) -> None:
+        """With other engines, of the ranks that are there: each late round is made again among them. totals: these, and what
+        the ranks weigh in each together. Collective; who has joined gives nothing to them."""
+        own = {one.number: one for one in self._kept}
+        self.engines, self._free = list(engines), deque(engines)
+        self._under_way.clear()
+        self._results.clear()
+        self._last = -1
+        self._kept = deque(own.get(number, _Round(number, {}, 0.0)) for number in totals)
+        for one in self._kept:
+            total = totals[one.number]
+            self._begin(one.gradients, one.weight / total if total > 0 else 0.0, max(0, one.number))
 
     # -- checkpoints --
 
@@ -70,9 +128,13 @@ class StaleRounds:
         while self._under_way:
             self._finish_oldest()
         self._results.clear()
+        self._kept.clear()
         self._last = -1
         if state is None or state["mode"] != "Stale" or len(state["results"]) > self._late:
             return False
         for saved in state["results"]:
             self._results.append({int(i): one.to(devices[int(i)], copy=True) for i, one in saved.items()})
+        if self._passes is not None:  # the same on all ranks, so their mean is what they are
+            first = self._passes.committed - len(self._results)
+            self._kept.extend(_Round(first + i, one, 1.0) for i, one in enumerate(self._results))
         return True

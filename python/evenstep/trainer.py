@@ -28,7 +28,7 @@ from evenstep.prepare import prepare
 from evenstep.prepare_options import frequency_of
 from evenstep.session import session
 from evenstep.session_calls import epochs as epochs_of
-from evenstep.shares import ShareSchedule
+from evenstep.share_schedule import ShareSchedule
 from evenstep.step_in_pieces import StepInPieces
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from evenstep import vote
 from evenstep.environment import Environment
-from evenstep.generations import Told
+from evenstep.generation_told import Told
 from evenstep.loader import EvenLoader
 from evenstep.regrouping import regroup, timings_of
 from evenstep.session import Session, in_place_of_session

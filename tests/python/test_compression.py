@@ -17,6 +17,7 @@ import evenstep as es
 from evenstep import _core
 from evenstep.compressed_engine import AdasumEngine, CompressedEngine
 from evenstep.compression import Compression, Int8, OneBit, encoding_of, in_parts, parse_compression, parse_way
+from evenstep.encoded_engine import EncodedEngine
 from evenstep.engine import EngineOptions
 from evenstep.exchange_state import restore_exchange
 from evenstep.saved_bytes import SavedBytes
@@ -455,3 +456,47 @@ def test_choices_with_numbers() -> None:
 def test_options_that_make_no_sense(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         es.prepare(nn.Linear(1, 1), **options)
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+@pytest.mark.parametrize("name", ["topk:0.4", "onebit"])
+def test_rounds_of_a_step_that_counts_nothing_leave_nothing_out(name: str, rounds: int) -> None:
+    parameters = [torch.zeros(40), torch.zeros(3, 5)]
+    options = EngineOptions(compression=parse_compression(name))
+    size = EncodedEngine.arena_bytes(parameters, options)
+
+    def comm() -> _core.Comm:
+        return _core.Comm(_core.Comm.create_segment(1, size), 0, 1, size)
+
+    engine = EncodedEngine(parameters, comm(), None, options)
+    engine.takes_back = True
+    generator = torch.Generator().manual_seed(1)
+
+    def turn(count: int) -> None:
+        for _ in range(count):
+            engine.begin(1.0, 0)
+            for index, parameter in enumerate(parameters):
+                engine.ready(index, torch.randn(parameter.shape, generator=generator))
+            engine.finish()
+
+    def same(state: dict[str, torch.Tensor]) -> bool:
+        now = engine.feedback_state()
+        return now.keys() == state.keys() and all(torch.equal(now[key], state[key]) for key in state)
+
+    turn(2)
+    engine.stands()
+    known = engine.feedback_state()
+    assert any(values.any() for values in known.values())
+    turn(rounds)
+    assert not same(known)
+    engine.take_back()
+    assert same(known)
+    turn(rounds)
+    engine.begin(1.0, 0)  # a round in which a rank is lost
+    engine = engine.again(comm())
+    assert same(known)
+    turn(1)
+    engine.stands()
+    after = engine.feedback_state()
+    engine = engine.again(comm())
+    assert same(after) and not same(known)

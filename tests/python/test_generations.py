@@ -12,10 +12,11 @@ from types import SimpleNamespace
 from typing import Any, Callable
 
 import generation_cases as cases
+import generation_optimizer_cases as optimizer_cases
 import pytest
 from run_jobs import Run
 
-from evenstep import EvenstepError, generations, plain
+from evenstep import EvenstepError, generation_joining, generations, plain
 from evenstep.generation_gift import Gift
 from evenstep.rendezvous import Overtaken
 
@@ -143,7 +144,7 @@ def test_buffers_and_scalers_are_as_if_nobody_had_died(
     ],
 )
 def test_two_optimizers_make_no_step_twice(run: Run, script: Script, ranks: int, deaths: str, left: list[int]) -> None:
-    result = run("-n", str(ranks), *SHRINK, script(cases.ADVERSARIAL), deaths)
+    result = run("-n", str(ranks), *SHRINK, script(optimizer_cases.ADVERSARIAL), deaths)
     text = result.stdout + result.stderr
     assert result.returncode == 0, text
     assert_right(text, left)
@@ -154,18 +155,20 @@ def test_two_optimizers_make_no_step_twice(run: Run, script: Script, ranks: int,
     ("deaths", "left"), [("0@commit:3,1@applied:8", [2, 3]), ("2@committed:6,3@voted:9,0@applied:18", [1])]
 )
 def test_optimizers_that_share_a_backward_step_together(run: Run, script: Script, deaths: str, left: list[int]) -> None:
-    result = run("-n", "4", *SHRINK, script(cases.SHARED), deaths)
+    result = run("-n", "4", *SHRINK, script(optimizer_cases.SHARED), deaths)
     text = result.stdout + result.stderr
     assert result.returncode == 0, text
     assert_right(text, left)
 
 
+@pytest.mark.more
 def test_what_cannot_go_on_starts_again(run: Run, script: Script) -> None:
-    result = run("-n", "2", *SHRINK, script(cases.SCHEDULED), "1@forward:3")
+    result = run("-n", "2", *SHRINK, script(cases.ADASUM), "1@forward:3")
     text = result.stdout + result.stderr
     assert result.returncode == 0, text
     assert (
-        "the others cannot go on without rank 1: rank 0: es.prepare(shares=…) says how samples are shared out" in text
+        "the others cannot go on without rank 1: rank 0: gradients are on GPUs, or summed by torch, by PowerSGD or by Adasum"
+        in text
     )
     assert "restart 1 of 3" in text and "ended with 2 ranks" in text
 
@@ -265,7 +268,7 @@ class _Board:
 
 def _giver() -> tuple[Any, _Board]:
     board = _Board()
-    steps = SimpleNamespace(phases=SimpleNamespace(during=lambda _: nullcontext()))
+    steps = SimpleNamespace(phases=SimpleNamespace(during=lambda _: nullcontext()), syncs=[])
     environment = SimpleNamespace(rank=0, speeds=None, joins=False)
     session: Any = SimpleNamespace(environment=environment, user_state=None, steps=steps)
     return generations.Recovery(session, board), board  # type: ignore[arg-type]
@@ -276,7 +279,7 @@ def test_who_cannot_give_says_why_and_goes_on(monkeypatch: pytest.MonkeyPatch, e
     def capture(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(generations, "capture", capture)
+    monkeypatch.setattr(generation_joining, "capture", capture)
     recovery, board = _giver()
     recovery._give(1)
     assert board.why == {1: f"rank 0 cannot give it: {type(error).__name__}: no room"}

@@ -8,6 +8,7 @@ import re
 from typing import Callable
 
 import generation_cases as cases
+import generation_optimizer_cases as optimizer_cases
 import pytest
 from run_jobs import Run
 from test_generations import SHRINK, assert_right, bits
@@ -35,7 +36,7 @@ def _more(*values: object) -> object:
         # a host's first rank, of three; the job's first, of two that are alone on their hosts
         ("a,b,b", cases.PLAIN_LOOP, "1@voted:4,0@commit:9", [2]),
         # a host's first rank, the job's first while others recover, and what is left of a host
-        _more("a,a,b,b", cases.ADVERSARIAL, "2@ready:5,0@meeting:5,1@fooled:13", [3]),
+        _more("a,a,b,b", optimizer_cases.ADVERSARIAL, "2@ready:5,0@meeting:5,1@fooled:13", [3]),
         _more("a,a,b,b", cases.PLAIN_LOOP, "0@forward:3,1@forward:3", [2, 3]),  # a whole host at once
         _more("a,b,a", cases.PLAIN_LOOP, "1@commit:4,0@applied:9", [2]),
         _more("a,b,c", cases.PLAIN_LOOP, "1@vote:4,0@committed:9", [2]),  # UCX between all
@@ -47,9 +48,9 @@ def _more(*values: object) -> object:
         _more("a,b,a,b", cases.EVALUATED, "1@judging:5,3@gathering:6,0@applied:13", [2]),
         _more("a,b,a,b", cases.NORMS, "1@counted:3,0@statistics:7,3@applied:11", [2]),  # and a GradScaler
         _more("a,a,b", cases.NORMS, "0@forward:8,1@met:8", [2]),
-        _more("a,b,b,a", cases.ADVERSARIAL, "0@first:6,3@commit:12", [1, 2]),
-        _more("a,b,b", cases.ADVERSARIAL, "0@committed:3,2@committed:4", [1]),
-        _more("a,b,b,a", cases.SHARED, "2@committed:6,3@voted:9,0@applied:18", [1]),
+        _more("a,b,b,a", optimizer_cases.ADVERSARIAL, "0@first:6,3@commit:12", [1, 2]),
+        _more("a,b,b", optimizer_cases.ADVERSARIAL, "0@committed:3,2@committed:4", [1]),
+        _more("a,b,b,a", optimizer_cases.SHARED, "2@committed:6,3@voted:9,0@applied:18", [1]),
     ],
 )
 def test_whoever_dies_on_whatever_host_the_others_train_on(

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from evenstep.environment import read_environment
+from evenstep.generation_passes import Passes
 from evenstep.hidden_gradients import HiddenGradients
 from evenstep.session import Session
 
@@ -42,12 +43,12 @@ def test_gradients_come_back_where_a_step_raised() -> None:
     assert parameter.grad is newer
 
 
-class _Loss:
-    """As evenstep.generations.Recovery: the pass under way is void."""
+class _Loss(Passes):
+    """Where a rank was lost in the pass under way."""
 
-    void, redoing = True, False
+    void = True  # type: ignore[assignment]
 
-    def pass_ended(self) -> None:
+    def turn_ended(self, counts: bool) -> None:
         raise AssertionError("the step raised before its end")
 
 

@@ -16,6 +16,7 @@ import evenstep as es
 from evenstep import _core
 from evenstep.engine import Report
 from evenstep.exchange_state import restore_exchange
+from evenstep.generation_passes import Passes
 from evenstep.group import Alone
 from evenstep.local_training import LocalTraining
 from evenstep.stale import StaleRounds
@@ -175,3 +176,57 @@ def test_weights_alone_loaded_within_a_round(monkeypatch: pytest.MonkeyPatch, tm
     one.step(0.0)
     assert one.weight.item() == 11.0
     assert stale.turn({0: torch.ones(1, 1)}, 1.0, 1)[0] == {}, "a gradient of the weights that are gone"
+
+
+class Weighing(OneRank):
+    """The sum of what one rank of several gives."""
+
+    def begin(self, weight: float, step: int) -> None:
+        self.weight = weight
+
+    def ready(self, index: int, value: torch.Tensor) -> None:
+        self.views[index].copy_(self.weight * value)
+
+
+def test_late_gradients_are_made_again_by_those_that_are_left() -> None:
+    def engines() -> list[Any]:
+        return [Weighing([torch.zeros(1)]) for _ in range(2)]
+
+    def turn(stale: StaleRounds, gradient: float, weight: float) -> float | None:
+        due = stale.turn({0: torch.tensor([gradient])}, weight, 0)[0]
+        return due[0].item() if due else None
+
+    passes = Passes()
+    stale = StaleRounds(engines(), passes)
+    for gradient in (1.0, 2.0, 3.0):
+        turn(stale, gradient, 0.25)
+        passes._commits()
+        stale.stands()
+    assert stale.weights() == {1: 0.25, 2: 0.25}  # the first has been used
+    assert turn(stale, 9.0, 0.25) == 0.5  # a void turn
+    assert "the gradients of rank 1 that were late are lost" in stale.lost_with([1])
+    stale.go_on(engines(), {1: 0.25, 2: 0.25})  # the others are gone
+    assert [turn(stale, 4.0, 1.0), turn(stale, 5.0, 1.0), turn(stale, 6.0, 1.0)] == [2.0, 3.0, 4.0]
+    joins = StaleRounds(engines(), passes)
+    joins.go_on(engines(), {1: 0.25, 2: 0.25})
+    assert turn(joins, 4.0, 1.0) == 0.0  # of its own it has nothing to give
+
+
+def test_gradients_that_a_checkpoint_had_are_late_on_whoever_is_left() -> None:
+    passes = Passes()
+    stale = StaleRounds([Weighing([torch.zeros(1)])], passes)
+    assert stale.load({"mode": "Stale", "results": [{"0": torch.tensor([6.0])}]}, [torch.device("cpu")])
+    (number,) = stale.weights()
+    stale.go_on([Weighing([torch.zeros(1)])], {number: 3.0})  # three ranks that all have it
+    assert stale.turn({}, 1.0, 0)[0][0].item() == 2.0, "a third of the sum"
+
+
+def test_samples_of_a_step_that_counts_nothing_weigh_nothing() -> None:
+    one = OneModel(outer_lr=0.5, outer_momentum=0.0)
+    one.local.saw(4.0)
+    one.local.stands()
+    one.local.saw(2.0)
+    one.local.take_back()
+    assert one.local._seen == 4.0
+    one.local.after_step(one.optimizer)
+    assert "what rank 2 trained in the step since the last exchange is lost" in one.local.lost_with([2])

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from evenstep import EvenstepError, plain
 from evenstep.device_places import Place
-from evenstep.generations import Told
+from evenstep.generation_told import Told
 
 LEAVES = (
     st.none()

@@ -12,7 +12,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from evenstep._core import EvenstepError
 from evenstep.environment import read_environment
-from evenstep.generations import Recovery, Told
+from evenstep.generation_passes import Passes
+from evenstep.generation_told import Told
+from evenstep.generations import Recovery
 from evenstep.loader import EvenLoader
 from evenstep.regrouping import own_workers, regroup
 from evenstep.session import Session, in_place_of_session
@@ -24,11 +26,10 @@ class _Losses(Recovery):
     """As where a rank is lost in steps that a test names."""
 
     def __init__(self) -> None:
-        self._committed = self._passes = self._void_passes = self._turns = self._done = self._over = self._pass = 0
-        self._void_seen = self._begun = self.joining = False
+        Passes.__init__(self)
+        self.joining = False
         self._said = "it is played"
         self._asked = 0
-        self.redoing = False
         self.said = ""
 
     def say(self, why: str) -> None:

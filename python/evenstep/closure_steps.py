@@ -1,0 +1,98 @@
+"""Optimizers that are given a closure (LBFGS) make their gradients within their step: it is committed at its end, and where it counts
+nothing, parameters and the optimizer's state are as before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.optim import LBFGS, Optimizer
+
+from evenstep.generation_passes import Passes
+
+Closure = Callable[[], Any]
+_OF_SCHEDULERS = ("params", "lr", "initial_lr")
+
+
+def closure_of(arguments: Sequence[Any], options: Mapping[str, Any]) -> Closure | None:
+    """Of a call of step(), whose first argument is the optimizer."""
+    found = arguments[1] if len(arguments) > 1 else options.get("closure")
+    return found if callable(found) else None
+
+
+class ClosureStep:
+    """One such step. It gives the optimizer itself in the closure's place."""
+
+    def __init__(self, optimizer: Optimizer, closure: Closure, passes: Passes) -> None:
+        self._closure, self._passes = closure, passes
+        self._kept = KeptOptimizer(optimizer)
+        self._value: Any = None
+
+    def within(self, arguments: Sequence[Any], options: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The call's arguments, with this as the closure."""
+        if len(arguments) > 1:
+            return (arguments[0], self, *arguments[2:]), dict(options)
+        return tuple(arguments), {**options, "closure": self}
+
+    def __call__(self) -> Any:
+        """Of a step that counts nothing no more of the script's closures are made than the other ranks make."""
+        if self._passes.closes_enough:
+            self._clear_gradients()
+            return self._value
+        self._passes.begins_closure()
+        self._value = self._closure()
+        if self._passes.void or self._passes.passes_over:
+            self._clear_gradients()  # nothing to go on for
+        return self._value
+
+    def _clear_gradients(self) -> None:
+        for parameter in self._kept.parameters:
+            if parameter.grad is not None:
+                parameter.grad = torch.zeros_like(parameter.grad)
+
+    def take_back(self) -> None:
+        """It counts nothing: once it has begun as many closures as on the other ranks, which may wait in them for this one."""
+        self._kept.put_back()
+        with torch.enable_grad():
+            while not self._passes.closes_enough:
+                self()
+
+    def leave_out(self) -> None:
+        """It counts, and nothing of it is applied."""
+        self._kept.put_back()
+
+
+class KeptOptimizer:
+    """What an optimizer's step changes, as it is now."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self.parameters: list[torch.Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
+        self._values = [p.detach().clone() for p in self.parameters]
+        # torch's LBFGS keeps up to a hundred steps in lists, whose tensors it never writes again
+        self._whole = not isinstance(optimizer, LBFGS)
+        self._state = {key: self._copy(state) for key, state in optimizer.state.items()}
+        self._groups = [
+            {name: self._copy(one) for name, one in group.items() if name not in _OF_SCHEDULERS}
+            for group in optimizer.param_groups
+        ]
+
+    def _copy(self, one: Any) -> Any:
+        if isinstance(one, torch.Tensor):
+            return one.detach().clone()
+        if isinstance(one, dict):
+            return {key: self._copy(value) for key, value in one.items()}
+        if type(one) in (list, tuple):
+            return type(one)(map(self._copy, one)) if self._whole else type(one)(one)
+        return one
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        for parameter, values in zip(self.parameters, self._values):
+            parameter.copy_(values)
+        state = self._optimizer.state
+        state.clear()
+        state.update({key: self._copy(one) for key, one in self._state.items()})
+        for group, kept in zip(self._optimizer.param_groups, self._groups):
+            group.update({name: self._copy(one) for name, one in kept.items()})
