@@ -364,6 +364,21 @@ def check_two_models() -> None:
             assert torch.allclose(a, b, atol=1e-6), (a, b)
 
 
+def check_ranks_that_were_told_otherwise() -> None:
+    environment = es.session().environment
+    wrong = {
+        "how the training loader's workers are chosen: auto, rank 0: off": {"workers": "auto" if RANK == 1 else "off"},
+        "or when to write checkpoints: ": {"checkpoint_frequency": 5 + RANK},
+    }
+    for words, options in wrong.items():
+        try:
+            es.prepare(DataLoader(Numbers(2 * RANKS), batch_size=RANKS), **options)
+            assert RANKS == 1, "not refused"
+        except es.EvenstepError as error:
+            assert str(error).startswith("rank 1 was told otherwise than rank 0") and words in str(error), error
+        es.session().environment = environment
+
+
 def main() -> None:
     orders = check_orders()
     check_distributed_sampler()
@@ -378,6 +393,7 @@ def main() -> None:
     check_two_models()
     check_buffers()
     check_batchnorm_with_few_samples()
+    check_ranks_that_were_told_otherwise()
     es.barrier()
     es.print("ORDER " + json.dumps(orders))
 
