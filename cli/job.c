@@ -6,6 +6,7 @@
 #include "base/json_writer.h"
 #include "base/stop.h"
 #include "base/utf8.h"
+#include "cli/job_aside.h"
 #include "cli/job_fetch.h"
 #include "cli/job_setup.h"
 #include "cli/job_view.h"
@@ -29,6 +30,8 @@ typedef struct running_job {
   even_monitor *monitor; /* NULL with --no-monitor */
   bool monitor_failed;   /* told once */
   even_job_fetcher fetcher;
+  even_job_devices all; /* what the job was given, while some are set aside */
+  even_aside aside;
   char url[256];
   int telemetry_fd;
   int restarts;
@@ -179,6 +182,7 @@ static even_status run(running_job *job, int *exit_code) {
                                     .hosts = job->setup.hosts,
                                     .estate = job->options->estate,
                                     .memory = job->setup.memory,
+                                    .aside = job->options->set_aside ? &job->aside : NULL,
                                     .shown = job->setup.shown,
                                     .observer = {.context = job,
                                                  .attempt = on_attempt,
@@ -425,10 +429,19 @@ static even_status follow_hosts(running_job *job) {
   return EVEN_OK;
 }
 
+/* Other places of this host take part. */
+static even_status follow_places(running_job *job) {
+  job->aside.changed = false;
+  even_status status = even_job_setup_without(job->options, &job->aside, &job->all, &job->setup);
+  /* also after a failure: what was shown by is freed */
+  even_job_view_ranks(&job->view, job->setup.shown, job->setup.labels, (int)job->setup.devices.count);
+  return status == EVEN_OK ? follow_monitor(job) : status;
+}
+
 static even_status run_on(running_job *job, int *exit_code) {
   even_status status = run(job, exit_code);
-  while (status == EVEN_OK && even_hosts_changed(job->setup.hosts)) {
-    EVEN_TRY(follow_hosts(job));
+  while (status == EVEN_OK && (even_hosts_changed(job->setup.hosts) || job->aside.changed)) {
+    EVEN_TRY(job->aside.changed ? follow_places(job) : follow_hosts(job));
     status = run(job, exit_code);
   }
   return status;
@@ -494,6 +507,8 @@ int even_job_start(const even_job_options *options, char *const *environment, si
       status = open_and_run(&job, &exit_code);
     }
     reader_paused = !even_job_view_close(&job.view);
+    even_job_setup_whole(&job.all, &job.setup);
+    even_aside_close(&job.aside);
     even_job_setup_close(&job.setup);
   }
   even_stop_when(NULL);

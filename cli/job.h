@@ -26,6 +26,7 @@ typedef struct even_job_options {
   const char *keep_every;    /* "1000" steps, "3600s": also these */
   const char *checkpoint_to; /* a URL that checkpoints are uploaded to; NULL, "": none */
   const char *resume;        /* NULL, "auto", a path or a URL */
+  bool set_aside;            /* places that fail attempt after attempt are left out */
   const char *cpu_quota;
   const char *loss_spike;         /* deviations, "off"; NULL: EVENSTEP_LOSS_SPIKE, else the monitor's */
   const char *hang_timeout;       /* seconds, "off"; NULL: EVENSTEP_HANG_TIMEOUT, else 30 */

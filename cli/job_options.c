@@ -58,6 +58,8 @@ size_t even_job_options_declare(even_job_options *o, even_option *table) {
       {0, "resume", EVEN_OPTION_TEXT, &o->resume, "auto|PATH|URL",
        "go on from the newest checkpoint of the run (with --checkpoint-to also of that place), or from PATH or URL", 0,
        0},
+      {0, "set-aside", EVEN_OPTION_FLAG, &o->set_aside, NULL,
+       "leave a place out whose rank is the first to fail in two attempts in a row, for 1 min, then longer", 0, 0},
       {0, "cpu-quota", EVEN_OPTION_TEXT, &o->cpu_quota, "R:F,…",
        "slow rank R down to the fraction F of its cores: 1:0.25", 0, 0},
       {0, "hang-timeout", EVEN_OPTION_TEXT, &o->hang_timeout, "SECONDS|off",

@@ -138,7 +138,7 @@ static bool one_model(const even_device_list *devices) {
 
 /* The prior: the profile's score of each device, times its quota. Without a score of each the quotas alone say
  * something only where the devices are alike, so all are then left unknown unless every device is of one model. */
-static even_status read_speeds(const even_job_options *options, even_job_setup *setup) {
+even_status even_job_read_speeds(const even_job_options *options, even_job_setup *setup) {
   const char *path = options->profile != NULL ? options->profile : "gpu_profiles.json";
   size_t count = setup->devices.count;
   bool known = false;
@@ -167,7 +167,7 @@ static even_status read_speeds(const even_job_options *options, even_job_setup *
   return EVEN_OK;
 }
 
-static even_status set_speeds(even_job_setup *setup, size_t ranks) {
+even_status even_job_set_speeds(even_job_setup *setup, size_t ranks) {
   even_text list = EVEN_TEXT_EMPTY;
   for (size_t i = 0; i < ranks; i++) {
     even_text_format(&list, "%s%.6g", i > 0 ? "," : "", setup->speeds[i]);
@@ -201,7 +201,7 @@ static even_status build_environment(const even_job_options *options, char *cons
     EVEN_TRY(even_environment_set(&setup->environment, "EVENSTEP_CHECKPOINT_TO", options->checkpoint_to));
   }
   if (setup->speeds != NULL) {
-    EVEN_TRY(set_speeds(setup, setup->devices.count - setup->spares));
+    EVEN_TRY(even_job_set_speeds(setup, setup->devices.count - setup->spares));
   }
   for (size_t i = 0; extra != NULL && extra[i] != NULL; i++) {
     EVEN_TRY(even_environment_put(&setup->environment, extra[i]));
@@ -258,6 +258,11 @@ static even_status check_options(const even_job_options *options) {
     (void)even_fail(EVEN_ERR_USAGE, "--memory-copies %lld is of --checkpoint-memory",
                     (long long)options->memory_copies);
     return even_error_fix("say every how many steps a checkpoint is kept in memory: --checkpoint-memory 10");
+  }
+  if (options->set_aside &&
+      (options->hosts != NULL || options->max_ranks > 0 || strcmp(options->recovery, "restart") != 0)) {
+    (void)even_fail(EVEN_ERR_USAGE, "--set-aside is of one host, and of --recovery restart");
+    return even_error_fix("leave it out: with --recovery replace a place that fails twice is set aside by itself");
   }
   EVEN_TRY(even_job_check_name(options));
   EVEN_TRY(even_policy_parse(options->policy, &policy));
@@ -428,7 +433,7 @@ static even_status open_setup(const even_job_options *options, char *const *envi
     EVEN_TRY(EVEN_NEW_ARRAY(&setup->quota, places));
     EVEN_TRY(read_quota(options->cpu_quota, places, setup->quota));
   }
-  EVEN_TRY(read_speeds(options, setup));
+  EVEN_TRY(even_job_read_speeds(options, setup));
   EVEN_TRY(even_job_add_spares(setup));
   EVEN_TRY(even_job_watching(options, setup));
   EVEN_TRY(read_watch(options, setup));
@@ -527,8 +532,8 @@ even_status even_job_setup_follow(const even_job_options *options, even_job_setu
   EVEN_TRY(follow_shown(options, setup->most > places ? setup->most : places, setup));
   even_free(setup->speeds);
   setup->speeds = NULL;
-  EVEN_TRY(read_speeds(options, setup));
-  EVEN_TRY(setup->speeds != NULL ? set_speeds(setup, setup->devices.count)
+  EVEN_TRY(even_job_read_speeds(options, setup));
+  EVEN_TRY(setup->speeds != NULL ? even_job_set_speeds(setup, setup->devices.count)
                                  : even_environment_set(&setup->environment, "EVENSTEP_SPEEDS", ""));
   EVEN_TRY(even_job_add_spares(setup));
   if (setup->quota != NULL && setup->spares > 0) {

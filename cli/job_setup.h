@@ -88,6 +88,9 @@ even_status even_job_add_devices(even_job_setup *setup) EVEN_MUST_USE;
 /* With --hosts: reaches the other hosts, whose devices follow this one's then. */
 even_status even_job_reach_hosts(const even_job_options *options, int ranks, const char *script,
                                  even_job_setup *setup) EVEN_MUST_USE;
+/* setup->speeds, by profile and quota; EVENSTEP_SPEEDS from them, of so many ranks. */
+even_status even_job_read_speeds(const even_job_options *options, even_job_setup *setup) EVEN_MUST_USE;
+even_status even_job_set_speeds(even_job_setup *setup, size_t ranks) EVEN_MUST_USE;
 /* job_spares.c. How many there are and on which hosts they wait, of the hosts that there are now; `left`: some that the
  * option names may have left. */
 even_status even_job_read_spares(const even_job_options *options, bool left, even_job_setup *setup) EVEN_MUST_USE;

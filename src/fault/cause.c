@@ -282,3 +282,53 @@ size_t even_fault_culprit(const even_fault_facts *ends, size_t count) {
   }
   return culprit;
 }
+
+/* What the CUDA driver says of a device that is broken, lost, or in another's hands. What a kernel of the script's does
+ * wrong (an illegal address, an assertion) is not among it. */
+static bool names_a_broken_device(const even_fault_facts *facts) {
+  static const char *const words[] = {"uncorrectable ECC error",
+                                      "busy or unavailable",
+                                      "no CUDA-capable device",
+                                      "hardware stack error",
+                                      "GPU is lost",
+                                      "fallen off the bus",
+                                      "uncorrectable NVLink",
+                                      "CUDA error: unknown error"};
+  even_traceback traceback;
+  if (facts->code == 0 || !find(facts, &traceback) || even_traceback_blames(&traceback) != EVEN_BLAME_OWN) {
+    return false;
+  }
+  for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+    if (memmem(traceback.exception.start, traceback.exception.length, words[i], strlen(words[i])) != NULL) {
+      return true;
+    }
+  }
+  return false;
+}
+
+/* With which somebody asks a process to end, or a limit does. */
+static bool asks_to_end(int signal) {
+  return signal == SIGTERM || signal == SIGINT || signal == SIGHUP || signal == SIGQUIT || signal == SIGXCPU ||
+         signal == SIGXFSZ || signal == SIGPIPE || signal == SIGUSR1 || signal == SIGUSR2 || signal == SIGALRM;
+}
+
+bool even_fault_is_of_place(const even_fault_facts *ends, size_t count, size_t culprit) {
+  for (size_t i = 0; i < count; i++) {
+    if (i != culprit && guilt_of(&ends[i]) >= GUILT_SLOW) {
+      return false;
+    }
+  }
+  if (culprit >= count) {
+    return false;
+  }
+  const even_fault_facts *facts = &ends[culprit];
+  if (facts->lost != NULL || facts->stood_still || facts->slow != NULL || even_fault_is_of_memory(facts)) {
+    return false;
+  }
+  if (facts->hung != NULL) {
+    return true;
+  }
+  return facts->stopped_by_agent ? false
+         : facts->signal != 0    ? !asks_to_end(facts->signal)
+                                 : names_a_broken_device(facts);
+}

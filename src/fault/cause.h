@@ -49,6 +49,12 @@ bool even_fault_is_of_memory(const even_fault_facts *facts);
 /* Whether its last output says that it failed, or may have failed, only because another rank went away. */
 bool even_fault_is_secondary(const even_fault_facts *facts);
 
+/* Whether what the culprit of these ends failed of may be the fault of its place (a device, a core, its memory): a
+ * signal that does not ask to end, a hang, an error that says so of its device; and no other rank failed of
+ * its own. Not what others may do as well: an error of the script's, lack of memory, an end with code 0, a host that is
+ * lost, a stop; not what another rank brought about. `culprit` == count: false. */
+bool even_fault_is_of_place(const even_fault_facts *ends, size_t count, size_t culprit);
+
 /* Which of the ranks failed first of its own accord: others fail, seconds later or even earlier, only because it went
  * away. That may be one that ended with code 0, but too early, where another one's failure is certainly for lack of it:
  * the caller then sets its `leave`. `ends` in the order in which they were seen. Returns `count` when none failed. */

@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "orchestrator/adopt.h"
+#include "orchestrator/aside.h"
 #include "orchestrator/copies.h"
 #include "orchestrator/elastic.h"
 #include "orchestrator/estate.h"
@@ -14,6 +15,7 @@
 #include "orchestrator/stragglers.h"
 #include "orchestrator/succession.h"
 #include "orchestrator/usages.h"
+#include "os/clock.h"
 #include "os/descriptors.h"
 #include "os/file.h"
 #include "os/path.h"
@@ -133,8 +135,10 @@ static size_t find_culprit(const even_job *job, const even_fault_facts *ends, ev
   return job->count;
 }
 
-/* Reports every rank's end, the one that began it first. *culprit == count: all ended well. */
-static even_status report_ends(even_job *job, even_fault_facts *ends, size_t *culprit, even_fault_facts *its) {
+/* Reports every rank's end, the one that began it first. *culprit == count: all ended well. *of_place: it may be the
+ * fault of its place. */
+static even_status report_ends(even_job *job, even_fault_facts *ends, size_t *culprit, even_fault_facts *its,
+                               bool *of_place) {
   even_fault_facts *room = NULL;
   EVEN_TRY(EVEN_NEW_ARRAY(&room, job->count));
   even_oom_watch_read(&job->oom);
@@ -144,6 +148,7 @@ static even_status report_ends(even_job *job, even_fault_facts *ends, size_t *cu
   }
   *culprit = find_culprit(job, ends, room);
   even_free(room);
+  *of_place = even_fault_is_of_place(ends, job->count, *culprit);
   if (*culprit < job->count) {
     /* what it failed of came before our signal */
     ends[*culprit].stopped_by_agent = ends[*culprit].stopped_by_agent && job->interrupted != 0;
@@ -214,11 +219,40 @@ static int exit_code_of(const even_fault_facts *facts) {
   return facts->signal != 0 ? 128 + facts->signal : facts->code;
 }
 
+static const char *reason_of(const even_fault_facts *facts) {
+  if (facts->hung != NULL) {
+    return "it hung";
+  }
+  return facts->signal != 0 ? even_signal_name(facts->signal) : "its device is at fault";
+}
+
+/* Its rank ended the attempt, and maybe the one before: which places take part in the next one. */
+static void judge_place(even_job *job, const even_fault_facts *culprit, bool of_place) {
+  even_aside *aside = job->params->aside;
+  const even_aside_place *one = NULL;
+  if (aside == NULL || job->hosts != NULL || job->params->shrink) {
+    return;
+  }
+  even_aside_failed(aside, of_place ? culprit->rank : -1, culprit->device, job->count, (size_t)job->params->least_ranks,
+                    even_clock_ns(), &one);
+  if (one != NULL) {
+    even_job_notice(job,
+                    "place %zu (%s) is set aside for %.0f s: its rank was the first to fail in %d attempts in a row "
+                    "(%s); the job goes on with %zu rank%s",
+                    one->place, one->device, (double)(one->until_ns - even_clock_ns()) * 1e-9, EVEN_ASIDE_ATTEMPTS,
+                    reason_of(culprit), job->count - 1, job->count == 2 ? "" : "s");
+  }
+  while ((one = even_aside_return(aside, even_clock_ns())) != NULL) {
+    even_job_notice(job, "place %zu (%s) takes part again", one->place, one->device);
+  }
+}
+
 /* What follows an attempt that came to its end; *again: another one. */
 static even_status judge(even_job *job, even_fault_facts *ends, int *exit_code, bool *again) {
   size_t culprit = job->count;
   even_fault_facts its = {.rank = -1};
-  EVEN_TRY(report_ends(job, ends, &culprit, &its));
+  bool of_place = false;
+  EVEN_TRY(report_ends(job, ends, &culprit, &its, &of_place));
   if (job->interrupted != 0) {
     *exit_code = 128 + job->interrupted;
     return EVEN_OK;
@@ -236,7 +270,11 @@ static even_status judge(even_job *job, even_fault_facts *ends, int *exit_code, 
     even_job_notice(job, "not restarted: the job was to end");
     return EVEN_OK;
   }
-  return plan_restart(job, &its, again);
+  EVEN_TRY(plan_restart(job, &its, again));
+  if (*again) {
+    judge_place(job, &its, of_place);
+  }
+  return EVEN_OK;
 }
 
 /* One attempt, and what is done before the next one; *changed: for which the job must be opened anew. */
@@ -249,6 +287,10 @@ static even_status run_once(even_job *job, even_fault_facts *ends, int *exit_cod
   }
   EVEN_TRY(ran);
   EVEN_TRY(judge(job, ends, exit_code, again));
+  if (*again && job->params->aside != NULL && job->params->aside->changed) {
+    *changed = true;
+    return EVEN_OK;
+  }
   return *again ? even_elastic_settle(job, changed) : EVEN_OK;
 }
 

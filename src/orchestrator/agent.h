@@ -137,7 +137,8 @@ typedef struct even_agent_params {
   struct even_estate *estate; /* of the leader whose job this one goes on with (estate.h); NULL: it is a new one */
   /* Where ranks of this host keep checkpoints in memory, which a restart takes where they are newer; NULL: nowhere. */
   struct even_host_memory *memory;
-  const bool *shown; /* of hosts: whose lines the observer wants, a rank each; NULL: all */
+  struct even_aside *aside; /* devices that fail are left out of further attempts (aside.h); NULL: none is */
+  const bool *shown;        /* of hosts: whose lines the observer wants, a rank each; NULL: all */
   even_agent_observer observer;
 } even_agent_params;
 
@@ -145,9 +146,9 @@ typedef struct even_agent_params {
  * signal; 130 after Ctrl-C; 7 when a rank that others needed ended with 0). Errors: only those of the agent itself
  * (EVEN_ERR_SYSTEM …). While it runs, all children of the calling process are its own: it adopts orphans and reaps
  * whatever ends. Call it from the main thread, with the signals blocked before other threads start
- * (even_signals_block). Where it returns for the job's hosts to change (even_hosts_changed), it is called again with
- * the devices of those that there are then. EVEN_ERR_INTERRUPTED: the thread's question (base/stop.h) ended the reading
- * of checkpoints. */
+ * (even_signals_block). Where it returns for the job's hosts to change (even_hosts_changed), or its devices (aside.h),
+ * it is called again with the devices of those that there are then. EVEN_ERR_INTERRUPTED: the thread's question
+ * (base/stop.h) ended the reading of checkpoints. */
 even_status even_agent_run(const even_agent_params *params, int *exit_code) EVEN_MUST_USE;
 
 #endif

@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "base/json_reader.h"
 #include "base/stop.h"
+#include "orchestrator/aside.h"
 #include "orchestrator/growth.h"
 #include "orchestrator/remote.h"
 #include "orchestrator/succession.h"
@@ -479,13 +480,24 @@ static void hand_over(even_text *from, even_text *to) {
   *from = (even_text)EVEN_TEXT_EMPTY;
 }
 
+static even_elastic_past *past_of(const even_job *job) {
+  if (job->hosts != NULL) {
+    return &job->hosts->elastic->past;
+  }
+  return job->params->aside != NULL ? &job->params->aside->past : NULL;
+}
+
 void even_elastic_keep(even_job *job) {
-  even_elastic_past *past = &job->hosts->elastic->past;
+  even_elastic_past *past = past_of(job);
+  if (past == NULL) {
+    return; /* nothing changes without */
+  }
   memcpy(past->id, job->id, sizeof past->id);
   past->attempt = job->attempt;
   past->planned = job->planned;
   past->shortages = job->shortages;
-  past->era = job->era + 1; /* what an agent that left sweeps behind it is nobody's any more */
+  past->era =
+      job->hosts == NULL ? job->era : job->era + 1; /* what an agent that left sweeps behind it is nobody's any more */
   hand_over(&job->resume, &past->resume);
   hand_over(&job->foreign, &past->foreign);
   hand_over(&job->lineage, &past->lineage);
@@ -494,10 +506,10 @@ void even_elastic_keep(even_job *job) {
 }
 
 bool even_elastic_take(even_job *job) {
-  if (job->hosts == NULL || !job->hosts->elastic->past.kept) {
+  even_elastic_past *past = past_of(job);
+  if (past == NULL || !past->kept) {
     return false;
   }
-  even_elastic_past *past = &job->hosts->elastic->past;
   memcpy(job->id, past->id, sizeof job->id);
   job->attempt = past->attempt;
   job->planned = past->planned;

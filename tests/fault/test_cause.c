@@ -217,6 +217,73 @@ static void a_server_that_is_down_is_nobody_elses_fault(void **state) {
   assert_true(even_fault_is_secondary(&server)); /* it may be for lack of a rank: worth a moment's wait */
 }
 
+/* A place is set aside for what is its own fault alone. */
+static void whose_place_is_at_fault(void **state) {
+  (void)state;
+  even_fault_facts well = facts_of(0, 0, "");
+  even_fault_facts peer = facts_of(0, 1, RECORDED_PEER);
+  even_fault_facts own = facts_of(0, 1, RECORDED_OWN_ERROR);
+  even_fault_facts broken = facts_of(0, 1,
+                                     "Traceback (most recent call last):\n"
+                                     "  File \"/home/u/train.py\", line 3, in <module>\n"
+                                     "    loss.backward()\n"
+                                     "RuntimeError: CUDA error: uncorrectable ECC error encountered\n");
+  even_fault_facts asserted = facts_of(0, 1,
+                                       "Traceback (most recent call last):\n"
+                                       "  File \"/home/u/train.py\", line 3, in <module>\n"
+                                       "    loss.backward()\n"
+                                       "RuntimeError: CUDA error: device-side assert triggered\n");
+  even_fault_facts killed = facts_of(SIGKILL, 0, "");
+  even_fault_facts crashed = facts_of(SIGSEGV, 0, "");
+  even_fault_facts ended = facts_of(SIGTERM, 0, "");
+  even_fault_facts stopped = facts_of(SIGTERM, 0, "");
+  even_fault_facts late = facts_of(SIGTERM, 0, RECORDED_OWN_ERROR);
+  even_fault_facts memory = killed;
+  even_fault_facts stood = stopped;
+  even_fault_facts hung = stopped;
+  even_fault_facts slow = stopped;
+  even_fault_facts lost = facts_of(0, 1, "");
+  even_fault_facts left = well;
+  stopped.stopped_by_agent = late.stopped_by_agent = true;
+  memory.out_of_memory = true;
+  stood.stood_still = true;
+  hung.hung = "no progress";
+  slow.slow = "it takes long";
+  lost.lost = "no sign of life";
+  left.leave = EVEN_LEAVE_BEFORE_JOINING;
+  const struct {
+    even_fault_facts ends[3];
+    size_t culprit;
+    bool of_place;
+  } cases[] = {
+      {{killed, stopped, stopped}, 0, true},
+      {{peer, crashed, stopped}, 1, true},
+      {{peer, peer, hung}, 2, true},
+      {{broken, peer, stopped}, 0, true},
+      {{own, stopped, stopped}, 0, false}, /* as likely another one's in the next attempt */
+      {{asserted, stopped, stopped}, 0, false},
+      {{killed, killed, stopped}, 0, false}, /* the job was killed */
+      {{crashed, own, stopped}, 0, false},
+      {{crashed, late, stopped}, 0, false},
+      {{broken, broken, stopped}, 0, false}, /* a driver, not a device */
+      {{hung, hung, stopped}, 0, false},
+      {{ended, stopped, stopped}, 0, false},
+      {{memory, stopped, stopped}, 0, false},
+      {{stood, peer, peer}, 0, false},
+      {{slow, peer, peer}, 0, false},
+      {{lost, peer, peer}, 0, false},
+      {{left, stopped, stopped}, 0, false},
+      {{peer, stopped, stopped}, 0, false}, /* revoked */
+      {{stopped, stopped, stopped}, 0, false},
+      {{well, well, well}, 3, false},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    if (even_fault_is_of_place(cases[i].ends, 3, cases[i].culprit) != cases[i].of_place) {
+      fail_msg("case %zu", i);
+    }
+  }
+}
+
 static even_status explain(void *context) {
   even_text cause = EVEN_TEXT_EMPTY;
   even_text excerpt = EVEN_TEXT_EMPTY;
@@ -243,6 +310,7 @@ int main(void) {
       cmocka_unit_test(keeps_the_cause_printable),
       cmocka_unit_test(names_the_one_that_left_early),
       cmocka_unit_test(a_server_that_is_down_is_nobody_elses_fault),
+      cmocka_unit_test(whose_place_is_at_fault),
       cmocka_unit_test(cuts_the_excerpt),
       cmocka_unit_test(survives_lack_of_memory),
   };

@@ -1,0 +1,75 @@
+/* Cuts a job's devices down to those whose places take part. */
+#include "cli/job_aside.h"
+
+#include "base/alloc.h"
+#include "base/fail.h"
+
+typedef struct even_job_part {
+  even_device *items;
+  double *quota;
+  bool *shown;
+  size_t count;
+} even_job_part;
+
+/* The devices' own memory stays with `all`. */
+static even_status cut(const even_aside *aside, const even_job_devices *all, even_job_part *out) {
+  EVEN_TRY(EVEN_NEW_ARRAY(&out->items, all->devices.count));
+  EVEN_TRY(EVEN_NEW_ARRAY(&out->shown, all->devices.count));
+  if (all->quota != NULL) {
+    EVEN_TRY(EVEN_NEW_ARRAY(&out->quota, all->devices.count));
+  }
+  for (size_t i = 0; i < all->devices.count; i++) {
+    if (even_aside_has(aside, i)) {
+      continue;
+    }
+    out->items[out->count] = all->devices.items[i];
+    out->shown[out->count] = all->shown[i];
+    if (all->quota != NULL) {
+      out->quota[out->count] = all->quota[i];
+    }
+    out->count++;
+  }
+  return EVEN_OK;
+}
+
+static void drop(even_job_part *part) {
+  even_free(part->items);
+  even_free(part->quota);
+  even_free(part->shown);
+}
+
+even_status even_job_setup_without(const even_job_options *options, const even_aside *aside, even_job_devices *all,
+                                   even_job_setup *setup) {
+  even_job_part part = {.count = 0};
+  bool first = all->devices.items == NULL;
+  if (first) {
+    *all = (even_job_devices){.devices = setup->devices, .quota = setup->quota, .shown = setup->shown};
+  }
+  even_status status = cut(aside, all, &part);
+  if (status != EVEN_OK) {
+    drop(&part);
+    return status;
+  }
+  if (!first) {
+    drop(&(even_job_part){.items = setup->devices.items, .quota = setup->quota, .shown = setup->shown});
+  }
+  setup->devices = (even_device_list){.items = part.items, .count = part.count};
+  setup->quota = part.quota;
+  setup->shown = part.shown;
+  setup->local = part.count;
+  even_free(setup->speeds);
+  setup->speeds = NULL;
+  EVEN_TRY(even_job_read_speeds(options, setup));
+  return setup->speeds != NULL ? even_job_set_speeds(setup, part.count)
+                               : even_environment_set(&setup->environment, "EVENSTEP_SPEEDS", "");
+}
+
+void even_job_setup_whole(even_job_devices *all, even_job_setup *setup) {
+  if (all->devices.items != NULL) {
+    drop(&(even_job_part){.items = setup->devices.items, .quota = setup->quota, .shown = setup->shown});
+    setup->devices = all->devices;
+    setup->quota = all->quota;
+    setup->shown = all->shown;
+    *all = (even_job_devices){.quota = NULL};
+  }
+}

@@ -1,0 +1,22 @@
+/* A job without some of its devices. */
+#ifndef EVEN_CLI_JOB_ASIDE_H
+#define EVEN_CLI_JOB_ASIDE_H
+
+#include "cli/job_setup.h"
+#include "orchestrator/aside.h"
+
+/* What a setup had before devices were set aside; zeros: none was yet. */
+typedef struct even_job_devices {
+  even_device_list devices;
+  double *quota;
+  bool *shown;
+} even_job_devices;
+
+/* Lets those devices of `all` (the setup's own, the first time) take part that are not set aside: ranks, quotas, what
+ * is shown and speeds follow. */
+even_status even_job_setup_without(const even_job_options *options, const even_aside *aside, even_job_devices *all,
+                                   even_job_setup *setup) EVEN_MUST_USE;
+/* Before the setup is closed: it has all its devices again. */
+void even_job_setup_whole(even_job_devices *all, even_job_setup *setup);
+
+#endif

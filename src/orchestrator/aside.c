@@ -1,0 +1,90 @@
+/* Counts in how many attempts in a row the rank of a place failed first. */
+#include "orchestrator/aside.h"
+
+#include <stdio.h>
+
+static const uint64_t first_ns = 60000000000u;
+static const uint64_t longest_ns = 3600000000000u;
+
+void even_aside_close(even_aside *aside) {
+  even_text_free(&aside->past.resume);
+  even_text_free(&aside->past.foreign);
+  even_text_free(&aside->past.lineage);
+  even_text_free(&aside->past.began);
+  aside->past = (even_elastic_past){.kept = false};
+}
+
+static even_aside_place *find(even_aside *aside, size_t place) {
+  for (size_t i = 0; i < aside->count; i++) {
+    if (aside->items[i].place == place) {
+      return &aside->items[i];
+    }
+  }
+  return NULL;
+}
+
+bool even_aside_has(const even_aside *aside, size_t place) {
+  for (size_t i = 0; i < aside->count; i++) {
+    if (aside->items[i].place == place) {
+      return aside->items[i].until_ns != 0;
+    }
+  }
+  return false;
+}
+
+size_t even_aside_place_of(const even_aside *aside, size_t rank) {
+  size_t place = 0;
+  for (size_t passed = 0;; place++) {
+    if (even_aside_has(aside, place)) {
+      continue;
+    }
+    if (passed++ == rank) {
+      return place;
+    }
+  }
+}
+
+static uint64_t pause_of(unsigned times) {
+  uint64_t pause = first_ns;
+  for (unsigned i = 1; i < times && pause < longest_ns; i++) {
+    pause *= 2;
+  }
+  return pause < longest_ns ? pause : longest_ns;
+}
+
+void even_aside_failed(even_aside *aside, int rank, const char *device, size_t ranks, size_t least, uint64_t now_ns,
+                       const even_aside_place **out) {
+  *out = NULL;
+  if (rank < 0) {
+    aside->failed = 0;
+    return;
+  }
+  size_t place = even_aside_place_of(aside, (size_t)rank);
+  aside->failed = aside->failed > 0 && aside->last == place ? aside->failed + 1 : 1;
+  aside->last = place;
+  even_aside_place *one = find(aside, place);
+  if (aside->failed < EVEN_ASIDE_ATTEMPTS || ranks < 2 || ranks <= least ||
+      (one == NULL && aside->count == EVEN_ASIDE_MOST)) {
+    return;
+  }
+  if (one == NULL) {
+    one = &aside->items[aside->count++];
+    *one = (even_aside_place){.place = place};
+    (void)snprintf(one->device, sizeof one->device, "%s", device);
+  }
+  one->until_ns = now_ns + pause_of(++one->times);
+  aside->failed = 0;
+  aside->changed = true;
+  *out = one;
+}
+
+const even_aside_place *even_aside_return(even_aside *aside, uint64_t now_ns) {
+  for (size_t i = 0; i < aside->count; i++) {
+    if (aside->items[i].until_ns != 0 && now_ns >= aside->items[i].until_ns) {
+      aside->items[i].until_ns = 0;
+      aside->changed = true;
+      return &aside->items[i];
+    }
+  }
+  return NULL;
+}

@@ -1,0 +1,88 @@
+"""A place whose rank is the first to fail attempt after attempt is left out of the next one."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_jobs import Run
+
+# ranks may share a device: who they are is seen by their quotas
+DIES = """
+    import os, signal, sys
+    world, rank = int(os.environ["WORLD_SIZE"]), os.environ["RANK"]
+    print("attempt", os.environ["TORCHELASTIC_RESTART_COUNT"], "world", world, "speeds", os.environ["EVENSTEP_SPEEDS"], flush=True)
+    if world == 3:
+        if rank == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGBUS)
+        signal.pause()
+"""
+WORDS = ("-n", "3", "--no-pin", "--log-rank", "all", "--cpu-quota", "0:0.5,2:0.25")
+
+
+@pytest.mark.parametrize("bad", ["1", pytest.param("0", marks=pytest.mark.more)])
+def test_it_is_left_out_with_the_reason(run: Run, script: Any, bad: str) -> None:
+    done = run(*WORDS, "--max-restarts", "3", "--set-aside", script(DIES), bad)
+    assert done.returncode == 0, done.stderr
+    assert f"place {bad} (cpu" in done.stderr
+    assert "is set aside for 60 s: its rank was the first to fail in 2 attempts in a row (SIGBUS)" in done.stderr
+    assert "the job goes on with 2 ranks" in done.stderr and "restart 2 of 3" in done.stderr
+    quotas = ["0.5", "1", "0.25"]
+    del quotas[int(bad)]
+    assert done.stdout.count(f"attempt 2 world 2 speeds {','.join(quotas)}") == 2
+    assert "attempt 1 world 3 speeds 0.5,1,0.25" in done.stdout
+
+
+def test_where_it_does_not_go(run: Run, script: Any) -> None:
+    done = run("-n", "2", "--set-aside", "--recovery", "shrink", script(DIES), "1")
+    assert done.returncode == 2 and "--set-aside is of one host" in done.stderr
+
+
+@pytest.mark.more
+def test_without_the_option_all_take_part(run: Run, script: Any) -> None:
+    done = run(*WORDS, "--max-restarts", "2", script(DIES), "1")
+    assert done.returncode == 128 + 7 and "set aside" not in done.stderr
+
+
+@pytest.mark.more
+def test_an_error_of_the_script_sets_nobody_aside(run: Run, script: Any) -> None:
+    """Others make it, too: who is first is chance."""
+    raises = DIES.replace("os.kill(os.getpid(), signal.SIGBUS)", "raise ValueError('mine')")
+    done = run(*WORDS, "--max-restarts", "3", "--set-aside", script(raises), "1")
+    assert done.returncode == 1 and "set aside" not in done.stderr and "restart 3 of 3" in done.stderr
+
+
+@pytest.mark.more
+def test_a_training_goes_on_and_its_history_does(start: Any, script: Any, tmp_path: Path) -> None:
+    name = script(
+        """
+        import os, signal
+        import torch
+        import evenstep as es
+
+        data = torch.utils.data.TensorDataset(torch.ones(64, 2))
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer, loader = es.prepare(model, optimizer, torch.utils.data.DataLoader(data, batch_size=4))
+        began = es.step()
+        for batch, in loader:
+            model(batch).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if es.step() == began + 3 and os.environ["RANK"] == "1":
+                os.kill(os.getpid(), signal.SIGKILL)
+        es.print("ended at", es.step(), "of", es.world_size())
+        """
+    )
+    words = ("-n", "2", "--no-pin", "--name", "a", "--checkpoint-every", "1", "--set-aside", "--json")
+    code, text = start(*words, name, monitor=True).finish()
+    assert code == 0, text
+    assert "ended at 16 of 1" in text and "place 1 (cpu" in text and "is set aside for 60 s" in text
+    outcome = json.loads(next(line for line in text.splitlines() if line.startswith('{"exit_code"')))
+    assert outcome["restarts"] == 2 and outcome["exit_code"] == 0
+    with sqlite3.connect(tmp_path / "runs/a/run.db") as history:
+        assert history.execute("select max(step) from steps").fetchone()[0] == 15
+    assert (tmp_path / "runs/a/report.html").exists()
