@@ -9,13 +9,34 @@
 #include "base/utf8.h"
 #include "cli/ckpt_python.h"
 #include "cli/python.h"
+#include "os/clock.h"
 #include "os/dialogue.h"
 
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { LOOK_MS = 200, MOST_SHOWN = 480 };
 static const char module[] = "evenstep.checkpoint_remote";
+static const double usual_seconds = 120;
+/* Python itself sees that a place does not answer. That it says nothing at all, for so much longer, is its own fault:
+ * a driver that holds all of it, a disk from which it cannot be read. */
+static const double python_seconds = 180;
+
+even_status even_job_fetch_limit(double *seconds) {
+  const char *text = getenv("EVENSTEP_FETCH_TIMEOUT");
+  char *end = NULL;
+  *seconds = usual_seconds;
+  if (text == NULL || text[0] == '\0') {
+    return EVEN_OK;
+  }
+  *seconds = strtod(text, &end);
+  if (end == text || *end != '\0' || !(*seconds > 0)) {
+    (void)even_fail(EVEN_ERR_USAGE, "EVENSTEP_FETCH_TIMEOUT=%.100s is no time to wait for checkpoints", text);
+    return even_error_fix("give seconds, such as 300, or inf to wait for ever");
+  }
+  return EVEN_OK;
+}
 
 /* Down the pipe: other users see the words of a command line. */
 static even_status ask(const even_job_fetcher *fetcher, const even_agent_wish *wish, even_dialogue *dialogue) {
@@ -38,19 +59,33 @@ static even_status ask(const even_job_fetcher *fetcher, const even_agent_wish *w
   return status;
 }
 
+static even_status fail_silent(double seconds) {
+  (void)even_fail(EVEN_ERR_TIMEOUT, "the Python that fetches a checkpoint has said nothing for %.0f s", seconds);
+  return even_error_fix("look for a driver that stands still, or a disk; EVENSTEP_FETCH_TIMEOUT waits longer");
+}
+
 /* NULL: it has closed its output. */
-static even_status hear_line(even_dialogue *dialogue, const char **line) {
+static even_status hear_line(const even_agent_wish *wish, double limit_seconds, even_dialogue *dialogue,
+                             const char **line) {
+  uint64_t since_ns = even_clock_ns();
   even_status status = EVEN_ERR_TIMEOUT;
   while (status == EVEN_ERR_TIMEOUT) {
+    double seconds = (double)(even_clock_ns() - since_ns) * 1e-9;
     if (even_stop_asked()) {
       return even_fail(EVEN_ERR_INTERRUPTED, "interrupted while a checkpoint was fetched");
+    }
+    if (seconds > limit_seconds + python_seconds) {
+      return fail_silent(seconds);
+    }
+    if (wish->meanwhile != NULL) {
+      wish->meanwhile(wish->meanwhile_context);
     }
     status = even_dialogue_hear(dialogue, LOOK_MS, line);
   }
   return status;
 }
 
-/* A line is a notice, or the answer: *answered. */
+/* A line is a notice, a sign of life, or the answer: *answered. */
 static even_status take_line(const even_job_fetcher *fetcher, const char *line, bool *answered, char **path) {
   char shown[MOST_SHOWN];
   json_t *said = NULL;
@@ -60,7 +95,7 @@ static even_status take_line(const even_job_fetcher *fetcher, const char *line, 
   even_status status = EVEN_OK;
   if (notice != NULL) {
     fetcher->tell(fetcher->context, even_utf8_clean(notice, shown, sizeof shown));
-  } else {
+  } else if (json_object_get(said, "lives") == NULL) {
     *answered = true;
     status = found == NULL      ? even_ckpt_python_error(module, said)
              : found[0] == '\0' ? EVEN_OK
@@ -85,10 +120,12 @@ static even_status ended_early(const even_dialogue *dialogue, const char *python
 static even_status converse(const even_job_fetcher *fetcher, const even_agent_wish *wish, even_dialogue *dialogue,
                             const char *python, char **path) {
   bool answered = false;
+  double limit_seconds = usual_seconds;
+  EVEN_TRY(even_job_fetch_limit(&limit_seconds));
   even_status status = ask(fetcher, wish, dialogue);
   while (status == EVEN_OK && !answered) {
     const char *line = NULL;
-    status = hear_line(dialogue, &line);
+    status = hear_line(wish, limit_seconds, dialogue, &line);
     if (status == EVEN_OK && line == NULL) {
       status = ended_early(dialogue, python);
     } else if (status == EVEN_OK && line[0] == '{') { /* what a driver prints is none of ours */
@@ -118,6 +155,10 @@ static even_status fetch(void *context, const even_agent_wish *wish, char **path
 }
 
 even_agent_elsewhere even_job_elsewhere(even_job_fetcher *fetcher) {
-  return (even_agent_elsewhere){
+  even_agent_elsewhere elsewhere = {
       .context = fetcher, .kept = fetcher->url != NULL && fetcher->url[0] != '\0', .fetch = fetch};
+  if (even_job_fetch_limit(&elsewhere.patience_seconds) != EVEN_OK) {
+    even_error_clear(); /* it was looked at when the job was set up */
+  }
+  return elsewhere;
 }

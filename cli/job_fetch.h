@@ -12,6 +12,11 @@ typedef struct even_job_fetcher {
   void *context;
 } even_job_fetcher;
 
+/* So long a place may be asked, and nothing come of it: 120 s, or EVENSTEP_FETCH_TIMEOUT (`inf`: for ever).
+ * EVEN_ERR_USAGE.
+ */
+even_status even_job_fetch_limit(double *seconds) EVEN_MUST_USE;
+
 /* What the agent calls (even_agent_elsewhere); `fetcher` must last as long. */
 even_agent_elsewhere even_job_elsewhere(even_job_fetcher *fetcher);
 

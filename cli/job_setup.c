@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "checkpoint/reader.h"
+#include "cli/job_fetch.h"
 #include "monitor/monitor.h"
 #include "orchestrator/estate.h"
 #include "orchestrator/host_memory.h"
@@ -241,6 +242,7 @@ static even_status check_checkpoint_folder(const char *path) {
 
 static even_status check_options(const even_job_options *options) {
   even_policy policy;
+  double fetch_seconds = 0;
   if (options->no_monitor && options->port != 0) {
     (void)even_fail(EVEN_ERR_USAGE, "--port %lld is the port of a page, and --no-monitor says that there is none",
                     (long long)options->port);
@@ -265,6 +267,7 @@ static even_status check_options(const even_job_options *options) {
     return even_error_fix("leave it out: with --recovery replace a place that fails twice is set aside by itself");
   }
   EVEN_TRY(even_job_check_name(options));
+  EVEN_TRY(even_job_fetch_limit(&fetch_seconds));
   EVEN_TRY(even_policy_parse(options->policy, &policy));
   if (options->checkpoint_every != NULL) {
     EVEN_TRY(check_every("--checkpoint-every", options->checkpoint_every));

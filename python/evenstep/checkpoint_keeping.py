@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.checkpoint_files import MANIFEST, read_manifest, sizes_match, verify
+from evenstep.checkpoint_order import begin_turn, created_in, follow, next_order, order_of, turn_after
 from evenstep.environment import cadence
 
 Name = TypeVar("Name")
@@ -74,10 +75,10 @@ class Keep(NamedTuple):
     seconds: float = 0.0
 
     def stays(self, own: list[tuple[str, int, Name]]) -> set[Name]:
-        """Which of these (created, step, name), newest first, the rules keep."""
+        """Which of these (order, step, name), newest first, the rules keep."""
         firsts: dict[int, Name] = {}
-        for created, step, name in reversed(own):
-            period = self.period(step, created)
+        for order, step, name in reversed(own):
+            period = self.period(step, created_in(order))
             if period is not None:
                 firsts.setdefault(period, name)
         return {*(name for _, _, name in own[: self.newest]), *firsts.values()}
@@ -111,8 +112,49 @@ def lineage_of(session: Any) -> str:
     return str(session.lineage)
 
 
+def order_beside(folder: Path) -> list[int]:
+    """Of a checkpoint that is put there, and is the newest beside others."""
+    newest = max((order for order, _, _ in _all_checkpoints(folder.absolute().parent)[0]), default="")
+    return [turn_after([newest] if newest else []), 0, 0]
+
+
+def _begin_turn(session: Any) -> None:
+    begin_turn(session, lambda: [order for order, _, _ in _all_checkpoints(folder_of(session))[0]])
+
+
+_read: dict[Path, tuple[int, str]] = {}  # manifests by when they were written: their orders
+
+
+def _newest_order(folder: Path) -> str:
+    """Of what is in the folder, whose ever: manifests that were read before are not read again."""
+    found = {}
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if not _STEP_NAME.match(path.name):
+            continue
+        try:
+            manifest = path / MANIFEST
+            written = manifest.stat().st_mtime_ns
+            known = _read.get(manifest)
+            order = known[1] if known and known[0] == written else order_of(read_manifest(path))
+        except (EvenstepError, OSError, ValueError, KeyError):
+            continue  # it goes, or is damaged
+        found[manifest] = (written, order)
+    _read.clear()
+    _read.update(found)
+    return max((order for _, order in found.values()), default="")
+
+
+def order_for(session: Any) -> list[int]:
+    """The place among others of a checkpoint that is written now: behind all that its folder has, also where other jobs
+    write there meanwhile."""
+    _begin_turn(session)
+    return next_order(session, _newest_order(folder_of(session)))
+
+
 def inherit(session: Any, folder: Path | None, state: dict[str, Any]) -> None:
     """The session goes on with the training that wrote the checkpoint."""
+    _begin_turn(session)
+    follow(session, state)
     session.lineage = state.get("lineage", "")
     session.resumed_from = folder
 
@@ -135,14 +177,14 @@ def step_folder(folder: Path, step: int, lineage: str) -> tuple[Path, bool]:
 
 
 def _all_checkpoints(folder: Path) -> tuple[list[tuple[str, int, Path]], list[Path]]:
-    """((created, step, path) of the whole ones, newest first; damaged ones) among folder/step-N."""
+    """((order, step, path) of the whole ones, newest first; damaged ones) among folder/step-N."""
     whole, damaged = [], []
     for path in folder.iterdir() if folder.is_dir() else ():
         if not _STEP_NAME.match(path.name) or not (path / MANIFEST).exists():
             continue
         if sizes_match(path):
             manifest = read_manifest(path)
-            whole.append((manifest["created"], manifest["state"].get("step", 0), path))
+            whole.append((order_of(manifest), manifest["state"].get("step", 0), path))
         else:
             damaged.append(path)
     return sorted(whole, reverse=True), damaged
@@ -162,8 +204,8 @@ def retain(
     that stays was read back and found right. spared: what is being uploaded stays for now. Returns the last one that is
     known to be right now."""
     whole, damaged = _all_checkpoints(newest.parent)
-    own = [(created, step, path) for created, step, path in whole if path == newest or _lineage_in(path) == lineage]
-    # by when they were written; what was written now counts as the newest whatever the clock says
+    own = [(order, step, path) for order, step, path in whole if path == newest or _lineage_in(path) == lineage]
+    # what was written now counts as the newest whatever the clock says
     stays = keep.stays(sorted(own, key=lambda one: one[2] != newest)) | spared
     goes = [path for _, _, path in own if path not in stays]
     if goes and verified not in stays:

@@ -13,6 +13,7 @@ import math
 import os
 import re
 import shutil
+import socket
 import sys
 import threading
 import time
@@ -21,8 +22,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from evenstep._core import EvenstepError
+from evenstep.answering import Answer, Silent, answer_of
 from evenstep.checkpoint_files import MANIFEST, PARTIAL, parse_manifest, read_manifest, verify
 from evenstep.checkpoint_keeping import Keep
+from evenstep.checkpoint_order import created_in, order_of
 
 
 def is_url(text: str) -> bool:
@@ -72,9 +75,13 @@ def _sync(folder: Path) -> None:
 class Stored(NamedTuple):
     """A whole checkpoint at the other place."""
 
-    created: str
+    order: str  # evenstep.checkpoint_order
     name: str
     manifest: dict[str, Any]
+
+    @classmethod
+    def of(cls, name: str, manifest: dict[str, Any]) -> Stored:
+        return cls(order_of(manifest), name, manifest)
 
     @property
     def step(self) -> int:
@@ -97,15 +104,33 @@ class Remote:
         try:
             import fsspec  # type: ignore[import-untyped]
 
-            self._files, root = fsspec.core.url_to_fs(url)
+            self.url = shown(url.rstrip("/"))
+            self._files, root = self._ask("it is opened", lambda: fsspec.core.url_to_fs(url))
+        except Silent:
+            raise
         except (ImportError, ValueError) as error:
             raise EvenstepError(
                 f"{shown(f'{url}: {error}')}\n  fix: install fsspec's driver for it beside torch, such as s3fs for s3://, gcsfs for gs://"
             ) from None
         except Exception as error:  # drivers have errors of their own
             raise EvenstepError(shown(f"{url}: {type(error).__name__}: {error}")) from None
-        self.url = shown(url.rstrip("/"))
         self._root = root.rstrip("/")
+
+    def _ask(self, what: str, call: Callable[[], Answer], into: Path | None = None) -> Answer:
+        """What a driver answers. into: the file that it writes meanwhile."""
+
+        def arrived() -> int:
+            return into.stat().st_size if into is not None and into.exists() else 0
+
+        def silent(seconds: float) -> Silent:
+            got = "" if into is None else f" ({arrived() / 1e6:.1f} MB of it are here)"
+            return Silent(
+                f"{self.url} does not answer on host {socket.gethostname()}: {what}, and nothing came for {seconds:g} s{got}\n"
+                "  fix: look whether it can be reached from that host (network, name, credentials, the store itself); "
+                "EVENSTEP_FETCH_TIMEOUT waits longer (inf: for ever)"
+            )
+
+        return answer_of(call, silent, arrived)
 
     def _failed(self, what: str, error: BaseException) -> EvenstepError:
         """To be raised from None: what a driver says in a traceback of its own may hold the URL in full."""
@@ -115,8 +140,9 @@ class Remote:
         """The manifest of a checkpoint that is whole by its own checksum and by the sizes of its files; None: there is none.
         A place that does not answer raises what its driver says: an older one is not to be taken for that."""
         try:
-            text = self._files.cat_file(f"{self._root}/{name}/{MANIFEST}")
-            entries = self._files.ls(f"{self._root}/{name}", detail=True)
+            place = f"{self._root}/{name}"
+            text = self._ask(f"{name}/{MANIFEST} is read", lambda: self._files.cat_file(f"{place}/{MANIFEST}"))
+            entries = self._ask(f"{name} is listed", lambda: self._files.ls(place, detail=True))
         except _NOT_THERE:
             return None
         try:
@@ -129,6 +155,8 @@ class Remote:
     def _manifest(self, name: str) -> dict[str, Any] | None:
         try:
             return self._look(name)
+        except Silent:
+            raise
         except Exception as error:
             raise self._failed(f"{name} cannot be read", error) from None
 
@@ -136,13 +164,16 @@ class Remote:
         """The whole ones, newest first."""
         try:
             self._files.invalidate_cache()
-            names = [place.rstrip("/").rpartition("/")[2] for place in self._files.ls(self._root, detail=False)]
+            places = self._ask("it is listed", lambda: self._files.ls(self._root, detail=False))
+            names = [place.rstrip("/").rpartition("/")[2] for place in places]
             found = [(name, self._look(name)) for name in names if not name.endswith(PARTIAL)]
         except FileNotFoundError:
             return []
+        except Silent:
+            raise
         except Exception as error:  # drivers have errors of their own
             raise self._failed("cannot be listed", error) from None
-        return sorted((Stored(m["created"], name, m) for name, m in found if m is not None), reverse=True, key=_newest)
+        return sorted((Stored.of(name, m) for name, m in found if m is not None), reverse=True, key=_newest)
 
     def put(self, folder: Path) -> None:
         """Uploads a checkpoint; one that is there already is left as it is."""
@@ -200,10 +231,10 @@ class Remote:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         try:
-            self._files.get_file(f"{self._root}/{name}/{MANIFEST}", os.fspath(partial / MANIFEST))
+            self._get(name, MANIFEST, partial)
             manifest = read_manifest(partial)
             for entry in manifest["files"]:
-                self._files.get_file(f"{self._root}/{name}/{entry['name']}", os.fspath(partial / entry["name"]))
+                self._get(name, entry["name"], partial)
             try:
                 verify(partial, manifest)
             except EvenstepError as error:
@@ -224,6 +255,10 @@ class Remote:
         shutil.rmtree(old, ignore_errors=True)
         return target
 
+    def _get(self, name: str, file: str, partial: Path) -> None:
+        place, to = f"{self._root}/{name}/{file}", partial / file
+        self._ask(f"{name}/{file} is read", lambda: self._files.get_file(place, os.fspath(to)), to)
+
     def remove(self, name: str) -> None:
         """The manifest first: no moment shows half of it as a whole one."""
         place = f"{self._root}/{name}"
@@ -238,14 +273,14 @@ class Remote:
     def retain(self, keep: Keep, lineage: str) -> None:
         """The same rules as for the folder here."""
         own = [one for one in self.whole() if one.lineage == lineage]
-        stays = keep.stays([(one.created, one.step, one.name) for one in own])
+        stays = keep.stays([(one.order, one.step, one.name) for one in own])
         for one in own:
             if one.name not in stays:
                 self.remove(one.name)
 
 
 def _newest(one: Stored) -> tuple[str, int, str]:
-    return one.created, one.step, one.name
+    return one.order, one.step, one.name
 
 
 def _exactly(url: str) -> tuple[Remote, Stored] | None:
@@ -256,9 +291,11 @@ def _exactly(url: str) -> tuple[Remote, Stored] | None:
     try:
         above = Remote(parent)
         manifest = above._look(name)
+    except Silent:
+        raise
     except Exception:  # what is above need not be open to us; where nothing answers its own listing says so
         return None
-    return None if manifest is None else (above, Stored(manifest["created"], name, manifest))
+    return None if manifest is None else (above, Stored.of(name, manifest))
 
 
 def fetch_newest(url: str, into: Path) -> Path:
@@ -284,11 +321,11 @@ class Wish(NamedTuple):
 
     def takes(self, one: Stored) -> bool:
         state = one.manifest["state"]
-        if one.created <= self.after:
+        if one.order <= self.after:
             return False
         if not self.job or state.get("job") == self.job:
             return True
-        return bool(self.lineage) and one.lineage == self.lineage and one.created <= self.until
+        return bool(self.lineage) and one.lineage == self.lineage and one.order <= self.until
 
 
 def bring(wish: Wish, tell: Callable[[str], None]) -> Path | None:
@@ -320,12 +357,22 @@ def bring(wish: Wish, tell: Callable[[str], None]) -> Path | None:
 def _answer_agent() -> int:
     """One request in a line of JSON, from `evenstep run`; notices and an answer, each in one."""
 
+    writes = threading.Lock()
+
     def say(**what: Any) -> None:
-        print(json.dumps(what), flush=True)
+        with writes:
+            print(json.dumps(what), flush=True)
+
+    def live() -> None:
+        """For the agent: this process does not stand still."""
+        while True:
+            say(lives=True)
+            time.sleep(1)
 
     with os.fdopen(int(os.environ["EVENSTEP_REQUESTS_FD"]), encoding="utf-8") as requests:
         wish = Wish(**json.loads(requests.readline()))
     try:
+        threading.Thread(target=live, name="evenstep-lives", daemon=True).start()
         path = bring(wish, lambda text: say(notice=text))
     except EvenstepError as error:
         what, _, fix = str(error).partition("\n  fix: ")
@@ -399,7 +446,9 @@ def main(words: list[str]) -> int:
         return _answer_agent()
     try:
         if len(words) == 2 and words[0] == "ls":
-            answer: Any = [{"name": s.name, "created": s.created, "step": s.step} for s in Remote(words[1]).whole()]
+            answer: Any = [
+                {"name": s.name, "created": created_in(s.order), "step": s.step} for s in Remote(words[1]).whole()
+            ]
         elif len(words) == 3 and words[0] == "push":
             Remote(words[2]).put(Path(words[1]).absolute())
             answer = f"{shown(words[2].rstrip('/'))}/{Path(words[1]).absolute().name}"
@@ -410,6 +459,8 @@ def main(words: list[str]) -> int:
     except EvenstepError as error:
         what, _, fix = str(error).partition("\n  fix: ")
         print(json.dumps({"what": what, "fix": fix, "code": 3}), flush=True)
+        if isinstance(error, Silent):
+            os._exit(1)  # a driver's threads that wait may keep the interpreter from its end
         return 1
     if answer is None:
         sys.stderr.write((__doc__ or "").splitlines()[-1].strip() + "\n")

@@ -18,7 +18,7 @@ from evenstep._core import EvenstepError
 from evenstep.checkpoint_block import move
 from evenstep.checkpoint_encoding import decode, encode
 from evenstep.checkpoint_files import find_tied, index_of, shard_name, total_bytes
-from evenstep.checkpoint_keeping import lineage_of
+from evenstep.checkpoint_keeping import lineage_of, order_for
 from evenstep.checkpoint_reading import StoredFiles, files_of, on_all_ranks
 
 Tensors = dict[str, torch.Tensor]
@@ -331,6 +331,7 @@ def capture(session: Any, random_states: list[bytes], extra: Any) -> Snapshot:
     into.files[_RANDOM_FILE] = {}
     into.state = {
         "lineage": lineage_of(session),
+        "order": order_for(session),  # which of two is the newer (evenstep.checkpoint_order)
         "process_set": session.name,
         "job": os.environ.get("EVENSTEP_JOB", "") if session.in_job else "",  # by which its agent knows its own
         "step": int(session.step),

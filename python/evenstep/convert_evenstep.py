@@ -14,6 +14,7 @@ from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.checkpoint_encoding import UnsavableState, decode, encode
 from evenstep.checkpoint_files import TensorFile, find_tied, read_manifest, total_bytes, verify, write_tensors
+from evenstep.checkpoint_keeping import order_beside
 from evenstep.checkpoint_reading import files_of
 from evenstep.convert_contents import (
     DAMAGED,
@@ -197,6 +198,7 @@ def write_folder(contents: Contents, folder: Path, replace: bool) -> None:
         contents.leave(f"{path.name}: a checkpoint has no place for other files")
     try:
         into = _snapshot(contents)
+        into.state["order"] = order_beside(folder)
         text = json.dumps(into.state, ensure_ascii=False, allow_nan=False)
         size = sum(total_bytes(tensors) for tensors in into.files.values()) + len(text)
         writer = _core.CheckpointWriter(folder, replace, size)

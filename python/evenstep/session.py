@@ -86,6 +86,7 @@ class Session:
         self.plan: Any = None  # of `evenstep plan`
         self.watch: Any = None  # of `evenstep verify`: ends the script after its steps
         self.lineage = ""  # which training this is, once a checkpoint asked (evenstep.checkpoint_keeping)
+        self.turn = self.number = 0  # what its checkpoints say of their order (evenstep.checkpoint_order)
         self.resumed_from: Path | None = None
         self.last_checkpoint: Path | None = None  # that this process wrote
         self.devices = [environment.device]  # of all ranks, once they have joined

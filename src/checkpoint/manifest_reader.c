@@ -129,6 +129,31 @@ static int64_t state_number(const json_t *state, const char *key) {
   return json_is_integer(value) && json_integer_value(value) >= 0 ? (int64_t)json_integer_value(value) : -1;
 }
 
+/* What fits no field of the text is of no writer that we know. */
+static even_status read_order(const json_t *state, even_checkpoint_info *out) {
+  enum { NUMBERS = 3 };
+  static const json_int_t most = 9999999999;
+  json_int_t numbers[NUMBERS] = {0};
+  even_text text = EVEN_TEXT_EMPTY;
+  const json_t *order = json_object_get(state, "order");
+  bool known = json_array_size(order) == NUMBERS;
+  for (size_t i = 0; i < NUMBERS && known; i++) {
+    const json_t *number = json_array_get(order, i);
+    numbers[i] = json_integer_value(number);
+    known = json_is_integer(number) && numbers[i] >= 0 && numbers[i] <= most;
+  }
+  memset(numbers, 0, known ? 0 : sizeof numbers);
+  out->turn = (int64_t)numbers[0];
+  even_text_format(&text, "%010lld.%010lld.%010lld %s", (long long)numbers[0], (long long)numbers[1],
+                   (long long)numbers[2], out->created);
+  even_status status = even_text_status(&text);
+  if (status == EVEN_OK) {
+    status = even_duplicate(text.data, &out->order);
+  }
+  even_text_free(&text);
+  return status;
+}
+
 static even_status read_root(const char *origin, json_t *root, even_checkpoint_info *out) {
   const char *format = json_string_value(json_object_get(root, "format"));
   const char *created = json_string_value(json_object_get(root, "created"));
@@ -145,6 +170,7 @@ static even_status read_root(const char *origin, json_t *root, even_checkpoint_i
     return corrupt(origin, "it lacks \"created\", \"files\" or \"state\"");
   }
   EVEN_TRY(even_duplicate(created, &out->created));
+  EVEN_TRY(read_order(state, out));
   out->state = json_incref(state);
   out->step = state_number(state, "step");
   out->epoch = state_number(state, "epoch");
@@ -174,6 +200,7 @@ void even_checkpoint_info_free(even_checkpoint_info *info) {
   }
   even_free(info->files);
   even_free(info->created);
+  even_free(info->order);
   json_decref(info->state);
   *info = (even_checkpoint_info){.step = -1, .epoch = -1, .world_size = -1};
 }

@@ -11,14 +11,14 @@
 
 typedef struct candidate {
   char *path;
-  char *created;
+  char *order;
   int64_t step;
 } candidate;
 
 static int newest_first(const void *left, const void *right) {
   const candidate *a = left;
   const candidate *b = right;
-  int order = strcmp(b->created, a->created);
+  int order = strcmp(b->order, a->order);
   if (order != 0) {
     return order;
   }
@@ -79,8 +79,8 @@ static even_status look_at(const search *what, const char *path, candidate *cand
   bool wanted = info.state == NULL || what->accept == NULL || what->accept(what->context, &info);
   if (status == EVEN_OK && wanted) {
     candidate *next = &candidates[(*count)++];
-    *next = (candidate){NULL, info.created, info.step};
-    info.created = NULL;
+    *next = (candidate){NULL, info.order, info.step};
+    info.order = NULL;
     status = even_duplicate(path, &next->path);
   } else if (status != EVEN_OK) {
     status = pass_over(status, wanted ? what->damaged : NULL);
@@ -146,7 +146,7 @@ static even_status find(const search *what, const char *const *folders, size_t f
   }
   for (size_t i = 0; i < count; i++) {
     even_free(candidates[i].path);
-    even_free(candidates[i].created);
+    even_free(candidates[i].order);
   }
   even_free(candidates);
   return status;
@@ -154,6 +154,11 @@ static even_status find(const search *what, const char *const *folders, size_t f
 
 even_status even_checkpoint_find_newest(const char *folder, bool thorough, char **path) {
   return find(&(search){.thorough = thorough}, &folder, 1, path);
+}
+
+even_status even_checkpoint_find_newest_of(const char *folder, even_checkpoint_accept accept, const void *context,
+                                           char **path) {
+  return find(&(search){.accept = accept, .context = context}, &folder, 1, path);
 }
 
 even_status even_checkpoint_find_whole_of(const char *const *folders, size_t count, even_checkpoint_accept accept,

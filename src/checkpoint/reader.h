@@ -22,7 +22,11 @@ typedef struct even_checkpoint_stored_file {
 } even_checkpoint_stored_file;
 
 typedef struct even_checkpoint_info {
-  char *created; /* UTC, ISO 8601 with microseconds: sorts by time */
+  char *created; /* UTC, ISO 8601 with microseconds */
+  /* Of two checkpoints the newer has the greater text: by turn, generation and number of its state's "order" (zeros
+   * where it has none: it is of before these, or of another writer), then by `created`. */
+  char *order;
+  int64_t turn; /* of "order" */
   even_checkpoint_stored_file *files;
   size_t file_count;
   uint64_t bytes;     /* of all files */
@@ -56,13 +60,16 @@ even_status even_checkpoint_verify(const char *folder, even_names *problems) EVE
 even_status even_checkpoint_repair(const char *folder, const char *copy, even_names *repaired,
                                    even_names *left) EVEN_MUST_USE;
 
-/* The newest whole checkpoint in `folder`, by the time it was written; damaged, unreadable and unfinished ones are
+/* The newest whole checkpoint in `folder`, by `order`; damaged, unreadable and unfinished ones are
  * passed over.
  * thorough: every checksum is compared, else sizes only. *path is NULL where there is none or no such folder. Free
  * *path with even_free. */
 even_status even_checkpoint_find_newest(const char *folder, bool thorough, char **path) EVEN_MUST_USE;
 /* Whether a checkpoint may be taken, by its manifest alone. */
 typedef bool (*even_checkpoint_accept)(const void *context, const even_checkpoint_info *info);
+/* The same, not thorough, among those that `accept` takes. */
+even_status even_checkpoint_find_newest_of(const char *folder, even_checkpoint_accept accept, const void *context,
+                                           char **path) EVEN_MUST_USE;
 /* The same, thorough, among those that `accept` takes (NULL: all), and what was passed over: `damaged` has a line for
  * each checkpoint that the search met and that is damaged or cannot be read (no permission, a failing disk, a newer
  * format), worded as the error of even_checkpoint_verify (of those older than *path, only the manifest is read and the

@@ -57,17 +57,20 @@ typedef struct even_agent_observer {
 
 /* What is asked for of the place where checkpoints are kept elsewhere. No string is NULL but `url`. */
 typedef struct even_agent_wish {
-  const char *url;     /* NULL: of where the job uploads its own */
-  const char *folder;  /* where it is to be put */
-  const char *after;   /* only one that was made later; "": any */
-  const char *job;     /* only one that this job wrote ("": anybody), */
-  const char *lineage; /* or that is of this training, */
-  const char *until;   /* and was made by then */
+  const char *url;                  /* NULL: of where the job uploads its own */
+  const char *folder;               /* where it is to be put */
+  const char *after;                /* only one that is newer: an `order` as of even_checkpoint_info; "": any */
+  const char *job;                  /* only one that this job wrote ("": anybody), */
+  const char *lineage;              /* or that is of this training, */
+  const char *until;                /* and no newer than this one */
+  void (*meanwhile)(void *context); /* called some times a second until there is an answer; NULL: nobody waits */
+  void *meanwhile_context;
 } even_agent_wish;
 
 typedef struct even_agent_elsewhere {
   void *context;
-  bool kept; /* whether the job uploads its checkpoints */
+  bool kept;               /* whether the job uploads its checkpoints */
+  double patience_seconds; /* so long a place that does not answer is asked again before steps are given up for it */
   /* Brings the newest whole checkpoint that was asked for, every checksum compared, and says where it is now: *path
    * (free with even_free), NULL where there is none. Damaged ones there are passed over, and named. Secrets of the URL
    * are in no message. Errors: EVEN_ERR_INTERRUPTED, else why nothing can be fetched. */

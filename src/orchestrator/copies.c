@@ -96,8 +96,8 @@ static bool has_changed(const even_job *job, copies_of *kind) {
   return changed;
 }
 
-/* The newest of a folder, where that is the job's own. *created is when it was written. */
-static even_status find_own(const even_job *job, const char *folder, char **path, even_text *created) {
+/* The newest of a folder, where that is the job's own. *order: info.order of it. */
+static even_status find_own(const even_job *job, const char *folder, char **path, even_text *order) {
   even_checkpoint_info info;
   EVEN_TRY(even_checkpoint_find_newest(folder, false, path));
   if (*path == NULL) {
@@ -105,8 +105,8 @@ static even_status find_own(const even_job *job, const char *folder, char **path
   }
   even_status status = even_checkpoint_inspect(*path, &info);
   if (status == EVEN_OK && even_job_owns(job, &info)) {
-    even_text_add(created, info.created);
-    status = even_text_status(created);
+    even_text_add(order, info.order);
+    status = even_text_status(order);
   } else {
     even_free(*path);
     *path = NULL;
@@ -121,20 +121,20 @@ static even_status find_new(const even_job *job, const copies_of *kind, char **p
   even_text newest = EVEN_TEXT_EMPTY;
   even_status status = EVEN_OK;
   for (size_t i = 0; i < count; i++) {
-    even_text created = EVEN_TEXT_EMPTY;
+    even_text order = EVEN_TEXT_EMPTY;
     char *own = NULL;
-    if (find_own(job, folders[i], &own, &created) != EVEN_OK) {
+    if (find_own(job, folders[i], &own, &order) != EVEN_OK) {
       even_error_clear(); /* it is being removed, perhaps */
-    } else if (own != NULL && strcmp(created.data, even_text_string(&newest)) > 0) {
+    } else if (own != NULL && strcmp(order.data, even_text_string(&newest)) > 0) {
       even_free(*path);
       *path = own;
       own = NULL;
       even_text_clear(&newest);
-      even_text_add(&newest, created.data);
+      even_text_add(&newest, order.data);
       status = even_text_status(&newest);
     }
     even_free(own);
-    even_text_free(&created);
+    even_text_free(&order);
   }
   even_text_free(&newest);
   return status;

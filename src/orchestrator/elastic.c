@@ -495,6 +495,8 @@ void even_elastic_keep(even_job *job) {
   memcpy(past->id, job->id, sizeof past->id);
   past->attempt = job->attempt;
   past->planned = job->planned;
+  past->turn = job->turn;
+  past->trained = job->trained;
   past->shortages = job->shortages;
   past->era =
       job->hosts == NULL ? job->era : job->era + 1; /* what an agent that left sweeps behind it is nobody's any more */
@@ -513,6 +515,8 @@ bool even_elastic_take(even_job *job) {
   memcpy(job->id, past->id, sizeof job->id);
   job->attempt = past->attempt;
   job->planned = past->planned;
+  job->turn = past->turn;
+  job->trained = past->trained;
   job->shortages = past->shortages;
   job->era = past->era;
   hand_over(&past->resume, &job->resume);

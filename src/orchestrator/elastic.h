@@ -21,6 +21,8 @@ typedef struct even_elastic_past {
   int attempt; /* the next */
   int planned;
   int era;
+  int64_t turn;
+  bool trained;
   even_shortages shortages;
   even_text resume;
   even_text foreign;

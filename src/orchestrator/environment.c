@@ -192,6 +192,12 @@ static even_status set_torchrun(even_environment *environment, const even_rank_p
   return set_visible_gpus(environment, place->devices, (size_t)place->first, (size_t)(place->first + local));
 }
 
+static even_status set_turn(even_environment *environment, int64_t turn) {
+  char text[24];
+  (void)snprintf(text, sizeof text, "%" PRId64, turn);
+  return turn > 0 ? even_environment_set(environment, "EVENSTEP_CHECKPOINT_TURN", text) : EVEN_OK;
+}
+
 static even_status set_evenstep(even_environment *environment, const even_rank_place *place) {
   const even_device *device = &place->devices->items[place->rank];
   if (even_environment_get(environment, "OMP_NUM_THREADS") == NULL) {
@@ -221,6 +227,7 @@ static even_status set_evenstep(even_environment *environment, const even_rank_p
   if (place->shortages != NULL) {
     EVEN_TRY(even_environment_set(environment, "EVENSTEP_MEMORY_CAPS", place->shortages));
   }
+  EVEN_TRY(set_turn(environment, place->turn));
   if (place->memory != NULL) {
     EVEN_TRY(even_environment_set(environment, "EVENSTEP_CHECKPOINT_MEMORY", place->memory));
   }

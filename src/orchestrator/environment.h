@@ -33,6 +33,7 @@ typedef struct even_rank_place {
   const char *interface;      /* over which hosts reach one another; NULL, "": not known */
   int master_port;
   int attempt;
+  int64_t turn; /* of the attempt (job.h), 0: not to be told */
   int max_restarts;
   int telemetry_fd;     /* -1: none */
   int snapshot_fd;      /* memory for its checkpoints, -1: none */

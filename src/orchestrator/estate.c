@@ -89,6 +89,7 @@ even_status even_estate_write(const even_job *job, even_text *out) {
   even_json_integer(&json, "attempt", job->attempt);
   even_json_integer(&json, "planned", job->planned);
   even_json_integer(&json, "era", job->era);
+  even_json_integer(&json, "turn", job->turn);
   even_json_string(&json, "resume", job->resume.length > 0 ? job->resume.data : NULL);
   even_json_string(&json, "foreign", even_text_string(&job->foreign));
   even_json_string(&json, "lineage", even_text_string(&job->lineage));
@@ -218,6 +219,7 @@ even_status even_estate_words(const even_estate *estate, const char *name, char 
 
 static even_status take_line(const even_estate *estate, even_job *job) {
   const char *resume = even_estate_text(estate, "resume");
+  job->turn = (int64_t)json_integer_value(json_object_get(estate->content, "turn"));
   even_text_clear(&job->resume);
   even_text_add(&job->foreign, even_estate_text(estate, "foreign"));
   even_text_add(&job->lineage, even_estate_text(estate, "lineage"));

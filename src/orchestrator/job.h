@@ -93,6 +93,8 @@ typedef struct even_job {
   int planned;              /* attempts among them that began because the hosts changed, and count for no failure */
   int port;                 /* of the attempt's store */
   even_text resume;         /* the checkpoint this attempt began from; empty: none */
+  int64_t turn;             /* of the attempt among all that went on with the training: what it writes is the newer */
+  bool trained;             /* ranks met in es.prepare, in any attempt: there may be checkpoints */
   even_shortages shortages; /* what ranks may have that ran out of memory; */
   bool smaller;             /* one of the attempt may have less in the next */
   /* Of checkpoints that do not say who wrote them, those made later are the job's: when the newest that lay there at

@@ -129,6 +129,7 @@ static even_status start_rank(even_job *job, size_t index, const char *shortages
       .interface = job->interface,
       .master_port = job->master_port,
       .attempt = job->attempt,
+      .turn = job->turn,
       .max_restarts = job->params->max_restarts,
       .telemetry_fd = job->params->telemetry_fd,
       .snapshot_fd = even_job_snapshot_begin(job, index),

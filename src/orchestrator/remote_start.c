@@ -55,6 +55,12 @@ static void add_shortages(even_json *json, const even_job *job) {
   even_text_free(&line);
 }
 
+static void add_turn(even_json *json, const even_job *job) {
+  char line[64];
+  (void)snprintf(line, sizeof line, "EVENSTEP_CHECKPOINT_TURN=%lld", (long long)job->turn);
+  even_json_string(json, NULL, line);
+}
+
 static void add_environment(even_json *json, const even_job *job) {
   even_json_array(json, "environment");
   for (size_t i = 0; environ[i] != NULL; i++) {
@@ -66,6 +72,7 @@ static void add_environment(even_json *json, const even_job *job) {
     even_json_string(json, NULL, job->params->environment[i]);
   }
   add_shortages(json, job);
+  add_turn(json, job);
   even_json_array_end(json);
 }
 

@@ -3,22 +3,31 @@
 
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "base/stop.h"
 #include "checkpoint/reader.h"
 #include "orchestrator/agent.h"
+#include "orchestrator/host_agent.h"
 #include "orchestrator/host_memory.h"
+#include "os/clock.h"
 #include "os/folder.h"
 #include "os/path.h"
 
 #include <string.h>
 
-/* When a checkpoint was made and, where `lineage` is not NULL, of which training it is ("": it does not say). */
-static even_status read_origin(const char *path, even_text *created, even_text *lineage) {
+/* Between two questions to a place that does not answer: 5 s. */
+enum { PAUSE_TURNS = 100 };
+
+static const uint64_t TURN_NS = 50000000u;
+
+/* Its place among others (info.order) and, where `lineage` is not NULL, of which training it is ("": it does not say).
+ */
+static even_status read_origin(const char *path, even_text *order, even_text *lineage) {
   even_checkpoint_info info;
-  even_text_clear(created);
+  even_text_clear(order);
   even_status status = even_checkpoint_inspect(path, &info);
   if (status == EVEN_OK) {
-    even_text_add(created, info.created);
-    status = even_text_status(created);
+    even_text_add(order, info.order);
+    status = even_text_status(order);
   }
   if (status == EVEN_OK && lineage != NULL) {
     const char *name = json_string_value(json_object_get(info.state, "lineage"));
@@ -34,6 +43,12 @@ static bool resumes_by_itself(const even_job *job) {
   return job->params->resume != NULL && strcmp(job->params->resume, "auto") == 0;
 }
 
+/* As es.checkpoint never is. */
+static bool names_nobody(const void *context, const even_checkpoint_info *info) {
+  (void)context;
+  return json_object_get(info->state, "job") == NULL && json_object_get(info->state, "lineage") == NULL;
+}
+
 /* What does not say who wrote it and lies in the folder before the job starts is another training's, or one that the
  * user chose to go back behind: a restart must not go on from it. With --resume auto it is this training's. */
 even_status even_job_find_foreign(even_job *job) {
@@ -41,7 +56,7 @@ even_status even_job_find_foreign(even_job *job) {
   if (job->params->checkpoint_folder == NULL || resumes_by_itself(job)) {
     return EVEN_OK;
   }
-  EVEN_TRY(even_checkpoint_find_newest(job->params->checkpoint_folder, false, &path));
+  EVEN_TRY(even_checkpoint_find_newest_of(job->params->checkpoint_folder, names_nobody, NULL, &path));
   even_status status = path == NULL ? EVEN_OK : read_origin(path, &job->foreign, NULL);
   even_free(path);
   return status;
@@ -55,12 +70,11 @@ bool even_job_owns(const even_job *job, const even_checkpoint_info *info) {
   if (writer != NULL && strcmp(writer, job->id) == 0) {
     return true;
   }
-  /* times of one form, so that their order is that of the letters */
-  if (lineage == NULL) { /* not by es.checkpoint */
-    return writer == NULL && strcmp(info->created, even_text_string(&job->foreign)) > 0;
+  if (lineage == NULL) {
+    return writer == NULL && strcmp(info->order, even_text_string(&job->foreign)) > 0;
   }
   return job->began.length > 0 && strcmp(lineage, even_text_string(&job->lineage)) == 0 &&
-         strcmp(info->created, even_text_string(&job->began)) <= 0;
+         strcmp(info->order, even_text_string(&job->began)) <= 0;
 }
 
 static bool is_own(const void *context, const even_checkpoint_info *info) {
@@ -83,20 +97,34 @@ static bool looks_elsewhere(const even_job *job, bool restart, const char *found
          (!restart || job->params->estate != NULL || found == NULL || damaged->count > 0);
 }
 
+/* Agents of other hosts, and who looks at the page, wait meanwhile. */
+static void look_after(void *context) {
+  even_job *job = context;
+  if (job->hosts != NULL && job->hosts->job == job && even_loop_turn(&job->hosts->loop, 0) == EVEN_OK) {
+    even_hosts_tick(job->hosts);
+  }
+  even_error_clear(); /* whoever turns it next hears of it again */
+  if (job->params->observer.tick != NULL) {
+    job->params->observer.tick(job->params->observer.context);
+  }
+}
+
 /* Where there is a newer one elsewhere it is brought here, and *path is it. */
 static even_status fetch_newer(even_job *job, bool restart, char **path) {
-  even_text created = EVEN_TEXT_EMPTY;
+  even_text order = EVEN_TEXT_EMPTY;
   char *newer = NULL;
-  even_status status = *path == NULL ? EVEN_OK : read_origin(*path, &created, NULL);
+  even_status status = *path == NULL ? EVEN_OK : read_origin(*path, &order, NULL);
   if (status == EVEN_OK) {
     const even_agent_wish wish = {.folder = job->params->checkpoint_folder,
-                                  .after = even_text_string(&created),
+                                  .after = even_text_string(&order),
                                   .job = restart ? job->id : "",
                                   .lineage = even_text_string(&job->lineage),
-                                  .until = even_text_string(&job->began)};
+                                  .until = even_text_string(&job->began),
+                                  .meanwhile = look_after,
+                                  .meanwhile_context = job};
     status = job->params->elsewhere.fetch(job->params->elsewhere.context, &wish, &newer);
   }
-  even_text_free(&created);
+  even_text_free(&order);
   if (status == EVEN_OK && newer != NULL) {
     even_free(*path);
     *path = newer;
@@ -104,15 +132,75 @@ static even_status fetch_newer(even_job *job, bool restart, char **path) {
   return status;
 }
 
+static bool ends_the_looking(even_status status) {
+  return status == EVEN_OK || status == EVEN_ERR_INTERRUPTED || status == EVEN_ERR_MEMORY;
+}
+
+static even_status pause_before_asking(even_job *job) {
+  for (int i = 0; i < PAUSE_TURNS; i++) {
+    if (even_stop_asked()) {
+      return even_fail(EVEN_ERR_INTERRUPTED, "interrupted while a place with checkpoints was waited for");
+    }
+    look_after(job);
+    even_clock_sleep_ns(TURN_NS);
+  }
+  return EVEN_OK;
+}
+
+/* Steps that may be there alone are not made again unasked. */
+static even_status refuse_to_begin_anew(even_job *job, even_status why) {
+  (void)even_error_prefix(
+      "no checkpoint of the job is left here, and it is not begun anew while another place may have "
+      "one");
+  const even_error refusal = *even_error_last();
+  even_job_notice(job,
+                  "the job ends: once that place answers, --name NAME --resume auto goes on from there; without "
+                  "--resume training begins anew");
+  (void)even_error_restore(&refusal);
+  return why;
+}
+
+/* A restart that has lost what was here: for a while a place that does not answer is asked again. */
+static even_status ask_again(even_job *job, even_status status, char **path) {
+  double patience = job->params->elsewhere.patience_seconds;
+  uint64_t since_ns = even_clock_ns();
+  bool told = false;
+  while (!ends_the_looking(status) && status != EVEN_ERR_CORRUPT &&
+         (double)(even_clock_ns() - since_ns) * 1e-9 < patience) {
+    if (!told) {
+      even_job_notice(job, "warning: no checkpoint of the job is left here, and %s; that place is asked again for %g s",
+                      even_error_last()->what, patience);
+      told = true;
+    }
+    even_error_clear();
+    EVEN_TRY(pause_before_asking(job));
+    status = fetch_newer(job, true, path);
+  }
+  return ends_the_looking(status) ? status : refuse_to_begin_anew(job, status);
+}
+
+/* Whether checkpoints may have been written: its ranks have met in this attempt or an earlier one, or it began from
+ * one. */
+static bool may_have_saved(even_job *job) {
+  job->trained = job->trained || job->began.length > 0 || job->params->estate != NULL || job->progress.reader == NULL;
+  for (size_t i = 0; i < job->progress.count; i++) {
+    job->trained = job->trained || job->progress.ranks[i].joined;
+  }
+  return job->trained;
+}
+
 /* A place that does not answer ends a job only where there is nothing else to go on from, and it would begin anew. */
 static even_status look_elsewhere(even_job *job, bool restart, char **path) {
   even_status status = fetch_newer(job, restart, path);
-  if (status == EVEN_OK || status == EVEN_ERR_INTERRUPTED || status == EVEN_ERR_MEMORY) {
+  if (ends_the_looking(status)) {
     return status;
   }
   if (*path == NULL && !restart) {
     (void)even_error_prefix("--resume auto");
     return status;
+  }
+  if (*path == NULL && may_have_saved(job)) {
+    return ask_again(job, status, path);
   }
   even_job_notice(job, "warning: %s; the job goes on from what is here", even_error_last()->what);
   even_error_clear();
@@ -166,7 +254,9 @@ static even_status fetch_named(even_job *job, const char *url) {
                                 .after = "",
                                 .job = "",
                                 .lineage = "",
-                                .until = ""};
+                                .until = "",
+                                .meanwhile = look_after,
+                                .meanwhile_context = job};
   if (job->fetched.length > 0 && even_path_is_folder(job->fetched.data)) {
     return EVEN_OK;
   }
@@ -191,7 +281,33 @@ static even_status fetch_named(even_job *job, const char *url) {
   return status;
 }
 
-even_status even_job_find_resume(even_job *job, bool restart) {
+/* Whatever the ranks of the next attempt write is newer than all that lies here, and than what earlier attempts have
+ * written, wherever that is. */
+static even_status count_turn(even_job *job) {
+  const char *folders[] = {job->params->checkpoint_folder,
+                           job->params->memory == NULL ? NULL : even_text_string(&job->params->memory->folder),
+                           job->resume.length == 0 ? NULL : job->resume.data};
+  for (size_t i = 0; i < sizeof folders / sizeof folders[0]; i++) {
+    even_checkpoint_info info = {.turn = 0};
+    char *path = NULL;
+    bool named = folders[i] == job->resume.data;
+    if (folders[i] == NULL) {
+      continue;
+    }
+    even_status status = named ? EVEN_OK : even_checkpoint_find_newest(folders[i], false, &path);
+    if (status == EVEN_OK && (named || path != NULL)) {
+      status = even_checkpoint_inspect(named ? folders[i] : path, &info);
+      job->turn = info.turn > job->turn ? info.turn : job->turn;
+      even_checkpoint_info_free(&info);
+    }
+    even_free(path);
+    EVEN_TRY(status);
+  }
+  job->turn++;
+  return EVEN_OK;
+}
+
+static even_status find_resume(even_job *job, bool restart) {
   const char *wish = job->params->resume;
   bool named = wish != NULL && !resumes_by_itself(job);
   even_checkpoint_info info;
@@ -210,6 +326,11 @@ even_status even_job_find_resume(even_job *job, bool restart) {
       even_checkpoint_inspect(wish, &info); /* the user's, and still the newest where none was written */
   even_checkpoint_info_free(&info);
   return status == EVEN_OK ? even_path_absolute(wish, &job->resume) : status;
+}
+
+even_status even_job_find_resume(even_job *job, bool restart) {
+  EVEN_TRY(find_resume(job, restart));
+  return count_turn(job);
 }
 
 const char *even_job_resume_place(const even_job *job) {

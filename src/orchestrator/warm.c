@@ -267,9 +267,18 @@ static void add_variables(even_json *json, const even_rank_place *place, char *c
   if (place->memory != NULL) {
     even_json_string(json, "EVENSTEP_CHECKPOINT_MEMORY", place->memory);
   }
-  for (size_t i = 0; extra != NULL && extra[i] != NULL; i++) {
-    if (strncmp(extra[i], speeds, sizeof speeds - 1) == 0) {
-      even_json_string(json, "EVENSTEP_SPEEDS", extra[i] + sizeof speeds - 1);
+  if (place->turn > 0) {
+    char turn[24];
+    (void)snprintf(turn, sizeof turn, "%lld", (long long)place->turn);
+    even_json_string(json, "EVENSTEP_CHECKPOINT_TURN", turn);
+  }
+  for (size_t i = 0; extra != NULL && extra[i] != NULL; i++) { /* what the leader says of its attempt */
+    static const char *const names[] = {"EVENSTEP_SPEEDS", "EVENSTEP_MEMORY_CAPS", "EVENSTEP_CHECKPOINT_TURN"};
+    for (size_t at = 0; at < sizeof names / sizeof names[0]; at++) {
+      size_t length = strlen(names[at]);
+      if (strncmp(extra[i], names[at], length) == 0 && extra[i][length] == '=') {
+        even_json_string(json, names[at], extra[i] + length + 1);
+      }
     }
   }
 }

@@ -157,7 +157,7 @@ bool job_fixture_saw(const job_fixture *job, const char *text) {
   return strstr(even_text_string(&job->seen), text) != NULL;
 }
 
-static void write_checkpoint(job_fixture *job, const char *name, const char *state) {
+static void write_checkpoint(const job_fixture *job, const char *name, const char *state) {
   even_checkpoint_writer *writer = NULL;
   char path[160];
   const float value[2] = {1, 2};
@@ -171,6 +171,10 @@ static void write_checkpoint(job_fixture *job, const char *name, const char *sta
   assert_int_equal(even_checkpoint_writer_open(&params, &writer), EVEN_OK);
   assert_int_equal(even_checkpoint_writer_add(writer, &file), EVEN_OK);
   assert_int_equal(even_checkpoint_writer_commit(writer, state), EVEN_OK);
+}
+
+void job_fixture_write_checkpoint_in(job_fixture *job, const char *name, const char *state) {
+  write_checkpoint(job, name, state);
 }
 
 void job_fixture_write_checkpoint(job_fixture *job, const char *name) {

@@ -43,6 +43,8 @@ void job_fixture_touch(const job_fixture *job, const char *name);
 bool job_fixture_saw(const job_fixture *job, const char *text);
 /* Writes a whole checkpoint FOLDER/NAME with the library, as a script does that names no writer. */
 void job_fixture_write_checkpoint(job_fixture *job, const char *name);
+/* The same with another state. */
+void job_fixture_write_checkpoint_in(job_fixture *job, const char *name, const char *state);
 /* The same, as es.checkpoint does: of a training, written by a job. */
 void job_fixture_write_checkpoint_of(job_fixture *job, const char *name, const char *lineage, const char *writer);
 

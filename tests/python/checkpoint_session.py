@@ -53,6 +53,8 @@ class OneProcess:
         self.schedulers = {k: v for k, v in objects.items() if not any(k in group for group in others)}
         self.user_state: Any = {}
         self.lineage = ""
+        self.turn = self.number = 0
+        self.recovery = None
         self.exchange_state: dict[str, Any] = {}
         self.syncs: list[Any] = []
         self.resumed_from: Path | None = None

@@ -280,7 +280,7 @@ def test_passwords_are_not_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     remote = Remote(url)
     with monkeypatch.context() as patch:
         for call in ("put_file", "ls", "exists"):
-            patch.setattr(remote._files, call, fails, raising=False)
+            patch.setattr(type(remote._files), call, fails, raising=False)
         for act in (
             lambda: remote.put(path),
             remote.whole,

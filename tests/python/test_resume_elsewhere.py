@@ -46,9 +46,9 @@ def test_the_newest_that_is_wanted(far: Remote, tmp_path: Path, monkeypatch: pyt
     told: list[str] = []
     got = bring(Wish(far.url, "new"), told.append)
     assert got == Path("new/step-00000003") and len(told) == 1 and "MB) is fetched from file://" in told[0]
-    created = [one.created for one in far.whole()]
-    assert bring(Wish(far.url, "b", after=created[0]), told.append) is None
-    assert bring(Wish(far.url, "b", after=created[1]), told.append) == Path("b/step-00000003")
+    orders = [one.order for one in far.whole()]
+    assert bring(Wish(far.url, "b", after=orders[0]), told.append) is None
+    assert bring(Wish(far.url, "b", after=orders[1]), told.append) == Path("b/step-00000003")
     assert bring(Wish(f"{far.url}/step-00000001", "b"), told.append) == Path("b/step-00000001")
     # a restart: what this job wrote, and what its training had before
     far.put(save(monkeypatch, 4, lineage="cd" * 8, job="e" * 32))
@@ -56,7 +56,7 @@ def test_the_newest_that_is_wanted(far: Remote, tmp_path: Path, monkeypatch: pyt
     own = Wish(far.url, "c", job="e" * 32)
     assert bring(own, told.append) == Path("c/step-00000004")
     assert bring(own._replace(job="0" * 32), told.append) is None
-    before = Wish(far.url, "d", job="0" * 32, lineage="ab" * 8, until=created[1])
+    before = Wish(far.url, "d", job="0" * 32, lineage="ab" * 8, until=orders[1])
     assert bring(before, told.append) == Path("d/step-00000002")
     assert bring(Wish(f"file://{tmp_path}/nothing", "d"), told.append) is None
 
