@@ -136,6 +136,20 @@ def _hold(caps: Sequence[int | None], batch: int) -> bool:
     return len(known) < len(caps) or sum(known) >= batch
 
 
+def among_others(caps: Sequence[int | None], said: Sequence[int | None], batch: int) -> tuple[list[int | None], str]:
+    """The most samples of each rank where others train than before, and in words why they are not `caps`, in which what ran
+    out of memory counts ("": they are). said: by the scripts alone. As where an attempt begins: what is left does not hold the
+    batch, so nothing but what the scripts say is limited."""
+    if _hold(caps, batch) or list(caps) == list(said):
+        return list(caps), ""
+    ranks = ", ".join(f"rank {rank} {cap}" for rank, cap in enumerate(caps) if cap is not None)
+    return list(said), (
+        f"what ranks had room for after they ran out of memory does not hold the global batch of {batch} on those that train now "
+        f"({ranks}): they have shares as before\n  fix: more ranks, a smaller batch_size, or es.Trainer, which makes such steps in "
+        "pieces"
+    )
+
+
 def after_shortage(
     given: Sequence[int | None],
     told: Sequence[tuple[int, int] | None],

@@ -21,7 +21,9 @@ class Told(NamedTuple):
     device: str
     host: str
     pool: int  # of memory
-    caps: list[int | None]  # of samples, as its script says, of each of evenstep.regrouping.shares_in
+    caps: list[
+        tuple[int | None, int | None]
+    ]  # of samples, its own and as its script says, of evenstep.regrouping.shares_in
     buckets: list[int | None]  # the same
     workers: list[tuple[int, int] | None]  # of evenstep.regrouping.own_workers
     timings: dict[int, list[Any]]  # by ranks' numbers in the job: what was measured of each, of the same

@@ -109,6 +109,8 @@ def prepare_loader(
                 buckets,
             )
         )
+        if exact is None and schedule is None and even.shares is not None and even.shares.given_caps == caps:
+            even.shares.said_caps = given
         if exact is not None:
             exact.use(even, current)
         if even.adapting is not None and even.shares is not None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from evenstep.caps import among_others
 from evenstep.engine import SharedEngine
 from evenstep.exact_engine import ExactEngine
 from evenstep.generation_told import late_weights
@@ -52,9 +54,23 @@ def training_shares(session: Session) -> Shares | None:
     return next(iter(shares_in(session)), None)
 
 
-def own_caps(session: Session) -> list[int | None]:
-    """The most samples that this rank's script lets it have."""
-    return [shares.given_caps[session.rank] for shares in shares_in(session)]
+def own_caps(session: Session) -> list[tuple[int | None, int | None]]:
+    """The most samples that this rank has, and that its script lets it have."""
+    rank = session.rank
+    return [(shares.given_caps[rank], shares.said_caps[rank]) for shares in shares_in(session)]
+
+
+def _take_in(session: Session, shares: Shares, told: Sequence[Told], number: int, own: Any) -> Shares:
+    """The loader of this number's among those that have told."""
+    known = told[0].of_members()
+    measured = [None if one is None else one[number] for one in known]
+    said = [one.caps[number][1] for one in told]
+    caps, why = among_others([one.caps[number][0] for one in told], said, shares.batch)
+    if why and session.rank == 0:
+        sys.stderr.write(f"evenstep: {why}\n")
+    made = shares.anew(own, caps, measured, [one.buckets[number] for one in told], session.places or ())
+    made.said_caps = said
+    return made
 
 
 def own_buckets(session: Session) -> list[int | None]:
@@ -117,11 +133,8 @@ def regroup(
     if session.steps.memory is not None:
         session.steps.memory = RanksMemory(session.steps.memory.watch, [one.pool for one in told], session.rank)
     made: dict[int, Shares] = {}
-    known = told[0].of_members()
     for number, shares in enumerate(shares_in(session)):
-        measured = [None if one is None else one[number] for one in known]
-        caps, buckets = [one.caps[number] for one in told], [one.buckets[number] for one in told]
-        made[id(shares)] = shares.anew(own, caps, measured, buckets, session.places)
+        made[id(shares)] = _take_in(session, shares, told, number, own)
     chosen = [
         next((one for one in of_each if one is not None), None) for of_each in zip(*(one.workers for one in told))
     ]

@@ -75,6 +75,7 @@ class Shares:
         self.policy = policy
         self._speeds = speeds
         self.given_caps = list(caps or [None] * ranks)
+        self.said_caps = self.given_caps  # by the scripts alone, where ranks have run out of memory
         self.given_buckets = list(buckets or [None] * ranks)
         self._caps = Caps(self.given_caps, batch)
         self._balancer = Balancer(for_balancer(policy), ranks, batch, speeds, self._caps.now, self.given_buckets)

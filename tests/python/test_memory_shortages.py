@@ -8,8 +8,9 @@ import pytest
 from run_jobs import Run
 
 from evenstep import EvenstepError
-from evenstep.caps import after_shortage
+from evenstep.caps import after_shortage, among_others
 from evenstep.environment import read_environment
+from evenstep.shares import Shares
 
 
 def test_what_the_agent_says() -> None:
@@ -37,6 +38,19 @@ def test_the_caps_of_the_next_attempt() -> None:
     caps, why = after_shortage([30, None], [(16, 32), (8, 32)], begins, 32)
     assert caps == [30, None] and "global batch of 32 (rank 0 16, rank 1 8)" in why
     assert after_shortage([30, None], [(16, 32), (8, 32)], begins, 32, shrinks=True) == ([16, 8], "")
+
+
+def test_caps_that_do_not_hold_the_batch_among_those_that_are_left() -> None:
+    """As at a start: what the scripts say counts, and a line says why."""
+    assert among_others([8, None], [None, None], 32) == ([8, None], "")
+    assert among_others([8, 24], [None, 24], 32) == ([8, 24], "")
+    caps, why = among_others([8, 16], [None, 16], 32)
+    assert caps == [None, 16] and "global batch of 32" in why and "(rank 0 8, rank 1 16)" in why
+    assert among_others([8, 16], [8, 16], 32) == ([8, 16], "")  # the scripts' own: refused, as at a start
+    shares = Shares("dynamic", 3, 32, caps=[8, 16, None])
+    assert sum(shares.anew(None, caps, [None, None]).draw(32)) == 32
+    with pytest.raises(EvenstepError, match="32"):
+        shares.anew(None, [8, 16], [None, None])
 
 
 PLAIN = """
