@@ -168,3 +168,35 @@ def test_the_next_leader_goes_on_from_its_memory(
             os.kill(process, signal.SIGKILL)
         job.process.kill()
         assert not any(alive(process) for process in hosts.agents())
+
+
+LOSES_ITS_WRITER = """
+            if attempt == 0 and es.step() == 5 and es.is_main() and not pathlib.Path("lost").exists():
+                pathlib.Path("lost").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            if attempt == 0 and es.step() == 10:
+                newest_is(9)
+                os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("recovery", ["shrink", "replace"])
+def test_whoever_becomes_rank_zero_goes_on_keeping_them(start, script, tmp_path: pathlib.Path, recovery: str) -> None:
+    """The rank that wrote them is lost, and the others go on in their processes; then all are lost, and restart from what
+    another one has written."""
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    body = TRAINING.replace(
+        "            if attempt == 0 and es.step() == 8:\n                END\n", LOSES_ITS_WRITER.removeprefix("\n")
+    )
+    words = ["-n", "3", "--no-pin", "--recovery", recovery, "--checkpoint-memory", "3", "--log-rank", "all"]
+    code, text = start(*words, script(body), before=["env", f"EVENSTEP_MEMORY_DIR={memory}"]).finish()
+    assert code == 0, text
+    assert "without rank 0" in text or "rank 0 joins" in text, text
+    assert re.search(r"restart 1 of 3 from \S+/memory/\S+/step-00000009 \(in memory\)", text), text
+    assert len(re.findall(r"attempt 1 rank \d begins at step 9", text)) == 3, text
+    assert list(memory.iterdir()) == []
+    undisturbed = TRAINING.replace("END", "pass")
+    code, plain = start("-n", "3", "--no-pin", "--checkpoint-memory", "3", script(undisturbed, "plain.py")).finish()
+    assert code == 0 and float(_end(plain)) == pytest.approx(float(_end(text)), rel=1e-9)
