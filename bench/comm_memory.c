@@ -34,6 +34,7 @@ typedef enum figure {
   ADD,
   COPY,
   ARENA,
+  WRITTEN, /* the same of data that each rank has just written, as it does with gradients */
   PLAIN,
   FIGURES
 } figure;
@@ -47,6 +48,7 @@ static const char *const said[FIGURES] = {"one core reads",
                                           "both add in place",
                                           "both copy past the caches",
                                           "all-reduce in the arena",
+                                          "  of data just written",
                                           "all-reduce of plain memory"};
 
 typedef struct bench {
@@ -119,7 +121,7 @@ static bool run_one(const bench *with, figure which) {
       even_copy_past_caches(with->other, with->data, with->bytes);
       return true;
     default:
-      return even_comm_all_reduce(with->comm, which == ARENA ? even_comm_arena(with->comm) : with->data, count,
+      return even_comm_all_reduce(with->comm, which != PLAIN ? even_comm_arena(with->comm) : with->data, count,
                                   EVEN_F32, EVEN_SUM) == EVEN_OK;
   }
 }
@@ -144,6 +146,13 @@ static double word_trip(const bench *with) {
   return (double)(even_clock_ns() - began) / TRIPS;
 }
 
+static void write_own(const bench *with) {
+  float *own = even_comm_arena(with->comm);
+  for (size_t i = 0; i < with->bytes / sizeof *own; i++) {
+    own[i] = (float)(i % 7);
+  }
+}
+
 /* False where a call failed. `all`: what the slower rank took. */
 static bool one_round(const bench *with, double all[FIGURES + 1]) {
   if (even_comm_barrier(with->comm) != EVEN_OK) {
@@ -153,6 +162,9 @@ static bool one_round(const bench *with, double all[FIGURES + 1]) {
   for (figure which = READ_ALONE; which < FIGURES; which++) {
     bool works = which > COPY_ALONE || with->rank == 0;
     bool well = even_comm_barrier(with->comm) == EVEN_OK && (!works || which < ARENA || run_one(with, which));
+    if (which == WRITTEN) {
+      write_own(with);
+    }
     well = well && even_comm_barrier(with->comm) == EVEN_OK;
     uint64_t began = even_clock_ns();
     if (!well || (works && !run_one(with, which))) {

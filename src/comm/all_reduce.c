@@ -37,7 +37,8 @@ static bool turns_back(even_comm *comm, bool large) {
   return back;
 }
 
-/* Pieces are claimed, not assigned: a rank that has less of a processor does less of the work. The sum is in rank
+/* Pieces are claimed, not assigned: a rank that has less of a processor does less of the work. Of two ranks each takes
+ * its own from one end on, until they meet: what it has touched in the call before is nearer to it. The sum is in rank
  * order whoever forms it. */
 static void reduce_claimed(even_comm *comm, const reduction *job) {
   size_t ranks = (size_t)comm->ranks;
@@ -52,11 +53,12 @@ static void reduce_claimed(even_comm *comm, const reduction *job) {
   bool alone = ranks == 2 && comm->arrival.yields;
   bool known = job->dtype == EVEN_F32 && ranks <= EVEN_IN_PLACE_RANKS && !alone;
   even_in_place_function *in_place = known ? comm->kernels->in_place[job->op] : NULL;
-  for (;;) {
-    size_t mine = atomic_fetch_add_explicit(claim, 1u, memory_order_relaxed);
-    if (mine >= pieces) {
+  for (size_t own = 0;; own++) {
+    size_t claimed = atomic_fetch_add_explicit(claim, 1u, memory_order_relaxed);
+    if (claimed >= pieces) {
       return;
     }
+    size_t mine = ranks != 2 ? claimed : comm->rank == 0 ? own : pieces - 1 - own;
     size_t first = mine * piece;
     size_t count = even_least_size(job->count - first, piece);
     for (int rank = 0; rank < comm->ranks; rank++) {
