@@ -13,19 +13,23 @@ enum { MOST_RANKS_A_HOST = 1024 };
 
 static const even_usage usage = {
     .command = "drain",
-    .synopsis = "evenstep drain [--to HOST[:N][,HOST…]] [options] HOST",
+    .synopsis = "evenstep drain [--to HOST[:N][,HOST…]] [options] HOST | --lost",
     .description =
         "Takes a host out of a job of several that runs. Its ranks go to the hosts that --to names; without\n"
         "it, to hosts of the job that have a GPU (or, without any, a core) left for each, as many as find\n"
         "one. The processes that go on are started first, and come to es.prepare while the others still\n"
         "train; then the training saves its state after the step under way, and goes on from there. No\n"
         "restart of --max-restarts is used up. HOST is its name as `evenstep run` says it. Typed on the\n"
-        "host that leads the job; returns when HOST is free. Ctrl-C ends the waiting, not the draining.",
+        "host that leads the job; returns when HOST is free. Ctrl-C ends the waiting, not the draining.\n"
+        "The host that leads is drained where another one can take its place (--replace-leader): that one\n"
+        "leads first. --lost: this job waits for the majority of its hosts, and those that are missing are\n"
+        "lost for good: it goes on without them. Where they only are cut off and go on, two jobs train.",
     .epilogue =
         "exit codes:\n"
         "  0 the host is out of the job, 3 no such host, or no such job on this host,\n"
-        "  7 the job ended first, or a host of --to cannot be reached, 8 the host leads the job, 9 too few\n"
-        "  ranks would be left; where it is not 0 and not 7 the job goes on as it was\n"
+        "  7 the job ended first, or a host of --to cannot be reached, 8 the host leads the job and nobody\n"
+        "  ever takes its place, 9 too few ranks would be left, nobody can lead in its place now, or the job\n"
+        "  waits for no lost host; where it is not 0 and not 7 the job goes on as it was\n"
         "\n"
         "examples:\n"
         "  evenstep drain node7                       # of the run in runs/ that lives\n"
@@ -40,6 +44,7 @@ typedef struct drain_wish {
   const char *to;
   bool no_move;
   bool cold;
+  bool lost;
 } drain_wish;
 
 static even_status bad_list(const char *list, const char *why) {
@@ -80,7 +85,7 @@ static even_status add_targets(const char *list, even_json *json) {
 static even_status write_command(const drain_wish *wish, even_text *line) {
   even_json json = even_json_begin(line, 0);
   even_json_object(&json, NULL);
-  even_json_string(&json, "command", "drain");
+  even_json_string(&json, "command", wish->lost ? "lost" : "drain");
   even_json_string(&json, "host", wish->host);
   if (wish->to != NULL) {
     EVEN_TRY(add_targets(wish->to, &json));
@@ -117,6 +122,7 @@ int even_cli_drain(int argc, char **argv) {
        "hosts that take its ranks, of the job or new; N of them each", 0, 0},
       {0, "no-move", EVEN_OPTION_FLAG, &wish.no_move, NULL, "its ranks go nowhere: the job has fewer", 0, 0},
       {0, "cold", EVEN_OPTION_FLAG, &wish.cold, NULL, "start no process before the others have ended", 0, 0},
+      {0, "lost", EVEN_OPTION_FLAG, &wish.lost, NULL, "the hosts for which the job waits are lost for good", 0, 0},
       {0, "run", EVEN_OPTION_TEXT, &wish.run, "RUN",
        "the run's folder, or its name in runs/ (default: the one that lives)", 0, 0},
   };
@@ -125,7 +131,12 @@ int even_cli_drain(int argc, char **argv) {
   if (!even_cli_begin(&usage, options, sizeof options / sizeof options[0], argc, argv, 1, NULL, &operand, &code)) {
     return code;
   }
-  if (operand >= argc) {
+  if (wish.lost && (operand < argc || wish.to != NULL || wish.no_move || wish.cold)) {
+    (void)even_fail(EVEN_ERR_USAGE, "drain: --lost is of the hosts for which the job waits, and takes --run alone");
+    (void)even_error_fix("leave the rest out");
+    return even_cli_fail();
+  }
+  if (operand >= argc && !wish.lost) {
     (void)even_fail(EVEN_ERR_USAGE, "drain: no host was named");
     (void)even_error_fix("%s", usage.synopsis);
     return even_cli_fail();
@@ -135,7 +146,7 @@ int even_cli_drain(int argc, char **argv) {
     (void)even_error_fix("leave out one of the two");
     return even_cli_fail();
   }
-  wish.host = argv[operand];
+  wish.host = wish.lost ? NULL : argv[operand];
   even_status status = ask(&wish);
   return status == EVEN_OK ? 0 : even_cli_fail_of(status);
 }

@@ -199,10 +199,8 @@ even_status even_job_check_hosts(const even_job_options *options) {
                     options->hosts != NULL ? "--hosts of several" : "--max-ranks lets others join");
     return even_error_fix("leave out one of the two");
   }
-  if (options->spares != NULL && (options->max_ranks > 0 || options->replace_leader || options->witness != NULL)) {
-    (void)even_fail(EVEN_ERR_USAGE, "--spares are of hosts that stay, and --%s of such that %s",
-                    options->max_ranks > 0 ? "max-ranks" : "replace-leader",
-                    options->max_ranks > 0 ? "come" : "lead one after the other");
+  if (options->spares != NULL && options->max_ranks > 0) {
+    (void)even_fail(EVEN_ERR_USAGE, "--spares are of hosts that stay, and --max-ranks of such that come");
     return even_error_fix("leave out one of the two");
   }
   if (options->max_ranks == 0 && options->join_port != 0) {

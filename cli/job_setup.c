@@ -84,7 +84,8 @@ static even_status read_quota(const char *text, size_t ranks, double *quota) {
   }
 }
 
-static even_status read_shown(const char *text, size_t ranks, bool *shown) {
+/* `left`: there were more ranks once, and those that are gone are left out. */
+static even_status read_shown(const char *text, size_t ranks, bool left, bool *shown) {
   const char *at = text;
   bool all = strcmp(text, "all") == 0;
   for (size_t i = 0; i < ranks; i++) {
@@ -96,12 +97,15 @@ static even_status read_shown(const char *text, size_t ranks, bool *shown) {
   for (;;) {
     char *end = NULL;
     long rank = strtol(at, &end, 10);
-    if (end == at || (*end != '\0' && *end != ',') || rank < 0 || (size_t)rank >= ranks) {
+    bool there = rank >= 0 && (size_t)rank < ranks;
+    if (end == at || (*end != '\0' && *end != ',') || (!there && !left)) {
       even_status status = even_fail(EVEN_ERR_USAGE, "--log-rank %s names no rank of this job", text);
       (void)even_error_fix("give all, none, or ranks from 0 to %zu: 0,2", ranks - 1);
       return status;
     }
-    shown[rank] = true;
+    if (there) {
+      shown[rank] = true;
+    }
     if (*end == '\0') {
       return EVEN_OK;
     }
@@ -425,14 +429,16 @@ static even_status open_setup(const even_job_options *options, char *const *envi
   EVEN_TRY(even_job_first_host(options, ranks, &first));
   EVEN_TRY(even_device_select(options->devices, first, &setup->devices));
   EVEN_TRY(even_job_reach_hosts(options, ranks, words[0], setup));
-  EVEN_TRY(even_job_read_spares(options, false, setup));
+  EVEN_TRY(even_job_read_spares(options, options->estate != NULL, setup));
   EVEN_TRY(read_recovery(options, setup));
   EVEN_TRY(check_most(options, setup));
   even_job_keep_places(options, setup);
   size_t places = setup->devices.count + setup->spares;
   EVEN_TRY(EVEN_NEW_ARRAY(&setup->shown, places));
-  EVEN_TRY(read_shown(options->log_rank, places, setup->shown));
-  if (options->cpu_quota != NULL) {
+  EVEN_TRY(read_shown(options->log_rank, places, options->estate != NULL, setup->shown));
+  if (options->estate != NULL) {
+    EVEN_TRY(even_job_inherit_quota(options->estate, places, setup));
+  } else if (options->cpu_quota != NULL) {
     EVEN_TRY(EVEN_NEW_ARRAY(&setup->quota, places));
     EVEN_TRY(read_quota(options->cpu_quota, places, setup->quota));
   }
@@ -497,7 +503,7 @@ static even_status follow_shown(const even_job_options *options, size_t most, ev
   even_free(setup->shown);
   setup->shown = NULL;
   EVEN_TRY(EVEN_NEW_ARRAY(&setup->shown, room));
-  return read_shown(options->log_rank, room, setup->shown);
+  return read_shown(options->log_rank, room, options->estate != NULL, setup->shown);
 }
 
 /* This host has other ranks than before. */

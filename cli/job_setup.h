@@ -62,6 +62,10 @@ typedef struct even_job_setup {
   bool replace;
 } even_job_setup;
 
+/* job_succeed.c: under another leader a rank has what the one in its place on its host had. `places`: ranks and spares.
+ */
+even_status even_job_inherit_quota(const struct even_estate *estate, size_t places,
+                                   even_job_setup *setup) EVEN_MUST_USE;
 /* Checks the options and builds all of it; the run folder is made last. On failure everything is freed. */
 even_status even_job_setup_open(const even_job_options *options, char *const *environment, size_t count, char **words,
                                 even_job_setup *out) EVEN_MUST_USE;

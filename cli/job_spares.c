@@ -30,17 +30,26 @@ static bool read_number(const char *at, int *number, const char **next) {
          value <= MOST_SPARES;
 }
 
+/* Not on a witness. */
+static bool has_ranks(const even_job_setup *setup, size_t host) {
+  return host == 0 || even_hosts_devices(setup->hosts, host)->count > 0;
+}
+
 /* One after the other on all hosts, from this one on. */
-static void spread(int number, int *on_host, size_t hosts) {
-  for (int i = 0; i < number; i++) {
-    on_host[(size_t)i % hosts]++;
+static void spread(const even_job_setup *setup, int number, int *on_host) {
+  size_t host = 0;
+  for (int left = number; left > 0; host = (host + 1) % hosts_of(setup)) {
+    if (has_ranks(setup, host)) {
+      on_host[host]++;
+      left--;
+    }
   }
 }
 
 static int find_host(const even_job_setup *setup, const char *name, size_t length) {
   for (size_t i = 0; setup->hosts != NULL && i < even_hosts_count(setup->hosts); i++) {
     const char *its = even_hosts_name(setup->hosts, i);
-    if (strlen(its) == length && strncmp(its, name, length) == 0) {
+    if (strlen(its) == length && strncmp(its, name, length) == 0 && has_ranks(setup, i)) {
       return (int)i;
     }
   }
@@ -75,7 +84,7 @@ static even_status read_spares(const char *text, const even_job_setup *setup, bo
   int number = 0;
   const char *next = text;
   if (read_number(text, &number, &next) && *next == '\0') {
-    spread(number, on_host, hosts_of(setup));
+    spread(setup, number, on_host);
     return EVEN_OK;
   }
   return read_places(text, setup, left, on_host);

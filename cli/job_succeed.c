@@ -2,11 +2,13 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "cli/job.h"
+#include "cli/job_setup.h"
 #include "orchestrator/estate.h"
 #include "os/file.h"
 #include "os/folder.h"
 #include "os/pipe.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,6 +55,37 @@ static even_status take_environment(const even_estate *estate) {
   return EVEN_OK;
 }
 
+/* Which rank of its host it is. */
+static size_t number_of(const even_job_setup *setup, size_t rank) {
+  const char *host = setup->labels == NULL ? NULL : setup->labels[rank];
+  size_t number = 0;
+  for (size_t i = 0; i < rank && setup->labels != NULL; i++) {
+    const char *other = setup->labels[i];
+    number += host == NULL ? other == NULL : other != NULL && strcmp(host, other) == 0;
+  }
+  return setup->labels == NULL ? rank : number;
+}
+
+even_status even_job_inherit_quota(const even_estate *estate, size_t places, even_job_setup *setup) {
+  bool any = false;
+  double *quota = NULL;
+  EVEN_TRY(EVEN_NEW_ARRAY(&quota, places));
+  for (size_t i = 0; i < places; i++) {
+    const char *host = setup->labels == NULL || i >= setup->devices.count ? NULL : setup->labels[i];
+    quota[i] = (double)NAN; /* of a spare */
+    if (i < setup->devices.count) {
+      quota[i] = even_estate_quota(estate, host == NULL ? even_estate_own_name(estate) : host, number_of(setup, i));
+    }
+    any = any || !isnan(quota[i]);
+  }
+  if (any) {
+    setup->quota = quota;
+  } else {
+    even_free(quota);
+  }
+  return EVEN_OK;
+}
+
 typedef struct succession {
   even_job_options options;
   char **words;
@@ -81,11 +114,7 @@ static even_status read_options(even_estate *estate, succession *one) {
   if (one->options.resume != NULL && strcmp(one->options.resume, "auto") == 0) {
     one->options.resume = NULL; /* the job's own line of checkpoints is handed down */
   }
-  if (!even_estate_goes_on(estate) && strcmp(one->options.log_rank, "all") != 0 &&
-      strcmp(one->options.log_rank, "none") != 0) {
-    one->options.log_rank = "0"; /* ranks have other numbers now */
-  }
-  one->options.cpu_quota = NULL;
+  one->options.cpu_quota = NULL; /* by the numbers that ranks had at first: even_job_inherit_quota */
   one->options.name = even_estate_text(estate, "run_name");
   one->options.checkpoint_folder = even_estate_text(estate, "checkpoint_folder");
   one->options.python = even_estate_text(estate, "python");

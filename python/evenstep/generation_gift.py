@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ Entry = tuple[torch.dtype, tuple[int, ...], int]  # type, shape, where it lies
 
 _MAGIC = b"evengift"
 _ALIGNMENT = 64
+_PATIENCE_SECONDS = 600.0
 _HEAD = len(_MAGIC) + 24  # magic, generation, length of the index, of all
 
 
@@ -110,3 +112,23 @@ class _Stored(StoredFiles):
             there = torch.frombuffer(self._memory, dtype=torch.uint8, count=size, offset=self._start + at)
             values.reshape(-1).view(torch.uint8).copy_(there)
         return values
+
+
+def gift_seconds() -> float:
+    """For so long a process that takes a lost rank's place waits for the state, once it is a member."""
+    try:
+        seconds = float(os.environ.get("EVENSTEP_STATE_PATIENCE", ""))
+    except ValueError:
+        return _PATIENCE_SECONDS
+    return seconds if 0 < seconds < float("inf") else _PATIENCE_SECONDS
+
+
+def gift_lacks(rank: int, elder: Sequence[int], near: bool) -> EvenstepError:
+    """It did not come, and nobody has said why. elder: those that have it; near: one of them is on this host."""
+    who = f"rank {elder[0]}" if len(elder) == 1 else f"one of ranks {', '.join(map(str, elder))}"
+    return EvenstepError(
+        f"rank {rank} cannot take a lost rank's place: the state of the training, which {who} of "
+        f"{'this' if near else 'another'} host has, has not come within {gift_seconds():g} s\n"
+        f"  fix: see in the logs of {who} what holds it up{'' if near else ', and that the hosts reach one another'}; where "
+        "it only takes longer, EVENSTEP_STATE_PATIENCE gives more seconds"
+    )

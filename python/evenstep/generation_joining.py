@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 from evenstep import _core
@@ -10,7 +11,7 @@ from evenstep._core import EvenstepError
 from evenstep.call_results import Packs, packed, told_result
 from evenstep.checkpoint_state import capture
 from evenstep.exchange_state import own_exchange
-from evenstep.generation_gift import Gift
+from evenstep.generation_gift import Gift, gift_lacks, gift_seconds
 from evenstep.generation_passes import Passes
 from evenstep.mended_group import is_lost
 from evenstep.regrouping import timings_of
@@ -46,15 +47,21 @@ class Joins(Passes):
         if not self.joining or self._said != "" or self._committed:
             return None
         self._memory.offer(self._job_rank)
+        awaited, since = -1, 0.0
         with self._session.steps.phases.during(_core.AT_COLLECTIVE):
             while True:
                 number = self._memory.number
                 if self._memory.refused:
                     raise ended()
                 if self._memory.has(self._job_rank, number):
+                    if number != awaited:
+                        awaited, since = number, time.monotonic()
                     gift = self._open_gift(number)
                     if gift is not None:
                         break
+                    if time.monotonic() - since > gift_seconds():
+                        elder = self._elder_than_this(number)
+                        raise gift_lacks(self._job_rank, elder, any(self._memory.process(rank) for rank in elder))
                     self._memory.wait(number, _LOOK_FOR_GIFT_SECONDS)
                 else:
                     self._memory.wait(number, LOOK_SECONDS)

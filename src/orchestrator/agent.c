@@ -362,9 +362,16 @@ static even_status make_room(even_job *job) {
 static even_status go_on(even_job *job) {
   EVEN_TRY(even_estate_take(job->params->estate, job));
   EVEN_TRY(even_job_find_resume(job, true));
+  const char *from = job->resume.length > 0 ? job->resume.data : "the beginning: there is no whole checkpoint of it";
+  const even_estate *estate = job->params->estate;
+  if (even_estate_is_handed(estate)) {
+    even_job_notice(job, "this host leads now (generation %llu), for host %s is drained: the job goes on from %s%s",
+                    (unsigned long long)estate->generation, even_estate_predecessor(estate), from,
+                    even_job_resume_place(job));
+    return EVEN_OK;
+  }
   even_job_notice(job, "this host leads now (generation %llu): restart %d of %d from %s%s",
-                  (unsigned long long)job->params->estate->generation, job->attempt, job->params->max_restarts,
-                  job->resume.length > 0 ? job->resume.data : "the beginning: there is no whole checkpoint of it",
+                  (unsigned long long)estate->generation, job->attempt - job->planned, job->params->max_restarts, from,
                   even_job_resume_place(job));
   return EVEN_OK;
 }

@@ -6,6 +6,7 @@
 #include "base/json_reader.h"
 #include "base/json_writer.h"
 #include "orchestrator/elastic.h"
+#include "orchestrator/hand_over.h"
 #include "orchestrator/places.h"
 #include "orchestrator/remote.h"
 #include "orchestrator/remote_start.h"
@@ -308,6 +309,12 @@ static even_status plan(even_job *job, even_host_agent *from, const json_t *comm
   EVEN_TRY(EVEN_NEW_ARRAY(&list, count + named));
   list_hosts(job, from, list);
   even_status status = name_hosts(job, targets, named, list, &count);
+  if (status == EVEN_OK && from->index == 0 && count > job->hosts->count) {
+    (void)even_fail(EVEN_ERR_UNSUPPORTED, "host %s is none of the job's, and %s leads it", list[count - 1].name,
+                    from->name);
+    status = even_error_fix("name hosts of the job, or drain %s without --to, and then move ranks from the new leader",
+                            from->name);
+  }
   if (status == EVEN_OK && !stay) {
     status = even_places_share(list, count, &moved);
   }
@@ -354,6 +361,11 @@ even_status even_move_begin(even_job *job, even_host_agent *from, const json_t *
     const even_error kept = *even_error_last();
     even_guests_dismiss(job->hosts);
     return even_error_restore(&kept);
+  }
+  if (from->index == 0) {
+    enter(job, EVEN_MOVE_ASKED);
+    even_hand_over_begin(job);
+    return EVEN_OK;
   }
   move->warm = !json_is_true(json_object_get(command, "cold")) && job->params->cpu_quota == NULL &&
                even_guests_ranks(job->hosts) == 0;

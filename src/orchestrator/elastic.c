@@ -7,6 +7,7 @@
 #include "base/stop.h"
 #include "orchestrator/aside.h"
 #include "orchestrator/growth.h"
+#include "orchestrator/hand_over.h"
 #include "orchestrator/remote.h"
 #include "orchestrator/succession.h"
 #include "orchestrator/warm.h"
@@ -88,13 +89,10 @@ static size_t least_of(const even_job *job) {
 
 /* Whether a host may be drained, whatever becomes of its ranks. */
 static even_status may_leave(const even_job *job, const even_host_agent *agent) {
-  if (agent->index == 0) {
-    (void)even_fail(EVEN_ERR_UNSUPPORTED, "host %s leads the job: it cannot be drained", agent->name);
-    return even_error_fix("end the job, and start it on another host: --name NAME --resume auto");
-  }
   if (job->hosts->agents[job->hosts->count - 1].witness) {
     return even_fail(EVEN_ERR_UNSUPPORTED, "hosts of a job with --witness cannot be drained");
   }
+  EVEN_TRY(agent->index == 0 ? even_hand_over_may(job) : EVEN_OK);
   if (is_over(job)) {
     return even_fail(EVEN_ERR_STATE, "the job is about to end");
   }
@@ -117,6 +115,9 @@ static even_status may_go(const even_job *job, const even_host_agent *agent) {
 }
 
 static bool any_leaves(const even_job *job) {
+  if (job->hosts->hands_over) {
+    return true;
+  }
   for (size_t i = 1; i < job->hosts->count; i++) {
     if (job->hosts->agents[i].leaves) {
       return true;
@@ -155,6 +156,10 @@ static even_status take_command(void *context, const json_t *command, char subje
   const char *host = even_json_text(command, "host");
   if (job == NULL) {
     return even_fail(EVEN_ERR_STATE, "the job begins anew: try again in some seconds");
+  }
+  if (strcmp(even_json_text(command, "command"), "lost") == 0) {
+    (void)snprintf(subject, EVEN_CONTROL_SUBJECT, "%s", EVEN_SUCCESSION_LOST);
+    return even_succession_go_alone(job);
   }
   if (strcmp(even_json_text(command, "command"), "drain") != 0) {
     return even_fail(EVEN_ERR_INPUT, "no such command");
@@ -430,14 +435,19 @@ even_status even_elastic_settle(even_job *job, bool *changed) {
     return EVEN_OK;
   }
   EVEN_TRY(await_settled(job));
+  if (job->hosts->hands_over) { /* whatever else shall change there is the next leader's affair */
+    return even_hand_over(job);
+  }
   if (may_change(job)) {
-    EVEN_TRY(even_succession_await(job)); /* who hears few of the hosts leaves out none of them */
+    even_status status = even_succession_await(job); /* who hears few of the hosts leaves out none of them, */
+    EVEN_TRY(even_succession_is_alone(job->hosts) ? EVEN_OK : status); /* unless the user says so */
     EVEN_TRY(revive(job));
   }
   if (even_elastic_ranks(job) + even_guests_ranks(job->hosts) < least_of(job)) {
     EVEN_TRY(job->hosts->params.most_ranks > 0 ? await_guests(job) : too_few(job));
   }
   *changed = is_due(job) || job->hosts->elastic->grown;
+  job->hosts->alone = false;
   return *changed ? even_elastic_rearrange(job) : EVEN_OK;
 }
 
@@ -461,7 +471,7 @@ bool even_elastic_may_leave_out(const even_job *job, even_status status) {
   for (size_t i = 1; job->hosts != NULL && i < job->hosts->count; i++) {
     lost = lost || job->hosts->agents[i].lost;
   }
-  return lost && may_change(job) && job->failure.status == EVEN_OK &&
+  return lost && (may_change(job) || even_succession_is_alone(job->hosts)) && job->failure.status == EVEN_OK &&
          (status == EVEN_ERR_PEER_LOST || status == EVEN_ERR_TIMEOUT);
 }
 

@@ -11,6 +11,7 @@
 #include "orchestrator/remote_start.h"
 #include "os/file.h"
 
+#include <math.h>
 #include <string.h>
 
 enum { MOST_COMMAND = 1 << 22 };
@@ -56,6 +57,13 @@ static void add_host(even_json *json, const even_job *job, size_t i) {
     even_json_string(json, NULL, job->params->devices->items[rank].name);
   }
   even_json_array_end(json);
+  if (job->params->cpu_quota != NULL) {
+    even_json_array(json, "cpu_quota");
+    for (size_t rank = first; rank < first + count && rank < job->params->devices->count; rank++) {
+      even_json_number(json, NULL, isnan(job->params->cpu_quota[rank]) ? 0 : job->params->cpu_quota[rank]);
+    }
+    even_json_array_end(json);
+  }
   even_json_object_end(json);
 }
 
@@ -90,6 +98,7 @@ even_status even_estate_write(const even_job *job, even_text *out) {
   even_json_integer(&json, "planned", job->planned);
   even_json_integer(&json, "era", job->era);
   even_json_integer(&json, "turn", job->turn);
+  even_json_bool(&json, "handed", hosts->hands_over);
   even_json_string(&json, "resume", job->resume.length > 0 ? job->resume.data : NULL);
   even_json_string(&json, "foreign", even_text_string(&job->foreign));
   even_json_string(&json, "lineage", even_text_string(&job->lineage));
@@ -238,7 +247,8 @@ even_status even_estate_continue(const even_estate *estate, even_job *job) {
 
 even_status even_estate_take(const even_estate *estate, even_job *job) {
   memcpy(job->id, even_estate_text(estate, "job"), sizeof job->id);
-  job->attempt = (int)json_integer_value(json_object_get(estate->content, "attempt")) + 1;
+  job->attempt =
+      (int)json_integer_value(json_object_get(estate->content, "attempt")) + (even_estate_is_handed(estate) ? 0 : 1);
   job->era = (int)json_integer_value(json_object_get(estate->content, "era")) + 1;
   job->planned = (int)json_integer_value(json_object_get(estate->content, "planned"));
   EVEN_TRY(take_line(estate, job));
@@ -247,6 +257,10 @@ even_status even_estate_take(const even_estate *estate, even_job *job) {
                      job->params->max_restarts);
   }
   return EVEN_OK;
+}
+
+bool even_estate_is_handed(const even_estate *estate) {
+  return json_is_true(json_object_get(estate->content, "handed"));
 }
 
 /* ---- an attempt that goes on ---- */
@@ -276,9 +290,27 @@ bool even_estate_find(const even_estate *estate, const char *name, even_estate_h
                                 .first = (size_t)json_integer_value(json_object_get(host, "first")),
                                 .count = json_array_size(devices),
                                 .came = json_is_true(json_object_get(host, "came")),
-                                .devices = devices};
+                                .devices = devices,
+                                .cpu_quota = json_object_get(host, "cpu_quota")};
       return true;
     }
   }
   return false;
+}
+
+const char *even_estate_own_name(const even_estate *estate) {
+  size_t at = 0;
+  json_t *host = NULL;
+  json_array_foreach(json_object_get(estate->content, "hosts"), at, host) {
+    if (member_of(host) == estate->self) {
+      return json_string_value(json_object_get(host, "name"));
+    }
+  }
+  return "";
+}
+
+double even_estate_quota(const even_estate *estate, const char *name, size_t number) {
+  even_estate_host was;
+  double quota = even_estate_find(estate, name, &was) ? json_number_value(json_array_get(was.cpu_quota, number)) : 0;
+  return quota > 0 && quota <= 1 ? quota : (double)NAN;
 }

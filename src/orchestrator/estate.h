@@ -25,8 +25,9 @@ typedef struct even_estate_host {
   uint64_t member; /* 0: it was none */
   size_t first;    /* of its ranks */
   size_t count;
-  bool came;             /* by itself: nobody can start its agent */
-  const json_t *devices; /* their names */
+  bool came;               /* by itself: nobody can start its agent */
+  const json_t *devices;   /* their names */
+  const json_t *cpu_quota; /* their parts of a core, 0: none; NULL: nobody has any */
 } even_estate_host;
 
 /* For the host `to`: the leader's. */
@@ -45,10 +46,16 @@ even_status even_estate_hosts(const even_estate *estate, even_text *out) EVEN_MU
 const char *even_estate_witness(const even_estate *estate);
 /* The host of that name; false: there was none. */
 bool even_estate_find(const even_estate *estate, const char *name, even_estate_host *out);
+/* The name of this host. */
+const char *even_estate_own_name(const even_estate *estate);
+/* The part of a core that a host's rank of that number (from 0 on each host) had; NAN: none. */
+double even_estate_quota(const even_estate *estate, const char *name, size_t number);
 /* The name of the leader that is lost. */
 const char *even_estate_predecessor(const even_estate *estate);
 /* The words of a list, NULL-terminated; they are the estate's, the array is the caller's (even_free). */
 even_status even_estate_words(const even_estate *estate, const char *name, char ***out, size_t *count) EVEN_MUST_USE;
+/* Its leader has left the job to another one, between two attempts (hand_over.h): no restart is used up. */
+bool even_estate_is_handed(const even_estate *estate);
 /* Its attempt goes on, and is not ended first. */
 bool even_estate_goes_on(const even_estate *estate);
 /* What `job`, whose ranks run, must know as their leader. */

@@ -64,7 +64,7 @@ even_leadership_move even_leadership_next(const even_leadership_view *view) {
                                      : EVEN_LEADERSHIP_REST;
   }
   if (view->newest.leader == view->self) {
-    return view->ends ? EVEN_LEADERSHIP_END : EVEN_LEADERSHIP_REST;
+    return view->ends ? EVEN_LEADERSHIP_END : view->hands ? EVEN_LEADERSHIP_HAND : EVEN_LEADERSHIP_REST;
   }
   if (leader_is_lost(view)) {
     return view->witness ? EVEN_LEADERSHIP_PASS : EVEN_LEADERSHIP_SUCCEED;

@@ -65,7 +65,8 @@ typedef struct even_leadership_view {
   uint64_t leader_ns; /* when anything came from it last, or since when there is no connection */
   uint64_t lease_ns;  /* see even_leadership_answered */
   bool proposed;      /* an entry of its own is on its way */
-  bool ends;          /* its agent ends the job */
+  bool ends;          /* its agent ends the job, */
+  bool hands;         /* or has another one lead it from now on */
   uint64_t now_ns;
 } even_leadership_view;
 
@@ -74,6 +75,7 @@ typedef enum even_leadership_move {
   EVEN_LEADERSHIP_CONFIRM, /* propose an entry that says nothing: what is before it is sure then */
   EVEN_LEADERSHIP_FIRST,   /* propose generation 1 for itself, the first member */
   EVEN_LEADERSHIP_SUCCEED, /* propose the next generation for itself */
+  EVEN_LEADERSHIP_HAND,    /* propose the next generation for another one, that can lead the job */
   EVEN_LEADERSHIP_END,     /* propose the next generation for nobody */
   EVEN_LEADERSHIP_YIELD,   /* give the log to the member that leads the job, or shall */
   EVEN_LEADERSHIP_PASS     /* give the log to another one, that can lead the job */

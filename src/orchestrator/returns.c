@@ -2,7 +2,9 @@
 #include "orchestrator/returns.h"
 
 #include "base/fail.h"
+#include "orchestrator/gifts.h"
 #include "orchestrator/remote_start.h"
+#include "orchestrator/succession.h"
 #include "os/clock.h"
 
 #include <stdio.h>
@@ -19,16 +21,17 @@ static uint64_t pause_after(unsigned tries) {
   return pause < LONGEST_PAUSE_NS ? pause : LONGEST_PAUSE_NS;
 }
 
+/* Under a leader that has taken the ranks over, nobody could give newcomers of such a host the state of training. */
 static bool goes_on(const even_job *job) {
-  return job->hosts != NULL && job->places != NULL && job->params->replace && job->stage == EVEN_JOB_RUNS &&
-         job->alive > 0 && !job->changing && job->draining == 0 && job->interrupted == 0 &&
-         !job->hosts->params.replaces_leader;
+  return job->hosts != NULL && job->places != NULL && job->gifts != NULL && job->params->replace &&
+         job->stage == EVEN_JOB_RUNS && job->alive > 0 && !job->changing && job->draining == 0 &&
+         job->interrupted == 0 && even_succession_acts(job);
 }
 
 static bool is_awaited(const even_host_agent *agent) {
   const even_hosts_params *params = &agent->hosts->params;
   return (params->shell != NULL || params->returns) && !agent->witness && !agent->came && !agent->leaves &&
-         !agent->parted;
+         !agent->fallen && !agent->parted;
 }
 
 /* It is lost as it was; `why` may be its own words. */
@@ -73,6 +76,9 @@ static void give_part(even_job *job, even_host_agent *agent) {
     fail(job, agent, even_error_last()->what);
     even_error_clear();
     return;
+  }
+  if (even_succession_add(job, agent) != EVEN_OK) {
+    even_error_clear(); /* lack of memory: the next attempt names it anew */
   }
   agent->busy = true;
   agent->comes_back = false;

@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "base/json_reader.h"
 #include "base/stop.h"
+#include "orchestrator/elastic.h"
 #include "orchestrator/remote.h"
 #include "orchestrator/succession_members.h"
 #include "os/clock.h"
@@ -14,15 +15,11 @@
 #include <stdio.h>
 #include <string.h>
 
-static const uint64_t APART_NS = 20000000000u;
 static const uint64_t SETTLE_NS = 10000000000u;
 static const uint64_t AGAIN_NS = 5000000000u; /* between two tries to start an agent */
 static const uint64_t END_NS = 3000000000u;
 static const uint64_t TOLD_NS = 1000000000u;
-/* A leader that may not act: its guardian has had its time to hold the ranks; it is no moment any more; it lasts. */
-static const uint64_t GUARDED_NS = 700000000u;
-static const uint64_t MOMENT_NS = 2000000000u;
-static const uint64_t LASTS_NS = EVEN_LEADERSHIP_KILL_NS - EVEN_LEADERSHIP_LEASE_NS;
+static const uint64_t HEARD_NS = 3000000000u; /* by then a majority that is lost is known to be */
 
 static uint64_t patience_ns(const even_hosts *hosts) {
   return (uint64_t)(hosts->params.majority_seconds * 1e9);
@@ -91,10 +88,6 @@ static bool all_here(const even_hosts *hosts) {
 
 /* ---- its end ---- */
 
-static bool leads(const even_hosts *hosts, const even_voter_view *view) {
-  return view->newest.generation == hosts->generation && view->newest.leader == hosts->self;
-}
-
 void even_succession_finish(even_hosts *hosts) {
   if (hosts != NULL && hosts->voter != NULL) {
     even_voter_finish(hosts->voter);
@@ -107,7 +100,7 @@ void even_succession_await_end(even_hosts *hosts) {
   even_succession_finish(hosts);
   while (hosts->voter != NULL && even_clock_ns() < until) {
     even_voter_look(hosts->voter, &view);
-    if (!leads(hosts, &view) || !view.quorum) {
+    if (!even_succession_leads(hosts, &view) || !view.quorum) {
       break;
     }
     even_clock_sleep_ns(5000000);
@@ -161,107 +154,6 @@ even_status even_succession_bequeath(even_job *job) {
   return EVEN_OK;
 }
 
-/* "b, c". */
-static void name_missing(const even_hosts *hosts, even_text *out) {
-  enum { SHOWN = 160 };
-  for (size_t i = 1; i < hosts->count && out->length < SHOWN; i++) {
-    const even_host_agent *agent = &hosts->agents[i];
-    if (agent->link == NULL && !agent->fallen) {
-      even_text_format(out, "%s%.60s", out->length > 0 ? ", " : "", agent->name);
-    }
-  }
-}
-
-static void tell_cut_off(even_job *job) {
-  even_text missing = EVEN_TEXT_EMPTY;
-  if (!job->hosts->cut_off) {
-    name_missing(job->hosts, &missing);
-    even_job_notice(job,
-                    "cut off from the majority of the hosts, which may go on with another leader: %s, and this host "
-                    "waits%s%s (%.0f s; EVENSTEP_MAJORITY_PATIENCE)",
-                    job->alive > 0 && job->stage == EVEN_JOB_RUNS ? "the ranks here are held" : "no ranks run here now",
-                    missing.length > 0 ? " for " : "", even_text_string(&missing), job->hosts->params.majority_seconds);
-    even_text_free(&missing);
-  }
-  job->hosts->cut_off = true;
-}
-
-/* Once when it becomes so. */
-static void tell_standing(even_job *job, const even_voter_view *view) {
-  even_hosts *hosts = job->hosts;
-  if (view->newest.generation == 0) {
-    if (!hosts->apart_told && even_clock_ns() - hosts->voting_ns > APART_NS) {
-      hosts->apart_told = true;
-      even_job_notice(job, "the hosts' agents do not reach one another: where this one is lost, the job is");
-    }
-  } else if (view->settled && !hosts->settled_told && view->voters > 1) {
-    /* who votes alone takes the vote along */
-    even_job_notice(job, "where this host is lost, another one takes its place (%u of %zu vote)", view->voters,
-                    hosts->count);
-  }
-  hosts->settled_told = hosts->settled_told || view->settled;
-}
-
-void even_succession_guard(even_job *job, bool guards) {
-  if (job->hosts != NULL && job->hosts->voter != NULL) {
-    even_voter_guard(job->hosts->voter, guards ? &job->guardian : NULL);
-  }
-}
-
-bool even_succession_is_superseded(const even_hosts *hosts) {
-  even_voter_view view;
-  if (hosts == NULL || hosts->voter == NULL) {
-    return false;
-  }
-  even_voter_look(hosts->voter, &view);
-  return even_succession_is_over(hosts, &view);
-}
-
-bool even_succession_acts(const even_job *job) {
-  const even_hosts *hosts = job->hosts;
-  even_voter_view view;
-  if (hosts == NULL || hosts->voter == NULL) {
-    return true;
-  }
-  even_voter_look(hosts->voter, &view);
-  return view.acts || (!even_succession_is_over(hosts, &view) && !leads(hosts, &view));
-}
-
-/* It acts again, and its guardian has let the ranks go. */
-static void go_on(even_job *job) {
-  even_hosts *hosts = job->hosts;
-  uint64_t held = 0;
-  if (hosts->lapsed_ns == 0 || even_guardian_holds(&job->guardian, &held)) {
-    return;
-  }
-  if (held != hosts->held_ns) {
-    even_job_notice(job,
-                    "this agent could not say that it may lead (it stood still, or most others were not heard): the "
-                    "ranks here were held meanwhile, and go on");
-  } else if (hosts->cut_off) {
-    even_job_notice(job, "the majority of the hosts is heard again");
-  }
-  hosts->held_ns = held;
-  hosts->lapsed_ns = 0;
-  hosts->cut_off = false;
-}
-
-/* It leads, as far as it knows, and may not act: another one may lead by now. Its ranks must not run. */
-static void lapse(even_job *job) {
-  even_hosts *hosts = job->hosts;
-  uint64_t now = even_clock_ns();
-  uint64_t held = 0;
-  bool holds = even_guardian_holds(&job->guardian, &held);
-  hosts->lapsed_ns = hosts->lapsed_ns == 0 ? now : hosts->lapsed_ns;
-  uint64_t since = now - hosts->lapsed_ns;
-  if (since > MOMENT_NS && !hosts->cut_off) {
-    tell_cut_off(job);
-  }
-  if (job->stage != EVEN_JOB_KILLED && (since > LASTS_NS || (!holds && since > GUARDED_NS))) {
-    even_job_end_ranks(job, SIGKILL, true);
-  }
-}
-
 static bool starts(even_host_agent *agent) {
   agent->called_ns = even_clock_ns();
   even_host_agent_drop(agent);
@@ -271,6 +163,28 @@ static bool starts(even_host_agent *agent) {
     agent->lost = true;
   }
   return !agent->lost;
+}
+
+/* Each answers who the members are in its turn: what came before has come then. */
+even_status even_succession_confirm(even_job *job) {
+  even_hosts *hosts = job->hosts;
+  uint64_t until = even_clock_ns() + SETTLE_NS;
+  const even_host_agent *silent = NULL;
+  EVEN_TRY(even_succession_bequeath(job));
+  for (size_t i = 1; i < hosts->count; i++) {
+    even_host_agent *agent = &hosts->agents[i];
+    agent->confirms = agent->member != 0 && agent->fits && !agent->returns;
+  }
+  EVEN_TRY(even_succession_say_all(hosts));
+  do {
+    EVEN_TRY(even_stop_asked() ? even_succession_interrupted() : even_succession_turn(hosts));
+    silent = NULL;
+    for (size_t i = 1; i < hosts->count; i++) {
+      const even_host_agent *agent = &hosts->agents[i];
+      silent = agent->confirms && agent->link != NULL ? agent : silent;
+    }
+  } while (silent != NULL && even_clock_ns() < until);
+  return silent == NULL ? EVEN_OK : even_fail(EVEN_ERR_TIMEOUT, "host %s does not answer", silent->name);
 }
 
 /* Of those that are lost each gets its try now and then; one that has come becomes the member again that it was. */
@@ -307,9 +221,19 @@ static void number_new(even_host_agent *agent) {
   agent->member = agent->hosts->next_member++;
 }
 
-/* One that is started again while the job runs, which waits for nobody: the member that it was or, where it has
- * forgotten that, a new one. */
-static void keep_witness(even_job *job) {
+even_status even_succession_add(even_job *job, even_host_agent *agent) {
+  even_hosts *hosts = job->hosts;
+  if (hosts->voter == NULL) {
+    return EVEN_OK;
+  }
+  number_new(agent);
+  hosts->settled_told = false;
+  EVEN_TRY(even_succession_bequeath(job));
+  EVEN_TRY(even_succession_say_all(hosts));
+  return even_succession_want(hosts);
+}
+
+void even_succession_keep_witness(even_job *job) {
   even_hosts *hosts = job->hosts;
   even_host_agent *agent = &hosts->agents[hosts->count - 1];
   if (!agent->witness) {
@@ -333,31 +257,9 @@ static void keep_witness(even_job *job) {
   }
 }
 
-void even_succession_check(even_job *job) {
-  even_hosts *hosts = job->hosts;
-  even_voter_view view;
-  if (hosts->voter == NULL) {
-    return;
-  }
-  even_voter_look(hosts->voter, &view);
-  tell_standing(job, &view);
-  even_succession_guard(job, true);
-  if (even_succession_is_over(hosts, &view)) {
-    if (job->failure.status == EVEN_OK) {
-      (void)even_succession_fail_over(&view);
-      job->failure = *even_error_last();
-    }
-  } else if (leads(hosts, &view) && !view.acts) {
-    lapse(job);
-  } else if (leads(hosts, &view)) {
-    go_on(job);
-    keep_witness(job);
-  }
-}
-
 static even_status fail_alone(const even_hosts *hosts) {
   even_text missing = EVEN_TEXT_EMPTY;
-  name_missing(hosts, &missing);
+  even_succession_name_missing(hosts, &missing);
   (void)even_fail(EVEN_ERR_PEER_LOST, "the majority of the hosts was not heard within %.0f s: %s did not come",
                   hosts->params.majority_seconds, even_text_string(&missing));
   even_text_free(&missing);
@@ -366,6 +268,70 @@ static even_status fail_alone(const even_hosts *hosts) {
       "on "
       "the hosts that are left: --hosts … --name NAME --resume auto. EVENSTEP_MAJORITY_PATIENCE says how long is "
       "waited");
+}
+
+even_status even_succession_go_alone(even_job *job) {
+  even_hosts *hosts = job->hosts;
+  even_voter_view view = {.quorum = true};
+  if (hosts->voter != NULL) {
+    even_voter_look(hosts->voter, &view);
+  }
+  if (view.quorum || view.newest.generation == 0) {
+    (void)even_fail(EVEN_ERR_STATE, "this job waits for no host that is lost");
+    return even_error_fix("`evenstep drain HOST` takes out one that is there");
+  }
+  hosts->alone = true;
+  return EVEN_OK;
+}
+
+/* Nobody else can lead from what is here, and nobody is asked any more. Ranks may run. */
+static void leave_voters(even_job *job) {
+  even_succession_guard(job, false);
+  if (even_guardian_limit(&job->guardian, 0, 0) != EVEN_OK) {
+    even_error_clear(); /* it is gone: another one is started, and told */
+  }
+  even_voter_close(job->hosts->voter, true);
+  job->hosts->voter = NULL;
+  if (job->hosts->params.estate != NULL) { /* of a second leader it was the estate's */
+    job->hosts->params.estate->voter = NULL;
+  }
+  job->hosts->cut_off = false;
+  job->hosts->lapsed_ns = 0;
+}
+
+/* As the user says. EVEN_ERR_PEER_LOST: the hosts change first (elastic.h). */
+static even_status go_alone(even_job *job) {
+  even_hosts *hosts = job->hosts;
+  even_text missing = EVEN_TEXT_EMPTY;
+  char words[400];
+  bool any = false;
+  even_succession_name_missing(hosts, &missing);
+  leave_voters(job);
+  for (size_t i = 1; i < hosts->count; i++) {
+    even_host_agent *agent = &hosts->agents[i];
+    agent->member = 0;
+    agent->returns = false;
+    if (agent->link == NULL) {
+      agent->lost = agent->leaves = any = true;
+    }
+  }
+  (void)snprintf(words, sizeof words, "the job goes on without %s, and nobody takes this host's place any more",
+                 missing.length > 0 ? even_text_string(&missing) : "other leaders");
+  even_text_free(&missing);
+  even_job_notice(job, "%s", words);
+  even_control_end(&hosts->elastic->control, EVEN_SUCCESSION_LOST, EVEN_OK, words, "");
+  hosts->alone = any;
+  return any ? even_fail(EVEN_ERR_PEER_LOST, "%s", words) : EVEN_OK;
+}
+
+bool even_succession_is_alone(const even_hosts *hosts) {
+  return hosts->alone && hosts->voter == NULL;
+}
+
+/* Whether it may act because a majority has answered what was asked since then: those that have just been lost may have
+ * answered before. */
+static bool has_answered(const even_voter_view *view, uint64_t since_ns) {
+  return view->acts && view->acts_until_ns > since_ns + EVEN_LEADERSHIP_LEASE_NS;
 }
 
 static even_status await_acting(even_job *job, bool starts) {
@@ -383,11 +349,14 @@ static even_status await_acting(even_job *job, bool starts) {
     if (view.newest.generation == 0) {
       return EVEN_OK; /* they have not agreed yet: nobody can take this one's place */
     }
-    if (view.acts && view.quorum && (!starts || even_clock_ns() >= view.starts_ns)) {
+    if (view.quorum && has_answered(&view, since) && (!starts || even_clock_ns() >= view.starts_ns)) {
       break; /* a lease is for what runs, and not for something new */
     }
+    if (hosts->alone) {
+      return go_alone(job);
+    }
     if (!view.acts) {
-      tell_cut_off(job);
+      even_succession_tell_cut_off(job);
     }
     if (even_stop_asked()) {
       return even_succession_interrupted();
@@ -405,6 +374,7 @@ static even_status await_acting(even_job *job, bool starts) {
   if (hosts->cut_off) {
     even_job_notice(job, "the majority of the hosts is heard again");
   }
+  even_succession_stay(hosts);
   hosts->cut_off = false;
   hosts->lapsed_ns = 0;
   return EVEN_OK;
@@ -436,15 +406,19 @@ bool even_succession_leaves_out(even_job *job, uint64_t since_ns) {
     }
     return false;
   }
-  return leads(hosts, &view) && view.acts && view.exact;
+  return even_succession_leads(hosts, &view) && view.acts && view.exact;
 }
 
 bool even_succession_is_cut(even_hosts *hosts) {
   even_voter_view view;
+  uint64_t since = even_clock_ns();
   if (hosts->voter == NULL) {
     return false;
   }
-  even_voter_look(hosts->voter, &view);
+  do {
+    even_clock_sleep_ns(10000000);
+    even_voter_look(hosts->voter, &view);
+  } while (view.quorum && !has_answered(&view, since) && even_clock_ns() - since < HEARD_NS);
   if (view.quorum || view.newest.generation == 0) {
     return false;
   }
@@ -463,7 +437,7 @@ void even_succession_take_votes(even_job *job, even_host_agent *agent, const jso
     return; /* of an earlier one */
   }
   bool returned = agent->asked;
-  agent->asked = false;
+  agent->asked = agent->confirms = false;
   agent->voter_port = port > 0 && port < 65536 ? (int)port : agent->voter_port;
   if (trouble != NULL) {
     agent->member = 0;

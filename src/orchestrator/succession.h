@@ -43,10 +43,19 @@ even_status even_succession_await_vote(even_job *job) EVEN_MUST_USE;
  * these are no members: then none of them can lead, with what it knew of the ranks, and a leader that is cut off itself
  * leaves out nobody. Whether that is so. True where nobody votes. */
 bool even_succession_leaves_out(even_job *job, uint64_t since_ns);
+/* The user says that the hosts that are missing, without which there is no majority, are lost for good: the job goes on
+ * without them, and nobody takes this one's place any more. EVEN_ERR_STATE: it waits for none. */
+even_status even_succession_go_alone(even_job *job) EVEN_MUST_USE;
+#define EVEN_SUCCESSION_LOST "the hosts that are lost"
+/* Whether it has done so, and the hosts are yet to change for it (elastic.h). */
+bool even_succession_is_alone(const even_hosts *hosts);
 /* Hosts could not be reached: whether that is so for most of them. Those that are not there are lost then. */
 bool even_succession_is_cut(even_hosts *hosts);
 /* Agents that were started again are the members that they were, or, where they have forgotten it, new ones. */
 even_status even_succession_join(even_job *job) EVEN_MUST_USE;
+/* One that is back while an attempt runs is a new member: the others went on without the one that it was. Nothing where
+ * nobody votes. */
+even_status even_succession_add(even_job *job, even_host_agent *agent) EVEN_MUST_USE;
 /* An agent says whether it is the member that it was named. */
 void even_succession_take_votes(even_job *job, even_host_agent *agent, const json_t *content);
 

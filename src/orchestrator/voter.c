@@ -34,6 +34,7 @@ struct even_voter {
   uint64_t lease_ns; /* see even_leadership_answered */
   int announced;
   bool ends;
+  bool hands;
   bool waits;
   even_guardian *guardian; /* NULL: none */
   member_list wanted;
@@ -211,7 +212,8 @@ static void see(even_voter *voter, uint64_t now, even_leadership_view *out) {
                                 .now_ns = now};
   (void)pthread_mutex_lock(&voter->lock);
   out->ends = voter->ends;
-  out->witness = voter->witness || voter->waits;
+  out->hands = voter->hands;
+  out->witness = voter->witness || voter->waits || voter->hands; /* what it has given away it does not take back */
   (void)pthread_mutex_unlock(&voter->lock);
 }
 
@@ -226,8 +228,8 @@ static void change_members(even_voter *voter, uint64_t now) {
   even_voter_log_change(&voter->log, wanted, count, now);
 }
 
-/* To the next voter that is there: in a circle, so that each has its turn. */
-static void pass_on(even_voter *voter) {
+/* The next voter that is there: in a circle, so that each has its turn. 0: none is. */
+static uint64_t next_voter(even_voter *voter) {
   const struct raft_configuration *all = &voter->log.raft.configuration;
   unsigned own = 0;
   while (own < all->n && all->servers[own].id != voter->links.own.id) {
@@ -236,13 +238,14 @@ static void pass_on(even_voter *voter) {
   for (unsigned i = 1; i < all->n; i++) {
     const struct raft_server *server = &all->servers[(own + i) % all->n];
     if (server->role == RAFT_VOTER && even_voter_links_find(&voter->links, server->id) != NULL) {
-      even_voter_log_yield(&voter->log, server->id);
-      return;
+      return server->id;
     }
   }
+  return 0;
 }
 
 static void act(even_voter *voter, const even_leadership_view *view) {
+  uint64_t next = 0;
   switch (even_leadership_next(view)) {
     case EVEN_LEADERSHIP_CONFIRM:
       even_voter_log_propose(&voter->log, 0);
@@ -253,6 +256,12 @@ static void act(even_voter *voter, const even_leadership_view *view) {
     case EVEN_LEADERSHIP_SUCCEED:
       even_voter_log_propose(&voter->log, view->self);
       break;
+    case EVEN_LEADERSHIP_HAND:
+      next = next_voter(voter);
+      if (next != 0) {
+        even_voter_log_propose(&voter->log, next);
+      }
+      break;
     case EVEN_LEADERSHIP_END:
       even_voter_log_propose(&voter->log, EVEN_LEADERSHIP_NOBODY);
       break;
@@ -260,7 +269,10 @@ static void act(even_voter *voter, const even_leadership_view *view) {
       even_voter_log_yield(&voter->log, view->newest.generation == 0 ? voter->first : view->newest.leader);
       break;
     case EVEN_LEADERSHIP_PASS:
-      pass_on(voter);
+      next = next_voter(voter);
+      if (next != 0) {
+        even_voter_log_yield(&voter->log, next);
+      }
       break;
     case EVEN_LEADERSHIP_REST:
       break;
@@ -495,6 +507,12 @@ void even_voter_lead(even_voter *voter) {
 void even_voter_guard(even_voter *voter, even_guardian *guardian) {
   (void)pthread_mutex_lock(&voter->lock);
   voter->guardian = guardian;
+  (void)pthread_mutex_unlock(&voter->lock);
+}
+
+void even_voter_hand_over(even_voter *voter) {
+  (void)pthread_mutex_lock(&voter->lock);
+  voter->hands = true;
   (void)pthread_mutex_unlock(&voter->lock);
 }
 

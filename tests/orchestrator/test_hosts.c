@@ -12,6 +12,7 @@
 #include "support/fault.h"
 
 #include <errno.h>
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -282,8 +283,27 @@ static void who_takes_ranks_over_knows_what_they_run_on(void **state) {
   even_device_list_free(&held);
 }
 
+/* Under another leader, which numbers the ranks anew. */
+static void a_rank_has_the_quota_of_the_one_in_its_place(void **state) {
+  even_estate estate = {.self = 2,
+                        .content = json_pack("{s:[{s:s,s:i},{s:s,s:i,s:[f,f]},{s:s,s:i,s:[f]}]}", "hosts", "name", "a",
+                                             "member", 1, "name", "b", "member", 2, "cpu_quota", 0.5, 0.0, "name", "c",
+                                             "member", 3, "cpu_quota", 0.25)};
+  (void)state;
+  assert_non_null(estate.content);
+  assert_string_equal(even_estate_own_name(&estate), "b");
+  assert_true(even_estate_quota(&estate, "b", 0) == 0.5);
+  assert_true(isnan(even_estate_quota(&estate, "b", 1)));
+  assert_true(isnan(even_estate_quota(&estate, "b", 2)));
+  assert_true(even_estate_quota(&estate, "c", 0) == 0.25);
+  assert_true(isnan(even_estate_quota(&estate, "a", 0)));
+  assert_true(isnan(even_estate_quota(&estate, "x", 0)));
+  json_decref(estate.content);
+}
+
 int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(a_rank_has_the_quota_of_the_one_in_its_place),
       cmocka_unit_test(another_version_is_refused),
       cmocka_unit_test(a_shell_that_fails_is_quoted),
       cmocka_unit_test(odd_words_let_nobody_in),

@@ -14,8 +14,8 @@
 /* ---- every order ----
  * Three members and a log, which alone is taken for right: whoever leads it at a moment (any member, at any moment:
  * that is more than Raft allows) appends what even_leadership_next says; an entry is on its way for as long as it
- * likes, comes in any order, and is committed then. Each member applies the log at its own pace, and hears of others'
- * news or not. */
+ * likes, comes in any order, and is committed then. One that leads the job may have another one lead it (HAND). Each
+ * member applies the log at its own pace, and hears of others' news or not. */
 
 enum { MEMBERS = 3, ENTRIES = 3 };
 
@@ -64,8 +64,22 @@ static void act(state_search *all, world *now, size_t i) {
   now->acting[generation] = (unsigned char)(i + 1);
 }
 
+/* Its host is drained: the next one in a circle leads. */
+static void hand_over(state_search *all, const world *now, size_t i) {
+  const member *one = &now->members[i];
+  even_leadership_view view = view_of(now, i, true, false);
+  view.hands = true;
+  if (even_leadership_next(&view) == EVEN_LEADERSHIP_HAND && one->applied.generation < ENTRIES) {
+    world next = *now;
+    next.members[i].proposed = (unsigned char)(one->applied.generation + 1);
+    next.members[i].whom = (unsigned char)((i + 1) % MEMBERS + 1);
+    state_search_visit(all, &next);
+  }
+}
+
 static void moves_of(state_search *all, const world *now, size_t i) {
   const member *one = &now->members[i];
+  hand_over(all, now, i);
   for (int lost = 0; lost < 2; lost++) { /* it leads the log at this moment */
     const even_leadership_view view = view_of(now, i, true, lost == 1);
     even_leadership_move move = even_leadership_next(&view);

@@ -289,6 +289,25 @@ static void after_its_end_nobody_leads_a_job(void **state) {
   close_group(&all);
 }
 
+/* The leader gives the job to another one, which dies in that moment: a third one leads, not the first again. */
+static void what_was_handed_over_is_not_taken_back(void **state) {
+  cluster all;
+  uint64_t until = even_clock_ns() + LIMIT_NS;
+  (void)state;
+  open_group(&all, 3);
+  assert_int_equal(await_leader(&all, 1), 0);
+  even_voter_hand_over(all.voters[0]);
+  while (look(&all, 0).newest.generation < 2) {
+    assert_true(even_clock_ns() < until);
+    even_clock_sleep_ns(1000000);
+  }
+  assert_int_equal(look(&all, 0).newest.leader, 2);
+  assert_false(look(&all, 0).acts);
+  end(&all, 1);
+  assert_int_equal(await_leader(&all, 3), 2);
+  close_group(&all);
+}
+
 int main(void) {
   struct sigaction before;
   const struct CMUnitTest tests[] = {
@@ -298,6 +317,7 @@ int main(void) {
       cmocka_unit_test(of_five_two_may_die_one_after_the_other),
       cmocka_unit_test(those_that_come_back_are_a_majority_again),
       cmocka_unit_test(after_its_end_nobody_leads_a_job),
+      cmocka_unit_test(what_was_handed_over_is_not_taken_back),
   };
   if (even_signals_pipe_ignore(&before) != EVEN_OK) {
     return 1;

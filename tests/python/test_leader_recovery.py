@@ -14,6 +14,7 @@ import pytest
 import test_run_succession as three_hosts
 from run_jobs import Job, end_all, wait_until
 from test_generations import assert_right
+from test_recovery_hosts import HOST_RETURNS
 from test_replacement import assert_replaced
 from test_run_succession import STANDS, Hosts, _cut_off, _leads, stands
 
@@ -171,6 +172,24 @@ def test_a_leader_that_stands_still_for_a_moment_holds_its_ranks(
     assert code == 0 and "the ranks here were held meanwhile, and go on" in said, said
     assert "without" not in said and "stands still" not in said and "restart" not in said, said
     assert_right(_said(tmp_path), [0, 1, 2])
+
+
+@pytest.mark.more
+def test_a_lost_host_that_comes_back_votes_again(hosts: Hosts, script: Script, tmp_path: pathlib.Path) -> None:
+    third = hosts.names[2]
+    words = ("--name", "a", "--recovery", "replace", "--log-rank", "all")
+    text = HOST_RETURNS + "while not os.path.exists('end'):\n    time.sleep(0.02)\n"
+    job = hosts.start(*words, script(text), "", "7")
+    job.wait_for(STANDS)
+    (agent,) = job.wait_for(r"waits as process \d+ of (\d+)")
+    os.kill(int(agent), signal.SIGKILL)
+    job.wait_for(f"host {third} is back: processes take the places of its 1 rank")
+    job.wait_for(STANDS, times=2)
+    (tmp_path / "end").touch()
+    code, said = job.finish()
+    assert code == 0 and f"generation 1: ranks 0 and 1 go on without host {third} (rank 2)" in said, said
+    assert_replaced(said, [0, 1])
+    wait_until(lambda: not hosts.agents())
 
 
 @pytest.mark.more

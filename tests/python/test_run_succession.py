@@ -246,6 +246,24 @@ def test_a_leader_that_stood_still_for_a_moment_loses_nothing(hosts: Hosts, tmp_
     wait_until(lambda: not hosts.agents())
 
 
+@pytest.mark.more
+def test_what_was_asked_of_ranks_holds_under_another_leader(hosts: Hosts, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "waiting.sh"
+    path.write_text(WAITING)
+    path.chmod(0o755)
+    own = ("--name", "a", "--log-rank", "1,2", "--no-monitor", "--recovery", "replace", "--spares", "1")
+    job = hosts.start(*own, "--no-python", str(path))
+    job.wait_for(r"attempt 0 rank [12] of 3", times=2)
+    job.wait_for(STANDS)
+    os.kill(job.process.pid, signal.SIGKILL)
+    wait_until(lambda: "a ended well" in hosts.log("a"))
+    said = hosts.log("a")
+    assert "2 ranks on 2 hosts" in said and "; 1 spare\n" in said, said
+    assert set(re.findall(r"attempt 1 rank (\d) of 2", said)) in ({"1"}, {"1", "2"}), said  # 2 is the spare now
+    wait_until(lambda: not hosts.agents())
+    job.finish()
+
+
 def _wait_two(hosts: Hosts, folder: pathlib.Path) -> tuple[Job, list[int]]:
     path = folder / "waiting.sh"
     path.write_text(WAITING)

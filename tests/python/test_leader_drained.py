@@ -1,0 +1,153 @@
+"""Jobs whose leader can be replaced, and whose hosts change: the host that leads is drained, another one leads first; hosts are left
+out, drained, or given up as lost (network namespaces of this machine; root and ip)."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
+import test_run_succession as three_hosts
+from run_jobs import Job, end_all, wait_until
+from test_drain_hosts import TRAINING, near
+from test_run_succession import STANDS, WAITING, Hosts
+
+names = three_hosts.names  # fixture
+Script = Callable[[str], str]
+
+
+@pytest.fixture
+def hosts(
+    names: list[str], program: pathlib.Path, tmp_path: pathlib.Path, environment: dict[str, str]
+) -> Iterator[Hosts]:
+    group = Hosts(names, program, tmp_path, environment)
+    yield group
+    end_all(group.jobs, group.agents)
+
+
+def _drain(hosts: Hosts, *words: str) -> Job:
+    command = ["ip", "netns", "exec", hosts.names[0], str(hosts.program), "drain", "--run", "a", *words]
+    hosts.jobs.append(Job(command, hosts.folder, hosts.environment))
+    return hosts.jobs[-1]
+
+
+def _agent_of(rank: int) -> int:
+    return int(pathlib.Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def _waiting(hosts: Hosts, folder: pathlib.Path, *words: str) -> tuple[Job, list[int]]:
+    """A job without Python, and its ranks' agents, whose guardians end their ranks where they are killed."""
+    path = folder / "waiting.sh"
+    path.write_text(WAITING)
+    path.chmod(0o755)
+    job = hosts.start("--name", "a", "--log-rank", "all", "--no-monitor", *words, "--no-python", str(path))
+    agents = [_agent_of(int(job.wait_for(rf"attempt 0 rank {rank} of 3 at \S+ process (\d+)")[0])) for rank in range(3)]
+    job.wait_for(STANDS)
+    return job, agents
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("moves", [False, True])
+def test_another_host_leads_before_the_leaders_host_is_drained(
+    hosts: Hosts, script: Script, tmp_path: pathlib.Path, moves: bool
+) -> None:
+    """No restart is used up, and the result is that of one rank."""
+    first, _, third = hosts.names
+    job = hosts.start("--name", "a", "--max-restarts", "0", "--log-rank", "all", script(TRAINING))
+    job.wait_for("at step 6", times=3)
+    job.wait_for(STANDS)
+    drain = _drain(hosts, "--to", f"{third}:1", first) if moves else _drain(hosts, "--no-move", first)
+    ranks = 3 if moves else 2
+    job.wait_for(
+        f"host {first}, which leads the job, is drained: .* and goes on with {ranks} ranks where another host leads"
+    )
+    (tmp_path / "told").touch()
+    code, text = drain.finish()
+    assert code == 0 and re.search(
+        rf"host {first} is out of the job, which another host \(10.80.[12].2\) leads since generation 2", text
+    ), text
+    code, text = job.finish()
+    assert code == 7 and f"host {first} is out of the job, which another host" in text, text
+    wait_until(lambda: "a ended well" in hosts.log("a"))
+    said = hosts.log("a")
+    assert re.search(
+        rf"generation 2\), for host {first} is drained: the job goes on from \S+/step-0000000[67]\n", said
+    ), said
+    assert f"{ranks} ranks on 2 hosts" in said and (not moves or f"{third} 2" in said), said
+    ended = re.findall(r"steps ([78]) to 18 process \d+ sum (\S+)", said)
+    assert len(ended) == ranks and "Traceback" not in said and "restart" not in said, said
+    hosts.jobs.append(
+        Job(
+            [str(hosts.program), "run", "-n", "1", "--no-pin", "--no-monitor", "--name", "alone", script(TRAINING)],
+            hosts.folder,
+            hosts.environment,
+        )
+    )
+    code, text = hosts.jobs[-1].finish()
+    alone = re.findall(r"sum (\S+)", text)[0]
+    assert all(near(total, alone) for _, total in ended), (alone, said)
+    wait_until(lambda: not hosts.agents())
+
+
+@pytest.mark.more
+def test_a_host_is_drained_while_the_leader_can_be_replaced(
+    hosts: Hosts, script: Script, tmp_path: pathlib.Path
+) -> None:
+    third = hosts.names[2]
+    job = hosts.start("--name", "a", "--max-restarts", "0", "--log-rank", "all", script(TRAINING))
+    job.wait_for("at step 6", times=3)
+    job.wait_for(STANDS)
+    drain = _drain(hosts, "--no-move", "--cold", third)
+    job.wait_for(f"host {third} is drained")
+    (tmp_path / "told").touch()
+    code, text = drain.finish()
+    assert code == 0 and f"host {third} is out of the job" in text, text
+    wait_until(lambda: not hosts.agents_of(third))
+    code, text = job.finish()
+    assert code == 0 and len(re.findall(r"steps [78] to 18", text)) == 2 and "leads now" not in hosts.log("a"), text
+    wait_until(lambda: not hosts.agents())
+
+
+@pytest.mark.more
+def test_a_host_that_cannot_be_started_again_is_left_out(hosts: Hosts, tmp_path: pathlib.Path) -> None:
+    """Two are left, of which the leader alone votes."""
+    third = hosts.names[2]
+    job, agents = _waiting(hosts, tmp_path, "--min-ranks", "2")
+    _forbid(hosts, third)
+    os.kill(agents[2], signal.SIGKILL)
+    job.wait_for(f"host {third} is left out")
+    job.wait_for(r"attempt 1 rank \d of 2", times=2)
+    code, text = job.finish()
+    assert code == 0 and "cut off" not in text, text
+    wait_until(lambda: not hosts.agents())
+
+
+def _forbid(hosts: Hosts, *names: str) -> None:
+    """Nobody reaches them any more."""
+    shell = hosts.folder / "shell.sh"
+    text = shell.read_text()
+    (hosts.folder / "next.sh").write_text(
+        text.replace("name=$1\n", f'name=$1\ncase " {" ".join(names)} " in *" $1 "*) exit 255;; esac\n')
+    )
+    (hosts.folder / "next.sh").chmod(0o755)
+    (hosts.folder / "next.sh").rename(shell)
+
+
+@pytest.mark.more
+def test_most_hosts_are_lost_at_once_for_good_and_the_user_says_so(hosts: Hosts, tmp_path: pathlib.Path) -> None:
+    first, second, third = hosts.names
+    job, agents = _waiting(hosts, tmp_path)
+    code, text = _drain(hosts, "--lost").finish()
+    assert code == 9 and "this job waits for no host that is lost" in text, text
+    _forbid(hosts, second, third)
+    os.kill(agents[1], signal.SIGKILL)
+    os.kill(agents[2], signal.SIGKILL)
+    job.wait_for(f"this host waits for {second}, {third} .*`evenstep drain --lost` gives them up")
+    code, text = _drain(hosts, "--lost").finish()
+    assert code == 0 and f"the job goes on without {second}, {third}" in text, text
+    code, text = job.finish()
+    assert code == 0 and "attempt 1 rank 0 of 1" in text and f"1 rank on 1 host: {first} 1" in text, text
+    wait_until(lambda: not hosts.agents())
