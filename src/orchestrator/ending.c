@@ -31,12 +31,6 @@ static void tell_stopped(even_job *job, even_job_rank *rank, const char *by) {
                   rank->output.rank, (long)rank->pid, by, (long)rank->pid);
 }
 
-/* Not somebody, but this agent's own guardian: it stood still itself, or may not act (succession.h). */
-static bool guardian_holds(const even_job *job) {
-  uint64_t held = 0;
-  return even_guardian_holds(&job->guardian, &held);
-}
-
 /* Whether a rank that somebody stopped still stands, now that another has failed: it cannot end by itself. That it was
  * stopped may not have been told yet: the kernel tells of children in their order, not in that of their ends. */
 static bool any_stands(even_job *job) {
@@ -47,8 +41,8 @@ static bool any_stands(even_job *job) {
     if (rank->elsewhere) {
       rank->stood_still = rank->alive && rank->stands;
     } else {
-      rank->stood_still =
-          rank->alive && !guardian_holds(job) && even_process_stat_read(rank->pid, &facts) == 0 && facts.state == 'T';
+      rank->stood_still = rank->alive && !even_job_guardian_holds(job) &&
+                          even_process_stat_read(rank->pid, &facts) == 0 && facts.state == 'T';
     }
     if (rank->stood_still && !rank->was_stopped) {
       tell_stopped(job, rank, "");
@@ -238,7 +232,7 @@ void even_job_check_awaited(even_job *job) {
 void even_job_rank_stopped(even_job *job, even_job_rank *rank, int signal) {
   char by[48];
   even_job_rank_stands(job, rank);
-  if (guardian_holds(job)) {
+  if (even_job_guardian_holds(job)) {
     return;
   }
   (void)snprintf(by, sizeof by, " by %s", even_signal_name(signal));

@@ -67,16 +67,26 @@ static even_status tell_all(even_job *job) {
   return even_slowdown_tell(&job->slow);
 }
 
-/* The guardian has ended, which it never does by itself while the agent lives. The training does not end with it. */
+bool even_job_guardian_holds(const even_job *job) {
+  uint64_t held = 0;
+  return even_guardian_holds(&job->guardian, &held);
+}
+
+/* The guardian has ended, which it never does by itself while the agent lives. The training does not end with it; and
+ * ranks that it held are held by the next one, which lets them go in its turn. */
 static void replace(even_job *job) {
   const even_error kept = *even_error_last();
-  long lost = (long)job->guardian.pid;
+  even_guardian gone = job->guardian;
+  long lost = (long)gone.pid;
   even_succession_guard(job, false); /* the next check gives the new one */
-  even_guardian_stop(&job->guardian);
   even_status status = start_guardian(job);
   if (status == EVEN_OK) {
     status = tell_all(job);
   }
+  if (status == EVEN_OK) {
+    status = even_guardian_inherit(&job->guardian, &gone);
+  }
+  even_guardian_stop(&gone);
   if (status == EVEN_OK) {
     even_job_notice(job, "the job's guardian (process %ld) has ended, killed perhaps: another one watches now", lost);
   } else {

@@ -188,6 +188,9 @@ even_status even_job_guard_open(even_job *job) EVEN_MUST_USE;
 even_status even_job_guard_rank(even_job *job, pid_t pid) EVEN_MUST_USE;
 /* A child that is no rank was reaped: where it is the guardian, another one is started; a neighbour is forgotten. */
 void even_job_guard_ended(even_job *job, const even_process_end *end);
+/* Whether this host's ranks stand not by somebody's signal, but by the guardian's: this agent stood still itself, or
+ * may not act (succession.h). */
+bool even_job_guardian_holds(const even_job *job);
 /* Kills what the ranks of the attempt left running. */
 void even_job_sweep(even_job *job);
 /* Frees what run_attempt left for the facts. */

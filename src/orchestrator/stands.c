@@ -141,7 +141,8 @@ static void end_standing(even_job *job, const bool *held) {
 
 void even_job_stands_tick(even_job *job) {
   if (job->generation == NULL || job->follower != NULL || job->stage != EVEN_JOB_RUNS ||
-      even_generation_refused(job->generation)) {
+      even_generation_refused(job->generation) || even_job_guardian_holds(job)) {
+    /* those that it holds go on in a moment: this agent may act again */
     return;
   }
   bool *held = NULL;

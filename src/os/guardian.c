@@ -46,7 +46,6 @@ typedef struct duty {
   char (*groups)[EVEN_CGROUP_PATH];
   size_t group_count;
   struct even_guardian_page *page;
-  bool holds;       /* the sessions */
   uint64_t over_ns; /* the limit at which they were killed last */
 } duty;
 
@@ -88,22 +87,20 @@ static void kill_sessions(const duty *now) {
 /* Again with each look, for those that have begun since, and those that somebody let go. */
 static void hold(duty *now) {
   const even_sweep sweep = sweep_of(now);
-  if (!now->holds) {
+  if (atomic_load(&now->page->holds) == 0) {
     atomic_store(&now->page->held_ns, even_clock_ns());
     atomic_store(&now->page->holds, 1); /* first: who sees them stopped shall know by whom */
   }
-  now->holds = true;
   even_sweep_signal(&sweep, SIGSTOP);
 }
 
 static void let_go(duty *now) {
   const even_sweep sweep = sweep_of(now);
-  if (now->holds) {
+  if (atomic_load(&now->page->holds) != 0) { /* by itself, or by the one whose place it has */
     even_sweep_signal(&sweep, SIGCONT);
     atomic_store(&now->page->held_ns, even_clock_ns());
     atomic_store(&now->page->holds, 0);
   }
-  now->holds = false;
 }
 
 /* Holds what may not run, kills what may live no longer; for how long nothing else is to be done, -1: for ever. */
@@ -134,7 +131,8 @@ static void guard(void *context, int pipe) {
   message told;
   for (;;) {
     struct pollfd watched = {.fd = pipe, .events = POLLIN};
-    int ready = even_os.poll(&watched, 1, keep_limit(now));
+    int ready = even_os.poll(&watched, 1, 0); /* what it was told before: the limit is of all sessions */
+    ready = ready > 0 ? ready : even_os.poll(&watched, 1, keep_limit(now));
     if (ready <= 0) {
       continue; /* its time was over, or a signal came; the read tells what is wrong otherwise */
     }
@@ -245,6 +243,17 @@ even_status even_guardian_limit(even_guardian *guardian, uint64_t until_ns, uint
 bool even_guardian_holds(const even_guardian *guardian, uint64_t *held_ns) {
   *held_ns = guardian->page == NULL ? 0 : atomic_load(&guardian->page->held_ns);
   return guardian->page != NULL && atomic_load(&guardian->page->holds) != 0;
+}
+
+even_status even_guardian_inherit(even_guardian *guardian, const even_guardian *gone) {
+  struct even_guardian_page *page = guardian->page;
+  if (page == NULL || gone->page == NULL) {
+    return EVEN_OK;
+  }
+  atomic_store(&page->held_ns, atomic_load(&gone->page->held_ns));
+  atomic_store(&page->holds, atomic_load(&gone->page->holds)); /* before the limit by which it lets go */
+  EVEN_TRY(even_guardian_limit(guardian, atomic_load(&gone->page->until_ns), atomic_load(&gone->page->kill_ns)));
+  return tell(guardian, LIMIT, 0, ""); /* so that it looks now, also where there is no limit */
 }
 
 void even_guardian_stop(even_guardian *guardian) {

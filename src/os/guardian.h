@@ -30,6 +30,9 @@ even_status even_guardian_limit(even_guardian *guardian, uint64_t until_ns, uint
 /* Whether it holds the sessions now; since when (held_ns) or, where it does not, when it let them go: 0: it never held
  * any. */
 bool even_guardian_holds(const even_guardian *guardian, uint64_t *held_ns);
+/* Of one that takes the place of another one that is gone, once it has been told of the sessions: the same limit, and
+ * what that one held it holds, and lets go. `gone` is stopped afterwards, not before. */
+even_status even_guardian_inherit(even_guardian *guardian, const even_guardian *gone) EVEN_MUST_USE;
 /* Lets it do its work now and waits until it has ended. */
 void even_guardian_stop(even_guardian *guardian);
 

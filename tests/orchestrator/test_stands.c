@@ -4,6 +4,8 @@
 
 #include "base/fail.h"
 #include "os/calls.h"
+#include "os/clock.h"
+#include "os/guardian.h"
 #include "os/process.h"
 #include "os/process_stat.h"
 
@@ -270,6 +272,32 @@ static void where_all_hang_all_are_ended(void **state) {
   assert_non_null(strstr(said(), "the others cannot go on without the rank that hangs: nobody is left|"));
 }
 
+static void await_guardian(const even_guardian *guardian, bool holds) {
+  uint64_t held = 0;
+  uint64_t until = even_clock_ns() + 120000000000u;
+  while (even_guardian_holds(guardian, &held) != holds) {
+    assert_true(even_clock_ns() < until);
+    even_clock_sleep_ns(1000000);
+  }
+}
+
+/* This agent stood still itself: it acts again before its guardian has let all ranks go. */
+static void who_is_held_by_the_guardian_is_not_ended(void **state) {
+  (void)state;
+  assert_int_equal(even_guardian_start("EVENSTEP_JOB=of nobody", &own.job.guardian), EVEN_OK);
+  assert_int_equal(even_guardian_limit(&own.job.guardian, even_clock_ns(), UINT64_MAX), EVEN_OK);
+  await_guardian(&own.job.guardian, true);
+  stop();
+  even_generation_doubt(own.view, 0, 0);
+  turn(5);
+  assert_int_equal(killed, 0);
+  assert_int_equal(even_guardian_limit(&own.job.guardian, 0, 0), EVEN_OK);
+  await_guardian(&own.job.guardian, false);
+  turn(3);
+  assert_int_equal(killed, child); /* that one somebody else stopped */
+  even_guardian_stop(&own.job.guardian);
+}
+
 int main(void) {
 #define STANDS_TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
   const struct CMUnitTest tests[] = {
@@ -283,6 +311,7 @@ int main(void) {
       STANDS_TEST(who_is_to_be_ended_and_goes_on_lives),
       STANDS_TEST(only_who_hangs_is_ended),
       STANDS_TEST(where_all_hang_all_are_ended),
+      STANDS_TEST(who_is_held_by_the_guardian_is_not_ended),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

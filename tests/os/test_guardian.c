@@ -337,6 +337,32 @@ static void holds_until_there_is_a_later_limit(void **state) {
   even_guardian_stop(&guardian);
 }
 
+/* It is killed while it holds them: the one that takes its place holds them on, and lets them go. */
+static void another_one_goes_on_with_what_it_held(void **state) {
+  even_guardian first;
+  even_guardian next;
+  uint64_t held[2] = {0, 0};
+  (void)state;
+  assert_int_equal(even_guardian_start(mark, &first), EVEN_OK);
+  pid_t session = start_sleeper("A=b", 10, true);
+  assert_int_equal(even_guardian_add_session(&first, session), EVEN_OK);
+  assert_int_equal(even_guardian_limit(&first, even_clock_ns(), UINT64_MAX), EVEN_OK);
+  await_state(session, true);
+  await_held(&first, true, &held[0]);
+  assert_int_equal(kill(first.pid, SIGKILL), 0);
+  assert_int_equal(even_guardian_start(mark, &next), EVEN_OK);
+  assert_int_equal(even_guardian_add_session(&next, session), EVEN_OK);
+  assert_int_equal(even_guardian_inherit(&next, &first), EVEN_OK);
+  even_guardian_stop(&first);
+  assert_true(even_guardian_holds(&next, &held[1]));
+  assert_int_equal(held[1], held[0]);
+  assert_int_equal(even_guardian_limit(&next, even_clock_ns() + 3600000000000u, UINT64_MAX), EVEN_OK);
+  await_state(session, false);
+  await_held(&next, false, &held[1]);
+  even_guardian_stop(&next);
+  assert_int_equal(waitpid(session, NULL, 0), session);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup(sweeps_the_marked_alone, make_mark),
@@ -348,6 +374,7 @@ int main(void) {
       cmocka_unit_test_setup(outlives_a_killed_parent, make_mark),
       cmocka_unit_test_setup(kills_when_a_limit_is_over, make_mark),
       cmocka_unit_test_setup(holds_until_there_is_a_later_limit, make_mark),
+      cmocka_unit_test_setup(another_one_goes_on_with_what_it_held, make_mark),
       cmocka_unit_test_setup(survives_every_fault, make_mark),
   };
   (void)signal(SIGPIPE, SIG_IGN);
