@@ -77,6 +77,9 @@ static void note_shortage(even_job *job, const even_fault_facts *facts) {
     return;
   }
   job->smaller = true;
+  if (job->hosts != NULL && even_succession_bequeath(job) != EVEN_OK) {
+    even_error_clear(); /* lack of memory: the next attempt's estate says it */
+  }
   if (one->most > 0) {
     even_job_notice(job,
                     "rank %d (%s) ran out of memory: it has at most %u of %u samples a step from the next attempt on",

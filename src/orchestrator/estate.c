@@ -67,6 +67,19 @@ static void add_host(even_json *json, const even_job *job, size_t i) {
   even_json_object_end(json);
 }
 
+static void add_shortages(even_json *json, const even_shortages *list) {
+  even_json_array(json, "shortages");
+  for (size_t i = 0; i < list->count; i++) {
+    even_json_object(json, NULL);
+    even_json_string(json, "place", list->items[i].place);
+    even_json_integer(json, "most", list->items[i].most);
+    even_json_integer(json, "batch", list->items[i].batch);
+    even_json_integer(json, "part", list->items[i].part);
+    even_json_object_end(json);
+  }
+  even_json_array_end(json);
+}
+
 even_status even_estate_write(const even_job *job, even_text *out) {
   const even_hosts *hosts = job->hosts;
   const even_agent_params *params = job->params;
@@ -99,6 +112,7 @@ even_status even_estate_write(const even_job *job, even_text *out) {
   even_json_integer(&json, "era", job->era);
   even_json_integer(&json, "turn", job->turn);
   even_json_bool(&json, "handed", hosts->hands_over);
+  add_shortages(&json, &job->shortages);
   even_json_string(&json, "resume", job->resume.length > 0 ? job->resume.data : NULL);
   even_json_string(&json, "foreign", even_text_string(&job->foreign));
   even_json_string(&json, "lineage", even_text_string(&job->lineage));
@@ -108,6 +122,28 @@ even_status even_estate_write(const even_job *job, even_text *out) {
 }
 
 /* ---- reading ---- */
+
+static uint32_t number_of(const json_t *object, const char *name) {
+  json_int_t value = json_integer_value(json_object_get(object, name));
+  return value > 0 && value <= UINT32_MAX ? (uint32_t)value : 0;
+}
+
+/* What says nothing is left out: a rank that lacks memory again says it again. */
+static void take_shortages(const even_estate *estate, even_shortages *out) {
+  size_t at = 0;
+  json_t *item = NULL;
+  *out = (even_shortages){.count = 0};
+  json_array_foreach(json_object_get(estate->content, "shortages"), at, item) {
+    const char *place = json_string_value(json_object_get(item, "place"));
+    even_shortage one = {
+        .most = number_of(item, "most"), .batch = number_of(item, "batch"), .part = number_of(item, "part")};
+    if (place != NULL && strlen(place) < sizeof one.place && one.part > 0 && one.most <= one.batch &&
+        out->count < EVEN_SHORTAGES_MOST) {
+      memcpy(one.place, place, strlen(place) + 1);
+      out->items[out->count++] = one;
+    }
+  }
+}
 
 static bool is_whole(const json_t *content) {
   static const char *const texts[] = {"run_name", "run_folder", "members_folder", "checkpoint_folder",
@@ -229,6 +265,7 @@ even_status even_estate_words(const even_estate *estate, const char *name, char 
 static even_status take_line(const even_estate *estate, even_job *job) {
   const char *resume = even_estate_text(estate, "resume");
   job->turn = (int64_t)json_integer_value(json_object_get(estate->content, "turn"));
+  take_shortages(estate, &job->shortages);
   even_text_clear(&job->resume);
   even_text_add(&job->foreign, even_estate_text(estate, "foreign"));
   even_text_add(&job->lineage, even_estate_text(estate, "lineage"));

@@ -301,9 +301,51 @@ static void a_rank_has_the_quota_of_the_one_in_its_place(void **state) {
   json_decref(estate.content);
 }
 
+/* Who ran out of memory under the old leader has as little under the next one; what is odd in what was left counts for
+ * nothing. */
+static void what_ranks_lack_is_left_to_the_next_leader(void **state) {
+  even_device devices[] = {{.name = "cpu:0"}};
+  const even_device_list list = {devices, 1};
+  even_host_agent agents[] = {{.name = "a", .count = 1}};
+  even_hosts hosts = {.agents = agents, .count = 1, .self = 1};
+  const even_agent_params params = {.devices = &list, .checkpoint_folder = "/c", .max_restarts = 3};
+  even_job left = {.params = &params, .hosts = &hosts, .id = "0123456789abcdef0123456789abcdef"};
+  even_job next = {.params = &params};
+  even_estate estate = {.self = 1};
+  const even_shortage *one = NULL;
+  even_text text = EVEN_TEXT_EMPTY;
+  (void)state;
+  even_text_add(&left.run_folder, "/runs/a");
+  even_shortages_note(&left.shortages, "b", "cpu:1", 25, 64, &one);
+  even_shortages_note(&left.shortages, "c", "cpu:0", 0, 0, &one);
+  assert_int_equal(even_estate_write(&left, &text), EVEN_OK);
+  assert_int_equal(even_estate_read(text.data, text.length, &estate.content), EVEN_OK);
+  json_t *odd = json_object_get(estate.content, "shortages");
+  assert_int_equal(
+      json_array_append_new(odd, json_pack("{s:s,s:i,s:i,s:i}", "place", "d cpu:0", "most", 9, "batch", 8, "part", 1)),
+      0);
+  assert_int_equal(json_array_append_new(odd, json_pack("{s:i,s:I}", "place", 3, "part", (json_int_t)1 << 40)), 0);
+  assert_int_equal(even_estate_take(&estate, &next), EVEN_OK);
+  assert_int_equal(next.shortages.count, 2);
+  for (size_t i = 0; i < 2; i++) {
+    assert_string_equal(next.shortages.items[i].place, left.shortages.items[i].place);
+    assert_int_equal(next.shortages.items[i].most, left.shortages.items[i].most);
+    assert_int_equal(next.shortages.items[i].batch, left.shortages.items[i].batch);
+    assert_int_equal(next.shortages.items[i].part, i + 1);
+  }
+  even_text_free(&text);
+  even_text_free(&left.run_folder);
+  even_text *const texts[] = {&next.resume, &next.foreign, &next.lineage, &next.began};
+  for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+    even_text_free(texts[i]);
+  }
+  json_decref(estate.content);
+}
+
 int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_rank_has_the_quota_of_the_one_in_its_place),
+      cmocka_unit_test(what_ranks_lack_is_left_to_the_next_leader),
       cmocka_unit_test(another_version_is_refused),
       cmocka_unit_test(a_shell_that_fails_is_quoted),
       cmocka_unit_test(odd_words_let_nobody_in),
