@@ -111,6 +111,7 @@ static even_status make_words(chaos *on, size_t count, char **words) {
   if (on->namespaces) {
     add_pair(on, "--hosts", even_text_string(&on->network.names));
     add_pair(on, "--ssh", on->network.shell_path);
+    add(on, "--no-replace-leader"); /* a killed agent is started again from here */
   }
   add_pair(on, "--runs-dir", on->job.runs_folder);
   add_pair(on, "--ranks", on->job.ranks);

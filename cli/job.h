@@ -45,11 +45,12 @@ typedef struct even_job_options {
   bool whole_history; /* --whole-history */
   bool timeline;      /* --timeline, or EVENSTEP_TIMELINE in the environment */
   int64_t timeline_calls;
-  const char *hosts;      /* NULL: this one alone */
-  const char *ssh;        /* NULL: EVENSTEP_SSH, or ssh */
-  const char *address;    /* NULL: any of this host's */
-  const char *rendezvous; /* --rendezvous; NULL: the working folder */
-  bool replace_leader;
+  const char *hosts;                    /* NULL: this one alone */
+  const char *ssh;                      /* NULL: EVENSTEP_SSH, or ssh */
+  const char *address;                  /* NULL: any of this host's */
+  const char *rendezvous;               /* --rendezvous; NULL: the working folder */
+  bool replace_leader;                  /* asked for; */
+  bool keep_leader;                     /* or not wanted, where it would be by itself: --no-replace-leader */
   int64_t checkpoint_copies;            /* --checkpoint-copies: on so many other hosts */
   int64_t checkpoint_memory;            /* --checkpoint-memory: steps; 0: none */
   int64_t memory_copies;                /* --memory-copies: in so many other hosts' memory; -1: not given */

@@ -2,6 +2,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "cli/job_setup.h"
+#include "orchestrator/voter.h"
 #include "os/path.h"
 #include "os/socket.h"
 
@@ -212,6 +213,10 @@ even_status even_job_check_hosts(const even_job_options *options) {
                     options->max_ranks > 0 ? "max" : "min");
     return even_error_fix("leave out one of the two");
   }
+  if (options->replace_leader && options->keep_leader) {
+    (void)even_fail(EVEN_ERR_USAGE, "--replace-leader and --no-replace-leader");
+    return even_error_fix("leave out one of the two");
+  }
   if ((options->launched == NULL ? options->rendezvous : options->ssh) != NULL) {
     (void)even_fail(EVEN_ERR_USAGE, "%s --hosts auto",
                     options->launched == NULL ? "--rendezvous is of" : "--ssh is not of");
@@ -312,6 +317,15 @@ static int memory_copies(const even_job_options *options) {
   return options->checkpoint_memory > 0 ? (int)wanted : 0;
 }
 
+/* Also unasked, where what it brings along is in nobody's way: hosts that join while the others train do so under one
+ * leader alone, leases are not reckoned with a longer silence, and what started processes by itself starts them again.
+ */
+static bool replaces_unasked(const even_job_options *options, size_t count, double silence) {
+  return !options->keep_leader && !options->replace_leader && options->witness == NULL && count >= 3 &&
+         options->launched == NULL && options->max_ranks == 0 && options->estate == NULL &&
+         silence <= (double)EVEN_SOCKET_SILENCE_MS * 1e-3 && even_voter_library() != NULL;
+}
+
 static even_status reach(const even_job_options *options, const even_host_wish *wishes, size_t count,
                          const char *script, even_job_setup *setup) {
   even_job_way *way = &setup->way;
@@ -324,6 +338,7 @@ static even_status reach(const even_job_options *options, const even_host_wish *
   EVEN_TRY(find_way(options, way));
   EVEN_TRY(find_join_key(options, way));
   bool is_file = !options->module && (!options->no_python || strchr(script, '/') != NULL);
+  bool unasked = replaces_unasked(options, count, silence);
   const even_hosts_params params = {.size = sizeof params,
                                     .hosts = wishes,
                                     .count = count,
@@ -341,7 +356,8 @@ static even_status reach(const even_job_options *options, const even_host_wish *
                                     .patience_seconds = patience,
                                     .majority_seconds = majority,
                                     .silence_seconds = silence,
-                                    .replaces_leader = options->replace_leader || options->witness != NULL,
+                                    .replaces_leader = options->replace_leader || options->witness != NULL || unasked,
+                                    .replaces_unasked = unasked,
                                     .copies = (int)options->checkpoint_copies,
                                     .memory_copies = memory_copies(options),
                                     .least_ranks = (int)options->min_ranks,

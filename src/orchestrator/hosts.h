@@ -45,7 +45,8 @@ typedef struct even_hosts_params {
   double patience_seconds;     /* for all to be there */
   double majority_seconds;     /* how long is waited for a majority of hosts that replace a leader */
   double silence_seconds;      /* after which a host that is silent is lost (4 to 600); 0: 4. Else nobody is replaced */
-  bool replaces_leader;        /* of three and more, another one takes the leader's place when it is lost */
+  bool replaces_leader;        /* of three and more, another one takes the leader's place when it is lost; */
+  bool replaces_unasked;       /* the user did not say so, and hears how it is turned off */
   int copies;                  /* other hosts that get a copy of each checkpoint */
   int memory_copies;           /* other hosts that have the newest in their memory */
   int least_ranks;             /* with so many left a job goes on without a host that is lost; 0: with none less */

@@ -52,8 +52,8 @@ static void tell_standing(even_job *job, const even_voter_view *view) {
     }
   } else if (view->settled && !hosts->settled_told && view->voters > 1) {
     /* who votes alone takes the vote along */
-    even_job_notice(job, "where this host is lost, another one takes its place (%u of %zu vote)", view->voters,
-                    hosts->count);
+    even_job_notice(job, "where this host is lost, another one takes its place (%u of %zu vote)%s", view->voters,
+                    hosts->count, hosts->params.replaces_unasked ? "; --no-replace-leader turns that off" : "");
   }
   hosts->settled_told = hosts->settled_told || view->settled;
 }

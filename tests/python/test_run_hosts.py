@@ -448,6 +448,7 @@ def test_the_key_is_in_no_arguments_and_no_environment(hosts: Hosts, script: Scr
         (["--checkpoint-copies", "1", "t.py"], "--checkpoint-copies is of several hosts"),
         (["--checkpoint-copies", "2", "--hosts", "a,b", "t.py"], "there are 1 other hosts"),
         (["--replace-leader", "--hosts", "a,b", "t.py"], "--replace-leader is of three hosts"),
+        (["--replace-leader", "--no-replace-leader", "--hosts", "a,b,c", "t.py"], "--replace-leader and --no-replace-"),
         (["--witness", "w", "t.py"], "--witness is of several hosts"),
         (["--witness", "w", "--hosts", "a,b,c", "t.py"], "--witness is of two hosts"),
         (["--witness", "b", "--hosts", "a,b", "t.py"], "--witness b has ranks, too"),

@@ -66,7 +66,8 @@ class Hosts:
         self.jobs: list[Job] = []
 
     def start(self, *words: str, witness: bool = False) -> Job:
-        """On all hosts; with `witness` on all but the last, which only votes."""
+        """On all hosts; with `witness` on all but the last, which only votes. Another leader is asked for only where it
+        is not there by itself."""
         shell = self.folder / "shell.sh"
         shell.write_text(SHELL)
         shell.chmod(0o755)
@@ -74,7 +75,8 @@ class Hosts:
         command += [
             str(self.program),
             "run",
-            *(["--witness", self.names[-1]] if witness else ["--replace-leader"]),
+            *(["--witness", self.names[-1]] if witness else []),
+            *(["--replace-leader"] if "--max-ranks" in words else []),
             "--hosts",
             ",".join(self.names[:-1] if witness else self.names),
             "--ssh",
@@ -166,7 +168,22 @@ def test_another_host_takes_a_killed_leaders_place(hosts: Hosts, tmp_path: pathl
     _goes_on(hosts)
     assert end_soon(ranks)
     wait_until(lambda: not hosts.agents())
-    job.finish()
+    _, text = job.finish()
+    assert "vote); --no-replace-leader turns that off\n" in text, text
+
+
+@pytest.mark.more
+def test_where_the_user_says_so_the_job_ends_with_its_leader(hosts: Hosts, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "waiting.sh"
+    path.write_text(WAITING)
+    path.chmod(0o755)
+    job = hosts.start("--name", "a", "--no-replace-leader", "--log-rank", "all", "--no-python", str(path))
+    ranks = [int(job.wait_for(rf"attempt 0 rank {rank} of 3 at \S+ process (\d+)")[0]) for rank in range(COUNT)]
+    os.kill(job.process.pid, signal.SIGKILL)
+    assert end_soon(ranks)
+    wait_until(lambda: not hosts.agents())
+    _, text = job.finish()
+    assert "takes its place" not in text and hosts.log("a") == "", text
 
 
 @pytest.mark.more
