@@ -180,3 +180,9 @@ def after_shortage(
         f"all ranks ran out of memory before, and less of each does not hold the global batch of {batch} ({ranks}): they begin as "
         "before\n  fix: a smaller batch_size, accumulation (es.no_sync), es.AdaptBatch, or es.Trainer, which makes such steps in pieces"
     )
+
+
+def cap_of_joining(given: int | None, told: tuple[int, int], batch: int, ranks: int) -> int:
+    """after_shortage of a process that joins, which would have begun with one of so many equal parts."""
+    most = told[0] * batch // told[1] if told[0] > 0 else batch // (ranks * told[1])
+    return min(max(1, most), batch if given is None else given)

@@ -59,6 +59,8 @@ class BlockShares(Shares):
         super().__init__(policy, ranks, count, speeds, schedule)
         self.batch, self._block = batch, block
 
+    limited = False  # a rank holds one block at a time, however many it has
+
     def _among(
         self,
         ranks: int,

@@ -105,12 +105,14 @@ def prepare_loader(
                 environment.speeds,
                 schedule,
                 current.plan,
-                caps,
+                [None] if current.joining else caps,  # alone it need not hold the whole batch
                 buckets,
             )
         )
         if exact is None and schedule is None and even.shares is not None and even.shares.given_caps == caps:
             even.shares.said_caps = given
+        if current.joining and even.shares is not None:
+            even.shares.given_caps = even.shares.said_caps = caps
         if exact is not None:
             exact.use(even, current)
         if even.adapting is not None and even.shares is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from evenstep.caps import among_others
+from evenstep.caps import among_others, cap_of_joining
 from evenstep.engine import SharedEngine
 from evenstep.exact_engine import ExactEngine
 from evenstep.generation_told import late_weights
@@ -55,9 +55,16 @@ def training_shares(session: Session) -> Shares | None:
 
 
 def own_caps(session: Session) -> list[tuple[int | None, int | None]]:
-    """The most samples that this rank has, and that its script lets it have."""
-    rank = session.rank
-    return [(shares.given_caps[rank], shares.said_caps[rank]) for shares in shares_in(session)]
+    """The most samples that this rank has, and that its script lets it have. Where it joins after its device ran out of memory, no
+    more than it has room for: who was there from the beginning has heard so in es.prepare."""
+    rank, told = session.rank, session.environment.memory_cap if session.joining else None
+    caps: list[tuple[int | None, int | None]] = []
+    for shares in shares_in(session):
+        cap = shares.given_caps[rank]
+        if told is not None and shares.limited:
+            cap = cap_of_joining(cap, told, shares.batch, session.place[1])
+        caps.append((cap, shares.said_caps[rank]))
+    return caps
 
 
 def _take_in(session: Session, shares: Shares, told: Sequence[Told], number: int, own: Any) -> Shares:

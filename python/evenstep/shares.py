@@ -159,6 +159,11 @@ class Shares:
     def scheduled(self) -> bool:
         return self._schedule is not None
 
+    @property
+    def limited(self) -> bool:
+        """Whether what memory holds counts."""
+        return self._schedule is None
+
     def draw(self, batch: int, alone: bool = True, step: int | None = None, number: int | None = None) -> list[int]:
         """Shares of the next batch of `batch` samples. alone: a share may be a single sample.
 

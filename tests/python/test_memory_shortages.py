@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from run_jobs import Run
 from evenstep import EvenstepError
 from evenstep.caps import after_shortage, among_others
 from evenstep.environment import read_environment
+from evenstep.regrouping import own_caps
 from evenstep.shares import Shares
 
 
@@ -80,3 +82,28 @@ def test_a_plain_loop_goes_on_with_less(run: Run, script: Any) -> None:
     assert done.returncode == 0, done.stderr
     assert "attempt 1 had 8" in done.stdout and "attempt 0 had" not in done.stdout
     assert "ran out of memory before its first step: the next attempt gives it 1/2" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "told", "wanted"),
+    [
+        (None, (8, 32), 8),  # samples of a step of 32
+        (5, (8, 32), 5),
+        (None, (8, 64), 4),  # of an accumulated one
+        (None, (0, 2), 4),  # half of an equal part, of four ranks
+        (None, (0, 64), 1),
+    ],
+)
+def test_who_joins_has_no_more_than_its_device_had_room_for(
+    given: int | None, told: tuple[int, int], wanted: int
+) -> None:
+    shares = Shares("auto", 1, 32)
+    shares.given_caps = shares.said_caps = [given]
+    loader = SimpleNamespace(train=True, shares=shares)
+    environment = SimpleNamespace(memory_cap=told)
+    session: Any = SimpleNamespace(rank=0, place=(4, 4), joining=True, environment=environment, loaders={"": loader})
+    assert own_caps(session) == [(wanted, given)]
+    session.joining = False
+    assert own_caps(session) == [(given, given)]  # as es.prepare has heard
+    session.joining, loader.shares = True, Shares("auto", 1, 32, schedule=lambda number, batch: [batch])
+    assert own_caps(session) == [(None, None)]

@@ -91,3 +91,14 @@ def test_where_processes_end_again_and_again_others_wait_longer(run: Run, script
 def test_spares_that_make_no_sense_are_refused(run: Run, script: Script, words: tuple[str, ...], said: str) -> None:
     result = run("-n", "2", *words, script("pass"))
     assert result.returncode == 2 and said in result.stderr, result.stderr
+
+
+@pytest.mark.more
+def test_who_joins_may_have_room_for_less_than_a_batch(run: Run, script: Script) -> None:
+    held = cases.REPLACED.replace("es.prepare(*make(), loader)", "es.prepare(*make(), loader, most_samples=8)")
+    held += "print('caps', es.session().loaders['loader'].shares.given_caps, flush=True)\n"
+    result = run("-n", "3", "--spares", "1", *REPLACE, script(held), "1@forward:2", "2")
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert_replaced(text, [0, 2])
+    assert text.count("caps [8, 8, 8]") == 3, text
