@@ -10,6 +10,7 @@ from typing import Callable
 import generation_cases as cases
 import generation_optimizer_cases as optimizer_cases
 import pytest
+import recovery_form_cases as forms
 from run_jobs import Run
 from test_generations import SHRINK, assert_right, bits
 from test_replacement import REPLACE, assert_replaced
@@ -112,3 +113,44 @@ def test_the_bits_are_those_of_a_run_in_which_nobody_died(run: Run, script: Scri
     text = result.stdout + result.stderr
     assert result.returncode == 0 and "restart" not in text, text
     assert bits(text, 2) == wanted, text
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(
+    ("names", "case", "form", "deaths", "left"),
+    [
+        ("a,b,a", forms.CLOSURE, "lbfgs", "1@forward3:3,0@commit:7", 1),
+        ("a,a,b,b", forms.MODES, "local:3", "0@forward:4,3@adding:6,1@added:9", 1),
+        ("a,b,a,b", forms.MODES, "diloco:3", "0@adding:3,2@forward:8", 2),
+        ("a,b,b", forms.MODES, "stale:2", "0@vote:5,2@commit:8", 1),
+    ],
+)
+def test_other_forms_of_training_go_on_too(
+    run: Run, script: Script, names: str, case: str, form: str, deaths: str, left: int
+) -> None:
+    count = str(names.count(",") + 1)
+    result = run("-n", count, *SHRINK, script(case), deaths, form, "", env=played(names))
+    text = result.stdout + result.stderr
+    assert result.returncode == 0 and "restart" not in text, text
+    found = re.findall(rf"rank \d of {left} at step 18: (\S+) apart, rate kept", text)
+    assert len(found) == left and all(float(far) < 1e-8 for far in found), text
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(
+    ("names", "form", "deaths", "left"),
+    [
+        ("a,a,b", "topk:0.4", "0@backward:5", 2),  # the one who encodes for its host
+        ("a,a,b,b", "onebit", "1@commit:5,2@forward:9", 2),
+        ("a,b,b", "bf16", "0@backward:5", 2),  # a host's only one: the others are on one host
+    ],
+)
+def test_gradients_that_travel_encoded_between_hosts(
+    run: Run, script: Script, names: str, form: str, deaths: str, left: int
+) -> None:
+    count = str(names.count(",") + 1)
+    result = run("-n", count, *SHRINK, script(forms.COMPRESSED), deaths, form, "", "1*18", env=played(names))
+    text = result.stdout + result.stderr
+    assert result.returncode == 0 and "restart" not in text, text
+    ends = re.findall(r"bits (\S+)", text)
+    assert len(ends) == left and len(set(ends)) == 1, text
