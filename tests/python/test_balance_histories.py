@@ -211,7 +211,7 @@ class Job:
         told = [
             Told(
                 *(members, (0, 0, 0, False, False), 0, b"", None, f"cpu:{rank.number}", "host", 0),
-                *([None], [None], [None], timings_of(rank.session, before)),
+                *([(None, None)], [None], [None], timings_of(rank.session, before)),
             )
             for rank in self.ranks
         ]
