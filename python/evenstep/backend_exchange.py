@@ -150,7 +150,7 @@ class ExchangeMixin:
         def job() -> None:
             target = landing(output)
             source = apart(plain(whole), [target])
-            comm.all_to_all(offsets(source, sent), sent, offsets(target, received), received, kind_of(whole))
+            comm.all_to_all(offsets(source, sent), sent, offsets(target, received), received, kind_of(whole.dtype, 0))
             if target is not output:
                 output.copy_(target)
 

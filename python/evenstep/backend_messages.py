@@ -95,14 +95,14 @@ class MessagesMixin:
         if tensor is None or self._comm is None:
             return self._under(tensors[0]).send(tensors, destination, tag)
         data = plain(tensor.detach())
-        request = self._comm.send(data.data_ptr(), data.nbytes, destination, tag, kind_of(data))
+        request = self._comm.send(data.data_ptr(), data.nbytes, destination, tag, kind_of(data.dtype, 0))
         return self._begun(request, data)
 
     def _receive(self, tensor: torch.Tensor, source: int, tag: int) -> MessageWork:
         assert self._comm is not None
         data = plain(tensor.detach())
         direct = data.data_ptr() == tensor.data_ptr()
-        request = self._comm.receive(data.data_ptr(), data.nbytes, source, tag, kind_of(data))
+        request = self._comm.receive(data.data_ptr(), data.nbytes, source, tag, kind_of(data.dtype, 0))
         return self._begun(request, data, None if direct else tensor)
 
     def recv(self, tensors: Any, source: int, tag: int = 0) -> Any:

@@ -87,9 +87,8 @@ def factor_of(options: Any) -> Any:
     return op.__getstate__()[1] if getattr(op, "op", op) == _RED_OP.PREMUL_SUM else None
 
 
-def kind_of(tensor: torch.Tensor) -> int:
-    """The number by which ranks compare the dtype of what a message moves; 0 for one without."""
-    return _ELEMENTS.get(tensor.dtype, 0)
+# kind_of(dtype, 0): the number by which ranks compare the dtype of a message; 0 for one without.
+kind_of = _ELEMENTS.get
 
 
 def kind_of_all(tensors: Iterable[torch.Tensor | None]) -> int:

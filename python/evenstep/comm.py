@@ -31,7 +31,7 @@ from evenstep.comm_data import (
     check_same_dtype,
     counts_of,
     data_of,
-    elements_of_all,
+    kind_of_all,
     reduced_as,
 )
 from evenstep.comm_meeting import meet
@@ -207,7 +207,7 @@ class Group:
             self._parts(data, sends, written=False),
             self._parts(out, receives, written=True),
         )
-        self._exchange(given, wanted, "all_to_all", elements_of_all([*given, *wanted]))
+        self._exchange(given, wanted, "all_to_all", kind_of_all(given))
         return out
 
     def barrier(self) -> None:
@@ -228,14 +228,12 @@ class Group:
     def isend(self, data: Any, to: int, tag: int = 0) -> Request:
         """Begins to send. The array stays as it is until the request is done."""
         view = data_of(data)
-        return self._begun(Request(self._comm.send(view.address, view.bytes, to, tag, view.elements), view, data))
+        return self._begun(Request(self._comm.send(view.address, view.bytes, to, tag, view.kind), view, data))
 
     def irecv(self, data: Any, source: int = ANY, tag: int = 0) -> Request:
         """Begins to receive."""
         view = data_of(data, written=True)
-        return self._begun(
-            Request(self._comm.receive(view.address, view.bytes, source, tag, view.elements), view, data)
-        )
+        return self._begun(Request(self._comm.receive(view.address, view.bytes, source, tag, view.kind), view, data))
 
     def _begun(self, request: Request) -> Request:
         self._requests = [other for other in self._requests if not other.done()]

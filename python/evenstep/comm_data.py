@@ -33,6 +33,11 @@ class Data(NamedTuple):
         return self.dtype + 1 if self.reals == 1 else _core.ELEMENTS_OTHER + self.dtype
 
     @property
+    def kind(self) -> int:
+        """The same of what a message moves, or nothing, which is compared only where there is something."""
+        return self.dtype + 1 if self.reals == 1 else _core.ELEMENTS_OTHER + self.dtype
+
+    @property
     def end(self) -> int:
         return self.address + self.bytes
 
@@ -89,10 +94,10 @@ def data_of(array: Any, *, written: bool = False) -> Data:
     return data
 
 
-def elements_of_all(parts: Sequence[Data]) -> int:
-    """What ranks compare of an exchange of these; 0 where they differ."""
-    kinds = {part.elements for part in parts if part.bytes}
-    return kinds.pop() if len(kinds) == 1 else 0
+def kind_of_all(parts: Sequence[Data]) -> int:
+    """The kind of these; 0 where they differ."""
+    kinds = {(part.dtype, part.reals) for part in parts}
+    return parts[0].kind if len(kinds) == 1 else 0
 
 
 def reduced_as(data: Data, op: int, name: str) -> tuple[int, int]:
