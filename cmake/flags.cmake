@@ -11,6 +11,7 @@ if(EVENSTEP_WERROR)
   target_compile_options(evenstep_flags INTERFACE -Werror)
 endif()
 if(EVENSTEP_SANITIZE)
-  target_compile_options(evenstep_flags INTERFACE -fsanitize=${EVENSTEP_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all -g)
+  # Less optimised: compiled in two thirds of the time, and more of what is written is looked at. Lines, for their reports' stacks, but no variables.
+  target_compile_options(evenstep_flags INTERFACE -O1 -g1 -fsanitize=${EVENSTEP_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   target_link_options(evenstep_flags INTERFACE -fsanitize=${EVENSTEP_SANITIZE})
 endif()

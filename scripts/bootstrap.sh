@@ -69,6 +69,7 @@ if [ "$what" = test ]; then
   need libclang-rt-19-dev "sanitizers, fuzzing" installed libclang-rt-19-dev
   need clang-format-19 "C formatting" command -v clang-format-19
   need clang-tidy-19 "C lint" command -v clang-tidy-19
+  need ccache "compiles once what several builds have in common" command -v ccache
   need libcmocka-dev "C tests" have_header cmocka
   need libucx-dev "tests between hosts" have_header ucx
   need shellcheck "shell lint" command -v shellcheck

@@ -10,6 +10,7 @@ passed=0
 failed=0
 began=$SECONDS
 report=()
+first_name="" first_log=""
 mkdir -p "$logs"
 
 # step [--show] NAME COMMAND…: runs it, keeps its output; --show prints all of it, else only a failure is shown.
@@ -32,9 +33,22 @@ step() {
     result=$?
     [ "$result" -eq 0 ] || tail -n 60 "$log"
   fi
+  if [ "$result" -ne 0 ]; then
+    echo "== FAILED: $name (all of it: $log)"
+    [ -n "$first_log" ] || first_name="$name" first_log="$log"
+  fi
   count "$log" "$result"
   report+=("$(printf '  %-4s %4d s  %s' "$([ "$result" -eq 0 ] && echo ok || echo FAIL)" $((SECONDS - start)) "$name")")
   return "$result"
+}
+
+# The end of what the first failed test (ctest, pytest) or compiler (ninja) printed, or of the log.
+end_of_first_failure() {
+  awk '
+    !on && (/\*\*\*(Failed|Timeout|Exception|Not Run)/ || /^FAILED: / || /^____+ .* ____+$/) { on = 1; lines = 0 }
+    on && lines > 0 && (/^ +Start +[0-9]+:/ || /^\[[0-9]+\/[0-9]+\]/ || /^ *[0-9]+\/[0-9]+ Test +#/ || /^____+ .* ____+$/ || /^====+ .* ====+$/) { exit }
+    { text[lines++] = $0 }
+    END { for (i = lines > 40 ? lines - 40 : 0; i < lines; i++) print text[i] }' "$1"
 }
 
 # Adds a step to the totals: the tests that ctest or pytest counted, or the step itself.
@@ -83,15 +97,18 @@ c_library() {
   build/all_reduce | grep -c 'of 2: 256 sums, each 3$' | grep -x 2
 }
 
-# Builds everything, one after the other, beside the tests of what was built before: most of these wait half of their time.
-# A line for each that is done: NAME STATUS SECONDS.
+# Builds everything, one after the other, and reads it (lint), beside the tests of what was built before: most of these wait half of their time.
+# A line for each that is done: NAME STATUS SECONDS. What gcc compiles for its build is there for the wheel and the library, too.
 builds() {
   local name result began
-  for name in gcc thread address wheel clang library; do
+  local -x CC=gcc CCACHE_DIR="${CCACHE_DIR:-$PWD/build/ccache}"
+  for name in gcc thread wheel clang library address lint; do
     began=$SECONDS
     case "$name" in
-      wheel) scripts/wheel.sh ;;
-      library) library_alone ;;
+      gcc) CMAKE_C_COMPILER_LAUNCHER=ccache scripts/build.sh gcc ;;
+      wheel) CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_ARGS=-DEVENSTEP_WERROR=ON scripts/wheel.sh ;;
+      library) CMAKE_C_COMPILER_LAUNCHER=ccache library_alone ;;
+      lint) nice -n 19 scripts/lint.sh ;;
       *) scripts/build.sh "$name" ;;
     esac > "$logs/build-$name.log" 2>&1
     result=$?
@@ -111,11 +128,6 @@ built() {
   cat "$logs/build-$name.log"
   echo "built in $seconds s, beside others"
   return "$result"
-}
-
-lint_outcome() {
-  cat "$logs/lint-beside.log"
-  return "$linted"
 }
 
 # What the wheel needs and what tests it; needs the disk and the network more than a core.
@@ -190,25 +202,26 @@ step "build with gcc, -Werror" built gcc &&
 step "a C program against the installed library" c_library
 step "build with ThreadSanitizer" built thread &&
   step --show "C tests under ThreadSanitizer" c_tests thread
-step "build with AddressSanitizer and UndefinedBehaviorSanitizer" built address &&
-  step --show "C tests under AddressSanitizer and UndefinedBehaviorSanitizer" c_tests address &&
-  { [ ! -d fuzz ] || step "fuzz, a few seconds a target" scripts/fuzz.sh 2 9<&-; }
 step "wheel" built wheel
 wheel=$?
 step "build with clang, -Werror" built clang
 step "library and extension without the program" built library
-exec 9<&-
-nice scripts/lint.sh > "$logs/lint-beside.log" 2>&1 & # while others wait
-lint=$!
+step "build with AddressSanitizer and UndefinedBehaviorSanitizer" built address &&
+  step --show "C tests under AddressSanitizer and UndefinedBehaviorSanitizer" c_tests address &&
+  { [ ! -d fuzz ] || step "fuzz, a few seconds a target" scripts/fuzz.sh 2 9<&-; }
 [ "$wheel" -ne 0 ] || step "the wheel in a fresh environment" install_wheel || wheel=$?
 [ "$wheel" -ne 0 ] || step --show "Python tests against the installed wheel" python_tests
-wait "$lint"
-linted=$?
-step --show "lint (beside the two before)" lint_outcome
+step --show "lint" built lint
+exec 9<&-
 
 echo
 echo "== summary ($(((SECONDS - began) / 60)) min $(((SECONDS - began) % 60)) s)"
 printf '%s\n' "${report[@]}"
+if [ -n "$first_log" ]; then
+  echo
+  echo "== what failed first: $first_name"
+  end_of_first_failure "$first_log"
+fi
 echo
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

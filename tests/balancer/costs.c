@@ -84,7 +84,7 @@ static int64_t most_of(const problem *p, size_t rank) {
 }
 
 static double brute_force(const problem *p, size_t rank, int64_t left, double so_far) {
-  if (rank + 1 == p->ranks) {
+  if (rank + 1 == p->ranks || rank + 1 == MOST_RANKS) {
     return left > most_of(p, rank) ? INFINITY : fmax(so_far, seconds_of(&p->costs[rank], left));
   }
   double best = INFINITY;
