@@ -1,4 +1,4 @@
-"""Ranks of tests that start as programs are there in 0.8 s of a core, not in 2.8: torch with less of what tests do not use.
+"""Ranks of tests that start as programs are there in 0.6 s of a core, not in 2.8: torch with less of what tests do not use.
 
 Every `optimizer.step()` of torch imports its compiler, `torch._dynamo`, to tell it where a graph would break, which is
 nothing outside `torch.compile`: here it does not, nor where deterministic kernels are asked for. And the garbage collector does not go over torch's modules while they are
@@ -12,9 +12,25 @@ import functools
 import gc
 import importlib.machinery
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from types import FunctionType, ModuleType
 from typing import Any
+
+# What torch imports at its start and a training on CPUs does not use: quantisation, operations on tensors without
+# values, words of documentation.
+LATER = (
+    "torch._meta_registrations",
+    "torch._tensor_docs",
+    "torch._torch_docs",
+    "torch.distributed._meta_registrations",
+    "torch.export",
+    "torch.nn.intrinsic",
+    "torch.nn.qat",
+    "torch.nn.quantizable",
+    "torch.nn.quantized",
+    "torch.quantization",
+)
 
 
 def _without_graph_breaks(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -38,6 +54,10 @@ class _Torch(importlib.machinery.SourceFileLoader):
         gc.disable()
         try:
             super().exec_module(module)
+            if "torch._prims.rng_prims" not in sys.modules:  # which does this, among what is read later
+                from torch._opaque_base import OpaqueBaseMeta
+
+                module._C._set_generator_metaclass(OpaqueBaseMeta)
             gc.freeze()
         finally:
             gc.enable()
@@ -67,7 +87,39 @@ class _Optimizers(importlib.machinery.SourceFileLoader):
                 vars(disabled)["__dynamo_disable"] = disabled
 
 
-LOADERS = {"torch": _Torch, "torch.optim.optimizer": _Optimizers}
+class _Unread(ModuleType):
+    """A module that is there, and is read when something of it is asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("__wrapped__", "__warningregistry__") or not _read(self):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        return getattr(self, name)
+
+
+class _Later(importlib.machinery.SourceFileLoader):
+    def exec_module(self, module: ModuleType) -> None:
+        module.__class__ = _Unread
+
+
+_reading = threading.RLock()
+
+
+def _read(module: ModuleType) -> bool:
+    """Whether there was something to be read."""
+    with _reading:
+        own = vars(module)
+        if "__being_read__" in own:  # by this thread: what is missing, is
+            return False
+        if type(module) is _Unread:
+            own["__being_read__"] = True
+            assert isinstance(module.__loader__, _Later)
+            importlib.machinery.SourceFileLoader.exec_module(module.__loader__, module)
+            del own["__being_read__"]
+            module.__class__ = ModuleType
+        return True
+
+
+LOADERS = {"torch": _Torch, "torch.optim.optimizer": _Optimizers, **dict.fromkeys(LATER, _Later)}
 
 
 class _Finder:
@@ -75,6 +127,14 @@ class _Finder:
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
+        if name in (
+            "torch._decomp",
+            "torch._dynamo",
+            "torch._functorch.aot_autograd",
+        ):  # they want to know all operations
+            for late in LATER:
+                if late in sys.modules:
+                    _read(sys.modules[late])
         if name not in LOADERS:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
