@@ -31,6 +31,10 @@ class KeepsLeftovers(Protocol):
         """Nothing has been left out so far, and no step has had a round."""
 
 
+def leftover_name(index: int, of_sums: bool, first: int) -> str:
+    return f"sum {index} {first}" if of_sums else f"left {index}"
+
+
 def named_leftovers(engine: KeepsLeftovers) -> Iterator[tuple[str, torch.Tensor]]:
     """The engine's own memory, by the names of a checkpoint."""
     for index in range(len(engine.views)):
@@ -38,7 +42,7 @@ def named_leftovers(engine: KeepsLeftovers) -> Iterator[tuple[str, torch.Tensor]
             kept = engine.left_out(index, of_sums)
             if kept is not None:
                 values, first = kept
-                yield (f"sum {index} {first}" if of_sums else f"left {index}"), values
+                yield leftover_name(index, of_sums, first), values
 
 
 class Leftovers:
@@ -99,7 +103,10 @@ class EncodedEngine(Leftovers, SharedEngine):
 
     order: Order | None = None
     takes_back = False  # rounds may have to count nothing
-    _before: list[tuple[str, torch.Tensor]] | None = None  # what was left out before the first round since `stands`
+    _before: list[tuple[int, bool, int, int, int]] | None = (
+        None  # where that lies which was before the first round since `stands`
+    )
+    _copies: State | None = None  # of it, where more rounds came
     _rounds = 0  # since then
 
     def reorder(self, order: Sequence[int], late: Sequence[int]) -> bool:
@@ -122,8 +129,7 @@ class EncodedEngine(Leftovers, SharedEngine):
         address, first, count = self._sync.left_out(self._place[index], of_sums)
         if count == 0:
             return None
-        memory = (ctypes.c_float * count).from_address(address)
-        return torch.frombuffer(memory, dtype=torch.float32), first
+        return _floats(address, count), first
 
     def forget(self) -> None:
         self._sync.forget()
@@ -140,22 +146,28 @@ class EncodedEngine(Leftovers, SharedEngine):
         a copy."""
         self._rounds += 1
         if self._rounds == 1:
-            self._before = list(named_leftovers(self))
+            where, places = self._sync.left_out, self._place
+            self._before = [(i, s, *where(place, s)) for i, place in enumerate(places) for s in (False, True)]
         elif self._rounds == 2:
             self._copy_before()
 
     def _copy_before(self) -> None:
-        if self._before is not None:
-            self._before = [(key, values.clone()) for key, values in self._before]
+        if self._before is not None and self._copies is None:
+            self._copies = {
+                leftover_name(index, of_sums, first): _floats(address, count).clone()
+                for index, of_sums, address, first, count in self._before
+                if count
+            }
 
     def stands(self) -> None:
         """The rounds since the last call count."""
-        self._before, self._rounds = None, 0
+        self._before, self._copies, self._rounds = None, None, 0
 
     def take_back(self) -> None:
         """They do not: what they had left out is as it was before."""
-        if self._before is not None:
-            self.load_feedback({key: values.clone() for key, values in self._before})
+        self._copy_before()
+        if self._copies is not None:
+            self.load_feedback(self._copies)
         self.stands()
 
     def lost_with(self, ranks: Sequence[int]) -> str:
@@ -165,11 +177,17 @@ class EncodedEngine(Leftovers, SharedEngine):
 
     def again(self, comm: _core.Comm) -> EncodedEngine:
         """Another one for the same parameters; what this rank has left out goes with it."""
-        leftovers = dict(named_leftovers(self)) if self._before is None else dict(self._before)
-        kept = {key: values.clone() for key, values in leftovers.items()}
-        self._before = None
+        self._copy_before()
+        kept = self._copies
+        if kept is None:
+            kept = {key: values.clone() for key, values in named_leftovers(self)}
+        self.stands()
         other = super().again(comm)
         assert isinstance(other, EncodedEngine)
         other.takes_back = self.takes_back
         other.load_feedback(kept)
         return other
+
+
+def _floats(address: int, count: int) -> torch.Tensor:
+    return torch.frombuffer((ctypes.c_float * count).from_address(address), dtype=torch.float32)
