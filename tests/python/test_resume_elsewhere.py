@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import stat
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import test_run_hosts
 from checkpoint_session import OneProcess, ck, empty_place, files, names, use  # noqa: F401
-from run_jobs import Run
+from run_jobs import Run, wait_until
 from torch import nn
 
 from evenstep import EvenstepError
@@ -178,6 +181,9 @@ TRAINS = """
 """
 
 
+two_names = test_run_hosts.names
+
+
 def test_a_job_that_loses_its_disk_goes_on_from_there(run: Run, script: Any, tmp_path: Path) -> None:
     """And so does another one, on a machine that never had one."""
     url = f"file://{tmp_path}/far"
@@ -213,3 +219,48 @@ def test_errors_before_the_ranks_start(run: Run, script: Any, tmp_path: Path) ->
     assert not wrong.stdout
     anew = run("-n", "1", "--resume", "auto", "--checkpoint-to", f"file://{tmp_path}/far", name)
     assert anew.returncode == 0 and "it began" in anew.stdout
+
+
+HOLDS_BACK = """
+            far.rename(far.with_name("kept"))
+            os.mkfifo(far)
+            shutil.rmtree(os.environ["EVENSTEP_CHECKPOINT_DIR"])
+"""
+
+
+@pytest.mark.more
+def test_other_hosts_wait_while_a_slow_place_answers(
+    two_names: tuple[str, str], script: Any, program: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """It is asked again after more time than a host that says nothing is given."""
+    hosts = test_run_hosts.Hosts(two_names, program, tmp_path, environment)
+    removes = '            shutil.rmtree(os.environ["EVENSTEP_CHECKPOINT_DIR"])\n'
+    assert removes in TRAINS
+    loses = TRAINS.replace(removes, HOLDS_BACK.removeprefix("\n"))
+    name = script(loses.replace('"loses" in sys.argv', 'es.is_main() and "loses" in sys.argv'))
+    words = ["--name", "a", "--checkpoint-every", "1", "--checkpoint-to", f"file://{tmp_path}/far", "--log-rank", "all"]
+    job = hosts.start(*words, name, "loses")
+    try:
+        folder = tmp_path / "far/step-00000003"
+        manifest, kept = folder / "manifest.json", folder / "kept"
+        wait_until(lambda: kept.exists() and manifest.exists() and stat.S_ISFIFO(manifest.stat().st_mode), 40)
+        job.wait_for("has ended by SIGKILL")  # its uploads read there, too
+        found: list[int] = []
+
+        def is_read() -> bool:
+            try:
+                found.append(os.open(manifest, os.O_WRONLY | os.O_NONBLOCK))
+            except OSError:  # nobody reads it yet
+                return False
+            return True
+
+        wait_until(is_read)
+        os.close(found[0])  # it cannot be read so
+        job.wait_for("that place is asked again")
+        kept.replace(manifest)
+        code, text = job.finish()
+        assert code == 0, text
+        assert len(re.findall(r"began at 3 in attempt 1", text)) == 2, text
+        assert "has said nothing" not in text and "is lost" not in text, text
+    finally:
+        job.process.kill()
