@@ -61,9 +61,9 @@ even_status even_lagging_grow(even_lagging *lagging, int ranks) {
   if (ranks <= lagging->ranks) {
     return EVEN_OK;
   }
-  EVEN_TRY(even_lags_grow(lagging->lags, after));
   EVEN_TRY(even_realloc((void **)&lagging->rank, after, sizeof *lagging->rank));
   EVEN_TRY(even_realloc((void **)&lagging->alike, after, sizeof *lagging->alike));
+  EVEN_TRY(even_lags_grow(lagging->lags, after)); /* the last: it is asked of as many as it has */
   memset(&lagging->rank[before], 0, (after - before) * sizeof *lagging->rank);
   lagging->ranks = ranks;
   return EVEN_OK;

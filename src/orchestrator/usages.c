@@ -28,18 +28,20 @@ struct even_usages {
 
 /* ---- of an agent that serves another one ---- */
 
-static even_status watch_gpus(const even_job *job, even_usages *usages) {
+/* Without figures of its GPUs a host does its part all the same. */
+static void watch_gpus(const even_job *job, even_usages *usages) {
   const char **uuids = NULL;
-  bool any = false;
-  EVEN_TRY(EVEN_NEW_ARRAY(&uuids, job->count));
-  for (size_t i = 0; i < job->count; i++) {
+  even_status status = EVEN_NEW_ARRAY(&uuids, job->count);
+  for (size_t i = 0; status == EVEN_OK && i < job->count; i++) {
     uuids[i] = even_job_is_here(job, i) ? job->params->devices->items[i].uuid : "";
-    any = any || uuids[i][0] != '\0';
   }
-  even_status status =
-      any ? even_gpu_watch_open(&even_device_source_host, uuids, job->count, EVERY_NS, &usages->gpus) : EVEN_OK;
+  status = status == EVEN_OK ? even_gpu_watch_open(&even_device_source_host, uuids, job->count, EVERY_NS, &usages->gpus)
+                             : status;
+  if (status != EVEN_OK) {
+    usages->gpus = NULL;
+    even_error_clear();
+  }
   even_free((void *)uuids);
-  return status;
 }
 
 even_status even_usages_open(const even_job *job, even_usages **out) {
@@ -51,11 +53,11 @@ even_status even_usages_open(const even_job *job, even_usages **out) {
   EVEN_TRY(EVEN_NEW(&usages));
   usages->count = job->count;
   even_status status = EVEN_NEW_ARRAY(&usages->ranks, job->count);
-  status = status == EVEN_OK ? watch_gpus(job, usages) : status;
   if (status != EVEN_OK) {
     even_usages_close(usages);
     return status;
   }
+  watch_gpus(job, usages);
   *out = usages;
   return EVEN_OK;
 }
@@ -226,7 +228,7 @@ static even_status take_rank(even_job *job, const even_host_agent *agent, const 
   const json_t *number = json_object_get(said, "rank");
   const json_t *gpu = json_object_get(said, "gpu");
   even_rank_usage usage;
-  even_gpu_sample sample;
+  even_gpu_sample sample = {.at_ns = 0};
   json_int_t rank = json_integer_value(number);
   if (!json_is_integer(number) || rank < 0 || !even_host_agent_has(agent, (size_t)rank)) {
     return even_fail(EVEN_ERR_INPUT, "what a rank takes that is not on host %s", agent->name);
@@ -235,7 +237,9 @@ static even_status take_rank(even_job *job, const even_host_agent *agent, const 
     return even_fail(EVEN_ERR_INPUT, "what rank %lld takes of host %s, in numbers that are none", (long long)rank,
                      agent->name);
   }
-  usage.at_ns += (uint64_t)agent->link->offset_ns; /* as if it were this host's clock */
+  uint64_t offset = (uint64_t)agent->link->offset_ns; /* to this host's clock */
+  usage.at_ns += offset;
+  sample.at_ns += offset;
   if (observer->usage != NULL) {
     observer->usage(observer->context, (int)rank, &usage, gpu != NULL ? &sample : NULL);
   }

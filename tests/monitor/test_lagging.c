@@ -7,9 +7,11 @@
 
 #include <cmocka.h>
 
+#include "monitor/lagging.h"
 #include "monitor/monitored.h"
 #include "monitor/parts.h"
 #include "os/path.h"
+#include "support/fault.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -184,6 +186,31 @@ static void a_host_that_joins_ends_nothing(void **state) {
   assert_float_equal(monitored_number(made, "SELECT count(*) FROM stragglers"), 1, 0);
 }
 
+/* Whatever allocation fails, those that were there are watched on, and no more are asked of. */
+static void without_memory_for_more_the_others_are_watched(void **state) {
+  monitored *made = *state;
+  int failed = 0;
+  start(made);
+  throttled(made, 0.75); /* slower from its start on, so that it is compared with the others */
+  steps_and_looks(made, 60, 1);
+  for (;;) {
+    fault_allocation(failed + 1);
+    even_status status = even_lagging_grow(made->monitor->lagging, 400);
+    fault_allocation(0);
+    if (status == EVEN_OK) {
+      break;
+    }
+    assert_int_equal(status, EVEN_ERR_MEMORY);
+    failed++;
+    steps_and_looks(made, 2, 1);
+  }
+  assert_int_equal(failed, 4);
+  even_lagging_end(made->monitor, 399);
+  steps_and_looks(made, 20, 3);
+  monitored_expect_heard("slower since step 0: CPU quota", true);
+  assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(a_slow_rank_is_told_when_it_begins_and_when_it_ends, monitored_set_up,
@@ -194,6 +221,8 @@ int main(void) {
       cmocka_unit_test_setup_teardown(a_rank_of_another_host_is_told_with_its_cause, monitored_set_up,
                                       monitored_tear_down),
       cmocka_unit_test_setup_teardown(a_host_that_joins_ends_nothing, monitored_set_up, monitored_tear_down),
+      cmocka_unit_test_setup_teardown(without_memory_for_more_the_others_are_watched, monitored_set_up,
+                                      monitored_tear_down),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -121,6 +121,7 @@ static void every_number_comes(void **state) {
   assert_float_equal(last.usage.pressure.swap_bytes, 4096, 0);
   assert_float_equal(last.usage.pressure.clock, 0.5, 0);
   assert_int_equal(last.usage.workers, 2);
+  assert_true(last.gpu.at_ns == 14);
   assert_true(last.has_gpu && last.gpu.slowed && isnan(last.gpu.power_watts));
   assert_float_equal(last.gpu.clock_mhz, 800, 0);
   assert_int_equal(last.gpu.user_count, 1);
