@@ -184,10 +184,18 @@ static void add_rank(reached_part *part, int rank) {
   part->count++;
 }
 
-/* In one part are ranks of which the same is to be said. */
-static bool is_same(const even_flight_call *a, const even_flight_call *b) {
+/* Ranks of which the same is to be said; `site`: also where they are. */
+static bool is_same(const even_flight_call *a, const even_flight_call *b, bool site) {
   return a->number == b->number && a->state == b->state && strcmp(a->call, b->call) == 0 &&
-         (a->site[0] == '\0' || b->site[0] == '\0' || strcmp(a->site, b->site) == 0);
+         (!site || strcmp(a->site, b->site) == 0);
+}
+
+static size_t find_part(const reached_part *parts, size_t count, const even_flight_call *call, bool site) {
+  size_t at = 0;
+  while (at < count && !is_same(&parts[at].call, call, site)) {
+    at++;
+  }
+  return at;
 }
 
 static size_t collect_reached(unsigned char *records, size_t stride, int ranks, reached_part *parts) {
@@ -197,15 +205,16 @@ static size_t collect_reached(unsigned char *records, size_t stride, int ranks, 
     even_flight_record *record = (even_flight_record *)(void *)(records + (size_t)rank * stride);
     (void)even_flight_read_call(record, even_flight_last_number(record), &call);
     call.state = call.state == EVEN_FLIGHT_FAILED ? EVEN_FLIGHT_BEGUN : call.state; /* it has only just noticed */
-    size_t at = 0;
-    while (at < count && !is_same(&parts[at].call, &call)) {
-      at++;
+    size_t at = find_part(parts, count, &call, true);
+    if (at == PARTS) { /* no more of them: who is in the same call, wherever in the script */
+      at = find_part(parts, count, &call, false);
+      if (at < PARTS) {
+        parts[at].call.site[0] = '\0';
+      }
     }
     if (at < PARTS) {
       if (at == count) {
         parts[count++] = (reached_part){.call = call, .first = rank, .last = rank};
-      } else if (parts[at].call.site[0] == '\0') {
-        memcpy(parts[at].call.site, call.site, sizeof call.site);
       }
       add_rank(&parts[at], rank);
     }
