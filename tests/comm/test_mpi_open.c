@@ -157,7 +157,7 @@ static int open_another_version(even_comm *comm, void *argument) {
   control()->version = even_comm_rank(comm) == 1 ? "Open MPI v4.1.4" : NULL;
   RANKS_EXPECT(comm, open_beside(comm, &group) == EVEN_ERR_UNSUPPORTED && group == NULL);
   RANKS_EXPECT(comm, mentions("Open MPI v4.1.4") && mentions("Open MPI v5.0.9"));
-  RANKS_EXPECT(comm, advises("give all ranks the same library of MPI"));
+  RANKS_EXPECT(comm, advises("give all ranks the same Evenstep, and the same library of MPI"));
   return even_comm_barrier(comm) != EVEN_OK;
 }
 

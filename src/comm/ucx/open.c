@@ -77,7 +77,7 @@ static even_status learn_peer(const even_ucx_group *group, int rank, const intro
     (void)even_fail(EVEN_ERR_UNSUPPORTED, "rank %d on host %s has %.*s, rank %d %.*s", peer->number, peer->host,
                     VERSION_BYTES - 1, said->version, own->number, VERSION_BYTES - 1, own->version);
     (void)even_error_place(peer->number, NULL);
-    return even_error_fix("give all ranks the same library of %s", group->transport->library);
+    return even_error_fix("give all ranks the same Evenstep, and the same library of %s", group->transport->library);
   }
   return EVEN_OK;
 }
@@ -116,7 +116,8 @@ static even_status introduce(even_ucx_group *group, const even_comm_network *net
   even_host_names names;
   EVEN_TRY(even_host_names_read(&names));
   (void)snprintf(own.host, sizeof own.host, "%.*s", EVEN_UCX_HOST_BYTES - 1, names.host);
-  (void)snprintf(own.version, sizeof own.version, "%.*s", VERSION_BYTES - 1, version);
+  (void)snprintf(own.version, sizeof own.version, "Evenstep's protocol %u%s%.*s", EVEN_COMM_VERSION,
+                 version[0] == '\0' ? "" : ", ", VERSION_BYTES - 32, version);
   const even_error kept = *even_error_last();
   if (even_board_create(group->rank, group->ranks, &group->board, &own.board) != EVEN_OK) {
     (void)even_error_restore(&kept);
