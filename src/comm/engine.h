@@ -163,7 +163,7 @@ struct even_comm_engine {
   /* NULL where all_reduce takes no flow; else wakes one that waits, to see what is ready. Any thread. */
   void (*stir)(even_comm *comm);
   /* NULL, or the parts, from 0 on until NULL, of what all ranks have to know alike of the ways that rank 0 follows:
-   * read there, written on the others. */
+   * read there, written on the others; asked behind the last, when all have them. */
   void *(*choice)(even_comm *comm, int number, size_t *bytes);
   uint64_t (*wait_ns)(const even_comm *comm);
   void (*describe)(const even_comm *comm, char *text, size_t bytes);

@@ -27,7 +27,8 @@ typedef enum even_writing_way { EVEN_WRITING_MEASURED, EVEN_WRITING_THROUGH, EVE
 /* How staged data are written (writing.c). */
 typedef struct even_comm_writing {
   _Atomic bool past_caches; /* the verdict of the last trial */
-  uint8_t forced;           /* even_writing_way; 0: what is measured decides */
+  _Atomic uint8_t forced;   /* even_writing_way; 0: what is measured decides */
+  uint8_t asked;            /* the same, as it comes from rank 0 (even_shared_choice) */
   uint32_t stages;          /* full ones since the trial began */
   uint32_t kind;            /* of the calls that the trial is made of */
   size_t piece_bytes;       /* of their stages */

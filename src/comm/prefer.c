@@ -100,7 +100,7 @@ even_status even_shared_follow(even_comm *comm, const even_comm_following *by, s
     return even_fail(EVEN_ERR_NOT_FOUND, "'%s' is no way of shared memory", by->way);
   }
   comm->pieces.forced = comm->pieces.chain = false;
-  comm->writing.forced = (uint8_t)writing;
+  comm->writing.asked = (uint8_t)writing;
   even_comm_costs_close(comm->costs);
   comm->costs = even_comm_costs_hold(by->costs);
   (void)snprintf(comm->shape, sizeof comm->shape, "%s", by->shape == NULL ? "" : by->shape);
@@ -131,8 +131,12 @@ void even_shared_keep_costs(even_comm *comm) {
 }
 
 void *even_shared_choice(even_comm *comm, int number, size_t *bytes) {
-  *bytes = sizeof comm->writing.forced;
-  return number == 0 ? &comm->writing.forced : NULL;
+  *bytes = sizeof comm->writing.asked;
+  if (number > 0) { /* it is there; another thread, which moves messages, may be looking */
+    comm->writing.forced = comm->writing.asked;
+    return NULL;
+  }
+  return &comm->writing.asked;
 }
 
 /* Of calls of KEPT_BYTES, in ms; 0: not known. */
