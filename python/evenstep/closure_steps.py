@@ -22,11 +22,12 @@ def closure_of(arguments: Sequence[Any], options: Mapping[str, Any]) -> Closure 
 
 
 class ClosureStep:
-    """One such step. It gives the optimizer itself in the closure's place."""
+    """One such step. It gives the optimizer itself in the closure's place. keeps: it may come to apply nothing."""
 
-    def __init__(self, optimizer: Optimizer, closure: Closure, passes: Passes) -> None:
+    def __init__(self, optimizer: Optimizer, closure: Closure, passes: Passes, keeps: bool = True) -> None:
         self._closure, self._passes = closure, passes
-        self._kept = KeptOptimizer(optimizer)
+        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._kept = KeptOptimizer(optimizer) if keeps else None
         self._value: Any = None
 
     def within(self, arguments: Sequence[Any], options: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -47,20 +48,21 @@ class ClosureStep:
         return self._value
 
     def _clear_gradients(self) -> None:
-        for parameter in self._kept.parameters:
+        for parameter in self._parameters:
             if parameter.grad is not None:
                 parameter.grad = torch.zeros_like(parameter.grad)
 
     def take_back(self) -> None:
         """It counts nothing: once it has begun as many closures as on the other ranks, which may wait in them for this one."""
-        self._kept.put_back()
+        self.leave_out()
         with torch.enable_grad():
             while not self._passes.closes_enough:
                 self()
 
     def leave_out(self) -> None:
         """It counts, and nothing of it is applied."""
-        self._kept.put_back()
+        if self._kept is not None:
+            self._kept.put_back()
 
 
 class KeptOptimizer:

@@ -30,6 +30,8 @@ def why_not(session: Session) -> str:
 
 def _of_models(session: Session) -> str:
     for sync in session.steps.syncs:
+        if sync.stale is not None and any(isinstance(engine, EncodedEngine) for engine in sync.engines):
+            return "gradients that are late travel encoded, and what was left out of them is not known by rounds"
         if not all(map(_goes_on, sync.engines)):
             return "gradients are on GPUs, or summed by torch, by PowerSGD or by Adasum"
     return "" if session.steps.syncs else "no model is prepared"

@@ -52,7 +52,9 @@ class OptimizerSteps:
             self._void_turn = recovery is not None and (recovery.void or recovery.passes_over)
             self._turn_open = True
         if closure is not None and recovery is not None:  # its gradients are still to come
-            self._closure = ClosureStep(optimizer, closure, recovery)
+            may_be_void = recovery.can_go_on or session.nonfinite.policy != "report"
+            self._closure = ClosureStep(optimizer, closure, recovery, keeps=may_be_void)
+            session.rates.before_step(optimizer)
             return self._closure.within(arguments, options)
         if self._void_turn:
             self._hidden.hide(optimizer)

@@ -395,7 +395,7 @@ def _prepare_models(
                 assert bootstrap is not None
                 engines.append(choose_engine(parameters, bootstrap, group, places, options, current.telemetry))
         if isinstance(engines[0], EncodedEngine):
-            engines[0].takes_back = current.recovery is not None
+            engines[0].takes_back = current.recovery is not None and not isinstance(mode, Stale)
         sync = GradientSync(name, model, engines[0], current.steps, sparse, others)
         sync.compression, sync.adds = str(options.compression or ""), options.adasum
         sync.acts_at_once = current.nonfinite.policy != "report"

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from evenstep import _core, closure_steps
 from evenstep.closure_steps import ClosureStep, KeptOptimizer
+from evenstep.compression import parse_compression
+from evenstep.encoded_engine import EncodedEngine
+from evenstep.engine import EngineOptions, SharedEngine
 from evenstep.environment import read_environment
+from evenstep.generation_limits import _of_models
 from evenstep.generation_passes import Passes
 from evenstep.generation_told import Told, closures_due, late_weights
 from evenstep.session import Session
@@ -87,15 +93,21 @@ def test_a_loss_within_a_step_ends_it() -> None:
     assert one.calls == 2 and torch.equal(one.values(), before)
 
 
-def test_a_step_is_committed_at_its_end() -> None:
+def _watched(one: Training, able: bool) -> Any:
+    """A session in a job with --recovery, at a batch."""
     session: Any = Session(read_environment())
     passes: Any = Passes()
-    passes.say, passes.can_go_on, passes.between_steps = (lambda why: None), False, (lambda: None)
+    passes.say, passes.can_go_on, passes.between_steps = (lambda why: None), able, (lambda: None)
     session.recovery = passes
-    one = Training(KINDS[0])
+    session.keep_pass_state = lambda: None
     session.optimizer_steps.watch(one.optimizer)
     passes.begins_pass()
-    steps: list[int] = []
+    return session
+
+
+def test_a_step_is_committed_at_its_end() -> None:
+    one, steps = Training(KINDS[0]), []
+    session = _watched(one, able=True)
 
     def closure() -> torch.Tensor:
         steps.append(session.step)
@@ -103,6 +115,43 @@ def test_a_step_is_committed_at_its_end() -> None:
 
     one.optimizer.step(closure)
     assert steps == [0] * len(steps) and len(steps) > 1 and session.step == 1
+
+
+def test_a_factor_on_the_rates_counts_for_closures_too() -> None:
+    def moved(factor: float) -> torch.Tensor:
+        one = Training(lambda p: torch.optim.SGD(p, lr=0.125))
+        before = one.values()
+        _watched(one, able=True).rates.factor = factor
+        one.optimizer.step(one.closure)
+        assert one.optimizer.param_groups[0]["lr"] == 0.125
+        return one.values() - before
+
+    assert torch.allclose(moved(4.0), 4 * moved(1.0), rtol=1e-12) and moved(1.0).any()
+
+
+def test_nothing_is_kept_where_nobody_could_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[object] = []
+    monkeypatch.setattr(closure_steps, "KeptOptimizer", kept.append)
+    for able in (False, True):
+        one = Training(KINDS[2])
+        _watched(one, able)
+        one.optimizer.step(one.closure)
+        assert len(kept) == able and one.calls == 1
+
+
+def test_late_gradients_that_travel_encoded_start_again() -> None:
+    parameters = [torch.zeros(40)]
+
+    def why(compression: str | None) -> str:
+        options = EngineOptions(compression=parse_compression(compression))
+        size = EncodedEngine.arena_bytes(parameters, options)
+        kind = EncodedEngine if options.encodes else SharedEngine
+        engine = kind(parameters, _core.Comm(_core.Comm.create_segment(1, size), 0, 1, size), None, options)
+        sync = SimpleNamespace(stale=object(), engines=[engine])
+        return _of_models(SimpleNamespace(steps=SimpleNamespace(syncs=[sync])))  # type: ignore[arg-type]
+
+    assert [why(None), why("fp16")] == ["", ""]
+    assert all("gradients that are late travel encoded" in why(one) for one in ("int8", "onebit", "topk:0.1"))
 
 
 def _told(position: tuple[int, int], closures: tuple[int, int, int], late: dict[int, float] | None = None) -> Told:

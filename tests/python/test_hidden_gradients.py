@@ -47,6 +47,7 @@ class _Loss(Passes):
     """Where a rank was lost in the pass under way."""
 
     void = True  # type: ignore[assignment]
+    can_go_on = True
 
     def turn_ended(self, counts: bool) -> None:
         raise AssertionError("the step raised before its end")
