@@ -28,7 +28,7 @@ class ClosureStep:
         self._closure, self._passes = closure, passes
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._kept = KeptOptimizer(optimizer) if keeps else None
-        self._value: Any = None
+        self._made, self._value = False, None
 
     def within(self, arguments: Sequence[Any], options: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The call's arguments, with this as the closure."""
@@ -38,9 +38,10 @@ class ClosureStep:
 
     def __call__(self) -> Any:
         """Of a step that counts nothing no more of the script's closures are made than the other ranks make."""
-        if self._passes.closes_enough:
+        if self._made and self._passes.closes_enough:
             self._clear_gradients()
             return self._value
+        self._made = True
         self._passes.begins_closure()
         self._value = self._closure()
         if self._passes.void or self._passes.passes_over:

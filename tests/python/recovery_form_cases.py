@@ -209,3 +209,46 @@ say(model, flat(plain))
 print("bits", flat(model).numpy().tobytes().hex(), flush=True)
 """
 )
+
+# The same where each rank has other samples, more or fewer than the others. With an exchange after each step and no momentum that is
+# what one process makes of whole batches.
+UNEQUAL = (
+    _START
+    + """
+import hashlib
+
+from evenstep.engine import SharedEngine
+
+around(SharedEngine, "finish", "adding", "added")
+kind, _, number = form.partition(":")
+mode = {"local": es.LocalSGD, "diloco": es.DiLoCo}[kind](int(number))
+
+
+def make():
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2))
+    return model, torch.optim.SGD(model.parameters(), lr=0.05)
+
+
+model, optimizer, loader = es.prepare(*make(), loader, sync=mode, shares=lambda number, batch: [5, 4, 2, 1])
+for epoch in es.epochs(EPOCHS):
+    for batch in loader:
+        wait_for_somebody()
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        here("forward")
+        loss.backward()
+        optimizer.step()
+        here("applied")
+es.synchronise_models()
+es.barrier()
+plain, its_optimizer = make()
+for epoch in range(EPOCHS):
+    for indices in GlobalOrder(loader.loader, 1).batches(loader.seed, epoch):
+        its_optimizer.zero_grad()
+        loss_of(plain, [torch.stack(part) for part in zip(*(data[i] for i in indices))]).backward()
+        its_optimizer.step()
+say(model, flat(plain))
+print("bits", hashlib.sha256(flat(model).numpy().tobytes()).hexdigest(), flush=True)
+"""
+)

@@ -172,3 +172,16 @@ def test_late_rounds_are_those_that_stand_with_what_is_left_of_their_weights() -
         _told((7, 0), (0, 0, 0)),  # it joins
     ]
     assert late_weights(told, 0, 7, 2) == {5: 0.75, 6: 0.75}
+
+
+def test_a_step_after_one_that_raised_makes_its_closure() -> None:
+    one, passes = Training(KINDS[0]), Passes()
+
+    def raises() -> torch.Tensor:
+        raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        one.optimizer.step(ClosureStep(one.optimizer, raises, passes))
+    passes._void_passes = 1
+    one.optimizer.step(ClosureStep(one.optimizer, one.closure, passes))
+    assert one.calls == 1

@@ -27,11 +27,11 @@ def assert_as_one_device(text: str, left: list[int], nearer: float) -> None:
     [
         # in the third closure of a step, and in the meeting that commits one
         (SHRINK, "lbfgs", "1@forward3:3,0@commit:7", "", [2], [(6, 4, 2), (9, 3), (12,)]),
-        pytest.param(SHRINK, "lbfgs", "0@backward1:2,1@committed:9", "", [2], [], marks=pytest.mark.more),
-        pytest.param(SHRINK, "lbfgs", "2@vote:5,1@applied:6", "", [0], [], marks=pytest.mark.more),
-        pytest.param(SHRINK, "wolfe", "1@forward2:3,2@backward1:8", "", [0], [], marks=pytest.mark.more),
-        pytest.param(SHRINK, "adam", "0@forward1:3,2@commit:8", "", [1], [], marks=pytest.mark.more),
-        pytest.param(REPLACE, "lbfgs", "0@forward2:3", "4", [1, 2, 3], [],
+        pytest.param(SHRINK, "lbfgs", "0@backward1:2,1@committed:9", "", [2], [(6, 4, 2), (8, 4), (12,)], marks=pytest.mark.more),
+        pytest.param(SHRINK, "lbfgs", "2@vote:5,1@applied:6", "", [0], [(6, 4, 2), (7, 5), (12,)], marks=pytest.mark.more),
+        pytest.param(SHRINK, "wolfe", "1@forward2:3,2@backward1:8", "", [0], [(6, 4, 2), (9, 3), (12,)], marks=pytest.mark.more),
+        pytest.param(SHRINK, "adam", "0@forward1:3,2@commit:8", "", [1], [(6, 4, 2), (8, 4), (12,)], marks=pytest.mark.more),
+        pytest.param(REPLACE, "lbfgs", "0@forward2:3", "4", [1, 2, 3], [(4, 2, 6), (6, 4, 2), (8, 4)],
                      marks=pytest.mark.more),
     ],
 )  # fmt: skip
@@ -44,7 +44,9 @@ def test_closures_and_a_split_of_the_scripts_own(
     assert result.returncode == 0, text
     assert_as_one_device(text, left, 1e-8)
     used = set(re.findall(r"rank \d used (.*)", text))
-    wanted = {str(sorted(split))} if split else used
+    wanted = {str(sorted(split))} | (
+        {"[(4, 2, 6)]"} if how is REPLACE else set()
+    )  # who took rank 0's place has its share
     assert used == wanted, text
     assert re.search(r"es.prepare\(shares=…\) is of 3 ranks: the share of rank \d goes to the others", text), text
 
@@ -103,3 +105,25 @@ def test_int8_goes_on(run: Run, script: Script) -> None:
     text = result.stdout + result.stderr
     assert result.returncode == 0 and "restart" not in text, text
     assert len(re.findall(r"at step 18: ", text)) == 2 and len(set(re.findall(r"bits (\S+)", text))) == 1, text
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(
+    ("how", "form", "deaths", "waits", "left"),
+    [
+        (SHRINK, "local:1", "0@vote:4,3@commit:7", "", 2),  # nothing is lost: no step of theirs stands unexchanged
+        (SHRINK, "local:3", "0@adding:6,3@forward:8", "", 2),
+        (SHRINK, "diloco:3", "3@added:9,0@forward:10", "", 2),
+        (REPLACE, "local:3", "1@forward:4", "4", 4),
+    ],
+)
+def test_ranks_on_their_own_exchange_by_their_samples(
+    run: Run, script: Script, how: tuple[str, ...], form: str, deaths: str, waits: str, left: int
+) -> None:
+    result = run("-n", "4", *how, script(cases.UNEQUAL), deaths, form, waits)
+    text = result.stdout + result.stderr
+    assert result.returncode == 0 and "restart" not in text, text
+    ends = re.findall(rf"rank \d of {left} at step 18: (\S+) apart", text)
+    assert len(ends) == left and (form != "local:1" or all(float(far) < 1e-12 for far in ends)), text
+    bits = re.findall(r"bits (\S+)", text)
+    assert len(bits) == left and len(set(bits)) == 1, text
