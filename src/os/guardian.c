@@ -251,8 +251,12 @@ even_status even_guardian_inherit(even_guardian *guardian, const even_guardian *
     return EVEN_OK;
   }
   atomic_store(&page->held_ns, atomic_load(&gone->page->held_ns));
-  atomic_store(&page->holds, atomic_load(&gone->page->holds)); /* before the limit by which it lets go */
-  EVEN_TRY(even_guardian_limit(guardian, atomic_load(&gone->page->until_ns), atomic_load(&gone->page->kill_ns)));
+  /* The limit first: the new one looks already, and what it is said to hold it lets go where it knows of none. */
+  atomic_store(&page->kill_ns, atomic_load(&gone->page->kill_ns));
+  atomic_store(&page->until_ns, atomic_load(&gone->page->until_ns));
+  if (atomic_load(&gone->page->holds) != 0) { /* else it may hold them itself by now */
+    atomic_store(&page->holds, 1);
+  }
   return tell(guardian, LIMIT, 0, ""); /* so that it looks now, also where there is no limit */
 }
 
