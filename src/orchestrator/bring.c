@@ -7,6 +7,7 @@
 #include "base/json_writer.h"
 #include "base/stop.h"
 #include "checkpoint/reader.h"
+#include "orchestrator/elastic.h"
 #include "orchestrator/host_memory.h"
 #include "os/file.h"
 #include "os/pipe.h"
@@ -339,11 +340,14 @@ even_status even_bring_hear(even_host_agent *agent, const json_t *content) {
 /* ---- all hosts ---- */
 
 static bool is_settled(const even_host_agent *agent) {
-  return agent->link == NULL || agent->bring->state == HOLDS || agent->bring->state == FAILED;
+  return agent->link == NULL || agent->bring == NULL || agent->bring->state == HOLDS || agent->bring->state == FAILED;
 }
 
-static even_status conclude(const even_host_agent *agent) {
-  if (agent->link == NULL) {
+static even_status conclude(const even_host_agent *agent, bool all) {
+  if (!all && (agent->link == NULL || agent->bring == NULL)) {
+    return EVEN_OK; /* lost before, or since */
+  }
+  if (agent->link == NULL || agent->bring == NULL) {
     return even_fail(EVEN_ERR_PEER_LOST, "host %s is lost: %s", agent->name, agent->lost_words);
   }
   if (agent->bring->state == FAILED) {
@@ -357,30 +361,42 @@ static even_status conclude(const even_host_agent *agent) {
   return EVEN_OK;
 }
 
-even_status even_bring_to_all(even_job *job) {
+static bool gets_it(const even_job *job, const even_host_agent *agent, bool all) {
+  return job->resume.length > 0 && (all || (agent->link != NULL && even_elastic_stays(agent)));
+}
+
+static even_status bring_to(even_job *job, bool all) {
   even_hosts *hosts = job->hosts;
-  bool all = false;
+  bool settled = false;
   for (size_t i = 1; i < even_hosts_count(hosts); i++) {
-    if (job->resume.length == 0) {
+    if (!gets_it(job, &hosts->agents[i], all)) {
       even_bring_drop(&hosts->agents[i]);
     } else {
       EVEN_TRY(even_bring_begin(job, &hosts->agents[i], job->resume.data, false,
                                 even_host_memory_has(job->params->memory, job->resume.data)));
     }
   }
-  while (job->resume.length > 0 && !all) {
+  while (job->resume.length > 0 && !settled) {
     if (even_stop_asked()) {
       return even_fail(EVEN_ERR_INTERRUPTED, "interrupted while hosts get the checkpoint");
     }
     EVEN_TRY(even_loop_turn(&hosts->loop, TICK_MS));
     even_hosts_tick(hosts);
-    all = true;
+    settled = true;
     for (size_t i = 1; i < even_hosts_count(hosts); i++) {
-      all = all && is_settled(&hosts->agents[i]);
+      settled = settled && is_settled(&hosts->agents[i]);
     }
   }
   for (size_t i = 1; job->resume.length > 0 && i < even_hosts_count(hosts); i++) {
-    EVEN_TRY(conclude(&hosts->agents[i]));
+    EVEN_TRY(conclude(&hosts->agents[i], all));
   }
   return EVEN_OK;
+}
+
+even_status even_bring_to_all(even_job *job) {
+  return bring_to(job, true);
+}
+
+even_status even_bring_to_those_here(even_job *job) {
+  return bring_to(job, false);
 }

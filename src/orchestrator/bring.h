@@ -13,6 +13,8 @@
  * host that cannot have it, EVEN_ERR_PEER_LOST, EVEN_ERR_INTERRUPTED (the thread's question). Nothing to do where the
  * attempt begins anew. */
 even_status even_bring_to_all(even_job *job) EVEN_MUST_USE;
+/* The same to each that is here and stays; who is lost, before or meanwhile, is nobody's error. */
+even_status even_bring_to_those_here(even_job *job) EVEN_MUST_USE;
 typedef enum even_bring_step {
   EVEN_BRING_NONE,
   EVEN_BRING_UNDER_WAY,

@@ -125,6 +125,7 @@ static even_status answer(even_candidate *candidate, even_link *link, const json
   even_json json = even_json_begin(&text, 0);
   even_json_object(&json, NULL);
   even_json_unsigned(&json, "member", (uint64_t)json_integer_value(json_object_get(content, "self")));
+  even_json_unsigned(&json, "number", (uint64_t)json_integer_value(json_object_get(content, "number")));
   even_json_string(&json, "trouble", status == EVEN_OK ? NULL : even_error_last()->what);
   if (status != EVEN_OK && candidate->key_digits[0] != '\0' && listen_again(candidate) != EVEN_OK) {
     even_error_clear(); /* tried again when it is to be a member */

@@ -435,8 +435,8 @@ even_status even_elastic_settle(even_job *job, bool *changed) {
     return EVEN_OK;
   }
   EVEN_TRY(await_settled(job));
-  if (job->hosts->hands_over) { /* whatever else shall change there is the next leader's affair */
-    return even_hand_over(job);
+  if (job->hosts->hands_over) {
+    EVEN_TRY(even_hand_over(job)); /* EVEN_OK: it goes on here, and whatever else was to change changes */
   }
   if (may_change(job)) {
     even_status status = even_succession_await(job); /* who hears few of the hosts leaves out none of them, */

@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "base/json_reader.h"
 #include "base/json_writer.h"
+#include "orchestrator/elastic.h"
 #include "orchestrator/hold.h"
 #include "orchestrator/host_agent.h"
 #include "orchestrator/host_memory.h"
@@ -51,6 +52,7 @@ static void add_host(even_json *json, const even_job *job, size_t i) {
   even_json_integer(json, "ranks", agent->wish);
   even_json_bool(json, "witness", agent->witness);
   even_json_bool(json, "came", agent->came);
+  even_json_bool(json, "leaves", i > 0 && job->hosts->handed && !even_elastic_stays(agent));
   even_json_integer(json, "first", (int64_t)first);
   even_json_array(json, "devices");
   for (size_t rank = first; rank < first + count && rank < job->params->devices->count; rank++) {
@@ -111,7 +113,7 @@ even_status even_estate_write(const even_job *job, even_text *out) {
   even_json_integer(&json, "planned", job->planned);
   even_json_integer(&json, "era", job->era);
   even_json_integer(&json, "turn", job->turn);
-  even_json_bool(&json, "handed", hosts->hands_over);
+  even_json_bool(&json, "handed", hosts->handed);
   add_shortages(&json, &job->shortages);
   even_json_string(&json, "resume", job->resume.length > 0 ? job->resume.data : NULL);
   even_json_string(&json, "foreign", even_text_string(&job->foreign));
@@ -214,6 +216,10 @@ static bool is_witness(const json_t *host) {
   return json_is_true(json_object_get(host, "witness"));
 }
 
+static bool is_left_out(const json_t *host) {
+  return is_witness(host) || json_is_true(json_object_get(host, "leaves"));
+}
+
 static void add_wish(const json_t *host, even_text *out) {
   json_int_t ranks = json_integer_value(json_object_get(host, "ranks"));
   even_text_format(out, "%s%s", out->length > 0 ? "," : "", json_string_value(json_object_get(host, "name")));
@@ -231,7 +237,7 @@ even_status even_estate_hosts(const even_estate *estate, even_text *out) {
     }
   }
   for (size_t i = 1; i < json_array_size(hosts); i++) {
-    if (member_of(json_array_get(hosts, i)) != estate->self && !is_witness(json_array_get(hosts, i))) {
+    if (member_of(json_array_get(hosts, i)) != estate->self && !is_left_out(json_array_get(hosts, i))) {
       add_wish(json_array_get(hosts, i), out);
     }
   }

@@ -16,6 +16,18 @@
 static const uint64_t TAKEN_NS = 20000000000u; /* until another one leads, */
 static const uint64_t UP_NS = 10000000000u;    /* and takes agents */
 
+static bool takes_ranks(const even_host_agent *agent) {
+  return agent->link != NULL && !agent->lost && !agent->witness && even_elastic_stays(agent);
+}
+
+static size_t count_heirs(const even_hosts *hosts) {
+  size_t count = 0;
+  for (size_t i = 1; i < hosts->count; i++) {
+    count += takes_ranks(&hosts->agents[i]);
+  }
+  return count;
+}
+
 even_status even_hand_over_may(const even_job *job) {
   const even_hosts *hosts = job->hosts;
   const char *name = hosts->agents[0].name;
@@ -33,6 +45,10 @@ even_status even_hand_over_may(const even_job *job) {
     return even_error_fix(view.settled ? "let another host join first: evenstep join"
                                        : "try again when the job has said that another one takes its place");
   }
+  if (count_heirs(hosts) == 0) {
+    (void)even_fail(EVEN_ERR_STATE, "host %s leads the job, and no other host is here that stays", name);
+    return even_error_fix("let another host join first: evenstep join");
+  }
   return EVEN_OK;
 }
 
@@ -40,7 +56,7 @@ void even_hand_over_begin(even_job *job) {
   size_t ranks = 0;
   for (size_t i = 1; i < job->hosts->count; i++) {
     const even_host_agent *agent = &job->hosts->agents[i];
-    ranks += even_elastic_stays(agent) && !agent->witness ? agent->next.count : 0;
+    ranks += takes_ranks(agent) ? agent->next.count : 0;
   }
   job->hosts->hands_over = true;
   even_elastic_ask(job);
@@ -66,7 +82,9 @@ static even_status leave_all(even_job *job) {
   int before[EVEN_HOSTS_MOST];
   even_hosts *hosts = job->hosts;
   wish(hosts, before);
+  hosts->handed = true;
   even_status status = even_succession_confirm(job);
+  hosts->handed = status == EVEN_OK;
   for (size_t i = 1; status != EVEN_OK && i < hosts->count; i++) {
     hosts->agents[i].wish = before[i];
   }
@@ -75,7 +93,7 @@ static even_status leave_all(even_job *job) {
 
 static even_status prepare(even_job *job) {
   EVEN_TRY(even_hand_over_may(job));
-  EVEN_TRY(even_bring_to_all(job)); /* the next leader's disk may lack the checkpoint */
+  EVEN_TRY(even_bring_to_those_here(job)); /* the next leader's disk may lack the checkpoint */
   return leave_all(job);
 }
 
@@ -120,6 +138,19 @@ static even_status say_done(even_hosts *hosts, const even_voter_view *view) {
   return even_error_fix("it goes on there: what it says is in logs/leader.log of the run folder of the same name");
 }
 
+/* To a host that has all that it needs, and stays. */
+static void give(even_hosts *hosts) {
+  uint64_t heirs[EVEN_VOTER_MOST];
+  size_t count = 0;
+  for (size_t i = 1; i < hosts->count && count < EVEN_VOTER_MOST; i++) {
+    const even_host_agent *agent = &hosts->agents[i];
+    if (takes_ranks(agent) && agent->member != 0 && agent->confirms == 0) {
+      heirs[count++] = agent->member;
+    }
+  }
+  even_voter_hand_over(hosts->voter, heirs, count);
+}
+
 even_status even_hand_over(even_job *job) {
   even_hosts *hosts = job->hosts;
   even_voter_view view;
@@ -130,7 +161,7 @@ even_status even_hand_over(even_job *job) {
     give_up(job);
     return EVEN_OK;
   }
-  even_voter_hand_over(hosts->voter);
+  give(hosts);
   EVEN_TRY(await_next(hosts, &view));
   return say_done(hosts, &view);
 }

@@ -57,7 +57,7 @@ typedef struct even_host_agent {
   even_text resume;         /* where that lies there; empty: where it does here */
   bool returns;             /* it was started again, and shall be the member that it was: `member`; */
   bool asked;               /* it has not said whether it is */
-  bool confirms;            /* it has not answered since it was left what it needs (succession_members.h) */
+  uint64_t confirms;        /* the number of what it is yet to answer (even_succession_confirm); 0: of nothing */
   bool cannot_vote;         /* it was to be a member, and said why not: not again before it is started again */
   uint64_t called_ns;       /* when it was started again last, for lack of a majority; 0: it was not */
   char identity[160];       /* even_host_identity there */
@@ -114,6 +114,8 @@ struct even_hosts {
   bool settled_told;          /* that this one can be lost */
   bool alone;                 /* the user says that those that are missing are lost for good */
   bool hands_over;            /* this host is drained, and another one shall lead (hand_over.h) */
+  uint64_t members_said;      /* number of what the agents are told of the members: each says it again */
+  bool handed;                /* and what is left to it is left between two attempts */
   uint64_t lapsed_ns;         /* since when this one is known to be the leader, and not to act; 0: it acts */
   uint64_t held_ns;           /* when its guardian let the ranks go on last, as far as was told */
   bool cut_off;               /* from the majority, which was told */

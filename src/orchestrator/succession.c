@@ -171,9 +171,10 @@ even_status even_succession_confirm(even_job *job) {
   uint64_t until = even_clock_ns() + SETTLE_NS;
   const even_host_agent *silent = NULL;
   EVEN_TRY(even_succession_bequeath(job));
+  hosts->members_said++;
   for (size_t i = 1; i < hosts->count; i++) {
     even_host_agent *agent = &hosts->agents[i];
-    agent->confirms = agent->member != 0 && agent->fits && !agent->returns;
+    agent->confirms = agent->member != 0 && agent->fits && !agent->returns ? hosts->members_said : 0;
   }
   EVEN_TRY(even_succession_say_all(hosts));
   do {
@@ -181,7 +182,7 @@ even_status even_succession_confirm(even_job *job) {
     silent = NULL;
     for (size_t i = 1; i < hosts->count; i++) {
       const even_host_agent *agent = &hosts->agents[i];
-      silent = agent->confirms && agent->link != NULL ? agent : silent;
+      silent = agent->confirms != 0 && agent->link != NULL ? agent : silent;
     }
   } while (silent != NULL && even_clock_ns() < until);
   return silent == NULL ? EVEN_OK : even_fail(EVEN_ERR_TIMEOUT, "host %s does not answer", silent->name);
@@ -437,7 +438,10 @@ void even_succession_take_votes(even_job *job, even_host_agent *agent, const jso
     return; /* of an earlier one */
   }
   bool returned = agent->asked;
-  agent->asked = agent->confirms = false;
+  agent->asked = false;
+  if ((uint64_t)json_integer_value(json_object_get(content, "number")) == agent->confirms) {
+    agent->confirms = 0; /* others are of what it was told before */
+  }
   agent->voter_port = port > 0 && port < 65536 ? (int)port : agent->voter_port;
   if (trouble != NULL) {
     agent->member = 0;

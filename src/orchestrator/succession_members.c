@@ -56,6 +56,7 @@ even_status even_succession_say(even_host_agent *agent, const even_voter_member 
   even_json_unsigned(&json, "self", agent->member);
   even_json_unsigned(&json, "first", hosts->self);
   even_json_unsigned(&json, "generation", hosts->generation);
+  even_json_unsigned(&json, "number", hosts->members_said);
   even_json_string(&json, "folder", even_text_string(&hosts->members_folder));
   even_json_number(&json, "patience_seconds", hosts->params.majority_seconds);
   even_json_bool(&json, "begins", how == EVEN_MEMBER_BEGINS);

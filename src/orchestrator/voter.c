@@ -35,6 +35,8 @@ struct even_voter {
   int announced;
   bool ends;
   bool hands;
+  uint64_t heirs[EVEN_VOTER_MOST]; /* to one of these rather than to others */
+  size_t heir_count;
   bool waits;
   even_guardian *guardian; /* NULL: none */
   member_list wanted;
@@ -228,8 +230,19 @@ static void change_members(even_voter *voter, uint64_t now) {
   even_voter_log_change(&voter->log, wanted, count, now);
 }
 
-/* The next voter that is there: in a circle, so that each has its turn. 0: none is. */
+static bool is_heir(even_voter *voter, uint64_t id) {
+  bool found = false;
+  (void)pthread_mutex_lock(&voter->lock);
+  for (size_t i = 0; i < voter->heir_count; i++) {
+    found = found || voter->heirs[i] == id;
+  }
+  (void)pthread_mutex_unlock(&voter->lock);
+  return found;
+}
+
+/* The next voter that is there: in a circle, so that each has its turn; an heir before others. 0: none is. */
 static uint64_t next_voter(even_voter *voter) {
+  uint64_t other = 0;
   const struct raft_configuration *all = &voter->log.raft.configuration;
   unsigned own = 0;
   while (own < all->n && all->servers[own].id != voter->links.own.id) {
@@ -237,11 +250,15 @@ static uint64_t next_voter(even_voter *voter) {
   }
   for (unsigned i = 1; i < all->n; i++) {
     const struct raft_server *server = &all->servers[(own + i) % all->n];
-    if (server->role == RAFT_VOTER && even_voter_links_find(&voter->links, server->id) != NULL) {
+    if (server->role != RAFT_VOTER || even_voter_links_find(&voter->links, server->id) == NULL) {
+      continue;
+    }
+    if (is_heir(voter, server->id)) {
       return server->id;
     }
+    other = other == 0 ? server->id : other;
   }
-  return 0;
+  return other;
 }
 
 static void act(even_voter *voter, const even_leadership_view *view) {
@@ -510,8 +527,10 @@ void even_voter_guard(even_voter *voter, even_guardian *guardian) {
   (void)pthread_mutex_unlock(&voter->lock);
 }
 
-void even_voter_hand_over(even_voter *voter) {
+void even_voter_hand_over(even_voter *voter, const uint64_t *heirs, size_t count) {
   (void)pthread_mutex_lock(&voter->lock);
+  voter->heir_count = count < EVEN_VOTER_MOST ? count : EVEN_VOTER_MOST;
+  memcpy(voter->heirs, heirs, voter->heir_count * sizeof *heirs);
   voter->hands = true;
   (void)pthread_mutex_unlock(&voter->lock);
 }

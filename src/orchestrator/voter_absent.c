@@ -53,6 +53,8 @@ void even_voter_guard(even_voter *voter, even_guardian *guardian) {
   (void)guardian;
 }
 
-void even_voter_hand_over(even_voter *voter) {
+void even_voter_hand_over(even_voter *voter, const uint64_t *heirs, size_t count) {
   (void)voter;
+  (void)heirs;
+  (void)count;
 }

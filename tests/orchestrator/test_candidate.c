@@ -29,6 +29,7 @@ typedef struct meeting {
   even_candidate candidate;
   char folder[40];
   int answers;
+  json_int_t number; /* that it says again */
   uint64_t member;
   bool trouble; /* the newest answer says so */
   int port;
@@ -46,6 +47,7 @@ static even_status on_message(void *context, even_link *link, const even_message
   assert_int_equal(message->kind, EVEN_MESSAGE_VOTES);
   assert_int_equal(even_json_parse("an answer", message->json, message->json_bytes, &content), EVEN_OK);
   at->member = (uint64_t)json_integer_value(json_object_get(content, "member"));
+  at->number = json_integer_value(json_object_get(content, "number"));
   at->trouble = json_is_string(json_object_get(content, "trouble"));
   at->port = (int)json_integer_value(json_object_get(content, "port"));
   at->answers++;
@@ -108,6 +110,7 @@ static bool is_member(meeting *at, uint64_t self, const char *how) {
   int before = at->answers;
   even_json_object(&json, NULL);
   even_json_unsigned(&json, "self", self);
+  even_json_integer(&json, "number", before + 5);
   even_json_unsigned(&json, "first", 1);
   even_json_unsigned(&json, "generation", 1);
   even_json_string(&json, "folder", at->folder);
@@ -132,6 +135,7 @@ static bool is_member(meeting *at, uint64_t self, const char *how) {
     turn(at);
   }
   assert_int_equal(at->member, self);
+  assert_int_equal(at->number, before + 5);
   return !at->trouble;
 }
 

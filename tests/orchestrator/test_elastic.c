@@ -4,6 +4,8 @@
 
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "orchestrator/bring.h"
+#include "orchestrator/succession.h"
 #include "os/clock.h"
 #include "os/pipe.h"
 #include "os/port.h"
@@ -372,6 +374,52 @@ static void ranks_that_move_are_counted_once(void **state) {
 }
 
 /* Somebody has bound it since the processes were told of it. */
+/* z is lost, as before the next attempt everywhere, and stays out of it. */
+static void where_the_lead_is_not_given_away_hosts_change_here(void **state) {
+  scene *at = *state;
+  bool changed = false;
+  at->hosts.hands_over = true;
+  at->hosts.agents[3].fallen = true;
+  assert_int_equal(even_elastic_settle(&at->job, &changed), EVEN_OK);
+  assert_non_null(strstr(at->told, "host here is not drained, and the job goes on here"));
+  assert_true(changed);
+  assert_false(at->hosts.hands_over);
+  assert_int_equal(at->hosts.count, 3);
+}
+
+/* There is no checkpoint, and nobody who would get it. */
+static void who_is_lost_or_leaves_needs_no_checkpoint_of_another_leader(void **state) {
+  scene *at = *state;
+  even_link link = {.fd = -1};
+  even_text_add(&at->job.resume, "/nonexistent/step-1");
+  at->hosts.agents[2].leaves = true;
+  at->hosts.agents[2].link = &link;
+  assert_int_equal(even_bring_to_all(&at->job), EVEN_ERR_PEER_LOST);
+  assert_int_equal(even_bring_to_those_here(&at->job), EVEN_OK);
+  at->hosts.agents[2].leaves = false;
+  assert_int_equal(even_bring_to_those_here(&at->job), EVEN_ERR_NOT_FOUND);
+  at->hosts.agents[2].link = NULL;
+  even_text_free(&at->job.resume);
+}
+
+static void vote(scene *at, json_int_t number) {
+  json_t *said = json_pack("{s:i,s:I}", "member", 3, "number", number);
+  assert_non_null(said);
+  even_succession_take_votes(&at->job, &at->hosts.agents[2], said);
+  json_decref(said);
+}
+
+/* It may be on its way still when more is left to the host. */
+static void an_answer_to_what_was_said_before_confirms_nothing(void **state) {
+  scene *at = *state;
+  at->hosts.agents[2].member = 3;
+  at->hosts.agents[2].confirms = 7;
+  vote(at, 6);
+  assert_int_equal(at->hosts.agents[2].confirms, 7);
+  vote(at, 7);
+  assert_int_equal(at->hosts.agents[2].confirms, 0);
+}
+
 static void a_port_that_was_taken_meanwhile_is_not_the_attempts(void **state) {
   scene *at = *state;
   even_move *move = &at->hosts.elastic->move;
@@ -462,6 +510,10 @@ int main(void) {
       cmocka_unit_test_setup_teardown(what_was_prepared_holds_when_the_hosts_have_changed, open_scene, close_scene),
       cmocka_unit_test_setup_teardown(who_names_other_devices_than_asked_is_not_believed, open_scene, close_scene),
       cmocka_unit_test_setup_teardown(an_answer_that_comes_late_is_none_to_the_next_question, open_scene, close_scene),
+      cmocka_unit_test_setup_teardown(where_the_lead_is_not_given_away_hosts_change_here, open_scene, close_scene),
+      cmocka_unit_test_setup_teardown(who_is_lost_or_leaves_needs_no_checkpoint_of_another_leader, open_scene,
+                                      close_scene),
+      cmocka_unit_test_setup_teardown(an_answer_to_what_was_said_before_confirms_nothing, open_scene, close_scene),
       cmocka_unit_test_setup_teardown(ranks_that_move_are_counted_once, open_scene, close_scene),
       cmocka_unit_test_setup_teardown(a_port_that_was_taken_meanwhile_is_not_the_attempts, open_scene, close_scene),
       cmocka_unit_test_setup_teardown(what_goes_wrong_before_the_end_ends_the_draining_alone, open_scene, close_scene),

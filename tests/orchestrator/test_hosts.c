@@ -342,10 +342,44 @@ static void what_ranks_lack_is_left_to_the_next_leader(void **state) {
   json_decref(estate.content);
 }
 
+static void leave(const even_job *job, uint64_t to, bool handed, const char *hosts) {
+  even_estate estate = {.self = to};
+  even_text text = EVEN_TEXT_EMPTY;
+  even_text list = EVEN_TEXT_EMPTY;
+  assert_int_equal(even_estate_write(job, &text), EVEN_OK);
+  assert_int_equal(even_estate_read(text.data, text.length, &estate.content), EVEN_OK);
+  assert_int_equal(even_estate_is_handed(&estate), handed);
+  assert_int_equal(even_estate_hosts(&estate, &list), EVEN_OK);
+  assert_string_equal(list.data, hosts);
+  even_text_free(&text);
+  even_text_free(&list);
+  json_decref(estate.content);
+}
+
+/* The leader is to be drained, and c is, too. While the attempt runs yet, who is left it counts a restart. */
+static void who_leaves_has_no_part_under_the_leader_that_it_is_handed_to(void **state) {
+  even_host_agent agents[] = {{.name = "a"},
+                              {.name = "b", .member = 2},
+                              {.name = "c", .member = 3, .leaves = true},
+                              {.name = "d", .member = 4}};
+  even_hosts hosts = {.agents = agents, .count = 4, .self = 1, .hands_over = true};
+  even_device_list none = {NULL, 0};
+  const even_agent_params params = {.devices = &none, .checkpoint_folder = "/c"};
+  even_job left = {.params = &params, .hosts = &hosts, .id = "0123456789abcdef0123456789abcdef"};
+  (void)state;
+  even_text_add(&left.run_folder, "/runs/a");
+  leave(&left, 2, false, "b,c,d");
+  hosts.handed = true;
+  leave(&left, 2, true, "b,d");
+  leave(&left, 3, true, "c,b,d"); /* where it leads itself */
+  even_text_free(&left.run_folder);
+}
+
 int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_rank_has_the_quota_of_the_one_in_its_place),
       cmocka_unit_test(what_ranks_lack_is_left_to_the_next_leader),
+      cmocka_unit_test(who_leaves_has_no_part_under_the_leader_that_it_is_handed_to),
       cmocka_unit_test(another_version_is_refused),
       cmocka_unit_test(a_shell_that_fails_is_quoted),
       cmocka_unit_test(odd_words_let_nobody_in),
