@@ -75,8 +75,9 @@ static void a_rank_that_ran_out_has_less_in_the_next_attempt(void **state) {
   job->max_restarts = 2;
   job->on_line = write_step;
   const char *script =
-      "echo caps=$EVENSTEP_MEMORY_CAPS; [ $TORCHELASTIC_RESTART_COUNT = 2 ] && exit 0; [ $RANK = 0 ] && exec sleep "
-      "600; "
+      "echo caps=$EVENSTEP_MEMORY_CAPS; [ $TORCHELASTIC_RESTART_COUNT = 2 ] && exit 0; "
+      "told=$FOLDER/told-$TORCHELASTIC_RESTART_COUNT; [ $RANK = 0 ] && { : > $told; exec sleep 600; }; "
+      "until [ -e $told ]; do sleep 0.01; done; "
       "[ $TORCHELASTIC_RESTART_COUNT = 0 ] && { echo stepped; until [ -e $FOLDER/stepped ]; do sleep 0.01; done; }; "
       "echo 'Traceback (most recent call last):' >&2; echo '  File \"train.py\", line 3, in <module>' >&2; "
       "echo 'torch.OutOfMemoryError: CUDA out of memory.' >&2; exit 1";
