@@ -390,15 +390,14 @@ static void where_the_lead_is_not_given_away_hosts_change_here(void **state) {
 /* There is no checkpoint, and nobody who would get it. */
 static void who_is_lost_or_leaves_needs_no_checkpoint_of_another_leader(void **state) {
   scene *at = *state;
-  even_link link = {.fd = -1};
   even_text_add(&at->job.resume, "/nonexistent/step-1");
   at->hosts.agents[2].leaves = true;
-  at->hosts.agents[2].link = &link;
+  assert_int_equal(EVEN_NEW(&at->hosts.agents[2].link), EVEN_OK);
+  at->hosts.agents[2].link->fd = -1;
   assert_int_equal(even_bring_to_all(&at->job), EVEN_ERR_PEER_LOST);
   assert_int_equal(even_bring_to_those_here(&at->job), EVEN_OK);
   at->hosts.agents[2].leaves = false;
   assert_int_equal(even_bring_to_those_here(&at->job), EVEN_ERR_NOT_FOUND);
-  at->hosts.agents[2].link = NULL;
   even_text_free(&at->job.resume);
 }
 
