@@ -205,17 +205,13 @@ def show(report: dict[str, Any]) -> None:
     latency.show(report["small"], report["mpi"])
 
 
-def main() -> int:
-    options = arguments()
-    if options.rank is not None:
-        run_rank(options)
-        return 0
-    if len(os.sched_getaffinity(0)) < RANKS:
-        print("comm_bench: there is one core only: two ranks on it measure the scheduler", file=sys.stderr)
+def run_ranks(words: list[str], name: str, seconds: float = 600) -> Any:
+    """What rank 0 of `python WORDS --port PORT --rank R`, one process a rank, prints in its last line as JSON; None where a rank
+    failed, which is said under `name`."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    own = [sys.executable, __file__, "--rounds", str(options.rounds), "--sizes", options.sizes, "--port", str(port)]
+    own = [sys.executable, *words, "--port", str(port)]
     place = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     ranks = [
         subprocess.Popen(
@@ -227,15 +223,28 @@ def main() -> int:
         for rank in range(RANKS)
     ]
     try:
-        output, *_ = [rank.communicate(timeout=600)[0] for rank in ranks]
+        output, *_ = [rank.communicate(timeout=seconds)[0] for rank in ranks]
     finally:
         for process in ranks:
             process.kill()
             process.wait()
     if any(rank.returncode for rank in ranks):
-        print(f"comm_bench: ranks ended with {[rank.returncode for rank in ranks]}", file=sys.stderr)
+        print(f"{name}: ranks ended with {[rank.returncode for rank in ranks]}", file=sys.stderr)
+        return None
+    return json.loads(output.strip().splitlines()[-1])
+
+
+def main() -> int:
+    options = arguments()
+    if options.rank is not None:
+        run_rank(options)
+        return 0
+    if len(os.sched_getaffinity(0)) < RANKS:
+        print("comm_bench: there is one core only: two ranks on it measure the scheduler", file=sys.stderr)
+    words = [__file__, "--rounds", str(options.rounds), "--sizes", options.sizes]
+    report = run_ranks(words, "comm_bench")
+    if report is None:
         return 1
-    report = json.loads(output.strip().splitlines()[-1])
     report["format"] = "evenstep-comm-bench-1"
     mpirun = options.mpirun or latency.find_mpirun(options.mpi_python)
     report["mpi"], mpi_rows = latency.from_mpi(options.mpi_python, mpirun)

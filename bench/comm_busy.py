@@ -15,14 +15,13 @@ import json
 import os
 import pathlib
 import signal
-import socket
 import statistics
 import subprocess
 import sys
 from datetime import timedelta
 from typing import Any
 
-from comm_bench import RANKS, all_reduces
+from comm_bench import RANKS, all_reduces, run_ranks
 from heading import print_heading
 
 from evenstep.bench_comm import timed
@@ -133,32 +132,17 @@ def main() -> int:
     if len(cores) < RANKS:
         sys.exit("comm_busy: two ranks need a core each")
     print_heading("What busy neighbours take from an all-reduce")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     neighbours = [neighbour(core) for core in cores]
-    own = [sys.executable, __file__, "--rounds", str(options.rounds), "--seconds", str(options.seconds)]
-    own += ["--sizes", options.sizes, "--port", str(port), "--neighbours", ",".join(str(one.pid) for one in neighbours)]
-    place = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    ranks = [
-        subprocess.Popen(
-            [*own, "--rank", str(rank)],
-            env={**os.environ, **place, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(RANKS)
-    ]
+    words = [__file__, "--rounds", str(options.rounds), "--seconds", str(options.seconds), "--sizes", options.sizes]
+    words += ["--neighbours", ",".join(str(one.pid) for one in neighbours)]
     try:
-        output, *_ = [rank.communicate(timeout=1200)[0] for rank in ranks]
+        rows = run_ranks(words, "comm_busy", 1200)
     finally:
-        for process in (*ranks, *neighbours):
+        for process in neighbours:
             process.kill()
             process.wait()
-    if any(rank.returncode for rank in ranks):
-        print(f"comm_busy: ranks ended with {[rank.returncode for rank in ranks]}", file=sys.stderr)
+    if rows is None:
         return 1
-    rows = json.loads(output.strip().splitlines()[-1])
     show(rows)
     if options.json:
         report = {"format": "evenstep-comm-busy-1", "sizes": rows}

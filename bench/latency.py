@@ -75,12 +75,12 @@ def from_python(rank: int, ranks: int, gloo: Any) -> dict[str, float]:
         )
 
 
-def _told(command: list[str]) -> dict[str, Any]:
-    """The JSON that a bench in C prints; {} where it fails."""
-    done = subprocess.run(command, env={**os.environ, **ALLOWED}, capture_output=True, text=True, timeout=120)
+def _told(command: list[str], name: str = "", seconds: float = 120) -> dict[str, Any]:
+    """The JSON that a bench in processes of its own prints; {} where it fails, which is said under `name` (the command)."""
+    done = subprocess.run(command, env={**os.environ, **ALLOWED}, capture_output=True, text=True, timeout=seconds)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode != 0 or not lines:
-        print(f"comm_bench: {' '.join(command)} failed: {done.stderr[-500:]}", file=sys.stderr)
+        print(f"comm_bench: {name or ' '.join(command)} failed: {done.stderr[-500:]}", file=sys.stderr)
         return {}
     told: dict[str, Any] = json.loads(lines[-1])
     return told
@@ -152,13 +152,8 @@ def run_mpi(python: str, mpirun: str | None, words: list[str]) -> dict[str, Any]
     if mpirun is None or subprocess.run([python, "-c", "import mpi4py, numpy"], capture_output=True).returncode != 0:
         return {}
     command = [mpirun, "-n", "2", python, *words]
-    done = subprocess.run(command, env={**os.environ, **ALLOWED}, capture_output=True, text=True, timeout=600)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode != 0 or not lines:
-        print(f"comm_bench: MPI failed: {done.stderr[-500:]}", file=sys.stderr)
-        return {}
-    report: dict[str, Any] = json.loads(lines[-1])
-    return {**report, "command": " ".join(command)}
+    report = _told(command, "MPI", 600)
+    return {**report, "command": " ".join(command)} if report else {}
 
 
 def from_mpi(python: str, mpirun: str | None) -> tuple[str, dict[str, float]]:

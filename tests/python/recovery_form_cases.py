@@ -4,21 +4,11 @@ with one process at its end. argv[2]: the form, argv[3]: steps before which one 
 from __future__ import annotations
 
 from generation_cases import HEAD
+from recovery_loop_cases import WAITING
 
-_WAITING = """
+_OWN = """
 form = sys.argv[2]
 waits = [int(step) for step in sys.argv[3].split(",") if step]
-joined = os.environ.get("EVENSTEP_JOINS") == "1"
-
-
-def wait_for_somebody():
-    recovery = es.session().recovery
-    if joined or not waits or es.step() < waits[0] or len(recovery.members) == int(os.environ["WORLD_SIZE"]):
-        return
-    waits.pop(0)
-    until = time.monotonic() + 300
-    while recovery._memory.wished != 1 and time.monotonic() < until:
-        time.sleep(0.005)
 
 
 def flat(model):
@@ -31,7 +21,7 @@ def say(model, wanted, same=True):
     print(f"rank {rank} of {es.world_size()} at step {es.step()}: {far:.1e} apart, rate {rate}", flush=True)
 """
 
-_START = HEAD.replace("import copy, os, sys", "import copy, os, sys, time") + _WAITING
+_START = HEAD.replace("import copy, os, sys", "import copy, os, sys, time") + WAITING + _OWN
 
 # A closure, which LBFGS makes several times a step; with a split of the script's own, of three ranks.
 CLOSURE = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from generation_cases import HALF_COMMITTED, HEAD
 
-_WAITING = """
-waits = [int(step) for step in sys.argv[2].split(",") if step]
+# `waits`: the steps before which one waits until somebody can join.
+WAITING = """
 joined = os.environ.get("EVENSTEP_JOINS") == "1"
 
 
@@ -23,8 +23,9 @@ def wait_for_somebody():
 # whole epoch's batches, over each batch that an iterator of its own gives. argv[3:]: of the stream.
 LOOPS = (
     HEAD.replace("import copy, os, sys", "import copy, os, sys, time")
-    + _WAITING
+    + WAITING
     + """
+waits = [int(step) for step in sys.argv[2].split(",") if step]
 workers = int(sys.argv[3])
 ways = sys.argv[4:]  # "skip": the stream passes over samples without drawing them; "state": it says where it is
 drawn = 0

@@ -7,25 +7,16 @@ import os
 import pathlib
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import test_run_succession as three_hosts
-from run_jobs import Job, end_all, wait_until
+from run_jobs import Job, wait_until
 from test_drain_hosts import TRAINING, near
 from test_run_succession import STANDS, WAITING, Hosts
 
-names = three_hosts.names  # fixture
+names, hosts = three_hosts.names, three_hosts.hosts  # fixtures
 Script = Callable[[str], str]
-
-
-@pytest.fixture
-def hosts(
-    names: list[str], program: pathlib.Path, tmp_path: pathlib.Path, environment: dict[str, str]
-) -> Iterator[Hosts]:
-    group = Hosts(names, program, tmp_path, environment)
-    yield group
-    end_all(group.jobs, group.agents)
 
 
 def _drain(hosts: Hosts, *words: str) -> Job:

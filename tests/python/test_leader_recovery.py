@@ -7,12 +7,12 @@ import os
 import pathlib
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import generation_cases as cases
 import pytest
 import test_run_succession as three_hosts
-from run_jobs import Job, end_all, wait_until
+from run_jobs import Job, wait_until
 from test_generations import assert_right
 from test_recovery_hosts import HOST_RETURNS
 from test_replacement import assert_replaced
@@ -20,7 +20,7 @@ from test_run_succession import STANDS, Hosts, _cut_off, _leads, stands
 
 from evenstep import hosts as of_hosts
 
-names = three_hosts.names  # fixture
+names, hosts = three_hosts.names, three_hosts.hosts  # fixtures
 Script = Callable[[str], str]
 UCX, WHY_NONE = of_hosts.ucx_state()
 MAY_SKIP = "ucx" not in os.environ.get("EVENSTEP_TEST_REQUIRE", "")
@@ -50,15 +50,6 @@ while [ ! -e "end-$TORCHELASTIC_RESTART_COUNT" ]; do sleep 0.05; done
 [ "$TORCHELASTIC_RESTART_COUNT" = 1 ] && kill -9 $$
 exit 0
 """
-
-
-@pytest.fixture
-def hosts(
-    names: list[str], program: pathlib.Path, tmp_path: pathlib.Path, environment: dict[str, str]
-) -> Iterator[Hosts]:
-    group = Hosts(names, program, tmp_path, environment)
-    yield group
-    end_all(group.jobs, group.agents)
 
 
 def _said(folder: pathlib.Path) -> str:
