@@ -4,7 +4,7 @@ step."""
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,6 +40,17 @@ def check_same_model(group: Group, name: str, model: nn.Module) -> None:
             f"model {name!r} of rank {rank} differs from rank 0's: {detail}\n"
             "  fix: build the same model on every rank (no sizes that depend on the rank)"
         )
+
+
+def check_same(everyone: Sequence[Any], otherwise: str, fix: str) -> None:
+    """Raises, on every rank, where a rank was told otherwise than rank 0. `otherwise`: what was, `fix`: what to give, as the
+    error says them."""
+    for rank, theirs in enumerate(everyone):
+        if theirs != everyone[0]:
+            raise EvenstepError(
+                f"rank {rank} was told {otherwise}: {theirs or 'nothing'}, rank 0: {everyone[0] or 'nothing'}\n"
+                f"  fix: {fix}, on every rank alike"
+            )
 
 
 # How a step is computed, not what: ranks on unlike devices may differ.

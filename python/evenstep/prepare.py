@@ -17,6 +17,7 @@ from evenstep._core import EvenstepError
 from evenstep.agreement import (
     broadcast_model,
     broadcast_optimizer,
+    check_same,
     check_same_model,
     check_same_optimizer,
 )
@@ -367,10 +368,19 @@ def _prepare_models(
             f"the ranks gave es.prepare different numbers of models and optimizers: {counts}\n"
             "  fix: call es.prepare with the same arguments on every rank"
         )
-    _check_same_options([one[2] for one in told])
+    check_same(
+        [one[2] for one in told],
+        "another way to exchange gradients than rank 0",
+        "call es.prepare with the same arguments, and set EVENSTEP_COMPRESSION",
+    )
     checks = current.parameter_checks
     cadence = (current.environment.checkpoint_steps, current.environment.checkpoint_seconds)
-    _check_same_watch(gather_objects(group, (current.nonfinite.policy, checks.every, checks.policy, *cadence)))
+    check_same(
+        gather_objects(group, (current.nonfinite.policy, checks.every, checks.policy, *cadence)),
+        "otherwise than rank 0 what to do about numbers that are not finite, how to compare parameters, or when to write checkpoints",
+        "set EVENSTEP_ON_NONFINITE, EVENSTEP_CHECK_PARAMETERS, EVENSTEP_ON_DIFFERENCE and EVENSTEP_CHECKPOINT_EVERY, and the same of "
+        "es.prepare and es.Config",
+    )
     if len(current.models) > 64:
         raise EvenstepError(f"{len(current.models)} models were prepared; this version keeps up to 64 in step")
     for name, model in models.items():
@@ -438,23 +448,3 @@ def _prepare_batch_norm(current: Session, name: str, model: nn.Module, whole: bo
         )
     if has_any:
         current.dummy_samples = 2  # one sample alone has no variance
-
-
-def _check_same_options(everyone: Sequence[tuple[EngineOptions, Mode | None, DDPOptions, bool]]) -> None:
-    for rank, theirs in enumerate(everyone):
-        if theirs != everyone[0]:
-            raise EvenstepError(
-                f"rank {rank} was told another way to exchange gradients than rank 0: {theirs}, rank 0: {everyone[0]}\n"
-                "  fix: call es.prepare with the same arguments, and set EVENSTEP_COMPRESSION, on every rank alike"
-            )
-
-
-def _check_same_watch(everyone: Sequence[tuple[Any, ...]]) -> None:
-    for rank, theirs in enumerate(everyone):
-        if theirs != everyone[0]:
-            raise EvenstepError(
-                f"rank {rank} was told otherwise than rank 0 what to do about numbers that are not finite, how to compare parameters, "
-                f"or when to write checkpoints: {theirs}, rank 0: {everyone[0]}\n  fix: set EVENSTEP_ON_NONFINITE, "
-                "EVENSTEP_CHECK_PARAMETERS, EVENSTEP_ON_DIFFERENCE and EVENSTEP_CHECKPOINT_EVERY, and the same of es.prepare and "
-                "es.Config, on every rank alike"
-            )

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from evenstep._core import EvenstepError
-from evenstep.agreement import check_same_loader
+from evenstep.agreement import check_same, check_same_loader
 from evenstep.batch_adapt import AdaptBatch
 from evenstep.batch_adapting import adapt_batches
 from evenstep.caps import after_shortage
@@ -75,7 +75,11 @@ def prepare_loader(
     if train:
         mine = (options.most_samples, options.bucket, environment.memory_cap, options.workers or "")
         everybody = gather_objects(current.group, mine)
-        _check_same_workers([one[3] for one in everybody])
+        check_same(  # where some ranks look at what their loading takes, all must
+            [one[3] for one in everybody],
+            "otherwise than rank 0 how the training loader's workers are chosen",
+            "set EVENSTEP_WORKERS, and give es.prepare workers",
+        )
         caps, buckets = [one[0] for one in everybody], [one[1] for one in everybody]
         _check_one_adapted(current, adapt)
         if adapt is not None and not current.planning:
@@ -135,17 +139,6 @@ def prepare_loader(
             stacklevel=3,
         )
     return even
-
-
-def _check_same_workers(everyone: list[str]) -> None:
-    """Where some ranks look at what their loading takes, all must."""
-    for rank, theirs in enumerate(everyone):
-        if theirs != everyone[0]:
-            raise EvenstepError(
-                f"rank {rank} was told otherwise than rank 0 how the training loader's workers are chosen: {theirs or 'nothing'}, "
-                f"rank 0: {everyone[0] or 'nothing'}\n  fix: set EVENSTEP_WORKERS, and give es.prepare workers, on every "
-                "rank alike"
-            )
 
 
 def _check_one_adapted(current: Session, adapt: AdaptBatch | None) -> None:
