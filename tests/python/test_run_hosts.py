@@ -157,11 +157,20 @@ TRAINING = """
 """
 
 
+# Each host's agent looks once a second: a rank stays until the history has what the kernel says of all of them.
+USAGE = "SELECT DISTINCT rank FROM usage WHERE cpu_seconds > 0 AND rss_bytes > 1e6 ORDER BY rank"
+STAYS = f"""
+    import contextlib, sqlite3, time
+    with contextlib.closing(sqlite3.connect(sys.argv[1])) as history:
+        while len(history.execute("{USAGE}").fetchall()) < int(os.environ["WORLD_SIZE"]):
+            time.sleep(0.02)
+"""
+
+
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.more)])
 def test_two_hosts_train_as_one_device_does(hosts: Hosts, script: Script, tmp_path: pathlib.Path, ranks: int) -> None:
-    code, text = hosts.run(
-        "--name", "a", "--log-rank", "all", script(TRAINING), ranks=f":{ranks}" if ranks > 1 else "", monitor=True
-    )
+    words = ("--name", "a", "--log-rank", "all", script(TRAINING + STAYS), str(tmp_path / "runs/a/run.db"))
+    code, text = hosts.run(*words, ranks=f":{ranks}" if ranks > 1 else "", monitor=True)
     assert code == 0, text
     assert f"{2 * ranks} ranks on 2 hosts: {hosts.names[0]} {ranks}, {hosts.names[1]} {ranks}" in text
     for rank in range(2 * ranks):
@@ -173,8 +182,7 @@ def test_two_hosts_train_as_one_device_does(hosts: Hosts, script: Script, tmp_pa
         assert "apart" in (tmp_path / f"runs/a/logs/rank-{rank}.log").read_text()
     with sqlite3.connect(tmp_path / "runs/a/run.db") as database:  # those of the other host came over the connection
         counted = dict(database.execute("SELECT rank, COUNT(DISTINCT step) FROM steps GROUP BY rank").fetchall())
-        taken = "SELECT DISTINCT rank FROM usage WHERE cpu_seconds > 0 AND rss_bytes > 1e6 ORDER BY rank"
-        seen = [rank for (rank,) in database.execute(taken)]  # what the kernel there says of them, too
+        seen = [rank for (rank,) in database.execute(USAGE)]
     assert counted == dict.fromkeys(range(2 * ranks), 18)
     assert seen == list(range(2 * ranks))
 
