@@ -2,9 +2,10 @@
 benches have measured (`make bench-balance` runs them, and keeps it in docs/results).
 
     evenstep bench balance -o balance.json
+    evenstep bench balance -n 3 --only real --speeds 4:4:1 --policies equal,auto --courses steady -o three.json
     python bench/exact_models.py --json models.json
     python bench/bitwise.py --json bitwise.json
-    python bench/balance_numbers.py --balance balance.json --models models.json --bitwise bitwise.json
+    python bench/balance_numbers.py --balance balance.json three.json --models models.json --bitwise bitwise.json
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import json
 import math
 import pathlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,9 +22,9 @@ from heading import heading
 
 # what `evenstep bench balance` is to tell of real ranks: how its lines begin and end
 REAL = (
-    *(f"{speeds}: of the best integer split" for speeds in ("1:1", "2:1", "4:1", "16:1")),
-    "4:1: beside DDP, equal",
-    *(f"{speeds}: beside DDP, by hand" for speeds in ("1:1", "2:1", "4:1", "16:1")),
+    *(f"{speeds}: of the best integer split" for speeds in ("1:1", "2:1", "4:1", "16:1", "4:4:1")),
+    *(f"{speeds}: beside DDP, equal" for speeds in ("4:1", "4:4:1")),
+    *(f"{speeds}: beside DDP, by hand" for speeds in ("1:1", "2:1", "4:1", "16:1", "4:4:1")),
     "slowed, at 0.9 of the optimum",
     "recovered, at 0.9 of the optimum",
     "lost against the best fixed split",
@@ -43,11 +45,12 @@ def missing(what: str) -> Number:
     return Number(what, "-", "", None)
 
 
-def of_balance(report: Mapping[str, Any] | None) -> Iterator[Number]:
+def of_balance(*reports: Mapping[str, Any]) -> Iterator[Number]:
     """The aims that `evenstep bench balance` knows itself, of real ranks first, then of simulated ones."""
-    known = [] if report is None else list(report["aims"])
+    known = [one for report in reports for one in report["aims"]]
     for words in REAL:
-        found = [one for one in known if one["part"] == "real" and words in one["what"]]
+        whole = re.compile(rf"(?<![\d:]){re.escape(words)}")  # 4:1, and not the end of 4:4:1
+        found = [one for one in known if one["part"] == "real" and whole.search(one["what"])]
         yield from map(_of_aim, found) if found else [missing(words)]
     for one in known:
         if one["part"] == "simulated":
@@ -97,20 +100,21 @@ def table(numbers: Sequence[Number]) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("balance", "models", "bitwise"):
+    parser.add_argument("--balance", type=pathlib.Path, nargs="*", default=[], metavar="FILE")
+    for name in ("models", "bitwise"):
         parser.add_argument(f"--{name}", type=pathlib.Path, metavar="FILE")
     options = parser.parse_args()
 
     def read(file: pathlib.Path | None) -> Any:
         return json.loads(file.read_text()) if file is not None and file.exists() else None
 
-    balance = read(options.balance)
+    balance = [report for file in options.balance if (report := read(file)) is not None]
     top = {name: heading()[name] for name in ("date", "hardware", "software")}
     print("Balanced and exact: what is to be reached, and what was")
     print("\n".join(f"  {name:9} {value}" for name, value in top.items()), end="\n\n")
-    if balance is not None and balance["quick"]:
+    if any(report["quick"] for report in balance):
         print("  a short look (--quick): its figures of balancing are none\n")
-    numbers = [*of_balance(balance), *of_models(read(options.models)), *of_bitwise(read(options.bitwise))]
+    numbers = [*of_balance(*balance), *of_models(read(options.models)), *of_bitwise(read(options.bitwise))]
     print("\n".join(table(numbers)))
 
 

@@ -31,6 +31,8 @@ if wanted balance; then
   echo "== what each policy reaches on unequal ranks, real and simulated"
   "$bin/evenstep" bench balance ${BENCH_QUICK:+--quick} --csv "$results/balance-$day.csv" -o "$results/balance-$day.json" --plots build/plots \
     | tee "$results/balance-$day.txt"
+  "$bin/evenstep" bench balance ${BENCH_QUICK:+--quick} -n 3 --only real --speeds 4:4:1 --policies equal,auto --courses steady \
+    -o "$results/balance-three-$day.json" | tee "$results/balance-three-$day.txt"
 fi
 if wanted balancer || [ "$which" = balance ]; then
   echo "== what balancing reaches of the best split in the simulator, and what it costs"
@@ -75,7 +77,7 @@ if wanted bitwise || wanted balance; then
 fi
 if wanted balance; then
   echo "== all numbers of balancing and exactness, beside what is to be reached"
-  "$bin/python" bench/balance_numbers.py --balance "$results/balance-$day.json" --models build/exact-models.json --bitwise build/bitwise.json \
+  "$bin/python" bench/balance_numbers.py --balance "$results/balance-$day.json" "$results/balance-three-$day.json" --models build/exact-models.json --bitwise build/bitwise.json \
     | tee "$results/balance-numbers-$day.txt"
 fi
 if wanted telemetry; then

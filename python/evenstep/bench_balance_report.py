@@ -73,13 +73,13 @@ def aims(report: dict[str, Any]) -> list[dict[str, Any]]:
     if report["quick"]:
         return found
     policy = _policy(report)
-    for case in ("1:1", "2:1", "4:1", "16:1"):
+    for case in ("1:1", "2:1", "4:1", "16:1", "4:4:1"):
         for part, row in part_rows(report, "rows"):
             if part == "real" and (row["case"], row["policy"]) == (case, policy):
                 found.append(_aim(f"{case}: of the best integer split", part, row["of_bound"], 0.95))
-        for peer, bound, only in (("ddp", 2.8, "4:1"), ("hand", 1.0, "")):
+        for peer, bound, only in (("ddp", 2.8, ("4:1", "4:4:1")), ("hand", 1.0, ())):
             ours, theirs = rate_of(report, case, policy), rate_of(report, case, peer)
-            if ours and theirs and only in ("", case):
+            if ours and theirs and (case in only or not only):
                 ratio = statistics.median(a / b for a, b in zip(ours, theirs))
                 words = f"{case}: beside {NAMES[peer]}"
                 words += f" (the best split itself: {1 / _of_bound(report, case, peer):.2f})" if only else ""
