@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,6 +43,9 @@ def pytest_configure(config: pytest.Config) -> None:
         where = pathlib.Path(evenstep.__file__).resolve()
         if TREE / "python" in where.parents:
             raise pytest.UsageError(f"the tests were to run against the installed package, but {where} was imported")
+    place = tempfile.mkdtemp(prefix="es-")  # of what tests start: killed owners of workers leave their folders
+    config.add_cleanup(lambda: shutil.rmtree(place, ignore_errors=True))
+    os.environ["TMPDIR"] = place
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
