@@ -22,6 +22,8 @@ even_status even_fail_errno_at(const char *file, int line, int system_error, con
 even_status even_error_fix(const char *format, ...) EVEN_PRINTF(1, 2);
 /* Names the rank (-1: leave) and the device (NULL: leave) of the last error. */
 even_status even_error_place(int rank, const char *device);
+/* Gives the last error this status: its words, and the system error, stay. Returns it. */
+even_status even_error_means(even_status status);
 /* Puts "prefix: " before the last error's text. */
 even_status even_error_prefix(const char *format, ...) EVEN_PRINTF(1, 2);
 

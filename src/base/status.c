@@ -146,6 +146,11 @@ even_status even_error_place(int rank, const char *device) {
   return last_error.status;
 }
 
+even_status even_error_means(even_status status) {
+  last_error.status = status;
+  return status;
+}
+
 even_status even_error_prefix(const char *format, ...) {
   va_list arguments;
   char prefix[160];

@@ -45,12 +45,19 @@ static void break_off(even_link *link) {
   even_error_clear();
 }
 
+/* The other end has ended, or no way leads to it any more: nothing of this host failed. */
+static bool is_loss(int reason) {
+  return reason == ECONNRESET || reason == EPIPE || reason == ECONNABORTED || reason == EHOSTUNREACH ||
+         reason == ENETUNREACH || reason == ENETDOWN;
+}
+
 static even_status fail_broken(const even_link *link, int reason) {
-  return reason == ETIMEDOUT ? even_fail_errno(reason,
-                                               "the connection to %s broke: nothing came back for %.3g s "
-                                               "(EVENSTEP_HOST_TIMEOUT)",
-                                               link->peer, even_socket_silence() * 1e-3)
-                             : even_fail_errno(reason, "the connection to %s broke", link->peer);
+  even_status status = reason == ETIMEDOUT ? even_fail_errno(reason,
+                                                             "the connection to %s broke: nothing came back for %.3g s "
+                                                             "(EVENSTEP_HOST_TIMEOUT)",
+                                                             link->peer, even_socket_silence() * 1e-3)
+                                           : even_fail_errno(reason, "the connection to %s broke", link->peer);
+  return is_loss(reason) ? even_error_means(EVEN_ERR_PEER_LOST) : status;
 }
 
 static uint64_t silence_ns(void) {

@@ -10,6 +10,7 @@
 even_pipe_state even_pipe_read(int fd, void *buffer, size_t bytes, size_t *got) {
   ssize_t count = 0;
   do {
+    errno = 0; /* an end has none, also after a call that a signal broke off */
     count = even_os.read(fd, buffer, bytes);
   } while (count < 0 && errno == EINTR);
   *got = count > 0 ? (size_t)count : 0;

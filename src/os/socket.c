@@ -143,7 +143,6 @@ void even_socket_wait(int fd, int timeout_ms) {
 }
 
 even_pipe_state even_socket_read(int fd, void *buffer, size_t bytes, size_t *got, int *reason) {
-  errno = 0;
   even_pipe_state state = even_pipe_read(fd, buffer, bytes, got);
   *reason = state == EVEN_PIPE_ENDED ? errno : 0;
   return state;

@@ -316,6 +316,7 @@ static void what_was_said_before_the_end_is_heard(void **state) {
   assert_true(at.agent.ended);
   assert_true(even_link_why(&at.agent.link)->system_error == EPIPE ||
               even_link_why(&at.agent.link)->system_error == ECONNRESET);
+  assert_int_equal(even_link_why(&at.agent.link)->status, EVEN_ERR_PEER_LOST);
   part(&at);
 }
 
