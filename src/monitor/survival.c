@@ -6,6 +6,7 @@
 #include "monitor/sqlite.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* One process in a rank's place. */
@@ -26,10 +27,11 @@ typedef struct step {
   uint64_t end_ns;
 } step;
 
-/* A generation without a rank (`attempt` of it), or an attempt's beginning. */
+/* A generation without ranks (`attempt` of it), or an attempt's beginning. */
 typedef struct turn {
   int attempt;
   uint64_t at_ns;
+  char without[EVEN_EVENT_WORDS_BYTES]; /* whom, as its event says */
 } turn;
 
 typedef struct lives {
@@ -48,10 +50,35 @@ static even_status grow(void **items, size_t count, size_t bytes) {
   return (count & (count - 1)) != 0 ? EVEN_OK : even_realloc(items, count == 0 ? 1 : 2 * count, bytes);
 }
 
-static even_status add_turn(turn **turns, size_t *count, int attempt, uint64_t at_ns) {
+static even_status add_turn(turn **turns, size_t *count, int attempt, uint64_t at_ns, const char *without) {
   EVEN_TRY(grow((void **)turns, *count, sizeof **turns));
-  (*turns)[(*count)++] = (turn){.attempt = attempt, .at_ns = at_ns};
+  turn *made = &(*turns)[(*count)++];
+  *made = (turn){.attempt = attempt, .at_ns = at_ns};
+  (void)snprintf(made->without, sizeof made->without, "%s", without);
   return EVEN_OK;
+}
+
+/* "rank 1", "ranks 0, 1 and 4", "host there (ranks 2 and 3)", and more words behind. Where these are cut off, any. */
+static bool names_rank(const char *without, int rank) {
+  const char *at = NULL;
+  for (const char *next = strstr(without, "rank"); next != NULL; next = strstr(next + 4, "rank")) {
+    at = next; /* a host's name may have the word, too */
+  }
+  at = at == NULL ? "" : at + strcspn(at, " ");
+  while (*at != '\0') {
+    char *end = NULL;
+    at += at[0] == ',' ? 1 : 0;
+    at += strncmp(at, " and ", 5) == 0 ? 4 : 0;
+    long named = at[0] == ' ' ? strtol(at + 1, &end, 10) : 0;
+    if (end == NULL || end == at + 1) {
+      return strstr(at, "…") != NULL;
+    }
+    if (named == rank) {
+      return true;
+    }
+    at = end;
+  }
+  return false;
 }
 
 /* The newest process in the rank's place that had begun by then. */
@@ -70,7 +97,8 @@ static even_status take_event(lives *all, sqlite3_stmt *row) {
   uint64_t at = (uint64_t)sqlite3_column_int64(row, 1);
   int rank = sqlite3_column_int(row, 2);
   int event = even_state_event_number((const char *)sqlite3_column_text(row, 3));
-  const unsigned char *words = sqlite3_column_text(row, 5);
+  const char *words = (const char *)sqlite3_column_text(row, 5);
+  const char *without = words == NULL ? NULL : strstr(words, " without ");
   if (event == EVEN_EVENT_RANK_STARTED) {
     EVEN_TRY(grow((void **)&all->items, all->count, sizeof *all->items));
     all->items[all->count++] = (life){
@@ -81,9 +109,9 @@ static even_status take_event(lives *all, sqlite3_stmt *row) {
       one->ended_ns = at;
     }
   } else if (event == EVEN_EVENT_ATTEMPT) {
-    return add_turn(&all->attempts, &all->attempt_count, attempt, at);
-  } else if (event == EVEN_EVENT_GENERATION && words != NULL && strstr((const char *)words, " without ") != NULL) {
-    return add_turn(&all->losses, &all->loss_count, attempt, at);
+    return add_turn(&all->attempts, &all->attempt_count, attempt, at, "");
+  } else if (event == EVEN_EVENT_GENERATION && without != NULL) {
+    return add_turn(&all->losses, &all->loss_count, attempt, at, without);
   }
   return EVEN_OK;
 }
@@ -184,12 +212,31 @@ static bool trained_beside(const life *one, const life *victim, uint64_t at_ns) 
   return one != victim && lived_at(one, victim->attempt, at_ns) && one->first_ns != 0 && one->first_ns <= at_ns;
 }
 
-static void find_one(const lives *all, even_survival *fault) {
+/* When the others had agreed to go on without the fault's victim; 0: they never did, as where a stopped rank went on.
+ * What comes after another fault of the same process is that one's. */
+static uint64_t loss_by(const lives *all, const life *victim, const even_survival *faults, size_t count, size_t which) {
+  const even_survival *fault = &faults[which];
+  uint64_t lost = 0;
+  for (size_t i = 0; i < all->loss_count && lost == 0; i++) {
+    const turn *loss = &all->losses[i];
+    bool its = loss->attempt == victim->attempt && loss->at_ns > fault->at_ns;
+    lost = its && names_rank(loss->without, victim->rank) ? loss->at_ns : 0;
+  }
+  for (size_t i = 0; i < count; i++) {
+    if (i != which && faults[i].pid == fault->pid && faults[i].at_ns > fault->at_ns && faults[i].at_ns < lost) {
+      return 0;
+    }
+  }
+  return lost;
+}
+
+static void find_one(const lives *all, even_survival *faults, size_t count, size_t which) {
+  even_survival *fault = &faults[which];
   const life *victim = fault->pid > 0 ? victim_of(all, fault) : NULL;
   if (victim == NULL) {
     return;
   }
-  uint64_t again = next_of(all->losses, all->loss_count, victim->attempt, fault->at_ns);
+  uint64_t again = loss_by(all, victim, faults, count, which);
   uint64_t from = again != 0 ? again : fault->at_ns; /* the step under way may yet have ended without a loss */
   bool any = false;
   fault->trained = victim->first_ns != 0 && victim->first_ns <= fault->at_ns;
@@ -238,7 +285,7 @@ static void find_joiners(const lives *all, even_survival *faults, size_t count) 
     last = next->first_ns;
     for (size_t i = 0; i < count; i++) {
       const life *victim = victim_of(all, &faults[i]);
-      bool lost = faults[i].outcome == EVEN_SURVIVAL_WENT_ON && faults[i].trained && victim->ended_ns != 0;
+      bool lost = faults[i].outcome == EVEN_SURVIVAL_WENT_ON && faults[i].trained && faults[i].again_ns != 0;
       if (lost && faults[i].joined_ns == 0 && victim->attempt == next->attempt && faults[i].at_ns < next->first_ns) {
         faults[i].joined_ns = next->first_ns;
         break;
@@ -273,7 +320,7 @@ even_status even_survival_find(even_history *history, even_survival *faults, siz
   wrong[0] = '\0';
   even_status status = read_all(history, &all, gaps, wrong);
   for (size_t i = 0; i < count && status == EVEN_OK; i++) {
-    find_one(&all, &faults[i]);
+    find_one(&all, faults, count, i);
   }
   if (status == EVEN_OK) {
     find_joiners(&all, faults, count);

@@ -120,6 +120,50 @@ static void a_step_that_ended_before_the_loss_was_known_does_not_count(void **st
   assert_int_equal(fault.stepped_ns, BEGAN + 116);
 }
 
+/* Rank 2 was stopped before, and rank 1 too, and both were let go: what others lose later is not by that. */
+static void a_loss_is_by_the_fault_of_whom_the_others_went_on_without(void **state) {
+  made *run = *state;
+  even_survival faults[3] = {{.pid = FIRST_PID + 2, .at_ns = BEGAN + 45},
+                             {.pid = FIRST_PID + 1, .at_ns = BEGAN + 55},
+                             {.pid = FIRST_PID + 1, .at_ns = BEGAN + 105}};
+  lose_one(run);
+  note(run, 0, 0, EVEN_EVENT_RANK_ENDED, 0, BEGAN + 300, "");
+  note(run, 0, 2, EVEN_EVENT_RANK_ENDED, 0, BEGAN + 300, "");
+  assert_string_equal(find(run, faults, 3, false), "");
+  for (int i = 0; i < 3; i++) {
+    assert_int_equal(faults[i].outcome, EVEN_SURVIVAL_WENT_ON);
+    assert_int_equal(faults[i].again_ns, i == 2 ? BEGAN + 107 : 0);
+  }
+  assert_int_equal(faults[0].stepped_ns, BEGAN + 50);
+}
+
+/* One loss of several, said in other words. */
+static void those_of_a_host_are_lost_together(void **state) {
+  static const char *const words[] = {
+      "generation 1: rank 0 goes on without ranks 1 and 2 after 1 ms",
+      "generation 1: rank 0 goes on without host rank-10 (ranks 1 and 2) after 1 ms",
+      "generation 1: rank 0 goes on without ranks 12, 21, 1 and 2 after 0 ms",
+      "generation 1: rank 0 goes on without ranks 12, 21, …",
+  };
+  made *run = *state;
+  for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+    uint64_t at = BEGAN + 200 + 100 * i;
+    note(run, 0, 0, EVEN_EVENT_GENERATION, 1, at, words[i]);
+    even_survival faults[3] = {{.pid = FIRST_PID, .at_ns = at - 5},
+                               {.pid = FIRST_PID + 1, .at_ns = at - 5},
+                               {.pid = FIRST_PID + 2, .at_ns = at - 5}};
+    make_step(run, 0, 0, 10 + (uint32_t)i, at + 1);
+    make_step(run, 0, 1, 10 + (uint32_t)i, at + 1);
+    assert_string_equal(find(run, faults, 3, false), "");
+    bool cut = strstr(words[i], "…") != NULL;
+    assert_int_equal(faults[0].again_ns, cut ? at : 0);
+    assert_int_equal(faults[1].again_ns, at);
+    assert_int_equal(faults[2].again_ns, at);
+    even_history_close(run->history);
+  }
+  run->history = NULL;
+}
+
 /* A spare, rank 3, was there all the time; then a new process comes to rank 1's place. */
 static void others_take_the_places(void **state) {
   made *run = *state;
@@ -208,6 +252,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(the_others_go_on, begin, end),
       cmocka_unit_test_setup_teardown(a_step_that_ended_before_the_loss_was_known_does_not_count, begin, end),
+      cmocka_unit_test_setup_teardown(a_loss_is_by_the_fault_of_whom_the_others_went_on_without, begin, end),
+      cmocka_unit_test_setup_teardown(those_of_a_host_are_lost_together, begin, end),
       cmocka_unit_test_setup_teardown(others_take_the_places, begin, end),
       cmocka_unit_test_setup_teardown(the_job_starts_again, begin, end),
       cmocka_unit_test_setup_teardown(a_history_that_ends_tells_nothing, begin, end),
