@@ -316,7 +316,7 @@ def test_a_neighbour_of_a_part_that_is_between_has_a_lighter_weight():
 
 def _becomes(pid: int, state: str) -> None:
     """The kernel stops a process when it next comes by."""
-    until = time.monotonic() + 60
+    until = time.monotonic() + 150
     while pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != state:
         assert time.monotonic() < until
 

@@ -14,6 +14,7 @@ import pytest
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 TRAINING = """
+import glob
 import mmap
 import os
 import sys
@@ -111,6 +112,17 @@ SURVIVED = TRAINING.replace(
 )
 
 
+# Each process that the agent has started leaves a file before es.prepare; who is alone waits for that of a third one, and then
+# makes its steps slowly until that one takes part.
+COMES = """came = os.path.join(os.environ["EVENSTEP_RUN_DIR"], f"came-{os.getppid()}-")
+open(f"{came}{os.getpid()}", "w").close()
+"""
+WAITS = """        while es.world_size() == 1 and len(glob.glob(f"{came}*")) < 3 and time.monotonic() < until:
+            time.sleep(0.05)
+        time.sleep(0.1 if es.world_size() == 1 else 0)
+"""
+
+
 @pytest.mark.parametrize(
     ("recovery", "seed"),
     [("replace", 53), pytest.param("shrink", 53, marks=pytest.mark.more)],  # rank 0 is lost
@@ -119,10 +131,9 @@ def test_the_others_keep_their_processes(chaos: Run, script: Callable[[str], str
     kinds = ("--faults", "4", "--kinds", "garbage,twin,clock,kill")
     options = ("-n", "2", "--seed", str(seed), *kinds, "--recovery", recovery)
     text = SURVIVED
-    if recovery == "replace":  # slowly, so that another process comes before the end
-        text = text.replace(
-            "        loss.backward()", "        time.sleep(0.1 if es.world_size() == 1 else 0)\n        loss.backward()"
-        )
+    if recovery == "replace":  # another process comes before the end, however long it takes to start
+        text = text.replace("model, optimizer, loader = es.prepare", COMES + "model, optimizer, loader = es.prepare")
+        text = text.replace("        loss.backward()", WAITS + "        loss.backward()")
     done = chaos(*options, "--tolerance", "1e-12", "--json", script(text), "1", "1", "100")
     assert done.returncode == 0, done.stdout + done.stderr
     found = outcome(done)

@@ -30,10 +30,11 @@ SCRIPT = """
     model, optimizer, loader = es.prepare(model, optimizer, loader)
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     if attempt == 0:
-        write = Background.write
+        write, begun = Background.write, []
 
         def dies(self):
-            if es.step() < 8:
+            begun.append(es.step())
+            if len(begun) == 1:
                 return write(self)
             {death}
 

@@ -118,8 +118,7 @@ def test_another_host_has_it_in_its_memory(
         job.wait_for(
             rf"host {two_names[1]} has a copy of step-0000000\d in its memory, sent in \d+\.\d s \(\d+\.\d MB\)"
         )
-        found = list((tmp_path / "memory-b").glob("evenstep-memory-*/step-*"))
-        assert found
+        wait_until(lambda: list((tmp_path / "memory-b").glob("evenstep-memory-*/step-00000006/manifest.json")))
         (agent,) = hosts.agents()
         os.kill(agent, signal.SIGKILL)  # its memory goes with it, and it gets the checkpoint anew
         job.wait_for(r"restart 1 of 3 from \S+/step-00000006 \(in memory\)")

@@ -102,7 +102,7 @@ class Watched:
         if self.process.stdout is not None:
             self.process.stdout.read()
             self.process.stdout.close()
-        return self.process.wait(30)
+        return self.process.wait(150)
 
 
 @pytest.fixture

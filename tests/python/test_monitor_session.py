@@ -34,7 +34,7 @@ def test_what_a_session_tells_arrives(
 ) -> None:
     def call(*words: str) -> str:
         ended = subprocess.run(
-            [str(program), *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+            [str(program), *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=150
         )
         assert ended.returncode == 0, ended.stdout + ended.stderr
         return ended.stdout

@@ -34,7 +34,7 @@ def test_environment_is_torchruns(run: Run, script, environment: dict[str, str],
         env=environment,
         check=True,
         capture_output=True,
-        timeout=120,
+        timeout=150,
     )
     differ = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_MAX_RESTARTS"}
     # theirs alone: where its error files lie, and the store that its agent serves
@@ -122,7 +122,7 @@ def test_a_torchrun_script_runs_unchanged(run: Run, script) -> None:
         print("sum", total.item(), "local", os.environ["LOCAL_RANK"])
         dist.destroy_process_group()
     """)
-    result = run("-n", "2", "--log-rank", "all", name, timeout=120)
+    result = run("-n", "2", "--log-rank", "all", name, timeout=150)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("sum 3.0") == 2
 

@@ -37,7 +37,7 @@ def told(tmp_path: pathlib.Path) -> Iterator[int]:
 
 
 def wait_printed(told: int) -> None:
-    ready, _, _ = select.select([told], [], [], 40)
+    ready, _, _ = select.select([told], [], [], 150)
     assert ready, "the rank stands still: nobody takes its output"
     assert os.read(told, 100) == b"printed"
 
