@@ -326,8 +326,8 @@ static bool replaces_unasked(const even_job_options *options, size_t count, doub
          silence <= (double)EVEN_SOCKET_SILENCE_MS * 1e-3 && even_voter_library() != NULL;
 }
 
-static even_status reach(const even_job_options *options, const even_host_wish *wishes, size_t count,
-                         const char *script, even_job_setup *setup) {
+static even_status reach(const even_job_options *options, const even_host_wish *wishes, size_t count, size_t word_count,
+                         char **words, even_job_setup *setup) {
   even_job_way *way = &setup->way;
   double patience = 0;
   double majority = 0;
@@ -337,7 +337,7 @@ static even_status reach(const even_job_options *options, const even_host_wish *
   EVEN_TRY(read_silence(options, &silence));
   EVEN_TRY(find_way(options, way));
   EVEN_TRY(find_join_key(options, way));
-  bool is_file = !options->module && (!options->no_python || strchr(script, '/') != NULL);
+  bool is_file = !options->module && (!options->no_python || strchr(words[0], '/') != NULL);
   bool unasked = replaces_unasked(options, count, silence);
   const even_hosts_params params = {.size = sizeof params,
                                     .hosts = wishes,
@@ -351,8 +351,10 @@ static even_status reach(const even_job_options *options, const even_host_wish *
                                     .program = way->program.data,
                                     .address = options->address,
                                     .folder = way->folder.data,
-                                    .script = is_file ? script : NULL,
+                                    .script = is_file ? words[0] : NULL,
                                     .python = options->no_python ? NULL : setup->python.data,
+                                    .words = (const char *const *)words + 1,
+                                    .word_count = word_count - 1,
                                     .patience_seconds = patience,
                                     .majority_seconds = majority,
                                     .silence_seconds = silence,
@@ -416,7 +418,7 @@ static even_status check_copies(const char *option, int64_t copies, size_t hosts
   return even_error_fix("give at most so many");
 }
 
-even_status even_job_reach_hosts(const even_job_options *options, int ranks, const char *script,
+even_status even_job_reach_hosts(const even_job_options *options, int ranks, size_t word_count, char **words,
                                  even_job_setup *setup) {
   even_host_wish *wishes = NULL;
   size_t count = 0;
@@ -447,7 +449,7 @@ even_status even_job_reach_hosts(const even_job_options *options, int ranks, con
     status = check_copies("--memory-copies", options->memory_copies, count);
   }
   if (status == EVEN_OK && (count > 1 || options->max_ranks > 0)) { /* this host alone is a job of one host */
-    status = reach(options, wishes, count, script, setup);
+    status = reach(options, wishes, count, word_count, words, setup);
   }
   if (status == EVEN_OK && setup->hosts != NULL) {
     status = even_job_add_devices(setup);

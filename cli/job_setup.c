@@ -428,7 +428,7 @@ static even_status open_setup(const even_job_options *options, char *const *envi
   EVEN_TRY(even_job_command(options, count, words, setup));
   EVEN_TRY(even_job_first_host(options, ranks, &first));
   EVEN_TRY(even_device_select(options->devices, first, &setup->devices));
-  EVEN_TRY(even_job_reach_hosts(options, ranks, words[0], setup));
+  EVEN_TRY(even_job_reach_hosts(options, ranks, count, words, setup));
   EVEN_TRY(even_job_read_spares(options, options->estate != NULL, setup));
   EVEN_TRY(read_recovery(options, setup));
   EVEN_TRY(check_most(options, setup));

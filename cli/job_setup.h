@@ -90,7 +90,7 @@ even_status even_job_meet(const even_job_options *options, even_rendezvous *rend
 /* The devices of the hosts that there are now, behind those of this one, with a label each. */
 even_status even_job_add_devices(even_job_setup *setup) EVEN_MUST_USE;
 /* With --hosts: reaches the other hosts, whose devices follow this one's then. */
-even_status even_job_reach_hosts(const even_job_options *options, int ranks, const char *script,
+even_status even_job_reach_hosts(const even_job_options *options, int ranks, size_t word_count, char **words,
                                  even_job_setup *setup) EVEN_MUST_USE;
 /* setup->speeds, by profile and quota; EVENSTEP_SPEEDS from them, of so many ranks. */
 even_status even_job_read_speeds(const even_job_options *options, even_job_setup *setup) EVEN_MUST_USE;

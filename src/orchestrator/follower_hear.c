@@ -94,6 +94,7 @@ even_status even_follower_check(even_follower *follower, const json_t *content) 
       .folder = folder,
       .script = script,
       .python = json_string_value(json_object_get(content, "python")),
+      .data = json_object_get(content, "data"),
   };
   if (even_path_enter(folder) != EVEN_OK) {
     even_error_clear(); /* the facts say that it is not there */

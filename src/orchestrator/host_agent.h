@@ -97,6 +97,8 @@ struct even_hosts {
   even_parcels *parcels; /* between this host and the others, and between two of these */
   even_link *gone;       /* closed, to be freed once no call of the loop can be at work in them */
   json_t *facts;         /* this host's */
+  json_t *data;          /* paths that the command names and that are here; NULL: of another leader */
+  bool begun;            /* all that it began with have come, and fit */
   struct sigaction pipe_before;
   even_text announced;      /* what stands in the file in which agents find this one; "": there is none */
   bool without_key;         /* somebody came who does not have the key */
@@ -174,11 +176,16 @@ bool even_host_agent_shell_ended(even_host_agent *agent);
 /* The last line that its shell printed, "" for none. */
 void even_host_agent_last_words(const even_host_agent *agent, char *out, size_t bytes);
 
+/* ---- hosts_facts.c ---- */
+/* This host's, into hosts->facts. */
+even_status even_hosts_read_own_facts(even_hosts *hosts) EVEN_MUST_USE;
+
 /* ---- host_facts.c: what a host has of what the script needs ---- */
 typedef struct even_host_needs {
   const char *folder;
   const char *script; /* NULL: none */
   const char *python; /* NULL: no Python */
+  const json_t *data; /* paths that the command names (host_data.c); NULL: none is looked at */
 } even_host_needs;
 
 /* As JSON; what cannot be found out is said in it. */
@@ -193,6 +200,16 @@ even_status even_host_facts_devices(const json_t *facts, even_device_list *out) 
 void even_host_facts_add_devices(even_json *json, const even_device_list *devices);
 /* How many ranks this host has a GPU for each, or, where these have none, a core; `own`: the devices of its ranks. */
 size_t even_host_places(const even_device_list *own);
+
+/* ---- host_data.c: files and folders that the command names ---- */
+/* Those of the words that are paths here, or have one behind a "="; a new array. EVENSTEP_CHECK_DATA=off: none. */
+even_status even_host_data_find(const char *folder, const char *const *words, size_t count, json_t **out) EVEN_MUST_USE;
+/* "data": what each of the paths is here. */
+void even_host_data_add(even_json *json, const char *folder, const json_t *paths);
+/* EVEN_ERR_MISMATCH with the differences; `whole`: also of what is in files, by their size and a checksum. `theirs`
+ * NULL: that host was not asked. */
+even_status even_host_data_compare(const json_t *ours, const json_t *theirs, const char *name,
+                                   bool whole) EVEN_MUST_USE;
 
 /* ---- remote.c: the job's side ---- */
 /* A message of a host while the job runs. */

@@ -329,6 +329,9 @@ even_status even_host_facts_read(const even_host_needs *needs, const even_device
     }
   }
   add_files(&json, needs, &folder);
+  if (needs->data != NULL) {
+    even_host_data_add(&json, needs->folder, needs->data);
+  }
   if (devices != NULL) {
     even_host_facts_add_devices(&json, devices);
     even_json_unsigned(&json, "places", even_host_places(devices));

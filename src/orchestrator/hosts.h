@@ -41,17 +41,19 @@ typedef struct even_hosts_params {
   const char *folder;          /* absolute: the working folder of all ranks */
   const char *script;          /* compared with its folder's *.py; NULL: those of the working folder */
   const char *python;          /* compared with its packages; NULL: the ranks are no Python */
-  bool unnamed;                /* the file's name is not this job's alone: one that is there is not replaced */
-  double patience_seconds;     /* for all to be there */
-  double majority_seconds;     /* how long is waited for a majority of hosts that replace a leader */
-  double silence_seconds;      /* after which a host that is silent is lost (4 to 600); 0: 4. Else nobody is replaced */
-  bool replaces_leader;        /* of three and more, another one takes the leader's place when it is lost; */
-  bool replaces_unasked;       /* the user did not say so, and hears how it is turned off */
-  int copies;                  /* other hosts that get a copy of each checkpoint */
-  int memory_copies;           /* other hosts that have the newest in their memory */
-  int least_ranks;             /* with so many left a job goes on without a host that is lost; 0: with none less */
-  int most_ranks;              /* up to so many, hosts join while the job runs; 0: none does */
-  struct even_estate *estate;  /* of the leader whose place this one takes: agents come by themselves; NULL: none */
+  const char *const *words;    /* behind the script: files and folders that they name are compared */
+  size_t word_count;
+  bool unnamed;               /* the file's name is not this job's alone: one that is there is not replaced */
+  double patience_seconds;    /* for all to be there */
+  double majority_seconds;    /* how long is waited for a majority of hosts that replace a leader */
+  double silence_seconds;     /* after which a host that is silent is lost (4 to 600); 0: 4. Else nobody is replaced */
+  bool replaces_leader;       /* of three and more, another one takes the leader's place when it is lost; */
+  bool replaces_unasked;      /* the user did not say so, and hears how it is turned off */
+  int copies;                 /* other hosts that get a copy of each checkpoint */
+  int memory_copies;          /* other hosts that have the newest in their memory */
+  int least_ranks;            /* with so many left a job goes on without a host that is lost; 0: with none less */
+  int most_ranks;             /* up to so many, hosts join while the job runs; 0: none does */
+  struct even_estate *estate; /* of the leader whose place this one takes: agents come by themselves; NULL: none */
   void *context;
   void (*notice)(void *context, const char *text); /* a line for the user; may be NULL */
 } even_hosts_params;

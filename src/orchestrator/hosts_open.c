@@ -99,25 +99,6 @@ even_status even_hosts_check_version(const even_hosts *hosts, const json_t *gree
   return even_error_fix("install one version on all hosts; %s is what runs there", hosts->params.program);
 }
 
-even_status even_hosts_ask_facts(even_host_agent *agent) {
-  const even_hosts_params *params = &agent->hosts->params;
-  even_text text = EVEN_TEXT_EMPTY;
-  if (agent->witness) {
-    agent->fits = true; /* it needs nothing of what the script does */
-    return EVEN_OK;
-  }
-  even_json json = even_json_begin(&text, 0);
-  even_json_object(&json, NULL);
-  even_json_string(&json, "folder", params->folder);
-  even_json_string(&json, "script", params->script);
-  even_json_string(&json, "python", params->python);
-  even_json_integer(&json, "ranks", agent->wish);
-  even_json_integer(&json, "host", (int64_t)agent->index);
-  even_json_integer(&json, "silence_ms", even_socket_silence());
-  even_json_object_end(&json);
-  return even_link_send_text(agent->link, EVEN_MESSAGE_CHECK, &text, NULL, 0);
-}
-
 /* Who served another leader before has the number that it had in the voters' group. */
 static json_int_t index_of(const even_hosts *hosts, const json_t *greeting) {
   json_int_t member = json_integer_value(json_object_get(greeting, "member"));
@@ -155,27 +136,6 @@ static even_status take_greeting(even_hosts *hosts, even_link *link, const json_
   agent->runs = NULL;
   agent->holds = json_is_true(json_object_get(greeting, "holds"));
   return hosts->gathering ? EVEN_OK : even_hosts_ask_facts(agent);
-}
-
-even_status even_hosts_examine(even_host_agent *agent, const json_t *facts) {
-  even_hosts *hosts = agent->hosts;
-  const char *trouble = json_string_value(json_object_get(facts, "device_trouble"));
-  if (trouble != NULL) {
-    return even_fail(EVEN_ERR_DEVICE, "host %s: %.500s", agent->name, trouble);
-  }
-  EVEN_TRY(even_host_facts_compare(hosts->facts, facts, agent->name, hosts->params.folder));
-  even_device_list devices = {NULL, 0};
-  EVEN_TRY(even_host_facts_devices(facts, &devices));
-  if (agent->count != 0 && agent->count != devices.count) {
-    even_device_list_free(&devices);
-    return even_fail(EVEN_ERR_MISMATCH, "host %s had %zu devices before, and has %zu now", agent->name, agent->count,
-                     devices.count);
-  }
-  even_device_list_free(&agent->devices);
-  agent->devices = devices;
-  agent->count = devices.count;
-  agent->places = (size_t)json_integer_value(json_object_get(facts, "places"));
-  return EVEN_OK;
 }
 
 even_status even_hosts_take_facts(even_host_agent *agent, const json_t *facts) {
@@ -418,24 +378,6 @@ static even_status make_key(even_hosts *hosts) {
   return even_tls_key_read(hosts->key_digits, hosts->key);
 }
 
-static even_status read_own_facts(even_hosts *hosts) {
-  even_text text = EVEN_TEXT_EMPTY;
-  const even_estate *estate = hosts->params.estate;
-  if (estate != NULL && even_estate_goes_on(estate)) { /* ranks wait: what this host has is known */
-    const char *facts = even_hold_facts(estate->holds);
-    return even_json_parse("this host's facts", facts, strlen(facts), &hosts->facts);
-  }
-  const even_host_needs needs = {
-      .folder = hosts->params.folder, .script = hosts->params.script, .python = hosts->params.python};
-  even_status status = even_host_facts_read(&needs, NULL, &text);
-  if (status == EVEN_OK) {
-    status = even_json_parse("this host's facts", text.data, text.length, &hosts->facts);
-  }
-  even_text_free(&text);
-  const char *trouble = status == EVEN_OK ? json_string_value(json_object_get(hosts->facts, "trouble")) : NULL;
-  return trouble == NULL ? status : even_fail(EVEN_ERR_INPUT, "%s", trouble);
-}
-
 static even_status open_all(even_hosts *hosts) {
   const char *where = hosts->params.address == NULL ? "0.0.0.0" : hosts->params.address;
   EVEN_TRY(even_elastic_open(hosts));
@@ -455,7 +397,7 @@ static even_status open_all(even_hosts *hosts) {
   hosts->places = SPARE_PLACES + 2 * hosts->count;
   EVEN_TRY(EVEN_NEW_ARRAY(&hosts->strangers, hosts->places));
   EVEN_TRY(even_hosts_open_parcels(hosts));
-  EVEN_TRY(read_own_facts(hosts)); /* before anybody waits for an answer: this takes its time */
+  EVEN_TRY(even_hosts_read_own_facts(hosts)); /* before anybody waits for an answer: this takes its time */
   EVEN_TRY(make_key(hosts));
   EVEN_TRY(even_loop_open(&hosts->loop));
   hosts->port = hosts->params.port;
@@ -503,6 +445,7 @@ even_status even_hosts_open(const even_hosts_params *params, even_hosts **out) {
     even_hosts_close(hosts);
     return even_error_restore(&kept);
   }
+  hosts->begun = true;
   *out = hosts;
   return EVEN_OK;
 }
@@ -573,6 +516,7 @@ void even_hosts_close(even_hosts *hosts) {
   even_pipe_close(hosts->listener);
   even_loop_close(&hosts->loop);
   json_decref(hosts->facts);
+  json_decref(hosts->data);
   even_free(hosts->agents);
   even_free(hosts->elastic);
   even_signals_pipe_restore(&hosts->pipe_before);

@@ -95,11 +95,104 @@ static void modules_are_compared(void **state) {
   json_decref(there);
 }
 
+/* What "here" has of these words is there in the second folder, too, or what differs. */
+static const char *data_differs(const char *const *words, size_t count, bool whole) {
+  json_t *paths = NULL;
+  json_t *facts[2] = {NULL, NULL};
+  static const char *const folders[2] = {"here", "there"};
+  char path[256];
+  (void)snprintf(path, sizeof path, "%s", scratch_path("here"));
+  assert_int_equal(even_host_data_find(path, words, count, &paths), EVEN_OK);
+  for (int i = 0; i < 2; i++) {
+    even_text text = EVEN_TEXT_EMPTY;
+    (void)snprintf(path, sizeof path, "%s", scratch_path(folders[i]));
+    const even_host_needs needs = {.folder = path, .data = paths};
+    assert_int_equal(even_host_facts_read(&needs, NULL, &text), EVEN_OK);
+    assert_int_equal(even_json_parse("facts", text.data, text.length, &facts[i]), EVEN_OK);
+    even_text_free(&text);
+  }
+  even_status status =
+      even_host_data_compare(json_object_get(facts[0], "data"), json_object_get(facts[1], "data"), "b", whole);
+  json_decref(paths);
+  json_decref(facts[0]);
+  json_decref(facts[1]);
+  return status == EVEN_OK ? "" : even_error_last()->what;
+}
+
+static void what_the_command_names_is_compared(void **state) {
+  static const char *const words[] = {"--steps",      "7", "--data=images", "data.path=a.bin", "a.bin", "empty",
+                                      "nothing-here", "",  "--out=",        "\xff\xfe"};
+  enum { COUNT = sizeof words / sizeof words[0] };
+  json_t *paths = NULL;
+  (void)state;
+  make("mkdir -p here/images here/empty && echo x > here/images/1 && echo abc > here/a.bin && cp -r here there");
+  assert_int_equal(even_host_data_find(scratch_path("here"), words, COUNT, &paths), EVEN_OK);
+  char *list = json_dumps(paths, JSON_COMPACT);
+  assert_string_equal(list, "[\"images\",\"a.bin\",\"empty\"]");
+  free(list);
+  json_decref(paths);
+  assert_string_equal(data_differs(words, COUNT, true), "");
+  make("rm there/images/1 && echo abd > there/a.bin && rmdir there/empty");
+  const char *said = data_differs(words, COUNT, true);
+  assert_non_null(strstr(said, "host b differs from this one in what the command names: folder images holds nothing"));
+  assert_non_null(strstr(said, "a.bin has another content there"));
+  assert_non_null(strstr(said, "empty is not there"));
+  assert_non_null(strstr(even_error_last()->fix, "rsync -a images"));
+  make("echo y > there/images/2 && echo abcd > there/a.bin && echo x > there/empty");
+  assert_string_equal(data_differs(words, COUNT, true),
+                      "host b differs from this one in what the command names: a.bin has 5 bytes there and 4 here; "
+                      "empty is a file there and a folder here");
+  make("rm there/empty && mkdir there/empty");
+  assert_string_equal(data_differs(words, COUNT, false), ""); /* of one that joins: it may have changed by the job */
+  assert_int_equal(setenv("EVENSTEP_CHECK_DATA", "off", 1), 0);
+  assert_string_equal(data_differs(words, COUNT, true), "");
+  assert_int_equal(setenv("EVENSTEP_CHECK_DATA", "maybe", 1), 0);
+  assert_int_equal(even_host_data_find("/", words, COUNT, &paths), EVEN_ERR_USAGE);
+  json_decref(paths);
+  assert_int_equal(unsetenv("EVENSTEP_CHECK_DATA"), 0);
+}
+
+/* Of a large file pieces are looked at: its beginning, its end, and some between. */
+static void large_files_are_compared_by_pieces(void **state) {
+  static const char *const words[] = {"big"};
+  (void)state;
+  make("mkdir here there && truncate -s 40000000 here/big && cp --sparse=always here/big there/");
+  assert_string_equal(data_differs(words, 1, true), "");
+  make("printf x | dd of=there/big bs=1 seek=39999999 conv=notrunc status=none");
+  assert_non_null(strstr(data_differs(words, 1, true), "big has another content there"));
+  make("cp --sparse=always here/big there/ && printf x | dd of=there/big bs=1 seek=0 conv=notrunc status=none");
+  assert_non_null(strstr(data_differs(words, 1, true), "big has another content there"));
+  make("truncate -s 30000000 there/big");
+  assert_non_null(strstr(data_differs(words, 1, true), "big has 30000000 bytes there and 40000000 here"));
+  make("rm there/big && mkfifo there/big");
+  assert_non_null(strstr(data_differs(words, 1, true), "big is a device or pipe there and a file here"));
+}
+
+/* Lists that are too long end somewhere; nothing twice. */
+static void no_list_is_without_end(void **state) {
+  const char *words[300];
+  char names[300][8];
+  json_t *paths = NULL;
+  (void)state;
+  make("mkdir here && cd here && for i in $(seq 0 149); do : > f$i; done");
+  for (size_t i = 0; i < 300; i++) {
+    (void)snprintf(names[i], sizeof names[i], "f%zu", i / 2);
+    words[i] = names[i];
+  }
+  assert_int_equal(even_host_data_find(scratch_path("here"), words, 300, &paths), EVEN_OK);
+  assert_int_equal(json_array_size(paths), 64);
+  assert_string_equal(json_string_value(json_array_get(paths, 63)), "f63");
+  json_decref(paths);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(files_below_the_script_are_compared, scratch_make, scratch_remove),
       cmocka_unit_test_setup_teardown(the_rest_is_passed_over, scratch_make, scratch_remove),
       cmocka_unit_test(modules_are_compared),
+      cmocka_unit_test_setup_teardown(what_the_command_names_is_compared, scratch_make, scratch_remove),
+      cmocka_unit_test_setup_teardown(large_files_are_compared_by_pieces, scratch_make, scratch_remove),
+      cmocka_unit_test_setup_teardown(no_list_is_without_end, scratch_make, scratch_remove),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -416,6 +416,23 @@ def test_a_file_that_is_there_alone_is_named(hosts: Hosts, script: Script, tmp_p
     assert f"host {hosts.names[1]} differs from this one: numbers.py is there alone" in text
 
 
+def test_what_the_command_names_is_looked_for_there(hosts: Hosts, script: Script, tmp_path: pathlib.Path) -> None:
+    for path, text in {"images/1": "", "words.txt": "here", "other.txt": "else"}.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
+    over = tmp_path / "over.sh"
+    over.write_text('#!/bin/sh\nmount -t tmpfs none images && mount --bind other.txt words.txt && exec "$@"\n')
+    over.chmod(0o755)
+    name = script("raise SystemExit('it ran')")
+    code, text = hosts.run(name, "--data=images", str(tmp_path / "words.txt"), "nothing", before=f"unshare -m {over}")
+    assert code == 7 and "it ran" not in text
+    assert (
+        f"host {hosts.names[1]} differs from this one in what the command names: folder images holds nothing there; "
+        f"{tmp_path / 'words.txt'} has another content there" in text
+    ), text
+    assert not (tmp_path / "runs").exists()
+
+
 def test_who_has_not_the_key_is_not_let_in(hosts: Hosts, script: Script, tmp_path: pathlib.Path) -> None:
     """The agent gets another key: what it says is not believed, and it believes nobody."""
     over = tmp_path / "over.sh"
