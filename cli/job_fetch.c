@@ -23,19 +23,25 @@ static const double usual_seconds = 120;
  * a driver that holds all of it, a disk from which it cannot be read. */
 static const double python_seconds = 180;
 
-even_status even_job_fetch_limit(double *seconds) {
-  const char *text = getenv("EVENSTEP_FETCH_TIMEOUT");
+static even_status read_seconds(const char *name, double usual, double *seconds) {
+  const char *text = getenv(name);
   char *end = NULL;
-  *seconds = usual_seconds;
+  *seconds = usual;
   if (text == NULL || text[0] == '\0') {
     return EVEN_OK;
   }
   *seconds = strtod(text, &end);
   if (end == text || *end != '\0' || !(*seconds > 0)) {
-    (void)even_fail(EVEN_ERR_USAGE, "EVENSTEP_FETCH_TIMEOUT=%.100s is no time to wait for checkpoints", text);
+    (void)even_fail(EVEN_ERR_USAGE, "%s=%.100s is no time to wait for checkpoints", name, text);
     return even_error_fix("give seconds, such as 300, or inf to wait for ever");
   }
   return EVEN_OK;
+}
+
+even_status even_job_fetch_limit(double *seconds) {
+  double upload = 0; /* Python's own: what is wrong is told before ranks start */
+  EVEN_TRY(read_seconds("EVENSTEP_UPLOAD_TIMEOUT", usual_seconds, &upload));
+  return read_seconds("EVENSTEP_FETCH_TIMEOUT", usual_seconds, seconds);
 }
 
 /* Down the pipe: other users see the words of a command line. */

@@ -1,7 +1,7 @@
 """Calls to another place that has to answer: none is waited for without end.
 
-Drivers have time limits of their own, or none. What counts here is progress: bytes that came. The call runs in a thread that
-is left behind where nothing comes; there is no way to end it.
+Drivers have time limits of their own, or none. What counts here is progress: bytes that came, or went. The call runs in a
+thread that is left behind where nothing moves; there is no way to end it.
 """
 
 from __future__ import annotations
@@ -16,36 +16,43 @@ from typing import Any, TypeVar
 from evenstep._core import EvenstepError
 
 Answer = TypeVar("Answer")
-_SECONDS = 120.0
 _LOOK_SECONDS = 0.5
+FETCH = "EVENSTEP_FETCH_TIMEOUT"
+UPLOAD = "EVENSTEP_UPLOAD_TIMEOUT"
+_SECONDS = {FETCH: 120.0, UPLOAD: 600.0}
 
 
 class Silent(EvenstepError):
     """The place did not answer."""
 
+    ended: threading.Event | None = None
+    """Set once the call that was left behind has ended after all."""
 
-def limit() -> float:
+
+def limit(variable: str = FETCH) -> float:
     """For how long a place may be asked, and nothing come of it."""
-    text = os.environ.get("EVENSTEP_FETCH_TIMEOUT", "")
+    text = os.environ.get(variable, "")
     try:
-        seconds = float(text or _SECONDS)
+        seconds = float(text or _SECONDS[variable])
     except ValueError:
         seconds = math.nan
     if not seconds > 0:
         raise EvenstepError(
-            f"EVENSTEP_FETCH_TIMEOUT={text} is no time to wait for checkpoints\n  fix: give seconds, such as 300, or inf to wait for ever"
+            f"{variable}={text} is no time to wait for checkpoints\n  fix: give seconds, such as 300, or inf to wait for ever"
         )
     return seconds
 
 
 def answer_of(
     call: Callable[[], Answer],
-    silent: Callable[[float], EvenstepError],
-    arrived: Callable[[], int] = lambda: 0,
+    silent: Callable[[float], Silent],
+    moved: Callable[[], int] = lambda: 0,
+    variable: str = FETCH,
+    first: float = 0.0,
 ) -> Answer:
-    """What the call returns or raises. `silent(seconds)` is raised once it has neither ended nor `arrived()` changed for
-    EVENSTEP_FETCH_TIMEOUT seconds."""
-    seconds = limit()
+    """What the call returns or raises. `silent(seconds)` is raised once it has neither ended nor `moved()` changed for as
+    many seconds as the variable says; until it changes first, for so many more."""
+    seconds = limit(variable)
     ended = threading.Event()
     outcome: list[tuple[Any, BaseException | None]] = []
 
@@ -57,13 +64,15 @@ def answer_of(
         ended.set()
 
     threading.Thread(target=run, name="evenstep-fetch", daemon=True).start()
-    here, since = arrived(), time.monotonic()
+    before, since = moved(), time.monotonic()
     while not ended.wait(min(_LOOK_SECONDS, seconds)):
-        if here != (now := arrived()):
-            here, since = now, time.monotonic()
-        elif time.monotonic() - since >= seconds:
-            raise silent(seconds)
-    answer, error = outcome[0]
-    if error is not None:
-        raise error
+        if before != (now := moved()):
+            before, since, first = now, time.monotonic(), 0.0
+        elif time.monotonic() - since >= seconds + first:
+            error = silent(seconds + first)
+            error.ended = ended
+            raise error
+    answer, failure = outcome[0]
+    if failure is not None:
+        raise failure
     return answer  # type: ignore[no-any-return]

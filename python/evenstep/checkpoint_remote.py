@@ -8,6 +8,7 @@ one that can be loaded is whole. What was brought back is compared with every ch
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import os
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from evenstep._core import EvenstepError
-from evenstep.answering import Answer, Silent, answer_of
+from evenstep.answering import UPLOAD, Answer, Silent, answer_of
 from evenstep.checkpoint_files import MANIFEST, PARTIAL, parse_manifest, read_manifest, verify
 from evenstep.checkpoint_keeping import Keep
 from evenstep.checkpoint_order import created_in, order_of
@@ -97,6 +98,11 @@ class Stored(NamedTuple):
 _NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
+_LEAST_SPEED = 10e6  # bytes a second
+_NOTHING_LEFT = threading.Event()
+_NOTHING_LEFT.set()
+
+
 class Remote:
     """A folder of checkpoints at another place."""
 
@@ -115,6 +121,7 @@ class Remote:
         except Exception as error:  # drivers have errors of their own
             raise EvenstepError(shown(f"{url}: {type(error).__name__}: {error}")) from None
         self._root = root.rstrip("/")
+        self._left: dict[str, threading.Event] = {}  # uploads that were given up, and may yet write there
 
     def _ask(self, what: str, call: Callable[[], Answer], into: Path | None = None) -> Answer:
         """What a driver answers. into: the file that it writes meanwhile."""
@@ -131,6 +138,33 @@ class Remote:
             )
 
         return answer_of(call, silent, arrived)
+
+    def _tell(
+        self, what: str, call: Callable[[], Answer], moved: Callable[[], int] = lambda: 0, size: int = 0
+    ) -> Answer:
+        """What comes of a call that changes something there. size: of a file that goes there; a driver that does not say
+        how far it is has time for it at _LEAST_SPEED."""
+
+        def silent(seconds: float) -> Silent:
+            return Silent(
+                f"{self.url} takes nothing from host {socket.gethostname()}: {what}, and nothing came of it for {seconds:g} s\n"
+                "  fix: look whether it can be reached and written to from that host (network, credentials, the store itself); "
+                "EVENSTEP_UPLOAD_TIMEOUT waits longer (inf: for ever)"
+            )
+
+        return answer_of(call, silent, moved, UPLOAD, size / _LEAST_SPEED)
+
+    def _send(self, path: Path, place: str) -> None:
+        from fsspec.callbacks import Callback  # type: ignore[import-untyped]
+
+        sent, named = Callback(), inspect.signature(self._files.put_file).parameters
+        takes = any(one.name == "callback" or one.kind == one.VAR_KEYWORD for one in named.values())
+        self._tell(
+            f"{path.parent.name}/{path.name} is sent",
+            lambda: self._files.put_file(os.fspath(path), place, **({"callback": sent} if takes else {})),
+            lambda: int(sent.value),
+            path.stat().st_size,
+        )
 
     def _failed(self, what: str, error: BaseException) -> EvenstepError:
         """To be raised from None: what a driver says in a traceback of its own may hold the URL in full."""
@@ -176,21 +210,29 @@ class Remote:
         return sorted((Stored.of(name, m) for name, m in found if m is not None), reverse=True, key=_newest)
 
     def put(self, folder: Path) -> None:
-        """Uploads a checkpoint; one that is there already is left as it is."""
+        """Uploads a checkpoint; one that is there already is left as it is. Silent: what was sent has not moved for
+        EVENSTEP_UPLOAD_TIMEOUT seconds."""
         manifest = read_manifest(folder)
+        if not self._left.get(folder.name, _NOTHING_LEFT).is_set():
+            raise EvenstepError(
+                f"{self.url}: {folder.name} is not uploaded: an upload of this name was given up, and may yet write there"
+            )
         place = f"{self._root}/{folder.name}"
         text = (folder / MANIFEST).read_bytes()
         try:
             self._files.invalidate_cache()
             if self._look(folder.name) == manifest:
                 return
-            self._files.makedirs(place, exist_ok=True)
-            if self._files.exists(f"{place}/{MANIFEST}"):
-                self._files.rm_file(f"{place}/{MANIFEST}")
+            self._tell(f"{folder.name} is made", lambda: self._files.makedirs(place, exist_ok=True))
+            self._take_away(place)
             for entry in manifest["files"]:
-                self._files.put_file(os.fspath(folder / entry["name"]), f"{place}/{entry['name']}")
-            self._files.pipe_file(f"{place}/{MANIFEST}", text)
+                self._send(folder / entry["name"], f"{place}/{entry['name']}")
+            self._tell(f"{folder.name}/{MANIFEST} is sent", lambda: self._files.pipe_file(f"{place}/{MANIFEST}", text))
             self._files.invalidate_cache()
+        except Silent as error:
+            if error.ended is not None:
+                self._left[folder.name] = error.ended
+            raise
         except Exception as error:
             raise self._failed(f"{folder.name} was not uploaded", error) from None
         if self._manifest(folder.name) != manifest:
@@ -259,14 +301,21 @@ class Remote:
         place, to = f"{self._root}/{name}/{file}", partial / file
         self._ask(f"{name}/{file} is read", lambda: self._files.get_file(place, os.fspath(to)), to)
 
+    def _take_away(self, place: str) -> None:
+        """The manifest."""
+        path, shown_as = f"{place}/{MANIFEST}", f"{place.rpartition('/')[2]}/{MANIFEST}"
+        if self._tell(f"{shown_as} is looked for", lambda: self._files.exists(path)):
+            self._tell(f"{shown_as} is removed", lambda: self._files.rm_file(path))
+
     def remove(self, name: str) -> None:
         """The manifest first: no moment shows half of it as a whole one."""
         place = f"{self._root}/{name}"
         try:
-            if self._files.exists(f"{place}/{MANIFEST}"):
-                self._files.rm_file(f"{place}/{MANIFEST}")
-            self._files.rm(place, recursive=True)
+            self._take_away(place)
+            self._tell(f"{name} is removed", lambda: self._files.rm(place, recursive=True))
             self._files.invalidate_cache()
+        except Silent:
+            raise
         except Exception as error:
             raise self._failed(f"{name} cannot be removed", error) from None
 

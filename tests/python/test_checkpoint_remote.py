@@ -19,7 +19,8 @@ from checkpoint_session import OneProcess, ck, empty_place, files, names, use  #
 from run_jobs import Run
 from torch import nn
 
-from evenstep import EvenstepError
+from evenstep import EvenstepError, checkpoint_remote
+from evenstep.answering import Silent
 from evenstep.checkpoint_keeping import Keep
 from evenstep.checkpoint_remote import Remote, Uploads, fetch_newest, is_url, shown
 
@@ -178,6 +179,66 @@ def test_uploads_in_the_background(url: str, monkeypatch: pytest.MonkeyPatch) ->
     uploads.join()
     assert not told and uploads.busy_with() == set()
     assert [one.step for one in remote.whole()] == [3, 1]
+
+
+def test_an_upload_that_does_not_move_is_given_up_and_the_next_one_goes(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote = Remote(url)
+    paths = [save(monkeypatch, step) for step in (1, 2)]
+    put, ask, go_on = remote._files.put_file, checkpoint_remote.answer_of, threading.Event()
+
+    def stalls(source: str, *words: Any, **named: Any) -> Any:
+        if "step-00000001" in source:
+            assert go_on.wait(120)
+        return put(source, *words, **named)
+
+    def soon(*words: Any) -> Any:
+        """What is sent alone has little time; a loaded machine may take its own for all else."""
+        with monkeypatch.context() as patch:
+            if words[4:] > (0,):
+                patch.setenv("EVENSTEP_UPLOAD_TIMEOUT", "0.1")
+            return ask(*words)
+
+    monkeypatch.setattr(remote._files, "put_file", stalls)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_remote, "answer_of", soon)
+        with pytest.raises(Silent, match=r"takes nothing from host .*: step-00000001/\S+ is sent, .*for 0\.1") as told:
+            remote.put(paths[0])
+    assert "EVENSTEP_UPLOAD_TIMEOUT waits longer" in str(told.value)
+    with pytest.raises(EvenstepError, match="may yet write there"):
+        remote.put(paths[0])
+    remote.put(paths[1])
+    assert [one.step for one in remote.whole()] == [2]
+    go_on.set()  # what was left behind ends after all
+    assert told.value.ended is not None and told.value.ended.wait(120)
+    remote.put(paths[0])
+    assert sorted(one.step for one in remote.whole()) == [1, 2]
+    monkeypatch.setenv("EVENSTEP_UPLOAD_TIMEOUT", "never")
+    with pytest.raises(EvenstepError, match="EVENSTEP_UPLOAD_TIMEOUT=never is no time"):
+        remote.remove("step-00000001")
+
+
+def test_how_far_an_upload_is_counts(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where its driver says so; what goes on is waited for (test_fetch_silence.py)."""
+    remote = Remote(url)
+    put, ask = remote._files.put_file, checkpoint_remote.answer_of
+    seen: list[tuple[str, bool, int]] = []
+
+    def says(*words: Any, callback: Any, **named: Any) -> Any:
+        callback.relative_update(5)
+        return put(*words, **named)
+
+    def watched(call: Any, silent: Any, moved: Any, variable: str = "", first: float = 0.0) -> Any:
+        before, answer = moved(), ask(call, silent, moved, *filter(None, [variable]))
+        seen.append((variable, first > 0, moved() - before))
+        return answer
+
+    monkeypatch.setattr(remote._files, "put_file", says)
+    monkeypatch.setattr(checkpoint_remote, "answer_of", watched)
+    remote.put(save(monkeypatch, 1))
+    sent = [one for one in seen if one[1]]
+    assert len(sent) >= 2 and set(sent) == {("EVENSTEP_UPLOAD_TIMEOUT", True, 5)}, seen
 
 
 def test_a_session_uploads_and_goes_on_from_there(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

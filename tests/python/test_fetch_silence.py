@@ -103,6 +103,8 @@ def test_a_job_says_so_and_ends(run: Run, script: Any, mute: str) -> None:
     assert "does not answer on host" in done.stderr and "EVENSTEP_FETCH_TIMEOUT waits longer" in done.stderr
     wrong = run("-n", "1", "train.py", env={"EVENSTEP_FETCH_TIMEOUT": "soon"})
     assert wrong.returncode == 2 and "EVENSTEP_FETCH_TIMEOUT=soon is no time" in wrong.stderr
+    wrong = run("-n", "1", "train.py", env={"EVENSTEP_UPLOAD_TIMEOUT": "-1"})
+    assert wrong.returncode == 2 and "EVENSTEP_UPLOAD_TIMEOUT=-1 is no time" in wrong.stderr
 
 
 @pytest.mark.more
